@@ -1,0 +1,232 @@
+"""The rules of a kernel's arguments: dtype, device, layout, and shapes that agree with each other.
+
+Every error names the function, the parameter, what came, the rule, and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from blockscale import shapes, tensors
+from blockscale.tensors import Described
+
+
+@dataclass(frozen=True)
+class Param:
+    """One parameter, as the manifest describes it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    output: bool = False
+    default: float | None = None
+    storage: str | None = None
+    align: int = 1
+
+    @cached_property
+    def dims(self) -> tuple[shapes.Dim, ...]:
+        """The shape, parsed."""
+        return tuple(shapes.parse(dim) for dim in self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return 2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize
+
+    @property
+    def alignment(self) -> int:
+        """Bytes of which the data address must be a multiple."""
+        return max(self.align, self.itemsize)
+
+    @cached_property
+    def dtypes(self) -> tuple[str, ...]:
+        """Dtypes that an argument may have: the declared one, and those with the same bytes."""
+        words = (self.storage or "").split() if self.dtype == "uint8" else []
+        return (self.dtype, *(d for w in words for d in tensors.STORAGE_DTYPES.get(w, ())))
+
+    @property
+    def type(self) -> str:
+        """For example ``float32[rows, 384]``."""
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+    def __str__(self) -> str:
+        default = "" if self.default is None else f" = {self.default:g}"
+        return f"{self.name}: {self.type}{default}"
+
+
+def signature_text(name: str, params: Sequence[Param]) -> str:
+    """Return ``name(x: float32[rows, 384], ...) -> y: float32[rows, 64]``."""
+    inputs = ", ".join(str(p) for p in params if not p.output)
+    outputs = ", ".join(str(p) for p in params if p.output)
+    return f"{name}({inputs}) -> {outputs}"
+
+
+def brief(value: Any) -> str:
+    """Return a repr that fits into a sentence."""
+    text = repr(value)
+    return f"{text[:57]}... ({type(value).__name__})" if len(text) > 60 else text
+
+
+def check_one(function: str, param: Param, value: Any) -> Described | None:
+    """Return the description of an argument after the checks that need no other; None for None.
+
+    Raises:
+        TypeError: it is missing, no tensor, or of another dtype.
+        ValueError: it is on another device, not contiguous, read-only, or requires grad.
+    """
+    where = f"{function}: {param.name}"
+    if value is None:
+        if param.output or param.default is not None:
+            return None
+        raise TypeError(f"{where} is missing; pass a tensor of {param.type}")
+    got = tensors.describe(value)
+    if got is None:
+        raise TypeError(
+            f"{where} is {brief(value)}, not a tensor; pass a torch tensor, a NumPy array or "
+            f"another DLPack tensor of {param.type}"
+        )
+    if got.device != "cpu":
+        back = " and copy it back" if param.output else ""
+        raise ValueError(
+            f"{where} is on {got.device}, but this library runs on the CPU; "
+            f"pass {param.name}.cpu(){back}"
+        )
+    if got.dtype not in param.dtypes:
+        raise TypeError(
+            f"{where} has dtype {got.dtype}, expected {' or '.join(param.dtypes)}; "
+            f"{_dtype_remedy(param, got)}"
+        )
+    if not got.contiguous:
+        raise ValueError(
+            f"{where} with shape {got.shape} is not contiguous, but the kernel expects one row "
+            f"after the other; {_contiguous_remedy(param, got)}"
+        )
+    if got.grad:
+        raise ValueError(
+            f"{where} requires grad, but kernels have no backward; call under torch.no_grad(), "
+            f"or pass {param.name}.detach()"
+        )
+    if param.output and not got.writable:
+        raise ValueError(f"{where} is read-only, but the kernel writes it; pass a copy")
+    return got
+
+
+def _dtype_remedy(param: Param, got: Described) -> str:
+    if param.output:
+        return "allocate it with that dtype, or leave it out"
+    if param.dtype == "uint8":
+        return "pass the bytes" + (f" that hold {param.storage}" if param.storage else "")
+    call = "to(torch." if got.kind == "torch" else "astype("
+    return f"pass {param.name}.{call}{param.dtype}), or call the kernel for {got.dtype}"
+
+
+def _contiguous_remedy(param: Param, got: Described) -> str:
+    if param.output:
+        return "pass a contiguous output and copy from it"
+    if got.kind == "numpy":
+        return f"pass numpy.ascontiguousarray({param.name})"
+    return f"pass {param.name}.contiguous()"
+
+
+def solve_shapes(
+    function: str,
+    params: Sequence[Param],
+    given: Sequence[Described | None],
+    sizes: Mapping[str, int],
+) -> list[tuple[int, ...]]:
+    """Return every parameter's shape, after checking that the given ones agree.
+
+    Args:
+        function: its name, for errors.
+        params: its parameters.
+        given: one description per parameter; None where the caller gave nothing.
+        sizes: values of symbols that the caller gave by name.
+
+    Raises:
+        ValueError: shapes disagree, or a dimension is no multiple of what it must be.
+        TypeError: a shape does not follow from what was given.
+    """
+    values = dict(sizes)
+    origin = dict.fromkeys(sizes, "as given")
+    for param, got in zip(params, given, strict=True):
+        if got is not None and len(got.shape) != len(param.shape):
+            raise ValueError(_rank_error(function, param, got))
+    for bare in (True, False):  # a symbol alone says more than an expression: "cols // 2" rounds
+        for param, got in zip(params, given, strict=True):
+            if got is None:
+                continue
+            for i, (dim, size) in enumerate(zip(param.dims, got.shape, strict=True)):
+                solved = dim.solve(size) if dim.symbol or not bare else None
+                if solved is not None and solved[0] not in values:
+                    values[solved[0]] = solved[1]
+                    origin[solved[0]] = f"from {param.name}.shape[{i}]"
+    return [
+        tuple(_size(function, param, i, got, values, origin) for i in range(len(param.shape)))
+        for param, got in zip(params, given, strict=True)
+    ]
+
+
+def _size(
+    function: str,
+    param: Param,
+    axis: int,
+    got: Described | None,
+    values: Mapping[str, int],
+    origin: Mapping[str, str],
+) -> int:
+    """Return one dimension, after comparing it with the argument's."""
+    dim = param.dims[axis]
+    known = ", ".join(f"{s} = {values[s]} {origin[s]}" for s in sorted(dim.symbols & {*values}))
+    try:
+        size = dim.evaluate(values)
+    except shapes.UnboundSymbolError as error:
+        if got is not None:  # the kernel reads the size itself; only an allocation needs it here
+            return got.shape[axis]
+        raise TypeError(
+            f"{function}: {param.name} is missing, and its shape {param.type} does not follow "
+            f"from the inputs; pass {param.name}, or the size {error.args[0]}=..."
+        ) from None
+    except ValueError as error:
+        raise ValueError(
+            f"{function}: {param.name}.shape[{axis}] is to be {dim.text}, but {error} ({known}); "
+            "pad the tensor to a multiple"
+        ) from None
+    if got is not None and got.shape[axis] != size:
+        rule = f"{dim.text} = {size} ({known})" if dim.symbols else dim.text
+        raise ValueError(
+            f"{function}: {param.name} has shape {got.shape}, but shape[{axis}] must be {rule}; "
+            f"pass {param.name} as {param.type}"
+        )
+    return size
+
+
+def check_not_empty(
+    function: str, params: Sequence[Param], shape: Sequence[tuple[int, ...]]
+) -> None:
+    """Check that every input of a kernel with something to write has elements.
+
+    A reduction over nothing is an empty loop in compiled code, and its output stays unwritten.
+
+    Raises:
+        ValueError: an input is empty.
+    """
+    for param, size in zip(params, shape, strict=True):
+        if not param.output and 0 in size:
+            raise ValueError(
+                f"{function}: {param.name} has shape {size}, so no elements, but the output has; "
+                f"pass at least one element in every dimension of {param.name}"
+            )
+
+
+def _rank_error(function: str, param: Param, got: Described) -> str:
+    last = got.shape[-1] if got.shape else 1
+    target = "-1" if len(param.shape) == 1 else f"-1, {last}"
+    return (
+        f"{function}: {param.name} has shape {got.shape}, so {len(got.shape)} dimensions, but "
+        f"{param.type} has {len(param.shape)}; pass {param.name}.reshape({target})"
+    )

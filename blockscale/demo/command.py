@@ -1,0 +1,193 @@
+"""The demo's command: quantise, tune, build, measure in a second process, report."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import track
+
+from blockscale.errors import LibraryError, LinkError
+from blockscale.tuning.records import LogError
+
+from . import files, tables
+
+NAME = "minilm-nvfp4"
+
+
+def committed_logs() -> Path:
+    """Return the folder of the logs that come with the package."""
+    from blockscale import tuning_logs
+
+    return Path(next(iter(tuning_logs.__path__)))
+
+
+class Demo:
+    """One run: what it found so far, and where it writes."""
+
+    def __init__(self, out: Path, seconds: float, console: Console) -> None:
+        """Look for all that the run needs; PrerequisiteError says what is missing."""
+        files.need_modules("torch", "tvm", "safetensors", "tokenizers", "matplotlib", "jinja2")
+        self.model = files.find_model()
+        self.out, self.seconds, self.console = out, seconds, console
+        self.weights = out / f"{NAME}.safetensors"
+        self.library = out / f"{NAME}-cpu.so"
+        self.figures = out / f"{NAME}.json"
+        self.report = out / "report.html"
+        self.work = out / "tuning"  # every trial of every run: a later run goes on from there
+        self.stages: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, title: str) -> Iterator[None]:
+        """Print a heading, run the block, print how long it took."""
+        self.console.rule(f"[bold]{len(self.stages) + 1}. {title}", align="left")
+        start = time.monotonic()
+        yield
+        self.stages[title] = time.monotonic() - start
+        self.console.print(f"  [dim]{self.stages[title]:.1f} s[/dim]")
+
+    def quantise(self) -> list[dict[str, Any]]:
+        """Write the quantised model; return one row of figures for each Linear."""
+        from safetensors.torch import load_file
+
+        from .model import BertConfig
+        from .quantise import quantise_model
+        from .variants import needed_specs
+
+        config = BertConfig.read(self.model.config)
+        self.specs = needed_specs(config)
+        names = iter(track(config.linears(), "  encoder Linears", console=self.console))
+        rows = quantise_model(
+            config, load_file(self.model.weights), self.weights, lambda _: next(names, None)
+        )
+        next(names, None)
+        self.console.print(tables.quantised(rows))
+        self.console.print(f"  wrote {self.weights}")
+        return rows
+
+    def tune(self) -> dict[str, Any]:
+        """Search for `seconds`, starting from the committed logs and from earlier runs' trials."""
+        from blockscale.tune import tune
+
+        found = tune(
+            self.specs, seconds=self.seconds, work_dir=self.work, seed_logs=[committed_logs()]
+        )
+        search = {"history": found.history, "best": found.best, "default": found.default}
+        self.console.print(f"  {tables.search(search)}")
+        return search
+
+    def build(self) -> None:
+        """Build the library from this machine's trials, then from the committed logs."""
+        from blockscale.build import build
+
+        logs = [path for path in (self.work, committed_logs()) if path.is_dir()]
+        build(self.specs, self.library, logs_dirs=logs, meta={"model": NAME})
+        self.console.print(f"  wrote {self.library}, {self.library.stat().st_size / 1024:.0f} KiB")
+
+    def infer(self) -> dict[str, Any]:
+        """Measure in a second process, which prints its tables; return what it found."""
+        with tempfile.TemporaryDirectory() as folder:
+            result = Path(folder) / "result.json"
+            command = [sys.executable, "-m", "blockscale.demo.infer", "--out", str(result)]
+            command += ["--library", str(self.library), "--weights", str(self.weights)]
+            self.console.file.flush()
+            # With --json, standard output is for the summary alone.
+            target = sys.stderr if self.console.stderr else None
+            code = subprocess.run(command, stdout=target, check=False).returncode
+            if code:
+                raise files.PrerequisiteError(
+                    f"demo: the second process ended with status {code}; its message is above, "
+                    f"and {self.figures} and {self.report} stay as they were"
+                )
+            found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+            return found
+
+    def run(self, tuned: bool) -> dict[str, Any]:
+        """Run all stages and return every figure; writes the JSON file and the report last."""
+        from .report import write_report
+
+        with self.stage("Quantise the encoder to NVFP4, block scales by the 126-candidate sweep"):
+            quantised = self.quantise()
+        search: dict[str, Any] = {"history": [], "best": {}, "default": {}}
+        if tuned:
+            with self.stage(f"Search for better schedules, {self.seconds:.0f} s"):
+                search = self.tune()
+        with self.stage("Build the library"):
+            self.build()
+        with self.stage("Run the model in a process without tvm"):
+            found = self.infer()
+        result = {
+            "format": 1,
+            "model": "all-MiniLM-L6-v2",
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            **found,
+            "quantised": quantised,
+            "search": search,
+            "stages": self.stages,
+        }
+        with self.stage("Report"):
+            files.write_json(self.figures, result)
+            write_report(files.plain(result), self.report)
+            self.console.print(f"  figures {self.figures}\n  report  {self.report}")
+        return result
+
+
+def summary(result: dict[str, Any], demo: Demo) -> dict[str, Any]:
+    """Return what `--json` prints: all figures but the trials, and where the files lie."""
+    history = result["search"]["history"]
+    kept = {
+        **result,
+        "search": {
+            **result["search"],
+            "history": len(history),
+            "failed": sum(bool(event["failed"]) for event in history),
+        },
+    }
+    paths = {
+        "weights": demo.weights,
+        "library": demo.library,
+        "figures": demo.figures,
+        "report": demo.report,
+    }
+    return {**kept, "files": {name: str(path) for name, path in paths.items()}}
+
+
+@click.command()
+@click.option("--seconds", default=60.0, show_default=True, help="Time for the search.")
+@click.option(
+    "--out",
+    default="dist",
+    show_default=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder to write to.",
+)
+@click.option("--no-tune", is_flag=True, help="Do not search; use the logs that are there.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the figures as JSON on standard output."
+)
+def main(seconds: float, out: Path, no_tune: bool, as_json: bool) -> None:
+    """Put a sentence encoder (MiniLM) into 4 bits and run it with kernels tuned for this machine.
+
+    Example: python -m blockscale.demo --seconds 120 --out dist
+    """
+    console = Console(stderr=as_json)
+    try:
+        demo = Demo(out, seconds, console)
+        result = demo.run(tuned=not no_tune and seconds > 0)
+    except (files.PrerequisiteError, LibraryError, LinkError, LogError) as error:
+        raise click.ClickException(str(error)) from error
+    except KeyboardInterrupt:
+        console.print("\ninterrupted; run it again to go on from the trials that finished")
+        sys.exit(130)
+    if as_json:
+        click.echo(json.dumps(files.plain(summary(result, demo))))

@@ -1,0 +1,195 @@
+"""The demo's figures as console tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from .variants import LABELS, REFERENCE
+
+OTHERS = [variant for variant in LABELS if variant != REFERENCE]
+
+
+def percent(value: float, digits: int = 2) -> str:
+    """Return a fraction as a percentage: 0.0951 -> "9.51 %"."""
+    return f"{100 * value:.{digits}f} %"
+
+
+def mebibytes(value: float) -> str:
+    """Return a number of bytes in MiB."""
+    return f"{value / 2**20:.1f} MiB"
+
+
+def _table(title: str, columns: Sequence[str], note: str | None = None) -> Table:
+    """Return an empty table that fits 80 columns: text to the left, numbers to the right."""
+    table = Table(
+        title=f"[bold]{title}[/bold]",
+        title_style="",
+        title_justify="left",
+        caption=note,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
+    return table
+
+
+def quantised(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the table of weight errors by kind of Linear, and of what the sweep gained."""
+    table = _table(
+        "Relative error of the weights (mean over the layers)",
+        ["Linear", "N x K", "own maximum", "swept scale", "MSE saved"],
+    )
+    for kind in dict.fromkeys(row["layer"].split(".")[1] for row in rows):
+        same = [row for row in rows if row["layer"].endswith(f".{kind}")]
+        mean = {
+            key: sum(row[key] for row in same) / len(same)
+            for key in ("weight_error_max", "weight_error", "sweep_gain")
+        }
+        table.add_row(
+            kind,
+            f"{same[0]['n']} x {same[0]['k']}",
+            percent(mean["weight_error_max"]),
+            percent(mean["weight_error"]),
+            percent(mean["sweep_gain"], 1),
+        )
+    return table
+
+
+def _two_lines(variant: str) -> str:
+    return LABELS[variant].replace(" ", "\n")
+
+
+def _spread_percent(spread: Mapping[str, float]) -> tuple[float, float]:
+    return 100 * spread["median"], 100 * spread["max"]
+
+
+def layers(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the table of errors, one row for each Linear."""
+    table = _table(
+        "Error of each layer in %, relative per row: median (max) over the tokens",
+        [
+            "layer",
+            "weights",
+            *(_two_lines(variant) for variant in OTHERS),
+            "kernel\nfp32",
+            "kernel\nbf16",
+        ],
+        "NVFP4 bf16: 4-bit weights, activations in bf16.  Outputs are compared with the fp32 layer "
+        "on the same input; a large maximum is a token ([CLS]) on which that layer's output nearly "
+        "vanishes.  kernel: largest error against float64 on the same 4-bit weights, as a "
+        "fraction: rounding alone, without the loss of quantisation.",
+    )
+    for row in rows:
+        table.add_row(
+            row["layer"],
+            f"{100 * row['weight_error']:.2f}",
+            f"{100 * row['torch_bf16']['median']:.2f}",
+            *(
+                "{:.1f} ({:.1f})".format(*_spread_percent(row[v]))
+                for v in ("ours_f32", "ours_bf16")
+            ),
+            f"{row['kernel_ours_f32']['max']:.1e}",
+            f"{row['kernel_ours_bf16']['max']:.1e}",
+        )
+    return table
+
+
+def end_to_end(found: Mapping[str, Mapping[str, float]]) -> Table:
+    """Return the table of the sentence embeddings."""
+    table = _table(
+        "Sentence embeddings against torch fp32",
+        [
+            "",
+            "error,\nmedian",
+            "error,\nmax",
+            "same\nnearest",
+            "overlap\nof 5",
+            "nearest\nin group",
+        ],
+    )
+    for variant, row in found.items():
+        table.add_row(
+            LABELS[variant],
+            *(percent(row[key]) for key in ("median", "max")),
+            *(percent(row[key], 1) for key in ("top1", "top5", "group")),
+        )
+    return table
+
+
+def _timed(times: Mapping[str, float], digits: int) -> list[str]:
+    fastest = min(times, key=lambda variant: times[variant])
+    cells = {v: f"{times[v]:.{digits}f}" for v in LABELS}
+    cells[fastest] = f"[bold]{cells[fastest]}[/bold]"
+    best = min(times["ours_f32"], times["ours_bf16"])
+    return [
+        *cells.values(),
+        f"{times['torch_f32'] / best:.2f} x",
+        f"{times['torch_bf16'] / best:.2f} x",
+    ]
+
+
+def ops(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the table of microseconds for one call."""
+    table = _table(
+        "Time of one Linear, us (interleaved medians; last: torch / our faster)",
+        ["N x K", "rows", *(_two_lines(v) for v in LABELS), "fp32 /\nours", "bf16 /\nours"],
+    )
+    for row in rows:
+        table.add_row(f"{row['n']} x {row['k']}", str(row["rows"]), *_timed(row["us"], 1))
+    return table
+
+
+def latency(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the table of milliseconds for the whole model."""
+    table = _table(
+        "Whole model, ms (interleaved medians; last: torch / our faster)",
+        ["input", "tokens", *(_two_lines(v) for v in LABELS), "fp32 /\nours", "bf16 /\nours"],
+    )
+    for row in rows:
+        tokens = f"{row['sentences']} x {row['tokens']}"
+        table.add_row(row["input"], tokens, *_timed(row["ms"], 2))
+    return table
+
+
+def sizes(found: Mapping[str, int]) -> Table:
+    """Return the table of bytes."""
+    table = _table(
+        "Bytes of the weights", ["", "encoder Linears", "bits a weight", "with embeddings (fp32)"]
+    )
+    labels = {"fp32": "fp32", "bf16": "bf16", "nvfp4": "NVFP4 with its scales"}
+    for key, label in labels.items():
+        bits = 32 * found[key] / found["fp32"]
+        table.add_row(
+            label, mebibytes(found[key]), f"{bits:.2f}", mebibytes(found[key] + found["rest"])
+        )
+    return table
+
+
+def search(found: Mapping[str, Any]) -> str:
+    """Return one sentence on what a search found; `found` is the "search" of the demo's figures."""
+    both = {tag: us for tag, us in found["best"].items() if us and found["default"].get(tag)}
+    gains = [math.log(found["default"][tag] / us) for tag, us in both.items()]
+    gain = math.exp(sum(gains) / len(gains)) if gains else 1.0
+    failed = sum(bool(event["failed"]) for event in found["history"])
+    return (
+        f"{len(found['history'])} candidates built and measured, {failed} failed; the best are "
+        f"{gain:.2f} x as fast as the default schedules (geometric mean of {len(gains)} workloads)"
+    )
+
+
+def print_all(console: Console, result: Mapping[str, Any]) -> None:
+    """Print every table of what `infer` measured."""
+    console.print(layers(result["layers"]))
+    console.print(end_to_end(result["end_to_end"]))
+    console.print(ops(result["ops"]))
+    console.print(latency(result["latency"]))
+    console.print(sizes(result["bytes"]))
+    console.print(f"tvm imported in this process: {'yes' if result['tvm_imported'] else 'no'}")

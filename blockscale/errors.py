@@ -1,0 +1,11 @@
+"""Exceptions that callers may want to tell apart; each is also the built-in that it resembles."""
+
+from __future__ import annotations
+
+
+class LibraryError(ValueError):
+    """A kernel library cannot be used: foreign, damaged, or made for another machine or version."""
+
+
+class LinkError(OSError):
+    """The C compiler that turns object files into a library is missing or refused them."""

@@ -1,0 +1,215 @@
+"""Look up the schedule that won: ``<dir>/<op>/cpu-<level>/`` -> the best trace for a workload.
+
+A log of a level serves every CPU of the level.  MetaSchedule's own query ignores the target, so the
+folder chooses the level and each record's target is compared here.  A log misses silently when the
+IR of an op changes; `check` finds that, without running anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from blockscale.tuning import records
+from blockscale.tuning.records import LogError, Record
+from blockscale.tuning.store import Workload, folder_of, target_key, target_of
+
+__all__ = ["LogError", "LogHit", "Problem", "check", "find"]
+
+
+@dataclass(frozen=True)
+class LogHit:
+    """The best record of a workload: its trace, median microseconds, and the file and line."""
+
+    trace: Any
+    us: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with a log, and where."""
+
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+class _Folder:
+    """The log of one op at one level, read once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.digests = [digest for digest, _ in records.read_workloads(path)]
+        self.records = records.read_records(path)
+        self._by_digest: dict[str, list[Record]] = {digest: [] for digest in self.digests}
+        for record in self.records:
+            self._by_digest[self.digests[record.workload]].append(record)
+
+    def of(self, mod: Any) -> list[Record]:
+        """Return the records of the workload that is structurally equal to ``mod``."""
+        digest = workload_digest(mod)
+        number = next((i for i, d in enumerate(self.digests) if d == digest), None)
+        if number is None:
+            return []
+        return self._by_digest[digest]
+
+    def source(self, record: Record) -> str:
+        """Return file and line of ``record``."""
+        return f"{self.path / records.RECORDS}:{record.line}"
+
+
+@lru_cache(maxsize=64)
+def _read(path: str, _stamp: tuple[int, ...]) -> _Folder:
+    return _Folder(Path(path))
+
+
+def _folder(path: Path) -> _Folder | None:
+    """Return the log in ``path``, from memory while its files are unchanged; None if there is none."""
+    stamps: list[int] = []
+    for name in (records.WORKLOADS, records.RECORDS):
+        try:
+            stat = (path / name).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            stamps += [0, 0, 0]
+            continue
+        stamps += [stat.st_mtime_ns, stat.st_size, stat.st_ino]
+    if not any(stamps):
+        return None
+    if 0 in stamps[::3]:
+        missing = records.WORKLOADS if stamps[0] == 0 else records.RECORDS
+        raise LogError(
+            f"{path / missing}: the file is missing; restore the folder from version control, or "
+            "delete it and tune again"
+        )
+    return _read(str(path), tuple(stamps))
+
+
+def workload_digest(mod: Any) -> str:
+    """Return MetaSchedule's structural hash of ``mod``, as written in its database."""
+    import tvm_ffi
+
+    return str(tvm_ffi.structural_hash(mod))
+
+
+def find(
+    workload: Workload, level: str, dirs: Sequence[Path | str]
+) -> LogHit | None:
+    """Return the best valid record of ``workload`` in the first of ``dirs`` that has one.
+
+    Put a work folder before the committed logs: its times come from this machine.
+
+    Raises:
+        LogError: a log is damaged; the message names file and line.
+    """
+    from blockscale.tuning.space import replay, sentence
+
+    wanted = target_key(target_of(workload, level).export())
+    for root in dirs:
+        folder = _folder(folder_of(Path(root), workload.op, level))
+        if folder is None:
+            continue
+        mod = workload.mod(level)
+        fitting = [
+            r for r in folder.of(mod) if math.isfinite(r.us) and target_key(r.target) == wanted
+        ]
+        if fitting:
+            best = min(fitting, key=lambda r: r.us)
+            try:
+                trace = replay(mod, best.trace).trace
+            except Exception as error:
+                raise LogError(
+                    f"{folder.source(best)}: the trace does not apply to {workload.tag} "
+                    f"({sentence(error)}); run 'blockscale logs check', then tune it again"
+                ) from error
+            return LogHit(trace, best.us, folder.source(best))
+    return None
+
+
+def check(
+    dirs: Sequence[Path | str], make: Callable[[dict[str, Any]], Workload] | None = None
+) -> list[Problem]:
+    """Return everything that is wrong with the logs in ``dirs``; nothing is built or run.
+
+    Every entry must parse, be named in `meta.json`, match the IR that its spec has today, be of the
+    level's target, have finite times, and replay.
+
+    Args:
+        dirs: folders with ``<op>/cpu-<level>/`` in them.
+        make: turns an entry of `meta.json` into its workload; the catalogue's when None.
+    """
+    found: list[Problem] = []
+    for root in map(Path, dirs):
+        if not root.is_dir():
+            found.append(Problem(str(root), "is not a folder; name the folder of the logs"))
+            continue
+        for path in sorted({p.parent for p in root.glob("*/*/*.json")}):
+            try:
+                found += _check_folder(path, make or _catalogued)
+            except LogError as error:
+                where, _, what = str(error).partition(": ")
+                found.append(Problem(where, what))
+    return found
+
+
+def _catalogued(entry: dict[str, Any]) -> Workload:
+    from blockscale import catalog
+    from blockscale.specs import Spec
+
+    workload: Workload = catalog.Workload(Spec.from_json(entry["spec"]), entry["rows"])
+    return workload
+
+
+def _check_folder(path: Path, make: Callable[[dict[str, Any]], Workload]) -> Iterator[Problem]:
+    kind, _, level = path.name.partition("-")
+    if kind != "cpu":
+        return
+    meta = records.read_meta(path)
+    folder = _folder(path)
+    if folder is None:
+        yield Problem(str(path), "has a meta.json but no database; tune again")
+        return
+    used: set[str] = set()
+    for tag, entry in meta["workloads"].items():
+        try:
+            workload = make(entry)
+            mod = workload.mod(level)
+            target = target_key(target_of(workload, level).export())
+        except Exception as error:
+            yield Problem(f"{path / records.META}", f"'{tag}' names no kernel: {error}")
+            continue
+        used.add(entry.get("workload", ""))
+        if workload.tag != tag:
+            yield Problem(f"{path / records.META}", f"'{tag}' describes {workload.tag}")
+        hits = folder.of(mod)
+        if not hits:
+            yield Problem(
+                f"{path}", f"no record hits '{tag}': the IR of the op has changed; tune it again"
+            )
+        for record in hits:
+            yield from _check_record(folder, record, tag, mod, target)
+    for record in folder.records:
+        if folder.digests[record.workload] not in used:
+            yield Problem(folder.source(record), "belongs to no workload of meta.json; commit again")
+
+
+def _check_record(
+    folder: _Folder, record: Record, tag: str, mod: Any, target: str
+) -> Iterator[Problem]:
+    from blockscale.tuning.space import replay, sentence
+
+    where = folder.source(record)
+    if not math.isfinite(record.us):
+        yield Problem(where, f"{tag}: run times {list(record.run_secs)} are not valid; remove it")
+    if target_key(record.target) != target:
+        yield Problem(where, f"{tag}: is for target {target_key(record.target)}, not {target}")
+    try:
+        replay(mod, record.trace)
+    except Exception as error:
+        yield Problem(where, f"{tag}: the trace does not replay ({sentence(error)}); tune it again")

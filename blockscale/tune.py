@@ -1,0 +1,203 @@
+"""Search for fast schedules of kernels on this machine, and keep the best of them as logs.
+
+A trial is one schedule, built and measured in worker processes with the runtime that is shipped.  The
+first trial of a workload is its default schedule, the next one the log's, so the result is never worse
+than either; what follows is proposed by a cost model over the decisions of MetaSchedule traces.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from blockscale import host
+from blockscale.specs import Spec
+from blockscale.tuning.commit import commit
+from blockscale.tuning.pool import Pool
+from blockscale.tuning.progress import Display, Silent
+from blockscale.tuning.session import Limits, Session
+from blockscale.tuning.store import Lock, Store, Workload, folder_of
+from blockscale.tuning.task import Task
+
+__all__ = ["Interrupted", "TuneResult", "commit", "tune"]
+
+EXPORTER = "blockscale.tuning.exporter:export_openmp"
+"""``module:function (module, target, out)`` that a worker calls to build a candidate."""
+
+
+@dataclass
+class TuneResult:
+    """What a tuning session found.
+
+    ``history`` has one dict per trial of this session: workload, trial, elapsed_s, us (infinite when it
+    failed), best_us, failed, kind ("default", "committed", "search"), error, date.  ``best`` and
+    ``default`` are microseconds by workload and ``failed`` numbers of trials, over all sessions in
+    the work folder; ``trials`` is how many this session made.
+    """
+
+    history: list[dict[str, Any]] = field(default_factory=list)
+    best: dict[str, float] = field(default_factory=dict)
+    default: dict[str, float] = field(default_factory=dict)
+    failed: dict[str, int] = field(default_factory=dict)
+    trials: int = 0
+    elapsed_s: float = 0.0
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during `tune`; ``result`` is what was found, all of it already on disk."""
+
+    def __init__(self, result: TuneResult) -> None:
+        super().__init__(f"tuning interrupted after {result.trials} trials; all are saved")
+        self.result = result
+
+
+def tune(
+    workloads: Iterable[Workload | Spec | str],
+    *,
+    level: str | None = None,
+    seconds: float | None = 60.0,
+    trials: int | None = None,
+    work_dir: Path | str,
+    seed_logs: Sequence[Path | str] = (),
+    seed: int = 0,
+    progress: bool | Callable[[dict[str, Any]], None] = True,
+    workers: int | None = None,
+    timeouts: tuple[float, float] = (30.0, 10.0),
+    exporter: str = EXPORTER,
+) -> TuneResult:
+    """Tune for at most ``seconds`` and ``trials``, whichever ends first; return what was found.
+
+    Args:
+        workloads: what to tune; a spec (or its name, or the name of an overload set) stands for all
+            of its workloads.
+        level: vector level to tune for; this machine's when None.  The machine must have it.
+        seconds: time for everything, builds included; None for no limit.
+        trials: number of new measurements over all workloads; None for no limit.
+        work_dir: where every trial is kept.  A second call with it goes on where the first ended,
+            even when that was killed.
+        seed_logs: folders of logs whose best schedules are tried first.
+        seed: of the search.
+        progress: True shows a live table on a terminal or plain lines elsewhere; a function is called
+            with each line of the history.
+        workers: builds at a time; one per core when None.  Measurements run one at a time.
+        timeouts: seconds that a candidate may build and run before it is killed and counted as failed.
+        exporter: how candidates are built, see `EXPORTER`.
+
+    Raises:
+        ValueError: an unknown name, a level that this machine lacks, a damaged log or work folder.
+        RuntimeError: another process is tuning in ``work_dir``.
+        Interrupted: Ctrl-C.
+    """
+    started = time.monotonic()
+    level = _checked_level(level)
+    if seconds is None and trials is None:
+        raise ValueError("tune: seconds and trials are both None, so it would never end; set one")
+    chosen = _resolve(workloads)
+    limit = math.inf if seconds is None else seconds
+    display = Display(limit) if progress is True else Silent()
+    work_dir = Path(work_dir)
+    width = workers or os.cpu_count() or 1
+    result = TuneResult()
+    with ExitStack() as stack:
+        stack.enter_context(Lock(work_dir, "tuning"))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="blockscale-tune-")))
+        pool = stack.enter_context(Pool(width, work_dir / "workers.log"))
+        stack.callback(display.stop)
+        tasks: list[Task] = []
+        session = Session(
+            tasks,
+            Limits(started + limit, trials, *timeouts),
+            exporter,
+            folder,
+            _reporter(display, progress),
+            display.say,
+        )
+        try:
+            _open_tasks(tasks, chosen, level, seed, work_dir, seed_logs, folder, display.say)
+            display.start(tasks)
+            session.run(pool, width)
+        except KeyboardInterrupt:
+            _fill(result, session, started)
+            raise Interrupted(result) from None
+        _fill(result, session, started)
+    return result
+
+
+def _fill(result: TuneResult, session: Session, started: float) -> None:
+    result.history = session.history
+    result.trials = len(session.history)
+    result.best = {task.tag: task.best_us for task in session.tasks}
+    result.default = {task.tag: task.default_us for task in session.tasks}
+    result.failed = {task.tag: task.failed for task in session.tasks}
+    result.elapsed_s = time.monotonic() - started
+
+
+def _reporter(
+    display: Display | Silent, progress: bool | Callable[[dict[str, Any]], None]
+) -> Callable[[Task, dict[str, Any]], None]:
+    def report(task: Task, line: dict[str, Any]) -> None:
+        display.trial(task, line)
+        if callable(progress):
+            progress(line)
+
+    return report
+
+
+def _checked_level(level: str | None) -> str:
+    own = host.level()
+    if level is None:
+        return own
+    missing = set(host.required_features(level)) - set(host.features())
+    if missing:
+        raise ValueError(
+            f"tune: level={level!r} needs the CPU features {', '.join(sorted(missing))}, which this "
+            f"machine lacks; tune for level={own!r} here, or on another machine"
+        )
+    return level
+
+
+def _resolve(items: Iterable[Workload | Spec | str]) -> list[Workload]:
+    """Return the workloads that ``items`` stand for, each once, in order."""
+    found: dict[str, Workload] = {}
+    for item in items:
+        specs = Spec.parse_all(item) if isinstance(item, str) else [item]
+        for spec in specs:
+            if isinstance(spec, Spec):
+                from blockscale.catalog import workloads
+
+                found.update((w.tag, w) for w in workloads(spec))
+            else:
+                found[spec.tag] = spec
+    if not found:
+        raise ValueError("tune: no workloads given; name at least one kernel")
+    return list(found.values())
+
+
+def _open_tasks(
+    tasks: list[Task],
+    workloads: Sequence[Workload],
+    level: str,
+    seed: int,
+    work_dir: Path,
+    seed_logs: Sequence[Path | str],
+    folder: Path,
+    say: Callable[[str], None],
+) -> None:
+    from blockscale import logs
+
+    stores: dict[str, Store] = {}
+    dirs = [Path(d) for d in seed_logs]
+    for workload in workloads:
+        if workload.op not in stores:
+            stores[workload.op] = Store(folder_of(work_dir, workload.op, level), say)
+        hits = [logs.find(workload, level, [d]) for d in dirs]
+        task = Task(workload, level, [(h.trace, h.source) for h in hits if h], folder)
+        task.open(stores[workload.op], seed)
+        tasks.append(task)

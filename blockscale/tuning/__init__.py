@@ -1,0 +1,1 @@
+"""The parts of `blockscale.tune`: search space, cost model, worker processes, records, progress."""

@@ -1,0 +1,177 @@
+"""Keep the best records of a work folder as a log: small, merged, and replaced as a whole."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from blockscale import host
+from blockscale.tuning import records
+from blockscale.tuning.records import Record
+from blockscale.tuning.store import Lock, folder_of, read_history
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+@dataclass
+class _Log:
+    """A log folder in memory: module text and records by structural hash, meta by tag."""
+
+    modules: dict[str, str] = field(default_factory=dict)
+    records: dict[str, list[Record]] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=lambda: {"format": 1, "workloads": {}})
+
+    @staticmethod
+    def read(folder: Path) -> _Log:
+        """Return what ``folder`` holds; an empty log when it does not exist."""
+        log = _Log()
+        if not folder.is_dir() or not any(folder.glob("*.json")):
+            return log
+        workloads = records.read_workloads(folder)
+        log.modules = dict(workloads)
+        for record in records.read_records(folder):
+            log.records.setdefault(workloads[record.workload][0], []).append(record)
+        log.meta = records.read_meta(folder)
+        return log
+
+    def write(self, folder: Path) -> None:
+        """Write the three files of the log into ``folder``."""
+        used = [entry["workload"] for entry in self.meta["workloads"].values()]
+        kept = {digest: i for i, digest in enumerate(dict.fromkeys(used))}
+        lines = [json.dumps([d, self.modules[d]], separators=(",", ":")) for d in kept]
+        (folder / records.WORKLOADS).write_text("".join(f"{line}\n" for line in lines))
+        lines = [r.to_line(i) for d, i in kept.items() for r in self.records.get(d, [])]
+        (folder / records.RECORDS).write_text("".join(f"{line}\n" for line in lines))
+        (folder / records.META).write_text(json.dumps(self.meta, indent=1) + "\n")
+
+
+def commit(work_dir: Path | str, logs_dir: Path | str, top_k: int = 3) -> dict[str, float]:
+    """Merge the best ``top_k`` valid records per workload of ``work_dir`` into ``logs_dir``.
+
+    A folder of the log is replaced as a whole.  A record that is there is replaced only by a faster
+    one; records whose workload has a new IR are dropped.  Returns the workloads whose best time
+    improved, with it in microseconds.
+
+    Raises:
+        LogError: a folder is damaged; nothing was written to it.
+        RuntimeError: another process is tuning in ``work_dir``.
+    """
+    work_dir, logs_dir = Path(work_dir), Path(logs_dir)
+    improved: dict[str, float] = {}
+    if not work_dir.is_dir():
+        raise ValueError(f"commit: {work_dir} is not a folder; name the work folder of a tuning")
+    with Lock(work_dir, "tuning"), _turn(logs_dir):
+        for source in sorted(p.parent for p in work_dir.glob(f"*/cpu-*/{records.META}")):
+            log = _Log.read(logs_dir / source.parent.name / source.name)
+            better = _merge(log, source, top_k)
+            if better:
+                target = folder_of(logs_dir, source.parent.name, source.name.removeprefix("cpu-"))
+                _replace(target, log)
+                improved.update(better)
+    return improved
+
+
+@contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Wait until no other process commits to ``folder``; leaves no file in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _merge(log: _Log, source: Path, top_k: int) -> dict[str, float]:
+    """Take the records of ``source`` into ``log``; return the best time of each improved workload."""
+    work = _Log.read(source)
+    history = read_history(source)
+    better: dict[str, float] = {}
+    log.meta.update({k: work.meta[k] for k in ("format", "op", "level")})
+    for tag, entry in work.meta["workloads"].items():
+        digest = entry["workload"]
+        new = [r for r in work.records.get(digest, []) if math.isfinite(r.us)]
+        old_entry = log.meta["workloads"].get(tag)
+        stale = old_entry is not None and old_entry["workload"] != digest
+        old = [] if stale else log.records.get(digest, [])
+        before = min((r.us for r in old), default=math.inf)
+        merged = _best(old + new, top_k)
+        if not merged or merged == old:
+            continue
+        log.modules[digest] = work.modules[digest]
+        log.records[digest] = merged
+        if merged[0].us < before:
+            better[tag] = merged[0].us
+            lines = [line for line in history if line["workload"] == tag]
+            log.meta["workloads"][tag] = entry | _summary(merged[0], lines)
+    log.meta["workloads"] = dict(sorted(log.meta["workloads"].items()))
+    return better
+
+
+def _best(found: list[Record], top_k: int) -> list[Record]:
+    """Return the fastest ``top_k`` records, one per trace."""
+    by_trace: dict[str, Record] = {}
+    for record in found:
+        known = by_trace.get(record.key)
+        if known is None or record.us < known.us:
+            by_trace[record.key] = record
+    return sorted(by_trace.values(), key=lambda r: r.us)[:top_k]
+
+
+def _summary(best: Record, history: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the entry of `meta.json` about where a workload's best time comes from."""
+    import tvm
+    import tvm_ffi
+
+    defaults = [h["us"] for h in history if h["kind"] == "default" and h["us"] is not None]
+    return {
+        "best_us": round(best.us, 3),
+        "default_us": round(min(defaults), 3) if defaults else None,
+        "trials": len(history),
+        "failed": sum(h["failed"] for h in history),
+        "target": best.target,
+        "cpu": host.cpu_model(),
+        "cores": os.cpu_count(),
+        "tvm": tvm.__version__,
+        "tvm_ffi": tvm_ffi.__version__,
+        "llvm": tvm.target.codegen.llvm_version_major(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def _replace(folder: Path, log: _Log) -> None:
+    """Put ``log`` in the place of ``folder``: a reader, or a crash, sees the old or the new log."""
+    fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    try:
+        log.write(fresh)
+        if not folder.exists():
+            fresh.rename(folder)
+        elif not _exchange(fresh, folder):  # a file system without it: file by file
+            for name in (records.WORKLOADS, records.RECORDS, records.META):
+                os.replace(fresh / name, folder / name)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two folders in one step (Linux); False where the system cannot."""
+    try:
+        call = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:
+        return False
+    done = call(_AT_FDCWD, bytes(first), _AT_FDCWD, bytes(second), _RENAME_EXCHANGE)
+    return bool(done == 0)

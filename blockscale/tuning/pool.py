@@ -1,0 +1,206 @@
+"""Worker processes seen from the tuner: start, call with a deadline, kill, start again.
+
+MetaSchedule's LocalBuilder starts new processes for every batch (importing tvm costs 1.6 s each
+time), and its timeout is kept by the worker itself.  These workers stay, and the tuner keeps the time.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_MAX_JOBS = 200
+"""Jobs before a worker is replaced: compiling leaks a little memory each time."""
+
+_TIMEOUT = "timeout"
+_START_TIMEOUT_S = 60.0
+
+_SPIN_COUNT = "2000"
+"""Some 20 us that an idle OpenMP thread of a measurement spins before it sleeps.  libgomp's default is
+milliseconds: on a machine that does other work a kernel of 8 us was seen to take 16 ms in every run,
+both its threads waiting on one core; this costs 1.5 us when nothing else runs."""
+
+_START = (
+    "import sys; sys.path[:] = {path!r}; "
+    "from blockscale.tuning.worker import main; main({reading}, {writing}, {parent})"
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a job: its value, or a sentence saying why there is none."""
+
+    value: Any
+    error: str | None
+
+
+class Worker:
+    """One process; started by the first job, and again by the first job after it died."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._jobs = 0
+        self._ready = False
+        self._pipes: tuple[int, int] = (-1, -1)
+
+    def start(self) -> None:
+        """Start the process unless it runs; returns before it is ready."""
+        if self._process is not None:
+            return
+        reading, to_worker = os.pipe()
+        from_worker, writing = os.pipe()
+        code = _START.format(
+            path=[os.path.abspath(p) for p in sys.path],
+            reading=reading,
+            writing=writing,
+            parent=os.getpid(),
+        )
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                pass_fds=(reading, writing),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={"GOMP_SPINCOUNT": _SPIN_COUNT, **os.environ},
+                start_new_session=True,
+            )
+        os.close(reading)
+        os.close(writing)
+        self._pipes = (from_worker, to_worker)
+        self._jobs = 0
+        self._ready = False
+
+    def send(self, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
+        """Hand over a job; ``function`` must be importable by name."""
+        if self._jobs >= _MAX_JOBS:
+            self.kill()
+        self.start()
+        self._jobs += 1
+        data = pickle.dumps((function, tuple(arguments)))
+        with suppress(BrokenPipeError):  # it died: receive() says so
+            view = memoryview(struct.pack("<q", len(data)) + data)
+            while view:
+                view = view[os.write(self._pipes[1], view) :]
+
+    def receive(self, timeout: float, until: float) -> Answer | None:
+        """Wait ``timeout`` for the answer (not counting the start of the process).
+
+        A worker that crashed or is late is killed and described.  None: the clock reached ``until``.
+        """
+        if not self._ready:
+            hello = self._read(8, min(time.monotonic() + _START_TIMEOUT_S, until))
+            if isinstance(hello, str):
+                return self._failed(hello, _START_TIMEOUT_S, until)
+            self._ready = True
+        deadline = min(time.monotonic() + timeout, until)
+        header = self._read(8, deadline)
+        if isinstance(header, bytes):
+            body = self._read(struct.unpack("<q", header)[0], deadline)
+            if isinstance(body, bytes):
+                fine, value = pickle.loads(body)
+                return Answer(value if fine else None, None if fine else value)
+            header = body
+        return self._failed(header, timeout, until)
+
+    def _failed(self, why: str, timeout: float, until: float) -> Answer | None:
+        self.kill()
+        if why != _TIMEOUT:
+            return Answer(None, why)
+        if time.monotonic() >= until:
+            return None
+        return Answer(None, f"{why}: killed after {timeout:.1f} s")
+
+    def _read(self, size: int, deadline: float) -> bytes | str:
+        """Return ``size`` bytes, or a sentence saying why they did not come."""
+        data = b""
+        while len(data) < size:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._pipes[0]], [], [], left)[0]:
+                return _TIMEOUT
+            part = os.read(self._pipes[0], min(size - len(data), 1 << 20))
+            if not part:
+                return self._death()
+            data += part
+        return data
+
+    def _death(self) -> str:
+        assert self._process is not None
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        code = self._process.returncode
+        if code is not None and code < 0:
+            with suppress(ValueError):
+                return f"crashed with {signal.Signals(-code).name}"
+        return f"crashed with exit code {code}"
+
+    def kill(self) -> None:
+        """End the process and everything it started."""
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in self._pipes:
+            os.close(pipe)
+        self._process = None
+
+
+class Pool:
+    """Workers that build together and measure one at a time, never both at once."""
+
+    def __init__(self, workers: int, log: Path) -> None:
+        self._workers = [Worker(log) for _ in range(workers)]
+        for worker in self._workers:
+            worker.start()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers:
+            worker.kill()
+
+    def map(
+        self,
+        function: Callable[..., Any],
+        jobs: Sequence[Sequence[Any]],
+        timeout: float,
+        until: float,
+    ) -> list[Answer | None]:
+        """Run ``function(*job)`` for every job on all workers.
+
+        ``timeout`` is per job; a job that does not end before ``until`` (monotonic clock) is
+        abandoned, and its answer is None.
+        """
+        answers: list[Answer | None] = []
+        for start in range(0, len(jobs), len(self._workers)):
+            part = list(zip(self._workers, jobs[start : start + len(self._workers)], strict=False))
+            if time.monotonic() >= until:
+                answers += [None] * len(part)
+                continue
+            for worker, job in part:
+                worker.send(function, job)
+            answers += [worker.receive(timeout, until) for worker, _ in part]
+        return answers
+
+    def call(
+        self, function: Callable[..., Any], job: Sequence[Any], timeout: float, until: float
+    ) -> Answer | None:
+        """Run ``function(*job)`` alone on the machine: in the last worker, while the others idle."""
+        if time.monotonic() >= until:
+            return None
+        self._workers[-1].send(function, job)
+        return self._workers[-1].receive(timeout, until)

@@ -1,0 +1,180 @@
+"""A tuning session: which workload next, build, measure, write down, within the time allowed."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blockscale.tuning import worker
+from blockscale.tuning.pool import Answer, Pool
+from blockscale.tuning.records import median_us
+from blockscale.tuning.task import Candidate, Task
+from blockscale.tuning.worker import Measurement
+
+_GRACE_S = 1.0
+"""How far past its deadline a session may finish what runs."""
+
+
+@dataclass
+class Limits:
+    """When a session ends: at ``deadline`` (monotonic clock) or after ``trials`` measurements.
+
+    ``build_s`` and ``run_s`` end a candidate.
+    """
+
+    deadline: float
+    trials: int | None
+    build_s: float
+    run_s: float
+
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - time.monotonic()
+
+
+class Session:
+    """Runs tasks until a limit; every finished trial is on disk before the next one starts."""
+
+    def __init__(
+        self,
+        tasks: list[Task],
+        limits: Limits,
+        exporter: str,
+        folder: Path,
+        on_trial: Callable[[Task, dict[str, Any]], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.tasks = tasks
+        self.history: list[dict[str, Any]] = []
+        self._limits = limits
+        self._exporter = exporter
+        self._folder = folder
+        self._on_trial = on_trial
+        self._say = say
+        self._started = time.monotonic()
+        self._trial_s = 0.5
+
+    def run(self, pool: Pool, width: int) -> None:
+        """Tune until a limit is reached or every space is exhausted; ``width``: builds at once."""
+        while True:
+            count = self._affordable(2 * width)
+            candidates = self._next(count, width) if count else []
+            if not candidates:
+                return
+            self._batch(pool, candidates[: max(count, width)])
+
+    def _affordable(self, most: int) -> int:
+        """Return how many trials still fit: 0 ends the session."""
+        fits = int(self._limits.left() / self._trial_s)
+        if self._limits.trials is not None:
+            fits = min(fits, self._limits.trials - len(self.history))
+        return max(0, min(most, fits))
+
+    def _next(self, count: int, width: int) -> list[Candidate]:
+        """Return the next candidates: baselines of every workload first, then of the best bet."""
+        found: list[Candidate] = []
+        for task in self.tasks:
+            if task.fresh and len(found) < min(count, width):
+                found += self._propose(task, count)
+        while not found:
+            active = [task for task in self.tasks if not task.finished]
+            if not active:
+                return []
+            found = self._propose(max(active, key=_promise), count)
+        return found
+
+    def _propose(self, task: Task, count: int) -> list[Candidate]:
+        found = task.propose(count)
+        self._speak(task)
+        return found
+
+    def _speak(self, task: Task) -> None:
+        for message in task.messages:
+            self._say(message)
+        task.messages.clear()
+
+    def _batch(self, pool: Pool, candidates: list[Candidate]) -> None:
+        started = time.monotonic()
+        before = {c.task.tag: c.task.best_us for c in candidates}
+        libraries = [str(self._folder / f"{i}.so") for i in range(len(candidates))]
+        jobs = [
+            (candidate.module, str(candidate.task.target), self._exporter, library)
+            for candidate, library in zip(candidates, libraries, strict=True)
+        ]
+        until = self._limits.deadline + _GRACE_S
+        built = pool.map(worker.build, jobs, self._limits.build_s, until)
+        for candidate, library, answer in zip(candidates, libraries, built, strict=True):
+            self._judge(pool, candidate, library, answer)
+            Path(library).unlink(missing_ok=True)
+        for task in {c.task.tag: c.task for c in candidates}.values():
+            old = before[task.tag]
+            now = 1 - task.best_us / old if math.isfinite(old) and old > 0 else 0.0
+            task.gain = 0.5 * task.gain + 0.5 * now
+            task.batches += 1
+        mean = (time.monotonic() - started) / len(candidates)
+        self._trial_s = 0.5 * self._trial_s + 0.5 * mean
+
+    def _judge(
+        self, pool: Pool, candidate: Candidate, library: str, built: Answer | None
+    ) -> None:
+        """Measure one built candidate and write it down, unless the session's time is up."""
+        if built is None:
+            return
+        if built.error is not None:
+            self._finish(candidate, (), f"build: {built.error}")
+            return
+        result = self._measure(pool, candidate.task, library)
+        if result is None:
+            return
+        if median_us(result.run_secs) < candidate.task.best_us:  # lucky, or really the best?
+            again = self._measure(pool, candidate.task, library)
+            if again is None:
+                return
+            result = Measurement((*result.run_secs, *again.run_secs), again.error)
+        self._finish(candidate, () if result.error else result.run_secs, result.error)
+
+    def _measure(self, pool: Pool, task: Task, library: str) -> Measurement | None:
+        """Return what the candidate did; None when the session's time was up before."""
+        job = (library, task.arguments(), task.timing, task.reference)
+        until = self._limits.deadline + _GRACE_S
+        answer = pool.call(worker.measure, job, self._limits.run_s, until)
+        if answer is None:
+            return None
+        if answer.error is not None:
+            return Measurement((), f"run: {answer.error}")
+        measured: Measurement = answer.value
+        return measured
+
+    def _finish(
+        self, candidate: Candidate, times: tuple[float, ...], error: str | None
+    ) -> None:
+        task = candidate.task
+        us = median_us(times)
+        if not candidate.record:
+            return
+        task.finish(candidate, us)
+        line = {
+            "workload": task.tag,
+            "trial": task.trials - 1,
+            "elapsed_s": round(time.monotonic() - self._started, 3),
+            "us": us,
+            "best_us": task.best_us,
+            "failed": error is not None,
+            "kind": candidate.kind,
+            "error": error,
+            "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+        task.store.append(task.entry, candidate.trace, times, task.target, line)
+        self.history.append(line)
+        self._on_trial(task, line)
+        self._speak(task)
+
+
+def _promise(task: Task) -> float:
+    """Return what the next batch of ``task`` may gain, as a part of its time."""
+    return task.gain + 1 / (1 + task.batches)
+

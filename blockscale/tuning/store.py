@@ -1,0 +1,182 @@
+"""What a tuner has on disk: ``work_dir/<op>/cpu-<level>/`` with a MetaSchedule database each.
+
+Every finished trial is one appended line, so killing the tuner at any moment loses at most the trial
+that was running.  `meta.json` says which workload of the database is which of ours; `history.jsonl`
+says when each trial was made and why it failed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from blockscale.tuning import records
+
+HISTORY = "history.jsonl"
+
+
+class Workload(Protocol):
+    """What the tuner asks of `blockscale.catalog.Workload`."""
+
+    @property
+    def tag(self) -> str:
+        """Unique name: the spec's with the number of rows."""
+
+    @property
+    def op(self) -> str:
+        """Folder of the logs."""
+
+    @property
+    def spec(self) -> Any:
+        """The exported function; its ``params()`` and ``to_json()`` are used."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of this static instance."""
+
+    def mod(self, level: str) -> Any:
+        """Return the unscheduled IRModule with static shapes."""
+
+    def space(self, level: str) -> Callable[[Any], Any]:
+        """Return the function that draws a schedule."""
+
+    def default(self, sch: Any, level: str) -> Any:
+        """Apply the schedule that needs no search."""
+
+
+def target_of(workload: Workload, level: str) -> Any:
+    """Return the TVM target of ``level`` (a workload may bring its own)."""
+    own = getattr(workload, "target", None)
+    if own is not None:
+        return own(level)
+    from tvm.target import Target
+
+    from blockscale.catalog import target
+
+    return Target(target(level))
+
+
+def target_key(target: Any) -> str:
+    """Return text that is equal for targets that run the same code.
+
+    Left out: the number of cores (the log serves any machine of the level), names and keys.
+    """
+    data = json.loads(target) if isinstance(target, str) else dict(target)
+    kept = {k: data[k] for k in ("kind", "mcpu", "mattr", "opt-level") if data.get(k)}
+    if "mattr" in kept:
+        kept["mattr"] = sorted(kept["mattr"])
+    return json.dumps(kept, sort_keys=True)
+
+
+def folder_of(root: Path, op: str, level: str) -> Path:
+    """Return ``root/<op>/cpu-<level>``."""
+    return root / op / f"cpu-{level}"
+
+
+class Lock:
+    """Exclusive use of a folder by one process, given up by the system even after ``kill -9``."""
+
+    def __init__(self, folder: Path, doing: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / ".lock"
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.read(self._file, 64).decode(errors="replace").strip() or "unknown"
+            os.close(self._file)
+            raise RuntimeError(
+                f"{folder}: process {owner} is {doing} here; only one may: wait for it, stop it, "
+                "or use another folder"
+            ) from error
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            os.ftruncate(self._file, 0)
+            os.close(self._file)
+
+
+class Store:
+    """The records of one op at one level, in a tuner's work folder (which it has locked)."""
+
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        from tvm.s_tir.meta_schedule.database import JSONDatabase
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        records.repair_tail(folder, say)
+        if (folder / records.WORKLOADS).exists() and (folder / records.RECORDS).exists():
+            self._known = records.read_records(folder)
+        else:
+            self._known = []
+        self._database = JSONDatabase(work_dir=str(folder))
+        with suppress(FileNotFoundError):
+            self._cut_history()
+
+    def _cut_history(self) -> None:
+        path = self.folder / HISTORY
+        data = path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) != len(data):
+            path.write_bytes(whole)
+
+    def open(self, workload: Workload, level: str) -> tuple[Any, list[records.Record]]:
+        """Return the database's entry of ``workload`` and the records that it has."""
+        entry = self._database.commit_workload(workload.mod(level))
+        digest = self._digest(entry)
+        self._name(workload, level, digest)
+        number = [w[0] for w in records.read_workloads(self.folder)].index(digest)
+        return entry, [r for r in self._known if r.workload == number]
+
+    @staticmethod
+    def _digest(entry: Any) -> str:
+        return str(entry.as_json()[0])
+
+    def _name(self, workload: Workload, level: str, digest: str) -> None:
+        """Enter in `meta.json` which workload of the database this is."""
+        path = self.folder / records.META
+        meta = records.read_meta(self.folder) if path.exists() else {"format": 1, "workloads": {}}
+        meta.update(op=workload.op, level=level)
+        entry = {"workload": digest, "spec": workload.spec.to_json(), "rows": workload.rows}
+        if meta["workloads"].get(workload.tag) != entry:
+            meta["workloads"][workload.tag] = entry
+            records.write_atomically(path, json.dumps(meta, indent=1) + "\n")
+
+    def append(
+        self, entry: Any, trace: Any, run_secs: Sequence[float], target: Any, line: dict[str, Any]
+    ) -> None:
+        """Add one finished trial to the database and ``line`` to the history."""
+        from tvm.s_tir.meta_schedule.arg_info import ArgInfo
+        from tvm.s_tir.meta_schedule.database import TuningRecord
+
+        arguments = ArgInfo.from_entry_func(entry.mod, False)
+        times = list(run_secs) or [records.FAILED_S]
+        self._database.commit_tuning_record(TuningRecord(trace, entry, times, target, arguments))
+        self.note(line)
+
+    def note(self, line: dict[str, Any]) -> None:
+        """Append ``line`` to the history alone (a trial without a trace)."""
+        safe = {k: None if isinstance(v, float) and math.isinf(v) else v for k, v in line.items()}
+        with (self.folder / HISTORY).open("a") as file:
+            file.write(json.dumps(safe) + "\n")
+
+
+def read_history(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of the history of ``folder``; a torn last line is left out."""
+    found = []
+    with suppress(FileNotFoundError):
+        for line in (folder / HISTORY).read_text().splitlines():
+            with suppress(ValueError):
+                found.append(json.loads(line))
+    return found

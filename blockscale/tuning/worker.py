@@ -1,0 +1,216 @@
+"""What runs inside a worker process: build one candidate, or run and time one.
+
+A candidate may crash, hang or exhaust memory; it does so here and not in the tuner.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import pickle
+import signal
+import struct
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_PR_SET_PDEATHSIG = 1
+_MAX_MISMATCHES = 1e-3
+"""Part of the outputs that may differ from the default schedule's: sums in another order turn ties."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a candidate: what to allocate and what to fill it with."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    output: bool
+    storage: str | None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What `measure` found: run times in seconds, or why there are none."""
+
+    run_secs: tuple[float, ...]
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How a candidate is timed: ``repeats`` times, and the faster half is kept.
+
+    What makes the slower half slow is other processes.
+    """
+
+    repeats: int = 10
+    min_repeat_ms: int = 5
+    flush: bool = False
+    """Flush every argument but the first out of the cache before each run: weights stream."""
+    give_up_us: float = float("inf")
+    """A candidate slower than this is not timed further."""
+
+
+def build(module: bytes, target: str, exporter: str, out: str) -> None:
+    """Compile a pickled, scheduled module and write the shared library ``out``."""
+    where, name = exporter.split(":")
+    getattr(importlib.import_module(where), name)(pickle.loads(module), target, Path(out))
+
+
+def export_stock(module: Any, target: str, out: Path) -> None:
+    """Compile with TVM's own pipeline and runtime (its thread pool)."""
+    import tvm
+
+    tvm.compile(module, target=tvm.target.Target(target)).export_library(str(out))
+
+
+def measure(
+    library: str, arguments: list[Argument], timing: Timing, reference: str | None
+) -> Measurement:
+    """Run ``main`` of ``library``: compare with ``reference``, or write it if absent, then time it."""
+    import tvm
+
+    module = tvm.runtime.load_module(library)
+    tensors = [_tensor(argument, seed) for seed, argument in enumerate(arguments)]
+    module["main"](*tensors)
+    outputs = {
+        a.name: _read(t, a) for a, t in zip(arguments, tensors, strict=True) if a.output
+    }
+    if reference is not None and not Path(reference).exists():
+        with Path(reference).open("wb") as file:
+            np.savez(file, **outputs)  # type: ignore[arg-type]
+    elif reference is not None:
+        wrong = _differs(outputs, np.load(reference))
+        if wrong:
+            return Measurement((), wrong)
+    return Measurement(_times(module, tensors, timing))
+
+
+def _times(module: Any, tensors: list[Any], timing: Timing) -> tuple[float, ...]:
+    """Return the faster half of the run times, in seconds."""
+    import tvm
+
+    def evaluate(repeat: int, min_repeat_ms: int, flush: bool = False) -> list[float]:
+        f_preproc = "cache_flush_cpu_non_first_arg" if flush else ""
+        evaluator = module.time_evaluator(
+            "main",
+            tvm.cpu(),
+            number=1,
+            repeat=repeat,
+            min_repeat_ms=min_repeat_ms,
+            f_preproc=f_preproc,
+        )
+        times = sorted(map(float, evaluator(*tensors).results))
+        return times[: max(1, len(times) // 2)]
+
+    run = module["main"]
+    warm_until = time.perf_counter() + _warm_up_s.pop() if _warm_up_s else 0.0
+    while time.perf_counter() < warm_until:
+        run(*tensors)
+    first = evaluate(3, 1)
+    if min(first) * 1e6 > timing.give_up_us:
+        return tuple(first)
+    if timing.flush:
+        return tuple(evaluate(2 * timing.repeats, 0, flush=True))
+    return tuple(evaluate(timing.repeats, timing.min_repeat_ms))
+
+
+_warm_up_s = [0.3]
+"""Time until the system has spread a new process's threads over the cores; emptied by the first run."""
+
+
+def _values(argument: Argument, rng: np.random.Generator) -> np.ndarray:
+    """Random contents that keep every intermediate finite and normal (denormals are slow)."""
+    storage = (argument.storage or "").split(" ")[0]
+    if argument.dtype == "uint8":
+        low, high = {"e4m3": (0x20, 0x48), "e8m0": (122, 132)}.get(storage, (0, 256))
+        return rng.integers(low, high, argument.shape, "uint8")
+    if "int" in argument.dtype:
+        return np.zeros(argument.shape, argument.dtype)
+    signed = argument.name in ("x", "bias", "a", "b")
+    values = rng.uniform(-1 if signed else 0.25, 1, argument.shape).astype("float32")
+    if argument.dtype == "bfloat16":
+        return (values.view("uint32") >> 16).astype("uint16")
+    return values.astype(argument.dtype)
+
+
+def _tensor(argument: Argument, seed: int) -> Any:
+    import tvm
+
+    tensor = tvm.runtime.empty(argument.shape, argument.dtype, tvm.cpu())
+    bits = "uint16" if argument.dtype == "bfloat16" else argument.dtype
+    nothing = 0x7FC0 if bits == "uint16" else (np.nan if "float" in bits else 0xA5 & 0x7F)
+    data = (
+        np.full(argument.shape, nothing, bits)
+        if argument.output
+        else np.ascontiguousarray(_values(argument, np.random.default_rng(seed)))
+    )
+    ctypes.memmove(tensor.data_ptr(), data.ctypes.data, data.nbytes)
+    return tensor
+
+
+def _read(tensor: Any, argument: Argument) -> np.ndarray:
+    bits = "uint16" if argument.dtype == "bfloat16" else argument.dtype
+    data = np.empty(argument.shape, bits)
+    ctypes.memmove(data.ctypes.data, tensor.data_ptr(), data.nbytes)
+    if argument.dtype == "bfloat16":
+        return (data.astype("uint32") << 16).view("float32")
+    return data
+
+
+def _differs(outputs: dict[str, np.ndarray], reference: Any) -> str | None:
+    """Return a sentence when an output is not the reference's, up to rounding and ties."""
+    for name, got in outputs.items():
+        want = reference[name]
+        if got.dtype.kind == "f":
+            scale = float(np.nanmax(np.abs(want))) if want.size else 0.0
+            same = np.isclose(got, want, rtol=2e-2, atol=2e-3 * scale, equal_nan=True)
+        else:
+            same = got == want
+        part = 1 - float(np.mean(same)) if same.size else 0.0
+        if part > _MAX_MISMATCHES:
+            return f"wrong result: {part:.1%} of '{name}' differs from the default schedule's"
+    return None
+
+
+def _die_with_parent(parent: int) -> None:
+    """Ask Linux to kill this process when the tuner dies, by ``kill -9`` too."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def main(reading: int, writing: int, parent: int) -> None:
+    """Serve pickled ``(function, arguments)`` jobs until the tuner closes the pipe."""
+    _die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Importing tvm takes 1.5 s, while the tuner prepares its search spaces; without this, tvm_ffi
+    # would import torch first, for as long again.
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    importlib.import_module("tvm")
+    with os.fdopen(reading, "rb") as jobs, os.fdopen(writing, "wb") as answers:
+        answers.write(bytes(8))  # ready
+        answers.flush()
+        while header := jobs.read(8):
+            (size,) = struct.unpack("<q", header)
+            try:
+                function, arguments = pickle.loads(jobs.read(size))
+                answer = (True, function(*arguments))
+            except Exception as error:
+                from blockscale.tuning.space import sentence
+
+                traceback.print_exc()
+                answer = (False, sentence(error))
+            data = pickle.dumps(answer)
+            answers.write(struct.pack("<q", len(data)) + data)
+            answers.flush()
+

@@ -1,0 +1,65 @@
+"""What every test shares: fixed seeds, the gpu marker, one kernel cache per checkout.
+
+Kernels that tests build on demand are kept in ``.cache/blockscale-test`` of this checkout, never in
+the user's own cache, and stay there between runs: the first run builds, later ones are fast.
+``make clean`` removes them.
+"""
+
+import os
+import random
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import blockscale
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_configure() -> None:
+    """Set what child processes inherit, before any test module is imported."""
+    os.environ["BLOCKSCALE_CACHE"] = str(ROOT / ".cache" / "blockscale-test")
+    package = Path(blockscale.__file__).resolve().parent
+    if package.parent == ROOT:  # MetaSchedule's workers must import this checkout, not another one
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+
+
+def pytest_report_header() -> list[str]:
+    """Say which code is tested and where its kernels are kept."""
+    return [
+        f"blockscale: {blockscale.__version__} from {Path(blockscale.__file__).parent}",
+        f"kernel cache: {os.environ['BLOCKSCALE_CACHE']}",
+    ]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test marked gpu where there is no CUDA device."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device: torch.cuda.is_available() is False on this machine")
+
+
+def _seed(request: pytest.FixtureRequest) -> int:
+    return zlib.crc32(request.node.nodeid.encode())
+
+
+@pytest.fixture(autouse=True)
+def fixed_seeds(request: pytest.FixtureRequest) -> None:
+    """Seed every global generator from the test's name: same numbers in any order and selection."""
+    seed = _seed(request)
+    random.seed(seed)
+    np.random.seed(seed)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """Return a generator of the test's own, seeded from its name."""
+    return np.random.default_rng(_seed(request))

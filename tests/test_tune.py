@@ -1,0 +1,276 @@
+"""The tuner: what it finds, what it survives, what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+from fake_workload import COLS, EXPORTER, FakeSpec, FakeWorkload
+
+from blockscale import host, logs
+from blockscale.tune import commit, tune
+from blockscale.tuning import records
+from blockscale.tuning.model import Search
+from blockscale.tuning.space import Space
+from blockscale.tuning.store import Lock, folder_of
+
+LEVEL = host.level()
+POINTS = 3 * 4
+"""Points of the space with 4 rows: tiles (4,1) (2,2) (1,4) x steps 1, 2, 4, 8."""
+
+
+def small(trap: str = "none", cols: int = COLS) -> FakeWorkload:
+    return FakeWorkload(FakeSpec(cols, trap), rows=4)
+
+
+def run(workload: FakeWorkload, work_dir: Path, **options):
+    options = {"seconds": 60.0, "progress": False, "exporter": EXPORTER} | options
+    return tune([workload], work_dir=work_dir, **options)
+
+
+def database(work_dir: Path) -> Path:
+    return folder_of(work_dir, "row_sum", LEVEL)
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """A work folder whose space is exhausted, and the result of the second of two sessions."""
+    work_dir = tmp_path_factory.mktemp("tuned")
+    seen: list[dict] = []
+    first = run(small(), work_dir, trials=5, progress=seen.append)
+    second = run(small(), work_dir)
+    return work_dir, first, second, seen
+
+
+def test_the_first_trial_is_the_default_and_the_limit_of_trials_holds(tuned):
+    _, first, _, seen = tuned
+    assert first.trials == 5
+    assert first.history == seen
+    assert [line["trial"] for line in first.history] == [0, 1, 2, 3, 4]
+    assert first.history[0]["kind"] == "default"
+    assert first.default == {small().tag: first.history[0]["us"]}
+    best = [line["best_us"] for line in first.history]
+    assert best == sorted(best, reverse=True)
+    assert first.best == {small().tag: best[-1]} == {small().tag: min(h["us"] for h in first.history)}
+
+
+def test_a_second_session_goes_on_and_measures_no_point_twice(tuned):
+    work_dir, _, second, _ = tuned
+    assert second.trials == POINTS + 1 - 5
+    assert second.history[0]["trial"] == 5
+    found = records.read_records(database(work_dir))
+    assert len({r.key for r in found}) == len(found) == POINTS + 1
+    assert second.best[small().tag] == min(r.us for r in found)
+    assert run(small(), work_dir).trials == 0
+
+
+def test_the_history_on_disk_has_every_trial(tuned):
+    work_dir, first, second, _ = tuned
+    lines = (database(work_dir) / "history.jsonl").read_text().splitlines()
+    assert [json.loads(line)["us"] for line in lines] == [
+        line["us"] for line in first.history + second.history
+    ]
+
+
+@pytest.mark.parametrize(
+    ("trap", "error"),
+    [
+        ("build", "build: RuntimeError: trap: no such instruction"),
+        ("crash", "build: crashed with SIGSEGV"),
+        ("kill", "build: crashed with SIGKILL"),
+        ("hang", "build: timeout: killed after 2.0 s"),
+        ("wrong", "wrong result: 100.0% of 'y' differs from the default schedule's"),
+    ],
+)
+def test_a_failing_candidate_is_counted_and_does_not_stop_the_tuning(tmp_path, trap, error):
+    result = run(small(trap), tmp_path, timeouts=(2.0, 5.0))
+    failed = [line for line in result.history if line["failed"]]
+    assert [line["error"] for line in failed] == [error] * 3
+    assert all(line["us"] == math.inf for line in failed)
+    assert result.failed == {small(trap).tag: 3}
+    assert result.trials == POINTS + 1
+    assert math.isfinite(result.best[small(trap).tag])
+    assert sum(math.isinf(r.us) for r in records.read_records(database(tmp_path))) == 3
+
+
+def test_the_time_limit_holds_with_candidates_that_hang(tmp_path):
+    started = time.monotonic()
+    result = run(FakeWorkload(FakeSpec(trap="hang")), tmp_path, seconds=5.0)
+    assert time.monotonic() - started < 5.0 + 3.0
+    assert result.elapsed_s < 5.0 + 3.0
+
+
+_TUNE_FOR_EVER = """
+import sys
+sys.path[:0] = {path!r}
+from fake_workload import *
+from blockscale.tune import tune
+tune([FakeWorkload(rows=1024)], seconds=600, work_dir={work_dir!r}, exporter=EXPORTER)
+"""
+
+
+def test_kill_9_loses_no_finished_trial(tmp_path):
+    code = _TUNE_FOR_EVER.format(path=[p for p in sys.path if p], work_dir=str(tmp_path))
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    path = database(tmp_path) / records.RECORDS
+    deadline = time.monotonic() + 60
+    while not path.exists() or path.read_bytes().count(b"\n") < 4:
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    workers = _children(process.pid)
+    assert workers
+    with pytest.raises(RuntimeError, match=f"process {process.pid} is tuning here"):
+        run(FakeWorkload(rows=1024), tmp_path)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    finished = records.read_records(path.parent)
+    assert len(finished) >= 4
+    result = run(FakeWorkload(rows=1024), tmp_path, trials=3)
+    assert result.history[0]["trial"] == len(finished)
+    after = records.read_records(path.parent)
+    assert after[: len(finished)] == finished
+    assert len({r.key for r in after}) == len(after) == len(finished) + 3
+    assert not [pid for pid in workers if _alive(pid)]
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def _copy(tuned, tmp_path: Path) -> Path:
+    import shutil
+
+    work_dir = tmp_path / "work"
+    shutil.copytree(tuned[0], work_dir)
+    return work_dir
+
+
+def test_a_torn_last_line_is_dropped_with_a_message_and_a_copy(tuned, tmp_path):
+    work_dir = _copy(tuned, tmp_path)
+    path = database(work_dir) / records.RECORDS
+    whole = path.read_bytes()
+    torn = whole + whole.splitlines()[-1][:200]
+    path.write_bytes(torn)
+    said: list[str] = []
+    records.repair_tail(path.parent, said.append)
+    assert path.read_bytes() == whole
+    assert path.with_name(f"{records.RECORDS}.torn").read_bytes() == torn
+    assert said == [
+        f"{path}:{POINTS + 2}: dropped a torn last line "
+        f"(the file as found: {records.RECORDS}.torn)"
+    ]
+
+
+def test_a_torn_line_is_repaired_when_tuning_goes_on(tuned, tmp_path, capfd):
+    work_dir = _copy(tuned, tmp_path)
+    path = database(work_dir) / records.RECORDS
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-40])  # the last trial is lost, and made again
+    assert run(small(), work_dir).trials == 1
+    assert "dropped a torn last line" in capfd.readouterr().err
+    assert len(records.read_records(path.parent)) == POINTS + 1
+
+
+def test_damage_in_the_middle_is_an_error_that_names_the_line(tuned, tmp_path):
+    work_dir = _copy(tuned, tmp_path)
+    path = database(work_dir) / records.RECORDS
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[0], b'[0, [[["Get\n', *lines[1:]]))
+    before = path.read_bytes()
+    with pytest.raises(records.LogError, match=r"database_tuning_record.json:2: the line is not"):
+        run(small(), work_dir)
+    assert path.read_bytes() == before
+
+
+def test_two_tuners_do_not_share_a_work_folder(tmp_path):
+    with Lock(tmp_path, "tuning"), pytest.raises(RuntimeError, match=f"process {os.getpid()} is"):
+        run(small(), tmp_path)
+
+
+def test_a_level_that_this_machine_lacks_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(host, "features", lambda: frozenset({"sse4_2"}))
+    monkeypatch.setattr(host, "level", lambda: "plain")
+    with pytest.raises(ValueError, match="level='avx2' needs the CPU features .*which this machine"):
+        run(small(), tmp_path, level="avx2")
+
+
+def test_a_committed_schedule_is_measured_right_after_the_default(tuned, tmp_path):
+    committed = tmp_path / "logs"
+    commit(tuned[0], committed)
+    result = run(small(), tmp_path / "new", trials=2, seed_logs=[committed])
+    assert [line["kind"] for line in result.history] == ["default", "committed"]
+    [seed] = [r for r in records.read_records(database(tmp_path / "new"))[1:]]
+    assert seed.key == records.read_records(database(committed))[0].key
+
+
+def test_the_openmp_exporter_measures_what_is_shipped(tmp_path):
+    result = tune([small()], seconds=60.0, trials=3, work_dir=tmp_path, progress=False)
+    assert [line["error"] for line in result.history] == [None] * 3
+
+
+def test_the_search_finds_the_best_point_without_measuring_all():
+    workload = FakeWorkload(rows=1 << 20)
+    space = Space(workload.mod(LEVEL), workload.space(LEVEL))
+    assert space.size == 7 * 4  # the inner tile is at most 64
+
+    def cost(point):
+        (tile, step) = point[1]
+        return 1 + abs(math.log2(tile[1]) - 4) + abs(step - 2)
+
+    search = Search(space, seed=3)
+    for _ in range(5):
+        for point in search.ask(4):
+            search.tell(point, cost(point))
+    assert min(search.known.values()) == 1
+    assert len(search.known) == 20
+
+
+def test_points_survive_the_way_through_a_trace():
+    workload = FakeWorkload(rows=64)
+    space = Space(workload.mod(LEVEL), workload.space(LEVEL))
+    rng = Random(0)
+    for point in [space.random(rng) for _ in range(20)]:
+        assert space.point(space.trace(point)) == point
+        other = space.mutate(point, rng)
+        assert space.cross(point, other, rng) in space.all()
+    features = space.features(space.all())
+    assert len({tuple(row) for row in features}) == len(features) == space.size
+
+
+def test_a_space_function_that_fails_says_where():
+    workload = small()
+
+    def broken(sch):
+        sch.get_sblock("no_such_block")
+
+    with pytest.raises(ValueError, match="search space: the space function failed for all"):
+        Space(workload.mod(LEVEL), broken)
+
+
+def test_nothing_to_tune_and_no_limit_are_errors(tmp_path):
+    with pytest.raises(ValueError, match="no workloads given"):
+        tune([], work_dir=tmp_path)
+    with pytest.raises(ValueError, match="it would never end"):
+        tune([small()], seconds=None, work_dir=tmp_path)
+
+
+def test_logs_found_in_the_work_folder(tuned):
+    hit = logs.find(small(), LEVEL, [tuned[0]])
+    assert hit is not None
+    assert hit.us == tuned[2].best[small().tag]

@@ -1,0 +1,6 @@
+"""WHAT is computed: one file per op, spec -> PrimFunc in plain loops, the same for every target."""
+
+if __name__ != "blockscale.tir":
+    raise ImportError(
+        "import 'blockscale.tir', not 'tir': a second copy would register its intrinsics twice"
+    )

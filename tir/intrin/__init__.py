@@ -1,0 +1,1 @@
+"""Tensor intrinsics: what an instruction computes (plain loops) and the instruction itself."""

@@ -1,0 +1,327 @@
+"""x86 vector code for E2M1 weights: decode by table permute, bfloat16 dot products, lane sums.
+
+Each intrinsic is a *desc* in plain loops (the same expressions as the ops) and an *impl* on whole vectors.
+A `Width` says which instructions are there:
+
+* "avx512": 16 float32 lanes; VPERMPS looks all 16 codes up in one register.
+* "avx2": 8 lanes; VPERMPS looks up the 8 magnitudes, the sign is or-ed in.
+* "plain": 8 lanes, which LLVM splits as the CPU needs; the arithmetic of `formats.e2m1_decode`.
+
+Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2: VPERMPS, VDPBF16PS.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from tvm import tirx
+from tvm.ir import Expr as PrimExpr
+from tvm.s_tir import TensorIntrin
+from tvm.script import tirx as T
+from tvm.tirx import PrimFunc
+
+from blockscale.tir import formats
+from blockscale.tir.common import i64
+from blockscale.tir.linear import from_operand, to_operand, weight_value
+
+
+@dataclass(frozen=True)
+class Width:
+    """A vector width: float32 lanes and vector registers."""
+
+    level: str
+    lanes: int
+    registers: int
+
+
+WIDTHS = {w.level: w for w in (Width("avx512", 16, 32), Width("avx2", 8, 16), Width("plain", 8, 8))}
+WIDTHS["avx512bf16"] = WIDTHS["avx512"]
+"""Vector widths by CPU level."""
+
+BLOCK_CODES = 16
+"""Codes of one row that the column-panel decode takes at a time: 8 bytes."""
+
+
+def vector(values: list[PrimExpr]) -> PrimExpr:
+    """Vector of scalar expressions."""
+    return tirx.Shuffle(values, [tirx.const(i, "int32") for i in range(len(values))])
+
+
+def _lanes_of(expr: PrimExpr, start: int, count: int) -> PrimExpr:
+    indices = [tirx.const(start + i, "int32") for i in range(count)]
+    return tirx.Shuffle([expr], indices)
+
+
+def _table(values: tuple[float, ...]) -> PrimExpr:
+    return vector([tirx.const(value, "float32") for value in values])
+
+
+def e2m1_lookup(level: str, codes: PrimExpr) -> PrimExpr:
+    """E2M1 values (float32) of the low four bits of every int32 lane of ``codes``."""
+    positive = formats.E2M1.values
+    if level == "avx512":
+        table = _table(positive + tuple(-value for value in positive))
+        name = "llvm.x86.avx512.permvar.sf.512"
+        return tirx.call_llvm_pure_intrin("float32x16", name, table, codes)
+    if level == "avx2":
+        name = "llvm.x86.avx2.permps"
+        magnitude = tirx.call_llvm_pure_intrin("float32x8", name, _table(positive), codes)
+        sign = (codes & formats.const(8, codes, "int32")) << formats.const(28, codes, "int32")
+        return formats.from_bits(formats.bits_of(magnitude) | sign)
+    return formats.e2m1_decode(codes)
+
+
+def _row_codes(packed: PrimExpr, lanes: int) -> PrimExpr:
+    """Codes of ``lanes / 2`` packed bytes as int32 lanes in the low nibbles; upper bits are arbitrary."""
+    wide = formats.cast(packed, "int64")
+    pairs = wide | (wide << formats.const(28, wide, "int64"))
+    return tirx.reinterpret(f"int32x{lanes}", pairs)
+
+
+@cache
+def decode_row(level: str, scope: str) -> str:
+    """Register and name: one vector of weights along k, float32, times its block scale."""
+    lanes = WIDTHS[level].lanes
+    count, half = i64(lanes), i64(lanes // 2)
+    one, two = i64(1), i64(2)
+
+    @T.prim_func(s_tir=True)
+    def desc(packed: T.handle, scale: T.handle, weight: T.handle):
+        P = T.match_buffer(packed, (half,), "uint8", offset_factor=1)
+        S = T.match_buffer(scale, (one,), "float32", offset_factor=1)
+        W = T.match_buffer(weight, (count,), "float32", offset_factor=1, scope=scope)
+        with T.sblock("root"):
+            T.reads(P[0:half], S[0:one])
+            T.writes(W[0:count])
+            for k in range(count):
+                with T.sblock("decode"):
+                    vk = T.axis.spatial(count, k)
+                    W[vk] = weight_value(P[vk // two], vk, S[0], "float32")
+
+    @T.prim_func(s_tir=True)
+    def impl(packed: T.handle, scale: T.handle, weight: T.handle):
+        P = T.match_buffer(packed, (half,), "uint8", offset_factor=1)
+        S = T.match_buffer(scale, (one,), "float32", offset_factor=1)
+        W = T.match_buffer(weight, (count,), "float32", offset_factor=1, scope=scope)
+        with T.sblock("root"):
+            T.reads(P[0:half], S[0:one])
+            T.writes(W[0:count])
+            codes = T.alloc_buffer((count,), "int32", scope="local")
+            codes[T.ramp(i64(0), one, lanes)] = _row_codes(
+                P.vload([i64(0)], f"uint8x{lanes // 2}"), lanes
+            )
+            W[T.ramp(i64(0), one, lanes)] = e2m1_lookup(
+                level, codes.vload([i64(0)], f"int32x{lanes}")
+            ) * T.broadcast(S[0], lanes)
+
+    return _register(f"e2m1_row_{level}_{lanes}_{scope}", desc, impl)
+
+
+def _panel_words(rows: list[PrimExpr]) -> PrimExpr:
+    """One int32 lane per row, from four bytes of each row (uint8x4)."""
+    return vector([tirx.reinterpret("int32", row) for row in rows])
+
+
+@cache
+def decode_panel(level: str, compute: str, scope: str) -> str:
+    """Register and name: 16 weights of each of ``lanes`` rows, one vector per k, lanes over the rows.
+
+    float32: ``W[k, lane]``; bfloat16: ``W[k / 2, 2 * lane + k % 2]``, pairs as VDPBF16PS takes them.
+    """
+    lanes = WIDTHS[level].lanes
+    L, K, half, quad, one, two = i64(lanes), i64(BLOCK_CODES), i64(8), i64(4), i64(1), i64(2)
+    pairs = compute == "bfloat16"
+    operand = "uint16" if pairs else "float32"
+    step, per_word = (2, 4) if pairs else (1, 8)  # codes a vector, vectors a word
+    vectors, width = i64(BLOCK_CODES // step), i64(step * lanes)
+
+    @T.prim_func(s_tir=True)
+    def desc(packed: T.handle, scale: T.handle, weight: T.handle):
+        P = T.match_buffer(packed, (L, half), "uint8", offset_factor=1, strides=[T.int64(), one])
+        S = T.match_buffer(scale, (one, L), "float32", offset_factor=1)
+        W = T.match_buffer(weight, (vectors, width), operand, offset_factor=1, scope=scope)
+        with T.sblock("root"):
+            T.reads(P[0:L, 0:half], S[0:one, 0:L])
+            T.writes(W[0:vectors, 0:width])
+            for n, k in T.grid(L, K):
+                with T.sblock("decode"):
+                    vn, vk = T.axis.remap("SS", [n, k])
+                    W[vk // i64(step), vn * i64(step) + vk % i64(step)] = weight_value(
+                        P[vn, vk // two], vk, S[0, vn], compute
+                    )
+
+    def weights(word: PrimExpr, at: PrimExpr, scale: PrimExpr) -> PrimExpr:
+        """Weight ``at`` (pairs: and its successor) of every row, from the rows' words."""
+        shift = tirx.Broadcast(tirx.Cast("int32", at) * 4, lanes)
+        even = formats.bits_of(e2m1_lookup(level, word >> shift) * scale)
+        if not pairs:
+            return formats.from_bits(even)
+        next_shift = shift + tirx.Broadcast(tirx.const(4, "int32"), lanes)
+        odd = formats.bits_of(e2m1_lookup(level, word >> next_shift) * scale)
+        # bfloat16 is the upper half of float32: no rounding, the products are exact (see linear.py).
+        low = (even >> formats.const(16, even, "int32")) & formats.const(0xFFFF, even, "int32")
+        both = low | (odd & formats.const(-65536, odd, "int32"))
+        return tirx.reinterpret(f"uint16x{2 * lanes}", both)
+
+    @T.prim_func(s_tir=True)
+    def impl(packed: T.handle, scale: T.handle, weight: T.handle):
+        P = T.match_buffer(packed, (L, half), "uint8", offset_factor=1, strides=[T.int64(), one])
+        S = T.match_buffer(scale, (one, L), "float32", offset_factor=1)
+        W = T.match_buffer(weight, (vectors, width), operand, offset_factor=1, scope=scope)
+        with T.sblock("root"):
+            T.reads(P[0:L, 0:half], S[0:one, 0:L])
+            T.writes(W[0:vectors, 0:width])
+            words = T.alloc_buffer((two, L), "int32", scope="local")
+            for h in T.unroll(two):
+                words[h, T.ramp(i64(0), one, lanes)] = _panel_words(
+                    [P.vload([i64(row), h * quad], "uint8x4") for row in range(lanes)]
+                )
+            for h in T.unroll(two):
+                for at in T.unroll(i64(per_word)):
+                    W[h * i64(per_word) + at, T.ramp(i64(0), one, step * lanes)] = weights(
+                        words.vload([h, i64(0)], f"int32x{lanes}"),
+                        at * i64(step),
+                        S.vload([i64(0), i64(0)], f"float32x{lanes}"),
+                    )
+
+    return _register(f"e2m1_panel_{level}_{lanes}x{BLOCK_CODES}_{compute}_{scope}", desc, impl)
+
+
+SCALE_GROUP = 4
+"""Block scales of one row that the column-panel decode takes at a time: one 32-bit load."""
+
+
+@cache
+def decode_panel_scales(level: str, fmt: str) -> str:
+    """Register and name: four block scales of each of ``lanes`` rows, one vector per scale."""
+    lanes = WIDTHS[level].lanes
+    L, count, one = i64(lanes), i64(SCALE_GROUP), i64(1)
+
+    @T.prim_func(s_tir=True)
+    def desc(block_scale: T.handle, value: T.handle):
+        B = T.match_buffer(block_scale, (L, count), "uint8", offset_factor=1, strides=[T.int64(), one])
+        V = T.match_buffer(value, (count, L), "float32", offset_factor=1)
+        with T.sblock("root"):
+            T.reads(B[0:L, 0:count])
+            T.writes(V[0:count, 0:L])
+            for n, b in T.grid(L, count):
+                with T.sblock("block_scale"):
+                    vn, vb = T.axis.remap("SS", [n, b])
+                    V[vb, vn] = formats.scale_decode(fmt, T.Cast("int32", B[vn, vb]))
+
+    @T.prim_func(s_tir=True)
+    def impl(block_scale: T.handle, value: T.handle):
+        B = T.match_buffer(block_scale, (L, count), "uint8", offset_factor=1, strides=[T.int64(), one])
+        V = T.match_buffer(value, (count, L), "float32", offset_factor=1)
+        with T.sblock("root"):
+            T.reads(B[0:L, 0:count])
+            T.writes(V[0:count, 0:L])
+            words = T.alloc_buffer((L,), "int32", scope="local")
+            words[T.ramp(i64(0), one, lanes)] = _panel_words(
+                [B.vload([i64(row), i64(0)], "uint8x4") for row in range(lanes)]
+            )
+            for b in T.unroll(count):
+                V[b, T.ramp(i64(0), one, lanes)] = formats.scale_decode(
+                    fmt,
+                    (
+                        words.vload([i64(0)], f"int32x{lanes}")
+                        >> T.broadcast(T.Cast("int32", b) * 8, lanes)
+                    )
+                    & T.broadcast(255, lanes),
+                )
+
+    return _register(f"scale_panel_{fmt}_{level}_{lanes}x{SCALE_GROUP}", desc, impl)
+
+
+# TVM rewrites bfloat16 vectors to uint16, which the LLVM intrinsic refuses: hence this inlined function.
+DOT_BF16_LLVM = """
+define linkonce_odr hidden <16 x float> @blockscale_vdpbf16ps(
+    <16 x float> %acc, <16 x i32> %a, <16 x i32> %w) alwaysinline {
+  %x = bitcast <16 x i32> %a to <32 x bfloat>
+  %y = bitcast <16 x i32> %w to <32 x bfloat>
+  %sum = call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(
+      <16 x float> %acc, <32 x bfloat> %x, <32 x bfloat> %y)
+  ret <16 x float> %sum
+}
+declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
+"""
+"""LLVM code that a kernel using `dot_bf16` imports (loop annotation "pragma_import_llvm")."""
+
+
+@cache
+def dot_bf16(scope: str) -> str:
+    """Register and name: ``acc[lane] += a[0] * w[lane, 0] + a[1] * w[lane, 1]`` (VDPBF16PS)."""
+    lanes = 16
+    L, pair, width, one = i64(lanes), i64(2), i64(2 * lanes), i64(1)
+    @T.prim_func(s_tir=True)
+    def desc(a: T.handle, w: T.handle, acc: T.handle):
+        A = T.match_buffer(a, (pair,), "uint16", offset_factor=1)
+        W = T.match_buffer(w, (width,), "uint16", offset_factor=1, scope=scope)
+        C = T.match_buffer(acc, (L,), "float32", offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(C[0:L], A[0:pair], W[0:width])
+            T.writes(C[0:L])
+            for n, p in T.grid(L, pair):
+                with T.sblock("matmul"):
+                    vn, vp = T.axis.remap("SR", [n, p])
+                    C[vn] = C[vn] + from_operand(A[vp]) * from_operand(W[vn * pair + vp])
+
+    @T.prim_func(s_tir=True)
+    def impl(a: T.handle, w: T.handle, acc: T.handle):
+        A = T.match_buffer(a, (pair,), "uint16", offset_factor=1)
+        W = T.match_buffer(w, (width,), "uint16", offset_factor=1, scope=scope)
+        C = T.match_buffer(acc, (L,), "float32", offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(C[0:L], A[0:pair], W[0:width])
+            T.writes(C[0:L])
+            C[T.ramp(i64(0), one, lanes)] = T.call_pure_extern(
+                "float32x16",
+                "blockscale_vdpbf16ps",
+                C.vload([i64(0)], "float32x16"),
+                T.broadcast(T.reinterpret("int32", A.vload([i64(0)], "uint16x2")), lanes),
+                T.reinterpret("int32x16", W.vload([i64(0)], "uint16x32")),
+            )
+
+    return _register(f"vdpbf16ps_{lanes}x2_{scope}", desc, impl)
+
+
+@cache
+def lane_sum(level: str) -> str:
+    """Register and name: ``total += sum over lanes``, as a tree."""
+    lanes = WIDTHS[level].lanes
+    L, one = i64(lanes), i64(1)
+
+    def tree(values: PrimExpr, count: int) -> PrimExpr:
+        while count > 1:
+            count //= 2
+            values = _lanes_of(values, 0, count) + _lanes_of(values, count, count)
+        return values
+
+    @T.prim_func(s_tir=True)
+    def desc(partial: T.handle, total: T.handle):
+        R = T.match_buffer(partial, (L,), "float32", offset_factor=1, scope="local")
+        C = T.match_buffer(total, (one,), "float32", offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(C[0], R[0:L])
+            T.writes(C[0])
+            for lane in range(L):
+                with T.sblock("matmul"):
+                    vl = T.axis.reduce(L, lane)
+                    C[0] = C[0] + R[vl]
+
+    @T.prim_func(s_tir=True)
+    def impl(partial: T.handle, total: T.handle):
+        R = T.match_buffer(partial, (L,), "float32", offset_factor=1, scope="local")
+        C = T.match_buffer(total, (one,), "float32", offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(C[0], R[0:L])
+            T.writes(C[0])
+            C[0] = C[0] + tree(R.vload([i64(0)], f"float32x{lanes}"), lanes)
+
+    return _register(f"lane_sum_{level}_{lanes}", desc, impl)
+
+
+def _register(name: str, desc: PrimFunc, impl: PrimFunc) -> str:
+    TensorIntrin.register(name, desc, impl)
+    return name
