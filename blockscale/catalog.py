@@ -17,10 +17,22 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Trace
 from tvm.target import Target
 
-from blockscale.schedules import cpu
-from blockscale.schedules._steps import preferred, sampled
-from blockscale.specs import Linear, Spec
+from blockscale.schedules import cpu, cpu_elementwise
+from blockscale.schedules._steps import Sketch, preferred, sampled
+from blockscale.specs import (
+    Dequantize,
+    Linear,
+    Quantize,
+    ScaleSweep,
+    Spec,
+    Swizzle,
+    Unswizzle,
+)
+from blockscale.tir.dequantize import dequantize
 from blockscale.tir.linear import linear
+from blockscale.tir.quantize import quantize
+from blockscale.tir.scale_sweep import scale_sweep
+from blockscale.tir.swizzle import swizzle, unswizzle
 
 TARGETS: dict[str, dict[str, Any]] = {
     "avx512bf16": {"mcpu": "x86-64-v4", "mattr": ["+avx512bf16"]},
@@ -49,6 +61,12 @@ class Bucket:
 
 LINEAR_BUCKETS = (Bucket(1, 1, 1), Bucket(4, 4, 4), Bucket(16, 48, 8), Bucket(128, None, 12))
 """Decode (one row), a few rows, small batches, prefill."""
+
+MEMORY_BUCKET = Bucket(512, None, 1)
+"""The memory-bound ops have one schedule, tuned on 512 rows of `TUNED_COLS` columns."""
+
+TUNED_COLS = 4096
+"""Columns of the static instance on which an op with any number of columns is tuned."""
 
 
 @dataclass(frozen=True)
@@ -121,11 +139,15 @@ def flops(workload: Workload) -> int:
 
 
 def _buckets(spec: Spec) -> tuple[Bucket, ...]:
-    return LINEAR_BUCKETS
+    return LINEAR_BUCKETS if isinstance(spec, Linear) else (MEMORY_BUCKET,)
 
 
 def _bucket(spec: Spec, rows: int) -> Bucket:
-    return next(bucket for bucket in _buckets(spec) if bucket.rows == rows)
+    for bucket in _buckets(spec):
+        if bucket.rows == rows:
+            return bucket
+    known = [bucket.rows for bucket in _buckets(spec)]
+    raise ValueError(f"Workload: rows={rows} is no bucket of {spec.name}; its buckets are {known}")
 
 
 def _compute(spec: Linear, bucket: Bucket, level: str) -> str:
@@ -136,17 +158,36 @@ def _compute(spec: Linear, bucket: Bucket, level: str) -> str:
 
 def _module(spec: Spec, rows: int, level: str, static: bool) -> tvm.IRModule:
     bucket = _bucket(spec, rows)
-    assert isinstance(spec, Linear)
-    func = linear(
-        spec, bucket.row_tile, _compute(spec, bucket, level), rows=rows if static else None
-    )
+    cols = TUNED_COLS if static else None
+    fixed = rows if static else None
+    if isinstance(spec, Linear):
+        func = linear(spec, bucket.row_tile, _compute(spec, bucket, level), rows=fixed)
+    elif isinstance(spec, Quantize):
+        func = quantize(spec, fixed, cols)
+    elif isinstance(spec, Dequantize):
+        func = dequantize(spec, fixed, cols)
+    elif isinstance(spec, Swizzle):
+        func = swizzle(spec, fixed, cols)
+    elif isinstance(spec, Unswizzle):
+        func = unswizzle(spec, fixed, cols)
+    elif isinstance(spec, ScaleSweep):
+        func = scale_sweep(spec, rows * TUNED_COLS // spec.block_size if static else None)
+    else:
+        raise TypeError(f"catalog: {type(spec).__name__} has no TensorIR; add its op to catalog.py")
     return tvm.IRModule({"main": func})
 
 
-def _sketches(spec: Spec, rows: int, level: str) -> list[cpu.Sketch]:
+def _sketches(spec: Spec, rows: int, level: str) -> list[Sketch]:
     bucket = _bucket(spec, rows)
-    assert isinstance(spec, Linear)
-    return cpu.linear_sketches(spec, level, bucket.row_tile, _compute(spec, bucket, level))
+    if isinstance(spec, Linear):
+        return cpu.linear_sketches(spec, level, bucket.row_tile, _compute(spec, bucket, level))
+    if isinstance(spec, Quantize):
+        return cpu_elementwise.quantize_sketches(spec, level)
+    if isinstance(spec, Dequantize):
+        return cpu_elementwise.dequantize_sketches(spec, level)
+    if isinstance(spec, ScaleSweep):
+        return cpu_elementwise.scale_sweep_sketches(spec, level)
+    return cpu_elementwise.copy_sketches(spec.op)
 
 
 def _dispatch(bodies: list[tuple[int | None, tirx.PrimFunc]]) -> tirx.PrimFunc:

@@ -23,12 +23,12 @@ except ModuleNotFoundError as missing:
         "pip install 'blockscale[build]'"
     ) from None
 
-from blockscale import __version__, specs
+from blockscale import __version__, host, specs
 
 if TYPE_CHECKING:
     from blockscale.tune import TuneResult
 
-_LEVELS = click.Choice(["avx512", "avx2", "plain"])
+_LEVELS = click.Choice(list(host.LEVEL_FEATURES))
 _NAMES = click.argument("names", nargs=-1, required=True, metavar="NAMES...")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 _LEVEL = click.option("--level", type=_LEVELS, help="Vector width; this machine's by default.")
@@ -41,8 +41,8 @@ _FAILURES = (ValueError, TypeError, OSError, RuntimeError, ModuleNotFoundError)
 def cli(debug: bool) -> None:
     """Tune, build and look into libraries of 4-bit block-scaled kernels.
 
-    NAMES are names of kernels (see: blockscale list). A name without its dtype at the end stands for
-    all dtypes.
+    NAMES are names of kernels (see: blockscale list). A name without its dtype at the end stands
+    for all dtypes.
 
     Example: blockscale tune linear_nvfp4_n384_k384 --seconds 30 && blockscale build
     linear_nvfp4_n384_k384 -o kernels.so
@@ -51,14 +51,28 @@ def cli(debug: bool) -> None:
 
 @cli.command()
 @_NAMES
-@click.option("--seconds", type=click.FloatRange(min=0.1), default=60.0, show_default=True,
-              help="Time for everything, compiling included.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.1),
+    default=60.0,
+    show_default=True,
+    help="Time for everything, compiling included.",
+)
 @click.option("--trials", type=click.IntRange(min=1), help="Stop after so many measurements.")
 @_LEVEL
-@click.option("--work-dir", type=click.Path(file_okay=False, path_type=Path), default=Path("logs"),
-              show_default=True, help="Every trial is kept here; a second run goes on from it.")
-@click.option("--logs", "logs_dir", type=click.Path(file_okay=False, path_type=Path),
-              help="Logs to start from and to commit to; the package's by default.")
+@click.option(
+    "--work-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("logs"),
+    show_default=True,
+    help="Every trial is kept here; a second run goes on from it.",
+)
+@click.option(
+    "--logs",
+    "logs_dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Logs to start from and to commit to; the package's by default.",
+)
 @click.option("--commit", "keep", is_flag=True, help="Merge the best records into the logs.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the search.")
 @_JSON
@@ -103,18 +117,31 @@ def tune(
     else:
         _print_tuned(result, work_dir, logs_dir if improved else None, improved)
     if interrupted:
-        click.echo("Interrupted: every finished trial is saved; the same command goes on.", err=True)
+        click.echo(
+            "Interrupted: every finished trial is saved; the same command goes on.", err=True
+        )
         raise SystemExit(130)
 
 
 @cli.command()
 @_NAMES
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True,
-              metavar="LIB.so", help="Library to write.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    metavar="LIB.so",
+    help="Library to write.",
+)
 @_LEVEL
-@click.option("--logs", "logs_dirs", multiple=True, metavar="DIR",
-              type=click.Path(exists=True, file_okay=False, path_type=Path),
-              help="Where to look schedules up, first one first; the package's logs by default.")
+@click.option(
+    "--logs",
+    "logs_dirs",
+    multiple=True,
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where to look schedules up, first one first; the package's logs by default.",
+)
 @_JSON
 def build(
     names: tuple[str, ...],
@@ -187,7 +214,9 @@ def check(folders: tuple[Path, ...], as_json: bool) -> None:
         for problem in problems:
             click.echo(str(problem))
         where = ", ".join(map(str, chosen))
-        click.echo(f"{where}: problems: {len(problems)}" if problems else f"{where}: all entries fit")
+        click.echo(
+            f"{where}: problems: {len(problems)}" if problems else f"{where}: all entries fit"
+        )
     if problems:
         raise SystemExit(1)
 
@@ -216,7 +245,7 @@ def list_names(as_json: bool) -> None:
 
 
 def main() -> None:
-    """Run the command line: exit code 0, 1 (logs check found problems), 2 (error) or 130 (Ctrl-C)."""
+    """Run the command line; exit code 1: logs have problems, 2: an error, 130: Ctrl-C."""
     arguments = sys.argv[1:]
     try:
         status = cli.main(arguments, prog_name="blockscale", standalone_mode=False)

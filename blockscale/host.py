@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-Level = Literal["avx512", "avx2", "plain"]
+Level = Literal["avx512bf16", "avx512", "avx2", "plain"]
 
 _X86_64_V3 = (
     *("cx16", "lahf_lm", "popcnt", "pni", "ssse3", "sse4_1", "sse4_2"),  # x86-64-v2
@@ -20,14 +20,12 @@ _X86_64_V3 = (
 _X86_64_V4 = (*_X86_64_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 
 LEVEL_FEATURES: dict[Level, tuple[str, ...]] = {
+    "avx512bf16": (*_X86_64_V4, "avx512_bf16"),  # and VDPBF16PS, the bfloat16 dot product
     "avx512": _X86_64_V4,  # what LLVM may use for mcpu x86-64-v4
     "avx2": _X86_64_V3,  # x86-64-v3
     "plain": (),  # the baseline of the architecture
 }
 """CPU features that code of a level may use; widest level first."""
-
-BF16_DOT = "avx512_bf16"
-"""The feature with the BF16 dot product instruction, vdpbf16ps."""
 
 
 @cache
@@ -70,29 +68,18 @@ def level(flags: Iterable[str] | None = None) -> Level:
     raise AssertionError("level 'plain' needs nothing")
 
 
-def has_bf16_dot(flags: Iterable[str] | None = None) -> bool:
-    """Return whether a CPU with ``flags`` (default: this one's) multiplies BF16 pairs directly."""
-    return BF16_DOT in (features() if flags is None else frozenset(flags))
-
-
-def required_features(level: str, bf16_dot: bool = False) -> tuple[str, ...]:
+def required_features(level: str) -> tuple[str, ...]:
     """Return the CPU features that a library built for ``level`` demands, sorted.
 
     Raises:
-        ValueError: there is no such level, or the level has no BF16 dot product.
+        ValueError: there is no such level.
     """
     if level not in LEVEL_FEATURES:
         raise ValueError(
             f"required_features: level={level!r} is not one of {list(LEVEL_FEATURES)}; "
             "host.level() tells this machine's"
         )
-    if bf16_dot and level != "avx512":
-        raise ValueError(
-            f"required_features: level={level!r} has no BF16 dot product, only 'avx512' has; "
-            "leave bf16_dot at False"
-        )
-    needed = LEVEL_FEATURES[level]
-    return tuple(sorted((*needed, BF16_DOT) if bf16_dot else needed))
+    return tuple(sorted(LEVEL_FEATURES[level]))
 
 
 def cpu_model(cpuinfo: str | None = None) -> str:

@@ -71,7 +71,7 @@ def _read(path: str, _stamp: tuple[int, ...]) -> _Folder:
 
 
 def _folder(path: Path) -> _Folder | None:
-    """Return the log in ``path``, from memory while its files are unchanged; None if there is none."""
+    """Return the log in ``path``, kept in memory until its files change; None without one."""
     stamps: list[int] = []
     for name in (records.WORKLOADS, records.RECORDS):
         try:
@@ -98,9 +98,7 @@ def workload_digest(mod: Any) -> str:
     return str(tvm_ffi.structural_hash(mod))
 
 
-def find(
-    workload: Workload, level: str, dirs: Sequence[Path | str]
-) -> LogHit | None:
+def find(workload: Workload, level: str, dirs: Sequence[Path | str]) -> LogHit | None:
     """Return the best valid record of ``workload`` in the first of ``dirs`` that has one.
 
     Put a work folder before the committed logs: its times come from this machine.
@@ -196,7 +194,9 @@ def _check_folder(path: Path, make: Callable[[dict[str, Any]], Workload]) -> Ite
             yield from _check_record(folder, record, tag, mod, target)
     for record in folder.records:
         if folder.digests[record.workload] not in used:
-            yield Problem(folder.source(record), "belongs to no workload of meta.json; commit again")
+            yield Problem(
+                folder.source(record), "belongs to no workload of meta.json; commit again"
+            )
 
 
 def _check_record(

@@ -236,7 +236,8 @@ def _key(
 
 def _typed(value: Any, types: type | tuple[type, ...], where: str, at: str) -> Any:
     allowed = types if isinstance(types, tuple) else (types,)
-    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+    accepted = (*allowed, tuple) if list in allowed else allowed  # before it is JSON
+    if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in allowed):
         raise _wrong(where, at, value, " or ".join(_WORDS[t] for t in allowed))
     return value
 

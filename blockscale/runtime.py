@@ -30,6 +30,7 @@ _MACHINES = {"x86_64": 62, "aarch64": 183, "riscv64": 243}  # ELF's e_machine
 # is in the name under which the dynamic loader knows the library.
 _loaded: dict[tuple[int, int], tuple[str, Any]] = {}
 _lock = threading.Lock()
+_in_use: list[Library] = []  # newest first
 
 
 class Library:
@@ -94,7 +95,25 @@ class Library:
 
 
 def load(path: str | os.PathLike[str], *, cpu_features: Collection[str] | None = None) -> Library:
-    """Return the kernel library at ``path``.
+    """Return the kernel library at ``path``; blockscale's torch functions use its kernels from now on.
+
+    See `open_library` for arguments and errors.  The library loaded last wins.
+    """
+    library = open_library(path, cpu_features=cpu_features)
+    with _lock:
+        _in_use.insert(0, library)
+    return library
+
+
+def loaded_function(name: str) -> Function | None:
+    """Return the function called ``name`` of the library loaded last that has it."""
+    return next((lib.functions[name] for lib in _in_use if name in lib.functions), None)
+
+
+def open_library(
+    path: str | os.PathLike[str], *, cpu_features: Collection[str] | None = None
+) -> Library:
+    """Return the kernel library at ``path`` for the caller alone.
 
     The file is checked as a whole before any of its code is loaded.  Loading the same file again is
     cheap; a file that was replaced since (by renaming a new one over it) is loaded anew.

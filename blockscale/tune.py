@@ -1,18 +1,19 @@
 """Search for fast schedules of kernels on this machine, and keep the best of them as logs.
 
-A trial is one schedule, built and measured in worker processes with the runtime that is shipped.  The
-first trial of a workload is its default schedule, the next one the log's, so the result is never worse
-than either; what follows is proposed by a cost model over the decisions of MetaSchedule traces.
+A trial is one schedule, built and measured in worker processes with the runtime that is shipped.
+The first trial of a workload is its default schedule, the next one the log's, so the result is
+never worse than either; what follows is proposed by a cost model over the decisions of MetaSchedule
+traces.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import tempfile
+import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,16 +37,19 @@ EXPORTER = "blockscale.tuning.exporter:export_openmp"
 class TuneResult:
     """What a tuning session found.
 
-    ``history`` has one dict per trial of this session: workload, trial, elapsed_s, us (infinite when it
-    failed), best_us, failed, kind ("default", "committed", "search"), error, date.  ``best`` and
-    ``default`` are microseconds by workload and ``failed`` numbers of trials, over all sessions in
-    the work folder; ``trials`` is how many this session made.
+    ``history`` has one dict per trial of this session: workload, trial, elapsed_s, us (infinite
+    when it failed), best_us, failed, kind ("default", "committed", "search"), error, date.
+    ``best`` and ``default`` are microseconds by workload and ``failed`` numbers of trials, over all
+    sessions in the work folder; ``trials`` is how many this session made.  ``illegal`` counts the
+    points of each space that TensorIR refused to schedule in this session: they cost nothing and
+    are no trials.
     """
 
     history: list[dict[str, Any]] = field(default_factory=list)
     best: dict[str, float] = field(default_factory=dict)
     default: dict[str, float] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
+    illegal: dict[str, int] = field(default_factory=dict)
     trials: int = 0
     elapsed_s: float = 0.0
 
@@ -84,10 +88,10 @@ def tune(
             even when that was killed.
         seed_logs: folders of logs whose best schedules are tried first.
         seed: of the search.
-        progress: True shows a live table on a terminal or plain lines elsewhere; a function is called
-            with each line of the history.
+        progress: True shows a live table on a terminal or plain lines elsewhere; a function is
+            called with each line of the history.
         workers: builds at a time; one per core when None.  Measurements run one at a time.
-        timeouts: seconds that a candidate may build and run before it is killed and counted as failed.
+        timeouts: seconds that a candidate may build and run; then it is killed and has failed.
         exporter: how candidates are built, see `EXPORTER`.
 
     Raises:
@@ -95,48 +99,57 @@ def tune(
         RuntimeError: another process is tuning in ``work_dir``.
         Interrupted: Ctrl-C.
     """
-    started = time.monotonic()
     level = _checked_level(level)
-    if seconds is None and trials is None:
-        raise ValueError("tune: seconds and trials are both None, so it would never end; set one")
+    limits = _limits(seconds, trials, timeouts)
     chosen = _resolve(workloads)
-    limit = math.inf if seconds is None else seconds
-    display = Display(limit) if progress is True else Silent()
-    work_dir = Path(work_dir)
-    width = workers or os.cpu_count() or 1
-    result = TuneResult()
+    work_dir, width = Path(work_dir), workers or os.cpu_count() or 1
+    display = Display(limits.left()) if progress is True else Silent()
+    report = _reporter(display, progress)
     with ExitStack() as stack:
         stack.enter_context(Lock(work_dir, "tuning"))
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="blockscale-tune-")))
+        folder = stack.enter_context(_session_folder(work_dir))
         pool = stack.enter_context(Pool(width, work_dir / "workers.log"))
         stack.callback(display.stop)
         tasks: list[Task] = []
-        session = Session(
-            tasks,
-            Limits(started + limit, trials, *timeouts),
-            exporter,
-            folder,
-            _reporter(display, progress),
-            display.say,
-        )
+        session = Session(tasks, limits, exporter, folder, report, display.say)
         try:
             _open_tasks(tasks, chosen, level, seed, work_dir, seed_logs, folder, display.say)
             display.start(tasks)
             session.run(pool, width)
         except KeyboardInterrupt:
-            _fill(result, session, started)
-            raise Interrupted(result) from None
-        _fill(result, session, started)
-    return result
+            raise Interrupted(_result(session)) from None
+    return _result(session)
 
 
-def _fill(result: TuneResult, session: Session, started: float) -> None:
-    result.history = session.history
-    result.trials = len(session.history)
-    result.best = {task.tag: task.best_us for task in session.tasks}
-    result.default = {task.tag: task.default_us for task in session.tasks}
-    result.failed = {task.tag: task.failed for task in session.tasks}
-    result.elapsed_s = time.monotonic() - started
+def _limits(seconds: float | None, trials: int | None, timeouts: tuple[float, float]) -> Limits:
+    if seconds is None and trials is None:
+        raise ValueError("tune: seconds and trials are both None, so it would never end; set one")
+    limit = math.inf if seconds is None else seconds
+    return Limits(time.monotonic() + limit, trials, *timeouts)
+
+
+@contextmanager
+def _session_folder(work_dir: Path) -> Iterator[Path]:
+    """Make a folder for candidates, and remove it, as well as one that a killed tuner left."""
+    folder = work_dir.resolve() / ".session"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _result(session: Session) -> TuneResult:
+    return TuneResult(
+        history=session.history,
+        best={task.tag: task.best_us for task in session.tasks},
+        default={task.tag: task.default_us for task in session.tasks},
+        failed={task.tag: task.failed for task in session.tasks},
+        illegal={task.tag: task.illegal for task in session.tasks},
+        trials=len(session.history),
+        elapsed_s=session.elapsed(),
+    )
 
 
 def _reporter(
@@ -157,8 +170,8 @@ def _checked_level(level: str | None) -> str:
     missing = set(host.required_features(level)) - set(host.features())
     if missing:
         raise ValueError(
-            f"tune: level={level!r} needs the CPU features {', '.join(sorted(missing))}, which this "
-            f"machine lacks; tune for level={own!r} here, or on another machine"
+            f"tune: level={level!r} needs the CPU features {', '.join(sorted(missing))}, which "
+            f"this machine lacks; tune for level={own!r} here, or on another machine"
         )
     return level
 

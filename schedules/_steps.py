@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import gcd
 from typing import Protocol
 
@@ -19,6 +20,10 @@ class Choose(Protocol):
 
     def __call__(self, sch: Schedule, candidates: list[int], prefer: int) -> ExprRV:
         """Return one of ``candidates``; ``prefer`` (or the nearest candidate) needs no search."""
+
+
+Sketch = Callable[[Schedule, Choose], None]
+"""One way to schedule an op, apart from its decisions."""
 
 
 def sampled(sch: Schedule, candidates: list[int], prefer: int) -> ExprRV:

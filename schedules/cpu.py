@@ -6,17 +6,14 @@ them are the search space.  Vector instructions are tensor intrinsics of `blocks
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from blockscale.schedules._steps import Choose, keep_in_registers, last_loops, vectorize_last
+from blockscale.schedules._steps import Choose, Sketch, keep_in_registers, last_loops, vectorize_last
 from blockscale.specs import Linear
 from blockscale.tir.intrin import x86
-
-Sketch = Callable[[Schedule, Choose], None]
 
 LOOP_REGISTERS = 6
 """Vector registers that a micro kernel needs besides its accumulators: operands, table, scale."""
@@ -62,8 +59,10 @@ def linear_rows(
     partial_sum = sch.rfactor(lane, 3)
 
     most = max(1, (width.registers - LOOP_REGISTERS) // row_tile)
-    columns = choose(sch, [c for c in _divisors(spec.n, (1, 2, 4, 8)) if c <= most], 4)
-    task_size = choose(sch, [1, 2, 4, 8, 16], 4)
+    widths = [c for c in _divisors(spec.n, (1, 2, 4, 8)) if c <= most]
+    columns = choose(sch, widths, 4)
+    # Every pair of decisions divides n: a partial tile would need predicates, which do not tensorise.
+    task_size = choose(sch, _divisors(spec.n // max(widths), (1, 2, 4, 8, 16)), 4)
     t, i, n = sch.get_loops(epilogue)
     tile, column = sch.split(n, [None, columns])
     task, tile = sch.split(tile, [None, task_size])
@@ -89,7 +88,7 @@ def linear_rows(
     sch.decompose_reduction(matmul, lane)
     sch.tensorize(lane, x86.lane_sum(width.level))
     scale = sch.get_sblock("block_scale")
-    sch.compute_at(scale, task)
+    sch.compute_at(scale, task, preserve_unit_loops=True)
     vectorize_last(sch, scale, spec.k // spec.block, lanes)
     _schedule_widen(sch, spec, width, inline=row_tile == 1 and spec.dtype == "float32")
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +11,6 @@ from typing import Any
 from blockscale.specs import Param
 
 ROWS, COLS = 64, 512
-TRAPS = ("none", "build", "crash", "hang", "wrong")
 EXPORTER = "fake_workload:export"
 
 
@@ -39,7 +36,7 @@ class FakeSpec:
 
 @dataclass(frozen=True)
 class FakeWorkload:
-    """``trap``: what happens to every schedule whose unroll step is 8."""
+    """``spec.trap``: what happens to every schedule whose unroll step is 8."""
 
     spec: FakeSpec = FakeSpec()
     rows: int = ROWS
@@ -109,18 +106,18 @@ def export(module: Any, target: str, out: Path) -> None:
             ctypes.string_at(0)
         if trap == "hang":
             time.sleep(1000)
-        if trap == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if trap == "wrong":
-            module = type(module)({"main": FakeWorkload(FakeSpec(COLS)).mod("plain")["main"]})
-            export_stock(_wrong(module), target, out)
-            return
+        if trap in ("wrong", "fault"):
+            module = _damaged(module, trap)
     export_stock(module, target, out)
 
 
-def _wrong(module: Any) -> Any:
+def _damaged(module: Any, trap: str) -> Any:
     import tvm
 
-    text = module.script().replace("T.float32(0.0)", "T.float32(1.0)")
-    assert "T.float32(1.0)" in text, text
-    return tvm.script.from_source(text)
+    old, new = {
+        "wrong": ("T.float32(0.0)", "T.float32(1.0)"),
+        "fault": ("x[vi, vk]", "x[vi + 4000000, vk]"),
+    }[trap]
+    text = module.script()
+    assert old in text, text
+    return tvm.script.from_source(text.replace(old, new))

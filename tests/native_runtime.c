@@ -13,13 +13,14 @@
   } while (0)
 
 /* libtvm_ffi's error functions: one pending error per thread, counted. */
+static _Thread_local char text[256];
 static _Thread_local char *pending;
 static atomic_int live_errors;
 
 void TVMFFIErrorSetRaisedFromCStr(const char *kind, const char *message) {
   (void)kind;
   if (pending == NULL) atomic_fetch_add(&live_errors, 1);
-  pending = (char *)message;
+  pending = strncpy(text, message, sizeof text - 1);
 }
 void TVMFFIErrorMoveFromRaised(void **error) {
   *error = pending;

@@ -123,7 +123,7 @@ def test_padding_changes_nothing():
 
 
 def test_encoder_is_deterministic_and_bfloat16_is_near():
-    """bfloat16 keeps 8 bits: 2^-9 for each of some ten roundings in a row stays below 5 %."""
+    """bfloat16 keeps 8 bits: some ten roundings of at most 2^-8 in a row stay below 5 %."""
     once, again = (encoder()(*padded(SENTENCES)) for _ in range(2))
     assert torch.equal(once, again)
     errors = metrics.row_errors(encoder(torch.bfloat16)(*padded(SENTENCES)), once)

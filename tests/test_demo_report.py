@@ -43,10 +43,11 @@ def sample() -> dict:
             "history": [
                 {"workload": tag, **trial},
                 {"workload": tag, **trial, "us": None, "failed": True},
+                {"workload": "linear_x_bf16_m1", **trial, "us": None, "failed": True},
                 {"workload": tag, **trial, "elapsed_s": 3.0, "us": 6.0, "best_us": 6.0},
             ],
-            "best": {tag: 6.0},
-            "default": {tag: 9.0},
+            "best": {tag: 6.0, "linear_x_bf16_m1": None},
+            "default": {tag: 9.0, "linear_x_bf16_m1": math.inf},
         },
     }
 
@@ -67,7 +68,7 @@ def test_report_shows_the_figures():
         "without tvm",
     ):
         assert text in html
-    assert "3 candidates built and measured, 1 failed; the best are 1.50 x as fast" in html
+    assert "4 candidates built and measured, 2 failed; the best are 1.50 x as fast" in html
     assert "http" not in html.replace("https://www.w3.org", "")  # nothing is loaded from elsewhere
 
     searchless = {**sample(), "search": {"history": [], "best": {}, "default": {}}}

@@ -130,6 +130,14 @@ def e2m1_encode(x: PrimExpr) -> PrimExpr:
     return tirx.Select(_is_nan_bits(absolute), _i32(7, x), magnitude | sign)
 
 
+def e2m1_round(x: PrimExpr) -> PrimExpr:
+    """``x`` >= 0 rounded to an E2M1 value (float32); beyond 6, and for NaN, 6."""
+    # Adding and subtracting 2^22, 2^23, 2^24 rounds to multiples of 0.5, 1 and 2, ties to even.
+    above_two = tirx.Select(x < _f32(4.0, x), _f32(2.0**23, x), _f32(2.0**24, x))
+    magic = tirx.Select(x < _f32(2.0, x), _f32(2.0**22, x), above_two)
+    return (tirx.Select(x < _f32(6.0, x), x, _f32(6.0, x)) + magic) - magic
+
+
 def e4m3_decode(byte: PrimExpr) -> PrimExpr:
     """Value of an E4M3 byte (0..255 as int32); 0x7F and 0xFF are NaN."""
     magnitude = byte & _i32(0x7F, byte)

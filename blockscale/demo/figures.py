@@ -103,21 +103,14 @@ def layer_errors(figure: FigureBase, rows: Sequence[Mapping[str, Any]]) -> None:
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
 
 
-def _best_so_far(
-    events: Sequence[Mapping[str, Any]], end: float
-) -> tuple[list[float], list[float]]:
-    """Return the times and the best microseconds of a step line over one workload's events."""
-    good = [(event["elapsed_s"], event["best_us"]) for event in events if not event["failed"]]
-    times, best = [time for time, _ in good], [us for _, us in good]
-    return [*times, end][: len(best) + 1], [*best, *best[-1:]]  # the line goes on to the end
-
-
 def tuning_curve(figure: FigureBase, history: Sequence[Mapping[str, Any]]) -> None:
     """Draw the best time so far of every workload over the search: one panel for each kernel shape.
 
-    Workload tags end in the activation dtype and the number of rows: `..._f32_m16`.
+    Workload tags end in the activation dtype and the number of rows: `..._f32_m16`.  A workload of
+    which every trial failed has no line.
     """
-    tags = list(dict.fromkeys(event["workload"] for event in history))
+    good = [event for event in history if not event["failed"]]
+    tags = list(dict.fromkeys(event["workload"] for event in good))
     parts = {tag: tag.rsplit("_", 2) for tag in tags}
     bases = list(dict.fromkeys(base for base, _, _ in parts.values()))
     buckets = sorted({int(rows[1:]) for _, _, rows in parts.values()})
@@ -125,10 +118,13 @@ def tuning_curve(figure: FigureBase, history: Sequence[Mapping[str, Any]]) -> No
     end = max(event["elapsed_s"] for event in history)
     axes = figure.subplots(1, len(bases), squeeze=False, sharey=True)[0]
     for tag, (base, dtype, rows) in parts.items():
-        events = [event for event in history if event["workload"] == tag]
+        events = [event for event in good if event["workload"] == tag]
+        times = [*(event["elapsed_s"] for event in events), end]  # the line goes on to the end
+        best = [event["best_us"] for event in events]
         place = buckets.index(int(rows[1:])) * (len(SEQUENCE) - 1) / max(1, len(buckets) - 1)
         axes[bases.index(base)].step(
-            *_best_so_far(events, end),
+            times,
+            [*best, best[-1]],
             where="post",
             color=SEQUENCE[round(place)],
             linestyle=styles[dtype],

@@ -173,10 +173,15 @@ def sizes(found: Mapping[str, int]) -> Table:
     return table
 
 
+def _measured(us: float | None) -> bool:
+    """Return whether a time was found: failures are infinite, and None in the JSON file."""
+    return us is not None and math.isfinite(us)
+
+
 def search(found: Mapping[str, Any]) -> str:
     """Return one sentence on what a search found; `found` is the "search" of the demo's figures."""
-    both = {tag: us for tag, us in found["best"].items() if us and found["default"].get(tag)}
-    gains = [math.log(found["default"][tag] / us) for tag, us in both.items()]
+    pairs = [(found["default"].get(tag), us) for tag, us in found["best"].items()]
+    gains = [math.log(old / us) for old, us in pairs if _measured(old) and _measured(us)]
     gain = math.exp(sum(gains) / len(gains)) if gains else 1.0
     failed = sum(bool(event["failed"]) for event in found["history"])
     return (

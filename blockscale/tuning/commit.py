@@ -95,7 +95,7 @@ def _turn(folder: Path) -> Iterator[None]:
 
 
 def _merge(log: _Log, source: Path, top_k: int) -> dict[str, float]:
-    """Take the records of ``source`` into ``log``; return the best time of each improved workload."""
+    """Take the records of ``source`` into ``log``; return the best times that improved."""
     work = _Log.read(source)
     history = read_history(source)
     better: dict[str, float] = {}

@@ -17,14 +17,22 @@ from blockscale import export
 
 def export_openmp(module: Any, target: str, out: Path) -> None:
     """Compile ``module`` and link it with `blockscale.export`'s runtime into ``out``."""
-    import tvm
+    from tvm.target import Target
+
+    from blockscale.lowering import compile_cpu
 
     kernel = out.with_suffix(".o")
-    built = tvm.compile(module, target=tvm.target.Target(target))
-    built.mod.write_to_file(str(kernel), "o")
+    compile_cpu(module, Target(target)).write_to_file(str(kernel), "o")
     try:
-        _cc(*export.LDFLAGS, str(kernel), str(_runtime(out.parent)), libinfo.find_libtvm_ffi(),
-            "-lm", "-o", str(out))
+        _cc(
+            *export.LDFLAGS,
+            str(kernel),
+            str(_runtime(out.parent)),
+            libinfo.find_libtvm_ffi(),
+            "-lm",
+            "-o",
+            str(out),
+        )
     finally:
         kernel.unlink(missing_ok=True)
 

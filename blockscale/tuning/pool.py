@@ -1,7 +1,7 @@
 """Worker processes seen from the tuner: start, call with a deadline, kill, start again.
 
 MetaSchedule's LocalBuilder starts new processes for every batch (importing tvm costs 1.6 s each
-time), and its timeout is kept by the worker itself.  These workers stay, and the tuner keeps the time.
+time), and its timeout is kept by the worker itself.  These workers stay; the tuner keeps the time.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _MAX_JOBS = 200
 _TIMEOUT = "timeout"
 _START_TIMEOUT_S = 60.0
 
-_SPIN_COUNT = "2000"
-"""Some 20 us that an idle OpenMP thread of a measurement spins before it sleeps.  libgomp's default is
-milliseconds: on a machine that does other work a kernel of 8 us was seen to take 16 ms in every run,
-both its threads waiting on one core; this costs 1.5 us when nothing else runs."""
+_SPIN_COUNT = "100000"
+"""How long an idle OpenMP thread of a measurement spins before it sleeps: microseconds.  libgomp's
+default is milliseconds: on a loaded machine (2 cores of an AMD EPYC) a kernel of 8 us then took
+16 ms in every run, its two threads on one core; this costs it 1.5 us when nothing else runs."""
 
 _START = (
     "import sys; sys.path[:] = {path!r}; "
@@ -74,7 +74,7 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={"GOMP_SPINCOUNT": _SPIN_COUNT, **os.environ},
+                env={"OMP_PROC_BIND": "true", **os.environ},
                 start_new_session=True,
             )
         os.close(reading)
@@ -98,7 +98,7 @@ class Worker:
     def receive(self, timeout: float, until: float) -> Answer | None:
         """Wait ``timeout`` for the answer (not counting the start of the process).
 
-        A worker that crashed or is late is killed and described.  None: the clock reached ``until``.
+        A worker that crashed or is late is killed and described.  None: the clock shows ``until``.
         """
         if not self._ready:
             hello = self._read(8, min(time.monotonic() + _START_TIMEOUT_S, until))
@@ -199,7 +199,7 @@ class Pool:
     def call(
         self, function: Callable[..., Any], job: Sequence[Any], timeout: float, until: float
     ) -> Answer | None:
-        """Run ``function(*job)`` alone on the machine: in the last worker, while the others idle."""
+        """Run ``function(*job)`` alone: in the last worker, while the others idle."""
         if time.monotonic() >= until:
             return None
         self._workers[-1].send(function, job)

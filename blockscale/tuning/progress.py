@@ -18,7 +18,7 @@ _ROWS = 24
 
 
 class Display:
-    """Shows the state of the tasks; drawn only between trials, so as not to disturb a measurement."""
+    """Shows the state of the tasks, drawn between trials so as not to disturb a measurement."""
 
     def __init__(self, seconds: float) -> None:
         from rich.console import Console

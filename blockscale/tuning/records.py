@@ -63,7 +63,7 @@ def median_us(run_secs: tuple[float, ...] | list[float]) -> float:
 
 
 def canonical(value: Any) -> Any:
-    """Return ``value`` with index maps (JSON in a string) and booleans (or 0, 1) in one spelling."""
+    """Return ``value`` with index maps (JSON in a string) and booleans in one spelling."""
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, str) and value.startswith("{"):

@@ -57,15 +57,25 @@ class Session:
         self._say = say
         self._started = time.monotonic()
         self._trial_s = 0.5
+        self._libraries = 0
+        self._queue: list[Candidate] = []
+
+    def elapsed(self) -> float:
+        """Seconds since the session was made."""
+        return time.monotonic() - self._started
 
     def run(self, pool: Pool, width: int) -> None:
         """Tune until a limit is reached or every space is exhausted; ``width``: builds at once."""
         while True:
             count = self._affordable(2 * width)
-            candidates = self._next(count, width) if count else []
-            if not candidates:
+            if not count:
                 return
-            self._batch(pool, candidates[: max(count, width)])
+            if not self._queue:
+                self._queue = self._next(count, width)
+            if not self._queue:
+                return
+            batch, self._queue = self._queue[:count], self._queue[count:]
+            self._batch(pool, batch)
 
     def _affordable(self, most: int) -> int:
         """Return how many trials still fit: 0 ends the session."""
@@ -100,7 +110,11 @@ class Session:
     def _batch(self, pool: Pool, candidates: list[Candidate]) -> None:
         started = time.monotonic()
         before = {c.task.tag: c.task.best_us for c in candidates}
-        libraries = [str(self._folder / f"{i}.so") for i in range(len(candidates))]
+        libraries = []
+        for _ in candidates:
+            # A name is used once: dlopen() takes a library that it has for one of the same name.
+            self._libraries += 1
+            libraries.append(str(self._folder / f"{self._libraries}.so"))
         jobs = [
             (candidate.module, str(candidate.task.target), self._exporter, library)
             for candidate, library in zip(candidates, libraries, strict=True)
@@ -118,9 +132,7 @@ class Session:
         mean = (time.monotonic() - started) / len(candidates)
         self._trial_s = 0.5 * self._trial_s + 0.5 * mean
 
-    def _judge(
-        self, pool: Pool, candidate: Candidate, library: str, built: Answer | None
-    ) -> None:
+    def _judge(self, pool: Pool, candidate: Candidate, library: str, built: Answer | None) -> None:
         """Measure one built candidate and write it down, unless the session's time is up."""
         if built is None:
             return
@@ -149,9 +161,7 @@ class Session:
         measured: Measurement = answer.value
         return measured
 
-    def _finish(
-        self, candidate: Candidate, times: tuple[float, ...], error: str | None
-    ) -> None:
+    def _finish(self, candidate: Candidate, times: tuple[float, ...], error: str | None) -> None:
         task = candidate.task
         us = median_us(times)
         if not candidate.record:
@@ -160,7 +170,7 @@ class Session:
         line = {
             "workload": task.tag,
             "trial": task.trials - 1,
-            "elapsed_s": round(time.monotonic() - self._started, 3),
+            "elapsed_s": round(self.elapsed(), 3),
             "us": us,
             "best_us": task.best_us,
             "failed": error is not None,
@@ -177,4 +187,3 @@ class Session:
 def _promise(task: Task) -> float:
     """Return what the next batch of ``task`` may gain, as a part of its time."""
     return task.gain + 1 / (1 + task.batches)
-

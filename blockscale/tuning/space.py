@@ -1,7 +1,7 @@
 """A search space as data: the designs that a space function draws and the choices inside each.
 
-A *point* is ``(design, decisions)``; with the design's instructions it is a trace.  Points are made,
-mutated and compared without touching TensorIR; only those to be measured are applied.
+A *point* is ``(design, decisions)``; with the design's instructions it is a trace.  Points are
+made, mutated and compared without touching TensorIR; only those to be measured are applied.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from blockscale.tuning.records import canonical
 Decision = int | tuple[int, ...]
 Point = tuple[int, tuple[Decision, ...]]
 
-_SEEDS = 6
+_SEEDS = 8
 """Draws of the space function: each branch that it takes shows up as a design of its own."""
 
 
 def plain(value: Any) -> Any:
-    """Return a TVM container or number as MetaSchedule's JSON file has it: booleans are integers."""
+    """Return a TVM container or number as MetaSchedule's JSON has it; booleans are integers."""
     from tvm.ir import save_json
     from tvm.tirx import IndexMap
 
@@ -60,9 +60,8 @@ def replay(mod: IRModule, trace: list[Any]) -> Schedule:
 
 
 def sentence(error: BaseException) -> str:
-    """Return what ``error`` says without TVM's back trace: its last line, with its type."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = lines[-1] if lines else ""
+    """Return what ``error`` says on one line, with its type."""
+    text = " ".join(str(error).split())
     name = type(error).__name__
     return (text if text.startswith(name) else f"{name}: {text}")[:300]
 
@@ -71,7 +70,7 @@ def trace_json(trace: Trace) -> list[Any]:
     """Return ``trace`` as ``[instructions, [[index, decision], ...]]`` of plain values."""
     from tvm.s_tir.schedule import _ffi_api
 
-    return plain(_ffi_api.TraceAsJSON(trace, False))  # type: ignore[no-any-return]
+    return plain(_ffi_api.TraceAsJSON(trace, False))
 
 
 @lru_cache(maxsize=4096)
@@ -107,7 +106,9 @@ def _choice(index: int, instruction: list[Any], decision: Any) -> Choice:
         candidates, probabilities = attrs
         options = tuple(range(len(candidates)))
         numeric = all(isinstance(c, int | float) for c in candidates)
-        values = tuple((_log2(c) if numeric else float(i),) for i, c in enumerate(candidates))
+        values: tuple[tuple[float, ...], ...] = tuple(
+            (_log2(c) if numeric else float(i),) for i, c in enumerate(candidates)
+        )
         return Choice(index, options, tuple(map(float, probabilities)), values)
     if kind == "SamplePerfectTile":
         parts, innermost = attrs
@@ -140,9 +141,7 @@ class Space:
     Raises ValueError when the space function fails for every seed, with its last error.
     """
 
-    def __init__(
-        self, mod: IRModule, function: Callable[[Schedule], Any], seed: int = 0
-    ) -> None:
+    def __init__(self, mod: IRModule, function: Callable[[Schedule], Any], seed: int = 0) -> None:
         self.designs: list[Design] = []
         self._index: dict[str, int] = {}
         error: Exception | None = None

@@ -1,8 +1,8 @@
 """What a tuner has on disk: ``work_dir/<op>/cpu-<level>/`` with a MetaSchedule database each.
 
-Every finished trial is one appended line, so killing the tuner at any moment loses at most the trial
-that was running.  `meta.json` says which workload of the database is which of ours; `history.jsonl`
-says when each trial was made and why it failed.
+Every finished trial is one appended line, so killing the tuner at any moment loses at most the
+trial that was running.  `meta.json` says which workload of the database is which of ours;
+`history.jsonl` says when each trial was made and why it failed.
 """
 
 from __future__ import annotations
@@ -55,11 +55,9 @@ def target_of(workload: Workload, level: str) -> Any:
     own = getattr(workload, "target", None)
     if own is not None:
         return own(level)
-    from tvm.target import Target
-
     from blockscale.catalog import target
 
-    return Target(target(level))
+    return target(level)
 
 
 def target_key(target: Any) -> str:
@@ -146,7 +144,9 @@ class Store:
     def _name(self, workload: Workload, level: str, digest: str) -> None:
         """Enter in `meta.json` which workload of the database this is."""
         path = self.folder / records.META
-        meta = records.read_meta(self.folder) if path.exists() else {"format": 1, "workloads": {}}
+        meta: dict[str, Any] = {"format": 1, "workloads": {}}
+        if path.exists():
+            meta = records.read_meta(self.folder)
         meta.update(op=workload.op, level=level)
         entry = {"workload": digest, "spec": workload.spec.to_json(), "rows": workload.rows}
         if meta["workloads"].get(workload.tag) != entry:

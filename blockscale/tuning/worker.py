@@ -22,7 +22,7 @@ import numpy as np
 
 _PR_SET_PDEATHSIG = 1
 _MAX_MISMATCHES = 1e-3
-"""Part of the outputs that may differ from the default schedule's: sums in another order turn ties."""
+"""Part of the outputs that may differ from the default's: another order of sums turns ties."""
 
 
 @dataclass(frozen=True)
@@ -75,15 +75,13 @@ def export_stock(module: Any, target: str, out: Path) -> None:
 def measure(
     library: str, arguments: list[Argument], timing: Timing, reference: str | None
 ) -> Measurement:
-    """Run ``main`` of ``library``: compare with ``reference``, or write it if absent, then time it."""
+    """Run ``main`` of ``library``: compare with ``reference``, or write it if absent; time it."""
     import tvm
 
     module = tvm.runtime.load_module(library)
     tensors = [_tensor(argument, seed) for seed, argument in enumerate(arguments)]
     module["main"](*tensors)
-    outputs = {
-        a.name: _read(t, a) for a, t in zip(arguments, tensors, strict=True) if a.output
-    }
+    outputs = {a.name: _read(t, a) for a, t in zip(arguments, tensors, strict=True) if a.output}
     if reference is not None and not Path(reference).exists():
         with Path(reference).open("wb") as file:
             np.savez(file, **outputs)  # type: ignore[arg-type]
@@ -124,7 +122,7 @@ def _times(module: Any, tensors: list[Any], timing: Timing) -> tuple[float, ...]
 
 
 _warm_up_s = [0.3]
-"""Time until the system has spread a new process's threads over the cores; emptied by the first run."""
+"""Time for the system to spread a new process's threads over the cores; for the first run."""
 
 
 def _values(argument: Argument, rng: np.random.Generator) -> np.ndarray:
@@ -213,4 +211,3 @@ def main(reading: int, writing: int, parent: int) -> None:
             data = pickle.dumps(answer)
             answers.write(struct.pack("<q", len(data)) + data)
             answers.flush()
-

@@ -23,7 +23,8 @@ from tvm.tirx import PrimFunc
 
 from blockscale.tir import formats
 from blockscale.tir.common import i64
-from blockscale.tir.linear import from_operand, to_operand, weight_value
+from blockscale.tir.linear import from_operand, weight_value
+from blockscale.tir.quantize import pack_codes
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def decode_row(level: str, scope: str) -> str:
 
     @T.prim_func(s_tir=True)
     def desc(packed: T.handle, scale: T.handle, weight: T.handle):
-        P = T.match_buffer(packed, (half,), "uint8", offset_factor=1)
+        P = T.match_buffer(packed, (half,), "uint8", align=1, offset_factor=1)
         S = T.match_buffer(scale, (one,), "float32", offset_factor=1)
         W = T.match_buffer(weight, (count,), "float32", offset_factor=1, scope=scope)
         with T.sblock("root"):
@@ -101,7 +102,7 @@ def decode_row(level: str, scope: str) -> str:
 
     @T.prim_func(s_tir=True)
     def impl(packed: T.handle, scale: T.handle, weight: T.handle):
-        P = T.match_buffer(packed, (half,), "uint8", offset_factor=1)
+        P = T.match_buffer(packed, (half,), "uint8", align=1, offset_factor=1)
         S = T.match_buffer(scale, (one,), "float32", offset_factor=1)
         W = T.match_buffer(weight, (count,), "float32", offset_factor=1, scope=scope)
         with T.sblock("root"):
@@ -138,7 +139,7 @@ def decode_panel(level: str, compute: str, scope: str) -> str:
 
     @T.prim_func(s_tir=True)
     def desc(packed: T.handle, scale: T.handle, weight: T.handle):
-        P = T.match_buffer(packed, (L, half), "uint8", offset_factor=1, strides=[T.int64(), one])
+        P = T.match_buffer(packed, (L, half), "uint8", align=1, offset_factor=1, strides=[T.int64(), one])
         S = T.match_buffer(scale, (one, L), "float32", offset_factor=1)
         W = T.match_buffer(weight, (vectors, width), operand, offset_factor=1, scope=scope)
         with T.sblock("root"):
@@ -166,7 +167,7 @@ def decode_panel(level: str, compute: str, scope: str) -> str:
 
     @T.prim_func(s_tir=True)
     def impl(packed: T.handle, scale: T.handle, weight: T.handle):
-        P = T.match_buffer(packed, (L, half), "uint8", offset_factor=1, strides=[T.int64(), one])
+        P = T.match_buffer(packed, (L, half), "uint8", align=1, offset_factor=1, strides=[T.int64(), one])
         S = T.match_buffer(scale, (one, L), "float32", offset_factor=1)
         W = T.match_buffer(weight, (vectors, width), operand, offset_factor=1, scope=scope)
         with T.sblock("root"):
@@ -200,7 +201,7 @@ def decode_panel_scales(level: str, fmt: str) -> str:
 
     @T.prim_func(s_tir=True)
     def desc(block_scale: T.handle, value: T.handle):
-        B = T.match_buffer(block_scale, (L, count), "uint8", offset_factor=1, strides=[T.int64(), one])
+        B = T.match_buffer(block_scale, (L, count), "uint8", align=1, offset_factor=1, strides=[T.int64(), one])
         V = T.match_buffer(value, (count, L), "float32", offset_factor=1)
         with T.sblock("root"):
             T.reads(B[0:L, 0:count])
@@ -212,7 +213,7 @@ def decode_panel_scales(level: str, fmt: str) -> str:
 
     @T.prim_func(s_tir=True)
     def impl(block_scale: T.handle, value: T.handle):
-        B = T.match_buffer(block_scale, (L, count), "uint8", offset_factor=1, strides=[T.int64(), one])
+        B = T.match_buffer(block_scale, (L, count), "uint8", align=1, offset_factor=1, strides=[T.int64(), one])
         V = T.match_buffer(value, (count, L), "float32", offset_factor=1)
         with T.sblock("root"):
             T.reads(B[0:L, 0:count])
@@ -320,6 +321,78 @@ def lane_sum(level: str) -> str:
             C[0] = C[0] + tree(R.vload([i64(0)], f"float32x{lanes}"), lanes)
 
     return _register(f"lane_sum_{level}_{lanes}", desc, impl)
+
+
+@cache
+def lane_max(count: int) -> str:
+    """Register and name: ``largest = max(largest, values)`` over ``count`` int32 lanes, as a tree."""
+    L, one = i64(count), i64(1)
+
+    def tree(values: PrimExpr, lanes: int) -> PrimExpr:
+        while lanes > 1:
+            lanes //= 2
+            values = tirx.Max(_lanes_of(values, 0, lanes), _lanes_of(values, lanes, lanes))
+        return values
+
+    @T.prim_func(s_tir=True)
+    def desc(values: T.handle, largest: T.handle):
+        V = T.match_buffer(values, (L,), "int32", offset_factor=1, scope="local")
+        M = T.match_buffer(largest, (one,), "int32", offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(M[0], V[0:L])
+            T.writes(M[0])
+            for e in range(L):
+                with T.sblock("amax"):
+                    ve = T.axis.reduce(L, e)
+                    M[0] = T.max(M[0], V[ve])
+
+    @T.prim_func(s_tir=True)
+    def impl(values: T.handle, largest: T.handle):
+        V = T.match_buffer(values, (L,), "int32", offset_factor=1, scope="local")
+        M = T.match_buffer(largest, (one,), "int32", offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(M[0], V[0:L])
+            T.writes(M[0])
+            M[0] = T.max(M[0], tree(V.vload([i64(0)], f"int32x{count}"), count))
+
+    return _register(f"lane_max_{count}", desc, impl)
+
+
+@cache
+def pack_row(count: int) -> str:
+    """Register and name: ``count`` codes (int32) to ``count / 2`` bytes, the even code low."""
+    L, half, one, two = i64(count), i64(count // 2), i64(1), i64(2)
+
+    @T.prim_func(s_tir=True)
+    def desc(codes: T.handle, packed: T.handle):
+        C = T.match_buffer(codes, (L,), "int32", offset_factor=1, scope="local")
+        P = T.match_buffer(packed, (half,), "uint8", align=1, offset_factor=1)
+        with T.sblock("root"):
+            T.reads(C[0:L])
+            T.writes(P[0:half])
+            for j in range(half):
+                with T.sblock("pack"):
+                    vj = T.axis.spatial(half, j)
+                    P[vj] = pack_codes(C[vj * two], C[vj * two + one])
+
+    @T.prim_func(s_tir=True)
+    def impl(codes: T.handle, packed: T.handle):
+        C = T.match_buffer(codes, (L,), "int32", offset_factor=1, scope="local")
+        P = T.match_buffer(packed, (half,), "uint8", align=1, offset_factor=1)
+        with T.sblock("root"):
+            T.reads(C[0:L])
+            T.writes(P[0:half])
+            P[T.ramp(i64(0), one, count // 2)] = pack_pairs(
+                T.reinterpret(f"int64x{count // 2}", C.vload([i64(0)], f"int32x{count}"))
+            )
+
+    return _register(f"pack_row_{count}", desc, impl)
+
+
+def pack_pairs(pairs: PrimExpr) -> PrimExpr:
+    """Bytes of pairs of codes, each pair an int64 lane with the even code in its lower half."""
+    # The odd code is at bit 32: 28 places down it is the high nibble.
+    return formats.cast(pairs | (pairs >> formats.const(28, pairs, "int64")), "uint8")
 
 
 def _register(name: str, desc: PrimFunc, impl: PrimFunc) -> str:

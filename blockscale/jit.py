@@ -1,0 +1,90 @@
+"""A compiled function for a spec: from a loaded library, from the disk cache, or built once.
+
+The cache is ``~/.cache/blockscale``, or the folder named by the environment variable BLOCKSCALE_CACHE.
+Its file names hold a digest of everything that decides the machine code: the sources of this package,
+the tuning logs, the version of apache-tvm-ffi, the CPU level.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from blockscale import host, runtime
+from blockscale.errors import LibraryError
+from blockscale.function import Function
+from blockscale.specs import Spec
+
+_FUNCTIONS: dict[str, Function] = {}
+
+
+def cache_folder() -> Path:
+    """Return the folder of kernels built on demand."""
+    chosen = os.environ.get("BLOCKSCALE_CACHE")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "blockscale"
+
+
+def function(spec: Spec) -> Function:
+    """Return the function of ``spec``; build it on first use.
+
+    Raises:
+        RuntimeError: it has to be built, and the compiler is not installed.
+    """
+    loaded = runtime.loaded_function(spec.name)
+    if loaded is not None:
+        return loaded
+    known = _FUNCTIONS.get(spec.name)
+    if known is None:
+        known = _FUNCTIONS[spec.name] = _cached_or_built(spec)
+    return known
+
+
+def _cached_or_built(spec: Spec) -> Function:
+    path = cache_folder() / f"{spec.name}-{_digest()}.so"
+    if path.is_file():
+        try:
+            return runtime.open_library(path).functions[spec.name]
+        except LibraryError as error:
+            print(f"blockscale: {error}; building it again", file=sys.stderr)
+    try:
+        from blockscale.build import build
+    except ModuleNotFoundError as error:
+        raise RuntimeError(
+            f"{spec.name}: no loaded library has it, and building it needs {error.name}; load one with "
+            f"blockscale.load(), or pip install 'blockscale[build]'"
+        ) from error
+    print(
+        f"blockscale: building {spec.name} for {host.level()} (first use; kept in {path.parent})",
+        file=sys.stderr,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    build([spec], path)
+    return runtime.open_library(path).functions[spec.name]
+
+
+@cache
+def _digest() -> str:
+    """Digest of what decides a kernel's machine code, apart from its spec."""
+    digest = hashlib.sha256(host.level().encode())
+    digest.update(metadata.version("apache-tvm-ffi").encode())
+    for path in _sources():
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _sources() -> list[Path]:
+    import blockscale
+
+    found: set[Path] = set()
+    for root in map(Path, blockscale.__path__):
+        for part in ("tir", "schedules", "native", "tuning_logs"):
+            for suffix in ("py", "c", "json"):
+                found.update((root / part).rglob(f"*.{suffix}"))
+        for name in ("specs", "catalog", "lowering", "export", "build", "manifest"):
+            found.update(root.glob(f"{name}.py"))
+    return sorted(found)

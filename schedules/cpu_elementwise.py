@@ -1,0 +1,117 @@
+"""CPU schedules of the memory-bound ops: quantise, dequantise, swizzle, scale sweep.
+
+Rows and tiles of blocks are one parallel loop; within a tile the block scales are one vector and every
+block's elements another.  The sweep has one block a lane.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tvm.s_tir import Schedule
+
+from blockscale.schedules._steps import Choose, Sketch, last_loops, vectorize_last
+from blockscale.specs import Dequantize, Quantize, ScaleSweep
+from blockscale.tir.intrin import x86
+from blockscale.tir.quantize import TILE
+
+
+def quantize_sketches(spec: Quantize, level: str) -> list[Sketch]:
+    """Sketches of `blockscale.tir.quantize`."""
+    return [partial(quantize, spec=spec)]
+
+
+def quantize(sch: Schedule, choose: Choose, spec: Quantize) -> None:
+    """A tile of blocks at a time: maxima, one vector of scales, then codes block by block."""
+    scale, divisor, code, pack, store, amax = (
+        sch.get_sblock(name)
+        for name in ("scale", "divisor", "code", "pack", "store_scale", "amax")
+    )
+    rows, tiles, _ = sch.get_loops(scale)
+    task = sch.fuse(rows, tiles)
+    sch.parallel(task)
+    linear = spec.layout == "linear"
+    for block in (divisor, code, *([store] if linear else [])):
+        sch.reverse_compute_at(block, task, preserve_unit_loops=True)
+    block_loop = last_loops(sch, code, 2)[0]
+    sch.reverse_compute_at(pack, block_loop, preserve_unit_loops=True)
+    sch.compute_at(amax, task, preserve_unit_loops=True)
+    for block in (amax, divisor, code, *([scale] if linear else [])):
+        sch.set_scope(block, 0, "local")
+    for block in (divisor, scale):
+        vectorize_last(sch, block, TILE, TILE)
+    vectorize_last(sch, code, spec.block, spec.block)
+    sch.tensorize(last_loops(sch, pack, 1)[0], x86.pack_row(spec.block))
+    if not spec.given_amax:
+        magnitude = sch.get_sblock("magnitude")
+        sch.compute_at(magnitude, last_loops(sch, amax, 2)[0], preserve_unit_loops=True)
+        sch.set_scope(magnitude, 0, "local")
+        vectorize_last(sch, magnitude, spec.block, spec.block)
+        element = last_loops(sch, amax, 1)[0]
+        sch.decompose_reduction(amax, element)
+        sch.tensorize(element, x86.lane_max(spec.block))
+
+
+def dequantize_sketches(spec: Dequantize, level: str) -> list[Sketch]:
+    """Sketches of `blockscale.tir.dequantize`."""
+    return [partial(dequantize, spec=spec, width=x86.WIDTHS[level])]
+
+
+def dequantize(sch: Schedule, choose: Choose, spec: Dequantize, width: x86.Width) -> None:
+    """A tile of blocks at a time: one vector of scales, then weights block by block."""
+    out, decode, scale = (sch.get_sblock(name) for name in ("out", "decode", "block_scale"))
+    rows, tiles, block, _ = sch.get_loops(out)
+    task = sch.fuse(rows, tiles)
+    sch.parallel(task)
+    sch.compute_at(decode, block, preserve_unit_loops=True)
+    sch.compute_at(scale, task, preserve_unit_loops=True)
+    sch.set_scope(decode, 0, "local")
+    element = last_loops(sch, decode, 1)[0]
+    _, lane = sch.split(element, [None, width.lanes])
+    sch.tensorize(lane, x86.decode_row(width.level, "local"))
+    vectorize_last(sch, out, spec.block, spec.block)
+    if spec.layout == "linear":
+        vectorize_last(sch, scale, TILE, TILE)
+
+
+def scale_sweep_sketches(spec: ScaleSweep, level: str) -> list[Sketch]:
+    """Sketches of `blockscale.tir.scale_sweep`."""
+    return [partial(scale_sweep, spec=spec)]
+
+
+def scale_sweep(sch: Schedule, choose: Choose, spec: ScaleSweep) -> None:
+    """One block a lane; a tile's weights stay in registers or the first cache for all candidates."""
+    result, best, loss = (sch.get_sblock(name) for name in ("best_amax", "best", "loss"))
+    task, _ = sch.get_loops(result)
+    sch.parallel(task)
+    sch.compute_at(best, task, preserve_unit_loops=True)
+    candidate = last_loops(sch, best, 2)[0]
+    sch.compute_at(loss, candidate, preserve_unit_loops=True)
+    weight = sch.get_sblock("weight")
+    sch.compute_at(weight, task, preserve_unit_loops=True)
+    for block in (weight, loss):
+        sch.set_scope(block, 0, "local")
+    for buffer_index in (0, 1):
+        sch.set_scope(best, buffer_index, "local")
+    sch.vectorize(last_loops(sch, loss, 1)[0])
+    sch.vectorize(last_loops(sch, best, 1)[0])
+    element, lane = last_loops(sch, loss, 2)
+    if spec.block_size <= UNROLLED_BLOCK:
+        sch.unroll(element)
+    init = sch.decompose_reduction(loss, element)
+    sch.vectorize(last_loops(sch, init, 1)[0])
+    init = sch.decompose_reduction(best, candidate)
+    sch.vectorize(last_loops(sch, init, 1)[0])
+
+
+UNROLLED_BLOCK = 16
+"""Largest block whose weights are kept in registers during the sweep: one vector per element."""
+
+
+def copy_sketches(block_name: str) -> list[Sketch]:
+    """Sketches of `blockscale.tir.swizzle`: rows in parallel, the copied bytes as they come."""
+
+    def rows_in_parallel(sch: Schedule, choose: Choose) -> None:
+        sch.parallel(sch.get_loops(sch.get_sblock(block_name))[0])
+
+    return [rows_in_parallel]

@@ -1,0 +1,197 @@
+"""Quantise to E2M1 with block scales: NVFP4 (16 elements, E4M3) and MXFP4 (32 elements, E8M0).
+
+In IEEE float32, with g the global scale and amax the largest magnitude of a block (or given):
+
+    NVFP4:         s = E4M3(amax / (6 * g))                         saturating at 448
+    MXFP4, ceil:   s = the least power of two >= amax / (6 * g)     in 2^-127 .. 2^127
+    MXFP4, floor:  s = 2^(floor(log2(amax / g)) - 2)                in 2^-127 .. 2^127 (the OCP rule)
+    code = E2M1(x / (s * g)); zero with the sign of x where s is 0
+
+A block of zeros has the zero scale byte, whatever g is.  A NaN makes its block's scale NaN and all its
+codes 7.  Two codes a byte, the even element in the low nibble.
+
+A row's blocks are computed in tiles of ``TILE``, so that a schedule can treat the scales of a tile as one
+vector; a partial tile repeats the row's last block, which writes the same bytes again.
+"""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.ir import Expr as PrimExpr
+from tvm.script import tirx as T
+from tvm.tirx import PrimFunc
+
+from blockscale.specs import Quantize
+from blockscale.tir import formats
+from blockscale.tir.common import fix_shape, i64, tiles_of, widen
+from blockscale.tir.layouts import index_128x4, padded_128x4
+
+TILE = 16
+"""Blocks of a row whose scales are computed together."""
+
+
+def tile_block(t: PrimExpr, i: PrimExpr, blocks: PrimExpr) -> PrimExpr:
+    """Block ``i`` of tile ``t``, at most the last one."""
+    return tirx.Min(t * i64(TILE) + i, blocks - i64(1))
+
+
+def scale_byte(spec: Quantize, amax_bits: PrimExpr, g: PrimExpr) -> PrimExpr:
+    """Scale byte (int32) of a block from the bits of its largest magnitude."""
+    amax = formats.from_bits(amax_bits)
+    six = formats.const(6.0, amax, "float32")
+    if spec.fmt == "nvfp4":
+        byte = formats.e4m3_encode(amax / (six * g))
+    elif spec.rounding == "ceil":
+        byte = formats.e8m0_encode_ceil(amax / (six * g))
+    else:
+        byte = formats.e8m0_encode_floor(amax / g)
+    zero = formats.const(0, amax_bits, "int32")
+    return tirx.Select(amax_bits > zero, byte, zero)
+
+
+def element_code(spec: Quantize, x: PrimExpr, divisor: PrimExpr, byte: PrimExpr) -> PrimExpr:
+    """E2M1 code (int32) of an element."""
+    code = formats.e2m1_encode(x / divisor)
+    if spec.fmt == "mxfp4":
+        return code
+    sign = (formats.bits_of(x) >> formats.const(28, x, "int32")) & formats.const(8, x, "int32")
+    return tirx.Select(byte > formats.const(0, byte, "int32"), code, sign)
+
+
+def pack_codes(even: PrimExpr, odd: PrimExpr) -> PrimExpr:
+    """Byte of two codes (int32): the even element in the low nibble."""
+    return formats.cast(even | (odd << 4), "uint8")
+
+
+def quantize(spec: Quantize, rows: int | None = None, cols: int | None = None) -> PrimFunc:
+    """Return the kernel ``(x[rows, cols], (block_amax), global_scale) -> packed, block_scale``."""
+    block, half, tile = i64(spec.block), i64(spec.block // 2), i64(TILE)
+    swizzled = spec.layout == "128x4"
+
+    def scale_shape(rows: PrimExpr, blocks: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
+        return padded_128x4(rows, blocks) if swizzled else (rows, blocks)
+
+    @T.inline
+    def given_amax(block_amax, amax, rows, blocks):
+        for r, t, i in T.grid(rows, tiles_of(blocks, TILE), tile):
+            with T.sblock("amax"):
+                vr, vt, vi = T.axis.remap("SSS", [r, t, i])
+                amax[vr, vt, vi] = formats.abs_bits(
+                    block_amax[vr * blocks + tile_block(vt, vi, blocks)]
+                )
+
+    @T.inline
+    def own_amax(x, magnitude, amax, rows, blocks):
+        for r, t, i, e in T.grid(rows, tiles_of(blocks, TILE), tile, block):
+            with T.sblock("magnitude"):
+                vr, vt, vi, ve = T.axis.remap("SSSS", [r, t, i, e])
+                magnitude[vr, vt, vi, ve] = formats.abs_bits(
+                    widen(x[vr, tile_block(vt, vi, blocks) * block + ve])
+                )
+        for r, t, i, e in T.grid(rows, tiles_of(blocks, TILE), tile, block):
+            with T.sblock("amax"):
+                vr, vt, vi, ve = T.axis.remap("SSSR", [r, t, i, e])
+                with T.init():
+                    amax[vr, vt, vi] = 0
+                amax[vr, vt, vi] = T.max(amax[vr, vt, vi], magnitude[vr, vt, vi, ve])
+
+    @T.inline
+    def encode(x, amax, byte, divisor, code, global_scale, packed, rows, blocks):
+        for r, t, i in T.grid(rows, tiles_of(blocks, TILE), tile):
+            with T.sblock("scale"):
+                vr, vt, vi = T.axis.remap("SSS", [r, t, i])
+                byte[vr, vt, vi] = scale_byte(spec, amax[vr, vt, vi], global_scale[0])
+        for r, t, i in T.grid(rows, tiles_of(blocks, TILE), tile):
+            with T.sblock("divisor"):
+                vr, vt, vi = T.axis.remap("SSS", [r, t, i])
+                divisor[vr, vt, vi] = (
+                    formats.scale_decode(spec.fmt, byte[vr, vt, vi]) * global_scale[0]
+                )
+        for r, t, i, e in T.grid(rows, tiles_of(blocks, TILE), tile, block):
+            with T.sblock("code"):
+                vr, vt, vi, ve = T.axis.remap("SSSS", [r, t, i, e])
+                code[vr, vt, vi, ve] = element_code(
+                    spec,
+                    widen(x[vr, tile_block(vt, vi, blocks) * block + ve]),
+                    divisor[vr, vt, vi],
+                    byte[vr, vt, vi],
+                )
+        for r, t, i, j in T.grid(rows, tiles_of(blocks, TILE), tile, half):
+            with T.sblock("pack"):
+                vr, vt, vi, vj = T.axis.remap("SSSS", [r, t, i, j])
+                packed[vr, tile_block(vt, vi, blocks) * half + vj] = pack_codes(
+                    code[vr, vt, vi, vj * i64(2)], code[vr, vt, vi, vj * i64(2) + i64(1)]
+                )
+
+    @T.inline
+    def store_scales(byte, block_scale, rows, blocks):
+        for r, t, i in T.grid(rows, tiles_of(blocks, TILE), tile):
+            with T.sblock("store_scale"):
+                vr, vt, vi = T.axis.remap("SSS", [r, t, i])
+                block_scale[vr, tile_block(vt, vi, blocks)] = T.Cast("uint8", byte[vr, vt, vi])
+
+    @T.inline
+    def store_swizzled(byte, block_scale, rows, blocks):
+        for r, c in T.grid(padded_128x4(rows, blocks)[0], padded_128x4(rows, blocks)[1]):
+            with T.sblock("store_scale"):
+                vr, vc = T.axis.remap("SS", [r, c])
+                block_scale[index_128x4(vr, vc, blocks)[0], index_128x4(vr, vc, blocks)[1]] = (
+                    T.Cast(
+                        "uint8",
+                        T.if_then_else(
+                            tirx.all(vr < rows, vc < blocks), byte[vr, vc // tile, vc % tile], 0
+                        ),
+                    )
+                )
+
+    store = store_swizzled if swizzled else store_scales
+    if spec.given_amax:
+
+        @T.prim_func(s_tir=True)
+        def main(
+            x_handle: T.handle,
+            amax_handle: T.handle,
+            global_scale: T.Buffer((i64(1),), "float32"),
+            packed_handle: T.handle,
+            scale_handle: T.handle,
+        ):
+            T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+            rows, cols = T.int64(), T.int64()
+            x = T.match_buffer(x_handle, (rows, cols), spec.dtype)
+            block_amax = T.match_buffer(amax_handle, (rows * cols // block,), "float32")
+            packed = T.match_buffer(packed_handle, (rows, cols // i64(2)), "uint8")
+            block_scale = T.match_buffer(scale_handle, scale_shape(rows, cols // block), "uint8")
+            shape = T.meta_var((rows, tiles_of(cols // block, TILE), tile))
+            amax = T.sblock_alloc_buffer(shape, "int32")
+            byte = T.sblock_alloc_buffer(shape, "int32")
+            divisor = T.sblock_alloc_buffer(shape, "float32")
+            code = T.sblock_alloc_buffer((*shape, block), "int32")
+            given_amax(block_amax, amax, rows, cols // block)
+            encode(x, amax, byte, divisor, code, global_scale, packed, rows, cols // block)
+            store(byte, block_scale, rows, cols // block)
+
+    else:
+
+        @T.prim_func(s_tir=True)
+        def main(
+            x_handle: T.handle,
+            global_scale: T.Buffer((i64(1),), "float32"),
+            packed_handle: T.handle,
+            scale_handle: T.handle,
+        ):
+            T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+            rows, cols = T.int64(), T.int64()
+            x = T.match_buffer(x_handle, (rows, cols), spec.dtype)
+            packed = T.match_buffer(packed_handle, (rows, cols // i64(2)), "uint8")
+            block_scale = T.match_buffer(scale_handle, scale_shape(rows, cols // block), "uint8")
+            shape = T.meta_var((rows, tiles_of(cols // block, TILE), tile))
+            magnitude = T.sblock_alloc_buffer((*shape, block), "int32")
+            amax = T.sblock_alloc_buffer(shape, "int32")
+            byte = T.sblock_alloc_buffer(shape, "int32")
+            divisor = T.sblock_alloc_buffer(shape, "float32")
+            code = T.sblock_alloc_buffer((*shape, block), "int32")
+            own_amax(x, magnitude, amax, rows, cols // block)
+            encode(x, amax, byte, divisor, code, global_scale, packed, rows, cols // block)
+            store(byte, block_scale, rows, cols // block)
+
+    return main if rows is None else fix_shape(main, "x", (rows, cols))
