@@ -6,6 +6,7 @@ Only ``tune``, ``build`` and ``logs check`` import tvm.
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import traceback
 from collections.abc import Iterable
@@ -159,6 +160,7 @@ def build(
     wanted = _specs(names)
     from blockscale.build import build as run
 
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     manifest = run(wanted, output, level=level, logs_dirs=list(logs_dirs) or None)
     if as_json:
         _print_json({"library": str(output), **manifest})

@@ -106,7 +106,7 @@ def find(workload: Workload, level: str, dirs: Sequence[Path | str]) -> LogHit |
     Raises:
         LogError: a log is damaged; the message names file and line.
     """
-    from blockscale.tuning.space import replay, sentence
+    from blockscale.tuning.space import sentence
 
     wanted = target_key(target_of(workload, level).export())
     for root in dirs:
@@ -120,7 +120,7 @@ def find(workload: Workload, level: str, dirs: Sequence[Path | str]) -> LogHit |
         if fitting:
             best = min(fitting, key=lambda r: r.us)
             try:
-                trace = replay(mod, best.trace).trace
+                trace = _replay(workload, level, mod, best.trace)
             except Exception as error:
                 raise LogError(
                     f"{folder.source(best)}: the trace does not apply to {workload.tag} "
@@ -128,6 +128,22 @@ def find(workload: Workload, level: str, dirs: Sequence[Path | str]) -> LogHit |
                 ) from error
             return LogHit(trace, best.us, folder.source(best))
     return None
+
+
+def _replay(workload: Workload, level: str, mod: Any, trace: list[Any]) -> Any:
+    """Return the trace as applied to ``mod``; raises what TensorIR says when it does not fit.
+
+    Intrinsics are registered by the sketches that use them, so those are drawn once if need be.
+    """
+    from blockscale.tuning.space import new_schedule, replay
+
+    try:
+        return replay(mod, trace).trace
+    except ValueError as error:
+        if "is not registered" not in str(error):
+            raise
+    workload.space(level)(new_schedule(mod))
+    return replay(mod, trace).trace
 
 
 def check(
@@ -191,7 +207,7 @@ def _check_folder(path: Path, make: Callable[[dict[str, Any]], Workload]) -> Ite
                 f"{path}", f"no record hits '{tag}': the IR of the op has changed; tune it again"
             )
         for record in hits:
-            yield from _check_record(folder, record, tag, mod, target)
+            yield from _check_record(folder, record, workload, level, mod, target)
     for record in folder.records:
         if folder.digests[record.workload] not in used:
             yield Problem(
@@ -200,16 +216,17 @@ def _check_folder(path: Path, make: Callable[[dict[str, Any]], Workload]) -> Ite
 
 
 def _check_record(
-    folder: _Folder, record: Record, tag: str, mod: Any, target: str
+    folder: _Folder, record: Record, workload: Workload, level: str, mod: Any, target: str
 ) -> Iterator[Problem]:
-    from blockscale.tuning.space import replay, sentence
+    from blockscale.tuning.space import sentence
 
+    tag = workload.tag
     where = folder.source(record)
     if not math.isfinite(record.us):
         yield Problem(where, f"{tag}: run times {list(record.run_secs)} are not valid; remove it")
     if target_key(record.target) != target:
         yield Problem(where, f"{tag}: is for target {target_key(record.target)}, not {target}")
     try:
-        replay(mod, record.trace)
+        _replay(workload, level, mod, record.trace)
     except Exception as error:
         yield Problem(where, f"{tag}: the trace does not replay ({sentence(error)}); tune it again")

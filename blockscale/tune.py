@@ -38,7 +38,8 @@ class TuneResult:
     """What a tuning session found.
 
     ``history`` has one dict per trial of this session: workload, trial, elapsed_s, us (infinite
-    when it failed), best_us, failed, kind ("default", "committed", "search"), error, date.
+    when it failed), best_us, failed, kind ("default", "recheck", "committed",
+    "search"), error, date.
     ``best`` and ``default`` are microseconds by workload and ``failed`` numbers of trials, over all
     sessions in the work folder; ``trials`` is how many this session made.  ``illegal`` counts the
     points of each space that TensorIR refused to schedule in this session: they cost nothing and

@@ -77,9 +77,7 @@ def linear_rows(
     sch.compute_at(decode, step, preserve_unit_loops=True)
     column, lane = last_loops(sch, decode, 2)
     sch.unroll(column)
-    for block in (decode, partial_sum, matmul):
-        sch.set_scope(block, 0, "local")
-    sch.tensorize(lane, x86.decode_row(width.level, "local"))
+    sch.tensorize(lane, x86.decode_row(width.level))
     keep_in_registers(sch, partial_sum, 3)
     keep_in_registers(sch, sch.decompose_reduction(partial_sum, step), 3)
 
@@ -126,10 +124,7 @@ def linear_panels(
     )
     sch.transform_layout(scale, ("write", 0), lambda n, b: (n // lanes, b, n % lanes))
     sch.transform_layout(widen, ("write", 0), lambda t, i, k: (t, k // pair, i * pair + k % pair))
-    scope = "global" if staged else "local"
-    sch.set_scope(decode, 0, scope)
-    sch.set_scope(matmul, 0, "local")
-    _tensorize_panel(sch, decode, lanes, x86.BLOCK_CODES, x86.decode_panel(width.level, compute, scope))
+    _tensorize_panel(sch, decode, lanes, x86.BLOCK_CODES, x86.decode_panel(width.level, compute))
     if spec.k // spec.block % x86.SCALE_GROUP == 0:
         name = x86.decode_panel_scales(width.level, spec.fmt)
         _tensorize_panel(sch, scale, lanes, x86.SCALE_GROUP, name)
@@ -163,7 +158,7 @@ def _schedule_panel_matmul(
     for loop in last_loops(sch, init, 4)[:-1]:
         sch.unroll(loop)
     if pair == 2:
-        sch.tensorize(lane, x86.dot_bf16("local" if unroll else "global"))
+        sch.tensorize(lane, x86.dot_bf16())
 
 
 def _schedule_widen(sch: Schedule, spec: Linear, width: x86.Width, inline: bool) -> None:

@@ -36,8 +36,6 @@ def quantize(sch: Schedule, choose: Choose, spec: Quantize) -> None:
     block_loop = last_loops(sch, code, 2)[0]
     sch.reverse_compute_at(pack, block_loop, preserve_unit_loops=True)
     sch.compute_at(amax, task, preserve_unit_loops=True)
-    for block in (amax, divisor, code, *([scale] if linear else [])):
-        sch.set_scope(block, 0, "local")
     for block in (divisor, scale):
         vectorize_last(sch, block, TILE, TILE)
     vectorize_last(sch, code, spec.block, spec.block)
@@ -45,7 +43,6 @@ def quantize(sch: Schedule, choose: Choose, spec: Quantize) -> None:
     if not spec.given_amax:
         magnitude = sch.get_sblock("magnitude")
         sch.compute_at(magnitude, last_loops(sch, amax, 2)[0], preserve_unit_loops=True)
-        sch.set_scope(magnitude, 0, "local")
         vectorize_last(sch, magnitude, spec.block, spec.block)
         element = last_loops(sch, amax, 1)[0]
         sch.decompose_reduction(amax, element)
@@ -65,10 +62,9 @@ def dequantize(sch: Schedule, choose: Choose, spec: Dequantize, width: x86.Width
     sch.parallel(task)
     sch.compute_at(decode, block, preserve_unit_loops=True)
     sch.compute_at(scale, task, preserve_unit_loops=True)
-    sch.set_scope(decode, 0, "local")
     element = last_loops(sch, decode, 1)[0]
     _, lane = sch.split(element, [None, width.lanes])
-    sch.tensorize(lane, x86.decode_row(width.level, "local"))
+    sch.tensorize(lane, x86.decode_row(width.level))
     vectorize_last(sch, out, spec.block, spec.block)
     if spec.layout == "linear":
         vectorize_last(sch, scale, TILE, TILE)
@@ -89,10 +85,6 @@ def scale_sweep(sch: Schedule, choose: Choose, spec: ScaleSweep) -> None:
     sch.compute_at(loss, candidate, preserve_unit_loops=True)
     weight = sch.get_sblock("weight")
     sch.compute_at(weight, task, preserve_unit_loops=True)
-    for block in (weight, loss):
-        sch.set_scope(block, 0, "local")
-    for buffer_index in (0, 1):
-        sch.set_scope(best, buffer_index, "local")
     sch.vectorize(last_loops(sch, loss, 1)[0])
     sch.vectorize(last_loops(sch, best, 1)[0])
     element, lane = last_loops(sch, loss, 2)

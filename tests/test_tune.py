@@ -17,7 +17,7 @@ from fake_workload import COLS, EXPORTER, FakeSpec, FakeWorkload
 
 from blockscale import host, logs
 from blockscale.tune import commit, tune
-from blockscale.tuning import records
+from blockscale.tuning import records, task
 from blockscale.tuning.model import Search
 from blockscale.tuning.space import Space
 from blockscale.tuning.store import Lock, folder_of
@@ -27,13 +27,21 @@ POINTS = 3 * 4
 """Points of the space with 4 rows: tiles (4,1) (2,2) (1,4) x steps 1, 2, 4, 8."""
 
 
-def small(trap: str = "none", cols: int = COLS) -> FakeWorkload:
-    return FakeWorkload(FakeSpec(cols, trap), rows=4)
+def small(cols: int = COLS) -> FakeWorkload:
+    return FakeWorkload(FakeSpec(cols), rows=4)
 
 
 def run(workload: FakeWorkload, work_dir: Path, **options):
     options = {"seconds": 60.0, "progress": False, "exporter": EXPORTER} | options
     return tune([workload], work_dir=work_dir, **options)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_rechecks():
+    """A default is measured again when it seems slow: the machine's load must not decide here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(task, "_SUSPECT", math.inf)
+        yield
 
 
 def database(work_dir: Path) -> Path:
@@ -65,11 +73,12 @@ def test_the_first_trial_is_the_default_and_the_limit_of_trials_holds(tuned):
 
 
 def test_a_second_session_goes_on_and_measures_no_point_twice(tuned):
-    work_dir, _, second, _ = tuned
-    assert second.trials == POINTS + 1 - 5
+    work_dir, first, second, _ = tuned
+    assert first.trials + second.trials == POINTS + 1
     assert second.history[0]["trial"] == 5
     found = records.read_records(database(work_dir))
-    assert len({r.key for r in found}) == len(found) == POINTS + 1
+    assert len({r.key for r in found}) == POINTS + 1
+    assert len(found) == first.trials + second.trials
     assert second.best[small().tag] == min(r.us for r in found)
     assert run(small(), work_dir).trials == 0
 
@@ -93,14 +102,15 @@ def test_the_history_on_disk_has_every_trial(tuned):
     ],
 )
 def test_a_failing_candidate_is_counted_and_does_not_stop_the_tuning(tmp_path, trap, error):
-    result = run(small(trap), tmp_path, timeouts=(2.0, 5.0))
+    workload = FakeWorkload(FakeSpec(trap=trap), rows=2)  # 2 tiles x 4 steps
+    result = run(workload, tmp_path, timeouts=(2.0, 5.0))
     failed = [line for line in result.history if line["failed"]]
-    assert [line["error"] for line in failed] == [error] * 3
+    assert [line["error"] for line in failed] == [error] * 2
     assert all(line["us"] == math.inf for line in failed)
-    assert result.failed == {small(trap).tag: 3}
-    assert result.trials == POINTS + 1
-    assert math.isfinite(result.best[small(trap).tag])
-    assert sum(math.isinf(r.us) for r in records.read_records(database(tmp_path))) == 3
+    assert result.failed == {workload.tag: 2}
+    assert result.trials == 2 * 4 + 1
+    assert math.isfinite(result.best[workload.tag])
+    assert sum(math.isinf(r.us) for r in records.read_records(database(tmp_path))) == 2
 
 
 def test_the_time_limit_holds_with_candidates_that_hang(tmp_path):
@@ -115,6 +125,8 @@ import sys
 sys.path[:0] = {path!r}
 from fake_workload import *
 from blockscale.tune import tune
+from blockscale.tuning import task
+task._SUSPECT = float("inf")
 tune([FakeWorkload(rows=1024)], seconds=600, work_dir={work_dir!r}, exporter=EXPORTER)
 """
 
@@ -140,7 +152,8 @@ def test_kill_9_loses_no_finished_trial(tmp_path):
     assert result.history[0]["trial"] == len(finished)
     after = records.read_records(path.parent)
     assert after[: len(finished)] == finished
-    assert len({r.key for r in after}) == len(after) == len(finished) + 3
+    assert len(after) == len(finished) + 3
+    assert len({r.key for r in after}) == len(after)
     assert not [pid for pid in workers if _alive(pid)]
 
 
@@ -173,9 +186,9 @@ def test_a_torn_last_line_is_dropped_with_a_message_and_a_copy(tuned, tmp_path):
     records.repair_tail(path.parent, said.append)
     assert path.read_bytes() == whole
     assert path.with_name(f"{records.RECORDS}.torn").read_bytes() == torn
-    assert said == [
-        f"{path}:{POINTS + 2}: dropped a torn last line (the file as found: {records.RECORDS}.torn)"
-    ]
+    [message] = said
+    assert message.startswith(f"{path}:{len(torn.splitlines())}: dropped a torn last line")
+    assert f"{records.RECORDS}.torn" in message
 
 
 def test_a_torn_line_is_repaired_when_tuning_goes_on(tuned, tmp_path, capfd):
@@ -185,7 +198,7 @@ def test_a_torn_line_is_repaired_when_tuning_goes_on(tuned, tmp_path, capfd):
     path.write_bytes(whole[:-40])  # the last trial is lost, and made again
     assert run(small(), work_dir).trials == 1
     assert "dropped a torn last line" in capfd.readouterr().err
-    assert len(records.read_records(path.parent)) == POINTS + 1
+    assert len({r.key for r in records.read_records(path.parent)}) == POINTS + 1
 
 
 def test_damage_in_the_middle_is_an_error_that_names_the_line(tuned, tmp_path):
@@ -227,6 +240,14 @@ def test_the_openmp_exporter_measures_what_is_shipped(tmp_path):
     result = tune(both, seconds=60.0, trials=6, work_dir=tmp_path, progress=False)
     assert [line["error"] for line in result.history] == [None] * 6
     assert {line["workload"] for line in result.history} == {w.tag for w in both}
+
+
+def test_a_default_that_seems_slow_is_measured_once_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(task, "_SUSPECT", 0.0)
+    result = run(small(), tmp_path, trials=4)
+    kinds = [line["kind"] for line in result.history]
+    assert kinds == ["default", "recheck", "search", "search"]
+    assert result.default == {small().tag: min(line["us"] for line in result.history[:2])}
 
 
 def test_the_search_finds_the_best_point_without_measuring_all():

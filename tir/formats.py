@@ -135,7 +135,9 @@ def e2m1_round(x: PrimExpr) -> PrimExpr:
     # Adding and subtracting 2^22, 2^23, 2^24 rounds to multiples of 0.5, 1 and 2, ties to even.
     above_two = tirx.Select(x < _f32(4.0, x), _f32(2.0**23, x), _f32(2.0**24, x))
     magic = tirx.Select(x < _f32(2.0, x), _f32(2.0**22, x), above_two)
-    return (tirx.Select(x < _f32(6.0, x), x, _f32(6.0, x)) + magic) - magic
+    shifted = tirx.Select(x < _f32(6.0, x), x, _f32(6.0, x)) + magic
+    # The way through the bits keeps TVM's simplifier from cancelling the two.
+    return from_bits(bits_of(shifted)) - magic
 
 
 def e4m3_decode(byte: PrimExpr) -> PrimExpr:

@@ -135,7 +135,9 @@ def _summary(best: Record, history: list[dict[str, Any]]) -> dict[str, Any]:
     import tvm
     import tvm_ffi
 
-    defaults = [h["us"] for h in history if h["kind"] == "default" and h["us"] is not None]
+    defaults = [
+        h["us"] for h in history if h["kind"] in ("default", "recheck") and h["us"] is not None
+    ]
     return {
         "best_us": round(best.us, 3),
         "default_us": round(min(defaults), 3) if defaults else None,

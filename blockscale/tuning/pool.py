@@ -27,9 +27,10 @@ _TIMEOUT = "timeout"
 _START_TIMEOUT_S = 60.0
 
 _SPIN_COUNT = "100000"
-"""How long an idle OpenMP thread of a measurement spins before it sleeps: microseconds.  libgomp's
-default is milliseconds: on a loaded machine (2 cores of an AMD EPYC) a kernel of 8 us then took
-16 ms in every run, its two threads on one core; this costs it 1.5 us when nothing else runs."""
+"""How long an idle OpenMP thread of a measurement spins before it sleeps: about 1 ms, a third of
+libgomp's default.  2 cores of an AMD EPYC, a kernel of 8 us: with 2000 it often stuck at 110 us and
+with 20000 at 1 ms, waking and falling asleep in every run; with the default, beside two busy
+processes, at 16 ms, both threads on one core."""
 
 _START = (
     "import sys; sys.path[:] = {path!r}; "
@@ -74,7 +75,7 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={"OMP_PROC_BIND": "true", **os.environ},
+                env={"GOMP_SPINCOUNT": _SPIN_COUNT, **os.environ},
                 start_new_session=True,
             )
         os.close(reading)

@@ -19,6 +19,10 @@ from blockscale.tuning.worker import Argument, Timing
 _MAX_ILLEGAL = 64
 """Proposals in a row that TensorIR refuses before a workload is given up."""
 
+_SUSPECT = 4.0
+"""A default schedule that seems so many times slower than the best is measured once more: it came
+first, and what is measured first in a process is most often disturbed."""
+
 
 @dataclass
 class Candidate:
@@ -26,7 +30,7 @@ class Candidate:
 
     task: Task
     kind: str
-    """"default", "committed" (from a log) or "search"."""
+    """"default", "recheck" (default, once more), "committed" (from a log) or "search"."""
     trace: Any
     module: bytes
     point: Point | None
@@ -69,6 +73,7 @@ class Task:
         for record in known:
             self._recall(record, default_key)
         self.measured_default = math.isfinite(self.default_us)
+        self._rechecked = False
         self.referenced = False
         self._pending_seeds = [s for s in self.seeds if not self._is_known(s[0])]
 
@@ -136,9 +141,10 @@ class Task:
                 self.messages.append(f"{self.tag}: the schedule of {source} no longer applies")
             else:
                 found.append(made)
-        if found:
-            return found
-        return self._search(count)
+        if not found and not self._rechecked and self.default_us > _SUSPECT * self.best_us:
+            self._rechecked = True
+            found.append(self._candidate("recheck", self._default, True))
+        return found or self._search(count)
 
     def _search(self, count: int) -> list[Candidate]:
         found: list[Candidate] = []
@@ -180,9 +186,11 @@ class Task:
         """Take over the result of ``candidate`` (infinite: it failed)."""
         self.trials += 1
         self.failed += math.isinf(us)
-        if candidate.kind == "default":
+        if candidate.kind in ("default", "recheck"):
             self.default_us = min(self.default_us, us)
-            if math.isinf(us):  # not the fault of a candidate: searching would be blind
+            if math.isinf(
+                self.default_us
+            ):  # not the fault of a candidate: searching would be blind
                 self.finished = True
                 self._pending_seeds = []
                 self.messages.append(f"{self.tag}: not tuned, since its default schedule failed")

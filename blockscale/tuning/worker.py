@@ -46,17 +46,22 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Timing:
-    """How a candidate is timed: ``repeats`` times, and the faster half is kept.
+    """How a candidate is timed: in rounds of repeats, of which the faster half is kept.
 
-    What makes the slower half slow is other processes.
+    What makes the slower half slow is other processes.  Pausing between rounds lets the system
+    place the threads anew.
     """
 
-    repeats: int = 10
-    min_repeat_ms: int = 5
+    rounds: int = 3
+    repeats: int = 4
+    min_repeat_ms: int = 4
     flush: bool = False
     """Flush every argument but the first out of the cache before each run: weights stream."""
     give_up_us: float = float("inf")
     """A candidate slower than this is not timed further."""
+
+
+_PAUSE_S = 0.01
 
 
 def build(module: bytes, target: str, exporter: str, out: str) -> None:
@@ -106,19 +111,32 @@ def _times(module: Any, tensors: list[Any], timing: Timing) -> tuple[float, ...]
             min_repeat_ms=min_repeat_ms,
             f_preproc=f_preproc,
         )
-        times = sorted(map(float, evaluator(*tensors).results))
-        return times[: max(1, len(times) // 2)]
+        return list(map(float, evaluator(*tensors).results))
 
     run = module["main"]
     warm_until = time.perf_counter() + _warm_up_s.pop() if _warm_up_s else 0.0
     while time.perf_counter() < warm_until:
         run(*tensors)
-    first = evaluate(3, 1)
-    if min(first) * 1e6 > timing.give_up_us:
-        return tuple(first)
-    if timing.flush:
-        return tuple(evaluate(2 * timing.repeats, 0, flush=True))
-    return tuple(evaluate(timing.repeats, timing.min_repeat_ms))
+    first: list[float] = []
+    for _ in range(timing.rounds):
+        first += evaluate(2, 1)
+        if min(first) * 1e6 <= timing.give_up_us:
+            break
+        time.sleep(_PAUSE_S)
+    else:
+        return _faster_half(first)
+    times: list[float] = []
+    for _ in range(timing.rounds):
+        if timing.flush:
+            times += evaluate(2 * timing.repeats, 0, flush=True)
+        else:
+            times += evaluate(timing.repeats, timing.min_repeat_ms)
+        time.sleep(_PAUSE_S)
+    return _faster_half(times)
+
+
+def _faster_half(times: list[float]) -> tuple[float, ...]:
+    return tuple(sorted(times)[: max(1, len(times) // 2)])
 
 
 _warm_up_s = [0.3]

@@ -81,7 +81,7 @@ def _row_codes(packed: PrimExpr, lanes: int) -> PrimExpr:
 
 
 @cache
-def decode_row(level: str, scope: str) -> str:
+def decode_row(level: str) -> str:
     """Register and name: one vector of weights along k, float32, times its block scale."""
     lanes = WIDTHS[level].lanes
     count, half = i64(lanes), i64(lanes // 2)
@@ -91,7 +91,7 @@ def decode_row(level: str, scope: str) -> str:
     def desc(packed: T.handle, scale: T.handle, weight: T.handle):
         P = T.match_buffer(packed, (half,), "uint8", align=1, offset_factor=1)
         S = T.match_buffer(scale, (one,), "float32", offset_factor=1)
-        W = T.match_buffer(weight, (count,), "float32", offset_factor=1, scope=scope)
+        W = T.match_buffer(weight, (count,), "float32", offset_factor=1)
         with T.sblock("root"):
             T.reads(P[0:half], S[0:one])
             T.writes(W[0:count])
@@ -104,11 +104,11 @@ def decode_row(level: str, scope: str) -> str:
     def impl(packed: T.handle, scale: T.handle, weight: T.handle):
         P = T.match_buffer(packed, (half,), "uint8", align=1, offset_factor=1)
         S = T.match_buffer(scale, (one,), "float32", offset_factor=1)
-        W = T.match_buffer(weight, (count,), "float32", offset_factor=1, scope=scope)
+        W = T.match_buffer(weight, (count,), "float32", offset_factor=1)
         with T.sblock("root"):
             T.reads(P[0:half], S[0:one])
             T.writes(W[0:count])
-            codes = T.alloc_buffer((count,), "int32", scope="local")
+            codes = T.alloc_buffer((count,), "int32")
             codes[T.ramp(i64(0), one, lanes)] = _row_codes(
                 P.vload([i64(0)], f"uint8x{lanes // 2}"), lanes
             )
@@ -116,7 +116,7 @@ def decode_row(level: str, scope: str) -> str:
                 level, codes.vload([i64(0)], f"int32x{lanes}")
             ) * T.broadcast(S[0], lanes)
 
-    return _register(f"e2m1_row_{level}_{lanes}_{scope}", desc, impl)
+    return _register(f"e2m1_row_{level}_{lanes}", desc, impl)
 
 
 def _panel_words(rows: list[PrimExpr]) -> PrimExpr:
@@ -125,7 +125,7 @@ def _panel_words(rows: list[PrimExpr]) -> PrimExpr:
 
 
 @cache
-def decode_panel(level: str, compute: str, scope: str) -> str:
+def decode_panel(level: str, compute: str) -> str:
     """Register and name: 16 weights of each of ``lanes`` rows, one vector per k, lanes over the rows.
 
     float32: ``W[k, lane]``; bfloat16: ``W[k / 2, 2 * lane + k % 2]``, pairs as VDPBF16PS takes them.
@@ -141,7 +141,7 @@ def decode_panel(level: str, compute: str, scope: str) -> str:
     def desc(packed: T.handle, scale: T.handle, weight: T.handle):
         P = T.match_buffer(packed, (L, half), "uint8", align=1, offset_factor=1, strides=[T.int64(), one])
         S = T.match_buffer(scale, (one, L), "float32", offset_factor=1)
-        W = T.match_buffer(weight, (vectors, width), operand, offset_factor=1, scope=scope)
+        W = T.match_buffer(weight, (vectors, width), operand, offset_factor=1)
         with T.sblock("root"):
             T.reads(P[0:L, 0:half], S[0:one, 0:L])
             T.writes(W[0:vectors, 0:width])
@@ -169,11 +169,11 @@ def decode_panel(level: str, compute: str, scope: str) -> str:
     def impl(packed: T.handle, scale: T.handle, weight: T.handle):
         P = T.match_buffer(packed, (L, half), "uint8", align=1, offset_factor=1, strides=[T.int64(), one])
         S = T.match_buffer(scale, (one, L), "float32", offset_factor=1)
-        W = T.match_buffer(weight, (vectors, width), operand, offset_factor=1, scope=scope)
+        W = T.match_buffer(weight, (vectors, width), operand, offset_factor=1)
         with T.sblock("root"):
             T.reads(P[0:L, 0:half], S[0:one, 0:L])
             T.writes(W[0:vectors, 0:width])
-            words = T.alloc_buffer((two, L), "int32", scope="local")
+            words = T.alloc_buffer((two, L), "int32")
             for h in T.unroll(two):
                 words[h, T.ramp(i64(0), one, lanes)] = _panel_words(
                     [P.vload([i64(row), h * quad], "uint8x4") for row in range(lanes)]
@@ -186,7 +186,7 @@ def decode_panel(level: str, compute: str, scope: str) -> str:
                         S.vload([i64(0), i64(0)], f"float32x{lanes}"),
                     )
 
-    return _register(f"e2m1_panel_{level}_{lanes}x{BLOCK_CODES}_{compute}_{scope}", desc, impl)
+    return _register(f"e2m1_panel_{level}_{lanes}x{BLOCK_CODES}_{compute}", desc, impl)
 
 
 SCALE_GROUP = 4
@@ -218,7 +218,7 @@ def decode_panel_scales(level: str, fmt: str) -> str:
         with T.sblock("root"):
             T.reads(B[0:L, 0:count])
             T.writes(V[0:count, 0:L])
-            words = T.alloc_buffer((L,), "int32", scope="local")
+            words = T.alloc_buffer((L,), "int32")
             words[T.ramp(i64(0), one, lanes)] = _panel_words(
                 [B.vload([i64(row), i64(0)], "uint8x4") for row in range(lanes)]
             )
@@ -251,15 +251,15 @@ declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloa
 
 
 @cache
-def dot_bf16(scope: str) -> str:
+def dot_bf16() -> str:
     """Register and name: ``acc[lane] += a[0] * w[lane, 0] + a[1] * w[lane, 1]`` (VDPBF16PS)."""
     lanes = 16
     L, pair, width, one = i64(lanes), i64(2), i64(2 * lanes), i64(1)
     @T.prim_func(s_tir=True)
     def desc(a: T.handle, w: T.handle, acc: T.handle):
         A = T.match_buffer(a, (pair,), "uint16", offset_factor=1)
-        W = T.match_buffer(w, (width,), "uint16", offset_factor=1, scope=scope)
-        C = T.match_buffer(acc, (L,), "float32", offset_factor=1, scope="local")
+        W = T.match_buffer(w, (width,), "uint16", offset_factor=1)
+        C = T.match_buffer(acc, (L,), "float32", offset_factor=1)
         with T.sblock("root"):
             T.reads(C[0:L], A[0:pair], W[0:width])
             T.writes(C[0:L])
@@ -271,8 +271,8 @@ def dot_bf16(scope: str) -> str:
     @T.prim_func(s_tir=True)
     def impl(a: T.handle, w: T.handle, acc: T.handle):
         A = T.match_buffer(a, (pair,), "uint16", offset_factor=1)
-        W = T.match_buffer(w, (width,), "uint16", offset_factor=1, scope=scope)
-        C = T.match_buffer(acc, (L,), "float32", offset_factor=1, scope="local")
+        W = T.match_buffer(w, (width,), "uint16", offset_factor=1)
+        C = T.match_buffer(acc, (L,), "float32", offset_factor=1)
         with T.sblock("root"):
             T.reads(C[0:L], A[0:pair], W[0:width])
             T.writes(C[0:L])
@@ -284,7 +284,7 @@ def dot_bf16(scope: str) -> str:
                 T.reinterpret("int32x16", W.vload([i64(0)], "uint16x32")),
             )
 
-    return _register(f"vdpbf16ps_{lanes}x2_{scope}", desc, impl)
+    return _register(f"vdpbf16ps_{lanes}x2", desc, impl)
 
 
 @cache
@@ -301,8 +301,8 @@ def lane_sum(level: str) -> str:
 
     @T.prim_func(s_tir=True)
     def desc(partial: T.handle, total: T.handle):
-        R = T.match_buffer(partial, (L,), "float32", offset_factor=1, scope="local")
-        C = T.match_buffer(total, (one,), "float32", offset_factor=1, scope="local")
+        R = T.match_buffer(partial, (L,), "float32", offset_factor=1)
+        C = T.match_buffer(total, (one,), "float32", offset_factor=1)
         with T.sblock("root"):
             T.reads(C[0], R[0:L])
             T.writes(C[0])
@@ -313,8 +313,8 @@ def lane_sum(level: str) -> str:
 
     @T.prim_func(s_tir=True)
     def impl(partial: T.handle, total: T.handle):
-        R = T.match_buffer(partial, (L,), "float32", offset_factor=1, scope="local")
-        C = T.match_buffer(total, (one,), "float32", offset_factor=1, scope="local")
+        R = T.match_buffer(partial, (L,), "float32", offset_factor=1)
+        C = T.match_buffer(total, (one,), "float32", offset_factor=1)
         with T.sblock("root"):
             T.reads(C[0], R[0:L])
             T.writes(C[0])
@@ -336,8 +336,8 @@ def lane_max(count: int) -> str:
 
     @T.prim_func(s_tir=True)
     def desc(values: T.handle, largest: T.handle):
-        V = T.match_buffer(values, (L,), "int32", offset_factor=1, scope="local")
-        M = T.match_buffer(largest, (one,), "int32", offset_factor=1, scope="local")
+        V = T.match_buffer(values, (L,), "int32", offset_factor=1)
+        M = T.match_buffer(largest, (one,), "int32", offset_factor=1)
         with T.sblock("root"):
             T.reads(M[0], V[0:L])
             T.writes(M[0])
@@ -348,8 +348,8 @@ def lane_max(count: int) -> str:
 
     @T.prim_func(s_tir=True)
     def impl(values: T.handle, largest: T.handle):
-        V = T.match_buffer(values, (L,), "int32", offset_factor=1, scope="local")
-        M = T.match_buffer(largest, (one,), "int32", offset_factor=1, scope="local")
+        V = T.match_buffer(values, (L,), "int32", offset_factor=1)
+        M = T.match_buffer(largest, (one,), "int32", offset_factor=1)
         with T.sblock("root"):
             T.reads(M[0], V[0:L])
             T.writes(M[0])
@@ -365,7 +365,7 @@ def pack_row(count: int) -> str:
 
     @T.prim_func(s_tir=True)
     def desc(codes: T.handle, packed: T.handle):
-        C = T.match_buffer(codes, (L,), "int32", offset_factor=1, scope="local")
+        C = T.match_buffer(codes, (L,), "int32", offset_factor=1)
         P = T.match_buffer(packed, (half,), "uint8", align=1, offset_factor=1)
         with T.sblock("root"):
             T.reads(C[0:L])
@@ -377,7 +377,7 @@ def pack_row(count: int) -> str:
 
     @T.prim_func(s_tir=True)
     def impl(codes: T.handle, packed: T.handle):
-        C = T.match_buffer(codes, (L,), "int32", offset_factor=1, scope="local")
+        C = T.match_buffer(codes, (L,), "int32", offset_factor=1)
         P = T.match_buffer(packed, (half,), "uint8", align=1, offset_factor=1)
         with T.sblock("root"):
             T.reads(C[0:L])
