@@ -52,10 +52,18 @@ def linear_sketches(spec: Linear, level: str, row_tile: int, compute: str) -> li
 def linear_rows(
     sch: Schedule, choose: Choose, spec: Linear, width: x86.Width, row_tile: int
 ) -> None:
-    """Lanes along k: every weight vector is decoded into a register and used for all rows of a tile."""
+    """Lanes along k: weights are decoded into registers and used for all rows of a tile."""
     lanes = width.lanes
-    matmul, epilogue = sch.get_sblock("matmul"), sch.get_sblock("epilogue")
-    _, lane = sch.split(sch.get_loops(matmul)[-1], [None, lanes])
+    words = spec.k % (WORD_CODES * lanes) == 0
+    matmul, epilogue, decode, scale, widen = (
+        sch.get_sblock(name) for name in ("matmul", "epilogue", "decode", "block_scale", "widen")
+    )
+    k = sch.get_loops(matmul)[-1]
+    if words:
+        sch.compute_inline(decode)
+        _, lane, _ = sch.split(k, [None, lanes, WORD_CODES])
+    else:
+        _, lane = sch.split(k, [None, lanes])
     partial_sum = sch.rfactor(lane, 3)
 
     most = max(1, (width.registers - LOOP_REGISTERS) // row_tile)
@@ -70,25 +78,56 @@ def linear_rows(
     sch.parallel(task)
     sch.compute_at(matmul, tile, preserve_unit_loops=True)
     sch.compute_at(partial_sum, tile, preserve_unit_loops=True)
+    sch.compute_at(scale, task, preserve_unit_loops=True)
+    vectorize_last(sch, scale, spec.k // spec.block, lanes)
+    if words:
+        _dot_words(sch, spec, width, partial_sum, widen)
+    else:
+        _dot_vectors(sch, spec, width, partial_sum, decode)
+    lane, unit, row, column = last_loops(sch, matmul, 4)
+    sch.reorder(unit, row, column, lane)
+    sch.decompose_reduction(matmul, lane)
+    sch.tensorize(lane, x86.lane_sum(width.level))
+    if words or row_tile > 1 or spec.dtype != "float32":
+        vectorize_last(sch, widen, spec.k, lanes)
+    else:
+        sch.compute_inline(widen)
 
+
+WORD_CODES = 8
+"""E2M1 codes of a 32-bit word."""
+
+
+def _dot_words(
+    sch: Schedule, spec: Linear, width: x86.Width, partial_sum: SBlockRV, widen: SBlockRV
+) -> None:
+    """Each lane takes a word of 8 codes; activations are laid out to match."""
+    lanes, depth = width.lanes, width.lanes * WORD_CODES
+    lane, unit, row, column, step, code = last_loops(sch, partial_sum, 6)
+    sch.reorder(step, unit, row, column, lane, code)
+    for loop in (unit, row, column):
+        sch.unroll(loop)
+    keep_in_registers(sch, sch.decompose_reduction(partial_sum, step), 3)
+    sch.transform_layout(
+        widen,
+        ("write", 0),
+        lambda t, i, k: (t, i, k // depth, k % WORD_CODES, k % depth // WORD_CODES),
+    )
+    sch.tensorize(lane, x86.dot_row(width.level, spec.block))
+
+
+def _dot_vectors(
+    sch: Schedule, spec: Linear, width: x86.Width, partial_sum: SBlockRV, decode: SBlockRV
+) -> None:
+    """Each lane takes one code: for K that is no multiple of a vector of words."""
     lane, unit, row, column, step = last_loops(sch, partial_sum, 5)
     sch.reorder(step, unit, row, column, lane)
-    decode = sch.get_sblock("decode")
     sch.compute_at(decode, step, preserve_unit_loops=True)
     column, lane = last_loops(sch, decode, 2)
     sch.unroll(column)
     sch.tensorize(lane, x86.decode_row(width.level))
     keep_in_registers(sch, partial_sum, 3)
     keep_in_registers(sch, sch.decompose_reduction(partial_sum, step), 3)
-
-    lane, unit, row, column = last_loops(sch, matmul, 4)
-    sch.reorder(unit, row, column, lane)
-    sch.decompose_reduction(matmul, lane)
-    sch.tensorize(lane, x86.lane_sum(width.level))
-    scale = sch.get_sblock("block_scale")
-    sch.compute_at(scale, task, preserve_unit_loops=True)
-    vectorize_last(sch, scale, spec.k // spec.block, lanes)
-    _schedule_widen(sch, spec, width, inline=row_tile == 1 and spec.dtype == "float32")
 
 
 def linear_panels(
@@ -124,15 +163,18 @@ def linear_panels(
     )
     sch.transform_layout(scale, ("write", 0), lambda n, b: (n // lanes, b, n % lanes))
     sch.transform_layout(widen, ("write", 0), lambda t, i, k: (t, k // pair, i * pair + k % pair))
-    _tensorize_panel(sch, decode, lanes, x86.BLOCK_CODES, x86.decode_panel(width.level, compute))
-    if spec.k // spec.block % x86.SCALE_GROUP == 0:
-        name = x86.decode_panel_scales(width.level, spec.fmt)
-        _tensorize_panel(sch, scale, lanes, x86.SCALE_GROUP, name)
+    depth = x86.panel_depth(width.level, spec.k) if staged else x86.BLOCK_CODES
+    name = x86.decode_panel(width.level, compute, depth, spec.block)
+    _tensorize_panel(sch, decode, lanes, depth, name)
+    group = x86.scale_group(spec.k // spec.block)
+    if group is not None:
+        name = x86.decode_panel_scales(width.level, spec.fmt, group)
+        _tensorize_panel(sch, scale, lanes, group, name)
     if compute == "bfloat16":
         sch.annotate(task, "pragma_import_llvm", x86.DOT_BF16_LLVM)
     _schedule_panel_matmul(sch, matmul, step, pair, unroll=not staged)
     sch.vectorize(last_loops(sch, epilogue, 1)[0])
-    _schedule_widen(sch, spec, width, inline=False)
+    vectorize_last(sch, widen, spec.k, lanes)
 
 
 def _tensorize_panel(sch: Schedule, block: SBlockRV, lanes: int, depth: int, name: str) -> None:
@@ -159,11 +201,3 @@ def _schedule_panel_matmul(
         sch.unroll(loop)
     if pair == 2:
         sch.tensorize(lane, x86.dot_bf16())
-
-
-def _schedule_widen(sch: Schedule, spec: Linear, width: x86.Width, inline: bool) -> None:
-    widen = sch.get_sblock("widen")
-    if inline:
-        sch.compute_inline(widen)
-    else:
-        vectorize_last(sch, widen, spec.k, width.lanes)

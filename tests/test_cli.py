@@ -168,7 +168,7 @@ def test_tune_commits_and_prints_json(monkeypatch, capsys, tmp_path):
     assert (logs / "linear" / f"cpu-{host.level()}" / "meta.json").exists()
     # In a process where no search space has registered an intrinsic yet.
     command = [sys.executable, "-m", "blockscale.cli", "logs", "check", str(logs)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment()ironment())
+    done = subprocess.run(command, capture_output=True, text=True, env=environment())
     assert done.returncode == 0, done
 
 

@@ -27,10 +27,11 @@ _TIMEOUT = "timeout"
 _START_TIMEOUT_S = 60.0
 
 _SPIN_COUNT = "100000"
-"""How long an idle OpenMP thread of a measurement spins before it sleeps: about 1 ms, a third of
-libgomp's default.  2 cores of an AMD EPYC, a kernel of 8 us: with 2000 it often stuck at 110 us and
-with 20000 at 1 ms, waking and falling asleep in every run; with the default, beside two busy
-processes, at 16 ms, both threads on one core."""
+"""Rounds that an idle OpenMP thread of a measurement spins before it sleeps (GOMP_SPINCOUNT).
+
+Seen on 2 shared cores of an AMD EPYC, kernels of 6 to 90 us: with 2000 and with 20000 stretches of
+candidates took 110 us and 1 ms, threads falling asleep in every run; with 100000 and with libgomp's
+default that was gone.  Under a load of 4 the default once gave 16 ms for a kernel of 9 us."""
 
 _START = (
     "import sys; sys.path[:] = {path!r}; "

@@ -12,6 +12,7 @@ Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2: 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -19,6 +20,7 @@ from tvm import tirx
 from tvm.ir import Expr as PrimExpr
 from tvm.s_tir import TensorIntrin
 from tvm.script import tirx as T
+from tvm.script.ir_builder import tirx as ir_builder
 from tvm.tirx import PrimFunc
 
 from blockscale.tir import formats
@@ -81,6 +83,67 @@ def _row_codes(packed: PrimExpr, lanes: int) -> PrimExpr:
 
 
 @cache
+def dot_row(level: str, block: int) -> str:
+    """Register and name: ``acc[j] += sum_t a[t, j] * w[8 * j + t]``, one 32-bit word of codes a lane.
+
+    Lane j decodes the 8 codes of word j in place (shift, look up); activations arrive transposed.  The
+    lane's 8 weights share a block scale, which multiplies their sum.
+    """
+    lanes, word = WIDTHS[level].lanes, 8
+    L, size, half = i64(lanes), i64(word), i64(4 * lanes)
+    lanes_per_scale = block // word
+    scales, one, two = i64(lanes // lanes_per_scale), i64(1), i64(2)
+
+    @T.prim_func(s_tir=True)
+    def desc(a: T.handle, packed: T.handle, scale: T.handle, acc: T.handle):
+        A = T.match_buffer(a, (size, L), "float32", offset_factor=1)
+        P = T.match_buffer(packed, (half,), "uint8", align=1, offset_factor=1)
+        S = T.match_buffer(scale, (scales,), "float32", offset_factor=1)
+        C = T.match_buffer(acc, (L,), "float32", offset_factor=1)
+        with T.sblock("root"):
+            T.reads(C[0:L], A[0:size, 0:L], P[0:half], S[0:scales])
+            T.writes(C[0:L])
+            for j, t in T.grid(L, size):
+                with T.sblock("matmul"):
+                    vj, vt = T.axis.remap("SR", [j, t])
+                    C[vj] = C[vj] + A[vt, vj] * weight_value(
+                        P[vj * i64(4) + vt // two], vt, S[vj // i64(lanes_per_scale)], "float32"
+                    )
+
+    def partial(words: PrimExpr, load: Callable[[int], PrimExpr]) -> PrimExpr:
+        total = load(0) * e2m1_lookup(level, words)
+        for t in range(1, word):
+            total += load(t) * e2m1_lookup(level, words >> formats.const(4 * t, words, "int32"))
+        return total
+
+    def spread(scale: PrimExpr) -> PrimExpr:
+        """Each scale in all the lanes that share it; Shuffle wants no fewer lanes in than out."""
+        picks = [tirx.const(lane // lanes_per_scale, "int32") for lane in range(lanes)]
+        return tirx.Shuffle([scale] * lanes_per_scale, picks)
+
+    @T.prim_func(s_tir=True)
+    def impl(a: T.handle, packed: T.handle, scale: T.handle, acc: T.handle):
+        A = T.match_buffer(a, (size, L), "float32", offset_factor=1)
+        P = T.match_buffer(packed, (half,), "uint8", align=1, offset_factor=1)
+        S = T.match_buffer(scale, (scales,), "float32", offset_factor=1)
+        C = T.match_buffer(acc, (L,), "float32", offset_factor=1)
+        with T.sblock("root"):
+            T.reads(C[0:L], A[0:size, 0:L], P[0:half], S[0:scales])
+            T.writes(C[0:L])
+            T.evaluate(prefetch(P, PREFETCH_BYTES))
+            words = T.alloc_buffer((L,), "int32")
+            words[T.ramp(i64(0), one, lanes)] = T.reinterpret(
+                f"int32x{lanes}", P.vload([i64(0)], f"uint8x{4 * lanes}")
+            )
+            C[T.ramp(i64(0), one, lanes)] = C.vload([i64(0)], f"float32x{lanes}") + partial(
+                words.vload([i64(0)], f"int32x{lanes}"),
+                lambda t: A.vload([i64(t), i64(0)], f"float32x{lanes}"),
+            ) * spread(S.vload([i64(0)], f"float32x{lanes // lanes_per_scale}"))
+
+    return _register(f"e2m1_dot_{level}_{lanes}x{word}_b{block}", desc, impl)
+
+
+@cache
 def decode_row(level: str) -> str:
     """Register and name: one vector of weights along k, float32, times its block scale."""
     lanes = WIDTHS[level].lanes
@@ -119,38 +182,91 @@ def decode_row(level: str) -> str:
     return _register(f"e2m1_row_{level}_{lanes}", desc, impl)
 
 
-def _panel_words(rows: list[PrimExpr]) -> PrimExpr:
-    """One int32 lane per row, from four bytes of each row (uint8x4)."""
-    return vector([tirx.reinterpret("int32", row) for row in rows])
+def _column_words(rows: list[PrimExpr], word: int) -> PrimExpr:
+    """Vector of one int32 per row: word ``word`` of each row's words (int32 vectors)."""
+    width = int(rows[0].ty.dtype.lanes)
+    picks = [tirx.const(row * width + word, "int32") for row in range(len(rows))]
+    return tirx.Shuffle(rows, picks)
+
+
+def transposed(rows: list[PrimExpr]) -> list[PrimExpr]:
+    """Columns of a square of int32 vectors: log2(n) rounds of interleaving, one permute each."""
+    count = len(rows)
+    half = count // 2
+    order = [(i // 2) + (i % 2) * count for i in range(count)]
+    picks = [
+        [tirx.const(index + start, "int32") for index in order] for start in (0, half)
+    ]
+    for _ in range(count.bit_length() - 1):
+        rows = [
+            tirx.Shuffle([rows[i // 2], rows[i // 2 + half]], picks[i % 2]) for i in range(count)
+        ]
+    return rows
+
+
+PREFETCH_BYTES = 8192
+"""How far ahead of the packed codes in use the next ones are requested from memory."""
+
+
+def prefetch(buffer: PrimExpr, distance: int) -> PrimExpr:
+    """Request the cache line ``distance`` bytes after the start of uint8 ``buffer`` (PREFETCHT0)."""
+    address = tirx.address_of(buffer[i64(distance)])
+    return tirx.call_llvm_intrin("void", "llvm.prefetch", address, 0, 3, 1)
+
+
+def store_all(words: PrimExpr, columns: list[PrimExpr]) -> None:
+    """Emit the stores of vector ``columns[i]`` to row i of buffer ``words`` (inside a PrimFunc)."""
+    for row, column in enumerate(columns):
+        lanes = int(column.ty.dtype.lanes)
+        ir_builder.buffer_store(words, column, [i64(row), tirx.Ramp(i64(0), i64(1), lanes)])
+
+
+def panel_depth(level: str, k: int) -> int:
+    """Codes of a row that the column-panel decode takes at a time: a vector, or 8 bytes for odd K."""
+    whole = 8 * WIDTHS[level].lanes
+    return whole if k % whole == 0 else BLOCK_CODES
 
 
 @cache
-def decode_panel(level: str, compute: str) -> str:
-    """Register and name: 16 weights of each of ``lanes`` rows, one vector per k, lanes over the rows.
+def decode_panel(level: str, compute: str, depth: int, block: int) -> str:
+    """Register and name: ``depth`` weights of each of ``lanes`` rows, one vector per k, lanes over rows.
 
     float32: ``W[k, lane]``; bfloat16: ``W[k / 2, 2 * lane + k % 2]``, pairs as VDPBF16PS takes them.
     """
     lanes = WIDTHS[level].lanes
-    L, K, half, quad, one, two = i64(lanes), i64(BLOCK_CODES), i64(8), i64(4), i64(1), i64(2)
     pairs = compute == "bfloat16"
     operand = "uint16" if pairs else "float32"
     step, per_word = (2, 4) if pairs else (1, 8)  # codes a vector, vectors a word
-    vectors, width = i64(BLOCK_CODES // step), i64(step * lanes)
+    scale_count, words_per_scale = max(1, depth // block), min(depth, block) // 8
+    L, K, half, one, two = i64(lanes), i64(depth), i64(depth // 2), i64(1), i64(2)
+    scales, words_count = i64(scale_count), i64(depth // 8)
+    vectors, width = i64(depth // step), i64(step * lanes)
 
     @T.prim_func(s_tir=True)
     def desc(packed: T.handle, scale: T.handle, weight: T.handle):
-        P = T.match_buffer(packed, (L, half), "uint8", align=1, offset_factor=1, strides=[T.int64(), one])
-        S = T.match_buffer(scale, (one, L), "float32", offset_factor=1)
+        P = T.match_buffer(
+            packed, (L, half), "uint8", align=1, offset_factor=1, strides=[T.int64(), one]
+        )
+        S = T.match_buffer(scale, (scales, L), "float32", offset_factor=1)
         W = T.match_buffer(weight, (vectors, width), operand, offset_factor=1)
         with T.sblock("root"):
-            T.reads(P[0:L, 0:half], S[0:one, 0:L])
+            T.reads(P[0:L, 0:half], S[0:scales, 0:L])
             T.writes(W[0:vectors, 0:width])
             for n, k in T.grid(L, K):
                 with T.sblock("decode"):
                     vn, vk = T.axis.remap("SS", [n, k])
                     W[vk // i64(step), vn * i64(step) + vk % i64(step)] = weight_value(
-                        P[vn, vk // two], vk, S[0, vn], compute
+                        P[vn, vk // two], vk, S[vk // i64(block), vn], compute
                     )
+
+    def words_of(load: Callable[[int, int, str], PrimExpr]) -> list[PrimExpr]:
+        """Vectors of 8 codes of every row; ``load(row, byte, dtype)`` reads the packed codes."""
+        size = depth // 8
+        rows = [
+            tirx.reinterpret(f"int32x{size}", load(row, 0, f"uint8x{4 * size}"))
+            for row in range(lanes)
+        ]
+        return transposed(rows) if size == lanes else [_column_words(rows, w) for w in range(size)]
 
     def weights(word: PrimExpr, at: PrimExpr, scale: PrimExpr) -> PrimExpr:
         """Weight ``at`` (pairs: and its successor) of every row, from the rows' words."""
@@ -167,41 +283,47 @@ def decode_panel(level: str, compute: str) -> str:
 
     @T.prim_func(s_tir=True)
     def impl(packed: T.handle, scale: T.handle, weight: T.handle):
-        P = T.match_buffer(packed, (L, half), "uint8", align=1, offset_factor=1, strides=[T.int64(), one])
-        S = T.match_buffer(scale, (one, L), "float32", offset_factor=1)
+        P = T.match_buffer(
+            packed, (L, half), "uint8", align=1, offset_factor=1, strides=[T.int64(), one]
+        )
+        S = T.match_buffer(scale, (scales, L), "float32", offset_factor=1)
         W = T.match_buffer(weight, (vectors, width), operand, offset_factor=1)
         with T.sblock("root"):
-            T.reads(P[0:L, 0:half], S[0:one, 0:L])
+            T.reads(P[0:L, 0:half], S[0:scales, 0:L])
             T.writes(W[0:vectors, 0:width])
-            words = T.alloc_buffer((two, L), "int32")
-            for h in T.unroll(two):
-                words[h, T.ramp(i64(0), one, lanes)] = _panel_words(
-                    [P.vload([i64(row), h * quad], "uint8x4") for row in range(lanes)]
-                )
-            for h in T.unroll(two):
+            words = T.alloc_buffer((words_count, L), "int32")
+            store_all(words, words_of(lambda row, byte, dtype: P.vload([i64(row), i64(byte)], dtype)))
+            for w in T.serial(words_count):
                 for at in T.unroll(i64(per_word)):
-                    W[h * i64(per_word) + at, T.ramp(i64(0), one, step * lanes)] = weights(
-                        words.vload([h, i64(0)], f"int32x{lanes}"),
+                    W[w * i64(per_word) + at, T.ramp(i64(0), one, step * lanes)] = weights(
+                        words.vload([w, i64(0)], f"int32x{lanes}"),
                         at * i64(step),
-                        S.vload([i64(0), i64(0)], f"float32x{lanes}"),
+                        S.vload([w // i64(words_per_scale), i64(0)], f"float32x{lanes}"),
                     )
 
-    return _register(f"e2m1_panel_{level}_{lanes}x{BLOCK_CODES}_{compute}", desc, impl)
+    return _register(f"e2m1_panel_{level}_{lanes}x{depth}_{compute}_b{block}", desc, impl)
 
 
-SCALE_GROUP = 4
-"""Block scales of one row that the column-panel decode takes at a time: one 32-bit load."""
+SCALE_GROUPS = (16, 4)
+"""Block scales of one row that the column-panel decode takes at a time, best first."""
+
+
+def scale_group(blocks: int) -> int | None:
+    """The largest group that divides ``blocks``; None: the plain loop."""
+    return next((group for group in SCALE_GROUPS if blocks % group == 0), None)
 
 
 @cache
-def decode_panel_scales(level: str, fmt: str) -> str:
-    """Register and name: four block scales of each of ``lanes`` rows, one vector per scale."""
+def decode_panel_scales(level: str, fmt: str, group: int) -> str:
+    """Register and name: ``group`` block scales of each of ``lanes`` rows, one vector per scale."""
     lanes = WIDTHS[level].lanes
-    L, count, one = i64(lanes), i64(SCALE_GROUP), i64(1)
+    L, count, one = i64(lanes), i64(group), i64(1)
 
     @T.prim_func(s_tir=True)
     def desc(block_scale: T.handle, value: T.handle):
-        B = T.match_buffer(block_scale, (L, count), "uint8", align=1, offset_factor=1, strides=[T.int64(), one])
+        B = T.match_buffer(
+            block_scale, (L, count), "uint8", align=1, offset_factor=1, strides=[T.int64(), one]
+        )
         V = T.match_buffer(value, (count, L), "float32", offset_factor=1)
         with T.sblock("root"):
             T.reads(B[0:L, 0:count])
@@ -211,28 +333,34 @@ def decode_panel_scales(level: str, fmt: str) -> str:
                     vn, vb = T.axis.remap("SS", [n, b])
                     V[vb, vn] = formats.scale_decode(fmt, T.Cast("int32", B[vn, vb]))
 
+    def words_of(load: Callable[[int], PrimExpr]) -> list[PrimExpr]:
+        size = group // 4
+        dtype = f"int32x{size}" if size > 1 else "int32"
+        rows = [tirx.reinterpret(dtype, load(row)) for row in range(lanes)]
+        return [_column_words(rows, word) for word in range(size)]
+
     @T.prim_func(s_tir=True)
     def impl(block_scale: T.handle, value: T.handle):
-        B = T.match_buffer(block_scale, (L, count), "uint8", align=1, offset_factor=1, strides=[T.int64(), one])
+        B = T.match_buffer(
+            block_scale, (L, count), "uint8", align=1, offset_factor=1, strides=[T.int64(), one]
+        )
         V = T.match_buffer(value, (count, L), "float32", offset_factor=1)
         with T.sblock("root"):
             T.reads(B[0:L, 0:count])
             T.writes(V[0:count, 0:L])
-            words = T.alloc_buffer((L,), "int32")
-            words[T.ramp(i64(0), one, lanes)] = _panel_words(
-                [B.vload([i64(row), i64(0)], "uint8x4") for row in range(lanes)]
-            )
+            words = T.alloc_buffer((i64(group // 4), L), "int32")
+            store_all(words, words_of(lambda row: B.vload([i64(row), i64(0)], f"uint8x{group}")))
             for b in T.unroll(count):
                 V[b, T.ramp(i64(0), one, lanes)] = formats.scale_decode(
                     fmt,
                     (
-                        words.vload([i64(0)], f"int32x{lanes}")
-                        >> T.broadcast(T.Cast("int32", b) * 8, lanes)
+                        words.vload([b // i64(4), i64(0)], f"int32x{lanes}")
+                        >> T.broadcast(T.Cast("int32", b % i64(4)) * 8, lanes)
                     )
                     & T.broadcast(255, lanes),
                 )
 
-    return _register(f"scale_panel_{fmt}_{level}_{lanes}x{SCALE_GROUP}", desc, impl)
+    return _register(f"scale_panel_{fmt}_{level}_{lanes}x{group}", desc, impl)
 
 
 # TVM rewrites bfloat16 vectors to uint16, which the LLVM intrinsic refuses: hence this inlined function.

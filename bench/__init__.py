@@ -1,0 +1,1 @@
+"""Measurements on this machine; never shipped.  ``make bench`` runs `bench.cpu`."""
