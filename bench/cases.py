@@ -1,8 +1,8 @@
 """What is measured: the data, the contenders, the check of the results, and the bars.
 
 Every case runs on more copies of its data than the last cache holds, ours and torch's alike.
-Outputs of our memory-bound ops and of copies are allocated before, and rotate too; linear layers and
-eager formulas allocate theirs, as they do in a model.
+Outputs of our memory-bound ops and of copies are allocated before, and rotate too; linear layers
+and eager formulas allocate theirs, as they do in a model.
 """
 
 from __future__ import annotations

@@ -78,12 +78,16 @@ def linear_rows(
     sch.parallel(task)
     sch.compute_at(matmul, tile, preserve_unit_loops=True)
     sch.compute_at(partial_sum, tile, preserve_unit_loops=True)
+    if not words:
+        lane, unit, row, column, step = last_loops(sch, partial_sum, 5)
+        sch.reorder(step, lane, unit, row, column)
+        sch.compute_at(decode, step, preserve_unit_loops=True)
     sch.compute_at(scale, task, preserve_unit_loops=True)
     vectorize_last(sch, scale, spec.k // spec.block, lanes)
     if words:
         _dot_words(sch, spec, width, partial_sum, widen)
     else:
-        _dot_vectors(sch, spec, width, partial_sum, decode)
+        _dot_vectors(sch, width, partial_sum, decode)
     lane, unit, row, column = last_loops(sch, matmul, 4)
     sch.reorder(unit, row, column, lane)
     sch.decompose_reduction(matmul, lane)
@@ -117,16 +121,16 @@ def _dot_words(
 
 
 def _dot_vectors(
-    sch: Schedule, spec: Linear, width: x86.Width, partial_sum: SBlockRV, decode: SBlockRV
+    sch: Schedule, width: x86.Width, partial_sum: SBlockRV, decode: SBlockRV
 ) -> None:
     """Each lane takes one code: for K that is no multiple of a vector of words."""
-    lane, unit, row, column, step = last_loops(sch, partial_sum, 5)
-    sch.reorder(step, unit, row, column, lane)
-    sch.compute_at(decode, step, preserve_unit_loops=True)
     column, lane = last_loops(sch, decode, 2)
     sch.unroll(column)
     sch.tensorize(lane, x86.decode_row(width.level))
+    lane, unit, row, column = last_loops(sch, partial_sum, 4)
+    sch.reorder(unit, row, column, lane)
     keep_in_registers(sch, partial_sum, 3)
+    step = last_loops(sch, partial_sum, 5)[0]
     keep_in_registers(sch, sch.decompose_reduction(partial_sum, step), 3)
 
 
