@@ -13,6 +13,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import tirx
+from tvm.ir import Expr as PrimExpr
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Trace
 from tvm.target import Target
@@ -29,8 +30,9 @@ from blockscale.specs import (
     Unswizzle,
 )
 from blockscale.tir.dequantize import dequantize
+from blockscale.tir.layouts import BlockGrid
 from blockscale.tir.linear import linear
-from blockscale.tir.quantize import quantize
+from blockscale.tir.quantize import TILE, quantize
 from blockscale.tir.scale_sweep import scale_sweep
 from blockscale.tir.swizzle import swizzle, unswizzle
 
@@ -52,18 +54,24 @@ def target(level: str) -> Target:
 
 @dataclass(frozen=True)
 class Bucket:
-    """A range of row counts that share a schedule: up to ``limit`` rows, tuned at ``rows``."""
+    """A range of sizes that share a schedule: up to ``limit``, with tiles of ``tile``, tuned at ``rows``.
+
+    The size is the number of rows (linear), or of blocks in a run (`layouts.BlockGrid`).
+    """
 
     rows: int
     limit: int | None
-    row_tile: int
+    tile: int
 
 
 LINEAR_BUCKETS = (Bucket(1, 1, 1), Bucket(4, 4, 4), Bucket(16, 48, 8), Bucket(128, None, 12))
 """Decode (one row), a few rows, small batches, prefill."""
 
-MEMORY_BUCKET = Bucket(512, None, 1)
-"""The memory-bound ops have one schedule, tuned on 512 rows of `TUNED_COLS` columns."""
+BLOCK_BUCKETS = (Bucket(1, TILE - 1, 1), Bucket(512, None, TILE))
+"""Runs too short for a tile of blocks, and all others."""
+
+COPY_BUCKETS = (Bucket(512, None, 1),)
+"""One schedule for every size."""
 
 TUNED_COLS = 4096
 """Columns of the static instance on which an op with any number of columns is tuned."""
@@ -118,7 +126,7 @@ def exported(spec: Spec, level: str, traces: Mapping[str, Trace | None]) -> tvm.
 
     ``traces`` maps a workload's tag to the trace that won; None or absent: the default schedule.
     """
-    bodies: list[tuple[int | None, tirx.PrimFunc]] = []
+    bodies = []
     for bucket in _buckets(spec):
         workload = Workload(spec, bucket.rows)
         sch = Schedule(_module(spec, bucket.rows, level, static=False))
@@ -128,7 +136,7 @@ def exported(spec: Spec, level: str, traces: Mapping[str, Trace | None]) -> tvm.
         else:
             trace.apply_to_schedule(sch, remove_postproc=False)
         bodies.append((bucket.limit, sch.mod["main"]))
-    func = bodies[0][1] if len(bodies) == 1 else _dispatch(bodies)
+    func = _dispatch(spec, bodies)
     return tvm.IRModule({spec.name: func.with_attr("global_symbol", spec.name)})
 
 
@@ -139,7 +147,9 @@ def flops(workload: Workload) -> int:
 
 
 def _buckets(spec: Spec) -> tuple[Bucket, ...]:
-    return LINEAR_BUCKETS if isinstance(spec, Linear) else (MEMORY_BUCKET,)
+    if isinstance(spec, Linear):
+        return LINEAR_BUCKETS
+    return BLOCK_BUCKETS if isinstance(spec, Quantize | Dequantize) else COPY_BUCKETS
 
 
 def _bucket(spec: Spec, rows: int) -> Bucket:
@@ -153,7 +163,7 @@ def _bucket(spec: Spec, rows: int) -> Bucket:
 def _compute(spec: Linear, bucket: Bucket, level: str) -> str:
     """Bfloat16 products where the CPU has them, they are exact, and lanes run along n."""
     fits = spec.dtype == "bfloat16" and spec.fmt == "nvfp4" and level == "avx512bf16"
-    return "bfloat16" if fits and cpu.uses_panels(spec, level, bucket.row_tile) else "float32"
+    return "bfloat16" if fits and cpu.uses_panels(spec, level, bucket.tile) else "float32"
 
 
 def _module(spec: Spec, rows: int, level: str, static: bool) -> tvm.IRModule:
@@ -161,11 +171,11 @@ def _module(spec: Spec, rows: int, level: str, static: bool) -> tvm.IRModule:
     cols = TUNED_COLS if static else None
     fixed = rows if static else None
     if isinstance(spec, Linear):
-        func = linear(spec, bucket.row_tile, _compute(spec, bucket, level), rows=fixed)
+        func = linear(spec, bucket.tile, _compute(spec, bucket, level), rows=fixed)
     elif isinstance(spec, Quantize):
-        func = quantize(spec, fixed, cols)
+        func = quantize(spec, bucket.tile, fixed, _tuned_cols(spec, bucket) if static else None)
     elif isinstance(spec, Dequantize):
-        func = dequantize(spec, fixed, cols)
+        func = dequantize(spec, bucket.tile, fixed, _tuned_cols(spec, bucket) if static else None)
     elif isinstance(spec, Swizzle):
         func = swizzle(spec, fixed, cols)
     elif isinstance(spec, Unswizzle):
@@ -177,29 +187,49 @@ def _module(spec: Spec, rows: int, level: str, static: bool) -> tvm.IRModule:
     return tvm.IRModule({"main": func})
 
 
+def _tuned_cols(spec: Quantize | Dequantize, bucket: Bucket) -> int:
+    return TUNED_COLS if bucket.limit is None else bucket.limit * spec.block
+
+
 def _sketches(spec: Spec, rows: int, level: str) -> list[Sketch]:
     bucket = _bucket(spec, rows)
     if isinstance(spec, Linear):
-        return cpu.linear_sketches(spec, level, bucket.row_tile, _compute(spec, bucket, level))
+        return cpu.linear_sketches(spec, level, bucket.tile, _compute(spec, bucket, level))
     if isinstance(spec, Quantize):
-        return cpu_elementwise.quantize_sketches(spec, level)
+        return cpu_elementwise.quantize_sketches(spec, level, bucket.tile)
     if isinstance(spec, Dequantize):
-        return cpu_elementwise.dequantize_sketches(spec, level)
+        return cpu_elementwise.dequantize_sketches(spec, level, bucket.tile)
     if isinstance(spec, ScaleSweep):
         return cpu_elementwise.scale_sweep_sketches(spec, level)
     return cpu_elementwise.copy_sketches(spec.op)
 
 
-def _dispatch(bodies: list[tuple[int | None, tirx.PrimFunc]]) -> tirx.PrimFunc:
-    """Join functions of one signature: the first whose row limit fits runs."""
+def _dispatch(spec: Spec, bodies: list[tuple[int | None, tirx.PrimFunc]]) -> tirx.PrimFunc:
+    """Join functions of one signature: the first whose limit is not exceeded runs."""
     first = bodies[0][1]
-    rows = first.params[0].shape[0]
+    size = _size(spec, first)
     body = None
     for limit, func in reversed(bodies):
-        mapping = dict(zip(func.params, first.params, strict=True))
-        mapping[func.params[0].shape[0]] = rows
-        renamed = tvm_ffi.structural_map(
-            func.body, (tirx.Var, lambda var, m=mapping: m.get(var, var))
-        )
-        body = renamed if body is None else tirx.IfThenElse(rows <= limit, renamed, body)
+        same = _same_names(func, first)
+        renamed = tvm_ffi.structural_map(func.body, (tirx.Var, lambda var, m=same: m.get(var, var)))
+        body = renamed if body is None else tirx.IfThenElse(size <= limit, renamed, body)
     return first.with_body(body)
+
+
+def _size(spec: Spec, func: tirx.PrimFunc) -> PrimExpr:
+    """What the buckets of ``spec`` limit, in the symbols of ``func``."""
+    shapes = {param.name: param.shape for param in func.params}
+    if isinstance(spec, Quantize | Dequantize):
+        rows, cols = shapes["x" if isinstance(spec, Quantize) else "out"]
+        return BlockGrid(spec.block, TILE, spec.layout == "128x4").blocks(rows, cols)
+    return func.params[0].shape[0]
+
+
+def _same_names(func: tirx.PrimFunc, first: tirx.PrimFunc) -> dict[tirx.Var, Any]:
+    """Parameters and shape symbols of ``func``, with what they are in ``first``."""
+    mapping = dict(zip(func.params, first.params, strict=True))
+    for old, new in zip(func.params, first.params, strict=True):
+        for old_size, new_size in zip(old.shape, new.shape, strict=True):
+            if isinstance(old_size, tirx.Var):
+                mapping[old_size] = new_size
+    return mapping

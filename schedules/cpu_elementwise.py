@@ -13,15 +13,14 @@ from tvm.s_tir import Schedule
 from blockscale.schedules._steps import Choose, Sketch, last_loops, vectorize_last
 from blockscale.specs import Dequantize, Quantize, ScaleSweep
 from blockscale.tir.intrin import x86
-from blockscale.tir.quantize import TILE
 
 
-def quantize_sketches(spec: Quantize, level: str) -> list[Sketch]:
+def quantize_sketches(spec: Quantize, level: str, tile: int) -> list[Sketch]:
     """Sketches of `blockscale.tir.quantize`."""
-    return [partial(quantize, spec=spec)]
+    return [partial(quantize, spec=spec, tile=tile)]
 
 
-def quantize(sch: Schedule, choose: Choose, spec: Quantize) -> None:
+def quantize(sch: Schedule, choose: Choose, spec: Quantize, tile: int) -> None:
     """A tile of blocks at a time: maxima, one vector of scales, then codes block by block."""
     scale, divisor, code, pack, store, amax = (
         sch.get_sblock(name)
@@ -34,10 +33,13 @@ def quantize(sch: Schedule, choose: Choose, spec: Quantize) -> None:
     for block in (divisor, code, *([store] if linear else [])):
         sch.reverse_compute_at(block, task, preserve_unit_loops=True)
     block_loop = last_loops(sch, code, 2)[0]
-    sch.reverse_compute_at(pack, block_loop, preserve_unit_loops=True)
+    codes = sch.get_sblock("store_codes")
+    for block in (pack, codes):
+        sch.reverse_compute_at(block, block_loop, preserve_unit_loops=True)
+    sch.vectorize(last_loops(sch, codes, 1)[0])
     sch.compute_at(amax, task, preserve_unit_loops=True)
     for block in (divisor, scale):
-        vectorize_last(sch, block, TILE, TILE)
+        vectorize_last(sch, block, tile, tile)
     vectorize_last(sch, code, spec.block, spec.block)
     sch.tensorize(last_loops(sch, pack, 1)[0], x86.pack_row(spec.block))
     if not spec.given_amax:
@@ -49,25 +51,30 @@ def quantize(sch: Schedule, choose: Choose, spec: Quantize) -> None:
         sch.tensorize(element, x86.lane_max(spec.block))
 
 
-def dequantize_sketches(spec: Dequantize, level: str) -> list[Sketch]:
+def dequantize_sketches(spec: Dequantize, level: str, tile: int) -> list[Sketch]:
     """Sketches of `blockscale.tir.dequantize`."""
-    return [partial(dequantize, spec=spec, width=x86.WIDTHS[level])]
+    return [partial(dequantize, spec=spec, width=x86.WIDTHS[level], tile=tile)]
 
 
-def dequantize(sch: Schedule, choose: Choose, spec: Dequantize, width: x86.Width) -> None:
+def dequantize(
+    sch: Schedule, choose: Choose, spec: Dequantize, width: x86.Width, tile: int
+) -> None:
     """A tile of blocks at a time: one vector of scales, then weights block by block."""
     out, decode, scale = (sch.get_sblock(name) for name in ("out", "decode", "block_scale"))
     rows, tiles, block, _ = sch.get_loops(out)
     task = sch.fuse(rows, tiles)
     sch.parallel(task)
-    sch.compute_at(decode, block, preserve_unit_loops=True)
+    fetch = sch.get_sblock("fetch")
+    for producer in (decode, fetch):
+        sch.compute_at(producer, block, preserve_unit_loops=True)
+    sch.vectorize(last_loops(sch, fetch, 1)[0])
     sch.compute_at(scale, task, preserve_unit_loops=True)
     element = last_loops(sch, decode, 1)[0]
     _, lane = sch.split(element, [None, width.lanes])
     sch.tensorize(lane, x86.decode_row(width.level))
     vectorize_last(sch, out, spec.block, spec.block)
     if spec.layout == "linear":
-        vectorize_last(sch, scale, TILE, TILE)
+        vectorize_last(sch, scale, tile, tile)
 
 
 def scale_sweep_sketches(spec: ScaleSweep, level: str) -> list[Sketch]:

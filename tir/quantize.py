@@ -10,8 +10,8 @@ In IEEE float32, with g the global scale and amax the largest magnitude of a blo
 A block of zeros has the zero scale byte, whatever g is.  A NaN makes its block's scale NaN and all its
 codes 7.  Two codes a byte, the even element in the low nibble.
 
-A row's blocks are computed in tiles of ``TILE``, so that a schedule can treat the scales of a tile as one
-vector; a partial tile repeats the row's last block, which writes the same bytes again.
+Blocks are computed in tiles (`layouts.BlockGrid`), so that a schedule can treat the scales of a tile as
+one vector.
 """
 
 from __future__ import annotations
@@ -23,16 +23,11 @@ from tvm.tirx import PrimFunc
 
 from blockscale.specs import Quantize
 from blockscale.tir import formats
-from blockscale.tir.common import fix_shape, i64, tiles_of, widen
-from blockscale.tir.layouts import index_128x4, padded_128x4
+from blockscale.tir.common import fix_shape, i64, widen
+from blockscale.tir.layouts import BlockGrid
 
 TILE = 16
-"""Blocks of a row whose scales are computed together."""
-
-
-def tile_block(t: PrimExpr, i: PrimExpr, blocks: PrimExpr) -> PrimExpr:
-    """Block ``i`` of tile ``t``, at most the last one."""
-    return tirx.Min(t * i64(TILE) + i, blocks - i64(1))
+"""Blocks whose scales are computed together."""
 
 
 def scale_byte(spec: Quantize, amax_bits: PrimExpr, g: PrimExpr) -> PrimExpr:
@@ -63,32 +58,36 @@ def pack_codes(even: PrimExpr, odd: PrimExpr) -> PrimExpr:
     return formats.cast(even | (odd << 4), "uint8")
 
 
-def quantize(spec: Quantize, rows: int | None = None, cols: int | None = None) -> PrimFunc:
-    """Return the kernel ``(x[rows, cols], (block_amax), global_scale) -> packed, block_scale``."""
-    block, half, tile = i64(spec.block), i64(spec.block // 2), i64(TILE)
-    swizzled = spec.layout == "128x4"
+def tile_of(block: PrimExpr, blocks: PrimExpr, tile: int) -> tuple[PrimExpr, PrimExpr]:
+    """Tile that holds ``block`` of a run of ``blocks``, and the place in it (the last tile overlaps)."""
+    t = tirx.floordiv(block, i64(tile))
+    return t, block - tirx.Min(t * i64(tile), blocks - i64(tile))
 
-    def scale_shape(rows: PrimExpr, blocks: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
-        return padded_128x4(rows, blocks) if swizzled else (rows, blocks)
+
+def quantize(
+    spec: Quantize, tile: int = TILE, rows: int | None = None, cols: int | None = None
+) -> PrimFunc:
+    """Return the kernel ``(x[rows, cols], (block_amax), global_scale) -> packed, block_scale``."""
+    block, half, two = i64(spec.block), i64(spec.block // 2), i64(2)
+    grid = BlockGrid(spec.block, tile, spec.layout == "128x4")
 
     @T.inline
-    def given_amax(block_amax, amax, rows, blocks):
-        for r, t, i in T.grid(rows, tiles_of(blocks, TILE), tile):
+    def given_amax(block_amax, amax, rows, cols):
+        for r, t, i in T.grid(*grid.shape(rows, cols)):
             with T.sblock("amax"):
                 vr, vt, vi = T.axis.remap("SSS", [r, t, i])
                 amax[vr, vt, vi] = formats.abs_bits(
-                    block_amax[vr * blocks + tile_block(vt, vi, blocks)]
+                    block_amax[vr * grid.blocks(rows, cols) + grid.block_at(vt, vi, rows, cols)]
                 )
 
     @T.inline
-    def own_amax(x, magnitude, amax, rows, blocks):
-        for r, t, i, e in T.grid(rows, tiles_of(blocks, TILE), tile, block):
+    def own_amax(x, magnitude, amax, rows, cols):
+        for r, t, i, e in T.grid(*grid.shape(rows, cols), block):
             with T.sblock("magnitude"):
                 vr, vt, vi, ve = T.axis.remap("SSSS", [r, t, i, e])
-                magnitude[vr, vt, vi, ve] = formats.abs_bits(
-                    widen(x[vr, tile_block(vt, vi, blocks) * block + ve])
-                )
-        for r, t, i, e in T.grid(rows, tiles_of(blocks, TILE), tile, block):
+                at = T.meta_var(grid.index(vr, grid.block_at(vt, vi, rows, cols) * block + ve, cols))
+                magnitude[vr, vt, vi, ve] = formats.abs_bits(widen(x[at[0], at[1]]))
+        for r, t, i, e in T.grid(*grid.shape(rows, cols), block):
             with T.sblock("amax"):
                 vr, vt, vi, ve = T.axis.remap("SSSR", [r, t, i, e])
                 with T.init():
@@ -96,55 +95,63 @@ def quantize(spec: Quantize, rows: int | None = None, cols: int | None = None) -
                 amax[vr, vt, vi] = T.max(amax[vr, vt, vi], magnitude[vr, vt, vi, ve])
 
     @T.inline
-    def encode(x, amax, byte, divisor, code, global_scale, packed, rows, blocks):
-        for r, t, i in T.grid(rows, tiles_of(blocks, TILE), tile):
+    def encode(x, amax, byte, divisor, code, pair, global_scale, packed, rows, cols):
+        for r, t, i in T.grid(*grid.shape(rows, cols)):
             with T.sblock("scale"):
                 vr, vt, vi = T.axis.remap("SSS", [r, t, i])
                 byte[vr, vt, vi] = scale_byte(spec, amax[vr, vt, vi], global_scale[0])
-        for r, t, i in T.grid(rows, tiles_of(blocks, TILE), tile):
+        for r, t, i in T.grid(*grid.shape(rows, cols)):
             with T.sblock("divisor"):
                 vr, vt, vi = T.axis.remap("SSS", [r, t, i])
                 divisor[vr, vt, vi] = (
                     formats.scale_decode(spec.fmt, byte[vr, vt, vi]) * global_scale[0]
                 )
-        for r, t, i, e in T.grid(rows, tiles_of(blocks, TILE), tile, block):
+        for r, t, i, e in T.grid(*grid.shape(rows, cols), block):
             with T.sblock("code"):
                 vr, vt, vi, ve = T.axis.remap("SSSS", [r, t, i, e])
+                at = T.meta_var(grid.index(vr, grid.block_at(vt, vi, rows, cols) * block + ve, cols))
                 code[vr, vt, vi, ve] = element_code(
-                    spec,
-                    widen(x[vr, tile_block(vt, vi, blocks) * block + ve]),
-                    divisor[vr, vt, vi],
-                    byte[vr, vt, vi],
+                    spec, widen(x[at[0], at[1]]), divisor[vr, vt, vi], byte[vr, vt, vi]
                 )
-        for r, t, i, j in T.grid(rows, tiles_of(blocks, TILE), tile, half):
+        for r, t, i, j in T.grid(*grid.shape(rows, cols), half):
             with T.sblock("pack"):
                 vr, vt, vi, vj = T.axis.remap("SSSS", [r, t, i, j])
-                packed[vr, tile_block(vt, vi, blocks) * half + vj] = pack_codes(
-                    code[vr, vt, vi, vj * i64(2)], code[vr, vt, vi, vj * i64(2) + i64(1)]
+                pair[vr, vt, vi, vj] = pack_codes(
+                    code[vr, vt, vi, vj * two], code[vr, vt, vi, vj * two + i64(1)]
                 )
+        for r, t, i, j in T.grid(*grid.shape(rows, cols), half):
+            with T.sblock("store_codes"):
+                vr, vt, vi, vj = T.axis.remap("SSSS", [r, t, i, j])
+                to = T.meta_var(
+                    grid.index(vr, grid.block_at(vt, vi, rows, cols) * half + vj, cols // two)
+                )
+                packed[to[0], to[1]] = pair[vr, vt, vi, vj]
 
     @T.inline
-    def store_scales(byte, block_scale, rows, blocks):
-        for r, t, i in T.grid(rows, tiles_of(blocks, TILE), tile):
+    def store_linear(byte, block_scale, rows, cols):
+        for r, t, i in T.grid(*grid.shape(rows, cols)):
             with T.sblock("store_scale"):
                 vr, vt, vi = T.axis.remap("SSS", [r, t, i])
-                block_scale[vr, tile_block(vt, vi, blocks)] = T.Cast("uint8", byte[vr, vt, vi])
+                to = T.meta_var(grid.scale_index(vr, grid.block_at(vt, vi, rows, cols), cols))
+                block_scale[to[0], to[1]] = T.Cast("uint8", byte[vr, vt, vi])
 
     @T.inline
-    def store_swizzled(byte, block_scale, rows, blocks):
-        for r, c in T.grid(padded_128x4(rows, blocks)[0], padded_128x4(rows, blocks)[1]):
+    def store_swizzled(byte, block_scale, rows, cols):
+        for r, c in T.grid(*grid.scale_shape(rows, cols)):
             with T.sblock("store_scale"):
                 vr, vc = T.axis.remap("SS", [r, c])
-                block_scale[index_128x4(vr, vc, blocks)[0], index_128x4(vr, vc, blocks)[1]] = (
-                    T.Cast(
-                        "uint8",
-                        T.if_then_else(
-                            tirx.all(vr < rows, vc < blocks), byte[vr, vc // tile, vc % tile], 0
-                        ),
-                    )
+                to = T.meta_var(grid.scale_index(vr, vc, cols))
+                last = T.meta_var(grid.blocks(rows, cols) - i64(1))
+                at = T.meta_var(tile_of(tirx.Min(vc, last), grid.blocks(rows, cols), tile))
+                block_scale[to[0], to[1]] = T.Cast(
+                    "uint8",
+                    T.if_then_else(
+                        tirx.all(vr < rows, vc < grid.blocks(rows, cols)), byte[vr, at[0], at[1]], 0
+                    ),
                 )
 
-    store = store_swizzled if swizzled else store_scales
+    store = store_swizzled if grid.swizzled else store_linear
+
     if spec.given_amax:
 
         @T.prim_func(s_tir=True)
@@ -159,16 +166,17 @@ def quantize(spec: Quantize, rows: int | None = None, cols: int | None = None) -
             rows, cols = T.int64(), T.int64()
             x = T.match_buffer(x_handle, (rows, cols), spec.dtype)
             block_amax = T.match_buffer(amax_handle, (rows * cols // block,), "float32")
-            packed = T.match_buffer(packed_handle, (rows, cols // i64(2)), "uint8")
-            block_scale = T.match_buffer(scale_handle, scale_shape(rows, cols // block), "uint8")
-            shape = T.meta_var((rows, tiles_of(cols // block, TILE), tile))
+            packed = T.match_buffer(packed_handle, (rows, cols // two), "uint8")
+            block_scale = T.match_buffer(scale_handle, grid.scale_shape(rows, cols), "uint8")
+            shape = T.meta_var(grid.shape(rows, cols))
             amax = T.sblock_alloc_buffer(shape, "int32")
             byte = T.sblock_alloc_buffer(shape, "int32")
             divisor = T.sblock_alloc_buffer(shape, "float32")
             code = T.sblock_alloc_buffer((*shape, block), "int32")
-            given_amax(block_amax, amax, rows, cols // block)
-            encode(x, amax, byte, divisor, code, global_scale, packed, rows, cols // block)
-            store(byte, block_scale, rows, cols // block)
+            pair = T.sblock_alloc_buffer((*shape, half), "uint8")
+            given_amax(block_amax, amax, rows, cols)
+            encode(x, amax, byte, divisor, code, pair, global_scale, packed, rows, cols)
+            store(byte, block_scale, rows, cols)
 
     else:
 
@@ -182,16 +190,17 @@ def quantize(spec: Quantize, rows: int | None = None, cols: int | None = None) -
             T.func_attr({"global_symbol": "main", "tirx.noalias": True})
             rows, cols = T.int64(), T.int64()
             x = T.match_buffer(x_handle, (rows, cols), spec.dtype)
-            packed = T.match_buffer(packed_handle, (rows, cols // i64(2)), "uint8")
-            block_scale = T.match_buffer(scale_handle, scale_shape(rows, cols // block), "uint8")
-            shape = T.meta_var((rows, tiles_of(cols // block, TILE), tile))
+            packed = T.match_buffer(packed_handle, (rows, cols // two), "uint8")
+            block_scale = T.match_buffer(scale_handle, grid.scale_shape(rows, cols), "uint8")
+            shape = T.meta_var(grid.shape(rows, cols))
             magnitude = T.sblock_alloc_buffer((*shape, block), "int32")
             amax = T.sblock_alloc_buffer(shape, "int32")
             byte = T.sblock_alloc_buffer(shape, "int32")
             divisor = T.sblock_alloc_buffer(shape, "float32")
             code = T.sblock_alloc_buffer((*shape, block), "int32")
-            own_amax(x, magnitude, amax, rows, cols // block)
-            encode(x, amax, byte, divisor, code, global_scale, packed, rows, cols // block)
-            store(byte, block_scale, rows, cols // block)
+            pair = T.sblock_alloc_buffer((*shape, half), "uint8")
+            own_amax(x, magnitude, amax, rows, cols)
+            encode(x, amax, byte, divisor, code, pair, global_scale, packed, rows, cols)
+            store(byte, block_scale, rows, cols)
 
     return main if rows is None else fix_shape(main, "x", (rows, cols))

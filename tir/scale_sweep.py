@@ -20,10 +20,14 @@ from tvm.tirx import PrimFunc
 from blockscale.specs import ScaleSweep
 from blockscale.tir import formats
 from blockscale.tir.common import fix_shape, i64, tiles_of, widen
-from blockscale.tir.quantize import tile_block
 
 TILE = 16
 """Blocks that are swept together."""
+
+
+def last_repeated(block: PrimExpr, blocks: PrimExpr) -> PrimExpr:
+    """``block``, at most the last one."""
+    return tirx.Min(block, blocks - i64(1))
 
 
 def nonzero(scale: PrimExpr) -> PrimExpr:
@@ -66,7 +70,7 @@ def scale_sweep(spec: ScaleSweep, blocks: int | None = None) -> PrimFunc:
         for t, i, e in T.grid(tiles, tile, size):
             with T.sblock("weight"):
                 vt, vi, ve = T.axis.remap("SSS", [t, i, e])
-                weight[vt, ve, vi] = tirx.abs(widen(x[tile_block(vt, vi, blocks), ve]))
+                weight[vt, ve, vi] = tirx.abs(widen(x[last_repeated(vt * tile + vi, blocks), ve]))
         for t, k, e, i in T.grid(tiles, count, size, tile):
             with T.sblock("loss"):
                 vt, vk, ve, vi = T.axis.remap("SSRS", [t, k, e, i])
@@ -88,6 +92,6 @@ def scale_sweep(spec: ScaleSweep, blocks: int | None = None) -> PrimFunc:
         for t, i in T.grid(tiles, tile):
             with T.sblock("best_amax"):
                 vt, vi = T.axis.remap("SS", [t, i])
-                best_amax[tile_block(vt, vi, blocks)] = best[vt, vi] * global_amax[0]
+                best_amax[last_repeated(vt * tile + vi, blocks)] = best[vt, vi] * global_amax[0]
 
     return main if blocks is None else fix_shape(main, "x", (blocks, spec.block_size))
