@@ -148,6 +148,7 @@ def main(
         wide = console if console.is_terminal else Console(width=130)
         wide.print(tables.console_table(results["cases"]))
         wide.print(tables.conditions(results), highlight=False)
+        wide.print(f"[yellow]{tables.noise(results)}[/yellow]", highlight=False)
     if out is not None:
         path = out / default_name(results) if out.is_dir() or not out.suffix else out
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,8 @@ from rich.table import Table
 
 Results = Mapping[str, Any]
 
+NOISE = 0.25  # quartiles further apart than this part of the median: the machine was not quiet
+
 
 def time_text(seconds: float) -> str:
     """Return three digits and a unit: 0.000412 -> "412 us"."""
@@ -95,6 +97,18 @@ def conditions(results: Results) -> str:
     )
 
 
+def noise(results: Results) -> str:
+    """Return one sentence on how many times scatter, or nothing."""
+    times = [time for case in results["cases"] for time in case.get("times", {}).values()]
+    wide = [time for time in times if time["high"] - time["low"] > NOISE * time["median"]]
+    if not wide:
+        return ""
+    return (
+        f"Not quiet: for {len(wide)} of {len(times)} times the quartiles are more than "
+        f"{NOISE:.0%} of the median apart."
+    )
+
+
 def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
     """Return a Markdown table whose first ``left`` columns are text, the others numbers."""
     marks = ["---"] * left + ["---:"] * (len(headings) - left)
@@ -105,7 +119,7 @@ def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]], left:
 def _asked_rows(cases: Sequence[Results]) -> Iterator[list[str]]:
     for case in cases:
         for comparison in case.get("comparisons", []):
-            if comparison["bar"] is not None:
+            if comparison["bar"] is not None or "shape" not in case:
                 kind, *cells = _cells(case, comparison)
                 yield [f"{case['name']} {kind}".strip(), *cells]
 
@@ -122,7 +136,7 @@ def _linear_rows(cases: Sequence[Results]) -> Iterator[list[str]]:
 
 
 def markdown(results: Results) -> str:
-    """Return what the README shows: what was asked, every linear layer, and the conditions."""
+    """Return what the README shows: single ops and bars, all linear layers, the conditions."""
     asked = ("case", "ours", "compared with", "its time", "ratio", "asked", "met")
     linear = ("N x K", "rows", "ours fp32", "torch fp32", "", "ours bf16", "torch bf16", "")
     cases = results["cases"]
@@ -135,6 +149,7 @@ def markdown(results: Results) -> str:
         f"{results['cache_multiple']} times the last cache, torch's as well as ours.",
     ]
     wrong = [case["name"] for case in cases if "wrong" in case]
+    parts += filter(None, [noise(results)])
     if wrong:
         parts.append(f"Wrong results, not timed: {', '.join(wrong)}.")
     return "\n\n".join(parts)

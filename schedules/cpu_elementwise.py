@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV
 
 from blockscale.schedules._steps import Choose, Sketch, last_loops, vectorize_last
 from blockscale.specs import Dequantize, Quantize, ScaleSweep
@@ -37,6 +38,7 @@ def quantize(sch: Schedule, choose: Choose, spec: Quantize, tile: int) -> None:
     for block in (pack, codes):
         sch.reverse_compute_at(block, block_loop, preserve_unit_loops=True)
     sch.vectorize(last_loops(sch, codes, 1)[0])
+    _unroll_blocks(sch, choose, block_loop, tile)
     sch.compute_at(amax, task, preserve_unit_loops=True)
     for block in (divisor, scale):
         vectorize_last(sch, block, tile, tile)
@@ -69,12 +71,20 @@ def dequantize(
         sch.compute_at(producer, block, preserve_unit_loops=True)
     sch.vectorize(last_loops(sch, fetch, 1)[0])
     sch.compute_at(scale, task, preserve_unit_loops=True)
+    _unroll_blocks(sch, choose, block, tile)
     element = last_loops(sch, decode, 1)[0]
     _, lane = sch.split(element, [None, width.lanes])
     sch.tensorize(lane, x86.decode_row(width.level))
     vectorize_last(sch, out, spec.block, spec.block)
     if spec.layout == "linear":
         vectorize_last(sch, scale, tile, tile)
+
+
+def _unroll_blocks(sch: Schedule, choose: Choose, loop: LoopRV, tile: int) -> None:
+    """Unroll some blocks of a tile: their instructions overlap."""
+    factors = [factor for factor in (1, 2, 4, 8, 16) if factor <= tile]
+    _, inner = sch.split(loop, [None, choose(sch, factors, 2)])
+    sch.unroll(inner)
 
 
 def scale_sweep_sketches(spec: ScaleSweep, level: str) -> list[Sketch]:

@@ -187,6 +187,14 @@ def test_demo_section():
     assert "2026-01-02" in text
 
 
+def test_scattered_times_are_told():
+    quiet, loud = (
+        {"times": {"ours": {"median": 1.0, "low": 0.9, "high": high}}} for high in (1.1, 1.2)
+    )
+    assert tables.noise({"cases": [quiet, quiet]}) == ""
+    assert "for 1 of 2 times" in tables.noise({"cases": [quiet, loud]})
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0.0000123, "12.3 us"), (0.000412, "412 us"), (0.00123, "1.23 ms"), (2.5, "2.50 s")],

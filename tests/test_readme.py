@@ -32,7 +32,7 @@ def commands():
 
 
 def test_python_examples_run(tmp_path):
-    """Tune, build and call, in the order of the page; 15 s: each is a process that imports torch."""
+    """Tune, build and call, in the order of the page; 15 s: three processes import torch or tvm."""
     examples = blocks("python")
     assert [re.search(r"tune|build|load", example)[0] for example in examples] == [
         "tune",
