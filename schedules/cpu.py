@@ -166,7 +166,6 @@ def linear_panels(
         decode, ("write", 0), lambda n, k: (n // lanes, k // pair, n % lanes * pair + k % pair)
     )
     sch.transform_layout(scale, ("write", 0), lambda n, b: (n // lanes, b, n % lanes))
-    sch.transform_layout(widen, ("write", 0), lambda t, i, k: (t, k // pair, i * pair + k % pair))
     depth = x86.panel_depth(width.level, spec.k) if staged else x86.BLOCK_CODES
     name = x86.decode_panel(width.level, compute, depth, spec.block)
     _tensorize_panel(sch, decode, lanes, depth, name)
@@ -178,7 +177,22 @@ def linear_panels(
         sch.annotate(task, "pragma_import_llvm", x86.DOT_BF16_LLVM)
     _schedule_panel_matmul(sch, matmul, step, pair, unroll=not staged)
     sch.vectorize(last_loops(sch, epilogue, 1)[0])
+    _copy_activations(sch, widen, spec, lanes * pair, row_tile)
+
+
+def _copy_activations(
+    sch: Schedule, widen: SBlockRV, spec: Linear, lanes: int, row_tile: int
+) -> None:
+    """Rows an odd number of cache lines apart: rows a power of two apart would share cache sets."""
+    t, i, _ = sch.get_loops(widen)
+    sch.storage_align(widen, 0, axis=1, factor=2 * lanes, offset=lanes)
+    if row_tile >= PARALLEL_COPY_ROWS:
+        sch.parallel(sch.fuse(t, i))
     vectorize_last(sch, widen, spec.k, lanes)
+
+
+PARALLEL_COPY_ROWS = 12
+"""Row tile from which activations are copied in parallel; for few rows the launch costs more."""
 
 
 def _tensorize_panel(sch: Schedule, block: SBlockRV, lanes: int, depth: int, name: str) -> None:
