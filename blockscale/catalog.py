@@ -48,7 +48,9 @@ TARGETS: dict[str, dict[str, Any]] = {
 def target(level: str) -> Target:
     """Return the TVM target of CPU ``level``; ValueError for an unknown level."""
     if level not in TARGETS:
-        raise ValueError(f"target: level={level!r} is not one of {list(TARGETS)}; choose one of them")
+        raise ValueError(
+            f"target: level={level!r} is not one of {list(TARGETS)}; choose one of them"
+        )
     return Target({"kind": "llvm", **TARGETS[level]})
 
 
@@ -129,7 +131,7 @@ def exported(spec: Spec, level: str, traces: Mapping[str, Trace | None]) -> tvm.
     bodies = []
     for bucket in _buckets(spec):
         workload = Workload(spec, bucket.rows)
-        sch = Schedule(_module(spec, bucket.rows, level, static=False))
+        sch = Schedule(symbolic(spec, bucket.rows, level))
         trace = traces.get(workload.tag)
         if trace is None:
             workload.default(sch, level)
@@ -138,6 +140,11 @@ def exported(spec: Spec, level: str, traces: Mapping[str, Trace | None]) -> tvm.
         bodies.append((bucket.limit, sch.mod["main"]))
     func = _dispatch(spec, bodies)
     return tvm.IRModule({spec.name: func.with_attr("global_symbol", spec.name)})
+
+
+def symbolic(spec: Spec, rows: int, level: str) -> tvm.IRModule:
+    """Return the unscheduled function ``main`` of the bucket tuned at ``rows``, for any sizes."""
+    return _module(spec, rows, level, static=False)
 
 
 def flops(workload: Workload) -> int:
@@ -168,18 +175,18 @@ def _compute(spec: Linear, bucket: Bucket, level: str) -> str:
 
 def _module(spec: Spec, rows: int, level: str, static: bool) -> tvm.IRModule:
     bucket = _bucket(spec, rows)
-    cols = TUNED_COLS if static else None
-    fixed = rows if static else None
+    shape = (rows, _tuned_cols(spec, bucket)) if static else None
     if isinstance(spec, Linear):
-        func = linear(spec, bucket.tile, _compute(spec, bucket, level), rows=fixed)
+        compute = _compute(spec, bucket, level)
+        func = linear(spec, bucket.tile, compute, rows=rows if static else None)
     elif isinstance(spec, Quantize):
-        func = quantize(spec, bucket.tile, fixed, _tuned_cols(spec, bucket) if static else None)
+        func = quantize(spec, bucket.tile, shape)
     elif isinstance(spec, Dequantize):
-        func = dequantize(spec, bucket.tile, fixed, _tuned_cols(spec, bucket) if static else None)
+        func = dequantize(spec, bucket.tile, shape)
     elif isinstance(spec, Swizzle):
-        func = swizzle(spec, fixed, cols)
+        func = swizzle(spec, shape)
     elif isinstance(spec, Unswizzle):
-        func = unswizzle(spec, fixed, cols)
+        func = unswizzle(spec, shape)
     elif isinstance(spec, ScaleSweep):
         func = scale_sweep(spec, rows * TUNED_COLS // spec.block_size if static else None)
     else:
@@ -187,8 +194,11 @@ def _module(spec: Spec, rows: int, level: str, static: bool) -> tvm.IRModule:
     return tvm.IRModule({"main": func})
 
 
-def _tuned_cols(spec: Quantize | Dequantize, bucket: Bucket) -> int:
-    return TUNED_COLS if bucket.limit is None else bucket.limit * spec.block
+def _tuned_cols(spec: Spec, bucket: Bucket) -> int:
+    """Columns of the static instance of a memory-bound op: its largest below the bucket's limit."""
+    if bucket.limit is None or not isinstance(spec, Quantize | Dequantize):
+        return TUNED_COLS
+    return bucket.limit * spec.block
 
 
 def _sketches(spec: Spec, rows: int, level: str) -> list[Sketch]:

@@ -82,6 +82,12 @@ def required_features(level: str) -> tuple[str, ...]:
     return tuple(sorted(LEVEL_FEATURES[level]))
 
 
+def same_width(level: str) -> tuple[str, ...]:
+    """Return ``level``, then the other levels whose vectors are as wide."""
+    width = level.removesuffix("bf16")
+    return level, *(other for other in LEVEL_FEATURES if other != level and other.startswith(width))
+
+
 def cpu_model(cpuinfo: str | None = None) -> str:
     """Return the CPU's name, or its architecture where the system does not tell the name."""
     text = _cpuinfo() if cpuinfo is None else cpuinfo

@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from blockscale import host
 from blockscale.tuning import records
 from blockscale.tuning.records import LogError, Record
 from blockscale.tuning.store import Workload, folder_of, target_key, target_of
@@ -101,33 +102,41 @@ def workload_digest(mod: Any) -> str:
 def find(workload: Workload, level: str, dirs: Sequence[Path | str]) -> LogHit | None:
     """Return the best valid record of ``workload`` in the first of ``dirs`` that has one.
 
-    Put a work folder before the committed logs: its times come from this machine.
+    Records tuned at ``level`` come first, then those of the other levels of its vector width: a trace
+    matches only if the function is the same.  Put a work folder before the committed logs: its times come from this machine.
 
     Raises:
         LogError: a log is damaged; the message names file and line.
     """
+    for root in dirs:
+        for logged in host.same_width(level):
+            hit = _find_in(Path(root), workload, level, logged)
+            if hit is not None:
+                return hit
+    return None
+
+
+def _find_in(root: Path, workload: Workload, level: str, logged: str) -> LogHit | None:
+    """Return the best record in ``root`` that was tuned at level ``logged``."""
     from blockscale.tuning.space import sentence
 
-    wanted = target_key(target_of(workload, level).export())
-    for root in dirs:
-        folder = _folder(folder_of(Path(root), workload.op, level))
-        if folder is None:
-            continue
-        mod = workload.mod(level)
-        fitting = [
-            r for r in folder.of(mod) if math.isfinite(r.us) and target_key(r.target) == wanted
-        ]
-        if fitting:
-            best = min(fitting, key=lambda r: r.us)
-            try:
-                trace = _replay(workload, level, mod, best.trace)
-            except Exception as error:
-                raise LogError(
-                    f"{folder.source(best)}: the trace does not apply to {workload.tag} "
-                    f"({sentence(error)}); run 'blockscale logs check', then tune it again"
-                ) from error
-            return LogHit(trace, best.us, folder.source(best))
-    return None
+    folder = _folder(folder_of(root, workload.op, logged))
+    if folder is None:
+        return None
+    wanted = target_key(target_of(workload, logged).export())
+    mod = workload.mod(level)
+    fitting = [r for r in folder.of(mod) if math.isfinite(r.us) and target_key(r.target) == wanted]
+    if not fitting:
+        return None
+    best = min(fitting, key=lambda r: r.us)
+    try:
+        trace = _replay(workload, level, mod, best.trace)
+    except Exception as error:
+        raise LogError(
+            f"{folder.source(best)}: the trace does not apply to {workload.tag} "
+            f"({sentence(error)}); run 'blockscale logs check', then tune it again"
+        ) from error
+    return LogHit(trace, best.us, folder.source(best))
 
 
 def _replay(workload: Workload, level: str, mod: Any, trace: list[Any]) -> Any:

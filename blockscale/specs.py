@@ -53,7 +53,9 @@ def _check_choice(where: str, name: str, value: object, allowed: object) -> None
 
 def _check_positive(where: str, name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{where}: {name}={value!r} is not a positive integer; pass the matrix size")
+        raise ValueError(
+            f"{where}: {name}={value!r} is not a positive integer; pass the matrix size"
+        )
 
 
 class Spec:

@@ -11,7 +11,13 @@ from functools import partial
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from blockscale.schedules._steps import Choose, Sketch, keep_in_registers, last_loops, vectorize_last
+from blockscale.schedules._steps import (
+    Choose,
+    Sketch,
+    keep_in_registers,
+    last_loops,
+    vectorize_last,
+)
 from blockscale.specs import Linear
 from blockscale.tir.intrin import x86
 
@@ -120,9 +126,7 @@ def _dot_words(
     sch.tensorize(lane, x86.dot_row(width.level, spec.block))
 
 
-def _dot_vectors(
-    sch: Schedule, width: x86.Width, partial_sum: SBlockRV, decode: SBlockRV
-) -> None:
+def _dot_vectors(sch: Schedule, width: x86.Width, partial_sum: SBlockRV, decode: SBlockRV) -> None:
     """Each lane takes one code: for K that is no multiple of a vector of words."""
     column, lane = last_loops(sch, decode, 2)
     sch.unroll(column)

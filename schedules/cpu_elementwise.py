@@ -24,8 +24,7 @@ def quantize_sketches(spec: Quantize, level: str, tile: int) -> list[Sketch]:
 def quantize(sch: Schedule, choose: Choose, spec: Quantize, tile: int) -> None:
     """A tile of blocks at a time: maxima, one vector of scales, then codes block by block."""
     scale, divisor, code, pack, store, amax = (
-        sch.get_sblock(name)
-        for name in ("scale", "divisor", "code", "pack", "store_scale", "amax")
+        sch.get_sblock(name) for name in ("scale", "divisor", "code", "pack", "store_scale", "amax")
     )
     rows, tiles, _ = sch.get_loops(scale)
     task = sch.fuse(rows, tiles)

@@ -18,7 +18,7 @@ from blockscale.tir.quantize import TILE
 
 
 def dequantize(
-    spec: Dequantize, tile: int = TILE, rows: int | None = None, cols: int | None = None
+    spec: Dequantize, tile: int = TILE, shape: tuple[int, int] | None = None
 ) -> PrimFunc:
     """Return the kernel ``(packed[rows, cols / 2], block_scale, global_scale) -> out[rows, cols]``."""
     block, half, two = i64(spec.block), i64(spec.block // 2), i64(2)
@@ -64,7 +64,9 @@ def dequantize(
         for r, t, i, e in T.grid(*shape, block):
             with T.sblock("out"):
                 vr, vt, vi, ve = T.axis.remap("SSSS", [r, t, i, e])
-                to = T.meta_var(grid.index(vr, grid.block_at(vt, vi, rows, cols) * block + ve, cols))
+                to = T.meta_var(
+                    grid.index(vr, grid.block_at(vt, vi, rows, cols) * block + ve, cols)
+                )
                 out[to[0], to[1]] = formats.round_to(spec.dtype, value[vr, vt, vi, ve])
 
-    return main if rows is None else fix_shape(main, "out", (rows, cols))
+    return main if shape is None else fix_shape(main, "out", shape)

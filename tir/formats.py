@@ -38,7 +38,9 @@ E4M3 = Format(
     "e4m3",
     8,
     tuple(
-        (m * 2.0**-9 if e == 0 else (8 + m) * 2.0 ** (e - 10)) if (e, m) != (15, 7) else float("nan")
+        (m * 2.0**-9 if e == 0 else (8 + m) * 2.0 ** (e - 10))
+        if (e, m) != (15, 7)
+        else float("nan")
         for e in range(16)
         for m in range(8)
     ),

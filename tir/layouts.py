@@ -74,9 +74,7 @@ class BlockGrid:
         last = self.blocks(rows, cols) - i64(self.tile)
         return tirx.Min(t * i64(self.tile), last) + i
 
-    def index(
-        self, run: PrimExpr, item: PrimExpr, width: PrimExpr
-    ) -> tuple[PrimExpr, PrimExpr]:
+    def index(self, run: PrimExpr, item: PrimExpr, width: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
         """Index of ``item`` of ``run`` in a tensor with rows of ``width`` items."""
         if self.swizzled:
             return run, item

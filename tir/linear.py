@@ -34,9 +34,7 @@ def to_operand(value: PrimExpr, compute: str) -> PrimExpr:
     """Float32 ``value`` as an operand; bfloat16 keeps the upper half, exact for weights."""
     if compute == "float32":
         return value
-    return formats.cast(
-        formats.bits_of(value) >> formats.const(16, value, "int32"), "uint16"
-    )
+    return formats.cast(formats.bits_of(value) >> formats.const(16, value, "int32"), "uint16")
 
 
 def from_operand(operand: PrimExpr) -> PrimExpr:
@@ -95,7 +93,9 @@ def linear(
                 vt, vi, vn, vk = T.axis.remap("SSSR", [t, i, n, k])
                 with T.init():
                     C[vt, vi, vn] = T.float32(0)
-                C[vt, vi, vn] = C[vt, vi, vn] + from_operand(A[vt, vi, vk]) * from_operand(W[vn, vk])
+                C[vt, vi, vn] = C[vt, vi, vn] + from_operand(A[vt, vi, vk]) * from_operand(
+                    W[vn, vk]
+                )
         for t, i, n in T.grid(tiles_of(rows, row_tile), R, N):
             with T.sblock("epilogue"):
                 vt, vi, vn = T.axis.remap("SSS", [t, i, n])

@@ -64,9 +64,7 @@ def tile_of(block: PrimExpr, blocks: PrimExpr, tile: int) -> tuple[PrimExpr, Pri
     return t, block - tirx.Min(t * i64(tile), blocks - i64(tile))
 
 
-def quantize(
-    spec: Quantize, tile: int = TILE, rows: int | None = None, cols: int | None = None
-) -> PrimFunc:
+def quantize(spec: Quantize, tile: int = TILE, shape: tuple[int, int] | None = None) -> PrimFunc:
     """Return the kernel ``(x[rows, cols], (block_amax), global_scale) -> packed, block_scale``."""
     block, half, two = i64(spec.block), i64(spec.block // 2), i64(2)
     grid = BlockGrid(spec.block, tile, spec.layout == "128x4")
@@ -85,7 +83,9 @@ def quantize(
         for r, t, i, e in T.grid(*grid.shape(rows, cols), block):
             with T.sblock("magnitude"):
                 vr, vt, vi, ve = T.axis.remap("SSSS", [r, t, i, e])
-                at = T.meta_var(grid.index(vr, grid.block_at(vt, vi, rows, cols) * block + ve, cols))
+                at = T.meta_var(
+                    grid.index(vr, grid.block_at(vt, vi, rows, cols) * block + ve, cols)
+                )
                 magnitude[vr, vt, vi, ve] = formats.abs_bits(widen(x[at[0], at[1]]))
         for r, t, i, e in T.grid(*grid.shape(rows, cols), block):
             with T.sblock("amax"):
@@ -109,7 +109,9 @@ def quantize(
         for r, t, i, e in T.grid(*grid.shape(rows, cols), block):
             with T.sblock("code"):
                 vr, vt, vi, ve = T.axis.remap("SSSS", [r, t, i, e])
-                at = T.meta_var(grid.index(vr, grid.block_at(vt, vi, rows, cols) * block + ve, cols))
+                at = T.meta_var(
+                    grid.index(vr, grid.block_at(vt, vi, rows, cols) * block + ve, cols)
+                )
                 code[vr, vt, vi, ve] = element_code(
                     spec, widen(x[at[0], at[1]]), divisor[vr, vt, vi], byte[vr, vt, vi]
                 )
@@ -203,4 +205,4 @@ def quantize(
             encode(x, amax, byte, divisor, code, pair, global_scale, packed, rows, cols)
             store(byte, block_scale, rows, cols)
 
-    return main if rows is None else fix_shape(main, "x", (rows, cols))
+    return main if shape is None else fix_shape(main, "x", shape)

@@ -14,7 +14,7 @@ from blockscale.tir.common import fix_shape
 from blockscale.tir.layouts import index_128x4, padded_128x4
 
 
-def swizzle(spec: Swizzle, rows: int | None = None, cols: int | None = None) -> PrimFunc:
+def swizzle(spec: Swizzle, shape: tuple[int, int] | None = None) -> PrimFunc:
     """Return the kernel ``scale[rows, cols] -> out[ceil_to(rows, 128), ceil_to(cols, 4)]``, uint8."""
 
     @T.prim_func(s_tir=True)
@@ -30,10 +30,10 @@ def swizzle(spec: Swizzle, rows: int | None = None, cols: int | None = None) -> 
                     tirx.all(vr < rows, vc < cols), scale[vr, vc], T.uint8(0)
                 )
 
-    return main if rows is None else fix_shape(main, "scale", (rows, cols))
+    return main if shape is None else fix_shape(main, "scale", shape)
 
 
-def unswizzle(spec: Unswizzle, rows: int | None = None, cols: int | None = None) -> PrimFunc:
+def unswizzle(spec: Unswizzle, shape: tuple[int, int] | None = None) -> PrimFunc:
     """Return the kernel ``scale[ceil_to(rows, 128), ceil_to(cols, 4)] -> out[rows, cols]``, uint8."""
 
     @T.prim_func(s_tir=True)
@@ -47,4 +47,4 @@ def unswizzle(spec: Unswizzle, rows: int | None = None, cols: int | None = None)
                 vr, vc = T.axis.remap("SS", [r, c])
                 out[vr, vc] = scale[index_128x4(vr, vc, cols)[0], index_128x4(vr, vc, cols)[1]]
 
-    return main if rows is None else fix_shape(main, "out", (rows, cols))
+    return main if shape is None else fix_shape(main, "out", shape)

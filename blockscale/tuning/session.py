@@ -79,7 +79,8 @@ class Session:
 
     def _affordable(self, most: int) -> int:
         """Return how many trials still fit: 0 ends the session."""
-        fits = int(self._limits.left() / self._trial_s)
+        left = self._limits.left()
+        fits = most if math.isinf(left) else int(left / self._trial_s)
         if self._limits.trials is not None:
             fits = min(fits, self._limits.trials - len(self.history))
         return max(0, min(most, fits))

@@ -194,9 +194,7 @@ def transposed(rows: list[PrimExpr]) -> list[PrimExpr]:
     count = len(rows)
     half = count // 2
     order = [(i // 2) + (i % 2) * count for i in range(count)]
-    picks = [
-        [tirx.const(index + start, "int32") for index in order] for start in (0, half)
-    ]
+    picks = [[tirx.const(index + start, "int32") for index in order] for start in (0, half)]
     for _ in range(count.bit_length() - 1):
         rows = [
             tirx.Shuffle([rows[i // 2], rows[i // 2 + half]], picks[i % 2]) for i in range(count)
@@ -292,7 +290,9 @@ def decode_panel(level: str, compute: str, depth: int, block: int) -> str:
             T.reads(P[0:L, 0:half], S[0:scales, 0:L])
             T.writes(W[0:vectors, 0:width])
             words = T.alloc_buffer((words_count, L), "int32")
-            store_all(words, words_of(lambda row, byte, dtype: P.vload([i64(row), i64(byte)], dtype)))
+            store_all(
+                words, words_of(lambda row, byte, dtype: P.vload([i64(row), i64(byte)], dtype))
+            )
             for w in T.serial(words_count):
                 for at in T.unroll(i64(per_word)):
                     W[w * i64(per_word) + at, T.ramp(i64(0), one, step * lanes)] = weights(
@@ -383,6 +383,7 @@ def dot_bf16() -> str:
     """Register and name: ``acc[lane] += a[0] * w[lane, 0] + a[1] * w[lane, 1]`` (VDPBF16PS)."""
     lanes = 16
     L, pair, width, one = i64(lanes), i64(2), i64(2 * lanes), i64(1)
+
     @T.prim_func(s_tir=True)
     def desc(a: T.handle, w: T.handle, acc: T.handle):
         A = T.match_buffer(a, (pair,), "uint16", offset_factor=1)
