@@ -1,7 +1,8 @@
-"""From a spec to TensorIR: which row buckets a function has, their search spaces, the function exported.
+"""From a spec to TensorIR: a function's row buckets, their search spaces, the function exported.
 
 A `Workload` is one static instance that MetaSchedule tunes: a spec at a row count.  An exported
-function takes any number of rows; it holds one scheduled body per bucket and chooses by the row count.
+function takes any number of rows; it holds one scheduled body per bucket and chooses by the row
+count.
 """
 
 from __future__ import annotations
@@ -56,8 +57,9 @@ def target(level: str) -> Target:
 
 @dataclass(frozen=True)
 class Bucket:
-    """A range of sizes that share a schedule: up to ``limit``, with tiles of ``tile``, tuned at ``rows``.
+    """A range of sizes that share a schedule.
 
+    It ends at ``limit`` (None: no end), is computed in tiles of ``tile`` and tuned at ``rows``.
     The size is the number of rows (linear), or of blocks in a run (`layouts.BlockGrid`).
     """
 

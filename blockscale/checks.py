@@ -1,4 +1,4 @@
-"""Checks of the torch functions' arguments; every error says where, what, the rule and the remedy."""
+"""Checks of the torch functions' arguments; errors say where, what, the rule and the remedy."""
 
 from __future__ import annotations
 
@@ -40,15 +40,17 @@ def choice(where: str, name: str, value: object, allowed: Sequence[str]) -> None
 def tensor(
     where: str, name: str, value: object, dtypes: Sequence[torch.dtype], dims: int = 1
 ) -> torch.Tensor:
-    """Return ``value``: a contiguous CPU tensor of one of ``dtypes`` with at least ``dims`` dimensions."""
+    """Return ``value``: a contiguous CPU tensor, dtype in ``dtypes``, ``dims`` or more axes."""
     allowed = " or ".join(_name(dtype) for dtype in dtypes)
     if not isinstance(value, torch.Tensor):
         raise TypeError(
-            f"{where}: {name} is a {type(value).__name__}, not a torch tensor; pass a tensor of {allowed}"
+            f"{where}: {name} is a {type(value).__name__}, not a torch tensor; "
+            f"pass a tensor of {allowed}"
         )
     if value.dtype not in dtypes:
         raise TypeError(
-            f"{where}: {name} has dtype {_name(value.dtype)}, but must have {allowed}; convert it first"
+            f"{where}: {name} has dtype {_name(value.dtype)}, but must have {allowed}; "
+            "convert it first"
         )
     if value.device.type != "cpu":
         raise ValueError(
@@ -62,8 +64,8 @@ def tensor(
         )
     if not value.is_contiguous():
         raise ValueError(
-            f"{where}: {name} of shape {list(value.shape)} has strides {list(value.stride())}, but must be "
-            f"contiguous; pass {name}.contiguous()"
+            f"{where}: {name} of shape {list(value.shape)} has strides {list(value.stride())}, "
+            f"but must be contiguous; pass {name}.contiguous()"
         )
     return value
 
@@ -86,8 +88,8 @@ def block_multiple(where: str, name: str, cols: int, fmt: str) -> None:
     block = BLOCK_SIZE[fmt]
     if cols % block:
         raise ValueError(
-            f"{where}: {name} has {cols} columns, which is not a multiple of {block}, the block size of "
-            f"{fmt}; pad the rows to {-(-cols // block) * block}"
+            f"{where}: {name} has {cols} columns, which is not a multiple of {block}, "
+            f"the block size of {fmt}; pad the rows to {-(-cols // block) * block}"
         )
 
 
@@ -99,7 +101,7 @@ def padded_shape(rows: int, cols: int) -> tuple[int, int]:
 def scales(
     where: str, scale: torch.Tensor, lead: Sequence[int], blocks: int, fmt: str, layout: str
 ) -> torch.Tensor:
-    """Return block scales as uint8, [rows, blocks] or padded; ``lead`` are the dimensions of the rows."""
+    """Return block scales as uint8, [rows, blocks] or padded; ``lead``: the rows' dimensions."""
     checked = tensor(where, "block_scale", scale, SCALES[fmt]).view(torch.uint8)
     rows = 1
     for size in lead:
@@ -110,7 +112,8 @@ def scales(
         if got != wanted:
             swizzled = got == list(padded) or got == [padded[0] * padded[1]]
             remedy = (
-                "this is the size of the 128x4 layout, pass scale_layout='128x4' or unswizzle_scales() it"
+                "this is the size of the 128x4 layout, pass scale_layout='128x4' or "
+                "unswizzle_scales() it"
                 if swizzled
                 else f"pass one scale per {BLOCK_SIZE[fmt]} elements of a row"
             )
@@ -120,7 +123,7 @@ def scales(
         return checked.reshape(rows, blocks)
     if got not in (list(padded), [padded[0] * padded[1]]):
         raise ValueError(
-            f"{where}: block_scale has shape {got}, but must have {list(padded)} in the 128x4 layout; "
-            "make it with swizzle_scales()"
+            f"{where}: block_scale has shape {got}, but must have {list(padded)} in the "
+            "128x4 layout; make it with swizzle_scales()"
         )
     return checked.reshape(padded)

@@ -1,8 +1,8 @@
 """A compiled function for a spec: from a loaded library, from the disk cache, or built once.
 
-The cache is ``~/.cache/blockscale``, or the folder named by the environment variable BLOCKSCALE_CACHE.
-Its file names hold a digest of everything that decides the machine code: the sources of this package,
-the tuning logs, the version of apache-tvm-ffi, the CPU level.
+The cache is ``~/.cache/blockscale``, or the folder named by the environment variable
+BLOCKSCALE_CACHE.  Its file names hold a digest of everything that decides the machine code: the
+sources of this package, the tuning logs, the version of apache-tvm-ffi, the CPU level.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def _cached_or_built(spec: Spec) -> Function:
         from blockscale.build import build
     except ModuleNotFoundError as error:
         raise RuntimeError(
-            f"{spec.name}: no loaded library has it, and building it needs {error.name}; load one with "
-            f"blockscale.load(), or pip install 'blockscale[build]'"
+            f"{spec.name}: no loaded library has it, and building it needs {error.name}; load one "
+            "with blockscale.load(), or pip install 'blockscale[build]'"
         ) from error
     print(
         f"blockscale: building {spec.name} for {host.level()} (first use; kept in {path.parent})",

@@ -102,8 +102,9 @@ def workload_digest(mod: Any) -> str:
 def find(workload: Workload, level: str, dirs: Sequence[Path | str]) -> LogHit | None:
     """Return the best valid record of ``workload`` in the first of ``dirs`` that has one.
 
-    Records tuned at ``level`` come first, then those of the other levels of its vector width: a trace
-    matches only if the function is the same.  Put a work folder before the committed logs: its times come from this machine.
+    Records tuned at ``level`` come first, then those of the other levels of its vector width: a
+    trace matches only if the function is the same.  Put a work folder before the committed logs:
+    its times come from this machine.
 
     Raises:
         LogError: a log is damaged; the message names file and line.

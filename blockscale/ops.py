@@ -1,7 +1,8 @@
 """Torch functions on 4-bit block-scaled tensors.
 
-Each finds its kernel in a library loaded with `blockscale.load`, else builds it once and keeps it on disk
-(`blockscale.jit`).  Formats and rounding: `blockscale.tir.quantize`, `.dequantize`, `.linear`, `.scale_sweep`.
+Each finds its kernel in a library loaded with `blockscale.load`, else builds it once and keeps it
+on disk (`blockscale.jit`).  Formats and rounding: `blockscale.tir.quantize`, `.dequantize`,
+`.linear`, `.scale_sweep`.
 """
 
 from __future__ import annotations
@@ -172,8 +173,8 @@ def unswizzle_scales(swizzled: torch.Tensor, rows: int, cols: int) -> torch.Tens
     padded = checks.padded_shape(rows, cols)
     if list(swizzled.shape) not in (list(padded), [padded[0] * padded[1]]):
         raise ValueError(
-            f"{where}: the scales have shape {list(swizzled.shape)}, but rows={rows} and cols={cols} "
-            f"need {list(padded)}; pass the sizes that were swizzled"
+            f"{where}: the scales have shape {list(swizzled.shape)}, but rows={rows} and "
+            f"cols={cols} need {list(padded)}; pass the sizes that were swizzled"
         )
     out = torch.empty((rows, cols), dtype=torch.uint8)
     jit.function(Unswizzle())(scale.reshape(padded), out)
@@ -181,7 +182,7 @@ def unswizzle_scales(swizzled: torch.Tensor, rows: int, cols: int) -> torch.Tens
 
 
 def fp8_scale_candidates(device: str | torch.device = "cpu") -> torch.Tensor:
-    """Return the 126 candidate scales [126] float32: the positive finite E4M3 values / 448, ascending."""
+    """Return the candidate scales [126] float32: positive finite E4M3 values / 448, ascending."""
     values = torch.arange(1, 127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     return (values / 448.0).to(device)
 
@@ -200,7 +201,8 @@ def nvfp4_fp8_scale_sweep(
         x: any shape, float32, bfloat16 or float16, contiguous; blocks are consecutive elements.
         global_amax: one element, any float dtype.
         block_size: elements per block; the number of elements must be a multiple of it.
-        candidates: [count] float32, tried in order, the first best wins; None: `fp8_scale_candidates`.
+        candidates: [count] float32, tried in order, the first best wins; None:
+            `fp8_scale_candidates`.
 
     Raises:
         TypeError: an argument that is no tensor, or of another dtype.
@@ -215,8 +217,8 @@ def nvfp4_fp8_scale_sweep(
     block_size = int(block_size)
     if x.numel() % block_size:
         raise ValueError(
-            f"{where}: x has {x.numel()} elements, which is not divisible by block_size={block_size}; "
-            "pad the rows, or choose another block_size"
+            f"{where}: x has {x.numel()} elements, which is not divisible by "
+            f"block_size={block_size}; pad the rows, or choose another block_size"
         )
     floats = (*checks.ACTIVATIONS, torch.float64)
     amax = checks.tensor(where, "global_amax", global_amax, floats, dims=0)
@@ -226,8 +228,8 @@ def nvfp4_fp8_scale_sweep(
     checks.tensor(where, "candidates", candidates, (torch.float32,), dims=0)
     if candidates.dim() != 1 or not candidates.numel():
         raise ValueError(
-            f"{where}: candidates has shape {list(candidates.shape)}, but must be a vector of at least "
-            "one scale; see fp8_scale_candidates()"
+            f"{where}: candidates has shape {list(candidates.shape)}, but must be a vector of at "
+            "least one scale; see fp8_scale_candidates()"
         )
     blocks = x.numel() // block_size
     best = torch.empty(blocks, dtype=torch.float32)
@@ -246,7 +248,8 @@ def linear(
 ) -> torch.Tensor:
     """Return ``x @ w.T + bias`` [..., N] in the dtype of x, w the dequantised weight [N, K].
 
-    The sum is accumulated in float32; global scale and bias are applied to it before the one rounding.
+    The sum is accumulated in float32; global scale and bias are applied to it before the one
+    rounding.
 
     Args:
         x: [..., K] float32, bfloat16 or float16.
@@ -266,13 +269,14 @@ def linear(
     codes = checks.tensor(where, "packed", packed, checks.PACKED, dims=2).view(torch.uint8)
     if codes.dim() != 2:
         raise ValueError(
-            f"{where}: packed has shape {list(packed.shape)}, but a weight has 2 dimensions, [N, K / 2]"
+            f"{where}: packed has shape {list(packed.shape)}, but a weight has 2 dimensions, "
+            "[N, K / 2]"
         )
     n, k = codes.shape[0], 2 * codes.shape[1]
     if x.shape[-1] != k:
         raise ValueError(
-            f"{where}: x has {x.shape[-1]} columns, but packed of shape {list(packed.shape)} holds rows "
-            f"of {k}; pass activations with {k} features"
+            f"{where}: x has {x.shape[-1]} columns, but packed of shape {list(packed.shape)} holds "
+            f"rows of {k}; pass activations with {k} features"
         )
     checks.block_multiple(where, "packed", k, fmt)
     scale = checks.scales(where, block_scale, [n], k // BLOCK_SIZE[fmt], fmt, "linear")
@@ -281,7 +285,8 @@ def linear(
         checks.tensor(where, "bias", bias, checks.ACTIVATIONS)
         if list(bias.shape) != [n]:
             raise ValueError(
-                f"{where}: bias has shape {list(bias.shape)}, but must have [{n}], one per row of packed"
+                f"{where}: bias has shape {list(bias.shape)}, but must have [{n}], "
+                "one per row of packed"
             )
         bias = bias.float()
     out = torch.empty((*x.shape[:-1], n), dtype=x.dtype)

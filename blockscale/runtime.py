@@ -95,7 +95,7 @@ class Library:
 
 
 def load(path: str | os.PathLike[str], *, cpu_features: Collection[str] | None = None) -> Library:
-    """Return the kernel library at ``path``; blockscale's torch functions use its kernels from now on.
+    """Return the kernel library at ``path``, whose kernels the torch functions use from now on.
 
     See `open_library` for arguments and errors.  The library loaded last wins.
     """

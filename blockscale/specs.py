@@ -1,9 +1,9 @@
 """What a kernel is called, what it takes and returns: one frozen dataclass per op.
 
-A spec is the identity of an exported function.  It is valid by construction, knows its symbol name, and
-lists its parameters in the order of the exported function.  This module imports neither tvm nor torch,
-so that the process that only *calls* kernels can name and check them; `blockscale.tir` turns a spec
-into TensorIR.
+A spec is the identity of an exported function.  It is valid by construction, knows its symbol
+name, and lists its parameters in the order of the exported function.  This module imports neither
+tvm nor torch, so that the process that only *calls* kernels can name and check them;
+`blockscale.tir` turns a spec into TensorIR.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Param:
     """One parameter of an exported function.
 
     ``shape`` holds integers, symbols (``"rows"``), or expressions of symbols (``"cols // 16"``,
-    ``"ceil_to(rows, 128)"``).  ``default`` is the constant that stands for ``None`` (None: required).
-    ``storage`` says what the bytes of a uint8 parameter encode.
+    ``"ceil_to(rows, 128)"``).  ``default`` is the constant that stands for ``None`` (None:
+    required).  ``storage`` says what the bytes of a uint8 parameter encode.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Spec:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Spec:
-        """Return the spec that `to_json` described; ValueError names the field that does not fit."""
+        """Return the spec that `to_json` described; ValueError names a field that does not fit."""
         _check_choice("Spec", "op", data.get("op"), SPECS)
         cls = SPECS[data["op"]]
         values = {key: value for key, value in data.items() if key != "op"}
@@ -131,7 +131,10 @@ def _scale_storage(fmt: str, layout: str) -> str:
 
 @dataclass(frozen=True)
 class Linear(Spec):
-    """``y[rows, n] = x[rows, k] @ dequantised(packed, block_scale)[n, k].T * global_scale + bias``."""
+    """``y[rows, n] = x[rows, k] @ w[n, k].T * global_scale + bias``.
+
+    The weight w is ``packed`` and ``block_scale``, dequantised.
+    """
 
     n: int
     k: int

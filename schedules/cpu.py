@@ -1,7 +1,7 @@
-"""CPU schedules: vectors of the host's width, one parallel loop over output columns, decode in registers.
+"""CPU schedules of linear: one parallel loop over output columns, weights decoded to vectors.
 
-Every function returns the sketches of an op as ``Schedule -> None`` functions; the ``sample_*`` calls in
-them are the search space.  Vector instructions are tensor intrinsics of `blockscale.tir.intrin.x86`.
+`linear_sketches` returns the sketches as ``Schedule -> None`` functions; the ``sample_*`` calls in
+them are the search space.  Vector instructions are tensor intrinsics of `blockscale.tir.intrin`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from blockscale.schedules._steps import (
     vectorize_last,
 )
 from blockscale.specs import Linear
-from blockscale.tir.intrin import x86
+from blockscale.tir.intrin import x86, x86_panels, x86_rows
 
 LOOP_REGISTERS = 6
 """Vector registers that a micro kernel needs besides its accumulators: operands, table, scale."""
@@ -30,7 +30,7 @@ def _divisors(value: int, candidates: tuple[int, ...]) -> list[int]:
 
 
 MIN_PANEL_ROWS = 8
-"""Row tile from which lanes run along n: below, the column panel's set-up costs more than lane sums."""
+"""Row tile from which lanes run along n; below, a panel's set-up costs more than lane sums."""
 
 
 def uses_panels(spec: Linear, level: str, row_tile: int) -> bool:
@@ -75,7 +75,7 @@ def linear_rows(
     most = max(1, (width.registers - LOOP_REGISTERS) // row_tile)
     widths = [c for c in _divisors(spec.n, (1, 2, 4, 8)) if c <= most]
     columns = choose(sch, widths, 4)
-    # Every pair of decisions divides n: a partial tile would need predicates, which do not tensorise.
+    # Every pair of decisions divides n: a partial tile needs predicates, which do not tensorise.
     task_size = choose(sch, _divisors(spec.n // max(widths), (1, 2, 4, 8, 16)), 4)
     t, i, n = sch.get_loops(epilogue)
     tile, column = sch.split(n, [None, columns])
@@ -97,7 +97,7 @@ def linear_rows(
     lane, unit, row, column = last_loops(sch, matmul, 4)
     sch.reorder(unit, row, column, lane)
     sch.decompose_reduction(matmul, lane)
-    sch.tensorize(lane, x86.lane_sum(width.level))
+    sch.tensorize(lane, x86_rows.lane_sum(width.level))
     if words or row_tile > 1 or spec.dtype != "float32":
         vectorize_last(sch, widen, spec.k, lanes)
     else:
@@ -112,7 +112,7 @@ def _dot_words(
     sch: Schedule, spec: Linear, width: x86.Width, partial_sum: SBlockRV, widen: SBlockRV
 ) -> None:
     """Each lane takes a word of 8 codes; activations are laid out to match."""
-    lanes, depth = width.lanes, width.lanes * WORD_CODES
+    depth = width.lanes * WORD_CODES
     lane, unit, row, column, step, code = last_loops(sch, partial_sum, 6)
     sch.reorder(step, unit, row, column, lane, code)
     for loop in (unit, row, column):
@@ -123,14 +123,14 @@ def _dot_words(
         ("write", 0),
         lambda t, i, k: (t, i, k // depth, k % WORD_CODES, k % depth // WORD_CODES),
     )
-    sch.tensorize(lane, x86.dot_row(width.level, spec.block))
+    sch.tensorize(lane, x86_rows.dot_row(width.level, spec.block))
 
 
 def _dot_vectors(sch: Schedule, width: x86.Width, partial_sum: SBlockRV, decode: SBlockRV) -> None:
     """Each lane takes one code: for K that is no multiple of a vector of words."""
     column, lane = last_loops(sch, decode, 2)
     sch.unroll(column)
-    sch.tensorize(lane, x86.decode_row(width.level))
+    sch.tensorize(lane, x86_rows.decode_row(width.level))
     lane, unit, row, column = last_loops(sch, partial_sum, 4)
     sch.reorder(unit, row, column, lane)
     keep_in_registers(sch, partial_sum, 3)
@@ -147,7 +147,7 @@ def linear_panels(
     compute: str,
     staged: bool,
 ) -> None:
-    """Lanes along n: a column panel of weights is decoded to vectors and meets broadcast activations."""
+    """Lanes along n: weights of a column panel, decoded to vectors, meet broadcast activations."""
     lanes, pair = width.lanes, 2 if compute == "bfloat16" else 1
     matmul, epilogue = sch.get_sblock("matmul"), sch.get_sblock("epilogue")
     decode, scale, widen = (sch.get_sblock(b) for b in ("decode", "block_scale", "widen"))
@@ -161,7 +161,7 @@ def linear_panels(
     sch.compute_at(matmul, tile, preserve_unit_loops=True)
     unit, row, n, k = last_loops(sch, matmul, 4)
     vector, lane = sch.split(n, [None, lanes])
-    step, inner, part = sch.split(k, [None, x86.BLOCK_CODES // pair, pair])
+    step, inner, part = sch.split(k, [None, x86_panels.BLOCK_CODES // pair, pair])
     sch.reorder(step, inner, unit, row, vector, lane, part)
 
     sch.compute_at(decode, task if staged else step, preserve_unit_loops=True)
@@ -170,15 +170,15 @@ def linear_panels(
         decode, ("write", 0), lambda n, k: (n // lanes, k // pair, n % lanes * pair + k % pair)
     )
     sch.transform_layout(scale, ("write", 0), lambda n, b: (n // lanes, b, n % lanes))
-    depth = x86.panel_depth(width.level, spec.k) if staged else x86.BLOCK_CODES
-    name = x86.decode_panel(width.level, compute, depth, spec.block)
+    depth = x86_panels.panel_depth(width.level, spec.k) if staged else x86_panels.BLOCK_CODES
+    name = x86_panels.decode_panel(width.level, compute, depth, spec.block)
     _tensorize_panel(sch, decode, lanes, depth, name)
-    group = x86.scale_group(spec.k // spec.block)
+    group = x86_panels.scale_group(spec.k // spec.block)
     if group is not None:
-        name = x86.decode_panel_scales(width.level, spec.fmt, group)
+        name = x86_panels.decode_panel_scales(width.level, spec.fmt, group)
         _tensorize_panel(sch, scale, lanes, group, name)
     if compute == "bfloat16":
-        sch.annotate(task, "pragma_import_llvm", x86.DOT_BF16_LLVM)
+        sch.annotate(task, "pragma_import_llvm", x86_panels.DOT_BF16_LLVM)
     _schedule_panel_matmul(sch, matmul, step, pair, unroll=not staged)
     sch.vectorize(last_loops(sch, epilogue, 1)[0])
     _copy_activations(sch, widen, spec, lanes * pair, row_tile)
@@ -211,8 +211,8 @@ def _tensorize_panel(sch: Schedule, block: SBlockRV, lanes: int, depth: int, nam
 def _schedule_panel_matmul(
     sch: Schedule, matmul: SBlockRV, step: LoopRV, pair: int, unroll: bool
 ) -> None:
-    """Accumulators of one row tile in registers across ``step``; loops inner, unit, row, vector, lane."""
-    inner, unit, row, vector, lane, part = last_loops(sch, matmul, 6)
+    """Keep the accumulators of one row tile in registers across ``step``."""
+    inner, unit, row, vector, lane, _ = last_loops(sch, matmul, 6)
     for loop in (unit, row, vector, *([inner] if unroll else [])):
         sch.unroll(loop)
     if pair == 1:
@@ -222,4 +222,4 @@ def _schedule_panel_matmul(
     for loop in last_loops(sch, init, 4)[:-1]:
         sch.unroll(loop)
     if pair == 2:
-        sch.tensorize(lane, x86.dot_bf16())
+        sch.tensorize(lane, x86_panels.dot_bf16())

@@ -1,7 +1,7 @@
 """CPU schedules of the memory-bound ops: quantise, dequantise, swizzle, scale sweep.
 
-Rows and tiles of blocks are one parallel loop; within a tile the block scales are one vector and every
-block's elements another.  The sweep has one block a lane.
+Rows and tiles of blocks are one parallel loop; within a tile the block scales are one vector and
+every block's elements another.  The sweep has one block a lane.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tvm.s_tir.schedule import LoopRV
 
 from blockscale.schedules._steps import Choose, Sketch, last_loops, vectorize_last
 from blockscale.specs import Dequantize, Quantize, ScaleSweep
-from blockscale.tir.intrin import x86
+from blockscale.tir.intrin import x86, x86_rows
 
 
 def quantize_sketches(spec: Quantize, level: str, tile: int) -> list[Sketch]:
@@ -42,14 +42,14 @@ def quantize(sch: Schedule, choose: Choose, spec: Quantize, tile: int) -> None:
     for block in (divisor, scale):
         vectorize_last(sch, block, tile, tile)
     vectorize_last(sch, code, spec.block, spec.block)
-    sch.tensorize(last_loops(sch, pack, 1)[0], x86.pack_row(spec.block))
+    sch.tensorize(last_loops(sch, pack, 1)[0], x86_rows.pack_row(spec.block))
     if not spec.given_amax:
         magnitude = sch.get_sblock("magnitude")
         sch.compute_at(magnitude, last_loops(sch, amax, 2)[0], preserve_unit_loops=True)
         vectorize_last(sch, magnitude, spec.block, spec.block)
         element = last_loops(sch, amax, 1)[0]
         sch.decompose_reduction(amax, element)
-        sch.tensorize(element, x86.lane_max(spec.block))
+        sch.tensorize(element, x86_rows.lane_max(spec.block))
 
 
 def dequantize_sketches(spec: Dequantize, level: str, tile: int) -> list[Sketch]:
@@ -73,7 +73,7 @@ def dequantize(
     _unroll_blocks(sch, choose, block, tile)
     element = last_loops(sch, decode, 1)[0]
     _, lane = sch.split(element, [None, width.lanes])
-    sch.tensorize(lane, x86.decode_row(width.level))
+    sch.tensorize(lane, x86_rows.decode_row(width.level))
     vectorize_last(sch, out, spec.block, spec.block)
     if spec.layout == "linear":
         vectorize_last(sch, scale, tile, tile)
@@ -92,7 +92,7 @@ def scale_sweep_sketches(spec: ScaleSweep, level: str) -> list[Sketch]:
 
 
 def scale_sweep(sch: Schedule, choose: Choose, spec: ScaleSweep) -> None:
-    """One block a lane; a tile's weights stay in registers or the first cache for all candidates."""
+    """One block a lane; a tile's weights stay in registers or the L1 cache for all candidates."""
     result, best, loss = (sch.get_sblock(name) for name in ("best_amax", "best", "loss"))
     task, _ = sch.get_loops(result)
     sch.parallel(task)
@@ -103,7 +103,7 @@ def scale_sweep(sch: Schedule, choose: Choose, spec: ScaleSweep) -> None:
     sch.compute_at(weight, task, preserve_unit_loops=True)
     sch.vectorize(last_loops(sch, loss, 1)[0])
     sch.vectorize(last_loops(sch, best, 1)[0])
-    element, lane = last_loops(sch, loss, 2)
+    element, _ = last_loops(sch, loss, 2)
     if spec.block_size <= UNROLLED_BLOCK:
         sch.unroll(element)
     init = sch.decompose_reduction(loss, element)

@@ -85,6 +85,18 @@ def check_linear(kernel, spec, rows):
     assert ref.row_error(wide(y), truth).max(initial=0) < TOLERANCE[spec.dtype]
 
 
+def check_weights(kernel, spec, rows):
+    """Read every weight back with one-hot rows, ``rows`` at a time: exact in every dtype."""
+    codes, byte = random_weight(spec.n, spec.k, spec.fmt, seed=rows)
+    truth = ref.round_to(ref.weight(codes, byte, spec.fmt), spec.dtype).T
+    eye, weights = torch.eye(spec.k, dtype=DTYPES[spec.dtype]), torch.from_numpy(byte)
+    rest = [packed_tensor(codes), weights, tensor([1.0]), torch.zeros(spec.n)]
+    for start in range(0, spec.k, rows):
+        x = eye[start : start + rows]
+        [y] = call(kernel, [x, *rest], [x.new_empty(len(x), spec.n)])
+        assert (wide(y) == truth[start : start + rows]).all()
+
+
 def check_quantize(kernel, spec, rows, blocks):
     """Compare codes and scale bytes."""
     x = tensor(random_matrix((rows, blocks * spec.block), spec.fmt, rows), spec.dtype)
@@ -127,24 +139,26 @@ def check_sweep(kernel, spec, blocks):
     same(best.numpy(), ref.scale_sweep(wide(inputs[0]), 4.25, spec.block_size)[1])
 
 
-def linear_rows(spec):
+def linear_rows():
     """Return row counts at and beside every bucket's limit and every whole tile of rows."""
     edges = {0, 1, 2, 3, 5, 130}
     for bucket in catalog.LINEAR_BUCKETS:
-        for edge in (bucket.row_tile, 2 * bucket.row_tile, bucket.limit or 0):
+        for edge in (bucket.tile, 2 * bucket.tile, bucket.limit or 0):
             edges |= {max(edge - 1, 0), edge, edge + 1}
     return sorted(edges)
 
 
-SHAPES = [(1, 1), (2, 3), (7, 16), (3, 17), (130, 5), (33, 33)]
+SHAPES = [(1, 1), (2, 3), (5, 3), (1, 16), (1, 17), (7, 16), (3, 17), (130, 5), (33, 33)]
 """Rows and blocks (or columns of scales) of the ops with any number of columns."""
 
 
 def check(kernel, spec, rows=None):
     """Compare a compiled function of ``spec`` with the reference, on ``rows`` or on many sizes."""
     if spec.op == "linear":
-        for count in linear_rows(spec) if rows is None else [rows]:
+        for count in linear_rows() if rows is None else [rows]:
             check_linear(kernel, spec, count)
+        for bucket in catalog.LINEAR_BUCKETS if rows is None else []:
+            check_weights(kernel, spec, bucket.rows)
     elif spec.op == "scale_sweep":
         for count in (1, 15, 16, 17, 130):
             check_sweep(kernel, spec, count)

@@ -1,5 +1,7 @@
 """CPU features, read from text in the format of /proc/cpuinfo."""
 
+from itertools import pairwise
+
 import pytest
 
 from blockscale import host
@@ -16,7 +18,9 @@ def cpuinfo(flags: str) -> str:
 @pytest.mark.parametrize(
     ("flags", "level"),
     [
+        (f"{AVX512} avx512_bf16", "avx512bf16"),
         (AVX512, "avx512"),
+        (f"{AVX2} avx512_bf16", "avx2"),
         (AVX512.replace(" avx512vl", ""), "avx2"),
         (AVX2, "avx2"),
         (AVX2.replace(" fma", ""), "plain"),
@@ -42,20 +46,33 @@ def test_cpu_model():
     assert host.cpu_model("nothing here") != ""
 
 
-def test_bf16_dot():
-    assert host.has_bf16_dot(host.features(cpuinfo(f"{AVX512} avx512_bf16")))
-    assert not host.has_bf16_dot(host.features(cpuinfo(AVX512)))
-    assert "avx512_bf16" in host.required_features("avx512", bf16_dot=True)
-
-
 def test_required_features():
+    assert set(host.required_features("avx512bf16")) == {*AVX512.split(), "avx512_bf16"}
     assert set(host.required_features("avx512")) == set(AVX512.split())
     assert set(host.required_features("avx2")) == set(AVX2.split())
     assert host.required_features("plain") == ()
 
 
+def test_levels_are_ordered():
+    """Widest first, each needing all that the next one needs."""
+    levels = [set(needed) for needed in host.LEVEL_FEATURES.values()]
+    assert all(wide > narrow for wide, narrow in pairwise(levels))
+
+
+def test_levels_of_the_same_vector_width():
+    """A log of one serves the other: itself first."""
+    assert host.same_width("avx512bf16") == ("avx512bf16", "avx512")
+    assert host.same_width("avx512") == ("avx512", "avx512bf16")
+    assert host.same_width("avx2") == ("avx2",)
+    assert host.same_width("plain") == ("plain",)
+
+
+def test_every_level_has_a_target():
+    from blockscale.catalog import TARGETS
+
+    assert list(TARGETS) == list(host.LEVEL_FEATURES)
+
+
 def test_bad_level():
-    with pytest.raises(ValueError, match=r"level='sse9' is not one of .*avx2"):
+    with pytest.raises(ValueError, match=r"level='sse9' is not one of .*avx512bf16.*avx2"):
         host.required_features("sse9")
-    with pytest.raises(ValueError, match="level='avx2' has no BF16 dot product"):
-        host.required_features("avx2", bf16_dot=True)

@@ -1,4 +1,4 @@
-"""What the op files share: 64-bit constants, activation loads and stores, and fixing symbolic sizes."""
+"""What the op files share: 64-bit constants, tile counts, activation loads, fixed sizes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Dequantise E2M1 with block scales: out = code * (block_scale * global_scale), NVFP4 and MXFP4.
 
-The product of the two scales is rounded to float32, its product with the code too (an E2M1 code has two
-significant bits), and the result is rounded once to the dtype of out.
+The product of the two scales is rounded to float32, its product with the code too (an E2M1 code
+has two significant bits), and the result is rounded once to the dtype of out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from blockscale.tir.quantize import TILE
 def dequantize(
     spec: Dequantize, tile: int = TILE, shape: tuple[int, int] | None = None
 ) -> PrimFunc:
-    """Return the kernel ``(packed[rows, cols / 2], block_scale, global_scale) -> out[rows, cols]``."""
+    """Kernel ``(packed[rows, cols / 2], block_scale, global_scale) -> out[rows, cols]``."""
     block, half, two = i64(spec.block), i64(spec.block // 2), i64(2)
     grid = BlockGrid(spec.block, tile, spec.layout == "128x4")
 

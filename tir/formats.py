@@ -1,9 +1,9 @@
 """Number formats of 4-bit inference, as data and as TensorIR expressions.
 
-Every ``*_decode`` takes int32 codes and returns float32; every ``*_encode`` takes float32 and returns
-int32 codes.  Expressions may be scalars or vectors.  Encoding rounds to nearest, ties to even, and
-saturates, unless the name says otherwise.  Everything is integer arithmetic and single IEEE float32
-operations: CPU code generators know no FP4 or FP8.
+Every ``*_decode`` takes int32 codes and returns float32; every ``*_encode`` takes float32 and
+returns int32 codes.  Expressions may be scalars or vectors.  Encoding rounds to nearest, ties to
+even, and saturates, unless the name says otherwise.  Everything is integer arithmetic and single
+IEEE float32 operations: CPU code generators know no FP4 or FP8.
 
 E2M1, E4M3, E8M0: OCP Microscaling Formats v1.0, sections 5.3 and 5.4.
 """
@@ -46,7 +46,7 @@ E4M3 = Format(
     ),
     signed=True,
 )
-"""FP8 block scale of NVFP4: no infinity, NaN is 0x7F, the largest value 448; the sign bit is 0 in use."""
+"""FP8 block scale of NVFP4: no infinity, NaN is 0x7F, at most 448; the sign bit is 0 in use."""
 
 E8M0 = Format("e8m0", 8, (*(2.0 ** (b - 127) for b in range(255)), float("nan")), signed=False)
 """Power-of-two block scale of MXFP4: byte b is 2^(b - 127), 255 is NaN."""
@@ -99,7 +99,7 @@ def from_bits(bits: PrimExpr) -> PrimExpr:
 
 
 def abs_bits(x: PrimExpr) -> PrimExpr:
-    """Bits of ``|x|``: ordered as the values are, NaN above infinity, so that an integer max is exact."""
+    """Bits of ``|x|``, ordered as the values are, NaN above infinity: an integer max is exact."""
     return bits_of(x) & _i32(_ABS_MASK, x)
 
 

@@ -1,7 +1,7 @@
 """Layouts of block scales as index maps.
 
-128x4, the layout of tcgen05 and cuBLAS ("swizzled"): rows are padded to a multiple of 128, columns to
-a multiple of 4; byte offset of scale (r, c), with C4 = ceil(columns / 4):
+128x4, the layout of tcgen05 and cuBLAS ("swizzled"): rows are padded to a multiple of 128, columns
+to a multiple of 4; byte offset of scale (r, c), with C4 = ceil(columns / 4):
 
     (r // 128) * C4 * 512 + (c // 4) * 512 + (r % 32) * 16 + (r % 128 // 32) * 4 + c % 4
 """
@@ -46,9 +46,9 @@ def index_128x4(row: PrimExpr, col: PrimExpr, cols: PrimExpr) -> tuple[PrimExpr,
 class BlockGrid:
     """The blocks of a tensor [rows, cols] as a kernel walks them: in tiles of consecutive blocks.
 
-    With linear scales a tensor is one run of blocks; in the 128x4 layout every row is a run.  A partial
-    last tile starts earlier and repeats blocks, which writes the same bytes again; a run must hold at
-    least one tile.
+    With linear scales a tensor is one run of blocks; in the 128x4 layout every row is a run.  A
+    partial last tile starts earlier and repeats blocks, which writes the same bytes again; a run
+    must hold at least one tile.
     """
 
     block: int

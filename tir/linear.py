@@ -1,13 +1,13 @@
 """Linear layer on 4-bit weights: y[m, n] = global_scale * sum_k x[m, k] * w[n, k] + bias[n].
 
-w[n, k] = e2m1(packed[n, k / 2], nibble k % 2) * block_scale[n, k / block], exactly; block is 16 (NVFP4,
-E4M3 scales) or 32 (MXFP4, E8M0 scales).  The sum is accumulated in float32; the global scale and the
-bias are applied to it in float32, and y is rounded once to the dtype of x.
+w[n, k] = e2m1(packed[n, k / 2], nibble k % 2) * block_scale[n, k / block], exactly; block is 16
+(NVFP4, E4M3 scales) or 32 (MXFP4, E8M0 scales).  The sum is accumulated in float32; the global
+scale and the bias are applied to it in float32, and y is rounded once to the dtype of x.
 
-``compute`` is the type in which x and w are multiplied.  "float32" serves every dtype of x.  "bfloat16"
-serves bfloat16 x and NVFP4: an E2M1 code times an E4M3 scale has at most 6 significant bits, so w is exact
-in bfloat16, and two products at a time go to a float32 accumulator (VDPBF16PS).  Its operands are held
-as uint16 bits.
+``compute`` is the type in which x and w are multiplied.  "float32" serves every dtype of x.
+"bfloat16" serves bfloat16 x and NVFP4: an E2M1 code times an E4M3 scale has at most 6 significant
+bits, so w is exact in bfloat16, and two products at a time go to a float32 accumulator (VDPBF16PS).
+Its operands are held as uint16 bits.
 
 Rows are padded with zeros to a multiple of ``row_tile``, so that a schedule sees whole tiles.
 """

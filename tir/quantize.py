@@ -2,19 +2,21 @@
 
 In IEEE float32, with g the global scale and amax the largest magnitude of a block (or given):
 
-    NVFP4:         s = E4M3(amax / (6 * g))                         saturating at 448
-    MXFP4, ceil:   s = the least power of two >= amax / (6 * g)     in 2^-127 .. 2^127
-    MXFP4, floor:  s = 2^(floor(log2(amax / g)) - 2)                in 2^-127 .. 2^127 (the OCP rule)
+    NVFP4:         s = E4M3(amax / (6 * g))                      saturating at 448
+    MXFP4, ceil:   s = the least power of two >= amax / (6 * g)  in 2^-127 .. 2^127
+    MXFP4, floor:  s = 2^(floor(log2(amax / g)) - 2)             in 2^-127 .. 2^127 (the OCP rule)
     code = E2M1(x / (s * g)); zero with the sign of x where s is 0
 
-A block of zeros has the zero scale byte, whatever g is.  A NaN makes its block's scale NaN and all its
-codes 7.  Two codes a byte, the even element in the low nibble.
+A block of zeros has the zero scale byte, whatever g is.  A NaN makes its block's scale NaN and all
+its codes 7.  Two codes a byte, the even element in the low nibble.
 
-Blocks are computed in tiles (`layouts.BlockGrid`), so that a schedule can treat the scales of a tile as
-one vector.
+Blocks are computed in tiles (`layouts.BlockGrid`), so that a schedule can treat the scales of a
+tile as one vector.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from tvm import tirx
 from tvm.ir import Expr as PrimExpr
@@ -59,15 +61,14 @@ def pack_codes(even: PrimExpr, odd: PrimExpr) -> PrimExpr:
 
 
 def tile_of(block: PrimExpr, blocks: PrimExpr, tile: int) -> tuple[PrimExpr, PrimExpr]:
-    """Tile that holds ``block`` of a run of ``blocks``, and the place in it (the last tile overlaps)."""
+    """Tile of ``block`` in a run of ``blocks``, and the place in it; the last tile overlaps."""
     t = tirx.floordiv(block, i64(tile))
     return t, block - tirx.Min(t * i64(tile), blocks - i64(tile))
 
 
-def quantize(spec: Quantize, tile: int = TILE, shape: tuple[int, int] | None = None) -> PrimFunc:
-    """Return the kernel ``(x[rows, cols], (block_amax), global_scale) -> packed, block_scale``."""
-    block, half, two = i64(spec.block), i64(spec.block // 2), i64(2)
-    grid = BlockGrid(spec.block, tile, spec.layout == "128x4")
+def _maxima(grid: BlockGrid) -> tuple[Any, Any]:
+    """Steps that fill ``amax``: from given block maxima, and from the elements."""
+    block = i64(grid.block)
 
     @T.inline
     def given_amax(block_amax, amax, rows, cols):
@@ -93,6 +94,13 @@ def quantize(spec: Quantize, tile: int = TILE, shape: tuple[int, int] | None = N
                 with T.init():
                     amax[vr, vt, vi] = 0
                 amax[vr, vt, vi] = T.max(amax[vr, vt, vi], magnitude[vr, vt, vi, ve])
+
+    return given_amax, own_amax
+
+
+def _encoding(spec: Quantize, grid: BlockGrid) -> Any:
+    """Step from ``amax`` to scale bytes, divisors and packed codes."""
+    block, half, two = i64(grid.block), i64(grid.block // 2), i64(2)
 
     @T.inline
     def encode(x, amax, byte, divisor, code, pair, global_scale, packed, rows, cols):
@@ -129,6 +137,12 @@ def quantize(spec: Quantize, tile: int = TILE, shape: tuple[int, int] | None = N
                 )
                 packed[to[0], to[1]] = pair[vr, vt, vi, vj]
 
+    return encode
+
+
+def _scale_store(grid: BlockGrid) -> Any:
+    """Step that writes the scale bytes in the layout of ``grid``."""
+
     @T.inline
     def store_linear(byte, block_scale, rows, cols):
         for r, t, i in T.grid(*grid.shape(rows, cols)):
@@ -144,7 +158,7 @@ def quantize(spec: Quantize, tile: int = TILE, shape: tuple[int, int] | None = N
                 vr, vc = T.axis.remap("SS", [r, c])
                 to = T.meta_var(grid.scale_index(vr, vc, cols))
                 last = T.meta_var(grid.blocks(rows, cols) - i64(1))
-                at = T.meta_var(tile_of(tirx.Min(vc, last), grid.blocks(rows, cols), tile))
+                at = T.meta_var(tile_of(tirx.Min(vc, last), grid.blocks(rows, cols), grid.tile))
                 block_scale[to[0], to[1]] = T.Cast(
                     "uint8",
                     T.if_then_else(
@@ -152,7 +166,15 @@ def quantize(spec: Quantize, tile: int = TILE, shape: tuple[int, int] | None = N
                     ),
                 )
 
-    store = store_swizzled if grid.swizzled else store_linear
+    return store_swizzled if grid.swizzled else store_linear
+
+
+def quantize(spec: Quantize, tile: int = TILE, shape: tuple[int, int] | None = None) -> PrimFunc:
+    """Return the kernel ``(x[rows, cols], (block_amax), global_scale) -> packed, block_scale``."""
+    block, half, two = i64(spec.block), i64(spec.block // 2), i64(2)
+    grid = BlockGrid(spec.block, tile, spec.layout == "128x4")
+    given_amax, own_amax = _maxima(grid)
+    encode, store = _encoding(spec, grid), _scale_store(grid)
 
     if spec.given_amax:
 

@@ -2,12 +2,14 @@
 
 With g the global amax and c_k the candidates, in float32 and in ascending k:
 
-    s_k = fl(c_k * g) / 6, or 1 where that is 0        L_k = sum_i (|w_i| - e2m1(|w_i| / s_k) * s_k)^2
+    s_k = fl(c_k * g) / 6, or 1 where that is 0
+    L_k = sum_i (|w_i| - e2m1(|w_i| / s_k) * s_k)^2
     best = the first k with the least L_k; a NaN loss never wins, and no winner means k = 0
     best_amax = fl(g * c_best)
 
-This is ModelOpt's fused sweep (nvfp4_fp8_scale_sweep): 126 candidates, the positive E4M3 values / 448.
-Blocks are computed in tiles of ``TILE``, one block a lane; a partial tile repeats the last block.
+This is ModelOpt's fused sweep (nvfp4_fp8_scale_sweep): 126 candidates, the positive E4M3 values /
+448.  Blocks are computed in tiles of ``TILE``, one block a lane; a partial tile repeats the last
+block.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def squared_error(weight: PrimExpr, scale: PrimExpr) -> PrimExpr:
 
 
 def scale_sweep(spec: ScaleSweep, blocks: int | None = None) -> PrimFunc:
-    """Return the kernel ``(x[blocks, size], global_amax, candidates[count]) -> best_amax[blocks]``."""
+    """Kernel ``(x[blocks, size], global_amax, candidates[count]) -> best_amax[blocks]``."""
     size, tile = i64(spec.block_size), i64(TILE)
 
     @T.prim_func(s_tir=True)

@@ -15,7 +15,7 @@ from blockscale.tir.layouts import index_128x4, padded_128x4
 
 
 def swizzle(spec: Swizzle, shape: tuple[int, int] | None = None) -> PrimFunc:
-    """Return the kernel ``scale[rows, cols] -> out[ceil_to(rows, 128), ceil_to(cols, 4)]``, uint8."""
+    """Kernel ``scale[rows, cols] -> out[ceil_to(rows, 128), ceil_to(cols, 4)]``, uint8."""
 
     @T.prim_func(s_tir=True)
     def main(scale_handle: T.handle, out_handle: T.handle):
@@ -34,7 +34,7 @@ def swizzle(spec: Swizzle, shape: tuple[int, int] | None = None) -> PrimFunc:
 
 
 def unswizzle(spec: Unswizzle, shape: tuple[int, int] | None = None) -> PrimFunc:
-    """Return the kernel ``scale[ceil_to(rows, 128), ceil_to(cols, 4)] -> out[rows, cols]``, uint8."""
+    """Kernel ``scale[ceil_to(rows, 128), ceil_to(cols, 4)] -> out[rows, cols]``, uint8."""
 
     @T.prim_func(s_tir=True)
     def main(scale_handle: T.handle, out_handle: T.handle):

@@ -1,0 +1,173 @@
+"""Tensor intrinsics: description and implementation, compiled, agree on the same random bits.
+
+Some add in another order than their description.  They agree bit for bit where no sum has to
+be rounded, and elsewhere within 2^-24 of the sum of magnitudes for each rounding of the two.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+import numpy as np
+import pytest
+import torch
+import tvm
+from kernels import LEVELS, needs
+from tvm import tirx
+from tvm.s_tir import TensorIntrin
+
+from blockscale import catalog
+from blockscale.tir import intrin
+from blockscale.tir.intrin import x86_panels, x86_rows
+
+WIDE = ("avx512", "avx2", "plain")
+DTYPES = {"float32": np.float32, "int32": np.int32, "uint16": np.uint16, "uint8": np.uint8}
+
+PANELS = [
+    *(("avx512", "float32", depth, block) for depth in (16, 128) for block in (16, 32)),
+    *(("avx512", "bfloat16", depth, 16) for depth in (16, 128)),
+    *((level, "float32", d, block) for level in WIDE[1:] for d in (16, 64) for block in (16, 32)),
+]
+EXACT = [
+    *((level, x86_rows.decode_row, (level,)) for level in WIDE),
+    *((panel[0], x86_panels.decode_panel, panel) for panel in PANELS),
+    *(
+        (level, x86_panels.decode_panel_scales, (level, fmt, group))
+        for level in WIDE
+        for fmt in ("nvfp4", "mxfp4")
+        for group in x86_panels.SCALE_GROUPS
+    ),
+    *((level, x86_rows.lane_max, (count,)) for level in LEVELS for count in (16, 32)),
+    *((level, x86_rows.pack_row, (count,)) for level in LEVELS for count in (16, 32)),
+]
+SUMS = [
+    *((level, x86_rows.lane_sum, (level,)) for level in WIDE),
+    *((level, x86_rows.dot_row, (level, block)) for level in WIDE for block in (16, 32)),
+    ("avx512bf16", x86_panels.dot_bf16, ()),
+]
+
+
+def cases(table):
+    """Return the decorator that runs a test on every intrinsic of ``table``."""
+    ids = ["-".join(map(str, (make.__name__, level, *key))) for level, make, key in table]
+    return pytest.mark.parametrize(("level", "make", "key"), table, ids=ids)
+
+
+class Pair:
+    """Description and implementation of an intrinsic, compiled for ``level``."""
+
+    def __init__(self, level, name):
+        needs(level)
+        pair = TensorIntrin.get(name)
+        self.buffers = [param.ty for param in pair.desc.params]
+        self.shapes = [tuple(int(size) for size in buffer.shape) for buffer in self.buffers]
+        self.dtypes = [DTYPES[str(buffer.dtype)] for buffer in self.buffers]
+        functions = {"desc": pair.desc, "impl": self._importing(pair.impl)}
+        named = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
+        self.module = tirx.build(tvm.IRModule(named), catalog.target(level))
+
+    @staticmethod
+    def _importing(func):
+        """Return ``func`` in a loop that imports the LLVM code of `dot_bf16`, as schedules do."""
+        once, pragma = tirx.Var("once", "int32"), {"pragma_import_llvm": x86_panels.DOT_BF16_LLVM}
+        return func.with_body(
+            tirx.For(once, 0, 1, tirx.ForKind.SERIAL, func.body, annotations=pragma)
+        )
+
+    def __call__(self, part, values):
+        """Return what ``part`` ("desc" or "impl") makes of the last of ``values``."""
+        given = [
+            self._view(value, buffer) for value, buffer in zip(values, self.buffers, strict=True)
+        ]
+        self.module[part](*given)
+        return given[-1].numpy()
+
+    @staticmethod
+    def _view(value, buffer):
+        """Return ``value`` as a tensor: bytes at odd addresses and with a stride where allowed."""
+        tensor = torch.from_numpy(value.copy())
+        if value.dtype != np.uint8:
+            return tensor
+        gap = 5 if len(buffer.strides) else 0
+        rows = value.reshape(-1, value.shape[-1])
+        memory = torch.zeros(rows.shape[0] * (rows.shape[1] + gap) + 3, dtype=torch.uint8)
+        strides = (rows.shape[1] + gap, 1)[-value.ndim :]
+        return memory.as_strided(value.shape, strides, 3).copy_(tensor)
+
+    def random(self, rng, codes=False):
+        """Return random bits for every parameter; ``codes``: integers are E2M1 codes."""
+        values = []
+        for shape, dtype in zip(self.shapes, self.dtypes, strict=True):
+            bits = rng.integers(0, 256, (*shape, dtype().itemsize), dtype=np.uint8)
+            value = bits.view(dtype)[..., 0]
+            values.append(value & 15 if codes and dtype == np.int32 else value)
+        return values
+
+
+def test_every_intrinsic_is_here():
+    """A new one needs a line in `EXACT` or `SUMS`."""
+    names = [f"{intrin.__name__}.{module.name}" for module in iter_modules(intrin.__path__)]
+    values = [value for name in names for value in vars(import_module(name)).values()]
+    made = {value for value in values if hasattr(value, "cache_parameters")}
+    assert made == {make for _, make, _ in (*EXACT, *SUMS)}
+
+
+@cases(EXACT)
+def test_same_bits(rng, level, make, key):
+    """Floats are any bits: NaN, infinities and subnormals are among them."""
+    pair = Pair(level, make(*key))
+    for _ in range(8):
+        values = pair.random(rng, codes=make is x86_rows.pack_row)
+        desc, impl = (pair(part, values) for part in ("desc", "impl"))
+        assert desc.tobytes() == impl.tobytes()
+        assert desc.tobytes() != values[-1].tobytes() or make is x86_rows.lane_max
+
+
+def bfloat16(values):
+    """Return the bits of float32 ``values`` cut to bfloat16."""
+    return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def summands(pair, rng, integers):
+    """Return arguments whose products and sums need no rounding, or normal numbers."""
+    values = pair.random(rng)
+    for i, (shape, dtype) in enumerate(zip(pair.shapes, pair.dtypes, strict=True)):
+        if dtype != np.uint8:
+            drawn = rng.integers(-9, 10, shape) if integers else rng.standard_normal(shape)
+            drawn = drawn.astype(np.float32)
+            values[i] = bfloat16(drawn) if dtype == np.uint16 else drawn
+    return values
+
+
+@cases(SUMS)
+def test_same_sums(rng, level, make, key):
+    """Integers and half integers below 2^24: no order of the additions rounds."""
+    pair = Pair(level, make(*key))
+    changed = False
+    for _ in range(8):
+        values = summands(pair, rng, integers=True)
+        desc, impl = (pair(part, values) for part in ("desc", "impl"))
+        assert (desc == impl).all()
+        changed |= bool((desc != values[-1]).any())
+    assert changed
+
+
+ROUNDINGS = 21
+"""Of one term, on both sides together: lane_sum 16 + 5, dot_row 10 + 10, dot_bf16 2 + 2."""
+
+
+@cases(SUMS)
+def test_close_sums(rng, level, make, key):
+    """Normal numbers: the two differ by roundings, each 2^-24 of the sum of magnitudes."""
+    pair = Pair(level, make(*key))
+    for _ in range(8):
+        values = summands(pair, rng, integers=False)
+        desc, impl = (pair(part, values) for part in ("desc", "impl"))
+        size = pair("desc", [MAGNITUDE[v.dtype.type](v) for v in values])
+        assert (np.abs(desc.astype(np.float64) - impl) <= ROUNDINGS * 2.0**-24 * size).all()
+
+
+MAGNITUDE = {
+    np.float32: np.abs,
+    np.uint16: lambda bits: bits & 0x7FFF,  # bfloat16
+    np.uint8: lambda codes: codes & 0x77,  # two E2M1
+}
