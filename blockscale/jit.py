@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+from collections.abc import Hashable
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -20,6 +21,7 @@ from blockscale.function import Function
 from blockscale.specs import Spec
 
 _FUNCTIONS: dict[str, Function] = {}
+_REMEMBERED: dict[Hashable, tuple[int, Function | None]] = {}
 
 
 def cache_folder() -> Path:
@@ -41,6 +43,17 @@ def function(spec: Spec) -> Function:
     if known is None:
         known = _FUNCTIONS[spec.name] = _cached_or_built(spec)
     return known
+
+
+def recall(key: Hashable) -> Function | None:
+    """Return the function kept under ``key`` by `remember`, unless a library was loaded since."""
+    count, known = _REMEMBERED.get(key, (-1, None))
+    return known if count == runtime.load_count() else None
+
+
+def remember(key: Hashable, known: Function) -> None:
+    """Keep ``known`` for calls like this one: it spares them the spec and the look-up."""
+    _REMEMBERED[key] = runtime.load_count(), known
 
 
 def _cached_or_built(spec: Spec) -> Function:

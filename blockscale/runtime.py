@@ -105,6 +105,11 @@ def load(path: str | os.PathLike[str], *, cpu_features: Collection[str] | None =
     return library
 
 
+def load_count() -> int:
+    """Return how often `load` succeeded: what a function was found in may change when this does."""
+    return len(_in_use)
+
+
 def loaded_function(name: str) -> Function | None:
     """Return the function called ``name`` of the library loaded last that has it."""
     return next((lib.functions[name] for lib in _in_use if name in lib.functions), None)
