@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 
@@ -103,9 +104,7 @@ def scales(
 ) -> torch.Tensor:
     """Return block scales as uint8, [rows, blocks] or padded; ``lead``: the rows' dimensions."""
     checked = tensor(where, "block_scale", scale, SCALES[fmt]).view(torch.uint8)
-    rows = 1
-    for size in lead:
-        rows *= size
+    rows = prod(lead)
     padded = padded_shape(rows, blocks)
     got, wanted = list(scale.shape), [*lead, blocks]
     if layout == "linear":

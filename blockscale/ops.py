@@ -8,6 +8,7 @@ on disk (`blockscale.jit`).  Formats and rounding: `blockscale.tir.quantize`, `.
 from __future__ import annotations
 
 from contextlib import suppress
+from math import prod
 
 import torch
 
@@ -70,7 +71,7 @@ def quantize(
     given = block_amax is not None
     spec = Quantize(fmt, _dtype_name(x.dtype), scale_layout, given, scale_rounding)
     blocks = cols // spec.block
-    rows = x.numel() // cols if cols else 0
+    rows = prod(lead)
     packed = torch.empty((*lead, cols // 2), dtype=torch.uint8)
     shape = (*lead, blocks) if scale_layout == "linear" else checks.padded_shape(rows, blocks)
     scale = torch.empty(shape, dtype=torch.uint8)
@@ -127,7 +128,7 @@ def dequantize(
     g = checks.one_element(where, "global_scale", global_scale)
     spec = Dequantize(fmt, _dtype_name(dtype), scale_layout)
     scale = checks.scales(where, block_scale, lead, cols // spec.block, fmt, scale_layout)
-    rows = codes.numel() // half if half else 0
+    rows = prod(lead)
     out = torch.empty((*lead, cols), dtype=dtype)
     jit.function(spec)(codes.reshape(rows, half), scale, g, out.reshape(rows, cols))
     return out
@@ -149,8 +150,8 @@ def swizzle_scales(block_scale: torch.Tensor) -> torch.Tensor:
     """
     where = "swizzle_scales"
     scale = checks.tensor(where, "block_scale", block_scale, _BYTES, dims=2).view(torch.uint8)
-    cols = scale.shape[-1]
-    rows = scale.numel() // cols if cols else 0
+    *lead, cols = scale.shape
+    rows = prod(lead)
     out = torch.empty(checks.padded_shape(rows, cols), dtype=torch.uint8)
     jit.function(Swizzle())(scale.reshape(rows, cols), out)
     return out.view(block_scale.dtype)
