@@ -131,7 +131,7 @@ def _find_in(root: Path, workload: Workload, level: str, logged: str) -> LogHit 
         return None
     best = min(fitting, key=lambda r: r.us)
     try:
-        trace = _replay(workload, level, mod, best.trace)
+        trace = _replay(mod, best.trace)
     except Exception as error:
         raise LogError(
             f"{folder.source(best)}: the trace does not apply to {workload.tag} "
@@ -140,19 +140,12 @@ def _find_in(root: Path, workload: Workload, level: str, logged: str) -> LogHit 
     return LogHit(trace, best.us, folder.source(best))
 
 
-def _replay(workload: Workload, level: str, mod: Any, trace: list[Any]) -> Any:
-    """Return the trace as applied to ``mod``; raises what TensorIR says when it does not fit.
+def _replay(mod: Any, trace: list[Any]) -> Any:
+    """Return the trace as applied to ``mod``; raises what TensorIR says when it does not fit."""
+    from blockscale.tir.intrin import register_all
+    from blockscale.tuning.space import replay
 
-    Intrinsics are registered by the sketches that use them, so those are drawn once if need be.
-    """
-    from blockscale.tuning.space import new_schedule, replay
-
-    try:
-        return replay(mod, trace).trace
-    except ValueError as error:
-        if "is not registered" not in str(error):
-            raise
-    workload.space(level)(new_schedule(mod))
+    register_all()
     return replay(mod, trace).trace
 
 
@@ -237,6 +230,6 @@ def _check_record(
     if target_key(record.target) != target:
         yield Problem(where, f"{tag}: is for target {target_key(record.target)}, not {target}")
     try:
-        _replay(workload, level, mod, record.trace)
+        _replay(mod, record.trace)
     except Exception as error:
         yield Problem(where, f"{tag}: the trace does not replay ({sentence(error)}); tune it again")

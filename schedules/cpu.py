@@ -74,7 +74,7 @@ def linear_rows(
 
     most = max(1, (width.registers - LOOP_REGISTERS) // row_tile)
     widths = [c for c in _divisors(spec.n, (1, 2, 4, 8)) if c <= most]
-    columns = choose(sch, widths, 4)
+    columns = choose(sch, widths, 4 if row_tile == 1 else 1)
     # Every pair of decisions divides n: a partial tile needs predicates, which do not tensorise.
     task_size = choose(sch, _divisors(spec.n // max(widths), (1, 2, 4, 8, 16)), 4)
     t, i, n = sch.get_loops(epilogue)

@@ -26,6 +26,9 @@ from blockscale.tir.common import fix_shape, i64, tiles_of, widen
 TILE = 16
 """Blocks that are swept together."""
 
+CANDIDATES = 126
+"""Candidates of a static instance: as many as there are positive finite E4M3 values."""
+
 
 def last_repeated(block: PrimExpr, blocks: PrimExpr) -> PrimExpr:
     """``block``, at most the last one."""
@@ -96,4 +99,7 @@ def scale_sweep(spec: ScaleSweep, blocks: int | None = None) -> PrimFunc:
                 vt, vi = T.axis.remap("SS", [t, i])
                 best_amax[last_repeated(vt * tile + vi, blocks)] = best[vt, vi] * global_amax[0]
 
-    return main if blocks is None else fix_shape(main, "x", (blocks, spec.block_size))
+    if blocks is None:
+        return main
+    static = fix_shape(main, "x", (blocks, spec.block_size))
+    return fix_shape(static, "candidates", (CANDIDATES,))

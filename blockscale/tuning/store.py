@@ -111,6 +111,8 @@ class Store:
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         from tvm.s_tir.meta_schedule.database import JSONDatabase
 
+        from blockscale.tir.intrin import register_all
+
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         records.repair_tail(folder, say)
@@ -118,6 +120,7 @@ class Store:
             self._known = records.read_records(folder)
         else:
             self._known = []
+        register_all()  # the database reads traces that name them
         self._database = JSONDatabase(work_dir=str(folder))
         with suppress(FileNotFoundError):
             self._cut_history()

@@ -1,1 +1,28 @@
 """Tensor intrinsics: what an instruction computes (plain loops) and the instruction itself."""
+
+from __future__ import annotations
+
+from functools import cache
+
+
+@cache
+def register_all() -> None:
+    """Register every intrinsic with TVM, which must know those that a trace names to read it."""
+    from blockscale.specs import BLOCK_SIZE
+    from blockscale.tir.intrin import x86, x86_panels, x86_rows
+
+    for width in {width.level: width for width in x86.WIDTHS.values()}.values():
+        x86_rows.decode_row(width.level)
+        x86_rows.lane_sum(width.level)
+        for fmt, block in BLOCK_SIZE.items():
+            x86_rows.dot_row(width.level, block)
+            for group in x86_panels.SCALE_GROUPS:
+                x86_panels.decode_panel_scales(width.level, fmt, group)
+            for depth in (8 * width.lanes, x86_panels.BLOCK_CODES):
+                computes = ("float32", "bfloat16") if width.level == "avx512" else ("float32",)
+                for compute in computes:
+                    x86_panels.decode_panel(width.level, compute, depth, block)
+    for block in BLOCK_SIZE.values():
+        x86_rows.lane_max(block)
+        x86_rows.pack_row(block)
+    x86_panels.dot_bf16()

@@ -1,0 +1,57 @@
+"""The committed logs: each entry still hits the IR that its spec has today, and its trace replays."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from blockscale import catalog, host, logs
+from blockscale.build import committed_logs
+from blockscale.specs import Spec
+
+FOLDERS = sorted(path.parent for path in committed_logs().glob("*/*/meta.json"))
+
+
+def entries():
+    for folder in FOLDERS:
+        meta = json.loads((folder / "meta.json").read_text())
+        for tag, entry in meta["workloads"].items():
+            yield pytest.param(meta["level"], entry, id=f"{meta['level']}-{tag}")
+
+
+def test_there_are_logs_for_the_model_of_the_demo():
+    shapes = {(384, 384), (1536, 384), (384, 1536)}
+    folder = committed_logs() / "linear" / "cpu-avx512bf16" / "meta.json"
+    found = [entry["spec"] for entry in json.loads(folder.read_text())["workloads"].values()]
+    for dtype in ("float32", "bfloat16"):
+        assert shapes <= {(s["n"], s["k"]) for s in found if s["dtype"] == dtype}
+
+
+@pytest.mark.parametrize(("level", "entry"), entries())
+def test_entry_hits(level, entry):
+    """The look-up that `blockscale build` does finds it, at its level and at those as wide."""
+    workload = catalog.Workload(Spec.from_json(entry["spec"]), entry["rows"])
+    hit = logs.find(workload, level, [committed_logs()])
+    assert hit is not None
+    assert Path(hit.source.partition(":")[0]).parent.name == f"cpu-{level}"
+    assert 0 < hit.us < 1e6
+
+
+def test_float32_logs_serve_every_cpu_of_the_width():
+    """A CPU with AVX-512 and without VDPBF16PS runs the same float32 functions."""
+    workload = catalog.workloads(Spec.parse("linear_nvfp4_n384_k384_f32"))[0]
+    assert logs.find(workload, "avx512", [committed_logs()]) is not None
+    assert logs.find(workload, "avx2", [committed_logs()]) is None
+    assert set(host.same_width("avx512")) == {"avx512", "avx512bf16"}
+
+
+def test_changed_ir_misses():
+    """Another shape is another workload: the look-up does not answer with a neighbour's trace."""
+    workload = catalog.workloads(Spec.parse("linear_nvfp4_n384_k400_f32"))[0]
+    assert logs.find(workload, "avx512bf16", [committed_logs()]) is None
+
+
+def test_check_finds_nothing():
+    assert logs.check([committed_logs()]) == []
