@@ -1,4 +1,4 @@
-"""The committed logs: each entry still hits the IR that its spec has today, and its trace replays."""
+"""The committed logs: each entry hits the IR that its spec has today, and its trace replays."""
 
 from __future__ import annotations
 
