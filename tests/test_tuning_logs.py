@@ -29,7 +29,7 @@ def test_there_are_logs_for_the_model_of_the_demo():
         assert shapes <= {(s["n"], s["k"]) for s in found if s["dtype"] == dtype}
 
 
-@pytest.mark.parametrize(("level", "entry"), entries())
+@pytest.mark.parametrize(("level", "entry"), list(entries()))
 def test_entry_hits(level, entry):
     """The look-up that `blockscale build` does finds it, at its level and at those as wide."""
     workload = catalog.Workload(Spec.from_json(entry["spec"]), entry["rows"])
