@@ -213,7 +213,7 @@ def _sketches(spec: Spec, rows: int, level: str) -> list[Sketch]:
         return cpu_elementwise.dequantize_sketches(spec, level, bucket.tile)
     if isinstance(spec, ScaleSweep):
         return cpu_elementwise.scale_sweep_sketches(spec, level)
-    return cpu_elementwise.copy_sketches(spec.op)
+    return cpu_elementwise.swizzle_sketches()
 
 
 def _dispatch(spec: Spec, bodies: list[tuple[int | None, tirx.PrimFunc]]) -> tirx.PrimFunc:

@@ -116,10 +116,14 @@ UNROLLED_BLOCK = 16
 """Largest block whose weights are kept in registers during the sweep: one vector per element."""
 
 
-def copy_sketches(block_name: str) -> list[Sketch]:
-    """Sketches of `blockscale.tir.swizzle`: rows in parallel, the copied bytes as they come."""
+def swizzle_sketches() -> list[Sketch]:
+    """Sketches of `blockscale.tir.swizzle`: rows in parallel, four bytes at a time."""
+    return [swizzle]
 
-    def rows_in_parallel(sch: Schedule, choose: Choose) -> None:
-        sch.parallel(sch.get_loops(sch.get_sblock(block_name))[0])
 
-    return [rows_in_parallel]
+def swizzle(sch: Schedule, choose: Choose) -> None:
+    """Rows in parallel, groups of four bytes as vectors."""
+    groups, rest = sch.get_sblock("groups"), sch.get_sblock("rest")
+    sch.vectorize(last_loops(sch, groups, 1)[0])
+    for block in (groups, rest):
+        sch.parallel(sch.get_loops(block)[0])
