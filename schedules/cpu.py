@@ -46,13 +46,23 @@ def linear_sketches(spec: Linear, level: str, row_tile: int, compute: str) -> li
     """
     width = x86.WIDTHS[level]
     if not uses_panels(spec, level, row_tile):
-        return [partial(linear_rows, spec=spec, width=width, row_tile=row_tile)]
+        return [partial(linear_rows, spec=spec, width=_row_width(spec, level), row_tile=row_tile)]
     return [
         partial(
             linear_panels, spec=spec, width=width, row_tile=row_tile, compute=compute, staged=staged
         )
         for staged in (True, False)
     ]
+
+
+def _row_width(spec: Linear, level: str) -> x86.Width:
+    """The widest vector of words that divides K; half of AVX-512 serves K = 64 * odd, as 2880."""
+    widest = x86.WIDTHS[level]
+    narrower = [x86.WIDTHS["avx2"]] if widest.level == "avx512" else []
+    for width in (widest, *narrower):
+        if spec.k % (WORD_CODES * width.lanes) == 0:
+            return width
+    return widest
 
 
 def linear_rows(

@@ -40,6 +40,10 @@ CASES = [
     ("nvfp4", 1536, 384, "float32"),
     ("nvfp4", 384, 1536, "float32"),
     ("nvfp4", 384, 1536, "bfloat16"),
+    # K = 64 * odd: half vectors of words
+    ("nvfp4", 48, 320, "float32"),
+    ("nvfp4", 48, 320, "bfloat16"),
+    ("mxfp4", 32, 192, "float32"),
 ]
 
 

@@ -1,7 +1,7 @@
 """Block scales between the linear and the 128x4 layout (`blockscale.tir.layouts`), byte for byte.
 
-Padding is always written as zero: a GEMM reads it.  Four scales of a row stay together in both layouts:
-whole groups of four are copied as such, the rest of a row one by one.
+Padding is always written as zero: a GEMM reads it.  Four scales of a row stay together in both
+layouts: whole groups of four are copied as such, the rest of a row one by one.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ def register_all() -> None:
             x86_rows.dot_row(width.level, block)
             for group in x86_panels.SCALE_GROUPS:
                 x86_panels.decode_panel_scales(width.level, fmt, group)
-            for depth in (8 * width.lanes, x86_panels.BLOCK_CODES):
+            for depth in x86_panels.panel_depths(width.level):
                 computes = ("float32", "bfloat16") if width.level == "avx512" else ("float32",)
                 for compute in computes:
                     x86_panels.decode_panel(width.level, compute, depth, block)

@@ -52,9 +52,14 @@ def store_all(words: PrimExpr, columns: list[PrimExpr]) -> None:
 
 
 def panel_depth(level: str, k: int) -> int:
-    """Codes of a row that the panel decode takes at a time: a vector of words, or 8 bytes."""
-    whole = 8 * WIDTHS[level].lanes
-    return whole if k % whole == 0 else BLOCK_CODES
+    """Codes of a row that the panel decode takes at a time: the most that divide K."""
+    return next(depth for depth in panel_depths(level) if k % depth == 0)
+
+
+def panel_depths(level: str) -> tuple[int, ...]:
+    """What the panel decode can take at a time: a vector of words, half of one, 8 bytes."""
+    lanes = WIDTHS[level].lanes
+    return 8 * lanes, 4 * lanes, BLOCK_CODES
 
 
 @cache
