@@ -59,6 +59,7 @@ def build(
             compiled, functions[spec.name] = _compile(spec, level, dirs)
             objects.append(Path(folder) / f"{spec.name}.o")
             compiled.write_to_file(str(objects[-1]), "o")
+        _report_misses(functions, level)
         contents = {
             "format": manifest.FORMAT,
             "blockscale": __version__,
@@ -96,9 +97,7 @@ def _compile(spec: Spec, level: str, dirs: Sequence[Path | str]) -> tuple[Any, d
     for workload in catalog.workloads(spec):
         hit = logs.find(workload, level, dirs)
         bucket: dict[str, Any] = {"rows": workload.rows, "tuned": hit is not None}
-        if hit is None:
-            LOGGER.info("%s: no log for cpu-%s; default schedule", workload.tag, level)
-        else:
+        if hit is not None:
             traces[workload.tag] = hit.trace
             bucket.update(log=_short(hit.source, dirs), us=round(hit.us, 3))
         buckets.append(bucket)
@@ -111,8 +110,25 @@ def _compile(spec: Spec, level: str, dirs: Sequence[Path | str]) -> tuple[Any, d
     }
 
 
+def _report_misses(functions: Mapping[str, Any], level: str) -> None:
+    """Warn once of all buckets that no log knows."""
+    buckets = [(name, b) for name, entry in functions.items() for b in entry["buckets"]]
+    missed = [f"{name}_m{bucket['rows']}" for name, bucket in buckets if not bucket["tuned"]]
+    if missed:
+        listed = ", ".join(missed[:4]) + (", ..." if len(missed) > 4 else "")
+        LOGGER.warning(
+            "%d of %d workloads have no log for cpu-%s and get default schedules: %s",
+            len(missed),
+            len(buckets),
+            level,
+            listed,
+        )
+
+
 def _short(source: str, dirs: Sequence[Path | str]) -> str:
     """``source`` relative to its log folder: a library does not tell where it was built."""
     for root in dirs:
-        source = source.removeprefix(f"{root}/")
-    return source
+        prefix = f"{Path(root)}/"
+        if source.startswith(prefix):
+            return source.removeprefix(prefix)
+    return Path(source).name

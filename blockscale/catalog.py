@@ -149,12 +149,6 @@ def symbolic(spec: Spec, rows: int, level: str) -> tvm.IRModule:
     return _module(spec, rows, level, static=False)
 
 
-def flops(workload: Workload) -> int:
-    """Multiplications and additions of one call."""
-    spec = workload.spec
-    return 2 * workload.rows * spec.n * spec.k if isinstance(spec, Linear) else 0
-
-
 def _buckets(spec: Spec) -> tuple[Bucket, ...]:
     if isinstance(spec, Linear):
         return LINEAR_BUCKETS

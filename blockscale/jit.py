@@ -1,8 +1,8 @@
 """A compiled function for a spec: from a loaded library, from the disk cache, or built once.
 
 The cache is ``~/.cache/blockscale``, or the folder named by the environment variable
-BLOCKSCALE_CACHE.  Its file names hold a digest of everything that decides the machine code: the
-sources of this package, the tuning logs, the version of apache-tvm-ffi, the CPU level.
+BLOCKSCALE_CACHE.  Its file names hold a digest of what decides the machine code: the sources of this
+package, the tuning logs, the version of apache-tvm-ffi, the CPU level.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import tempfile
+import threading
 from collections.abc import Hashable
 from functools import cache
 from importlib import metadata
@@ -21,13 +23,14 @@ from blockscale.function import Function
 from blockscale.specs import Spec
 
 _FUNCTIONS: dict[str, Function] = {}
+_LOCK = threading.Lock()
 _REMEMBERED: dict[Hashable, tuple[int, Function | None]] = {}
 
 
 def cache_folder() -> Path:
     """Return the folder of kernels built on demand."""
     chosen = os.environ.get("BLOCKSCALE_CACHE")
-    return Path(chosen) if chosen else Path.home() / ".cache" / "blockscale"
+    return Path(chosen or os.path.expanduser("~/.cache/blockscale"))
 
 
 def function(spec: Spec) -> Function:
@@ -41,7 +44,9 @@ def function(spec: Spec) -> Function:
         return loaded
     known = _FUNCTIONS.get(spec.name)
     if known is None:
-        known = _FUNCTIONS[spec.name] = _cached_or_built(spec)
+        with _LOCK:  # threads that meet here build once
+            known = _FUNCTIONS.get(spec.name) or _cached_or_built(spec)
+            _FUNCTIONS[spec.name] = known
     return known
 
 
@@ -57,7 +62,8 @@ def remember(key: Hashable, known: Function) -> None:
 
 
 def _cached_or_built(spec: Spec) -> Function:
-    path = cache_folder() / f"{spec.name}-{_digest()}.so"
+    folder = cache_folder()
+    path = folder / f"{spec.name}-{_digest()}.so"
     if path.is_file():
         try:
             return runtime.open_library(path).functions[spec.name]
@@ -70,18 +76,32 @@ def _cached_or_built(spec: Spec) -> Function:
             f"{spec.name}: no loaded library has it, and building it needs {error.name}; load one "
             "with blockscale.load(), or pip install 'blockscale[build]'"
         ) from error
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        usable = os.access(folder, os.W_OK)
+    except OSError:
+        usable = False
+    if not usable:
+        path = Path(tempfile.mkdtemp(prefix="blockscale-")) / path.name
+        print(
+            f"blockscale: the cache folder {folder} cannot be written, so this process builds for "
+            "itself alone; set BLOCKSCALE_CACHE to a folder that can",
+            file=sys.stderr,
+        )
     print(
         f"blockscale: building {spec.name} for {host.level()} (first use; kept in {path.parent})",
         file=sys.stderr,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
     build([spec], path)
     return runtime.open_library(path).functions[spec.name]
 
 
 @cache
 def _digest() -> str:
-    """Digest of what decides a kernel's machine code, apart from its spec."""
+    """Digest of what decides a kernel's machine code, apart from its spec and the compiler.
+
+    The compiler's version is pinned, and cached kernels are to be found where it is not installed.
+    """
     digest = hashlib.sha256(host.level().encode())
     digest.update(metadata.version("apache-tvm-ffi").encode())
     for path in _sources():
@@ -91,13 +111,14 @@ def _digest() -> str:
 
 
 def _sources() -> list[Path]:
+    """Every source of the package but the demo's, and the tuning logs."""
     import blockscale
 
     found: set[Path] = set()
     for root in map(Path, blockscale.__path__):
-        for part in ("tir", "schedules", "native", "tuning_logs"):
+        for part in ("tir", "schedules", "native", "tuning", "tuning_logs"):
             for suffix in ("py", "c", "json"):
                 found.update((root / part).rglob(f"*.{suffix}"))
-        for name in ("specs", "catalog", "lowering", "export", "build", "manifest"):
-            found.update(root.glob(f"{name}.py"))
+        if (root / "specs.py").is_file():
+            found.update(root.glob("*.py"))
     return sorted(found)

@@ -72,9 +72,9 @@ def quantize(
     spec = Quantize(fmt, _dtype_name(x.dtype), scale_layout, given, scale_rounding)
     blocks = cols // spec.block
     rows = prod(lead)
-    packed = torch.empty((*lead, cols // 2), dtype=torch.uint8)
+    packed = torch.empty((*lead, cols // 2), dtype=torch.uint8, device="cpu")
     shape = (*lead, blocks) if scale_layout == "linear" else checks.padded_shape(rows, blocks)
-    scale = torch.empty(shape, dtype=torch.uint8)
+    scale = torch.empty(shape, dtype=torch.uint8, device="cpu")
     arguments = [x.reshape(rows, cols)]
     if block_amax is not None:
         arguments.append(_checked_amax(where, block_amax, rows * blocks))
@@ -129,7 +129,7 @@ def dequantize(
     spec = Dequantize(fmt, _dtype_name(dtype), scale_layout)
     scale = checks.scales(where, block_scale, lead, cols // spec.block, fmt, scale_layout)
     rows = prod(lead)
-    out = torch.empty((*lead, cols), dtype=dtype)
+    out = torch.empty((*lead, cols), dtype=dtype, device="cpu")
     jit.function(spec)(codes.reshape(rows, half), scale, g, out.reshape(rows, cols))
     return out
 
@@ -152,7 +152,7 @@ def swizzle_scales(block_scale: torch.Tensor) -> torch.Tensor:
     scale = checks.tensor(where, "block_scale", block_scale, _BYTES, dims=2).view(torch.uint8)
     *lead, cols = scale.shape
     rows = prod(lead)
-    out = torch.empty(checks.padded_shape(rows, cols), dtype=torch.uint8)
+    out = torch.empty(checks.padded_shape(rows, cols), dtype=torch.uint8, device="cpu")
     jit.function(Swizzle())(scale.reshape(rows, cols), out)
     return out.view(block_scale.dtype)
 
@@ -180,14 +180,14 @@ def unswizzle_scales(swizzled: torch.Tensor, rows: int, cols: int) -> torch.Tens
             f"{where}: the scales have shape {list(swizzled.shape)}, but rows={rows} and "
             f"cols={cols} need {list(padded)}; pass the sizes that were swizzled"
         )
-    out = torch.empty((rows, cols), dtype=torch.uint8)
+    out = torch.empty((rows, cols), dtype=torch.uint8, device="cpu")
     jit.function(Unswizzle())(scale.reshape(padded), out)
     return out.view(swizzled.dtype)
 
 
 def fp8_scale_candidates(device: str | torch.device = "cpu") -> torch.Tensor:
     """Return the candidate scales [126] float32: positive finite E4M3 values / 448, ascending."""
-    values = torch.arange(1, 127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    values = torch.arange(1, 127, dtype=torch.uint8, device="cpu").view(torch.float8_e4m3fn).float()
     return (values / 448.0).to(device)
 
 
@@ -236,7 +236,7 @@ def nvfp4_fp8_scale_sweep(
             "least one scale; see fp8_scale_candidates()"
         )
     blocks = x.numel() // block_size
-    best = torch.empty(blocks, dtype=torch.float32)
+    best = torch.empty(blocks, dtype=torch.float32, device="cpu")
     kernel = jit.function(ScaleSweep(_dtype_name(x.dtype), block_size))
     kernel(x.reshape(blocks, block_size), g, candidates, best)
     return best
@@ -297,11 +297,18 @@ def linear(
                 "one per row of packed"
             )
         bias = bias.float()
-    out = torch.empty((*x.shape[:-1], n), dtype=x.dtype)
+    out = torch.empty((*x.shape[:-1], n), dtype=x.dtype, device="cpu")
     kernel = jit.function(Linear(n, k, fmt, _dtype_name(x.dtype)))
     kernel(x.reshape(-1, k), codes, scale, g, bias, out.reshape(-1, n))
-    jit.remember((fmt, x.dtype, packed.shape, block_scale.shape), kernel)
+    jit.remember(_linear_key(x, packed, block_scale, fmt), kernel)
     return out
+
+
+def _linear_key(
+    x: torch.Tensor, packed: torch.Tensor, block_scale: torch.Tensor, fmt: str
+) -> tuple[object, ...]:
+    scale = block_scale
+    return fmt, x.dtype, packed.shape, packed.dtype, scale.shape, scale.dtype
 
 
 def _known_linear(
@@ -317,7 +324,7 @@ def _known_linear(
     The kernel checks its arguments itself; this spares a call of a few microseconds the rest.
     """
     try:
-        known = jit.recall((fmt, x.dtype, packed.shape, block_scale.shape))
+        known = jit.recall(_linear_key(x, packed, block_scale, fmt))
         fits = (
             known is not None
             and x.dim() == 2

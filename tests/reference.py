@@ -200,6 +200,7 @@ def quantize(
 
     NVFP4: s = E4M3(amax / (6 g)).  MXFP4: s = amax / (6 g) rounded up to a power of two, or
     2^(floor(log2(amax / g)) - 2).  codes = E2M1(x / (s g)), and signed zeros where s is 0.
+    A block of zeros has scale byte 0, whatever g is, and its 0 / 0 are zeros.
     """
     x, g = np.asarray(x, dtype=f32), f32(global_scale)
     own = block_amax(x, fmt)
@@ -211,9 +212,11 @@ def quantize(
             byte = ue8m0_encode_ceil(amax / (f32(6) * g))
         else:
             byte = ue8m0_encode_floor(amax / g)
+        byte = np.where(amax == 0, 0, byte).astype(np.uint8)
         s = np.repeat(scale_value(byte, fmt).astype(f32), BLOCK[fmt], axis=-1)
         code = e2m1_encode(x / (s * g))
-        return np.where(s == 0, 8 * np.signbit(x), code).astype(np.uint8), byte
+        zero = (s == 0) | ((x == 0) & (s * g == 0))
+        return np.where(zero, 8 * np.signbit(x), code).astype(np.uint8), byte
 
 
 def dequantize(

@@ -82,11 +82,6 @@ def test_bfloat16_products_only_where_they_are_exact(dtype, fmt, level):
     assert used == (dtype == "bfloat16" and fmt == "nvfp4" and level == "avx512bf16")
 
 
-def test_flops():
-    assert catalog.flops(Workload(Linear(48, 64), 16)) == 2 * 16 * 48 * 64
-    assert catalog.flops(Workload(Swizzle(), 512)) == 0
-
-
 def test_bad_input():
     with pytest.raises(ValueError, match=r"level='sse9' is not one of .*avx512bf16.*choose one"):
         catalog.target("sse9")

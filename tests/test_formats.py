@@ -125,3 +125,36 @@ def test_codes_survive_a_round_trip():
     packed, scale = bs.quantize(values)
     same_bytes(as_bytes(scale), byte[usable])
     same_bytes(as_bytes(packed), ref.pack(codes[usable]))
+
+
+def test_int4():
+    """INT4 has no op yet: its expressions are compiled as they are; -8 .. 7, ties to even."""
+    import tvm
+    from tvm.script import tirx as T
+
+    from blockscale.tir import formats
+    from blockscale.tir.common import i64
+
+    x = np.array([-9, -8.5, -8, -7.5, -2.5, -0.5, -0.0, 0.4, 0.5, 1.5, 6.5, 7.4, 99, np.nan], "f")
+    count = i64(len(x))
+
+    @T.prim_func(s_tir=True)
+    def main(
+        x: T.Buffer((count,), "float32"),
+        code: T.Buffer((count,), "int32"),
+        back: T.Buffer((count,), "float32"),
+    ):
+        for i in range(count):
+            with T.sblock("code"):
+                vi = T.axis.spatial(count, i)
+                code[vi] = formats.int4_encode(x[vi])
+        for i in range(count):
+            with T.sblock("back"):
+                vi = T.axis.spatial(count, i)
+                back[vi] = formats.int4_decode(code[vi])
+
+    code, back = torch.full((len(x),), -1, dtype=torch.int32), torch.full((len(x),), torch.nan)
+    tvm.compile(tvm.IRModule({"main": main}), target="llvm")["main"](tensor(x), code, back)
+    expected = np.nan_to_num(np.clip(np.rint(x), -8, 7))
+    same(back.numpy(), expected)
+    assert (code.numpy() == expected + 8).all()

@@ -264,3 +264,27 @@ def test_bad_input(call, words):
     """One sentence: the argument, its value, the rule and the remedy."""
     with rejects("quantize", *words):
         call()
+
+
+@pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4"])
+@pytest.mark.parametrize("scale", [1e-6, 1e-7, 1e-8, 1e-30, 0.0])
+def test_zero_blocks_with_a_tiny_global_scale(fmt, scale):
+    """Where s * g underflows to 0, zeros stay zeros, with their sign; amax / 2688 of zeros is 0."""
+    x = np.zeros((4, 64), np.float32)
+    x[1, ::3] = -0.0
+    x[2, :32] = 1.0
+    check(tensor(x), fmt, scale)
+    packed, _ = bs.quantize(tensor(x[:2]), fmt=fmt, global_scale=one(scale))
+    assert not (packed.numpy() & 0x77).any()
+
+
+def test_another_default_device():
+    """Results are on the CPU, where x is, whatever device torch makes new tensors on."""
+    x = torch.randn(2, 32, device="cpu")
+    with torch.device("meta"):
+        packed, scale = bs.quantize(x)
+        assert bs.dequantize(packed, scale).device.type == "cpu"
+        assert bs.fp8_scale_candidates().device.type == "cpu"
+        assert bs.nvfp4_fp8_scale_sweep(x, x.abs().max()).device.type == "cpu"
+        assert bs.unswizzle_scales(bs.swizzle_scales(scale), 2, 2).device.type == "cpu"
+    assert packed.device.type == "cpu"

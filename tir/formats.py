@@ -194,6 +194,14 @@ def int4_decode(code: PrimExpr) -> PrimExpr:
     return cast((code & _i32(15, code)) - _i32(8, code), "float32")
 
 
+def int4_encode(x: PrimExpr) -> PrimExpr:
+    """Symmetric INT4 code of ``x``: rounded to -8 .. 7, plus 8; NaN gives the code of 0."""
+    clamped = tirx.Max(tirx.Min(x, _f32(7.0, x)), _f32(-8.0, x))
+    # 1.5 * 2^23 has unit 1: its bits plus the rounded value.
+    rounded = bits_of(clamped + _f32(1.5 * 2.0**23, x)) - _i32(0x4B400000, x)
+    return tirx.Select(_is_nan_bits(abs_bits(x)), _i32(8, x), rounded + _i32(8, x))
+
+
 def scale_decode(fmt: str, byte: PrimExpr) -> PrimExpr:
     """Value of a block scale byte of ``fmt`` ("nvfp4": E4M3, "mxfp4": E8M0)."""
     return e4m3_decode(byte) if fmt == "nvfp4" else e8m0_decode(byte)

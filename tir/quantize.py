@@ -7,7 +7,8 @@ In IEEE float32, with g the global scale and amax the largest magnitude of a blo
     MXFP4, floor:  s = 2^(floor(log2(amax / g)) - 2)             in 2^-127 .. 2^127 (the OCP rule)
     code = E2M1(x / (s * g)); zero with the sign of x where s is 0
 
-A block of zeros has the zero scale byte, whatever g is.  A NaN makes its block's scale NaN and all
+A block of zeros has the zero scale byte, whatever g is, and 0 / (s * g) is 0 even where s * g
+underflows to 0.  A NaN makes its block's scale NaN and all
 its codes 7.  Two codes a byte, the even element in the low nibble.
 
 Blocks are computed in tiles (`layouts.BlockGrid`), so that a schedule can treat the scales of a
@@ -49,9 +50,12 @@ def scale_byte(spec: Quantize, amax_bits: PrimExpr, g: PrimExpr) -> PrimExpr:
 def element_code(spec: Quantize, x: PrimExpr, divisor: PrimExpr, byte: PrimExpr) -> PrimExpr:
     """E2M1 code (int32) of an element."""
     code = formats.e2m1_encode(x / divisor)
+    sign = (formats.bits_of(x) >> formats.const(28, x, "int32")) & formats.const(8, x, "int32")
+    # 0 / 0, where the divisor underflows or is flushed to zero, is a zero, not a NaN.
+    some = formats.abs_bits(x) | formats.abs_bits(divisor)
+    code = tirx.Select(some > formats.const(0, x, "int32"), code, sign)
     if spec.fmt == "mxfp4":
         return code
-    sign = (formats.bits_of(x) >> formats.const(28, x, "int32")) & formats.const(8, x, "int32")
     return tirx.Select(byte > formats.const(0, byte, "int32"), code, sign)
 
 
