@@ -6,27 +6,17 @@ Every error names the function, the parameter, what came, the rule, and what to 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
+import tvm_ffi
 
-from blockscale import shapes, tensors
+from blockscale import shapes, specs, tensors
 from blockscale.tensors import Described
 
 
-@dataclass(frozen=True)
-class Param:
-    """One parameter, as the manifest describes it."""
-
-    name: str
-    dtype: str
-    shape: tuple[int | str, ...]
-    output: bool = False
-    default: float | None = None
-    storage: str | None = None
-    align: int = 1
+class Param(specs.Param):
+    """One parameter, as spec and manifest describe it, with what the checks derive from that."""
 
     @cached_property
     def dims(self) -> tuple[shapes.Dim, ...]:
@@ -36,12 +26,12 @@ class Param:
     @property
     def itemsize(self) -> int:
         """Bytes per element."""
-        return 2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize
+        return int(tvm_ffi.dtype(self.dtype).itemsize)
 
     @property
     def alignment(self) -> int:
         """Bytes of which the data address must be a multiple."""
-        return max(self.align, self.itemsize)
+        return self.itemsize
 
     @cached_property
     def dtypes(self) -> tuple[str, ...]:

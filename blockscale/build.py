@@ -96,7 +96,8 @@ def _compile(spec: Spec, level: str, dirs: Sequence[Path | str]) -> tuple[Any, d
     buckets = []
     for workload in catalog.workloads(spec):
         hit = logs.find(workload, level, dirs)
-        bucket: dict[str, Any] = {"rows": workload.rows, "tuned": hit is not None}
+        bucket: dict[str, Any] = {"rows": workload.rows, "limit": workload.limit}
+        bucket["tuned"] = hit is not None
         if hit is not None:
             traces[workload.tag] = hit.trace
             bucket.update(log=_short(hit.source, dirs), us=round(hit.us, 3))

@@ -98,6 +98,11 @@ class Workload:
         """For example ``linear_nvfp4_n384_k384_f32_m16``."""
         return f"{self.spec.name}_m{self.rows}"
 
+    @property
+    def limit(self) -> int | None:
+        """Largest size that the exported function gives to this schedule (see `Bucket`)."""
+        return _bucket(self.spec, self.rows).limit
+
     def mod(self, level: str) -> tvm.IRModule:
         """Return the unscheduled function ``main`` with static shapes."""
         return _module(self.spec, self.rows, level, static=True)

@@ -25,11 +25,13 @@ RUNTIME_SOURCE = Path(__file__).parent / "native" / "runtime.c"
 CFLAGS = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-pthread")
 LDFLAGS = (
     "-shared",
+    "-pthread",  # as with LDLIBS, glibc before 2.34 has these functions beside libc
     "-Wl,-z,noexecstack,-z,relro,-z,now",  # now: a missing symbol shows at load, not in a call
     "-Wl,-z,defs",  # and one that no library has shows here
     "-Wl,-z,nodelete",  # threads hold destructors of ours until they end
     "-Wl,--build-id=none,--strip-all,--as-needed",
 )
+LDLIBS = ("-lm", "-ldl")  # after the objects: --as-needed drops what none before it wants
 
 # Pointers that TVM's object code calls through, which libtvm_runtime would fill.  native/runtime.c
 # has these; a kernel that wants another would call a null pointer.
@@ -122,7 +124,7 @@ def _link(objects: list[Path], functions: list[str], folder: Path, cc: str) -> b
             # By file, so that only its soname is recorded: the loader then takes the copy that the
             # process has loaded already, wherever it lies and whatever its visibility.
             libinfo.find_libtvm_ffi(),
-            "-lm",
+            *LDLIBS,
             "-o",
             str(image),
         ]
@@ -136,7 +138,7 @@ def _run(command: list[str]) -> None:
     except OSError as error:
         raise LinkError(
             f"write_library: the C compiler {command[0]!r} does not run ({error.strerror}); "
-            "install gcc, or name another compiler with cc="
+            "install it (gcc, as most systems call the package) and see that it is on PATH"
         ) from error
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()

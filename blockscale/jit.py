@@ -1,8 +1,8 @@
 """A compiled function for a spec: from a loaded library, from the disk cache, or built once.
 
 The cache is ``~/.cache/blockscale``, or the folder named by the environment variable
-BLOCKSCALE_CACHE.  Its file names hold a digest of what decides the machine code: the sources of this
-package, the tuning logs, the version of apache-tvm-ffi, the CPU level.
+BLOCKSCALE_CACHE.  Its file names hold a digest of what decides the machine code: the sources of
+this package, the tuning logs, the version of apache-tvm-ffi, the CPU level.
 """
 
 from __future__ import annotations

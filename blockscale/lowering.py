@@ -9,9 +9,6 @@ from tvm.ir import Var
 from tvm.target import Target
 from tvm.tirx.buffer import BufferType
 
-ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1, "int32": 4}
-"""Size of the dtypes that cross the ABI."""
-
 
 def compile_cpu(mod: tvm.IRModule, target: Target) -> tvm.runtime.Module:
     """Return the LLVM module of scheduled CPU kernels."""
@@ -43,6 +40,6 @@ def _relaxed(param: Var) -> Var:
         param.name,
         strides=kind.strides,
         elem_offset=kind.elem_offset,
-        data_alignment=ELEMENT_BYTES[str(kind.dtype)],
+        data_alignment=tvm_ffi.dtype(str(kind.dtype)).itemsize,
         offset_factor=kind.offset_factor,
     )

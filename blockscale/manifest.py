@@ -200,9 +200,6 @@ def _validate_param(param: object, where: str, at: str) -> None:
     _key(entry, "output", bool, where, f"{at}.", default=False)
     _key(entry, "default", (int, float, type(None)), where, f"{at}.", default=None)
     _key(entry, "storage", (str, type(None)), where, f"{at}.", default=None)
-    align = _key(entry, "align", int, where, f"{at}.", default=1)
-    if align < 1 or align & (align - 1):
-        raise _wrong(where, f"{at}.align", align, "a power of two, in bytes")
 
 
 _WORDS: dict[type, str] = {

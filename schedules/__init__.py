@@ -1,6 +1,6 @@
 """HOW it is computed: one file per architecture, Schedule -> None.
 
-The ``sample_*`` calls of a schedule are its search space.
+The decisions that a schedule takes (``choose``, a ``sample_*`` call each) are its search space.
 """
 
 if __name__ != "blockscale.schedules":

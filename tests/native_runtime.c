@@ -3,6 +3,8 @@
 
 #include <omp.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #define CHECK(condition)                                     \
   do {                                                       \
@@ -136,7 +138,27 @@ static void *check_workspaces(void *unused) {
   return NULL;
 }
 
+/* The threads of the process are not ours, and its first launch is in a child. */
+static void check_fork(void) {
+  omp_set_num_threads(2);
+#pragma omp parallel
+  CHECK(omp_get_num_threads() == 2);
+  pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    alarm(20);
+    CHECK(__TVMBackendParallelLaunch(count, &runs, 0) == 0);
+    expect_each_once(1);
+    CHECK(__TVMBackendParallelLaunch(count, &runs, 3) == 0);
+    expect_each_once(3);
+    _exit(0);
+  }
+  int status = -1;
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
 int main(void) {
+  check_fork();
   check_launches();
   check_workspaces(NULL);
   pthread_t threads[4];

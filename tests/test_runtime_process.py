@@ -163,18 +163,23 @@ def test_set_num_threads():
     )
 
 
-def test_fork_after_a_launch():
+@pytest.mark.parametrize("by_kernel", [True, False], ids=["kernel", "torch"])
+def test_fork_after_threads_ran(by_kernel):
     """libgomp's threads do not survive a fork; a child that waited for them would hang."""
     run(
-        """
+        f"""
         import os, signal, torch
         from blockscale.runtime import load
 
         torch.set_num_threads(2)
         f = load(LIBRARY)["scale_f32"]
         x = torch.ones(100, WIDTH)
-        y = torch.empty_like(x)
-        f(x, None, y)
+        before = len(os.listdir("/proc/self/task"))
+        if {by_kernel}:
+            f(x)
+        else:
+            torch.ones(1 << 20).exp()
+        assert len(os.listdir("/proc/self/task")) > before, "it ran on one thread"
         child = os.fork()
         if child == 0:
             signal.alarm(20)

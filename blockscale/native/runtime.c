@@ -59,9 +59,17 @@ static struct {
 static pthread_once_t omp_once = PTHREAD_ONCE_INIT;
 static int omp_found = 0;
 
-/* The threads of libgomp do not survive fork(): a launch from the child would wait for them for
- * ever. A child of a process that has launched before therefore runs serially. */
-static void after_fork_in_child(void) { omp_found = 0; }
+/* The threads of libgomp do not survive fork(), and a launch from the child would wait for them for
+ * ever, whoever started them: a kernel or torch. A process that was forked after it had loaded us
+ * therefore runs serially. A library that is first loaded in the child sees no fork: if the parent
+ * had started such threads, the child must ask for one thread, as DataLoader's workers do. */
+static int forked = 0;
+
+static void after_fork_in_child(void) { forked = 1; }
+
+__attribute__((constructor)) static void watch_forks(void) {
+  pthread_atfork(NULL, NULL, after_fork_in_child);
+}
 
 static int find_openmp_in(void *handle) {
   omp.parallel = (void (*)(void (*)(void *), void *, unsigned, unsigned))dlsym(handle, "GOMP_parallel");
@@ -78,7 +86,6 @@ static void find_openmp(void) {
     void *handle = dlopen("libgomp.so.1", RTLD_NOW | RTLD_LOCAL);
     omp_found = handle != NULL && find_openmp_in(handle);
   }
-  if (omp_found) pthread_atfork(NULL, NULL, after_fork_in_child);
 }
 
 /* An error lies in a variable of the thread that raised it: carry the first one to the launcher. */
@@ -112,7 +119,7 @@ static int run_serially(Lambda lambda, void *closure, int num_task) {
 }
 
 static int parallel_launch(Lambda lambda, void *closure, int num_task) {
-  if (num_task == 1) return run_serially(lambda, closure, 1);
+  if (num_task == 1 || forked) return run_serially(lambda, closure, num_task);
   pthread_once(&omp_once, find_openmp);
   int workers = omp_found && !omp.in_parallel() ? omp.max_threads() : 1;
   if (num_task > 0 && workers > num_task) workers = num_task;

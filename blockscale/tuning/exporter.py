@@ -29,7 +29,7 @@ def export_openmp(module: Any, target: str, out: Path) -> None:
             str(kernel),
             str(_runtime(out.parent)),
             libinfo.find_libtvm_ffi(),
-            "-lm",
+            *export.LDLIBS,
             "-o",
             str(out),
         )
