@@ -2,11 +2,13 @@
 
 A log of a level serves every CPU of the level.  MetaSchedule's own query ignores the target, so the
 folder chooses the level and each record's target is compared here.  A log misses silently when the
-IR of an op changes; `check` finds that, without running anything.
+IR of an op changes, and a record whose trace no longer applies is passed over with a warning;
+`check` finds both, without running anything.  Importing this module does not import tvm.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +21,16 @@ from blockscale.tuning import records
 from blockscale.tuning.records import LogError, Record
 from blockscale.tuning.store import Workload, folder_of, target_key, target_of
 
-__all__ = ["LogError", "LogHit", "Problem", "check", "find"]
+__all__ = ["LogError", "LogHit", "Problem", "check", "committed", "entries", "find"]
+
+LOGGER = logging.getLogger("blockscale")
+
+
+def committed() -> Path:
+    """Return the folder of the tuning logs that come with the package."""
+    from blockscale import tuning_logs
+
+    return Path(next(iter(tuning_logs.__path__)))
 
 
 @dataclass(frozen=True)
@@ -100,7 +111,7 @@ def workload_digest(mod: Any) -> str:
 
 
 def find(workload: Workload, level: str, dirs: Sequence[Path | str]) -> LogHit | None:
-    """Return the best valid record of ``workload`` in the first of ``dirs`` that has one.
+    """Return the best record of ``workload`` that applies, in the first of ``dirs`` with one.
 
     Records tuned at ``level`` come first, then those of the other levels of its vector width: a
     trace matches only if the function is the same.  Put a work folder before the committed logs:
@@ -118,8 +129,8 @@ def find(workload: Workload, level: str, dirs: Sequence[Path | str]) -> LogHit |
 
 
 def _find_in(root: Path, workload: Workload, level: str, logged: str) -> LogHit | None:
-    """Return the best record in ``root`` that was tuned at level ``logged``."""
-    from blockscale.tuning.space import sentence
+    """Return the best record in ``root`` that was tuned at level ``logged`` and applies."""
+    from blockscale.tuning.space import replay, sentence
 
     folder = _folder(folder_of(root, workload.op, logged))
     if folder is None:
@@ -127,26 +138,30 @@ def _find_in(root: Path, workload: Workload, level: str, logged: str) -> LogHit 
     wanted = target_key(target_of(workload, logged).export())
     mod = workload.mod(level)
     fitting = [r for r in folder.of(mod) if math.isfinite(r.us) and target_key(r.target) == wanted]
-    if not fitting:
-        return None
-    best = min(fitting, key=lambda r: r.us)
-    try:
-        trace = _replay(mod, best.trace)
-    except Exception as error:
-        raise LogError(
-            f"{folder.source(best)}: the trace does not apply to {workload.tag} "
-            f"({sentence(error)}); run 'blockscale logs check', then tune it again"
-        ) from error
-    return LogHit(trace, best.us, folder.source(best))
+    for record in sorted(fitting, key=lambda r: r.us):
+        try:
+            trace = replay(mod, record.trace).trace
+        except Exception as error:
+            LOGGER.warning(
+                "%s: passed over: the trace does not apply to %s (%s); tune it again",
+                folder.source(record),
+                workload.tag,
+                sentence(error),
+            )
+            continue
+        return LogHit(trace, record.us, folder.source(record))
+    return None
 
 
-def _replay(mod: Any, trace: list[Any]) -> Any:
-    """Return the trace as applied to ``mod``; raises what TensorIR says when it does not fit."""
-    from blockscale.tir.intrin import register_all
-    from blockscale.tuning.space import replay
-
-    register_all()
-    return replay(mod, trace).trace
+def entries(root: Path | str) -> int:
+    """Return how many workloads the logs in ``root`` name; what cannot be read counts nothing."""
+    count = 0
+    for path in Path(root).glob(f"*/cpu-*/{records.META}"):
+        try:
+            count += len(records.read_meta(path.parent)["workloads"])
+        except LogError:
+            continue
+    return count
 
 
 def check(
@@ -155,7 +170,7 @@ def check(
     """Return everything that is wrong with the logs in ``dirs``; nothing is built or run.
 
     Every entry must parse, be named in `meta.json`, match the IR that its spec has today, be of the
-    level's target, have finite times, and replay.
+    level's target, have finite times, and replay; every folder must have an entry.
 
     Args:
         dirs: folders with ``<op>/cpu-<level>/`` in them.
@@ -166,12 +181,16 @@ def check(
         if not root.is_dir():
             found.append(Problem(str(root), "is not a folder; name the folder of the logs"))
             continue
+        before = len(found)
         for path in sorted({p.parent for p in root.glob("*/*/*.json")}):
             try:
                 found += _check_folder(path, make or _catalogued)
             except LogError as error:
                 where, _, what = str(error).partition(": ")
                 found.append(Problem(where, what))
+        if len(found) == before and not entries(root):
+            what = "has no entry; name a folder that holds <op>/cpu-<level>/meta.json"
+            found.append(Problem(str(root), what))
     return found
 
 
@@ -221,7 +240,7 @@ def _check_folder(path: Path, make: Callable[[dict[str, Any]], Workload]) -> Ite
 def _check_record(
     folder: _Folder, record: Record, workload: Workload, level: str, mod: Any, target: str
 ) -> Iterator[Problem]:
-    from blockscale.tuning.space import sentence
+    from blockscale.tuning.space import replay, sentence
 
     tag = workload.tag
     where = folder.source(record)
@@ -230,6 +249,6 @@ def _check_record(
     if target_key(record.target) != target:
         yield Problem(where, f"{tag}: is for target {target_key(record.target)}, not {target}")
     try:
-        _replay(mod, record.trace)
+        replay(mod, record.trace)
     except Exception as error:
         yield Problem(where, f"{tag}: the trace does not replay ({sentence(error)}); tune it again")

@@ -1,7 +1,8 @@
 """CPU schedules of linear: one parallel loop over output columns, weights decoded to vectors.
 
 `linear_sketches` returns the sketches, functions of a schedule and of how it takes its decisions;
-the decisions (``choose``: `schedules._steps`) are the search space.  Vector instructions are tensor intrinsics of `blockscale.tir.intrin`.
+the decisions (``choose``: `schedules._steps`) are the search space.  Vector instructions are tensor
+intrinsics of `blockscale.tir.intrin`.
 """
 
 from __future__ import annotations

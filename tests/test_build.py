@@ -75,11 +75,13 @@ def test_buckets_say_what_is_tuned(built, log_folder):
     path, contents = built
     tuned, *rest = contents["functions"][LINEAR.name]["buckets"]
     log = tuned.pop("log")
-    assert tuned == {"rows": TUNED.rows, "tuned": True, "us": 12.5}
+    assert tuned == {"rows": TUNED.rows, "limit": TUNED.limit, "tuned": True, "us": 12.5}
     assert not Path(log).is_absolute()
     file, _, line = log.rpartition(":")
     assert len((log_folder / file).read_text().splitlines()) == int(line)
-    assert rest == [{"rows": w.rows, "tuned": False} for w in workloads(LINEAR)[1:]]
+    others = workloads(LINEAR)[1:]
+    assert rest == [{"rows": w.rows, "limit": w.limit, "tuned": False} for w in others]
+    assert rest[-1]["limit"] is None
     assert not open_library(path).functions[LINEAR.name].tuned
 
 

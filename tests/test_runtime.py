@@ -7,7 +7,6 @@ import torch
 import tvm_ffi
 from tiny_kernels import WIDTH, library_file, variant
 
-from blockscale import tensors
 from blockscale.runtime import Function, load
 
 NAN = float("nan")

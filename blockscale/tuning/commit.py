@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,8 @@ def commit(work_dir: Path | str, logs_dir: Path | str, top_k: int = 3) -> dict[s
     """Merge the best ``top_k`` valid records per workload of ``work_dir`` into ``logs_dir``.
 
     A folder of the log is replaced as a whole.  A record that is there is replaced only by a faster
-    one; records whose workload has a new IR are dropped.  Returns the workloads whose best time
-    improved, with it in microseconds.
+    one; records whose workload has a new IR, or whose trace no longer applies, are dropped.
+    Returns the workloads whose best time improved, with it in microseconds.
 
     Raises:
         LogError: a folder is damaged; nothing was written to it.
@@ -74,8 +75,8 @@ def commit(work_dir: Path | str, logs_dir: Path | str, top_k: int = 3) -> dict[s
     with Lock(work_dir, "tuning"), _turn(logs_dir):
         for source in sorted(p.parent for p in work_dir.glob(f"*/cpu-*/{records.META}")):
             log = _Log.read(logs_dir / source.parent.name / source.name)
-            better = _merge(log, source, top_k)
-            if better:
+            changed, better = _merge(log, source, top_k)
+            if changed:
                 target = folder_of(logs_dir, source.parent.name, source.name.removeprefix("cpu-"))
                 _replace(target, log)
                 improved.update(better)
@@ -94,10 +95,16 @@ def _turn(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _merge(log: _Log, source: Path, top_k: int) -> dict[str, float]:
-    """Take the records of ``source`` into ``log``; return the best times that improved."""
+def _merge(log: _Log, source: Path, top_k: int) -> tuple[bool, dict[str, float]]:
+    """Take the records of ``source`` into ``log``.
+
+    Returns whether the log must be written, and the best times that improved.
+    """
+    from blockscale.tuning.space import replays
+
     work = _Log.read(source)
     history = read_history(source)
+    healed = False
     better: dict[str, float] = {}
     log.meta.update({k: work.meta[k] for k in ("format", "op", "level")})
     for tag, entry in work.meta["workloads"].items():
@@ -105,29 +112,44 @@ def _merge(log: _Log, source: Path, top_k: int) -> dict[str, float]:
         new = [r for r in work.records.get(digest, []) if math.isfinite(r.us)]
         old_entry = log.meta["workloads"].get(tag)
         stale = old_entry is not None and old_entry["workload"] != digest
-        old = [] if stale else log.records.get(digest, [])
+        known = [] if stale else log.records.get(digest, [])
+        mod = _module(digest, work.modules[digest])
+        old = [r for r in known if replays(mod, r.trace)]
         before = min((r.us for r in old), default=math.inf)
-        merged = _best(old + new, top_k)
-        if not merged or merged == old:
+        merged = _best(mod, old + new, top_k)
+        if not merged or merged == known:
             continue
         log.modules[digest] = work.modules[digest]
         log.records[digest] = merged
+        healed |= len(old) < len(known)
         if merged[0].us < before:
             better[tag] = merged[0].us
             lines = [line for line in history if line["workload"] == tag]
             log.meta["workloads"][tag] = entry | _summary(merged[0], lines)
+        else:  # a broken record may have been the best
+            log.meta["workloads"][tag]["best_us"] = round(merged[0].us, 3)
     log.meta["workloads"] = dict(sorted(log.meta["workloads"].items()))
-    return better
+    return healed or bool(better), better
 
 
-def _best(found: list[Record], top_k: int) -> list[Record]:
-    """Return the fastest ``top_k`` records, one per trace."""
+def _module(digest: str, text: str) -> Any:
+    """Return the module that a database holds as text."""
+    from tvm.s_tir.meta_schedule.database import Workload
+
+    return Workload.from_json([digest, text]).mod
+
+
+def _best(mod: Any, found: list[Record], top_k: int) -> list[Record]:
+    """Return the fastest ``top_k`` records that apply to ``mod``, one per trace."""
+    from blockscale.tuning.space import replays
+
     by_trace: dict[str, Record] = {}
     for record in found:
         known = by_trace.get(record.key)
         if known is None or record.us < known.us:
             by_trace[record.key] = record
-    return sorted(by_trace.values(), key=lambda r: r.us)[:top_k]
+    applying = (r for r in sorted(by_trace.values(), key=lambda r: r.us) if replays(mod, r.trace))
+    return list(islice(applying, top_k))
 
 
 def _summary(best: Record, history: list[dict[str, Any]]) -> dict[str, Any]:

@@ -76,6 +76,7 @@ class Session:
                 return
             batch, self._queue = self._queue[:count], self._queue[count:]
             self._batch(pool, batch)
+            self._queue = [c for c in self._queue if not c.task.finished]
 
     def _affordable(self, most: int) -> int:
         """Return how many trials still fit: 0 ends the session."""
@@ -134,8 +135,11 @@ class Session:
         self._trial_s = 0.5 * self._trial_s + 0.5 * mean
 
     def _judge(self, pool: Pool, candidate: Candidate, library: str, built: Answer | None) -> None:
-        """Measure one built candidate and write it down, unless the session's time is up."""
-        if built is None:
+        """Measure one built candidate and write it down, unless the session's time is up.
+
+        A candidate of a task that was given up is skipped: there is nothing to compare it with.
+        """
+        if built is None or candidate.task.finished:
             return
         if built.error is not None:
             self._finish(candidate, (), f"build: {built.error}")
@@ -166,6 +170,9 @@ class Session:
         task = candidate.task
         us = median_us(times)
         if not candidate.record:
+            if error is not None:
+                task.give_up(error)
+                self._speak(task)
             return
         task.finish(candidate, us)
         line = {

@@ -53,10 +53,22 @@ def new_schedule(mod: IRModule, seed: int = 1) -> Schedule:
 
 
 def replay(mod: IRModule, trace: list[Any]) -> Schedule:
-    """Return ``mod`` scheduled by a trace in JSON; raises ScheduleError when it does not fit."""
+    """Return ``mod`` scheduled by a trace in JSON; raises what TVM says when it does not fit."""
+    from blockscale.tir.intrin import register_all
+
+    register_all()
     sch = new_schedule(mod)
     Trace.apply_json_to_schedule(trace, sch)
     return sch
+
+
+def replays(mod: IRModule, trace: list[Any]) -> bool:
+    """Return whether a trace in JSON applies to ``mod``."""
+    try:
+        replay(mod, trace)
+    except Exception:
+        return False
+    return True
 
 
 def sentence(error: BaseException) -> str:

@@ -86,12 +86,18 @@ class Lock:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             owner = os.read(self._file, 64).decode(errors="replace").strip() or "unknown"
             os.close(self._file)
             raise RuntimeError(
                 f"{folder}: process {owner} is {doing} here; only one may: wait for it, stop it, "
                 "or use another folder"
+            ) from error
+        except OSError as error:
+            os.close(self._file)
+            raise RuntimeError(
+                f"{folder}: the folder cannot be locked ({error.strerror}); use one on a file "
+                "system with locks, such as a local disk"
             ) from error
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)

@@ -57,6 +57,7 @@ class Task:
     illegal: int = 0
     """Points that TensorIR refused to schedule; they are not trials."""
     finished: bool = False
+    """Nothing more is measured: the space is exhausted, or the default schedule failed."""
     messages: list[str] = field(default_factory=list)
 
     def open(self, store: Store, seed: int) -> None:
@@ -182,18 +183,21 @@ class Task:
         self._seen.setdefault(trace_key(trace_json(sch.trace)), math.inf)
         return Candidate(self, kind, sch.trace, pickle.dumps(sch.mod), point, record)
 
+    def give_up(self, error: str = "") -> None:
+        """End the task: without the default's outputs no candidate can be judged."""
+        self.finished = True
+        self._pending_seeds = []
+        why = f" ({error})" if error else ""
+        self.messages.append(f"{self.tag}: not tuned, since its default schedule failed{why}")
+
     def finish(self, candidate: Candidate, us: float) -> None:
         """Take over the result of ``candidate`` (infinite: it failed)."""
         self.trials += 1
         self.failed += math.isinf(us)
         if candidate.kind in ("default", "recheck"):
             self.default_us = min(self.default_us, us)
-            if math.isinf(
-                self.default_us
-            ):  # not the fault of a candidate: searching would be blind
-                self.finished = True
-                self._pending_seeds = []
-                self.messages.append(f"{self.tag}: not tuned, since its default schedule failed")
+            if math.isinf(self.default_us):
+                self.give_up()
         trace = trace_json(candidate.trace)
         key = trace_key(trace)
         self._seen[key] = min(us, self._seen.get(key, math.inf))
