@@ -25,13 +25,8 @@ class Param(specs.Param):
 
     @property
     def itemsize(self) -> int:
-        """Bytes per element."""
+        """Bytes per element, of which the data address must be a multiple."""
         return int(tvm_ffi.dtype(self.dtype).itemsize)
-
-    @property
-    def alignment(self) -> int:
-        """Bytes of which the data address must be a multiple."""
-        return self.itemsize
 
     @cached_property
     def dtypes(self) -> tuple[str, ...]:

@@ -17,12 +17,7 @@ from blockscale.specs import Spec
 
 LOGGER = logging.getLogger("blockscale")
 
-
-def committed_logs() -> Path:
-    """Return the folder of the tuning logs that come with the package."""
-    from blockscale import tuning_logs
-
-    return Path(next(iter(tuning_logs.__path__)))
+committed_logs = logs.committed
 
 
 def build(

@@ -10,6 +10,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,18 +37,23 @@ _LEVEL = click.option("--level", type=_LEVELS, help="Vector width; this machine'
 _FAILURES = (ValueError, TypeError, OSError, RuntimeError, ModuleNotFoundError)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+_HELP = """Tune, build and look into libraries of 4-bit block-scaled kernels.
+
+NAMES are names of kernels (see: blockscale list). A name without its dtype at the end stands for
+all dtypes.
+
+\b
+Example: blockscale tune linear_nvfp4_n384_k384 --seconds 30 &&
+         blockscale build linear_nvfp4_n384_k384 -o kernels.so --logs logs
+"""
+"""``\\b`` keeps the lines of the example, which a shell can run as they are printed."""
+
+
+@click.group(help=_HELP, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="blockscale")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def cli(debug: bool) -> None:
-    """Tune, build and look into libraries of 4-bit block-scaled kernels.
-
-    NAMES are names of kernels (see: blockscale list). A name without its dtype at the end stands
-    for all dtypes.
-
-    Example: blockscale tune linear_nvfp4_n384_k384 --seconds 30 && blockscale build
-    linear_nvfp4_n384_k384 -o kernels.so
-    """
+    """Handle the options of the group; each command does its own work."""
 
 
 @cli.command()
@@ -74,7 +80,13 @@ def cli(debug: bool) -> None:
     type=click.Path(file_okay=False, path_type=Path),
     help="Logs to start from and to commit to; the package's by default.",
 )
-@click.option("--commit", "keep", is_flag=True, help="Merge the best records into the logs.")
+@click.option(
+    "--commit",
+    "keep",
+    is_flag=True,
+    help="Merge the best records into the folder of --logs; without --logs, into the logs inside "
+    "the installed package (in a checkout: tuning_logs).",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the search.")
 @_JSON
 def tune(
@@ -98,7 +110,7 @@ def tune(
     from blockscale.tune import Interrupted, commit
     from blockscale.tune import tune as run
 
-    logs_dir = logs_dir or _package_logs()
+    logs_dir = logs_dir or _committed()
     interrupted = False
     try:
         result = run(
@@ -155,7 +167,7 @@ def build(
 
     A kernel that no log knows gets its default schedule, and the table says so.
 
-    Example: blockscale build linear_nvfp4_n384_k384 quantize_nvfp4_bf16 -o kernels.so --logs logs
+    Example: blockscale build linear_nvfp4_n384_k384 -o kernels.so --logs logs
     """
     wanted = _specs(names)
     from blockscale.build import build as run
@@ -201,24 +213,28 @@ def logs() -> None:
 def check(folders: tuple[Path, ...], as_json: bool) -> None:
     """Check that every entry of the logs still fits its kernel; nothing is run.
 
-    Works on any machine for the logs of every vector width. Exit code 1 when there is a problem.
+    Works on any machine for the logs of every vector width. Exit code 1 when there is a problem;
+    a folder without any entry is one.
 
     Example: blockscale logs check tuning_logs
     """
     from blockscale.logs import check as run
+    from blockscale.logs import entries
 
-    chosen = list(folders) or [_package_logs()]
-    problems = run(chosen)
+    chosen = list(folders) or [_committed()]
+    problems, count = run(chosen), sum(map(entries, chosen))
     if as_json:
         found = [{"where": p.where, "what": p.what} for p in problems]
-        _print_json({"folders": [str(f) for f in chosen], "problems": found})
+        _print_json({"folders": [str(f) for f in chosen], "entries": count, "problems": found})
     else:
         for problem in problems:
             click.echo(str(problem))
         where = ", ".join(map(str, chosen))
-        click.echo(
-            f"{where}: problems: {len(problems)}" if problems else f"{where}: all entries fit"
-        )
+        shown = "1 entry" if count == 1 else f"{count} entries"
+        if problems:
+            click.echo(f"{where}: {shown}, {_count(len(problems), 'problem')}")
+        else:
+            click.echo(f"{where}: {shown} {'fits' if count == 1 else 'fit'}")
     if problems:
         raise SystemExit(1)
 
@@ -286,11 +302,14 @@ def _specs(names: Iterable[str]) -> list[specs.Spec]:
     return list(found.values())
 
 
-def _package_logs() -> Path:
-    """Return the folder of the logs that the package carries."""
-    from importlib.resources import files
+def _committed() -> Path:
+    from blockscale.logs import committed
 
-    return Path(str(files("blockscale.tuning_logs")))
+    return committed()
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _console() -> Console:
@@ -303,19 +322,21 @@ def _print_json(data: dict[str, Any]) -> None:
 
 
 def _params(spec: specs.Spec) -> list[dict[str, Any]]:
-    return [
-        {"name": p.name, "dtype": p.dtype, "shape": list(p.shape), "output": p.output}
-        for p in spec.params()
-    ]
+    return [{**asdict(p), "shape": list(p.shape)} for p in spec.params()]
 
 
 def _signature(params: list[dict[str, Any]]) -> str:
-    shown = [
-        f"{p['name']}[{', '.join(map(str, p['shape']))}] {p['dtype']}"
-        for p in sorted(params, key=lambda p: bool(p.get("output")))
-    ]
+    shown = [_declaration(p) for p in sorted(params, key=lambda p: bool(p.get("output")))]
     inputs = sum(not p.get("output") for p in params)
     return f"{', '.join(shown[:inputs])} -> {', '.join(shown[inputs:])}"
+
+
+def _declaration(param: dict[str, Any]) -> str:
+    storage, default = param.get("storage"), param.get("default")
+    shown = f"{param['name']}[{', '.join(map(str, param['shape']))}] {param['dtype']}"
+    if storage is not None:
+        shown += f" ({storage})"
+    return shown if default is None else f"{shown} = {default:g}"
 
 
 def _print_library(path: Path, manifest: dict[str, Any]) -> None:
@@ -323,7 +344,7 @@ def _print_library(path: Path, manifest: dict[str, Any]) -> None:
     functions = manifest["functions"]
     size = path.stat().st_size / 1024
     click.echo(
-        f"{path}: {len(functions)} functions, {size:.0f} KiB, for {target['kind']} level "
+        f"{path}: {_count(len(functions), 'function')}, {size:.0f} KiB, for {target['kind']} level "
         f"{target['level']}; blockscale {manifest['blockscale']}, built {built.get('date', '?')}"
     )
     if target["features"]:
@@ -368,7 +389,7 @@ def _print_tuned(
         table.add_row(tag, f"{default:.1f}", f"{best:.1f}", ratio, str(result.failed[tag]))
     _console().print(table)
     if logs_dir is not None:
-        click.echo(f"committed {len(improved)} improved workloads to {logs_dir}")
+        click.echo(f"committed {_count(len(improved), 'improved workload')} to {logs_dir}")
 
 
 if __name__ == "__main__":

@@ -184,10 +184,10 @@ class Function:
                 if params[i].output
             ),
             spans=tuple(
-                (i, tensors.address_of(d), params[i].alignment - 1, size)
+                (i, tensors.address_of(d), params[i].itemsize - 1, size)
                 for i, d in present
                 if (size := numel(shape[i]) * params[i].itemsize)
-                and (overlaps or params[i].alignment > 1)
+                and (overlaps or params[i].itemsize > 1)
             ),
             overlaps=overlaps,
             views=tuple(i for i, d in present if d.dtype != params[i].dtype),
@@ -207,13 +207,11 @@ class Function:
         if (index, shape) not in self._constants:
             param = self.params[index]
             assert param.default is not None, "check_one refuses None without a default"
-            self._constants[index, shape] = tensors.constant(
-                shape, param.dtype, param.default, param.alignment
-            )
+            self._constants[index, shape] = tensors.constant(shape, param.dtype, param.default)
         return self._constants[index, shape]
 
     def _allocator(self, param: Param, shape: tuple[int, ...], is_torch: bool) -> Callable[[], Any]:
-        if is_torch:  # torch aligns to 64 bytes
+        if is_torch:
             torch = tensors.torch_module()
             assert torch is not None, "an argument is a torch tensor"
             empty, cpu = torch.empty, torch.device("cpu")  # whatever the default device is
@@ -223,7 +221,7 @@ class Function:
             dtype = tensors.numpy_dtype(param.dtype)
         except TypeError as error:
             raise TypeError(f"{self.name}: {param.name} is to be bfloat16, but {error}") from None
-        return lambda: tensors.empty_numpy(shape, dtype, param.alignment)
+        return lambda: np.empty(shape, dtype)
 
     def _misaligned(self, index: int, alignment: int, address: int) -> ValueError:
         name = self.params[index].name

@@ -143,21 +143,9 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(ml_dtypes.bfloat16)
 
 
-def empty_numpy(shape: tuple[int, ...], dtype: np.dtype[Any], align: int) -> np.ndarray[Any, Any]:
-    """Return an uninitialised array whose first element lies at a multiple of ``align`` bytes."""
-    if align <= 16:  # what malloc guarantees
-        return np.empty(shape, dtype)
-    size = numel(shape) * dtype.itemsize
-    raw = np.empty(size + align, np.uint8)
-    start = -_numpy_address(raw) % align
-    return raw[start : start + size].view(dtype).reshape(shape)
-
-
-def constant(shape: tuple[int, ...], dtype: str, value: float, align: int) -> tvm_ffi.Tensor:
-    """Return a tensor filled with ``value``, at a multiple of ``align`` bytes."""
-    array = empty_numpy(shape, numpy_dtype(dtype), align)
-    array.fill(value)
-    return pass_numpy(array)
+def constant(shape: tuple[int, ...], dtype: str, value: float) -> tvm_ffi.Tensor:
+    """Return a tensor filled with ``value``."""
+    return pass_numpy(np.full(shape, value, numpy_dtype(dtype)))
 
 
 class _Capsule(ctypes.Structure):

@@ -20,11 +20,6 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 4e-3, "float16": 2e-3}  # see test_lin
 GUARD = 64
 
 
-def runs(level):
-    """Return whether this machine runs code of ``level``."""
-    return host.features().issuperset(host.required_features(level))
-
-
 def needs(level):
     """Skip the test where the machine lacks what ``level`` needs, and say what."""
     missing = sorted(set(host.required_features(level)) - host.features())

@@ -17,19 +17,13 @@ import click
 from rich.console import Console
 from rich.progress import track
 
+from blockscale import logs
 from blockscale.errors import LibraryError, LinkError
 from blockscale.tuning.records import LogError
 
 from . import files, tables
 
 NAME = "minilm-nvfp4"
-
-
-def committed_logs() -> Path:
-    """Return the folder of the logs that come with the package."""
-    from blockscale import tuning_logs
-
-    return Path(next(iter(tuning_logs.__path__)))
 
 
 class Demo:
@@ -80,7 +74,7 @@ class Demo:
         from blockscale.tune import tune
 
         found = tune(
-            self.specs, seconds=self.seconds, work_dir=self.work, seed_logs=[committed_logs()]
+            self.specs, seconds=self.seconds, work_dir=self.work, seed_logs=[logs.committed()]
         )
         search = {"history": found.history, "best": found.best, "default": found.default}
         self.console.print(f"  {tables.search(search)}")
@@ -90,8 +84,8 @@ class Demo:
         """Build the library from this machine's trials, then from the committed logs."""
         from blockscale.build import build
 
-        logs = [path for path in (self.work, committed_logs()) if path.is_dir()]
-        build(self.specs, self.library, logs_dirs=logs, meta={"model": NAME})
+        dirs = [path for path in (self.work, logs.committed()) if path.is_dir()]
+        build(self.specs, self.library, logs_dirs=dirs, meta={"model": NAME})
         self.console.print(f"  wrote {self.library}, {self.library.stat().st_size / 1024:.0f} KiB")
 
     def infer(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 from blockscale import host
 from blockscale.tuning import records
 from blockscale.tuning.records import Record
-from blockscale.tuning.store import Lock, folder_of, read_history
+from blockscale.tuning.store import Lock, folder_of, module_of, read_history
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -113,7 +113,7 @@ def _merge(log: _Log, source: Path, top_k: int) -> tuple[bool, dict[str, float]]
         old_entry = log.meta["workloads"].get(tag)
         stale = old_entry is not None and old_entry["workload"] != digest
         known = [] if stale else log.records.get(digest, [])
-        mod = _module(digest, work.modules[digest])
+        mod = module_of(digest, work.modules[digest])
         old = [r for r in known if replays(mod, r.trace)]
         before = min((r.us for r in old), default=math.inf)
         merged = _best(mod, old + new, top_k)
@@ -126,17 +126,10 @@ def _merge(log: _Log, source: Path, top_k: int) -> tuple[bool, dict[str, float]]
             better[tag] = merged[0].us
             lines = [line for line in history if line["workload"] == tag]
             log.meta["workloads"][tag] = entry | _summary(merged[0], lines)
-        else:  # a broken record may have been the best
+        elif tag in log.meta["workloads"]:  # a broken record may have been the best
             log.meta["workloads"][tag]["best_us"] = round(merged[0].us, 3)
     log.meta["workloads"] = dict(sorted(log.meta["workloads"].items()))
     return healed or bool(better), better
-
-
-def _module(digest: str, text: str) -> Any:
-    """Return the module that a database holds as text."""
-    from tvm.s_tir.meta_schedule.database import Workload
-
-    return Workload.from_json([digest, text]).mod
 
 
 def _best(mod: Any, found: list[Record], top_k: int) -> list[Record]:

@@ -72,6 +72,13 @@ def target_key(target: Any) -> str:
     return json.dumps(kept, sort_keys=True)
 
 
+def module_of(digest: str, text: str) -> Any:
+    """Return the module of a workload as a database has it."""
+    from tvm.s_tir.meta_schedule import database
+
+    return database.Workload.from_json([digest, text]).mod
+
+
 def folder_of(root: Path, op: str, level: str) -> Path:
     """Return ``root/<op>/cpu-<level>``."""
     return root / op / f"cpu-{level}"
@@ -122,14 +129,44 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         records.repair_tail(folder, say)
-        if (folder / records.WORKLOADS).exists() and (folder / records.RECORDS).exists():
-            self._known = records.read_records(folder)
-        else:
-            self._known = []
+        self._known = self._read()
         register_all()  # the database reads traces that name them
-        self._database = JSONDatabase(work_dir=str(folder))
+        try:
+            self._database = JSONDatabase(work_dir=str(folder))
+        except Exception:
+            if not self._set_aside(say):
+                raise
+            self._known = self._read()
+            self._database = JSONDatabase(work_dir=str(folder))
         with suppress(FileNotFoundError):
             self._cut_history()
+
+    def _read(self) -> list[records.Record]:
+        if (self.folder / records.WORKLOADS).exists() and (self.folder / records.RECORDS).exists():
+            return records.read_records(self.folder)
+        return []
+
+    def _set_aside(self, say: Callable[[str], None]) -> int:
+        """Move the records that no longer apply, with which no database opens, to another file."""
+        from blockscale.tuning.space import replays
+
+        path = self.folder / records.RECORDS
+        mods = [module_of(*item) for item in records.read_workloads(self.folder)]
+        kept, unfit = "", ""
+        for record in self._known:
+            line = record.to_line(record.workload) + "\n"
+            if replays(mods[record.workload], record.trace):
+                kept += line
+            else:
+                unfit += line
+        if not unfit:
+            return 0
+        with path.with_name(f"{records.RECORDS}.unfit").open("a") as file:
+            file.write(unfit)
+        records.write_atomically(path, kept)
+        count = unfit.count("\n")
+        say(f"{path}: {count} records no longer apply; kept in {records.RECORDS}.unfit")
+        return count
 
     def _cut_history(self) -> None:
         path = self.folder / HISTORY

@@ -25,7 +25,7 @@ _PR_SET_PDEATHSIG = 1
 _MAX_TURNED = 1e-3
 """Part of an output with ties that may differ from the default's: another order of sums turns them.
 
-Such are codes, and the candidate that a sweep chose.  Other outputs may differ by rounding alone."""
+Such are codes, and the candidate that a sweep chose.  Other outputs may differ by rounding only."""
 _RTOL = 2e-2
 """Two steps of bfloat16."""
 _FLOOR = 2e-3
@@ -215,7 +215,9 @@ def _differs(
         want = reference[name]
         if got.dtype.kind == "f":
             got, want = got.astype("float32"), want.astype("float32")  # float16 would overflow
-            size = np.where(np.isfinite(want), np.abs(want), 0).max(axis=-1, keepdims=True, initial=0)
+            size = np.where(np.isfinite(want), np.abs(want), 0).max(
+                axis=-1, keepdims=True, initial=0
+            )
             same = np.isclose(got, want, rtol=_RTOL, atol=_FLOOR * size, equal_nan=True)
             broken = int(np.sum(~np.isfinite(got) & ~same))
         else:
