@@ -1,6 +1,8 @@
 """Building: several kernels in one library, what its manifest says, and where it may be loaded."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,8 @@ from blockscale.build import build, committed_logs
 from blockscale.catalog import workloads
 from blockscale.runtime import LibraryError, open_library
 from blockscale.specs import Linear, Quantize, ScaleSweep, Spec, Swizzle
-from blockscale.tune import commit
+from blockscale.tune import commit, tune
+from blockscale.tuning import records
 from blockscale.tuning.store import Store, folder_of, target_of
 
 LINEAR = Linear(16, 32, dtype="bfloat16")
@@ -101,6 +104,29 @@ def test_trace_of_the_log_is_applied(tmp_path, monkeypatch, log_folder):
     hit = logs.find(TUNED, host.level(), [log_folder])
     assert list(seen) == [TUNED.tag]
     assert str(seen[TUNED.tag]) == str(hit.trace)
+
+
+def test_a_trace_that_no_longer_applies_is_replaced_by_tuning(tmp_path, log_folder, caplog):
+    """An intrinsic was renamed: the default schedule, with a warning, until it is tuned again."""
+    broken, level = tmp_path / "logs", host.level()
+    shutil.copytree(log_folder, broken)
+    path = folder_of(broken, TUNED.op, level) / records.RECORDS
+    text = path.read_text()
+    intrinsics = re.findall(r'"Tensorize",\[[^]]*\],\["(\w+)"', text)
+    for name in intrinsics or ["matmul"]:  # level "plain" has none: a block
+        text = text.replace(f'"{name}"', f'"gone_{name}"')
+    path.write_text(text)
+    contents = build([LINEAR], tmp_path / "one.so", logs_dirs=[broken])
+    assert f"{path}:1: passed over: the trace does not apply to {TUNED.tag}" in caplog.text
+    assert not contents["functions"][LINEAR.name]["buckets"][0]["tuned"]
+    function = open_library(tmp_path / "one.so").functions[LINEAR.name]
+    check(lambda *args: args[-1].numel() and function(*args), LINEAR, rows=1)
+    assert "does not replay" in str(logs.check([broken])[0])
+    options = {"trials": 2, "progress": False, "seed_logs": [broken]}
+    tune([TUNED], work_dir=tmp_path / "work", **options)
+    assert list(commit(tmp_path / "work", broken)) == [TUNED.tag]
+    assert logs.check([broken]) == []
+    assert logs.find(TUNED, level, [broken]) is not None
 
 
 def test_default_schedules_are_reported(tmp_path, caplog):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -37,10 +39,7 @@ def environment() -> dict[str, str]:
 
 def manifest() -> dict:
     spec = specs.Spec.parse(NAME)
-    params = [
-        {"name": p.name, "dtype": p.dtype, "shape": list(p.shape), "output": p.output}
-        for p in spec.params()
-    ]
+    params = [{**asdict(p), "shape": list(p.shape)} for p in spec.params()]
     buckets = [{"rows": 1, "tuned": True}, {"rows": 16, "tuned": False}]
     entry = {"spec": spec.to_json(), "params": params, "base": spec.base_name, "buckets": buckets}
     return {
@@ -68,6 +67,20 @@ def test_every_help_text_shows_an_example(monkeypatch, capsys, command):
     assert f"Example: blockscale {' '.join(command)}".strip() in " ".join(out.split())
 
 
+def test_the_example_of_the_group_runs_as_printed(monkeypatch, capsys, tmp_path):
+    _, out, _ = call(monkeypatch, capsys, "--help")
+    example = out.partition("Example: ")[2].partition("Options:")[0]
+    assert example.count("blockscale ") == 2
+    example = example.replace("384", "64").replace("--seconds 30", "--trials 5 --seconds 60")
+    example = example.replace("blockscale ", f"{shlex.quote(sys.executable)} -m blockscale.cli ")
+    done = subprocess.run(
+        ["sh", "-c", example], cwd=tmp_path, capture_output=True, text=True, env=environment()
+    )
+    assert done.returncode == 0, done
+    assert (tmp_path / "kernels.so").is_file()
+    assert "1 of 4" in done.stdout  # the first bucket of the first kernel at least
+
+
 @pytest.mark.parametrize("command", ["--help", "list", "inspect {library}", "inspect nowhere.so"])
 def test_commands_that_only_read_import_neither_tvm_nor_torch(library, command):
     code = (
@@ -87,10 +100,12 @@ def test_inspect_shows_functions_shapes_target_and_what_is_tuned(monkeypatch, ca
     code, out, _ = call(monkeypatch, capsys, "inspect", str(library))
     assert code == 0
     text = re.sub(r"[\s│]+", " ", out)
-    assert "1 functions" in text
+    assert "kernels.so: 1 function, " in text
     assert "level avx512" in text
     assert "needs the CPU features avx512f" in text
-    assert "x[rows, 64] float32, packed[64, 32] uint8" in text
+    assert "x[rows, 64] float32, packed[64, 32] uint8 (e2m1x2)" in text
+    assert "uint8 (e4m3)" in text
+    assert "global_scale[1] float32 = 1" in text
     assert "y[rows, 64] float32" in text
     assert "1 of 2" in text
 
@@ -145,7 +160,11 @@ def test_a_truncated_library_is_an_error(monkeypatch, capsys, library):
 
 def test_logs_check(monkeypatch, capsys, tmp_path):
     code, out, _ = call(monkeypatch, capsys, "logs", "check", str(tmp_path))
-    assert (code, out) == (0, f"{tmp_path}: all entries fit\n")
+    assert code == 1
+    assert out.splitlines() == [
+        f"{tmp_path}: has no entry; name a folder that holds <op>/cpu-<level>/meta.json",
+        f"{tmp_path}: 0 entries, 1 problem",
+    ]
     damaged = tmp_path / "linear" / "cpu-avx2"
     damaged.mkdir(parents=True)
     (damaged / "database_workload.json").write_text('["123", "trunc')
@@ -170,6 +189,7 @@ def test_tune_commits_and_prints_json(monkeypatch, capsys, tmp_path):
     command = [sys.executable, "-m", "blockscale.cli", "logs", "check", str(logs)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment())
     assert done.returncode == 0, done
+    assert re.fullmatch(rf"{logs}: (1 entry fits|\d+ entries fit)\n", done.stdout)
 
 
 def test_an_interrupted_tuning_says_what_was_saved(monkeypatch, capsys, tmp_path):

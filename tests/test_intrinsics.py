@@ -23,9 +23,11 @@ WIDE = ("avx512", "avx2", "plain")
 DTYPES = {"float32": np.float32, "int32": np.int32, "uint16": np.uint16, "uint8": np.uint8}
 
 PANELS = [
-    *(("avx512", "float32", depth, block) for depth in (16, 128) for block in (16, 32)),
-    *(("avx512", "bfloat16", depth, 16) for depth in (16, 128)),
-    *((level, "float32", d, block) for level in WIDE[1:] for d in (16, 64) for block in (16, 32)),
+    (level, compute, depth, block)
+    for level in WIDE
+    for compute in (("float32", "bfloat16") if level == "avx512" else ("float32",))
+    for depth in x86_panels.panel_depths(level)
+    for block in (16, 32)
 ]
 EXACT = [
     *((level, x86_rows.decode_row, (level,)) for level in WIDE),

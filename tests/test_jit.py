@@ -11,7 +11,7 @@ import torch
 import blockscale as bs
 from blockscale import host, jit, runtime
 from blockscale.build import build
-from blockscale.specs import Swizzle
+from blockscale.specs import Linear, Swizzle
 
 NAME = "swizzle_128x4"
 SCALE = torch.arange(60, dtype=torch.uint8).reshape(12, 5)
@@ -22,6 +22,7 @@ def builds(tmp_path, monkeypatch):
     """Return the list of builds; the cache is empty, nothing is loaded, nothing is remembered."""
     monkeypatch.setenv("BLOCKSCALE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(jit, "_FUNCTIONS", {})
+    monkeypatch.setattr(jit, "_REMEMBERED", {})
     monkeypatch.setattr(runtime, "_in_use", [])
     done = []
 
@@ -180,6 +181,22 @@ def test_library_loaded_later_comes_first(builds, tmp_path):
         libraries.append(bs.load(tmp_path / name))
         assert jit.function(Swizzle()) is libraries[-1].functions[NAME]
     swizzle()
+    assert len(builds) == 1
+
+
+def test_linear_remembers_its_kernel_until_a_library_is_loaded(builds, tmp_path):
+    """The short way of repeated calls does not go past a library that was loaded since."""
+    spec, packed = Linear(16, 16), torch.zeros(16, 8, dtype=torch.uint8)
+    scale = torch.zeros(16, 1, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    for _ in range(3):
+        assert not bs.linear(torch.ones(2, 16), packed, scale).any()
+    assert len(builds) == 1
+    build([spec], tmp_path / "kernels.so")
+    calls = []
+    bs.load(tmp_path / "kernels.so").functions[spec.name]._compiled = lambda *_: calls.append(1)
+    for _ in range(3):
+        bs.linear(torch.ones(2, 16), packed, scale)
+    assert len(calls) == 3
     assert len(builds) == 1
 
 

@@ -199,6 +199,63 @@ def test_a_damaged_log_is_an_error_with_file_line_and_remedy(committed, name, da
     assert name in problem.where
 
 
+def gone(root: Path, lines: int) -> None:
+    """Let the traces of the first records name a block that is not there."""
+    path = folder(root) / records.RECORDS
+    text = path.read_text().splitlines(keepends=True)
+    text[:lines] = [line.replace('"row_sum"', '"gone"') for line in text[:lines]]
+    path.write_text("".join(text))
+
+
+def test_a_record_that_does_not_apply_is_passed_over(committed, caplog):
+    gone(committed, 1)
+    assert logs.find(WORKLOAD, LEVEL, [committed]).us == pytest.approx(7.0)
+    [warning] = caplog.records
+    assert (warning.name, warning.levelname) == ("blockscale", "WARNING")
+    where = f"{folder(committed) / records.RECORDS}:1"
+    assert warning.message.startswith(f"{where}: passed over: the trace does not apply to ")
+    assert WORKLOAD.tag in warning.message
+    assert "Cannot find a block with the specified name" in warning.message
+    gone(committed, 3)
+    assert logs.find(WORKLOAD, LEVEL, [committed]) is None
+    assert logs.check([committed], from_meta)[0].where == where
+
+
+@pytest.mark.parametrize("lines", [1, 3])
+def test_a_commit_drops_records_that_do_not_apply(committed, tmp_path, lines):
+    gone(committed, lines)
+    record(tmp_path / "slow", [60.0])
+    better = commit(tmp_path / "slow", committed)
+    assert better == ({} if lines == 1 else {WORKLOAD.tag: pytest.approx(60.0)})
+    assert times(committed) == ([7.0, 8.0, 60.0] if lines == 1 else [60.0])
+    [entry] = records.read_meta(folder(committed))["workloads"].values()
+    assert entry["best_us"] == times(committed)[0]
+    assert logs.check([committed], from_meta) == []
+
+
+def test_a_commit_takes_no_record_that_does_not_apply(committed, tmp_path):
+    record(tmp_path / "new", [1.0, 4.0])
+    gone(tmp_path / "new", 1)
+    assert commit(tmp_path / "new", committed) == {WORKLOAD.tag: pytest.approx(4.0)}
+    assert times(committed) == [4.0, 7.0, 8.0]
+
+
+def test_a_work_folder_sets_records_aside_that_do_not_apply(tmp_path):
+    """With one of them MetaSchedule's database would not open."""
+    record(tmp_path, [9.0, 5.0, 7.0])
+    gone(tmp_path, 2)
+    said: list[str] = []
+    store = Store(folder(tmp_path), said.append)
+    _, known = store.open(WORKLOAD, LEVEL)
+    assert [r.us for r in known] == [pytest.approx(7.0)]
+    assert times(tmp_path) == [7.0]
+    aside = folder(tmp_path) / f"{records.RECORDS}.unfit"
+    assert aside.read_text().count('"gone"') >= 2
+    assert len(aside.read_text().splitlines()) == 2
+    [message] = said
+    assert "records that no longer apply: 2; moved to" in message
+
+
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
@@ -226,6 +283,14 @@ def test_check_wants_meta_json(committed):
     [problem] = logs.check([committed], from_meta)
     assert problem.where.endswith(records.META)
     assert "the file is missing" in problem.what
+
+
+def test_check_wants_entries(committed, tmp_path):
+    assert logs.entries(committed) == 1
+    for root in (folder(committed), folder(committed).parent):  # one or two folders too deep
+        [problem] = logs.check([root], from_meta)
+        assert problem.where == str(root)
+        assert "has no entry; name a folder that holds <op>/cpu-<level>/meta.json" in problem.what
 
 
 def test_check_of_a_folder_that_is_not_there(tmp_path):

@@ -145,6 +145,15 @@ def test_a_scale_that_underflows_is_one():
     assert got.tolist() == [0.0, 0.0]  # index 0; the first scale that is not 0 would give 1e-45
 
 
+def test_a_scale_of_zero_competes_as_one():
+    """At 1 the error of 0.75 is 0.25; at 0.7 it is 0.05, and at 0.5 it would be 0."""
+    x, candidates = torch.full((2, 16), 0.75), torch.tensor([0.0, 0.7])
+    got = bs.nvfp4_fp8_scale_sweep(x, torch.tensor(6.0), candidates=candidates)
+    same(got.numpy(), candidates[[1, 1]].numpy() * np.float32(6))
+    got = bs.nvfp4_fp8_scale_sweep(2 * x, torch.tensor(6.0), candidates=candidates)
+    assert got.tolist() == [0.0, 0.0]  # 1.5 is exact at 1
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
 def test_global_amax_of_any_float_type(dtype):
     """One element of any float type and shape; it is widened to float32."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,15 +14,17 @@ import time
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 from fake_workload import COLS, EXPORTER, FakeSpec, FakeWorkload
 
 from blockscale import host, logs
 from blockscale.tune import commit, tune
-from blockscale.tuning import records, task
+from blockscale.tuning import records, task, worker
 from blockscale.tuning.model import Search
 from blockscale.tuning.space import Space
 from blockscale.tuning.store import Lock, folder_of
+from blockscale.tuning.worker import Argument
 
 LEVEL = host.level()
 POINTS = 3 * 4
@@ -98,7 +102,7 @@ def test_the_history_on_disk_has_every_trial(tuned):
         ("crash", "build: crashed with SIGSEGV"),
         ("fault", "run: crashed with SIGSEGV"),
         ("hang", "build: timeout: killed after 2.0 s"),
-        ("wrong", "wrong result: 100.0% of 'y' differs from the default schedule's"),
+        ("wrong", "wrong result: 2 of 2 elements of 'y' differ from the default schedule's"),
     ],
 )
 def test_a_failing_candidate_is_counted_and_does_not_stop_the_tuning(tmp_path, trap, error):
@@ -215,6 +219,114 @@ def test_damage_in_the_middle_is_an_error_that_names_the_line(tuned, tmp_path):
 def test_two_tuners_do_not_share_a_work_folder(tmp_path):
     with Lock(tmp_path, "tuning"), pytest.raises(RuntimeError, match=f"process {os.getpid()} is"):
         run(small(), tmp_path)
+
+
+def test_a_folder_that_cannot_be_locked_says_so(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(RuntimeError, match=r"cannot be locked \(No locks available\); use one on"):
+        Lock(tmp_path, "tuning")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_without_its_default_a_workload_is_given_up(tuned, tmp_path, capfd, known):
+    """Known from an earlier session, it runs for its outputs; a queued seed must not be those."""
+    commit(tuned[0], tmp_path / "logs")
+    if known:
+        run(small(), tmp_path / "work", trials=1)
+    options = {"seed_logs": [tmp_path / "logs"], "exporter": "fake_workload:export_no_default"}
+    result = run(small(), tmp_path / "work", **options)
+    assert [line["kind"] for line in result.history] == ([] if known else ["default"])
+    message = f"{small().tag}: not tuned, since its default schedule failed"
+    assert capfd.readouterr().err.count(message) == 1
+
+
+def argument(name, dtype="float32", storage=None):
+    return Argument(name, dtype, (128, 1536), True, storage)
+
+
+def differs(got, want, of=None):
+    of = of or argument("y")
+    return worker._differs({of.name: got}, {of.name: want}, {of.name} if of.has_ties else set())
+
+
+@pytest.fixture(scope="module")
+def product():
+    """Return a matrix with elements that cancel, and the same with another rounding."""
+    rng = np.random.default_rng(0)
+    want = (rng.standard_normal((128, 1536)) * np.exp2(rng.integers(-9, 9, (128, 1)))).astype("f4")
+    noise = rng.uniform(-1e-3, 1e-3, want.shape) * np.abs(want).max(axis=1, keepdims=True)
+    return want, (want + noise).astype("f4")
+
+
+def test_rounding_is_no_difference(product):
+    want, got = product
+    assert differs(got, want) is None
+    assert differs(got.astype("float16"), want.astype("float16")) is None
+    assert differs(want[:, :0], want[:, :0]) is None
+    spoilt = want.copy()
+    spoilt[3, 4] = np.nan  # both
+    assert differs(spoilt, spoilt) is None
+
+
+@pytest.mark.parametrize("column", [0, 1535])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, 0.0, "half"])
+def test_one_wrong_column_is_found(product, column, wrong):
+    """It is less than a thousandth of the output."""
+    want, got = product[0], product[0].copy()
+    got[:, column] = want[:, column] / 2 if wrong == "half" else wrong
+    assert re.match(r"wrong result: 1\d\d of 196608 elements of 'y'", differs(got, want))
+
+
+def test_a_small_row_is_compared_by_its_own_size(product):
+    want, got = product[0], product[0].copy()
+    row = np.abs(want).max(axis=1).argmin()
+    got[row] = -want[row]
+    assert differs(got, want) is not None
+
+
+@pytest.mark.parametrize(
+    ("of", "allowed"),
+    [
+        (argument("packed", "uint8", "e2m1x2"), True),
+        (argument("block_scale", "uint8", "e4m3 128x4"), True),
+        (argument("out", "uint8", "byte 128x4"), False),
+        (argument("best_amax"), True),
+        (argument("out"), False),
+    ],
+)
+def test_ties_may_turn_in_codes_and_sweeps_only(of, allowed):
+    want = np.ones((128, 1536), of.dtype)
+    got = want.copy()
+    got[0, :128] = 3
+    assert (differs(got, want, of) is None) is allowed
+    got[1, :128] = 3  # more than a thousandth
+    assert differs(got, want, of) is not None
+
+
+def test_a_nan_is_no_tie():
+    want = np.ones((128, 1536), "float32")
+    got = want.copy()
+    got[5, 5] = np.nan
+    assert "1 of 196608 elements of 'best_amax'" in differs(got, want, argument("best_amax"))
+
+
+def test_the_reference_is_written_as_a_whole(tmp_path, monkeypatch):
+    path = tmp_path / "w.npz"
+    worker._write(path, {"y": np.ones(3)})
+    assert [p.name for p in tmp_path.iterdir()] == ["w.npz"]
+    path.unlink()
+
+    def torn(file, **_):
+        file.write(b"PK")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(np, "savez", torn)
+    with pytest.raises(OSError, match="disk full"):
+        worker._write(path, {"y": np.ones(3)})
+    assert not path.exists()
 
 
 def test_a_level_that_this_machine_lacks_is_refused(tmp_path, monkeypatch):

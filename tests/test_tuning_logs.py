@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import reference as ref
+import torch
+from helpers import random_matrix, tensor
+from kernels import call, check, check_linear, compiled, needs
+from test_scale_sweep import judge
 
 from blockscale import catalog, host, logs
-from blockscale.build import committed_logs
+from blockscale.logs import committed as committed_logs
 from blockscale.specs import Spec
 
 FOLDERS = sorted(path.parent for path in committed_logs().glob("*/*/meta.json"))
@@ -51,6 +57,48 @@ def test_changed_ir_misses():
     """Another shape is another workload: the look-up does not answer with a neighbour's trace."""
     workload = catalog.workloads(Spec.parse("linear_nvfp4_n384_k400_f32"))[0]
     assert logs.find(workload, "avx512bf16", [committed_logs()]) is None
+
+
+def kernels():
+    """Yield every spec with a committed log, with the level of the log."""
+    found = {}
+    for folder in FOLDERS:
+        meta = json.loads((folder / "meta.json").read_text())
+        for entry in meta["workloads"].values():
+            spec = Spec.from_json(entry["spec"])
+            found[meta["level"], spec.name] = pytest.param(
+                meta["level"], spec, id=f"{meta['level']}-{spec.name}"
+            )
+    return found.values()
+
+
+def check_sweep(kernel, spec):
+    """As `test_scale_sweep.judge`: rounding decides between candidates that are equally good."""
+    x = tensor(random_matrix((64, 64 * spec.block_size), "nvfp4", 0, spread=3), spec.dtype)
+    g, candidates = float(x.abs().max()), ref.fp8_scale_candidates()
+    x = x.reshape(-1, spec.block_size)
+    inputs = [x, tensor([g]), torch.from_numpy(candidates)]
+    [best] = call(kernel, inputs, [torch.empty(len(x))])
+    index = np.argmax(best.numpy()[:, None] == candidates * np.float32(g), axis=1)
+    wrong = judge(index, x, g, spec.block_size)
+    assert wrong == 0 or spec.dtype != "float32"
+
+
+@pytest.mark.parametrize(("level", "spec"), list(kernels()))
+def test_committed_traces_compute_the_right_numbers(level, spec):
+    """What `blockscale build` exports, on both sides of every bucket's limit."""
+    needs(level)
+    hits = {w.tag: logs.find(w, level, [committed_logs()]) for w in catalog.workloads(spec)}
+    traces = {tag: hit.trace for tag, hit in hits.items() if hit is not None}
+    assert traces
+    kernel = compiled(spec, level, traces)
+    if spec.op == "linear":
+        for rows in (1, 5) if spec.n * spec.k > 1 << 22 else (1, 4, 5, 48, 49):
+            check_linear(kernel, spec, rows)
+    elif spec.op == "scale_sweep":
+        check_sweep(kernel, spec)
+    else:
+        check(kernel, spec)
 
 
 def test_check_finds_nothing():

@@ -165,7 +165,7 @@ class Store:
             file.write(unfit)
         records.write_atomically(path, kept)
         count = unfit.count("\n")
-        say(f"{path}: {count} records no longer apply; kept in {records.RECORDS}.unfit")
+        say(f"{path}: records that no longer apply: {count}; moved to {records.RECORDS}.unfit")
         return count
 
     def _cut_history(self) -> None:
