@@ -103,10 +103,11 @@ def test_inspect_shows_functions_shapes_target_and_what_is_tuned(monkeypatch, ca
     assert "kernels.so: 1 function, " in text
     assert "level avx512" in text
     assert "needs the CPU features avx512f" in text
-    assert "x[rows, 64] float32, packed[64, 32] uint8 (e2m1x2)" in text
-    assert "uint8 (e4m3)" in text
-    assert "global_scale[1] float32 = 1" in text
-    assert "y[rows, 64] float32" in text
+    rows = [line.split("│")[2].strip() for line in out.splitlines() if line.startswith("│")]
+    assert " ".join(rows) == (
+        "x[rows, 64] float32, packed[64, 32] uint8 (e2m1x2), block_scale[64, 4] uint8 (e4m3), "
+        "global_scale[1] float32 = 1, bias[64] float32 = 0 -> y[rows, 64] float32"
+    )
     assert "1 of 2" in text
 
 
