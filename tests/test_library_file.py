@@ -2,6 +2,7 @@
 
 import struct
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -227,12 +228,29 @@ def test_replaced_file_is_loaded_anew(tmp_path):
     assert str(path.stat().st_ino) in mapped, "the old code runs under the new manifest"
 
 
-def test_overwritten_file_is_refused(tmp_path):
-    path = variant(tmp_path / "kernels.so", edit("meta", {"n": 1}))
+OVERWRITE = """
+import os, sys
+from pathlib import Path
+from blockscale.errors import LibraryError
+from blockscale.runtime import load
+path = Path(sys.argv[1])
+load(path)
+path.write_bytes(Path(sys.argv[2]).read_bytes())
+try:
     load(path)
-    variant(path, edit("meta", {"n": 2}))
-    with pytest.raises(LibraryError, match="was overwritten in place after this process had"):
-        load(path)
+except LibraryError as error:
+    print(error, flush=True)
+os._exit(0)  # the mapped pages are gone: not even the library's own exit code can run
+"""
+
+
+def test_overwritten_file_is_refused(tmp_path):
+    """In a process of its own: truncating a loaded file takes its memory away."""
+    path = variant(tmp_path / "kernels.so", edit("meta", {"n": 1}))
+    other = variant(tmp_path / "other.so", edit("meta", {"n": 2}))
+    command = [sys.executable, "-c", OVERWRITE, str(path), str(other)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "was overwritten in place after this process had" in done.stdout
 
 
 def test_only_kernels_are_exported():
