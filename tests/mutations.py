@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("tir/*.py", "tir/intrin/*.py", "schedules/*.py", "blockscale/*.py")
 IGNORED = shutil.ignore_patterns(".*", "__pycache__", "typings", "build", "dist", "*.so")
-TIMEOUT_S = 600
+TIMEOUT_S = 300
 
 
 def mutations() -> Iterator[tuple[list[str], str, str]]:
