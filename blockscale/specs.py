@@ -9,6 +9,7 @@ tvm nor torch, so that the process that only *calls* kernels can name and check 
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal
@@ -58,24 +59,24 @@ def _check_positive(where: str, name: str, value: object) -> None:
         )
 
 
-class Spec:
+class Spec(ABC):
     """Base of all specs; subclasses are frozen dataclasses of plain values."""
 
     op: ClassVar[str]
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """Exported symbol, for example ``linear_nvfp4_n384_k384_bf16``."""
-        raise NotImplementedError  # pragma: no cover - every subclass has one
 
     @property
     def base_name(self) -> str:
         """The name without its activation dtype: the overload set that it belongs to."""
         return re.sub(r"_(f32|bf16|f16)$", "", self.name)
 
+    @abstractmethod
     def params(self) -> tuple[Param, ...]:
         """Parameters in the order of the exported function: inputs, then outputs."""
-        raise NotImplementedError  # pragma: no cover - every subclass has one
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object from which `from_json` makes an equal spec."""

@@ -143,8 +143,7 @@ def test_measured_tables_are_those_of_the_results():
 
     section = TEXT.split("<!-- bench:start -->")[1].split("<!-- bench:end -->")[0].strip()
     source = re.search(r"\]\((bench/results/\S+\.json)\)", section)
-    if source is None:
-        pytest.skip("README.md has no measured table yet; see `python -m bench.readme --help`")
+    assert source is not None, "README.md names no results; see `python -m bench.readme --help`"
     results = readme.read(ROOT / source[1], readme.FORMAT)
     assert section == readme.bench_section(results, source[1]).strip()
 
