@@ -99,5 +99,8 @@ def test_bad_input():
     class Unknown(Spec):
         name = "unknown"
 
+        def params(self):
+            return ()
+
     with pytest.raises(TypeError, match=r"Unknown has no TensorIR; add its op to catalog\.py"):
         Workload(Unknown(), catalog.COPY_BUCKETS[0].rows).mod("plain")

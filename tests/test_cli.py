@@ -215,6 +215,8 @@ def test_ctrl_c_exits_130_and_keeps_the_trials(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # a shell's background job ignores SIGINT, and its children would inherit that
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     path = tmp_path / "linear" / f"cpu-{host.level()}" / "database_tuning_record.json"
     deadline = time.monotonic() + 100
