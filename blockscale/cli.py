@@ -1,4 +1,4 @@
-"""The ``blockscale`` command: tune, build, inspect, logs check, list.
+"""The ``blockscale`` command: tune, build, inspect, emulate, logs check, list.
 
 Only ``tune``, ``build`` and ``logs check`` import tvm.
 """
@@ -26,6 +26,7 @@ except ModuleNotFoundError as missing:
     ) from None
 
 from blockscale import __version__, host, specs
+from blockscale.cli_emulate import emulate
 
 if TYPE_CHECKING:
     from blockscale.tune import TuneResult
@@ -262,8 +263,11 @@ def list_names(as_json: bool) -> None:
     )
 
 
+cli.add_command(emulate)
+
+
 def main() -> None:
-    """Run the command line; exit code 1: logs have problems, 2: an error, 130: Ctrl-C."""
+    """Run the command line; exit code 1: bad logs or a bad kernel, 2: an error, 130: Ctrl-C."""
     arguments = sys.argv[1:]
     try:
         status = cli.main(arguments, prog_name="blockscale", standalone_mode=False)

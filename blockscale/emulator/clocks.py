@@ -1,0 +1,257 @@
+"""Happens-before by vector clocks: which access of shared memory or TMEM is ordered after which.
+
+Agents of a cluster: its warps (generic proxy), then one agent per warp for cp.async, one per warp for
+tcgen05.st, one per CTA for its tensor pipe (tcgen05.mma, .cp and .shift run in order), then one per bulk
+copy in flight.  ``know[c, a, b]`` is the last clock of agent b that agent a of cluster c has synchronised
+with; ``fenced`` is the same for what a's asynchronous operations may see (PTX ISA 8: memory consistency
+model, and 9.7.13 fence.proxy): it takes over `know` at every fence.proxy.async.
+
+Races found this way do not depend on the order in which the emulator happens to run warps.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+NEVER = -1
+OWN = np.iinfo(np.int32).max
+
+
+class Clocks:
+    """The vector clocks of every resident cluster."""
+
+    def __init__(self, clusters: int, warps: int, ctas: int) -> None:
+        self.warps = warps
+        self.cp_async = warps
+        self.tcgen05_st = 2 * warps
+        self.tensor = 3 * warps
+        self.bulk = 3 * warps + ctas
+        self.agents = self.bulk + 16
+        shape = (clusters, self.agents, self.agents)
+        self.know = np.zeros(shape, np.int32)
+        self.fenced = np.zeros(shape, np.int32)
+        self.used = [self.bulk] * clusters
+        for cluster in range(clusters):
+            self.reset(cluster)
+
+    def reset(self, cluster: int) -> None:
+        """Make cluster slot `cluster` new: nobody knows anything but his own beginning."""
+        self.know[cluster] = 0
+        self.fenced[cluster] = 0
+        diagonal = np.arange(self.agents)
+        self.know[cluster, diagonal, diagonal] = 1
+        self.used[cluster] = self.bulk
+
+    def grow(self) -> None:
+        """Double the room for bulk copies in flight."""
+        old, self.agents = self.agents, self.agents + max(16, self.agents - self.bulk)
+        for name in ("know", "fenced"):
+            array = getattr(self, name)
+            new = np.zeros((array.shape[0], self.agents, self.agents), np.int32)
+            new[:, :old, :old] = array
+            setattr(self, name, new)
+        extra = np.arange(old, self.agents)
+        self.know[:, extra, extra] = 1
+
+    def vector(self, cluster: int, agent: int) -> np.ndarray:
+        """Return a copy of what `agent` knows."""
+        return self.know[cluster, agent].copy()
+
+    def release(self, cluster: int, agents: np.ndarray | int) -> None:
+        """Begin a new epoch of `agents`: what they do from now on is not covered by what they gave away."""
+        self.know[cluster, agents, agents] += 1
+
+    def join(self, cluster: int, agent: int | np.ndarray, vector: tuple[np.ndarray, np.ndarray]) -> None:
+        """Let `agent` know all that `vector` (know, fenced) knows."""
+        size = vector[0].shape[-1]
+        mine = self.know[cluster, agent, :size]
+        self.know[cluster, agent, :size] = np.maximum(mine, vector[0])
+        mine = self.fenced[cluster, agent, :size]
+        self.fenced[cluster, agent, :size] = np.maximum(mine, vector[1])
+
+    def both(self, cluster: int, agent: int | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return copies of (know, fenced) of `agent`; of several agents: their union."""
+        know, fenced = self.know[cluster, agent], self.fenced[cluster, agent]
+        if know.ndim == 2:
+            return know.max(0), fenced.max(0)
+        return know.copy(), fenced.copy()
+
+    def fence(self, cluster: int, agents: np.ndarray | int) -> None:
+        """fence.proxy.async: what `agents` know, their asynchronous operations may see from now on."""
+        self.fenced[cluster, agents] = self.know[cluster, agents]
+        self.release(cluster, agents)
+
+    def claim(self, cluster: int, know: np.ndarray) -> tuple[int, int]:
+        """Return (agent, clock) for a new bulk copy whose issuer knows `know`."""
+        for agent in range(self.bulk, self.used[cluster]):
+            last = self.know[cluster, agent, agent]
+            if agent < know.shape[0] and know[agent] >= last:
+                self.know[cluster, agent, agent] = last + 1
+                return agent, int(last + 1)
+        agent = self.used[cluster]
+        if agent >= self.agents:
+            self.grow()
+        self.used[cluster] += 1
+        self.know[cluster, agent, agent] = 1
+        return agent, 1
+
+
+def union(
+    a: tuple[np.ndarray, np.ndarray] | None, b: tuple[np.ndarray, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the union of two (know, fenced) vectors, which may differ in length."""
+    if a is None:
+        return b[0].copy(), b[1].copy()
+    if a[0].shape == b[0].shape:
+        return np.maximum(a[0], b[0]), np.maximum(a[1], b[1])
+    size = max(a[0].shape[0], b[0].shape[0])
+    out = []
+    for x, y in zip(a, b, strict=True):
+        new = np.zeros(size, np.int32)
+        new[: x.shape[0]] = x
+        np.maximum(new[: y.shape[0]], y, out=new[: y.shape[0]])
+        out.append(new)
+    return out[0], out[1]
+
+
+class Shadow:
+    """Who wrote and who read each cell of a memory last, and at which clock.
+
+    `check_write` and `check_read` return None or (kind, index into the cells, agent, line) of the first
+    conflict; kinds: "write-write", "read-write" (a read that this write does not wait for),
+    "write-read", "proxy" (ordered, but no fence.proxy.async between), "uninitialised".
+    """
+
+    def __init__(self, cells: int) -> None:
+        self.cells = cells
+        self.w_agent = np.full(cells, NEVER, np.int16)
+        self.w_clock = np.zeros(cells, np.int32)
+        self.w_line = np.zeros(cells, np.int32)
+        self.rows = np.full(0, NEVER, np.int16)  # agent -> row of r_clock
+        self.readers: list[int] = []
+        self.r_clock = np.zeros((0, cells), np.int32)
+        self.r_line = np.zeros(cells, np.int32)
+        self.dirty = np.zeros(cells, bool)  # initialised
+
+    def reset(self, cells: slice) -> None:
+        """Forget everything about `cells`."""
+        self.w_agent[cells] = NEVER
+        self.w_clock[cells] = 0
+        self.r_clock[:, cells] = 0
+        self.dirty[cells] = False
+
+    def row(self, agents: np.ndarray | int) -> np.ndarray | int:
+        """Return the rows of r_clock of `agents`, made where missing."""
+        top = int(np.max(agents))
+        if top >= self.rows.shape[0]:
+            self.rows = np.concatenate([self.rows, np.full(top + 1 - self.rows.shape[0], NEVER, np.int16)])
+        rows = self.rows[agents]
+        if np.min(rows) < 0:
+            for agent in np.unique(agents):
+                if self.rows[agent] < 0:
+                    self.rows[agent] = len(self.readers)
+                    self.readers.append(int(agent))
+            if len(self.readers) > self.r_clock.shape[0]:
+                more = max(4, len(self.readers) - self.r_clock.shape[0])
+                self.r_clock = np.concatenate([self.r_clock, np.zeros((more, self.cells), np.int32)])
+            rows = self.rows[agents]
+        return rows
+
+    def read(
+        self,
+        cells: np.ndarray,
+        agent: np.ndarray | int,
+        know: np.ndarray,
+        clock: np.ndarray | int,
+        line: int,
+        *,
+        rows: np.ndarray | None = None,
+        fenced: np.ndarray | None = None,
+        generic: int = 0,
+    ) -> tuple[str, int, int, int] | None:
+        """Record a read of `cells` by `agent`(s); see the class.
+
+        `know` is [A], or [W, A] with the row of each cell in `rows`; `agent` and `clock` go with the
+        cells.  `fenced` is given by asynchronous operations: writers below `generic` must be in it too.
+        """
+        found = self._after_writer(cells, agent, know, "write-read", rows, fenced, generic)
+        row = self.row(agent)
+        self.r_clock[row, cells] = clock
+        self.r_line[cells] = line
+        return found
+
+    def _after_writer(
+        self,
+        cells: np.ndarray,
+        agent: np.ndarray | int,
+        know: np.ndarray,
+        kind: str,
+        rows: np.ndarray | None,
+        fenced: np.ndarray | None,
+        generic: int,
+    ) -> tuple[str, int, int, int] | None:
+        writer, clock = self.w_agent[cells], self.w_clock[cells]
+        bad = clock > _look(know, writer, rows)
+        bad &= writer != agent
+        if bad.any():
+            at = int(np.flatnonzero(bad)[0])
+            return kind, at, int(writer[at]), int(self.w_line[cells[at]])
+        if fenced is not None:
+            bad = (clock > _look(fenced, writer, rows)) & (writer < generic) & (writer >= 0)
+            if bad.any():
+                at = int(np.flatnonzero(bad)[0])
+                return "proxy", at, int(writer[at]), int(self.w_line[cells[at]])
+        return None
+
+    def write(
+        self,
+        cells: np.ndarray,
+        agent: np.ndarray | int,
+        know: np.ndarray,
+        clock: np.ndarray | int,
+        line: int,
+        *,
+        rows: np.ndarray | None = None,
+        fenced: np.ndarray | None = None,
+        generic: int = 0,
+    ) -> tuple[str, int, int, int] | None:
+        """Record a write; see `read`."""
+        found = self._after_writer(cells, agent, know, "write-write", rows, fenced, generic)
+        if found is None and self.readers:
+            found = self._after_readers(cells, agent, know, rows)
+        self.w_agent[cells] = agent
+        self.w_clock[cells] = clock
+        self.w_line[cells] = line
+        self.dirty[cells] = True
+        return found
+
+    def _after_readers(
+        self, cells: np.ndarray, agent: np.ndarray | int, know: np.ndarray, rows: np.ndarray | None
+    ) -> tuple[str, int, int, int] | None:
+        who = np.asarray(self.readers)
+        last = self.r_clock[: len(self.readers)][:, cells]  # [readers, cells]
+        if not last.any():
+            return None
+        known = _wide(know, int(who.max()) + 1)[..., who]
+        known = known[:, None] if rows is None else known[rows].T
+        bad = (last > known) & (who[:, None] != np.asarray(agent))
+        if not bad.any():
+            return None
+        row, at = np.argwhere(bad)[0]
+        return "read-write", int(at), int(who[row]), int(self.r_line[cells[at]])
+
+
+def _wide(know: np.ndarray, size: int) -> np.ndarray:
+    """Return `know` with at least `size` agents; those that were added later are unknown (0)."""
+    if know.shape[-1] >= size:
+        return know
+    wide = np.zeros((*know.shape[:-1], size), np.int32)
+    wide[..., : know.shape[-1]] = know
+    return wide
+
+
+def _look(know: np.ndarray, agents: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
+    """Return know[agents], or know[rows, agents]."""
+    agents = agents.astype(np.intp)
+    know = _wide(know, int(agents.max(initial=0)) + 1)
+    return know[agents] if rows is None else know[rows, agents]

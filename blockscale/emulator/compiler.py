@@ -1,0 +1,303 @@
+"""Units to Python: straight-line code over register rows, compiled once per unit and kept.
+
+A unit becomes two functions of (gang, mask): one for the case that every lane takes part, which writes
+straight into register rows, and one that writes under the mask.  Scalar instructions are calls of
+NumPy functions (`alu`); everything else is a handler (`ops`), a closure over its operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import alu, ops
+from .errors import Place, PtxError
+from .parser import literal_bits
+from .syntax import Imm, Instr, Not, Operand, Pair, Reg, Sink, Special, Sym, Vec
+
+if TYPE_CHECKING:
+    from .machine import Machine
+    from .program import Program, Unit
+
+Getter = Callable[[Any], Any]
+KINDS = {"p": "p", "1": "u1", "2": "u2", "4": "u4", "8": "u8"}
+
+
+class Compiler:
+    """Makes the functions of one program on one machine."""
+
+    def __init__(self, program: Program, machine: Machine) -> None:
+        self.program = program
+        self.machine = machine
+        self.names: dict[str, Any] = {}
+
+    # operands ---------------------------------------------------------------------------------
+    def reg(self, op: Operand) -> tuple[str, int]:
+        """Return the (class, row) of a register operand."""
+        if not isinstance(op, Reg):
+            raise PtxError(f"{op} where the instruction wants a register")
+        try:
+            return self.program.regs[op.name]
+        except KeyError:
+            raise PtxError(f"register {op.name} is not declared") from None
+
+    def constant(self, value: Any) -> str:
+        """Return the name of a constant of the generated code."""
+        name = f"k{len(self.names)}"
+        self.names[name] = value
+        return name
+
+    def source_text(self, op: Operand, dtype: str) -> str:
+        """Return an expression for operand `op` as NumPy `dtype`."""
+        if isinstance(op, Not):
+            return f"~{self.source_text(op.item, dtype)}"
+        if isinstance(op, Imm):
+            return self.constant(immediate(op, dtype))
+        if isinstance(op, Reg):
+            cls, row = self.reg(op)
+            if cls == "16":
+                raise PtxError(f"{op.name} is a 128-bit register, which this instruction does not take")
+            if cls == "p" or dtype == "?":
+                if cls != "p" or dtype != "?":
+                    raise PtxError(f"{op.name} is {'not ' if cls != 'p' else ''}a predicate")
+                return f"g.p[{row}]"
+            if int(dtype[1]) == int(cls):
+                return f"g.{dtype}[{row}]"
+            if int(dtype[1]) > int(cls):
+                raise PtxError(f"{op.name} is narrower than the instruction's type")
+            return f"g.u{cls}[{row}].astype({self.constant(np.dtype('u' + dtype[1]))}).view({self.constant(np.dtype(dtype))})"
+        if isinstance(op, Special):
+            name = self.constant(op.name)
+            if dtype == "u4" or dtype == "i4":
+                return f"g.special({name})" + ("" if dtype == "u4" else ".view('i4')")
+            return f"g.special({name}).astype('u{dtype[1]}')"
+        if isinstance(op, Sym):
+            space, offset = self.place(op)
+            if space == "shared":
+                text = f"(g.rank_bits + {self.constant(np.uint32(offset))})"
+                return text if dtype[1] == "4" else f"{text}.astype('{dtype}')"
+            return self.constant(np.dtype("u" + dtype[1]).type(offset & ((1 << 8 * int(dtype[1])) - 1)))
+        raise PtxError(f"operand {op} is not understood here")
+
+    def place(self, op: Sym) -> tuple[str, int]:
+        """Return the space and the offset of a variable."""
+        place = self.program.places.get(op.name) or self.machine.places.get(op.name)
+        if place is None:
+            raise PtxError(f"{op.name} is not a variable of this module")
+        return place[0], place[1] + op.offset
+
+    def source(self, op: Operand, dtype: str) -> Getter:
+        """Return a function of the gang that gives operand `op` as `dtype` (array or scalar)."""
+        text = self.source_text(op, dtype)
+        return eval(f"lambda g: {text}", self.names)  # noqa: S307: our own text
+
+    def lanes_source(self, op: Operand, dtype: str) -> Getter:
+        """Like `source`, but always an array over the lanes."""
+        get = self.source(op, dtype)
+        if isinstance(op, (Reg, Not)):
+            return get
+
+        def broadcast(g: Any) -> Any:
+            value = np.asarray(get(g))
+            return value if value.shape else np.broadcast_to(value, (g.n,))
+
+        return broadcast
+
+    def rows_of(self, op: Operand, dtype: str) -> list[Getter]:
+        """Return getters of the items of a vector operand (or of the one operand)."""
+        items = op.items if isinstance(op, Vec) else (op,)
+        return [self.lanes_source(i, dtype) for i in items]
+
+    def dest(self, op: Operand, dtype: str) -> Callable[[Any, Any, Any], None]:
+        """Return a function (gang, mask or None, value) that writes register `op`."""
+        if isinstance(op, Sink):
+            return lambda g, m, value: None
+        text = self.dest_text(op, dtype)
+        scope = dict(self.names, copyto=np.copyto)
+        return eval(  # noqa: S307: our own text
+            f"lambda g, m, v: copyto({text}, v) if m is None else copyto({text}, v, where=m)", scope
+        )
+
+    def dest_text(self, op: Operand, dtype: str) -> str:
+        """Return an expression for the row that a result of `dtype` goes to (widened as PTX does)."""
+        cls, row = self.reg(op)
+        if dtype == "?" or cls == "p":
+            if dtype != "?" or cls != "p":
+                raise PtxError(f"{getattr(op, 'name', op)}: a predicate and a number do not mix")
+            return f"g.p[{row}]"
+        if cls == "16":
+            raise PtxError("a 128-bit register where the instruction gives fewer bits")
+        size = int(dtype[1])
+        if size == int(cls):
+            return f"g.{dtype}[{row}]"
+        if size > int(cls):
+            raise PtxError(f"{getattr(op, 'name', op)} is narrower than the result")
+        kind = "i" if dtype[0] == "i" else "u"
+        return f"g.{kind}{cls}[{row}]"
+
+    # units ------------------------------------------------------------------------------------
+    def compile(self, unit: Unit, full: bool) -> Callable[[Any, Any], None]:
+        """Return the function of a unit's straight-line part."""
+        lines = []
+        for ins in unit.instrs:
+            try:
+                lines += self.lines(ins, full)
+            except PtxError as error:
+                raise error.at(Place(kernel=self.program.name, line=ins.line, opcode=ins.opcode)) from None
+        body = "\n ".join(lines) or "pass"
+        source = f"def unit(g, m):\n {body}\n"
+        scope = dict(self.names, copyto=np.copyto)
+        exec(compile(source, f"<unit {unit.index} of {self.program.name}>", "exec"), scope)  # noqa: S102
+        return scope["unit"]
+
+    def lines(self, ins: Instr, full: bool) -> list[str]:
+        """Return the statements of one instruction."""
+        mask, before = ("None" if full else "m"), []
+        if ins.guard is not None:
+            cls, row = self.reg(ins.guard[0])
+            if cls != "p":
+                raise PtxError(f"the guard {ins.guard[0].name} is not a predicate")
+            guard = f"{'~' if ins.guard[1] else ''}g.p[{row}]"
+            before = [f"w = {guard if full else f'm & {guard}'}"]
+            mask = "w"
+        if ins.base == "mov" and not ins.opcode.startswith("movm"):
+            return before + self.move(ins, mask)
+        count = 2 if ins.operands and isinstance(ins.operands[0], Pair) else 1
+        scalar = alu.lookup(ins.opcode, count) if ins.opcode not in ops.NOT_ALU else None
+        if scalar is not None:
+            return before + self.scalar(ins, scalar, mask)
+        handler = self.constant(self.handler(ins))
+        line = self.constant(ins)
+        before.append(f"g.ins = {line}")
+        if ins.guard is not None:
+            return [*before, f"if w.any(): {handler}(g, w)"]
+        return [*before, f"{handler}(g, {mask})"]
+
+    def handler(self, ins: Instr) -> Callable[..., Any]:
+        """Return the handler of an instruction that is not scalar."""
+        build = ops.find(ins)
+        if build is None:
+            raise PtxError(
+                f"instruction {ins.opcode} is not modelled; see blockscale/emulator/ops for those that are"
+            )
+        return build(self, ins)
+
+    def scalar(self, ins: Instr, f: alu.Alu, mask: str) -> list[str]:
+        """Return the statements of a scalar instruction."""
+        first = ins.operands[0]
+        outs = list(f.outs[:-1] if f.writes_cc else f.outs)
+        dests = [first.first, first.second] if isinstance(first, Pair) else [first]
+        wanted = list(f.ins[:-1] if f.reads_cc else f.ins)
+        sources = ins.operands[1:]
+        if len(sources) != len(wanted):
+            raise PtxError(
+                f"{ins.opcode} takes {len(wanted)} source operands and has {len(sources)}"
+            )
+        texts = [self.source_text(o, d) for o, d in zip(sources, wanted, strict=True)]
+        if f.reads_cc:
+            texts.append("g.cc")
+        call = f"{self.constant(f.fn)}({', '.join(texts)}"
+        simple = len(dests) == 1 and not f.writes_cc and isinstance(dests[0], Reg)
+        if simple and f.ufunc and len(outs) == 1:
+            target = self.dest_text(dests[0], outs[0])
+            if target.startswith(f"g.{'p' if outs[0] == '?' else outs[0]}["):
+                where = "" if mask == "None" else f", where={mask}"
+                return [f"{call}, out={target}{where})"]
+        lines = [f"r = {call})"]
+        results = [*dests, *(["cc"] if f.writes_cc else [])]
+        kinds = [*outs[: len(dests)], *(["?"] if f.writes_cc else [])]
+        if len(f.outs) > 1:
+            values = [f"r[{i}]" for i in range(len(dests))] + (["r[-1]"] if f.writes_cc else [])
+        else:
+            values = ["r"]
+        where = "" if mask == "None" else f", where={mask}"
+        for target, kind, value in zip(results, kinds, values, strict=True):
+            if isinstance(target, Sink):
+                continue
+            text = "g.cc" if target == "cc" else self.dest_text(target, kind)
+            if kind not in ("?",) and text.split("[")[0][2:] != kind and kind[0] == "f":
+                value = f"{value}.view('u{kind[1]}')"
+            lines.append(f"copyto({text}, {value}{where})")
+        return lines
+
+    def move(self, ins: Instr, mask: str) -> list[str]:
+        """Return the statements of ``mov``: copies, addresses, packing and unpacking (9.7.9.1)."""
+        kind = ins.mods[-1]
+        target, value = ins.operands
+        where = "" if mask == "None" else f", where={mask}"
+        if kind == "pred":
+            if isinstance(value, Imm):
+                return [f"copyto({self.dest_text(target, '?')}, {self.constant(np.bool_(value.value != 0))}{where})"]
+            return [f"copyto({self.dest_text(target, '?')}, {self.source_text(value, '?')}{where})"]
+        size = {"b128": 16}.get(kind) or int(kind.lstrip("busf").partition("x")[0]) // 8
+        if isinstance(value, Vec):
+            return self.pack(target, value, size, where)
+        if isinstance(target, Vec):
+            return self.unpack(target, value, size, where)
+        if size == 16:
+            (_, a), (_, b) = self.reg(target), self.reg(value)
+            return [f"copyto(g.u8[{a + i}], g.u8[{b + i}]{where})" for i in range(2)]
+        if isinstance(target, Sink):
+            return ["pass"]
+        dtype = f"u{size}"
+        if isinstance(value, Imm):
+            text = self.constant(np.dtype(dtype).type(literal_bits(value, "f32" if kind == "f32" else "f64" if kind == "f64" else f"b{8 * size}")))
+        else:
+            text = self.source_text(value, dtype)
+        return [f"copyto({self.dest_text(target, dtype)}, {text}{where})"]
+
+    def parts(self, op: Operand, size: int, count: int) -> list[str]:
+        """Return expressions for the `count` parts of a register of `size` bytes, low first."""
+        cls, row = self.reg(op)
+        if cls == "16":
+            per = count // 2
+            part = 16 // count
+            if part == 8:
+                return [f"g.u8[{row}]", f"g.u8[{row + 1}]"]
+            return [f"g.u8[{row + i // per}].view('u{part}')[{i % per}::{per}]" for i in range(count)]
+        if int(cls) != size:
+            raise PtxError("a vector move between registers of other sizes")
+        return [f"g.u{cls}[{row}].view('u{size // count}')[{i}::{count}]" for i in range(count)]
+
+    def pack(self, target: Operand, value: Vec, size: int, where: str) -> list[str]:
+        count = len(value.items)
+        part = size // count
+        lines = []
+        items = [f"t{i}" for i in range(count)]
+        for name, item in zip(items, value.items, strict=True):
+            text = self.source_text(item, f"u{part}")
+            lines.append(f"{name} = {text}")
+        for name, place in zip(items, self.parts(target, size, count), strict=True):
+            lines.append(f"copyto({place}, {name}{where})")
+        return lines
+
+    def unpack(self, target: Vec, value: Operand, size: int, where: str) -> list[str]:
+        count = len(target.items)
+        part = f"u{size // count}"
+        if not isinstance(value, Reg):
+            lines = [f"t = {self.source_text(value, f'u{size}')}"]
+            bits = 8 * size // count
+            for i, item in enumerate(target.items):
+                if not isinstance(item, Sink):
+                    lines.append(f"copyto({self.dest_text(item, part)}, (t >> {i * bits}).astype('{part}'){where})")
+            return lines
+        lines = []
+        for item, place in zip(target.items, self.parts(value, size, count), strict=True):
+            if not isinstance(item, Sink):
+                lines.append(f"copyto({self.dest_text(item, part)}, {place}{where})")
+        return lines
+
+
+def immediate(op: Imm, dtype: str) -> Any:
+    """Return an immediate as a NumPy scalar of `dtype`."""
+    if dtype == "?":
+        return np.bool_(op.value != 0)
+    size = int(dtype[1])
+    kind = f"f{8 * size}" if dtype[0] == "f" and size > 2 else f"b{8 * size}"
+    if op.kind == "int" and dtype[0] == "f":
+        # An integer literal where a float is wanted is its value; nvcc prints 0f... instead.
+        return np.dtype(dtype).type(op.value)
+    bits = literal_bits(op, kind)
+    return np.array(bits, f"u{size}").view(dtype)[()]

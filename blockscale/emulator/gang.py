@@ -1,0 +1,228 @@
+"""Gangs: warps that run in lockstep, and the fragments that divergence makes of them.
+
+Every register is an array over the gang's lanes.  A *fragment* is a set of lanes at one place; lanes
+that part at a branch become two fragments that share a *token*, and meet again when all of the token's
+lanes have come to its unit (or have left the kernel).  Fragments are scheduled independently, so a lane
+may wait for another lane of its own warp (PTX ISA 3.1 and 9.7.13: independent thread scheduling).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from .machine import Machine
+
+LANES = 32
+WARP_LANES = np.arange(LANES, dtype=np.uint32)
+
+
+@dataclass(eq=False)
+class Token:
+    """Lanes that meet at `unit`: `pending` are still on their way, `arrived` wait there."""
+
+    unit: int
+    pending: np.ndarray
+    arrived: np.ndarray
+    parent: Token | None
+
+
+@dataclass(eq=False)
+class Fragment:
+    """Lanes (`mask`) that are at unit `at`; `wait` is the state of the operation that holds them up."""
+
+    at: int
+    mask: np.ndarray
+    token: Token | None
+    wait: Any = None
+    reason: str = ""
+    tried: int = -1
+    began: float = 0.0
+    parked: bool = False
+    full: bool = field(default=False)  # all lanes of the gang
+
+
+class Gang:
+    """Warps in lockstep: registers, local memory, fragments."""
+
+    def __init__(self, machine: Machine, warps: np.ndarray) -> None:
+        self.machine = machine
+        self.warps = warps  # indices into machine.warps
+        self.W = len(warps)
+        self.n = LANES * self.W
+        self.live = np.ones(self.n, bool)
+        self.fragments: list[Fragment] = []
+        self.time = 0.0
+        self.ready = -1
+        self.specials: dict[str, Any] = {}
+        self.fragment: Fragment | None = None
+        table = machine.warp_table
+        self.w_cluster = table["cluster"][warps]
+        self.w_agent = table["agent"][warps]
+        self.w_slot = table["slot"][warps]
+        self.w_rank = table["rank"][warps]
+        self.lane_slot0 = np.repeat(table["slot0"][warps], LANES)  # first slot of the lane's cluster
+        self.lane_rank = np.repeat(self.w_rank, LANES)
+        self.rank_bits = (self.lane_rank << 24).astype(np.uint32)
+        self.lane_slot = np.repeat(self.w_slot, LANES)
+        self.index = np.arange(self.n)
+        self.one_cluster = int(self.w_cluster[0]) if (self.w_cluster == self.w_cluster[0]).all() else None
+
+    def make_registers(self, counts: dict[str, int], local_bytes: int, rng: np.random.Generator) -> None:
+        """Make registers of garbage: reading one that was never written should hurt."""
+        n = self.n
+        self.p2 = rng.integers(0, 2, (counts["p"], n)).astype(bool)
+        self.r1 = np.full((counts["1"], n), 0xFF, np.uint8)
+        self.r2 = np.full((counts["2"], n), 0xFFFF, np.uint16)
+        self.r4 = np.full((counts["4"], n), 0xFFFFFFFF, np.uint32)
+        self.r8 = np.full((counts["8"], n), 0xFFFFFFFFFFFFFFFF, np.uint64)
+        self.local = np.full((n, -(-local_bytes // 32) * 32), 0xFF, np.uint8)
+        self.cc = np.zeros(n, bool)
+        self.rows()
+
+    def rows(self) -> None:
+        """Make the lists of register rows, one per NumPy type."""
+        self.p = list(self.p2)
+        self.u1, self.i1 = list(self.r1), list(self.r1.view(np.int8))
+        self.u2, self.i2, self.f2 = (list(self.r2.view(t)) for t in ("u2", "i2", "f2"))
+        self.u4, self.i4, self.f4 = (list(self.r4.view(t)) for t in ("u4", "i4", "f4"))
+        self.u8, self.i8, self.f8 = (list(self.r8.view(t)) for t in ("u8", "i8", "f8"))
+        self.local_views: dict[int, np.ndarray] = {}
+
+    def select(self, which: np.ndarray) -> Gang:
+        """Return a gang of some of this one's warps (indices into self.warps), state included."""
+        new = Gang(self.machine, self.warps[which])
+        lanes = (which[:, None] * LANES + np.arange(LANES)).reshape(-1)
+        for name in ("p2", "r1", "r2", "r4", "r8"):
+            setattr(new, name, np.ascontiguousarray(getattr(self, name)[:, lanes]))
+        new.local = self.local[lanes]
+        new.cc = self.cc[lanes]
+        new.live = self.live[lanes]
+        new.rows()
+        new.time = self.time
+        tokens: dict[int, Token | None] = {id(None): None}
+
+        def copy(token: Token | None) -> Token | None:
+            if id(token) not in tokens:
+                assert token is not None
+                tokens[id(token)] = Token(
+                    token.unit, token.pending[lanes], token.arrived[lanes], copy(token.parent)
+                )
+            return tokens[id(token)]
+
+        for fragment in self.fragments:
+            mask = fragment.mask[lanes]
+            if mask.any():
+                part = Fragment(fragment.at, mask, copy(fragment.token))
+                part.began = fragment.began
+                part.wait = fragment.wait
+                new.fragments.append(part)
+        new.mend()
+        return new
+
+    def mend(self) -> None:
+        """After a split: fragments and tokens that lost all their lanes."""
+        for fragment in list(self.fragments):
+            self.refresh(fragment)
+        for token in {id(f.token): f.token for f in self.fragments}.values():
+            while token is not None:
+                self.settle(token)
+                token = token.parent
+        if not self.fragments and self.live.any():  # everybody is waiting at tokens
+            raise AssertionError("a gang without fragments")
+
+    def refresh(self, fragment: Fragment) -> None:
+        """Recompute whether a fragment has all lanes."""
+        fragment.full = bool(fragment.mask.all())
+
+    # divergence -------------------------------------------------------------------------------
+    def part(self, fragment: Fragment, taken: np.ndarray, there: int, here: int, meet: int | None) -> None:
+        """Split `fragment`: lanes `taken` go to unit `there`, the others to `here`."""
+        token = fragment.token
+        if meet is not None and not (token is not None and token.unit == meet):
+            token = Token(meet, fragment.mask.copy(), np.zeros(self.n, bool), token)
+        rest = fragment.mask & ~taken
+        self.fragments.remove(fragment)
+        for at, mask in ((there, taken), (here, rest)):
+            new = Fragment(at, mask, token)
+            self.fragments.append(new)
+            self.arrive(new)
+
+    def arrive(self, fragment: Fragment) -> None:
+        """Let a fragment that has come to its token's unit wait there for the others."""
+        while fragment.token is not None and fragment.at == fragment.token.unit:
+            token = fragment.token
+            token.pending &= ~fragment.mask
+            token.arrived |= fragment.mask
+            self.fragments.remove(fragment)
+            if token.pending.any():
+                return
+            fragment = Fragment(token.unit, token.arrived, token.parent)
+            self.refresh(fragment)
+            self.fragments.append(fragment)
+
+    def settle(self, token: Token) -> None:
+        """Release a token that nobody is on the way to any more."""
+        if token.pending.any():
+            return
+        if token.arrived.any():
+            fragment = Fragment(token.unit, token.arrived.copy(), token.parent)
+            token.arrived[:] = False
+            self.refresh(fragment)
+            self.fragments.append(fragment)
+            self.arrive(fragment)
+
+    def leave(self, fragment: Fragment, mask: np.ndarray) -> None:
+        """Take `mask` lanes out of the kernel."""
+        self.live &= ~mask
+        rest = fragment.mask & ~mask
+        token = fragment.token
+        if rest.any():
+            fragment.mask = rest
+            self.refresh(fragment)
+        else:
+            self.fragments.remove(fragment)
+        chain = []
+        while token is not None:
+            token.pending &= ~mask
+            chain.append(token)
+            token = token.parent
+        for token in chain:
+            self.settle(token)
+
+    # warps ------------------------------------------------------------------------------------
+    def by_warp(self, mask: np.ndarray | None) -> np.ndarray:
+        """Return the lanes of `mask` as [W, 32]."""
+        if mask is None:
+            return np.ones((self.W, LANES), bool)
+        return mask.reshape(self.W, LANES)
+
+    def active_warps(self, mask: np.ndarray | None) -> np.ndarray:
+        """Return the positions of the warps that have a lane in `mask`."""
+        if mask is None:
+            return np.arange(self.W)
+        return np.flatnonzero(mask.reshape(self.W, LANES).any(1))
+
+    def lanes(self, mask: np.ndarray | None) -> np.ndarray:
+        """Return the indices of the lanes in `mask`."""
+        return self.index if mask is None else np.flatnonzero(mask)
+
+    def local_view(self, size: int) -> np.ndarray:
+        """Return local memory as [n * L / size] items."""
+        if size not in self.local_views:
+            from .memory import view
+
+            self.local_views[size] = view(self.local.reshape(-1), size)
+        return self.local_views[size]
+
+    def special(self, name: str) -> np.ndarray | np.generic:
+        """Return special register `name` (PTX ISA 10) as uint32 (or uint64) per lane."""
+        value = self.specials.get(name)
+        if value is None:
+            value = self.machine.special(self, name)
+            if "clock" not in name and "timer" not in name:
+                self.specials[name] = value
+        return value

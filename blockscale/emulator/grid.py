@@ -1,0 +1,90 @@
+"""The residents of the machine: clusters, CTAs, warps, and their barriers."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Vector = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(eq=False)
+class Barrier:
+    """One named barrier of a CTA, or the barrier of a cluster (PTX ISA 9.7.13.1 to .4)."""
+
+    generation: int = 0
+    arrived: np.ndarray | None = None  # lanes, by thread of the CTA (of the cluster)
+    vector: Vector | None = None
+    done: Vector | None = None
+    time: float = 0.0
+    done_time: float = 0.0
+    expected: int | None = None
+    line: int = 0
+    votes: list[bool] = field(default_factory=list)
+    result: tuple[int, bool, bool] = (0, False, False)  # popc, and, or
+
+
+@dataclass(eq=False)
+class Warp:
+    """What one warp carries besides registers."""
+
+    index: int
+    number: int  # in its CTA
+    cta: Cta
+    agent: int
+    exited: bool = False
+    cp_sequence: int = 0  # cp.async operations issued
+    cp_open: list[Any] = field(default_factory=list)  # operations not in a group yet
+    cp_groups: deque[Any] = field(default_factory=deque)  # committed groups: lists of operations
+    bulk_open: dict[int, list[Any]] = field(default_factory=dict)  # by lane
+    bulk_groups: dict[int, deque[Any]] = field(default_factory=dict)
+    st_sequence: int = 0
+    st_pending: list[Any] = field(default_factory=list)
+    ld_pending: list[Any] = field(default_factory=list)
+    wgmma_open: list[Any] = field(default_factory=list)
+    wgmma_groups: deque[Any] = field(default_factory=deque)
+
+
+@dataclass(eq=False)
+class Cta:
+    """One CTA: where it lies and what its threads share."""
+
+    slot: int
+    rank: int
+    coords: tuple[int, int, int]
+    cluster: Cluster
+    warps: list[Warp] = field(default_factory=list)
+    barriers: dict[int, Barrier] = field(default_factory=dict)
+    allocations: dict[int, int] = field(default_factory=dict)  # TMEM column -> columns
+    relinquished: bool = False
+    freed: list[tuple[int, int, int]] = field(default_factory=list)  # column, columns, line
+
+    @property
+    def live(self) -> int:
+        """Warps that have not left."""
+        return sum(not w.exited for w in self.warps)
+
+
+@dataclass(eq=False)
+class Cluster:
+    """One cluster of CTAs that run together."""
+
+    slot: int
+    number: int  # in launch order
+    coords: tuple[int, int, int]
+    ctas: list[Cta] = field(default_factory=list)
+    barrier: Barrier = field(default_factory=Barrier)
+    pending: int = 0  # asynchronous operations in flight
+
+    @property
+    def live(self) -> int:
+        """Warps that have not left."""
+        return sum(cta.live for cta in self.ctas)
+
+    @property
+    def warps(self) -> list[Warp]:
+        """All warps, by agent."""
+        return [w for cta in self.ctas for w in cta.warps]

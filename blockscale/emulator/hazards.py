@@ -1,0 +1,161 @@
+"""What the shadows find, told as hazards: who touched what, and which wait or fence is missing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .gang import LANES
+from .report import Hazard
+
+if TYPE_CHECKING:
+    from .gang import Gang
+    from .machine import Machine
+
+Found = tuple[str, int, int, int]
+
+
+class Hazards:
+    """Checks accesses against the shadows and writes hazards into the report."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.lines: dict[int, str] = {}
+        for unit in machine.program.units:
+            for ins in [*unit.instrs, *([unit.instr] if unit.instr else [])]:
+                self.lines[ins.line] = ins.opcode
+        self.known: set[tuple[Any, ...]] = set()
+
+    def flush(self) -> None:
+        """Add what was found at compile time (nothing is kept back today)."""
+
+    def add(
+        self, kind: str, severity: str, message: str, *, line: int | None, warp: int | None = None,
+        lane: int | None = None, other: str | None = None, other_line: int | None = None,
+    ) -> None:  # fmt: skip
+        """Report one hazard; `warp` is an index into the machine's warps."""
+        machine = self.machine
+        entry = machine.warps[warp] if warp is not None else None
+        machine.report.add(
+            Hazard(
+                kind, "error" if severity == "error" else "warning", message, machine.program.name, line,
+                self.lines.get(line or -1, ""), entry.cta.coords if entry else None,
+                entry.number if entry else None, lane, other, other_line,
+            )
+        )  # fmt: skip
+
+    def agent_name(self, agent: int, line: int) -> tuple[str, str]:
+        """Return (class, words) of an agent: "warp", "cp.async", "tcgen05.st", "tensor", "bulk"."""
+        clocks, machine = self.machine.clocks, self.machine
+        opcode = self.lines.get(line, "?")
+        if agent >= clocks.bulk:
+            return "bulk", f"{opcode} (line {line})"
+        if agent >= clocks.tensor:
+            return "tensor", f"{opcode} (line {line}) of CTA rank {agent - clocks.tensor}"
+        per = machine.cta_warps
+        kind = ("warp", "cp.async", "tcgen05.st")[agent // clocks.warps]
+        number = agent % clocks.warps
+        where = f"warp {number % per}" + (f" of CTA rank {number // per}" if machine.cluster_ctas > 1 else "")
+        return kind, f"{opcode} (line {line}) by {where}"
+
+    def conflict(
+        self, found: Found, what: str, memory: str, line: int, warp: int | None, offset: int,
+        severity: str = "error", asynchronous: bool = False,
+    ) -> None:  # fmt: skip
+        """Report a conflict that a shadow found; `what` names the access that came second."""
+        kind, _, agent, other = found
+        key = (kind, line, other, agent >= self.machine.clocks.warps, severity)
+        if key in self.known:
+            return
+        self.known.add(key)
+        cls, words = self.agent_name(agent, abs(other))
+        at = f"{memory} {offset:#x}" if memory == "shared memory" else memory
+        if kind == "proxy":
+            name = "missing proxy fence"
+            text = (
+                f"{what} reads {at} through the async proxy; {words} wrote it through the generic proxy and "
+                "no fence.proxy.async lies between (PTX ISA 9.7.13: fence.proxy); let the writer (or "
+                "everybody after the barrier) execute fence.proxy.async.shared::cta before the barrier"
+            )
+        else:
+            name, text = self.sentence(kind, cls, what, words, at, asynchronous)
+        self.add(name, severity, text, line=line, warp=warp, other=words, other_line=abs(other))
+
+    @staticmethod
+    def sentence(
+        kind: str, cls: str, what: str, words: str, at: str, asynchronous: bool
+    ) -> tuple[str, str]:
+        """Return (kind of hazard, sentence) for a conflict of `what` with the earlier access `words`."""
+        verb = {"write-read": "reads", "write-write": "overwrites", "read-write": "overwrites"}[kind]
+        did = {"write-read": "writes", "write-write": "writes", "read-write": "reads"}[kind]
+        waits = {
+            "warp": ("race", "no barrier or mbarrier orders the two", "synchronise the warps between them"),
+            "cp.async": (
+                "unwaited cp.async", "its completion was not waited for",
+                "wait with cp.async.wait_group (or its mbarrier), then a barrier",
+            ),
+            "tcgen05.st": (
+                "unwaited tcgen05.st", "tcgen05.wait::st was not executed in between",
+                "execute tcgen05.wait::st before signalling other warps",
+            ),
+            "tensor": (
+                "unwaited tensor work", "its tcgen05.commit was not waited for",
+                "wait for the mbarrier of a tcgen05.commit that follows it",
+            ),
+            "bulk": (
+                "unwaited bulk copy", "its completion was not waited for",
+                "wait for its mbarrier (or cp.async.bulk.wait_group) first",
+            ),
+        }  # fmt: skip
+        name, why, remedy = waits[cls]
+        return name, f"{what} {verb} {at} that {words} {did}: {why} (PTX ISA 8.9); {remedy}"
+
+    # generic accesses -------------------------------------------------------------------------
+    def shared(
+        self, g: Gang, lanes: np.ndarray, offsets: np.ndarray, size: int, write: bool, sync: bool = False
+    ) -> None:
+        """Check and record accesses of lanes to shared memory (absolute offsets, `size` bytes each)."""
+        machine = self.machine
+        shadow = machine.shared_shadow
+        if shadow is None:
+            return
+        cells = machine.shared.cells(offsets, size)
+        rows = lanes // LANES
+        if size > machine.traits.granule:
+            rows = np.repeat(rows, size // machine.traits.granule)
+        line = g.ins.line
+        if sync:
+            shadow.dirty[cells] |= write
+            return
+        clusters = g.w_cluster
+        know = machine.clocks.know[clusters, g.w_agent]  # [W, A]
+        agents = g.w_agent[rows]
+        clock = know[rows, agents]
+        one = g.W == 1
+        found = (shadow.write if write else shadow.read)(
+            cells, int(g.w_agent[0]) if one else agents, know[0] if one else know,
+            int(clock[0]) if one else clock, line, rows=None if one else rows,
+        )  # fmt: skip
+        if found is not None:
+            at = found[1]
+            row = int(rows[at])
+            offset = int(cells[at]) * machine.traits.granule % machine.shared.stride
+            self.conflict(found, g.ins.opcode, "shared memory", line, int(g.warps[row]), offset)
+        if not write and not shadow.dirty[cells].all():
+            at = int(np.flatnonzero(~shadow.dirty[cells])[0])
+            self.uninitialised(g, cells, at, int(g.warps[int(rows[at])]))
+
+    def uninitialised(self, g: Gang, cells: np.ndarray, at: int, warp: int) -> None:
+        """Report a read of shared memory that nobody wrote."""
+        key = ("uninitialised", g.ins.line)
+        if key in self.known:
+            return
+        self.known.add(key)
+        offset = int(cells[at]) * self.machine.traits.granule % self.machine.shared.stride
+        self.add(
+            "uninitialised read", "warning",
+            f"{g.ins.opcode} reads shared memory {offset:#x}, which nobody has written; "
+            "initialise it or mask the read",
+            line=g.ins.line, warp=warp,
+        )  # fmt: skip

@@ -1,0 +1,73 @@
+"""Instructions that are not scalar, by prefix of their opcode: handlers of (gang, mask) or, where an
+instruction may have to wait, of (gang, mask, fragment) that return True (done), False (not yet) or one
+key per warp (the gang must be split, and each part tries again)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..syntax import Instr
+from .core import Handler, find, may_wait
+
+if TYPE_CHECKING:
+    from ..program import Program
+
+NOT_ALU: frozenset[str] = frozenset()
+
+from . import (  # noqa: E402, F401 - the import registers the handlers
+    atomic,
+    barrier,
+    bulk,
+    control,
+    copy,
+    loadstore,
+    matrix,
+    mbarrier,
+    tensor,
+    tensormem,
+    warp,
+    wgmma,
+)
+from .control import at_exit, place_globals  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a program uses, found before it runs."""
+
+    shared: bool
+    tcgen05: bool
+    asynchronous: bool
+    granule: int
+
+    @staticmethod
+    def of(program: Program) -> Traits:
+        """Return the traits of a program."""
+        instrs = [i for u in program.units for i in [*u.instrs, *([u.instr] if u.instr else [])]]
+        bases = {i.opcode for i in instrs}
+        shared = any(place[0] == "shared" for place in program.places.values())
+        tcgen05 = any(o.startswith("tcgen05") for o in bases)
+        asynchronous = any(o.startswith(("cp.", "mbarrier", "tcgen05", "wgmma", "st.async")) for o in bases)
+        return Traits(shared, tcgen05, asynchronous, min([16, *map(access_size, instrs)]))
+
+
+def access_size(ins: Instr) -> int:
+    """Return the bytes that an instruction reads or writes of shared memory at a time (16: more)."""
+    mods = ins.mods
+    if ins.base in ("ld", "st", "atom", "red") and not {"global", "local", "param", "const"} & set(mods):
+        from ..parser import SIZES
+
+        size = next((SIZES[m] for m in reversed(mods) if m in SIZES), 16)
+        count = next((int(m[1:]) for m in mods if m in ("v2", "v4", "v8")), 1)
+        return min(size * count, 16)
+    if ins.opcode.startswith("cp.async") and "bulk" not in ins.opcode:
+        return 4
+    if ins.opcode.startswith("tcgen05.alloc"):
+        return 4
+    if ins.opcode.startswith(("mbarrier", "stmatrix", "st.async")):
+        return 8
+    return 16
+
+
+__all__ = ["NOT_ALU", "Handler", "Traits", "at_exit", "find", "may_wait", "place_globals"]

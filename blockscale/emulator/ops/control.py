@@ -1,0 +1,169 @@
+"""Addresses, fences, launch control, and what happens at a kernel's ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import IllegalOperation, PtxError
+from ..gang import LANES
+from ..memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
+from ..syntax import Instr, Sym
+from .core import address, register, window
+
+if TYPE_CHECKING:
+    from ..compiler import Compiler
+    from ..gang import Fragment, Gang
+    from ..grid import Cluster
+    from ..machine import Machine
+
+BASES = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW, "global": 0, "const": 0}
+
+
+def space_word(ins: Instr) -> str:
+    """Return the state space named by cvta or isspacep, without its sub-window."""
+    for mod in ins.mods:
+        word = mod.partition("::")[0]
+        if word in BASES:
+            return word
+    raise PtxError(f"{ins.opcode} names no state space")
+
+
+@register("cvta")
+def cvta(c: Compiler, ins: Instr) -> Callable[..., None]:
+    """cvta and cvta.to (9.7.9.20)."""
+    space = space_word(ins)
+    base = np.uint64(BASES[space])
+    get, put = address(c, ins.operands[1]), c.dest(ins.operands[0], "u8")
+    source = ins.operands[1]
+    if isinstance(source, Sym) and c.place(source)[0] == "kernel param":
+        base = np.uint64(PARAM_WINDOW)
+    if "to" in ins.mods:
+        return lambda g, m: put(g, m, get(g) - base)
+    return lambda g, m: put(g, m, get(g) + base)
+
+
+@register("isspacep")
+def isspacep(c: Compiler, ins: Instr) -> Callable[..., None]:
+    """isspacep (9.7.9.19)."""
+    number = {"global": 0, "const": 0, "shared": 1, "local": 2, "param": 3}[space_word(ins)]
+    own = "shared::cta" in ins.mods or "shared" in ins.mods
+    get, put = address(c, ins.operands[1]), c.dest(ins.operands[0], "?")
+
+    def run(g: Gang, m: np.ndarray | None) -> None:
+        at = get(g)
+        yes = window(at) == number
+        if number == 1 and own:
+            yes &= ((at >> np.uint64(24)) & np.uint64(0xFF)).astype(np.int64) == g.lane_rank
+        put(g, m, yes)
+
+    return run
+
+
+@register("mapa")
+def mapa(c: Compiler, ins: Instr) -> Callable[..., None]:
+    """mapa (9.7.9.22): the address of the same variable in another CTA of the cluster."""
+    wide = "u8" if ins.mods[-1] == "u64" else "u4"
+    get, put = address(c, ins.operands[1]), c.dest(ins.operands[0], wide)
+    rank = c.lanes_source(ins.operands[2], "u4")
+    ctas = c.machine.cluster_ctas
+
+    def run(g: Gang, m: np.ndarray | None) -> None:
+        r = rank(g)
+        lanes = g.lanes(m)
+        if (r[lanes] >= ctas).any():
+            at = int(lanes[np.flatnonzero(r[lanes] >= ctas)[0]])
+            raise IllegalOperation(f"mapa to CTA rank {int(r[at])} of a cluster of {ctas} CTAs", lane=at)
+        value = (get(g) & ~np.uint64(0xFF000000)) | (r.astype(np.uint64) << np.uint64(24))
+        put(g, m, value.astype(wide))
+
+    return run
+
+
+@register("getctarank")
+def getctarank(c: Compiler, ins: Instr) -> Callable[..., None]:
+    """getctarank (9.7.9.23)."""
+    get, put = address(c, ins.operands[1]), c.dest(ins.operands[0], "u4")
+    return lambda g, m: put(g, m, ((get(g) >> np.uint64(24)) & np.uint64(0xFF)).astype(np.uint32))
+
+
+@register("membar", "fence", "tcgen05.fence", "wgmma.fence")
+def fence(c: Compiler, ins: Instr) -> Callable[..., None]:
+    """Fences: only fence.proxy.async changes what the model tracks (9.7.13.4)."""
+    if "proxy" not in ins.mods or not any(m.startswith("async") for m in ins.mods):
+        return lambda g, m: None
+    clocks = c.machine.clocks
+
+    def run(g: Gang, m: np.ndarray | None) -> None:
+        for w in g.active_warps(m):
+            clocks.fence(int(g.w_cluster[w]), int(g.w_agent[w]))
+
+    return run
+
+
+@register("griddepcontrol", waits=True)
+@register("nanosleep", waits=True)
+def pause(c: Compiler, ins: Instr) -> Callable[..., Any]:
+    """griddepcontrol (one grid at a time: its dependencies are done), nanosleep: others may go first."""
+
+    def run(g: Gang, m: np.ndarray | None, f: Fragment) -> bool:
+        g.time += 10
+        return True
+
+    return run
+
+
+@register("setmaxnreg", "pmevent", "brkpt", "vprintf", "__assertfail")
+def hint(c: Compiler, ins: Instr) -> Callable[..., None]:
+    """Register budgets and debugging: no effect on values."""
+    if ins.base == "__assertfail":
+
+        def fail(g: Gang, m: np.ndarray | None) -> None:
+            raise IllegalOperation("a device-side assertion failed", lane=int(g.lanes(m)[0]))
+
+        return fail
+    if ins.base == "setmaxnreg":
+        count = getattr(ins.operands[0], "value", 24)
+        if not 24 <= int(count) <= 256 or int(count) % 8:
+            raise PtxError(f"setmaxnreg {count}: 24 to 256 in steps of 8 (PTX ISA 9.7.19.5)")
+    return lambda g, m: None
+
+
+def place_globals(machine: Machine) -> None:
+    """Give module variables of .global and .const space their addresses and initial values."""
+    later = []
+    for var in machine.program.module.variables.values():
+        if var.space not in ("global", "const"):
+            continue
+        data = np.zeros(max(var.size, 1), np.uint8)
+        if var.init is not None:
+            data[: len(var.init)] = np.frombuffer(var.init, np.uint8)
+        machine.places[var.name] = ("global", machine.memory.add(data.size, var.name, data))
+        later.append((var, data))
+    for var, data in later:
+        for at, sym in var.pointers:
+            place = machine.places.get(sym.name)
+            if place is not None:
+                data[at : at + 8] = np.array([place[1] + sym.offset], np.uint64).view(np.uint8)
+
+
+def at_exit(machine: Machine, cluster: Cluster) -> None:
+    """Report what a cluster leaves behind (9.7.16.7: tensor memory must be freed)."""
+    for cta in cluster.ctas:
+        for column, count in cta.allocations.items():
+            machine.hazards.add(
+                "tmem not freed", "error",
+                f"CTA {cta.coords} ends with {count} TMEM columns from {column} still allocated; execute "
+                "tcgen05.dealloc before the last warp leaves (PTX ISA 9.7.16.7.1)",
+                line=machine.tmem_lines.get((cta.slot, column)), warp=cta.warps[0].index,
+            )  # fmt: skip
+    stride = machine.shared.stride
+    slots = {cta.slot for cta in cluster.ctas}
+    for key in [k for k in machine.mbarriers if k // stride in slots]:
+        del machine.mbarriers[key]
+    for key in [k for k in machine.sync if isinstance(k, tuple) and k[0] == cluster.slot]:
+        del machine.sync[key]
+
+

@@ -1,0 +1,230 @@
+"""The registry of handlers, and what several of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import IllegalOperation, PtxError
+from ..gang import LANES
+from ..memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_SIZE
+from ..parser import SIZES
+from ..syntax import Imm, Instr, Mem, Operand, Reg, Sym
+
+if TYPE_CHECKING:
+    from ..compiler import Compiler
+    from ..gang import Fragment, Gang
+    from ..machine import Machine
+
+Handler = Callable[..., Any]
+Build = Callable[["Compiler", Instr], Handler]
+
+_BUILDERS: dict[str, tuple[Build, bool]] = {}
+
+
+def register(*prefixes: str, waits: bool = False) -> Callable[[Build], Build]:
+    """Register a builder for opcodes that begin with a prefix (whole components)."""
+
+    def add(build: Build) -> Build:
+        for prefix in prefixes:
+            _BUILDERS[prefix] = (build, waits)
+        return build
+
+    return add
+
+
+def lookup(opcode: str) -> tuple[Build, bool] | None:
+    """Return (builder, may wait) of the longest registered prefix."""
+    text = opcode
+    while text:
+        if text in _BUILDERS:
+            return _BUILDERS[text]
+        cut = max(text.rfind("."), text.rfind("::"))
+        text = text[:cut] if cut > 0 else ""
+    return None
+
+
+def find(ins: Instr) -> Build | None:
+    """Return the builder of an instruction's handler, or None."""
+    entry = lookup(ins.opcode)
+    return entry[0] if entry else None
+
+
+def may_wait(ins: Instr) -> bool:
+    """Return whether an instruction is a unit's tail because it may have to wait."""
+    entry = lookup(ins.opcode)
+    return bool(entry and entry[1])
+
+
+# types ----------------------------------------------------------------------------------------
+def type_of(ins: Instr) -> tuple[str, int]:
+    """Return (NumPy dtype, bytes) of the last type modifier; 128-bit types give ("V16", 16)."""
+    for mod in reversed(ins.mods):
+        if mod in SIZES and mod != "pred":
+            size = SIZES[mod]
+            if size == 16:
+                return "V16", 16
+            kind = "i" if mod[0] == "s" else "u"
+            return f"{kind}{size}", size
+    raise PtxError(f"{ins.opcode} has no type")
+
+
+def vector_of(ins: Instr) -> int:
+    """Return 1, or the length of the .v modifier."""
+    return next((int(m[1:]) for m in ins.mods if m in ("v2", "v4", "v8")), 1)
+
+
+SPACES = {"global", "shared", "shared::cta", "shared::cluster", "local", "param", "param::entry",
+          "param::func", "const"}  # fmt: skip
+
+
+def space_of(ins: Instr) -> str:
+    """Return the state space of a memory instruction; "" is generic."""
+    return next((m.replace("param::entry", "param").replace("param::func", "param")
+                 for m in ins.mods if m in SPACES), "")  # fmt: skip
+
+
+# addresses ------------------------------------------------------------------------------------
+def address(c: Compiler, op: Operand, dtype: str = "u8") -> Callable[[Gang], np.ndarray]:
+    """Return a function that gives the address operand per lane as uint64 (zero-extended)."""
+    base, offset = (op.base, op.offset) if isinstance(op, Mem) else (op, 0)
+    if isinstance(base, Reg):
+        cls, row = c.reg(base)
+        if cls not in ("4", "8"):
+            raise PtxError(f"{base.name} is no address: it has neither 32 nor 64 bits")
+        shift = np.uint64(offset & 0xFFFFFFFFFFFFFFFF)
+        if cls == "8":
+            return (lambda g: g.u8[row] + shift) if offset else (lambda g: g.u8[row])
+        small = np.uint32(offset & 0xFFFFFFFF)
+        if offset:
+            return lambda g: (g.u4[row] + small).astype(np.uint64)
+        return lambda g: g.u4[row].astype(np.uint64)
+    if isinstance(base, Sym):
+        space, at = c.place(base)
+        at += offset
+        if space == "shared":
+            return lambda g: g.rank_bits.astype(np.uint64) + np.uint64(at)
+        return lambda g: np.full(g.n, at, np.uint64)
+    if isinstance(base, Imm):
+        value = np.uint64((int(base.value) + offset) & 0xFFFFFFFFFFFFFFFF)
+        return lambda g: np.full(g.n, value, np.uint64)
+    raise PtxError(f"{base} is no address")
+
+
+def pick(values: np.ndarray, mask: np.ndarray | None, lanes: np.ndarray) -> np.ndarray:
+    """Return the values of the lanes that take part."""
+    return values if mask is None else values[lanes]
+
+
+def window(addresses: np.ndarray) -> np.ndarray:
+    """Return 0 (global), 1 (shared), 2 (local), 3 (param) for generic addresses."""
+    part = addresses // np.uint64(WINDOW_SIZE)
+    out = np.zeros(addresses.shape, np.int8)
+    for i, base in enumerate((SHARED_WINDOW, LOCAL_WINDOW, PARAM_WINDOW)):
+        out[part == np.uint64(base // WINDOW_SIZE)] = i + 1
+    return out
+
+
+def shared_offsets(
+    g: Gang, lanes: np.ndarray, addresses: np.ndarray, size: int, own: bool = False
+) -> np.ndarray:
+    """Return absolute offsets in shared memory of accesses of `size` bytes, checked.
+
+    `addresses` are shared (32-bit) or generic; `own` refuses other CTAs' windows.
+    """
+    machine: Machine = g.machine
+    low = (addresses & np.uint64(0xFFFFFF)).astype(np.int64)
+    machine.shared.check(low, size)
+    if machine.cluster_ctas == 1:
+        rank_ok = (addresses & np.uint64(0xFF000000)) == 0
+        if not rank_ok.all():
+            at = int(np.flatnonzero(~rank_ok)[0])
+            raise bad_rank(int(addresses[at]), 1, int(lanes[at]))
+        return low + g.lane_slot[lanes] * machine.shared.stride
+    rank = ((addresses >> np.uint64(24)) & np.uint64(0xFF)).astype(np.int64)
+    wrong = rank >= machine.cluster_ctas
+    if own:
+        wrong |= rank != g.lane_rank[lanes]
+    if wrong.any():
+        at = int(np.flatnonzero(wrong)[0])
+        if own and rank[at] < machine.cluster_ctas:
+            raise IllegalOperation(
+                f"address {int(addresses[at]):#x} is in the window of CTA rank {rank[at]}, and the "
+                f"instruction reaches .shared::cta of rank {int(g.lane_rank[lanes[at]])} only (PTX ISA "
+                "5.1.6); use .shared::cluster",
+                lane=int(lanes[at]),
+            )
+        raise bad_rank(int(addresses[at]), machine.cluster_ctas, int(lanes[at]))
+    return low + (g.lane_slot0[lanes] + rank) * machine.shared.stride
+
+
+def bad_rank(address: int, ctas: int, lane: int) -> IllegalOperation:
+    """Return the error for a shared address of a CTA that the cluster does not have."""
+    return IllegalOperation(
+        f"shared address {address:#x} names CTA rank {(address >> 24) & 0xFF} of a cluster of {ctas}; "
+        "make it with mapa from an address of this CTA",
+        lane=lane,
+    )
+
+
+def same_in_warp(
+    g: Gang, mask: np.ndarray | None, values: np.ndarray, what: str
+) -> list[tuple[int, int]]:
+    """Return (warp position, value) per active warp; the lanes of a warp must agree."""
+    result = []
+    for w in g.active_warps(mask):
+        part = values[w * LANES : (w + 1) * LANES]
+        if mask is not None:
+            part = part[mask[w * LANES : (w + 1) * LANES]]
+        if (part != part[0]).any():
+            raise IllegalOperation(
+                f"{what} differs between the lanes of a warp ({int(part[0]):#x}, ...); all lanes must "
+                "give the same value",
+                lane=int(w) * LANES,
+            )
+        result.append((int(w), int(part[0])))
+    return result
+
+
+def each_lane(g: Gang, mask: np.ndarray | None) -> list[int]:
+    """Return the lanes that take part, in an order that the seed chooses."""
+    lanes = g.lanes(mask)
+    return [int(i) for i in lanes]
+
+
+def converged(g: Gang, mask: np.ndarray | None, f: Fragment, need: np.ndarray | None = None) -> bool:
+    """Return whether all live lanes of `need` (default: of the active warps) are in `mask`.
+
+    If not, the fragment is parked until the missing lanes have come to the same instruction, and then
+    takes them in (PTX ISA 9.7.9.6: membermask).
+    """
+    if mask is None or f.full and mask is f.mask:
+        return True
+    have = mask
+    if need is None:
+        need = np.repeat(have.reshape(-1, LANES).any(1), LANES)
+    missing = need & g.live & ~have
+    if not missing.any():
+        return True
+    if not (missing & ~f.mask).any():
+        return True  # the guard left lanes out that are here: their own business
+    for other in list(g.fragments):
+        if other is not f and other.at == f.at and other.parked and other.token is f.token:
+            f.mask = f.mask | other.mask
+            g.fragments.remove(other)
+            g.refresh(f)
+            if not (missing & ~f.mask).any():
+                f.parked = False
+                f.tried = -1
+                return converged_again(g, f)
+    f.parked = True
+    f.reason = "waiting for the other lanes of its member mask"
+    return False
+
+
+def converged_again(g: Gang, f: Fragment) -> bool:
+    """The fragment has taken others in: let the machine try the instruction again with all lanes."""
+    g.machine.progress += 1
+    return False

@@ -1,0 +1,292 @@
+"""ld, st, ldu, st.async, prefetch and their kin, in every state space (PTX ISA 9.7.9.8 to .15)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import IllegalOperation, PtxError
+from ..gang import LANES
+from ..memory import misaligned
+from ..syntax import Instr, Mem, Operand, Sink, Sym, Vec
+from .core import address, pick, register, shared_offsets, space_of, type_of, vector_of, window
+from .sync import acquire, release
+
+if TYPE_CHECKING:
+    from ..compiler import Compiler
+    from ..gang import Gang
+
+SYNC = {"acquire", "release", "relaxed", "volatile", "mmio"}
+SAMPLES = 16  # executions per line whose bank conflicts are counted
+
+
+class Space:
+    """Reads and writes of one access size in one state space; "" finds the window per address."""
+
+    def __init__(self, c: Compiler, space: str, size: int, sync: bool) -> None:
+        self.machine = c.machine
+        self.space, self.size, self.sync = space, size, sync
+        self.sampled = 0
+
+    def read(self, g: Gang, lanes: np.ndarray, at: np.ndarray) -> np.ndarray:
+        """Return the items at addresses `at` of `lanes`, as unsigned (or void) items of `size` bytes."""
+        space = self.space or self.resolve(g, lanes, at, None)
+        if isinstance(space, np.ndarray):
+            return space
+        m, size = self.machine, self.size
+        if space in ("global", "const"):
+            m.report.bytes[space]["read"] += len(at) * size
+            offsets = self.globally(at, lanes)
+            return m.memory.views[size].take(offsets >> (size.bit_length() - 1))
+        if space.startswith("shared"):
+            offsets = shared_offsets(g, lanes, at, size, own=space != "shared::cluster")
+            m.report.bytes["shared"]["read"] += len(at) * size
+            m.hazards.shared(g, lanes, offsets, size, False, self.sync)
+            self.banks(g, lanes, offsets)
+            return m.shared.views[size].take(offsets >> (size.bit_length() - 1))
+        if space == "local":
+            offsets = self.local(g, lanes, at)
+            return g.local_view(size).take(offsets >> (size.bit_length() - 1))
+        m.report.bytes["param"]["read"] += len(at) * size
+        low = (at & np.uint64(0xFFFFFFFF)).astype(np.int64)
+        if int(low.max()) + size > len(m.params):
+            raise IllegalOperation(f"parameter offset {int(low.max())} is past the {len(m.params)} bytes of parameters")
+        data = np.frombuffer(m.params, np.uint8)
+        return np.ascontiguousarray(data[low[:, None] + np.arange(size)]).view(
+            m.memory.views[size].dtype
+        ).reshape(-1)
+
+    def globally(self, at: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+        """Return offsets in the arena; an error's lane is one of `lanes`."""
+        try:
+            return self.machine.memory.offsets(at, self.size)
+        except IllegalOperation as error:
+            if error.lane is not None:
+                error.lane = int(lanes[error.lane])
+            raise
+
+    def write(self, g: Gang, lanes: np.ndarray, at: np.ndarray, items: np.ndarray) -> None:
+        """Write `items` (unsigned or void items of `size` bytes) to addresses `at`."""
+        space = self.space or self.resolve(g, lanes, at, items)
+        if isinstance(space, np.ndarray):
+            return
+        m, size = self.machine, self.size
+        m.progress += 1
+        if space == "global":
+            m.report.bytes["global"]["written"] += len(at) * size
+            offsets = self.globally(at, lanes)
+            m.memory.views[size][offsets >> (size.bit_length() - 1)] = items
+        elif space.startswith("shared"):
+            offsets = shared_offsets(g, lanes, at, size, own=space != "shared::cluster")
+            m.report.bytes["shared"]["written"] += len(at) * size
+            m.hazards.shared(g, lanes, offsets, size, True, self.sync)
+            self.banks(g, lanes, offsets)
+            m.shared.views[size][offsets >> (size.bit_length() - 1)] = items
+        elif space == "local":
+            offsets = self.local(g, lanes, at)
+            g.local_view(size)[offsets >> (size.bit_length() - 1)] = items
+        else:
+            raise IllegalOperation(f"a store to the {space} state space: it is read-only (PTX ISA 5.1)")
+
+    def local(self, g: Gang, lanes: np.ndarray, at: np.ndarray) -> np.ndarray:
+        """Return offsets into the gang's local memory."""
+        low = (at & np.uint64(0xFFFFFFFF)).astype(np.int64)
+        width = g.local.shape[1]
+        if int(low.max()) + self.size > width:
+            raise IllegalOperation(f"local offset {int(low.max())} is past the {width} bytes of a thread")
+        if self.size > 1 and (low & (self.size - 1)).any():
+            raise IllegalOperation(misaligned(int(low[0]), self.size))
+        return low + lanes * width
+
+    def resolve(self, g: Gang, lanes: np.ndarray, at: np.ndarray, items: np.ndarray | None) -> Any:
+        """Find the window of generic addresses; where lanes differ, access window by window."""
+        which = window(at)
+        names = ("global", "shared::cluster", "local", "param")
+        if (which == which[0]).all():
+            return names[which[0]]
+        out = np.zeros(len(at), self.machine.memory.views[self.size].dtype)
+        saved = self.space
+        try:
+            for i in np.unique(which):
+                sub = np.flatnonzero(which == i)
+                self.space = names[i]
+                if items is None:
+                    out[sub] = self.read(g, lanes[sub], at[sub])
+                else:
+                    self.write(g, lanes[sub], at[sub], items[sub])
+        finally:
+            self.space = saved
+        return out
+
+    def banks(self, g: Gang, lanes: np.ndarray, offsets: np.ndarray) -> None:
+        """Count bank conflicts of the first executions of a line (32 banks of 4 bytes)."""
+        if self.sampled >= SAMPLES:
+            return
+        self.sampled += 1
+        words = max(self.size // 4, 1)
+        per = max(32 // words, 1)  # lanes per wavefront at best
+        line = g.ins.line
+        groups = (lanes // LANES) * 32 + (lanes % LANES) // per
+        wavefronts = ideal = 0
+        for group in np.unique(groups)[:32]:
+            own = np.unique(((offsets[groups == group] >> 2)[:, None] + np.arange(words)).reshape(-1))
+            ideal += 1
+            wavefronts += int(np.bincount(own % 32).max())
+        self.machine.report.banked(line, wavefronts, ideal, len(np.unique(lanes // LANES)))
+
+
+def effective_space(c: Compiler, ins: Instr, mem: Operand) -> str:
+    """Return the space of a memory operand; parameters of calls lie in local memory."""
+    space = space_of(ins)
+    base = mem.base if isinstance(mem, Mem) else mem
+    if isinstance(base, Sym):
+        place = c.place(base)[0]
+        if place == "local":
+            return "local"
+        if place == "kernel param":
+            return "param"
+        if space == "":
+            return "shared::cluster" if place == "shared" else place
+    return space
+
+
+def rows(c: Compiler, op: Operand, dtype: str) -> list[Callable[..., None] | None]:
+    """Return writers (gang, lanes or None, values) of the registers of a destination."""
+    items = op.items if isinstance(op, Vec) else (op,)
+    result: list[Callable[..., None] | None] = []
+    for item in items:
+        if isinstance(item, Sink):
+            result.append(None)
+            continue
+        cls, row = c.reg(item)
+        if cls == "16":
+            result.append(_wide_row(row))
+            continue
+        text = c.dest_text(item, dtype)
+        row_of = eval(f"lambda g: {text}")  # noqa: S307: our own text
+        result.append(_row(row_of))
+    return result
+
+
+def _row(row_of: Callable[[Any], np.ndarray]) -> Callable[..., None]:
+    def write(g: Any, lanes: np.ndarray | None, values: np.ndarray) -> None:
+        row = row_of(g)
+        if lanes is None:
+            row[:] = values
+        else:
+            row[lanes] = values
+
+    return write
+
+
+def _wide_row(row: int) -> Callable[..., None]:
+    def write(g: Any, lanes: np.ndarray | None, values: np.ndarray) -> None:
+        pairs = np.ascontiguousarray(values).view("u8").reshape(-1, 2)
+        for i in range(2):
+            g.u8[row + i][slice(None) if lanes is None else lanes] = pairs[:, i]
+
+    return write
+
+
+@register("ld", "ldu")
+def load(c: Compiler, ins: Instr) -> Callable[..., None]:
+    """ld (9.7.9.8), ldu: scalars and vectors, any space, plain or synchronising."""
+    dtype, size = type_of(ins)
+    count = vector_of(ins)
+    target, mem = ins.operands[0], ins.operands[1]
+    outs = rows(c, target, dtype)
+    if len(outs) != count and not (count == 1 and len(outs) == 1):
+        raise PtxError(f"{ins.opcode} wants {count} registers and has {len(outs)}")
+    at = address(c, mem)
+    sync = bool(SYNC & set(ins.mods))
+    gains = bool({"acquire", "volatile", "relaxed"} & set(ins.mods))
+    space = Space(c, effective_space(c, ins, mem), size * count, sync)
+
+    def run(g: Gang, m: np.ndarray | None) -> None:
+        lanes = g.lanes(m)
+        where = pick(at(g), m, lanes)
+        items = space.read(g, lanes, where)
+        if gains:
+            acquire(g, lanes, where)
+        some = None if m is None else lanes
+        if count == 1:
+            if outs[0] is not None:
+                outs[0](g, some, items if size == 16 else items.view(dtype))
+            return
+        parts = items.view(dtype).reshape(-1, count)
+        for i, out in enumerate(outs):
+            if out is not None:
+                out(g, some, parts[:, i])
+
+    return run
+
+
+@register("st")
+def store(c: Compiler, ins: Instr) -> Callable[..., None]:
+    """st (9.7.9.12): scalars and vectors, any space, plain or synchronising."""
+    if ins.mods[:1] == ["async"]:
+        from .bulk import st_async
+
+        return st_async(c, ins)
+    if ins.mods[:1] == ["bulk"]:
+        from .bulk import st_bulk
+
+        return st_bulk(c, ins)
+    dtype, size = type_of(ins)
+    count = vector_of(ins)
+    mem, value = ins.operands[0], ins.operands[1]
+    get = values_of(c, value, dtype, size)
+    if len(get) != count:
+        raise PtxError(f"{ins.opcode} wants {count} values and has {len(get)}")
+    at = address(c, mem)
+    sync = bool(SYNC & set(ins.mods))
+    gives = bool({"release", "volatile", "relaxed"} & set(ins.mods))
+    space = Space(c, effective_space(c, ins, mem), size * count, sync)
+
+    def run(g: Gang, m: np.ndarray | None) -> None:
+        lanes = g.lanes(m)
+        where = pick(at(g), m, lanes)
+        if count == 1:
+            items = pick(get[0](g), m, lanes)
+        else:
+            buffer = np.empty((len(lanes), count), dtype if size < 16 else "V16")
+            for i, part in enumerate(get):
+                buffer[:, i] = pick(part(g), m, lanes)
+            items = buffer.reshape(-1).view(whole_type(size * count))
+        if gives:
+            release(g, lanes, where)
+        space.write(g, lanes, where, items)
+
+    return run
+
+
+def whole_type(size: int) -> str:
+    """Return the NumPy type of an access of `size` bytes."""
+    return f"u{size}" if size <= 8 else f"V{size}"
+
+
+def values_of(c: Compiler, op: Operand, dtype: str, size: int) -> list[Callable[[Any], np.ndarray]]:
+    """Return getters of the values of a store, as unsigned items."""
+    items = op.items if isinstance(op, Vec) else (op,)
+    kind = "u" + dtype[1:] if size < 16 else "V16"
+    if kind == "V16":
+        return [_wide_get(c.reg(i)[1]) for i in items]
+    return [c.lanes_source(i, kind) for i in items]
+
+
+def _wide_get(row: int) -> Callable[[Any], np.ndarray]:
+    def get(g: Any) -> np.ndarray:
+        return np.stack([g.u8[row], g.u8[row + 1]], 1).reshape(-1).view("V16")
+
+    return get
+
+
+@register("prefetch", "prefetchu", "discard", "applypriority", "createpolicy", "cp.async.bulk.prefetch")
+def nothing(c: Compiler, ins: Instr) -> Callable[..., None]:
+    """Cache hints: no effect on values. createpolicy gives some 64-bit policy."""
+    if ins.base == "createpolicy":
+        put = c.dest(ins.operands[0], "u8")
+        return lambda g, m: put(g, m, np.uint64(0))
+    return lambda g, m: None

@@ -1,0 +1,137 @@
+"""ldmatrix, stmatrix, movmatrix and mma.sync (PTX ISA 9.7.14.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import PtxError
+from ..gang import LANES
+from ..mma.matrix import lookup_ldmatrix, lookup_stmatrix, movmatrix
+from ..mma.sync import lookup
+from ..syntax import Imm, Instr, Operand, Vec
+from .core import address, converged, register
+from .loadstore import Space
+
+if TYPE_CHECKING:
+    from ..compiler import Compiler
+    from ..gang import Fragment, Gang
+
+
+def registers(op: Operand) -> tuple[Operand, ...]:
+    """Return the items of a vector operand, or the operand."""
+    return op.items if isinstance(op, Vec) else (op,)
+
+
+def row_lanes(g: Gang, m: np.ndarray | None, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the active warps and the lanes that give row addresses, [warps * rows]."""
+    warps = g.active_warps(m)
+    return warps, (warps[:, None] * LANES + np.arange(rows)).reshape(-1)
+
+
+@register("ldmatrix", waits=True)
+def ldmatrix(c: Compiler, ins: Instr) -> Callable[..., Any]:
+    """ldmatrix (9.7.14.5.15)."""
+    op = lookup_ldmatrix(ins.opcode)
+    if op is None:
+        raise PtxError(f"{ins.opcode} is no ldmatrix")
+    at = address(c, ins.operands[1])
+    puts = [c.dest(item, "u4") for item in registers(ins.operands[0])]
+    if len(puts) != op.registers:
+        raise PtxError(f"{ins.opcode} fills {op.registers} registers and has {len(puts)}")
+    space = Space(c, "shared" if op.space else "", op.row_bytes, False)
+
+    def run(g: Gang, m: np.ndarray | None, f: Fragment) -> bool:
+        if not converged(g, m, f):
+            return False
+        warps, lanes = row_lanes(g, m, op.rows)
+        items = space.read(g, lanes, at(g)[lanes])
+        data = op.fn(items.view(np.uint8).reshape(len(warps), op.rows, op.row_bytes))
+        where = (warps[:, None] * LANES + np.arange(LANES)).reshape(-1)
+        values = np.zeros((g.n, op.registers), np.uint32)
+        values[where] = data.reshape(-1, op.registers)
+        for i, put in enumerate(puts):
+            put(g, m, values[:, i])
+        return True
+
+    return run
+
+
+@register("stmatrix", waits=True)
+def stmatrix(c: Compiler, ins: Instr) -> Callable[..., Any]:
+    """stmatrix (9.7.14.5.16)."""
+    op = lookup_stmatrix(ins.opcode)
+    if op is None:
+        raise PtxError(f"{ins.opcode} is no stmatrix")
+    at = address(c, ins.operands[0])
+    gets = [c.lanes_source(item, "u4") for item in registers(ins.operands[1])]
+    if len(gets) != op.registers:
+        raise PtxError(f"{ins.opcode} takes {op.registers} registers and has {len(gets)}")
+    space = Space(c, "shared" if op.space else "", op.row_bytes, False)
+
+    def run(g: Gang, m: np.ndarray | None, f: Fragment) -> bool:
+        if not converged(g, m, f):
+            return False
+        warps, lanes = row_lanes(g, m, op.rows)
+        values = np.stack([np.broadcast_to(get(g), (g.n,)) for get in gets], 1).reshape(g.W, LANES, -1)
+        data = op.fn(np.ascontiguousarray(values[warps]))
+        dtype = f"V{op.row_bytes}" if op.row_bytes > 8 else f"u{op.row_bytes}"
+        items = np.ascontiguousarray(data).reshape(len(lanes), -1).view(dtype).reshape(-1)
+        space.write(g, lanes, at(g)[lanes], items)
+        return True
+
+    return run
+
+
+@register("movmatrix", waits=True)
+def mov_matrix(c: Compiler, ins: Instr) -> Callable[..., Any]:
+    """movmatrix (9.7.14.5.17)."""
+    put, get = c.dest(ins.operands[0], "u4"), c.lanes_source(ins.operands[1], "u4")
+
+    def run(g: Gang, m: np.ndarray | None, f: Fragment) -> bool:
+        if not converged(g, m, f):
+            return False
+        put(g, m, movmatrix(np.ascontiguousarray(get(g)).reshape(g.W, LANES)).reshape(-1))
+        return True
+
+    return run
+
+
+@register("mma", waits=True)
+def mma(c: Compiler, ins: Instr) -> Callable[..., Any]:
+    """mma.sync (9.7.14.5.14) of every dense type, block-scaled forms of sm_120a included."""
+    op = lookup(ins.opcode)
+    if op is None:
+        raise PtxError(f"instruction {ins.opcode} is not modelled")
+    kinds = {"f64": "u8"}
+    parts = [registers(o) for o in ins.operands[:4]]
+    wide = [kinds.get(k, "u4") for k in (op.d_kind, op.ab_kind, op.ab_kind, op.c_kind)]
+    for items, count, name in zip(parts, (op.d, op.a, op.b, op.c), "dabc", strict=True):
+        if len(items) != count:
+            raise PtxError(f"{ins.opcode}: operand {name} has {len(items)} registers and wants {count}")
+    puts = [c.dest(item, wide[0]) for item in parts[0]]
+    gets = [[c.lanes_source(i, w) for i in items] for items, w in zip(parts[1:], wide[1:], strict=True)]
+    scales: list[Any] = []
+    flat = [i for o in ins.operands[4:] for i in registers(o)]
+    for item, kind in zip(flat, op.scales, strict=True):
+        if isinstance(item, Imm):
+            scales.append(int(item.value))
+        else:
+            scales.append(c.lanes_source(item, "u4" if kind == "b32" else "u2"))
+
+    def gather(g: Gang, getters: list[Any]) -> np.ndarray:
+        return np.stack([np.broadcast_to(get(g), (g.n,)) for get in getters], 1).reshape(g.W, LANES, -1)
+
+    def run(g: Gang, m: np.ndarray | None, f: Fragment) -> bool:
+        if not converged(g, m, f):
+            return False
+        a, b, acc = (gather(g, x) for x in gets)
+        extra = [s if isinstance(s, int) else s(g).reshape(g.W, LANES) for s in scales]
+        d = op.fn(a, b, acc, *extra).reshape(g.n, -1)
+        for i, put in enumerate(puts):
+            put(g, m, d[:, i])
+        return True
+
+    return run

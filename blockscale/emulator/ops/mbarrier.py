@@ -1,0 +1,302 @@
+"""mbarrier objects (PTX ISA 9.7.13.15): phases, arrivals, transactions, waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..clocks import union
+from ..errors import IllegalOperation
+from ..gang import LANES
+from ..grid import Vector
+from ..syntax import Instr, Mem, Sink
+from .core import address, register, shared_offsets
+
+if TYPE_CHECKING:
+    from ..compiler import Compiler
+    from ..gang import Fragment, Gang
+    from ..machine import Machine
+
+MOST = (1 << 20) - 1  # of the arrival count and of the transaction count
+
+
+@dataclass(eq=False)
+class MBarrier:
+    """One mbarrier object: its current phase, and what completed phases gave to those who wait."""
+
+    offset: int
+    expected: int
+    line: int
+    pending: int = 0
+    tx: int = 0
+    phase: int = 0
+    vector: Vector | None = None
+    time: float = 0.0
+    flow: int | None = None
+    done: dict[int, tuple[Vector | None, float, int | None]] = field(default_factory=dict)
+    waiters: int = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether the current phase has begun."""
+        return self.pending != self.expected or self.tx != 0
+
+
+def find(machine: Machine, offset: int, what: str, lane: int | None = None) -> MBarrier:
+    """Return the mbarrier object at an absolute offset."""
+    found = machine.mbarriers.get(offset)
+    if found is None:
+        at = offset % machine.shared.stride
+        raise IllegalOperation(
+            f"{what} at shared {at:#x}, where no mbarrier object is: mbarrier.init comes first (PTX ISA "
+            "9.7.13.15.1), and mbarrier.inval or another CTA's address end it",
+            lane=lane,
+        )
+    return found
+
+
+def settle(machine: Machine, b: MBarrier) -> None:
+    """Complete the phase when nothing is pending."""
+    if b.pending == 0 and b.tx == 0:
+        b.done[b.phase & 1] = (b.vector, b.time, b.flow)
+        b.phase += 1
+        b.pending, b.vector, b.time = b.expected, None, 0.0
+        machine.progress += 1
+
+
+def arrive(machine: Machine, b: MBarrier, count: int, lane: int | None = None) -> None:
+    """Take `count` off the pending arrivals."""
+    if count > b.pending:
+        raise IllegalOperation(
+            f"mbarrier arrival count underflow: {count} arrivals at an mbarrier (shared "
+            f"{b.offset % machine.shared.stride:#x}) that waits for {b.pending} of {b.expected} more in "
+            "this phase (PTX ISA 9.7.13.15.2); initialise it with the right count",
+            lane=lane,
+        )
+    b.pending -= count
+
+
+def expect(machine: Machine, b: MBarrier, count: int, lane: int | None = None) -> None:
+    """Add to the transaction count."""
+    b.tx += count
+    bounds(machine, b, lane)
+
+
+def complete_tx(machine: Machine, b: MBarrier, count: int, lane: int | None = None) -> None:
+    """Take off the transaction count (it may come before expect-tx)."""
+    b.tx -= count
+    bounds(machine, b, lane)
+    settle(machine, b)
+
+
+def bounds(machine: Machine, b: MBarrier, lane: int | None) -> None:
+    """Refuse a transaction count that the object cannot hold."""
+    if not -MOST <= b.tx <= MOST:
+        word = "overflow" if b.tx > 0 else "underflow"
+        raise IllegalOperation(
+            f"mbarrier tx-count {word}: {b.tx} at shared {b.offset % machine.shared.stride:#x} is outside "
+            f"-(2^20 - 1) .. 2^20 - 1 (PTX ISA 9.7.13.15.3)",
+            lane=lane,
+        )
+
+
+def give(machine: Machine, b: MBarrier, vector: Vector, time: float, flow: int | None = None) -> None:
+    """Let whoever waits for the current phase know `vector`."""
+    b.vector = union(b.vector, vector)
+    b.time = max(b.time, time)
+    if flow is not None:
+        b.flow = flow
+
+
+def per_lane(
+    c: Compiler, ins: Instr, index: int
+) -> Callable[[Gang, np.ndarray | None, str], list[tuple[int, MBarrier]]]:
+    """Return a function that gives (lane, mbarrier) of the lanes that take part."""
+    at = address(c, ins.operands[index])
+
+    def barriers(g: Gang, m: np.ndarray | None, what: str) -> list[tuple[int, MBarrier]]:
+        lanes = g.lanes(m)
+        offsets = shared_offsets(g, lanes, at(g)[lanes], 8)
+        return [(int(i), find(g.machine, int(o), what, int(i))) for i, o in zip(lanes, offsets, strict=True)]
+
+    return barriers
+
+
+@register("mbarrier.init")
+def init(c: Compiler, ins: Instr) -> Callable[..., None]:
+    """mbarrier.init (9.7.13.15.9)."""
+    at, count = address(c, ins.operands[0]), c.lanes_source(ins.operands[1], "u4")
+
+    def run(g: Gang, m: np.ndarray | None) -> None:
+        machine, lanes = g.machine, g.lanes(m)
+        offsets = shared_offsets(g, lanes, at(g)[lanes], 8, own=True)
+        counts = count(g)
+        for lane, offset in zip(lanes, offsets, strict=True):
+            number = int(counts[lane])
+            if not 1 <= number <= MOST:
+                raise IllegalOperation(f"mbarrier.init with count {number}: 1 to 2^20 - 1", lane=int(lane))
+            old = machine.mbarriers.get(int(offset))
+            if old is not None and old.busy:
+                raise IllegalOperation(
+                    f"mbarrier.init of an mbarrier in use (shared {int(offset) % machine.shared.stride:#x}, "
+                    f"initialised at line {old.line}: {old.pending} of {old.expected} arrivals and {old.tx} "
+                    "bytes pending); mbarrier.inval comes first, when nobody needs it",
+                    lane=int(lane),
+                )
+            new = MBarrier(int(offset), number, ins.line, pending=number)
+            machine.mbarriers[int(offset)] = new
+            machine.hazards.shared(g, np.array([lane]), np.array([offset]), 8, True)
+            machine.progress += 1
+
+    return run
+
+
+@register("mbarrier.inval")
+def inval(c: Compiler, ins: Instr) -> Callable[..., None]:
+    """mbarrier.inval (9.7.13.15.10)."""
+    barriers = per_lane(c, ins, 0)
+
+    def run(g: Gang, m: np.ndarray | None) -> None:
+        for lane, b in barriers(g, m, "mbarrier.inval"):
+            if b.busy:
+                raise IllegalOperation(
+                    f"mbarrier.inval of an mbarrier in use ({b.pending} of {b.expected} arrivals and {b.tx} "
+                    "bytes pending); wait for its phase first",
+                    lane=lane,
+                )
+            g.machine.mbarriers.pop(b.offset, None)
+
+    return run
+
+
+def known(g: Gang, lane: int) -> Vector:
+    """Return what a lane's warp knows."""
+    w = lane // LANES
+    return g.machine.clocks.both(int(g.w_cluster[w]), int(g.w_agent[w]))
+
+
+def new_epochs(g: Gang, lanes: list[int]) -> None:
+    """Begin a new epoch of the warps of `lanes`."""
+    for w in sorted({lane // LANES for lane in lanes}):
+        g.machine.clocks.release(int(g.w_cluster[w]), int(g.w_agent[w]))
+
+
+@register("mbarrier.arrive", "mbarrier.arrive_drop")
+def mbarrier_arrive(c: Compiler, ins: Instr) -> Callable[..., None]:
+    """mbarrier.arrive and .arrive_drop, with .expect_tx and .noComplete (9.7.13.15.13, .14)."""
+    operands = list(ins.operands)
+    target = operands.pop(0) if not isinstance(operands[0], Mem) else Sink()
+    put = c.dest(target, "u8")
+    at = Instr(ins.opcode, (operands[0],), None, ins.line)
+    barriers = per_lane(c, at, 0)
+    with_tx = "expect_tx" in ins.mods
+    drop = ins.opcode.startswith("mbarrier.arrive_drop")
+    number = c.lanes_source(operands[1], "u4") if len(operands) > 1 else None
+
+    def run(g: Gang, m: np.ndarray | None) -> None:
+        machine = g.machine
+        pairs = barriers(g, m, ins.opcode)
+        values = number(g) if number is not None else None
+        states = np.zeros(g.n, np.uint64)
+        cache: dict[int, Vector] = {}
+        for lane, b in pairs:
+            count = 1
+            if with_tx and values is not None:
+                expect(machine, b, int(values[lane]), lane)
+            elif values is not None:
+                count = int(values[lane])
+            states[lane] = np.uint64(state(b))
+            w = lane // LANES
+            if w not in cache:
+                cache[w] = known(g, lane)
+            give(machine, b, cache[w], g.time)
+            if drop:
+                b.expected -= count
+            arrive(machine, b, count, lane)
+            settle(machine, b)
+        new_epochs(g, [lane for lane, _ in pairs])
+        put(g, m, states)
+
+    return run
+
+
+def state(b: MBarrier) -> int:
+    """Return the opaque state of an mbarrier: its phase and what is pending."""
+    return (b.phase << 40) | (b.expected << 20) | b.pending
+
+
+@register("mbarrier.expect_tx", "mbarrier.complete_tx")
+def mbarrier_tx(c: Compiler, ins: Instr) -> Callable[..., None]:
+    """mbarrier.expect_tx and .complete_tx (9.7.13.15.11, .12)."""
+    barriers, number = per_lane(c, ins, 0), c.lanes_source(ins.operands[1], "u4")
+    change = expect if ins.opcode.startswith("mbarrier.expect_tx") else complete_tx
+
+    def run(g: Gang, m: np.ndarray | None) -> None:
+        values = number(g)
+        for lane, b in barriers(g, m, ins.opcode):
+            change(g.machine, b, int(values[lane]), lane)
+
+    return run
+
+
+@register("mbarrier.pending_count")
+def pending_count(c: Compiler, ins: Instr) -> Callable[..., None]:
+    """mbarrier.pending_count (9.7.13.15.17)."""
+    put, get = c.dest(ins.operands[0], "u4"), c.lanes_source(ins.operands[1], "u8")
+    return lambda g, m: put(g, m, (get(g) & np.uint64(MOST)).astype(np.uint32))
+
+
+@register("mbarrier.test_wait", "mbarrier.try_wait", waits=True)
+def wait(c: Compiler, ins: Instr) -> Callable[..., Any]:
+    """mbarrier.test_wait and .try_wait, by state or by .parity (9.7.13.15.16)."""
+    barriers = per_lane(c, ins, 1)
+    put = c.dest(ins.operands[0], "?")
+    parity = "parity" in ins.mods
+    phase = c.lanes_source(ins.operands[2], "u4" if parity else "u8")
+    blocking = ins.opcode.startswith("mbarrier.try_wait")
+
+    def run(g: Gang, m: np.ndarray | None, f: Fragment) -> Any:
+        machine = g.machine
+        pairs = barriers(g, m, ins.opcode)
+        wanted = phase(g)
+        ready = np.zeros(g.n, bool)
+        for lane, b in pairs:
+            if parity:
+                value = int(wanted[lane])
+                if value > 1:
+                    raise IllegalOperation(f"phase parity {value}: 0 or 1 (PTX ISA 9.7.13.15.16)", lane=lane)
+                ready[lane] = (b.phase & 1) != value
+            else:
+                before = int(wanted[lane]) >> 40
+                ready[lane] = b.phase != before
+        lanes = np.array([lane for lane, _ in pairs])
+        some = ready[lanes]
+        if blocking and not some.all():
+            f.reason = f"mbarrier {pairs[int((~some).argmax())][1].offset % machine.shared.stride:#x}"
+            if g.W > 1:
+                keys = np.full(g.W, 2)
+                for w in np.unique(lanes // LANES):
+                    keys[w] = int(ready[lanes[lanes // LANES == w]].all())
+                if len(np.unique(keys)) > 1:
+                    return keys
+            if not some.any() and not (machine.seed and machine.rng.random() < 0.02 and f.tried < 0):
+                return False
+        seen: set[tuple[int, int]] = set()
+        for lane, b in pairs:
+            w = lane // LANES
+            if ready[lane] and (w, id(b)) not in seen:
+                seen.add((w, id(b)))
+                vector, time, flow = b.done.get((b.phase - 1) & 1, (None, 0.0, None))
+                if vector is not None:
+                    machine.clocks.join(int(g.w_cluster[w]), int(g.w_agent[w]), vector)
+                g.time = max(g.time, time)
+                g.flow = flow
+        put(g, m, ready)
+        if not blocking and not some.all():
+            g.time += 20
+        return True
+
+    return run

@@ -1,0 +1,261 @@
+"""What a launch leaves behind: counts, bytes, hazards, the events of the timeline.
+
+The machine fills a `Report` while it runs, so every counter is a plain dict; nothing here computes
+before somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from .errors import EmulationError
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+Severity = Literal["error", "warning"]
+
+MEMORIES = ("global", "shared", "local", "tmem", "param", "const")
+ENGINES = (
+    "cp.async",
+    "tma.load",
+    "tma.store",
+    "tma.reduce",
+    "bulk",
+    "tensor core",
+    "tcgen05.cp",
+    "tcgen05.ld",
+    "tcgen05.st",
+)
+
+# Kinds of events.
+COMPUTE = "compute"
+MMA = "MMA"
+TRANSFER = "async transfer"
+WAIT_MBARRIER = "waiting on mbarrier"
+WAIT_BARRIER = "waiting on bar.sync"
+WAIT_ASYNC = "waiting for own async work"  # cp.async.wait_group, tcgen05.wait, griddepcontrol.wait
+WAITS = (WAIT_MBARRIER, WAIT_BARRIER, WAIT_ASYNC)
+
+SHOWN_OPCODES = 15
+
+
+class HazardError(EmulationError):
+    """Raised by `Report.check`: the kernel ran to its end, but not only by right."""
+
+
+class Event(NamedTuple):
+    """One bar of the timeline, in virtual cycles.
+
+    Events that share a `flow` belong together: the wait among them ended because the others did.
+    """
+
+    track: str
+    start: float
+    end: float
+    kind: str
+    label: str = ""
+    line: int | None = None
+    flow: int | None = None
+
+
+def warp_track(cta: int, warp: int) -> str:
+    """Return the name of the row of a warp."""
+    return f"CTA {cta} / warp {warp}"
+
+
+def engine_track(cta: int, engine: str) -> str:
+    """Return the name of the row of an async engine of a CTA."""
+    return f"CTA {cta} / {engine}"
+
+
+@dataclass(frozen=True, slots=True)
+class Hazard:
+    """One broken rule at one place; what is only doubtful has the severity "warning"."""
+
+    kind: str
+    severity: Severity
+    message: str
+    kernel: str = ""
+    line: int | None = None
+    opcode: str = ""
+    cta: int | tuple[int, int, int] | None = None
+    warp: int | None = None
+    lane: int | None = None
+    other: str | None = None
+    other_line: int | None = None
+
+    @property
+    def key(self) -> tuple[str, int | None, int | str | None]:
+        """What two hazards share that are reported once."""
+        other = self.other if self.other_line is None else self.other_line
+        return self.kind, self.line, other
+
+    @property
+    def place(self) -> str:
+        """Return where it happened: line, opcode, CTA, warp, lane."""
+        line = "" if self.line is None else f"line {self.line}"
+        words = [line, self.opcode]
+        for name, number in (("CTA", self.cta), ("warp", self.warp), ("lane", self.lane)):
+            words.append("" if number is None else f"{name} {number}")
+        return ", ".join(filter(None, words)) or "no place"
+
+    def __str__(self) -> str:
+        other = f"; the other access: {self.other}" if self.other else ""
+        return f"{self.kind} at {self.place}{other}: {self.message}"
+
+
+def _memory_counters() -> dict[str, dict[str, int]]:
+    return {name: {"read": 0, "written": 0} for name in MEMORIES}
+
+
+def _engine_counters() -> dict[str, dict[str, int]]:
+    return {name: {"operations": 0, "bytes": 0} for name in ENGINES}
+
+
+@dataclass
+class Report:
+    """All that one launch tells about itself."""
+
+    kernel: str = ""
+    grid: tuple[int, int, int] = (1, 1, 1)
+    block: tuple[int, int, int] = (1, 1, 1)
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    seed: int = 0
+    instructions: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """Warp-instructions by opcode."""
+    bytes: dict[str, dict[str, int]] = field(default_factory=_memory_counters)
+    """Bytes 'read' and 'written' of each memory by the threads themselves."""
+    engines: dict[str, dict[str, int]] = field(default_factory=_engine_counters)
+    """'operations' and 'bytes' of each asynchronous engine."""
+    tmem_columns_high_water: int = 0
+    smem_bytes: int = 0
+    """Shared memory touched in the CTA that touched most of it."""
+    bank_conflicts: dict[int, dict[str, int]] = field(default_factory=dict)
+    """PTX line -> 'accesses' (warp-instructions), 'wavefronts' they took, 'ideal' wavefronts."""
+    hazards: list[Hazard] = field(default_factory=list)
+    """The first hazard of each kind at each place; `count` says how often it came again."""
+    cycles: float = 0.0
+    wall_seconds: float = 0.0
+    warp_instructions: int = 0
+    events: list[Event] = field(default_factory=list)
+    _counts: dict[tuple[Any, ...], int] = field(default_factory=dict, repr=False)
+
+    def add(self, hazard: Hazard) -> bool:
+        """Count a hazard; return whether it is the first of its kind at its place."""
+        key = hazard.key
+        seen = self._counts.get(key, 0)
+        self._counts[key] = seen + 1
+        if not seen:
+            self.hazards.append(hazard)
+        return not seen
+
+    def count(self, hazard: Hazard) -> int:
+        """Return how often a hazard happened."""
+        return self._counts.get(hazard.key, 1)
+
+    def moved(self, memory: str, *, read: int = 0, written: int = 0) -> None:
+        """Count bytes that threads moved to or from a memory."""
+        row = self.bytes[memory]
+        row["read"] += read
+        row["written"] += written
+
+    def operated(self, engine: str, nbytes: int, operations: int = 1) -> None:
+        """Count what an asynchronous engine did."""
+        row = self.engines[engine]
+        row["operations"] += operations
+        row["bytes"] += nbytes
+
+    def banked(self, line: int, wavefronts: int, ideal: int, accesses: int = 1) -> None:
+        """Count shared-memory accesses of a PTX line and the wavefronts that they took."""
+        row = self.bank_conflicts.get(line)
+        if row is None:
+            row = self.bank_conflicts[line] = {"accesses": 0, "wavefronts": 0, "ideal": 0}
+        row["accesses"] += accesses
+        row["wavefronts"] += wavefronts
+        row["ideal"] += ideal
+
+    @property
+    def errors(self) -> list[Hazard]:
+        """The hazards that make a kernel wrong."""
+        return [h for h in self.hazards if h.severity == "error"]
+
+    @property
+    def warnings(self) -> list[Hazard]:
+        """The hazards that are only doubtful."""
+        return [h for h in self.hazards if h.severity != "error"]
+
+    @property
+    def ok(self) -> bool:
+        """Whether no hazard makes the kernel wrong."""
+        return not self.errors
+
+    def check(self) -> Report:
+        """Return the report itself; raise HazardError, which names every error, if there is one."""
+        errors = self.errors
+        if errors:
+            noun = "hazard" if len(errors) == 1 else "hazards"
+            found = "\n".join(f"  {self._times(h)}{h}" for h in errors)
+            raise HazardError(
+                f"{self.kernel}: {len(errors)} {noun} with seed {self.seed}:\n{found}"
+            )
+        return self
+
+    def _times(self, hazard: Hazard) -> str:
+        count = self.count(hazard)
+        return "" if count == 1 else f"{count} x "
+
+    def to_json(self, *, events: bool = False) -> dict[str, Any]:
+        """Return everything as JSON types; the timeline's events only when asked for."""
+        hazards = [asdict(h) | {"count": self.count(h)} for h in self.hazards]
+        data: dict[str, Any] = {
+            "kernel": self.kernel,
+            "grid": list(self.grid),
+            "block": list(self.block),
+            "cluster": list(self.cluster),
+            "seed": int(self.seed),
+            "ok": self.ok,
+            "warp_instructions": int(self.warp_instructions),
+            "instructions": {k: int(v) for k, v in _largest(self.instructions)},
+            "bytes": {m: {k: int(v) for k, v in row.items()} for m, row in self.bytes.items()},
+            "engines": {e: {k: int(v) for k, v in row.items()} for e, row in self.engines.items()},
+            "tmem_columns_high_water": int(self.tmem_columns_high_water),
+            "smem_bytes": int(self.smem_bytes),
+            "bank_conflicts": [
+                {"line": int(line), **{k: int(v) for k, v in row.items()}}
+                for line, row in sorted(self.bank_conflicts.items())
+            ],
+            "hazards": [{k: _plain(v) for k, v in h.items()} for h in hazards],
+            "cycles": float(self.cycles),
+            "wall_seconds": round(float(self.wall_seconds), 4),
+        }
+        if events:
+            data["events"] = [{k: _plain(v) for k, v in e._asdict().items()} for e in self.events]
+        return data
+
+    def table(self, opcodes: int = SHOWN_OPCODES) -> Group:
+        """Return rich tables: instructions, bytes, engines, bank conflicts, hazards."""
+        from . import report_tables
+
+        return report_tables.tables(self, opcodes)
+
+    def __str__(self) -> str:
+        verdict = "no hazard"
+        if self.hazards:
+            verdict = f"{len(self.errors)} errors, {len(self.warnings)} warnings"
+        return (
+            f"{self.kernel}, seed {self.seed}: {self.warp_instructions:,} warp-instructions, "
+            f"{self.cycles:,.0f} virtual cycles, {self.wall_seconds:.2f} s, {verdict}"
+        )
+
+
+def _largest(counts: dict[str, int]) -> Iterable[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+def _plain(value: Any) -> Any:
+    """Return a NumPy scalar as the Python number that JSON knows."""
+    return value.item() if hasattr(value, "item") else value

@@ -1,0 +1,327 @@
+"""The picture of a pipeline: warps and asynchronous engines over virtual time.
+
+Every warp and every engine that did something has a row, grouped by CTA. Work is tall, waiting low
+and pale. Operations of one engine that were under way together are stacked inside its row. A thin
+line leads from the end of what somebody waited for to the end of the wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from .report import (
+    COMPUTE,
+    MMA,
+    TRANSFER,
+    WAIT_ASYNC,
+    WAIT_BARRIER,
+    WAIT_MBARRIER,
+    WAITS,
+    Event,
+    Report,
+)
+from .timeline_rows import ROW, Row, clipped, make_rows
+
+FORMATS = (".svg", ".png")
+COLOURS = {  # distinguishable without red-green vision; waits are pale
+    COMPUTE: "#4c86c6",
+    MMA: "#b5382a",
+    TRANSFER: "#14806f",
+    WAIT_MBARRIER: "#f3c869",
+    WAIT_BARRIER: "#c7b3e5",
+    WAIT_ASYNC: "#c9d1d9",
+}
+OTHER = "#7a8490"
+INK, FAINT, GRID, BAND = "#1f2933", "#66717c", "#e4e8ec", "#f5f7f9"
+WIDTH = 14.0  # inches, as all sizes here
+MARGIN_LEFT, MARGIN_RIGHT, MARGIN_TOP, MARGIN_BOTTOM = 1.55, 0.75, 0.85, 0.55
+GAP = 0.16  # between CTAs
+WORK_HEIGHT, WAIT_HEIGHT = 0.78, 0.4  # of the lane
+CHARACTER = 0.051  # inches of one character of a label
+MAX_FLOWS = 1500  # lines; more would hide the picture
+STEPS = 1400  # what is shorter than this part of the axis is merged with its neighbours
+STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.size": 8.5,
+    "text.color": INK,
+    "svg.hashsalt": "blockscale",
+    "svg.fonttype": "none",
+    "path.simplify": False,
+}
+
+
+def draw(
+    report: Report,
+    path: str | Path,
+    title: str | None = None,
+    first: float | None = None,
+    last: float | None = None,
+) -> Path:
+    """Draw the events of a report into an .svg or .png file and return its path.
+
+    `first` and `last` choose a window of virtual cycles. The same report gives the same bytes.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in FORMATS:
+        raise ValueError(
+            f"timeline.draw: {path.name!r} ends in {path.suffix!r}; a timeline is an SVG or a PNG; "
+            f"name it {path.stem}.svg"
+        )
+    events = [e for e in report.events if e.end > e.start or e.flow is not None]
+    if not events:
+        raise ValueError(
+            f"timeline.draw: the report of {report.kernel!r} holds no events; draw the report of a "
+            "launch that ran at least one instruction"
+        )
+    low = min(e.start for e in events) if first is None else first
+    high = max(e.end for e in events) if last is None else last
+    if not low < high:
+        raise ValueError(
+            f"timeline.draw: the window {low:g} to {high:g} is empty; first must be less than last"
+        )
+    events = [clipped(e, low, high) for e in events if e.end >= low and e.start <= high]
+    rows, left_out = make_rows(events, (high - low) / STEPS)
+    if not rows:
+        raise ValueError(
+            f"timeline.draw: nothing happened from cycle {low:g} to {high:g}; the events end at "
+            f"{max(e.end for e in report.events):g}; choose first and last between them"
+        )
+    _render(_Picture(report, rows, low, high, _title(report, title, left_out)), path)
+    return path
+
+
+def _title(report: Report, title: str | None, left_out: int) -> str:
+    def shape(sizes: Iterable[int]) -> str:
+        return "×".join(map(str, sizes))
+
+    note = f" ({left_out} more CTAs not drawn)" if left_out else ""
+    if title is not None:
+        return title + note
+    cluster = f", cluster {shape(report.cluster)}" if max(report.cluster) > 1 else ""
+    return (
+        f"{report.kernel}: grid {shape(report.grid)}, block {shape(report.block)}{cluster}, "
+        f"seed {report.seed}{note}"
+    )
+
+
+@dataclass
+class _Picture:
+    """All that is drawn; lengths in inches, y downwards."""
+
+    report: Report
+    rows: list[Row]
+    low: float
+    high: float
+    title: str
+    height: float = 0.0
+    flows: list[tuple[Event, float, Event, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        y = 0.0
+        for index, row in enumerate(self.rows):
+            if index and row.cta != self.rows[index - 1].cta:
+                y += GAP
+            row.top = y
+            y += row.height
+        self.height = y
+        self.flows = list(_flows(self.rows))
+
+    @property
+    def cycles_per_inch(self) -> float:
+        return (self.high - self.low) / (WIDTH - MARGIN_LEFT - MARGIN_RIGHT)
+
+
+def _render(picture: _Picture, path: Path) -> None:
+    """Write the file; matplotlib is imported here alone."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError(
+            f"timeline.draw: the package {missing.name!r} is missing; "
+            "pip install 'blockscale[demo]'",
+            name=missing.name,
+        ) from None
+    total = picture.height + MARGIN_TOP + MARGIN_BOTTOM
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, total), facecolor="white")
+        axes = figure.add_axes(
+            (
+                MARGIN_LEFT / WIDTH,
+                MARGIN_BOTTOM / total,
+                1 - (MARGIN_LEFT + MARGIN_RIGHT) / WIDTH,
+                picture.height / total,
+            )
+        )
+        axes.set_xlim(picture.low, picture.high)
+        axes.set_ylim(picture.height, 0)
+        _frame(axes, picture)
+        for row in picture.rows:
+            _draw_row(axes, picture, row)
+        _draw_flows(axes, picture)
+        x = 0.12 / WIDTH
+        figure.text(x, 1 - 0.24 / total, picture.title, fontsize=11, weight="bold", va="center")
+        _legend(figure, picture, total)
+        metadata = {"Date": None, "Creator": None}
+        if path.suffix.lower() == ".png":
+            metadata = {"Software": None}
+        kind = path.suffix[1:].lower()
+        figure.savefig(path, format=kind, dpi=110, metadata=metadata)
+
+
+def _frame(axes: Any, picture: _Picture) -> None:
+    """Axes, grid, the names of CTAs and rows, and how busy each row was."""
+    for side in ("top", "left", "right"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color("#c4ccd4")
+    axes.set_yticks([])
+    axes.tick_params(axis="x", colors=FAINT)
+    axes.grid(axis="x", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.set_xlabel("virtual cycles", color=FAINT)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+    margin = axes.get_yaxis_transform()  # x as a part of the axes, y in data
+    right = 1 + 0.08 / (WIDTH - MARGIN_LEFT - MARGIN_RIGHT)
+    axes.text(right, -0.1, "busy", transform=margin, fontsize=7.5, color=FAINT, va="center")
+    names = (-0.08 / (WIDTH - MARGIN_LEFT - MARGIN_RIGHT), {"transform": margin, "va": "center"})
+    for row in picture.rows:
+        middle = row.top + row.height / 2
+        if row.engine:
+            axes.axhspan(row.top, row.top + row.height, color=BAND, linewidth=0, zorder=0)
+        axes.text(names[0], middle, row.name, ha="right", **names[1])
+        busy = f"{_busy(row, picture.low, picture.high):.0%}"
+        axes.text(right, middle, busy, transform=margin, va="center", fontsize=7.5, color=FAINT)
+    for cta, rows in groupby(picture.rows, key=lambda row: row.cta):
+        top = next(rows).top
+        name = f"CTA {cta}" if cta < 1 << 30 else ""
+        x = (0.12 - MARGIN_LEFT) / (WIDTH - MARGIN_LEFT - MARGIN_RIGHT)
+        axes.text(x, top + ROW / 2, name, weight="bold", **names[1])
+        if top:
+            axes.axhline(top - GAP / 2, color="#c4ccd4", linewidth=0.8, zorder=0)
+
+
+def _busy(row: Row, low: float, high: float) -> float:
+    """Return the part of the window in which a row did something other than wait."""
+    total, reached = 0.0, low
+    for event in row.events:
+        if event.kind not in WAITS:
+            total += max(0.0, event.end - max(event.start, reached))
+            reached = max(reached, event.end)
+    return total / (high - low)
+
+
+def _lane_box(row: Row, index: int) -> tuple[float, float]:
+    """Return the top and the height of a lane."""
+    height = row.height * 0.94 / len(row.lanes)
+    return row.top + row.height * 0.03 + index * height, height
+
+
+def _draw_row(axes: Any, picture: _Picture, row: Row) -> None:
+    for index, lane in enumerate(row.lanes):
+        top, height = _lane_box(row, index)
+        for kind in dict.fromkeys(event.kind for event in lane):
+            part = WAIT_HEIGHT if kind in WAITS else WORK_HEIGHT
+            # a hair wide at least, so that nothing disappears
+            hair = picture.cycles_per_inch / 110
+            spans = [(e.start, max(e.end - e.start, hair)) for e in lane if e.kind == kind]
+            axes.broken_barh(
+                spans,
+                (top + height * (1 - part) / 2, height * part),
+                facecolors=COLOURS.get(kind, OTHER),
+                edgecolors="white",
+                linewidth=0.35 if len(spans) < STEPS / 5 else 0,
+                zorder=2,
+            )
+        for event in lane:
+            _draw_label(axes, picture, event, top + height / 2)
+
+
+def _draw_label(axes: Any, picture: _Picture, event: Event, y: float) -> None:
+    """Write a bar's label into it when it fits; never into a wait, which is too low."""
+    room = (event.end - event.start) / picture.cycles_per_inch
+    if event.kind in WAITS or not event.label or room < CHARACTER * (len(event.label) + 1):
+        return
+    style = {"ha": "center", "va": "center_baseline", "fontsize": 6.5, "color": "white"}
+    axes.text((event.start + event.end) / 2, y, event.label, zorder=4, clip_on=True, **style)
+
+
+def _draw_flows(axes: Any, picture: _Picture) -> None:
+    """Draw a line from the last operation of each flow to the end of each wait that it released."""
+    from matplotlib.collections import LineCollection
+
+    lines, colours, ends = [], [], []
+    for source, start_y, wait, end_y in picture.flows:
+        lines.append([(source.end, start_y), (wait.end, end_y)])
+        colours.append(COLOURS.get(source.kind, OTHER))
+        ends.append((wait.end, end_y))
+    if not 0 < len(lines) <= MAX_FLOWS:
+        return
+    alpha = 0.75 if len(lines) < 150 else 0.4
+    axes.add_collection(
+        LineCollection(lines, colors=colours, linewidths=0.7, alpha=alpha, zorder=1.5),
+        autolim=False,
+    )
+    xs, ys = zip(*ends, strict=True)
+    axes.scatter(xs, ys, s=7, c=colours, linewidths=0, zorder=3.5)
+
+
+def _flows(rows: Iterable[Row]) -> Iterator[tuple[Event, float, Event, float]]:
+    """Yield what a wait was for, its height, the wait, its height."""
+    sources: dict[int, tuple[Event, Row]] = {}
+    waits: list[tuple[Event, float]] = []
+    for row in rows:
+        # row.events, not the lanes: merging loses flows
+        for event in row.events:
+            if event.flow is None:
+                continue
+            if event.kind in WAITS:
+                waits.append((event, row.top + row.height / 2))
+            elif event.flow not in sources or sources[event.flow][0].end < event.end:
+                sources[event.flow] = (event, row)
+    for wait, y in waits:
+        found = None if wait.flow is None else sources.get(wait.flow)
+        if found is not None and found[0].end <= wait.end:
+            yield found[0], _height_of(found[1], found[0]), wait, y
+
+
+def _height_of(row: Row, event: Event) -> float:
+    """Return the middle of the lane that holds an event."""
+    for index, lane in enumerate(row.lanes):
+        if any(bar.start <= event.start and event.end <= bar.end for bar in lane):
+            top, height = _lane_box(row, index)
+            return top + height / 2
+    return row.top + row.height / 2
+
+
+def _legend(figure: Any, picture: _Picture, total: float) -> None:
+    """One line under the title: the kinds that appear, and what the lines mean."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    shown = {event.kind for row in picture.rows for event in row.events}
+    handles: list[Any] = [
+        Patch(color=colour, label=k) for k, colour in COLOURS.items() if k in shown
+    ]
+    if shown - COLOURS.keys():
+        handles.append(Patch(color=OTHER, label=", ".join(sorted(shown - COLOURS.keys()))))
+    if picture.flows:
+        style: Any = {"color": FAINT, "linewidth": 0.8, "marker": "o", "markersize": 2.5}
+        many = len(picture.flows) > MAX_FLOWS
+        note = f" ({len(picture.flows):,}: drawn in a narrower window)" if many else ""
+        label = f"end of the work → end of the wait for it{note}"
+        handles.append(Line2D([], [], label=label, **style))
+    figure.legend(
+        handles=handles,
+        loc="center left",
+        bbox_to_anchor=(0.12 / WIDTH, 1 - 0.5 / total),
+        ncols=len(handles),
+        frameon=False,
+        handlelength=1.2,
+        columnspacing=1.4,
+        borderaxespad=0,
+        borderpad=0,
+    )
