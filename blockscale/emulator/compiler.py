@@ -165,7 +165,7 @@ class Compiler:
         if ins.base == "mov" and not ins.opcode.startswith("movm"):
             return before + self.move(ins, mask)
         count = 2 if ins.operands and isinstance(ins.operands[0], Pair) else 1
-        scalar = alu.lookup(ins.opcode, count) if ins.opcode not in ops.NOT_ALU else None
+        scalar = alu.lookup(ins.opcode, count, self.sources(ins))
         if scalar is not None:
             return before + self.scalar(ins, scalar, mask)
         handler = self.constant(self.handler(ins))
@@ -174,6 +174,11 @@ class Compiler:
         if ins.guard is not None:
             return [*before, f"if w.any(): {handler}(g, w)"]
         return [*before, f"{handler}(g, {mask})"]
+
+    @staticmethod
+    def sources(ins: Instr) -> int:
+        """Return the number of source operands, the items of vectors one by one."""
+        return sum(len(o.items) if isinstance(o, Vec) else 1 for o in ins.operands[1:])
 
     def handler(self, ins: Instr) -> Callable[..., Any]:
         """Return the handler of an instruction that is not scalar."""
@@ -190,7 +195,7 @@ class Compiler:
         outs = list(f.outs[:-1] if f.writes_cc else f.outs)
         dests = [first.first, first.second] if isinstance(first, Pair) else [first]
         wanted = list(f.ins[:-1] if f.reads_cc else f.ins)
-        sources = ins.operands[1:]
+        sources = [i for o in ins.operands[1:] for i in (o.items if isinstance(o, Vec) else (o,))]
         if len(sources) != len(wanted):
             raise PtxError(
                 f"{ins.opcode} takes {len(wanted)} source operands and has {len(sources)}"

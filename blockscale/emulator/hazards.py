@@ -12,6 +12,7 @@ from .report import Hazard
 if TYPE_CHECKING:
     from .gang import Gang
     from .machine import Machine
+    from .syntax import Instr
 
 Found = tuple[str, int, int, int]
 
@@ -144,18 +145,18 @@ class Hazards:
             self.conflict(found, g.ins.opcode, "shared memory", line, int(g.warps[row]), offset)
         if not write and not shadow.dirty[cells].all():
             at = int(np.flatnonzero(~shadow.dirty[cells])[0])
-            self.uninitialised(g, cells, at, int(g.warps[int(rows[at])]))
+            self.uninitialised(g.ins, cells, at, int(g.warps[int(rows[at])]))
 
-    def uninitialised(self, g: Gang, cells: np.ndarray, at: int, warp: int) -> None:
+    def uninitialised(self, ins: Instr, cells: np.ndarray, at: int, warp: int) -> None:
         """Report a read of shared memory that nobody wrote."""
-        key = ("uninitialised", g.ins.line)
+        key = ("uninitialised", ins.line)
         if key in self.known:
             return
         self.known.add(key)
         offset = int(cells[at]) * self.machine.traits.granule % self.machine.shared.stride
         self.add(
             "uninitialised read", "warning",
-            f"{g.ins.opcode} reads shared memory {offset:#x}, which nobody has written; "
+            f"{ins.opcode} reads shared memory {offset:#x}, which nobody has written; "
             "initialise it or mask the read",
-            line=g.ins.line, warp=warp,
+            line=ins.line, warp=warp,
         )  # fmt: skip

@@ -153,6 +153,8 @@ class SharedMemory:
 
     def check(self, low: np.ndarray, size: int) -> None:
         """Refuse offsets outside the CTA's own variables, and misaligned ones."""
+        if not low.size:
+            return
         top = int(low.max())
         if int(low.min()) < self.first or top + size > self.end:
             bad = (low < self.first) | (low + size > self.end)

@@ -284,7 +284,8 @@ def _flows(rows: Iterable[Row]) -> Iterator[tuple[Event, float, Event, float]]:
                 sources[event.flow] = (event, row)
     for wait, y in waits:
         found = None if wait.flow is None else sources.get(wait.flow)
-        if found is not None and found[0].end <= wait.end:
+        # what had ended before the wait began did not end it
+        if found is not None and wait.start <= found[0].end <= wait.end:
             yield found[0], _height_of(found[1], found[0]), wait, y
 
 

@@ -105,16 +105,48 @@ def _track_key(track: str) -> tuple[int, int, int, str]:
 
 def _lanes(row: Row, shortest: float) -> list[list[Event]]:
     """Spread what was under way together over lanes; merge neighbours that nobody could tell."""
+    if not row.engine:
+        return [list(_merged(row.events, shortest, True))]
+    events, within = row.events, shortest
+    while (lanes := _stacked(events, shortest / 100)) is None:
+        events = _batches(row.events, within)
+        within *= 2
+    return [list(_merged(lane, shortest, False)) for lane in lanes]
+
+
+def _stacked(events: Sequence[Event], slack: float) -> list[list[Event]] | None:
+    """Return events in lanes without overlaps; None where that takes too many lanes."""
     lanes: list[list[Event]] = []
-    for event in row.events:
-        free = next((lane for lane in lanes if lane[-1].end <= event.start + shortest / 100), None)
+    for event in events:
+        free = next((lane for lane in lanes if lane[-1].end <= event.start + slack), None)
         if free is not None:
             free.append(event)
-        elif len(lanes) < (MAX_LANES if row.engine else 1):
-            lanes.append([event])
+        elif len(lanes) == MAX_LANES:
+            return None
         else:
-            min(lanes, key=lambda lane: lane[-1].end).append(event)
-    return [list(_merged(lane, shortest, not row.engine)) for lane in lanes]
+            lanes.append([event])
+    return lanes
+
+
+def _batches(events: Sequence[Event], within: float) -> list[Event]:
+    """Return one bar for all that began within so many cycles of each other: "32 × cp.async"."""
+    found: list[list[Event]] = []
+    last: dict[tuple[str, str], list[Event]] = {}
+    for event in events:
+        batch = last.get((event.kind, event.label))
+        if batch is None or event.start > batch[-1].start + within:
+            batch = last[event.kind, event.label] = []
+            found.append(batch)
+        batch.append(event)
+    return [
+        batch[0]._replace(
+            end=max(event.end for event in batch),
+            label=f"{len(batch)} × {batch[0].label}" if batch[0].label else "",
+        )
+        if len(batch) > 1
+        else batch[0]
+        for batch in found
+    ]
 
 
 def _merged(lane: Sequence[Event], shortest: float, long_too: bool) -> Iterator[Event]:

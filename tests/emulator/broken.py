@@ -46,7 +46,8 @@ class Mutation:
         try:
             report = case.run(seed, text=text)
         except EmulationError as error:
-            return "raised", str(error)
+            before = getattr(getattr(error, "report", None), "hazards", ())
+            return "raised", "\n".join(map(str, (error, *before)))
         said = [str(h) for h in report.hazards if h.severity == "error" or self._named(str(h))]
         if said:
             return "reported", "\n".join(said)
@@ -143,7 +144,7 @@ def triton_gemm(rng: np.random.Generator) -> Case:
     return Case("", kernel.entry, args, judge, shared=kernel.shared, text=kernel.ptx)
 
 
-RACE = r"(?i)race|before|stale|not (yet )?complete|in flight|pending"
+RACE = r"\brace\b|was not waited for"
 OF_CUDA: tuple[tuple[str, Make, str | None, str | None], ...] = (
     ("mbarrier wait before the MMA dropped", tile, "FULL_WAIT", RACE),
     ("wait for the empty stage dropped", tile, "EMPTY_WAIT", RACE),
@@ -166,7 +167,7 @@ OF_CUDA: tuple[tuple[str, Make, str | None, str | None], ...] = (
     ("expect_tx too large", small, "TX_LARGE", r"(?i)tx|bytes"),
     ("mbarrier initialised with one arrival too many", small, "ARRIVALS", r"(?i)arriv"),
     ("wrong parity", small, "PARITY", RACE + "|parity|phase"),
-    ("rows behind the output", small, "OUT_OF_BOUNDS", r"(?i)bounds|outside|beyond"),
+    ("rows behind the output", small, "OUT_OF_BOUNDS", r"past the end|no allocation"),
     ("16-byte store at 4 bytes", small, "MISALIGNED", r"(?i)align"),
     ("tcgen05.ld of another warp's lanes", small, "OTHER_LANES", r"(?i)lane"),
     ("proxy fence before the TMA store dropped", pair, "STORE_FENCE", r"(?i)proxy"),
@@ -220,7 +221,8 @@ def main(arguments: list[str]) -> int:
         bad += outcome.counts["unnoticed"]
         print(outcome, flush=True)
         if verbose:
-            print("\n".join(f"      {m}" for m in dict.fromkeys(outcome.messages)))
+            lines = dict.fromkeys(m.splitlines()[0] for m in outcome.messages if m)
+            print("\n".join(f"      {line}" for line in lines))
     return int(bad > 0)
 
 

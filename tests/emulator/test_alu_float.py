@@ -81,6 +81,43 @@ def test_f64(op, mode):
     check(f"{op}.{mode}.f64", op, "f64", mode)
 
 
+@pytest.mark.parametrize("fmt", ["f32", "f64", "bf16", "f16"])
+@pytest.mark.parametrize("subnormal", [False, True])
+def test_fma_beside_a_tie(fmt, subnormal):
+    """c plus half its last place, and a little more or less: where rounding twice goes wrong."""
+    p, emin, _ = FORMATS[fmt]
+    rng = np.random.default_rng(1)
+    ulp = 2.0 ** (emin - p + 1) if subnormal else 2.0
+    c = ulp * (rng.integers(1 << (p - 3), 1 << (p - 2), N) * 2 + rng.integers(0, 2, N))
+    if not subnormal:
+        c = ulp * rng.integers(1 << (p - 1), 1 << p, N).astype("f8")
+    k = rng.integers(0, 8, N) * 2.0 ** (1 - p)
+    # ulp / 2 = 2**e1 * 2**e2, neither factor subnormal
+    half = int(math.log2(ulp)) - 1
+    a, b = (1 + k) * 2.0 ** (half // 2), (1 - k * rng.integers(0, 2, N)) * 2.0 ** (half - half // 2)
+    signs = rng.choice([-1.0, 1.0], (2, N))
+    ins = [bits_of(x, fmt) for x in (a * signs[0], b, c * signs[1])]
+    values = [values_of(x, fmt).tolist() for x in ins]
+    for mode in MODES if fmt in ("f32", "f64") else ("rn",):
+        expected = [operate("fma", args, fmt, mode) for args in zip(*values, strict=True)]
+        compare(fmt, run(f"fma.{mode}.{fmt}", *ins)[0], bits_of(expected, fmt), fmt, False)
+
+
+@pytest.mark.parametrize("fmt", ["f32", "f64", "bf16", "f16"])
+def test_fma_of_a_tie_and_little(fmt):
+    """3 m is half-way between two numbers; c, however small, decides."""
+    p = FORMATS[fmt][0]
+    m = np.random.default_rng(2).integers((1 << p) // 6 + 1, (1 << (p + 1)) // 6 - 1, N) * 2 + 1.0
+    little = 2.0**-24 if fmt == "f16" else 2.0**-120
+    scale = 2.0**-4 if fmt == "f16" else 1.0
+    c = np.random.default_rng(3).choice([-little, little, 0.0], N)
+    ins = [bits_of(x, fmt) for x in (m * scale, np.full(N, 3.0), c)]
+    values = [values_of(x, fmt).tolist() for x in ins]
+    for mode in MODES if fmt in ("f32", "f64") else ("rn",):
+        expected = [operate("fma", args, fmt, mode) for args in zip(*values, strict=True)]
+        compare(fmt, run(f"fma.{mode}.{fmt}", *ins)[0], bits_of(expected, fmt), fmt, False)
+
+
 def test_mad_is_fma_and_rn_is_the_default():
     a, b, c = (interesting("f32", N, seed) for seed in range(3))
     for mode in MODES:

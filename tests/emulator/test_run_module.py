@@ -13,8 +13,10 @@ import torch
 import tvm_ffi
 from gpu_library import expect_scaled_add, kernels, link, link_again, vectors, whole
 
-from blockscale.emulator.errors import EmulationError
+from blockscale.emulator import machine
+from blockscale.emulator.errors import Deadlock, EmulationError
 from blockscale.emulator.host import run_module
+from blockscale.emulator.host.devices import guess
 from blockscale.emulator.host.memory import Memory
 from blockscale.emulator.host.tensors import Arguments
 from blockscale.emulator.report import Report
@@ -73,6 +75,15 @@ def test_tensors_claim_to_be_on_a_gpu(value, dtype, strides):
             [region] = memory.regions
             assert region.label == "argument 0, argument 1[0]"
     assert not memory.regions
+
+
+@pytest.mark.parametrize("array", [torch.zeros(500), np.zeros(500, "f4")])
+def test_a_view_keeps_its_alignment(array):
+    """As if the whole storage had come from cudaMalloc."""
+    memory = Memory()
+    with Arguments([array[130:200], array[199:210]], memory):
+        [region] = memory.regions
+        assert (region.address % 256, region.data.size) == (130 * 4 % 256, 80 * 4)
 
 
 def test_state_lives_from_call_to_call(library):
@@ -216,13 +227,34 @@ def test_an_error_in_a_kernel_is_the_emulators_own(library):
     assert caught.value.place is not None
     assert "launch 1 of this call" in caught.value.__notes__[0]
     assert "CUDA_ERROR_LAUNCH_FAILED" in str(caught.value.__cause__)
+    assert run_module(broken, "attribute", CAPABILITY_MAJOR).result == 10
     run_module(library, "scaled_add", x, y, out, 2.0, 64)
     assert torch.equal(out, expect_scaled_add(x, y, 2.0))
 
 
-def test_max_instructions(library):
-    with pytest.raises(EmulationError):
-        run_module(library, "scaled_add", *vectors(), 2.0, 64, max_instructions=10)
+def test_options_reach_the_machine(library, monkeypatch):
+    """Launch i of a call gets seed + i; without a limit of the caller the machine has its own."""
+    got, real = [], machine.run
+
+    def run(*args, seed, max_instructions=None, **rest):
+        got.append((seed, max_instructions))
+        limit = {} if max_instructions is None else {"max_instructions": max_instructions}
+        return real(*args, seed=seed, **limit, **rest)
+
+    monkeypatch.setattr(machine, "run", run)
+    x = whole(64)
+    run_module(library, "chain", x, torch.empty_like(x), seed=7, max_instructions=123456)
+    run_module(library, "chain", x, torch.empty_like(x))
+    assert got == [(7, 123456), (8, 123456), (0, None), (1, None)]
+
+
+def test_a_deadlock_is_the_callers_exception(library):
+    """All threads wait for a copy that nobody asked for."""
+    ptx = kernels("sm_100a").replace("@%p1 bra WAIT;", "bra WAIT;")
+    endless = link(library.parent / "endless", fatbins.ptx_container(ptx, "sm_100a"))
+    x = whole(8, 64)
+    with pytest.raises(Deadlock, match="tma_double"):
+        run_module(endless, "tma_double", x, torch.empty_like(x), 32, 0)
 
 
 def test_a_kernel_may_not_write_to_a_read_only_array(library):
@@ -243,6 +275,22 @@ def test_device_of_the_target(library, tmp_path):
         run_module(library, "attribute", 1, target="sm_70")
     with pytest.raises(EmulationError, match="holds ptx sm_100a, of which no PTX runs on sm_90a"):
         run_module(library, "attribute", 1, target="sm_90a")
+
+
+@pytest.mark.parametrize(
+    ("inside", "played"),
+    [
+        (["sm_90a", "sm_100a"], "sm_100a"),
+        (["sm_90", "sm_120a"], "sm_120a"),
+        (["sm_90a"], "sm_90a"),
+        (["sm_80"], "sm_100a"),
+        (["sm_100f"], "sm_100a"),
+        ([], "sm_100a"),
+    ],
+)
+def test_default_target(inside, played):
+    """A device for which there is PTX of its own comes first."""
+    assert guess(inside) == played
 
 
 def test_several_architectures_in_one_file(tmp_path):

@@ -22,6 +22,7 @@ triton = pytest.importorskip(
 import triton_kernels as tk  # noqa: E402
 
 TOLERANCE = 2e-6
+SEEDS = 20  # the issue's number for correct kernels; most tests take two
 NULLS = (None, None)  # Triton's global and profile scratch
 
 
@@ -70,8 +71,8 @@ FORMATS = {  # name: formats of A and B, elements a scale
 BITS = {"nvfp4": 8, "mxfp4": 4, "mxfp8 x mxfp4": 8, "mxfp8": 12}  # g of the exact data
 TILES = (  # M, N, K, BM, BN, BK, warps, stages
     (128, 128, 256, 128, 128, 256, 4, 1),
-    (256, 128, 512, 128, 64, 128, 4, 3),
-    (128, 256, 384, 128, 128, 128, 8, 2),
+    (256, 128, 256, 128, 64, 128, 4, 3),
+    (128, 128, 384, 128, 128, 128, 8, 2),
 )
 POINTER = {"e2m1": "*u8", "e4m3": "*fp8e4nv"}
 
@@ -202,11 +203,13 @@ def descriptor_arguments(array, about):
     return [tensor_map, rows, columns, columns, 1]
 
 
-@pytest.mark.parametrize(("warp_specialize", "ctas"), [(False, 1), (True, 1), (False, 2)])
-def test_product_of_tensor_maps(warp_specialize, ctas, rng):
+@pytest.mark.parametrize(
+    ("warp_specialize", "ctas", "seeds"), [(False, 1, 2), (True, 1, SEEDS), (False, 2, 2)]
+)
+def test_product_of_tensor_maps(warp_specialize, ctas, seeds, rng):
     """TMA loads and stores; with 2 CTAs a cluster computes one tile."""
     kernel = tma_kernel(warp_specialize, ctas)
-    for seed in range(2):
+    for seed in range(seeds):
         a, b = (rng.integers(-16, 17, (256, 256)).astype(np.float16) / 8 for _ in range(2))
         c = np.full((256, 256), np.nan, np.float32)
         arrays = zip((a, b, c), kernel.descriptors, strict=True)
@@ -234,7 +237,7 @@ def test_row_reductions(rows, columns, warps, rng):
     types = {"x": "*fp32", "total": "*fp32", "top": "*fp32", "where": "*i32", "count": "*i32"}
     constants = {"ROWS": rows, "WIDTH": int(2 ** np.ceil(np.log2(columns)))}
     kernel = tk.build(tk.reduce_rows, types | {"columns": "i32"}, constants, warps=warps)
-    for seed in range(2):
+    for seed in range(SEEDS):
         x = rng.integers(-50, 51, (3 * rows, columns)).astype(np.float32) / 4
         total, top = np.full((2, 3 * rows), np.nan, np.float32)
         where, count = np.full(3 * rows, -1, np.int32), np.zeros(1, np.int32)

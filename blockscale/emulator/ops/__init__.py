@@ -13,8 +13,6 @@ from .core import Handler, find, may_wait
 if TYPE_CHECKING:
     from ..program import Program
 
-NOT_ALU: frozenset[str] = frozenset()
-
 from . import (  # noqa: E402, F401 - the import registers the handlers
     atomic,
     barrier,
@@ -70,4 +68,4 @@ def access_size(ins: Instr) -> int:
     return 16
 
 
-__all__ = ["NOT_ALU", "Handler", "Traits", "at_exit", "find", "may_wait", "place_globals"]
+__all__ = ["Handler", "Traits", "at_exit", "find", "may_wait", "place_globals"]

@@ -224,7 +224,6 @@ def barrier_cluster(c: Compiler, ins: Instr) -> Callable[..., Any]:
             assert b.done is not None
             machine.clocks.join(int(g.w_cluster[w]), int(g.w_agent[w]), b.done)
             g.time = max(g.time, b.done_time)
-            del machine.cluster_waits[int(g.warps[w])]
         return True
 
     return run

@@ -16,7 +16,7 @@ from ..tma import TensorMap, combine, plan, replace
 from ..tma.bulk import check_bulk, masked_offsets
 from ..tma.opcode import AsyncOp, parse
 from . import mbarrier
-from .copy import unit
+from .copy import done
 from .core import address, bad_rank, register, shared_offsets, type_of, vector_of
 from .loadstore import values_of
 
@@ -39,6 +39,8 @@ class Issuer:
         self.cta: Cta = self.warp.cta
         self.cluster = self.cta.cluster
         self.know, self.fenced = g.machine.clocks.both(self.cluster.slot, self.warp.agent)
+        g.machine.clocks.release(self.cluster.slot, self.warp.agent)
+        self.ins = g.ins
         self.line = g.ins.line
 
     def claim(self, op: Op) -> None:
@@ -77,13 +79,17 @@ def touch(who: Issuer, op: Op, offsets: np.ndarray, write: bool, what: str) -> N
     found = (shadow.write if write else shadow.read)(
         cells, op.agent, who.know, op.clock, who.line, fenced=who.fenced, generic=generic
     )
+    if found is not None and write and found[0] == "proxy":
+        written = machine.hazards.lines.get(abs(found[3]), "")
+        if written.startswith(("tcgen05.alloc", "mbarrier")):
+            found = None  # nobody reads those bytes through the generic proxy any more
     if found is not None:
         offset = int(cells[found[1]]) * machine.traits.granule % machine.shared.stride
         severity = "warning" if write and found[0] == "proxy" else "error"
         machine.hazards.conflict(found, what, "shared memory", who.line, who.warp.index, offset, severity)
     if not write and not shadow.dirty[cells].all():
         at = int(np.flatnonzero(~shadow.dirty[cells])[0])
-        machine.hazards.uninitialised(who.g, cells, at, who.warp.index)
+        machine.hazards.uninitialised(who.ins, cells, at, who.warp.index)
 
 
 def poison(who: Issuer, offsets: np.ndarray) -> None:
@@ -94,7 +100,7 @@ def poison(who: Issuer, offsets: np.ndarray) -> None:
 
 def finish_load(who: Issuer, op: Op, b: mbarrier.MBarrier, count: int) -> None:
     """complete_tx at an mbarrier, whose waiters then know of the operation."""
-    mbarrier.give(who.machine, b, unit(0, who.machine.clocks, op.agent, op.clock), op.end, op.flow)
+    mbarrier.give(who.machine, b, done(who.machine.clocks, who.know, who.fenced, op.agent, op.clock), op.end, op.flow)
     mbarrier.complete_tx(who.machine, b, count, who.lane)
 
 
@@ -448,8 +454,9 @@ def cp_fenceproxy(c: Compiler, ins: Instr) -> Callable[..., None]:
     to, source = address(c, ins.operands[0]), address(c, ins.operands[1])
 
     def run(g: Gang, m: np.ndarray | None) -> None:
-        for lane in g.lanes(m)[:1]:
-            who = Issuer(g, int(lane))
+        for w in g.active_warps(m):  # the warp copies together
+            lane = int(w) * LANES + int(g.by_warp(m)[w].argmax())
+            who = Issuer(g, lane)
             at = int(source(g)[lane])
             at = at + SHARED_WINDOW if at < SHARED_WINDOW else at
             data = map_bytes(g.machine, at, who.lane, shared=who.absolute)

@@ -21,11 +21,17 @@ if TYPE_CHECKING:
     from ..grid import Warp
 
 
-def unit(values: int, clocks: Any, agent: int, clock: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the vector that says only: `agent` is done up to `clock`."""
-    know = np.zeros(max(clocks.agents, values), np.int32)
-    know[agent] = clock
-    return know, know.copy()
+def done(
+    clocks: Any, know: np.ndarray, fenced: np.ndarray, agent: int, clock: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return what the end of an operation tells: it is done, and what its issuer knew came before."""
+    vectors = []
+    for vector in (know, fenced):
+        new = np.zeros(clocks.agents, np.int32)
+        new[: len(vector)] = vector
+        new[agent] = clock
+        vectors.append(new)
+    return vectors[0], vectors[1]
 
 
 @register("cp.async")
@@ -180,13 +186,16 @@ def arrive(c: Compiler, ins: Instr, noinc: bool) -> Callable[..., None]:
                 for _, b in mine:
                     b.pending += 1
             agent = machine.clocks.cp_async + warp.agent
-            clock = warp.cp_sequence + 1
+            cluster = warp.cta.cluster.slot
+            both = machine.clocks.both(cluster, warp.agent)
+            machine.clocks.release(cluster, warp.agent)
+            vector = done(machine.clocks, *both, agent, warp.cp_sequence + 1)
 
             def happen(
-                op: Op, mine: list[tuple[int, mbarrier.MBarrier]] = mine, agent: int = agent, clock: int = clock
+                op: Op, mine: list[tuple[int, mbarrier.MBarrier]] = mine, vector: Any = vector
             ) -> None:
                 for lane, b in mine:
-                    mbarrier.give(machine, b, unit(0, machine.clocks, agent, clock), op.end, op.flow)
+                    mbarrier.give(machine, b, vector, op.end, op.flow)
                     mbarrier.arrive(machine, b, 1, lane)
                     mbarrier.settle(machine, b)
 

@@ -17,7 +17,7 @@ from ..tcgen05.movement import check_cp_address, check_shift_address, cp_plan, s
 from ..tcgen05.opcode import Opcode, parse_opcode
 from . import mbarrier
 from .bulk import Issuer
-from .copy import unit
+from .copy import done
 from .core import address, register
 from .tensormem import cells_of, check_columns, touch
 
@@ -67,16 +67,22 @@ class PipeIssuer(Issuer):
         self.know[self.agent] = self.clock
         self.generic = clocks.cp_async + clocks.warps
 
-    def reads_shared(self, cta: Cta, offsets: np.ndarray, what: str, doubt: bool = False) -> np.ndarray:
-        """Return bytes of a CTA's shared memory at CTA-local addresses [rows, bytes], and record the read."""
+    def reads_shared(
+        self, cta: Cta, offsets: np.ndarray, what: str, doubt: bool = False, used: int = 16
+    ) -> np.ndarray:
+        """Return bytes of a CTA's shared memory at CTA-local addresses [rows, bytes], and record the read.
+
+        Of each 16 bytes only the first `used` matter (8 or 12 for padded 4- and 6-bit elements).
+        """
         machine = self.machine
         low = offsets.astype(np.int64)
         machine.shared.check(low.reshape(-1), 1)
         place = low + cta.slot * machine.shared.stride
         shadow = machine.shared_shadow
         if shadow is not None:
-            step = min(machine.traits.granule, 16)
-            cells = (place[:, ::step] >> machine.shared.shift).reshape(-1)
+            step = machine.traits.granule
+            columns = np.arange(0, place.shape[1], step)
+            cells = (place[:, columns[columns % 16 < used]] >> machine.shared.shift).reshape(-1)
             found = shadow.read(
                 cells, self.agent, self.know, self.clock, self.line, fenced=self.fenced, generic=self.generic
             )
@@ -88,7 +94,7 @@ class PipeIssuer(Issuer):
                 )
             if not shadow.dirty[cells].all():
                 at = int(np.flatnonzero(~shadow.dirty[cells])[0])
-                machine.hazards.uninitialised(self.g, cells, at, self.warp.index)
+                machine.hazards.uninitialised(self.ins, cells, at, self.warp.index)
         machine.report.bytes["shared"]["read"] += place.size
         return machine.shared.bytes[place]
 
@@ -182,11 +188,14 @@ def start_mma(who: PipeIssuer, op: Opcode, o: MmaOperands, g: Gang, lane: int) -
         if a_place is not None:
             check_columns(cta, plan.a_cells.column.astype(np.int64) + a_place[1], "operand A", lane)
 
+    used_a, used_b = (used_bytes(op.kind, f) for f in (plan.idesc.a_format, plan.idesc.b_format))
+
     def happen(_: Op) -> None:
-        b = plan.decode_b(np.concatenate([who.reads_shared(x, b_off, "operand B of tcgen05.mma") for x in who.pair]))
+        b_raw = [who.reads_shared(x, b_off, "operand B of tcgen05.mma", used=used_b) for x in who.pair]
+        b = plan.decode_b(np.concatenate(b_raw))
         for i, cta in enumerate(who.pair):
             if a_off is not None:
-                raw = who.reads_shared(cta, a_off, "operand A of tcgen05.mma")
+                raw = who.reads_shared(cta, a_off, "operand A of tcgen05.mma", used=used_a)
             else:
                 assert a_place is not None
                 lanes = plan.a_cells.lane + a_place[0]
@@ -212,6 +221,13 @@ def start_mma(who: PipeIssuer, op: Opcode, o: MmaOperands, g: Gang, lane: int) -
     label = f"{op.kind} {plan.m}x{plan.n}x{plan.k}"
     in_flight = Op("tensor core", who.cta, who.line, happen, cost=work, bytes=0, label=label)
     machine.engine.issue(who.stream, in_flight, g.time)
+
+
+def used_bytes(kind: str, element: str) -> int:
+    """Return how many bytes of 16 hold data: 4- and 6-bit elements of f8f6f4 kinds are padded."""
+    if kind not in ("f8f6f4", "mxf8f6f4"):
+        return 16
+    return {"e2m1": 8, "e2m3": 12, "e3m2": 12}.get(element, 16)
 
 
 @register("tcgen05.cp")
@@ -290,7 +306,7 @@ def commit(c: Compiler, ins: Instr) -> Callable[..., None]:
 
             def happen(o: Op, who: PipeIssuer = who, barriers: list[mbarrier.MBarrier] = barriers) -> None:
                 for b in barriers:
-                    vector = unit(0, machine.clocks, who.agent, who.clock)
+                    vector = done(machine.clocks, who.know, who.fenced, who.agent, who.clock)
                     mbarrier.give(machine, b, vector, o.end, o.flow)
                     mbarrier.arrive(machine, b, 1, who.lane)
                     mbarrier.settle(machine, b)

@@ -60,11 +60,8 @@ def _decode(value: int, generation: str) -> SmemDescriptor:
         )
     swizzle = SWIZZLES[generation][code]
     base_offset = value >> 49 & 7
-    if swizzle == "none" and base_offset:
-        raise IllegalOperation(
-            f"{where}: base offset {base_offset} without swizzling; it is the phase of a swizzle "
-            f"pattern and must be 0 ({section})"
-        )
+    if swizzle == "none":  # no pattern, no phase: Triton writes 4 here, which the hardware ignores
+        base_offset = 0
     return SmemDescriptor(
         start=(value & 0x3FFF) << 4,
         leading=(value >> 16 & 0x3FFF) << 4,

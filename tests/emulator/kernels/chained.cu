@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(128) chained(
   }
   __syncthreads();
   fence_after();
-  uint32_t tmem = *(volatile uint32_t*)&s.tmem, lanes = warp << 21;
+  uint32_t tmem = s.tmem, lanes = warp << 21;
   for (int step = 0; step < steps; ++step) {
     if (threadIdx.x == 0) {
       load(s, &q, &k, &v, step);

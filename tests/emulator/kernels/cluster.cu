@@ -37,13 +37,14 @@ extern "C" __global__ void __launch_bounds__(64) cluster_sums(
     tma_load_2d_multicast(shared(s.box[rank]), &x, 0, blockIdx.x * ROWS, full, mask);
   }
   if (ok(FULL_WAIT)) mbar_wait(full, 0);
-  if (threadIdx.x < WIDTH) {
+  if (threadIdx.x >= WIDTH) {  // warp 1 adds, warp 0 tells
+    int column = threadIdx.x - WIDTH;
     float sum = 0;
     for (uint32_t from = 0; from < size; ++from)
       if (sends(from, rank, size))
-        for (int row = 0; row < ROWS; ++row) sum += s.box[from][row][threadIdx.x];
-    s.sum[threadIdx.x] = sum;
-    own[blockIdx.x * WIDTH + threadIdx.x] = sum;
+        for (int row = 0; row < ROWS; ++row) sum += s.box[from][row][column];
+    s.sum[column] = sum;
+    own[blockIdx.x * WIDTH + column] = sum;
   }
   if (ok(CTA_BARRIER)) __syncthreads();
   if (threadIdx.x < size) mbar_arrive_cluster(map_rank(ready, threadIdx.x));

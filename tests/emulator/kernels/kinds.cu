@@ -46,7 +46,7 @@ DEV void tile(const CUtensorMap* a, const CUtensorMap* b, const uint8_t* sfa, co
   }
   __syncthreads();
   fence_after();
-  uint32_t tmem = *(volatile uint32_t*)&s.tmem;
+  uint32_t tmem = s.tmem;
   if (threadIdx.x == 0) {
     mbar_expect(loaded, oa.boxes * oa.tx_bytes + ob.boxes * ob.tx_bytes + (KIND == MXF8F6F4 ? 1024 : 0));
     load(shared(s.a), a, oa, loaded);

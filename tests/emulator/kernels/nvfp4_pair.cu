@@ -106,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(192) nvfp4_pair(
   __syncthreads();
   cluster_sync();  // the peer's barriers and tensor memory are ready
   fence_after();
-  uint32_t tmem = *(volatile uint32_t*)&s.tmem;
+  uint32_t tmem = s.tmem;
   if (warp == 4 && elect()) load(s, &a, &b, &sfa, &sfb, blockIdx.x, blockIdx.y, rank, tiles);
   if (warp == 5 && rank == 0 && elect()) multiply(s, tmem, tiles);
   if (warp < 4) epilogue(s, tmem, &c, blockIdx.y * 256, blockIdx.x * 128, warp, lane);

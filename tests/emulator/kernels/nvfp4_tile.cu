@@ -98,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(224) nvfp4_tile(
   }
   if (ok(CTA_BARRIER)) __syncthreads();
   fence_after();
-  uint32_t tmem = *(volatile uint32_t*)&s.tmem;
+  uint32_t tmem = s.tmem;
   if (warp == 4 && elect()) load_tiles(s, &a, &b, sfa, tiles);
   if (warp == 5 && elect()) multiply(s, tmem, tiles);
   if (warp == 6) load_scales(s, sfb, tiles, lane);
