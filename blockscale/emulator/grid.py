@@ -60,7 +60,7 @@ class Cta:
     barriers: dict[int, Barrier] = field(default_factory=dict)
     allocations: dict[int, int] = field(default_factory=dict)  # TMEM column -> columns
     relinquished: bool = False
-    freed: list[tuple[int, int, int]] = field(default_factory=list)  # column, columns, line
+    freed: list[Any] = field(default_factory=list)  # TMEM columns that were given back
 
     @property
     def live(self) -> int:

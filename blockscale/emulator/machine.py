@@ -175,6 +175,8 @@ class Machine:
     def partition(self, warps: np.ndarray) -> list[np.ndarray]:
         """Return how the seed gangs warps together: all, by itself, or at random."""
         most = max(GANG_LANES // LANES, 1)
+        if self.traits.asynchronous:  # its warps will part soon: parting many at once is what costs
+            most = self.cta_warps
         mode = 0 if self.seed == 0 else int(self.rng.integers(0, 3))
         if len(warps) > 64:
             mode = 0  # one by one would take all day

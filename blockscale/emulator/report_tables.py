@@ -101,8 +101,10 @@ def _hazards(report: Report) -> RenderableType:
     if not report.hazards:
         return Text("no hazard", style="green")
     table = Table(title="hazards", title_justify="left", title_style="bold", show_lines=True)
-    for name in ("", "where", "what"):
-        table.add_column(name, overflow="fold")
+    table.expand = True
+    table.add_column("")
+    table.add_column("where", overflow="fold", ratio=2)
+    table.add_column("what", overflow="fold", ratio=3)
     for hazard in [*report.errors, *report.warnings]:
         style = "red" if hazard.severity == "error" else "yellow"
         count = report.count(hazard)

@@ -1,7 +1,6 @@
 """Kernels that another compiler made and that are right: they run right on every seed.
 
-Each case is one 128 x 128 tile of a block-scaled GEMM; 60 s in all: each run is one to three
-seconds.
+Each case is one 128 x 128 tile of a block-scaled GEMM, 0.3 s a run, 15 s in all.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from ptx_cases import DIGESTS, NAMES, digest, unpack
 from blockscale import cli
 from blockscale.emulator.case import Case
 
-SEEDS = range(5)
+SEEDS = range(10)
 
 
 @pytest.fixture(scope="module", params=NAMES)

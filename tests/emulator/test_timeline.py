@@ -135,6 +135,31 @@ def test_operations_under_way_together_lie_in_lanes_of_one_row():
     assert sum(map(len, load.lanes)) == 8
 
 
+def test_more_operations_than_lanes_are_drawn_as_batches():
+    starts = [*range(0, 64, 2), *range(600, 664, 2)]
+    track = "CTA 0 / cp.async"
+    events = [Event(track, t, t + 400, TRANSFER, "cp.async") for t in starts]
+    rows, _ = timeline_rows.make_rows(events, 1.0)
+    bars = [(e.start, e.end, e.label) for lane in rows[0].lanes for e in lane]
+    assert bars == [(0, 462, "32 × cp.async"), (600, 1062, "32 × cp.async")]
+
+
+def test_no_line_to_a_wait_that_began_later():
+    work = Event("CTA 0 / tma.load", 0, 50, TRANSFER, "A", flow=1)
+    waits = [Event("CTA 0 / warp 0", t, t + 40, WAIT_MBARRIER, flow=1) for t in (20, 60)]
+    assert lines(Report("k", events=[work, waits[0]])) == [("CTA 0 / tma.load", "CTA 0 / warp 0")]
+    assert lines(Report("k", events=[work, waits[1]])) == []
+
+
+def test_what_takes_no_time_has_a_line_but_no_bar():
+    track = engine_track(0, "tensor core")
+    work = [Event(track, 0, 50, MMA, "k=0", flow=1), Event(track, 50, 50, MMA, flow=2)]
+    report = Report("k", events=[*work, Event("CTA 0 / warp 1", 10, 52, WAIT_MBARRIER, flow=2)])
+    assert lines(report) == [(track, "CTA 0 / warp 1")]
+    rows, _ = timeline_rows.make_rows(report.events, 1.0)
+    assert rows[1].lanes == [[work[0]]]
+
+
 def test_many_tiny_events_merge_into_few_bars_that_cover_the_same_time():
     kinds = (COMPUTE, WAIT_BARRIER)
     events = [Event("CTA 0 / warp 0", t, t + 1, kinds[t % 7 == 0]) for t in range(20000)]

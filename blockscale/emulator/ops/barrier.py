@@ -62,13 +62,16 @@ def complete(machine: Machine, barrier: Barrier) -> None:
 
 
 def warps_arrived(g: Gang, barrier: Barrier, cta: Cta) -> int:
-    """Return how many warps have arrived with all their live lanes; exited warps do not count."""
+    """Return how many warps have arrived with all their live lanes.
+
+    Where all threads of the CTA are waited for, warps that have left are not.
+    """
     machine = g.machine
     assert barrier.arrived is not None
     full = barrier.arrived[: len(cta.warps) * LANES].reshape(-1, LANES)
     count = 0
     for i, warp in enumerate(cta.warps):
-        if not full[i].any() or warp.exited:
+        if not full[i].any() or (warp.exited and barrier.expected is None):
             continue
         if full[i].all():
             count += 1

@@ -98,6 +98,10 @@ class PipeIssuer(Issuer):
         machine.report.bytes["shared"]["read"] += place.size
         return machine.shared.bytes[place]
 
+    def owns(self, cta: Cta, columns: np.ndarray, what: str) -> None:
+        """Refuse TMEM columns that a CTA has not allocated."""
+        check_columns(self.machine, cta, columns, what, self.line, self.know, self.lane)
+
     def tmem(self, cta: Cta, lanes: np.ndarray, columns: np.ndarray, write: bool, what: str) -> np.ndarray:
         """Record an access of TMEM; return its words when it is a read."""
         spot = cells_of(cta, lanes, columns)
@@ -182,11 +186,11 @@ def start_mma(who: PipeIssuer, op: Opcode, o: MmaOperands, g: Gang, lane: int) -
     b_off = plan.b_offsets(b_value)
     d_lanes, d_columns = plan.d_cells.lane + d_lane, plan.d_cells.column.astype(np.int64) + d_column
     for cta in who.pair:
-        check_columns(cta, d_columns, "the accumulator of " + g.ins.opcode, lane)
+        who.owns(cta, d_columns, "the accumulator of " + g.ins.opcode)
         for name, cells, column in scales:
-            check_columns(cta, cells.column.astype(np.int64) + column, f"the scale factors of {name}", lane)
+            who.owns(cta, cells.column.astype(np.int64) + column, f"the scale factors of {name}")
         if a_place is not None:
-            check_columns(cta, plan.a_cells.column.astype(np.int64) + a_place[1], "operand A", lane)
+            who.owns(cta, plan.a_cells.column.astype(np.int64) + a_place[1], "operand A")
 
     used_a, used_b = (used_bytes(op.kind, f) for f in (plan.idesc.a_format, plan.idesc.b_format))
 
@@ -243,7 +247,7 @@ def cp(c: Compiler, ins: Instr) -> Callable[..., None]:
             lane0, column0 = check_cp_address(op.shape, int(at(g)[lane]) & 0xFFFFFFFF)
             lanes, columns = copy.lane + lane0, copy.column.astype(np.int64) + column0
             for cta in who.pair:
-                check_columns(cta, columns, ins.opcode, lane)
+                who.owns(cta, columns, ins.opcode)
 
             def happen(
                 _: Op, who: PipeIssuer = who, copy: Any = copy, lanes: np.ndarray = lanes, columns: np.ndarray = columns

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,16 @@ if TYPE_CHECKING:
     from ..machine import Machine
 
 COLUMNS = 512
+
+
+class Freed(NamedTuple):
+    """Columns that were freed, by whom and when."""
+
+    column: int
+    number: int
+    line: int
+    agent: int
+    clock: int
 
 
 @register("tcgen05.alloc", waits=True)
@@ -52,6 +62,7 @@ def alloc(c: Compiler, ins: Instr) -> Callable[..., Any]:
                 f.reason = f"{number} free TMEM columns (allocated: {sum(cta.allocations.values())} of 512)"
                 return False
             cta.allocations[column] = number
+            cta.freed = [x for x in cta.freed if x.column + x.number <= column or column + number <= x.column]
             machine.tmem_lines[cta.slot, column] = ins.line
             report = machine.report
             report.tmem_columns_high_water = max(report.tmem_columns_high_water, column + number)
@@ -104,9 +115,9 @@ def dealloc(c: Compiler, ins: Instr) -> Callable[..., Any]:
                 )
             freeing(g, w, column, number)
             del warp.cta.allocations[column]
-            warp.cta.freed.append((column, number, ins.line))
-            slot = warp.cta.slot
-            machine.tmem[slot, :, column : column + number] = 0xFFFFFFFF
+            cluster = warp.cta.cluster.slot
+            clock = int(machine.clocks.know[cluster, warp.agent, warp.agent])
+            warp.cta.freed.append(Freed(column, number, ins.line, warp.agent, clock))
         machine.progress += 1
         return True
 
@@ -131,8 +142,14 @@ def freeing(g: Gang, w: int, column: int, number: int) -> None:
     shadow.w_clock[cells] = 0
 
 
-def check_columns(cta: Cta, columns: np.ndarray, what: str, lane: int | None = None) -> None:
-    """Refuse TMEM columns that the CTA has not allocated."""
+def check_columns(
+    machine: Machine, cta: Cta, columns: np.ndarray, what: str, line: int, know: np.ndarray, lane: int | None = None
+) -> None:
+    """Refuse TMEM columns that the CTA has not allocated.
+
+    A use that only races with the dealloc finds the old values: nothing else can take the columns while
+    the CTA lives alone on its SM, and shipped kernels rely on it. That is a warning.
+    """
     low, high = int(columns.min()), int(columns.max())
     for column, number in cta.allocations.items():
         if column <= low and high < column + number:
@@ -144,12 +161,18 @@ def check_columns(cta: Cta, columns: np.ndarray, what: str, lane: int | None = N
     if have[touched].all():
         return
     bad = int(touched[~have[touched]][0])
-    for column, number, line in cta.freed:
-        if column <= bad < column + number:
-            raise IllegalOperation(
-                f"{what} uses TMEM column {bad} after tcgen05.dealloc (line {line}) freed it (PTX ISA 9.7.16.7.1)",
-                lane=lane,
-            )
+    for freed in reversed(cta.freed):
+        if freed.column <= bad < freed.column + freed.number:
+            text = f"{what} uses TMEM column {bad} after tcgen05.dealloc (line {freed.line}) freed it"
+            if freed.agent < len(know) and know[freed.agent] >= freed.clock:
+                raise IllegalOperation(f"{text} (PTX ISA 9.7.16.7.1)", lane=lane)
+            machine.hazards.add(
+                "use after dealloc", "warning",
+                f"{text}, or would with other timing: no barrier orders the two; let every user of the columns "
+                "arrive at a barrier before tcgen05.dealloc (PTX ISA 9.7.16.7.1)",
+                line=line, warp=cta.warps[0].index, other_line=freed.line,
+            )  # fmt: skip
+            return
     owned = ", ".join(f"{c} to {c + n - 1}" for c, n in cta.allocations.items()) or "none"
     raise IllegalOperation(
         f"{what} uses TMEM column {bad}, which CTA {cta.coords} has not allocated (its columns: {owned}; "
@@ -220,11 +243,10 @@ def ld(c: Compiler, ins: Instr) -> Callable[..., Any]:
             lane0 = check_ld_address(op.shape, op.num, op.packed, split, taddr, warp.number)
             lanes = cells.lane + lane0
             columns = cells.column.astype(np.int64) + (taddr & 0xFFFF)
-            check_columns(warp.cta, columns, ins.opcode, w * LANES)
+            know = machine.clocks.know[warp.cta.cluster.slot, warp.agent]
+            check_columns(machine, warp.cta, columns, ins.opcode, ins.line, know, w * LANES)
             raw = machine.tmem[warp.cta.slot, lanes, columns]
             values[w] = pack16(raw) if op.packed else raw
-            cluster = warp.cta.cluster.slot
-            know = machine.clocks.know[cluster, warp.agent]
             spot = cells_of(warp.cta, lanes, columns)
             touch(machine, warp, warp.agent, int(know[warp.agent]), know, spot, False, ins.opcode, ins.line)
             machine.report.operated("tcgen05.ld", 4 * raw.size)
@@ -266,7 +288,8 @@ def st(c: Compiler, ins: Instr) -> Callable[..., Any]:
             lane0 = check_ld_address(op.shape, op.num, op.packed, split, taddr, warp.number)
             lanes = cells.lane + lane0
             columns = cells.column.astype(np.int64) + (taddr & 0xFFFF)
-            check_columns(warp.cta, columns, ins.opcode, w * LANES)
+            know = machine.clocks.know[warp.cta.cluster.slot, warp.agent]
+            check_columns(machine, warp.cta, columns, ins.opcode, ins.line, know, w * LANES)
             mine = values[w * LANES : (w + 1) * LANES]
             data = unpack16(mine) if op.packed else mine
             start(machine, g, warp, lanes, columns, data, ins)
