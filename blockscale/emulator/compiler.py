@@ -192,9 +192,9 @@ class Compiler:
     def scalar(self, ins: Instr, f: alu.Alu, mask: str) -> list[str]:
         """Return the statements of a scalar instruction."""
         first = ins.operands[0]
-        outs = list(f.outs[:-1] if f.writes_cc else f.outs)
+        outs = list(f.outs)
         dests = [first.first, first.second] if isinstance(first, Pair) else [first]
-        wanted = list(f.ins[:-1] if f.reads_cc else f.ins)
+        wanted = list(f.ins)
         sources = [i for o in ins.operands[1:] for i in (o.items if isinstance(o, Vec) else (o,))]
         if len(sources) != len(wanted):
             raise PtxError(
@@ -213,7 +213,7 @@ class Compiler:
         lines = [f"r = {call})"]
         results = [*dests, *(["cc"] if f.writes_cc else [])]
         kinds = [*outs[: len(dests)], *(["?"] if f.writes_cc else [])]
-        if len(f.outs) > 1:
+        if len(f.outs) > 1 or f.writes_cc:
             values = [f"r[{i}]" for i in range(len(dests))] + (["r[-1]"] if f.writes_cc else [])
         else:
             values = ["r"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class EmulationError(RuntimeError):
         self.rule = rule
         self.lane = lane  # index into the gang's lanes, until the machine has made a place of it
         self.place: Place | None = None
+        self.report: Any = None  # what had been counted until then
 
     def at(self, place: Place) -> EmulationError:
         """Return this error with its place (the innermost one wins)."""

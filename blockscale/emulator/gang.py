@@ -15,6 +15,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from .machine import Machine
+    from .syntax import Instr
 
 LANES = 32
 WARP_LANES = np.arange(LANES, dtype=np.uint32)
@@ -59,6 +60,8 @@ class Gang:
         self.ready = -1
         self.specials: dict[str, Any] = {}
         self.fragment: Fragment | None = None
+        self.ins: Instr | None = None  # the instruction that runs
+        self.flow: int | None = None  # the operation that ended the last wait
         table = machine.warp_table
         self.w_cluster = table["cluster"][warps]
         self.w_agent = table["agent"][warps]

@@ -234,6 +234,9 @@ class Machine:
         try:
             with np.errstate(all="ignore"):
                 self.loop()
+        except EmulationError as error:
+            error.report = self.report
+            raise
         finally:
             self.count(time.perf_counter() - began)
         return self.report

@@ -1,4 +1,4 @@
-"""Kernels broken on purpose: ``python tests/emulator/broken.py [text ...] [--seeds N]``.
+"""Kernels broken on purpose: ``python tests/emulator/broken.py [text ...]``.
 
 A mutation is a ``-DBROKEN=`` of one of kernels/*.cu, an edit of a compiler's PTX text, or wrong
 data.  What the emulator makes of it over several seeds is an `Outcome`; ``names`` is what the
@@ -7,6 +7,7 @@ message must say to have found the true cause, None where only the numbers can t
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from collections import Counter
@@ -17,6 +18,7 @@ from importlib.util import find_spec
 
 import gemm_cases
 import numpy as np
+import scalar_cases
 from cuda_kernels import Case, equal, nans
 
 from blockscale.emulator.errors import EmulationError
@@ -130,6 +132,16 @@ def chained(rng: np.random.Generator) -> Case:
     return gemm_cases.chained(rng)
 
 
+def wgmma(rng: np.random.Generator) -> Case:
+    """Hopper: TMA, wgmma."""
+    return scalar_cases.wgmma(rng)
+
+
+def mma_sync(rng: np.random.Generator) -> Case:
+    """Ampere: cp.async, ldmatrix, mma.sync."""
+    return scalar_cases.mma_sync(rng)
+
+
 def triton_gemm(rng: np.random.Generator) -> Case:
     """Triton's pipelined f16 product of one CTA, three steps along K."""
     import test_triton
@@ -184,6 +196,11 @@ OF_CUDA: tuple[tuple[str, Make, str | None, str | None], ...] = (
     ("wait for the multicast dropped", cluster, "FULL_WAIT", RACE),
     ("multicast: expect_tx too small", cluster, "TX_SMALL", r"(?i)tx"),
     ("bar.sync before the remote arrivals dropped", cluster, "CTA_BARRIER", RACE),
+    ("wgmma: mbarrier wait dropped", wgmma, "FULL_WAIT", RACE),
+    ("wgmma.wait_group dropped", wgmma, "DONE_WAIT", r"wait_group|" + RACE),
+    ("cp.async.wait_group dropped", mma_sync, "LOAD_WAIT", r"wait_group|" + RACE),
+    ("bar.sync after cp.async.wait_group dropped", mma_sync, "CTA_BARRIER", RACE),
+    ("bar.sync before the stage is filled again dropped", mma_sync, "EMPTY_WAIT", RACE),
 )
 WAIT_LOOP = r"(?s)\{\s*\.reg \.pred complete;.*?\n\}"
 OF_TRITON: tuple[tuple[str, Callable[[str], str], str | None], ...] = (
@@ -213,15 +230,17 @@ def chosen(texts: list[str]) -> Iterator[Mutation]:
 
 def main(arguments: list[str]) -> int:
     """Print the table; return 1 if a mutation went unnoticed in some run."""
-    seeds = int(arguments.pop()) if "--seeds" in arguments else SEEDS
-    verbose = "-v" in arguments
-    texts = [a for a in arguments if not a.startswith("-")]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("texts", nargs="*", help="only mutations whose name holds one of these")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("-v", "--verbose", action="store_true", help="print the messages")
+    options = parser.parse_args(arguments)
     bad = 0
-    for mutation in chosen(texts):
-        outcome = mutation.judge(seeds)
+    for mutation in chosen(options.texts):
+        outcome = mutation.judge(options.seeds)
         bad += outcome.counts["unnoticed"]
         print(outcome, flush=True)
-        if verbose:
+        if options.verbose:
             lines = dict.fromkeys(m.splitlines()[0] for m in outcome.messages if m)
             print("\n".join(f"      {line}" for line in lines))
     return int(bad > 0)

@@ -146,6 +146,7 @@ def barrier(c: Compiler, ins: Instr) -> Callable[..., Any]:
             assert b.done is not None
             machine.clocks.join(int(g.w_cluster[w]), int(g.w_agent[w]), b.done)
             g.time = max(g.time, b.done_time)
+            g.flow = None
         if put is not None:
             at = {"popc": 0, "and": 1, "or": 2}[red or ""]
             values = np.zeros(g.n, np.uint32 if red == "popc" else bool)
@@ -227,6 +228,7 @@ def barrier_cluster(c: Compiler, ins: Instr) -> Callable[..., Any]:
             assert b.done is not None
             machine.clocks.join(int(g.w_cluster[w]), int(g.w_agent[w]), b.done)
             g.time = max(g.time, b.done_time)
+            g.flow = None
         return True
 
     return run

@@ -63,7 +63,7 @@ def settle(machine: Machine, b: MBarrier) -> None:
     if b.pending == 0 and b.tx == 0:
         b.done[b.phase & 1] = (b.vector, b.time, b.flow)
         b.phase += 1
-        b.pending, b.vector, b.time = b.expected, None, 0.0
+        b.pending, b.vector, b.time, b.flow = b.expected, None, 0.0, None
         machine.progress += 1
 
 
@@ -106,9 +106,9 @@ def bounds(machine: Machine, b: MBarrier, lane: int | None) -> None:
 def give(machine: Machine, b: MBarrier, vector: Vector, time: float, flow: int | None = None) -> None:
     """Let whoever waits for the current phase know `vector`."""
     b.vector = union(b.vector, vector)
-    b.time = max(b.time, time)
-    if flow is not None:
+    if flow is not None and time >= b.time:
         b.flow = flow
+    b.time = max(b.time, time)
 
 
 def per_lane(
@@ -265,10 +265,7 @@ def wait(c: Compiler, ins: Instr) -> Callable[..., Any]:
         ready = np.zeros(g.n, bool)
         for lane, b in pairs:
             if parity:
-                value = int(wanted[lane])
-                if value > 1:
-                    raise IllegalOperation(f"phase parity {value}: 0 or 1 (PTX ISA 9.7.13.15.16)", lane=lane)
-                ready[lane] = (b.phase & 1) != value
+                ready[lane] = (b.phase & 1) != int(wanted[lane]) & 1  # compilers pass -1, too
             else:
                 before = int(wanted[lane]) >> 40
                 ready[lane] = b.phase != before

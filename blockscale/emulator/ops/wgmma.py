@@ -67,7 +67,9 @@ def wgmma(c: Compiler, ins: Instr) -> Callable[..., Any]:
         regs = np.stack([x(g)[lanes] for x in a_get], 1).reshape(4, LANES, -1) if in_registers else None
         b = who.reads_shared(who.cta, b_off, "operand B of wgmma")
         a = op.a_bytes(regs)[0] if regs is not None else who.reads_shared(who.cta, a_off, "operand A of wgmma")
-        new = op.compute(d, a[None], b[None], bool(scale_d(g)[first]), sa, sb).reshape(4 * LANES, -1)
+        new = op.compute(
+            d, a[None], b[None], scale_d=bool(scale_d(g)[first]), scale_a=sa, scale_b=sb
+        ).reshape(4 * LANES, -1)
         mask = np.zeros(g.n, bool)
         mask[lanes] = True
         full = np.zeros(g.n, np.uint32)
