@@ -1,8 +1,8 @@
 """Happens-before by vector clocks: which access of shared memory or TMEM is ordered after which.
 
 Agents of a cluster: its warps (generic proxy), then one agent per warp for cp.async, one per warp for
-tcgen05.st, one per CTA for its tensor pipe (tcgen05.mma, .cp and .shift run in order), then one per bulk
-copy in flight.  ``know[c, a, b]`` is the last clock of agent b that agent a of cluster c has synchronised
+tcgen05.st, one per CTA for its tensor pipe (tcgen05.mma, .cp and .shift run in order), one per warp for
+bulk copies in groups (waited for in order), then one per other bulk copy in flight.  ``know[c, a, b]`` is the last clock of agent b that agent a of cluster c has synchronised
 with; ``fenced`` is the same for what a's asynchronous operations may see (PTX ISA 8: memory consistency
 model, and 9.7.13 fence.proxy): it takes over `know` at every fence.proxy.async.
 
@@ -25,7 +25,8 @@ class Clocks:
         self.cp_async = warps
         self.tcgen05_st = 2 * warps
         self.tensor = 3 * warps
-        self.bulk = 3 * warps + ctas
+        self.store = 3 * warps + ctas
+        self.bulk = 4 * warps + ctas
         self.agents = self.bulk + 16
         shape = (clusters, self.agents, self.agents)
         self.know = np.zeros(shape, np.int32)
@@ -152,7 +153,7 @@ class Shadow:
                     self.rows[agent] = len(self.readers)
                     self.readers.append(int(agent))
             if len(self.readers) > self.r_clock.shape[0]:
-                more = max(4, len(self.readers) - self.r_clock.shape[0])
+                more = max(4, len(self.readers) - self.r_clock.shape[0], self.r_clock.shape[0])
                 self.r_clock = np.concatenate([self.r_clock, np.zeros((more, self.cells), np.int32)])
             rows = self.rows[agents]
         return rows
@@ -215,15 +216,41 @@ class Shadow:
         fenced: np.ndarray | None = None,
         generic: int = 0,
     ) -> tuple[str, int, int, int] | None:
-        """Record a write; see `read`."""
+        """Check and record a write; see `read`."""
+        found = self.check_write(cells, agent, know, rows, fenced, generic)
+        self.record_write(cells, agent, clock, line)
+        return found
+
+    def check_write(
+        self,
+        cells: np.ndarray,
+        agent: np.ndarray | int,
+        know: np.ndarray,
+        rows: np.ndarray | None,
+        fenced: np.ndarray | None = None,
+        generic: int = 0,
+    ) -> tuple[str, int, int, int] | None:
+        """Return the first conflict of a write with what was recorded."""
         found = self._after_writer(cells, agent, know, "write-write", rows, fenced, generic)
         if found is None and self.readers:
             found = self._after_readers(cells, agent, know, rows)
+        return found
+
+    def record_write(
+        self, cells: np.ndarray, agent: np.ndarray | int, clock: np.ndarray | int, line: int
+    ) -> None:
+        """Record a write."""
         self.w_agent[cells] = agent
         self.w_clock[cells] = clock
         self.w_line[cells] = line
         self.dirty[cells] = True
-        return found
+
+    def look(self, cells: np.ndarray, know: np.ndarray) -> tuple[str, int, int, int] | None:
+        """Return the first access of `cells` that one who knows `know` is not ordered after."""
+        if not cells.size:
+            return None
+        found = self._after_writer(cells, NEVER - 1, know, "write-write", None, None, 0)
+        return found or (self._after_readers(cells, NEVER - 1, know, None) if self.readers else None)
 
     def _after_readers(
         self, cells: np.ndarray, agent: np.ndarray | int, know: np.ndarray, rows: np.ndarray | None

@@ -152,9 +152,8 @@ class Engine:
         gang.flow = None
         fragment.reason, fragment.began = "", 0.0
 
-    def warp_exits(self, warp: Warp) -> None:
+    def warp_exits(self, warp: Warp, gang_time: float) -> None:
         """Record the last stretch of a warp."""
-        gang_time = max((g.time for g in self.machine.gangs if warp.index in g.warps), default=0.0)
         begin = self.last.get(warp.index, 0.0)
         if gang_time > begin:
             self.event(Event(warp_track(warp.cta.slot, warp.number), begin, gang_time, COMPUTE))

@@ -43,6 +43,7 @@ class Fragment:
     tried: int = -1
     began: float = 0.0
     parked: bool = False
+    entered: bool = False  # the unit's straight-line instructions have run
     full: bool = field(default=False)  # all lanes of the gang
 
 
@@ -121,6 +122,7 @@ class Gang:
             if mask.any():
                 part = Fragment(fragment.at, mask, copy(fragment.token))
                 part.began = fragment.began
+                part.entered = fragment.entered
                 part.wait = fragment.wait
                 new.fragments.append(part)
         new.mend()
@@ -166,6 +168,27 @@ class Gang:
             fragment = Fragment(token.unit, token.arrived, token.parent)
             self.refresh(fragment)
             self.fragments.append(fragment)
+
+    def join(self, fragment: Fragment, other: Fragment) -> None:
+        """Take `other`, which is at the same unit, into `fragment` for good.
+
+        Tokens that only one of the two was bound for lose these lanes: they have met already.
+        """
+        chain = ancestors(fragment.token)
+        common = next((t for t in ancestors(other.token) if t is None or t in chain), None)
+        dropped = []
+        for part in (fragment, other):
+            token = part.token
+            while token is not common and token is not None:
+                token.pending &= ~part.mask
+                dropped.append(token)
+                token = token.parent
+        fragment.mask = fragment.mask | other.mask
+        fragment.token = common
+        self.fragments.remove(other)
+        self.refresh(fragment)
+        for token in dropped:
+            self.settle(token)
 
     def settle(self, token: Token) -> None:
         """Release a token that nobody is on the way to any more."""
@@ -229,3 +252,12 @@ class Gang:
             if "clock" not in name and "timer" not in name:
                 self.specials[name] = value
         return value
+
+
+def ancestors(token: Token | None) -> list[Token | None]:
+    """Return a token and those it is nested in, and at the end None."""
+    chain: list[Token | None] = []
+    while token is not None:
+        chain.append(token)
+        token = token.parent
+    return [*chain, None]

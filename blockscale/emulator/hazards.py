@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .analysis import EarlyRead, early_reads
 from .gang import LANES
+from .clocks import Shadow
 from .report import Hazard
 
 if TYPE_CHECKING:
@@ -29,7 +31,27 @@ class Hazards:
         self.known: set[tuple[Any, ...]] = set()
 
     def flush(self) -> None:
-        """Add what was found at compile time (nothing is kept back today)."""
+        """Add what was found before the run, where the run came by."""
+        units = self.machine.units
+        loads: dict[int, EarlyRead] = {}
+        for read in early_reads(units):
+            if units[read.unit].hits:
+                loads.setdefault(read.load_line, read)
+        for line, read in loads.items():
+            if self.lines[line].startswith("wgmma"):
+                self.add(
+                    "unwaited wgmma", "error",
+                    f"{read.instr.opcode} reads {read.register}, an accumulator of the wgmma of line {line}, "
+                    "before wgmma.wait_group (PTX ISA 9.7.15.7); wait first",
+                    line=read.instr.line, other=self.lines.get(line), other_line=line,
+                )  # fmt: skip
+                continue
+            self.add(
+                "unwaited tcgen05.ld", "warning",
+                f"{read.instr.opcode} reads {read.register}, which the tcgen05.ld of line {line} fills, and "
+                "no tcgen05.wait::ld lies between (PTX ISA 9.7.16.8.3); wait before the first use",
+                line=read.instr.line, other=self.lines.get(line), other_line=line,
+            )  # fmt: skip
 
     def add(
         self, kind: str, severity: str, message: str, *, line: int | None, warp: int | None = None,
@@ -50,7 +72,7 @@ class Hazards:
         """Return (class, words) of an agent: "warp", "cp.async", "tcgen05.st", "tensor", "bulk"."""
         clocks, machine = self.machine.clocks, self.machine
         opcode = self.lines.get(line, "?")
-        if agent >= clocks.bulk:
+        if agent >= clocks.store:
             return "bulk", f"{opcode} (line {line})"
         if agent >= clocks.tensor:
             return "tensor", f"{opcode} (line {line}) of CTA rank {agent - clocks.tensor}"
@@ -109,14 +131,24 @@ class Hazards:
                 "wait for its mbarrier (or cp.async.bulk.wait_group) first",
             ),
         }  # fmt: skip
+        if cls == "tensor" and words.startswith("wgmma"):
+            waits["tensor"] = (
+                "unwaited tensor work", "its wgmma.commit_group was not waited for",
+                "wait with wgmma.wait_group first",
+            )  # fmt: skip
         name, why, remedy = waits[cls]
         return name, f"{what} {verb} {at} that {words} {did}: {why} (PTX ISA 8.9); {remedy}"
 
     # generic accesses -------------------------------------------------------------------------
     def shared(
-        self, g: Gang, lanes: np.ndarray, offsets: np.ndarray, size: int, write: bool, sync: bool = False
-    ) -> None:
-        """Check and record accesses of lanes to shared memory (absolute offsets, `size` bytes each)."""
+        self, g: Gang, lanes: np.ndarray, offsets: np.ndarray, size: int, write: bool, sync: bool = False,
+        items: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
+        """Check and record accesses of lanes to shared memory (absolute offsets, `size` bytes each).
+
+        `items` is what a store is about to write: warps may write what is there already (compilers let
+        every warp store replicated values).
+        """
         machine = self.machine
         shadow = machine.shared_shadow
         if shadow is None:
@@ -134,10 +166,19 @@ class Hazards:
         agents = g.w_agent[rows]
         clock = know[rows, agents]
         one = g.W == 1
-        found = (shadow.write if write else shadow.read)(
-            cells, int(g.w_agent[0]) if one else agents, know[0] if one else know,
-            int(clock[0]) if one else clock, line, rows=None if one else rows,
-        )  # fmt: skip
+        who = int(g.w_agent[0]) if one else agents
+        when = int(clock[0]) if one else clock
+        view = know[0] if one else know
+        spread = None if one else rows
+        if not write:
+            found = shadow.read(cells, who, view, when, line, rows=spread)
+        else:
+            found = shadow.check_write(cells, who, view, spread)
+            if found is not None and found[0] != "write-read" and items is not None:
+                found = self.changing(shadow, g, cells, agents, view, spread, offsets, size, items)
+            shadow.record_write(cells, who, when, line)
+            if found is None and not one and items is not None:
+                found = self.together(shadow, g, cells, agents, offsets, size, items)
         if found is not None:
             at = found[1]
             row = int(rows[at])
@@ -146,6 +187,39 @@ class Hazards:
         if not write and not shadow.dirty[cells].all():
             at = int(np.flatnonzero(~shadow.dirty[cells])[0])
             self.uninitialised(g.ins, cells, at, int(g.warps[int(rows[at])]))
+
+    def changing(
+        self, shadow: Shadow, g: Gang, cells: np.ndarray, agents: np.ndarray, know: np.ndarray,
+        rows: np.ndarray | None, offsets: np.ndarray, size: int, items: np.ndarray,
+    ) -> Found | None:  # fmt: skip
+        """Return the first conflict of the lanes whose store changes what is there."""
+        view = self.machine.shared.views[size][offsets >> (size.bit_length() - 1)]
+        bytes_now = view.view(np.uint8).reshape(len(offsets), size)
+        changed = (np.ascontiguousarray(items).view(np.uint8).reshape(len(items), size) != bytes_now).any(1)
+        if len(cells) != len(changed):
+            changed = np.repeat(changed, len(cells) // len(changed))
+        at = np.flatnonzero(changed)
+        if not len(at):
+            return None
+        found = shadow.check_write(cells[at], agents[at], know, None if rows is None else rows[at])
+        return None if found is None else (found[0], int(at[found[1]]), found[2], found[3])
+
+    def together(
+        self, shadow: Shadow, g: Gang, cells: np.ndarray, agents: np.ndarray, offsets: np.ndarray, size: int,
+        items: np.ndarray,
+    ) -> Found | None:  # fmt: skip
+        """Return the conflict of two warps of one gang that write one cell in the same instruction."""
+        last = shadow.w_agent[cells]
+        if (last == agents).all():
+            return None
+        order = np.argsort(offsets, kind="stable")
+        same = offsets[order][1:] == offsets[order][:-1]
+        data = np.ascontiguousarray(items).view(np.uint8).reshape(len(items), -1)[order]
+        differs = same & (data[1:] != data[:-1]).any(1)
+        if not differs.any():
+            return None
+        at = int(np.flatnonzero(last != agents)[0])
+        return "write-write", at, int(last[at]), g.ins.line
 
     def uninitialised(self, ins: Instr, cells: np.ndarray, at: int, warp: int) -> None:
         """Report a read of shared memory that nobody wrote."""

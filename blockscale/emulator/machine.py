@@ -236,6 +236,9 @@ class Machine:
                 self.loop()
         except EmulationError as error:
             error.report = self.report
+            before = "; ".join(f"{h.kind} (line {h.line})" for h in self.report.errors[:3])
+            if before:
+                error.args = (f"{error.args[0]}; before it: {before}",)
             raise
         finally:
             self.count(time.perf_counter() - began)
@@ -302,7 +305,7 @@ class Machine:
             quantum -= 1
             full = fragment.full
             mask = None if full else fragment.mask
-            if unit.instrs:
+            if unit.instrs and not fragment.entered:
                 run = unit.run[full]
                 if run is None:
                     run = unit.run[full] = self.compiler.compile(unit, full)
@@ -316,6 +319,7 @@ class Machine:
                     raise self.located(error, gang) from None
             if self.executed - self.stale_at > STALE:
                 self.check_progress()
+            fragment.entered = True  # a split or a wait comes back here; the instructions have run
             tail = unit.tail
             if tail == "next":
                 fragment.at = unit.next
@@ -327,6 +331,7 @@ class Machine:
                     return quantum
             elif not self.other_tail(gang, fragment, unit):
                 return quantum
+            fragment.entered = False
             token = fragment.token
             if token is not None and fragment.at == token.unit:
                 gang.arrive(fragment)
@@ -439,8 +444,10 @@ class Machine:
                 warp = self.warps[gang.warps[w]]
                 assert warp is not None
                 warp.exited = True
-                self.engine.warp_exits(warp)
+                self.engine.warp_exits(warp, gang.time)
                 recheck(self, warp.cta)
+                if not warp.cta.live:
+                    ops.cta_exits(self, warp.cta, unit.instr)
         self.progress += 1
         if not whole and fragment in gang.fragments:
             fragment.at = unit.next
@@ -487,6 +494,7 @@ class Machine:
                 fragment.at = unit.next
                 self.executed += 1
                 return True
+        before = self.progress  # converged() may merge fragments: then this one is tried again
         try:
             done = unit.stop(gang, mask, fragment)
         except EmulationError as error:
@@ -505,7 +513,7 @@ class Machine:
             return False
         if not fragment.began:
             fragment.began = gang.time
-        fragment.tried = self.progress
+        fragment.tried = before
         if gang.W > 1 and mask is not None and len(gang.active_warps(mask)) < gang.W:
             keys = gang.by_warp(mask).any(1).astype(int)
             if len(np.unique(keys)) > 1:
@@ -561,12 +569,22 @@ class Machine:
                     warp = self.warps[gang.warps[w]]
                     if warp is not None and len(lines) < 64:
                         text = f"line {ins.line} {ins.opcode}" if ins else "?"
-                        lines.append(f"  CTA {warp.cta.coords} warp {warp.number}: {text}: {f.reason or 'running'}")
+                        why_here = self.waits_for(warp.cta, f.reason) or "running"
+                        lines.append(f"  CTA {warp.cta.coords} warp {warp.number}: {text}: {why_here}")
         raise Deadlock(f"deadlock: {why}\n" + "\n".join(lines)).at(Place(self.program.name))
+
+    def waits_for(self, cta: Cta, reason: str) -> str:
+        """Return `reason`, with the state of the mbarrier that it names."""
+        word, _, at = reason.partition(" ")
+        if word != "mbarrier":
+            return reason
+        b = self.mbarriers.get(cta.slot * self.shared.stride + int(at.split()[0], 16))
+        return reason if b is None else f"{reason} {b.state_text()}"
 
     def count(self, seconds: float) -> None:
         """Fill in the report's totals."""
         report = self.report
+        self.hazards.flush()
         for unit in self.units:
             if unit.hits:
                 for ins in unit.instrs:
@@ -578,7 +596,6 @@ class Machine:
         report.wall_seconds = seconds
         report.smem_bytes = max(self.shared.high - RESERVED, 0)
         self.engine.fill(report)
-        self.hazards.flush()
 
 
 PtxErrors = EmulationError

@@ -162,6 +162,17 @@ def gcd_labels(rng: Generator) -> Case:
     return Case("control", "gcd_labels", [a, b, c], equal((c, want)), grid=(2,), threads=32)
 
 
+def jump_table(rng: Generator) -> Case:
+    x = rng.integers(0, 2**32, 96, dtype=np.uint64)
+    y, want = np.zeros(96, U32), x.copy()
+    for _ in range(20):
+        odd = (want * np.uint64(3) + np.uint64(1)) % 2**32
+        even = np.where(want % 4 == 0, (want + np.uint64(5)) % 2**32, want // 2)
+        want = np.where(want % 2, odd, even)
+    args = [x.astype(U32), y, 20]
+    return Case("control", "jump_table", args, equal((y, want)), grid=(2,), threads=48)
+
+
 def mma_sync(rng: Generator, k: int = 104) -> Case:
     a, b = ((rng.integers(-16, 17, (rows, k)) / 8).astype(np.float16) for rows in (128, 64))
     c = nans(128, 64)

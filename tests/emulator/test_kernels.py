@@ -6,6 +6,7 @@ import arithmetic_cases
 import cuda_kernels
 import gemm_cases
 import kind_cases
+import movement_cases
 import numpy as np
 import pytest
 import scalar_cases
@@ -37,6 +38,7 @@ SCALAR = (
     scalar_cases.grid_rounds,
     scalar_cases.async_copy,
     scalar_cases.gcd_labels,
+    scalar_cases.jump_table,
     arithmetic_cases.integers,
     arithmetic_cases.floats,
     arithmetic_cases.halves,
@@ -88,4 +90,10 @@ def test_warp_matrices(name):
 
 @pytest.mark.parametrize("make", SCALAR, ids=lambda make: make.__name__)
 def test_scalar_kernels(make):
+    check(make, range(FEW))
+
+
+@pytest.mark.parametrize("make", movement_cases.ALL, ids=lambda make: make.__name__)
+def test_movement(make):
+    """TMA reductions, gather4, st.async, stmatrix, TMEM shapes, cluster launch control."""
     check(make, range(FEW))

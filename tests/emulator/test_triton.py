@@ -23,7 +23,7 @@ import triton_kernels as tk  # noqa: E402
 
 TOLERANCE = 2e-6
 SEEDS = 20  # the issue's number for correct kernels; most tests take two
-NULLS = (None, None)  # Triton's global and profile scratch
+PROFILE = None  # Triton's second scratch pointer
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,6 +36,8 @@ def triton_cache(tmp_path_factory):
 
 def launch(kernel: tk.Compiled, grid: tuple[int, ...], *args: object, seed: int = 0):
     """Run the kernel and assert that a compiler's correct kernel has no error among its hazards."""
+    ctas = int(np.prod(grid))
+    scratch = np.zeros(kernel.scratch * ctas, np.uint8) if kernel.scratch else None
     report = emulator.launch(
         kernel.ptx,
         entry=kernel.entry,
@@ -43,7 +45,7 @@ def launch(kernel: tk.Compiled, grid: tuple[int, ...], *args: object, seed: int 
         block=(kernel.threads, 1, 1),
         cluster=(kernel.cluster, 1, 1),
         dynamic_smem=kernel.shared,
-        args=[*args, *NULLS],
+        args=[*args, scratch, PROFILE],
         seed=seed,
     )
     errors = [hazard for hazard in report.hazards if hazard.severity == "error"]
@@ -143,6 +145,7 @@ GEMMS = (  # M, N, K, BM, BN, BK, warps, stages
     (128, 128, 256, 128, 128, 64, 4, 3),  # tcgen05, pipelined
     (256, 128, 192, 128, 64, 32, 4, 4),
     (100, 72, 200, 64, 32, 32, 4, 2),  # ragged, masked loads
+    (65, 33, 51, 64, 32, 32, 4, 2),  # and not aligned
     (32, 32, 64, 16, 16, 32, 1, 2),  # mma.sync
 )
 
@@ -151,7 +154,8 @@ GEMMS = (  # M, N, K, BM, BN, BK, warps, stages
 def gemm_kernel(shape, element):
     types = {"a": f"*{element}", "b": f"*{element}", "c": "*fp32"}
     constants = dict(zip(("M", "N", "K", "BM", "BN", "BK"), shape[:6], strict=True))
-    return tk.build(tk.gemm, types, constants, warps=shape[6], stages=shape[7])
+    options = {"warps": shape[6], "stages": shape[7], "aligned": shape[2] % 8 == 0}
+    return tk.build(tk.gemm, types, constants, **options)
 
 
 @pytest.mark.parametrize("shape", GEMMS, ids=lambda t: "x".join(map(str, t)))
@@ -215,6 +219,18 @@ def test_product_of_tensor_maps(warp_specialize, ctas, seeds, rng):
         arrays = zip((a, b, c), kernel.descriptors, strict=True)
         args = [value for pair in arrays for value in descriptor_arguments(*pair)]
         launch(kernel, (2 * ctas, 2), *args, seed=seed)
+        np.testing.assert_array_equal(c, a.astype(np.float64) @ b.astype(np.float64).T)
+
+
+def test_product_of_maps_made_on_the_device(rng):
+    """tensormap.replace and its proxy fences; the last rows of A and C are outside."""
+    constants = {"M": 200, "N": 128, "K": 192, "BM": 128, "BN": 64, "BK": 64}
+    types = {"a": "*fp16", "b": "*fp16", "c": "*fp32"}
+    kernel = tk.build(tk.gemm_device_maps, types, constants)
+    for seed in range(2):
+        a, b = (rng.integers(-16, 17, (rows, 192)).astype(np.float16) / 8 for rows in (200, 128))
+        c = np.full((200, 128), np.nan, np.float32)
+        launch(kernel, (2, 2), a, b, c, seed=seed)
         np.testing.assert_array_equal(c, a.astype(np.float64) @ b.astype(np.float64).T)
 
 

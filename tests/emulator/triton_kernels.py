@@ -78,6 +78,23 @@ def gemm_tma(
 
 
 @triton.jit
+def gemm_device_maps(
+    a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr,
+):
+    """C from tensor maps that the kernel writes (tensormap.replace) into Triton's scratch."""
+    x = tl.make_tensor_descriptor(a, [M, K], [K, 1], [BM, BK])
+    y = tl.make_tensor_descriptor(b, [N, K], [K, 1], [BN, BK])
+    z = tl.make_tensor_descriptor(c, [M, N], [N, 1], [BM, BN])
+    m = tl.program_id(0) * BM
+    n = tl.program_id(1) * BN
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        acc = tl.dot(x.load([m, k]), y.load([n, k]).T, acc)
+    z.store([m, n], acc)
+
+
+@triton.jit
 def attention(
     q, k, v, o, scale, L: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):
@@ -160,6 +177,8 @@ class Compiled:
     threads: int
     cluster: int
     shared: int
+    scratch: int
+    """Bytes of global memory that each CTA wants for itself."""
     descriptors: tuple[dict[str, Any], ...]
 
 
@@ -171,14 +190,23 @@ def build(  # a kernel is named by the function, its pointer types and its const
     warps: int = 4,
     stages: int = 3,
     ctas: int = 1,
+    aligned: bool = True,
 ) -> Compiled:
-    """Return the PTX of ``kernel``; ``signature`` has the types of the arguments that remain."""
+    """Return the PTX of ``kernel``; ``signature`` has the types of the arguments that remain.
+
+    ``aligned``: pointers are multiples of 16, as Triton finds them to be when it launches; with it
+    come cp.async and wide loads.
+    """
     types = signature | dict.fromkeys(constants, "constexpr")
-    source = ASTSource(fn=kernel, signature=types, constexprs=constants)
+    names = list(kernel.arg_names)
+    pointers = [name for name, kind in signature.items() if kind.startswith("*") and aligned]
+    known = {(names.index(name),): [["tt.divisibility", 16]] for name in pointers}
+    source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=known)
     options = {"num_warps": warps, "num_stages": stages, "ptx_version": PTX_VERSION}
     options |= {"num_ctas": ctas, "enable_fp_fusion": True}
     made = triton.compile(source, target=TARGET, options=options)
     about = made.metadata
     descriptors = tuple(getattr(about, "tensordesc_meta", None) or ())
     threads = 32 * about.num_warps
-    return Compiled(made.asm["ptx"], about.name, threads, ctas, about.shared, descriptors)
+    sizes = about.shared, about.global_scratch_size
+    return Compiled(made.asm["ptx"], about.name, threads, ctas, *sizes, descriptors)

@@ -27,7 +27,7 @@ from . import (  # noqa: E402, F401 - the import registers the handlers
     warp,
     wgmma,
 )
-from .control import at_exit, place_globals  # noqa: E402
+from .control import at_exit, cta_exits, place_globals  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -68,4 +68,4 @@ def access_size(ins: Instr) -> int:
     return 16
 
 
-__all__ = ["Handler", "Traits", "at_exit", "find", "may_wait", "place_globals"]
+__all__ = ["Handler", "Traits", "at_exit", "cta_exits", "find", "may_wait", "place_globals"]

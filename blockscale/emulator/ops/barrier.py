@@ -12,7 +12,7 @@ from ..errors import IllegalOperation
 from ..gang import LANES
 from ..grid import Barrier, Cluster, Cta
 from ..syntax import Instr
-from .core import register
+from .core import converged, register
 
 if TYPE_CHECKING:
     from ..compiler import Compiler
@@ -94,6 +94,8 @@ def barrier(c: Compiler, ins: Instr) -> Callable[..., Any]:
     number = c.lanes_source(operands[0], "u4")
     count = c.lanes_source(operands[1], "u4") if len(operands) > 1 else None
 
+    aligned = ins.base == "bar" or "aligned" in ins.mods
+
     def enter(g: Gang, m: np.ndarray | None, f: Fragment) -> None:
         machine, numbers = g.machine, number(g)
         active = g.by_warp(m)
@@ -128,6 +130,8 @@ def barrier(c: Compiler, ins: Instr) -> Callable[..., Any]:
 
     def run(g: Gang, m: np.ndarray | None, f: Fragment) -> Any:
         if f.wait is None:
+            if aligned and not converged(g, m, f):
+                return False
             enter(g, m, f)
         if kind == "arrive":
             return True
@@ -204,6 +208,8 @@ def barrier_cluster(c: Compiler, ins: Instr) -> Callable[..., Any]:
 
 
     def run(g: Gang, m: np.ndarray | None, f: Fragment) -> Any:
+        if "aligned" in ins.mods and not converged(g, m, f):
+            return False
         if "arrive" in ins.mods:
             enter(g, m)
             return True

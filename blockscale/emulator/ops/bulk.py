@@ -47,6 +47,14 @@ class Issuer:
         """Give the operation its agent."""
         op.agent, op.clock = self.machine.clocks.claim(self.cluster.slot, self.know)
 
+    def claim_group(self, op: Op) -> None:
+        """Give an operation of a bulk group its agent: groups of a thread are waited for in order."""
+        clocks = self.machine.clocks
+        op.agent = clocks.store + self.warp.agent
+        know = clocks.know[self.cluster.slot, op.agent]
+        know[op.agent] += 1
+        op.clock = int(know[op.agent])
+
     def cta_of(self, shared: int) -> Cta:
         """Return the CTA of a shared address."""
         rank = (shared >> 24) & 0xFF
@@ -277,7 +285,7 @@ def tensor_store(who: Issuer, op: AsyncOp, tensor: TensorMap, where: list[int], 
     o = Op(
         name, who.cta, who.line, happen, cost=t.moved_bytes * CYCLES_PER_BYTE, bytes=t.moved_bytes, label="TMA store"
     )
-    who.claim(o)
+    who.claim_group(o)
     who.warp.bulk_open.setdefault(who.lane % LANES, []).append(o)
     machine.engine.issue(machine.engine.new_stream(), o, who.g.time)
 
@@ -357,7 +365,10 @@ def one_bulk(
     o = Op(
         "bulk", who.cta, who.line, happen, cost=count * CYCLES_PER_BYTE, bytes=count, label="bulk copy"
     )
-    who.claim(o)
+    if op.dst == "global":
+        who.claim_group(o)
+    else:
+        who.claim(o)
     if op.dst == "global":
         who.warp.bulk_open.setdefault(who.lane % LANES, []).append(o)
     machine.engine.issue(machine.engine.new_stream(), o, who.g.time)

@@ -16,7 +16,7 @@ from .core import address, register, window
 if TYPE_CHECKING:
     from ..compiler import Compiler
     from ..gang import Fragment, Gang
-    from ..grid import Cluster
+    from ..grid import Cluster, Cta
     from ..machine import Machine
 
 BASES = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW, "global": 0, "const": 0}
@@ -142,6 +142,28 @@ def place_globals(machine: Machine) -> None:
             place = machine.places.get(sym.name)
             if place is not None:
                 data[at : at + 8] = np.array([place[1] + sym.offset], np.uint64).view(np.uint8)
+
+
+def cta_exits(machine: Machine, cta: Cta, ins: Instr | None) -> None:
+    """Check that no other CTA may still use the shared memory of a CTA that ends (PTX ISA 9.7.13.3)."""
+    shadow = machine.shared_shadow
+    if shadow is None or machine.cluster_ctas == 1:
+        return
+    cells = machine.shared.stride // machine.traits.granule
+    span = np.arange(cta.slot * cells, (cta.slot + 1) * cells)
+    clocks = machine.clocks
+    agents = np.array([w.agent for w in cta.warps])
+    know, _ = clocks.both(cta.cluster.slot, agents)
+    for first in (0, clocks.cp_async, clocks.tcgen05_st, clocks.store):  # its own work ends with it
+        know[first + agents] = np.iinfo(np.int32).max
+    know[clocks.tensor + cta.rank] = np.iinfo(np.int32).max
+    found = shadow.look(span[shadow.dirty[span]], know)
+    if found is not None:
+        line = ins.line if ins is not None else None
+        machine.hazards.conflict(
+            found, f"the end of CTA rank {cta.rank}", "shared memory", line or 0, cta.warps[0].index,
+            int(span[shadow.dirty[span]][found[1]]) % cells * machine.traits.granule,
+        )  # fmt: skip
 
 
 def at_exit(machine: Machine, cluster: Cluster) -> None:

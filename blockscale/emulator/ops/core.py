@@ -211,10 +211,8 @@ def converged(g: Gang, mask: np.ndarray | None, f: Fragment, need: np.ndarray | 
     if not (missing & ~f.mask).any():
         return True  # the guard left lanes out that are here: their own business
     for other in list(g.fragments):
-        if other is not f and other.at == f.at and other.parked and other.token is f.token:
-            f.mask = f.mask | other.mask
-            g.fragments.remove(other)
-            g.refresh(f)
+        if other is not f and other in g.fragments and other.at == f.at and other.parked:
+            g.join(f, other)
             if not (missing & ~f.mask).any():
                 f.parked = False
                 f.tried = -1

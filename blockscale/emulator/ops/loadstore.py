@@ -81,7 +81,7 @@ class Space:
         elif space.startswith("shared"):
             offsets = shared_offsets(g, lanes, at, size, own=space != "shared::cluster")
             m.report.bytes["shared"]["written"] += len(at) * size
-            m.hazards.shared(g, lanes, offsets, size, True, self.sync)
+            m.hazards.shared(g, lanes, offsets, size, True, self.sync, items)
             self.banks(g, lanes, offsets)
             m.shared.views[size][offsets >> (size.bit_length() - 1)] = items
         elif space == "local":

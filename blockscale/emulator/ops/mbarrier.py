@@ -39,6 +39,15 @@ class MBarrier:
     done: dict[int, tuple[Vector | None, float, int | None]] = field(default_factory=dict)
     waiters: int = 0
 
+    def state_text(self) -> str:
+        """Return in words what the current phase waits for."""
+        text = f"(phase {self.phase}: waits for {self.pending} of {self.expected} arrivals"
+        if self.tx > 0:
+            text += f" and {self.tx} bytes that expect_tx announced"
+        elif self.tx < 0:
+            text += f"; {-self.tx} bytes more have come than expect_tx announced"
+        return f"{text}; initialised at line {self.line})"
+
     @property
     def busy(self) -> bool:
         """Whether the current phase has begun."""
@@ -52,7 +61,7 @@ def find(machine: Machine, offset: int, what: str, lane: int | None = None) -> M
         at = offset % machine.shared.stride
         raise IllegalOperation(
             f"{what} at shared {at:#x}, where no mbarrier object is: mbarrier.init comes first (PTX ISA "
-            "9.7.13.15.1), and mbarrier.inval or another CTA's address end it",
+            "9.7.13.15.1), with a barrier between it and the other warps",
             lane=lane,
         )
     return found
@@ -73,7 +82,8 @@ def arrive(machine: Machine, b: MBarrier, count: int, lane: int | None = None) -
         raise IllegalOperation(
             f"mbarrier arrival count underflow: {count} arrivals at an mbarrier (shared "
             f"{b.offset % machine.shared.stride:#x}) that waits for {b.pending} of {b.expected} more in "
-            "this phase (PTX ISA 9.7.13.15.2); initialise it with the right count",
+            "this phase (PTX ISA 9.7.13.15.2); wait for the phase before arriving again, or initialise it "
+            "with the right count",
             lane=lane,
         )
     b.pending -= count
@@ -249,10 +259,29 @@ def pending_count(c: Compiler, ins: Instr) -> Callable[..., None]:
     return lambda g, m: put(g, m, (get(g) & np.uint64(MOST)).astype(np.uint32))
 
 
+def initialised(
+    g: Gang, m: np.ndarray | None, f: Fragment, at: Callable[[Gang], np.ndarray]
+) -> bool:
+    """Return whether there are mbarriers to wait for; some shipped kernels wait before a slow init."""
+    machine, lanes = g.machine, g.lanes(m)
+    for lane, offset in zip(lanes, shared_offsets(g, lanes, at(g)[lanes], 8), strict=True):
+        if int(offset) not in machine.mbarriers:
+            where = int(offset) % machine.shared.stride
+            f.reason = f"mbarrier.init at shared {where:#x}, where no mbarrier object is"
+            machine.hazards.add(
+                "mbarrier used before init", "warning",
+                f"{g.ins.opcode} at shared {where:#x} comes, or may come, before its mbarrier.init: no "
+                "barrier orders the two (PTX ISA 9.7.13.15.1); put one behind the init",
+                line=g.ins.line, warp=int(g.warps[lane // LANES]), lane=int(lane) % LANES,
+            )  # fmt: skip
+            return False
+    return True
+
+
 @register("mbarrier.test_wait", "mbarrier.try_wait", waits=True)
 def wait(c: Compiler, ins: Instr) -> Callable[..., Any]:
     """mbarrier.test_wait and .try_wait, by state or by .parity (9.7.13.15.16)."""
-    barriers = per_lane(c, ins, 1)
+    barriers, at = per_lane(c, ins, 1), address(c, ins.operands[1])
     put = c.dest(ins.operands[0], "?")
     parity = "parity" in ins.mods
     phase = c.lanes_source(ins.operands[2], "u4" if parity else "u8")
@@ -260,6 +289,8 @@ def wait(c: Compiler, ins: Instr) -> Callable[..., Any]:
 
     def run(g: Gang, m: np.ndarray | None, f: Fragment) -> Any:
         machine = g.machine
+        if not initialised(g, m, f, at):
+            return False
         pairs = barriers(g, m, ins.opcode)
         wanted = phase(g)
         ready = np.zeros(g.n, bool)

@@ -1,16 +1,17 @@
 // O[M, 128] = relu(Q K^T) V in f16: two chained MMAs as in attention, one CTA 128 rows of Q.
 //
-// S = Q K^T (both operands K-major, SWIZZLE_128B) goes through registers to P = f16(relu(S)) in tensor
-// memory, the A operand of the second MMA.  V[L, 128] is its B operand as it lies: N runs along the
-// rows (MN-major), two boxes of 64 columns: LBO steps between the boxes, SBO between 8 rows of V.
-// The data are small integers, so that P is exact.
+// S = Q K^T (both operands K-major, SWIZZLE_128B) goes through registers to P = f16(relu(S)) in
+// tensor memory, the A operand of the second MMA. V[L, 128] is its B operand as it lies: N runs
+// along the rows (MN-major), two boxes of 64 columns: LBO steps between the boxes, SBO between 8
+// rows of V. The data are small integers, so that P is exact.
 #include <cuda_fp16.h>
 
 #include "tcgen05.cuh"
 
 constexpr int BLOCK = 128, HEAD = 64, OUT = 128;
 constexpr uint32_t S = 0, P = 128, O = 256, COLUMNS = 512;
-constexpr uint32_t IDESC = 1 << 4 | (128 / 8) << 17 | (128 / 16) << 24;  // f16 x f16 -> f32, 128 x 128
+// f16 x f16 -> f32, 128 x 128
+constexpr uint32_t IDESC = 1 << 4 | (128 / 8) << 17 | (128 / 16) << 24;
 constexpr uint32_t B_MN_MAJOR = 1 << 16;
 
 struct Shared {
@@ -19,7 +20,8 @@ struct Shared {
   uint32_t tmem;
 };
 
-DEV void load(Shared& s, const CUtensorMap* q, const CUtensorMap* k, const CUtensorMap* v, int step) {
+DEV void load(Shared& s, const CUtensorMap* q, const CUtensorMap* k, const CUtensorMap* v,
+    int step) {
   uint32_t bar = shared(&s.loaded);
   mbar_expect(bar, sizeof(s.k) + sizeof(s.v) + (step ? 0 : sizeof(s.q)));
   if (step == 0) tma_load_2d(shared(s.q), q, 0, blockIdx.x * BLOCK, bar);

@@ -1,9 +1,10 @@
-// A cluster of 2 or 4 CTAs: TMA multicast with a mask of its own a CTA, remote mbarrier arrivals and
-// reads of distributed shared memory.
+// A cluster of 2 or 4 CTAs: TMA multicast with a mask of its own a CTA, remote mbarrier arrivals
+// and reads of distributed shared memory.
 //
-// CTA r loads rows 8 r.. (32 floats each) of its cluster's block and multicasts them to every CTA but
-// r + 1 (and to itself).  Every CTA adds what it received, column by column; then it tells all CTAs
-// of the cluster that its sums are ready, reads theirs, and writes the running total up to itself.
+// CTA r loads rows 8 r.. (32 floats each) of its cluster's block and multicasts them to every CTA
+// but r + 1 (and to itself). Every CTA adds what it received, column by column; then it tells all
+// CTAs of the cluster that its sums are ready, reads theirs, and writes the running total up to
+// itself.
 #include "ptx.cuh"
 
 constexpr int MAX = 4, ROWS = 8, WIDTH = 32;
@@ -14,7 +15,9 @@ struct Shared {
   uint64_t full, ready;
 };
 
-DEV bool sends(uint32_t from, uint32_t to, uint32_t size) { return to != (from + 1) % size || from == to; }
+DEV bool sends(uint32_t from, uint32_t to, uint32_t size) {
+  return to != (from + 1) % size || from == to;
+}
 
 extern "C" __global__ void __launch_bounds__(64) cluster_sums(
     const __grid_constant__ CUtensorMap x, float* own, float* running, int size) {
@@ -53,7 +56,8 @@ extern "C" __global__ void __launch_bounds__(64) cluster_sums(
     float total = 0;
     for (uint32_t from = 0; from <= rank; ++from) {
       float value;
-      asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(map_rank(shared(&s.sum[threadIdx.x]), from)) : "memory");
+      asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value)
+          : "r"(map_rank(shared(&s.sum[threadIdx.x]), from)) : "memory");
       total += value;
     }
     running[blockIdx.x * WIDTH + threadIdx.x] = total;

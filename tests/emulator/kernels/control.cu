@@ -3,7 +3,8 @@
 #include <stdint.h>
 
 // Sum and maximum of x[n] over the block's part: shuffles, then shared memory, then one atomic.
-extern "C" __global__ void block_reduce(const float* x, int n, float* sum, int* top, unsigned* positive) {
+extern "C" __global__ void block_reduce(const float* x, int n, float* sum, int* top,
+    unsigned* positive) {
   __shared__ float sums[32];
   __shared__ int tops[32];
   int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -56,7 +57,8 @@ extern "C" __global__ void warp_words(const int* x, int* scan, unsigned* votes) 
 }
 
 // Histogram in shared memory, merged into global memory; float maximum through compare-and-swap.
-extern "C" __global__ void histogram(const uint8_t* x, int n, unsigned* bins, float* top, double* total,
+extern "C" __global__ void histogram(const uint8_t* x, int n, unsigned* bins, float* top,
+    double* total,
                                      unsigned long long* last) {
   __shared__ unsigned local[256];
   __shared__ float best;
@@ -110,7 +112,7 @@ extern "C" __global__ void collatz(const unsigned* x, int* steps, int n, int lim
   steps[i] = count > limit ? -2 : count;
 }
 
-// A stack machine: a switch (a jump table), a local array with computed index, calls that return.
+// A stack machine: a switch, a local array with computed index, calls that return.
 __device__ __noinline__ int power(int base, int exponent) {
   int result = 1;
   for (; exponent; exponent /= 2, base *= base)
@@ -123,7 +125,8 @@ __device__ __noinline__ void divide(int a, int b, int* quotient, int* rest) {
   *rest = b ? a % b : a;
 }
 
-extern "C" __global__ void interpret(const uint8_t* programs, int length, const int* input, int* output) {
+extern "C" __global__ void interpret(const uint8_t* programs, int length, const int* input,
+    int* output) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   const uint8_t* code = programs + i * length;
   int stack[16], top = 0;
@@ -148,7 +151,8 @@ extern "C" __global__ void interpret(const uint8_t* programs, int length, const 
   output[i] = stack[top] ^ top;
 }
 
-// All blocks meet `rounds` times at one counter; every round reads what other blocks wrote before it.
+// All blocks meet `rounds` times at one counter; every round reads what other blocks wrote before
+// it.
 __device__ void grid_barrier(unsigned* arrived, unsigned target) {
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -160,7 +164,8 @@ __device__ void grid_barrier(unsigned* arrived, unsigned target) {
   __syncthreads();
 }
 
-extern "C" __global__ void grid_rounds(int* values, unsigned* arrived, long long* clocks, int rounds) {
+extern "C" __global__ void grid_rounds(int* values, unsigned* arrived, long long* clocks,
+    int rounds) {
   int n = gridDim.x * blockDim.x, i = blockIdx.x * blockDim.x + threadIdx.x;
   long long start = clock64();
   for (int round = 0; round < rounds; ++round) {
@@ -180,13 +185,15 @@ extern "C" __global__ void async_copy(const float* x, float* y, int n) {
     if (part < 4) {
       int at = first + part * 256 + threadIdx.x * 4, bytes = min(max(n - at, 0), 4) * 4;
       uint32_t to = (uint32_t)__cvta_generic_to_shared(&buffer[part % 2][threadIdx.x * 4]);
-      asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(x + at), "r"(bytes) : "memory");
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;"
+          :: "r"(to), "l"(x + at), "r"(bytes) : "memory");
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
     if (part) {
       asm volatile("cp.async.wait_group 1;" ::: "memory");
       __syncthreads();
-      for (int j = threadIdx.x; j < 256; j += 64) y[first + (part - 1) * 256 + j] = buffer[(part - 1) % 2][j ^ 3];
+      for (int j = threadIdx.x; j < 256; j += 64) y[first + (part - 1) * 256 + j] =
+          buffer[(part - 1) % 2][j ^ 3];
       __syncthreads();
     }
   }
@@ -205,4 +212,19 @@ extern "C" __global__ void gcd_labels(const unsigned* a, const unsigned* b, unsi
     r = r * 65536 + out;
   }
   c[i] = r;
+}
+
+// A jump table (brx.idx), which this compiler does not print by itself: a small state machine.
+extern "C" __global__ void jump_table(const unsigned* x, unsigned* y, int rounds) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  unsigned value = x[i];
+  for (int round = 0; round < rounds; ++round)
+    asm volatile(
+        "{\n .reg .u32 which, v;\n mov.u32 v, %0;\n and.b32 which, v, 3;\n"
+        "table: .branchtargets zero, one, two, one;\n brx.idx which, table;\n"
+        "zero:\n add.u32 v, v, 5;\n bra done;\n"
+        "one:\n mul.lo.u32 v, v, 3;\n add.u32 v, v, 1;\n bra done;\n"
+        "two:\n shr.u32 v, v, 1;\n"
+        "done:\n mov.u32 %0, v;\n}" : "+r"(value));
+  y[i] = value;
 }

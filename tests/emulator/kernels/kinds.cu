@@ -1,12 +1,13 @@
 // One tile D[M, N] of every tcgen05.mma kind, 128 bytes of K, in the shared memory layout that the
-// caller describes: each operand is `boxes` TMA boxes one after the other, and MMA k (32 bytes of K)
-// starts at k / per_box * outer + k % per_box * inner.  A box of 4- or 6-bit numbers, spread to 16
-// bytes for each 16, counts with its bytes in global memory (tx_bytes).  D is written as it lies in tensor memory,
-// 32 bits a value; M = 64 uses lanes 0-15 of each sub-partition.
+// caller describes: each operand is `boxes` TMA boxes one after the other, and MMA k (32 bytes of
+// K) starts at k / per_box * outer + k % per_box * inner. A box of 4- or 6-bit numbers, spread to
+// 16 bytes for each 16, counts with its bytes in global memory (tx_bytes). D is written as it lies
+// in tensor memory, 32 bits a value; M = 64 uses lanes 0-15 of each sub-partition.
 #include "tcgen05.cuh"
 
 struct Operand {
-  int boxes, box_bytes, tx_bytes, dx, dy;             // box i lies at i * box_bytes, from (i dx, i dy)
+  // box i lies at i * box_bytes, from (i dx, i dy)
+  int boxes, box_bytes, tx_bytes, dx, dy;           
   uint32_t lbo, sbo, per_box, outer, inner, swizzle;  // the descriptors
 };
 
@@ -24,7 +25,8 @@ DEV void load(uint32_t at, const CUtensorMap* map, const Operand& o, uint32_t ba
 }
 
 DEV uint64_t descriptor(uint32_t at, const Operand& o, int k) {
-  return matrix(at + k / o.per_box * o.outer + k % o.per_box * o.inner, o.lbo, o.sbo, Swizzle(o.swizzle));
+  return matrix(at + k / o.per_box * o.outer + k % o.per_box * o.inner, o.lbo, o.sbo,
+      Swizzle(o.swizzle));
 }
 
 template <Kind KIND>
@@ -48,7 +50,8 @@ DEV void tile(const CUtensorMap* a, const CUtensorMap* b, const uint8_t* sfa, co
   fence_after();
   uint32_t tmem = s.tmem;
   if (threadIdx.x == 0) {
-    mbar_expect(loaded, oa.boxes * oa.tx_bytes + ob.boxes * ob.tx_bytes + (KIND == MXF8F6F4 ? 1024 : 0));
+    mbar_expect(loaded, oa.boxes * oa.tx_bytes + ob.boxes * ob.tx_bytes + (KIND == MXF8F6F4 ?
+        1024 : 0));
     load(shared(s.a), a, oa, loaded);
     load(shared(s.b), b, ob, loaded);
     if (KIND == MXF8F6F4) {
@@ -87,12 +90,14 @@ DEV void tile(const CUtensorMap* a, const CUtensorMap* b, const uint8_t* sfa, co
   if (warp == 0) tmem_dealloc<1>(tmem, COLUMNS);
 }
 
-#define KERNEL(name, KIND)                                                                          \
-  extern "C" __global__ void __launch_bounds__(128) name(                                           \
-      const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b, const uint8_t* sfa, \
-      const uint8_t* sfb, uint32_t* d, int m, int n, uint32_t idesc, const __grid_constant__ Operand oa, \
-      const __grid_constant__ Operand ob) {                                                         \
-    tile<KIND>(&a, &b, sfa, sfb, d, m, n, idesc, oa, ob);                                           \
+#define KERNEL(name, KIND)                                                                         \
+  extern "C" __global__ void __launch_bounds__(128) name(                                          \
+      const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b,               \
+      const uint8_t* sfa,                                                                         \
+      const uint8_t* sfb, uint32_t* d, int m, int n, uint32_t idesc,                              \
+      const __grid_constant__ Operand oa,                                                         \
+      const __grid_constant__ Operand ob) {                                                        \
+    tile<KIND>(&a, &b, sfa, sfb, d, m, n, idesc, oa, ob);                                          \
   }
 KERNEL(kind_f16, F16)
 KERNEL(kind_tf32, TF32)

@@ -11,10 +11,11 @@
 
 constexpr int STAGES = 2, TILE = 128 * 64, SFA_BYTES = 1024, SFB_BYTES = 2048;
 constexpr int ROUND = 2 * TILE + SFA_BYTES + SFB_BYTES, OUT = 128 * 128;
-constexpr uint32_t D = 0, SFA = 256, SFB = 264, COLUMNS = 512, LEADER_MASK = ok(LEADER) ? 0xFEFFFFFF : ~0u;
+constexpr uint32_t D = 0, SFA = 256, SFB = 264, COLUMNS = 512;
+constexpr uint32_t LEADER_MASK = ok(LEADER) ? 0xFEFFFFFF : ~0u;
 constexpr uint32_t N_FIELD = ok(IDESC_N) ? 256 / 8 : 128 / 8;
 // E2M1 x E2M1, UE4M3 scales, M = 256.
-constexpr uint32_t IDESC = 1 << 7 | 1 << 10 | N_FIELD << 17 | (ok(SCALE_FORMAT) ? 0 : 1) << 23 | 2 << 27;
+constexpr uint32_t IDESC = 1 << 7 | 1 << 10 | N_FIELD << 17 | 2 << 27;
 
 struct Shared {
   uint8_t out[2][OUT];
@@ -27,7 +28,8 @@ DEV void load(Shared& s, const CUtensorMap* a, const CUtensorMap* b, const CUten
               const CUtensorMap* sfb, int m_block, int n_block, uint32_t rank, int tiles) {
   constexpr int bytes = 2 * ROUND + (ok(TX_SMALL) ? 0 : -512) + (ok(TX_LARGE) ? 0 : 512);
   for (int t = 0; t < tiles; ++t) {
-    uint32_t at = shared(s.stage[t % STAGES]), own = shared(&s.full[t % STAGES]), bar = own & LEADER_MASK;
+    uint32_t at = shared(s.stage[t % STAGES]);
+    uint32_t own = shared(&s.full[t % STAGES]), bar = own & LEADER_MASK;
     if (ok(EMPTY_WAIT)) mbar_wait(shared(&s.empty[t % STAGES]), t / STAGES % 2 ^ 1);
     if (rank == 0) mbar_expect(own, bytes);  // of both CTAs; the peer's bytes may come earlier
     tma_load_2d_pair(at, a, t * 64, m_block * 128, bar);
@@ -43,14 +45,15 @@ DEV void multiply(Shared& s, uint32_t tmem, int tiles) {
   constexpr uint16_t both = ok(COMMIT_MASK) ? 3 : 1;
   for (int t = 0; t < tiles; ++t) {
     uint32_t at = shared(s.stage[t % STAGES]), scales = at + 2 * TILE;
-    if (ok(FULL_WAIT)) mbar_wait_cluster(shared(&s.full[t % STAGES]), (t / STAGES + !ok(PARITY)) % 2);
+    if (ok(FULL_WAIT)) mbar_wait_cluster(shared(&s.full[t % STAGES]), t / STAGES % 2);
     fence_after();
     for (int k = 0; k < 2; ++k) {  // 64 of K
       uint32_t sfa = tmem + SFA + 4 * k, sfb = tmem + SFB + 8 * k;
       copy_scales<2>(sfa, scales + 512 * k);
-      copy_scales<2>(sfb, scales + SFA_BYTES + 512 * k);  // rows 0-127 of B ..
-      copy_scales<2>(sfb + (ok(SCALE_COLUMN) ? 4 : 3), scales + SFA_BYTES + 1024 + 512 * k);  // .. 128-255
-      uint64_t a = matrix(at + 32 * k, 0, sbo, swizzle), b = matrix(at + TILE + 32 * k, 0, sbo, swizzle);
+      copy_scales<2>(sfb, scales + SFA_BYTES + 512 * k);  // rows 0-127 of B, then 128-255
+      copy_scales<2>(sfb + (ok(SCALE_COLUMN) ? 4 : 3), scales + SFA_BYTES + 1024 + 512 * k);
+      uint64_t a = matrix(at + 32 * k, 0, sbo, swizzle);
+      uint64_t b = matrix(at + TILE + 32 * k, 0, sbo, swizzle);
       mma_nvfp4<2>(tmem + D, a, b, IDESC, sfa, sfb, t + k > 0);
     }
     mma_commit_pair(shared(&s.empty[t % STAGES]), 3);
@@ -58,7 +61,8 @@ DEV void multiply(Shared& s, uint32_t tmem, int tiles) {
   if (ok(COMMIT)) mma_commit_pair(shared(&s.done), both);
 }
 
-DEV void epilogue(Shared& s, uint32_t tmem, const CUtensorMap* c, int x, int y, int warp, int lane) {
+DEV void epilogue(Shared& s, uint32_t tmem, const CUtensorMap* c, int x, int y, int warp,
+    int lane) {
   int row = warp * 32 + lane;
   if (ok(DONE_WAIT)) mbar_wait_cluster(shared(&s.done), 0);
   fence_after();
@@ -67,9 +71,11 @@ DEV void epilogue(Shared& s, uint32_t tmem, const CUtensorMap* c, int x, int y, 
     uint32_t v[32];
     tmem_load(v, tmem + D + (warp << 21) + 32 * part);
     if (ok(LOAD_WAIT)) wait_ld();
-    if (ok(STORE_GROUP) && threadIdx.x == 0) bulk_wait_read<1>();  // this buffer's last store has read it
+    // this buffer's last store has read it
+    if (ok(STORE_GROUP) && threadIdx.x == 0) bulk_wait_read<1>();
     named_barrier(1, 128);
-    for (int i = 0; i < 8; ++i)  // SWIZZLE_128B: the 16-byte column is xored with the row in its group of 8
+    // SWIZZLE_128B: the 16-byte column is xored with the row in its group of 8
+    for (int i = 0; i < 8; ++i)
       *reinterpret_cast<uint4*>(out + row * 128 + 16 * (i ^ row % 8)) =
           make_uint4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]);
     if (ok(STORE_FENCE)) fence_async();

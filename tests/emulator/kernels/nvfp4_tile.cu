@@ -11,7 +11,8 @@ constexpr int STAGES = 2, TILE = 128 * 128, SCALES = 2048, ROUND = 2 * TILE + 2 
 constexpr uint32_t D = 0, SFA = 128, SFB = 144, COLUMNS = 256;
 constexpr uint32_t N_FIELD = ok(IDESC_N) ? 128 / 8 : 64 / 8;
 // E2M1 x E2M1, UE4M3 scales (bit 23 = 0), M = 128.
-constexpr uint32_t IDESC = 1 << 7 | 1 << 10 | N_FIELD << 17 | (ok(SCALE_FORMAT) ? 0 : 1) << 23 | 1 << 27;
+constexpr uint32_t UE8M0 = ok(SCALE_FORMAT) ? 0 : 1 << 23;
+constexpr uint32_t IDESC = 1 << 7 | 1 << 10 | N_FIELD << 17 | UE8M0 | 1 << 27;
 
 struct Shared {
   uint8_t stage[STAGES][ROUND];
@@ -19,7 +20,8 @@ struct Shared {
   uint32_t tmem;
 };
 
-DEV void load_tiles(Shared& s, const CUtensorMap* a, const CUtensorMap* b, const uint8_t* sfa, int tiles) {
+DEV void load_tiles(Shared& s, const CUtensorMap* a, const CUtensorMap* b, const uint8_t* sfa,
+    int tiles) {
   constexpr int bytes = 2 * TILE + SCALES + (ok(TX_SMALL) ? 0 : -1024) + (ok(TX_LARGE) ? 0 : 1024);
   for (int t = 0; t < tiles; ++t) {
     uint32_t at = shared(s.stage[t % STAGES]), bar = shared(&s.full[t % STAGES]);
@@ -53,7 +55,8 @@ DEV void multiply(Shared& s, uint32_t tmem, int tiles) {
       uint32_t sfa = tmem + SFA + 4 * k, sfb = tmem + SFB + 4 * k;
       copy_scales<1>(sfa, at + 2 * TILE + 512 * k);
       copy_scales<1>(sfb, at + 2 * TILE + SCALES + 512 * k);
-      uint64_t a = matrix(at + 32 * k, 0, sbo, swizzle), b = matrix(at + TILE + 32 * k, 0, sbo, swizzle);
+      uint64_t a = matrix(at + 32 * k, 0, sbo, swizzle);
+      uint64_t b = matrix(at + TILE + 32 * k, 0, sbo, swizzle);
       mma_nvfp4<1>(tmem + D, a, b, IDESC, sfa, sfb + (ok(SCALE_COLUMN) ? 0 : 1), t + k > 0);
     }
     mma_commit(shared(&s.empty[t % STAGES]));
@@ -78,8 +81,8 @@ DEV void epilogue(Shared& s, uint32_t tmem, float* c, int n, int warp, int lane)
 }
 
 extern "C" __global__ void __launch_bounds__(224) nvfp4_tile(
-    const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b, const uint8_t* sfa,
-    const uint8_t* sfb, float* c, int n, int tiles) {
+    const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b,
+    const uint8_t* sfa, const uint8_t* sfb, float* c, int n, int tiles) {
   extern __shared__ __align__(1024) uint8_t raw[];
   Shared& s = *reinterpret_cast<Shared*>(raw);
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

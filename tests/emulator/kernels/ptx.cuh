@@ -1,7 +1,7 @@
 // One function an instruction: inline PTX that the kernels of this folder share.
 //
-// Shared addresses are 32-bit (shared::cta, which is also a shared::cluster address of the own CTA).
-// A kernel is broken on purpose with -DBROKEN=<name>: see ok().
+// Shared addresses are 32-bit (shared::cta, which is also a shared::cluster address of the own
+// CTA). A kernel is broken on purpose with -DBROKEN=<name>: see ok().
 #pragma once
 #include <cuda.h>
 #include <stdint.h>
@@ -17,14 +17,15 @@ enum Mutation {
   FULL_WAIT = 1, EMPTY_WAIT, DONE_WAIT, LOAD_WAIT, STORE_WAIT, COMMIT, PROXY_FENCE, STORE_FENCE,
   CTA_BARRIER, SCALE_COLUMN, SWIZZLE, SBO_STRIDE, IDESC_N, SCALE_FORMAT, DEALLOC, USE_AFTER_DEALLOC,
   TX_SMALL, TX_LARGE, ARRIVALS, PARITY, EXIT_BARRIER, READY_WAIT, OUT_OF_BOUNDS, MISALIGNED,
-  OTHER_LANES, STORE_GROUP, SCALE_WORD, DOUBLE_INIT, LEADER, COMMIT_MASK, INIT_FENCE
+  OTHER_LANES, STORE_GROUP, LEADER, COMMIT_MASK, INIT_FENCE
 };
 
 DEV uint32_t shared(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
 DEV bool elect() {
   uint32_t yes;
-  asm volatile("{\n .reg .pred p;\n elect.sync _|p, 0xffffffff;\n selp.u32 %0, 1, 0, p;\n}" : "=r"(yes));
+  asm volatile("{\n .reg .pred p;\n elect.sync _|p, 0xffffffff;\n selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(yes));
   return yes;
 }
 
@@ -35,7 +36,8 @@ DEV uint32_t cluster_rank() {
 }
 
 DEV void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" :
+      :: "memory");
 }
 
 DEV void named_barrier(int id, int threads) {
@@ -61,11 +63,13 @@ DEV void mbar_arrive(uint32_t bar) {
 }
 
 DEV void mbar_arrive_cluster(uint32_t bar) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(bar) : "memory");
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(bar)
+      : "memory");
 }
 
 DEV void mbar_expect(uint32_t bar, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(bar), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(bar), "r"(bytes)
+      : "memory");
 }
 
 DEV void mbar_wait(uint32_t bar, uint32_t parity) {
@@ -78,7 +82,8 @@ DEV void mbar_wait(uint32_t bar, uint32_t parity) {
 DEV void mbar_wait_cluster(uint32_t bar, uint32_t parity) {
   asm volatile(
       "{\n .reg .pred p;\n"
-      "again:\n mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n @!p bra again;\n}"
+      "again:\n mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n @!p bra"
+      " again;\n}"
       :: "r"(bar), "r"(parity) : "memory");
 }
 
@@ -98,7 +103,8 @@ DEV void tma_load_2d(uint32_t to, const CUtensorMap* map, int x, int y, uint32_t
       :: "r"(to), "l"(map), "r"(x), "r"(y), "r"(bar) : "memory");
 }
 
-DEV void tma_load_2d_multicast(uint32_t to, const CUtensorMap* map, int x, int y, uint32_t bar, uint16_t mask) {
+DEV void tma_load_2d_multicast(uint32_t to, const CUtensorMap* map, int x, int y, uint32_t bar,
+    uint16_t mask) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;"
@@ -113,7 +119,8 @@ DEV void tma_load_2d_pair(uint32_t to, const CUtensorMap* map, int x, int y, uin
       :: "r"(to), "l"(map), "r"(x), "r"(y), "r"(bar) : "memory");
 }
 
-DEV void tma_load_4d_pair(uint32_t to, const CUtensorMap* map, int x, int y, int z, int w, uint32_t bar) {
+DEV void tma_load_4d_pair(uint32_t to, const CUtensorMap* map, int x, int y, int z, int w,
+    uint32_t bar) {
   asm volatile(
       "cp.async.bulk.tensor.4d.cta_group::2.shared::cluster.global.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%2, %3, %4, %5}], [%6];"
@@ -128,5 +135,7 @@ DEV void tma_store_2d(const CUtensorMap* map, int x, int y, uint32_t from) {
 
 DEV void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-template <int N> DEV void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(N) : "memory"); }
-template <int N> DEV void bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" :: "n"(N) : "memory"); }
+template <int N> DEV void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;"
+    :: "n"(N) : "memory"); }
+template <int N> DEV void bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" :: "n"(N)
+    : "memory"); }
