@@ -133,6 +133,7 @@ class Shadow:
         self.r_clock = np.zeros((0, cells), np.int32)
         self.r_line = np.zeros(cells, np.int32)
         self.dirty = np.zeros(cells, bool)  # initialised
+        self.swizzle: np.ndarray | None = None  # tensor loads: code of the swizzle that wrote the cell
 
     def reset(self, cells: slice) -> None:
         """Forget everything about `cells`."""
@@ -140,6 +141,8 @@ class Shadow:
         self.w_clock[cells] = 0
         self.r_clock[:, cells] = 0
         self.dirty[cells] = False
+        if self.swizzle is not None:
+            self.swizzle[cells] = 0
 
     def row(self, agents: np.ndarray | int) -> np.ndarray | int:
         """Return the rows of r_clock of `agents`, made where missing."""
@@ -244,6 +247,14 @@ class Shadow:
         self.w_clock[cells] = clock
         self.w_line[cells] = line
         self.dirty[cells] = True
+        if self.swizzle is not None:
+            self.swizzle[cells] = 0
+
+    def mark(self, cells: np.ndarray, code: int) -> None:
+        """Note that a tensor load with swizzle `code` wrote `cells`."""
+        if self.swizzle is None:
+            self.swizzle = np.zeros(self.cells, np.int8)
+        self.swizzle[cells] = code
 
     def look(self, cells: np.ndarray, know: np.ndarray) -> tuple[str, int, int, int] | None:
         """Return the first access of `cells` that one who knows `know` is not ordered after."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .syntax import Instr
 
 Found = tuple[str, int, int, int]
+LAYOUTS = ("none", "32B", "64B", "128B", "128B_base32B")  # codes 1 to 5
 
 
 class Hazards:
@@ -220,6 +221,38 @@ class Hazards:
             return None
         at = int(np.flatnonzero(last != agents)[0])
         return "write-write", at, int(last[at]), g.ins.line
+
+    def layout(self, ins: Instr, cells: np.ndarray, swizzle: str, stride: int, what: str, warp: int) -> None:
+        """Report an operand descriptor that does not fit the tensor load that wrote the operand.
+
+        K-major operands only: rows of one swizzle span, eight of them (the pattern) `stride` bytes apart.
+        """
+        shadow = self.machine.shared_shadow
+        if shadow is None or shadow.swizzle is None or ("layout", ins.line, what) in self.known:
+            return
+        codes = shadow.swizzle[cells]
+        codes = codes[codes > 0]
+        if not len(codes):
+            return
+        wrote = LAYOUTS[int(codes[0]) - 1]
+        line = int(shadow.w_line[cells[0]])
+        span = {"32B": 32, "64B": 64}.get(swizzle, 128)
+        kind = None
+        if wrote != swizzle:
+            kind = "descriptor swizzle"
+            text = f"descriptor says swizzle {swizzle}, the tensor load of line {line} wrote swizzle {wrote}"
+        elif swizzle != "none" and stride != 8 * span and stride != 0:
+            kind = "descriptor stride"
+            text = (
+                f"descriptor's stride byte offset is {stride}, eight rows of the tensor load of line {line} "
+                f"take {8 * span} bytes"
+            )
+        if kind is not None:
+            self.known.add(("layout", ins.line, what))
+            self.add(
+                kind, "warning", f"{what}: the {text} (PTX ISA 9.7.16.4.1); make them agree",
+                line=ins.line, warp=warp, other_line=line,
+            )  # fmt: skip
 
     def uninitialised(self, ins: Instr, cells: np.ndarray, at: int, warp: int) -> None:
         """Report a read of shared memory that nobody wrote."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ..grid import Cta
     from ..machine import Machine
 
+SWIZZLES = {0: 1, 1: 2, 2: 3, 3: 4, 4: 5}  # of cuda.h -> 1 + index into hazards.LAYOUTS
 CYCLES_PER_BYTE = 1 / 64  # of a CTA's share of the copy engine
 Scalar = Callable[["Gang"], Any]
 
@@ -246,6 +247,9 @@ def tensor_load(
             own = machine.shared.bytes[cta.slot * machine.shared.stride :]
             t.write_shared(own, data)
             touch(who, o, place, True, "a TMA load")
+            if machine.shared_shadow is not None:
+                code = SWIZZLES.get(int(tensor.tiling.swizzle), 0)
+                machine.shared_shadow.mark(np.unique(place >> machine.shared.shift), code)
             finish_load(who, o, b, t.tx_bytes)
 
     o = Op(

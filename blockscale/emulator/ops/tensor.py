@@ -12,6 +12,7 @@ from ..engine import Op
 from ..errors import IllegalOperation, PtxError
 from ..gang import LANES
 from ..syntax import Imm, Instr, Mem, Operand, Vec
+from ..tcgen05.descriptor import SmemDescriptor
 from ..tcgen05.mma import plan_mma
 from ..tcgen05.movement import check_cp_address, check_shift_address, cp_plan, shift_cells
 from ..tcgen05.opcode import Opcode, parse_opcode
@@ -69,11 +70,13 @@ class PipeIssuer(Issuer):
         self.generic = clocks.cp_async + clocks.warps
 
     def reads_shared(
-        self, cta: Cta, offsets: np.ndarray, what: str, doubt: bool = False, used: int = 16
-    ) -> np.ndarray:
+        self, cta: Cta, offsets: np.ndarray, what: str, doubt: bool = False, used: int = 16,
+        descriptor: int | None = None,
+    ) -> np.ndarray:  # fmt: skip
         """Return bytes of a CTA's shared memory at CTA-local addresses [rows, bytes], and record the read.
 
-        Of each 16 bytes only the first `used` matter (8 or 12 for padded 4- and 6-bit elements).
+        Of each 16 bytes only the first `used` matter (8 or 12 for padded 4- and 6-bit elements).  The
+        `descriptor` of a K-major operand is compared with the tensor load that wrote it.
         """
         machine = self.machine
         low = offsets.astype(np.int64)
@@ -95,6 +98,9 @@ class PipeIssuer(Issuer):
                 machine.hazards.conflict(
                     found, what, "shared memory", self.line, self.warp.index, offset, severity
                 )
+            if descriptor is not None:
+                d = SmemDescriptor.decode(descriptor)
+                machine.hazards.layout(self.ins, cells, d.swizzle, d.stride, what, self.warp.index)
             if not shadow.dirty[cells].all():
                 at = int(np.flatnonzero(~shadow.dirty[cells])[0])
                 machine.hazards.uninitialised(self.ins, cells, at, self.warp.index)
@@ -197,12 +203,15 @@ def start_mma(who: PipeIssuer, op: Opcode, o: MmaOperands, g: Gang, lane: int) -
 
     used_a, used_b = (used_bytes(op.kind, f) for f in (plan.idesc.a_format, plan.idesc.b_format))
 
+    a_desc = a_value if plan.idesc.a_major == "K" else None
+    b_desc = b_value if plan.idesc.b_major == "K" else None
+
     def happen(_: Op) -> None:
-        b_raw = [who.reads_shared(x, b_off, "operand B of tcgen05.mma", used=used_b) for x in who.pair]
+        b_raw = [who.reads_shared(x, b_off, "operand B of tcgen05.mma", used=used_b, descriptor=b_desc) for x in who.pair]
         b = plan.decode_b(np.concatenate(b_raw))
         for i, cta in enumerate(who.pair):
             if a_off is not None:
-                raw = who.reads_shared(cta, a_off, "operand A of tcgen05.mma", used=used_a)
+                raw = who.reads_shared(cta, a_off, "operand A of tcgen05.mma", used=used_a, descriptor=a_desc)
             else:
                 assert a_place is not None
                 lanes = plan.a_cells.lane + a_place[0]
