@@ -62,7 +62,9 @@ class Clocks:
         """Begin a new epoch of `agents`: what they do from now on is not covered by what they gave away."""
         self.know[cluster, agents, agents] += 1
 
-    def join(self, cluster: int, agent: int | np.ndarray, vector: tuple[np.ndarray, np.ndarray]) -> None:
+    def join(
+        self, cluster: int, agent: int | np.ndarray, vector: tuple[np.ndarray, np.ndarray]
+    ) -> None:
         """Let `agent` know all that `vector` (know, fenced) knows."""
         size = vector[0].shape[-1]
         mine = self.know[cluster, agent, :size]
@@ -133,7 +135,9 @@ class Shadow:
         self.r_clock = np.zeros((0, cells), np.int32)
         self.r_line = np.zeros(cells, np.int32)
         self.dirty = np.zeros(cells, bool)  # initialised
-        self.swizzle: np.ndarray | None = None  # tensor loads: code of the swizzle that wrote the cell
+        self.swizzle: np.ndarray | None = (
+            None  # tensor loads: code of the swizzle that wrote the cell
+        )
 
     def reset(self, cells: slice) -> None:
         """Forget everything about `cells`."""
@@ -148,7 +152,9 @@ class Shadow:
         """Return the rows of r_clock of `agents`, made where missing."""
         top = int(np.max(agents))
         if top >= self.rows.shape[0]:
-            self.rows = np.concatenate([self.rows, np.full(top + 1 - self.rows.shape[0], NEVER, np.int16)])
+            self.rows = np.concatenate(
+                [self.rows, np.full(top + 1 - self.rows.shape[0], NEVER, np.int16)]
+            )
         rows = self.rows[agents]
         if np.min(rows) < 0:
             for agent in np.unique(agents):
@@ -157,7 +163,9 @@ class Shadow:
                     self.readers.append(int(agent))
             if len(self.readers) > self.r_clock.shape[0]:
                 more = max(4, len(self.readers) - self.r_clock.shape[0], self.r_clock.shape[0])
-                self.r_clock = np.concatenate([self.r_clock, np.zeros((more, self.cells), np.int32)])
+                self.r_clock = np.concatenate(
+                    [self.r_clock, np.zeros((more, self.cells), np.int32)]
+                )
             rows = self.rows[agents]
         return rows
 
@@ -261,7 +269,9 @@ class Shadow:
         if not cells.size:
             return None
         found = self._after_writer(cells, NEVER - 1, know, "write-write", None, None, 0)
-        return found or (self._after_readers(cells, NEVER - 1, know, None) if self.readers else None)
+        return found or (
+            self._after_readers(cells, NEVER - 1, know, None) if self.readers else None
+        )
 
     def _after_readers(
         self, cells: np.ndarray, agent: np.ndarray | int, know: np.ndarray, rows: np.ndarray | None

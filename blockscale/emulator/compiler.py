@@ -58,7 +58,9 @@ class Compiler:
         if isinstance(op, Reg):
             cls, row = self.reg(op)
             if cls == "16":
-                raise PtxError(f"{op.name} is a 128-bit register, which this instruction does not take")
+                raise PtxError(
+                    f"{op.name} is a 128-bit register, which this instruction does not take"
+                )
             if cls == "p" or dtype == "?":
                 if cls != "p" or dtype != "?":
                     raise PtxError(f"{op.name} is {'not ' if cls != 'p' else ''}a predicate")
@@ -78,7 +80,9 @@ class Compiler:
             if space == "shared":
                 text = f"(g.rank_bits + {self.constant(np.uint32(offset))})"
                 return text if dtype[1] == "4" else f"{text}.astype('{dtype}')"
-            return self.constant(np.dtype("u" + dtype[1]).type(offset & ((1 << 8 * int(dtype[1])) - 1)))
+            return self.constant(
+                np.dtype("u" + dtype[1]).type(offset & ((1 << 8 * int(dtype[1])) - 1))
+            )
         raise PtxError(f"operand {op} is not understood here")
 
     def place(self, op: Sym) -> tuple[str, int]:
@@ -145,7 +149,9 @@ class Compiler:
             try:
                 lines += self.lines(ins, full)
             except PtxError as error:
-                raise error.at(Place(kernel=self.program.name, line=ins.line, opcode=ins.opcode)) from None
+                raise error.at(
+                    Place(kernel=self.program.name, line=ins.line, opcode=ins.opcode)
+                ) from None
         body = "\n ".join(lines) or "pass"
         source = f"def unit(g, m):\n {body}\n"
         scope = dict(self.names, copyto=np.copyto)
@@ -234,7 +240,9 @@ class Compiler:
         where = "" if mask == "None" else f", where={mask}"
         if kind == "pred":
             if isinstance(value, Imm):
-                return [f"copyto({self.dest_text(target, '?')}, {self.constant(np.bool_(value.value != 0))}{where})"]
+                return [
+                    f"copyto({self.dest_text(target, '?')}, {self.constant(np.bool_(value.value != 0))}{where})"
+                ]
             return [f"copyto({self.dest_text(target, '?')}, {self.source_text(value, '?')}{where})"]
         size = {"b128": 16}.get(kind) or int(kind.lstrip("busf").partition("x")[0]) // 8
         if isinstance(value, Vec):
@@ -248,7 +256,14 @@ class Compiler:
             return ["pass"]
         dtype = f"u{size}"
         if isinstance(value, Imm):
-            text = self.constant(np.dtype(dtype).type(literal_bits(value, "f32" if kind == "f32" else "f64" if kind == "f64" else f"b{8 * size}")))
+            text = self.constant(
+                np.dtype(dtype).type(
+                    literal_bits(
+                        value,
+                        "f32" if kind == "f32" else "f64" if kind == "f64" else f"b{8 * size}",
+                    )
+                )
+            )
         else:
             text = self.source_text(value, dtype)
         return [f"copyto({self.dest_text(target, dtype)}, {text}{where})"]
@@ -261,7 +276,9 @@ class Compiler:
             part = 16 // count
             if part == 8:
                 return [f"g.u8[{row}]", f"g.u8[{row + 1}]"]
-            return [f"g.u8[{row + i // per}].view('u{part}')[{i % per}::{per}]" for i in range(count)]
+            return [
+                f"g.u8[{row + i // per}].view('u{part}')[{i % per}::{per}]" for i in range(count)
+            ]
         if int(cls) != size:
             raise PtxError("a vector move between registers of other sizes")
         return [f"g.u{cls}[{row}].view('u{size // count}')[{i}::{count}]" for i in range(count)]
@@ -286,7 +303,9 @@ class Compiler:
             bits = 8 * size // count
             for i, item in enumerate(target.items):
                 if not isinstance(item, Sink):
-                    lines.append(f"copyto({self.dest_text(item, part)}, (t >> {i * bits}).astype('{part}'){where})")
+                    lines.append(
+                        f"copyto({self.dest_text(item, part)}, (t >> {i * bits}).astype('{part}'){where})"
+                    )
             return lines
         lines = []
         for item, place in zip(target.items, self.parts(value, size, count), strict=True):

@@ -54,7 +54,9 @@ class Engine:
         self.rng = machine.rng
         self.streams: dict[Hashable, deque[Op]] = {}
         self.pending = 0
-        self.temper = "lazy" if machine.seed == 0 else ("lazy", "random", "eager")[int(self.rng.integers(3))]
+        self.temper = (
+            "lazy" if machine.seed == 0 else ("lazy", "random", "eager")[int(self.rng.integers(3))]
+        )
         self.poison = machine.seed != 0 and bool(self.rng.integers(2))
         self.free: dict[tuple[int, str], float] = {}
         self.flows = 0
@@ -99,7 +101,17 @@ class Engine:
         op.run(op)
         if op.label or op.engine == "tensor core":  # a commit has no length, but waits point at it
             kind = MMA if op.engine == "tensor core" else TRANSFER
-            self.event(Event(engine_track(op.cta.slot, op.engine), start, op.end, kind, op.label, op.line, op.flow))
+            self.event(
+                Event(
+                    engine_track(op.cta.slot, op.engine),
+                    start,
+                    op.end,
+                    kind,
+                    op.label,
+                    op.line,
+                    op.flow,
+                )
+            )
         self.machine.progress += 1
 
     def finish(self, op: Op, stream: Hashable) -> None:
@@ -147,7 +159,9 @@ class Engine:
             if fragment.began > begin:
                 self.event(Event(track, begin, fragment.began, COMPUTE))
             if gang.time > fragment.began:
-                self.event(Event(track, fragment.began, gang.time, kind, instr.opcode, instr.line, flow))
+                self.event(
+                    Event(track, fragment.began, gang.time, kind, instr.opcode, instr.line, flow)
+                )
             self.last[warp.index] = gang.time
         gang.flow = None
         fragment.reason, fragment.began = "", 0.0

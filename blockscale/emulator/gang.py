@@ -68,14 +68,20 @@ class Gang:
         self.w_agent = table["agent"][warps]
         self.w_slot = table["slot"][warps]
         self.w_rank = table["rank"][warps]
-        self.lane_slot0 = np.repeat(table["slot0"][warps], LANES)  # first slot of the lane's cluster
+        self.lane_slot0 = np.repeat(
+            table["slot0"][warps], LANES
+        )  # first slot of the lane's cluster
         self.lane_rank = np.repeat(self.w_rank, LANES)
         self.rank_bits = (self.lane_rank << 24).astype(np.uint32)
         self.lane_slot = np.repeat(self.w_slot, LANES)
         self.index = np.arange(self.n)
-        self.one_cluster = int(self.w_cluster[0]) if (self.w_cluster == self.w_cluster[0]).all() else None
+        self.one_cluster = (
+            int(self.w_cluster[0]) if (self.w_cluster == self.w_cluster[0]).all() else None
+        )
 
-    def make_registers(self, counts: dict[str, int], local_bytes: int, rng: np.random.Generator) -> None:
+    def make_registers(
+        self, counts: dict[str, int], local_bytes: int, rng: np.random.Generator
+    ) -> None:
         """Make registers of garbage: reading one that was never written should hurt."""
         n = self.n
         self.p2 = rng.integers(0, 2, (counts["p"], n)).astype(bool)
@@ -144,7 +150,9 @@ class Gang:
         fragment.full = bool(fragment.mask.all())
 
     # divergence -------------------------------------------------------------------------------
-    def part(self, fragment: Fragment, taken: np.ndarray, there: int, here: int, meet: int | None) -> None:
+    def part(
+        self, fragment: Fragment, taken: np.ndarray, there: int, here: int, meet: int | None
+    ) -> None:
         """Split `fragment`: lanes `taken` go to unit `there`, the others to `here`."""
         token = fragment.token
         if meet is not None and not (token is not None and token.unit == meet):

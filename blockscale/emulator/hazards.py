@@ -80,7 +80,9 @@ class Hazards:
         per = machine.cta_warps
         kind = ("warp", "cp.async", "tcgen05.st")[agent // clocks.warps]
         number = agent % clocks.warps
-        where = f"warp {number % per}" + (f" of CTA rank {number // per}" if machine.cluster_ctas > 1 else "")
+        where = f"warp {number % per}" + (
+            f" of CTA rank {number // per}" if machine.cluster_ctas > 1 else ""
+        )
         return kind, f"{opcode} (line {line}) by {where}"
 
     def conflict(
@@ -111,7 +113,9 @@ class Hazards:
         kind: str, cls: str, what: str, words: str, at: str, asynchronous: bool
     ) -> tuple[str, str]:
         """Return (kind of hazard, sentence) for a conflict of `what` with the earlier access `words`."""
-        verb = {"write-read": "reads", "write-write": "overwrites", "read-write": "overwrites"}[kind]
+        verb = {"write-read": "reads", "write-write": "overwrites", "read-write": "overwrites"}[
+            kind
+        ]
         did = {"write-read": "writes", "write-write": "writes", "read-write": "reads"}[kind]
         waits = {
             "warp": ("race", "no barrier or mbarrier orders the two", "synchronise the warps between them"),
@@ -196,7 +200,9 @@ class Hazards:
         """Return the first conflict of the lanes whose store changes what is there."""
         view = self.machine.shared.views[size][offsets >> (size.bit_length() - 1)]
         bytes_now = view.view(np.uint8).reshape(len(offsets), size)
-        changed = (np.ascontiguousarray(items).view(np.uint8).reshape(len(items), size) != bytes_now).any(1)
+        changed = (
+            np.ascontiguousarray(items).view(np.uint8).reshape(len(items), size) != bytes_now
+        ).any(1)
         if len(cells) != len(changed):
             changed = np.repeat(changed, len(cells) // len(changed))
         at = np.flatnonzero(changed)
@@ -222,7 +228,9 @@ class Hazards:
         at = int(np.flatnonzero(last != agents)[0])
         return "write-write", at, int(last[at]), g.ins.line
 
-    def layout(self, ins: Instr, cells: np.ndarray, swizzle: str, stride: int, what: str, warp: int) -> None:
+    def layout(
+        self, ins: Instr, cells: np.ndarray, swizzle: str, stride: int, what: str, warp: int
+    ) -> None:
         """Report an operand descriptor that does not fit the tensor load that wrote the operand.
 
         K-major operands only: rows of one swizzle span, eight of them (the pattern) `stride` bytes apart.

@@ -40,9 +40,9 @@ def tokens(text: str) -> list[Token]:
         match = TOKEN.match(text, at)
         if match is None:
             near = text[at : at + 20].split("\n")[0]
-            raise PtxError(f"{near!r} is not PTX; pass the text that nvcc, NVRTC or Triton print").at(
-                Place(line=line)
-            )
+            raise PtxError(
+                f"{near!r} is not PTX; pass the text that nvcc, NVRTC or Triton print"
+            ).at(Place(line=line))
         kind = str(match.lastgroup)
         if kind != "skip":
             result.append(Token(kind, match.group(), line))

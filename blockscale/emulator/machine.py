@@ -48,7 +48,9 @@ class Machine:
         self.program, self.grid, self.block, self.cluster = program, grid, block, cluster
         self.seed, self.max_instructions, self.memory = seed, max_instructions, memory
         self.dynamic_smem = dynamic_smem
-        self.report = Report(kernel=program.name, grid=grid, block=block, cluster=cluster, seed=seed)
+        self.report = Report(
+            kernel=program.name, grid=grid, block=block, cluster=cluster, seed=seed
+        )
         self.rng = np.random.default_rng(seed)
         self.places: dict[str, tuple[str, int]] = {}
         self.params = b""
@@ -82,20 +84,28 @@ class Machine:
         name, d = self.program.name, self.program.directives
         threads = int(np.prod(self.block))
         if not 1 <= threads <= 1024 or min(self.block) < 1 or min(self.grid) < 1:
-            raise EmulationError(f"{name}: block {self.block}, grid {self.grid}: 1 to 1024 threads, no zero")
+            raise EmulationError(
+                f"{name}: block {self.block}, grid {self.grid}: 1 to 1024 threads, no zero"
+            )
         wanted = d.get(".reqntid")
         if wanted and tuple(wanted + [1] * (3 - len(wanted))) != self.block:
-            raise EmulationError(f"{name}: block {self.block} is not the kernel's .reqntid {wanted}")
+            raise EmulationError(
+                f"{name}: block {self.block} is not the kernel's .reqntid {wanted}"
+            )
         most = d.get(".maxntid")
         if most and threads > int(np.prod(most)):
             raise EmulationError(f"{name}: {threads} threads exceed the kernel's .maxntid {most}")
         ctas = d.get(".reqnctapercluster")
         if ctas and tuple(ctas + [1] * (3 - len(ctas))) != self.cluster:
             if self.cluster != (1, 1, 1):
-                raise EmulationError(f"{name}: cluster {self.cluster} is not .reqnctapercluster {ctas}")
+                raise EmulationError(
+                    f"{name}: cluster {self.cluster} is not .reqnctapercluster {ctas}"
+                )
             self.cluster = tuple(ctas + [1] * (3 - len(ctas)))  # type: ignore[assignment]
         if any(g % c for g, c in zip(self.grid, self.cluster, strict=True)):
-            raise EmulationError(f"{name}: grid {self.grid} is not a multiple of the cluster {self.cluster}")
+            raise EmulationError(
+                f"{name}: grid {self.grid} is not a multiple of the cluster {self.cluster}"
+            )
         if int(np.prod(self.cluster)) > 16:
             raise EmulationError(f"{name}: a cluster of {self.cluster} has more than 16 CTAs")
         total = self.program.static_shared + self.dynamic_smem
@@ -124,7 +134,9 @@ class Machine:
         per = self.cta_warps * self.cluster_ctas
         self.clocks = Clocks(self.resident, per, self.cluster_ctas)
         track = self.traits.shared and (per > 1 or self.traits.asynchronous)
-        self.shared_shadow = Shadow(count * self.shared.stride // self.traits.granule) if track else None
+        self.shared_shadow = (
+            Shadow(count * self.shared.stride // self.traits.granule) if track else None
+        )
         self.tmem = np.zeros((0, 128, 512), np.uint32)
         self.tmem_shadow: Shadow | None = None
         if self.traits.tcgen05:
@@ -435,7 +447,10 @@ class Machine:
         if unit.tail == "trap":
             gang.ins = unit.instr
             raise self.located(
-                IllegalOperation("the kernel executed trap: it found a condition of its own broken"), gang
+                IllegalOperation(
+                    "the kernel executed trap: it found a condition of its own broken"
+                ),
+                gang,
             )
         whole = mask is fragment.mask
         gang.leave(fragment, mask)
@@ -462,7 +477,10 @@ class Machine:
         values = np.unique(index[mask])
         if values[-1] >= len(unit.targets):
             raise self.located(
-                IllegalOperation(f"brx.idx with index {values[-1]} and {len(unit.targets)} targets"), gang
+                IllegalOperation(
+                    f"brx.idx with index {values[-1]} and {len(unit.targets)} targets"
+                ),
+                gang,
             )
         if len(values) == 1 and mask is fragment.mask:
             fragment.at = unit.targets[int(values[0])]
@@ -548,7 +566,9 @@ class Machine:
     def check_progress(self) -> None:
         """Raise when nothing but spinning has happened for long."""
         if self.executed > self.max_instructions:
-            self.dead(f"more than {self.max_instructions} warp-instructions; raise max_instructions, or it hangs")
+            self.dead(
+                f"more than {self.max_instructions} warp-instructions; raise max_instructions, or it hangs"
+            )
         if self.progress == self.stale_progress:
             if self.engine.pending:
                 self.engine.run_one()
@@ -570,7 +590,9 @@ class Machine:
                     if warp is not None and len(lines) < 64:
                         text = f"line {ins.line} {ins.opcode}" if ins else "?"
                         why_here = self.waits_for(warp.cta, f.reason) or "running"
-                        lines.append(f"  CTA {warp.cta.coords} warp {warp.number}: {text}: {why_here}")
+                        lines.append(
+                            f"  CTA {warp.cta.coords} warp {warp.number}: {text}: {why_here}"
+                        )
         raise Deadlock(f"deadlock: {why}\n" + "\n".join(lines)).at(Place(self.program.name))
 
     def waits_for(self, cta: Cta, reason: str) -> str:
@@ -613,7 +635,14 @@ def run(
         memory.add(data.size, f"the buffer at {address:#x}", data, address)
     block_bytes = params if isinstance(params, bytes) else params(program, memory)
     machine = Machine(
-        program, dims(grid), dims(block), dims(cluster), dynamic_smem, seed, max_instructions, memory
+        program,
+        dims(grid),
+        dims(block),
+        dims(cluster),
+        dynamic_smem,
+        seed,
+        max_instructions,
+        memory,
     )
     machine.params = block_bytes.ljust(program.param_bytes, b"\0")
     ops.place_globals(machine)
@@ -659,7 +688,16 @@ def launch(
 
     try:
         return run(
-            ptx, entry, dims(grid), dims(block), dims(cluster), dynamic_smem, params, (), seed, max_instructions
+            ptx,
+            entry,
+            dims(grid),
+            dims(block),
+            dims(cluster),
+            dynamic_smem,
+            params,
+            (),
+            seed,
+            max_instructions,
         )
     finally:
         for buffers in holder:

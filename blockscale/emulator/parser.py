@@ -218,7 +218,9 @@ class _Parser:
             return [item]
         return [self.simple_operand()]
 
-    def initial_bytes(self, values: list[Operand], kind: str) -> tuple[bytes, list[tuple[int, Sym]]]:
+    def initial_bytes(
+        self, values: list[Operand], kind: str
+    ) -> tuple[bytes, list[tuple[int, Sym]]]:
         size, data, pointers = SIZES[kind], b"", []
         for value in values:
             if isinstance(value, Sym):

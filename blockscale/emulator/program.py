@@ -62,7 +62,9 @@ class Program:
     params: list[Var]
     param_offsets: list[int]
     param_bytes: int
-    places: dict[str, tuple[str, int]]  # variable -> (space, offset); global ones are added at launch
+    places: dict[
+        str, tuple[str, int]
+    ]  # variable -> (space, offset); global ones are added at launch
     static_shared: int
     local_bytes: int
     module: Module
@@ -188,7 +190,14 @@ class _Flat:
             if ins.base == "call":
                 body += self.call(ins)
             elif ins.base == "ret" and tag:
-                body.append(Instr("bra.uni" if not ins.guard else "bra", (Sym(f"return{tag}"),), ins.guard, ins.line))
+                body.append(
+                    Instr(
+                        "bra.uni" if not ins.guard else "bra",
+                        (Sym(f"return{tag}"),),
+                        ins.guard,
+                        ins.line,
+                    )
+                )
             else:
                 body.append(ins)
         self.stack.pop()
@@ -208,7 +217,9 @@ class _Flat:
             return [Instr(f"{target.name}", (), ins.guard, ins.line)]
         fn = self.module.functions.get(target.name)
         if fn is None or not fn.body:
-            raise PtxError(f"{target.name} is called but not defined in this module").at(Place(line=ins.line))
+            raise PtxError(f"{target.name} is called but not defined in this module").at(
+                Place(line=ins.line)
+            )
         self.calls += 1
         tag = f"#{self.calls}"
         bound: dict[str, Operand] = {}
@@ -218,15 +229,21 @@ class _Flat:
             if isinstance(formal, Var):
                 bound[formal.name] = actual
             else:
-                moves.append(Instr(f"mov.{formal[1]}", (Reg(formal[0].name + tag), actual), None, ins.line))
+                moves.append(
+                    Instr(f"mov.{formal[1]}", (Reg(formal[0].name + tag), actual), None, ins.line)
+                )
         for formal, actual in zip(fn.returns, results, strict=True):
             if isinstance(formal, Var):
                 bound[formal.name] = actual
             else:
-                back.append(Instr(f"mov.{formal[1]}", (actual, Reg(formal[0].name + tag)), None, ins.line))
+                back.append(
+                    Instr(f"mov.{formal[1]}", (actual, Reg(formal[0].name + tag)), None, ins.line)
+                )
         body: list[Instr | Label] = []
         if ins.guard is not None:
-            body.append(Instr("bra", (Sym(f"skip{tag}"),), (ins.guard[0], not ins.guard[1]), ins.line))
+            body.append(
+                Instr("bra", (Sym(f"skip{tag}"),), (ins.guard[0], not ins.guard[1]), ins.line)
+            )
         body += moves
         body += self.expand(fn, tag, bound)
         body += [Label(f"return{tag}", ins.line), *back, Label(f"skip{tag}", ins.line)]

@@ -134,7 +134,9 @@ class Function:
     regs: dict[str, str] = field(default_factory=dict)
     variables: dict[str, Var] = field(default_factory=dict)
     tables: dict[str, list[str]] = field(default_factory=dict)  # .branchtargets
-    directives: dict[str, list[int]] = field(default_factory=dict)  # .reqntid, .reqnctapercluster, ...
+    directives: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # .reqntid, .reqnctapercluster, ...
     line: int = 0
 
 
@@ -158,4 +160,6 @@ class Module:
             if kernel.name == name:
                 return kernel
         names = ", ".join(k.name for k in kernels) or "none"
-        raise PtxError(f"the module has no kernel named {name!r}; its kernels: {names}; pass entry=")
+        raise PtxError(
+            f"the module has no kernel named {name!r}; its kernels: {names}; pass entry="
+        )
