@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -157,9 +158,19 @@ def results(pattern: str | None, repeats: int, console: Console) -> dict[str, An
     }
 
 
+def default_name(found: dict[str, Any]) -> str:
+    """Return ``emulator-<model>-<date>.json``."""
+    model = re.sub(r"[^a-z0-9]+", "-", found["machine"]["cpu"].lower()).strip("-")
+    return f"emulator-{model}-{found['date'][:10]}.json"
+
+
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
-@click.option("--out", type=click.Path(path_type=Path), help="Write the results here (.json).")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Write the results here; in a folder, as emulator-<model>-<date>.json.",
+)
 @click.option("--repeats", type=click.IntRange(min=1), default=5, show_default=True)
 @click.option("--only", metavar="PATTERN", help="Workloads whose name holds this text (or glob).")
 @click.option("--child", hidden=True, type=click.Choice(list(WORKLOADS)))
@@ -183,9 +194,10 @@ def main(
         wide = console if console.is_terminal else Console(width=130)
         wide.print(table(found["cases"]))
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(out, found)
-        console.print(f"wrote {out}")
+        path = out / default_name(found) if out.is_dir() or not out.suffix else out
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, found)
+        console.print(f"wrote {path}")
     late = [case["name"] for case in found["cases"] if missed(case)]
     if late:
         raise click.ClickException(f"slower or larger than asked: {'; '.join(late)}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .errors import Deadlock, EmulationError, IllegalOperation, Place, PtxError
-from .machine import launch
+from .launching import launch
 from .report import Hazard, HazardError, Report
 from .tma import TensorMap
 from .values import Struct

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from .program import Unit, successors
+from .flow import Unit, successors
 from .syntax import Group, Instr, Mem, Not, Operand, Pair, Reg, Vec
-
 
 ASYNC = ("tcgen05.ld", "wgmma.mma_async")
 

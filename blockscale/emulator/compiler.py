@@ -14,7 +14,7 @@ import numpy as np
 
 from . import alu, ops
 from .errors import Place, PtxError
-from .parser import literal_bits
+from .reader import literal_bits
 from .syntax import Imm, Instr, Not, Operand, Pair, Reg, Sink, Special, Sym, Vec
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Compiler:
         body = "\n ".join(lines) or "pass"
         source = f"def unit(g, m):\n {body}\n"
         scope = dict(self.names, copyto=np.copyto)
-        exec(compile(source, f"<unit {unit.index} of {self.program.name}>", "exec"), scope)  # noqa: S102
+        exec(compile(source, f"<unit {unit.index} of {self.program.name}>", "exec"), scope)
         return scope["unit"]
 
     def lines(self, ins: Instr, full: bool) -> list[str]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .analysis import EarlyRead, early_reads
-from .gang import LANES
 from .clocks import Shadow
+from .gang import LANES
 from .report import Hazard
 
 if TYPE_CHECKING:

@@ -8,15 +8,13 @@ post-dominator of the branch, which is where hardware's convergence barriers are
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from .errors import Place, PtxError
+from .flow import Unit, find_meeting_points
 from .syntax import (
     Function,
     Group,
-    Imm,
     Instr,
     Label,
     Mem,
@@ -32,23 +30,6 @@ from .syntax import (
 
 RESERVED_SHARED = 1024  # bytes at the start of a CTA's shared window that the system keeps
 IGNORED_CALLS = {"vprintf", "__assertfail"}
-
-
-@dataclass
-class Unit:
-    """Instructions up to a tail; `tail` is "next", "bra", "brx", "exit", "stop" or "trap"."""
-
-    index: int
-    instrs: list[Instr] = field(default_factory=list)
-    tail: str = "next"
-    instr: Instr | None = None  # the branch, or the instruction that may wait
-    targets: list[int] = field(default_factory=list)
-    next: int = -1
-    meet: int | None = None  # where lanes that part here meet again
-    simple: bool = False  # a short branch without waiting inside: warps need not be parted
-    run: list[Callable[..., None] | None] = field(default_factory=lambda: [None, None])
-    stop: Callable[..., Any] | None = None
-    hits: int = 0  # warps that ran it
 
 
 @dataclass
@@ -115,7 +96,7 @@ def place_shared(module: Module, own: list[Var], places: dict[str, tuple[str, in
 
 def classes(kinds: dict[str, str]) -> tuple[dict[str, tuple[str, int]], dict[str, int]]:
     """Return each register's (class, row) and the number of rows of each class."""
-    from .parser import SIZES
+    from .reader import SIZES
 
     regs, counts = {}, {"p": 0, "1": 0, "2": 0, "4": 0, "8": 0}
     for name, kind in kinds.items():
@@ -322,91 +303,3 @@ def cut(body: list[Instr | Label], tables: dict[str, list[str]], kernel: str) ->
                     Place(kernel=kernel, line=unit.instr.line)
                 ) from None
     return units
-
-
-def successors(unit: Unit) -> list[int]:
-    """Return the units that may follow `unit`; -1 is the end of the kernel."""
-    guarded = unit.instr is not None and unit.instr.guard is not None
-    if unit.tail == "bra":
-        return [*unit.targets, unit.next] if guarded else list(unit.targets)
-    if unit.tail == "brx":
-        return [*unit.targets, unit.next] if guarded else list(unit.targets)
-    if unit.tail in ("exit", "trap"):
-        return [-1, unit.next] if guarded else [-1]
-    return [unit.next]
-
-
-def find_meeting_points(units: list[Unit]) -> None:
-    """Fill in `meet` (immediate post-dominators) and `simple` of every branch."""
-    count = len(units)
-    succ = [[s if s >= 0 else count for s in successors(u)] for u in units] + [[]]
-    pred: list[list[int]] = [[] for _ in range(count + 1)]
-    for i, following in enumerate(succ):
-        for s in following:
-            pred[s].append(i)
-    order: list[int] = []  # post-order of the reversed graph from the exit
-    seen = [False] * (count + 1)
-    stack: list[tuple[int, int]] = [(count, 0)]
-    seen[count] = True
-    while stack:
-        node, i = stack.pop()
-        if i < len(pred[node]):
-            stack.append((node, i + 1))
-            child = pred[node][i]
-            if not seen[child]:
-                seen[child] = True
-                stack.append((child, 0))
-        else:
-            order.append(node)
-    rank = {node: i for i, node in enumerate(order)}
-    idom: dict[int, int] = {count: count}
-    changed = True
-    while changed:
-        changed = False
-        for node in reversed(order[:-1]):
-            new: int | None = None
-            for s in succ[node]:
-                if s in idom:
-                    new = s if new is None else meet(idom, rank, s, new)
-            if new is not None and idom.get(node) != new:
-                idom[node] = new
-                changed = True
-    for unit in units:
-        if unit.tail in ("bra", "brx"):
-            point = idom.get(unit.index)
-            unit.meet = None if point is None or point == count else point
-            unit.simple = unit.meet is not None and short(units, unit)
-
-
-def meet(idom: dict[int, int], rank: dict[int, int], a: int, b: int) -> int:
-    """Return the nearest common post-dominator of `a` and `b`."""
-    while a != b:
-        while rank[a] < rank[b]:
-            a = idom[a]
-        while rank[b] < rank[a]:
-            b = idom[b]
-    return a
-
-
-def short(units: list[Unit], branch: Unit) -> bool:
-    """Return True when nothing between `branch` and its meeting point waits or loops."""
-    todo, seen, size = [s for s in successors(branch) if s != branch.meet], set(), 0
-    while todo:
-        i = todo.pop()
-        if i < 0 or i in seen:
-            continue
-        if i == branch.index:
-            return False
-        seen.add(i)
-        unit = units[i]
-        size += len(unit.instrs)
-        if size > 64 or unit.tail in ("stop", "trap"):
-            return False
-        following = [s for s in successors(unit) if s != branch.meet]
-        if any(s in seen or s <= i for s in following):
-            return False
-        todo += following
-    return True
-
-
-__all__ = ["Imm", "Program", "Unit", "link", "successors"]

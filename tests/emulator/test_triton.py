@@ -22,6 +22,7 @@ triton = pytest.importorskip(
 import triton_kernels as tk  # noqa: E402
 
 TOLERANCE = 2e-6
+OTHERS = (90, 120)  # sm_90a: wgmma; sm_120a: mma.sync
 SEEDS = 20  # the issue's number for correct kernels; most tests take two
 PROFILE = None  # Triton's second scratch pointer
 
@@ -80,13 +81,14 @@ POINTER = {"e2m1": "*u8", "e4m3": "*fp8e4nv"}
 
 
 @cache
-def scaled_kernel(name, tile):
+def scaled_kernel(name, tile, arch):
     a, b, v = FORMATS[name]
     scale = "*fp8e4nv" if v == 16 else "*u8"
     types = {"a": POINTER[a], "b": POINTER[b], "sa": scale, "sb": scale, "c": "*fp32"}
     sizes = dict(zip(("M", "N", "K", "BM", "BN", "BK"), tile[:6], strict=True))
     constants = sizes | {"V": v, "AF": a, "BF": b}
-    return tk.build(tk.scaled_gemm, types, constants, warps=tile[6], stages=tile[7])
+    options = {"warps": tile[6], "stages": tile[7], "arch": arch}
+    return tk.build(tk.scaled_gemm, types, constants, **options)
 
 
 def operand(rng, rows, k, fmt, v, *, exact):
@@ -111,7 +113,7 @@ def operand(rng, rows, k, fmt, v, *, exact):
     return data, scale.astype(np.uint8), value * np.repeat(factor, v, axis=1)
 
 
-def run_scaled(name, tile, rng, *, exact, seed):
+def run_scaled(name, tile, rng, *, exact, seed, arch=tk.BLACKWELL):
     """Return C of the kernel and the two operands' float64 values."""
     a, b, v = FORMATS[name]
     rows, columns, k, bm, bn = tile[:5]
@@ -119,7 +121,7 @@ def run_scaled(name, tile, rng, *, exact, seed):
     y, ys, right = operand(rng, columns, k, b, v, exact=exact)
     c = np.full((rows, columns), np.nan, np.float32)
     grid = (rows // bm, columns // bn)
-    launch(scaled_kernel(name, tile), grid, x, y, xs, ys, c, seed=seed)
+    launch(scaled_kernel(name, tile, arch), grid, x, y, xs, ys, c, seed=seed)
     return c, left, right
 
 
@@ -140,6 +142,15 @@ def test_scaled_product_of_all_codes(name, rng):
     assert row_error(c, left @ right.T) < TOLERANCE
 
 
+@pytest.mark.parametrize("arch", OTHERS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_scaled_product_elsewhere(name, arch, rng):
+    """Hopper multiplies in bf16 after unpacking; sm_120 has mma.sync with block scales."""
+    tile = (64, 64, 256, 64, 64, 128, 4, 2)
+    c, left, right = run_scaled(name, tile, rng, exact=True, seed=1, arch=arch)
+    np.testing.assert_array_equal(c, left @ right.T)
+
+
 # -------------------------------------------------------------------------------- plain products
 GEMMS = (  # M, N, K, BM, BN, BK, warps, stages
     (128, 128, 256, 128, 128, 64, 4, 3),  # tcgen05, pipelined
@@ -151,24 +162,54 @@ GEMMS = (  # M, N, K, BM, BN, BK, warps, stages
 
 
 @cache
-def gemm_kernel(shape, element):
+def gemm_kernel(shape, element, arch=tk.BLACKWELL):
     types = {"a": f"*{element}", "b": f"*{element}", "c": "*fp32"}
     constants = dict(zip(("M", "N", "K", "BM", "BN", "BK"), shape[:6], strict=True))
     options = {"warps": shape[6], "stages": shape[7], "aligned": shape[2] % 8 == 0}
-    return tk.build(tk.gemm, types, constants, **options)
+    return tk.build(tk.gemm, types, constants, arch=arch, **options)
 
 
+@pytest.mark.parametrize("arch", [tk.BLACKWELL, *OTHERS])
 @pytest.mark.parametrize("shape", GEMMS, ids=lambda t: "x".join(map(str, t)))
-def test_f16_product(shape, rng):
+def test_f16_product(shape, arch, rng):
     m, n, k, bm, bn = shape[:5]
     grid = (-(-m // bm), -(-n // bn))
     for seed in range(2):
         a, b = (rng.integers(-16, 17, (rows, k)).astype(np.float16) / 8 for rows in (m, n))
         c = np.full((m, n), np.nan, np.float32)
-        launch(gemm_kernel(shape, "fp16"), grid, a, b, c, seed=seed)
+        launch(gemm_kernel(shape, "fp16", arch), grid, a, b, c, seed=seed)
         left, right = a.astype(np.float64), b.astype(np.float64)
         assert exact_in_f32(left, right, 6)
         np.testing.assert_array_equal(c, left @ right.T)
+
+
+def elements(rng, kind, shape):
+    """Return stored elements of Triton's type ``kind`` and their float64 values."""
+    if kind == "i8":
+        data = rng.integers(-128, 128, shape).astype(np.int8)
+        return data, data.astype(np.float64)
+    if kind == "fp8e4nv":
+        data = rng.integers(0x28, 0x48, shape).astype(np.uint8)
+        return data, reference.e4m3_decode(data)
+    value = rng.integers(-16, 17, shape) / 8.0
+    if kind == "bf16":
+        return (value.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16), value
+    return value, value
+
+
+@pytest.mark.parametrize(("m", "n", "k", "turned"), [(128, 64, 64, False), (64, 32, 128, True)])
+@pytest.mark.parametrize("kind", ["i8", "fp8e4nv", "bf16", "fp64"])
+def test_products_of_other_types(kind, m, n, k, turned, rng):
+    """tcgen05.mma of kinds i8, f8f6f4 and f16 with M and N innermost; double precision mma.sync."""
+    result = {"i8": "i32", "fp64": "fp64"}.get(kind, "fp32")
+    constants = {"M": m, "N": n, "K": k, "TURNED": turned}
+    types = {"a": f"*{kind}", "b": f"*{kind}", "c": f"*{result}"}
+    kernel = tk.build(tk.one_product, types, constants)
+    a, left = elements(rng, kind, (k, m) if turned else (m, k))
+    b, right = elements(rng, kind, (k, n))
+    c = np.full((m, n), -1, {"i32": np.int32, "fp32": np.float32, "fp64": np.float64}[result])
+    launch(kernel, (1,), a, b, c)
+    np.testing.assert_array_equal(c, (left.T if turned else left) @ right)
 
 
 def test_f32_product_in_tf32(rng):

@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-TARGET = GPUTarget("cuda", 100, 32)
+BLACKWELL = 100
 PTX_VERSION = 90  # what CUDA 13.0's ptxas reads; the instructions do not depend on it
 
 # A size a line would make the argument lists longer than the kernels.
@@ -61,6 +61,22 @@ def gemm(
         y = tl.load(b + n[None, :] * K + (k + ks)[:, None], (n < N)[None, :] & inside[:, None], 0.0)
         acc = tl.dot(x, y, acc)
     tl.store(c + m[:, None] * N + n[None, :], acc, (m < M)[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def one_product(
+    a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, TURNED: tl.constexpr,
+):
+    """C[M, N] of B[K, N] and A[M, K], or A[K, M] if TURNED: operands with M and N innermost."""
+    m = tl.arange(0, M)
+    n = tl.arange(0, N)
+    k = tl.arange(0, K)
+    if TURNED:
+        x = tl.trans(tl.load(a + k[:, None] * M + m[None, :]))
+    else:
+        x = tl.load(a + m[:, None] * K + k[None, :])
+    y = tl.load(b + k[:, None] * N + n[None, :])
+    tl.store(c + m[:, None] * N + n[None, :], tl.dot(x, y))
 
 
 @triton.jit
@@ -191,6 +207,7 @@ def build(  # a kernel is named by the function, its pointer types and its const
     stages: int = 3,
     ctas: int = 1,
     aligned: bool = True,
+    arch: int = BLACKWELL,
 ) -> Compiled:
     """Return the PTX of ``kernel``; ``signature`` has the types of the arguments that remain.
 
@@ -204,7 +221,7 @@ def build(  # a kernel is named by the function, its pointer types and its const
     source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=known)
     options = {"num_warps": warps, "num_stages": stages, "ptx_version": PTX_VERSION}
     options |= {"num_ctas": ctas, "enable_fp_fusion": True}
-    made = triton.compile(source, target=TARGET, options=options)
+    made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     about = made.metadata
     descriptors = tuple(getattr(about, "tensordesc_meta", None) or ())
     threads = 32 * about.num_warps

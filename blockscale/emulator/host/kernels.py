@@ -291,12 +291,12 @@ class EmulatedDriver(Driver):
             report.add(Hazard("programmatic launch", "warning", _NO_WAIT, kernel.name))
 
     def _run(self, kernel: Kernel, launch: Launch, params: bytes) -> Report:
-        from blockscale.emulator import machine
+        from blockscale.emulator import launching
 
         options: dict[str, Any] = {"seed": self.options.seed + len(self.reports)}
         if self.options.max_instructions is not None:
             options["max_instructions"] = self.options.max_instructions
-        report: Report = machine.run(
+        report: Report = launching.run(
             kernel.ptx,
             kernel.name,
             grid=launch.grid,

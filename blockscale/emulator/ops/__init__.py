@@ -54,7 +54,7 @@ def access_size(ins: Instr) -> int:
     """Return the bytes that an instruction reads or writes of shared memory at a time (16: more)."""
     mods = ins.mods
     if ins.base in ("ld", "st", "atom", "red") and not {"global", "local", "param", "const"} & set(mods):
-        from ..parser import SIZES
+        from ..reader import SIZES
 
         size = next((SIZES[m] for m in reversed(mods) if m in SIZES), 16)
         count = next((int(m[1:]) for m in mods if m in ("v2", "v4", "v8")), 1)

@@ -57,7 +57,7 @@ def function(op: str, kind: str) -> Callable[..., np.ndarray]:
 
 def type_size(kind: str) -> int:
     """Return the bytes of an atomic type."""
-    from ..parser import SIZES
+    from ..reader import SIZES
 
     return SIZES[kind]
 

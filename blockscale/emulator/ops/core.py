@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import IllegalOperation, PtxError
 from ..gang import LANES
 from ..memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_SIZE
-from ..parser import SIZES
+from ..reader import SIZES
 from ..syntax import Imm, Instr, Mem, Operand, Reg, Sym
 
 if TYPE_CHECKING:

@@ -29,6 +29,7 @@ class Space:
         self.machine = c.machine
         self.space, self.size, self.sync = space, size, sync
         self.sampled = 0
+        self.last: dict[int, np.uint64] = {}  # gang -> where it read last
 
     def read(self, g: Gang, lanes: np.ndarray, at: np.ndarray) -> np.ndarray:
         """Return the items at addresses `at` of `lanes`, as unsigned (or void) items of `size` bytes."""
@@ -36,6 +37,9 @@ class Space:
         if isinstance(space, np.ndarray):
             return space
         m, size = self.machine, self.size
+        if self.last.get(id(g)) != at[0]:  # a load that moves on is no polling
+            self.last[id(g)] = at[0]
+            m.motion += 1
         if space in ("global", "const"):
             m.report.bytes[space]["read"] += len(at) * size
             offsets = self.globally(at, lanes)

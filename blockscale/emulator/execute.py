@@ -1,0 +1,232 @@
+"""Running a gang: units, branches, waits; warps that part become gangs of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from . import diagnose, ops
+from .errors import EmulationError, IllegalOperation
+from .flow import Unit
+from .gang import LANES, Fragment, Gang
+from .ops.barrier import recheck
+
+if TYPE_CHECKING:
+    from .machine import Machine
+
+
+def run_gang(m: Machine, gang: Gang, quantum: int) -> None:
+    """Run a gang's fragments until they are all held up, or for `quantum` units."""
+    while quantum > 0 and gang.fragments:
+        fragment = next((f for f in reversed(gang.fragments) if f.tried != m.progress), None)
+        if fragment is None:
+            break
+        quantum = run_fragment(m, gang, fragment, quantum)
+        if gang not in m.gangs:  # it was split
+            return
+    if not gang.fragments:
+        m.gangs.remove(gang)
+        m.progress += 1
+    elif all(f.tried == m.progress for f in gang.fragments):
+        gang.ready = m.progress
+
+
+def run_fragment(m: Machine, gang: Gang, fragment: Fragment, quantum: int) -> int:
+    """Run a fragment until it is held up, ends, parts, or the quantum is used; return the rest."""
+    units = m.units
+    gang.fragment = fragment
+    while quantum > 0:
+        unit = units[fragment.at]
+        quantum -= 1
+        m.steps += 1
+        full = fragment.full
+        mask = None if full else fragment.mask
+        if unit.instrs and not fragment.entered:
+            run = unit.run[full]
+            if run is None:
+                run = unit.run[full] = m.compiler.compile(unit, full)
+            warps = gang.W if full else int(fragment.mask.reshape(-1, LANES).any(1).sum())
+            unit.hits += warps
+            m.executed += warps * len(unit.instrs)
+            m.steps += len(unit.instrs)
+            gang.time += len(unit.instrs)
+            try:
+                run(gang, mask)
+            except EmulationError as error:
+                raise diagnose.located(m, error, gang) from None
+        if m.steps > m.look or m.executed > m.max_instructions:
+            diagnose.check_progress(m)
+        fragment.entered = True  # a split or a wait comes back here; the instructions have run
+        tail = unit.tail
+        if tail == "next":
+            fragment.at = unit.next
+        elif tail == "bra":
+            if not branch(m, gang, fragment, unit):
+                return quantum
+        elif tail == "stop":
+            if not stop(m, gang, fragment, unit):
+                return quantum
+        elif not other_tail(m, gang, fragment, unit):
+            return quantum
+        fragment.entered = False
+        token = fragment.token
+        if token is not None and fragment.at == token.unit:
+            gang.arrive(fragment)
+            if fragment not in gang.fragments:
+                return quantum
+    return 0
+
+
+def branch(m: Machine, gang: Gang, fragment: Fragment, unit: Unit) -> bool:
+    """Take a branch; False: the fragment is no more."""
+    instr = unit.instr
+    assert instr is not None
+    m.executed += gang.W
+    unit.hits += 0 if unit.instrs else gang.W
+    if instr.guard is None:
+        fragment.at = unit.targets[0]
+        return True
+    row = m.program.regs[instr.guard[0].name][1]
+    taken = gang.p[row]
+    if instr.guard[1]:
+        taken = ~taken
+    if fragment.full:
+        if taken.all():
+            fragment.at = unit.targets[0]
+            return True
+        if not taken.any():
+            fragment.at = unit.next
+            return True
+        taken = taken.copy()
+    else:
+        taken = taken & fragment.mask
+        if not taken.any():
+            fragment.at = unit.next
+            return True
+        if (taken == fragment.mask).all():
+            fragment.at = unit.targets[0]
+            return True
+    if gang.W > 1 and not unit.simple:
+        keys = directions(taken, fragment.mask)
+        if keys is not None:
+            m.split(gang, keys)
+            return False
+    gang.part(fragment, taken, unit.targets[0], unit.next, unit.meet)
+    return False
+
+
+def directions(taken: np.ndarray, mask: np.ndarray) -> np.ndarray | None:
+    """Return 0 (not taken), 1 (taken), 2 (both) or 3 (not here) per warp; None when all are 2 or 3."""
+    t = taken.reshape(-1, LANES)
+    m = mask.reshape(-1, LANES)
+    some, rest = t.any(1), (m & ~t).any(1)
+    keys = np.where(some & rest, 2, np.where(some, 1, np.where(rest, 0, 3)))
+    return None if (keys == keys[0]).all() else keys
+
+
+def other_tail(m: Machine, gang: Gang, fragment: Fragment, unit: Unit) -> bool:
+    """Leave the kernel, trap, or branch by table; False: the fragment is no more."""
+    mask = fragment.mask
+    if unit.instr is not None and unit.instr.guard is not None:
+        guard, negated = unit.instr.guard
+        row = gang.p[m.program.regs[guard.name][1]]
+        mask = mask & (~row if negated else row)
+        if not mask.any():
+            fragment.at = unit.next
+            return True
+    if unit.tail == "brx":
+        return branch_table(m, gang, fragment, unit, mask)
+    if unit.tail == "trap":
+        gang.ins = unit.instr
+        raise diagnose.located(
+            m,
+            IllegalOperation("the kernel executed trap: it found a condition of its own broken"),
+            gang,
+        )
+    whole = mask is fragment.mask
+    gang.leave(fragment, mask)
+    for w in gang.active_warps(mask):
+        if not gang.live[w * LANES : (w + 1) * LANES].any():
+            warp = m.warps[gang.warps[w]]
+            assert warp is not None
+            warp.exited = True
+            m.engine.warp_exits(warp, gang.time)
+            recheck(m, warp.cta)
+            if not warp.cta.live:
+                ops.cta_exits(m, warp.cta, unit.instr)
+    m.progress += 1
+    if not whole and fragment in gang.fragments:
+        fragment.at = unit.next
+        return True
+    return False
+
+
+def branch_table(m: Machine, gang: Gang, fragment: Fragment, unit: Unit, mask: np.ndarray) -> bool:
+    """brx.idx (PTX ISA 9.7.12.3)."""
+    assert unit.instr is not None
+    gang.ins = unit.instr
+    index = m.compiler.lanes_source(unit.instr.operands[0], "u4")(gang)
+    values = np.unique(index[mask])
+    if values[-1] >= len(unit.targets):
+        raise diagnose.located(
+            m,
+            IllegalOperation(f"brx.idx with index {values[-1]} and {len(unit.targets)} targets"),
+            gang,
+        )
+    if len(values) == 1 and mask is fragment.mask:
+        fragment.at = unit.targets[int(values[0])]
+        return True
+    first = mask & (index == values[0])
+    if gang.W > 1:
+        keys = directions(first, fragment.mask)
+        if keys is not None:
+            m.split(gang, keys)
+            return False
+    gang.part(fragment, first, unit.targets[int(values[0])], fragment.at, unit.meet)
+    return False
+
+
+def stop(m: Machine, gang: Gang, fragment: Fragment, unit: Unit) -> bool:
+    """Try an instruction that may wait; False: it waits, or the gang was split."""
+    instr = unit.instr
+    assert instr is not None
+    gang.ins = instr
+    if unit.stop is None:
+        try:
+            unit.stop = m.compiler.handler(instr)
+        except EmulationError as error:
+            raise diagnose.located(m, error, gang) from None
+    mask = None if fragment.full else fragment.mask
+    if instr.guard is not None:
+        row = gang.p[m.program.regs[instr.guard[0].name][1]]
+        mask = (~row if instr.guard[1] else row) & fragment.mask
+        if not mask.any():
+            fragment.at = unit.next
+            m.executed += 1
+            return True
+    before = m.progress  # converged() may merge fragments: then this one is tried again
+    try:
+        done = unit.stop(gang, mask, fragment)
+    except EmulationError as error:
+        raise diagnose.located(m, error, gang) from None
+    if done is True:
+        unit.hits += gang.W if mask is None else len(gang.active_warps(mask))
+        m.executed += gang.W
+        gang.time += 1
+        fragment.wait = None
+        if fragment.reason:
+            m.engine.waited(gang, fragment, instr)
+        fragment.at = unit.next
+        return True
+    if done is not False:  # per warp: who is ready
+        m.split(gang, np.asarray(done))
+        return False
+    if not fragment.began:
+        fragment.began = gang.time
+    fragment.tried = before
+    if gang.W > 1 and mask is not None and len(gang.active_warps(mask)) < gang.W:
+        keys = gang.by_warp(mask).any(1).astype(int)
+        if len(np.unique(keys)) > 1:
+            m.split(gang, keys)
+    return False

@@ -1,0 +1,265 @@
+"""What asynchronous instructions share: who issued them, what they touch, how they complete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..engine import Op
+from ..errors import IllegalOperation, PtxError
+from ..gang import LANES
+from ..syntax import Instr, Mem, Operand, Vec
+from ..tma.opcode import AsyncOp
+from . import mbarrier
+from .copy import done
+from .core import address, bad_rank, shared_offsets
+
+if TYPE_CHECKING:
+    from ..compiler import Compiler
+    from ..gang import Gang
+    from ..grid import Cta
+    from ..machine import Machine
+
+CYCLES_PER_BYTE = 1 / 64  # of a CTA's share of the copy engine
+REDUCTIONS = ("cp.reduce.async.bulk", "red.async")
+Scalar = Callable[["Gang"], Any]
+
+
+class Issuer:
+    """One lane that issues an asynchronous operation: who it is and what it knows."""
+
+    def __init__(self, g: Gang, lane: int) -> None:
+        self.g, self.lane, self.machine = g, lane, g.machine
+        self.warp = g.machine.warps[g.warps[lane // LANES]]
+        self.cta: Cta = self.warp.cta
+        self.cluster = self.cta.cluster
+        self.know, self.fenced = g.machine.clocks.both(self.cluster.slot, self.warp.agent)
+        g.machine.clocks.release(self.cluster.slot, self.warp.agent)
+        self.ins: Instr = g.ins
+        self.line = g.ins.line
+
+    def claim(self, op: Op) -> None:
+        """Give the operation its agent."""
+        op.agent, op.clock = self.machine.clocks.claim(self.cluster.slot, self.know)
+
+    def claim_group(self, op: Op) -> None:
+        """Give an operation of a bulk group its agent: groups of a thread are waited for in order."""
+        clocks = self.machine.clocks
+        op.agent = clocks.store + self.warp.agent
+        know = clocks.know[self.cluster.slot, op.agent]
+        know[op.agent] += 1
+        op.clock = int(know[op.agent])
+
+    def cta_of(self, shared: int) -> Cta:
+        """Return the CTA of a shared address."""
+        rank = (shared >> 24) & 0xFF
+        if rank >= len(self.cluster.ctas):
+            raise bad_rank(shared, len(self.cluster.ctas), self.lane)
+        return self.cluster.ctas[rank]
+
+    def own(self, shared: int, what: str, section: str) -> None:
+        """Refuse an address in another CTA's shared memory."""
+        cta = self.cta_of(shared)
+        if cta is not self.cta:
+            raise IllegalOperation(
+                f"{what} {shared:#x} is in the shared memory of CTA rank {cta.rank}, and "
+                f"{self.ins.opcode} wants the executing CTA's own (rank {self.cta.rank}; PTX ISA "
+                f"{section}); pass an address of this CTA or use the .shared::cluster form",
+                lane=self.lane,
+            )
+
+    def targets(self, mask: int | None, shared: int) -> list[Cta]:
+        """Return the destination CTAs of a multicast mask, or the CTA of the address."""
+        if mask is None:
+            return [self.cta_of(shared)]
+        ctas = self.cluster.ctas
+        if not mask or mask >> len(ctas):
+            raise IllegalOperation(
+                f"{self.ins.opcode}: CTA mask {mask:#x} in a cluster of {len(ctas)} CTAs: every bit "
+                "must name a CTA rank that exists, and one must be set; make the mask of cluster ranks",
+                lane=self.lane,
+            )
+        return [cta for cta in ctas if mask >> cta.rank & 1]
+
+    def absolute(self, shared: np.ndarray | int, size: int) -> np.ndarray:
+        """Return checked absolute offsets of items of `size` bytes at shared addresses."""
+        at = np.atleast_1d(np.asarray(shared, np.uint64))
+        lanes = np.full(len(at), self.lane)
+        return shared_offsets(self.g, lanes, at, size)
+
+    def span(self, shared: int, count: int) -> np.ndarray:
+        """Return the checked absolute offsets of `count` bytes from a shared address."""
+        offsets = int(self.absolute(shared & 0xFFFFFFFF, 1)[0]) + np.arange(count)
+        self.checked(offsets % self.machine.shared.stride)
+        return offsets
+
+    def checked(self, low: np.ndarray) -> None:
+        """Refuse CTA-local offsets outside the CTA's shared memory, in this lane's name."""
+        try:
+            self.machine.shared.check(low, 1)
+        except IllegalOperation as error:
+            error.lane = self.lane
+            raise
+
+    def barrier(self, shared: int, cta: Cta | None = None) -> mbarrier.MBarrier:
+        """Return the mbarrier at a shared address (at the same offset in `cta`)."""
+        if cta is not None:
+            shared = (shared & 0xFFFFFF) | (cta.rank << 24)
+        offset = int(self.absolute(shared & 0xFFFFFFFF, 8)[0])
+        return mbarrier.find(self.machine, offset, f"{self.ins.opcode}: its mbarrier", self.lane)
+
+    def same_cta(self, bar: int, cta: Cta, section: str) -> None:
+        """Refuse an mbarrier that is not in the destination's CTA."""
+        home = self.cta_of(bar)
+        if home is not cta:
+            raise IllegalOperation(
+                f"the mbarrier {bar:#x} is in CTA rank {home.rank} and the destination in rank "
+                f"{cta.rank}; they must be in the shared memory of one CTA (PTX ISA {section}); "
+                "pass the destination CTA's mbarrier (tensor loads: or use .cta_group::2)",
+                lane=self.lane,
+            )
+
+    def start(self, op: Op) -> None:
+        """Put an operation in flight by itself."""
+        self.machine.engine.issue(self.machine.engine.new_stream(), op, self.g.time)
+
+    def start_group(self, op: Op) -> None:
+        """Put an operation in flight that the thread's next bulk group will hold."""
+        self.claim_group(op)
+        self.warp.bulk_open.setdefault(self.lane % LANES, []).append(op)
+        self.start(op)
+
+    def write_later(self, op: Op, write: Callable[[], None]) -> None:
+        """`op` has read its source; its writes to global memory happen some time after that."""
+        later = Op(op.engine, self.cta, self.line, lambda _: write(), cost=0.0)
+        op.extra["writes"] = later
+        self.machine.engine.issue(self.machine.engine.new_stream(), later, op.end)
+
+
+def cells_of(machine: Machine, offsets: np.ndarray) -> np.ndarray:
+    """Return the shadow cells of bytes at absolute offsets, each once, ascending."""
+    cells = offsets >> machine.shared.shift
+    low = int(cells.min())
+    seen = np.zeros(int(cells.max()) - low + 1, bool)
+    seen[cells - low] = True
+    return np.flatnonzero(seen) + low
+
+
+def touch(who: Issuer, op: Op, offsets: np.ndarray, write: bool, what: str) -> None:
+    """Record that a bulk operation reads or writes bytes of shared memory (absolute offsets)."""
+    machine = who.machine
+    shadow = machine.shared_shadow
+    if shadow is None or not len(offsets):
+        return
+    cells = cells_of(machine, offsets)
+    generic = machine.clocks.cp_async + machine.clocks.warps
+    found = (shadow.write if write else shadow.read)(
+        cells, op.agent, who.know, op.clock, who.line, fenced=who.fenced, generic=generic
+    )
+    if found is not None and write and found[0] == "proxy":
+        written = machine.hazards.lines.get(abs(found[3]), "")
+        if written.startswith(("tcgen05.alloc", "mbarrier")):
+            found = None  # nobody reads those bytes through the generic proxy any more
+    if found is not None:
+        tell(who, cells, found, what, "warning" if write and found[0] == "proxy" else "error")
+    if not write and not shadow.dirty[cells].all():
+        at = int(np.flatnonzero(~shadow.dirty[cells])[0])
+        machine.hazards.uninitialised(who.ins, cells, at, who.warp.index)
+
+
+def tell(
+    who: Issuer, cells: np.ndarray, found: tuple[str, int, int, int], what: str, severity: str
+) -> None:
+    """Report a conflict at one of `cells` of shared memory."""
+    machine = who.machine
+    offset = int(cells[found[1]]) * machine.traits.granule % machine.shared.stride
+    machine.hazards.conflict(
+        found, what, "shared memory", who.line, who.warp.index, offset, severity
+    )
+
+
+def touch_reduction(who: Issuer, op: Op, offsets: np.ndarray, what: str) -> None:
+    """Record a reduction into shared memory: several may be in flight at once, in any order.
+
+    Each element is a relaxed atomic (PTX ISA 9.7.9.25.4.2), so it races with other accesses only.
+    """
+    machine = who.machine
+    shadow = machine.shared_shadow
+    if shadow is None or not len(offsets):
+        return
+    cells = cells_of(machine, offsets)
+    lines = [x for x, opcode in machine.hazards.lines.items() if opcode.startswith(REDUCTIONS)]
+    others = cells[~np.isin(shadow.w_line[cells], lines)]
+    if len(others):
+        found = shadow.check_write(others, op.agent, who.know, None)
+        if found is not None:
+            tell(who, others, found, what, "error")
+    if not shadow.dirty[cells].all():
+        at = int(np.flatnonzero(~shadow.dirty[cells])[0])
+        machine.hazards.uninitialised(who.ins, cells, at, who.warp.index)
+    shadow.record_write(cells, op.agent, op.clock, who.line)
+
+
+def poison(who: Issuer, offsets: np.ndarray) -> None:
+    """Some seeds destroy what a load will overwrite as soon as it is issued."""
+    if who.machine.engine.poison and who.machine.engine.temper != "eager":
+        who.machine.shared.bytes[offsets] = 0xFF
+
+
+def finish_load(who: Issuer, op: Op, b: mbarrier.MBarrier, count: int) -> None:
+    """complete_tx at an mbarrier, whose waiters then know of the operation."""
+    vector = done(who.machine.clocks, who.know, who.fenced, op.agent, op.clock)
+    mbarrier.give(who.machine, b, vector, op.end, op.flow)
+    mbarrier.complete_tx(who.machine, b, count, who.lane)
+
+
+class Operands:
+    """The operands of a bulk instruction, by role."""
+
+    def __init__(self, c: Compiler, ins: Instr, op: AsyncOp) -> None:
+        self.c, self.ins = c, ins
+        roles = [r for r in op.operands if not r.endswith("?")]
+        if len(roles) != len(ins.operands):
+            raise PtxError(
+                f"{ins.opcode} takes {len(roles)} operands ({', '.join(roles)}) and has "
+                f"{len(ins.operands)}; write them all"
+            )
+        self.by_role: dict[str, Operand] = dict(zip(roles, ins.operands, strict=True))
+
+    def address(self, role: str) -> Scalar | None:
+        """Return a getter of an address operand."""
+        return address(self.c, self.by_role[role]) if role in self.by_role else None
+
+    def value(self, role: str, dtype: str) -> Scalar | None:
+        """Return a getter of a value operand."""
+        return self.c.lanes_source(self.by_role[role], dtype) if role in self.by_role else None
+
+    def tensor(self) -> tuple[Scalar, list[Scalar]]:
+        """Return getters of the tensor map's address and of the coordinates."""
+        mem = self.by_role["tensor"]
+        assert isinstance(mem, Mem)
+        coords = mem.rest[0]
+        items = coords.items if isinstance(coords, Vec) else (coords,)
+        return (
+            address(self.c, Mem(mem.base, mem.offset)),
+            [self.c.lanes_source(i, "i4") for i in items],
+        )
+
+
+def arena_base(machine: Machine, low: int, high: int, lane: int, what: str) -> int:
+    """Return the virtual address that arena[0] would have for an access of [low, high)."""
+    try:
+        first = machine.memory.offsets(np.array([low], np.uint64), 1, what)
+        last = machine.memory.offsets(np.array([high - 1], np.uint64), 1, what)
+    except IllegalOperation as error:
+        error.lane = lane
+        raise
+    if int(last[0]) - int(first[0]) != high - 1 - low:
+        raise IllegalOperation(
+            f"{what} from global address {low:#x} to {high - 1:#x} begins in one allocation and ends "
+            "in another; copy within one buffer",
+            lane=lane,
+        )
+    return low - int(first[0])
