@@ -20,7 +20,16 @@ from blockscale.manifest import append_manifest
 from blockscale.tune import Interrupted, TuneResult
 
 NAME = "linear_nvfp4_n64_k64_f32"
-COMMANDS = [[], ["tune"], ["build"], ["inspect"], ["logs"], ["logs", "check"], ["list"]]
+COMMANDS = [
+    [],
+    ["tune"],
+    ["build"],
+    ["inspect"],
+    ["logs"],
+    ["logs", "check"],
+    ["list"],
+    ["emulate"],
+]
 
 
 def call(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:

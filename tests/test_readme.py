@@ -32,12 +32,13 @@ def commands():
 
 
 def test_python_examples_run(tmp_path):
-    """Tune, build and call, in the order of the page; 15 s: three processes import torch or tvm."""
+    """Tune, build, call, emulate, as on the page; 15 s: three processes import torch or tvm."""
     examples = blocks("python")
-    assert [re.search(r"tune|build|load", example)[0] for example in examples] == [
+    assert [re.search(r"tune|build|load|launch", example)[0] for example in examples] == [
         "tune",
         "build",
         "load",
+        "launch",
     ]
     for word in SMALLER:
         assert any(word in example for example in examples), f"{word} is in no example any more"
@@ -57,10 +58,11 @@ def test_python_examples_run(tmp_path):
         )
         assert run.returncode == 0, f"{example}\n{run.stderr}"
         outputs.append(run.stdout.splitlines())
-    tuned, built, called = outputs
+    tuned, built, called, emulated = outputs
     assert sum(line.startswith("linear_nvfp4_n64_k64_") for line in tuned) == 12
     assert "scale_sweep_b16_f32" in built
     assert called[-1] == "False", "the calling process imported tvm"
+    assert emulated == ["20 [0. 2. 4. 6.]", "False"]
     assert 0.05 < float(re.search(r"relative error (\S+)", called[0])[1]) < 0.13
 
 
@@ -98,6 +100,8 @@ def test_commands_parse(line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for folder in ("logs", "tuning_logs"):
         (tmp_path / folder).mkdir()
+    for file in ("kernel.ptx", "case.json"):
+        (tmp_path / file).touch()
     words = shlex.split(line, comments=True)
     if words[0] == "make":
         assert all(target(word) for word in words[1:])

@@ -1,9 +1,8 @@
-"""What can be seen in a program before it runs: registers of asynchronous loads and of wgmma that are
-read too early.
+"""What can be seen before a run: results of tcgen05.ld and of wgmma that are read too early.
 
-For tcgen05.ld the hardware's scoreboard delays such a read, so the machine gives the right value and the
-finding is a warning; the PTX ISA (9.7.16.8.3) asks for tcgen05.wait::ld first.  Accumulators of wgmma must
-not be touched before wgmma.wait_group (9.7.15.7): an error.
+For tcgen05.ld the hardware's scoreboard delays such a read, so the machine gives the right value and
+the finding is a warning; the PTX ISA (9.7.16.8.3) asks for tcgen05.wait::ld first.  Accumulators of
+wgmma must not be touched before wgmma.wait_group (9.7.15.7): an error.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ ASYNC = ("tcgen05.ld", "wgmma.mma_async")
 
 
 class EarlyRead(NamedTuple):
-    """An instruction that reads a register of a tcgen05.ld before tcgen05.wait::ld."""
+    """An instruction of `unit` that reads a register before the wait for the load at `load_line`."""
 
     unit: int
     instr: Instr

@@ -1,9 +1,10 @@
 """Happens-before by vector clocks: which access of shared memory or TMEM is ordered after which.
 
-Agents of a cluster: its warps (generic proxy), then one agent per warp for cp.async, one per warp for
-tcgen05.st, one per CTA for its tensor pipe (tcgen05.mma, .cp and .shift run in order), one per warp for
-bulk copies in groups (waited for in order), then one per other bulk copy in flight.  ``know[c, a, b]`` is the last clock of agent b that agent a of cluster c has synchronised
-with; ``fenced`` is the same for what a's asynchronous operations may see (PTX ISA 8: memory consistency
+Agents of a cluster: its warps (generic proxy), then one agent per warp for cp.async, one per warp
+for tcgen05.st, one per CTA for its tensor pipe (tcgen05.mma, .cp and .shift run in order), one per
+warp for bulk copies in groups (waited for in order), then one per other bulk copy in flight.
+``know[c, a, b]`` is the last clock of agent b that agent a of cluster c has synchronised with;
+``fenced`` is the same for what a's asynchronous operations may see (PTX ISA 8: memory consistency
 model, and 9.7.13 fence.proxy): it takes over `know` at every fence.proxy.async.
 
 Races found this way do not depend on the order in which the emulator happens to run warps.
@@ -14,7 +15,8 @@ from __future__ import annotations
 import numpy as np
 
 NEVER = -1
-OWN = np.iinfo(np.int32).max
+Vector = tuple[np.ndarray, np.ndarray]  # (know, fenced) of an agent, or of several together
+Found = tuple[str, int, int, int]  # a conflict: kind, index into the cells, agent, line
 
 
 class Clocks:
@@ -59,12 +61,10 @@ class Clocks:
         return self.know[cluster, agent].copy()
 
     def release(self, cluster: int, agents: np.ndarray | int) -> None:
-        """Begin a new epoch of `agents`: what they do from now on is not covered by what they gave away."""
+        """Begin an epoch of `agents`: what they gave away does not cover what they do from now on."""
         self.know[cluster, agents, agents] += 1
 
-    def join(
-        self, cluster: int, agent: int | np.ndarray, vector: tuple[np.ndarray, np.ndarray]
-    ) -> None:
+    def join(self, cluster: int, agent: int | np.ndarray, vector: Vector) -> None:
         """Let `agent` know all that `vector` (know, fenced) knows."""
         size = vector[0].shape[-1]
         mine = self.know[cluster, agent, :size]
@@ -72,7 +72,7 @@ class Clocks:
         mine = self.fenced[cluster, agent, :size]
         self.fenced[cluster, agent, :size] = np.maximum(mine, vector[1])
 
-    def both(self, cluster: int, agent: int | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def both(self, cluster: int, agent: int | np.ndarray) -> Vector:
         """Return copies of (know, fenced) of `agent`; of several agents: their union."""
         know, fenced = self.know[cluster, agent], self.fenced[cluster, agent]
         if know.ndim == 2:
@@ -80,7 +80,7 @@ class Clocks:
         return know.copy(), fenced.copy()
 
     def fence(self, cluster: int, agents: np.ndarray | int) -> None:
-        """fence.proxy.async: what `agents` know, their asynchronous operations may see from now on."""
+        """fence.proxy.async: what `agents` know, their asynchronous operations may see from now."""
         self.fenced[cluster, agents] = self.know[cluster, agents]
         self.release(cluster, agents)
 
@@ -99,9 +99,7 @@ class Clocks:
         return agent, 1
 
 
-def union(
-    a: tuple[np.ndarray, np.ndarray] | None, b: tuple[np.ndarray, np.ndarray]
-) -> tuple[np.ndarray, np.ndarray]:
+def union(a: Vector | None, b: Vector) -> Vector:
     """Return the union of two (know, fenced) vectors, which may differ in length."""
     if a is None:
         return b[0].copy(), b[1].copy()
@@ -120,9 +118,9 @@ def union(
 class Shadow:
     """Who wrote and who read each cell of a memory last, and at which clock.
 
-    `check_write` and `check_read` return None or (kind, index into the cells, agent, line) of the first
-    conflict; kinds: "write-write", "read-write" (a read that this write does not wait for),
-    "write-read", "proxy" (ordered, but no fence.proxy.async between), "uninitialised".
+    `read`, `write`, `check_write` and `look` return None or the first conflict (`Found`); kinds:
+    "write-write", "read-write" (a read that this write does not wait for), "write-read", "proxy"
+    (ordered, but no fence.proxy.async between).  `dirty` cells have been initialised.
     """
 
     def __init__(self, cells: int) -> None:
@@ -134,10 +132,8 @@ class Shadow:
         self.readers: list[int] = []
         self.r_clock = np.zeros((0, cells), np.int32)
         self.r_line = np.zeros(cells, np.int32)
-        self.dirty = np.zeros(cells, bool)  # initialised
-        self.swizzle: np.ndarray | None = (
-            None  # tensor loads: code of the swizzle that wrote the cell
-        )
+        self.dirty = np.zeros(cells, bool)
+        self.swizzle: np.ndarray | None = None  # code of the tensor load's swizzle, 0: none
 
     def reset(self, cells: slice) -> None:
         """Forget everything about `cells`."""
@@ -180,11 +176,11 @@ class Shadow:
         rows: np.ndarray | None = None,
         fenced: np.ndarray | None = None,
         generic: int = 0,
-    ) -> tuple[str, int, int, int] | None:
+    ) -> Found | None:
         """Record a read of `cells` by `agent`(s); see the class.
 
         `know` is [A], or [W, A] with the row of each cell in `rows`; `agent` and `clock` go with the
-        cells.  `fenced` is given by asynchronous operations: writers below `generic` must be in it too.
+        cells.  `fenced` is given by asynchronous operations: it must know writers below `generic` too.
         """
         found = self._after_writer(cells, agent, know, "write-read", rows, fenced, generic)
         row = self.row(agent)
@@ -201,7 +197,7 @@ class Shadow:
         rows: np.ndarray | None,
         fenced: np.ndarray | None,
         generic: int,
-    ) -> tuple[str, int, int, int] | None:
+    ) -> Found | None:
         writer, clock = self.w_agent[cells], self.w_clock[cells]
         bad = clock > _look(know, writer, rows)
         bad &= writer != agent
@@ -226,7 +222,7 @@ class Shadow:
         rows: np.ndarray | None = None,
         fenced: np.ndarray | None = None,
         generic: int = 0,
-    ) -> tuple[str, int, int, int] | None:
+    ) -> Found | None:
         """Check and record a write; see `read`."""
         found = self.check_write(cells, agent, know, rows, fenced, generic)
         self.record_write(cells, agent, clock, line)
@@ -240,7 +236,7 @@ class Shadow:
         rows: np.ndarray | None,
         fenced: np.ndarray | None = None,
         generic: int = 0,
-    ) -> tuple[str, int, int, int] | None:
+    ) -> Found | None:
         """Return the first conflict of a write with what was recorded."""
         found = self._after_writer(cells, agent, know, "write-write", rows, fenced, generic)
         if found is None and self.readers:
@@ -264,7 +260,7 @@ class Shadow:
             self.swizzle = np.zeros(self.cells, np.int8)
         self.swizzle[cells] = code
 
-    def look(self, cells: np.ndarray, know: np.ndarray) -> tuple[str, int, int, int] | None:
+    def look(self, cells: np.ndarray, know: np.ndarray) -> Found | None:
         """Return the first access of `cells` that one who knows `know` is not ordered after."""
         if not cells.size:
             return None
@@ -275,7 +271,7 @@ class Shadow:
 
     def _after_readers(
         self, cells: np.ndarray, agent: np.ndarray | int, know: np.ndarray, rows: np.ndarray | None
-    ) -> tuple[str, int, int, int] | None:
+    ) -> Found | None:
         who = np.asarray(self.readers)
         last = self.r_clock[: len(self.readers)][:, cells]  # [readers, cells]
         if not last.any():

@@ -1,8 +1,8 @@
 """Asynchronous work: operations in flight, in which order they happen, and their virtual time.
 
 Operations of one stream happen in order (the tensor pipe of a CTA, a warp's cp.async, a warp's
-tcgen05.st); streams are independent.  The seed chooses between three tempers: an operation happens when
-it is issued, at a random moment, or only when no warp can go on without it.
+tcgen05.st); streams are independent.  The seed chooses between three tempers: an operation happens
+when it is issued ("eager"), at a random moment, or only when no warp can go on without it ("lazy").
 """
 
 from __future__ import annotations
@@ -12,8 +12,17 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .report import COMPUTE, MMA, TRANSFER, WAIT_ASYNC, WAIT_BARRIER, WAIT_MBARRIER, Event
-from .report import engine_track, warp_track
+from .report import (
+    COMPUTE,
+    MMA,
+    TRANSFER,
+    WAIT_ASYNC,
+    WAIT_BARRIER,
+    WAIT_MBARRIER,
+    Event,
+    engine_track,
+    warp_track,
+)
 
 if TYPE_CHECKING:
     from .gang import Fragment, Gang
@@ -22,6 +31,7 @@ if TYPE_CHECKING:
     from .report import Report
     from .syntax import Instr
 
+TEMPERS = ("lazy", "random", "eager")
 MOST_EVENTS = 100_000
 LATENCY = {"tma.load": 500, "tma.store": 300, "tma.reduce": 300, "bulk": 400, "cp.async": 400}
 
@@ -54,9 +64,7 @@ class Engine:
         self.rng = machine.rng
         self.streams: dict[Hashable, deque[Op]] = {}
         self.pending = 0
-        self.temper = (
-            "lazy" if machine.seed == 0 else ("lazy", "random", "eager")[int(self.rng.integers(3))]
-        )
+        self.temper = TEMPERS[0 if machine.seed == 0 else int(self.rng.integers(len(TEMPERS)))]
         self.poison = machine.seed != 0 and bool(self.rng.integers(2))
         self.free: dict[tuple[int, str], float] = {}
         self.flows = 0
@@ -101,17 +109,8 @@ class Engine:
         op.run(op)
         if op.label or op.engine == "tensor core":  # a commit has no length, but waits point at it
             kind = MMA if op.engine == "tensor core" else TRANSFER
-            self.event(
-                Event(
-                    engine_track(op.cta.slot, op.engine),
-                    start,
-                    op.end,
-                    kind,
-                    op.label,
-                    op.line,
-                    op.flow,
-                )
-            )
+            track = engine_track(op.cta.slot, op.engine)
+            self.event(Event(track, start, op.end, kind, op.label, op.line, op.flow))
         self.machine.progress += 1
 
     def finish(self, op: Op, stream: Hashable) -> None:
@@ -149,20 +148,16 @@ class Engine:
             kind = WAIT_MBARRIER
         elif instr.base in ("bar", "barrier"):
             kind = WAIT_BARRIER
-        flow = getattr(gang, "flow", None)
+        start, end = fragment.began, gang.time
         for w in gang.active_warps(fragment.mask):
-            warp = self.machine.warps[gang.warps[w]]
-            if warp is None:
-                continue
+            warp = self.machine.warp(gang.warps[w])
             track = warp_track(warp.cta.slot, warp.number)
             begin = self.last.get(warp.index, 0.0)
-            if fragment.began > begin:
-                self.event(Event(track, begin, fragment.began, COMPUTE))
-            if gang.time > fragment.began:
-                self.event(
-                    Event(track, fragment.began, gang.time, kind, instr.opcode, instr.line, flow)
-                )
-            self.last[warp.index] = gang.time
+            if start > begin:
+                self.event(Event(track, begin, start, COMPUTE))
+            if end > start:
+                self.event(Event(track, start, end, kind, instr.opcode, instr.line, gang.flow))
+            self.last[warp.index] = end
         gang.flow = None
         fragment.reason, fragment.began = "", 0.0
 

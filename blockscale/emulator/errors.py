@@ -1,4 +1,4 @@
-"""What the emulator raises: every error says kernel, PTX line, warp, lane and the rule that was broken."""
+"""What the emulator raises: each error says kernel, PTX line, warp, lane and the broken rule."""
 
 from __future__ import annotations
 
@@ -61,4 +61,4 @@ class IllegalOperation(EmulationError):
 
 
 class Deadlock(EmulationError):
-    """No warp can go on and no asynchronous operation is pending; the message has every warp's place."""
+    """No warp can go on and nothing asynchronous is pending; the message has every warp's place."""

@@ -1,9 +1,10 @@
 """Gangs: warps that run in lockstep, and the fragments that divergence makes of them.
 
 Every register is an array over the gang's lanes.  A *fragment* is a set of lanes at one place; lanes
-that part at a branch become two fragments that share a *token*, and meet again when all of the token's
-lanes have come to its unit (or have left the kernel).  Fragments are scheduled independently, so a lane
-may wait for another lane of its own warp (PTX ISA 3.1 and 9.7.13: independent thread scheduling).
+that part at a branch become two fragments that share a *token*, and meet again when all of the
+token's lanes have come to its unit (or have left the kernel).  Fragments are scheduled independently,
+so a lane may wait for another lane of its own warp (PTX ISA 3.1 and 9.7.13: independent thread
+scheduling).
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .memory import view
+from .syntax import Instr
+
 if TYPE_CHECKING:
     from .machine import Machine
-    from .syntax import Instr
 
 LANES = 32
+NOTHING = Instr("", (), None, 0)  # what runs before the first instruction
 WARP_LANES = np.arange(LANES, dtype=np.uint32)
 
 
@@ -33,7 +37,7 @@ class Token:
 
 @dataclass(eq=False)
 class Fragment:
-    """Lanes (`mask`) that are at unit `at`; `wait` is the state of the operation that holds them up."""
+    """Lanes (`mask`) that are at unit `at`; `wait` is the state of what holds them up."""
 
     at: int
     mask: np.ndarray
@@ -61,23 +65,19 @@ class Gang:
         self.ready = -1
         self.specials: dict[str, Any] = {}
         self.fragment: Fragment | None = None
-        self.ins: Instr | None = None  # the instruction that runs
+        self.ins = NOTHING  # the instruction that runs
         self.flow: int | None = None  # the operation that ended the last wait
         table = machine.warp_table
         self.w_cluster = table["cluster"][warps]
         self.w_agent = table["agent"][warps]
         self.w_slot = table["slot"][warps]
         self.w_rank = table["rank"][warps]
-        self.lane_slot0 = np.repeat(
-            table["slot0"][warps], LANES
-        )  # first slot of the lane's cluster
+        first = table["slot0"][warps]  # the first slot of the warp's cluster
+        self.lane_slot0 = np.repeat(first, LANES)
         self.lane_rank = np.repeat(self.w_rank, LANES)
         self.rank_bits = (self.lane_rank << 24).astype(np.uint32)
         self.lane_slot = np.repeat(self.w_slot, LANES)
         self.index = np.arange(self.n)
-        self.one_cluster = (
-            int(self.w_cluster[0]) if (self.w_cluster == self.w_cluster[0]).all() else None
-        )
 
     def make_registers(
         self, counts: dict[str, int], local_bytes: int, rng: np.random.Generator
@@ -142,8 +142,7 @@ class Gang:
             while token is not None:
                 self.settle(token)
                 token = token.parent
-        if not self.fragments and self.live.any():  # everybody is waiting at tokens
-            raise AssertionError("a gang without fragments")
+        assert self.fragments or not self.live.any(), "everybody waits at tokens"
 
     def refresh(self, fragment: Fragment) -> None:
         """Recompute whether a fragment has all lanes."""
@@ -247,8 +246,6 @@ class Gang:
     def local_view(self, size: int) -> np.ndarray:
         """Return local memory as [n * L / size] items."""
         if size not in self.local_views:
-            from .memory import view
-
             self.local_views[size] = view(self.local.reshape(-1), size)
         return self.local_views[size]
 

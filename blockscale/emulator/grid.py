@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-Vector = tuple[np.ndarray, np.ndarray]
+from .clocks import Vector as Vector
 
 
 @dataclass(eq=False)
@@ -77,7 +77,6 @@ class Cluster:
     coords: tuple[int, int, int]
     ctas: list[Cta] = field(default_factory=list)
     barrier: Barrier = field(default_factory=Barrier)
-    pending: int = 0  # asynchronous operations in flight
 
     @property
     def live(self) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .errors import PtxError
+
 
 @dataclass(frozen=True)
 class Reg:
@@ -37,7 +39,7 @@ class Sym:
 
 @dataclass(frozen=True)
 class Mem:
-    """``[base + offset]``, or ``[map, {coordinates}, ...]`` with everything after the base in `rest`."""
+    """``[base + offset]``, or ``[map, {coordinates}, ...]``; `rest` is what follows the base."""
 
     base: Operand
     offset: int = 0
@@ -134,9 +136,7 @@ class Function:
     regs: dict[str, str] = field(default_factory=dict)
     variables: dict[str, Var] = field(default_factory=dict)
     tables: dict[str, list[str]] = field(default_factory=dict)  # .branchtargets
-    directives: dict[str, list[int]] = field(
-        default_factory=dict
-    )  # .reqntid, .reqnctapercluster, ...
+    directives: dict[str, list[int]] = field(default_factory=dict)  # .reqntid and the like
     line: int = 0
 
 
@@ -151,8 +151,6 @@ class Module:
 
     def entry(self, name: str | None = None) -> Function:
         """Return the kernel `name`, or the only one."""
-        from .errors import PtxError
-
         kernels = [f for f in self.functions.values() if f.entry]
         if name is None and len(kernels) == 1:
             return kernels[0]

@@ -19,6 +19,7 @@ triton = pytest.importorskip(
     "triton", reason="triton is not installed: no compiler for its kernels"
 )
 
+import gluon_kernels  # noqa: E402
 import triton_kernels as tk  # noqa: E402
 
 TOLERANCE = 2e-6
@@ -260,6 +261,19 @@ def test_product_of_tensor_maps(warp_specialize, ctas, seeds, rng):
         arrays = zip((a, b, c), kernel.descriptors, strict=True)
         args = [value for pair in arrays for value in descriptor_arguments(*pair)]
         launch(kernel, (2 * ctas, 2), *args, seed=seed)
+        np.testing.assert_array_equal(c, a.astype(np.float64) @ b.astype(np.float64).T)
+
+
+@pytest.mark.parametrize(("pair", "n"), [(True, 128), (False, 64)])
+def test_product_of_two_ctas(pair, n, rng):
+    """cta_group::2, or TMA multicast with commits to both CTAs' barriers."""
+    kernel = gluon_kernels.build(320, 256, n, pair=pair)
+    for seed in range(4):
+        a, b = (rng.integers(-16, 17, (rows, 320)).astype(np.float16) / 8 for rows in (512, 2 * n))
+        c = np.full((512, 2 * n), np.nan, np.float32)
+        arrays = zip((a, b, c), kernel.descriptors, strict=True)
+        args = [value for pair in arrays for value in descriptor_arguments(*pair)]
+        launch(kernel, (4, 2), *args, seed=seed)
         np.testing.assert_array_equal(c, a.astype(np.float64) @ b.astype(np.float64).T)
 
 

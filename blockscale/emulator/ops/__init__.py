@@ -1,19 +1,18 @@
-"""Instructions that are not scalar, by prefix of their opcode: handlers of (gang, mask) or, where an
-instruction may have to wait, of (gang, mask, fragment) that return True (done), False (not yet) or one
-key per warp (the gang must be split, and each part tries again)."""
+"""Instructions that are not scalar, by prefix of their opcode.
+
+A handler takes (gang, mask); where an instruction may have to wait it takes (gang, mask, fragment) and
+returns True (done), False (not yet) or one key per warp (the gang must be split, and each part tries
+again).  A module registers its builders when it is imported (`core.register`).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..reader import SIZES
 from ..syntax import Instr
-from .core import Handler, find, may_wait
-
-if TYPE_CHECKING:
-    from ..program import Program
-
-from . import (  # noqa: E402, F401 - the import registers the handlers
+from . import (  # noqa: F401 - the import registers the handlers
     atomic,
     barrier,
     bulk,
@@ -27,12 +26,19 @@ from . import (  # noqa: E402, F401 - the import registers the handlers
     warp,
     wgmma,
 )
-from .control import at_exit, cta_exits, place_globals  # noqa: E402
+from .control import at_exit, cta_exits, place_globals
+from .core import Handler, find, may_wait
+
+if TYPE_CHECKING:
+    from ..program import Program
+
+ASYNCHRONOUS = ("cp.", "mbarrier", "tcgen05", "wgmma", "st.async")
+ELSEWHERE = {"global", "local", "param", "const"}  # state spaces that are not shared memory
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What a program uses, found before it runs."""
+    """What a program uses, found before it runs; `granule` is the bytes of a shadow cell."""
 
     shared: bool
     tcgen05: bool
@@ -43,19 +49,18 @@ class Traits:
     def of(program: Program) -> Traits:
         """Return the traits of a program."""
         instrs = [i for u in program.units for i in [*u.instrs, *([u.instr] if u.instr else [])]]
-        bases = {i.opcode for i in instrs}
+        opcodes = {i.opcode for i in instrs}
         shared = any(place[0] == "shared" for place in program.places.values())
-        tcgen05 = any(o.startswith("tcgen05") for o in bases)
-        asynchronous = any(o.startswith(("cp.", "mbarrier", "tcgen05", "wgmma", "st.async")) for o in bases)
-        return Traits(shared, tcgen05, asynchronous, min([16, *map(access_size, instrs)]))
+        tcgen05 = any(o.startswith("tcgen05") for o in opcodes)
+        asynchronous = any(o.startswith(ASYNCHRONOUS) for o in opcodes)
+        granule = min([16, *map(access_size, instrs)])
+        return Traits(shared, tcgen05, asynchronous, granule)
 
 
 def access_size(ins: Instr) -> int:
     """Return the bytes that an instruction reads or writes of shared memory at a time (16: more)."""
     mods = ins.mods
-    if ins.base in ("ld", "st", "atom", "red") and not {"global", "local", "param", "const"} & set(mods):
-        from ..reader import SIZES
-
+    if ins.base in ("ld", "st", "atom", "red") and not ELSEWHERE & set(mods):
         size = next((SIZES[m] for m in reversed(mods) if m in SIZES), 16)
         count = next((int(m[1:]) for m in mods if m in ("v2", "v4", "v8")), 1)
         return min(size * count, 16)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,16 @@ if TYPE_CHECKING:
 CYCLES_PER_BYTE = 1 / 64  # of a CTA's share of the copy engine
 REDUCTIONS = ("cp.reduce.async.bulk", "red.async")
 Scalar = Callable[["Gang"], Any]
+
+
+@contextmanager
+def blame(lane: int) -> Iterator[None]:
+    """Say in errors which of the gang's lanes issued the operation."""
+    try:
+        yield
+    except IllegalOperation as error:
+        error.lane = lane
+        raise
 
 
 class Issuer:
@@ -92,16 +103,8 @@ class Issuer:
     def span(self, shared: int, count: int) -> np.ndarray:
         """Return the checked absolute offsets of `count` bytes from a shared address."""
         offsets = int(self.absolute(shared & 0xFFFFFFFF, 1)[0]) + np.arange(count)
-        self.checked(offsets % self.machine.shared.stride)
+        self.machine.shared.check(offsets % self.machine.shared.stride, 1)
         return offsets
-
-    def checked(self, low: np.ndarray) -> None:
-        """Refuse CTA-local offsets outside the CTA's shared memory, in this lane's name."""
-        try:
-            self.machine.shared.check(low, 1)
-        except IllegalOperation as error:
-            error.lane = self.lane
-            raise
 
     def barrier(self, shared: int, cta: Cta | None = None) -> mbarrier.MBarrier:
         """Return the mbarrier at a shared address (at the same offset in `cta`)."""
@@ -248,18 +251,13 @@ class Operands:
         )
 
 
-def arena_base(machine: Machine, low: int, high: int, lane: int, what: str) -> int:
+def arena_base(machine: Machine, low: int, high: int, what: str) -> int:
     """Return the virtual address that arena[0] would have for an access of [low, high)."""
-    try:
-        first = machine.memory.offsets(np.array([low], np.uint64), 1, what)
-        last = machine.memory.offsets(np.array([high - 1], np.uint64), 1, what)
-    except IllegalOperation as error:
-        error.lane = lane
-        raise
+    first = machine.memory.offsets(np.array([low], np.uint64), 1, what)
+    last = machine.memory.offsets(np.array([high - 1], np.uint64), 1, what)
     if int(last[0]) - int(first[0]) != high - 1 - low:
         raise IllegalOperation(
             f"{what} from global address {low:#x} to {high - 1:#x} begins in one allocation and ends "
-            "in another; copy within one buffer",
-            lane=lane,
+            "in another; copy within one buffer"
         )
     return low - int(first[0])
