@@ -1,8 +1,8 @@
 """What can be seen before a run: results of tcgen05.ld and of wgmma that are read too early.
 
-For tcgen05.ld the hardware's scoreboard delays such a read, so the machine gives the right value and
-the finding is a warning; the PTX ISA (9.7.16.8.3) asks for tcgen05.wait::ld first.  Accumulators of
-wgmma must not be touched before wgmma.wait_group (9.7.15.7): an error.
+For tcgen05.ld the hardware's scoreboard delays such a read, so the machine gives the right value
+and the finding is a warning; the PTX ISA (9.7.16.8.3) asks for tcgen05.wait::ld first.
+Accumulators of wgmma must not be touched before wgmma.wait_group (9.7.15.7): an error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ASYNC = ("tcgen05.ld", "wgmma.mma_async")
 
 
 class EarlyRead(NamedTuple):
-    """An instruction of `unit` that reads a register before the wait for the load at `load_line`."""
+    """An instruction in `unit` that reads a result of line `load_line` before the wait for it."""
 
     unit: int
     instr: Instr

@@ -61,7 +61,7 @@ class Clocks:
         return self.know[cluster, agent].copy()
 
     def release(self, cluster: int, agents: np.ndarray | int) -> None:
-        """Begin an epoch of `agents`: what they gave away does not cover what they do from now on."""
+        """Begin an epoch of `agents`: what they gave away does not cover what they do from now."""
         self.know[cluster, agents, agents] += 1
 
     def join(self, cluster: int, agent: int | np.ndarray, vector: Vector) -> None:
@@ -179,8 +179,9 @@ class Shadow:
     ) -> Found | None:
         """Record a read of `cells` by `agent`(s); see the class.
 
-        `know` is [A], or [W, A] with the row of each cell in `rows`; `agent` and `clock` go with the
-        cells.  `fenced` is given by asynchronous operations: it must know writers below `generic` too.
+        `know` is [A], or [W, A] with the row of each cell in `rows`; `agent` and `clock` go with
+        the cells.  `fenced` is given by asynchronous operations: it must know writers below
+        `generic` too.
         """
         found = self._after_writer(cells, agent, know, "write-read", rows, fenced, generic)
         row = self.row(agent)

@@ -1,8 +1,9 @@
 """Units to Python: straight-line code over register rows, compiled once per unit and kept.
 
-A unit becomes two functions of (gang, mask): one for the case that every lane takes part, which writes
-straight into register rows, and one that writes under the mask.  Scalar instructions are calls of
-NumPy functions (`alu`); everything else is a handler (`ops`), a closure over its operands.
+A unit becomes two functions of (gang, mask): one for the case that every lane takes part, which
+writes straight into register rows, and one that writes under the mask.  Scalar instructions are
+calls of NumPy functions (`alu`); everything else is a handler (`ops`), a closure over its
+operands.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from .reader import literal_bits
 from .syntax import Imm, Instr, Not, Operand, Pair, Reg, Sink, Special, Sym, Vec
 
 if TYPE_CHECKING:
+    from .flow import Unit
     from .machine import Machine
-    from .program import Program, Unit
+    from .program import Program
 
 Getter = Callable[[Any], Any]
-KINDS = {"p": "p", "1": "u1", "2": "u2", "4": "u4", "8": "u8"}
 
 
 class Compiler:
@@ -56,20 +57,7 @@ class Compiler:
         if isinstance(op, Imm):
             return self.constant(immediate(op, dtype))
         if isinstance(op, Reg):
-            cls, row = self.reg(op)
-            if cls == "16":
-                raise PtxError(
-                    f"{op.name} is a 128-bit register, which this instruction does not take"
-                )
-            if cls == "p" or dtype == "?":
-                if cls != "p" or dtype != "?":
-                    raise PtxError(f"{op.name} is {'not ' if cls != 'p' else ''}a predicate")
-                return f"g.p[{row}]"
-            if int(dtype[1]) == int(cls):
-                return f"g.{dtype}[{row}]"
-            if int(dtype[1]) > int(cls):
-                raise PtxError(f"{op.name} is narrower than the instruction's type")
-            return f"g.u{cls}[{row}].astype({self.constant(np.dtype('u' + dtype[1]))}).view({self.constant(np.dtype(dtype))})"
+            return self.register_text(op, dtype)
         if isinstance(op, Special):
             name = self.constant(op.name)
             if dtype == "u4" or dtype == "i4":
@@ -80,10 +68,25 @@ class Compiler:
             if space == "shared":
                 text = f"(g.rank_bits + {self.constant(np.uint32(offset))})"
                 return text if dtype[1] == "4" else f"{text}.astype('{dtype}')"
-            return self.constant(
-                np.dtype("u" + dtype[1]).type(offset & ((1 << 8 * int(dtype[1])) - 1))
-            )
+            bits = offset & ((1 << 8 * int(dtype[1])) - 1)
+            return self.constant(np.dtype("u" + dtype[1]).type(bits))
         raise PtxError(f"operand {op} is not understood here")
+
+    def register_text(self, op: Reg, dtype: str) -> str:
+        """Return an expression for a source register; of a wider one the low bits (9.4.1)."""
+        cls, row = self.reg(op)
+        if cls == "16":
+            raise PtxError(f"{op.name} is a 128-bit register, which this instruction does not take")
+        if cls == "p" or dtype == "?":
+            if cls != "p" or dtype != "?":
+                raise PtxError(f"{op.name} is {'not ' if cls != 'p' else ''}a predicate")
+            return f"g.p[{row}]"
+        if int(dtype[1]) == int(cls):
+            return f"g.{dtype}[{row}]"
+        if int(dtype[1]) > int(cls):
+            raise PtxError(f"{op.name} is narrower than the instruction's type")
+        low = self.constant(np.dtype("u" + dtype[1]))
+        return f"g.u{cls}[{row}].astype({low}).view({self.constant(np.dtype(dtype))})"
 
     def place(self, op: Sym) -> tuple[str, int]:
         """Return the space and the offset of a variable."""
@@ -95,7 +98,7 @@ class Compiler:
     def source(self, op: Operand, dtype: str) -> Getter:
         """Return a function of the gang that gives operand `op` as `dtype` (array or scalar)."""
         text = self.source_text(op, dtype)
-        return eval(f"lambda g: {text}", self.names)  # noqa: S307: our own text
+        return eval(f"lambda g: {text}", self.names)  # our own text
 
     def lanes_source(self, op: Operand, dtype: str) -> Getter:
         """Like `source`, but always an array over the lanes."""
@@ -120,12 +123,11 @@ class Compiler:
             return lambda g, m, value: None
         text = self.dest_text(op, dtype)
         scope = dict(self.names, copyto=np.copyto)
-        return eval(  # noqa: S307: our own text
-            f"lambda g, m, v: copyto({text}, v) if m is None else copyto({text}, v, where=m)", scope
-        )
+        both = f"copyto({text}, v) if m is None else copyto({text}, v, where=m)"
+        return eval(f"lambda g, m, v: {both}", scope)  # our own text
 
     def dest_text(self, op: Operand, dtype: str) -> str:
-        """Return an expression for the row that a result of `dtype` goes to (widened as PTX does)."""
+        """Return an expression for the row that a result of `dtype` goes to; PTX widens it."""
         cls, row = self.reg(op)
         if dtype == "?" or cls == "p":
             if dtype != "?" or cls != "p":
@@ -191,46 +193,40 @@ class Compiler:
         build = ops.find(ins)
         if build is None:
             raise PtxError(
-                f"instruction {ins.opcode} is not modelled; see blockscale/emulator/ops for those that are"
+                f"instruction {ins.opcode} is not modelled; see blockscale/emulator/ops for those "
+                "that are"
             )
         return build(self, ins)
 
     def scalar(self, ins: Instr, f: alu.Alu, mask: str) -> list[str]:
         """Return the statements of a scalar instruction."""
         first = ins.operands[0]
-        outs = list(f.outs)
         dests = [first.first, first.second] if isinstance(first, Pair) else [first]
-        wanted = list(f.ins)
         sources = [i for o in ins.operands[1:] for i in (o.items if isinstance(o, Vec) else (o,))]
-        if len(sources) != len(wanted):
-            raise PtxError(
-                f"{ins.opcode} takes {len(wanted)} source operands and has {len(sources)}"
-            )
-        texts = [self.source_text(o, d) for o, d in zip(sources, wanted, strict=True)]
+        if len(sources) != len(f.ins):
+            raise PtxError(f"{ins.opcode} takes {len(f.ins)} source operands, not {len(sources)}")
+        texts = [self.source_text(o, d) for o, d in zip(sources, f.ins, strict=True)]
         if f.reads_cc:
             texts.append("g.cc")
         call = f"{self.constant(f.fn)}({', '.join(texts)}"
+        where = "" if mask == "None" else f", where={mask}"
         simple = len(dests) == 1 and not f.writes_cc and isinstance(dests[0], Reg)
-        if simple and f.ufunc and len(outs) == 1:
-            target = self.dest_text(dests[0], outs[0])
-            if target.startswith(f"g.{'p' if outs[0] == '?' else outs[0]}["):
-                where = "" if mask == "None" else f", where={mask}"
+        if simple and f.ufunc and len(f.outs) == 1:
+            target = self.dest_text(dests[0], f.outs[0])
+            if target.startswith(f"g.{'p' if f.outs[0] == '?' else f.outs[0]}["):
                 return [f"{call}, out={target}{where})"]
         lines = [f"r = {call})"]
-        results = [*dests, *(["cc"] if f.writes_cc else [])]
-        kinds = [*outs[: len(dests)], *(["?"] if f.writes_cc else [])]
-        if len(f.outs) > 1 or f.writes_cc:
-            values = [f"r[{i}]" for i in range(len(dests))] + (["r[-1]"] if f.writes_cc else [])
-        else:
-            values = ["r"]
-        where = "" if mask == "None" else f", where={mask}"
-        for target, kind, value in zip(results, kinds, values, strict=True):
-            if isinstance(target, Sink):
+        several = len(f.outs) > 1 or f.writes_cc
+        values = [f"r[{i}]" for i in range(len(dests))] if several else ["r"]
+        for item, kind, value in zip(dests, f.outs, values, strict=False):
+            if isinstance(item, Sink):
                 continue
-            text = "g.cc" if target == "cc" else self.dest_text(target, kind)
-            if kind not in ("?",) and text.split("[")[0][2:] != kind and kind[0] == "f":
+            target = self.dest_text(item, kind)
+            if kind[0] == "f" and not target.startswith(f"g.{kind}["):
                 value = f"{value}.view('u{kind[1]}')"
-            lines.append(f"copyto({text}, {value}{where})")
+            lines.append(f"copyto({target}, {value}{where})")
+        if f.writes_cc:
+            lines.append(f"copyto(g.cc, r[-1]{where})")
         return lines
 
     def move(self, ins: Instr, mask: str) -> list[str]:
@@ -239,10 +235,6 @@ class Compiler:
         target, value = ins.operands
         where = "" if mask == "None" else f", where={mask}"
         if kind == "pred":
-            if isinstance(value, Imm):
-                return [
-                    f"copyto({self.dest_text(target, '?')}, {self.constant(np.bool_(value.value != 0))}{where})"
-                ]
             return [f"copyto({self.dest_text(target, '?')}, {self.source_text(value, '?')}{where})"]
         size = {"b128": 16}.get(kind) or int(kind.lstrip("busf").partition("x")[0]) // 8
         if isinstance(value, Vec):
@@ -256,14 +248,8 @@ class Compiler:
             return ["pass"]
         dtype = f"u{size}"
         if isinstance(value, Imm):
-            text = self.constant(
-                np.dtype(dtype).type(
-                    literal_bits(
-                        value,
-                        "f32" if kind == "f32" else "f64" if kind == "f64" else f"b{8 * size}",
-                    )
-                )
-            )
+            bits = literal_bits(value, kind if kind in ("f32", "f64") else f"b{8 * size}")
+            text = self.constant(np.dtype(dtype).type(bits))
         else:
             text = self.source_text(value, dtype)
         return [f"copyto({self.dest_text(target, dtype)}, {text}{where})"]
@@ -284,6 +270,7 @@ class Compiler:
         return [f"g.u{cls}[{row}].view('u{size // count}')[{i}::{count}]" for i in range(count)]
 
     def pack(self, target: Operand, value: Vec, size: int, where: str) -> list[str]:
+        """Return the statements of ``mov.b64 d, {a, b}`` and the like."""
         count = len(value.items)
         part = size // count
         lines = []
@@ -296,6 +283,7 @@ class Compiler:
         return lines
 
     def unpack(self, target: Vec, value: Operand, size: int, where: str) -> list[str]:
+        """Return the statements of ``mov.b64 {a, b}, s`` and the like."""
         count = len(target.items)
         part = f"u{size // count}"
         if not isinstance(value, Reg):
@@ -303,9 +291,8 @@ class Compiler:
             bits = 8 * size // count
             for i, item in enumerate(target.items):
                 if not isinstance(item, Sink):
-                    lines.append(
-                        f"copyto({self.dest_text(item, part)}, (t >> {i * bits}).astype('{part}'){where})"
-                    )
+                    text = f"(t >> {i * bits}).astype('{part}')"
+                    lines.append(f"copyto({self.dest_text(item, part)}, {text}{where})")
             return lines
         lines = []
         for item, place in zip(target.items, self.parts(value, size, count), strict=True):

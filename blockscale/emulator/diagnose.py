@@ -1,38 +1,35 @@
-"""Where a gang is, and why nothing goes on: the places and the text of errors."""
+"""Where a gang is, and why nothing goes on: the places and the text of errors.
+
+A *deadlock* is certain: no warp can go on and nothing asynchronous is pending.  A *livelock* is a
+finding: for `STALE` steps nothing has completed and every load has read where it read before.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from . import residents
 from .errors import Deadlock, EmulationError, Place
 from .gang import LANES, Gang
 from .grid import Cta
 
-STALE = 2_000_000  # steps without progress or motion: a livelock
-
 if TYPE_CHECKING:
     from .machine import Machine
 
+STALE = 2_000_000  # steps without progress or motion: a livelock
+MOST_LINES = 64  # places of warps in the message of a deadlock
+
 
 def place(m: Machine, gang: Gang, lane: int | None) -> Place:
-    """Return where a gang is."""
-    ins = getattr(gang, "ins", None)
-    cta = warp = at = None
-    if lane is None and gang.fragment is not None:
-        lanes = np.flatnonzero(gang.fragment.mask)
-        first = int(lanes[0]) // LANES if len(lanes) else 0
-        warp_at = first
-    else:
-        warp_at = (lane or 0) // LANES
-        at = None if lane is None else lane % LANES
-    entry = m.warps[gang.warps[warp_at]]
-    if entry is not None:
-        cta, warp = entry.cta.coords, entry.number
+    """Return where a gang is; `lane` counts the gang's lanes, None: its first active warp."""
+    spot, at = 0, None
+    if lane is not None:
+        spot, at = divmod(lane, LANES)
+    elif gang.fragment is not None:
+        spot = int(gang.fragment.mask.argmax()) // LANES
+    warp, ins = m.warp(gang.warps[spot]), gang.ins
     return Place(
-        m.program.name, ins.line if ins else None, ins.opcode if ins else None, cta, warp, at
+        m.program.name, ins.line or None, ins.opcode or None, warp.cta.coords, warp.number, at
     )
 
 
@@ -62,16 +59,17 @@ def check_progress(m: Machine) -> None:
 
 def dead(m: Machine, why: str) -> None:
     """Raise Deadlock with every warp's place."""
-    lines = []
+    lines: list[str] = []
     for gang in m.gangs:
         for f in gang.fragments:
-            ins = m.units[f.at].instr or (m.units[f.at].instrs or [None])[0]
+            instrs = [*filter(None, [m.units[f.at].instr]), *m.units[f.at].instrs]
+            text = f"line {instrs[0].line} {instrs[0].opcode}" if instrs else "?"
             for w in gang.active_warps(f.mask):
-                warp = m.warps[gang.warps[w]]
-                if warp is not None and len(lines) < 64:
-                    text = f"line {ins.line} {ins.opcode}" if ins else "?"
-                    why_here = waits_for(m, warp.cta, f.reason) or "running"
-                    lines.append(f"  CTA {warp.cta.coords} warp {warp.number}: {text}: {why_here}")
+                warp = m.warp(gang.warps[w])
+                reason = waits_for(m, warp.cta, f.reason) or "running"
+                lines.append(f"  CTA {warp.cta.coords} warp {warp.number}: {text}: {reason}")
+    if len(lines) > MOST_LINES:
+        lines[MOST_LINES:] = [f"  and {len(lines) - MOST_LINES} more"]
     raise Deadlock(f"deadlock: {why}\n" + "\n".join(lines)).at(Place(m.program.name))
 
 

@@ -1,4 +1,8 @@
-"""Running a gang: units, branches, waits; warps that part become gangs of their own."""
+"""Running a gang: units, branches, waits; warps that part become gangs of their own.
+
+`run_fragment` is the emulator's inner loop: a unit's straight-line part is one call of a compiled
+function for all lanes, and only its tail is interpreted here.
+"""
 
 from __future__ import annotations
 
@@ -42,19 +46,21 @@ def run_fragment(m: Machine, gang: Gang, fragment: Fragment, quantum: int) -> in
         m.steps += 1
         full = fragment.full
         mask = None if full else fragment.mask
-        if unit.instrs and not fragment.entered:
-            run = unit.run[full]
-            if run is None:
-                run = unit.run[full] = m.compiler.compile(unit, full)
+        if not fragment.entered and unit.tail != "stop":
+            count = len(unit.instrs)
             warps = gang.W if full else int(fragment.mask.reshape(-1, LANES).any(1).sum())
             unit.hits += warps
-            m.executed += warps * len(unit.instrs)
-            m.steps += len(unit.instrs)
-            gang.time += len(unit.instrs)
-            try:
-                run(gang, mask)
-            except EmulationError as error:
-                raise diagnose.located(m, error, gang) from None
+            m.executed += warps * (count + 1)
+            if count:
+                run = unit.run[full]
+                if run is None:
+                    run = unit.run[full] = m.compiler.compile(unit, full)
+                m.steps += count
+                gang.time += count
+                try:
+                    run(gang, mask)
+                except EmulationError as error:
+                    raise diagnose.located(m, error, gang) from None
         if m.steps > m.look or m.executed > m.max_instructions:
             diagnose.check_progress(m)
         fragment.entered = True  # a split or a wait comes back here; the instructions have run
@@ -82,8 +88,6 @@ def branch(m: Machine, gang: Gang, fragment: Fragment, unit: Unit) -> bool:
     """Take a branch; False: the fragment is no more."""
     instr = unit.instr
     assert instr is not None
-    m.executed += gang.W
-    unit.hits += 0 if unit.instrs else gang.W
     if instr.guard is None:
         fragment.at = unit.targets[0]
         return True
@@ -117,7 +121,7 @@ def branch(m: Machine, gang: Gang, fragment: Fragment, unit: Unit) -> bool:
 
 
 def directions(taken: np.ndarray, mask: np.ndarray) -> np.ndarray | None:
-    """Return 0 (not taken), 1 (taken), 2 (both) or 3 (not here) per warp; None when all are 2 or 3."""
+    """Return 0 (not taken), 1 (taken), 2 (both), 3 (not here) per warp; None when all agree."""
     t = taken.reshape(-1, LANES)
     m = mask.reshape(-1, LANES)
     some, rest = t.any(1), (m & ~t).any(1)
@@ -138,18 +142,14 @@ def other_tail(m: Machine, gang: Gang, fragment: Fragment, unit: Unit) -> bool:
     if unit.tail == "brx":
         return branch_table(m, gang, fragment, unit, mask)
     if unit.tail == "trap":
-        gang.ins = unit.instr
-        raise diagnose.located(
-            m,
-            IllegalOperation("the kernel executed trap: it found a condition of its own broken"),
-            gang,
-        )
+        gang.ins = unit.instr or gang.ins
+        error = IllegalOperation("the kernel executed trap: a condition of its own is broken")
+        raise diagnose.located(m, error, gang)
     whole = mask is fragment.mask
     gang.leave(fragment, mask)
     for w in gang.active_warps(mask):
         if not gang.live[w * LANES : (w + 1) * LANES].any():
-            warp = m.warps[gang.warps[w]]
-            assert warp is not None
+            warp = m.warp(gang.warps[w])
             warp.exited = True
             m.engine.warp_exits(warp, gang.time)
             recheck(m, warp.cta)
@@ -169,11 +169,11 @@ def branch_table(m: Machine, gang: Gang, fragment: Fragment, unit: Unit, mask: n
     index = m.compiler.lanes_source(unit.instr.operands[0], "u4")(gang)
     values = np.unique(index[mask])
     if values[-1] >= len(unit.targets):
-        raise diagnose.located(
-            m,
-            IllegalOperation(f"brx.idx with index {values[-1]} and {len(unit.targets)} targets"),
-            gang,
+        error = IllegalOperation(
+            f"brx.idx with index {values[-1]} and {len(unit.targets)} targets (PTX ISA 9.7.12.3); "
+            "check the index before the branch"
         )
+        raise diagnose.located(m, error, gang)
     if len(values) == 1 and mask is fragment.mask:
         fragment.at = unit.targets[int(values[0])]
         return True

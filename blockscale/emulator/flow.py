@@ -28,6 +28,7 @@ class Unit:
     run: list[Callable[..., None] | None] = field(default_factory=lambda: [None, None])
     stop: Callable[..., Any] | None = None
     hits: int = 0  # warps that ran it
+    seen: int = 0  # hits when progress was looked at last
 
 
 def successors(unit: Unit) -> list[int]:

@@ -1,10 +1,10 @@
 """Gangs: warps that run in lockstep, and the fragments that divergence makes of them.
 
-Every register is an array over the gang's lanes.  A *fragment* is a set of lanes at one place; lanes
-that part at a branch become two fragments that share a *token*, and meet again when all of the
-token's lanes have come to its unit (or have left the kernel).  Fragments are scheduled independently,
-so a lane may wait for another lane of its own warp (PTX ISA 3.1 and 9.7.13: independent thread
-scheduling).
+Every register is an array over the gang's lanes.  A *fragment* is a set of lanes at one place;
+lanes that part at a branch become two fragments that share a *token*, and meet again when all of
+the token's lanes have come to its unit (or have left the kernel).  Fragments are scheduled
+independently, so a lane may wait for another lane of its own warp (PTX ISA 3.1 and 9.7.13:
+independent thread scheduling).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .grid import LANES as LANES
 from .memory import view
 from .syntax import Instr
 
 if TYPE_CHECKING:
     from .machine import Machine
 
-LANES = 32
 NOTHING = Instr("", (), None, 0)  # what runs before the first instruction
 WARP_LANES = np.arange(LANES, dtype=np.uint32)
 
@@ -129,7 +129,7 @@ class Gang:
                 part = Fragment(fragment.at, mask, copy(fragment.token))
                 part.began = fragment.began
                 part.entered = fragment.entered
-                part.wait = fragment.wait
+                part.wait, part.reason = fragment.wait, fragment.reason
                 new.fragments.append(part)
         new.mend()
         return new

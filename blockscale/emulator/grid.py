@@ -1,7 +1,8 @@
-"""The residents of the machine: clusters, CTAs, warps, and their barriers."""
+"""What is launched, and the residents of the machine: clusters, CTAs, warps, their barriers."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,41 @@ from typing import Any
 import numpy as np
 
 from .clocks import Vector as Vector
+
+LANES = 32  # of a warp
+Dim = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel is launched; x comes first in each dimension."""
+
+    grid: Dim
+    block: Dim
+    cluster: Dim
+    dynamic_smem: int
+    seed: int
+    max_instructions: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return math.prod(self.block)
+
+    @property
+    def cta_warps(self) -> int:
+        """Warps of a CTA; the last one may be ragged."""
+        return -(-self.threads // LANES)
+
+    @property
+    def cluster_ctas(self) -> int:
+        """CTAs of a cluster."""
+        return math.prod(self.cluster)
+
+    @property
+    def clusters(self) -> int:
+        """Clusters of the grid."""
+        return math.prod(self.grid) // self.cluster_ctas
 
 
 @dataclass(eq=False)
@@ -54,7 +90,7 @@ class Cta:
 
     slot: int
     rank: int
-    coords: tuple[int, int, int]
+    coords: Dim
     cluster: Cluster
     warps: list[Warp] = field(default_factory=list)
     barriers: dict[int, Barrier] = field(default_factory=dict)
@@ -74,7 +110,7 @@ class Cluster:
 
     slot: int
     number: int  # in launch order
-    coords: tuple[int, int, int]
+    coords: Dim
     ctas: list[Cta] = field(default_factory=list)
     barrier: Barrier = field(default_factory=Barrier)
 

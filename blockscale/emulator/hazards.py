@@ -1,13 +1,16 @@
-"""What the shadows find, told as hazards: who touched what, and which wait or fence is missing."""
+"""What the shadows find, told as hazards: who touched what, and which wait or fence is missing.
+
+`clocks` knows that two accesses conflict; this module knows whose they were and finds the words.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from .analysis import EarlyRead, early_reads
-from .clocks import Shadow
+from .clocks import Found, Shadow
 from .gang import LANES
 from .report import Hazard
 
@@ -16,8 +19,58 @@ if TYPE_CHECKING:
     from .machine import Machine
     from .syntax import Instr
 
-Found = tuple[str, int, int, int]
 LAYOUTS = ("none", "32B", "64B", "128B", "128B_base32B")  # codes 1 to 5
+VERBS = {  # conflict -> what the second access does, what the first did
+    "write-read": ("reads", "writes"),
+    "write-write": ("overwrites", "writes"),
+    "read-write": ("overwrites", "reads"),
+}
+WAITS = {  # class of the first agent -> kind of hazard, what is missing, remedy
+    "warp": (
+        "race",
+        "no barrier or mbarrier orders the two",
+        "synchronise the warps between them",
+    ),
+    "cp.async": (
+        "unwaited cp.async",
+        "its completion was not waited for",
+        "wait with cp.async.wait_group (or its mbarrier), then a barrier",
+    ),
+    "tcgen05.st": (
+        "unwaited tcgen05.st",
+        "tcgen05.wait::st was not executed in between",
+        "execute tcgen05.wait::st before signalling other warps",
+    ),
+    "tensor": (
+        "unwaited tensor work",
+        "its tcgen05.commit was not waited for",
+        "wait for the mbarrier of a tcgen05.commit that follows it",
+    ),
+    "wgmma": (
+        "unwaited tensor work",
+        "its wgmma.commit_group was not waited for",
+        "wait with wgmma.wait_group first",
+    ),
+    "bulk": (
+        "unwaited bulk copy",
+        "its completion was not waited for",
+        "wait for its mbarrier (or cp.async.bulk.wait_group) first",
+    ),
+}
+
+
+class Store(NamedTuple):
+    """What lanes are about to store to shared memory: `size` bytes of `items` at `offsets`."""
+
+    cells: np.ndarray
+    agents: np.ndarray
+    offsets: np.ndarray
+    size: int
+    items: np.ndarray
+
+    def bytes(self) -> np.ndarray:
+        """Return the items as bytes [n, size]."""
+        return np.ascontiguousarray(self.items).view(np.uint8).reshape(len(self.items), -1)
 
 
 class Hazards:
@@ -39,56 +92,80 @@ class Hazards:
             if units[read.unit].hits:
                 loads.setdefault(read.load_line, read)
         for line, read in loads.items():
+            who = f"{read.instr.opcode} reads {read.register}"
             if self.lines[line].startswith("wgmma"):
-                self.add(
-                    "unwaited wgmma", "error",
-                    f"{read.instr.opcode} reads {read.register}, an accumulator of the wgmma of line {line}, "
-                    "before wgmma.wait_group (PTX ISA 9.7.15.7); wait first",
-                    line=read.instr.line, other=self.lines.get(line), other_line=line,
-                )  # fmt: skip
-                continue
-            self.add(
-                "unwaited tcgen05.ld", "warning",
-                f"{read.instr.opcode} reads {read.register}, which the tcgen05.ld of line {line} fills, and "
-                "no tcgen05.wait::ld lies between (PTX ISA 9.7.16.8.3); wait before the first use",
-                line=read.instr.line, other=self.lines.get(line), other_line=line,
-            )  # fmt: skip
+                kind, severity = "unwaited wgmma", "error"
+                text = (
+                    f"{who}, an accumulator of the wgmma of line {line}, before wgmma.wait_group "
+                    "(PTX ISA 9.7.15.7); wait first"
+                )
+            else:
+                kind, severity = "unwaited tcgen05.ld", "warning"
+                text = (
+                    f"{who}, which the tcgen05.ld of line {line} fills, and no tcgen05.wait::ld "
+                    "lies between (PTX ISA 9.7.16.8.3); wait before the first use"
+                )
+            other = self.lines.get(line)
+            self.add(kind, severity, text, line=read.instr.line, other=other, other_line=line)
 
     def add(
-        self, kind: str, severity: str, message: str, *, line: int | None, warp: int | None = None,
-        lane: int | None = None, other: str | None = None, other_line: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        kind: str,
+        severity: str,
+        message: str,
+        *,
+        line: int | None,
+        warp: int | None = None,
+        lane: int | None = None,
+        other: str | None = None,
+        other_line: int | None = None,
+    ) -> None:
         """Report one hazard; `warp` is an index into the machine's warps."""
         machine = self.machine
         entry = machine.warps[warp] if warp is not None else None
         machine.report.add(
             Hazard(
-                kind, "error" if severity == "error" else "warning", message, machine.program.name, line,
-                self.lines.get(line or -1, ""), entry.cta.coords if entry else None,
-                entry.number if entry else None, lane, other, other_line,
+                kind,
+                "error" if severity == "error" else "warning",
+                message,
+                machine.program.name,
+                line,
+                self.lines.get(line or -1, ""),
+                entry.cta.coords if entry else None,
+                entry.number if entry else None,
+                lane,
+                other,
+                other_line,
             )
-        )  # fmt: skip
+        )
 
     def agent_name(self, agent: int, line: int) -> tuple[str, str]:
-        """Return (class, words) of an agent: "warp", "cp.async", "tcgen05.st", "tensor", "bulk"."""
+        """Return (class, words) of an agent that was at `line`; the classes are those of WAITS."""
         clocks, machine = self.machine.clocks, self.machine
         opcode = self.lines.get(line, "?")
         if agent >= clocks.store:
             return "bulk", f"{opcode} (line {line})"
         if agent >= clocks.tensor:
-            return "tensor", f"{opcode} (line {line}) of CTA rank {agent - clocks.tensor}"
+            cls = "wgmma" if opcode.startswith("wgmma") else "tensor"
+            return cls, f"{opcode} (line {line}) of CTA rank {agent - clocks.tensor}"
         per = machine.cta_warps
         kind = ("warp", "cp.async", "tcgen05.st")[agent // clocks.warps]
         number = agent % clocks.warps
-        where = f"warp {number % per}" + (
-            f" of CTA rank {number // per}" if machine.cluster_ctas > 1 else ""
-        )
+        where = f"warp {number % per}"
+        if machine.cluster_ctas > 1:
+            where += f" of CTA rank {number // per}"
         return kind, f"{opcode} (line {line}) by {where}"
 
     def conflict(
-        self, found: Found, what: str, memory: str, line: int, warp: int | None, offset: int,
-        severity: str = "error", asynchronous: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        found: Found,
+        what: str,
+        memory: str,
+        line: int,
+        warp: int | None,
+        offset: int,
+        severity: str = "error",
+    ) -> None:
         """Report a conflict that a shadow found; `what` names the access that came second."""
         kind, _, agent, other = found
         key = (kind, line, other, agent >= self.machine.clocks.warps, severity)
@@ -100,59 +177,32 @@ class Hazards:
         if kind == "proxy":
             name = "missing proxy fence"
             text = (
-                f"{what} reads {at} through the async proxy; {words} wrote it through the generic proxy and "
-                "no fence.proxy.async lies between (PTX ISA 9.7.13: fence.proxy); let the writer (or "
-                "everybody after the barrier) execute fence.proxy.async.shared::cta before the barrier"
+                f"{what} reads {at} through the async proxy; {words} wrote it through the generic "
+                "proxy and no fence.proxy.async lies between (PTX ISA 9.7.13: fence.proxy); let "
+                "the writer (or everybody after the barrier) execute fence.proxy.async.shared::cta "
+                "before the barrier"
             )
         else:
-            name, text = self.sentence(kind, cls, what, words, at, asynchronous)
+            name, why, remedy = WAITS[cls]
+            verb, did = VERBS[kind]
+            text = f"{what} {verb} {at} that {words} {did}: {why} (PTX ISA 8.9); {remedy}"
         self.add(name, severity, text, line=line, warp=warp, other=words, other_line=abs(other))
-
-    @staticmethod
-    def sentence(
-        kind: str, cls: str, what: str, words: str, at: str, asynchronous: bool
-    ) -> tuple[str, str]:
-        """Return (kind of hazard, sentence) for a conflict of `what` with the earlier access `words`."""
-        verb = {"write-read": "reads", "write-write": "overwrites", "read-write": "overwrites"}[
-            kind
-        ]
-        did = {"write-read": "writes", "write-write": "writes", "read-write": "reads"}[kind]
-        waits = {
-            "warp": ("race", "no barrier or mbarrier orders the two", "synchronise the warps between them"),
-            "cp.async": (
-                "unwaited cp.async", "its completion was not waited for",
-                "wait with cp.async.wait_group (or its mbarrier), then a barrier",
-            ),
-            "tcgen05.st": (
-                "unwaited tcgen05.st", "tcgen05.wait::st was not executed in between",
-                "execute tcgen05.wait::st before signalling other warps",
-            ),
-            "tensor": (
-                "unwaited tensor work", "its tcgen05.commit was not waited for",
-                "wait for the mbarrier of a tcgen05.commit that follows it",
-            ),
-            "bulk": (
-                "unwaited bulk copy", "its completion was not waited for",
-                "wait for its mbarrier (or cp.async.bulk.wait_group) first",
-            ),
-        }  # fmt: skip
-        if cls == "tensor" and words.startswith("wgmma"):
-            waits["tensor"] = (
-                "unwaited tensor work", "its wgmma.commit_group was not waited for",
-                "wait with wgmma.wait_group first",
-            )  # fmt: skip
-        name, why, remedy = waits[cls]
-        return name, f"{what} {verb} {at} that {words} {did}: {why} (PTX ISA 8.9); {remedy}"
 
     # generic accesses -------------------------------------------------------------------------
     def shared(
-        self, g: Gang, lanes: np.ndarray, offsets: np.ndarray, size: int, write: bool, sync: bool = False,
+        self,
+        g: Gang,
+        lanes: np.ndarray,
+        offsets: np.ndarray,
+        size: int,
+        write: bool,
+        sync: bool = False,
         items: np.ndarray | None = None,
-    ) -> None:  # fmt: skip
-        """Check and record accesses of lanes to shared memory (absolute offsets, `size` bytes each).
+    ) -> None:
+        """Check and record accesses of lanes to shared memory: `size` bytes at each offset.
 
-        `items` is what a store is about to write: warps may write what is there already (compilers let
-        every warp store replicated values).
+        `items` is what a store is about to write: warps may write what is there already (compilers
+        let every warp store replicated values).
         """
         machine = self.machine
         shadow = machine.shared_shadow
@@ -178,12 +228,13 @@ class Hazards:
         if not write:
             found = shadow.read(cells, who, view, when, line, rows=spread)
         else:
+            store = None if items is None else Store(cells, agents, offsets, size, items)
             found = shadow.check_write(cells, who, view, spread)
-            if found is not None and found[0] != "write-read" and items is not None:
-                found = self.changing(shadow, g, cells, agents, view, spread, offsets, size, items)
+            if found is not None and store is not None:
+                found = self.changing(shadow, store, view, spread)
             shadow.record_write(cells, who, when, line)
-            if found is None and not one and items is not None:
-                found = self.together(shadow, g, cells, agents, offsets, size, items)
+            if found is None and not one and store is not None:
+                found = self.together(shadow, store, line)
         if found is not None:
             at = found[1]
             row = int(rows[at])
@@ -194,46 +245,46 @@ class Hazards:
             self.uninitialised(g.ins, cells, at, int(g.warps[int(rows[at])]))
 
     def changing(
-        self, shadow: Shadow, g: Gang, cells: np.ndarray, agents: np.ndarray, know: np.ndarray,
-        rows: np.ndarray | None, offsets: np.ndarray, size: int, items: np.ndarray,
-    ) -> Found | None:  # fmt: skip
+        self, shadow: Shadow, store: Store, know: np.ndarray, rows: np.ndarray | None
+    ) -> Found | None:
         """Return the first conflict of the lanes whose store changes what is there."""
-        view = self.machine.shared.views[size][offsets >> (size.bit_length() - 1)]
-        bytes_now = view.view(np.uint8).reshape(len(offsets), size)
-        changed = (
-            np.ascontiguousarray(items).view(np.uint8).reshape(len(items), size) != bytes_now
-        ).any(1)
+        cells, size = store.cells, store.size
+        view = self.machine.shared.views[size][store.offsets >> (size.bit_length() - 1)]
+        changed = (store.bytes() != view.view(np.uint8).reshape(-1, size)).any(1)
         if len(cells) != len(changed):
             changed = np.repeat(changed, len(cells) // len(changed))
         at = np.flatnonzero(changed)
         if not len(at):
             return None
-        found = shadow.check_write(cells[at], agents[at], know, None if rows is None else rows[at])
+        rows = None if rows is None else rows[at]
+        found = shadow.check_write(cells[at], store.agents[at], know, rows)
         return None if found is None else (found[0], int(at[found[1]]), found[2], found[3])
 
-    def together(
-        self, shadow: Shadow, g: Gang, cells: np.ndarray, agents: np.ndarray, offsets: np.ndarray, size: int,
-        items: np.ndarray,
-    ) -> Found | None:  # fmt: skip
-        """Return the conflict of two warps of one gang that write one cell in the same instruction."""
-        last = shadow.w_agent[cells]
-        if (last == agents).all():
+    @staticmethod
+    def together(shadow: Shadow, store: Store, line: int) -> Found | None:
+        """Return the conflict of two warps of one gang that write one cell in one instruction."""
+        last = shadow.w_agent[store.cells]
+        if (last == store.agents).all():
             return None
-        order = np.argsort(offsets, kind="stable")
-        same = offsets[order][1:] == offsets[order][:-1]
-        data = np.ascontiguousarray(items).view(np.uint8).reshape(len(items), -1)[order]
-        differs = same & (data[1:] != data[:-1]).any(1)
+        order = np.argsort(store.offsets, kind="stable")
+        offsets, data = store.offsets[order], store.bytes()[order]
+        differs = (offsets[1:] == offsets[:-1]) & (data[1:] != data[:-1]).any(1)
         if not differs.any():
             return None
-        at = int(np.flatnonzero(last != agents)[0])
-        return "write-write", at, int(last[at]), g.ins.line
+        where = np.repeat(store.offsets, len(store.cells) // len(store.offsets))
+        several = (last != store.agents) & np.isin(where, offsets[1:][differs])
+        if not several.any():
+            return None  # lanes of one warp
+        at = int(several.argmax())
+        return "write-write", at, int(last[at]), line
 
     def layout(
         self, ins: Instr, cells: np.ndarray, swizzle: str, stride: int, what: str, warp: int
     ) -> None:
         """Report an operand descriptor that does not fit the tensor load that wrote the operand.
 
-        K-major operands only: rows of one swizzle span, eight of them (the pattern) `stride` bytes apart.
+        K-major operands only: rows of one swizzle span, eight of them (the pattern) `stride` bytes
+        apart.
         """
         shadow = self.machine.shared_shadow
         if shadow is None or shadow.swizzle is None or ("layout", ins.line, what) in self.known:
@@ -248,19 +299,20 @@ class Hazards:
         kind = None
         if wrote != swizzle:
             kind = "descriptor swizzle"
-            text = f"descriptor says swizzle {swizzle}, the tensor load of line {line} wrote swizzle {wrote}"
+            text = (
+                f"descriptor says swizzle {swizzle}, the tensor load of line {line} wrote swizzle "
+                f"{wrote}"
+            )
         elif swizzle != "none" and stride != 8 * span and stride != 0:
             kind = "descriptor stride"
             text = (
-                f"descriptor's stride byte offset is {stride}, eight rows of the tensor load of line {line} "
-                f"take {8 * span} bytes"
+                f"descriptor's stride byte offset is {stride}, eight rows of the tensor load of "
+                f"line {line} take {8 * span} bytes"
             )
         if kind is not None:
             self.known.add(("layout", ins.line, what))
-            self.add(
-                kind, "warning", f"{what}: the {text} (PTX ISA 9.7.16.4.1); make them agree",
-                line=ins.line, warp=warp, other_line=line,
-            )  # fmt: skip
+            text = f"{what}: the {text} (PTX ISA 9.7.16.4.1); make them agree"
+            self.add(kind, "warning", text, line=ins.line, warp=warp, other_line=line)
 
     def uninitialised(self, ins: Instr, cells: np.ndarray, at: int, warp: int) -> None:
         """Report a read of shared memory that nobody wrote."""
@@ -270,8 +322,10 @@ class Hazards:
         self.known.add(key)
         offset = int(cells[at]) * self.machine.traits.granule % self.machine.shared.stride
         self.add(
-            "uninitialised read", "warning",
+            "uninitialised read",
+            "warning",
             f"{ins.opcode} reads shared memory {offset:#x}, which nobody has written; "
             "initialise it or mask the read",
-            line=ins.line, warp=warp,
-        )  # fmt: skip
+            line=ins.line,
+            warp=warp,
+        )

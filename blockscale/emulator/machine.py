@@ -1,7 +1,9 @@
 """The machine: keeps clusters resident, runs gangs and asynchronous work by seed.
 
-Time is adversarial: the seed chooses how warps are ganged and interleaved, and when each asynchronous
-operation happens between its issue and the last legal moment (when nothing else can go on).
+Time is adversarial: the seed chooses how warps are ganged and interleaved, and when each
+asynchronous operation happens between its issue and the last legal moment (when nothing else can
+go on).  The machine holds the state of one launch; `residents` lets clusters in and out,
+`execute` runs gangs, `diagnose` explains why nothing goes on.
 """
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from . import diagnose, execute, ops, residents
-from .clocks import Clocks, Shadow
+from .clocks import Clocks, Shadow, Vector
 from .compiler import Compiler
 from .engine import Engine
 from .errors import EmulationError
 from .gang import LANES, Fragment, Gang
-from .grid import Cluster, Warp
+from .grid import Cluster, Launch, Warp
 from .hazards import Hazards
 from .memory import RESERVED, GlobalMemory, SharedMemory
 from .program import Program
@@ -27,52 +29,54 @@ from .specials import special
 
 SMS = 148  # a B200
 SHADOW_BYTES = 512 << 20  # most that the shadows of resident CTAs may take
-Dim = tuple[int, int, int]
+POISON = 0xFFFFFFFF  # what nobody has written: a NaN as a float
+QUANTUM = 4096  # units that a gang runs in its turn with seed 0
 
 
 class Machine:
     """One launch."""
 
     def __init__(
-        self, program: Program, grid: Dim, block: Dim, cluster: Dim, dynamic_smem: int, seed: int,
-        max_instructions: int, memory: GlobalMemory,
-    ) -> None:  # fmt: skip
-        self.program, self.grid, self.block, self.cluster = program, grid, block, cluster
-        self.seed, self.max_instructions, self.memory = seed, max_instructions, memory
-        self.dynamic_smem = dynamic_smem
+        self, program: Program, launch: Launch, memory: GlobalMemory, params: bytes
+    ) -> None:
+        self.program, self.memory, self.params = program, memory, params
+        self.grid, self.block, self.cluster = launch.grid, launch.block, launch.cluster
+        self.dynamic_smem, self.seed = launch.dynamic_smem, launch.seed
+        self.max_instructions = launch.max_instructions
+        self.threads, self.cta_warps = launch.threads, launch.cta_warps
+        self.cluster_ctas, self.total = launch.cluster_ctas, launch.clusters
         self.report = Report(
-            kernel=program.name, grid=grid, block=block, cluster=cluster, seed=seed
+            kernel=program.name,
+            grid=launch.grid,
+            block=launch.block,
+            cluster=launch.cluster,
+            seed=launch.seed,
         )
-        self.rng = np.random.default_rng(seed)
-        self.places: dict[str, tuple[str, int]] = {}
-        self.params = b""
+        self.rng = np.random.default_rng(launch.seed)
+        self.places: dict[str, tuple[str, int]] = {}  # variables of the module: (space, address)
         self.traits = ops.Traits.of(program)
-        self.threads = block[0] * block[1] * block[2]
-        self.cta_warps = -(-self.threads // LANES)
-        self.cluster_ctas = cluster[0] * cluster[1] * cluster[2]
-        self.total = grid[0] * grid[1] * grid[2] // self.cluster_ctas
         self.resident = self.room()
         self.make_memories()
         self.hazards = Hazards(self)
         self.engine = Engine(self)
         self.compiler = Compiler(program, self)
+        self.units = program.units
         self.gangs: list[Gang] = []
         self.clusters: list[Cluster | None] = [None] * self.resident
         self.waiting = deque(range(self.total))  # clusters not launched yet
         self.mbarriers: dict[int, Any] = {}
         self.cluster_waits: dict[int, int] = {}  # warp -> generation of its cluster's barrier
         self.tmem_lines: dict[tuple[int, int], int] = {}  # (slot, column) -> line of the allocation
-        self.sync: dict[Any, Any] = {}  # address -> vector of what was released there
+        self.sync: dict[tuple[int, int], Vector] = {}  # (cluster, address) -> what was released
         self.progress = 0  # counts what may wake somebody
-        self.executed = 0
+        self.executed = 0  # warp-instructions
         self.motion = 0  # counts loads that came to another address: no polling
         self.steps = 0  # instructions of gangs
         self.look = diagnose.STALE  # at so many steps: has anything happened?
-        self.last_look = (0, 0)
-        self.units = program.units
+        self.last_look = (0, 0)  # progress and motion then
 
     def room(self) -> int:
-        """Return how many clusters are resident at once."""
+        """Return how many clusters are resident at once: bounded by SMs and by shadow memory."""
         traits = self.traits
         per_cta = 0
         if traits.shared:
@@ -91,13 +95,12 @@ class Machine:
         per = self.cta_warps * self.cluster_ctas
         self.clocks = Clocks(self.resident, per, self.cluster_ctas)
         track = self.traits.shared and (per > 1 or self.traits.asynchronous)
-        self.shared_shadow = (
-            Shadow(count * self.shared.stride // self.traits.granule) if track else None
-        )
+        cells = count * self.shared.stride // self.traits.granule
+        self.shared_shadow = Shadow(cells) if track else None
         self.tmem = np.zeros((0, 128, 512), np.uint32)
         self.tmem_shadow: Shadow | None = None
         if self.traits.tcgen05:
-            self.tmem = np.full((count, 128, 512), 0xFFFFFFFF, np.uint32)
+            self.tmem = np.full((count, 128, 512), POISON, np.uint32)
             self.tmem_shadow = Shadow(count * 128 * 512)
         index = np.arange(count * self.cta_warps)
         slot = index // self.cta_warps
@@ -112,6 +115,12 @@ class Machine:
         self.warps: list[Warp | None] = [None] * len(index)
         self.slot_coords = np.zeros((count, 3), np.uint32)
         self.slot_cluster = np.zeros((count, 3), np.uint32)
+
+    def warp(self, index: int | np.integer) -> Warp:
+        """Return the resident warp with an index of the warp table."""
+        warp = self.warps[index]
+        assert warp is not None, "the warp's cluster has not entered"
+        return warp
 
     def special(self, gang: Gang, name: str) -> Any:
         """Return a special register's value for a gang."""
@@ -154,7 +163,7 @@ class Machine:
             if self.seed == 0:
                 turn += 1
                 gang = ready[turn % len(ready)]
-                quantum = 4096
+                quantum = QUANTUM
             else:
                 gang = ready[int(rng.integers(len(ready)))]
                 quantum = int(rng.integers(1, 65))

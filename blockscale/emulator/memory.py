@@ -9,6 +9,7 @@ a pair.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,7 +52,9 @@ class GlobalMemory:
         self.arena = np.zeros(0, np.uint8)
         self.views: dict[int, np.ndarray] = {}
 
-    def add(self, size: int, name: str, home: np.ndarray | None = None, address: int | None = None) -> int:
+    def add(
+        self, size: int, name: str, home: np.ndarray | None = None, address: int | None = None
+    ) -> int:
         """Add an allocation and return its address (256-byte aligned unless it is given)."""
         if address is None:
             address = self.next
@@ -75,10 +78,22 @@ class GlobalMemory:
         self.last = 0
 
     def write_back(self) -> None:
-        """Copy every region to its home."""
+        """Copy every region to its home; one that is read-only must not have changed."""
+        refused = None
         for region in self.regions:
-            if region.home is not None and region.home.flags.writeable:
-                region.home[:] = self.arena[region.offset : region.offset + region.size]
+            if region.home is None:
+                continue
+            now = self.arena[region.offset : region.offset + region.size]
+            if region.home.flags.writeable:
+                region.home[:] = now
+            elif (region.home != now).any():
+                at = int(np.flatnonzero(region.home != now)[0])
+                refused = IllegalOperation(
+                    f"the kernel wrote to {region.name}, a read-only array (byte {at} of "
+                    f"{region.size} has changed); pass an array that may be written"
+                )
+        if refused is not None and sys.exc_info()[0] is None:  # do not hide why the kernel ended
+            raise refused
 
     def offsets(self, address: np.ndarray, size: int, what: str = "access") -> np.ndarray:
         """Return the arena offsets of accesses of `size` bytes at `address`, each checked."""
@@ -120,8 +135,10 @@ class GlobalMemory:
         where = "there are none"
         if nearest is not None:
             past = address + size - nearest.address - nearest.size
-            side = f"ends {past} bytes past the end" if address >= nearest.address else (
-                f"begins {nearest.address - address} bytes before the start"
+            side = (
+                f"ends {past} bytes past the end"
+                if address >= nearest.address
+                else (f"begins {nearest.address - address} bytes before the start")
             )
             where = f"it {side} of {nearest.name} ({nearest.size} bytes)"
         return (

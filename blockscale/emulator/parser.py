@@ -1,7 +1,13 @@
-"""PTX text to the syntax tree: modules, variables, functions and nested scopes (PTX ISA 4, 5, 7, 11)."""
+"""PTX text to the syntax tree: modules, variables, functions, nested scopes (PTX ISA 4, 5, 7, 11).
+
+Braces nest (inline assembly brings its own), and inner scopes may reuse outer names: every
+register, variable and label gets a name that is unique in its function, ``name@k`` in the k-th
+inner scope.
+"""
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 from .lexer import number
@@ -23,12 +29,14 @@ class Parser(Reader):
     """Reads a module."""
 
     def module(self) -> Module:
+        """Parse the whole text."""
         module = Module()
         while self.token.kind != "end":
             self.module_item(module)
         return module
 
     def module_item(self, module: Module) -> None:
+        """Parse one directive, variable or function."""
         extern = False
         while self.token.text in LINKING:
             extern |= self.next().text == ".extern"
@@ -64,7 +72,7 @@ class Parser(Reader):
         elif word == ";":
             self.next()
         else:
-            raise self.fail(f"{word!r} is not a PTX module directive")
+            raise self.fail(f"{word!r} is not a directive of a PTX module")
 
     def variables(self, extern: bool = False) -> list[Var]:
         """Parse ``.space [.align n] [.v4] .type name[dims] [= init], ...`` up to the end."""
@@ -73,15 +81,13 @@ class Parser(Reader):
         while self.token.kind == "directive":
             word = self.next().text[1:]
             if word == "align":
-                align = int(self.next().text)
+                align = self.integer()
             elif word in ("v2", "v4", "v8"):
                 vector = int(word[1:])
             elif word in SIZES:
                 kind = word
             elif word == "attribute":
-                self.expect("(")
-                while not self.accept(")"):
-                    self.next()
+                self.skip_parentheses()
             elif word not in ("ptr", "global", "shared", "const", "local"):
                 raise self.fail(f".{word} is not a type or attribute of a variable")
         if kind is None:
@@ -92,45 +98,54 @@ class Parser(Reader):
         return result
 
     def variable(self, space: str, kind: str, vector: int, align: int, extern: bool) -> Var:
+        """Parse ``name[dims] = init``; without the first dimension its size is that of `init`."""
         name, unit = self.name(), SIZES[kind] * vector
-        count, unsized = 1, False
+        shape: list[int] = []
         while self.accept("["):
-            if self.accept("]"):
-                unsized = True
+            if not shape and self.accept("]"):
+                shape.append(0)
                 continue
-            count *= int(number(self.next().text)[0])
+            shape.append(self.integer())
             self.expect("]")
-        init, pointers = None, []
+        if vector > 1:
+            shape.append(vector)
+        init: bytes | None = None
+        pointers: tuple[tuple[int, Sym], ...] = ()
         if self.accept("="):
-            values = list(self.initialiser())
+            values = self.initialiser(shape)
             init, pointers = self.initial_bytes(values, kind)
-            if unsized:
-                count = len(values)
-            init = init.ljust(unit * count, b"\0")
-        size = 0 if unsized and init is None else unit * count
-        return Var(name, space, size, max(align, unit), init, extern, tuple(pointers))
+        size = SIZES[kind] * math.prod(shape) if init is None else len(init)
+        return Var(name, space, size, max(align, unit), init, extern, pointers)
 
-    def initialiser(self) -> list[Operand]:
+    def initialiser(self, shape: list[int]) -> list[Operand]:
+        """Parse the value of an array of `shape` (innermost last, 0: unknown), zeros filled in."""
         if self.accept("{"):
             values: list[Operand] = []
             while not self.accept("}"):
-                values += self.initialiser()
-                self.accept(",")
-            return values
+                values += self.initialiser(shape[1:])
+                if self.token.text != "}":
+                    self.expect(",")
+            total = math.prod(shape)
+            if len(values) > total and 0 not in shape:
+                raise self.fail(f"{len(values)} initial values for {total} elements")
+            inner = math.prod(shape[1:])
+            total = total or -(-len(values) // inner) * inner
+            return values + [Imm(0)] * (total - len(values))
         if self.token.text == "generic":
             self.next()
             self.expect("(")
             item = self.simple_operand()
             self.expect(")")
             if self.accept("+") and isinstance(item, Sym):
-                item = Sym(item.name, int(number(self.next().text)[0]))
+                item = Sym(item.name, item.offset + self.integer())
             return [item]
         return [self.simple_operand()]
 
     def initial_bytes(
         self, values: list[Operand], kind: str
-    ) -> tuple[bytes, list[tuple[int, Sym]]]:
-        size, data, pointers = SIZES[kind], b"", []
+    ) -> tuple[bytes, tuple[tuple[int, Sym], ...]]:
+        """Return the bytes of initial values, and where the addresses among them belong."""
+        size, data, pointers = SIZES[kind], bytearray(), []
         for value in values:
             if isinstance(value, Sym):
                 pointers.append((len(data), value))
@@ -140,15 +155,13 @@ class Parser(Reader):
             else:
                 raise self.fail("an initial value that is neither a number nor an address")
             data += bits.to_bytes(size, "little")
-        return data, pointers
+        return bytes(data), tuple(pointers)
 
     def parse_function(self) -> Function:
+        """Parse a kernel or device function, with or without a body."""
         entry = self.next().text == ".entry"
-        while self.token.kind == "directive" and self.token.text == ".attribute":
-            self.next()
-            self.expect("(")
-            while not self.accept(")"):
-                self.next()
+        while self.accept(".attribute"):
+            self.skip_parentheses()
         self.count = 0
         function = Function("", entry, [], [], line=self.token.line)
         self.function = function
@@ -176,36 +189,36 @@ class Parser(Reader):
         return function
 
     def parameters(self) -> list[Var | tuple[Reg, str]]:
+        """Parse the parameters or results of a function: variables, or registers with a type."""
         self.expect("(")
         result: list[Var | tuple[Reg, str]] = []
         while not self.accept(")"):
             if self.token.text == ".reg":
                 self.next()
-                kind = self.next().text[1:]
+                kind = self.register_type()
                 result.append((Reg(self.declare(self.name(), kind)), kind))
             else:
                 result.append(self.one_parameter())
-            self.accept(",")
+            if self.token.text != ")":
+                self.expect(",")
         return result
 
     def one_parameter(self) -> Var:
-        if self.token.text != ".param":
-            raise self.fail(f"{self.token.text!r} where PTX wants .param")
-        self.next()
-        align, kind = 0, "b32"
+        """Parse ``.param [.align n] .type [.ptr [.space] [.align n]] name[bytes]`` (5.1.6.1)."""
+        self.expect(".param")
+        align, kind, pointer = 0, None, False
         while self.token.kind == "directive":
             word = self.next().text[1:]
-            if word == "align":
-                align_of = int(self.next().text)
-                align = align_of if kind == "b32" or align == 0 else align
+            if word == "align":  # behind .ptr it is about what is pointed to
+                align = max(align, self.integer() * (not pointer))
             elif word == "ptr":
-                while self.token.text in (".global", ".shared", ".const", ".local", ".align"):
-                    if self.next().text == ".align":
-                        self.next()
+                pointer = True
             elif word in SIZES:
                 kind = word
-                if kind != "b8":
-                    align = SIZES[kind]
+            elif f".{word}" not in SPACES:
+                raise self.fail(f".{word} is not a type or attribute of a parameter")
+        if kind is None:
+            raise self.fail("a parameter without a type")
         return self.variable("param", kind, 1, align, False)
 
     def declare_labels(self) -> None:
@@ -244,6 +257,7 @@ class Parser(Reader):
                 self.statement()
 
     def statement(self) -> None:
+        """Parse a directive, a label or an instruction."""
         assert self.function is not None
         token = self.token
         if token.kind == "directive":
@@ -265,9 +279,10 @@ class Parser(Reader):
         elif token.kind == "name" or token.text == "@":
             self.function.body.append(self.instruction())
         elif not self.accept(";"):
-            raise self.fail(f"{token.text!r} where PTX wants a statement")
+            raise self.wanted("a statement")
 
     def local_directive(self) -> None:
+        """Parse a directive inside a function."""
         assert self.function is not None
         word = self.token.text
         if word == ".reg":
@@ -285,16 +300,20 @@ class Parser(Reader):
         else:
             raise self.fail(f"{word!r} is not a directive that a function may hold")
 
+    def register_type(self) -> str:
+        """Parse the type of registers."""
+        kind = self.next().text[1:]
+        if kind not in SIZES:
+            raise self.fail(f"registers of type .{kind} are not modelled; use scalar registers")
+        return kind
+
     def registers(self) -> None:
-        vector, kind = 1, self.next().text[1:]
-        if kind in ("v2", "v4"):
-            vector, kind = int(kind[1:]), self.next().text[1:]
-        if kind not in SIZES or vector != 1:
-            raise self.fail(f"registers of type .{kind} (.v{vector}) are not modelled")
+        """Parse the rest of ``.reg .type a, b<10>;``."""
+        kind = self.register_type()
         while True:
             name = self.name()
             if self.accept("<"):
-                for i in range(int(self.next().text)):
+                for i in range(self.integer()):
                     self.declare(f"{name}{i}", kind)
                 self.expect(">")
             else:
@@ -304,6 +323,7 @@ class Parser(Reader):
         self.expect(";")
 
     def instruction(self) -> Instr:
+        """Parse ``@p opcode operands;``."""
         line, guard = self.token.line, None
         if self.accept("@"):
             negated = self.accept("!")

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 
 from .errors import Place, PtxError
 from .flow import Unit, find_meeting_points
+from .ops.core import may_wait
+from .reader import SIZES
 from .syntax import (
     Function,
     Group,
@@ -43,9 +45,7 @@ class Program:
     params: list[Var]
     param_offsets: list[int]
     param_bytes: int
-    places: dict[
-        str, tuple[str, int]
-    ]  # variable -> (space, offset); global ones are added at launch
+    places: dict[str, tuple[str, int]]  # variable -> (space, offset); but not the global ones
     static_shared: int
     local_bytes: int
     module: Module
@@ -58,9 +58,9 @@ def link(module: Module, entry: str | None) -> Program:
     flat = _Flat(module)
     body = flat.expand(kernel, "", {})
     places = dict(flat.places)
+    params = [p for p in kernel.params if isinstance(p, Var)]
     offset, offsets = 0, []
-    for param in kernel.params:
-        assert isinstance(param, Var)
+    for param in params:
         offset = -(-offset // param.align) * param.align
         offsets.append(offset)
         places[param.name] = ("kernel param", offset)
@@ -68,15 +68,26 @@ def link(module: Module, entry: str | None) -> Program:
     static = place_shared(module, flat.shared, places)
     regs, counts = classes(flat.regs)
     units = cut(body, flat.tables, kernel.name)
+    check_guards(units, regs, kernel.name)
     find_meeting_points(units)
     return Program(
-        kernel.name, units, regs, counts, [p for p in kernel.params if isinstance(p, Var)], offsets,
-        offset, places, static, flat.local, module, kernel.directives,
-    )  # fmt: skip
+        name=kernel.name,
+        units=units,
+        regs=regs,
+        counts=counts,
+        params=params,
+        param_offsets=offsets,
+        param_bytes=offset,
+        places=places,
+        static_shared=static,
+        local_bytes=flat.local,
+        module=module,
+        directives=kernel.directives,
+    )
 
 
 def place_shared(module: Module, own: list[Var], places: dict[str, tuple[str, int]]) -> int:
-    """Place static shared variables in order of declaration, dynamic ones behind; return the end."""
+    """Place static shared variables in order of declaration, dynamic ones last; return the end."""
     offset = RESERVED_SHARED
     shared = [v for v in module.variables.values() if v.space == "shared"] + own
     for var in shared:
@@ -96,18 +107,12 @@ def place_shared(module: Module, own: list[Var], places: dict[str, tuple[str, in
 
 def classes(kinds: dict[str, str]) -> tuple[dict[str, tuple[str, int]], dict[str, int]]:
     """Return each register's (class, row) and the number of rows of each class."""
-    from .reader import SIZES
-
     regs, counts = {}, {"p": 0, "1": 0, "2": 0, "4": 0, "8": 0}
     for name, kind in kinds.items():
         cls = "p" if kind == "pred" else str(SIZES[kind])
-        rows = 1
-        if cls == "16":
-            cls, rows = "8", 2
-            regs[name] = ("16", counts["8"])
-        else:
-            regs[name] = (cls, counts[cls])
-        counts[cls] += rows
+        home = "8" if cls == "16" else cls  # 128 bits: two rows of 64
+        regs[name] = (cls, counts[home])
+        counts[home] += 2 if cls == "16" else 1
     return regs, counts
 
 
@@ -125,19 +130,45 @@ class _Flat:
         self.stack: list[str] = []
 
     def new_local(self, name: str, var: Var) -> None:
+        """Place a variable in local memory, where the parameters of calls lie too."""
         align = max(var.align, 16)
         self.local = -(-self.local // align) * align
         self.places[name] = ("local", self.local)
         self.local += max(var.size, 1)
 
     def expand(self, fn: Function, tag: str, bound: dict[str, Operand]) -> list[Instr | Label]:
+        """Return the body of `fn` with its names made unique by `tag` and its calls expanded.
+
+        `bound` has the operands that stand for the function's parameters.
+        """
         if fn.name in self.stack:
             raise PtxError(
-                f"{fn.name} calls itself ({' -> '.join([*self.stack, fn.name])}); calls are expanded in "
-                "place, so recursion is not modelled: write it as a loop"
+                f"{fn.name} calls itself ({' -> '.join([*self.stack, fn.name])}); calls are "
+                "expanded in place, so recursion is not modelled: write it as a loop"
             )
         self.stack.append(fn.name)
-        names: dict[str, Operand] = dict(bound)
+        names = {**bound, **self.declare(fn, tag)}
+        body: list[Instr | Label] = []
+        for item in fn.body:
+            if isinstance(item, Label):
+                body.append(Label(item.name + tag, item.line))
+                continue
+            operands = tuple(rename(o, names, tag) for o in item.operands)
+            guard = None if item.guard is None else (Reg(item.guard[0].name + tag), item.guard[1])
+            ins = Instr(item.opcode, operands, guard, item.line)
+            if ins.base == "call":
+                body += self.call(ins)
+            elif ins.base == "ret" and tag:
+                opcode = "bra" if guard else "bra.uni"
+                body.append(Instr(opcode, (Sym(f"return{tag}"),), guard, ins.line))
+            else:
+                body.append(ins)
+        self.stack.pop()
+        return body
+
+    def declare(self, fn: Function, tag: str) -> dict[str, Operand]:
+        """Declare what `fn` declares, and return what its names stand for."""
+        names: dict[str, Operand] = {}
         for reg, kind in fn.regs.items():
             self.regs[reg + tag] = kind
         for var in fn.variables.values():
@@ -150,88 +181,73 @@ class _Flat:
                 names[var.name] = Sym(var.name + tag)
                 self.new_local(var.name + tag, var)
             else:
-                self.module.variables[var.name] = var
-        labels = {item.name for item in fn.body if isinstance(item, Label)}
-        for label in labels:
-            names[label] = Sym(label + tag)
+                unique = f"{fn.name}.{var.name}"
+                names[var.name] = Sym(unique)
+                self.module.variables[unique] = replace(var, name=unique)
+        for item in fn.body:
+            if isinstance(item, Label):
+                names[item.name] = Sym(item.name + tag)
         for table, targets in fn.tables.items():
             names[table] = Sym(table + tag)
             self.tables[table + tag] = [t + tag for t in targets]
-        body: list[Instr | Label] = []
-        for item in fn.body:
-            if isinstance(item, Label):
-                body.append(Label(item.name + tag, item.line))
-                continue
-            ins = Instr(
-                item.opcode,
-                tuple(rename(o, names, tag, fn.regs) for o in item.operands),
-                None if item.guard is None else (Reg(item.guard[0].name + tag), item.guard[1]),
-                item.line,
-            )
-            if ins.base == "call":
-                body += self.call(ins)
-            elif ins.base == "ret" and tag:
-                body.append(
-                    Instr(
-                        "bra.uni" if not ins.guard else "bra",
-                        (Sym(f"return{tag}"),),
-                        ins.guard,
-                        ins.line,
-                    )
-                )
-            else:
-                body.append(ins)
-        self.stack.pop()
-        return body
+        return names
 
     def call(self, ins: Instr) -> list[Instr | Label]:
-        """Expand ``call (results), function, (arguments);``."""
-        rest = list(ins.operands)
-        results = rest.pop(0).items if isinstance(rest[0], Group) else ()
-        target = rest.pop(0)
-        arguments = rest[0].items if rest and isinstance(rest[0], Group) else ()
+        """Expand ``call (results), function, (arguments);`` (PTX ISA 9.7.12.5)."""
+        here = Place(line=ins.line)
+        groups = [o.items for o in ins.operands if isinstance(o, Group)]
+        results = groups.pop(0) if isinstance(ins.operands[0], Group) else ()
+        arguments = groups.pop(0) if groups else ()
+        target = next(o for o in ins.operands if not isinstance(o, Group))
         if not isinstance(target, Sym):
             raise PtxError("an indirect call is not modelled; compile so that calls are direct").at(
-                Place(line=ins.line)
+                here
             )
         if target.name in IGNORED_CALLS:
-            return [Instr(f"{target.name}", (), ins.guard, ins.line)]
+            return [Instr(target.name, (), ins.guard, ins.line)]
         fn = self.module.functions.get(target.name)
         if fn is None or not fn.body:
-            raise PtxError(f"{target.name} is called but not defined in this module").at(
-                Place(line=ins.line)
-            )
+            raise PtxError(f"{target.name} is called but not defined in this module").at(here)
+        if len(arguments) != len(fn.params) or len(results) != len(fn.returns):
+            raise PtxError(
+                f"{fn.name} takes {len(fn.params)} arguments and gives {len(fn.returns)} results; "
+                f"the call has {len(arguments)} and {len(results)}"
+            ).at(here)
         self.calls += 1
         tag = f"#{self.calls}"
         bound: dict[str, Operand] = {}
-        moves: list[Instr | Label] = []
-        back: list[Instr | Label] = []
-        for formal, actual in zip(fn.params, arguments, strict=True):
-            if isinstance(formal, Var):
-                bound[formal.name] = actual
-            else:
-                moves.append(
-                    Instr(f"mov.{formal[1]}", (Reg(formal[0].name + tag), actual), None, ins.line)
-                )
-        for formal, actual in zip(fn.returns, results, strict=True):
-            if isinstance(formal, Var):
-                bound[formal.name] = actual
-            else:
-                back.append(
-                    Instr(f"mov.{formal[1]}", (actual, Reg(formal[0].name + tag)), None, ins.line)
-                )
-        body: list[Instr | Label] = []
+
+        def pairs(
+            formals: list[Var | tuple[Reg, str]], actuals: tuple[Operand, ...], back: bool
+        ) -> list[Instr]:
+            """Bind .param variables; return the moves of registers."""
+            moves = []
+            for formal, actual in zip(formals, actuals, strict=True):
+                if isinstance(formal, Var):
+                    bound[formal.name] = actual
+                    continue
+                own = Reg(formal[0].name + tag)
+                ends = (actual, own) if back else (own, actual)
+                moves.append(Instr(f"mov.{formal[1]}", ends, None, ins.line))
+            return moves
+
+        begin, end = pairs(fn.params, arguments, False), pairs(fn.returns, results, True)
+        skip: list[Instr | Label] = []
         if ins.guard is not None:
-            body.append(
-                Instr("bra", (Sym(f"skip{tag}"),), (ins.guard[0], not ins.guard[1]), ins.line)
-            )
-        body += moves
-        body += self.expand(fn, tag, bound)
-        body += [Label(f"return{tag}", ins.line), *back, Label(f"skip{tag}", ins.line)]
-        return body
+            other = (ins.guard[0], not ins.guard[1])
+            skip = [Instr("bra", (Sym(f"skip{tag}"),), other, ins.line)]
+        body = self.expand(fn, tag, bound)
+        return [
+            *skip,
+            *begin,
+            *body,
+            Label(f"return{tag}", ins.line),
+            *end,
+            Label(f"skip{tag}", ins.line),
+        ]
 
 
-def rename(op: Operand, names: dict[str, Operand], tag: str, regs: dict[str, str]) -> Operand:
+def rename(op: Operand, names: dict[str, Operand], tag: str) -> Operand:
     """Return `op` with a callee's names made unique and its parameters bound."""
 
     def walk(item: Operand) -> Operand:
@@ -256,10 +272,19 @@ def rename(op: Operand, names: dict[str, Operand], tag: str, regs: dict[str, str
     return walk(op)
 
 
+def check_guards(units: list[Unit], regs: dict[str, tuple[str, int]], kernel: str) -> None:
+    """Refuse guards that are no predicates (PTX ISA 9.3): branches read them without asking."""
+    for ins in (i for u in units for i in [*u.instrs, *([u.instr] if u.instr else [])]):
+        if ins.guard is not None:
+            name = ins.guard[0].name
+            if regs.get(name, "?")[0] != "p":
+                what = "is not a predicate" if name in regs else "is not declared"
+                place = Place(kernel=kernel, line=ins.line, opcode=ins.opcode)
+                raise PtxError(f"the guard {name} {what}").at(place)
+
+
 def cut(body: list[Instr | Label], tables: dict[str, list[str]], kernel: str) -> list[Unit]:
     """Cut a function into units."""
-    from .ops import may_wait
-
     units = [Unit(0)]
     labels: dict[str, int] = {}
 
@@ -291,15 +316,21 @@ def cut(body: list[Instr | Label], tables: dict[str, list[str]], kernel: str) ->
             units[-1].instrs.append(item)
     units[-1].tail = "exit" if units[-1].tail == "next" else units[-1].tail
     for unit in units:
-        if unit.tail in ("bra", "brx"):
-            assert unit.instr is not None
-            names = [o.name for o in unit.instr.operands[-1:] if isinstance(o, Sym)]
-            if unit.tail == "brx":
-                names = tables.get(names[0] if names else "", [])
-            try:
-                unit.targets = [labels[name] for name in names]
-            except KeyError as error:
-                raise PtxError(f"no label {error.args[0]!r} in {kernel}").at(
-                    Place(kernel=kernel, line=unit.instr.line)
-                ) from None
+        if unit.tail in ("bra", "brx") and unit.instr is not None:
+            unit.targets = find_targets(unit.instr, labels, tables, kernel)
     return units
+
+
+def find_targets(
+    ins: Instr, labels: dict[str, int], tables: dict[str, list[str]], kernel: str
+) -> list[int]:
+    """Return the units that a branch may go to (PTX ISA 9.7.12.2, .3)."""
+    last = ins.operands[-1] if ins.operands else None
+    names = [last.name] if isinstance(last, Sym) else ["?"]
+    if ins.base == "brx":
+        names = tables.get(names[0], [f"{names[0]} (.branchtargets)"])
+    for name in names:
+        if name not in labels:
+            place = Place(kernel=kernel, line=ins.line, opcode=ins.opcode)
+            raise PtxError(f"the branch names {name}, which is no label of {kernel}").at(place)
+    return [labels[name] for name in names]

@@ -1,4 +1,8 @@
-"""Who is resident: clusters enter in waves, are ganged as the seed says, and retire."""
+"""Who is resident: clusters enter in waves, are ganged as the seed says, and retire.
+
+How warps are ganged changes speed and order, never a correct kernel's results: PTX promises no
+order between warps but that of barriers.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,13 @@ import numpy as np
 
 from . import ops
 from .gang import LANES, Fragment, Gang
-from .grid import Cluster, Cta, Warp
+from .grid import Cluster, Cta, Dim, Warp
 
 if TYPE_CHECKING:
     from .machine import Machine
 
-GANG_LANES = 4096  # more lanes per array gain nothing
+GANG_WARPS = 128  # more lanes per array gain nothing
+MOST_PARTED = 64  # warps that enter together: above, ganging them one by one would take all day
 
 
 def launch_wave(m: Machine) -> None:
@@ -42,12 +47,12 @@ def launch_wave(m: Machine) -> None:
 
 def partition(m: Machine, warps: np.ndarray) -> list[np.ndarray]:
     """Return how the seed gangs warps together: all, by itself, or at random."""
-    most = max(GANG_LANES // LANES, 1)
+    most = GANG_WARPS
     if m.traits.asynchronous:  # its warps will part soon: parting many at once is what costs
         most = m.cta_warps
     mode = 0 if m.seed == 0 else int(m.rng.integers(0, 3))
-    if len(warps) > 64:
-        mode = 0  # one by one would take all day
+    if len(warps) > MOST_PARTED:
+        mode = 0
     if mode == 0:
         whole = max(most // m.cta_warps, 1) * m.cta_warps
         return [warps[i : i + whole] for i in range(0, len(warps), whole)]
@@ -61,15 +66,14 @@ def partition(m: Machine, warps: np.ndarray) -> list[np.ndarray]:
 def enter(m: Machine, slot: int, number: int) -> np.ndarray:
     """Make cluster `number` resident in `slot`; return its warps."""
     m.clocks.reset(slot)
-    sizes = [g // c for g, c in zip(m.grid, m.cluster, strict=True)]
-    coords = (number % sizes[0], number // sizes[0] % sizes[1], number // (sizes[0] * sizes[1]))
+    x, y, z = m.cluster
+    coords = unravel(number, (m.grid[0] // x, m.grid[1] // y, m.grid[2] // z))
     cluster = Cluster(slot, number, coords)
-    c = m.cluster
     for rank in range(m.cluster_ctas):
-        inside = (rank % c[0], rank // c[0] % c[1], rank // (c[0] * c[1]))
-        at = tuple(a * n + b for a, n, b in zip(coords, c, inside, strict=True))
+        inside = unravel(rank, m.cluster)
+        at = (coords[0] * x + inside[0], coords[1] * y + inside[1], coords[2] * z + inside[2])
         index = slot * m.cluster_ctas + rank
-        cta = Cta(index, rank, at, cluster)  # type: ignore[arg-type]
+        cta = Cta(index, rank, at, cluster)
         m.slot_coords[index] = at
         m.slot_cluster[index] = inside
         for w in range(m.cta_warps):
@@ -77,17 +81,28 @@ def enter(m: Machine, slot: int, number: int) -> np.ndarray:
             cta.warps.append(Warp(i, w, cta, rank * m.cta_warps + w))
             m.warps[i] = cta.warps[-1]
         cluster.ctas.append(cta)
-        stride = m.shared.stride
-        m.shared.bytes[index * stride : (index + 1) * stride] = 0xFF
-        if m.shared_shadow is not None:
-            cells = stride // m.traits.granule
-            m.shared_shadow.reset(slice(index * cells, (index + 1) * cells))
-        if m.tmem_shadow is not None:
-            m.tmem[index] = 0xFFFFFFFF
-            m.tmem_shadow.reset(slice(index * 65536, (index + 1) * 65536))
+        poison(m, index)
     m.clusters[slot] = cluster
     per = m.cluster_ctas * m.cta_warps
     return np.arange(slot * per, (slot + 1) * per)
+
+
+def unravel(number: int, sizes: Dim) -> Dim:
+    """Return the coordinates of the `number`-th place of a box, x fastest (PTX ISA 10)."""
+    return number % sizes[0], number // sizes[0] % sizes[1], number // (sizes[0] * sizes[1])
+
+
+def poison(m: Machine, index: int) -> None:
+    """Make the memories of CTA slot `index` new: nobody has written them."""
+    stride = m.shared.stride
+    m.shared.bytes[index * stride : (index + 1) * stride] = 0xFF
+    if m.shared_shadow is not None:
+        cells = stride // m.traits.granule
+        m.shared_shadow.reset(slice(index * cells, (index + 1) * cells))
+    if m.tmem_shadow is not None:
+        cells = m.tmem[index].size
+        m.tmem[index].fill(0xFFFFFFFF)
+        m.tmem_shadow.reset(slice(index * cells, (index + 1) * cells))
 
 
 def retire(m: Machine) -> None:

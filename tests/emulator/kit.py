@@ -15,6 +15,8 @@ from blockscale import emulator
 SEEDS = range(5)
 POISON = 0xFFFFFFFF
 
+HOOKS = []  # called with the text of every kernel
+
 PROLOGUE = """
     .reg .pred %p<32>;
     .reg .b16 %b<32>;
@@ -43,6 +45,8 @@ PROLOGUE = """
 
 def kind(arg):
     """Return the PTX type of a parameter and its bytes."""
+    if isinstance(arg, emulator.TensorMap):
+        return ".align 64 .b8", 128
     if isinstance(arg, np.generic):
         return f".b{8 * arg.itemsize}", arg.itemsize
     return ".b64", 8
@@ -53,6 +57,11 @@ def ptx(body, args, *, module="", params=None, target="sm_100a", directives="", 
     declared, loads, last = [], [], None
     for i, arg in enumerate(args):
         text, size = kind(arg)
+        if size == 128:  # a tensor map: its address
+            declared.append(f".param {text} p{i}[128]")
+            loads.append(f"    .reg .b64 %a{i};\n    mov.b64 %a{i}, p{i};\n")
+            loads.append(f"    cvta.param.u64 %a{i}, %a{i};\n")
+            continue
         declared.append(f".param {text} p{i}")
         cls = "b32" if size == 4 else "b64" if size == 8 else f"b{8 * size}"
         loads.append(f"    .reg .{cls} %a{i};\n    ld.param.{cls} %a{i}, [p{i}];\n")
@@ -72,8 +81,11 @@ def ptx(body, args, *, module="", params=None, target="sm_100a", directives="", 
 
 def run(body, *args, grid=1, block=32, cluster=1, seed=0, smem=0, limit=2_000_000, **options):
     """Run `body` as a kernel on `args` and return the report."""
+    text = ptx(body, args, **options)
+    for hook in HOOKS:
+        hook(text)
     return emulator.launch(
-        ptx(body, args, **options), grid=grid, block=block, cluster=cluster, args=args, seed=seed,
+        text, grid=grid, block=block, cluster=cluster, args=args, seed=seed,
         dynamic_smem=smem, max_instructions=limit,
     )  # fmt: skip
 
@@ -85,7 +97,7 @@ def words(count, fill=POISON, dtype=np.uint32):
 
 def values(body, *args, count=32, dtype=np.uint32, clean=True, **options):
     """Run `body`, which stores to %o (or %o8), and return what it stored; no hazard is allowed."""
-    out = np.full(count, -1, dtype) if dtype != np.float32 else np.full(count, np.nan, dtype)
+    out = np.full(count * np.dtype(dtype).itemsize, 0xFF, np.uint8).view(dtype)
     report = run(body, *args, out, **options)
     if clean:
         assert not report.hazards, [str(h) for h in report.hazards]

@@ -259,7 +259,7 @@ def test_product_of_tensor_maps(warp_specialize, ctas, seeds, rng):
         a, b = (rng.integers(-16, 17, (256, 256)).astype(np.float16) / 8 for _ in range(2))
         c = np.full((256, 256), np.nan, np.float32)
         arrays = zip((a, b, c), kernel.descriptors, strict=True)
-        args = [value for pair in arrays for value in descriptor_arguments(*pair)]
+        args = [value for both in arrays for value in descriptor_arguments(*both)]
         launch(kernel, (2 * ctas, 2), *args, seed=seed)
         np.testing.assert_array_equal(c, a.astype(np.float64) @ b.astype(np.float64).T)
 
@@ -272,7 +272,7 @@ def test_product_of_two_ctas(pair, n, rng):
         a, b = (rng.integers(-16, 17, (rows, 320)).astype(np.float16) / 8 for rows in (512, 2 * n))
         c = np.full((512, 2 * n), np.nan, np.float32)
         arrays = zip((a, b, c), kernel.descriptors, strict=True)
-        args = [value for pair in arrays for value in descriptor_arguments(*pair)]
+        args = [value for both in arrays for value in descriptor_arguments(*both)]
         launch(kernel, (4, 2), *args, seed=seed)
         np.testing.assert_array_equal(c, a.astype(np.float64) @ b.astype(np.float64).T)
 

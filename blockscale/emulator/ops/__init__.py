@@ -1,8 +1,9 @@
 """Instructions that are not scalar, by prefix of their opcode.
 
-A handler takes (gang, mask); where an instruction may have to wait it takes (gang, mask, fragment) and
-returns True (done), False (not yet) or one key per warp (the gang must be split, and each part tries
-again).  A module registers its builders when it is imported (`core.register`).
+A handler takes (gang, mask); where an instruction may have to wait it takes (gang, mask,
+fragment) and returns True (done), False (not yet) or one key per warp (the gang must be split,
+and each part tries again).  A module registers its builders when it is imported
+(`core.register`).
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from . import (  # noqa: F401 - the import registers the handlers
     bulk,
     control,
     copy,
+    launchcontrol,
     loadstore,
     matrix,
     mbarrier,
     tensor,
+    tensoralloc,
+    tensorcopy,
     tensormem,
     warp,
     wgmma,
@@ -58,7 +62,7 @@ class Traits:
 
 
 def access_size(ins: Instr) -> int:
-    """Return the bytes that an instruction reads or writes of shared memory at a time (16: more)."""
+    """Return the bytes of shared memory that an instruction touches at a time (16: or more)."""
     mods = ins.mods
     if ins.base in ("ld", "st", "atom", "red") and not ELSEWHERE & set(mods):
         size = next((SIZES[m] for m in reversed(mods) if m in SIZES), 16)

@@ -8,16 +8,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..clocks import union
-from ..errors import IllegalOperation
+from ..errors import IllegalOperation, PtxError
 from ..gang import LANES
 from ..grid import Barrier, Cluster, Cta
 from ..syntax import Instr
-from .core import converged, register
+from .core import converged, known_modifiers, register
 
 if TYPE_CHECKING:
     from ..compiler import Compiler
     from ..gang import Fragment, Gang
     from ..machine import Machine
+
+
+LAST = 15  # of a CTA's named barriers
+VOTES = {"popc": 0, "and": 1, "or": 2}  # where `Barrier.result` has them
+MODIFIERS = {"cta", "sync", "arrive", "red", "aligned", *VOTES}
+CLUSTER_MODIFIERS = {"cluster", "arrive", "wait", "aligned", "release", "relaxed", "acquire"}
 
 
 class Round:
@@ -28,7 +34,14 @@ class Round:
 
 
 def arrive(
-    g: Gang, machine: Machine, w: int, barrier: Barrier, lanes: np.ndarray, first: int, size: int, line: int
+    g: Gang,
+    machine: Machine,
+    w: int,
+    barrier: Barrier,
+    lanes: np.ndarray,
+    first: int,
+    size: int,
+    line: int,
 ) -> None:
     """Let lanes of warp position `w` arrive: `first` is the warp's place among `size` threads."""
     if barrier.arrived is None:
@@ -61,12 +74,11 @@ def complete(machine: Machine, barrier: Barrier) -> None:
     machine.progress += 1
 
 
-def warps_arrived(g: Gang, barrier: Barrier, cta: Cta) -> int:
+def warps_arrived(machine: Machine, barrier: Barrier, cta: Cta) -> int:
     """Return how many warps have arrived with all their live lanes.
 
     Where all threads of the CTA are waited for, warps that have left are not.
     """
-    machine = g.machine
     assert barrier.arrived is not None
     full = barrier.arrived[: len(cta.warps) * LANES].reshape(-1, LANES)
     count = 0
@@ -81,163 +93,220 @@ def warps_arrived(g: Gang, barrier: Barrier, cta: Cta) -> int:
     return count
 
 
-@register("bar", "barrier", waits=True)
-def barrier(c: Compiler, ins: Instr) -> Callable[..., Any]:
-    """bar and barrier.cta: .sync, .arrive, .red; threads are counted by whole warps."""
-    kind = next(m for m in ins.mods if m in ("sync", "arrive", "red"))
-    operands = list(ins.operands)
-    put = red = vote = None
-    if kind == "red":
-        red = next(m for m in ins.mods if m in ("popc", "and", "or"))
-        put = c.dest(operands.pop(0), "u4" if red == "popc" else "?")
-        vote = c.lanes_source(operands.pop(), "?")
-    number = c.lanes_source(operands[0], "u4")
-    count = c.lanes_source(operands[1], "u4") if len(operands) > 1 else None
+class CtaBarrier:
+    """One bar or barrier.cta instruction: .sync, .arrive or .red."""
 
-    aligned = ins.base == "bar" or "aligned" in ins.mods
+    def __init__(self, c: Compiler, ins: Instr) -> None:
+        known_modifiers(ins, MODIFIERS)
+        self.kind = next((m for m in ins.mods if m in ("sync", "arrive", "red")), None)
+        if self.kind is None:
+            raise PtxError(f"{ins.opcode}: one of .sync, .arrive, .red is missing")
+        operands = list(ins.operands)
+        self.put = self.vote = None
+        self.red = ""
+        if self.kind == "red":
+            self.red = next((m for m in ins.mods if m in VOTES), "")
+            if not self.red or len(operands) < 3:
+                raise PtxError(f"{ins.opcode}: .popc, .and or .or, and d, a{{, b}}, p are wanted")
+            self.put = c.dest(operands.pop(0), "u4" if self.red == "popc" else "?")
+            self.vote = c.lanes_source(operands.pop(), "?")
+        if not operands or (self.kind == "arrive" and len(operands) < 2):
+            raise PtxError(f"{ins.opcode}: the barrier (and with .arrive the threads) are missing")
+        self.number = c.lanes_source(operands[0], "u4")
+        self.count = c.lanes_source(operands[1], "u4") if len(operands) > 1 else None
+        self.aligned = ins.base == "bar" or "aligned" in ins.mods
+        self.line = ins.line
 
-    def enter(g: Gang, m: np.ndarray | None, f: Fragment) -> None:
-        machine, numbers = g.machine, number(g)
-        active = g.by_warp(m)
+    def barrier(self, g: Gang, m: np.ndarray | None, w: int, first: int) -> Barrier:
+        """Return the barrier that warp position `w` names, its thread count agreed upon."""
+        part = slice(w * LANES, (w + 1) * LANES)
+        active = g.by_warp(m)[w]
+        numbers = self.number(g)[part][active]
+        counts = self.count(g)[part][active] if self.count is not None else None
+        if (numbers != numbers[0]).any() or (counts is not None and (counts != counts[0]).any()):
+            raise IllegalOperation(
+                "lanes of one warp name different barriers or thread counts; they must agree (PTX "
+                "ISA 9.7.13.1)",
+                lane=first,
+            )
+        which, threads = int(numbers[0]), None if counts is None else int(counts[0])
+        if which > LAST:
+            raise IllegalOperation(
+                f"barrier {which}: a CTA has barriers 0 to {LAST} (PTX ISA 9.7.13.1)", lane=first
+            )
+        if threads is not None and (threads % LANES or threads == 0):
+            raise IllegalOperation(
+                f"a barrier of {threads} threads: the number must be a multiple of {LANES}, and not 0 "
+                "(PTX ISA 9.7.13.1)",
+                lane=first,
+            )
+        b = g.machine.warp(g.warps[w]).cta.barriers.setdefault(which, Barrier())
+        if b.arrived is not None and b.expected != threads:
+            raise IllegalOperation(
+                f"barrier {which} is waited for by {threads or 'all'} threads here and by "
+                f"{b.expected or 'all'} at line {b.line}; the numbers must agree (PTX ISA 9.7.13.1)",
+                lane=first,
+            )
+        b.expected = threads
+        return b
+
+    def enter(self, g: Gang, m: np.ndarray | None, f: Fragment) -> None:
+        """Let the lanes arrive."""
+        machine, active = g.machine, g.by_warp(m)
         f.wait = Round()
-        touched: dict[int, tuple[Barrier, Cta]] = {}
+        touched: dict[int, tuple[Barrier, Cta, int]] = {}
         for w in g.active_warps(m):
-            warp = machine.warps[g.warps[w]]
-            first = w * LANES + int(active[w].argmax())
-            which = int(numbers[first])
-            if which > 15:
-                raise IllegalOperation(f"barrier {which}: a CTA has barriers 0 to 15 (PTX ISA 9.7.13.1)", lane=first)
-            b = warp.cta.barriers.setdefault(which, Barrier())
-            threads = int(count(g)[first]) if count is not None else None
-            if threads is not None and (threads % LANES or threads == 0):
-                raise IllegalOperation(
-                    f"a barrier of {threads} threads: the number must be a multiple of 32 (PTX ISA 9.7.13.1)", lane=first
-                )
-            if b.arrived is not None and b.expected != threads:
-                raise IllegalOperation(
-                    f"barrier {which} is waited for by {threads or 'all'} threads here and by "
-                    f"{b.expected or 'all'} at line {b.line}; the numbers must agree",
-                    lane=first,
-                )
-            b.expected = threads
+            warp = machine.warp(g.warps[w])
+            first = int(w) * LANES + int(active[w].argmax())
+            b = self.barrier(g, m, int(w), first)
             f.wait.entries[int(g.warps[w])] = (b, b.generation)
-            arrive(g, machine, w, b, active[w], warp.number * LANES, len(warp.cta.warps) * LANES, ins.line)
-            if vote is not None:
-                b.votes += [bool(x) for x in vote(g)[w * LANES : (w + 1) * LANES][active[w]]]
-            touched[id(b)] = (b, warp.cta)
-        for b, cta in touched.values():
-            check(g, b, cta)
+            threads = len(warp.cta.warps) * LANES
+            arrive(g, machine, int(w), b, active[w], warp.number * LANES, threads, self.line)
+            if self.vote is not None:
+                votes = self.vote(g)[w * LANES : (w + 1) * LANES][active[w]]
+                b.votes += [bool(x) for x in votes]
+            touched[id(b)] = (b, warp.cta, first)
+        for b, cta, first in touched.values():
+            check(machine, b, cta, first)
 
-    def run(g: Gang, m: np.ndarray | None, f: Fragment) -> Any:
-        if f.wait is None:
-            if aligned and not converged(g, m, f):
-                return False
-            enter(g, m, f)
-        if kind == "arrive":
-            return True
-        machine = g.machine
-        active = g.active_warps(m)
+    def leave(self, g: Gang, m: np.ndarray | None, f: Fragment) -> Any:
+        """Go on when the barrier has completed."""
+        machine, active = g.machine, g.active_warps(m)
         entries = [f.wait.entries[int(g.warps[w])] for w in active]
         ready = np.array([b.generation != generation for b, generation in entries])
         if not ready.all():
-            f.reason = f"barrier {int(number(g)[g.lanes(m)[0]])}"
-            if not ready.any():
-                return False
-            keys = np.full(g.W, 2)
-            keys[active] = ready
-            return keys
+            f.reason = f"barrier {int(self.number(g)[g.lanes(m)[0]])}"
+            return split_keys(g, active, ready)
         for w, (b, _) in zip(active, entries, strict=True):
-            assert b.done is not None
-            machine.clocks.join(int(g.w_cluster[w]), int(g.w_agent[w]), b.done)
-            g.time = max(g.time, b.done_time)
-            g.flow = None
-        if put is not None:
-            at = {"popc": 0, "and": 1, "or": 2}[red or ""]
-            values = np.zeros(g.n, np.uint32 if red == "popc" else bool)
+            know(g, int(w), b)
+        if self.put is not None:
+            values = np.zeros(g.n, np.uint32 if self.red == "popc" else bool)
             for w, (b, _) in zip(active, entries, strict=True):
-                values[w * LANES : (w + 1) * LANES] = b.result[at]
-            put(g, m, values)
+                values[w * LANES : (w + 1) * LANES] = b.result[VOTES[self.red]]
+            self.put(g, m, values)
         return True
+
+
+@register("bar", "barrier", waits=True)
+def barrier(c: Compiler, ins: Instr) -> Callable[..., Any]:
+    """bar and barrier.cta: .sync, .arrive, .red (9.7.13.1); threads are counted by whole warps."""
+    this = CtaBarrier(c, ins)
+
+    def run(g: Gang, m: np.ndarray | None, f: Fragment) -> Any:
+        if f.wait is None:
+            if this.aligned and not converged(g, m, f):
+                return False
+            this.enter(g, m, f)
+        return True if this.kind == "arrive" else this.leave(g, m, f)
 
     return run
 
 
-def check(g: Gang, b: Barrier, cta: Cta) -> None:
+def split_keys(g: Gang, active: np.ndarray, ready: np.ndarray) -> Any:
+    """Return False where nobody is ready, else one key per warp to split the gang by."""
+    if not ready.any():
+        return False
+    keys = np.full(g.W, 2)
+    keys[active] = ready
+    return keys
+
+
+def know(g: Gang, w: int, b: Barrier) -> None:
+    """Let warp position `w` know what those knew who came to the barrier."""
+    assert b.done is not None
+    g.machine.clocks.join(int(g.w_cluster[w]), int(g.w_agent[w]), b.done)
+    g.time = max(g.time, b.done_time)
+    g.flow = None
+
+
+def check(machine: Machine, b: Barrier, cta: Cta, lane: int | None = None) -> None:
     """Complete a barrier when all have come."""
     if b.arrived is None:
         return
-    count = warps_arrived(g, b, cta)
+    count = warps_arrived(machine, b, cta)
     if b.expected is None:
         if count >= cta.live:
-            complete(g.machine, b)
+            complete(machine, b)
     elif count * LANES == b.expected:
-        complete(g.machine, b)
+        complete(machine, b)
     elif count * LANES > b.expected:
         raise IllegalOperation(
-            f"{count * LANES} threads have arrived at a barrier of {b.expected} (PTX ISA 9.7.13.1)"
+            f"{count * LANES} threads have arrived at a barrier of {b.expected} (PTX ISA 9.7.13.1); "
+            "give it the number of threads that come",
+            lane=lane,
         )
 
 
 def recheck(machine: Machine, cta: Cta) -> None:
     """After a warp has left: barriers of all threads may be complete now."""
-    g = machine.gangs[0] if machine.gangs else None
     for b in cta.barriers.values():
-        if b.arrived is not None and b.expected is None and g is not None and cta.live:
-            check(g, b, cta)
+        if b.arrived is not None and b.expected is None and cta.live:
+            check(machine, b, cta)
     check_cluster(machine, cta.cluster)
 
 
 @register("barrier.cluster", waits=True)
 def barrier_cluster(c: Compiler, ins: Instr) -> Callable[..., Any]:
     """barrier.cluster.arrive and .wait (9.7.13.3)."""
-
-    def enter(g: Gang, m: np.ndarray | None) -> None:
-        machine, active = g.machine, g.by_warp(m)
-        clusters: dict[int, Cluster] = {}
-        for w in g.active_warps(m):
-            warp = machine.warps[g.warps[w]]
-            b = warp.cta.cluster.barrier
-            cta_threads = len(warp.cta.warps) * LANES
-            size = cta_threads * machine.cluster_ctas
-            first = warp.cta.rank * cta_threads + warp.number * LANES
-            arrive(g, machine, w, b, active[w], first, size, ins.line)
-            clusters[id(b)] = warp.cta.cluster
-            machine.cluster_waits[int(g.warps[w])] = b.generation
-        for cluster in clusters.values():
-            check_cluster(machine, cluster)
-
+    known_modifiers(ins, CLUSTER_MODIFIERS)
+    if ("arrive" in ins.mods) == ("wait" in ins.mods):
+        raise PtxError(f"{ins.opcode}: one of .arrive and .wait is wanted")
+    step = cluster_arrive if "arrive" in ins.mods else cluster_wait
 
     def run(g: Gang, m: np.ndarray | None, f: Fragment) -> Any:
         if "aligned" in ins.mods and not converged(g, m, f):
             return False
-        if "arrive" in ins.mods:
-            enter(g, m)
-            return True
-        machine = g.machine
-        active = g.active_warps(m)
-        ready = []
-        for w in active:
-            warp = machine.warps[g.warps[w]]
-            if int(g.warps[w]) not in machine.cluster_waits:
-                raise IllegalOperation("barrier.cluster.wait without an arrive before it", lane=int(w) * LANES)
-            ready.append(warp.cta.cluster.barrier.generation != machine.cluster_waits[int(g.warps[w])])
-        if not all(ready):
-            f.reason = "barrier of the cluster"
-            if not any(ready):
-                return False
-            keys = np.full(g.W, 2)
-            keys[active] = ready
-            return keys
-        for w in active:
-            warp = machine.warps[g.warps[w]]
-            b = warp.cta.cluster.barrier
-            assert b.done is not None
-            machine.clocks.join(int(g.w_cluster[w]), int(g.w_agent[w]), b.done)
-            g.time = max(g.time, b.done_time)
-            g.flow = None
-        return True
+        return step(g, m, f, ins.line)
 
     return run
+
+
+def cluster_arrive(g: Gang, m: np.ndarray | None, f: Fragment, line: int) -> bool:
+    """Let lanes arrive at the barrier of their cluster."""
+    machine, active = g.machine, g.by_warp(m)
+    clusters: dict[int, Cluster] = {}
+    for w in g.active_warps(m):
+        index, warp = int(g.warps[w]), machine.warp(g.warps[w])
+        b = warp.cta.cluster.barrier
+        if machine.cluster_waits.get(index, b.generation) != b.generation:
+            raise IllegalOperation(
+                "barrier.cluster.arrive again without barrier.cluster.wait in between (PTX ISA "
+                "9.7.13.3); wait after every arrive",
+                lane=int(w) * LANES + int(active[w].argmax()),
+            )
+        threads = len(warp.cta.warps) * LANES
+        first = warp.cta.rank * threads + warp.number * LANES
+        arrive(g, machine, int(w), b, active[w], first, threads * machine.cluster_ctas, line)
+        clusters[id(b)] = warp.cta.cluster
+        machine.cluster_waits[index] = b.generation
+    for cluster in clusters.values():
+        check_cluster(machine, cluster)
+    return True
+
+
+def cluster_wait(g: Gang, m: np.ndarray | None, f: Fragment, line: int) -> Any:
+    """Let lanes go on when the barrier at which they arrived has completed."""
+    machine, active = g.machine, g.active_warps(m)
+    ready = []
+    for w in active:
+        warp = machine.warp(g.warps[w])
+        if int(g.warps[w]) not in machine.cluster_waits:
+            raise IllegalOperation(
+                "barrier.cluster.wait without barrier.cluster.arrive before it (PTX ISA 9.7.13.3); "
+                "arrive first",
+                lane=int(w) * LANES + int(g.by_warp(m)[w].argmax()),
+            )
+        ready.append(warp.cta.cluster.barrier.generation != machine.cluster_waits[int(g.warps[w])])
+    if not all(ready):
+        f.reason = "barrier of the cluster"
+        return split_keys(g, active, np.array(ready))
+    here = g.by_warp(m)
+    for w in active:
+        know(g, int(w), machine.warp(g.warps[w]).cta.cluster.barrier)
+        live = g.live[w * LANES : (w + 1) * LANES]
+        if (here[w] | ~live).all():  # lanes of a warp that has parted wait one after the other
+            del machine.cluster_waits[int(g.warps[w])]
+    return True
 
 
 def check_cluster(machine: Machine, cluster: Cluster) -> None:

@@ -20,9 +20,9 @@ from .issuer import (
     Issuer,
     Operands,
     arena_base,
+    begin_load,
     blame,
     finish_load,
-    poison,
     touch,
     touch_reduction,
 )
@@ -45,7 +45,9 @@ def bulk_copy(c: Compiler, ins: Instr) -> Callable[..., None]:
     size, mbar = operands.value("size", "u4"), operands.address("mbar")
     mask, byte_mask = operands.value("cta_mask", "u2"), operands.value("byte_mask", "u2")
     left, right = operands.value("ignore_left", "u4"), operands.value("ignore_right", "u4")
-    assert dst is not None and src is not None and size is not None
+    assert dst is not None
+    assert src is not None
+    assert size is not None
 
     def run(g: Gang, m: np.ndarray | None) -> None:
         for lane in g.lanes(m):
@@ -94,7 +96,7 @@ def bulk_load(
     first, last = source + ignored[0], source + count - ignored[1]
     base = arena_base(machine, first, last, f"a bulk copy of {count} bytes") if first < last else 0
     for place in places:
-        poison(who, place)
+        begin_load(who, place)
 
     def happen(o: Op) -> None:
         data = np.full(count, 0xFF, np.uint8)
@@ -119,14 +121,17 @@ def between_ctas(who: Issuer, op: AsyncOp, to: int, source: int, count: int, bar
     if target is who.cta and not op.reduction:
         machine.hazards.add(
             "bulk copy into its own CTA", "warning",
-            f"{who.ins.opcode}: the destination {to:#x} is in the executing CTA, and the copy is for "
-            f"a different CTA of the cluster (PTX ISA {SECTION}); use ld and st, or mapa the address",
+            f"{who.ins.opcode}: the destination {to:#x} is in the executing CTA, and the copy is "
+            f"for another CTA of the cluster (PTX ISA {SECTION}); use ld and st, or mapa",
             line=who.line, warp=who.warp.index,
         )  # fmt: skip
     if who.cta_of(bar) is not target:
         doubt(who, bar, to)
-    if not op.reduction:
-        poison(who, place)
+    who.look(src)
+    if op.reduction:
+        who.look(place)
+    else:
+        begin_load(who, place)
 
     def happen(o: Op) -> None:
         pool = machine.shared.bytes
@@ -149,8 +154,8 @@ def doubt(who: Issuer, bar: int, to: int) -> None:
     """Warn of an mbarrier that is not where the data goes."""
     who.machine.hazards.add(
         "mbarrier in another CTA", "warning",
-        f"{who.ins.opcode}: the mbarrier {bar:#x} and the destination {to:#x} are in the shared memory "
-        f"of different CTAs (PTX ISA {SECTION}); signal the mbarrier of the CTA that gets the data",
+        f"{who.ins.opcode}: the mbarrier {bar:#x} and the destination {to:#x} are in different "
+        f"CTAs (PTX ISA {SECTION}); signal the mbarrier of the CTA that gets the data",
         line=who.line, warp=who.warp.index,
     )  # fmt: skip
 
@@ -158,11 +163,12 @@ def doubt(who: Issuer, bar: int, to: int) -> None:
 def bulk_store(
     who: Issuer, op: AsyncOp, to: int, source: int, count: int, picked: np.ndarray
 ) -> None:
-    """Put one copy or reduction to global memory in flight; of it the `picked` bytes are written."""
+    """Put one copy or reduction to global memory in flight; the `picked` bytes are written."""
     machine = who.machine
     who.own(source & 0xFFFFFFFF, "the source", SECTION)
     src = who.span(source, count)
     at = to - arena_base(machine, to, to + count, f"a bulk copy of {count} bytes")
+    who.look(src)
 
     def happen(o: Op) -> None:
         touch(who, o, src, False, "a bulk copy")
@@ -193,7 +199,8 @@ def prefetch(c: Compiler, ins: Instr) -> Callable[..., None]:
     assert op is not None
     operands = Operands(c, ins, op)
     src, size = operands.address("src"), operands.value("size", "u4")
-    assert src is not None and size is not None
+    assert src is not None
+    assert size is not None
 
     def run(g: Gang, m: np.ndarray | None) -> None:
         for lane in g.lanes(m):
@@ -209,7 +216,7 @@ def commit_group(c: Compiler, ins: Instr) -> Callable[..., None]:
 
     def run(g: Gang, m: np.ndarray | None) -> None:
         for lane in g.lanes(m):
-            warp = g.machine.warps[g.warps[lane // LANES]]
+            warp = g.machine.warp(g.warps[lane // LANES])
             own = int(lane) % LANES
             warp.bulk_groups.setdefault(own, deque()).append(warp.bulk_open.pop(own, []))
 
@@ -217,14 +224,16 @@ def commit_group(c: Compiler, ins: Instr) -> Callable[..., None]:
 
 
 def finished(op: Op, read: bool) -> bool:
-    """Whether an operation has read its source and, unless only that matters, written its target."""
+    """Whether an operation has read its source and, unless `read`, written its target."""
     return op.done and (read or op.extra["writes"].done)
 
 
 @register("cp.async.bulk.wait_group", waits=True)
 def wait_group(c: Compiler, ins: Instr) -> Callable[..., Any]:
-    """cp.async.bulk.wait_group N (9.7.9.25.4.5); with .read the sources may be overwritten, and
-    what was written need not be there yet."""
+    """cp.async.bulk.wait_group N (9.7.9.25.4.5).
+
+    With .read the sources may be overwritten, and what was written need not be there yet.
+    """
     parsed = parse(ins.opcode)
     assert parsed is not None
     read = parsed.read
@@ -233,7 +242,7 @@ def wait_group(c: Compiler, ins: Instr) -> Callable[..., Any]:
     def run(g: Gang, m: np.ndarray | None, f: Fragment) -> bool:
         waiting = []
         for lane in g.lanes(m):
-            warp = g.machine.warps[g.warps[lane // LANES]]
+            warp = g.machine.warp(g.warps[lane // LANES])
             groups = warp.bulk_groups.get(int(lane) % LANES)
             if groups:
                 due = list(groups)[: max(len(groups) - left, 0)]

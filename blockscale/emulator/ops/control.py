@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import IllegalOperation, PtxError
-from ..gang import LANES
 from ..memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
 from ..syntax import Instr, Sym
 from .core import address, register, window
@@ -19,7 +18,13 @@ if TYPE_CHECKING:
     from ..grid import Cluster, Cta
     from ..machine import Machine
 
-BASES = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW, "global": 0, "const": 0}
+BASES = {
+    "shared": SHARED_WINDOW,
+    "local": LOCAL_WINDOW,
+    "param": PARAM_WINDOW,
+    "global": 0,
+    "const": 0,
+}
 
 
 def space_word(ins: Instr) -> str:
@@ -48,15 +53,25 @@ def cvta(c: Compiler, ins: Instr) -> Callable[..., None]:
 @register("isspacep")
 def isspacep(c: Compiler, ins: Instr) -> Callable[..., None]:
     """isspacep (9.7.9.19)."""
-    number = {"global": 0, "const": 0, "shared": 1, "local": 2, "param": 3}[space_word(ins)]
+    space = space_word(ins)
+    number = {"global": 0, "const": 0, "shared": 1, "local": 2, "param": 3}[space]
     own = "shared::cta" in ins.mods or "shared" in ins.mods
     get, put = address(c, ins.operands[1]), c.dest(ins.operands[0], "?")
+    variables = c.machine.program.module.variables.values()
+    spans = [(c.machine.places[v.name][1], v.size) for v in variables if v.space == "const"]
 
     def run(g: Gang, m: np.ndarray | None) -> None:
         at = get(g)
         yes = window(at) == number
         if number == 1 and own:
             yes &= ((at >> np.uint64(24)) & np.uint64(0xFF)).astype(np.int64) == g.lane_rank
+        if number == 0 and spans:
+            const = np.zeros(g.n, bool)
+            for first, size in spans:
+                const |= (at >= np.uint64(first)) & (at < np.uint64(first + size))
+            yes &= const if space == "const" else ~const
+        elif space == "const":
+            yes = np.zeros(g.n, bool)
         put(g, m, yes)
 
     return run
@@ -180,7 +195,7 @@ def at_exit(machine: Machine, cluster: Cluster) -> None:
     slots = {cta.slot for cta in cluster.ctas}
     for key in [k for k in machine.mbarriers if k // stride in slots]:
         del machine.mbarriers[key]
+    for warp in cluster.warps:
+        machine.cluster_waits.pop(warp.index, None)
     for key in [k for k in machine.sync if isinstance(k, tuple) and k[0] == cluster.slot]:
         del machine.sync[key]
-
-

@@ -10,6 +10,7 @@ import numpy as np
 from ..engine import Op
 from ..errors import IllegalOperation
 from ..gang import LANES
+from ..memory import misaligned
 from ..syntax import Imm, Instr, Reg
 from ..tma.opcode import parse
 from . import mbarrier
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 def done(
     clocks: Any, know: np.ndarray, fenced: np.ndarray, agent: int, clock: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return what the end of an operation tells: it is done, and what its issuer knew came before."""
+    """Return what the end of an operation tells: it is done, and what its issuer knew."""
     vectors = []
     for vector in (know, fenced):
         new = np.zeros(clocks.agents, np.int32)
@@ -43,7 +44,10 @@ def cp_async(c: Compiler, ins: Instr) -> Callable[..., None]:
         return arrive(c, ins, op.noinc)
     size = int(getattr(ins.operands[2], "value", 0))
     if size not in (4, 8, 16) or (op.cache == "cg" and size != 16):
-        raise IllegalOperation(f"cp.async.{op.cache} of {size} bytes: .ca copies 4, 8 or 16, .cg 16 (PTX ISA 9.7.9.25.3.1)")
+        raise IllegalOperation(
+            f"cp.async.{op.cache} of {size} bytes: .ca copies 4, 8 or 16, .cg 16 (PTX ISA "
+            "9.7.9.25.3.1); split the copy"
+        )
     to, source = address(c, ins.operands[0]), address(c, ins.operands[1])
     rest = list(ins.operands[3:])
     if op.cache_hint and rest:
@@ -64,8 +68,12 @@ def cp_async(c: Compiler, ins: Instr) -> Callable[..., None]:
         elif count is not None:
             sizes = count(g)[lanes].astype(np.int64)
             if (sizes > size).any():
-                at = int(lanes[np.flatnonzero(sizes > size)[0]])
-                raise IllegalOperation(f"cp.async with source size {int(sizes.max())} of {size} bytes", lane=at)
+                at = int(np.flatnonzero(sizes > size)[0])
+                raise IllegalOperation(
+                    f"cp.async with source size {int(sizes[at])} of {size} bytes: at most {size} "
+                    "(PTX ISA 9.7.9.25.3.1); clamp it, the rest is filled with zeros",
+                    lane=int(lanes[at]),
+                )
         for w in np.unique(lanes // LANES):
             mine = np.flatnonzero(lanes // LANES == w)
             issue(g, int(w), dst[mine], src[mine], sizes[mine], size, lanes[mine])
@@ -74,11 +82,17 @@ def cp_async(c: Compiler, ins: Instr) -> Callable[..., None]:
 
 
 def issue(
-    g: Gang, w: int, dst: np.ndarray, src: np.ndarray, sizes: np.ndarray, size: int, lanes: np.ndarray
+    g: Gang,
+    w: int,
+    dst: np.ndarray,
+    src: np.ndarray,
+    sizes: np.ndarray,
+    size: int,
+    lanes: np.ndarray,
 ) -> None:
     """Put one warp's copies in flight."""
     machine = g.machine
-    warp: Warp = machine.warps[g.warps[w]]
+    warp: Warp = machine.warp(g.warps[w])
     cluster, clocks = warp.cta.cluster.slot, machine.clocks
     agent = clocks.cp_async + warp.agent
     warp.cp_sequence += 1
@@ -93,11 +107,15 @@ def issue(
         if len(full):
             offsets[full] = machine.memory.offsets(src[full], 1)
             machine.memory.offsets(src[full] + sizes[full].astype(np.uint64) - np.uint64(1), 1)
-            if (src[full] & np.uint64(size - 1)).any():
-                raise IllegalOperation(f"cp.async of {size} bytes from a misaligned address (PTX ISA 9.7.9.25.3.1)")
+            odd = np.flatnonzero(src[full] & np.uint64(size - 1))
+            if len(odd):
+                raise IllegalOperation(misaligned(int(src[full[odd[0]]]), size), lane=int(odd[0]))
     except IllegalOperation as error:
         error.lane = int(lanes[full[error.lane or 0]])
         raise
+    into = dst[:, None] + np.arange(size)
+    if machine.engine.poison and machine.engine.temper != "eager":
+        machine.shared.bytes[into] = 0xFF
 
     def happen(op: Op) -> None:
         data = np.zeros((len(dst), size), np.uint8)
@@ -106,14 +124,16 @@ def issue(
         else:
             keep = np.arange(size) < sizes[:, None]
             data[keep] = machine.memory.views[1][(offsets[:, None] + np.arange(size))[keep]]
-        machine.shared.bytes[dst[:, None] + np.arange(size)] = data
+        machine.shared.bytes[into] = data
         shadow = machine.shared_shadow
         if shadow is not None:
             cells = machine.shared.cells(dst, size)
             found = shadow.write(cells, agent, know, clock, line)
             if found is not None:
                 offset = int(cells[found[1]]) * machine.traits.granule % machine.shared.stride
-                machine.hazards.conflict(found, "cp.async", "shared memory", line, warp.index, offset)
+                machine.hazards.conflict(
+                    found, "cp.async", "shared memory", line, warp.index, offset
+                )
 
     op = Op("cp.async", warp.cta, line, happen, cost=4.0, bytes=int(sizes.sum()), label="cp.async")
     op.agent, op.clock = agent, clock
@@ -129,7 +149,7 @@ def commit_group(c: Compiler, ins: Instr) -> Callable[..., None]:
 
     def run(g: Gang, m: np.ndarray | None) -> None:
         for w in g.active_warps(m):
-            warp = g.machine.warps[g.warps[w]]
+            warp = g.machine.warp(g.warps[w])
             warp.cp_groups.append(warp.cp_open)
             warp.cp_open = []
 
@@ -145,7 +165,7 @@ def wait_group(c: Compiler, ins: Instr) -> Callable[..., Any]:
     def run(g: Gang, m: np.ndarray | None, f: Fragment) -> bool:
         machine = g.machine
         for w in g.active_warps(m):
-            warp = machine.warps[g.warps[w]]
+            warp = machine.warp(g.warps[w])
             groups = list(warp.cp_groups)
             due = [op for group in groups[: max(len(groups) - left, 0)] for op in group]
             if everything:
@@ -154,7 +174,7 @@ def wait_group(c: Compiler, ins: Instr) -> Callable[..., Any]:
                 f.reason = "cp.async groups"
                 return False
         for w in g.active_warps(m):
-            warp = machine.warps[g.warps[w]]
+            warp = machine.warp(g.warps[w])
             cluster = warp.cta.cluster.slot
             due = []
             while len(warp.cp_groups) > left:
@@ -173,14 +193,14 @@ def wait_group(c: Compiler, ins: Instr) -> Callable[..., Any]:
 
 
 def arrive(c: Compiler, ins: Instr, noinc: bool) -> Callable[..., None]:
-    """cp.async.mbarrier.arrive (9.7.13.15.15): an arrival when the thread's copies so far are done."""
+    """cp.async.mbarrier.arrive (9.7.13.15.15): an arrival when the copies so far are done."""
     barriers = mbarrier.per_lane(c, ins, 0)
 
     def run(g: Gang, m: np.ndarray | None) -> None:
         machine = g.machine
         pairs = barriers(g, m, ins.opcode)
         for w in sorted({lane // LANES for lane, _ in pairs}):
-            warp = machine.warps[g.warps[w]]
+            warp = machine.warp(g.warps[w])
             mine = [(lane, b) for lane, b in pairs if lane // LANES == w]
             if not noinc:
                 for _, b in mine:
@@ -199,6 +219,8 @@ def arrive(c: Compiler, ins: Instr, noinc: bool) -> Callable[..., None]:
                     mbarrier.arrive(machine, b, 1, lane)
                     mbarrier.settle(machine, b)
 
-            machine.engine.issue(("cp", warp.index), Op("cp.async", warp.cta, ins.line, happen), g.time)
+            machine.engine.issue(
+                ("cp", warp.index), Op("cp.async", warp.cta, ins.line, happen), g.time
+            )
 
     return run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,11 +71,21 @@ def type_of(ins: Instr) -> tuple[str, int]:
     raise PtxError(f"{ins.opcode} has no type")
 
 
+def known_modifiers(ins: Instr, allowed: Container[str]) -> None:
+    """Refuse modifiers that are no type, no state space, no vector, no cache hint, nor `allowed`."""
+    for mod in ins.mods:
+        if mod in allowed or mod in SIZES or mod in SPACES or mod in VECTORS:
+            continue
+        if not mod.startswith(("L1::", "L2::")):
+            raise PtxError(f"{ins.opcode}: {ins.base} has no modifier .{mod}; check its spelling")
+
+
 def vector_of(ins: Instr) -> int:
     """Return 1, or the length of the .v modifier."""
-    return next((int(m[1:]) for m in ins.mods if m in ("v2", "v4", "v8")), 1)
+    return next((VECTORS[m] for m in ins.mods if m in VECTORS), 1)
 
 
+VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 SPACES = {"global", "shared", "shared::cta", "shared::cluster", "local", "param", "param::entry",
           "param::func", "const"}  # fmt: skip
 
@@ -136,7 +146,10 @@ def shared_offsets(
     """
     machine: Machine = g.machine
     low = (addresses & np.uint64(0xFFFFFF)).astype(np.int64)
-    machine.shared.check(low, size)
+    try:
+        machine.shared.check(low, size)
+    except IllegalOperation as error:
+        raise at_lane(error, lanes) from None
     if machine.cluster_ctas == 1:
         rank_ok = (addresses & np.uint64(0xFF000000)) == 0
         if not rank_ok.all():
@@ -158,6 +171,13 @@ def shared_offsets(
             )
         raise bad_rank(int(addresses[at]), machine.cluster_ctas, int(lanes[at]))
     return low + (g.lane_slot0[lanes] + rank) * machine.shared.stride
+
+
+def at_lane(error: IllegalOperation, lanes: np.ndarray) -> IllegalOperation:
+    """Return an error whose lane is an index into `lanes` with the lane itself."""
+    if error.lane is not None:
+        error.lane = int(lanes[error.lane])
+    return error
 
 
 def bad_rank(address: int, ctas: int, lane: int) -> IllegalOperation:
@@ -188,19 +208,15 @@ def same_in_warp(
     return result
 
 
-def each_lane(g: Gang, mask: np.ndarray | None) -> list[int]:
-    """Return the lanes that take part, in an order that the seed chooses."""
-    lanes = g.lanes(mask)
-    return [int(i) for i in lanes]
-
-
-def converged(g: Gang, mask: np.ndarray | None, f: Fragment, need: np.ndarray | None = None) -> bool:
+def converged(
+    g: Gang, mask: np.ndarray | None, f: Fragment, need: np.ndarray | None = None
+) -> bool:
     """Return whether all live lanes of `need` (default: of the active warps) are in `mask`.
 
     If not, the fragment is parked until the missing lanes have come to the same instruction, and then
     takes them in (PTX ISA 9.7.9.6: membermask).
     """
-    if mask is None or f.full and mask is f.mask:
+    if mask is None or (f.full and mask is f.mask):
         return True
     have = mask
     if need is None:

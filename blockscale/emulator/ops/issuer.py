@@ -15,17 +15,40 @@ from ..syntax import Instr, Mem, Operand, Vec
 from ..tma.opcode import AsyncOp
 from . import mbarrier
 from .copy import done
-from .core import address, bad_rank, shared_offsets
+from .core import address, bad_rank, converged, shared_offsets
 
 if TYPE_CHECKING:
+    from ..clocks import Shadow
     from ..compiler import Compiler
-    from ..gang import Gang
+    from ..gang import Fragment, Gang
     from ..grid import Cta
     from ..machine import Machine
 
 CYCLES_PER_BYTE = 1 / 64  # of a CTA's share of the copy engine
 REDUCTIONS = ("cp.reduce.async.bulk", "red.async")
 Scalar = Callable[["Gang"], Any]
+Found = tuple[str, int, int, int]
+
+
+def aligned(g: Gang, m: np.ndarray | None, f: Fragment) -> bool:
+    """Whether all threads of each warp are here; refuses those that a guard leaves out.
+
+    For .sync.aligned instructions: the whole warp executes the same one (PTX ISA 9.7.9.6).
+    """
+    if not converged(g, m, f):
+        return False
+    if m is not None:
+        here = g.by_warp(m)
+        left = here.any(1) & (g.by_warp(g.live) & ~here).any(1)
+        if left.any():
+            w = int(left.argmax())
+            raise IllegalOperation(
+                f"{g.ins.opcode} is executed by {int(here[w].sum())} of the warp's "
+                f"{int(g.by_warp(g.live)[w].sum())} threads: all must execute a .sync.aligned "
+                "instruction; make its condition the same for the whole warp",
+                lane=w * LANES,
+            )
+    return True
 
 
 @contextmanager
@@ -43,20 +66,21 @@ class Issuer:
 
     def __init__(self, g: Gang, lane: int) -> None:
         self.g, self.lane, self.machine = g, lane, g.machine
-        self.warp = g.machine.warps[g.warps[lane // LANES]]
+        self.warp = g.machine.warp(g.warps[lane // LANES])
         self.cta: Cta = self.warp.cta
         self.cluster = self.cta.cluster
         self.know, self.fenced = g.machine.clocks.both(self.cluster.slot, self.warp.agent)
         g.machine.clocks.release(self.cluster.slot, self.warp.agent)
         self.ins: Instr = g.ins
         self.line = g.ins.line
+        self.early: set[tuple[int, int]] = set()  # (agent, line) of accesses before the issue
 
     def claim(self, op: Op) -> None:
         """Give the operation its agent."""
         op.agent, op.clock = self.machine.clocks.claim(self.cluster.slot, self.know)
 
     def claim_group(self, op: Op) -> None:
-        """Give an operation of a bulk group its agent: groups of a thread are waited for in order."""
+        """Give an operation of a bulk group its agent: a thread waits for its groups in order."""
         clocks = self.machine.clocks
         op.agent = clocks.store + self.warp.agent
         know = clocks.know[self.cluster.slot, op.agent]
@@ -88,8 +112,8 @@ class Issuer:
         ctas = self.cluster.ctas
         if not mask or mask >> len(ctas):
             raise IllegalOperation(
-                f"{self.ins.opcode}: CTA mask {mask:#x} in a cluster of {len(ctas)} CTAs: every bit "
-                "must name a CTA rank that exists, and one must be set; make the mask of cluster ranks",
+                f"{self.ins.opcode}: CTA mask {mask:#x} in a cluster of {len(ctas)} CTAs: each bit "
+                "must name a rank that exists, and one must be set; make the mask of cluster ranks",
                 lane=self.lane,
             )
         return [cta for cta in ctas if mask >> cta.rank & 1]
@@ -123,6 +147,18 @@ class Issuer:
                 "pass the destination CTA's mbarrier (tensor loads: or use .cta_group::2)",
                 lane=self.lane,
             )
+
+    def look(self, offsets: np.ndarray) -> None:
+        """Note at the issue which earlier accesses of shared memory are not ordered before it."""
+        shadow = self.machine.shared_shadow
+        if shadow is not None and len(offsets):
+            self.look_at(shadow, cells_of(self.machine, offsets))
+
+    def look_at(self, shadow: Shadow, cells: np.ndarray) -> None:
+        """Note which earlier accesses of the cells of a memory are not ordered before the issue."""
+        found = shadow.look(cells, self.know)
+        if found is not None:
+            self.early.add((found[2], abs(found[3])))
 
     def start(self, op: Op) -> None:
         """Put an operation in flight by itself."""
@@ -166,20 +202,42 @@ def touch(who: Issuer, op: Op, offsets: np.ndarray, write: bool, what: str) -> N
         if written.startswith(("tcgen05.alloc", "mbarrier")):
             found = None  # nobody reads those bytes through the generic proxy any more
     if found is not None:
-        tell(who, cells, found, what, "warning" if write and found[0] == "proxy" else "error")
+        severity = "warning" if write and found[0] == "proxy" else "error"
+        tell(who, op.agent, cells, found, what, severity)
     if not write and not shadow.dirty[cells].all():
         at = int(np.flatnonzero(~shadow.dirty[cells])[0])
         machine.hazards.uninitialised(who.ins, cells, at, who.warp.index)
 
 
 def tell(
-    who: Issuer, cells: np.ndarray, found: tuple[str, int, int, int], what: str, severity: str
+    who: Issuer, agent: int, cells: np.ndarray, found: Found, what: str, severity: str
 ) -> None:
     """Report a conflict at one of `cells` of shared memory."""
     machine = who.machine
     offset = int(cells[found[1]]) * machine.traits.granule % machine.shared.stride
+    tell_at(who, agent, found, what, "shared memory", offset, severity)
+
+
+def tell_at(
+    who: Issuer, agent: int, found: Found, what: str, memory: str, offset: int, severity: str
+) -> None:
+    """Report a conflict of an operation (by `agent`) with an earlier access.
+
+    A warp that came in after the issue has not waited for the operation: the conflict is its own.
+    """
+    machine = who.machine
+    kind, at, other, line = found
+    late = other < machine.clocks.warps and (other, abs(line)) not in who.early
+    if not late or kind == "proxy":
+        machine.hazards.conflict(
+            found, what, memory, who.line, who.warp.index, offset, severity
+        )
+        return
+    turned = {"write-read": "read-write", "read-write": "write-read"}.get(kind, kind)
+    warp = who.cluster.warps[other]
+    opcode = machine.hazards.lines.get(abs(line), "an access")
     machine.hazards.conflict(
-        found, what, "shared memory", who.line, who.warp.index, offset, severity
+        (turned, at, agent, who.line), opcode, memory, abs(line), warp.index, offset, severity
     )
 
 
@@ -198,15 +256,16 @@ def touch_reduction(who: Issuer, op: Op, offsets: np.ndarray, what: str) -> None
     if len(others):
         found = shadow.check_write(others, op.agent, who.know, None)
         if found is not None:
-            tell(who, others, found, what, "error")
+            tell(who, op.agent, others, found, what, "error")
     if not shadow.dirty[cells].all():
         at = int(np.flatnonzero(~shadow.dirty[cells])[0])
         machine.hazards.uninitialised(who.ins, cells, at, who.warp.index)
     shadow.record_write(cells, op.agent, op.clock, who.line)
 
 
-def poison(who: Issuer, offsets: np.ndarray) -> None:
-    """Some seeds destroy what a load will overwrite as soon as it is issued."""
+def begin_load(who: Issuer, offsets: np.ndarray) -> None:
+    """A load begins: look at what it overwrites, which some seeds destroy at once."""
+    who.look(offsets)
     if who.machine.engine.poison and who.machine.engine.temper != "eager":
         who.machine.shared.bytes[offsets] = 0xFF
 
@@ -257,7 +316,7 @@ def arena_base(machine: Machine, low: int, high: int, what: str) -> int:
     last = machine.memory.offsets(np.array([high - 1], np.uint64), 1, what)
     if int(last[0]) - int(first[0]) != high - 1 - low:
         raise IllegalOperation(
-            f"{what} from global address {low:#x} to {high - 1:#x} begins in one allocation and ends "
-            "in another; copy within one buffer"
+            f"{what} from global address {low:#x} to {high - 1:#x} begins in one allocation and "
+            "ends in another; copy within one buffer"
         )
     return low - int(first[0])

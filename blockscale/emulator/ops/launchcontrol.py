@@ -1,4 +1,4 @@
-"""Cluster launch control: a running cluster takes over one that has not begun (PTX ISA 9.7.13.18)."""
+"""Cluster launch control: a running cluster takes over a waiting one (PTX ISA 9.7.13.18)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..engine import Op
 from ..syntax import Instr, Vec
 from . import mbarrier
 from .core import address, register
-from .issuer import Issuer, blame, finish_load, poison, touch
+from .issuer import Issuer, begin_load, blame, finish_load, touch
 
 if TYPE_CHECKING:
     from ..compiler import Compiler
@@ -32,7 +32,9 @@ def try_cancel(c: Compiler, ins: Instr) -> Callable[..., None]:
         for lane in g.lanes(m):
             with blame(int(lane)):
                 who = Issuer(g, int(lane))
-                start(who, int(to(g)[lane]) & 0xFFFFFFFF, int(mbar(g)[lane]) & 0xFFFFFFFF, everybody)
+                start(
+                    who, int(to(g)[lane]) & 0xFFFFFFFF, int(mbar(g)[lane]) & 0xFFFFFFFF, everybody
+                )
 
     return run
 
@@ -48,7 +50,7 @@ def start(who: Issuer, at: int, bar: int, everybody: bool) -> None:
     places = [low + cta.slot * machine.shared.stride for cta in ctas]
     barriers: list[mbarrier.MBarrier] = [who.barrier(bar, cta) for cta in ctas]
     for place in places:
-        poison(who, place)
+        begin_load(who, place)
 
     def happen(o: Op) -> None:
         answer = cancel(machine)
@@ -84,7 +86,7 @@ def query_cancel(c: Compiler, ins: Instr) -> Callable[..., None]:
     half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
     if "is_canceled" in ins.opcode:
         put = c.dest(ins.operands[0], "?")
-        return lambda g, m: put(g, m, (g.u8[row + 1] >> half) == 1)
+        return lambda g, m: put(g, m, (g.u8[row + 1] >> half) != 0)
     items = ins.operands[0].items if isinstance(ins.operands[0], Vec) else (ins.operands[0],)
     first = 0
     for i, name in enumerate("xyz"):
@@ -94,7 +96,7 @@ def query_cancel(c: Compiler, ins: Instr) -> Callable[..., None]:
 
     def run(g: Gang, m: np.ndarray | None) -> None:
         words = [g.u8[row] & low, g.u8[row] >> half, g.u8[row + 1] & low]
-        won = (g.u8[row + 1] >> half) == 1
+        won = (g.u8[row + 1] >> half) != 0
         for i, put in enumerate(puts):
             word = words[first + i] if first + i < len(words) else low
             put(g, m, np.where(won, word, low).astype(np.uint32))

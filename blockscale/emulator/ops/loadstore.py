@@ -11,14 +11,30 @@ from ..errors import IllegalOperation, PtxError
 from ..gang import LANES
 from ..memory import misaligned
 from ..syntax import Instr, Mem, Operand, Sink, Sym, Vec
-from .core import address, pick, register, shared_offsets, space_of, type_of, vector_of, window
+from .core import (
+    address,
+    at_lane,
+    known_modifiers,
+    pick,
+    register,
+    shared_offsets,
+    space_of,
+    type_of,
+    vector_of,
+    window,
+)
 from .sync import acquire, release
 
 if TYPE_CHECKING:
     from ..compiler import Compiler
     from ..gang import Gang
 
+CACHE = {"ca", "cg", "cs", "lu", "cv", "wb", "wt"}
+SCOPES = {"cta", "cluster", "gpu", "sys"}
+LOADS = {"weak", "acquire", "relaxed", "volatile", "mmio", "nc", "unified"} | CACHE | SCOPES
+STORES = {"weak", "release", "relaxed", "volatile", "mmio", "unified"} | CACHE | SCOPES
 SYNC = {"acquire", "release", "relaxed", "volatile", "mmio"}
+BANKS = 32  # of 4 bytes
 SAMPLES = 16  # executions per line whose bank conflicts are counted
 
 
@@ -54,22 +70,38 @@ class Space:
             offsets = self.local(g, lanes, at)
             return g.local_view(size).take(offsets >> (size.bit_length() - 1))
         m.report.bytes["param"]["read"] += len(at) * size
+        return self.parameters(lanes, at)
+
+    def parameters(self, lanes: np.ndarray, at: np.ndarray) -> np.ndarray:
+        """Return items of the kernel's parameter block."""
+        m, size = self.machine, self.size
         low = (at & np.uint64(0xFFFFFFFF)).astype(np.int64)
-        if int(low.max()) + size > len(m.params):
-            raise IllegalOperation(f"parameter offset {int(low.max())} is past the {len(m.params)} bytes of parameters")
+        past = low + size > len(m.params)
+        if past.any():
+            i = int(np.flatnonzero(past)[0])
+            raise IllegalOperation(
+                f"a load of {size} bytes at parameter offset {int(low[i])} is out of bounds: the "
+                f"kernel has {len(m.params)} bytes of parameters (PTX ISA 5.1.7)",
+                lane=int(lanes[i]),
+            )
+        self.aligned(low, lanes)
         data = np.frombuffer(m.params, np.uint8)
-        return np.ascontiguousarray(data[low[:, None] + np.arange(size)]).view(
-            m.memory.views[size].dtype
-        ).reshape(-1)
+        items = np.ascontiguousarray(data[low[:, None] + np.arange(size)])
+        return items.view(m.memory.views[size].dtype).reshape(-1)
+
+    def aligned(self, low: np.ndarray, lanes: np.ndarray) -> None:
+        """Refuse addresses that are not a multiple of the access's size."""
+        wrong = low & (self.size - 1)
+        if wrong.any():
+            i = int(np.flatnonzero(wrong)[0])
+            raise IllegalOperation(misaligned(int(low[i]), self.size), lane=int(lanes[i]))
 
     def globally(self, at: np.ndarray, lanes: np.ndarray) -> np.ndarray:
         """Return offsets in the arena; an error's lane is one of `lanes`."""
         try:
             return self.machine.memory.offsets(at, self.size)
         except IllegalOperation as error:
-            if error.lane is not None:
-                error.lane = int(lanes[error.lane])
-            raise
+            raise at_lane(error, lanes) from None
 
     def write(self, g: Gang, lanes: np.ndarray, at: np.ndarray, items: np.ndarray) -> None:
         """Write `items` (unsigned or void items of `size` bytes) to addresses `at`."""
@@ -92,16 +124,25 @@ class Space:
             offsets = self.local(g, lanes, at)
             g.local_view(size)[offsets >> (size.bit_length() - 1)] = items
         else:
-            raise IllegalOperation(f"a store to the {space} state space: it is read-only (PTX ISA 5.1)")
+            raise IllegalOperation(
+                f"a store to the .{space} state space, which is read-only (PTX ISA 5.1); copy what is "
+                "to change to another space",
+                lane=int(lanes[0]),
+            )
 
     def local(self, g: Gang, lanes: np.ndarray, at: np.ndarray) -> np.ndarray:
         """Return offsets into the gang's local memory."""
         low = (at & np.uint64(0xFFFFFFFF)).astype(np.int64)
-        width = g.local.shape[1]
-        if int(low.max()) + self.size > width:
-            raise IllegalOperation(f"local offset {int(low.max())} is past the {width} bytes of a thread")
-        if self.size > 1 and (low & (self.size - 1)).any():
-            raise IllegalOperation(misaligned(int(low[0]), self.size))
+        width, size = g.local.shape[1], self.machine.program.local_bytes
+        past = low + self.size > size
+        if past.any():
+            i = int(np.flatnonzero(past)[0])
+            raise IllegalOperation(
+                f"a local access of {self.size} bytes at offset {int(low[i])} is out of bounds: a "
+                f"thread has {size} bytes of local memory; mask the access or enlarge the array",
+                lane=int(lanes[i]),
+            )
+        self.aligned(low, lanes)
         return low + lanes * width
 
     def resolve(self, g: Gang, lanes: np.ndarray, at: np.ndarray, items: np.ndarray | None) -> Any:
@@ -130,15 +171,15 @@ class Space:
             return
         self.sampled += 1
         words = max(self.size // 4, 1)
-        per = max(32 // words, 1)  # lanes per wavefront at best
-        line = g.ins.line
-        groups = (lanes // LANES) * 32 + (lanes % LANES) // per
-        wavefronts = ideal = 0
-        for group in np.unique(groups)[:32]:
-            own = np.unique(((offsets[groups == group] >> 2)[:, None] + np.arange(words)).reshape(-1))
-            ideal += 1
-            wavefronts += int(np.bincount(own % 32).max())
-        self.machine.report.banked(line, wavefronts, ideal, len(np.unique(lanes // LANES)))
+        per = max(LANES // words, 1)  # lanes per wavefront at best
+        groups = lanes // LANES * LANES + lanes % LANES // per
+        names, group = np.unique(groups, return_inverse=True)
+        word = (offsets >> 2)[:, None] + np.arange(words)
+        pairs = np.unique((group[:, None] << 40) + word)  # one word is read once per wavefront
+        loads = np.bincount((pairs >> 40) * BANKS + pairs % BANKS, minlength=len(names) * BANKS)
+        wavefronts = int(loads.reshape(-1, BANKS).max(1).sum())
+        warps = len(np.unique(lanes // LANES))
+        self.machine.report.banked(g.ins.line if g.ins else 0, wavefronts, len(names), warps)
 
 
 def effective_space(c: Compiler, ins: Instr, mem: Operand) -> str:
@@ -169,7 +210,7 @@ def rows(c: Compiler, op: Operand, dtype: str) -> list[Callable[..., None] | Non
             result.append(_wide_row(row))
             continue
         text = c.dest_text(item, dtype)
-        row_of = eval(f"lambda g: {text}")  # noqa: S307: our own text
+        row_of = eval(f"lambda g: {text}")
         result.append(_row(row_of))
     return result
 
@@ -197,6 +238,7 @@ def _wide_row(row: int) -> Callable[..., None]:
 @register("ld", "ldu")
 def load(c: Compiler, ins: Instr) -> Callable[..., None]:
     """ld (9.7.9.8), ldu: scalars and vectors, any space, plain or synchronising."""
+    known_modifiers(ins, LOADS)
     dtype, size = type_of(ins)
     count = vector_of(ins)
     target, mem = ins.operands[0], ins.operands[1]
@@ -238,6 +280,7 @@ def store(c: Compiler, ins: Instr) -> Callable[..., None]:
         from .bulk import st_bulk
 
         return st_bulk(c, ins)
+    known_modifiers(ins, STORES)
     dtype, size = type_of(ins)
     count = vector_of(ins)
     mem, value = ins.operands[0], ins.operands[1]
@@ -287,7 +330,9 @@ def _wide_get(row: int) -> Callable[[Any], np.ndarray]:
     return get
 
 
-@register("prefetch", "prefetchu", "discard", "applypriority", "createpolicy", "cp.async.bulk.prefetch")
+@register(
+    "prefetch", "prefetchu", "discard", "applypriority", "createpolicy", "cp.async.bulk.prefetch"
+)
 def nothing(c: Compiler, ins: Instr) -> Callable[..., None]:
     """Cache hints: no effect on values. createpolicy gives some 64-bit policy."""
     if ins.base == "createpolicy":

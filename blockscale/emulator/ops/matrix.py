@@ -12,7 +12,8 @@ from ..gang import LANES
 from ..mma.matrix import lookup_ldmatrix, lookup_stmatrix, movmatrix
 from ..mma.sync import lookup
 from ..syntax import Imm, Instr, Operand, Vec
-from .core import address, converged, register
+from .core import address, register
+from .issuer import aligned
 from .loadstore import Space
 
 if TYPE_CHECKING:
@@ -23,6 +24,22 @@ if TYPE_CHECKING:
 def registers(op: Operand) -> tuple[Operand, ...]:
     """Return the items of a vector operand, or the operand."""
     return op.items if isinstance(op, Vec) else (op,)
+
+
+def gather(g: Gang, getters: list[Any], warps: np.ndarray) -> np.ndarray:
+    """Return the registers of some warps [warps, 32, registers]."""
+    values = np.stack([np.broadcast_to(get(g), (g.n,)) for get in getters], 1)
+    return np.ascontiguousarray(values.reshape(g.W, LANES, len(getters))[warps])
+
+
+def put_all(
+    g: Gang, m: np.ndarray | None, puts: list[Any], warps: np.ndarray, values: np.ndarray
+) -> None:
+    """Write registers [warps, 32, registers] of some warps."""
+    full = np.zeros((g.W, LANES, len(puts)), values.dtype)
+    full[warps] = values
+    for i, put in enumerate(puts):
+        put(g, m, full[..., i].reshape(-1))
 
 
 def row_lanes(g: Gang, m: np.ndarray | None, rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -44,16 +61,12 @@ def ldmatrix(c: Compiler, ins: Instr) -> Callable[..., Any]:
     space = Space(c, "shared" if op.space else "", op.row_bytes, False)
 
     def run(g: Gang, m: np.ndarray | None, f: Fragment) -> bool:
-        if not converged(g, m, f):
+        if not aligned(g, m, f):
             return False
         warps, lanes = row_lanes(g, m, op.rows)
         items = space.read(g, lanes, at(g)[lanes])
         data = op.fn(items.view(np.uint8).reshape(len(warps), op.rows, op.row_bytes))
-        where = (warps[:, None] * LANES + np.arange(LANES)).reshape(-1)
-        values = np.zeros((g.n, op.registers), np.uint32)
-        values[where] = data.reshape(-1, op.registers)
-        for i, put in enumerate(puts):
-            put(g, m, values[:, i])
+        put_all(g, m, puts, warps, data)
         return True
 
     return run
@@ -72,11 +85,10 @@ def stmatrix(c: Compiler, ins: Instr) -> Callable[..., Any]:
     space = Space(c, "shared" if op.space else "", op.row_bytes, False)
 
     def run(g: Gang, m: np.ndarray | None, f: Fragment) -> bool:
-        if not converged(g, m, f):
+        if not aligned(g, m, f):
             return False
         warps, lanes = row_lanes(g, m, op.rows)
-        values = np.stack([np.broadcast_to(get(g), (g.n,)) for get in gets], 1).reshape(g.W, LANES, -1)
-        data = op.fn(np.ascontiguousarray(values[warps]))
+        data = op.fn(gather(g, gets, warps))
         dtype = f"V{op.row_bytes}" if op.row_bytes > 8 else f"u{op.row_bytes}"
         items = np.ascontiguousarray(data).reshape(len(lanes), -1).view(dtype).reshape(-1)
         space.write(g, lanes, at(g)[lanes], items)
@@ -91,9 +103,10 @@ def mov_matrix(c: Compiler, ins: Instr) -> Callable[..., Any]:
     put, get = c.dest(ins.operands[0], "u4"), c.lanes_source(ins.operands[1], "u4")
 
     def run(g: Gang, m: np.ndarray | None, f: Fragment) -> bool:
-        if not converged(g, m, f):
+        if not aligned(g, m, f):
             return False
-        put(g, m, movmatrix(np.ascontiguousarray(get(g)).reshape(g.W, LANES)).reshape(-1))
+        warps = g.active_warps(m)
+        put_all(g, m, [put], warps, movmatrix(gather(g, [get], warps)[..., 0])[..., None])
         return True
 
     return run
@@ -110,9 +123,13 @@ def mma(c: Compiler, ins: Instr) -> Callable[..., Any]:
     wide = [kinds.get(k, "u4") for k in (op.d_kind, op.ab_kind, op.ab_kind, op.c_kind)]
     for items, count, name in zip(parts, (op.d, op.a, op.b, op.c), "dabc", strict=True):
         if len(items) != count:
-            raise PtxError(f"{ins.opcode}: operand {name} has {len(items)} registers and wants {count}")
+            raise PtxError(
+                f"{ins.opcode}: operand {name} has {len(items)} registers and wants {count}"
+            )
     puts = [c.dest(item, wide[0]) for item in parts[0]]
-    gets = [[c.lanes_source(i, w) for i in items] for items, w in zip(parts[1:], wide[1:], strict=True)]
+    gets = [
+        [c.lanes_source(i, w) for i in items] for items, w in zip(parts[1:], wide[1:], strict=True)
+    ]
     scales: list[Any] = []
     flat = [i for o in ins.operands[4:] for i in registers(o)]
     for item, kind in zip(flat, op.scales, strict=True):
@@ -121,17 +138,13 @@ def mma(c: Compiler, ins: Instr) -> Callable[..., Any]:
         else:
             scales.append(c.lanes_source(item, "u4" if kind == "b32" else "u2"))
 
-    def gather(g: Gang, getters: list[Any]) -> np.ndarray:
-        return np.stack([np.broadcast_to(get(g), (g.n,)) for get in getters], 1).reshape(g.W, LANES, -1)
-
     def run(g: Gang, m: np.ndarray | None, f: Fragment) -> bool:
-        if not converged(g, m, f):
+        if not aligned(g, m, f):
             return False
-        a, b, acc = (gather(g, x) for x in gets)
-        extra = [s if isinstance(s, int) else s(g).reshape(g.W, LANES) for s in scales]
-        d = op.fn(a, b, acc, *extra).reshape(g.n, -1)
-        for i, put in enumerate(puts):
-            put(g, m, d[:, i])
+        warps = g.active_warps(m)
+        a, b, acc = (gather(g, x, warps) for x in gets)
+        extra = [x if isinstance(x, int) else gather(g, [x], warps)[..., 0] for x in scales]
+        put_all(g, m, puts, warps, op.fn(a, b, acc, *extra))
         return True
 
     return run

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..clocks import union
-from ..errors import IllegalOperation
+from ..errors import IllegalOperation, PtxError
 from ..gang import LANES
 from ..grid import Vector
 from ..syntax import Instr, Mem, Sink
-from .core import address, register, shared_offsets
+from .core import address, known_modifiers, register, shared_offsets
 
 if TYPE_CHECKING:
     from ..compiler import Compiler
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from ..machine import Machine
 
 MOST = (1 << 20) - 1  # of the arrival count and of the transaction count
+MODIFIERS = {
+    "arrive", "arrive_drop", "expect_tx", "complete_tx", "noComplete", "test_wait", "try_wait",
+    "parity", "release", "acquire", "relaxed", "cta", "cluster",
+}  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -37,7 +41,7 @@ class MBarrier:
     time: float = 0.0
     flow: int | None = None
     done: dict[int, tuple[Vector | None, float, int | None]] = field(default_factory=dict)
-    waiters: int = 0
+    dropped: int = 0  # arrivals that the next phase does not expect any more
 
     def state_text(self) -> str:
         """Return in words what the current phase waits for."""
@@ -72,12 +76,17 @@ def settle(machine: Machine, b: MBarrier) -> None:
     if b.pending == 0 and b.tx == 0:
         b.done[b.phase & 1] = (b.vector, b.time, b.flow)
         b.phase += 1
+        b.expected, b.dropped = b.expected - b.dropped, 0
         b.pending, b.vector, b.time, b.flow = b.expected, None, 0.0, None
         machine.progress += 1
 
 
 def arrive(machine: Machine, b: MBarrier, count: int, lane: int | None = None) -> None:
     """Take `count` off the pending arrivals."""
+    if not 1 <= count <= MOST:
+        raise IllegalOperation(
+            f"mbarrier arrival with count {count}: 1 to 2^20 - 1 (PTX ISA 9.7.13.15.13)", lane=lane
+        )
     if count > b.pending:
         raise IllegalOperation(
             f"mbarrier arrival count underflow: {count} arrivals at an mbarrier (shared "
@@ -91,6 +100,10 @@ def arrive(machine: Machine, b: MBarrier, count: int, lane: int | None = None) -
 
 def expect(machine: Machine, b: MBarrier, count: int, lane: int | None = None) -> None:
     """Add to the transaction count."""
+    if not 0 <= count <= MOST:
+        raise IllegalOperation(
+            f"an mbarrier expects {count} bytes: 0 to 2^20 - 1 (PTX ISA 9.7.13.15.3)", lane=lane
+        )
     b.tx += count
     bounds(machine, b, lane)
 
@@ -113,7 +126,9 @@ def bounds(machine: Machine, b: MBarrier, lane: int | None) -> None:
         )
 
 
-def give(machine: Machine, b: MBarrier, vector: Vector, time: float, flow: int | None = None) -> None:
+def give(
+    machine: Machine, b: MBarrier, vector: Vector, time: float, flow: int | None = None
+) -> None:
     """Let whoever waits for the current phase know `vector`."""
     b.vector = union(b.vector, vector)
     if flow is not None and time >= b.time:
@@ -122,15 +137,21 @@ def give(machine: Machine, b: MBarrier, vector: Vector, time: float, flow: int |
 
 
 def per_lane(
-    c: Compiler, ins: Instr, index: int
+    c: Compiler, ins: Instr, index: int, own: bool = False
 ) -> Callable[[Gang, np.ndarray | None, str], list[tuple[int, MBarrier]]]:
-    """Return a function that gives (lane, mbarrier) of the lanes that take part."""
+    """Return a function that gives (lane, mbarrier) of the lanes that take part.
+
+    `own`: the instruction reaches mbarriers of .shared::cta only.
+    """
     at = address(c, ins.operands[index])
 
     def barriers(g: Gang, m: np.ndarray | None, what: str) -> list[tuple[int, MBarrier]]:
         lanes = g.lanes(m)
-        offsets = shared_offsets(g, lanes, at(g)[lanes], 8)
-        return [(int(i), find(g.machine, int(o), what, int(i))) for i, o in zip(lanes, offsets, strict=True)]
+        offsets = shared_offsets(g, lanes, at(g)[lanes], 8, own)
+        return [
+            (int(i), find(g.machine, int(o), what, int(i)))
+            for i, o in zip(lanes, offsets, strict=True)
+        ]
 
     return barriers
 
@@ -147,7 +168,10 @@ def init(c: Compiler, ins: Instr) -> Callable[..., None]:
         for lane, offset in zip(lanes, offsets, strict=True):
             number = int(counts[lane])
             if not 1 <= number <= MOST:
-                raise IllegalOperation(f"mbarrier.init with count {number}: 1 to 2^20 - 1", lane=int(lane))
+                raise IllegalOperation(
+                    f"mbarrier.init with count {number}: 1 to 2^20 - 1 (PTX ISA 9.7.13.15.9)",
+                    lane=int(lane),
+                )
             old = machine.mbarriers.get(int(offset))
             if old is not None and old.busy:
                 raise IllegalOperation(
@@ -167,7 +191,7 @@ def init(c: Compiler, ins: Instr) -> Callable[..., None]:
 @register("mbarrier.inval")
 def inval(c: Compiler, ins: Instr) -> Callable[..., None]:
     """mbarrier.inval (9.7.13.15.10)."""
-    barriers = per_lane(c, ins, 0)
+    barriers = per_lane(c, ins, 0, own=True)
 
     def run(g: Gang, m: np.ndarray | None) -> None:
         for lane, b in barriers(g, m, "mbarrier.inval"):
@@ -197,14 +221,17 @@ def new_epochs(g: Gang, lanes: list[int]) -> None:
 @register("mbarrier.arrive", "mbarrier.arrive_drop")
 def mbarrier_arrive(c: Compiler, ins: Instr) -> Callable[..., None]:
     """mbarrier.arrive and .arrive_drop, with .expect_tx and .noComplete (9.7.13.15.13, .14)."""
-    operands = list(ins.operands)
-    target = operands.pop(0) if not isinstance(operands[0], Mem) else Sink()
+    known_modifiers(ins, MODIFIERS)
+    first = 0 if isinstance(ins.operands[0], Mem) else 1
+    target = ins.operands[0] if first else Sink()
     put = c.dest(target, "u8")
-    at = Instr(ins.opcode, (operands[0],), None, ins.line)
-    barriers = per_lane(c, at, 0)
-    with_tx = "expect_tx" in ins.mods
+    barriers = per_lane(c, ins, first, own=not isinstance(target, Sink))
+    with_tx, partial = "expect_tx" in ins.mods, "noComplete" in ins.mods
     drop = ins.opcode.startswith("mbarrier.arrive_drop")
-    number = c.lanes_source(operands[1], "u4") if len(operands) > 1 else None
+    counts = ins.operands[first + 1 :]
+    number = c.lanes_source(counts[0], "u4") if counts else None
+    if number is None and (with_tx or partial):
+        raise PtxError(f"{ins.opcode}: the count is missing (PTX ISA 9.7.13.15.13)")
 
     def run(g: Gang, m: np.ndarray | None) -> None:
         machine = g.machine
@@ -223,9 +250,15 @@ def mbarrier_arrive(c: Compiler, ins: Instr) -> Callable[..., None]:
             if w not in cache:
                 cache[w] = known(g, lane)
             give(machine, b, cache[w], g.time)
-            if drop:
-                b.expected -= count
+            if partial and count >= b.pending and b.tx == 0:
+                raise IllegalOperation(
+                    f"{ins.opcode} would complete the phase of an mbarrier {b.state_text()}; "
+                    ".noComplete promises that it does not (PTX ISA 9.7.13.15.13)",
+                    lane=lane,
+                )
             arrive(machine, b, count, lane)
+            if drop:
+                b.dropped += count
             settle(machine, b)
         new_epochs(g, [lane for lane, _ in pairs])
         put(g, m, states)
@@ -241,6 +274,7 @@ def state(b: MBarrier) -> int:
 @register("mbarrier.expect_tx", "mbarrier.complete_tx")
 def mbarrier_tx(c: Compiler, ins: Instr) -> Callable[..., None]:
     """mbarrier.expect_tx and .complete_tx (9.7.13.15.11, .12)."""
+    known_modifiers(ins, MODIFIERS)
     barriers, number = per_lane(c, ins, 0), c.lanes_source(ins.operands[1], "u4")
     change = expect if ins.opcode.startswith("mbarrier.expect_tx") else complete_tx
 
@@ -281,7 +315,10 @@ def initialised(
 @register("mbarrier.test_wait", "mbarrier.try_wait", waits=True)
 def wait(c: Compiler, ins: Instr) -> Callable[..., Any]:
     """mbarrier.test_wait and .try_wait, by state or by .parity (9.7.13.15.16)."""
-    barriers, at = per_lane(c, ins, 1), address(c, ins.operands[1])
+    known_modifiers(ins, MODIFIERS)
+    if len(ins.operands) < 3:
+        raise PtxError(f"{ins.opcode} wants a predicate, an mbarrier and a state or parity")
+    barriers, at = per_lane(c, ins, 1, own=True), address(c, ins.operands[1])
     put = c.dest(ins.operands[0], "?")
     parity = "parity" in ins.mods
     phase = c.lanes_source(ins.operands[2], "u4" if parity else "u8")
@@ -303,14 +340,18 @@ def wait(c: Compiler, ins: Instr) -> Callable[..., Any]:
         lanes = np.array([lane for lane, _ in pairs])
         some = ready[lanes]
         if blocking and not some.all():
-            f.reason = f"mbarrier {pairs[int((~some).argmax())][1].offset % machine.shared.stride:#x}"
+            f.reason = (
+                f"mbarrier {pairs[int((~some).argmax())][1].offset % machine.shared.stride:#x}"
+            )
             if g.W > 1:
                 keys = np.full(g.W, 2)
                 for w in np.unique(lanes // LANES):
                     keys[w] = int(ready[lanes[lanes // LANES == w]].all())
                 if len(np.unique(keys)) > 1:
                     return keys
-            if not some.any() and not (machine.seed and machine.rng.random() < 0.02 and f.tried < 0):
+            if not some.any() and not (
+                machine.seed and machine.rng.random() < 0.02 and f.tried < 0
+            ):
                 return False
         seen: set[tuple[int, int]] = set()
         for lane, b in pairs:

@@ -1,4 +1,4 @@
-"""st.async, red.async: stores that complete at an mbarrier; st.bulk (PTX ISA 9.7.9.13, .14, 9.7.13.15)."""
+"""st.async and red.async, which complete at an mbarrier; st.bulk (PTX ISA 9.7.9.13, .14)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import IllegalOperation, PtxError
 from ..syntax import Imm, Instr
 from ..tma import combine
 from .core import address, type_of, vector_of
-from .issuer import Issuer, Scalar, blame, finish_load, poison, touch, touch_reduction
+from .issuer import Issuer, Scalar, begin_load, blame, finish_load, touch, touch_reduction
 from .loadstore import values_of
 
 if TYPE_CHECKING:
@@ -81,8 +81,10 @@ class Store:
         place = int(who.absolute(at, self.size)[0]) + np.arange(self.size)
         b = who.barrier(bar)
         who.fenced = who.know  # not an access through the async proxy
-        if not self.reduction:
-            poison(who, place)
+        if self.reduction:
+            who.look(place)
+        else:
+            begin_load(who, place)
 
         def happen(o: Op) -> None:
             pool = who.machine.shared.bytes
