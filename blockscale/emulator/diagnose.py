@@ -1,7 +1,8 @@
 """Where a gang is, and why nothing goes on: the places and the text of errors.
 
 A *deadlock* is certain: no warp can go on and nothing asynchronous is pending.  A *livelock* is a
-finding: for `STALE` steps nothing has completed and every load has read where it read before.
+finding: for `STALE` steps nothing has completed, and memory was read, but only where it had been
+read before.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from typing import TYPE_CHECKING
 
 from . import residents
 from .errors import Deadlock, EmulationError, Place
+from .flow import Unit
 from .gang import LANES, Gang
 from .grid import Cta
 
 if TYPE_CHECKING:
     from .machine import Machine
 
-STALE = 2_000_000  # steps without progress or motion: a livelock
+LOOK = 20_000  # steps from one look at progress to the next
+STALE = 400_000  # steps without progress or motion: a livelock
+POLLS = ("ld", "atom", "mbarrier.test_wait", "mbarrier.try_wait")  # what polling loops look with
 MOST_LINES = 64  # places of warps in the message of a deadlock
 
 
@@ -45,16 +49,24 @@ def check_progress(m: Machine) -> None:
     if m.executed > m.max_instructions:
         many = f"more than {m.max_instructions} warp-instructions"
         dead(m, f"{many}; raise max_instructions if the kernel is that long")
+    m.look = m.steps + LOOK
     now = (m.progress, m.motion)
-    if now == m.last_look:
-        if m.engine.pending:
-            m.engine.run_one()
-        elif m.waiting and any(c is None for c in m.clusters):
-            residents.launch_wave(m)
-        else:
-            dead(m, "the warps only poll, and nothing changes (livelock)")
-    m.last_look = now
-    m.look = m.steps + STALE
+    ran = [u for u in m.units if u.hits != u.seen]
+    for unit in ran:
+        unit.seen = unit.hits
+    if now != m.last_look or not any(polls(unit) for unit in ran):
+        m.last_look, m.moved = now, m.steps
+    elif m.engine.pending:
+        m.engine.run_one()
+    elif m.waiting and any(c is None for c in m.clusters):
+        residents.launch_wave(m)
+    elif m.steps - m.moved > STALE:
+        dead(m, "the warps only poll, and nothing changes (livelock)")
+
+
+def polls(unit: Unit) -> bool:
+    """Return whether a unit has an instruction that a polling loop may look with."""
+    return any(i.opcode.startswith(POLLS) for i in [*unit.instrs, unit.instr] if i is not None)
 
 
 def dead(m: Machine, why: str) -> None:

@@ -55,7 +55,7 @@ def run_fragment(m: Machine, gang: Gang, fragment: Fragment, quantum: int) -> in
                 run = unit.run[full]
                 if run is None:
                     run = unit.run[full] = m.compiler.compile(unit, full)
-                m.steps += count
+                m.steps += unit.weight
                 gang.time += count
                 try:
                     run(gang, mask)

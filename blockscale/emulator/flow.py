@@ -27,6 +27,7 @@ class Unit:
     simple: bool = False  # a short branch without waiting inside: warps need not be parted
     run: list[Callable[..., None] | None] = field(default_factory=lambda: [None, None])
     stop: Callable[..., Any] | None = None
+    weight: int = 0  # steps that its instructions count as
     hits: int = 0  # warps that ran it
     seen: int = 0  # hits when progress was looked at last
 

@@ -72,7 +72,8 @@ class Machine:
         self.executed = 0  # warp-instructions
         self.motion = 0  # counts loads that came to another address: no polling
         self.steps = 0  # instructions of gangs
-        self.look = diagnose.STALE  # at so many steps: has anything happened?
+        self.look = diagnose.LOOK  # at so many steps: has anything happened?
+        self.moved = 0  # steps when something had
         self.last_look = (0, 0)  # progress and motion then
 
     def room(self) -> int:

@@ -1,10 +1,10 @@
 """The address spaces: global memory, the shared windows of clusters, parameters, local memory.
 
-Generic addresses are split into windows of our own choice; only their low 32 bits mean something in the
-shared window, as on hardware (PTX ISA 6.4.1: generic addressing).  A shared address holds the offset in
-the CTA's window (bits 0-23; the first 1 KiB belongs to the system) and the CTA's rank in its cluster
-(bits 24 and up): a CTA's own addresses carry its own rank, so that clearing bit 24 names the even CTA of
-a pair.
+Generic addresses are split into windows of our own choice; only their low 32 bits mean something in
+the shared window, as on hardware (PTX ISA 6.4.1: generic addressing).  A shared address holds the
+offset in the CTA's window (bits 0-23; the first 1 KiB belongs to the system) and the CTA's rank in
+its cluster (bits 24 and up): a CTA's own addresses carry its own rank, so that clearing bit 24
+names the even CTA of a pair.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VIEWS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "V16", 32: "V32"}
 
 @dataclass
 class Region:
-    """One allocation: `address` as the kernel sees it, `offset` in the arena, and whose bytes it holds."""
+    """One allocation: `address` for the kernel, `offset` in the arena, whose bytes it holds."""
 
     address: int
     size: int
@@ -177,8 +177,10 @@ class SharedMemory:
             bad = (low < self.first) | (low + size > self.end)
             at = int(np.flatnonzero(bad)[0])
             raise IllegalOperation(
-                f"a shared access of {size} bytes at offset {int(low[at]):#x} is out of bounds: the "
-                f"CTA's shared memory is {self.first:#x} to {self.end:#x} (the first 1024 bytes belong "
+                f"a shared access of {size} bytes at offset {int(low[at]):#x} is out of bounds: "
+                "the "
+                f"CTA's shared memory is {self.first:#x} to {self.end:#x} (the first 1024 bytes "
+                "belong "
                 "to the system); ask for more dynamic shared memory or mask the access",
                 lane=at,
             )
@@ -188,7 +190,7 @@ class SharedMemory:
         self.high = max(self.high, top + size)
 
     def cells(self, offsets: np.ndarray, size: int) -> np.ndarray:
-        """Return the shadow cells of accesses of `size` bytes at absolute `offsets`, [n * cells]."""
+        """Return the shadow cells of accesses of `size` bytes at `offsets`, [n * cells]."""
         if size <= self.granule:
             return offsets >> self.shift
         count = size >> self.shift

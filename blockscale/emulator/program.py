@@ -31,6 +31,7 @@ from .syntax import (
 )
 
 RESERVED_SHARED = 1024  # bytes at the start of a CTA's shared window that the system keeps
+ATOMIC_STEPS = 64  # an atomic takes its lanes one by one: so much longer than other instructions
 IGNORED_CALLS = {"vprintf", "__assertfail"}
 
 
@@ -316,6 +317,7 @@ def cut(body: list[Instr | Label], tables: dict[str, list[str]], kernel: str) ->
             units[-1].instrs.append(item)
     units[-1].tail = "exit" if units[-1].tail == "next" else units[-1].tail
     for unit in units:
+        unit.weight = sum(ATOMIC_STEPS if i.base == "atom" else 1 for i in unit.instrs)
         if unit.tail in ("bra", "brx") and unit.instr is not None:
             unit.targets = find_targets(unit.instr, labels, tables, kernel)
     return units

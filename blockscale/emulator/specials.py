@@ -18,7 +18,7 @@ AXES = {"x": 0, "y": 1, "z": 2}
 
 
 def special(m: Machine, g: Gang, name: str) -> Any:
-    """Return special register `name` per lane (uint32, uint64 for the 64-bit clocks, bool for flags)."""
+    """Return special register `name` per lane (uint32; 64-bit clocks uint64, flags bool)."""
     head, _, tail = name.partition(".")
     if tail in AXES:
         return axis(m, g, head, AXES[tail])
@@ -32,15 +32,16 @@ def special(m: Machine, g: Gang, name: str) -> Any:
             "gt": ~((bit - one) | bit), "ge": ~(bit - one),
         }[head[10:]].astype(np.uint32)  # fmt: skip
     if head in ("%clock64", "%globaltimer"):
-        ticks = int(g.time) if head == "%clock64" else time.time_ns()
-        return np.full(g.n, ticks, np.uint64)
+        return np.full(g.n, int(g.time) if head == "%clock64" else time.time_ns(), np.uint64)
+    if head in ("%globaltimer_lo", "%globaltimer_hi"):
+        return one * np.uint32(time.time_ns() >> (32 if head[-2:] == "hi" else 0) & 0xFFFFFFFF)
     constants = {
         "%nwarpid": m.cta_warps, "%nsmid": 148, "%gridid": 0, "WARP_SZ": LANES,
         "%cluster_nctarank": m.cluster_ctas, "%clock": int(g.time) & 0xFFFFFFFF, "%clock_hi": 0,
-        "%globaltimer_lo": int(g.time) & 0xFFFFFFFF, "%globaltimer_hi": 0,
         "%dynamic_smem_size": m.dynamic_smem, "%total_smem_size": m.shared.end - m.shared.first,
         "%aggr_smem_size": m.shared.end, "%reserved_smem_offset_begin": 0,
         "%reserved_smem_offset_end": 1024, "%reserved_smem_offset_cap": 1024,
+        "%reserved_smem_offset_0": 0, "%reserved_smem_offset_1": 0,
     }  # fmt: skip
     if head in constants:
         return one * np.uint32(constants[head])
@@ -54,7 +55,7 @@ def special(m: Machine, g: Gang, name: str) -> Any:
         return g.lane_rank.astype(np.uint32)
     if head == "%is_explicit_cluster":
         return np.full(g.n, m.cluster_ctas > 1)
-    if head.startswith("%envreg") or head.startswith("%pm") or head == "%current_graph_exec":
+    if head.startswith(("%envreg", "%pm", "%current_graph_exec")):
         return np.zeros(g.n, np.uint32)
     raise PtxError(f"special register {name} is not modelled")
 

@@ -96,7 +96,7 @@ class Buffers:
 def whole(first: int, end: int, parts: list[np.ndarray]) -> np.ndarray:
     """Return the bytes from `first` to `end` of the process's memory, which `parts` cover."""
     raw = (ctypes.c_uint8 * (end - first)).from_address(first)
-    result = np.frombuffer(raw, np.uint8)
+    result = np.ctypeslib.as_array(raw)
     result.flags.writeable = any(part.flags.writeable for part in parts)
     return result
 
@@ -178,7 +178,7 @@ def argument(value: Any, size: int, name: str, buffers: Buffers) -> bytes:
     if isinstance(value, (bool, int, np.integer, np.bool_)):
         return integer(int(value), size, name)
     if isinstance(value, np.generic):
-        return fit(value.tobytes(), size, name)
+        return fit(np.array(value, value.dtype).tobytes(), size, name)
     if isinstance(value, float):
         kinds = {2: np.float16, 4: np.float32, 8: np.float64}
         if size not in kinds:

@@ -1,9 +1,9 @@
 """A small way to write a PTX kernel in a test and launch it.
 
-`run("... st.global.b32 [%o], %r1;", out)` makes a kernel with one parameter per argument.  Ready to use:
-`%a0 ...` the arguments (addresses, or values of scalars), `%t` the thread's number in the grid (x fastest,
-blocks one after the other), `%x` its number in the block, `%o` = the last array + 4 * %t, `%o8` = + 8 * %t;
-free registers `%p0-31`, `%b0-31` (16 bits), `%r0-63`, `%d0-63` (64 bits), `%q0-7` (128 bits).
+`run("... st.global.b32 [%o], %r1;", out)` makes a kernel with one parameter per argument.  It has
+`%a0 ...`: the arguments (addresses, or values of scalars); `%t`: the thread's number in a grid of
+one dimension; `%x`: its number in the block; `%o`, `%o8`: the last array + 4 * %t and + 8 * %t;
+`%p0-31`, `%b0-31` (16 bits), `%r0-63`, `%d0-63` (64 bits), `%q0-7` (128 bits).
 """
 
 from __future__ import annotations

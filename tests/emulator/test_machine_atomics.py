@@ -1,4 +1,4 @@
-"""atom and red: every operation and type, against loops in Python; who comes first is the seed's."""
+"""atom and red: every operation and type, against loops in Python."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def kernel(op, kind, size, place, red=False):
         copy = f"setp.lt.u32 %p0, %x, {CELLS}; mad.wide.u32 %d5, %x, {size}, %a0; "
         copy += f"mov.u64 %d6, cells; mad.wide.u32 %d6, %x, {size}, %d6;"
         kinds = f"b{8 * size}"
-        before = f"{copy} @%p0 ld.global.{kinds} {reg}20, [%d5]; @%p0 st.shared.{kinds} [%d6], {reg}20;"
+        before = (
+            f"{copy} @%p0 ld.global.{kinds} {reg}20, [%d5]; @%p0 st.shared.{kinds} [%d6], {reg}20;"
+        )
         before += "bar.sync 0;"
         after = "bar.sync 0;"
         after += f"@%p0 ld.shared.{kinds} {reg}20, [%d6]; @%p0 st.global.{kinds} [%d5], {reg}20;"
@@ -98,7 +100,9 @@ def test_integers_in_lane_order(op, kind, place):
     assert (out == old).all()
 
 
-@pytest.mark.parametrize(("op", "kind"), [i for i in INTEGERS if i[0] not in ("inc", "dec", "exch")])
+@pytest.mark.parametrize(
+    ("op", "kind"), [i for i in INTEGERS if i[0] not in ("inc", "dec", "exch")]
+)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_reductions_in_any_order(op, kind, place, seed):
@@ -232,7 +236,8 @@ def test_compare_and_swap(kind, seed):
 @pytest.mark.parametrize("place", ["global", "shared"])
 def test_128_bits(seed, place):
     body = f"""
-        cvt.u64.u32 %d10, %x; mul.lo.u64 %d11, %d10, 3; add.u64 %d12, %d10, 1; mul.lo.u64 %d13, %d12, 3;
+        cvt.u64.u32 %d10, %x; mul.lo.u64 %d11, %d10, 3; add.u64 %d12, %d10, 1;
+        mul.lo.u64 %d13, %d12, 3;
         mov.b128 %q0, {{%d10, %d11}}; mov.b128 %q1, {{%d12, %d13}};
         mov.u64 %d0, {"sh" if place == "shared" else "%a0"};
         setp.eq.u32 %p1, %x, 0; mov.u64 %d5, 0; mov.b128 %q3, {{%d5, %d5}};
@@ -288,6 +293,24 @@ def test_atomics_reach_other_ctas_of_the_cluster(seed):
     got = kit.values(body, block=40, grid=4, cluster=4, count=160, seed=seed,
                      module=".shared .b32 count;")  # fmt: skip
     assert (got == np.repeat(40 * np.arange(1, 5), 40)).all()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize(
+    "name", ["atom.shared.add.u32 %r3,", "atom.add.u32 %r3,", "red.shared.add.u32"]
+)
+def test_every_block_has_a_counter_of_its_own(seed, cluster, name):
+    """Blocks run in lockstep and give the same shared address: it is another cell in each."""
+    body = f"""
+        setp.eq.u32 %p0, %x, 0; @%p0 st.shared.b32 [count], %t; bar.sync 0;
+        mov.u64 %d0, count; {"" if ".shared" in name else "cvta.shared.u64 %d0, %d0;"}
+        mov.u32 %r1, %ctaid.x; {name} [%d0], %r1; bar.sync 0;
+        ld.shared.b32 %r2, [count]; st.global.b32 [%o], %r2;
+    """
+    got = kit.values(body, block=40, grid=4, cluster=cluster, count=160, seed=seed,
+                     module=".shared .b32 count;")  # fmt: skip
+    assert (got == np.repeat([0, 80, 160, 240], 40)).all()
 
 
 @pytest.mark.parametrize(

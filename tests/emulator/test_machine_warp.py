@@ -18,7 +18,9 @@ def shuffled(mode, values, b, packed):
     for lane in range(32):
         bound, segment = packed & 31, packed >> 8 & 31
         most, least = (lane & segment) | (bound & ~segment), lane & segment
-        j = {"up": lane - b, "down": lane + b, "bfly": lane ^ b, "idx": least | (b & ~segment)}[mode]
+        j = {"up": lane - b, "down": lane + b, "bfly": lane ^ b, "idx": least | (b & ~segment)}[
+            mode
+        ]
         ok = j >= most if mode == "up" else j <= most
         out.append(values[j if ok else lane])
         flags.append(ok)
@@ -42,7 +44,9 @@ def test_shfl(mode, width, fixed):
             selp.b32 %r4, 1, 0, %p0; mov.b64 %d1, {{%r3, %r4}};
             st.global.b64 [%o8], %d1;
         """
-        got = kit.values(body, x, block=64, count=64, dtype=np.uint64).view(np.uint32).reshape(64, 2)
+        got = (
+            kit.values(body, x, block=64, count=64, dtype=np.uint64).view(np.uint32).reshape(64, 2)
+        )
         for w in range(2):
             want, flags = shuffled(mode, x[w * 32 : w * 32 + 32], b, packed)
             assert (got[w * 32 : w * 32 + 32, 0] == want).all()
@@ -114,7 +118,9 @@ def test_groups_of_one_warp_vote_apart(tile, seed, apart):
         ones = sum(1 << (base + i) for i in range(tile) if group[i])
         same = sum(1 << (base + i) for i in range(tile) if group[i] == p.reshape(-1)[t])
         every = len(set(group.tolist())) == 1
-        flags = int(group.any()) | 2 * int(group.all()) | 4 * every | 8 * every | 16 * (lane == base)
+        flags = (
+            int(group.any()) | 2 * int(group.all()) | 4 * every | 8 * every | 16 * (lane == base)
+        )
         want = [ones, group.sum(), same, full << base if every else 0, base, flags]
         assert out[t].tolist() == want, t
 
@@ -145,7 +151,14 @@ SPECIAL = np.array([np.nan, -0.0, 0.0, 1.5, -2.5, np.inf, -np.inf, 1e-40], np.fl
 @pytest.mark.parametrize("nan", [False, True])
 def test_redux_of_floats(op, absolute, nan):
     """NaN loses without .NaN and wins with it; -0 is below +0; |x| first with .abs."""
-    rows = [[0.0, -0.0], [np.nan, np.nan], [np.nan, 1.5], [-2.5, 1.5], [np.inf, -np.inf], [1e-40, 0.0]]
+    rows = [
+        [0.0, -0.0],
+        [np.nan, np.nan],
+        [np.nan, 1.5],
+        [-2.5, 1.5],
+        [np.inf, -np.inf],
+        [1e-40, 0.0],
+    ]
     x = np.array([np.resize(r, 32) for r in rows], np.float32)
     name = f"redux.sync.{op}{'.abs' if absolute else ''}{'.NaN' if nan else ''}.f32"
     body = f"""
@@ -210,7 +223,9 @@ def test_a_warp_that_is_not_full(seed):
         mov.pred %p0, 1; vote.sync.all.pred %p1, %p0, 0xffffffff; selp.b32 %r2, 100, 0, %p1;
         popc.b32 %r0, %r0; add.u32 %r0, %r0, %r1; add.u32 %r0, %r0, %r2; st.global.b32 [%o], %r0;
     """
-    body = body.replace("vote.sync.ballot.b32 %r0, 1,", "mov.pred %p0, 1; vote.sync.ballot.b32 %r0, %p0,")
+    body = body.replace(
+        "vote.sync.ballot.b32 %r0, 1,", "mov.pred %p0, 1; vote.sync.ballot.b32 %r0, %p0,"
+    )
     got = kit.values(body, block=40, count=40, seed=seed)
     assert (got == np.where(np.arange(40) < 32, 164, 116)).all()
 

@@ -1,4 +1,4 @@
-"""atom and red (PTX ISA 9.7.13.13, .14): lanes one after the other, in an order within the rules."""
+"""atom and red (PTX ISA 9.7.13.13, .14): lanes one after the other, in the seed's order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from .. import alu
 from ..errors import IllegalOperation, PtxError
 from ..memory import misaligned
-from ..parser import SIZES
+from ..reader import SIZES
 from ..syntax import Instr, Operand, Sink
 from .core import address, known_modifiers, pick, register, type_of, vector_of, window
 from .loadstore import SCOPES, Space, effective_space, rows, values_of
@@ -119,7 +119,7 @@ class Atomic:
         self.exact = f"{'i' if self.kind[0] == 's' else 'u'}{self.size}"
 
     def chosen(self, where: np.ndarray) -> Apply:
-        """Return the function for the space of `where`: f32 sums in global memory flush subnormals."""
+        """Return the function for the space: f32 sums in global memory flush subnormals."""
         if self.flushing is self.f:
             return self.f
         if self.space.space == "":
@@ -131,7 +131,7 @@ class Atomic:
         space, whole = self.space.space, self.size * self.count
         if space in ("local", "param", "const") or (space == "" and (window(where) > 1).any()):
             raise IllegalOperation(
-                "an atomic on local, parameter or constant memory: atomics reach .global and .shared "
+                "an atomic on local, parameter or constant memory: they reach .global and .shared "
                 "only (PTX ISA 9.7.13.13)",
                 lane=int(lanes[0]),
             )
@@ -147,32 +147,55 @@ class Atomic:
         values: np.ndarray,
         more: np.ndarray | None,
     ) -> np.ndarray:
-        """Apply lane by lane where addresses repeat, all at once where they do not; return the old."""
-        old = np.empty(len(lanes), self.raw)
-        order = np.arange(len(lanes))
-        if g.machine.seed:
-            order = g.machine.rng.permutation(order)
-        rounds = ranks(spot[order])
-        f = self.chosen(spot)
-        if self.at is not None and len(rounds) > 1:
-            self.together(g, lanes, spot, values)
+        """Apply all lanes, one after the other where addresses repeat; return the old values."""
+        more = values if more is None else more
+        cell = self.cells(g, lanes, spot)
+        _, first, which = np.unique(cell, return_index=True, return_inverse=True)
+        places = spot[first]
+        cells = self.space.read(g, lanes[first], places)
+        f, values = self.chosen(spot), np.ascontiguousarray(values)
+        old = cells[which]
+        if len(places) == len(lanes):
+            new = cells.copy()
+            new[which] = f(old, values, more)
+        elif self.at is not None:
+            new = cells.copy()
+            self.at.at(new.view(self.exact), which, values.view(self.exact))
+        elif (f(old, values, more) == old).all():  # nobody changes anything: polling
             return old
-        for part in rounds:
-            now = order[part]
-            before = self.space.read(g, lanes[now], spot[now])
-            old[now] = before
-            new = f(before, np.ascontiguousarray(values[now]), None if more is None else more[now])
-            if (new != before).any():  # a compare-and-swap that fails writes nothing
-                self.space.write(g, lanes[now], spot[now], new)
+        else:
+            new = self.in_turn(g, cells, which, f, values, more, old)
+        if (new != cells).any():  # a compare-and-swap that fails writes nothing
+            self.space.write(g, lanes[first], places, new)
         return old
 
-    def together(self, g: Gang, lanes: np.ndarray, spot: np.ndarray, values: np.ndarray) -> None:
-        """Apply all lanes of an operation whose order does not matter."""
-        assert self.at is not None
-        places, first, which = np.unique(spot, return_index=True, return_inverse=True)
-        sums = self.space.read(g, lanes[first], places)
-        self.at.at(sums.view(self.exact), which, np.ascontiguousarray(values).view(self.exact))
-        self.space.write(g, lanes[first], places, sums)
+    def cells(self, g: Gang, lanes: np.ndarray, spot: np.ndarray) -> np.ndarray:
+        """Return a number per memory cell: a shared address means another one in every cluster."""
+        if self.space.space == "global":
+            return spot
+        own = spot | (g.lane_slot0[lanes].astype(np.uint64) + np.uint64(1)) << np.uint64(48)
+        return own if self.space.space else np.where(window(spot) == 1, own, spot)
+
+    def in_turn(
+        self,
+        g: Gang,
+        cells: np.ndarray,
+        which: np.ndarray,
+        f: Apply,
+        values: np.ndarray,
+        more: np.ndarray,
+        old: np.ndarray,
+    ) -> np.ndarray:
+        """Return the cells after the lanes came one by one, as the seed says; fill `old`."""
+        order = np.arange(len(which))
+        if g.machine.seed:
+            order = g.machine.rng.permutation(order)
+        new = cells.copy()
+        for part in ranks(which[order]):
+            now = order[part]
+            old[now] = new[which[now]]
+            new[which[now]] = f(old[now], values[now], more[now])
+        return new
 
 
 def build(
@@ -226,8 +249,8 @@ def red(c: Compiler, ins: Instr) -> Callable[..., None]:
 
 @register("multimem")
 def multimem(c: Compiler, ins: Instr) -> Callable[..., None]:
-    """multimem.ld_reduce, .st, .red (9.7.9.16): memory of several devices, which are not modelled."""
+    """multimem.ld_reduce, .st, .red (9.7.9.16): memory of several devices; not modelled."""
     raise PtxError(
-        f"{ins.opcode} works on memory of several devices (PTX ISA 9.7.9.16); the emulator has one: "
-        "use ld, st or red"
+        f"{ins.opcode} works on memory of several devices (PTX ISA 9.7.9.16); the emulator has "
+        "one: use ld, st or red"
     )

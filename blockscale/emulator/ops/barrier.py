@@ -27,7 +27,7 @@ CLUSTER_MODIFIERS = {"cluster", "arrive", "wait", "aligned", "release", "relaxed
 
 
 class Round:
-    """Where a fragment stands at a barrier: per warp, the barrier and the generation it waits for."""
+    """Where a fragment stands at a barrier: per warp, the barrier and the generation."""
 
     def __init__(self) -> None:
         self.entries: dict[int, tuple[Barrier, int]] = {}
@@ -52,7 +52,8 @@ def arrive(
     spot = barrier.arrived[first : first + LANES]
     if (spot & lanes).any():
         raise IllegalOperation(
-            "a thread arrives twice at a barrier that has not completed (PTX ISA 9.7.13.1); it must wait "
+            "a thread arrives twice at a barrier that has not completed (PTX ISA 9.7.13.1); it "
+            "must wait "
             "for the barrier first",
             lane=w * LANES + int(np.flatnonzero(spot & lanes)[0]),
         )
@@ -136,7 +137,8 @@ class CtaBarrier:
             )
         if threads is not None and (threads % LANES or threads == 0):
             raise IllegalOperation(
-                f"a barrier of {threads} threads: the number must be a multiple of {LANES}, and not 0 "
+                f"a barrier of {threads} threads: the number must be a multiple of {LANES}, and "
+                "not 0 "
                 "(PTX ISA 9.7.13.1)",
                 lane=first,
             )
@@ -144,7 +146,8 @@ class CtaBarrier:
         if b.arrived is not None and b.expected != threads:
             raise IllegalOperation(
                 f"barrier {which} is waited for by {threads or 'all'} threads here and by "
-                f"{b.expected or 'all'} at line {b.line}; the numbers must agree (PTX ISA 9.7.13.1)",
+                f"{b.expected or 'all'} at line {b.line}; the numbers must agree (PTX ISA "
+                "9.7.13.1)",
                 lane=first,
             )
         b.expected = threads
@@ -171,7 +174,7 @@ class CtaBarrier:
 
     def leave(self, g: Gang, m: np.ndarray | None, f: Fragment) -> Any:
         """Go on when the barrier has completed."""
-        machine, active = g.machine, g.active_warps(m)
+        active = g.active_warps(m)
         entries = [f.wait.entries[int(g.warps[w])] for w in active]
         ready = np.array([b.generation != generation for b, generation in entries])
         if not ready.all():
@@ -231,7 +234,8 @@ def check(machine: Machine, b: Barrier, cta: Cta, lane: int | None = None) -> No
         complete(machine, b)
     elif count * LANES > b.expected:
         raise IllegalOperation(
-            f"{count * LANES} threads have arrived at a barrier of {b.expected} (PTX ISA 9.7.13.1); "
+            f"{count * LANES} threads have arrived at a barrier of {b.expected} (PTX ISA "
+            "9.7.13.1); "
             "give it the number of threads that come",
             lane=lane,
         )

@@ -116,7 +116,7 @@ def fence(c: Compiler, ins: Instr) -> Callable[..., None]:
 @register("griddepcontrol", waits=True)
 @register("nanosleep", waits=True)
 def pause(c: Compiler, ins: Instr) -> Callable[..., Any]:
-    """griddepcontrol (one grid at a time: its dependencies are done), nanosleep: others may go first."""
+    """griddepcontrol (one grid at a time: dependencies are done), nanosleep: others go first."""
 
     def run(g: Gang, m: np.ndarray | None, f: Fragment) -> bool:
         g.time += 10
@@ -160,7 +160,7 @@ def place_globals(machine: Machine) -> None:
 
 
 def cta_exits(machine: Machine, cta: Cta, ins: Instr | None) -> None:
-    """Check that no other CTA may still use the shared memory of a CTA that ends (PTX ISA 9.7.13.3)."""
+    """Check that no CTA may still use the shared memory of one that ends (PTX ISA 9.7.13.3)."""
     shadow = machine.shared_shadow
     if shadow is None or machine.cluster_ctas == 1:
         return
@@ -176,7 +176,8 @@ def cta_exits(machine: Machine, cta: Cta, ins: Instr | None) -> None:
     if found is not None:
         line = ins.line if ins is not None else None
         machine.hazards.conflict(
-            found, f"the end of CTA rank {cta.rank}", "shared memory", line or 0, cta.warps[0].index,
+            found, f"the end of CTA rank {cta.rank}", "shared memory", line or 0,
+            cta.warps[0].index,
             int(span[shadow.dirty[span]][found[1]]) % cells * machine.traits.granule,
         )  # fmt: skip
 
@@ -187,7 +188,8 @@ def at_exit(machine: Machine, cluster: Cluster) -> None:
         for column, count in cta.allocations.items():
             machine.hazards.add(
                 "tmem not freed", "error",
-                f"CTA {cta.coords} ends with {count} TMEM columns from {column} still allocated; execute "
+                f"CTA {cta.coords} ends with {count} TMEM columns from {column} still allocated; "
+                "execute "
                 "tcgen05.dealloc before the last warp leaves (PTX ISA 9.7.16.7.1)",
                 line=machine.tmem_lines.get((cta.slot, column)), warp=cta.warps[0].index,
             )  # fmt: skip
@@ -197,5 +199,5 @@ def at_exit(machine: Machine, cluster: Cluster) -> None:
         del machine.mbarriers[key]
     for warp in cluster.warps:
         machine.cluster_waits.pop(warp.index, None)
-    for key in [k for k in machine.sync if isinstance(k, tuple) and k[0] == cluster.slot]:
-        del machine.sync[key]
+    for spot in [k for k in machine.sync if isinstance(k, tuple) and k[0] == cluster.slot]:
+        del machine.sync[spot]

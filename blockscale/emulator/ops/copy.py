@@ -15,24 +15,12 @@ from ..syntax import Imm, Instr, Reg
 from ..tma.opcode import parse
 from . import mbarrier
 from .core import address, register, shared_offsets
+from .issuer import Issuer, begin_load, done, tell
 
 if TYPE_CHECKING:
     from ..compiler import Compiler
     from ..gang import Fragment, Gang
     from ..grid import Warp
-
-
-def done(
-    clocks: Any, know: np.ndarray, fenced: np.ndarray, agent: int, clock: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return what the end of an operation tells: it is done, and what its issuer knew."""
-    vectors = []
-    for vector in (know, fenced):
-        new = np.zeros(clocks.agents, np.int32)
-        new[: len(vector)] = vector
-        new[agent] = clock
-        vectors.append(new)
-    return vectors[0], vectors[1]
 
 
 @register("cp.async")
@@ -97,43 +85,24 @@ def issue(
     agent = clocks.cp_async + warp.agent
     warp.cp_sequence += 1
     clock = warp.cp_sequence + 1
-    know = clocks.vector(cluster, warp.agent)
+    who = Issuer(g, int(lanes[0]))
     clocks.know[cluster, agent, agent] = clock
     line = g.ins.line
-
-    try:
-        full = np.flatnonzero(sizes > 0)
-        offsets = np.zeros(len(src), np.int64)
-        if len(full):
-            offsets[full] = machine.memory.offsets(src[full], 1)
-            machine.memory.offsets(src[full] + sizes[full].astype(np.uint64) - np.uint64(1), 1)
-            odd = np.flatnonzero(src[full] & np.uint64(size - 1))
-            if len(odd):
-                raise IllegalOperation(misaligned(int(src[full[odd[0]]]), size), lane=int(odd[0]))
-    except IllegalOperation as error:
-        error.lane = int(lanes[full[error.lane or 0]])
-        raise
+    offsets = sources(g, src, sizes, size, lanes)
     into = dst[:, None] + np.arange(size)
-    if machine.engine.poison and machine.engine.temper != "eager":
-        machine.shared.bytes[into] = 0xFF
+    begin_load(who, into.reshape(-1))
 
     def happen(op: Op) -> None:
         data = np.zeros((len(dst), size), np.uint8)
-        if (sizes == size).all():
-            data[:] = machine.memory.views[1][offsets[:, None] + np.arange(size)]
-        else:
-            keep = np.arange(size) < sizes[:, None]
-            data[keep] = machine.memory.views[1][(offsets[:, None] + np.arange(size))[keep]]
+        keep = np.arange(size) < sizes[:, None]
+        data[keep] = machine.memory.views[1][(offsets[:, None] + np.arange(size))[keep]]
         machine.shared.bytes[into] = data
         shadow = machine.shared_shadow
         if shadow is not None:
             cells = machine.shared.cells(dst, size)
-            found = shadow.write(cells, agent, know, clock, line)
+            found = shadow.write(cells, agent, who.know, clock, line)
             if found is not None:
-                offset = int(cells[found[1]]) * machine.traits.granule % machine.shared.stride
-                machine.hazards.conflict(
-                    found, "cp.async", "shared memory", line, warp.index, offset
-                )
+                tell(who, agent, cells, found, "cp.async", "error")
 
     op = Op("cp.async", warp.cta, line, happen, cost=4.0, bytes=int(sizes.sum()), label="cp.async")
     op.agent, op.clock = agent, clock
@@ -141,6 +110,27 @@ def issue(
     machine.report.bytes["shared"]["written"] += size * len(dst)
     warp.cp_open.append(op)
     machine.engine.issue(("cp", warp.index), op, g.time)
+
+
+def sources(
+    g: Gang, src: np.ndarray, sizes: np.ndarray, size: int, lanes: np.ndarray
+) -> np.ndarray:
+    """Return the arena offsets of what one warp's copies read; nothing is read of empty ones."""
+    memory = g.machine.memory
+    offsets = np.zeros(len(src), np.int64)
+    full = np.flatnonzero(sizes > 0)
+    if not len(full):
+        return offsets
+    try:
+        odd = np.flatnonzero(src[full] & np.uint64(size - 1))
+        if len(odd):
+            raise IllegalOperation(misaligned(int(src[full[odd[0]]]), size), lane=int(odd[0]))
+        offsets[full] = memory.offsets(src[full], 1)
+        memory.offsets(src[full] + sizes[full].astype(np.uint64) - np.uint64(1), 1)
+    except IllegalOperation as error:
+        error.lane = int(lanes[full[error.lane or 0]])
+        raise
+    return offsets
 
 
 @register("cp.async.commit_group")

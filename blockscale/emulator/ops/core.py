@@ -72,7 +72,7 @@ def type_of(ins: Instr) -> tuple[str, int]:
 
 
 def known_modifiers(ins: Instr, allowed: Container[str]) -> None:
-    """Refuse modifiers that are no type, no state space, no vector, no cache hint, nor `allowed`."""
+    """Refuse modifiers that are no type, state space, vector, cache hint, nor `allowed`."""
     for mod in ins.mods:
         if mod in allowed or mod in SIZES or mod in SPACES or mod in VECTORS:
             continue
@@ -165,8 +165,8 @@ def shared_offsets(
         if own and rank[at] < machine.cluster_ctas:
             raise IllegalOperation(
                 f"address {int(addresses[at]):#x} is in the window of CTA rank {rank[at]}, and the "
-                f"instruction reaches .shared::cta of rank {int(g.lane_rank[lanes[at]])} only (PTX ISA "
-                "5.1.6); use .shared::cluster",
+                f"instruction reaches .shared::cta of rank {int(g.lane_rank[lanes[at]])} only (PTX "
+                "ISA 5.1.6); use .shared::cluster",
                 lane=int(lanes[at]),
             )
         raise bad_rank(int(addresses[at]), machine.cluster_ctas, int(lanes[at]))
@@ -183,8 +183,8 @@ def at_lane(error: IllegalOperation, lanes: np.ndarray) -> IllegalOperation:
 def bad_rank(address: int, ctas: int, lane: int) -> IllegalOperation:
     """Return the error for a shared address of a CTA that the cluster does not have."""
     return IllegalOperation(
-        f"shared address {address:#x} names CTA rank {(address >> 24) & 0xFF} of a cluster of {ctas}; "
-        "make it with mapa from an address of this CTA",
+        f"shared address {address:#x} names CTA rank {(address >> 24) & 0xFF} of a cluster of "
+        f"{ctas}; make it with mapa from an address of this CTA",
         lane=lane,
     )
 
@@ -200,8 +200,8 @@ def same_in_warp(
             part = part[mask[w * LANES : (w + 1) * LANES]]
         if (part != part[0]).any():
             raise IllegalOperation(
-                f"{what} differs between the lanes of a warp ({int(part[0]):#x}, ...); all lanes must "
-                "give the same value",
+                f"{what} differs between the lanes of a warp ({int(part[0]):#x}, ...); all lanes "
+                "must give the same value",
                 lane=int(w) * LANES,
             )
         result.append((int(w), int(part[0])))
@@ -213,8 +213,8 @@ def converged(
 ) -> bool:
     """Return whether all live lanes of `need` (default: of the active warps) are in `mask`.
 
-    If not, the fragment is parked until the missing lanes have come to the same instruction, and then
-    takes them in (PTX ISA 9.7.9.6: membermask).
+    If not, the fragment is parked until the missing lanes have come to the same instruction, and
+    then takes them in (PTX ISA 9.7.9.6: membermask).
     """
     if mask is None or (f.full and mask is f.mask):
         return True
@@ -239,6 +239,6 @@ def converged(
 
 
 def converged_again(g: Gang, f: Fragment) -> bool:
-    """The fragment has taken others in: let the machine try the instruction again with all lanes."""
+    """The fragment has taken others in: the machine tries the instruction again with all."""
     g.machine.progress += 1
     return False

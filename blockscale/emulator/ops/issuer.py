@@ -14,7 +14,6 @@ from ..gang import LANES
 from ..syntax import Instr, Mem, Operand, Vec
 from ..tma.opcode import AsyncOp
 from . import mbarrier
-from .copy import done
 from .core import address, bad_rank, converged, shared_offsets
 
 if TYPE_CHECKING:
@@ -74,6 +73,9 @@ class Issuer:
         self.ins: Instr = g.ins
         self.line = g.ins.line
         self.early: set[tuple[int, int]] = set()  # (agent, line) of accesses before the issue
+        clocks = g.machine.clocks
+        pipes = np.arange(clocks.tensor, clocks.store)
+        self.pipes = clocks.know[self.cluster.slot, pipes, pipes]  # what they had been given
 
     def claim(self, op: Op) -> None:
         """Give the operation its agent."""
@@ -160,6 +162,16 @@ class Issuer:
         if found is not None:
             self.early.add((found[2], abs(found[3])))
 
+    def before_tensor(self, found: Found, cell: int) -> bool:
+        """Whether a conflict is with tensor work that had been issued before this."""
+        clocks, shadow = self.machine.clocks, self.machine.shared_shadow
+        kind, _, other, _ = found
+        if shadow is None or not clocks.tensor <= other < clocks.store:
+            return False
+        if kind != "read-write":
+            return True
+        return bool(shadow.r_clock[shadow.rows[other], cell] <= self.pipes[other - clocks.tensor])
+
     def start(self, op: Op) -> None:
         """Put an operation in flight by itself."""
         self.machine.engine.issue(self.machine.engine.new_stream(), op, self.g.time)
@@ -175,6 +187,16 @@ class Issuer:
         later = Op(op.engine, self.cta, self.line, lambda _: write(), cost=0.0)
         op.extra["writes"] = later
         self.machine.engine.issue(self.machine.engine.new_stream(), later, op.end)
+
+
+class Everything(set[tuple[int, int]]):
+    """All accesses: what a synchronous instruction finds came before it."""
+
+    def __contains__(self, item: object) -> bool:
+        return True
+
+
+EARLIER = Everything()
 
 
 def cells_of(machine: Machine, offsets: np.ndarray) -> np.ndarray:
@@ -215,6 +237,8 @@ def tell(
     """Report a conflict at one of `cells` of shared memory."""
     machine = who.machine
     offset = int(cells[found[1]]) * machine.traits.granule % machine.shared.stride
+    if who.before_tensor(found, int(cells[found[1]])):
+        who.early.add((found[2], abs(found[3])))
     tell_at(who, agent, found, what, "shared memory", offset, severity)
 
 
@@ -223,18 +247,18 @@ def tell_at(
 ) -> None:
     """Report a conflict of an operation (by `agent`) with an earlier access.
 
-    A warp that came in after the issue has not waited for the operation: the conflict is its own.
+    A warp, or a tensor operation, that came in after the issue has not waited for this operation:
+    the conflict is its own.
     """
-    machine = who.machine
+    machine, clocks = who.machine, who.machine.clocks
     kind, at, other, line = found
-    late = other < machine.clocks.warps and (other, abs(line)) not in who.early
-    if not late or kind == "proxy":
-        machine.hazards.conflict(
-            found, what, memory, who.line, who.warp.index, offset, severity
-        )
+    able = other < clocks.warps or clocks.tensor <= other < clocks.store
+    if kind == "proxy" or not able or (other, abs(line)) in who.early:
+        machine.hazards.conflict(found, what, memory, who.line, who.warp.index, offset, severity)
         return
     turned = {"write-read": "read-write", "read-write": "write-read"}.get(kind, kind)
-    warp = who.cluster.warps[other]
+    rank = other - clocks.tensor
+    warp = who.cluster.warps[other] if rank < 0 else who.cluster.ctas[rank].warps[0]
     opcode = machine.hazards.lines.get(abs(line), "an access")
     machine.hazards.conflict(
         (turned, at, agent, who.line), opcode, memory, abs(line), warp.index, offset, severity
@@ -268,6 +292,19 @@ def begin_load(who: Issuer, offsets: np.ndarray) -> None:
     who.look(offsets)
     if who.machine.engine.poison and who.machine.engine.temper != "eager":
         who.machine.shared.bytes[offsets] = 0xFF
+
+
+def done(
+    clocks: Any, know: np.ndarray, fenced: np.ndarray, agent: int, clock: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return what the end of an operation tells: it is done, and what its issuer knew."""
+    vectors = []
+    for vector in (know, fenced):
+        new = np.zeros(clocks.agents, np.int32)
+        new[: len(vector)] = vector
+        new[agent] = clock
+        vectors.append(new)
+    return vectors[0], vectors[1]
 
 
 def finish_load(who: Issuer, op: Op, b: mbarrier.MBarrier, count: int) -> None:

@@ -34,6 +34,7 @@ SCOPES = {"cta", "cluster", "gpu", "sys"}
 LOADS = {"weak", "acquire", "relaxed", "volatile", "mmio", "nc", "unified"} | CACHE | SCOPES
 STORES = {"weak", "release", "relaxed", "volatile", "mmio", "unified"} | CACHE | SCOPES
 SYNC = {"acquire", "release", "relaxed", "volatile", "mmio"}
+MOST_BYTES = 32  # of one load or store
 BANKS = 32  # of 4 bytes
 SAMPLES = 16  # executions per line whose bank conflicts are counted
 
@@ -48,7 +49,7 @@ class Space:
         self.last: dict[int, np.uint64] = {}  # gang -> where it read last
 
     def read(self, g: Gang, lanes: np.ndarray, at: np.ndarray) -> np.ndarray:
-        """Return the items at addresses `at` of `lanes`, as unsigned (or void) items of `size` bytes."""
+        """Return the items at addresses `at`, unsigned (or void) ones of `size` bytes."""
         space = self.space or self.resolve(g, lanes, at, None)
         if isinstance(space, np.ndarray):
             return space
@@ -125,8 +126,8 @@ class Space:
             g.local_view(size)[offsets >> (size.bit_length() - 1)] = items
         else:
             raise IllegalOperation(
-                f"a store to the .{space} state space, which is read-only (PTX ISA 5.1); copy what is "
-                "to change to another space",
+                f"a store to the .{space} state space, which is read-only (PTX ISA 5.1); copy what "
+                "is to change to another space",
                 lane=int(lanes[0]),
             )
 
@@ -241,6 +242,7 @@ def load(c: Compiler, ins: Instr) -> Callable[..., None]:
     known_modifiers(ins, LOADS)
     dtype, size = type_of(ins)
     count = vector_of(ins)
+    check_width(ins, size * count)
     target, mem = ins.operands[0], ins.operands[1]
     outs = rows(c, target, dtype)
     if len(outs) != count and not (count == 1 and len(outs) == 1):
@@ -283,6 +285,7 @@ def store(c: Compiler, ins: Instr) -> Callable[..., None]:
     known_modifiers(ins, STORES)
     dtype, size = type_of(ins)
     count = vector_of(ins)
+    check_width(ins, size * count)
     mem, value = ins.operands[0], ins.operands[1]
     get = values_of(c, value, dtype, size)
     if len(get) != count:
@@ -307,6 +310,16 @@ def store(c: Compiler, ins: Instr) -> Callable[..., None]:
         space.write(g, lanes, where, items)
 
     return run
+
+
+def check_width(ins: Instr, width: int) -> None:
+    """Refuse accesses of 32 bytes outside .global, as ptxas does."""
+    if width > MOST_BYTES or (width == MOST_BYTES and space_of(ins) != "global"):
+        raise PtxError(
+            f"{ins.opcode} accesses {width} bytes at once: 32 bytes in .global and 16 elsewhere "
+            "are the "
+            "most (PTX ISA 9.7.9.8); split the access"
+        )
 
 
 def whole_type(size: int) -> str:

@@ -64,7 +64,8 @@ def find(machine: Machine, offset: int, what: str, lane: int | None = None) -> M
     if found is None:
         at = offset % machine.shared.stride
         raise IllegalOperation(
-            f"{what} at shared {at:#x}, where no mbarrier object is: mbarrier.init comes first (PTX ISA "
+            f"{what} at shared {at:#x}, where no mbarrier object is: mbarrier.init comes first "
+            "(PTX ISA "
             "9.7.13.15.1), with a barrier between it and the other warps",
             lane=lane,
         )
@@ -90,8 +91,10 @@ def arrive(machine: Machine, b: MBarrier, count: int, lane: int | None = None) -
     if count > b.pending:
         raise IllegalOperation(
             f"mbarrier arrival count underflow: {count} arrivals at an mbarrier (shared "
-            f"{b.offset % machine.shared.stride:#x}) that waits for {b.pending} of {b.expected} more in "
-            "this phase (PTX ISA 9.7.13.15.2); wait for the phase before arriving again, or initialise it "
+            f"{b.offset % machine.shared.stride:#x}) that waits for {b.pending} of {b.expected} "
+            "more in "
+            "this phase (PTX ISA 9.7.13.15.2); wait for the phase before arriving again, or "
+            "initialise it "
             "with the right count",
             lane=lane,
         )
@@ -120,7 +123,8 @@ def bounds(machine: Machine, b: MBarrier, lane: int | None) -> None:
     if not -MOST <= b.tx <= MOST:
         word = "overflow" if b.tx > 0 else "underflow"
         raise IllegalOperation(
-            f"mbarrier tx-count {word}: {b.tx} at shared {b.offset % machine.shared.stride:#x} is outside "
+            f"mbarrier tx-count {word}: {b.tx} at shared {b.offset % machine.shared.stride:#x} "
+            "is outside "
             f"-(2^20 - 1) .. 2^20 - 1 (PTX ISA 9.7.13.15.3)",
             lane=lane,
         )
@@ -175,8 +179,10 @@ def init(c: Compiler, ins: Instr) -> Callable[..., None]:
             old = machine.mbarriers.get(int(offset))
             if old is not None and old.busy:
                 raise IllegalOperation(
-                    f"mbarrier.init of an mbarrier in use (shared {int(offset) % machine.shared.stride:#x}, "
-                    f"initialised at line {old.line}: {old.pending} of {old.expected} arrivals and {old.tx} "
+                    "mbarrier.init of an mbarrier in use (shared "
+                    f"{int(offset) % machine.shared.stride:#x}, "
+                    f"initialised at line {old.line}: {old.pending} of {old.expected} arrivals "
+                    f"and {old.tx} "
                     "bytes pending); mbarrier.inval comes first, when nobody needs it",
                     lane=int(lane),
                 )
@@ -197,7 +203,8 @@ def inval(c: Compiler, ins: Instr) -> Callable[..., None]:
         for lane, b in barriers(g, m, "mbarrier.inval"):
             if b.busy:
                 raise IllegalOperation(
-                    f"mbarrier.inval of an mbarrier in use ({b.pending} of {b.expected} arrivals and {b.tx} "
+                    f"mbarrier.inval of an mbarrier in use ({b.pending} of {b.expected} arrivals "
+                    f"and {b.tx} "
                     "bytes pending); wait for its phase first",
                     lane=lane,
                 )
@@ -296,7 +303,7 @@ def pending_count(c: Compiler, ins: Instr) -> Callable[..., None]:
 def initialised(
     g: Gang, m: np.ndarray | None, f: Fragment, at: Callable[[Gang], np.ndarray]
 ) -> bool:
-    """Return whether there are mbarriers to wait for; some shipped kernels wait before a slow init."""
+    """Return whether there are mbarriers to wait for; shipped kernels wait before a slow init."""
     machine, lanes = g.machine, g.lanes(m)
     for lane, offset in zip(lanes, shared_offsets(g, lanes, at(g)[lanes], 8), strict=True):
         if int(offset) not in machine.mbarriers:
@@ -304,7 +311,8 @@ def initialised(
             f.reason = f"mbarrier.init at shared {where:#x}, where no mbarrier object is"
             machine.hazards.add(
                 "mbarrier used before init", "warning",
-                f"{g.ins.opcode} at shared {where:#x} comes, or may come, before its mbarrier.init: no "
+                f"{g.ins.opcode} at shared {where:#x} comes, or may come, before its "
+                "mbarrier.init: no "
                 "barrier orders the two (PTX ISA 9.7.13.15.1); put one behind the init",
                 line=g.ins.line, warp=int(g.warps[lane // LANES]), lane=int(lane) % LANES,
             )  # fmt: skip

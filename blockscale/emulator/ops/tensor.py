@@ -15,9 +15,8 @@ from ..tcgen05.mma import check_zero_column_mask, plan_mma
 from ..tcgen05.movement import check_cp_address, check_shift_address, cp_plan, shift_cells
 from ..tcgen05.opcode import Opcode, parse_opcode
 from . import mbarrier
-from .copy import done
 from .core import address, register
-from .issuer import blame
+from .issuer import blame, done
 from .pipe import PipeIssuer, issuers
 from .tensoralloc import one_group
 

@@ -268,6 +268,7 @@ def give_back(g: Gang, f: Fragment, w: int, column: int, number: int, group: int
                 f"CTA (allocated: {have}; PTX ISA {SECTION}); free what tcgen05.alloc gave, once",
                 lane=w * LANES,
             )
+        drain(machine, cta)
         freeing(g, warp, column, number)
         del cta.allocations[column]
         clock = int(machine.clocks.know[cta.cluster.slot, warp.agent, warp.agent])
@@ -287,6 +288,17 @@ def give_back(g: Gang, f: Fragment, w: int, column: int, number: int, group: int
     for x in ctas:
         book.granted[book.here.pop(x.rank)[0].index] = 1
     machine.progress += 1
+
+
+def drain(machine: Machine, cta: Cta) -> None:
+    """Let work on a CTA's tensor memory happen that is in flight: later it would find nothing."""
+    engine = machine.engine
+    for warp in cta.warps:
+        for op in warp.st_pending:
+            engine.finish(op, ("st", warp.index))
+    for slot in {cta.slot, cta.cluster.ctas[cta.rank & ~1].slot}:
+        while ("tensor", slot) in engine.streams:
+            engine.run_from(("tensor", slot))
 
 
 def freeing(g: Gang, warp: Warp, column: int, number: int) -> None:

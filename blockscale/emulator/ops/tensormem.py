@@ -15,24 +15,13 @@ from ..syntax import Imm, Instr, Operand, Vec
 from ..tcgen05.movement import check_ld_address, ld_cells, pack16, reduce_columns, unpack16
 from ..tcgen05.opcode import Opcode, parse_opcode
 from .core import address, register, same_in_warp
-from .issuer import Issuer, aligned, blame, tell_at
+from .issuer import EARLIER, Issuer, aligned, blame, tell_at
 from .tensoralloc import CELLS, COLUMNS, check_columns
 
 if TYPE_CHECKING:
     from ..compiler import Compiler
     from ..gang import Fragment, Gang
     from ..grid import Cta, Warp
-    from ..machine import Machine
-
-
-class Everything(set[tuple[int, int]]):
-    """All accesses: what a synchronous instruction finds came before it."""
-
-    def __contains__(self, item: object) -> bool:
-        return True
-
-
-EARLIER = Everything()
 
 
 def cells_of(cta: Cta, lanes: np.ndarray, columns: np.ndarray) -> np.ndarray:
@@ -40,9 +29,7 @@ def cells_of(cta: Cta, lanes: np.ndarray, columns: np.ndarray) -> np.ndarray:
     return cta.slot * CELLS + lanes.astype(np.int64) * COLUMNS + columns
 
 
-def touch(
-    who: Issuer, agent: int, clock: int, cells: np.ndarray, write: bool, what: str
-) -> None:
+def touch(who: Issuer, agent: int, clock: int, cells: np.ndarray, write: bool, what: str) -> None:
     """Record an access of TMEM and report conflicts and reads of nothing."""
     machine, line = who.machine, who.line
     shadow = machine.tmem_shadow

@@ -1,4 +1,4 @@
-"""Instructions between the lanes of a warp (PTX ISA 9.7.9.6, 9.7.13): shfl, vote, match, redux, elect."""
+"""Between the lanes of a warp: shfl, vote, match, redux, elect (PTX ISA 9.7.9.6, 9.7.13)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ EVERYBODY = 0xFFFFFFFF
 NAN = np.uint32(0x7FFFFFFF)  # the canonical NaN
 POISON = np.uint32(0xFFFFFFFF)  # what a lane gets from one that takes no part
 
-# [W, 1, 32], or [W, 32, 32] where lanes of a warp name different groups: [w, i, j] is whether lane j
-# takes part in what lane i gets.  None: the instruction has to wait.
+# [W, 1, 32], or [W, 32, 32] where lanes of a warp name different groups: [w, i, j] is whether lane
+# j takes part in what lane i gets.  None: the instruction has to wait.
 Groups = np.ndarray
 
 
@@ -41,7 +41,7 @@ class Members:
         self.get = None if full or op is None else c.lanes_source(op, "u4")
 
     def meet(self, g: Gang, m: np.ndarray | None, f: Fragment) -> Groups | None:
-        """Wait until all lanes that the masks name are here; return the groups, or None: not yet."""
+        """Wait until all lanes that the masks name are here; return the groups, or None."""
         active = g.by_warp(m)
         if self.get is None:
             if m is not None and self.named and not converged(g, m, f):
@@ -52,8 +52,9 @@ class Members:
         if outside.any():
             lane = int(np.flatnonzero(outside)[0])
             raise IllegalOperation(
-                f"lane {lane % LANES} is not in the member mask {int(masks.reshape(-1)[lane]):#010x} "
-                "that it gives; a lane that executes the instruction must be in its mask (PTX ISA "
+                f"lane {lane % LANES} is not in the member mask "
+                f"{int(masks.reshape(-1)[lane]):#010x} that it gives; a lane that executes the "
+                "instruction must be in its mask (PTX ISA "
                 "9.7.13: membermask); build the mask of the lanes that come here",
                 lane=lane,
             )
@@ -86,7 +87,7 @@ def destinations(op: Operand) -> tuple[Operand, Operand]:
 
 
 def pattern(mode: str, b: Any, packed: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return (source lane, in range) of shfl for lanes [..., 32]; what is out of range reads itself."""
+    """Return (source lane, in range) of shfl for lanes [..., 32]; out of range: the own lane."""
     b, bound, segment = b & 31, packed & 31, (packed >> 8) & 31
     top = (LANE & segment) | (bound & ~segment)
     if mode == "up":
@@ -206,7 +207,7 @@ REDUCTIONS: dict[str, tuple[np.ufunc, Callable[[str], int]]] = {
 
 
 def key(v: np.ndarray) -> np.ndarray:
-    """Return int32 keys in the order of the float32 numbers with bits `v`: -0 below +0; self-inverse."""
+    """Return int32 keys in the order of the float32 bits `v`, -0 below +0; its own inverse."""
     signed = v.view(np.int32)
     return signed ^ ((signed >> 31) & 0x7FFFFFFF)
 

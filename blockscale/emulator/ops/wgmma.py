@@ -14,7 +14,7 @@ from ..gang import LANES
 from ..mma.wgmma import Wgmma, parse_wgmma
 from ..syntax import Imm, Instr, Operand, Vec
 from .core import register
-from .issuer import aligned, blame
+from .issuer import EARLIER, aligned, blame
 from .pipe import PipeIssuer
 from .tensor import predicate
 
@@ -110,6 +110,7 @@ def wgmma(c: Compiler, ins: Instr) -> Callable[..., Any]:
         first = int(warps[0]) * LANES
         with blame(first):
             who = PipeIssuer(g, first, 1)
+            who.early = EARLIER  # it reads its operands at once
             new = operands.multiply(g, warps, who)
         full = np.zeros(g.n, np.uint32)
         for i, put in enumerate(operands.puts):

@@ -264,13 +264,13 @@ class MmaPlan:
 def check_zero_column_mask(value: int) -> None:
     """Raise unless a zero-column mask descriptor masks nothing.
 
-    Bit 39 disables the mask (CUTLASS, cute/arch/mma_sm100_desc.hpp); masks themselves are not
-    modelled.
+    Bit 39, "non-zero mask": 0 means that the mask is all zeros and every column of B is used (PTX ISA
+    9.7.16.4.3); 1 asks for a generated mask, which is not modelled.
     """
-    if not value >> 39 & 1:
+    if value >> 39 & 1:
         raise IllegalOperation(
             f"tcgen05.mma.ws: zero-column mask descriptor 0x{value:016x} masks columns of B (PTX "
-            "ISA 9.7.16.4.3), which the emulator does not model; set bit 39"
+            "ISA 9.7.16.4.3, bit 39), which the emulator does not model; pass 0"
         )
 
 
