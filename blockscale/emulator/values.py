@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -178,7 +178,7 @@ def argument(value: Any, size: int, name: str, buffers: Buffers) -> bytes:
     if isinstance(value, (bool, int, np.integer, np.bool_)):
         return integer(int(value), size, name)
     if isinstance(value, np.generic):
-        return fit(np.array(value, value.dtype).tobytes(), size, name)
+        return fit(cast("np.ndarray", value).tobytes(), size, name)
     if isinstance(value, float):
         kinds = {2: np.float16, 4: np.float32, 8: np.float64}
         if size not in kinds:

@@ -137,6 +137,16 @@ class Issuer:
         if cta is not None:
             shared = (shared & 0xFFFFFF) | (cta.rank << 24)
         offset = int(self.absolute(shared & 0xFFFFFFFF, 8)[0])
+        there = self.machine.mbarriers.get(offset)
+        if self.cta_of(shared) is not self.cta and (there is None or there.promised):
+            self.machine.hazards.add(
+                "mbarrier used before init", "warning",
+                f"{self.ins.opcode} signals the mbarrier at shared {shared & 0xFFFFFF:#x} of CTA rank "
+                f"{shared >> 24 & 0xFF}, which comes, or may come, before its mbarrier.init: no cluster "
+                "barrier orders the two (PTX ISA 9.7.13.15.1); put one behind the init",
+                line=self.line, warp=self.warp.index, lane=self.lane % LANES,
+            )  # fmt: skip
+            return mbarrier.promise(self.machine, offset)
         return mbarrier.find(self.machine, offset, f"{self.ins.opcode}: its mbarrier", self.lane)
 
     def same_cta(self, bar: int, cta: Cta, section: str) -> None:
@@ -310,6 +320,7 @@ def done(
 def finish_load(who: Issuer, op: Op, b: mbarrier.MBarrier, count: int) -> None:
     """complete_tx at an mbarrier, whose waiters then know of the operation."""
     vector = done(who.machine.clocks, who.know, who.fenced, op.agent, op.clock)
+    b = who.machine.mbarriers.get(b.offset, b)  # it may have been promised, and initialised since
     mbarrier.give(who.machine, b, vector, op.end, op.flow)
     mbarrier.complete_tx(who.machine, b, count, who.lane)
 

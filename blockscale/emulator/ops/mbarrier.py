@@ -42,6 +42,7 @@ class MBarrier:
     flow: int | None = None
     done: dict[int, tuple[Vector | None, float, int | None]] = field(default_factory=dict)
     dropped: int = 0  # arrivals that the next phase does not expect any more
+    promised: bool = False  # not initialised yet: see `promise`
 
     def state_text(self) -> str:
         """Return in words what the current phase waits for."""
@@ -61,7 +62,7 @@ class MBarrier:
 def find(machine: Machine, offset: int, what: str, lane: int | None = None) -> MBarrier:
     """Return the mbarrier object at an absolute offset."""
     found = machine.mbarriers.get(offset)
-    if found is None:
+    if found is None or found.promised:
         at = offset % machine.shared.stride
         raise IllegalOperation(
             f"{what} at shared {at:#x}, where no mbarrier object is: mbarrier.init comes first "
@@ -70,6 +71,15 @@ def find(machine: Machine, offset: int, what: str, lane: int | None = None) -> M
             lane=lane,
         )
     return found
+
+
+def promise(machine: Machine, offset: int) -> MBarrier:
+    """Return the mbarrier at an absolute offset, or one that takes transactions until it is initialised.
+
+    Another CTA's copy may come before this CTA's mbarrier.init where no cluster barrier orders the two;
+    shipped kernels rely on the copy being the slower one.
+    """
+    return machine.mbarriers.setdefault(offset, MBarrier(offset, MOST, 0, MOST, promised=True))
 
 
 def settle(machine: Machine, b: MBarrier) -> None:
@@ -177,7 +187,7 @@ def init(c: Compiler, ins: Instr) -> Callable[..., None]:
                     lane=int(lane),
                 )
             old = machine.mbarriers.get(int(offset))
-            if old is not None and old.busy:
+            if old is not None and old.busy and not old.promised:
                 raise IllegalOperation(
                     "mbarrier.init of an mbarrier in use (shared "
                     f"{int(offset) % machine.shared.stride:#x}, "
@@ -187,6 +197,8 @@ def init(c: Compiler, ins: Instr) -> Callable[..., None]:
                     lane=int(lane),
                 )
             new = MBarrier(int(offset), number, ins.line, pending=number)
+            if old is not None and old.promised:
+                new.tx, new.vector, new.time, new.flow = old.tx, old.vector, old.time, old.flow
             machine.mbarriers[int(offset)] = new
             machine.hazards.shared(g, np.array([lane]), np.array([offset]), 8, True)
             machine.progress += 1
@@ -306,7 +318,8 @@ def initialised(
     """Return whether there are mbarriers to wait for; shipped kernels wait before a slow init."""
     machine, lanes = g.machine, g.lanes(m)
     for lane, offset in zip(lanes, shared_offsets(g, lanes, at(g)[lanes], 8), strict=True):
-        if int(offset) not in machine.mbarriers:
+        there = machine.mbarriers.get(int(offset))
+        if there is None or there.promised:
             where = int(offset) % machine.shared.stride
             f.reason = f"mbarrier.init at shared {where:#x}, where no mbarrier object is"
             machine.hazards.add(
