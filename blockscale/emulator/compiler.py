@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import alu, ops
-from .errors import Place, PtxError
+from .errors import EmulationError, Place, PtxError
 from .reader import literal_bits
 from .syntax import Imm, Instr, Not, Operand, Pair, Reg, Sink, Special, Sym, Vec
 
@@ -60,6 +60,8 @@ class Compiler:
             return self.register_text(op, dtype)
         if isinstance(op, Special):
             name = self.constant(op.name)
+            if dtype == "?":
+                return f"g.special({name}).astype(bool)"
             if dtype == "u4" or dtype == "i4":
                 return f"g.special({name})" + ("" if dtype == "u4" else ".view('i4')")
             return f"g.special({name}).astype('u{dtype[1]}')"
@@ -150,7 +152,7 @@ class Compiler:
         for ins in unit.instrs:
             try:
                 lines += self.lines(ins, full)
-            except PtxError as error:
+            except EmulationError as error:
                 raise error.at(
                     Place(kernel=self.program.name, line=ins.line, opcode=ins.opcode)
                 ) from None

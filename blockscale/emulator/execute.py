@@ -19,6 +19,8 @@ from .ops.barrier import recheck
 if TYPE_CHECKING:
     from .machine import Machine
 
+PATIENCE = 128  # units that a part of a warp may run without progress before the others go on
+
 
 def run_gang(m: Machine, gang: Gang, quantum: int) -> None:
     """Run a gang's fragments until they are all held up, or for `quantum` units."""
@@ -26,14 +28,30 @@ def run_gang(m: Machine, gang: Gang, quantum: int) -> None:
         fragment = next((f for f in reversed(gang.fragments) if f.tried != m.progress), None)
         if fragment is None:
             break
-        quantum = run_fragment(m, gang, fragment, quantum)
+        parted = len(gang.fragments) > 1 or fragment.token is not None
+        turn, before = (min(quantum, PATIENCE) if parted else quantum), m.progress
+        left = run_fragment(m, gang, fragment, turn)
+        quantum -= turn - left
         if gang not in m.gangs:  # it was split
             return
+        if parted and left <= 0 and fragment in gang.fragments:
+            make_way(m, gang, fragment, turn, before)
     if not gang.fragments:
         m.gangs.remove(gang)
         m.progress += 1
     elif all(f.tried == m.progress for f in gang.fragments):
         gang.ready = m.progress
+
+
+def make_way(m: Machine, gang: Gang, fragment: Fragment, turn: int, before: int) -> None:
+    """Let the other lanes come next: a fragment that has run for long may be polling for them."""
+    gang.fragments.remove(fragment)
+    gang.fragments.insert(0, fragment)
+    fragment.idle = fragment.idle + turn if m.progress == before == fragment.seen else 0
+    fragment.seen = m.progress
+    if fragment.idle >= PATIENCE:
+        fragment.idle = 0
+        gang.release(fragment)
 
 
 def run_fragment(m: Machine, gang: Gang, fragment: Fragment, quantum: int) -> int:

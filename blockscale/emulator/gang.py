@@ -9,7 +9,7 @@ independent thread scheduling).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,7 +48,9 @@ class Fragment:
     began: float = 0.0
     parked: bool = False
     entered: bool = False  # the unit's straight-line instructions have run
-    full: bool = field(default=False)  # all lanes of the gang
+    full: bool = False  # all lanes of the gang
+    idle: int = 0  # units run without any progress of the machine
+    seen: int = -1  # that progress
 
 
 class Gang:
@@ -207,6 +209,15 @@ class Gang:
             self.refresh(fragment)
             self.fragments.append(fragment)
             self.arrive(fragment)
+
+    def release(self, fragment: Fragment) -> None:
+        """Let lanes go on that wait for `fragment` to meet them: it polls, maybe for them."""
+        for token in ancestors(fragment.token):
+            if token is not None and token.arrived.any():
+                free = Fragment(token.unit, token.arrived.copy(), token.parent)
+                token.arrived[:] = False
+                self.fragments.append(free)
+                self.arrive(free)
 
     def leave(self, fragment: Fragment, mask: np.ndarray) -> None:
         """Take `mask` lanes out of the kernel."""

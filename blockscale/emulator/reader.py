@@ -31,8 +31,8 @@ SPECIALS = {
     "%lanemask_le", "%lanemask_lt", "%lanemask_ge", "%lanemask_gt", "%clock", "%clock_hi",
     "%clock64", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi", "%dynamic_smem_size",
     "%total_smem_size", "%aggr_smem_size", "%reserved_smem_offset_begin",
-    "%reserved_smem_offset_end", "%reserved_smem_offset_cap", "%pm0", "%current_graph_exec",
-    "WARP_SZ",
+    "%reserved_smem_offset_end", "%reserved_smem_offset_cap", "%reserved_smem_offset_0",
+    "%reserved_smem_offset_1", "%current_graph_exec", "WARP_SZ",
 }  # fmt: skip
 
 
@@ -181,7 +181,7 @@ class Reader:
     def named(self) -> Operand:
         """Parse a register, or a symbol plus bytes."""
         name = self.name()
-        if name.partition(".")[0] in SPECIALS or name.startswith("%envreg"):
+        if name.partition(".")[0] in SPECIALS or name.startswith(("%envreg", "%pm")):
             return Special(name)
         unique = self.resolve(name)
         if self.function is not None and unique in self.function.regs:

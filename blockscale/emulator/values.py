@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -178,12 +178,12 @@ def argument(value: Any, size: int, name: str, buffers: Buffers) -> bytes:
     if isinstance(value, (bool, int, np.integer, np.bool_)):
         return integer(int(value), size, name)
     if isinstance(value, np.generic):
-        return fit(cast("np.ndarray", value).tobytes(), size, name)
+        return fit(value.tobytes(), size, name)
     if isinstance(value, float):
-        kinds = {2: np.float16, 4: np.float32, 8: np.float64}
+        kinds = {2: "f2", 4: "f4", 8: "f8"}
         if size not in kinds:
             raise EmulationError(f"{name} is a float and the parameter has {size} bytes")
-        return kinds[size](value).tobytes()
+        return np.array(value, kinds[size]).tobytes()
     return fit(buffers.address(value, name).to_bytes(8, "little"), size, name)
 
 
