@@ -64,6 +64,11 @@ class GlobalMemory:
         self.size = -(-(offset + size) // ALIGN) * ALIGN + ALIGN
         return address
 
+    def alias(self, address: int, device: int) -> None:
+        """Let the allocation at `device` be reached at `address` too: its own address in this process."""
+        region = next(r for r in self.regions if r.address == device)
+        self.regions.append(Region(address, region.size, region.offset, region.name))
+
     def commit(self) -> None:
         """Make the arena and fill it."""
         self.regions.sort(key=lambda r: r.address)

@@ -70,6 +70,7 @@ class Buffers:
             name = " and ".join(dict.fromkeys(i[2] for i in run))
             home = run[0][3] if len(run) == 1 else whole(first, end, [i[3] for i in run])
             self.placed.append((first, end, self.memory.add(end - first, name, home)))
+            self.memory.alias(first, self.placed[-1][2])  # structs may hold array.ctypes.data
 
     def address(self, value: Any, name: str) -> int:
         """Return the device address of an array."""

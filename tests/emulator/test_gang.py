@@ -129,6 +129,19 @@ def test_fragments_with_different_tokens_join():
     assert at(gang, 30).full
 
 
+def test_lanes_that_are_polled_for_are_let_go():
+    """The winner of a spin lock leaves the loop first, and must not wait for the others there."""
+    gang = gang_of()
+    gang.part(gang.fragments[0], below(gang, 4), 0, 9, 9)
+    assert [f.at for f in gang.fragments] == [0]
+    gang.release(at(gang, 0))
+    assert (at(gang, 9).mask == ~below(gang, 4)).all()
+    gang.leave(at(gang, 9), at(gang, 9).mask)
+    go(gang, at(gang, 0), 9)
+    assert (at(gang, 9).mask == below(gang, 4)).all()
+    assert at(gang, 9).token is None
+
+
 def test_fragments_of_sibling_tokens_join():
     gang = gang_of()
     gang.part(gang.fragments[0], below(gang, 16), 10, 20, 30)

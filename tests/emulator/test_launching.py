@@ -105,6 +105,13 @@ def test_a_flag_that_another_warp_sets_ends_the_polling(seed):
     assert (out == 7).all()
 
 
+def test_what_is_wrong_with_an_instruction_is_said_with_its_line():
+    """Errors that a handler raises when it is built have their place too."""
+    body = ".shared .align 16 .b8 b[64]; mov.u32 %r2, b; cp.async.cg.shared.global [%r2], [%a0], 8;"
+    with pytest.raises(emulator.EmulationError, match=r"kernel kernel, line \d+, cp\.async\.cg"):
+        kit.run(body, kit.words(32))
+
+
 def test_a_deadlock_names_every_warp():
     body = "setp.lt.u32 %p1, %x, 32; @%p1 bra A; bar.sync 1, 64; A: bar.sync 2, 96;"
     with pytest.raises(emulator.Deadlock) as caught:
