@@ -16,8 +16,14 @@ from .syntax import Group, Instr, Mem, Not, Operand, Pair, Reg, Vec
 ASYNC = ("tcgen05.ld", "wgmma.mma_async")
 
 
+SIGNALS = ("mbarrier.arrive", "bar.sync", "bar.arrive", "barrier")
+
+
 class EarlyRead(NamedTuple):
-    """An instruction in `unit` that reads a result of line `load_line` before the wait for it."""
+    """An instruction in `unit` that reads a result of line `load_line` before the wait for it.
+
+    Without a register: one that signals other warps while that load may still read tensor memory.
+    """
 
     unit: int
     instr: Instr
@@ -56,6 +62,12 @@ def sources(ins: Instr) -> Iterator[str]:
         yield ins.guard[0].name
 
 
+def forget(pending: dict[str, int], line: int) -> None:
+    """Take the registers of the load at `line` out of `pending`."""
+    for name in [n for n, at in pending.items() if at == line]:
+        del pending[name]
+
+
 def early_reads(units: list[Unit]) -> list[EarlyRead]:
     """Return the reads of results that some path reaches without the wait that belongs to them."""
     if not any(u.instr is not None and u.instr.opcode.startswith(ASYNC) for u in units):
@@ -73,7 +85,12 @@ def early_reads(units: list[Unit]) -> list[EarlyRead]:
             wgmma = ins.opcode.startswith("wgmma")  # in order with each other
             for name in () if wgmma else sources(ins):
                 if name in pending:
-                    read = EarlyRead(index, ins, name, pending.pop(name))
+                    read = EarlyRead(index, ins, name, pending[name])
+                    found.setdefault((ins.line, ins.opcode), read)
+                    forget(pending, read.load_line)  # the scoreboard has waited for all of it
+            if ins.opcode.startswith(SIGNALS):
+                for line in sorted(set(pending.values())):
+                    read = EarlyRead(index, ins, "", line)
                     found.setdefault((ins.line, ins.opcode), read)
             if ins.opcode.startswith(ASYNC):
                 for name in registers(ins.operands[0]):

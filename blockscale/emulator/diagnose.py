@@ -80,6 +80,13 @@ def dead(m: Machine, why: str) -> None:
                 warp = m.warp(gang.warps[w])
                 reason = waits_for(m, warp.cta, f.reason) or "running"
                 lines.append(f"  CTA {warp.cta.coords} warp {warp.number}: {text}: {reason}")
+    for cluster in filter(None, m.clusters):
+        for cta in cluster.ctas:
+            if cta.uncommitted is not None:
+                lines.append(
+                    f"  CTA {cta.coords}: no tcgen05.commit follows the tensor work of line "
+                    f"{cta.uncommitted}"
+                )
     if len(lines) > MOST_LINES:
         lines[MOST_LINES:] = [f"  and {len(lines) - MOST_LINES} more"]
     raise Deadlock(f"deadlock: {why}\n" + "\n".join(lines)).at(Place(m.program.name))

@@ -96,6 +96,7 @@ class Cta:
     barriers: dict[int, Barrier] = field(default_factory=dict)
     allocations: dict[int, int] = field(default_factory=dict)  # TMEM column -> columns
     relinquished: bool = False
+    uncommitted: int | None = None  # line of tensor work that no tcgen05.commit follows yet
     freed: list[Any] = field(default_factory=list)  # TMEM columns that were given back
 
     @property

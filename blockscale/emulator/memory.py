@@ -65,7 +65,7 @@ class GlobalMemory:
         return address
 
     def alias(self, address: int, device: int) -> None:
-        """Let the allocation at `device` be reached at `address` too: its own address in this process."""
+        """Let the allocation at `device` be reached at `address`, too."""
         region = next(r for r in self.regions if r.address == device)
         self.regions.append(Region(address, region.size, region.offset, region.name))
 

@@ -115,7 +115,7 @@ class Parser(Reader):
             values = self.initialiser(shape)
             init, pointers = self.initial_bytes(values, kind)
         size = SIZES[kind] * math.prod(shape) if init is None else len(init)
-        return Var(name, space, size, max(align, unit), init, extern, pointers)
+        return Var(name, space, size, max(align, unit), init, extern, pointers, kind)
 
     def initialiser(self, shape: list[int]) -> list[Operand]:
         """Parse the value of an array of `shape` (innermost last, 0: unknown), zeros filled in."""

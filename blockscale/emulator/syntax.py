@@ -122,6 +122,7 @@ class Var:
     init: bytes | None = None
     extern: bool = False
     pointers: tuple[tuple[int, Sym], ...] = ()  # initial values that are addresses
+    kind: str = ""  # the type of an element: "f32", "b64", ...
 
 
 @dataclass

@@ -151,13 +151,13 @@ def pack(program: Program, args: Sequence[Any], buffers: Buffers) -> bytes:
     for i, (value, var, offset) in enumerate(
         zip(args, program.params, program.param_offsets, strict=True)
     ):
-        data = argument(value, var.size, f"argument {i}", buffers)
+        data = argument(value, var.size, f"argument {i}", buffers, var.kind)
         block[offset : offset + len(data)] = data
     return bytes(block)
 
 
-def argument(value: Any, size: int, name: str, buffers: Buffers) -> bytes:
-    """Return the bytes of one argument; `size` is the parameter's."""
+def argument(value: Any, size: int, name: str, buffers: Buffers, kind: str = "") -> bytes:
+    """Return the bytes of one argument; `size` and `kind` (its PTX type) are the parameter's."""
     if value is None:
         return bytes(size)
     if isinstance(value, TensorMap):
@@ -176,6 +176,8 @@ def argument(value: Any, size: int, name: str, buffers: Buffers) -> bytes:
         return fit(bytes(data), size, name)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return fit(bytes(value), size, name)
+    if type(value) is int and kind in ("f32", "f64"):
+        value = float(value)
     if isinstance(value, (bool, int, np.integer, np.bool_)):
         return integer(int(value), size, name)
     if isinstance(value, np.generic):

@@ -13,7 +13,7 @@ import torch
 import tvm_ffi
 from gpu_library import expect_scaled_add, kernels, link, link_again, vectors, whole
 
-from blockscale.emulator import machine
+from blockscale.emulator import launching
 from blockscale.emulator.errors import Deadlock, EmulationError
 from blockscale.emulator.host import run_module
 from blockscale.emulator.host.devices import guess
@@ -234,14 +234,14 @@ def test_an_error_in_a_kernel_is_the_emulators_own(library):
 
 def test_options_reach_the_machine(library, monkeypatch):
     """Launch i of a call gets seed + i; without a limit of the caller the machine has its own."""
-    got, real = [], machine.run
+    got, real = [], launching.run
 
     def run(*args, seed, max_instructions=None, **rest):
         got.append((seed, max_instructions))
         limit = {} if max_instructions is None else {"max_instructions": max_instructions}
         return real(*args, seed=seed, **limit, **rest)
 
-    monkeypatch.setattr(machine, "run", run)
+    monkeypatch.setattr(launching, "run", run)
     x = whole(64)
     run_module(library, "chain", x, torch.empty_like(x), seed=7, max_instructions=123456)
     run_module(library, "chain", x, torch.empty_like(x))

@@ -193,6 +193,13 @@ def at_exit(machine: Machine, cluster: Cluster) -> None:
                 "tcgen05.dealloc before the last warp leaves (PTX ISA 9.7.16.7.1)",
                 line=machine.tmem_lines.get((cta.slot, column)), warp=cta.warps[0].index,
             )  # fmt: skip
+        if cta.uncommitted is not None:
+            machine.hazards.add(
+                "uncommitted tensor work", "warning",
+                f"CTA {cta.coords} ends, and no tcgen05.commit followed the tcgen05.mma of line "
+                f"{cta.uncommitted}: nobody can have waited for it (PTX ISA 9.7.16.10)",
+                line=cta.uncommitted, warp=cta.warps[0].index,
+            )  # fmt: skip
     stride = machine.shared.stride
     slots = {cta.slot for cta in cluster.ctas}
     for key in [k for k in machine.mbarriers if k // stride in slots]:

@@ -97,6 +97,7 @@ def mma(c: Compiler, ins: Instr) -> Callable[..., None]:
         for lane in issuers(g, m):
             with blame(lane):
                 one = Mma(PipeIssuer(g, lane, op.cta_group), op, o)
+                one.who.cta.uncommitted = ins.line
                 one.start()
 
     return run
@@ -315,5 +316,6 @@ def start_commit(who: PipeIssuer, barriers: list[mbarrier.MBarrier]) -> None:
             mbarrier.arrive(machine, b, 1, who.lane)
             mbarrier.settle(machine, b)
 
+    who.cta.uncommitted = None
     o = Op("tensor core", who.cta, who.line, happen, cost=0.0)
     machine.engine.issue(who.stream, o, who.g.time)
