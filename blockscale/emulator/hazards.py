@@ -195,7 +195,7 @@ class Hazards:
             name, why, remedy = WAITS[cls]
             verb, did = VERBS[kind]
             text = f"{what} {verb} {at} that {words} {did}: {why} (PTX ISA 8.9); {remedy}"
-            if severity == "warning":  # what shipped kernels do and hardware forgives
+            if severity == "warning" and name == "race":  # shipped kernels do it, hardware forgives
                 name = "doubtful order"
         self.add(name, severity, text, line=line, warp=warp, other=words, other_line=abs(other))
 

@@ -141,9 +141,9 @@ class Issuer:
         if self.cta_of(shared) is not self.cta and (there is None or there.promised):
             self.machine.hazards.add(
                 "mbarrier used before init", "warning",
-                f"{self.ins.opcode} signals the mbarrier at shared {shared & 0xFFFFFF:#x} of CTA rank "
-                f"{shared >> 24 & 0xFF}, which comes, or may come, before its mbarrier.init: no cluster "
-                "barrier orders the two (PTX ISA 9.7.13.15.1); put one behind the init",
+                f"{self.ins.opcode} signals the mbarrier at shared {shared & 0xFFFFFF:#x} of CTA "
+                f"rank {shared >> 24 & 0xFF}, which comes, or may come, before its mbarrier.init: "
+                "no cluster barrier orders the two (PTX ISA 9.7.13.15.1); put one behind the init",
                 line=self.line, warp=self.warp.index, lane=self.lane % LANES,
             )  # fmt: skip
             return mbarrier.promise(self.machine, offset)

@@ -74,10 +74,10 @@ def find(machine: Machine, offset: int, what: str, lane: int | None = None) -> M
 
 
 def promise(machine: Machine, offset: int) -> MBarrier:
-    """Return the mbarrier at an absolute offset, or one that takes transactions until it is initialised.
+    """Return the mbarrier at an absolute offset, or a stand-in that counts until its init.
 
-    Another CTA's copy may come before this CTA's mbarrier.init where no cluster barrier orders the two;
-    shipped kernels rely on the copy being the slower one.
+    Another CTA's copy may come before this CTA's mbarrier.init where no cluster barrier orders the
+    two; shipped kernels rely on the copy being the slower one.
     """
     return machine.mbarriers.setdefault(offset, MBarrier(offset, MOST, 0, MOST, promised=True))
 

@@ -181,7 +181,7 @@ def start(
         shadow = machine.tmem_shadow
         assert shadow is not None
         if (machine.tmem[warp.cta.slot, lanes, columns] == data).all():
-            # Compilers let several warps store replicated values: nothing changes, so nothing races.
+            # Compilers let several warps store replicated values: nothing changes or races.
             shadow.record_write(spot.reshape(-1), agent, clock, ins.line)
             return
         machine.tmem[warp.cta.slot, lanes, columns] = data

@@ -264,8 +264,8 @@ class MmaPlan:
 def check_zero_column_mask(value: int) -> None:
     """Raise unless a zero-column mask descriptor masks nothing.
 
-    Bit 39, "non-zero mask": 0 means that the mask is all zeros and every column of B is used (PTX ISA
-    9.7.16.4.3); 1 asks for a generated mask, which is not modelled.
+    Bit 39, "non-zero mask": 0 means that the mask is all zeros and every column of B is used (PTX
+    ISA 9.7.16.4.3); 1 asks for a generated mask, which is not modelled.
     """
     if value >> 39 & 1:
         raise IllegalOperation(
