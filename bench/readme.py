@@ -12,6 +12,7 @@ import click
 
 from bench import tables
 from bench.cpu import FORMAT
+from bench.emulator import FORMAT as EMULATOR
 from blockscale.demo.files import write_text
 from blockscale.demo.variants import LABELS
 
@@ -89,6 +90,32 @@ def demo_section(result: Mapping[str, Any]) -> str:
     )
 
 
+def emulator_section(results: Mapping[str, Any], source: str) -> str:
+    """Return one row for each kernel that `bench.emulator` ran, and the conditions."""
+    headings = ["kernel", "time", "first run", "warp-instructions", "per second", "peak memory"]
+    rows = [
+        [
+            case["name"],
+            f"{case['seconds']['median']:.2f} s",
+            f"{case['seconds']['first']:.2f} s",
+            f"{case['warp_instructions']:,}",
+            f"{case['warp_instructions_per_s']:,.0f}",
+            f"{case['peak_bytes'] / 2**20:.0f} MiB",
+        ]
+        for case in results["cases"]
+    ]
+    machine = results["machine"]
+    return "\n\n".join(
+        [
+            tables.markdown_table(headings, rows),
+            f"Outputs are checked. Medians of {results['repeats']} seeds on {machine['cpu']}, one "
+            f"thread of {machine['cores']} cores, NumPy {results['versions']['numpy']}, "
+            f"{results['date'][:10]}; the first run compiles the PTX to Python. All figures: "
+            f"[{source}]({source}).",
+        ]
+    )
+
+
 def _relative(path: Path, root: Path) -> str:
     return Path(os.path.relpath(path.resolve(), root.resolve())).as_posix()
 
@@ -105,13 +132,20 @@ def _relative(path: Path, root: Path) -> str:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Figures of the demo, dist/minilm-nvfp4.json.",
 )
-def main(readme: Path, bench: Path | None, demo: Path | None) -> None:
+@click.option(
+    "--emulator",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Results of `python -m bench.emulator --out`; keep them in bench/results.",
+)
+def main(readme: Path, bench: Path | None, demo: Path | None, emulator: Path | None) -> None:
     """Replace the measured tables of README.md by those of result files.
 
     Example: python -m bench.readme --bench bench/results/cpu-amd-epyc-2026-11-20.json
     """
-    if bench is None and demo is None:
-        raise click.UsageError("neither --bench nor --demo is given: there is nothing to fill in")
+    if bench is None and demo is None and emulator is None:
+        raise click.UsageError(
+            "neither --bench, --demo nor --emulator is given: there is nothing to fill in"
+        )
     try:
         text = readme.read_text(encoding="utf-8")
         if bench is not None:
@@ -119,6 +153,9 @@ def main(readme: Path, bench: Path | None, demo: Path | None) -> None:
             text = fill(text, "bench", bench_section(read(bench, FORMAT), source))
         if demo is not None:
             text = fill(text, "demo", demo_section(read(demo, DEMO_FORMAT)))
+        if emulator is not None:
+            source = _relative(emulator, readme.parent)
+            text = fill(text, "emulator", emulator_section(read(emulator, EMULATOR), source))
         write_text(readme, text)
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error

@@ -152,6 +152,16 @@ def test_measured_tables_are_those_of_the_results():
     assert section == readme.bench_section(results, source[1]).strip()
 
 
+def test_the_emulators_table_is_that_of_the_results():
+    from bench import readme
+
+    section = TEXT.split("<!-- emulator:start -->")[1].split("<!-- emulator:end -->")[0].strip()
+    source = re.search(r"\]\((bench/results/\S+\.json)\)", section)
+    assert source is not None, "README.md names no results; see `python -m bench.readme --help`"
+    results = readme.read(ROOT / source[1], readme.EMULATOR)
+    assert section == readme.emulator_section(results, source[1]).strip()
+
+
 def test_no_trace_of_the_machine_it_was_written_on():
     """No absolute paths, and no index but the default one."""
     for path in [README, ROOT / "CONTRIBUTING.md", *(ROOT / "bench").rglob("*.json")]:

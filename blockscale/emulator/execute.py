@@ -25,7 +25,7 @@ PATIENCE = 128  # units that a part of a warp may run without progress before th
 def run_gang(m: Machine, gang: Gang, quantum: int) -> None:
     """Run a gang's fragments until they are all held up, or for `quantum` units."""
     while quantum > 0 and gang.fragments:
-        fragment = next((f for f in reversed(gang.fragments) if f.tried != m.progress), None)
+        fragment = next((f for f in reversed(gang.fragments) if may_go(m, f)), None)
         if fragment is None:
             break
         parted = len(gang.fragments) > 1 or fragment.token is not None
@@ -39,8 +39,13 @@ def run_gang(m: Machine, gang: Gang, quantum: int) -> None:
     if not gang.fragments:
         m.gangs.remove(gang)
         m.progress += 1
-    elif all(f.tried == m.progress for f in gang.fragments):
+    elif not any(may_go(m, f) for f in gang.fragments):
         gang.ready = m.progress
+
+
+def may_go(m: Machine, fragment: Fragment) -> bool:
+    """Return whether something has happened since a fragment was held up that may let it go."""
+    return fragment.tried != m.progress and (fragment.until is None or fragment.until())
 
 
 def make_way(m: Machine, gang: Gang, fragment: Fragment, turn: int, before: int) -> None:
@@ -223,6 +228,7 @@ def stop(m: Machine, gang: Gang, fragment: Fragment, unit: Unit) -> bool:
             fragment.at = unit.next
             m.executed += 1
             return True
+    fragment.until = None
     before = m.progress  # converged() may merge fragments: then this one is tried again
     try:
         done = unit.stop(gang, mask, fragment)

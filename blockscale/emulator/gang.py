@@ -9,6 +9,7 @@ independent thread scheduling).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,7 @@ class Fragment:
     full: bool = False  # all lanes of the gang
     idle: int = 0  # units run without any progress of the machine
     seen: int = -1  # that progress
+    until: Callable[[], bool] | None = None  # cheap to ask: is trying again worth it?
 
 
 class Gang:

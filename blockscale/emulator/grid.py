@@ -64,6 +64,38 @@ class Barrier:
 
 
 @dataclass(eq=False)
+class MBarrier:
+    """One mbarrier object: its current phase, and what completed phases gave to those who wait."""
+
+    offset: int
+    expected: int
+    line: int
+    pending: int = 0
+    tx: int = 0
+    phase: int = 0
+    vector: Vector | None = None
+    time: float = 0.0
+    flow: int | None = None
+    done: dict[int, tuple[Vector | None, float, int | None]] = field(default_factory=dict)
+    dropped: int = 0  # arrivals that the next phase does not expect any more
+    promised: bool = False  # not initialised yet: see `promise`
+
+    def state_text(self) -> str:
+        """Return in words what the current phase waits for."""
+        text = f"(phase {self.phase}: waits for {self.pending} of {self.expected} arrivals"
+        if self.tx > 0:
+            text += f" and {self.tx} bytes that expect_tx announced"
+        elif self.tx < 0:
+            text += f"; {-self.tx} bytes more have come than expect_tx announced"
+        return f"{text}; initialised at line {self.line})"
+
+    @property
+    def busy(self) -> bool:
+        """Whether the current phase has begun."""
+        return self.pending != self.expected or self.tx != 0
+
+
+@dataclass(eq=False)
 class Warp:
     """What one warp carries besides registers."""
 

@@ -130,7 +130,6 @@ def test_triton_descriptors():
         (1 << 46 | 1 << 31, "tcgen05", "bits 30-31 are reserved"),
         (1 << 46 | 1 << 55, "tcgen05", "bits 53-60 are 0x4"),
         (1 << 46 | 1 << 52, "tcgen05", "needs sm_103a"),
-        (1 << 46 | 1 << 49, "tcgen05", "base offset 1 without swizzling"),
         (1 << 46, "wgmma", "bits 46-48 are reserved"),
         (1 << 54, "wgmma", "bits 52-61 are reserved"),
     ],

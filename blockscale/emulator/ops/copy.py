@@ -10,6 +10,7 @@ import numpy as np
 from ..engine import Op
 from ..errors import IllegalOperation
 from ..gang import LANES
+from ..grid import MBarrier
 from ..memory import misaligned
 from ..syntax import Imm, Instr, Reg
 from ..tma.opcode import parse
@@ -202,7 +203,7 @@ def arrive(c: Compiler, ins: Instr, noinc: bool) -> Callable[..., None]:
             vector = done(machine.clocks, *both, agent, warp.cp_sequence + 1)
 
             def happen(
-                op: Op, mine: list[tuple[int, mbarrier.MBarrier]] = mine, vector: Any = vector
+                op: Op, mine: list[tuple[int, MBarrier]] = mine, vector: Any = vector
             ) -> None:
                 for lane, b in mine:
                     mbarrier.give(machine, b, vector, op.end, op.flow)

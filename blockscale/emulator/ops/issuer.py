@@ -11,6 +11,7 @@ import numpy as np
 from ..engine import Op
 from ..errors import IllegalOperation, PtxError
 from ..gang import LANES
+from ..grid import MBarrier
 from ..syntax import Instr, Mem, Operand, Vec
 from ..tma.opcode import AsyncOp
 from . import mbarrier
@@ -132,7 +133,7 @@ class Issuer:
         self.machine.shared.check(offsets % self.machine.shared.stride, 1)
         return offsets
 
-    def barrier(self, shared: int, cta: Cta | None = None) -> mbarrier.MBarrier:
+    def barrier(self, shared: int, cta: Cta | None = None) -> MBarrier:
         """Return the mbarrier at a shared address (at the same offset in `cta`)."""
         if cta is not None:
             shared = (shared & 0xFFFFFF) | (cta.rank << 24)
@@ -317,7 +318,7 @@ def done(
     return vectors[0], vectors[1]
 
 
-def finish_load(who: Issuer, op: Op, b: mbarrier.MBarrier, count: int) -> None:
+def finish_load(who: Issuer, op: Op, b: MBarrier, count: int) -> None:
     """complete_tx at an mbarrier, whose waiters then know of the operation."""
     vector = done(who.machine.clocks, who.know, who.fenced, op.agent, op.clock)
     b = who.machine.mbarriers.get(b.offset, b)  # it may have been promised, and initialised since

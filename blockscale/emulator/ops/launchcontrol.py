@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..engine import Op
+from ..grid import MBarrier
 from ..syntax import Instr, Vec
-from . import mbarrier
 from .core import address, register
 from .issuer import Issuer, begin_load, blame, finish_load, touch
 
@@ -48,7 +48,7 @@ def start(who: Issuer, at: int, bar: int, everybody: bool) -> None:
     ctas = who.cluster.ctas if everybody else [who.cta]
     low = (at & 0xFFFFFF) + np.arange(ANSWER)
     places = [low + cta.slot * machine.shared.stride for cta in ctas]
-    barriers: list[mbarrier.MBarrier] = [who.barrier(bar, cta) for cta in ctas]
+    barriers: list[MBarrier] = [who.barrier(bar, cta) for cta in ctas]
     for place in places:
         begin_load(who, place)
 

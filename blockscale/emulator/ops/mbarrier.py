@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from ..clocks import union
 from ..errors import IllegalOperation, PtxError
 from ..gang import LANES
-from ..grid import Vector
+from ..grid import MBarrier, Vector
 from ..syntax import Instr, Mem, Sink
 from .core import address, known_modifiers, register, shared_offsets
 
@@ -25,38 +24,6 @@ MODIFIERS = {
     "arrive", "arrive_drop", "expect_tx", "complete_tx", "noComplete", "test_wait", "try_wait",
     "parity", "release", "acquire", "relaxed", "cta", "cluster",
 }  # fmt: skip
-
-
-@dataclass(eq=False)
-class MBarrier:
-    """One mbarrier object: its current phase, and what completed phases gave to those who wait."""
-
-    offset: int
-    expected: int
-    line: int
-    pending: int = 0
-    tx: int = 0
-    phase: int = 0
-    vector: Vector | None = None
-    time: float = 0.0
-    flow: int | None = None
-    done: dict[int, tuple[Vector | None, float, int | None]] = field(default_factory=dict)
-    dropped: int = 0  # arrivals that the next phase does not expect any more
-    promised: bool = False  # not initialised yet: see `promise`
-
-    def state_text(self) -> str:
-        """Return in words what the current phase waits for."""
-        text = f"(phase {self.phase}: waits for {self.pending} of {self.expected} arrivals"
-        if self.tx > 0:
-            text += f" and {self.tx} bytes that expect_tx announced"
-        elif self.tx < 0:
-            text += f"; {-self.tx} bytes more have come than expect_tx announced"
-        return f"{text}; initialised at line {self.line})"
-
-    @property
-    def busy(self) -> bool:
-        """Whether the current phase has begun."""
-        return self.pending != self.expected or self.tx != 0
 
 
 def find(machine: Machine, offset: int, what: str, lane: int | None = None) -> MBarrier:
@@ -333,6 +300,19 @@ def initialised(
     return True
 
 
+def changed(machine: Machine, barriers: list[MBarrier]) -> Callable[[], bool]:
+    """Return a function that says whether one of the barriers has left its phase, or ended."""
+    now = {b.offset: (b, b.phase) for b in barriers}
+
+    def look() -> bool:
+        return any(
+            b.phase != phase or machine.mbarriers.get(offset) is not b
+            for offset, (b, phase) in now.items()
+        )
+
+    return look
+
+
 @register("mbarrier.test_wait", "mbarrier.try_wait", waits=True)
 def wait(c: Compiler, ins: Instr) -> Callable[..., Any]:
     """mbarrier.test_wait and .try_wait, by state or by .parity (9.7.13.15.16)."""
@@ -373,6 +353,7 @@ def wait(c: Compiler, ins: Instr) -> Callable[..., Any]:
             if not some.any() and not (
                 machine.seed and machine.rng.random() < 0.02 and f.tried < 0
             ):
+                f.until = changed(machine, [b for _, b in pairs])
                 return False
         seen: set[tuple[int, int]] = set()
         for lane, b in pairs:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..engine import Op
 from ..errors import PtxError
+from ..grid import MBarrier
 from ..syntax import Imm, Instr, Mem, Operand, Vec
 from ..tcgen05.mma import check_zero_column_mask, plan_mma
 from ..tcgen05.movement import check_cp_address, check_shift_address, cp_plan, shift_cells
@@ -305,7 +306,7 @@ def commit(c: Compiler, ins: Instr) -> Callable[..., None]:
     return run
 
 
-def start_commit(who: PipeIssuer, barriers: list[mbarrier.MBarrier]) -> None:
+def start_commit(who: PipeIssuer, barriers: list[MBarrier]) -> None:
     """Put the arrivals of one tcgen05.commit in flight, behind all that was issued before."""
     machine = who.machine
 

@@ -10,11 +10,11 @@ import numpy as np
 from ..engine import Op
 from ..errors import IllegalOperation, PtxError
 from ..gang import LANES
+from ..grid import MBarrier
 from ..memory import PARAM_WINDOW, SHARED_WINDOW, WINDOW_SIZE
 from ..syntax import Imm, Instr
 from ..tma import TensorMap, plan, replace
 from ..tma.opcode import AsyncOp, parse
-from . import mbarrier
 from .core import address, register
 from .issuer import (
     CYCLES_PER_BYTE,
@@ -138,9 +138,7 @@ def tensor_load(
     who.start(o)
 
 
-def load_barrier(
-    who: Issuer, op: AsyncOp, bar: int, cta: Cta, multicast: bool
-) -> mbarrier.MBarrier:
+def load_barrier(who: Issuer, op: AsyncOp, bar: int, cta: Cta, multicast: bool) -> MBarrier:
     """Return the mbarrier that the part of a load into `cta` completes at.
 
     With .cta_group::2 it may be in either CTA of the pair; a multicast then signals, for each
