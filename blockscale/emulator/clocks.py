@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
+READERS = 32  # agents that read one memory; more need a copy of their clocks
 NEVER = -1
 Vector = tuple[np.ndarray, np.ndarray]  # (know, fenced) of an agent, or of several together
 Found = tuple[str, int, int, int]  # a conflict: kind, index into the cells, agent, line
@@ -130,16 +131,20 @@ class Shadow:
         self.w_line = np.zeros(cells, np.int32)
         self.rows = np.full(0, NEVER, np.int16)  # agent -> row of r_clock
         self.readers: list[int] = []
-        self.r_clock = np.zeros((0, cells), np.int32)
+        self.r_clock = np.zeros(
+            (READERS, cells), np.int32
+        )  # pages that nobody touches cost nothing
         self.r_line = np.zeros(cells, np.int32)
         self.dirty = np.zeros(cells, bool)
         self.swizzle: np.ndarray | None = None  # code of the tensor load's swizzle, 0: none
 
     def reset(self, cells: slice) -> None:
         """Forget everything about `cells`."""
+        if not self.readers and not (self.w_agent[cells] != NEVER).any():
+            return
         self.w_agent[cells] = NEVER
         self.w_clock[cells] = 0
-        self.r_clock[:, cells] = 0
+        self.r_clock[: len(self.readers), cells] = 0
         self.dirty[cells] = False
         if self.swizzle is not None:
             self.swizzle[cells] = 0

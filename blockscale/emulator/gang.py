@@ -55,6 +55,14 @@ class Fragment:
     until: Callable[[], bool] | None = None  # cheap to ask: is trying again worth it?
 
 
+# Lists of register rows, made when they are asked for: array of a gang, NumPy type.
+ROWS = {"p": ("p2", "?")} | {
+    f"{kind}{size}": (f"r{size}", f"{kind}{size}")
+    for size, kinds in ((1, "ui"), (2, "uif"), (4, "uif"), (8, "uif"))
+    for kind in kinds
+}
+
+
 class Gang:
     """Warps in lockstep: registers, local memory, fragments."""
 
@@ -98,13 +106,19 @@ class Gang:
         self.rows()
 
     def rows(self) -> None:
-        """Make the lists of register rows, one per NumPy type."""
-        self.p = list(self.p2)
-        self.u1, self.i1 = list(self.r1), list(self.r1.view(np.int8))
-        self.u2, self.i2, self.f2 = (list(self.r2.view(t)) for t in ("u2", "i2", "f2"))
-        self.u4, self.i4, self.f4 = (list(self.r4.view(t)) for t in ("u4", "i4", "f4"))
-        self.u8, self.i8, self.f8 = (list(self.r8.view(t)) for t in ("u8", "i8", "f8"))
+        """Forget the lists of register rows, one per NumPy type: `__getattr__` makes them anew."""
+        for name in ROWS:
+            self.__dict__.pop(name, None)
         self.local_views: dict[int, np.ndarray] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the rows of a class of registers as a NumPy type ("p", "u4", "f8", ...)."""
+        if name not in ROWS:
+            raise AttributeError(name)
+        array, dtype = ROWS[name]
+        rows = list(getattr(self, array).view(dtype))
+        setattr(self, name, rows)
+        return rows
 
     def select(self, which: np.ndarray) -> Gang:
         """Return a gang of some of this one's warps (indices into self.warps), state included."""

@@ -79,6 +79,8 @@ class MBarrier:
     done: dict[int, tuple[Vector | None, float, int | None]] = field(default_factory=dict)
     dropped: int = 0  # arrivals that the next phase does not expect any more
     promised: bool = False  # not initialised yet: see `promise`
+    agent: int = -1  # who initialised it, and at which of his clocks
+    clock: int = 0
 
     def state_text(self) -> str:
         """Return in words what the current phase waits for."""

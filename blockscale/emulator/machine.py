@@ -28,7 +28,7 @@ from .report import Report
 from .specials import special
 
 SMS = 148  # a B200
-SHADOW_BYTES = 512 << 20  # most that the shadows of resident CTAs may take
+SHADOW_BYTES = 1 << 30  # most that the shadows of resident CTAs may take
 POISON = 0xFFFFFFFF  # what nobody has written: a NaN as a float
 QUANTUM = 4096  # units that a gang runs in its turn with seed 0
 
@@ -65,6 +65,7 @@ class Machine:
         self.clusters: list[Cluster | None] = [None] * self.resident
         self.waiting = deque(range(self.total))  # clusters not launched yet
         self.mbarriers: dict[int, Any] = {}
+        self.ended: dict[int, int] = {}  # offset of an mbarrier -> line of its mbarrier.inval
         self.cluster_waits: dict[int, int] = {}  # warp -> generation of its cluster's barrier
         self.tmem_lines: dict[tuple[int, int], int] = {}  # (slot, column) -> line of the allocation
         self.sync: dict[tuple[int, int], Vector] = {}  # (cluster, address) -> what was released
@@ -79,12 +80,12 @@ class Machine:
     def room(self) -> int:
         """Return how many clusters are resident at once: bounded by SMs and by shadow memory."""
         traits = self.traits
-        per_cta = 0
+        cells = 0
         if traits.shared:
-            cells = (self.program.static_shared + self.dynamic_smem) // traits.granule
-            per_cta += cells * (16 + 4 * (self.cta_warps + 4))
+            cells += (self.program.static_shared + self.dynamic_smem) // traits.granule
         if traits.tcgen05:
-            per_cta += 128 * 512 * (20 + 4 * (self.cta_warps + 2))
+            cells += 128 * 512
+        per_cta = cells * (15 + 4 * min(self.cta_warps + 2, 10))  # if it touches all of it
         most = max(SHADOW_BYTES // max(per_cta * self.cluster_ctas, 1), 1)
         return int(max(1, min(self.total, SMS // self.cluster_ctas, most)))
 
@@ -135,7 +136,8 @@ class Machine:
                 self.loop()
         except EmulationError as error:
             error.report = self.report
-            before = "; ".join(f"{h.kind} (line {h.line})" for h in self.report.errors[:3])
+            found = [*self.report.errors, *self.report.warnings][:3]
+            before = "; ".join(f"{h.kind} (line {h.line})" for h in found)
             if before:
                 error.args = (f"{error.args[0]}; before it: {before}",)
             raise

@@ -128,7 +128,7 @@ class Report:
     instructions: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     """Warp-instructions by opcode."""
     bytes: dict[str, dict[str, int]] = field(default_factory=_memory_counters)
-    """Bytes 'read' and 'written' of each memory by the threads themselves."""
+    """Bytes 'read' and 'written' of each memory, by threads and by the copies that they issue."""
     engines: dict[str, dict[str, int]] = field(default_factory=_engine_counters)
     """'operations' and 'bytes' of each asynchronous engine."""
     tmem_columns_high_water: int = 0

@@ -9,13 +9,19 @@ import numpy as np
 import pytest
 
 GOLDEN = Path(__file__).with_name("mma_h200.npz")
+HOW = (
+    "no outputs of a GPU are stored; from the repository's root: "
+    "`python tests/emulator/hardware/generate.py build/mma_h200.cu`; on an H200 "
+    "`tests/emulator/hardware/run.sh build/mma_h200.cu build/mma_h200.bin`; then "
+    "`python tests/emulator/hardware/golden.py build/mma_h200.bin`"
+)
 # The hardware aligns the products of one step to the biggest and truncates: to 24 bits or more with
 # f32 accumulators, to 13 or more with FP8 operands; f16 accumulators have 10 bits.
 TOLERANCE = {"f32": 2.0**-20, "f16": 2.0**-9, "f64": 2.0**-51}
 FP8_TOLERANCE = 2.0**-11
 
 
-@pytest.mark.skipif(not GOLDEN.exists(), reason="no outputs of a GPU are stored")
+@pytest.mark.skipif(not GOLDEN.exists(), reason=HOW)
 def test_everything_the_gpu_ran():
     """Bit by bit where sums are exact, else within the hardware's alignment of addends."""
     arrays = dict(np.load(GOLDEN))

@@ -107,7 +107,7 @@ def bulk_load(
             touch(who, o, place, True, "a bulk copy")
             finish_load(who, o, b, count)
 
-    o = in_flight(who, count, happen)
+    o = in_flight(who, count, happen, "global", "shared")
     who.claim(o)
     who.start(o)
 
@@ -145,7 +145,7 @@ def between_ctas(who: Issuer, op: AsyncOp, to: int, source: int, count: int, bar
             touch(who, o, place, True, "a bulk copy")
         finish_load(who, o, b, count)
 
-    o = in_flight(who, count, happen)
+    o = in_flight(who, count, happen, "shared", "shared")
     who.claim(o)
     who.start(o)
 
@@ -183,11 +183,15 @@ def bulk_store(
 
         who.write_later(o, write)
 
-    who.start_group(in_flight(who, count, happen))
+    who.start_group(in_flight(who, count, happen, "shared", "global"))
 
 
-def in_flight(who: Issuer, count: int, happen: Callable[[Op], None]) -> Op:
-    """Return the operation of one bulk copy."""
+def in_flight(
+    who: Issuer, count: int, happen: Callable[[Op], None], source: str, target: str
+) -> Op:
+    """Return the operation of one bulk copy between two memories."""
+    who.machine.report.bytes[source]["read"] += count
+    who.machine.report.bytes[target]["written"] += count
     cost = count * CYCLES_PER_BYTE
     return Op("bulk", who.cta, who.line, happen, cost=cost, bytes=count, label="bulk copy")
 

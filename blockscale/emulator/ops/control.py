@@ -204,6 +204,8 @@ def at_exit(machine: Machine, cluster: Cluster) -> None:
     slots = {cta.slot for cta in cluster.ctas}
     for key in [k for k in machine.mbarriers if k // stride in slots]:
         del machine.mbarriers[key]
+    for key in [k for k in machine.ended if k // stride in slots]:
+        del machine.ended[key]
     for warp in cluster.warps:
         machine.cluster_waits.pop(warp.index, None)
     for spot in [k for k in machine.sync if isinstance(k, tuple) and k[0] == cluster.slot]:

@@ -148,6 +148,9 @@ class Issuer:
                 line=self.line, warp=self.warp.index, lane=self.lane % LANES,
             )  # fmt: skip
             return mbarrier.promise(self.machine, offset)
+        if there is not None:
+            warp = self.warp.index
+            mbarrier.ordered(self.machine, there, warp, self.know, self.ins, self.lane)
         return mbarrier.find(self.machine, offset, f"{self.ins.opcode}: its mbarrier", self.lane)
 
     def same_cta(self, bar: int, cta: Cta, section: str) -> None:

@@ -33,8 +33,7 @@ def find(machine: Machine, offset: int, what: str, lane: int | None = None) -> M
         at = offset % machine.shared.stride
         raise IllegalOperation(
             f"{what} at shared {at:#x}, where no mbarrier object is: mbarrier.init comes first "
-            "(PTX ISA "
-            "9.7.13.15.1), with a barrier between it and the other warps",
+            "(PTX ISA 9.7.13.15.1), with a barrier between it and the other warps",
             lane=lane,
         )
     return found
@@ -159,11 +158,13 @@ def init(c: Compiler, ins: Instr) -> Callable[..., None]:
                     "mbarrier.init of an mbarrier in use (shared "
                     f"{int(offset) % machine.shared.stride:#x}, "
                     f"initialised at line {old.line}: {old.pending} of {old.expected} arrivals "
-                    f"and {old.tx} "
-                    "bytes pending); mbarrier.inval comes first, when nobody needs it",
+                    f"and {old.tx} bytes pending); mbarrier.inval comes first, when unused",
                     lane=int(lane),
                 )
             new = MBarrier(int(offset), number, ins.line, pending=number)
+            w = int(lane) // LANES
+            new.agent = int(g.w_agent[w])
+            new.clock = int(machine.clocks.know[g.w_cluster[w], new.agent, new.agent])
             if old is not None and old.promised:
                 new.tx, new.vector, new.time, new.flow = old.tx, old.vector, old.time, old.flow
             machine.mbarriers[int(offset)] = new
@@ -183,13 +184,33 @@ def inval(c: Compiler, ins: Instr) -> Callable[..., None]:
             if b.busy:
                 raise IllegalOperation(
                     f"mbarrier.inval of an mbarrier in use ({b.pending} of {b.expected} arrivals "
-                    f"and {b.tx} "
-                    "bytes pending); wait for its phase first",
+                    f"and {b.tx} bytes pending); wait for its phase first",
                     lane=lane,
                 )
             g.machine.mbarriers.pop(b.offset, None)
+            g.machine.ended[b.offset] = ins.line
 
     return run
+
+
+def ordered(
+    machine: Machine, b: MBarrier, warp: int, know: np.ndarray, ins: Instr, lane: int
+) -> None:
+    """Report a use of an mbarrier by a warp that no barrier orders after its init."""
+    if b.agent < 0 or know[b.agent] >= b.clock:
+        return
+    before_init(machine, b.offset, ins, warp, lane)
+
+
+def before_init(machine: Machine, offset: int, ins: Instr, warp: int, lane: int) -> None:
+    """Report that an mbarrier is, or may be, used before its init; shipped kernels do it."""
+    where = offset % machine.shared.stride
+    machine.hazards.add(
+        "mbarrier used before init", "warning",
+        f"{ins.opcode} at shared {where:#x} comes, or may come, before its mbarrier.init: no "
+        "barrier orders the two (PTX ISA 9.7.13.15.1); put one behind the init",
+        line=ins.line, warp=warp, lane=lane % LANES,
+    )  # fmt: skip
 
 
 def known(g: Gang, lane: int) -> Vector:
@@ -226,6 +247,9 @@ def mbarrier_arrive(c: Compiler, ins: Instr) -> Callable[..., None]:
         states = np.zeros(g.n, np.uint64)
         cache: dict[int, Vector] = {}
         for lane, b in pairs:
+            w = lane // LANES
+            know = machine.clocks.know[g.w_cluster[w], g.w_agent[w]]
+            ordered(machine, b, int(g.warps[w]), know, ins, lane)
             count = 1
             if with_tx and values is not None:
                 expect(machine, b, int(values[lane]), lane)
@@ -289,13 +313,11 @@ def initialised(
         if there is None or there.promised:
             where = int(offset) % machine.shared.stride
             f.reason = f"mbarrier.init at shared {where:#x}, where no mbarrier object is"
-            machine.hazards.add(
-                "mbarrier used before init", "warning",
-                f"{g.ins.opcode} at shared {where:#x} comes, or may come, before its "
-                "mbarrier.init: no "
-                "barrier orders the two (PTX ISA 9.7.13.15.1); put one behind the init",
-                line=g.ins.line, warp=int(g.warps[lane // LANES]), lane=int(lane) % LANES,
-            )  # fmt: skip
+            if int(offset) in machine.ended:
+                line = machine.ended[int(offset)]
+                f.reason += f" any more: mbarrier.inval of line {line} came before this wait"
+            warp = int(g.warps[lane // LANES])
+            before_init(machine, int(offset), g.ins, warp, int(lane))
             return False
     return True
 
@@ -333,6 +355,9 @@ def wait(c: Compiler, ins: Instr) -> Callable[..., Any]:
         wanted = phase(g)
         ready = np.zeros(g.n, bool)
         for lane, b in pairs:
+            w = lane // LANES
+            know = machine.clocks.know[g.w_cluster[w], g.w_agent[w]]
+            ordered(machine, b, int(g.warps[w]), know, ins, lane)
             if parity:
                 ready[lane] = (b.phase & 1) != int(wanted[lane]) & 1  # compilers pass -1, too
             else:
@@ -341,9 +366,10 @@ def wait(c: Compiler, ins: Instr) -> Callable[..., Any]:
         lanes = np.array([lane for lane, _ in pairs])
         some = ready[lanes]
         if blocking and not some.all():
-            f.reason = (
-                f"mbarrier {pairs[int((~some).argmax())][1].offset % machine.shared.stride:#x}"
-            )
+            first, b = pairs[int((~some).argmax())]
+            f.reason = f"mbarrier {b.offset % machine.shared.stride:#x}"
+            if parity:
+                f.reason += f" (the end of a phase of parity {int(wanted[first]) & 1})"
             if g.W > 1:
                 keys = np.full(g.W, 2)
                 for w in np.unique(lanes // LANES):

@@ -114,16 +114,22 @@ class PipeIssuer(Issuer):
     def severity(self, found: Found, doubt: bool) -> str:
         """Return how bad a conflict of an operand is.
 
-        Shipped kernels copy scales without the proxy fence (`doubt`), and leave it out after
-        cp.async: these are warnings.
+        Shipped kernels copy scales without the proxy fence (`doubt`): that is a warning.
         """
-        weak = self.machine.clocks.cp_async <= found[2] < self.generic
-        return "warning" if found[0] == "proxy" and (doubt or weak) else "error"
+        return "warning" if found[0] == "proxy" and doubt else "error"
 
     def inside(self, offsets: np.ndarray, used: int = 16) -> None:
         """Refuse an operand outside the CTA's shared memory when it is issued; look at it."""
         machine = self.machine
-        machine.shared.check(offsets.reshape(-1).astype(np.int64), 1)
+        low = offsets.reshape(-1).astype(np.int64)
+        if low.min() < machine.shared.first or low.max() >= machine.shared.end:
+            raise IllegalOperation(
+                f"an operand of {self.ins.opcode} reaches from shared {int(low.min()):#x} to "
+                f"{int(low.max()):#x}, outside of the CTA's {machine.shared.first:#x} to "
+                f"{machine.shared.end:#x}: look at its matrix descriptor (start address, leading "
+                "and stride byte offset, swizzle) and at M and N of the instruction descriptor",
+                lane=self.lane,
+            )
         if machine.shared_shadow is not None:
             for cta in self.pair:
                 self.look_at(machine.shared_shadow, self.cells(cta, offsets, used))

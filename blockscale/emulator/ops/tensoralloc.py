@@ -158,7 +158,11 @@ def ask(g: Gang, f: Fragment, w: int, number: int, group: int) -> None:
         )
     ctas = pair_of(g, cta, group)
     book.here.setdefault(cta.rank, (warp, number, 0))
-    if any(x.rank not in book.here for x in ctas) or book.here[cta.rank][0] is not warp:
+    if book.here[cta.rank][0] is not warp:
+        have = sum(cta.allocations.values())
+        f.reason = f"its turn: another warp asks for TMEM columns (allocated: {have} of 512)"
+        return
+    if any(x.rank not in book.here for x in ctas):
         f.reason = f"a warp of the peer CTA: {g.ins.opcode} needs one of each CTA of the pair"
         return
     wanted = {book.here[x.rank][1] for x in ctas}
@@ -184,6 +188,9 @@ def grant(g: Gang, warp: Warp, column: int, number: int) -> None:
     """Give columns to a warp's CTA."""
     machine, cta = g.machine, warp.cta
     cta.allocations[column] = number
+    assert machine.tmem_shadow is not None  # what was there before counts as never written
+    dirty = machine.tmem_shadow.dirty.reshape(-1, LANE_ROWS, COLUMNS)
+    dirty[cta.slot, :, column : column + number] = False
     cta.freed = [
         x for x in cta.freed if x.column + x.number <= column or column + number <= x.column
     ]
@@ -308,13 +315,15 @@ def freeing(g: Gang, warp: Warp, column: int, number: int) -> None:
     assert shadow is not None
     rows = warp.cta.slot * CELLS + np.arange(LANE_ROWS)[:, None] * COLUMNS
     cells = (rows + np.arange(column, column + number)).reshape(-1)
+    cells = cells[shadow.w_agent[cells] >= 0]  # nothing else was ever written
+    if not len(cells):
+        return
     know = machine.clocks.vector(warp.cta.cluster.slot, warp.agent)
     found = shadow.look(cells, know)
     if found is not None and found[2] != warp.agent:
         machine.hazards.conflict(
             found, "tcgen05.dealloc", "tensor memory", g.ins.line, warp.index, 0, "warning"
         )
-    shadow.dirty[cells] = False
     shadow.w_agent[cells] = -1
     shadow.w_clock[cells] = 0
     shadow.r_clock[: len(shadow.readers), cells] = 0

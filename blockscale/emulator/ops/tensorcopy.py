@@ -175,7 +175,10 @@ def in_flight(who: Issuer, engine: str, t: Transfer, happen: Callable[[Op], None
 
     `t.warnings` stay silent: a box that begins between 16-byte boundaries is what every halo needs.
     """
-    label = "TMA load" if engine == "tma.load" else "TMA store"
+    label, bytes_ = "TMA load" if engine == "tma.load" else "TMA store", who.machine.report.bytes
+    load = engine == "tma.load"
+    bytes_["global"]["read" if load else "written"] += t.moved_bytes
+    bytes_["shared"]["written" if load else "read"] += t.moved_bytes
     cost = t.moved_bytes * CYCLES_PER_BYTE
     return Op(engine, who.cta, who.line, happen, cost=cost, bytes=t.moved_bytes, label=label)
 

@@ -39,8 +39,10 @@ def touch(who: Issuer, agent: int, clock: int, cells: np.ndarray, write: bool, w
     if not write and key not in machine.hazards.known and not shadow.dirty[flat].all():
         machine.hazards.known.add(key)
         at = int(flat[np.flatnonzero(~shadow.dirty[flat])[0]]) % CELLS
+        # What tcgen05.ld reads may be thrown away; what an MMA reads goes into the result.
+        severity = "warning" if what.startswith("tcgen05.") else "error"
         machine.hazards.add(
-            "uninitialised read", "warning",
+            "uninitialised read", severity,
             f"{what} reads TMEM lane {at // COLUMNS}, column {at % COLUMNS}, which nobody has "
             "written; write all of it first, or correct the address",
             line=line, warp=who.warp.index,
