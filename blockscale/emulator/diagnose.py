@@ -47,20 +47,20 @@ def located(m: Machine, error: EmulationError, gang: Gang) -> EmulationError:
 def check_progress(m: Machine) -> None:
     """Raise when nothing but polling has happened for long, or too much altogether."""
     if m.executed > m.max_instructions:
-        many = f"more than {m.max_instructions} warp-instructions"
-        dead(m, f"{many}; raise max_instructions if the kernel is that long")
+        many = f"gave up after max_instructions = {m.max_instructions} warp-instructions"
+        dead(m, f"{many}; raise it if the kernel is that long")
     m.look = m.steps + LOOK
     now = (m.progress, m.motion)
     ran = [u for u in m.units if u.hits != u.seen]
     for unit in ran:
         unit.seen = unit.hits
     if now != m.last_look or not any(polls(unit) for unit in ran):
-        m.last_look, m.moved = now, m.steps
+        m.last_look, m.moved, m.moved_turn = now, m.steps, m.turns
     elif m.engine.pending:
         m.engine.run_one()
     elif m.waiting and any(c is None for c in m.clusters):
         residents.launch_wave(m)
-    elif m.steps - m.moved > STALE:
+    elif m.steps - m.moved > STALE and m.turns - m.moved_turn > 4 * len(m.gangs):
         dead(m, "the warps only poll, and nothing changes (livelock)")
 
 

@@ -47,6 +47,21 @@ class Launch:
         return math.prod(self.grid) // self.cluster_ctas
 
 
+class Waiting:
+    """The clusters of a launch that have not begun, in order; a grid may have 2^31 of them."""
+
+    def __init__(self, total: int) -> None:
+        self.next, self.total = 0, total
+
+    def __bool__(self) -> bool:
+        return self.next < self.total
+
+    def popleft(self) -> int:
+        """Return the number of the next cluster."""
+        self.next += 1
+        return self.next - 1
+
+
 @dataclass(eq=False)
 class Barrier:
     """One named barrier of a CTA, or the barrier of a cluster (PTX ISA 9.7.13.1 to .4)."""

@@ -9,7 +9,6 @@ go on).  The machine holds the state of one launch; `residents` lets clusters in
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from .compiler import Compiler
 from .engine import Engine
 from .errors import EmulationError
 from .gang import LANES, Fragment, Gang
-from .grid import Cluster, Launch, Warp
+from .grid import Cluster, Launch, Waiting, Warp
 from .hazards import Hazards
 from .memory import RESERVED, GlobalMemory, SharedMemory
 from .program import Program
@@ -30,7 +29,7 @@ from .specials import special
 SMS = 148  # a B200
 SHADOW_BYTES = 1 << 30  # most that the shadows of resident CTAs may take
 POISON = 0xFFFFFFFF  # what nobody has written: a NaN as a float
-QUANTUM = 4096  # units that a gang runs in its turn with seed 0
+QUANTUM = 256  # units that a gang runs in its turn with seed 0
 
 
 class Machine:
@@ -63,7 +62,7 @@ class Machine:
         self.units = program.units
         self.gangs: list[Gang] = []
         self.clusters: list[Cluster | None] = [None] * self.resident
-        self.waiting = deque(range(self.total))  # clusters not launched yet
+        self.waiting = Waiting(self.total)  # clusters not launched yet
         self.mbarriers: dict[int, Any] = {}
         self.ended: dict[int, int] = {}  # offset of an mbarrier -> line of its mbarrier.inval
         self.cluster_waits: dict[int, int] = {}  # warp -> generation of its cluster's barrier
@@ -72,9 +71,11 @@ class Machine:
         self.progress = 0  # counts what may wake somebody
         self.executed = 0  # warp-instructions
         self.motion = 0  # counts loads that came to another address: no polling
+        self.turns = 0  # of gangs
         self.steps = 0  # instructions of gangs
         self.look = diagnose.LOOK  # at so many steps: has anything happened?
         self.moved = 0  # steps when something had
+        self.moved_turn = 0
         self.last_look = (0, 0)  # progress and motion then
 
     def room(self) -> int:
@@ -149,7 +150,6 @@ class Machine:
         """Run until every cluster has come and gone."""
         engine, rng = self.engine, self.rng
         residents.launch_wave(self)
-        turn = 0
         while self.gangs or self.waiting or engine.pending:
             ready = [g for g in self.gangs if g.ready != self.progress]
             if not ready:
@@ -163,9 +163,9 @@ class Machine:
                 if self.gangs:
                     diagnose.dead(self, "no warp can go on and nothing asynchronous is pending")
                 break
+            self.turns += 1
             if self.seed == 0:
-                turn += 1
-                gang = ready[turn % len(ready)]
+                gang = ready[self.turns % len(ready)]
                 quantum = QUANTUM
             else:
                 gang = ready[int(rng.integers(len(ready)))]

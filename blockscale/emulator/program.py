@@ -70,6 +70,7 @@ def link(module: Module, entry: str | None) -> Program:
     regs, counts = classes(flat.regs)
     units = cut(body, flat.tables, kernel.name)
     check_guards(units, regs, kernel.name)
+    check_target(units, module.target, kernel.name)
     find_meeting_points(units)
     return Program(
         name=kernel.name,
@@ -85,6 +86,29 @@ def link(module: Module, entry: str | None) -> Program:
         module=module,
         directives=kernel.directives,
     )
+
+
+TARGETS = (  # beginning of the opcode, part of it, families that have it, where that is said
+    ("tcgen05", "", ("100", "101", "103", "110"), "9.7.16"),
+    ("wgmma", "", ("90",), "9.7.15"),
+    ("mma.", ".kind::", ("120", "121"), "9.7.14.5.14"),
+)
+
+
+def check_target(units: list[Unit], target: str, kernel: str) -> None:
+    """Refuse instructions that the module's .target does not have."""
+    number = target.removeprefix("sm_")
+    family, suffix = number.rstrip("af"), number[-1:] in ("a", "f")
+    for ins in (i for u in units for i in [*u.instrs, *filter(None, [u.instr])]):
+        for start, part, families, section in TARGETS:
+            if not ins.opcode.startswith(start) or part not in ins.opcode:
+                continue
+            if family not in families or not suffix:
+                names = ", ".join(f"sm_{f}a" for f in families)
+                raise PtxError(
+                    f"{ins.opcode} does not exist on .target {target} (PTX ISA {section}); compile "
+                    f"for {names}"
+                ).at(Place(kernel=kernel, line=ins.line, opcode=ins.opcode))
 
 
 def place_shared(module: Module, own: list[Var], places: dict[str, tuple[str, int]]) -> int:

@@ -16,7 +16,8 @@ WAIT_GROUP = "wgmma.wait_group.sync.aligned 0;"
 
 
 def program(body):
-    head = ".version 8.6\n.target sm_100a\n.address_size 64\n.entry k() {\n"
+    target = "sm_90a" if "wgmma" in body else "sm_100a"
+    head = f".version 8.6\n.target {target}\n.address_size 64\n.entry k() {{\n"
     regs = ".reg .pred %p<4>; .reg .b32 %r<8>; .reg .f32 %f<8>; .reg .b64 %d<4>;\n"
     return link(parse(f"{head}{regs}{body}\nret;\n}}"), None)
 

@@ -207,7 +207,8 @@ DONE = "@%p0 cp.async.bulk.commit_group; @%p0 cp.async.bulk.wait_group{read} 0;"
 
 
 def test_bulk_store():
-    silent(STORE, pair, same)  # the end of the grid waits for it
+    silent(STORE + DONE.format(read=".read"), pair, same)  # the end of the grid waits for the rest
+    caught("unwaited bulk copy", STORE, pair)  # its source is shared memory of a CTA that has ended
     caught("missing proxy fence", STORE.replace(FENCE, ""), pair)
 
 
@@ -240,7 +241,7 @@ def test_bulk_store_mask_and_reductions():
     def judge(x, y):
         assert (y.view(np.uint8) == np.where(bits, X.view(np.uint8), 0xFF)).all()
 
-    silent(masked, pair, judge, seeds=range(3))
+    silent(masked + DONE.format(read=""), pair, judge, seeds=range(3))
     add = STORE.replace(
         "cp.async.bulk.global.shared::cta.bulk_group",
         "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32",
@@ -250,7 +251,7 @@ def test_bulk_store_mask_and_reductions():
     def sums(x, y):
         assert (y == before + X).all()
 
-    silent(add, lambda: (X.copy(), before.copy()), sums, seeds=range(5))
+    silent(add + DONE.format(read=""), lambda: (X.copy(), before.copy()), sums, seeds=range(5))
 
 
 @pytest.mark.parametrize(

@@ -159,8 +159,26 @@ def place_globals(machine: Machine) -> None:
                 data[at : at + 8] = np.array([place[1] + sym.offset], np.uint64).view(np.uint8)
 
 
+def unread_stores(machine: Machine, cta: Cta) -> None:
+    """Report bulk stores that a CTA leaves behind without having waited for their reads."""
+    for warp in cta.warps:
+        groups = [g for lane in warp.bulk_groups.values() for g in lane]
+        know = machine.clocks.know[cta.cluster.slot, warp.agent]  # .read has been waited for
+        pending = [op for group in [*groups, *warp.bulk_open.values()] for op in group]
+        left = [op for op in pending if know[op.agent] < op.clock]
+        if left:
+            machine.hazards.add(
+                "unwaited bulk copy", "warning",
+                f"CTA {cta.coords} ends without having waited for the bulk store of line "
+                f"{left[0].line}, which may still read its shared memory: "
+                "cp.async.bulk.wait_group.read comes first (PTX ISA 9.7.9.25.4.5)",
+                line=left[0].line, warp=warp.index,
+            )  # fmt: skip
+
+
 def cta_exits(machine: Machine, cta: Cta, ins: Instr | None) -> None:
     """Check that no CTA may still use the shared memory of one that ends (PTX ISA 9.7.13.3)."""
+    unread_stores(machine, cta)
     shadow = machine.shared_shadow
     if shadow is None or machine.cluster_ctas == 1:
         return
