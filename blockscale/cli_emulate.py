@@ -135,7 +135,7 @@ def _run_one(case: Case, ptx: str, seed: int, max_instructions: int | None) -> _
     except PtxError:
         raise  # not the kernel's fault alone: exit code 2
     except EmulationError as error:
-        return _Run(seed, getattr(error, "report", None), [], f"{type(error).__name__}: {error}")
+        return _Run(seed, error.report, [], f"{type(error).__name__}: {error}")
     return _Run(seed, report, outcomes)
 
 

@@ -14,8 +14,6 @@ from .flow import Unit, successors
 from .syntax import Group, Instr, Mem, Not, Operand, Pair, Reg, Vec
 
 ASYNC = ("tcgen05.ld", "wgmma.mma_async")
-
-
 SIGNALS = ("mbarrier.arrive", "bar.sync", "bar.arrive", "barrier")
 
 
@@ -78,7 +76,7 @@ def early_reads(units: list[Unit]) -> list[EarlyRead]:
     while todo:
         index = todo.pop()
         unit, pending = units[index], dict(entry[index])
-        for ins in [*unit.instrs, *([unit.instr] if unit.instr is not None else [])]:
+        for ins in unit.everything:
             if ins.opcode.startswith(("tcgen05.wait::ld", "wgmma.wait_group")):
                 pending.clear()
                 continue

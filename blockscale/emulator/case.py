@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from .case_dtypes import map_dtype, storage
-from .case_outputs import Outcome, judge
+from .case_outputs import POISON, Outcome, judge
 from .report import Report
 
 SCALARS: dict[str, Callable[[Any], Any]] = {
@@ -28,7 +28,6 @@ SCALARS: dict[str, Callable[[Any], Any]] = {
     "f64": np.float64,
 }
 KINDS = ("buffer", "null", *SCALARS, "tensormap", "struct")
-POISON = 0xFF
 
 TENSOR_MAP_NAMES = {  # ours -> spellings of cuTensorMapEncodeTiled's parameters, lower case, no "_"
     "dtype": ("tensordatatype", "tensordtype", "datatype", "mapdtype", "dtype"),

@@ -12,10 +12,13 @@ Races found this way do not depend on the order in which the emulator happens to
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 READERS = 32  # agents that read one memory; more need a copy of their clocks
 NEVER = -1
+NOBODY = NEVER - 1  # an agent to whom every other one is another
 Vector = tuple[np.ndarray, np.ndarray]  # (know, fenced) of an agent, or of several together
 Found = tuple[str, int, int, int]  # a conflict: kind, index into the cells, agent, line
 
@@ -85,6 +88,19 @@ class Clocks:
         self.fenced[cluster, agents] = self.know[cluster, agents]
         self.release(cluster, agents)
 
+    def learn(self, cluster: int, agent: int, other: int, clock: int) -> None:
+        """Let `agent` know what `other` has done up to `clock`."""
+        know = self.know[cluster, agent]
+        know[other] = max(know[other], clock)
+
+    def ended(self, vector: Vector, agent: int, clock: int) -> Vector:
+        """Return what an operation's end tells: it is done, and what its issuer knew (`vector`)."""
+        know, fenced = np.zeros((2, self.agents), np.int32)
+        for new, old in ((know, vector[0]), (fenced, vector[1])):
+            new[: len(old)] = old
+            new[agent] = clock
+        return know, fenced
+
     def claim(self, cluster: int, know: np.ndarray) -> tuple[int, int]:
         """Return (agent, clock) for a new bulk copy whose issuer knows `know`."""
         for agent in range(self.bulk, self.used[cluster]):
@@ -116,6 +132,20 @@ def union(a: Vector | None, b: Vector) -> Vector:
     return out[0], out[1]
 
 
+class Access(NamedTuple):
+    """Who accesses cells, and what he knows by then.
+
+    `know` is [A], or [W, A] with the row of each cell in `rows`; an array of agents goes with the
+    cells.  `fenced` is given by asynchronous operations: it must know writers below `generic` too.
+    """
+
+    agent: np.ndarray | int
+    know: np.ndarray
+    rows: np.ndarray | None = None
+    fenced: np.ndarray | None = None
+    generic: int = 0
+
+
 class Shadow:
     """Who wrote and who read each cell of a memory last, and at which clock.
 
@@ -131,9 +161,8 @@ class Shadow:
         self.w_line = np.zeros(cells, np.int32)
         self.rows = np.full(0, NEVER, np.int16)  # agent -> row of r_clock
         self.readers: list[int] = []
-        self.r_clock = np.zeros(
-            (READERS, cells), np.int32
-        )  # pages that nobody touches cost nothing
+        # Pages that nobody touches cost nothing.
+        self.r_clock = np.zeros((READERS, cells), np.int32)
         self.r_line = np.zeros(cells, np.int32)
         self.dirty = np.zeros(cells, bool)
         self.swizzle: np.ndarray | None = None  # code of the tensor load's swizzle, 0: none
@@ -171,83 +200,57 @@ class Shadow:
         return rows
 
     def read(
-        self,
-        cells: np.ndarray,
-        agent: np.ndarray | int,
-        know: np.ndarray,
-        clock: np.ndarray | int,
-        line: int,
-        *,
-        rows: np.ndarray | None = None,
-        fenced: np.ndarray | None = None,
-        generic: int = 0,
+        self, cells: np.ndarray, by: Access, clock: np.ndarray | int, line: int
     ) -> Found | None:
-        """Record a read of `cells` by `agent`(s); see the class.
-
-        `know` is [A], or [W, A] with the row of each cell in `rows`; `agent` and `clock` go with
-        the cells.  `fenced` is given by asynchronous operations: it must know writers below
-        `generic` too.
-        """
-        found = self._after_writer(cells, agent, know, "write-read", rows, fenced, generic)
-        row = self.row(agent)
+        """Check and record a read of `cells`; see the class."""
+        found = self._after_writer(cells, by, "write-read")
+        row = self.row(by.agent)
         self.r_clock[row, cells] = clock
         self.r_line[cells] = line
         return found
 
-    def _after_writer(
-        self,
-        cells: np.ndarray,
-        agent: np.ndarray | int,
-        know: np.ndarray,
-        kind: str,
-        rows: np.ndarray | None,
-        fenced: np.ndarray | None,
-        generic: int,
+    def write(
+        self, cells: np.ndarray, by: Access, clock: np.ndarray | int, line: int
     ) -> Found | None:
+        """Check and record a write of `cells`; see the class."""
+        found = self.check_write(cells, by)
+        self.record_write(cells, by.agent, clock, line)
+        return found
+
+    def check_write(self, cells: np.ndarray, by: Access) -> Found | None:
+        """Return the first conflict of a write with what was recorded."""
+        found = self._after_writer(cells, by, "write-write")
+        if found is None and self.readers:
+            found = self._after_readers(cells, by)
+        return found
+
+    def _after_writer(self, cells: np.ndarray, by: Access, kind: str) -> Found | None:
         writer, clock = self.w_agent[cells], self.w_clock[cells]
-        bad = clock > _look(know, writer, rows)
-        bad &= writer != agent
+        bad = clock > _look(by.know, writer, by.rows)
+        bad &= writer != by.agent
         if bad.any():
             at = int(np.flatnonzero(bad)[0])
             return kind, at, int(writer[at]), int(self.w_line[cells[at]])
-        if fenced is not None:
-            bad = (clock > _look(fenced, writer, rows)) & (writer < generic) & (writer >= 0)
+        if by.fenced is not None:
+            bad = clock > _look(by.fenced, writer, by.rows)
+            bad &= (writer < by.generic) & (writer >= 0)
             if bad.any():
                 at = int(np.flatnonzero(bad)[0])
                 return "proxy", at, int(writer[at]), int(self.w_line[cells[at]])
         return None
 
-    def write(
-        self,
-        cells: np.ndarray,
-        agent: np.ndarray | int,
-        know: np.ndarray,
-        clock: np.ndarray | int,
-        line: int,
-        *,
-        rows: np.ndarray | None = None,
-        fenced: np.ndarray | None = None,
-        generic: int = 0,
-    ) -> Found | None:
-        """Check and record a write; see `read`."""
-        found = self.check_write(cells, agent, know, rows, fenced, generic)
-        self.record_write(cells, agent, clock, line)
-        return found
-
-    def check_write(
-        self,
-        cells: np.ndarray,
-        agent: np.ndarray | int,
-        know: np.ndarray,
-        rows: np.ndarray | None,
-        fenced: np.ndarray | None = None,
-        generic: int = 0,
-    ) -> Found | None:
-        """Return the first conflict of a write with what was recorded."""
-        found = self._after_writer(cells, agent, know, "write-write", rows, fenced, generic)
-        if found is None and self.readers:
-            found = self._after_readers(cells, agent, know, rows)
-        return found
+    def _after_readers(self, cells: np.ndarray, by: Access) -> Found | None:
+        who = np.asarray(self.readers)
+        last = self.r_clock[: len(self.readers)][:, cells]  # [readers, cells]
+        if not last.any():
+            return None
+        known = _wide(by.know, int(who.max()) + 1)[..., who]
+        known = known[:, None] if by.rows is None else known[by.rows].T
+        bad = (last > known) & (who[:, None] != np.asarray(by.agent))
+        if not bad.any():
+            return None
+        row, at = np.argwhere(bad)[0]
+        return "read-write", int(at), int(who[row]), int(self.r_line[cells[at]])
 
     def record_write(
         self, cells: np.ndarray, agent: np.ndarray | int, clock: np.ndarray | int, line: int
@@ -268,27 +271,7 @@ class Shadow:
 
     def look(self, cells: np.ndarray, know: np.ndarray) -> Found | None:
         """Return the first access of `cells` that one who knows `know` is not ordered after."""
-        if not cells.size:
-            return None
-        found = self._after_writer(cells, NEVER - 1, know, "write-write", None, None, 0)
-        return found or (
-            self._after_readers(cells, NEVER - 1, know, None) if self.readers else None
-        )
-
-    def _after_readers(
-        self, cells: np.ndarray, agent: np.ndarray | int, know: np.ndarray, rows: np.ndarray | None
-    ) -> Found | None:
-        who = np.asarray(self.readers)
-        last = self.r_clock[: len(self.readers)][:, cells]  # [readers, cells]
-        if not last.any():
-            return None
-        known = _wide(know, int(who.max()) + 1)[..., who]
-        known = known[:, None] if rows is None else known[rows].T
-        bad = (last > known) & (who[:, None] != np.asarray(agent))
-        if not bad.any():
-            return None
-        row, at = np.argwhere(bad)[0]
-        return "read-write", int(at), int(who[row]), int(self.r_line[cells[at]])
+        return self.check_write(cells, Access(NOBODY, know)) if cells.size else None
 
 
 def _wide(know: np.ndarray, size: int) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 from . import alu, ops
 from .errors import EmulationError, Place, PtxError
 from .reader import literal_bits
-from .syntax import Imm, Instr, Not, Operand, Pair, Reg, Sink, Special, Sym, Vec
+from .syntax import Imm, Instr, Not, Operand, Pair, Reg, Sink, Special, Sym, Vec, items_of
 
 if TYPE_CHECKING:
     from .flow import Unit
@@ -114,11 +114,6 @@ class Compiler:
 
         return broadcast
 
-    def rows_of(self, op: Operand, dtype: str) -> list[Getter]:
-        """Return getters of the items of a vector operand (or of the one operand)."""
-        items = op.items if isinstance(op, Vec) else (op,)
-        return [self.lanes_source(i, dtype) for i in items]
-
     def dest(self, op: Operand, dtype: str) -> Callable[[Any, Any, Any], None]:
         """Return a function (gang, mask or None, value) that writes register `op`."""
         if isinstance(op, Sink):
@@ -188,7 +183,7 @@ class Compiler:
     @staticmethod
     def sources(ins: Instr) -> int:
         """Return the number of source operands, the items of vectors one by one."""
-        return sum(len(o.items) if isinstance(o, Vec) else 1 for o in ins.operands[1:])
+        return sum(len(items_of(o)) for o in ins.operands[1:])
 
     def handler(self, ins: Instr) -> Callable[..., Any]:
         """Return the handler of an instruction that is not scalar."""
@@ -204,7 +199,7 @@ class Compiler:
         """Return the statements of a scalar instruction."""
         first = ins.operands[0]
         dests = [first.first, first.second] if isinstance(first, Pair) else [first]
-        sources = [i for o in ins.operands[1:] for i in (o.items if isinstance(o, Vec) else (o,))]
+        sources = [i for o in ins.operands[1:] for i in items_of(o)]
         if len(sources) != len(f.ins):
             raise PtxError(f"{ins.opcode} takes {len(f.ins)} source operands, not {len(sources)}")
         texts = [self.source_text(o, d) for o, d in zip(sources, f.ins, strict=True)]

@@ -66,7 +66,7 @@ def check_progress(m: Machine) -> None:
 
 def polls(unit: Unit) -> bool:
     """Return whether a unit has an instruction that a polling loop may look with."""
-    return any(i.opcode.startswith(POLLS) for i in [*unit.instrs, unit.instr] if i is not None)
+    return any(i.opcode.startswith(POLLS) for i in unit.everything)
 
 
 def dead(m: Machine, why: str) -> None:

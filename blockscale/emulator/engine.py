@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .report import (
     COMPUTE,
@@ -53,7 +53,7 @@ class Op:
     end: float = 0.0
     agent: int = -1
     clock: int = 0
-    extra: dict[str, Any] = field(default_factory=dict)
+    writes: Op | None = None  # its writes to global memory, where they happen later
 
 
 class Engine:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import diagnose, ops
+from . import diagnose, residents
 from .errors import EmulationError, IllegalOperation
 from .flow import Unit
 from .gang import LANES, Fragment, Gang
@@ -18,6 +18,7 @@ from .ops.barrier import recheck
 
 if TYPE_CHECKING:
     from .machine import Machine
+    from .syntax import Reg
 
 PATIENCE = 128  # units that a part of a warp may run without progress before the others go on
 
@@ -107,6 +108,12 @@ def run_fragment(m: Machine, gang: Gang, fragment: Fragment, quantum: int) -> in
     return 0
 
 
+def guarded(m: Machine, gang: Gang, guard: tuple[Reg, bool]) -> np.ndarray:
+    """Return which lanes a guard lets through; without negation the predicate's own row."""
+    row = gang.p[m.program.regs[guard[0].name][1]]
+    return ~row if guard[1] else row
+
+
 def branch(m: Machine, gang: Gang, fragment: Fragment, unit: Unit) -> bool:
     """Take a branch; False: the fragment is no more."""
     instr = unit.instr
@@ -114,10 +121,7 @@ def branch(m: Machine, gang: Gang, fragment: Fragment, unit: Unit) -> bool:
     if instr.guard is None:
         fragment.at = unit.targets[0]
         return True
-    row = m.program.regs[instr.guard[0].name][1]
-    taken = gang.p[row]
-    if instr.guard[1]:
-        taken = ~taken
+    taken = guarded(m, gang, instr.guard)
     if fragment.full:
         if taken.all():
             fragment.at = unit.targets[0]
@@ -156,9 +160,7 @@ def other_tail(m: Machine, gang: Gang, fragment: Fragment, unit: Unit) -> bool:
     """Leave the kernel, trap, or branch by table; False: the fragment is no more."""
     mask = fragment.mask
     if unit.instr is not None and unit.instr.guard is not None:
-        guard, negated = unit.instr.guard
-        row = gang.p[m.program.regs[guard.name][1]]
-        mask = mask & (~row if negated else row)
+        mask = mask & guarded(m, gang, unit.instr.guard)
         if not mask.any():
             fragment.at = unit.next
             return True
@@ -177,7 +179,7 @@ def other_tail(m: Machine, gang: Gang, fragment: Fragment, unit: Unit) -> bool:
             m.engine.warp_exits(warp, gang.time)
             recheck(m, warp.cta)
             if not warp.cta.live:
-                ops.cta_exits(m, warp.cta, unit.instr)
+                residents.cta_exits(m, warp.cta, unit.instr)
     m.progress += 1
     if not whole and fragment in gang.fragments:
         fragment.at = unit.next
@@ -222,8 +224,7 @@ def stop(m: Machine, gang: Gang, fragment: Fragment, unit: Unit) -> bool:
             raise diagnose.located(m, error, gang) from None
     mask = None if fragment.full else fragment.mask
     if instr.guard is not None:
-        row = gang.p[m.program.regs[instr.guard[0].name][1]]
-        mask = (~row if instr.guard[1] else row) & fragment.mask
+        mask = guarded(m, gang, instr.guard) & fragment.mask
         if not mask.any():
             fragment.at = unit.next
             m.executed += 1

@@ -31,6 +31,11 @@ class Unit:
     hits: int = 0  # warps that ran it
     seen: int = 0  # hits when progress was looked at last
 
+    @property
+    def everything(self) -> list[Instr]:
+        """Its instructions, the tail's included."""
+        return [*self.instrs, self.instr] if self.instr is not None else self.instrs
+
 
 def successors(unit: Unit) -> list[int]:
     """Return the units that may follow `unit`; -1 is the end of the kernel."""

@@ -17,13 +17,13 @@ import numpy as np
 
 from .grid import LANES as LANES
 from .memory import view
+from .specials import special
 from .syntax import Instr
 
 if TYPE_CHECKING:
     from .machine import Machine
 
 NOTHING = Instr("", (), None, 0)  # what runs before the first instruction
-WARP_LANES = np.arange(LANES, dtype=np.uint32)
 
 
 @dataclass(eq=False)
@@ -55,6 +55,7 @@ class Fragment:
     until: Callable[[], bool] | None = None  # cheap to ask: is trying again worth it?
 
 
+REGISTERS = ("p2", "r1", "r2", "r4", "r8")  # arrays [rows, lanes] of a gang, by class
 # Lists of register rows, made when they are asked for: array of a gang, NumPy type.
 ROWS = {"p": ("p2", "?")} | {
     f"{kind}{size}": (f"r{size}", f"{kind}{size}")
@@ -124,7 +125,7 @@ class Gang:
         """Return a gang of some of this one's warps (indices into self.warps), state included."""
         new = Gang(self.machine, self.warps[which])
         lanes = (which[:, None] * LANES + np.arange(LANES)).reshape(-1)
-        for name in ("p2", "r1", "r2", "r4", "r8"):
+        for name in REGISTERS:
             setattr(new, name, np.ascontiguousarray(getattr(self, name)[:, lanes]))
         new.local = self.local[lanes]
         new.cc = self.cc[lanes]
@@ -280,7 +281,7 @@ class Gang:
         """Return special register `name` (PTX ISA 10) as uint32 (or uint64) per lane."""
         value = self.specials.get(name)
         if value is None:
-            value = self.machine.special(self, name)
+            value = special(self.machine, self, name)
             if "clock" not in name and "timer" not in name:
                 self.specials[name] = value
         return value

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .clocks import Vector as Vector
+from .clocks import Vector
+from .tcgen05.layout import COLUMNS
 
 LANES = 32  # of a warp
 Dim = tuple[int, int, int]
@@ -45,6 +46,11 @@ class Launch:
     def clusters(self) -> int:
         """Clusters of the grid."""
         return math.prod(self.grid) // self.cluster_ctas
+
+
+def unravel(number: Any, sizes: Dim) -> tuple[Any, Any, Any]:
+    """Return the coordinates of the `number`-th place (or places) of a box, x fastest (PTX 10)."""
+    return number % sizes[0], number // sizes[0] % sizes[1], number // (sizes[0] * sizes[1])
 
 
 class Waiting:
@@ -112,6 +118,24 @@ class MBarrier:
         return self.pending != self.expected or self.tx != 0
 
 
+class Freed(NamedTuple):
+    """TMEM columns that were freed, by whom and when."""
+
+    column: int
+    number: int
+    line: int
+    agent: int
+    clock: int
+
+
+@dataclass(eq=False)
+class Meeting:
+    """Where the warps of a pair of CTAs meet to allocate or to free TMEM columns."""
+
+    here: dict[int, tuple[Warp, int, int]] = field(default_factory=dict)  # rank -> warp, 2 numbers
+    granted: dict[int, int] = field(default_factory=dict)  # warp -> column
+
+
 @dataclass(eq=False)
 class Warp:
     """What one warp carries besides registers."""
@@ -128,7 +152,6 @@ class Warp:
     bulk_groups: dict[int, deque[Any]] = field(default_factory=dict)
     st_sequence: int = 0
     st_pending: list[Any] = field(default_factory=list)
-    ld_pending: list[Any] = field(default_factory=list)
     wgmma_open: list[Any] = field(default_factory=list)
     wgmma_groups: deque[Any] = field(default_factory=deque)
 
@@ -144,9 +167,10 @@ class Cta:
     warps: list[Warp] = field(default_factory=list)
     barriers: dict[int, Barrier] = field(default_factory=dict)
     allocations: dict[int, int] = field(default_factory=dict)  # TMEM column -> columns
+    asked: int = COLUMNS  # columns that the last tcgen05.alloc asked for; at first: all
     relinquished: bool = False
     uncommitted: int | None = None  # line of tensor work that no tcgen05.commit follows yet
-    freed: list[Any] = field(default_factory=list)  # TMEM columns that were given back
+    freed: list[Freed] = field(default_factory=list)
 
     @property
     def live(self) -> int:
@@ -163,6 +187,7 @@ class Cluster:
     coords: Dim
     ctas: list[Cta] = field(default_factory=list)
     barrier: Barrier = field(default_factory=Barrier)
+    meetings: dict[tuple[str, int], Meeting] = field(default_factory=dict)  # opcode, even rank
 
     @property
     def live(self) -> int:

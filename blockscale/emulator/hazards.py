@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .analysis import EarlyRead, early_reads
-from .clocks import Found, Shadow
+from .clocks import Access, Found, Shadow
 from .gang import LANES
 from .report import Hazard
 
@@ -80,7 +80,7 @@ class Hazards:
         self.machine = machine
         self.lines: dict[int, str] = {}
         for unit in machine.program.units:
-            for ins in [*unit.instrs, *([unit.instr] if unit.instr else [])]:
+            for ins in unit.everything:
                 self.lines[ins.line] = ins.opcode
         self.known: set[tuple[Any, ...]] = set()
 
@@ -181,7 +181,7 @@ class Hazards:
         if key in self.known:
             return
         self.known.add(key)
-        cls, words = self.agent_name(agent, abs(other))
+        cls, words = self.agent_name(agent, other)
         at = f"{memory} {offset:#x}" if memory == "shared memory" else memory
         if kind == "proxy":
             name = "missing proxy fence"
@@ -197,7 +197,7 @@ class Hazards:
             text = f"{what} {verb} {at} that {words} {did}: {why} (PTX ISA 8.9); {remedy}"
             if severity == "warning" and name == "race":  # shipped kernels do it, hardware forgives
                 name = "doubtful order"
-        self.add(name, severity, text, line=line, warp=warp, other=words, other_line=abs(other))
+        self.add(name, severity, text, line=line, warp=warp, other=words, other_line=other)
 
     # generic accesses -------------------------------------------------------------------------
     def shared(
@@ -232,18 +232,16 @@ class Hazards:
         agents = g.w_agent[rows]
         clock = know[rows, agents]
         one = g.W == 1
-        who = int(g.w_agent[0]) if one else agents
+        by = Access(int(g.w_agent[0]), know[0]) if one else Access(agents, know, rows)
         when = int(clock[0]) if one else clock
-        view = know[0] if one else know
-        spread = None if one else rows
         if not write:
-            found = shadow.read(cells, who, view, when, line, rows=spread)
+            found = shadow.read(cells, by, when, line)
         else:
             store = None if items is None else Store(cells, agents, offsets, size, items)
-            found = shadow.check_write(cells, who, view, spread)
+            found = shadow.check_write(cells, by)
             if found is not None and store is not None:
-                found = self.changing(shadow, store, view, spread)
-            shadow.record_write(cells, who, when, line)
+                found = self.changing(shadow, store, by)
+            shadow.record_write(cells, by.agent, when, line)
             if found is None and not one and store is not None:
                 found = self.together(shadow, store, line)
         if found is not None:
@@ -255,9 +253,7 @@ class Hazards:
             at = int(np.flatnonzero(~shadow.dirty[cells])[0])
             self.uninitialised(g.ins, cells, at, int(g.warps[int(rows[at])]))
 
-    def changing(
-        self, shadow: Shadow, store: Store, know: np.ndarray, rows: np.ndarray | None
-    ) -> Found | None:
+    def changing(self, shadow: Shadow, store: Store, by: Access) -> Found | None:
         """Return the first conflict of the lanes whose store changes what is there."""
         cells, size = store.cells, store.size
         view = self.machine.shared.views[size][store.offsets >> (size.bit_length() - 1)]
@@ -267,8 +263,8 @@ class Hazards:
         at = np.flatnonzero(changed)
         if not len(at):
             return None
-        rows = None if rows is None else rows[at]
-        found = shadow.check_write(cells[at], store.agents[at], know, rows)
+        rows = None if by.rows is None else by.rows[at]
+        found = shadow.check_write(cells[at], Access(store.agents[at], by.know, rows))
         return None if found is None else (found[0], int(at[found[1]]), found[2], found[3])
 
     @staticmethod

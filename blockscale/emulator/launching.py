@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from . import ops
 from .errors import EmulationError
 from .grid import Dim, Launch
 from .machine import Machine
@@ -84,12 +83,30 @@ def run(
     packed = params if isinstance(params, bytes) else params(program, memory)
     how = Launch(grid, block, cluster, dynamic_smem, seed, max_instructions)
     machine = Machine(program, how, memory, packed.ljust(program.param_bytes, b"\0"))
-    ops.place_globals(machine)
+    place_globals(machine)
     memory.commit()
     try:
         return machine.run()
     finally:
         memory.write_back()
+
+
+def place_globals(machine: Machine) -> None:
+    """Give module variables of .global and .const space their addresses and initial values."""
+    later = []
+    for var in machine.program.module.variables.values():
+        if var.space not in ("global", "const"):
+            continue
+        data = np.zeros(max(var.size, 1), np.uint8)
+        if var.init is not None:
+            data[: len(var.init)] = np.frombuffer(var.init, np.uint8)
+        machine.places[var.name] = ("global", machine.memory.add(data.size, var.name, data))
+        later.append((var, data))
+    for var, data in later:
+        for at, sym in var.pointers:
+            place = machine.places.get(sym.name)
+            if place is not None:
+                data[at : at + 8] = np.array([place[1] + sym.offset], np.uint64).view(np.uint8)
 
 
 def dims(value: int | Sequence[int]) -> Dim:

@@ -18,17 +18,17 @@ from .clocks import Clocks, Shadow, Vector
 from .compiler import Compiler
 from .engine import Engine
 from .errors import EmulationError
-from .gang import LANES, Fragment, Gang
+from .gang import LANES, REGISTERS, Fragment, Gang
 from .grid import Cluster, Launch, Waiting, Warp
 from .hazards import Hazards
 from .memory import RESERVED, GlobalMemory, SharedMemory
 from .program import Program
 from .report import Report
-from .specials import special
+from .specials import SMS
+from .tcgen05.layout import CELLS, COLUMNS
+from .tcgen05.layout import LANES as TMEM_LANES
 
-SMS = 148  # a B200
 SHADOW_BYTES = 1 << 30  # most that the shadows of resident CTAs may take
-POISON = 0xFFFFFFFF  # what nobody has written: a NaN as a float
 QUANTUM = 256  # units that a gang runs in its turn with seed 0
 
 
@@ -85,7 +85,7 @@ class Machine:
         if traits.shared:
             cells += (self.program.static_shared + self.dynamic_smem) // traits.granule
         if traits.tcgen05:
-            cells += 128 * 512
+            cells += CELLS
         per_cta = cells * (15 + 4 * min(self.cta_warps + 2, 10))  # if it touches all of it
         most = max(SHADOW_BYTES // max(per_cta * self.cluster_ctas, 1), 1)
         return int(max(1, min(self.total, SMS // self.cluster_ctas, most)))
@@ -100,11 +100,11 @@ class Machine:
         track = self.traits.shared and (per > 1 or self.traits.asynchronous)
         cells = count * self.shared.stride // self.traits.granule
         self.shared_shadow = Shadow(cells) if track else None
-        self.tmem = np.zeros((0, 128, 512), np.uint32)
+        self.tmem = np.zeros((0, TMEM_LANES, COLUMNS), np.uint32)
         self.tmem_shadow: Shadow | None = None
         if self.traits.tcgen05:
-            self.tmem = np.full((count, 128, 512), POISON, np.uint32)
-            self.tmem_shadow = Shadow(count * 128 * 512)
+            self.tmem = np.zeros((count, TMEM_LANES, COLUMNS), np.uint32)
+            self.tmem_shadow = Shadow(count * CELLS)
         index = np.arange(count * self.cta_warps)
         slot = index // self.cta_warps
         self.warp_table = {
@@ -124,10 +124,6 @@ class Machine:
         warp = self.warps[index]
         assert warp is not None, "the warp's cluster has not entered"
         return warp
-
-    def special(self, gang: Gang, name: str) -> Any:
-        """Return a special register's value for a gang."""
-        return special(self, gang, name)
 
     def run(self) -> Report:
         """Run the launch to its end."""
@@ -194,7 +190,7 @@ class Machine:
         first = gangs[0]
         new = Gang(self, np.concatenate([g.warps for g in gangs])[order])
         lanes = (order[:, None] * LANES + np.arange(LANES)).reshape(-1)
-        for name in ("p2", "r1", "r2", "r4", "r8"):
+        for name in REGISTERS:
             parts = np.concatenate([getattr(g, name) for g in gangs], axis=1)
             setattr(new, name, np.ascontiguousarray(parts[:, lanes]))
         new.local = np.concatenate([g.local for g in gangs])[lanes]
@@ -223,10 +219,8 @@ class Machine:
         self.hazards.flush()
         for unit in self.units:
             if unit.hits:
-                for ins in unit.instrs:
+                for ins in unit.everything:
                     report.instructions[ins.opcode] += unit.hits
-                if unit.instr is not None:
-                    report.instructions[unit.instr.opcode] += unit.hits
             unit.hits = 0
         report.warp_instructions = sum(report.instructions.values())
         report.wall_seconds = seconds

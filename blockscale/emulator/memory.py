@@ -21,7 +21,7 @@ LOCAL_WINDOW = 0x6100_0000_0000
 PARAM_WINDOW = 0x6200_0000_0000
 WINDOW_SIZE = 0x100_0000_0000
 GLOBAL_BASE = 0x1000_0000_0000
-RESERVED = 1024
+RESERVED = 1024  # bytes at the start of a CTA's shared window that the system keeps
 ALIGN = 256
 VIEWS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "V16", 32: "V32"}
 
@@ -183,10 +183,9 @@ class SharedMemory:
             at = int(np.flatnonzero(bad)[0])
             raise IllegalOperation(
                 f"a shared access of {size} bytes at offset {int(low[at]):#x} is out of bounds: "
-                "the "
-                f"CTA's shared memory is {self.first:#x} to {self.end:#x} (the first 1024 bytes "
-                "belong "
-                "to the system); ask for more dynamic shared memory or mask the access",
+                f"the CTA's shared memory is {self.first:#x} to {self.end:#x} (the first 1024 "
+                "bytes belong to the system); ask for more dynamic shared memory or mask the "
+                "access",
                 lane=at,
             )
         if size > 1 and (low & (size - 1)).any():

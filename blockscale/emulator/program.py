@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from .errors import Place, PtxError
 from .flow import Unit, find_meeting_points
+from .memory import RESERVED
 from .ops.core import may_wait
 from .reader import SIZES
 from .syntax import (
@@ -30,7 +31,6 @@ from .syntax import (
     Vec,
 )
 
-RESERVED_SHARED = 1024  # bytes at the start of a CTA's shared window that the system keeps
 ATOMIC_STEPS = 64  # an atomic takes its lanes one by one: so much longer than other instructions
 IGNORED_CALLS = {"vprintf", "__assertfail"}
 
@@ -99,7 +99,7 @@ def check_target(units: list[Unit], target: str, kernel: str) -> None:
     """Refuse instructions that the module's .target does not have."""
     number = target.removeprefix("sm_")
     family, suffix = number.rstrip("af"), number[-1:] in ("a", "f")
-    for ins in (i for u in units for i in [*u.instrs, *filter(None, [u.instr])]):
+    for ins in (i for u in units for i in u.everything):
         for start, part, families, section in TARGETS:
             if not ins.opcode.startswith(start) or part not in ins.opcode:
                 continue
@@ -113,7 +113,7 @@ def check_target(units: list[Unit], target: str, kernel: str) -> None:
 
 def place_shared(module: Module, own: list[Var], places: dict[str, tuple[str, int]]) -> int:
     """Place static shared variables in order of declaration, dynamic ones last; return the end."""
-    offset = RESERVED_SHARED
+    offset = RESERVED
     shared = [v for v in module.variables.values() if v.space == "shared"] + own
     for var in shared:
         if not var.extern:
@@ -299,7 +299,7 @@ def rename(op: Operand, names: dict[str, Operand], tag: str) -> Operand:
 
 def check_guards(units: list[Unit], regs: dict[str, tuple[str, int]], kernel: str) -> None:
     """Refuse guards that are no predicates (PTX ISA 9.3): branches read them without asking."""
-    for ins in (i for u in units for i in [*u.instrs, *([u.instr] if u.instr else [])]):
+    for ins in (i for u in units for i in u.everything):
         if ins.guard is not None:
             name = ins.guard[0].name
             if regs.get(name, "?")[0] != "p":

@@ -158,7 +158,7 @@ class Report:
         return self._counts.get(hazard.key, 1)
 
     def moved(self, memory: str, *, read: int = 0, written: int = 0) -> None:
-        """Count bytes that threads moved to or from a memory."""
+        """Count bytes that were moved to or from a memory."""
         row = self.bytes[memory]
         row["read"] += read
         row["written"] += written

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import ops
 from .gang import LANES, Fragment, Gang
-from .grid import Cluster, Cta, Dim, Warp
+from .grid import Cluster, Cta, Warp, unravel
+from .tcgen05.layout import CELLS
 
 if TYPE_CHECKING:
     from .machine import Machine
+    from .syntax import Instr
 
 GANG_WARPS = 128  # more lanes per array gain nothing
+POISON = 0xFFFFFFFF  # what nobody has written: a NaN as a float
 MOST_PARTED = 64  # warps that enter together: above, ganging them one by one would take all day
 
 
@@ -87,11 +89,6 @@ def enter(m: Machine, slot: int, number: int) -> np.ndarray:
     return np.arange(slot * per, (slot + 1) * per)
 
 
-def unravel(number: int, sizes: Dim) -> Dim:
-    """Return the coordinates of the `number`-th place of a box, x fastest (PTX ISA 10)."""
-    return number % sizes[0], number // sizes[0] % sizes[1], number // (sizes[0] * sizes[1])
-
-
 def poison(m: Machine, index: int) -> None:
     """Make the memories of CTA slot `index` new: nobody has written them."""
     stride = m.shared.stride
@@ -100,14 +97,84 @@ def poison(m: Machine, index: int) -> None:
         cells = stride // m.traits.granule
         m.shared_shadow.reset(slice(index * cells, (index + 1) * cells))
     if m.tmem_shadow is not None:
-        cells = m.tmem[index].size
-        m.tmem[index].fill(0xFFFFFFFF)
-        m.tmem_shadow.reset(slice(index * cells, (index + 1) * cells))
+        m.tmem[index].fill(POISON)
+        m.tmem_shadow.reset(slice(index * CELLS, (index + 1) * CELLS))
 
 
 def retire(m: Machine) -> None:
     """Let go of clusters whose warps have left and whose asynchronous work is done."""
     for slot, cluster in enumerate(m.clusters):
         if cluster is not None and cluster.live == 0 and not m.engine.busy(cluster):
-            ops.at_exit(m, cluster)
+            leave_behind(m, cluster)
             m.clusters[slot] = None
+
+
+def unread_stores(m: Machine, cta: Cta) -> None:
+    """Report bulk stores that a CTA leaves behind without having waited for their reads."""
+    for warp in cta.warps:
+        groups = [g for lane in warp.bulk_groups.values() for g in lane]
+        know = m.clocks.know[cta.cluster.slot, warp.agent]  # .read has been waited for
+        pending = [op for group in [*groups, *warp.bulk_open.values()] for op in group]
+        left = [op for op in pending if know[op.agent] < op.clock]
+        if left:
+            m.hazards.add(
+                "unwaited bulk copy", "warning",
+                f"CTA {cta.coords} ends without having waited for the bulk store of line "
+                f"{left[0].line}, which may still read its shared memory: "
+                "cp.async.bulk.wait_group.read comes first (PTX ISA 9.7.9.25.4.5)",
+                line=left[0].line, warp=warp.index,
+            )  # fmt: skip
+
+
+def cta_exits(m: Machine, cta: Cta, ins: Instr | None) -> None:
+    """Check that no CTA may still use the shared memory of one that ends (PTX ISA 9.7.13.3)."""
+    unread_stores(m, cta)
+    shadow = m.shared_shadow
+    if shadow is None or m.cluster_ctas == 1:
+        return
+    cells = m.shared.stride // m.traits.granule
+    span = np.arange(cta.slot * cells, (cta.slot + 1) * cells)
+    clocks = m.clocks
+    agents = np.array([w.agent for w in cta.warps])
+    know, _ = clocks.both(cta.cluster.slot, agents)
+    for first in (0, clocks.cp_async, clocks.tcgen05_st, clocks.store):  # its own work ends with it
+        know[first + agents] = np.iinfo(np.int32).max
+    know[clocks.tensor + cta.rank] = np.iinfo(np.int32).max
+    found = shadow.look(span[shadow.dirty[span]], know)
+    if found is not None:
+        line = ins.line if ins is not None else None
+        m.hazards.conflict(
+            found, f"the end of CTA rank {cta.rank}", "shared memory", line or 0,
+            cta.warps[0].index,
+            int(span[shadow.dirty[span]][found[1]]) % cells * m.traits.granule,
+        )  # fmt: skip
+
+
+def leave_behind(m: Machine, cluster: Cluster) -> None:
+    """Report what a cluster leaves behind (9.7.16.7: tensor memory must be freed); forget it."""
+    for cta in cluster.ctas:
+        for column, count in cta.allocations.items():
+            m.hazards.add(
+                "tmem not freed", "error",
+                f"CTA {cta.coords} ends with {count} TMEM columns from {column} still allocated; "
+                "execute "
+                "tcgen05.dealloc before the last warp leaves (PTX ISA 9.7.16.7.1)",
+                line=m.tmem_lines.get((cta.slot, column)), warp=cta.warps[0].index,
+            )  # fmt: skip
+        if cta.uncommitted is not None:
+            m.hazards.add(
+                "uncommitted tensor work", "warning",
+                f"CTA {cta.coords} ends, and no tcgen05.commit followed the tcgen05.mma of line "
+                f"{cta.uncommitted}: nobody can have waited for it (PTX ISA 9.7.16.10)",
+                line=cta.uncommitted, warp=cta.warps[0].index,
+            )  # fmt: skip
+    stride = m.shared.stride
+    slots = {cta.slot for cta in cluster.ctas}
+    for key in [k for k in m.mbarriers if k // stride in slots]:
+        del m.mbarriers[key]
+    for key in [k for k in m.ended if k // stride in slots]:
+        del m.ended[key]
+    for warp in cluster.warps:
+        m.cluster_waits.pop(warp.index, None)
+    for spot in [k for k in m.sync if isinstance(k, tuple) and k[0] == cluster.slot]:
+        del m.sync[spot]

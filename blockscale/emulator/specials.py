@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import PtxError
-from .gang import LANES
+from .grid import LANES, unravel
+from .memory import RESERVED
 
 if TYPE_CHECKING:
     from .gang import Gang
     from .machine import Machine
 
+SMS = 148  # a B200
 AXES = {"x": 0, "y": 1, "z": 2}
 
 
@@ -36,11 +38,11 @@ def special(m: Machine, g: Gang, name: str) -> Any:
     if head in ("%globaltimer_lo", "%globaltimer_hi"):
         return one * np.uint32(time.time_ns() >> (32 if head[-2:] == "hi" else 0) & 0xFFFFFFFF)
     constants = {
-        "%nwarpid": m.cta_warps, "%nsmid": 148, "%gridid": 0, "WARP_SZ": LANES,
+        "%nwarpid": m.cta_warps, "%nsmid": SMS, "%gridid": 0, "WARP_SZ": LANES,
         "%cluster_nctarank": m.cluster_ctas, "%clock": int(g.time) & 0xFFFFFFFF, "%clock_hi": 0,
         "%dynamic_smem_size": m.dynamic_smem, "%total_smem_size": m.shared.end - m.shared.first,
         "%aggr_smem_size": m.shared.end, "%reserved_smem_offset_begin": 0,
-        "%reserved_smem_offset_end": 1024, "%reserved_smem_offset_cap": 1024,
+        "%reserved_smem_offset_end": RESERVED, "%reserved_smem_offset_cap": RESERVED,
         "%reserved_smem_offset_0": 0, "%reserved_smem_offset_1": 0,
     }  # fmt: skip
     if head in constants:
@@ -66,8 +68,7 @@ def axis(m: Machine, g: Gang, head: str, i: int) -> np.ndarray:
     if head == "%tid":
         lane = np.tile(np.arange(LANES), g.W)
         thread = np.repeat(m.warp_table["number"][g.warps], LANES) * LANES + lane
-        x, y, _ = m.block
-        return (thread % x, thread // x % y, thread // (x * y))[i].astype(np.uint32)
+        return unravel(thread, m.block)[i].astype(np.uint32)
     if head == "%ctaid":
         return m.slot_coords[g.lane_slot, i]
     if head == "%cluster_ctaid":

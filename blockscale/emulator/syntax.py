@@ -162,3 +162,8 @@ class Module:
         raise PtxError(
             f"the module has no kernel named {name!r}; its kernels: {names}; pass entry="
         )
+
+
+def items_of(op: Operand) -> tuple[Operand, ...]:
+    """Return the items of a vector operand, or the one operand."""
+    return op.items if isinstance(op, Vec) else (op,)

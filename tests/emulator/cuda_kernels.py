@@ -6,7 +6,6 @@ that an element that nobody wrote is wrong.
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
@@ -21,8 +20,6 @@ from blockscale import emulator
 
 FOLDER = Path(__file__).resolve().parent / "kernels"
 ARCHITECTURE = {"hopper": "sm_90a", "sm120": "sm_120a"}  # all others: sm_100a
-NO_NVCC = None if shutil.which("nvcc") else "nvcc is not on PATH: kernels/*.cu cannot be compiled"
-NO_PTXAS = None if shutil.which("ptxas") else "ptxas is not on PATH"
 ATOM = 512  # bytes of the scales of 128 rows x 4
 
 
@@ -40,16 +37,6 @@ def ptx(name: str, broken: str | None = None) -> str:
         command += [f"-DBROKEN={broken}"] if broken else []
         subprocess.run([*command, str(FOLDER / f"{name}.cu")], check=True, capture_output=True)
         return out.read_text()
-
-
-def assemble(name: str) -> None:
-    """Let ptxas read the kernel: what it rejects is our mistake, not the emulator's."""
-    with tempfile.TemporaryDirectory(prefix="blockscale-kernels-") as folder:
-        path = Path(folder) / "kernel.ptx"
-        path.write_text(ptx(name))
-        command = ["ptxas", f"-arch={architecture(name)}", "-o", str(path.with_suffix(".cubin"))]
-        done = subprocess.run([*command, str(path)], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
 
 
 @dataclass

@@ -8,12 +8,11 @@ the hardware writes 0x7fff, __float2half_rz keeps payload and sign, and so does 
 e5m2's NaN codes to half.  Those lanes are compared as NaN.  Numbers are compared bit by bit.
 """
 
-import shutil
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
+import tools
 
 from blockscale.emulator.alu import lookup
 
@@ -106,29 +105,10 @@ def floats():
     return np.concatenate([bits, subnormal, subnormal | 0x80000000, random, near]).view(np.float32)
 
 
-def header_folder():
-    """The folder of the toolkit's headers, by nvcc's own place, or None."""
-    nvcc = shutil.which("nvcc")
-    places = [Path("/usr/local/cuda/include")]
-    if nvcc:
-        text = subprocess.run(
-            [nvcc, "--dryrun", "-x", "cu", "/dev/null"], capture_output=True, text=True
-        )
-        places = [
-            Path(word.strip('"')[2:])
-            for line in text.stderr.splitlines()
-            if "INCLUDES=" in line
-            for word in line.split("INCLUDES=")[1].split()
-        ] + places
-    return next((place for place in places if (place / "cuda_fp4.hpp").is_file()), None)
-
-
 @pytest.fixture(scope="module")
 def cuda(tmp_path_factory):
     """What CUDA's host code makes of the inputs: key -> array; 'x' is the floats."""
-    include, compiler = header_folder(), shutil.which("g++")
-    if include is None or compiler is None:
-        pytest.skip("needs g++ and the headers of a CUDA toolkit with cuda_fp4.hpp")
+    include, compiler = tools.include(), tools.program("g++")
     folder = tmp_path_factory.mktemp("cuda_host")
     table = list(columns())
     body = "\n  ".join(

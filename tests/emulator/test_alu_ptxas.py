@@ -1,10 +1,9 @@
 """The opcodes that the emulator knows are those that ptxas assembles for sm_100a, and no others."""
 
 import re
-import shutil
-import subprocess
 
 import pytest
+import tools
 
 from blockscale.emulator.alu import forms, lookup
 from blockscale.emulator.errors import PtxError
@@ -34,18 +33,9 @@ def line(opcode, alu):
     return f"{opcode} {'|'.join(outs)}, {', '.join(ins)};"
 
 
-def assemble(lines, folder):
+def refused(lines):
     """The indices of the lines that ptxas rejects."""
-    ptxas = shutil.which("ptxas")
-    if ptxas is None:
-        pytest.skip("needs ptxas of CUDA 13.0 or newer")
-    source = folder / "k.ptx"
-    source.write_text(HEAD + "\n".join(lines) + "\nret;\n}\n")
-    command = [ptxas, "-arch=sm_100a", "-O0", source, "-o", folder / "k.cubin"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    found = {int(n) - HEAD.count("\n") - 1 for n in re.findall(r"line (\d+); *error", done.stderr)}
-    assert done.returncode == 0 or found, done.stderr
-    return found
+    return tools.refused(HEAD, lines, "sm_100a", "-O0")
 
 
 def every_opcode():
@@ -58,10 +48,10 @@ def every_opcode():
                 yield opcode, lookup(opcode, n_dst, form.n_src)
 
 
-def test_every_opcode_assembles(tmp_path):
+def test_every_opcode_assembles():
     lines = [line(opcode, alu) for opcode, alu in every_opcode()]
     assert len(lines) > 6000
-    assert [lines[i] for i in sorted(assemble(lines, tmp_path))] == []
+    assert [lines[i] for i in sorted(refused(lines))] == []
 
 
 WRONG = """
@@ -103,9 +93,9 @@ def wrong_line(opcode):
     return f"{opcode} {out}, " + ", ".join(f"%r{i + 1}" for i in range(count)) + ";"
 
 
-def test_what_ptxas_rejects_is_rejected(tmp_path):
+def test_what_ptxas_rejects_is_rejected():
     opcodes = WRONG.split()
-    rejected = assemble([wrong_line(opcode) for opcode in opcodes], tmp_path)
+    rejected = refused([wrong_line(opcode) for opcode in opcodes])
     assert [opcode for i, opcode in enumerate(opcodes) if i not in rejected] == []
     for opcode in opcodes:
         with pytest.raises(PtxError, match=re.escape(opcode)):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 import broken
-import cuda_kernels
 import numpy as np
 import pytest
+import tools
 
-pytestmark = pytest.mark.skipif(cuda_kernels.NO_NVCC is not None, reason=str(cuda_kernels.NO_NVCC))
+pytestmark = tools.needs_nvcc
 
 NAMED = 0.9  # of all runs, those whose cause only the numbers can show included
 MUTATIONS = broken.mutations()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from blockscale import emulator
-from blockscale.emulator.clocks import NEVER, Clocks, Shadow, union
+from blockscale.emulator.clocks import NEVER, Access, Clocks, Shadow, union
 
 WARPS = 4
 A, B, C = 0, 1, 2  # agents
@@ -26,11 +26,11 @@ class World:
 
     def write(self, agent, cells, line=1):
         know, clock = self._args(agent)
-        return self.shadow.write(np.atleast_1d(cells), agent, know, clock, line)
+        return self.shadow.write(np.atleast_1d(cells), Access(agent, know), clock, line)
 
     def read(self, agent, cells, line=1):
         know, clock = self._args(agent)
-        return self.shadow.read(np.atleast_1d(cells), agent, know, clock, line)
+        return self.shadow.read(np.atleast_1d(cells), Access(agent, know), clock, line)
 
     def copy(self, agent, cells, line=1, write=False):
         """A bulk copy that `agent` issues: it sees what is fenced; return (conflict, its agent)."""
@@ -38,7 +38,7 @@ class World:
         own, clock = self.clocks.claim(0, know)
         act = self.shadow.write if write else self.shadow.read
         cells = np.atleast_1d(cells)
-        found = act(cells, own, know, clock, line, fenced=fenced, generic=WARPS)
+        found = act(cells, Access(own, know, fenced=fenced, generic=WARPS), clock, line)
         return found, own
 
     def signal(self, source, target):
@@ -162,8 +162,8 @@ def test_agents_of_copies_are_reused_when_waited_for_and_grow_otherwise():
     # vectors made before the growth still join, and a shadow reads them
     clocks.join(0, C, (know, know))
     far = claimed[-1]
-    world.shadow.write(np.array([3]), far, clocks.know[0, far], 1, 9)
-    assert world.shadow.read(np.array([3]), C, know, 1, 1) == ("write-read", 0, far, 9)
+    world.shadow.write(np.array([3]), Access(far, clocks.know[0, far]), 1, 9)
+    assert world.shadow.read(np.array([3]), Access(C, know), 1, 1) == ("write-read", 0, far, 9)
     clocks.reset(0)
     assert clocks.claim(0, clocks.both(0, A)[0])[0] == first
 
@@ -251,13 +251,13 @@ def test_agents_in_one_call_are_told_apart():
     agents = np.array([B, B, C, C])
     rows = np.array([0, 0, 1, 1])
     know = world.clocks.know[0, [B, C]]
-    found = world.shadow.read(np.array([0, 2, 3, 1]), agents, know, 1, 8, rows=rows)
+    found = world.shadow.read(np.array([0, 2, 3, 1]), Access(agents, know, rows), 1, 8)
     assert found == ("write-read", 3, A, 1)
-    found = world.shadow.check_write(np.array([3, 0, 2, 1]), agents, know, rows)
+    found = world.shadow.check_write(np.array([3, 0, 2, 1]), Access(agents, know, rows))
     assert found == ("write-write", 3, A, 1)
-    found = world.shadow.check_write(np.array([0, 3]), agents[1:3], know, rows[1:3])
+    found = world.shadow.check_write(np.array([0, 3]), Access(agents[1:3], know, rows[1:3]))
     assert found is None
-    found = world.shadow.check_write(np.array([2, 3]), agents[:2], know, rows[:2])
+    found = world.shadow.check_write(np.array([2, 3]), Access(agents[:2], know, rows[:2]))
     assert found[:3] == ("read-write", 1, C)
 
 

@@ -326,8 +326,7 @@ def test_tempers_keep_the_order_of_each_stream(temper):
     cta = Cta(0, 0, (0, 0, 0), Cluster(0, 0, (0, 0, 0)))
     ops = []
     for i in range(30):
-        op = Op("bulk", cta, i, lambda op: happened.append((op.extra["stream"], op.line)))
-        op.extra["stream"] = i % 3
+        op = Op("bulk", cta, i, lambda op: happened.append((op.line % 3, op.line)))
         ops.append(engine.issue(i % 3, op, float(i)))
         assert op.done == (temper == "eager") or temper == "random"
         engine.maybe()

@@ -10,8 +10,9 @@ import movement_cases
 import numpy as np
 import pytest
 import scalar_cases
+import tools
 
-pytestmark = pytest.mark.skipif(cuda_kernels.NO_NVCC is not None, reason=str(cuda_kernels.NO_NVCC))
+pytestmark = tools.needs_nvcc
 
 SEEDS = 20  # the issue's number for correct kernels
 FEW = 3
@@ -64,11 +65,12 @@ def check(make, seeds):
         assert case.judge() is None, f"seed {seed}: {case.judge()}"
 
 
-@pytest.mark.skipif(cuda_kernels.NO_PTXAS is not None, reason=str(cuda_kernels.NO_PTXAS))
 @pytest.mark.parametrize("path", sorted(cuda_kernels.FOLDER.glob("*.cu")), ids=lambda p: p.stem)
 def test_ptxas_takes_the_kernel(path):
     """It is legal PTX: no test below runs what hardware could not."""
-    cuda_kernels.assemble(path.stem)
+    name = path.stem
+    done = tools.assemble(cuda_kernels.ptx(name), cuda_kernels.architecture(name))
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", GEMMS)

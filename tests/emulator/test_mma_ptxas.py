@@ -1,23 +1,19 @@
-"""Which opcodes exist: ours against ptxas, over the products of all shapes, types and modifiers.
-
-ptxas names the line of every instruction that it rejects, so one module tries hundreds.
-"""
+"""Which opcodes exist: ours against ptxas, over the products of all shapes, types and modifiers."""
 
 from __future__ import annotations
 
 import itertools
 import re
-import shutil
-import subprocess
 
 import pytest
+import tools
 
 from blockscale.emulator.errors import PtxError
 from blockscale.emulator.mma.matrix import is_movmatrix, lookup_ldmatrix, lookup_stmatrix
 from blockscale.emulator.mma.sync import lookup
 from blockscale.emulator.mma.wgmma import parse_wgmma
 
-pytestmark = pytest.mark.skipif(shutil.which("ptxas") is None, reason="needs ptxas")
+pytestmark = tools.needs_ptxas
 HEADER = """.version 9.0
 .target {arch}
 .address_size 64
@@ -35,22 +31,9 @@ UNDOCUMENTED = {
 REGISTER = {"b32": "%r", "s32": "%r", "f32": "%f", "f64": "%fd"}
 
 
-def accepted(arch, instructions, tmp_path):
+def accepted(arch, instructions):
     """The instructions that ptxas takes, by position: list of bool."""
-    path = tmp_path / "kernel.ptx"
-    header = HEADER.format(arch=arch)
-    path.write_text(header + "\n".join(instructions) + "\nret;\n}\n")
-    run = subprocess.run(
-        ["ptxas", f"-arch={arch}", str(path), "-o", str(tmp_path / "kernel.cubin")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    output = run.stdout + run.stderr
-    assert (run.returncode == 0) != ("error" in output), output
-    first = header.count("\n") + 1
-    bad = {int(line) - first for line in re.findall(r"line (\d+); error", output)}
-    assert bad <= set(range(len(instructions))), output
+    bad = tools.refused(HEADER.format(arch=arch), instructions, arch)
     return [i not in bad for i in range(len(instructions))]
 
 
@@ -80,20 +63,20 @@ def mma_text(opcode, op):
     return f"{opcode} {text}" + (", %r1, {0, 1}, %r2, {0, 3};" if op.scales else ";")
 
 
-def compare(function, text, opcodes, arch, tmp_path):
+def compare(function, text, opcodes, arch):
     """Every opcode that we take assembles with our operands; returns those that we do not take."""
     parsed = [(opcode, ours(function, opcode)) for opcode in opcodes]
     good = [(opcode, op) for opcode, op in parsed if op]
-    result = accepted(arch, [text(opcode, op) for opcode, op in good], tmp_path)
+    result = accepted(arch, [text(opcode, op) for opcode, op in good])
     assert [opcode for (opcode, _), ok in zip(good, result, strict=True) if not ok] == []
     return [opcode for opcode, op in parsed if not op]
 
 
-def rejected(opcodes, operands, arch, tmp_path):
+def rejected(opcodes, operands, arch):
     """The opcodes that assemble with any of the operands: to be none but undocumented ones."""
     found = set()
     for operand in operands:
-        result = accepted(arch, [f"{opcode} {operand};" for opcode in opcodes], tmp_path)
+        result = accepted(arch, [f"{opcode} {operand};" for opcode in opcodes])
         found |= {opcode for opcode, ok in zip(opcodes, result, strict=True) if ok}
     return found
 
@@ -134,11 +117,11 @@ def mma_opcodes():
     yield "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32.xor.popc"
 
 
-def test_mma_of_all_architectures(tmp_path):
+def test_mma_of_all_architectures():
     opcodes = list(dict.fromkeys(mma_opcodes()))
-    others = compare(lookup, mma_text, opcodes, "sm_90a", tmp_path)
+    others = compare(lookup, mma_text, opcodes, "sm_90a")
     assert len(others) > 150
-    assert rejected(others, mma_operands(False), "sm_90a", tmp_path) == UNDOCUMENTED
+    assert rejected(others, mma_operands(False), "sm_90a") == UNDOCUMENTED
 
 
 def scaled_opcodes():
@@ -160,11 +143,11 @@ def scaled_opcodes():
     yield "mma.sync.aligned.m16n8k32.row.col.block_scale.f32.e4m3.e4m3.f32.ue8m0"
 
 
-def test_mma_of_sm_120a(tmp_path):
+def test_mma_of_sm_120a():
     opcodes = list(scaled_opcodes())
-    others = compare(lookup, mma_text, opcodes, "sm_120a", tmp_path)
+    others = compare(lookup, mma_text, opcodes, "sm_120a")
     operands = [*mma_operands(False), *mma_operands(True)]
-    found = rejected(others, operands, "sm_120a", tmp_path)
+    found = rejected(others, operands, "sm_120a")
     # Undocumented: the manual has .kind::f8f6f4 with .m16n8k32 only.
     assert {opcode for opcode in found if "kind::f8f6f4.m16n8k16" not in opcode} == set()
 
@@ -181,7 +164,7 @@ def matrix_opcodes(name):
 @pytest.mark.parametrize(
     ("name", "function"), [("ldmatrix", lookup_ldmatrix), ("stmatrix", lookup_stmatrix)]
 )
-def test_matrix_opcodes(name, function, tmp_path):
+def test_matrix_opcodes(name, function):
     def text(opcode, registers):
         operands = [group("b32", registers), "[sm]"]
         return f"{opcode} {', '.join(operands if name == 'ldmatrix' else operands[::-1])};"
@@ -190,16 +173,16 @@ def test_matrix_opcodes(name, function, tmp_path):
     parsed = {opcode: ours(function, opcode) for opcode in opcodes}
     good = [opcode for opcode, op in parsed.items() if op]
     texts = [text(opcode, parsed[opcode].registers) for opcode in good]
-    assert all(accepted("sm_100a", texts, tmp_path))
+    assert all(accepted("sm_100a", texts))
     bad = [opcode for opcode, op in parsed.items() if not op]
     for registers in (1, 2, 4):
-        result = accepted("sm_100a", [text(opcode, registers) for opcode in bad], tmp_path)
+        result = accepted("sm_100a", [text(opcode, registers) for opcode in bad])
         assert [opcode for opcode, ok in zip(bad, result, strict=True) if ok] == []
 
 
-def test_movmatrix(tmp_path):
+def test_movmatrix():
     opcode = "movmatrix.sync.aligned.m8n8.trans.b16"
-    assert accepted("sm_90a", [f"{opcode} %r0, %r1;"], tmp_path) == [True]
+    assert accepted("sm_90a", [f"{opcode} %r0, %r1;"]) == [True]
     assert is_movmatrix(opcode)
 
 
@@ -226,7 +209,7 @@ def wgmma_opcodes():
     yield "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3.satfinite"
 
 
-def test_wgmma(tmp_path):
+def test_wgmma():
     opcodes = list(dict.fromkeys(wgmma_opcodes()))
     for in_registers in (False, True):
         others = compare(
@@ -234,7 +217,6 @@ def test_wgmma(tmp_path):
             lambda opcode, op, r=in_registers: wgmma_text(opcode, op, r),
             opcodes,
             "sm_90a",
-            tmp_path,
         )
     known_n = [o for o in others if int(re.search(r"n(\d+)k", o)[1]) in (8, 16, 64)]
     operands = [
@@ -242,4 +224,4 @@ def test_wgmma(tmp_path):
         for kind, number in itertools.product(("f32", "b32"), (2, 4, 8, 16, 32))
         for tail in ("", ", 1, 1", ", 1, 1, 0, 0")
     ]
-    assert rejected(known_n, operands, "sm_90a", tmp_path) == set()
+    assert rejected(known_n, operands, "sm_90a") == set()

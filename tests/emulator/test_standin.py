@@ -4,13 +4,13 @@ The TVM library is made on the road of our exports: host code in C, a shim of ou
 """
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import gpu_library
 import pytest
+import tools
 import torch
 from gpu_library import vectors
 
@@ -78,11 +78,7 @@ def prototypes_of_the_standin() -> dict[str, str]:
 
 def test_prototypes_are_those_of_cuda_h():
     """Every function of the stand-in takes what cuda.h says: as many, and as wide."""
-    if shutil.which("nvcc") is None:
-        pytest.skip("nvcc is not installed")
-    command = ["nvcc", "-M", "-x", "cu", "-"]
-    done = subprocess.run(command, input="#include <cuda.h>", capture_output=True, text=True)
-    text = Path(re.search(r"\S+/cuda\.h", done.stdout)[0]).read_text()
+    text = (tools.include() / "cuda.h").read_text()
     renamed = dict(re.findall(r"#define (cu\w+)\s+(?:__CUDA_API_PT\w+\()?(cu\w+_v\d)\b", text))
     wide = {"size_t": "Z", "cuuint64_t": "Z", "CUdeviceptr": "P", "cuuint32_t": "U"}
     wide |= {"unsigned int": "U", "unsigned char": "B", "unsigned short": "H", "int": "I"}
@@ -111,8 +107,7 @@ def test_prototypes_are_those_of_cuda_h():
 @pytest.fixture(scope="module")
 def tvm_library(tmp_path_factory):
     """Return what the export of a kernel by TVM looks like: host code in C, our shim, PTX."""
-    if shutil.which("nvcc") is None:
-        pytest.skip("nvcc is not installed")
+    tools.nvcc()
     import tvm_export
 
     return tvm_export.export(tmp_path_factory.mktemp("tvm"), "sm_100a")

@@ -1,10 +1,9 @@
 """Spellings of tcgen05 opcodes: we take what ptxas takes and reject what it rejects."""
 
-import shutil
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import tools
 
 from blockscale.emulator.errors import PtxError
 from blockscale.emulator.tcgen05.opcode import parse_opcode
@@ -161,21 +160,15 @@ ILLEGAL = {
 }
 
 
-def ptxas(arch, opcodes, folder):
-    """True if ptxas assembles one instruction of each opcode."""
+def assemble(arch, opcodes):
+    """What ptxas says about one instruction of each opcode."""
     body = "\n".join(f"{opcode} {operands(opcode)};" for opcode in opcodes)
-    name = folder / f"{abs(hash((arch, *opcodes)))}.ptx"
-    name.write_text(HEAD.format(arch=arch, body=body))
-    command = ["ptxas", f"-arch={arch}", str(name), "-o", str(name.with_suffix(".cubin"))]
-    return subprocess.run(command, capture_output=True, text=True)
+    return tools.assemble(HEAD.format(arch=arch, body=body), arch)
 
 
 COMPLAINTS = ("odifier", "syntax error", "State space", "Illegal matrix shape")
 
-needs_ptxas = pytest.mark.skipif(shutil.which("ptxas") is None, reason="ptxas is not installed")
 
-
-@needs_ptxas
 @pytest.mark.parametrize(
     ("arch", "opcodes"),
     [
@@ -184,15 +177,14 @@ needs_ptxas = pytest.mark.skipif(shutil.which("ptxas") is None, reason="ptxas is
         ("sm_103a", LEGAL_SM103),
     ],
 )
-def test_ptxas_takes_the_legal_spellings(arch, opcodes, tmp_path):
-    result = ptxas(arch, opcodes, tmp_path)
+def test_ptxas_takes_the_legal_spellings(arch, opcodes):
+    result = assemble(arch, opcodes)
     assert result.returncode == 0, result.stderr
 
 
-@needs_ptxas
-def test_ptxas_rejects_the_illegal_spellings(tmp_path):
+def test_ptxas_rejects_the_illegal_spellings():
     def run(opcode):
-        return ptxas("sm_103a" if ".red" in opcode else "sm_100a", [opcode], tmp_path)
+        return assemble("sm_103a" if ".red" in opcode else "sm_100a", [opcode])
 
     with ThreadPoolExecutor(2) as pool:
         for opcode, result in zip(ILLEGAL, pool.map(run, ILLEGAL), strict=True):

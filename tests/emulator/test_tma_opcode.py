@@ -1,11 +1,9 @@
 """Opcodes of asynchronous copies: fields, operands, and the same verdict as ptxas."""
 
 import re
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
+import tools
 
 from blockscale.emulator.errors import PtxError
 from blockscale.emulator.tma import parse
@@ -194,35 +192,24 @@ ld.param.u64 %rd1, [out]; mov.b64 %rd2, map; cvta.param.u64 %rd3, %rd2; mov.b64 
 """
 
 
-def refused(lines, folder):
+def refused(lines):
     """Which of the lines ptxas refuses, by number; its first error may hide later ones."""
-    source = Path(folder) / "kernel.ptx"
-    source.write_text(HEADER + "\n".join(lines) + "\nret;\n}\n")
-    command = ["ptxas", "-arch=sm_100a", str(source), "-o", str(source.with_suffix(".cubin"))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = re.findall(r"line (\d+); (?:error|fatal)", done.stderr)
-    assert (done.returncode == 0) == (not found), done.stderr
-    return {int(number) - HEADER.count("\n") - 1 for number in found}
+    return tools.refused(HEADER, lines, "sm_100a")
 
 
-needs_ptxas = pytest.mark.skipif(shutil.which("ptxas") is None, reason="ptxas is not installed")
-
-
-@needs_ptxas
-def test_ptxas_takes_every_legal_opcode(tmp_path):
+def test_ptxas_takes_every_legal_opcode():
     lines = [instruction(opcode) for opcode in LEGAL]
-    assert [lines[number] for number in refused(lines, tmp_path)] == []
+    assert [lines[number] for number in refused(lines)] == []
 
 
-@needs_ptxas
-def test_ptxas_refuses_every_illegal_opcode(tmp_path):
+def test_ptxas_refuses_every_illegal_opcode():
     """Each with operands of a right neighbour, so that the modifiers are what is wrong."""
     right = {opcode: instruction(opcode).partition(" ")[2] for opcode in LEGAL}
     for opcode, _ in ILLEGAL:
         name = ".".join(opcode.split(".")[:4])
         near = [args for other, args in right.items() if other.startswith(name)]
         near = near or [args for other, args in right.items() if other[:12] == opcode[:12]]
-        assert refused([f"{opcode} {(near or ['%r1;'])[0]}"], tmp_path) == {0}, opcode
+        assert refused([f"{opcode} {(near or ['%r1;'])[0]}"]) == {0}, opcode
 
 
 @pytest.mark.parametrize(("opcode", "problem"), ILLEGAL)

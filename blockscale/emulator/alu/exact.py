@@ -7,7 +7,6 @@ float64, which holds the product of two f32 exactly; `odd_sum` makes a sum odd b
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -134,6 +133,3 @@ def add32(a: Any, b: Any, mode: str) -> Any:
 def mul32(a: Any, b: Any, mode: str) -> Any:
     """a * b of f32 values rounded once to f32."""
     return a * b if mode in ("rn", "") else narrow(np.multiply(a, b, dtype="f8"), mode)
-
-
-Rounded = Callable[..., Any]

@@ -23,7 +23,6 @@ from blockscale.emulator.mma import fragments, numerics
 from blockscale.emulator.tcgen05.descriptor import SmemDescriptor
 from blockscale.emulator.tcgen05.operand import tile_offsets
 
-WARPS = 4
 ROWS = 64
 K_BYTES = 32
 _F8 = ("e4m3", "e5m2")

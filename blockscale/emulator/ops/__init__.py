@@ -30,7 +30,6 @@ from . import (  # noqa: F401 - the import registers the handlers
     warp,
     wgmma,
 )
-from .control import at_exit, cta_exits, place_globals
 from .core import Handler, find, may_wait
 
 if TYPE_CHECKING:
@@ -48,17 +47,23 @@ class Traits:
     tcgen05: bool
     asynchronous: bool
     granule: int
+    cta_groups: dict[int, Instr]  # .cta_group of tcgen05 -> the first instruction with it
 
     @staticmethod
     def of(program: Program) -> Traits:
         """Return the traits of a program."""
-        instrs = [i for u in program.units for i in [*u.instrs, *([u.instr] if u.instr else [])]]
+        instrs = [i for u in program.units for i in u.everything]
         opcodes = {i.opcode for i in instrs}
         shared = any(place[0] == "shared" for place in program.places.values())
         tcgen05 = any(o.startswith("tcgen05") for o in opcodes)
         asynchronous = any(o.startswith(ASYNCHRONOUS) for o in opcodes)
         granule = min([16, *map(access_size, instrs)])
-        return Traits(shared, tcgen05, asynchronous, granule)
+        groups: dict[int, Instr] = {}
+        for ins in (i for i in instrs if i.opcode.startswith("tcgen05")):
+            for mod in ins.mods:
+                if mod.startswith("cta_group"):
+                    groups.setdefault(int(mod[-1]), ins)
+        return Traits(shared, tcgen05, asynchronous, granule, groups)
 
 
 def access_size(ins: Instr) -> int:
@@ -77,4 +82,4 @@ def access_size(ins: Instr) -> int:
     return 16
 
 
-__all__ = ["Handler", "Traits", "at_exit", "cta_exits", "find", "may_wait", "place_globals"]
+__all__ = ["Handler", "Traits", "find", "may_wait"]

@@ -241,7 +241,7 @@ def atom(c: Compiler, ins: Instr) -> Callable[..., None]:
 def red(c: Compiler, ins: Instr) -> Callable[..., None]:
     """red (9.7.13.14), and red.async (9.7.13.15.…): see `bulk`."""
     if ins.mods[:1] == ["async"]:
-        from .bulk import red_async
+        from .remote import red_async
 
         return red_async(c, ins)
     return build(c, ins, Sink(), ins.operands)

@@ -12,7 +12,7 @@ from ..errors import IllegalOperation, PtxError
 from ..gang import LANES
 from ..grid import Barrier, Cluster, Cta
 from ..syntax import Instr
-from .core import converged, known_modifiers, register
+from .core import converged, known_modifiers, register, split_keys
 
 if TYPE_CHECKING:
     from ..compiler import Compiler
@@ -203,15 +203,6 @@ def barrier(c: Compiler, ins: Instr) -> Callable[..., Any]:
         return True if this.kind == "arrive" else this.leave(g, m, f)
 
     return run
-
-
-def split_keys(g: Gang, active: np.ndarray, ready: np.ndarray) -> Any:
-    """Return False where nobody is ready, else one key per warp to split the gang by."""
-    if not ready.any():
-        return False
-    keys = np.full(g.W, 2)
-    keys[active] = ready
-    return keys
 
 
 def know(g: Gang, w: int, b: Barrier) -> None:

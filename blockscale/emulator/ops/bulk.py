@@ -13,7 +13,7 @@ from ..gang import LANES
 from ..syntax import Instr
 from ..tma import combine
 from ..tma.bulk import check_bulk, check_ignored, masked_offsets
-from ..tma.opcode import AsyncOp, parse
+from ..tma.opcode import AsyncOp
 from .core import register
 from .issuer import (
     CYCLES_PER_BYTE,
@@ -23,10 +23,11 @@ from .issuer import (
     begin_load,
     blame,
     finish_load,
+    parsed,
     touch,
     touch_reduction,
+    waited,
 )
-from .remote import red_async, st_async, st_bulk
 
 if TYPE_CHECKING:
     from ..compiler import Compiler
@@ -38,9 +39,8 @@ SECTION = "9.7.9.25.4.1"
 @register("cp.async.bulk", "cp.reduce.async.bulk")
 def bulk_copy(c: Compiler, ins: Instr) -> Callable[..., None]:
     """cp.async.bulk and cp.reduce.async.bulk of `size` bytes (9.7.9.25.4.1, .2)."""
-    op = parse(ins.opcode)
-    assert op is not None
-    operands = Operands(c, ins, op)
+    operands = Operands(c, ins)
+    op = operands.op
     dst, src = operands.address("dst"), operands.address("src")
     size, mbar = operands.value("size", "u4"), operands.address("mbar")
     mask, byte_mask = operands.value("cta_mask", "u2"), operands.value("byte_mask", "u2")
@@ -190,8 +190,8 @@ def in_flight(
     who: Issuer, count: int, happen: Callable[[Op], None], source: str, target: str
 ) -> Op:
     """Return the operation of one bulk copy between two memories."""
-    who.machine.report.bytes[source]["read"] += count
-    who.machine.report.bytes[target]["written"] += count
+    who.machine.report.moved(source, read=count)
+    who.machine.report.moved(target, written=count)
     cost = count * CYCLES_PER_BYTE
     return Op("bulk", who.cta, who.line, happen, cost=cost, bytes=count, label="bulk copy")
 
@@ -199,9 +199,7 @@ def in_flight(
 @register("cp.async.bulk.prefetch.L2")
 def prefetch(c: Compiler, ins: Instr) -> Callable[..., None]:
     """cp.async.bulk.prefetch (9.7.9.25.4.3): a hint, and only its rules matter."""
-    op = parse(ins.opcode)
-    assert op is not None
-    operands = Operands(c, ins, op)
+    operands = Operands(c, ins)
     src, size = operands.address("src"), operands.value("size", "u4")
     assert src is not None
     assert size is not None
@@ -229,7 +227,7 @@ def commit_group(c: Compiler, ins: Instr) -> Callable[..., None]:
 
 def finished(op: Op, read: bool) -> bool:
     """Whether an operation has read its source and, unless `read`, written its target."""
-    return op.done and (read or op.extra["writes"].done)
+    return op.done and (read or op.writes is None or op.writes.done)
 
 
 @register("cp.async.bulk.wait_group", waits=True)
@@ -238,9 +236,7 @@ def wait_group(c: Compiler, ins: Instr) -> Callable[..., Any]:
 
     With .read the sources may be overwritten, and what was written need not be there yet.
     """
-    parsed = parse(ins.opcode)
-    assert parsed is not None
-    read = parsed.read
+    read = parsed(ins).read
     left = int(getattr(ins.operands[0], "value", 0))
 
     def run(g: Gang, m: np.ndarray | None, f: Fragment) -> bool:
@@ -255,10 +251,8 @@ def wait_group(c: Compiler, ins: Instr) -> Callable[..., Any]:
             f.reason = "bulk copy groups"
             return False
         for warp, groups, due in waiting:
-            know = g.machine.clocks.know[warp.cta.cluster.slot, warp.agent]
             for op in (op for group in due for op in group):
-                know[op.agent] = max(know[op.agent], op.clock)
-                g.time = max(g.time, op.end)
+                waited(g, warp, op)
                 g.flow = op.flow
             for group in due:  # in order: a later wait without .read looks at the rest again
                 if not all(finished(op, False) for op in group):
@@ -267,6 +261,3 @@ def wait_group(c: Compiler, ins: Instr) -> Callable[..., Any]:
         return True
 
     return run
-
-
-__all__ = ["Issuer", "red_async", "st_async", "st_bulk"]

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..clocks import Access
 from ..engine import Op
 from ..errors import IllegalOperation
 from ..gang import LANES
 from ..grid import MBarrier
 from ..memory import misaligned
 from ..syntax import Imm, Instr, Reg
-from ..tma.opcode import parse
 from . import mbarrier
 from .core import address, register, shared_offsets
-from .issuer import Issuer, begin_load, done, tell
+from .issuer import Issuer, begin_load, parsed, tell, waited
 
 if TYPE_CHECKING:
     from ..compiler import Compiler
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 @register("cp.async")
 def cp_async(c: Compiler, ins: Instr) -> Callable[..., None]:
     """cp.async.ca and .cg with an optional source size or ignore-src predicate (9.7.9.25.3.1)."""
-    op = parse(ins.opcode)
-    assert op is not None
+    op = parsed(ins)
     if op.kind == "cp.async.mbarrier.arrive":
         return arrive(c, ins, op.noinc)
     size = int(getattr(ins.operands[2], "value", 0))
@@ -101,14 +100,14 @@ def issue(
         shadow = machine.shared_shadow
         if shadow is not None:
             cells = machine.shared.cells(dst, size)
-            found = shadow.write(cells, agent, who.know, clock, line)
+            found = shadow.write(cells, Access(agent, who.know), clock, line)
             if found is not None:
                 tell(who, agent, cells, found, "cp.async", "error")
 
     op = Op("cp.async", warp.cta, line, happen, cost=4.0, bytes=int(sizes.sum()), label="cp.async")
     op.agent, op.clock = agent, clock
-    machine.report.bytes["global"]["read"] += int(sizes.sum())
-    machine.report.bytes["shared"]["written"] += size * len(dst)
+    machine.report.moved("global", read=int(sizes.sum()))
+    machine.report.moved("shared", written=size * len(dst))
     warp.cp_open.append(op)
     machine.engine.issue(("cp", warp.index), op, g.time)
 
@@ -166,7 +165,6 @@ def wait_group(c: Compiler, ins: Instr) -> Callable[..., Any]:
                 return False
         for w in g.active_warps(m):
             warp = machine.warp(g.warps[w])
-            cluster = warp.cta.cluster.slot
             due = []
             while len(warp.cp_groups) > left:
                 due += warp.cp_groups.popleft()
@@ -174,9 +172,7 @@ def wait_group(c: Compiler, ins: Instr) -> Callable[..., Any]:
                 due += warp.cp_open
                 warp.cp_open = []
             for op in due[-1:]:
-                know = machine.clocks.know[cluster, warp.agent]
-                know[op.agent] = max(know[op.agent], op.clock)
-                g.time = max(g.time, op.end)
+                waited(g, warp, op)
                 g.flow = op.flow
         return True
 
@@ -200,7 +196,7 @@ def arrive(c: Compiler, ins: Instr, noinc: bool) -> Callable[..., None]:
             cluster = warp.cta.cluster.slot
             both = machine.clocks.both(cluster, warp.agent)
             machine.clocks.release(cluster, warp.agent)
-            vector = done(machine.clocks, *both, agent, warp.cp_sequence + 1)
+            vector = machine.clocks.ended(both, agent, warp.cp_sequence + 1)
 
             def happen(
                 op: Op, mine: list[tuple[int, MBarrier]] = mine, vector: Any = vector

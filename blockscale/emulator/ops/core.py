@@ -86,14 +86,16 @@ def vector_of(ins: Instr) -> int:
 
 
 VECTORS = {"v2": 2, "v4": 4, "v8": 8}
-SPACES = {"global", "shared", "shared::cta", "shared::cluster", "local", "param", "param::entry",
-          "param::func", "const"}  # fmt: skip
+SPACES = {
+    "global", "shared", "shared::cta", "shared::cluster", "local", "param", "param::entry",
+    "param::func", "const",
+}  # fmt: skip
 
 
 def space_of(ins: Instr) -> str:
     """Return the state space of a memory instruction; "" is generic."""
-    return next((m.replace("param::entry", "param").replace("param::func", "param")
-                 for m in ins.mods if m in SPACES), "")  # fmt: skip
+    space = next((m for m in ins.mods if m in SPACES), "")
+    return "param" if space.startswith("param") else space
 
 
 # addresses ------------------------------------------------------------------------------------
@@ -208,6 +210,20 @@ def same_in_warp(
     return result
 
 
+def split_keys(g: Gang, active: np.ndarray, ready: np.ndarray) -> Any:
+    """Return a handler's answer: True (all `active` warps are ready), False (none), or the keys.
+
+    There is one key per warp, to split the gang by: not ready, ready, not here.
+    """
+    if ready.all():
+        return True
+    if not ready.any():
+        return False
+    keys = np.full(g.W, 2)
+    keys[active] = ready
+    return keys
+
+
 def converged(
     g: Gang, mask: np.ndarray | None, f: Fragment, need: np.ndarray | None = None
 ) -> bool:
@@ -232,13 +248,8 @@ def converged(
             if not (missing & ~f.mask).any():
                 f.parked = False
                 f.tried = -1
-                return converged_again(g, f)
+                g.machine.progress += 1  # the machine tries the instruction again with all
+                return False
     f.parked = True
     f.reason = "waiting for the other lanes of its member mask"
-    return False
-
-
-def converged_again(g: Gang, f: Fragment) -> bool:
-    """The fragment has taken others in: the machine tries the instruction again with all."""
-    g.machine.progress += 1
     return False

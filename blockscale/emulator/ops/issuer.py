@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..clocks import Access, Found
 from ..engine import Op
 from ..errors import IllegalOperation, PtxError
 from ..gang import LANES
 from ..grid import MBarrier
-from ..syntax import Instr, Mem, Operand, Vec
-from ..tma.opcode import AsyncOp
+from ..syntax import Instr, Mem, Operand, items_of
+from ..tma.opcode import AsyncOp, parse
 from . import mbarrier
 from .core import address, bad_rank, converged, shared_offsets
 
@@ -21,13 +22,12 @@ if TYPE_CHECKING:
     from ..clocks import Shadow
     from ..compiler import Compiler
     from ..gang import Fragment, Gang
-    from ..grid import Cta
+    from ..grid import Cta, Warp
     from ..machine import Machine
 
 CYCLES_PER_BYTE = 1 / 64  # of a CTA's share of the copy engine
 REDUCTIONS = ("cp.reduce.async.bulk", "red.async")
 Scalar = Callable[["Gang"], Any]
-Found = tuple[str, int, int, int]
 
 
 def aligned(g: Gang, m: np.ndarray | None, f: Fragment) -> bool:
@@ -77,6 +77,11 @@ class Issuer:
         clocks = g.machine.clocks
         pipes = np.arange(clocks.tensor, clocks.store)
         self.pipes = clocks.know[self.cluster.slot, pipes, pipes]  # what they had been given
+
+    def asynchronous(self, agent: int) -> Access:
+        """Return the access of an operation, as agent `agent`, through the async proxy."""
+        generic = self.machine.clocks.cp_async + self.machine.clocks.warps
+        return Access(agent, self.know, fenced=self.fenced, generic=generic)
 
     def claim(self, op: Op) -> None:
         """Give the operation its agent."""
@@ -174,7 +179,7 @@ class Issuer:
         """Note which earlier accesses of the cells of a memory are not ordered before the issue."""
         found = shadow.look(cells, self.know)
         if found is not None:
-            self.early.add((found[2], abs(found[3])))
+            self.early.add((found[2], found[3]))
 
     def before_tensor(self, found: Found, cell: int) -> bool:
         """Whether a conflict is with tensor work that had been issued before this."""
@@ -199,7 +204,7 @@ class Issuer:
     def write_later(self, op: Op, write: Callable[[], None]) -> None:
         """`op` has read its source; its writes to global memory happen some time after that."""
         later = Op(op.engine, self.cta, self.line, lambda _: write(), cost=0.0)
-        op.extra["writes"] = later
+        op.writes = later
         self.machine.engine.issue(self.machine.engine.new_stream(), later, op.end)
 
 
@@ -229,12 +234,10 @@ def touch(who: Issuer, op: Op, offsets: np.ndarray, write: bool, what: str) -> N
     if shadow is None or not len(offsets):
         return
     cells = cells_of(machine, offsets)
-    generic = machine.clocks.cp_async + machine.clocks.warps
-    found = (shadow.write if write else shadow.read)(
-        cells, op.agent, who.know, op.clock, who.line, fenced=who.fenced, generic=generic
-    )
+    act = shadow.write if write else shadow.read
+    found = act(cells, who.asynchronous(op.agent), op.clock, who.line)
     if found is not None and write and found[0] == "proxy":
-        written = machine.hazards.lines.get(abs(found[3]), "")
+        written = machine.hazards.lines.get(found[3], "")
         if written.startswith(("tcgen05.alloc", "mbarrier")):
             found = None  # nobody reads those bytes through the generic proxy any more
     if found is not None:
@@ -252,7 +255,7 @@ def tell(
     machine = who.machine
     offset = int(cells[found[1]]) * machine.traits.granule % machine.shared.stride
     if who.before_tensor(found, int(cells[found[1]])):
-        who.early.add((found[2], abs(found[3])))
+        who.early.add((found[2], found[3]))
     tell_at(who, agent, found, what, "shared memory", offset, severity)
 
 
@@ -267,15 +270,15 @@ def tell_at(
     machine, clocks = who.machine, who.machine.clocks
     kind, at, other, line = found
     able = other < clocks.warps or clocks.tensor <= other < clocks.store
-    if kind == "proxy" or not able or (other, abs(line)) in who.early:
+    if kind == "proxy" or not able or (other, line) in who.early:
         machine.hazards.conflict(found, what, memory, who.line, who.warp.index, offset, severity)
         return
     turned = {"write-read": "read-write", "read-write": "write-read"}.get(kind, kind)
     rank = other - clocks.tensor
     warp = who.cluster.warps[other] if rank < 0 else who.cluster.ctas[rank].warps[0]
-    opcode = machine.hazards.lines.get(abs(line), "an access")
+    opcode = machine.hazards.lines.get(line, "an access")
     machine.hazards.conflict(
-        (turned, at, agent, who.line), opcode, memory, abs(line), warp.index, offset, severity
+        (turned, at, agent, who.line), opcode, memory, line, warp.index, offset, severity
     )
 
 
@@ -292,7 +295,7 @@ def touch_reduction(who: Issuer, op: Op, offsets: np.ndarray, what: str) -> None
     lines = [x for x, opcode in machine.hazards.lines.items() if opcode.startswith(REDUCTIONS)]
     others = cells[~np.isin(shadow.w_line[cells], lines)]
     if len(others):
-        found = shadow.check_write(others, op.agent, who.know, None)
+        found = shadow.check_write(others, Access(op.agent, who.know))
         if found is not None:
             tell(who, op.agent, others, found, what, "error")
     if not shadow.dirty[cells].all():
@@ -308,32 +311,33 @@ def begin_load(who: Issuer, offsets: np.ndarray) -> None:
         who.machine.shared.bytes[offsets] = 0xFF
 
 
-def done(
-    clocks: Any, know: np.ndarray, fenced: np.ndarray, agent: int, clock: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return what the end of an operation tells: it is done, and what its issuer knew."""
-    vectors = []
-    for vector in (know, fenced):
-        new = np.zeros(clocks.agents, np.int32)
-        new[: len(vector)] = vector
-        new[agent] = clock
-        vectors.append(new)
-    return vectors[0], vectors[1]
+def waited(g: Gang, warp: Warp, op: Op) -> None:
+    """A warp has waited for one of its operations: it knows that it is done."""
+    g.machine.clocks.learn(warp.cta.cluster.slot, warp.agent, op.agent, op.clock)
+    g.time = max(g.time, op.end)
 
 
 def finish_load(who: Issuer, op: Op, b: MBarrier, count: int) -> None:
     """complete_tx at an mbarrier, whose waiters then know of the operation."""
-    vector = done(who.machine.clocks, who.know, who.fenced, op.agent, op.clock)
+    vector = who.machine.clocks.ended((who.know, who.fenced), op.agent, op.clock)
     b = who.machine.mbarriers.get(b.offset, b)  # it may have been promised, and initialised since
     mbarrier.give(who.machine, b, vector, op.end, op.flow)
     mbarrier.complete_tx(who.machine, b, count, who.lane)
 
 
+def parsed(ins: Instr) -> AsyncOp:
+    """Return the fields of an asynchronous copy's opcode."""
+    op = parse(ins.opcode)
+    assert op is not None, "it is registered, and no asynchronous copy"
+    return op
+
+
 class Operands:
     """The operands of a bulk instruction, by role."""
 
-    def __init__(self, c: Compiler, ins: Instr, op: AsyncOp) -> None:
+    def __init__(self, c: Compiler, ins: Instr) -> None:
         self.c, self.ins = c, ins
+        self.op = op = parsed(ins)
         roles = [r for r in op.operands if not r.endswith("?")]
         if len(roles) != len(ins.operands):
             raise PtxError(
@@ -355,7 +359,12 @@ class Operands:
         mem = self.by_role["tensor"]
         assert isinstance(mem, Mem)
         coords = mem.rest[0]
-        items = coords.items if isinstance(coords, Vec) else (coords,)
+        items = items_of(coords)
+        if len(items) != self.op.coordinates:
+            raise PtxError(
+                f"{self.ins.opcode} takes {self.op.coordinates} coordinates and has {len(items)}; "
+                "give all"
+            )
         return (
             address(self.c, Mem(mem.base, mem.offset)),
             [self.c.lanes_source(i, "i4") for i in items],

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..engine import Op
-from ..grid import MBarrier
-from ..syntax import Instr, Vec
+from ..grid import MBarrier, unravel
+from ..syntax import Instr, items_of
 from .core import address, register
 from .issuer import Issuer, begin_load, blame, finish_load, touch
 
@@ -69,9 +69,8 @@ def cancel(machine: Machine) -> np.ndarray:
     answer = np.zeros(4, np.uint32)
     if machine.waiting:
         number = machine.waiting.popleft()
-        sizes = [a // b for a, b in zip(machine.grid, machine.cluster, strict=True)]
-        first = (number % sizes[0], number // sizes[0] % sizes[1], number // (sizes[0] * sizes[1]))
-        answer[:3] = np.array(first) * machine.cluster
+        x, y, z = (a // b for a, b in zip(machine.grid, machine.cluster, strict=True))
+        answer[:3] = np.array(unravel(number, (x, y, z))) * machine.cluster
         answer[3] = 1
     return answer
 
@@ -87,7 +86,7 @@ def query_cancel(c: Compiler, ins: Instr) -> Callable[..., None]:
     if "is_canceled" in ins.opcode:
         put = c.dest(ins.operands[0], "?")
         return lambda g, m: put(g, m, (g.u8[row + 1] >> half) != 0)
-    items = ins.operands[0].items if isinstance(ins.operands[0], Vec) else (ins.operands[0],)
+    items = items_of(ins.operands[0])
     first = 0
     for i, name in enumerate("xyz"):
         if f"get_first_ctaid::{name}" in ins.opcode:

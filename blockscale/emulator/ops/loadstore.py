@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import IllegalOperation, PtxError
 from ..gang import LANES
 from ..memory import misaligned
-from ..syntax import Instr, Mem, Operand, Sink, Sym, Vec
+from ..syntax import Instr, Mem, Operand, Sink, Sym, items_of
 from .core import (
     address,
     at_lane,
@@ -58,19 +58,19 @@ class Space:
             self.last[id(g)] = at[0]
             m.motion += 1
         if space in ("global", "const"):
-            m.report.bytes[space]["read"] += len(at) * size
+            m.report.moved(space, read=len(at) * size)
             offsets = self.globally(at, lanes)
             return m.memory.views[size].take(offsets >> (size.bit_length() - 1))
         if space.startswith("shared"):
             offsets = shared_offsets(g, lanes, at, size, own=space != "shared::cluster")
-            m.report.bytes["shared"]["read"] += len(at) * size
+            m.report.moved("shared", read=len(at) * size)
             m.hazards.shared(g, lanes, offsets, size, False, self.sync)
             self.banks(g, lanes, offsets)
             return m.shared.views[size].take(offsets >> (size.bit_length() - 1))
         if space == "local":
             offsets = self.local(g, lanes, at)
             return g.local_view(size).take(offsets >> (size.bit_length() - 1))
-        m.report.bytes["param"]["read"] += len(at) * size
+        m.report.moved("param", read=len(at) * size)
         return self.parameters(lanes, at)
 
     def parameters(self, lanes: np.ndarray, at: np.ndarray) -> np.ndarray:
@@ -112,12 +112,12 @@ class Space:
         m, size = self.machine, self.size
         m.progress += 1
         if space == "global":
-            m.report.bytes["global"]["written"] += len(at) * size
+            m.report.moved("global", written=len(at) * size)
             offsets = self.globally(at, lanes)
             m.memory.views[size][offsets >> (size.bit_length() - 1)] = items
         elif space.startswith("shared"):
             offsets = shared_offsets(g, lanes, at, size, own=space != "shared::cluster")
-            m.report.bytes["shared"]["written"] += len(at) * size
+            m.report.moved("shared", written=len(at) * size)
             m.hazards.shared(g, lanes, offsets, size, True, self.sync, items)
             self.banks(g, lanes, offsets)
             m.shared.views[size][offsets >> (size.bit_length() - 1)] = items
@@ -200,7 +200,7 @@ def effective_space(c: Compiler, ins: Instr, mem: Operand) -> str:
 
 def rows(c: Compiler, op: Operand, dtype: str) -> list[Callable[..., None] | None]:
     """Return writers (gang, lanes or None, values) of the registers of a destination."""
-    items = op.items if isinstance(op, Vec) else (op,)
+    items = items_of(op)
     result: list[Callable[..., None] | None] = []
     for item in items:
         if isinstance(item, Sink):
@@ -275,11 +275,11 @@ def load(c: Compiler, ins: Instr) -> Callable[..., None]:
 def store(c: Compiler, ins: Instr) -> Callable[..., None]:
     """st (9.7.9.12): scalars and vectors, any space, plain or synchronising."""
     if ins.mods[:1] == ["async"]:
-        from .bulk import st_async
+        from .remote import st_async
 
         return st_async(c, ins)
     if ins.mods[:1] == ["bulk"]:
-        from .bulk import st_bulk
+        from .remote import st_bulk
 
         return st_bulk(c, ins)
     known_modifiers(ins, STORES)
@@ -329,7 +329,7 @@ def whole_type(size: int) -> str:
 
 def values_of(c: Compiler, op: Operand, dtype: str, size: int) -> list[Callable[[Any], np.ndarray]]:
     """Return getters of the values of a store, as unsigned items."""
-    items = op.items if isinstance(op, Vec) else (op,)
+    items = items_of(op)
     kind = "u" + dtype[1:] if size < 16 else "V16"
     if kind == "V16":
         return [_wide_get(c.reg(i)[1]) for i in items]

@@ -11,7 +11,7 @@ from ..errors import PtxError
 from ..gang import LANES
 from ..mma.matrix import lookup_ldmatrix, lookup_stmatrix, movmatrix
 from ..mma.sync import lookup
-from ..syntax import Imm, Instr, Operand, Vec
+from ..syntax import Imm, Instr, items_of
 from .core import address, register
 from .issuer import aligned
 from .loadstore import Space
@@ -21,15 +21,10 @@ if TYPE_CHECKING:
     from ..gang import Fragment, Gang
 
 
-def registers(op: Operand) -> tuple[Operand, ...]:
-    """Return the items of a vector operand, or the operand."""
-    return op.items if isinstance(op, Vec) else (op,)
-
-
 def gather(g: Gang, getters: list[Any], warps: np.ndarray) -> np.ndarray:
     """Return the registers of some warps [warps, 32, registers]."""
-    values = np.stack([np.broadcast_to(get(g), (g.n,)) for get in getters], 1)
-    return np.ascontiguousarray(values.reshape(g.W, LANES, len(getters))[warps])
+    lanes = (warps[:, None] * LANES + np.arange(LANES)).reshape(-1)
+    return np.stack([get(g)[lanes] for get in getters], 1).reshape(-1, LANES, len(getters))
 
 
 def put_all(
@@ -55,7 +50,7 @@ def ldmatrix(c: Compiler, ins: Instr) -> Callable[..., Any]:
     if op is None:
         raise PtxError(f"{ins.opcode} is no ldmatrix")
     at = address(c, ins.operands[1])
-    puts = [c.dest(item, "u4") for item in registers(ins.operands[0])]
+    puts = [c.dest(item, "u4") for item in items_of(ins.operands[0])]
     if len(puts) != op.registers:
         raise PtxError(f"{ins.opcode} fills {op.registers} registers and has {len(puts)}")
     space = Space(c, "shared" if op.space else "", op.row_bytes, False)
@@ -79,7 +74,7 @@ def stmatrix(c: Compiler, ins: Instr) -> Callable[..., Any]:
     if op is None:
         raise PtxError(f"{ins.opcode} is no stmatrix")
     at = address(c, ins.operands[0])
-    gets = [c.lanes_source(item, "u4") for item in registers(ins.operands[1])]
+    gets = [c.lanes_source(item, "u4") for item in items_of(ins.operands[1])]
     if len(gets) != op.registers:
         raise PtxError(f"{ins.opcode} takes {op.registers} registers and has {len(gets)}")
     space = Space(c, "shared" if op.space else "", op.row_bytes, False)
@@ -119,7 +114,7 @@ def mma(c: Compiler, ins: Instr) -> Callable[..., Any]:
     if op is None:
         raise PtxError(f"instruction {ins.opcode} is not modelled")
     kinds = {"f64": "u8"}
-    parts = [registers(o) for o in ins.operands[:4]]
+    parts = [items_of(o) for o in ins.operands[:4]]
     wide = [kinds.get(k, "u4") for k in (op.d_kind, op.ab_kind, op.ab_kind, op.c_kind)]
     for items, count, name in zip(parts, (op.d, op.a, op.b, op.c), "dabc", strict=True):
         if len(items) != count:
@@ -131,7 +126,7 @@ def mma(c: Compiler, ins: Instr) -> Callable[..., Any]:
         [c.lanes_source(i, w) for i in items] for items, w in zip(parts[1:], wide[1:], strict=True)
     ]
     scales: list[Any] = []
-    flat = [i for o in ins.operands[4:] for i in registers(o)]
+    flat = [i for o in ins.operands[4:] for i in items_of(o)]
     for item, kind in zip(flat, op.scales, strict=True):
         if isinstance(item, Imm):
             scales.append(int(item.value))

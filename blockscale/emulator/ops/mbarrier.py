@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..clocks import union
+from ..clocks import Vector, union
 from ..errors import IllegalOperation, PtxError
 from ..gang import LANES
-from ..grid import MBarrier, Vector
+from ..grid import MBarrier
 from ..syntax import Instr, Mem, Sink
 from .core import address, known_modifiers, register, shared_offsets
 

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..clocks import Access, Found
 from ..errors import IllegalOperation
 from ..gang import LANES
 from ..tcgen05.descriptor import SmemDescriptor
-from .issuer import Found, Issuer, tell
+from .issuer import Issuer, tell
 from .tensoralloc import check_columns, pair_of
 from .tensormem import cells_of, touch
 
@@ -56,7 +57,6 @@ class PipeIssuer(Issuer):
         know[self.agent] += 1
         self.clock = int(know[self.agent])
         self.know[self.agent] = self.clock
-        self.generic = clocks.cp_async + clocks.warps
 
     def reads_shared(
         self, cta: Cta, offsets: np.ndarray, what: str, doubt: bool = False, used: int = 16,
@@ -76,10 +76,8 @@ class PipeIssuer(Issuer):
             if doubt and cta is not self.cta:
                 self.peer_reads(shadow, cells, what)
             else:
-                found = shadow.read(
-                    cells, self.agent, self.know, self.clock, self.line,
-                    fenced=self.fenced, generic=self.generic,
-                )  # fmt: skip
+                by = self.asynchronous(self.agent)
+                found = shadow.read(cells, by, self.clock, self.line)
                 if found is not None:
                     tell(self, self.agent, cells, found, what, self.severity(found, doubt))
             if descriptor is not None:
@@ -109,7 +107,7 @@ class PipeIssuer(Issuer):
             found = ("write-read", *found[1:])
             tell(self, self.agent, there, found, what, "warning")
         else:
-            shadow.read(there, self.agent, self.know, self.clock, self.line)
+            shadow.read(there, Access(self.agent, self.know), self.clock, self.line)
 
     def severity(self, found: Found, doubt: bool) -> str:
         """Return how bad a conflict of an operand is.

@@ -142,8 +142,5 @@ def zero(g: Gang, lane: int, to: Scalar, count: int) -> None:
     starts = span[::8]
     g.machine.hazards.shared(g, np.full(len(starts), lane), starts, 8, True)
     g.machine.shared.bytes[span] = 0
-    g.machine.report.bytes["shared"]["written"] += count
+    g.machine.report.moved("shared", written=count)
     g.machine.progress += 1
-
-
-__all__ = ["red_async", "st_async", "st_bulk"]

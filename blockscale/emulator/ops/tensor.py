@@ -17,7 +17,7 @@ from ..tcgen05.movement import check_cp_address, check_shift_address, cp_plan, s
 from ..tcgen05.opcode import Opcode, parse_opcode
 from . import mbarrier
 from .core import address, register
-from .issuer import blame, done
+from .issuer import blame
 from .pipe import PipeIssuer, issuers
 from .tensoralloc import one_group
 
@@ -311,7 +311,7 @@ def start_commit(who: PipeIssuer, barriers: list[MBarrier]) -> None:
     machine = who.machine
 
     def happen(o: Op) -> None:
-        vector = done(machine.clocks, who.know, who.fenced, who.agent, who.clock)
+        vector = machine.clocks.ended((who.know, who.fenced), who.agent, who.clock)
         for b in barriers:
             mbarrier.give(machine, b, vector, o.end, o.flow)
             mbarrier.arrive(machine, b, 1, who.lane)

@@ -7,64 +7,32 @@ waits for the other (9.7.16.5, Table 46).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import IllegalOperation, PtxError
 from ..gang import LANES
+from ..grid import Freed, Meeting
 from ..syntax import Instr
+from ..tcgen05.layout import CELLS, COLUMNS
+from ..tcgen05.layout import LANES as TMEM_LANES
 from ..tcgen05.opcode import parse_opcode
-from .core import address, register, same_in_warp, shared_offsets
+from .core import address, register, same_in_warp, shared_offsets, split_keys
 from .issuer import aligned
 
 if TYPE_CHECKING:
     from ..compiler import Compiler
     from ..gang import Fragment, Gang
-    from ..grid import Cluster, Cta, Warp
+    from ..grid import Cta, Warp
     from ..machine import Machine
 
-COLUMNS = 512
-LANE_ROWS = 128
-CELLS = LANE_ROWS * COLUMNS  # of one CTA
 SECTION = "9.7.16.7.1"
-
-
-class Freed(NamedTuple):
-    """Columns that were freed, by whom and when."""
-
-    column: int
-    number: int
-    line: int
-    agent: int
-    clock: int
-
-
-@dataclass
-class Meeting:
-    """Where the warps of a pair of CTAs meet to allocate or to free."""
-
-    here: dict[int, tuple[Warp, int, int]] = field(default_factory=dict)  # rank -> warp, 2 numbers
-    granted: dict[int, int] = field(default_factory=dict)  # warp -> column
-
-
-MEETINGS: WeakKeyDictionary[Cluster, dict[tuple[str, int], Meeting]] = WeakKeyDictionary()
-ASKED: WeakKeyDictionary[Cta, int] = WeakKeyDictionary()  # columns of the last tcgen05.alloc
-GROUPS: WeakKeyDictionary[Machine, dict[int, Instr]] = WeakKeyDictionary()
 
 
 def one_group(c: Compiler, ins: Instr, group: int) -> None:
     """Refuse a kernel that mixes .cta_group::1 and ::2 (9.7.16.12.1: one value in a kernel)."""
-    groups = GROUPS.setdefault(c.machine, {})
-    if not groups:
-        for unit in c.program.units:
-            for other in [*unit.instrs, *([unit.instr] if unit.instr else [])]:
-                for mod in other.mods if other.opcode.startswith("tcgen05") else ():
-                    if mod.startswith("cta_group"):
-                        groups.setdefault(int(mod[-1]), other)
-    for number, other in groups.items():
+    for number, other in c.machine.traits.cta_groups.items():
         if group and number != group:
             raise PtxError(
                 f"{ins.opcode} in a kernel whose line {other.line} has {other.opcode}: all tcgen05 "
@@ -73,9 +41,8 @@ def one_group(c: Compiler, ins: Instr, group: int) -> None:
 
 
 def meeting(cta: Cta, what: str) -> Meeting:
-    """Return the meeting of a CTA's pair; it is forgotten with its cluster."""
-    books = MEETINGS.setdefault(cta.cluster, {})
-    return books.setdefault((what, cta.rank & ~1), Meeting())
+    """Return the meeting of a CTA's pair."""
+    return cta.cluster.meetings.setdefault((what, cta.rank & ~1), Meeting())
 
 
 def pair_of(g: Gang, cta: Cta, group: int) -> list[Cta]:
@@ -89,18 +56,6 @@ def pair_of(g: Gang, cta: Cta, group: int) -> list[Cta]:
             "peer, and .cta_group::2 needs a pair of CTAs; launch clusters of an even size"
         )
     return pair
-
-
-def each(g: Gang, done: dict[int, bool]) -> Any:
-    """Return the handler's answer: all done, none done, or one key per warp (the gang splits)."""
-    if all(done.values()):
-        return True
-    if not any(done.values()):
-        return False
-    keys = np.full(g.W, 2)
-    for w, value in done.items():
-        keys[w] = int(value)
-    return keys
 
 
 @register("tcgen05.alloc", waits=True)
@@ -118,8 +73,8 @@ def alloc(c: Compiler, ins: Instr) -> Callable[..., Any]:
         offsets = shared_offsets(g, lanes, to(g)[lanes], 4, own=True)
         for w, number in counts.items():
             ask(g, f, w, number, group)
-        ready = {w: g.warps[w] in books(g, w).granted for w in counts}
-        answer = each(g, ready)
+        ready = [g.warps[w] in books(g, w).granted for w in counts]
+        answer = split_keys(g, np.array(list(counts)), np.array(ready))
         if answer is True:
             for w, lane, offset in zip(counts, lanes, offsets, strict=True):
                 column = books(g, w).granted.pop(int(g.warps[w]))
@@ -189,7 +144,7 @@ def grant(g: Gang, warp: Warp, column: int, number: int) -> None:
     machine, cta = g.machine, warp.cta
     cta.allocations[column] = number
     assert machine.tmem_shadow is not None  # what was there before counts as never written
-    dirty = machine.tmem_shadow.dirty.reshape(-1, LANE_ROWS, COLUMNS)
+    dirty = machine.tmem_shadow.dirty.reshape(-1, TMEM_LANES, COLUMNS)
     dirty[cta.slot, :, column : column + number] = False
     cta.freed = [
         x for x in cta.freed if x.column + x.number <= column or column + number <= x.column
@@ -197,8 +152,7 @@ def grant(g: Gang, warp: Warp, column: int, number: int) -> None:
     machine.tmem_lines[cta.slot, column] = g.ins.line
     report = machine.report
     report.tmem_columns_high_water = max(report.tmem_columns_high_water, column + number)
-    before = ASKED.get(cta, number)
-    ASKED[cta] = number
+    before, cta.asked = cta.asked, number
     if number > before:
         machine.hazards.add(
             "growing TMEM allocation", "warning",
@@ -243,14 +197,14 @@ def dealloc(c: Compiler, ins: Instr) -> Callable[..., Any]:
         if not aligned(g, m, f):
             return False
         counts = dict(same_in_warp(g, m, count(g), "the number of columns"))
-        done = {}
+        done = []
         for w, taddr in same_in_warp(g, m, at(g), "the TMEM address"):
             give_back(g, f, w, taddr & 0xFFFF, counts[w], group)
             warp = g.machine.warp(g.warps[w])
-            done[w] = warp.index in meeting(warp.cta, "tcgen05.dealloc").granted
-        answer = each(g, done)
+            done.append(warp.index in meeting(warp.cta, "tcgen05.dealloc").granted)
+        answer = split_keys(g, np.array(list(counts)), np.array(done))
         if answer is True:
-            for w in done:
+            for w in counts:
                 warp = g.machine.warp(g.warps[w])
                 meeting(warp.cta, "tcgen05.dealloc").granted.pop(warp.index)
             g.machine.progress += 1
@@ -313,7 +267,7 @@ def freeing(g: Gang, warp: Warp, column: int, number: int) -> None:
     machine = g.machine
     shadow = machine.tmem_shadow
     assert shadow is not None
-    rows = warp.cta.slot * CELLS + np.arange(LANE_ROWS)[:, None] * COLUMNS
+    rows = warp.cta.slot * CELLS + np.arange(TMEM_LANES)[:, None] * COLUMNS
     cells = (rows + np.arange(column, column + number)).reshape(-1)
     cells = cells[shadow.w_agent[cells] >= 0]  # nothing else was ever written
     if not len(cells):

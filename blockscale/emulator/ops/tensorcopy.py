@@ -14,7 +14,7 @@ from ..grid import MBarrier
 from ..memory import PARAM_WINDOW, SHARED_WINDOW, WINDOW_SIZE
 from ..syntax import Imm, Instr
 from ..tma import TensorMap, plan, replace
-from ..tma.opcode import AsyncOp, parse
+from ..tma.opcode import AsyncOp
 from .core import address, register
 from .issuer import (
     CYCLES_PER_BYTE,
@@ -25,6 +25,7 @@ from .issuer import (
     blame,
     cells_of,
     finish_load,
+    parsed,
     touch,
 )
 
@@ -73,17 +74,12 @@ def map_bytes(machine: Machine, at: int, write: bytes | None = None, shared: Any
 @register("cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor")
 def tensor_copy(c: Compiler, ins: Instr) -> Callable[..., None]:
     """TMA copies and reductions between global and shared memory (9.7.9.25.5.2, .3)."""
-    op = parse(ins.opcode)
-    assert op is not None
-    operands = Operands(c, ins, op)
+    operands = Operands(c, ins)
+    op = operands.op
     map_at, coords = operands.tensor()
     shared = operands.address("dst" if op.is_load else "src")
     assert shared is not None
     mbar, mask = operands.address("mbar"), operands.value("cta_mask", "u2")
-    if len(coords) != op.coordinates:
-        raise PtxError(
-            f"{ins.opcode} takes {op.coordinates} coordinates and has {len(coords)}; give all"
-        )
 
     def run(g: Gang, m: np.ndarray | None) -> None:
         for lane in g.lanes(m):
@@ -175,10 +171,10 @@ def in_flight(who: Issuer, engine: str, t: Transfer, happen: Callable[[Op], None
 
     `t.warnings` stay silent: a box that begins between 16-byte boundaries is what every halo needs.
     """
-    label, bytes_ = "TMA load" if engine == "tma.load" else "TMA store", who.machine.report.bytes
-    load = engine == "tma.load"
-    bytes_["global"]["read" if load else "written"] += t.moved_bytes
-    bytes_["shared"]["written" if load else "read"] += t.moved_bytes
+    label, report = "TMA load" if engine == "tma.load" else "TMA store", who.machine.report
+    source, target = ("global", "shared") if engine == "tma.load" else ("shared", "global")
+    report.moved(source, read=t.moved_bytes)
+    report.moved(target, written=t.moved_bytes)
     cost = t.moved_bytes * CYCLES_PER_BYTE
     return Op(engine, who.cta, who.line, happen, cost=cost, bytes=t.moved_bytes, label=label)
 
@@ -212,13 +208,9 @@ def tensor_store(who: Issuer, op: AsyncOp, tensor: TensorMap, where: list[int], 
 @register("cp.async.bulk.prefetch.tensor")
 def prefetch_tensor(c: Compiler, ins: Instr) -> Callable[..., None]:
     """cp.async.bulk.prefetch.tensor (9.7.9.25.5.4): a hint, and only its rules matter."""
-    op = parse(ins.opcode)
-    assert op is not None
-    map_at, coords = Operands(c, ins, op).tensor()
-    if len(coords) != op.coordinates:
-        raise PtxError(
-            f"{ins.opcode} takes {op.coordinates} coordinates and has {len(coords)}; give all"
-        )
+    operands = Operands(c, ins)
+    op = operands.op
+    map_at, coords = operands.tensor()
 
     def run(g: Gang, m: np.ndarray | None) -> None:
         for lane in g.lanes(m):
@@ -248,9 +240,8 @@ def prefetch_map(c: Compiler, ins: Instr) -> Callable[..., None]:
 @register("tensormap.replace")
 def tensormap_replace(c: Compiler, ins: Instr) -> Callable[..., None]:
     """tensormap.replace (9.7.9.26): changes one field of a map in shared or global memory."""
-    op = parse(ins.opcode)
-    assert op is not None
-    operands = Operands(c, ins, op)
+    operands = Operands(c, ins)
+    op = operands.op
     at = operands.address("address")
     value = operands.value("value", "u8" if op.element == "b64" else "u4")
     ordinal = getattr(operands.by_role.get("ordinal"), "value", 0)
@@ -285,7 +276,7 @@ def used(who: Issuer, where: int, write: bool) -> None:
 @register("tensormap.cp_fenceproxy")
 def cp_fenceproxy(c: Compiler, ins: Instr) -> Callable[..., None]:
     """tensormap.cp_fenceproxy (9.7.13.17): copies a tensor map to global memory and fences it."""
-    parse(ins.opcode)
+    parsed(ins)
     to, source, size = ins.operands
     if not (isinstance(size, Imm) and int(size.value) == MAP_BYTES):
         raise PtxError(f"{ins.opcode}: the size must be {MAP_BYTES} (PTX ISA 9.7.13.17)")

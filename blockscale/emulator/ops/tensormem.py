@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..clocks import Access
 from ..engine import Op
 from ..errors import PtxError
 from ..gang import LANES
-from ..syntax import Imm, Instr, Operand, Vec
+from ..syntax import Imm, Instr, Operand, items_of
+from ..tcgen05.layout import CELLS, COLUMNS
 from ..tcgen05.movement import check_ld_address, ld_cells, pack16, reduce_columns, unpack16
 from ..tcgen05.opcode import Opcode, parse_opcode
 from .core import address, register, same_in_warp
-from .issuer import EARLIER, Issuer, aligned, blame, tell_at
-from .tensoralloc import CELLS, COLUMNS, check_columns
+from .issuer import EARLIER, Issuer, aligned, blame, tell_at, waited
+from .tensoralloc import check_columns
 
 if TYPE_CHECKING:
     from ..compiler import Compiler
@@ -47,7 +49,7 @@ def touch(who: Issuer, agent: int, clock: int, cells: np.ndarray, write: bool, w
             "written; write all of it first, or correct the address",
             line=line, warp=who.warp.index,
         )  # fmt: skip
-    found = (shadow.write if write else shadow.read)(flat, agent, who.know, clock, line)
+    found = (shadow.write if write else shadow.read)(flat, Access(agent, who.know), clock, line)
     if found is not None:
         at = int(flat[found[1]]) % CELLS
         where = f"tensor memory lane {at // COLUMNS}, column {at % COLUMNS}"
@@ -105,13 +107,13 @@ def ld(c: Compiler, ins: Instr) -> Callable[..., Any]:
     target = operands.pop(0)
     red = operands.pop(0) if op.red else None
     move = Movement.of(c, ins, operands[0], operands[1:])
-    items = target.items if isinstance(target, Vec) else (target,)
+    items = items_of(target)
     if len(items) != op.registers:
         raise PtxError(f"{ins.opcode} fills {op.registers} registers and has {len(items)}")
     puts = [c.dest(item, "u4") for item in items]
     put_red = None
     if red is not None:
-        put_red = c.dest(red.items[0] if isinstance(red, Vec) else red, "u4")
+        put_red = c.dest(items_of(red)[0], "u4")
 
     def run(g: Gang, m: np.ndarray | None, f: Fragment) -> bool:
         if not aligned(g, m, f):
@@ -126,7 +128,7 @@ def ld(c: Compiler, ins: Instr) -> Callable[..., Any]:
             who.early = EARLIER
             touch(who, warp.agent, int(who.know[warp.agent]), spot, False, ins.opcode)
             machine.report.operated("tcgen05.ld", 4 * raw.size)
-            machine.report.bytes["tmem"]["read"] += 4 * raw.size
+            machine.report.moved("tmem", read=4 * raw.size)
         flat = values.reshape(g.n, -1)
         for i, put in enumerate(puts):
             put(g, m, flat[:, i])
@@ -145,7 +147,7 @@ def st(c: Compiler, ins: Instr) -> Callable[..., Any]:
     op = parse_opcode(ins.opcode)
     source = operands.pop()
     move = Movement.of(c, ins, operands[0], operands[1:])
-    items = source.items if isinstance(source, Vec) else (source,)
+    items = items_of(source)
     if len(items) != op.registers:
         raise PtxError(f"{ins.opcode} takes {op.registers} registers and has {len(items)}")
     gets = [c.lanes_source(item, "u4") for item in items]
@@ -191,7 +193,7 @@ def start(
 
     op = Op("tcgen05.st", warp.cta, ins.line, happen, bytes=4 * data.size, label="tcgen05.st")
     op.agent, op.clock = agent, clock
-    machine.report.bytes["tmem"]["written"] += 4 * data.size
+    machine.report.moved("tmem", written=4 * data.size)
     warp.st_pending.append(op)
     machine.engine.issue(("st", warp.index), op, g.time)
 
@@ -212,10 +214,8 @@ def wait(c: Compiler, ins: Instr) -> Callable[..., Any]:
             f.reason = "tcgen05.st"
             return False
         for warp in warps:
-            know = machine.clocks.know[warp.cta.cluster.slot, warp.agent]
             for o in warp.st_pending:
-                know[o.agent] = max(know[o.agent], o.clock)
-                g.time = max(g.time, o.end)
+                waited(g, warp, o)
             warp.st_pending = []
         return True
 

@@ -12,9 +12,10 @@ from ..engine import Op
 from ..errors import IllegalOperation, PtxError
 from ..gang import LANES
 from ..mma.wgmma import Wgmma, parse_wgmma
-from ..syntax import Imm, Instr, Operand, Vec
+from ..syntax import Imm, Instr, Operand, Vec, items_of
 from .core import register
-from .issuer import EARLIER, aligned, blame
+from .issuer import EARLIER, aligned, blame, waited
+from .matrix import gather, put_all
 from .pipe import PipeIssuer
 from .tensor import predicate
 
@@ -59,7 +60,7 @@ class WgmmaOperands:
         if op is None:
             raise PtxError(f"instruction {ins.opcode} is not modelled")
         d, a, b, scale, *rest = ins.operands
-        d_items = d.items if isinstance(d, Vec) else (d,)
+        d_items = items_of(d)
         if len(d_items) != op.d:
             raise PtxError(f"{ins.opcode} takes {op.d} registers of D and has {len(d_items)}")
         in_registers = isinstance(a, Vec)
@@ -76,28 +77,27 @@ class WgmmaOperands:
         )
 
     def multiply(self, g: Gang, warps: np.ndarray, who: PipeIssuer) -> np.ndarray:
-        """Return the new accumulators [128 lanes, registers] of one warpgroup."""
-        lanes = (warps[:, None] * LANES + np.arange(LANES)).reshape(-1)
-        first = int(lanes[0])
+        """Return the new accumulators [4 warps, 32 lanes, registers] of one warpgroup."""
+        first = int(warps[0]) * LANES
         op, values = self.op, self.immediates
         b_off = op.b_offsets(int(self.b(g)[first]), bool(values.get("imm-trans-b", 0)))
         who.inside(b_off)
         b = who.reads_shared(who.cta, b_off, "operand B of wgmma")
         if self.a_in_registers:
-            a = op.a_bytes(gather(g, self.a, lanes))[0]
+            a = op.a_bytes(gather(g, self.a, warps))[0]
         else:
             a_off = op.a_offsets(int(self.a[0](g)[first]), bool(values.get("imm-trans-a", 0)))
             who.inside(a_off)
             a = who.reads_shared(who.cta, a_off, "operand A of wgmma")
-        return op.compute(
-            gather(g, self.olds, lanes), a[None], b[None], scale_d=bool(self.scale_d(g)[first]),
-            scale_a=values.get("imm-scale-a", 1), scale_b=values.get("imm-scale-b", 1),
-        ).reshape(len(lanes), -1)  # fmt: skip
-
-
-def gather(g: Gang, getters: list[Any], lanes: np.ndarray) -> np.ndarray:
-    """Return the registers of some lanes [warps, 32, registers]."""
-    return np.stack([get(g)[lanes] for get in getters], 1).reshape(-1, LANES, len(getters))
+        new = op.compute(
+            gather(g, self.olds, warps),
+            a[None],
+            b[None],
+            scale_d=bool(self.scale_d(g)[first]),
+            scale_a=values.get("imm-scale-a", 1),
+            scale_b=values.get("imm-scale-b", 1),
+        )
+        return new.reshape(len(warps), LANES, -1)
 
 
 @register("wgmma.mma_async", waits=True)
@@ -112,10 +112,7 @@ def wgmma(c: Compiler, ins: Instr) -> Callable[..., Any]:
             who = PipeIssuer(g, first, 1)
             who.early = EARLIER  # it reads its operands at once
             new = operands.multiply(g, warps, who)
-        full = np.zeros(g.n, np.uint32)
-        for i, put in enumerate(operands.puts):
-            full[mask] = new[:, i]
-            put(g, mask, full)
+        put_all(g, mask, operands.puts, warps, new)
         n = operands.op.n
         o = Op("tensor core", who.cta, ins.line, lambda _: None, cost=n / 8, label=f"wgmma 64x{n}")
         o.agent, o.clock = who.agent, who.clock
@@ -194,9 +191,7 @@ def wait_group(c: Compiler, ins: Instr) -> Callable[..., Any]:
             warp = machine.warp(g.warps[w])
             while len(warp.wgmma_groups) > left:
                 for o in warp.wgmma_groups.popleft():
-                    know = machine.clocks.know[warp.cta.cluster.slot, warp.agent]
-                    know[o.agent] = max(know[o.agent], o.clock)
-                    g.time = max(g.time, o.end)
+                    waited(g, warp, o)
         return True
 
     return run

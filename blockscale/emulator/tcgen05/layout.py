@@ -36,6 +36,7 @@ from blockscale.emulator.errors import IllegalOperation
 
 LANES = 128
 COLUMNS = 512
+CELLS = LANES * COLUMNS  # of one CTA
 PARTITION = 32  # lanes a warp can reach
 
 Index = NDArray[np.int16]
