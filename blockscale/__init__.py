@@ -9,15 +9,17 @@ from pathlib import Path as _Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from blockscale.ops import (
-        dequantize,
-        fp8_scale_candidates,
-        linear,
-        nvfp4_fp8_scale_sweep,
-        quantize,
-        swizzle_scales,
-        unswizzle_scales,
+    from blockscale.ops import dequantize, quantize, swizzle_scales, unswizzle_scales
+    from blockscale.ops_fused import (
+        add_rmsnorm_fp4quant,
+        gelu_tanh_and_mul_fp4quant,
+        grouped_quantize,
+        rmsnorm_fp4quant,
+        silu_and_mul_fp4quant,
+        silu_and_mul_grouped_fp4quant,
+        swiglu_fp4quant,
     )
+    from blockscale.ops_weights import fp8_scale_candidates, linear, nvfp4_fp8_scale_sweep
     from blockscale.runtime import Library, load
 
 __version__ = "0.1.0"
@@ -25,12 +27,19 @@ __version__ = "0.1.0"
 __all__ = [
     "Library",
     "__version__",
+    "add_rmsnorm_fp4quant",
     "dequantize",
     "fp8_scale_candidates",
+    "gelu_tanh_and_mul_fp4quant",
+    "grouped_quantize",
     "linear",
     "load",
     "nvfp4_fp8_scale_sweep",
     "quantize",
+    "rmsnorm_fp4quant",
+    "silu_and_mul_fp4quant",
+    "silu_and_mul_grouped_fp4quant",
+    "swiglu_fp4quant",
     "swizzle_scales",
     "unswizzle_scales",
 ]
@@ -39,14 +48,31 @@ __all__ = [
 if not (_Path(__file__).parent / "tir").is_dir():
     __path__.append(str(_Path(__file__).resolve().parent.parent))
 
-_RUNTIME = ("Library", "load")
+_HOMES = {
+    "runtime": ("Library", "load"),
+    "ops_weights": ("fp8_scale_candidates", "linear", "nvfp4_fp8_scale_sweep"),
+    "ops_fused": (
+        "add_rmsnorm_fp4quant",
+        "gelu_tanh_and_mul_fp4quant",
+        "grouped_quantize",
+        "rmsnorm_fp4quant",
+        "silu_and_mul_fp4quant",
+        "silu_and_mul_grouped_fp4quant",
+        "swiglu_fp4quant",
+    ),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}  # others: ops
 
 
 def __getattr__(name: str) -> object:
     """Import the home of a public name on its first use; later uses find the name here."""
     if name not in __all__:
         raise AttributeError(f"module 'blockscale' has no attribute {name!r}; it has {__all__}")
-    module = _import_module("blockscale.runtime" if name in _RUNTIME else "blockscale.ops")
+    home = _HOME.get(name, "ops")
+    module = _import_module(f"blockscale.{home}")
+    if home != "runtime":  # so that all of torch.ops.blockscale is there
+        for other in ("ops", *_HOMES):
+            _import_module(f"blockscale.{other}")
     value: object = getattr(module, name)
     globals()[name] = value
     return value

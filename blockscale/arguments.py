@@ -6,26 +6,55 @@ Every error names the function, the parameter, what came, the rule, and what to 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import tvm_ffi
 
 from blockscale import shapes, specs, tensors
 from blockscale.tensors import Described
 
 
+@dataclass(frozen=True)
 class Param(specs.Param):
-    """One parameter, as spec and manifest describe it, with what the checks derive from that."""
+    """One parameter, as spec and manifest describe it, with what the checks derive from that.
+
+    ``align``: the bytes of which the data address must be a multiple; None: those of an element.
+    """
+
+    align: int | None = None
+
+    @staticmethod
+    def from_manifest(entry: Mapping[str, Any]) -> Param:
+        """Return the parameter that a manifest describes."""
+        shape = entry["shape"]
+        return Param(**{**entry, "shape": None if shape is None else tuple(shape)})
+
+    @property
+    def scalar(self) -> bool:
+        """Whether it is a number passed by value."""
+        return self.shape is None
+
+    @property
+    def flattens(self) -> bool:
+        """Whether leading dimensions beyond the declared ones are taken as one (on CUDA)."""
+        return bool(self.dims) and self.dims[0].symbol is not None
+
+    @property
+    def alignment(self) -> int:
+        """Bytes of which the data address must be a multiple."""
+        return self.align or self.itemsize
 
     @cached_property
     def dims(self) -> tuple[shapes.Dim, ...]:
-        """The shape, parsed."""
-        return tuple(shapes.parse(dim) for dim in self.shape)
+        """The shape, parsed; empty for a scalar."""
+        return tuple(shapes.parse(dim) for dim in self.shape or ())
 
     @property
     def itemsize(self) -> int:
-        """Bytes per element, of which the data address must be a multiple."""
+        """Bytes per element."""
         return int(tvm_ffi.dtype(self.dtype).itemsize)
 
     @cached_property
@@ -36,7 +65,9 @@ class Param(specs.Param):
 
     @property
     def type(self) -> str:
-        """For example ``float32[rows, 384]``."""
+        """For example ``float32[rows, 384]``, or ``float32`` for a scalar."""
+        if self.shape is None:
+            return self.dtype
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
     def __str__(self) -> str:
@@ -57,8 +88,42 @@ def brief(value: Any) -> str:
     return f"{text[:57]}... ({type(value).__name__})" if len(text) > 60 else text
 
 
-def check_one(function: str, param: Param, value: Any) -> Described | None:
+def scalar(function: str, param: Param, value: Any) -> float | int:
+    """Return the number that is passed for a scalar parameter.
+
+    Raises:
+        TypeError: it is missing, or no number.
+        ValueError: it does not fit into the dtype.
+    """
+    if value is None:
+        if param.default is None:
+            raise TypeError(f"{function}: {param.name} is missing; pass a number of {param.type}")
+        value = param.default if param.dtype == "float32" else int(param.default)
+    if param.dtype == "float32":
+        if isinstance(value, float | int | np.floating | np.integer):
+            return float(value)
+    elif isinstance(value, int | np.integer):
+        bits = 8 * param.itemsize - 1
+        if not -(2**bits) <= value < 2**bits:
+            raise ValueError(
+                f"{function}: {param.name} is {value}, which is no {param.dtype}; pass a number "
+                f"from {-(2**bits)} to {2**bits - 1}"
+            )
+        return int(value)
+    raise TypeError(
+        f"{function}: {param.name} is {brief(value)}, expected a number of {param.type}; pass a "
+        f"Python {'float' if param.dtype == 'float32' else 'int'}"
+    )
+
+
+def check_one(function: str, param: Param, value: Any, kind: str = "cpu") -> Described | None:
     """Return the description of an argument after the checks that need no other; None for None.
+
+    Args:
+        function: its name, for errors.
+        param: what the argument is for; not a scalar.
+        value: the argument.
+        kind: of the library: "cpu" or "cuda".
 
     Raises:
         TypeError: it is missing, no tensor, or of another dtype.
@@ -71,15 +136,14 @@ def check_one(function: str, param: Param, value: Any) -> Described | None:
         raise TypeError(f"{where} is missing; pass a tensor of {param.type}")
     got = tensors.describe(value)
     if got is None:
+        numpy = ", a NumPy array" if kind == "cpu" else ""
         raise TypeError(
-            f"{where} is {brief(value)}, not a tensor; pass a torch tensor, a NumPy array or "
+            f"{where} is {brief(value)}, not a tensor; pass a torch tensor{numpy} or "
             f"another DLPack tensor of {param.type}"
         )
-    if got.device != "cpu":
-        back = " and copy it back" if param.output else ""
+    if got.device.partition(":")[0] != kind:
         raise ValueError(
-            f"{where} is on {got.device}, but this library runs on the CPU; "
-            f"pass {param.name}.cpu(){back}"
+            f"{where} is on {got.device}, but this library runs on {_place(param, got, kind)}"
         )
     if got.dtype not in param.dtypes:
         raise TypeError(
@@ -99,6 +163,56 @@ def check_one(function: str, param: Param, value: Any) -> Described | None:
     if param.output and not got.writable:
         raise ValueError(f"{where} is read-only, but the kernel writes it; pass a copy")
     return got
+
+
+def _place(param: Param, got: Described, kind: str) -> str:
+    """Return where the library runs, and how to get there."""
+    back = " and copy it back" if param.output else ""
+    if kind == "cpu":
+        return f"the CPU; pass {param.name}.cpu(){back}"
+    move = f"torch.from_numpy({param.name})" if got.kind == "numpy" else param.name
+    return f"CUDA devices; pass {move}.cuda(){back}"
+
+
+def flatten(
+    params: Sequence[Param], given: Sequence[Described | None]
+) -> tuple[list[Described | None], dict[str, tuple[int, ...]]]:
+    """Return ``given`` with leading dimensions beyond the declared ones taken as one.
+
+    Returns:
+        The descriptions; and for every symbol that is a first dimension, the dimensions that the
+        first argument with it has there.
+    """
+    flat: list[Described | None] = []
+    leading: dict[str, tuple[int, ...]] = {}
+    for param, got in zip(params, given, strict=True):
+        if got is not None and param.flattens and len(got.shape) >= len(param.dims):
+            keep = len(got.shape) - len(param.dims) + 1
+            symbol = param.dims[0].symbol
+            assert symbol is not None, "a parameter that flattens begins with a symbol"
+            leading.setdefault(symbol, got.shape[:keep])
+            shape = (tensors.numel(got.shape[:keep]), *got.shape[keep:])
+            got = replace(got, shape=shape)
+        flat.append(got)
+    return flat, leading
+
+
+def check_devices(
+    function: str, params: Sequence[Param], given: Sequence[Described | None]
+) -> None:
+    """Check that all tensors are on one device.
+
+    Raises:
+        ValueError: two are not.
+    """
+    present = [(p, d) for p, d in zip(params, given, strict=True) if d is not None]
+    for param, got in present:
+        first, other = present[0]
+        if got.device != other.device:
+            raise ValueError(
+                f"{function}: {param.name} is on {got.device}, but {first.name} is on "
+                f"{other.device}; pass all tensors on one device"
+            )
 
 
 def _dtype_remedy(param: Param, got: Described) -> str:
@@ -139,7 +253,7 @@ def solve_shapes(
     values = dict(sizes)
     origin = dict.fromkeys(sizes, "as given")
     for param, got in zip(params, given, strict=True):
-        if got is not None and len(got.shape) != len(param.shape):
+        if got is not None and len(got.shape) != len(param.dims):
             raise ValueError(_rank_error(function, param, got))
     for bare in (True, False):  # a symbol alone says more than an expression: "cols // 2" rounds
         for param, got in zip(params, given, strict=True):
@@ -151,7 +265,7 @@ def solve_shapes(
                     values[solved[0]] = solved[1]
                     origin[solved[0]] = f"from {param.name}.shape[{i}]"
     return [
-        tuple(_size(function, param, i, got, values, origin) for i in range(len(param.shape)))
+        tuple(_size(function, param, i, got, values, origin) for i in range(len(param.dims)))
         for param, got in zip(params, given, strict=True)
     ]
 
@@ -210,8 +324,8 @@ def check_not_empty(
 
 def _rank_error(function: str, param: Param, got: Described) -> str:
     last = got.shape[-1] if got.shape else 1
-    target = "-1" if len(param.shape) == 1 else f"-1, {last}"
+    target = "-1" if len(param.dims) == 1 else f"-1, {last}"
     return (
         f"{function}: {param.name} has shape {got.shape}, so {len(got.shape)} dimensions, but "
-        f"{param.type} has {len(param.shape)}; pass {param.name}.reshape({target})"
+        f"{param.type} has {len(param.dims)}; pass {param.name}.reshape({target})"
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
 
 import torch
@@ -11,6 +13,12 @@ from blockscale.specs import BLOCK_SIZE
 
 ACTIVATIONS = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of activations."""
+
+SIXTEEN_BIT = (torch.bfloat16, torch.float16)
+"""Dtypes of what the fused ops read."""
+
+DEVICES = ("cpu", "cuda")
+"""Types of devices that kernels run on."""
 
 PACKED = tuple(
     getattr(torch, name) for name in ("uint8", "float4_e2m1fn_x2") if hasattr(torch, name)
@@ -27,8 +35,37 @@ SCALES = {
 """Dtypes of block scales, the one that we return first."""
 
 
-def _name(dtype: torch.dtype) -> str:
+FP4: torch.dtype = getattr(torch, "float4_e2m1fn_x2", torch.uint8)
+"""What the fused ops return codes as: torch's own dtype, or bytes where torch has none."""
+
+
+SCALE_DTYPES = {"e4m3": SCALES["nvfp4"], "ue8m0": SCALES["mxfp4"]}
+"""Dtypes of block scales by their number format, the one that is allocated first."""
+
+SCALE_FORMAT = {16: "e4m3", 32: "ue8m0"}
+"""The number format of block scales where none is named, by block size."""
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return for example "bfloat16"."""
     return str(dtype).removeprefix("torch.")
+
+
+class _WithoutData(threading.local):
+    on = False
+
+
+_without_data = _WithoutData()
+
+
+@contextmanager
+def without_data() -> Iterator[None]:
+    """Return a context in which meta tensors pass: nothing is going to read them."""
+    _without_data.on = True
+    try:
+        yield
+    finally:
+        _without_data.on = False
 
 
 def choice(where: str, name: str, value: object, allowed: Sequence[str]) -> None:
@@ -41,8 +78,8 @@ def choice(where: str, name: str, value: object, allowed: Sequence[str]) -> None
 def tensor(
     where: str, name: str, value: object, dtypes: Sequence[torch.dtype], dims: int = 1
 ) -> torch.Tensor:
-    """Return ``value``: a contiguous CPU tensor, dtype in ``dtypes``, ``dims`` or more axes."""
-    allowed = " or ".join(_name(dtype) for dtype in dtypes)
+    """Return ``value``: a contiguous tensor, dtype in ``dtypes``, ``dims`` or more axes."""
+    allowed = " or ".join(dtype_name(dtype) for dtype in dtypes)
     if not isinstance(value, torch.Tensor):
         raise TypeError(
             f"{where}: {name} is a {type(value).__name__}, not a torch tensor; "
@@ -50,13 +87,13 @@ def tensor(
         )
     if value.dtype not in dtypes:
         raise TypeError(
-            f"{where}: {name} has dtype {_name(value.dtype)}, but must have {allowed}; "
+            f"{where}: {name} has dtype {dtype_name(value.dtype)}, but must have {allowed}; "
             "convert it first"
         )
-    if value.device.type != "cpu":
+    if value.device.type not in DEVICES and not (value.is_meta and _without_data.on):
         raise ValueError(
-            f"{where}: {name} is on device {value.device}, but this kernel runs on the cpu; "
-            f"pass {name}.cpu()"
+            f"{where}: {name} is on device {value.device}, but kernels run on cpu and cuda; "
+            f"pass {name}.cpu() or {name}.cuda()"
         )
     if value.dim() < dims:
         raise ValueError(
@@ -71,11 +108,52 @@ def tensor(
     return value
 
 
-def one_element(where: str, name: str, value: torch.Tensor | None) -> torch.Tensor | None:
-    """Return ``value`` [1] float32, or None."""
+def same_device(where: str, name: str, value: torch.Tensor, of: str, first: torch.Tensor) -> None:
+    """ValueError unless ``value`` is on the device of the tensor ``first``, called ``of``."""
+    if value.device != first.device:
+        raise ValueError(
+            f"{where}: {name} is on device {value.device}, but {of} is on {first.device}; pass all "
+            f"tensors on one device, for example {name}.to({of}.device)"
+        )
+
+
+def shape(where: str, name: str, value: torch.Tensor, *allowed: Sequence[int]) -> None:
+    """ValueError unless ``value`` has one of the shapes, leading dimensions flattened or not."""
+    got = tuple(value.shape)
+    for sizes in allowed:
+        same_rows = got[-1:] == tuple(sizes[-1:]) and prod(got) == prod(sizes)
+        if got == tuple(sizes) or (same_rows and len(sizes) > 1 and len(got) > 1):
+            return
+    listed = " or ".join(str(list(sizes)) for sizes in allowed)
+    raise ValueError(
+        f"{where}: {name} has shape {list(got)}, but must have {listed}; pass a tensor of this "
+        "shape, or leave an output out to have it allocated"
+    )
+
+
+def no_overlap(where: str, name: str, value: torch.Tensor, of: str, other: torch.Tensor) -> None:
+    """ValueError if two contiguous tensors share memory."""
+    start, end = value.data_ptr(), value.data_ptr() + value.nbytes
+    if start < other.data_ptr() + other.nbytes and other.data_ptr() < end:
+        raise ValueError(
+            f"{where}: {name} overlaps {of} in memory, but is written while {of} is read; pass a "
+            f"copy, {of}.clone()"
+        )
+
+
+def one_element(
+    where: str,
+    name: str,
+    value: torch.Tensor | None,
+    of: str = "",
+    first: torch.Tensor | None = None,
+) -> torch.Tensor | None:
+    """Return ``value`` [1] float32, or None; on the device of ``first``, which is called ``of``."""
     if value is None:
         return None
     checked = tensor(where, name, value, (torch.float32,), dims=0)
+    if first is not None:
+        same_device(where, name, checked, of, first)
     if checked.numel() != 1:
         raise ValueError(
             f"{where}: {name} has shape {list(checked.shape)}, but must have one element; a kernel "
@@ -126,3 +204,55 @@ def scales(
             "128x4 layout; make it with swizzle_scales()"
         )
     return checked.reshape(padded)
+
+
+def tiles(scale: torch.Tensor, width: int) -> torch.Tensor:
+    """Return flat 128x4 scales as rows of ``width``; anything else as it is, for the checks."""
+    if scale.dim() != 1 or width < 1 or scale.numel() % width:
+        return scale
+    return scale.view(-1, width)
+
+
+def scale_format(where: str, block_size: int, chosen: str | None) -> str:
+    """Return the scale format, the block size's own for None.
+
+    Raises:
+        ValueError: a block size or format that is not known, or E8M0 scales of 16 elements.
+    """
+    if block_size not in SCALE_FORMAT:
+        raise ValueError(
+            f"{where}: block_size={block_size!r} is not known; choose 16 (E4M3 scales: NVFP4) or "
+            "32 (UE8M0 scales: MXFP4)"
+        )
+    chosen = chosen or SCALE_FORMAT[block_size]
+    choice(where, "scale_format", chosen, tuple(SCALE_DTYPES))
+    if (block_size, chosen) == (16, "ue8m0"):
+        raise ValueError(
+            f"{where}: scale_format='ue8m0' does not go with block_size=16; choose block_size=32, "
+            "or scale_format='e4m3'"
+        )
+    return chosen
+
+
+def number(where: str, name: str, value: object) -> float:
+    """Return ``value`` as a float; TypeError unless it is a number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        kind = type(value).__name__
+        raise TypeError(f"{where}: {name} is a {kind}, not a number; pass a float")
+    return float(value)
+
+
+def like(
+    where: str,
+    name: str,
+    value: object,
+    dtypes: Sequence[torch.dtype],
+    of: str,
+    first: torch.Tensor,
+    *allowed: Sequence[int],
+) -> torch.Tensor:
+    """Return ``value``: a `tensor` of one of the shapes, on the device of ``first``."""
+    checked = tensor(where, name, value, dtypes)
+    same_device(where, name, checked, of, first)
+    shape(where, name, checked, *allowed)
+    return checked

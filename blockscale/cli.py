@@ -5,18 +5,15 @@ Only ``tune``, ``build`` and ``logs check`` import tvm.
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import traceback
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 try:
     import click
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 except ModuleNotFoundError as missing:
@@ -25,16 +22,20 @@ except ModuleNotFoundError as missing:
         "pip install 'blockscale[build]'"
     ) from None
 
-from blockscale import __version__, host, specs
+from blockscale import __version__, specs
+from blockscale.cli_common import (
+    JSON,
+    LEVEL,
+    NAMES,
+    committed,
+    console,
+    counted,
+    print_json,
+    specs_of,
+)
 from blockscale.cli_emulate import emulate
+from blockscale.cli_tune import tune
 
-if TYPE_CHECKING:
-    from blockscale.tune import TuneResult
-
-_LEVELS = click.Choice(list(host.LEVEL_FEATURES))
-_NAMES = click.argument("names", nargs=-1, required=True, metavar="NAMES...")
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
-_LEVEL = click.option("--level", type=_LEVELS, help="Vector width; this machine's by default.")
 _FAILURES = (ValueError, TypeError, OSError, RuntimeError, ModuleNotFoundError)
 
 
@@ -58,87 +59,7 @@ def cli(debug: bool) -> None:
 
 
 @cli.command()
-@_NAMES
-@click.option(
-    "--seconds",
-    type=click.FloatRange(min=0.1),
-    default=60.0,
-    show_default=True,
-    help="Time for everything, compiling included.",
-)
-@click.option("--trials", type=click.IntRange(min=1), help="Stop after so many measurements.")
-@_LEVEL
-@click.option(
-    "--work-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("logs"),
-    show_default=True,
-    help="Every trial is kept here; a second run goes on from it.",
-)
-@click.option(
-    "--logs",
-    "logs_dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Logs to start from and to commit to; the package's by default.",
-)
-@click.option(
-    "--commit",
-    "keep",
-    is_flag=True,
-    help="Merge the best records into the folder of --logs; without --logs, into the logs inside "
-    "the installed package (in a checkout: tuning_logs).",
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the search.")
-@_JSON
-def tune(
-    names: tuple[str, ...],
-    seconds: float,
-    trials: int | None,
-    level: str | None,
-    work_dir: Path,
-    logs_dir: Path | None,
-    keep: bool,
-    seed: int,
-    as_json: bool,
-) -> None:
-    """Search for fast schedules on this machine.
-
-    Trials are saved one by one: Ctrl-C or kill -9 loses nothing, and the same command goes on.
-
-    Example: blockscale tune linear_nvfp4_n384_k384_f32 --seconds 30 --commit
-    """
-    wanted = _specs(names)
-    from blockscale.tune import Interrupted, commit
-    from blockscale.tune import tune as run
-
-    logs_dir = logs_dir or _committed()
-    interrupted = False
-    try:
-        result = run(
-            wanted,
-            level=level,
-            seconds=seconds,
-            trials=trials,
-            work_dir=work_dir,
-            seed_logs=[logs_dir] if logs_dir.is_dir() else [],
-            seed=seed,
-        )
-    except Interrupted as stop:
-        result, interrupted = stop.result, True
-    improved = commit(work_dir, logs_dir) if keep and not interrupted else {}
-    if as_json:
-        _print_json(_tuned_json(result, work_dir, improved) | {"interrupted": interrupted})
-    else:
-        _print_tuned(result, work_dir, logs_dir if improved else None, improved)
-    if interrupted:
-        click.echo(
-            "Interrupted: every finished trial is saved; the same command goes on.", err=True
-        )
-        raise SystemExit(130)
-
-
-@cli.command()
-@_NAMES
+@NAMES
 @click.option(
     "-o",
     "--output",
@@ -147,7 +68,16 @@ def tune(
     metavar="LIB.so",
     help="Library to write.",
 )
-@_LEVEL
+@LEVEL
+@click.option(
+    "--target",
+    "archs",
+    multiple=True,
+    metavar="ARCH",
+    help="Build for a GPU architecture, for example sm_90a, and not for a CPU; several go into one "
+    "library: --target sm_90a,sm_100a. No GPU is needed.",
+)
+@click.option("--ptx", is_flag=True, help="Embed PTX for the driver to compile: --target only.")
 @click.option(
     "--logs",
     "logs_dirs",
@@ -156,11 +86,13 @@ def tune(
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Where to look schedules up, first one first; the package's logs by default.",
 )
-@_JSON
+@JSON
 def build(
     names: tuple[str, ...],
     output: Path,
     level: str | None,
+    archs: tuple[str, ...],
+    ptx: bool,
     logs_dirs: tuple[Path, ...],
     as_json: bool,
 ) -> None:
@@ -170,20 +102,24 @@ def build(
 
     Example: blockscale build linear_nvfp4_n384_k384 -o kernels.so --logs logs
     """
-    wanted = _specs(names)
+    chosen = [arch.strip() for listed in archs for arch in listed.split(",")]
+    if chosen and level:
+        raise click.UsageError("--level is for CPUs and --target for GPUs; give one of them")
+    wanted = specs_of(names)
     from blockscale.build import build as run
 
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    manifest = run(wanted, output, level=level, logs_dirs=list(logs_dirs) or None)
+    dirs = list(logs_dirs) or None
+    manifest = run(wanted, output, level=chosen or level, logs_dirs=dirs, ptx=ptx)
     if as_json:
-        _print_json({"library": str(output), **manifest})
+        print_json({"library": str(output), **manifest})
     else:
         _print_library(output, manifest)
 
 
 @cli.command()
 @click.argument("library", type=click.Path(dir_okay=False, path_type=Path), metavar="LIB.so")
-@_JSON
+@JSON
 def inspect(library: Path, as_json: bool) -> None:
     """Show what a library holds: functions, shapes, dtypes, target, tuned or not.
 
@@ -195,7 +131,7 @@ def inspect(library: Path, as_json: bool) -> None:
 
     manifest = read_manifest(library)
     if as_json:
-        _print_json({"library": str(library), **manifest})
+        print_json({"library": str(library), **manifest})
     else:
         _print_library(library, manifest)
 
@@ -210,7 +146,7 @@ def logs() -> None:
 
 @logs.command()
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path), metavar="[DIR]...")
-@_JSON
+@JSON
 def check(folders: tuple[Path, ...], as_json: bool) -> None:
     """Check that every entry of the logs still fits its kernel; nothing is run.
 
@@ -222,18 +158,18 @@ def check(folders: tuple[Path, ...], as_json: bool) -> None:
     from blockscale.logs import check as run
     from blockscale.logs import entries
 
-    chosen = list(folders) or [_committed()]
+    chosen = list(folders) or [committed()]
     problems, count = run(chosen), sum(map(entries, chosen))
     if as_json:
         found = [{"where": p.where, "what": p.what} for p in problems]
-        _print_json({"folders": [str(f) for f in chosen], "entries": count, "problems": found})
+        print_json({"folders": [str(f) for f in chosen], "entries": count, "problems": found})
     else:
         for problem in problems:
             click.echo(str(problem))
         where = ", ".join(map(str, chosen))
         shown = "1 entry" if count == 1 else f"{count} entries"
         if problems:
-            click.echo(f"{where}: {shown}, {_count(len(problems), 'problem')}")
+            click.echo(f"{where}: {shown}, {counted(len(problems), 'problem')}")
         else:
             click.echo(f"{where}: {shown} {'fits' if count == 1 else 'fit'}")
     if problems:
@@ -241,7 +177,7 @@ def check(folders: tuple[Path, ...], as_json: bool) -> None:
 
 
 @cli.command("list")
-@_JSON
+@JSON
 def list_names(as_json: bool) -> None:
     """Show what names of kernels look like.
 
@@ -249,20 +185,21 @@ def list_names(as_json: bool) -> None:
     """
     found = [specs.Spec.parse(name) for name in specs.NAME_EXAMPLES]
     if as_json:
-        _print_json({"examples": [{"name": s.name, "params": _params(s)} for s in found]})
+        print_json({"examples": [{"name": s.name, "params": _params(s)} for s in found]})
         return
     table = Table(title="names, by example", title_justify="left")
     table.add_column("name", no_wrap=True)
     table.add_column("arguments -> results", overflow="fold")
     for spec in found:
         table.add_row(spec.name, Text(_signature(_params(spec))))
-    _console().print(table)
+    console().print(table)
     click.echo(
         "n and k are the weight's rows and columns; formats: nvfp4, mxfp4; dtypes of activations: "
         "f32, bf16, f16.\nLeave the dtype out to mean all three."
     )
 
 
+cli.add_command(tune)
 cli.add_command(emulate)
 
 
@@ -285,7 +222,7 @@ def main() -> None:
 
 def _fail(sentence: str, arguments: list[str], ctx: click.Context | None = None) -> None:
     if "--json" in arguments:
-        _print_json({"error": sentence})
+        print_json({"error": sentence})
     else:
         click.echo(f"blockscale: {sentence}", err=True)
         if ctx is not None:
@@ -301,32 +238,9 @@ def _sentence(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _specs(names: Iterable[str]) -> list[specs.Spec]:
-    found = {spec.name: spec for name in names for spec in specs.Spec.parse_all(name)}
-    return list(found.values())
-
-
-def _committed() -> Path:
-    from blockscale.logs import committed
-
-    return committed()
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=120)
-
-
-def _print_json(data: dict[str, Any]) -> None:
-    click.echo(json.dumps(data, indent=1))
-
-
 def _params(spec: specs.Spec) -> list[dict[str, Any]]:
-    return [{**asdict(p), "shape": list(p.shape)} for p in spec.params()]
+    shapes = [None if p.shape is None else list(p.shape) for p in spec.params()]
+    return [{**asdict(p), "shape": s} for p, s in zip(spec.params(), shapes, strict=True)]
 
 
 def _signature(params: list[dict[str, Any]]) -> str:
@@ -337,7 +251,9 @@ def _signature(params: list[dict[str, Any]]) -> str:
 
 def _declaration(param: dict[str, Any]) -> str:
     storage, default = param.get("storage"), param.get("default")
-    shown = f"{param['name']}[{', '.join(map(str, param['shape']))}] {param['dtype']}"
+    shape = param["shape"]
+    dims = "" if shape is None else f"[{', '.join(map(str, shape))}]"
+    shown = f"{param['name']}{dims} {param['dtype']}"
     if storage is not None:
         shown += f" ({storage})"
     return shown if default is None else f"{shown} = {default:g}"
@@ -348,8 +264,9 @@ def _print_library(path: Path, manifest: dict[str, Any]) -> None:
     functions = manifest["functions"]
     size = path.stat().st_size / 1024
     click.echo(
-        f"{path}: {_count(len(functions), 'function')}, {size:.0f} KiB, for {target['kind']} level "
-        f"{target['level']}; blockscale {manifest['blockscale']}, built {built.get('date', '?')}"
+        f"{path}: {counted(len(functions), 'function')}, {size:.0f} KiB, for {target['kind']} "
+        f"level {target['level']}; blockscale {manifest['blockscale']}, "
+        f"built {built.get('date', '?')}"
     )
     if target["features"]:
         click.echo(f"needs the CPU features {' '.join(target['features'])}")
@@ -361,39 +278,7 @@ def _print_library(path: Path, manifest: dict[str, Any]) -> None:
         buckets = function.get("buckets", [])
         tuned = sum(bool(bucket["tuned"]) for bucket in buckets)
         table.add_row(name, Text(_signature(function["params"])), f"{tuned} of {len(buckets)}")
-    _console().print(table)
-
-
-def _tuned_json(result: TuneResult, work_dir: Path, improved: dict[str, float]) -> dict[str, Any]:
-    from math import isfinite
-
-    def finite(times: dict[str, float]) -> dict[str, float | None]:
-        return {tag: us if isfinite(us) else None for tag, us in times.items()}
-
-    return {
-        "work_dir": str(work_dir),
-        "trials": result.trials,
-        "elapsed_s": round(result.elapsed_s, 3),
-        "best_us": finite(result.best),
-        "default_us": finite(result.default),
-        "failed": result.failed,
-        "committed": improved,
-    }
-
-
-def _print_tuned(
-    result: TuneResult, work_dir: Path, logs_dir: Path | None, improved: dict[str, float]
-) -> None:
-    table = Table(title=f"{result.trials} trials in {result.elapsed_s:.0f} s, kept in {work_dir}")
-    for name in ("workload", "default us", "best us", "speed-up", "failed"):
-        table.add_column(name, justify="left" if name == "workload" else "right", overflow="fold")
-    for tag, best in result.best.items():
-        default = result.default[tag]
-        ratio = f"{default / best:.2f}x" if best < float("inf") else "-"
-        table.add_row(tag, f"{default:.1f}", f"{best:.1f}", ratio, str(result.failed[tag]))
-    _console().print(table)
-    if logs_dir is not None:
-        click.echo(f"committed {_count(len(improved), 'improved workload')} to {logs_dir}")
+    console().print(table)
 
 
 if __name__ == "__main__":

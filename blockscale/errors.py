@@ -9,3 +9,7 @@ class LibraryError(ValueError):
 
 class LinkError(OSError):
     """The C compiler that turns object files into a library is missing or refused them."""
+
+
+class CompileError(RuntimeError):
+    """The CUDA compiler is missing or refused a kernel."""

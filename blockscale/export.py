@@ -70,16 +70,27 @@ def write_library(
     """
     out = Path(out)
     validate(manifest, f"write_library({out.name})")
+    check_folder(out)
+    with tempfile.TemporaryDirectory(prefix="blockscale-") as folder:
+        runtime = Path(folder) / "runtime.o"
+        run([cc, *CFLAGS, "-c", str(RUNTIME_SOURCE), "-o", str(runtime)])
+        inputs = [*_stage_objects(objects, Path(folder)), runtime]
+        elf = link(inputs, list(manifest["functions"]), Path(folder), cc)
+    replace(out, append_manifest(elf, manifest))
+    return out
+
+
+def check_folder(out: Path) -> None:
+    """Check that the folder of ``out`` exists.
+
+    Raises:
+        FileNotFoundError: it does not.
+    """
     if not out.parent.is_dir():
         raise FileNotFoundError(
             f"write_library: {out.parent} is not a folder, so {out.name} cannot be written there; "
             "create it first"
         )
-    with tempfile.TemporaryDirectory(prefix="blockscale-") as folder:
-        inputs = _stage_objects(objects, Path(folder))
-        elf = _link(inputs, list(manifest["functions"]), Path(folder), cc)
-    _replace(out, append_manifest(elf, manifest))
-    return out
 
 
 def _stage_objects(objects: Sequence[Path | str | bytes], folder: Path) -> list[Path]:
@@ -107,20 +118,23 @@ def _stage_objects(objects: Sequence[Path | str | bytes], folder: Path) -> list[
     return staged
 
 
-def _link(objects: list[Path], functions: list[str], folder: Path, cc: str) -> bytes:
+def link(objects: Sequence[Path], functions: Sequence[str], folder: Path, cc: str) -> bytes:
+    """Return the ELF image that ``objects`` make, which exports ``functions`` and nothing else.
+
+    Raises:
+        LinkError: the compiler is missing or reports an error.
+    """
     symbols = [f"__tvm_ffi_{name}" for name in functions]
     script = folder / "exports.map"
     script.write_text("{ global: " + "".join(f"{s}; " for s in symbols) + "local: *; };\n")
-    runtime, image = folder / "runtime.o", folder / "image.so"
-    _run([cc, *CFLAGS, "-c", str(RUNTIME_SOURCE), "-o", str(runtime)])
-    _run(
+    image = folder / "image.so"
+    run(
         [
             cc,
             *LDFLAGS,
             f"-Wl,--version-script={script}",
             *(f"-Wl,--require-defined={symbol}" for symbol in symbols),
             *map(str, objects),
-            str(runtime),
             # By file, so that only its soname is recorded: the loader then takes the copy that the
             # process has loaded already, wherever it lies and whatever its visibility.
             libinfo.find_libtvm_ffi(),
@@ -132,7 +146,12 @@ def _link(objects: list[Path], functions: list[str], folder: Path, cc: str) -> b
     return image.read_bytes()
 
 
-def _run(command: list[str]) -> None:
+def run(command: list[str]) -> None:
+    """Run the C compiler.
+
+    Raises:
+        LinkError: it is missing or reports an error.
+    """
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
@@ -149,7 +168,7 @@ def _run(command: list[str]) -> None:
         )
 
 
-def _replace(out: Path, data: bytes) -> None:
+def replace(out: Path, data: bytes) -> None:
     """Put ``data`` at ``out`` in one step, and on the disk before that."""
     temporary = out.parent / f".{out.name}.{secrets.token_hex(8)}.tmp"
     try:

@@ -18,6 +18,7 @@ from blockscale.arguments import (
     brief,
     check_not_empty,
     check_one,
+    scalar,
     signature_text,
     solve_shapes,
 )
@@ -32,6 +33,7 @@ class _Plan:
     """What a call with one signature does besides the call; numbers are parameter indices."""
 
     constants: tuple[tuple[int, Any], ...]
+    aliases: tuple[tuple[int, int], ...]  # an output left out, and the input that it is
     allocations: tuple[tuple[int, Callable[[], Any]], ...]
     # (parameter, its address, alignment - 1, bytes) of every argument that is not empty
     spans: tuple[tuple[int, Callable[[Any], int], int, int], ...]
@@ -46,22 +48,28 @@ class Function:
 
     Attributes:
         name: the exported name.
+        kind: "cpu" or "cuda": where its tensors are.
         base: the name without its activation dtype.
         params: inputs, then outputs, in the order of the call.
         buckets: the manifest's list of size buckets.
         tuned: whether every size bucket runs a tuned schedule.
     """
 
+    kind = "cpu"
+
     def __init__(self, name: str, entry: Mapping[str, Any], compiled: Callable[..., Any]) -> None:
         self.name = name
         self.base: str = entry["base"]
-        self.params = tuple(Param(**{**p, "shape": tuple(p["shape"])}) for p in entry["params"])
+        self.params = tuple(Param.from_manifest(p) for p in entry["params"])
         self.buckets: list[dict[str, Any]] = entry.get("buckets", [])
         self.tuned = bool(self.buckets) and all(b["tuned"] for b in self.buckets)
         self._compiled = compiled
         self._count = len(self.params)
         self._outputs = tuple(i for i, p in enumerate(self.params) if p.output)
         self._inputs = self._count - len(self._outputs)
+        self._scalars = tuple((i, p) for i, p in enumerate(self.params) if p.scalar)
+        index = {p.name: i for i, p in enumerate(self.params)}
+        self._alias = {i: index[p.alias] for i, p in enumerate(self.params) if p.alias is not None}
         self._constants: dict[tuple[int, tuple[int, ...]], Any] = {}
         self._plans: dict[tuple[Any, ...], _Plan] = {}
 
@@ -77,7 +85,7 @@ class Function:
         """Run the kernel and return its output, or a tuple if it has several.
 
         Outputs that are left out are allocated: as torch tensors if the first argument is one, else
-        as NumPy arrays.
+        as NumPy arrays.  One that may be an input (``alias``) is that input, updated in place.
 
         Args:
             args: inputs in order, then outputs; None stands for a parameter's default, and for an
@@ -89,25 +97,32 @@ class Function:
             TypeError: an argument is missing, unknown, no tensor, or of another dtype.
             ValueError: an argument has another shape, device, layout or alignment, or needs grad.
         """
+        return self._checked(args, kwargs)
+
+    def _checked(self, args: Sequence[Any], kwargs: Mapping[str, Any], flags: int = 0) -> Any:
         sizes: dict[str, int] = {}
         if kwargs or len(args) > self._count:
             values, sizes = self._bind(args, kwargs)
         else:
             values = [*args, *[None] * (self._count - len(args))]
+        for i, param in self._scalars:
+            values[i] = scalar(self.name, param, values[i])
         given = None
         torch = tensors.torch_module()
-        key = None if sizes else _signature(values, torch)
+        key = None if sizes else self._signature(values, torch)
         plan = None if key is None else self._plans.get(key)
         if plan is None:
-            given = values[self._inputs :]
+            given = [*values]
             plan = self._make_plan(values, sizes)
             if key is not None:
                 if len(self._plans) >= MAX_PLANS:
                     self._plans.clear()
                 self._plans[key] = plan
-        return self._run(plan, values, given, torch)
+        return self._run(plan, values, given, torch, flags)
 
-    def _run(self, plan: _Plan, values: list[Any], given: list[Any] | None, torch: Any) -> Any:
+    def _run(
+        self, plan: _Plan, values: list[Any], given: list[Any] | None, torch: Any, flags: int
+    ) -> Any:
         for i, address, mask, _ in plan.spans:
             if address(values[i]) & mask:
                 raise self._misaligned(i, mask + 1, address(values[i]))
@@ -117,18 +132,29 @@ class Function:
             values[i] = constant
         for i, allocate in plan.allocations:
             values[i] = allocate()
+        for i, j in plan.aliases:
+            values[i] = values[j]
         results = values[self._inputs :]
         if given is not None:  # foreign tensors were replaced by views: return what the caller gave
-            results = [r if g is None else g for r, g in zip(results, given, strict=True)]
+            for i, j in plan.aliases:
+                given[i] = given[j]
+            theirs = given[self._inputs :]
+            results = [r if g is None else g for r, g in zip(results, theirs, strict=True)]
         if plan.launch:
             for i in plan.views:
                 values[i] = tensors.as_bytes(values[i])
             for i in plan.wraps:
                 values[i] = tensors.pass_numpy(values[i])
-            if torch is not None:
-                tensors.honour_torch_threads(torch)
-            self._compiled(*values)
+            self._launch(values, torch, flags)
         return results[0] if len(results) == 1 else tuple(results)
+
+    def _launch(self, values: Sequence[Any], torch: Any, flags: int) -> None:
+        if torch is not None:
+            tensors.honour_torch_threads(torch)
+        self._compiled(*values)
+
+    def _signature(self, values: Sequence[Any], torch: Any) -> tuple[Any, ...] | None:
+        return _signature(values, torch)
 
     def _bind(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -160,47 +186,62 @@ class Function:
                 raise TypeError(f"{self.name}: {name}={brief(value)} names no parameter; {hint}")
         return values, sizes
 
+    def _describe(
+        self, values: Sequence[Any]
+    ) -> tuple[list[Described | None], dict[str, tuple[int, ...]]]:
+        """Return the arguments' descriptions, and the dimensions that some symbols stand for."""
+        params = zip(self.params, values, strict=True)
+        return [None if p.scalar else check_one(self.name, p, v) for p, v in params], {}
+
     def _make_plan(self, values: list[Any], sizes: Mapping[str, int]) -> _Plan:
         """Check the arguments; replaces foreign tensors in ``values`` by views of tvm_ffi."""
         params = self.params
         values[:] = [tensors.adopt(value) for value in values]
-        given = [check_one(self.name, p, v) for p, v in zip(params, values, strict=True)]
+        given, leading = self._describe(values)
         shape = solve_shapes(self.name, params, given, sizes)
         first = next((d for d in given if d is not None), None)
-        is_torch = first is not None and first.kind == "torch"
-        missing = [i for i, d in enumerate(given) if d is None]
+        missing = [i for i, d in enumerate(given) if d is None and not params[i].scalar]
         present = [(i, d) for i, d in enumerate(given) if d is not None]
         overlaps = any(params[i].output for i, _ in present)
         launch = any(numel(shape[i]) for i in self._outputs)
         if launch:
             check_not_empty(self.name, params, shape)
+        aliases = tuple((i, self._alias[i]) for i in missing if i in self._alias)
+        for i, j in aliases:
+            self._check_writable(i, j, given[j])
+        allocated = [i for i in missing if params[i].output and i not in self._alias]
+        views = [i for i, d in present if d.dtype != params[i].dtype]
+        wraps = [i for i, d in present if _needs_wrap(d)]
+        if first is None or first.kind != "torch":
+            wraps += [i for i in allocated if params[i].dtype == "bfloat16"]
         return _Plan(
             constants=tuple(
                 (i, self._constant(i, shape[i])) for i in missing if not params[i].output
             ),
+            aliases=aliases,
             allocations=tuple(
-                (i, self._allocator(params[i], shape[i], is_torch))
-                for i in missing
-                if params[i].output
+                (i, self._allocator(params[i], _unflatten(params[i], shape[i], leading), first))
+                for i in allocated
             ),
             spans=tuple(
-                (i, tensors.address_of(d), params[i].itemsize - 1, size)
+                (i, tensors.address_of(d), params[i].alignment - 1, size)
                 for i, d in present
                 if (size := numel(shape[i]) * params[i].itemsize)
-                and (overlaps or params[i].itemsize > 1)
+                and (overlaps or params[i].alignment > 1)
             ),
             overlaps=overlaps,
-            views=tuple(i for i, d in present if d.dtype != params[i].dtype),
-            wraps=tuple(
-                [i for i, d in present if _needs_wrap(d)]
-                + [
-                    i
-                    for i in missing
-                    if params[i].output and params[i].dtype == "bfloat16" and not is_torch
-                ]
-            ),
+            views=(*views, *(i for i, j in aliases if j in views)),
+            wraps=(*wraps, *(i for i, j in aliases if j in wraps)),
             launch=launch,
         )
+
+    def _check_writable(self, output: int, alias: int, got: Described | None) -> None:
+        if got is not None and not got.writable:
+            name, own = self.params[alias].name, self.params[output].name
+            raise ValueError(
+                f"{self.name}: {name} is read-only, but without {own} it is updated in place; "
+                f"pass {own}, or a copy of {name}"
+            )
 
     def _constant(self, index: int, shape: tuple[int, ...]) -> Any:
         """Return the tensor that stands for None; one per shape."""
@@ -210,8 +251,10 @@ class Function:
             self._constants[index, shape] = tensors.constant(shape, param.dtype, param.default)
         return self._constants[index, shape]
 
-    def _allocator(self, param: Param, shape: tuple[int, ...], is_torch: bool) -> Callable[[], Any]:
-        if is_torch:
+    def _allocator(
+        self, param: Param, shape: tuple[int, ...], first: Described | None
+    ) -> Callable[[], Any]:
+        if first is not None and first.kind == "torch":
             torch = tensors.torch_module()
             assert torch is not None, "an argument is a torch tensor"
             empty, cpu = torch.empty, torch.device("cpu")  # whatever the default device is
@@ -237,6 +280,8 @@ class Function:
             if i < self._inputs:
                 continue
             for j, other_start, other_end in ranges:
+                if self._alias.get(i) == j and (start, end) == (other_start, other_end):
+                    continue
                 if start < other_end and other_start < end and i != j:
                     name = self.params[i].name
                     raise ValueError(
@@ -244,6 +289,14 @@ class Function:
                         "kernel may write an output before it has read every input; pass memory "
                         f"of its own for {name}"
                     )
+
+
+def _unflatten(
+    param: Param, shape: tuple[int, ...], leading: Mapping[str, tuple[int, ...]]
+) -> tuple[int, ...]:
+    """Return the shape of an output to be allocated, with as many dimensions as the inputs have."""
+    symbol = param.dims[0].symbol if param.dims else None
+    return shape if symbol is None else (*leading.get(symbol, shape[:1]), *shape[1:])
 
 
 def _signature(values: Sequence[Any], torch: Any) -> tuple[Any, ...] | None:
@@ -258,6 +311,8 @@ def _signature(values: Sequence[Any], torch: Any) -> tuple[Any, ...] | None:
                 return None
             grad = value.requires_grad and torch.is_grad_enabled()
             key += (value.shape, value.dtype, value.is_cpu, value.is_contiguous(), grad)
+        elif isinstance(value, float | int):  # a scalar, checked; as a tensor it is refused
+            key.append(float)
         elif isinstance(value, np.ndarray):
             flags = value.flags
             key += (value.shape, value.dtype, flags.c_contiguous, flags.writeable)

@@ -2,7 +2,7 @@
 
 The cache is ``~/.cache/blockscale``, or the folder named by the environment variable
 BLOCKSCALE_CACHE.  Its file names hold a digest of what decides the machine code: the sources of
-this package, the tuning logs, the version of apache-tvm-ffi, the CPU level.
+this package, the tuning logs, the version of apache-tvm-ffi, the CPU level or GPU architecture.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from blockscale import host, runtime
+from blockscale import runtime, targets
 from blockscale.errors import LibraryError
 from blockscale.function import Function
 from blockscale.specs import Spec
 
-_FUNCTIONS: dict[str, Function] = {}
+_FUNCTIONS: dict[tuple[str, str], Function] = {}
 _LOCK = threading.Lock()
+SUFFIXES = ("py", "c", "h", "cuh", "json")
+"""Files that decide what is compiled."""
 _REMEMBERED: dict[Hashable, tuple[int, Function | None]] = {}
 
 
@@ -33,20 +35,21 @@ def cache_folder() -> Path:
     return Path(chosen or os.path.expanduser("~/.cache/blockscale"))
 
 
-def function(spec: Spec) -> Function:
-    """Return the function of ``spec``; build it on first use.
+def function(spec: Spec, kind: str = "cpu") -> Function:
+    """Return the function of ``spec`` for "cpu" or "cuda" tensors; build it on first use.
 
     Raises:
-        RuntimeError: it has to be built, and the compiler is not installed.
+        RuntimeError: it has to be built, and the compiler is not installed, or there is no GPU.
     """
-    loaded = runtime.loaded_function(spec.name)
+    loaded = runtime.loaded_function(spec.name, kind)
     if loaded is not None:
         return loaded
-    known = _FUNCTIONS.get(spec.name)
+    key = spec.name, kind
+    known = _FUNCTIONS.get(key)
     if known is None:
         with _LOCK:  # threads that meet here build once
-            known = _FUNCTIONS.get(spec.name) or _cached_or_built(spec)
-            _FUNCTIONS[spec.name] = known
+            known = _FUNCTIONS.get(key) or _cached_or_built(spec, targets.local(kind))
+            _FUNCTIONS[key] = known
     return known
 
 
@@ -61,9 +64,9 @@ def remember(key: Hashable, known: Function) -> None:
     _REMEMBERED[key] = runtime.load_count(), known
 
 
-def _cached_or_built(spec: Spec) -> Function:
+def _cached_or_built(spec: Spec, target: str) -> Function:
     folder = cache_folder()
-    path = folder / f"{spec.name}-{_digest()}.so"
+    path = folder / f"{spec.name}-{_digest(target)}.so"
     if path.is_file():
         try:
             return runtime.open_library(path).functions[spec.name]
@@ -89,20 +92,20 @@ def _cached_or_built(spec: Spec) -> Function:
             file=sys.stderr,
         )
     print(
-        f"blockscale: building {spec.name} for {host.level()} (first use; kept in {path.parent})",
+        f"blockscale: building {spec.name} for {target} (first use; kept in {path.parent})",
         file=sys.stderr,
     )
-    build([spec], path)
+    build([spec], path, level=target)
     return runtime.open_library(path).functions[spec.name]
 
 
 @cache
-def _digest() -> str:
+def _digest(target: str) -> str:
     """Digest of what decides a kernel's machine code, apart from its spec and the compiler.
 
     The compiler's version is pinned, and cached kernels are to be found where it is not installed.
     """
-    digest = hashlib.sha256(host.level().encode())
+    digest = hashlib.sha256(target.encode())
     digest.update(metadata.version("apache-tvm-ffi").encode())
     for path in _sources():
         digest.update(path.name.encode())
@@ -116,8 +119,8 @@ def _sources() -> list[Path]:
 
     found: set[Path] = set()
     for root in map(Path, blockscale.__path__):
-        for part in ("tir", "schedules", "native", "tuning", "tuning_logs"):
-            for suffix in ("py", "c", "json"):
+        for part in ("tir", "schedules", "native", "lower", "tuning", "tuning_logs"):
+            for suffix in SUFFIXES:
                 found.update((root / part).rglob(f"*.{suffix}"))
         if (root / "specs.py").is_file():
             found.update(root.glob("*.py"))

@@ -1,6 +1,7 @@
-"""Look up the schedule that won: ``<dir>/<op>/cpu-<level>/`` -> the best trace for a workload.
+"""Look up the schedule that won: ``<dir>/<op>/<level>/`` -> the best trace for a workload.
 
-A log of a level serves every CPU of the level.  MetaSchedule's own query ignores the target, so the
+A level is a CPU's vector width (folder ``cpu-<level>``) or a GPU architecture (``sm_90a``); a log
+serves every machine of the level.  MetaSchedule's own query ignores the target, so the
 folder chooses the level and each record's target is compared here.  A log misses silently when the
 IR of an op changes, and a record whose trace no longer applies is passed over with a warning;
 `check` finds both, without running anything.  Importing this module does not import tvm.
@@ -17,9 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from blockscale import host
+from blockscale.targets import is_gpu
 from blockscale.tuning import records
-from blockscale.tuning.records import LogError, Record
-from blockscale.tuning.store import Workload, folder_of, target_key, target_of
+from blockscale.tuning.records import LogError, Record, sentence
+from blockscale.tuning.store import (
+    Workload,
+    folder_of,
+    folders,
+    level_of,
+    target_key,
+    target_of,
+)
 
 __all__ = ["LogError", "LogHit", "Problem", "check", "committed", "entries", "find"]
 
@@ -113,15 +122,15 @@ def workload_digest(mod: Any) -> str:
 def find(workload: Workload, level: str, dirs: Sequence[Path | str]) -> LogHit | None:
     """Return the best record of ``workload`` that applies, in the first of ``dirs`` with one.
 
-    Records tuned at ``level`` come first, then those of the other levels of its vector width: a
-    trace matches only if the function is the same.  Put a work folder before the committed logs:
-    its times come from this machine.
+    Records tuned at ``level`` come first, on a CPU then those of the other levels of its vector
+    width: a trace matches only if the function is the same.  Put a work folder before the committed
+    logs: its times come from this machine.
 
     Raises:
         LogError: a log is damaged; the message names file and line.
     """
     for root in dirs:
-        for logged in host.same_width(level):
+        for logged in (level,) if is_gpu(level) else host.same_width(level):
             hit = _find_in(Path(root), workload, level, logged)
             if hit is not None:
                 return hit
@@ -130,7 +139,7 @@ def find(workload: Workload, level: str, dirs: Sequence[Path | str]) -> LogHit |
 
 def _find_in(root: Path, workload: Workload, level: str, logged: str) -> LogHit | None:
     """Return the best record in ``root`` that was tuned at level ``logged`` and applies."""
-    from blockscale.tuning.space import replay, sentence
+    from blockscale.tuning.space import replay
 
     folder = _folder(folder_of(root, workload.op, logged))
     if folder is None:
@@ -156,9 +165,9 @@ def _find_in(root: Path, workload: Workload, level: str, logged: str) -> LogHit 
 def entries(root: Path | str) -> int:
     """Return how many workloads the logs in ``root`` name; what cannot be read counts nothing."""
     count = 0
-    for path in Path(root).glob(f"*/cpu-*/{records.META}"):
+    for folder in folders(Path(root)):
         try:
-            count += len(records.read_meta(path.parent)["workloads"])
+            count += len(records.read_meta(folder)["workloads"])
         except LogError:
             continue
     return count
@@ -173,7 +182,7 @@ def check(
     level's target, have finite times, and replay; every folder must have an entry.
 
     Args:
-        dirs: folders with ``<op>/cpu-<level>/`` in them.
+        dirs: folders with ``<op>/cpu-<level>/`` or ``<op>/sm_<number>/`` in them.
         make: turns an entry of `meta.json` into its workload; the catalogue's when None.
     """
     found: list[Problem] = []
@@ -203,8 +212,8 @@ def _catalogued(entry: dict[str, Any]) -> Workload:
 
 
 def _check_folder(path: Path, make: Callable[[dict[str, Any]], Workload]) -> Iterator[Problem]:
-    kind, _, level = path.name.partition("-")
-    if kind != "cpu":
+    level = level_of(path)
+    if level is None:
         return
     meta = records.read_meta(path)
     folder = _folder(path)
@@ -240,7 +249,7 @@ def _check_folder(path: Path, make: Callable[[dict[str, Any]], Workload]) -> Ite
 def _check_record(
     folder: _Folder, record: Record, workload: Workload, level: str, mod: Any, target: str
 ) -> Iterator[Problem]:
-    from blockscale.tuning.space import replay, sentence
+    from blockscale.tuning.space import replay
 
     tag = workload.tag
     where = folder.source(record)

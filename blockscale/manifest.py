@@ -31,6 +31,11 @@ MARKER = b"blockscale library, format "
 """What native/runtime.c leaves in every library, to tell a truncated one from a foreign one."""
 
 DTYPES = ("float32", "float16", "bfloat16", "uint8", "int8", "int32", "int64", "uint32")
+SCALAR_DTYPES = ("float32", "int32", "int64")
+"""Dtypes of numbers that are passed by value."""
+
+ALIGNMENTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Bytes of which a function may want an address to be a multiple."""
 
 _LENGTH = struct.Struct("<Q")
 _FOOTER_BYTES = _LENGTH.size + hashlib.sha256().digest_size + len(MAGIC)
@@ -148,6 +153,10 @@ def validate(manifest: object, where: str) -> None:
     _key(target, "level", str, where, "target.")
     for i, feature in enumerate(_key(target, "features", list, where, "target.")):
         _typed(feature, str, where, f"target.features[{i}]")
+    if target["kind"] == "cuda" and not _key(target, "archs", list, where, "target."):
+        raise _wrong(where, "target.archs", [], "at least one architecture")
+    for i, arch in enumerate(_key(target, "archs", list, where, "target.", default=[])):
+        _typed(arch, str, where, f"target.archs[{i}]")
     _key(top, "built", dict, where, "")
     if "meta" in top:
         _key(top, "meta", dict, where, "")
@@ -178,6 +187,8 @@ def _validate_function(function: object, where: str, at: str) -> None:
         if not output and any(seen.values()):
             raise _wrong(where, f"{here}.output", output, "outputs after all inputs")
         seen[name] = output
+    for i, _ in enumerate(entry["params"]):
+        _validate_alias(entry["params"], i, where, f"{at}.params[{i}]")
     if not any(seen.values()):
         raise _wrong(where, f"{at}.params", list(seen), "at least one output")
 
@@ -190,16 +201,36 @@ def _validate_param(param: object, where: str, at: str) -> None:
     dtype = _key(entry, "dtype", str, where, f"{at}.")
     if dtype not in DTYPES:
         raise _wrong(where, f"{at}.dtype", dtype, f"one of {', '.join(DTYPES)}")
-    for i, dim in enumerate(_key(entry, "shape", list, where, f"{at}.")):
+    output = _key(entry, "output", bool, where, f"{at}.", default=False)
+    shape = _key(entry, "shape", (list, type(None)), where, f"{at}.")
+    if shape is None and (output or dtype not in SCALAR_DTYPES):
+        rule = f"a list: numbers by value are inputs of dtype {', '.join(SCALAR_DTYPES)}"
+        raise _wrong(where, f"{at}.shape", shape, rule)
+    for i, dim in enumerate(shape or ()):
         try:
             shapes.parse(_typed(dim, (int, str), where, f"{at}.shape[{i}]"))
         except LibraryError:
             raise
         except ValueError as error:
             raise LibraryError(f"{where}: {at}.shape[{i}]: {error}") from None
-    _key(entry, "output", bool, where, f"{at}.", default=False)
     _key(entry, "default", (int, float, type(None)), where, f"{at}.", default=None)
     _key(entry, "storage", (str, type(None)), where, f"{at}.", default=None)
+    align = _key(entry, "align", (int, type(None)), where, f"{at}.", default=None)
+    if align is not None and align not in ALIGNMENTS:
+        raise _wrong(where, f"{at}.align", align, f"one of {ALIGNMENTS}")
+    _key(entry, "alias", (str, type(None)), where, f"{at}.", default=None)
+
+
+def _validate_alias(params: list[Any], i: int, where: str, at: str) -> None:
+    """Check that parameter i may be the very tensor that it names."""
+    alias = params[i].get("alias")
+    keys = ("dtype", "shape")
+    inputs = [p["name"] for p in params if not p.get("output", False)]
+    same = [p["name"] for p in params if all(p[key] == params[i][key] for key in keys)]
+    fitting = [name for name in inputs if name in same] if params[i].get("output") else []
+    if alias is not None and alias not in fitting:
+        rule = f"null, or an input of the same dtype and shape: {fitting or 'there is none'}"
+        raise _wrong(where, f"{at}.alias", alias, rule)
 
 
 _WORDS: dict[type, str] = {

@@ -1,46 +1,48 @@
-"""Torch functions on 4-bit block-scaled tensors.
+"""Torch functions on 4-bit block-scaled tensors: quantise, dequantise, lay scales out.
 
 Each finds its kernel in a library loaded with `blockscale.load`, else builds it once and keeps it
 on disk (`blockscale.jit`).  Formats and rounding: `blockscale.tir.quantize`, `.dequantize`,
-`.linear`, `.scale_sweep`.
+`.swizzle`.  A call whose dtypes and options were seen before goes straight to its kernel, which
+checks its arguments itself; what it refuses is checked again here.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
 from math import prod
+from typing import Any
 
 import torch
 
-from blockscale import checks, jit
-from blockscale.function import Function
-from blockscale.specs import (
-    BLOCK_SIZE,
-    Dequantize,
-    Linear,
-    Quantize,
-    ScaleSweep,
-    Swizzle,
-    Unswizzle,
-)
+from blockscale import checks, dispatch, jit, torch_ops
+from blockscale.checks import SCALES, dtype_name, padded_shape
+from blockscale.specs import BLOCK_SIZE, Dequantize, Quantize, Swizzle, Unswizzle
+
+Tensor = torch.Tensor
 
 LAYOUTS = ("linear", "128x4")
 FORMATS = tuple(BLOCK_SIZE)
 ROUNDINGS = ("ceil", "floor")
 
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+_REFUSED = (
+    TypeError,
+    ValueError,
+    AttributeError,
+    IndexError,
+)  # what the full checks find better words for
+_BYTES = tuple(dict.fromkeys(dtype for pair in SCALES.values() for dtype in pair))
 
 
 def quantize(
-    x: torch.Tensor,
+    x: Tensor,
     fmt: str = "nvfp4",
-    global_scale: torch.Tensor | None = None,
+    global_scale: Tensor | None = None,
     scale_layout: str = "linear",
-    block_amax: torch.Tensor | None = None,
+    block_amax: Tensor | None = None,
     scale_rounding: str = "ceil",
-) -> tuple[torch.Tensor, torch.Tensor]:
+    *,
+    packed: Tensor | None = None,
+    block_scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Return ``(packed, block_scale)`` of ``x``.
 
     Args:
@@ -50,6 +52,8 @@ def quantize(
         scale_layout: "linear", or "128x4", the padded layout of tcgen05 (padding is zero).
         block_amax: [blocks] float32 in place of each block's own maximum, e.g. from a sweep.
         scale_rounding: mxfp4 only: "ceil", or "floor", the rule of the OCP specification.
+        packed, block_scale: outputs as below, or of another dtype with the same bytes; the latter
+            also flat in the 128x4 layout; None: allocated.
 
     Returns:
         packed: [..., K / 2] uint8, the even element in the low nibble.
@@ -60,47 +64,121 @@ def quantize(
         TypeError: an argument that is no tensor, or of another dtype.
         ValueError: an unknown option, shape, device or stride.
     """
+    if dispatch.traced(x):
+        made = torch_ops.operator("quantize")(
+            x, fmt, global_scale, scale_layout, block_amax, scale_rounding
+        )
+        return torch_ops.copied(packed, made[0]), torch_ops.copied(block_scale, made[1])
+    key = None
+    try:
+        cuda = x.is_cuda
+        key = ("quantize", x.dtype, cuda, fmt, scale_layout, scale_rounding, block_amax is None)
+        run = jit.recall(key)
+        if run is not None and not (x.requires_grad and torch.is_grad_enabled()):
+            codes, scale = _quantize_outputs(x, fmt, scale_layout, packed, block_scale)
+            tail = (global_scale, codes, scale, *dispatch.launch_flags(cuda, None))
+            if block_amax is None:
+                run(x, *tail)
+            else:
+                run(x, block_amax, *tail)
+            return codes, scale
+    except _REFUSED:
+        pass
+    spec = _quantize_spec(x, fmt, scale_layout, block_amax, scale_rounding)
+    codes, scale = _quantize_outputs(x, fmt, scale_layout, packed, block_scale)
+    _check_quantize(spec, x, global_scale, block_amax, codes, scale)
+    function = dispatch.kernel(spec, x.device)
+    function(*_as_rows(spec, x, global_scale, block_amax, codes, scale))
+    if key is not None:
+        jit.remember(key, dispatch.direct(function))
+    return codes, scale
+
+
+def _as_rows(
+    spec: Quantize,
+    x: Tensor,
+    global_scale: Tensor | None,
+    block_amax: Tensor | None,
+    packed: Tensor,
+    block_scale: Tensor,
+) -> tuple[Tensor | None, ...]:
+    """Return the arguments of the kernel, with the dimensions that it has."""
+    *lead, cols = x.shape
+    rows, blocks = prod(lead), cols // spec.block
+    shape = (rows, blocks) if spec.layout == "linear" else padded_shape(rows, blocks)
+    return (
+        x.view(rows, cols),
+        *(() if block_amax is None else (block_amax.view(rows * blocks),)),
+        None if global_scale is None else global_scale.reshape(1),
+        packed.view(rows, cols // 2),
+        block_scale.view(shape),
+    )
+
+
+def _quantize_spec(
+    x: Tensor, fmt: str, scale_layout: str, block_amax: Tensor | None, scale_rounding: str
+) -> Quantize:
     where = "quantize"
     checks.choice(where, "fmt", fmt, FORMATS)
     checks.choice(where, "scale_layout", scale_layout, LAYOUTS)
     checks.choice(where, "scale_rounding", scale_rounding, ROUNDINGS)
     checks.tensor(where, "x", x, checks.ACTIVATIONS)
-    *lead, cols = x.shape
-    checks.block_multiple(where, "x", cols, fmt)
-    g = checks.one_element(where, "global_scale", global_scale)
+    checks.block_multiple(where, "x", x.shape[-1], fmt)
     given = block_amax is not None
-    spec = Quantize(fmt, _dtype_name(x.dtype), scale_layout, given, scale_rounding)
-    blocks = cols // spec.block
-    rows = prod(lead)
-    packed = torch.empty((*lead, cols // 2), dtype=torch.uint8, device="cpu")
-    shape = (*lead, blocks) if scale_layout == "linear" else checks.padded_shape(rows, blocks)
-    scale = torch.empty(shape, dtype=torch.uint8, device="cpu")
-    arguments = [x.reshape(rows, cols)]
+    return Quantize(fmt, dtype_name(x.dtype), scale_layout, given, scale_rounding)
+
+
+def _quantize_outputs(
+    x: Tensor, fmt: str, scale_layout: str, packed: Tensor | None, block_scale: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    if packed is not None and block_scale is not None:
+        return packed, block_scale
+    *lead, cols = x.shape
+    if packed is None:
+        packed = torch.empty((*lead, cols // 2), dtype=torch.uint8, device=x.device)
+    if block_scale is None:
+        shape: tuple[int, ...] = (*lead, cols // BLOCK_SIZE[fmt])
+        if scale_layout != "linear":
+            shape = padded_shape(prod(lead), shape[-1])
+        block_scale = torch.empty(shape, dtype=SCALES[fmt][0], device=x.device)
+    return packed, block_scale
+
+
+def _check_quantize(
+    spec: Quantize,
+    x: Tensor,
+    global_scale: Tensor | None,
+    block_amax: Tensor | None,
+    packed: Tensor,
+    block_scale: Tensor,
+) -> None:
+    """Check all tensors but ``x``, outputs included."""
+    where, lead, blocks = "quantize", x.shape[:-1], x.shape[-1] // spec.block
+    checks.one_element(where, "global_scale", global_scale, "x", x)
     if block_amax is not None:
-        arguments.append(_checked_amax(where, block_amax, rows * blocks))
-    flat = scale.reshape(rows, blocks) if scale_layout == "linear" else scale
-    jit.function(spec)(*arguments, g, packed.reshape(rows, cols // 2), flat)
-    return packed, scale.view(checks.SCALES[fmt][0])
-
-
-def _checked_amax(where: str, block_amax: torch.Tensor, blocks: int) -> torch.Tensor:
-    checks.tensor(where, "block_amax", block_amax, (torch.float32,), dims=0)
-    if block_amax.numel() != blocks:
-        raise ValueError(
-            f"{where}: block_amax has {block_amax.numel()} elements, but x has {blocks} blocks; "
-            "pass one maximum per block"
-        )
-    return block_amax.reshape(blocks)
+        checks.tensor(where, "block_amax", block_amax, (torch.float32,), dims=0)
+        checks.same_device(where, "block_amax", block_amax, "x", x)
+        if block_amax.numel() != prod(lead) * blocks:
+            raise ValueError(
+                f"{where}: block_amax has {block_amax.numel()} elements, but x has "
+                f"{prod(lead) * blocks} blocks; pass one maximum per block"
+            )
+    checks.like(where, "packed", packed, checks.PACKED, "x", x, (*lead, x.shape[-1] // 2))
+    padded = padded_shape(prod(lead), blocks)
+    shapes = [(*lead, blocks)] if spec.layout == "linear" else [padded, (prod(padded),)]
+    checks.like(where, "block_scale", block_scale, SCALES[spec.fmt], "x", x, *shapes)
 
 
 def dequantize(
-    packed: torch.Tensor,
-    block_scale: torch.Tensor,
+    packed: Tensor,
+    block_scale: Tensor,
     fmt: str = "nvfp4",
-    global_scale: torch.Tensor | None = None,
+    global_scale: Tensor | None = None,
     scale_layout: str = "linear",
     dtype: torch.dtype = torch.bfloat16,
-) -> torch.Tensor:
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
     """Return ``code * (block_scale * global_scale)`` [..., K], rounded once to ``dtype``.
 
     Args:
@@ -110,227 +188,213 @@ def dequantize(
         global_scale: [1] float32; None: 1.
         scale_layout: "linear" or "128x4".
         dtype: bfloat16, float16 or float32.
+        out: output, [..., K] of ``dtype``; None: allocated.
 
     Raises:
         TypeError: an argument that is no tensor, or of another dtype.
         ValueError: an unknown option, shape, device or stride.
     """
+    if dispatch.traced(packed):
+        made = torch_ops.operator("dequantize")(
+            packed, block_scale, fmt, global_scale, scale_layout, dtype
+        )
+        return torch_ops.copied(out, made)
+    key = None
+    try:
+        cuda = packed.is_cuda
+        key = ("dequantize", packed.dtype, block_scale.dtype, cuda, fmt, scale_layout, dtype)
+        run = jit.recall(key)
+        if run is not None:
+            y = _dequantize_output(packed, dtype) if out is None else out
+            run(packed, block_scale, global_scale, y, *dispatch.launch_flags(cuda, None))
+            return y
+    except _REFUSED:
+        pass
+    spec, scale = _check_dequantize(packed, block_scale, fmt, global_scale, scale_layout, dtype)
+    y = _dequantize_output(packed, dtype) if out is None else out
+    *lead, half = packed.shape
+    checks.like("dequantize", "out", y, (dtype,), "packed", packed, (*lead, 2 * half))
+    rows = prod(lead)
+    g = None if global_scale is None else global_scale.reshape(1)
+    function = dispatch.kernel(spec, packed.device)
+    function(packed.view(torch.uint8).view(rows, half), scale, g, y.view(rows, 2 * half))
+    if key is not None:
+        jit.remember(key, dispatch.direct(function))
+    return y
+
+
+def _check_dequantize(
+    packed: Tensor,
+    block_scale: Tensor,
+    fmt: str,
+    global_scale: Tensor | None,
+    scale_layout: str,
+    dtype: torch.dtype,
+) -> tuple[Dequantize, Tensor]:
+    """Return the spec, and the scales as bytes [rows, blocks] or padded."""
     where = "dequantize"
     checks.choice(where, "fmt", fmt, FORMATS)
     checks.choice(where, "scale_layout", scale_layout, LAYOUTS)
     if dtype not in checks.ACTIVATIONS:
-        allowed = ", ".join(_dtype_name(known) for known in checks.ACTIVATIONS)
+        allowed = ", ".join(dtype_name(known) for known in checks.ACTIVATIONS)
         raise TypeError(f"{where}: dtype={dtype} cannot be produced; choose one of {allowed}")
-    codes = checks.tensor(where, "packed", packed, checks.PACKED).view(torch.uint8)
-    *lead, half = codes.shape
-    cols = 2 * half
-    checks.block_multiple(where, "packed", cols, fmt)
-    g = checks.one_element(where, "global_scale", global_scale)
-    spec = Dequantize(fmt, _dtype_name(dtype), scale_layout)
-    scale = checks.scales(where, block_scale, lead, cols // spec.block, fmt, scale_layout)
-    rows = prod(lead)
-    out = torch.empty((*lead, cols), dtype=dtype, device="cpu")
-    jit.function(spec)(codes.reshape(rows, half), scale, g, out.reshape(rows, cols))
-    return out
+    *lead, half = checks.tensor(where, "packed", packed, checks.PACKED).shape
+    checks.block_multiple(where, "packed", 2 * half, fmt)
+    checks.one_element(where, "global_scale", global_scale, "packed", packed)
+    blocks = 2 * half // BLOCK_SIZE[fmt]
+    scale = checks.scales(where, block_scale, lead, blocks, fmt, scale_layout)
+    checks.same_device(where, "block_scale", scale, "packed", packed)
+    return Dequantize(fmt, dtype_name(dtype), scale_layout), scale
 
 
-_BYTES = tuple(dict.fromkeys(dtype for pair in checks.SCALES.values() for dtype in pair))
+def _dequantize_output(packed: Tensor, dtype: torch.dtype) -> Tensor:
+    *lead, half = packed.shape
+    return torch.empty((*lead, 2 * half), dtype=dtype, device=packed.device)
 
 
-def swizzle_scales(block_scale: torch.Tensor) -> torch.Tensor:
+def swizzle_scales(block_scale: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return scales in the 128x4 layout [ceil_to(rows, 128), ceil_to(cols, 4)], padding zero.
 
     Args:
         block_scale: [..., cols], one byte each (uint8, float8_e4m3fn, float8_e8m0fnu); leading
             dimensions are flattened to rows.  The dtype is kept.
+        out: output, of any of these dtypes; None: allocated.
 
     Raises:
         TypeError: another dtype.
         ValueError: shape, device or stride.
     """
+    if dispatch.traced(block_scale):
+        return torch_ops.copied(out, torch_ops.operator("swizzle_scales")(block_scale))
+    key = None
+    try:
+        cuda = block_scale.is_cuda
+        key = ("swizzle_scales", cuda, block_scale.dim() > 1)
+        run = jit.recall(key)
+        if run is not None:
+            made = _swizzled(block_scale) if out is None else out
+            run(block_scale, made, *dispatch.launch_flags(cuda, None))
+            return made
+    except _REFUSED:
+        pass
     where = "swizzle_scales"
-    scale = checks.tensor(where, "block_scale", block_scale, _BYTES, dims=2).view(torch.uint8)
+    scale = checks.tensor(where, "block_scale", block_scale, _BYTES, dims=2)
     *lead, cols = scale.shape
     rows = prod(lead)
-    out = torch.empty(checks.padded_shape(rows, cols), dtype=torch.uint8, device="cpu")
-    jit.function(Swizzle())(scale.reshape(rows, cols), out)
-    return out.view(block_scale.dtype)
+    padded = padded_shape(rows, cols)
+    made = _swizzled(scale) if out is None else out
+    checks.like(where, "out", made, _BYTES, "block_scale", scale, padded, (prod(padded),))
+    function = dispatch.kernel(Swizzle(), scale.device)
+    as_bytes = scale.view(torch.uint8).view(rows, cols)
+    function(as_bytes, made.view(torch.uint8).view(padded))
+    if key is not None:
+        jit.remember(key, dispatch.direct(function))
+    return made
 
 
-def unswizzle_scales(swizzled: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
+def _swizzled(block_scale: Tensor) -> Tensor:
+    *lead, cols = block_scale.shape
+    shape = padded_shape(prod(lead), cols)
+    return torch.empty(shape, dtype=block_scale.dtype, device=block_scale.device)
+
+
+def unswizzle_scales(
+    swizzled: Tensor, rows: int, cols: int, *, out: Tensor | None = None
+) -> Tensor:
     """Return scales [rows, cols] from the 128x4 layout; the dtype is kept.
 
     Args:
         swizzled: [ceil_to(rows, 128), ceil_to(cols, 4)], or the same bytes flat.
         rows: rows without padding.
         cols: columns without padding.
+        out: output [rows, cols], of any dtype that scales have; None: allocated.
 
     Raises:
         TypeError: another dtype.
         ValueError: sizes that do not fit, device or stride.
     """
+    if dispatch.traced(swizzled):
+        return torch_ops.copied(out, torch_ops.operator("unswizzle_scales")(swizzled, rows, cols))
     where = "unswizzle_scales"
-    scale = checks.tensor(where, "swizzled", swizzled, _BYTES).view(torch.uint8)
+    made = _unswizzled(swizzled, rows, cols, out)
+    scale = swizzled.view(torch.uint8).view(padded_shape(rows, cols))
+    checks.like(where, "out", made, _BYTES, "swizzled", swizzled, (rows, cols))
+    dispatch.kernel(Unswizzle(), swizzled.device)(scale, made.view(torch.uint8).view(rows, cols))
+    return made
+
+
+def _unswizzled(swizzled: Tensor, rows: int, cols: int, out: Tensor | None = None) -> Tensor:
+    """Return where the scales go, after the checks of the sizes."""
+    where = "unswizzle_scales"
+    checks.tensor(where, "swizzled", swizzled, _BYTES)
     for name, size in (("rows", rows), ("cols", cols)):
-        if not isinstance(size, int) or size < 0:
+        if not isinstance(size, (int, torch.SymInt)) or size < 0:
             raise ValueError(f"{where}: {name}={size!r} is not a size; pass the unpadded {name}")
-    padded = checks.padded_shape(rows, cols)
+    padded = padded_shape(rows, cols)
     if list(swizzled.shape) not in (list(padded), [padded[0] * padded[1]]):
         raise ValueError(
             f"{where}: the scales have shape {list(swizzled.shape)}, but rows={rows} and "
             f"cols={cols} need {list(padded)}; pass the sizes that were swizzled"
         )
-    out = torch.empty((rows, cols), dtype=torch.uint8, device="cpu")
-    jit.function(Unswizzle())(scale.reshape(padded), out)
-    return out.view(swizzled.dtype)
+    if out is not None:
+        return out
+    return torch.empty((rows, cols), dtype=swizzled.dtype, device=swizzled.device)
 
 
-def fp8_scale_candidates(device: str | torch.device = "cpu") -> torch.Tensor:
-    """Return the candidate scales [126] float32: positive finite E4M3 values / 448, ascending."""
-    values = torch.arange(1, 127, dtype=torch.uint8, device="cpu").view(torch.float8_e4m3fn).float()
-    return (values / 448.0).to(device)
-
-
-def nvfp4_fp8_scale_sweep(
-    x: torch.Tensor,
-    global_amax: torch.Tensor,
-    block_size: int = 16,
-    candidates: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return for each block the amax (float32 [n_blocks]) whose scale has the least squared error.
-
-    Pass it to `quantize` as ``block_amax``, with ``global_scale = global_amax / (448 * 6)``.
-
-    Args:
-        x: any shape, float32, bfloat16 or float16, contiguous; blocks are consecutive elements.
-        global_amax: one element, any float dtype.
-        block_size: elements per block; the number of elements must be a multiple of it.
-        candidates: [count] float32, tried in order, the first best wins; None:
-            `fp8_scale_candidates`.
-
-    Raises:
-        TypeError: an argument that is no tensor, or of another dtype.
-        ValueError: block_size, shape, device or stride.
-    """
-    where = "nvfp4_fp8_scale_sweep"
-    checks.tensor(where, "x", x, checks.ACTIVATIONS, dims=0)
-    if not isinstance(block_size, int) or block_size < 1:
-        raise ValueError(
-            f"{where}: block_size={block_size!r} is not a positive integer; NVFP4 uses 16"
-        )
-    block_size = int(block_size)
-    if x.numel() % block_size:
-        raise ValueError(
-            f"{where}: x has {x.numel()} elements, which is not divisible by "
-            f"block_size={block_size}; pad the rows, or choose another block_size"
-        )
-    floats = (*checks.ACTIVATIONS, torch.float64)
-    amax = checks.tensor(where, "global_amax", global_amax, floats, dims=0)
-    g = checks.one_element(where, "global_amax", amax.detach().to(torch.float32))
-    if candidates is None:
-        candidates = fp8_scale_candidates()
-    checks.tensor(where, "candidates", candidates, (torch.float32,), dims=0)
-    if candidates.dim() != 1 or not candidates.numel():
-        raise ValueError(
-            f"{where}: candidates has shape {list(candidates.shape)}, but must be a vector of at "
-            "least one scale; see fp8_scale_candidates()"
-        )
-    blocks = x.numel() // block_size
-    best = torch.empty(blocks, dtype=torch.float32, device="cpu")
-    kernel = jit.function(ScaleSweep(_dtype_name(x.dtype), block_size))
-    kernel(x.reshape(blocks, block_size), g, candidates, best)
-    return best
-
-
-def linear(
-    x: torch.Tensor,
-    packed: torch.Tensor,
-    block_scale: torch.Tensor,
+def _quantize_op(
+    x: Tensor,
     fmt: str = "nvfp4",
-    global_scale: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return ``x @ w.T + bias`` [..., N] in the dtype of x, w the dequantised weight [N, K].
-
-    The sum is accumulated in float32; global scale and bias are applied to it before the one
-    rounding.
-
-    Args:
-        x: [..., K] float32, bfloat16 or float16.
-        packed: [N, K / 2] uint8 or float4_e2m1fn_x2.
-        block_scale: [N, K / block], linear layout.
-        fmt: "nvfp4" or "mxfp4".
-        global_scale: [1] float32; None: 1.
-        bias: [N] float32, bfloat16 or float16; None: 0.
-
-    Raises:
-        TypeError: an argument that is no tensor, or of another dtype.
-        ValueError: an unknown format, shape, device or stride.
-    """
-    known = _known_linear(x, packed, block_scale, fmt, global_scale, bias)
-    if known is not None:
-        with suppress(TypeError, ValueError):  # the full checks below say it in our words
-            return known(x, packed, block_scale, global_scale, bias)
-    where = "linear"
-    checks.choice(where, "fmt", fmt, FORMATS)
-    checks.tensor(where, "x", x, checks.ACTIVATIONS)
-    codes = checks.tensor(where, "packed", packed, checks.PACKED, dims=2).view(torch.uint8)
-    if codes.dim() != 2:
-        raise ValueError(
-            f"{where}: packed has shape {list(packed.shape)}, but a weight has 2 dimensions, "
-            "[N, K / 2]"
-        )
-    n, k = codes.shape[0], 2 * codes.shape[1]
-    if x.shape[-1] != k:
-        raise ValueError(
-            f"{where}: x has {x.shape[-1]} columns, but packed of shape {list(packed.shape)} holds "
-            f"rows of {k}; pass activations with {k} features"
-        )
-    checks.block_multiple(where, "packed", k, fmt)
-    scale = checks.scales(where, block_scale, [n], k // BLOCK_SIZE[fmt], fmt, "linear")
-    g = checks.one_element(where, "global_scale", global_scale)
-    if bias is not None:
-        checks.tensor(where, "bias", bias, checks.ACTIVATIONS)
-        if list(bias.shape) != [n]:
-            raise ValueError(
-                f"{where}: bias has shape {list(bias.shape)}, but must have [{n}], "
-                "one per row of packed"
-            )
-        bias = bias.float()
-    out = torch.empty((*x.shape[:-1], n), dtype=x.dtype, device="cpu")
-    kernel = jit.function(Linear(n, k, fmt, _dtype_name(x.dtype)))
-    kernel(x.reshape(-1, k), codes, scale, g, bias, out.reshape(-1, n))
-    jit.remember(_linear_key(x, packed, block_scale, fmt), kernel)
-    return out
+    global_scale: Tensor | None = None,
+    scale_layout: str = "linear",
+    block_amax: Tensor | None = None,
+    scale_rounding: str = "ceil",
+) -> tuple[Tensor, Tensor]:
+    return quantize(x, fmt, global_scale, scale_layout, block_amax, scale_rounding)
 
 
-def _linear_key(
-    x: torch.Tensor, packed: torch.Tensor, block_scale: torch.Tensor, fmt: str
-) -> tuple[object, ...]:
-    scale = block_scale
-    return fmt, x.dtype, packed.shape, packed.dtype, scale.shape, scale.dtype
-
-
-def _known_linear(
-    x: torch.Tensor,
-    packed: torch.Tensor,
-    block_scale: torch.Tensor,
+def _fake_quantize(
+    x: Tensor,
     fmt: str,
-    global_scale: torch.Tensor | None,
-    bias: torch.Tensor | None,
-) -> Function | None:
-    """Return the kernel if such a weight was checked before and the arguments are as it takes them.
+    global_scale: Tensor | None,
+    scale_layout: str,
+    block_amax: Tensor | None,
+    scale_rounding: str,
+) -> tuple[Tensor, Tensor]:
+    spec = _quantize_spec(x, fmt, scale_layout, block_amax, scale_rounding)
+    packed, scale = _quantize_outputs(x, fmt, scale_layout, None, None)
+    _check_quantize(spec, x, global_scale, block_amax, packed, scale)
+    return packed, scale
 
-    The kernel checks its arguments itself; this spares a call of a few microseconds the rest.
-    """
-    try:
-        known = jit.recall(_linear_key(x, packed, block_scale, fmt))
-        fits = (
-            known is not None
-            and x.dim() == 2
-            and (global_scale is None or global_scale.dim() == 1)
-            and (bias is None or bias.dtype == torch.float32)
-        )
-    except (AttributeError, TypeError):  # not tensors: the full checks name the argument
-        return None
-    return known if fits else None
+
+def _dequantize_op(
+    packed: Tensor,
+    block_scale: Tensor,
+    fmt: str = "nvfp4",
+    global_scale: Tensor | None = None,
+    scale_layout: str = "linear",
+    dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    return dequantize(packed, block_scale, fmt, global_scale, scale_layout, dtype)
+
+
+def _fake_dequantize(packed: Tensor, *given: Any) -> Tensor:
+    _check_dequantize(packed, *given)
+    return _dequantize_output(packed, given[-1])
+
+
+def _swizzle_op(block_scale: Tensor) -> Tensor:
+    return swizzle_scales(block_scale)
+
+
+def _fake_swizzle(block_scale: Tensor) -> Tensor:
+    return _swizzled(checks.tensor("swizzle_scales", "block_scale", block_scale, _BYTES, dims=2))
+
+
+def _unswizzle_op(swizzled: Tensor, rows: int, cols: int) -> Tensor:
+    return unswizzle_scales(swizzled, rows, cols)
+
+
+torch_ops.define("quantize", _quantize_op, _fake_quantize)
+torch_ops.define("dequantize", _dequantize_op, _fake_dequantize)
+torch_ops.define("swizzle_scales", _swizzle_op, _fake_swizzle)
+torch_ops.define("unswizzle_scales", _unswizzle_op, _unswizzled)

@@ -21,6 +21,7 @@ from blockscale import host, manifest
 from blockscale.arguments import Param
 from blockscale.errors import LibraryError
 from blockscale.function import Function, Overloads
+from blockscale.function_cuda import CudaFunction
 
 __all__ = ["Function", "Library", "LibraryError", "Overloads", "Param", "load"]
 
@@ -38,6 +39,7 @@ class Library:
 
     Attributes:
         path: the file, as it was when loaded.
+        kind: "cpu" or "cuda": where its kernels run.
         manifest: what the file says about itself.
         functions: every kernel, by name.
     """
@@ -45,8 +47,10 @@ class Library:
     def __init__(self, path: Path, contents: manifest.Manifest, module: Any) -> None:
         self.path = path
         self.manifest = contents
+        self.kind: str = contents["target"]["kind"]
+        function = CudaFunction if self.kind == "cuda" else Function
         self.functions = {
-            name: Function(name, entry, _symbol(module, name, path))
+            name: function(name, entry, _symbol(module, name, path))
             for name, entry in contents["functions"].items()
         }
 
@@ -110,9 +114,10 @@ def load_count() -> int:
     return len(_in_use)
 
 
-def loaded_function(name: str) -> Function | None:
-    """Return the function called ``name`` of the library loaded last that has it."""
-    return next((lib.functions[name] for lib in _in_use if name in lib.functions), None)
+def loaded_function(name: str, kind: str = "cpu") -> Function | None:
+    """Return the function called ``name`` of the library for ``kind`` loaded last that has it."""
+    libraries = (lib for lib in _in_use if lib.kind == kind and name in lib.functions)
+    return next((lib.functions[name] for lib in libraries), None)
 
 
 def open_library(
@@ -233,10 +238,10 @@ def check_machine(
             "installed, and only the last part of the version may differ; install that version or "
             "build the library again"
         )
-    if target["kind"] != "cpu":
+    if target["kind"] not in ("cpu", "cuda"):
         raise LibraryError(
-            f"{where}: is for target {target['kind']!r}, but this version runs 'cpu' libraries; "
-            "build the library for the CPU or upgrade blockscale"
+            f"{where}: is for target {target['kind']!r}, but this version runs 'cpu' and 'cuda' "
+            "libraries; build the library for one of these or upgrade blockscale"
         )
     present = host.features() if cpu_features is None else frozenset(cpu_features)
     missing = [feature for feature in target["features"] if feature not in present]

@@ -8,116 +8,47 @@ tvm nor torch, so that the process that only *calls* kernels can name and check 
 
 from __future__ import annotations
 
-import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar
 
-BLOCK_SIZE: dict[str, int] = {"nvfp4": 16, "mxfp4": 32}
-"""Elements that share one block scale, by format."""
+from blockscale.spec_base import (
+    BLOCK_SIZE,
+    DTYPE_PATTERN,
+    DTYPE_SUFFIX,
+    FMT_PATTERN,
+    NAME_EXAMPLES,
+    SCALE_STORAGE,
+    SPECS,
+    SUFFIX_DTYPE,
+    Layout,
+    Param,
+    Rounding,
+    Spec,
+    check_choice,
+    check_positive,
+    register,
+)
+from blockscale.specs_fused import ActQuantize, NormQuantize, register_fused
 
-SCALE_STORAGE: dict[str, str] = {"nvfp4": "e4m3", "mxfp4": "e8m0"}
-"""Number format of the block scale bytes, by format."""
-
-DTYPE_SUFFIX: dict[str, str] = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
-"""Activation dtypes that kernels read and write, and how a function's name spells them."""
-
-_SUFFIX_DTYPE = {suffix: dtype for dtype, suffix in DTYPE_SUFFIX.items()}
-
-Layout = Literal["linear", "128x4"]
-Rounding = Literal["ceil", "floor"]
-
-
-@dataclass(frozen=True)
-class Param:
-    """One parameter of an exported function.
-
-    ``shape`` holds integers, symbols (``"rows"``), or expressions of symbols (``"cols // 16"``,
-    ``"ceil_to(rows, 128)"``).  ``default`` is the constant that stands for ``None`` (None:
-    required).  ``storage`` says what the bytes of a uint8 parameter encode.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int | str, ...]
-    output: bool = False
-    default: float | None = None
-    storage: str | None = None
-
-
-def _check_choice(where: str, name: str, value: object, allowed: object) -> None:
-    choices = list(allowed)  # type: ignore[call-overload]
-    if value not in choices:
-        raise ValueError(f"{where}: {name}={value!r} is not one of {choices}; choose one of them")
-
-
-def _check_positive(where: str, name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(
-            f"{where}: {name}={value!r} is not a positive integer; pass the matrix size"
-        )
-
-
-class Spec(ABC):
-    """Base of all specs; subclasses are frozen dataclasses of plain values."""
-
-    op: ClassVar[str]
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Exported symbol, for example ``linear_nvfp4_n384_k384_bf16``."""
-
-    @property
-    def base_name(self) -> str:
-        """The name without its activation dtype: the overload set that it belongs to."""
-        return re.sub(r"_(f32|bf16|f16)$", "", self.name)
-
-    @abstractmethod
-    def params(self) -> tuple[Param, ...]:
-        """Parameters in the order of the exported function: inputs, then outputs."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object from which `from_json` makes an equal spec."""
-        return {"op": self.op, **asdict(self)}  # type: ignore[call-overload]
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Spec:
-        """Return the spec that `to_json` described; ValueError names a field that does not fit."""
-        _check_choice("Spec", "op", data.get("op"), SPECS)
-        cls = SPECS[data["op"]]
-        values = {key: value for key, value in data.items() if key != "op"}
-        known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
-        if not set(values) <= known:
-            unknown = sorted(set(values) - known)
-            raise ValueError(f"{cls.__name__}: unknown fields {unknown}; known are {sorted(known)}")
-        return cls(**values)
-
-    @staticmethod
-    def parse(name: str) -> Spec:
-        """Return the spec whose `name` is ``name``; ValueError lists the name patterns."""
-        for parser in _PARSERS:
-            spec = parser(name)
-            if spec is not None and spec.name == name:
-                return spec
-        raise ValueError(f"'{name}' names no kernel; names look like {', '.join(NAME_EXAMPLES)}")
-
-    @staticmethod
-    def parse_all(name: str) -> list[Spec]:
-        """Return the spec called ``name``, or, for a base name, one spec per activation dtype."""
-        try:
-            return [Spec.parse(name)]
-        except ValueError:
-            overloads = []
-            for suffix in _SUFFIX_DTYPE:
-                try:
-                    overloads.append(Spec.parse(f"{name}_{suffix}"))
-                except ValueError:
-                    continue
-            if overloads:
-                return overloads
-            raise
+__all__ = [
+    "BLOCK_SIZE",
+    "DTYPE_SUFFIX",
+    "NAME_EXAMPLES",
+    "SCALE_STORAGE",
+    "SPECS",
+    "ActQuantize",
+    "Dequantize",
+    "Layout",
+    "Linear",
+    "NormQuantize",
+    "Param",
+    "Quantize",
+    "Rounding",
+    "ScaleSweep",
+    "Spec",
+    "Swizzle",
+    "Unswizzle",
+]
 
 
 def _scale_shape(layout: str, block: int) -> tuple[int | str, ...]:
@@ -144,10 +75,10 @@ class Linear(Spec):
     op: ClassVar[str] = "linear"
 
     def __post_init__(self) -> None:
-        _check_choice("Linear", "fmt", self.fmt, BLOCK_SIZE)
-        _check_choice("Linear", "dtype", self.dtype, DTYPE_SUFFIX)
-        _check_positive("Linear", "n", self.n)
-        _check_positive("Linear", "k", self.k)
+        check_choice("Linear", "fmt", self.fmt, BLOCK_SIZE)
+        check_choice("Linear", "dtype", self.dtype, DTYPE_SUFFIX)
+        check_positive("Linear", "n", self.n)
+        check_positive("Linear", "k", self.k)
         if self.k % self.block:
             up = -(-self.k // self.block) * self.block
             raise ValueError(
@@ -194,10 +125,10 @@ class Quantize(Spec):
     op: ClassVar[str] = "quantize"
 
     def __post_init__(self) -> None:
-        _check_choice("Quantize", "fmt", self.fmt, BLOCK_SIZE)
-        _check_choice("Quantize", "dtype", self.dtype, DTYPE_SUFFIX)
-        _check_choice("Quantize", "layout", self.layout, ("linear", "128x4"))
-        _check_choice("Quantize", "rounding", self.rounding, ("ceil", "floor"))
+        check_choice("Quantize", "fmt", self.fmt, BLOCK_SIZE)
+        check_choice("Quantize", "dtype", self.dtype, DTYPE_SUFFIX)
+        check_choice("Quantize", "layout", self.layout, ("linear", "128x4"))
+        check_choice("Quantize", "rounding", self.rounding, ("ceil", "floor"))
         if self.fmt == "nvfp4" and self.rounding != "ceil":
             raise ValueError(
                 f"Quantize: rounding={self.rounding!r} has no meaning for nvfp4, whose E4M3 scales "
@@ -244,9 +175,9 @@ class Dequantize(Spec):
     op: ClassVar[str] = "dequantize"
 
     def __post_init__(self) -> None:
-        _check_choice("Dequantize", "fmt", self.fmt, BLOCK_SIZE)
-        _check_choice("Dequantize", "dtype", self.dtype, DTYPE_SUFFIX)
-        _check_choice("Dequantize", "layout", self.layout, ("linear", "128x4"))
+        check_choice("Dequantize", "fmt", self.fmt, BLOCK_SIZE)
+        check_choice("Dequantize", "dtype", self.dtype, DTYPE_SUFFIX)
+        check_choice("Dequantize", "layout", self.layout, ("linear", "128x4"))
 
     @property
     def block(self) -> int:
@@ -323,8 +254,8 @@ class ScaleSweep(Spec):
     op: ClassVar[str] = "scale_sweep"
 
     def __post_init__(self) -> None:
-        _check_choice("ScaleSweep", "dtype", self.dtype, DTYPE_SUFFIX)
-        _check_positive("ScaleSweep", "block_size", self.block_size)
+        check_choice("ScaleSweep", "dtype", self.dtype, DTYPE_SUFFIX)
+        check_positive("ScaleSweep", "block_size", self.block_size)
 
     @property
     def name(self) -> str:
@@ -341,60 +272,38 @@ class ScaleSweep(Spec):
         )
 
 
-SPECS: dict[str, type[Spec]] = {
-    cls.op: cls for cls in (Linear, Quantize, Dequantize, Swizzle, Unswizzle, ScaleSweep)
-}
-"""Every op, by name."""
-
-NAME_EXAMPLES = (
-    "linear_nvfp4_n384_k1536_bf16",
-    "quantize_nvfp4_128x4_amax_f32",
-    "quantize_mxfp4_floor_bf16",
-    "dequantize_mxfp4_bf16",
-    "swizzle_128x4",
-    "unswizzle_128x4",
-    "scale_sweep_b16_bf16",
+register(
+    Linear,
+    ("linear_nvfp4_n384_k1536_bf16",),
+    rf"linear_{FMT_PATTERN}_n(?P<n>\d+)_k(?P<k>\d+){DTYPE_PATTERN}",
+    lambda fmt, n, k, dtype: Linear(int(n), int(k), fmt, SUFFIX_DTYPE[dtype]),
 )
-"""One name of each kind, for help texts and errors."""
-
-
-def _matcher(pattern: str, make: Callable[..., Spec]) -> Callable[[str], Spec | None]:
-    regex = re.compile(pattern)
-
-    def parse(name: str) -> Spec | None:
-        found = regex.fullmatch(name)
-        return make(**found.groupdict()) if found else None
-
-    return parse
-
-
-_FMT = "(?P<fmt>nvfp4|mxfp4)"
-_DTYPE = "_(?P<dtype>f32|bf16|f16)"
-_PARSERS = (
-    _matcher(
-        rf"linear_{_FMT}_n(?P<n>\d+)_k(?P<k>\d+){_DTYPE}",
-        lambda fmt, n, k, dtype: Linear(int(n), int(k), fmt, _SUFFIX_DTYPE[dtype]),
-    ),
-    _matcher(
-        rf"quantize_{_FMT}(?P<layout>_128x4)?(?P<amax>_amax)?(?P<floor>_floor)?{_DTYPE}",
-        lambda fmt, layout, amax, floor, dtype: Quantize(
-            fmt,
-            _SUFFIX_DTYPE[dtype],
-            "128x4" if layout else "linear",
-            bool(amax),
-            "floor" if floor else "ceil",
-        ),
-    ),
-    _matcher(
-        rf"dequantize_{_FMT}(?P<layout>_128x4)?{_DTYPE}",
-        lambda fmt, layout, dtype: Dequantize(
-            fmt, _SUFFIX_DTYPE[dtype], "128x4" if layout else "linear"
-        ),
-    ),
-    _matcher("swizzle_128x4", Swizzle),
-    _matcher("unswizzle_128x4", Unswizzle),
-    _matcher(
-        rf"scale_sweep_b(?P<block_size>\d+){_DTYPE}",
-        lambda block_size, dtype: ScaleSweep(_SUFFIX_DTYPE[dtype], int(block_size)),
+register(
+    Quantize,
+    ("quantize_nvfp4_128x4_amax_f32", "quantize_mxfp4_floor_bf16"),
+    rf"quantize_{FMT_PATTERN}(?P<layout>_128x4)?(?P<amax>_amax)?(?P<floor>_floor)?{DTYPE_PATTERN}",
+    lambda fmt, layout, amax, floor, dtype: Quantize(
+        fmt,
+        SUFFIX_DTYPE[dtype],
+        "128x4" if layout else "linear",
+        bool(amax),
+        "floor" if floor else "ceil",
     ),
 )
+register(
+    Dequantize,
+    ("dequantize_mxfp4_bf16",),
+    rf"dequantize_{FMT_PATTERN}(?P<layout>_128x4)?{DTYPE_PATTERN}",
+    lambda fmt, layout, dtype: Dequantize(
+        fmt, SUFFIX_DTYPE[dtype], "128x4" if layout else "linear"
+    ),
+)
+register(Swizzle, ("swizzle_128x4",), "swizzle_128x4", Swizzle)
+register(Unswizzle, ("unswizzle_128x4",), "unswizzle_128x4", Unswizzle)
+register(
+    ScaleSweep,
+    ("scale_sweep_b16_bf16",),
+    rf"scale_sweep_b(?P<block_size>\d+){DTYPE_PATTERN}",
+    lambda block_size, dtype: ScaleSweep(SUFFIX_DTYPE[dtype], int(block_size)),
+)
+register_fused()

@@ -20,8 +20,10 @@ from typing import Any
 
 from blockscale import host
 from blockscale.specs import Spec
+from blockscale.targets import is_gpu, kind
 from blockscale.tuning.commit import commit
-from blockscale.tuning.pool import Pool
+from blockscale.tuning.pipeline import Pipeline
+from blockscale.tuning.pool import Pool, Worker
 from blockscale.tuning.progress import Display, Silent
 from blockscale.tuning.session import Limits, Session
 from blockscale.tuning.store import Lock, Store, Workload, folder_of
@@ -30,7 +32,11 @@ from blockscale.tuning.task import Task
 __all__ = ["Interrupted", "TuneResult", "commit", "tune"]
 
 EXPORTER = "blockscale.tuning.exporter:export_openmp"
+GPU_EXPORTER = "blockscale.tuning.exporter:export_cuda"
 """``module:function (module, target, out)`` that a worker calls to build a candidate."""
+
+_MEASUREMENTS = 5000
+"""After so many the measuring process is replaced: candidates stay loaded in it."""
 
 
 @dataclass
@@ -69,22 +75,25 @@ def tune(
     level: str | None = None,
     seconds: float | None = 60.0,
     trials: int | None = None,
+    trials_each: int | None = None,
     work_dir: Path | str,
     seed_logs: Sequence[Path | str] = (),
     seed: int = 0,
     progress: bool | Callable[[dict[str, Any]], None] = True,
     workers: int | None = None,
     timeouts: tuple[float, float] = (30.0, 10.0),
-    exporter: str = EXPORTER,
+    exporter: str | None = None,
 ) -> TuneResult:
     """Tune for at most ``seconds`` and ``trials``, whichever ends first; return what was found.
 
     Args:
         workloads: what to tune; a spec (or its name, or the name of an overload set) stands for all
             of its workloads.
-        level: vector level to tune for; this machine's when None.  The machine must have it.
+        level: CPU vector level, or GPU architecture ("sm_90a"), to tune for; this machine's CPU
+            when None.  The machine must have it.
         seconds: time for everything, builds included; None for no limit.
         trials: number of new measurements over all workloads; None for no limit.
+        trials_each: most trials of one workload, those of earlier sessions in ``work_dir`` counted.
         work_dir: where every trial is kept.  A second call with it goes on where the first ended,
             even when that was killed.
         seed_logs: folders of logs whose best schedules are tried first.
@@ -93,28 +102,40 @@ def tune(
             called with each line of the history.
         workers: builds at a time; one per core when None.  Measurements run one at a time.
         timeouts: seconds that a candidate may build and run; then it is killed and has failed.
-        exporter: how candidates are built, see `EXPORTER`.
+        exporter: how candidates are built, see `EXPORTER`; by the level when None.
 
     Raises:
         ValueError: an unknown name, a level that this machine lacks, a damaged log or work folder.
-        RuntimeError: another process is tuning in ``work_dir``.
+        RuntimeError: another process is tuning in ``work_dir``, or the machine has no such GPU.
         Interrupted: Ctrl-C.
     """
     level = _checked_level(level)
-    limits = _limits(seconds, trials, timeouts)
-    chosen = _resolve(workloads)
+    limits = _limits(seconds, trials, trials_each, timeouts)
+    chosen = _resolve(workloads, level)
+    exporter = exporter or (GPU_EXPORTER if is_gpu(level) else EXPORTER)
     work_dir, width = Path(work_dir), workers or os.cpu_count() or 1
     display = Display(limits.left()) if progress is True else Silent()
     report = _reporter(display, progress)
     with ExitStack() as stack:
         stack.enter_context(Lock(work_dir, "tuning"))
         folder = stack.enter_context(_session_folder(work_dir))
-        pool = stack.enter_context(Pool(width, work_dir / "workers.log"))
-        stack.callback(display.stop)
+        log = work_dir / "workers.log"
         tasks: list[Task] = []
-        session = Session(tasks, limits, exporter, folder, report, display.say)
+        flow = Pipeline if is_gpu(level) else Session
+        session = flow(tasks, limits, exporter, folder, report, display.say)
+        machine: dict[str, Any] | None = None
+        if isinstance(session, Pipeline):
+            session.measurer = stack.enter_context(Worker(log, "torch", _MEASUREMENTS))
+        pool = stack.enter_context(Pool(width, log))
+        stack.callback(display.stop)
         try:
-            _open_tasks(tasks, chosen, level, seed, work_dir, seed_logs, folder, display.say)
+            if isinstance(session, Pipeline):
+                machine = session.describe(level)
+            opener = _Opener(level, seed, work_dir, seed_logs, folder, display.say, machine)
+            if isinstance(session, Pipeline):
+                session.unopened, session.opener = iter(chosen), opener.open
+            else:
+                tasks += map(opener.open, chosen)
             display.start(tasks)
             session.run(pool, width)
         except KeyboardInterrupt:
@@ -122,11 +143,17 @@ def tune(
     return _result(session)
 
 
-def _limits(seconds: float | None, trials: int | None, timeouts: tuple[float, float]) -> Limits:
+def _limits(
+    seconds: float | None,
+    trials: int | None,
+    each: int | None,
+    timeouts: tuple[float, float],
+) -> Limits:
     if seconds is None and trials is None:
         raise ValueError("tune: seconds and trials are both None, so it would never end; set one")
     limit = math.inf if seconds is None else seconds
-    return Limits(time.monotonic() + limit, trials, *timeouts)
+    each_limit = math.inf if each is None else each
+    return Limits(time.monotonic() + limit, trials, *timeouts, each_limit)
 
 
 @contextmanager
@@ -168,6 +195,8 @@ def _checked_level(level: str | None) -> str:
     own = host.level()
     if level is None:
         return own
+    if kind(level) == "cuda":  # the measuring process asks the driver
+        return level
     missing = set(host.required_features(level)) - set(host.features())
     if missing:
         raise ValueError(
@@ -177,7 +206,7 @@ def _checked_level(level: str | None) -> str:
     return level
 
 
-def _resolve(items: Iterable[Workload | Spec | str]) -> list[Workload]:
+def _resolve(items: Iterable[Workload | Spec | str], level: str) -> list[Workload]:
     """Return the workloads that ``items`` stand for, each once, in order."""
     found: dict[str, Workload] = {}
     for item in items:
@@ -186,7 +215,7 @@ def _resolve(items: Iterable[Workload | Spec | str]) -> list[Workload]:
             if isinstance(spec, Spec):
                 from blockscale.catalog import workloads
 
-                found.update((w.tag, w) for w in workloads(spec))
+                found.update((w.tag, w) for w in workloads(spec, level))
             else:
                 found[spec.tag] = spec
     if not found:
@@ -194,24 +223,28 @@ def _resolve(items: Iterable[Workload | Spec | str]) -> list[Workload]:
     return list(found.values())
 
 
-def _open_tasks(
-    tasks: list[Task],
-    workloads: Sequence[Workload],
-    level: str,
-    seed: int,
-    work_dir: Path,
-    seed_logs: Sequence[Path | str],
-    folder: Path,
-    say: Callable[[str], None],
-) -> None:
-    from blockscale import logs
+@dataclass
+class _Opener:
+    """Makes tasks of workloads; the stores of a folder are opened once."""
 
-    stores: dict[str, Store] = {}
-    dirs = [Path(d) for d in seed_logs]
-    for workload in workloads:
-        if workload.op not in stores:
-            stores[workload.op] = Store(folder_of(work_dir, workload.op, level), say)
-        hits = [logs.find(workload, level, [d]) for d in dirs]
-        task = Task(workload, level, [(h.trace, h.source) for h in hits if h], folder)
-        task.open(stores[workload.op], seed)
-        tasks.append(task)
+    level: str
+    seed: int
+    work_dir: Path
+    seed_logs: Sequence[Path | str]
+    folder: Path
+    say: Callable[[str], None]
+    machine: dict[str, Any] | None
+    _stores: dict[str, Store] = field(default_factory=dict)
+
+    def open(self, workload: Workload) -> Task:
+        """Return the task, with what earlier sessions and logs know of it."""
+        from blockscale import logs
+
+        if workload.op not in self._stores:
+            folder = folder_of(self.work_dir, workload.op, self.level)
+            self._stores[workload.op] = Store(folder, self.say, self.machine)
+        hits = [logs.find(workload, self.level, [d]) for d in self.seed_logs]
+        seeds = [(hit.trace, hit.source) for hit in hits if hit]
+        task = Task(workload, self.level, seeds, self.folder)
+        task.open(self._stores[workload.op], self.seed)
+        return task

@@ -19,13 +19,25 @@ import blockscale
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the tests of the ops run their kernels on a GPU."""
+    parser.addoption("--device", choices=["cpu", "cuda"], default="cpu", help="where kernels run")
+    parser.addoption("--library", action="append", default=[], help="kernel library to load first")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Set what child processes inherit, before any test module is imported."""
     os.environ["BLOCKSCALE_CACHE"] = str(ROOT / ".cache" / "blockscale-test")
     package = Path(blockscale.__file__).resolve().parent
     if package.parent == ROOT:  # MetaSchedule's workers must import this checkout, not another one
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    for library in config.getoption("--library"):
+        blockscale.load(library)
+    if config.getoption("--device") != "cpu":
+        import kernels
+
+        kernels.device = config.getoption("--device")
 
 
 def pytest_report_header() -> list[str]:

@@ -12,7 +12,7 @@ import torch
 from helpers import DTYPES, packed_tensor, random_matrix, random_weight, same, same_bytes, tensor
 from helpers import widen as wide
 
-from blockscale import catalog, host
+from blockscale import catalog, catalog_cpu, host, jit
 from blockscale.lowering import compile_cpu
 
 LEVELS = tuple(host.LEVEL_FEATURES)
@@ -20,8 +20,14 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 4e-3, "float16": 2e-3}  # see test_lin
 GUARD = 64
 
 
+device = "cpu"
+"""Where kernels run: ``pytest --device cuda`` repeats the tests of the ops on this machine's GPU."""
+
+
 def needs(level):
     """Skip the test where the machine lacks what ``level`` needs, and say what."""
+    if device == "cuda" and level != host.level():
+        pytest.skip("CPU levels make no difference to a GPU")
     missing = sorted(set(host.required_features(level)) - host.features())
     if missing:
         pytest.skip(f"this CPU lacks {', '.join(missing)}, which level {level} needs")
@@ -29,8 +35,34 @@ def needs(level):
 
 def compiled(spec, level, traces=None):
     """Return the exported function of ``spec`` with these traces (None: default schedules)."""
+    if device == "cuda":
+        return on_gpu(jit.function(spec, "cuda"))
     mod = catalog.exported(spec, level, traces or {})
     return compile_cpu(mod, catalog.target(level))[spec.name]
+
+
+def on_gpu(function):
+    """Return ``function`` for CPU tensors: they go to the GPU, between bytes of 0xFF, and back."""
+
+    def call(*values):
+        there = {}
+        for value in values:
+            if isinstance(value, torch.Tensor) and value.data_ptr() not in there:
+                size = value.numel() * value.element_size()
+                memory = torch.full((size + 2 * GPU_GUARD,), 0xFF, dtype=torch.uint8, device="cuda")
+                view = memory[GPU_GUARD : GPU_GUARD + size].view(value.dtype).view(value.shape)
+                there[value.data_ptr()] = memory, view.copy_(value)
+        function(*(there[v.data_ptr()][1] if isinstance(v, torch.Tensor) else v for v in values))
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                memory, view = there[value.data_ptr()]
+                assert (memory[:GPU_GUARD] == 0xFF).all() and (memory[-GPU_GUARD:] == 0xFF).all()
+                value.copy_(view)
+
+    return call
+
+
+GPU_GUARD = 256
 
 
 def place(like):
@@ -137,7 +169,7 @@ def check_sweep(kernel, spec, blocks):
 def linear_rows():
     """Return row counts at and beside every bucket's limit and every whole tile of rows."""
     edges = {0, 1, 2, 3, 5, 130}
-    for bucket in catalog.LINEAR_BUCKETS:
+    for bucket in catalog_cpu.LINEAR_BUCKETS:
         for edge in (bucket.tile, 2 * bucket.tile, bucket.limit or 0):
             edges |= {max(edge - 1, 0), edge, edge + 1}
     return sorted(edges)
@@ -152,7 +184,7 @@ def check(kernel, spec, rows=None):
     if spec.op == "linear":
         for count in linear_rows() if rows is None else [rows]:
             check_linear(kernel, spec, count)
-        for bucket in catalog.LINEAR_BUCKETS if rows is None else []:
+        for bucket in catalog_cpu.LINEAR_BUCKETS if rows is None else []:
             check_weights(kernel, spec, bucket.rows)
     elif spec.op == "scale_sweep":
         for count in (1, 15, 16, 17, 130):

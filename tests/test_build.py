@@ -21,7 +21,7 @@ from blockscale.tuning import records
 from blockscale.tuning.store import Store, folder_of, target_of
 
 LINEAR = Linear(16, 32, dtype="bfloat16")
-TUNED = workloads(LINEAR)[0]
+TUNED = workloads(LINEAR, "plain")[0]
 
 
 @pytest.fixture(scope="module")

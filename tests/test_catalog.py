@@ -6,7 +6,7 @@ import pytest
 from kernels import LEVELS
 from tvm.s_tir import Schedule
 
-from blockscale import catalog
+from blockscale import catalog, catalog_cpu
 from blockscale.catalog import Workload
 from blockscale.specs import Dequantize, Linear, Quantize, ScaleSweep, Spec, Swizzle, Unswizzle
 
@@ -17,7 +17,7 @@ each_spec = pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 @each_spec
 def test_workloads(spec):
     """Smallest first, named after the spec, each with its own function of the spec's parameters."""
-    found = catalog.workloads(spec)
+    found = catalog.workloads(spec, "plain")
     rows = [workload.rows for workload in found]
     assert rows == sorted(set(rows))
     for workload in found:
@@ -36,7 +36,7 @@ def test_workloads(spec):
 @each_spec
 def test_buckets_cover_every_size(spec):
     """Limits rise and the last bucket has none; each is tuned inside of its own range."""
-    buckets = catalog._buckets(spec)
+    buckets = catalog_cpu.buckets(spec)
     *limits, last = [bucket.limit for bucket in buckets]
     assert last is None
     assert limits == sorted(set(limits))
@@ -51,7 +51,7 @@ def test_exported_function(spec):
     [(name, func)] = catalog.exported(spec, "plain", {}).functions.items()
     assert name.name_hint == spec.name
     assert str(func.attrs["global_symbol"]) == spec.name
-    limits = [str(b.limit) for b in catalog._buckets(spec) if b.limit is not None]
+    limits = [str(b.limit) for b in catalog_cpu.buckets(spec) if b.limit is not None]
     tests = re.findall(r"if [^\n]* <= (?:T\.int64\()?(\d+)\)?:", func.script())
     assert sorted(set(tests) & set(limits), key=int) == limits
 
@@ -102,5 +102,5 @@ def test_bad_input():
         def params(self):
             return ()
 
-    with pytest.raises(TypeError, match=r"Unknown has no TensorIR; add its op to catalog\.py"):
-        Workload(Unknown(), catalog.COPY_BUCKETS[0].rows).mod("plain")
+    with pytest.raises(TypeError, match=r"Unknown has no TensorIR; add its op to catalog_cpu\.py"):
+        Workload(Unknown(), catalog_cpu.COPY_BUCKETS[0].rows).mod("plain")

@@ -240,3 +240,22 @@ def test_ctrl_c_exits_130_and_keeps_the_trials(tmp_path):
     assert report["interrupted"] is True
     assert report["trials"] == path.read_bytes().count(b"\n")
     assert "Traceback" not in err
+
+
+def test_a_gpu_is_named_by_its_architecture(monkeypatch, capsys):
+    seen = []
+
+    def tune(wanted, **options):
+        seen.append((wanted, options["level"], options["trials_each"]))
+        return TuneResult()
+
+    monkeypatch.setattr("blockscale.tune.tune", tune)
+    options = ("tune", NAME, "--target", "sm_90a")
+    assert call(monkeypatch, capsys, *options, "--trials-each", "7")[0] == 0
+    assert seen == [([specs.Spec.parse(NAME)], "sm_90a", 7)]
+    code, _, err = call(monkeypatch, capsys, *options, "--level", "avx2")
+    assert (code, len(seen)) == (2, 1)
+    assert "--level avx2 is for a CPU and --target sm_90a for a GPU; give one of them" in err
+    code, _, err = call(monkeypatch, capsys, "tune", NAME, "--target", "hopper")
+    assert (code, len(seen)) == (2, 1)
+    assert "'hopper' is no architecture of a GPU; write for example sm_90a" in err

@@ -31,8 +31,7 @@ def plain_parallel(spec, level):
     """The op's own loops, the outermost one of every block in parallel."""
     from tvm.s_tir import Schedule
 
-    rows = catalog.workloads(spec)[-1].rows
-    sch = Schedule(catalog.symbolic(spec, rows, level))
+    sch = Schedule(catalog.workloads(spec, level)[-1].symbolic(level))
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         sch.parallel(sch.get_loops(block)[0])
     return sch.mod

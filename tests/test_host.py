@@ -68,7 +68,7 @@ def test_levels_of_the_same_vector_width():
 
 
 def test_every_level_has_a_target():
-    from blockscale.catalog import TARGETS
+    from blockscale.catalog_cpu import TARGETS
 
     assert list(TARGETS) == list(host.LEVEL_FEATURES)
 

@@ -17,7 +17,7 @@ from tvm.s_tir import TensorIntrin
 
 from blockscale import catalog
 from blockscale.tir import intrin
-from blockscale.tir.intrin import x86_panels, x86_rows
+from blockscale.tir.intrin import x86_fused, x86_panels, x86_rows
 
 WIDE = ("avx512", "avx2", "plain")
 DTYPES = {"float32": np.float32, "int32": np.int32, "uint16": np.uint16, "uint8": np.uint8}
@@ -45,6 +45,7 @@ SUMS = [
     *((level, x86_rows.lane_sum, (level,)) for level in WIDE),
     *((level, x86_rows.dot_row, (level, block)) for level in WIDE for block in (16, 32)),
     ("avx512bf16", x86_panels.dot_bf16, ()),
+    *((level, x86_fused.square_sum, (block,)) for level in WIDE for block in (16, 32)),
 ]
 
 

@@ -180,7 +180,7 @@ def test_newer_format_is_refused_on_load(tmp_path):
     ("path", "value", "sentence"),
     [
         ("target.features", ["fpu", "avx9000"], r"needs the CPU features avx9000, .*level"),
-        ("target.kind", "cuda", "is for target 'cuda', but"),
+        ("target.kind", "metal", "is for target 'metal', but"),
         ("abi.tvm_ffi", "0.9.1", r"built with apache-tvm-ffi 0\.9\.1, but .* is installed"),
         ("abi.blockscale", 9, "uses calling convention 9, but"),
         ("functions.extra", None, "the manifest lists extra, but the code has no such function"),

@@ -16,6 +16,7 @@ from test_scale_sweep import judge
 from blockscale import catalog, host, logs
 from blockscale.logs import committed as committed_logs
 from blockscale.specs import Spec
+from blockscale.targets import is_gpu, log_folder
 
 FOLDERS = sorted(path.parent for path in committed_logs().glob("*/*/meta.json"))
 
@@ -41,13 +42,13 @@ def test_entry_hits(level, entry):
     workload = catalog.Workload(Spec.from_json(entry["spec"]), entry["rows"])
     hit = logs.find(workload, level, [committed_logs()])
     assert hit is not None
-    assert Path(hit.source.partition(":")[0]).parent.name == f"cpu-{level}"
+    assert Path(hit.source.partition(":")[0]).parent.name == log_folder(level)
     assert 0 < hit.us < 1e6
 
 
 def test_float32_logs_serve_every_cpu_of_the_width():
     """A CPU with AVX-512 and without VDPBF16PS runs the same float32 functions."""
-    workload = catalog.workloads(Spec.parse("linear_nvfp4_n384_k384_f32"))[0]
+    workload = catalog.workloads(Spec.parse("linear_nvfp4_n384_k384_f32"), "avx512")[0]
     assert logs.find(workload, "avx512", [committed_logs()]) is not None
     assert logs.find(workload, "avx2", [committed_logs()]) is None
     assert set(host.same_width("avx512")) == {"avx512", "avx512bf16"}
@@ -55,15 +56,21 @@ def test_float32_logs_serve_every_cpu_of_the_width():
 
 def test_changed_ir_misses():
     """Another shape is another workload: the look-up does not answer with a neighbour's trace."""
-    workload = catalog.workloads(Spec.parse("linear_nvfp4_n384_k400_f32"))[0]
+    workload = catalog.workloads(Spec.parse("linear_nvfp4_n384_k400_f32"), "avx512")[0]
     assert logs.find(workload, "avx512bf16", [committed_logs()]) is None
 
 
 def kernels():
-    """Yield every spec with a committed log, with the level of the log."""
+    """Yield every spec with a committed log of a CPU, with the level of the log.
+
+    What a GPU runs is compared in the tests of the kernels; that its traces replay, in the last
+    test here.
+    """
     found = {}
     for folder in FOLDERS:
         meta = json.loads((folder / "meta.json").read_text())
+        if is_gpu(meta["level"]):
+            continue
         for entry in meta["workloads"].values():
             spec = Spec.from_json(entry["spec"])
             found[meta["level"], spec.name] = pytest.param(
@@ -88,7 +95,7 @@ def check_sweep(kernel, spec):
 def test_committed_traces_compute_the_right_numbers(level, spec):
     """What `blockscale build` exports, on both sides of every bucket's limit."""
     needs(level)
-    hits = {w.tag: logs.find(w, level, [committed_logs()]) for w in catalog.workloads(spec)}
+    hits = {w.tag: logs.find(w, level, [committed_logs()]) for w in catalog.workloads(spec, level)}
     traces = {tag: hit.trace for tag, hit in hits.items() if hit is not None}
     assert traces
     kernel = compiled(spec, level, traces)

@@ -33,3 +33,10 @@ def fix_shape(func: PrimFunc, param: str, shape: tuple[int, ...]) -> PrimFunc:
     var = func.params[names.index(param)]
     static = tirx.decl_buffer([i64(size) for size in shape], var.dtype, name=param)
     return func.specialize({var: static})
+
+
+def keep_params(func: PrimFunc, names: list[str]) -> PrimFunc:
+    """Return ``func`` with only the parameters called ``names``; it must not use the others."""
+    kept = [var for var in func.params if var.name in names]
+    assert [var.name for var in kept] == names
+    return PrimFunc(kept, func.body, func.ret_type, func.attrs)

@@ -8,8 +8,10 @@ With g the global amax and c_k the candidates, in float32 and in ascending k:
     best_amax = fl(g * c_best)
 
 This is ModelOpt's fused sweep (nvfp4_fp8_scale_sweep): 126 candidates, the positive E4M3 values /
-448.  Blocks are computed in tiles of ``TILE``, one block a lane; a partial tile repeats the last
-block.
+448.  On CPUs (`scale_sweep`) blocks are computed in tiles of ``TILE``, one block a lane; a partial
+tile repeats the last block.  On GPUs (`scale_sweep_threads`) a thread has a block.  In both a step
+of the loss is d = fma(-q, s, |w|), L = fma(d, d, L): LLVM contracts the CPU's products and sums,
+the GPU's form names the fma.
 """
 
 from __future__ import annotations
@@ -99,7 +101,167 @@ def scale_sweep(spec: ScaleSweep, blocks: int | None = None) -> PrimFunc:
                 vt, vi = T.axis.remap("SS", [t, i])
                 best_amax[last_repeated(vt * tile + vi, blocks)] = best[vt, vi] * global_amax[0]
 
+    return _static(main, spec, blocks)
+
+
+def _static(main: PrimFunc, spec: ScaleSweep, blocks: int | None) -> PrimFunc:
+    """Return ``main`` for ``blocks`` blocks and the default number of candidates, if given."""
     if blocks is None:
         return main
     static = fix_shape(main, "x", (blocks, spec.block_size))
     return fix_shape(static, "candidates", (CANDIDATES,))
+
+
+COLUMNS = 136
+"""Columns of the table of scales: candidates, a group of 8 beyond each, and a flag in the last."""
+
+REGISTER_BLOCK = 32
+"""Largest block that a thread of a GPU loads as a whole (block "load"); others stay in L1."""
+
+SMALLEST_G, LARGEST_G = 2.0**-40, 2.0**62
+"""Where all scales of the default candidates, and their reciprocals, are normal numbers."""
+
+
+def fused(a: PrimExpr, b: PrimExpr, c: PrimExpr) -> PrimExpr:
+    """``a * b + c`` rounded once, in CUDA C++ as in C."""
+    return tirx.call_pure_extern("float32", "fmaf", a, b, c)
+
+
+def error_of(value: PrimExpr, quotient: PrimExpr, scale: PrimExpr) -> PrimExpr:
+    """Rounding error of ``|value|`` at ``scale``, with ``quotient`` of the two."""
+    return fused(-formats.e2m1_round(quotient), scale, magnitude(value))
+
+
+def magnitude(value: PrimExpr) -> PrimExpr:
+    """``|value|`` in float32."""
+    return tirx.abs(widen(value))
+
+
+def candidate_scale(candidate: PrimExpr, g: PrimExpr) -> PrimExpr:
+    """Scale s of a candidate."""
+    return nonzero(candidate * g / tirx.const(6.0, "float32"))
+
+
+def is_other(k: PrimExpr, candidate: PrimExpr, count: PrimExpr, g: PrimExpr) -> PrimExpr:
+    """0 if candidate ``k`` of ``count`` has the default's bits and g is in range, else 1."""
+    code = tirx.Cast("int32", k) + tirx.const(1, "int32")
+    default = formats.e4m3_decode(code) / tirx.const(448.0, "float32")
+    same = formats.bits_of(candidate) == formats.bits_of(default)
+    in_range = tirx.all(
+        g >= tirx.const(SMALLEST_G, "float32"), g <= tirx.const(LARGEST_G, "float32")
+    )
+    default_here = tirx.all(count == i64(CANDIDATES), in_range, same)
+    return tirx.Select(default_here, tirx.const(0, "int32"), tirx.const(1, "int32"))
+
+
+def table_entry(
+    row: PrimExpr, k: PrimExpr, candidate: PrimExpr, count: PrimExpr, g: PrimExpr, others: PrimExpr
+) -> PrimExpr:
+    """Row 0: scales; row 1: their reciprocals.
+
+    NaN beyond ``count``, which never wins; then 1 and 0.  Last scale: 1 if there are no ``others``.
+    """
+    nan, zero, one = (tirx.const(value, "float32") for value in (float("nan"), 0.0, 1.0))
+    scale = tirx.Select(k < count, candidate_scale(candidate, g), nan)
+    flagged = tirx.all(k == i64(COLUMNS - 1), others > tirx.const(0, "int32"))
+    own = tirx.Select(k < i64(CANDIDATES), scale, tirx.Select(flagged, zero, one))
+    rest = tirx.Select(k < i64(CANDIDATES), one / scale, zero)
+    return tirx.Select(row == i64(0), own, rest)
+
+
+def scale_sweep_threads(spec: ScaleSweep, blocks: int | None = None) -> PrimFunc:
+    """Kernel of `scale_sweep`'s signature for GPUs: block "pick" is the work of a thread.
+
+    "pick" has the first 126 candidates, whose scales are in a table, and "more" all others.  The
+    table's flag tells an implementation of "pick" that these are the default candidates and that g
+    is in a range where bounds on the loss hold.
+    """
+    size, columns, first = i64(spec.block_size), i64(COLUMNS), i64(CANDIDATES)
+    held = spec.block_size <= REGISTER_BLOCK
+
+    @T.prim_func(s_tir=True)
+    def main(
+        x_handle: T.handle,
+        global_amax: T.Buffer((i64(1),), "float32"),
+        candidates_handle: T.handle,
+        best_handle: T.handle,
+    ):
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        blocks, count = T.int64(), T.int64()
+        x = T.match_buffer(x_handle, (blocks, size), spec.dtype)
+        candidates = T.match_buffer(candidates_handle, (count,), "float32")
+        best_amax = T.match_buffer(best_handle, (blocks,), "float32")
+        others = T.sblock_alloc_buffer((i64(1),), "int32")
+        table = T.sblock_alloc_buffer((i64(2), columns), "float32")
+        raw = T.meta_var(T.sblock_alloc_buffer((blocks, size), spec.dtype) if held else x)
+        index = T.sblock_alloc_buffer((blocks,), "int32")
+        least = T.sblock_alloc_buffer((blocks,), "float32")
+        trial = T.sblock_alloc_buffer((blocks, i64(2)), "float32")
+        winner = T.sblock_alloc_buffer((blocks,), "int32")
+        smallest = T.sblock_alloc_buffer((blocks,), "float32")
+        more_trial = T.sblock_alloc_buffer((blocks, i64(3)), "float32")
+        for k in T.grid(first):
+            with T.sblock("others"):
+                vk = T.axis.reduce(first, k)
+                with T.init():
+                    others[0] = T.int32(0)
+                others[0] = others[0] + is_other(
+                    vk, candidates[last_repeated(vk, count)], count, global_amax[0]
+                )
+        for j, k in T.grid(i64(2), columns):
+            with T.sblock("scale"):
+                vj, vk = T.axis.remap("SS", [j, k])
+                candidate = T.meta_var(candidates[last_repeated(vk, count)])
+                table[vj, vk] = table_entry(vj, vk, candidate, count, global_amax[0], others[0])
+        if held:
+            for b, e in T.grid(blocks, size):
+                with T.sblock("load"):
+                    vb, ve = T.axis.remap("SS", [b, e])
+                    raw[vb, ve] = x[vb, ve]
+        for b in T.grid(blocks):
+            with T.sblock("pick"):
+                vb = T.axis.spatial(blocks, b)
+                T.reads(raw[vb, 0:size], table[0:2, 0:columns])
+                T.writes(index[vb], least[vb], trial[vb, 0:2])
+                index[vb] = T.int32(0)
+                least[vb] = tirx.infinity("float32")
+                for k in T.serial(first):
+                    trial[vb, 0] = T.float32(0)
+                    for e in T.serial(size):
+                        trial[vb, 1] = magnitude(raw[vb, e]) / table[0, k]
+                        trial[vb, 1] = error_of(raw[vb, e], trial[vb, 1], table[0, k])
+                        trial[vb, 0] = fused(trial[vb, 1], trial[vb, 1], trial[vb, 0])
+                    index[vb] = T.Select(trial[vb, 0] < least[vb], T.Cast("int32", k), index[vb])
+                    least[vb] = T.Select(trial[vb, 0] < least[vb], trial[vb, 0], least[vb])
+        for b in T.grid(blocks):
+            with T.sblock("more"):
+                vb = T.axis.spatial(blocks, b)
+                T.reads(
+                    x[vb, 0:size], candidates[0:count], global_amax[0], index[vb], least[vb]
+                )
+                T.writes(winner[vb], smallest[vb], more_trial[vb, 0:3])
+                winner[vb] = index[vb]
+                smallest[vb] = least[vb]
+                for k in T.serial(tirx.Max(count - first, i64(0))):
+                    more_trial[vb, 0] = T.float32(0)
+                    more_trial[vb, 2] = candidate_scale(candidates[k + first], global_amax[0])
+                    for e in T.serial(size):
+                        more_trial[vb, 1] = magnitude(x[vb, e]) / more_trial[vb, 2]
+                        more_trial[vb, 1] = error_of(
+                            x[vb, e], more_trial[vb, 1], more_trial[vb, 2]
+                        )
+                        more_trial[vb, 0] = fused(
+                            more_trial[vb, 1], more_trial[vb, 1], more_trial[vb, 0]
+                        )
+                    winner[vb] = T.Select(
+                        more_trial[vb, 0] < smallest[vb], T.Cast("int32", k + first), winner[vb]
+                    )
+                    smallest[vb] = T.Select(
+                        more_trial[vb, 0] < smallest[vb], more_trial[vb, 0], smallest[vb]
+                    )
+        for b in T.grid(blocks):
+            with T.sblock("best_amax"):
+                vb = T.axis.spatial(blocks, b)
+                best_amax[vb] = candidates[T.Cast("int64", winner[vb])] * global_amax[0]
+
+    return _static(main, spec, blocks)

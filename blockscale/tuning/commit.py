@@ -19,7 +19,7 @@ from typing import Any
 from blockscale import host
 from blockscale.tuning import records
 from blockscale.tuning.records import Record
-from blockscale.tuning.store import Lock, folder_of, module_of, read_history
+from blockscale.tuning.store import Lock, folders, module_of, read_history
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -73,11 +73,11 @@ def commit(work_dir: Path | str, logs_dir: Path | str, top_k: int = 3) -> dict[s
     if not work_dir.is_dir():
         raise ValueError(f"commit: {work_dir} is not a folder; name the work folder of a tuning")
     with Lock(work_dir, "tuning"), _turn(logs_dir):
-        for source in sorted(p.parent for p in work_dir.glob(f"*/cpu-*/{records.META}")):
-            log = _Log.read(logs_dir / source.parent.name / source.name)
+        for source in folders(work_dir):
+            target = logs_dir / source.parent.name / source.name
+            log = _Log.read(target)
             changed, better = _merge(log, source, top_k)
             if changed:
-                target = folder_of(logs_dir, source.parent.name, source.name.removeprefix("cpu-"))
                 _replace(target, log)
                 improved.update(better)
     return improved
@@ -125,7 +125,7 @@ def _merge(log: _Log, source: Path, top_k: int) -> tuple[bool, dict[str, float]]
         if merged[0].us < before:
             better[tag] = merged[0].us
             lines = [line for line in history if line["workload"] == tag]
-            log.meta["workloads"][tag] = entry | _summary(merged[0], lines)
+            log.meta["workloads"][tag] = entry | _summary(merged[0], lines, work.meta)
         elif tag in log.meta["workloads"]:  # a broken record may have been the best
             log.meta["workloads"][tag]["best_us"] = round(merged[0].us, 3)
     log.meta["workloads"] = dict(sorted(log.meta["workloads"].items()))
@@ -145,11 +145,11 @@ def _best(mod: Any, found: list[Record], top_k: int) -> list[Record]:
     return list(islice(applying, top_k))
 
 
-def _summary(best: Record, history: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the entry of `meta.json` about where a workload's best time comes from."""
-    import tvm
-    import tvm_ffi
+def _summary(best: Record, history: list[dict[str, Any]], meta: dict[str, Any]) -> dict[str, Any]:
+    """Return the entry of `meta.json` about where a workload's best time comes from.
 
+    The machine is this one, unless the work folder, which travels, names the one that measured.
+    """
     defaults = [
         h["us"] for h in history if h["kind"] in ("default", "recheck") and h["us"] is not None
     ]
@@ -159,13 +159,26 @@ def _summary(best: Record, history: list[dict[str, Any]]) -> dict[str, Any]:
         "trials": len(history),
         "failed": sum(h["failed"] for h in history),
         "target": best.target,
+        **(meta.get("machine") or _this_machine()),
+        "date": max((h["date"][:10] for h in history if "date" in h), default=_today()),
+    }
+
+
+def _this_machine() -> dict[str, Any]:
+    import tvm
+    import tvm_ffi
+
+    return {
         "cpu": host.cpu_model(),
         "cores": os.cpu_count(),
         "tvm": tvm.__version__,
         "tvm_ffi": tvm_ffi.__version__,
         "llvm": tvm.target.codegen.llvm_version_major(),
-        "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def _today() -> str:
+    return time.strftime("%Y-%m-%d")
 
 
 def _replace(folder: Path, log: _Log) -> None:

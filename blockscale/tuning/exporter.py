@@ -5,14 +5,17 @@ Times measured on TVM's own thread pool would rank schedules for a runtime that 
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from tvm_ffi import libinfo
 
 from blockscale import export
+from blockscale.tuning.worker import PARAMS
 
 
 def export_openmp(module: Any, target: str, out: Path) -> None:
@@ -35,6 +38,29 @@ def export_openmp(module: Any, target: str, out: Path) -> None:
         )
     finally:
         kernel.unlink(missing_ok=True)
+
+
+def export_cuda(module: Any, target: str, out: Path) -> None:
+    """Compile ``module`` with nvcc and write the CUDA library ``out``; needs no GPU."""
+    from tvm.target import Target
+
+    from blockscale import __version__, manifest
+    from blockscale.export_cuda import write_cuda_library
+    from blockscale.lower.cuda import compile_cuda
+
+    arch = str(Target(target).attrs["arch"])
+    func = module["main"]
+    params = json.loads(str(func.attrs[PARAMS]))
+    contents = {
+        "format": manifest.FORMAT,
+        "blockscale": __version__,
+        "abi": {"tvm_ffi": version("apache-tvm-ffi"), "blockscale": manifest.BLOCKSCALE_ABI},
+        "target": {"kind": "cuda", "level": arch, "features": [], "archs": [arch]},
+        "built": {},
+        "functions": {"main": {"base": "main", "params": params}},
+    }
+    code = compile_cuda(func.without_attr(PARAMS), "main", arch)
+    write_cuda_library([code], contents, out)
 
 
 def _runtime(folder: Path) -> Path:

@@ -6,6 +6,7 @@ time), and its timeout is kept by the worker itself.  These workers stay; the tu
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import select
@@ -25,6 +26,7 @@ _MAX_JOBS = 200
 
 _TIMEOUT = "timeout"
 _START_TIMEOUT_S = 60.0
+_KILL_TIMEOUT_S = 10.0
 
 _SPIN_COUNT = "100000"
 """Rounds that an idle OpenMP thread of a measurement spins before it sleeps (GOMP_SPINCOUNT).
@@ -35,7 +37,7 @@ default that was gone.  Under a load of 4 the default once gave 16 ms for a kern
 
 _START = (
     "import sys; sys.path[:] = {path!r}; "
-    "from blockscale.tuning.worker import main; main({reading}, {writing}, {parent})"
+    "from blockscale.tuning.worker import main; main({reading}, {writing}, {parent}, {needs!r})"
 )
 
 
@@ -50,8 +52,13 @@ class Answer:
 class Worker:
     """One process; started by the first job, and again by the first job after it died."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, needs: str = "tvm", max_jobs: int = _MAX_JOBS) -> None:
+        """``log``: where its output goes; ``needs``: the module that it imports at its start."""
         self._log = log
+        self._needs = needs
+        self._max_jobs = max_jobs
+        self._timeout = math.inf
+        self._deadline = math.inf
         self._process: subprocess.Popen[bytes] | None = None
         self._jobs = 0
         self._ready = False
@@ -68,6 +75,7 @@ class Worker:
             reading=reading,
             writing=writing,
             parent=os.getpid(),
+            needs=self._needs,
         )
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -85,12 +93,33 @@ class Worker:
         self._jobs = 0
         self._ready = False
 
-    def send(self, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
-        """Hand over a job; ``function`` must be importable by name."""
-        if self._jobs >= _MAX_JOBS:
+    def __enter__(self) -> Worker:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def fileno(self) -> int:
+        """Return what to wait at for `poll`, after `send`."""
+        return self._pipes[0]
+
+    def send(
+        self,
+        function: Callable[..., Any],
+        arguments: Sequence[Any],
+        timeout: float = math.inf,
+    ) -> None:
+        """Hand over a job; ``function`` must be importable by name.
+
+        ``timeout`` is what `poll` allows the job, not counting the start of the process.
+        """
+        if self._jobs >= self._max_jobs:
             self.kill()
         self.start()
         self._jobs += 1
+        self._timeout = timeout
+        self._deadline = time.monotonic() + (timeout if self._ready else _START_TIMEOUT_S)
         data = pickle.dumps((function, tuple(arguments)))
         with suppress(BrokenPipeError):  # it died: receive() says so
             view = memoryview(struct.pack("<q", len(data)) + data)
@@ -116,6 +145,29 @@ class Worker:
                 return Answer(value if fine else None, None if fine else value)
             header = body
         return self._failed(header, timeout, until)
+
+    def poll(self) -> Answer | None:
+        """Return the answer, if it is there or its time is up; does not wait."""
+        now = time.monotonic()
+        if not select.select([self], [], [], 0)[0]:
+            if now < self._deadline:
+                return None
+            return self._failed(
+                _TIMEOUT, self._timeout if self._ready else _START_TIMEOUT_S, math.inf
+            )
+        if self._ready:
+            return self.receive(_START_TIMEOUT_S, math.inf)  # all of it follows at once
+        hello = self._read(8, now + _START_TIMEOUT_S)
+        if isinstance(hello, str):
+            return self._failed(hello, _START_TIMEOUT_S, math.inf)
+        self._ready = True
+        self._deadline = now + self._timeout
+        return None
+
+    @property
+    def deadline(self) -> float:
+        """When (monotonic clock) `poll` gives the job up."""
+        return self._deadline
 
     def _failed(self, why: str, timeout: float, until: float) -> Answer | None:
         self.kill()
@@ -154,7 +206,8 @@ class Worker:
             return
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):  # a driver may hold it until a kernel ends
+            self._process.wait(_KILL_TIMEOUT_S)
         for pipe in self._pipes:
             os.close(pipe)
         self._process = None
@@ -167,6 +220,11 @@ class Pool:
         self._workers = [Worker(log) for _ in range(workers)]
         for worker in self._workers:
             worker.start()
+
+    @property
+    def workers(self) -> list[Worker]:
+        """Every worker, for those who give each its own jobs."""
+        return self._workers
 
     def __enter__(self) -> Pool:
         return self

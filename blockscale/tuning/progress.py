@@ -8,6 +8,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
     from rich.table import Table
 
     from blockscale.tuning.task import Task
@@ -21,23 +23,15 @@ class Display:
     """Shows the state of the tasks, drawn between trials so as not to disturb a measurement."""
 
     def __init__(self, seconds: float) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        self._console = Console(file=sys.stderr)
+        self._console, self._live = _console()
         self._started = time.monotonic()
         self._seconds = seconds
         self._tasks: list[Task] = []
         self._recent: list[str] = []
         self._printed = 0.0
-        self._live = (
-            Live(console=self._console, auto_refresh=False, transient=False)
-            if self._console.is_terminal
-            else None
-        )
 
     def start(self, tasks: list[Task]) -> None:
-        """Show ``tasks``, of which none has been tried yet."""
+        """Show ``tasks``, of which none has been tried yet; some may be added later."""
         self._tasks = tasks
         self._recent = [task.tag for task in tasks]
         if self._live:
@@ -46,12 +40,14 @@ class Display:
 
     def say(self, text: str) -> None:
         """Print one sentence above the table."""
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        if self._console is None:
+            print(text, file=sys.stderr, flush=True)
+        else:
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def trial(self, task: Task, line: dict[str, Any]) -> None:
         """Show the result of one trial."""
-        self._recent.remove(task.tag)
-        self._recent.insert(0, task.tag)
+        self._recent = [task.tag, *(tag for tag in self._recent if tag != task.tag)]
         if self._live:
             self._live.update(self._table(), refresh=True)
             return
@@ -116,6 +112,18 @@ class Silent:
 
     def stop(self) -> None:
         """Do nothing."""
+
+
+def _console() -> tuple[Console | None, Live | None]:
+    """Return what to print with, and the live table on a terminal; plain print without rich."""
+    try:
+        from rich.console import Console
+        from rich.live import Live
+    except ModuleNotFoundError:  # a GPU machine need not have it
+        return None, None
+    console = Console(file=sys.stderr)
+    live = Live(console=console, auto_refresh=False, transient=False)
+    return console, live if console.is_terminal else None
 
 
 def _us(value: float | None) -> str:

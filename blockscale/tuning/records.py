@@ -62,6 +62,13 @@ def median_us(run_secs: tuple[float, ...] | list[float]) -> float:
     return statistics.median(run_secs) * 1e6
 
 
+def sentence(error: BaseException) -> str:
+    """Return what ``error`` says on one line, with its type."""
+    text = " ".join(str(error).split())
+    name = type(error).__name__
+    return (text if text.startswith(name) else f"{name}: {text}")[:300]
+
+
 def canonical(value: Any) -> Any:
     """Return ``value`` with index maps (JSON in a string) and booleans in one spelling."""
     if isinstance(value, bool):

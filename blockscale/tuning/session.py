@@ -23,13 +23,15 @@ _GRACE_S = 1.0
 class Limits:
     """When a session ends: at ``deadline`` (monotonic clock) or after ``trials`` measurements.
 
-    ``build_s`` and ``run_s`` end a candidate.
+    ``build_s`` and ``run_s`` end a candidate, ``each`` trials, with those of earlier sessions, a
+    workload.
     """
 
     deadline: float
     trials: int | None
     build_s: float
     run_s: float
+    each: float = math.inf
 
     def left(self) -> float:
         """Seconds until the deadline."""
@@ -93,11 +95,15 @@ class Session:
             if task.fresh and len(found) < min(count, width):
                 found += self._propose(task, count)
         while not found:
-            active = [task for task in self.tasks if not task.finished]
+            active = [task for task in self.tasks if self._open(task)]
             if not active:
                 return []
-            found = self._propose(max(active, key=_promise), count)
+            found = self._propose(max(active, key=promise), count)
         return found
+
+    def _open(self, task: Task) -> bool:
+        """Return whether ``task`` may have more trials."""
+        return not task.finished and task.trials < self._limits.each
 
     def _propose(self, task: Task, count: int) -> list[Candidate]:
         found = task.propose(count)
@@ -192,6 +198,6 @@ class Session:
         self._speak(task)
 
 
-def _promise(task: Task) -> float:
+def promise(task: Task) -> float:
     """Return what the next batch of ``task`` may gain, as a part of its time."""
     return task.gain + 1 / (1 + task.batches)

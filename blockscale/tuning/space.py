@@ -18,7 +18,7 @@ from tvm.ir import IRModule
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Trace
 
-from blockscale.tuning.records import canonical
+from blockscale.tuning.records import canonical, sentence
 
 Decision = int | tuple[int, ...]
 Point = tuple[int, tuple[Decision, ...]]
@@ -69,13 +69,6 @@ def replays(mod: IRModule, trace: list[Any]) -> bool:
     except Exception:
         return False
     return True
-
-
-def sentence(error: BaseException) -> str:
-    """Return what ``error`` says on one line, with its type."""
-    text = " ".join(str(error).split())
-    name = type(error).__name__
-    return (text if text.startswith(name) else f"{name}: {text}")[:300]
 
 
 def trace_json(trace: Trace) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What a tuner has on disk: ``work_dir/<op>/cpu-<level>/`` with a MetaSchedule database each.
+"""What a tuner has on disk: a folder per op and level, with a MetaSchedule database in it.
 
 Every finished trial is one appended line, so killing the tuner at any moment loses at most the
 trial that was running.  `meta.json` says which workload of the database is which of ours;
@@ -16,9 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from blockscale.targets import is_gpu, log_folder
 from blockscale.tuning import records
 
 HISTORY = "history.jsonl"
+
+_CPU = "cpu-"
 
 
 class Workload(Protocol):
@@ -66,7 +69,7 @@ def target_key(target: Any) -> str:
     Left out: the number of cores (the log serves any machine of the level), names and keys.
     """
     data = json.loads(target) if isinstance(target, str) else dict(target)
-    kept = {k: data[k] for k in ("kind", "mcpu", "mattr", "opt-level") if data.get(k)}
+    kept = {k: data[k] for k in ("kind", "arch", "mcpu", "mattr", "opt-level") if data.get(k)}
     if "mattr" in kept:
         kept["mattr"] = sorted(kept["mattr"])
     return json.dumps(kept, sort_keys=True)
@@ -80,8 +83,21 @@ def module_of(digest: str, text: str) -> Any:
 
 
 def folder_of(root: Path, op: str, level: str) -> Path:
-    """Return ``root/<op>/cpu-<level>``."""
-    return root / op / f"cpu-{level}"
+    """Return ``root/<op>/cpu-<level>``, or ``root/<op>/sm_90a`` for a GPU."""
+    return root / op / log_folder(level)
+
+
+def level_of(folder: Path) -> str | None:
+    """Return the level whose folder this is; None for a folder of something else."""
+    if folder.name.startswith(_CPU):
+        return folder.name.removeprefix(_CPU)
+    return folder.name if is_gpu(folder.name) else None
+
+
+def folders(root: Path) -> list[Path]:
+    """Return the folders in ``root`` that hold a `meta.json`, one per op and level."""
+    found = (path.parent for path in root.glob(f"*/*/{records.META}"))
+    return sorted(path for path in found if level_of(path) is not None)
 
 
 class Lock:
@@ -121,13 +137,20 @@ class Lock:
 class Store:
     """The records of one op at one level, in a tuner's work folder (which it has locked)."""
 
-    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        say: Callable[[str], None],
+        machine: dict[str, Any] | None = None,
+    ) -> None:
+        """Open ``folder``; ``machine`` is noted as the one that measures from now on."""
         from tvm.s_tir.meta_schedule.database import JSONDatabase
 
         from blockscale.tir.intrin import register_all
 
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
+        self._machine = machine
         records.repair_tail(folder, say)
         self._known = self._read()
         register_all()  # the database reads traces that name them
@@ -193,20 +216,22 @@ class Store:
         meta: dict[str, Any] = {"format": 1, "workloads": {}}
         if path.exists():
             meta = records.read_meta(self.folder)
+        before = json.dumps(meta)
         meta.update(op=workload.op, level=level)
+        if self._machine is not None:
+            meta["machine"] = self._machine
         entry = {"workload": digest, "spec": workload.spec.to_json(), "rows": workload.rows}
-        if meta["workloads"].get(workload.tag) != entry:
-            meta["workloads"][workload.tag] = entry
+        meta["workloads"][workload.tag] = entry
+        if json.dumps(meta) != before:
             records.write_atomically(path, json.dumps(meta, indent=1) + "\n")
 
     def append(
         self, entry: Any, trace: Any, run_secs: Sequence[float], target: Any, line: dict[str, Any]
     ) -> None:
         """Add one finished trial to the database and ``line`` to the history."""
-        from tvm.s_tir.meta_schedule.arg_info import ArgInfo
         from tvm.s_tir.meta_schedule.database import TuningRecord
 
-        arguments = ArgInfo.from_entry_func(entry.mod, False)
+        arguments = _argument_infos(entry.mod)
         times = list(run_secs) or [records.FAILED_S]
         self._database.commit_tuning_record(TuningRecord(trace, entry, times, target, arguments))
         self.note(line)
@@ -216,6 +241,18 @@ class Store:
         safe = {k: None if isinstance(v, float) and math.isinf(v) else v for k, v in line.items()}
         with (self.folder / HISTORY).open("a") as file:
             file.write(json.dumps(safe) + "\n")
+
+
+def _argument_infos(mod: Any) -> Any:
+    """Return what MetaSchedule notes of the arguments; None with numbers among them.
+
+    It knows tensors only, and nothing reads the note.
+    """
+    from tvm.s_tir.meta_schedule.arg_info import ArgInfo
+
+    if any(getattr(param, "shape", None) is None for param in mod["main"].params):
+        return None
+    return ArgInfo.from_entry_func(mod, False)
 
 
 def read_history(folder: Path) -> list[dict[str, Any]]:

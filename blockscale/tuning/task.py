@@ -6,15 +6,16 @@ import json
 import math
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from blockscale.targets import is_gpu
 from blockscale.tuning.model import Search
 from blockscale.tuning.records import Record, trace_key
 from blockscale.tuning.space import Point, Space, new_schedule, replay, trace_json
 from blockscale.tuning.store import Store, Workload, target_of
-from blockscale.tuning.worker import Argument, Timing
+from blockscale.tuning.worker import PARAMS, Argument, Timing
 
 _MAX_ILLEGAL = 64
 """Proposals in a row that TensorIR refuses before a workload is given up."""
@@ -39,6 +40,24 @@ class Candidate:
 
 
 @dataclass
+class Proposal:
+    """A schedule to be tried, not applied yet; see `Candidate` for the fields."""
+
+    task: Task
+    kind: str
+    trace: list[Any] | None
+    """As JSON; None stands for the default schedule."""
+    point: Point | None = None
+    record: bool = True
+    source: str = ""
+    """The log that it comes from."""
+
+    def apply(self) -> Candidate | None:
+        """Return the candidate; None when TensorIR refuses the trace, or it is known."""
+        return self.task.apply(self)
+
+
+@dataclass
 class Task:
     """The state of one workload in a tuning session."""
 
@@ -57,7 +76,11 @@ class Task:
     illegal: int = 0
     """Points that TensorIR refused to schedule; they are not trials."""
     finished: bool = False
-    """Nothing more is measured: the space is exhausted, or the default schedule failed."""
+    """Nothing more is proposed: the space is exhausted, or the default schedule failed."""
+    given_up: bool = False
+    """The default schedule failed: there is nothing to compare a candidate with."""
+    ready: bool = False
+    """The outputs of the default schedule are there."""
     messages: list[str] = field(default_factory=list)
 
     def open(self, store: Store, seed: int) -> None:
@@ -69,14 +92,34 @@ class Task:
         self._default = self._apply_default()
         default_key = trace_key(trace_json(self._default.trace))
         self._seen: dict[str, float] = {}
-        space = Space(self.mod, self.workload.space(self.level), seed)
-        self.search = Search(space, seed)
+        self._seed = seed
+        self._measured = [(record.trace, record.us) for record in known]
+        self._opened: Search | None = None
         for record in known:
             self._recall(record, default_key)
         self.measured_default = math.isfinite(self.default_us)
         self._rechecked = False
         self.referenced = False
         self._pending_seeds = [s for s in self.seeds if not self._is_known(s[0])]
+
+    @property
+    def search(self) -> Search:
+        """The search, with what is known told to it.
+
+        Made at its first use: drawing a space takes up to 0.5 s, for which nobody has to wait
+        before the first default schedule is built.
+        """
+        if self._opened is None:
+            space = Space(self.mod, self.workload.space(self.level), self._seed)
+            self._opened = Search(space, self._seed)
+            for trace, us in self._measured:
+                self._tell(trace, us)
+        return self._opened
+
+    def _tell(self, trace: list[Any], us: float) -> None:
+        point = self.search.space.point(trace)
+        if point is not None:
+            self.search.tell(point, us)
 
     def _is_known(self, trace: Any) -> bool:
         return trace_key(trace_json(trace)) in self._seen
@@ -88,9 +131,6 @@ class Task:
         self._seen[record.key] = min(record.us, self._seen.get(record.key, math.inf))
         if record.key == default_key:
             self.default_us = min(self.default_us, record.us)
-        point = self.search.space.point(record.trace)
-        if point is not None:
-            self.search.tell(point, record.us)
 
     def _apply_default(self) -> Any:
         sch = new_schedule(self.mod)
@@ -120,72 +160,100 @@ class Task:
 
     def arguments(self) -> list[Argument]:
         """Return what the kernel takes, shapes from its module and meaning from its spec."""
-        from tvm.s_tir.meta_schedule.arg_info import ArgInfo
-
-        infos = ArgInfo.from_entry_func(self.mod, False)
-        return [
-            Argument(p.name, str(i.dtype), tuple(map(int, i.shape)), p.output, p.storage)
-            for p, i in zip(self.workload.spec.params(), infos, strict=True)
-        ]
+        variables = self.mod["main"].params
+        found = []
+        for param, variable in zip(self.workload.spec.params(), variables, strict=True):
+            shape = getattr(variable, "shape", None)
+            value = 0.0
+            if shape is None:
+                value = 1.0 if param.default is None else param.default
+            elif param.name == "mask":  # rows in use of each expert: all
+                value = int(variables[0].shape[-2])
+            found.append(
+                Argument(
+                    param.name,
+                    str(variable.ty.dtype),
+                    None if shape is None else tuple(map(int, shape)),
+                    param.output,
+                    param.storage,
+                    getattr(param, "alias", None),
+                    value,
+                )
+            )
+        return found
 
     def propose(self, count: int) -> list[Candidate]:
         """Return up to ``count`` candidates; the default and the logs' schedules come first."""
-        found: list[Candidate] = []
+        baselines = [made for p in self.baselines() if (made := p.apply()) is not None]
+        return baselines or self._search(count)
+
+    def baselines(self) -> list[Proposal]:
+        """Return the schedules to measure before the search, each only once."""
+        found: list[Proposal] = []
         if not self.referenced:
             self.referenced = True
-            found.append(self._candidate("default", self._default, not self.measured_default))
+            found.append(Proposal(self, "default", None, record=not self.measured_default))
             self.measured_default = True
         while self._pending_seeds:
             trace, source = self._pending_seeds.pop(0)
-            made = self._make("committed", trace_json(trace), None)
-            if made is None:
-                self.messages.append(f"{self.tag}: the schedule of {source} no longer applies")
-            else:
-                found.append(made)
+            found.append(Proposal(self, "committed", trace_json(trace), source=source))
         if not found and not self._rechecked and self.default_us > _SUSPECT * self.best_us:
             self._rechecked = True
-            found.append(self._candidate("recheck", self._default, True))
-        return found or self._search(count)
+            found.append(Proposal(self, "recheck", None))
+        return found
+
+    def ask(self, count: int) -> list[Proposal]:
+        """Return up to ``count`` points of the search; none when the space is exhausted."""
+        points = self.search.ask(count)
+        return [Proposal(self, "search", self.search.space.trace(p), p) for p in points]
 
     def _search(self, count: int) -> list[Candidate]:
         found: list[Candidate] = []
         illegal = 0
         while len(found) < count and illegal < _MAX_ILLEGAL:
-            points = self.search.ask(count - len(found))
-            if not points:
+            proposals = self.ask(count - len(found))
+            if not proposals:
                 break
-            for point in points:
-                made = self._make("search", self.search.space.trace(point), point)
-                if made is None:
-                    illegal += 1
-                    self.search.tell(point, math.inf)
-                else:
-                    found.append(made)
+            made = [candidate for p in proposals if (candidate := p.apply()) is not None]
+            illegal += len(proposals) - len(made)
+            found += made
         self.finished = not found
         return found
 
-    def _make(self, kind: str, trace: list[Any], point: Point | None) -> Candidate | None:
-        """Apply ``trace``; None when TensorIR refuses it or it is known by another name."""
+    def apply(self, proposal: Proposal) -> Candidate | None:
+        """Apply a trace; None when TensorIR refuses it or it is known by another name."""
+        point = proposal.point
+        if proposal.trace is None:
+            return self._candidate(proposal, self._default)
         try:
-            sch = replay(self.mod, trace)
+            sch = replay(self.mod, proposal.trace)
         except Exception:  # e.g. the design needs another number of loops for these decisions
             self.illegal += 1
+            if point is not None:
+                self.search.tell(point, math.inf)
+            else:
+                where = proposal.source
+                self.messages.append(f"{self.tag}: the schedule of {where} no longer applies")
             return None
         made = trace_key(trace_json(sch.trace))
         if made in self._seen and point is not None:  # TVM clipped a tile to a known one
             self.search.tell(point, self._seen[made])
             return None
-        return self._candidate(kind, sch, True, point)
+        return self._candidate(proposal, sch)
 
-    def _candidate(
-        self, kind: str, sch: Any, record: bool, point: Point | None = None
-    ) -> Candidate:
+    def _candidate(self, proposal: Proposal, sch: Any) -> Candidate:
         self._seen.setdefault(trace_key(trace_json(sch.trace)), math.inf)
-        return Candidate(self, kind, sch.trace, pickle.dumps(sch.mod), point, record)
+        module = pickle.dumps(self._with_params(sch.mod) if is_gpu(self.level) else sch.mod)
+        return Candidate(self, proposal.kind, sch.trace, module, proposal.point, proposal.record)
+
+    def _with_params(self, mod: Any) -> Any:
+        """Return ``mod`` with what a CUDA library says of its parameters, for the exporter."""
+        params = [asdict(param) for param in self.workload.spec.params()]
+        return type(mod)({"main": mod["main"].with_attr(PARAMS, json.dumps(params))})
 
     def give_up(self, error: str = "") -> None:
         """End the task: without the default's outputs no candidate can be judged."""
-        self.finished = True
+        self.finished = self.given_up = True
         self._pending_seeds = []
         why = f" ({error})" if error else ""
         self.messages.append(f"{self.tag}: not tuned, since its default schedule failed{why}")
@@ -201,7 +269,10 @@ class Task:
         trace = trace_json(candidate.trace)
         key = trace_key(trace)
         self._seen[key] = min(us, self._seen.get(key, math.inf))
-        points = {candidate.point, self.search.space.point(json.loads(key))} - {None}
-        for point in points:
-            self.search.tell(point, us)  # type: ignore[arg-type]
+        if candidate.point is not None:
+            self.search.tell(candidate.point, us)
+        if self._opened is None:
+            self._measured.append((json.loads(key), us))
+        else:
+            self._tell(json.loads(key), us)
         self.best_us = min(self.best_us, us)

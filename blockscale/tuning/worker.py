@@ -1,4 +1,4 @@
-"""What runs inside a worker process: build one candidate, or run and time one.
+"""What runs inside a worker process: build one candidate, or run and time one on the CPU.
 
 A candidate may crash, hang or exhaust memory; it does so here and not in the tuner.
 """
@@ -15,20 +15,25 @@ import sys
 import time
 import traceback
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from blockscale.tuning.records import sentence
+
 _PR_SET_PDEATHSIG = 1
-_MAX_TURNED = 1e-3
+MAX_TURNED = 1e-3
 """Part of an output with ties that may differ from the default's: another order of sums turns them.
 
 Such are codes, and the candidate that a sweep chose.  Other outputs may differ by rounding only."""
-_RTOL = 2e-2
+RTOL = 2e-2
 """Two steps of bfloat16."""
-_FLOOR = 2e-3
+_SIGNED = ("x", "input", "residual", "bias", "a", "b")
+"""Arguments of both signs; what scales others is positive."""
+FLOOR = 2e-3
 """Difference that is always rounding, as a part of the row's largest value: sums cancel."""
 
 
@@ -38,9 +43,27 @@ class Argument:
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None
+    """None: a number passed by value, which is ``value``."""
     output: bool
     storage: str | None
+    alias: str | None = None
+    """The input that an output shares its memory with, where kernels may be called so."""
+    value: float = 0.0
+    """What every element of an integer tensor is."""
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """From and to (not included) what to draw, so that all intermediates are finite and normal.
+
+        Denormals are slow, and codes that are no numbers would hide differences.
+        """
+        if self.dtype == "uint8":
+            storage = (self.storage or "").split(" ")[0]
+            return {"e4m3": (0x20, 0x48), "e8m0": (122, 132)}.get(storage, (0, 256))
+        if "int" in self.dtype:
+            return self.value, self.value + 1
+        return (-1 if self.name in _SIGNED else 0.25), 1
 
     @property
     def has_ties(self) -> bool:
@@ -55,6 +78,8 @@ class Measurement:
 
     run_secs: tuple[float, ...]
     error: str | None = None
+    broken: bool = False
+    """The process cannot measure anything else: its GPU context is lost."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +100,10 @@ class Timing:
 
 
 _PAUSE_S = 0.01
+
+
+PARAMS = "blockscale.params"
+"""Attribute of a candidate for a GPU: the parameters of its spec as JSON, for the exporter."""
 
 
 def build(module: bytes, target: str, exporter: str, out: str) -> None:
@@ -99,7 +128,8 @@ def measure(
     module = tvm.runtime.load_module(library)
     tensors = [_tensor(argument, seed) for seed, argument in enumerate(arguments)]
     module["main"](*tensors)
-    outputs = {a.name: _read(t, a) for a, t in zip(arguments, tensors, strict=True) if a.output}
+    pairs = zip(arguments, tensors, strict=True)
+    outputs = {a.name: _read(tensor, a) for a, tensor in pairs if a.output}
     if reference is not None and not Path(reference).exists():
         _write(Path(reference), outputs)
     elif reference is not None:
@@ -158,15 +188,12 @@ _warm_up_s = [0.3]
 
 
 def _values(argument: Argument, rng: np.random.Generator) -> np.ndarray:
-    """Random contents that keep every intermediate finite and normal (denormals are slow)."""
-    storage = (argument.storage or "").split(" ")[0]
-    if argument.dtype == "uint8":
-        low, high = {"e4m3": (0x20, 0x48), "e8m0": (122, 132)}.get(storage, (0, 256))
-        return rng.integers(low, high, argument.shape, "uint8")
+    """Return random contents within `Argument.range`."""
+    assert argument.shape is not None, "numbers are no arrays"
+    low, high = argument.range
     if "int" in argument.dtype:
-        return np.zeros(argument.shape, argument.dtype)
-    signed = argument.name in ("x", "bias", "a", "b")
-    values = rng.uniform(-1 if signed else 0.25, 1, argument.shape).astype("float32")
+        return rng.integers(int(low), int(high), argument.shape, argument.dtype)
+    values = rng.uniform(low, high, argument.shape).astype("float32")
     if argument.dtype == "bfloat16":
         return (values.view("uint32") >> 16).astype("uint16")
     return values.astype(argument.dtype)
@@ -175,11 +202,14 @@ def _values(argument: Argument, rng: np.random.Generator) -> np.ndarray:
 def _tensor(argument: Argument, seed: int) -> Any:
     import tvm
 
+    shape = argument.shape
+    if shape is None:
+        return int(argument.value) if "int" in argument.dtype else argument.value
     tensor = tvm.runtime.empty(argument.shape, argument.dtype, tvm.cpu())
     bits = "uint16" if argument.dtype == "bfloat16" else argument.dtype
     nothing = 0x7FC0 if bits == "uint16" else (np.nan if "float" in bits else 0xA5 & 0x7F)
     data = (
-        np.full(argument.shape, nothing, bits)
+        np.full(shape, nothing, bits)
         if argument.output
         else np.ascontiguousarray(_values(argument, np.random.default_rng(seed)))
     )
@@ -189,6 +219,7 @@ def _tensor(argument: Argument, seed: int) -> Any:
 
 def _read(tensor: Any, argument: Argument) -> np.ndarray:
     bits = "uint16" if argument.dtype == "bfloat16" else argument.dtype
+    assert argument.shape is not None, "numbers are no outputs"
     data = np.empty(argument.shape, bits)
     ctypes.memmove(data.ctypes.data, tensor.data_ptr(), data.nbytes)
     if argument.dtype == "bfloat16":
@@ -218,12 +249,12 @@ def _differs(
             size = np.where(np.isfinite(want), np.abs(want), 0).max(
                 axis=-1, keepdims=True, initial=0
             )
-            same = np.isclose(got, want, rtol=_RTOL, atol=_FLOOR * size, equal_nan=True)
+            same = np.isclose(got, want, rtol=RTOL, atol=FLOOR * size, equal_nan=True)
             broken = int(np.sum(~np.isfinite(got) & ~same))
         else:
             same, broken = got == want, 0
         wrong = int(np.sum(~same))
-        if broken or wrong > (_MAX_TURNED * same.size if name in ties else 0):
+        if broken or wrong > (MAX_TURNED * same.size if name in ties else 0):
             return (
                 f"wrong result: {wrong} of {same.size} elements of '{name}' differ from the "
                 "default schedule's"
@@ -239,14 +270,18 @@ def _die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def main(reading: int, writing: int, parent: int) -> None:
-    """Serve pickled ``(function, arguments)`` jobs until the tuner closes the pipe."""
+def main(reading: int, writing: int, parent: int, needs: str) -> None:
+    """Serve pickled ``(function, arguments)`` jobs until the tuner closes the pipe.
+
+    ``needs`` is the module that the jobs use, "tvm" or "torch": importing it takes seconds, while
+    the tuner prepares its search spaces.
+    """
     _die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Importing tvm takes 1.5 s, while the tuner prepares its search spaces; without this, tvm_ffi
-    # would import torch first, for as long again.
-    sys.modules["torch"] = None  # type: ignore[assignment]
-    importlib.import_module("tvm")
+    if needs != "torch":  # or tvm_ffi would import torch first, which takes 1.5 s
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    with suppress(ModuleNotFoundError):  # a job that needs it says so
+        importlib.import_module(needs)
     with os.fdopen(reading, "rb") as jobs, os.fdopen(writing, "wb") as answers:
         answers.write(bytes(8))  # ready
         answers.flush()
@@ -256,8 +291,6 @@ def main(reading: int, writing: int, parent: int) -> None:
                 function, arguments = pickle.loads(jobs.read(size))
                 answer = (True, function(*arguments))
             except Exception as error:
-                from blockscale.tuning.space import sentence
-
                 traceback.print_exc()
                 answer = (False, sentence(error))
             data = pickle.dumps(answer)

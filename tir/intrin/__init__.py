@@ -9,7 +9,7 @@ from functools import cache
 def register_all() -> None:
     """Register every intrinsic with TVM, which must know those that a trace names to read it."""
     from blockscale.specs import BLOCK_SIZE
-    from blockscale.tir.intrin import x86, x86_panels, x86_rows
+    from blockscale.tir.intrin import x86, x86_fused, x86_panels, x86_rows
 
     for width in {width.level: width for width in x86.WIDTHS.values()}.values():
         x86_rows.decode_row(width.level)
@@ -25,4 +25,5 @@ def register_all() -> None:
     for block in BLOCK_SIZE.values():
         x86_rows.lane_max(block)
         x86_rows.pack_row(block)
+        x86_fused.square_sum(block)
     x86_panels.dot_bf16()

@@ -1,0 +1,145 @@
+"""CPU kernels of the catalog: size buckets, TensorIR and search spaces by spec."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.ir import Expr as PrimExpr
+from tvm.target import Target
+
+from blockscale.catalog_bucket import Bucket
+from blockscale.schedules import cpu, cpu_elementwise, cpu_fused
+from blockscale.schedules._steps import Sketch
+from blockscale.specs import (
+    ActQuantize,
+    Dequantize,
+    Linear,
+    NormQuantize,
+    Quantize,
+    ScaleSweep,
+    Spec,
+    Swizzle,
+    Unswizzle,
+)
+from blockscale.tir.act_quantize import act_quantize
+from blockscale.tir.dequantize import dequantize
+from blockscale.tir.layouts import BlockGrid
+from blockscale.tir.linear import linear
+from blockscale.tir.norm_quantize import norm_quantize
+from blockscale.tir.quantize import TILE, quantize
+from blockscale.tir.scale_sweep import scale_sweep
+from blockscale.tir.swizzle import swizzle, unswizzle
+
+TARGETS: dict[str, dict[str, Any]] = {
+    "avx512bf16": {"mcpu": "x86-64-v4", "mattr": ["+avx512bf16"]},
+    "avx512": {"mcpu": "x86-64-v4"},
+    "avx2": {"mcpu": "x86-64-v3"},
+    "plain": {},
+}
+"""LLVM options by CPU level (`blockscale.host.level`)."""
+
+LINEAR_BUCKETS = (Bucket(1, 1, 1), Bucket(4, 4, 4), Bucket(16, 48, 8), Bucket(128, None, 12))
+"""Decode (one row), a few rows, small batches, prefill."""
+
+BLOCK_BUCKETS = (Bucket(1, TILE - 1, 1), Bucket(512, None, TILE))
+"""Runs too short for a tile of blocks, and all others."""
+
+COPY_BUCKETS = (Bucket(512, None, 1),)
+"""One schedule for every size."""
+
+TUNED_COLS = 4096
+"""Columns of the static instance on which an op with any number of columns is tuned."""
+
+TUNED_EXPERTS = 8
+"""Experts among which a static instance divides its rows."""
+
+
+def target(level: str) -> Target:
+    """Return the TVM target of CPU ``level``; ValueError for an unknown level."""
+    if level not in TARGETS:
+        raise ValueError(
+            f"target: level={level!r} is not one of {list(TARGETS)}; choose one of them"
+        )
+    return Target({"kind": "llvm", **TARGETS[level]})
+
+
+def buckets(spec: Spec) -> tuple[Bucket, ...]:
+    """Return the size buckets of ``spec``, smallest first."""
+    if isinstance(spec, Linear):
+        return LINEAR_BUCKETS
+    return BLOCK_BUCKETS if isinstance(spec, Quantize | Dequantize) else COPY_BUCKETS
+
+
+def _compute(spec: Linear, bucket: Bucket, level: str) -> str:
+    """Bfloat16 products where the CPU has them, they are exact, and lanes run along n."""
+    fits = spec.dtype == "bfloat16" and spec.fmt == "nvfp4" and level == "avx512bf16"
+    return "bfloat16" if fits and cpu.uses_panels(spec, level, bucket.tile) else "float32"
+
+
+def module(spec: Spec, bucket: Bucket, level: str, static: bool) -> tvm.IRModule:
+    """Return the unscheduled function ``main``, for the bucket's static shape or for any sizes."""
+    rows = bucket.rows
+    shape = (rows, _tuned_cols(spec, bucket)) if static else None
+    if isinstance(spec, Linear):
+        compute = _compute(spec, bucket, level)
+        func = linear(spec, bucket.tile, compute, rows=rows if static else None)
+    elif isinstance(spec, Quantize):
+        func = quantize(spec, bucket.tile, shape)
+    elif isinstance(spec, Dequantize):
+        func = dequantize(spec, bucket.tile, shape)
+    elif isinstance(spec, Swizzle):
+        func = swizzle(spec, shape)
+    elif isinstance(spec, Unswizzle):
+        func = unswizzle(spec, shape)
+    elif isinstance(spec, ScaleSweep):
+        func = scale_sweep(spec, rows * TUNED_COLS // spec.block_size if static else None)
+    elif isinstance(spec, NormQuantize):
+        func = norm_quantize(spec, rows if static else None)
+    elif isinstance(spec, ActQuantize):
+        func = act_quantize(spec, _tuned_input(spec, rows) if static else None)
+    else:
+        raise TypeError(
+            f"catalog: {type(spec).__name__} has no TensorIR; add its op to catalog_cpu.py"
+        )
+    return tvm.IRModule({"main": func})
+
+
+def _tuned_cols(spec: Spec, bucket: Bucket) -> int:
+    """Columns of the static instance of a memory-bound op: its largest below the bucket's limit."""
+    if bucket.limit is None or not isinstance(spec, Quantize | Dequantize):
+        return TUNED_COLS
+    return bucket.limit * spec.block
+
+
+def _tuned_input(spec: ActQuantize, rows: int) -> tuple[int, ...]:
+    """Shape of the static instance's input."""
+    cols = 2 * TUNED_COLS if spec.gated else TUNED_COLS
+    return (TUNED_EXPERTS, rows // TUNED_EXPERTS, cols) if spec.grouped else (rows, cols)
+
+
+def sketches(spec: Spec, bucket: Bucket, level: str) -> list[Sketch]:
+    """Return the sketches of ``spec``, the one of the default schedule first."""
+    if isinstance(spec, Linear):
+        return cpu.linear_sketches(spec, level, bucket.tile, _compute(spec, bucket, level))
+    if isinstance(spec, Quantize):
+        return cpu_elementwise.quantize_sketches(spec, level, bucket.tile)
+    if isinstance(spec, Dequantize):
+        return cpu_elementwise.dequantize_sketches(spec, level, bucket.tile)
+    if isinstance(spec, ScaleSweep):
+        return cpu_elementwise.scale_sweep_sketches(spec, level)
+    if isinstance(spec, NormQuantize):
+        return cpu_fused.norm_quantize_sketches(spec, level)
+    if isinstance(spec, ActQuantize):
+        return cpu_fused.act_quantize_sketches(spec, level)
+    return cpu_elementwise.swizzle_sketches()
+
+
+def size(spec: Spec, func: tirx.PrimFunc) -> PrimExpr:
+    """What the buckets of ``spec`` limit, in the symbols of ``func``."""
+    if isinstance(spec, Quantize | Dequantize):
+        shapes = {param.name: param.shape for param in func.params}
+        rows, cols = shapes["x" if isinstance(spec, Quantize) else "out"]
+        return BlockGrid(spec.block, TILE, spec.layout == "128x4").blocks(rows, cols)
+    return func.params[0].shape[0]

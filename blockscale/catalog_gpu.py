@@ -1,0 +1,115 @@
+"""GPU kernels of the catalog: size buckets, TensorIR and search spaces by spec."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import tirx
+from tvm.ir import Expr as PrimExpr
+from tvm.target import Target
+
+from blockscale.catalog_bucket import Bucket
+from blockscale.lower import cuda
+from blockscale.schedules import gpu_fused, gpu_memory, gpu_sweep
+from blockscale.schedules._steps import Sketch
+from blockscale.specs import (
+    ActQuantize,
+    Dequantize,
+    NormQuantize,
+    Quantize,
+    ScaleSweep,
+    Spec,
+    Swizzle,
+    Unswizzle,
+)
+from blockscale.tir.act_rows import act_rows
+from blockscale.tir.dequantize import dequantize
+from blockscale.tir.layouts import RowGrid
+from blockscale.tir.norm_rows import norm_rows
+from blockscale.tir.quantize import quantize
+from blockscale.tir.scale_sweep import scale_sweep_threads
+from blockscale.tir.swizzle import swizzle, unswizzle
+
+NORM_BUCKETS = (Bucket(8, 64), Bucket(256, 1024), Bucket(8192, None))
+"""Decode (fewer rows than SMs), small batches, prefill."""
+
+ACT_BUCKETS = (Bucket(16, 64), Bucket(4096, None))
+"""Decode and prefill."""
+
+COPY_BUCKETS = (Bucket(8192, None),)
+"""One schedule for every size."""
+
+TUNED_COLS = 8192
+"""Columns of the static instance on which an op with any number of columns is tuned."""
+
+SWIZZLED_COLS = 256
+"""Scales of a row in the static instance of swizzle."""
+
+SWEEP_COLS = 4096
+"""Columns of the weight on which the scale sweep is tuned."""
+
+
+def target(level: str) -> Target:
+    """Return the TVM target of GPU architecture ``level``."""
+    return cuda.target(level)
+
+
+def buckets(spec: Spec) -> tuple[Bucket, ...]:
+    """Return the size buckets of ``spec``, smallest first."""
+    if isinstance(spec, NormQuantize):
+        return NORM_BUCKETS
+    return ACT_BUCKETS if isinstance(spec, ActQuantize) else COPY_BUCKETS
+
+
+def module(spec: Spec, bucket: Bucket, level: str, static: bool) -> tvm.IRModule:
+    """Return the unscheduled function ``main``, for the bucket's static shape or for any sizes."""
+    rows = bucket.rows
+    shape = (rows, TUNED_COLS) if static else None
+    if isinstance(spec, Quantize):
+        func = quantize(spec, 1, shape, RowGrid)
+    elif isinstance(spec, Dequantize):
+        func = dequantize(spec, 1, shape, RowGrid)
+    elif isinstance(spec, Swizzle):
+        func = swizzle(spec, (rows, SWIZZLED_COLS) if static else None)
+    elif isinstance(spec, Unswizzle):
+        func = unswizzle(spec, (rows, SWIZZLED_COLS) if static else None)
+    elif isinstance(spec, ScaleSweep):
+        func = scale_sweep_threads(spec, rows * SWEEP_COLS // spec.block_size if static else None)
+    elif isinstance(spec, NormQuantize):
+        func = norm_rows(spec, rows if static else None)
+    elif isinstance(spec, ActQuantize):
+        func = act_rows(spec, _act_shape(spec, rows) if static else None)
+    else:
+        raise TypeError(
+            f"{spec.name}: there is no GPU kernel of {spec.op} yet; build it for a CPU level"
+        )
+    return tvm.IRModule({"main": func})
+
+
+TUNED_EXPERTS = 8
+"""Experts among which a static instance divides its rows."""
+
+
+def _act_shape(spec: ActQuantize, rows: int) -> tuple[int, ...]:
+    """Shape of the static instance's input."""
+    cols = 2 * TUNED_COLS if spec.gated else TUNED_COLS
+    return (TUNED_EXPERTS, rows // TUNED_EXPERTS, cols) if spec.grouped else (rows, cols)
+
+
+def sketches(spec: Spec, bucket: Bucket, level: str) -> list[Sketch]:
+    """Return the sketches of ``spec``, the one of the default schedule first."""
+    if isinstance(spec, Quantize):
+        return gpu_memory.quantize_sketches(spec)
+    if isinstance(spec, Dequantize):
+        return gpu_memory.dequantize_sketches(spec)
+    if isinstance(spec, NormQuantize):
+        return gpu_fused.norm_quantize_sketches(spec, bucket.rows)
+    if isinstance(spec, ActQuantize):
+        return gpu_fused.act_quantize_sketches(spec)
+    if isinstance(spec, ScaleSweep):
+        return gpu_sweep.scale_sweep_sketches(spec)
+    return gpu_memory.swizzle_sketches(spec)
+
+
+def size(spec: Spec, func: tirx.PrimFunc) -> PrimExpr:
+    """What the buckets of ``spec`` limit, in the symbols of ``func``: rows."""
+    return func.params[0].shape[0]

@@ -1,0 +1,1 @@
+"""From scheduled TensorIR with GPU threads to host C, CUDA C++ and machine code."""

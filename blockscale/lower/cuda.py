@@ -1,0 +1,156 @@
+"""Scheduled TensorIR with GPU threads -> host C, CUDA C++ and machine code for one architecture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.backend.cuda.op import cuda_func_call
+from tvm.target import Target
+from tvm.tirx.build import split_host_device_mods
+
+from blockscale.lower import nvcc
+from blockscale.lower.code import FunctionCode, KernelCode
+
+MAX_THREADS = 1024
+"""Threads of a CTA, on every architecture."""
+
+MAX_SHARED_BYTES = 227 * 1024
+"""Shared memory that a CTA may ask for on sm_90 and sm_100 (sm_120: 99 KiB)."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What TVM's passes make of a function: C for the host, CUDA C++ for the device."""
+
+    host_c: str
+    device: str
+    kernels: tuple[KernelCode, ...]
+
+
+@cache
+def target(arch: str) -> Target:
+    """Return the TVM target of ``arch`` ("sm_90a"), its host code in C."""
+    return Target(
+        {
+            "kind": "cuda",
+            "arch": arch,
+            "max_threads_per_block": MAX_THREADS,
+            "max_shared_memory_per_block": MAX_SHARED_BYTES,
+            "thread_warp_size": 32,
+        },
+        host={"kind": "c"},
+    )
+
+
+@contextmanager
+def _source_only() -> Iterator[None]:
+    """Keep TVM from compiling for the GPU of this machine: the driver is none of its business."""
+    name = "TVM_COMPILE_FORCE_FALLBACK"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def symbol(name: str, arch: str) -> str:
+    """Return the name of the host function of kernel function ``name`` for ``arch``."""
+    return f"{name}__{arch}"
+
+
+def sources(func: tirx.PrimFunc, name: str, arch: str) -> Source:
+    """Return host and device code of the scheduled ``func``, exported as ``name``."""
+    own = symbol(name, arch)
+    mod = tvm.IRModule({own: func.with_attr("global_symbol", own)})
+    kind = target(arch)
+    with _source_only(), kind:
+        passes, finish_host, finish_device = tirx.get_tir_pipeline("s_tir")
+        host, devices = split_host_device_mods(passes(tirx.transform.BindTarget(kind)(mod)))
+        [(device_target, device)] = devices.items()
+        device = _after_its_predecessor(finish_device()(device))
+        built = tvm.get_global_func("target.build.cuda")(device, device_target)
+        host_built = tvm.get_global_func("target.build.c")(finish_host()(host), kind.host)
+    return Source(
+        host_built.inspect_source(),
+        built.inspect_source("cuda") or built.inspect_source(),
+        tuple(_kernel(variable, function) for variable, function in device.functions.items()),
+    )
+
+
+DEPENDENCIES = """
+__device__ __forceinline__ void blockscale_after_predecessor() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+"""
+
+
+def _after_its_predecessor(mod: tvm.IRModule) -> tvm.IRModule:
+    """Let every kernel wait for the kernel before it, then let the next one be launched.
+
+    Without the launch attribute of programmatic dependent launch both do nothing.  With it, a
+    kernel is on the SMs before its predecessor has ended, and its successor likewise: that hides
+    the launch.  No kernel touches memory before the wait.
+    """
+    wait = tirx.Evaluate(
+        cuda_func_call("blockscale_after_predecessor", source_code=DEPENDENCIES)
+    )
+    made = {}
+    for variable, function in mod.functions.items():
+        made[variable] = function.with_body(tirx.SeqStmt([wait, function.body]))
+    return tvm.IRModule(made, attrs=mod.attrs)
+
+
+def _kernel(variable: tvm.ir.GlobalVar, function: tirx.PrimFunc) -> KernelCode:
+    return KernelCode(
+        name=str(variable.name_hint),
+        params=tuple(_param_type(param) for param in function.params),
+        launch=tuple(str(tag) for tag in function.attrs["tirx.kernel_launch_params"]),
+    )
+
+
+def _param_type(param: tirx.Var) -> str:
+    """Return "handle" for a pointer, else the scalar's dtype."""
+    kind: Any = param.ty
+    dtype = getattr(kind, "dtype", None)
+    return "handle" if dtype is None or str(dtype) == "handle" else str(dtype)
+
+
+def compile_cuda(func: tirx.PrimFunc, name: str, arch: str, *, ptx: bool = False) -> FunctionCode:
+    """Return the compiled function ``name`` for ``arch``.
+
+    Args:
+        func: scheduled, one or more kernels.
+        name: of the exported function.
+        arch: "sm_90a", "sm_100a", ...
+        ptx: embed PTX text, which the driver (or the emulator) compiles, instead of a cubin.
+
+    Raises:
+        CompileError: nvcc is missing or refuses the source.
+    """
+    return compile_sources(sources(func, name, arch), name, arch, ptx=ptx)
+
+
+def compile_sources(made: Source, name: str, arch: str, *, ptx: bool = False) -> FunctionCode:
+    """Return the compiled function whose sources are ``made``; see `compile_cuda`."""
+    compiled = nvcc.compile_cuda_source(made.device, arch, ptx=ptx)
+    return FunctionCode(
+        name=name,
+        arch=arch,
+        host_c=made.host_c,
+        kernels=made.kernels,
+        image=compiled.image,
+    )

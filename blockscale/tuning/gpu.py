@@ -1,0 +1,366 @@
+"""What runs in the process that measures on the GPU: run a candidate, compare it, time it.
+
+Launches are timed inside a CUDA graph, where the host does not count, and go round over sets of
+arguments that together are larger than the L2 cache.  Outputs are compared on the GPU with those of
+the default schedule, whose library stays on disk: a process that starts anew runs it again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from blockscale.tuning.worker import FLOOR, MAX_TURNED, RTOL, Argument, Measurement, Timing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DEVICE = "cuda"
+L2_TIMES = 3
+"""The sets of arguments together are at least so many times as large as the L2 cache."""
+MAX_BYTES = 8 << 30
+"""Memory that the sets of arguments may take."""
+MAX_SETS = 256
+"""A call whose arguments are smaller than 0.7 MB finds them in L2, as it does after the kernel that
+made them; more sets would make graphs of thousands of launches."""
+REPLAY_US = 200.0
+"""Least time of one replay: the resolution of events is about 0.5 us."""
+MIN_LAUNCHES = 20
+"""Launches per replay of kernels that take less than `GIVE_UP_US`."""
+MIN_REPLAYS, MAX_REPLAYS = 5, 20
+BUDGET_US = 50e3
+"""Time for all replays of one candidate, after `WARM_US` of warm-up (clocks rise)."""
+WARM_US = 3e3
+MAX_WARM = 50
+LEAST_US = 0.2
+"""Less per launch means that the launches went elsewhere: no kernel is so fast."""
+GIVE_UP_US = 30.0
+"""What single launches tell of a faster kernel is the time of the host."""
+
+_ALIGN = 256
+"""Bytes; what the allocator of torch gives."""
+_CHUNK = 1 << 26
+"""Elements compared at a time."""
+_POISON = 0x25
+_ARCH = re.compile(r"sm_(\d+)(\d)([af]?)")
+
+
+def set_count(set_bytes: int, l2_bytes: int) -> int:
+    """Return how many sets of arguments of ``set_bytes`` each to go round over."""
+    wanted = max(2, math.ceil(L2_TIMES * l2_bytes / max(1, set_bytes)))
+    return max(1, min(wanted, MAX_SETS, MAX_BYTES // max(1, set_bytes)))
+
+
+def launch_count(us: float, sets: int) -> int:
+    """Return launches per replay of a kernel of about ``us``; every set comes equally often.
+
+    ``us`` may be too long, as single launches are for small kernels: 20 of these at least.
+    """
+    least = max(math.ceil(REPLAY_US / us), MIN_LAUNCHES if us < GIVE_UP_US else 1)
+    return sets * math.ceil(least / sets)
+
+
+def replay_counts(replay_us: float) -> tuple[int, int]:
+    """Return how many replays of ``replay_us`` warm up, and how many are timed."""
+    timed = min(MAX_REPLAYS, max(MIN_REPLAYS, int(BUDGET_US / replay_us)))
+    return max(1, min(MAX_WARM, math.ceil(WARM_US / replay_us))), timed
+
+
+def describe(arch: str) -> dict[str, Any]:
+    """Return the machine's GPU and versions; make the GPU ready.
+
+    Raises:
+        RuntimeError: torch is missing, or it finds no GPU that runs code for ``arch``.
+    """
+    try:
+        import torch
+    except ModuleNotFoundError:
+        raise RuntimeError(
+            "the measuring process needs torch with CUDA, which is missing; install it"
+        ) from None
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            f"torch {torch.__version__} finds no CUDA GPU here; tune on a machine with a GPU"
+        )
+    properties = torch.cuda.get_device_properties(0)
+    if not fits(arch, properties.major, properties.minor):
+        raise RuntimeError(
+            f"this machine's GPU is a {properties.name} of compute capability "
+            f"{properties.major}.{properties.minor}, which does not run code for {arch}; tune for "
+            f"sm_{properties.major}{properties.minor}{'a' if properties.major >= 9 else ''}"
+        )
+    torch.zeros(1, device="cuda").add_(1).item()
+    return {
+        "gpu": properties.name,
+        "driver": _driver_version(),
+        "cuda": torch.version.cuda,
+        "torch": torch.__version__,
+        "l2_bytes": properties.L2_cache_size,
+    }
+
+
+def fits(arch: str, major: int, minor: int) -> bool:
+    """Return whether machine code for ``arch`` runs on a GPU of this compute capability."""
+    found = _ARCH.fullmatch(arch)
+    if found is None:
+        return False
+    made = int(found[1]), int(found[2])
+    exact = found[3] == "a"
+    return made == (major, minor) if exact else made[0] == major and made[1] <= minor
+
+
+def _driver_version() -> str:
+    with suppress(OSError, AttributeError):
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        text = ctypes.create_string_buffer(96)
+        if nvml.nvmlInit_v2() == 0 and nvml.nvmlSystemGetDriverVersion(text, 96) == 0:
+            return text.value.decode()
+    return "unknown"
+
+
+def measure(library: str, arguments: list[Argument], timing: Timing, reference: str) -> Measurement:
+    """Run ``main`` of ``library``, compare with ``main`` of the library ``reference``, time it."""
+    import torch
+
+    try:
+        held = _hold(arguments, reference)
+        function = _load(library)
+        wrong = held.differs(function)
+        if wrong:  # or was it an earlier candidate that wrote where it must not?
+            held = _hold(arguments, reference, anew=True)
+            wrong = held.differs(function)
+        times = () if wrong else _times(function, held.sets, timing)
+        return Measurement(times, wrong)
+    except Exception as error:
+        _drop()
+        try:
+            torch.cuda.synchronize()
+        except Exception as lost:
+            return Measurement((), f"run: {_brief(lost)}", broken=True)
+        # A capture that was broken off, or memory that ran out: this process is not trusted.
+        return Measurement((), f"run: {_brief(error)}", broken=True)
+
+
+def _brief(error: Exception) -> str:
+    return " ".join(str(error).split("\n")[0].split())[:200] or type(error).__name__
+
+
+def _load(library: str) -> Any:
+    import tvm_ffi
+
+    return tvm_ffi.load_module(library)["main"]
+
+
+def _times(function: Any, sets: Sequence[Sequence[Any]], timing: Timing) -> tuple[float, ...]:
+    """Return the run times of replays, per launch, in seconds."""
+    import torch
+
+    with _on_stream():
+        rough = min(_elapsed(lambda i=i: function(*sets[i % len(sets)])) for i in range(3))
+        if rough > max(timing.give_up_us, GIVE_UP_US):
+            return (rough / 1e6,)
+        launches = launch_count(rough, len(sets))
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        for i in range(launches):
+            function(*sets[i % len(sets)])
+        graph.capture_end()
+        graph.replay()  # the first one uploads the graph
+        first = _elapsed(graph.replay)
+        if first < LEAST_US * launches:
+            raise RuntimeError(
+                f"{launches} launches took {first:.1f} us: the graph has not got them"
+            )
+        if first / launches > timing.give_up_us:
+            return (first / launches / 1e6,)
+        warm, timed = replay_counts(first)
+        for _ in range(warm):
+            graph.replay()
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(timed + 1)]
+        events[0].record()
+        for event in events[1:]:
+            graph.replay()
+            event.record()
+    spans = [a.elapsed_time(b) for a, b in pairwise(events)]
+    return tuple(float(f"{ms / 1e3 / launches:.5g}") for ms in spans)
+
+
+def _elapsed(run: Any) -> float:
+    """Return microseconds of the GPU between before and after ``run``."""
+    import torch
+
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    before.record()
+    run()
+    after.record()
+    after.synchronize()
+    return float(before.elapsed_time(after)) * 1e3
+
+
+@cache
+def _stream() -> Any:
+    import torch
+
+    return torch.cuda.Stream()
+
+
+@contextmanager
+def _on_stream() -> Iterator[None]:
+    """Make calls launch on a stream that a graph can capture; wait for them at the end."""
+    import torch
+    import tvm_ffi
+
+    _stream().wait_stream(torch.cuda.default_stream())
+    with tvm_ffi.use_torch_stream(torch.cuda.stream(_stream())):
+        yield
+    _stream().synchronize()
+
+
+def _l2_bytes() -> int:
+    import torch
+
+    return int(torch.cuda.get_device_properties(0).L2_cache_size)
+
+
+class _Held:
+    """Arguments of one workload on the GPU, and what its default schedule makes of the first set.
+
+    An output that may be the same tensor as an input is: so the shipped function is called.
+    """
+
+    def __init__(self, arguments: list[Argument], reference: str) -> None:
+        import torch
+        import tvm_ffi
+
+        self._arguments = arguments
+        count = set_count(sum(map(_nbytes, arguments)), _l2_bytes())
+        filled = [_fill(argument, count, seed) for seed, argument in enumerate(arguments)]
+        names = [a.name for a in arguments]
+        for i, argument in enumerate(arguments):
+            if argument.alias is not None:
+                filled[i] = filled[names.index(argument.alias)]
+        rows = list(zip(*filled, strict=True))
+        self.sets = [
+            [tvm_ffi.from_dlpack(v) if isinstance(v, torch.Tensor) else v for v in row]
+            for row in rows
+        ]
+        self._first = rows[0]
+        self._overwritten = {
+            names.index(a.alias): self._first[i].clone()
+            for i, a in enumerate(arguments)
+            if a.alias is not None
+        }
+        self._wanted = [out.clone() for out in self._run(_load(reference))]
+
+    def _run(self, function: Any) -> list[Tensor]:
+        """Return the outputs of the first set, which were poisoned before."""
+        outputs = [i for i, a in enumerate(self._arguments) if a.output]
+        with _on_stream():
+            for i in outputs:
+                _poison(self._first[i])
+            for i, before in self._overwritten.items():
+                self._first[i].copy_(before)
+            function(*self.sets[0])
+        return [self._first[i] for i in outputs]
+
+    def differs(self, function: Any) -> str | None:
+        """Return a sentence when ``function`` computes something else, up to rounding."""
+        described = [a for a in self._arguments if a.output]
+        got = self._run(function)
+        for argument, is_, wanted in zip(described, got, self._wanted, strict=True):
+            wrong, broken = _count_wrong(is_, wanted)
+            if broken or wrong > (MAX_TURNED * is_.numel() if argument.has_ties else 0):
+                return (
+                    f"wrong result: {wrong} of {is_.numel()} elements of '{argument.name}' "
+                    "differ from the default schedule's"
+                )
+        return None
+
+
+_held: dict[str, _Held] = {}
+
+
+def _hold(arguments: list[Argument], reference: str, anew: bool = False) -> _Held:
+    """Return the arguments of the workload whose default schedule is ``reference``."""
+    if anew or reference not in _held:
+        _drop()
+        _held[reference] = _Held(arguments, reference)
+    return _held[reference]
+
+
+def _drop() -> None:
+    _held.clear()
+
+
+def _itemsize(argument: Argument) -> int:
+    import torch
+
+    return int(getattr(torch, argument.dtype).itemsize)
+
+
+def _nbytes(argument: Argument) -> int:
+    """Return the bytes of an argument; none for one that has another's memory."""
+    if argument.shape is None or argument.alias is not None:
+        return 0
+    return math.prod(argument.shape) * _itemsize(argument)
+
+
+def _fill(argument: Argument, count: int, seed: int) -> list[Any]:
+    """Return ``count`` tensors of random contents within the argument's range, or its number."""
+    import torch
+
+    whole = "int" in argument.dtype
+    if argument.shape is None:
+        return [int(argument.value) if whole else argument.value] * count
+    if argument.alias is not None:
+        return []
+    dtype = getattr(torch, argument.dtype)
+    size = math.prod(argument.shape)
+    step = -(-size * dtype.itemsize // _ALIGN) * _ALIGN // dtype.itemsize
+    data = torch.empty(max(1, count * step), dtype=dtype, device=DEVICE)
+    low, high = argument.range
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+    if argument.output:
+        _poison(data)
+    elif whole:
+        data.random_(int(low), int(high), generator=generator)
+    else:
+        data.uniform_(low, high, generator=generator)
+    return [data[i * step : i * step + size].view(argument.shape) for i in range(count)]
+
+
+def _poison(tensor: Tensor) -> None:
+    tensor.fill_(math.nan if tensor.is_floating_point() else _POISON)
+
+
+def _count_wrong(got: Tensor, wanted: Tensor) -> tuple[int, int]:
+    """Return how many elements differ by more than rounding, and how many are not finite of these.
+
+    The rule is that of `worker._differs`: differences are measured by the largest of the row.
+    """
+    import torch
+
+    if torch.equal(got.view(torch.uint8), wanted.view(torch.uint8)):
+        return 0, 0
+    if not got.is_floating_point():
+        return int((got != wanted).sum()), 0
+    wrong = broken = 0
+    width = got.shape[-1] if got.dim() else 1
+    rows = max(1, _CHUNK // max(1, width))
+    pairs = zip(
+        got.reshape(-1, width).split(rows), wanted.reshape(-1, width).split(rows), strict=True
+    )
+    for is_, want in ((a.float(), b.float()) for a, b in pairs):
+        magnitude = torch.where(want.isfinite(), want.abs(), 0)
+        bound = RTOL * magnitude + FLOOR * magnitude.amax(-1, keepdim=True)
+        # Infinities of one sign are equal; their difference is NaN.
+        same = ((is_ - want).abs() <= bound) | (is_ == want) | (is_.isnan() & want.isnan())
+        wrong += int((~same).sum())
+        broken += int((~same & ~is_.isfinite()).sum())
+    return wrong, broken

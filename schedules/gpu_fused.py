@@ -1,0 +1,164 @@
+"""GPU schedules of the fused ops: RMS norm and activations that end in FP4 codes.
+
+A CTA takes a row of the norm: its threads hold the row in registers, a block of elements each (or
+several), from the first load to the last store.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import ExprRV
+
+from blockscale.schedules._gpu_steps import (
+    MAX_THREADS,
+    WARP,
+    bind,
+    in_registers,
+    tensorize,
+)
+from blockscale.schedules._steps import Choose, Sketch, last_loops
+from blockscale.specs import BLOCK_SIZE, ActQuantize, NormQuantize
+from blockscale.tir.intrin import cuda_act, cuda_blocks, cuda_fused
+
+PARTS = (1, 2, 4, 8)
+"""Blocks of a row that a thread may hold: 8 of them are 192 registers."""
+
+
+def row_threads(blocks: int) -> list[int]:
+    """Threads that may share a row of ``blocks``: whole warps, all of them with a block to do."""
+    found = []
+    for part in PARTS:
+        threads = -(-blocks // part)
+        threads = -(-threads // WARP) * WARP
+        if threads <= MAX_THREADS and (part - 1) * threads < blocks:
+            found.append(threads)
+    return list(dict.fromkeys(found))
+
+
+def norm_quantize_sketches(spec: NormQuantize, rows: int) -> list[Sketch]:
+    """Sketches of `blockscale.tir.norm_rows`, tuned at ``rows``: threads a row."""
+    return [partial(norm_quantize, spec=spec, threads=t) for t in row_threads(spec.blocks)]
+
+
+def norm_quantize(sch: Schedule, choose: Choose, spec: NormQuantize, threads: int) -> None:
+    """A row: loads, h and the sum of its squares, a reduction in the CTA, y and its codes."""
+    sch.bind(sch.get_loops(sch.get_sblock("row"))[0], "blockIdx.x")
+    loads = {"load_input": "BS_KEEP", "load_weight": "BS_KEEP"}
+    if spec.residual:
+        loads["load_residual"] = "BS_INPLACE"
+    for name in (*loads, "h", "sum", "total", "encode"):
+        _share(sch, name, threads)
+    if spec.layout != "linear":
+        _share(sch, "pad", threads, last=1)
+    sch.compute_inline(sch.get_sblock("magnitude"))
+    sch.compute_inline(sch.get_sblock("code"))
+    in_registers(sch, *loads, "gs", "h", "square_sum", "total", "rstd", "norm")
+    in_registers(sch, "amax", "scale", "inverse", "pack")
+    for name, kind in loads.items():
+        tensorize(sch, name, cuda_blocks.load(spec.dtype, spec.block, kind))
+    _norm_arithmetic(sch, spec)
+    rounded = cuda_blocks.store_rounded(spec.dtype, spec.block, "BS_KEEP")
+    for name in (*(["residual"] if spec.residual else []), *(["y_out"] if spec.y_out else [])):
+        _tensorize(sch, name, rounded)
+    _tensorize(sch, "store_codes", cuda_blocks.store("uint8", spec.block // 2, "BS_KEEP"))
+
+
+def _share(sch: Schedule, name: str, threads: int, last: int | None = None) -> None:
+    """Divide the loop over blocks that block ``name`` is in among the threads of a CTA."""
+    loops = sch.get_loops(sch.get_sblock(name))
+    part, thread = sch.split(loops[0 if last is None else -last], [None, threads])
+    sch.reorder(thread, part)
+    sch.bind(thread, "threadIdx.x")
+    sch.unroll(part)
+
+
+def _tensorize(sch: Schedule, name: str, intrinsic: str) -> None:
+    """Map the innermost loop of block ``name``, which has no bounds check, onto ``intrinsic``."""
+    sch.tensorize(last_loops(sch, sch.get_sblock(name), 1)[0], intrinsic)
+
+
+def _norm_arithmetic(sch: Schedule, spec: NormQuantize) -> None:
+    count, dtype = spec.block, spec.dtype
+    first = cuda_fused.add if spec.residual else cuda_fused.widened
+    tensorize(sch, "h", first(dtype, count))
+    _tensorize(sch, "square_sum", cuda_fused.square_sum(count))
+    _tensorize(sch, "norm", cuda_fused.norm(dtype, count, spec.residual, spec.convention))
+    amax = sch.get_sblock("amax")
+    sch.decompose_reduction(amax, sch.get_loops(amax)[-1])
+    _tensorize(sch, "amax_update", cuda_fused.most(count))
+    scaled = spec.convention == "divide" or spec.scale_format == "e4m3"
+    _tensorize(sch, "scale", cuda_fused.scale_of(spec.scale_format, scaled))
+    _tensorize(sch, "inverse", cuda_fused.inverse_of(spec.scale_format, scaled))
+    _tensorize(sch, "pack", cuda_fused.codes_of(count))
+
+
+ACT_THREADS = (64, 128, 256)
+"""Threads of a CTA of activation kernels; each has one block."""
+
+
+def act_quantize_sketches(spec: ActQuantize) -> list[Sketch]:
+    """Sketches of `blockscale.tir.act_rows`: a CTA in a tile of scales, a CTA in a row."""
+    layouts = [spec.layout, "linear"] if spec.layout != "linear" else ["linear"]
+    return [partial(act_quantize, spec=spec, order=order) for order in layouts]
+
+
+def act_quantize(sch: Schedule, choose: Choose, spec: ActQuantize, order: str) -> None:
+    """A block a thread, from its loads to its last store."""
+    _bind_blocks(sch, choose(sch, list(ACT_THREADS), 128), order)
+    sch.compute_inline(sch.get_sblock("magnitude"))
+    sch.compute_inline(sch.get_sblock("code"))
+    loads = ["load_gate", "load_up"] if spec.gated else ["load_input"]
+    in_registers(sch, *loads, "amax", "scale", "factor", "pack")
+    if spec.gated:
+        in_registers(sch, "value", *(["numbers"] if spec.activation == "swiglu" else []))
+    for name in loads:
+        _tensorize(sch, name, cuda_blocks.load(spec.dtype, spec.block, "BS_KEEP"))
+    if spec.gated:
+        _tensorize(sch, "value", cuda_act.activate(spec.activation, spec.dtype, spec.block))
+    amax = sch.get_sblock("amax")
+    sch.decompose_reduction(amax, sch.get_loops(amax)[-1])
+    _tensorize(sch, "amax_update", cuda_blocks.amax(spec.dtype, spec.block))
+    _act_codes(sch, spec)
+    _tensorize(sch, "store_codes", cuda_blocks.store("uint8", spec.block // 2, "BS_KEEP"))
+
+
+def _bind_blocks(sch: Schedule, threads: ExprRV, order: str) -> None:
+    """Bind experts, rows and blocks: a warp's lanes are neighbours in ``order`` of the scales.
+
+    Of 128x4, 32 neighbours are four blocks of the rows r, r + 1, r + 32, r + 33, ... r + 97: loads
+    of 128 bytes, and one store of 32.
+    """
+    expert, row, block = sch.get_loops(sch.get_sblock("block"))
+    if order == "linear":
+        group, thread = sch.split(block, [None, threads])
+        bind(sch, (row, group, thread), ("blockIdx.x", "blockIdx.y", "threadIdx.x"))
+    elif order == "8x4":
+        tile, inner = sch.split(row, [None, 8])
+        group, warp, col = sch.split(block, [None, threads // WARP, 4])
+        sch.reorder(tile, group, warp, inner, col)
+        thread = sch.fuse(warp, inner, col)
+        bind(sch, (tile, group, thread), ("blockIdx.x", "blockIdx.y", "threadIdx.x"))
+    else:
+        tile, quarter, pair, inner = sch.split(row, [None, 4, 16, 2])
+        group, warp, col = sch.split(block, [None, threads // WARP, 4])
+        sch.reorder(tile, pair, group, warp, inner, quarter, col)
+        thread = sch.fuse(warp, inner, quarter, col)
+        bind(sch, (sch.fuse(tile, pair), group, thread), ("blockIdx.x", "blockIdx.y", "threadIdx.x"))
+    sch.bind(expert, "blockIdx.z")
+
+
+def _act_codes(sch: Schedule, spec: ActQuantize) -> None:
+    """Scales and codes of 16-bit values: those of `cuda_blocks`, or FlashInfer's exact mode."""
+    if spec.convention == "flashinfer":
+        _tensorize(sch, "scale", cuda_act.scale_of(spec.scale_format))
+        _tensorize(sch, "factor", cuda_act.factor_of(spec.scale_format))
+        _tensorize(sch, "pack", cuda_act.codes_of(spec.dtype, spec.block))
+        return
+    fmt = "nvfp4" if spec.scale_format == "e4m3" else "mxfp4"
+    _tensorize(sch, "scale", cuda_blocks.scale_of(fmt, "ceil", spec.dtype))
+    _tensorize(sch, "factor", cuda_blocks.divisor_of(fmt))
+    codes = BLOCK_SIZE[fmt] // 2
+    _, inner = sch.split(last_loops(sch, sch.get_sblock("pack"), 1)[0], [None, codes])
+    sch.tensorize(inner, cuda_blocks.encode(fmt, spec.dtype, True))

@@ -1,0 +1,32 @@
+"""Stands in for `blockscale.tuning.gpu` where there is no GPU: candidates run on the CPU."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from blockscale.tuning import gpu, worker
+from blockscale.tuning.worker import Argument, Measurement, Timing
+
+MACHINE = {"gpu": "Fake GPU", "driver": "1.2", "cuda": "13.0", "torch": "0", "l2_bytes": 1 << 20}
+
+
+def describe(arch: str) -> dict[str, Any]:
+    if not gpu.fits(arch, 9, 0):
+        raise RuntimeError(f"this machine's GPU does not run code for {arch}")
+    return MACHINE
+
+
+def measure(library: str, arguments: list[Argument], timing: Timing, reference: str) -> Measurement:
+    result = worker.measure(library, arguments, timing, f"{reference}.npz")
+    broken = result.error is not None  # as after an illegal address
+    return Measurement(result.run_secs, result.error, broken)
+
+
+def measure_slowly(
+    library: str, arguments: list[Argument], timing: Timing, reference: str
+) -> Measurement:
+    """Hang, but for default schedules."""
+    if library != reference:
+        time.sleep(1000)
+    return measure(library, arguments, timing, reference)
