@@ -22,15 +22,13 @@ from blockscale.specs import (
     Unswizzle,
 )
 from blockscale.tir.act_rows import act_rows
-from blockscale.tir.dequantize import dequantize
-from blockscale.tir.layouts import RowGrid
+from blockscale.tir.gpu_blocks import dequantize, quantize
+from blockscale.tir.gpu_swizzle import swizzle, unswizzle
 from blockscale.tir.norm_rows import norm_rows
-from blockscale.tir.quantize import quantize
 from blockscale.tir.scale_sweep import scale_sweep_threads
-from blockscale.tir.swizzle import swizzle, unswizzle
 
-NORM_BUCKETS = (Bucket(8, 64), Bucket(256, 1024), Bucket(8192, None))
-"""Decode (fewer rows than SMs), small batches, prefill."""
+NORM_BUCKETS = (Bucket(8, 64), Bucket(256, 512), Bucket(1024, 2048), Bucket(8192, None))
+"""Decode (fewer rows than SMs), one wave of CTAs, a few, many."""
 
 ACT_BUCKETS = (Bucket(16, 64), Bucket(4096, None))
 """Decode and prefill."""
@@ -65,9 +63,9 @@ def module(spec: Spec, bucket: Bucket, level: str, static: bool) -> tvm.IRModule
     rows = bucket.rows
     shape = (rows, TUNED_COLS) if static else None
     if isinstance(spec, Quantize):
-        func = quantize(spec, 1, shape, RowGrid)
+        func = quantize(spec, shape)
     elif isinstance(spec, Dequantize):
-        func = dequantize(spec, 1, shape, RowGrid)
+        func = dequantize(spec, shape)
     elif isinstance(spec, Swizzle):
         func = swizzle(spec, (rows, SWIZZLED_COLS) if static else None)
     elif isinstance(spec, Unswizzle):

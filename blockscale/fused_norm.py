@@ -255,8 +255,8 @@ def traced_norm(
     )
     x = (input, residual, weight) if op.residual else (input, weight)
     torch_ops.operator(op.name)(
-        *(*x, codes, scale, global_scale, eps, block_size, scale_format),
-        *(swizzled, both, linear if both else None, enable_pdl, y_out),
+        *(*x, codes, scale, linear if both else None, y_out),
+        *(global_scale, eps, block_size, scale_format, swizzled, both, enable_pdl),
     )
     if y_fp4 is None:
         codes = codes.view(FP4)
@@ -265,6 +265,15 @@ def traced_norm(
 
 def _fake_norm(op: NormOp, given: NormArguments) -> None:
     _check(op, _spec(op, given), given)
+
+
+def _in_order(
+    x: tuple[Any, ...], codes: tuple[Any, ...], more: tuple[Any, ...], rest: tuple[Any, ...]
+) -> NormArguments:
+    """Return the arguments of an operator in the order of the function."""
+    unswizzled, y_out = more
+    *options, enable_pdl = rest
+    return NormArguments(*x, *codes, *options, unswizzled, enable_pdl, y_out)
 
 
 def define_add(op: NormOp) -> NormOp:
@@ -276,15 +285,15 @@ def define_add(op: NormOp) -> NormOp:
         weight: Tensor,
         y_fp4: Tensor,
         block_scale: Tensor,
+        block_scale_unswizzled: Tensor | None,  # written, so without default: torch 2.11 fails on
+        y_out: Tensor | None,  # arguments that are written and left out
         global_scale: Tensor | None = None,
         eps: float = 1e-6,
         block_size: int = 16,
         scale_format: str | None = None,
         is_sf_swizzled_layout: bool = False,
         output_both_sf_layouts: bool = False,
-        block_scale_unswizzled: Tensor | None = None,
         enable_pdl: bool | None = None,
-        y_out: Tensor | None = None,
     ) -> None:
         norm(
             *(op, input, residual, weight, y_fp4, block_scale, global_scale, eps, block_size),
@@ -292,8 +301,12 @@ def define_add(op: NormOp) -> NormOp:
             *(block_scale_unswizzled, enable_pdl, y_out),
         )
 
+    def fake(*given: Any) -> None:
+        x, codes, more, rest = given[:3], given[3:5], given[5:7], given[7:]
+        _fake_norm(op, _in_order(x, codes, more, rest))
+
     written = ("residual", "y_fp4", "block_scale", "block_scale_unswizzled", "y_out")
-    torch_ops.define(op.name, run, lambda *given: _fake_norm(op, NormArguments(*given)), written)
+    torch_ops.define(op.name, run, fake, written)
     return op
 
 
@@ -305,15 +318,15 @@ def define_norm(op: NormOp) -> NormOp:
         weight: Tensor,
         y_fp4: Tensor,
         block_scale: Tensor,
+        block_scale_unswizzled: Tensor | None,  # written, so without default: torch 2.11 fails on
+        y_out: Tensor | None,  # arguments that are written and left out
         global_scale: Tensor | None = None,
         eps: float = 1e-6,
         block_size: int = 16,
         scale_format: str | None = None,
         is_sf_swizzled_layout: bool = False,
         output_both_sf_layouts: bool = False,
-        block_scale_unswizzled: Tensor | None = None,
         enable_pdl: bool | None = None,
-        y_out: Tensor | None = None,
     ) -> None:
         norm(
             *(op, input, None, weight, y_fp4, block_scale, global_scale, eps, block_size),
@@ -321,8 +334,9 @@ def define_norm(op: NormOp) -> NormOp:
             *(block_scale_unswizzled, enable_pdl, y_out),
         )
 
-    def fake(x: Tensor, *rest: Any) -> None:
-        _fake_norm(op, NormArguments(x, None, *rest))
+    def fake(*given: Any) -> None:
+        x, codes, more, rest = (given[0], None, given[1]), given[2:4], given[4:6], given[6:]
+        _fake_norm(op, _in_order(x, codes, more, rest))
 
     written = ("y_fp4", "block_scale", "block_scale_unswizzled", "y_out")
     torch_ops.define(op.name, run, fake, written)

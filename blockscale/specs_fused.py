@@ -29,7 +29,7 @@ MIN_HIDDEN = 64
 
 _FORMAT = {name: key for key, name in FUSED_FORMAT.items()}
 _STORAGE = {"e4m3": "e4m3", "ue8m0": "e8m0"}
-_CONVENTIONS = ("divide", "flashinfer")
+CONVENTIONS = ("divide", "flashinfer")
 _ROWS_OF_LAYOUT = {"128x4": 128, "8x4": 8}
 
 
@@ -85,7 +85,7 @@ class NormQuantize(Spec):
         check_choice("NormQuantize", "residual", self.residual, (False, True))
         check_choice("NormQuantize", "layout", self.layout, ("linear", "128x4", "both"))
         check_choice("NormQuantize", "y_out", self.y_out, (False, True))
-        check_choice("NormQuantize", "convention", self.convention, _CONVENTIONS)
+        check_choice("NormQuantize", "convention", self.convention, CONVENTIONS)
         check_positive("NormQuantize", "hidden", self.hidden)
         if self.hidden < MIN_HIDDEN or self.hidden % self.block_size:
             up = max(MIN_HIDDEN, -(-self.hidden // self.block_size) * self.block_size)
@@ -171,7 +171,7 @@ class ActQuantize(Spec):
         check_choice("ActQuantize", "dtype", self.dtype, SIXTEEN_BIT)
         check_choice("ActQuantize", "layout", self.layout, ("linear", *_ROWS_OF_LAYOUT))
         check_choice("ActQuantize", "grouped", self.grouped, (False, True))
-        check_choice("ActQuantize", "convention", self.convention, _CONVENTIONS)
+        check_choice("ActQuantize", "convention", self.convention, CONVENTIONS)
         if self.grouped and self.layout != "128x4":
             raise ValueError(
                 f"ActQuantize: layout={self.layout!r} does not go with grouped=True, whose scales "

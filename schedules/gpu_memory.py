@@ -20,12 +20,13 @@ from blockscale.schedules._gpu_steps import (
     tensorize_reduction,
 )
 from blockscale.schedules._steps import Choose, Sketch
-from blockscale.specs import Dequantize, Quantize
+from blockscale.specs import Dequantize, Quantize, Swizzle, Unswizzle
 from blockscale.tir.gpu_blocks import LANES, UNIT
+from blockscale.tir.gpu_swizzle import KINDS
 from blockscale.tir.intrin import cuda_blocks
 
-THREADS = (64, 128, 256, 512)
-"""Threads of a CTA; more leave too few CTAs on an SM to overlap loads with stores."""
+WARPS = (2, 4, 8, 16)
+"""Warps of a CTA; more leave too few CTAs on an SM to overlap loads with stores."""
 
 PARTS = (1, 2, 4)
 """Blocks, or units, of a thread: their loads are in flight together."""
@@ -41,8 +42,8 @@ def quantize(sch: Schedule, choose: Choose, spec: Quantize, hint: str) -> None:
     swizzled, dtype = spec.layout != "linear", spec.dtype
     # Registers: a block is 8 of them as bfloat16, and 32 as MXFP4 in float32.
     parts = choose(sch, list(PARTS), 4 if swizzled else 2)
-    threads = choose(sch, list(THREADS), 256)
-    _bind(sch, ("load", "store_codes"), parts, threads, swizzled)
+    warps = choose(sch, list(WARPS), 8)
+    _bind(sch, ("load", "codes"), parts, warps, swizzled)
     in_registers(sch, "load", "amax", "scale", "divisor", "pack")
     tensorize(sch, "load", cuda_blocks.load(dtype, spec.block, hint))
     if not spec.given_amax:
@@ -62,8 +63,8 @@ def dequantize_sketches(spec: Dequantize) -> list[Sketch]:
 def dequantize(sch: Schedule, choose: Choose, spec: Dequantize, hint: str) -> None:
     """Eight elements a thread: load codes and scale, decode, round, store."""
     swizzled = spec.layout != "linear"
-    parts, threads = choose(sch, list(PARTS), 2), choose(sch, list(THREADS), 256)
-    _bind(sch, ("fetch", "out"), parts, threads, swizzled)
+    parts, warps = choose(sch, list(PARTS), 2), choose(sch, list(WARPS), 8)
+    _bind(sch, ("fetch", "unit"), parts, warps, swizzled)
     in_registers(sch, "fetch", "fetch_scale", "block_scale", "decode")
     tensorize(sch, "fetch", cuda_blocks.load("uint8", UNIT // 2, hint))
     tensorize_scalar(sch, "block_scale", cuda_blocks.divisor_of(spec.fmt))
@@ -79,7 +80,7 @@ def tensorize_scalar(sch: Schedule, name: str, intrinsic: str) -> None:
 
 
 def _bind(
-    sch: Schedule, nests: tuple[str, str], parts: ExprRV, threads: ExprRV, swizzled: bool
+    sch: Schedule, nests: tuple[str, str], parts: ExprRV, warps: ExprRV, swizzled: bool
 ) -> None:
     """Bind the nest that loads and the one that computes to the same CTAs and threads.
 
@@ -92,26 +93,19 @@ def _bind(
         a, b = sch.get_loops(sch.get_sblock(name))[:2]
         if swizzled:
             rows, part = sch.split(a, [None, parts])
-            group, thread = sch.split(b, [None, threads])
-            sch.reorder(rows, group, thread, part)
+            group, warp, lane = sch.split(b, [None, warps, LANES])
+            sch.reorder(rows, group, warp, lane, part)
         else:
-            cta, warp, part = sch.split(a, [None, sch_div(threads), parts])
-            sch.reorder(cta, warp, b, part)
-            thread = b
-        merged.append(thread)
+            group, warp, part = sch.split(a, [None, warps, parts])
+            lane = b
+            sch.reorder(group, warp, lane, part)
+        merged.append(lane)
     sch.merge(*merged)
-    outer, middle, inner = sch.get_loops(sch.get_sblock(nests[0]))[:3]
-    if swizzled:
-        bind(sch, (outer, middle, inner), ("blockIdx.x", "blockIdx.y", "threadIdx.x"))
-    else:
-        bind(sch, (outer, sch.fuse(middle, inner)), ("blockIdx.x", "threadIdx.x"))
+    *outer, warp, lane = sch.get_loops(sch.get_sblock(nests[0]))[: 4 if swizzled else 3]
+    bind(sch, outer, ("blockIdx.x", "blockIdx.y")[: len(outer)])
+    bind(sch, [sch.fuse(warp, lane)], ["threadIdx.x"])
     for name in nests:
-        depth = 3 if swizzled else 2
-        sch.unroll(sch.get_loops(sch.get_sblock(name))[depth])
-
-
-def sch_div(threads: ExprRV) -> ExprRV:
-    return threads // LANES
+        sch.unroll(sch.get_loops(sch.get_sblock(name))[len(outer) + 1])
 
 
 def swizzle_sketches(spec: Swizzle | Unswizzle) -> list[Sketch]:
@@ -121,25 +115,43 @@ def swizzle_sketches(spec: Swizzle | Unswizzle) -> list[Sketch]:
 
 
 def swizzle(sch: Schedule, choose: Choose, reverse: bool, hint: str) -> None:
-    """Four rows and a few columns a thread; a warp takes some rows next to each other."""
-    rows = choose(sch, [2, 4, 8], 8 if reverse else 4)
-    warps = choose(sch, [1, 2, 4], 4)
+    """Four rows a quarter of a tile apart for a thread, rows next to each other for a warp."""
+    lanes = choose(sch, [4, 8, 16], 4 if reverse else 8)
+    rows = choose(sch, [8, 16, 32], 32 if reverse else 16)
     for kind in KINDS:
-        load, turn, store = (sch.get_sblock(f"{kind}_{step}") for step in ("load", "turn", "store"))
-        tile, row, col = sch.get_loops(load)[:3]
-        part, warp, lane_row = sch.split(row, [None, warps, rows])
-        group, lane = sch.split(col, [None, LANES // rows])
-        sch.reorder(tile, part, group, warp, lane_row, lane)
-        bind(
-            sch,
-            (sch.fuse(tile, part), group, sch.fuse(warp, lane_row, lane)),
-            ("blockIdx.x", "blockIdx.y", "threadIdx.x"),
-        )
-        in_registers(sch, f"{kind}_load", f"{kind}_turn")
-        for block in (load, turn, store):
-            for loop in sch.get_loops(block)[3:]:
+        load, turn, store = (f"{kind}_{step}" for step in ("load", "turn", "store"))
+        _bind_tiles(sch, load, rows, lanes)
+        in_registers(sch, load, turn)
+        quads = {load} if kind == "wide" or reverse else set()
+        quads |= {store} if kind == "wide" or not reverse else set()
+        for name in (load, turn, f"{kind}_row" if reverse else store):
+            loops = sch.get_loops(sch.get_sblock(name))[3:]
+            for loop in loops[: 1 if name in quads else 2]:
                 sch.unroll(loop)
-        quads = (load, store) if not reverse or kind == "wide" else (load,)
-        for block in quads:
-            make = cuda_blocks.load if block is load else cuda_blocks.store
-            tensorize(sch, block, make("uint32", 4, hint))
+        if load in quads:
+            tensorize(sch, load, cuda_blocks.load("uint32", 4, hint))
+        if store in quads:
+            tensorize(sch, store, cuda_blocks.store("uint32", 4, hint))
+    if reverse:
+        tile, row, col = sch.get_loops(sch.get_sblock("bytes"))
+        group, thread = sch.split(col, [None, LANES])
+        loops = (sch.fuse(tile, row), group, thread)
+        bind(sch, loops, ("blockIdx.x", "blockIdx.y", "threadIdx.x"))
+    else:
+        _bind_tiles(sch, "bytes_load", rows, lanes)
+        in_registers(sch, "bytes_load")
+        sch.unroll(sch.get_loops(sch.get_sblock("bytes_load"))[3])
+        tensorize(sch, "bytes_store", cuda_blocks.store("uint8", 16, hint))
+
+
+def _bind_tiles(sch: Schedule, name: str, rows: ExprRV, lanes: ExprRV) -> None:
+    """Bind the loops tile, row and group of columns of block ``name``.
+
+    A CTA takes ``rows`` rows of a quarter of a tile and ``lanes`` groups of columns.
+    """
+    tile, row, col = sch.get_loops(sch.get_sblock(name))[:3]
+    part, thread_row = sch.split(row, [None, rows])
+    group, lane = sch.split(col, [None, lanes])
+    sch.reorder(tile, part, group, thread_row, lane)
+    loops = (sch.fuse(tile, part), group, sch.fuse(thread_row, lane))
+    bind(sch, loops, ("blockIdx.x", "blockIdx.y", "threadIdx.x"))

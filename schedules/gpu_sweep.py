@@ -14,7 +14,7 @@ from blockscale.tir.intrin import cuda_blocks, cuda_sweep
 from blockscale.tir.scale_sweep import REGISTER_BLOCK
 
 THREADS = (128, 256)
-"""Threads of a CTA, which share a table; 56 registers a thread leave 1024 threads on an SM."""
+"""Threads of a CTA, which share a table; 48 registers a thread leave 1280 threads on an SM."""
 
 PARTS = (1, 2, 4, 8)
 """Blocks of a thread, one after the other, so that the table is made less often."""

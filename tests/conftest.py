@@ -28,6 +28,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Set what child processes inherit, before any test module is imported."""
     os.environ["BLOCKSCALE_CACHE"] = str(ROOT / ".cache" / "blockscale-test")
+    # Inductor's cache does not see that an operator's schema has changed.
+    os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
     package = Path(blockscale.__file__).resolve().parent
     if package.parent == ROOT:  # MetaSchedule's workers must import this checkout, not another one
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]

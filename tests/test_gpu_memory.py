@@ -11,15 +11,18 @@ import numpy as np
 import pytest
 import reference as ref
 import torch
-from helpers import packed_tensor, random_matrix, same, same_bytes, tensor
+from helpers import DTYPES, packed_tensor, random_matrix, same, same_bytes, tensor
 from helpers import widen as wide
 from kernels import byte_tensor
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import Trace
 
+from blockscale import catalog
 from blockscale.build import build
 from blockscale.emulator import run_module
+from blockscale.lower import cuda, nvcc
+from blockscale.schedules import gpu_memory
 from blockscale.specs import Spec
-
-ARCHS = ("sm_90a", "sm_100a")
 
 
 @cache
@@ -98,24 +101,108 @@ def check_quantize(spec, arch, x, g):
 
 
 QUANTIZE = [
-    "quantize_nvfp4_bf16",
-    "quantize_nvfp4_f16",
-    "quantize_nvfp4_f32",
-    "quantize_mxfp4_bf16",
-    "quantize_mxfp4_floor_f16",
-    "quantize_mxfp4_f32",
-    "quantize_nvfp4_amax_bf16",
-    "quantize_mxfp4_amax_f16",
-    "quantize_nvfp4_128x4_bf16",
-    "quantize_nvfp4_128x4_amax_f16",
-    "quantize_mxfp4_128x4_floor_bf16",
+    ("quantize_nvfp4_bf16", "sm_90a"),
+    ("quantize_nvfp4_bf16", "sm_100a"),
+    ("quantize_nvfp4_f16", "sm_90a"),
+    ("quantize_nvfp4_f32", "sm_100a"),
+    ("quantize_mxfp4_f32", "sm_90a"),
+    ("quantize_mxfp4_floor_f16", "sm_90a"),
+    ("quantize_nvfp4_amax_bf16", "sm_90a"),
+    ("quantize_nvfp4_128x4_bf16", "sm_90a"),
+    ("quantize_nvfp4_128x4_amax_f16", "sm_100a"),
+    ("quantize_mxfp4_128x4_bf16", "sm_100a"),
 ]
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("name", QUANTIZE)
-@pytest.mark.parametrize("g", [1.0, 0.0137, 1e-30, 1e30])
-def test_quantize(name, arch, g):
+@pytest.mark.parametrize(("name", "arch"), QUANTIZE)
+def test_quantize_at_the_edges(name, arch):
+    """Also at global scales with which intermediate numbers overflow or underflow."""
     spec = Spec.parse(name)
-    x = tensor(blocks_at_the_edges(spec, g), spec.dtype)
-    check_quantize(spec, arch, x, g)
+    for g in (1.0, 0.0137, 1e-30, 1e30) if spec.layout == "linear" else (0.0137,):
+        check_quantize(spec, arch, tensor(blocks_at_the_edges(spec, g), spec.dtype), g)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 128, 130])
+@pytest.mark.parametrize("blocks", [1, 5])
+def test_quantize_shapes(rows, blocks):
+    """Also with padding in both directions, which one kernel writes with the scales."""
+    for name, arch in (QUANTIZE[0], QUANTIZE[7]):
+        spec = Spec.parse(name)
+        x = random_matrix((rows, blocks * spec.block), spec.fmt, rows)
+        check_quantize(spec, arch, tensor(x, spec.dtype), 0.37)
+
+
+DEQUANTIZE = [
+    ("dequantize_nvfp4_bf16", "sm_90a"),
+    ("dequantize_nvfp4_128x4_f32", "sm_100a"),
+    ("dequantize_mxfp4_f16", "sm_90a"),
+    ("dequantize_mxfp4_128x4_bf16", "sm_90a"),
+]
+
+
+@pytest.mark.parametrize(("name", "arch"), DEQUANTIZE)
+def test_dequantize(name, arch):
+    """Every scale byte, NaN and negative ones too, with random codes."""
+    spec, rng = Spec.parse(name), np.random.default_rng(3)
+    for rows, blocks, g in ((1, 1, 1.0), (7, 5, 0.37), (130, 9, 1e-30), (4, 64, 1e30)):
+        codes = rng.integers(0, 16, (rows, blocks * spec.block), dtype=np.uint8)
+        byte = np.resize(rng.permutation(256).astype(np.uint8), (rows, blocks))
+        stored = torch.from_numpy(byte if spec.layout == "linear" else ref.swizzle(byte))
+        inputs = [packed_tensor(codes), stored, tensor([g])]
+        out = torch.empty(codes.shape, dtype=DTYPES[spec.dtype])
+        [out] = call(emulated(name, arch), inputs, [out])
+        same(wide(out), ref.dequantize(codes, byte, spec.fmt, g, spec.dtype))
+
+
+@pytest.mark.parametrize("name", ["swizzle_128x4", "unswizzle_128x4"])
+@pytest.mark.parametrize("cols", [1, 6, 12, 16, 180, 272])
+def test_swizzle(name, cols):
+    """Each of the three kernels, at all places of a tile; padding is zero."""
+    for rows in (7, 130):
+        scale = np.random.default_rng(rows).integers(1, 256, (rows, cols), dtype=np.uint8)
+        pair = [torch.from_numpy(scale), torch.from_numpy(ref.swizzle(scale))]
+        given, wanted = pair if name == "swizzle_128x4" else pair[::-1]
+        [out] = call(emulated(name, "sm_90a"), [given], [torch.empty_like(wanted)])
+        same_bytes(out.numpy(), wanted.numpy())
+
+
+SPACE = [
+    "quantize_nvfp4_bf16",
+    "quantize_mxfp4_128x4_amax_f32",
+    "dequantize_nvfp4_f16",
+    "dequantize_mxfp4_128x4_bf16",
+    "swizzle_128x4",
+    "unswizzle_128x4",
+]
+
+
+@pytest.mark.parametrize("name", SPACE)
+def test_space(name):
+    """Sampled schedules are legal for static and for symbolic shapes, by the same trace."""
+    [workload] = catalog.workloads(Spec.parse(name), "sm_90a")
+    texts = set()
+    for seed in range(3):
+        for sch in workload.space("sm_90a")(Schedule(workload.mod("sm_90a"), seed=seed + 1)):
+            symbolic = Schedule(workload.symbolic("sm_90a"))
+            Trace.apply_json_to_schedule(sch.trace.as_json(), symbolic)
+            for scheduled in (sch, symbolic):
+                made = cuda.sources(scheduled.mod["main"], "kernel", "sm_90a")
+                assert "bs_" in made.device
+            texts.add(made.device)
+    assert len(texts) > 2  # decisions differ
+
+
+def test_sampled_schedules_keep_everything_in_registers():
+    """The largest block, as many as a thread may take, spills nothing."""
+    [workload] = catalog.workloads(Spec.parse("quantize_mxfp4_128x4_bf16"), "sm_90a")
+    sch = Schedule(workload.symbolic("sm_90a"))
+
+    def most(sch, candidates, prefer):
+        uniform = [1 / len(candidates)] * len(candidates)
+        return sch.sample_categorical(candidates, uniform, decision=len(candidates) - 1)
+
+    gpu_memory.quantize_sketches(workload.spec)[0](sch, most)
+    made = cuda.sources(sch.mod["main"], "kernel", "sm_90a")
+    [used] = nvcc.compile_cuda_source(made.device, "sm_90a").resources
+    assert (used["stack"], used["spills"]) == (0, 0)
+    assert used["registers"] <= 128  # 512 threads have 65536

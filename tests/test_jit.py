@@ -42,6 +42,7 @@ def swizzle():
 def forget(monkeypatch):
     """Make the next call look at the disk, as a new process does."""
     monkeypatch.setattr(jit, "_FUNCTIONS", {})
+    monkeypatch.setattr(jit, "_REMEMBERED", {})
 
 
 def test_built_once(builds, monkeypatch, tmp_path, capfd):
@@ -93,7 +94,7 @@ def test_sources_decide(builds, monkeypatch, tmp_path):
     """Another digest of sources, logs and level is another file; the old one stays."""
     swizzle()
     forget(monkeypatch)
-    monkeypatch.setattr(jit, "_digest", lambda: "0123456789abcdef")
+    monkeypatch.setattr(jit, "_digest", lambda target: "0123456789abcdef")
     swizzle()
     assert len(builds) == 2
     assert len(list((tmp_path / "cache").iterdir())) == 2
@@ -105,16 +106,15 @@ def test_digest_depends_on_sources_and_level(monkeypatch, tmp_path):
     other.write_text("one")
     digests = set()
     for sources, level in (
-        ([source], "avx2"),
+        ([source], "sm_90a"),
         ([source], "plain"),
         ([other], "plain"),
         ([source, other], "plain"),
     ):
         monkeypatch.setattr(jit, "_sources", lambda sources=sources: sources)
-        monkeypatch.setattr(host, "level", lambda level=level: level)
-        digests.add(jit._digest.__wrapped__())
+        digests.add(jit._digest.__wrapped__(level))
     source.write_text("two")
-    digests.add(jit._digest.__wrapped__())
+    digests.add(jit._digest.__wrapped__("plain"))
     assert len(digests) == 5
 
 
@@ -124,6 +124,7 @@ def test_sources_of_machine_code():
     assert parts >= {
         *("tir/linear.py", "tir/formats.py", "intrin/x86.py", "schedules/cpu.py"),
         *("schedules/_steps.py", "native/runtime.c", "tuning_logs/__init__.py"),
+        *("native/fp4.cuh", "native/cuda_library.h", "lower/cuda.py", "intrin/cuda_blocks.py"),
         *(f"blockscale/{name}.py" for name in ("catalog", "lowering", "build", "export")),
     }
 

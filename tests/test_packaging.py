@@ -24,11 +24,18 @@ ROOTS = {  # top-level folder -> its place in the wheel
     "tuning_logs": "blockscale/tuning_logs",
 }
 PUBLIC = [
+    "add_rmsnorm_fp4quant",
     "dequantize",
     "fp8_scale_candidates",
+    "gelu_tanh_and_mul_fp4quant",
+    "grouped_quantize",
     "linear",
     "nvfp4_fp8_scale_sweep",
     "quantize",
+    "rmsnorm_fp4quant",
+    "silu_and_mul_fp4quant",
+    "silu_and_mul_grouped_fp4quant",
+    "swiglu_fp4quant",
     "swizzle_scales",
     "unswizzle_scales",
     "Library",

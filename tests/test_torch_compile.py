@@ -195,8 +195,8 @@ def test_meta_tensors():
 norm_outputs = (fresh(5, 128), fresh(5, 16))
 act_outputs = (fresh(5, 64), fresh(5, 8))
 SAMPLES = {
-    "add_rmsnorm_fp4quant": ((X, R.clone(), W, *norm_outputs), {}),
-    "rmsnorm_fp4quant": ((X, W, *norm_outputs), {"y_out": torch.empty_like(X)}),
+    "add_rmsnorm_fp4quant": ((X, R.clone(), W, *norm_outputs, None, None), {}),
+    "rmsnorm_fp4quant": ((X, W, *norm_outputs, None, torch.empty_like(X)), {}),
     "silu_and_mul_fp4quant": ((X, None, *act_outputs, G, 16, None, "linear", None, []), {}),
     "swiglu_fp4quant": ((X, None, *act_outputs, G, 16, None, "linear", None, [1.0, 1.0, 7.0]), {}),
     "silu_and_mul_grouped_fp4quant": (
@@ -210,7 +210,7 @@ SAMPLES = {
     "unswizzle_scales": ((SWIZZLED.view(torch.uint8), 5, 8), {}),
     "nvfp4_fp8_scale_sweep": ((X, X.abs().max()), {}),
     "linear": ((X[:, :128].contiguous(), PACKED, BYTES), {}),
-    "flashinfer_add_rmsnorm_fp4quant": ((X, R.clone(), W, *norm_outputs, G), {}),
+    "flashinfer_add_rmsnorm_fp4quant": ((X, R.clone(), W, *norm_outputs, None, None, G), {}),
 }
 
 

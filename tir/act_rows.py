@@ -22,7 +22,6 @@ from blockscale.tir.common import fix_shape, i64, keep_params, widen
 from blockscale.tir.quantize import pack_codes
 from blockscale.tir.scale_store import scale_index, scale_shape
 
-
 NUMBERS = 3
 """Numbers of "swiglu"."""
 

@@ -18,16 +18,9 @@ from blockscale.tir.quantize import TILE
 
 
 def dequantize(
-    spec: Dequantize,
-    tile: int = TILE,
-    shape: tuple[int, int] | None = None,
-    grid_type: type[BlockGrid] = BlockGrid,
+    spec: Dequantize, tile: int = TILE, shape: tuple[int, int] | None = None
 ) -> PrimFunc:
     """Kernel ``(packed[rows, cols / 2], block_scale, global_scale) -> out[rows, cols]``."""
-    if grid_type is not BlockGrid:
-        from blockscale.tir.gpu_blocks import dequantize as threads
-
-        return threads(spec, shape)
     block, half, two = i64(spec.block), i64(spec.block // 2), i64(2)
     grid = BlockGrid(spec.block, tile, spec.layout == "128x4")
 

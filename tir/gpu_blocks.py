@@ -38,7 +38,7 @@ UNIT = 8
 
 @dataclass(frozen=True)
 class ThreadGrid:
-    """Items of ``item`` elements of a tensor [rows, cols]; ``padded``: with those of the padding."""
+    """Items of ``item`` elements of a tensor [rows, cols]; ``padded``: and those of its padding."""
 
     item: int
     swizzled: bool
@@ -121,9 +121,7 @@ def quantize(spec: Quantize, shape: tuple[int, int] | None = None) -> PrimFunc:
             with T.sblock("pack"):
                 va, vb, vj = T.axis.remap("SSS", [a, b, j])
                 pair[va, vb, vj] = pack_codes(
-                    element_code(
-                        spec, widen(raw[va, vb, vj * two]), divisor[va, vb], byte[va, vb]
-                    ),
+                    element_code(spec, widen(raw[va, vb, vj * two]), divisor[va, vb], byte[va, vb]),
                     element_code(
                         spec, widen(raw[va, vb, vj * two + one]), divisor[va, vb], byte[va, vb]
                     ),
@@ -131,28 +129,22 @@ def quantize(spec: Quantize, shape: tuple[int, int] | None = None) -> PrimFunc:
 
     @T.inline
     def store(pair, byte, packed, block_scale, a, b, rows, cols):
-        for j in range(half):
-            with T.sblock("store_codes"):
-                if swizzled:
-                    va, vb, vj = T.axis.remap("SSS", [a, b, j])
-                    T.where(grid.inside(a, b, rows, cols))
-                    packed[grid.at(va, vb, rows, cols) * half + vj] = pair[va, vb, vj]
-                else:
-                    vf = T.axis.spatial(rows * (cols // block), a * i64(LANES) + b)
-                    vj = T.axis.spatial(half, j)
-                    T.where(a * i64(LANES) + b < rows * (cols // block))
-                    packed[vf * half + vj] = pair[vf // i64(LANES), vf % i64(LANES), vj]
-        if swizzled:
-            with T.sblock("store_scale"):
-                va, vb = T.axis.remap("SS", [a, b])
+        with T.sblock("codes"):
+            va, vb = T.axis.remap("SS", [a, b])
+            if grid.inside(va, vb, rows, cols):
+                for j in range(half):
+                    with T.sblock("store_codes"):
+                        vj = T.axis.spatial(half, j)
+                        packed[grid.at(va, vb, rows, cols) * half + vj] = pair[va, vb, vj]
+        with T.sblock("store_scale"):
+            va, vb = T.axis.remap("SS", [a, b])
+            if swizzled:
                 block_scale[offset_128x4(va, vb, cols // block)] = T.Select(
                     grid.inside(va, vb, rows, cols), T.Cast("uint8", byte[va, vb]), T.uint8(0)
                 )
-        else:
-            with T.sblock("store_scale"):
-                vf = T.axis.spatial(rows * (cols // block), a * i64(LANES) + b)
-                T.where(a * i64(LANES) + b < rows * (cols // block))
-                block_scale[vf] = T.Cast("uint8", byte[vf // i64(LANES), vf % i64(LANES)])
+            else:
+                if grid.inside(va, vb, rows, cols):
+                    block_scale[grid.at(va, vb, rows, cols)] = T.Cast("uint8", byte[va, vb])
 
     if spec.given_amax:
 
@@ -270,20 +262,14 @@ def dequantize(spec: Dequantize, shape: tuple[int, int] | None = None) -> PrimFu
                     value[va, vb, ve] = weight_value(
                         codes[va, vb, ve // two], ve, scale[va, vb], "float32"
                     )
-            for e in range(unit):
-                with T.sblock("out"):
-                    if swizzled:
-                        va, vb, ve = T.axis.remap("SSS", [a, b, e])
-                        T.where(grid.inside(a, b, rows, cols))
-                        flat_out[grid.at(va, vb, rows, cols) * unit + ve] = formats.round_to(
-                            spec.dtype, value[va, vb, ve]
-                        )
-                    else:
-                        vf = T.axis.spatial(rows * (cols // unit), a * i64(LANES) + b)
-                        ve = T.axis.spatial(unit, e)
-                        T.where(a * i64(LANES) + b < rows * (cols // unit))
-                        flat_out[vf * unit + ve] = formats.round_to(
-                            spec.dtype, value[vf // i64(LANES), vf % i64(LANES), ve]
-                        )
+            with T.sblock("unit"):
+                va, vb = T.axis.remap("SS", [a, b])
+                if grid.inside(va, vb, rows, cols):
+                    for e in range(unit):
+                        with T.sblock("out"):
+                            ve = T.axis.spatial(unit, e)
+                            flat_out[grid.at(va, vb, rows, cols) * unit + ve] = formats.round_to(
+                                spec.dtype, value[va, vb, ve]
+                            )
 
     return main if shape is None else fix_shape(main, "out", shape)

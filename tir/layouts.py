@@ -93,7 +93,3 @@ class BlockGrid:
         if self.swizzled:
             return index_128x4(run, block, blocks)
         return self.index(run, block, blocks)
-
-
-class RowGrid(BlockGrid):
-    """Asks `quantize` and `dequantize` for what GPU threads walk (`blockscale.tir.gpu_blocks`)."""

@@ -45,6 +45,11 @@ def square_sum(h: Callable[[int], PrimExpr]) -> PrimExpr:
     return ((p[0] + p[4]) + (p[2] + p[6])) + ((p[1] + p[5]) + (p[3] + p[7]))
 
 
+def factor(convention: str, global_scale: PrimExpr) -> PrimExpr:
+    """Return the factor of the values."""
+    return encode.reciprocal(global_scale) if convention == "divide" else global_scale
+
+
 def normed(spec: NormQuantize, h: PrimExpr, rstd: PrimExpr, weight: PrimExpr) -> PrimExpr:
     """Return y of an element."""
     if spec.residual:
@@ -156,15 +161,11 @@ def _extras(spec: NormQuantize) -> tuple[Any, Any, Any]:
     blocks, block = i64(spec.blocks), i64(spec.block)
 
     @T.inline
-    def factor(global_scale, gs):
+    def take_factor(global_scale, gs):
         for i in range(i64(1)):
             with T.sblock("gs"):
                 vi = T.axis.spatial(i64(1), i)
-                gs[vi] = (
-                    encode.reciprocal(global_scale[vi])
-                    if spec.convention == "divide"
-                    else global_scale[vi]
-                )
+                gs[vi] = factor(spec.convention, global_scale[vi])
 
     @T.inline
     def store_y(y, y_out, rows):
@@ -180,7 +181,7 @@ def _extras(spec: NormQuantize) -> tuple[Any, Any, Any]:
                 vr, vb = T.axis.remap("SS", [r, b])
                 block_scale[vr, vb] = T.Cast("uint8", byte[vr, vb])
 
-    return factor, store_y, store_linear
+    return take_factor, store_y, store_linear
 
 
 def norm_quantize(spec: NormQuantize, rows: int | None = None) -> PrimFunc:
@@ -194,7 +195,7 @@ def norm_quantize(spec: NormQuantize, rows: int | None = None) -> PrimFunc:
     both = spec.layout == "both"
     add, take, reduce, norm = _norm_steps(spec)
     quantize = _encode_steps(spec)
-    factor, store_y, store_linear = _extras(spec)
+    take_factor, store_y, store_linear = _extras(spec)
     store, pad = norm_store(layout, spec.blocks)
 
     @T.prim_func(s_tir=True)
@@ -227,7 +228,7 @@ def norm_quantize(spec: NormQuantize, rows: int | None = None) -> PrimFunc:
         code = T.sblock_alloc_buffer((rows, blocks, block), "int32")
         pair = T.sblock_alloc_buffer((rows, blocks, half), "uint8")
         h = T.sblock_alloc_buffer((rows, blocks, block), "float32")
-        factor(global_scale, gs)
+        take_factor(global_scale, gs)
         if spec.residual:
             residual = T.match_buffer(residual_handle, (rows, hidden), spec.dtype)
             residual_out = T.match_buffer(out_handle, (rows, hidden), spec.dtype)

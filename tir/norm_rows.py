@@ -1,6 +1,6 @@
 """`norm_quantize` row by row and block by block, as GPUs compute it: the same bits.
 
-A block "row" holds the steps of a row, and in it "sum" and "encode" those of a block of elements, so
+A block "row" holds the steps of a row, in it "sum" and "encode" those of a block of elements, so
 that a schedule divides blocks among threads and a thread keeps what it computes.  Every load is
 written before the first sum.  Where scales have padding, the loop over rows goes on to the end of
 the last tile: "pad" writes the zeros of a row that is none, and those beside a row that is one.
@@ -16,7 +16,7 @@ from tvm.tirx import PrimFunc
 from blockscale.specs import NormQuantize
 from blockscale.tir import encode, formats
 from blockscale.tir.common import fix_shape, i64, keep_params, widen
-from blockscale.tir.norm_quantize import GROUP, normed, square_sum
+from blockscale.tir.norm_quantize import GROUP, factor, normed, square_sum
 from blockscale.tir.quantize import pack_codes
 from blockscale.tir.scale_store import scale_index, scale_shape
 
@@ -84,13 +84,11 @@ def _scale_steps(spec: NormQuantize) -> tuple[Any, Any]:
     scaled = spec.convention == "divide" or spec.scale_format == "e4m3"
 
     @T.inline
-    def factor(global_scale, gs):
-        with T.sblock("gs"):
-            gs[i64(0)] = (
-                encode.reciprocal(global_scale[i64(0)])
-                if spec.convention == "divide"
-                else global_scale[i64(0)]
-            )
+    def take_factor(global_scale, gs):
+        for i in range(i64(1)):
+            with T.sblock("gs"):
+                vi = T.axis.spatial(i64(1), i)
+                gs[vi] = factor(spec.convention, global_scale[vi])
 
     @T.inline
     def scale(h, w, rstd, gs, y, magnitude, amax, byte, inverse, b):
@@ -121,7 +119,7 @@ def _scale_steps(spec: NormQuantize) -> tuple[Any, Any]:
                     spec.scale_format, byte[vi], gs[i64(0)] if scaled else None
                 )
 
-    return factor, scale
+    return take_factor, scale
 
 
 def _store_steps(spec: NormQuantize) -> tuple[Any, Any]:
@@ -175,7 +173,7 @@ def norm_rows(spec: NormQuantize, rows: int | None = None) -> PrimFunc:
     load_input, load_residual, load_weight = (
         _load_step(spec, name) for name in ("load_input", "load_residual", "load_weight")
     )
-    (take, add_up, reduce), (factor, scale) = _sum_steps(spec), _scale_steps(spec)
+    (take, add_up, reduce), (take_factor, scale) = _sum_steps(spec), _scale_steps(spec)
     store, pad = _store_steps(spec)
 
     @T.prim_func(s_tir=True)
@@ -220,7 +218,7 @@ def norm_rows(spec: NormQuantize, rows: int | None = None) -> PrimFunc:
                 if spec.residual:
                     load_residual(residual, old, vr)
                 load_weight(weight, w, None)
-                factor(global_scale, gs)
+                take_factor(global_scale, gs)
                 take(x, old, h)
                 for b in range(blocks):
                     with T.sblock("sum"):

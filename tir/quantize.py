@@ -173,17 +173,8 @@ def _scale_store(grid: BlockGrid) -> Any:
     return store_swizzled if grid.swizzled else store_linear
 
 
-def quantize(
-    spec: Quantize,
-    tile: int = TILE,
-    shape: tuple[int, int] | None = None,
-    grid_type: type[BlockGrid] = BlockGrid,
-) -> PrimFunc:
+def quantize(spec: Quantize, tile: int = TILE, shape: tuple[int, int] | None = None) -> PrimFunc:
     """Return the kernel ``(x[rows, cols], (block_amax), global_scale) -> packed, block_scale``."""
-    if grid_type is not BlockGrid:
-        from blockscale.tir.gpu_blocks import quantize as threads
-
-        return threads(spec, shape)
     block, half, two = i64(spec.block), i64(spec.block // 2), i64(2)
     grid = BlockGrid(spec.block, tile, spec.layout == "128x4")
     given_amax, own_amax = _maxima(grid)

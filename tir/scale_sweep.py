@@ -236,9 +236,7 @@ def scale_sweep_threads(spec: ScaleSweep, blocks: int | None = None) -> PrimFunc
         for b in T.grid(blocks):
             with T.sblock("more"):
                 vb = T.axis.spatial(blocks, b)
-                T.reads(
-                    x[vb, 0:size], candidates[0:count], global_amax[0], index[vb], least[vb]
-                )
+                T.reads(x[vb, 0:size], candidates[0:count], global_amax[0], index[vb], least[vb])
                 T.writes(winner[vb], smallest[vb], more_trial[vb, 0:3])
                 winner[vb] = index[vb]
                 smallest[vb] = least[vb]
@@ -247,9 +245,7 @@ def scale_sweep_threads(spec: ScaleSweep, blocks: int | None = None) -> PrimFunc
                     more_trial[vb, 2] = candidate_scale(candidates[k + first], global_amax[0])
                     for e in T.serial(size):
                         more_trial[vb, 1] = magnitude(x[vb, e]) / more_trial[vb, 2]
-                        more_trial[vb, 1] = error_of(
-                            x[vb, e], more_trial[vb, 1], more_trial[vb, 2]
-                        )
+                        more_trial[vb, 1] = error_of(x[vb, e], more_trial[vb, 1], more_trial[vb, 2])
                         more_trial[vb, 0] = fused(
                             more_trial[vb, 1], more_trial[vb, 1], more_trial[vb, 0]
                         )

@@ -1,12 +1,10 @@
-// Device functions of blockscale's GPU kernels: loads and stores of blocks, E2M1, E4M3 and E8M0 codes.
+// Device functions of blockscale's GPU kernels: E2M1, E4M3 and E8M0 codes of blocks.
 //
-// Every function works on the registers of one thread.  Arrays are local to the thread, aligned to 16
-// bytes, and always touched in the same words, so that they become registers.  Rounding is written out:
-// the file is compiled with --fmad=false, and agrees with blockscale/tir bit for bit.
+// Every function works on the registers of one thread.  Arrays are local to the thread, aligned to
+// 16 bytes, and always touched in the same words, so that they become registers.  Rounding is
+// written out: compiled with --fmad=false, the file agrees with blockscale/tir bit for bit.
 #pragma once
-#include <cstdint>
-
-#define BS_INLINE __device__ __forceinline__
+#include "memory.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM100_ALL) || defined(__CUDA_ARCH_FEAT_SM103_ALL) || \
     defined(__CUDA_ARCH_FEAT_SM120_ALL) || defined(__CUDA_ARCH_FEAT_SM121_ALL) || \
@@ -21,101 +19,6 @@
 #else
 #define BS_CVT_E4M3 0
 #endif
-
-// ---- Memory -------------------------------------------------------------------------------------
-
-enum BsHint {
-  BS_KEEP = 0,     // default caching
-  BS_STREAM = 1,   // touched once: not kept in L1, first to leave L2
-  BS_INPLACE = 2,  // loads of what the kernel also writes: coherent, in program order
-};
-
-// All loads are volatile: none may move above the wait for the preceding kernel (PDL), and a kernel
-// that names several loads first has all of them in flight.
-template <int HINT>
-BS_INLINE uint4 bs_load16(const void *from) {
-  uint4 v;
-  if (HINT == BS_KEEP) {
-    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
-        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-        : "l"(from));
-  } else if (HINT == BS_STREAM) {
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-        : "l"(from));
-  } else {
-    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(from)
-                 : "memory");
-  }
-  return v;
-}
-
-template <int HINT>
-BS_INLINE uint2 bs_load8(const void *from) {
-  uint2 v;
-  if (HINT == BS_KEEP) {
-    asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from));
-  } else if (HINT == BS_STREAM) {
-    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from));
-  } else {
-    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from) : "memory");
-  }
-  return v;
-}
-
-template <int HINT>
-BS_INLINE uint32_t bs_load4(const void *from) {
-  uint32_t v;
-  if (HINT == BS_KEEP) {
-    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(from));
-  } else if (HINT == BS_STREAM) {
-    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(from));
-  } else {
-    asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
-  }
-  return v;
-}
-
-// BYTES (a multiple of 4) from memory aligned to 16, or to BYTES where they are fewer.
-template <int BYTES, int HINT>
-BS_INLINE void bs_load(void *to, const void *from) {
-  uint32_t *word = static_cast<uint32_t *>(to);
-  const char *at = static_cast<const char *>(from);
-#pragma unroll
-  for (int i = 0; i < BYTES / 16; ++i) {
-    uint4 v = bs_load16<HINT>(at + 16 * i);
-    word[4 * i] = v.x, word[4 * i + 1] = v.y, word[4 * i + 2] = v.z, word[4 * i + 3] = v.w;
-  }
-  if (BYTES % 16 >= 8) {
-    uint2 v = bs_load8<HINT>(at + BYTES / 16 * 16);
-    word[BYTES / 16 * 4] = v.x, word[BYTES / 16 * 4 + 1] = v.y;
-  }
-  if (BYTES % 8 >= 4) word[BYTES / 4 - 1] = bs_load4<HINT>(at + BYTES - 4);
-}
-
-template <int BYTES, int HINT>
-BS_INLINE void bs_store(void *to, const void *from) {
-  const uint32_t *word = static_cast<const uint32_t *>(from);
-  char *at = static_cast<char *>(to);
-#pragma unroll
-  for (int i = 0; i < BYTES / 16; ++i) {
-    uint4 v = make_uint4(word[4 * i], word[4 * i + 1], word[4 * i + 2], word[4 * i + 3]);
-    if (HINT == BS_STREAM) __stcs(reinterpret_cast<uint4 *>(at + 16 * i), v);
-    else *reinterpret_cast<uint4 *>(at + 16 * i) = v;
-  }
-  if (BYTES % 16 >= 8) {
-    uint2 v = make_uint2(word[BYTES / 16 * 4], word[BYTES / 16 * 4 + 1]);
-    if (HINT == BS_STREAM) __stcs(reinterpret_cast<uint2 *>(at + BYTES / 16 * 16), v);
-    else *reinterpret_cast<uint2 *>(at + BYTES / 16 * 16) = v;
-  }
-  if (BYTES % 8 >= 4) {
-    uint32_t v = word[BYTES / 4 - 1];
-    if (HINT == BS_STREAM) __stcs(reinterpret_cast<uint32_t *>(at + BYTES - 4), v);
-    else *reinterpret_cast<uint32_t *>(at + BYTES - 4) = v;
-  }
-}
 
 // ---- Elements -----------------------------------------------------------------------------------
 
@@ -134,7 +37,9 @@ struct BsBf16 {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(hi), "f"(lo));
     return w;
   }
-  static BS_INLINE float at(const uint32_t *w, int i) { return i % 2 ? hi(w[i / 2]) : lo(w[i / 2]); }
+  static BS_INLINE float at(const uint32_t *w, int i) {
+    return i % 2 ? hi(w[i / 2]) : lo(w[i / 2]);
+  }
 };
 
 struct BsF16 {
@@ -154,7 +59,9 @@ struct BsF16 {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(hi), "f"(lo));
     return w;
   }
-  static BS_INLINE float at(const uint32_t *w, int i) { return i % 2 ? hi(w[i / 2]) : lo(w[i / 2]); }
+  static BS_INLINE float at(const uint32_t *w, int i) {
+    return i % 2 ? hi(w[i / 2]) : lo(w[i / 2]);
+  }
 };
 
 struct BsF32 {
@@ -193,9 +100,9 @@ BS_INLINE uint32_t bs_e2m1_biased(float u) {
   return static_cast<uint32_t>(__vimin3_s32(a, b, c));
 }
 
-// Eight such codes as nibbles, by multiplications with powers of two, which add as well.  The biases,
-// 0x4B000000 << 4 i, overflow but for those of the elements 0 and 1 of a half; what is left of the
-// upper half overflows, and 0x05000000 makes the rest of the lower half overflow too.
+// Eight such codes as nibbles, by multiplications with powers of two, which add as well.  The
+// biases, 0x4B000000 << 4 i, overflow but for those of the elements 0 and 1 of a half; what is left
+// of the upper half overflows, and 0x05000000 makes the rest of the lower half overflow too.
 BS_INLINE uint32_t bs_pack8(const uint32_t *v) {
   uint32_t lo = v[1] * 16u + (v[0] + 0x05000000u);
   uint32_t hi = v[5] * 16u + v[4];
@@ -210,8 +117,8 @@ BS_INLINE uint32_t bs_join_signs(uint32_t even, uint32_t odd) {
   return ((even & 0x0F0F0F0Fu) | (odd & 0xF0F0F0F0u)) & 0x88888888u;
 }
 
-// Signs of eight 16-bit floats (four words) in the highest bits of nibbles.  Selectors of 8 and more
-// fill a byte with the sign of a byte.
+// Signs of eight 16-bit floats (four words) in the highest bits of nibbles.  Selectors of 8 and
+// more fill a byte with the sign of a byte.
 BS_INLINE uint32_t bs_signs16(const uint32_t *w) {
   uint32_t p = bs_prmt(w[0], w[1], 0x7531), r = bs_prmt(w[2], w[3], 0x7531);
   return bs_join_signs(bs_prmt(p, r, 0xECA8), bs_prmt(p, r, 0xFDB9));
@@ -226,8 +133,8 @@ BS_INLINE uint32_t bs_signs32(const float *q) {
   return bs_join_signs(even, odd);
 }
 
-// Word of 8 E2M1 codes of q[0..7], q[0] in the lowest nibble.  A NaN gives code 7 if it is positive,
-// as every NaN is that arithmetic makes.
+// Word of 8 E2M1 codes of q[0..7], q[0] in the lowest nibble.  A NaN gives code 7 if it is
+// positive, as every NaN is that arithmetic makes.
 BS_INLINE uint32_t bs_e2m1x8(const float *q) {
 #if BS_CVT_E2M1
   uint32_t w;
@@ -282,10 +189,11 @@ BS_INLINE float bs_e8m0_value(int byte) {
   return __int_as_float(byte < 255 ? bits : 0x7FC00000);
 }
 
-// 1 / d as a sum, to about 46 bits, for normal d and 1 / d; an x of at most 11 significant bits times
-// it, rounded once by bs_times, is then rounded to codes as the IEEE quotient x / d is.  Rounded up:
-// a d of all ones makes x / d fall so little above the middle of two floats that rounding down would
-// make it a tie (brute force over all x of 8 and 11 bits and all d next to a tie).
+// 1 / d as a sum, to about 46 bits, for normal d and 1 / d; an x of at most 11 significant bits
+// times it, rounded once by bs_times, is then rounded to codes as the IEEE quotient x / d is.
+//  Rounded up: a d of all ones makes x / d fall so little above the middle of two floats that
+// rounding down would make it a tie (brute force over all x of 8 and 11 bits and all d next to a
+// tie).
 struct BsReciprocal {
   float hi, lo;
 };
@@ -345,37 +253,42 @@ enum BsRange {
   BS_ANY = 2,   // nothing is known
 };
 
-// Word of codes of eight 16-bit floats over d = 1 / r, a moderate number.
+// Word of codes of eight 16-bit floats over a moderate d; r = 1 / d.  Clamped before they are
+// divided: the two products of bs_times may be infinities of different signs.
 template <class F, bool CLAMP>
-BS_INLINE uint32_t bs_codes8(const uint32_t *w, BsReciprocal r) {
-  float q[8];
+BS_INLINE uint32_t bs_codes8(const uint32_t *w, float d, BsReciprocal r) {
 #if BS_CVT_E2M1
   if (!CLAMP) {
+    float q[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) q[i] = bs_times(F::at(w, i), r);
-    return bs_e2m1x8(q);
+    for (int i = 0; i < 4; ++i) {  // magnitudes: bs_times makes +0 of -0 where r.lo is negative
+      uint32_t a = w[i] & 0x7FFF7FFFu;
+      q[2 * i] = bs_times(F::lo(a), r), q[2 * i + 1] = bs_times(F::hi(a), r);
+    }
+    return bs_e2m1x8(q) | bs_signs16(w);
   }
 #endif
   uint32_t v[8];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     uint32_t a = w[i] & 0x7FFF7FFFu;
-    q[2 * i] = bs_times(F::lo(a), r), q[2 * i + 1] = bs_times(F::hi(a), r);
+    float x = F::lo(a), y = F::hi(a);
+    if (CLAMP) x = fminf(x, __fmul_rn(6.0f, d)), y = fminf(y, __fmul_rn(6.0f, d));
+    v[2 * i] = bs_e2m1_biased(bs_times(x, r));
+    v[2 * i + 1] = bs_e2m1_biased(bs_times(y, r));
   }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) v[i] = bs_e2m1_biased(CLAMP ? fminf(q[i], 6.0f) : q[i]);
   return bs_pack8(v) | bs_signs16(w);
 }
 
-// The same for any floats, divisors and bytes (those of bs_encode).  Not inlined: it rarely runs, and
-// in the middle of what runs it makes a kernel three times as long.
+// The same for any floats, divisors and bytes (those of bs_encode).  Not inlined: it rarely runs,
+// and in the middle of what runs it makes a kernel three times as long.
 template <class F, int FORMAT>
 __device__ __noinline__ uint32_t bs_codes8_rare(uint4 low, uint4 high, float d, int byte) {
   uint32_t w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
   if constexpr (F::IS_16) {
     if (FORMAT == BS_NVFP4 && byte <= 0) return bs_signs16(w);
     if (bs_moderate(d) && bs_amax<F, 8>(w, 0) <= 0x7F800000) {
-      return bs_codes8<F, true>(w, bs_reciprocal(d));
+      return bs_codes8<F, true>(w, d, bs_reciprocal(d));
     }
   }
   float q[8];
@@ -402,7 +315,7 @@ BS_INLINE void bs_encode(void *packed, const void *values, float d, int byte) {
     if (plain) {
       BsReciprocal r = bs_reciprocal(d);
 #pragma unroll
-      for (int i = 0; i < N / 8; ++i) out[i] = bs_codes8<F, RANGE != BS_OWN>(word + 4 * i, r);
+      for (int i = 0; i < N / 8; ++i) out[i] = bs_codes8<F, RANGE != BS_OWN>(word + 4 * i, d, r);
       return;
     }
   }

@@ -5,6 +5,15 @@
 
 // ---- RMS norm -----------------------------------------------------------------------------------
 
+// The factor of the values, from the global scale.  BS_INPLACE: ptxas sinks loads that it may
+// reorder to their use, below the reduction, which would then wait for memory a second time.
+BS_INLINE float bs_factor_flashinfer(const float *global_scale) {
+  return __uint_as_float(bs_load4<BS_INPLACE>(global_scale));
+}
+BS_INLINE float bs_factor_divide(const float *global_scale) {
+  return __frcp_rn(bs_factor_flashinfer(global_scale));
+}
+
 template <class F, int N>
 BS_INLINE void bs_widen(float *h, const void *x) {
   const uint32_t *a = static_cast<const uint32_t *>(x);
@@ -14,7 +23,8 @@ BS_INLINE void bs_widen(float *h, const void *x) {
 
 template <class F, int N>
 BS_INLINE void bs_add(float *h, const void *x, const void *residual) {
-  const uint32_t *a = static_cast<const uint32_t *>(x), *b = static_cast<const uint32_t *>(residual);
+  const uint32_t *a = static_cast<const uint32_t *>(x);
+  const uint32_t *b = static_cast<const uint32_t *>(residual);
 #pragma unroll
   for (int i = 0; i < N / 2; ++i) {
     h[2 * i] = F::lo(a[i]) + F::lo(b[i]);
@@ -59,9 +69,9 @@ BS_INLINE void bs_norm(float *y, const float *h, float rstd, const void *weight)
   }
 }
 
-// ---- Codes and scales by reciprocals: tir/encode.py ------------------------------------------------
+// ---- Codes and scales by reciprocals: tir/encode.py ---------------------------------------------
 
-// Bits of the largest |values[i]|, NaNs ignored; `least` (-1, itself a NaN) if there is nothing else.
+// Bits of the largest |values[i]|, NaNs ignored; `least` (-1, itself a NaN) if none is left.
 template <int N>
 BS_INLINE int bs_most(const float *values, int least) {
   float most = __int_as_float(least);  // fmaxf drops a NaN
@@ -104,6 +114,13 @@ BS_INLINE float bs_inverse_ue8m0(int byte) {
 }
 BS_INLINE float bs_inverse_ue8m0(int byte, float gs) { return bs_inverse_ue8m0(byte) * gs; }
 
+// a * b, and the positive NaN that the hardware makes, also where PTX is run by the emulator.
+BS_INLINE float bs_product(float a, float b) {
+  float c;
+  asm("fma.rn.f32 %0, %1, %2, 0f80000000;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+
 // Codes of values[i] * inverse, in `packed`.
 template <int N>
 BS_INLINE void bs_codes_of(void *packed, const float *values, float inverse) {
@@ -112,12 +129,12 @@ BS_INLINE void bs_codes_of(void *packed, const float *values, float inverse) {
   for (int i = 0; i < N / 8; ++i) {
     float q[8];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) q[j] = values[8 * i + j] * inverse;
+    for (int j = 0; j < 8; ++j) q[j] = bs_product(values[8 * i + j], inverse);
     out[i] = bs_e2m1x8(q);
   }
 }
 
-// ---- Activations: tir/activations.py, by approximations of 2^x and 1 / x ---------------------------
+// ---- Activations: tir/activations.py, by approximations of 2^x and 1 / x ------------------------
 //
 // They flush to zero: what a gate below -87 leaves of `up` may be lost.
 
@@ -159,7 +176,8 @@ BS_INLINE float bs_gated(float gate, float up, const float *numbers) {
 }
 
 template <class F, int N, int ACTIVATION>
-BS_INLINE void bs_activate(void *a, const void *gate, const void *up, const float *numbers = nullptr) {
+BS_INLINE void bs_activate(void *a, const void *gate, const void *up,
+                           const float *numbers = nullptr) {
   const uint32_t *g = static_cast<const uint32_t *>(gate), *u = static_cast<const uint32_t *>(up);
   uint32_t *out = static_cast<uint32_t *>(a);
 #pragma unroll
@@ -169,7 +187,7 @@ BS_INLINE void bs_activate(void *a, const void *gate, const void *up, const floa
   }
 }
 
-// ---- FlashInfer's exact mode: tir/act_quantize.py ----------------------------------------------------
+// ---- FlashInfer's exact mode: tir/act_quantize.py -----------------------------------------------
 
 BS_INLINE int bs_exact_scale_e4m3(int amax, float gs) {
   return amax > 0 ? bs_e4m3(__int_as_float(amax) * (gs * 0x1.555556p-3f)) : 0;
@@ -202,7 +220,7 @@ BS_INLINE void bs_codes_of_16(void *packed, const void *a, float factor) {
   for (int i = 0; i < N / 8; ++i) {
     float q[8];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) q[j] = F::at(w + 4 * i, j) * factor;
+    for (int j = 0; j < 8; ++j) q[j] = bs_product(F::at(w + 4 * i, j), factor);
     out[i] = bs_e2m1x8(q);
   }
 }

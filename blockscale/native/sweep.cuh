@@ -1,27 +1,28 @@
 // Scale sweep of one block of 16 weights by one thread: the index of the best default candidate.
 //
-// The definition (bs_sweep_plain) evaluates each candidate scale s_k, k = 0..125, in ascending order:
+// The definition (bs_sweep_plain) evaluates every candidate scale s_k, k = 0..125, in ascending k,
 //     L_k = sum of fma(d, d, .),  d = fma(-q, s_k, |w|),  q = E2M1(RN(|w| / s_k))
-// and keeps the first k with the least L_k.  bs_sweep_filtered returns the same index, bit for bit, for
-// the default candidates (E4M3 values, which double every 8 from k = 7 on) and 2^-40 <= g <= 2^62:
+// and keeps the first k with the least L_k.  bs_sweep_filtered returns the same k, bit for bit, for
+// the default candidates (E4M3 values / 448: from k = 7 on they double every 8) and
+// 2^-40 <= g <= 2^62, where all s_k and 1 / s_k are normal numbers:
 //
-//  1. Octaves.  Let k0 be the least k >= 7 with 7 s_k >= amax.  For k >= k0, s_(k+8) = 2 s_k exactly, so
-//     the quotient t halves exactly.  Going through the intervals of t in [0, 7], ties included: either
-//     both scales round |w| to the same value, or that of s_k is not farther from |w|.  Roundings are
-//     monotone, hence L_k <= L_(k+8): only k < k0 + 8 can win.
+//  1. Octaves.  Let k0 be the least k >= 7 with 7 s_k >= amax.  For k >= k0, s_(k+8) = 2 s_k
+//     exactly, so the quotient t halves exactly.  Going through the intervals of t in [0, 7], ties
+//     included: either both scales round |w| to the same value, or that of s_k is not farther from
+//     |w|.  Roundings are monotone, hence L_k <= L_(k+8): only k < k0 + 8 can win.
 //  2. Clipping.  Below k0 the largest weight loses at least d = max(fma(-6, s_k, amax), 0), and
-//     L_k >= RN(d d), monotone again.  d grows as k falls: once RN(d d) is above the least loss so far,
-//     no lower k can win.
-//  3. Near ties.  The quick loss rounds |w| * RN(1 / s), unrounded.  Its q differs from the definition's
-//     only within 2^-23 |w| of a midpoint, where that changes d by 14 * 2^-23 of it at most.  With the sums
-//     roundings, the two losses differ by a factor below 1 + 2^-16.  Twice that is BS_NEAR: if no other
-//     candidate is within it, the winner is the definition's; else the block is done again with exact
-//     losses.
+//     L_k >= RN(d d), monotone again.  d grows as k falls: once RN(d d) is above the least loss so
+//     far, no lower k can win.
+//  3. Near ties.  The quick loss rounds |w| * RN(1 / s_k), unrounded.  Its q differs from the
+//     definition's only within 2^-23 |w| of a midpoint, where that changes d by 14 * 2^-23 of it at
+//     most.  With the sums' roundings, the losses differ by a factor below 1 + 2^-16.  Twice that
+//     is BS_NEAR: if no other candidate is within it, the winner is the definition's; else the
+//     block is done again with exact losses.
 #pragma once
 #include "fp4.cuh"
 
 constexpr int BS_CANDIDATES = 126;
-constexpr int BS_COLUMNS = 136;      // of a table: s_k, then 1 / s_k; beyond 126: 1 and 0; last: a flag
+constexpr int BS_COLUMNS = 136;  // of the table: s_k and 1 / s_k; 1 and 0 beyond; last: a flag
 constexpr float BS_NEAR = 1.0f + 0x1p-15f;
 constexpr float BS_INFINITY = __builtin_huge_valf();
 
@@ -117,7 +118,7 @@ BS_INLINE float bs_loss_exact(const float *w, BsScale c) {
   return loss;
 }
 
-// The loss with q = E2M1(w * r, unrounded): the sum with a coarse product of the same binade rounds.
+// The loss with q = E2M1(w * r, unrounded): adding a coarse product of the same binade rounds it.
 // (Near 2 and 4 the coarse product may be in the next binade, where both steps round alike.)
 template <bool CLAMP, bool SHORT>
 BS_INLINE float bs_loss_quick(const float *w, BsScale c) {
@@ -193,8 +194,8 @@ BS_INLINE BsBest bs_sweep_filtered(const float *w, BsTable table) {
   return clear ? race.best : bs_race<true, SHORT, 1>(w, amax, table, first).best;
 }
 
-// Index and loss of the best of 126 candidates.  The loss is the definition's if the table is not the
-// default one; else it may be the quick one (nobody reads it: there are no candidates beyond 126).
+// Index and loss of the best of 126 candidates.  The loss may be a quick one if these are the
+// default candidates (nobody reads it: there are none beyond 126); else it is the definition's.
 template <class F, int UNROLL>
 BS_INLINE void bs_sweep_pick(int *index, float *least, const void *block, const float *rows) {
   BsWeights<F> block_weights(block);

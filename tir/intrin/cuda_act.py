@@ -8,6 +8,7 @@ from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from blockscale.specs import ActQuantize
+from blockscale.specs_fused import SIXTEEN_BIT
 from blockscale.tir.act_quantize import block_byte, block_code, block_factor
 from blockscale.tir.act_rows import NUMBERS, activated
 from blockscale.tir.common import i64, widen
@@ -156,3 +157,16 @@ def codes_of(dtype: str, count: int) -> str:
         return step
 
     return register(f"cuda_codes_of_{dtype}x{count}", function(False), function(True))
+
+
+@cache
+def register_all() -> None:
+    """Register every intrinsic of this module, for `blockscale.tir.intrin.register_all`."""
+    for dtype in SIXTEEN_BIT:
+        for count in (16, 32):
+            codes_of(dtype, count)
+            for activation in ("silu", "gelu_tanh", "swiglu"):
+                activate(activation, dtype, count)
+    for scale_format in ("e4m3", "ue8m0"):
+        scale_of(scale_format)
+        factor_of(scale_format)

@@ -11,8 +11,8 @@ from functools import cache
 
 from tvm.backend.cuda.op import cuda_func_call
 from tvm.ir import Expr as PrimExpr
-from tvm.script import tirx as T
 from tvm.s_tir import TensorIntrin
+from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from blockscale.specs import Quantize
@@ -30,7 +30,7 @@ CLASS = {"bfloat16": "BsBf16", "float16": "BsF16", "float32": "BsF32"}
 HINTS = ("BS_KEEP", "BS_STREAM")
 """Cache hints of loads and stores: default, and for what is touched once."""
 
-BYTES = {"uint8": 1, "bfloat16": 2, "float16": 2, "float32": 4}
+BYTES = {"uint8": 1, "uint32": 4, "bfloat16": 2, "float16": 2, "float32": 4}
 
 _FORMAT = {"nvfp4": "BS_NVFP4", "mxfp4": "BS_MXFP4"}
 
@@ -285,3 +285,23 @@ def store_rounded(dtype: str, count: int, hint: str) -> str:
         return rounded
 
     return register(f"cuda_store_rounded_{dtype}x{count}_{hint}", function(False), function(True))
+
+
+@cache
+def register_all() -> tuple[str, ...]:
+    """Register every intrinsic that `schedules.gpu_memory` may name; return the names, sorted."""
+    names = [decode(8)]
+    for dtype in CLASS:
+        for hint in HINTS:
+            names += [load(dtype, count, hint) for count in (16, 32)]
+            names.append(store_rounded(dtype, 8, hint))
+        for fmt in _FORMAT:
+            names.append(amax(dtype, Quantize(fmt).block))
+            names += [encode(fmt, dtype, known) for known in (True, False)]
+        for fmt, rounding in (("nvfp4", "ceil"), ("mxfp4", "ceil"), ("mxfp4", "floor")):
+            names.append(scale_of(fmt, rounding, dtype))
+    for hint in HINTS:  # codes, and the words that swizzle moves
+        names += [load("uint8", 4, hint), load("uint32", 4, hint), store("uint32", 4, hint)]
+        names += [store("uint8", count, hint) for count in (8, 16)]
+    names += [divisor_of(fmt) for fmt in _FORMAT]
+    return tuple(sorted(names))

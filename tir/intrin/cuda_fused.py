@@ -14,7 +14,7 @@ from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from blockscale.specs import NormQuantize
-from blockscale.specs_fused import MIN_HIDDEN
+from blockscale.specs_fused import CONVENTIONS, MIN_HIDDEN, SIXTEEN_BIT
 from blockscale.tir import encode, formats, norm_quantize
 from blockscale.tir.common import i64, keep_params, widen
 from blockscale.tir.intrin.cuda_blocks import CLASS, register
@@ -22,6 +22,7 @@ from blockscale.tir.quantize import pack_codes
 
 HEADER = '#include "fp4_fused.cuh"\n'
 """What declares the device functions; nvcc looks for it in blockscale/native."""
+
 
 def call(name: str, *args: PrimExpr, dtype: str = "void") -> PrimExpr:
     """Call of the device function ``name``."""
@@ -92,6 +93,35 @@ def add(dtype: str, count: int) -> str:
         return step
 
     return register(f"cuda_add_{dtype}x{count}", function(False), function(True))
+
+
+@cache
+def factor(convention: str) -> str:
+    """Register and name: the factor of the values, from the global scale."""
+    one = i64(1)
+
+    def function(body: bool) -> PrimFunc:
+        @T.prim_func(s_tir=True)
+        def step(global_scale: T.handle, gs: T.handle):
+            G = T.match_buffer(global_scale, (one,), "float32", offset_factor=1)
+            F = T.match_buffer(gs, (one,), "float32", offset_factor=1, scope="local")
+            with T.sblock("root"):
+                T.reads(G[0:one])
+                T.writes(F[0:one])
+                for i in range(one):
+                    with T.sblock("gs"):
+                        T.reads(G[0:one])
+                        T.writes(F[0:one])
+                        if body:
+                            F[0] = call(
+                                f"bs_factor_{convention}", G.access_ptr("r"), dtype="float32"
+                            )
+                        else:
+                            F[0] = norm_quantize.factor(convention, G[0])
+
+        return step
+
+    return register(f"cuda_factor_{convention}", function(False), function(True))
 
 
 @cache
@@ -300,9 +330,7 @@ def codes_of(count: int) -> str:
                 T.writes(P[0:half])
                 if body:
                     T.evaluate(
-                        call(
-                            f"bs_codes_of<{count}>", P.access_ptr("w"), V.access_ptr("r"), R[0]
-                        )
+                        call(f"bs_codes_of<{count}>", P.access_ptr("w"), V.access_ptr("r"), R[0])
                     )
                 else:
                     for j in range(half):
@@ -316,3 +344,24 @@ def codes_of(count: int) -> str:
         return step
 
     return register(f"cuda_codes_of_x{count}", function(False), function(True))
+
+
+@cache
+def register_all() -> None:
+    """Register every intrinsic of the fused ops, for `blockscale.tir.intrin.register_all`."""
+    for convention in CONVENTIONS:
+        factor(convention)
+    for count in (16, 32):
+        square_sum(count)
+        most(count)
+        codes_of(count)
+        for dtype in SIXTEEN_BIT:
+            widened(dtype, count)
+            add(dtype, count)
+            for convention in CONVENTIONS:
+                norm(dtype, count, False, convention)
+                norm(dtype, count, True, convention)
+    for scale_format in ("e4m3", "ue8m0"):
+        for scaled in (False, True):
+            scale_of(scale_format, scaled)
+            inverse_of(scale_format, scaled)

@@ -14,7 +14,7 @@ from tvm.script import tirx as T
 
 from blockscale.specs import DTYPE_SUFFIX
 from blockscale.tir.common import i64
-from blockscale.tir.intrin.cuda_blocks import CLASS, register
+from blockscale.tir.intrin.cuda_blocks import CLASS, HINTS, load, register
 from blockscale.tir.scale_sweep import CANDIDATES, COLUMNS, error_of, fused, magnitude
 
 BLOCK = 16
@@ -38,9 +38,7 @@ def pick(dtype: str, unroll: int) -> str:
     function = f"bs_sweep_pick<{CLASS.get(dtype, 'BsF32')}, {unroll}>"
 
     @T.prim_func(s_tir=True)
-    def desc(
-        block: T.handle, rows: T.handle, winner: T.handle, best: T.handle, scratch: T.handle
-    ):
+    def desc(block: T.handle, rows: T.handle, winner: T.handle, best: T.handle, scratch: T.handle):
         raw = T.match_buffer(block, (size,), dtype, offset_factor=1, scope="local")
         table = T.match_buffer(rows, (two, columns), "float32", offset_factor=1, scope="shared")
         index = T.match_buffer(winner, (one,), "int32", offset_factor=1, scope="local")
@@ -61,9 +59,7 @@ def pick(dtype: str, unroll: int) -> str:
                 least[0] = T.Select(trial[0] < least[0], trial[0], least[0])
 
     @T.prim_func(s_tir=True)
-    def impl(
-        block: T.handle, rows: T.handle, winner: T.handle, best: T.handle, scratch: T.handle
-    ):
+    def impl(block: T.handle, rows: T.handle, winner: T.handle, best: T.handle, scratch: T.handle):
         raw = T.match_buffer(block, (size,), dtype, offset_factor=1, scope="local")
         table = T.match_buffer(rows, (two, columns), "float32", offset_factor=1, scope="shared")
         index = T.match_buffer(winner, (one,), "int32", offset_factor=1, scope="local")
@@ -88,9 +84,8 @@ def pick(dtype: str, unroll: int) -> str:
 
 
 def register_all() -> None:
-    """Register what traces may name."""
+    """Register what traces of the sweep may name."""
     for dtype in DTYPE_SUFFIX:
+        load(dtype, BLOCK, HINTS[1])
         for unroll in UNROLLS:
             pick(dtype, unroll)
-
-
