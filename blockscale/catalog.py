@@ -22,7 +22,7 @@ from tvm.tirx.buffer import BufferType
 
 from blockscale import catalog_cpu, catalog_gpu
 from blockscale.catalog_bucket import Bucket
-from blockscale.schedules._steps import preferred, sampled
+from blockscale.schedules._steps import preferred, sampled, unshared
 from blockscale.specs import Spec
 from blockscale.targets import is_gpu
 
@@ -34,7 +34,7 @@ def of(level: str) -> ModuleType:
 
 def target(level: str) -> Target:
     """Return the TVM target of ``level``; ValueError for an unknown one."""
-    return of(level).target(level)  # type: ignore[no-any-return]
+    return of(level).target(level)
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Workload:
         buckets = of(level).buckets(self.spec)
         for bucket in buckets:
             if bucket.rows == self.rows:
-                return bucket  # type: ignore[no-any-return]
+                return bucket
         raise ValueError(
             f"Workload: rows={self.rows} is no bucket of {self.spec.name}; its buckets are "
             f"{[bucket.rows for bucket in buckets]}"
@@ -87,7 +87,12 @@ class Workload:
         def space(sch: Schedule) -> list[Schedule]:
             results = []
             for sketch in sketches:
-                candidate = sch.copy()
+                candidate = Schedule(
+                    unshared(sch.mod),
+                    seed=sch.fork_seed(),
+                    debug_mask="none",
+                    error_render_level="fast",
+                )
                 sketch(candidate, sampled)
                 results.append(candidate)
             return results

@@ -33,14 +33,17 @@ NORM_BUCKETS = (Bucket(8, 64), Bucket(256, 512), Bucket(1024, 2048), Bucket(8192
 ACT_BUCKETS = (Bucket(16, 64), Bucket(4096, None))
 """Decode and prefill."""
 
+BLOCK_BUCKETS = (Bucket(64, 256), Bucket(8192, None))
+"""A few rows, many rows."""
+
 COPY_BUCKETS = (Bucket(8192, None),)
 """One schedule for every size."""
 
 TUNED_COLS = 8192
 """Columns of the static instance on which an op with any number of columns is tuned."""
 
-SWIZZLED_COLS = 256
-"""Scales of a row in the static instance of swizzle."""
+SWIZZLED_ROWS, SWIZZLED_COLS = 131072, 256
+"""Scales in the static instance of swizzle, in 32 MiB: fewer would fit into the L2 cache."""
 
 SWEEP_COLS = 4096
 """Columns of the weight on which the scale sweep is tuned."""
@@ -55,7 +58,9 @@ def buckets(spec: Spec) -> tuple[Bucket, ...]:
     """Return the size buckets of ``spec``, smallest first."""
     if isinstance(spec, NormQuantize):
         return NORM_BUCKETS
-    return ACT_BUCKETS if isinstance(spec, ActQuantize) else COPY_BUCKETS
+    if isinstance(spec, ActQuantize):
+        return ACT_BUCKETS
+    return BLOCK_BUCKETS if isinstance(spec, Quantize | Dequantize) else COPY_BUCKETS
 
 
 def module(spec: Spec, bucket: Bucket, level: str, static: bool) -> tvm.IRModule:
@@ -67,9 +72,9 @@ def module(spec: Spec, bucket: Bucket, level: str, static: bool) -> tvm.IRModule
     elif isinstance(spec, Dequantize):
         func = dequantize(spec, shape)
     elif isinstance(spec, Swizzle):
-        func = swizzle(spec, (rows, SWIZZLED_COLS) if static else None)
+        func = swizzle(spec, (SWIZZLED_ROWS, SWIZZLED_COLS) if static else None)
     elif isinstance(spec, Unswizzle):
-        func = unswizzle(spec, (rows, SWIZZLED_COLS) if static else None)
+        func = unswizzle(spec, (SWIZZLED_ROWS, SWIZZLED_COLS) if static else None)
     elif isinstance(spec, ScaleSweep):
         func = scale_sweep_threads(spec, rows * SWEEP_COLS // spec.block_size if static else None)
     elif isinstance(spec, NormQuantize):
@@ -105,6 +110,7 @@ def sketches(spec: Spec, bucket: Bucket, level: str) -> list[Sketch]:
         return gpu_fused.act_quantize_sketches(spec)
     if isinstance(spec, ScaleSweep):
         return gpu_sweep.scale_sweep_sketches(spec)
+    assert isinstance(spec, Swizzle | Unswizzle), "module() has refused the others"
     return gpu_memory.swizzle_sketches(spec)
 
 

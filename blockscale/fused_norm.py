@@ -273,7 +273,7 @@ def _in_order(
     """Return the arguments of an operator in the order of the function."""
     unswizzled, y_out = more
     *options, enable_pdl = rest
-    return NormArguments(*x, *codes, *options, unswizzled, enable_pdl, y_out)
+    return NormArguments._make((*x, *codes, *options, unswizzled, enable_pdl, y_out))
 
 
 def define_add(op: NormOp) -> NormOp:

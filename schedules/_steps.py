@@ -6,8 +6,18 @@ from collections.abc import Callable
 from math import gcd
 from typing import Protocol
 
+from tvm.ir import IRModule, load_json, save_json
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
+
+
+def unshared(mod: IRModule) -> IRModule:
+    """Return a copy of ``mod`` that shares nothing with it.
+
+    A schedule changes what is inside of an IfThenElse in place, in its module and in all others
+    that share the statement, copies of the schedule included.
+    """
+    return load_json(save_json(mod))
 
 
 def last_loops(sch: Schedule, block: SBlockRV, count: int) -> list[LoopRV]:

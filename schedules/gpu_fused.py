@@ -120,8 +120,8 @@ def _norm_arithmetic(sch: Schedule, spec: NormQuantize) -> None:
     _tensorize(sch, "pack", cuda_fused.codes_of(count))
 
 
-ACT_THREADS = (64, 128, 256)
-"""Threads of a CTA of activation kernels; each has one block."""
+ACT_WARPS = (2, 4, 8)
+"""Warps of a CTA of activation kernels; each thread has one block."""
 
 
 def act_quantize_sketches(spec: ActQuantize) -> list[Sketch]:
@@ -132,7 +132,7 @@ def act_quantize_sketches(spec: ActQuantize) -> list[Sketch]:
 
 def act_quantize(sch: Schedule, choose: Choose, spec: ActQuantize, order: str) -> None:
     """A block a thread, from its loads to its last store."""
-    _bind_blocks(sch, choose(sch, list(ACT_THREADS), 128), order)
+    _bind_blocks(sch, choose(sch, list(ACT_WARPS), 4), order)
     sch.compute_inline(sch.get_sblock("magnitude"))
     sch.compute_inline(sch.get_sblock("code"))
     loads = ["load_gate", "load_up"] if spec.gated else ["load_input"]
@@ -150,7 +150,7 @@ def act_quantize(sch: Schedule, choose: Choose, spec: ActQuantize, order: str) -
     _tensorize(sch, "store_codes", cuda_blocks.store("uint8", spec.block // 2, "BS_KEEP"))
 
 
-def _bind_blocks(sch: Schedule, threads: ExprRV, order: str) -> None:
+def _bind_blocks(sch: Schedule, warps: ExprRV, order: str) -> None:
     """Bind experts, rows and blocks: a warp's lanes are neighbours in ``order`` of the scales.
 
     Of 128x4, 32 neighbours are four blocks of the rows r, r + 1, r + 32, r + 33, ... r + 97: loads
@@ -158,17 +158,18 @@ def _bind_blocks(sch: Schedule, threads: ExprRV, order: str) -> None:
     """
     expert, row, block = sch.get_loops(sch.get_sblock("block"))
     if order == "linear":
-        group, thread = sch.split(block, [None, threads])
+        group, warp, lane = sch.split(block, [None, warps, WARP])
+        thread = sch.fuse(warp, lane)
         bind(sch, (row, group, thread), ("blockIdx.x", "blockIdx.y", "threadIdx.x"))
     elif order == "8x4":
         tile, inner = sch.split(row, [None, 8])
-        group, warp, col = sch.split(block, [None, threads // WARP, 4])
+        group, warp, col = sch.split(block, [None, warps, 4])
         sch.reorder(tile, group, warp, inner, col)
         thread = sch.fuse(warp, inner, col)
         bind(sch, (tile, group, thread), ("blockIdx.x", "blockIdx.y", "threadIdx.x"))
     else:
         tile, quarter, pair, inner = sch.split(row, [None, 4, 16, 2])
-        group, warp, col = sch.split(block, [None, threads // WARP, 4])
+        group, warp, col = sch.split(block, [None, warps, 4])
         sch.reorder(tile, pair, group, warp, inner, quarter, col)
         thread = sch.fuse(warp, inner, quarter, col)
         bind(

@@ -21,7 +21,7 @@ GUARD = 64
 
 
 device = "cpu"
-"""Where kernels run: ``pytest --device cuda`` repeats the tests of the ops on this machine's GPU."""
+"""Where kernels run: ``pytest --device cuda`` repeats the tests of the ops on a GPU."""
 
 
 def needs(level):
@@ -56,7 +56,8 @@ def on_gpu(function):
         for value in values:
             if isinstance(value, torch.Tensor):
                 memory, view = there[value.data_ptr()]
-                assert (memory[:GPU_GUARD] == 0xFF).all() and (memory[-GPU_GUARD:] == 0xFF).all()
+                assert (memory[:GPU_GUARD] == 0xFF).all()
+                assert (memory[-GPU_GUARD:] == 0xFF).all()
                 value.copy_(view)
 
     return call

@@ -105,9 +105,7 @@ def _after_its_predecessor(mod: tvm.IRModule) -> tvm.IRModule:
     kernel is on the SMs before its predecessor has ended, and its successor likewise: that hides
     the launch.  No kernel touches memory before the wait.
     """
-    wait = tirx.Evaluate(
-        cuda_func_call("blockscale_after_predecessor", source_code=DEPENDENCIES)
-    )
+    wait = tirx.Evaluate(cuda_func_call("blockscale_after_predecessor", source_code=DEPENDENCIES))
     made = {}
     for variable, function in mod.functions.items():
         made[variable] = function.with_body(tirx.SeqStmt([wait, function.body]))

@@ -321,6 +321,8 @@ def _fill(argument: Argument, count: int, seed: int) -> list[Any]:
     if argument.alias is not None:
         return []
     dtype = getattr(torch, argument.dtype)
+    if argument.values is not None:
+        return [torch.from_numpy(argument.values).to(DEVICE)] * count
     size = math.prod(argument.shape)
     step = -(-size * dtype.itemsize // _ALIGN) * _ALIGN // dtype.itemsize
     data = torch.empty(max(1, count * step), dtype=dtype, device=DEVICE)

@@ -18,6 +18,7 @@ from tvm.ir import IRModule
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Trace
 
+from blockscale.schedules._steps import unshared
 from blockscale.tuning.records import canonical, sentence
 
 Decision = int | tuple[int, ...]
@@ -49,14 +50,14 @@ def plain(value: Any) -> Any:
 
 def new_schedule(mod: IRModule, seed: int = 1) -> Schedule:
     """Return a fresh schedule of ``mod`` whose errors are one sentence (without the whole IR)."""
-    return Schedule(mod, seed=seed, debug_mask="none", error_render_level="fast")
+    return Schedule(unshared(mod), seed=seed, debug_mask="none", error_render_level="fast")
 
 
 def replay(mod: IRModule, trace: list[Any]) -> Schedule:
     """Return ``mod`` scheduled by a trace in JSON; raises what TVM says when it does not fit."""
-    from blockscale.tir.intrin import register_all
+    from blockscale.tir.intrin import register_named
 
-    register_all()
+    register_named(repr(trace))
     sch = new_schedule(mod)
     Trace.apply_json_to_schedule(trace, sch)
     return sch

@@ -146,14 +146,14 @@ class Store:
         """Open ``folder``; ``machine`` is noted as the one that measures from now on."""
         from tvm.s_tir.meta_schedule.database import JSONDatabase
 
-        from blockscale.tir.intrin import register_all
+        from blockscale.tir.intrin import register_named
 
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._machine = machine
         records.repair_tail(folder, say)
         self._known = self._read()
-        register_all()  # the database reads traces that name them
+        register_named("cuda_" if is_gpu(folder.name) else "")  # the database reads traces
         try:
             self._database = JSONDatabase(work_dir=str(folder))
         except Exception:

@@ -5,15 +5,28 @@ from __future__ import annotations
 from functools import cache
 
 
+def register_named(trace: str) -> None:
+    """Register the intrinsics that ``trace`` may name: TVM must know them to read it."""
+    register_cpu()
+    if "cuda_" in trace:
+        register_gpu()
+
+
 @cache
-def register_all() -> None:
-    """Register every intrinsic with TVM, which must know those that a trace names to read it."""
-    from blockscale.specs import BLOCK_SIZE
+def register_gpu() -> None:
+    """Register every CUDA intrinsic, which takes seconds."""
     from blockscale.tir.intrin import cuda_act, cuda_blocks, cuda_fused, cuda_sweep
-    from blockscale.tir.intrin import x86, x86_fused, x86_panels, x86_rows
 
     for module in (cuda_act, cuda_blocks, cuda_fused, cuda_sweep):
         module.register_all()
+
+
+@cache
+def register_cpu() -> None:
+    """Register every x86 intrinsic."""
+    from blockscale.specs import BLOCK_SIZE
+    from blockscale.tir.intrin import x86, x86_fused, x86_panels, x86_rows
+
     for width in {width.level: width for width in x86.WIDTHS.values()}.values():
         x86_rows.decode_row(width.level)
         x86_rows.lane_sum(width.level)
