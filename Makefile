@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format mypy bench typings dist clean distclean
+.PHONY: help venv demo test lint format mypy bench gpu typings dist clean distclean
 
 help: ## list the targets
 	@echo "blockscale: 4-bit block-scaled kernels. Targets:"
@@ -36,6 +36,11 @@ format: venv ## let ruff sort imports, mend what it can, and format
 
 bench: venv ## measure the CPU kernels of this machine
 	@$(BIN)/python -m bench.cpu
+
+gpu: venv ## build for an H200 what bench.gpu measures (needs nvcc, no GPU)
+	@mkdir -p dist
+	@$(BIN)/python -c 'from bench.gpu_cases import all_cases; print(*dict.fromkeys(c.kernel for c in all_cases()))' | \
+	  xargs $(BIN)/blockscale build --target sm_90a -o dist/kernels-sm90a.so
 
 typings: venv ## show type checkers the package as a wheel has it
 	@mkdir -p typings/blockscale

@@ -9,13 +9,11 @@ from torch.compiler import is_compiling
 
 from blockscale import jit
 from blockscale.function import Function
+from blockscale.function_cuda import PROGRAMMATIC
 from blockscale.specs import Spec
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Classes of tensors that kernels take; others (fake, functional) go through the dispatcher."""
-
-PROGRAMMATIC = 1
-"""Launch flag of CUDA functions: begin before the kernel before has ended (PDL)."""
 
 
 def traced(tensor: object) -> bool:

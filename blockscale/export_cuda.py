@@ -20,6 +20,7 @@ from typing import Any
 import tvm_ffi
 from tvm_ffi import libinfo
 
+from blockscale import shapes
 from blockscale.arguments import Param
 from blockscale.errors import LinkError
 from blockscale.export import CFLAGS, check_folder, link, replace, run
@@ -179,6 +180,13 @@ def _check_kernel(kernel: KernelCode, where: str) -> None:
             )
 
 
+def _host_code(code: FunctionCode) -> str:
+    """Return TVM's host code, whose launches pass on the function's own first argument."""
+    launch = "blockscale_launch((const BsCall *)self_handle, "
+    text = code.host_c.replace("TVMFFIFunctionCall(", launch)
+    return f'#include "cuda_library.h"\n{text}'
+
+
 def _entry(code: FunctionCode) -> str:
     """Return the symbol of TVM's host function."""
     return f"__tvm_ffi_{code.name}__{code.arch}"
@@ -189,7 +197,7 @@ def _commands(
 ) -> tuple[list[list[str]], list[Path]]:
     """Write the sources into ``folder``; return the commands that compile them, and the objects."""
     for i, code in enumerate(functions):
-        (folder / f"host{i}.c").write_text(code.host_c)
+        (folder / f"host{i}.c").write_text(_host_code(code))
         (folder / f"image{i}").write_bytes(code.image)
     (folder / "tables.c").write_text(_tables(functions, manifest, folder))
     include = [f"-I{path}" for path in (*_include_folders(), NATIVE)]
@@ -203,7 +211,6 @@ def _commands(
         objects.append(folder / f"host{i}.o")
         renamed = {
             "TVMFFIEnvModLookupFromImports": f"blockscale_lookup_{i}",
-            "TVMFFIFunctionCall": "blockscale_launch",
             "__tvm_ffi_main": f"blockscale_main_{i}",
             "__tvm_ffi__library_ctx": f"blockscale_context_{i}",
         }
@@ -298,6 +305,7 @@ def _param_tables(number: int, name: str, params: Sequence[Param]) -> str:
             f"write_cuda_library: {name} has {len(params)} parameters; {MAX_PARAMS} is the limit"
         )
     symbols: dict[str, int] = {}
+    exact = shapes.divisors(dim for param in params for dim in param.dims)
     places = {param.name: i for i, param in enumerate(params)}
     lines, rows = [], []
     for i, param in enumerate(params):
@@ -308,11 +316,13 @@ def _param_tables(number: int, name: str, params: Sequence[Param]) -> str:
             )
         dims = [_dim(dim, symbols) for dim in param.dims]
         lines.append(f"static const int64_t dims_{number}_{i}[] = {{{', '.join(dims) or 0}}};")
+        of = ", ".join(str(dim.multiple(exact)) for dim in param.dims)
+        lines.append(f"static const int32_t multiples_{number}_{i}[] = {{{of or 0}}};")
         other = [_dtype_number(dtype) for dtype in param.dtypes[1:]]
         alias = places[param.alias] if param.alias is not None else -1
         rows.append(
             f"{{{_string(param.name)}, {_string(param.type)}, dims_{number}_{i}, "
-            f"{float(param.default or 0)!r}, {_dtype_number(param.dtype)}, "
+            f"multiples_{number}_{i}, {float(param.default or 0)!r}, {_dtype_number(param.dtype)}, "
             f"{{{', '.join(map(str, other)) or 0}}}, {_fill(name, param)}u, {param.alignment}, "
             f"{len(dims)}, {_flags(param)}, {alias}}}"
         )

@@ -24,7 +24,7 @@ from blockscale.specs import Spec
 
 _FUNCTIONS: dict[tuple[str, str], Function] = {}
 _LOCK = threading.Lock()
-SUFFIXES = ("py", "c", "h", "cuh", "json")
+SUFFIXES = ("py", "c", "h", "cuh", "json", "json.xz")
 """Files that decide what is compiled."""
 _REMEMBERED: dict[Hashable, tuple[int, Function | None]] = {}
 

@@ -94,9 +94,10 @@ def _read(path: str, _stamp: tuple[int, ...]) -> _Folder:
 def _folder(path: Path) -> _Folder | None:
     """Return the log in ``path``, kept in memory until its files change; None without one."""
     stamps: list[int] = []
-    for name in (records.WORKLOADS, records.RECORDS):
+    workloads = records.workloads_path(path)
+    for file in (workloads, path / records.RECORDS):
         try:
-            stat = (path / name).stat()
+            stat = file.stat()
         except (FileNotFoundError, NotADirectoryError):
             stamps += [0, 0, 0]
             continue
@@ -104,9 +105,9 @@ def _folder(path: Path) -> _Folder | None:
     if not any(stamps):
         return None
     if 0 in stamps[::3]:
-        missing = records.WORKLOADS if stamps[0] == 0 else records.RECORDS
+        missing = path / (records.PACKED_WORKLOADS if stamps[0] == 0 else records.RECORDS)
         raise LogError(
-            f"{path / missing}: the file is missing; restore the folder from version control, or "
+            f"{missing}: the file is missing; restore the folder from version control, or "
             "delete it and tune again"
         )
     return _read(str(path), tuple(stamps))

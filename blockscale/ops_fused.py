@@ -14,8 +14,8 @@ the same functions with FlashInfer's conventions.  What they share:
 * global_scale: float32 that divides values before they are quantised; None: 1.
 * block_size, scale_format: 16 and "e4m3" (NVFP4), 32 and "ue8m0" (MXFP4), or 32 and "e4m3"; a
   scale_format of None is the first for its block size.
-* enable_pdl: True: the kernel may start before the one before it in the stream has ended
-  (programmatic dependent launch); None: as False.  It has no meaning on the CPU.
+* enable_pdl: True or None: the kernel may start before the one before it in the stream has ended
+  (programmatic dependent launch), and touches no memory until then.  No meaning on the CPU.
 * Errors: TypeError for an argument that is no tensor or of another dtype; ValueError for an unknown
   option, a shape, stride, device or alignment that does not fit, and tensors that overlap.
 """

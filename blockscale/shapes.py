@@ -8,9 +8,10 @@ dimension that does not divide is an error, not a rounded-down tensor.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
+from math import lcm
 
 Shape = tuple[int | str, ...]
 
@@ -37,6 +38,20 @@ class Dim:
     def symbol(self) -> str | None:
         """The name, if the dimension is nothing but a symbol."""
         return self.node.id if isinstance(self.node, ast.Name) else None
+
+    def multiple(self, exact: Mapping[str, int]) -> int:
+        """Return what a size must be a multiple of, if each symbol is one of its ``exact``.
+
+        1 for what is no symbol, nor a symbol times a number.
+        """
+        match self.node:
+            case ast.Name(id=name):
+                return exact.get(name, 1)
+            case ast.BinOp(left=ast.Name(id=name), op=ast.Mult(), right=ast.Constant(int() as by)):
+                return exact.get(name, 1) * by
+            case ast.BinOp(left=ast.Constant(int() as by), op=ast.Mult(), right=ast.Name(id=name)):
+                return exact.get(name, 1) * by
+        return 1
 
     def evaluate(self, values: Mapping[str, int]) -> int:
         """Return the dimension's size.
@@ -81,6 +96,18 @@ def parse(dim: int | str) -> Dim:
             "expression with + - * //, ceil_to(a, b) and ceil_div(a, b)"
         ) from None
     return Dim(text, node)
+
+
+def divisors(dims: Iterable[Dim]) -> dict[str, int]:
+    """Return what each symbol must be a multiple of, so that every ``symbol // n`` is exact."""
+    found: dict[str, int] = {}
+    for node in (node for dim in dims for node in ast.walk(dim.node)):
+        match node:
+            case ast.BinOp(
+                left=ast.Name(id=name), op=ast.FloorDiv(), right=ast.Constant(value=int() as by)
+            ):
+                found[name] = lcm(found.get(name, 1), by)
+    return found
 
 
 def _check(node: ast.expr) -> None:

@@ -72,7 +72,9 @@ def norm_quantize(
     loads = {"load_input": "BS_KEEP", "load_weight": "BS_INPLACE"}
     if spec.residual:
         loads["load_residual"] = "BS_INPLACE"
-    for name in (*loads, "h", "sum", "total", "encode"):
+    late = len(sch.get_loops(sch.get_sblock("load_weight"))) == 1  # in the block "encode"
+    shared = [name for name in loads if not (late and name == "load_weight")]
+    for name in (*shared, "h", "sum", "total", "encode"):
         _share(sch, name, threads)
     if spec.layout != "linear":
         _share(sch, "pad", threads)

@@ -16,7 +16,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("tir/*.py", "tir/intrin/*.py", "schedules/*.py", "blockscale/*.py")
+SOURCES = (
+    *("tir/*.py", "tir/intrin/*.py", "schedules/*.py", "blockscale/*.py", "blockscale/lower/*.py"),
+    "blockscale/native/*.c*",
+)
 IGNORED = shutil.ignore_patterns(".*", "__pycache__", "typings", "build", "dist", "*.so")
 TIMEOUT_S = 300
 

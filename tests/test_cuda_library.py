@@ -1,6 +1,7 @@
 """CUDA libraries: what their C runtime checks and launches, played by the emulator."""
 
 import re
+import struct
 from dataclasses import replace
 
 import pytest
@@ -216,6 +217,16 @@ def test_alignment_of_the_manifest():
     x, codes, _, residual, out, _ = tensors()
     mix(x, codes, BIG[1:2], BIG[3:7], 1, 0, residual, out, None)
     assert torch.equal(out, codes.float())
+
+
+def test_no_thread_local_storage():
+    """Of the kind that needs no symbol of the loader, glibc has enough for some 200 libraries."""
+    thread_local = 7  # PT_TLS
+    elf = library_file().read_bytes()
+    (start,), (size, count) = struct.unpack_from("<Q", elf, 32), struct.unpack_from("<HH", elf, 54)
+    kinds = [struct.unpack_from("<I", elf, start + i * size)[0] for i in range(count)]
+    assert 1 in kinds  # PT_LOAD: these are program headers
+    assert thread_local not in kinds
 
 
 def test_not_on_a_gpu():

@@ -193,6 +193,15 @@ def test_activation(use, arch, rows, blocks, name):
     acts.check(spec, acts.inputs(spec, rows, blocks, seed=rows))
 
 
+@pytest.mark.parametrize("cols", [48, 50, 65])
+def test_halves_that_are_no_whole_blocks(cols):
+    """Refused by the library itself: kernels would access misaligned memory."""
+    spec = Spec.parse("silu_and_mul_nvfp4_bf16")
+    packed, scale = (torch.zeros(4, cols // by, dtype=torch.uint8) for by in (4, 32))
+    with pytest.raises(ValueError, match=rf"input has size {cols} .*2 \* cols.* multiple of 32; p"):
+        emulated(SM90)(spec, None)(torch.zeros(4, cols).bfloat16(), None, packed, scale)
+
+
 @pytest.mark.parametrize("g", [1e-6, 77.0, 3e8])
 def test_global_scale_of_activations(use, g):
     use(SM90)
@@ -256,6 +265,15 @@ def test_threads_of_a_row(hidden):
             assert 32 <= threads <= 1024
             assert threads % 32 == 0
             assert blocks > (parts - 1) * threads
+
+
+def test_reductions_name_whole_warps():
+    """180 blocks among 192 threads: after the loads of 20 lanes, all 32 take part in the sum."""
+    spec = Spec.parse("rmsnorm_nvfp4_h2880_bf16")
+    device = cuda.sources(catalog.exported(spec, SM90, {})[spec.name], spec.name, SM90).device
+    assert "__shfl_down_sync" in device
+    assert "0xFFFFFFFFu" in device
+    assert "__activemask" not in device
 
 
 RESOURCES = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import math
 import re
 import shutil
@@ -53,7 +54,7 @@ def times(root: Path) -> list[float]:
 def test_commit_keeps_the_best_valid_records_and_says_where_they_come_from(committed):
     assert times(committed) == [5.0, 7.0, 8.0]
     assert sorted(p.name for p in folder(committed).iterdir()) == sorted(
-        [records.WORKLOADS, records.RECORDS, records.META]
+        [records.PACKED_WORKLOADS, records.RECORDS, records.META]
     )
     [entry] = records.read_meta(folder(committed))["workloads"].values()
     assert entry["best_us"] == 5.0
@@ -152,9 +153,10 @@ def test_check_reports_an_op_whose_ir_has_changed(committed):
 
 def test_a_stale_workload_is_replaced_by_the_next_commit(committed, tmp_path):
     meta = json.loads((folder(committed) / records.META).read_text())
-    path = folder(committed) / records.WORKLOADS
-    line = json.loads(path.read_text())
-    path.write_text(json.dumps(["12345", line[1]]) + "\n")  # as if the IR had been another
+    path = folder(committed) / records.PACKED_WORKLOADS
+    line = json.loads(lzma.decompress(path.read_bytes()))
+    other = json.dumps(["12345", line[1]]) + "\n"  # as if the IR had been another
+    path.write_bytes(lzma.compress(other.encode()))
     meta["workloads"][WORKLOAD.tag]["workload"] = "12345"
     (folder(committed) / records.META).write_text(json.dumps(meta))
     assert logs.check([committed], from_meta) != []
@@ -182,8 +184,13 @@ def test_a_failing_commit_leaves_the_log_as_it_was(committed, tmp_path, monkeypa
         (records.RECORDS, lambda b: b.replace(b"[0,[[", b"[7,[[", 1), "points to workload 7 of 1"),
         (records.RECORDS, lambda b: b"{}\n" + b, r"record\.json:1: the line is not \[workload"),
         (records.RECORDS, lambda b: b"\xff\xfe" + b, r"record\.json:1: the line is not JSON"),
-        (records.WORKLOADS, lambda b: b[:100], r"workload\.json:1: the line is not JSON"),
-        (records.WORKLOADS, None, r"workload\.json: the file is missing"),
+        (
+            records.PACKED_WORKLOADS,
+            lambda b: lzma.compress(lzma.decompress(b)[:100]),
+            r"workload\.json\.xz:1: the line is not JSON",
+        ),
+        (records.PACKED_WORKLOADS, lambda b: b[:100], r"workload\.json\.xz: is damaged \(.*\);"),
+        (records.PACKED_WORKLOADS, None, r"workload\.json\.xz: the file is missing"),
     ],
 )
 def test_a_damaged_log_is_an_error_with_file_line_and_remedy(committed, name, damage, sentence):

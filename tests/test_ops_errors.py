@@ -141,6 +141,7 @@ def test_kernels_of_the_right_kind(monkeypatch):
     dispatch.kernel(spec, torch.device("cpu"))
     dispatch.kernel(spec, torch.device("cuda:1"))
     assert asked == [(spec,), (spec, "cuda")]
-    assert dispatch.launch_flags(True, None) == dispatch.launch_flags(True, False) == (0,)
-    assert dispatch.launch_flags(True, True) == (dispatch.PROGRAMMATIC,)
+    assert dispatch.launch_flags(True, False) == (0,)
+    for default_or_on in (None, True):
+        assert dispatch.launch_flags(True, default_or_on) == (dispatch.PROGRAMMATIC,)
     assert dispatch.launch_flags(False, True) == ()

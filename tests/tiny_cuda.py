@@ -89,7 +89,7 @@ _HOST = """
 #include <tvm/ffi/extra/c_env_api.h>
 void *__tvm_ffi__library_ctx = NULL;
 static void *set_device, *kernel;
-TVM_FFI_DLL int32_t __tvm_ffi_@NAME@(void *self, void *given, int32_t count, void *result) {
+TVM_FFI_DLL int32_t __tvm_ffi_@NAME@(void *self_handle, void *given, int32_t count, void *result) {
   TVMFFIAny *args = given, stack[12];
   const DLTensor *first = args[0].v_ptr;
   int rows = (int)first->shape[0];
@@ -109,8 +109,8 @@ TVM_FFI_DLL int32_t __tvm_ffi_@NAME@(void *self, void *given, int32_t count, voi
   @BODY@
   return TVMFFIFunctionCall(kernel, stack, @COUNT@, result);
 }
-TVM_FFI_DLL int32_t __tvm_ffi_main(void *self, void *args, int count, void *result) {
-  return __tvm_ffi_@NAME@(self, args, count, result);
+TVM_FFI_DLL int32_t __tvm_ffi_main(void *self_handle, void *args, int count, void *result) {
+  return __tvm_ffi_@NAME@(self_handle, args, count, result);
 }
 """
 

@@ -31,11 +31,11 @@ _QUARTER = ROWS_128X4 // QUARTERS
 def _tiles(rows: PrimExpr, cols: PrimExpr, of: int, but_not: int = 0) -> PrimExpr:
     """Tiles of rows if ``cols`` is a multiple of ``of`` and not of ``but_not``, else 0: no launch.
 
-    The way through the bits keeps TVM from dropping the kernels that a static instance does not
-    use: the traces of static and symbolic instances would differ.  A branch around the kernels does
-    not do: TVM 0.27's schedules then change what their copies share.
+    The call of C's abs keeps TVM from dropping the kernels that a static instance does not use: the
+    traces of static and symbolic instances would differ.  A branch around the kernels does not do:
+    TVM 0.27's schedules then change what their copies share.
     """
-    bits = tirx.reinterpret("int32", tirx.reinterpret("float32", tirx.Cast("int32", cols)))
+    bits = tirx.call_pure_extern("int32", "abs", tirx.Cast("int32", cols))
     zero = tirx.IntImm("int32", 0)
 
     def multiple(factor: int) -> PrimExpr:

@@ -95,7 +95,8 @@ def _scale_steps(spec: NormQuantize) -> tuple[Any, Any]:
         for e in range(block):
             with T.sblock("norm"):
                 ve = T.axis.spatial(block, e)
-                y[ve] = normed(spec, h[b, ve], rstd[i64(0)], w[b, ve])
+                at = T.meta_var((ve,) if len(w.shape) == 1 else (b, ve))
+                y[ve] = normed(spec, h[b, ve], rstd[i64(0)], w[at])
         for e in range(block):
             with T.sblock("magnitude"):
                 ve = T.axis.spatial(block, e)
@@ -162,10 +163,13 @@ def _store_steps(spec: NormQuantize) -> tuple[Any, Any]:
     return store, pad
 
 
-def norm_rows(spec: NormQuantize, rows: int | None = None) -> PrimFunc:
+def norm_rows(
+    spec: NormQuantize, rows: int | None = None, late_weight: bool = False
+) -> PrimFunc:
     """Return the kernel of ``spec``, its parameters those of ``spec.params()``.
 
-    None of ``rows`` lets the function take any number of them.
+    None of ``rows`` lets the function take any number of them.  ``late_weight``: weights are loaded
+    block by block after the row's reduction, which spares registers, and not before it.
     """
     hidden, blocks, block = i64(spec.hidden), i64(spec.blocks), i64(spec.block)
     half, groups, one = i64(spec.block // 2), i64(spec.block // GROUP), i64(1)
@@ -208,7 +212,8 @@ def norm_rows(spec: NormQuantize, rows: int | None = None) -> PrimFunc:
                     T.where(r < rows)
                 x = T.sblock_alloc_buffer((blocks, block), spec.dtype)
                 old = T.sblock_alloc_buffer((blocks, block), spec.dtype)
-                w = T.sblock_alloc_buffer((blocks, block), spec.dtype)
+                if not late_weight:
+                    w = T.sblock_alloc_buffer((blocks, block), spec.dtype)
                 h = T.sblock_alloc_buffer((blocks, block), "float32")
                 group_sum = T.sblock_alloc_buffer((blocks, groups), "float32")
                 total = T.sblock_alloc_buffer((one,), "float64")
@@ -217,7 +222,8 @@ def norm_rows(spec: NormQuantize, rows: int | None = None) -> PrimFunc:
                 load_input(input, x, vr)
                 if spec.residual:
                     load_residual(residual, old, vr)
-                load_weight(weight, w, None)
+                if not late_weight:
+                    load_weight(weight, w, None)
                 take_factor(global_scale, gs)
                 take(x, old, h)
                 for b in range(blocks):
@@ -238,7 +244,14 @@ def norm_rows(spec: NormQuantize, rows: int | None = None) -> PrimFunc:
                         inverse = T.sblock_alloc_buffer((one,), "float32")
                         code = T.sblock_alloc_buffer((block,), "int32")
                         pair = T.sblock_alloc_buffer((half,), "uint8")
-                        scale(h, w, rstd, gs, y, magnitude, amax, byte, inverse, vb)
+                        if late_weight:
+                            part = T.sblock_alloc_buffer((block,), spec.dtype)
+                            for e in range(block):
+                                with T.sblock("load_weight"):
+                                    ve = T.axis.spatial(block, e)
+                                    part[ve] = weight[vb * block + ve]
+                        weights = T.meta_var(part if late_weight else w)
+                        scale(h, weights, rstd, gs, y, magnitude, amax, byte, inverse, vb)
                         if spec.y_out:
                             store(y, inverse, code, pair, y_out, packed, vr, vb)
                         else:

@@ -15,7 +15,7 @@ What differs:
 * a scale block that rounds to zero has codes of zero, never of infinity;
 * everything runs on CPU tensors too, and results of dequantisation stay on the device;
 * scale byte 0 of UE8M0 means 2^-127 in dequantisation, not 0;
-* ``backend`` is accepted and has no meaning; ``enable_pdl=None`` is False;
+* ``backend`` is accepted and has no meaning; ``enable_pdl=None`` is True;
 * NotImplementedError: FP8 input, one global scale per row (``per_token_activation``),
   ``do_shuffle``, dequantisation of (16, UE8M0) and (32, E4M3).
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from blockscale.lower.code import FunctionCode, KernelCode
 
 MAX_THREADS = 1024
 """Threads of a CTA, on every architecture."""
+
+WARP = 32
 
 MAX_SHARED_BYTES = 227 * 1024
 """Shared memory that a CTA may ask for on sm_90 and sm_100 (sm_120: 99 KiB)."""
@@ -43,7 +46,7 @@ def target(arch: str) -> Target:
             "arch": arch,
             "max_threads_per_block": MAX_THREADS,
             "max_shared_memory_per_block": MAX_SHARED_BYTES,
-            "thread_warp_size": 32,
+            "thread_warp_size": WARP,
         },
         host={"kind": "c"},
     )
@@ -83,7 +86,7 @@ def sources(func: tirx.PrimFunc, name: str, arch: str) -> Source:
         host_built = tvm.get_global_func("target.build.c")(finish_host()(host), kind.host)
     return Source(
         host_built.inspect_source(),
-        built.inspect_source("cuda") or built.inspect_source(),
+        _of_whole_warps(built.inspect_source("cuda") or built.inspect_source()),
         tuple(_kernel(variable, function) for variable, function in device.functions.items()),
     )
 
@@ -110,6 +113,19 @@ def _after_its_predecessor(mod: tvm.IRModule) -> tvm.IRModule:
     for variable, function in mod.functions.items():
         made[variable] = function.with_body(tirx.SeqStmt([wait, function.body]))
     return tvm.IRModule(made, attrs=mod.attrs)
+
+
+def _of_whole_warps(device: str) -> str:
+    """Let reductions among threads name all lanes of a warp.
+
+    TVM asks which lanes are active.  After a branch that only some lanes take, CUDA does not
+    promise that all are, and sums would lack the others'.  TVM reduces where all threads of a CTA
+    come; only a partial warp has fewer lanes.
+    """
+    threads = re.findall(r"__launch_bounds__\((\d+)", device)
+    if any(int(count) % WARP for count in threads):
+        return device
+    return device.replace("__activemask()", "0xFFFFFFFFu")
 
 
 def _kernel(variable: tvm.ir.GlobalVar, function: tirx.PrimFunc) -> KernelCode:

@@ -58,7 +58,7 @@ def nvcc() -> Path:
     raise CompileError(
         "nvcc: no CUDA compiler in CUDA_HOME, on PATH or among the Python packages; install the "
         "CUDA toolkit (12.9 or newer), or pip install nvidia-cuda-nvcc nvidia-cuda-cccl "
-        "nvidia-cuda-crt nvidia-cuda-runtime"
+        "nvidia-cuda-crt nvidia-cuda-runtime nvidia-nvvm"
     )
 
 

@@ -131,6 +131,18 @@ static int check_rank(const BsFunction *f, const BsParam *p, DLTensor *tensor, i
   return 0;
 }
 
+/* TVM's host code rounds cols / 16 down: kernels would read and write past the end of rows. */
+static int check_multiples(const BsFunction *f, const BsParam *p, const int64_t *shape) {
+  for (int d = 0; d < p->rank; ++d) {
+    if (p->multiples[d] > 1 && shape[d] % p->multiples[d] != 0) {
+      return blockscale_raise("ValueError",
+                              "%s: %s has size %lld in dimension %d of %s, which is not a multiple of %d; pad it",
+                              f->name, p->name, (long long)shape[d], d, p->type, p->multiples[d]);
+    }
+  }
+  return 0;
+}
+
 static int bind_tensor(const BsFunction *f, int i, const DLTensor *given, Bound *b) {
   const BsParam *p = &f->params[i];
   DLTensor *tensor = &b->tensors[i];
@@ -147,7 +159,7 @@ static int bind_tensor(const BsFunction *f, int i, const DLTensor *given, Bound 
                             "%s: %s is not contiguous, but the kernel expects one row after the other; %s", f->name,
                             p->name, p->flags & BS_OUTPUT ? "pass a contiguous output" : "pass a contiguous copy");
   }
-  if (check_rank(f, p, tensor, b->shapes[i]) != 0) return -1;
+  if (check_rank(f, p, tensor, b->shapes[i]) != 0 || check_multiples(f, p, b->shapes[i]) != 0) return -1;
   const DLTensor *first = &b->tensors[b->first < 0 ? i : b->first];
   if (first->device.device_id != tensor->device.device_id) {
     return blockscale_raise("ValueError", "%s: %s is on device %d, but %s is on device %d; pass all on one device",

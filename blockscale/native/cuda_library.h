@@ -2,8 +2,9 @@
  *
  * A call goes: exported stub -> blockscale_call (cuda_arguments.c: checks and normalises arguments) ->
  * TVM's host code for the device's architecture (checks shapes, computes launch sizes) ->
- * blockscale_launch (cuda_runtime.c). TVM's host code is compiled with TVMFFIEnvModLookupFromImports
- * and TVMFFIFunctionCall renamed, so that its look-ups and calls end here.
+ * blockscale_launch (cuda_runtime.c). In TVM's host code, TVMFFIEnvModLookupFromImports is renamed and
+ * TVMFFIFunctionCall replaced, so that its look-ups and calls end here. The host code's first argument
+ * is the call: a variable of the thread would take static TLS, of which there is enough for 200 libraries.
  */
 #ifndef BLOCKSCALE_CUDA_LIBRARY_H
 #define BLOCKSCALE_CUDA_LIBRARY_H
@@ -69,6 +70,7 @@ typedef struct {
   const char *name;
   const char *type;     /* for messages: "float32[rows, 64]" */
   const int64_t *dims;  /* [rank]: a size, or -1 - k for symbol k, or BS_EXPRESSION */
+  const int32_t *multiples; /* [rank]: what the size must be a multiple of */
   double scalar;        /* default of a scalar */
   uint32_t dtype;
   uint32_t other[3];    /* dtypes whose bytes are taken for `dtype`; 0: no more */
@@ -125,7 +127,11 @@ BS_HIDDEN int blockscale_enter(const BsCall *call, const BsEntry *entry, TVMFFIA
 BS_HIDDEN int blockscale_call(const BsFunction *function, const TVMFFIAny *args, int32_t count,
                               TVMFFIAny *result);
 
-/* The body of every renamed TVMFFIEnvModLookupFromImports; TVMFFIFunctionCall is renamed to blockscale_launch. */
+/* What TVM's host code calls in place of TVMFFIFunctionCall: launches, on the stream of the call. */
+BS_HIDDEN int blockscale_launch(const BsCall *call, TVMFFIObjectHandle what, TVMFFIAny *args, int32_t count,
+                                TVMFFIAny *result);
+
+/* The body of every renamed TVMFFIEnvModLookupFromImports. */
 BS_HIDDEN int blockscale_lookup(const BsKernels *known, const char *name, TVMFFIObjectHandle *out);
 
 /* Raises an error with a printf-like sentence; returns -1. */

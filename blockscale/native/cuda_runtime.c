@@ -242,8 +242,6 @@ static int allow_shared(const BsDevice *device, BsKernel *kernel, void *function
 
 /* ---- Launches ------------------------------------------------------------------------------- */
 
-/* initial-exec: no call of __tls_get_addr, which would make the library need the dynamic loader by name */
-static __thread __attribute__((tls_model("initial-exec"))) const BsCall *current;
 static char set_device; /* what TVM's __tvm_set_device is looked up as: blockscale_enter has done it */
 
 int blockscale_enter(const BsCall *call, const BsEntry *entry, TVMFFIAny *args) {
@@ -252,11 +250,8 @@ int blockscale_enter(const BsCall *call, const BsEntry *entry, TVMFFIAny *args) 
   int other = before != call->device->context;
   if (code == 0 && other) code = cu.cuCtxPushCurrent_v2(call->device->context);
   if (code != 0) return failed(call->function->name, "making the device's context current", code);
-  const BsCall *outer = current;
   TVMFFIAny result = {.type_index = kTVMFFINone};
-  current = call;
-  int status = entry->host(NULL, args, call->function->param_count, &result);
-  current = outer;
+  int status = entry->host((void *)call, args, call->function->param_count, &result);
   if (other) cu.cuCtxPopCurrent_v2(&before);
   return status;
 }
@@ -275,16 +270,17 @@ int blockscale_lookup(const BsKernels *known, const char *name, TVMFFIObjectHand
   return blockscale_raise("RuntimeError", "blockscale: the host code asks for %s, which this library lacks", name);
 }
 
-static int launch_failed(const BsKernel *kernel, const Config *c, const char *what, int code) {
+static int launch_failed(const BsCall *call, const BsKernel *kernel, const Config *c, const char *what, int code) {
   return blockscale_raise("RuntimeError",
                           "%s: %s kernel %s on device %d, %s, failed: %s (%d: %s); grid (%u, %u, %u), block (%u, %u, "
                           "%u), %u bytes of dynamic shared memory",
-                          current->function->name, what, kernel->name, current->device->ordinal,
-                          current->device->name, error_name(code), code, error_text(code), c->grid[0], c->grid[1],
+                          call->function->name, what, kernel->name, call->device->ordinal,
+                          call->device->name, error_name(code), code, error_text(code), c->grid[0], c->grid[1],
                           c->grid[2], c->block[0], c->block[1], c->block[2], c->shared);
 }
 
-static uint32_t add_attributes(const BsKernel *kernel, const uint32_t *sizes, Attribute *attributes) {
+static uint32_t add_attributes(const BsCall *call, const BsKernel *kernel, const uint32_t *sizes,
+                               Attribute *attributes) {
   uint32_t count = 0;
   if (kernel->options & BS_HAS_CLUSTER) {
     attributes[count].id = CLUSTER;
@@ -298,23 +294,22 @@ static uint32_t add_attributes(const BsKernel *kernel, const uint32_t *sizes, At
     attributes[count].id = COOPERATIVE;
     attributes[count++].value.flag = 1;
   }
-  int asked = kernel->options & BS_PROGRAMMATIC || current->flags & BS_FLAG_PROGRAMMATIC;
-  if (asked && current->device->major >= PROGRAMMATIC_FROM) {
+  int asked = kernel->options & BS_PROGRAMMATIC || call->flags & BS_FLAG_PROGRAMMATIC;
+  if (asked && call->device->major >= PROGRAMMATIC_FROM) {
     attributes[count].id = PROGRAMMATIC;
     attributes[count++].value.flag = 1;
   }
   return count;
 }
 
-/* TVMFFIFunctionCall for TVM's host code: launches, on the stream of the call. */
-BS_HIDDEN int blockscale_launch(TVMFFIObjectHandle what, TVMFFIAny *args, int32_t count, TVMFFIAny *result) {
+int blockscale_launch(const BsCall *call, TVMFFIObjectHandle what, TVMFFIAny *args, int32_t count, TVMFFIAny *result) {
   (void)result;
   if (what == &set_device) return 0;
   BsKernel *kernel = what;
   if (count != kernel->params + kernel->count) {
     return blockscale_raise("RuntimeError",
                             "%s: kernel %s got %d arguments instead of %d + %d; build the library again",
-                            current->function->name, kernel->name, count, kernel->params, kernel->count);
+                            call->function->name, kernel->name, count, kernel->params, kernel->count);
   }
   uint32_t sizes[BS_PLACES] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0};
   for (int i = 0; i < kernel->count; ++i) {
@@ -322,7 +317,7 @@ BS_HIDDEN int blockscale_launch(TVMFFIObjectHandle what, TVMFFIAny *args, int32_
     if (size == 0 && kernel->places[i] < BS_BLOCK) return 0; /* the driver refuses an empty grid */
     if (size < 0 || size > INT32_MAX) {
       return blockscale_raise("RuntimeError", "%s: kernel %s would need a launch size of %lld; pass smaller tensors",
-                              current->function->name, kernel->name, (long long)size);
+                              call->function->name, kernel->name, (long long)size);
     }
     sizes[kernel->places[i]] = (uint32_t)size;
   }
@@ -337,15 +332,15 @@ BS_HIDDEN int blockscale_launch(TVMFFIObjectHandle what, TVMFFIAny *args, int32_
   }
   Attribute attributes[4];
   Config config = {{sizes[0], sizes[1], sizes[2]}, {sizes[3], sizes[4], sizes[5]}, sizes[BS_SHARED],
-                   current->stream, attributes, add_attributes(kernel, sizes, attributes)};
-  void *function = load(current, kernel);
+                   call->stream, attributes, add_attributes(call, kernel, sizes, attributes)};
+  void *function = load(call, kernel);
   if (function == NULL) return -1;
-  int code = allow_shared(current->device, kernel, function, (int32_t)config.shared);
+  int code = allow_shared(call->device, kernel, function, (int32_t)config.shared);
   uint64_t cluster = (uint64_t)sizes[BS_CLUSTER] * sizes[BS_CLUSTER + 1] * sizes[BS_CLUSTER + 2];
   if (code == 0 && cluster > PORTABLE_CLUSTER) {
-    code = cu.cuKernelSetAttribute(NON_PORTABLE_CLUSTER, 1, function, current->device->ordinal);
+    code = cu.cuKernelSetAttribute(NON_PORTABLE_CLUSTER, 1, function, call->device->ordinal);
   }
-  if (code != 0) return launch_failed(kernel, &config, "allowing what is needed for", code);
+  if (code != 0) return launch_failed(call, kernel, &config, "allowing what is needed for", code);
   code = cu.cuLaunchKernelEx(&config, function, values, NULL);
-  return code == 0 ? 0 : launch_failed(kernel, &config, "launching", code);
+  return code == 0 ? 0 : launch_failed(call, kernel, &config, "launching", code);
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import json
+import lzma
 import math
 import os
 import shutil
@@ -51,7 +52,8 @@ class _Log:
         used = [entry["workload"] for entry in self.meta["workloads"].values()]
         kept = {digest: i for i, digest in enumerate(dict.fromkeys(used))}
         lines = [json.dumps([d, self.modules[d]], separators=(",", ":")) for d in kept]
-        (folder / records.WORKLOADS).write_text("".join(f"{line}\n" for line in lines))
+        text = "".join(f"{line}\n" for line in lines)
+        (folder / records.PACKED_WORKLOADS).write_bytes(lzma.compress(text.encode()))
         lines = [r.to_line(i) for d, i in kept.items() for r in self.records.get(d, [])]
         (folder / records.RECORDS).write_text("".join(f"{line}\n" for line in lines))
         (folder / records.META).write_text(json.dumps(self.meta, indent=1) + "\n")
@@ -191,7 +193,7 @@ def _replace(folder: Path, log: _Log) -> None:
         if not folder.exists():
             fresh.rename(folder)
         elif not _exchange(fresh, folder):  # a file system without it: file by file
-            for name in (records.WORKLOADS, records.RECORDS, records.META):
+            for name in (records.PACKED_WORKLOADS, records.RECORDS, records.META):
                 os.replace(fresh / name, folder / name)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)

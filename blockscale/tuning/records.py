@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import math
 import os
 import statistics
@@ -18,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 WORKLOADS = "database_workload.json"
+PACKED_WORKLOADS = f"{WORKLOADS}.xz"
+"""The same file in committed logs: a workload is 0.3 MB of JSON, and 4 kB so."""
+
 RECORDS = "database_tuning_record.json"
 META = "meta.json"
 FAILED_S = 1e10
@@ -85,8 +89,27 @@ def trace_key(trace: list[Any]) -> str:
     return json.dumps(trace, separators=(",", ":"))
 
 
+def workloads_path(folder: Path) -> Path:
+    """Return the file of the workloads in ``folder``: packed in committed logs."""
+    packed = folder / PACKED_WORKLOADS
+    return packed if packed.exists() else folder / WORKLOADS
+
+
+def _read(path: Path) -> bytes:
+    data = path.read_bytes()
+    if path.suffix != ".xz":
+        return data
+    try:
+        return lzma.decompress(data)
+    except lzma.LZMAError as error:
+        raise LogError(
+            f"{path}: is damaged ({error}); restore the folder from version control, or delete it "
+            "and tune again"
+        ) from error
+
+
 def _lines(path: Path) -> Iterator[tuple[int, Any]]:
-    for number, raw in enumerate(path.read_bytes().splitlines(), 1):
+    for number, raw in enumerate(_read(path).splitlines(), 1):
         if not raw.strip():
             continue
         try:
@@ -104,7 +127,7 @@ def _broken(path: Path, number: int, what: str) -> LogError:
 
 def read_workloads(folder: Path) -> list[tuple[str, str]]:
     """Return ``(structural hash, module)`` of every workload in ``folder``; LogError if damaged."""
-    path = folder / WORKLOADS
+    path = workloads_path(folder)
     found = []
     for number, item in _lines(path):
         match item:

@@ -289,12 +289,13 @@ def store_rounded(dtype: str, count: int, hint: str) -> str:
 
 @cache
 def register_all() -> tuple[str, ...]:
-    """Register every intrinsic that `schedules.gpu_memory` may name; return the names, sorted."""
+    """Register every intrinsic of this module that a schedule may name; return the names, sorted."""
     names = [decode(8)]
     for dtype in CLASS:
         for hint in HINTS:
+            names += [store_rounded(dtype, count, hint) for count in (8, 16, 32)]
+        for hint in (*HINTS, "BS_INPLACE"):
             names += [load(dtype, count, hint) for count in (16, 32)]
-            names.append(store_rounded(dtype, 8, hint))
         for fmt in _FORMAT:
             names.append(amax(dtype, Quantize(fmt).block))
             names += [encode(fmt, dtype, known) for known in (True, False)]
