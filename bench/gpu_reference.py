@@ -162,7 +162,7 @@ def silu_and_mul_float32(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tenso
 def _silu_and_mul(x: Tensor, global_scale: Tensor, exp: torch.dtype) -> tuple[Tensor, Tensor]:
     gate, up = x.float().chunk(2, dim=-1)
     a = (gate / (1 + torch.exp(-gate.to(exp)).float())) * up
-    return fused_quantize(a.to(x.dtype).float(), global_scale)
+    return quantize(a.to(x.dtype), global_scale)
 
 
 def swizzle(scale: Tensor) -> Tensor:

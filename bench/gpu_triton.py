@@ -66,6 +66,20 @@ def _store(y, gs, words, scales, first, count, N: tl.constexpr):
 
 
 @triton.jit
+def _divide(values, g, words, scales, first, count, N: tl.constexpr):
+    """Quantise [N, 16] by divisions, as `quantize` does; blocks from ``first`` on."""
+    s = tl.div_rn(tl.max(tl.abs(values), axis=1), tl.zeros((N,), tl.float32) + 6.0 * g)
+    byte = _e4m3(tl.minimum(s, 448.0))
+    divisor = _e4m3_value(byte) * g
+    divisor = tl.where(divisor == 0, float("inf"), divisor)
+    q = tl.div_rn(values, tl.broadcast_to(divisor[:, None], (N, 16)))
+    block = first + tl.arange(0, N)
+    tl.store(scales + block, byte.to(tl.uint8), mask=block < count)
+    word = 2 * first + tl.arange(0, 2 * N)
+    tl.store(words + word, _words(_codes(q), N), mask=word < 2 * count)
+
+
+@triton.jit
 def _norm_kernel(
     x,
     residual,
@@ -107,8 +121,8 @@ def _silu_kernel(x, global_scale, words, scales, blocks, N: tl.constexpr):
     up = tl.load(start + blocks * 16 + at, mask=inside, other=0.0).to(tl.float32)
     a = tl.div_rn(gate, 1.0 + tl.exp(-gate)) * up
     a = a.to(x.dtype.element_ty).to(tl.float32)
-    gs = tl.div_rn(1.0, tl.load(global_scale))
-    _store(a, gs, words + row * blocks * 2, scales + row * blocks, first, blocks, N)
+    row_words, row_scales = words + row * blocks * 2, scales + row * blocks
+    _divide(a, tl.load(global_scale), row_words, row_scales, first, blocks, N)
 
 
 @triton.jit
@@ -118,15 +132,7 @@ def _quantize_kernel(x, global_scale, words, scales, blocks, N: tl.constexpr):
     block = first + tl.arange(0, N)
     at = block[:, None] * 16 + tl.arange(0, 16)[None, :]
     values = tl.load(x + at, mask=(block < blocks)[:, None], other=0.0).to(tl.float32)
-    g = tl.load(global_scale)
-    s = tl.div_rn(tl.max(tl.abs(values), axis=1), tl.zeros((N,), tl.float32) + 6.0 * g)
-    byte = _e4m3(tl.minimum(s, 448.0))
-    divisor = _e4m3_value(byte) * g
-    divisor = tl.where(divisor == 0, float("inf"), divisor)
-    q = tl.div_rn(values, tl.broadcast_to(divisor[:, None], (N, 16)))
-    tl.store(scales + block, byte.to(tl.uint8), mask=block < blocks)
-    word = 2 * first + tl.arange(0, 2 * N)
-    tl.store(words + word, _words(_codes(q), N), mask=word < 2 * blocks)
+    _divide(values, tl.load(global_scale), words, scales, first, blocks, N)
 
 
 @triton.jit

@@ -105,6 +105,11 @@ class NormQuantize(Spec):
         return self.hidden // self.block_size
 
     @property
+    def scaled(self) -> bool:
+        """Whether the global scale has a meaning: FlashInfer's UE8M0 scales ignore it."""
+        return self.convention == "divide" or self.scale_format == "e4m3"
+
+    @property
     def name(self) -> str:
         """For example ``add_rmsnorm_nvfp4_h4096_128x4_y_fi_bf16``."""
         add = "add_" if self.residual else ""

@@ -116,7 +116,7 @@ def _norm_arithmetic(sch: Schedule, spec: NormQuantize) -> None:
     amax = sch.get_sblock("amax")
     sch.decompose_reduction(amax, sch.get_loops(amax)[-1])
     _tensorize(sch, "amax_update", cuda_fused.most(count))
-    scaled = spec.convention == "divide" or spec.scale_format == "e4m3"
+    scaled = spec.scaled
     _tensorize(sch, "scale", cuda_fused.scale_of(spec.scale_format, scaled))
     _tensorize(sch, "inverse", cuda_fused.inverse_of(spec.scale_format, scaled))
     _tensorize(sch, "pack", cuda_fused.codes_of(count))

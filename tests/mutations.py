@@ -1,6 +1,6 @@
 """Break the kernels on purpose and see a test fail: ``python tests/mutations.py [text ...]``.
 
-Each mutation of mutations.txt replaces one piece of source in a copy of this checkout and runs the
+Each mutation of mutations*.txt replaces one piece of source in a copy of this checkout and runs the
 tests that should notice.  Prints two lines each; ends with status 1 if one survived, or no longer
 fits the source.  ``text``: only mutations whose first line holds it.  All take half an hour.
 """
@@ -27,7 +27,8 @@ TIMEOUT_S = 300
 def mutations() -> Iterator[tuple[list[str], str, str]]:
     """Yield the test files, the original and the replacement of each mutation."""
     tests: list[str] = []
-    text = Path(__file__).with_suffix(".txt").read_text()
+    files = sorted(Path(__file__).parent.glob("mutations*.txt"))
+    text = "\n".join(file.read_text() for file in files)
     for block in re.findall(r"^tests: .*$|(?:^- .*\n)+(?:^\+ .*\n)+", text, re.MULTILINE):
         if block.startswith("tests: "):
             tests = [f"tests/{name}" for name in block.split()[1:]]

@@ -13,6 +13,7 @@ from tiny_cuda import library_file, manifest
 from tvm.script import tirx as T
 from tvm_ffi import libinfo
 
+from blockscale import shapes
 from blockscale.emulator import run_module
 from blockscale.errors import LibraryError, LinkError
 from blockscale.export_cuda import CFLAGS, NATIVE, RUNTIME_SOURCES, write_cuda_library
@@ -271,3 +272,12 @@ def test_what_tvm_makes(tmp_path):
     assert torch.equal(y, want)
     with pytest.raises(ValueError, match=r"Mismatched O.shape\[0\] on argument #4"):
         run_module(path, "axpy", x, None, 0.5, y, torch.empty(14, 64))
+
+
+def test_what_sizes_must_be_multiples_of():
+    """So that every division in the shapes is exact; the library checks it."""
+    texts = ("2 * cols", "cols * 3", "cols", "rows", "cols // 32", "ceil_to(cols // 2, 4)", 7)
+    dims = [shapes.parse(text) for text in (*texts, "rows * cols // 16")]
+    exact = shapes.divisors(dims)
+    assert exact == {"cols": 32}
+    assert [dim.multiple(exact) for dim in dims] == [64, 96, 32, 1, 1, 1, 1, 1]

@@ -122,6 +122,12 @@ def test_global_scale(use, g):
         norms.check(spec, norms.inputs(spec, 5), g)
 
 
+def test_scales_at_ties(use):
+    """The order of the products: see the test of the CPU's kernels."""
+    use(SM90)
+    norms.test_scales_at_ties()
+
+
 def test_no_rows(use):
     use(SM90)
     norms.test_no_rows()
@@ -224,6 +230,7 @@ def test_golden_activations(use):
     """FlashInfer's exact mode, bit for bit."""
     use(SM90)
     acts.test_golden("m3_k128", "bf16", "boundary")
+    acts.test_scales_at_ties()
 
 
 SPACE = [

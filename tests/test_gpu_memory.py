@@ -3,6 +3,7 @@
 Arguments lie between bytes of 0xFF, as in `kernels`; outputs start as 0xFF.
 """
 
+import re
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -122,6 +123,16 @@ def test_quantize_at_the_edges(name, arch):
         check_quantize(spec, arch, tensor(blocks_at_the_edges(spec, g), spec.dtype), g)
 
 
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_quotients_that_are_ties(arch):
+    """Scales of 8 to 15: x / d is a tie where x times the rounded 1 / d is none."""
+    spec, scale = Spec.parse("quantize_nvfp4_f16"), np.arange(8.0, 16.0)[:, None]
+    quarters = np.array([24, 1, 3, 5, 7, 10, 14, 20])  # 24 / 4 is the block's maximum
+    for g in (4.0, 68.0):
+        x = np.concatenate([quarters, -quarters]) / 4 * scale * g
+        check_quantize(spec, arch, tensor(x, "float16"), g)
+
+
 @pytest.mark.parametrize("rows", [1, 7, 128, 130])
 @pytest.mark.parametrize("blocks", [1, 5])
 def test_quantize_shapes(rows, blocks):
@@ -167,7 +178,7 @@ def test_dequantize(name, arch):
 def test_dequantize_of_columns_that_are_no_whole_blocks():
     """Its last units would read scales of another row, or beside the tensor."""
     out = torch.zeros(4, 24, dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match="out has size 24 in dimension 1 .* multiple of 16; pad"):
+    with pytest.raises(ValueError, match=r"out has size 24 in dimension 1 .* multiple of 16; pad"):
         emulated(DEQUANTIZE[0][0], "sm_90a")(
             byte_tensor(4, 12), byte_tensor(4, 1), tensor([1.0]), out
         )
@@ -225,3 +236,26 @@ def test_sampled_schedules_keep_everything_in_registers():
     [used] = nvcc.compile_cuda_source(made.device, "sm_90a").resources
     assert (used["stack"], used["spills"]) == (0, 0)
     assert used["registers"] <= 128  # 512 threads have 65536
+
+
+WAITING = [
+    *("quantize_nvfp4_bf16", "dequantize_mxfp4_128x4_f16", "swizzle_128x4", "unswizzle_128x4"),
+    *(
+        "add_rmsnorm_nvfp4_h64_both_y_bf16",
+        "swiglu_nvfp4_grouped_128x4_bf16",
+        "scale_sweep_b16_bf16",
+    ),
+]
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_every_kernel_waits_for_the_one_before(name):
+    """Programmatic launches: no access of memory comes before the wait."""
+    spec = Spec.parse(name)
+    made = cuda.sources(catalog.exported(spec, "sm_90a", {})[spec.name], spec.name, "sm_90a")
+    ptx = nvcc.compile_cuda_source(made.device, "sm_90a", ptx=True).image.decode()
+    kernels = ptx.split(".entry")[1:]
+    assert len(kernels) == len(made.kernels)
+    for kernel in kernels:
+        first = re.search(r"griddepcontrol\.wait|\b(ld|st|atom|red|cp)\.(?!param)", kernel)
+        assert first[0] == "griddepcontrol.wait"

@@ -213,12 +213,14 @@ def test_own_candidates(name):
     check(kernel(spec, "sm_90a"), spec, x, 4.0, candidates)
 
 
-def test_one_changed_candidate_wins():
-    """Bounds would skip it: a block of 1.5 g that only the changed smallest scale fits."""
-    spec, candidates = ScaleSweep("float32"), changed(0, 1.0)
-    x = torch.full((3, 16), 0.25)
-    got = kernel(spec, "sm_90a")(x, 0.25, candidates)
-    same(got, np.full(3, 0.25, np.float32))
+@pytest.mark.parametrize(("at", "value"), [(0, 1.0), (120, 0.3), (126, 0.3)])
+def test_one_changed_candidate_wins(at, value):
+    """Bounds would skip it: blocks that only the changed, or added, scale fits."""
+    best = np.float32(value) * np.float32(0.25)
+    x = torch.full((3, 16), float(best))
+    candidates = changed(at, value) if at < len(TABLE) else np.append(TABLE, np.float32(value))
+    got = kernel(ScaleSweep("float32"), "sm_90a")(x, 0.25, candidates)
+    same(got, np.full(3, best, np.float32))
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def _norm_steps(spec: NormQuantize) -> tuple[Any, Any, Any, Any]:
 def _encode_steps(spec: NormQuantize) -> Any:
     """Step from y to scale bytes and packed codes."""
     blocks, block, half, two = i64(spec.blocks), i64(spec.block), i64(spec.block // 2), i64(2)
-    scaled = spec.convention == "divide" or spec.scale_format == "e4m3"
+    scaled = spec.scaled
 
     def factor(gs: Any) -> PrimExpr | None:
         return gs[0] if scaled else None

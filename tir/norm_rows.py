@@ -81,7 +81,7 @@ def _sum_steps(spec: NormQuantize) -> tuple[Any, Any, Any]:
 def _scale_steps(spec: NormQuantize) -> tuple[Any, Any]:
     """Steps: the factor of the values, y, scale and inverse of a block."""
     block = i64(spec.block)
-    scaled = spec.convention == "divide" or spec.scale_format == "e4m3"
+    scaled = spec.scaled
 
     @T.inline
     def take_factor(global_scale, gs):
@@ -163,9 +163,7 @@ def _store_steps(spec: NormQuantize) -> tuple[Any, Any]:
     return store, pad
 
 
-def norm_rows(
-    spec: NormQuantize, rows: int | None = None, late_weight: bool = False
-) -> PrimFunc:
+def norm_rows(spec: NormQuantize, rows: int | None = None, late_weight: bool = False) -> PrimFunc:
     """Return the kernel of ``spec``, its parameters those of ``spec.params()``.
 
     None of ``rows`` lets the function take any number of them.  ``late_weight``: weights are loaded

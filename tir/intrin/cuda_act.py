@@ -161,7 +161,7 @@ def codes_of(dtype: str, count: int) -> str:
 
 @cache
 def register_all() -> None:
-    """Register every intrinsic of this module, for `blockscale.tir.intrin.register_all`."""
+    """Register every intrinsic of this module, for `blockscale.tir.intrin.register_gpu`."""
     for dtype in SIXTEEN_BIT:
         for count in (16, 32):
             codes_of(dtype, count)

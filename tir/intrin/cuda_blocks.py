@@ -35,9 +35,9 @@ BYTES = {"uint8": 1, "uint32": 4, "bfloat16": 2, "float16": 2, "float32": 4}
 _FORMAT = {"nvfp4": "BS_NVFP4", "mxfp4": "BS_MXFP4"}
 
 
-def call(name: str, *args: PrimExpr, dtype: str = "void") -> PrimExpr:
-    """Call of the device function ``name``."""
-    return cuda_func_call(name, *args, source_code=HEADER, return_type=dtype)
+def call(name: str, *args: PrimExpr, dtype: str = "void", header: str = HEADER) -> PrimExpr:
+    """Call of the device function ``name``, which ``header`` declares."""
+    return cuda_func_call(name, *args, source_code=header, return_type=dtype)
 
 
 def register(name: str, desc: PrimFunc, impl: PrimFunc) -> str:
@@ -289,7 +289,7 @@ def store_rounded(dtype: str, count: int, hint: str) -> str:
 
 @cache
 def register_all() -> tuple[str, ...]:
-    """Register every intrinsic of this module that a schedule may name; return the names, sorted."""
+    """Register every intrinsic of this module; return the names, sorted."""
     names = [decode(8)]
     for dtype in CLASS:
         for hint in HINTS:

@@ -6,9 +6,8 @@ As in `cuda_blocks`; the device functions are in ``blockscale/native/fp4_fused.c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 
-from tvm.backend.cuda.op import cuda_func_call
 from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
@@ -17,16 +16,14 @@ from blockscale.specs import NormQuantize
 from blockscale.specs_fused import CONVENTIONS, MIN_HIDDEN, SIXTEEN_BIT
 from blockscale.tir import encode, formats, norm_quantize
 from blockscale.tir.common import i64, keep_params, widen
+from blockscale.tir.intrin import cuda_blocks
 from blockscale.tir.intrin.cuda_blocks import CLASS, register
 from blockscale.tir.quantize import pack_codes
 
 HEADER = '#include "fp4_fused.cuh"\n'
 """What declares the device functions; nvcc looks for it in blockscale/native."""
 
-
-def call(name: str, *args: PrimExpr, dtype: str = "void") -> PrimExpr:
-    """Call of the device function ``name``."""
-    return cuda_func_call(name, *args, source_code=HEADER, return_type=dtype)
+call = partial(cuda_blocks.call, header=HEADER)
 
 
 @cache
@@ -348,7 +345,7 @@ def codes_of(count: int) -> str:
 
 @cache
 def register_all() -> None:
-    """Register every intrinsic of the fused ops, for `blockscale.tir.intrin.register_all`."""
+    """Register every intrinsic of the fused ops, for `blockscale.tir.intrin.register_gpu`."""
     for convention in CONVENTIONS:
         factor(convention)
     for count in (16, 32):

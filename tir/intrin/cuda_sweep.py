@@ -9,12 +9,11 @@ from __future__ import annotations
 from functools import cache
 
 from tvm import tirx
-from tvm.backend.cuda.op import cuda_func_call
 from tvm.script import tirx as T
 
 from blockscale.specs import DTYPE_SUFFIX
 from blockscale.tir.common import i64
-from blockscale.tir.intrin.cuda_blocks import CLASS, HINTS, load, register
+from blockscale.tir.intrin.cuda_blocks import CLASS, HINTS, call, load, register
 from blockscale.tir.scale_sweep import CANDIDATES, COLUMNS, error_of, fused, magnitude
 
 BLOCK = 16
@@ -69,14 +68,13 @@ def pick(dtype: str, unroll: int) -> str:
             T.reads(raw[0:size], table[0:two, 0:columns])
             T.writes(index[0:one], least[0:one], trial[0:two])
             T.evaluate(
-                cuda_func_call(
+                call(
                     function,
                     index.access_ptr("w"),
                     least.access_ptr("w"),
                     raw.access_ptr("r"),
                     table.access_ptr("r"),
-                    source_code=HEADER,
-                    return_type="void",
+                    header=HEADER,
                 )
             )
 
