@@ -116,8 +116,8 @@ def swizzle_sketches(spec: Swizzle | Unswizzle) -> list[Sketch]:
 
 def swizzle(sch: Schedule, choose: Choose, reverse: bool, hint: str) -> None:
     """Four rows a quarter of a tile apart for a thread, rows next to each other for a warp."""
-    lanes = choose(sch, [4, 8, 16], 4 if reverse else 8)
-    rows = choose(sch, [8, 16, 32], 32 if reverse else 16)
+    lanes = choose(sch, [4, 8, 16], 16 if reverse else 8)
+    rows = choose(sch, [8, 16, 32], 16 if reverse else 8)
     for kind in KINDS:
         load, turn, store = (f"{kind}_{step}" for step in ("load", "turn", "store"))
         _bind_tiles(sch, load, rows, lanes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import re
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,11 +13,13 @@ import fake_gpu
 import pytest
 import torch
 from fake_workload import EXPORTER, FakeSpec, FakeWorkload, from_meta
+from tvm.tirx import Var
 
-from blockscale import logs
+from blockscale import catalog, logs
+from blockscale.specs import Spec
 from blockscale.tune import commit, tune
 from blockscale.tuning import gpu, pipeline, records, task
-from blockscale.tuning.store import folder_of, folders, level_of
+from blockscale.tuning.store import Store, folder_of, folders, level_of
 from blockscale.tuning.worker import Argument, Timing
 
 ARCH = "sm_90a"
@@ -79,6 +82,18 @@ def test_logs_of_a_gpu_lie_beside_those_of_cpus(tuned, tmp_path):
     assert (logs.entries(tmp_path), logs.check([tmp_path], from_meta)) == (2, [])
     again = run([small()], tmp_path / "new", trials=2, seed_logs=[tmp_path])
     assert [h["kind"] for h in again.history] == ["default", "committed"]
+
+
+def test_what_is_measured_is_the_function_for_any_sizes(tmp_path):
+    workload = catalog.workloads(Spec.parse("quantize_nvfp4_128x4_bf16"), ARCH)[0]
+    tuning = task.Task(workload, ARCH, [], tmp_path)
+    tuning.open(Store(tmp_path, print), 1)
+    measured = [*tuning.propose(1), *tuning.propose(3)]
+    assert [c.kind for c in measured] == ["default"] + ["search"] * 3
+    for candidate in measured:
+        rows, cols = pickle.loads(candidate.module)["main"].params[0].shape
+        assert isinstance(rows, Var) and isinstance(cols, Var)
+    assert tuning.arguments()[0].shape == (workload.rows, 8192)
 
 
 def test_limits_of_trials_and_resuming(tmp_path):

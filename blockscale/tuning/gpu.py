@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import math
 import re
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -180,7 +179,6 @@ def _times(function: Any, sets: Sequence[Sequence[Any]], timing: Timing) -> tupl
             )
         if first / launches > timing.give_up_us:
             return (first / launches / 1e6,)
-        _raise_clocks()
         warm, timed = replay_counts(first)
         for _ in range(warm):
             graph.replay()
@@ -191,32 +189,6 @@ def _times(function: Any, sets: Sequence[Sequence[Any]], timing: Timing) -> tupl
             event.record()
     spans = [a.elapsed_time(b) for a, b in pairwise(events)]
     return tuple(float(f"{ms / 1e3 / launches:.5g}") for ms in spans)
-
-
-BUSY_S = 0.06
-"""How long the device is kept busy before a candidate is timed.
-
-Between candidates it waits for builders and its clocks fall.  Measured so, on an H200, norms of 8192
-rows of 4096 with 256 threads a row took 61.8 us and with 128 threads 56.8; with clocks up, 54.7 and
-61.5: the slower clock had made arithmetic look dear.
-"""
-
-
-def _raise_clocks() -> None:
-    """Keep the device busy until its clocks have risen."""
-    import torch
-
-    global _scratch
-    if _scratch is None:
-        _scratch = torch.zeros(1 << 26, device=DEVICE)
-    until = time.perf_counter() + BUSY_S
-    while time.perf_counter() < until:
-        for _ in range(8):
-            _scratch.add_(1)
-        torch.cuda.current_stream().synchronize()
-
-
-_scratch: Tensor | None = None
 
 
 def _elapsed(run: Any) -> float:

@@ -46,6 +46,9 @@ class Workload(Protocol):
     def mod(self, level: str) -> Any:
         """Return the unscheduled IRModule with static shapes."""
 
+    def symbolic(self, level: str) -> Any:
+        """Return the unscheduled IRModule for any sizes, which a GPU measures."""
+
     def space(self, level: str) -> Callable[[Any], Any]:
         """Return the function that draws a schedule."""
 
