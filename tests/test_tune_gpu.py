@@ -92,7 +92,8 @@ def test_what_is_measured_is_the_function_for_any_sizes(tmp_path):
     assert [c.kind for c in measured] == ["default"] + ["search"] * 3
     for candidate in measured:
         rows, cols = pickle.loads(candidate.module)["main"].params[0].shape
-        assert isinstance(rows, Var) and isinstance(cols, Var)
+        assert isinstance(rows, Var)
+        assert isinstance(cols, Var)
     assert tuning.arguments()[0].shape == (workload.rows, 8192)
 
 
