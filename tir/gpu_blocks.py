@@ -18,7 +18,7 @@ from tvm.tirx import PrimFunc
 
 from blockscale.specs import Dequantize, Quantize
 from blockscale.tir import formats
-from blockscale.tir.common import fix_shape, i64, tiles_of, widen
+from blockscale.tir.common import fix_shape, i64, keep_params, tiles_of, widen
 from blockscale.tir.layouts import offset_128x4, padded_128x4
 from blockscale.tir.linear import weight_value
 from blockscale.tir.quantize import element_code, pack_codes, scale_byte
@@ -146,68 +146,40 @@ def quantize(spec: Quantize, shape: tuple[int, int] | None = None) -> PrimFunc:
                 if grid.inside(va, vb, rows, cols):
                     block_scale[grid.at(va, vb, rows, cols)] = T.Cast("uint8", byte[va, vb])
 
-    if spec.given_amax:
-
-        @T.prim_func(s_tir=True)
-        def main(
-            x_handle: T.handle,
-            amax_handle: T.handle,
-            global_scale: T.Buffer((i64(1),), "float32"),
-            packed_handle: T.handle,
-            scale_handle: T.handle,
-        ):
-            T.func_attr({"global_symbol": "main", "tirx.noalias": True})
-            rows, cols = T.int64(), T.int64()
-            x = T.match_buffer(x_handle, (rows, cols), spec.dtype)
-            block_amax = T.match_buffer(amax_handle, (rows * cols // block,), "float32")
-            packed = T.match_buffer(packed_handle, (rows, cols // two), "uint8")
-            sizes = T.meta_var(_scale_size(spec.block, swizzled, rows, cols))
-            block_scale = T.match_buffer(scale_handle, sizes, "uint8")
-            shape = T.meta_var(grid.shape(rows, cols))
-            flat_x = T.decl_buffer((rows * cols,), spec.dtype, data=x.data)
-            flat_packed = T.decl_buffer((rows * (cols // two),), "uint8", data=packed.data)
-            flat_scale = T.decl_buffer((sizes[0] * sizes[1],), "uint8", data=block_scale.data)
-            raw = T.sblock_alloc_buffer((*shape, block), spec.dtype)
-            amax = T.sblock_alloc_buffer(shape, "int32")
-            byte = T.sblock_alloc_buffer(shape, "int32")
-            divisor = T.sblock_alloc_buffer(shape, "float32")
-            pair = T.sblock_alloc_buffer((*shape, half), "uint8")
-            load(flat_x, raw, rows, cols)
-            for a, b in T.grid(*shape):
+    @T.prim_func(s_tir=True)
+    def main(
+        x_handle: T.handle,
+        amax_handle: T.handle,
+        global_scale: T.Buffer((i64(1),), "float32"),
+        packed_handle: T.handle,
+        scale_handle: T.handle,
+    ):
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        rows, cols = T.int64(), T.int64()
+        x = T.match_buffer(x_handle, (rows, cols), spec.dtype)
+        block_amax = T.match_buffer(amax_handle, (rows * cols // block,), "float32")
+        packed = T.match_buffer(packed_handle, (rows, cols // two), "uint8")
+        sizes = T.meta_var(_scale_size(spec.block, swizzled, rows, cols))
+        block_scale = T.match_buffer(scale_handle, sizes, "uint8")
+        shape = T.meta_var(grid.shape(rows, cols))
+        flat_x = T.decl_buffer((rows * cols,), spec.dtype, data=x.data)
+        flat_packed = T.decl_buffer((rows * (cols // two),), "uint8", data=packed.data)
+        flat_scale = T.decl_buffer((sizes[0] * sizes[1],), "uint8", data=block_scale.data)
+        raw = T.sblock_alloc_buffer((*shape, block), spec.dtype)
+        amax = T.sblock_alloc_buffer(shape, "int32")
+        byte = T.sblock_alloc_buffer(shape, "int32")
+        divisor = T.sblock_alloc_buffer(shape, "float32")
+        pair = T.sblock_alloc_buffer((*shape, half), "uint8")
+        load(flat_x, raw, rows, cols)
+        for a, b in T.grid(*shape):
+            if spec.given_amax:
                 given_amax(block_amax, amax, a, b, rows, cols)
-                encode(raw, amax, byte, divisor, pair, global_scale, a, b)
-                store(pair, byte, flat_packed, flat_scale, a, b, rows, cols)
-
-    else:
-
-        @T.prim_func(s_tir=True)
-        def main(
-            x_handle: T.handle,
-            global_scale: T.Buffer((i64(1),), "float32"),
-            packed_handle: T.handle,
-            scale_handle: T.handle,
-        ):
-            T.func_attr({"global_symbol": "main", "tirx.noalias": True})
-            rows, cols = T.int64(), T.int64()
-            x = T.match_buffer(x_handle, (rows, cols), spec.dtype)
-            packed = T.match_buffer(packed_handle, (rows, cols // two), "uint8")
-            sizes = T.meta_var(_scale_size(spec.block, swizzled, rows, cols))
-            block_scale = T.match_buffer(scale_handle, sizes, "uint8")
-            shape = T.meta_var(grid.shape(rows, cols))
-            flat_x = T.decl_buffer((rows * cols,), spec.dtype, data=x.data)
-            flat_packed = T.decl_buffer((rows * (cols // two),), "uint8", data=packed.data)
-            flat_scale = T.decl_buffer((sizes[0] * sizes[1],), "uint8", data=block_scale.data)
-            raw = T.sblock_alloc_buffer((*shape, block), spec.dtype)
-            amax = T.sblock_alloc_buffer(shape, "int32")
-            byte = T.sblock_alloc_buffer(shape, "int32")
-            divisor = T.sblock_alloc_buffer(shape, "float32")
-            pair = T.sblock_alloc_buffer((*shape, half), "uint8")
-            load(flat_x, raw, rows, cols)
-            for a, b in T.grid(*shape):
+            else:
                 own_amax(raw, amax, a, b)
-                encode(raw, amax, byte, divisor, pair, global_scale, a, b)
-                store(pair, byte, flat_packed, flat_scale, a, b, rows, cols)
+            encode(raw, amax, byte, divisor, pair, global_scale, a, b)
+            store(pair, byte, flat_packed, flat_scale, a, b, rows, cols)
 
+    main = keep_params(main, [param.name for param in spec.params()])
     return main if shape is None else fix_shape(main, "x", shape)
 
 
