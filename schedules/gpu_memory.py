@@ -43,7 +43,7 @@ def quantize(sch: Schedule, choose: Choose, spec: Quantize, hint: str) -> None:
     # Registers: a block is 8 of them as bfloat16, and 32 as MXFP4 in float32.
     parts = choose(sch, list(PARTS), 4 if swizzled else 2)
     warps = choose(sch, list(WARPS), 8)
-    _bind(sch, ("load", "codes"), parts, warps, swizzled)
+    _bind(sch, ("load", "codes"), parts, warps, swizzled, clamped=True)
     in_registers(sch, "load", "amax", "scale", "divisor", "pack")
     tensorize(sch, "load", cuda_blocks.load(dtype, spec.block, hint))
     if not spec.given_amax:
@@ -64,7 +64,7 @@ def dequantize(sch: Schedule, choose: Choose, spec: Dequantize, hint: str) -> No
     """Eight elements a thread: load codes and scale, decode, round, store."""
     swizzled = spec.layout != "linear"
     parts, warps = choose(sch, list(PARTS), 2), choose(sch, list(WARPS), 8)
-    _bind(sch, ("fetch", "unit"), parts, warps, swizzled)
+    _bind(sch, ("fetch", "unit"), parts, warps, swizzled, clamped=False)
     in_registers(sch, "fetch", "fetch_scale", "block_scale", "decode")
     tensorize(sch, "fetch", cuda_blocks.load("uint8", UNIT // 2, hint))
     tensorize_scalar(sch, "block_scale", cuda_blocks.divisor_of(spec.fmt))
@@ -80,20 +80,30 @@ def tensorize_scalar(sch: Schedule, name: str, intrinsic: str) -> None:
 
 
 def _bind(
-    sch: Schedule, nests: tuple[str, str], parts: ExprRV, warps: ExprRV, swizzled: bool
+    sch: Schedule,
+    nests: tuple[str, str],
+    parts: ExprRV,
+    warps: ExprRV,
+    swizzled: bool,
+    clamped: bool,
 ) -> None:
     """Bind the nest that loads and the one that computes to the same CTAs and threads.
 
     Linear scales: the parts of a thread are warps apart, so that a warp's loads are contiguous.
     The 128x4 layout: they are consecutive rows; rows take the x axis of the grid, which may have
     2^31 - 1 CTAs (the y axis 65535).
+
+    ``clamped``: to the right of the grid the kernel itself loads what it may and stores nothing, so
+    that TVM need not ask before every step whether a thread is within the grid.  Of quantise (NVFP4
+    of bfloat16, any sizes; nvcc 13.0, sm_90a) that left 1544 of 1752 instructions and 52 of 79
+    branches.
     """
     merged = []
     for name in nests:
         a, b = sch.get_loops(sch.get_sblock(name))[:2]
         if swizzled:
             rows, part = sch.split(a, [None, parts])
-            group, warp, lane = sch.split(b, [None, warps, LANES])
+            group, warp, lane = sch.split(b, [None, warps, LANES], disable_predication=clamped)
             sch.reorder(rows, group, warp, lane, part)
         else:
             group, warp, part = sch.split(a, [None, warps, parts])

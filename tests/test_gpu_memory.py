@@ -18,8 +18,9 @@ from kernels import byte_tensor
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Trace
 
-from blockscale import catalog
+from blockscale import catalog, catalog_gpu
 from blockscale.build import build
+from blockscale.catalog_bucket import Bucket
 from blockscale.emulator import run_module
 from blockscale.lower import cuda, nvcc
 from blockscale.schedules import gpu_memory
@@ -134,9 +135,12 @@ def test_quotients_that_are_ties(arch):
 
 
 @pytest.mark.parametrize("rows", [1, 7, 128, 130])
-@pytest.mark.parametrize("blocks", [1, 5])
+@pytest.mark.parametrize("blocks", [1, 5, 258])
 def test_quantize_shapes(rows, blocks):
-    """Also with padding in both directions, which one kernel writes with the scales."""
+    """Also with padding in both directions, which one kernel writes with the scales.
+
+    A CTA takes 256 blocks of a row: the threads of the last one are beyond the padding.
+    """
     for name, arch in (QUANTIZE[0], QUANTIZE[7]):
         spec = Spec.parse(name)
         x = random_matrix((rows, blocks * spec.block), spec.fmt, rows)
@@ -220,6 +224,31 @@ def test_space(name):
                 assert "bs_" in made.device
             texts.add(made.device)
     assert len(texts) > 2  # decisions differ
+
+
+RAGGED = [
+    ("quantize_nvfp4_128x4_bf16", 67),  # CTAs of 64 columns
+    ("quantize_nvfp4_128x4_amax_f16", 129),  # of 128
+    ("quantize_mxfp4_128x4_bf16", 257),  # of 256
+    ("quantize_nvfp4_128x4_f32", 514),  # of 512
+]
+
+
+@pytest.mark.parametrize(("pick", "name", "blocks"), [(i, *case) for i, case in enumerate(RAGGED)])
+def test_threads_beyond_a_swizzled_grid(monkeypatch, pick, name, blocks):
+    """Every number of warps and of rows: no check but the kernel's own keeps threads in bounds."""
+
+    def choose(sch, candidates, prefer):
+        decision = pick % len(candidates)
+        return sch.sample_categorical(candidates, [1 / len(candidates)] * len(candidates), decision)
+
+    spec = Spec.parse(name)
+    monkeypatch.setattr(catalog, "preferred", choose)
+    monkeypatch.setattr(catalog_gpu, "BLOCK_BUCKETS", (Bucket(8192, None),))
+    monkeypatch.setitem(globals(), "library", cache(library.__wrapped__))
+    for rows in (1, 130):
+        x = random_matrix((rows, blocks * spec.block), spec.fmt, rows)
+        check_quantize(spec, "sm_90a", tensor(x, spec.dtype), 0.37)
 
 
 def test_sampled_schedules_keep_everything_in_registers():

@@ -4,7 +4,8 @@ The blocks (`blockscale.tir.quantize`), or units of eight elements (`blockscale.
 a tensor lie on a grid [a, b]: with linear scales 32 consecutive items along b, in the 128x4 layout
 the items of one row.  The grid covers more than the tensor, so that a schedule can split it without
 a remainder: loads outside of it read the last item again, stores are left out, and scales there are
-the padding, which is zero.
+the padding, which is zero.  To the right of a swizzled grid `quantize` stores nothing at all: it
+may be split into any number of columns, without a check that they are within the grid.
 """
 
 from __future__ import annotations
@@ -139,9 +140,10 @@ def quantize(spec: Quantize, shape: tuple[int, int] | None = None) -> PrimFunc:
         with T.sblock("store_scale"):
             va, vb = T.axis.remap("SS", [a, b])
             if swizzled:
-                block_scale[offset_128x4(va, vb, cols // block)] = T.Select(
-                    grid.inside(va, vb, rows, cols), T.Cast("uint8", byte[va, vb]), T.uint8(0)
-                )
+                if vb < grid.shape(rows, cols)[1]:  # not to the right of the padding
+                    block_scale[offset_128x4(va, vb, cols // block)] = T.Select(
+                        grid.inside(va, vb, rows, cols), T.Cast("uint8", byte[va, vb]), T.uint8(0)
+                    )
             else:
                 if grid.inside(va, vb, rows, cols):
                     block_scale[grid.at(va, vb, rows, cols)] = T.Cast("uint8", byte[va, vb])
