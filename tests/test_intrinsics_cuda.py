@@ -5,6 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+import reference as ref
 import torch
 import tvm
 from helpers import DTYPES, same, same_bytes
@@ -116,19 +117,36 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "arch"), CASES)
-def test_impl_equals_desc(name, arch):
+def run_both(name, arch, given):
+    """Run desc on ``given`` and impl on a copy; compare all that they leave there."""
     function, params = desc(name)
     ptx, entries = impls(arch)
     entry, order = entries[name]
+    copy = {param: value.clone() for param, value in given.items()}
+    function(*(given[param] for param, _, _ in params))
+    words = {param: value.view(torch.uint8).numpy() for param, value in copy.items()}
+    words.update(dict.fromkeys(set(order) - set(words), 0))  # offsets
+    report = launch(ptx, entry=entry, grid=1, block=1, args=[words[param] for param in order])
+    assert not report.hazards
+    for param, value in given.items():
+        compare(copy[param], value)
+
+
+@pytest.mark.parametrize(("name", "arch"), CASES)
+def test_impl_equals_desc(name, arch):
+    _, params = desc(name)
     rng = np.random.default_rng(7)
     for _ in range(10):
-        expected = inputs(name, params, rng)
-        given = {param: value.clone() for param, value in expected.items()}
-        function(*(expected[param] for param, _, _ in params))
-        words = {param: value.view(torch.uint8).numpy() for param, value in given.items()}
-        words.update(dict.fromkeys(set(order) - set(words), 0))  # offsets
-        report = launch(ptx, entry=entry, grid=1, block=1, args=[words[param] for param in order])
-        assert not report.hazards
-        for param, value in expected.items():
-            compare(given[param], value)
+        run_both(name, arch, inputs(name, params, rng))
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_scales_half_way(arch):
+    """Maxima whose E4M3 scales are ties: in the middle of every two bytes, the even one."""
+    values = ref.e4m3_decode(np.arange(0x7F))
+    for byte, middle in enumerate((values[1:] + values[:-1]) / 2):
+        amax = torch.tensor([6 * middle], dtype=torch.float32)
+        made = torch.zeros(1, dtype=torch.int32)
+        given = {"A": amax.view(torch.int32), "G": torch.ones(1), "B": made}
+        run_both("cuda_scale_nvfp4_ceil_float32", arch, given)
+        assert made.item() == byte + byte % 2
