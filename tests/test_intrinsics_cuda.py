@@ -150,3 +150,15 @@ def test_scales_half_way(arch):
         given = {"A": amax.view(torch.int32), "G": torch.ones(1), "B": made}
         run_both("cuda_scale_nvfp4_ceil_float32", arch, given)
         assert made.item() == byte + byte % 2
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4"])
+def test_divisor_of_every_byte(fmt, arch):
+    """Subnormal numbers and NaN too."""
+    g = torch.tensor([0.25])
+    for byte, value in enumerate(ref.scale_value(np.arange(256), fmt)):
+        made = torch.zeros(1)
+        given = {"A": torch.tensor([byte], dtype=torch.int32), "G": g, "B": made}
+        run_both(f"cuda_divisor_{fmt}", arch, given)
+        same(made.numpy(), np.float32([value / 4]))
