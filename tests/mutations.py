@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = (
     *("tir/*.py", "tir/intrin/*.py", "schedules/*.py", "blockscale/*.py", "blockscale/lower/*.py"),
+    "blockscale/tuning/*.py",
     "blockscale/native/*.c*",
 )
 IGNORED = shutil.ignore_patterns(".*", "__pycache__", "typings", "build", "dist", "*.so")

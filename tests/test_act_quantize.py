@@ -197,14 +197,22 @@ def test_not_a_number(name):
     assert np.argwhere(byte == nan).tolist() == ([[1, 0], [2, 1]] if spec.gated else [[1, 0]])
 
 
-@pytest.mark.parametrize("name", ["quantize_nvfp4_fi_bf16", "quantize_mxfp4_fi_f16"])
+ENDS = ["quantize_nvfp4_fi_bf16", "quantize_mxfp4_fi_bf16", "quantize_mxfp4_fi_f16"]
+
+
+@pytest.mark.parametrize("name", ENDS)
 def test_zeros_and_infinities(name):
-    """Zeros keep their sign and have the scale byte 0; infinity saturates."""
+    """Zeros keep their sign and have the scale byte 0; infinity saturates.
+
+    In bfloat16 the last row has the largest maximum whose E8M0 byte is 0, and the next number.
+    """
     spec = Spec.parse(name)
-    given = inputs(spec, 4, 4)
+    given = inputs(spec, 5, 4)
     given["input"][0], given["input"][1, ::3] = 0.0, -0.0
     given["input"][0, ::5] = -0.0
     given["input"][2, 3], given["input"][3, 40] = np.inf, -np.inf
+    given["input"][4] = 6 * 2.0**-127
+    given["input"][4, ::64] = 193 * 2.0**-132
     check(spec, given, g=1e-20)
     check(spec, given)
 

@@ -127,7 +127,7 @@ def test_sums_of_squares(level, name):
 
 @pytest.mark.parametrize("convention", ["divide", "flashinfer"])
 @pytest.mark.parametrize("key", GOLDEN_FORMAT.values(), ids=GOLDEN_FORMAT)
-@pytest.mark.parametrize("g", [1e-30, 1e-6, 305.0, 1e6, 3e8, 1e38])
+@pytest.mark.parametrize("g", [1.2e-38, 1e-30, 1e-6, 305.0, 1e6, 3e8, 1e38])
 def test_global_scale(key, convention, g):
     """Scales in saturation, in the middle and at zero; reciprocals of both ends."""
     spec = NormQuantize(256, *key, convention=convention)
