@@ -125,12 +125,20 @@ def swizzle_sketches(spec: Swizzle | Unswizzle) -> list[Sketch]:
 
 
 def swizzle(sch: Schedule, choose: Choose, reverse: bool, hint: str) -> None:
-    """Four rows a quarter of a tile apart for a thread, rows next to each other for a warp."""
-    lanes = choose(sch, [4, 8, 16], 16 if reverse else 8)
-    rows = choose(sch, [8, 16, 32], 16 if reverse else 8)
+    """Four rows a quarter of a tile apart for a thread, rows next to each other for a warp.
+
+    In the 128x4 layout the 16 bytes of a thread and of the seven rows after it are a line; in the
+    rows, those of eight groups of columns are.  A warp of eight rows and four groups touches whole
+    lines of the layout, and the warps beside it in the CTA the rest of its lines in the rows.
+    Measured on an H200 with a kernel in CUDA C++, unswizzling 229376 x 256: 2 rows a warp 33.7 us,
+    4 rows 31.8 us, 8 rows 30.8 us, 16 rows 32.9 us, a copy 29.4 us.
+    """
+    lanes = choose(sch, [4, 8, 16], 4 if reverse else 8)
+    rows = choose(sch, [8, 16], 8)
+    across = choose(sch, [1, 2, 4], 4 if reverse else 1)  # at most 1024 threads
     for kind in KINDS:
         load, turn, store = (f"{kind}_{step}" for step in ("load", "turn", "store"))
-        _bind_tiles(sch, load, rows, lanes)
+        _bind_tiles(sch, load, rows, lanes, across)
         in_registers(sch, load, turn)
         quads = {load} if kind == "wide" or reverse else set()
         quads |= {store} if kind == "wide" or not reverse else set()
@@ -148,20 +156,21 @@ def swizzle(sch: Schedule, choose: Choose, reverse: bool, hint: str) -> None:
         loops = (sch.fuse(tile, row), group, thread)
         bind(sch, loops, ("blockIdx.x", "blockIdx.y", "threadIdx.x"))
     else:
-        _bind_tiles(sch, "bytes_load", rows, lanes)
+        _bind_tiles(sch, "bytes_load", rows, lanes, across)
         in_registers(sch, "bytes_load")
         sch.unroll(sch.get_loops(sch.get_sblock("bytes_load"))[3])
         tensorize(sch, "bytes_store", cuda_blocks.store("uint8", 16, hint))
 
 
-def _bind_tiles(sch: Schedule, name: str, rows: ExprRV, lanes: ExprRV) -> None:
+def _bind_tiles(sch: Schedule, name: str, rows: ExprRV, lanes: ExprRV, across: ExprRV) -> None:
     """Bind the loops tile, row and group of columns of block ``name``.
 
-    A CTA takes ``rows`` rows of a quarter of a tile and ``lanes`` groups of columns.
+    A CTA takes ``rows`` rows of a quarter of a tile and ``across`` times ``lanes`` groups of
+    columns: first ``lanes`` groups of all its rows, then the next.
     """
     tile, row, col = sch.get_loops(sch.get_sblock(name))[:3]
     part, thread_row = sch.split(row, [None, rows])
-    group, lane = sch.split(col, [None, lanes])
-    sch.reorder(tile, part, group, thread_row, lane)
-    loops = (sch.fuse(tile, part), group, sch.fuse(thread_row, lane))
+    group, run, lane = sch.split(col, [None, across, lanes])
+    sch.reorder(tile, part, group, run, thread_row, lane)
+    loops = (sch.fuse(tile, part), group, sch.fuse(run, thread_row, lane))
     bind(sch, loops, ("blockIdx.x", "blockIdx.y", "threadIdx.x"))

@@ -188,16 +188,21 @@ def test_dequantize_of_columns_that_are_no_whole_blocks():
         )
 
 
+def check_swizzle(name, rows, cols):
+    """Compare the bytes of random scales."""
+    scale = np.random.default_rng(rows).integers(1, 256, (rows, cols), dtype=np.uint8)
+    pair = [torch.from_numpy(scale), torch.from_numpy(ref.swizzle(scale))]
+    given, wanted = pair if name == "swizzle_128x4" else pair[::-1]
+    [out] = call(emulated(name, "sm_90a"), [given], [torch.empty_like(wanted)])
+    same_bytes(out.numpy(), wanted.numpy())
+
+
 @pytest.mark.parametrize("name", ["swizzle_128x4", "unswizzle_128x4"])
 @pytest.mark.parametrize("cols", [1, 6, 12, 16, 35, 70, 180, 272])
 def test_swizzle(name, cols):
     """Each of the three kernels, at all places of a tile; padding is zero."""
     for rows in (7, 130):
-        scale = np.random.default_rng(rows).integers(1, 256, (rows, cols), dtype=np.uint8)
-        pair = [torch.from_numpy(scale), torch.from_numpy(ref.swizzle(scale))]
-        given, wanted = pair if name == "swizzle_128x4" else pair[::-1]
-        [out] = call(emulated(name, "sm_90a"), [given], [torch.empty_like(wanted)])
-        same_bytes(out.numpy(), wanted.numpy())
+        check_swizzle(name, rows, cols)
 
 
 SPACE = [
@@ -234,21 +239,39 @@ RAGGED = [
 ]
 
 
+@pytest.fixture
+def with_choices(monkeypatch):
+    """Return a function that lets default schedules take candidate ``pick`` of each choice."""
+
+    def use(pick):
+        def choose(sch, candidates, prefer):
+            count = len(candidates)
+            return sch.sample_categorical(candidates, [1 / count] * count, pick % count)
+
+        monkeypatch.setattr(catalog, "preferred", choose)
+        monkeypatch.setattr(catalog_gpu, "BLOCK_BUCKETS", (Bucket(8192, None),))
+        monkeypatch.setitem(globals(), "library", cache(library.__wrapped__))
+
+    return use
+
+
 @pytest.mark.parametrize(("pick", "name", "blocks"), [(i, *case) for i, case in enumerate(RAGGED)])
-def test_threads_beyond_a_swizzled_grid(monkeypatch, pick, name, blocks):
+def test_threads_beyond_a_swizzled_grid(with_choices, pick, name, blocks):
     """Every number of warps and of rows: no check but the kernel's own keeps threads in bounds."""
-
-    def choose(sch, candidates, prefer):
-        decision = pick % len(candidates)
-        return sch.sample_categorical(candidates, [1 / len(candidates)] * len(candidates), decision)
-
+    with_choices(pick)
     spec = Spec.parse(name)
-    monkeypatch.setattr(catalog, "preferred", choose)
-    monkeypatch.setattr(catalog_gpu, "BLOCK_BUCKETS", (Bucket(8192, None),))
-    monkeypatch.setitem(globals(), "library", cache(library.__wrapped__))
     for rows in (1, 130):
         x = random_matrix((rows, blocks * spec.block), spec.fmt, rows)
         check_quantize(spec, "sm_90a", tensor(x, spec.dtype), 0.37)
+
+
+@pytest.mark.parametrize("pick", range(3))
+@pytest.mark.parametrize("name", ["swizzle_128x4", "unswizzle_128x4"])
+def test_swizzle_by_other_threads(with_choices, name, pick):
+    """CTAs of every width and height, the last one of a row beyond the columns."""
+    with_choices(pick)
+    for cols in (68, 260, 272, 1040):
+        check_swizzle(name, 130, cols)
 
 
 def test_sampled_schedules_keep_everything_in_registers():
