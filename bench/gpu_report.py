@@ -16,7 +16,7 @@ import click
 from bench.gpu import FORMAT
 from bench.gpu_plot import draw
 from bench.readme import fill, read
-from bench.tables import markdown_table
+from bench.tables import markdown_table, us_text
 from blockscale.demo.files import write_text
 
 HOST_US = 4.0  # asked of one call from torch, checks included
@@ -36,13 +36,6 @@ README_CASES = (
     "add_rmsnorm 1x4096 nvfp4",
     "sweep 8192x4096",
 )
-
-
-def us_text(us: float | None) -> str:
-    """Return three digits: 4.27, 43.1, 143, 2,100."""
-    if us is None:
-        return ""
-    return f"{us:,.{2 if us < 10 else 1 if us < 100 else 0}f}"
 
 
 def _time(case: Results, contender: str) -> float | None:

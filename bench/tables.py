@@ -23,6 +23,13 @@ def time_text(seconds: float) -> str:
     raise AssertionError("the last unit takes everything")
 
 
+def us_text(us: float | None) -> str:
+    """Return three digits: 4.27, 43.1, 143, 2,100."""
+    if us is None:
+        return ""
+    return f"{us:,.{2 if us < 10 else 1 if us < 100 else 0}f}"
+
+
 def ratio_text(comparison: Mapping[str, Any]) -> str:
     """Return the ratio in words: how much faster, or how much of the other's time."""
     if comparison["kind"] == "seconds":

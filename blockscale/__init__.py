@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         silu_and_mul_grouped_fp4quant,
         swiglu_fp4quant,
     )
+    from blockscale.ops_gemm import grouped_mm_fp4, mm_fp4
     from blockscale.ops_weights import fp8_scale_candidates, linear, nvfp4_fp8_scale_sweep
     from blockscale.runtime import Library, load
 
@@ -31,9 +32,11 @@ __all__ = [
     "dequantize",
     "fp8_scale_candidates",
     "gelu_tanh_and_mul_fp4quant",
+    "grouped_mm_fp4",
     "grouped_quantize",
     "linear",
     "load",
+    "mm_fp4",
     "nvfp4_fp8_scale_sweep",
     "quantize",
     "rmsnorm_fp4quant",
@@ -50,6 +53,7 @@ if not (_Path(__file__).parent / "tir").is_dir():
 
 _HOMES = {
     "runtime": ("Library", "load"),
+    "ops_gemm": ("grouped_mm_fp4", "mm_fp4"),
     "ops_weights": ("fp8_scale_candidates", "linear", "nvfp4_fp8_scale_sweep"),
     "ops_fused": (
         "add_rmsnorm_fp4quant",

@@ -108,8 +108,7 @@ def _build_cuda(
         for arch in archs:
             traces, buckets = _traces(spec, arch, dirs)
             entries += [{**bucket, "arch": arch} for bucket in buckets]
-            func = catalog.exported(spec, arch, traces)[spec.name]
-            jobs.append((spec.name, arch, cuda.sources(func, spec.name, arch)))
+            jobs.append((spec.name, arch, catalog.cuda_source(spec, arch, traces)))
         functions[spec.name] = _entry(spec, entries)
 
     def compiled(job: tuple[str, str, cuda.Source]) -> FunctionCode:
@@ -169,7 +168,8 @@ def _traces(
         bucket["tuned"] = hit is not None
         if hit is not None:
             traces[workload.tag] = hit.trace
-            bucket.update(log=_short(hit.source, dirs), us=round(hit.us, 3))
+            time = "us" if hit.model is None else "modelled_us"
+            bucket |= {"log": _short(hit.source, dirs), time: round(hit.us, 3)}
         buckets.append(bucket)
     return traces, buckets
 

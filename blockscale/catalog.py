@@ -22,6 +22,7 @@ from tvm.tirx.buffer import BufferType
 
 from blockscale import catalog_cpu, catalog_gpu
 from blockscale.catalog_bucket import Bucket
+from blockscale.lower import cuda, gemm
 from blockscale.schedules._steps import preferred, sampled, unshared
 from blockscale.specs import Spec
 from blockscale.targets import is_gpu
@@ -114,6 +115,14 @@ def exported(spec: Spec, level: str, traces: Mapping[str, Trace | None]) -> tvm.
 
     ``traces`` maps a workload's tag to the trace that won; None or absent: the default schedule.
     """
+    func = _dispatch(spec, level, scheduled(spec, level, traces))
+    return tvm.IRModule({spec.name: func.with_attr("global_symbol", spec.name)})
+
+
+def scheduled(
+    spec: Spec, level: str, traces: Mapping[str, Trace | None]
+) -> list[tuple[int | None, tirx.PrimFunc]]:
+    """Return the bucket's limits and functions for any number of rows; see `exported`."""
     bodies = []
     for workload in workloads(spec, level):
         sch = Schedule(workload.symbolic(level))
@@ -123,8 +132,15 @@ def exported(spec: Spec, level: str, traces: Mapping[str, Trace | None]) -> tvm.
         else:
             trace.apply_to_schedule(sch, remove_postproc=False)
         bodies.append((workload.limit(level), sch.mod["main"]))
-    func = _dispatch(spec, level, bodies)
-    return tvm.IRModule({spec.name: func.with_attr("global_symbol", spec.name)})
+    return bodies
+
+
+def cuda_source(spec: Spec, arch: str, traces: Mapping[str, Trace | None]) -> cuda.Source:
+    """Return host and device code of the exported function ``spec.name``; see `exported`."""
+    if catalog_gpu.has_tensor_memory(spec):
+        bodies = scheduled(spec, arch, traces)
+        return gemm.sources(bodies, spec.name, arch, [param.name for param in spec.params()])
+    return cuda.sources(exported(spec, arch, traces)[spec.name], spec.name, arch)
 
 
 def _dispatch(

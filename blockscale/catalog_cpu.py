@@ -8,14 +8,17 @@ import tvm
 from tvm import tirx
 from tvm.ir import Expr as PrimExpr
 from tvm.target import Target
+from tvm.tirx import PrimFunc
 
 from blockscale.catalog_bucket import Bucket
-from blockscale.schedules import cpu, cpu_elementwise, cpu_fused
+from blockscale.schedules import cpu, cpu_elementwise, cpu_fused, cpu_gemm
 from blockscale.schedules._steps import Sketch
 from blockscale.specs import (
     ActQuantize,
     Dequantize,
+    GroupedMmFp4,
     Linear,
+    MmFp4,
     NormQuantize,
     Quantize,
     ScaleSweep,
@@ -25,6 +28,8 @@ from blockscale.specs import (
 )
 from blockscale.tir.act_quantize import act_quantize
 from blockscale.tir.dequantize import dequantize
+from blockscale.tir.gemm import gemm
+from blockscale.tir.grouped_gemm import grouped_gemm
 from blockscale.tir.layouts import BlockGrid
 from blockscale.tir.linear import linear
 from blockscale.tir.norm_quantize import norm_quantize
@@ -42,6 +47,9 @@ TARGETS: dict[str, dict[str, Any]] = {
 
 LINEAR_BUCKETS = (Bucket(1, 1, 1), Bucket(4, 4, 4), Bucket(16, 48, 8), Bucket(128, None, 12))
 """Decode (one row), a few rows, small batches, prefill."""
+
+FEW_ROWS = 8
+"""Rows of an expert up to which lanes run along k, as for few rows of a linear layer."""
 
 BLOCK_BUCKETS = (Bucket(1, TILE - 1, 1), Bucket(512, None, TILE))
 """Runs too short for a tile of blocks, and all others."""
@@ -67,9 +75,19 @@ def target(level: str) -> Target:
 
 def buckets(spec: Spec) -> tuple[Bucket, ...]:
     """Return the size buckets of ``spec``, smallest first."""
-    if isinstance(spec, Linear):
+    if isinstance(spec, Linear | MmFp4):
         return LINEAR_BUCKETS
+    if isinstance(spec, GroupedMmFp4):
+        return grouped_buckets(spec)
     return BLOCK_BUCKETS if isinstance(spec, Quantize | Dequantize) else COPY_BUCKETS
+
+
+def grouped_buckets(spec: GroupedMmFp4) -> tuple[Bucket, ...]:
+    """Few rows an expert, on average, and more."""
+    return (
+        Bucket(4 * spec.experts, FEW_ROWS * spec.experts, 4),
+        Bucket(64 * spec.experts, None, 8),
+    )
 
 
 def _compute(spec: Linear, bucket: Bucket, level: str) -> str:
@@ -85,6 +103,8 @@ def module(spec: Spec, bucket: Bucket, level: str, static: bool) -> tvm.IRModule
     if isinstance(spec, Linear):
         compute = _compute(spec, bucket, level)
         func = linear(spec, bucket.tile, compute, rows=rows if static else None)
+    elif isinstance(spec, MmFp4 | GroupedMmFp4):
+        func = _gemm(spec, bucket.tile, level, rows if static else None)
     elif isinstance(spec, Quantize):
         func = quantize(spec, bucket.tile, shape)
     elif isinstance(spec, Dequantize):
@@ -106,6 +126,15 @@ def module(spec: Spec, bucket: Bucket, level: str, static: bool) -> tvm.IRModule
     return tvm.IRModule({"main": func})
 
 
+def _gemm(spec: MmFp4 | GroupedMmFp4, tile: int, level: str, rows: int | None) -> PrimFunc:
+    """Return the unscheduled GEMM, for ``rows`` or for any number of them."""
+    one = spec.matrix if isinstance(spec, GroupedMmFp4) else spec
+    compute = cpu_gemm.compute_type(one, level, tile)
+    if isinstance(spec, GroupedMmFp4):
+        return grouped_gemm(spec, tile, compute, rows)
+    return gemm(spec, tile, compute, rows)
+
+
 def _tuned_cols(spec: Spec, bucket: Bucket) -> int:
     """Columns of the static instance of a memory-bound op: its largest below the bucket's limit."""
     if bucket.limit is None or not isinstance(spec, Quantize | Dequantize):
@@ -123,6 +152,10 @@ def sketches(spec: Spec, bucket: Bucket, level: str) -> list[Sketch]:
     """Return the sketches of ``spec``, the one of the default schedule first."""
     if isinstance(spec, Linear):
         return cpu.linear_sketches(spec, level, bucket.tile, _compute(spec, bucket, level))
+    if isinstance(spec, MmFp4):
+        return cpu_gemm.gemm_sketches(spec, level, bucket.tile)
+    if isinstance(spec, GroupedMmFp4):
+        return cpu_gemm.gemm_sketches(spec.matrix, level, bucket.tile)
     if isinstance(spec, Quantize):
         return cpu_elementwise.quantize_sketches(spec, level, bucket.tile)
     if isinstance(spec, Dequantize):

@@ -9,11 +9,14 @@ from tvm.target import Target
 
 from blockscale.catalog_bucket import Bucket
 from blockscale.lower import cuda
-from blockscale.schedules import gpu_fused, gpu_memory, gpu_sweep
+from blockscale.lower.gemm import GEMM_TARGETS
+from blockscale.schedules import gpu_fused, gpu_memory, gpu_sweep, sm100
 from blockscale.schedules._steps import Sketch
 from blockscale.specs import (
     ActQuantize,
     Dequantize,
+    GroupedMmFp4,
+    MmFp4,
     NormQuantize,
     Quantize,
     ScaleSweep,
@@ -22,6 +25,7 @@ from blockscale.specs import (
     Unswizzle,
 )
 from blockscale.tir.act_rows import act_rows
+from blockscale.tir.gemm_tiles import gemm_tiles
 from blockscale.tir.gpu_blocks import dequantize, quantize
 from blockscale.tir.gpu_swizzle import swizzle, unswizzle
 from blockscale.tir.norm_rows import norm_rows
@@ -45,6 +49,17 @@ BLOCK_BUCKETS = (Bucket(64, 256), Bucket(8192, None))
 COPY_BUCKETS = (Bucket(8192, None),)
 """One schedule for every size."""
 
+GEMM_BUCKETS = (
+    *(Bucket(16, 32), Bucket(64, 64), Bucket(128, 128), Bucket(256, 256)),
+    *(Bucket(1024, 1024), Bucket(8192, None)),
+)
+"""Up to 256 rows the weight's rows are the MMA's, as tiles of 128 tokens would be padding; above,
+tiles of tokens fill the SMs, and then do so several times."""
+
+GROUPED_ROWS = (16, 64, 256)
+"""Rows of an expert, on average, for which a grouped GEMM has buckets; each ends at twice as many,
+the last one never."""
+
 TUNED_COLS = 8192
 """Columns of the static instance on which an op with any number of columns is tuned."""
 
@@ -62,12 +77,22 @@ def target(level: str) -> Target:
     return cuda.target(level)
 
 
+def has_tensor_memory(spec: Spec) -> bool:
+    """Whether kernels of ``spec`` use tcgen05 and are lowered by `blockscale.lower.gemm`."""
+    return isinstance(spec, MmFp4 | GroupedMmFp4)
+
+
 def buckets(spec: Spec) -> tuple[Bucket, ...]:
     """Return the size buckets of ``spec``, smallest first."""
     if isinstance(spec, NormQuantize):
         return NORM_BUCKETS
     if isinstance(spec, ActQuantize):
         return ACT_BUCKETS
+    if isinstance(spec, MmFp4):
+        return GEMM_BUCKETS
+    if isinstance(spec, GroupedMmFp4):
+        *most, last = (rows * spec.experts for rows in GROUPED_ROWS)
+        return (*(Bucket(rows, 2 * rows) for rows in most), Bucket(last, None))
     return BLOCK_BUCKETS if isinstance(spec, Quantize | Dequantize) else COPY_BUCKETS
 
 
@@ -90,11 +115,28 @@ def module(spec: Spec, bucket: Bucket, level: str, static: bool) -> tvm.IRModule
         func = norm_rows(spec, rows if static else None, late)
     elif isinstance(spec, ActQuantize):
         func = act_rows(spec, _act_shape(spec, rows) if static else None)
+    elif isinstance(spec, MmFp4 | GroupedMmFp4):
+        func = _gemm(spec, rows if static else None, level)
     else:
         raise TypeError(
             f"{spec.name}: there is no GPU kernel of {spec.op} yet; build it for a CPU level"
         )
     return tvm.IRModule({"main": func})
+
+
+def _gemm(spec: MmFp4 | GroupedMmFp4, rows: int | None, level: str) -> tirx.PrimFunc:
+    if level not in GEMM_TARGETS:
+        raise TypeError(
+            f"{spec.name}: there is no kernel of {spec.op} for {level}, which has no block-scaled "
+            f"tcgen05.mma; build it for {', '.join(GEMM_TARGETS)}, or for a CPU level"
+        )
+    return gemm_tiles(*_gemm_sizes(spec), rows)
+
+
+def _gemm_sizes(spec: MmFp4 | GroupedMmFp4) -> tuple[str, str, int, int, int]:
+    """Format, dtype of d, n, k, experts (0: not grouped)."""
+    experts = spec.experts if isinstance(spec, GroupedMmFp4) else 0
+    return spec.fmt, spec.out_dtype, spec.n, spec.k, experts
 
 
 TUNED_EXPERTS = 8
@@ -119,6 +161,8 @@ def sketches(spec: Spec, bucket: Bucket, level: str) -> list[Sketch]:
         return gpu_fused.act_quantize_sketches(spec)
     if isinstance(spec, ScaleSweep):
         return gpu_sweep.scale_sweep_sketches(spec)
+    if isinstance(spec, MmFp4 | GroupedMmFp4):
+        return sm100.gemm_sketches(*_gemm_sizes(spec), bucket.rows)
     assert isinstance(spec, Swizzle | Unswizzle), "module() has refused the others"
     return gpu_memory.swizzle_sketches(spec)
 

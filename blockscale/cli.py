@@ -276,9 +276,15 @@ def _print_library(path: Path, manifest: dict[str, Any]) -> None:
     table.add_column("tuned", overflow="fold")
     for name, function in functions.items():
         buckets = function.get("buckets", [])
-        tuned = sum(bool(bucket["tuned"]) for bucket in buckets)
-        table.add_row(name, Text(_signature(function["params"])), f"{tuned} of {len(buckets)}")
+        table.add_row(name, Text(_signature(function["params"])), _tuned(buckets))
     console().print(table)
+
+
+def _tuned(buckets: Sequence[dict[str, Any]]) -> str:
+    """Return how many buckets are tuned, and how many of these by a model and not a GPU."""
+    tuned = sum(bool(bucket["tuned"]) for bucket in buckets)
+    modelled = sum("modelled_us" in bucket for bucket in buckets)
+    return f"{tuned} of {len(buckets)}" + (f", {modelled} modelled" if modelled else "")
 
 
 if __name__ == "__main__":

@@ -13,3 +13,7 @@ class LinkError(OSError):
 
 class CompileError(RuntimeError):
     """The CUDA compiler is missing or refused a kernel."""
+
+
+class LoweringError(ValueError):
+    """A schedule has no kernel: the message says which block or loop, and why."""

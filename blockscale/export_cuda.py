@@ -28,7 +28,7 @@ from blockscale.lower.code import FunctionCode, KernelCode
 from blockscale.manifest import append_manifest, validate
 
 NATIVE = Path(__file__).parent / "native"
-RUNTIME_SOURCES = ("cuda_runtime.c", "cuda_arguments.c", "cuda_choice.c")
+RUNTIME_SOURCES = ("cuda_runtime.c", "cuda_arguments.c", "cuda_choice.c", "cuda_gemm.c")
 HOST_CFLAGS = ("-O1", "-fPIC", "-fvisibility=hidden", "-w", "-Dhalf=uint16_t")  # as TVM writes C
 
 MAX_PARAMS = 32
@@ -42,6 +42,7 @@ VECTOR_BYTES = 16
 _ARCH = re.compile(r"(?:sm|compute)_(\d+)(\d)([af]?)")
 _LOOKUP = re.compile(r'TVMFFIEnvModLookupFromImports\(__tvm_ffi__library_ctx, "([^"]+)"')
 _DIRECT = {"handle", "bool", "float64"} | {f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)}
+_KINDS = {"float32": "BS_FLOAT32", "tensormap": "BS_BY_ADDRESS"}
 _PLACES = {
     f"{tag}.{axis}": f"{place} + {i}"
     for tag, place in {
@@ -162,7 +163,7 @@ def _check(functions: Sequence[FunctionCode], manifest: Mapping[str, Any]) -> No
 
 def _check_kernel(kernel: KernelCode, where: str) -> None:
     for kind in kernel.params:
-        if kind not in _DIRECT and kind != "float32":
+        if kind not in _DIRECT and kind not in _KINDS:
             raise ValueError(
                 f"{where}: kernel {kernel.name} takes a {kind} by value, which the runtime cannot "
                 "pass; pass float32"
@@ -266,7 +267,7 @@ def _code_tables(number: int, code: FunctionCode, folder: Path) -> str:
     ]
     rows = []
     for i, kernel in enumerate(code.kernels):
-        kinds = ["BS_FLOAT32" if kind == "float32" else "BS_DIRECT" for kind in kernel.params]
+        kinds = [_KINDS.get(kind, "BS_DIRECT") for kind in kernel.params]
         places = [_PLACES[tag] for tag in kernel.launch if tag in _PLACES]
         options = sorted(
             {o for tag in kernel.launch for t, o in _OPTIONS.items() if tag.startswith(t)}

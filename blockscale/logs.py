@@ -44,11 +44,15 @@ def committed() -> Path:
 
 @dataclass(frozen=True)
 class LogHit:
-    """The best record of a workload: its trace, median microseconds, and the file and line."""
+    """The best record of a workload: its trace, median microseconds, and the file and line.
+
+    ``model`` names the model that the time comes from; None: it was measured.
+    """
 
     trace: Any
     us: float
     source: str
+    model: str | None = None
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,7 @@ def find(workload: Workload, level: str, dirs: Sequence[Path | str]) -> LogHit |
 
     Records tuned at ``level`` come first, on a CPU then those of the other levels of its vector
     width: a trace matches only if the function is the same.  Put a work folder before the committed
-    logs: its times come from this machine.
+    logs: its times come from this machine.  In a folder measured records come before modelled ones.
 
     Raises:
         LogError: a log is damaged; the message names file and line.
@@ -148,7 +152,7 @@ def _find_in(root: Path, workload: Workload, level: str, logged: str) -> LogHit 
     wanted = target_key(target_of(workload, logged).export())
     mod = workload.mod(level)
     fitting = [r for r in folder.of(mod) if math.isfinite(r.us) and target_key(r.target) == wanted]
-    for record in sorted(fitting, key=lambda r: r.us):
+    for record in sorted(fitting, key=lambda r: (r.model is not None, r.us)):
         try:
             trace = replay(mod, record.trace).trace
         except Exception as error:
@@ -159,7 +163,7 @@ def _find_in(root: Path, workload: Workload, level: str, logged: str) -> LogHit 
                 sentence(error),
             )
             continue
-        return LogHit(trace, record.us, folder.source(record))
+        return LogHit(trace, record.us, folder.source(record), record.model)
     return None
 
 
@@ -240,6 +244,9 @@ def _check_folder(path: Path, make: Callable[[dict[str, Any]], Workload]) -> Ite
             )
         for record in hits:
             yield from _check_record(folder, record, workload, level, mod, target)
+            if (record.model is not None) != bool(entry.get("modelled")):
+                what = "disagrees with meta.json on whether its time is modelled; commit again"
+                yield Problem(folder.source(record), f"{tag}: {what}")
     for record in folder.records:
         if folder.digests[record.workload] not in used:
             yield Problem(

@@ -29,17 +29,21 @@ from blockscale.spec_base import (
     register,
 )
 from blockscale.specs_fused import ActQuantize, NormQuantize, register_fused
+from blockscale.specs_gemm import GEMM_FORMATS, GroupedMmFp4, MmFp4, register_gemm
 
 __all__ = [
     "BLOCK_SIZE",
     "DTYPE_SUFFIX",
+    "GEMM_FORMATS",
     "NAME_EXAMPLES",
     "SCALE_STORAGE",
     "SPECS",
     "ActQuantize",
     "Dequantize",
+    "GroupedMmFp4",
     "Layout",
     "Linear",
+    "MmFp4",
     "NormQuantize",
     "Param",
     "Quantize",
@@ -307,3 +311,4 @@ register(
     lambda block_size, dtype: ScaleSweep(SUFFIX_DTYPE[dtype], int(block_size)),
 )
 register_fused()
+register_gemm()

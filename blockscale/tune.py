@@ -22,6 +22,8 @@ from blockscale import host
 from blockscale.specs import Spec
 from blockscale.targets import is_gpu, kind
 from blockscale.tuning.commit import commit
+from blockscale.tuning.modelled import EXPORTER as MODELLED_EXPORTER
+from blockscale.tuning.modelled import ModelledRunner, stands_in
 from blockscale.tuning.pipeline import Pipeline
 from blockscale.tuning.pool import Pool, Worker
 from blockscale.tuning.progress import Display, Silent
@@ -34,6 +36,11 @@ __all__ = ["Interrupted", "TuneResult", "commit", "tune"]
 EXPORTER = "blockscale.tuning.exporter:export_openmp"
 GPU_EXPORTER = "blockscale.tuning.exporter:export_cuda"
 """``module:function (module, target, out)`` that a worker calls to build a candidate."""
+
+_MODELLED = (
+    "no GPU here runs code for {level}: candidates are built, and a model of a B200 ({model}) says "
+    "what they take; nothing is measured"
+)
 
 _MEASUREMENTS = 5000
 """After so many the measuring process is replaced: candidates stay loaded in it."""
@@ -49,7 +56,7 @@ class TuneResult:
     ``best`` and ``default`` are microseconds by workload and ``failed`` numbers of trials, over all
     sessions in the work folder; ``trials`` is how many this session made.  ``illegal`` counts the
     points of each space that TensorIR refused to schedule in this session: they cost nothing and
-    are no trials.
+    are no trials.  ``model`` names the model that all times come from, where no GPU measured them.
     """
 
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -59,6 +66,7 @@ class TuneResult:
     illegal: dict[str, int] = field(default_factory=dict)
     trials: int = 0
     elapsed_s: float = 0.0
+    model: str | None = None
 
 
 class Interrupted(KeyboardInterrupt):
@@ -90,7 +98,9 @@ def tune(
         workloads: what to tune; a spec (or its name, or the name of an overload set) stands for all
             of its workloads.
         level: CPU vector level, or GPU architecture ("sm_90a"), to tune for; this machine's CPU
-            when None.  The machine must have it.
+            when None.  The machine must have it, but tcgen05 GEMMs for sm_100a and sm_100f are
+            ranked by a model of a B200 (`blockscale.tuning.modelled`) where there is none; their
+            records and the result say so.
         seconds: time for everything, builds included; None for no limit.
         trials: number of new measurements over all workloads; None for no limit.
         trials_each: most trials of one workload, those of earlier sessions in ``work_dir`` counted.
@@ -112,7 +122,8 @@ def tune(
     level = _checked_level(level)
     limits = _limits(seconds, trials, trials_each, timeouts)
     chosen = _resolve(workloads, level)
-    exporter = exporter or (GPU_EXPORTER if is_gpu(level) else EXPORTER)
+    flow = _flow(level, chosen)
+    exporter = exporter or _exporter(flow)
     work_dir, width = Path(work_dir), workers or os.cpu_count() or 1
     display = Display(limits.left()) if progress is True else Silent()
     report = _reporter(display, progress)
@@ -121,17 +132,19 @@ def tune(
         folder = stack.enter_context(_session_folder(work_dir))
         log = work_dir / "workers.log"
         tasks: list[Task] = []
-        flow = Pipeline if is_gpu(level) else Session
         session = flow(tasks, limits, exporter, folder, report, display.say)
         machine: dict[str, Any] | None = None
         if isinstance(session, Pipeline):
-            session.measurer = stack.enter_context(Worker(log, "torch", _MEASUREMENTS))
+            session.measurer = stack.enter_context(Worker(log, session.needs, _MEASUREMENTS))
         pool = stack.enter_context(Pool(width, log))
         stack.callback(display.stop)
         try:
             if isinstance(session, Pipeline):
                 machine = session.describe(level)
-            opener = _Opener(level, seed, work_dir, seed_logs, folder, display.say, machine)
+            if session.model is not None:
+                display.say(_MODELLED.format(level=level, model=session.model))
+            say, model = display.say, session.model
+            opener = _Opener(level, seed, work_dir, seed_logs, folder, say, machine, model)
             if isinstance(session, Pipeline):
                 session.unopened, session.opener = iter(chosen), opener.open
             else:
@@ -141,6 +154,19 @@ def tune(
         except KeyboardInterrupt:
             raise Interrupted(_result(session)) from None
     return _result(session)
+
+
+def _flow(level: str, chosen: Sequence[Workload]) -> type[Session]:
+    """Return the kind of session: on the CPU, with a GPU, or with a model of one."""
+    if not is_gpu(level):
+        return Session
+    return ModelledRunner if stands_in(level, chosen) else Pipeline
+
+
+def _exporter(flow: type[Session]) -> str:
+    if issubclass(flow, ModelledRunner):
+        return MODELLED_EXPORTER
+    return GPU_EXPORTER if issubclass(flow, Pipeline) else EXPORTER
 
 
 def _limits(
@@ -177,6 +203,7 @@ def _result(session: Session) -> TuneResult:
         illegal={task.tag: task.illegal for task in session.tasks},
         trials=len(session.history),
         elapsed_s=session.elapsed(),
+        model=session.model,
     )
 
 
@@ -234,6 +261,7 @@ class _Opener:
     folder: Path
     say: Callable[[str], None]
     machine: dict[str, Any] | None
+    model: str | None
     _stores: dict[str, Store] = field(default_factory=dict)
 
     def open(self, workload: Workload) -> Task:
@@ -242,7 +270,7 @@ class _Opener:
 
         if workload.op not in self._stores:
             folder = folder_of(self.work_dir, workload.op, self.level)
-            self._stores[workload.op] = Store(folder, self.say, self.machine)
+            self._stores[workload.op] = Store(folder, self.say, self.machine, self.model)
         hits = [logs.find(workload, self.level, [d]) for d in self.seed_logs]
         seeds = [(hit.trace, hit.source) for hit in hits if hit]
         task = Task(workload, self.level, seeds, self.folder)

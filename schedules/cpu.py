@@ -7,7 +7,9 @@ intrinsics of `blockscale.tir.intrin`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -26,7 +28,8 @@ LOOP_REGISTERS = 6
 """Vector registers that a micro kernel needs besides its accumulators: operands, table, scale."""
 
 
-def _divisors(value: int, candidates: tuple[int, ...]) -> list[int]:
+def divisors(value: int, candidates: tuple[int, ...]) -> list[int]:
+    """Return those of ``candidates`` that divide ``value``."""
     return [candidate for candidate in candidates if value % candidate == 0]
 
 
@@ -47,7 +50,7 @@ def linear_sketches(spec: Linear, level: str, row_tile: int, compute: str) -> li
     """
     width = x86.WIDTHS[level]
     if not uses_panels(spec, level, row_tile):
-        return [partial(linear_rows, spec=spec, width=_row_width(spec, level), row_tile=row_tile)]
+        return [partial(linear_rows, spec=spec, width=row_width(spec, level), row_tile=row_tile)]
     return [
         partial(
             linear_panels, spec=spec, width=width, row_tile=row_tile, compute=compute, staged=staged
@@ -56,7 +59,7 @@ def linear_sketches(spec: Linear, level: str, row_tile: int, compute: str) -> li
     ]
 
 
-def _row_width(spec: Linear, level: str) -> x86.Width:
+def row_width(spec: Linear, level: str) -> x86.Width:
     """The widest vector of words that divides K; half of AVX-512 serves K = 64 * odd, as 2880."""
     widest = x86.WIDTHS[level]
     narrower = [x86.WIDTHS["avx2"]] if widest.level == "avx512" else []
@@ -66,8 +69,26 @@ def _row_width(spec: Linear, level: str) -> x86.Width:
     return widest
 
 
+class CodedRows(NamedTuple):
+    """What `linear_rows` leaves to a GEMM, whose rows are codes and whose scales are 128x4 tiles.
+
+    Attributes:
+        flatten_scales: makes a row of the weight's scales one dimension, once they are in place.
+        decode_rows: schedules the block that decodes rows; its second argument: they are laid out
+            for `x86_rows.dot_row`.
+    """
+
+    flatten_scales: Callable[[Schedule], None]
+    decode_rows: Callable[[Schedule, bool], None]
+
+
 def linear_rows(
-    sch: Schedule, choose: Choose, spec: Linear, width: x86.Width, row_tile: int
+    sch: Schedule,
+    choose: Choose,
+    spec: Linear,
+    width: x86.Width,
+    row_tile: int,
+    coded: CodedRows | None = None,
 ) -> None:
     """Lanes along k: weights are decoded into registers and used for all rows of a tile."""
     lanes = width.lanes
@@ -84,10 +105,10 @@ def linear_rows(
     partial_sum = sch.rfactor(lane, 3)
 
     most = max(1, (width.registers - LOOP_REGISTERS) // row_tile)
-    widths = [c for c in _divisors(spec.n, (1, 2, 4, 8)) if c <= most]
+    widths = [c for c in divisors(spec.n, (1, 2, 4, 8)) if c <= most]
     columns = choose(sch, widths, 4 if row_tile == 1 else 1)
     # Every pair of decisions divides n: a partial tile needs predicates, which do not tensorise.
-    task_size = choose(sch, _divisors(spec.n // max(widths), (1, 2, 4, 8, 16)), 4)
+    task_size = choose(sch, divisors(spec.n // max(widths), (1, 2, 4, 8, 16)), 4)
     t, i, n = sch.get_loops(epilogue)
     tile, column = sch.split(n, [None, columns])
     task, tile = sch.split(tile, [None, task_size])
@@ -100,7 +121,9 @@ def linear_rows(
         sch.reorder(step, lane, unit, row, column)
         sch.compute_at(decode, step, preserve_unit_loops=True)
     sch.compute_at(scale, task, preserve_unit_loops=True)
-    vectorize_last(sch, scale, spec.k // spec.block, lanes)
+    if coded is not None:
+        coded.flatten_scales(sch)
+    vectorize_last(sch, scale, int(sch.get(last_loops(sch, scale, 1)[0]).extent), lanes)
     if words:
         _dot_words(sch, spec, width, partial_sum, widen)
     else:
@@ -109,7 +132,9 @@ def linear_rows(
     sch.reorder(unit, row, column, lane)
     sch.decompose_reduction(matmul, lane)
     sch.tensorize(lane, x86_rows.lane_sum(width.level))
-    if words or row_tile > 1 or spec.dtype != "float32":
+    if coded is not None:
+        coded.decode_rows(sch, words)
+    elif words or row_tile > 1 or spec.dtype != "float32":
         vectorize_last(sch, widen, spec.k, lanes)
     else:
         sch.compute_inline(widen)
@@ -162,8 +187,8 @@ def linear_panels(
     lanes, pair = width.lanes, 2 if compute == "bfloat16" else 1
     matmul, epilogue = sch.get_sblock("matmul"), sch.get_sblock("epilogue")
     decode, scale, widen = (sch.get_sblock(b) for b in ("decode", "block_scale", "widen"))
-    vectors = choose(sch, _divisors(spec.n // lanes, (1, 2, 3, 4)), 2)
-    rows = choose(sch, _divisors(row_tile, (4, 6, 8, 12, 16)), 8)
+    vectors = choose(sch, divisors(spec.n // lanes, (1, 2, 3, 4)), 2)
+    rows = choose(sch, divisors(row_tile, (4, 6, 8, 12, 16)), 8)
     t, i, n = sch.get_loops(epilogue)
     task, vector, lane = sch.split(n, [None, vectors, lanes])
     tile, row = sch.split(i, [None, rows])
@@ -183,14 +208,14 @@ def linear_panels(
     sch.transform_layout(scale, ("write", 0), lambda n, b: (n // lanes, b, n % lanes))
     depth = x86_panels.panel_depth(width.level, spec.k) if staged else x86_panels.BLOCK_CODES
     name = x86_panels.decode_panel(width.level, compute, depth, spec.block)
-    _tensorize_panel(sch, decode, lanes, depth, name)
+    tensorize_panel(sch, decode, lanes, depth, name)
     group = x86_panels.scale_group(spec.k // spec.block)
     if group is not None:
         name = x86_panels.decode_panel_scales(width.level, spec.fmt, group)
-        _tensorize_panel(sch, scale, lanes, group, name)
+        tensorize_panel(sch, scale, lanes, group, name)
     if compute == "bfloat16":
         sch.annotate(task, "pragma_import_llvm", x86_panels.DOT_BF16_LLVM)
-    _schedule_panel_matmul(sch, matmul, step, pair, unroll=not staged)
+    schedule_panel_matmul(sch, matmul, step, pair, unroll=not staged)
     sch.vectorize(last_loops(sch, epilogue, 1)[0])
     _copy_activations(sch, widen, spec, lanes * pair, row_tile)
 
@@ -210,7 +235,7 @@ PARALLEL_COPY_ROWS = 12
 """Row tile from which activations are copied in parallel; for few rows the launch costs more."""
 
 
-def _tensorize_panel(sch: Schedule, block: SBlockRV, lanes: int, depth: int, name: str) -> None:
+def tensorize_panel(sch: Schedule, block: SBlockRV, lanes: int, depth: int, name: str) -> None:
     """Tensorise ``lanes`` rows by ``depth`` positions along k of a panel block (loops n, k)."""
     n, k = last_loops(sch, block, 2)
     vector, lane = sch.split(n, [None, lanes])
@@ -219,7 +244,7 @@ def _tensorize_panel(sch: Schedule, block: SBlockRV, lanes: int, depth: int, nam
     sch.tensorize(lane, name)
 
 
-def _schedule_panel_matmul(
+def schedule_panel_matmul(
     sch: Schedule, matmul: SBlockRV, step: LoopRV, pair: int, unroll: bool
 ) -> None:
     """Keep the accumulators of one row tile in registers across ``step``."""

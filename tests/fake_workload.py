@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from blockscale.lower.gemm_plan import GemmPlan
 from blockscale.specs import Param
 
 ROWS, COLS = 64, 512
@@ -111,6 +113,39 @@ def export(module: Any, target: str, out: Path) -> None:
         if trap in ("wrong", "fault"):
             module = _damaged(module, trap)
     export_stock(module, target, out)
+
+
+DECODE = GemmPlan(
+    fmt="nvfp4",
+    out_dtype="bfloat16",
+    n=4096,
+    k=7168,
+    experts=0,
+    swap=True,
+    cta_group=1,
+    mma_n=32,
+    block_k=256,
+    stages=8,
+    cluster_x=1,
+    cluster_y=1,
+    split_k=1,
+    acc_stages=1,
+    epi_cols=32,
+    store="direct",
+    raster="x",
+    group=8,
+)
+"""A tcgen05 GEMM for few rows."""
+
+
+def export_plan(module: Any, target: str, out: Path) -> None:
+    """Write what `blockscale.tuning.modelled` times: a plan with more stages for larger steps."""
+    script = module.script()
+    step = next((s for s in (1, 2, 4, 8) if f'"step": {s}' in script), 1)
+    if "modelled-" not in target:
+        raise RuntimeError(f"no sign of the model in {target}")
+    plan = replace(DECODE, stages=2 + step // 2)
+    out.write_text(json.dumps({"plan": asdict(plan), "kernels": []}))
 
 
 def export_no_default(module: Any, target: str, out: Path) -> None:

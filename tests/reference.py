@@ -253,6 +253,48 @@ def row_error(y: Array, truth: Array) -> NDArray[np.float64]:
     return np.where(np.isfinite(y).all(axis=-1), error, np.inf)
 
 
+# ------------------------------------------------------------------------------------------- GEMM
+GEMM = {
+    "nvfp4": ("e2m1", "e2m1", 16, "e4m3"),
+    "mxfp4": ("e2m1", "e2m1", 32, "e8m0"),
+    "mxfp8xmxfp4": ("e4m3", "e2m1", 32, "e8m0"),
+    "mxfp8": ("e4m3", "e4m3", 32, "e8m0"),
+}
+"""Formats of a GEMM: codes of a and of b, elements a scale, the scale's format."""
+
+
+def operand(codes: Array, byte: Array, fmt: str, which: str) -> NDArray[np.float64]:
+    """Return the elements [rows, K] of operand "a" or "b", in float64, without rounding.
+
+    ``codes``: one a byte; ``byte``: the scales [rows, K / block], linear.
+    """
+    a_code, b_code, block, scale = GEMM[fmt]
+    value = e2m1_decode if (a_code if which == "a" else b_code) == "e2m1" else e4m3_decode
+    scales = e4m3_decode(byte) if scale == "e4m3" else ue8m0_decode(byte)
+    return value(codes) * np.repeat(scales, block, axis=-1)
+
+
+def mm(a: Array, b: Array, alpha: float = 1.0, bias: Array | None = None) -> NDArray[np.float64]:
+    """Return alpha * a [M, K] times b [N, K] transposed, plus bias [N], in float64."""
+    d = float(f32(alpha)) * (np.asarray(a, np.float64) @ np.asarray(b, np.float64).T)
+    return d if bias is None else d + np.asarray(bias, np.float64)
+
+
+def grouped_mm(a: Array, b: Array, offsets: Array, alpha: Array) -> NDArray[np.float64]:
+    """Return [M, N]: the rows offsets[e]..offsets[e + 1] of a times b[e]; other rows are NaN."""
+    d = np.full((len(a), b.shape[1]), np.nan)
+    for e in range(len(b)):
+        rows = slice(offsets[e], offsets[e + 1])
+        d[rows] = mm(a[rows], b[e], float(alpha[e]))
+    return d
+
+
+def group_scales(byte: Array, offsets: Array) -> NDArray[np.uint8]:
+    """Return the scales of a grouped GEMM's a: each expert's rows swizzled, one after the other."""
+    ranges = zip(offsets[:-1], offsets[1:], strict=True)
+    return np.concatenate([swizzle(np.asarray(byte)[start:end]) for start, end in ranges])
+
+
 # ------------------------------------------------------------------------------------ scale sweep
 def fp8_scale_candidates() -> NDArray[np.float32]:
     """Return [126]: the positive finite E4M3 values, ascending, divided by 448 in float32."""

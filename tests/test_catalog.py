@@ -8,9 +8,20 @@ from tvm.s_tir import Schedule
 
 from blockscale import catalog, catalog_cpu
 from blockscale.catalog import Workload
-from blockscale.specs import Dequantize, Linear, Quantize, ScaleSweep, Spec, Swizzle, Unswizzle
+from blockscale.specs import (
+    Dequantize,
+    GroupedMmFp4,
+    Linear,
+    MmFp4,
+    Quantize,
+    ScaleSweep,
+    Spec,
+    Swizzle,
+    Unswizzle,
+)
 
-SPECS = [Linear(48, 64), Quantize(), Dequantize(), Swizzle(), Unswizzle(), ScaleSweep()]
+GEMMS = [MmFp4(48, 64), MmFp4(48, 64, "mxfp8"), GroupedMmFp4(3, 48, 64)]
+SPECS = [Linear(48, 64), Quantize(), Dequantize(), Swizzle(), Unswizzle(), ScaleSweep(), *GEMMS]
 each_spec = pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 
 

@@ -17,7 +17,7 @@ from tvm.s_tir import TensorIntrin
 
 from blockscale import catalog
 from blockscale.tir import intrin
-from blockscale.tir.intrin import x86_fused, x86_panels, x86_rows
+from blockscale.tir.intrin import x86_fused, x86_gemm, x86_panels, x86_rows
 
 WIDE = ("avx512", "avx2", "plain")
 DTYPES = {"float32": np.float32, "int32": np.int32, "uint16": np.uint16, "uint8": np.uint8}
@@ -37,6 +37,13 @@ EXACT = [
         for level in WIDE
         for fmt in ("nvfp4", "mxfp4")
         for group in x86_panels.SCALE_GROUPS
+    ),
+    *((level, x86_gemm.decode_row_bf16, (level,)) for level in WIDE),
+    *((level, x86_gemm.decode_words, (level, block)) for level in WIDE for block in (16, 32)),
+    *(
+        (level, x86_gemm.decode_panel_e4m3, (level, depth, 32))
+        for level in WIDE
+        for depth in (x86_gemm.e4m3_depth(level, 64), x86_panels.BLOCK_CODES)
     ),
     *((level, x86_rows.lane_max, (count,)) for level in LEVELS for count in (16, 32)),
     *((level, x86_rows.pack_row, (count,)) for level in LEVELS for count in (16, 32)),

@@ -174,3 +174,23 @@ def test_row_error_sees_one_bad_row():
     y[1], y[2, 0] = 0, np.nan
     assert ref.row_error(y, truth).tolist() == [0, 1, np.inf, 0]
     assert ref.row_error([[0.0, 0.0], [0.0, 1e-9]], [[0, 0], [0, 0]]).tolist() == [0, np.inf]
+
+
+def test_grouped_gemm_is_a_gemm_for_each_expert():
+    """By hand: two experts, of one row and of none, and a row of no expert."""
+    a, b = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[[1.0, 1.0]], [[5.0, 5.0]]])
+    d = ref.grouped_mm(a, b, np.array([1, 2, 2]), np.array([0.5, 9.0]))
+    same(d, [[np.nan], [3.5]])
+    byte = np.arange(1, 9, dtype=np.uint8).reshape(2, 4)
+    scales = ref.group_scales(byte, np.array([0, 1, 2]))
+    assert scales.shape == (256, 4)
+    assert scales[0].tolist() == [1, 2, 3, 4]
+    assert scales[128].tolist() == [5, 6, 7, 8]
+
+
+def test_operands_of_a_gemm():
+    """Two codes and a scale of each kind, by hand."""
+    code, byte = np.repeat([0x38, 0x01], 16)[None], np.array([[128]], np.uint8)
+    assert set(ref.operand(code, byte, "mxfp8", "a")[0]) == {2.0, 2.0**-8}
+    assert set(ref.operand(code & 7, byte, "mxfp8xmxfp4", "b")[0]) == {0.0, 1.0}
+    assert set(ref.operand(code[:, :16] & 15, byte + 0xB8, "nvfp4", "a")[0]) == {-0.0}

@@ -25,6 +25,8 @@ E, MASK = normal(2, 5, 256), torch.tensor([5, 2], dtype=torch.int32)
 G, G2 = one(0.5), torch.tensor([0.5, 2.0])
 PACKED, SCALE = bs.quantize(normal(5, 128))
 SWIZZLED = bs.swizzle_scales(SCALE)
+CODES, GEMM_SCALE = bs.quantize(normal(8, 128, seed=3), scale_layout="128x4")
+ALPHA, BIAS, OFFSETS = one(0.5), torch.arange(8.0), torch.tensor([0, 8], dtype=torch.int32)
 BYTES = SCALE.view(torch.uint8)  # opcheck multiplies tensors, and float8 has no product
 
 
@@ -75,6 +77,19 @@ FUNCTIONS = {
     "linear": (
         lambda x, p, s: bs.linear(x[:, :128].contiguous(), p, s, global_scale=G),
         (X, PACKED, SCALE),
+    ),
+    "mm": (lambda s: bs.mm_fp4(CODES, CODES, s, s, ALPHA, bias=BIAS) + 1, (GEMM_SCALE,)),
+    "mm given": (
+        lambda s, d: bs.mm_fp4(CODES, CODES, s, s, out_dtype=torch.float32, out=d) + d,
+        (GEMM_SCALE, torch.zeros(8, 8)),
+    ),
+    "grouped mm": (
+        lambda s: bs.grouped_mm_fp4(CODES, CODES[None], s, s[None], OFFSETS, ALPHA),
+        (GEMM_SCALE,),
+    ),
+    "grouped mm given": (
+        lambda s, o, d: bs.grouped_mm_fp4(CODES, CODES[None], s, s[None], o, out=d),
+        (GEMM_SCALE, torch.tensor([2, 7], dtype=torch.int32), normal(8, 8)),
     ),
     "fi add_rmsnorm": (lambda x, r: (*fi.add_rmsnorm_fp4quant(x, r, W, None, None, G), r), (X, R)),
     "fi fp4_quantize": (lambda x: fi.fp4_quantize(x, G), (X,)),
@@ -193,6 +208,7 @@ def test_meta_tensors():
 
 
 norm_outputs = (fresh(5, 128), fresh(5, 16))
+GEMM_BYTES = GEMM_SCALE.view(torch.uint8)
 act_outputs = (fresh(5, 64), fresh(5, 8))
 SAMPLES = {
     "add_rmsnorm_fp4quant": ((X, R.clone(), W, *norm_outputs, None, None), {}),
@@ -210,6 +226,16 @@ SAMPLES = {
     "unswizzle_scales": ((SWIZZLED.view(torch.uint8), 5, 8), {}),
     "nvfp4_fp8_scale_sweep": ((X, X.abs().max()), {}),
     "linear": ((X[:, :128].contiguous(), PACKED, BYTES), {}),
+    "mm_fp4": (
+        (CODES, CODES, GEMM_BYTES, GEMM_BYTES, None, "nvfp4", torch.float32, BIAS)
+        + (torch.zeros(8, 8),),
+        {},
+    ),
+    "grouped_mm_fp4": (
+        (CODES, CODES[None], GEMM_BYTES, GEMM_BYTES[None], OFFSETS, ALPHA, "nvfp4")
+        + (torch.float32, torch.zeros(8, 8)),
+        {},
+    ),
     "flashinfer_add_rmsnorm_fp4quant": ((X, R.clone(), W, *norm_outputs, None, None, G), {}),
 }
 

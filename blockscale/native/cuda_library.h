@@ -34,7 +34,8 @@ typedef struct {
   _Atomic(void *) library; /* CUlibrary */
 } BsImage;
 
-enum { BS_DIRECT, BS_FLOAT32 }; /* kinds of kernel parameters: as TVM passes them, or narrowed */
+/* Kinds of kernel parameters: as TVM passes them, narrowed, or what the argument points to. */
+enum { BS_DIRECT, BS_FLOAT32, BS_BY_ADDRESS };
 
 /* Where a launch argument goes. */
 enum { BS_GRID = 0, BS_BLOCK = 3, BS_CLUSTER = 6, BS_PREFERRED_CLUSTER = 9, BS_SHARED = 12, BS_PLACES };
@@ -96,7 +97,7 @@ enum { BS_FLAG_PROGRAMMATIC = 1 }; /* the optional last argument of every functi
 /* A device that this process uses. */
 typedef struct {
   void *context; /* the primary one */
-  int32_t ordinal, major, minor;
+  int32_t ordinal, major, minor, multiprocessors;
   char name[96];
 } BsDevice;
 
@@ -133,6 +134,21 @@ BS_HIDDEN int blockscale_launch(const BsCall *call, TVMFFIObjectHandle what, TVM
 
 /* The body of every renamed TVMFFIEnvModLookupFromImports. */
 BS_HIDDEN int blockscale_lookup(const BsKernels *known, const char *name, TVMFFIObjectHandle *out);
+
+/* What cuTensorMapEncodeTiled is told of a tensor: dtype, swizzle as the driver numbers them. */
+typedef struct {
+  void *address;
+  int32_t dtype, rank, swizzle;
+  uint64_t dims[5], strides[4]; /* elements, bytes; innermost first, whose stride is not there */
+  uint32_t box[5];
+} BsTensor;
+
+typedef struct {
+  _Alignas(64) char bytes[128];
+} BsTensorMap; /* CUtensorMap */
+
+/* Encodes a tensor map; returns 0, or -1 with an error raised. */
+BS_HIDDEN int blockscale_tensor_map(const BsCall *call, const BsTensor *tensor, BsTensorMap *map);
 
 /* Raises an error with a printf-like sentence; returns -1. */
 BS_HIDDEN __attribute__((format(printf, 2, 3))) int blockscale_raise(const char *kind, const char *format, ...);

@@ -34,10 +34,11 @@ typedef struct {
   uint32_t count;
 } Config; /* CUlaunchConfig */
 
-enum { MAJOR = 75, MINOR = 76 };                                             /* CUdevice_attribute */
+enum { MULTIPROCESSORS = 16, MAJOR = 75, MINOR = 76 };                       /* CUdevice_attribute */
 enum { MAX_DYNAMIC_SHARED = 8, NON_PORTABLE_CLUSTER = 14 };                  /* CUfunction_attribute */
 enum { PROGRAMMATIC_FROM = 9 }; /* the first compute capability with programmatic dependent launches */
 enum { COOPERATIVE = 2, CLUSTER = 4, PROGRAMMATIC = 6, PREFERRED_CLUSTER = 11 }; /* CUlaunchAttributeID */
+enum { NO_INTERLEAVE = 0, L2_256B = 3, ZEROS = 0 }; /* CUtensorMap's interleave, promotion, fill */
 enum { PORTABLE_CLUSTER = 8, NON_BLOCKING = 1, RELAXED = 2 };
 
 #define DRIVER(X) \
@@ -55,6 +56,8 @@ enum { PORTABLE_CLUSTER = 8, NON_BLOCKING = 1, RELAXED = 2 };
   X(cuLibraryGetKernel, (void **, void *, const char *)) \
   X(cuKernelSetAttribute, (int, int, void *, int)) \
   X(cuLaunchKernelEx, (const Config *, void *, void **, void **)) \
+  X(cuTensorMapEncodeTiled, (void *, int, uint32_t, void *, const uint64_t *, const uint64_t *, const uint32_t *, \
+                             const uint32_t *, int, int, int, int)) \
   X(cuMemAlloc_v2, (uint64_t *, size_t)) \
   X(cuMemsetD32Async, (uint64_t, unsigned, size_t, void *)) \
   X(cuStreamCreate, (void **, unsigned)) \
@@ -122,7 +125,8 @@ static int open_device(const char *function, int ordinal, BsDevice *device) {
   device->ordinal = ordinal;
   if ((code = cu.cuDeviceGet(&number, ordinal)) != 0) return failed(function, "cuDeviceGet", code);
   if ((code = cu.cuDeviceGetAttribute(&device->major, MAJOR, number)) != 0 ||
-      (code = cu.cuDeviceGetAttribute(&device->minor, MINOR, number)) != 0) {
+      (code = cu.cuDeviceGetAttribute(&device->minor, MINOR, number)) != 0 ||
+      (code = cu.cuDeviceGetAttribute(&device->multiprocessors, MULTIPROCESSORS, number)) != 0) {
     return failed(function, "cuDeviceGetAttribute", code);
   }
   if (cu.cuDeviceGetName(device->name, sizeof device->name, number) != 0) strcpy(device->name, "GPU");
@@ -240,6 +244,15 @@ static int allow_shared(const BsDevice *device, BsKernel *kernel, void *function
   return code;
 }
 
+/* ---- Tensor maps ---------------------------------------------------------------------------- */
+
+int blockscale_tensor_map(const BsCall *call, const BsTensor *t, BsTensorMap *map) {
+  static const uint32_t steps[5] = {1, 1, 1, 1, 1};
+  int code = cu.cuTensorMapEncodeTiled(map->bytes, t->dtype, (uint32_t)t->rank, t->address, t->dims, t->strides,
+                                       t->box, steps, NO_INTERLEAVE, t->swizzle, L2_256B, ZEROS);
+  return code == 0 ? 0 : failed(call->function->name, "the description of a tensor to the TMA unit", code);
+}
+
 /* ---- Launches ------------------------------------------------------------------------------- */
 
 static char set_device; /* what TVM's __tvm_set_device is looked up as: blockscale_enter has done it */
@@ -328,6 +341,8 @@ int blockscale_launch(const BsCall *call, TVMFFIObjectHandle what, TVMFFIAny *ar
     if (kernel->kinds[i] == BS_FLOAT32) {
       narrowed[i] = (float)args[i].v_float64;
       values[i] = &narrowed[i];
+    } else if (kernel->kinds[i] == BS_BY_ADDRESS) {
+      values[i] = args[i].v_ptr;
     }
   }
   Attribute attributes[4];

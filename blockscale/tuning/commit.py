@@ -117,29 +117,36 @@ def _merge(log: _Log, source: Path, top_k: int) -> tuple[bool, dict[str, float]]
         known = [] if stale else log.records.get(digest, [])
         mod = module_of(digest, work.modules[digest])
         old = [r for r in known if replays(mod, r.trace)]
-        before = min((r.us for r in old), default=math.inf)
         merged = _best(mod, old + new, top_k)
         if not merged or merged == known:
             continue
+        model = merged[0].model
+        before = min((r.us for r in old if r.model == model), default=math.inf)
         log.modules[digest] = work.modules[digest]
         log.records[digest] = merged
         healed |= len(old) < len(known)
         if merged[0].us < before:
             better[tag] = merged[0].us
-            lines = [line for line in history if line["workload"] == tag]
+            own = (line for line in history if line["workload"] == tag)
+            lines = [line for line in own if line.get("model") == model]
             log.meta["workloads"][tag] = entry | _summary(merged[0], lines, work.meta)
         elif tag in log.meta["workloads"]:  # a broken record may have been the best
-            log.meta["workloads"][tag]["best_us"] = round(merged[0].us, 3)
+            log.meta["workloads"][tag] |= _times(model, best=merged[0].us)
     log.meta["workloads"] = dict(sorted(log.meta["workloads"].items()))
     return healed or bool(better), better
 
 
 def _best(mod: Any, found: list[Record], top_k: int) -> list[Record]:
-    """Return the fastest ``top_k`` records that apply to ``mod``, one per trace."""
+    """Return the fastest ``top_k`` records that apply to ``mod``, one per trace.
+
+    Times of different origin do not compare: measured ones count, else those of the last model.
+    """
     from blockscale.tuning.space import replays
 
+    models = {record.model: None for record in found}
+    kept = None if None in models else next(reversed(models), None)
     by_trace: dict[str, Record] = {}
-    for record in found:
+    for record in (r for r in found if r.model == kept):
         known = by_trace.get(record.key)
         if known is None or record.us < known.us:
             by_trace[record.key] = record
@@ -155,15 +162,23 @@ def _summary(best: Record, history: list[dict[str, Any]], meta: dict[str, Any]) 
     defaults = [
         h["us"] for h in history if h["kind"] in ("default", "recheck") and h["us"] is not None
     ]
+    machine = meta.get("machine") or _this_machine()
+    if best.model is not None:
+        machine = machine | {"modelled": True, "model": best.model}
     return {
-        "best_us": round(best.us, 3),
-        "default_us": round(min(defaults), 3) if defaults else None,
+        **_times(best.model, best=best.us, default=min(defaults) if defaults else None),
         "trials": len(history),
         "failed": sum(h["failed"] for h in history),
         "target": best.target,
-        **(meta.get("machine") or _this_machine()),
+        **machine,
         "date": max((h["date"][:10] for h in history if "date" in h), default=_today()),
     }
+
+
+def _times(model: str | None, **us: float | None) -> dict[str, float | None]:
+    """Return microseconds under names that say whether they were measured."""
+    end = "us" if model is None else "modelled_us"
+    return {f"{name}_{end}": None if v is None else round(v, 3) for name, v in us.items()}
 
 
 def _this_machine() -> dict[str, Any]:

@@ -46,7 +46,6 @@ def export_cuda(module: Any, target: str, out: Path) -> None:
 
     from blockscale import __version__, manifest
     from blockscale.export_cuda import write_cuda_library
-    from blockscale.lower.cuda import compile_cuda
 
     arch = str(Target(target).attrs["arch"])
     func = module["main"]
@@ -59,8 +58,18 @@ def export_cuda(module: Any, target: str, out: Path) -> None:
         "built": {},
         "functions": {"main": {"base": "main", "params": params}},
     }
-    code = compile_cuda(func.without_attr(PARAMS), "main", arch)
-    write_cuda_library([code], contents, out)
+    write_cuda_library([_cuda_code(func.without_attr(PARAMS), params, arch)], contents, out)
+
+
+def _cuda_code(func: Any, params: list[dict[str, Any]], arch: str) -> Any:
+    """Return the machine code of ``main``; a tcgen05 GEMM is not lowered by TVM."""
+    from blockscale.lower import cuda, gemm
+    from blockscale.tir.gemm_tiles import ATTRIBUTE
+
+    if ATTRIBUTE not in func.attrs:
+        return cuda.compile_cuda(func, "main", arch)
+    names = [str(param["name"]) for param in params]
+    return cuda.compile_sources(gemm.sources([(None, func)], "main", arch, names), "main", arch)
 
 
 def _runtime(folder: Path) -> Path:

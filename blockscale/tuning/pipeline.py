@@ -42,7 +42,7 @@ class _Group:
 
 
 @dataclass
-class _Job:
+class Job:
     """A candidate on its way."""
 
     candidate: Candidate
@@ -61,6 +61,18 @@ class Pipeline(Session):
     """Workloads to open one by one, as builders have nothing to do: each takes 0.2 s."""
     opener: Callable[[Workload], Task]
 
+    needs = "torch"
+    """The module that the measuring process imports."""
+
+    def describing(self, arch: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Return the job that describes what measures."""
+        return gpu.describe, (arch,)
+
+    def measuring(self, job: Job, reference: Path) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Return the job that measures a candidate."""
+        task = job.candidate.task
+        return gpu.measure, (str(job.library), task.arguments(), task.timing, str(reference))
+
     def describe(self, arch: str) -> dict[str, Any]:
         """Return what logs say of this machine's GPU and tools.
 
@@ -74,7 +86,7 @@ class Pipeline(Session):
         from blockscale.lower import nvcc
 
         tools = {"nvcc": nvcc.version(), "tvm": tvm.__version__, "tvm_ffi": tvm_ffi.__version__}
-        self.measurer.send(gpu.describe, (arch,))
+        self.measurer.send(*self.describing(arch))
         answer = self.measurer.receive(_GPU_START_S, self._limits.deadline)
         if answer is None:
             raise RuntimeError(
@@ -90,9 +102,9 @@ class Pipeline(Session):
         """Tune until a limit is reached or every space is exhausted; ``width``: builds at once."""
         self._width = width
         self._waiting: deque[tuple[Proposal, _Group | None]] = deque()
-        self._building: dict[Worker, _Job] = {}
-        self._built: deque[_Job] = deque()
-        self._measuring: _Job | None = None
+        self._building: dict[Worker, Job] = {}
+        self._built: deque[Job] = deque()
+        self._measuring: Job | None = None
         self._last: Task | None = None
         self._references: dict[str, Path] = {}
         self._build_s = _BUILD_S
@@ -128,7 +140,7 @@ class Pipeline(Session):
                 str(library),
             )
             builder.send(worker.build, job, self._limits.build_s)
-            self._building[builder] = _Job(candidate, library, group, time.monotonic())
+            self._building[builder] = Job(candidate, library, group, time.monotonic())
             self._poll_all()
 
     def _room(self) -> bool:
@@ -229,23 +241,22 @@ class Pipeline(Session):
                 self._end(job, Measurement((), f"build: {job.built.error}"))
             else:
                 reference = self._references.setdefault(task.tag, job.library)
-                arguments = (str(job.library), task.arguments(), task.timing, str(reference))
-                self.measurer.send(gpu.measure, arguments, self._limits.run_s)
+                self.measurer.send(*self.measuring(job, reference), self._limits.run_s)
                 self._measuring = job
 
-    def _measurable(self, job: _Job) -> bool:
+    def _measurable(self, job: Job) -> bool:
         """Return whether there is something to compare with; a default is compared with itself."""
         task = job.candidate.task
         return job.candidate.kind == "default" or task.ready or task.given_up
 
-    def _end(self, job: _Job, result: Measurement) -> None:
+    def _end(self, job: Job, result: Measurement) -> None:
         task = job.candidate.task
         if job.candidate.kind == "default" and not result.error:
             task.ready = True
         self._finish(job.candidate, () if result.error else result.run_secs, result.error)
         self._drop(job)
 
-    def _drop(self, job: _Job) -> None:
+    def _drop(self, job: Job) -> None:
         if self._references.get(job.candidate.task.tag) != job.library:
             job.library.unlink(missing_ok=True)
         self._leave(job.group)

@@ -55,7 +55,8 @@ class Display:
         news = line["failed"] or (line["us"] == line["best_us"] and line["trial"] > 0)
         if news or now - self._printed > _PLAIN_EVERY_S:
             self._printed = now
-            outcome = line["error"] or f"{_us(line['us'])} us ({line['kind']})"
+            unit = "us" if task.model is None else "us modelled"
+            outcome = line["error"] or f"{_us(line['us'])} {unit} ({line['kind']})"
             self.say(
                 f"[{self._elapsed()}] {task.tag} trial {line['trial']}: {outcome}; "
                 f"best {_us(task.best_us)} us, failed {task.failed}"
@@ -79,7 +80,8 @@ class Display:
         trials = sum(task.trials for task in self._tasks)
         table = Table(title=f"tuning: {self._elapsed()}, {trials} trials")
         table.add_column("workload", overflow="fold")
-        for name in ("default us", "best us", "speed-up", "trials", "failed"):
+        unit = "modelled us" if any(task.model for task in self._tasks) else "us"
+        for name in (f"default {unit}", f"best {unit}", "speed-up", "trials", "failed"):
             table.add_column(name, justify="right")
         shown = set(self._recent[:_ROWS])
         for task in self._tasks:

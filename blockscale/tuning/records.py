@@ -24,6 +24,8 @@ PACKED_WORKLOADS = f"{WORKLOADS}.xz"
 
 RECORDS = "database_tuning_record.json"
 META = "meta.json"
+MODELLED = "modelled-"
+"""What the key of a record's target begins with that names the model, if one made its run time."""
 FAILED_S = 1e10
 """Run time that MetaSchedule writes for a candidate that failed."""
 
@@ -47,6 +49,13 @@ class Record:
     def us(self) -> float:
         """Median run time in microseconds; infinite when the candidate failed."""
         return median_us(self.run_secs)
+
+    @property
+    def model(self) -> str | None:
+        """The model that made the run time; None when it was measured."""
+        keys = self.target.get("keys", ()) if isinstance(self.target, dict) else ()
+        names = (str(key) for key in keys if str(key).startswith(MODELLED))
+        return next((name.removeprefix(MODELLED) for name in names), None)
 
     @property
     def key(self) -> str:

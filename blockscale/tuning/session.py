@@ -62,6 +62,11 @@ class Session:
         self._libraries = 0
         self._queue: list[Candidate] = []
 
+    @property
+    def model(self) -> str | None:
+        """The model that times candidates; None: they are measured."""
+        return None
+
     def elapsed(self) -> float:
         """Seconds since the session was made."""
         return time.monotonic() - self._started
@@ -192,6 +197,8 @@ class Session:
             "error": error,
             "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
+        if task.model is not None:
+            line["model"] = task.model
         task.store.append(task.entry, candidate.trace, times, task.target, line)
         self.history.append(line)
         self._on_trial(task, line)

@@ -7,8 +7,8 @@ made, mutated and compared without touching TensorIR; only those to be measured 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from random import Random
@@ -100,6 +100,8 @@ class Choice:
     weights: tuple[float, ...]
     values: tuple[tuple[float, ...], ...]
     """What the cost model sees of each option."""
+    name: str = ""
+    """Key of the annotation that it becomes; empty when it is another argument."""
 
 
 def _log2(value: float) -> float:
@@ -130,11 +132,14 @@ def _choice(index: int, instruction: list[Any], decision: Any) -> Choice:
 class Design:
     """A trace whose sampling instructions are open."""
 
-    def __init__(self, trace: list[Any]) -> None:
+    def __init__(self, trace: list[Any], facts: Mapping[str, float] | None = None) -> None:
+        """``facts``: decisions of the design by name, those of its choices as they were drawn."""
         self.instructions, decisions = trace
+        self.facts = facts
         drawn = dict(decisions)
+        keys = {i[1][-1]: i[2][0] for i in self.instructions if i[0] == "Annotate"}
         self.choices = [
-            _choice(i, instruction, drawn.get(i))
+            replace(_choice(i, instruction, drawn.get(i)), name=keys.get(instruction[3][0], ""))
             for i, instruction in enumerate(self.instructions)
             if instruction[0].startswith("Sample")
         ]
@@ -147,7 +152,18 @@ class Space:
     Raises ValueError when the space function fails for every seed, with its last error.
     """
 
-    def __init__(self, mod: IRModule, function: Callable[[Schedule], Any], seed: int = 0) -> None:
+    def __init__(
+        self,
+        mod: IRModule,
+        function: Callable[[Schedule], Any],
+        seed: int = 0,
+        facts: Callable[[Schedule], Mapping[str, float]] | None = None,
+    ) -> None:
+        """Draw the designs of ``function``.
+
+        ``facts`` says what a scheduled design is, under names that all designs share, choices under
+        the keys of their annotations: then the cost model sees these, and one draw shows all.
+        """
         self.designs: list[Design] = []
         self._index: dict[str, int] = {}
         error: Exception | None = None
@@ -159,7 +175,9 @@ class Space:
                 error = failure
                 continue
             for item in drawn if isinstance(drawn, list) else [sch]:
-                self._add(trace_json(item.trace))
+                self._add(trace_json(item.trace), facts and facts(item))
+            if facts is not None:
+                break
         if not self.designs:
             raise ValueError(
                 f"search space: the space function failed for all of {_SEEDS} seeds, last with "
@@ -167,11 +185,11 @@ class Space:
             ) from error
         self.size = sum(design.size for design in self.designs)
 
-    def _add(self, trace: list[Any]) -> None:
+    def _add(self, trace: list[Any], facts: Mapping[str, float] | None) -> None:
         text = repr(trace[0])
         if text not in self._index:
             self._index[text] = len(self.designs)
-            self.designs.append(Design(trace))
+            self.designs.append(Design(trace, facts))
 
     def trace(self, point: Point) -> list[Any]:
         """Return the trace of ``point`` as JSON."""
@@ -210,11 +228,36 @@ class Space:
         return number, tuple(changed)
 
     def cross(self, first: Point, second: Point, rng: Random) -> Point:
-        """Return a point with each decision from one of two parents (of one design)."""
+        """Return a point with each decision from one of two parents.
+
+        Of two designs with names it is the second's design with the first's choices where it has
+        them; else both parents must be of one design.
+        """
         if first[0] != second[0]:
-            return first
+            return self._moved(first, second)
         pairs = zip(first[1], second[1], strict=True)
         return first[0], tuple(rng.choice(pair) for pair in pairs)
+
+    def _moved(self, first: Point, second: Point) -> Point:
+        """Return the design of ``second`` with the choices of ``first`` that it offers."""
+        design = self.designs[second[0]]
+        if design.facts is None:
+            return first
+        wanted = self._named(first)
+        decisions = []
+        for choice, own in zip(design.choices, second[1], strict=True):
+            value = wanted.get(choice.name)
+            found = (o for o in choice.options if choice.name and choice.values[o][0] == value)  # type: ignore[index]
+            decisions.append(next(found, own))
+        return second[0], tuple(decisions)
+
+    def _named(self, point: Point) -> dict[str, float]:
+        """Return what the point is by name: the facts of its design, with its own choices."""
+        design = self.designs[point[0]]
+        found = {name: _log2(value) for name, value in (design.facts or {}).items()}
+        for choice, decision in zip(design.choices, point[1], strict=True):
+            found[choice.name] = self._value(choice, decision)[0]
+        return found
 
     def all(self) -> list[Point]:
         """Return every point; meant for spaces of a few thousand."""
@@ -228,7 +271,14 @@ class Space:
         return found
 
     def features(self, points: Sequence[Point]) -> list[list[float]]:
-        """Return one row per point: the design, then the drawn values (-1 outside the design)."""
+        """Return one row per point: the design, then the drawn values (-1 outside the design).
+
+        Where designs have facts: these, with the drawn values, in columns that designs share.
+        """
+        if all(design.facts is not None for design in self.designs):
+            found = [self._named(point) for point in points]
+            names = sorted({name for d in self.designs for name in d.facts or ()})
+            return [[row.get(name, -1.0) for name in names] for row in found]
         widths = [sum(len(c.values[0]) for c in d.choices) for d in self.designs]
         rows = []
         for number, decisions in points:

@@ -66,6 +66,16 @@ def target_of(workload: Workload, level: str) -> Any:
     return target(level)
 
 
+def with_model(target: Any, model: str | None) -> Any:
+    """Return ``target`` naming the model that makes run times, in a key that changes no code."""
+    if model is None:
+        return target
+    from tvm.target import Target
+
+    data = dict(target.export())
+    return Target(data | {"keys": [*map(str, data["keys"]), f"{records.MODELLED}{model}"]})
+
+
 def target_key(target: Any) -> str:
     """Return text that is equal for targets that run the same code.
 
@@ -145,8 +155,12 @@ class Store:
         folder: Path,
         say: Callable[[str], None],
         machine: dict[str, Any] | None = None,
+        model: str | None = None,
     ) -> None:
-        """Open ``folder``; ``machine`` is noted as the one that measures from now on."""
+        """Open ``folder``; ``machine`` is noted as the one that measures from now on.
+
+        Of its records those count that ``model`` made, or that were measured if it is None.
+        """
         from tvm.s_tir.meta_schedule.database import JSONDatabase
 
         from blockscale.tir.intrin import register_named
@@ -154,6 +168,7 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._machine = machine
+        self.model = model
         records.repair_tail(folder, say)
         self._known = self._read()
         register_named("cuda_" if is_gpu(folder.name) else "")  # the database reads traces
@@ -207,7 +222,8 @@ class Store:
         digest = self._digest(entry)
         self._name(workload, level, digest)
         number = [w[0] for w in records.read_workloads(self.folder)].index(digest)
-        return entry, [r for r in self._known if r.workload == number]
+        own = (r for r in self._known if r.workload == number)
+        return entry, [r for r in own if r.model == self.model]
 
     @staticmethod
     def _digest(entry: Any) -> str:

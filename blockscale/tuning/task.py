@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from blockscale.targets import is_gpu
+from blockscale.tuning.facts import facts_of
 from blockscale.tuning.model import Search
 from blockscale.tuning.records import Record, trace_key
 from blockscale.tuning.space import Point, Space, new_schedule, replay, trace_json
-from blockscale.tuning.store import Store, Workload, target_of
+from blockscale.tuning.store import Store, Workload, target_of, with_model
 from blockscale.tuning.worker import PARAMS, Argument, Timing
 
 _MAX_ILLEGAL = 64
@@ -87,7 +88,8 @@ class Task:
         """Make the search space and take over what earlier sessions measured."""
         self.store = store
         self.mod = self.workload.mod(self.level)
-        self.target = target_of(self.workload, self.level)
+        self.model = store.model
+        self.target = with_model(target_of(self.workload, self.level), self.model)
         self.entry, known = store.open(self.workload, self.level)
         self._default = self._apply_default()
         default_key = trace_key(trace_json(self._default.trace))
@@ -110,7 +112,8 @@ class Task:
         before the first default schedule is built.
         """
         if self._opened is None:
-            space = Space(self.mod, self.workload.space(self.level), self._seed)
+            draw = self.workload.space(self.level)
+            space = Space(self.mod, draw, self._seed, facts_of(self.mod))
             self._opened = Search(space, self._seed)
             for trace, us in self._measured:
                 self._tell(trace, us)

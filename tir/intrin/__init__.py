@@ -10,6 +10,10 @@ def register_named(trace: str) -> None:
     register_cpu()
     if "cuda_" in trace:
         register_gpu()
+    if "tcgen05_" in trace:
+        from blockscale.tir.intrin import tcgen05
+
+        tcgen05.register_named(trace)
 
 
 @cache

@@ -24,7 +24,7 @@ BLOCK_CODES = 16
 """Codes of one row that the column-panel decode takes at a time: 8 bytes."""
 
 
-def _column_words(rows: list[PrimExpr], word: int) -> PrimExpr:
+def column_words(rows: list[PrimExpr], word: int) -> PrimExpr:
     """Vector of one int32 per row: word ``word`` of each row's words (int32 vectors)."""
     width = int(rows[0].ty.dtype.lanes)
     picks = [tirx.const(row * width + word, "int32") for row in range(len(rows))]
@@ -101,7 +101,7 @@ def decode_panel(level: str, compute: str, depth: int, block: int) -> str:
             tirx.reinterpret(f"int32x{size}", load(row, 0, f"uint8x{4 * size}"))
             for row in range(lanes)
         ]
-        return transposed(rows) if size == lanes else [_column_words(rows, w) for w in range(size)]
+        return transposed(rows) if size == lanes else [column_words(rows, w) for w in range(size)]
 
     def weights(word: PrimExpr, at: PrimExpr, scale: PrimExpr) -> PrimExpr:
         """Weight ``at`` (pairs: and its successor) of every row, from the rows' words."""
@@ -174,7 +174,7 @@ def decode_panel_scales(level: str, fmt: str, group: int) -> str:
         size = group // 4
         dtype = f"int32x{size}" if size > 1 else "int32"
         rows = [tirx.reinterpret(dtype, load(row)) for row in range(lanes)]
-        return [_column_words(rows, word) for word in range(size)]
+        return [column_words(rows, word) for word in range(size)]
 
     @T.prim_func(s_tir=True)
     def impl(block_scale: T.handle, value: T.handle):

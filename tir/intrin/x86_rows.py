@@ -19,11 +19,18 @@ from blockscale.tir.linear import weight_value
 from blockscale.tir.quantize import pack_codes
 
 
-def _row_codes(packed: PrimExpr, lanes: int) -> PrimExpr:
+def row_codes(packed: PrimExpr, lanes: int) -> PrimExpr:
     """Codes of ``lanes / 2`` packed bytes: low nibbles of int32 lanes, upper bits arbitrary."""
     wide = formats.cast(packed, "int64")
     pairs = wide | (wide << formats.const(28, wide, "int64"))
     return tirx.reinterpret(f"int32x{lanes}", pairs)
+
+
+def spread(scale: PrimExpr, lanes: int) -> PrimExpr:
+    """Each scale in all the lanes that share it; Shuffle wants no fewer lanes in than out."""
+    share = lanes // int(scale.ty.dtype.lanes)
+    picks = [tirx.const(lane // share, "int32") for lane in range(lanes)]
+    return tirx.Shuffle([scale] * share, picks)
 
 
 @cache
@@ -60,11 +67,6 @@ def dot_row(level: str, block: int) -> str:
             total += load(t) * e2m1_lookup(level, words >> formats.const(4 * t, words, "int32"))
         return total
 
-    def spread(scale: PrimExpr) -> PrimExpr:
-        """Each scale in all the lanes that share it; Shuffle wants no fewer lanes in than out."""
-        picks = [tirx.const(lane // lanes_per_scale, "int32") for lane in range(lanes)]
-        return tirx.Shuffle([scale] * lanes_per_scale, picks)
-
     @T.prim_func(s_tir=True)
     def impl(a: T.handle, packed: T.handle, scale: T.handle, acc: T.handle):
         A = T.match_buffer(a, (size, L), "float32", offset_factor=1)
@@ -82,7 +84,7 @@ def dot_row(level: str, block: int) -> str:
             C[T.ramp(i64(0), one, lanes)] = C.vload([i64(0)], f"float32x{lanes}") + partial(
                 words.vload([i64(0)], f"int32x{lanes}"),
                 lambda t: A.vload([i64(t), i64(0)], f"float32x{lanes}"),
-            ) * spread(S.vload([i64(0)], f"float32x{lanes // lanes_per_scale}"))
+            ) * spread(S.vload([i64(0)], f"float32x{lanes // lanes_per_scale}"), lanes)
 
     return register(f"e2m1_dot_{level}_{lanes}x{word}_b{block}", desc, impl)
 
@@ -116,7 +118,7 @@ def decode_row(level: str) -> str:
             T.reads(P[0:half], S[0:one])
             T.writes(W[0:count])
             codes = T.alloc_buffer((count,), "int32")
-            codes[T.ramp(i64(0), one, lanes)] = _row_codes(
+            codes[T.ramp(i64(0), one, lanes)] = row_codes(
                 P.vload([i64(0)], f"uint8x{lanes // 2}"), lanes
             )
             W[T.ramp(i64(0), one, lanes)] = e2m1_lookup(

@@ -1,0 +1,40 @@
+"""What the cost model sees of ops whose schedules are plans: decisions by name, and their room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from blockscale.lower.gemm_plan import GemmPlan
+
+_SIZES = ("fmt", "out_dtype", "n", "k", "experts")
+"""Fields of a plan that are the workload's."""
+
+
+def facts_of(mod: Any) -> Callable[[Any], Mapping[str, float]] | None:
+    """Return what tells the decisions of a schedule of ``mod``; None if only its trace does."""
+    from blockscale.tir.gemm_tiles import ATTRIBUTE
+
+    attrs = mod["main"].attrs
+    return gemm_facts if attrs is not None and ATTRIBUTE in attrs else None
+
+
+def gemm_facts(sch: Any) -> dict[str, float]:
+    """Return the plan of a scheduled GEMM as numbers, under the keys of annotations."""
+    from blockscale.lower.gemm_read import PREFIX, read
+
+    return {f"{PREFIX}{name}": value for name, value in plan_facts(read(sch.mod["main"])).items()}
+
+
+def plan_facts(plan: GemmPlan) -> dict[str, float]:
+    """Return the decisions of ``plan`` as numbers, and what a tile of it takes."""
+    decisions = {name: value for name, value in asdict(plan).items() if name not in _SIZES}
+    decisions |= {"store": plan.store == "tma", "raster": plan.raster == "y"}
+    room = {
+        "tile_rows": plan.tile_rows,
+        "tile_cols": plan.tile_cols,
+        "stage_bytes": plan.stage_bytes,
+        "scale_columns": plan.scale_columns,
+    }
+    return {name: float(value) for name, value in (decisions | room).items()}

@@ -1,0 +1,112 @@
+"""Tuning without the GPU: candidates are built as ever, and a model says what each takes.
+
+For tcgen05 GEMMs on a machine without a Blackwell GPU.  A candidate fails when its plan is illegal,
+when nvcc refuses it or when its machine code spills registers; else `b200.time_us` is its time.
+Every record names the model (`Record.model`), as does meta.json, and measured records always come
+before modelled ones.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from blockscale.lower.gemm_plan import GemmPlan
+from blockscale.tuning import b200, gpu
+from blockscale.tuning.pipeline import Job, Pipeline
+from blockscale.tuning.store import Workload
+from blockscale.tuning.worker import PARAMS, Measurement
+
+LEVELS = ("sm_100a", "sm_100f")
+"""Architectures whose kernels run on a B200."""
+
+EXPORTER = f"{__name__}:export"
+
+_MAJOR, _MINOR = 75, 76
+"""CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR."""
+
+
+def model_name() -> str:
+    """Return what records say of the model: its version and the digest of its numbers."""
+    return f"b200-v{b200.VERSION}-{b200.B200.digest}"
+
+
+def stands_in(level: str, workloads: Iterable[Workload]) -> bool:
+    """Return whether the model has to do: it knows all ``workloads``, and there is no such GPU."""
+    if level not in LEVELS:
+        return False
+    from blockscale.catalog_gpu import has_tensor_memory
+
+    return all(has_tensor_memory(w.spec) for w in workloads) and not _has_gpu(level)
+
+
+def _has_gpu(arch: str) -> bool:
+    """Return whether the driver finds a GPU that runs code for ``arch``."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count, major, minor = ctypes.c_int(0), ctypes.c_int(0), ctypes.c_int(0)
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return False
+    driver.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, 0)
+    driver.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, 0)
+    return gpu.fits(arch, major.value, minor.value)
+
+
+def export(module: Any, target: str, out: Path) -> None:
+    """Compile the kernel of ``module`` and write its plan and what ptxas says of it to ``out``.
+
+    Raises:
+        PlanError: there is no such kernel.
+        CompileError: nvcc refuses it.
+        RuntimeError: its machine code spills registers.
+    """
+    from tvm.target import Target
+
+    from blockscale.lower import nvcc
+    from blockscale.lower.gemm_read import read
+    from blockscale.lower.gemm_source import source
+
+    plan = read(module["main"].without_attr(PARAMS)).check()
+    arch = str(Target(target).attrs["arch"])
+    compiled = nvcc.compile_cuda_source(source(plan, "kernel"), arch)
+    spills = sum(int(kernel["spills"]) for kernel in compiled.resources)
+    if spills:
+        raise RuntimeError(f"ptxas spills {spills} bytes of registers for {arch}: {plan}")
+    found = {"plan": asdict(plan), "kernels": compiled.resources}
+    out.write_text(json.dumps(found))
+
+
+def describe(arch: str) -> dict[str, Any]:
+    """Return what logs say of the model, where they name a machine otherwise."""
+    return {"modelled": True, "model": model_name()}
+
+
+def measure(library: str, rows: int) -> Measurement:
+    """Return the modelled time of what `export` wrote to ``library``, called with ``rows``."""
+    plan = GemmPlan(**json.loads(Path(library).read_text())["plan"])
+    return Measurement((float(f"{b200.time_us(plan, rows).us / 1e6:.5g}"),))
+
+
+class ModelledRunner(Pipeline):
+    """A session whose candidates are built, and timed by the model."""
+
+    needs = "tvm"
+
+    @property
+    def model(self) -> str | None:
+        """The model that times candidates."""
+        return model_name()
+
+    def describing(self, arch: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Return the job that describes what measures."""
+        return describe, (arch,)
+
+    def measuring(self, job: Job, reference: Path) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Return the job that times a candidate; there are no results to compare."""
+        return measure, (str(job.library), job.candidate.task.workload.rows)

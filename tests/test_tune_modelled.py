@@ -1,0 +1,161 @@
+"""Tuning with the model of a B200: candidates are built, not run, and records say so everywhere."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import fake_gpu
+import pytest
+from fake_workload import DECODE, FakeSpec, FakeWorkload, from_meta
+
+from blockscale import build, cli, logs, tune
+from blockscale.tuning import b200, modelled, pipeline, records, task
+from blockscale.tuning.store import folder_of, read_history
+
+ARCH = "sm_100a"
+WORKLOAD = FakeWorkload(FakeSpec(), rows=4)
+EXPORTER = "fake_workload:export_plan"
+POINTS = 3 * 4
+MODEL = modelled.model_name()
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch):
+    monkeypatch.setattr(tune, "stands_in", lambda level, workloads: level in modelled.LEVELS)
+    monkeypatch.setattr(pipeline, "gpu", fake_gpu)
+    monkeypatch.setattr(task, "_SUSPECT", math.inf)
+
+
+def run(work_dir: Path, **options):
+    options = {"seconds": 60.0, "progress": False, "exporter": EXPORTER, "level": ARCH} | options
+    return tune.tune([WORKLOAD], work_dir=work_dir, workers=2, **options)
+
+
+@pytest.fixture(scope="module")
+def work_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("modelled")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tune, "stands_in", lambda *_: True)
+        patch.setattr(task, "_SUSPECT", math.inf)
+        result = run(folder)
+    assert result.trials == POINTS + 1
+    assert result.model == MODEL
+    return folder
+
+
+def test_times_are_the_models(work_dir):
+    lines = read_history(folder_of(work_dir, "row_sum", ARCH))
+    assert {line["model"] for line in lines} == {MODEL}
+    assert not any(line["failed"] for line in lines)
+    wanted = {b200.time_us(replace(DECODE, stages=stages), 4).us for stages in (2, 3, 4, 6)}
+    assert sorted({line["us"] for line in lines}) == pytest.approx(sorted(wanted), rel=1e-4)
+
+
+def test_every_record_names_the_model(work_dir):
+    found = records.read_records(folder_of(work_dir, "row_sum", ARCH))
+    assert {record.model for record in found} == {MODEL}
+    assert all(math.isfinite(record.us) for record in found)
+    meta = records.read_meta(folder_of(work_dir, "row_sum", ARCH))
+    assert meta["machine"]["modelled"] is True
+    assert meta["machine"]["model"] == MODEL
+    assert "gpu" not in meta["machine"]
+
+
+def test_a_second_session_goes_on(work_dir):
+    again = run(work_dir)
+    assert again.trials == 0
+    assert math.isfinite(again.best[WORKLOAD.tag])
+
+
+def test_logs_say_modelled(work_dir, tmp_path):
+    assert tune.commit(work_dir, tmp_path).keys() == {WORKLOAD.tag}
+    [entry] = records.read_meta(folder_of(tmp_path, "row_sum", ARCH))["workloads"].values()
+    assert entry["modelled"] is True
+    assert entry["model"] == MODEL
+    assert {"best_modelled_us", "default_modelled_us"} <= entry.keys()
+    assert not {"best_us", "default_us", "gpu", "cpu"} & entry.keys()
+    assert logs.check([tmp_path], from_meta) == []
+    hit = logs.find(WORKLOAD, ARCH, [tmp_path])
+    assert hit is not None
+    assert hit.model == MODEL
+
+
+def test_a_log_that_hides_the_model_is_a_problem(work_dir, tmp_path):
+    tune.commit(work_dir, tmp_path)
+    path = folder_of(tmp_path, "row_sum", ARCH) / records.META
+    meta = json.loads(path.read_text())
+    del meta["workloads"][WORKLOAD.tag]["modelled"]
+    path.write_text(json.dumps(meta))
+    [problem, *_] = logs.check([tmp_path], from_meta)
+    assert "disagrees with meta.json on whether its time is modelled" in str(problem)
+
+
+def test_a_manifest_says_modelled(work_dir, monkeypatch):
+    class Spec:
+        name = "row_sum"
+
+    monkeypatch.setattr(FakeWorkload, "limit", lambda self, level: None, raising=False)
+    monkeypatch.setattr(build.catalog, "workloads", lambda spec, level: [WORKLOAD])
+    _, [bucket] = build._traces(Spec(), ARCH, [work_dir])
+    assert "us" not in bucket
+    assert bucket["modelled_us"] > 0
+    assert bucket["tuned"]
+
+
+def measured(tmp_path, work_dir=None):
+    """Tune on the stand-in for a GPU, into ``work_dir``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tune, "stands_in", lambda *_: False)
+        patch.setattr(fake_gpu, "describe", fake_gpu.describe_any)
+        folder = work_dir or tmp_path / "measured"
+        return folder, run(folder, exporter="fake_workload:export", trials=4)
+
+
+def test_measured_records_come_before_modelled_ones(work_dir, tmp_path):
+    tune.commit(work_dir, tmp_path / "logs")
+    folder, result = measured(tmp_path)
+    assert result.model is None
+    tune.commit(folder, tmp_path / "logs")
+    [entry] = records.read_meta(folder_of(tmp_path / "logs", "row_sum", ARCH))["workloads"].values()
+    assert "modelled" not in entry
+    assert entry["best_us"] == pytest.approx(result.best[WORKLOAD.tag], abs=1e-3)
+    found = records.read_records(folder_of(tmp_path / "logs", "row_sum", ARCH))
+    assert {record.model for record in found} == {None}
+    assert tune.commit(work_dir, tmp_path / "logs") == {}  # and the modelled ones do not come back
+    assert logs.check([tmp_path / "logs"], from_meta) == []
+
+
+def test_one_work_folder_keeps_both_apart(tmp_path):
+    run(tmp_path, trials=5)
+    _, result = measured(tmp_path, tmp_path)
+    assert result.history[0]["kind"] == "default"  # not known: it was modelled
+    found = records.read_records(folder_of(tmp_path, "row_sum", ARCH))
+    assert sorted({str(record.model) for record in found}) == sorted(["None", MODEL])
+    hit = logs.find(WORKLOAD, ARCH, [tmp_path])
+    assert hit is not None
+    assert hit.model is None
+    assert hit.us == pytest.approx(result.best[WORKLOAD.tag])
+
+
+def test_the_user_is_told(tmp_path, capfd):
+    run(tmp_path, trials=1)
+    told = capfd.readouterr().err
+    assert f"a model of a B200 ({MODEL}) says what they take; nothing is measured" in told
+
+
+def test_only_what_the_model_knows_is_modelled(monkeypatch):
+    monkeypatch.setattr(modelled, "_has_gpu", lambda arch: False)
+    assert not modelled.stands_in(ARCH, [WORKLOAD])
+    assert not modelled.stands_in("sm_90a", [])
+    assert modelled.stands_in(ARCH, [])
+    monkeypatch.setattr(modelled, "_has_gpu", lambda arch: True)
+    assert not modelled.stands_in(ARCH, [])
+
+
+def test_a_library_shows_how_many_buckets_are_modelled():
+    buckets = [{"tuned": True, "us": 1.0}, {"tuned": True, "modelled_us": 2.0}, {"tuned": False}]
+    assert cli._tuned(buckets[:1]) == "1 of 1"
+    assert cli._tuned(buckets) == "2 of 3, 1 modelled"

@@ -1,0 +1,252 @@
+"""Tensor intrinsics of tcgen05: what one instruction does with a tile.
+
+Each is a *desc* in plain loops (the expressions of `blockscale.tir.gemm_tiles`) and an *impl* that
+calls the function of ``blockscale/native/tcgen05.cuh``.  Scope "shared.tmem" is tensor memory.
+
+Scales in tensor memory are [lane, 4 * column + byte]: those of row r and column c of a 128x4 tile
+are byte c of column r / 32, lane r % 32 (PTX ISA 9.7.16.10.7).
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import NamedTuple
+
+from tvm.ir import Expr as PrimExpr
+from tvm.script import tirx as T
+from tvm.tirx import PrimFunc
+
+from blockscale.lower.gemm_plan import FORMATS
+from blockscale.specs_gemm import CODES_PER_BYTE, GEMM_FORMATS
+from blockscale.tir.common import i64
+from blockscale.tir.gemm_tiles import ATOM_BYTES, element, scale
+from blockscale.tir.intrin import tma
+from blockscale.tir.intrin.tma import SMEM, TMEM, call, register, register_copy
+
+_NAMES = {
+    "mma": r"tcgen05_mma_(\w+?)_(\d+)x(\d+)x\d+_((?:e\dm\d){2})f32_sw(\d+)(_swap)?",
+    "load": r"tma_load_(\d+)x(\d+)(?:_u4align16)?_sw(\d+)_cg(\d)(_expert)?",
+    "scales": r"tma_load_scales_cg(\d)(_expert)?",
+    "copy": r"tcgen05_cp_32x128b_warpx4_cg(\d)",
+    "read": r"tcgen05_ld_32x32b_x(\d+)",
+    "store": r"tma_store_(\d+)x(\d+)_([a-z]+\d+)",
+}
+"""The names of intrinsics, of this module and of `tma`."""
+
+
+def register_named(text: str) -> list[str]:
+    """Register the tcgen05 and TMA intrinsics that ``text`` names; return their names."""
+    made = []
+    for kind, pattern in _NAMES.items():
+        for found in sorted(set(re.findall(rf"\b{pattern}\b", text))):
+            parts = found if isinstance(found, tuple) else (found,)
+            made.append(_register(kind, parts))
+    return made
+
+
+def _register(kind: str, parts: tuple[str, ...]) -> str:
+    """Register the intrinsic of a name's parts."""
+    if kind == "mma":
+        instruction, m, n, codes, row_bytes, swap = parts
+        return mma(Mma(_format(instruction, codes), int(m), int(n), int(row_bytes), bool(swap)))
+    numbers = [int(part) for part in parts if part.isdigit()]
+    expert = parts[-1] == "_expert"
+    if kind == "load":
+        return tma.load(numbers[0], numbers[1], numbers[2], numbers[3], expert)
+    if kind == "scales":
+        return tma.load_scales(numbers[0], expert)
+    if kind == "store":
+        return tma.store(numbers[0], numbers[1], parts[2])
+    return (scale_copy if kind == "copy" else read_accumulator)(numbers[0])
+
+
+def _format(instruction: str, codes: str) -> str:
+    """Format of operands that are multiplied by this kind of MMA."""
+    for name, form in FORMATS.items():
+        both = [GEMM_FORMATS[name].a_code, GEMM_FORMATS[name].b_code]
+        if form.kind == instruction and codes in ("".join(both), "".join(reversed(both))):
+            return name
+    raise ValueError(f"register_named: no format multiplies {codes} by kind {instruction}")
+
+
+class Mma(NamedTuple):
+    """One tcgen05.mma: X [m, step] times Y [n, step] transposed; X is b with ``swap``."""
+
+    fmt: str
+    m: int
+    n: int
+    row_bytes: int
+    """Of a row of X and Y in shared memory, which is their swizzle."""
+    swap: bool
+
+    @property
+    def name(self) -> str:
+        """For example ``tcgen05_mma_mxf4nvf4_256x256x64_e2m1e2m1f32_sw128``."""
+        form, codes = FORMATS[self.fmt], GEMM_FORMATS[self.fmt]
+        x, y = (codes.a_code, codes.b_code)[:: -1 if self.swap else 1]
+        shape = f"{self.m}x{self.n}x{form.step}"
+        turned = "_swap" if self.swap else ""
+        return f"tcgen05_mma_{form.kind}_{shape}_{x}{y}f32_sw{self.row_bytes}{turned}"
+
+
+def _element_format(kind: str, code: str) -> int:
+    """Number of an operand's format in the instruction descriptor: enum BsElement."""
+    if code == "e4m3":
+        return 0
+    return 5 if kind == "mxf8f6f4" else 1
+
+
+@cache
+def mma(shape: Mma) -> str:
+    """Register and name: d += (x * sfx) (y * sfy)^T, one instruction (PTX ISA 9.7.16.10.9.1).
+
+    Buffers in the order of the op: a, a's scales, b, b's scales, d [m, n].
+    """
+    return register(shape.name, _mma(shape, False), _mma(shape, True))
+
+
+def _mma(shape: Mma, body: bool) -> PrimFunc:
+    form, codes = FORMATS[shape.fmt], GEMM_FORMATS[shape.fmt]
+    rows, cols = (shape.n, shape.m) if shape.swap else (shape.m, shape.n)
+    a_codes, b_codes = CODES_PER_BYTE[codes.a_code], CODES_PER_BYTE[codes.b_code]
+    R, C, K, L, one = i64(rows), i64(cols), i64(form.step), i64(32), i64(1)
+    AB, BB = (
+        i64(form.step // a_codes),
+        i64(form.step // b_codes),
+    )
+    AC, BC, block = i64(a_codes), i64(b_codes), i64(form.block)
+    # From the first row's scales to the last one's: rows r and r + 32 are 4 bytes apart.
+    RS, CS = (i64(extent // 8 - 4 + form.step // form.block) for extent in (rows, cols))
+    X, Y = i64(shape.m), i64(shape.n)
+
+    @T.prim_func(s_tir=True)
+    def instruction(a: T.handle, a_scale: T.handle, b: T.handle, b_scale: T.handle, d: T.handle):
+        A = T.match_buffer(a, (R, AB), "uint8", offset_factor=1, scope=SMEM)
+        SA = T.match_buffer(a_scale, (L, RS), "uint8", offset_factor=1, scope=TMEM)
+        B = T.match_buffer(b, (C, BB), "uint8", offset_factor=1, scope=SMEM)
+        SB = T.match_buffer(b_scale, (L, CS), "uint8", offset_factor=1, scope=TMEM)
+        D = T.match_buffer(d, (X, Y), "float32", offset_factor=1, scope=TMEM)
+        with T.sblock("root"):
+            T.reads(D[0:X, 0:Y], A[0:R, 0:AB], SA[0:L, 0:RS], B[0:C, 0:BB], SB[0:L, 0:CS])
+            T.writes(D[0:X, 0:Y])
+            if body:
+                T.evaluate(_issue(shape, A, SA, B, SB, D))
+            else:
+                for i, j, k in T.grid(R, C, K):
+                    with T.sblock("gemm"):
+                        vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                        if shape.swap:
+                            D[vj, vi] = D[vj, vi] + (
+                                element(codes.a_code, A[vi, vk // AC], vk)
+                                * scale(shape.fmt, SA[vi % L, vi // L * 4 + vk // block])
+                            ) * (
+                                element(codes.b_code, B[vj, vk // BC], vk)
+                                * scale(shape.fmt, SB[vj % L, vj // L * 4 + vk // block])
+                            )
+                        else:
+                            D[vi, vj] = D[vi, vj] + (
+                                element(codes.a_code, A[vi, vk // AC], vk)
+                                * scale(shape.fmt, SA[vi % L, vi // L * 4 + vk // block])
+                            ) * (
+                                element(codes.b_code, B[vj, vk // BC], vk)
+                                * scale(shape.fmt, SB[vj % L, vj // L * 4 + vk // block])
+                            )
+
+    return instruction
+
+
+def _issue(
+    shape: Mma, a: T.Buffer, a_scale: T.Buffer, b: T.Buffer, b_scale: T.Buffer, d: T.Buffer
+) -> PrimExpr:
+    """The call that issues the MMA."""
+    form, codes = FORMATS[shape.fmt], GEMM_FORMATS[shape.fmt]
+    turn = -1 if shape.swap else 1
+    x, y = (a, b)[::turn]
+    sx, sy = (a_scale, b_scale)[::turn]
+    x_format, y_format = (
+        _element_format(form.kind, code) for code in (codes.a_code, codes.b_code)[::turn]
+    )
+    desc = call(
+        "bs_instruction_desc",
+        shape.m,
+        shape.n,
+        x_format,
+        y_format,
+        int(form.scale == "e8m0"),
+        _first_byte(sx),
+        _first_byte(sy),
+        dtype="uint32",
+    )
+    matrices = [
+        call(f"bs_matrix_desc<{shape.row_bytes}>", tile.access_ptr("r"), dtype="uint64")
+        for tile in (x, y)
+    ]
+    return call(
+        f"bs_tcgen05_mma_{form.kind}<{shape.m // 128}>",
+        d.access_ptr("rw"),
+        *matrices,
+        desc,
+        sx.access_ptr("r"),
+        sy.access_ptr("r"),
+        T.int32(1),
+    )
+
+
+def _first_byte(scales: T.Buffer) -> PrimExpr:
+    """Byte of a column of tensor memory at which the scales of this instruction start."""
+    return T.Cast("int32", scales.elem_offset % i64(4))
+
+
+def _scale_desc(tile: T.Buffer) -> PrimExpr:
+    """Descriptor of a 128x4 tile in shared memory."""
+    return call("bs_scale_desc", tile.access_ptr("r"), dtype="uint64")
+
+
+def _scale_copy(function: str | None) -> PrimFunc:
+    """Copy of a 128x4 tile of scales, 512 bytes, to 32 lanes of tensor memory."""
+    M, N, B = i64(32), i64(16), i64(ATOM_BYTES)
+
+    @T.prim_func(s_tir=True)
+    def tile(source: T.handle, target: T.handle):
+        S = T.match_buffer(source, (B,), "uint8", offset_factor=1, scope=SMEM)
+        D = T.match_buffer(target, (M, N), "uint8", offset_factor=1, scope=TMEM)
+        with T.sblock("root"):
+            T.reads(S[0:B])
+            T.writes(D[0:M, 0:N])
+            if function is None:
+                for i, j in T.grid(M, N):
+                    with T.sblock("copy"):
+                        vi, vj = T.axis.remap("SS", [i, j])
+                        D[vi, vj] = S[vi * N + vj]
+            else:
+                T.evaluate(call(function, D.access_ptr("w"), _scale_desc(S)))
+
+    return tile
+
+
+@cache
+def scale_copy(group: int) -> str:
+    """Register and name: a 128x4 tile of scales to tensor memory (PTX ISA 9.7.16.9.1).
+
+    Row r % 32 is a lane, r / 32 a column, whose four bytes are the tile's columns; the instruction
+    writes it to the lanes of all four sub-partitions.
+    """
+    name = f"tcgen05_cp_32x128b_warpx4_cg{group}"
+    return register(name, _scale_copy(None), _scale_copy(f"bs_tcgen05_cp<{group}>"))
+
+
+READ_COLUMNS = (16, 32)
+"""Columns that tcgen05.ld may read at once."""
+
+
+@cache
+def read_accumulator(columns: int) -> str:
+    """Register and name: 32 lanes of the accumulator to the registers of a warp."""
+    return register_copy(
+        f"tcgen05_ld_32x32b_x{columns}",
+        (32, columns),
+        "float32",
+        (TMEM, "local"),
+        f"bs_tcgen05_ld<{columns}>",
+    )
