@@ -130,7 +130,9 @@ def _gemm(spec: MmFp4 | GroupedMmFp4, rows: int | None, level: str) -> tirx.Prim
             f"{spec.name}: there is no kernel of {spec.op} for {level}, which has no block-scaled "
             f"tcgen05.mma; build it for {', '.join(GEMM_TARGETS)}, or for a CPU level"
         )
-    return gemm_tiles(*_gemm_sizes(spec), rows)
+    func = gemm_tiles(*_gemm_sizes(spec), rows)
+    # Whole tiles are the same for several row counts, whose best schedules are not.
+    return func if rows is None else func.with_attr("blockscale.rows", rows)
 
 
 def _gemm_sizes(spec: MmFp4 | GroupedMmFp4) -> tuple[str, str, int, int, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any

@@ -226,7 +226,12 @@ def _check_folder(path: Path, make: Callable[[dict[str, Any]], Workload]) -> Ite
         yield Problem(str(path), "has a meta.json but no database; tune again")
         return
     used: set[str] = set()
+    owners: dict[str, str] = {}
     for tag, entry in meta["workloads"].items():
+        owner = owners.setdefault(entry.get("workload", ""), tag)
+        if owner != tag:
+            what = f"'{owner}' and '{tag}' are the same TensorIR, so their times mix"
+            yield Problem(f"{path / records.META}", f"{what}; tell them apart by an attribute")
         try:
             workload = make(entry)
             mod = workload.mod(level)

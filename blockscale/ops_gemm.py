@@ -32,7 +32,7 @@ Tensor = torch.Tensor
 
 _CODES = {"e2m1": checks.PACKED, "e4m3": (torch.uint8, torch.float8_e4m3fn)}
 _SCALES = {"e4m3": checks.SCALE_DTYPES["e4m3"], "e8m0": checks.SCALE_DTYPES["ue8m0"]}
-_REFUSED = (TypeError, ValueError, AttributeError, IndexError)
+_REFUSED = (TypeError, ValueError, AttributeError, IndexError, NotImplementedError)
 
 
 def mm_fp4(
@@ -74,7 +74,7 @@ def mm_fp4(
         cuda = a.is_cuda
         key = ("mm_fp4", a.dtype, b.dtype, cuda, fmt, out_dtype, b.shape)
         run = jit.recall(key)
-        if run is not None and a.dim() == 2:
+        if run is not None and a.dim() == 2 and (bias is None or bias.dtype in checks.ACTIVATIONS):
             cols = _scale_cols(b, fmt)
             scales = checks.tiles(a_scale, cols), checks.tiles(b_scale, cols)
             shift = None if bias is None else bias.detach().float()
@@ -158,6 +158,8 @@ def grouped_mm_fp4(
     _check_output(where, d, out_dtype, a, spec.n, {"a": a, "b": b, "alpha": alpha})
     if offsets.device.type == "cpu":
         _check_offsets(offsets, a.shape[0], scales[0].shape[0])
+    if not scales[0].numel():  # no expert has rows, and a kernel takes no empty input
+        return d
     codes = a.view(torch.uint8), b.view(torch.uint8)
     function = dispatch.kernel(spec, a.device)
     function(*codes, *scales, offsets, None if alpha is None else alpha.detach(), d)
@@ -309,8 +311,12 @@ def _grouped_scale(where: str, value: Tensor, fmt: str, a: Tensor, cols: int) ->
     """Return a_scale as bytes [scale rows, cols]; how many rows there are is the caller's."""
     scale = checks.tensor(where, "a_scale", value, _SCALES[GEMM_FORMATS[fmt].scale])
     checks.same_device(where, "a_scale", scale, "a", a)
-    rows, rest = divmod(scale.numel(), cols)
-    if rest or rows % ATOM_ROWS or list(scale.shape) not in ([rows, cols], [rows * cols]):
+    rows = scale.numel() // cols
+    if (
+        scale.numel() % cols
+        or rows % ATOM_ROWS
+        or list(scale.shape) not in ([rows, cols], [rows * cols])
+    ):
         raise ValueError(
             f"{where}: a_scale has shape {list(scale.shape)}, but must have a multiple of "
             f"{ATOM_ROWS} rows of {cols}, or be flat; pad the scales of each expert in the 128x4 "

@@ -15,7 +15,7 @@ from functools import partial
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from blockscale.lower.gemm_plan import LANES, OUT_BYTES, GemmPlan
+from blockscale.lower.gemm_plan import LANES, GemmPlan
 from blockscale.lower.gemm_read import K_LOOP, PREFIX
 from blockscale.schedules import sm100_tiles
 from blockscale.schedules._steps import Choose, Sketch, last_loops
@@ -24,9 +24,6 @@ from blockscale.tir.intrin import tcgen05, tma
 
 WARPS, WARP = 4, 32
 """Of the epilogue: each warp reads the lanes of tensor memory that are its own."""
-
-SWIZZLE_BYTES = 128
-"""Width of a TMA store of a transposed tile, whose rows are columns of the accumulator."""
 
 
 def gemm_sketches(
@@ -91,7 +88,8 @@ def _tile_loops(sch: Schedule, block: SBlockRV, tile: GemmPlan) -> tuple[LoopRV,
 def _epilogue(sch: Schedule, tiles: LoopRV, tile: GemmPlan) -> None:
     """Read some columns of the accumulator to registers, scale and round them, store them.
 
-    128 lanes at a time, as a CTA has them; of a pair each CTA stores its own.
+    128 lanes at a time, as a CTA has them; of a pair each CTA stores its own.  A warp stores what
+    it has read.
     """
     block = sch.get_sblock("epilogue")
     read = sch.cache_read(block, 0, "local")
@@ -110,13 +108,9 @@ def _epilogue(sch: Schedule, tiles: LoopRV, tile: GemmPlan) -> None:
     sch.reorder(part, lane, column)
     sch.tensorize(sch.blockize(lane), tcgen05.read_accumulator(width))
     if store is not None:
-        sch.reverse_compute_at(store, chunk)
-        row, col = last_loops(sch, store, 2)
-        rows, cols = LANES, tile.epi_cols
-        if tile.swap:
-            rows, cols = tile.epi_cols, SWIZZLE_BYTES // OUT_BYTES[tile.out_dtype]
-        part, col = sch.split(col, [None, cols])
-        sch.reorder(part, row, col)
+        sch.reverse_compute_at(store, warp)
+        rows, cols = (tile.epi_cols, WARP) if tile.swap else (WARP, tile.epi_cols)
+        row = last_loops(sch, store, 2)[0]
         sch.tensorize(sch.blockize(row), tma.store(rows, cols, tile.out_dtype))
 
 

@@ -11,6 +11,8 @@ of element 2j + 1 in its high nibble; a *scale byte* is E4M3 (NVFP4: 16 elements
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -291,8 +293,8 @@ def grouped_mm(a: Array, b: Array, offsets: Array, alpha: Array) -> NDArray[np.f
 
 def group_scales(byte: Array, offsets: Array) -> NDArray[np.uint8]:
     """Return the scales of a grouped GEMM's a: each expert's rows swizzled, one after the other."""
-    ranges = zip(offsets[:-1], offsets[1:], strict=True)
-    return np.concatenate([swizzle(np.asarray(byte)[start:end]) for start, end in ranges])
+    parts = [np.asarray(byte)[start:end] for start, end in pairwise(offsets)]
+    return np.concatenate([swizzle(part) for part in parts])
 
 
 # ------------------------------------------------------------------------------------ scale sweep

@@ -1,5 +1,8 @@
 """The space of tcgen05 GEMMs: every point is legal, and is read back as it was drawn."""
 
+import re
+import subprocess
+import sys
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
@@ -110,6 +113,29 @@ def test_the_default(rows):
     assert replace(plan, stages=plan.stages + 1).illegal() is not None
 
 
+def test_a_fresh_process_registers_what_traces_name():
+    """One that has scheduled nothing replays the traces of every format, store and read."""
+    traces = []
+    for gemm, rows in product(GEMMS, (16, 2048)):
+        sketches = sm100.gemm_sketches(*gemm, rows)
+        for sketch in sketches[:: max(1, len(sketches) // 4)]:
+            sch = new_schedule(module(gemm, None))
+            sketch(sch, preferred)
+            traces.append(trace_json(sch.trace))
+    steps = [step for trace in traces for step in trace[0] if step[0] == "Tensorize"]
+    code = """
+import sys
+from blockscale.tir import intrin
+from tvm.s_tir import TensorIntrin
+text = sys.stdin.read()
+intrin.register_named(text)
+for name in text.split():
+    TensorIntrin.get(name.strip("'"))
+"""
+    text = "\n".join(sorted({f"'{step[2][0]}'" for step in steps}))
+    subprocess.run([sys.executable, "-c", code], input=text, text=True, check=True)
+
+
 POINTS = [(NVFP4, 4096, 3), (NVFP4, 64, 1), (GEMMS[5], 2048, 2)]
 
 
@@ -167,8 +193,6 @@ WRONG = [
 @pytest.mark.parametrize(("old", "new", "message"), WRONG)
 def test_a_schedule_must_agree_with_itself(old, new, message):
     """An intrinsic of another kind, or an annotation that nothing reads, is an error."""
-    import re
-
     sketch = sm100.gemm_sketches(*NVFP4, 4096)[0]
     sch = new_schedule(module(NVFP4, 4096))
     sketch(sch, preferred)

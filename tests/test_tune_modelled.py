@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import fake_gpu
 import pytest
 from fake_workload import DECODE, FakeSpec, FakeWorkload, from_meta
 
-from blockscale import build, cli, logs, tune
+from blockscale import build, catalog, cli, logs, tune
+from blockscale.lower import nvcc
+from blockscale.lower.gemm_read import PREFIX, read
+from blockscale.specs import MmFp4
 from blockscale.tuning import b200, modelled, pipeline, records, task
+from blockscale.tuning.facts import facts_of, plan_facts
+from blockscale.tuning.space import Space, new_schedule, replay
 from blockscale.tuning.store import folder_of, read_history
+from blockscale.tuning.worker import PARAMS
 
 ARCH = "sm_100a"
 WORKLOAD = FakeWorkload(FakeSpec(), rows=4)
@@ -159,3 +167,82 @@ def test_a_library_shows_how_many_buckets_are_modelled():
     buckets = [{"tuned": True, "us": 1.0}, {"tuned": True, "modelled_us": 2.0}, {"tuned": False}]
     assert cli._tuned(buckets[:1]) == "1 of 1"
     assert cli._tuned(buckets) == "2 of 3, 1 modelled"
+
+
+GEMM = MmFp4(n=512, k=512, fmt="nvfp4")
+
+
+def scheduled(rows: int):
+    """Return a GEMM's workload and its default schedule for any number of rows."""
+    workload = next(w for w in catalog.workloads(GEMM, ARCH) if w.rows == rows)
+    sch = new_schedule(workload.symbolic(ARCH))
+    workload.default(sch, ARCH)
+    return workload, sch
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+def test_a_gemm_is_built_and_timed(tmp_path):
+    workload, sch = scheduled(catalog.workloads(GEMM, ARCH)[0].rows)
+    mod = type(sch.mod)({"main": sch.mod["main"].with_attr(PARAMS, "[]")})
+    modelled.export(mod, str(catalog.target(ARCH)), tmp_path / "1.so")
+    found = json.loads((tmp_path / "1.so").read_text())
+    assert [kernel["spills"] for kernel in found["kernels"]] == [0]
+    us = b200.time_us(read(sch.mod["main"]), workload.rows).us
+    [seconds] = modelled.measure(str(tmp_path / "1.so"), workload.rows).run_secs
+    assert seconds * 1e6 == pytest.approx(us, rel=1e-4)
+
+
+def test_machine_code_that_spills_is_no_candidate(tmp_path, monkeypatch):
+    _, sch = scheduled(catalog.workloads(GEMM, ARCH)[0].rows)
+    mod = type(sch.mod)({"main": sch.mod["main"].with_attr(PARAMS, "[]")})
+    spilled = nvcc.Compiled(b"", ({"name": "kernel", "spills": 8},))
+    monkeypatch.setattr(nvcc, "compile_cuda_source", lambda *_: spilled)
+    with pytest.raises(RuntimeError, match="ptxas spills 8 bytes of registers for sm_100a"):
+        modelled.export(mod, str(catalog.target(ARCH)), tmp_path / "1.so")
+    assert not (tmp_path / "1.so").exists()
+
+
+def test_workloads_of_a_gemm_do_not_share_records():
+    """Tiles are padded, so different numbers of rows may be the same loops: times must not mix."""
+    mods = [w.mod(ARCH) for w in catalog.workloads(GEMM, ARCH)]
+    assert len({logs.workload_digest(mod) for mod in mods}) == len(mods)
+
+
+def test_the_cost_model_sees_decisions_by_name():
+    workload = catalog.workloads(GEMM, ARCH)[-1]
+    space = Space(workload.mod(ARCH), workload.space(ARCH), 1, facts_of(workload.mod(ARCH)))
+    names = sorted({name for design in space.designs for name in design.facts})
+    rng = Random(1)
+    points = [space.random(rng) for _ in range(6)]
+    for point, row in zip(points, space.features(points), strict=True):
+        plan = read(replay(workload.mod(ARCH), space.trace(point)).mod["main"])
+        assert plan.illegal() is None
+        wanted = {f"{PREFIX}{name}": value for name, value in plan_facts(plan).items()}
+        got = dict(zip(names, row, strict=True))
+        assert got == pytest.approx({name: math.log2(1 + v) for name, v in wanted.items()})
+
+
+def test_designs_trade_their_choices():
+    workload = catalog.workloads(GEMM, ARCH)[-1]
+    space = Space(workload.mod(ARCH), workload.space(ARCH), 1, facts_of(workload.mod(ARCH)))
+    rng = Random(1)
+    for _ in range(50):
+        first, second = space.random(rng), space.random(rng)
+        child = space.cross(first, second, rng)
+        assert child[0] == second[0]
+        parent, made = space._named(first), space._named(child)
+        for choice, decision in zip(space.designs[child[0]].choices, child[1], strict=True):
+            assert decision in choice.options
+            offered = {values[0] for values in choice.values}
+            if first[0] != second[0] and parent.get(choice.name) in offered:
+                assert made[choice.name] == parent[choice.name]
+
+
+def test_logs_of_two_workloads_with_the_same_ir_are_a_problem(work_dir, tmp_path):
+    tune.commit(work_dir, tmp_path)
+    path = folder_of(tmp_path, "row_sum", ARCH) / records.META
+    meta = json.loads(path.read_text())
+    meta["workloads"]["twin"] = meta["workloads"][WORKLOAD.tag]
+    path.write_text(json.dumps(meta))
+    found = [str(problem) for problem in logs.check([tmp_path], from_meta)]
+    assert any(f"'{WORKLOAD.tag}' and 'twin' are the same TensorIR" in text for text in found)

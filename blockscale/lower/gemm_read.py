@@ -17,7 +17,7 @@ from tvm import tirx
 from tvm.tirx import PrimFunc
 
 from blockscale.errors import LoweringError
-from blockscale.lower.gemm_plan import FORMATS, LANES, OUT_BYTES, GemmPlan
+from blockscale.lower.gemm_plan import FORMATS, LANES, GemmPlan
 from blockscale.tir.gemm_tiles import ATTRIBUTE, K_TILE, up
 
 PREFIX = "blockscale."
@@ -32,8 +32,8 @@ K_LOOP = {"stages": None, "split_k": 1}
 RASTERS = ("x", "y")
 """What the number of a raster means."""
 
-WARPS = 4
-"""Of the epilogue, 32 lanes each."""
+WARPS, WARP = 4, 32
+"""Of the epilogue, and their lanes."""
 
 _CALL = re.compile(r"bs_(?P<what>[a-z0-9_]+?)(?:<(?P<number>\d+)>)?$")
 
@@ -157,10 +157,9 @@ class _Reader:
         _expect(
             "loop over K", "K of all stages", stages * block_k, up(int(self.sizes["k"]), K_TILE)
         )
-        tile = {"group": group, "mma_n": mma_n, "block_k": block_k, "swap": swap}
         _expect(self.mma.name, "M of the MMA", mma_m, LANES * group)
-        self._operands(**tile)
-        self._scales(**tile)
+        self._operands(group, mma_n, block_k, swap)
+        self._scales(group, mma_n, block_k, swap)
         store, epi_cols = self._epilogue(group, mma_n, swap)
         on_tiles = self._annotations(self.tile_loop, TILE_LOOP, "tiles")
         on_k = self._annotations(self.k_loop, K_LOOP, "K")
@@ -322,11 +321,9 @@ class _Reader:
             return "direct", epi_cols
         store = stores[0]
         _expect(store.name, "source", store.buffer(0).name, written.name)
-        wide = 128 // OUT_BYTES[str(self.sizes["out_dtype"])]
-        tile = (epi_cols, wide) if swap else (LANES, epi_cols)
-        _expect(store.name, "tile", store.shape(0), tile)
-        count = LANES // wide if swap else 1
-        _expect(store.name, "loops", prod(store.extents(self.tile_loop)), ctas * chunks * count)
+        _expect(store.name, "tile", store.shape(0), (epi_cols, WARP) if swap else (WARP, epi_cols))
+        count = prod(store.extents(self.tile_loop))
+        _expect(store.name, "stores of a tile", count, ctas * chunks * WARPS)
         return "tma", epi_cols
 
     # ---- Annotations ------------------------------------------------------------------------

@@ -57,9 +57,7 @@ BS_INLINE void bs_gemm_sm100(const BsTensorMap *x, const BsTensorMap *y, const B
   __syncwarp();
   bs_meet<P>();
   bs_tcgen05_fence_after();
-  // all columns start at column 0
-  uint32_t tmem =
-      P::TMEM_COLUMNS == 512 ? 0 : *reinterpret_cast<const uint32_t *>(bs_smem + L::TMEM);
+  uint32_t tmem = *reinterpret_cast<const uint32_t *>(bs_smem + L::TMEM);
   bs_grid_wait();
   if constexpr (P::EXPERTS > 0) bs_build_table<P>(bs_smem, offsets, m);
   BsTiles<P> tiles(cta, m);

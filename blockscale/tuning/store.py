@@ -171,7 +171,8 @@ class Store:
         self.model = model
         records.repair_tail(folder, say)
         self._known = self._read()
-        register_named("cuda_" if is_gpu(folder.name) else "")  # the database reads traces
+        path = folder / records.RECORDS  # the database reads traces
+        register_named(path.read_text() if path.exists() else "")
         try:
             self._database = JSONDatabase(work_dir=str(folder))
         except Exception:
