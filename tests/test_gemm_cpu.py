@@ -14,6 +14,7 @@ from blockscale import catalog, host
 from blockscale.schedules import cpu_gemm
 from blockscale.specs import GroupedMmFp4, MmFp4
 from blockscale.tuning.space import replay, trace_json
+from blockscale.tuning.worker import Argument
 
 ROWS = (0, 1, 3, 4, 5, 16, 49, 130)
 OFFSETS = [([2, 2, 3, 10], 11), ([0, 40, 40, 173], 173), ([0, 0, 0, 0], 0)]
@@ -84,6 +85,15 @@ def test_bfloat16_products_only_where_they_are_exact():
         used = "blockscale_vdpbf16ps" in script
         assert used == (spec.fmt == "nvfp4" and spec.n % 16 == 0)
         assert cpu_gemm.compute_type(spec, "avx512", 8) == "float32"
+
+
+def test_the_tuner_divides_rows_among_experts():
+    """Its offsets are in order, and static scales have room for each expert's rows."""
+    argument = Argument("offsets", "int32", (4,), False, None, value=9)
+    assert argument.values.tolist() == [0, 3, 6, 9]
+    workload = catalog.workloads(GROUPED[0], "plain")[-1]
+    shapes = {p.name: tuple(p.shape) for p in workload.mod("plain")["main"].params}
+    assert tuple(map(int, shapes["a_scale"])) == (3 * 128, 16)
 
 
 def test_bad_offsets_stay_inside_of_the_tensors():

@@ -95,6 +95,27 @@ def test_grouped(number: int) -> None:
     run(plan, [0, 1, 128, 300], alpha=True, bias=number % 2 == 0, clusters=3)
 
 
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("store", ["tma", "direct"])
+def test_rows_of_no_expert(swap: bool, store: str) -> None:
+    """Rows of d behind the last expert's are not written, in tiles that hold both."""
+    plan = harness.plan(experts=2, n=72, k=128, swap=swap, store=store, mma_n=64)
+    run(plan, [40, 23], spare=100)
+
+
+@pytest.mark.parametrize("rows", [23, 87])
+def test_swapped_pair_takes_the_rows_that_are_left(rows: int) -> None:
+    """N of the MMA is what is left, rounded up to 16; the peer's half begins in the middle."""
+    run(harness.plan(n=72, k=128, swap=True, cta_group=2, mma_n=64), rows)
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_narrow_split(swap: bool) -> None:
+    """Split-K where a tile reaches beyond the columns of d."""
+    plan = harness.plan(n=72, k=256, swap=swap, split_k=2, acc_stages=1, mma_n=64)
+    run(plan, 40, bias=True, alpha=True)
+
+
 def test_many_experts() -> None:
     """More experts than threads, most of them empty: one table row a thread is not enough."""
     rows = [0] * 400

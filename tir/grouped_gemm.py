@@ -29,7 +29,8 @@ def grouped_gemm(
 ) -> PrimFunc:
     """Return the kernel ``(a[rows, ..], b, a_scale, b_scale, offsets, alpha) -> d[rows, N]``.
 
-    ``rows`` None: symbolic, any number of rows per call.
+    ``rows`` None: symbolic, any number of rows per call.  Else a_scale has room for rows divided
+    evenly among the experts.
     """
     one = spec.matrix
     E, N, K, R, cols = i64(spec.experts), i64(one.n), i64(one.k), i64(row_tile), i64(one.scale_cols)
@@ -113,7 +114,11 @@ def grouped_gemm(
                                             spec.out_dtype, C[vt, vi, vn] * alpha[ve]
                                         )
 
-    return main if rows is None else fix_shape(main, "a", (rows, one.a_bytes))
+    if rows is None:
+        return main
+    height_of_all = spec.experts * ROWS_128X4 * -(-rows // (spec.experts * ROWS_128X4))
+    fixed = fix_shape(main, "a", (rows, one.a_bytes))
+    return fix_shape(fixed, "a_scale", (height_of_all, one.scale_cols))
 
 
 def _ranges_step() -> Any:

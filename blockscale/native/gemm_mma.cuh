@@ -64,6 +64,29 @@ struct BsMma {
     if constexpr (L::CLUSTER / P::SPLIT > 1) bs_tcgen05_commit_multicast<P::G>(bar, mask);
     else bs_tcgen05_commit<P::G>(bar);
   }
+
+  // Stages of a tile that are whole; one more where K ends within a stage.
+  static constexpr int WHOLE = L::K_STAGES - (L::LAST_STEPS != L::STEPS);
+  // How often the loop over K is unrolled: without a rest, where its length is known.
+  static constexpr int UNROLL = P::SPLIT > 1 ? 2 : WHOLE % 4 == 0 ? 4 : WHOLE % 3 == 0 ? 3
+                                                 : WHOLE % 2 == 0 ? 2 : 1;
+
+  uint32_t smem, tmem, senders;
+  bool issues;
+  BsRing<P::STAGES> ring;
+
+  // The next stage of the ring, when it is full; then those that load it may fill it again.
+  template <int STEPS>
+  BS_INLINE void take(uint32_t d, uint32_t sfy, uint32_t columns, uint32_t more) {
+    bs_mbar_wait_from<P::G == 2 && L::UNPACK>(smem + L::FULL + 8 * ring.stage, ring.parity);
+    bs_tcgen05_fence_after();
+    if (issues) {
+      stage<STEPS>(smem, ring.stage, tmem, d, sfy, columns, more);
+      commit(smem + L::EMPTY + 8 * ring.stage, senders);
+    }
+    __syncwarp();
+    ring.next();
+  }
 };
 
 // The MMAs of all tiles, by a whole warp of the leader: its loops are uniform, and ptxas keeps
@@ -76,9 +99,8 @@ BS_INLINE void bs_multiply_tiles(const BsCta<P> &cta, const BsTiles<P> &tiles, u
   uint32_t own = ((1u << P::G) - 1) << cta.rank, senders = ((1u << P::CX) - 1) << (cta.y * P::CX);
 #pragma unroll
   for (int y = 0; y < P::CY; ++y) senders |= ((1u << P::G) - 1) << (y * P::CX + cta.x);
-  BsRing<P::STAGES> ring;
+  M mma{cta.smem, tmem, senders, bs_elect(), {}};
   uint32_t number = 0;
-  bool issues = bs_elect();
   for (int t = blockIdx.x / L::CLUSTER; t < tiles.total; t += gridDim.x / L::CLUSTER, ++number) {
     BsTile tile = tiles.at(t);
     uint32_t columns = tiles.columns(tile), slot = number % P::ACC;
@@ -86,19 +108,12 @@ BS_INLINE void bs_multiply_tiles(const BsCta<P> &cta, const BsTiles<P> &tiles, u
     uint32_t free = cta.smem + L::FREE + 8 * (number % L::FREES);
     bs_mbar_wait_from<P::G == 2>(free, (number / L::FREES & 1) ^ 1);
     int first = bs_k_bound<P>(cta.split), last = bs_k_bound<P>(cta.split + 1);
-    for (int k = first; k < last; ++k, ring.next()) {
-      bs_mbar_wait_from<P::G == 2 && L::UNPACK>(cta.smem + L::FULL + 8 * ring.stage, ring.parity);
-      bs_tcgen05_fence_after();
-      if (issues) {
-        if (L::LAST_STEPS == L::STEPS || k < L::K_STAGES - 1)
-          M::template stage<L::STEPS>(cta.smem, ring.stage, tmem, d, sfy, columns, k > first);
-        else
-          M::template stage<L::LAST_STEPS>(cta.smem, ring.stage, tmem, d, sfy, columns, k > first);
-        M::commit(cta.smem + L::EMPTY + 8 * ring.stage, senders);
-      }
-      __syncwarp();
-    }
-    if (issues) M::commit(cta.smem + L::DONE + 8 * slot, own);
+#pragma unroll(M::UNROLL)
+    for (int k = first; k < min(last, M::WHOLE); ++k)
+      mma.template take<L::STEPS>(d, sfy, columns, k > first);
+    if (M::WHOLE < L::K_STAGES && last == L::K_STAGES)
+      mma.template take<L::LAST_STEPS>(d, sfy, columns, M::WHOLE > first);
+    if (mma.issues) M::commit(cta.smem + L::DONE + 8 * slot, own);
     __syncwarp();
   }
 }

@@ -172,6 +172,8 @@ class Task:
                 value = 1.0 if param.default is None else param.default
             elif param.name == "mask":  # rows in use of each expert: all
                 value = int(variables[0].shape[-2])
+            elif param.name == "offsets":  # rows of all experts: as many each
+                value = int(variables[0].shape[0])
             found.append(
                 Argument(
                     param.name,

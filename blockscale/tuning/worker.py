@@ -69,7 +69,12 @@ class Argument:
 
     @property
     def values(self) -> np.ndarray | None:
-        """Contents that are not random: the candidates of a sweep, which kernels may know."""
+        """Contents that are not random: the candidates of a sweep, which kernels may know.
+
+        And the ranges of rows of a grouped GEMM, which has ``value`` of them.
+        """
+        if self.name == "offsets" and self.shape is not None:
+            return np.linspace(0, self.value, self.shape[0]).astype(self.dtype)
         if self.name != "candidates" or self.shape is None:
             return None
         from blockscale.tir.formats import E4M3
