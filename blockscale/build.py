@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from blockscale import __version__, catalog, export, host, logs, manifest, targets
+from blockscale import __version__, catalog, catalog_gpu, export, host, logs, manifest, targets
 from blockscale.export_cuda import write_cuda_library
 from blockscale.lower import cuda, nvcc
 from blockscale.lower.code import FunctionCode
@@ -109,7 +109,7 @@ def _build_cuda(
             traces, buckets = _traces(spec, arch, dirs)
             entries += [{**bucket, "arch": arch} for bucket in buckets]
             jobs.append((spec.name, arch, catalog.cuda_source(spec, arch, traces)))
-        functions[spec.name] = _entry(spec, entries)
+        functions[spec.name] = _entry(spec, entries, catalog_gpu.alignments(spec))
 
     def compiled(job: tuple[str, str, cuda.Source]) -> FunctionCode:
         name, arch, source = job
@@ -174,12 +174,18 @@ def _traces(
     return traces, buckets
 
 
-def _entry(spec: Spec, buckets: list[dict[str, Any]]) -> dict[str, Any]:
+def _entry(
+    spec: Spec, buckets: list[dict[str, Any]], alignments: Mapping[str, int] | None = None
+) -> dict[str, Any]:
     """Return the manifest's entry of a function."""
+    params = [asdict(param) for param in spec.params()]
+    for param in params:
+        if alignments and param["name"] in alignments:
+            param["align"] = alignments[param["name"]]
     return {
         "spec": spec.to_json(),
         "base": spec.base_name,
-        "params": [asdict(param) for param in spec.params()],
+        "params": params,
         "buckets": buckets,
     }
 

@@ -10,6 +10,7 @@ from tvm.target import Target
 from blockscale.catalog_bucket import Bucket
 from blockscale.lower import cuda
 from blockscale.lower.gemm import GEMM_TARGETS
+from blockscale.lower.gemm_maps import SPREAD_ALIGNMENT, spreads_codes
 from blockscale.schedules import gpu_fused, gpu_memory, gpu_sweep, sm100
 from blockscale.schedules._steps import Sketch
 from blockscale.specs import (
@@ -133,6 +134,13 @@ def _gemm(spec: MmFp4 | GroupedMmFp4, rows: int | None, level: str) -> tirx.Prim
     func = gemm_tiles(*_gemm_sizes(spec), rows)
     # Whole tiles are the same for several row counts, whose best schedules are not.
     return func if rows is None else func.with_attr("blockscale.rows", rows)
+
+
+def alignments(spec: Spec) -> dict[str, int]:
+    """Bytes of which the address of a parameter must be a multiple, where more than usual."""
+    if isinstance(spec, MmFp4 | GroupedMmFp4) and spreads_codes(spec.fmt, spec.k):
+        return {"b": SPREAD_ALIGNMENT}
+    return {}
 
 
 def _gemm_sizes(spec: MmFp4 | GroupedMmFp4) -> tuple[str, str, int, int, int]:

@@ -196,3 +196,16 @@ def test_without_tensorize(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="is not tensorized"):
         build([MIXED], tmp_path / "k.so", level="sm_100a", ptx=True)
     assert not (tmp_path / "k.so").exists()
+
+
+def test_codes_that_tma_spreads_are_aligned(library):
+    """TMA spreads 4-bit codes from addresses that are multiples of 32 bytes; others are refused."""
+    a, b = operands(MIXED, [2])
+    room = torch.zeros(b.stored.size + 16, dtype=torch.uint8)
+    room[16:] = torch.from_numpy(b.stored).reshape(-1)
+    d = torch.zeros((2, MIXED.n), dtype=torch.bfloat16)
+    moved = room[16:].reshape(b.stored.shape)
+    with pytest.raises(
+        ValueError, match="b lies at address .*, which is not a multiple of 32 byte"
+    ):
+        call(library, MIXED, torch.from_numpy(a.stored), moved, scales(a), scales(b), None, None, d)

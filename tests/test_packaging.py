@@ -28,6 +28,7 @@ PUBLIC = [
     "dequantize",
     "fp8_scale_candidates",
     "gelu_tanh_and_mul_fp4quant",
+    "grouped_mm_fp4",
     "grouped_quantize",
     "linear",
     "nvfp4_fp8_scale_sweep",
@@ -40,6 +41,7 @@ PUBLIC = [
     "unswizzle_scales",
     "Library",
     "load",
+    "mm_fp4",
 ]
 
 

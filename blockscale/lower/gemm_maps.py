@@ -1,10 +1,14 @@
-"""`GemmPlan` -> the five tensor maps of its kernel as data, for host code and for tests."""
+"""`GemmPlan` -> the five tensor maps of its kernel as data, for host code and for tests.
+
+Addresses must be multiples of 16 bytes, and of 32 where `spread` holds; so must out be where the
+plan stores directly.  alpha, bias and offsets are read four bytes at a time.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from blockscale.lower.gemm_plan import LANES, OUT_BYTES, GemmPlan
+from blockscale.lower.gemm_plan import FORMATS, LANES, OUT_BYTES, GemmPlan
 
 DTYPES = {"UINT8": 0, "UINT32": 2, "FLOAT16": 6, "FLOAT32": 7, "BFLOAT16": 9, "16U4_ALIGN16B": 14}
 """Codes of CUtensorMapDataType."""
@@ -36,6 +40,8 @@ class Size:
 @dataclass(frozen=True)
 class TensorMapPlan:
     """Arguments of cuTensorMapEncodeTiled; dimension 0 is the innermost one.
+
+    Element strides are 1, there is no interleave, and what lies outside is zero.
 
     Attributes:
         tensor: whose address: "a", "b", "a_scale", "b_scale" or "out".
@@ -88,13 +94,21 @@ def gemm_maps(plan: GemmPlan) -> GemmMaps:
     )
 
 
-def spread(plan: GemmPlan, tensor: str) -> bool:
-    """Whether TMA spreads the 4-bit codes of this operand to bytes.
+SPREAD_ALIGNMENT = 32
+"""Bytes of which the address of codes that TMA spreads must be a multiple."""
+
+
+def spreads_codes(fmt: str, k: int) -> bool:
+    """Whether TMA spreads the 4-bit codes of b to bytes.
 
     It takes rows of a multiple of 128 codes; the kernel spreads others itself.
     """
-    bits = plan.format.a_bits if tensor == "a" else plan.format.b_bits
-    return plan.format.kind == "mxf8f6f4" and bits == 4 and plan.k % 128 == 0
+    return FORMATS[fmt].kind == "mxf8f6f4" and FORMATS[fmt].b_bits == 4 and k % 128 == 0
+
+
+def spread(plan: GemmPlan, tensor: str) -> bool:
+    """Whether TMA spreads the 4-bit codes of this operand to bytes."""
+    return tensor == "b" and spreads_codes(plan.fmt, plan.k)
 
 
 def _operand(plan: GemmPlan, tensor: str, rows: int) -> TensorMapPlan:

@@ -38,7 +38,7 @@ enum { MULTIPROCESSORS = 16, MAJOR = 75, MINOR = 76 };                       /* 
 enum { MAX_DYNAMIC_SHARED = 8, NON_PORTABLE_CLUSTER = 14 };                  /* CUfunction_attribute */
 enum { PROGRAMMATIC_FROM = 9 }; /* the first compute capability with programmatic dependent launches */
 enum { COOPERATIVE = 2, CLUSTER = 4, PROGRAMMATIC = 6, PREFERRED_CLUSTER = 11 }; /* CUlaunchAttributeID */
-enum { NO_INTERLEAVE = 0, L2_256B = 3, ZEROS = 0 }; /* CUtensorMap's interleave, promotion, fill */
+enum { NO_INTERLEAVE = 0, L2_128B = 2, ZEROS = 0 }; /* CUtensorMap's interleave, promotion, fill */
 enum { PORTABLE_CLUSTER = 8, NON_BLOCKING = 1, RELAXED = 2 };
 
 #define DRIVER(X) \
@@ -249,7 +249,7 @@ static int allow_shared(const BsDevice *device, BsKernel *kernel, void *function
 int blockscale_tensor_map(const BsCall *call, const BsTensor *t, BsTensorMap *map) {
   static const uint32_t steps[5] = {1, 1, 1, 1, 1};
   int code = cu.cuTensorMapEncodeTiled(map->bytes, t->dtype, (uint32_t)t->rank, t->address, t->dims, t->strides,
-                                       t->box, steps, NO_INTERLEAVE, t->swizzle, L2_256B, ZEROS);
+                                       t->box, steps, NO_INTERLEAVE, t->swizzle, L2_128B, ZEROS);
   return code == 0 ? 0 : failed(call->function->name, "the description of a tensor to the TMA unit", code);
 }
 
