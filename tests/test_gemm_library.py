@@ -206,6 +206,6 @@ def test_codes_that_tma_spreads_are_aligned(library):
     d = torch.zeros((2, MIXED.n), dtype=torch.bfloat16)
     moved = room[16:].reshape(b.stored.shape)
     with pytest.raises(
-        ValueError, match="b lies at address .*, which is not a multiple of 32 byte"
+        ValueError, match=r"b lies at address .*, which is not a multiple of 32 byte"
     ):
         call(library, MIXED, torch.from_numpy(a.stored), moved, scales(a), scales(b), None, None, d)

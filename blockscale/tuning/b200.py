@@ -208,7 +208,7 @@ def _pace(plan: GemmPlan, machine: Machine) -> _Pace:
     copies = plan.scale_bytes / machine.copy_bytes
     instructions = plan.steps + plan.scale_bytes // SCALE_ATOM_BYTES
     issued = machine.stage_clocks + instructions * machine.issue_clocks
-    loaded = _loaded_bytes(plan, 1, 1)
+    loaded = loaded_bytes(plan, 1, 1)
     ring = machine.l2_latency_us + tensor + machine.mma_latency / clock
     return _Pace(
         tensor,
@@ -216,11 +216,11 @@ def _pace(plan: GemmPlan, machine: Machine) -> _Pace:
         issued / clock,
         loaded / machine.port_gbps / 1e3,
         ring / plan.stages,
-        _loaded_bytes(plan, plan.cluster_y, plan.cluster_x),
+        loaded_bytes(plan, plan.cluster_y, plan.cluster_x),
     )
 
 
-def _loaded_bytes(plan: GemmPlan, x_share: int, y_share: int) -> float:
+def loaded_bytes(plan: GemmPlan, x_share: int, y_share: int) -> float:
     """Return the bytes of a stage that a CTA fetches when so many share X and Y by multicast.
 
     In a pair each CTA holds half of Y but all of its scales.  The 4-bit operand of mxf8f6f4 is
