@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from blockscale.lower.gemm_plan import SMEM_BYTES, GemmPlan
+from blockscale.lower.gemm_plan import GemmPlan
 
 SIZES = (1024, 4096, 8192)
 """M = N = K."""
@@ -72,8 +72,9 @@ def plan(size: int) -> GemmPlan:
         raster="x",
         group=8,
     )
-    room = SMEM_BYTES - made.smem_bytes
-    return replace(made, stages=2 + room // made.stage_bytes).check()
+    while replace(made, stages=made.stages + 1).illegal() is None:
+        made = replace(made, stages=made.stages + 1)
+    return made.check()
 
 
 def geometry(made: GemmPlan, threads: int) -> Geometry:

@@ -121,15 +121,20 @@ def _legal(
     return Options(kept, preferred, refused)
 
 
-def _shapes(rows: int) -> list[tuple[bool, int, int]]:
-    """(swap, cta_group, mma_n) that make sense for ``rows`` rows (of an expert)."""
-    if rows <= 32:
+def _shapes(rows: int, grouped: bool) -> list[tuple[bool, int, int]]:
+    """(swap, cta_group, mma_n) that make sense for ``rows`` rows (of an expert).
+
+    Tiles of 32 are offered only where there is one: the scales of a second would start at an odd
+    column of tensor memory, which no kernel does that is known to run on hardware.  One of 64 does
+    as few MMA columns as there are rows.
+    """
+    if rows <= 32 and not grouped:
         return [(True, 1, 32), (True, 2, 32), (True, 1, 64)]
     if rows <= 64:
-        return [(True, 1, 64), (True, 2, 64), (True, 1, 32), (True, 2, 32)]
+        return [(True, 1, 64), (True, 2, 64), (True, 1, 128), (True, 2, 128)]
     if rows <= 128:
         swapped = [(True, 1, 128), (True, 1, 64), (True, 2, 128)]
-        return [*swapped, *((False, 1, mma_n) for mma_n in (32, 64, 128))]
+        return [*swapped, *((False, 1, mma_n) for mma_n in (64, 128))]
     swapped = [(True, 1, 128), (True, 2, 256), (True, 2, 128)] if rows <= SWAP_ROWS else []
     return [*((False, group, n) for group in (2, 1) for n in (256, 192, 128, 64)), *swapped]
 
@@ -165,7 +170,7 @@ def tiles(
             cluster_x=group, cluster_y=1, split_k=1, acc_stages=1, epi_cols=32,
             store="direct", raster="x", group=1,
         )
-        for swap, group, mma_n in _shapes(each)
+        for swap, group, mma_n in _shapes(each, experts > 0)
     ]  # fmt: skip
     if each > LANES:
         bases = sorted(bases, key=lambda base: _work(base, rows))[:SHAPES]

@@ -79,6 +79,25 @@ def test_every_point_is_legal(gemm, rows):
     assert len(set(found)) == len(found) >= 60
 
 
+@pytest.mark.parametrize("gemm", GEMMS)
+def test_tensor_memory_is_never_waited_for(gemm):
+    """An SM's shared memory (228 KiB, 1 KiB a CTA is the system's) holds no CTA too many."""
+    for rows, stages, split in product((16, 128, 2048), (2, 3), (1, 2)):
+        for tile in sm100_tiles.legal_tiles(*gemm, rows):
+            plan = replace(tile, stages=stages)
+            if plan.illegal() is None and plan.split_k >= split:
+                resident = 228 * 1024 // (plan.smem_bytes + 1024)
+                assert resident * plan.tmem_columns <= 512, plan
+
+
+@pytest.mark.parametrize("rows", [128, 8192])
+def test_tiles_of_32_rows_are_never_second(rows):
+    """Their scales would start at an odd column of tensor memory."""
+    for gemm in GEMMS:
+        assert all(tile.mma_n > 32 for tile in sm100_tiles.legal_tiles(*gemm, rows))
+    assert all(t.mma_n > 32 for t in sm100_tiles.legal_tiles("nvfp4", "bfloat16", 512, 512, 4, 8))
+
+
 @pytest.mark.parametrize("rows", ROWS)
 def test_there_are_many_points(rows):
     """Structurally different: two plans that differ in the order of tiles alone count once."""

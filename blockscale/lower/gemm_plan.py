@@ -15,6 +15,9 @@ from typing import NamedTuple
 SMEM_BYTES = 227 * 1024
 """Shared memory that one CTA may use on sm_100."""
 
+SM_SMEM_BYTES, CTA_SMEM_BYTES = 228 * 1024, 1024
+"""Shared memory of an SM, and what the system keeps of it for each CTA."""
+
 TMEM_COLUMNS = 512
 """Columns of tensor memory of one SM: 128 lanes of 32 bits each."""
 
@@ -197,9 +200,16 @@ class GemmPlan:
 
     @property
     def smem_bytes(self) -> int:
-        """Dynamic shared memory of a CTA."""
+        """Dynamic shared memory of a CTA, at least as much as keeps tensor memory free of queues.
+
+        A CTA that waits for tensor memory keeps its cluster waiting.  If two clusters did so for
+        each other on two SMs, neither would end.  So no more CTAs may fit into the shared memory of
+        an SM than into its tensor memory.
+        """
         table = 16 * self.experts
-        return CTRL_BYTES + self.stages * self.stage_bytes + self.store_bytes + table
+        used = CTRL_BYTES + self.stages * self.stage_bytes + self.store_bytes + table
+        one_too_many = TMEM_COLUMNS // self.tmem_columns + 1
+        return max(used, SM_SMEM_BYTES // one_too_many - CTA_SMEM_BYTES + 16)
 
     # ---- Tensor memory ----------------------------------------------------------------------
 
