@@ -256,12 +256,14 @@ def _console_table(title: str, headings: Sequence[str], rows: list[list[str]], l
 @click.option(
     "--docs",
     type=click.Path(dir_okay=False, exists=True, path_type=Path),
-    default=Path("docs/b200_model.md"),
-    show_default=True,
+    default=Path(__file__).resolve().parent.parent / "docs" / "b200_model.md",
     help="The page to fill.",
 )
 def main(search: bool, docs: Path) -> None:
-    """Compare the model of a B200 with published times."""
+    """Compare the model of a B200 with published times.
+
+    Example: python -m bench.b200_model
+    """
     console = Console()
     if not console.is_terminal:
         console = Console(width=PLAIN_WIDTH)

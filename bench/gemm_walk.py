@@ -7,12 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import click
 from tvm import tirx
 from tvm.s_tir import Schedule
 
 from bench import sass
 from bench.readme import fill
 from blockscale import catalog
+from blockscale.demo.files import write_text
 from blockscale.lower import nvcc
 from blockscale.lower.gemm_maps import Size, gemm_maps
 from blockscale.lower.gemm_plan import SMEM_BYTES, TMEM_COLUMNS, GemmPlan
@@ -154,14 +156,19 @@ def excerpts() -> dict[str, str]:
     }
 
 
-def main() -> None:
-    """Fill in the excerpts of the page."""
-    text = PAGE.read_text()
+@click.command()
+@click.option("--page", type=click.Path(dir_okay=False, exists=True, path_type=Path), default=PAGE)
+def main(page: Path) -> None:
+    """Fill in the excerpts of docs/gemm.md.
+
+    Example: python -m bench.gemm_walk
+    """
+    text = page.read_text(encoding="utf-8")
     for marker, excerpt in excerpts().items():
         text = fill(text, marker, excerpt)
-    PAGE.write_text(text)
-    print(f"filled in {PAGE}")
+    write_text(page, text)
+    click.echo(f"filled in {page}")
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="python -m bench.gemm_walk")

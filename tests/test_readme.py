@@ -27,7 +27,7 @@ if not README.is_file():
 TEXT = README.read_text(encoding="utf-8")
 SMALLER = {"384": "64", "seconds=60": "trials=4"}  # what the tests change: the time examples take
 GPU_RESULTS = "gpu-nvidia-h200-2026-11-20.json"  # named in examples before there are any
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/gpu.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "docs/gpu.md", "docs/gemm.md", "docs/b200_model.md")
 NEEDS_NVCC = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
 
 
@@ -147,20 +147,18 @@ def target(name):
 
 def click_command(words):
     """Return the click command that ``words`` begin with, its arguments, and its name."""
-    from bench import cpu, gpu_report, readme
+    import importlib
+
     from blockscale import cli
     from blockscale.demo import command
 
     if words[0] == "blockscale":
         return cli.cli, words[1:], "blockscale"
-    modules = {
-        "blockscale.demo": command,
-        "bench.cpu": cpu,
-        "bench.gpu_report": gpu_report,
-        "bench.readme": readme,
-    }
     assert words[:2] == ["python", "-m"], words
-    return modules[words[2]].main, words[3:], words[2]
+    name = words[2]
+    assert name.startswith(("bench.", "blockscale.demo")), words
+    module = command if name == "blockscale.demo" else importlib.import_module(name)
+    return module.main, words[3:], name
 
 
 def parse_other(words):
