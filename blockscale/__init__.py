@@ -9,6 +9,8 @@ from pathlib import Path as _Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from blockscale import specs as specs
+    from blockscale.facade import build, tune
     from blockscale.ops import dequantize, quantize, swizzle_scales, unswizzle_scales
     from blockscale.ops_fused import (
         add_rmsnorm_fp4quant,
@@ -29,6 +31,7 @@ __all__ = [
     "Library",
     "__version__",
     "add_rmsnorm_fp4quant",
+    "build",
     "dequantize",
     "fp8_scale_candidates",
     "gelu_tanh_and_mul_fp4quant",
@@ -44,6 +47,7 @@ __all__ = [
     "silu_and_mul_grouped_fp4quant",
     "swiglu_fp4quant",
     "swizzle_scales",
+    "tune",
     "unswizzle_scales",
 ]
 
@@ -53,6 +57,7 @@ if not (_Path(__file__).parent / "tir").is_dir():
 
 _HOMES = {
     "runtime": ("Library", "load"),
+    "facade": ("build", "tune"),
     "ops_gemm": ("grouped_mm_fp4", "mm_fp4"),
     "ops_weights": ("fp8_scale_candidates", "linear", "nvfp4_fp8_scale_sweep"),
     "ops_fused": (
@@ -70,11 +75,13 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}  # othe
 
 def __getattr__(name: str) -> object:
     """Import the home of a public name on its first use; later uses find the name here."""
+    if name == "specs":  # a module: the kernels that there can be
+        return _import_module("blockscale.specs")
     if name not in __all__:
         raise AttributeError(f"module 'blockscale' has no attribute {name!r}; it has {__all__}")
     home = _HOME.get(name, "ops")
     module = _import_module(f"blockscale.{home}")
-    if home != "runtime":  # so that all of torch.ops.blockscale is there
+    if home.startswith("ops"):  # so that all of torch.ops.blockscale is there
         for other in ("ops", *_HOMES):
             _import_module(f"blockscale.{other}")
     value: object = getattr(module, name)

@@ -22,7 +22,7 @@ from blockscale.cli_common import (
 from blockscale.targets import is_gpu
 
 if TYPE_CHECKING:
-    from blockscale.tune import TuneResult
+    from blockscale.tuner import TuneResult
 
 
 @click.command()
@@ -89,8 +89,8 @@ def tune(
     Example: blockscale tune linear_nvfp4_n384_k384_f32 --seconds 30 --commit
     """
     wanted = specs_of(names)
-    from blockscale.tune import Interrupted, commit
-    from blockscale.tune import tune as run
+    from blockscale.tuner import Interrupted, commit
+    from blockscale.tuner import tune as run
 
     logs_dir = logs_dir or committed()
     interrupted = False

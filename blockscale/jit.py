@@ -73,7 +73,7 @@ def _cached_or_built(spec: Spec, target: str) -> Function:
         except LibraryError as error:
             print(f"blockscale: {error}; building it again", file=sys.stderr)
     try:
-        from blockscale.build import build
+        from blockscale.builder import build
     except ModuleNotFoundError as error:
         raise RuntimeError(
             f"{spec.name}: no loaded library has it, and building it needs {error.name}; load one "

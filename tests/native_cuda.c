@@ -23,7 +23,7 @@ EXPORT const char *choose(int count, const char *const *names, const int *number
     entries[i] = (BsEntry){names[i], made_for, NULL};
   }
   BsFunction function = {"f", NULL, entries, 0, count};
-  BsDevice device = {NULL, 1, major, minor, "Test GPU"};
+  BsDevice device = {NULL, 1, major, minor, 4, "Test GPU"};
   const BsEntry *found = blockscale_choose(&function, &device);
   return found != NULL ? found->arch : message;
 }

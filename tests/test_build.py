@@ -12,11 +12,11 @@ from tvm.s_tir import Schedule
 
 import blockscale
 from blockscale import host, logs, manifest
-from blockscale.build import build, committed_logs
+from blockscale.builder import build, committed_logs
 from blockscale.catalog import workloads
 from blockscale.runtime import LibraryError, open_library
 from blockscale.specs import Linear, Quantize, ScaleSweep, Spec, Swizzle
-from blockscale.tune import commit, tune
+from blockscale.tuner import commit, tune
 from blockscale.tuning import records
 from blockscale.tuning.store import Store, folder_of, target_of
 
@@ -97,7 +97,7 @@ def test_buckets_say_what_is_tuned(built, log_folder):
 
 def test_trace_of_the_log_is_applied(tmp_path, monkeypatch, log_folder):
     """And a bucket without one is reported."""
-    from blockscale import build as module
+    from blockscale import builder as module
 
     seen = {}
     exported = module.catalog.exported

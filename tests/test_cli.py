@@ -17,7 +17,7 @@ import pytest
 
 from blockscale import cli, host, specs
 from blockscale.manifest import append_manifest
-from blockscale.tune import Interrupted, TuneResult
+from blockscale.tuner import Interrupted, TuneResult
 
 NAME = "linear_nvfp4_n64_k64_f32"
 COMMANDS = [
@@ -208,7 +208,7 @@ def test_an_interrupted_tuning_says_what_was_saved(monkeypatch, capsys, tmp_path
             TuneResult(best={"w": 2.0}, default={"w": 3.0}, failed={"w": 0}, trials=7)
         )
 
-    monkeypatch.setattr("blockscale.tune.tune", interrupted)
+    monkeypatch.setattr("blockscale.tuner.tune", interrupted)
     code, out, err = call(monkeypatch, capsys, "tune", NAME, "--work-dir", str(tmp_path))
     assert code == 130
     assert "7 trials" in out
@@ -249,7 +249,7 @@ def test_a_gpu_is_named_by_its_architecture(monkeypatch, capsys):
         seen.append((wanted, options["level"], options["trials_each"]))
         return TuneResult()
 
-    monkeypatch.setattr("blockscale.tune.tune", tune)
+    monkeypatch.setattr("blockscale.tuner.tune", tune)
     options = ("tune", NAME, "--target", "sm_90a")
     assert call(monkeypatch, capsys, *options, "--trials-each", "7")[0] == 0
     assert seen == [([specs.Spec.parse(NAME)], "sm_90a", 7)]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from blockscale import emulator
-from blockscale.build import build
+from blockscale.builder import build
 from blockscale.lower.gemm_plan import FORMATS
 from blockscale.specs import GroupedMmFp4, MmFp4
 
@@ -209,3 +209,20 @@ def test_codes_that_tma_spreads_are_aligned(library):
         ValueError, match=r"b lies at address .*, which is not a multiple of 32 byte"
     ):
         call(library, MIXED, torch.from_numpy(a.stored), moved, scales(a), scales(b), None, None, d)
+
+
+def test_build_of_specs(tmp_path):
+    """`blockscale.build` takes specs and a target, and returns the library, loaded."""
+    import blockscale as bs
+
+    spec = bs.specs.GroupedMmFp4(2, 64, 128, "nvfp4", "bfloat16")
+    lib = bs.build([spec], target="sm_100a", output=tmp_path / "k.so", ptx=True)
+    assert lib.manifest["target"]["archs"] == ["sm_100a"]
+    a, b = operands(spec, [1, 2])
+    weights = torch.from_numpy(b.stored).reshape(2, spec.n, -1)
+    d = torch.full((3, spec.n), float("nan"), dtype=torch.bfloat16)
+    ends = torch.tensor([0, 1, 3], dtype=torch.int32)
+    stored = (torch.from_numpy(a.stored), weights, scales(a), scales(b, 2))
+    call(tmp_path / "k.so", spec, *stored, ends, None, d)
+    want = np.concatenate([a.value[:1] @ b.value[:64].T, a.value[1:] @ b.value[64:].T])
+    assert errors(d.float().numpy().astype(np.float64), want).max() < 2**-8

@@ -12,7 +12,7 @@ from gemm_cases import FORMATS, grouped, operand, stored, tensor
 from helpers import DTYPES, fill_freed_memory, one, same, widen
 
 import blockscale as bs
-from blockscale.build import build
+from blockscale.builder import build
 from blockscale.specs import GroupedMmFp4, MmFp4, Spec
 
 ROWS = (0, 1, 7, 128, 200)

@@ -15,7 +15,7 @@ import test_norm_quantize as norms
 import torch
 
 from blockscale import catalog, catalog_gpu
-from blockscale.build import build
+from blockscale.builder import build
 from blockscale.catalog_bucket import Bucket
 from blockscale.emulator import run_module
 from blockscale.lower import cuda, nvcc

@@ -19,7 +19,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Trace
 
 from blockscale import catalog, catalog_gpu
-from blockscale.build import build
+from blockscale.builder import build
 from blockscale.catalog_bucket import Bucket
 from blockscale.emulator import run_module
 from blockscale.lower import cuda, nvcc

@@ -10,7 +10,7 @@ import torch
 
 import blockscale as bs
 from blockscale import host, jit, runtime
-from blockscale.build import build
+from blockscale.builder import build
 from blockscale.specs import Linear, Swizzle
 
 NAME = "swizzle_128x4"
@@ -30,7 +30,7 @@ def builds(tmp_path, monkeypatch):
         done.append(path)
         return build(specs, path, **options)
 
-    monkeypatch.setattr("blockscale.build.build", counting)
+    monkeypatch.setattr("blockscale.builder.build", counting)
     return done
 
 

@@ -15,7 +15,7 @@ from fake_workload import FakeSpec, FakeWorkload, from_meta
 
 from blockscale import logs
 from blockscale.logs import LogError
-from blockscale.tune import commit
+from blockscale.tuner import commit
 from blockscale.tuning import records
 from blockscale.tuning.space import Space, replay
 from blockscale.tuning.store import Store, folder_of, target_of

@@ -42,6 +42,8 @@ PUBLIC = [
     "Library",
     "load",
     "mm_fp4",
+    "build",
+    "tune",
 ]
 
 
@@ -156,6 +158,7 @@ def test_public_names_need_no_compiler():
 import sys, blockscale
 for name in {PUBLIC}:
     assert callable(getattr(blockscale, name)), name
+assert blockscale.specs.MmFp4
 print("tvm" in sys.modules)
 """
     run = python(code, cwd=ROOT)

@@ -19,7 +19,7 @@ import pytest
 from fake_workload import COLS, EXPORTER, FakeSpec, FakeWorkload
 
 from blockscale import host, logs
-from blockscale.tune import commit, tune
+from blockscale.tuner import commit, tune
 from blockscale.tuning import records, task, worker
 from blockscale.tuning.model import Search
 from blockscale.tuning.space import Space
@@ -128,7 +128,7 @@ _TUNE_FOR_EVER = """
 import sys
 sys.path[:0] = {path!r}
 from fake_workload import *
-from blockscale.tune import tune
+from blockscale.tuner import tune
 from blockscale.tuning import task
 task._SUSPECT = float("inf")
 tune([FakeWorkload(rows=1024)], seconds=600, work_dir={work_dir!r}, exporter=EXPORTER)

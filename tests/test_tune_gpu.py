@@ -17,7 +17,7 @@ from tvm.tirx import Var
 
 from blockscale import catalog, logs
 from blockscale.specs import Spec
-from blockscale.tune import commit, tune
+from blockscale.tuner import commit, tune
 from blockscale.tuning import gpu, pipeline, records, task
 from blockscale.tuning.store import Store, folder_of, folders, level_of
 from blockscale.tuning.worker import Argument, Timing

@@ -13,7 +13,7 @@ import fake_gpu
 import pytest
 from fake_workload import DECODE, FakeSpec, FakeWorkload, from_meta
 
-from blockscale import build, catalog, cli, logs, tune
+from blockscale import builder, catalog, cli, logs, tuner
 from blockscale.lower import nvcc
 from blockscale.lower.gemm_read import PREFIX, read
 from blockscale.specs import MmFp4
@@ -32,21 +32,21 @@ MODEL = modelled.model_name()
 
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch):
-    monkeypatch.setattr(tune, "stands_in", lambda level, workloads: level in modelled.LEVELS)
+    monkeypatch.setattr(tuner, "stands_in", lambda level, workloads: level in modelled.LEVELS)
     monkeypatch.setattr(pipeline, "gpu", fake_gpu)
     monkeypatch.setattr(task, "_SUSPECT", math.inf)
 
 
 def run(work_dir: Path, **options):
     options = {"seconds": 60.0, "progress": False, "exporter": EXPORTER, "level": ARCH} | options
-    return tune.tune([WORKLOAD], work_dir=work_dir, workers=2, **options)
+    return tuner.tune([WORKLOAD], work_dir=work_dir, workers=2, **options)
 
 
 @pytest.fixture(scope="module")
 def work_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("modelled")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tune, "stands_in", lambda *_: True)
+        patch.setattr(tuner, "stands_in", lambda *_: True)
         patch.setattr(task, "_SUSPECT", math.inf)
         result = run(folder)
     assert result.trials == POINTS + 1
@@ -79,7 +79,7 @@ def test_a_second_session_goes_on(work_dir):
 
 
 def test_logs_say_modelled(work_dir, tmp_path):
-    assert tune.commit(work_dir, tmp_path).keys() == {WORKLOAD.tag}
+    assert tuner.commit(work_dir, tmp_path).keys() == {WORKLOAD.tag}
     [entry] = records.read_meta(folder_of(tmp_path, "row_sum", ARCH))["workloads"].values()
     assert entry["modelled"] is True
     assert entry["model"] == MODEL
@@ -92,7 +92,7 @@ def test_logs_say_modelled(work_dir, tmp_path):
 
 
 def test_a_log_that_hides_the_model_is_a_problem(work_dir, tmp_path):
-    tune.commit(work_dir, tmp_path)
+    tuner.commit(work_dir, tmp_path)
     path = folder_of(tmp_path, "row_sum", ARCH) / records.META
     meta = json.loads(path.read_text())
     del meta["workloads"][WORKLOAD.tag]["modelled"]
@@ -106,8 +106,8 @@ def test_a_manifest_says_modelled(work_dir, monkeypatch):
         name = "row_sum"
 
     monkeypatch.setattr(FakeWorkload, "limit", lambda self, level: None, raising=False)
-    monkeypatch.setattr(build.catalog, "workloads", lambda spec, level: [WORKLOAD])
-    _, [bucket] = build._traces(Spec(), ARCH, [work_dir])
+    monkeypatch.setattr(builder.catalog, "workloads", lambda spec, level: [WORKLOAD])
+    _, [bucket] = builder._traces(Spec(), ARCH, [work_dir])
     assert "us" not in bucket
     assert bucket["modelled_us"] > 0
     assert bucket["tuned"]
@@ -116,23 +116,23 @@ def test_a_manifest_says_modelled(work_dir, monkeypatch):
 def measured(tmp_path, work_dir=None):
     """Tune on the stand-in for a GPU, into ``work_dir``."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tune, "stands_in", lambda *_: False)
+        patch.setattr(tuner, "stands_in", lambda *_: False)
         patch.setattr(fake_gpu, "describe", fake_gpu.describe_any)
         folder = work_dir or tmp_path / "measured"
         return folder, run(folder, exporter="fake_workload:export", trials=4)
 
 
 def test_measured_records_come_before_modelled_ones(work_dir, tmp_path):
-    tune.commit(work_dir, tmp_path / "logs")
+    tuner.commit(work_dir, tmp_path / "logs")
     folder, result = measured(tmp_path)
     assert result.model is None
-    tune.commit(folder, tmp_path / "logs")
+    tuner.commit(folder, tmp_path / "logs")
     [entry] = records.read_meta(folder_of(tmp_path / "logs", "row_sum", ARCH))["workloads"].values()
     assert "modelled" not in entry
     assert entry["best_us"] == pytest.approx(result.best[WORKLOAD.tag], abs=1e-3)
     found = records.read_records(folder_of(tmp_path / "logs", "row_sum", ARCH))
     assert {record.model for record in found} == {None}
-    assert tune.commit(work_dir, tmp_path / "logs") == {}  # and the modelled ones do not come back
+    assert tuner.commit(work_dir, tmp_path / "logs") == {}  # and the modelled ones do not come back
     assert logs.check([tmp_path / "logs"], from_meta) == []
 
 
@@ -239,7 +239,7 @@ def test_designs_trade_their_choices():
 
 
 def test_logs_of_two_workloads_with_the_same_ir_are_a_problem(work_dir, tmp_path):
-    tune.commit(work_dir, tmp_path)
+    tuner.commit(work_dir, tmp_path)
     path = folder_of(tmp_path, "row_sum", ARCH) / records.META
     meta = json.loads(path.read_text())
     meta["workloads"]["twin"] = meta["workloads"][WORKLOAD.tag]

@@ -71,7 +71,7 @@ class Demo:
 
     def tune(self) -> dict[str, Any]:
         """Search for `seconds`, starting from the committed logs and from earlier runs' trials."""
-        from blockscale.tune import tune
+        from blockscale.tuner import tune
 
         found = tune(
             self.specs, seconds=self.seconds, work_dir=self.work, seed_logs=[logs.committed()]
@@ -82,7 +82,7 @@ class Demo:
 
     def build(self) -> None:
         """Build the library from this machine's trials, then from the committed logs."""
-        from blockscale.build import build
+        from blockscale.builder import build
 
         dirs = [path for path in (self.work, logs.committed()) if path.is_dir()]
         build(self.specs, self.library, logs_dirs=dirs, meta={"model": NAME})
