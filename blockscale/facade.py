@@ -1,6 +1,6 @@
 """``blockscale.build`` and ``blockscale.tune``: the compiler's two verbs, for scripts.
 
-The command line has the same (`blockscale.cli`).  Both need the compiler: ``pip install '.[build]'``.
+The command line has the same (`blockscale.cli`).  Both need what ``pip install '.[build]'`` brings.
 """
 
 from __future__ import annotations

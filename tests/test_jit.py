@@ -125,7 +125,7 @@ def test_sources_of_machine_code():
         *("tir/linear.py", "tir/formats.py", "intrin/x86.py", "schedules/cpu.py"),
         *("schedules/_steps.py", "native/runtime.c", "tuning_logs/__init__.py"),
         *("native/fp4.cuh", "native/cuda_library.h", "lower/cuda.py", "intrin/cuda_blocks.py"),
-        *(f"blockscale/{name}.py" for name in ("catalog", "lowering", "build", "export")),
+        *(f"blockscale/{name}.py" for name in ("catalog", "lowering", "builder", "export")),
     }
 
 

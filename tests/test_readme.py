@@ -117,8 +117,10 @@ def test_the_gpu_example_runs(gpu_library):
 
 
 def test_gpu_examples_compile():
-    [example] = blocks("python gpu")
-    compile(example, "README.md", "exec")
+    examples = blocks("python gpu")
+    assert len(examples) == 2
+    for example in examples:
+        compile(example, "README.md", "exec")
 
 
 @pytest.mark.gpu
