@@ -79,7 +79,7 @@ def options(tile: GemmPlan, rows: int) -> Options:
         wanted["cluster_y"] = (1, 2)
         # A cluster beyond the tiles of an index would have idle CTAs.
         for name, tiles in (("cluster_x", x_tiles * group), ("cluster_y", y_tiles)):
-            wanted[name] = tuple(c for c in wanted[name] if c <= max(tiles, group))
+            wanted[name] = tuple(c for c in wanted[name] if c <= tiles)
     if tile.split_k == 1 and min(x_tiles, y_tiles) > 1:
         wanted["raster"], wanted["group"] = (0, 1), GROUPS
     return _legal(tile, wanted, _preferences(tile, x_tiles * y_tiles))

@@ -73,7 +73,7 @@ def _row(bucket: Bucket, places: dict[str, int]) -> str:
         "ragged": plan.experts,
         "cluster": plan.cluster,
         "threads": THREADS,
-        "shared": plan.smem_bytes,
+        "shared": plan.launch_bytes,
         "persistent": int(plan.split_k == 1),
     }
     listed = ", ".join(f".{name} = {value}" for name, value in fields.items())

@@ -211,6 +211,16 @@ class GemmPlan:
         one_too_many = TMEM_COLUMNS // self.tmem_columns + 1
         return max(used, SM_SMEM_BYTES // one_too_many - CTA_SMEM_BYTES + 16)
 
+    @property
+    def launch_bytes(self) -> int:
+        """Dynamic shared memory of a CTA's launch: of a cluster's, as large a share as of columns.
+
+        Then CTAs of different kernels (of two streams), too, fit into tensor memory where they fit
+        into shared memory, and no two clusters wait for each other's columns.
+        """
+        share = SM_SMEM_BYTES * self.tmem_columns // TMEM_COLUMNS - CTA_SMEM_BYTES
+        return max(self.smem_bytes, share) if self.cluster > 1 else self.smem_bytes
+
     # ---- Tensor memory ----------------------------------------------------------------------
 
     @property

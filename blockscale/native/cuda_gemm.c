@@ -76,7 +76,7 @@ static TVMFFIAny data_of(const TVMFFIAny *args, int param) {
 int blockscale_gemm(const BsCall *call, const BsGemms *known, TVMFFIAny *args) {
   int64_t rows = tensor(args, known->a)->shape[0], scale_rows = tensor(args, known->a_scale)->shape[0];
   if (check_shapes(call, args, rows) != 0) return -1;
-  if (rows > INT32_MAX - 512) {
+  if (rows > INT32_MAX - BS_MAX_ROW_TILE) {
     return blockscale_raise("ValueError", "%s: %lld rows are more than a kernel counts; pass fewer at a time",
                             call->function->name, (long long)rows);
   }

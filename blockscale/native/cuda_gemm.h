@@ -4,7 +4,7 @@
 
 #include "cuda_library.h"
 
-enum { BS_GEMM_MAPS = 5, BS_SCALE_ROWS = 128 };
+enum { BS_GEMM_MAPS = 5, BS_SCALE_ROWS = 128, BS_MAX_ROW_TILE = 8 * 256 /* of a cluster */ };
 
 enum { BS_OF_ROWS = -1, BS_OF_SCALES = -2 }; /* sizes known when called: rows of a, row tiles of a_scale */
 

@@ -49,6 +49,10 @@ BS_INLINE void bs_gemm_sm100(const BsTensorMap *x, const BsTensorMap *y, const B
     for (const BsTensorMap *map : {x, y, sx, sy}) bs_tma_prefetch_map(map);
     if (P::TMA_STORE) bs_tma_prefetch_map(d);
   }
+  if constexpr (P::G == 2) {
+    __syncwarp();
+    bs_cluster_sync();  // tcgen05.alloc of a pair: both CTAs must have started (9.7.16.7.1)
+  }
   if (warp == BS_MMA_WARP) {
     bs_tcgen05_alloc<P::G>(cta.smem + L::TMEM, P::TMEM_COLUMNS);
     bs_tcgen05_relinquish<P::G>();
