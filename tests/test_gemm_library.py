@@ -55,7 +55,7 @@ def errors(got, want):
     return np.sqrt(((got - want) ** 2).sum(1) / (want**2).sum(1))
 
 
-@pytest.mark.parametrize("rows", [1, 40, 100, 200, 300])
+@pytest.mark.parametrize("rows", [1, 32, 40, 100, 200, 300])
 def test_each_bucket(library, rows):
     """Every kernel of the function computes alpha * a b^T + bias for the rows that are its own."""
     a, b = operands(PLAIN, [rows])
@@ -226,3 +226,15 @@ def test_build_of_specs(tmp_path):
     call(tmp_path / "k.so", spec, *stored, ends, None, d)
     want = np.concatenate([a.value[:1] @ b.value[:64].T, a.value[1:] @ b.value[64:].T])
     assert errors(d.float().numpy().astype(np.float64), want).max() < 2**-8
+
+
+def test_split_k(tmp_path):
+    """Where CTAs of a cluster share K, there is a cluster for each tile, resident or not."""
+    spec = MmFp4(264, 1024, "nvfp4", "float32")
+    build([spec], tmp_path / "k.so", level="sm_100a", ptx=True)
+    a, b = operands(spec, [7])
+    d = torch.full((7, spec.n), float("nan"))
+    stored = (torch.from_numpy(a.stored), torch.from_numpy(b.stored))
+    run = call(tmp_path / "k.so", spec, *stored, scales(a), scales(b), None, None, d)
+    assert run.launches[0].grid[0] > SMS
+    assert errors(d.numpy().astype(np.float64), a.value @ b.value.T).max() < 1e-5

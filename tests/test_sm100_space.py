@@ -258,3 +258,64 @@ def test_the_reasons_of_what_is_refused():
     }
     assert reasons == {"a TMA store of rows of 256 bytes has no swizzle; it has for 32, 64 and 128"}
     assert all(isinstance(tile, GemmPlan) for tile in found)
+
+
+def with_sizes(func, **changes):
+    """Return the function with other true sizes in its attribute."""
+    return func.with_attr("blockscale.gemm", dict(func.attrs["blockscale.gemm"]) | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"k": 7168 + 256}, "K of all stages is 7168, and the rest of the schedule implies 7424"),
+        ({"fmt": "mxfp4"}, "MMA kind is mxf4nvf4, and the rest of the schedule implies mxf4"),
+    ],
+)
+def test_what_disagrees_with_the_sizes(changes, message):
+    """The attribute of true sizes is of another GEMM than the loops."""
+    sch = new_schedule(module(NVFP4, 4096))
+    sm100.gemm_sketches(*NVFP4, 4096)[0](sch, preferred)
+    with pytest.raises(LoweringError, match=message):
+        read(with_sizes(sch.mod["main"], **changes))
+
+
+def test_what_disagrees_in_a_load(monkeypatch):
+    """A load of half of the rows that the MMA reads, twice as often."""
+    load = sm100._load_operand
+
+    def halves(sch, copy, stages, tile, side):
+        load(sch, copy, stages, replace(tile, mma_n=128) if side == "b" else tile, side)
+
+    monkeypatch.setattr(sm100, "_load_operand", halves)
+    sch = new_schedule(module(NVFP4, 4096))
+    sm100.gemm_sketches(*NVFP4, 4096)[0](sch, preferred)
+    with pytest.raises(LoweringError, match=r"tile is \(64, 128\), .* implies \(128, 128\)"):
+        read(sch.mod["main"])
+
+
+def test_a_raster_that_there_is_not():
+    """Its number is 0 or 1."""
+
+    def choose(sch, candidates, prefer):
+        return 2 if candidates == [0, 1] else prefer
+
+    sch = new_schedule(module(NVFP4, 4096))
+    sm100.gemm_sketches(*NVFP4, 4096)[0](sch, choose)
+    with pytest.raises(LoweringError, match="raster=2 is neither 0 nor 1"):
+        read(sch.mod["main"])
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_clusters_have_tiles(rows):
+    """No cluster is longer than there are tiles: its other CTAs would have nothing to do."""
+    narrow = ("nvfp4", "bfloat16", 256, 7168, 0)
+    for gemm in (NVFP4, narrow):
+        for plan in plans(gemm, rows):
+            tokens, cols = -(-rows // plan.tile_rows), -(-plan.n // plan.tile_cols)
+            x_tiles, y_tiles = (cols, tokens) if plan.swap else (tokens, cols)
+            assert plan.cluster_x <= max(1, x_tiles) * plan.cta_group
+            assert plan.cluster_y <= max(1, y_tiles)
+            if plan.split_k > 1:
+                assert plan.k >= 4 * plan.block_k
+                assert plan.cta_group == 1
