@@ -68,11 +68,13 @@ def test_offsets_beyond_a(monkeypatch: pytest.MonkeyPatch) -> None:
     harness.judge(plan, result)
 
 
-@pytest.mark.parametrize("swap", [False, True])
-def test_spread_by_pairs(swap: bool) -> None:
+@pytest.mark.parametrize(("swap", "stages"), [(False, 2), (True, 2), (False, 4), (True, 5)])
+def test_spread_by_pairs(swap: bool, stages: int) -> None:
     """Both CTAs of a pair spread their 4-bit rows before the leader multiplies."""
-    plan = harness.plan(fmt="mxfp8xmxfp4", n=300, k=416, swap=swap, cta_group=2, mma_n=64, stages=2)
-    for seed in range(3):
+    plan = harness.plan(
+        fmt="mxfp8xmxfp4", n=300, k=416, swap=swap, cta_group=2, mma_n=64, stages=stages
+    )
+    for seed in range(2):
         harness.judge(plan, harness.run(plan, 150, seed=seed))
 
 

@@ -19,6 +19,8 @@ from blockscale.specs import GroupedMmFp4, MmFp4
 PLAIN = MmFp4(384, 448, "nvfp4", "float32")
 MIXED = MmFp4(64, 512, "mxfp8xmxfp4", "bfloat16")
 GROUPED = GroupedMmFp4(4, 256, 512, "nvfp4", "float32")
+SPLIT = MmFp4(264, 1024, "nvfp4", "float32")
+SPLIT_GROUPED = GroupedMmFp4(3, 64, 1024, "nvfp4", "float32")
 SMS = 4
 
 
@@ -228,13 +230,32 @@ def test_build_of_specs(tmp_path):
     assert errors(d.float().numpy().astype(np.float64), want).max() < 2**-8
 
 
-def test_split_k(tmp_path):
+@pytest.fixture(scope="module")
+def split(tmp_path_factory):
+    path = tmp_path_factory.mktemp("gemm") / "split.so"
+    build([SPLIT, SPLIT_GROUPED], path, level="sm_100a", ptx=True)
+    return path
+
+
+def test_split_k(split):
     """Where CTAs of a cluster share K, there is a cluster for each tile, resident or not."""
-    spec = MmFp4(264, 1024, "nvfp4", "float32")
-    build([spec], tmp_path / "k.so", level="sm_100a", ptx=True)
-    a, b = operands(spec, [7])
-    d = torch.full((7, spec.n), float("nan"))
+    a, b = operands(SPLIT, [7])
+    d = torch.full((7, SPLIT.n), float("nan"))
     stored = (torch.from_numpy(a.stored), torch.from_numpy(b.stored))
-    run = call(tmp_path / "k.so", spec, *stored, scales(a), scales(b), None, None, d)
-    assert run.launches[0].grid[0] > SMS
+    run = call(split, SPLIT, *stored, scales(a), scales(b), None, None, d)
+    assert run.launches[0].grid[0] == 3 * 4  # tiles of 128 columns, quarters of K
     assert errors(d.numpy().astype(np.float64), a.value @ b.value.T).max() < 1e-5
+
+
+def test_grouped_split_k(split):
+    """Each expert's rows begin a tile, which is known on the device alone."""
+    a, b = operands(SPLIT_GROUPED, (1, 2, 1))
+    weights, d = torch.from_numpy(b.stored).reshape(3, 64, -1), torch.full((4, 64), float("nan"))
+    ends = torch.tensor([0, 1, 3, 4], dtype=torch.int32)
+    given = (torch.from_numpy(a.stored), weights, scales(a), scales(b, 3), ends, None, d)
+    run = call(split, SPLIT_GROUPED, *given)
+    assert run.launches[0].grid[0] > SMS
+    want = np.concatenate(
+        [a.value[ends[e] : ends[e + 1]] @ b.value[64 * e : 64 * e + 64].T for e in range(3)]
+    )
+    assert errors(d.numpy().astype(np.float64), want).max() < 1e-5

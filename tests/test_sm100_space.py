@@ -13,6 +13,7 @@ import pytest
 import tvm
 
 from blockscale.errors import LoweringError
+from blockscale.lower.gemm import sources
 from blockscale.lower.gemm_plan import SMEM_BYTES, GemmPlan
 from blockscale.lower.gemm_read import RASTERS, read
 from blockscale.schedules import sm100, sm100_tiles
@@ -319,3 +320,15 @@ def test_clusters_have_tiles(rows):
             if plan.split_k > 1:
                 assert plan.k >= 4 * plan.block_k
                 assert plan.cta_group == 1
+
+
+def test_buckets_of_one_kernel_are_one():
+    """Neighbouring buckets whose plans agree share a kernel, up to the larger limit."""
+    few, many = (new_schedule(module(NVFP4, None)) for _ in range(2))
+    for sch, rows in ((few, 16), (many, 8192)):
+        sm100.gemm_sketches(*NVFP4, rows)[0](sch, preferred)
+    first, last = few.mod["main"], many.mod["main"]
+    params = ("a", "b", "a_scale", "b_scale", "alpha", "bias", "d")
+    made = sources([(32, first), (64, first), (None, last)], "mm", "sm_100a", params)
+    assert made.device.count("__global__") == len(made.kernels) == 2
+    assert re.findall(r"\.limit = (\d+)", made.host_c) == ["64", "0"]
