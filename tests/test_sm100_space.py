@@ -332,3 +332,24 @@ def test_buckets_of_one_kernel_are_one():
     made = sources([(32, first), (64, first), (None, last)], "mm", "sm_100a", params)
     assert made.device.count("__global__") == len(made.kernels) == 2
     assert re.findall(r"\.limit = (\d+)", made.host_c) == ["64", "0"]
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_the_deepest_ring_is_offered(rows):
+    """As many stages as shared memory holds, whether or not that is one of the usual numbers."""
+    depths = set()
+    for gemm in GEMMS:
+        for tile in sm100_tiles.legal_tiles(*gemm, rows):
+            deepest = sm100_tiles.options(tile, rows).candidates["stages"][-1]
+            depths.add(deepest)
+            assert replace(tile, stages=deepest).illegal() is None
+            most = sm100_tiles.STAGES[-1]
+            assert deepest == most or replace(tile, stages=deepest + 1).illegal() is not None
+    assert depths
+
+
+def test_experts_without_rows_are_no_work():
+    """8 rows are of 8 experts at most: 64 tiles, so that K is split; 64 rows fill the SMs."""
+    for rows, split in ((8, True), (64, False)):
+        tiles = sm100_tiles.legal_tiles("nvfp4", "bfloat16", 1024, 4096, 256, rows)
+        assert any(tile.split_k > 1 for tile in tiles) == split
