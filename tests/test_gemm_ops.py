@@ -190,6 +190,14 @@ def test_leading_dimensions_and_flat_scales():
                 same(d.numpy().reshape(15, 64), expected.numpy())
 
 
+def test_leading_dimensions_of_several_tiles_of_scales():
+    """Scales are of all rows: 3 x 50 are two tiles of 128."""
+    a, b = operand(150, 128, "nvfp4", "a"), operand(64, 128, "nvfp4", "b")
+    given = (a.stored.view(3, 50, 64), b.stored, a.scale, b.scale)
+    d = bs.mm_fp4(*given, out_dtype=torch.float32)
+    assert ref.row_error(d.reshape(150, 64).numpy(), ref.mm(a.value, b.value)).max() < 1e-5
+
+
 @each_format
 def test_torch_float_types(fmt):
     """Codes and scales as torch's own types."""

@@ -317,6 +317,8 @@ def test_clusters_have_tiles(rows):
             x_tiles, y_tiles = (cols, tokens) if plan.swap else (tokens, cols)
             assert plan.cluster_x <= max(1, x_tiles) * plan.cta_group
             assert plan.cluster_y <= max(1, y_tiles)
+            if min(x_tiles, y_tiles) == 1:  # there is one order
+                assert (plan.raster, plan.group) == ("x", 1)
             if plan.split_k > 1:
                 assert plan.k >= 4 * plan.block_k
                 assert plan.cta_group == 1
