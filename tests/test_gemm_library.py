@@ -259,3 +259,16 @@ def test_grouped_split_k(split):
         [a.value[ends[e] : ends[e + 1]] @ b.value[64 * e : 64 * e + 64].T for e in range(3)]
     )
     assert errors(d.numpy().astype(np.float64), want).max() < 1e-5
+
+
+def test_no_more_clusters_than_run_at_a_time(library, monkeypatch):
+    """SMs that no cluster fits on are not counted: the driver is asked how many run."""
+    from blockscale.emulator.host import launches
+
+    a, b = operands(PLAIN, [300])
+    stored = (torch.from_numpy(a.stored), torch.from_numpy(b.stored))
+    d = torch.full((300, PLAIN.n), float("nan"))
+    monkeypatch.setattr(launches, "active_clusters", lambda *_: 1)
+    run = call(library, PLAIN, *stored, scales(a), scales(b), None, None, d, sms=62)
+    assert run.launches[0].grid[0] == run.launches[0].cluster[0] > 1
+    assert errors(d.numpy().astype(np.float64), a.value @ b.value.T).max() < 1e-5

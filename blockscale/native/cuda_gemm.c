@@ -57,10 +57,16 @@ static int describe(const BsCall *call, const BsGemm *gemm, const TVMFFIAny *arg
   return 0;
 }
 
-/* CTAs: as many clusters as the device holds, each of which takes tile after tile. */
-static int64_t grid(const BsCall *call, const BsGemm *gemm, int64_t rows) {
+/* CTAs: as many clusters as the device holds, each of which takes tile after tile; -1 with an error raised.
+ * A cluster more would begin when another has done all its tiles. */
+static int64_t grid(const BsCall *call, const BsGemm *gemm, BsKernel *kernel, int64_t rows) {
   int64_t tiles = ((rows + gemm->cluster_rows - 1) / gemm->cluster_rows + gemm->ragged) * gemm->cluster_cols;
   int64_t resident = call->device->multiprocessors / gemm->cluster;
+  if (gemm->persistent && tiles > 1 && gemm->cluster > 1) {
+    int clusters = blockscale_active_clusters(call, kernel, gemm->cluster, gemm->threads, gemm->shared);
+    if (clusters < 0) return -1;
+    if (clusters < resident) resident = clusters;
+  }
   if (gemm->persistent && tiles > resident && resident > 0) tiles = resident;
   return tiles * gemm->cluster;
 }
@@ -91,6 +97,8 @@ int blockscale_gemm(const BsCall *call, const BsGemms *known, TVMFFIAny *args) {
   const BsGemm *gemm = &known->gemms[chosen];
   TVMFFIObjectHandle kernel = NULL;
   if (known->lookup(NULL, gemm->name, &kernel) != 0) return -1;
+  int64_t ctas = grid(call, gemm, kernel, rows);
+  if (ctas < 0) return -1;
   BsTensorMap maps[BS_GEMM_MAPS] = {0};
   if (describe(call, gemm, args, rows, scale_rows, maps) != 0) return -1;
   TVMFFIAny values[BS_GEMM_MAPS + 9];
@@ -101,7 +109,7 @@ int blockscale_gemm(const BsCall *call, const BsGemms *known, TVMFFIAny *args) {
   values[count++] = data_of(args, known->offsets);
   values[count++] = data_of(args, known->d);
   values[count++] = integer(rows);
-  values[count++] = integer(grid(call, gemm, rows));
+  values[count++] = integer(ctas);
   values[count++] = integer(gemm->threads);
   values[count++] = integer(gemm->cluster);
   values[count++] = integer(gemm->shared);

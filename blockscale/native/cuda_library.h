@@ -49,7 +49,8 @@ typedef struct {
   const uint8_t *places; /* [places]: of the launch arguments, which follow the parameters */
   uint8_t params, count, options;
   _Atomic(void *) function;            /* CUkernel */
-  _Atomic int32_t shared[BS_MAX_DEVICES]; /* dynamic shared memory that it may use */
+  _Atomic int32_t shared[BS_MAX_DEVICES];   /* dynamic shared memory that it may use */
+  _Atomic int32_t clusters[BS_MAX_DEVICES]; /* that the device runs at a time; 0: not asked yet */
 } BsKernel;
 
 /* The kernels that one host function knows. */
@@ -149,6 +150,10 @@ typedef struct {
 
 /* Encodes a tensor map; returns 0, or -1 with an error raised. */
 BS_HIDDEN int blockscale_tensor_map(const BsCall *call, const BsTensor *tensor, BsTensorMap *map);
+
+/* Clusters of `size` CTAs that the device runs at a time; -1 with an error raised. */
+BS_HIDDEN int blockscale_active_clusters(const BsCall *call, BsKernel *kernel, int32_t size, int32_t threads,
+                                         int32_t shared);
 
 /* Raises an error with a printf-like sentence; returns -1. */
 BS_HIDDEN __attribute__((format(printf, 2, 3))) int blockscale_raise(const char *kind, const char *format, ...);

@@ -56,6 +56,7 @@ enum { PORTABLE_CLUSTER = 8, NON_BLOCKING = 1, RELAXED = 2 };
   X(cuLibraryGetKernel, (void **, void *, const char *)) \
   X(cuKernelSetAttribute, (int, int, void *, int)) \
   X(cuLaunchKernelEx, (const Config *, void *, void **, void **)) \
+  X(cuOccupancyMaxActiveClusters, (int *, void *, const Config *)) \
   X(cuTensorMapEncodeTiled, (void *, int, uint32_t, void *, const uint64_t *, const uint64_t *, const uint32_t *, \
                              const uint32_t *, int, int, int, int)) \
   X(cuMemAlloc_v2, (uint64_t *, size_t)) \
@@ -290,6 +291,23 @@ static int launch_failed(const BsCall *call, const BsKernel *kernel, const Confi
                           call->function->name, what, kernel->name, call->device->ordinal,
                           call->device->name, error_name(code), code, error_text(code), c->grid[0], c->grid[1],
                           c->grid[2], c->block[0], c->block[1], c->block[2], c->shared);
+}
+
+/* A cluster stays within a GPC, so that the SMs left over in each run none. */
+int blockscale_active_clusters(const BsCall *call, BsKernel *kernel, int32_t size, int32_t threads, int32_t shared) {
+  atomic_int *known = &kernel->clusters[call->device->ordinal];
+  int count = atomic_load_explicit(known, memory_order_acquire);
+  if (count > 0) return count;
+  void *function = load(call, kernel);
+  if (function == NULL) return -1;
+  Attribute cluster = {.id = CLUSTER, .value.dim = {(uint32_t)size, 1, 1}};
+  Config config = {{(uint32_t)size, 1, 1}, {(uint32_t)threads, 1, 1}, (uint32_t)shared, NULL, &cluster, 1};
+  int code = allow_shared(call->device, kernel, function, shared);
+  if (code == 0) code = cu.cuOccupancyMaxActiveClusters(&count, function, &config);
+  if (code != 0) return failed(call->function->name, "asking how many clusters run at a time", code);
+  if (count < 1) count = 1; /* the launch says what is wrong */
+  atomic_store_explicit(known, count, memory_order_release);
+  return count;
 }
 
 static uint32_t add_attributes(const BsCall *call, const BsKernel *kernel, const uint32_t *sizes,
