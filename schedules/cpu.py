@@ -166,7 +166,7 @@ def _dot_vectors(sch: Schedule, width: x86.Width, partial_sum: SBlockRV, decode:
     """Each lane takes one code: for K that is no multiple of a vector of words."""
     column, lane = last_loops(sch, decode, 2)
     sch.unroll(column)
-    sch.tensorize(lane, x86_rows.decode_row(width.level))
+    sch.tensorize(lane, x86_rows.decode_row(width.level, "float32"))
     lane, unit, row, column = last_loops(sch, partial_sum, 4)
     sch.reorder(unit, row, column, lane)
     keep_in_registers(sch, partial_sum, 3)

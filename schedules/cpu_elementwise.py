@@ -73,7 +73,7 @@ def dequantize(
     _unroll_blocks(sch, choose, block, tile)
     element = last_loops(sch, decode, 1)[0]
     _, lane = sch.split(element, [None, width.lanes])
-    sch.tensorize(lane, x86_rows.decode_row(width.level))
+    sch.tensorize(lane, x86_rows.decode_row(width.level, "float32"))
     vectorize_last(sch, out, spec.block, spec.block)
     if spec.layout == "linear":
         vectorize_last(sch, scale, tile, tile)

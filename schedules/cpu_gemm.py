@@ -165,10 +165,8 @@ def _decode_a(sch: Schedule, spec: MmFp4, width: x86.Width, compute: str, row_ti
         sch.parallel(sch.fuse(t, i))
     if spec.format.a_code != "e2m1":
         sch.vectorize(lane)
-    elif pair == 2:
-        sch.tensorize(lane, x86_gemm.decode_row_bf16(width.level))
     else:
-        sch.tensorize(lane, x86_rows.decode_row(width.level))
+        sch.tensorize(lane, x86_rows.decode_row(width.level, compute))
 
 
 def _decode_a_scales(sch: Schedule) -> None:

@@ -1,5 +1,7 @@
 """CPU kernels of the block-scaled GEMMs: at every level, every schedule that can be drawn."""
 
+import subprocess
+import sys
 from functools import cache
 
 import numpy as np
@@ -112,3 +114,25 @@ def test_bad_offsets_stay_inside_of_the_tensors():
         call(kernel, inputs, [torch.empty(9, spec.n)])
     few = [*case.inputs[:2], case.a_scale[:128], *case.inputs[3:]]
     call(kernel, few, [torch.empty(9, spec.n)])
+
+
+def test_a_fresh_process_registers_what_traces_name():
+    """One that has scheduled nothing knows the intrinsics of every level's default schedules."""
+    names = set()
+    for level in (level for level in LEVELS if level != "plain"):
+        for spec in (*SPECS, *GROUPED):
+            for workload in catalog.workloads(spec, level):
+                sch = Schedule(workload.symbolic(level))
+                workload.default(sch, level)
+                steps = [step for step in trace_json(sch.trace)[0] if step[0] == "Tensorize"]
+                names |= {step[2][0].strip('"') for step in steps}
+    code = """
+import sys
+from blockscale.tir import intrin
+from tvm.s_tir import TensorIntrin
+intrin.register_named("")
+for name in sys.stdin.read().split():
+    TensorIntrin.get(name)
+"""
+    assert len(names) >= 6
+    subprocess.run([sys.executable, "-c", code], input="\n".join(names), text=True, check=True)

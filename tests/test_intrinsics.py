@@ -30,7 +30,6 @@ PANELS = [
     for block in (16, 32)
 ]
 EXACT = [
-    *((level, x86_rows.decode_row, (level,)) for level in WIDE),
     *((panel[0], x86_panels.decode_panel, panel) for panel in PANELS),
     *(
         (level, x86_panels.decode_panel_scales, (level, fmt, group))
@@ -38,7 +37,7 @@ EXACT = [
         for fmt in ("nvfp4", "mxfp4")
         for group in x86_panels.SCALE_GROUPS
     ),
-    *((level, x86_gemm.decode_row_bf16, (level,)) for level in WIDE),
+    *((level, x86_rows.decode_row, (level, c)) for level in WIDE for c in ("float32", "bfloat16")),
     *((level, x86_gemm.decode_words, (level, block)) for level in WIDE for block in (16, 32)),
     *(
         (level, x86_gemm.decode_panel_e4m3, (level, depth, 32))

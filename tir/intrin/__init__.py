@@ -29,13 +29,17 @@ def register_gpu() -> None:
 def register_cpu() -> None:
     """Register every x86 intrinsic."""
     from blockscale.specs import BLOCK_SIZE
-    from blockscale.tir.intrin import x86, x86_fused, x86_panels, x86_rows
+    from blockscale.tir.intrin import x86, x86_fused, x86_gemm, x86_panels, x86_rows
 
     for width in {width.level: width for width in x86.WIDTHS.values()}.values():
-        x86_rows.decode_row(width.level)
+        for compute in ("float32", "bfloat16"):
+            x86_rows.decode_row(width.level, compute)
+        for depth in x86_gemm.e4m3_depths(width.level):
+            x86_gemm.decode_panel_e4m3(width.level, depth, x86_gemm.E4M3_BLOCK)
         x86_rows.lane_sum(width.level)
         for fmt, block in BLOCK_SIZE.items():
             x86_rows.dot_row(width.level, block)
+            x86_gemm.decode_words(width.level, block)
             for group in x86_panels.SCALE_GROUPS:
                 x86_panels.decode_panel_scales(width.level, fmt, group)
             for depth in x86_panels.panel_depths(width.level):

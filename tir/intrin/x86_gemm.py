@@ -15,14 +15,21 @@ from blockscale.tir import formats
 from blockscale.tir.common import i64
 from blockscale.tir.intrin.x86 import WIDTHS, e2m1_lookup, register
 from blockscale.tir.intrin.x86_panels import BLOCK_CODES, column_words, store_all, transposed
-from blockscale.tir.intrin.x86_rows import row_codes, spread
-from blockscale.tir.linear import to_operand, weight_value
+from blockscale.tir.intrin.x86_rows import spread
+from blockscale.tir.linear import weight_value
+
+E4M3_BLOCK = 32
+"""Elements that share a scale in the formats with E4M3 elements."""
 
 
 def e4m3_depth(level: str, k: int) -> int:
-    """Codes of a row that the panel decode takes at a time: a square of words, or 16 bytes."""
-    square = 4 * WIDTHS[level].lanes
-    return square if k % square == 0 else BLOCK_CODES
+    """Codes of a row that the panel decode takes at a time: the most that divide K."""
+    return next(depth for depth in e4m3_depths(level) if k % depth == 0)
+
+
+def e4m3_depths(level: str) -> tuple[int, ...]:
+    """What the panel decode of E4M3 can take at a time: a square of words, or 16 bytes."""
+    return 4 * WIDTHS[level].lanes, BLOCK_CODES
 
 
 @cache
@@ -81,46 +88,6 @@ def decode_panel_e4m3(level: str, depth: int, block: int) -> str:
                     ) * S.vload([w // words_per_scale, i64(0)], f"float32x{lanes}")
 
     return register(f"e4m3_panel_{level}_{lanes}x{depth}_b{block}", desc, impl)
-
-
-@cache
-def decode_row_bf16(level: str) -> str:
-    """Register and name: one vector of E2M1 elements along k, times its scale, as bfloat16 bits."""
-    lanes = WIDTHS[level].lanes
-    count, half, one, two = i64(lanes), i64(lanes // 2), i64(1), i64(2)
-
-    @T.prim_func(s_tir=True)
-    def desc(packed: T.handle, scale: T.handle, value: T.handle):
-        P = T.match_buffer(packed, (half,), "uint8", align=1, offset_factor=1)
-        S = T.match_buffer(scale, (one,), "float32", offset_factor=1)
-        W = T.match_buffer(value, (count,), "uint16", offset_factor=1)
-        with T.sblock("root"):
-            T.reads(P[0:half], S[0:one])
-            T.writes(W[0:count])
-            for k in range(count):
-                with T.sblock("decode"):
-                    vk = T.axis.spatial(count, k)
-                    W[vk] = weight_value(P[vk // two], vk, S[0], "bfloat16")
-
-    @T.prim_func(s_tir=True)
-    def impl(packed: T.handle, scale: T.handle, value: T.handle):
-        P = T.match_buffer(packed, (half,), "uint8", align=1, offset_factor=1)
-        S = T.match_buffer(scale, (one,), "float32", offset_factor=1)
-        W = T.match_buffer(value, (count,), "uint16", offset_factor=1)
-        with T.sblock("root"):
-            T.reads(P[0:half], S[0:one])
-            T.writes(W[0:count])
-            codes = T.alloc_buffer((count,), "int32")
-            codes[T.ramp(i64(0), one, lanes)] = row_codes(
-                P.vload([i64(0)], f"uint8x{lanes // 2}"), lanes
-            )
-            W[T.ramp(i64(0), one, lanes)] = to_operand(
-                e2m1_lookup(level, codes.vload([i64(0)], f"int32x{lanes}"))
-                * T.broadcast(S[0], lanes),
-                "bfloat16",
-            )
-
-    return register(f"e2m1_row_bf16_{level}_{lanes}", desc, impl)
 
 
 @cache

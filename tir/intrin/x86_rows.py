@@ -15,7 +15,7 @@ from tvm.script import tirx as T
 from blockscale.tir import formats
 from blockscale.tir.common import i64
 from blockscale.tir.intrin.x86 import PREFETCH_BYTES, WIDTHS, e2m1_lookup, prefetch, register
-from blockscale.tir.linear import weight_value
+from blockscale.tir.linear import to_operand, weight_value
 from blockscale.tir.quantize import pack_codes
 
 
@@ -90,8 +90,12 @@ def dot_row(level: str, block: int) -> str:
 
 
 @cache
-def decode_row(level: str) -> str:
-    """Register and name: one vector of weights along k, float32, times its block scale."""
+def decode_row(level: str, compute: str) -> str:
+    """Register and name: one vector of E2M1 elements along k times its block scale, an operand.
+
+    ``compute`` is the operand's type: "float32", or "bfloat16", held as uint16 bits.
+    """
+    operand = "float32" if compute == "float32" else "uint16"
     lanes = WIDTHS[level].lanes
     count, half = i64(lanes), i64(lanes // 2)
     one, two = i64(1), i64(2)
@@ -100,20 +104,20 @@ def decode_row(level: str) -> str:
     def desc(packed: T.handle, scale: T.handle, weight: T.handle):
         P = T.match_buffer(packed, (half,), "uint8", align=1, offset_factor=1)
         S = T.match_buffer(scale, (one,), "float32", offset_factor=1)
-        W = T.match_buffer(weight, (count,), "float32", offset_factor=1)
+        W = T.match_buffer(weight, (count,), operand, offset_factor=1)
         with T.sblock("root"):
             T.reads(P[0:half], S[0:one])
             T.writes(W[0:count])
             for k in range(count):
                 with T.sblock("decode"):
                     vk = T.axis.spatial(count, k)
-                    W[vk] = weight_value(P[vk // two], vk, S[0], "float32")
+                    W[vk] = weight_value(P[vk // two], vk, S[0], compute)
 
     @T.prim_func(s_tir=True)
     def impl(packed: T.handle, scale: T.handle, weight: T.handle):
         P = T.match_buffer(packed, (half,), "uint8", align=1, offset_factor=1)
         S = T.match_buffer(scale, (one,), "float32", offset_factor=1)
-        W = T.match_buffer(weight, (count,), "float32", offset_factor=1)
+        W = T.match_buffer(weight, (count,), operand, offset_factor=1)
         with T.sblock("root"):
             T.reads(P[0:half], S[0:one])
             T.writes(W[0:count])
@@ -121,11 +125,14 @@ def decode_row(level: str) -> str:
             codes[T.ramp(i64(0), one, lanes)] = row_codes(
                 P.vload([i64(0)], f"uint8x{lanes // 2}"), lanes
             )
-            W[T.ramp(i64(0), one, lanes)] = e2m1_lookup(
-                level, codes.vload([i64(0)], f"int32x{lanes}")
-            ) * T.broadcast(S[0], lanes)
+            W[T.ramp(i64(0), one, lanes)] = to_operand(
+                e2m1_lookup(level, codes.vload([i64(0)], f"int32x{lanes}"))
+                * T.broadcast(S[0], lanes),
+                compute,
+            )
 
-    return register(f"e2m1_row_{level}_{lanes}", desc, impl)
+    kind = "bf16_" if compute == "bfloat16" else ""
+    return register(f"e2m1_row_{kind}{level}_{lanes}", desc, impl)
 
 
 def _lanes_of(expr: PrimExpr, start: int, count: int) -> PrimExpr:
