@@ -174,6 +174,36 @@ def _dot_vectors(sch: Schedule, width: x86.Width, partial_sum: SBlockRV, decode:
     keep_in_registers(sch, sch.decompose_reduction(partial_sum, step), 3)
 
 
+def panel_tiles(
+    sch: Schedule,
+    choose: Choose,
+    blocks: tuple[SBlockRV, SBlockRV],
+    columns: int,
+    lanes: int,
+    row_tile: int,
+    pair: int,
+) -> tuple[LoopRV, LoopRV]:
+    """Tile matmul and epilogue, ``blocks``; return the parallel loop and that over steps of K.
+
+    A task is some vectors of ``lanes`` of all ``columns``; in it, tiles of rows.  A step is
+    `x86_panels.BLOCK_CODES` elements of K, ``pair`` at a time.
+    """
+    matmul, epilogue = blocks
+    vectors = choose(sch, divisors(columns // lanes, (1, 2, 3, 4)), 2)
+    rows = choose(sch, divisors(row_tile, (4, 6, 8, 12, 16)) or [row_tile], 8)
+    t, i, n = sch.get_loops(epilogue)
+    task, vector, lane = sch.split(n, [None, vectors, lanes])
+    tile, row = sch.split(i, [None, rows])
+    sch.reorder(task, t, tile, row, vector, lane)
+    sch.parallel(task)
+    sch.compute_at(matmul, tile, preserve_unit_loops=True)
+    unit, row, n, k = last_loops(sch, matmul, 4)
+    vector, lane = sch.split(n, [None, lanes])
+    step, inner, part = sch.split(k, [None, x86_panels.BLOCK_CODES // pair, pair])
+    sch.reorder(step, inner, unit, row, vector, lane, part)
+    return task, step
+
+
 def linear_panels(
     sch: Schedule,
     choose: Choose,
@@ -187,18 +217,7 @@ def linear_panels(
     lanes, pair = width.lanes, 2 if compute == "bfloat16" else 1
     matmul, epilogue = sch.get_sblock("matmul"), sch.get_sblock("epilogue")
     decode, scale, widen = (sch.get_sblock(b) for b in ("decode", "block_scale", "widen"))
-    vectors = choose(sch, divisors(spec.n // lanes, (1, 2, 3, 4)), 2)
-    rows = choose(sch, divisors(row_tile, (4, 6, 8, 12, 16)), 8)
-    t, i, n = sch.get_loops(epilogue)
-    task, vector, lane = sch.split(n, [None, vectors, lanes])
-    tile, row = sch.split(i, [None, rows])
-    sch.reorder(task, t, tile, row, vector, lane)
-    sch.parallel(task)
-    sch.compute_at(matmul, tile, preserve_unit_loops=True)
-    unit, row, n, k = last_loops(sch, matmul, 4)
-    vector, lane = sch.split(n, [None, lanes])
-    step, inner, part = sch.split(k, [None, x86_panels.BLOCK_CODES // pair, pair])
-    sch.reorder(step, inner, unit, row, vector, lane, part)
+    task, step = panel_tiles(sch, choose, (matmul, epilogue), spec.n, lanes, row_tile, pair)
 
     sch.compute_at(decode, task if staged else step, preserve_unit_loops=True)
     sch.compute_at(scale, task, preserve_unit_loops=True)

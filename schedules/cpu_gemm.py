@@ -89,18 +89,7 @@ def gemm_panels(
     lanes, pair = width.lanes, 2 if compute == "bfloat16" else 1
     matmul, epilogue = sch.get_sblock("matmul"), sch.get_sblock("epilogue")
     decode, scale, copy = (sch.get_sblock(b) for b in ("decode", "block_scale", "b_bytes"))
-    vectors = choose(sch, cpu.divisors(spec.n // lanes, (1, 2, 3, 4)), 2)
-    rows = choose(sch, cpu.divisors(row_tile, (4, 6, 8, 12, 16)) or [row_tile], 8)
-    t, i, n = sch.get_loops(epilogue)
-    task, vector, lane = sch.split(n, [None, vectors, lanes])
-    tile, row = sch.split(i, [None, rows])
-    sch.reorder(task, t, tile, row, vector, lane)
-    sch.parallel(task)
-    sch.compute_at(matmul, tile, preserve_unit_loops=True)
-    unit, row, n, k = last_loops(sch, matmul, 4)
-    vector, lane = sch.split(n, [None, lanes])
-    step, inner, part = sch.split(k, [None, x86_panels.BLOCK_CODES // pair, pair])
-    sch.reorder(step, inner, unit, row, vector, lane, part)
+    task, step = cpu.panel_tiles(sch, choose, (matmul, epilogue), spec.n, lanes, row_tile, pair)
 
     sch.compute_at(decode, task if staged else step, preserve_unit_loops=True)
     for block in (scale, copy):
