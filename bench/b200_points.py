@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bench.tcgen05_kernels import pair
 from blockscale.lower.gemm_plan import GemmPlan
 
 TIRX = "github.com/mlc-ai/tirx-kernels, bench_suite/baseline.md of 2026-08-07"
@@ -46,26 +47,7 @@ def tirx_plan(size: int, mma_n: int, stages: int, epi_cols: int, group: int) -> 
 
     A pair of CTAs, one accumulator, K 256 in a stage, a TMA store, no multicast.
     """
-    return GemmPlan(
-        fmt="nvfp4",
-        out_dtype="bfloat16",
-        n=size,
-        k=size,
-        experts=0,
-        swap=False,
-        cta_group=2,
-        mma_n=mma_n,
-        block_k=256,
-        stages=stages,
-        cluster_x=2,
-        cluster_y=1,
-        split_k=1,
-        acc_stages=1,
-        epi_cols=epi_cols,
-        store="tma",
-        raster="x",
-        group=group,
-    )
+    return pair(size, mma_n, stages, 1, epi_cols, group)
 
 
 _TIRX_PLANS = {

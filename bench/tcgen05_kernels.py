@@ -49,10 +49,11 @@ class Geometry:
         return 2 * self.tile_m * self.tile_n * self.block_k
 
 
-def plan(size: int) -> GemmPlan:
-    """Return our kernel for M = N = K = size: pairs, 256 of K a stage, as many stages as fit."""
-    mma_n = 128 if size < 2048 else 256
-    made = GemmPlan(
+def pair(
+    size: int, mma_n: int, stages: int, acc_stages: int, epi_cols: int, group: int
+) -> GemmPlan:
+    """Return a kernel for M = N = K = size: one pair of CTAs, K 256 in a stage, a TMA store."""
+    return GemmPlan(
         fmt="nvfp4",
         out_dtype="bfloat16",
         n=size,
@@ -62,16 +63,21 @@ def plan(size: int) -> GemmPlan:
         cta_group=2,
         mma_n=mma_n,
         block_k=256,
-        stages=2,
+        stages=stages,
         cluster_x=2,
         cluster_y=1,
         split_k=1,
-        acc_stages=2,
-        epi_cols=32,
+        acc_stages=acc_stages,
+        epi_cols=epi_cols,
         store="tma",
         raster="x",
-        group=8,
+        group=group,
     )
+
+
+def plan(size: int) -> GemmPlan:
+    """Return our kernel for M = N = K = size: two accumulators, as many stages as fit."""
+    made = pair(size, 128 if size < 2048 else 256, stages=2, acc_stages=2, epi_cols=32, group=8)
     while replace(made, stages=made.stages + 1).illegal() is None:
         made = replace(made, stages=made.stages + 1)
     return made.check()
