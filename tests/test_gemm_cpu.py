@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import reference as ref
 import torch
-from gemm_cases import FORMATS, grouped, operand, tensor
+from gemm_operands import FORMATS, grouped, operand, tensor
 from kernels import LEVELS, call, compiled, needs
 from tvm.s_tir import Schedule
 

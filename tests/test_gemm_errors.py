@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from gemm_cases import grouped, operand
+from gemm_operands import grouped, operand
 from helpers import rejects, says
 
 import blockscale as bs

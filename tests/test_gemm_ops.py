@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import reference as ref
 import torch
-from gemm_cases import FORMATS, grouped, operand, stored, tensor
+from gemm_operands import FORMATS, grouped, operand, stored, tensor
 from helpers import DTYPES, fill_freed_memory, one, same, widen
 
 import blockscale as bs
