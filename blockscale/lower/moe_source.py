@@ -1,0 +1,112 @@
+"""`MoePlan` -> CUDA source of its kernel: a struct of constants and native/moe_*.cuh."""
+
+from __future__ import annotations
+
+from blockscale.lower.moe_plan import WGMMA_TOKENS, MoePlan
+
+CONSUMER_REGISTERS, PRODUCER_REGISTERS = 224, 56
+"""Of threads of two consuming warpgroups and of the loading one: multiples of 8 that add up to the
+168 * 384 registers with which the CTA starts; one more, and it waits for ever."""
+
+NARROWEST = 4
+"""A block of tokens is computed with instructions of at least 1/4 of the tile's columns."""
+
+PARAMS = (
+    "const void *x, const uint8_t *w, const void *ws, const float *global, const float *bias,\n"
+    "    const float *row_scale, const int *order, const int4 *blocks, const int *n_blocks,\n"
+    "    void *out, int rows, int k, int x_pitch, int out_pitch, int out_cols, int top_k,\n"
+    "    float alpha, float limit"
+)
+
+_FORMAT = {"nvfp4": "BS_MOE_NVFP4", "mxfp4": "BS_MOE_MXFP4", "int4": "BS_MOE_INT4"}
+
+
+def constants(plan: MoePlan) -> dict[str, str | int]:
+    """Return what the kernel knows when it is compiled, by the names of native/moe_gemm.cuh."""
+    split = plan.unit == "wgmma" and plan.consumers == 8
+    return {
+        "FORMAT": _FORMAT[plan.fmt],
+        "GROUP": plan.group,
+        "ZEROS": int(plan.zeros),
+        "BF16": int(plan.dtype == "bfloat16"),
+        "ACTIVATION": f"BS_MOE_{plan.activation.upper()}",
+        "GATED": int(plan.gated),
+        "GATHER": int(plan.gather),
+        "ROWS": plan.rows,
+        "TOKENS": plan.tokens,
+        "SLICES": plan.slices,
+        "STAGES": plan.stages,
+        "BLOCKS_K": plan.blocks_k,
+        "TILES_M": plan.tiles_m,
+        "CONSUMERS": plan.consumers,
+        "TOKEN_WARPS": plan.producers - 1,
+        "SCALE_BYTES": plan.scale_bytes,
+        "MORE_REGISTERS": CONSUMER_REGISTERS if split else 0,
+        "FEWER_REGISTERS": PRODUCER_REGISTERS,
+    }
+
+
+def columns(plan: MoePlan) -> tuple[int, ...]:
+    """Return the columns N of the wgmma instructions of a plan, ascending."""
+    return tuple(n for n in WGMMA_TOKENS if plan.tokens <= NARROWEST * n and n <= plan.tokens)
+
+
+def source(plan: MoePlan, kernel_name: str) -> str:
+    """Return the CUDA text of the kernel ``kernel_name`` of a legal plan.
+
+    Raises:
+        PlanError: the plan is not legal.
+    """
+    plan.check()
+    struct = f"{kernel_name}_plan"
+    lines = [f"  static constexpr int {name} = {value};" for name, value in constants(plan).items()]
+    if plan.unit == "wgmma":
+        wrappers = [wgmma(plan.dtype == "bfloat16", n) for n in columns(plan)]
+        listed = ", ".join(map(str, columns(plan)))
+        consume = f"bs_moe_consume_wgmma<{struct}, {listed}>"
+    else:
+        wrappers, consume = [], f"bs_moe_consume_mma<{struct}>"
+    return "\n".join(
+        [
+            f'#include "moe_{plan.unit}.cuh"',
+            *wrappers,
+            f"struct {struct} {{",
+            *lines,
+            "};",
+            "",
+            f'extern "C" __global__ void __launch_bounds__({plan.threads}, 1) {kernel_name}(',
+            f"    {PARAMS}) {{",
+            "  BsMoe a{static_cast<const uint16_t *>(x), w, static_cast<const uint8_t *>(ws), global,",
+            "          bias, row_scale, order, blocks, n_blocks, static_cast<uint16_t *>(out), rows, k,",
+            "          x_pitch, out_pitch, out_cols, top_k, alpha, limit};",
+            f"  bs_moe_run<{struct}>(a, [&](BsMoeRing<{struct}> ring, int tiles, int row_tiles, int warp,",
+            "                              int lane) {",
+            f"    {consume}(a, ring, tiles, row_tiles, warp, lane);",
+            "  });",
+            "}",
+            "",
+        ]
+    )
+
+
+def wgmma(bf16: bool, n: int) -> str:
+    """Return BsWgmma<bf16, n>: wgmma.mma_async.m64nNk16 with A in registers (PTX ISA 9.7.15.5)."""
+    count, kind = n // 2, "bf16" if bf16 else "f16"
+    name = f"BS_WGMMA_{kind.upper()}_{n}"
+    sums = ", ".join(f"%{i}" for i in range(count))
+    outs = ", ".join(f'"+f"(c[{i}])' for i in range(count))
+    a = ", ".join(f"%{count + i}" for i in range(4))
+    return f"""#ifndef {name}
+#define {name}
+template <>
+struct BsWgmma<{str(bf16).lower()}, {n}> {{
+  static BS_INLINE void run(float *c, const uint32_t *a, uint64_t b) {{
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} {{{sums}}}, {{{a}}}, "
+        "%{count + 4}, 1, 1, 1, 0;"
+        : {outs}
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  }}
+}};
+#endif
+"""

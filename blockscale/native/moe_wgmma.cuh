@@ -1,0 +1,106 @@
+// Consumers of moe_gemm.cuh for many tokens: wgmma with decoded weights in registers.
+//
+// A warpgroup multiplies TILES_M times 64 rows with all tokens.  A unit is one m64 tile and one
+// block of 64 k: four wgmma, a group.  While a group runs, the next unit is decoded into the other
+// bank of registers.  lower/moe_source.py writes bs_wgmma<BF16, N>, m64nNk16 with A in registers.
+#pragma once
+#include "moe_gemm.cuh"
+
+template <bool BF16, int N>
+struct BsWgmma;  // static void run(float *c, const uint32_t *a, uint64_t b): c += a b
+
+BS_INLINE void bs_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+BS_INLINE void bs_wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+template <int N>
+BS_INLINE void bs_wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+// Descriptor of rows of 128 bytes, swizzled: K-major, 8 rows to 1024 bytes (9.7.15.5.1.2).
+BS_INLINE uint64_t bs_wgmma_rows128(uint32_t at) {
+  return (static_cast<uint64_t>(1) << 62) | (static_cast<uint64_t>(64) << 32) |
+         (static_cast<uint64_t>(1) << 16) | ((at & 0x3FFFF) >> 4);
+}
+
+template <class P, int N>
+BS_INLINE void bs_moe_wgmma_unit(uint32_t stage, int m, int b, float *c, uint32_t *a, int lane) {
+  using R = BsMoeRoom<P>;
+  uint4 codes = bs_load16_shared(bs_moe_codes<P>(stage, m, b) + lane * 16);
+  BsDecode<P> scales;
+  scales.load(bs_moe_scales<P>(stage, m, b), lane);
+  scales.decode(codes.x, a), scales.decode(codes.y, a + 4);
+  scales.decode(codes.z, a + 8), scales.decode(codes.w, a + 12);
+  uint64_t x = bs_wgmma_rows128(stage + R::X_AT + b * R::X_BLOCK);
+  bs_wgmma_fence();
+#pragma unroll
+  for (int j = 0; j < 4; ++j) BsWgmma<P::BF16, N>::run(c, a + 4 * j, x + 2 * j);
+  bs_wgmma_commit();
+}
+
+// One stage of B blocks of 64 k.  Gives the stage with the barrier `before` (0: none) back once its
+// last group has ended, if this one has two units.
+template <class P, int N, int B>
+BS_INLINE void bs_moe_wgmma_stage(const BsMoeRing<P> &ring, uint32_t before, int m0, float (*c)[N / 2],
+                                  uint32_t (*banks)[16], int lane) {
+  bs_mbar_wait(ring.full(), ring.phase);
+  bs_fence_async();  // cp.async wrote what wgmma reads
+#pragma unroll
+  for (int b = 0; b < B; ++b) {
+#pragma unroll
+    for (int m = 0; m < P::TILES_M; ++m) {
+      int unit = b * P::TILES_M + m;
+      uint32_t *bank = banks[unit % 2];
+      bs_wgmma_wait<1>();
+#pragma unroll
+      for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(bank[i]));  // not free before the wait
+      if (unit == 1 && before && lane == 0) bs_mbar_arrive(before);
+      bs_moe_wgmma_unit<P, N>(ring.memory(), m0 + m, b, c[m], bank, lane);
+    }
+  }
+}
+
+template <class P, int N>
+BS_INLINE void bs_moe_wgmma_tile(const BsMoe &a, const BsMoeTile &at, BsMoeRing<P> &ring, int warp,
+                                 int lane) {
+  static_assert(P::BLOCKS_K * P::TILES_M % 2 == 0, "banks alternate");
+  int m0 = warp * P::TILES_M, k_blocks = a.k / 64, kb = 0;
+  float c[P::TILES_M][N / 2] = {};  // written here, so that registers of other N are free
+  uint32_t banks[2][16], before = 0;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) banks[0][i] = banks[1][i] = 0;
+  for (; kb + P::BLOCKS_K <= k_blocks; kb += P::BLOCKS_K) {
+    bs_moe_wgmma_stage<P, N, P::BLOCKS_K>(ring, before, m0, c, banks, lane);
+    before = ring.empty();
+    ring.next();
+  }
+  if (P::BLOCKS_K == 2 && kb < k_blocks) {
+    bs_wgmma_wait<0>();
+    if (before && lane == 0) bs_mbar_arrive(before);
+    bs_moe_wgmma_stage<P, N, 1>(ring, 0, m0, c, banks, lane);
+    before = ring.empty();
+    ring.next();
+  }
+  bs_wgmma_wait<0>();
+  if (lane == 0) bs_mbar_arrive(before);
+#pragma unroll
+  for (int m = 0; m < P::TILES_M; ++m) bs_moe_store<P, N>(a, at, at.row + 16 * (m0 + m), c[m], lane);
+}
+
+// The instruction of the fewest columns, of N and MORE (ascending), that holds the block's tokens.
+template <class P, int N, int... MORE>
+BS_INLINE void bs_moe_wgmma_any(const BsMoe &a, const BsMoeTile &at, BsMoeRing<P> &ring, int warp, int lane) {
+  if constexpr (sizeof...(MORE) > 0) {
+    if (at.tokens > N) return bs_moe_wgmma_any<P, MORE...>(a, at, ring, warp, lane);
+  }
+  bs_moe_wgmma_tile<P, N>(a, at, ring, warp, lane);
+}
+
+template <class P, int... N>
+BS_INLINE void bs_moe_consume_wgmma(const BsMoe &a, BsMoeRing<P> ring, int tiles, int row_tiles, int warp,
+                                    int lane) {
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    BsMoeTile at = bs_moe_tile<P>(a, tile, row_tiles);
+    bs_moe_wgmma_any<P, N...>(a, at, ring, warp, lane);
+  }
+}
