@@ -7,7 +7,7 @@ What is special to a kind of target is in `catalog_cpu` and `catalog_gpu`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -20,11 +20,12 @@ from tvm.s_tir.schedule import Trace
 from tvm.target import Target
 from tvm.tirx.buffer import BufferType
 
-from blockscale import catalog_cpu, catalog_gpu
+from blockscale import catalog_cpu, catalog_gpu, catalog_moe
 from blockscale.catalog_bucket import Bucket
-from blockscale.lower import cuda, gemm
+from blockscale.catalog_moe import MoeWorkload
+from blockscale.lower import cuda, gemm, moe
 from blockscale.schedules._steps import preferred, sampled, unshared
-from blockscale.specs import Spec
+from blockscale.specs import FusedMoe, MoeRoute, Spec
 from blockscale.targets import is_gpu
 
 
@@ -105,9 +106,19 @@ class Workload:
         of(level).sketches(self.spec, self.bucket(level), level)[0](sch, preferred)
 
 
-def workloads(spec: Spec, level: str) -> list[Workload]:
-    """Return the size buckets of ``spec`` on ``level``, smallest first."""
+def workloads(spec: Spec, level: str) -> Sequence[Workload | MoeWorkload]:
+    """Return the size buckets of ``spec`` on ``level``, smallest first; of MoE both GEMMs."""
+    if isinstance(spec, FusedMoe) and is_gpu(level):
+        return catalog_moe.workloads(spec, level)
     return [Workload(spec, bucket.rows) for bucket in of(level).buckets(spec)]
+
+
+def logged(entry: Mapping[str, Any]) -> Workload | MoeWorkload:
+    """Return the workload that an entry of a log's meta.json describes."""
+    spec = Spec.from_json(entry["spec"])
+    if isinstance(spec, FusedMoe) and "part" in entry:
+        return MoeWorkload(spec, entry["rows"], entry["part"])
+    return Workload(spec, entry["rows"])
 
 
 def exported(spec: Spec, level: str, traces: Mapping[str, Trace | None]) -> tvm.IRModule:
@@ -140,6 +151,10 @@ def cuda_source(spec: Spec, arch: str, traces: Mapping[str, Trace | None]) -> cu
     if catalog_gpu.has_tensor_memory(spec):
         bodies = scheduled(spec, arch, traces)
         return gemm.sources(bodies, spec.name, arch, [param.name for param in spec.params()])
+    if isinstance(spec, FusedMoe):
+        return moe.sources(catalog_moe.buckets(spec, arch, traces), spec, arch)
+    if isinstance(spec, MoeRoute):
+        return moe.route_sources(spec, arch)
     return cuda.sources(exported(spec, arch, traces)[spec.name], spec.name, arch)
 
 

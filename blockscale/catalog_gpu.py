@@ -16,8 +16,10 @@ from blockscale.schedules._steps import Sketch
 from blockscale.specs import (
     ActQuantize,
     Dequantize,
+    FusedMoe,
     GroupedMmFp4,
     MmFp4,
+    MoeRoute,
     NormQuantize,
     Quantize,
     ScaleSweep,
@@ -69,6 +71,9 @@ SWIZZLED_ROWS, SWIZZLED_COLS = 262144, 256
 
 With 32 MiB another schedule won: lines that it wrote in halves met in the L2 cache."""
 
+WORKSPACE_ALIGNMENT = 16
+"""Of the memory that an MoE function divides: all its kernels load 16 bytes at a time."""
+
 SWEEP_COLS = 4096
 """Columns of the weight on which the scale sweep is tuned."""
 
@@ -91,6 +96,8 @@ def buckets(spec: Spec) -> tuple[Bucket, ...]:
         return ACT_BUCKETS
     if isinstance(spec, MmFp4):
         return GEMM_BUCKETS
+    if isinstance(spec, MoeRoute):
+        return ()  # nothing to choose
     if isinstance(spec, GroupedMmFp4):
         *most, last = (rows * spec.experts for rows in GROUPED_ROWS)
         return (*(Bucket(rows, 2 * rows) for rows in most), Bucket(last, None))
@@ -140,7 +147,7 @@ def alignments(spec: Spec) -> dict[str, int]:
     """Bytes of which the address of a parameter must be a multiple, where more than usual."""
     if isinstance(spec, MmFp4 | GroupedMmFp4) and spreads_codes(spec.fmt, spec.k):
         return {"b": SPREAD_ALIGNMENT}
-    return {}
+    return {"workspace": WORKSPACE_ALIGNMENT} if isinstance(spec, FusedMoe) else {}
 
 
 def _gemm_sizes(spec: MmFp4 | GroupedMmFp4) -> tuple[str, str, int, int, int]:

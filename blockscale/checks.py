@@ -68,6 +68,11 @@ def without_data() -> Iterator[None]:
         _without_data.on = False
 
 
+def has_data() -> bool:
+    """Return whether tensors are going to be read: false within `without_data`."""
+    return not _without_data.on
+
+
 def choice(where: str, name: str, value: object, allowed: Sequence[str]) -> None:
     """ValueError unless ``value`` is one of ``allowed``."""
     if value not in allowed:

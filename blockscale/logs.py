@@ -210,9 +210,8 @@ def check(
 
 def _catalogued(entry: dict[str, Any]) -> Workload:
     from blockscale import catalog
-    from blockscale.specs import Spec
 
-    workload: Workload = catalog.Workload(Spec.from_json(entry["spec"]), entry["rows"])
+    workload: Workload = catalog.logged(entry)
     return workload
 
 

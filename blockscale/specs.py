@@ -30,6 +30,7 @@ from blockscale.spec_base import (
 )
 from blockscale.specs_fused import ActQuantize, NormQuantize, register_fused
 from blockscale.specs_gemm import GEMM_FORMATS, GroupedMmFp4, MmFp4, register_gemm
+from blockscale.specs_moe import FusedMoe, MoeRoute, register_moe
 
 __all__ = [
     "BLOCK_SIZE",
@@ -40,10 +41,12 @@ __all__ = [
     "SPECS",
     "ActQuantize",
     "Dequantize",
+    "FusedMoe",
     "GroupedMmFp4",
     "Layout",
     "Linear",
     "MmFp4",
+    "MoeRoute",
     "NormQuantize",
     "Param",
     "Quantize",
@@ -312,3 +315,4 @@ register(
 )
 register_fused()
 register_gemm()
+register_moe()

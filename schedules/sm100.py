@@ -16,7 +16,8 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from blockscale.lower.gemm_plan import LANES, GemmPlan
-from blockscale.lower.gemm_read import K_LOOP, PREFIX
+from blockscale.lower.gemm_read import K_LOOP
+from blockscale.lower.sites import PREFIX
 from blockscale.schedules import sm100_tiles
 from blockscale.schedules._steps import Choose, Sketch, last_loops
 from blockscale.tir.gemm_tiles import ATOM_BYTES

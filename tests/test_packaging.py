@@ -27,11 +27,14 @@ PUBLIC = [
     "add_rmsnorm_fp4quant",
     "dequantize",
     "fp8_scale_candidates",
+    "fused_moe",
     "gelu_tanh_and_mul_fp4quant",
     "grouped_mm_fp4",
     "grouped_quantize",
     "linear",
+    "moe_route",
     "nvfp4_fp8_scale_sweep",
+    "prepare_moe_weights",
     "quantize",
     "rmsnorm_fp4quant",
     "silu_and_mul_fp4quant",
@@ -40,6 +43,7 @@ PUBLIC = [
     "swizzle_scales",
     "unswizzle_scales",
     "Library",
+    "MoeWeights",
     "load",
     "mm_fp4",
     "build",
@@ -159,6 +163,7 @@ import sys, blockscale
 for name in {PUBLIC}:
     assert callable(getattr(blockscale, name)), name
 assert blockscale.specs.MmFp4
+assert blockscale.nn.FusedMoE
 print("tvm" in sys.modules)
 """
     run = python(code, cwd=ROOT)

@@ -34,6 +34,17 @@ def fresh(*shape):
     return torch.full(shape, 0xFF, dtype=torch.uint8)
 
 
+MOE = bs.prepare_moe_weights(
+    *bs.quantize(normal(3, 128, 64, seed=4))[:1],
+    bs.quantize(normal(3, 64, 64, seed=5))[0],
+    w13_scale=bs.quantize(normal(3, 128, 64, seed=4))[1],
+    w2_scale=bs.quantize(normal(3, 64, 64, seed=5))[1],
+)
+MOE_X, MOE_IDS = normal(5, 64), torch.tensor([[0, 2]] * 3 + [[1, -1]] * 2, dtype=torch.int32)
+MOE_FACTORS = torch.full((5, 2), 0.5)
+LOGITS = torch.arange(40.0).view(5, 8).sin()
+
+
 def add_with_everything(x, r):
     """Use every option, with what is given and what is not."""
     y = torch.empty_like(x)
@@ -91,6 +102,19 @@ FUNCTIONS = {
         lambda s, o, d: bs.grouped_mm_fp4(CODES, CODES[None], s, s[None], o, out=d),
         (GEMM_SCALE, torch.tensor([2, 7], dtype=torch.int32), normal(8, 8)),
     ),
+    "fused moe": (
+        lambda x, i, w: bs.fused_moe(x * 2, MOE, i, w) + 1,
+        (MOE_X, MOE_IDS, MOE_FACTORS),
+    ),
+    "fused moe given": (
+        lambda x, w, y: bs.fused_moe(x, MOE, MOE_IDS.long(), w, limit=3.0, out=y) + y,
+        (MOE_X, MOE_FACTORS, torch.zeros_like(MOE_X)),
+    ),
+    "moe layer": (
+        lambda x: bs.fused_moe(x, MOE, *bs.moe_route(x[:, :3].contiguous(), 2)),
+        (MOE_X,),
+    ),
+    "route": (lambda x: bs.moe_route(x + 1, 3, scoring="sigmoid", scale=2.0), (LOGITS,)),
     "fi add_rmsnorm": (lambda x, r: (*fi.add_rmsnorm_fp4quant(x, r, W, None, None, G), r), (X, R)),
     "fi fp4_quantize": (lambda x: fi.fp4_quantize(x, G), (X,)),
     "fi mxfp4_quantize": (lambda x: fi.mxfp4_quantize(x, sfLayout=fi.SfLayout.layout_8x4), (X,)),
@@ -236,6 +260,13 @@ SAMPLES = {
         + (torch.float32, torch.zeros(8, 8)),
         {},
     ),
+    "fused_moe": (
+        (MOE_X, MOE_IDS, MOE_FACTORS, MOE.w13, MOE.w13_scale, None, MOE.w13_global, None, MOE.w2)
+        + (MOE.w2_scale, None, MOE.w2_global, None, "nvfp4", 16, 3, 64, 64, True, False)
+        + ("linear", None, "swiglu", None, 7.0, None, None, None, torch.zeros_like(MOE_X)),
+        {},
+    ),
+    "moe_route": ((LOGITS, 3, "softmax", True, None, 2, 1, 2.5), {}),
     "flashinfer_add_rmsnorm_fp4quant": ((X, R.clone(), W, *norm_outputs, None, None, G), {}),
 }
 
@@ -250,7 +281,7 @@ def test_opcheck(name):
 def test_every_function_is_an_operator():
     """Under its own name; FlashInfer's with a prefix."""
     public = {name for name in bs.__all__ if name.islower() and name[0] != "_"}
-    others = {"build", "fp8_scale_candidates", "load", "tune"}
+    others = {"build", "fp8_scale_candidates", "load", "prepare_moe_weights", "tune"}
     assert public - others <= set(torch_ops.NAMES)
     assert "flashinfer_fp4_quantize" in torch_ops.NAMES
     assert len(set(torch_ops.NAMES)) == len(torch_ops.NAMES)

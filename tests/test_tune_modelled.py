@@ -15,7 +15,8 @@ from fake_workload import DECODE, FakeSpec, FakeWorkload, from_meta
 
 from blockscale import builder, catalog, cli, logs, tuner
 from blockscale.lower import nvcc
-from blockscale.lower.gemm_read import PREFIX, read
+from blockscale.lower.gemm_read import read
+from blockscale.lower.sites import PREFIX
 from blockscale.specs import MmFp4
 from blockscale.tuning import b200, modelled, pipeline, records, task
 from blockscale.tuning.facts import facts_of, plan_facts

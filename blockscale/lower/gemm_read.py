@@ -7,21 +7,15 @@ loops cannot say are annotations.  What is not such a GEMM raises LoweringError.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from tvm import tirx
 from tvm.tirx import PrimFunc
 
 from blockscale.errors import LoweringError
 from blockscale.lower.gemm_plan import FORMATS, LANES, GemmPlan
+from blockscale.lower.sites import Site, annotations, constant, expect, function, one, sites
 from blockscale.tir.gemm_tiles import ATTRIBUTE, K_TILE, up
-
-PREFIX = "blockscale."
-"""Of the annotations' keys."""
 
 TILE_LOOP = {"cluster_x": None, "cluster_y": 1, "acc_stages": 1, "raster": 0, "group": 1}
 """Annotations of the loop over tiles, and what holds without them; cluster_x: cta_group."""
@@ -34,93 +28,6 @@ RASTERS = ("x", "y")
 
 WARPS, WARP = 4, 32
 """Of the epilogue, and their lanes."""
-
-_CALL = re.compile(r"bs_(?P<what>[a-z0-9_]+?)(?:<(?P<number>\d+)>)?$")
-
-
-@dataclass(frozen=True)
-class Site:
-    """A block with the loops around it, outermost first, and the instruction that it calls."""
-
-    block: Any
-    loops: tuple[Any, ...]
-    what: str = ""
-    """For example "tcgen05_cp"; empty without a call."""
-    number: int = 0
-    """Template argument: the CTA group, or columns."""
-
-    @property
-    def name(self) -> str:
-        """For messages."""
-        return f"block '{self.block.name_hint}'"
-
-    def extents(self, outside: Any) -> list[int]:
-        """Extents of the loops inside of the loop ``outside``."""
-        depth = next(i for i, loop in enumerate(self.loops) if loop.same_as(outside))
-        return [_constant(loop.extent, self.name) for loop in self.loops[depth + 1 :]]
-
-    def buffer(self, number: int) -> Any:
-        """The buffer that the instruction's operand ``number`` is a part of."""
-        return self.block.match_buffers[number].source.source
-
-    def shape(self, number: int) -> tuple[int, ...]:
-        """Shape of the instruction's operand ``number``."""
-        return tuple(int(extent) for extent in self.block.match_buffers[number].buffer.shape)
-
-
-def _constant(extent: Any, where: str) -> int:
-    if not isinstance(extent, tirx.IntImm):
-        raise LoweringError(f"{where}: a loop inside of a tile has the extent {extent}, no number")
-    return int(extent)
-
-
-def _expect(where: str, what: str, found: Any, wanted: Any) -> None:
-    """LoweringError unless the schedule says the same in both places."""
-    if found != wanted:
-        raise LoweringError(
-            f"{where}: {what} is {found}, and the rest of the schedule implies {wanted}"
-        )
-
-
-def _sites(stmt: Any, loops: tuple[Any, ...] = ()) -> Iterator[Site]:
-    """Every block in ``stmt``."""
-    kind = type(stmt).__name__
-    if kind == "For":
-        yield from _sites(stmt.body, (*loops, stmt))
-    elif kind == "SeqStmt":
-        for part in stmt.seq:
-            yield from _sites(part, loops)
-    elif kind == "SBlockRealize":
-        call = _called(stmt.block.body)
-        yield Site(stmt.block, loops, *call)
-        if not call[0]:
-            yield from _sites(stmt.block.body, loops)
-    elif kind not in ("BufferStore", "Evaluate"):
-        raise LoweringError(
-            f"a {kind} inside of {len(loops)} loops: only loops, blocks and tensor intrinsics are "
-            "lowered; schedule without it"
-        )
-
-
-def _called(body: Any) -> tuple[str, int]:
-    """Instruction and template argument of an intrinsic's body; ("", 0) if it is none."""
-    name = _function(body.value) if type(body).__name__ == "Evaluate" else ""
-    found = _CALL.match(name)
-    return (found["what"], int(found["number"] or 0)) if found else ("", 0)
-
-
-def _function(value: Any) -> str:
-    """Name of the device function that ``value`` calls; "" if it is no such call."""
-    is_call = getattr(getattr(value, "op", None), "name", "") == "tirx.cuda.func_call"
-    return str(value.args[0].value) if is_call else ""
-
-
-def _one(sites: list[Site], what: str, why: str) -> Site:
-    """Return the only block that calls ``what``."""
-    found = [site for site in sites if site.what == what]
-    if len(found) != 1:
-        raise LoweringError(f"{len(found)} blocks call {what}, not one; {why}")
-    return found[0]
 
 
 def read(func: PrimFunc) -> GemmPlan:
@@ -143,7 +50,7 @@ class _Reader:
         self.fmt = str(self.sizes["fmt"])
         self.format = FORMATS[self.fmt]
         self.params = {param.name: param for param in func.params}
-        self.sites = list(_sites(func.body))
+        self.sites = list(sites(func.body))
         self.mma = self._mma()
         self.tile_loop, self.k_loop = self._loops()
 
@@ -153,16 +60,14 @@ class _Reader:
         group = self.mma.number
         mma_m, mma_n, swap = self._instruction(call)
         block_k = prod(self.mma.extents(self.k_loop)) * self.format.step
-        stages = _constant(self.k_loop.extent, "loop over K")
-        _expect(
-            "loop over K", "K of all stages", stages * block_k, up(int(self.sizes["k"]), K_TILE)
-        )
-        _expect(self.mma.name, "M of the MMA", mma_m, LANES * group)
+        stages = constant(self.k_loop.extent, "loop over K")
+        expect("loop over K", "K of all stages", stages * block_k, up(int(self.sizes["k"]), K_TILE))
+        expect(self.mma.name, "M of the MMA", mma_m, LANES * group)
         self._operands(group, mma_n, block_k, swap)
         self._scales(group, mma_n, block_k, swap)
         store, epi_cols = self._epilogue(group, mma_n, swap)
-        on_tiles = self._annotations(self.tile_loop, TILE_LOOP, "tiles")
-        on_k = self._annotations(self.k_loop, K_LOOP, "K")
+        on_tiles = annotations(self.tile_loop, TILE_LOOP, "tiles")
+        on_k = annotations(self.k_loop, K_LOOP, "K")
         if on_tiles["raster"] not in (0, 1):
             raise LoweringError(f"loop over tiles: raster={on_tiles['raster']} is neither 0 nor 1")
         return GemmPlan(
@@ -199,8 +104,8 @@ class _Reader:
         kind = self.format.kind
         for site in self.sites:
             if site.what.startswith("tcgen05_mma_"):
-                _expect(site.name, "MMA kind", site.what.removeprefix("tcgen05_mma_"), kind)
-        return _one(self.sites, f"tcgen05_mma_{kind}", f"{self.fmt} is multiplied by it")
+                expect(site.name, "MMA kind", site.what.removeprefix("tcgen05_mma_"), kind)
+        return one(self.sites, f"tcgen05_mma_{kind}", f"{self.fmt} is multiplied by it")
 
     def _loops(self) -> tuple[Any, Any]:
         """The loop over tiles and the one over stages: that with the loads of operands in it."""
@@ -218,18 +123,18 @@ class _Reader:
     def _instruction(self, call: Any) -> tuple[int, int, bool]:
         """M and N of the MMA, and whether X is b, from its descriptors and buffers."""
         desc = call.args[4]
-        if _function(desc) != "bs_instruction_desc":
+        if function(desc) != "bs_instruction_desc":
             raise LoweringError(f"{self.mma.name}: its argument 4 is no instruction descriptor")
         m, n, x_format, y_format, e8m0 = (int(arg) for arg in desc.args[1:6])
-        _expect(self.mma.name, "shape of the accumulator", self.mma.shape(4), (m, n))
-        _expect(self.mma.name, "E8M0 scales", bool(e8m0), self.format.scale == "e8m0")
+        expect(self.mma.name, "shape of the accumulator", self.mma.shape(4), (m, n))
+        expect(self.mma.name, "E8M0 scales", bool(e8m0), self.format.scale == "e8m0")
         swap = call.args[2].args[1].args[1].args[0].same_as(self.mma.block.match_buffers[2].buffer)
         wide = self.format.a_bits == 8
         codes = [
             0 if bits == 8 else 5 if wide else 1
             for bits in (self.format.a_bits, self.format.b_bits)
         ]
-        _expect(
+        expect(
             self.mma.name, "formats of X and Y", [x_format, y_format], codes[:: -1 if swap else 1]
         )
         self._memory(self.mma, (0, 2), "shared.dyn", "operands are in shared memory")
@@ -239,7 +144,7 @@ class _Reader:
             for site in self.sites
             if site.block.writes and site.block.writes[0].source.same_as(self.mma.buffer(4))
         ]
-        _expect(self.mma.name, "blocks that write the accumulator", len(init), 2)
+        expect(self.mma.name, "blocks that write the accumulator", len(init), 2)
         return m, n, swap
 
     def _memory(self, site: Site, operands: tuple[int, ...], scope: str, rule: str) -> None:
@@ -271,12 +176,12 @@ class _Reader:
             site = self._writer("tma_load_2d", self.mma.buffer(number))
             bits = self.format.a_bits if side == "a" else self.format.b_bits
             rows = LANES if is_x else mma_n // group
-            _expect(site.name, "CTA group", site.number, group)
-            _expect(site.name, "tile", site.shape(-1), (rows, block_k * bits // 8))
-            _expect(site.name, "loads of a stage", prod(site.extents(self.k_loop)), group)
-            _expect(site.name, "source", site.buffer(0).name, self.params[side].name)
-            matrix = _function(call.args[2 if is_x else 3])
-            _expect(self.mma.name, f"matrix of {side}", matrix, f"bs_matrix_desc<{row_bytes}>")
+            expect(site.name, "CTA group", site.number, group)
+            expect(site.name, "tile", site.shape(-1), (rows, block_k * bits // 8))
+            expect(site.name, "loads of a stage", prod(site.extents(self.k_loop)), group)
+            expect(site.name, "source", site.buffer(0).name, self.params[side].name)
+            matrix = function(call.args[2 if is_x else 3])
+            expect(self.mma.name, f"matrix of {side}", matrix, f"bs_matrix_desc<{row_bytes}>")
 
     def _scales(self, group: int, mma_n: int, block_k: int, swap: bool) -> None:
         """Compare the loads and copies of scales with the MMA."""
@@ -287,18 +192,18 @@ class _Reader:
             copy = self._writer("tcgen05_cp", self.mma.buffer(number))
             load = self._writer("tma_load_3d", copy.buffer(0))
             for site in (copy, load):
-                _expect(site.name, "CTA group", site.number, group)
+                expect(site.name, "CTA group", site.number, group)
                 tiles = prod(site.extents(self.k_loop))
-                _expect(site.name, "128x4 tiles of scales of a stage", tiles, atoms)
+                expect(site.name, "128x4 tiles of scales of a stage", tiles, atoms)
             self._memory(copy, (0,), "shared.dyn", "scales are copied from there")
-            _expect(load.name, "source", load.buffer(0).name, self.params[f"{side}_scale"].name)
+            expect(load.name, "source", load.buffer(0).name, self.params[f"{side}_scale"].name)
 
     # ---- The epilogue -----------------------------------------------------------------------
 
     def _epilogue(self, group: int, mma_n: int, swap: bool) -> tuple[str, int]:
         """How d is stored, and columns that are taken at a time."""
-        read = _one(self.sites, "tcgen05_ld", "the accumulator is read by it")
-        _expect(read.name, "source", read.buffer(0).name, self.mma.buffer(4).name)
+        read = one(self.sites, "tcgen05_ld", "the accumulator is read by it")
+        expect(read.name, "source", read.buffer(0).name, self.mma.buffer(4).name)
         self._memory(read, (1,), "local", "the accumulator is read to registers")
         extents = read.extents(self.tile_loop)
         if len(extents) != 4:
@@ -307,39 +212,21 @@ class _Reader:
                 "warps, reads"
             )
         ctas, chunks, warps, reads = extents
-        _expect(read.name, "columns of a read", read.shape(0)[1], read.number)
+        expect(read.name, "columns of a read", read.shape(0)[1], read.number)
         epi_cols = reads * read.number
-        _expect(read.name, "CTAs and warps", (ctas, warps), (group, WARPS))
-        _expect(read.name, "columns of the accumulator", chunks * epi_cols, mma_n)
+        expect(read.name, "CTAs and warps", (ctas, warps), (group, WARPS))
+        expect(read.name, "columns of the accumulator", chunks * epi_cols, mma_n)
         blocks = [site for site in self.sites if site.block.name_hint == "epilogue"]
         if len(blocks) != 1 or not blocks[0].block.reads[0].source.same_as(read.buffer(1)):
             raise LoweringError(f"block 'epilogue' does not read what {read.name} has read")
         written = blocks[0].block.writes[0].source
         stores = [site for site in self.sites if site.what == "tma_store_2d"]
         if not stores:
-            _expect("block 'epilogue'", "what it writes", written.name, self.params["d"].name)
+            expect("block 'epilogue'", "what it writes", written.name, self.params["d"].name)
             return "direct", epi_cols
         store = stores[0]
-        _expect(store.name, "source", store.buffer(0).name, written.name)
-        _expect(store.name, "tile", store.shape(0), (epi_cols, WARP) if swap else (WARP, epi_cols))
+        expect(store.name, "source", store.buffer(0).name, written.name)
+        expect(store.name, "tile", store.shape(0), (epi_cols, WARP) if swap else (WARP, epi_cols))
         count = prod(store.extents(self.tile_loop))
-        _expect(store.name, "stores of a tile", count, ctas * chunks * WARPS)
+        expect(store.name, "stores of a tile", count, ctas * chunks * WARPS)
         return "tma", epi_cols
-
-    # ---- Annotations ------------------------------------------------------------------------
-
-    def _annotations(self, loop: Any, known: dict[str, int | None], name: str) -> dict[str, int]:
-        """Decisions that are annotated on ``loop``."""
-        values: dict[str, int] = {key: default or 0 for key, default in known.items()}
-        found = {str(key): value for key, value in loop.annotations.items()}
-        for key, value in found.items():
-            decision = key.removeprefix(PREFIX)
-            if not key.startswith(PREFIX) or decision not in known:
-                raise LoweringError(
-                    f"loop over {name}: annotation {key!r} is none of "
-                    f"{[PREFIX + decision for decision in known]}"
-                )
-            values[decision] = int(value)
-        if "stages" in known and f"{PREFIX}stages" not in found:
-            raise LoweringError(f"loop over {name}: annotation '{PREFIX}stages' is missing")
-        return values

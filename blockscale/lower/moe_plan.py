@@ -25,7 +25,7 @@ WARP_ROWS = 16
 MMA_TOKENS = (8, 16, 24, 32, 48, 64)
 """Tokens of a tile, unit mma."""
 
-WGMMA_TOKENS = (8, 16, 32, 48, 64, 96, 128, 160, 192, 256)
+WGMMA_TOKENS = (8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 136, 144, 152, 160, 176, 192, 208, 224, 256)
 """Tokens of a tile, unit wgmma."""
 
 FORMATS = {"nvfp4": (16,), "mxfp4": (32,), "int4": (32, 64, 128)}

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from blockscale.lower.moe_plan import WGMMA_TOKENS, MoePlan
+from blockscale.lower.moe_plan import MoePlan
 
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 224, 56
 """Of threads of two consuming warpgroups and of the loading one: multiples of 8 that add up to the
 168 * 384 registers with which the CTA starts; one more, and it waits for ever."""
-
-NARROWEST = 4
-"""A block of tokens is computed with instructions of at least 1/4 of the tile's columns."""
 
 PARAMS = (
     "const void *x, const uint8_t *w, const void *ws, const float *global, const float *bias,\n"
@@ -46,11 +43,6 @@ def constants(plan: MoePlan) -> dict[str, str | int]:
     }
 
 
-def columns(plan: MoePlan) -> tuple[int, ...]:
-    """Return the columns N of the wgmma instructions of a plan, ascending."""
-    return tuple(n for n in WGMMA_TOKENS if plan.tokens <= NARROWEST * n and n <= plan.tokens)
-
-
 def source(plan: MoePlan, kernel_name: str) -> str:
     """Return the CUDA text of the kernel ``kernel_name`` of a legal plan.
 
@@ -61,11 +53,9 @@ def source(plan: MoePlan, kernel_name: str) -> str:
     struct = f"{kernel_name}_plan"
     lines = [f"  static constexpr int {name} = {value};" for name, value in constants(plan).items()]
     if plan.unit == "wgmma":
-        wrappers = [wgmma(plan.dtype == "bfloat16", n) for n in columns(plan)]
-        listed = ", ".join(map(str, columns(plan)))
-        consume = f"bs_moe_consume_wgmma<{struct}, {listed}>"
+        wrappers = [wgmma(plan.dtype == "bfloat16", plan.tokens)]
     else:
-        wrappers, consume = [], f"bs_moe_consume_mma<{struct}>"
+        wrappers = []
     return "\n".join(
         [
             f'#include "moe_{plan.unit}.cuh"',
@@ -81,7 +71,7 @@ def source(plan: MoePlan, kernel_name: str) -> str:
             "          x_pitch, out_pitch, out_cols, top_k, alpha, limit};",
             f"  bs_moe_run<{struct}>(a, [&](BsMoeRing<{struct}> ring, int tiles, int row_tiles, int warp,",
             "                              int lane) {",
-            f"    {consume}(a, ring, tiles, row_tiles, warp, lane);",
+            f"    bs_moe_consume_{plan.unit}<{struct}>(a, ring, tiles, row_tiles, warp, lane);",
             "  });",
             "}",
             "",

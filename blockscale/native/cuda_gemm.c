@@ -15,7 +15,7 @@ static int wrong_size(const BsCall *call, int i, int d, int64_t got, int64_t wan
 }
 
 /* Sizes are constants, symbols (which agree where they meet), or those of the scales of all rows. */
-static int check_shapes(const BsCall *call, const TVMFFIAny *args, int64_t rows) {
+int blockscale_check_shapes(const BsCall *call, const TVMFFIAny *args, int64_t rows) {
   const BsFunction *f = call->function;
   int64_t symbols[4] = {-1, -1, -1, -1};
   for (int i = 0; i < f->param_count; ++i) {
@@ -81,7 +81,7 @@ static TVMFFIAny data_of(const TVMFFIAny *args, int param) {
 
 int blockscale_gemm(const BsCall *call, const BsGemms *known, TVMFFIAny *args) {
   int64_t rows = tensor(args, known->a)->shape[0], scale_rows = tensor(args, known->a_scale)->shape[0];
-  if (check_shapes(call, args, rows) != 0) return -1;
+  if (blockscale_check_shapes(call, args, rows) != 0) return -1;
   if (rows > INT32_MAX - BS_MAX_ROW_TILE) {
     return blockscale_raise("ValueError", "%s: %lld rows are more than a kernel counts; pass fewer at a time",
                             call->function->name, (long long)rows);

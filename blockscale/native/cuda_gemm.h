@@ -36,6 +36,10 @@ typedef struct {
   int8_t a, a_scale, alpha, bias, offsets, d;
 } BsGemms;
 
+/* Checks sizes of all tensors against the function's parameters; an expression is `rows` rounded up to tiles of
+ * scales. 0, or -1 with an error raised. */
+BS_HIDDEN int blockscale_check_shapes(const BsCall *call, const TVMFFIAny *args, int64_t rows);
+
 /* The body of a GEMM's host function; 0, or -1 with an error raised. */
 BS_HIDDEN int blockscale_gemm(const BsCall *call, const BsGemms *known, TVMFFIAny *args);
 

@@ -57,6 +57,7 @@ enum { PORTABLE_CLUSTER = 8, NON_BLOCKING = 1, RELAXED = 2 };
   X(cuKernelSetAttribute, (int, int, void *, int)) \
   X(cuLaunchKernelEx, (const Config *, void *, void **, void **)) \
   X(cuOccupancyMaxActiveClusters, (int *, void *, const Config *)) \
+  X(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int *, void *, int, size_t)) \
   X(cuTensorMapEncodeTiled, (void *, int, uint32_t, void *, const uint64_t *, const uint64_t *, const uint32_t *, \
                              const uint32_t *, int, int, int, int)) \
   X(cuMemAlloc_v2, (uint64_t *, size_t)) \
@@ -303,7 +304,12 @@ int blockscale_active_clusters(const BsCall *call, BsKernel *kernel, int32_t siz
   Attribute cluster = {.id = CLUSTER, .value.dim = {(uint32_t)size, 1, 1}};
   Config config = {{(uint32_t)size, 1, 1}, {(uint32_t)threads, 1, 1}, (uint32_t)shared, NULL, &cluster, 1};
   int code = allow_shared(call->device, kernel, function, shared);
-  if (code == 0) code = cu.cuOccupancyMaxActiveClusters(&count, function, &config);
+  if (code == 0 && size > 1) {
+    code = cu.cuOccupancyMaxActiveClusters(&count, function, &config);
+  } else if (code == 0) {
+    code = cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(&count, function, threads, (size_t)shared);
+    count *= call->device->multiprocessors;
+  }
   if (code != 0) return failed(call->function->name, "asking how many clusters run at a time", code);
   if (count < 1) count = 1; /* the launch says what is wrong */
   atomic_store_explicit(known, count, memory_order_release);

@@ -131,29 +131,33 @@ BS_INLINE void bs_moe_load_tokens(const BsMoe &a, BsMoeRing<P> ring, int tiles, 
   using R = BsMoeRoom<P>;
   constexpr int STEP = 4 * R::TOKEN_WARPS, COUNT = (P::TOKENS + STEP - 1) / STEP;
   int k_blocks = a.k / 64, begin = 4 * warp + lane / 8, chunk = lane % 8;
+  // Row begin + STEP * i of a block: each STEP flips bit 2 of what the swizzle adds to the chunk.
+  uint32_t place = R::X_AT + begin * 128 + ((chunk ^ (begin & 7)) << 4);
+  const uint4 *x = reinterpret_cast<const uint4 *>(a.x) + chunk;
+  uint32_t pitch = a.x_pitch / 8;
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     BsMoeTile at = bs_moe_tile<P>(a, tile, row_tiles);
-    int source[COUNT];
+    int mine = (at.tokens - begin + STEP - 1) / STEP;
+    uint32_t source[COUNT];  // in 16 bytes
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
-      int token = begin + i * STEP;
-      source[i] = at.first + token;
-      if (P::GATHER && token < at.tokens) source[i] = __ldg(a.order + source[i]) / a.top_k;
+      int slot = at.first + begin + i * STEP;
+      source[i] = i < mine ? (P::GATHER ? __ldg(a.order + slot) / a.top_k : slot) * pitch : 0;
     }
     for (int kb = 0; kb < k_blocks; kb += P::BLOCKS_K) {
-      int n = min(P::BLOCKS_K, k_blocks - kb);
-      uint32_t to = ring.memory() + R::X_AT;
+      uint32_t to = ring.memory() + place;
       bs_mbar_wait(ring.empty(), ring.phase ^ 1);
 #pragma unroll
-      for (int i = 0; i < COUNT; ++i) {
-        int token = begin + i * STEP;
-        if (token >= at.tokens) continue;
-        uint32_t there = to + token * 128 + ((chunk ^ (token & 7)) << 4);
-        const uint16_t *from = a.x + static_cast<int64_t>(source[i]) * a.x_pitch + kb * 64 + chunk * 8;
-        for (int b = 0; b < n; ++b)
-          asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(there + b * R::X_BLOCK),
-                       "l"(from + b * 64)
+      for (int b = 0; b < P::BLOCKS_K; ++b) {
+        if (kb + b >= k_blocks) break;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+          if (i >= mine) break;
+          asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                           (i % 2 ? to ^ 64 : to) + b * R::X_BLOCK + i * STEP * 128),
+                       "l"(x + (source[i] + (kb + b) * 8))
                        : "memory");
+        }
       }
       asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(ring.full()) : "memory");
       ring.next();
@@ -214,7 +218,7 @@ template <class P>
 struct BsMoeRows {
   float scale[2], bias[2];
 
-  BS_INLINE BsMoeRows(const BsMoe &a, const BsMoeTile &at, int row, int lane) {
+  BS_INLINE void load(const BsMoe &a, const BsMoeTile &at, int row, int lane) {
     bool pair = P::GATED;
     float first = __ldg(a.global + (P::GATHER ? 2 * at.expert : at.expert)) * BsDecode<P>::FACTOR;
     scale[0] = first;
@@ -225,45 +229,91 @@ struct BsMoeRows {
   }
 };
 
-// Stores what a warp has of 16 rows from `row` on: c holds N tokens, 4 numbers each 8 (mma.m16n8k16).
-template <class P, int N>
-BS_INLINE void bs_moe_store(const BsMoe &a, const BsMoeTile &at, int row, const float *c, int lane) {
-  if (row >= a.rows) return;
-  BsMoeRows<P> rows(a, at, row, lane);
+// Stores 2 * WORDS columns from `col` on; the last row of a matrix may end within them.
+template <int WORDS>
+BS_INLINE void bs_moe_put(const BsMoe &a, int64_t row, int col, const uint32_t *words) {
+  uint16_t *out = a.out + row * a.out_pitch + col;
+  if (WORDS == 4 && col + 8 <= a.out_cols && a.out_pitch % 8 == 0) {
+    *reinterpret_cast<uint4 *>(out) = make_uint4(words[0], words[1], words[2], words[3]);
+  } else if (WORDS == 2 && col + 4 <= a.out_cols && a.out_pitch % 4 == 0) {
+    *reinterpret_cast<uint2 *>(out) = make_uint2(words[0], words[1]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i)
+      if (col + 2 * i < a.out_cols) reinterpret_cast<uint32_t *>(out)[i] = words[i];
+  }
+}
+
+// Slots of `order` of a tile's tokens: lane l has those of tokens l, l + 32, ...
+template <class P>
+struct BsMoeSlots {
+  static constexpr int COUNT = (P::TOKENS + 31) / 32;
+  int flat[COUNT];
+
+  BS_INLINE BsMoeSlots(const BsMoe &a, const BsMoeTile &at, int lane) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+      flat[i] = 32 * i + lane < at.tokens ? __ldg(a.order + at.first + 32 * i + lane) : 0;
+  }
+  // All lanes: that of `token`, of the 8 from 8 n on.
+  BS_INLINE int of(int n, int token) const { return __shfl_sync(0xFFFFFFFFu, flat[n / 4], token % 32); }
+};
+
+// The numbers that a token's row of x was divided by; 1 without.
+template <class P>
+BS_INLINE float bs_moe_row_scale(const BsMoe &a, const BsMoeTile &at, int token, int flat) {
+  if (token >= at.tokens) return 1.f;
+  return a.row_scale[P::GATHER ? flat / a.top_k : at.first + token];
+}
+
+// Stores what a warp has of TILES_M * 16 rows from `row` on: c[m] holds 4 numbers for each 8 tokens
+// (mma.m16n8k16).  The order of rows (blockscale/moe_tiles.py) makes a thread's columns neighbours.
+template <class P>
+BS_INLINE void bs_moe_store(const BsMoe &a, const BsMoeTile &at, int row, float (*c)[P::TOKENS / 2],
+                            int lane) {
+  constexpr int M = P::TILES_M, PAIR = P::GATED ? 1 : 2;  // words of 2 columns that an m16 tile makes
+  constexpr int TOGETHER = M % 2 == 0 ? 2 : 1;            // m16 tiles stored at once
   int g = lane / 4, t = lane % 4;
-  int col = (P::GATED ? row / 2 : row) + 2 * t;
+  BsMoeSlots<P> slots(a, at, lane);
 #pragma unroll
-  for (int n = 0; n < N / 8; ++n) {
-    if (8 * n >= at.tokens) break;
-    float factor[2] = {1.f, 1.f};
-    if (a.row_scale) {
-      for (int i = 0; i < 2; ++i) {
-        int token = 8 * n + 2 * t + i, slot = at.first + token;
-        if (token < at.tokens)
-          factor[i] = a.row_scale[P::GATHER ? __ldg(a.order + slot) / a.top_k : slot];
+  for (int m0 = 0; m0 < M; m0 += TOGETHER) {
+    int first = row + 16 * m0;
+    if (first >= a.rows) return;
+    BsMoeRows<P> rows[TOGETHER];
+#pragma unroll
+    for (int u = 0; u < TOGETHER; ++u) rows[u].load(a, at, first + 16 * u, lane);
+    int group = first / 32, tile = first / 16 % 2;  // of 32 rows: 16 or 32 columns
+    int col = P::GATED ? 16 * group + 4 * t + 2 * tile : 32 * group + 8 * t + 4 * tile;
+#pragma unroll
+    for (int n = 0; n < P::TOKENS / 8; ++n) {
+      if (8 * n >= at.tokens) break;
+      float factor[2] = {1.f, 1.f};
+      if (a.row_scale) {
+        for (int i = 0; i < 2; ++i) {
+          int token = 8 * n + 2 * t + i;
+          factor[i] = bs_moe_row_scale<P>(a, at, token, slots.of(n, token));
+        }
       }
-    }
-    float v[4];
+      uint32_t words[TOGETHER * PAIR];
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      v[i] = fmaf(c[4 * n + i], rows.scale[i / 2] * factor[i % 2], rows.bias[i / 2]);
-    uint32_t first, second = 0;
-    if constexpr (P::GATED) {
-      first = bs_moe_pack<P>(bs_moe_activate<P>(v[0], v[2], a.alpha, a.limit),
-                             bs_moe_activate<P>(v[1], v[3], a.alpha, a.limit));
-    } else {
-      if (P::ACTIVATION == BS_MOE_RELU2)
-        for (float &each : v) each = fmaxf(each, 0.f) * fmaxf(each, 0.f);
-      first = bs_moe_pack<P>(v[0], v[1]), second = bs_moe_pack<P>(v[2], v[3]);
-    }
-    first = bs_transpose8(first);
-    if (!P::GATED) second = bs_transpose8(second);
-    int token = 8 * n + g, slot = at.first + token;
-    if (token < at.tokens) {
-      int64_t to = P::GATHER ? slot : __ldg(a.order + slot);
-      uint16_t *out = a.out + to * a.out_pitch + col;
-      if (col < a.out_cols) *reinterpret_cast<uint32_t *>(out) = first;
-      if (!P::GATED && col + 8 < a.out_cols) *reinterpret_cast<uint32_t *>(out + 8) = second;
+      for (int u = 0; u < TOGETHER; ++u) {
+        float v[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          v[i] = fmaf(c[m0 + u][4 * n + i], rows[u].scale[i / 2] * factor[i % 2], rows[u].bias[i / 2]);
+        if constexpr (P::GATED) {
+          words[u] = bs_transpose8(bs_moe_pack<P>(bs_moe_activate<P>(v[0], v[2], a.alpha, a.limit),
+                                                  bs_moe_activate<P>(v[1], v[3], a.alpha, a.limit)));
+        } else {
+          if (P::ACTIVATION == BS_MOE_RELU2)
+            for (float &each : v) each = fmaxf(each, 0.f) * fmaxf(each, 0.f);
+          words[2 * u] = bs_transpose8(bs_moe_pack<P>(v[0], v[1]));
+          words[2 * u + 1] = bs_transpose8(bs_moe_pack<P>(v[2], v[3]));
+        }
+      }
+      int token = 8 * n + g;
+      int64_t to = P::GATHER ? at.first + token : slots.of(n, token);
+      if (token < at.tokens) bs_moe_put<TOGETHER * PAIR>(a, to, col, words);
     }
   }
 }

@@ -114,10 +114,6 @@ BS_INLINE void bs_moe_consume_mma(const BsMoe &a, BsMoeRing<P> ring, int tiles, 
     bool holds = true;
     if constexpr (P::SLICES > 1)
       holds = bs_moe_add_slices<P>(ring.base + R::REDUCE_AT, slice, wm, c, lane);
-    if (holds) {
-#pragma unroll
-      for (int m = 0; m < P::TILES_M; ++m)
-        bs_moe_store<P, P::TOKENS>(a, at, at.row + 16 * (m0 + m), c[m], lane);
-    }
+    if (holds) bs_moe_store<P>(a, at, at.row + 16 * m0, c, lane);
   }
 }

@@ -23,7 +23,7 @@ BS_INLINE uint64_t bs_wgmma_rows128(uint32_t at) {
          (static_cast<uint64_t>(1) << 16) | ((at & 0x3FFFF) >> 4);
 }
 
-template <class P, int N>
+template <class P>
 BS_INLINE void bs_moe_wgmma_unit(uint32_t stage, int m, int b, float *c, uint32_t *a, int lane) {
   using R = BsMoeRoom<P>;
   uint4 codes = bs_load16_shared(bs_moe_codes<P>(stage, m, b) + lane * 16);
@@ -34,14 +34,14 @@ BS_INLINE void bs_moe_wgmma_unit(uint32_t stage, int m, int b, float *c, uint32_
   uint64_t x = bs_wgmma_rows128(stage + R::X_AT + b * R::X_BLOCK);
   bs_wgmma_fence();
 #pragma unroll
-  for (int j = 0; j < 4; ++j) BsWgmma<P::BF16, N>::run(c, a + 4 * j, x + 2 * j);
+  for (int j = 0; j < 4; ++j) BsWgmma<P::BF16, P::TOKENS>::run(c, a + 4 * j, x + 2 * j);
   bs_wgmma_commit();
 }
 
 // One stage of B blocks of 64 k.  Gives the stage with the barrier `before` (0: none) back once its
 // last group has ended, if this one has two units.
-template <class P, int N, int B>
-BS_INLINE void bs_moe_wgmma_stage(const BsMoeRing<P> &ring, uint32_t before, int m0, float (*c)[N / 2],
+template <class P, int B>
+BS_INLINE void bs_moe_wgmma_stage(const BsMoeRing<P> &ring, uint32_t before, int m0, float (*c)[P::TOKENS / 2],
                                   uint32_t (*banks)[16], int lane) {
   bs_mbar_wait(ring.full(), ring.phase);
   bs_fence_async();  // cp.async wrote what wgmma reads
@@ -55,52 +55,56 @@ BS_INLINE void bs_moe_wgmma_stage(const BsMoeRing<P> &ring, uint32_t before, int
 #pragma unroll
       for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(bank[i]));  // not free before the wait
       if (unit == 1 && before && lane == 0) bs_mbar_arrive(before);
-      bs_moe_wgmma_unit<P, N>(ring.memory(), m0 + m, b, c[m], bank, lane);
+      bs_moe_wgmma_unit<P>(ring.memory(), m0 + m, b, c[m], bank, lane);
     }
   }
 }
 
-template <class P, int N>
+// 9.7.13.1 bar.arrive: the second warpgroup may begin.
+BS_INLINE void bs_start_other_group() { asm volatile("bar.arrive 3, 256;" ::: "memory"); }
+
+// A tile; after `ahead` stages of it (0: never) the other warpgroup is started.
+template <class P>
 BS_INLINE void bs_moe_wgmma_tile(const BsMoe &a, const BsMoeTile &at, BsMoeRing<P> &ring, int warp,
-                                 int lane) {
+                                 int lane, int ahead, float (*c)[P::TOKENS / 2], uint32_t (*banks)[16]) {
   static_assert(P::BLOCKS_K * P::TILES_M % 2 == 0, "banks alternate");
   int m0 = warp * P::TILES_M, k_blocks = a.k / 64, kb = 0;
-  float c[P::TILES_M][N / 2] = {};  // written here, so that registers of other N are free
-  uint32_t banks[2][16], before = 0;
+  uint32_t before = 0;
 #pragma unroll
-  for (int i = 0; i < 16; ++i) banks[0][i] = banks[1][i] = 0;
+  for (int m = 0; m < P::TILES_M; ++m)
+#pragma unroll
+    for (int i = 0; i < P::TOKENS / 2; ++i) c[m][i] = 0.f;
   for (; kb + P::BLOCKS_K <= k_blocks; kb += P::BLOCKS_K) {
-    bs_moe_wgmma_stage<P, N, P::BLOCKS_K>(ring, before, m0, c, banks, lane);
+    bs_moe_wgmma_stage<P, P::BLOCKS_K>(ring, before, m0, c, banks, lane);
     before = ring.empty();
     ring.next();
+    if (--ahead == 0) bs_start_other_group();
   }
   if (P::BLOCKS_K == 2 && kb < k_blocks) {
     bs_wgmma_wait<0>();
     if (before && lane == 0) bs_mbar_arrive(before);
-    bs_moe_wgmma_stage<P, N, 1>(ring, 0, m0, c, banks, lane);
+    bs_moe_wgmma_stage<P, 1>(ring, 0, m0, c, banks, lane);
     before = ring.empty();
     ring.next();
   }
   bs_wgmma_wait<0>();
   if (lane == 0) bs_mbar_arrive(before);
-#pragma unroll
-  for (int m = 0; m < P::TILES_M; ++m) bs_moe_store<P, N>(a, at, at.row + 16 * (m0 + m), c[m], lane);
+  if (ahead > 0) bs_start_other_group();
+  bs_moe_store<P>(a, at, at.row + 16 * m0, c, lane);
 }
 
-// The instruction of the fewest columns, of N and MORE (ascending), that holds the block's tokens.
-template <class P, int N, int... MORE>
-BS_INLINE void bs_moe_wgmma_any(const BsMoe &a, const BsMoeTile &at, BsMoeRing<P> &ring, int warp, int lane) {
-  if constexpr (sizeof...(MORE) > 0) {
-    if (at.tokens > N) return bs_moe_wgmma_any<P, MORE...>(a, at, ring, warp, lane);
-  }
-  bs_moe_wgmma_tile<P, N>(a, at, ring, warp, lane);
-}
-
-template <class P, int... N>
+template <class P>
 BS_INLINE void bs_moe_consume_wgmma(const BsMoe &a, BsMoeRing<P> ring, int tiles, int row_tiles, int warp,
                                     int lane) {
-  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+  // One N: with several to choose from for each tile, ptxas finds too few registers and serialises.
+  float c[P::TILES_M][P::TOKENS / 2];
+  uint32_t banks[2][16] = {};
+  // The first warpgroup stays half a ring ahead of the second: while one stores, the other has the
+  // tensor cores.
+  int ahead = P::CONSUMERS == 8 && warp < 4 ? P::STAGES / 2 : 0;
+  if (P::CONSUMERS == 8 && warp >= 4 && blockIdx.x < tiles) bs_named_barrier(3, 256);
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, ahead = 0) {
     BsMoeTile at = bs_moe_tile<P>(a, tile, row_tiles);
-    bs_moe_wgmma_any<P, N...>(a, at, ring, warp, lane);
+    bs_moe_wgmma_tile<P>(a, at, ring, warp, lane, ahead, c, banks);
   }
 }

@@ -41,14 +41,22 @@ def export_openmp(module: Any, target: str, out: Path) -> None:
 
 
 def export_cuda(module: Any, target: str, out: Path) -> None:
-    """Compile ``module`` with nvcc and write the CUDA library ``out``; needs no GPU."""
+    """Compile ``module`` with nvcc and write the CUDA library ``out``; needs no GPU.
+
+    A GEMM of an MoE layer is a kernel, not a function: ``out`` says where its machine code is.
+    """
     from tvm.target import Target
 
     from blockscale import __version__, manifest
     from blockscale.export_cuda import write_cuda_library
+    from blockscale.lower.moe_sizes import ATTRIBUTE
+    from blockscale.tuning import moe_kernels
 
     arch = str(Target(target).attrs["arch"])
     func = module["main"]
+    if ATTRIBUTE in func.attrs:
+        moe_kernels.export(func, arch, out)
+        return
     params = json.loads(str(func.attrs[PARAMS]))
     contents = {
         "format": manifest.FORMAT,

@@ -14,17 +14,33 @@ _SIZES = ("fmt", "out_dtype", "n", "k", "experts")
 
 def facts_of(mod: Any) -> Callable[[Any], Mapping[str, float]] | None:
     """Return what tells the decisions of a schedule of ``mod``; None if only its trace does."""
-    from blockscale.tir.gemm_tiles import ATTRIBUTE
+    from blockscale.lower import moe_sizes
+    from blockscale.tir import gemm_tiles
 
-    attrs = mod["main"].attrs
-    return gemm_facts if attrs is not None and ATTRIBUTE in attrs else None
+    attrs = mod["main"].attrs or {}
+    if moe_sizes.ATTRIBUTE in attrs:
+        return moe_facts
+    return gemm_facts if gemm_tiles.ATTRIBUTE in attrs else None
 
 
 def gemm_facts(sch: Any) -> dict[str, float]:
     """Return the plan of a scheduled GEMM as numbers, under the keys of annotations."""
-    from blockscale.lower.gemm_read import PREFIX, read
+    from blockscale.lower.gemm_read import read
+    from blockscale.lower.sites import PREFIX
 
     return {f"{PREFIX}{name}": value for name, value in plan_facts(read(sch.mod["main"])).items()}
+
+
+def moe_facts(sch: Any) -> dict[str, float]:
+    """Return the plan of a scheduled GEMM of an MoE layer as numbers, likewise."""
+    from blockscale.lower.moe_read import read
+    from blockscale.lower.sites import PREFIX
+
+    plan = read(sch.mod["main"])
+    names = ("rows", "tokens", "slices", "stages", "blocks_k", "consumers", "stage_bytes")
+    found = {name: float(getattr(plan, name)) for name in names}
+    found["wgmma"] = float(plan.unit == "wgmma")
+    return {f"{PREFIX}{name}": value for name, value in found.items()}
 
 
 def plan_facts(plan: GemmPlan) -> dict[str, float]:

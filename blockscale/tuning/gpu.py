@@ -135,19 +135,20 @@ def measure(library: str, arguments: list[Argument], timing: Timing, reference: 
         if wrong:  # or was it an earlier candidate that wrote where it must not?
             held = _hold(arguments, reference, anew=True)
             wrong = held.differs(function)
-        times = () if wrong else _times(function, held.sets, timing)
-        return Measurement(times, wrong)
+        found = () if wrong else times(function, held.sets, timing)
+        return Measurement(found, wrong)
     except Exception as error:
         _drop()
         try:
             torch.cuda.synchronize()
         except Exception as lost:
-            return Measurement((), f"run: {_brief(lost)}", broken=True)
+            return Measurement((), f"run: {brief(lost)}", broken=True)
         # A capture that was broken off, or memory that ran out: this process is not trusted.
-        return Measurement((), f"run: {_brief(error)}", broken=True)
+        return Measurement((), f"run: {brief(error)}", broken=True)
 
 
-def _brief(error: Exception) -> str:
+def brief(error: Exception) -> str:
+    """Return what ``error`` says first."""
     return " ".join(str(error).split("\n")[0].split())[:200] or type(error).__name__
 
 
@@ -157,7 +158,7 @@ def _load(library: str) -> Any:
     return tvm_ffi.load_module(library)["main"]
 
 
-def _times(function: Any, sets: Sequence[Sequence[Any]], timing: Timing) -> tuple[float, ...]:
+def times(function: Any, sets: Sequence[Sequence[Any]], timing: Timing) -> tuple[float, ...]:
     """Return the run times of replays, per launch, in seconds."""
     import torch
 
@@ -222,7 +223,8 @@ def _on_stream() -> Iterator[None]:
     _stream().synchronize()
 
 
-def _l2_bytes() -> int:
+def l2_bytes() -> int:
+    """Return the size of the GPU's L2 cache."""
     import torch
 
     return int(torch.cuda.get_device_properties(0).L2_cache_size)
@@ -239,7 +241,7 @@ class _Held:
         import tvm_ffi
 
         self._arguments = arguments
-        count = set_count(sum(map(_nbytes, arguments)), _l2_bytes())
+        count = set_count(sum(map(_nbytes, arguments)), l2_bytes())
         filled = [_fill(argument, count, seed) for seed, argument in enumerate(arguments)]
         names = [a.name for a in arguments]
         for i, argument in enumerate(arguments):
@@ -274,7 +276,7 @@ class _Held:
         described = [a for a in self._arguments if a.output]
         got = self._run(function)
         for argument, is_, wanted in zip(described, got, self._wanted, strict=True):
-            wrong, broken = _count_wrong(is_, wanted)
+            wrong, broken = count_wrong(is_, wanted)
             if broken or wrong > (MAX_TURNED * is_.numel() if argument.has_ties else 0):
                 return (
                     f"wrong result: {wrong} of {is_.numel()} elements of '{argument.name}' "
@@ -341,7 +343,7 @@ def _poison(tensor: Tensor) -> None:
     tensor.fill_(math.nan if tensor.is_floating_point() else _POISON)
 
 
-def _count_wrong(got: Tensor, wanted: Tensor) -> tuple[int, int]:
+def count_wrong(got: Tensor, wanted: Tensor) -> tuple[int, int]:
     """Return how many elements differ by more than rounding, and how many are not finite of these.
 
     The rule is that of `worker._differs`: differences are measured by the largest of the row.

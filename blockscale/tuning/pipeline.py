@@ -71,6 +71,12 @@ class Pipeline(Session):
     def measuring(self, job: Job, reference: Path) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Return the job that measures a candidate."""
         task = job.candidate.task
+        own = getattr(task.workload, "measuring", None)
+        if own is not None:
+            found: tuple[Callable[..., Any], tuple[Any, ...]] = own(
+                str(job.library), task.timing, str(reference)
+            )
+            return found
         return gpu.measure, (str(job.library), task.arguments(), task.timing, str(reference))
 
     def describe(self, arch: str) -> dict[str, Any]:

@@ -241,6 +241,7 @@ class Store:
         if self._machine is not None:
             meta["machine"] = self._machine
         entry = {"workload": digest, "spec": workload.spec.to_json(), "rows": workload.rows}
+        entry |= getattr(workload, "labels", {})
         meta["workloads"][workload.tag] = entry
         if json.dumps(meta) != before:
             records.write_atomically(path, json.dumps(meta, indent=1) + "\n")
@@ -264,13 +265,15 @@ class Store:
 
 
 def _argument_infos(mod: Any) -> Any:
-    """Return what MetaSchedule notes of the arguments; None with numbers among them.
+    """Return what MetaSchedule notes of the arguments; None with numbers or symbols among them.
 
-    It knows tensors only, and nothing reads the note.
+    It knows tensors of known sizes only, and nothing reads the note.
     """
     from tvm.s_tir.meta_schedule.arg_info import ArgInfo
+    from tvm.tirx import IntImm
 
-    if any(getattr(param, "shape", None) is None for param in mod["main"].params):
+    shapes = [getattr(param, "shape", None) for param in mod["main"].params]
+    if not all(s is not None and all(isinstance(n, IntImm) for n in s) for s in shapes):
         return None
     return ArgInfo.from_entry_func(mod, False)
 

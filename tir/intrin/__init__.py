@@ -14,6 +14,10 @@ def register_named(trace: str) -> None:
         from blockscale.tir.intrin import tcgen05
 
         tcgen05.register_named(trace)
+    if "cp_async_" in trace:
+        from blockscale.tir.intrin import hopper
+
+        hopper.register_named(trace)
 
 
 @cache

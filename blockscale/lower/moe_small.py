@@ -1,0 +1,117 @@
+"""CUDA text of the kernels around an MoE layer's GEMMs: prepare, requantise, combine; and routing.
+
+Sizes of the layer are arguments, so that a source depends on dtypes and formats alone; those of
+routing are constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from blockscale.lower.code import KernelCode
+
+SORT_THREADS = 1024
+"""Threads of a CTA of prepare (native/moe_sort.cuh)."""
+
+TEAM = 256
+"""Threads that share a row (native/moe_rows.cuh), which are a CTA of requantise and combine."""
+
+ROUTE_WARPS = 4
+"""Warps of a CTA of routing, of which each has a token (native/moe_route.cuh)."""
+
+_FLOAT = {"float32": "BsF32", "bfloat16": "BsBf16", "float16": "BsF16"}
+_ACT = {
+    None: "BS_ACT_NONE",
+    "fp8": "BS_ACT_FP8",
+    "fp8_tensor": "BS_ACT_FP8_TENSOR",
+    "nvfp4": "BS_ACT_NVFP4",
+}
+
+PREPARE = (
+    *(("const void *", "ids"), ("const void *", "hidden"), ("const float *", "scale")),
+    *(("int *", "order"), ("int4 *", "blocks1"), ("int *", "count1")),
+    *(("int4 *", "blocks2"), ("int *", "count2"), ("void *", "x"), ("float *", "row_scale")),
+    *(("int ", "wide"), ("int ", "experts"), ("int ", "top_k"), ("int ", "rows")),
+    *(("int ", "cols"), ("int ", "pitch"), ("int ", "tokens1"), ("int ", "tokens2")),
+)
+"""Parameters of prepare: type and name."""
+
+REQUANTIZE = (
+    *(("void *", "y"), ("const float *", "scale"), ("float *", "row_scale")),
+    *(("const int *", "count"), ("int ", "pitch")),
+)
+
+COMBINE = (
+    *(("const void *", "y"), ("const void *", "ids"), ("const float *", "weights")),
+    *(("void *", "out"), ("int ", "wide"), ("int ", "experts"), ("int ", "top_k")),
+    *(("int ", "rows"), ("int ", "cols")),
+)
+
+ROUTE = (
+    *(("const void *", "logits"), ("const float *", "bias"), ("float ", "scale")),
+    *(("int *", "ids"), ("float *", "weights"), ("int ", "rows")),
+)
+
+HEADER = '#include "moe_rows.cuh"\n'
+ROUTE_HEADER = '#include "moe_route.cuh"\n'
+
+
+def code_of(
+    name: str, params: tuple[tuple[str, str], ...], *, shared: bool = False, follows: bool = False
+) -> KernelCode:
+    """Return what the export must know of a kernel.
+
+    Args:
+        name: of the kernel.
+        params: its parameters.
+        shared: whether it takes dynamic shared memory.
+        follows: whether it may begin before its predecessor, of the same call, has ended.
+    """
+    kinds = {"int ": "int32", "float ": "float32"}
+    launch = ["blockIdx.x", "threadIdx.x"] + ["tirx.use_dyn_shared_memory"] * shared
+    launch += ["tirx.use_programtic_dependent_launch"] * follows
+    return KernelCode(name, tuple(kinds.get(t, "handle") for t, _ in params), tuple(launch))
+
+
+def _kernel(name: str, params: tuple[tuple[str, str], ...], threads: int, body: str) -> str:
+    listed = ", ".join(f"{kind}{param}" for kind, param in params)
+    bounds = f"__launch_bounds__({threads})"
+    return f'extern "C" __global__ void {bounds} {name}({listed}) {{\n{body}}}\n'
+
+
+def prepare_source(name: str, dtype: str, act_fmt: str | None) -> str:
+    """Return the kernel that sorts ids, and permutes (and quantises) rows of hidden."""
+    return _kernel(
+        name,
+        PREPARE,
+        SORT_THREADS,
+        "  BsMoePrepare p = {{{ids, experts, wide}, rows * top_k, order, "
+        "{{blocks1, count1, tokens1}, {blocks2, count2, tokens2}}},\n"
+        "                    hidden, scale, x, row_scale, rows, cols, pitch};\n"
+        f"  bs_moe_prepare<{_FLOAT[dtype]}, {_ACT[act_fmt]}>(p);\n",
+    )
+
+
+def requantize_source(name: str, dtype: str, act_fmt: str) -> str:
+    """Return the kernel that quantises the rows between the GEMMs in place."""
+    call = f"bs_moe_requantize<{_FLOAT[dtype]}, {_ACT[act_fmt]}>"
+    return _kernel(name, REQUANTIZE, TEAM, f"  {call}(y, scale, row_scale, count, pitch);\n")
+
+
+def combine_source(name: str, dtype: str) -> str:
+    """Return the kernel that adds up a token's rows."""
+    return _kernel(
+        name,
+        COMBINE,
+        TEAM,
+        "  BsMoeCombine p = {y, {ids, experts, wide}, weights, out, rows, cols, top_k};\n"
+        f"  bs_moe_combine<{_FLOAT[dtype]}>(p);\n",
+    )
+
+
+def route_source(name: str, dtype: str, constants: Mapping[str, int]) -> str:
+    """Return the kernel that chooses experts; ``constants``: those of BsRoute's P."""
+    lines = [f"  static constexpr int {key} = {int(value)};" for key, value in constants.items()]
+    struct = "\n".join([f"struct {name}_spec {{", f"  using Logit = {_FLOAT[dtype]};", *lines])
+    call = f"  bs_moe_route<{name}_spec>(logits, bias, scale, ids, weights, rows);\n"
+    return f"{struct}\n}};\n" + _kernel(name, ROUTE, 32 * ROUTE_WARPS, call)

@@ -1,0 +1,197 @@
+// The order of an MoE layer's routed rows: a counting sort of expert ids by one CTA of 1024 threads.
+//
+// Slot t * top_k + j is the j-th choice of token t.  `order` lists the slots of valid ids (those from
+// 0 to experts - 1) by expert, within an expert ascending: the result does not depend on time.
+// A table cuts each expert's rows into blocks of at most `tokens`, as equal as multiples of 8 allow;
+// an entry is {expert << 16 | rows, first row, index of the expert's first block, its blocks}.
+#pragma once
+#include "tma.cuh"
+
+constexpr int BS_SORT_THREADS = 1024, BS_SORT_WARPS = BS_SORT_THREADS / 32;
+
+struct BsMoeIds {
+  const void *ids;
+  int experts, wide;  // wide: int64, else int32
+
+  // Expert of a slot; -1 where the id is none.
+  BS_INLINE int at(int slot) const {
+    uint32_t id = 0, high = 0;
+    if (wide) {
+      uint2 v = bs_load8<BS_KEEP>(static_cast<const uint2 *>(ids) + slot);
+      id = v.x, high = v.y;
+    } else {
+      id = bs_load4<BS_KEEP>(static_cast<const uint32_t *>(ids) + slot);
+    }
+    return high == 0 && id < static_cast<uint32_t>(experts) ? static_cast<int>(id) : -1;
+  }
+};
+
+struct BsMoeTable {
+  int4 *blocks;  // null: there is no such table
+  int *count;    // of blocks, then of rows
+  int tokens;    // the most rows of a block, a multiple of 8
+
+  BS_INLINE int blocks_of(int rows) const {
+    return blocks == nullptr ? 0 : (rows + tokens - 1) / tokens;
+  }
+
+  // Entries `from`, from + step, ... of an expert whose `rows` rows begin at `start`.
+  BS_INLINE void write(int expert, int rows, int start, int first, int from, int step) const {
+    int made = blocks_of(rows);
+    if (made == 0) return;
+    int size = ((rows + made - 1) / made + 7) & ~7;
+    for (int i = from; i < made; i += step) {
+      int own = min(size, rows - i * size);
+      blocks[first + i] = make_int4(expert << 16 | own, start + i * size, first, made);
+    }
+  }
+
+  BS_INLINE void end(int made, int rows) const {
+    if (blocks != nullptr) count[0] = made, count[1] = rows;
+  }
+};
+
+struct BsMoeSort {
+  BsMoeIds ids;
+  int slots;
+  int *order;
+  BsMoeTable tables[2];
+};
+
+// Three counters in a number: rows, blocks of both tables; each below 2^20.
+BS_INLINE uint64_t bs_sort_pack(const BsMoeSort &s, int rows) {
+  uint64_t first = s.tables[0].blocks_of(rows), second = s.tables[1].blocks_of(rows);
+  return static_cast<uint64_t>(rows) | first << 20 | second << 40;
+}
+
+BS_INLINE int bs_sort_part(uint64_t counters, int i) {
+  return static_cast<int>(counters >> (20 * i)) & 0xFFFFF;
+}
+
+// Up to 32 slots: each lane of a warp compares its own with all others.
+BS_INLINE void bs_sort_warp(const BsMoeSort &s) {
+  int lane = threadIdx.x;
+  int expert = lane < s.slots ? s.ids.at(lane) : -1;
+  uint32_t key = static_cast<uint32_t>(expert);  // no expert comes last
+  int before = 0, same = 0, rank = 0;
+  for (int i = 0; i < s.slots; ++i) {
+    uint32_t other = __shfl_sync(~0u, key, i);
+    before += other < key;
+    same += other == key;
+    rank += other == key && i < lane;
+  }
+  bool leads = expert >= 0 && rank == 0;
+  uint64_t own = leads ? bs_sort_pack(s, same) : 0, start = 0, total = 0;
+  for (int i = 0; i < s.slots; ++i) {
+    uint64_t other = __shfl_sync(~0u, own, i);
+    start += __shfl_sync(~0u, key, i) < key ? other : 0;
+    total += other;
+  }
+  if (expert >= 0) s.order[before + rank] = lane;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (leads) s.tables[i].write(expert, same, before, bs_sort_part(start, i + 1), 0, 1);
+    if (lane == 0) s.tables[i].end(bs_sort_part(total, i + 1), bs_sort_part(total, 0));
+  }
+}
+
+// Sum of `value` over lanes up to this one.
+BS_INLINE uint64_t bs_sort_scan(uint64_t value) {
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    uint64_t other = __shfl_up_sync(~0u, value, step);
+    value += static_cast<int>(threadIdx.x % 32) >= step ? other : 0;
+  }
+  return value;
+}
+
+constexpr int BS_SORT_AHEAD = 8;  // ids of a thread that are on their way at a time
+
+// Calls `visit(slot, expert)` for the slots of a warp, whole warps at a time.
+template <class V>
+BS_INLINE void bs_sort_visit(const BsMoeSort &s, V visit) {
+  int share = ((s.slots + BS_SORT_THREADS - 1) / BS_SORT_THREADS) * 32;
+  int from = threadIdx.x / 32 * share, to = min(s.slots, from + share);
+  for (int first = from; first < to; first += 32 * BS_SORT_AHEAD) {
+    int expert[BS_SORT_AHEAD];
+#pragma unroll
+    for (int i = 0; i < BS_SORT_AHEAD; ++i) {
+      int slot = first + 32 * i + threadIdx.x % 32;
+      expert[i] = slot < to ? s.ids.at(slot) : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < BS_SORT_AHEAD; ++i) {
+      if (first + 32 * i < to) visit(first + 32 * i + threadIdx.x % 32, expert[i]);
+    }
+  }
+}
+
+// Experts' starts and tables, a thread for an expert; `counts` of warps become their first rows.
+BS_INLINE void bs_sort_starts(const BsMoeSort &s, int *counts, uint64_t *totals) {
+  int expert = threadIdx.x, warp = expert / 32, lane = expert % 32, rows = 0;
+  if (expert < s.ids.experts) {
+#pragma unroll 8
+    for (int i = 0; i < BS_SORT_WARPS; ++i) rows += counts[i * s.ids.experts + expert];
+  }
+  uint64_t own = bs_sort_pack(s, rows), upto = bs_sort_scan(own);
+  if (lane == 31) totals[warp] = upto;
+  __syncthreads();
+  uint64_t all = bs_sort_scan(totals[lane]);
+  uint64_t start = upto - own, before = __shfl_sync(~0u, all, (warp + 31) % 32);
+  start += warp > 0 ? before : 0;
+  uint64_t total = __shfl_sync(~0u, all, 31);
+  if (expert < s.ids.experts) {
+    int next = bs_sort_part(start, 0);
+#pragma unroll 8
+    for (int i = 0; i < BS_SORT_WARPS; ++i) {
+      int *at = counts + i * s.ids.experts + expert, taken = *at;
+      *at = next;
+      next += taken;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    constexpr int FEW = 4;  // blocks that a thread writes alone
+    int first = bs_sort_part(start, i + 1), made = bs_sort_part(own, i + 1);
+    if (made <= FEW) s.tables[i].write(expert, rows, bs_sort_part(start, 0), first, 0, 1);
+    for (uint32_t many = __ballot_sync(~0u, made > FEW); many != 0; many &= many - 1) {
+      int from = __ffs(many) - 1;
+      int of = __shfl_sync(~0u, rows, from), at = __shfl_sync(~0u, first, from);
+      int row = __shfl_sync(~0u, bs_sort_part(start, 0), from);
+      s.tables[i].write(warp * 32 + from, of, row, at, lane, 32);
+    }
+    if (expert == 0) s.tables[i].end(bs_sort_part(total, i + 1), bs_sort_part(total, 0));
+  }
+}
+
+// Any number of slots.  `counts` [warps][experts], `totals` [warps]: shared memory.
+BS_INLINE void bs_sort_cta(const BsMoeSort &s, int *counts, uint64_t *totals) {
+  int lane = threadIdx.x % 32;
+  int *own = counts + threadIdx.x / 32 * s.ids.experts;
+  for (int i = lane; i < s.ids.experts; i += 32) own[i] = 0;
+  __syncwarp();
+  bs_sort_visit(s, [&](int, int expert) {
+    if (expert >= 0) atomicAdd(own + expert, 1);
+  });
+  __syncthreads();
+  bs_sort_starts(s, counts, totals);
+  __syncthreads();
+  bs_sort_visit(s, [&](int slot, int expert) {
+    uint32_t same = __match_any_sync(~0u, expert);
+    int rank = __popc(same & ((1u << lane) - 1)), row = expert >= 0 ? own[expert] : 0;
+    if (expert >= 0) s.order[row + rank] = slot;
+    __syncwarp();
+    if (expert >= 0 && rank == 0) own[expert] = row + __popc(same);
+    __syncwarp();
+  });
+}
+
+// All threads of the CTA; `shared`: bs_sort_shared(experts) bytes, aligned to 8.
+BS_INLINE void bs_moe_sort(const BsMoeSort &s, char *shared) {
+  if (s.slots <= 32) {
+    if (threadIdx.x < 32) bs_sort_warp(s);
+    return;
+  }
+  uint64_t *totals = reinterpret_cast<uint64_t *>(shared);
+  bs_sort_cta(s, reinterpret_cast<int *>(totals + BS_SORT_WARPS), totals);
+}
