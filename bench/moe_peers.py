@@ -237,7 +237,8 @@ class Humming:
         model, device = case.model, inputs.x.device
         order, counts = moe_cases.sorted_slots(inputs.ids, model.experts)
         place = torch.argsort(order).tolist()
-        x = inputs.x[order.long() // model.top_k].contiguous()
+        rows = order // model.top_k
+        x = inputs.x[rows.long()]
         h = torch.randn(case.slots, model.intermediate, dtype=torch.bfloat16, device=device)
         y1 = torch.zeros(case.slots, 2 * model.intermediate, dtype=torch.bfloat16, device=device)
         y2 = torch.zeros(case.slots, model.hidden, dtype=torch.bfloat16, device=device)
@@ -246,6 +247,8 @@ class Humming:
         route = {"expert_layout": offsets, "valid_shape_m": case.slots}
 
         def run() -> None:
+            # This kind does not gather: x by expert is data, not metadata, so it counts.
+            torch.index_select(inputs.x, 0, rows, out=x)
             self._launch(0, kernels[0], inputs=x, outputs=y1, **route)
             self._launch(1, kernels[1], inputs=h, outputs=y2, **route)
 

@@ -221,8 +221,15 @@ def verdict(results: Results) -> str:
         f"most {WORST:g}, met: {_yes(worst_ratio <= WORST)}"
         + (f"; above it: {slow})" if slow else ")"),
     ]
+    known = [(us_of(case, GEMMS) or math.nan) / case["best_peer_us"] for case in cases]
+    parts.append(
+        f"of the best of {BEST_PEER_DATE} alone {geometric_mean(known):.2f} "
+        f"(worst {max(known):.2f})"
+    )
     if here:
-        parts.append(f"of the best peer of this run alone {geometric_mean(here):.2f}")
+        parts.append(
+            f"of the best peer of this run alone {geometric_mean(here):.2f} (worst {max(here):.2f})"
+        )
     return "; ".join(parts) + "."
 
 

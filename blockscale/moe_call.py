@@ -40,8 +40,12 @@ def check_call(
 ) -> FusedMoe:
     """Return the spec of the kernel, after all checks but those of the output."""
     _check_hidden(hidden, weights)
-    checks.same_device(WHERE, "the weights", weights.w13, "hidden", hidden)
     _check_layout(hidden, weights)
+    if weights.device != hidden.device:
+        raise ValueError(
+            f"{WHERE}: the weights are on device {weights.device}, but hidden is on "
+            f"{hidden.device}; pass all tensors on one device, weights.to(hidden.device)"
+        )
     _check_options(weights, options, hidden)
     ids = checks.tensor(WHERE, "topk_ids", topk_ids, (torch.int32, torch.int64))
     checks.same_device(WHERE, "topk_ids", ids, "hidden", hidden)

@@ -1,7 +1,7 @@
 """Schedules of an MoE layer's grouped GEMMs for Hopper: tiles, memories, tensor intrinsics.
 
-`blockscale.tir.moe_tiles` becomes one loop over tiles of out (tiles of an expert's slots, tiles of
-tokens, tiles of rows), within it one over stages of K: bulk copies of codes and scales and copies
+`blockscale.tir.moe_tiles` becomes loops over tiles of out (padded tiles of an expert's slots, in
+these of tokens, in these of rows), within them one over stages of K: bulk copies of codes and scales and copies
 of rows of x to shared memory; then, 16 or 64 rows at a time, codes become fragments in registers
 that tensor cores multiply, by mma.sync or wgmma.  Slices of a stage's K have sums of their own, of
 other warps, which are added up.  The ring's depth is annotated: "blockscale.stages" on the loop
@@ -74,14 +74,14 @@ def _product(sch: Schedule, tile: MoePlan) -> SBlockRV:
 
 
 def _tiles(sch: Schedule, tile: MoePlan) -> LoopRV:
-    """Split what is stored into tiles; return the loop over all of them."""
+    """Split what is stored into tiles, of an expert's slots and of rows; return the last loop."""
     block = sch.get_sblock("epilogue")
     group, slot, row = list(sch.get_loops(block))[:3]
     slot_tile, slot_in = sch.split(slot, [None, tile.tokens])
     # Rows of GEMM 1 are tiles of 16 and positions in them.
     row_tile, row_in = sch.split(row, [None, tile.rows // 16 if tile.gather else tile.rows])
     sch.reorder(group, slot_tile, row_tile, slot_in, row_in)
-    return sch.fuse(group, slot_tile, row_tile)
+    return row_tile
 
 
 def _stages(sch: Schedule, product: SBlockRV, tile: MoePlan) -> tuple[LoopRV, LoopRV]:

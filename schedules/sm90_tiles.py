@@ -43,38 +43,36 @@ MOST_STAGES = 16
 """Of the ring."""
 
 MMA = {
-    8: ((64, 4, 4), (64, 8, 8), (32, 8, 8), (32, 4, 4), (16, 8, 8), (128, 4, 4), (128, 2, 2)),
-    16: ((64, 4, 4), (64, 8, 8), (32, 8, 8), (32, 4, 4), (128, 4, 4), (128, 2, 2)),
-    32: ((64, 4, 4), (64, 2, 2), (32, 8, 8), (128, 2, 2)),
-    64: ((64, 2, 2), (64, 4, 4), (128, 2, 2)),
+    8: (
+        *((64, 2, 4), (64, 2, 2), (64, 4, 4), (32, 4, 4), (32, 8, 8), (128, 1, 2), (128, 2, 4)),
+        *((128, 2, 2), (256, 1, 2), (256, 1, 1)),
+    ),
+    16: ((128, 2, 4), (128, 1, 2), (64, 2, 4), (64, 2, 2), (256, 1, 2)),
+    24: ((128, 1, 2), (64, 2, 2), (256, 1, 2)),
+    32: ((128, 1, 2), (64, 2, 2), (128, 2, 2)),
+    64: ((128, 1, 2), (64, 2, 2), (128, 2, 2)),
 }
 """Rows, slices and blocks of 64 k of a stage that are tried with mma.sync, by tokens of a tile."""
 
-WGMMA = {
-    16: ((64, 2), (128, 2)),
-    32: ((64, 2), (128, 2), (256, 1)),
-    64: ((64, 2), (128, 2), (256, 1)),
-    96: ((128, 2), (256, 1)),
-    128: ((128, 2), (256, 1)),
-    160: ((256, 1),),
-    192: ((128, 2),),
-    256: ((128, 2),),
-}
-"""Rows and blocks of 64 k of a stage that are tried with wgmma, by tokens of a tile."""
+WGMMA = ((256, 2), (256, 1), (128, 2))
+"""Rows and blocks of 64 k of a stage that are tried with wgmma; the first for all tokens."""
 
 TOKENS = (
-    (6.0, ("mma", 8), ("mma", 16)),
-    (12.0, ("mma", 16), ("mma", 8), ("wgmma", 16)),
-    (24.0, ("mma", 32), ("mma", 16), ("wgmma", 16), ("wgmma", 32)),
-    (48.0, ("wgmma", 64), ("mma", 32), ("mma", 64), ("wgmma", 32)),
-    (100.0, ("wgmma", 96), ("wgmma", 64), ("wgmma", 128), ("mma", 64)),
-    (200.0, ("wgmma", 128), ("wgmma", 160), ("wgmma", 96), ("wgmma", 192)),
-    (float("inf"), ("wgmma", 160), ("wgmma", 128), ("wgmma", 192), ("wgmma", 256)),
+    (7.0, (8, 16), ()),
+    (12.0, (16, 8, 24), (16, 24)),
+    (24.0, (24, 16, 32), (24, 32, 16, 40)),
+    (48.0, (32,), (48, 40, 64, 32)),
+    (100.0, (64,), (96, 112, 80, 64, 128)),
+    (float("inf"), (64,), (144, 152, 136, 128, 160, 112)),
 )
-"""Units and tokens of a tile that are tried up to so many tokens of an expert, the default first.
+"""Tokens of a tile that are tried, for mma.sync and wgmma, up to so many tokens of an expert.
 
-The number is the mean of the experts that have any, and its root: what most of them have.
+The number is the mean of the experts that have any, and its root: what most of them have.  The
+default has the first of wgmma, or of mma.sync without one.
 """
+
+MANY_TILES = 1400
+"""Tiles of 64 rows of all experts from which higher ones are the default, on an H200."""
 
 
 def busy_experts(gemm: MoeGemm, tokens: int) -> float:
@@ -98,16 +96,17 @@ def stages_in(plan: MoePlan, room: int) -> int:
 def depths(tile: MoePlan, room: Room = HOPPER) -> tuple[int, ...]:
     """Return the depths of the ring that are tried, the preferred one first.
 
-    As deep as lets two CTAs share an SM, whose epilogues and prologues then overlap, or three, or
-    as one CTA alone can have.
+    With mma.sync as deep as lets three to five or two CTAs share an SM: while one stores, the
+    others load.  Registers of eight warps of wgmma leave no room for a second CTA.
     """
-    shares = [room.sm_bytes // ctas - CTA_SMEM_BYTES for ctas in (2, 3, 1)]
-    fitting = [stages_in(tile, share) for share in shares]
     if tile.unit == "wgmma" and tile.consumers == 8:
-        fitting = fitting[2:]  # registers leave no room for a second one
-    elif tile.tokens > 16 or tile.rows != 64:
-        fitting = fitting[:1] if fitting[0] >= 3 else fitting[2:]
-    return tuple(n for n in dict.fromkeys(fitting) if replace(tile, stages=n).illegal() is None)
+        deepest = stages_in(tile, room.sm_bytes - CTA_SMEM_BYTES)
+        found = [min(n, deepest) for n in (4, 3, 6)]
+    else:
+        shares = [room.sm_bytes // ctas - CTA_SMEM_BYTES for ctas in (3, 4, 5, 2, 1)]
+        found = [stages_in(tile, share) for share in shares]
+        found = [n for n in found[:4] if n >= 3] or found[4:]
+    return tuple(n for n in dict.fromkeys(found) if replace(tile, stages=n).illegal() is None)
 
 
 def _base(gemm: MoeGemm, unit: str, tokens: int, rows: int, slices: int, blocks: int) -> MoePlan:
@@ -130,40 +129,25 @@ def _base(gemm: MoeGemm, unit: str, tokens: int, rows: int, slices: int, blocks:
 def tiles(gemm: MoeGemm, tokens: int, room: Room = HOPPER) -> dict[MoePlan, str | None]:
     """Return the tiles for about ``tokens`` tokens, and why one is illegal; two stages each."""
     wanted = expected_tokens(gemm, tokens)
-    pairs = next(pairs for limit, *pairs in TOKENS if wanted <= limit)
-    found: dict[MoePlan, str | None] = {}
+    few, many = next((few, many) for limit, few, many in TOKENS if wanted <= limit)
     if not room.wgmma:
-        pairs = [pair for pair in pairs if pair[0] == "mma"] or [("mma", 64)]
-    for unit, width in pairs:
-        if unit == "mma":
-            shapes = [(rows, slices, blocks) for rows, slices, blocks in MMA[width]]
-        else:
-            shapes = [(rows, 1, blocks) for rows, blocks in WGMMA[width]]
-        for rows, slices, blocks in shapes:
-            tile = _base(gemm, unit, width, rows, slices, blocks)
-            found[tile] = tile.illegal() or (None if depths(tile, room) else "no ring of it fits")
+        many = ()
+    elif few and few[0] >= 64:
+        few = ()  # an instruction of wgmma is never slower
+    shapes = [("wgmma", width, rows, 1, k) for rows, k in WGMMA for width in many]
+    shapes += [("mma", width, *shape) for width in few for shape in MMA[width]]
+    found: dict[MoePlan, str | None] = {}
+    for shape in shapes:
+        tile = _base(gemm, *shape)
+        found[tile] = tile.illegal() or (None if depths(tile, room) else "no ring of it fits")
     return found
 
 
 def legal_tiles(gemm: MoeGemm, tokens: int, room: Room = HOPPER) -> list[MoePlan]:
     """Return the legal ones of `tiles`, the default's first."""
     legal = [tile for tile, reason in tiles(gemm, tokens, room).items() if reason is None]
-    best = min(legal, key=lambda tile: (not _same_kind(tile, legal[0]), _waste(tile, gemm, tokens)))
-    return [best, *(tile for tile in legal if tile != best)]
-
-
-def _same_kind(tile: MoePlan, other: MoePlan) -> bool:
-    return (tile.unit, tile.tokens) == (other.unit, other.tokens)
-
-
-def _waste(tile: MoePlan, gemm: MoeGemm, tokens: int) -> float:
-    """How much longer the busiest SM works than the mean one: tiles do not divide evenly.
-
-    Higher tiles are better where they do: tokens are loaded less often.
-    """
-    busy = busy_experts(gemm, tokens)
-    blocks = busy * -(-expected_tokens(gemm, tokens) // tile.tokens)
-    count = blocks * -(-gemm.rows // tile.rows)
-    ctas = SMS * (1 if tile.unit == "wgmma" and tile.consumers == 8 else 2)
-    waves = -(-count // ctas)
-    return waves * ctas / count * (1 + 16 / tile.rows)
+    if legal[0].unit == "mma" and legal[0].tokens == 8:
+        count = busy_experts(gemm, tokens) * gemm.rows / 64
+        rows = 64 if count < MANY_TILES else 128
+        legal.sort(key=lambda tile: (tile.tokens, tile.rows != rows))
+    return legal

@@ -179,7 +179,7 @@ def test_bound_of_blocks():
 
 # ---------------------------------------------------------------------------------------- permute
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize(("tokens", "cols"), [(1, 64), (17, 2880), (5, 16), (300, 96)])
+@pytest.mark.parametrize(("tokens", "cols"), [(1, 64), (17, 2880), (5, 16), (200, 96)])
 def test_permute(tokens, cols, dtype):
     """Every channel is where its position says, padding is zero, nothing else is written."""
     ids, _ = moe.random_routing(tokens, 4, 1)

@@ -148,7 +148,7 @@ PLAIN = FusedMoe(4, 128, 64, 2, layout="tiles64")
 
 
 @pytest.mark.parametrize("routing", moe.ROUTINGS)
-@pytest.mark.parametrize("tokens", [1, 2, 17, 100])
+@pytest.mark.parametrize("tokens", [1, 4, 40, 41])
 def test_each_bucket(built, tokens, routing):
     """Every token gets its experts' sum, whoever they are; tokens without experts get zeros."""
     call = Call(PLAIN, tokens, routing)(built(PLAIN))
@@ -227,6 +227,8 @@ def test_grids(built):
     """GEMMs have no more CTAs than there may be tiles, nor than are resident."""
     call = Call(PLAIN, 1)(built(PLAIN), sms=100)
     assert [launch.grid[0] for launch in call.run.launches] == [2, 2 * 2, 2 * 2, 1]
+    call = Call(PLAIN, 20)(built(PLAIN), sms=100)  # 40 slots of 4 experts: 6 blocks of 16
+    assert [launch.grid[0] for launch in call.run.launches] == [2, 6 * 2, 6 * 2, 2]
     call = Call(PLAIN, 100)(built(PLAIN), sms=2)
     prepare, first, second, combine = (launch.grid[0] for launch in call.run.launches)
     assert (prepare, combine) == (2, -(-100 * 16 // 256))

@@ -11,6 +11,7 @@ import reference as ref
 import reference_moe as moe
 import torch
 from helpers import DTYPES, fill_freed_memory, rejects, same
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import blockscale as bs
 from blockscale import moe_call, ops_moe
@@ -163,6 +164,27 @@ def test_arguments_are_the_spec_s(activation, act_fmt, fmt, layout):
     alpha, limit = arguments[-2 - (layout == "tiles64") - 1 :][:2]
     assert alpha == (1.702 if activation == "swiglu_oai" else 1.0)
     assert limit == (7.0 if activation == "swiglu_oai" else np.inf)
+
+
+def test_fake_tensors_on_cuda():
+    """Without a GPU: what is recorded for one has its checks and its shapes."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        tensors = {
+            name: torch.empty(value.shape, dtype=value.dtype, device="cuda")
+            for name, value in TILED.tensors()
+        }
+        weights = bs.MoeWeights.of(TILED.meta(), tensors)
+        hidden = torch.empty(5, HIDDEN, dtype=torch.bfloat16, device="cuda")
+        ids, factors = bs.moe_route(torch.empty(5, EXPERTS, device="cuda"), TOP_K)
+        assert (ids.shape, ids.dtype, str(ids.device)) == ((5, TOP_K), torch.int32, "cuda:0")
+        y = bs.fused_moe(hidden, weights, ids, factors)
+        assert (y.shape, y.dtype, y.device) == (hidden.shape, hidden.dtype, hidden.device)
+        with rejects("hidden has dtype float32", "CUDA"):
+            bs.fused_moe(hidden.float(), weights, ids, factors)
+        with rejects("'linear'", "cuda", "'tiles64'"):
+            bs.fused_moe(hidden, PREPARED, ids, factors)
+        with rejects("weights are on device cpu", "cuda:0", r"weights.to\(hidden.device\)"):
+            bs.fused_moe(hidden, TILED, ids, factors)
 
 
 def test_workspace():

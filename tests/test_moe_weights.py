@@ -51,21 +51,34 @@ def tiles(made, **changes):
 # ---- The layout, slowly -------------------------------------------------------------------------
 
 
+def slow_natural(at):
+    """Return what row ``at`` of the layout holds: q, t, b of 32 rows become t, q, b."""
+    q, t, b = at % 32 // 8, at % 8 // 2, at % 2
+    return at // 32 * 32 + 8 * t + 2 * q + b
+
+
+def slow_position(at, gated):
+    """Return the output position of GEMM 1's row ``at``, and whether it is the up row."""
+    if not gated:
+        return slow_natural(at), False
+    u, t, b = at % 32 // 16, at % 8 // 2, at % 2
+    return at // 32 * 16 + 4 * t + 2 * u + b, at % 16 >= 8
+
+
 def slow_order(rows, intermediate, activation, which):
     """Return the matrix's row of each row of the layout, -1 for padding."""
     if which == "w2":
-        return [r if r < rows else -1 for r in range(-(-rows // 64) * 64)]
-    order = []
-    for q in range(-(-intermediate // 64) * 64 // (16 if activation == "relu2" else 8)):
-        for r in range(16):
-            p = 16 * q + r if activation == "relu2" else 8 * q + r % 8
-            j, s = p % 64 // 16, p % 16
-            within = 16 * (s // 2) + 4 * j + s % 2
-            if s >= 8:
-                within = 16 * ((s - 8) // 2) + 4 * j + 2 + s % 2
-            c = p // 64 * 64 + within
-            up = activation != "relu2" and r >= 8
-            order.append(-1 if c >= intermediate else c + (intermediate if up else 0))
+        found = [slow_natural(at) for at in range(-(-rows // 64) * 64)]
+        return [row if row < rows else -1 for row in found]
+    order, gated = [], activation != "relu2"
+    for at in range(-(-intermediate // 64) * (128 if gated else 64)):
+        p, up = slow_position(at, gated)
+        j, s = p % 64 // 16, p % 16
+        within = 16 * (s // 2) + 4 * j + s % 2
+        if s >= 8:
+            within = 16 * ((s - 8) // 2) + 4 * j + 2 + s % 2
+        c = p // 64 * 64 + within
+        order.append(-1 if c >= intermediate else c + (intermediate if up else 0))
     return order
 
 
@@ -198,15 +211,16 @@ def test_k_order_is_what_the_mma_multiplies():
         assert channel == 16 * t + 4 * j + 2 * high + low
 
 
-def test_rows_of_pairs():
-    """GEMM 1 writes position p of its output from gate row K_ORDER[p] and its up row."""
-    order = paired_order(128, gated=True).tolist()
-    for p in range(128):
-        gate = order[16 * (p // 8) + p % 8]
-        assert gate == p // 64 * 64 + K_ORDER[p % 64]
-        assert order[16 * (p // 8) + 8 + p % 8] == gate + 128
-    assert paired_order(64, gated=False).tolist() == list(K_ORDER)
-    assert natural_order(3).tolist() == [0, 1, 2] + [-1] * 61
+def test_orders_of_rows():
+    """Layout rows of GEMM 1 are of its output positions, in `K_ORDER`; those of w2 natural."""
+    for gated in (True, False):
+        order = paired_order(128, gated).tolist()
+        assert len(order) == 128 * (1 + gated)
+        for at, row in enumerate(order):
+            p, up = slow_position(at, gated)
+            assert row == p // 64 * 64 + K_ORDER[p % 64] + 128 * up
+    assert natural_order(128).tolist() == [slow_natural(at) for at in range(128)]
+    assert natural_order(3).tolist() == [0, 1, *[-1] * 6, 2, *[-1] * 55]
 
 
 # ---- Values -------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ bias[e, r]).  f is the row's scale (activations in FP8 or NVFP4), sums are float
 Weights are "tiles64" (`blockscale.moe_tiles`): [experts, rows / 64, K / 64, 4 tiles of 16 rows x
 32 lanes x 4 words] of 32 bits; K is in the order of positions, 16 to a step of the MMA.  Word j of
 lane 4 g + t holds rows g and g + 8, positions 16 j + 2 t, + 1, + 8, + 9.  Scales likewise, per
-tile of 16 rows.  A decoded weight is rounded to the dtype of x.  Row r of gate and up: tiles of 16
-rows are 8 of gate, then 8 of up.
+tile of 16 rows.  A decoded weight is rounded to the dtype of x.  With a gate, tiles of 16 rows are
+8 of gate, then 8 of up; `natural` and `_position` say which columns rows of the layout become.
 
 Slots are padded: those of an expert to tiles of `TOKEN_TILE`.  A padding slot's order is the
 number of slots: it reads the row behind the last one of x (zeros), and writes the row behind the
@@ -23,7 +23,7 @@ exists on paper only: a kernel's tiles end where the block of tokens, rows and K
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 
 from tvm import tirx
 from tvm.ir import Expr as PrimExpr
@@ -32,10 +32,11 @@ from tvm.tirx import PrimFunc
 
 from blockscale.lower.moe_sizes import ATTRIBUTE, MoeGemm, scale_count, up
 from blockscale.tir import formats
-from blockscale.tir.common import i64, widen
+from blockscale.tir.common import i64
 
-TOKEN_TILE = 3840
-"""Slots of a padded tile, which every plan's tokens divide: 256, 192, 160."""
+TOKEN_TILE = 8 * 6983776800
+"""Slots of a padded tile, which every plan's tokens divide: multiples of 8 up to 256, but those of
+23, 29 and 31.  A function to be run takes fewer."""
 
 ROW_TILE = 256
 """Rows of the weights are a multiple of this, the highest tile."""
@@ -72,6 +73,11 @@ def code(fmt: str, word: PrimExpr, high: PrimExpr, pair: PrimExpr, odd: PrimExpr
     return tiny * tirx.const(2.0**126, "float32")  # also of the subnormal 0.5
 
 
+def f32(value: PrimExpr) -> PrimExpr:
+    """A 16-bit number as float32, exactly."""
+    return tirx.Cast("float32", value)
+
+
 def _u32(value: int) -> PrimExpr:
     return tirx.const(value, "uint32")
 
@@ -95,8 +101,8 @@ def weight(
     """A weight, rounded to ``dtype``, from its code's value and what its scale is stored as."""
     if fmt != "int4":
         return tirx.Cast(dtype, number * _power_scale(fmt, scale))
-    origin = tirx.const(8.0, "float32") if zero is None else widen(zero)
-    return tirx.Cast(dtype, (number - origin) * widen(scale))
+    origin = tirx.const(8.0, "float32") if zero is None else f32(zero)
+    return tirx.Cast(dtype, (number - origin) * f32(scale))
 
 
 def _power_scale(fmt: str, byte: PrimExpr) -> PrimExpr:
@@ -160,7 +166,8 @@ def activated(
     return gate / (one + tirx.exp(-(alpha * gate))) * other
 
 
-def moe_tiles(gemm: MoeGemm, tokens: int | None = None) -> PrimFunc:
+@cache
+def moe_tiles(gemm: MoeGemm, tokens: int | None = None, token_tile: int = TOKEN_TILE) -> PrimFunc:
     """Return the unscheduled GEMM for any number of tokens and tiles, or tuned at ``tokens``.
 
     Parameters of GEMM 1 are (x [tokens + 1, K], w, scales, factor [experts, 2], bias [experts,
@@ -168,7 +175,7 @@ def moe_tiles(gemm: MoeGemm, tokens: int | None = None) -> PrimFunc:
     [1], out [tiles, slots, positions]), of GEMM 2 (x [tiles, slots, K], .., row_scale [tiles,
     slots], order, expert_of_tile, out [slots + 1, rows]).
     """
-    func = _gemm1(gemm) if gemm.gather else _gemm2(gemm)
+    func = _gemm1(gemm, token_tile) if gemm.gather else _gemm2(gemm, token_tile)
     func = func.with_attr(ATTRIBUTE, asdict(gemm))
     # Whole tiles are the same for several numbers of tokens, whose best schedules are not.
     return func if tokens is None else func.with_attr("blockscale.tokens", tokens)
@@ -193,11 +200,31 @@ def _is_single(row: PrimExpr) -> PrimExpr:
     return i64(0)
 
 
-def _gemm1(gemm: MoeGemm) -> PrimFunc:
+def natural(row: PrimExpr) -> PrimExpr:
+    """The row of the matrix at a row of the layout: 32 of them are 8 q + 2 t + b for 8 t + 2 q + b.
+
+    A thread of an epilogue, t, then has neighbours.
+    """
+    quarter, pair = row % i64(32) // i64(8), row % i64(8) // i64(2)
+    return row // i64(32) * i64(32) + pair * i64(8) + quarter * i64(2) + row % i64(2)
+
+
+def _natural_of_tile(sixteen: PrimExpr, row: PrimExpr) -> PrimExpr:
+    """`natural` of a row of a tile of 16 rows."""
+    return natural(sixteen * i64(16) + row)
+
+
+def _position(sixteen: PrimExpr, row: PrimExpr) -> PrimExpr:
+    """Output position of a gate: two tiles of 16 rows have 16, and t has four neighbours."""
+    pair = row // i64(2) * i64(4) + sixteen % i64(2) * i64(2) + row % i64(2)
+    return sixteen // i64(2) * i64(16) + pair
+
+
+def _gemm1(gemm: MoeGemm, token_tile: int) -> PrimFunc:
     """The GEMM whose rows of x are gathered, with its activation."""
     E, R, RB, KB, SB, SN = _sizes(gemm)
-    N, one = i64(TOKEN_TILE), i64(1)
-    side = _is_up if gemm.gated else _is_single
+    N, one = i64(token_tile), i64(1)
+    side, column = (_is_up, _position) if gemm.gated else (_is_single, _natural_of_tile)
     BOTH, P, TK = i64(1 + gemm.gated), i64(8 if gemm.gated else 16), i64(gemm.top_k)
     dtype = gemm.dtype
     decode = partial(decoded, gemm.fmt, gemm.group, gemm.zeros, dtype)
@@ -250,7 +277,7 @@ def _gemm1(gemm: MoeGemm) -> PrimFunc:
                 vt, vi, vr, vk, vp = T.axis.remap("SSSRR", [t, i, r, k, p])
                 with T.init():
                     C[vt, vi, vr] = T.float32(0)
-                C[vt, vi, vr] = C[vt, vi, vr] + widen(A[vt, vk, vr, vp]) * widen(X[vt, vk, vi, vp])
+                C[vt, vi, vr] = C[vt, vi, vr] + f32(A[vt, vk, vr, vp]) * f32(X[vt, vk, vi, vp])
         for t, i, r in T.grid(tiles, N, R):
             with T.sblock("scaled"):
                 vt, vi, vr = T.axis.remap("SSS", [t, i, r])
@@ -263,7 +290,7 @@ def _gemm1(gemm: MoeGemm) -> PrimFunc:
         for t, i, q, p in T.grid(tiles, N, R // i64(16), P):
             with T.sblock("epilogue"):
                 vt, vi, vq, vp = T.axis.remap("SSSS", [t, i, q, p])
-                out[vt, vi, vq * P + vp] = tirx.Cast(
+                out[vt, vi, column(vq, vp)] = tirx.Cast(
                     dtype,
                     activated(
                         gemm.activation,
@@ -277,10 +304,10 @@ def _gemm1(gemm: MoeGemm) -> PrimFunc:
     return main
 
 
-def _gemm2(gemm: MoeGemm) -> PrimFunc:
+def _gemm2(gemm: MoeGemm, token_tile: int) -> PrimFunc:
     """The GEMM whose rows of x are sorted, and whose results are scattered."""
     E, R, RB, KB, SB, SN = _sizes(gemm)
-    N, dtype = i64(TOKEN_TILE), gemm.dtype
+    N, dtype = i64(token_tile), gemm.dtype
     decode = partial(decoded, gemm.fmt, gemm.group, gemm.zeros, dtype)
 
     @T.prim_func(s_tir=True)
@@ -329,7 +356,7 @@ def _gemm2(gemm: MoeGemm) -> PrimFunc:
                 vt, vi, vr, vk, vp = T.axis.remap("SSSRR", [t, i, r, k, p])
                 with T.init():
                     C[vt, vi, vr] = T.float32(0)
-                C[vt, vi, vr] = C[vt, vi, vr] + widen(A[vt, vk, vr, vp]) * widen(X[vt, vk, vi, vp])
+                C[vt, vi, vr] = C[vt, vi, vr] + f32(A[vt, vk, vr, vp]) * f32(X[vt, vk, vi, vp])
         for t, i, r in T.grid(tiles, N, R):
             with T.sblock("scaled"):
                 vt, vi, vr = T.axis.remap("SSS", [t, i, r])
@@ -340,6 +367,6 @@ def _gemm2(gemm: MoeGemm) -> PrimFunc:
         for t, i, r in T.grid(tiles, N, R):
             with T.sblock("epilogue"):
                 vt, vi, vr = T.axis.remap("SSS", [t, i, r])
-                out[order[vt, vi], vr] = tirx.Cast(dtype, Z[vt, vi, vr])
+                out[order[vt, vi], natural(vr)] = tirx.Cast(dtype, Z[vt, vi, vr])
 
     return main

@@ -14,7 +14,7 @@ from tvm.tirx import PrimFunc
 
 from blockscale.errors import LoweringError
 from blockscale.lower.gemm_plan import FORMATS, LANES, GemmPlan
-from blockscale.lower.sites import Site, annotations, constant, expect, function, one, sites
+from blockscale.lower.sites import Site, annotated, constant, expect, function, one, sites
 from blockscale.tir.gemm_tiles import ATTRIBUTE, K_TILE, up
 
 TILE_LOOP = {"cluster_x": None, "cluster_y": 1, "acc_stages": 1, "raster": 0, "group": 1}
@@ -66,8 +66,8 @@ class _Reader:
         self._operands(group, mma_n, block_k, swap)
         self._scales(group, mma_n, block_k, swap)
         store, epi_cols = self._epilogue(group, mma_n, swap)
-        on_tiles = annotations(self.tile_loop, TILE_LOOP, "tiles")
-        on_k = annotations(self.k_loop, K_LOOP, "K")
+        on_tiles = annotated(self.tile_loop, TILE_LOOP, "tiles")
+        on_k = annotated(self.k_loop, K_LOOP, "K")
         if on_tiles["raster"] not in (0, 1):
             raise LoweringError(f"loop over tiles: raster={on_tiles['raster']} is neither 0 nor 1")
         return GemmPlan(

@@ -28,6 +28,9 @@ MMA_TOKENS = (8, 16, 24, 32, 48, 64)
 WGMMA_TOKENS = (8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 136, 144, 152, 160, 176, 192, 208, 224, 256)
 """Tokens of a tile, unit wgmma."""
 
+LOADER_REGISTERS = 56
+"""Of a thread that loads, where the others take what it leaves."""
+
 FORMATS = {"nvfp4": (16,), "mxfp4": (32,), "int4": (32, 64, 128)}
 """Elements of K that share a scale, by format."""
 
@@ -109,6 +112,19 @@ class MoePlan:
     def threads(self) -> int:
         """Threads of a CTA."""
         return 32 * (self.consumers + self.producers)
+
+    @property
+    def consumer_registers(self) -> int:
+        """Of a thread that multiplies, once the loading ones gave theirs up; 0: nothing is moved.
+
+        A CTA starts with as many for each thread as an SM has; the sum must stay the same, for a
+        warp that asks for more waits for ever.
+        """
+        if self.unit != "wgmma" or self.consumers == 4:
+            return 0
+        all_of_them = 65536 // self.threads // 8 * 8 * self.threads
+        rest = all_of_them - LOADER_REGISTERS * 32 * self.producers
+        return rest // (32 * self.consumers) // 8 * 8
 
     @property
     def scale_bytes(self) -> int:

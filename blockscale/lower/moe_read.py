@@ -15,10 +15,11 @@ from tvm.tirx import PrimFunc
 from blockscale.errors import LoweringError
 from blockscale.lower.moe_plan import FORMATS, TILE_K, MoePlan
 from blockscale.lower.moe_sizes import ATTRIBUTE, MoeGemm, up
-from blockscale.lower.sites import PREFIX, Site, annotations, expect, function, one, sites
-from blockscale.tir.moe_tiles import ROW_TILE, TOKEN_TILE
+from blockscale.lower.sites import Site, annotated, expect, one, sites
+from blockscale.tir.moe_tiles import ROW_TILE
 
-__all__ = ["DECODE", "PREFIX", "read"]
+TILE_LOOPS = 3
+"""Over padded tiles, tiles of tokens, and tiles of rows."""
 
 STEP, STEPS = 16, 4
 """K of an MMA, and MMAs of a block of 64 k."""
@@ -53,7 +54,7 @@ class _Reader:
         self.loads = {name: self._load(name, what) for name, what in LOADS.items()}
         self.decode = self._tensorized("decode", (DECODE,))
         self.mma = self._mma()
-        self.tile_loop, self.k_loop = self._loops()
+        self.tile_loops, self.k_loop = self._loops()
 
     def plan(self) -> MoePlan:
         """Return all decisions."""
@@ -63,7 +64,7 @@ class _Reader:
         expect(self.mma.name, "steps of a block of 64 k", steps, STEPS)
         shapes = [self.mma.shape(number) for number in range(3)]
         expect(self.mma.name, "shapes", shapes, [(high, STEP), (wide, STEP), (wide, high)])
-        stages = annotations(self.k_loop, {"stages": None}, "K")["stages"]
+        stages = annotated(self.k_loop, {"stages": None}, "K")["stages"]
         gemm = self.gemm
         made = MoePlan(
             unit=unit,
@@ -117,19 +118,19 @@ class _Reader:
                 return self._tensorized(name, tuple(UNITS))
         raise LoweringError("there is no block 'gemm': it is no schedule of moe_tiles")
 
-    def _loops(self) -> tuple[Any, Any]:
-        """The loop over tiles and the one over stages: those with the loads in them, too."""
+    def _loops(self) -> tuple[tuple[Any, ...], Any]:
+        """The loops over tiles and the one over stages: those with the loads in them, too."""
         load = self.loads["weights"]
         common = [a for a, b in zip(self.mma.loops, load.loops, strict=False) if a.same_as(b)]
-        if len(common) != 2:
+        if len(common) != TILE_LOOPS + 1:
             raise LoweringError(
                 f"{load.name} and {self.mma.name} are inside of {len(common)} common loops, not "
-                "two, over tiles and over stages of K"
+                f"{TILE_LOOPS + 1}: over padded tiles, tiles of tokens, tiles of rows, stages of K"
             )
         for site in (*self.loads.values(), self.decode):
-            if not any(loop.same_as(common[1]) for loop in site.loops):
+            if not any(loop.same_as(common[-1]) for loop in site.loops):
                 raise LoweringError(f"{site.name} is not inside of the loop over stages of K")
-        return common[0], common[1]
+        return tuple(common[:-1]), common[-1]
 
     def _mma_loops(self) -> tuple[int, int, int, int, int]:
         """Slices, blocks of 64 k, MMAs along the rows, steps, MMAs along the tokens."""
@@ -221,19 +222,16 @@ class _Reader:
     def _check_epilogue(self, made: MoePlan) -> None:
         """Compare the rows and tokens that are stored with the tile."""
         found = [site for site in self.sites if site.block.name_hint == "epilogue"]
-        if len(found) != 1 or not any(loop.same_as(self.tile_loop) for loop in found[0].loops):
-            raise LoweringError("block 'epilogue' is not inside of the loop over tiles")
+        inner = self.tile_loops[-1]
+        if len(found) != 1 or not any(loop.same_as(inner) for loop in found[0].loops):
+            raise LoweringError("block 'epilogue' is not inside of the loops over tiles")
         site = found[0]
-        stored = prod(site.extents(self.tile_loop)) * (2 if made.gated else 1)
+        stored = prod(site.extents(inner)) * (2 if made.gated else 1)
         expect(site.name, "numbers of a tile", stored, made.rows * made.tokens)
         written = site.block.writes[0].source.name
         expect(site.name, "what it writes", written, self.params["out"].name)
-        tiles = TOKEN_TILE // made.tokens * (up(self.gemm.rows, ROW_TILE) // made.rows)
-        count = self.tile_loop.extent
-        if hasattr(count, "value"):
-            expect("loop over tiles", "a multiple of", int(count) % tiles, 0)
-
-
-def called_function(site: Site) -> str:
-    """Return the name of the device function that a block calls."""
-    return function(site.block.body.value)
+        slots = int(self.params["order"].shape[1])
+        _, tokens, rows = self.tile_loops
+        expect("loop over tiles", "tiles of tokens", int(tokens.extent), slots // made.tokens)
+        padded = up(self.gemm.rows, ROW_TILE)
+        expect("loop over tiles", "tiles of rows", int(rows.extent), padded // made.rows)

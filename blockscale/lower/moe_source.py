@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from blockscale.lower.moe_plan import MoePlan
-
-CONSUMER_REGISTERS, PRODUCER_REGISTERS = 224, 56
-"""Of threads of two consuming warpgroups and of the loading one: multiples of 8 that add up to the
-168 * 384 registers with which the CTA starts; one more, and it waits for ever."""
+from blockscale.lower.moe_plan import LOADER_REGISTERS, MoePlan
 
 PARAMS = (
     "const void *x, const uint8_t *w, const void *ws, const float *global, const float *bias,\n"
@@ -20,7 +16,6 @@ _FORMAT = {"nvfp4": "BS_MOE_NVFP4", "mxfp4": "BS_MOE_MXFP4", "int4": "BS_MOE_INT
 
 def constants(plan: MoePlan) -> dict[str, str | int]:
     """Return what the kernel knows when it is compiled, by the names of native/moe_gemm.cuh."""
-    split = plan.unit == "wgmma" and plan.consumers == 8
     return {
         "FORMAT": _FORMAT[plan.fmt],
         "GROUP": plan.group,
@@ -38,8 +33,8 @@ def constants(plan: MoePlan) -> dict[str, str | int]:
         "CONSUMERS": plan.consumers,
         "TOKEN_WARPS": plan.producers - 1,
         "SCALE_BYTES": plan.scale_bytes,
-        "MORE_REGISTERS": CONSUMER_REGISTERS if split else 0,
-        "FEWER_REGISTERS": PRODUCER_REGISTERS,
+        "MORE_REGISTERS": plan.consumer_registers,
+        "FEWER_REGISTERS": LOADER_REGISTERS,
     }
 
 

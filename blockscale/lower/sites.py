@@ -103,7 +103,7 @@ def one(among: list[Site], what: str, why: str) -> Site:
     return found[0]
 
 
-def annotations(loop: Any, known: Mapping[str, int | None], name: str) -> dict[str, int]:
+def annotated(loop: Any, known: Mapping[str, int | None], name: str) -> dict[str, int]:
     """Return the decisions that are annotated on ``loop``, with the defaults of the others."""
     values: dict[str, int] = {key: default or 0 for key, default in known.items()}
     found = {str(key): value for key, value in loop.annotations.items()}

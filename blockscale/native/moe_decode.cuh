@@ -82,23 +82,32 @@ struct BsDecode {
   // Scales of rows g and g + 8 for the thread's 16 k; int4 needs three numbers of each.
   uint32_t s[2], s16[2], c[2], c16[2];
 
-  // `at`: shared address of the scales of an m16 tile and a block of 64 k.
-  BS_INLINE void load(uint32_t at, int lane) {
+  // The bytes of a thread's scales, of an m16 tile and a block of 64 k at shared address `at`.
+  static BS_INLINE uint2 load(uint32_t at, int lane) {
     int g = lane / 4, t = lane % 4;
     if constexpr (NVFP4) {
-      uint32_t pair = bs_load_scales<2>(at + 2 * lane);
+      return {bs_load_scales<2>(at + 2 * lane), 0};
+    } else if constexpr (!INT4) {
+      return {bs_load_scales<2>(at + 4 * g + 2 * (t / 2)), 0};
+    } else if constexpr (P::ZEROS) {
+      uint32_t mine = at + (P::GROUP == 32 ? 16 * g + 8 * (t / 2) : 8 * g);
+      return {bs_load_scales<4>(mine), bs_load_scales<4>(mine + 4)};
+    } else {
+      return {bs_load_scales<4>(at + (P::GROUP == 32 ? 8 * g + 4 * (t / 2) : 4 * g)), 0};
+    }
+  }
+
+  BS_INLINE explicit BsDecode(uint2 bytes) {
+    uint32_t pair = bytes.x;
+    if constexpr (NVFP4) {
       // Byte 5 bits of exponent, 3 of mantissa: bits 11..4 of bfloat16 below 0x7000, 14..7 of float16.
       s[0] = bs_prmt(pair, 0x4040) * (BF16 ? 16u : 128u) + (BF16 ? 0x70007000u : 0x24002400u);
       s[1] = bs_prmt(pair, 0x4141) * (BF16 ? 16u : 128u) + (BF16 ? 0x70007000u : 0x24002400u);
     } else if constexpr (!INT4) {
-      uint32_t pair = bs_load_scales<2>(at + 4 * g + 2 * (t / 2));
       s[0] = power(pair & 0xFF), s[1] = power(pair >> 8);
     } else if constexpr (P::ZEROS) {
-      int half = P::GROUP == 32 ? 16 * g + 8 * (t / 2) : 8 * g;
-      with_zero(bs_load_scales<4>(at + half), 0);
-      with_zero(bs_load_scales<4>(at + half + 4), 1);
+      with_zero(bytes.x, 0), with_zero(bytes.y, 1);
     } else {
-      uint32_t pair = bs_load_scales<4>(at + (P::GROUP == 32 ? 8 * g + 4 * (t / 2) : 4 * g));
       symmetric(bs_prmt(pair, 0x1010), 0);
       symmetric(bs_prmt(pair, 0x3232), 1);
     }

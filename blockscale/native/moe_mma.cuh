@@ -33,11 +33,11 @@ BS_INLINE void bs_moe_mma_block(uint32_t stage, uint32_t x, int m0, int b, float
                                 int lane) {
   constexpr int M = P::TILES_M, N8 = P::TOKENS / 8;
   uint4 codes[M];
-  BsDecode<P> scales[M];
+  uint2 bytes[M];
 #pragma unroll
   for (int m = 0; m < M; ++m) {
     codes[m] = bs_load16_shared(bs_moe_codes<P>(stage, m0 + m, b) + lane * 16);
-    scales[m].load(bs_moe_scales<P>(stage, m0 + m, b), lane);
+    bytes[m] = BsDecode<P>::load(bs_moe_scales<P>(stage, m0 + m, b), lane);
   }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {  // of 32 k
@@ -49,11 +49,12 @@ BS_INLINE void bs_moe_mma_block(uint32_t stage, uint32_t x, int m0, int b, float
     }
 #pragma unroll
     for (int m = 0; m < M; ++m) {
+      BsDecode<P> scales(bytes[m]);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         uint32_t a[4];
         uint32_t word = half == 0 ? (j == 0 ? codes[m].x : codes[m].y) : (j == 0 ? codes[m].z : codes[m].w);
-        scales[m].decode(word, a);
+        scales.decode(word, a);
 #pragma unroll
         for (int n = 0; n < N8; ++n)
           bs_mma16816<P::BF16>(c[m] + 4 * n, a, tokens[n][2 * j], tokens[n][2 * j + 1]);

@@ -23,15 +23,12 @@ BS_INLINE uint64_t bs_wgmma_rows128(uint32_t at) {
          (static_cast<uint64_t>(1) << 16) | ((at & 0x3FFFF) >> 4);
 }
 
+// c += what `codes` and `bytes` of scales say, times the tokens that `x` describes; a group.
 template <class P>
-BS_INLINE void bs_moe_wgmma_unit(uint32_t stage, int m, int b, float *c, uint32_t *a, int lane) {
-  using R = BsMoeRoom<P>;
-  uint4 codes = bs_load16_shared(bs_moe_codes<P>(stage, m, b) + lane * 16);
-  BsDecode<P> scales;
-  scales.load(bs_moe_scales<P>(stage, m, b), lane);
+BS_INLINE void bs_moe_wgmma_unit(uint4 codes, uint2 bytes, uint64_t x, float *c, uint32_t *a) {
+  BsDecode<P> scales(bytes);
   scales.decode(codes.x, a), scales.decode(codes.y, a + 4);
   scales.decode(codes.z, a + 8), scales.decode(codes.w, a + 12);
-  uint64_t x = bs_wgmma_rows128(stage + R::X_AT + b * R::X_BLOCK);
   bs_wgmma_fence();
 #pragma unroll
   for (int j = 0; j < 4; ++j) BsWgmma<P::BF16, P::TOKENS>::run(c, a + 4 * j, x + 2 * j);
@@ -43,30 +40,37 @@ BS_INLINE void bs_moe_wgmma_unit(uint32_t stage, int m, int b, float *c, uint32_
 template <class P, int B>
 BS_INLINE void bs_moe_wgmma_stage(const BsMoeRing<P> &ring, uint32_t before, int m0, float (*c)[P::TOKENS / 2],
                                   uint32_t (*banks)[16], int lane) {
+  using R = BsMoeRoom<P>;
+  constexpr int M = P::TILES_M;
+  constexpr bool EARLY = P::TOKENS <= 96;  // with few tokens the loads' latency counts, with many registers do
+  uint32_t stage = ring.memory();
+  uint4 codes[B * M];
+  uint2 bytes[B * M];
   bs_mbar_wait(ring.full(), ring.phase);
   bs_fence_async();  // cp.async wrote what wgmma reads
+  auto load = [&](int unit) {
+    codes[unit] = bs_load16_shared(bs_moe_codes<P>(stage, m0 + unit % M, unit / M) + lane * 16);
+    bytes[unit] = BsDecode<P>::load(bs_moe_scales<P>(stage, m0 + unit % M, unit / M), lane);
+  };
 #pragma unroll
-  for (int b = 0; b < B; ++b) {
+  for (int unit = 0; unit < B * M; ++unit)
+    if (EARLY) load(unit);
 #pragma unroll
-    for (int m = 0; m < P::TILES_M; ++m) {
-      int unit = b * P::TILES_M + m;
-      uint32_t *bank = banks[unit % 2];
-      bs_wgmma_wait<1>();
+  for (int unit = 0; unit < B * M; ++unit) {
+    uint32_t *bank = banks[unit % 2];
+    bs_wgmma_wait<1>();
 #pragma unroll
-      for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(bank[i]));  // not free before the wait
-      if (unit == 1 && before && lane == 0) bs_mbar_arrive(before);
-      bs_moe_wgmma_unit<P>(ring.memory(), m0 + m, b, c[m], bank, lane);
-    }
+    for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(bank[i]));  // not free before the wait
+    if (unit == 1 && before && lane == 0) bs_mbar_arrive(before);
+    if (!EARLY) load(unit);
+    uint64_t x = bs_wgmma_rows128(stage + R::X_AT + unit / M * R::X_BLOCK);
+    bs_moe_wgmma_unit<P>(codes[unit], bytes[unit], x, c[unit % M], bank);
   }
 }
 
-// 9.7.13.1 bar.arrive: the second warpgroup may begin.
-BS_INLINE void bs_start_other_group() { asm volatile("bar.arrive 3, 256;" ::: "memory"); }
-
-// A tile; after `ahead` stages of it (0: never) the other warpgroup is started.
 template <class P>
 BS_INLINE void bs_moe_wgmma_tile(const BsMoe &a, const BsMoeTile &at, BsMoeRing<P> &ring, int warp,
-                                 int lane, int ahead, float (*c)[P::TOKENS / 2], uint32_t (*banks)[16]) {
+                                 int lane, float (*c)[P::TOKENS / 2], uint32_t (*banks)[16]) {
   static_assert(P::BLOCKS_K * P::TILES_M % 2 == 0, "banks alternate");
   int m0 = warp * P::TILES_M, k_blocks = a.k / 64, kb = 0;
   uint32_t before = 0;
@@ -78,7 +82,6 @@ BS_INLINE void bs_moe_wgmma_tile(const BsMoe &a, const BsMoeTile &at, BsMoeRing<
     bs_moe_wgmma_stage<P, P::BLOCKS_K>(ring, before, m0, c, banks, lane);
     before = ring.empty();
     ring.next();
-    if (--ahead == 0) bs_start_other_group();
   }
   if (P::BLOCKS_K == 2 && kb < k_blocks) {
     bs_wgmma_wait<0>();
@@ -89,7 +92,6 @@ BS_INLINE void bs_moe_wgmma_tile(const BsMoe &a, const BsMoeTile &at, BsMoeRing<
   }
   bs_wgmma_wait<0>();
   if (lane == 0) bs_mbar_arrive(before);
-  if (ahead > 0) bs_start_other_group();
   bs_moe_store<P>(a, at, at.row + 16 * m0, c, lane);
 }
 
@@ -99,12 +101,8 @@ BS_INLINE void bs_moe_consume_wgmma(const BsMoe &a, BsMoeRing<P> ring, int tiles
   // One N: with several to choose from for each tile, ptxas finds too few registers and serialises.
   float c[P::TILES_M][P::TOKENS / 2];
   uint32_t banks[2][16] = {};
-  // The first warpgroup stays half a ring ahead of the second: while one stores, the other has the
-  // tensor cores.
-  int ahead = P::CONSUMERS == 8 && warp < 4 ? P::STAGES / 2 : 0;
-  if (P::CONSUMERS == 8 && warp >= 4 && blockIdx.x < tiles) bs_named_barrier(3, 256);
-  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, ahead = 0) {
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     BsMoeTile at = bs_moe_tile<P>(a, tile, row_tiles);
-    bs_moe_wgmma_tile<P>(a, at, ring, warp, lane, ahead, c, banks);
+    bs_moe_wgmma_tile<P>(a, at, ring, warp, lane, c, banks);
   }
 }

@@ -54,6 +54,7 @@ def measure(
         return Measurement(times, wrong)
     except Exception as error:
         _held.clear()
+        _weights.cache_clear()
         try:
             torch.cuda.synchronize()
         except Exception as lost:
@@ -136,7 +137,7 @@ class _Held:
         dtype = getattr(torch, gemm.dtype)
         self.ids = moe_data.routings(gemm.experts, gemm.top_k, tokens)
         sets = moe_data.set_count(self.size, self.ids, gpu.l2_bytes())
-        self.weights = [_weights(gemm, self.size, seed) for seed in range(sets)]
+        self.weights = [_weights(gemm, seed) for seed in range(sets)]
         made = _generator(sets)
         shape = (self.size.x_rows, self.size.k)
         self.x = torch.empty(shape, dtype=dtype, device=gpu.DEVICE).normal_(generator=made)
@@ -210,12 +211,23 @@ class _Held:
 
 _held: dict[tuple[Any, int, str], _Held] = {}
 
+KEPT = 0.6
+"""Part of the GPU's memory up to which the operands of earlier workloads stay there."""
+
 
 def _hold(gemm: MoeGemm, tokens: int, reference: str, anew: bool = False) -> _Held:
-    """Return the operands of the workload whose default schedule is ``reference``."""
+    """Return the operands of the workload whose default schedule is ``reference``.
+
+    Those of earlier workloads are kept, for the tuner goes to and fro between them.
+    """
+    import torch
+
     key = gemm, tokens, reference
-    if anew or key not in _held:
+    memory = torch.cuda.get_device_properties(0).total_memory
+    if anew or (key not in _held and torch.cuda.memory_allocated() > KEPT * memory):
         _held.clear()
+        _weights.cache_clear()
+    if key not in _held:
         _held[key] = _Held(gemm, tokens, reference)
     return _held[key]
 
@@ -232,10 +244,12 @@ def _put(array: Any) -> Tensor:
     return torch.from_numpy(array).to(gpu.DEVICE)
 
 
-def _weights(gemm: MoeGemm, size: moe_data.Operands, seed: int) -> tuple[Tensor, Tensor]:
+@cache
+def _weights(gemm: MoeGemm, seed: int) -> tuple[Tensor, Tensor]:
     """Return random codes and scales of all experts."""
     import torch
 
+    size = moe_data.Operands.of(gemm, 1)
     made = _generator(seed)
     blocks = size.experts, size.rows // 64
     codes = torch.empty((*blocks, size.k // 64, 2048), dtype=torch.uint8, device=gpu.DEVICE)

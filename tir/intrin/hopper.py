@@ -18,9 +18,9 @@ from tvm.tirx import PrimFunc
 
 from blockscale.lower.moe_plan import FORMATS
 from blockscale.lower.moe_sizes import scale_count
-from blockscale.tir.common import i64, widen
+from blockscale.tir.common import i64
 from blockscale.tir.intrin import cuda_blocks
-from blockscale.tir.moe_tiles import WORDS, decoded
+from blockscale.tir.moe_tiles import WORDS, decoded, f32
 
 HEADER = '#include "moe_gemm.cuh"\n'
 """What declares the device functions."""
@@ -276,6 +276,6 @@ def _product(rows: int, tokens: int, dtype: str, function: str | None) -> PrimFu
                 for n, m, k in T.grid(N, M, K):
                     with T.sblock("product"):
                         vn, vm, vk = T.axis.remap("SSR", [n, m, k])
-                        D[vn, vm] = D[vn, vm] + widen(A[vm, vk]) * widen(X[vn, vk])
+                        D[vn, vm] = D[vn, vm] + f32(A[vm, vk]) * f32(X[vn, vk])
 
     return product
