@@ -163,7 +163,8 @@ def _traces(
     traces: dict[str, Any] = {}
     buckets = []
     for workload in catalog.workloads(spec, level):
-        hit = logs.find(workload, level, dirs)
+        found = (logs.find(w, level, dirs) for w in (workload, *getattr(workload, "kin", ())))
+        hit = next((hit for hit in found if hit is not None), None)
         bucket: dict[str, Any] = {"rows": workload.rows, "limit": workload.limit(level)}
         bucket["tuned"] = hit is not None
         if hit is not None:

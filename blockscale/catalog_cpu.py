@@ -11,14 +11,16 @@ from tvm.target import Target
 from tvm.tirx import PrimFunc
 
 from blockscale.catalog_bucket import Bucket
-from blockscale.schedules import cpu, cpu_elementwise, cpu_fused, cpu_gemm
+from blockscale.schedules import cpu, cpu_elementwise, cpu_fused, cpu_gemm, cpu_moe
 from blockscale.schedules._steps import Sketch
 from blockscale.specs import (
     ActQuantize,
     Dequantize,
+    FusedMoe,
     GroupedMmFp4,
     Linear,
     MmFp4,
+    MoeRoute,
     NormQuantize,
     Quantize,
     ScaleSweep,
@@ -32,6 +34,8 @@ from blockscale.tir.gemm import gemm
 from blockscale.tir.grouped_gemm import grouped_gemm
 from blockscale.tir.layouts import BlockGrid
 from blockscale.tir.linear import linear
+from blockscale.tir.moe import fused_moe
+from blockscale.tir.moe_route import moe_route
 from blockscale.tir.norm_quantize import norm_quantize
 from blockscale.tir.quantize import TILE, quantize
 from blockscale.tir.scale_sweep import scale_sweep
@@ -79,6 +83,8 @@ def buckets(spec: Spec) -> tuple[Bucket, ...]:
         return LINEAR_BUCKETS
     if isinstance(spec, GroupedMmFp4):
         return grouped_buckets(spec)
+    if isinstance(spec, FusedMoe):
+        return moe_buckets(spec)
     return BLOCK_BUCKETS if isinstance(spec, Quantize | Dequantize) else COPY_BUCKETS
 
 
@@ -88,6 +94,12 @@ def grouped_buckets(spec: GroupedMmFp4) -> tuple[Bucket, ...]:
         Bucket(4 * spec.experts, FEW_ROWS * spec.experts, 4),
         Bucket(64 * spec.experts, None, 8),
     )
+
+
+def moe_buckets(spec: FusedMoe) -> tuple[Bucket, ...]:
+    """Up to two rows an expert, on average: one by one; more: four at a time."""
+    few = max(1, 2 * spec.experts // spec.top_k)
+    return (Bucket(1, few, 1), Bucket(16 * few, None, 4))
 
 
 def _compute(spec: Linear, bucket: Bucket, level: str) -> str:
@@ -119,6 +131,10 @@ def module(spec: Spec, bucket: Bucket, level: str, static: bool) -> tvm.IRModule
         func = norm_quantize(spec, rows if static else None)
     elif isinstance(spec, ActQuantize):
         func = act_quantize(spec, _tuned_input(spec, rows) if static else None)
+    elif isinstance(spec, FusedMoe):
+        func = _moe(spec, bucket.tile, level, rows if static else None)
+    elif isinstance(spec, MoeRoute):
+        func = moe_route(spec, rows if static else None)
     else:
         raise TypeError(
             f"catalog: {type(spec).__name__} has no TensorIR; add its op to catalog_cpu.py"
@@ -133,6 +149,16 @@ def _gemm(spec: MmFp4 | GroupedMmFp4, tile: int, level: str, rows: int | None) -
     if isinstance(spec, GroupedMmFp4):
         return grouped_gemm(spec, tile, compute, rows)
     return gemm(spec, tile, compute, rows)
+
+
+def _moe(spec: FusedMoe, tile: int, level: str, rows: int | None) -> PrimFunc:
+    """Return the unscheduled layer, for ``rows`` tokens or for any number of them."""
+    if spec.layout != "linear":
+        raise TypeError(
+            f"catalog: {spec.name} has weights in layout {spec.layout}, that of CUDA kernels; a CPU "
+            "takes FusedMoe(layout='linear')"
+        )
+    return fused_moe(spec, tile, cpu_moe.lanes(spec, level), rows)
 
 
 def _tuned_cols(spec: Spec, bucket: Bucket) -> int:
@@ -166,6 +192,10 @@ def sketches(spec: Spec, bucket: Bucket, level: str) -> list[Sketch]:
         return cpu_fused.norm_quantize_sketches(spec, level)
     if isinstance(spec, ActQuantize):
         return cpu_fused.act_quantize_sketches(spec, level)
+    if isinstance(spec, FusedMoe):
+        return cpu_moe.moe_sketches(spec, level, bucket.tile)
+    if isinstance(spec, MoeRoute):
+        return cpu_moe.route_sketches()
     return cpu_elementwise.swizzle_sketches()
 
 

@@ -7,11 +7,12 @@ kernels for each of `MOE_BUCKETS` and chooses by its number of tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import tvm
-from tvm.s_tir import Schedule
+from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import Trace
 
 from blockscale.catalog_bucket import Bucket
@@ -77,6 +78,21 @@ class MoeWorkload:
     def gemm(self) -> MoeGemm:
         """What is computed."""
         return gemm_of(self.spec, self.part)
+
+    @property
+    def kin(self) -> list[MoeWorkload]:
+        """Workloads whose schedules serve this one where it has none: kernels as fast as its own.
+
+        Those of bfloat16, which float16 differs from in a step of decoding; and of the other gates.
+        """
+        gates = ("swiglu", "swiglu_oai") if self.spec.gated else ()
+        specs = [
+            replace(self.spec, dtype="bfloat16", activation=activation)
+            for activation in (self.spec.activation, *gates)
+        ]
+        found = {gemm_of(spec, self.part): spec for spec in reversed(specs)}
+        others = [spec for gemm, spec in found.items() if gemm != self.gemm]
+        return [replace(self, spec=spec) for spec in reversed(others)]
 
     def limit(self, level: str) -> int | None:
         """Return the most tokens that the exported function gives to this schedule."""
@@ -160,9 +176,22 @@ def buckets(spec: FusedMoe, level: str, traces: Mapping[str, Trace | None]) -> l
 
 
 def _plan(workload: MoeWorkload, level: str, trace: Trace | None) -> MoePlan:
-    sch = Schedule(workload.symbolic(level))
+    """Return the plan of a trace (of the workload or one of its kin), or of the default."""
     if trace is None:
+        sch = Schedule(workload.symbolic(level))
         workload.default(sch, level)
-    else:
-        trace.apply_to_schedule(sch, remove_postproc=False)
-    return read(sch.mod["main"]).check()
+        return read(sch.mod["main"]).check()
+    own = workload.gemm
+    *others, last = (workload, *workload.kin)
+    for candidate in others:
+        with suppress(ScheduleError):
+            return _replayed(candidate, level, trace, own)
+    return _replayed(last, level, trace, own)
+
+
+def _replayed(workload: MoeWorkload, level: str, trace: Trace, own: MoeGemm) -> MoePlan:
+    """Return the plan of a workload's trace, for the GEMM ``own``."""
+    sch = Schedule(workload.symbolic(level), debug_mask="none", error_render_level="fast")
+    trace.apply_to_schedule(sch, remove_postproc=False)
+    plan = read(sch.mod["main"])
+    return replace(plan, dtype=own.dtype, activation=own.activation).check()

@@ -1,11 +1,11 @@
 """Schedules of an MoE layer's grouped GEMMs for Hopper: tiles, memories, tensor intrinsics.
 
 `blockscale.tir.moe_tiles` becomes loops over tiles of out (padded tiles of an expert's slots, in
-these of tokens, in these of rows), within them one over stages of K: bulk copies of codes and scales and copies
-of rows of x to shared memory; then, 16 or 64 rows at a time, codes become fragments in registers
-that tensor cores multiply, by mma.sync or wgmma.  Slices of a stage's K have sums of their own, of
-other warps, which are added up.  The ring's depth is annotated: "blockscale.stages" on the loop
-over K.  `blockscale.lower.moe_read` reads all of it back.
+these of tokens, in these of rows), within them one over stages of K: bulk copies of codes and
+scales and copies of rows of x to shared memory; then, 16 or 64 rows at a time, codes become
+fragments in registers that tensor cores multiply, by mma.sync or wgmma.  Slices of a stage's K
+have sums of their own, of other warps, which are added up.  The ring's depth is annotated:
+"blockscale.stages" on the loop over K.  `blockscale.lower.moe_read` reads all of it back.
 """
 
 from __future__ import annotations

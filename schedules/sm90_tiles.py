@@ -39,8 +39,8 @@ ROOM = {
 }
 """By architecture; those without wgmma multiply many tokens by mma.sync, too."""
 
-MOST_STAGES = 16
-"""Of the ring."""
+MOST_STAGES, WGMMA_STAGES = 16, 8
+"""Of the ring, and of one of wgmma: from 4 to 9 it gained 1 % on an H200."""
 
 MMA = {
     8: (
@@ -48,22 +48,27 @@ MMA = {
         *((128, 2, 2), (256, 1, 2), (256, 1, 1)),
     ),
     16: ((128, 2, 4), (128, 1, 2), (64, 2, 4), (64, 2, 2), (256, 1, 2)),
-    24: ((128, 1, 2), (64, 2, 2), (256, 1, 2)),
-    32: ((128, 1, 2), (64, 2, 2), (128, 2, 2)),
+    24: ((256, 1, 2), (128, 1, 2), (64, 2, 2)),
+    32: ((256, 1, 2), (128, 1, 2), (64, 2, 2)),
     64: ((128, 1, 2), (64, 2, 2), (128, 2, 2)),
 }
 """Rows, slices and blocks of 64 k of a stage that are tried with mma.sync, by tokens of a tile."""
 
-WGMMA = ((256, 2), (256, 1), (128, 2))
-"""Rows and blocks of 64 k of a stage that are tried with wgmma; the first for all tokens."""
+WGMMA = ((256, 2),)
+"""Rows and blocks of 64 k of a stage that are tried with wgmma.
+
+On an H200 half as many rows took 1.05 to 1.25 as long, stages of one block up to 1.1, for any
+number of tokens from 24 on.
+"""
 
 TOKENS = (
+    (2.0, (8,), ()),
     (7.0, (8, 16), ()),
     (12.0, (16, 8, 24), (16, 24)),
-    (24.0, (24, 16, 32), (24, 32, 16, 40)),
+    (24.0, (24,), (24, 32, 16, 40)),
     (48.0, (32,), (48, 40, 64, 32)),
     (100.0, (64,), (96, 112, 80, 64, 128)),
-    (float("inf"), (64,), (144, 152, 136, 128, 160, 112)),
+    (float("inf"), (64,), (152, 144, 160, 136, 128, 112)),
 )
 """Tokens of a tile that are tried, for mma.sync and wgmma, up to so many tokens of an expert.
 
@@ -71,8 +76,8 @@ The number is the mean of the experts that have any, and its root: what most of 
 default has the first of wgmma, or of mma.sync without one.
 """
 
-MANY_TILES = 1400
-"""Tiles of 64 rows of all experts from which higher ones are the default, on an H200."""
+HIGHER = ((1400, 64), (2500, 128), (float("inf"), 256))
+"""Rows of the default with mma.sync, up to so many tiles of 64 rows of all experts, on an H200."""
 
 
 def busy_experts(gemm: MoeGemm, tokens: int) -> float:
@@ -97,11 +102,12 @@ def depths(tile: MoePlan, room: Room = HOPPER) -> tuple[int, ...]:
     """Return the depths of the ring that are tried, the preferred one first.
 
     With mma.sync as deep as lets three to five or two CTAs share an SM: while one stores, the
-    others load.  Registers of eight warps of wgmma leave no room for a second CTA.
+    others load.  Registers of eight warps of wgmma leave no room for a second CTA; its ring need
+    not be deep.
     """
     if tile.unit == "wgmma" and tile.consumers == 8:
         deepest = stages_in(tile, room.sm_bytes - CTA_SMEM_BYTES)
-        found = [min(n, deepest) for n in (4, 3, 6)]
+        found = [min(n, deepest) for n in (WGMMA_STAGES, 4, 3)]
     else:
         shares = [room.sm_bytes // ctas - CTA_SMEM_BYTES for ctas in (3, 4, 5, 2, 1)]
         found = [stages_in(tile, share) for share in shares]
@@ -148,6 +154,6 @@ def legal_tiles(gemm: MoeGemm, tokens: int, room: Room = HOPPER) -> list[MoePlan
     legal = [tile for tile, reason in tiles(gemm, tokens, room).items() if reason is None]
     if legal[0].unit == "mma" and legal[0].tokens == 8:
         count = busy_experts(gemm, tokens) * gemm.rows / 64
-        rows = 64 if count < MANY_TILES else 128
+        rows = next(rows for limit, rows in HIGHER if count < limit)
         legal.sort(key=lambda tile: (tile.tokens, tile.rows != rows))
     return legal

@@ -148,13 +148,18 @@ def rows_of(spec, tokens, routing="random", seed=0):
     return hidden, torch.from_numpy(ids).int().cuda(), torch.from_numpy(weights).cuda()
 
 
+@cache
+def static_scales(spec):
+    """Return a1_scale and a2_scale on the GPU; made once, for nothing is copied in a capture."""
+    layer, _, _ = layer_of(spec)
+    pair = {"a1_scale": layer.a1_scale, "a2_scale": layer.a2_scale}
+    return {name: torch.tensor([value]).float().cuda() for name, value in pair.items()}
+
+
 def call(spec, hidden, ids, weights, **options):
     """Call the layer of ``spec``."""
-    layer, made, _ = layer_of(spec)
-    scales = {}
-    if spec.static_scales:
-        pair = {"a1_scale": layer.a1_scale, "a2_scale": layer.a2_scale}
-        scales = {name: torch.tensor([value]).float().cuda() for name, value in pair.items()}
+    _, made, _ = layer_of(spec)
+    scales = static_scales(spec) if spec.static_scales else {}
     return bs.fused_moe(
         *(hidden, made, ids, weights),
         activation=spec.activation,

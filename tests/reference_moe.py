@@ -129,8 +129,7 @@ def moe_route(
     """Return ids and weights [T, top_k], best first.
 
     Scores are softmax or sigmoid of the logits; experts are chosen by score + correction_bias, out
-    of the ``topk_group`` best groups (by the sum of a group's two best for sigmoid, by its best for
-    softmax).  The weights are the scores without bias, divided by their sum if renormalised, times
+    of the ``topk_group`` best groups (by its best choice, or with a bias the sum of its two best).  The weights are the scores without bias, divided by their sum if renormalised, times
     ``scale``.
     """
     logits = np.asarray(logits, np.float64)
@@ -142,7 +141,8 @@ def moe_route(
     choice = score + (0 if correction_bias is None else np.asarray(correction_bias, np.float64))
     if n_group is not None and n_group > 1:
         groups = choice.reshape(len(choice), n_group, -1)
-        strength = -np.sort(-groups, axis=-1)[..., : 2 if scoring == "sigmoid" else 1].sum(-1)
+        counted = 1 if correction_bias is None else 2
+        strength = -np.sort(-groups, axis=-1)[..., :counted].sum(-1)
         kept = np.zeros(strength.shape, bool)
         np.put_along_axis(kept, best(strength, topk_group), True, axis=-1)
         choice = np.where(kept[..., None], groups, -np.inf).reshape(choice.shape)

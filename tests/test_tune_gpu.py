@@ -287,9 +287,9 @@ def on_the_cpu(monkeypatch):
     Library.functions = {name: to_torch(function) for name, function in made.items()}
     monkeypatch.setattr(gpu, "DEVICE", "cpu")
     monkeypatch.setattr(gpu, "_on_stream", nullcontext)
-    monkeypatch.setattr(gpu, "_l2_bytes", lambda: 4096)
+    monkeypatch.setattr(gpu, "l2_bytes", lambda: 4096)
     monkeypatch.setattr(gpu, "_load", lambda path: Library(path)["main"])
-    monkeypatch.setattr(gpu, "_times", lambda *_: (1e-6,))
+    monkeypatch.setattr(gpu, "times", lambda *_: (1e-6,))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     gpu._drop()
     yield
@@ -348,14 +348,14 @@ def test_rounding_is_no_difference():
     rng = torch.Generator().manual_seed(0)
     want = torch.randn(64, 96, generator=rng)
     noise = want.abs().amax(-1, keepdim=True) * (torch.rand(64, 96, generator=rng) - 0.5) * 2e-3
-    assert gpu._count_wrong(want + noise, want) == (0, 0)
+    assert gpu.count_wrong(want + noise, want) == (0, 0)
     special = want.clone()
     special[0, :3] = torch.tensor([math.nan, math.inf, -math.inf])
-    assert gpu._count_wrong(special + 1e-6, special) == (0, 0)
-    assert gpu._count_wrong(want, special) == (3, 0)
-    assert gpu._count_wrong(special, want) == (3, 3)
+    assert gpu.count_wrong(special + 1e-6, special) == (0, 0)
+    assert gpu.count_wrong(want, special) == (3, 0)
+    assert gpu.count_wrong(special, want) == (3, 3)
     codes = torch.arange(64, dtype=torch.uint8)
-    assert gpu._count_wrong(codes, codes.flip(0)) == (64, 0)
+    assert gpu.count_wrong(codes, codes.flip(0)) == (64, 0)
 
 
 def test_progress_needs_no_rich(tmp_path, monkeypatch, capfd):

@@ -280,6 +280,8 @@ def test_candidates_agree_with_the_default(gemm, on_cpu, monkeypatch):
     assert torch.isfinite(held.out.float()).all()
     assert held.out.float().abs().mean() > 1e-3
     assert on_cpu == [held.calls()]
+    # While a graph is captured, nothing may be copied to the GPU.
+    assert {key for key in held._tables if key[1] == 16} == {(i, 16) for i in range(len(held.ids))}
     held.wanted[1, 3] += 1
     monkeypatch.setattr(moe_gpu, "_hold", lambda *_, **__: held)
     bad = moe_gpu.measure("other", gemm, 4, Timing(), "default")

@@ -204,6 +204,8 @@ class _Held:
 
     def times(self, kernel: Kernel, timing: Timing) -> tuple[float, ...]:
         """Return the run times of replays, per call, in seconds."""
+        for routing in range(len(self.ids)):  # nothing may be copied while a graph is captured
+            self._table(routing, kernel.plan.tokens)
         return gpu.times(
             lambda routing, copy: self.launch(kernel, routing, copy), self.calls(), timing
         )
