@@ -57,7 +57,7 @@ def _gemm(
     sch: Schedule, choose: Choose, spec: FusedMoe, product: Product, level: str, row_tile: int
 ) -> None:
     """Accumulators of some columns of all rows of a tile stay in registers along k."""
-    g = product.index
+    g = product.number
     vector = width(product.k, level)
     sch.parallel(sch.get_loops(sch.get_sblock(f"tile{g}"))[-2])
     dot, total = sch.get_sblock(f"dot{g}"), sch.get_sblock(f"sum{g}")

@@ -44,7 +44,7 @@ MOST_STAGES, WGMMA_STAGES = 16, 8
 
 MMA = {
     8: (
-        *((64, 2, 4), (64, 2, 2), (64, 4, 4), (32, 4, 4), (32, 8, 8), (128, 1, 2), (128, 2, 4)),
+        *((64, 2, 4), (64, 2, 2), (64, 4, 4), (32, 4, 4), (32, 8, 8), (128, 2, 4), (128, 1, 2)),
         *((128, 2, 2), (256, 1, 2), (256, 1, 1)),
     ),
     16: ((128, 2, 4), (128, 1, 2), (64, 2, 4), (64, 2, 2), (256, 1, 2)),
@@ -61,7 +61,7 @@ On an H200 half as many rows took 1.05 to 1.25 as long, stages of one block up t
 number of tokens from 24 on.
 """
 
-TOKENS = (
+TOKENS: tuple[tuple[float, tuple[int, ...], tuple[int, ...]], ...] = (
     (2.0, (8,), ()),
     (7.0, (8, 16), ()),
     (12.0, (16, 8, 24), (16, 24)),
@@ -76,7 +76,7 @@ The number is the mean of the experts that have any, and its root: what most of 
 default has the first of wgmma, or of mma.sync without one.
 """
 
-HIGHER = ((1400, 64), (2500, 128), (float("inf"), 256))
+HIGHER = ((1400, 64), (float("inf"), 128))
 """Rows of the default with mma.sync, up to so many tiles of 64 rows of all experts, on an H200."""
 
 

@@ -129,7 +129,8 @@ def moe_route(
     """Return ids and weights [T, top_k], best first.
 
     Scores are softmax or sigmoid of the logits; experts are chosen by score + correction_bias, out
-    of the ``topk_group`` best groups (by its best choice, or with a bias the sum of its two best).  The weights are the scores without bias, divided by their sum if renormalised, times
+    of the ``topk_group`` best groups: by a group's best choice, with a bias by the sum of its two
+    best.  The weights are the scores without bias, divided by their sum if renormalised, times
     ``scale``.
     """
     logits = np.asarray(logits, np.float64)
@@ -140,7 +141,7 @@ def moe_route(
         score = sigmoid(logits)
     choice = score + (0 if correction_bias is None else np.asarray(correction_bias, np.float64))
     if n_group is not None and n_group > 1:
-        groups = choice.reshape(len(choice), n_group, -1)
+        groups = choice.reshape(len(choice), n_group, choice.shape[1] // n_group)
         counted = 1 if correction_bias is None else 2
         strength = -np.sort(-groups, axis=-1)[..., :counted].sum(-1)
         kept = np.zeros(strength.shape, bool)

@@ -17,7 +17,7 @@ from tvm.s_tir import TensorIntrin
 
 from blockscale import catalog
 from blockscale.tir import intrin
-from blockscale.tir.intrin import x86_fused, x86_gemm, x86_panels, x86_rows
+from blockscale.tir.intrin import x86_fused, x86_gemm, x86_panels, x86_rows, x86_words
 
 WIDE = ("avx512", "avx2", "plain")
 DTYPES = {"float32": np.float32, "int32": np.int32, "uint16": np.uint16, "uint8": np.uint8}
@@ -47,12 +47,22 @@ EXACT = [
     *((level, x86_rows.lane_max, (count,)) for level in LEVELS for count in (16, 32)),
     *((level, x86_rows.pack_row, (count,)) for level in LEVELS for count in (16, 32)),
 ]
+WORDS = ((16, 1), (32, 2))
+"""Elements a scale and rows."""
+
 SUMS = [
     *((level, x86_rows.lane_sum, (level,)) for level in WIDE),
     *((level, x86_rows.dot_row, (level, block)) for level in WIDE for block in (16, 32)),
     ("avx512bf16", x86_panels.dot_bf16, ()),
     *((level, x86_fused.square_sum, (block,)) for level in WIDE for block in (16, 32)),
+    *((level, x86_words.dot_words, (level, "e2m1", b, r)) for level in WIDE for b, r in WORDS),
 ]
+WHOLE = [
+    (level, x86_words.dot_words, (level, code, block, rows))
+    for level in WIDE
+    for (code, block), rows in zip(x86_words.KINDS[2:], (1, 2) * 3, strict=True)
+]
+"""Sums of INT4, whose codes have no magnitude to bound roundings with."""
 
 
 def cases(table):
@@ -118,7 +128,7 @@ def test_every_intrinsic_is_here():
     names = [f"{intrin.__name__}.{module}" for module in modules]
     values = [value for name in names for value in vars(import_module(name)).values()]
     made = {value for value in values if hasattr(value, "cache_parameters")}
-    assert made == {make for _, make, _ in (*EXACT, *SUMS)}
+    assert made == {make for _, make, _ in (*EXACT, *SUMS, *WHOLE)}
 
 
 @cases(EXACT)
@@ -148,7 +158,7 @@ def summands(pair, rng, integers):
     return values
 
 
-@cases(SUMS)
+@cases(SUMS + WHOLE)
 def test_same_sums(rng, level, make, key):
     """Integers and half integers below 2^24: no order of the additions rounds."""
     pair = Pair(level, make(*key))

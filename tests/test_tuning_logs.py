@@ -39,7 +39,7 @@ def test_there_are_logs_for_the_model_of_the_demo():
 @pytest.mark.parametrize(("level", "entry"), list(entries()))
 def test_entry_hits(level, entry):
     """The look-up that `blockscale build` does finds it, at its level and at those as wide."""
-    workload = catalog.Workload(Spec.from_json(entry["spec"]), entry["rows"])
+    workload = catalog.logged(entry)
     hit = logs.find(workload, level, [committed_logs()])
     assert hit is not None
     assert Path(hit.source.partition(":")[0]).parent.name == log_folder(level)

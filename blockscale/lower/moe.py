@@ -60,7 +60,7 @@ def sources(
         small["requantize"] = f"{name}_requantize"
         texts.append(moe_small.requantize_source(small["requantize"], spec.dtype, spec.act_fmt))
         codes.append(moe_small.code_of(small["requantize"], moe_small.REQUANTIZE, follows=True))
-    host = host_code(symbol(name, arch), spec, found, small)
+    host = host_code(symbol(name, arch), spec, found, small, arch)
     return Source(host, "\n".join(texts), tuple(codes))
 
 

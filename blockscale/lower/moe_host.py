@@ -27,6 +27,11 @@ _ROUTE_ROLES = ("logits", "correction_bias", "scale", "topk_ids", "topk_weights"
 _LOOKUP = "extern int TVMFFIEnvModLookupFromImports(void *context, const char *name, void **out);"
 
 
+SM_SHARED_BYTES = dict.fromkeys(("sm_90a", "sm_100a", "sm_100f", "sm_103a"), 228 * 1024)
+SMALL_SM_SHARED_BYTES = 100 * 1024
+"""Shared memory of an SM (CUDA C++ Programming Guide, compute capabilities)."""
+
+
 class Bucket(NamedTuple):
     """The GEMMs for up to ``limit`` tokens (None: any number), and their kernels' names."""
 
@@ -43,7 +48,7 @@ def gemm_code(name: str) -> KernelCode:
 
 
 def host_code(
-    symbol: str, spec: FusedMoe, buckets: Sequence[Bucket], names: Mapping[str, str]
+    symbol: str, spec: FusedMoe, buckets: Sequence[Bucket], names: Mapping[str, str], arch: str
 ) -> str:
     """Return the C source of host function ``symbol``.
 
@@ -52,6 +57,7 @@ def host_code(
         spec: of the exported function.
         buckets: ascending.
         names: kernels "prepare", "combine", and "requantize" if activations are quantised.
+        arch: whose SMs have the shared memory over which CTAs are spread.
     """
     rows = ",\n".join(_bucket(bucket) for bucket in buckets)
     sizes = ", ".join(
@@ -72,7 +78,7 @@ static const BsMoeBucket buckets[] = {{
 int32_t __tvm_ffi_{symbol}(void *self, void *args, int32_t count, void *result) {{
   static const BsMoe moe = {{.buckets = buckets, .lookup = TVMFFIEnvModLookupFromImports,
     .count = {len(buckets)}, {kernels},
-    {sizes},
+    {sizes}, .sm_shared = {SM_SHARED_BYTES.get(arch, SMALL_SM_SHARED_BYTES)},
     .at = {{{_places(spec, _ROLES)}}}}};
   (void)count, (void)result;
   return blockscale_moe(self, &moe, args);

@@ -130,6 +130,16 @@ static int64_t most_blocks(const Pass *p, int64_t tokens) {
   return (p->slots + used * (tokens - 1)) / tokens;
 }
 
+/* Shared memory of a CTA of which an SM is to hold `each`: a kernel that begins while its predecessor's CTAs
+ * end would else fill the first free SMs with as many as they hold, and others would have none. */
+static int64_t spread(const BsMoe *moe, int64_t shared, int64_t each) {
+  enum { FOR_SYSTEM = 1024, STEP = 128 }; /* of each CTA; of allocations */
+  if (each < 1) return shared;
+  int64_t too_much = moe->sm_shared / (each + 1) - FOR_SYSTEM + STEP; /* for each + 1 of them */
+  int64_t most = moe->sm_shared / each - FOR_SYSTEM;
+  return shared >= too_much || too_much > most ? shared : up(too_much, STEP);
+}
+
 static int gemm(const Pass *p, int second) {
   const BsMoe *moe = p->moe;
   const BsMoePlaces *at = &moe->at;
@@ -163,7 +173,8 @@ static int gemm(const Pass *p, int second) {
   int64_t tiles = most_blocks(p, g->tokens) * ceil_div(rows, g->rows);
   int resident = blockscale_active_clusters(p->call, kernel, 1, g->threads, g->shared);
   if (resident < 0) return -1;
-  return launch_shared(p->call, kernel, &v, least(tiles, resident), g->threads, g->shared);
+  int64_t each = least(ceil_div(tiles, p->call->device->multiprocessors), resident / p->call->device->multiprocessors);
+  return launch_shared(p->call, kernel, &v, least(tiles, resident), g->threads, spread(moe, g->shared, each));
 }
 
 static int requantize(const Pass *p) {

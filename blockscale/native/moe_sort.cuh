@@ -1,7 +1,8 @@
 // The order of an MoE layer's routed rows: a counting sort of expert ids by one CTA of 1024 threads.
 //
 // Slot t * top_k + j is the j-th choice of token t.  `order` lists the slots of valid ids (those from
-// 0 to experts - 1) by expert, within an expert ascending: the result does not depend on time.
+// 0 to experts - 1) by expert.  Within an expert they come in a warp's shares, ascending; the order
+// within 32 neighbours is that in which the hardware adds (no sum depends on it).
 // A table cuts each expert's rows into blocks of at most `tokens`, as equal as multiples of 8 allow;
 // an entry is {expert << 16 | rows, first row, index of the expert's first block, its blocks}.
 #pragma once
@@ -105,23 +106,38 @@ BS_INLINE uint64_t bs_sort_scan(uint64_t value) {
   return value;
 }
 
-constexpr int BS_SORT_AHEAD = 8;  // ids of a thread that are on their way at a time
+constexpr int BS_SORT_AHEAD = 16;  // ids of a thread that are on their way at a time
+constexpr int BS_SORT_HELD = 64;   // ranks of a thread in registers, two in each: 65536 slots
+
+// Slots of a thread's warp: whole rounds of 32, the first of which is `from`.
+struct BsSortShare {
+  int from, to;
+
+  BS_INLINE explicit BsSortShare(int slots) {
+    int share = ((slots + BS_SORT_THREADS - 1) / BS_SORT_THREADS) * 32;
+    from = threadIdx.x / 32 * share, to = min(slots, from + share);
+  }
+  // Experts of rounds i0, i0 + 1, ...; -1 where there is none.
+  BS_INLINE void load(const BsMoeSort &s, int i0, int *expert) const {
+#pragma unroll
+    for (int i = 0; i < BS_SORT_AHEAD; ++i) {
+      int slot = at(i0 + i);
+      expert[i] = slot < to ? s.ids.at(slot) : -1;
+    }
+  }
+  BS_INLINE int at(int i) const { return from + 32 * i + static_cast<int>(threadIdx.x % 32); }
+};
 
 // Calls `visit(slot, expert)` for the slots of a warp, whole warps at a time.
 template <class V>
 BS_INLINE void bs_sort_visit(const BsMoeSort &s, V visit) {
-  int share = ((s.slots + BS_SORT_THREADS - 1) / BS_SORT_THREADS) * 32;
-  int from = threadIdx.x / 32 * share, to = min(s.slots, from + share);
-  for (int first = from; first < to; first += 32 * BS_SORT_AHEAD) {
+  BsSortShare share(s.slots);
+  for (int i0 = 0; share.from + 32 * i0 < share.to; i0 += BS_SORT_AHEAD) {
     int expert[BS_SORT_AHEAD];
+    share.load(s, i0, expert);
 #pragma unroll
     for (int i = 0; i < BS_SORT_AHEAD; ++i) {
-      int slot = first + 32 * i + threadIdx.x % 32;
-      expert[i] = slot < to ? s.ids.at(slot) : -1;
-    }
-#pragma unroll
-    for (int i = 0; i < BS_SORT_AHEAD; ++i) {
-      if (first + 32 * i < to) visit(first + 32 * i + threadIdx.x % 32, expert[i]);
+      if (share.from + 32 * (i0 + i) < share.to) visit(share.at(i0 + i), expert[i]);
     }
   }
 }
@@ -164,12 +180,44 @@ BS_INLINE void bs_sort_starts(const BsMoeSort &s, int *counts, uint64_t *totals)
   }
 }
 
-// Any number of slots.  `counts` [warps][experts], `totals` [warps]: shared memory.
-BS_INLINE void bs_sort_cta(const BsMoeSort &s, int *counts, uint64_t *totals) {
+// Places slots by ranks that counting gave them; up to 1024 * BS_SORT_HELD slots.  `counts`
+// [warps][experts] holds zeros; `totals` [warps]: shared memory.
+BS_INLINE void bs_sort_ranked(const BsMoeSort &s, int *counts, uint64_t *totals) {
+  int *own = counts + threadIdx.x / 32 * s.ids.experts;
+  uint32_t ranks[BS_SORT_HELD / 2];
+  BsSortShare share(s.slots);
+#pragma unroll
+  for (int i0 = 0; i0 < BS_SORT_HELD; i0 += BS_SORT_AHEAD) {
+    if (share.from + 32 * i0 >= share.to) break;
+    int expert[BS_SORT_AHEAD];
+    share.load(s, i0, expert);
+#pragma unroll
+    for (int i = 0; i < BS_SORT_AHEAD; ++i) {
+      uint32_t rank = expert[i] >= 0 ? atomicAdd(own + expert[i], 1) : 0;
+      uint32_t &both = ranks[(i0 + i) / 2];
+      both = i % 2 == 0 ? rank : both | rank << 16;
+    }
+  }
+  __syncthreads();
+  bs_sort_starts(s, counts, totals);
+  __syncthreads();
+#pragma unroll
+  for (int i0 = 0; i0 < BS_SORT_HELD; i0 += BS_SORT_AHEAD) {
+    if (share.from + 32 * i0 >= share.to) break;
+    int expert[BS_SORT_AHEAD];
+    share.load(s, i0, expert);
+#pragma unroll
+    for (int i = 0; i < BS_SORT_AHEAD; ++i) {
+      int rank = ranks[(i0 + i) / 2] >> (i % 2 * 16) & 0xFFFF;
+      if (expert[i] >= 0) s.order[own[expert[i]] + rank] = share.at(i0 + i);
+    }
+  }
+}
+
+// Any number of slots: ranks are found again, among 32 neighbours at a time.
+BS_INLINE void bs_sort_matched(const BsMoeSort &s, int *counts, uint64_t *totals) {
   int lane = threadIdx.x % 32;
   int *own = counts + threadIdx.x / 32 * s.ids.experts;
-  for (int i = lane; i < s.ids.experts; i += 32) own[i] = 0;
-  __syncwarp();
   bs_sort_visit(s, [&](int, int expert) {
     if (expert >= 0) atomicAdd(own + expert, 1);
   });
@@ -184,6 +232,14 @@ BS_INLINE void bs_sort_cta(const BsMoeSort &s, int *counts, uint64_t *totals) {
     if (expert >= 0 && rank == 0) own[expert] = row + __popc(same);
     __syncwarp();
   });
+}
+
+BS_INLINE void bs_sort_cta(const BsMoeSort &s, int *counts, uint64_t *totals) {
+  int *own = counts + threadIdx.x / 32 * s.ids.experts;
+  for (int i = threadIdx.x % 32; i < s.ids.experts; i += 32) own[i] = 0;
+  __syncwarp();
+  if (s.slots <= BS_SORT_THREADS * BS_SORT_HELD) bs_sort_ranked(s, counts, totals);
+  else bs_sort_matched(s, counts, totals);
 }
 
 // All threads of the CTA; `shared`: bs_sort_shared(experts) bytes, aligned to 8.

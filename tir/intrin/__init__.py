@@ -7,17 +7,20 @@ from functools import cache
 
 def register_named(trace: str) -> None:
     """Register the intrinsics that ``trace`` may name: TVM must know them to read it."""
+    if "cp_async_" in trace:  # the others have none
+        from blockscale.tir.intrin import hopper
+
+        hopper.register_named(trace)
+        return
     register_cpu()
+    if "_dots_" in trace:
+        register_moe()
     if "cuda_" in trace:
         register_gpu()
     if "tcgen05_" in trace:
         from blockscale.tir.intrin import tcgen05
 
         tcgen05.register_named(trace)
-    if "cp_async_" in trace:
-        from blockscale.tir.intrin import hopper
-
-        hopper.register_named(trace)
 
 
 @cache
@@ -30,8 +33,16 @@ def register_gpu() -> None:
 
 
 @cache
+def register_moe() -> None:
+    """Register the x86 intrinsics of MoE layers, which takes seconds."""
+    from blockscale.tir.intrin import x86_words
+
+    x86_words.register_all()
+
+
+@cache
 def register_cpu() -> None:
-    """Register every x86 intrinsic."""
+    """Register every x86 intrinsic but those of `register_moe`."""
     from blockscale.specs import BLOCK_SIZE
     from blockscale.tir.intrin import x86, x86_fused, x86_gemm, x86_panels, x86_rows
 

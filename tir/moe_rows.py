@@ -1,0 +1,144 @@
+"""Rows of the MoE layer on a CPU: sorted by expert, quantised if asked for, laid out for the GEMMs.
+
+``act_fmt`` of a row x (float32 steps): "fp8": s = max|x| / 448, e4m3(x / s) * s; "fp8_tensor": s is
+given; "nvfp4": blocks of 16, b = e4m3(max|x| / (6 s)), e2m1(x / (b s)) * (b s), s is given.  Where
+a factor is 0, zeros.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.ir import Expr as PrimExpr
+from tvm.script import tirx as T
+
+from blockscale.specs import FusedMoe
+from blockscale.tir import formats
+from blockscale.tir.common import i64, tiles_of, widen
+
+FP8_MAX, FP4_MAX, ACT_BLOCK = 448.0, 6.0, 16
+
+
+def sort_step(spec: FusedMoe, row_tile: int) -> Any:
+    """Step from ids to tiles: a counting sort of the slots of a chunk.
+
+    used [1]: tiles; expert [tiles]; source [tiles, R]: slots (-1: none); place [tokens, k]: rows of
+    tiles (-1: the slot is left out).
+    """
+    E, k, R, zero, one = i64(spec.experts), i64(spec.top_k), i64(row_tile), i64(0), i64(1)
+
+    @T.inline
+    def step(topk_ids, used, expert, source, place, first, tokens, tiles):
+        for u in range(1):
+            with T.sblock("sort"):
+                vu = T.axis.spatial(1, u)
+                T.reads(topk_ids[first : first + tokens, 0:k])
+                T.writes(used[0], expert[0:tiles], source[0:tiles, 0:R], place[0:tokens, 0:k])
+                count = T.alloc_buffer((E,), "int64")
+                following = T.alloc_buffer((E,), "int64")
+                for e in range(E):
+                    count[e] = zero
+                for t, j in T.grid(tokens, k):
+                    if topk_ids[first + t, j] >= 0 and topk_ids[first + t, j] < spec.experts:
+                        count[topk_ids[first + t, j]] = count[topk_ids[first + t, j]] + one
+                used[0] = zero
+                for e in range(E):
+                    following[e] = used[0] * R
+                    for i in range(tiles_of(count[e], row_tile)):
+                        expert[used[0] + i] = T.Cast("int64", e)
+                    used[0] = used[0] + tiles_of(count[e], row_tile)
+                for t, i in T.grid(used[0], R):
+                    source[t, i] = i64(-1)
+                for t, j in T.grid(tokens, k):
+                    if topk_ids[first + t, j] >= 0 and topk_ids[first + t, j] < spec.experts:
+                        place[t, j] = following[topk_ids[first + t, j]]
+                        source[place[t, j] // R, place[t, j] % R] = t * k + j
+                        following[topk_ids[first + t, j]] = place[t, j] + one
+                    else:
+                        place[t, j] = i64(-1)
+
+    return step
+
+
+def rows_step(spec: FusedMoe, which: int, lanes: int) -> Any:
+    """Step to rows [tiles, steps, R, 8, lanes] of GEMM ``which``: from hidden (1) or from h (2).
+
+    Element k of row i is at [k / (8 lanes), i, k % 8, k % (8 lanes) / 8].  Rows of no slot: zeros.
+    """
+    size = spec.hidden if which == 1 else spec.intermediate
+    block = ACT_BLOCK if spec.act_fmt == "nvfp4" else size
+    K, blocks, each, deep, word = map(i64, (size, size // block, block, 8 * lanes, 8))
+    top_k, zero, f0 = i64(spec.top_k), i64(0), tirx.const(0.0, "float32")
+
+    def value(values: Any, source: Any, first: PrimExpr, t: PrimExpr, i: PrimExpr, k: PrimExpr):
+        slot = source[t, i]
+        if which == 2:
+            given = values[t, i, k]
+        else:
+            given = widen(values[first + tirx.floordiv(tirx.Max(slot, zero), top_k), k])
+        return tirx.if_then_else(slot >= zero, given, f0)
+
+    def factor_of(largest: PrimExpr, given: Any) -> PrimExpr:
+        if spec.act_fmt == "fp8":
+            return largest / tirx.const(FP8_MAX, "float32")
+        if spec.act_fmt == "fp8_tensor":
+            return given[0]
+        byte = formats.e4m3_encode(largest / (tirx.const(FP4_MAX, "float32") * given[0]))
+        scale = formats.e4m3_decode(byte)
+        return tirx.Select(largest > f0, scale * given[0], f0)
+
+    def quantised(x: PrimExpr, factor: PrimExpr) -> PrimExpr:
+        ratio = x / factor
+        if spec.act_fmt == "nvfp4":
+            code = formats.e2m1_decode(formats.e2m1_encode(ratio))
+        else:
+            code = formats.e4m3_decode(formats.e4m3_encode(ratio))
+        return tirx.Select(factor == f0, f0, code * factor)
+
+    @T.inline
+    def amax(values, source, largest, used, first, tiles, R):
+        for t, i, b, k in T.grid(tiles, R, blocks, each):
+            with T.sblock(f"amax{which}"):
+                vt, vi, vb, vk = T.axis.remap("SSSR", [t, i, b, k])
+                T.where(t < used[0])
+                with T.init():
+                    largest[vt, vi, vb] = f0
+                largest[vt, vi, vb] = T.max(
+                    largest[vt, vi, vb],
+                    T.fabs(value(values, source, first, vt, vi, vb * each + vk)),
+                )
+
+    @T.inline
+    def factors(largest, given, factor, used, tiles, R):
+        for t, i, b in T.grid(tiles, R, blocks):
+            with T.sblock(f"factor{which}"):
+                vt, vi, vb = T.axis.remap("SSS", [t, i, b])
+                T.where(t < used[0])
+                factor[vt, vi, vb] = factor_of(largest[vt, vi, vb], given)
+
+    @T.inline
+    def quantise(values, given, laid, source, used, first, tiles, R):
+        largest = T.sblock_alloc_buffer((tiles, R, blocks), "float32")
+        factor = T.sblock_alloc_buffer((tiles, R, blocks), "float32")
+        amax(values, source, largest, used, first, tiles, R)
+        factors(largest, given, factor, used, tiles, R)
+        for t, i, k in T.grid(tiles, R, K):
+            with T.sblock(f"rows{which}"):
+                vt, vi, vk = T.axis.remap("SSS", [t, i, k])
+                T.where(t < used[0])
+                laid[vt, vk // deep, vi, vk % word, vk % deep // word] = quantised(
+                    value(values, source, first, vt, vi, vk), factor[vt, vi, vk // each]
+                )
+
+    @T.inline
+    def copy(values, given, laid, source, used, first, tiles, R):
+        for t, i, k in T.grid(tiles, R, K):
+            with T.sblock(f"rows{which}"):
+                vt, vi, vk = T.axis.remap("SSS", [t, i, k])
+                T.where(t < used[0])
+                laid[vt, vk // deep, vi, vk % word, vk % deep // word] = value(
+                    values, source, first, vt, vi, vk
+                )
+
+    return copy if spec.act_fmt is None else quantise
