@@ -315,6 +315,8 @@ def linear(n: int, k: int, rows: int, bars: Mapping[torch.dtype, float | None]) 
 
 def all_cases() -> dict[str, Callable[[], Case]]:
     """Return the maker of every case, by name, in the order of measurement."""
+    from bench.moe_cpu import moe_cases  # which has cases of this module's kind
+
     bars: dict[int, dict[torch.dtype, float | None]] = {
         1: {torch.float32: 3.0, torch.bfloat16: 1.2},
         16: {torch.float32: 1.5},
@@ -331,4 +333,4 @@ def all_cases() -> dict[str, Callable[[], Case]]:
     for n, k in MINILM:
         for rows in (1, 16, 128):
             found[f"linear {n}x{k} rows {rows}"] = partial(linear, n, k, rows, {})
-    return found
+    return found | moe_cases()
