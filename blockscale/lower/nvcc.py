@@ -33,11 +33,13 @@ FLAGS = (
 class Compiled:
     """Machine code of one CUDA source.
 
-    ``resources`` has one dict per kernel: name, registers, stack, spills (bytes), shared (bytes).
+    ``resources`` has one dict per kernel: name, registers, stack, spills (bytes), shared (bytes);
+    ``losses`` what ptxas says of lost speed, such as wgmma that it had to serialise.
     """
 
     image: bytes
     resources: tuple[dict[str, int | str], ...]
+    losses: tuple[str, ...] = ()
 
 
 @cache
@@ -93,7 +95,9 @@ def compile_cuda_source(source: str, arch: str, *, ptx: bool = False) -> Compile
                 f"nvcc: ended with status {done.returncode} for {arch}; it said\n"
                 + "\n".join(lines[:20])
             )
-        return Compiled(out.read_bytes(), tuple(_resources(done.stderr)))
+        said = done.stdout + done.stderr
+        losses = tuple(line for line in said.splitlines() if "Potential Performance Loss" in line)
+        return Compiled(out.read_bytes(), tuple(_resources(done.stderr)), losses)
 
 
 _USED = re.compile(
