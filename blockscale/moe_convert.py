@@ -19,7 +19,7 @@ E8M0_BIAS, E8M0_NAN = 127, 255
 
 def to_tiles(where: str, plain: MoeWeights, dtype: torch.dtype) -> MoeWeights:
     """Return linear weights in layout "tiles64"."""
-    _check_scales(where, plain)
+    _check_scales(where, plain, dtype)
     int4 = plain.fmt == "int4"
     device = plain.device
     order = moe_tiles.paired_order(plain.intermediate, plain.gated).to(device)
@@ -85,9 +85,27 @@ def _ordered(bias: Tensor | None, order: Tensor) -> Tensor | None:
     return bias.index_select(1, order.clamp(min=0)).masked_fill_(order < 0, 0)
 
 
-def _check_scales(where: str, plain: MoeWeights) -> None:
+INT4_LARGEST = {torch.bfloat16: 2.0**15, torch.float16: 2.0**12}
+"""Scales of int4 are below: kernels multiply them by 2^112 (bfloat16), or by 15 (float16)."""
+
+
+def _check_int4_scales(where: str, plain: MoeWeights, dtype: torch.dtype) -> None:
+    limit = INT4_LARGEST[dtype]
+    for name in ("w13_scale", "w2_scale"):
+        for expert, scale in enumerate(getattr(plain, name)):
+            most = float(scale.abs().amax())
+            if not most < limit:  # NaN is not
+                raise ValueError(
+                    f"{where}: {name} of expert {expert} has a scale of magnitude {most:g}; kernels "
+                    f"for {str(dtype).removeprefix('torch.')} take finite ones below {limit:g}, so "
+                    "scale the weight down and the activations or the output up"
+                )
+
+
+def _check_scales(where: str, plain: MoeWeights, dtype: torch.dtype) -> None:
     """ValueError for scales that the kernels' decoding does not know."""
     if plain.fmt == "int4":
+        _check_int4_scales(where, plain, dtype)
         return
     limit = moe_tiles.E4M3_LARGEST if plain.fmt == "nvfp4" else E8M0_NAN - 1
     for name in ("w13_scale", "w2_scale"):

@@ -251,6 +251,7 @@ class FusedMoE(_Prepared):
             logits: [..., E]; None: the router makes them.
             topk_ids, topk_weights: [..., k], of a router of the caller's, in place of logits.
         """
+        weights = self.weights  # first: that they are missing matters more than what a router says
         rows = hidden.reshape(-1, hidden.shape[-1])
         if topk_ids is None:
             logits = self._logits(rows) if logits is None else logits
@@ -262,7 +263,7 @@ class FusedMoE(_Prepared):
             *(self.activation, self.alpha, self.limit, self.act_fmt),
             *(self.a1_scale, self.a2_scale),
         )
-        y = ops_moe.run_experts(rows, self.weights, topk_ids, topk_weights, options, None)
+        y = ops_moe.run_experts(rows, weights, topk_ids, topk_weights, options, None)
         if self.shared is not None:
             y = y + self.shared(rows)
         return y.reshape(hidden.shape)

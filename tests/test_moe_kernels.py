@@ -148,6 +148,12 @@ def test_sort_of_many_equals():
         check_sort(got, ids, experts, (16, 24))
 
 
+def test_more_slots_than_ranks_are_held():
+    """Beyond 65536 slots each is matched with its 31 neighbours."""
+    ids, _ = moe.random_routing(8192, 16, 9, "half_dropped")
+    check_sort(Prepared(ids.astype(np.int32), hidden_of(8192), 16), ids, 16, (8, 64))
+
+
 def test_ids_of_64_bits_are_not_cut():
     """2^32 is no expert, though its low half is."""
     ids = np.array([[1 << 32, 2], [-1 << 32, (1 << 63) - 1]], np.int64)

@@ -419,6 +419,17 @@ def test_scales_that_no_kernel_decodes(fmt, byte, words):
         tiles(made)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), -40000.0])
+def test_int4_scales_that_overflow_in_kernels(dtype, scale):
+    """Of any group of any expert; the CPU's layout keeps them."""
+    made = layer("int4 128")
+    made.w2_scale[1, 5, 0] = scale
+    with rejects("w2_scale of expert 1", "magnitude", "below"):
+        tiles(made, dtype=dtype)
+    assert bs.prepare_moe_weights(**given(made, layout="linear")).layout == "linear"
+
+
 def test_more_experts_than_tables_hold():
     """The limit is that of the specs."""
     codes = torch.zeros(1025, 16, 8, dtype=torch.uint8)

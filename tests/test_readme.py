@@ -1,9 +1,10 @@
-"""README.md, CONTRIBUTING.md, docs/gpu.md: examples run, commands parse, links and files are there.
+"""README.md, CONTRIBUTING.md, docs/: examples run, commands parse, links and files are there.
 
 Blocks of README.md marked ``python gpu`` run where a GPU is.  What the others put on "cuda" is put
 on the CPU elsewhere.
 """
 
+import importlib
 import inspect
 import os
 import re
@@ -26,8 +27,9 @@ if not README.is_file():
     pytest.skip("no checkout around the tests, so no README.md", allow_module_level=True)
 TEXT = README.read_text(encoding="utf-8")
 SMALLER = {"384": "64", "seconds=60": "trials=4"}  # what the tests change: the time examples take
-GPU_RESULTS = "gpu-nvidia-h200-2026-11-20.json"  # named in examples before there are any
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/gpu.md", "docs/gemm.md", "docs/b200_model.md")
+GPU_RESULTS = ("gpu-nvidia-h200-2026-11-20.json", "moe-nvidia-h200-2026-11-20.json")
+PAGES = ("README.md", "CONTRIBUTING.md")
+PAGES += tuple(f"docs/{name}.md" for name in ("gpu", "gemm", "b200_model", "moe"))
 NEEDS_NVCC = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
 
 
@@ -116,9 +118,33 @@ def test_the_gpu_example_runs(gpu_library):
     assert 0.05 < float(re.search(r"relative error (\S+)", printed[0])[1]) < 0.13
 
 
+def test_the_moe_examples_run(tmp_path):
+    """Functions and module on the CPU; 7 s: kernels are built on first use."""
+    [functions, module] = blocks("python", page("docs/moe.md"))
+    printed = run_example(f"{functions}\n{module}", tmp_path)
+    assert 0.1 < float(re.search(r"relative error (\S+)", printed[0])[1]) < 0.25
+
+
+def test_the_moe_calls_run(tmp_path):
+    """Those of README.md, smaller and on the CPU; 5 s, as above."""
+    [example] = [example for example in blocks("python gpu") if "fused_moe" in example]
+    changes = {'bs.load("moe.so")\n': "", '"cuda"': '"cpu"', "128, 2048, 768": "16, 64, 32"}
+    for gpu, here in changes.items():
+        assert gpu in example
+        example = example.replace(gpu, here)
+    printed = run_example(f"{example}\nprint(tuple(y.shape), y.dtype)", tmp_path)
+    assert printed == ["(16, 64) torch.bfloat16"]
+
+
+def test_moe_errors_are_those_of_the_file():
+    section = between("errors", page("docs/moe.md"))
+    source = re.search(r"\]\(\.\./(bench/results/moe-errors[^)]+)\)", page("docs/moe.md"))[1]
+    assert section in page(source)
+
+
 def test_gpu_examples_compile():
     examples = blocks("python gpu")
-    assert len(examples) == 2
+    assert len(examples) == 3
     for example in examples:
         compile(example, "README.md", "exec")
 
@@ -127,7 +153,8 @@ def test_gpu_examples_compile():
 @NEEDS_NVCC
 def test_graph_and_compile_example_runs(gpu_library):
     first = [example for example in blocks("python") if '"cuda"' in example]
-    run_example("\n".join([*first, *blocks("python gpu")]), gpu_library)
+    others = [example for example in blocks("python gpu") if "moe.so" not in example]
+    run_example("\n".join([*first, *others]), gpu_library)
 
 
 def test_signature_on_the_page():
@@ -149,8 +176,6 @@ def target(name):
 
 def click_command(words):
     """Return the click command that ``words`` begin with, its arguments, and its name."""
-    import importlib
-
     from blockscale import cli
     from blockscale.demo import command
 
@@ -167,10 +192,8 @@ def parse_other(words):
     """Return whether ``words`` are no click command; check what they name, as far as it is ours."""
     if words[0] == "make":
         assert all(target(word) for word in words[1:])
-    elif words[:3] == ["python", "-m", "bench.gpu"]:
-        from bench import gpu
-
-        gpu.arguments(words[3:])
+    elif words[:2] == ["python", "-m"] and words[2] in ("bench.gpu", "bench.moe"):
+        importlib.import_module(words[2]).arguments(words[3:])
     elif words[:3] == ["python", "-m", "pytest"] or words[0] == "compute-sanitizer":
         named = [ROOT / word for word in words if word.startswith("tests/")]
         assert all(file.is_file() for file in named), words
@@ -198,7 +221,8 @@ def test_commands_parse(line, tmp_path, monkeypatch):
     for folder in ("logs", "tuning_logs"):
         (tmp_path / folder).mkdir()
     (tmp_path / "bench" / "results").mkdir(parents=True)
-    for file in ("kernel.ptx", "case.json", f"bench/results/{GPU_RESULTS}"):
+    results = [f"bench/results/{name}" for name in GPU_RESULTS]
+    for file in ("kernel.ptx", "case.json", *results):
         (tmp_path / file).touch()
     words = shlex.split(line, comments=True)
     if parse_other(words):
