@@ -13,6 +13,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from blockscale.specs import FusedMoe
+
 BYTES_A_US = 4.3e6
 """A copy's bytes a microsecond on an H200, read and written."""
 
@@ -217,3 +219,19 @@ def find(names: Sequence[str] | None = None) -> list[Case]:
     if not names:
         return cases
     return [case for case in cases if any(name in case.name for name in names)]
+
+
+def spec_of(model: Model, fmt: str) -> FusedMoe:
+    """Return the function of ours that computes such a layer."""
+    return FusedMoe(
+        *(model.experts, model.hidden, model.intermediate, model.top_k),
+        fmt=fmt,
+        group=GROUP[fmt],
+        activation=model.activation,
+        dtype="bfloat16",
+        layout="tiles64",
+    )
+
+
+if __name__ == "__main__":  # what `blockscale build` is asked for
+    print(*(spec_of(model, fmt).name for model, fmt in rows()))

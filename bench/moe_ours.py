@@ -10,7 +10,7 @@ import torch
 
 from bench import moe_data
 from bench.gpu_measure import bound
-from bench.moe_cases import GROUP, Case
+from bench.moe_cases import GROUP, Case, spec_of
 from bench.moe_data import Inputs, Weights
 
 
@@ -27,18 +27,10 @@ class Ours:
 
     def __init__(self, weights: Weights, kernels: Mapping[str, Any]) -> None:
         from blockscale import prepare_moe_weights
-        from blockscale.specs import FusedMoe
 
         model = weights.model
         self.weights = weights
-        self.spec = FusedMoe(
-            *(model.experts, model.hidden, model.intermediate, model.top_k),
-            fmt=weights.fmt,
-            group=GROUP[weights.fmt],
-            activation=model.activation,
-            dtype="bfloat16",
-            layout="tiles64",
-        )
+        self.spec = spec_of(model, weights.fmt)
         if self.spec.name not in kernels:
             raise ValueError(f"no given library has {self.spec.name}")
         self.kernel = kernels[self.spec.name]

@@ -95,10 +95,11 @@ def _check_int4_scales(where: str, plain: MoeWeights, dtype: torch.dtype) -> Non
         for expert, scale in enumerate(getattr(plain, name)):
             most = float(scale.abs().amax())
             if not most < limit:  # NaN is not
+                kernels = f"kernels for {str(dtype).removeprefix('torch.')}"
                 raise ValueError(
-                    f"{where}: {name} of expert {expert} has a scale of magnitude {most:g}; kernels "
-                    f"for {str(dtype).removeprefix('torch.')} take finite ones below {limit:g}, so "
-                    "scale the weight down and the activations or the output up"
+                    f"{where}: {name} of expert {expert} has a scale of magnitude {most:g}; "
+                    f"{kernels} take those below {limit:g}, so scale the weight down and the "
+                    "activations or the output up"
                 )
 
 
