@@ -101,11 +101,15 @@ def run(
     intermediate: int = 128,
     bias: bool = False,
     scaled: bool = False,
+    limits: tuple[float, float] | None = None,
     ctas: int = 2,
     seed: int = 0,
     arch: str = "sm_90a",
 ) -> Outcome:
-    """Run GEMM 1 (a plan that gathers) or GEMM 2 of a random layer; ``scaled``: row scales."""
+    """Run GEMM 1 (a plan that gathers) or GEMM 2 of a random layer.
+
+    ``scaled``: rows have scales; ``limits``: alpha and limit of the activation.
+    """
     layer = moe.random_layer(
         experts, hidden, intermediate, of.fmt, group=of.group, zeros=of.zeros, bias=bias,
         activation=of.activation if of.gather else "swiglu", scale_dtype=of.dtype, seed=seed,
@@ -127,7 +131,10 @@ def run(
     w, ws, overall, shift = (None if t is None else host(t) for t in weights)
     assert w is not None
     assert ws is not None
-    kind = {"swiglu_oai": (1.702, 7.0)}.get(of.activation, (1.0, float(np.finfo(np.float32).max)))
+    defaults = (
+        (1.702, 7.0) if of.activation == "swiglu_oai" else (1.0, float(np.finfo(np.float32).max))
+    )
+    kind = limits or defaults
     report = emulator.launch(
         ptx(of, arch), entry="moe", grid=ctas, block=of.threads, dynamic_smem=of.smem_bytes,
         args=[stored, w, ws, overall, shift, factor, order, blocks,
@@ -144,7 +151,7 @@ def run(
         stored_bias = layer.w13_bias if of.gather else layer.w2_bias
         sums = sums + (0 if stored_bias is None else stored_bias[e].astype(np.float64))
         if of.gather:
-            sums = moe.activate(sums[None], of.activation, layer.alpha, layer.limit)[0]
+            sums = moe.activate(sums[None], of.activation, *kind)[0]
             line = values(out[slot], of.dtype).reshape(-1, 64)
             natural = np.empty_like(line)
             natural[:, list(K_ORDER)] = line

@@ -62,6 +62,12 @@ def test_activations(unit: str, activation: str) -> None:
     right(plan(activation=activation, **UNITS[unit]), ids_of(9), bias=True)
 
 
+@pytest.mark.parametrize("activation", ["swiglu", "swiglu_oai"])
+def test_limits(activation: str) -> None:
+    """Gates are clamped from above only, ups on both sides."""
+    right(plan(activation=activation), ids_of(9), bias=True, limits=(1.25, 0.5))
+
+
 @pytest.mark.parametrize("activation", ["swiglu", "relu2", "none"])
 @pytest.mark.parametrize(("hidden", "intermediate"), [(192, 96), (48, 32), (320, 208), (64, 64)])
 @pytest.mark.parametrize("unit", UNITS)
