@@ -77,6 +77,15 @@ def test_ragged_sizes(unit: str, hidden: int, intermediate: int, activation: str
           intermediate=intermediate, bias=True)  # fmt: skip
 
 
+@pytest.mark.parametrize("activation", ["swiglu", "none"])
+@pytest.mark.parametrize("unit", UNITS)
+def test_ragged_sizes_of_neighbouring_tiles(unit: str, activation: str) -> None:
+    """A thread that stores 16 bytes of two tiles at once stores none beyond a row's end."""
+    of = plan(**UNITS[unit] | {"rows": 256, "tokens": 8, "slices": 1}, activation=activation)
+    assert of.tiles_m == 2
+    right(of, ids_of(11), hidden=48, intermediate=48, bias=True)
+
+
 MMA = [
     (16, 8, 4, 4), (16, 8, 8, 8), (32, 8, 4, 4), (32, 24, 2, 4), (64, 32, 1, 1), (128, 8, 2, 4),
     (128, 48, 1, 2), (256, 8, 1, 1), (256, 64, 1, 2),
