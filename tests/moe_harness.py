@@ -84,6 +84,8 @@ class Outcome:
     def judge(self, limit: float) -> None:
         """Fail unless each row is right, nothing else was written, and nothing was racy."""
         self.report.check()
+        kinds = {hazard.kind for hazard in self.report.hazards}
+        assert kinds <= {"uninitialised read"}, kinds  # tokens that a block does not have
         assert (self.behind == UNWRITTEN).all(), "more was written than the output"
         length = np.sqrt((self.want**2).sum(1))
         error = np.sqrt(((self.got - self.want) ** 2).sum(1)) / np.maximum(length, 1e-30)

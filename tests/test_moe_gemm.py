@@ -143,6 +143,12 @@ def test_routings(unit: str, kind: str) -> None:
         outcome.judge(LIMIT["bfloat16"])
 
 
+def test_what_cp_async_wrote_is_fenced_before_wgmma_reads_it() -> None:
+    """By its text: cp.async is of the generic proxy, wgmma of the asynchronous one."""
+    assert "fence.proxy.async" in moe_harness.ptx(plan(**UNITS["wgmma"]))
+    assert "fence.proxy.async" not in moe_harness.ptx(plan(**UNITS["mma"]))
+
+
 def test_mma_is_right_on_blackwell() -> None:
     right(plan(), ids_of(9), arch="sm_100a")
 
