@@ -6,18 +6,13 @@ form into README.md, between its gpu comments.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
-
-import click
 
 from bench.gpu import FORMAT
 from bench.gpu_plot import draw
-from bench.readme import fill, read
+from bench.report_command import report_command
 from bench.tables import markdown_table, us_text
-from blockscale.demo.files import write_text
 
 HOST_US = 4.0  # asked of one call from torch, checks included
 Results = Mapping[str, Any]
@@ -280,42 +275,17 @@ def readme_section(results: Results, source: str) -> str:
     return "\n\n".join([markdown_table(headings, rows), " ".join(filter(None, sentences))])
 
 
-def _relative(path: Path, folder: Path) -> str:
-    return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
-
-
-@click.command()
-@click.argument("results", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option(
-    "--docs",
-    default="docs",
-    show_default=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of gpu.md, gpu_copy.svg and gpu_copy.png.",
-)
-@click.option(
-    "--readme",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Put the short form here, between <!-- gpu:start --> and <!-- gpu:end -->.",
-)
-def main(results: Path, docs: Path, readme: Path | None) -> None:
+main = report_command(
+    "gpu",
+    FORMAT,
+    page,
+    readme_section,
+    lambda found, docs: draw(timed(found), docs, conditions(found)),
     """Put the results of `python -m bench.gpu` into docs/gpu.md, a plot, and the README.
 
     Example: python -m bench.gpu_report bench/results/gpu-nvidia-h200-2026-11-20.json
-    """
-    document = docs / "gpu.md"
-    try:
-        found = read(results, FORMAT)
-        text = document.read_text(encoding="utf-8")
-        write_text(document, fill(text, "gpu", page(found, _relative(results, docs))))
-        draw(timed(found), docs, conditions(found))
-        if readme is not None:
-            text = readme.read_text(encoding="utf-8")
-            short = readme_section(found, _relative(results, readme.parent))
-            write_text(readme, fill(text, "gpu", short))
-    except (OSError, ValueError) as error:
-        raise click.ClickException(str(error)) from error
-    click.echo(f"filled in {document}" + ("" if readme is None else f" and {readme}"))
+    """,
+)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,8 @@ with --readme puts the short form into README.md, between its moe comments.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
-
-import click
 
 from bench.moe import FORMAT, GEMMS, LAYER
 from bench.moe_cases import (
@@ -27,9 +23,8 @@ from bench.moe_cases import (
 )
 from bench.moe_peers import PEERS
 from bench.moe_plot import draw
-from bench.readme import fill, read
+from bench.report_command import report_command
 from bench.tables import markdown_table, us_text
-from blockscale.demo.files import write_text
 
 WORST = 1.25  # asked: no cell slower than so many times the best peer
 LAYER_US, LAYER_PART = 10.0, 0.15  # asked of the whole layer beside its GEMMs: T = 1, T = 4096
@@ -305,44 +300,6 @@ def readme_section(results: Results, source: str) -> str:
     return "\n\n".join([table, " ".join(filter(None, sentences))])
 
 
-def _relative(path: Path, folder: Path) -> str:
-    return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
-
-
-@click.command()
-@click.argument("results", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option(
-    "--docs",
-    default="docs",
-    show_default=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of moe.md, moe_speed.svg and moe_floor.svg.",
-)
-@click.option(
-    "--readme",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Put the short form here, between <!-- moe:start --> and <!-- moe:end -->.",
-)
-def main(results: Path, docs: Path, readme: Path | None) -> None:
-    """Put the results of `python -m bench.moe` into docs/moe.md, two plots, and the README.
-
-    Example: python -m bench.moe_report bench/results/moe-nvidia-h200-2026-11-20.json
-    """
-    document = docs / "moe.md"
-    try:
-        found = read(results, FORMAT)
-        text = document.read_text(encoding="utf-8")
-        write_text(document, fill(text, "moe", page(found, _relative(results, docs))))
-        draw(_lines(found), docs, conditions(found))
-        if readme is not None:
-            text = readme.read_text(encoding="utf-8")
-            short = readme_section(found, _relative(results, readme.parent))
-            write_text(readme, fill(text, "moe", short))
-    except (OSError, ValueError) as error:
-        raise click.ClickException(str(error)) from error
-    click.echo(f"filled in {document}" + ("" if readme is None else f" and {readme}"))
-
-
 def _lines(results: Results) -> dict[tuple[str, str], list[dict[str, float]]]:
     """Return by title of model and of format the points of the plots."""
     found: dict[tuple[str, str], list[dict[str, float]]] = {}
@@ -358,6 +315,19 @@ def _lines(results: Results) -> dict[tuple[str, str], list[dict[str, float]]]:
             }
         )
     return found
+
+
+main = report_command(
+    "moe",
+    FORMAT,
+    page,
+    readme_section,
+    lambda found, docs: draw(_lines(found), docs, conditions(found)),
+    """Put the results of `python -m bench.moe` into docs/moe.md, two plots, and the README.
+
+    Example: python -m bench.moe_report bench/results/moe-nvidia-h200-2026-11-20.json
+    """,
+)
 
 
 if __name__ == "__main__":
