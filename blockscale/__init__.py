@@ -9,6 +9,9 @@ from pathlib import Path as _Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from blockscale import checkpoints as checkpoints
+    from blockscale import int4 as int4
+    from blockscale import layouts as layouts
     from blockscale import nn as nn
     from blockscale import specs as specs
     from blockscale.facade import build, tune
@@ -86,7 +89,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}  # othe
 
 def __getattr__(name: str) -> object:
     """Import the home of a public name on its first use; later uses find the name here."""
-    if name in ("nn", "specs"):  # modules: layers, and the kernels that there can be
+    if name in ("checkpoints", "int4", "layouts", "nn", "specs"):  # modules
         return _import_module(f"blockscale.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'blockscale' has no attribute {name!r}; it has {__all__}")

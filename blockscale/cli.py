@@ -1,4 +1,4 @@
-"""The ``blockscale`` command: tune, build, inspect, emulate, logs check, list.
+"""The ``blockscale`` command: tune, build, inspect, convert, emulate, logs check, list.
 
 Only ``tune``, ``build`` and ``logs check`` import tvm.
 """
@@ -23,7 +23,7 @@ except ModuleNotFoundError as missing:
         "pip install 'blockscale[build]'"
     ) from None
 
-from blockscale import __version__, specs
+from blockscale import __version__, cli_inspect, specs
 from blockscale.cli_common import (
     JSON,
     LEVEL,
@@ -34,6 +34,7 @@ from blockscale.cli_common import (
     print_json,
     specs_of,
 )
+from blockscale.cli_convert import convert
 from blockscale.cli_emulate import emulate
 from blockscale.cli_tune import tune
 
@@ -119,22 +120,31 @@ def build(
 
 
 @cli.command()
-@click.argument("library", type=click.Path(dir_okay=False, path_type=Path), metavar="LIB.so")
+@click.argument("path", type=click.Path(path_type=Path), metavar="LIB.so|CHECKPOINT")
+@click.option("--headers", is_flag=True, help="CHECKPOINT: read no data, so no ranges and scales.")
+@click.option("--all", "every", is_flag=True, help="CHECKPOINT: a line for every weight.")
 @JSON
-def inspect(library: Path, as_json: bool) -> None:
-    """Show what a library holds: functions, shapes, dtypes, target, tuned or not.
+def inspect(path: Path, headers: bool, every: bool, as_json: bool) -> None:
+    """Show what a library or a checkpoint holds.
 
-    The file is checked and read, never loaded: this is safe with a library for another machine.
+    Of a library: functions, shapes, dtypes, target, tuned or not. The file is checked and read,
+    never loaded: this is safe with a library for another machine.
+
+    Of a checkpoint (a folder, or a .safetensors file): weights, formats, bytes, ranges of values,
+    and the shares of block scales that are zero or subnormal, with a warning.
 
     Example: blockscale inspect kernels.so --json
     """
+    if cli_inspect.is_checkpoint(path):
+        cli_inspect.show(path, headers=headers, every=every, as_json=as_json)
+        return
     from blockscale.manifest import read_manifest
 
-    manifest = read_manifest(library)
+    manifest = read_manifest(path)
     if as_json:
-        print_json({"library": str(library), **manifest})
+        print_json({"library": str(path), **manifest})
     else:
-        _print_library(library, manifest)
+        _print_library(path, manifest)
 
 
 @cli.group()
@@ -201,6 +211,7 @@ def list_names(as_json: bool) -> None:
 
 
 cli.add_command(tune)
+cli.add_command(convert)
 cli.add_command(emulate)
 
 

@@ -17,3 +17,7 @@ class CompileError(RuntimeError):
 
 class LoweringError(ValueError):
     """A schedule has no kernel: the message says which block or loop, and why."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint is damaged, incomplete, hostile, or in a format that nobody here reads."""

@@ -25,6 +25,7 @@ COMMANDS = [
     ["tune"],
     ["build"],
     ["inspect"],
+    ["convert"],
     ["logs"],
     ["logs", "check"],
     ["list"],

@@ -1,0 +1,103 @@
+"""`blockscale convert`: a checkpoint in this package's layout, resumable."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from blockscale.cli_common import JSON, counted, print_json
+
+_MIB = 1 << 20
+
+
+@click.command()
+@click.argument("checkpoint", type=click.Path(path_type=Path), metavar="CHECKPOINT")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    required=True,
+    metavar="DIR",
+    help="Folder to write: new, empty, or of the same conversion, which is then finished.",
+)
+@click.option(
+    "--format",
+    "fmt",
+    type=click.Choice(["nvfp4", "mxfp4"]),
+    default="nvfp4",
+    show_default=True,
+    help="What the weights of a plain checkpoint become; 4-bit weights keep their format.",
+)
+@click.option(
+    "--keep",
+    multiple=True,
+    metavar="PATTERN",
+    help="Leave weights as they are whose names match, for example '*.layers.0.*'; embeddings, "
+    "lm_head, norms and routers always are.",
+)
+@click.option(
+    "--shard-mib",
+    type=click.IntRange(min=1),
+    default=4096,
+    show_default=True,
+    help="Size of the files.",
+)
+@JSON
+def convert(
+    checkpoint: Path,
+    output: Path,
+    fmt: str,
+    keep: tuple[str, ...],
+    shard_mib: int,
+    as_json: bool,
+) -> None:
+    """Quantise a plain checkpoint, or re-pack the 4-bit weights of any other.
+
+    Weights go through memory one at a time. Run the command again when it was interrupted: it goes
+    on, and the bytes are the same. Nothing is rounded that is 4 bits already, but for the global
+    scale of compressed-tensors, whose reciprocal is written.
+
+    Example: blockscale convert my-model -o my-model-nvfp4 --format nvfp4
+    """
+    from blockscale import checkpoints
+    from blockscale.checkpoint_convert import convert as run
+    from blockscale.checkpoint_plan import make_plan
+
+    found = checkpoints.open(checkpoint)
+    planned = make_plan(found, fmt, keep, shard_mib * _MIB)
+    steps = [step for shard in planned.shards for step in shard]
+    screen = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+    )
+    with Progress(*columns, console=screen, disable=not screen.is_terminal) as progress:
+        task = progress.add_task("converting", total=sum(step.nbytes for step in steps))
+        run(
+            found,
+            output,
+            fmt,
+            keep=keep,
+            shard_bytes=shard_mib * _MIB,
+            progress=lambda nbytes: progress.advance(task, nbytes),
+        )
+    count = Counter(step.action for step in steps)
+    size = sum(step.nbytes for step in steps)
+    if as_json:
+        facts = {"source": str(checkpoint), "kind": found.kind, "output": str(output)}
+        print_json({**facts, "files": planned.names, "bytes": size, "weights": dict(count)})
+        return
+    click.echo(
+        f"{output}: {counted(len(planned.names), 'file')}, {size / _MIB:.1f} MiB, from "
+        f"{checkpoint} ({found.kind})"
+    )
+    click.echo(
+        f"{count['quantize']} weights quantised to {fmt}, {count['repack']} re-packed, "
+        f"{count['copy']} copied"
+    )

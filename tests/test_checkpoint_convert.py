@@ -1,0 +1,212 @@
+"""`blockscale convert`: what it writes, that it goes on after a kill, what it refuses."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import checkpoint_files as files
+import numpy as np
+import pytest
+import torch
+
+import blockscale as bs
+from blockscale import checkpoint_convert, checkpoint_writer
+from blockscale.checkpoint_convert import convert
+from blockscale.errors import CheckpointError
+
+GOLDEN = Path(__file__).parent / "golden" / "checkpoints"
+
+
+def plain(path: Path, layers: int = 2, rows: int = 96, cols: int = 64, dtype=np.float32) -> Path:
+    rng = np.random.default_rng(3)
+    tensors = {"model.embed_tokens.weight": rng.standard_normal((32, cols)).astype(dtype)}
+    for i in range(layers):
+        base = f"model.layers.{i}."
+        tensors[base + "mlp.up_proj.weight"] = rng.standard_normal((rows, cols)).astype(dtype)
+        tensors[base + "mlp.gate.weight"] = rng.standard_normal((4, cols)).astype(dtype)
+        tensors[base + "odd.weight"] = rng.standard_normal((4, cols - 3)).astype(dtype)
+        tensors[base + "norm.weight"] = np.ones(cols, dtype)
+    path = files.folder(path, tensors, {"model_type": "llama", "torch_dtype": "float32"})
+    (path / "tokenizer.json").write_text('{"a": 1}')
+    return path
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in sorted(path.iterdir())}
+
+
+@pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4"])
+def test_plain_weights_are_quantised_and_others_copied(tmp_path, fmt):
+    source = bs.checkpoints.open(plain(tmp_path / "in"))
+    convert(source, tmp_path / "out", fmt, keep=("*.layers.1.*",))
+    made = bs.checkpoints.open(tmp_path / "out")
+    assert made.names == source.names
+    assert {n: made[n].fmt for n in made if made[n].fmt != "f32"} == {
+        "model.layers.0.mlp.up_proj.weight": fmt
+    }
+    for name in made:
+        if made[name].packed is None:
+            assert torch.equal(made[name].data, source[name].data)
+    weight, values = made["model.layers.0.mlp.up_proj"], source["model.layers.0.mlp.up_proj"].data
+    top = values.abs().max() / 2688
+    if fmt == "nvfp4":
+        assert weight.global_scale == top
+    packed, scale = bs.quantize(values, fmt, top[None] if fmt == "nvfp4" else None)
+    assert torch.equal(weight.packed, packed)
+    assert torch.equal(weight.block_scale.view(torch.uint8), scale.view(torch.uint8))
+    error = (weight.dequantize() - values).norm() / values.norm()
+    assert error < 0.15  # 9.5 % of Gaussian weights in NVFP4, 12 % in MXFP4 with scales rounded up
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == '{"a": 1}'
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["quantization_config"]["quant_algo"] == fmt.upper()
+    assert "model.embed_tokens" in config["quantization_config"]["ignore"]
+
+
+@pytest.mark.parametrize("shard_bytes", [1 << 30, 3000])
+@pytest.mark.parametrize("name", sorted(p.name for p in GOLDEN.iterdir()))
+def test_repacked_exports_have_the_same_values(tmp_path, name, shard_bytes):
+    source = bs.checkpoints.open(GOLDEN / name)
+    convert(source, tmp_path / "out", shard_bytes=shard_bytes)
+    made = bs.checkpoints.open(tmp_path / "out")
+    assert made.names == source.names
+    assert len(made.shards) > 5 or shard_bytes > 3000
+    for key in made:
+        a, b = source[key], made[key]
+        assert (a.fmt, a.shape, a.gate_up) == (b.fmt, b.shape, b.gate_up)
+        rtol = 2.0**-22 if a.global_divisor is not None else 0  # its reciprocal is rounded
+        torch.testing.assert_close(b.dequantize(), a.dequantize(), rtol=rtol, atol=0)
+
+
+@pytest.mark.parametrize("act_order", [False, True])
+def test_int4_is_repacked_without_rounding(tmp_path, act_order):
+    rng = np.random.default_rng(1)
+    index = rng.permutation(64) // 32 if act_order else np.arange(64) // 32
+    codes, zero, scale, values = files.int4(rng, 24, 64, 32, index)
+    straight = list(range(8))
+    tensors = {
+        "p.qweight": np.ascontiguousarray(files.words(codes, straight).T),
+        "p.qzeros": files.words((zero - 1).T, straight),
+        "p.scales": scale.T,
+        "p.g_idx": index.astype(np.int32),
+    }
+    convert(bs.checkpoints.open(files.folder(tmp_path / "in", tensors)), tmp_path / "out")
+    made = bs.checkpoints.open(tmp_path / "out")
+    assert made.kind == "blockscale-int4"
+    np.testing.assert_array_equal(made["p"].dequantize().numpy(), values.astype(np.float32))
+
+
+def test_a_second_run_changes_nothing_and_other_contents_are_refused(tmp_path):
+    source = bs.checkpoints.open(plain(tmp_path / "in"))
+    convert(source, tmp_path / "out", shard_bytes=4000)
+    before = contents(tmp_path / "out")
+    convert(source, tmp_path / "out", shard_bytes=4000)
+    assert contents(tmp_path / "out") == before
+    with pytest.raises(CheckpointError, match="another checkpoint, or with other options"):
+        convert(source, tmp_path / "out", "mxfp4", shard_bytes=4000)
+    with pytest.raises(CheckpointError, match=r"has other contents, e.g. 'config.json'"):
+        convert(source, tmp_path / "in")
+    descriptor = os.open(tmp_path / "out", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with pytest.raises(CheckpointError, match="is being written by another process"):
+        convert(source, tmp_path / "out", shard_bytes=4000)
+    os.close(descriptor)
+
+
+class Killed(BaseException):
+    """Ends a run like a kill does: nothing is cleaned up after it."""
+
+
+def test_a_run_cut_before_any_write_or_rename_gives_the_same_bytes(tmp_path, monkeypatch):
+    source = bs.checkpoints.open(plain(tmp_path / "in", layers=1))
+    convert(source, tmp_path / "whole", shard_bytes=6000)
+    whole = contents(tmp_path / "whole")
+    real = {
+        "replace": os.replace,
+        "_put": checkpoint_writer.ShardWriter._put,
+        "fsync": os.fsync,
+    }
+    left = [0]
+
+    def counted(real):
+        def call(*arguments, **named):
+            left[0] -= 1
+            if left[0] < 0:
+                raise Killed
+            return real(*arguments, **named)
+
+        return call
+
+    monkeypatch.setattr(os, "replace", counted(real["replace"]))
+    monkeypatch.setattr(os, "fsync", counted(real["fsync"]))
+    monkeypatch.setattr(checkpoint_writer.ShardWriter, "_put", counted(real["_put"]))
+    monkeypatch.setattr(checkpoint_writer.ShardWriter, "abandon", lambda self: None)
+    out, cuts = tmp_path / "out", 0
+    while True:
+        left[0] = cuts
+        try:
+            convert(source, out, shard_bytes=6000)
+            break
+        except Killed:
+            cuts += 1
+        if contents(out) == whole:  # all but the last name was on the disk
+            assert bs.checkpoints.open(out).names == source.names
+        elif (out / checkpoint_convert.RECORD).exists():
+            with pytest.raises(CheckpointError, match="holds an unfinished conversion"):
+                bs.checkpoints.open(out)
+        else:
+            with pytest.raises(CheckpointError, match=r"has no \.safetensors file"):
+                bs.checkpoints.open(out)
+        left[0] = 1 << 30
+        convert(source, out, shard_bytes=6000)
+        assert contents(out) == whole
+        shutil.rmtree(out)
+    assert cuts > 20
+    assert contents(out) == whole
+
+
+def test_a_killed_process_is_finished_by_the_next(tmp_path):
+    path = plain(tmp_path / "in", layers=12, rows=1024, cols=1024)
+    command = [sys.executable, "-m", "blockscale.cli", "convert", str(path), "--shard-mib", "1"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    options = {"env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    out = tmp_path / "out"
+    process = subprocess.Popen([*command, "-o", str(out)], **options)
+    deadline = time.monotonic() + 100
+    while process.poll() is None and time.monotonic() < deadline:
+        if len(list(out.glob("model-*.safetensors"))) >= 3:
+            process.send_signal(signal.SIGKILL)
+            break
+        time.sleep(0.001)
+    assert process.wait() == -signal.SIGKILL
+    with pytest.raises(CheckpointError, match="holds an unfinished conversion"):
+        bs.checkpoints.open(out)
+    assert subprocess.run([*command, "-o", str(out)], **options).returncode == 0
+    convert(bs.checkpoints.open(path), tmp_path / "whole", shard_bytes=1 << 20)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_values_that_no_format_holds_and_bad_options_are_refused(tmp_path):
+    value = np.ones((4, 64), np.float32)
+    value[3, 5] = np.nan
+    source = bs.checkpoints.open(files.folder(tmp_path / "in", {"p.weight": value}))
+    with pytest.raises(CheckpointError, match=r"p.weight has values that are NaN or infinite"):
+        convert(source, tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*.safetensors"))
+    with pytest.raises(ValueError, match="fmt is 'int4', but must be one of nvfp4, mxfp4"):
+        convert(source, tmp_path / "other", "int4")
+    with pytest.raises(ValueError, match="shard_bytes is 0, but must be positive"):
+        convert(source, tmp_path / "other", shard_bytes=0)
+
+
+def test_a_weight_of_zeros_stays_zero(tmp_path):
+    source = files.folder(tmp_path / "in", {"p.weight": np.zeros((4, 64), np.float32)})
+    convert(bs.checkpoints.open(source), tmp_path / "out")
+    assert not bs.checkpoints.open(tmp_path / "out")["p"].dequantize().any()

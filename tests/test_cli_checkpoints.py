@@ -1,0 +1,120 @@
+"""`blockscale inspect CHECKPOINT` and `blockscale convert`: tables, JSON, warnings, exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import checkpoint_files as files
+import numpy as np
+import pytest
+from test_cli import call
+
+GOLDEN = Path(__file__).parent / "golden" / "checkpoints"
+MODELOPT = GOLDEN / "modelopt_qwen3moe_nvfp4_default_cfg"
+
+
+def degraded(path: Path) -> Path:
+    """Scales into which a global scale was folded: one in four subnormal, one in eight zero."""
+    scale = np.full((8, 4), 0x40, np.uint8)
+    scale[:, 0], scale[:4, 1] = 3, 0
+    tensors = {
+        "m.0.p.weight": np.full((8, 32), 0x21, np.uint8),
+        "m.0.p.weight_scale": scale.view(files.E4M3),
+        "m.0.p.weight_scale_2": np.asarray(1, np.float32),
+    }
+    return files.folder(path, tensors)
+
+
+def test_inspect_shows_weights_layer_by_layer(monkeypatch, capsys):
+    code, out, err = call(monkeypatch, capsys, "inspect", str(MODELOPT))
+    assert (code, err) == (0, "")
+    assert "modelopt-nvfp4, 24 weights, 37.3 KiB in 1 file" in out
+    assert "note: 16 x modelopt nvfp4 by names and dtypes of tensors" in out
+    lines = [line for line in out.splitlines() if "mlp.experts.*.down_pro" in line]
+    cells = [cell.strip() for cell in lines[0].split("│")[2:-1]]
+    assert cells == ["nvfp4 / 16", "4", "64 x 32", "4.5 KiB", "-0.185 .. 0.185", "0.0%", "0.0%"]
+    assert "no scale is degraded" in out
+
+
+def test_inspect_json_has_the_range_of_every_weight(monkeypatch, capsys):
+    code, out, _ = call(monkeypatch, capsys, "inspect", str(MODELOPT), "--json")
+    found = json.loads(out)
+    assert (code, found["kind"], len(found["weights"])) == (0, "modelopt-nvfp4", 24)
+    expected = np.load(MODELOPT / "expected.npz")
+    weights = {w["name"]: w for w in found["weights"]}
+    for key in expected.files:
+        wanted = pytest.approx((expected[key].min(), expected[key].max()))
+        assert (weights[key]["low"], weights[key]["high"]) == wanted
+        assert weights[key]["blocks"] * 16 == weights[key]["values"] == expected[key].size
+
+
+def test_inspect_warns_of_degraded_scales(monkeypatch, capsys, tmp_path):
+    code, out, _ = call(monkeypatch, capsys, "inspect", str(degraded(tmp_path / "c")))
+    assert code == 0
+    assert "4 block scales are zero, but codes below them are not" in out
+    assert "12.5% of the block scales are zero: the converter has degraded them" in out
+    assert "25.0% of the block scales are subnormal: the converter has degraded them" in out
+    assert "no warnings" not in out
+
+
+def test_blocks_of_zeros_may_have_any_scale(monkeypatch, capsys, tmp_path):
+    path = degraded(tmp_path / "c")
+    raw = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(raw.replace(b"\x21" * 256, b"\x80" * 256))
+    _, out, _ = call(monkeypatch, capsys, "inspect", str(path), "--json")
+    (weight,) = json.loads(out)["weights"]
+    assert (weight["zero"], weight["subnormal"], weight["lost"]) == (4, 0, 0)
+
+
+@pytest.mark.parametrize("fmt", ["int4", "mxfp4"])
+def test_inspect_counts_scales_of_the_other_formats(monkeypatch, capsys, tmp_path, fmt):
+    if fmt == "int4":
+        tensors = {
+            "p.qweight": np.full((64, 2), 0x11111111, np.int32),
+            "p.qzeros": np.zeros((2, 2), np.int32),
+            "p.scales": np.full((2, 16), 0.1, np.float16),
+        }
+        tensors["p.scales"][0, :3] = 0, 1e-6, np.nan
+    else:
+        scale = np.full((4, 8), 120, np.uint8)
+        scale[0, :2] = 0, 255
+        tensors = {
+            "p.weight_packed": np.full((4, 128), 0x11, np.uint8),
+            "p.weight_scale": scale,
+        }
+    _, out, _ = call(
+        monkeypatch, capsys, "inspect", str(files.folder(tmp_path / "c", tensors)), "--json"
+    )
+    (weight,) = json.loads(out)["weights"]
+    wanted = {"zero": int(fmt == "int4"), "subnormal": 1, "nan": 1, "not_finite": 32, "blocks": 32}
+    assert {k: weight[k] for k in wanted} == wanted
+
+
+def test_inspect_headers_reads_no_data(monkeypatch, capsys, tmp_path):
+    path = degraded(tmp_path / "c")
+    monkeypatch.setattr("blockscale.checkpoints.Checkpoint.__getitem__", None)
+    code, out, _ = call(monkeypatch, capsys, "inspect", str(path), "--headers", "--all")
+    assert (code, "m.0.p.weight" in out, "warn" in out) == (0, True, False)
+
+
+def test_a_broken_checkpoint_is_one_sentence_and_exit_code_2(monkeypatch, capsys, tmp_path):
+    (tmp_path / "a.safetensors").write_bytes(b"x")
+    for arguments in (["inspect"], ["convert", "-o", str(tmp_path / "out")]):
+        code, out, err = call(monkeypatch, capsys, *arguments, str(tmp_path / "a.safetensors"))
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "has 1 bytes, but a safetensors file begins with 8" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_convert_tells_what_it_did(monkeypatch, capsys, tmp_path):
+    arguments = ["convert", str(GOLDEN / "gptoss_mxfp4"), "-o", str(tmp_path / "out")]
+    code, out, err = call(monkeypatch, capsys, *arguments)
+    assert (code, err) == (0, "")
+    assert "out: 1 file, 0.1 MiB, from" in out
+    assert "0 weights quantised to nvfp4, 2 re-packed, 18 copied" in out
+    code, out, _ = call(monkeypatch, capsys, *arguments, "--json")
+    assert json.loads(out)["weights"] == {"copy": 18, "repack": 2}
+    code, _, err = call(monkeypatch, capsys, *arguments, "--shard-mib", "0")
+    assert code == 2
+    assert "--shard-mib" in err
