@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.gpu import FORMAT
 from bench.gpu_plot import draw
-from bench.report_command import report_command
+from bench.report_command import measured_on, report_command
 from bench.tables import markdown_table, us_text
 
 HOST_US = 4.0  # asked of one call from torch, checks included
@@ -185,14 +185,10 @@ def uses_table(results: Results) -> str:
 
 def conditions(results: Results) -> str:
     """Return one sentence: GPU, driver, versions, date, method."""
-    gpu = results["machine"]
-    named = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-    return (
-        f"{gpu['gpu']} (capability {gpu['capability']}, {gpu['multiprocessors']} multiprocessors, "
-        f"{gpu['l2_bytes'] / 2**20:.0f} MiB L2), driver {gpu.get('driver_version', 'unknown')}; "
-        f"{named}; {results['date'][:10]}. Medians of {results['replays']} interleaved replays of "
-        f"CUDA graphs; launches go through sets of data of more than {results['cache_multiple']} "
-        "times the L2 cache."
+    return measured_on(
+        results,
+        f"; launches go through sets of data of more than {results['cache_multiple']} times the L2 "
+        "cache",
     )
 
 

@@ -23,7 +23,7 @@ from bench.moe_cases import (
 )
 from bench.moe_peers import PEERS
 from bench.moe_plot import draw
-from bench.report_command import report_command
+from bench.report_command import measured_on, report_command
 from bench.tables import markdown_table, us_text
 
 WORST = 1.25  # asked: no cell slower than so many times the best peer
@@ -230,14 +230,7 @@ def verdict(results: Results) -> str:
 
 def conditions(results: Results) -> str:
     """Return one sentence: GPU, driver, versions, date, method."""
-    gpu = results["machine"]
-    named = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-    return (
-        f"{gpu['gpu']} (capability {gpu['capability']}, {gpu['multiprocessors']} multiprocessors, "
-        f"{gpu['l2_bytes'] / 2**20:.0f} MiB L2), driver {gpu.get('driver_version', 'unknown')}; "
-        f"{named}; {results['date'][:10]}. Medians of {results['replays']} interleaved replays of "
-        "CUDA graphs of consecutive calls."
-    )
+    return measured_on(results, " of consecutive calls")
 
 
 def failures(results: Results) -> str:

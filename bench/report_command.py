@@ -19,6 +19,18 @@ def _relative(path: Path, folder: Path) -> str:
     return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
 
 
+def measured_on(results: Results, method: str) -> str:
+    """Return one sentence: GPU, driver, versions, date, and ``method`` of timing."""
+    gpu = results["machine"]
+    named = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    return (
+        f"{gpu['gpu']} (capability {gpu['capability']}, {gpu['multiprocessors']} multiprocessors, "
+        f"{gpu['l2_bytes'] / 2**20:.0f} MiB L2), driver {gpu.get('driver_version', 'unknown')}; "
+        f"{named}; {results['date'][:10]}. Medians of {results['replays']} interleaved replays of "
+        f"CUDA graphs{method}."
+    )
+
+
 def report_command(
     key: str,
     version: int,
