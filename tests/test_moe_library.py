@@ -239,12 +239,13 @@ def test_grids(built):
 
 def test_chunks(built):
     """More than 8192 tokens are so many passes in the workspace of 8192."""
-    spec = FusedMoe(2, 64, 64, 1, layout="tiles64")
+    spec = FusedMoe(2, 64, 64, 2, layout="tiles64")
     tokens = 8192 + 3
     call = Call(spec, tokens, "dropped")
     assert len(call.workspace) == spec.workspace_bytes(8192) == spec.workspace_bytes(65536)
     used = [0, 1, 4000, 8191, 8192, 8194]
     call.ids[used, 0] = [0, 1, 1, 0, 1, 0]
+    call.ids[used, 1] = [1, -1, 0, 1, 0, -1]
     call(built(spec)).judge()
     assert len(call.run.launches) == 2 * 4
     assert "gemm0" in call.run.launches[5].kernel  # three tokens
