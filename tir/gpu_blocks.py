@@ -20,7 +20,7 @@ from tvm.tirx import PrimFunc
 from blockscale.specs import Dequantize, Quantize
 from blockscale.tir import formats
 from blockscale.tir.common import fix_shape, i64, keep_params, tiles_of, widen
-from blockscale.tir.layouts import offset_128x4, padded_128x4
+from blockscale.tir.block_grid import offset_128x4, padded_128x4
 from blockscale.tir.linear import weight_value
 from blockscale.tir.quantize import element_code, pack_codes, scale_byte
 

@@ -27,7 +27,7 @@ from tvm.tirx import PrimFunc
 from blockscale.specs import Quantize
 from blockscale.tir import formats
 from blockscale.tir.common import fix_shape, i64, widen
-from blockscale.tir.layouts import BlockGrid
+from blockscale.tir.block_grid import BlockGrid
 
 TILE = 16
 """Blocks whose scales are computed together."""
