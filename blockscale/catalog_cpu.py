@@ -29,10 +29,10 @@ from blockscale.specs import (
     Unswizzle,
 )
 from blockscale.tir.act_quantize import act_quantize
+from blockscale.tir.block_grid import BlockGrid
 from blockscale.tir.dequantize import dequantize
 from blockscale.tir.gemm import gemm
 from blockscale.tir.grouped_gemm import grouped_gemm
-from blockscale.tir.block_grid import BlockGrid
 from blockscale.tir.linear import linear
 from blockscale.tir.moe import ROW_TILES, fused_moe
 from blockscale.tir.moe_route import moe_route

@@ -14,8 +14,8 @@ from tvm.s_tir.schedule import LoopRV
 
 from blockscale.schedules._steps import Choose, Sketch, last_loops, vectorize_last
 from blockscale.specs import ActQuantize, NormQuantize
-from blockscale.tir.intrin import x86_fused, x86_rows
 from blockscale.tir.block_grid import COLS_128X4
+from blockscale.tir.intrin import x86_fused, x86_rows
 
 BLOCK_TILES = (4, 8, 16)
 """Blocks whose scales are one vector, as a schedule may choose them."""

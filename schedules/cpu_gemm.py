@@ -13,8 +13,8 @@ from tvm.s_tir import Schedule
 from blockscale.schedules import cpu
 from blockscale.schedules._steps import Choose, Sketch, last_loops, vectorize_last
 from blockscale.specs import Linear, MmFp4
-from blockscale.tir.intrin import x86, x86_gemm, x86_panels, x86_rows
 from blockscale.tir.block_grid import COLS_128X4
+from blockscale.tir.intrin import x86, x86_gemm, x86_panels, x86_rows
 
 
 def panel_width(spec: MmFp4, level: str) -> x86.Width:

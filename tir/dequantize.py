@@ -11,8 +11,8 @@ from tvm.tirx import PrimFunc
 
 from blockscale.specs import Dequantize
 from blockscale.tir import formats
-from blockscale.tir.common import fix_shape, i64
 from blockscale.tir.block_grid import BlockGrid
+from blockscale.tir.common import fix_shape, i64
 from blockscale.tir.linear import weight_value
 from blockscale.tir.quantize import TILE
 

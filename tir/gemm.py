@@ -26,8 +26,8 @@ from tvm.tirx import PrimFunc
 from blockscale.specs import MmFp4
 from blockscale.specs_gemm import CODES_PER_BYTE
 from blockscale.tir import formats
-from blockscale.tir.common import fix_shape, i64, tiles_of
 from blockscale.tir.block_grid import COLS_128X4, index_128x4, padded_128x4
+from blockscale.tir.common import fix_shape, i64, tiles_of
 from blockscale.tir.linear import from_operand, to_operand, weight_value
 
 Source = Callable[[PrimExpr, PrimExpr], tuple[PrimExpr, PrimExpr, PrimExpr]]

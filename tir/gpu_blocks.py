@@ -19,8 +19,8 @@ from tvm.tirx import PrimFunc
 
 from blockscale.specs import Dequantize, Quantize
 from blockscale.tir import formats
-from blockscale.tir.common import fix_shape, i64, keep_params, tiles_of, widen
 from blockscale.tir.block_grid import offset_128x4, padded_128x4
+from blockscale.tir.common import fix_shape, i64, keep_params, tiles_of, widen
 from blockscale.tir.linear import weight_value
 from blockscale.tir.quantize import element_code, pack_codes, scale_byte
 

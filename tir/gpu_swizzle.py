@@ -16,8 +16,8 @@ from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from blockscale.specs import Swizzle, Unswizzle
-from blockscale.tir.common import fix_shape, i64, tiles_of
 from blockscale.tir.block_grid import COLS_128X4, ROWS_128X4, padded_128x4
+from blockscale.tir.common import fix_shape, i64, tiles_of
 
 KINDS = {"wide": 4, "words": 1}
 """Words of a thread's rows, by kernel; "bytes" is the third."""

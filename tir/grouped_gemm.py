@@ -18,9 +18,9 @@ from tvm.tirx import PrimFunc
 
 from blockscale.specs import GroupedMmFp4
 from blockscale.tir import formats
+from blockscale.tir.block_grid import COLS_128X4, ROWS_128X4
 from blockscale.tir.common import fix_shape, i64, tiles_of
 from blockscale.tir.gemm import Source, a_steps, b_steps, operand_dtype
-from blockscale.tir.block_grid import COLS_128X4, ROWS_128X4
 from blockscale.tir.linear import from_operand
 
 

@@ -81,10 +81,10 @@ class IndexMap:
     def extents(self, sizes: Sequence[Any]) -> dict[Digit, Any]:
         """Size of every digit, for a tensor of ``sizes``."""
         found: dict[Digit, Any] = {}
-        steps = zip(self.axes, self.padded(sizes), self.multiples(), strict=True)
-        for (name, digits), size, step in steps:
+        for (name, digits), size, step in zip(self.axes, sizes, self.multiples(), strict=True):
+            up = size + (step - 1) if self.pads and step > 1 else size
             for i, digit in enumerate(digits):
-                found[name, i] = (size if step == 1 else size // step) if digit is None else digit
+                found[name, i] = (up if step == 1 else up // step) if digit is None else digit
         return found
 
     def place(self, index: Sequence[Any], sizes: Sequence[Any]) -> Any:
@@ -93,7 +93,7 @@ class IndexMap:
         values: dict[Digit, Any] = {}
         for (name, digits), at in zip(self.axes, index, strict=True):
             values |= _split(name, at, [extents[name, i] for i in range(len(digits))])
-        return _joined(((extents[digit], values[digit]) for digit in self.digits))
+        return _joined((extents[digit], values[digit]) for digit in self.digits)
 
     def index(self, place: Any, sizes: Sequence[Any]) -> tuple[Any, ...]:
         """Which element lies at ``place``; one past ``sizes`` is padding."""

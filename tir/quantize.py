@@ -26,8 +26,8 @@ from tvm.tirx import PrimFunc
 
 from blockscale.specs import Quantize
 from blockscale.tir import formats
-from blockscale.tir.common import fix_shape, i64, widen
 from blockscale.tir.block_grid import BlockGrid
+from blockscale.tir.common import fix_shape, i64, widen
 
 TILE = 16
 """Blocks whose scales are computed together."""

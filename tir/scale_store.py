@@ -16,8 +16,8 @@ from tvm import tirx
 from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
 
-from blockscale.tir.common import i64, tiles_of
 from blockscale.tir.block_grid import index_128x4
+from blockscale.tir.common import i64, tiles_of
 
 TILE_ROWS = {"128x4": 128, "8x4": 8}
 """Rows of a tile, by tiled layout."""

@@ -11,8 +11,8 @@ from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from blockscale.specs import Swizzle, Unswizzle
-from blockscale.tir.common import fix_shape, i64, tiles_of
 from blockscale.tir.block_grid import COLS_128X4, index_128x4, padded_128x4
+from blockscale.tir.common import fix_shape, i64, tiles_of
 
 
 def swizzle(spec: Swizzle, shape: tuple[int, int] | None = None) -> PrimFunc:
