@@ -152,7 +152,7 @@ SCALES_8X4 = IndexMap(
 DEEPGEMM = IndexMap(
     "deepgemm", (_E, ("r", (None, 4)), ("c", (None, 4))), "e c.0 r.0 r.1 c.1", pads=True
 )
-"""DeepGEMM's int32 words, byte j of word w block 4w + j: rows innermost, a multiple of four (TMA)."""
+"""DeepGEMM's int32 words, byte j of word w block 4w + j: rows innermost, multiples of four."""
 
 DEEPGEMM_PERMUTED = IndexMap(
     "deepgemm_permuted", (_E, ("r", (None, 4, 32)), ("c", (None, 4))), "e c.0 r.0 r.2 r.1 c.1"
