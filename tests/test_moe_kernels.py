@@ -88,9 +88,11 @@ class Prepared:
             *(*second, self.x, self.row_scale, int(ids.dtype == np.int64), experts, top_k),
             *(rows, cols, pitch, *tokens),
         ]
-        source = moe_small.HEADER + moe_small.prepare_source("prepare", dtype, act_fmt)
-        shared = SORT_SHARED + 4 * 32 * experts
-        grid = options.pop("grid", 3)
+        many = options.pop("many", False)
+        text = moe_small.prepare_source("prepare", dtype, act_fmt, many=many)
+        source = moe_small.HEADER + text
+        shared = SORT_SHARED + 4 * (33 if many else 32) * experts
+        grid = options.pop("grid", 16 if many else 3)
         launch(source, "prepare", grid, 1024, args, dynamic_smem=shared, **options)
 
 
@@ -148,10 +150,20 @@ def test_sort_of_many_equals():
         check_sort(got, ids, experts, (16, 24))
 
 
-def test_more_slots_than_ranks_are_held():
-    """Beyond 65536 slots each is matched with its 31 neighbours."""
-    ids, _ = moe.random_routing(8192, 16, 9, "half_dropped")
-    check_sort(Prepared(ids.astype(np.int32), hidden_of(8192), 16), ids, 16, (8, 64))
+@pytest.mark.parametrize("kind", moe.ROUTINGS)
+def test_sort_by_a_cluster(kind):
+    """Slots of eight CTAs: fewer than warps, of some CTAs only, of all; more experts than a warp."""
+    for tokens, experts, top_k in ((3, 4, 2), (500, 128, 8), (3000, 256, 3)):
+        ids, _ = moe.random_routing(tokens, experts, top_k, kind)
+        got = Prepared(ids.astype(np.int32), hidden_of(tokens), experts, (8, 24), many=True)
+        check_sort(got, ids, experts, (8, 24))
+
+
+def test_sort_of_a_whole_pass():
+    """8192 tokens of 18 choices: threads of the cluster hold more ranks than they load at a time."""
+    ids, _ = moe.random_routing(8192, 32, 18, "half_dropped")
+    got = Prepared(ids.astype(np.int32), hidden_of(8192), 32, many=True)
+    check_sort(got, ids, 32, (8, 64))
 
 
 def test_ids_of_64_bits_are_not_cut():

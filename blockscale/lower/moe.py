@@ -44,16 +44,18 @@ def sources(
             _check(plan, spec, arch)
             kernels.setdefault(plan, f"{name}_gemm{len(kernels)}")
         found.append(Bucket(limit, first, second, kernels[first], kernels[second]))
-    small = {"prepare": f"{name}_prepare", "combine": f"{name}_combine"}
+    small = {role: f"{name}_{role}" for role in ("prepare", "prepare_many", "combine")}
     texts = [
         *(source(plan, kernel) for plan, kernel in kernels.items()),
         moe_small.HEADER,
         moe_small.prepare_source(small["prepare"], spec.dtype, spec.act_fmt),
+        moe_small.prepare_source(small["prepare_many"], spec.dtype, spec.act_fmt, many=True),
         moe_small.combine_source(small["combine"], spec.dtype),
     ]
     codes = [
         *(gemm_code(kernel) for kernel in kernels.values()),
         moe_small.code_of(small["prepare"], moe_small.PREPARE, shared=True),
+        moe_small.code_of(small["prepare_many"], moe_small.PREPARE, shared=True),
         moe_small.code_of(small["combine"], moe_small.COMBINE, follows=True),
     ]
     if spec.act_fmt is not None:

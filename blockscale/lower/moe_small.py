@@ -13,6 +13,9 @@ from blockscale.lower.code import KernelCode
 SORT_THREADS = 1024
 """Threads of a CTA of prepare (native/moe_sort.cuh)."""
 
+SORT_CLUSTER = 8
+"""CTAs that sort many slots: the most that every GPU's clusters may have (CUDA C++ Programming Guide)."""
+
 TEAM = 256
 """Threads that share a row (native/moe_rows.cuh), which are a CTA of requantise and combine."""
 
@@ -73,23 +76,29 @@ def code_of(
     return KernelCode(name, tuple(kinds.get(t, "handle") for t, _ in params), tuple(launch))
 
 
-def _kernel(name: str, params: tuple[tuple[str, str], ...], threads: int, body: str) -> str:
+def _kernel(
+    name: str, params: tuple[tuple[str, str], ...], threads: int, body: str, cluster: int = 1
+) -> str:
     listed = ", ".join(f"{kind}{param}" for kind, param in params)
     bounds = f"__launch_bounds__({threads})"
+    if cluster > 1:
+        bounds = f"__cluster_dims__({cluster}) {bounds}"
     return f'extern "C" __global__ void {bounds} {name}({listed}) {{\n{body}}}\n'
 
 
-def prepare_source(name: str, dtype: str, act_fmt: str | None) -> str:
-    """Return the kernel that sorts ids, and permutes (and quantises) rows of hidden."""
-    return _kernel(
-        name,
-        PREPARE,
-        SORT_THREADS,
+def prepare_source(name: str, dtype: str, act_fmt: str | None, *, many: bool = False) -> str:
+    """Return the kernel that sorts ids, and permutes (and quantises) rows of hidden.
+
+    With ``many``, that of any number of slots, whose grid consists of clusters; else of 4096.
+    """
+    ctas = SORT_CLUSTER if many else 1
+    body = (
         "  BsMoePrepare p = {{{ids, experts, wide}, rows * top_k, order, "
         "{{blocks1, count1, tokens1}, {blocks2, count2, tokens2}}},\n"
         "                    hidden, scale, x, row_scale, rows, cols, pitch};\n"
-        f"  bs_moe_prepare<{_FLOAT[dtype]}, {_ACT[act_fmt]}>(p);\n",
+        f"  bs_moe_prepare<{_FLOAT[dtype]}, {_ACT[act_fmt]}, {ctas}>(p);\n"
     )
+    return _kernel(name, PREPARE, SORT_THREADS, body, ctas)
 
 
 def requantize_source(name: str, dtype: str, act_fmt: str) -> str:

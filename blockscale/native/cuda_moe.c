@@ -98,7 +98,9 @@ static int prepare(const Pass *p) {
   const BsMoe *moe = p->moe;
   const BsMoeBucket *bucket = p->bucket;
   TVMFFIObjectHandle kernel = NULL;
-  if (moe->lookup(NULL, moe->prepare, &kernel) != 0) return -1;
+  int many = p->slots > BS_MOE_SORT_SLOTS;
+  int64_t ctas = many ? BS_MOE_SORT_CLUSTER : 1; /* that sort, and of a cluster */
+  if (moe->lookup(NULL, many ? moe->prepare_many : moe->prepare, &kernel) != 0) return -1;
   Values v = {.count = 0};
   add_pointer(&v, p->ids);
   add_pointer(&v, p->hidden);
@@ -119,9 +121,10 @@ static int prepare(const Pass *p) {
   add_integer(&v, bucket->gemm1.tokens);
   add_integer(&v, bucket->gemm2.tokens);
   int64_t threads = p->tokens * (moe->requantize ? BS_MOE_TEAM : moe->padded_hidden / 8);
-  int64_t others = least(ceil_div(threads, BS_MOE_SORT_THREADS), p->call->device->multiprocessors - 1);
-  int64_t warps = BS_MOE_SORT_THREADS / 32, shared = warps * 8 + warps * 4 * moe->experts;
-  return launch_shared(p->call, kernel, &v, 1 + (others < 1 ? 1 : others), BS_MOE_SORT_THREADS, shared);
+  int64_t others = least(ceil_div(threads, BS_MOE_SORT_THREADS), p->call->device->multiprocessors - ctas);
+  int64_t grid = ctas + up(others < 1 ? 1 : others, ctas);
+  int64_t warps = BS_MOE_SORT_THREADS / 32, shared = warps * 8 + (warps + (many ? 1 : 0)) * 4 * moe->experts;
+  return launch_shared(p->call, kernel, &v, grid, BS_MOE_SORT_THREADS, shared);
 }
 
 /* Most blocks of `tokens` of all rows: of experts that have rows, each may have one that is not full. */

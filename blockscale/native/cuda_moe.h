@@ -9,6 +9,8 @@ enum {
   BS_MOE_MIN_TOKENS = 8, /* of a tile, which bounds the blocks */
   BS_MOE_PART = 256,   /* parts of the workspace begin at multiples of it */
   BS_MOE_SORT_THREADS = 1024,
+  BS_MOE_SORT_SLOTS = 4096, /* that one CTA sorts; more are sorted by a cluster */
+  BS_MOE_SORT_CLUSTER = 8,
   BS_MOE_TEAM = 256,
   BS_MOE_ROUTE_WARPS = 4,
 };
@@ -35,7 +37,8 @@ typedef struct {
 typedef struct {
   const BsMoeBucket *buckets;
   int (*lookup)(void *context, const char *name, TVMFFIObjectHandle *out);
-  const char *prepare, *requantize, *combine; /* requantize: NULL if activations stay what they are */
+  const char *prepare, *prepare_many;         /* for up to BS_MOE_SORT_SLOTS, for more */
+  const char *requantize, *combine;           /* requantize: NULL if activations stay what they are */
   int32_t count;                              /* of buckets */
   int32_t experts, top_k, hidden;
   int32_t padded_rows, padded_hidden, padded_intermediate; /* of w13, of both */

@@ -164,15 +164,15 @@ BS_INLINE void bs_quantize_rows(const BsMoePrepare &p, int cta, int ctas, uint32
   }
 }
 
-// CTA 0 sorts, all others permute.
-template <class F, int ACT>
+// The first CTAS sort, all others permute; of a kernel whose clusters have so many.
+template <class F, int ACT, int CTAS>
 BS_INLINE void bs_moe_prepare(const BsMoePrepare &p) {
   extern __shared__ __align__(16) char bs_prepare_shared[];
   __shared__ uint32_t most[2 * BS_SORT_WARPS];
   bs_grid_wait();
   bs_grid_launch();
-  int cta = blockIdx.x - 1, ctas = gridDim.x - 1;
-  if (cta < 0) bs_moe_sort(p.sort, bs_prepare_shared);
+  int cta = blockIdx.x - CTAS, ctas = gridDim.x - CTAS;
+  if (cta < 0) bs_moe_sort<CTAS>(p.sort, bs_prepare_shared);
   else if constexpr (ACT == BS_ACT_NONE) bs_permute_rows(p, cta, ctas);
   else bs_quantize_rows<F, ACT>(p, cta, ctas, most);
 }

@@ -1,4 +1,5 @@
-// The order of an MoE layer's routed rows: a counting sort of expert ids by one CTA of 1024 threads.
+// The order of an MoE layer's routed rows: a counting sort of expert ids by one CTA of 1024 threads,
+// or, of many slots, by a cluster of `CTAS` of them.
 //
 // Slot t * top_k + j is the j-th choice of token t.  `order` lists the slots of valid ids (those from
 // 0 to experts - 1) by expert.  Within an expert they come in a warp's shares, ascending; the order
@@ -107,15 +108,29 @@ BS_INLINE uint64_t bs_sort_scan(uint64_t value) {
 }
 
 constexpr int BS_SORT_AHEAD = 16;  // ids of a thread that are on their way at a time
-constexpr int BS_SORT_HELD = 64;   // ranks of a thread in registers, two in each: 65536 slots
+
+// Slots that CTAS CTAs sort: one, so few that a thread has few; a cluster, all of a pass, which is
+// 8192 tokens of at most 64 choices.
+template <int CTAS>
+constexpr int BS_SORT_SLOTS = CTAS == 1 ? 4096 : 8192 * 64;
+
+// Slots of a thread, whose ranks it holds, two in a register: whole loads ahead.
+template <int CTAS>
+constexpr int BS_SORT_HELD =
+    (BS_SORT_SLOTS<CTAS> / (CTAS * BS_SORT_THREADS) + BS_SORT_AHEAD - 1) / BS_SORT_AHEAD *
+    BS_SORT_AHEAD;
 
 // Slots of a thread's warp: whole rounds of 32, the first of which is `from`.
+template <int CTAS>
 struct BsSortShare {
   int from, to;
 
   BS_INLINE explicit BsSortShare(int slots) {
-    int share = ((slots + BS_SORT_THREADS - 1) / BS_SORT_THREADS) * 32;
-    from = threadIdx.x / 32 * share, to = min(slots, from + share);
+    constexpr int THREADS = CTAS * BS_SORT_THREADS;
+    int share = ((slots + THREADS - 1) / THREADS) * 32;
+    int warp = static_cast<int>(threadIdx.x / 32);
+    if constexpr (CTAS > 1) warp += static_cast<int>(bs_cluster_rank()) * BS_SORT_WARPS;
+    from = warp * share, to = min(slots, from + share);
   }
   // Experts of rounds i0, i0 + 1, ...; -1 where there is none.
   BS_INLINE void load(const BsMoeSort &s, int i0, int *expert) const {
@@ -128,27 +143,51 @@ struct BsSortShare {
   BS_INLINE int at(int i) const { return from + 32 * i + static_cast<int>(threadIdx.x % 32); }
 };
 
-// Calls `visit(slot, expert)` for the slots of a warp, whole warps at a time.
-template <class V>
-BS_INLINE void bs_sort_visit(const BsMoeSort &s, V visit) {
-  BsSortShare share(s.slots);
-  for (int i0 = 0; share.from + 32 * i0 < share.to; i0 += BS_SORT_AHEAD) {
-    int expert[BS_SORT_AHEAD];
-    share.load(s, i0, expert);
+// Rows of an expert: of all CTAs, and of those before this one.
+struct BsSortRows {
+  int all, before;
+};
+
+// Sums of the cluster's `own` rows; `sums` [experts]: shared memory, which others read until
+// bs_cluster_wait.
+template <int CTAS>
+BS_INLINE BsSortRows bs_sort_sum(int expert, int experts, int own, int *sums) {
+  BsSortRows rows = {own, 0};
+  if constexpr (CTAS > 1) {
+    if (expert < experts) sums[expert] = own;
+    bs_cluster_sync();
+    int rank = static_cast<int>(bs_cluster_rank());
+    if (expert < experts) {
+      uint32_t other[CTAS];
 #pragma unroll
-    for (int i = 0; i < BS_SORT_AHEAD; ++i) {
-      if (share.from + 32 * (i0 + i) < share.to) visit(share.at(i0 + i), expert[i]);
+      for (int i = 0; i < CTAS; ++i) {
+        other[i] = bs_load4_cluster(bs_map_rank(bs_shared(sums + expert), i));
+      }
+      rows.all = 0;
+#pragma unroll
+      for (int i = 0; i < CTAS; ++i) {
+        rows.all += static_cast<int>(other[i]);
+        rows.before += i < rank ? static_cast<int>(other[i]) : 0;
+      }
     }
+    __syncwarp();
+    bs_cluster_arrive();
   }
+  return rows;
 }
 
 // Experts' starts and tables, a thread for an expert; `counts` of warps become their first rows.
+// Each CTA writes the tables of every CTAS-th expert.
+template <int CTAS>
 BS_INLINE void bs_sort_starts(const BsMoeSort &s, int *counts, uint64_t *totals) {
-  int expert = threadIdx.x, warp = expert / 32, lane = expert % 32, rows = 0;
+  int expert = threadIdx.x, warp = expert / 32, lane = expert % 32, here = 0;
   if (expert < s.ids.experts) {
 #pragma unroll 8
-    for (int i = 0; i < BS_SORT_WARPS; ++i) rows += counts[i * s.ids.experts + expert];
+    for (int i = 0; i < BS_SORT_WARPS; ++i) here += counts[i * s.ids.experts + expert];
   }
+  int *sums = counts + BS_SORT_WARPS * s.ids.experts;
+  BsSortRows sum = bs_sort_sum<CTAS>(expert, s.ids.experts, here, sums);
+  int rows = sum.all;
   uint64_t own = bs_sort_pack(s, rows), upto = bs_sort_scan(own);
   if (lane == 31) totals[warp] = upto;
   __syncthreads();
@@ -157,7 +196,7 @@ BS_INLINE void bs_sort_starts(const BsMoeSort &s, int *counts, uint64_t *totals)
   start += warp > 0 ? before : 0;
   uint64_t total = __shfl_sync(~0u, all, 31);
   if (expert < s.ids.experts) {
-    int next = bs_sort_part(start, 0);
+    int next = bs_sort_part(start, 0) + sum.before;
 #pragma unroll 8
     for (int i = 0; i < BS_SORT_WARPS; ++i) {
       int *at = counts + i * s.ids.experts + expert, taken = *at;
@@ -165,29 +204,36 @@ BS_INLINE void bs_sort_starts(const BsMoeSort &s, int *counts, uint64_t *totals)
       next += taken;
     }
   }
+  int rank = 0;
+  if constexpr (CTAS > 1) rank = static_cast<int>(bs_cluster_rank());
+  bool writes = CTAS == 1 || expert % CTAS == rank;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     constexpr int FEW = 4;  // blocks that a thread writes alone
-    int first = bs_sort_part(start, i + 1), made = bs_sort_part(own, i + 1);
-    if (made <= FEW) s.tables[i].write(expert, rows, bs_sort_part(start, 0), first, 0, 1);
+    int first = bs_sort_part(start, i + 1), made = writes ? bs_sort_part(own, i + 1) : 0;
+    if (writes && made <= FEW) s.tables[i].write(expert, rows, bs_sort_part(start, 0), first, 0, 1);
     for (uint32_t many = __ballot_sync(~0u, made > FEW); many != 0; many &= many - 1) {
       int from = __ffs(many) - 1;
       int of = __shfl_sync(~0u, rows, from), at = __shfl_sync(~0u, first, from);
       int row = __shfl_sync(~0u, bs_sort_part(start, 0), from);
       s.tables[i].write(warp * 32 + from, of, row, at, lane, 32);
     }
-    if (expert == 0) s.tables[i].end(bs_sort_part(total, i + 1), bs_sort_part(total, 0));
+    if (expert == 0 && writes) s.tables[i].end(bs_sort_part(total, i + 1), bs_sort_part(total, 0));
   }
 }
 
-// Places slots by ranks that counting gave them; up to 1024 * BS_SORT_HELD slots.  `counts`
-// [warps][experts] holds zeros; `totals` [warps]: shared memory.
-BS_INLINE void bs_sort_ranked(const BsMoeSort &s, int *counts, uint64_t *totals) {
+// Places slots by ranks that counting gave them.  `counts`: [warps][experts] and, of a cluster,
+// [experts] more; `totals` [warps]: shared memory.
+template <int CTAS>
+BS_INLINE void bs_sort_ctas(const BsMoeSort &s, int *counts, uint64_t *totals) {
+  constexpr int HELD = BS_SORT_HELD<CTAS>;
   int *own = counts + threadIdx.x / 32 * s.ids.experts;
-  uint32_t ranks[BS_SORT_HELD / 2];
-  BsSortShare share(s.slots);
+  for (int i = threadIdx.x % 32; i < s.ids.experts; i += 32) own[i] = 0;
+  __syncwarp();
+  uint32_t ranks[HELD / 2];
+  BsSortShare<CTAS> share(s.slots);
 #pragma unroll
-  for (int i0 = 0; i0 < BS_SORT_HELD; i0 += BS_SORT_AHEAD) {
+  for (int i0 = 0; i0 < HELD; i0 += BS_SORT_AHEAD) {
     if (share.from + 32 * i0 >= share.to) break;
     int expert[BS_SORT_AHEAD];
     share.load(s, i0, expert);
@@ -199,10 +245,10 @@ BS_INLINE void bs_sort_ranked(const BsMoeSort &s, int *counts, uint64_t *totals)
     }
   }
   __syncthreads();
-  bs_sort_starts(s, counts, totals);
+  bs_sort_starts<CTAS>(s, counts, totals);
   __syncthreads();
 #pragma unroll
-  for (int i0 = 0; i0 < BS_SORT_HELD; i0 += BS_SORT_AHEAD) {
+  for (int i0 = 0; i0 < HELD; i0 += BS_SORT_AHEAD) {
     if (share.from + 32 * i0 >= share.to) break;
     int expert[BS_SORT_AHEAD];
     share.load(s, i0, expert);
@@ -212,42 +258,16 @@ BS_INLINE void bs_sort_ranked(const BsMoeSort &s, int *counts, uint64_t *totals)
       if (expert[i] >= 0) s.order[own[expert[i]] + rank] = share.at(i0 + i);
     }
   }
+  if constexpr (CTAS > 1) bs_cluster_wait();  // others have read the own sums
 }
 
-// Any number of slots: ranks are found again, among 32 neighbours at a time.
-BS_INLINE void bs_sort_matched(const BsMoeSort &s, int *counts, uint64_t *totals) {
-  int lane = threadIdx.x % 32;
-  int *own = counts + threadIdx.x / 32 * s.ids.experts;
-  bs_sort_visit(s, [&](int, int expert) {
-    if (expert >= 0) atomicAdd(own + expert, 1);
-  });
-  __syncthreads();
-  bs_sort_starts(s, counts, totals);
-  __syncthreads();
-  bs_sort_visit(s, [&](int slot, int expert) {
-    uint32_t same = __match_any_sync(~0u, expert);
-    int rank = __popc(same & ((1u << lane) - 1)), row = expert >= 0 ? own[expert] : 0;
-    if (expert >= 0) s.order[row + rank] = slot;
-    __syncwarp();
-    if (expert >= 0 && rank == 0) own[expert] = row + __popc(same);
-    __syncwarp();
-  });
-}
-
-BS_INLINE void bs_sort_cta(const BsMoeSort &s, int *counts, uint64_t *totals) {
-  int *own = counts + threadIdx.x / 32 * s.ids.experts;
-  for (int i = threadIdx.x % 32; i < s.ids.experts; i += 32) own[i] = 0;
-  __syncwarp();
-  if (s.slots <= BS_SORT_THREADS * BS_SORT_HELD) bs_sort_ranked(s, counts, totals);
-  else bs_sort_matched(s, counts, totals);
-}
-
-// All threads of the CTA; `shared`: bs_sort_shared(experts) bytes, aligned to 8.
+// All threads of the CTA, or of the cluster; `shared` is aligned to 8.
+template <int CTAS>
 BS_INLINE void bs_moe_sort(const BsMoeSort &s, char *shared) {
-  if (s.slots <= 32) {
+  if (CTAS == 1 && s.slots <= 32) {
     if (threadIdx.x < 32) bs_sort_warp(s);
     return;
   }
   uint64_t *totals = reinterpret_cast<uint64_t *>(shared);
-  bs_sort_cta(s, reinterpret_cast<int *>(totals + BS_SORT_WARPS), totals);
+  bs_sort_ctas<CTAS>(s, reinterpret_cast<int *>(totals + BS_SORT_WARPS), totals);
 }

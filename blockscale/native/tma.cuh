@@ -41,6 +41,14 @@ BS_INLINE void bs_cluster_sync() {
                ::: "memory");
 }
 
+// 9.7.13.4 barrier.cluster, its two halves: what is before the one is done when the other returns.
+BS_INLINE void bs_cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+BS_INLINE void bs_cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
 // 9.7.13.1 bar.sync: `threads` threads of whole warps.
 BS_INLINE void bs_named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -66,6 +74,13 @@ BS_INLINE uint4 bs_load16_cluster(uint32_t from) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "r"(from)
                : "memory");
+  return v;
+}
+
+// 9.7.9.8 ld.shared::cluster: 4 bytes of any CTA of the cluster.
+BS_INLINE uint32_t bs_load4_cluster(uint32_t from) {
+  uint32_t v;
+  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
   return v;
 }
 
