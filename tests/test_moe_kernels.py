@@ -152,7 +152,7 @@ def test_sort_of_many_equals():
 
 @pytest.mark.parametrize("kind", moe.ROUTINGS)
 def test_sort_by_a_cluster(kind):
-    """Slots of eight CTAs: fewer than warps, of some CTAs only, of all; more experts than a warp."""
+    """Slots of eight CTAs: fewer than warps, of some CTAs, of all; more experts than a warp."""
     for tokens, experts, top_k in ((3, 4, 2), (500, 128, 8), (3000, 256, 3)):
         ids, _ = moe.random_routing(tokens, experts, top_k, kind)
         got = Prepared(ids.astype(np.int32), hidden_of(tokens), experts, (8, 24), many=True)
@@ -160,7 +160,7 @@ def test_sort_by_a_cluster(kind):
 
 
 def test_sort_of_a_whole_pass():
-    """8192 tokens of 18 choices: threads of the cluster hold more ranks than they load at a time."""
+    """8192 tokens of 18 choices: threads hold more ranks than they load at a time."""
     ids, _ = moe.random_routing(8192, 32, 18, "half_dropped")
     got = Prepared(ids.astype(np.int32), hidden_of(8192), 32, many=True)
     check_sort(got, ids, 32, (8, 64))

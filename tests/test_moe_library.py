@@ -242,7 +242,7 @@ FEW = ("prepare", "gemm0", "gemm1", "combine")
 
 
 def test_chunks(built):
-    """More than 8192 tokens are so many passes in the workspace of 8192; many slots, a cluster's."""
+    """More than 8192 tokens are so many passes in the workspace of 8192; a cluster sorts them."""
     spec = FusedMoe(2, 64, 64, 2, layout="tiles64")
     tokens = 8192 + 3
     call = Call(spec, tokens, "dropped")

@@ -56,7 +56,8 @@ def host_code(
         symbol: the host function.
         spec: of the exported function.
         buckets: ascending.
-        names: kernels "prepare", "prepare_many", "combine", and "requantize" if activations are quantised.
+        names: kernels "prepare", "prepare_many", "combine", and "requantize" if activations are
+            quantised.
         arch: whose SMs have the shared memory over which CTAs are spread.
     """
     rows = ",\n".join(_bucket(bucket) for bucket in buckets)

@@ -14,7 +14,7 @@ SORT_THREADS = 1024
 """Threads of a CTA of prepare (native/moe_sort.cuh)."""
 
 SORT_CLUSTER = 8
-"""CTAs that sort many slots: the most that every GPU's clusters may have (CUDA C++ Programming Guide)."""
+"""CTAs that sort many slots: what every GPU's clusters may have (CUDA C++ Programming Guide)."""
 
 TEAM = 256
 """Threads that share a row (native/moe_rows.cuh), which are a CTA of requantise and combine."""
