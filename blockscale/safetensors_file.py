@@ -52,6 +52,8 @@ _TORCH = {
 _PREFIX = 8
 _MAX_HEADER = 400_000_000
 """Bytes; the reference stops at 1e8, which 10^6 tensors with long names pass."""
+_MAX_VALUES = 40_000_000
+"""Commas and brackets of a JSON text: 10^6 tensors have 10^7; each costs some 70 bytes of memory."""
 _MAX_DIMS = 16
 _MAX_NAME = 1000
 _MAPPED = 1 << 20
@@ -134,6 +136,12 @@ def parse_json(text: bytes, where: str) -> dict[str, Any]:
             )
         return made
 
+    values = sum(text.count(mark) for mark in b",[{")
+    if values > _MAX_VALUES:
+        raise CheckpointError(
+            f"{where} has {values} values, but at most {_MAX_VALUES} are read; it is no such file "
+            "of a checkpoint"
+        )
     try:
         made = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
     except CheckpointError:
