@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -77,14 +78,16 @@ def halves(weight: Weight) -> Weight:
             "which cannot be parted; use the BF16 checkpoint"
         )
     parts = {name: getattr(weight, name) for name in ("data", "packed", "block_scale", "zero")}
-    moved = {name: None if value is None else split_rows(value) for name, value in parts.items()}
+    moved: dict[str, Any] = {
+        name: None if value is None else split_rows(value) for name, value in parts.items()
+    }
     return replace(weight, gate_up="halves", **moved)
 
 
 def each(weight: Weight) -> Weight:
     """Return the weight with one global scale of each expert, also where one serves all."""
     experts = weight.shape[0]
-    moved: dict[str, Tensor] = {}
+    moved: dict[str, Any] = {}
     for name in ("global_scale", "global_divisor"):
         value = getattr(weight, name)
         if value is not None and not value.dim():

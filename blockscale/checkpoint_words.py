@@ -37,7 +37,7 @@ def int4_parts(entry: Entry, parts: dict[str, Tensor], gptq_v2: bool) -> dict[st
         packed, zero = _words(entry, parts, gptq_v2)
     elif entry.scheme == "compressed-tensors":
         _check_dense_shape(entry, parts.get("dense_shape"))
-        packed = parts["packed"].contiguous().view(torch.uint8)
+        packed = _bytes(parts["packed"]).flatten(-2)
         zero = _packed_zeros(entry, zero)
     elif entry.scheme == "modelopt":
         packed = _modelopt_codes(parts["packed"].view(torch.uint8))
@@ -55,7 +55,7 @@ def _words(entry: Entry, parts: dict[str, Tensor], v2: bool) -> tuple[Tensor, Te
     if awq:
         packed = _awq_codes(words)
     else:  # little endian: byte j of a word holds the rows 2 j and 2 j + 1
-        packed = words.T.contiguous().view(torch.uint8)
+        packed = _bytes(words.T).flatten(-2)
     if zeros is None:
         return packed, None
     if awq:
@@ -65,9 +65,15 @@ def _words(entry: Entry, parts: dict[str, Tensor], v2: bool) -> tuple[Tensor, Te
     return packed, zero.flatten(-2)[:, : entry.shape[0]].T.contiguous()
 
 
+def _bytes(words: Tensor) -> Tensor:
+    """Return uint8 [..., W, 4] of int32 [..., W]."""
+    flat = words.reshape(-1).contiguous()  # flat: a dimension of 1 may keep a stride of its own
+    return flat.view(torch.uint8).view(*words.shape, 4)
+
+
 def _nibbles(words: Tensor) -> Tensor:
     """Return uint8 [..., W, 8], the nibbles of int32 [..., W] from the lowest on."""
-    raw = words.contiguous().view(torch.uint8).view(*words.shape, 4)
+    raw = _bytes(words)
     return torch.stack([raw & 15, raw >> 4], -1).flatten(-2)
 
 

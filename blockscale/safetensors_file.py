@@ -53,8 +53,9 @@ _PREFIX = 8
 _MAX_HEADER = 400_000_000
 """Bytes; the reference stops at 1e8, which 10^6 tensors with long names pass."""
 _MAX_VALUES = 40_000_000
-"""Commas and brackets of a JSON text: 10^6 tensors have 10^7; each costs some 70 bytes of memory."""
+"""Commas and brackets of a JSON text: 10^6 tensors have 10^7; each takes some 70 bytes."""
 _MAX_DIMS = 16
+_MAX_ELEMENTS = 1 << 60
 _MAX_NAME = 1000
 _MAPPED = 1 << 20
 """Tensors from this size on are mapped; a process may only hold some 65,000 maps."""
@@ -207,6 +208,11 @@ def _tensor(path: Path, name: str, entry: Any, base: int) -> TensorInfo:
             f"{where} has data_offsets {shown(ends)}, but must have [begin, end] with "
             "0 <= begin <= end; save it again"
         )
+    if prod(d for d in shape if d) >= _MAX_ELEMENTS:
+        raise CheckpointError(
+            f"{where} has shape {shown(shape)}, but its dimensions must multiply to less than 2^60, "
+            "also where one of them is 0; save it again"
+        )
     bits = prod(shape) * BITS[dtype]
     if bits != 8 * (ends[1] - ends[0]):
         raise CheckpointError(
@@ -230,8 +236,10 @@ def read(info: TensorInfo) -> torch.Tensor:
     """
     import torch
 
-    raw = torch.from_numpy(_bytes(info))
     dtype: torch.dtype = getattr(torch, _TORCH[info.dtype])
+    if not info.nbytes:
+        return torch.empty(info.shape, dtype=dtype)
+    raw = torch.from_numpy(_bytes(info))
     if raw.data_ptr() % dtype.itemsize:  # the header's length need not be a multiple of 8
         raw = raw.clone()
     shape = info.shape

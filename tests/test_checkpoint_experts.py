@@ -1,0 +1,439 @@
+"""The experts of a module are one object, however they are stored; values against float64."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import checkpoint_files as files
+import numpy as np
+import pytest
+import torch
+from checkpoint_files import BF16, E4M3, nibbles, words
+from test_checkpoints import GOLDEN
+
+import blockscale as bs
+from blockscale.errors import CheckpointError
+
+E, H, I = 3, 64, 32  # noqa: E741 - experts, hidden, intermediate, as everywhere
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(3)
+
+
+@pytest.fixture
+def opened(tmp_path):
+    numbers = count()
+
+    def made(tensors, quantization=None, **config):
+        if quantization is not None:
+            config["quantization_config"] = quantization
+        return bs.checkpoints.open(files.folder(tmp_path / f"c{next(numbers)}", tensors, config))
+
+    return made
+
+
+def same(found: torch.Tensor, wanted: np.ndarray) -> None:
+    np.testing.assert_array_equal(found.numpy(), wanted.astype(np.float32))
+
+
+def fp4(rng, *shape):
+    """One expert's weight as ModelOpt stores it, and its values."""
+    codes, scale, top, values = files.nvfp4(rng, *shape)
+    parts = {"weight": nibbles(codes), "weight_scale": scale, "weight_scale_2": top}
+    return parts, values
+
+
+NAMES = [
+    ("model.layers.0.mlp.experts.{e}.{p}", ("gate_proj", "up_proj", "down_proj")),
+    ("model.language_model.layers.0.block_sparse_moe.experts.{e}.{p}", ("w1", "w3", "w2")),
+    ("model.layers.0.mlp.experts.{p}.{e}", ("gate_proj", "up_proj", "down_proj")),
+    ("_orig_mod.layers.0.ffn.experts.{e}.{p}", ("w1", "w3", "w2")),
+]
+
+
+@pytest.mark.parametrize(("pattern", "leaves"), NAMES)
+@pytest.mark.parametrize("shared", [False, True])
+def test_nvfp4_experts_one_by_one(opened, rng, pattern, leaves, shared):
+    """Gate comes first; global scales are [E] where gate and up share them, else [E, 2]."""
+    tensors, values, tops = {}, {}, {}
+    for e in range(E):
+        for p, shape in zip(leaves, ((I, H), (I, H), (H, I)), strict=True):
+            parts, dense = fp4(rng, *shape)
+            if shared and p == leaves[1]:
+                first = tops[e, leaves[0]]
+                dense = dense / parts["weight_scale_2"] * first
+                scale = parts["weight_scale"].astype(np.float32) * first
+                codes = np.stack([parts["weight"] & 15, parts["weight"] >> 4], -1).reshape(I, H)
+                dense = files.E2M1[codes] * np.repeat(scale.astype(float), 16, 1)
+                parts["weight_scale_2"] = first
+            base = pattern.format(e=e, p=p)
+            tensors |= {f"{base}.{name}": value for name, value in parts.items()}
+            values[e, p], tops[e, p] = dense, parts["weight_scale_2"]
+    ckpt = opened(tensors)
+    module = pattern[: pattern.index(".experts") + len(".experts")]
+    for name in (module, module.removesuffix(".experts")):
+        assert name in ckpt
+        found = ckpt[name]
+        assert (found.name, found.fmt, found.gated) == (module, "nvfp4", True)
+        assert found.shape == ((E, 2 * I, H), (E, H, I))
+        dense = found.dequantize()
+        gate, up, down = leaves
+        wanted = [np.concatenate([values[e, gate], values[e, up]]) for e in range(E)]
+        same(dense.gate_up, np.stack(wanted))
+        same(dense.down, np.stack([values[e, down] for e in range(E)]))
+    wanted = np.array([[tops[e, p] for p in (gate, up)] for e in range(E)])
+    np.testing.assert_array_equal(found.global_scale.gate_up, wanted[:, 0] if shared else wanted)
+    assert found.global_scale.down.shape == (E,)
+    assert found.gate_up.gate_up == "halves"
+    assert ckpt.modules == [module]
+
+
+def test_the_golden_qwen3_moe_is_its_expectation(opened):
+    ckpt = bs.checkpoints.open(GOLDEN / "modelopt_qwen3moe_nvfp4_default_cfg")
+    expected = np.load(GOLDEN / "modelopt_qwen3moe_nvfp4_default_cfg" / "expected.npz")
+    found = ckpt["model.layers.0.mlp"].dequantize()
+    base = "model.layers.0.mlp.experts"
+    for e in range(4):
+        gate, up, down = (expected[f"{base}.{e}.{p}_proj.weight"] for p in ("gate", "up", "down"))
+        same(found.gate_up[e], np.concatenate([gate, up]))
+        same(found.down[e], down)
+
+
+@pytest.mark.parametrize("file", ["", "original_names.safetensors"])
+def test_the_golden_gpt_oss_is_its_expectation_gate_first(file):
+    ckpt = bs.checkpoints.open(GOLDEN / "gptoss_mxfp4" / file)
+    expected = np.load(GOLDEN / "gptoss_mxfp4" / "expected.npz")
+    base = "model.layers.0.mlp.experts"
+    rows = expected[f"{base}.gate_up_proj"].swapaxes(1, 2)
+    found = ckpt["block.0.mlp" if file else base]
+    dense = found.dequantize()
+    same(dense.gate_up, np.concatenate([rows[:, 0::2], rows[:, 1::2]], 1))
+    same(dense.down, expected[f"{base}.down_proj"].swapaxes(1, 2))
+    assert (found.fmt, found.gate_up.gate_up) == ("mxfp4", "halves")
+    assert any("alternate" in note for note in found.notes)
+    if not file:
+        stored = ckpt[f"{base}.gate_up_proj_bias"].data
+        assert torch.equal(found.gate_up_bias, torch.cat([stored[:, 0::2], stored[:, 1::2]], 1))
+        assert torch.equal(found.down_bias, ckpt[f"{base}.down_proj_bias"].data)
+
+
+@pytest.mark.parametrize("tops", ["one", "each", "pairs"])
+@pytest.mark.parametrize("model", ["llama4", "gpt_oss"])
+def test_fused_nvfp4_of_modelopt(opened, rng, model, tops):
+    """[E, K / 2, N]; gpt-oss alternates gate and up, Llama-4 has them in halves."""
+    name = "model.layers.1.feed_forward.experts"
+    shape = {"one": (), "each": (E, 1, 1), "pairs": (E, 2)}[tops]
+    top = rng.uniform(1e-5, 1e-3, shape).astype(np.float32)
+    pairs = np.broadcast_to(top.reshape(E, -1) if shape else top, (E, 2))
+    tensors, wanted = {}, []
+    for leaf, rows, inner in (("gate_up_proj", 2 * I, H), ("down_proj", H, I)):
+        codes, scale, _, _ = files.nvfp4(rng, E, rows, inner)
+        of_rows = np.repeat(pairs[:, :1], rows, 1)
+        if leaf == "gate_up_proj":
+            of_rows = np.tile(pairs, (1, I)) if model == "gpt_oss" else np.repeat(pairs, I, 1)
+        effective = scale.astype(np.float32) * of_rows[..., None]
+        wanted.append(files.E2M1[codes] * np.repeat(effective.astype(float), 16, -1))
+        tensors |= {
+            f"{name}.{leaf}": nibbles(codes.swapaxes(1, 2), 1),
+            f"{name}.{leaf}_weight_scale": np.ascontiguousarray(scale.swapaxes(1, 2)),
+            f"{name}.{leaf}_weight_scale_2": top if rows > H or tops != "pairs" else top[:, 0],
+            f"{name}.{leaf}_input_scale": np.float32(1),
+            f"{name}.{leaf}_bias": rng.standard_normal((E, rows)).astype(BF16),
+        }
+    if tops == "pairs":
+        tensors[f"{name}.gate_up_proj_weight_scale_2"] = top
+        tensors[f"{name}.down_proj_weight_scale_2"] = np.ascontiguousarray(top[:, 0])
+    ckpt = opened(tensors, text_config={"model_type": model})
+    found = ckpt[name]
+    rows, bias = wanted[0], tensors[f"{name}.gate_up_proj_bias"].astype(np.float32)
+    same(ckpt[f"{name}.gate_up_proj"].dequantize(), rows)
+    if model == "gpt_oss":
+        rows = np.concatenate([rows[:, 0::2], rows[:, 1::2]], 1)
+        bias = np.concatenate([bias[:, 0::2], bias[:, 1::2]], 1)
+    same(found.dequantize().gate_up, rows)
+    same(found.dequantize().down, wanted[1])
+    np.testing.assert_array_equal(found.gate_up_bias.float(), bias)
+    assert found.global_scale.gate_up.shape == ((E, 2) if tops == "pairs" else (E,))
+
+
+def test_compressed_tensors_experts_divide(opened, rng):
+    tensors, values, divisors = {}, {}, {}
+    for e in range(E):
+        for p, shape in (("gate_proj", (I, H)), ("up_proj", (I, H)), ("down_proj", (H, I))):
+            codes, scale, _, _ = files.nvfp4(rng, *shape)
+            divisor = np.float32(rng.uniform(1e3, 1e5))
+            effective = (scale.astype(np.float32) / divisor).astype(float)
+            values[e, p] = files.E2M1[codes] * np.repeat(effective, 16, 1)
+            divisors[e, p] = divisor
+            base = f"m.mlp.experts.{e}.{p}."
+            tensors |= {
+                f"{base}weight_packed": nibbles(codes),
+                f"{base}weight_scale": scale,
+                f"{base}weight_global_scale": np.array([divisor]),
+                f"{base}input_global_scale": np.array([8], np.float32),
+            }
+    found = opened(tensors)["m.mlp.experts"]
+    for e in range(E):
+        gate_up = np.concatenate([values[e, "gate_proj"], values[e, "up_proj"]])
+        same(found.gate_up.dequantize()[e], gate_up)
+    wanted = [[divisors[e, p] for p in ("gate_proj", "up_proj")] for e in range(E)]
+    np.testing.assert_array_equal(found.gate_up.global_divisor, wanted)
+    assert found.gate_up.input_scale.tolist() == [0.125] * E
+
+
+@pytest.mark.parametrize("scheme", ["compressed-tensors", "awq"])
+def test_int4_experts_with_zeros_and_biases(opened, rng, scheme):
+    tensors, values, biases = {}, {}, {}
+    for e in range(E):
+        for p, (out, inner) in (("w1", (I, H)), ("w3", (I, H)), ("w2", (H, I))):
+            codes, zero, scale, values[e, p] = files.int4(rng, out, inner, 32)
+            base = f"m.experts.{e}.{p}."
+            biases[e, p] = rng.standard_normal(out).astype(np.float16)
+            tensors[f"{base}bias"] = biases[e, p]
+            if scheme == "awq":
+                tensors[f"{base}qweight"] = words(codes.T, files.AWQ)
+                tensors[f"{base}qzeros"] = words(zero.T, files.AWQ)
+                tensors[f"{base}scales"] = np.ascontiguousarray(scale.T)
+            else:
+                stored = words(zero.T, files.STRAIGHT).T
+                tensors[f"{base}weight_packed"] = words(codes, files.STRAIGHT)
+                tensors[f"{base}weight_zero_point"] = np.ascontiguousarray(stored)
+                tensors[f"{base}weight_scale"] = scale
+    found = opened(tensors)["m"]
+    assert (found.fmt, found.zero.gate_up.shape) == ("int4", (E, 2 * I, 2))
+    for e in range(E):
+        same(found.dequantize().gate_up[e], np.concatenate([values[e, "w1"], values[e, "w3"]]))
+        same(found.dequantize().down[e], values[e, "w2"])
+        bias = np.concatenate([biases[e, "w1"], biases[e, "w3"]])
+        np.testing.assert_array_equal(found.gate_up_bias[e], bias)
+        np.testing.assert_array_equal(found.down_bias[e], biases[e, "w2"])
+
+
+def test_ungated_experts_of_nemotron(opened, rng):
+    tensors, values = {}, {}
+    for e in range(E):
+        for p, shape in (("up_proj", (I, H)), ("down_proj", (H, I))):
+            parts, values[e, p] = fp4(rng, *shape)
+            base = f"backbone.layers.1.mixer.experts.{e}.{p}"
+            tensors |= {f"{base}.{name}": value for name, value in parts.items()}
+    found = opened(tensors)["backbone.layers.1.mixer"]
+    assert not found.gated
+    assert found.shape == ((E, I, H), (E, H, I))
+    same(found.dequantize().gate_up, np.stack([values[e, "up_proj"] for e in range(E)]))
+    weights = found.prepare(layout="linear")
+    assert (weights.gated, weights.intermediate) == (False, I)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("hidden", [H, None])
+def test_plain_experts_are_turned_as_shapes_or_the_width_say(opened, rng, turned, fused, hidden):
+    gate, up = (rng.standard_normal((E, I, H)).astype(BF16) for _ in range(2))
+    down = rng.standard_normal((E, H, I)).astype(BF16)
+    base = "model.language_model.layers.0.mlp.experts"
+    both = np.concatenate([gate, up], 1)
+    stored = {"gate_up_proj": both} if fused else {"gate_proj": gate, "up_proj": up}
+    tensors = {
+        f"{base}.{name}": np.ascontiguousarray(value.swapaxes(1, 2)) if turned else value
+        for name, value in (*stored.items(), ("down_proj", down))
+    }
+    config = {"text_config": {"hidden_size": hidden}} if hidden else {}
+    if not hidden:
+        config["model_type"] = "llama4" if turned else "qwen3_moe"
+    found = opened(tensors, **config)[base]
+    same(found.dequantize().gate_up, both.astype(float))
+    same(found.dequantize().down, down.astype(float))
+    why = "as their shapes say" if fused else "hidden_size 64" if hidden else "models of type"
+    assert len([note for note in found.notes if why in note]) == 1
+    order = "[E, in, out]" if turned else "[E, out, in]"
+    assert order in found.notes[0]
+
+
+def test_plain_gpt_oss_alternates_and_is_turned(opened, rng):
+    rows = rng.standard_normal((E, 2 * I, H)).astype(BF16)
+    base = "model.layers.0.mlp.experts."
+    tensors = {
+        f"{base}gate_up_proj": np.ascontiguousarray(rows.swapaxes(1, 2)),
+        f"{base}down_proj": rng.standard_normal((E, I, H)).astype(BF16),
+    }
+    found = opened(tensors, architectures=["GptOssForCausalLM"])["model.layers.0.mlp"]
+    same(found.dequantize().gate_up, np.concatenate([rows[:, 0::2], rows[:, 1::2]], 1))
+
+
+def test_fp8_experts_in_blocks(opened, rng):
+    tensors, values = {}, {}
+    for e in range(2):
+        for p, shape in (
+            ("gate_proj", (128, 256)),
+            ("up_proj", (128, 256)),
+            ("down_proj", (256, 128)),
+        ):
+            eight = rng.standard_normal(shape).astype(E4M3)
+            scale = rng.uniform(0.1, 1, (shape[0] // 128, shape[1] // 128)).astype(np.float32)
+            values[e, p] = eight.astype(np.float32) * np.kron(scale, np.ones((128, 128), "f4"))
+            tensors[f"m.experts.{e}.{p}.weight"] = eight
+            tensors[f"m.experts.{e}.{p}.weight_scale_inv"] = scale
+    found = opened(tensors)["m.experts"]
+    assert found.fmt == "fp8"
+    for e in range(2):
+        wanted = np.concatenate([values[e, "gate_proj"], values[e, "up_proj"]])
+        np.testing.assert_array_equal(found.dequantize().gate_up[e], wanted)
+    with pytest.raises(CheckpointError, match="has experts of fp8 with groups of"):
+        found.prepare()
+
+
+@pytest.mark.parametrize("scale", [(), (2, 1, 2)])
+def test_fused_fp8_experts_are_turned(opened, rng, scale):
+    """Scales of tensors, and of blocks, which are turned with the data."""
+    data = rng.standard_normal((2, 256, 512)).astype(E4M3)  # [E, H, 2 I]
+    down = rng.standard_normal((2, 256, 256)).astype(E4M3)
+    tensors = {"m.experts.gate_up_proj": data, "m.experts.down_proj": down}
+    factors = rng.uniform(0.1, 1, (2, 2, 4) if scale else ()).astype(np.float32)
+    tensors[
+        "m.experts.gate_up_proj_scale_inv" if scale else "m.experts.gate_up_proj_weight_scale"
+    ] = factors
+    tensors["m.experts.down_proj_weight_scale"] = np.float32(0.5)
+    found = opened(tensors, model_type="qwen3_vl_moe", hidden_size=256)["m"]
+    full = np.kron(factors, np.ones((1, 128, 128), "f4")) if scale else factors
+    np.testing.assert_array_equal(
+        found.gate_up.dequantize(), (data.astype(np.float32) * full).swapaxes(1, 2)
+    )
+    np.testing.assert_array_equal(
+        found.down.dequantize(), down.astype(np.float32).swapaxes(1, 2) * np.float32(0.5)
+    )
+
+
+def test_prepared_experts_are_those_of_the_checkpoint(opened, rng):
+    """Bytes of `prepare` in layout "linear" are the checkpoint's; zeros of 16 go through."""
+    tensors = {}
+    for e in range(E):
+        for p, (out, inner) in (("w1", (I, H)), ("w3", (I, H)), ("w2", (H, I))):
+            codes, zero, scale, _ = files.int4(rng, out, inner, 32)
+            zero[:] = 16
+            base = f"m.experts.{e}.{p}."
+            stored = words((zero - 1).T, files.STRAIGHT)
+            tensors |= {
+                f"{base}qweight": np.ascontiguousarray(words(codes, files.STRAIGHT).T),
+                f"{base}qzeros": stored,
+                f"{base}scales": np.ascontiguousarray(scale.T),
+            }
+    found = opened(tensors)["m"]
+    weights = found.prepare(layout="linear")
+    assert torch.equal(weights.w13, found.packed.gate_up)
+    assert (weights.w13_zero == 16).all()
+    tiles = found.prepare(torch.float16, layout="tiles64").to_linear()
+    assert torch.equal(tiles.w13, found.packed.gate_up)
+    assert (tiles.w13_zero == 16).all()
+
+
+def test_prepared_nvfp4_keeps_global_scales_of_gate_and_up(opened, rng):
+    tensors = {}
+    for e in range(E):
+        for p, shape in (("w1", (I, H)), ("w3", (I, H)), ("w2", (H, I))):
+            parts, _ = fp4(rng, *shape)
+            tensors |= {f"m.experts.{e}.{p}.{name}": value for name, value in parts.items()}
+    found = opened(tensors)["m"]
+    weights = found.prepare(layout="linear")
+    assert torch.equal(weights.w13_global, found.global_scale.gate_up)
+    assert torch.equal(weights.w2_global, found.global_scale.down)
+    assert torch.equal(weights.w2_scale, found.block_scale.down.view(torch.uint8))
+
+
+@pytest.mark.parametrize(("fmt", "bound"), [("nvfp4", 0.1), ("mxfp4", 0.16)])
+def test_plain_experts_are_quantised_each_with_its_own_scales(opened, rng, fmt, bound):
+    """Relative error of each row: E2M1 has one bit of mantissa, so about 9 % (nvfp4)."""
+    both = rng.standard_normal((E, 2 * I, H)) * np.logspace(-3, 3, 2 * E).repeat(I).reshape(
+        E, -1, 1
+    )
+    down = rng.standard_normal((E, H, I))
+    tensors = {
+        "m.experts.gate_up_proj": both.astype(BF16),
+        "m.experts.down_proj": down.astype(BF16),
+    }
+    found = opened(tensors)["m"]
+    made = found.quantized(fmt)
+    for new, old in zip(made.dequantize(), found.dequantize(), strict=True):
+        error = (new - old).norm(dim=-1) / old.norm(dim=-1)
+        assert error.max() < 1.6 * bound
+        assert error.mean() < bound
+    if fmt == "nvfp4":
+        assert made.global_scale.gate_up.shape == (E, 2)
+        amax = both.astype(BF16).astype(np.float32).reshape(E, 2, -1)
+        wanted = np.abs(amax).max(-1) / np.float32(2688)
+        np.testing.assert_array_equal(made.global_scale.gate_up, wanted)
+    assert made.prepare(layout="linear").fmt == fmt
+
+
+def experts_of(rng, **changes) -> dict[str, np.ndarray]:
+    """Two experts in NVFP4; ``changes`` replace or, as None, remove tensors."""
+    tensors = {}
+    for e in range(2):
+        for p, shape in (("gate_proj", (I, H)), ("up_proj", (I, H)), ("down_proj", (H, I))):
+            parts, _ = fp4(rng, *shape)
+            tensors |= {f"m.experts.{e}.{p}.{name}": value for name, value in parts.items()}
+    return tensors
+
+
+def without(tensors, start) -> dict[str, np.ndarray]:
+    return {name: value for name, value in tensors.items() if not name.startswith(start)}
+
+
+def test_experts_that_do_not_fit_each_other_are_refused(opened, rng):
+    whole = experts_of(rng)
+    with pytest.raises(CheckpointError, match="the up weight of expert 1 is not there, of 2 exp"):
+        opened(without(whole, "m.experts.1.up_proj"))["m"]
+    plain = {"m.experts.1.up_proj.weight": np.ones((I, H), BF16)}
+    with pytest.raises(CheckpointError, match="expert 1 has fmt bf16, but expert 0 has nvfp4"):
+        opened({**without(whole, "m.experts.1.up_proj"), **plain})["m"]
+    plain = {f"m.experts.{e}.up_proj.weight": np.ones((I, H), BF16) for e in range(2)}
+    ups = without(without(whole, "m.experts.1.up_proj"), "m.experts.0.up_proj")
+    with pytest.raises(CheckpointError, match="up of expert 0 has fmt bf16, but gate has nvfp4"):
+        opened({**ups, **plain})["m"]
+    with pytest.raises(CheckpointError, match="has gate_up and also gate or up"):
+        opened({**whole, "m.experts.gate_up_proj": np.ones((2, H, H), BF16)})["m"]
+    with pytest.raises(CheckpointError, match="the down weight of all experts twice is there"):
+        opened({**whole, "m.experts.down_proj": np.ones((2, H, I), BF16)})["m"]
+    with pytest.raises(CheckpointError, match="only one of gate and up has a bias"):
+        opened({**whole, **{f"m.experts.{e}.up_proj.bias": np.ones(I) for e in range(2)}})["m"]
+    with pytest.raises(CheckpointError, match="bias of down is"):
+        opened({**whole, "m.experts.down_proj_bias": np.ones((2, 7), BF16)})["m"]
+    down = {f"m.experts.{e}.down_proj.weight": np.ones((H, 16), BF16) for e in range(2)}
+    cut = without(without(whole, "m.experts.0.down"), "m.experts.1.down")
+    with pytest.raises(CheckpointError, match=r"but must be \[E, 2 I, H\] and \[E, H, I\]"):
+        opened({**cut, **down})["m"]
+
+
+def test_smoothing_is_kept_if_it_is_one_and_refused_by_kernels(opened, rng):
+    whole = experts_of(rng)
+    smooth = rng.uniform(0.5, 2, (2, H)).astype(BF16)
+    for e in range(2):
+        for p in ("gate_proj", "up_proj"):
+            whole[f"m.experts.{e}.{p}.pre_quant_scale"] = smooth[e]
+    found = opened(whole)["m"]
+    np.testing.assert_array_equal(found.gate_up.pre_quant_scale.float(), smooth.astype("f4"))
+    with pytest.raises(CheckpointError, match="has smoothing, which no kernel of an MoE layer"):
+        found.prepare()
+    whole["m.experts.0.up_proj.pre_quant_scale"] = smooth[1]
+    with pytest.raises(CheckpointError, match="pre_quant_scale of expert 0 is not that of the oth"):
+        opened(whole)["m"]
+
+
+def test_plain_experts_of_no_layer_are_refused(opened):
+    tensors = {
+        "m.experts.gate_up_proj": np.ones((2, 24, 10), BF16),
+        "m.experts.down_proj": np.ones((2, 7, 5), BF16),
+    }
+    with pytest.raises(CheckpointError, match="which are no weights of one layer"):
+        opened(tensors)["m"]
+
+
+def test_dense_layers_and_shared_experts_are_no_experts(opened):
+    names = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "mlp.shared_experts.down_proj")
+    ckpt = opened({f"l.0.{name}.weight": np.ones((4, 4), BF16) for name in names})
+    assert ckpt.modules == []
+    with pytest.raises(KeyError, match="but 4 below it"):
+        ckpt["l.0.mlp"]
+    with pytest.raises(KeyError, match="has no weight"):
+        ckpt.experts("l.0.mlp")
