@@ -210,8 +210,8 @@ def _tensor(path: Path, name: str, entry: Any, base: int) -> TensorInfo:
         )
     if prod(d for d in shape if d) >= _MAX_ELEMENTS:
         raise CheckpointError(
-            f"{where} has shape {shown(shape)}, but its dimensions must multiply to less than 2^60, "
-            "also where one of them is 0; save it again"
+            f"{where} has shape {shown(shape)}, but its dimensions must multiply to less than "
+            "2^60, also where one of them is 0; save it again"
         )
     bits = prod(shape) * BITS[dtype]
     if bits != 8 * (ends[1] - ends[0]):

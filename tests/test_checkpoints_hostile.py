@@ -46,7 +46,10 @@ FILES = {
     "shape_float": (files.file_bytes(entry(shape=[4.0]), DATA), r"has shape \[4.0\]"),
     "shape_bool": (files.file_bytes(entry(shape=[4, True]), DATA), r"has shape \[4, True\]"),
     "shape_many": (files.file_bytes(entry(shape=[1] * 99), DATA), "at most 16"),
-    "shape_huge": (files.file_bytes(entry(shape=[2**62] * 9), DATA), "multiply to less than 2.60"),
+    "shape_huge": (
+        files.file_bytes(entry(shape=[2**62] * 9), DATA),
+        r"multiply to less than 2\^60",
+    ),
     "shape_huge_empty": (
         files.file_bytes(entry(shape=[0, 2**62, 4], data_offsets=[0, 0]), b""),
         "also where one of them is 0",
