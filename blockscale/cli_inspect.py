@@ -106,6 +106,7 @@ def _json(path: Path, found: Checkpoint, rows: list[_Row]) -> dict[str, Any]:
         "files": len(found.shards),
         "bytes": size,
         "notes": found.notes,
+        "modules": found.modules,
         "weights": weights,
     }
 

@@ -309,6 +309,48 @@ def test_a_pipe_is_not_waited_for(tmp_path):
         bs.checkpoints.open(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors.index.json", "blockscale_convert.json"])
+def test_a_pipe_in_place_of_json_is_not_waited_for(tmp_path, name):
+    files.save(tmp_path / "model.safetensors", {"x": np.ones(2, "f4")})
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(CheckpointError, match="is no regular file"):
+        bs.checkpoints.open(tmp_path)
+
+
+def test_devices_and_folders_are_no_shards(tmp_path):
+    (tmp_path / "a.safetensors").symlink_to("/dev/zero")
+    with pytest.raises(CheckpointError, match="is no regular file"):
+        bs.checkpoints.open(tmp_path)
+    (tmp_path / "a.safetensors").unlink()
+    (tmp_path / "a.safetensors").mkdir()
+    with pytest.raises(CheckpointError, match="is no regular file"):
+        bs.checkpoints.open(tmp_path)
+    (tmp_path / "config.json").symlink_to("/dev/zero")  # is left out: no regular file
+    files.save(tmp_path / "model.safetensors", {"x": np.ones(2, "f4")})
+    assert bs.checkpoints.open(tmp_path).names == ["x"]
+
+
+def test_shards_may_be_links_to_a_cache(tmp_path):
+    """As downloads lie: snapshots/<revision>/model.safetensors -> ../../blobs/<digest>."""
+    (tmp_path / "blobs").mkdir()
+    files.save(tmp_path / "blobs" / "0123", {"x": np.ones(2, "f4")})
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "snapshot" / "model.safetensors").symlink_to("../blobs/0123")
+    assert bs.checkpoints.open(tmp_path / "snapshot").names == ["x"]
+
+
+def test_json_without_end_is_not_read(tmp_path, monkeypatch):
+    path = files.save(tmp_path / "model.safetensors", {"x": np.ones(2, "f4")})
+    monkeypatch.setattr("blockscale.safetensors_file._MAX_VALUES", 3)
+    with pytest.raises(CheckpointError, match="the header has 7 values, but at most 3 are read"):
+        bs.checkpoints.open(path)
+    monkeypatch.undo()
+    (tmp_path / "config.json").write_text(" " * 100)
+    monkeypatch.setattr("blockscale.checkpoint_folder._MAX_CONFIG", 99)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        bs.checkpoints.open(path)
+
+
 @pytest.mark.parametrize("size", [4, 1 << 20])
 def test_a_file_cut_after_it_was_opened_is_no_crash(tmp_path, size):
     path = files.save(tmp_path / "a.safetensors", {"x": np.ones(size, np.uint8)})
