@@ -106,6 +106,8 @@ def gpt_oss(tensors: Tensors, info: TensorInfo, base: str) -> Entry | None:
 def _shape(info: TensorInfo, scale: TensorInfo, block: int) -> tuple[tuple[int, ...], bool]:
     """Return the dense shape, and whether K is the second of three dimensions and not the last."""
     half, p, s = block // 2, byte_shape(info), scale.shape
+    if len(p) == 2 and len(s) == 3 and s[0] == 1:
+        s = s[1:]
     if len(p) in (2, 3) and s[:-1] == p[:-1] and p[-1] == half * s[-1]:
         return (*p[:-1], 2 * p[-1]), False
     second = len(p) == len(s) == 3 and (s[0], s[2]) == (p[0], p[2]) and p[1] == half * s[1]

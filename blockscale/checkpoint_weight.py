@@ -223,6 +223,8 @@ def _fp4(entry: Entry, parts: dict[str, Tensor]) -> dict[str, Tensor]:
         packed = packed.flatten(-2)
     if entry.fmt == "nvfp4" and scale.dtype == torch.uint8:
         scale = scale.view(torch.float8_e4m3fn)
+    if scale.dim() > len(entry.shape):
+        scale = scale[0]
     if entry.transposed:
         packed, scale = _transposed(packed), _transposed(scale)
     return {"packed": packed, "block_scale": scale}

@@ -50,14 +50,14 @@ def nvfp4_values(codes, scale, top):
 
 @pytest.mark.parametrize("stored", ["U8", "I8", "F4"])
 @pytest.mark.parametrize("scales", ["F8_E4M3", "U8"])
-@pytest.mark.parametrize("top_shape", [(), (1,), (1, 1)])
+@pytest.mark.parametrize("top_shape", [(), (1,), (1, 1, 1)])
 def test_nvfp4_however_its_bytes_are_called(opened, rng, stored, scales, top_shape):
-    """A scale of U8 is E4M3 where a global scale is beside it, else E8M0."""
+    """A scale of U8 is E4M3 where a global scale is beside it; it may be [1, N, K / 16]."""
     codes, scale, top, values = files.nvfp4(rng, 8, 64)
     packed = nibbles(codes)
     tensors = {
         "p.weight": {"U8": packed, "I8": packed.view(np.int8), "F4": packed.view(files.F4)}[stored],
-        "p.weight_scale": scale if scales == "F8_E4M3" else scale.view(np.uint8),
+        "p.weight_scale": scale if scales == "F8_E4M3" else scale.view(np.uint8)[None],
         "p.weight_scale_2": np.full(top_shape, top, np.float32),
         "p.bias": np.ones(8, BF16),
     }
@@ -170,7 +170,7 @@ def blocks(rng, *shape):
     return values, scale, values.astype(np.float32) * full
 
 
-@pytest.mark.parametrize("shape", [(130, 200), (2, 256, 128)])
+@pytest.mark.parametrize("shape", [(130, 200), (2, 130, 128)])
 def test_fp8_in_blocks_of_deepseek(opened, rng, shape):
     values, scale, wanted = blocks(rng, *shape)
     said = {"quant_method": "fp8", "weight_block_size": [128, 128]}
