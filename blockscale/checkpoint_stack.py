@@ -30,7 +30,19 @@ def stack(name: str, experts: Sequence[Weight]) -> Weight:
     Raises:
         CheckpointError: the experts differ in format or shape, or in their order of groups.
     """
-    return join(name, [(expert,) for expert in experts])
+    shape = experts[0].shape
+    if len(shape) == 2:
+        return join(name, [(expert,) for expert in experts])
+    for e, expert in enumerate(experts):
+        _check(name, f"expert {e}", expert, "expert 0", experts[0], _SAME)
+    values = [expert.data for expert in experts if expert.data is not None]
+    if any(expert.scaled for expert in experts) or len(values) < len(experts):
+        raise CheckpointError(
+            f"{name}: an expert has shape {shape}, but must have [N, K]; read them one by one, "
+            f"{experts[0].name!r}"
+        )
+    flat = torch.stack([_bytes(value) for value in values])
+    return replace(experts[0], name=name, shape=tuple(flat.shape), data=flat.view(values[0].dtype))
 
 
 def join(name: str, experts: Sequence[tuple[Weight, ...]]) -> Weight:

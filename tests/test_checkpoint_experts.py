@@ -303,3 +303,16 @@ def test_fused_fp8_experts_are_turned(opened, rng, scale):
     np.testing.assert_array_equal(
         found.down.dequantize(), down.astype(np.float32).swapaxes(1, 2) * np.float32(0.5)
     )
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3, 4)])
+def test_what_is_no_matrix_is_stacked_too(opened, rng, shape):
+    values = [rng.standard_normal(shape).astype(BF16) for _ in range(E)]
+    ckpt = opened({f"m.experts.{e}.w1.bias": value for e, value in enumerate(values)})
+    found = ckpt["m.experts.w1.bias"]
+    assert found.shape == (E, *shape)
+    same(found.dequantize(), np.stack(values))
+    eight = {f"m.experts.{e}.w1": np.ones((2, 3, 4), E4M3) for e in range(E)}
+    scales = {f"m.experts.{e}.w1_weight_scale": np.float32(1) for e in range(E)}
+    with pytest.raises(CheckpointError, match=r"must have \[N, K\]; read them one by one"):
+        opened({**eight, **scales})["m.experts.w1"]
