@@ -170,7 +170,7 @@ def load_experts(group: Group, facts: Facts) -> Experts:
     found = {role: _weights(stored, facts) for role, stored in group.weights.items()}
     notes: list[str] = []
     first = next(found[role][0] for role in ("gate_up", "up", "gate") if role in found)
-    is_other, note = is_turned(first, found["down"][0], "gate_up" in found, facts)
+    is_other, note = is_turned(first, found["down"][0], facts)
     if note:
         notes.append(note)
     if is_other:

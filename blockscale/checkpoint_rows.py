@@ -17,11 +17,11 @@ _TRANSPOSED = ("llama4", "llama4_text", "gpt_oss", "qwen3_vl_moe", "qwen3_vl_moe
 """Model types that store plain experts as [E, in, out]; asked only where shapes cannot say it."""
 
 
-def is_turned(up: Weight, down: Weight, fused: bool, facts: Facts) -> tuple[bool, str]:
+def is_turned(up: Weight, down: Weight, facts: Facts) -> tuple[bool, str]:
     """Return whether tensors of all experts hold [E, in, out], and how that was found.
 
-    Only plain and FP8 ones can: of the others, scales tell it.  If ``fused``, ``up`` is gate and
-    up together, one of its sizes is twice I, and shapes decide.  Else the width of the model does.
+    Only plain and FP8 ones can: of the others, scales tell it.  If ``up`` is gate and up together,
+    one of its sizes is 2 I, and shapes decide.  Else the width of the model does.
 
     Raises:
         CheckpointError: the shapes are not of one layer.
@@ -29,8 +29,7 @@ def is_turned(up: Weight, down: Weight, fused: bool, facts: Facts) -> tuple[bool
     if any(weight.packed is not None or len(weight.shape) != 3 for weight in (up, down)):
         return False, ""
     (_, a, b), (_, c, d) = up.shape, down.shape
-    straight = b == c and (a == d or (fused and a == 2 * d))
-    turned = a == d and (b == c or (fused and b == 2 * c))
+    straight, turned = b == c, a == d  # H of both, or I of both: gate and up together have 2 I
     why = "as their shapes say"
     if straight and turned:
         if facts.hidden in (a, b) and a != b:

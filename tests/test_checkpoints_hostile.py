@@ -48,11 +48,11 @@ FILES = {
     "shape_many": (files.file_bytes(entry(shape=[1] * 99), DATA), "at most 16"),
     "shape_huge": (
         files.file_bytes(entry(shape=[2**62] * 9), DATA),
-        r"multiply to less than 2\^60",
+        "has 4 bytes, but must have",
     ),
     "shape_huge_empty": (
         files.file_bytes(entry(shape=[0, 2**62, 4], data_offsets=[0, 0]), b""),
-        "also where one of them is 0",
+        r"must multiply to less than 2\^60",
     ),
     "offsets": (files.file_bytes(entry(data_offsets=[4, 0]), DATA), "0 <= begin <= end"),
     "offsets_one": (files.file_bytes(entry(data_offsets=[4]), DATA), "0 <= begin <= end"),
