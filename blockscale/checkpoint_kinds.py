@@ -148,6 +148,8 @@ def _unknown(info: TensorInfo, what: str) -> CheckpointError:
 def _plain(tensors: Tensors, info: TensorInfo) -> Entry:
     """Return a tensor that stands for itself."""
     orphan = info.name.endswith(_ORPHANS)
+    if info.name.endswith("_scales") and info.dtype in FLOATS:  # gpt-oss's are bytes
+        orphan = False
     if orphan and info.name.endswith(".input_scale"):  # may be of a layer that was left in BF16
         lead = tensors.by_name.get(info.name.removesuffix("input_scale") + "weight")
         orphan = lead is None or lead.dtype not in FLOATS

@@ -308,6 +308,13 @@ def test_names_may_leave_out_what_compile_puts_into_them(opened, rng):
         same(ckpt[name].dequantize(), values)
 
 
+def test_a_model_may_have_scales_of_its_own(opened):
+    assert opened({"m.layer_scales": np.ones(4, BF16)}).names == ["m.layer_scales"]
+    for name, value in (("m.layer_scales", np.ones(4, np.uint8)), ("p.scales", np.ones(4, BF16))):
+        with pytest.raises(CheckpointError, match="belongs to a quantised weight"):
+            opened({name: value})
+
+
 def test_a_tied_head_is_noted(opened):
     tensors = {"model.embed_tokens.weight": np.ones((4, 4), BF16)}
     ckpt = opened(tensors, tie_word_embeddings=True)
