@@ -53,7 +53,7 @@ dist: venv ## build the sdist and the wheel into dist/
 	@rm -rf build
 
 clean: ## remove what was built and every cache; .venv stays
-	rm -rf build dist typings blockscale.egg-info .cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist typings blockscale.egg-info .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
 distclean: clean ## clean, and remove .venv

@@ -15,7 +15,9 @@ SINGLE = "model.safetensors"
 RECORD = "blockscale_convert.json"
 """What `blockscale convert` keeps in a folder; its "state" is "complete" when the folder is."""
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5,6})-of-(?P<count>\d{5,6})\.safetensors")
-_MAX_JSON = 400_000_000
+_MAX_INDEX, _MAX_CONFIG = 400_000_000, 64_000_000
+_OTHERS = ("*.bin", "*.pth", "*.pt", "*.gguf", "*.onnx", "*.npz")
+"""Weights in formats that are not read; the first hint counts."""
 _CONFIGS = ("config.json", "hf_quant_config.json", "quantize_config.json", "quant_config.json")
 
 
@@ -32,15 +34,20 @@ class Folder:
     @property
     def quantization(self) -> dict[str, Any]:
         """Return what the configuration says on quantisation, from whichever file has it."""
-        inner = self.configs.get("config.json", {}).get("quantization_config")
-        if isinstance(inner, dict):
-            return inner
+        config = self.configs.get("config.json", {})
+        text = config.get("text_config")
+        places = [config, text if isinstance(text, dict) else {}]
+        inner = [p.get(k) for k in ("quantization_config", "compression_config") for p in places]
+        found = next((value for value in inner if isinstance(value, dict) and value), None)
+        old = self.configs.get("quant_config.json", {})
+        gptq = self.configs.get("quantize_config.json", {})
+        if found is not None:
+            return {**gptq, **found} if found.get("quant_method") == "gptq" else found
         modelopt = self.configs.get("hf_quant_config.json", {}).get("quantization")
         if isinstance(modelopt, dict):
             return {"quant_method": "modelopt", **modelopt}
-        if "quantize_config.json" in self.configs:
-            return {"quant_method": "gptq", **self.configs["quantize_config.json"]}
-        old = self.configs.get("quant_config.json", {})
+        if gptq:
+            return {"quant_method": "gptq", **gptq}
         if "w_bit" in old:
             renamed = {"bits": old["w_bit"], "group_size": old.get("q_group_size")}
             return {"quant_method": "awq", **old, **renamed}
@@ -72,8 +79,9 @@ def _read_folder(path: Path) -> Folder:
             f"{path} holds an unfinished conversion; run the same `blockscale convert` again, "
             "which finishes it, or remove the folder"
         )
-    shards, weight_map = _shards(path)
-    folder = Folder(path, shards, {}, _configs(path))
+    notes: list[str] = []
+    shards, weight_map = _shards(path, notes)
+    folder = Folder(path, shards, {}, _configs(path), notes)
     for shard in shards:
         found, _ = read_header(shard)
         twice = folder.tensors.keys() & found.keys()
@@ -91,7 +99,7 @@ def _read_folder(path: Path) -> Folder:
     return folder
 
 
-def _shards(path: Path) -> tuple[list[Path], dict[str, str] | None]:
+def _shards(path: Path, notes: list[str]) -> tuple[list[Path], dict[str, str] | None]:
     files = sorted(path.glob("*.safetensors"))
     indices = sorted(path.glob("*.safetensors.index.json"))
     index = path / INDEX if path / INDEX in indices else (indices[0] if len(indices) == 1 else None)
@@ -104,19 +112,31 @@ def _shards(path: Path) -> tuple[list[Path], dict[str, str] | None]:
                     f"{index} names the file {shard.name!r}, which is not in the folder; copy all "
                     f"{len(shards)} files of the checkpoint"
                 )
+        _note_others(files, shards, "the index names", notes)
         return shards, weight_map
     if len(indices) > 1:
         raise CheckpointError(
             f"{path} has {len(indices)} index files and none is {INDEX}; leave one of them"
         )
-    if path / SINGLE in files:
-        return [path / SINGLE], None
     if not files:
-        others = [p.name for p in sorted(path.glob("*.bin"))[:1]]
+        others = [p.name for kind in _OTHERS for p in sorted(path.glob(kind))[:1]]
         hint = f"; {others[0]} must be saved as safetensors first" if others else ""
         raise CheckpointError(f"{path} has no .safetensors file, so it is no checkpoint{hint}")
+    if path / SINGLE in files:
+        _note_others(files, [path / SINGLE], f"there is {SINGLE}", notes)
+        return [path / SINGLE], None
     _check_numbers(path, files)
+    numbered = [file for file in files if _SHARD.fullmatch(file.name)]
+    if numbered and len(numbered) < len(files):  # e.g. consolidated.safetensors: all of it again
+        _note_others(files, numbered, "others are numbered", notes)
+        return numbered, None
     return files, None
+
+
+def _note_others(files: list[Path], shards: list[Path], why: str, notes: list[str]) -> None:
+    left = sorted({file.name for file in files} - {shard.name for shard in shards})
+    if left:
+        notes.append(f"{len(left)} files are left out, since {why}: {left[0]}")
 
 
 def _check_numbers(path: Path, files: list[Path]) -> None:
@@ -136,7 +156,7 @@ def _check_numbers(path: Path, files: list[Path]) -> None:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    weight_map = _json_file(index).get("weight_map")
+    weight_map = _json_file(index, _MAX_INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(
             f"{index}: weight_map is {shown(weight_map)}, but must be an object of tensor names "
@@ -171,13 +191,17 @@ def _configs(path: Path) -> dict[str, dict[str, Any]]:
     return {name: _json_file(path / name) for name in _CONFIGS if (path / name).is_file()}
 
 
-def _json_file(path: Path) -> dict[str, Any]:
+def _json_file(path: Path, most: int = _MAX_CONFIG) -> dict[str, Any]:
+    if not path.is_file():  # before it is opened: a pipe would wait for ever
+        raise CheckpointError(f"{path} is no regular file; copy it again")
     try:
-        if path.stat().st_size > _MAX_JSON:
-            raise CheckpointError(
-                f"{path} has {path.stat().st_size} bytes, but at most {_MAX_JSON} are read; it is "
-                "no such file of a checkpoint"
-            )
-        return parse_json(path.read_bytes(), str(path))
+        with path.open("rb") as file:
+            text = file.read(most + 1)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    if len(text) > most:
+        raise CheckpointError(
+            f"{path} has more than {most} bytes, which are not read; it is no such file of a "
+            "checkpoint"
+        )
+    return parse_json(text, str(path))

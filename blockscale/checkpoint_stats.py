@@ -69,9 +69,10 @@ def stats(weight: Weight) -> Stats:
     if weight.packed is None:
         assert weight.data is not None
         found.values = weight.data.numel()
+        if weight.scaled:
+            _fp8(found, weight)
+            return found
         flat = weight.data.reshape(-1)
-        if weight.fmt == "fp8":
-            flat = weight.dequantize().reshape(-1)
         for start in range(0, len(flat), _ROW_VALUES):
             _range(found, flat[start : start + _ROW_VALUES])
         return found
@@ -85,6 +86,22 @@ def stats(weight: Weight) -> Stats:
             raw = weight.block_scale.reshape(-1, weight.block_scale.shape[-1])
             _scales(found, weight, raw[start : start + step], packed[start : start + step])
     return found
+
+
+def _fp8(found: Stats, weight: Weight) -> None:
+    cols = max(1, weight.shape[-1]) if weight.shape else 1
+    step = max(1, _ROW_VALUES // cols)
+    for start in range(0, -(-found.values // cols), step):
+        _range(found, weight.rows(start, start + step))
+    if weight.block_scale is not None:
+        raw = weight.block_scale
+        found.blocks += raw.numel()
+        if raw.dtype == torch.uint8:
+            found.nan += int((raw == E8M0_NAN).sum())
+            return
+        found.zero += int((raw == 0).sum())
+        found.subnormal += int(((raw != 0) & (raw.abs() < torch.finfo(raw.dtype).tiny)).sum())
+        found.nan += int((~raw.isfinite()).sum())
 
 
 def _range(found: Stats, values: Tensor) -> None:

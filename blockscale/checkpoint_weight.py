@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from blockscale.checkpoint_words import int4_parts
 from blockscale.errors import CheckpointError
 from blockscale.safetensors_file import read
 
@@ -23,11 +24,8 @@ Tensor = torch.Tensor
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E8M0_BIAS, E8M0_NAN = 127, 255
-_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Nibble i of a word of AWQ holds column ``_AWQ_ORDER[i]`` of its eight."""
 _CHUNK = 1 << 21
 """Values that one step of `Weight.dequantize` decodes: 8 MiB as float32."""
-_AWQ_COLUMNS = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,15 +40,19 @@ class Weight:
         packed: uint8 [..., N, K / 2], even k in the low nibble: codes of E2M1, or 0 to 15 (int4).
         block_scale: [..., N, K / group_size], linear: float8_e4m3fn (nvfp4), uint8 with the bytes
             of E8M0 (mxfp4), or a float type (int4).  It is multiplied.
-        global_scale: float32 [] or [E], multiplied; None: 1.
-        zero: int4: uint8 like block_scale: the value is (code - zero) * block_scale.
+            fp8: [..., rows / block, columns / block], see ``block``.
+        global_scale: float32 [] or [E], multiplied; [E, 2] of gate and up in one weight, each half
+            of the rows; None: 1.
+        zero: int4: uint8 like block_scale, from 0 to 16: the value is (code - zero) * block_scale.
         group_size: values along K that share a block scale; 0: none do.
         global_divisor: what is stored where a checkpoint divides (compressed-tensors); then
             global_scale is its reciprocal, rounded, and `dequantize` divides.
         group_index: int4 in act-order: int32 [K], the group of each k; None: k // group_size.
         input_scale: float32, of activations, multiplied; None: not given.
-        pre_quant_scale: [K], what activations are multiplied by before they meet this weight.
+        pre_quant_scale: [K], what activations are multiplied by before they meet this weight;
+            [E, K] of experts that differ.
         gate_up: rows are "interleaved" (gate even, up odd) or "halves" (gate first); None: neither.
+        block: fp8: how many rows and columns share a block scale; None: there are none.
     """
 
     name: str
@@ -67,26 +69,27 @@ class Weight:
     input_scale: Tensor | None = None
     pre_quant_scale: Tensor | None = None
     gate_up: str | None = None
+    block: tuple[int, int] | None = None
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the values [..., N, K], computed in float32 and rounded to ``dtype`` once."""
-        if self.packed is None:
+        if self.packed is None and not self.scaled:
             assert self.data is not None
-            if self.global_scale is None:
-                return self.data.to(dtype)
-            missing = self.data.dim() - self.global_scale.dim()
-            scale = self.global_scale.reshape(*self.global_scale.shape, *[1] * missing)
-            return (self.data.float() * scale).to(dtype)
+            return self.data.to(dtype)
         out = torch.empty(self.shape, dtype=dtype)
-        rows = out.view(-1, self.shape[-1])
-        step = max(1, _CHUNK // max(1, self.shape[-1]))
+        cols = self.shape[-1] if self.shape else 1
+        rows = out.view(-1, cols)
+        step = max(1, _CHUNK // max(1, cols))
         for start in range(0, len(rows), step):
             rows[start : start + step] = self.rows(start, start + step)
         return out
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Return float32 values of some rows, counted through all experts."""
-        assert self.packed is not None
+        if self.packed is None:
+            assert self.data is not None
+            flat = self.data.reshape(-1, self.shape[-1] if self.shape else 1)
+            return flat[start:stop].float() * self._factors(start, stop)
         packed = self.packed.reshape(-1, self.packed.shape[-1])[start:stop]
         codes = _decoded(packed, self.fmt)
         scale = self.row_scales(start, stop)
@@ -101,18 +104,49 @@ class Weight:
             grouped = grouped - zero[..., None]
         return grouped.mul_(scale[..., None]).view(codes.shape)
 
+    @property
+    def scaled(self) -> bool:
+        """Return whether values are anything but the data themselves."""
+        return self.block_scale is not None or self.global_scale is not None
+
     def row_scales(self, start: int, stop: int) -> Tensor:
         """Return float32 block scales of some rows, with the global scale in them."""
         assert self.block_scale is not None
         raw = self.block_scale.reshape(-1, self.block_scale.shape[-1])[start:stop]
         scale = _e8m0(raw) if self.fmt == "mxfp4" else raw.float()
-        top = self.global_divisor if self.global_divisor is not None else self.global_scale
-        if top is None:
-            return scale
-        if top.numel() > 1:
-            rows = prod(self.shape[1:-1])
-            top = top[torch.arange(start, start + len(raw)) // rows][:, None]
-        return scale / top if self.global_divisor is not None else scale * top
+        if self.global_divisor is not None:
+            return scale / self._top(self.global_divisor, start, stop)
+        if self.global_scale is not None:
+            return scale * self._top(self.global_scale, start, stop)
+        return scale
+
+    def _top(self, top: Tensor, start: int, stop: int) -> Tensor:
+        """Return the global scale of each row, [rows, 1] or []."""
+        if top.numel() == 1:
+            return top.reshape(())
+        total = prod(self.shape[:-1])
+        rows = torch.arange(start, min(stop, total))
+        if self.gate_up == "interleaved" and top.dim() == 2:
+            index = rows // self.shape[-2] * 2 + rows % 2
+        else:
+            index = rows // (total // top.numel())
+        return top.reshape(-1)[index][:, None]
+
+    def _factors(self, start: int, stop: int) -> Tensor:
+        """Return what data of FP8 are multiplied by, [rows, K] or what broadcasts to it."""
+        factor = torch.ones(())
+        if self.global_scale is not None:
+            factor = self._top(self.global_scale, start, stop)
+        if self.block_scale is None or self.block is None:
+            return factor
+        high, wide = self.block
+        count, cols = self.shape[-2:]
+        rows = torch.arange(start, min(stop, prod(self.shape[:-1])))
+        blocks = -(-count // high)
+        index = rows // count * blocks + rows % count // high
+        scale = self.block_scale.reshape(-1, self.block_scale.shape[-1])[index]
+        floats = _e8m0(scale) if scale.dtype == torch.uint8 else scale.float()
+        return factor * floats.repeat_interleave(wide, 1)[:, :cols]
 
 
 def _pairs(values: list[float]) -> np.ndarray:
@@ -155,15 +189,11 @@ def load(entry: Entry, facts: Facts) -> Weight:
         )
     parts = {role: read(info) for role, info in entry.parts.items() if role in _KEPT}
     if entry.fmt == "fp8":
-        scale = _global(entry, parts, "global_scale")
-        return Weight(entry.name, "fp8", entry.shape, data=parts["packed"], global_scale=scale)
-    if entry.scheme in ("awq", "gptq"):
-        return _int4_words(entry, parts, facts.gptq_v2)
-    if entry.scheme == "gpt-oss":
-        parts["packed"] = parts["packed"].flatten(-2)
-    if entry.transposed:
-        for role in ("packed", "block_scale"):
-            parts[role] = _transposed(parts[role])
+        return _fp8(entry, parts)
+    if entry.fmt == "int4":
+        made = int4_parts(entry, parts, facts.gptq_v2)
+    else:
+        made = _fp4(entry, parts)
     divisor = _global(entry, parts, "global_divisor")
     inputs = _global(entry, parts, "input_scale")
     input_divisor = _global(entry, parts, "input_divisor")
@@ -171,23 +201,63 @@ def load(entry: Entry, facts: Facts) -> Weight:
         entry.name,
         entry.fmt,
         entry.shape,
-        packed=parts["packed"],
-        block_scale=parts["block_scale"],
+        **made,
         global_scale=_global(entry, parts, "global_scale") if divisor is None else 1 / divisor,
-        zero=parts.get("zero"),
         group_size=entry.group,
         global_divisor=divisor,
-        group_index=_group_index(entry, parts.get("group_index")),
         input_scale=inputs if input_divisor is None else 1 / input_divisor,
-        pre_quant_scale=parts.get("pre_quant_scale"),
+        pre_quant_scale=_smoothing(entry, parts.get("pre_quant_scale")),
         gate_up=_gate_up(entry, facts),
     )
 
 
 _KEPT = frozenset(
     ("packed", "block_scale", "global_scale", "global_divisor", "zero", "group_index")
-    + ("input_scale", "input_divisor", "pre_quant_scale")
+    + ("input_scale", "input_divisor", "pre_quant_scale", "dense_shape")
 )
+
+
+def _fp4(entry: Entry, parts: dict[str, Tensor]) -> dict[str, Tensor]:
+    packed, scale = parts["packed"].view(torch.uint8), parts["block_scale"]
+    if entry.scheme == "gpt-oss":
+        packed = packed.flatten(-2)
+    if entry.fmt == "nvfp4" and scale.dtype == torch.uint8:
+        scale = scale.view(torch.float8_e4m3fn)
+    if scale.dim() > len(entry.shape):
+        scale = scale[0]
+    if entry.transposed:
+        packed, scale = _transposed(packed), _transposed(scale)
+    return {"packed": packed, "block_scale": scale}
+
+
+def _fp8(entry: Entry, parts: dict[str, Tensor]) -> Weight:
+    scale = parts.get("block_scale")
+    if scale is not None and entry.block is not None:
+        high, wide = entry.block
+        rows, cols = entry.shape[-2:]
+        scale = scale.reshape(*entry.shape[:-2], -(-rows // high), -(-cols // wide))
+    return Weight(
+        entry.name,
+        "fp8",
+        entry.shape,
+        data=parts["packed"],
+        block_scale=scale,
+        global_scale=_global(entry, parts, "global_scale"),
+        input_scale=_global(entry, parts, "input_scale"),
+        block=entry.block,
+    )
+
+
+def _smoothing(entry: Entry, scale: Tensor | None) -> Tensor | None:
+    if scale is None:
+        return None
+    if scale.numel() != entry.shape[-1]:
+        info = entry.parts["pre_quant_scale"]
+        raise CheckpointError(
+            f"{info.path}: {info.name} is {list(info.shape)}, but must have {entry.shape[-1]} "
+            "values, one of each input; convert the checkpoint again"
+        )
+    return scale.reshape(-1)
 
 
 def _global(entry: Entry, parts: dict[str, Tensor], role: str) -> Tensor | None:
@@ -202,7 +272,10 @@ def _global(entry: Entry, parts: dict[str, Tensor], role: str) -> Tensor | None:
             f"must be finite and {'above' if lowest == 0 else 'not below'} zero; convert the "
             "checkpoint again"
         )
-    return value if value.numel() > 1 else value[0]
+    if value.numel() == 1:
+        return value[0]
+    experts = entry.shape[0]
+    return value.view(experts, 2) if value.numel() == 2 * experts else value
 
 
 def _gate_up(entry: Entry, facts: Facts) -> str | None:
@@ -216,57 +289,3 @@ def _gate_up(entry: Entry, facts: Facts) -> str | None:
 def _transposed(value: Tensor) -> Tensor:
     """Return [E, A, B] as [E, B, A]; a byte keeps its two codes, neighbours along K."""
     return value.view(torch.uint8).transpose(1, 2).contiguous().view(value.dtype)
-
-
-def _group_index(entry: Entry, index: Tensor | None) -> Tensor | None:
-    if index is None:
-        return None
-    inner, index = entry.shape[-1], index.int()
-    groups = inner // entry.group
-    if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < groups:
-        raise CheckpointError(
-            f"{entry.parts['group_index'].path}: {entry.parts['group_index'].name} has values from "
-            f"{int(index.min())} to {int(index.max())}, but there are {groups} groups; copy the "
-            "checkpoint again"
-        )
-    linear = torch.arange(inner, dtype=torch.int32) // entry.group
-    return None if torch.equal(index, linear) else index
-
-
-def _int4_words(entry: Entry, parts: dict[str, Tensor], gptq_v2: bool) -> Weight:
-    words, zeros = parts["packed"], parts["zero"]
-    out = entry.shape[0]
-    if entry.scheme == "awq":
-        packed = _awq_codes(words)
-        zero = _nibbles(zeros)[..., list(np.argsort(_AWQ_ORDER))]
-    else:  # little endian: byte j of a word holds the rows 2 j and 2 j + 1
-        packed = words.T.contiguous().view(torch.uint8)
-        zero = _nibbles(zeros) + (0 if gptq_v2 else 1)
-    zero = zero.flatten(-2)[:, :out].T.contiguous()
-    return Weight(
-        entry.name,
-        "int4",
-        entry.shape,
-        packed=packed,
-        block_scale=parts["block_scale"].T.contiguous(),
-        zero=zero,
-        group_size=entry.group,
-        group_index=_group_index(entry, parts.get("group_index")),
-    )
-
-
-def _nibbles(words: Tensor) -> Tensor:
-    """Return uint8 [..., W, 8], the nibbles of int32 [..., W] from the lowest on."""
-    raw = words.contiguous().view(torch.uint8).view(*words.shape, 4)
-    return torch.stack([raw & 15, raw >> 4], -1).flatten(-2)
-
-
-def _awq_codes(words: Tensor) -> Tensor:
-    """Return [N, K / 2] of AWQ's [K, N / 8], a strip of columns at a time."""
-    inner, count = words.shape
-    packed = torch.empty((count * 8, inner // 2), dtype=torch.uint8)
-    for start in range(0, count, _AWQ_COLUMNS // 8):
-        strip = _nibbles(words[:, start : start + _AWQ_COLUMNS // 8])
-        codes = strip[..., list(np.argsort(_AWQ_ORDER))].flatten(1).T.contiguous()
-        packed[start * 8 : start * 8 + len(codes)] = codes[:, 0::2] | codes[:, 1::2] << 4
-    return packed

@@ -2,9 +2,10 @@
 
 ``ckpt = blockscale.checkpoints.open("folder")`` finds out what the folder holds: NVFP4 of ModelOpt
 (dense, of each expert, or of all experts in one tensor) and of compressed-tensors, MXFP4 of both
-and of gpt-oss, INT4 of AWQ and GPTQ, FP8 with one scale, and plain tensors; ``ckpt.notes`` says
-what it found.  Only headers are read then, and checked in full.  ``ckpt[name]`` reads one
-`blockscale.checkpoint_weight.Weight`.
+and of gpt-oss, INT4 of AWQ, GPTQ, compressed-tensors and ModelOpt, FP8, and plain tensors;
+``ckpt.notes`` says what it found.  Only headers are read then, and checked in full.  ``ckpt[name]``
+reads one `blockscale.checkpoint_weight.Weight`, or, of the name of an MoE module, its
+`blockscale.checkpoint_experts.Experts`.  docs/checkpoints.md has the kinds and their tensors.
 """
 
 from __future__ import annotations
@@ -21,9 +22,14 @@ from blockscale.checkpoint_kinds import Entry, facts, find_entries
 from blockscale.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from blockscale.checkpoint_experts import Experts
+    from blockscale.checkpoint_modules import Group
     from blockscale.checkpoint_weight import Weight
 
-_EXPERT = re.compile(r"(?P<head>.*\.experts)\.(?P<expert>\d{1,6})\.(?P<tail>.*)")
+_EXPERT = re.compile(r"(?P<head>(?:.*\.)?experts)\.(?P<expert>\d{1,6})\.(?P<tail>.*)")
+
+
+_WRAPPER = "_orig_mod."
 
 
 class Checkpoint:
@@ -52,6 +58,8 @@ class Checkpoint:
         self.configs = folder.configs
         self.facts = facts(folder)
         self._stacks: dict[str, dict[int, Entry]] | None = None
+        self._modules: dict[str, Group] | None = None
+        self._aliases: dict[str, str] | None = None
 
     @property
     def names(self) -> list[str]:
@@ -63,6 +71,11 @@ class Checkpoint:
         """Return the names under which `__getitem__` stacks weights stored expert by expert."""
         return list(self._experts())
 
+    @property
+    def modules(self) -> list[str]:
+        """Return the names of the MoE modules that `experts` reads."""
+        return list(self._groups())
+
     def __len__(self) -> int:
         return len(self.entries)
 
@@ -70,22 +83,30 @@ class Checkpoint:
         return iter(self.entries)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and (
-            name in self.entries or name + ".weight" in self.entries or name in self._experts()
-        )
+        if not isinstance(name, str):
+            return False
+        return self._entry(name) is not None or name in self._experts() or bool(self._group(name))
 
-    def __getitem__(self, name: str) -> Weight:
-        """Return the weight ``name``, with or without ".weight" at its end.
+    def __getitem__(self, name: str) -> Any:
+        """Return a `Weight`, or the `Experts` of an MoE module.
 
-        "….experts.down_proj" is all of "….experts.0.down_proj.weight", …, stacked.
+        A weight's name may lack ".weight" at its end.  "….experts.down_proj" is all of
+        "….experts.0.down_proj.weight", …, stacked; "….experts", or the name of what has them, e.g.
+        "model.layers.0.mlp", is all weights of the experts, as `Experts`.
 
         Raises:
             KeyError: there is none of this name.
             CheckpointError: its data are none of its format, or its file changed.
         """
+        if self._entry(name) is None and name not in self._experts() and self._group(name):
+            return self.experts(name)
+        return self.weight(name)
+
+    def weight(self, name: str) -> Weight:
+        """Return the weight ``name``, as `__getitem__` does, but never `Experts`."""
         from blockscale.checkpoint_weight import load
 
-        entry = self.entries.get(name) or self.entries.get(name + ".weight")
+        entry = self._entry(name)
         if entry is not None:
             return load(entry, self.facts)
         experts = self._experts().get(name)
@@ -96,9 +117,43 @@ class Checkpoint:
         found = [load(experts[e], self.facts) for e in range(len(experts))]
         return stack(name, found)
 
+    def experts(self, name: str) -> Experts:
+        """Return the experts of the MoE module ``name``, with or without ".experts" at its end."""
+        group = self._group(name)
+        if group is None:
+            raise KeyError(self._unknown(name))
+        from blockscale.checkpoint_experts import load_experts
+
+        return load_experts(group, self.facts)
+
     def below(self, prefix: str) -> list[str]:
         """Return the names of the weights of one module, e.g. "model.layers.0.mlp"."""
         return [name for name in self.entries if name.startswith(prefix.rstrip(".") + ".")]
+
+    def _entry(self, name: str) -> Entry | None:
+        found = self.entries.get(name) or self.entries.get(f"{name}.weight")
+        if found is not None or not isinstance(name, str):
+            return found
+        if self._aliases is None:  # what torch.compile puts into names may be left out
+            wrapped = [n for n in self.entries if _WRAPPER in n]
+            self._aliases = {n.replace(_WRAPPER, ""): n for n in wrapped}
+        other = self._aliases.get(name) or self._aliases.get(f"{name}.weight")
+        return None if other is None else self.entries[other]
+
+    def _groups(self) -> dict[str, Group]:
+        if self._modules is None:
+            from blockscale.checkpoint_modules import find_modules
+
+            self._modules = find_modules(self.entries.values())
+        return self._modules
+
+    def _group(self, name: str) -> Group | None:
+        from blockscale.checkpoint_modules import candidates
+
+        if not isinstance(name, str):
+            return None
+        groups = self._groups()
+        return next((groups[found] for found in candidates(name) if found in groups), None)
 
     def _experts(self) -> dict[str, dict[int, Entry]]:
         if self._stacks is None:

@@ -35,6 +35,15 @@ class _Row:
     nbytes: int = 0
     members: list[str] = field(default_factory=list)
     stats: Stats | None = None
+    unread: list[str] = field(default_factory=list)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return what is wrong with the weights' data."""
+        found = self.stats.warnings() if self.stats else []
+        if self.unread:
+            found.append(f"{len(self.unread)} cannot be read: {self.unread[0]}")
+        return found
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -63,6 +72,7 @@ def show(path: Path, *, headers: bool, every: bool, as_json: bool) -> None:
 
 def _read(found: Checkpoint, rows: list[_Row]) -> None:
     from blockscale.checkpoint_stats import Stats, stats
+    from blockscale.errors import CheckpointError
 
     total = sum(row.nbytes for row in rows)
     screen = Console(stderr=True)
@@ -71,7 +81,10 @@ def _read(found: Checkpoint, rows: list[_Row]) -> None:
         for row in rows:
             row.stats = Stats()
             for name in row.members:
-                row.stats.add(stats(found[name]))
+                try:
+                    row.stats.add(stats(found.weight(name)))
+                except CheckpointError as error:
+                    row.unread.append(str(error))
                 progress.advance(task, found.entries[name].nbytes)
 
 
@@ -84,7 +97,7 @@ def _json(path: Path, found: Checkpoint, rows: list[_Row]) -> dict[str, Any]:
         if row.stats is not None:
             counts = {k: v for k, v in vars(row.stats).items() if k not in ("low", "high")}
             ends = {k: v if isfinite(v) else None for k, v in _ends(row.stats).items()}
-            facts |= {**ends, **counts, "warnings": row.stats.warnings()}
+            facts |= {**ends, **counts, "warnings": row.warnings}
         weights.append(facts)
     size = sum(row.nbytes for row in rows)
     about: dict[str, Any] = {"checkpoint": str(path), "kind": found.kind}
@@ -93,6 +106,7 @@ def _json(path: Path, found: Checkpoint, rows: list[_Row]) -> dict[str, Any]:
         "files": len(found.shards),
         "bytes": size,
         "notes": found.notes,
+        "modules": found.modules,
         "weights": weights,
     }
 
@@ -120,7 +134,7 @@ def _print(path: Path, found: Checkpoint, rows: list[_Row]) -> None:
         cells += [shape, _size(row.nbytes), *_stat_cells(row.stats)]
         table.add_row(*(Text(cell) for cell in cells))
     console().print(table)
-    warned = [(r.name, w) for r in rows if r.stats for w in r.stats.warnings()]
+    warned = [(row.name, warning) for row in rows for warning in row.warnings]
     for name, warning in warned:
         click.echo(f"warning: {name}: {warning}")
     if any(row.stats for row in rows) and not warned:

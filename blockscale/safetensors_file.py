@@ -52,7 +52,10 @@ _TORCH = {
 _PREFIX = 8
 _MAX_HEADER = 400_000_000
 """Bytes; the reference stops at 1e8, which 10^6 tensors with long names pass."""
+_MAX_VALUES = 40_000_000
+"""Commas and brackets of a JSON text: 10^6 tensors have 10^7; each takes some 70 bytes."""
 _MAX_DIMS = 16
+_MAX_ELEMENTS = 1 << 60
 _MAX_NAME = 1000
 _MAPPED = 1 << 20
 """Tensors from this size on are mapped; a process may only hold some 65,000 maps."""
@@ -134,6 +137,12 @@ def parse_json(text: bytes, where: str) -> dict[str, Any]:
             )
         return made
 
+    values = sum(text.count(mark) for mark in b",[{")
+    if values > _MAX_VALUES:
+        raise CheckpointError(
+            f"{where} has {values} values, but at most {_MAX_VALUES} are read; it is no such file "
+            "of a checkpoint"
+        )
     try:
         made = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
     except CheckpointError:
@@ -174,36 +183,41 @@ def _tensors(path: Path, entries: dict[str, Any], base: int, size: int) -> dict[
 
 
 def _tensor(path: Path, name: str, entry: Any, base: int) -> TensorInfo:
-    where = f"{path}: tensor {shown(name)}"
+    def refused(text: str) -> CheckpointError:
+        return CheckpointError(f"{path}: tensor {shown(name)}{text}")
+
     if not name.isprintable() or len(name) > _MAX_NAME:
-        raise CheckpointError(
-            f"{where} has a name of {len(name)} characters, but names must have at most "
-            f"{_MAX_NAME}, all printable; rename it"
+        raise refused(
+            f" has a name of {len(name)} characters, but names must have at most {_MAX_NAME}, all "
+            "printable; rename it"
         )
     if type(entry) is not dict or not {"dtype", "shape", "data_offsets"} <= entry.keys():
-        raise CheckpointError(
-            f"{where} is {shown(entry)}, but needs dtype, shape and data_offsets; save it again"
-        )
+        raise refused(f" is {shown(entry)}, but needs dtype, shape and data_offsets; save it again")
     dtype, shape, ends = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS:
-        raise CheckpointError(
-            f"{where} has dtype {shown(dtype)}, but must have one of {', '.join(BITS)}; convert it"
+        raise refused(
+            f" has dtype {shown(dtype)}, but must have one of {', '.join(BITS)}; convert it"
         )
     if not _naturals(shape) or len(shape) > _MAX_DIMS:
-        raise CheckpointError(
-            f"{where} has shape {shown(shape)}, but must have a list of at most {_MAX_DIMS} "
-            "integers that are not negative; save it again"
+        raise refused(
+            f" has shape {shown(shape)}, but must have a list of at most {_MAX_DIMS} integers that "
+            "are not negative; save it again"
         )
     if not _naturals(ends) or len(ends) != 2 or ends[0] > ends[1]:
-        raise CheckpointError(
-            f"{where} has data_offsets {shown(ends)}, but must have [begin, end] with "
-            "0 <= begin <= end; save it again"
+        raise refused(
+            f" has data_offsets {shown(ends)}, but must have [begin, end] with 0 <= begin <= end; "
+            "save it again"
         )
     bits = prod(shape) * BITS[dtype]
+    if not bits and prod(d for d in shape if d) >= _MAX_ELEMENTS:
+        raise refused(
+            f" has shape {shown(shape)}, whose dimensions other than 0 must multiply to less than "
+            "2^60; save it again"
+        )
     if bits != 8 * (ends[1] - ends[0]):
-        raise CheckpointError(
-            f"{where}, {dtype} {shown(shape)}, has {ends[1] - ends[0]} bytes, but must have "
-            f"{bits / 8:g}; save it again"
+        raise refused(
+            f", {dtype} {shown(shape)}, has {ends[1] - ends[0]} bytes, but must have {bits / 8:g}; "
+            "save it again"
         )
     return TensorInfo(name, dtype, tuple(shape), path, base + ends[0], base + ends[1])
 
@@ -222,8 +236,10 @@ def read(info: TensorInfo) -> torch.Tensor:
     """
     import torch
 
-    raw = torch.from_numpy(_bytes(info))
     dtype: torch.dtype = getattr(torch, _TORCH[info.dtype])
+    if not info.nbytes:
+        return torch.empty(info.shape, dtype=dtype)
+    raw = torch.from_numpy(_bytes(info))
     if raw.data_ptr() % dtype.itemsize:  # the header's length need not be a multiple of 8
         raw = raw.clone()
     shape = info.shape

@@ -15,6 +15,7 @@ import numpy as np
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 DTYPES = {
     "uint8": "U8",
+    "int8": "I8",
     "int32": "I32",
     "int64": "I64",
     "float16": "F16",
@@ -22,8 +23,18 @@ DTYPES = {
     "float64": "F64",
     "bfloat16": "BF16",
     "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
 }
 E4M3 = ml_dtypes.float8_e4m3fn
+BF16 = ml_dtypes.bfloat16
+STRAIGHT = list(range(8))
+AWQ = [0, 2, 4, 6, 1, 3, 5, 7]
+"""Which code of eight is in nibble i of a word."""
+
+
+class F4(np.ndarray):
+    """Bytes whose dtype in the file is F4: its shape counts codes."""
 
 
 def header(tensors: dict[str, np.ndarray]) -> dict[str, dict]:
@@ -31,11 +42,10 @@ def header(tensors: dict[str, np.ndarray]) -> dict[str, dict]:
     entries, at = {}, 0
     for name, value in tensors.items():
         ends = [at, at + value.nbytes]
-        entries[name] = {
-            "dtype": DTYPES[value.dtype.name],
-            "shape": list(value.shape),
-            "data_offsets": ends,
-        }
+        dtype, shape = DTYPES[value.dtype.name], list(value.shape)
+        if isinstance(value, F4):
+            dtype, shape = "F4", [*shape[:-1], 2 * shape[-1]]
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": ends}
         at = ends[1]
     return entries
 
@@ -46,6 +56,7 @@ def file_bytes(entries: dict | bytes, data: bytes, length: int | None = None) ->
 
 
 def save(path: Path, tensors: dict[str, np.ndarray]) -> Path:
+    tensors = {name: np.asanyarray(value) for name, value in tensors.items()}
     data = b"".join(np.ascontiguousarray(v).tobytes() for v in tensors.values())
     path.write_bytes(file_bytes(header(tensors), data))
     return path

@@ -46,7 +46,14 @@ FILES = {
     "shape_float": (files.file_bytes(entry(shape=[4.0]), DATA), r"has shape \[4.0\]"),
     "shape_bool": (files.file_bytes(entry(shape=[4, True]), DATA), r"has shape \[4, True\]"),
     "shape_many": (files.file_bytes(entry(shape=[1] * 99), DATA), "at most 16"),
-    "shape_huge": (files.file_bytes(entry(shape=[2**62] * 9), DATA), "has 4 bytes, but must have"),
+    "shape_huge": (
+        files.file_bytes(entry(shape=[2**62] * 9), DATA),
+        "has 4 bytes, but must have",
+    ),
+    "shape_huge_empty": (
+        files.file_bytes(entry(shape=[0, 2**62, 4], data_offsets=[0, 0]), b""),
+        r"must multiply to less than 2\^60",
+    ),
     "offsets": (files.file_bytes(entry(data_offsets=[4, 0]), DATA), "0 <= begin <= end"),
     "offsets_one": (files.file_bytes(entry(data_offsets=[4]), DATA), "0 <= begin <= end"),
     "offsets_far": (
@@ -174,14 +181,17 @@ WEIGHTS = {
         {**words(), "p.g_idx": np.zeros(63, np.int32)},
         r"must be I32 \[64\], one group of each input",
     ),
-    "int4_ct": ({"p.weight_packed": np.zeros((4, 2), np.int32)}, "pack-quantized, which is not"),
+    "int4_ct": (
+        {"p.weight_packed": np.zeros((4, 2), np.int32)},
+        "I32 weight without 'p.weight_scale'",
+    ),
     "fp8_blocks": (
         {"p.weight": np.zeros((4, 4), files.E4M3), "p.weight_scale_inv": np.ones((1, 1), "f4")},
         None,
     ),
     "fp8_many": (
         {"p.weight": np.zeros((4, 4), files.E4M3), "p.weight_scale_inv": np.ones((2, 2), "f4")},
-        "FP8 in blocks is not supported",
+        "of each row, or of each block of 128 x 128",
     ),
 }
 
@@ -272,7 +282,7 @@ def test_tensors_beside_the_index_count_with_a_note(tmp_path):
     files.save(tmp_path / "a.safetensors", {"x": np.ones(2, "f4"), "z": np.ones(2, "f4")})
     ckpt = bs.checkpoints.open(tmp_path)
     assert ckpt.names == ["x", "z"]
-    assert "1 tensors are in the files, but not in the index" in ckpt.notes[0]
+    assert any("1 tensors are in the files, but not in the index" in note for note in ckpt.notes)
 
 
 def test_a_name_in_two_shards_a_missing_shard_and_foreign_folders(tmp_path):
@@ -297,6 +307,48 @@ def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match="is no regular file"):
         bs.checkpoints.open(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors.index.json", "blockscale_convert.json"])
+def test_a_pipe_in_place_of_json_is_not_waited_for(tmp_path, name):
+    files.save(tmp_path / "model.safetensors", {"x": np.ones(2, "f4")})
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(CheckpointError, match="is no regular file"):
+        bs.checkpoints.open(tmp_path)
+
+
+def test_devices_and_folders_are_no_shards(tmp_path):
+    (tmp_path / "a.safetensors").symlink_to("/dev/zero")
+    with pytest.raises(CheckpointError, match="is no regular file"):
+        bs.checkpoints.open(tmp_path)
+    (tmp_path / "a.safetensors").unlink()
+    (tmp_path / "a.safetensors").mkdir()
+    with pytest.raises(CheckpointError, match="is no regular file"):
+        bs.checkpoints.open(tmp_path)
+    (tmp_path / "config.json").symlink_to("/dev/zero")  # is left out: no regular file
+    files.save(tmp_path / "model.safetensors", {"x": np.ones(2, "f4")})
+    assert bs.checkpoints.open(tmp_path).names == ["x"]
+
+
+def test_shards_may_be_links_to_a_cache(tmp_path):
+    """As downloads lie: snapshots/<revision>/model.safetensors -> ../../blobs/<digest>."""
+    (tmp_path / "blobs").mkdir()
+    files.save(tmp_path / "blobs" / "0123", {"x": np.ones(2, "f4")})
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "snapshot" / "model.safetensors").symlink_to("../blobs/0123")
+    assert bs.checkpoints.open(tmp_path / "snapshot").names == ["x"]
+
+
+def test_json_without_end_is_not_read(tmp_path, monkeypatch):
+    path = files.save(tmp_path / "model.safetensors", {"x": np.ones(2, "f4")})
+    monkeypatch.setattr("blockscale.safetensors_file._MAX_VALUES", 3)
+    with pytest.raises(CheckpointError, match="the header has 7 values, but at most 3 are read"):
+        bs.checkpoints.open(path)
+    monkeypatch.undo()
+    (tmp_path / "config.json").write_text(" " * 100)
+    monkeypatch.setattr("blockscale.checkpoint_folder._MAX_CONFIG", 99)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        bs.checkpoints.open(path)
 
 
 @pytest.mark.parametrize("size", [4, 1 << 20])

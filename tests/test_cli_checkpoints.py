@@ -8,6 +8,7 @@ from pathlib import Path
 import checkpoint_files as files
 import numpy as np
 import pytest
+from test_checkpoint_fuzz import SOUND
 from test_cli import call
 
 GOLDEN = Path(__file__).parent / "golden" / "checkpoints"
@@ -67,6 +68,41 @@ def test_blocks_of_zeros_may_have_any_scale(monkeypatch, capsys, tmp_path):
     assert (weight["zero"], weight["subnormal"], weight["lost"]) == (4, 0, 0)
 
 
+@pytest.mark.parametrize("kind", sorted(SOUND))
+def test_inspect_reads_every_kind(monkeypatch, capsys, tmp_path, kind):
+    tensors, said = SOUND[kind]
+    path = files.folder(tmp_path / "c", tensors, {"quantization_config": said})
+    code, out, err = call(monkeypatch, capsys, "inspect", str(path), "--json")
+    found = json.loads(out)
+    assert (code, err) == (0, "")
+    assert not [warning for weight in found["weights"] for warning in weight["warnings"]]
+    assert sum(weight["bytes"] for weight in found["weights"]) == found["bytes"]
+    experts = {"experts": "m.experts", "fused": "m.experts", "plain": "m.experts"}
+    assert found["modules"] == ([experts[kind]] if kind in experts else [])
+    assert call(monkeypatch, capsys, "inspect", str(path))[0] == 0
+
+
+def test_inspect_names_weights_that_cannot_be_read_and_goes_on(monkeypatch, capsys, tmp_path):
+    tensors, _ = SOUND["modelopt"]
+    low = {"p.svdquant_lora_a": np.ones((2, 32), files.BF16), "q.weight": np.ones(2, np.float32)}
+    path = files.folder(tmp_path / "c", {**tensors, **low})
+    code, out, _ = call(monkeypatch, capsys, "inspect", str(path))
+    assert code == 0
+    assert "warning: p.weight: 1 cannot be read: p.weight has a low-rank part" in out
+    assert "1 .. 1" in out
+
+
+def test_inspect_counts_degraded_scales_of_fp8_blocks(monkeypatch, capsys, tmp_path):
+    scale = np.array([[np.nan, 0], [1e-40, 1]], np.float32)
+    tensors = {"p.weight": np.ones((256, 256), files.E4M3), "p.weight_scale_inv": scale}
+    path = files.folder(tmp_path / "c", tensors)
+    _, out, _ = call(monkeypatch, capsys, "inspect", str(path), "--json")
+    (weight,) = json.loads(out)["weights"]
+    found = {key: weight[key] for key in ("blocks", "zero", "subnormal", "nan", "not_finite")}
+    assert found == {"blocks": 4, "zero": 1, "subnormal": 1, "nan": 1, "not_finite": 128 * 128}
+    assert (weight["low"], weight["high"]) == (0, 1)
+
+
 @pytest.mark.parametrize("fmt", ["int4", "mxfp4"])
 def test_inspect_counts_scales_of_the_other_formats(monkeypatch, capsys, tmp_path, fmt):
     if fmt == "int4":
@@ -93,7 +129,7 @@ def test_inspect_counts_scales_of_the_other_formats(monkeypatch, capsys, tmp_pat
 
 def test_inspect_headers_reads_no_data(monkeypatch, capsys, tmp_path):
     path = degraded(tmp_path / "c")
-    monkeypatch.setattr("blockscale.checkpoints.Checkpoint.__getitem__", None)
+    monkeypatch.setattr("blockscale.checkpoints.Checkpoint.weight", None)
     code, out, _ = call(monkeypatch, capsys, "inspect", str(path), "--headers", "--all")
     assert (code, "m.0.p.weight" in out, "warn" in out) == (0, True, False)
 
