@@ -147,11 +147,20 @@ class Nvfp4Tensor:
         return self._bytes.numel() // index.VECTOR_BYTES
 
     @property
+    def payload(self) -> Tensor:
+        """The payload as bytes [n]."""
+        return self._bytes
+
+    @property
+    def scale_bytes(self) -> Tensor | None:
+        """The block scales as bytes [n]."""
+        return self._scales
+
+    @property
     def device(self) -> torch.device:
         """Where the payload is."""
         return self._bytes.device
 
-    # ------------------------------------------------------------------------------ index functions
     def tile_offset_int4(self, c: Sequence[Any]) -> Any:
         """Number of the first vector of tile ``c``."""
         return index.tile_offset(check.coordinate(c), self.strides)
@@ -163,7 +172,6 @@ class Nvfp4Tensor:
             check.coordinate(c), *sizes, self.scale_m_dim, self.scale_k_dim
         )
 
-    # --------------------------------------------------------------------------------------- readers
     def read_block_scale_word(self, c: Sequence[Any]) -> Any:
         """Word of scales of tile ``c``, bytes (s0, s2, s1, s3): stored as s0 .. s3 (atoms)."""
         self._check_tile(c)
@@ -195,7 +203,6 @@ class Nvfp4Tensor:
         self._within("quantized_data", offset, index.VECTORS, self.vectors, "vectors")
         return _word(self._bytes, (offset + chunk) * index.LANES + lane)
 
-    # ---------------------------------------------------------------------------------------- values
     def tile_half(self, c: Sequence[Any], *, scaled: bool = False, linear: bool = False) -> Tensor:
         """Values [..., 64] float16 of tile ``c``: half(scale * e2m1).
 
@@ -254,7 +261,6 @@ class Nvfp4Tensor:
             value = value * self.global_of(c[0])[..., None]
         return value.flatten(2)
 
-    # --------------------------------------------------------------------------------------- private
     def _product(self, c: Sequence[Any], linear: bool) -> Tensor:
         scale = self._scale(c, linear).float().repeat_interleave(index.BLOCK, -1)
         return self._codes(c) * scale
@@ -289,9 +295,10 @@ class Nvfp4Tensor:
         if self.tiles is None:
             return
         for axis, value, size in zip("xyz", check.coordinate(c), self.tiles, strict=True):
-            if check.extremes(value)[1] >= size:
+            most = check.extremes(value)[1]
+            if most >= size:
                 raise ValueError(
-                    f"{_WHERE}: {axis}={check.extremes(value)[1]} is outside of the tensor, which has "
+                    f"{_WHERE}: {axis}={most} is outside of the tensor, which has "
                     f"{size} tiles in {axis}; coordinates are of tiles of {index.TILE} values"
                 )
 

@@ -45,8 +45,7 @@ def _gemv(sch: Schedule, choose: Choose, spec: EdgeUp | EdgeDown, level: str) ->
 def _combine(sch: Schedule) -> None:
     """Columns by vectors, in parallel; the slots of a token in turn."""
     out, combine = sch.get_sblock("out"), sch.get_sblock("combine")
-    t, n = sch.get_loops(out)
-    group, _ = sch.split(n, [None, VECTOR])
+    group, _ = sch.split(last_loops(sch, out, 1)[0], [None, VECTOR])
     sch.compute_at(combine, group, preserve_unit_loops=True)
     n, j = last_loops(sch, combine, 2)
     sch.reorder(j, n)

@@ -41,7 +41,7 @@ def groups(rows: int) -> int:
     """Groups along K, in whole warps: those with the least idle threads in the last round."""
     blocks = rows // index.BLOCK
     fits = range(8, MOST_GROUPS + 1, 8)
-    return min(fits, key=lambda g: (-(-blocks // g) * MOST_GROUPS + (-(-blocks // g) * g - blocks)))
+    return min(fits, key=lambda g: -(-blocks // g) * MOST_GROUPS + (-(-blocks // g) * g - blocks))
 
 
 def scale_value(byte: PrimExpr) -> PrimExpr:
@@ -56,9 +56,7 @@ def _x_steps(spec: EdgeUp | EdgeDown) -> tuple[int, str, Any]:
         return 16, "float32", lambda raw, side, s, e: activated(spec.activation, raw[s, e])
     if spec.dtype != "nvfp4":
         return 16, spec.dtype, lambda raw, side, s, e: widen(raw[s, e])
-    return 8, "uint8", lambda raw, side, s, e: (
-        code_value(raw[s, e // 2], e) * scale_value(side[s])
-    )
+    return 8, "uint8", lambda raw, side, s, e: code_value(raw[s, e // 2], e) * scale_value(side[s])
 
 
 def _thread_step(spec: EdgeUp | EdgeDown) -> Any:
@@ -90,7 +88,9 @@ def _thread_step(spec: EdgeUp | EdgeDown) -> Any:
             for k, i in T.grid(block, half):
                 with T.sblock("load_codes"):
                     vk, vi = T.axis.remap("SS", [k, i])
-                    codes[s, vk, vi] = payload[e, b * block + vk, strip * strip_bytes + part * half + vi]
+                    codes[s, vk, vi] = payload[
+                        e, b * block + vk, strip * strip_bytes + part * half + vi
+                    ]
             for i in range(C):
                 with T.sblock("load_scales"):
                     vi = T.axis.spatial(C, i)
@@ -134,9 +134,37 @@ def _thread_step(spec: EdgeUp | EdgeDown) -> Any:
                 first = T.meta_var(vr * i64(2 * G) + group)
                 second = T.meta_var(vr * i64(2 * G) + i64(G) + group)
                 third = T.meta_var(vr * i64(2 * G) + i64(2 * G) + group)
-                fetch(1, second, x_row, side_row, payload, scales, e, strip, part, raw, side, codes, byte)
+                fetch(
+                    1,
+                    second,
+                    x_row,
+                    side_row,
+                    payload,
+                    scales,
+                    e,
+                    strip,
+                    part,
+                    raw,
+                    side,
+                    codes,
+                    byte,
+                )
                 compute(0, first, raw, side, codes, byte, total)
-                fetch(0, third, x_row, side_row, payload, scales, e, strip, part, raw, side, codes, byte)
+                fetch(
+                    0,
+                    third,
+                    x_row,
+                    side_row,
+                    payload,
+                    scales,
+                    e,
+                    strip,
+                    part,
+                    raw,
+                    side,
+                    codes,
+                    byte,
+                )
                 compute(1, second, raw, side, codes, byte, total)
 
     return step

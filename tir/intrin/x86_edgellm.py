@@ -1,6 +1,7 @@
 """x86 intrinsics of Edge-LLM's GEMVs: 16 rows of a strip of 64 columns, and their block scales.
 
-Levels avx512 and avx2; a lane has the four columns of a 16-bit word: 32 bytes of a row are 16 lanes.
+Levels avx512 and avx2.  A lane has the four columns of a 16-bit word: 32 bytes of a row are 16
+lanes.
 `blockscale.tir.intrin.x86` says what a *desc* and an *impl* are.
 """
 
@@ -29,9 +30,7 @@ def _shifted(words: PrimExpr, bits: int) -> PrimExpr:
 
 @cache
 def dot(level: str) -> str:
-    """Register and name: ``sums[q, i] += sum_k a[k] * e2m1(codes[k, 4 i + q])``, 16 rows k.
-
-    """
+    """Register and name: ``sums[q, i] += sum_k a[k] * e2m1(codes[k, 4 i + q])``, 16 rows k."""
     width = WIDTHS[level].lanes
     Q, L, K, B, two = (i64(v) for v in (QUARTERS, LANES, BLOCK, TILE_BYTES, 2))
 
@@ -84,7 +83,7 @@ def dot(level: str) -> str:
 
 @cache
 def scale(level: str) -> str:
-    """Register and name: ``total[q, i] += sums[q, i] * scale(byte[4 i + q])``."""
+    """Register and name: ``total[q, i] += sums[q, i] * s[q, i]``, s of byte 4 i + q."""
     width = WIDTHS[level].lanes
     Q, L, N = i64(QUARTERS), i64(LANES), i64(TILE)
 
