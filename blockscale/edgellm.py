@@ -1,7 +1,8 @@
 """TensorRT Edge-LLM's NVFP4 tensors and decode ops: ``bs.edgellm``.
 
 The tensor view is in `blockscale.edgellm_tensor`, its layout in `.edgellm_index`, packers in
-`.edgellm_pack`, words in `.edgellm_words`, the ops in `.edgellm_ops` and their float16 arithmetic in `.edgellm_exact`.
+`.edgellm_pack`, words in `.edgellm_words`, the ops in `.edgellm_ops`, their float16 arithmetic in
+`.edgellm_exact`.
 """
 
 from blockscale.edgellm_ops import decode_down, decode_moe, decode_up

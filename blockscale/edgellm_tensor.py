@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -98,7 +97,7 @@ class Nvfp4Tensor:
         self.scale_expert_stride = check.size_of("scale_expert_stride", scale_expert_stride)
         self.scale_m_dim, self.scale_k_dim = check.scale_dims(scale_m_dim, scale_k_dim)
         self.global_scale = check.global_scales(global_scale, self._bytes.device)
-        if self.tiles is not None and prod(self.tiles):
+        if self.tiles is not None and 0 not in self.tiles:
             last = index.tile_offset([size - 1 for size in self.tiles], self.strides)
             self._within("quantized_data", last, index.VECTORS, self.vectors, "vectors")
 

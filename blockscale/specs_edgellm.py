@@ -149,7 +149,7 @@ def register_edgellm() -> None:
         ("edgellm_up_h2688_i1856_f16",),
         rf"edgellm_up_{sizes}_(?P<dtype>f32|bf16|f16|nvfp4)",
         lambda hidden, intermediate, dtype: EdgeUp(
-            int(hidden), int(intermediate), SUFFIX_DTYPE.get(dtype, dtype)
+            int(hidden), int(intermediate), dtype if dtype == "nvfp4" else SUFFIX_DTYPE[dtype]
         ),
     )
     register(

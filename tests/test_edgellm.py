@@ -97,6 +97,28 @@ def test_tile_dot():
         assert (got.numpy() == TILES["tiledot_full_noact"][:, column]).all()
 
 
+def test_tile_dot_of_tiny_scales():
+    """Products of scales are rounded to half by themselves, and may be subnormal."""
+    rng = np.random.default_rng(4)
+    codes, byte = (
+        rng.integers(0, high, (2, size), dtype=np.uint8) for high, size in ((256, 32), (90, 4))
+    )
+    views = [
+        Nvfp4Tensor.activation(tensor(codes[i : i + 1]), tensor(byte[i].view(np.int32)))
+        for i in range(2)
+    ]
+    weight = Nvfp4Tensor(tensor(codes[0]), tensor(np.tile(byte[0], 128)), strides=(0, 0, 0),
+                         scale_num_k_tiles=1)  # fmt: skip
+    acc, half = np.float16(0), np.float16
+    for i in range(64):
+        scales = half(
+            ref.scale_half(byte[1][(0, 2, 1, 3)[i // 16]]) * ref.scale_half(byte[0][i // 16])
+        )
+        value = half(ref.e2m1(ref.code_at(codes[0], i)) * ref.e2m1(ref.code_at(codes[1], i)))
+        acc = half(acc + half(value * scales))
+    assert float(weight.tile_dot((0, 0, 0), views[1], (0, 0, 0))) == float(acc) != 0
+
+
 def test_words():
     """Both releases' decoders of scale words, and codes."""
     words = tensor(TABLES["word"])
@@ -194,7 +216,9 @@ def test_scale_words():
 
 def test_index_functions_are_tensorir():
     """A kernel made of them, on every tile of the golden weight and activation."""
-    golden = {name: TILES[name].reshape(-1).view(np.int32) for name in ("payload_u32", "atom_sf_u8")}
+    golden = {
+        name: TILES[name].reshape(-1).view(np.int32) for name in ("payload_u32", "atom_sf_u8")
+    }
     t, act = weight(), activation()
     sizes, strides = (2, 256, 1, 2), t.strides
 
@@ -242,8 +266,9 @@ def test_index_functions_are_tensorir():
 # ------------------------------------------------------------------------------------------ weights
 def test_dequantize():
     """All tiles at once, with global scales of the experts."""
-    t = Nvfp4Tensor.up_weights(tensor(TILES["payload_u32"].view(np.uint8).reshape(2, 64, 64)),
-                               tensor(TILES["global_scale"]), tensor(TILES["atom_sf_u8"]))  # fmt: skip
+    payload = tensor(TILES["payload_u32"].view(np.uint8).reshape(2, 64, 64))
+    g, scales = tensor(TILES["global_scale"]), tensor(TILES["atom_sf_u8"])
+    t = Nvfp4Tensor.up_weights(payload, g, scales)
     want = TILES["half_bits"].view(np.float16).astype(np.float32).reshape(2, 64, 128)
     want = want * TILES["global_scale"][:, None, None]
     assert (t.dequantize().numpy() == want).all()
@@ -361,7 +386,13 @@ def test_bad_tensors():
     bad(ValueError, "number 6, but there are 4 vectors", made, payload, strides=strides,
         tiles=(2, 1, 2))  # fmt: skip
     bad(ValueError, r"up_weights: payload has shape \[64\]", made.up_weights, payload)
-    bad(ValueError, r"activation: payload .* \[T, H / 2\]", made.activation, payload.view(8, 8), None)
+    bad(
+        ValueError,
+        r"activation: payload .* \[T, H / 2\]",
+        made.activation,
+        payload.view(8, 8),
+        None,
+    )
     bad(TypeError, "down_weights: payload is a int, not", made.down_weights, 3)
 
 
@@ -378,7 +409,9 @@ def test_bad_coordinates():
     bad(ValueError, "block_scale number 512, but there are 512 words", t.read_block_scale_word,
         (2, 0, 0))  # fmt: skip
     bad(ValueError, "chunk=2 is not an integer from 0 to 1", t.load_tile_uint4, (0, 0, 0), 2)
-    bad(ValueError, "lane=4 is not an integer from 0 to 3", t.load_tile_uint32_lane, (0, 0, 0), 0, 4)
+    bad(
+        ValueError, "lane=4 is not an integer from 0 to 3", t.load_tile_uint32_lane, (0, 0, 0), 0, 4
+    )
     bad(ValueError, "sizes of x, y and z are not known", t.dequantize)
     act = activation()
     bad(ValueError, "y=3 is outside of the tensor, which has 3 tiles in y", act.load_tile_uint4,
@@ -401,8 +434,16 @@ def test_bad_weights():
     bad(ValueError, r"block_scale has shape \[64, 3\], but must have \[64, 4\]",
         edgellm.pack_weight, packed, byte[:, :3])  # fmt: skip
     payload, decode = edgellm.pack_weight(packed, scales)
-    bad(TypeError, "decode scales are torch.float32", edgellm.unpack_weight, payload, decode.float())
-    bad(ValueError, r"decode scales have shape \[3, 64\]", edgellm.unpack_weight, payload, decode[:3])
+    bad(
+        TypeError, "decode scales are torch.float32", edgellm.unpack_weight, payload, decode.float()
+    )
+    bad(
+        ValueError,
+        r"decode scales have shape \[3, 64\]",
+        edgellm.unpack_weight,
+        payload,
+        decode[:3],
+    )
     decode[0, 0] = 247
     bad(ValueError, "no E4M3 number", edgellm.unpack_weight, payload, decode)
     quantize = edgellm.quantize_activation

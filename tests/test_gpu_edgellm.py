@@ -87,7 +87,7 @@ def test_groups():
 @pytest.mark.parametrize("hint", [0, 1])
 @pytest.mark.parametrize("spec", [EdgeUp(2688, 1856), EdgeDown(2688, 1856)], ids=lambda s: s.name)
 def test_source(spec, hint):
-    """Real sizes: CTAS fit into an SM's registers, codes and scales are loaded 8 and 16 at a time."""
+    """Real sizes: bounds for registers; codes are loaded by 8 bytes, scales by 16."""
     sch = Schedule((up_rows if isinstance(spec, EdgeUp) else down_rows)(spec))
     gpu_edgellm.sketches(spec)[hint](sch, preferred)
     device = cuda.sources(sch.mod["main"], "main", "sm_90a").device
