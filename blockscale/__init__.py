@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from blockscale import checkpoints as checkpoints
+    from blockscale import edgellm as edgellm
     from blockscale import int4 as int4
     from blockscale import layouts as layouts
     from blockscale import nn as nn
@@ -89,7 +90,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}  # othe
 
 def __getattr__(name: str) -> object:
     """Import the home of a public name on its first use; later uses find the name here."""
-    if name in ("checkpoints", "int4", "layouts", "nn", "specs"):  # modules
+    if name in ("checkpoints", "edgellm", "int4", "layouts", "nn", "specs"):  # modules
         return _import_module(f"blockscale.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'blockscale' has no attribute {name!r}; it has {__all__}")

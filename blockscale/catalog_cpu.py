@@ -11,11 +11,20 @@ from tvm.target import Target
 from tvm.tirx import PrimFunc
 
 from blockscale.catalog_bucket import Bucket
-from blockscale.schedules import cpu, cpu_elementwise, cpu_fused, cpu_gemm, cpu_moe
+from blockscale.schedules import (
+    cpu,
+    cpu_edgellm,
+    cpu_elementwise,
+    cpu_fused,
+    cpu_gemm,
+    cpu_moe,
+)
 from blockscale.schedules._steps import Sketch
 from blockscale.specs import (
     ActQuantize,
     Dequantize,
+    EdgeDown,
+    EdgeUp,
     FusedMoe,
     GroupedMmFp4,
     Linear,
@@ -31,6 +40,7 @@ from blockscale.specs import (
 from blockscale.tir.act_quantize import act_quantize
 from blockscale.tir.block_grid import BlockGrid
 from blockscale.tir.dequantize import dequantize
+from blockscale.tir.edgellm import edge_down, edge_up
 from blockscale.tir.gemm import gemm
 from blockscale.tir.grouped_gemm import grouped_gemm
 from blockscale.tir.linear import linear
@@ -140,6 +150,8 @@ def module(spec: Spec, bucket: Bucket, level: str, static: bool) -> tvm.IRModule
         func = _moe(spec, bucket.tile, level, rows if static else None)
     elif isinstance(spec, MoeRoute):
         func = moe_route(spec, rows if static else None)
+    elif isinstance(spec, EdgeUp | EdgeDown):
+        func = edge_up(spec) if isinstance(spec, EdgeUp) else edge_down(spec)
     else:
         raise TypeError(
             f"catalog: {type(spec).__name__} has no TensorIR; add its op to catalog_cpu.py"
@@ -201,6 +213,8 @@ def sketches(spec: Spec, bucket: Bucket, level: str) -> list[Sketch]:
         return cpu_moe.moe_sketches(spec, level, bucket.tile)
     if isinstance(spec, MoeRoute):
         return cpu_moe.route_sketches()
+    if isinstance(spec, EdgeUp | EdgeDown):
+        return cpu_edgellm.sketches(spec, level)
     return cpu_elementwise.swizzle_sketches()
 
 

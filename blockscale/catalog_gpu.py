@@ -11,11 +11,13 @@ from blockscale.catalog_bucket import Bucket
 from blockscale.lower import cuda
 from blockscale.lower.gemm import GEMM_TARGETS
 from blockscale.lower.gemm_maps import SPREAD_ALIGNMENT, spreads_codes
-from blockscale.schedules import gpu_fused, gpu_memory, gpu_sweep, sm100
+from blockscale.schedules import gpu_edgellm, gpu_fused, gpu_memory, gpu_sweep, sm100
 from blockscale.schedules._steps import Sketch
 from blockscale.specs import (
     ActQuantize,
     Dequantize,
+    EdgeDown,
+    EdgeUp,
     FusedMoe,
     GroupedMmFp4,
     MmFp4,
@@ -28,6 +30,7 @@ from blockscale.specs import (
     Unswizzle,
 )
 from blockscale.tir.act_rows import act_rows
+from blockscale.tir.edgellm_rows import down_rows, up_rows
 from blockscale.tir.gemm_tiles import gemm_tiles
 from blockscale.tir.gpu_blocks import dequantize, quantize
 from blockscale.tir.gpu_swizzle import swizzle, unswizzle
@@ -123,6 +126,8 @@ def module(spec: Spec, bucket: Bucket, level: str, static: bool) -> tvm.IRModule
         func = norm_rows(spec, rows if static else None, late)
     elif isinstance(spec, ActQuantize):
         func = act_rows(spec, _act_shape(spec, rows) if static else None)
+    elif isinstance(spec, EdgeUp | EdgeDown):
+        func = up_rows(spec) if isinstance(spec, EdgeUp) else down_rows(spec)
     elif isinstance(spec, MmFp4 | GroupedMmFp4):
         func = _gemm(spec, rows if static else None, level)
     else:
@@ -176,6 +181,8 @@ def sketches(spec: Spec, bucket: Bucket, level: str) -> list[Sketch]:
         return gpu_fused.norm_quantize_sketches(spec, bucket.rows)
     if isinstance(spec, ActQuantize):
         return gpu_fused.act_quantize_sketches(spec)
+    if isinstance(spec, EdgeUp | EdgeDown):
+        return gpu_edgellm.sketches(spec)
     if isinstance(spec, ScaleSweep):
         return gpu_sweep.scale_sweep_sketches(spec)
     if isinstance(spec, MmFp4 | GroupedMmFp4):

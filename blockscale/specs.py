@@ -28,6 +28,7 @@ from blockscale.spec_base import (
     check_positive,
     register,
 )
+from blockscale.specs_edgellm import EdgeDown, EdgeUp, register_edgellm
 from blockscale.specs_fused import ActQuantize, NormQuantize, register_fused
 from blockscale.specs_gemm import GEMM_FORMATS, GroupedMmFp4, MmFp4, register_gemm
 from blockscale.specs_moe import FusedMoe, MoeRoute, register_moe
@@ -41,6 +42,8 @@ __all__ = [
     "SPECS",
     "ActQuantize",
     "Dequantize",
+    "EdgeDown",
+    "EdgeUp",
     "FusedMoe",
     "GroupedMmFp4",
     "Layout",
@@ -316,3 +319,4 @@ register(
 register_fused()
 register_gemm()
 register_moe()
+register_edgellm()

@@ -24,6 +24,9 @@ MAX_THREADS = 1024
 
 WARP = 32
 
+CTAS = "blockscale.ctas"
+"""Attribute of a function: CTAs of each of its kernels for which an SM must have registers."""
+
 MAX_SHARED_BYTES = 227 * 1024
 """Shared memory that a CTA may ask for on sm_90 and sm_100 (sm_120: 99 KiB)."""
 
@@ -86,7 +89,7 @@ def sources(func: tirx.PrimFunc, name: str, arch: str) -> Source:
         host_built = tvm.get_global_func("target.build.c")(finish_host()(host), kind.host)
     return Source(
         host_built.inspect_source(),
-        _of_whole_warps(built.inspect_source("cuda") or built.inspect_source()),
+        _bounded(_of_whole_warps(built.inspect_source("cuda") or built.inspect_source()), func),
         tuple(_kernel(variable, function) for variable, function in device.functions.items()),
     )
 
@@ -126,6 +129,13 @@ def _of_whole_warps(device: str) -> str:
     if any(int(count) % WARP for count in threads):
         return device
     return device.replace("__activemask()", "0xFFFFFFFFu")
+
+
+def _bounded(device: str, func: tirx.PrimFunc) -> str:
+    """Let ptxas use no more registers than leave room for the function's `CTAS` on an SM."""
+    ctas = int((func.attrs or {}).get(CTAS, 0))
+    bounds = re.compile(r"__launch_bounds__\((\d+)\)")
+    return bounds.sub(rf"__launch_bounds__(\1, {ctas})", device) if ctas else device
 
 
 def _kernel(variable: tvm.ir.GlobalVar, function: tirx.PrimFunc) -> KernelCode:

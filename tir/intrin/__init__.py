@@ -15,6 +15,10 @@ def register_named(trace: str) -> None:
     register_cpu()
     if "_dots_" in trace:
         register_moe()
+    if "edgellm_" in trace:
+        from blockscale.tir.intrin import x86_edgellm
+
+        x86_edgellm.register_all()
     if "cuda_" in trace:
         register_gpu()
     if "tcgen05_" in trace:
