@@ -6,7 +6,7 @@ scales are never rounded on the way: bytes are moved, and nothing else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -180,6 +180,10 @@ def load(entry: Entry, facts: Facts) -> Weight:
     Raises:
         CheckpointError: its data are none of its format, or its file changed.
     """
+    if entry.scheme == "blockscale-layout":
+        from blockscale.checkpoint_layout import undo
+
+        return replace(undo(entry), gate_up=_gate_up(entry, facts))
     if entry.scheme == "plain":
         return Weight(entry.name, entry.fmt, entry.shape, data=read(entry.parts["data"]))
     if "lora_a" in entry.parts or "lora_b" in entry.parts:
