@@ -45,7 +45,7 @@ _MAX_ZERO = 15
 _TILED_CODES = 1 << 20
 """Codes that are tiled at a time: 12 MiB of temporary memory."""
 _META = {"fmt": str, "group": int, "experts": int, "hidden": int, "intermediate": int}
-_FLOAT = {"F16": torch.float16, "BF16": torch.bfloat16}
+FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def facts_of(
@@ -278,7 +278,7 @@ def _entries(layout: str, facts: dict[str, Any], parts: dict[str, TensorInfo]) -
         mine = {k: p for k, p in parts.items() if k.split("_")[0] == stem}
         if f"{role}_input_scale" in parts:
             mine["input_scale"] = parts[f"{role}_input_scale"]
-        told = {**facts, "role": role}
+        told = {**facts, "role": role, "whole": parts}
         kind = (facts["fmt"], SCHEME)
         if "{}" not in name:
             shape = (facts["experts"], rows, inner)
@@ -367,7 +367,7 @@ def _untiled(
     codes = moe_tiles.unpack_codes(parts[""], "int4" if int4 else "e2m1")
     laid, zero = parts["_scale"], None
     if int4:
-        values = laid.contiguous().view(_FLOAT[facts["scale_dtype"]])
+        values = laid.contiguous().view(FLOATS[facts["scale_dtype"]])
         both = moe_tiles.unpack_scales(values, facts["group"], 2)
         scale, zero = both[..., 0], both[..., 1].to(torch.uint8)
     else:
