@@ -1,53 +1,28 @@
-"""The experts of one MoE layer, however a checkpoint names them, and each of them by itself.
+"""The experts of one MoE layer, each by itself, for converting them one after the other.
 
-Found from names and shapes alone: an expert a tensor (gate_proj, up_proj, down_proj; w1, w3, w2),
-or all experts in one (gate_up_proj and down_proj, mlp1_weight and mlp2_weight, or three of them).
+`checkpoint_modules` finds them by name; a tensor of all experts is read expert by expert.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from blockscale.checkpoint_entry import Entry, Facts
 from blockscale.checkpoint_kinds import PLAIN
-from blockscale.checkpoint_weight import Weight, load
+from blockscale.checkpoint_modules import check_group, find_modules
+from blockscale.checkpoint_rows import is_turned
+from blockscale.checkpoint_weight import Weight
 from blockscale.errors import CheckpointError
 from blockscale.safetensors_file import TensorInfo
 
-if TYPE_CHECKING:
-    from blockscale.checkpoints import Checkpoint
-
 Tensor = torch.Tensor
 
-_ROLES = {
-    "gate_proj": "gate",
-    "up_proj": "up",
-    "down_proj": "down",
-    "w1": "gate",
-    "w3": "up",
-    "w2": "down",
-}
-_FUSED = {
-    "gate_up_proj": "gate_up",
-    "down_proj": "down",
-    "gate_proj": "gate",
-    "up_proj": "up",
-    "mlp1_weight": "gate_up",
-    "mlp2_weight": "down",
-    "w1": "gate",
-    "w3": "up",
-    "w2": "down",
-}
-_EACH = re.compile(
-    rf"(?P<head>.*experts)\.(?P<expert>\d{{1,6}})\.(?P<leaf>{'|'.join(_ROLES)})\.weight"
-)
-_ALL = re.compile(rf"(?P<head>.*)\.(?P<leaf>{'|'.join(_FUSED)})(\.weight)?")
+_ROLES = ({"gate_up", "down"}, {"gate", "up", "down"}, {"up", "down"})
 _BY_EXPERT = frozenset(("packed", "block_scale", "zero", "data"))
 _LAID = ("w13", "w2")
 """Roles of `blockscale.checkpoint_tiles`, which hold all experts."""
@@ -96,51 +71,54 @@ class Bundle:
         return found if any(entry.name == other.name for other in found) else []
 
 
-def bundles(entries: Iterable[Entry]) -> dict[str, Bundle]:
+def bundles(entries: Iterable[Entry], facts: Facts) -> dict[str, Bundle]:
     """Return the layers of experts by the name of the module that holds their weights.
 
-    Layers that lack a weight, e.g. of one expert, are left out.
+    Left out are layers that lack a weight, e.g. of one expert, or whose sizes are not of one layer.
     """
-    each: dict[str, dict[str, dict[int, Entry]]] = {}
-    whole: dict[str, dict[str, Entry]] = {}
-    for entry in entries:
-        match = _EACH.fullmatch(entry.name)
-        if match and len(entry.shape) == 2:
-            roles = each.setdefault(match["head"], {})
-            roles.setdefault(_ROLES[match["leaf"]], {})[int(match["expert"])] = entry
-            continue
-        match = _ALL.fullmatch(entry.name)
-        if match and len(entry.shape) == 3:
-            whole.setdefault(match["head"], {})[_FUSED[match["leaf"]]] = entry
     found = {}
-    for head, roles in each.items():
-        numbers = roles.get("down", {}).keys()
-        if "up" in roles and all(set(r) == set(range(len(numbers))) for r in roles.values()):
-            ordered = {k: tuple(r[e] for e in sorted(r)) for k, r in sorted(roles.items())}
-            found[head] = Bundle(head, len(numbers), ordered)
-    for head, kinds in whole.items():
-        counts = {entry.shape[0] for entry in kinds.values()}
-        complete = "down" in kinds and ("gate_up" in kinds) != ("up" in kinds)
-        if head not in found and complete and len(counts) == 1:
-            oriented = _oriented(kinds)
-            singles = {k: (oriented[k],) for k in sorted(kinds)}
-            found[head] = Bundle(head, counts.pop(), singles)
+    for name, group in find_modules(entries).items():
+        try:
+            check_group(group)
+            roles = {k: tuple(v[e] for e in sorted(v)) for k, v in sorted(group.weights.items())}
+            made = _bundle(name, _oriented(roles, facts))
+        except CheckpointError:
+            continue
+        if made is not None:
+            found[name] = made
     return found
 
 
-def _oriented(kinds: dict[str, Entry]) -> dict[str, Entry]:
-    """Return plain weights [E, K, N] as transposed ones [E, N, K].
+def _bundle(name: str, roles: dict[str, tuple[Entry, ...]]) -> Bundle | None:
+    """Return the bundle, unless sizes do not fit each other."""
+    if set(roles) not in _ROLES:
+        return None
+    counts = {v[0].shape[0] if len(v[0].shape) == 3 else len(v) for v in roles.values()}
+    shapes = {k: {e.shape[-2:] for e in v} for k, v in roles.items()}
+    if len(counts) > 1 or any(len(shape) > 1 for shape in shapes.values()):
+        return None
+    hidden, inner = next(iter(shapes["down"]))
+    if shapes.get("gate_up") == {(inner, hidden)}:  # without gates, whatever its name
+        roles = {"up" if role == "gate_up" else role: v for role, v in roles.items()}
+        shapes["up"] = shapes.pop("gate_up")
+    rows = {"gate_up": 2 * inner, "gate": inner, "up": inner}
+    if any(shapes[role] != {(rows[role], hidden)} for role in roles if role != "down"):
+        return None
+    return Bundle(name, counts.pop(), roles)
 
-    gpt-oss, Llama 4 and others hold plain experts so.  2I rows and I columns, or the reverse, tell.
-    """
-    if any(e.fmt not in PLAIN.values() or e.transposed for e in kinds.values()):
-        return kinds
-    up, down = kinds.get("gate_up"), kinds["down"]
-    if up is None or up.shape[1] != down.shape[2] or up.shape[2] != 2 * down.shape[1]:
-        return kinds
+
+def _oriented(roles: dict[str, tuple[Entry, ...]], facts: Facts) -> dict[str, tuple[Entry, ...]]:
+    """Return plain weights that are stored as [E, K, N] as transposed ones [E, N, K]."""
+    lone = all(len(found) == 1 and found[0].fmt in PLAIN.values() for found in roles.values())
+    first = next((roles[role] for role in ("gate_up", "up", "gate") if role in roles), None)
+    if not lone or first is None or "down" not in roles:
+        return roles
+    up, down = (Weight(e.name, e.fmt, e.shape) for e in (first[0], roles["down"][0]))
+    if not is_turned(up, down, "gate_up" in roles, facts)[0]:
+        return roles
     return {
-        role: replace(e, shape=(e.shape[0], e.shape[2], e.shape[1]), transposed=True)
-        for role, e in kinds.items()
+        role: (replace(e, shape=(e.shape[0], e.shape[2], e.shape[1]), transposed=True),)
+        for role, (e,) in roles.items()
     }
 
 
@@ -189,33 +167,3 @@ def halves(weight: Weight) -> tuple[Weight, Weight]:
         shape = (inner, *weight.shape[1:])
         made.append(replace(weight, shape=shape, gate_up=None, **moved))
     return made[0], made[1]
-
-
-def layer(ckpt: Checkpoint, name: str) -> tuple[Bundle, str]:
-    """Return the experts below the module ``name``, and the name of their module.
-
-    Raises:
-        CheckpointError: there are none, or they are not complete.
-    """
-    stem = name.rstrip(".")
-    wanted = [stem, *(f"{stem}.{tail}" for tail in ("experts", "mlp.experts"))]
-    wanted += [f"{stem}.{tail}.experts" for tail in ("block_sparse_moe", "feed_forward")]
-    found = bundles(e for e in ckpt.entries.values() if e.name.startswith(stem + "."))
-    for head in wanted:
-        if head in found:
-            return found[head], head
-    below = ckpt.below(stem)
-    hint = f"it has {len(below)} weights, e.g. {below[0]!r}" if below else "it has none"
-    raise CheckpointError(
-        f"{ckpt.path}: no complete set of experts below {stem!r} ({hint}); give the name of an MoE "
-        "layer's module, for example 'model.layers.0.mlp'"
-    )
-
-
-def matrices(bundle: Bundle, e: int, facts: Facts) -> Matrices:
-    """Return the weights of expert ``e``; what is mapped stays so."""
-    found = {role: flat(load(bundle.of(role, e), facts)) for role in bundle.roles}
-    if "gate_up" in found:
-        gate, up = halves(found["gate_up"])
-        return Matrices(gate, up, found["down"])
-    return Matrices(found.get("gate"), found["up"], found["down"])

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from blockscale.checkpoint_bundle import Bundle, Matrices, halves, one
+from blockscale.checkpoint_entry import BLOCK
 from blockscale.checkpoint_folder import INDEX, RECORD
-from blockscale.checkpoint_kinds import BLOCK
 from blockscale.checkpoint_layout import LINEAR, lay_scales, lay_trtllm
 from blockscale.checkpoint_plan import SHARD_BYTES, Options, Plan, Step, make_plan
 from blockscale.checkpoint_quantize import Source

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from blockscale import layouts
-from blockscale.checkpoint_kinds import BLOCK, Entry
+from blockscale.checkpoint_entry import BLOCK, Entry
 from blockscale.checkpoint_weight import Weight
 from blockscale.errors import CheckpointError
 from blockscale.int4_layout import preprocess_weights, unprocess_weights

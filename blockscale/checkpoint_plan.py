@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from blockscale import checkpoint_layout as layout_of_one
 from blockscale import checkpoint_tiles as tiles
 from blockscale.checkpoint_bundle import Bundle, bundles
-from blockscale.checkpoint_kinds import BLOCK, PLAIN, Entry
+from blockscale.checkpoint_entry import BLOCK, Entry
+from blockscale.checkpoint_kinds import PLAIN
 from blockscale.checkpoint_layout import LAYOUTS, LINEAR, OF_EXPERTS, Kernel
 from blockscale.checkpoint_writer import Output
 from blockscale.errors import CheckpointError
@@ -206,7 +207,7 @@ class _Planner:
                 f"{ckpt.path}: {laid.name} is in layout {laid.layout!r} already; convert the "
                 "checkpoint that this one was made of"
             )
-        self.bundles = bundles(entries)
+        self.bundles = bundles(entries, ckpt.facts)
         self.stacked = {e.name: e for b in self.bundles.values() for e in b.entries}
         self.done = any(entry.fmt in _CODE_FORMATS for entry in entries)
         self.actions = {entry.name: self._action(entry) for entry in entries}

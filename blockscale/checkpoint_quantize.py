@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from blockscale.checkpoint_bundle import flat, one
-from blockscale.checkpoint_kinds import Entry
+from blockscale.checkpoint_entry import Entry
 from blockscale.checkpoint_weight import Weight, load
 from blockscale.errors import CheckpointError
 from blockscale.safetensors_file import read

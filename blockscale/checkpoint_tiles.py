@@ -20,6 +20,7 @@ import torch
 
 from blockscale import layouts, moe_tiles
 from blockscale.checkpoint_bundle import Bundle, Matrices
+from blockscale.checkpoint_entry import Entry
 from blockscale.checkpoint_layout import (
     OF_EXPERTS,
     SCHEME,
@@ -53,14 +54,7 @@ def facts_of(
 ) -> dict[str, Any]:
     """Return what config.json says on the experts of a layer."""
     *_, hidden, intermediate = bundle.roles["down"][0].shape
-    names = {
-        role: found[0].name if len(found[0].shape) == 3 else found[0].name.replace(".0.", ".{}.", 1)
-        for role, found in bundle.roles.items()
-    }
-    for role, found in bundle.roles.items():
-        if len(found[0].shape) == 2:
-            leaf = found[0].name[len(bundle.head) + 2 :]
-            names[role] = f"{bundle.head}.{{}}{leaf}"
+    names = {role: _name(bundle, found) for role, found in bundle.roles.items()}
     return {
         "fmt": fmt,
         "group": group,
@@ -73,6 +67,21 @@ def facts_of(
         "scale_dtype": scale_dtype,
         "interleaved": interleaved,
     }
+
+
+def _name(bundle: Bundle, found: tuple[Entry, ...]) -> str:
+    """Return the name of an entry of all experts, else one with {} for the expert's number."""
+    first = found[0].name
+    if len(found[0].shape) == 3:
+        return first
+    head, tail = bundle.head, first[len(bundle.head) :]
+    name = head + tail.replace(".0", ".{}", 1)
+    if any(name.replace("{}", str(e)) != entry.name for e, entry in enumerate(found)):
+        raise CheckpointError(
+            f"{first} and the other experts are not named alike, which this layout needs; choose "
+            "layout linear"
+        )
+    return name
 
 
 def specs(layout: str, facts: Mapping[str, Any], kernel: Kernel) -> Spec:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from blockscale import checkpoints
+from blockscale.checkpoint_experts import _biases as experts_biases
 from blockscale.checkpoint_layout import Laid
+from blockscale.checkpoint_rows import split_rows
 from blockscale.checkpoint_tiles import FLOATS
 from blockscale.errors import CheckpointError
 from blockscale.moe_convert import with_biases
@@ -19,6 +21,7 @@ from blockscale.safetensors_file import read
 
 if TYPE_CHECKING:
     from blockscale.checkpoint_experts import Experts
+    from blockscale.checkpoint_modules import Group
     from blockscale.checkpoint_weight import Weight
     from blockscale.checkpoints import Checkpoint
     from blockscale.nn import FusedMoE, Linear, Router, SharedExpert
@@ -290,10 +293,19 @@ def _tiled(ckpt: Checkpoint, stem: str) -> MoeWeights | None:
 
 def _with_biases(ckpt: Checkpoint, weights: MoeWeights, stem: str) -> MoeWeights:
     """Return tiled weights with the biases of the checkpoint, which are stored as they were."""
-    from blockscale.checkpoint_experts import load_biases
+    group = ckpt._group(stem)
+    if group is None or not group.biases:
+        return weights
+    up, down = experts_biases(group, weights.gated, ckpt.facts)
+    if up is not None and weights.gated and _interleaved(group):
+        up = split_rows(up)
+    return with_biases(weights, up, down)
 
-    up, down = load_biases(ckpt, stem, weights.gated)
-    return weights if up is None and down is None else with_biases(weights, up, down)
+
+def _interleaved(group: Group) -> bool:
+    """Return whether gate and up rows of experts in a layout alternated before."""
+    found = [e for stored in group.weights.values() for e in stored.values()]
+    return any(isinstance(e, Laid) and e.facts.get("interleaved") for e in found)
 
 
 def _router(ckpt: Checkpoint, stem: str, experts: int) -> Router | None:
