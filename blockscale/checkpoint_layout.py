@@ -150,7 +150,7 @@ def trtllm_spec(
     rows: int, inner: int, groups: int, dtype: str, kernel: Kernel, moe: bool
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return dtype and shape of each tensor of an INT4 matrix for TensorRT-LLM, by role."""
-    made = {
+    made: dict[str, tuple[str, tuple[int, ...]]] = {
         "codes": ("U8", (inner, rows // 2)),
         "scale": (dtype, (groups, rows)),
         "zeros": (dtype, (groups, rows)),
@@ -250,7 +250,7 @@ def find(tensors: dict[str, TensorInfo], said: Mapping[str, Any], used: set[str]
         return []
     from blockscale.checkpoint_tiles import find_experts
 
-    found = find_experts(tensors, facts, used)
+    found: list[Entry] = [*find_experts(tensors, facts, used)]
     kernel = kernel_of(facts)
     for info in list(tensors.values()):
         for layout in SCALES_ONLY:

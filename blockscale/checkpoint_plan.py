@@ -222,10 +222,10 @@ class _Planner:
         layout = self.options.chosen
         whole: dict[str, Bundle] = {}
         if layout in OF_EXPERTS:
-            for bundle in self.bundles.values():
-                kinds = {(self._fmt(e), self.actions[e.name]) for e in bundle.entries}
-                if not any(self._kept(e) for e in bundle.entries) and self._codes(kinds):
-                    whole.update({e.name: bundle for e in bundle.entries})
+            for layer in self.bundles.values():
+                kinds = {(self._fmt(e), self.actions[e.name]) for e in layer.entries}
+                if not any(self._kept(e) for e in layer.entries) and self._codes(kinds):
+                    whole.update({e.name: layer for e in layer.entries})
         made: list[Step] = []
         for entry in self.ckpt.entries.values():
             bundle = whole.get(entry.name)

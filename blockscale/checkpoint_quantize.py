@@ -42,7 +42,7 @@ class Source:
             return flat(load(entry, self._facts))
         members = step.shared if step.fmt == "nvfp4" else ()
         if step.bundle is not None:
-            members = step.bundle.together(entry, e)
+            members = tuple(step.bundle.together(entry, e))
         amax = max(self.amax(member, e) for member in (entry, *members))
         weight = quantized(entry.name, _matrix(entry), step.fmt, amax)
         interleaved = step.facts.get("interleaved")

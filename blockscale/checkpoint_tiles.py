@@ -177,7 +177,8 @@ def _joined(parts: list[Weight], field: str) -> Tensor | None:
     if values[0] is None:
         return None
     if len(values) == 1:
-        return values[0]  # type: ignore[no-any-return]
+        only: Tensor = values[0]
+        return only
     raw = torch.cat([v.view(torch.uint8) if v.element_size() == 1 else v for v in values])
     return raw.view(values[0].dtype)
 
@@ -312,13 +313,12 @@ def undo_expert(entry: Laid) -> Weight:
     parts = {k.removeprefix(stem): read(info) for k, info in entry.parts.items()}
     count = parts[""].shape[0]
     made = [_undone(entry, {k: v[e] for k, v in parts.items()}, stem) for e in range(count)]
-    fields = ("packed", "block_scale", "zero")
-    values = [torch.stack(v) if v[0] is not None else None for v in zip(*made, strict=True)]
+    stacked = [torch.stack(v) if v[0] is not None else None for v in zip(*made, strict=True)]
     if count == 1 and len(entry.shape) == 2:
-        values = [None if v is None else v[0] for v in values]
-    moved = dict(zip(fields, values, strict=True))
-    if facts["fmt"] == "nvfp4":
-        moved["block_scale"] = moved["block_scale"].view(torch.float8_e4m3fn)
+        stacked = [None if v is None else v[0] for v in stacked]
+    packed, scale, zero = stacked
+    if facts["fmt"] == "nvfp4" and scale is not None:
+        scale = scale.view(torch.float8_e4m3fn)
     tops = parts.get("_global") if facts["fmt"] == "nvfp4" else None
     if tops is not None and stem == "w13":
         tops = tops[:, 1 if role == "up" else 0].contiguous()
@@ -326,7 +326,9 @@ def undo_expert(entry: Laid) -> Weight:
     order = "interleaved" if facts.get("interleaved") else "halves"
     return Weight(
         *(entry.name, entry.fmt, entry.shape),
-        **moved,
+        packed=packed,
+        block_scale=scale,
+        zero=zero,
         global_scale=tops[0] if tops is not None and count == 1 else tops,
         group_size=entry.group,
         input_scale=inputs[0] if inputs is not None and count == 1 else inputs,

@@ -74,7 +74,9 @@ def moe_options(
     config = text_config(config)
     model = str(config.get("model_type") or "")
     known = _KNOWN.get(_ALIASES.get(model, model), {})
-    found = {k: known[k] for k in ("scoring", "renormalize", "weight_on_input") if k in known}
+    found: dict[str, Any] = {
+        k: known[k] for k in ("scoring", "renormalize", "weight_on_input") if k in known
+    }
     top_k = next((config[k] for k in _TOP_K if type(config.get(k)) is int), None)
     if top_k is not None:
         found["top_k"] = top_k

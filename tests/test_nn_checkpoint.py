@@ -28,7 +28,9 @@ MLP = "model.layers.0.mlp"
 TOLERANCE = 1e-5
 E, K, H, I = 4, 2, 64, 32  # noqa: E741
 NUMPY = {
-    **{"U8": np.uint8, "F32": np.float32, "BF16": ml_dtypes.bfloat16},
+    "U8": np.uint8,
+    "F32": np.float32,
+    "BF16": ml_dtypes.bfloat16,
     "F8_E4M3": ml_dtypes.float8_e4m3fn,
 }
 
@@ -215,11 +217,17 @@ def test_deepseek_v3(tmp_path):
     gate = router(rng)
     tensors |= {
         **extra,
-        **{f"{MLP}.gate.weight": gate, f"{MLP}.gate.e_score_correction_bias": correction},
+        f"{MLP}.gate.weight": gate,
+        f"{MLP}.gate.e_score_correction_bias": correction,
     }
     config = {
-        **{"model_type": "deepseek_v3", "num_experts_per_tok": K, "hidden_act": "silu"},
-        **{"n_group": 2, "topk_group": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": True},
+        "model_type": "deepseek_v3",
+        "num_experts_per_tok": K,
+        "hidden_act": "silu",
+        "n_group": 2,
+        "topk_group": 1,
+        "routed_scaling_factor": 2.5,
+        "norm_topk_prob": True,
         "scoring_func": "sigmoid",
     }
     module = load(tmp_path, tensors, config)
@@ -230,7 +238,7 @@ def test_deepseek_v3(tmp_path):
 
 
 def test_qwen2_moe_has_a_gate_of_its_shared_expert(tmp_path):
-    """norm_topk_prob is false where config.json leaves it out; the model's part is in text_config."""
+    """norm_topk_prob is false where config.json leaves it out; text_config has the model's."""
     rng = np.random.default_rng(3)
     tensors, w13, w2 = experts(rng, f"{MLP}.experts")
     names = {"gate_proj": (I, H), "up_proj": (I, H), "down_proj": (H, I)}
@@ -238,7 +246,8 @@ def test_qwen2_moe_has_a_gate_of_its_shared_expert(tmp_path):
     gate, factor = router(rng), rng.standard_normal((1, H)).astype(np.float32)
     tensors |= {
         **extra,
-        **{f"{MLP}.gate.weight": gate, f"{MLP}.shared_expert_gate.weight": factor},
+        f"{MLP}.gate.weight": gate,
+        f"{MLP}.shared_expert_gate.weight": factor,
     }
     text = {"model_type": "qwen2_moe", "num_experts_per_tok": K, "hidden_act": "silu"}
     module = load(tmp_path, tensors, {"model_type": "some_vl", "text_config": text})
@@ -258,11 +267,17 @@ def test_nemotron_has_no_gates(tmp_path):
     gate, correction = router(rng), rng.standard_normal(E).astype(np.float32)
     tensors |= {
         **extra,
-        **{f"{base}.gate.weight": gate, f"{base}.gate.e_score_correction_bias": correction},
+        f"{base}.gate.weight": gate,
+        f"{base}.gate.e_score_correction_bias": correction,
     }
     config = {
-        **{"model_type": "nemotron_h", "num_experts_per_tok": K, "mlp_hidden_act": "relu2"},
-        **{"n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.5},
+        "model_type": "nemotron_h",
+        "num_experts_per_tok": K,
+        "mlp_hidden_act": "relu2",
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.5,
     }
     module = load(tmp_path, tensors, config, base)
     x = tokens()
@@ -327,7 +342,7 @@ def test_options_of_the_caller_come_first(tmp_path):
     with pytest.raises(CheckpointError, match=words):
         nn.FusedMoE.from_checkpoint(folder, MLP)
     options = {"top_k": K, "scoring": "sigmoid", "renormalize": False, "scale": 0.5}
-    given = torch.nn.Linear(H, E, bias=False)
+    with pytest.raises(CheckpointError, match=r"no experts below 'model.layers.1.mlp'; give"):
     given.weight.data = torch.from_numpy(gate)
     module = nn.FusedMoE.from_checkpoint(
         folder, f"{MLP}.experts", dtype=torch.float32, router=given, **options
@@ -342,7 +357,9 @@ def test_experts_that_are_none(tmp_path):
     tensors, *_ = experts(rng, f"{MLP}.experts")
     config = {"model_type": "qwen3_moe", "num_experts_per_tok": K, "hidden_act": "gelu"}
     folder = files.folder(tmp_path / "in", tensors, config)
-    with pytest.raises(CheckpointError, match="no experts below 'model.layers.1.mlp'; give the na"):
+    with pytest.raises(
+        CheckpointError, match=r"no experts below 'model.layers.1.mlp'; give the na"
+    ):
         nn.FusedMoE.from_checkpoint(folder, "model.layers.1.mlp")
     with pytest.raises(CheckpointError, match="'gelu' for experts with gates, which no kernel"):
         nn.FusedMoE.from_checkpoint(folder, MLP)
@@ -426,7 +443,7 @@ def test_dense_weights(tmp_path, fmt):
     name = "m.p" if fmt == "nvfp4" else "p"
     ckpt = bs.checkpoints.open(files.folder(tmp_path / "in", tensors))
     if fmt == "int4":
-        with pytest.raises(CheckpointError, match="is int4, which nn.Linear has no kernel for"):
+        with pytest.raises(CheckpointError, match=r"is int4, which nn.Linear has no kernel for"):
             nn.Linear.from_checkpoint(ckpt, name)
     given = None if fmt in ("fp8", "bf16") else "dense"
     layer = nn.Linear.from_checkpoint(ckpt, name, dtype=torch.float32, fmt=given)
@@ -457,7 +474,7 @@ def test_rows_of_several_weights(tmp_path):
     x = tokens()
     near(layer, x, x.astype(np.float64) @ expected.T + shift)
     folder = files.folder(tmp_path / "b", tensors)
-    with pytest.raises(CheckpointError, match="'m.q' and 'm.k' differ in global_scale, so their"):
+    with pytest.raises(CheckpointError, match=r"'m.q' and 'm.k' differ in global_scale, so their"):
         nn.Linear.from_checkpoint(folder, names)
 
 
@@ -467,7 +484,7 @@ def test_linear_that_is_none(tmp_path):
     tensors |= {"m.p.bias": np.ones(3, np.float32), "v": np.ones(4, np.float32)}
     tensors["n"] = np.ones((4, 4), np.int32)
     ckpt = bs.checkpoints.open(files.folder(tmp_path / "in", tensors))
-    with pytest.raises(KeyError, match="has no weight 'm.q'"):
+    with pytest.raises(KeyError, match=r"has no weight 'm.q'"):
         nn.Linear.from_checkpoint(ckpt, "m.q")
     with pytest.raises(CheckpointError, match=r"m.p.bias is f32 \[3\], but must be 32 floats"):
         nn.Linear.from_checkpoint(ckpt, "m.p")
