@@ -124,10 +124,26 @@ class Killed(BaseException):
     """Ends a run like a kill does: nothing is cleaned up after it."""
 
 
-def test_a_run_cut_before_any_write_or_rename_gives_the_same_bytes(tmp_path, monkeypatch):
-    source = bs.checkpoints.open(plain(tmp_path / "in", layers=1))
-    convert(source, tmp_path / "whole", shard_bytes=6000)
-    whole = contents(tmp_path / "whole")
+def moe(path: Path) -> Path:
+    """Plain experts in one tensor, K second."""
+    rng = np.random.default_rng(4)
+    experts = "model.layers.0.mlp.experts."
+    tensors = {
+        experts + "gate_up_proj": rng.standard_normal((2, 64, 64)).astype(np.float32),
+        experts + "down_proj": rng.standard_normal((2, 32, 64)).astype(np.float32),
+        "model.layers.0.self_attn.o_proj.weight": rng.standard_normal((64, 64)).astype(np.float32),
+    }
+    return files.folder(path, tensors, {"model_type": "llama4"})
+
+
+@pytest.mark.parametrize("options", [{}, {"target": "sm_90a"}, {"layout": "128x4"}])
+def test_a_run_cut_before_any_write_or_rename_gives_the_same_bytes(tmp_path, monkeypatch, options):
+    source = bs.checkpoints.open(
+        moe(tmp_path / "in") if options else plain(tmp_path / "in", layers=1)
+    )
+    options = {"shard_bytes": 6000, **options}
+    convert(source, tmp_path / "whole", **options)
+    whole, names = contents(tmp_path / "whole"), bs.checkpoints.open(tmp_path / "whole").names
     real = {
         "replace": os.replace,
         "_put": checkpoint_writer.ShardWriter._put,
@@ -152,12 +168,12 @@ def test_a_run_cut_before_any_write_or_rename_gives_the_same_bytes(tmp_path, mon
     while True:
         left[0] = cuts
         try:
-            convert(source, out, shard_bytes=6000)
+            convert(source, out, **options)
             break
         except Killed:
             cuts += 1
         if contents(out) == whole:  # all but the last name was on the disk
-            assert bs.checkpoints.open(out).names == source.names
+            assert bs.checkpoints.open(out).names == names
         elif (out / checkpoint_convert.RECORD).exists():
             with pytest.raises(CheckpointError, match="holds an unfinished conversion"):
                 bs.checkpoints.open(out)
@@ -165,7 +181,7 @@ def test_a_run_cut_before_any_write_or_rename_gives_the_same_bytes(tmp_path, mon
             with pytest.raises(CheckpointError, match=r"has no \.safetensors file"):
                 bs.checkpoints.open(out)
         left[0] = 1 << 30
-        convert(source, out, shard_bytes=6000)
+        convert(source, out, **options)
         assert contents(out) == whole
         shutil.rmtree(out)
     assert cuts > 20
