@@ -15,7 +15,7 @@ import torch
 
 from blockscale.checkpoint_words import int4_parts
 from blockscale.errors import CheckpointError
-from blockscale.safetensors_file import read
+from blockscale.safetensors_file import read, transposed
 
 if TYPE_CHECKING:
     from blockscale.checkpoint_kinds import Entry, Facts
@@ -292,4 +292,4 @@ def _gate_up(entry: Entry, facts: Facts) -> str | None:
 
 def _transposed(value: Tensor) -> Tensor:
     """Return [E, A, B] as [E, B, A]; a byte keeps its two codes, neighbours along K."""
-    return value.view(torch.uint8).transpose(1, 2).contiguous().view(value.dtype)
+    return transposed(value.view(torch.uint8)).view(value.dtype)
