@@ -43,8 +43,8 @@ Spec = dict[str, tuple[str, tuple[int, ...]]]
 
 _GRANULE = 8
 _MAX_ZERO = 15
-_TILED_CODES = 1 << 20
-"""Codes that are tiled at a time: 12 MiB of temporary memory."""
+_TILED_CODES = 1 << 18
+"""Codes that are tiled at a time: 3 MiB of temporary memory."""
 _META = {"fmt": str, "group": int, "experts": int, "hidden": int, "intermediate": int}
 FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16}
 
