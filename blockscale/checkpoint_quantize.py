@@ -86,8 +86,9 @@ def stored_rows(entry: Entry) -> Iterator[Tensor]:
     size = info.nbytes // max(1, count)
     for start in range(0, count, step):
         stop = min(count, start + step)
-        ends = {"start": info.start + start * size, "stop": info.start + stop * size}
-        yield read(info._replace(shape=(stop - start, width), **ends), mapped=False)
+        first, last = info.start + start * size, info.start + stop * size
+        part = info._replace(shape=(stop - start, width), start=first, stop=last)
+        yield read(part, mapped=False)
 
 
 def rows_of(entry: Entry) -> Iterator[Tensor]:
