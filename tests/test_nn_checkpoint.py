@@ -342,7 +342,7 @@ def test_options_of_the_caller_come_first(tmp_path):
     with pytest.raises(CheckpointError, match=words):
         nn.FusedMoE.from_checkpoint(folder, MLP)
     options = {"top_k": K, "scoring": "sigmoid", "renormalize": False, "scale": 0.5}
-    with pytest.raises(CheckpointError, match=r"no experts below 'model.layers.1.mlp'; give"):
+    given = torch.nn.Linear(H, E, bias=False)
     given.weight.data = torch.from_numpy(gate)
     module = nn.FusedMoE.from_checkpoint(
         folder, f"{MLP}.experts", dtype=torch.float32, router=given, **options
@@ -357,9 +357,7 @@ def test_experts_that_are_none(tmp_path):
     tensors, *_ = experts(rng, f"{MLP}.experts")
     config = {"model_type": "qwen3_moe", "num_experts_per_tok": K, "hidden_act": "gelu"}
     folder = files.folder(tmp_path / "in", tensors, config)
-    with pytest.raises(
-        CheckpointError, match=r"no experts below 'model.layers.1.mlp'; give the na"
-    ):
+    with pytest.raises(CheckpointError, match=r"no experts below 'model.layers.1.mlp'; give"):
         nn.FusedMoE.from_checkpoint(folder, "model.layers.1.mlp")
     with pytest.raises(CheckpointError, match="'gelu' for experts with gates, which no kernel"):
         nn.FusedMoE.from_checkpoint(folder, MLP)
