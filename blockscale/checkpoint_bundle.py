@@ -114,7 +114,7 @@ def _oriented(roles: dict[str, tuple[Entry, ...]], facts: Facts) -> dict[str, tu
     if not lone or first is None or "down" not in roles:
         return roles
     up, down = (Weight(e.name, e.fmt, e.shape) for e in (first[0], roles["down"][0]))
-    if not is_turned(up, down, "gate_up" in roles, facts)[0]:
+    if not is_turned(up, down, facts)[0]:
         return roles
     return {
         role: (replace(e, shape=(e.shape[0], e.shape[2], e.shape[1]), transposed=True),)
