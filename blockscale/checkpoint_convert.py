@@ -14,14 +14,18 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from blockscale.checkpoint_bundle import Bundle, Matrices, halves, one
+from blockscale.checkpoint_entry import BLOCK
 from blockscale.checkpoint_folder import INDEX, RECORD
-from blockscale.checkpoint_plan import Plan, Step, make_plan
+from blockscale.checkpoint_layout import LINEAR, lay_scales, lay_trtllm
+from blockscale.checkpoint_plan import SHARD_BYTES, Options, Plan, Step, make_plan
+from blockscale.checkpoint_quantize import Source
+from blockscale.checkpoint_tiles import lay_expert
 from blockscale.checkpoint_weight import Weight
 from blockscale.checkpoint_writer import (
     PARTIAL,
@@ -39,10 +43,6 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-FORMATS = ("nvfp4", "mxfp4")
-SHARD_BYTES = 4 << 30
-_ROW_VALUES = 1 << 20
-_E2M1_MAX, _E4M3_MAX = 6.0, 448.0
 _OTHER_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
 _MAX_OTHER = 1 << 28
 _CONFIGS = ("config.json", "hf_quant_config.json", "quantize_config.json", "quant_config.json")
@@ -55,34 +55,51 @@ def convert(
     *,
     keep: tuple[str, ...] = (),
     shard_bytes: int = SHARD_BYTES,
+    layout: str | None = None,
+    target: str | None = None,
+    activation: str = "a16",
     progress: Callable[[int], None] = lambda nbytes: None,
 ) -> Plan:
     """Write ``ckpt`` to the folder ``output`` and return what was done.
 
     Args:
-        fmt: what weights of a plain checkpoint become; 4-bit weights keep their format.
-        keep: patterns of names of weights that are copied as they are.
-        shard_bytes: how many bytes of tensors a file has at most, if it has more than one.
+        fmt, keep, shard_bytes, layout, target, activation: see `checkpoint_plan.Options`.
         progress: called with the bytes of each weight that is done, also by an earlier run.
 
     Raises:
-        CheckpointError: the folder has other contents, or weights are NaN or infinite.
+        ValueError: options that have no meaning.
+        CheckpointError: the folder has other contents or cannot be written, weights are NaN or
+            infinite, or a layout cannot hold one of them.
     """
-    if fmt not in FORMATS:
-        raise ValueError(f"convert: fmt is {fmt!r}, but must be one of {', '.join(FORMATS)}")
-    if shard_bytes <= 0:
-        raise ValueError(f"convert: shard_bytes is {shard_bytes}, but must be positive")
-    plan = make_plan(ckpt, fmt, keep, shard_bytes)
-    output.mkdir(parents=True, exist_ok=True)
-    with _locked(output):
-        _begin(output, plan)
-        for name, steps in zip(plan.names, plan.shards, strict=True):
-            outputs = [out for step in steps for out in step.outputs]
-            if _whole(output / name, outputs):
-                progress(sum(step.nbytes for step in steps))
-                continue
-            _write_shard(ckpt, output / name, steps, fmt, progress)
-        _finish(ckpt, output, plan)
+    options = Options(fmt, keep, shard_bytes, layout, target, activation)
+    return run(ckpt, output, make_plan(ckpt, options), progress)
+
+
+def run(
+    ckpt: Checkpoint,
+    output: Path,
+    plan: Plan,
+    progress: Callable[[int], None] = lambda nbytes: None,
+) -> Plan:
+    """Write what ``plan`` says, see `convert`."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with _locked(output):
+            _begin(output, plan)
+            source = Source(ckpt)
+            for name, steps in zip(plan.names, plan.shards, strict=True):
+                outputs = [out for step in steps for out in step.outputs.values()]
+                if _whole(output / name, outputs):
+                    progress(sum(step.nbytes for step in steps))
+                    continue
+                _write_shard(source, output / name, steps, progress)
+            _finish(ckpt, output, plan)
+    except OSError as error:
+        where = error.filename or output
+        raise CheckpointError(
+            f"{where} cannot be written: {error.strerror}; make room, or mend what is wrong, and "
+            "run the same command again: it goes on after the files that are whole"
+        ) from error
     return plan
 
 
@@ -125,7 +142,13 @@ def _begin(output: Path, plan: Plan) -> None:
 
 
 def _record(output: Path, plan: Plan, state: str) -> None:
-    facts = {"state": state, "plan": plan.digest, "format": plan.fmt, "files": plan.names}
+    facts = {
+        "state": state,
+        "plan": plan.digest,
+        "format": plan.options.fmt,
+        "layout": plan.options.chosen,
+        "files": plan.names,
+    }
     write_atomic(output / RECORD, json.dumps(facts, indent=1).encode())
 
 
@@ -140,81 +163,87 @@ def _whole(path: Path, outputs: list[Output]) -> bool:
 
 
 def _write_shard(
-    ckpt: Checkpoint,
-    path: Path,
-    steps: tuple[Step, ...],
-    fmt: str,
-    progress: Callable[[int], None],
+    source: Source, path: Path, steps: tuple[Step, ...], progress: Callable[[int], None]
 ) -> None:
-    writer = ShardWriter(path, [out for step in steps for out in step.outputs])
+    writer = ShardWriter(path, [out for step in steps for out in step.outputs.values()])
     try:
         for step in steps:
-            for out, value in zip(step.outputs, _values(ckpt, step, fmt), strict=True):
-                writer.write(out, value)
+            for role, value, at in _pieces(source, step):
+                writer.write(step.outputs[role], value, at)
             progress(step.nbytes)
         writer.close()
     finally:
         writer.abandon()
 
 
-def _values(ckpt: Checkpoint, step: Step, fmt: str) -> Iterator[Tensor]:
+def _pieces(source: Source, step: Step) -> Iterator[tuple[str, Tensor, int]]:
+    """Yield pieces of the outputs of a step: role, values, and after how many bytes they begin."""
     if step.action == "copy":
-        for part in step.entry.parts.values():
-            yield read(part)
-        return
-    weight = ckpt[step.entry.name]
-    if step.action == "quantize":
-        yield from quantized(weight, fmt)
-        return
-    for role in step.roles:
+        for role, part in step.entries[0].parts.items():
+            yield role, read(part), 0
+    elif step.bundle is not None:
+        yield from _experts(source, step, step.bundle)
+    else:
+        entry = step.entries[0]
+        experts = entry.shape[0] if len(entry.shape) == 3 else 1
+        for e in range(experts):
+            single = one(entry, e) if len(entry.shape) == 3 else entry
+            weight = source.matrix(step, single, e)
+            for role, value in _laid(step, weight):
+                out = step.outputs[role]
+                each = out.shape[:1] == (experts,) and len(entry.shape) == 3
+                if each or e == 0:
+                    yield role, value, e * (out.nbytes // experts) if each else 0
+
+
+def _experts(source: Source, step: Step, bundle: Bundle) -> Iterator[tuple[str, Tensor, int]]:
+    for e in range(bundle.experts):
+        found = {role: source.matrix(step, bundle.of(role, e), e) for role in bundle.roles}
+        for role, weight in found.items():
+            if f"{role}_input_scale" in step.outputs:
+                assert weight.input_scale is not None
+                yield f"{role}_input_scale", weight.input_scale.reshape(1), 4 * e
+        if "gate_up" in found:
+            gate, up = halves(found["gate_up"])
+            expert = Matrices(gate, up, found["down"])
+        else:
+            expert = Matrices(found.get("gate"), found["up"], found["down"])
+        del found
+        for role, value in lay_expert(step.layout, step.facts, expert, step.kernel):
+            yield role, value, e * (step.outputs[role].nbytes // bundle.experts)
+
+
+def _laid(step: Step, weight: Weight) -> Iterator[tuple[str, Tensor]]:
+    """Yield the outputs of one matrix by role."""
+    scale, packed = weight.block_scale, weight.packed
+    assert scale is not None
+    assert packed is not None
+    if step.layout == "trtllm":
+        yield from lay_trtllm(packed, scale, weight.zero, step.kernel, False).items()
+    else:
+        yield "packed", packed
+        yield "block_scale", lay_scales(step.layout, scale)
+    for role in ("global_scale", "zero", "group_index", "input_scale", "pre_quant_scale"):
+        if role not in step.outputs or (role == "zero" and step.layout == "trtllm"):
+            continue
         value = getattr(weight, role)
         if role == "group_index" and value is None:  # it was given, but says nothing
             value = torch.arange(weight.shape[-1], dtype=torch.int32) // weight.group_size
-        yield value
-
-
-def quantized(weight: Weight, fmt: str) -> tuple[Tensor, ...]:
-    """Return packed codes, block scales and, for nvfp4, the global scale (multiplied).
-
-    The global scale is amax / 2688; a block's is its amax / 6, to the nearest E4M3 (nvfp4) or up to
-    a power of two (mxfp4): `blockscale.quantize`.
-
-    Raises:
-        CheckpointError: a value is NaN or infinite.
-    """
-    from blockscale.ops import quantize
-    from blockscale.specs import BLOCK_SIZE
-
-    data = weight.data
-    assert data is not None
-    rows, cols = data.shape
-    step = max(1, _ROW_VALUES // cols)
-    parts = [data[start : start + step] for start in range(0, rows, step)]
-    ends = torch.stack([torch.stack(torch.aminmax(part)) for part in parts] or [torch.zeros(2)])
-    amax = float(ends.float().abs().max())  # NaN, if there is any
-    if not isfinite(amax):
-        raise CheckpointError(
-            f"{weight.name} has values that are NaN or infinite, which no 4-bit format holds; mend "
-            "the weight, or leave it as it is: --keep"
-        )
-    top = None
-    if fmt == "nvfp4":
-        ratio = torch.tensor([amax], dtype=torch.float32) / (_E2M1_MAX * _E4M3_MAX)
-        top = ratio if float(ratio) > 0 else torch.ones(1)
-    packed = torch.empty((rows, cols // 2), dtype=torch.uint8)
-    dtype = torch.float8_e4m3fn if fmt == "nvfp4" else torch.uint8
-    scale = torch.empty((rows, cols // BLOCK_SIZE[fmt]), dtype=dtype)
-    for start, part in zip(range(0, rows, step), parts, strict=True):
-        stop = start + len(part)
-        quantize(part, fmt, top, packed=packed[start:stop], block_scale=scale[start:stop])
-    return (packed, scale) if top is None else (packed, scale, top[0])
+        if role == "zero" and value is None:
+            value = torch.full(scale.shape, 8, dtype=torch.uint8)
+        if role == "global_scale" and value is None:
+            value = torch.ones(())
+        assert value is not None, role
+        yield role, value
 
 
 def _finish(ckpt: Checkpoint, output: Path, plan: Plan) -> None:
     _copy_others(ckpt, output)
     if len(plan.shards) > 1:
         pairs = zip(plan.names, plan.shards, strict=True)
-        outputs = [(out, name) for name, steps in pairs for s in steps for out in s.outputs]
+        outputs = [
+            (out, name) for name, steps in pairs for s in steps for out in s.outputs.values()
+        ]
         size = sum(out.nbytes for out, _ in outputs)
         weight_map = {out.name: name for out, name in outputs}
         index = {"metadata": {"total_size": size}, "weight_map": weight_map}
@@ -233,20 +262,30 @@ def _finish(ckpt: Checkpoint, output: Path, plan: Plan) -> None:
 
 def _quantization(plan: Plan) -> dict[str, Any]:
     """Return what config.json says on the weights that were written."""
-    steps = [step for shard in plan.shards for step in shard]
-    codes = [step for step in steps if step.action != "copy"]
+    codes = [step for step in plan.steps if step.action != "copy"]
     if not codes:
         return {}
-    formats = {step.entry.fmt if step.action == "repack" else plan.fmt for step in codes}
-    groups = {step.outputs[0].shape[-1] * 2 // step.outputs[1].shape[-1] for step in codes}
-    ignored = [s.entry.name.removesuffix(".weight") for s in steps if s.action == "copy"]
+    formats = {step.fmt for step in codes}
+    groups = {e.group or BLOCK[step.fmt] for step in codes for e in step.entries}
+    ignored = [s.entries[0].name.removesuffix(".weight") for s in plan.steps if s.action == "copy"]
     only = formats.pop() if len(formats) == 1 else "mixed"
-    if only == "int4":
-        said: dict[str, Any] = {"quant_method": "blockscale", "bits": 4}
+    algo = "MIXED_PRECISION" if only == "mixed" else only.upper()
+    if plan.options.chosen != LINEAR:
+        options = plan.options
+        heads = {s.bundle.head: s.facts for s in codes if s.bundle is not None}
+        ours: dict[str, Any] = {"layout": options.chosen, "version": 1, "target": options.target}
+        if options.chosen == "trtllm":
+            ours.update(sm=options.kernel.sm, activation=options.kernel.activation)
+        said = {"quant_method": "blockscale", "blockscale": {**ours, "experts": heads}}
+    elif only == "int4":
+        return {"quant_method": "blockscale", "bits": 4, **_one_group(groups)}
     else:
-        algo = "MIXED_PRECISION" if only == "mixed" else only.upper()
-        said = {"quant_method": "modelopt", "quant_algo": algo, "ignore": ignored}
-    return {**said, "group_size": groups.pop()} if len(groups) == 1 else said
+        said = {"quant_method": "modelopt"}
+    return {**said, "quant_algo": algo, "ignore": ignored, **_one_group(groups)}
+
+
+def _one_group(groups: set[int]) -> dict[str, int]:
+    return {"group_size": groups.pop()} if len(groups) == 1 else {}
 
 
 def _copy_others(ckpt: Checkpoint, output: Path) -> None:

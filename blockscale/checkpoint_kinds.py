@@ -40,8 +40,12 @@ def find_entries(folder: Folder) -> tuple[str, list[Entry], list[str]]:
     Raises:
         CheckpointError: a tensor is missing or does not fit the others of its weight.
     """
+    from blockscale.checkpoint_layout import find as laid_out
+
     tensors = Tensors(folder.tensors, folder.quantization)
-    entries = [e for info in folder.tensors.values() if (e := _quantized(tensors, info))]
+    entries: list[Entry] = [*laid_out(folder.tensors, folder.quantization, tensors.used)]
+    free = [info for info in folder.tensors.values() if info.name not in tensors.used]
+    entries += [e for info in free if (e := _quantized(tensors, info))]
     rest = [info for name, info in folder.tensors.items() if name not in tensors.used]
     ignored = [i.name for i in rest if i.name.endswith(_KV_ENDS) and _KV.fullmatch(i.name)]
     skipped = set(ignored)

@@ -6,7 +6,7 @@ scales are never rounded on the way: bytes are moved, and nothing else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ import torch
 
 from blockscale.checkpoint_words import int4_parts
 from blockscale.errors import CheckpointError
-from blockscale.safetensors_file import read
+from blockscale.safetensors_file import read, transposed
 
 if TYPE_CHECKING:
     from blockscale.checkpoint_kinds import Entry, Facts
@@ -180,6 +180,10 @@ def load(entry: Entry, facts: Facts) -> Weight:
     Raises:
         CheckpointError: its data are none of its format, or its file changed.
     """
+    if entry.scheme == "blockscale-layout":
+        from blockscale.checkpoint_layout import undo
+
+        return replace(undo(entry), gate_up=_gate_up(entry, facts))
     if entry.scheme == "plain":
         return Weight(entry.name, entry.fmt, entry.shape, data=read(entry.parts["data"]))
     if "lora_a" in entry.parts or "lora_b" in entry.parts:
@@ -288,4 +292,4 @@ def _gate_up(entry: Entry, facts: Facts) -> str | None:
 
 def _transposed(value: Tensor) -> Tensor:
     """Return [E, A, B] as [E, B, A]; a byte keeps its two codes, neighbours along K."""
-    return value.view(torch.uint8).transpose(1, 2).contiguous().view(value.dtype)
+    return transposed(value.view(torch.uint8)).view(value.dtype)

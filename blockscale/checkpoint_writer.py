@@ -49,32 +49,37 @@ def header_bytes(outputs: Iterable[Output]) -> bytes:
 
 
 class ShardWriter:
-    """Writes the tensors of one file in order; `close` gives the file its name.
+    """Writes the tensors of one file, whole or in pieces; `close` gives the file its name.
 
     Until then the bytes are in a file beside it, whose name no reader looks for.
     """
 
     def __init__(self, path: Path, outputs: list[Output]) -> None:
-        self._path, self._outputs, self._next = path, outputs, 0
+        self._path, self._left = path, sum(out.nbytes for out in outputs)
         self._temporary = path.with_name(f".{path.name}{PARTIAL}")
+        head = header_bytes(outputs)
+        self._starts, at = {}, len(head)
+        for out in outputs:
+            self._starts[out.name] = at
+            at += out.nbytes
         self._file = self._temporary.open("wb", buffering=0)
-        self._put(memoryview(header_bytes(outputs)))
+        self._put(memoryview(head), 0)
 
-    def write(self, out: Output, value: Tensor) -> None:
-        """Write the tensor that comes next."""
-        assert self._outputs[self._next] == out
+    def write(self, out: Output, value: Tensor, at: int = 0) -> None:
+        """Write a piece of a tensor, which begins ``at`` bytes after the tensor does."""
         raw = value.contiguous().reshape(-1).view(torch.uint8).numpy()
-        assert raw.nbytes == out.nbytes, (out, value.shape, value.dtype)
-        self._put(raw.data)
-        self._next += 1
+        assert at + raw.nbytes <= out.nbytes, (out, value.shape, value.dtype, at)
+        self._put(raw.data, self._starts[out.name] + at)
+        self._left -= raw.nbytes
 
-    def _put(self, view: memoryview) -> None:
+    def _put(self, view: memoryview, at: int) -> None:
         while len(view):
-            view = view[self._file.write(view[:_WRITE]) :]
+            done = os.pwrite(self._file.fileno(), view[:_WRITE], at)
+            view, at = view[done:], at + done
 
     def close(self) -> None:
         """Bring the bytes to the disk, then give the file its name."""
-        assert self._next == len(self._outputs)
+        assert self._left == 0, (self._path, self._left)
         os.fsync(self._file.fileno())
         self._file.close()
         os.replace(self._temporary, self._path)
@@ -90,10 +95,15 @@ class ShardWriter:
 def write_atomic(path: Path, data: bytes) -> None:
     """Write a small file: afterwards the old bytes are there, or all the new ones."""
     temporary = path.with_name(f".{path.name}{PARTIAL}")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with temporary.open("wb", buffering=0) as file:
+            view = memoryview(data)
+            while len(view):
+                view = view[file.write(view) :]
+            os.fsync(file.fileno())
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     os.replace(temporary, path)
     sync_folder(path.parent)
 

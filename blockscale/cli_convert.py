@@ -33,11 +33,29 @@ _MIB = 1 << 20
     help="What the weights of a plain checkpoint become; 4-bit weights keep their format.",
 )
 @click.option(
+    "--layout",
+    type=click.Choice(["linear", "128x4", "deepgemm", "marlin", "tiles64", "trtllm"]),
+    help="How codes and scales lie in the files; by default, as the target's kernels read them.",
+)
+@click.option(
+    "--target",
+    metavar="NAME",
+    help="What the weights are for: cpu (linear), sm_90a (experts in tiles64), sm_100a (128x4), …; "
+    "by default any.",
+)
+@click.option(
+    "--activation",
+    type=click.Choice(["a16", "a8"]),
+    default="a16",
+    show_default=True,
+    help="Layout trtllm: for kernels with 16-bit or with FP8 activations.",
+)
+@click.option(
     "--keep",
     multiple=True,
     metavar="PATTERN",
     help="Leave weights as they are whose names match, for example '*.layers.0.*'; embeddings, "
-    "lm_head, norms and routers always are.",
+    "lm_head, norms and routers always are. 4-bit weights that match stay linear.",
 )
 @click.option(
     "--shard-mib",
@@ -51,6 +69,9 @@ def convert(
     checkpoint: Path,
     output: Path,
     fmt: str,
+    layout: str | None,
+    target: str | None,
+    activation: str,
     keep: tuple[str, ...],
     shard_mib: int,
     as_json: bool,
@@ -64,12 +85,14 @@ def convert(
     Example: blockscale convert my-model -o my-model-nvfp4 --format nvfp4
     """
     from blockscale import checkpoints
-    from blockscale.checkpoint_convert import convert as run
-    from blockscale.checkpoint_plan import make_plan
+    from blockscale.checkpoint_convert import run
+    from blockscale.checkpoint_plan import Options, make_plan
+
+    options = Options(fmt, keep, shard_mib * _MIB, layout, target, activation)
 
     found = checkpoints.open(checkpoint)
-    planned = make_plan(found, fmt, keep, shard_mib * _MIB)
-    steps = [step for shard in planned.shards for step in shard]
+    planned = make_plan(found, options)
+    steps = planned.steps
     screen = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -79,19 +102,20 @@ def convert(
     )
     with Progress(*columns, console=screen, disable=not screen.is_terminal) as progress:
         task = progress.add_task("converting", total=sum(step.nbytes for step in steps))
-        run(
-            found,
-            output,
-            fmt,
-            keep=keep,
-            shard_bytes=shard_mib * _MIB,
-            progress=lambda nbytes: progress.advance(task, nbytes),
-        )
-    count = Counter(step.action for step in steps)
+        run(found, output, planned, lambda nbytes: progress.advance(task, nbytes))
+    count = Counter(step.action for step in steps for _ in step.entries)
     size = sum(step.nbytes for step in steps)
     if as_json:
         facts = {"source": str(checkpoint), "kind": found.kind, "output": str(output)}
-        print_json({**facts, "files": planned.names, "bytes": size, "weights": dict(count)})
+        print_json(
+            {
+                **facts,
+                "files": planned.names,
+                "bytes": size,
+                "weights": dict(count),
+                "layout": options.chosen,
+            }
+        )
         return
     click.echo(
         f"{output}: {counted(len(planned.names), 'file')}, {size / _MIB:.1f} MiB, from "
@@ -101,3 +125,6 @@ def convert(
         f"{count['quantize']} weights quantised to {fmt}, {count['repack']} re-packed, "
         f"{count['copy']} copied"
     )
+    laid = sum(len(step.entries) for step in steps if step.layout != "linear")
+    if laid:
+        click.echo(f"{counted(laid, 'weight')} in layout {options.chosen}")

@@ -78,6 +78,16 @@ def _powers(tops: list[int] | None, device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=torch.float32, device=device)
 
 
+def with_biases(tiles: MoeWeights, w13_bias: Tensor | None, w2_bias: Tensor | None) -> MoeWeights:
+    """Return tiled weights with biases [E, rows] and [E, H], gate rows first; None: 0."""
+    e, device = tiles.experts, tiles.device
+    w13 = torch.zeros((e, tiles.rows), device=device) if w13_bias is None else w13_bias.float()
+    w2 = torch.zeros((e, tiles.hidden), device=device) if w2_bias is None else w2_bias.float()
+    order = moe_tiles.paired_order(tiles.intermediate, tiles.gated).to(tiles.device)
+    natural = moe_tiles.natural_order(tiles.hidden).to(tiles.device)
+    return replace(tiles, w13_bias=_ordered(w13, order), w2_bias=_ordered(w2, natural))
+
+
 def _ordered(bias: Tensor | None, order: Tensor) -> Tensor | None:
     """Return biases [E, rows] in the rows' order, those of padding 0."""
     if bias is None:

@@ -8,153 +8,28 @@ sizes need not be those that it had.  ``module.to(dtype)`` moves weights, but ke
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.compiler import is_compiling
 
-from blockscale import checks, ops_moe, ops_route, ops_weights
+from blockscale import ops_moe, ops_route
 from blockscale.moe_call import Options
 from blockscale.moe_weights import TENSORS, MoeWeights
-from blockscale.ops import quantize
+from blockscale.nn_parts import META, Linear, Prepared, Router, SharedExpert
 from blockscale.specs_moe import GATED
+
+if TYPE_CHECKING:
+    from blockscale.checkpoints import Checkpoint
 
 Tensor = torch.Tensor
 
-META = "meta"
-"""Under which name a state has the description of its weights."""
+__all__ = ["META", "FusedMoE", "Linear", "Router", "SharedExpert"]
 
 
-class _Prepared(torch.nn.Module):
-    """A module whose weights are buffers that keep their dtypes, and a description of them."""
-
-    _names: tuple[str, ...] = ()
-    _meta: dict[str, Any]
-
-    def _hold(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor | None]) -> None:
-        self._meta = dict(meta)
-        for name in self._names:
-            self.register_buffer(name, tensors.get(name))
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)
-        for name, old in before.items():
-            new = self._buffers.get(name)
-            if old is not None and new is not None and new.dtype != old.dtype:
-                self._buffers[name] = old.to(new.device)
-        return self
-
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        text = json.dumps(self._meta).encode()
-        destination[prefix + META] = torch.tensor([*text], dtype=torch.uint8)
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *arguments: Any
-    ) -> None:
-        """Take the weights over from ``state_dict``, on the device of those that are here."""
-        *_, missing, _, errors = arguments
-        bytes_ = state_dict.pop(prefix + META, None)
-        if bytes_ is None:
-            missing.append(prefix + META)
-        else:
-            try:
-                self._take(json.loads(bytes(bytes_.tolist())), state_dict, prefix)
-            except (KeyError, TypeError, ValueError) as error:
-                errors.append(f"{prefix or type(self).__name__}: {error}")
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
-
-    def _take(self, meta: dict[str, Any], state: Mapping[str, Any], prefix: str) -> None:
-        """Make buffers as large as those of the state, which are copied to them afterwards.
-
-        Those that fit stay: captured CUDA graphs read them.
-        """
-        self._check_meta(meta)
-        devices = {value.device for value in self.buffers(recurse=False)}
-        device = devices.pop() if devices else None
-        made: dict[str, Tensor | None] = {}
-        for name in self._names:
-            old, new = self._buffers.get(name), state.get(prefix + name)
-            if old is not None and new is not None and _alike(old, new):
-                made[name] = old
-            else:
-                made[name] = None if new is None else torch.empty_like(new, device=device)
-        self._hold(meta, made)
-
-    def _check_meta(self, meta: Mapping[str, Any]) -> None:
-        """ValueError unless the module can run on such weights."""
-
-
-def _alike(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype
-
-
-class Linear(_Prepared):
-    """``y = x @ w.T + bias`` on an NVFP4 or MXFP4 weight; see `blockscale.linear`."""
-
-    _names = ("packed", "block_scale", "global_scale", "bias")
-    packed: Tensor | None
-    block_scale: Tensor | None
-    global_scale: Tensor | None
-    bias: Tensor | None
-
-    def __init__(
-        self,
-        packed: Tensor | None = None,
-        block_scale: Tensor | None = None,
-        fmt: str = "nvfp4",
-        global_scale: Tensor | None = None,
-        bias: Tensor | None = None,
-    ) -> None:
-        """Take what `blockscale.quantize` makes.
-
-        Args:
-            packed: [N, K / 2]; None: to be loaded.
-            block_scale: [N, K / block], linear layout.
-            fmt: "nvfp4" or "mxfp4".
-            global_scale: [1] float32; None: 1.
-            bias: [N]; None: 0.
-        """
-        super().__init__()
-        tensors = (packed, block_scale, global_scale, bias)
-        kept = [None if value is None else value.detach() for value in tensors]
-        self._hold({"fmt": fmt}, dict(zip(self._names, kept, strict=True)))
-
-    @classmethod
-    def from_float(cls, weight: Tensor | torch.nn.Linear, fmt: str = "nvfp4") -> Linear:
-        """Return a layer whose weight [N, K] is the given one, or that of a layer, quantised."""
-        bias: Tensor | None = None
-        if isinstance(weight, torch.nn.Linear):
-            bias, weight = weight.bias, weight.weight
-        values = checks.tensor("Linear.from_float", "weight", weight, checks.ACTIVATIONS, dims=2)
-        values = values.detach().contiguous()
-        scale = None
-        if fmt == "nvfp4":  # so that the largest block scale is the largest E4M3 value
-            scale = (values.abs().amax().float() / (448 * 6)).clamp(min=1e-30).reshape(1)
-        packed, block_scale = quantize(values, fmt, scale)
-        return cls(packed, block_scale, fmt, scale, None if bias is None else bias.detach().float())
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return [..., N] of x [..., K], in the dtype of x."""
-        if self.packed is None or self.block_scale is None:
-            raise ValueError("Linear: it has no weight yet; load a state_dict, or pass packed")
-        fmt = self._meta["fmt"]
-        return ops_weights.linear(
-            x, self.packed, self.block_scale, fmt, self.global_scale, self.bias
-        )
-
-    def extra_repr(self) -> str:
-        """Return sizes and format."""
-        n, half = (0, 0) if self.packed is None else self.packed.shape
-        return f"in_features={2 * half}, out_features={n}, fmt={self._meta['fmt']}"
-
-
-class FusedMoE(_Prepared):
+class FusedMoE(Prepared):
     """The experts of an MoE layer, with what chooses them and what is added to them.
 
     The result is ``fused_moe(hidden, weights, *moe_route(logits, top_k))``, plus that of the shared
@@ -189,6 +64,7 @@ class FusedMoE(_Prepared):
         scale: float = 1.0,
         router: torch.nn.Module | None = None,
         shared: torch.nn.Module | None = None,
+        weight_on_input: bool = False,
     ) -> None:
         """Take prepared weights and the options of the functions.
 
@@ -201,6 +77,8 @@ class FusedMoE(_Prepared):
             router: makes logits [T, E] of hidden; None: the caller passes logits, or ids and
                 weights.
             shared: what is added for every token: a module from [T, H] to [T, H].
+            weight_on_input: top_k=1 only: the weight multiplies the expert's input and not its
+                result, as in Llama 4.
         """
         super().__init__()
         if weights is None:
@@ -211,10 +89,52 @@ class FusedMoE(_Prepared):
         self.activation, self.alpha, self.limit = activation, alpha, limit
         self.act_fmt, self.scoring, self.renormalize = act_fmt, scoring, renormalize
         self.n_group, self.topk_group, self.scale = n_group, topk_group, scale
+        if weight_on_input and top_k != 1:
+            raise ValueError(
+                f"FusedMoE: weight_on_input=True with top_k={top_k}, but a token's input is the "
+                "same for all its experts; pass top_k=1"
+            )
+        self.weight_on_input = weight_on_input
         self.register_buffer("correction_bias", correction_bias)
         self.register_buffer("a1_scale", a1_scale)
         self.register_buffer("a2_scale", a2_scale)
         self.router, self.shared = router, shared
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        checkpoint: str | Path | Checkpoint,
+        name: str,
+        *,
+        device: str | torch.device | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+        fmt: str | None = None,
+        layout: str | None = None,
+        **options: Any,
+    ) -> FusedMoE:
+        """Return the MoE layer ``name`` of a checkpoint: experts, router and shared expert.
+
+        How experts are chosen, and the activation, come from config.json.
+
+        Args:
+            checkpoint: a folder, a file, or what `blockscale.checkpoints.open` returned.
+            name: of the module, e.g. "model.layers.0.mlp".
+            device: where the weights go; None: the CPU.
+            dtype: of the activations.
+            fmt: "nvfp4" or "mxfp4": what experts of more bits are quantised to; None: 4-bit ones
+                only, which are not rounded.
+            layout: "linear" or "tiles64"; None: that of the device.
+            options: of the constructor, in place of what config.json says; ``router`` and
+                ``shared`` in place of the checkpoint's.
+
+        Raises:
+            CheckpointError: there are no experts of this name or they do not fit each other, or
+                config.json does not say how they are chosen.
+        """
+        from blockscale import nn_checkpoint
+
+        ckpt = nn_checkpoint.opened(checkpoint)
+        return nn_checkpoint.moe(ckpt, name, device, dtype, fmt, layout, options)
 
     def _hold(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor | None]) -> None:
         super()._hold(meta, tensors)
@@ -263,7 +183,11 @@ class FusedMoE(_Prepared):
             *(self.activation, self.alpha, self.limit, self.act_fmt),
             *(self.a1_scale, self.a2_scale),
         )
-        y = ops_moe.run_experts(rows, weights, topk_ids, topk_weights, options, None)
+        inputs = rows
+        if self.weight_on_input and topk_weights is not None:
+            inputs = (rows.float() * topk_weights.float()).to(rows.dtype)
+            topk_weights = torch.ones_like(topk_weights)
+        y = ops_moe.run_experts(inputs, weights, topk_ids, topk_weights, options, None)
         if self.shared is not None:
             y = y + self.shared(rows)
         return y.reshape(hidden.shape)

