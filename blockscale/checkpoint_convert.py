@@ -213,6 +213,17 @@ def _experts(source: Source, step: Step, bundle: Bundle) -> Iterator[tuple[str, 
             yield role, value, e * (step.outputs[role].nbytes // bundle.experts)
 
 
+_BESIDE = (
+    "global_scale",
+    "global_divisor",
+    "zero",
+    "group_index",
+    "input_scale",
+    "pre_quant_scale",
+)
+"""Roles of a matrix beside codes and block scales."""
+
+
 def _laid(step: Step, weight: Weight) -> Iterator[tuple[str, Tensor]]:
     """Yield the outputs of one matrix by role."""
     scale, packed = weight.block_scale, weight.packed
@@ -223,7 +234,7 @@ def _laid(step: Step, weight: Weight) -> Iterator[tuple[str, Tensor]]:
     else:
         yield "packed", packed
         yield "block_scale", lay_scales(step.layout, scale)
-    for role in ("global_scale", "zero", "group_index", "input_scale", "pre_quant_scale"):
+    for role in _BESIDE:
         if role not in step.outputs or (role == "zero" and step.layout == "trtllm"):
             continue
         value = getattr(weight, role)

@@ -34,6 +34,7 @@ def modelopt(tensors: Tensors, info: TensorInfo, base: str) -> Entry:
         info,
         block_scale=tensors.first(base + "weight_scale", base + "scale"),
         global_scale=base + "weight_scale_2",
+        global_divisor=base + "weight_global_scale",
         input_scale=base + "input_scale",
         pre_quant_scale=base + "pre_quant_scale",
         lora_a=base + "svdquant_lora_a",

@@ -293,6 +293,7 @@ def _scaled(
     stem = base.removesuffix("weight")
     extra = {
         "global_scale": f"{base}_scale_2",
+        "global_divisor": f"{base}_global_scale",
         "zero": f"{base}_zero",
         "group_index": f"{base}_group_index",
         "input_scale": f"{stem}input_scale",
@@ -375,17 +376,19 @@ def undo(entry: Entry) -> Weight:
         scale = scale.view(torch.float8_e4m3fn)
     elif entry.fmt == "int4":
         scale = scale.view(laid.dtype)
-    top = parts.get("global_scale")
-    inputs = parts.get("input_scale")
+    single = {
+        role: _scalar(parts[role])
+        for role in ("global_scale", "global_divisor", "input_scale")
+        if role in parts
+    }
     return Weight(
         *(entry.name, entry.fmt, entry.shape, None, parts["packed"], scale),
-        global_scale=None if top is None else _scalar(top),
         zero=parts.get("zero"),
         group_size=entry.group,
         group_index=parts.get("group_index"),
-        input_scale=None if inputs is None else _scalar(inputs),
         pre_quant_scale=parts.get("pre_quant_scale"),
         gate_up=entry.facts.get("gate_up"),
+        **single,
     )
 
 

@@ -368,6 +368,8 @@ def _outputs(entry: Entry, fmt: str, layout: str, kernel: Kernel) -> dict[str, O
         outputs["block_scale"] = Output(base + tail, dtype, (*lead, *shape))
     if fmt == "nvfp4":
         outputs["global_scale"] = Output(base + "_scale_2", "F32", _experts(entry))
+        if "global_divisor" in entry.parts:  # whose reciprocal, above, is rounded
+            outputs["global_divisor"] = Output(base + "_global_scale", "F32", _experts(entry))
     if fmt == "int4" and layout != "trtllm":
         outputs["zero"] = Output(base + "_zero", "U8", (*lead, rows, blocks))
         if "group_index" in entry.parts:
