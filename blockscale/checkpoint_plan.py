@@ -104,7 +104,7 @@ def _is_linear(entry: Entry, fmt: str) -> bool:
 
 def _codes(entry: Entry, fmt: str, action: str) -> Step:
     *lead, inner = entry.shape
-    group = entry.group or BLOCK[fmt]
+    group = BLOCK.get(fmt, entry.group)
     blocks = (*lead, inner // group)
     dense = entry.name.endswith(".weight")
     base = entry.name if dense else entry.name + "_weight"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from blockscale.checkpoint_entry import BLOCK
 from blockscale.checkpoint_words import int4_parts
 from blockscale.errors import CheckpointError
 from blockscale.safetensors_file import read
@@ -191,7 +192,7 @@ def load(entry: Entry, facts: Facts) -> Weight:
     if entry.fmt == "fp8":
         return _fp8(entry, parts)
     if entry.fmt == "int4":
-        made = int4_parts(entry, parts, facts.gptq_v2)
+        made = int4_parts(entry, parts, facts)
     else:
         made = _fp4(entry, parts)
     divisor = _global(entry, parts, "global_divisor")
@@ -203,7 +204,7 @@ def load(entry: Entry, facts: Facts) -> Weight:
         entry.shape,
         **made,
         global_scale=_global(entry, parts, "global_scale") if divisor is None else 1 / divisor,
-        group_size=entry.group,
+        group_size=BLOCK.get(entry.fmt, entry.group),
         global_divisor=divisor,
         input_scale=inputs if input_divisor is None else 1 / input_divisor,
         pre_quant_scale=_smoothing(entry, parts.get("pre_quant_scale")),
@@ -227,6 +228,9 @@ def _fp4(entry: Entry, parts: dict[str, Tensor]) -> dict[str, Tensor]:
         scale = scale[0]
     if entry.transposed:
         packed, scale = _transposed(packed), _transposed(scale)
+    if entry.group > BLOCK[entry.fmt]:
+        repeats = entry.group // BLOCK[entry.fmt]
+        scale = scale.view(torch.uint8).repeat_interleave(repeats, -1).view(scale.dtype)
     return {"packed": packed, "block_scale": scale}
 
 
