@@ -214,6 +214,12 @@ def _remarks(entries: list[Entry]) -> list[str]:
         notes.append(
             f"{wide} weights have scales of more than 16 values; each is read as one for each 16"
         )
+    eight = sum("fp8_scale" in e.parts for e in entries)
+    if eight:
+        notes.append(
+            f"{eight} weights have a weight_scale_2 for kernels that make FP8 of them (W4A8_AWQ); "
+            "it is no part of their values"
+        )
     smoothed = sum("pre_quant_scale" in e.parts for e in entries)
     if smoothed:
         notes.append(

@@ -48,7 +48,8 @@ class Weight:
         group_size: values along K that share a block scale; 0: none do.
         global_divisor: what is stored where a checkpoint divides (compressed-tensors); then
             global_scale is its reciprocal, rounded, and `dequantize` divides.
-        group_index: int4 in act-order: int32 [K], the group of each k; None: k // group_size.
+        group_index: int4 in act-order: int32 [K], the group of each k; [E, K] of experts that
+            differ; None: k // group_size.
         input_scale: float32, of activations, multiplied; None: not given.
         pre_quant_scale: [K], what activations are multiplied by before they meet this weight;
             [E, K] of experts that differ.
@@ -97,8 +98,11 @@ class Weight:
         if self.group_index is not None:
             assert self.zero is not None
             index = self.group_index.long()
+            if index.dim() == 2:  # of each expert
+                index = index[torch.arange(start, start + len(codes)) // self.shape[-2]]
+            index = index.expand(codes.shape)
             zero = self.zero.reshape(-1, self.zero.shape[-1])[start:stop].float()
-            return (codes - zero[:, index]) * scale[:, index]
+            return (codes - zero.gather(1, index)) * scale.gather(1, index)
         grouped = codes.view(*scale.shape, self.group_size)
         if self.zero is not None:
             zero = self.zero.reshape(-1, self.zero.shape[-1])[start:stop].float()
