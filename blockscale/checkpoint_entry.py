@@ -45,12 +45,14 @@ class Entry:
 class Facts:
     """What decides how data are read, beyond names and shapes.
 
-    ``gptq_v2``: zeros of GPTQ are stored as they are, and not less one.  ``interleaved``: the model
-    is gpt-oss, whose gate and up rows alternate.  ``model`` and ``hidden``: the model's type and
-    the width of its layers, where the configuration says them.
+    ``gptq_v2``: zeros of GPTQ are stored as they are, and not less one.  ``gptq_words``: one was
+    taken from the eight zeros of a word by one subtraction, which borrows.  ``interleaved``: the
+    model is gpt-oss, whose gate and up rows alternate.  ``model`` and ``hidden``: the model's type
+    and the width of its layers, where the configuration says them.
     """
 
     gptq_v2: bool = False
+    gptq_words: bool = False
     interleaved: bool = False
     model: str = ""
     hidden: int = 0

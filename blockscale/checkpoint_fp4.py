@@ -21,6 +21,9 @@ from blockscale.errors import CheckpointError
 from blockscale.safetensors_file import TensorInfo, shown
 
 CODE_BYTES = ("U8", "I8", "F4")
+_GROUPS = {"nvfp4": (16, 32, 64, 128), "mxfp4": (BLOCK["mxfp4"],)}
+"""Values of a block scale; ModelOpt's W4A8_NVFP4_FP8 and some W4A16_NVFP4 have 32."""
+_LORA = "weight_quantizer._svdquant_lora"
 _GLOBALS = ("global_scale", "global_divisor")
 _SINGLE = (*_GLOBALS, "input_scale", "input_divisor")
 
@@ -37,8 +40,8 @@ def modelopt(tensors: Tensors, info: TensorInfo, base: str) -> Entry:
         global_divisor=base + "weight_global_scale",
         input_scale=base + "input_scale",
         pre_quant_scale=base + "pre_quant_scale",
-        lora_a=base + "svdquant_lora_a",
-        lora_b=base + "svdquant_lora_b",
+        lora_a=tensors.first(base + "svdquant_lora_a", f"{base}{_LORA}_a"),
+        lora_b=tensors.first(base + "svdquant_lora_b", f"{base}{_LORA}_b"),
     )
     need(info, parts, "block_scale", base + "weight_scale")
     return _fp4(info.name, "modelopt", parts, base + "weight_scale_2")
@@ -78,11 +81,11 @@ def _fp4(name: str, scheme: str, parts: dict[str, TensorInfo], top: str) -> Entr
     if scale.dtype == "F8_E4M3" and not has_top:
         need(info, parts, _GLOBALS[0], top)
     fmt = "nvfp4" if has_top else "mxfp4"
-    shape, transposed = _shape(info, scale, BLOCK[fmt])
+    shape, transposed, group = _shape(info, scale, _GROUPS[fmt])
     for role in _SINGLE:
         if role in parts:
             _per_expert(parts[role], shape[:-2], role in _GLOBALS)
-    return Entry(name, fmt, scheme, parts, shape, BLOCK[fmt], transposed)
+    return Entry(name, fmt, scheme, parts, shape, group, transposed)
 
 
 def gpt_oss(tensors: Tensors, info: TensorInfo, base: str) -> Entry | None:
@@ -104,20 +107,24 @@ def gpt_oss(tensors: Tensors, info: TensorInfo, base: str) -> Entry | None:
     return Entry(base, "mxfp4", "gpt-oss", parts, shape, BLOCK["mxfp4"])
 
 
-def _shape(info: TensorInfo, scale: TensorInfo, block: int) -> tuple[tuple[int, ...], bool]:
-    """Return the dense shape, and whether K is the second of three dimensions and not the last."""
-    half, p, s = block // 2, byte_shape(info), scale.shape
+def _shape(
+    info: TensorInfo, scale: TensorInfo, groups: tuple[int, ...]
+) -> tuple[tuple[int, ...], bool, int]:
+    """Return the dense shape, whether K is the second of three dimensions, and values a scale."""
+    p, s = byte_shape(info), scale.shape
     if len(p) == 2 and len(s) == 3 and s[0] == 1:
         s = s[1:]
-    if len(p) in (2, 3) and s[:-1] == p[:-1] and p[-1] == half * s[-1]:
-        return (*p[:-1], 2 * p[-1]), False
-    second = len(p) == len(s) == 3 and (s[0], s[2]) == (p[0], p[2]) and p[1] == half * s[1]
-    if second and info.dtype != "F4":
-        return (p[0], p[2], 2 * p[1]), True
+    last = len(p) in (2, 3) and s[:-1] == p[:-1]
+    second = len(p) == len(s) == 3 and (s[0], s[2]) == (p[0], p[2]) and info.dtype != "F4"
+    for group in groups:
+        if last and 2 * p[-1] == group * s[-1]:
+            return (*p[:-1], 2 * p[-1]), False, group
+        if second and 2 * p[1] == group * s[1]:
+            return (p[0], p[2], 2 * p[1]), True, group
     raise CheckpointError(
         f"{info.path}: {shown(info.name)} is {list(p)} and its block scales are {list(s)}, but "
-        f"must be [N, K / 2] and [N, K / {block}], or these of each expert with K last or second; "
-        "convert the checkpoint again"
+        f"must be [N, K / 2] and [N, K / {groups[0]}], or these of each expert with K last or "
+        "second; convert the checkpoint again"
     )
 
 

@@ -93,21 +93,21 @@ def compressed_tensors(tensors: Tensors, info: TensorInfo, stem: str) -> Entry:
 
 
 def modelopt(tensors: Tensors, info: TensorInfo, base: str) -> Entry | None:
-    """Return ModelOpt's weight of bytes [N / 2, K], two outputs each; None: it is none."""
+    """Return ModelOpt's weight of bytes [N / 2, K], two outputs each; None: it is none.
+
+    weight_scale_2 (W4A8_AWQ) is that of the values as FP8, which kernels divide by and multiply
+    with again: it is no part of them.
+    """
     scale = tensors.by_name.get(base + "weight_scale")
     p, s = info.shape, scale.shape if scale is not None else ()
     if scale is None or scale.dtype not in FLOATS or len(p) != len(s) or len(p) not in (2, 3):
         return None
     if s[:-1] != (*p[:-2], 2 * p[-2]) or not s[-1]:
         return None
-    if base + "weight_scale_2" in tensors:
-        raise CheckpointError(
-            f"{info.path}: {shown(info.name)} is INT4 with scales of two levels (W4A8_AWQ), which "
-            "is not supported; export it as W4A16_AWQ or NVFP4"
-        )
     parts = tensors.take(
         info,
         block_scale=scale.name,
+        fp8_scale=base + "weight_scale_2",
         input_scale=base + "input_scale",
         pre_quant_scale=base + "pre_quant_scale",
     )
@@ -123,6 +123,7 @@ def ours(tensors: Tensors, info: TensorInfo, base: str) -> Entry:
         block_scale=base + "weight_scale",
         zero=base + "weight_zero",
         group_index=base + "weight_group_index",
+        input_scale=base + "input_scale",
         pre_quant_scale=base + "pre_quant_scale",
     )
     scale = need(info, parts, "block_scale", base + "weight_scale")

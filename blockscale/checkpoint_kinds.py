@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from typing import Any
 
 from blockscale import checkpoint_fp4, checkpoint_fp8, checkpoint_int4
 from blockscale.checkpoint_entry import BLOCK, FLOATS, Entry, Facts, Tensors
@@ -81,10 +82,18 @@ def facts(folder: Folder) -> Facts:
     sizes = [inner.get("hidden_size"), config.get("hidden_size")]
     return Facts(
         gptq_v2=v2,
+        gptq_words=any(str(q).startswith("gptqmodel") for q in _quantizers(said)),
         interleaved=any(name in _INTERLEAVED for name in names),
         model=next((m for m in reversed(models) if isinstance(m, str)), ""),
         hidden=next((s for s in sizes if type(s) is int and s > 0), 0),
     )
+
+
+def _quantizers(said: dict[str, Any]) -> list[Any]:
+    """Return which programs a GPTQ configuration names, e.g. ["gptqmodel:7.7.0"]."""
+    meta = said.get("meta")
+    found = meta.get("quantizer") if isinstance(meta, dict) else None
+    return found if isinstance(found, list) else [found]
 
 
 def natural(name: str) -> list[tuple[int, str]]:
@@ -204,6 +213,17 @@ def _remarks(entries: list[Entry]) -> list[str]:
     fp4 = [e for e in entries if e.fmt == "nvfp4"]
     if fp4 and not any({"input_scale", "input_divisor"} & e.parts.keys() for e in fp4):
         notes.append("no input scales: weights only (W4A16), or activations scaled at run time")
+    wide = sum(e.group > BLOCK["nvfp4"] for e in fp4)
+    if wide:
+        notes.append(
+            f"{wide} weights have scales of more than 16 values; each is read as one for each 16"
+        )
+    eight = sum("fp8_scale" in e.parts for e in entries)
+    if eight:
+        notes.append(
+            f"{eight} weights have a weight_scale_2 for kernels that make FP8 of them (W4A8_AWQ); "
+            "it is no part of their values"
+        )
     smoothed = sum("pre_quant_scale" in e.parts for e in entries)
     if smoothed:
         notes.append(

@@ -27,8 +27,9 @@ _LEAF = "|".join(sorted(_ROLE, key=len, reverse=True))
 _MODULE = r"(?P<module>(?:.*\.)?(?:experts|local_experts|block_sparse_moe|mlp))"
 _NAME = re.compile(
     rf"{_MODULE}\.(?:(?P<before>\d{{1,6}})\.)?(?P<leaf>{_LEAF})(?:\.(?P<after>\d{{1,6}}))?"
-    r"(?:[._](?P<kind>weight|bias))?"
+    r"(?:_blocks)?(?:[._](?P<kind>weight|bias))?"
 )
+"""transformers 5 leaves "_blocks" in the names of gpt-oss' experts that it saves dequantised."""
 _NUMBERED = re.compile(r"\.\d{1,6}(\.|$)")
 
 

@@ -283,7 +283,7 @@ class _Planner:
                 "another layout, or leave the weight linear: --keep"
             )
         if layout != LINEAR:
-            group = entry.group or BLOCK[fmt]
+            group = BLOCK.get(fmt, entry.group)
             sizes = rows, inner, inner // group
             layout_of_one.check(layout, entry.name, fmt, sizes, self.options.kernel)
         outputs = _outputs(entry, fmt, layout, self.options.kernel)
@@ -295,11 +295,11 @@ class _Planner:
         layout, kernel = self.options.chosen, self.options.kernel
         entries = bundle.entries
         first, action, fmt = entries[0], self.actions[entries[0].name], self._fmt(entries[0])
-        group = first.group or BLOCK[fmt]
+        group = BLOCK.get(fmt, first.group)
         bad = [
             e.name
             for e in entries
-            if {"pre_quant_scale", "group_index"} & e.parts.keys() or (e.group or group) != group
+            if {"pre_quant_scale", "group_index"} & e.parts.keys() or BLOCK.get(fmt, e.group) != group
         ]
         if bad:
             raise CheckpointError(
@@ -349,7 +349,7 @@ def _shared(name: str) -> str:
 def _outputs(entry: Entry, fmt: str, layout: str, kernel: Kernel) -> dict[str, Output]:
     """Return the tensors of one weight, by role."""
     *lead, rows, inner = entry.shape
-    group = entry.group or BLOCK[fmt]
+    group = BLOCK.get(fmt, entry.group)
     blocks = inner // group
     dense = entry.name.endswith(".weight")
     base = entry.name if dense else entry.name + "_weight"

@@ -21,6 +21,7 @@ _SAME = ("fmt", "shape", "group_size", "block")
 _ALIKE = ("fmt", "group_size", "block")
 _ROWS = ("data", "packed", "block_scale", "zero")
 _SINGLE = ("global_scale", "global_divisor", "input_scale")
+_OF_K = ("group_index", "pre_quant_scale")
 _PARTS = ("gate", "up")
 
 
@@ -67,7 +68,7 @@ def join(name: str, experts: Sequence[tuple[Weight, ...]]) -> Weight:
     rows = sum(part.shape[-2] for part in experts[0])
     made: dict[str, Any] = {field: _rows(name, field, experts) for field in _ROWS}
     made |= {field: _single(field, experts) for field in _SINGLE}
-    made |= {field: _common(name, field, experts) for field in ("group_index", "pre_quant_scale")}
+    made |= {field: _common(name, field, experts) for field in _OF_K}
     shape = (len(experts), rows, first.shape[-1])
     return replace(first, name=name, shape=shape, **made)
 
@@ -79,10 +80,10 @@ def single(weight: Weight, e: int) -> Weight:
         value = getattr(weight, field)
         whole = value is None or (field in _SINGLE and not value.dim())
         taken[field] = value if whole else value[e]
-    smooth = weight.pre_quant_scale
-    if smooth is not None and smooth.dim() == 2:
-        smooth = smooth[e]
-    return replace(weight, shape=weight.shape[1:], pre_quant_scale=smooth, **taken)
+    for field in _OF_K:
+        value = getattr(weight, field)
+        taken[field] = value[e] if value is not None and value.dim() == 2 else value
+    return replace(weight, shape=weight.shape[1:], **taken)
 
 
 def _check(
@@ -143,13 +144,12 @@ def _single(field: str, experts: Sequence[tuple[Weight, ...]]) -> Tensor | None:
 
 
 def _common(name: str, field: str, experts: Sequence[tuple[Weight, ...]]) -> Tensor | None:
-    """Return what belongs to K and so must be equal; smoothing may differ by expert: [E, K]."""
+    """Return what belongs to K: [K], or [E, K] where experts differ; their parts must not."""
     values = [[getattr(part, field) for part in parts] for parts in experts]
     like = values[0][0]
-    each = field == "pre_quant_scale"
     for e, parts in enumerate(values):
         for value in parts:
-            if not _equal(value, parts[0] if each else like) or (value is None) != (like is None):
+            if not _equal(value, parts[0]) or (value is None) != (like is None):
                 raise CheckpointError(
                     f"{name}: {field} of expert {e} is not that of the others (act-order, or "
                     "smoothing of gate apart from up), so they cannot be one weight; read them one "

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from blockscale.checkpoint_entry import BLOCK
 from blockscale.checkpoint_words import int4_parts
 from blockscale.errors import CheckpointError
 from blockscale.safetensors_file import read, transposed
@@ -47,7 +48,8 @@ class Weight:
         group_size: values along K that share a block scale; 0: none do.
         global_divisor: what is stored where a checkpoint divides (compressed-tensors); then
             global_scale is its reciprocal, rounded, and `dequantize` divides.
-        group_index: int4 in act-order: int32 [K], the group of each k; None: k // group_size.
+        group_index: int4 in act-order: int32 [K], the group of each k; [E, K] of experts that
+            differ; None: k // group_size.
         input_scale: float32, of activations, multiplied; None: not given.
         pre_quant_scale: [K], what activations are multiplied by before they meet this weight;
             [E, K] of experts that differ.
@@ -96,8 +98,11 @@ class Weight:
         if self.group_index is not None:
             assert self.zero is not None
             index = self.group_index.long()
+            if index.dim() == 2:  # of each expert
+                index = index[torch.arange(start, start + len(codes)) // self.shape[-2]]
+            index = index.expand(codes.shape)
             zero = self.zero.reshape(-1, self.zero.shape[-1])[start:stop].float()
-            return (codes - zero[:, index]) * scale[:, index]
+            return (codes - zero.gather(1, index)) * scale.gather(1, index)
         grouped = codes.view(*scale.shape, self.group_size)
         if self.zero is not None:
             zero = self.zero.reshape(-1, self.zero.shape[-1])[start:stop].float()
@@ -195,7 +200,7 @@ def load(entry: Entry, facts: Facts) -> Weight:
     if entry.fmt == "fp8":
         return _fp8(entry, parts)
     if entry.fmt == "int4":
-        made = int4_parts(entry, parts, facts.gptq_v2)
+        made = int4_parts(entry, parts, facts)
     else:
         made = _fp4(entry, parts)
     divisor = _global(entry, parts, "global_divisor")
@@ -207,7 +212,7 @@ def load(entry: Entry, facts: Facts) -> Weight:
         entry.shape,
         **made,
         global_scale=_global(entry, parts, "global_scale") if divisor is None else 1 / divisor,
-        group_size=entry.group,
+        group_size=BLOCK.get(entry.fmt, entry.group),
         global_divisor=divisor,
         input_scale=inputs if input_divisor is None else 1 / input_divisor,
         pre_quant_scale=_smoothing(entry, parts.get("pre_quant_scale")),
@@ -231,6 +236,9 @@ def _fp4(entry: Entry, parts: dict[str, Tensor]) -> dict[str, Tensor]:
         scale = scale[0]
     if entry.transposed:
         packed, scale = _transposed(packed), _transposed(scale)
+    if entry.group > BLOCK[entry.fmt]:
+        repeats = entry.group // BLOCK[entry.fmt]
+        scale = scale.view(torch.uint8).repeat_interleave(repeats, -1).view(scale.dtype)
     return {"packed": packed, "block_scale": scale}
 
 

@@ -10,7 +10,7 @@ import torch
 from blockscale.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from blockscale.checkpoint_entry import Entry
+    from blockscale.checkpoint_entry import Entry, Facts
 
 Tensor = torch.Tensor
 
@@ -21,10 +21,11 @@ _WORD = 8
 _MIDDLE = 8
 """The zero of codes that were signed, or have no zeros."""
 _SIGN_BITS = 0x88
+_ONES = 0x11111111
 _ROWS = 512
 
 
-def int4_parts(entry: Entry, parts: dict[str, Tensor], gptq_v2: bool) -> dict[str, Any]:
+def int4_parts(entry: Entry, parts: dict[str, Tensor], facts: Facts) -> dict[str, Any]:
     """Return ``packed``, ``block_scale``, ``zero`` and ``group_index`` of a `Weight`.
 
     Raises:
@@ -34,7 +35,7 @@ def int4_parts(entry: Entry, parts: dict[str, Tensor], gptq_v2: bool) -> dict[st
     zero = parts.get("zero")
     if entry.scheme in ("awq", "gptq"):
         scale = scale.T.contiguous()
-        packed, zero = _words(entry, parts, gptq_v2)
+        packed, zero = _words(entry, parts, facts)
     elif entry.scheme == "compressed-tensors":
         _check_dense_shape(entry, parts.get("dense_shape"))
         packed = _bytes(parts["packed"]).flatten(-2)
@@ -49,7 +50,7 @@ def int4_parts(entry: Entry, parts: dict[str, Tensor], gptq_v2: bool) -> dict[st
     return {"packed": packed, "block_scale": scale, "zero": zero, "group_index": index}
 
 
-def _words(entry: Entry, parts: dict[str, Tensor], v2: bool) -> tuple[Tensor, Tensor | None]:
+def _words(entry: Entry, parts: dict[str, Tensor], facts: Facts) -> tuple[Tensor, Tensor | None]:
     words, zeros = parts["packed"], parts.get("zero")
     awq = entry.scheme == "awq"
     if awq:
@@ -60,8 +61,10 @@ def _words(entry: Entry, parts: dict[str, Tensor], v2: bool) -> tuple[Tensor, Te
         return packed, None
     if awq:
         zero = _nibbles(zeros)[..., list(np.argsort(_AWQ_ORDER))]
+    elif facts.gptq_words and not facts.gptq_v2:  # as GPTQModel undoes it: carries go up
+        zero = _nibbles(zeros + _ONES)
     else:  # less one in 4 bits, and 16 is a zero point: 15 is stored for it
-        zero = _nibbles(zeros) + (0 if v2 else 1)
+        zero = _nibbles(zeros) + (0 if facts.gptq_v2 else 1)
     return packed, zero.flatten(-2)[:, : entry.shape[0]].T.contiguous()
 
 

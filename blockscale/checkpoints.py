@@ -132,6 +132,7 @@ class Checkpoint:
 
     def _entry(self, name: str) -> Entry | None:
         found = self.entries.get(name) or self.entries.get(f"{name}.weight")
+        found = found or self.entries.get(f"{name}_blocks")  # gpt-oss, saved dequantised
         if found is not None or not isinstance(name, str):
             return found
         if self._aliases is None:  # what torch.compile puts into names may be left out

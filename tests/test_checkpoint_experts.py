@@ -316,3 +316,22 @@ def test_what_is_no_matrix_is_stacked_too(opened, rng, shape):
     scales = {f"m.experts.{e}.w1_weight_scale": np.float32(1) for e in range(E)}
     with pytest.raises(CheckpointError, match=r"must have \[N, K\]; read them one by one"):
         opened({**eight, **scales})["m.experts.w1"]
+
+
+def test_gpt_oss_saved_dequantised_by_transformers_keeps_blocks_in_its_names(tmp_path):
+    """transformers 5.23.0 saves bf16 [E, K, N] under the names of the blocks."""
+    rng = np.random.default_rng(3)
+    up, down = rng.standard_normal((2, 32, 192)), rng.standard_normal((2, 96, 32))
+    name = "model.layers.0.mlp.experts"
+    tensors = {
+        f"{name}.gate_up_proj_blocks": up.astype(np.float32),
+        f"{name}.down_proj_blocks": down.astype(np.float32),
+        f"{name}.gate_up_proj_bias": np.zeros((2, 192), np.float32),
+        f"{name}.down_proj_bias": np.zeros((2, 32), np.float32),
+    }
+    ckpt = bs.checkpoints.open(files.folder(tmp_path / "c", tensors, {"model_type": "gpt_oss"}))
+    assert ckpt[f"{name}.down_proj"].shape == (2, 96, 32)
+    made = ckpt[name].dequantize()
+    turned = up.swapaxes(1, 2).astype(np.float32)
+    np.testing.assert_array_equal(made[0], np.concatenate([turned[:, 0::2], turned[:, 1::2]], 1))
+    np.testing.assert_array_equal(made[1], down.swapaxes(1, 2).astype(np.float32))

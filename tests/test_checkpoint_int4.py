@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_files import BF16, nibbles, words
+from click.testing import CliRunner
 
 import blockscale as bs
+from blockscale.cli import cli
 from blockscale.errors import CheckpointError
 
 
@@ -56,8 +58,49 @@ def test_modelopt_int4_packs_two_outputs_a_byte(opened, rng):
         same(ckpt["p"].dequantize(), signed * np.repeat(scale.astype(float), 32, -1))
         assert torch.equal(ckpt["p"].packed, torch.from_numpy(nibbles(codes ^ 8)))
         assert (ckpt["p"].zero == 8).all()
-    with pytest.raises(CheckpointError, match="scales of two levels"):
-        opened({**tensors, "p.weight_scale_2": np.float32(1)})
+
+
+def test_the_second_scale_of_w4a8_awq_is_no_part_of_values(opened, rng, tmp_path):
+    """As ModelOpt 0.47.0 exports it; it is that of FP8, divided by and multiplied with again."""
+    signed = rng.integers(-8, 8, (8, 64))
+    scale = rng.uniform(0.01, 0.1, (8, 2)).astype(np.float32)
+    tensors = {
+        "p.weight": nibbles((signed & 15).astype(np.uint8), -2),
+        "p.weight_scale": scale,
+        "p.weight_scale_2": np.float32(5e-4),
+        "p.input_scale": np.float32(0.25),
+    }
+    ckpt = opened(tensors, {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"})
+    assert any("1 weights have a weight_scale_2 for kernels that make FP8" in n for n in ckpt.notes)
+    wanted = signed * np.repeat(scale.astype(float), 32, -1)
+    same(ckpt["p"].dequantize(), wanted)
+    out = tmp_path / "out"
+    assert CliRunner().invoke(cli, ["convert", str(ckpt.path), "-o", str(out)]).exit_code == 0
+    same(bs.checkpoints.open(out)["p"].dequantize(), wanted)
+    assert bs.checkpoints.open(out)["p"].input_scale == 0.25
+
+
+def test_experts_in_act_order_keep_an_order_of_each(opened, rng):
+    """GPTQ sorts each expert's inputs by what it was shown; gate and up are shown the same."""
+    tensors, wanted = {}, {"gate": [], "up": [], "down": []}
+    for e in range(3):
+        orders = {"gate": rng.permutation(64) // 32, "down": rng.permutation(64) // 32}
+        orders["up"] = orders["gate"]
+        for role, values in wanted.items():
+            codes, zero, scale, dense = files.int4(rng, 64, 64, 32, orders[role])
+            base = f"m.experts.{e}.{role}_proj"
+            tensors[f"{base}.qweight"] = np.ascontiguousarray(words(codes, files.STRAIGHT).T)
+            tensors[f"{base}.qzeros"] = words(zero.T - 1, files.STRAIGHT)
+            tensors[f"{base}.scales"] = scale.T
+            tensors[f"{base}.g_idx"] = orders[role].astype(np.int32)
+            values.append(dense)
+    made = opened(tensors)["m"]
+    assert made.gate_up.group_index.shape == (3, 64)
+    gate_up, down = made.dequantize()
+    same(gate_up, np.concatenate([wanted["gate"], wanted["up"]], 1))
+    same(down, np.stack(wanted["down"]))
+    for e in range(3):
+        same(opened(tensors)["m.experts.down_proj"].rows(e * 64, e * 64 + 64), wanted["down"][e])
 
 
 @pytest.mark.parametrize("zeros", ["symmetric", "packed", "signed"])

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_files import nibbles
+from click.testing import CliRunner
 
 import blockscale as bs
+from blockscale.cli import cli
 from blockscale.errors import CheckpointError
 
 GOLDEN = Path(__file__).parent / "golden" / "checkpoints"
@@ -36,21 +38,54 @@ def same(found: torch.Tensor, wanted: np.ndarray) -> None:
         ("ct_llama_nvfp4", "compressed-tensors-nvfp4", 12),
         ("modelopt_qwen3moe_nvfp4_default_cfg", "modelopt-nvfp4", 24),
         ("gptoss_mxfp4", "gpt-oss-mxfp4", 20),
+        ("modelopt_llama_w4a8_nvfp4_fp8", "modelopt-nvfp4", 12),
+        ("modelopt_gptoss_nvfp4_fp8kv", "modelopt-nvfp4", 20),
+        ("modelopt_llama4_four_over_six", "modelopt-nvfp4", 15),
+        ("modelopt_qwen3moe_mixed_sharded", "modelopt-mixed", 18),
+        ("modelopt_mixtral_mxfp4", "modelopt-mxfp4", 16),
+        ("ct_llama_nvfp4_int4", "compressed-tensors-mixed", 12),
+        ("autoawq_llama_g32", "awq-int4", 12),
+        ("gptqmodel_llama_v1_act_order", "gptq-int4", 12),
     ],
 )
 def test_real_exports_have_their_expected_values(name, kind, weights):
     ckpt = bs.checkpoints.open(GOLDEN / name)
     assert (ckpt.kind, len(ckpt.names)) == (kind, weights)
     expected = np.load(GOLDEN / name / "expected.npz")
-    assert {n for n in ckpt if ckpt[n].packed is not None} == set(expected.files)
+    quantised = {name for name, entry in ckpt.entries.items() if entry.scheme != "plain"}
+    assert quantised == set(expected.files)
     for key in expected.files:
         values = expected[key]
-        if kind.startswith("gpt-oss"):  # transformers holds [E, K, N]
+        if values.ndim == 3:  # transformers holds [E, K, N]
             values = values.swapaxes(1, 2)
         same(ckpt[key].dequantize(), values)
         assert torch.equal(
             ckpt[key].dequantize(torch.bfloat16), torch.from_numpy(values.copy()).bfloat16()
         )
+
+
+@pytest.mark.parametrize(
+    "name", ["modelopt_llama_w4a8_nvfp4_fp8", "gptqmodel_llama_v1_act_order", "ct_llama_nvfp4_int4"]
+)
+def test_real_exports_are_converted_without_a_change_of_values(tmp_path, name):
+    result = CliRunner().invoke(cli, ["convert", str(GOLDEN / name), "-o", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    ckpt = bs.checkpoints.open(tmp_path / "out")
+    expected = np.load(GOLDEN / name / "expected.npz")
+    for key in expected.files:
+        wanted = torch.from_numpy(expected[key])
+        assert torch.allclose(ckpt[key].dequantize(), wanted, rtol=1e-6, atol=0)
+
+
+def test_a_low_rank_part_is_refused_by_both_of_its_names(tmp_path, rng):
+    codes, scale, top, _ = files.nvfp4(rng, 8, 64)
+    for lora in ("svdquant_lora_a", "weight_quantizer._svdquant_lora_a"):
+        part = {f"p.{lora}": np.ones((4, 64), np.float32)}
+        path = files.folder(tmp_path / lora, {**modelopt("p.", codes, scale, top), **part})
+        ckpt = bs.checkpoints.open(path)
+        assert ckpt.names == ["p.weight"]
+        with pytest.raises(CheckpointError, match=r"low-rank part \(SVDQuant\), which is not supp"):
+            ckpt["p"]
 
 
 def test_the_names_that_openai_uses_give_the_same_weights():
@@ -162,6 +197,29 @@ def test_modelopt_mxfp4_and_fp8_in_a_mixed_checkpoint(tmp_path, rng):
     assert ckpt.kind == "modelopt-mixed"
     same(ckpt["a"].dequantize(), values)
     same(ckpt["b"].dequantize(), eight.astype(float) * 0.5)
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("second", [False, True])
+def test_nvfp4_scales_of_more_values_are_read_for_each_16(tmp_path, rng, group, second):
+    """W4A8_NVFP4_FP8 and some W4A16_NVFP4 of ModelOpt have 32."""
+    codes = rng.integers(0, 16, (3, 8, 256)).astype(np.uint8)  # [E, N, K]
+    scale = rng.uniform(0.1, 400, (3, 8, 256 // group)).astype(files.E4M3)
+    top = np.float32(3e-4)
+    swap = (lambda a: a.swapaxes(1, 2)) if second else (lambda a: a)
+    name = "m.experts.down_proj"
+    tensors = {
+        name: nibbles(swap(codes), 1 if second else -1),
+        f"{name}_weight_scale": swap(scale),
+        f"{name}_weight_scale_2": np.asarray(top),
+    }
+    ckpt = bs.checkpoints.open(files.folder(tmp_path / "c", tensors))
+    assert any("1 weights have scales of more than 16 values" in note for note in ckpt.notes)
+    weight = ckpt[name]
+    assert weight.group_size == 16
+    assert weight.block_scale.shape == (3, 8, 16)
+    effective = np.repeat(scale.astype(np.float32) * top, group, -1)
+    same(weight.dequantize(), files.E2M1[codes] * effective.astype(float))
 
 
 @pytest.mark.parametrize("experts", [(), (3,)])
