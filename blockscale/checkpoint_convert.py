@@ -277,7 +277,7 @@ def _quantization(plan: Plan) -> dict[str, Any]:
     if not codes:
         return {}
     formats = {step.fmt for step in codes}
-    groups = {e.group or BLOCK[step.fmt] for step in codes for e in step.entries}
+    groups = {BLOCK.get(step.fmt, e.group) for step in codes for e in step.entries}
     ignored = [s.entries[0].name.removesuffix(".weight") for s in plan.steps if s.action == "copy"]
     only = formats.pop() if len(formats) == 1 else "mixed"
     algo = "MIXED_PRECISION" if only == "mixed" else only.upper()

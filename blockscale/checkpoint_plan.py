@@ -299,7 +299,8 @@ class _Planner:
         bad = [
             e.name
             for e in entries
-            if {"pre_quant_scale", "group_index"} & e.parts.keys() or BLOCK.get(fmt, e.group) != group
+            if {"pre_quant_scale", "group_index"} & e.parts.keys()
+            or BLOCK.get(fmt, e.group) != group
         ]
         if bad:
             raise CheckpointError(
