@@ -352,20 +352,20 @@ def _outputs(entry: Entry, fmt: str, layout: str, kernel: Kernel) -> dict[str, O
     *lead, rows, inner = entry.shape
     group = BLOCK.get(fmt, entry.group)
     blocks = inner // group
-    dense = entry.name.endswith(".weight")
-    base = entry.name if dense else entry.name + "_weight"
+    plain = entry.name.removesuffix("_blocks")  # as transformers saves gpt-oss dequantised
+    base = plain if plain.endswith(".weight") else plain + "_weight"
     stem = base.removesuffix("weight")
     scale = {"nvfp4": "F8_E4M3", "mxfp4": "U8"}.get(fmt) or entry.parts["block_scale"].dtype
     outputs = {}
     if layout == "trtllm":
         spec = layout_of_one.trtllm_spec(rows, inner, blocks, scale, kernel, False)
         for role, (dtype, shape) in spec.items():
-            name = f"{entry.name}_trtllm" + ("" if role == "codes" else f"_{role}")
+            name = f"{plain}_trtllm" + ("" if role == "codes" else f"_{role}")
             outputs[role] = Output(name, dtype, shape)
     else:
         tail = "_scale" if layout == LINEAR else f"_scale_{layout}"
         dtype, shape = layout_of_one.scale_spec(layout, scale, rows, blocks)
-        outputs["packed"] = Output(entry.name, "U8", (*lead, rows, inner // 2))
+        outputs["packed"] = Output(plain, "U8", (*lead, rows, inner // 2))
         outputs["block_scale"] = Output(base + tail, dtype, (*lead, *shape))
     if fmt == "nvfp4":
         outputs["global_scale"] = Output(base + "_scale_2", "F32", _experts(entry))
