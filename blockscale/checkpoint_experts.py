@@ -184,7 +184,7 @@ def load_experts(group: Group, facts: Facts) -> Experts:
         names = [role for role in ("gate", "up") if role in found]
         gated = len(names) == 2
         up = _gate_and_up(f"{group.name}.gate_up", [found[role] for role in names])
-    bias = _biases(group, gated, facts)
+    bias = biases_of(group, gated, facts)
     order = _order(group, up, facts) if gated and "gate_up" in group.weights else None
     if order == "interleaved":
         notes.append("rows of gate and up alternate in the checkpoint; here gate comes first")
@@ -231,7 +231,7 @@ def _order(group: Group, up: Weight, facts: Facts) -> str:
     return "interleaved" if "mlp1_weight" in leaf else "halves"
 
 
-def _biases(group: Group, gated: bool, facts: Facts) -> Pair:
+def biases_of(group: Group, gated: bool, facts: Facts) -> Pair:
     made = {role: _bias(group, role, stored, facts) for role, stored in group.biases.items()}
     up = made.get("gate_up")
     if up is None:

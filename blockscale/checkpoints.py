@@ -85,7 +85,7 @@ class Checkpoint:
     def __contains__(self, name: object) -> bool:
         if not isinstance(name, str):
             return False
-        return self._entry(name) is not None or name in self._experts() or bool(self._group(name))
+        return self._entry(name) is not None or name in self._experts() or bool(self.group(name))
 
     def __getitem__(self, name: str) -> Any:
         """Return a `Weight`, or the `Experts` of an MoE module.
@@ -98,7 +98,7 @@ class Checkpoint:
             KeyError: there is none of this name.
             CheckpointError: its data are none of its format, or its file changed.
         """
-        if self._entry(name) is None and name not in self._experts() and self._group(name):
+        if self._entry(name) is None and name not in self._experts() and self.group(name):
             return self.experts(name)
         return self.weight(name)
 
@@ -119,7 +119,7 @@ class Checkpoint:
 
     def experts(self, name: str) -> Experts:
         """Return the experts of the MoE module ``name``, with or without ".experts" at its end."""
-        group = self._group(name)
+        group = self.group(name)
         if group is None:
             raise KeyError(self._unknown(name))
         from blockscale.checkpoint_experts import load_experts
@@ -148,7 +148,7 @@ class Checkpoint:
             self._modules = find_modules(self.entries.values())
         return self._modules
 
-    def _group(self, name: str) -> Group | None:
+    def group(self, name: str) -> Group | None:
         from blockscale.checkpoint_modules import candidates
 
         if not isinstance(name, str):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from blockscale import checkpoints
-from blockscale.checkpoint_experts import _biases as experts_biases
+from blockscale.checkpoint_experts import biases_of
 from blockscale.checkpoint_layout import Laid
 from blockscale.checkpoint_rows import split_rows
 from blockscale.checkpoint_tiles import FLOATS
@@ -293,10 +293,10 @@ def _tiled(ckpt: Checkpoint, stem: str) -> MoeWeights | None:
 
 def _with_biases(ckpt: Checkpoint, weights: MoeWeights, stem: str) -> MoeWeights:
     """Return tiled weights with the biases of the checkpoint, which are stored as they were."""
-    group = ckpt._group(stem)
+    group = ckpt.group(stem)
     if group is None or not group.biases:
         return weights
-    up, down = experts_biases(group, weights.gated, ckpt.facts)
+    up, down = biases_of(group, weights.gated, ckpt.facts)
     if up is not None and weights.gated and _interleaved(group):
         up = split_rows(up)
     return with_biases(weights, up, down)
