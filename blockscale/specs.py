@@ -30,6 +30,7 @@ from blockscale.spec_base import (
 )
 from blockscale.specs_fused import ActQuantize, NormQuantize, register_fused
 from blockscale.specs_gemm import GEMM_FORMATS, GroupedMmFp4, MmFp4, register_gemm
+from blockscale.specs_layout import Relayout, register_layout
 from blockscale.specs_moe import FusedMoe, MoeRoute, register_moe
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "NormQuantize",
     "Param",
     "Quantize",
+    "Relayout",
     "Rounding",
     "ScaleSweep",
     "Spec",
@@ -316,3 +318,4 @@ register(
 register_fused()
 register_gemm()
 register_moe()
+register_layout()
