@@ -165,8 +165,8 @@ def module(spec: Spec, bucket: Bucket, level: str, static: bool) -> tvm.IRModule
 
 def relayout_shape(spec: Relayout) -> tuple[int, ...]:
     """Shape of the static instance's plain tensor: 16 MiB, of weights or of scales."""
-    cols = 32 * TUNED_COLS // spec.map.bits
-    return (TUNED_COLS // 2, cols) if len(spec.symbols) == 2 else (2, TUNED_COLS // 4, cols)
+    rows = TUNED_COLS // 2
+    return (2 * rows, TUNED_COLS) if len(spec.symbols) == 2 else (2, rows, TUNED_COLS)
 
 
 def _gemm(spec: MmFp4 | GroupedMmFp4, tile: int, level: str, rows: int | None) -> PrimFunc:

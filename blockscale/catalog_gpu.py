@@ -139,8 +139,8 @@ def module(spec: Spec, bucket: Bucket, level: str, static: bool) -> tvm.IRModule
 
 def relayout_shape(spec: Relayout) -> tuple[int, ...]:
     """Shape of the static instance's plain tensor: 64 MiB, more than an L2 cache."""
-    cols = 32 * TUNED_COLS // max(8, spec.map.bits)
-    return (TUNED_COLS // 4, cols) if len(spec.symbols) == 2 else (2, TUNED_COLS // 8, cols)
+    rows = TUNED_COLS // 2
+    return (2 * rows, TUNED_COLS) if len(spec.symbols) == 2 else (2, rows, TUNED_COLS)
 
 
 def _gemm(spec: MmFp4 | GroupedMmFp4, rows: int | None, level: str) -> tirx.PrimFunc:

@@ -44,7 +44,7 @@ SYMBOLS = {2: ("rows", "cols"), 3: ("experts", "rows", "cols")}
 class Relayout(Spec):
     """Elements of a plain tensor in the order of a layout; ``inverse``: back.
 
-    Elements of four bits lie two to a byte, and ``cols`` counts bytes.
+    Elements of any size are passed as bytes, which ``cols`` counts.
     """
 
     layout: str
@@ -76,10 +76,8 @@ class Relayout(Spec):
             name if step == 1 or not layout.pads else f"ceil_to({name}, {step})"
             for name, step in zip(self.symbols, layout.multiples(), strict=True)
         )
-        dtype = f"uint{max(8, layout.bits)}"
-        storage = "byte" if dtype == "uint8" else None
-        plain = Param("plain", dtype, self.symbols, output=self.inverse, storage=storage)
-        laid = Param("laid", dtype, padded, output=not self.inverse, storage=storage)
+        plain = Param("plain", "uint8", self.symbols, output=self.inverse, storage="byte")
+        laid = Param("laid", "uint8", padded, output=not self.inverse, storage="byte")
         return (laid, plain) if self.inverse else (plain, laid)
 
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import ExprRV
 
 from blockscale.schedules._gpu_steps import bind, in_registers, tensorize
 from blockscale.schedules._steps import Choose, Sketch, last_loops
@@ -18,6 +17,9 @@ from blockscale.specs_layout import Relayout
 from blockscale.tir.intrin import cuda_blocks
 from blockscale.tir.relayout import block_names, of_plan
 from blockscale.tir.relayout_plan import Plan
+
+GRID = ("blockIdx.x", "blockIdx.y", "blockIdx.z")
+"""Axes of the grid: no index needs a division.  The first may have 2^31 - 1 CTAs, others 65535."""
 
 THREADS = 256
 """Threads of a CTA that copies single elements."""
@@ -44,31 +46,33 @@ def relayout(
     columns: bool,
     hint: str,
 ) -> None:
-    """Warps along columns, fixed digits and rows: at most 8 x 4 x 4 / 4 of them, 1024 threads."""
-    warps = choose(sch, [1, 2, 4, 8], 4), choose(sch, [1, 2], 2), choose(sch, [1, 2], 1)
+    """Loads, exchanges and stores of a tile in turn; elements where no tile fits."""
     names = block_names(sch.mod["main"])
     for number, plan in enumerate(plans):
         mine = of_plan(names, number)
-        _bind(sch, f"load_{number}", warps, columns)
+        _bind(sch, choose, f"load_{number}", columns)
         for name in mine:
             _step(sch, name, mine, plan, spec, hint)
-    axis0, *rest = sch.get_loops(sch.get_sblock("element"))
-    group, thread = sch.split(sch.fuse(*rest), [None, THREADS])
-    bind(sch, (group, axis0, thread), ("blockIdx.x", "blockIdx.y", "threadIdx.x"))
+    axis0, axis1, axis2, fixed = sch.get_loops(sch.get_sblock("element"))
+    group, thread = sch.split(sch.fuse(axis2, fixed), [None, THREADS])
+    bind(sch, (group, axis1, axis0, thread), (*GRID, "threadIdx.x"))
 
 
-def _bind(sch: Schedule, name: str, warps: tuple[ExprRV, ...], columns: bool) -> None:
+def _bind(sch: Schedule, choose: Choose, name: str, columns: bool) -> None:
     """Bind the loops around a tile."""
     axis0, axis1, axis2, fixed, lane = sch.get_loops(sch.get_sblock(name))[:5]
+    digits = int(sch.get(fixed).extent)
+    across = choose(sch, [1, 2, 4, 8], 4)
+    deep = choose(sch, [count for count in (1, 2, 4) if count <= digits], 2)
+    down = choose(sch, [1, 2, 4], 1 if digits > 1 else 2)
     pairs = [
         sch.split(loop, [None, count])
-        for loop, count in zip((axis2, fixed, axis1), warps, strict=True)
+        for loop, count in ((axis2, across), (fixed, deep), (axis1, down))
     ]
     (cols, col), (rest, digit), (rows, row) = pairs
-    order = (rows, cols, rest) if columns else (cols, rows, rest)
-    sch.reorder(axis0, *order, row, digit, col, lane)
-    loops = (sch.fuse(*order), axis0, sch.fuse(row, digit, col, lane))
-    bind(sch, loops, ("blockIdx.x", "blockIdx.y", "threadIdx.x"))
+    sch.reorder(axis0, rows, cols, rest, row, digit, col, lane)
+    fast, slow = (sch.fuse(cols, rest), rows) if columns else (rows, sch.fuse(cols, rest))
+    bind(sch, (fast, slow, axis0, sch.fuse(row, digit, col, lane)), (*GRID, "threadIdx.x"))
 
 
 def _step(

@@ -147,7 +147,6 @@ def _function(
     spec: Relayout, plans: Sequence[Plan], lanes_last: bool, shape: tuple[int, ...] | None
 ) -> PrimFunc:
     layout = spec.map
-    dtype = f"uint{max(8, layout.bits)}"
     with IRBuilder() as builder:
         with T.prim_func(s_tir=True):
             T.func_name("main")
@@ -155,10 +154,11 @@ def _function(
             handles = {name: T.arg(name, T.handle()) for name in names}
             T.func_attr({"tirx.noalias": True})
             axes = [tirx.Var(name, "int64") for name in spec.symbols]
-            known = T.match_buffer(handles["plain"], axes, dtype)
-            full = tuple(axes[:-1]) + (axes[-1] * i64(2) if layout.bits == 4 else axes[-1],)
-            padded = layout.padded(full) if layout.pads else tuple(axes)
-            laid = T.match_buffer(handles["laid"], padded, dtype)
+            known = T.match_buffer(handles["plain"], axes, "uint8")
+            full = (*axes[:-1], _elements_of(axes[-1], layout.bits))
+            padded = layout.padded(full) if layout.pads else axes
+            assert not layout.pads or layout.bits == 8, f"{layout.name}: bytes are padded"
+            laid = T.match_buffer(handles["laid"], padded, "uint8")
             IRBuilder.name("plain", known)
             IRBuilder.name("laid", laid)
             tensors = _Tensors(layout, known, laid, full, spec.inverse)
@@ -171,6 +171,13 @@ def _function(
             _elements(tensors, earlier)
     func = builder.get()
     return func if shape is None else fix_shape(func, "plain", shape)
+
+
+def _elements_of(size: PrimExpr, bits: int) -> PrimExpr:
+    """Elements in ``size`` bytes."""
+    if bits <= 8:
+        return size * i64(8 // bits) if bits < 8 else size
+    return tirx.floordiv(size, i64(bits // 8))
 
 
 # ---- One element after the other ----------------------------------------------------------------
@@ -504,7 +511,8 @@ class _Steps:
             check = self.walk.laid_within if inverse else self.walk.within
             valid = check(values, self.whole)
             words = self.tensors.offset(not inverse, values, self.plan.word)
-            base = words if valid is None else tirx.Select(valid, words, i64(0))
+            last = self.given.shape[0] - i64(2 ** self.plan.vector(self.source))
+            base = words if valid is None else tirx.Min(words, last)
             reg = vector * i64(2 ** self.plan.vector(self.source)) + i
             T.reads(self.given[base + i])
             T.writes(raw[tuple(self.spot(at, vl, reg))])
