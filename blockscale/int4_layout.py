@@ -13,12 +13,13 @@ with T words a tile.  `layout_of` has P, I, T of every architecture; most also a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from blockscale import checks
+from blockscale.relayout_call import relayout, relayout_into
+from blockscale.tir.layouts import TRTLLM, IndexMap
 
 Tensor = torch.Tensor
 
@@ -34,12 +35,6 @@ ROW_ORDER = {
 
 ACTIVATION_BITS = {"a16": 16, "a8": 8}
 CODES = (torch.uint8, torch.int8)
-SLAB_BYTES = 2**16
-"""Bytes that a CPU converts at a time: too few for torch to start its threads, whose waiting for
-each other cost more than they gained (235 MB, 2 busy EPYC cores: 1 to 10 s with, 0.4 s without)."""
-
-GPU_SLAB_BYTES = 2**26
-"""The same on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -71,17 +66,20 @@ class WeightLayout:
         """What N must be a multiple of: 8 bytes of a row."""
         return 64 // self.bits
 
-    def rows(self) -> list[int]:
-        """Return the rows of a block, slot by slot and word by word."""
-        half = self.slots // 2
-        slots = [2 * s if s < half else 2 * (s - half) + 1 for s in range(self.slots)]
-        found = []
-        for at in range(self.block):
-            k = at // self.slots * self.slots
-            k += slots[at % self.slots] if self.biased else at % self.slots
-            base = 0 if self.order is None else k // len(self.order) * len(self.order)
-            found.append(k if self.order is None else base + self.order[k - base])
-        return found
+    @property
+    def map_name(self) -> str:
+        """Name of its index map, in `blockscale.tir.layouts.TRTLLM`."""
+        if self.order is None:
+            return f"int{self.bits}_transposed"
+        activation = next(
+            name for name, bits in ACTIVATION_BITS.items() if 1024 // bits == self.tile
+        )
+        return f"int{self.bits}_{activation}" + ("" if self.columns > 1 else "_columns")
+
+    @property
+    def map(self) -> IndexMap:
+        """The layout as data."""
+        return TRTLLM[self.map_name]
 
 
 def layout_of(
@@ -170,9 +168,7 @@ def preprocess_weights(
     where = "int4.preprocess_weights"
     layout = layout_of(sm=sm, activation=activation, moe=moe, bits=bits, where=where)
     source = weight_bytes(where, packed, layout, moe, bits)
-    out = torch.empty_like(source)
-    for expert, made in zip(source, out, strict=True):
-        _preprocess(expert, made, layout)
+    out = relayout(source, layout.map_name, source.shape)
     return out.view(packed.dtype).view(packed.shape)
 
 
@@ -183,9 +179,7 @@ def unprocess_weights(
     where = "int4.unprocess_weights"
     layout = layout_of(sm=sm, activation=activation, moe=moe, bits=bits, where=where)
     source = weight_bytes(where, processed, layout, moe, bits)
-    out = torch.empty_like(source)
-    for expert, made in zip(source, out, strict=True):
-        restore(expert, made, layout)
+    out = relayout(source, layout.map_name, source.shape, inverse=True)
     return out.view(processed.dtype).view(processed.shape)
 
 
@@ -215,91 +209,6 @@ def weight_bytes(
     return value.view(torch.uint8).view(-1, *got[-2:])
 
 
-def _preprocess(source: Tensor, out: Tensor, layout: WeightLayout) -> None:
-    """Write one expert's layout to ``out``; both are bytes [K, bytes of N]."""
-    words = _words(source)
-    stream = _stream(out.view(torch.int32), layout)
-    for rows, tiles, columns in _slabs(words, layout):
-        slab = words[:, columns].index_select(0, rows)
-        _transpose(slab, layout)
-        if layout.biased:
-            slab ^= _sign_bits(layout.bits)
-        target = stream[columns, :, tiles]
-        target.copy_(_as_stream(slab, target.shape))
-
-
 def restore(source: Tensor, out: Tensor, layout: WeightLayout) -> None:
     """Write the plain weight of one expert to ``out``; both are bytes [K, bytes of N]."""
-    words = out.view(torch.int32)
-    stream = _stream(_words(source), layout)
-    for rows, tiles, columns in _slabs(words, layout):
-        taken = stream[columns, :, tiles]
-        slab = words.new_empty((len(rows), len(taken)))
-        _as_stream(slab, taken.shape).copy_(taken)
-        if layout.biased:
-            slab ^= _sign_bits(layout.bits)
-        _transpose(slab, layout)
-        words[:, columns].index_copy_(0, rows, slab)
-
-
-def _words(expert: Tensor) -> Tensor:
-    """Return bytes [K, bytes] as int32 [K, bytes / 4]."""
-    aligned = expert if expert.storage_offset() % 4 == 0 else expert.clone()
-    return aligned.view(torch.int32)
-
-
-def _stream(words: Tensor, layout: WeightLayout) -> Tensor:
-    """Return the words of an expert as [N/ew, ew/I, tiles, I, T]: where the layout has them."""
-    tile = layout.block // layout.slots
-    i = layout.columns
-    if i == 1:  # words of a column follow each other, so tiles can have any size
-        return words.view(words.shape[1], layout.slots, -1, 1, tile)
-    return words.view(words.shape[1], layout.slots // i, -1, i, tile)
-
-
-def _as_stream(slab: Tensor, shape: torch.Size) -> Tensor:
-    """Return words [words of a column * ew, N/ew] of whole tiles as `_stream` numbers them."""
-    c, groups, tiles, columns, tile = shape
-    return slab.view(tiles, tile, groups, columns, c).permute(4, 2, 0, 3, 1)
-
-
-def _slabs(words: Tensor, layout: WeightLayout) -> Iterator[tuple[Tensor, slice, slice]]:
-    """Yield the rows of some tiles, slot by slot, these tiles, and some columns of words."""
-    limit = (GPU_SLAB_BYTES if words.is_cuda else SLAB_BYTES) // 4
-    k, width = words.shape
-    tiles = k // layout.block
-    columns = min(width, max(1, limit // layout.block))
-    step = max(1, limit // (layout.block * columns))
-    order = torch.tensor(layout.rows(), device=words.device)
-    for first in range(0, tiles, step):
-        last = min(first + step, tiles)
-        starts = torch.arange(first, last, device=words.device) * layout.block
-        rows = (starts[:, None] + order).view(-1)
-        for left in range(0, width, columns):
-            yield rows, slice(first, last), slice(left, left + columns)
-
-
-def _transpose(slab: Tensor, layout: WeightLayout) -> None:
-    """Exchange rows and columns of every square of codes, in place.
-
-    The square is ``ew`` rows times one word.  Per step the off-diagonal quarters of squares twice
-    as large as the last change places; the result of the same steps is the way back.
-    """
-    half = layout.slots // 2
-    while half:
-        shift = half * layout.bits
-        mask = sum(((1 << shift) - 1) << at for at in range(0, 32, 2 * shift))
-        pairs = slab.view(-1, 2, half, slab.shape[1])
-        upper, lower = pairs[:, 0], pairs[:, 1]
-        change = upper >> shift
-        change ^= lower
-        change &= mask
-        lower ^= change
-        change <<= shift
-        upper ^= change
-        half //= 2
-
-
-def _sign_bits(bits: int) -> int:
-    """Return the top bit of every code of a word, as an int32."""
-    return (0x88888888 if bits == 4 else 0x80808080) - 2**32
+    relayout_into(source[None], out[None], layout.map_name, inverse=True)

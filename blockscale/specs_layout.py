@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from blockscale.spec_base import Param, Spec, check_choice, register
@@ -32,6 +32,7 @@ LAYOUTS: dict[str, IndexMap] = {
         for bits in (8, 16, 32)
     },
     **{f"w4a8_{neighbours}": w4a8_scales(neighbours) for neighbours in (2, 4)},
+    **{f"w4a8_{neighbours}_32": replace(w4a8_scales(neighbours), bits=32) for neighbours in (2, 4)},
     **TRTLLM,
 }
 """Every layout that has kernels, by the name that a kernel's name has."""
@@ -83,7 +84,7 @@ class Relayout(Spec):
 
 def register_layout() -> None:
     """Make the specs of this module known."""
-    names = "|".join(map(str, LAYOUTS))
+    names = "|".join(LAYOUTS)
     register(
         Relayout,
         ("relayout_int4_a16", "relayout_8x4_back"),

@@ -90,7 +90,9 @@ def _step(
     loading = name.startswith("load")
     side = plan.plain if loading != spec.inverse else plan.laid
     checked = f"{name}_vector" in names
-    loops = last_loops(sch, sch.get_sblock(f"{name}_vector") if checked else block, 1 + (not checked))
+    loops = last_loops(
+        sch, sch.get_sblock(f"{name}_vector") if checked else block, 1 + (not checked)
+    )
     sch.unroll(loops[0])
     words = 2 ** plan.vector(side)
     access = cuda_blocks.load if loading else cuda_blocks.store

@@ -378,9 +378,7 @@ def _whole(plan: Plan) -> list[Digit]:
     return found
 
 
-def _tiles(
-    tensors: _Tensors, plan: Plan, number: int, runs: PrimExpr, lanes_last: bool
-) -> None:
+def _tiles(tensors: _Tensors, plan: Plan, number: int, runs: PrimExpr, lanes_last: bool) -> None:
     """The loops of one plan."""
     walk = _Walk(tensors, plan.taken)
     steps = _Steps(tensors, plan, walk, number, lanes_last)
@@ -402,9 +400,7 @@ class _Steps:
         self.lanes_last = lanes_last
         self.lanes, self.regs = 2 ** len(plan.lanes), 2 ** len(plan.plain.regs)
         inverse = tensors.inverse
-        self.source, self.target = (
-            (plan.laid, plan.plain) if inverse else (plan.plain, plan.laid)
-        )
+        self.source, self.target = (plan.laid, plan.plain) if inverse else (plan.plain, plan.laid)
         self.whole = _whole(plan)
         self.given = tensors.words(not inverse, WORD_BITS)
         self.made = tensors.words(inverse, WORD_BITS)
