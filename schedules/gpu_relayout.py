@@ -16,7 +16,7 @@ from blockscale.schedules._steps import Choose, Sketch, last_loops
 from blockscale.specs_layout import Relayout
 from blockscale.tir.intrin import cuda_blocks
 from blockscale.tir.relayout import block_names, of_plan
-from blockscale.tir.relayout_plan import Plan
+from blockscale.tir.relayout_plan import Plan, streams
 
 GRID = ("blockIdx.x", "blockIdx.y", "blockIdx.z")
 """Axes of the grid: no index needs a division.  The first may have 2^31 - 1 CTAs, others 65535."""
@@ -34,7 +34,7 @@ def relayout_sketches(spec: Relayout, plans: Sequence[Plan]) -> list[Sketch]:
     return [
         partial(relayout, spec=spec, plans=plans, columns=columns, hint=hint)
         for columns in (True, False)
-        for hint in cuda_blocks.HINTS
+        for hint in (reversed(cuda_blocks.HINTS) if streams(plans[0]) else cuda_blocks.HINTS)
     ]
 
 

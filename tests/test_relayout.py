@@ -5,6 +5,7 @@ exchanges (nibbles, bytes, halves; in a word, between registers), padding, and r
 """
 
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -237,7 +238,7 @@ def test_grouped_scales():
     made = layouts.grouped_128x4(given, ends)
     parts = [
         bs.swizzle_scales(given[first:last].contiguous())
-        for first, last in zip(offsets, offsets[1:], strict=False)
+        for first, last in pairwise(offsets)
         if last > first
     ]
     want = torch.cat(parts)
