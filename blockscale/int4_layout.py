@@ -1,14 +1,9 @@
 """The byte layout of INT4 and INT8 weights of TensorRT-LLM's mixed GEMMs, and the way back.
 
 A plain weight is [E, K, N] in two's complement, row by row, two int4 a byte (low nibble: even n).
-The kernels read 32-bit words of ``ew`` = 32 / bits weights of one column.  Word w of a column holds
-the rows k' = ew * w + j, where row k' of a block of B = 128 / bits rows is row P[k'] of the weight,
-and lies in the expert at word
-
-    (n // I) * (K // ew) * I + (w // T) * T * I + (n % I) * T + w % T
-
-with T words a tile.  `layout_of` has P, I, T of every architecture; most also add
-2^(bits-1) to the codes, and move slot 2s of a word to s, slot 2s + 1 to s + ew / 2 (``biased``).
+The kernels read 32-bit words of 32 / bits weights of one column, from rows that go together in an
+MMA; `layout_of` says which index map (`blockscale.tir.layouts.TRTLLM`, `docs/layouts.md`) each
+architecture reads.  Most also add 2^(bits-1) to the codes.
 """
 
 from __future__ import annotations
@@ -26,60 +21,36 @@ Tensor = torch.Tensor
 ARCHITECTURES = (75, 80, 86, 87, 89, 90, 100, 103, 120, 121)
 """Compute capabilities whose layout is known."""
 
-ROW_ORDER = {
-    # (activation bits, weight bits): row of the weight that comes t-th in a block
-    (16, 4): tuple(8 * (t % 8 // 2) + t % 2 + 2 * (t // 8) for t in range(32)),
-    (8, 4): tuple(16 * (t % 8 // 4) + t % 4 + 4 * (t // 8) for t in range(32)),
-    (16, 8): tuple(8 * (t % 4 // 2) + t % 2 + 2 * (t // 4) for t in range(16)),
-}
-
-ACTIVATION_BITS = {"a16": 16, "a8": 8}
+ACTIVATIONS = ("a16", "a8")
 CODES = (torch.uint8, torch.int8)
 
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """Where `preprocess_weights` puts a weight; see the module's formula."""
+    """Where `preprocess_weights` puts a weight, and which sizes it takes."""
 
-    bits: int
-    order: tuple[int, ...] | None
-    """Rows of a block; None: as they are."""
-    columns: int
-    """I, columns that are interleaved; 1: none."""
-    tile: int
-    """Rows of a tile, T * ew; means nothing where no columns are interleaved."""
-    biased: bool
-    """Whether codes become unsigned and the slots of a word are moved."""
-
-    @property
-    def slots(self) -> int:
-        """Weights of a word."""
-        return 32 // self.bits
-
-    @property
-    def block(self) -> int:
-        """Rows that any conversion keeps together."""
-        return self.tile if self.columns > 1 else 128 // self.bits
-
-    @property
-    def n_multiple(self) -> int:
-        """What N must be a multiple of: 8 bytes of a row."""
-        return 64 // self.bits
-
-    @property
-    def map_name(self) -> str:
-        """Name of its index map, in `blockscale.tir.layouts.TRTLLM`."""
-        if self.order is None:
-            return f"int{self.bits}_transposed"
-        activation = next(
-            name for name, bits in ACTIVATION_BITS.items() if 1024 // bits == self.tile
-        )
-        return f"int{self.bits}_{activation}" + ("" if self.columns > 1 else "_columns")
+    map_name: str
+    """Name of its index map, in `blockscale.tir.layouts.TRTLLM`."""
 
     @property
     def map(self) -> IndexMap:
         """The layout as data."""
         return TRTLLM[self.map_name]
+
+    @property
+    def bits(self) -> int:
+        """Bits of a weight."""
+        return self.map.bits
+
+    @property
+    def block(self) -> int:
+        """What K must be a multiple of: the rows that the layout keeps together, or 128 bits."""
+        return max(self.map.multiples()[1], 128 // self.bits)
+
+    @property
+    def n_multiple(self) -> int:
+        """What N must be a multiple of: 8 bytes of a row."""
+        return 64 // self.bits
 
 
 def layout_of(
@@ -95,18 +66,17 @@ def layout_of(
     """
     where = where or "int4.layout_of"
     check_sm(where, sm)
-    checks.choice(where, "activation", activation, tuple(ACTIVATION_BITS))
+    checks.choice(where, "activation", activation, ACTIVATIONS)
     check_bits(where, bits)
     if activation == "a8":
         _check_a8(where, sm, moe, bits)
-    acts = ACTIVATION_BITS[activation]
-    full = WeightLayout(bits, ROW_ORDER.get((acts, bits)), acts // bits, 1024 // acts, True)
-    transposed = WeightLayout(bits, None, 1, full.tile, False)
+    transposed = WeightLayout(f"int{bits}_transposed")
     if sm == 90 and moe and activation == "a8":
         return transposed
+    full = WeightLayout(f"int{bits}_{activation}")
     if moe or sm < 90 or sm >= 120:
         return full
-    return WeightLayout(bits, full.order, 1, full.tile, True) if sm == 90 else transposed
+    return WeightLayout(f"{full.map_name}_columns") if sm == 90 else transposed
 
 
 def check_sm(where: str, sm: int) -> None:

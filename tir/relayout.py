@@ -164,7 +164,7 @@ def _function(
             tensors = _Tensors(layout, known, laid, full, spec.inverse)
             earlier: list[PrimExpr] = []
             for number, plan in enumerate(plans):
-                fits = _fits(tensors, plan)
+                fits = _fits(tensors, plan, number)
                 runs = fits if not earlier else tirx.all(fits, *map(tirx.Not, earlier))
                 _tiles(tensors, plan, number, runs, lanes_last)
                 earlier.append(fits)
@@ -338,18 +338,19 @@ def _spread(bits: Sequence[Bit], number: PrimExpr) -> Iterator[tuple[Digit, Prim
 # ---- Tiles --------------------------------------------------------------------------------------
 
 
-def _fits(tensors: _Tensors, plan: Plan) -> PrimExpr:
+def _fits(tensors: _Tensors, plan: Plan, number: int) -> PrimExpr:
     """Whether the sizes fill the words and vectors of ``plan`` on both sides.
 
     The call of C's abs keeps TVM from dropping the kernels that a static instance does not use: the
-    traces of static and symbolic instances would differ.
+    traces of static and symbolic instances would differ.  ``number`` makes tests of several plans
+    differ, or TVM would find that one excludes the other.
     """
     tests = []
+    plus = tirx.IntImm("int32", number)
 
     def multiple(size: PrimExpr, of: int) -> None:
         small = tirx.Cast("int32", tirx.floormod(size, i64(of)))
-        hidden = tirx.call_pure_extern("int32", "abs", small)
-        tests.append(tirx.EQ(hidden, tirx.IntImm("int32", 0)))
+        tests.append(tirx.EQ(tirx.call_pure_extern("int32", "abs", small + plus), plus))
 
     multiple(tensors.sizes[-1], 2 ** plan.exact[0])
     opened: dict[Digit, int] = {}

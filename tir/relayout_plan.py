@@ -231,7 +231,7 @@ def _cpu_plan(layout: IndexMap, count: int) -> Plan:
     row = low_bits(layout, order, 4 * word + count)
     lanes = _after(row, plain, laid)[:count]
     whole = max((row.index(bit) + 1 for bit in (*plain, *lanes)), default=0)
-    run = low_bits(layout, layout.digits, word + RUN)
+    run = low_bits(layout, layout.digits, word + (RUN if count else 0))
     kept = next((i for i, bit in enumerate(run) if bit in lanes), len(run))
     while kept > word and len({*plain, *run[:kept]}) - word + len(lanes) > WIDEST_TILE:
         kept -= 1
