@@ -59,8 +59,12 @@ TARGETS: dict[str, dict[str, Any]] = {
 }
 """LLVM options by CPU level (`blockscale.host.level`)."""
 
-LANE_BITS = {"avx512bf16": 4, "avx512": 4, "avx2": 3, "plain": 2}
-"""32-bit words of a vector register, as powers of two."""
+LANE_BITS = {"avx512bf16": 3, "avx512": 3, "avx2": 3, "plain": 2}
+"""32-bit words of a vector when elements are reordered, as powers of two.
+
+16 words of a row go to so many lines of a layout that they leave the L1 cache half-written: INT8
+weights of 235 MB took 174 ms with 16, 81 ms with 8 (two busy EPYC cores).
+"""
 
 LINEAR_BUCKETS = (Bucket(1, 1, 1), Bucket(4, 4, 4), Bucket(16, 48, 8), Bucket(128, None, 12))
 """Decode (one row), a few rows, small batches, prefill."""
