@@ -25,8 +25,8 @@ from blockscale.emulator import run_module
 from blockscale.lowering import compile_cpu
 from blockscale.specs import Relayout, Spec
 from blockscale.specs_layout import LAYOUTS
-from blockscale.tir.relayout import elements, exchanges
-from blockscale.tir.relayout_plan import cpu_plans, gpu_plans
+from blockscale.tir.relayout import elements
+from blockscale.tir.relayout_plan import cpu_plans, exchanges, gpu_plans
 from blockscale.tuning.space import replay, trace_json
 
 SHAPES = {

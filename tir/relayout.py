@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import tvm_ffi
@@ -25,21 +24,19 @@ from tvm.tirx.script.builder import ir as T
 
 from blockscale.specs_layout import Relayout
 from blockscale.tir.common import fix_shape, i64
-from blockscale.tir.layouts import Digit, IndexMap
+from blockscale.tir.layouts import Digit
 from blockscale.tir.relayout_plan import (
     WORD_BITS,
     Bit,
+    Exchange,
     Plan,
     Side,
+    exchanges,
     low_bits,
     plain_order,
 )
 from blockscale.tir.relayout_plan import sizes as digit_bits
-
-OUTER = 4
-"""Loops around a tile: three axes, the first of them 1 where the tensor has two; fixed digits."""
-
-Values = dict[Digit, PrimExpr]
+from blockscale.tir.relayout_walk import Tensors, Values, Walk
 
 
 def elements(spec: Relayout, shape: tuple[int, ...] | None = None) -> PrimFunc:
@@ -76,73 +73,6 @@ def of_plan(names: Sequence[str], number: int) -> list[str]:
     return [name for name in names if name.split("_")[1:2] == [str(number)]]
 
 
-@dataclass(frozen=True)
-class _Tensors:
-    """Parameters and sizes of the function, in elements."""
-
-    layout: IndexMap
-    plain: Any
-    laid: Any
-    sizes: tuple[PrimExpr, ...]
-    inverse: bool
-
-    @property
-    def extents(self) -> Values:
-        """Sizes of all digits."""
-        return dict(self.layout.extents(self.sizes))
-
-    def words(self, plain: bool, bits: int) -> Any:
-        """A parameter as words of so many bits, one after the other."""
-        sizes = self.sizes if plain else self.layout.padded(self.sizes)
-        total = sizes[0]
-        for size in sizes[1:]:
-            total = total * size
-        count = tirx.floordiv(total * i64(self.layout.bits), i64(bits))
-        buffer = self.plain if plain else self.laid
-        return T.decl_buffer((count,), f"uint{bits}", data=buffer.data)
-
-    def offset(self, plain: bool, values: Values, skip: int = 0) -> PrimExpr:
-        """Number of the element with these digits on one side, without its lowest ``skip`` bits."""
-        if not plain:
-            return _joined(self.shifted(self.layout.digits, values, skip))
-        *names, last = self.layout.names
-        index = [self.index(name, values) for name in names]
-        digits = [(last, i) for i in range(len(dict(self.layout.axes)[last]))]
-        sizes = (*self.sizes[:-1], tirx.floordiv(self.sizes[-1], i64(2**skip)))
-        index.append(_joined(self.shifted(digits, values, skip)))
-        return _joined(zip(sizes, index, strict=True))
-
-    def shifted(
-        self, digits: Sequence[Digit], values: Values, skip: int
-    ) -> list[tuple[PrimExpr, PrimExpr]]:
-        """Sizes and values of digits, most significant first, without the lowest ``skip`` bits."""
-        known, found = digit_bits(self.layout), []
-        for digit in reversed(digits):
-            size = known[digit]
-            gone = skip if size is None else min(skip, size)
-            skip -= gone
-            if not gone:
-                found.append((self.extents[digit], values[digit]))
-            elif gone != size:
-                part = i64(2**gone)
-                extent, value = self.extents[digit], values[digit]
-                found.append((tirx.floordiv(extent, part), tirx.floordiv(value, part)))
-        return found[::-1]
-
-    def index(self, name: str, values: Values) -> PrimExpr:
-        """Index on one axis of the plain tensor."""
-        digits = dict(self.layout.axes)[name]
-        return _joined((self.extents[name, i], values[name, i]) for i in range(len(digits)))
-
-
-def _joined(digits: Any) -> PrimExpr:
-    """The number with these digits, each with its size, most significant first."""
-    total: Any = None
-    for extent, value in digits:
-        total = value if total is None else total * extent + value
-    return total
-
-
 def _function(
     spec: Relayout, plans: Sequence[Plan], lanes_last: bool, shape: tuple[int, ...] | None
 ) -> PrimFunc:
@@ -161,7 +91,7 @@ def _function(
             laid = T.match_buffer(handles["laid"], padded, "uint8")
             IRBuilder.name("plain", known)
             IRBuilder.name("laid", laid)
-            tensors = _Tensors(layout, known, laid, full, spec.inverse)
+            tensors = Tensors(layout, known, laid, full, spec.inverse)
             earlier: list[PrimExpr] = []
             for number, plan in enumerate(plans):
                 fits = _fits(tensors, plan, number)
@@ -183,13 +113,13 @@ def _elements_of(size: PrimExpr, bits: int) -> PrimExpr:
 # ---- One element after the other ----------------------------------------------------------------
 
 
-def _elements(tensors: _Tensors, not_if: Sequence[PrimExpr]) -> None:
+def _elements(tensors: Tensors, not_if: Sequence[PrimExpr]) -> None:
     """The loops of `elements`, a byte of two for codes of four bits; none if a plan fits."""
     layout, inverse = tensors.layout, tensors.inverse
     order = plain_order(layout) if inverse else layout.digits
     packed = layout.bits == 4
     low = low_bits(layout, order, 1) if packed else ()
-    walk = _Walk(tensors, {low[0][:2]: 1} if packed else {})
+    walk = Walk(tensors, {low[0][:2]: 1} if packed else {})
     bits = max(8, layout.bits)
     given = tensors.words(not inverse, bits)
     made = tensors.words(inverse, bits)
@@ -231,114 +161,10 @@ def _if(condition: PrimExpr | None) -> Iterator[None]:
             yield
 
 
-# ---- Loops around tiles -------------------------------------------------------------------------
-
-
-class _Walk:
-    """What is left of the digits when a tile has its bits: four loops, and the way back."""
-
-    def __init__(self, tensors: _Tensors, taken: dict[Digit, int]) -> None:
-        self.tensors, self.taken = tensors, taken
-        layout, extents = tensors.layout, tensors.extents
-        self.bits = digit_bits(layout)
-        self.open = [digit for digit in plain_order(layout) if self.bits[digit] is None]
-        self.fixed = [
-            (digit, (self.bits[digit] or 0) - taken.get(digit, 0))
-            for digit in layout.digits
-            if self.bits[digit] is not None and self.bits[digit] != taken.get(digit, 0)
-        ]
-        counts = [_up(extents[digit], 2 ** taken.get(digit, 0)) for digit in self.open]
-        first = [i64(1)] * (OUTER - 1 - len(counts))
-        fixed = i64(2 ** sum(bits for _, bits in self.fixed))
-        self.extents: list[PrimExpr] = [*first, *counts, fixed]
-
-    @contextmanager
-    def loops(self, runs: PrimExpr | None) -> Iterator[list[Any]]:
-        """The four loops; empty unless ``runs``."""
-        if runs is not None:
-            second = OUTER - 3
-            self.extents[second] = tirx.Select(runs, self.extents[second], i64(0))
-        with T.grid(*self.extents) as found:
-            yield list(found)
-
-    def axes(self, loops: Sequence[Any]) -> list[Any]:
-        """Axes of a block for the four loops."""
-        return [
-            T.axis.spatial(extent, loop) for extent, loop in zip(self.extents, loops, strict=True)
-        ]
-
-    def values(
-        self, outer: Sequence[PrimExpr], parts: Sequence[tuple[Sequence[Bit], PrimExpr]]
-    ) -> Values:
-        """All digits, of the loops' values and of numbers whose bits, lowest first, are given."""
-        found: Values = {}
-        for digit, value in zip(self.open, outer[OUTER - 1 - len(self.open) :], strict=False):
-            found[digit] = value * i64(2 ** self.taken.get(digit, 0))
-        rest = outer[OUTER - 1]
-        for digit, bits in reversed(self.fixed):
-            found[digit] = tirx.floormod(rest, i64(2**bits)) * i64(2 ** self.taken.get(digit, 0))
-            rest = tirx.floordiv(rest, i64(2**bits))
-        for order, number in parts:
-            for (name, i), value in _spread(order, number):
-                known = found.get((name, i))
-                found[name, i] = value if known is None else known + value
-        for digit in self.bits:
-            found.setdefault(digit, i64(0))
-        return found
-
-    def within(self, values: Values, whole: Sequence[Digit]) -> PrimExpr | None:
-        """Whether an element lies in the plain tensor, or, unless padded, in the layout.
-
-        None: always.  ``whole``: digits and axes of which no tile has more than there are.
-        """
-        tensors, layout = self.tensors, self.tensors.layout
-        tests = []
-        for (name, digits), size, step in zip(
-            layout.axes, tensors.sizes, layout.multiples(), strict=True
-        ):
-            opened = (name, digits.index(None))
-            split = bool(self.taken.get(opened))
-            if opened in whole or not (split or (layout.pads and step > 1)):
-                continue
-            if layout.pads:
-                tests.append(tensors.index(name, values) < size)
-            else:
-                tests.append(values[opened] < tensors.extents[opened])
-        return tirx.all(*tests) if tests else None
-
-    def laid_within(self, values: Values, whole: Sequence[Digit]) -> PrimExpr | None:
-        """Whether an element lies in the layout, padding included; None: always."""
-        tests = [
-            values[digit] < self.tensors.extents[digit]
-            for digit in self.open
-            if self.taken.get(digit) and digit not in whole
-        ]
-        return tirx.all(*tests) if tests else None
-
-
-def _up(size: PrimExpr, step: int) -> PrimExpr:
-    return size if step == 1 else tirx.floordiv(size + i64(step - 1), i64(step))
-
-
-def _spread(bits: Sequence[Bit], number: PrimExpr) -> Iterator[tuple[Digit, PrimExpr]]:
-    """The parts of ``number`` that belong to digits; neighbouring bits as one."""
-    start = 0
-    while start < len(bits):
-        name, i, j = bits[start]
-        end = start + 1
-        while end < len(bits) and bits[end] == (name, i, j + end - start):
-            end += 1
-        value = number if start == 0 else tirx.floordiv(number, i64(2**start))
-        if end < len(bits):
-            value = tirx.floormod(value, i64(2 ** (end - start)))
-        yield (name, i), value * i64(2**j) if j else value
-        start = end
-
-
 # ---- Tiles --------------------------------------------------------------------------------------
 
 
-def _fits(tensors: _Tensors, plan: Plan, number: int) -> PrimExpr:
+def _fits(tensors: Tensors, plan: Plan, number: int) -> PrimExpr:
     """Whether the sizes fill the words and vectors of ``plan`` on both sides.
 
     The call of C's abs keeps TVM from dropping the kernels that a static instance does not use: the
@@ -379,9 +205,9 @@ def _whole(plan: Plan) -> list[Digit]:
     return found
 
 
-def _tiles(tensors: _Tensors, plan: Plan, number: int, runs: PrimExpr, lanes_last: bool) -> None:
+def _tiles(tensors: Tensors, plan: Plan, number: int, runs: PrimExpr, lanes_last: bool) -> None:
     """The loops of one plan."""
-    walk = _Walk(tensors, plan.taken)
+    walk = Walk(tensors, plan.taken)
     steps = _Steps(tensors, plan, walk, number, lanes_last)
     with walk.loops(runs) as outer:
         if lanes_last:
@@ -395,7 +221,7 @@ class _Steps:
     """The steps of a tile: load, take, exchange, give, store."""
 
     def __init__(
-        self, tensors: _Tensors, plan: Plan, walk: _Walk, number: int, lanes_last: bool
+        self, tensors: Tensors, plan: Plan, walk: Walk, number: int, lanes_last: bool
     ) -> None:
         self.tensors, self.plan, self.walk, self.number = tensors, plan, walk, number
         self.lanes_last = lanes_last
@@ -580,36 +406,3 @@ def _permuted(number: PrimExpr, order: Sequence[Bit], wanted: Sequence[Bit]) -> 
         value = value * i64(2**at)
         total = value if total is None else total + value
     return i64(0) if total is None else total
-
-
-# ---- Exchanges ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """Bit ``place`` of the place in a word changes with bit ``reg`` of a register's number.
-
-    Or, within a word, with bit ``other`` of the place, a higher one.
-    """
-
-    place: int
-    reg: int | None = None
-    other: int | None = None
-
-
-def exchanges(word: int, source: Side, target: Side) -> tuple[list[Bit], list[Exchange]]:
-    """Return the bits of registers in the end, and the stages that bring words into order."""
-    places, regs = list(source.low[:word]), list(source.regs)
-    stages = []
-    for p, wanted in enumerate(target.low[:word]):
-        if places[p] == wanted:
-            continue
-        if wanted in places:
-            q = places.index(wanted)
-            stages.append(Exchange(p, other=q))
-            places[p], places[q] = places[q], places[p]
-        else:
-            r = regs.index(wanted)
-            stages.append(Exchange(p, reg=r))
-            places[p], regs[r] = regs[r], places[p]
-    return regs, stages

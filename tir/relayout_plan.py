@@ -253,3 +253,36 @@ def follow(plan: Plan, plain: bool) -> bool:
     order = plain_order(plan.layout) if plain else plan.layout.digits
     word = plan.word
     return low_bits(plan.layout, order, word + len(plan.lanes)) == (*side.low[:word], *plan.lanes)
+
+
+# ---- Exchanges ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Bit ``place`` of the place in a word changes with bit ``reg`` of a register's number.
+
+    Or, within a word, with bit ``other`` of the place, a higher one.
+    """
+
+    place: int
+    reg: int | None = None
+    other: int | None = None
+
+
+def exchanges(word: int, source: Side, target: Side) -> tuple[list[Bit], list[Exchange]]:
+    """Return the bits of registers in the end, and the stages that bring words into order."""
+    places, regs = list(source.low[:word]), list(source.regs)
+    stages = []
+    for p, wanted in enumerate(target.low[:word]):
+        if places[p] == wanted:
+            continue
+        if wanted in places:
+            q = places.index(wanted)
+            stages.append(Exchange(p, other=q))
+            places[p], places[q] = places[q], places[p]
+        else:
+            r = regs.index(wanted)
+            stages.append(Exchange(p, reg=r))
+            places[p], regs[r] = regs[r], places[p]
+    return regs, stages
