@@ -11,7 +11,14 @@ from blockscale.catalog_bucket import Bucket
 from blockscale.lower import cuda
 from blockscale.lower.gemm import GEMM_TARGETS
 from blockscale.lower.gemm_maps import SPREAD_ALIGNMENT, spreads_codes
-from blockscale.schedules import gpu_edgellm, gpu_fused, gpu_memory, gpu_sweep, sm100
+from blockscale.schedules import (
+    gpu_edgellm,
+    gpu_fused,
+    gpu_memory,
+    gpu_relayout,
+    gpu_sweep,
+    sm100,
+)
 from blockscale.schedules._steps import Sketch
 from blockscale.specs import (
     ActQuantize,
@@ -24,6 +31,7 @@ from blockscale.specs import (
     MoeRoute,
     NormQuantize,
     Quantize,
+    Relayout,
     ScaleSweep,
     Spec,
     Swizzle,
@@ -35,6 +43,8 @@ from blockscale.tir.gemm_tiles import gemm_tiles
 from blockscale.tir.gpu_blocks import dequantize, quantize
 from blockscale.tir.gpu_swizzle import swizzle, unswizzle
 from blockscale.tir.norm_rows import norm_rows
+from blockscale.tir.relayout import tiles
+from blockscale.tir.relayout_plan import gpu_plans
 from blockscale.tir.scale_sweep import scale_sweep_threads
 
 NORM_BUCKETS = (Bucket(8, 64), Bucket(256, 512), Bucket(1024, 2048), Bucket(8192, None))
@@ -119,6 +129,8 @@ def module(spec: Spec, bucket: Bucket, level: str, static: bool) -> tvm.IRModule
         func = swizzle(spec, (SWIZZLED_ROWS, SWIZZLED_COLS) if static else None)
     elif isinstance(spec, Unswizzle):
         func = unswizzle(spec, (SWIZZLED_ROWS, SWIZZLED_COLS) if static else None)
+    elif isinstance(spec, Relayout):
+        func = tiles(spec, gpu_plans(spec.map), False, relayout_shape(spec) if static else None)
     elif isinstance(spec, ScaleSweep):
         func = scale_sweep_threads(spec, rows * SWEEP_COLS // spec.block_size if static else None)
     elif isinstance(spec, NormQuantize):
@@ -135,6 +147,12 @@ def module(spec: Spec, bucket: Bucket, level: str, static: bool) -> tvm.IRModule
             f"{spec.name}: there is no GPU kernel of {spec.op} yet; build it for a CPU level"
         )
     return tvm.IRModule({"main": func})
+
+
+def relayout_shape(spec: Relayout) -> tuple[int, ...]:
+    """Shape of the static instance's plain tensor: 64 MiB, more than an L2 cache."""
+    rows = TUNED_COLS // 2
+    return (2 * rows, TUNED_COLS) if len(spec.symbols) == 2 else (2, rows, TUNED_COLS)
 
 
 def _gemm(spec: MmFp4 | GroupedMmFp4, rows: int | None, level: str) -> tirx.PrimFunc:
@@ -187,6 +205,8 @@ def sketches(spec: Spec, bucket: Bucket, level: str) -> list[Sketch]:
         return gpu_sweep.scale_sweep_sketches(spec)
     if isinstance(spec, MmFp4 | GroupedMmFp4):
         return sm100.gemm_sketches(*_gemm_sizes(spec), bucket.rows)
+    if isinstance(spec, Relayout):
+        return gpu_relayout.relayout_sketches(spec, gpu_plans(spec.map))
     assert isinstance(spec, Swizzle | Unswizzle), "module() has refused the others"
     return gpu_memory.swizzle_sketches(spec)
 

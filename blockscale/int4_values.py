@@ -6,6 +6,7 @@ import torch
 
 from blockscale import checks
 from blockscale.int4_layout import check_bits, check_sm, layout_of, restore, weight_bytes
+from blockscale.relayout_call import relayout
 
 Tensor = torch.Tensor
 
@@ -36,8 +37,11 @@ def interleave_scales(scales: Tensor, group_size: int, sm: int = 90) -> Tensor:
     if sm != 90:
         return scales.clone()
     i = _scale_factor(g)
-    pieces = scales.bfloat16().view(e, g // i, i, n).transpose(2, 3)
-    return pieces.clone(memory_format=torch.contiguous_format).view(e, g // i, n * i)
+    rounded = scales.bfloat16()
+    if i == 1:
+        return rounded.clone() if rounded is scales else rounded
+    made = relayout(rounded, f"w4a8_{i}", (e, g, 2 * n))
+    return made.view(e, g // i, 2 * n * i).view(torch.bfloat16)
 
 
 def uninterleave_scales(scales: Tensor, n: int, group_size: int, sm: int = 90) -> Tensor:
@@ -50,8 +54,12 @@ def uninterleave_scales(scales: Tensor, n: int, group_size: int, sm: int = 90) -
             f"{where}: scales have shape {list(scales.shape)}, which interleaving for sm={sm} does "
             f"not make of n={n} columns; pass the N of the weight"
         )
-    pieces = scales.view(e, lines, n, i).transpose(2, 3)
-    return pieces.clone(memory_format=torch.contiguous_format).view(e, lines * i, n)
+    if i == 1:
+        return scales.clone()
+    size = scales.element_size()
+    name = f"w4a8_{i}" if size == 2 else f"w4a8_{i}_32"
+    plain = relayout(scales, name, (e, lines * i, size * n), inverse=True)
+    return plain.view(scales.dtype)
 
 
 def _scale_factor(groups: int) -> int:

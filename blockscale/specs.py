@@ -31,6 +31,7 @@ from blockscale.spec_base import (
 from blockscale.specs_edgellm import EdgeDown, EdgeUp, register_edgellm
 from blockscale.specs_fused import ActQuantize, NormQuantize, register_fused
 from blockscale.specs_gemm import GEMM_FORMATS, GroupedMmFp4, MmFp4, register_gemm
+from blockscale.specs_layout import Relayout, register_layout
 from blockscale.specs_moe import FusedMoe, MoeRoute, register_moe
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "NormQuantize",
     "Param",
     "Quantize",
+    "Relayout",
     "Rounding",
     "ScaleSweep",
     "Spec",
@@ -320,3 +322,4 @@ register_fused()
 register_gemm()
 register_moe()
 register_edgellm()
+register_layout()

@@ -68,18 +68,6 @@ def test_every_mode(sm, activation, moe, steps, bits):
         same_bytes(bs.int4.unprocess_weights(made, **options).numpy(), packed)
 
 
-@pytest.mark.parametrize("slab", [1, 3000, 2**30])
-def test_slabs(slab, monkeypatch):
-    """How much is converted at a time changes nothing."""
-    monkeypatch.setattr("blockscale.int4_layout.SLAB_BYTES", slab)
-    for sm, steps in ((80, "full"), (90, "no columns")):
-        options = {"sm": sm, "moe": False}
-        packed = weight(2, 320, 48)
-        made = bs.int4.preprocess_weights(torch.from_numpy(packed), **options)
-        same_bytes(made.numpy(), ref.preprocess(packed, "a16", 4, steps))
-        same_bytes(bs.int4.unprocess_weights(made, **options).numpy(), packed)
-
-
 def test_one_code_by_hand():
     """Row 8 of column 1: row 2 of the order, slot 1 of word 8, so byte 32, high nibble."""
     packed = torch.zeros(1, 64, 32, dtype=torch.uint8)

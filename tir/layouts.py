@@ -210,8 +210,10 @@ TRTLLM = {
         *(4, 8),
     ),
     "int4_a8_columns": IndexMap(
-        *("int4_a8_columns", (_E, ("k", (None, 2, 4, 2, 2)), ("n", (None,)))),
-        *("e n k.0 k.2 k.4 k.1 k.3", 4, 8),
+        "int4_a8_columns",
+        (_E, ("k", (None, 2, 4, 2, 2)), ("n", (None,))),
+        "e n k.0 k.2 k.4 k.1 k.3",
+        *(4, 8),
     ),
     "int8_a16_columns": IndexMap(
         *("int8_a16_columns", (_E, ("k", (None, 2, 4, 2)), ("n", (None,))), "e n k.0 k.2 k.3 k.1"),

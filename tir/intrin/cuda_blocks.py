@@ -57,7 +57,13 @@ def _copy(dtype: str, count: int, function: str | None, scopes: tuple[str, str])
         with T.sblock("root"):
             T.reads(S[0:size])
             T.writes(D[0:size])
-            if function is None:
+            if function is None and count == 1:  # what blockize leaves has no axis
+                for _ in range(size):
+                    with T.sblock("copy"):
+                        T.reads(S[0:size])
+                        T.writes(D[0:size])
+                        D[0] = S[0]
+            elif function is None:
                 for i in range(size):
                     with T.sblock("copy"):
                         vi = T.axis.spatial(size, i)
