@@ -11,13 +11,14 @@ from tvm.target import Target
 from tvm.tirx import PrimFunc
 
 from blockscale.catalog_bucket import Bucket
-from blockscale.schedules import cpu, cpu_elementwise, cpu_fused, cpu_gemm, cpu_moe
+from blockscale.schedules import cpu, cpu_elementwise, cpu_fused, cpu_gemm, cpu_int4, cpu_moe
 from blockscale.schedules._steps import Sketch
 from blockscale.specs import (
     ActQuantize,
     Dequantize,
     FusedMoe,
     GroupedMmFp4,
+    Int4Mm,
     Linear,
     MmFp4,
     MoeRoute,
@@ -28,11 +29,13 @@ from blockscale.specs import (
     Swizzle,
     Unswizzle,
 )
+from blockscale.specs_int4 import TILES
 from blockscale.tir.act_quantize import act_quantize
 from blockscale.tir.block_grid import BlockGrid
 from blockscale.tir.dequantize import dequantize
 from blockscale.tir.gemm import gemm
 from blockscale.tir.grouped_gemm import grouped_gemm
+from blockscale.tir.int4 import int4_mm
 from blockscale.tir.linear import linear
 from blockscale.tir.moe import ROW_TILES, fused_moe
 from blockscale.tir.moe_route import moe_route
@@ -85,6 +88,8 @@ def buckets(spec: Spec) -> tuple[Bucket, ...]:
         return grouped_buckets(spec)
     if isinstance(spec, FusedMoe):
         return moe_buckets(spec)
+    if isinstance(spec, Int4Mm):
+        return int4_buckets(spec)
     return BLOCK_BUCKETS if isinstance(spec, Quantize | Dequantize) else COPY_BUCKETS
 
 
@@ -105,6 +110,16 @@ def moe_buckets(spec: FusedMoe) -> tuple[Bucket, ...]:
     one, two = ROW_TILES
     few = max(1, spec.experts // (2 * spec.top_k))
     return (Bucket(1, few, one), Bucket(16 * few, None, two))
+
+
+INT4_ROWS = ((1, 1, 1), (8, 8, 4), (128, None, 8))
+"""Rows of a weight, on average: tuned at, used up to, in tiles of."""
+
+
+def int4_buckets(spec: Int4Mm) -> tuple[Bucket, ...]:
+    """One row, a few, more: of each weight."""
+    e = spec.matrices
+    return tuple(Bucket(rows * e, most and most * e, tile) for rows, most, tile in INT4_ROWS)
 
 
 def _compute(spec: Linear, bucket: Bucket, level: str) -> str:
@@ -140,6 +155,8 @@ def module(spec: Spec, bucket: Bucket, level: str, static: bool) -> tvm.IRModule
         func = _moe(spec, bucket.tile, level, rows if static else None)
     elif isinstance(spec, MoeRoute):
         func = moe_route(spec, rows if static else None)
+    elif isinstance(spec, Int4Mm):
+        func = _int4(spec, bucket.tile, level, rows if static else None)
     else:
         raise TypeError(
             f"catalog: {type(spec).__name__} has no TensorIR; add its op to catalog_cpu.py"
@@ -164,6 +181,17 @@ def _moe(spec: FusedMoe, tile: int, level: str, rows: int | None) -> PrimFunc:
             "FusedMoe(layout='linear') for a CPU"
         )
     return fused_moe(spec, tile, cpu_moe.lanes(spec, level), rows)
+
+
+def _int4(spec: Int4Mm, tile: int, level: str, rows: int | None) -> PrimFunc:
+    """Return the unscheduled product, for ``rows`` rows or for any number of them."""
+    if spec.layout == TILES:
+        raise TypeError(
+            f"catalog: {spec.name} has a weight in layout {TILES}, that of CUDA kernels; take "
+            "Int4Mm(layout='plain') for a CPU"
+        )
+    tiling = cpu_int4.tiling(spec, level, tile)
+    return int4_mm(spec, cpu_int4.form(spec, level), tiling, rows)
 
 
 def _tuned_cols(spec: Spec, bucket: Bucket) -> int:
@@ -201,6 +229,8 @@ def sketches(spec: Spec, bucket: Bucket, level: str) -> list[Sketch]:
         return cpu_moe.moe_sketches(spec, level, bucket.tile)
     if isinstance(spec, MoeRoute):
         return cpu_moe.route_sketches()
+    if isinstance(spec, Int4Mm):
+        return cpu_int4.int4_sketches(spec, level, bucket.tile)
     return cpu_elementwise.swizzle_sketches()
 
 

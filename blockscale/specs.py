@@ -30,6 +30,7 @@ from blockscale.spec_base import (
 )
 from blockscale.specs_fused import ActQuantize, NormQuantize, register_fused
 from blockscale.specs_gemm import GEMM_FORMATS, GroupedMmFp4, MmFp4, register_gemm
+from blockscale.specs_int4 import Int4Dequantize, Int4Mm, register_int4
 from blockscale.specs_moe import FusedMoe, MoeRoute, register_moe
 
 __all__ = [
@@ -43,6 +44,8 @@ __all__ = [
     "Dequantize",
     "FusedMoe",
     "GroupedMmFp4",
+    "Int4Dequantize",
+    "Int4Mm",
     "Layout",
     "Linear",
     "MmFp4",
@@ -316,3 +319,4 @@ register(
 register_fused()
 register_gemm()
 register_moe()
+register_int4()
