@@ -165,11 +165,11 @@ class Int4Mm(Spec):
             pre = (Param("pre_quant_scale", self.dtype, ("scales", self.k)),)
             return (
                 *(Param("x", self.dtype, ("rows", self.k)), *offsets),
-                Param("packed", "uint8", (e, self.padded_n // TILE, self.padded_k // TILE, 2048)),
+                Param("packed", "uint8", (e, self.padded_n // TILE, self.padded_k // TILE, TILE_BYTES)),
                 Param("scale", "uint8", (e, self.padded_n // TILE, *self.scale_blocks)),
                 *(pre if self.pre_quant else ()),
                 Param("alpha", "float32", (e,), default=1.0),
-                Param("bias", "float32", (e, self.padded_n), default=0.0),
+                Param("bias", "float32", (e, self.n), default=0.0),
                 tail,
                 Param("workspace", "uint8", ("bytes",), output=True),
             )

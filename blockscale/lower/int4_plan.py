@@ -8,9 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from blockscale.lower.moe_plan import MMA_TOKENS, WGMMA_TOKENS, MoePlan
+from blockscale.lower.moe_plan import MMA_TOKENS, SMEM_BYTES, WGMMA_TOKENS, MoePlan
 from blockscale.lower.moe_sizes import MoeGemm
-from blockscale.schedules.sm90_tiles import ROOM, SMS, depths, legal_tiles
+from blockscale.schedules.sm90_tiles import (
+    CTA_SMEM_BYTES,
+    ROOM,
+    SMS,
+    WGMMA_STAGES,
+    depths,
+    legal_tiles,
+    stages_in,
+)
 from blockscale.specs_int4 import Int4Mm
 
 LIMITS = (8, 16, 32, 64, 128, 256, 1024, None)
@@ -123,7 +131,16 @@ def chosen(spec: Int4Mm, rows: int, arch: str) -> Int4Plan:
         shapes = [(width, tall) for tall in WGMMA_ROWS for width in widths]
         tiles = _legal([_plan(spec, "wgmma", *shape, 1, 2) for shape in shapes], arch)
         best = min(tiles, key=lambda tile: _cost(tile, spec, rows))
-    return replace(best, stages=depths(best, room)[0])
+    return replace(best, stages=_depth(best, spec, rows, arch))
+
+
+def _depth(tile: Int4Plan, spec: Int4Mm, rows: int, arch: str) -> int:
+    """Return the depth of the ring: the most, where no CTA shares its SM."""
+    room = ROOM[arch]
+    if -(-rows // tile.tokens) * -(-spec.padded_n // tile.rows) > SMS:
+        return depths(tile, room)[0]
+    most = stages_in(tile, min(room.sm_bytes - CTA_SMEM_BYTES, SMEM_BYTES))
+    return min(most, WGMMA_STAGES) if tile.unit == "wgmma" else most
 
 
 def _legal(tiles: list[Int4Plan], arch: str) -> list[Int4Plan]:
