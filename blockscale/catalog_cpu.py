@@ -18,6 +18,7 @@ from blockscale.specs import (
     Dequantize,
     FusedMoe,
     GroupedMmFp4,
+    Int4Dequantize,
     Int4Mm,
     Linear,
     MmFp4,
@@ -36,6 +37,7 @@ from blockscale.tir.dequantize import dequantize
 from blockscale.tir.gemm import gemm
 from blockscale.tir.grouped_gemm import grouped_gemm
 from blockscale.tir.int4 import int4_mm
+from blockscale.tir.int4_dequantize import int4_dequantize
 from blockscale.tir.linear import linear
 from blockscale.tir.moe import ROW_TILES, fused_moe
 from blockscale.tir.moe_route import moe_route
@@ -155,6 +157,8 @@ def module(spec: Spec, bucket: Bucket, level: str, static: bool) -> tvm.IRModule
         func = _moe(spec, bucket.tile, level, rows if static else None)
     elif isinstance(spec, MoeRoute):
         func = moe_route(spec, rows if static else None)
+    elif isinstance(spec, Int4Dequantize):
+        func = int4_dequantize(spec, 1 if static else None)
     elif isinstance(spec, Int4Mm):
         func = _int4(spec, bucket.tile, level, rows if static else None)
     else:
@@ -229,6 +233,8 @@ def sketches(spec: Spec, bucket: Bucket, level: str) -> list[Sketch]:
         return cpu_moe.moe_sketches(spec, level, bucket.tile)
     if isinstance(spec, MoeRoute):
         return cpu_moe.route_sketches()
+    if isinstance(spec, Int4Dequantize):
+        return cpu_int4.dequantize_sketches()
     if isinstance(spec, Int4Mm):
         return cpu_int4.int4_sketches(spec, level, bucket.tile)
     return cpu_elementwise.swizzle_sketches()

@@ -15,7 +15,7 @@ import torch
 from blockscale import checks, moe_tiles
 from blockscale.checks import dtype_name
 from blockscale.int4_layout import layout_of, unprocess_weights, weight_bytes
-from blockscale.int4_values import INTEGERS
+from blockscale.int4_values import INTEGERS, layout_name
 from blockscale.moe_convert import INT4_LARGEST
 from blockscale.specs_int4 import ACTIVATIONS, TILE_GROUPS, TILES
 
@@ -174,10 +174,7 @@ def kernel_layout(where: str, given: Given, moe: bool) -> str:
     """Return the name of the layout that an index map describes."""
     if given.layout != "preprocessed":
         return given.layout
-    form = layout_of(sm=given.sm, activation=given.activation, moe=moe, where=where)
-    if form.order is None:
-        return "int4_transposed"
-    return f"int4_{given.activation}{'' if form.columns > 1 else '_columns'}"
+    return layout_name(layout_of(sm=given.sm, activation=given.activation, moe=moe, where=where))
 
 
 def _plain(where: str, given: Given) -> Int4Weight:

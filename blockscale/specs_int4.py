@@ -202,23 +202,23 @@ class Int4Mm(Spec):
 
 @dataclass(frozen=True)
 class Int4Dequantize(Spec):
-    """``out[e, k, n] = q * scale + zero``, rounded once; sizes are those of the call.
+    """``out[e, k, n] = q * scale + zero`` in layouts of a CPU, rounded once; any number of experts.
 
-    Where codes lie depends on sizes in all but the layout "plain": those layouts name N and K.
+    ``zero``: of `ZEROS`; "point": (q + 8 - zero) * scale.
     """
 
-    layout: str = "plain"
+    n: int
+    k: int
     group: int = 128
     dtype: str = "bfloat16"
+    layout: str = "plain"
     zero: str = "none"
-    n: int = 0
-    k: int = 0
     op: ClassVar[str] = "int4_dequantize"
 
     def __post_init__(self) -> None:
         check_choice("Int4Dequantize", "layout", self.layout, LAYOUTS)
         check_choice("Int4Dequantize", "dtype", self.dtype, DTYPE_SUFFIX)
-        check_choice("Int4Dequantize", "zero", self.zero, ("none", "term"))
+        check_choice("Int4Dequantize", "zero", self.zero, ZEROS)
         for name in ("group", "n", "k"):
             check_positive("Int4Dequantize", name, getattr(self, name))
 
@@ -281,6 +281,6 @@ def register_int4() -> None:
         ("int4_dequantize_plain_n4096_k4096_g128_bf16",),
         rf"int4_dequantize_{sizes}{group}{DTYPE_PATTERN}",
         lambda layout, experts, n, k, group, zero, dtype: Int4Dequantize(
-            layout, int(group), SUFFIX_DTYPE[dtype], _ZERO_OF[zero or ""], int(n), int(k)
+            int(n), int(k), int(group), SUFFIX_DTYPE[dtype], layout, _ZERO_OF[zero or ""]
         ),
     )

@@ -151,3 +151,14 @@ def _rows(
     for loop in outer:
         sch.unroll(loop)
     _import_dots(sch, task, tiling)
+
+
+def dequantize_sketches() -> list[Sketch]:
+    """The sketch of `blockscale.tir.int4_dequantize`: rows in parallel, LLVM finds the vectors."""
+
+    def rows(sch: Schedule, choose: Choose) -> None:
+        e, k, _, h = sch.get_loops(sch.get_sblock("dequantize"))
+        sch.parallel(sch.fuse(e, k))
+        sch.unroll(h)
+
+    return [rows]
