@@ -72,11 +72,13 @@ def _one_by_one(sch: Schedule, choose: Choose) -> None:
 
 def _lay(sch: Schedule, spec: Int4Mm, tiling: Tiling, loops: int) -> None:
     """Rows of x by vectors; in parallel, where there are some."""
-    row, k = last_loops(sch, sch.get_sblock("prepare"), 2)
-    _, k = sch.split(k, [None, gcd(spec.k, SIXTEEN)])
-    sch.vectorize(k)
+    for i in range(4 if spec.activation == "a8" else 2):
+        row, k = last_loops(sch, sch.get_sblock(f"prepare{i}"), 2)
+        _, k = sch.split(k, [None, gcd(spec.k, SIXTEEN)])
+        sch.vectorize(k)
+        if tiling.rows > 1:
+            sch.parallel(row)
     if tiling.rows > 1:
-        sch.parallel(row)
         sch.parallel(last_loops(sch, sch.get_sblock("lay"), loops)[0])
         if spec.zero != "none":
             sch.parallel(last_loops(sch, sch.get_sblock("group_sum"), 3)[0])
@@ -128,7 +130,9 @@ def _rows(
     task = sch.get_sblock("task")
     sch.parallel(last_loops(sch, task, 2)[0])
     dot = sch.get_sblock("dot")
-    s, b, n, i, j, _, _ = last_loops(sch, dot, 7)
+    s, b, n, i, j, h, _ = last_loops(sch, dot, 7)
+    if tiling.pair == 1:  # what is tensorized has no loops of one iteration
+        sch.reorder(h, i, j)
     sch.unroll(b)
     sch.unroll(n)
     init = sch.decompose_reduction(dot, s)

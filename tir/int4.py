@@ -64,16 +64,54 @@ def code_value(byte: PrimExpr, index: PrimExpr, flip: int) -> PrimExpr:
     return tirx.Cast("float32", number)
 
 
-def _prepared(spec: Int4Mm) -> Any:
-    """x' of a row, as float32: ``(x, pre_quant_scale, row, expert, k)``."""
+def _prepare_rows(spec: Int4Mm) -> Any:
+    """Step: x' of an expert's rows as float32, those beyond them zero, in blocks ``prepare*``.
 
-    def value(x, pre, row, expert, k):
-        product = widen(x[row, k]) * pre[expert, k]
-        if spec.dtype != "float32":
-            product = widen(formats.round_to(spec.dtype, product))
-        return formats.e4m3_decode(formats.e4m3_encode(product)) if spec.activation == "a8" else product
+    What a step of it computes is stored: expressions would repeat it as often as they name it.
+    """
+    K = i64(spec.k)
 
-    return value
+    def product(x, pre, mine, before, expert, i, k):
+        value = widen(x[before + i, k]) * pre[expert, k]
+        return T.if_then_else(i < mine, value, T.float32(0))
+
+    @T.inline
+    def multiplied(P, x, pre, mine, before, expert, height):
+        for i, k in T.grid(height, K):
+            with T.sblock("prepare0"):
+                vi, vk = T.axis.remap("SS", [i, k])
+                P[vi, vk] = product(x, pre, mine, before, expert, vi, vk)
+
+    @T.inline
+    def rounded(X, P, height):
+        for i, k in T.grid(height, K):
+            with T.sblock("prepare1"):
+                vi, vk = T.axis.remap("SS", [i, k])
+                X[vi, vk] = widen(formats.round_to(spec.dtype, P[vi, vk]))
+
+    @T.inline
+    def coded(X, P, codes, height):
+        for i, k in T.grid(height, K):
+            with T.sblock("prepare2"):
+                vi, vk = T.axis.remap("SS", [i, k])
+                codes[vi, vk] = formats.e4m3_encode(P[vi, vk])
+        for i, k in T.grid(height, K):
+            with T.sblock("prepare3"):
+                vi, vk = T.axis.remap("SS", [i, k])
+                X[vi, vk] = formats.e4m3_decode(codes[vi, vk])
+
+    @T.inline
+    def a16(x, pre, X, P, Q, codes, mine, before, expert, height):
+        multiplied(P, x, pre, mine, before, expert, height)
+        rounded(X, P, height)
+
+    @T.inline
+    def a8(x, pre, X, P, Q, codes, mine, before, expert, height):
+        multiplied(P, x, pre, mine, before, expert, height)
+        rounded(Q, P, height)
+        coded(X, Q, codes, height)
+
+    return a8 if spec.activation == "a8" else a16
 
 
 def _ranges(spec: Int4Mm) -> Any:
@@ -376,7 +414,7 @@ def int4_mm(
     """
     E, N, K, G, one = i64(spec.matrices), i64(spec.n), i64(spec.k), i64(spec.groups), i64(1)
     R, size = i64(tiling.rows), i64(spec.k * spec.n // 2)
-    ranges, prepared = _ranges(spec), _prepared(spec)
+    ranges, prepare = _ranges(spec), _prepare_rows(spec)
     group_sums = _group_sums(spec, form is not None)
     if form is None:
         step = _one_by_one(spec)
@@ -421,14 +459,12 @@ def int4_mm(
                             most = T.meta_var(tiles_of(rows, tiling.rows))
                             X = T.sblock_alloc_buffer((most * R, K), "float32")
                             sums = T.sblock_alloc_buffer((most * R, G), "float32")
-                            for i, k in T.grid(tiles * R, K):
-                                with T.sblock("prepare"):
-                                    vi, vk = T.axis.remap("SS", [i, k])
-                                    X[vi, vk] = T.if_then_else(
-                                        vi < mine,
-                                        prepared(x, pre_quant_scale, before + vi, ve, vk),
-                                        T.float32(0),
-                                    )
+                            P = T.sblock_alloc_buffer((most * R, K), "float32")
+                            Q = T.sblock_alloc_buffer((most * R, K), "float32")
+                            codes = T.sblock_alloc_buffer((most * R, K), "int32")
+                            prepare(
+                                x, pre_quant_scale, X, P, Q, codes, mine, before, ve, tiles * R
+                            )
                             group_sums(X, sums, tiles * R)
                             step(
                                 X, packed, scale, zero, alpha, bias, out, sums,

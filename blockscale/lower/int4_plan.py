@@ -30,7 +30,7 @@ GROUPED_ROWS = ((1, 2), (8, 24), (64, 160), (512, 1536), (4096, None))
 MANY_ROWS = 4096
 """Rows for which the tiles of any number are chosen."""
 
-MMA_SHAPES = ((64, 2, 4), (32, 4, 4), (16, 8, 8))
+MMA_SHAPES = ((64, 2, 4), (64, 2, 2), (32, 4, 4), (16, 8, 8))
 """Rows, slices and blocks of 64 k of a stage with mma.sync, which CTAs share an SM with."""
 
 WGMMA_ROWS = {256: 20, 128: 23, 64: 26}
