@@ -198,9 +198,7 @@ def _multiplied(
     return y
 
 
-def _launch(
-    spec: Int4Mm, x: Tensor, offsets: Tensor | None, weight: Int4Weight, y: Tensor
-) -> None:
+def _launch(spec: Int4Mm, x: Tensor, offsets: Tensor | None, weight: Int4Weight, y: Tensor) -> None:
     """Run the kernel."""
     w, pre = weight, weight.pre_quant_scale
     start = (x,) if offsets is None else (x, offsets)

@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 
-from blockscale import checks, moe_tiles
-from blockscale.checks import dtype_name
-from blockscale.int4_layout import layout_of, unprocess_weights, weight_bytes
+from blockscale import checks
+from blockscale.int4_layout import layout_of, weight_bytes
+from blockscale.int4_tiles import to_tiles
 from blockscale.int4_values import INTEGERS, layout_name
-from blockscale.moe_convert import INT4_LARGEST
-from blockscale.specs_int4 import ACTIVATIONS, TILE_GROUPS, TILES
+from blockscale.specs_int4 import ACTIVATIONS
 
 Tensor = torch.Tensor
 
@@ -28,9 +27,6 @@ GIVEN = ("plain", "preprocessed", "rows")
 
 TENSORS = ("packed", "scale", "zero", "order", "pre_quant_scale", "alpha", "bias")
 """Names of an `Int4Weight`'s tensors."""
-
-MOST_POINT = 16
-"""Zero points of CUDA kernels are from 0 to this, which GPTQ's first format reaches."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +163,7 @@ def prepared(where: str, given: Given, dtype: torch.dtype, target: str | None) -
     plain = _plain(where, given)
     target = target or plain.device.type
     checks.choice(where, "target", target, ("cpu", "cuda"))
-    return plain if target == "cpu" else _tiles(where, given, plain, dtype)
+    return plain if target == "cpu" else to_tiles(where, given, plain, dtype)
 
 
 def kernel_layout(where: str, given: Given, moe: bool) -> str:
@@ -182,8 +178,8 @@ def _plain(where: str, given: Given) -> Int4Weight:
     packed = checks.tensor(where, "packed", given.packed, (torch.uint8, torch.int8), dims=2)
     if packed.dim() not in (2, 3) or not packed.numel():
         raise ValueError(
-            f"{where}: packed has shape {list(packed.shape)}, but must have 2 dimensions, or 3 with "
-            "experts, none of them 0"
+            f"{where}: packed has shape {list(packed.shape)}, but must have 2 dimensions, or 3 "
+            "with experts, none of them 0"
         )
     experts = 0 if packed.dim() == 2 else int(packed.shape[0])
     moe = experts > 0 if given.moe is None else given.moe
@@ -280,8 +276,8 @@ def _like(where: str, name: str, value: Any, given: Given, *allowed: list[int]) 
     if list(checked.shape) not in allowed:
         raise ValueError(
             f"{where}: {name} has shape {list(checked.shape)}, but must have "
-            f"{' or '.join(map(str, allowed))} for packed {list(given.packed.shape)}; pass a tensor "
-            "of this shape"
+            f"{' or '.join(map(str, allowed))} for packed {list(given.packed.shape)}; pass a "
+            "tensor of this shape"
         )
     return checked.detach()
 
@@ -305,8 +301,8 @@ def _alpha(where: str, given: Given, experts: int) -> Tensor | None:
     checks.same_device(where, "alpha", value, "packed", given.packed)
     if value.numel() != count:
         raise ValueError(
-            f"{where}: alpha has shape {list(value.shape)}, but must have [{count}], one factor for "
-            + ("each expert" if experts else "the whole product")
+            f"{where}: alpha has shape {list(value.shape)}, but must have [{count}], one factor "
+            "for " + ("each expert" if experts else "the whole product")
         )
     return value.detach().reshape(count)
 
@@ -347,106 +343,3 @@ def _sorted_groups(where: str, given: Given, plain: Int4Weight) -> Int4Weight:
         order=order,
         pre_quant_scale=None if pre is None else pre[:, order],
     )
-
-
-# ---- CUDA ---------------------------------------------------------------------------------------
-
-
-def _tiles(where: str, given: Given, plain: Int4Weight, dtype: torch.dtype) -> Int4Weight:
-    """Return a weight of `_plain` in layout "tiles64"."""
-    group = _check_tiles(where, plain, dtype)
-    fold = plain.group // group
-    numbers = None
-    if plain.zeros == "point":
-        numbers = _points(where, given, plain)
-    elif plain.zero is not None:
-        numbers = plain.zero
-    order = moe_tiles.natural_order(plain.n).to(plain.device)
-    outs: list[tuple[Tensor, Tensor]] = []
-    for e in range(plain.packed.shape[0]):
-        codes = _in_mma_order(_row_codes(given, plain, e), group)
-        scale = plain.scale[e].to(dtype).repeat_interleave(fold, 0).T.contiguous()
-        zero = None
-        if numbers is not None:
-            zero = numbers[e].to(dtype).repeat_interleave(fold, 0).T.contiguous()
-        outs.append(moe_tiles.pack_int4(codes, scale, zero, order))
-    pre = plain.pre_quant_scale
-    return replace(
-        plain,
-        packed=torch.stack([codes for codes, _ in outs]),
-        scale=torch.stack([scale for _, scale in outs]),
-        zero=None,
-        pre_quant_scale=None if pre is None else pre.to(dtype).contiguous(),
-        group=group,
-        layout=TILES,
-        dtype=dtype,
-    )
-
-
-def _check_tiles(where: str, plain: Int4Weight, dtype: torch.dtype) -> int:
-    """Return the group of the kernels, after all checks."""
-    if dtype not in checks.SIXTEEN_BIT:
-        raise TypeError(
-            f"{where}: dtype={dtype_name(dtype)} has no kernel on CUDA; choose bfloat16 or float16, "
-            "which x must have"
-        )
-    group = next((g for g in TILE_GROUPS if plain.group % g == 0), 0)
-    if not group or plain.k % plain.group:
-        raise ValueError(
-            f"{where}: group_size={plain.group} of K={plain.k} has no kernel on CUDA, where groups "
-            "are multiples of 32 that divide K; quantise in such groups, or compute on the CPU"
-        )
-    most = float(plain.scale.abs().amax())
-    if not most < INT4_LARGEST[dtype]:  # NaN is not
-        raise ValueError(
-            f"{where}: scale has a magnitude of {most:g}; kernels for {dtype_name(dtype)} take those "
-            f"below {INT4_LARGEST[dtype]:g}, so scale the weight down and pass the factor as alpha"
-        )
-    return group
-
-
-def _points(where: str, given: Given, plain: Int4Weight) -> Tensor:
-    """Return zero points [E, G, N] of what was given."""
-    shape = plain.scale.shape
-    points = given.zero.detach()
-    if given.layout == "rows":
-        points = points.reshape(shape[0], shape[2], shape[1]).transpose(1, 2)
-    points = points.reshape(shape)
-    low, high = int(points.min()), int(points.max())
-    if low < 0 or high > MOST_POINT:
-        raise ValueError(
-            f"{where}: zero has points from {low} to {high}, but kernels on CUDA take those from 0 "
-            f"to {MOST_POINT}; pass points of unsigned codes"
-        )
-    return points
-
-
-def _row_codes(given: Given, plain: Int4Weight, expert: int) -> Tensor:
-    """Return codes 0 to 15 of an expert as [N, K / 2], the even k in the low nibble."""
-    codes = plain.packed[expert]
-    if given.layout == "rows":
-        return codes
-    if given.layout == "preprocessed":
-        moe = plain.experts > 0 if given.moe is None else given.moe
-        one = codes[None] if moe else codes
-        codes = unprocess_weights(one, sm=given.sm, activation=given.activation, moe=moe)
-        codes = codes.view(plain.k, plain.n // 2)
-    codes = codes ^ 0x88
-    # bytes of rows k and k + 1 hold codes of columns n and n + 1: two by two they change places
-    even, odd = codes[0::2], codes[1::2]
-    low = (even & 15) | odd << 4
-    high = even >> 4 | (odd & 0xF0)
-    return torch.stack((low.T, high.T), 1).reshape(plain.n, plain.k // 2).contiguous()
-
-
-def _in_mma_order(codes: Tensor, group: int) -> Tensor:
-    """Return codes [N, K / 2] so that x comes in its own order: each 64 of K permuted.
-
-    Not in groups of 32, which the permutation would mix: there x is permuted.
-    """
-    if group == 32:
-        return codes
-    places = torch.tensor(moe_tiles.K_ORDER[0::2], device=codes.device) // 2
-    out = torch.empty_like(codes).view(codes.shape[0], -1, moe_tiles.TILE // 2)
-    out[:, :, places] = codes.view(out.shape)
-    return out.view(codes.shape)

@@ -1,7 +1,7 @@
 """Specs of the INT4 ops: dequantise, and matrix products with groups along K.
 
-A weight is w[k, n] = q * scale[k // group, n] + zero[k // group, n], q from -8 to 7.  `LAYOUTS` says
-how its codes lie in memory, `blockscale.tir.int4` what is computed.
+A weight is w[k, n] = q * scale[k // group, n] + zero[k // group, n], q from -8 to 7.  `LAYOUTS`
+says how its codes lie in memory, `blockscale.tir.int4` what is computed.
 """
 
 from __future__ import annotations
@@ -165,7 +165,9 @@ class Int4Mm(Spec):
             pre = (Param("pre_quant_scale", self.dtype, ("scales", self.k)),)
             return (
                 *(Param("x", self.dtype, ("rows", self.k)), *offsets),
-                Param("packed", "uint8", (e, self.padded_n // TILE, self.padded_k // TILE, TILE_BYTES)),
+                Param(
+                    "packed", "uint8", (e, self.padded_n // TILE, self.padded_k // TILE, TILE_BYTES)
+                ),
                 Param("scale", "uint8", (e, self.padded_n // TILE, *self.scale_blocks)),
                 *(pre if self.pre_quant else ()),
                 Param("alpha", "float32", (e,), default=1.0),

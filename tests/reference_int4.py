@@ -60,7 +60,7 @@ def dequantize(packed, scale, zero, group, bits=4):
     return value if zero is None else value + zero.astype(np.float64)[:, at]
 
 
-# ---- Products (specification, sections 4, 6, 7) ---------------------------------------------------
+# ---- Products (specification, sections 4, 6, 7) --------------------------------------------------
 
 
 def e4m3_values():

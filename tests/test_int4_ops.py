@@ -29,8 +29,8 @@ LAYOUTS = {
     "int4_transposed": {"sm": 90, "activation": "a8", "moe": True},
     "rows": {},
 }
-BOUND = {"float32": 2e-6, "bfloat16": 2.0**-8, "float16": 2.0**-11}
-"""Relative error of a row: the result's one rounding (half of an ulp each), float32 sums below."""
+BOUND = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+"""Relative error of a row: the result's one rounding, half of an ulp of each number."""
 
 SUMS = 3e-6
 """The same of float32 results: sums of up to 512 float32 products."""
@@ -65,7 +65,9 @@ class Weight:
         scale, zero = self.scale_tensor, self.zero_tensor
         if layout == "rows":
             codes = (self.q + 8).astype(np.uint8).transpose(0, 2, 1)
-            packed = torch.from_numpy(np.ascontiguousarray(codes[..., 0::2] | codes[..., 1::2] << 4))
+            packed = torch.from_numpy(
+                np.ascontiguousarray(codes[..., 0::2] | codes[..., 1::2] << 4)
+            )
             scale = scale.transpose(1, 2).contiguous()
             zero = None if zero is None else zero.transpose(1, 2).contiguous()
             options = {"layout": "rows"}
@@ -85,9 +87,7 @@ class Weight:
 
     def reference(self, x, expert=0, alpha=1.0, bias=0.0):
         zero = None if self.zero is None else self.zero[expert]
-        return ref.product(
-            x, self.q[expert], self.scale[expert], zero, self.group, alpha, bias
-        )
+        return ref.product(x, self.q[expert], self.scale[expert], zero, self.group, alpha, bias)
 
 
 def rows_of(m, k, dtype, seed=0):
@@ -118,11 +118,11 @@ def layout_options(layout, activation):
     return layout in ("plain", "rows") or LAYOUTS[layout].get("activation", "a16") == activation
 
 
-# ---- Layouts --------------------------------------------------------------------------------------
+# ---- Layouts -------------------------------------------------------------------------------------
 
 
 def test_maps_are_those_of_trtllm():
-    assert {name for name in MAPS} == {"plain", "rows"} | {n for n in TRTLLM if n.startswith("int4")}
+    assert set(MAPS) == {"plain", "rows"} | {n for n in TRTLLM if n.startswith("int4")}
     assert set(MAPS) == set(LAYOUTS)
 
 
@@ -156,13 +156,13 @@ def test_forms_are_the_index_maps(layout, lanes):
     assert len(places) == len(range(0, k, 37)) * len(range(0, n, 5))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("k", "n"), [(256, 256), (128, 66)])
+@pytest.mark.parametrize(
+    ("layout", "k", "n"),
+    [*((layout, 256, 256) for layout in LAYOUTS), ("plain", 128, 66), ("rows", 96, 66)],
+)
 def test_every_code_is_exact(layout, k, n):
     """One-hot rows read every weight back, bit for bit: all codes, in all places."""
-    if n % 64 and layout not in ("plain", "rows"):
-        n = 64
-    weight = Weight(k, n, 128, seed=3)
+    weight = Weight(k, n, 32 if k == 96 else 128, seed=3)
     weight.scale_tensor = torch.ones_like(weight.scale_tensor)
     packed, scale, _, options = weight.tensors(layout, dense=True)
     activation = options.pop("activation", "a16")
@@ -172,7 +172,7 @@ def test_every_code_is_exact(layout, k, n):
     assert torch.equal(got.double(), torch.from_numpy(weight.q[0]).double())
 
 
-# ---- One weight -----------------------------------------------------------------------------------
+# ---- One weight ----------------------------------------------------------------------------------
 
 CASES = [
     # layout, k, n, group, dtype, activation, zero
@@ -208,9 +208,9 @@ def test_linear(layout, k, n, group, dtype, activation, zero):
     made = bs.int4.prepare(packed, scale, zeros, **more, **options)
     for m in (0, 1, 3, 17, 130):
         x = rows_of(m, k, dtype)
-        got = bs.int4.linear(x, packed, scale, zeros, **options)
-        assert (got.dtype, got.shape) == (x.dtype, (m, n))
-        judge(got, weight.reference(prepared_rows(x, None, activation)), BOUND[dtype] + SUMS)
+        got = bs.int4.linear(x, packed, scale, zeros, **options, out_dtype=torch.float32)
+        assert (got.dtype, got.shape) == (torch.float32, (m, n))
+        judge(got, weight.reference(prepared_rows(x, None, activation)), SUMS)
         want = weight.reference(prepared_rows(x, pre, activation), 0, 0.625, bias.double().numpy())
         full = bs.int4.linear(x, made, out_dtype=torch.float32)
         judge(full, want, SUMS)
@@ -293,7 +293,7 @@ def test_compiled_by_torch():
     assert torch.equal(torch.compile(twice, fullgraph=True, backend="aot_eager")(x), twice(x))
 
 
-# ---- Experts --------------------------------------------------------------------------------------
+# ---- Experts -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", ["plain", "int4_a16", "rows", "int4_transposed"])
@@ -330,7 +330,7 @@ def test_no_rows():
     assert bs.int4.grouped_mm(x, packed, scale, offsets, **options).shape == (0, 16)
 
 
-# ---- What is refused ------------------------------------------------------------------------------
+# ---- What is refused -----------------------------------------------------------------------------
 
 
 @cache
@@ -475,7 +475,7 @@ def test_no_kernel_there():
         int4.check_target(Int4Mm(64, 64, 64), "sm_90a")
 
 
-# ---- Hopper, emulated -----------------------------------------------------------------------------
+# ---- Hopper, emulated ----------------------------------------------------------------------------
 
 MMA, WGMMA = ("mma", 8, 32, 4, 4, 2), ("wgmma", 64, 64, 1, 2, 3)
 

@@ -88,9 +88,9 @@ def compare(kernel, spec, level, rows=None):
 
 
 def test_every_op_is_here():
-    """But those that test_{norm,act}_quantize, test_gemm_cpu and test_moe_cpu test in this way."""
+    """But those that test_{norm,act}_quantize, test_gemm_cpu, test_moe_cpu, test_int4* test so."""
     elsewhere = {"norm_quantize", "act_quantize", "mm_fp4", "grouped_mm_fp4"}
-    elsewhere |= {"fused_moe", "moe_route"}
+    elsewhere |= {"fused_moe", "moe_route", "int4_mm", "int4_dequantize"}
     assert {spec.op for spec in EVERY} | elsewhere == set(SPECS)
 
 

@@ -1,11 +1,11 @@
 """INT4 weights with groups along K: dequantised, and multiplied, whatever their layout.
 
     w[e, k, n] = q * scale[e, k // group, n] + zero[e, k // group, n]
-    out[i, n] = round(alpha[e] * sum_k x'[i, k] * w[e, k, n] + bias[e, n])     for rows i of expert e
+    out[i, n] = round(alpha[e] * sum_k x'[i, k] * w[e, k, n] + bias[e, n])    for rows i of expert e
 
-q, from -8 to 7, is the code that the layout's index map (`int4_forms.MAPS`) finds for (e, k, n).
-x' is x * pre_quant_scale[e], rounded to the dtype of x, then for "a8" to E4M3 (saturating, NaN stays
-NaN).  Everything else is float32: numbers q are exact, the products of a group are added up and
+q, -8 to 7, is the code that the layout's index map (`int4_forms.MAPS`) finds for (e, k, n).
+x' is x * pre_quant_scale[e], rounded to the dtype of x, then for "a8" to E4M3 (saturating, NaN
+stays NaN).  Everything else is float32: numbers q are exact, the products of a group are added up and
 then multiplied by the scale, so that x' meets no rounded weight; the zero is multiplied by the sum
 of the group's x'.  Offsets that fall or lie outside of x are taken as the nearest that do not; rows
 of no expert are not written.
@@ -23,10 +23,11 @@ from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
-from blockscale.specs_int4 import Int4Dequantize, Int4Mm
+from blockscale.specs_int4 import Int4Mm
 from blockscale.tir import formats
-from blockscale.tir.common import fix_shape, i64, keep_params, tiles_of, widen
+from blockscale.tir.common import fix_shape, i64, keep_params, tiles_of
 from blockscale.tir.int4_forms import MAPS, WORD, Form
+from blockscale.tir.int4_rows import group_sums, prepare_rows, ranges
 from blockscale.tir.linear import from_operand, to_operand
 
 
@@ -64,107 +65,6 @@ def code_value(byte: PrimExpr, index: PrimExpr, flip: int) -> PrimExpr:
     return tirx.Cast("float32", number)
 
 
-def _prepare_rows(spec: Int4Mm) -> Any:
-    """Step: x' of an expert's rows as float32, those beyond them zero, in blocks ``prepare*``.
-
-    What a step of it computes is stored: expressions would repeat it as often as they name it.
-    """
-    K = i64(spec.k)
-
-    def product(x, pre, mine, before, expert, i, k):
-        value = widen(x[before + i, k]) * pre[expert, k]
-        return T.if_then_else(i < mine, value, T.float32(0))
-
-    @T.inline
-    def multiplied(P, x, pre, mine, before, expert, height):
-        for i, k in T.grid(height, K):
-            with T.sblock("prepare0"):
-                vi, vk = T.axis.remap("SS", [i, k])
-                P[vi, vk] = product(x, pre, mine, before, expert, vi, vk)
-
-    @T.inline
-    def rounded(X, P, height):
-        for i, k in T.grid(height, K):
-            with T.sblock("prepare1"):
-                vi, vk = T.axis.remap("SS", [i, k])
-                X[vi, vk] = widen(formats.round_to(spec.dtype, P[vi, vk]))
-
-    @T.inline
-    def coded(X, P, codes, height):
-        for i, k in T.grid(height, K):
-            with T.sblock("prepare2"):
-                vi, vk = T.axis.remap("SS", [i, k])
-                codes[vi, vk] = formats.e4m3_encode(P[vi, vk])
-        for i, k in T.grid(height, K):
-            with T.sblock("prepare3"):
-                vi, vk = T.axis.remap("SS", [i, k])
-                X[vi, vk] = formats.e4m3_decode(codes[vi, vk])
-
-    @T.inline
-    def a16(x, pre, X, P, Q, codes, mine, before, expert, height):
-        multiplied(P, x, pre, mine, before, expert, height)
-        rounded(X, P, height)
-
-    @T.inline
-    def a8(x, pre, X, P, Q, codes, mine, before, expert, height):
-        multiplied(P, x, pre, mine, before, expert, height)
-        rounded(Q, P, height)
-        coded(X, Q, codes, height)
-
-    return a8 if spec.activation == "a8" else a16
-
-
-def _ranges(spec: Int4Mm) -> Any:
-    """Step from offsets to the first row of each expert, and how many it has."""
-    zero, one = i64(0), i64(1)
-
-    def clamped(value: PrimExpr, low: PrimExpr, high: PrimExpr) -> PrimExpr:
-        return tirx.Max(tirx.Min(tirx.Cast("int64", value), high), low)
-
-    @T.inline
-    def grouped(offsets, start, count, rows):
-        for u in range(1):
-            with T.sblock("ranges"):
-                vu = T.axis.spatial(1, u)
-                T.reads(offsets[0 : i64(spec.matrices) + one])
-                T.writes(start[0 : i64(spec.matrices)], count[0 : i64(spec.matrices)])
-                for e in range(i64(spec.matrices)):
-                    start[e] = clamped(offsets[e], zero, rows)
-                    count[e] = clamped(offsets[e + one], start[e], rows) - start[e]
-
-    @T.inline
-    def dense(offsets, start, count, rows):
-        for u in range(1):
-            with T.sblock("ranges"):
-                vu = T.axis.spatial(1, u)
-                T.reads()
-                T.writes(start[0], count[0])
-                start[0] = zero
-                count[0] = rows
-
-    return grouped if spec.experts else dense
-
-
-def _group_sums(spec: Int4Mm, wanted: bool) -> Any:
-    """Step: sums of x' over each group, for the zeros; nothing without."""
-    G, group = i64(spec.groups), i64(spec.group)
-
-    @T.inline
-    def some(X, sums, height):
-        for i, g, k in T.grid(height, G, group):
-            with T.sblock("group_sum"):
-                vi, vg, vk = T.axis.remap("SSR", [i, g, k])
-                with T.init():
-                    sums[vi, vg] = T.float32(0)
-                sums[vi, vg] = sums[vi, vg] + X[vi, vg * group + vk]
-
-    @T.inline
-    def none(X, sums, height):
-        pass
-
-    return some if wanted and spec.zero != "none" else none
-
-
 def _with_zero(spec: Int4Mm) -> Any:
     """``value + sum of x' * zero``."""
 
@@ -199,7 +99,9 @@ def _columns_along(spec: Int4Mm, form: Form, tiling: Tiling) -> Any:
                 for g in T.serial(G):
                     with T.sblock("group"):
                         vg = T.axis.reduce(G, g)
-                        T.reads(A[0:tiles, 0 : K // pair, 0:R, 0:pair], packed[ve, 0 : K * N // two])
+                        T.reads(
+                            A[0:tiles, 0 : K // pair, 0:R, 0:pair], packed[ve, 0 : K * N // two]
+                        )
                         T.writes(total[0:tiles, 0:R, 0:word, 0:L])
                         W = T.sblock_alloc_buffer((depth, word, L * pair), tiling.operand)
                         factor = T.sblock_alloc_buffer((word, L), "float32")
@@ -252,20 +154,27 @@ def _columns_along(spec: Int4Mm, form: Form, tiling: Tiling) -> Any:
                     with T.sblock("finish"):
                         vt, vi, vj, vc = T.axis.remap("SSSS", [t, i, j, c])
                         if vt * R + vi < mine:
-                            out[before + vt * R + vi, vb * width + vj * word + vc] = formats.round_to(
-                                spec.out_dtype,
-                                total[vt, vi, vc, vj] * alpha[ve]
-                                + bias[ve, vb * width + vj * word + vc],
+                            out[before + vt * R + vi, vb * width + vj * word + vc] = (
+                                formats.round_to(
+                                    spec.out_dtype,
+                                    total[vt, vi, vc, vj] * alpha[ve]
+                                    + bias[ve, vb * width + vj * word + vc],
+                                )
                             )
 
     return step
 
 
 def _rows_along(spec: Int4Mm, form: Form, tiling: Tiling) -> Any:
-    """Step of one expert whose words hold rows: codes are decoded in registers, a tile at a time."""
+    """Step of one expert whose words hold rows: codes are decoded in registers, by tiles."""
     R, L, G, H = i64(tiling.rows), i64(form.lanes), i64(spec.groups), i64(tiling.pair)
     slots, word, two, four = i64(WORD // tiling.pair), i64(WORD), i64(2), i64(4)
-    N, K, steps, deep = i64(spec.n), i64(spec.k), i64(spec.k // form.span), i64(spec.group // form.span)
+    N, K, steps, deep = (
+        i64(spec.n),
+        i64(spec.k),
+        i64(spec.k // form.span),
+        i64(spec.group // form.span),
+    )
     bands, inner, cols = i64(tiling.bands), i64(form.inner), i64(form.columns)
     tasks, width = i64(spec.n // (form.band * tiling.bands)), i64(form.band * tiling.bands)
     share, span, flip = i64(form.lanes // form.columns), i64(form.span), MAPS[spec.layout].flip
@@ -290,7 +199,9 @@ def _rows_along(spec: Int4Mm, form: Form, tiling: Tiling) -> Any:
                 for g in T.serial(G):
                     with T.sblock("group"):
                         vg = T.axis.reduce(G, g)
-                        T.reads(A[vt, 0:steps, 0:R, 0:slots, 0 : L * H], packed[ve, 0 : K * N // two])
+                        T.reads(
+                            A[vt, 0:steps, 0:R, 0:slots, 0 : L * H], packed[ve, 0 : K * N // two]
+                        )
                         T.writes(total[0:bands, 0:inner, 0:R, 0:L])
                         partial = T.sblock_alloc_buffer((bands, inner, R, L), "float32")
                         for s, b, n, i, j, h, c in T.grid(deep, bands, inner, R, L, H, slots):
@@ -305,9 +216,7 @@ def _rows_along(spec: Int4Mm, form: Form, tiling: Tiling) -> Any:
                                 ) * code_value(
                                     packed[
                                         ve,
-                                        (
-                                            ((vb * bands + vx) * steps + vg * deep + vs) * inner + vn
-                                        )
+                                        (((vb * bands + vx) * steps + vg * deep + vs) * inner + vn)
                                         * (L * four)
                                         + vj * four
                                         + vh * half_bytes
@@ -405,17 +314,15 @@ def _one_by_one(spec: Int4Mm) -> Any:
     return step
 
 
-def int4_mm(
-    spec: Int4Mm, form: Form | None, tiling: Tiling, rows: int | None = None
-) -> PrimFunc:
+def int4_mm(spec: Int4Mm, form: Form | None, tiling: Tiling, rows: int | None = None) -> PrimFunc:
     """Return the kernel with the parameters of ``spec.params()``, of a layout of `MAPS`.
 
     ``form``: vectors of the weight, or None: code by code.  ``rows`` None: any number of rows.
     """
     E, N, K, G, one = i64(spec.matrices), i64(spec.n), i64(spec.k), i64(spec.groups), i64(1)
     R, size = i64(tiling.rows), i64(spec.k * spec.n // 2)
-    ranges, prepare = _ranges(spec), _prepare_rows(spec)
-    group_sums = _group_sums(spec, form is not None)
+    find_ranges, prepare = ranges(spec), prepare_rows(spec)
+    add_up = group_sums(spec, form is not None)
     if form is None:
         step = _one_by_one(spec)
     else:
@@ -439,7 +346,7 @@ def int4_mm(
         out = T.match_buffer(out_handle, (rows, N), spec.out_dtype)
         start = T.sblock_alloc_buffer((E,), "int64")
         count = T.sblock_alloc_buffer((E,), "int64")
-        ranges(offsets, start, count, rows)
+        find_ranges(offsets, start, count, rows)
         for e in range(E):
             with T.sblock("expert"):
                 ve = T.axis.spatial(E, e)
@@ -462,10 +369,8 @@ def int4_mm(
                             P = T.sblock_alloc_buffer((most * R, K), "float32")
                             Q = T.sblock_alloc_buffer((most * R, K), "float32")
                             codes = T.sblock_alloc_buffer((most * R, K), "int32")
-                            prepare(
-                                x, pre_quant_scale, X, P, Q, codes, mine, before, ve, tiles * R
-                            )
-                            group_sums(X, sums, tiles * R)
+                            prepare(x, pre_quant_scale, X, P, Q, codes, mine, before, ve, tiles * R)
+                            add_up(X, sums, tiles * R)
                             step(
                                 X, packed, scale, zero, alpha, bias, out, sums,
                                 ve, before, mine, tiles, most,

@@ -1,4 +1,4 @@
-"""INT4 weights dequantised: out[e, k, n] = round(q * scale[e, g, n] + zero[e, g, n]), g = k // group.
+"""INT4 weights dequantised: out[e, k, n] = round(q * scale[e, k // group, n] + zero[..]).
 
 q is the code that the layout's index map finds for (e, k, n), see `blockscale.tir.int4`; a zero
 that is a point gives (q + (8 - zero)) * scale.  All is float32 until the one rounding.

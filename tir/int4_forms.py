@@ -1,7 +1,7 @@
-"""How vectors of words lie in an INT4 weight: what its index map says of 32-bit words side by side.
+"""How vectors of words lie in an INT4 weight: what its index map says of words side by side.
 
-A word has eight codes, a vector ``lanes`` words.  Either a word's codes are eight columns of a row k
-(``along`` "n": the plain layout), or eight rows of a column ("k": all others).
+A word, 32 bits, has eight codes, a vector ``lanes`` words.  Either a word's codes are eight columns
+of a row k (``along`` "n": the plain layout), or eight rows of a column ("k": all others).
 """
 
 from __future__ import annotations

@@ -85,8 +85,8 @@ def _prepare_source(name: str, spec: Int4Mm) -> str:
     threads = moe_small.SORT_THREADS
     return (
         f'extern "C" __global__ void __launch_bounds__({threads}) {name}({listed}) {{\n'
-        "  BsInt4Prepare p = {offsets, {blocks, count, tokens}, x, scale, to, experts, rows, cols,\n"
-        "                     pitch, scales};\n"
+        "  BsInt4Prepare p = {offsets, {blocks, count, tokens}, x, scale, to, experts, rows,\n"
+        "                     cols, pitch, scales};\n"
         f"  bs_int4_prepare<{kind}, {options}>(p);\n}}\n"
     )
 

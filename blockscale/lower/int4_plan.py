@@ -7,6 +7,7 @@ the rows.  One weight meets all rows: there `chosen` weighs how many tiles the S
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from blockscale.lower.moe_plan import MMA_TOKENS, SMEM_BYTES, WGMMA_TOKENS, MoePlan
 from blockscale.lower.moe_sizes import MoeGemm
@@ -99,7 +100,7 @@ def plans(spec: Int4Mm, arch: str) -> list[tuple[int | None, Int4Plan]]:
 
 def _merged(found: list[tuple[int | None, Int4Plan]]) -> list[tuple[int | None, Int4Plan]]:
     """Leave out what its successor equals."""
-    kept = [pair for pair, after in zip(found, found[1:], strict=False) if pair[1] != after[1]]
+    kept = [pair for pair, after in pairwise(found) if pair[1] != after[1]]
     return [*kept, found[-1]]
 
 
@@ -117,7 +118,7 @@ def _grouped(spec: Int4Mm, rows: int, arch: str) -> Int4Plan:
 def chosen(spec: Int4Mm, rows: int, arch: str) -> Int4Plan:
     """Return the kernel of one weight for ``rows`` rows of x.
 
-    Up to 64: mma.sync, the highest tiles that fill the SMs.  More: wgmma, the tile of least `_cost`.
+    Up to 64: mma.sync, the highest tiles that fill the SMs.  More: wgmma, least `_cost`.
     """
     room = ROOM[arch]
     if rows <= MMA_TOKENS[-1] or not room.wgmma:

@@ -107,7 +107,7 @@ class MoePlan:
 
     @property
     def zero_kind(self) -> int:
-        """0: none, 1: points that are subtracted from codes, 2: terms that are added to products."""
+        """0: none, 1: points subtracted from codes, 2: terms added to products."""
         return int(self.zeros)
 
     @property

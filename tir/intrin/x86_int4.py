@@ -41,7 +41,9 @@ def _float_values(words: PrimExpr, slot: int, flip: int, lookup: bool) -> PrimEx
             "float32x16", "llvm.x86.avx512.permvar.sf.512", table, shifted
         )
     if flip:
-        code = (words >> formats.const(4 * slot, words, "int32")) & formats.const(15, words, "int32")
+        code = (words >> formats.const(4 * slot, words, "int32")) & formats.const(
+            15, words, "int32"
+        )
         return formats.cast(code - formats.const(8, words, "int32"), "float32")
     up = words << formats.const(28 - 4 * slot, words, "int32")
     return formats.cast(up >> formats.const(28, words, "int32"), "float32")
@@ -52,9 +54,7 @@ def _bf16_values(halves: PrimExpr, slot: int, flip: int) -> PrimExpr:
     bits = (np.array(NUMBERS[flip] * 2, np.float32).view(np.uint32) >> 16).tolist()
     table = vector([tirx.const(int(b), "uint16") for b in bits])
     shifted = halves >> formats.const(4 * slot, halves, "uint16") if slot else halves
-    return tirx.call_llvm_pure_intrin(
-        "uint16x32", "llvm.x86.avx512.permvar.hi.512", table, shifted
-    )
+    return tirx.call_llvm_pure_intrin("uint16x32", "llvm.x86.avx512.permvar.hi.512", table, shifted)
 
 
 def _looks_up(level: str, lanes: int) -> bool:
@@ -226,8 +226,10 @@ def dot_rows(level: str, lanes: int, flip: int, rows: int, compute: str, ahead: 
         T.evaluate(prefetch(P, ahead))
         emit(A, P, C)
 
-    plain = (each_row if rows == 1 else every) if pairs else (
-        each_row_float if rows == 1 else every_float
+    plain = (
+        (each_row if rows == 1 else every)
+        if pairs
+        else (each_row_float if rows == 1 else every_float)
     )
     name = f"int4_dot_{level}_{lanes}_flip{flip}_r{rows}_{compute}_{ahead}"
     return register(name, func(plain), func(vectors))
