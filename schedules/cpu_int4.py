@@ -103,7 +103,8 @@ def _columns(
     if tiling.pair == 2:
         sch.tensorize(p, x86_int4.decode_column_pairs(spec.n // 2, flip))
     else:
-        sch.tensorize(j, x86_int4.decode_columns(x86.WIDTHS[level].level, form.lanes, flip))
+        width = x86.WIDTHS[level].level
+        sch.tensorize(j, x86_int4.decode_columns(width, form.lanes, flip, spec.n // 2))
     matmul, scale = sch.get_sblock("matmul"), sch.get_sblock("scale")
     sch.vectorize(last_loops(sch, scale, 1)[0])
     i, c, k, j, p = last_loops(sch, matmul, 5)

@@ -5,9 +5,9 @@
 
 q, -8 to 7, is the code that the layout's index map (`int4_forms.MAPS`) finds for (e, k, n).
 x' is x * pre_quant_scale[e], rounded to the dtype of x, then for "a8" to E4M3 (saturating, NaN
-stays NaN).  Everything else is float32: numbers q are exact, the products of a group are added up and
-then multiplied by the scale, so that x' meets no rounded weight; the zero is multiplied by the sum
-of the group's x'.  Offsets that fall or lie outside of x are taken as the nearest that do not; rows
+stays NaN).  Everything else is float32: numbers q are exact, the products of a group are added up
+and then multiplied by the scale, so that x' meets no rounded weight; the zero is multiplied by the
+sum of the group's x'.  Offsets that fall or lie outside of x are taken as the nearest that do not; rows
 of no expert are not written.
 
 ``int4_mm`` reads vectors of words in the order of memory and lays the rows of x out to match;
@@ -153,7 +153,7 @@ def _columns_along(spec: Int4Mm, form: Form, tiling: Tiling) -> Any:
                 for t, i, j, c in T.grid(tiles, R, L, word):
                     with T.sblock("finish"):
                         vt, vi, vj, vc = T.axis.remap("SSSS", [t, i, j, c])
-                        if vt * R + vi < mine:
+                        if mine > vt * R + vi:
                             out[before + vt * R + vi, vb * width + vj * word + vc] = (
                                 formats.round_to(
                                     spec.out_dtype,
@@ -251,7 +251,7 @@ def _rows_along(spec: Int4Mm, form: Form, tiling: Tiling) -> Any:
                 for i, b, n, c in T.grid(R, bands, inner, cols):
                     with T.sblock("finish"):
                         vi, vx, vn, vc = T.axis.remap("SSSS", [i, b, n, c])
-                        if vt * R + vi < mine:
+                        if mine > vt * R + vi:
                             out[
                                 before + vt * R + vi,
                                 ((vb * bands + vx) * inner + vn) * cols + vc,

@@ -108,7 +108,7 @@ int blockscale_int4(const BsCall *call, const BsInt4 *mm, TVMFFIAny *args) {
     }
   }
   int64_t needed = divide(&p, workspace->data);
-  if (workspace->shape[0] < needed) {
+  if (needed > workspace->shape[0]) {
     return blockscale_raise("ValueError",
                             "%s: workspace has %lld bytes, but %lld are needed for %lld rows; allocate what the spec's "
                             "workspace_bytes tells",

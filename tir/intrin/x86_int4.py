@@ -28,6 +28,9 @@ from blockscale.tir.linear import from_operand, to_operand
 NUMBERS = {8: tuple(range(-8, 8)), 0: (*range(8), *range(-8, 0))}
 """Numbers of codes 0 to 15, by the flip of the layout."""
 
+ROWS_AHEAD = 32
+"""How many rows further on memory is asked for where a row's vectors lie far apart."""
+
 SIXTEEN = 16
 """Lanes of the vectors that are looked up; others are computed."""
 
@@ -62,8 +65,11 @@ def _looks_up(level: str, lanes: int) -> bool:
 
 
 @cache
-def decode_columns(level: str, lanes: int, flip: int) -> str:
-    """Register and name: ``W[c, j]``, float32 of code c of word j of a vector."""
+def decode_columns(level: str, lanes: int, flip: int, row_bytes: int) -> str:
+    """Register and name: ``W[c, j]``, float32 of code c of word j of a vector.
+
+    What lies `ROWS_AHEAD` rows of ``row_bytes`` further on is requested from memory.
+    """
     L, size, bytes_, four, two = i64(lanes), i64(WORD), i64(4 * lanes), i64(4), i64(2)
 
     @T.prim_func(s_tir=True)
@@ -79,6 +85,7 @@ def decode_columns(level: str, lanes: int, flip: int) -> str:
                     W[vc, vj] = code_value(P[vj * four + vc // two], vc, flip)
 
     def emit(P: PrimExpr, W: PrimExpr) -> None:
+        ir_builder.evaluate(prefetch(P, ROWS_AHEAD * row_bytes))
         words = tirx.reinterpret(f"int32x{lanes}", P.vload([i64(0)], f"uint8x{4 * lanes}"))
         for c in range(WORD):
             value = _float_values(words, c, flip, _looks_up(level, lanes))
@@ -93,7 +100,7 @@ def decode_columns(level: str, lanes: int, flip: int) -> str:
             T.writes(W[0:size, 0:L])
             emit(P, W)
 
-    return register(f"int4_columns_{level}_{lanes}_flip{flip}", desc, impl)
+    return register(f"int4_columns_{level}_{lanes}_{row_bytes}_flip{flip}", desc, impl)
 
 
 @cache
@@ -121,6 +128,8 @@ def decode_column_pairs(row_bytes: int, flip: int) -> str:
                     )
 
     def emit(P: PrimExpr, W: PrimExpr) -> None:
+        for p in range(2):
+            ir_builder.evaluate(prefetch(P, (ROWS_AHEAD + p) * row_bytes))
         rows = [
             tirx.reinterpret("uint32x16", P.vload([i64(p * row_bytes)], "uint8x64"))
             for p in range(2)
