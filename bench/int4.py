@@ -80,9 +80,9 @@ def weight_of(case: Case, seed: int) -> tuple[Any, torch.Tensor]:
     pre = None
     if case.pre:
         pre = (torch.rand(case.k, generator=made, device="cuda") + 0.5).to(case.dtype)
-    parts = packed.to(torch.uint8), scale.to(case.dtype), zero
+    parts: list[Any] = [packed.to(torch.uint8), scale.to(case.dtype), zero]
     if not case.experts:
-        parts = tuple(part if part is None else part[0] for part in parts)
+        parts = [part if part is None else part[0] for part in parts]
     values = bs.int4.dequantize(*parts, group_size=case.group, dtype=torch.float32)
     weight = bs.int4.prepare(
         *parts,

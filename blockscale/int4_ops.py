@@ -318,7 +318,14 @@ def _int4_op(
     dtype = None if scale_dtype is None else getattr(torch, scale_dtype)
     weight = Int4Weight(
         *(packed, scale, zero, order, pre_quant_scale, alpha, bias),
-        *(n, k, group, experts, layout, zeros, activation, dtype),
+        n=n,
+        k=k,
+        group=group,
+        experts=experts,
+        layout=layout,
+        zeros=zeros,
+        activation=activation,
+        dtype=dtype,
     )
     where = GROUPED if experts else LINEAR
     if checks.has_data():

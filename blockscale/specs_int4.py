@@ -255,7 +255,9 @@ def _int4_mm(**found: str | None) -> Int4Mm:
     """Return the spec of a name's parts."""
     dtype = SUFFIX_DTYPE[found["dtype"] or ""]
     return Int4Mm(
-        *(int(found[part] or 0) for part in ("n", "k", "group")),
+        int(found["n"] or 0),
+        int(found["k"] or 0),
+        int(found["group"] or 0),
         dtype,
         SUFFIX_DTYPE[found["to"]] if found["to"] else dtype,
         int(found["experts"] or 0),

@@ -120,7 +120,8 @@ def _pieces(layout: IndexMap, k: int, n: int) -> list[Piece] | None:
 
 def _cut(pieces: list[Piece], count: int) -> tuple[list[Piece], list[Piece]] | None:
     """Take the ``count`` innermost elements off; None if no digits make them up."""
-    rest, taken = list(pieces), []
+    rest = list(pieces)
+    taken: list[Piece] = []
     while count > 1:
         if not rest:
             return None
