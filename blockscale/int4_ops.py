@@ -278,7 +278,7 @@ def _spec(x: Tensor, weight: Int4Weight, to: torch.dtype) -> Int4Mm:
 def _check_offsets(where: str, offsets: Tensor, rows: int) -> None:
     """ValueError unless the ranges are in order and in x."""
     ends = offsets.tolist()
-    if not 0 <= ends[0] or ends[-1] > rows or any(end < start for start, end in pairwise(ends)):
+    if ends[-1] > rows or ends[0] < 0 or any(end < start for start, end in pairwise(ends)):
         raise ValueError(
             f"{where}: offsets is {brief(ends)}, but must rise from 0 or more to at most {rows}, "
             "the rows of x; pass the first row of each expert and the end of the last"

@@ -7,11 +7,11 @@ q, -8 to 7, is the code that the layout's index map (`int4_forms.MAPS`) finds fo
 x' is x * pre_quant_scale[e], rounded to the dtype of x, then for "a8" to E4M3 (saturating, NaN
 stays NaN).  Everything else is float32: numbers q are exact, the products of a group are added up
 and then multiplied by the scale, so that x' meets no rounded weight; the zero is multiplied by the
-sum of the group's x'.  Offsets that fall or lie outside of x are taken as the nearest that do not; rows
-of no expert are not written.
+sum of the group's x'.  Offsets that fall or lie outside of x are taken as the nearest that do not;
+rows of no expert are not written.
 
-``int4_mm`` reads vectors of words in the order of memory and lays the rows of x out to match;
-``int4_mm_any`` looks every code up, for sizes of which no vectors can be made.
+Vectors of words are read in the order of memory, and the rows of x laid out to match; where sizes
+make no vectors, every code is looked up.
 """
 
 from __future__ import annotations
