@@ -503,12 +503,11 @@ def emulated(tmp_path, monkeypatch, weight, layout, dtype, m, shape, ends=None, 
     guarded = torch.full((size + 256,), 0xFF, dtype=torch.uint8)
     offsets = () if ends is None else (torch.tensor(ends, dtype=torch.int32),)
     pre = () if made.pre_quant_scale is None else (made.pre_quant_scale,)
+    inputs = (x, *offsets, made.packed, made.scale, *pre, made.alpha, made.bias, out)
+    with pytest.raises(ValueError, match=rf"workspace has {size - 1} bytes, but {size} are needed"):
+        emulator.run_module(library, spec.name, *inputs, guarded[: size - 1], target="sm_90a")
     run = emulator.run_module(
-        library,
-        spec.name,
-        *(x, *offsets, made.packed, made.scale, *pre, made.alpha, made.bias, out, guarded[:size]),
-        target="sm_90a",
-        multiprocessors=3,
+        library, spec.name, *inputs, guarded[:size], target="sm_90a", multiprocessors=3
     )
     run.check()
     for report in run.reports:  # tiles multiply rows that they lack, and store none
@@ -536,7 +535,7 @@ def test_emulated_dense(tmp_path, monkeypatch, layout, group, dtype, zero, shape
     n = 64 if layout.startswith("int4") else 70
     weight = Weight(256, n, group, zero=zero, dtype=dtype)
     more = {"alpha": 0.5, "bias": torch.linspace(-2, 2, n)}
-    m = 11 if shape == MMA else 40
+    m = 11 if shape == MMA else 70  # two tiles of 40 and 30 rows
     x, out, kernels = emulated(tmp_path, monkeypatch, weight, layout, dtype, m, shape, **more)
     want = weight.reference(x.double().numpy(), 0, 0.5, more["bias"].double().numpy())
     judge(out, want, ROUNDED[dtype])
