@@ -23,9 +23,9 @@ from tvm.tirx.buffer import BufferType
 from blockscale import catalog_cpu, catalog_gpu, catalog_moe
 from blockscale.catalog_bucket import Bucket
 from blockscale.catalog_moe import MoeWorkload
-from blockscale.lower import cuda, gemm, moe
+from blockscale.lower import cuda, gemm, int4, int4_plan, moe
 from blockscale.schedules._steps import preferred, sampled, unshared
-from blockscale.specs import FusedMoe, MoeRoute, Spec
+from blockscale.specs import FusedMoe, Int4Mm, MoeRoute, Spec
 from blockscale.targets import is_gpu
 
 
@@ -155,6 +155,9 @@ def cuda_source(spec: Spec, arch: str, traces: Mapping[str, Trace | None]) -> cu
         return moe.sources(catalog_moe.buckets(spec, arch, traces), spec, arch)
     if isinstance(spec, MoeRoute):
         return moe.route_sources(spec, arch)
+    if isinstance(spec, Int4Mm):
+        int4.check_target(spec, arch)
+        return int4.sources(int4_plan.plans(spec, arch), spec, arch)
     return cuda.sources(exported(spec, arch, traces)[spec.name], spec.name, arch)
 
 

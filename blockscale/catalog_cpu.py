@@ -17,6 +17,7 @@ from blockscale.schedules import (
     cpu_elementwise,
     cpu_fused,
     cpu_gemm,
+    cpu_int4,
     cpu_moe,
     cpu_relayout,
 )
@@ -28,6 +29,8 @@ from blockscale.specs import (
     EdgeUp,
     FusedMoe,
     GroupedMmFp4,
+    Int4Dequantize,
+    Int4Mm,
     Linear,
     MmFp4,
     MoeRoute,
@@ -39,12 +42,15 @@ from blockscale.specs import (
     Swizzle,
     Unswizzle,
 )
+from blockscale.specs_int4 import TILES
 from blockscale.tir.act_quantize import act_quantize
 from blockscale.tir.block_grid import BlockGrid
 from blockscale.tir.dequantize import dequantize
 from blockscale.tir.edgellm import edge_down, edge_up
 from blockscale.tir.gemm import gemm
 from blockscale.tir.grouped_gemm import grouped_gemm
+from blockscale.tir.int4 import int4_mm
+from blockscale.tir.int4_dequantize import int4_dequantize
 from blockscale.tir.linear import linear
 from blockscale.tir.moe import ROW_TILES, fused_moe
 from blockscale.tir.moe_route import moe_route
@@ -106,6 +112,8 @@ def buckets(spec: Spec) -> tuple[Bucket, ...]:
         return grouped_buckets(spec)
     if isinstance(spec, FusedMoe):
         return moe_buckets(spec)
+    if isinstance(spec, Int4Mm):
+        return int4_buckets(spec)
     return BLOCK_BUCKETS if isinstance(spec, Quantize | Dequantize) else COPY_BUCKETS
 
 
@@ -126,6 +134,16 @@ def moe_buckets(spec: FusedMoe) -> tuple[Bucket, ...]:
     one, two = ROW_TILES
     few = max(1, spec.experts // (2 * spec.top_k))
     return (Bucket(1, few, one), Bucket(16 * few, None, two))
+
+
+INT4_ROWS = ((1, 1, 1), (8, 8, 4), (128, None, 8))
+"""Rows of a weight, on average: tuned at, used up to, in tiles of."""
+
+
+def int4_buckets(spec: Int4Mm) -> tuple[Bucket, ...]:
+    """One row, a few, more: of each weight."""
+    e = spec.matrices
+    return tuple(Bucket(rows * e, most and most * e, tile) for rows, most, tile in INT4_ROWS)
 
 
 def _compute(spec: Linear, bucket: Bucket, level: str) -> str:
@@ -166,6 +184,10 @@ def module(spec: Spec, bucket: Bucket, level: str, static: bool) -> tvm.IRModule
         func = moe_route(spec, rows if static else None)
     elif isinstance(spec, EdgeUp | EdgeDown):
         func = edge_up(spec) if isinstance(spec, EdgeUp) else edge_down(spec)
+    elif isinstance(spec, Int4Dequantize):
+        func = int4_dequantize(spec, 1 if static else None)
+    elif isinstance(spec, Int4Mm):
+        func = _int4(spec, bucket.tile, level, rows if static else None)
     else:
         raise TypeError(
             f"catalog: {type(spec).__name__} has no TensorIR; add its op to catalog_cpu.py"
@@ -196,6 +218,17 @@ def _moe(spec: FusedMoe, tile: int, level: str, rows: int | None) -> PrimFunc:
             "FusedMoe(layout='linear') for a CPU"
         )
     return fused_moe(spec, tile, cpu_moe.lanes(spec, level), rows)
+
+
+def _int4(spec: Int4Mm, tile: int, level: str, rows: int | None) -> PrimFunc:
+    """Return the unscheduled product, for ``rows`` rows or for any number of them."""
+    if spec.layout == TILES:
+        raise TypeError(
+            f"catalog: {spec.name} has a weight in layout {TILES}, that of CUDA kernels; take "
+            "Int4Mm(layout='plain') for a CPU"
+        )
+    tiling = cpu_int4.tiling(spec, level, tile)
+    return int4_mm(spec, cpu_int4.form(spec, level), tiling, rows)
 
 
 def _tuned_cols(spec: Spec, bucket: Bucket) -> int:
@@ -237,6 +270,10 @@ def sketches(spec: Spec, bucket: Bucket, level: str) -> list[Sketch]:
         return cpu_moe.route_sketches()
     if isinstance(spec, EdgeUp | EdgeDown):
         return cpu_edgellm.sketches(spec, level)
+    if isinstance(spec, Int4Dequantize):
+        return cpu_int4.dequantize_sketches()
+    if isinstance(spec, Int4Mm):
+        return cpu_int4.int4_sketches(spec, level, bucket.tile)
     return cpu_elementwise.swizzle_sketches()
 
 

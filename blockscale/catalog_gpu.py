@@ -27,6 +27,7 @@ from blockscale.specs import (
     EdgeUp,
     FusedMoe,
     GroupedMmFp4,
+    Int4Mm,
     MmFp4,
     MoeRoute,
     NormQuantize,
@@ -109,8 +110,8 @@ def buckets(spec: Spec) -> tuple[Bucket, ...]:
         return ACT_BUCKETS
     if isinstance(spec, MmFp4):
         return GEMM_BUCKETS
-    if isinstance(spec, MoeRoute):
-        return ()  # nothing to choose
+    if isinstance(spec, MoeRoute | Int4Mm):
+        return ()  # nothing to choose; `lower.int4_plan` has chosen
     if isinstance(spec, GroupedMmFp4):
         *most, last = (rows * spec.experts for rows in GROUPED_ROWS)
         return (*(Bucket(rows, 2 * rows) for rows in most), Bucket(last, None))
@@ -170,7 +171,7 @@ def alignments(spec: Spec) -> dict[str, int]:
     """Bytes of which the address of a parameter must be a multiple, where more than usual."""
     if isinstance(spec, MmFp4 | GroupedMmFp4) and spreads_codes(spec.fmt, spec.k):
         return {"b": SPREAD_ALIGNMENT}
-    return {"workspace": WORKSPACE_ALIGNMENT} if isinstance(spec, FusedMoe) else {}
+    return {"workspace": WORKSPACE_ALIGNMENT} if isinstance(spec, FusedMoe | Int4Mm) else {}
 
 
 def _gemm_sizes(spec: MmFp4 | GroupedMmFp4) -> tuple[str, str, int, int, int]:

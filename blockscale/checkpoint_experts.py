@@ -232,6 +232,7 @@ def _order(group: Group, up: Weight, facts: Facts) -> str:
 
 
 def biases_of(group: Group, gated: bool, facts: Facts) -> Pair:
+    """Return the biases of gate and up rows and of down rows; None where there is none."""
     made = {role: _bias(group, role, stored, facts) for role, stored in group.biases.items()}
     up = made.get("gate_up")
     if up is None:

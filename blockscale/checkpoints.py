@@ -149,6 +149,7 @@ class Checkpoint:
         return self._modules
 
     def group(self, name: str) -> Group | None:
+        """Return the entries of the experts of module ``name``; None: it has none."""
         from blockscale.checkpoint_modules import candidates
 
         if not isinstance(name, str):

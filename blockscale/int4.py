@@ -10,19 +10,25 @@ from blockscale.int4_layout import (
     preprocess_weights,
     unprocess_weights,
 )
+from blockscale.int4_ops import grouped_mm, linear
 from blockscale.int4_values import (
     dequantize,
     interleave_scales,
     uninterleave_scales,
     zeros_of_points,
 )
+from blockscale.int4_weight import Int4Weight, prepare
 
 __all__ = [
     "ARCHITECTURES",
+    "Int4Weight",
     "WeightLayout",
     "dequantize",
+    "grouped_mm",
     "interleave_scales",
     "layout_of",
+    "linear",
+    "prepare",
     "preprocess_weights",
     "uninterleave_scales",
     "unprocess_weights",

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import torch
 
-from blockscale import checks
-from blockscale.int4_layout import check_bits, check_sm, layout_of, restore, weight_bytes
+from blockscale import checks, jit
+from blockscale.int4_layout import (
+    WeightLayout,
+    check_bits,
+    check_sm,
+    layout_of,
+    restore,
+    weight_bytes,
+)
 from blockscale.relayout_call import relayout
+from blockscale.specs_int4 import Int4Dequantize
 
 Tensor = torch.Tensor
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 """Dtypes of zero points."""
+
+TILE_A16 = 64
+"""Rows of a tile of the layout for 16-bit activations."""
 
 SLAB_VALUES = 2**15
 """Values that a CPU dequantises at a time, as float32 in between: see `int4_layout.SLAB_BYTES`."""
@@ -162,6 +173,9 @@ def dequantize(
     if zero is not None:
         zeros = _per_group(where, "zero", zero, checks.ACTIVATIONS + INTEGERS, packed, scales.shape)
     out = torch.empty((e, k, n), dtype=dtype, device=packed.device)
+    if bits == 4 and n % 2 == 0 and packed.device.type == "cpu":
+        _on_cpu(codes, scales, zeros, group_size, form, out)
+        return out.view(*packed.shape[:-1], n)
     plain = torch.empty_like(codes[0]) if form is not None else None
     for i in range(e):
         expert = codes[i]
@@ -172,6 +186,33 @@ def dequantize(
             expert, scales[i], None if zeros is None else zeros[i], group_size, bits, out[i]
         )
     return out.view(*packed.shape[:-1], n)
+
+
+def _on_cpu(
+    codes: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    group: int,
+    form: WeightLayout | None,
+    out: Tensor,
+) -> None:
+    """Write the values of int4 codes by `blockscale.tir.int4_dequantize`."""
+    e, k, n = out.shape
+    spec = Int4Dequantize(
+        *(n, k, group, checks.dtype_name(out.dtype)),
+        "plain" if form is None else layout_name(form),
+        "none" if zeros is None else "term" if zeros.is_floating_point() else "point",
+    )
+    more = () if zeros is None else (zeros.detach().float(),)
+    jit.function(spec)(codes.contiguous().view(e, -1), scales.detach().float(), *more, out)
+
+
+def layout_name(form: WeightLayout) -> str:
+    """Return the name of the index map (`blockscale.tir.layouts`) of a layout of 4-bit codes."""
+    if form.order is None:
+        return "int4_transposed"
+    kind = "a16" if form.tile == TILE_A16 else "a8"
+    return f"int4_{kind}{'' if form.columns > 1 else '_columns'}"
 
 
 def _dequantize(

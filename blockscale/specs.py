@@ -31,6 +31,7 @@ from blockscale.spec_base import (
 from blockscale.specs_edgellm import EdgeDown, EdgeUp, register_edgellm
 from blockscale.specs_fused import ActQuantize, NormQuantize, register_fused
 from blockscale.specs_gemm import GEMM_FORMATS, GroupedMmFp4, MmFp4, register_gemm
+from blockscale.specs_int4 import Int4Dequantize, Int4Mm, register_int4
 from blockscale.specs_layout import Relayout, register_layout
 from blockscale.specs_moe import FusedMoe, MoeRoute, register_moe
 
@@ -47,6 +48,8 @@ __all__ = [
     "EdgeUp",
     "FusedMoe",
     "GroupedMmFp4",
+    "Int4Dequantize",
+    "Int4Mm",
     "Layout",
     "Linear",
     "MmFp4",
@@ -323,3 +326,4 @@ register_gemm()
 register_moe()
 register_edgellm()
 register_layout()
+register_int4()

@@ -58,3 +58,35 @@ def dequantize(packed, scale, zero, group, bits=4):
     at = np.arange(q.shape[1]) // group
     value = q * scale.astype(np.float64)[:, at]
     return value if zero is None else value + zero.astype(np.float64)[:, at]
+
+
+# ---- Products (specification, sections 4, 6, 7) --------------------------------------------------
+
+
+def e4m3_values():
+    """Return every finite value of E4M3, ascending."""
+    steps = [m / 8 * 2.0**-6 for m in range(8)]
+    steps += [(1 + m / 8) * 2.0 ** (e - 7) for e in range(1, 16) for m in range(8)]
+    finite = np.array(steps[:-1])  # the last code is NaN
+    return np.concatenate([-finite[:0:-1], finite])
+
+
+def to_e4m3(x):
+    """Return the nearest value of E4M3, ties to the even mantissa, saturating at 448."""
+    known = e4m3_values()
+    x = np.clip(np.asarray(x, np.float64), -448, 448)
+    above = np.clip(np.searchsorted(known, x), 1, len(known) - 1)
+    low, high = known[above - 1], known[above]
+    zero = len(known) // 2
+    even = (np.abs(above - zero) % 2) == 0  # codes of a sign count up from zero
+    take_high = (high - x < x - low) | ((high - x == x - low) & even)
+    return np.where(x == low, low, np.where(take_high, high, low))
+
+
+def product(x, q, scale, zero, group, alpha=1.0, bias=0.0):
+    """Return alpha * x @ (q * scale + zero) + bias in float64; all of one expert, [K, N]."""
+    at = np.arange(len(q)) // group
+    w = q * scale.astype(np.float64)[at]
+    if zero is not None:
+        w = w + zero.astype(np.float64)[at]
+    return alpha * (x.astype(np.float64) @ w) + bias

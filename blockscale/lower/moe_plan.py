@@ -106,6 +106,21 @@ class MoePlan:
         return self.activation not in ("none", "relu2")
 
     @property
+    def zero_kind(self) -> int:
+        """0: none, 1: points subtracted from codes, 2: terms added to products."""
+        return int(self.zeros)
+
+    @property
+    def direct(self) -> bool:
+        """Whether rows of x and of out are sorted as they are: no GEMM of an MoE layer."""
+        return False
+
+    @property
+    def one(self) -> bool:
+        """Whether there is one expert, which needs no table."""
+        return False
+
+    @property
     def warps_m(self) -> int:
         """Warps along the rows: 16 rows each (mma: 16 * `tiles_m`)."""
         return self.rows // (WARP_ROWS * self.tiles_m)

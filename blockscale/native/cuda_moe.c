@@ -12,50 +12,7 @@
  */
 #include "cuda_gemm.h"
 #include "cuda_moe.h"
-
-static int64_t up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
-
-static int64_t ceil_div(int64_t value, int64_t by) { return (value + by - 1) / by; }
-
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
-static const DLTensor *tensor(const TVMFFIAny *args, int i) { return args[i].v_ptr; }
-
-/* ---- Arguments of kernels -------------------------------------------------------------------- */
-
-typedef struct {
-  TVMFFIAny values[32];
-  int32_t count;
-} Values;
-
-static void add_pointer(Values *v, const void *value) {
-  v->values[v->count++] = (TVMFFIAny){.type_index = kTVMFFIOpaquePtr, .v_ptr = (void *)value};
-}
-
-static void add_integer(Values *v, int64_t value) {
-  v->values[v->count++] = (TVMFFIAny){.type_index = kTVMFFIInt, .v_int64 = value};
-}
-
-static void add_tensor(Values *v, const TVMFFIAny *args, int param) {
-  add_pointer(v, param < 0 ? NULL : tensor(args, param)->data);
-}
-
-/* Adds the sizes of a launch and does it. */
-static int launch(const BsCall *call, TVMFFIObjectHandle kernel, Values *v, int64_t grid, int64_t threads) {
-  TVMFFIAny result = {.type_index = kTVMFFINone};
-  add_integer(v, grid);
-  add_integer(v, threads);
-  return blockscale_launch(call, kernel, v->values, v->count, &result);
-}
-
-static int launch_shared(const BsCall *call, TVMFFIObjectHandle kernel, Values *v, int64_t grid, int64_t threads,
-                         int64_t shared) {
-  TVMFFIAny result = {.type_index = kTVMFFINone};
-  add_integer(v, grid);
-  add_integer(v, threads);
-  add_integer(v, shared);
-  return blockscale_launch(call, kernel, v->values, v->count, &result);
-}
+#include "cuda_values.h"
 
 /* ---- A pass over at most BS_MOE_CHUNK tokens --------------------------------------------------- */
 
@@ -133,16 +90,6 @@ static int64_t most_blocks(const Pass *p, int64_t tokens) {
   return (p->slots + used * (tokens - 1)) / tokens;
 }
 
-/* Shared memory of a CTA of which an SM is to hold `each`: a kernel that begins while its predecessor's CTAs
- * end would else fill the first free SMs with as many as they hold, and others would have none. */
-static int64_t spread(const BsMoe *moe, int64_t shared, int64_t each) {
-  enum { FOR_SYSTEM = 1024, STEP = 128 }; /* of each CTA; of allocations */
-  if (each < 1) return shared;
-  int64_t too_much = moe->sm_shared / (each + 1) - FOR_SYSTEM + STEP; /* for each + 1 of them */
-  int64_t most = moe->sm_shared / each - FOR_SYSTEM;
-  return shared >= too_much || too_much > most ? shared : up(too_much, STEP);
-}
-
 static int gemm(const Pass *p, int second) {
   const BsMoe *moe = p->moe;
   const BsMoePlaces *at = &moe->at;
@@ -177,7 +124,7 @@ static int gemm(const Pass *p, int second) {
   int resident = blockscale_active_clusters(p->call, kernel, 1, g->threads, g->shared);
   if (resident < 0) return -1;
   int64_t each = least(ceil_div(tiles, p->call->device->multiprocessors), resident / p->call->device->multiprocessors);
-  return launch_shared(p->call, kernel, &v, least(tiles, resident), g->threads, spread(moe, g->shared, each));
+  return launch_shared(p->call, kernel, &v, least(tiles, resident), g->threads, spread(moe->sm_shared, g->shared, each));
 }
 
 static int requantize(const Pass *p) {

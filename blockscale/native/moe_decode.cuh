@@ -74,6 +74,7 @@ template <class P>
 struct BsDecode {
   static constexpr bool BF16 = P::BF16, INT4 = P::FORMAT == BS_MOE_INT4;
   static constexpr bool NVFP4 = P::FORMAT == BS_MOE_NVFP4;
+  static constexpr bool TERM = P::ZEROS == 2;  // zeros are added to (code - 8) * scale
   // What an accumulator is multiplied by.
   static constexpr float FACTOR = INT4 ? (BF16 && !P::ZEROS ? 2097152.f : 1.f)
                                   : BF16 ? 65536.f
@@ -132,7 +133,9 @@ struct BsDecode {
   BS_INLINE void with_zero(uint32_t pair, int row) {
     s[row] = bs_prmt(pair, 0x1010);
     uint32_t zero = bs_prmt(pair, 0x3232) ^ 0x80008000u;
-    if (BF16) {
+    if (TERM) {
+      c[row] = zero ^ 0x80008000u;
+    } else if (BF16) {
       c[row] = bs_add2<true>(zero, 0xC300C300u);  // -(128 + zero)
     } else {
       c[row] = bs_add2<false>(zero, 0xE400E400u);    // -(1024 + zero)
@@ -176,20 +179,23 @@ struct BsDecode {
     constexpr uint32_t LOW = 0x000F000Fu, HIGH = 0x00F000F0u;
     uint32_t v = w >> 8;
     if constexpr (BF16) {
-      constexpr uint32_t LEAD = 0x43004300u;
-      a[0] = bs_add2<true>(bs_and_or(w, LOW, LEAD), c[0]);
-      a[1] = bs_add2<true>(bs_and_or(w >> 4, LOW, LEAD), c[1]);
-      a[2] = bs_add2<true>(bs_and_or(v, LOW, LEAD), c[0]);
-      a[3] = bs_add2<true>(bs_and_or(w >> 12, LOW, LEAD), c[1]);
+      constexpr uint32_t LEAD = 0x43004300u, EIGHT = 0xC308C308u;  // 128, -(128 + 8)
+      uint32_t even = TERM ? EIGHT : c[0], odd = TERM ? EIGHT : c[1];
+      a[0] = bs_add2<true>(bs_and_or(w, LOW, LEAD), even);
+      a[1] = bs_add2<true>(bs_and_or(w >> 4, LOW, LEAD), odd);
+      a[2] = bs_add2<true>(bs_and_or(v, LOW, LEAD), even);
+      a[3] = bs_add2<true>(bs_and_or(w >> 12, LOW, LEAD), odd);
     } else {
       constexpr uint32_t LEAD = 0x64006400u, SIXTEENTH = 0x2C002C00u;
-      uint32_t low = P::ZEROS ? c[0] : 0xE408E408u, high = P::ZEROS ? c16[1] : 0xD480D480u;
+      constexpr bool POINT = P::ZEROS == 1;
+      uint32_t low = POINT ? c[0] : 0xE408E408u, high = POINT ? c16[1] : 0xD480D480u;
       a[0] = bs_add2<false>(bs_and_or(w, LOW, LEAD), low);
       a[1] = bs_fma2<false>(bs_and_or(w, HIGH, LEAD), SIXTEENTH, high);
       a[2] = bs_add2<false>(bs_and_or(v, LOW, LEAD), low);
       a[3] = bs_fma2<false>(bs_and_or(v, HIGH, LEAD), SIXTEENTH, high);
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) a[i] = bs_mul2<BF16>(a[i], s[i % 2]);
+    for (int i = 0; i < 4; ++i)
+      a[i] = TERM ? bs_fma2<BF16>(a[i], s[i % 2], c[i % 2]) : bs_mul2<BF16>(a[i], s[i % 2]);
   }
 };

@@ -8,6 +8,8 @@
 // 128 bytes, swizzled as wgmma and ldmatrix want.  They meet in a ring of STAGES stages, which runs
 // on from tile to tile.
 //
+// By themselves (lower/int4.py) tokens and rows of out keep their order; ONE expert needs no table.
+//
 // P holds the constants of a MoePlan (lower/moe_source.py).  Weights of GEMM 2 are loaded before the
 // preceding kernel has ended: blocks and order were written by the kernel before that.
 #pragma once
@@ -24,7 +26,7 @@ struct BsMoe {
   const int4 *blocks;
   const int *n_blocks;
   uint16_t *out;
-  int rows, k, x_pitch, out_pitch, out_cols, top_k;
+  int rows, k, x_pitch, out_pitch, out_cols, top_k;  // ONE: top_k is the number of tokens
   float alpha, limit;
 };
 
@@ -67,6 +69,11 @@ struct BsMoeTile {
 // Tiles of an expert follow each other, its blocks of tokens fastest: weights come once from memory.
 template <class P>
 BS_INLINE BsMoeTile bs_moe_tile(const BsMoe &a, int tile, int row_tiles) {
+  if constexpr (P::ONE) {
+    int made = (a.top_k + P::TOKENS - 1) / P::TOKENS, size = ((a.top_k + made - 1) / made + 7) & ~7;
+    int first = tile % made * size;
+    return {0, tile / made * P::ROWS, first, min(size, a.top_k - first)};
+  }
   int4 any = __ldg(a.blocks + tile / row_tiles);  // of the right expert
   int local = tile - any.z * row_tiles;
   int4 mine = __ldg(a.blocks + any.z + local % any.w);
@@ -223,6 +230,13 @@ struct BsMoeRows {
     float first = __ldg(a.global + (P::GATHER ? 2 * at.expert : at.expert)) * BsDecode<P>::FACTOR;
     scale[0] = first;
     scale[1] = pair ? __ldg(a.global + 2 * at.expert + 1) * BsDecode<P>::FACTOR : first;
+    if constexpr (P::DIRECT) {  // biases are in the order of out: row 16 u + 8 b + 2 t + i is
+      int g = lane / 4, col = row / 32 * 32 + g / 2 * 8 + row % 32 / 8 * 2 + g % 2;  // 8 t + 4 u + 2 b + i
+      const float *b = a.bias + static_cast<int64_t>(at.expert) * a.out_cols;
+      bias[0] = a.bias && col < a.out_cols ? __ldg(b + col) : 0.f;
+      bias[1] = a.bias && col + 2 < a.out_cols ? __ldg(b + col + 2) : 0.f;
+      return;
+    }
     const float *b = a.bias + static_cast<int64_t>(at.expert) * a.rows + row + lane / 4;
     bias[0] = a.bias ? __ldg(b) : 0.f;
     bias[1] = a.bias ? __ldg(b + 8) : 0.f;
@@ -253,7 +267,7 @@ struct BsMoeSlots {
   BS_INLINE BsMoeSlots(const BsMoe &a, const BsMoeTile &at, int lane) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i)
-      flat[i] = 32 * i + lane < at.tokens ? __ldg(a.order + at.first + 32 * i + lane) : 0;
+      flat[i] = !P::DIRECT && 32 * i + lane < at.tokens ? __ldg(a.order + at.first + 32 * i + lane) : 0;
   }
   // All lanes: that of `token`, of the 8 from 8 n on.
   BS_INLINE int of(int n, int token) const { return __shfl_sync(0xFFFFFFFFu, flat[n / 4], token % 32); }
@@ -312,7 +326,7 @@ BS_INLINE void bs_moe_store(const BsMoe &a, const BsMoeTile &at, int row, float 
         }
       }
       int token = 8 * n + g;
-      int64_t to = P::GATHER ? at.first + token : slots.of(n, token);
+      int64_t to = P::GATHER || P::DIRECT ? at.first + token : slots.of(n, token);
       if (token < at.tokens) bs_moe_put<TOGETHER * PAIR>(a, to, col, words);
     }
   }
@@ -354,19 +368,22 @@ BS_INLINE void bs_moe_run(const BsMoe &a, C consume) {
   extern __shared__ __align__(1024) char bs_smem[];
   int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   BsMoeRing<P> ring = bs_moe_begin<P>(bs_smem);
-  if (P::GATHER) bs_grid_wait();  // GEMM 2 reads blocks that were complete before GEMM 1 began
+  // GEMM 2 reads blocks that were complete before GEMM 1 began.
+  constexpr bool FIRST = P::GATHER || (P::DIRECT && !P::ONE);
+  if (FIRST) bs_grid_wait();
   bs_grid_launch();
-  int row_tiles = (a.rows + P::ROWS - 1) / P::ROWS, tiles = __ldg(a.n_blocks) * row_tiles;
+  int row_tiles = (a.rows + P::ROWS - 1) / P::ROWS;
+  int tiles = (P::ONE ? (a.top_k + P::TOKENS - 1) / P::TOKENS : __ldg(a.n_blocks)) * row_tiles;
   if (warp < R::CONSUMERS) {
     if constexpr (P::MORE_REGISTERS > 0) bs_more_registers<P::MORE_REGISTERS>();
-    if (!P::GATHER) bs_grid_wait();
+    if (!FIRST) bs_grid_wait();
     consume(ring, tiles, row_tiles, warp, lane);
   } else {
     if constexpr (P::MORE_REGISTERS > 0) bs_fewer_registers<P::FEWER_REGISTERS>();
     if (warp == R::CONSUMERS) {
       if (lane == 0) bs_moe_load_weights<P>(a, ring, tiles, row_tiles);
     } else {
-      if (!P::GATHER) bs_grid_wait();
+      if (!FIRST) bs_grid_wait();
       bs_moe_load_tokens<P>(a, ring, tiles, row_tiles, warp - R::CONSUMERS - 1, lane);
     }
   }

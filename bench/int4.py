@@ -1,0 +1,212 @@
+"""INT4 products on a GPU: right or not, and how fast next to torch's bfloat16 matmul.
+
+    blockscale build --target sm_90a -o dist/int4-sm90a.so $(python -m bench.int4 --names)
+    python -m bench.int4 --library dist/int4-sm90a.so --out int4.json
+
+The first where nvcc is, the second where the GPU is.  Calls are captured in a CUDA graph, each on
+another copy of the weight, so that no weight comes from the L2 cache.  A case that is wrong is not
+timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import blockscale as bs
+from blockscale.specs_int4 import TILES, Int4Mm
+
+COLD_BYTES = 200 << 20
+"""Copies of a weight are as large together: four times the L2 cache of an H200."""
+
+CALLS, REPLAYS = 40, 15
+ROWS = (1, 16, 64, 256, 4096)
+BOUND = {torch.bfloat16: 6e-3, torch.float16: 2e-3}
+"""Relative error of a row: weights and results are rounded to 16 bits, 2^-9 and 2^-12 at most."""
+
+
+class Case(NamedTuple):
+    """A weight, and how it is used."""
+
+    n: int
+    k: int
+    dtype: torch.dtype = torch.bfloat16
+    zero: str = "none"
+    activation: str = "a16"
+    pre: bool = False
+    experts: int = 0
+    group: int = 128
+
+    @property
+    def spec(self) -> Int4Mm:
+        """What is built."""
+        name = str(self.dtype).removeprefix("torch.")
+        return Int4Mm(
+            *(self.n, self.k, self.group, name, name, self.experts, TILES, self.activation),
+            *(self.zero, self.pre),
+        )
+
+
+CASES = (
+    Case(4096, 4096),
+    Case(14336, 4096),
+    Case(28672, 4096),
+    Case(4096, 14336),
+    Case(4096, 4096, zero="point"),
+    Case(4096, 4096, torch.float16, zero="term"),
+    Case(4096, 4096, activation="a8", pre=True),
+    Case(4096, 4096, group=32),
+    Case(2048, 2048, experts=8),
+)
+
+
+def weight_of(case: Case, seed: int) -> tuple[Any, torch.Tensor]:
+    """Return a prepared weight, and its values [E, K, N] float32, with zeros and alpha applied."""
+    made = torch.Generator("cuda").manual_seed(seed)
+    e, groups = max(1, case.experts), case.k // case.group
+    shape = e, groups, case.n
+    packed = torch.randint(0, 256, (e, case.k, case.n // 2), generator=made, device="cuda")
+    scale = torch.rand(shape, generator=made, device="cuda") * 0.02 + 0.005
+    zero = None
+    if case.zero == "point":
+        zero = torch.randint(0, 17, shape, generator=made, device="cuda")
+    elif case.zero == "term":
+        zero = torch.randn(shape, generator=made, device="cuda") * 0.02
+    pre = None
+    if case.pre:
+        pre = (torch.rand(case.k, generator=made, device="cuda") + 0.5).to(case.dtype)
+    parts: list[Any] = [packed.to(torch.uint8), scale.to(case.dtype), zero]
+    if not case.experts:
+        parts = [part if part is None else part[0] for part in parts]
+    values = bs.int4.dequantize(
+        parts[0], parts[1], parts[2], group_size=case.group, dtype=torch.float32
+    )
+    weight = bs.int4.prepare(
+        parts[0],
+        parts[1],
+        parts[2],
+        group_size=case.group,
+        activation=case.activation,
+        pre_quant_scale=pre,
+        dtype=case.dtype,
+    )
+    return weight, values.view(e, case.k, case.n)
+
+
+def offsets_of(case: Case, rows: int) -> torch.Tensor | None:
+    """Return the rows of each expert: unequal, one with none."""
+    if not case.experts:
+        return None
+    cuts = [rows * i * i // (case.experts - 1) ** 2 for i in range(case.experts)]
+    return torch.tensor([*cuts, rows], dtype=torch.int32, device="cuda")
+
+
+def call(x: torch.Tensor, weight: Any, offsets: torch.Tensor | None) -> torch.Tensor:
+    """Return the product."""
+    if offsets is None:
+        return bs.int4.linear(x, weight)
+    return bs.int4.grouped_mm(x, weight, offsets=offsets)
+
+
+def error_of(case: Case, rows: int, weight: Any, values: torch.Tensor) -> float:
+    """Return the largest relative error of a row against float64."""
+    x = torch.randn(rows, case.k, device="cuda").to(case.dtype)
+    offsets = offsets_of(case, rows)
+    got = call(x, weight, offsets).double()
+    if weight.pre_quant_scale is not None:
+        x = x * weight.pre_quant_scale[0]
+    if case.activation == "a8":
+        x = x.float().clamp(-448, 448).to(torch.float8_e4m3fn)
+    ends = [0, rows] if offsets is None else offsets.tolist()
+    worst = 0.0
+    for e in range(len(ends) - 1):
+        mine = slice(ends[e], ends[e + 1])
+        want = x[mine].double() @ values[e].double()
+        if len(want):
+            relative = (got[mine] - want).norm(dim=1) / want.norm(dim=1)
+            worst = max(worst, float(relative.nan_to_num(float("inf")).max()))
+    return worst
+
+
+def microseconds(calls: list[Any]) -> float:
+    """Return the median time of a call; ``calls`` follow each other in a graph."""
+    for each in calls[:2]:
+        each()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(CALLS):
+            calls[i % len(calls)]()
+    times = []
+    for _ in range(REPLAYS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / CALLS)
+    return sorted(times)[len(times) // 2]
+
+
+def measured(case: Case) -> list[dict[str, Any]]:
+    """Return a row of the table for each number of rows."""
+    weight, values = weight_of(case, 0)
+    copies = max(1, min(CALLS, COLD_BYTES // weight.packed.nbytes))
+    weights = [weight] + [weight_of(case, i)[0] for i in range(1, copies)]
+    dense = values.to(case.dtype)
+    many = max(1, min(CALLS, COLD_BYTES // dense.nbytes))
+    denses = [dense[0].clone() for _ in range(many)] if not case.experts else []
+    found = []
+    for rows in ROWS:
+        row: dict[str, Any] = {"kernel": case.spec.name, "rows": rows}
+        row["error"] = error_of(case, rows, weight, values)
+        row["right"] = row["error"] < BOUND[case.dtype]
+        if row["right"]:
+            x = torch.randn(rows, case.k, device="cuda").to(case.dtype)
+            offsets = offsets_of(case, rows)
+            row["us"] = microseconds([partial(call, x, each, offsets) for each in weights])
+            if denses:
+                row["torch_us"] = microseconds([partial(torch.matmul, x, d) for d in denses])
+        found.append(row)
+        print(said(row), flush=True)
+    return found
+
+
+def said(row: dict[str, Any]) -> str:
+    """Return a line of the table."""
+    head = f"{row['kernel']:52} M={row['rows']:5}  error {row['error']:.1e}"
+    if not row["right"]:
+        return f"{head}  WRONG"
+    line = f"{head}  {row['us']:8.1f} us"
+    if "torch_us" in row:
+        line += f"  torch {row['torch_us']:8.1f} us  x{row['torch_us'] / row['us']:.2f}"
+    return line
+
+
+def main() -> None:
+    """Print names, or measure."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--names", action="store_true", help="print the kernels to build")
+    parser.add_argument("--library", help="library with these kernels")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    chosen = parser.parse_args()
+    if chosen.names:
+        print("\n".join(case.spec.name for case in CASES))
+        return
+    if chosen.library:
+        bs.load(chosen.library)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.manual_seed(0)
+    rows = [row for case in CASES for row in measured(case)]
+    contents = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
+    if chosen.out:
+        chosen.out.write_text(json.dumps(contents, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
