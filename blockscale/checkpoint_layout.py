@@ -33,6 +33,7 @@ Tensor = torch.Tensor
 
 SCHEME = "blockscale-layout"
 LINEAR = "linear"
+_ONE_NUMBER = ("global_scale", "global_divisor", "input_scale")
 LAYOUTS = {
     LINEAR: ("nvfp4", "mxfp4", "int4"),
     "128x4": ("nvfp4", "mxfp4"),
@@ -372,15 +373,9 @@ def undo(entry: Entry) -> Weight:
     scale = torch.stack(
         [plain_scales(entry.layout, s, rows, blocks).view(_bits(laid)) for s in lead]
     ).view(*entry.shape[:-1], blocks)
-    if entry.fmt == "nvfp4":
-        scale = scale.view(torch.float8_e4m3fn)
-    elif entry.fmt == "int4":
-        scale = scale.view(laid.dtype)
-    single = {
-        role: _scalar(parts[role])
-        for role in ("global_scale", "global_divisor", "input_scale")
-        if role in parts
-    }
+    if entry.fmt != "mxfp4":
+        scale = scale.view(torch.float8_e4m3fn if entry.fmt == "nvfp4" else laid.dtype)
+    single: Any = {role: _scalar(parts[role]) for role in _ONE_NUMBER if role in parts}
     return Weight(
         *(entry.name, entry.fmt, entry.shape, None, parts["packed"], scale),
         zero=parts.get("zero"),

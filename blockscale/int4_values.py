@@ -21,9 +21,6 @@ Tensor = torch.Tensor
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 """Dtypes of zero points."""
 
-TILE_A16 = 64
-"""Rows of a tile of the layout for 16-bit activations."""
-
 SLAB_VALUES = 2**15
 """Values that a CPU dequantises at a time, as float32 in between: see `int4_layout.SLAB_BYTES`."""
 
@@ -200,19 +197,11 @@ def _on_cpu(
     e, k, n = out.shape
     spec = Int4Dequantize(
         *(n, k, group, checks.dtype_name(out.dtype)),
-        "plain" if form is None else layout_name(form),
+        "plain" if form is None else form.map_name,
         "none" if zeros is None else "term" if zeros.is_floating_point() else "point",
     )
     more = () if zeros is None else (zeros.detach().float(),)
     jit.function(spec)(codes.contiguous().view(e, -1), scales.detach().float(), *more, out)
-
-
-def layout_name(form: WeightLayout) -> str:
-    """Return the name of the index map (`blockscale.tir.layouts`) of a layout of 4-bit codes."""
-    if form.order is None:
-        return "int4_transposed"
-    kind = "a16" if form.tile == TILE_A16 else "a8"
-    return f"int4_{kind}{'' if form.columns > 1 else '_columns'}"
 
 
 def _dequantize(

@@ -15,7 +15,7 @@ import torch
 from blockscale import checks
 from blockscale.int4_layout import layout_of, weight_bytes
 from blockscale.int4_tiles import to_tiles
-from blockscale.int4_values import INTEGERS, layout_name
+from blockscale.int4_values import INTEGERS
 from blockscale.specs_int4 import ACTIVATIONS
 
 Tensor = torch.Tensor
@@ -170,7 +170,7 @@ def kernel_layout(where: str, given: Given, moe: bool) -> str:
     """Return the name of the layout that an index map describes."""
     if given.layout != "preprocessed":
         return given.layout
-    return layout_name(layout_of(sm=given.sm, activation=given.activation, moe=moe, where=where))
+    return layout_of(sm=given.sm, activation=given.activation, moe=moe, where=where).map_name
 
 
 def _plain(where: str, given: Given) -> Int4Weight:

@@ -27,7 +27,6 @@ from blockscale.tir.common import fix_shape, i64
 from blockscale.tir.layouts import Digit
 from blockscale.tir.relayout_plan import (
     WORD_BITS,
-    Bit,
     Exchange,
     Plan,
     Side,
@@ -36,7 +35,7 @@ from blockscale.tir.relayout_plan import (
     plain_order,
 )
 from blockscale.tir.relayout_plan import sizes as digit_bits
-from blockscale.tir.relayout_walk import Tensors, Values, Walk
+from blockscale.tir.relayout_walk import Tensors, Values, Walk, mask_of, permuted, word_of
 
 
 def elements(spec: Relayout, shape: tuple[int, ...] | None = None) -> PrimFunc:
@@ -254,10 +253,10 @@ class _Steps:
                 T.buffer_store(made, value, self.spot(at, vl, vr))
         before, made = made, self.buffer()
         with self.step(f"give_{self.number}", outer, lane) as (at, vl, vr):
-            source = _permuted(vr, self.target.regs, bits)
+            source = permuted(vr, self.target.regs, bits)
             value = before[tuple(self.spot(at, vl, source))]
             if self.plan.layout.flip:
-                value = value ^ _word(self.plan.layout.flip, self.plan.layout.bits)
+                value = value ^ word_of(self.plan.layout.flip, self.plan.layout.bits)
             T.buffer_store(made, value, self.spot(at, vl, vr))
         self.store(made, outer, lane)
 
@@ -310,11 +309,11 @@ class _Steps:
         own = before[tuple(self.spot(at, lane, reg))]
         if stage.other is not None:  # two places of the same word
             wide = tirx.const((element << stage.other) - (element << stage.place), "uint32")
-            mask = _mask(element, on=stage.place, off=stage.other)
-            change = ((own >> wide) ^ own) & mask
+            kept = mask_of(element, on=stage.place, off=stage.other)
+            change = ((own >> wide) ^ own) & kept
             return own ^ change ^ (change << wide)
         assert stage.reg is not None
-        low = _mask(element, off=stage.place)
+        low = mask_of(element, off=stage.place)
         step = 2**stage.reg
         bit = tirx.floormod(tirx.floordiv(reg, i64(step)), i64(2))
         partner = before[tuple(self.spot(at, lane, reg + i64(step) - bit * i64(2 * step)))]
@@ -382,27 +381,3 @@ class _Steps:
                 valid = check(self.digits(side, at, vl, vh), self.whole)
                 with _if(valid), T.serial(i64(width)) as w, T.sblock(name):
                     yield at, vl, vh, T.axis.spatial(i64(width), w)
-
-
-def _word(element: int, bits: int) -> PrimExpr:
-    """A word of equal elements."""
-    return tirx.const(sum(element << at for at in range(0, WORD_BITS, bits)), "uint32")
-
-
-def _mask(bits: int, off: int, on: int | None = None) -> PrimExpr:
-    """The elements of a word whose number has bit ``off`` clear, and bit ``on`` set."""
-    found = 0
-    for i in range(WORD_BITS // bits):
-        if not i >> off & 1 and (on is None or i >> on & 1):
-            found |= ((1 << bits) - 1) << i * bits
-    return tirx.const(found, "uint32")
-
-
-def _permuted(number: PrimExpr, order: Sequence[Bit], wanted: Sequence[Bit]) -> PrimExpr:
-    """``number``, whose bits are ``order``, with its bits in another order."""
-    total: Any = None
-    for at, bit in enumerate(wanted):
-        value = tirx.floormod(tirx.floordiv(number, i64(2 ** order.index(bit))), i64(2))
-        value = value * i64(2**at)
-        total = value if total is None else total + value
-    return i64(0) if total is None else total

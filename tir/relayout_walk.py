@@ -13,7 +13,7 @@ from tvm.tirx.script.builder import ir as T
 
 from blockscale.tir.common import i64
 from blockscale.tir.layouts import Digit, IndexMap
-from blockscale.tir.relayout_plan import Bit, plain_order
+from blockscale.tir.relayout_plan import WORD_BITS, Bit, plain_order
 from blockscale.tir.relayout_plan import sizes as digit_bits
 
 OUTER = 4
@@ -191,3 +191,27 @@ def _spread(bits: Sequence[Bit], number: PrimExpr) -> Iterator[tuple[Digit, Prim
             value = tirx.floormod(value, i64(2 ** (end - start)))
         yield (name, i), value * i64(2**j) if j else value
         start = end
+
+
+def word_of(element: int, bits: int) -> PrimExpr:
+    """A word of equal elements."""
+    return tirx.const(sum(element << at for at in range(0, WORD_BITS, bits)), "uint32")
+
+
+def mask_of(bits: int, off: int, on: int | None = None) -> PrimExpr:
+    """The elements of a word whose number has bit ``off`` clear, and bit ``on`` set."""
+    found = 0
+    for i in range(WORD_BITS // bits):
+        if not i >> off & 1 and (on is None or i >> on & 1):
+            found |= ((1 << bits) - 1) << i * bits
+    return tirx.const(found, "uint32")
+
+
+def permuted(number: PrimExpr, order: Sequence[Bit], wanted: Sequence[Bit]) -> PrimExpr:
+    """``number``, whose bits are ``order``, with its bits in another order."""
+    total: Any = None
+    for at, bit in enumerate(wanted):
+        value = tirx.floormod(tirx.floordiv(number, i64(2 ** order.index(bit))), i64(2))
+        value = value * i64(2**at)
+        total = value if total is None else total + value
+    return i64(0) if total is None else total
