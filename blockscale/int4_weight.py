@@ -6,7 +6,7 @@ that are added.  For CUDA everything goes to the layout "tiles64" (`blockscale.m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,8 @@ GIVEN = ("plain", "preprocessed", "rows")
 
 TENSORS = ("packed", "scale", "zero", "order", "pre_quant_scale", "alpha", "bias")
 """Names of an `Int4Weight`'s tensors."""
+
+_META = ("n", "k", "group", "experts", "layout", "zeros", "activation")
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +82,18 @@ class Int4Weight:
             value = getattr(self, name)
             if value is not None:
                 yield name, value
+
+    def meta(self) -> dict[str, Any]:
+        """Return everything but the tensors, as plain values."""
+        values = {name: getattr(self, name) for name in _META}
+        return {**values, "dtype": None if self.dtype is None else checks.dtype_name(self.dtype)}
+
+    @staticmethod
+    def of(meta: Mapping[str, Any], tensors: Mapping[str, Tensor | None]) -> Int4Weight:
+        """Return the weight of which `meta` and `tensors` are these."""
+        dtype = None if meta["dtype"] is None else getattr(torch, meta["dtype"])
+        found: dict[str, Any] = {name: tensors.get(name) for name in TENSORS}
+        return Int4Weight(**found, **{name: meta[name] for name in _META}, dtype=dtype)
 
     def to(self, device: str | torch.device) -> Int4Weight:
         """Return it on another device, in the same layout."""

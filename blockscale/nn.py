@@ -18,6 +18,7 @@ from torch.compiler import is_compiling
 from blockscale import ops_moe, ops_route
 from blockscale.moe_call import Options
 from blockscale.moe_weights import TENSORS, MoeWeights
+from blockscale.nn_int4 import Int4Linear
 from blockscale.nn_parts import META, Linear, Prepared, Router, SharedExpert
 from blockscale.specs_moe import GATED
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-__all__ = ["META", "FusedMoE", "Linear", "Router", "SharedExpert"]
+__all__ = ["META", "FusedMoE", "Int4Linear", "Linear", "Router", "SharedExpert"]
 
 
 class FusedMoE(Prepared):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from blockscale import checkpoints
+from blockscale import checkpoints, nn_int4
 from blockscale.checkpoint_experts import biases_of
 from blockscale.checkpoint_layout import Laid
 from blockscale.checkpoint_rows import split_rows
@@ -17,6 +17,7 @@ from blockscale.errors import CheckpointError
 from blockscale.moe_convert import with_biases
 from blockscale.moe_weights import TENSORS, MoeWeights
 from blockscale.nn_config import moe_options
+from blockscale.nn_parts import equal, stacked
 from blockscale.safetensors_file import read
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def linear(
     names: str | Sequence[str],
     fmt: str | None,
     dtype: torch.dtype | None,
+    device: Device,
 ) -> Linear:
     """Return the layer of one weight, or of several that are one above the other."""
     listed = [names] if isinstance(names, str) else [*names]
@@ -67,6 +69,8 @@ def linear(
         )
     found = [_matrix(ckpt, name) for name in listed]
     biases = [_bias(ckpt, w) for w in found]
+    if fmt is None and all(w.fmt == "int4" for w in found):
+        return nn_int4.of_weights(found, biases, dtype, device)
     made = [_layer(w, b, fmt, dtype) for w, b in zip(found, biases, strict=True)]
     return made[0] if len(made) == 1 else _joined(listed, made)
 
@@ -112,8 +116,8 @@ def _layer(
         )
     if fmt is None and weight.fmt == "int4":
         raise CheckpointError(
-            f"{weight.name} is int4, which nn.Linear has no kernel for; pass fmt='dense' for its "
-            "values, or use blockscale.int4"
+            f"{weight.name} is int4 and others are not, so their rows cannot be one weight; load "
+            "them one by one and concatenate what they give, or pass fmt='dense'"
         )
     if weight.fmt in CODES and fmt in CODES:
         raise CheckpointError(
@@ -154,7 +158,7 @@ def _joined(names: Sequence[str], made: Sequence[Linear]) -> Linear:
     first = made[0]
     for name, other in zip(names[1:], made[1:], strict=True):
         same = ("global_scale", "pre_quant_scale")
-        what = next((f for f in same if not _equal(getattr(first, f), getattr(other, f))), None)
+        what = next((f for f in same if not equal(getattr(first, f), getattr(other, f))), None)
         if other.fmt != first.fmt or what is not None:
             raise CheckpointError(
                 f"{names[0]!r} and {name!r} differ in {what or 'format'}, so their rows cannot be "
@@ -166,7 +170,7 @@ def _joined(names: Sequence[str], made: Sequence[Linear]) -> Linear:
             f"{', '.join(map(repr, names))} have different dtypes; pass dtype= for all of them"
         )
     parts = {
-        name: _rows([getattr(layer, name) for layer in made])
+        name: stacked([getattr(layer, name) for layer in made])
         for name in ("packed", "block_scale", "weight")
     }
     bias = None
@@ -184,18 +188,6 @@ def _joined(names: Sequence[str], made: Sequence[Linear]) -> Linear:
         bias=bias,
         pre_quant_scale=first.pre_quant_scale,
     )
-
-
-def _rows(values: Sequence[Tensor | None]) -> Tensor | None:
-    found = [v for v in values if v is not None]
-    if not found:
-        return None
-    bits = [v.view(torch.uint8) if v.element_size() == 1 else v for v in found]
-    return torch.cat(bits).view(found[0].dtype)
-
-
-def _equal(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is b or (a is not None and b is not None and torch.equal(a, b))
 
 
 # ---- FusedMoE -----------------------------------------------------------------------------------
@@ -236,7 +228,7 @@ def moe(
     if layout == "linear":
         weights = weights.to_linear()
     router = said.pop("router", None) or _router(ckpt, stem, weights.experts)
-    shared = said.pop("shared", None) or _shared(ckpt, stem, said["activation"])
+    shared = said.pop("shared", None) or _shared(ckpt, stem, said["activation"], device)
     if said.get("correction_bias") is None:
         said["correction_bias"] = _correction(ckpt, stem, weights.experts)
     made = FusedMoE(weights, **said, router=router, shared=shared)
@@ -337,7 +329,7 @@ def _correction(ckpt: Checkpoint, stem: str, experts: int) -> Tensor | None:
     return None
 
 
-def _shared(ckpt: Checkpoint, stem: str, activation: str) -> SharedExpert | None:
+def _shared(ckpt: Checkpoint, stem: str, activation: str, device: Device) -> SharedExpert | None:
     from blockscale.nn import SharedExpert
 
     for leaf in _SHARED:
@@ -345,7 +337,7 @@ def _shared(ckpt: Checkpoint, stem: str, activation: str) -> SharedExpert | None
         if not ckpt.below(head):
             continue
         names = [f"{head}.{part}" for part in ("gate_proj", "up_proj", "down_proj")]
-        gate, up, down = (linear(ckpt, n, None, None) if n in ckpt else None for n in names)
+        gate, up, down = (linear(ckpt, n, None, None, device) if n in ckpt else None for n in names)
         if up is None or down is None or (gate is None) != (activation == "relu2"):
             raise CheckpointError(
                 f"{head} has {', '.join(ckpt.below(head)[:4])}, but must have up_proj and "

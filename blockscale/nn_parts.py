@@ -91,13 +91,31 @@ def _alike(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype
 
 
+def stacked(values: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the rows of all tensors, one below the other; None where there is none."""
+    found = [v for v in values if v is not None]
+    if not found:
+        return None
+    bits = [v.view(torch.uint8) if v.element_size() == 1 else v for v in found]
+    return torch.cat(bits).view(found[0].dtype)
+
+
+def equal(a: Tensor | int | None, b: Tensor | int | None) -> bool:
+    """Return whether both are the same, or hold the same."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return torch.equal(a, b)
+    return a is b or a == b
+
+
 class Linear(Prepared):
     """``y = x @ w.T + bias`` on an NVFP4 or MXFP4 weight (see `blockscale.linear`), or a dense one.
 
     A dense weight is multiplied in the dtype of x.
     """
 
-    _names = ("packed", "block_scale", "global_scale", "bias", "weight", "pre_quant_scale")
+    _names: tuple[str, ...] = (
+        *("packed", "block_scale", "global_scale", "bias", "weight", "pre_quant_scale"),
+    )
     packed: Tensor | None
     block_scale: Tensor | None
     global_scale: Tensor | None
@@ -159,15 +177,17 @@ class Linear(Prepared):
         """Return the layer ``name`` of a checkpoint, with its bias and its pre_quant_scale.
 
         NVFP4 and MXFP4 weights run as they are stored, without any rounding but that of the
-        reciprocal of a global scale that divides (compressed-tensors).  Plain and FP8 weights stay
-        dense unless ``fmt`` asks for them to be quantised.
+        reciprocal of a global scale that divides (compressed-tensors); an INT4 weight becomes an
+        `Int4Linear`.  Plain and FP8 weights stay dense unless ``fmt`` asks for them to be
+        quantised.
 
         Args:
             checkpoint: a folder, a file, or what `blockscale.checkpoints.open` returned.
             name: of the module or its weight; of a list the rows are put one below the other,
                 which takes one format and one global scale.
             device: where the weights go; None: the CPU.
-            dtype: of a dense weight; None: as stored, bfloat16 if it is dequantised.
+            dtype: of a dense weight; None: as stored, bfloat16 if it is dequantised.  Of INT4 on
+                CUDA: of x, to which scales are rounded; None: bfloat16.
             fmt: None; "nvfp4" or "mxfp4": what a weight of more bits is quantised to; "dense": the
                 values of any weight.
 
@@ -177,12 +197,13 @@ class Linear(Prepared):
         """
         from blockscale import nn_checkpoint
 
-        made = nn_checkpoint.linear(nn_checkpoint.opened(checkpoint), name, fmt, dtype)
+        ckpt = nn_checkpoint.opened(checkpoint)
+        made = nn_checkpoint.linear(ckpt, name, fmt, dtype, device)
         return made if device is None else made.to(device)
 
     @property
     def fmt(self) -> str:
-        """Return "nvfp4", "mxfp4" or "dense"."""
+        """Return "nvfp4", "mxfp4", "int4" or "dense"."""
         return str(self._meta["fmt"])
 
     @property

@@ -441,8 +441,7 @@ def test_dense_weights(tmp_path, fmt):
     name = "m.p" if fmt == "nvfp4" else "p"
     ckpt = bs.checkpoints.open(files.folder(tmp_path / "in", tensors))
     if fmt == "int4":
-        with pytest.raises(CheckpointError, match=r"is int4, which nn.Linear has no kernel for"):
-            nn.Linear.from_checkpoint(ckpt, name)
+        near(nn.Linear.from_checkpoint(ckpt, name), tokens(), tokens().astype(np.float64) @ value.T)
     given = None if fmt in ("fp8", "bf16") else "dense"
     layer = nn.Linear.from_checkpoint(ckpt, name, dtype=torch.float32, fmt=given)
     assert (layer.fmt, layer.in_features, layer.out_features) == ("dense", H, 32)
@@ -455,6 +454,48 @@ def test_dense_weights(tmp_path, fmt):
         with pytest.raises(CheckpointError, match="is mxfp4 already, and rounding it to nvfp4"):
             nn.Linear.from_checkpoint(ckpt, name, fmt="nvfp4")
         near(nn.Linear.from_checkpoint(ckpt, name), x, x.astype(np.float64) @ value.T)
+
+
+def gptq(rng, rows, group=32, order=None):
+    """A weight [rows, H] of GPTQ, and its values."""
+    code, zero, scale, value = files.int4(rng, rows, H, group)
+    straight = list(range(8))
+    tensors = {
+        "qweight": np.ascontiguousarray(files.words(code, straight).T),
+        "qzeros": files.words((zero - 1).T, straight),
+        "scales": scale.T,
+    }
+    if order is not None:
+        wide = (code - zero[:, order].astype(np.float64)) * scale[:, order].astype(np.float64)
+        return tensors | {"g_idx": order.astype(np.int32)}, wide
+    return tensors, value
+
+
+def test_int4_weights(tmp_path):
+    """Rows of several, biases, act-order; a state holds what was prepared."""
+    rng = np.random.default_rng(12)
+    order = rng.permutation(np.arange(H) // 32)
+    made = {name: gptq(rng, rows) for name, rows in (("q", 32), ("k", 16), ("v", 16))}
+    made["o"] = gptq(rng, 24, order=order)
+    tensors = {f"{name}.{key}": v for name, (held, _) in made.items() for key, v in held.items()}
+    bias = rng.standard_normal(16)
+    tensors |= {"k.bias": bias.astype(np.float32)}
+    ckpt = bs.checkpoints.open(files.folder(tmp_path / "in", tensors))
+    x = tokens()
+    layer = nn.Linear.from_checkpoint(ckpt, ["q", "k", "v"])
+    assert isinstance(layer, nn.Int4Linear)
+    assert (layer.fmt, layer.in_features, layer.out_features) == ("int4", H, 64)
+    expected = np.concatenate([made[name][1] for name in "qkv"]).astype(np.float64)
+    shift = np.concatenate([np.zeros(32), bias, np.zeros(16)])
+    near(layer, x, x.astype(np.float64) @ expected.T + shift)
+    other = nn.Int4Linear()
+    other.load_state_dict(layer.state_dict())
+    same(other(torch.from_numpy(x)), layer(torch.from_numpy(x)))
+    with pytest.raises(ValueError, match="Int4Linear: it has no weight yet"):
+        nn.Int4Linear()(torch.from_numpy(x))
+    near(nn.Linear.from_checkpoint(ckpt, "o"), x, x.astype(np.float64) @ made["o"][1].T)
+    with pytest.raises(CheckpointError, match="differ in group_index, so their rows cannot be one"):
+        nn.Linear.from_checkpoint(ckpt, ["q", "o"])
 
 
 def test_rows_of_several_weights(tmp_path):
