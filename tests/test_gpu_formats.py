@@ -2,7 +2,10 @@
 
 The same functions in the emulator: test_relayout, test_int4_ops, test_gpu_edgellm.  What the CPU's
 kernels give is checked there against references; here bytes must be theirs, and sums near float64.
-Functions that no library has are built, which takes seconds each.
+Functions that no library has are built; to build those that need TVM's headers before:
+
+    blockscale build --target sm_90a -o formats.so $(python tests/gpu_formats.py)
+    pytest -m gpu --library formats.so tests/test_gpu_formats.py
 """
 
 import shutil
@@ -151,7 +154,7 @@ def test_int4_linear(dtype, zeros, activation):
 
 
 def test_int4_of_experts():
-    """Experts with many rows, one, none; weights of TensorRT-LLM's layout, converted in the call."""
+    """Experts with many rows, one, none; TensorRT-LLM's layout, converted in the call."""
     packed, scale, zero = int4_weight(256, 192, 64, "term", (4,))
     dense = int4.dequantize(packed, scale, zero, 64, torch.float32).double()
     made = int4.preprocess_weights(packed, sm=90)

@@ -31,6 +31,9 @@ GROUPED_ROWS = ((1, 2), (8, 24), (64, 160), (512, 1536), (4096, None))
 MANY_ROWS = 4096
 """Rows for which the tiles of any number are chosen."""
 
+MMA_ROWS = 16
+"""Rows up to which mma.sync is as fast: for 64 it took 32 us and wgmma 11 (N = K = 4096, H200)."""
+
 MMA_SHAPES = ((64, 2, 4), (64, 2, 2), (32, 4, 4), (16, 8, 8))
 """Rows, slices and blocks of 64 k of a stage with mma.sync, which CTAs share an SM with."""
 
@@ -118,10 +121,10 @@ def _grouped(spec: Int4Mm, rows: int, arch: str) -> Int4Plan:
 def chosen(spec: Int4Mm, rows: int, arch: str) -> Int4Plan:
     """Return the kernel of one weight for ``rows`` rows of x.
 
-    Up to 64: mma.sync, the highest tiles that fill the SMs.  More: wgmma, least `_cost`.
+    Up to `MMA_ROWS`: mma.sync, the highest tiles that fill the SMs.  More: wgmma, least `_cost`.
     """
     room = ROOM[arch]
-    if rows <= MMA_TOKENS[-1] or not room.wgmma:
+    if rows <= MMA_ROWS or not room.wgmma:
         tokens = next((t for t in MMA_TOKENS if t >= rows), MMA_TOKENS[-1])
         tiles = _legal([_plan(spec, "mma", tokens, *shape) for shape in MMA_SHAPES], arch)
         blocks = -(-rows // tokens)

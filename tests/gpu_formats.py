@@ -1,0 +1,11 @@
+"""Names of the kernels that test_gpu_formats uses: ``$(python tests/gpu_formats.py)``."""
+
+from blockscale.specs_layout import LAYOUTS
+
+NAMES = (
+    *(f"relayout_{name}{back}" for name in LAYOUTS for back in ("", "_back")),
+    *("edgellm_up_h320_i192_f16", "edgellm_down_h320_i192_silu_f32"),
+)
+
+if __name__ == "__main__":
+    print(*NAMES)
