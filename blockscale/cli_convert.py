@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -11,7 +12,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from blockscale.cli_common import JSON, counted, print_json
 
+if TYPE_CHECKING:
+    from blockscale.checkpoint_plan import Step
+
 _MIB = 1 << 20
+_ROUNDED = "_interleaved"
+"""End of the name of scales that are bfloat16 whatever they were."""
 
 
 @click.command()
@@ -79,8 +85,8 @@ def convert(
     """Quantise a plain checkpoint, or re-pack the 4-bit weights of any other.
 
     Weights go through memory one at a time. Run the command again when it was interrupted: it goes
-    on, and the bytes are the same. Nothing is rounded that is 4 bits already, but for the global
-    scale of compressed-tensors, whose reciprocal is written.
+    on, and the bytes are the same. Nothing is rounded that is 4 bits already; what a kernel needs
+    rounded is written beside it, and said.
 
     Example: blockscale convert my-model -o my-model-nvfp4 --format nvfp4
     """
@@ -105,6 +111,7 @@ def convert(
         run(found, output, planned, lambda nbytes: progress.advance(task, nbytes))
     count = Counter(step.action for step in steps for _ in step.entries)
     size = sum(step.nbytes for step in steps)
+    rounded = sum(_rounded(step, role) for step in steps for role in step.outputs)
     if as_json:
         facts = {"source": str(checkpoint), "kind": found.kind, "output": str(output)}
         print_json(
@@ -114,6 +121,7 @@ def convert(
                 "bytes": size,
                 "weights": dict(count),
                 "layout": options.chosen,
+                "rounded": rounded,
             }
         )
         return
@@ -128,3 +136,14 @@ def convert(
     laid = sum(len(step.entries) for step in steps if step.layout != "linear")
     if laid:
         click.echo(f"{counted(laid, 'weight')} in layout {options.chosen}")
+    if rounded:
+        click.echo(
+            f"{counted(rounded, 'tensor')} of scales also rounded to bfloat16 (…{_ROUNDED}), as "
+            "the W4A8 kernel of sm_90 reads them; the exact ones are beside them"
+        )
+
+
+def _rounded(step: Step, role: str) -> bool:
+    """Return whether a tensor has scales in fewer bits than those beside it."""
+    exact = step.outputs.get(role.removesuffix(_ROUNDED))
+    return role.endswith(_ROUNDED) and exact is not None and exact.dtype != "BF16"

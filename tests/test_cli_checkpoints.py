@@ -9,6 +9,7 @@ import checkpoint_files as files
 import numpy as np
 import pytest
 from test_checkpoint_fuzz import SOUND
+from test_checkpoint_layouts import experts
 from test_cli import call
 
 GOLDEN = Path(__file__).parent / "golden" / "checkpoints"
@@ -172,3 +173,16 @@ def test_convert_for_a_target(monkeypatch, capsys, tmp_path):
     found = json.loads(out)
     assert code == 0
     assert {w["fmt"] for w in found["weights"] if "proj" in w["name"]} == {"nvfp4"}
+
+
+def test_convert_says_what_is_rounded(monkeypatch, capsys, tmp_path):
+    """Scales of float16 that a kernel reads as bfloat16 alone."""
+    tensors, _ = experts(np.random.default_rng(0), "awq", inner=128)
+    source = files.folder(tmp_path / "in", tensors)
+    arguments = ["convert", str(source), "-o", str(tmp_path / "out"), "--layout", "trtllm"]
+    arguments += ["--target", "sm_90a"]
+    code, out, _ = call(monkeypatch, capsys, *arguments, "--activation", "a8")
+    assert code == 0
+    assert "2 tensors of scales also rounded to bfloat16 (…_interleaved), as the W4A8 kernel" in out
+    arguments[3] = str(tmp_path / "a16")
+    assert json.loads(call(monkeypatch, capsys, *arguments, "--json")[1])["rounded"] == 0
