@@ -65,7 +65,7 @@ class Nvfp4Tensor:
         scale_k_dim: int = 2,
         tiles: Sequence[int] | None = None,
     ) -> None:
-        """See the class.
+        """See the class; NumPy arrays do in place of tensors, and their memory is used.
 
         Args:
             quantized_data: contiguous, any integer dtype, whole vectors of 16 bytes.
@@ -83,6 +83,10 @@ class Nvfp4Tensor:
             TypeError: an argument of another type or dtype.
             ValueError: a stride, size or dimension that does not fit.
         """
+        quantized_data, block_scale, global_scale = (
+            torch.from_numpy(given) if isinstance(given, np.ndarray) else given
+            for given in (quantized_data, block_scale, global_scale)
+        )
         self.quantized_data = quantized_data
         self._bytes = check.as_bytes(
             "quantized_data", quantized_data, check.INTEGERS, index.VECTOR_BYTES

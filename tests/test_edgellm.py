@@ -70,6 +70,12 @@ def test_storage(dtype):
     assert t.payload.data_ptr() == payload.data_ptr()  # a view
 
 
+def test_arrays():
+    """NumPy arrays do as well."""
+    t = Nvfp4Tensor(TILES["payload_u32"], TILES["atom_sf_u8"], np.ones(2, np.float32), **WEIGHT)
+    assert (bits(t.tile_half(GRID)) == TILES["half_bits"]).all()
+
+
 def test_tiles_in_half():
     """Without and with the global scale in half; coordinates as arrays, tensors, one by one."""
     t = weight()
