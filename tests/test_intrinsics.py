@@ -17,7 +17,15 @@ from tvm.s_tir import TensorIntrin
 
 from blockscale import catalog
 from blockscale.tir import intrin
-from blockscale.tir.intrin import x86_fused, x86_gemm, x86_panels, x86_rows, x86_words
+from blockscale.tir.intrin import (
+    x86_edgellm,
+    x86_fused,
+    x86_gemm,
+    x86_int4,
+    x86_panels,
+    x86_rows,
+    x86_words,
+)
 
 WIDE = ("avx512", "avx2", "plain")
 DTYPES = {"float32": np.float32, "int32": np.int32, "uint16": np.uint16, "uint8": np.uint8}
@@ -46,6 +54,12 @@ EXACT = [
     ),
     *((level, x86_rows.lane_max, (count,)) for level in LEVELS for count in (16, 32)),
     *((level, x86_rows.pack_row, (count,)) for level in LEVELS for count in (16, 32)),
+    *(
+        (level, x86_int4.decode_columns, (level, lanes, flip, 96))
+        for level, lanes in (("avx512", 16), ("avx2", 16), ("plain", 8))
+        for flip in (0, 8)
+    ),
+    *(("avx512", x86_int4.decode_column_pairs, (96, flip)) for flip in (0, 8)),
 ]
 WORDS = ((16, 1), (32, 2))
 """Elements a scale and rows."""
@@ -62,7 +76,21 @@ WHOLE = [
     for level in WIDE
     for (code, block), rows in zip(x86_words.KINDS[2:], (1, 2) * 3, strict=True)
 ]
+WHOLE += [
+    (level, x86_int4.dot_rows, (level.removesuffix("bf16"), 16, flip, rows, compute, 64))
+    for level, compute in (
+        *(("avx512", "float32"), ("avx2", "float32"), ("avx512bf16", "bfloat16")),
+    )
+    for flip in (0, 8)
+    for rows in (1, 3)
+]
 """Sums of INT4, whose codes have no magnitude to bound roundings with."""
+
+FIRST = [(level, x86_edgellm.dot, (level,)) for level in ("avx512", "avx2")]
+"""Sums whose first parameter is added to."""
+
+SCALES = (x86_edgellm.scale,)
+"""Those that `test_scales` has."""
 
 
 def cases(table):
@@ -74,8 +102,9 @@ def cases(table):
 class Pair:
     """Description and implementation of an intrinsic, compiled for ``level``."""
 
-    def __init__(self, level, name):
+    def __init__(self, level, name, output=-1):
         needs(level)
+        self.output = output
         pair = TensorIntrin.get(name)
         self.buffers = [param.ty for param in pair.desc.params]
         self.shapes = [tuple(int(size) for size in buffer.shape) for buffer in self.buffers]
@@ -93,12 +122,12 @@ class Pair:
         )
 
     def __call__(self, part, values):
-        """Return what ``part`` ("desc" or "impl") makes of the last of ``values``."""
+        """Return what ``part`` ("desc" or "impl") makes of the last (the output) of ``values``."""
         given = [
             self._view(value, buffer) for value, buffer in zip(values, self.buffers, strict=True)
         ]
         self.module[part](*given)
-        return given[-1].numpy()
+        return given[self.output].numpy()
 
     @staticmethod
     def _view(value, buffer):
@@ -128,7 +157,21 @@ def test_every_intrinsic_is_here():
     names = [f"{intrin.__name__}.{module}" for module in modules]
     values = [value for name in names for value in vars(import_module(name)).values()]
     made = {value for value in values if hasattr(value, "cache_parameters")}
-    assert made == {make for _, make, _ in (*EXACT, *SUMS, *WHOLE)}
+    assert made == {make for _, make, _ in (*EXACT, *SUMS, *WHOLE, *FIRST)} | {*SCALES}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "int4_columns_avx2_8_1024_flip0",
+        "int4_column_pairs_2048_flip8",
+        "int4_dot_avx512_16_flip0_r5_bfloat16_192",
+    ],
+)
+def test_traces_with_int4_are_read(name):
+    """Sizes are in the names, from which they are registered when a trace is read."""
+    intrin.register_named(f'sch.tensorize(block_or_loop=b0, tensor_intrin="{name}")')
+    assert TensorIntrin.get(name, allow_missing=True) is not None
 
 
 @cases(EXACT)
@@ -158,17 +201,32 @@ def summands(pair, rng, integers):
     return values
 
 
-@cases(SUMS + WHOLE)
+@cases(SUMS + WHOLE + FIRST)
 def test_same_sums(rng, level, make, key):
     """Integers and half integers below 2^24: no order of the additions rounds."""
-    pair = Pair(level, make(*key))
+    pair = Pair(level, make(*key), 0 if make is x86_edgellm.dot else -1)
     changed = False
     for _ in range(8):
         values = summands(pair, rng, integers=True)
         desc, impl = (pair(part, values) for part in ("desc", "impl"))
         assert (desc == impl).all()
-        changed |= bool((desc != values[-1]).any())
+        changed |= bool((desc != values[pair.output]).any())
     assert changed
+
+
+@pytest.mark.parametrize("level", ["avx512", "avx2"])
+def test_scales(rng, level):
+    """Every finite S0E5M3 byte, times integers, which is exact."""
+    pair = Pair(level, x86_edgellm.scale(level), 0)
+    total, sums, scales = pair.random(rng)
+    for start in range(0, 0xF8, 31):
+        scales[:] = np.resize(np.arange(start, start + 31, dtype=np.uint8), scales.shape)
+        sums[:] = rng.integers(-9, 10, sums.shape)
+        total[:] = 0
+        half = (scales.astype(np.uint16) << 7).view(np.float16).astype(np.float32)
+        want = sums * half.reshape(sums.shape[1], -1).T
+        for part in ("desc", "impl"):
+            assert (pair(part, [total, sums, scales]) == want).all()
 
 
 ROUNDINGS = 21

@@ -19,6 +19,10 @@ def register_named(trace: str) -> None:
         from blockscale.tir.intrin import x86_edgellm
 
         x86_edgellm.register_all()
+    if "int4_" in trace:
+        from blockscale.tir.intrin import x86_int4
+
+        x86_int4.register_named(trace)
     if "cuda_" in trace:
         register_gpu()
     if "tcgen05_" in trace:

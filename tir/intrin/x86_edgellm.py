@@ -39,7 +39,7 @@ def dot(level: str) -> str:
         row = T.int64()
         C = T.match_buffer(sums, (Q, L), "float32", offset_factor=1)
         A = T.match_buffer(a, (K,), "float32", offset_factor=1)
-        P = T.match_buffer(packed, (K, B), "uint8", align=1, offset_factor=1, strides=[row, 1])
+        P = T.match_buffer(packed, (K, B), "uint8", align=1, offset_factor=1, strides=[row, i64(1)])
         with T.sblock("root"):
             T.reads(C[0:Q, 0:L], A[0:K], P[0:K, 0:B])
             T.writes(C[0:Q, 0:L])
@@ -66,7 +66,7 @@ def dot(level: str) -> str:
         row = T.int64()
         C = T.match_buffer(sums, (Q, L), "float32", offset_factor=1)
         A = T.match_buffer(a, (K,), "float32", offset_factor=1)
-        P = T.match_buffer(packed, (K, B), "uint8", align=1, offset_factor=1, strides=[row, 1])
+        P = T.match_buffer(packed, (K, B), "uint8", align=1, offset_factor=1, strides=[row, i64(1)])
         with T.sblock("root"):
             T.reads(C[0:Q, 0:L], A[0:K], P[0:K, 0:B])
             T.writes(C[0:Q, 0:L])

@@ -9,6 +9,7 @@ Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2: 
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
@@ -253,3 +254,18 @@ def _dot_pairs(total: PrimExpr, a: PrimExpr, w: PrimExpr) -> PrimExpr:
         tirx.reinterpret("int32x16", a),
         tirx.reinterpret("int32x16", w),
     )
+
+
+_COLUMNS = re.compile(r"int4_columns_([a-z0-9]+)_(\d+)_(\d+)_flip(\d+)")
+_PAIRS = re.compile(r"int4_column_pairs_(\d+)_flip(\d+)")
+_DOT = re.compile(r"int4_dot_([a-z0-9]+)_(\d+)_flip(\d+)_r(\d+)_(float32|bfloat16)_(\d+)")
+
+
+def register_named(trace: str) -> None:
+    """Register the intrinsics of this module that ``trace`` names."""
+    for level, lanes, row_bytes, flip in _COLUMNS.findall(trace):
+        decode_columns(level, int(lanes), int(flip), int(row_bytes))
+    for row_bytes, flip in _PAIRS.findall(trace):
+        decode_column_pairs(int(row_bytes), int(flip))
+    for level, lanes, flip, rows, compute, ahead in _DOT.findall(trace):
+        dot_rows(level, int(lanes), int(flip), int(rows), compute, int(ahead))
