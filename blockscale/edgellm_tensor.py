@@ -37,6 +37,11 @@ def byte_values(packed: Tensor) -> Tensor:
     return pair.reshape(*packed.shape[:-1], 2 * packed.shape[-1])
 
 
+def _of_array(given: Any) -> Any:
+    """Return an array as a tensor of its memory, anything else as it is."""
+    return torch.from_numpy(given) if isinstance(given, np.ndarray) else given
+
+
 class Nvfp4Tensor:
     """A view of packed codes and block scales; it owns nothing and copies nothing.
 
@@ -83,10 +88,8 @@ class Nvfp4Tensor:
             TypeError: an argument of another type or dtype.
             ValueError: a stride, size or dimension that does not fit.
         """
-        quantized_data, block_scale, global_scale = (
-            torch.from_numpy(given) if isinstance(given, np.ndarray) else given
-            for given in (quantized_data, block_scale, global_scale)
-        )
+        quantized_data, block_scale = _of_array(quantized_data), _of_array(block_scale)
+        global_scale = _of_array(global_scale)
         self.quantized_data = quantized_data
         self._bytes = check.as_bytes(
             "quantized_data", quantized_data, check.INTEGERS, index.VECTOR_BYTES
