@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from blockscale import checks, ops_weights
-from blockscale.ops import quantize
+from blockscale.ops import dequantize, quantize
 
 if TYPE_CHECKING:
     from blockscale.checkpoints import Checkpoint
@@ -110,7 +110,9 @@ def equal(a: Tensor | int | None, b: Tensor | int | None) -> bool:
 class Linear(Prepared):
     """``y = x @ w.T + bias`` on an NVFP4 or MXFP4 weight (see `blockscale.linear`), or a dense one.
 
-    A dense weight is multiplied in the dtype of x.
+    A dense weight is multiplied in the dtype of x.  On CUDA others are dequantised to it in every
+    call, by the kernel of `blockscale.dequantize`, and multiplied by torch: memory is saved, time
+    is not.
     """
 
     _names: tuple[str, ...] = (
@@ -228,9 +230,17 @@ class Linear(Prepared):
             return torch.nn.functional.linear(x, self.weight.to(x.dtype), bias)
         if self.packed is None or self.block_scale is None:
             raise ValueError("Linear: it has no weight yet; load a state_dict, or pass packed")
+        if x.is_cuda:
+            return self._dequantized(x, self.packed, self.block_scale)
         return ops_weights.linear(
             x, self.packed, self.block_scale, self.fmt, self.global_scale, self.bias
         )
+
+    def _dequantized(self, x: Tensor, packed: Tensor, block_scale: Tensor) -> Tensor:
+        """Return the product with the weight in the dtype of x, as CUDA has no kernel of both."""
+        weight = dequantize(packed, block_scale, self.fmt, self.global_scale, dtype=x.dtype)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return torch.nn.functional.linear(x, weight, bias)
 
     def extra_repr(self) -> str:
         """Return sizes and format."""

@@ -237,3 +237,16 @@ def test_int4_layers_of_checkpoints(tmp_path, name):
         layer = nn.Linear.from_checkpoint(ckpt, weight, device="cuda")
         x = torch.randn(19, values.shape[1]).bfloat16()
         near(layer(x.cuda()), x.double() @ values.T, 1e-2)
+
+
+@pytest.mark.parametrize("name", ["modelopt_qwen3moe_nvfp4_default_cfg", "modelopt_mixtral_mxfp4"])
+def test_fp4_layers_of_checkpoints(tmp_path, name):
+    """Every NVFP4 or MXFP4 matrix of an export, in bfloat16."""
+    ckpt = bs.checkpoints.open(folder(name, tmp_path / "in"))
+    found = [n for n, e in ckpt.entries.items() if e.fmt in ("nvfp4", "mxfp4")]
+    assert found
+    for weight in found:
+        values = ckpt.weight(weight).dequantize().double()
+        layer = nn.Linear.from_checkpoint(ckpt, weight, device="cuda")
+        x = torch.randn(19, values.shape[1]).bfloat16()
+        near(layer(x.cuda()), x.double() @ values.T, 1e-2)

@@ -202,6 +202,16 @@ def test_linear(fmt, tmp_path):
     assert layer.bias.dtype == torch.float32
 
 
+@pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4"])
+def test_linear_dequantised(fmt):
+    """What a layer does on CUDA: near the kernel that decodes in its inner loop, bias and all."""
+    layer = nn.Linear.from_float(torch.nn.Linear(64, 48), fmt)
+    x = normal(7, 64)
+    got = layer._dequantized(x, layer.packed, layer.block_scale)
+    want = layer(x).double()
+    assert ((got - want).norm(dim=1) < 1e-5 * want.norm(dim=1)).all()
+
+
 def test_linear_zero_weight():
     """A weight of zeros has a global scale all the same."""
     layer = nn.Linear.from_float(torch.zeros(48, 64))
