@@ -21,6 +21,7 @@ import torch
 import blockscale as bs
 from blockscale import checkpoint_convert, checkpoint_writer
 from blockscale.checkpoint_convert import convert
+from blockscale.checkpoint_writer import Output, ShardWriter
 from blockscale.errors import CheckpointError
 
 GOLDEN = Path(__file__).parent / "golden" / "checkpoints"
@@ -324,3 +325,20 @@ def test_memory_stays_below_twice_the_largest_tensor(tmp_path, kind):
     assert done.returncode == 0, done.stderr
     largest = max(value.nbytes for value in large.values())
     assert int(done.stdout) * 1024 < 2 * largest
+
+
+def test_a_file_has_no_name_until_it_is_whole(tmp_path):
+    """The last piece may come first, so that a size says nothing; what is given up is gone."""
+    out = Output("a", "U8", (8,))
+    path = tmp_path / "model.safetensors"
+    for whole in (False, True):
+        writer = ShardWriter(path, [out])
+        writer.write(out, torch.arange(4, dtype=torch.uint8), 4)
+        assert not [p for p in tmp_path.iterdir() if p.suffix == ".safetensors"]
+        assert len([*tmp_path.iterdir()]) == 1
+        if whole:
+            writer.write(out, torch.zeros(4, dtype=torch.uint8))
+            writer.close()
+        writer.abandon()
+        assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"] * whole
+    assert path.read_bytes()[-8:] == bytes([0, 0, 0, 0, 0, 1, 2, 3])
