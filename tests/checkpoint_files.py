@@ -11,6 +11,7 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import torch
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 DTYPES = {
@@ -107,3 +108,15 @@ def int4(rng: np.random.Generator, out: int, inner: int, group: int, index=None)
     index = np.arange(inner) // group if index is None else index
     values = (codes.astype(float) - zero[:, index]) * scale.astype(float)[:, index]
     return codes, zero, scale, values
+
+
+def fp4(rng: np.random.Generator, *shape: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """One expert's weight as ModelOpt stores it, and its values."""
+    codes, scale, top, values = nvfp4(rng, *shape)
+    parts = {"weight": nibbles(codes), "weight_scale": scale, "weight_scale_2": top}
+    return parts, values
+
+
+def same(found: torch.Tensor, wanted: np.ndarray) -> None:
+    """Every value is what float64 gives, rounded to float32."""
+    np.testing.assert_array_equal(found.numpy(), wanted.astype(np.float32))

@@ -5,11 +5,14 @@ the user's own cache, and stay there between runs: the first run builds, later o
 ``make clean`` removes them.
 """
 
+import itertools
 import os
 import random
 import sys
 import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,3 +80,19 @@ def fixed_seeds(request: pytest.FixtureRequest) -> None:
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """Return a generator of the test's own, seeded from its name."""
     return np.random.default_rng(_seed(request))
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Callable[..., Any]:
+    """Return a function from tensors, and what config.json says on them, to the checkpoint."""
+    import checkpoint_files as files
+
+    numbers = itertools.count()
+
+    def made(tensors: Any, quantization: Any = None, **config: Any) -> Any:
+        if quantization is not None:
+            config["quantization_config"] = quantization
+        folder = files.folder(tmp_path / f"c{next(numbers)}", tensors, config)
+        return blockscale.checkpoints.open(folder)
+
+    return made

@@ -6,13 +6,12 @@ Codes and scales are drawn, stored as an exporter stores them, and worked out in
 from __future__ import annotations
 
 import json
-from itertools import count
 
 import checkpoint_files as files
 import numpy as np
 import pytest
 import torch
-from checkpoint_files import BF16, nibbles, words
+from checkpoint_files import BF16, nibbles, same, words
 from click.testing import CliRunner
 
 import blockscale as bs
@@ -23,23 +22,6 @@ from blockscale.errors import CheckpointError
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(11)
-
-
-@pytest.fixture
-def opened(tmp_path):
-    """A function from tensors, and what config.json says on them, to the open checkpoint."""
-    numbers = count()
-
-    def made(tensors, quantization=None, **config):
-        if quantization is not None:
-            config["quantization_config"] = quantization
-        return bs.checkpoints.open(files.folder(tmp_path / f"c{next(numbers)}", tensors, config))
-
-    return made
-
-
-def same(found: torch.Tensor, wanted: np.ndarray) -> None:
-    np.testing.assert_array_equal(found.numpy(), wanted.astype(np.float32))
 
 
 def test_modelopt_int4_packs_two_outputs_a_byte(opened, rng):

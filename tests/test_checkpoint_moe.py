@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import count
-
 import checkpoint_files as files
 import numpy as np
 import pytest
 import torch
-from checkpoint_files import BF16, nibbles, words
+from checkpoint_files import BF16, fp4, words
 
-import blockscale as bs
 from blockscale.errors import CheckpointError
 
 E, H, I = 3, 64, 32  # noqa: E741 - experts, hidden, intermediate, as everywhere
@@ -19,29 +16,6 @@ E, H, I = 3, 64, 32  # noqa: E741 - experts, hidden, intermediate, as everywhere
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(3)
-
-
-@pytest.fixture
-def opened(tmp_path):
-    numbers = count()
-
-    def made(tensors, quantization=None, **config):
-        if quantization is not None:
-            config["quantization_config"] = quantization
-        return bs.checkpoints.open(files.folder(tmp_path / f"c{next(numbers)}", tensors, config))
-
-    return made
-
-
-def same(found: torch.Tensor, wanted: np.ndarray) -> None:
-    np.testing.assert_array_equal(found.numpy(), wanted.astype(np.float32))
-
-
-def fp4(rng, *shape):
-    """One expert's weight as ModelOpt stores it, and its values."""
-    codes, scale, top, values = files.nvfp4(rng, *shape)
-    parts = {"weight": nibbles(codes), "weight_scale": scale, "weight_scale_2": top}
-    return parts, values
 
 
 def test_prepared_experts_are_those_of_the_checkpoint(opened, rng):
