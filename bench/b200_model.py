@@ -21,7 +21,7 @@ from bench.b200_points import Point, points
 from bench.readme import fill
 from bench.tables import markdown_table, us_text
 from blockscale.demo.files import write_text
-from blockscale.lower.gemm_plan import FORMATS, Y_TILES, GemmPlan
+from blockscale.specs.plans.gemm import FORMATS, Y_TILES, GemmPlan
 from blockscale.tuning.b200 import B200, FITTED, VERSION, Machine, Modelled, time_us
 
 CLUSTERS = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2), (8, 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bench.tcgen05_kernels import pair
-from blockscale.lower.gemm_plan import GemmPlan
+from blockscale.specs.plans.gemm import GemmPlan
 
 TIRX = "github.com/mlc-ai/tirx-kernels, bench_suite/baseline.md of 2026-08-07"
 DEEPGEMM = "github.com/deepseek-ai/DeepGEMM, pull request 348"

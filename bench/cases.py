@@ -19,9 +19,10 @@ from torch.nn import functional
 
 from bench import formulas
 from bench.timing import Call, copies
-from blockscale import fp8_scale_candidates, jit
+from blockscale import fp8_scale_candidates
 from blockscale.demo.metrics import decode_nvfp4, row_errors
-from blockscale.function import Function
+from blockscale.runtime import jit
+from blockscale.runtime.function import Function
 from blockscale.specs import Dequantize, Linear, Quantize, ScaleSweep, Swizzle
 
 SIZE = 4096

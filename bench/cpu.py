@@ -18,9 +18,9 @@ from rich.console import Console
 
 import blockscale
 from bench import cases, tables, timing
-from blockscale import host
+from blockscale.base import host
+from blockscale.base.errors import LibraryError, LinkError
 from blockscale.demo.files import write_json
-from blockscale.errors import LibraryError, LinkError
 
 FORMAT = 1
 QUIET_LOAD = 0.5  # runnable processes besides this one, above which times are not worth much

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 import blockscale
-from blockscale import edgellm
+from blockscale.compat import edgellm
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOP_K = 2688, 1856, 128, 6
 TOKENS = (1, 2, 4, 8, 16)

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 import blockscale
-from blockscale import host
+from blockscale.base import host
 from blockscale.demo.files import write_json
 
 FORMAT = 1

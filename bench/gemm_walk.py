@@ -16,11 +16,11 @@ from bench.readme import fill
 from blockscale import catalog
 from blockscale.demo.files import write_text
 from blockscale.lower import nvcc
-from blockscale.lower.gemm_maps import Size, gemm_maps
-from blockscale.lower.gemm_plan import SMEM_BYTES, TMEM_COLUMNS, GemmPlan
-from blockscale.lower.gemm_read import read
-from blockscale.lower.gemm_source import source
+from blockscale.lower.gemm.maps import Size, gemm_maps
+from blockscale.lower.gemm.read import read
+from blockscale.lower.gemm.source import source
 from blockscale.specs import MmFp4
+from blockscale.specs.plans.gemm import SMEM_BYTES, TMEM_COLUMNS, GemmPlan
 
 ARCH = "sm_100a"
 SPEC = MmFp4(4096, 7168, "nvfp4", "bfloat16")

@@ -19,7 +19,7 @@ from bench import gpu_reference as reference
 from bench.gpu_peers import Peer
 from bench.gpu_timing import Buffer, Data
 from blockscale.specs import Dequantize, Quantize, ScaleSweep, Swizzle, Unswizzle
-from blockscale.specs_fused import ActQuantize, NormQuantize
+from blockscale.specs.fused import ActQuantize, NormQuantize
 
 HIDDEN = (2048, 2880, 4096, 5120, 7168, 8192, 16384)
 ROWS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)

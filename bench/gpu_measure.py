@@ -15,7 +15,7 @@ from bench.gpu_peers import TOLERATED, Peer, Run
 from bench.gpu_timing import Captured, Data
 
 Kernel = Callable[..., Any]
-"""A kernel of a loaded library (`blockscale.function.Function`)."""
+"""A kernel of a loaded library (`blockscale.runtime.function.Function`)."""
 
 
 class Clock(Protocol):

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 import blockscale as bs
-from blockscale.specs_int4 import TILES, Int4Mm
+from blockscale.specs.int4 import TILES, Int4Mm
 
 COLD_BYTES = 200 << 20
 """Copies of a weight are as large together: four times the L2 cache of an H200."""

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from bench import gpu_timing
+from blockscale.base.index_maps import IndexMap
 from blockscale.demo.files import write_json
 from blockscale.specs import Relayout, Swizzle, Unswizzle
-from blockscale.specs_layout import LAYOUTS
-from blockscale.tir.layouts import IndexMap
+from blockscale.specs.layout import LAYOUTS
 
 FORMAT = 1
 BAR = 0.6

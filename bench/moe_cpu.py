@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from bench.cases import KERNEL_BOUND, SHORT, TORCH_BOUND, Case, Comparison, need, random_packed
 from bench.timing import Call, copies
-from blockscale import jit
 from blockscale.demo.metrics import decode_nvfp4, row_errors
-from blockscale.function import Function
+from blockscale.runtime import jit
+from blockscale.runtime.function import Function
 from blockscale.specs import FusedMoe
 
 EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 8, 2, 1024, 2816

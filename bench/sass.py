@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from bench import loops
-from blockscale.errors import CompileError
+from blockscale.base.errors import CompileError
 
 MMA = re.compile(r"UTC[A-Z]*MMA\b")
 COMMIT = "UTCBAR"

@@ -24,9 +24,9 @@ from blockscale.emulator import flow, launching
 from blockscale.emulator.machine import Machine
 from blockscale.emulator.report import Report
 from blockscale.lower import nvcc
-from blockscale.lower.gemm_maps import TensorMapPlan, gemm_maps
-from blockscale.lower.gemm_plan import GemmPlan
-from blockscale.lower.gemm_source import THREADS, source
+from blockscale.lower.gemm.maps import TensorMapPlan, gemm_maps
+from blockscale.lower.gemm.source import THREADS, source
+from blockscale.specs.plans.gemm import GemmPlan
 
 MMA, COMMIT = "tcgen05.mma", "tcgen05.commit"
 SWIZZLES = {32: "32B", 64: "64B", 128: "128B"}

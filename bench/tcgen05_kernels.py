@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from blockscale.lower.gemm_plan import GemmPlan
+from blockscale.specs.plans.gemm import GemmPlan
 
 SIZES = (1024, 4096, 8192)
 """M = N = K."""

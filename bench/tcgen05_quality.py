@@ -33,7 +33,7 @@ from bench.tcgen05_kernels import (
 from bench.tcgen05_report import console_table, document, unexplained
 from blockscale.demo.files import write_json, write_text
 from blockscale.lower import nvcc
-from blockscale.lower.gemm_source import THREADS, source
+from blockscale.lower.gemm.source import THREADS, source
 
 FORMAT = 1
 ARCH = "sm_100a"

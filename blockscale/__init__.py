@@ -4,21 +4,24 @@
 the compiler, only when a kernel has to be built.
 """
 
+import sys as _sys
 from importlib import import_module as _import_module
+from importlib.abc import Loader as _Loader
+from importlib.abc import MetaPathFinder as _MetaPathFinder
+from importlib.machinery import ModuleSpec as _ModuleSpec
 from pathlib import Path as _Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from blockscale.base.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from blockscale import checkpoints as checkpoints
-    from blockscale import edgellm as edgellm
-    from blockscale import int4 as int4
-    from blockscale import layouts as layouts
     from blockscale import nn as nn
     from blockscale import specs as specs
-    from blockscale.facade import build, tune
-    from blockscale.moe_weights import MoeWeights, prepare_moe_weights
-    from blockscale.ops import dequantize, quantize, swizzle_scales, unswizzle_scales
-    from blockscale.ops_fused import (
+    from blockscale.compat import edgellm as edgellm
+    from blockscale.ops import int4 as int4
+    from blockscale.ops import layouts as layouts
+    from blockscale.ops.fused.functions import (
         add_rmsnorm_fp4quant,
         gelu_tanh_and_mul_fp4quant,
         grouped_quantize,
@@ -27,13 +30,14 @@ if TYPE_CHECKING:
         silu_and_mul_grouped_fp4quant,
         swiglu_fp4quant,
     )
-    from blockscale.ops_gemm import grouped_mm_fp4, mm_fp4
-    from blockscale.ops_moe import fused_moe
-    from blockscale.ops_route import moe_route
-    from blockscale.ops_weights import fp8_scale_candidates, linear, nvfp4_fp8_scale_sweep
-    from blockscale.runtime import Library, load
-
-__version__ = "0.1.0"
+    from blockscale.ops.gemm import grouped_mm_fp4, mm_fp4
+    from blockscale.ops.linear import fp8_scale_candidates, linear, nvfp4_fp8_scale_sweep
+    from blockscale.ops.moe.layer import fused_moe
+    from blockscale.ops.moe.route import moe_route
+    from blockscale.ops.moe.weights import MoeWeights, prepare_moe_weights
+    from blockscale.ops.quant import dequantize, quantize, swizzle_scales, unswizzle_scales
+    from blockscale.runtime.library import Library, load
+    from blockscale.tuning.facade import build, tune
 
 __all__ = [
     "Library",
@@ -67,15 +71,21 @@ __all__ = [
 if not (_Path(__file__).parent / "tir").is_dir():
     __path__.append(str(_Path(__file__).resolve().parent.parent))
 
+_MODULES = {
+    "checkpoints": "checkpoints",
+    "edgellm": "compat.edgellm",
+    "int4": "ops.int4",
+    "layouts": "ops.layouts",
+    "nn": "nn",
+    "specs": "specs",
+}
+"""Public modules, and where they are."""
+
 _HOMES = {
-    "runtime": ("Library", "load"),
-    "facade": ("build", "tune"),
-    "moe_weights": ("MoeWeights", "prepare_moe_weights"),
-    "ops_gemm": ("grouped_mm_fp4", "mm_fp4"),
-    "ops_moe": ("fused_moe",),
-    "ops_route": ("moe_route",),
-    "ops_weights": ("fp8_scale_candidates", "linear", "nvfp4_fp8_scale_sweep"),
-    "ops_fused": (
+    "ops.quant": ("dequantize", "quantize", "swizzle_scales", "unswizzle_scales"),
+    "ops.linear": ("fp8_scale_candidates", "linear", "nvfp4_fp8_scale_sweep"),
+    "ops.gemm": ("grouped_mm_fp4", "mm_fp4"),
+    "ops.fused.functions": (
         "add_rmsnorm_fp4quant",
         "gelu_tanh_and_mul_fp4quant",
         "grouped_quantize",
@@ -84,21 +94,27 @@ _HOMES = {
         "silu_and_mul_grouped_fp4quant",
         "swiglu_fp4quant",
     ),
+    "ops.moe.layer": ("fused_moe",),
+    "ops.moe.route": ("moe_route",),
+    "ops.moe.weights": ("MoeWeights", "prepare_moe_weights"),
+    "runtime.library": ("Library", "load"),
+    "tuning.facade": ("build", "tune"),
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names}  # others: ops
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
     """Import the home of a public name on its first use; later uses find the name here."""
-    if name in ("checkpoints", "edgellm", "int4", "layouts", "nn", "specs"):  # modules
-        return _import_module(f"blockscale.{name}")
+    if name in _MODULES:
+        return _import_module(f"blockscale.{_MODULES[name]}")
     if name not in __all__:
         raise AttributeError(f"module 'blockscale' has no attribute {name!r}; it has {__all__}")
-    home = _HOME.get(name, "ops")
+    home = _HOME[name]
     module = _import_module(f"blockscale.{home}")
     if home.startswith("ops"):  # so that all of torch.ops.blockscale is there
-        for other in ("ops", *(h for h in _HOMES if h.startswith("ops"))):
-            _import_module(f"blockscale.{other}")
+        for other in _HOMES:
+            if other.startswith("ops"):
+                _import_module(f"blockscale.{other}")
     value: object = getattr(module, name)
     globals()[name] = value
     return value
@@ -107,3 +123,23 @@ def __getattr__(name: str) -> object:
 def __dir__() -> list[str]:
     """Return the public names, imported or not."""
     return sorted({*globals(), *__all__})
+
+
+class _PublicModules(_MetaPathFinder, _Loader):
+    """Lets ``import blockscale.int4`` find the module that ``blockscale.int4`` is."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> _ModuleSpec | None:
+        package, _, module = name.rpartition(".")
+        known = package == "blockscale" and _MODULES.get(module, module) != module
+        return _ModuleSpec(name, self) if known else None
+
+    def create_module(self, spec: _ModuleSpec) -> Any:
+        module = _import_module(f"blockscale.{_MODULES[spec.name.rpartition('.')[2]]}")
+        self.spec = module.__spec__
+        return module
+
+    def exec_module(self, module: Any) -> None:
+        module.__spec__ = self.spec
+
+
+_sys.meta_path.append(_PublicModules())

@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for library in config.getoption("--library"):
         blockscale.load(library)
     if config.getoption("--device") != "cpu":
-        import kernels
+        from tests.kit import kernels
 
         kernels.device = config.getoption("--device")
 
@@ -85,7 +85,7 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
 @pytest.fixture
 def opened(tmp_path: Path) -> Callable[..., Any]:
     """Return a function from tensors, and what config.json says on them, to the checkpoint."""
-    import checkpoint_files as files
+    from tests.kit import checkpoint_files as files
 
     numbers = itertools.count()
 

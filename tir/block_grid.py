@@ -1,6 +1,6 @@
-"""Block scales in the 128x4 layout of `blockscale.tir.layouts` as expressions; walks over blocks.
+"""Block scales in the 128x4 layout of `base.index_maps` as expressions; walks over blocks.
 
-Tuning logs hang on the form of these expressions; `tests/test_index_maps.py` compares them with the
+Tuning logs hang on the form of these expressions; `test_index_maps.py` compares them with the
 index map of the layout.
 """
 

@@ -1,6 +1,6 @@
 """Where the fused ops write block scales: linear, 128x4 or 8x4, padding as zero.
 
-8x4 is the 128x4 layout (`blockscale.tir.layouts`) with tiles of 8 rows; byte offset of scale
+8x4 is the 128x4 layout (`blockscale.base.index_maps`) with tiles of 8 rows; byte offset of scale
 (r, c), with C4 = ceil(columns / 4):  (r // 8) * C4 * 32 + (c // 4) * 32 + (r % 8) * 4 + c % 4
 
 The blocks that write padding declare that they write nothing.  TVM moves no block whose buffer

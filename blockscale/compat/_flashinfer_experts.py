@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from blockscale import checks
 from blockscale.compat._flashinfer_scales import contiguous
-from blockscale.dispatch import traced
-from blockscale.fused_act import ActOp, act, define_act, traced_act
+from blockscale.ops import checks
+from blockscale.ops.dispatch import traced
+from blockscale.ops.fused.act import ActOp, act, define_act, traced_act
 
 Tensor = torch.Tensor
 

@@ -7,7 +7,8 @@ from math import prod
 
 import torch
 
-from blockscale import checks, ops
+from blockscale.ops import checks
+from blockscale.ops import quant as ops
 
 Tensor = torch.Tensor
 

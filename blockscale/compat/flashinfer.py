@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import torch
 
-from blockscale import checks
 from blockscale.compat._flashinfer_experts import (
     nvfp4_batched_quantize,
     scaled_fp4_grouped_quantize,
@@ -40,9 +39,10 @@ from blockscale.compat._flashinfer_scales import (
     nvfp4_block_scale_interleave,
     one_scale,
 )
-from blockscale.dispatch import traced
-from blockscale.fused_act import ActOp, act, define_act, traced_act
-from blockscale.fused_norm import NormOp, define_add, define_norm, norm, traced_norm
+from blockscale.ops import checks
+from blockscale.ops.dispatch import traced
+from blockscale.ops.fused.act import ActOp, act, define_act, traced_act
+from blockscale.ops.fused.norm import NormOp, define_add, define_norm, norm, traced_norm
 
 Tensor = torch.Tensor
 

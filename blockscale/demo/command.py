@@ -17,9 +17,9 @@ import click
 from rich.console import Console
 from rich.progress import track
 
-from blockscale import logs
-from blockscale.errors import LibraryError, LinkError
-from blockscale.tuning.records import LogError
+from blockscale.base.errors import LibraryError, LinkError
+from blockscale.build import logs
+from blockscale.build.records import LogError
 
 from . import files, tables
 
@@ -71,7 +71,7 @@ class Demo:
 
     def tune(self) -> dict[str, Any]:
         """Search for `seconds`, starting from the committed logs and from earlier runs' trials."""
-        from blockscale.tuner import tune
+        from blockscale.tuning.tuner import tune
 
         found = tune(
             self.specs, seconds=self.seconds, work_dir=self.work, seed_logs=[logs.committed()]
@@ -82,7 +82,7 @@ class Demo:
 
     def build(self) -> None:
         """Build the library from this machine's trials, then from the committed logs."""
-        from blockscale.builder import build
+        from blockscale.build.builder import build
 
         dirs = [path for path in (self.work, logs.committed()) if path.is_dir()]
         build(self.specs, self.library, logs_dirs=dirs, meta={"model": NAME})

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from blockscale.errors import CompileError
+from blockscale.base.errors import CompileError
+from blockscale.base.files import CUDA_HEADERS
 
-INCLUDE = Path(__file__).resolve().parent.parent / "native"
-"""Folder of our device headers."""
+INCLUDES = (CUDA_HEADERS, CUDA_HEADERS / "gemm", CUDA_HEADERS / "moe")
+"""Folders of our device headers."""
 
 FLAGS = (
     "-O3",
@@ -84,7 +85,12 @@ def compile_cuda_source(source: str, arch: str, *, ptx: bool = False) -> Compile
         text, out = Path(folder) / "kernel.cu", Path(folder) / "kernel.out"
         text.write_text(source)
         command = [
-            *[str(nvcc()), *FLAGS, f"-I{INCLUDE}", "-ptx" if ptx else "-cubin"],
+            *[
+                str(nvcc()),
+                *FLAGS,
+                *(f"-I{folder}" for folder in INCLUDES),
+                "-ptx" if ptx else "-cubin",
+            ],
             *([] if ptx else ["-Xptxas", "-v"]),
             *["-gencode", f"arch=compute_{number},code={code}", str(text), "-o", str(out)],
         ]

@@ -9,10 +9,8 @@ from typing import Any
 
 from tvm import tirx
 
-from blockscale.errors import LoweringError
-
-PREFIX = "blockscale."
-"""Of the annotations' keys."""
+from blockscale.base.errors import LoweringError
+from blockscale.specs.plans import PREFIX
 
 _CALL = re.compile(r"bs_(?P<what>[a-z0-9_]+?)(?:<(?P<number>\d+)>)?$")
 

@@ -1,1 +1,1 @@
-"""The parts of `blockscale.tuner`: space, cost model, worker processes, records, progress."""
+"""The parts of `tuning.tuner`: space, cost model, worker processes, records, progress."""

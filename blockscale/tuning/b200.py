@@ -27,7 +27,7 @@ import math
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
-from blockscale.lower.gemm_plan import LANES, OUT_BYTES, SCALE_ATOM_BYTES, GemmPlan
+from blockscale.specs.plans.gemm import LANES, OUT_BYTES, SCALE_ATOM_BYTES, GemmPlan
 
 VERSION = 1
 """Of the formulas; with `Machine.digest` it says what made a modelled time."""

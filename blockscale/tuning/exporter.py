@@ -14,15 +14,15 @@ from typing import Any
 
 from tvm_ffi import libinfo
 
-from blockscale import export
+from blockscale.build import export
 from blockscale.tuning.worker import PARAMS
 
 
 def export_openmp(module: Any, target: str, out: Path) -> None:
-    """Compile ``module`` and link it with `blockscale.export`'s runtime into ``out``."""
+    """Compile ``module`` and link it with `blockscale.build.export`'s runtime into ``out``."""
     from tvm.target import Target
 
-    from blockscale.lowering import compile_cpu
+    from blockscale.lower.cpu import compile_cpu
 
     kernel = out.with_suffix(".o")
     compile_cpu(module, Target(target)).write_to_file(str(kernel), "o")
@@ -47,10 +47,11 @@ def export_cuda(module: Any, target: str, out: Path) -> None:
     """
     from tvm.target import Target
 
-    from blockscale import __version__, manifest
-    from blockscale.export_cuda import write_cuda_library
-    from blockscale.lower.moe_sizes import ATTRIBUTE
-    from blockscale.tuning import moe_kernels
+    from blockscale.base import manifest
+    from blockscale.base.version import VERSION
+    from blockscale.build.export_cuda import write_cuda_library
+    from blockscale.specs.plans.moe_gemm import ATTRIBUTE
+    from blockscale.tuning.moe import kernels as moe_kernels
 
     arch = str(Target(target).attrs["arch"])
     func = module["main"]
@@ -60,7 +61,7 @@ def export_cuda(module: Any, target: str, out: Path) -> None:
     params = json.loads(str(func.attrs[PARAMS]))
     contents = {
         "format": manifest.FORMAT,
-        "blockscale": __version__,
+        "blockscale": VERSION,
         "abi": {"tvm_ffi": version("apache-tvm-ffi"), "blockscale": manifest.BLOCKSCALE_ABI},
         "target": {"kind": "cuda", "level": arch, "features": [], "archs": [arch]},
         "built": {},
@@ -71,8 +72,9 @@ def export_cuda(module: Any, target: str, out: Path) -> None:
 
 def _cuda_code(func: Any, params: list[dict[str, Any]], arch: str) -> Any:
     """Return the machine code of ``main``; a tcgen05 GEMM is not lowered by TVM."""
-    from blockscale.lower import cuda, gemm
-    from blockscale.tir.gemm_tiles import ATTRIBUTE
+    from blockscale.lower import cuda
+    from blockscale.lower.gemm import kernel as gemm
+    from blockscale.tir.gemm.tiles import ATTRIBUTE
 
     if ATTRIBUTE not in func.attrs:
         return cuda.compile_cuda(func, "main", arch)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from blockscale.lower.gemm_plan import GemmPlan
+from blockscale.specs.plans.gemm import GemmPlan
 
 _SIZES = ("fmt", "out_dtype", "n", "k", "experts")
 """Fields of a plan that are the workload's."""
@@ -14,8 +14,8 @@ _SIZES = ("fmt", "out_dtype", "n", "k", "experts")
 
 def facts_of(mod: Any) -> Callable[[Any], Mapping[str, float]] | None:
     """Return what tells the decisions of a schedule of ``mod``; None if only its trace does."""
-    from blockscale.lower import moe_sizes
-    from blockscale.tir import gemm_tiles
+    from blockscale.specs.plans import moe_gemm as moe_sizes
+    from blockscale.tir.gemm import tiles as gemm_tiles
 
     attrs = mod["main"].attrs or {}
     if moe_sizes.ATTRIBUTE in attrs:
@@ -25,16 +25,16 @@ def facts_of(mod: Any) -> Callable[[Any], Mapping[str, float]] | None:
 
 def gemm_facts(sch: Any) -> dict[str, float]:
     """Return the plan of a scheduled GEMM as numbers, under the keys of annotations."""
-    from blockscale.lower.gemm_read import read
-    from blockscale.lower.sites import PREFIX
+    from blockscale.lower.gemm.read import read
+    from blockscale.specs.plans import PREFIX
 
     return {f"{PREFIX}{name}": value for name, value in plan_facts(read(sch.mod["main"])).items()}
 
 
 def moe_facts(sch: Any) -> dict[str, float]:
     """Return the plan of a scheduled GEMM of an MoE layer as numbers, likewise."""
-    from blockscale.lower.moe_read import read
-    from blockscale.lower.sites import PREFIX
+    from blockscale.lower.moe.read import read
+    from blockscale.specs.plans import PREFIX
 
     plan = read(sch.mod["main"])
     names = ("rows", "tokens", "slices", "stages", "blocks_k", "consumers", "stage_bytes")

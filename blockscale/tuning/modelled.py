@@ -15,10 +15,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from blockscale.lower.gemm_plan import GemmPlan
+from blockscale.build.store import Workload
+from blockscale.specs.plans.gemm import GemmPlan
 from blockscale.tuning import b200, gpu
 from blockscale.tuning.pipeline import Job, Pipeline
-from blockscale.tuning.store import Workload
 from blockscale.tuning.worker import PARAMS, Measurement
 
 LEVELS = ("sm_100a", "sm_100f")
@@ -39,7 +39,7 @@ def stands_in(level: str, workloads: Iterable[Workload]) -> bool:
     """Return whether the model has to do: it knows all ``workloads``, and there is no such GPU."""
     if level not in LEVELS:
         return False
-    from blockscale.catalog_gpu import has_tensor_memory
+    from blockscale.catalog.gpu import has_tensor_memory
 
     return all(has_tensor_memory(w.spec) for w in workloads) and not _has_gpu(level)
 
@@ -69,8 +69,8 @@ def export(module: Any, target: str, out: Path) -> None:
     from tvm.target import Target
 
     from blockscale.lower import nvcc
-    from blockscale.lower.gemm_read import read
-    from blockscale.lower.gemm_source import source
+    from blockscale.lower.gemm.read import read
+    from blockscale.lower.gemm.source import source
 
     plan = read(module["main"].without_attr(PARAMS)).check()
     arch = str(Target(target).attrs["arch"])

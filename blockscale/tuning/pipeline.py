@@ -16,11 +16,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from blockscale.build.records import LogError, sentence
+from blockscale.build.store import Workload
 from blockscale.tuning import gpu, worker
 from blockscale.tuning.pool import Answer, Pool, Worker
-from blockscale.tuning.records import LogError, sentence
 from blockscale.tuning.session import Session, promise
-from blockscale.tuning.store import Workload
 from blockscale.tuning.task import Candidate, Proposal, Task
 from blockscale.tuning.worker import Measurement
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from blockscale.build.records import median_us
 from blockscale.tuning import worker
 from blockscale.tuning.pool import Answer, Pool
-from blockscale.tuning.records import median_us
 from blockscale.tuning.task import Candidate, Task
 from blockscale.tuning.worker import Measurement
 

@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from blockscale.targets import is_gpu
+from blockscale.base.targets import is_gpu
+from blockscale.build.records import Record, trace_key
+from blockscale.build.space import Point, Space, new_schedule, replay, trace_json
+from blockscale.build.store import Store, Workload, target_of, with_model
 from blockscale.tuning.facts import facts_of
 from blockscale.tuning.model import Search
-from blockscale.tuning.records import Record, trace_key
-from blockscale.tuning.space import Point, Space, new_schedule, replay, trace_json
-from blockscale.tuning.store import Store, Workload, target_of, with_model
 from blockscale.tuning.worker import PARAMS, Argument, Timing
 
 _MAX_ILLEGAL = 64

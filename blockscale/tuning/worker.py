@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from blockscale.tuning.records import sentence
+from blockscale.build.records import sentence
 
 _PR_SET_PDEATHSIG = 1
 MAX_TURNED = 1e-3

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
-import reference
 from cuda_kernels import Case, nans
 from kind_cases import FORMATS
+
+from tests.reference import core as reference
 
 Generator = np.random.Generator
 F32, F64 = np.float32, np.float64

@@ -12,7 +12,8 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import reference
+
+from tests.reference import core as reference
 
 FOLDER = Path(__file__).resolve().parent.parent / "golden" / "ptx_cases"
 NAMES = ("tri_nvfp4", "tri_mxfp8_mxfp4")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from ptx_cases import DIGESTS, NAMES, digest, unpack
 
-from blockscale import cli
+from blockscale.cli import command as cli
 from blockscale.emulator.case import Case
 
 SEEDS = range(10)

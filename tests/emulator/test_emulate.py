@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from case_kit import GOT, Machine, case_data, write
 
-from blockscale import cli, emulator
+from blockscale import emulator
+from blockscale.cli import command as cli
 from blockscale.emulator.errors import Deadlock, PtxError
 from blockscale.emulator.report import Hazard
 

@@ -11,9 +11,9 @@ from functools import cache
 
 import numpy as np
 import pytest
-import reference
 
 from blockscale import emulator
+from tests.reference import core as reference
 
 triton = pytest.importorskip(
     "triton", reason="triton is not installed: no compiler for its kernels"

@@ -16,11 +16,11 @@ def register_named(trace: str) -> None:
     if "_dots_" in trace:
         register_moe()
     if "edgellm_" in trace:
-        from blockscale.tir.intrin import x86_edgellm
+        from blockscale.tir.intrin.x86 import edgellm as x86_edgellm
 
         x86_edgellm.register_all()
     if "int4_" in trace:
-        from blockscale.tir.intrin import x86_int4
+        from blockscale.tir.intrin.x86 import int4 as x86_int4
 
         x86_int4.register_named(trace)
     if "cuda_" in trace:
@@ -34,7 +34,18 @@ def register_named(trace: str) -> None:
 @cache
 def register_gpu() -> None:
     """Register every CUDA intrinsic, which takes seconds."""
-    from blockscale.tir.intrin import cuda_act, cuda_blocks, cuda_fused, cuda_sweep
+    from blockscale.tir.intrin.cuda import (
+        act as cuda_act,
+    )
+    from blockscale.tir.intrin.cuda import (
+        blocks as cuda_blocks,
+    )
+    from blockscale.tir.intrin.cuda import (
+        fused as cuda_fused,
+    )
+    from blockscale.tir.intrin.cuda import (
+        sweep as cuda_sweep,
+    )
 
     for module in (cuda_act, cuda_blocks, cuda_fused, cuda_sweep):
         module.register_all()
@@ -43,7 +54,7 @@ def register_gpu() -> None:
 @cache
 def register_moe() -> None:
     """Register the x86 intrinsics of MoE layers, which takes seconds."""
-    from blockscale.tir.intrin import x86_words
+    from blockscale.tir.intrin.x86 import words as x86_words
 
     x86_words.register_all()
 
@@ -52,7 +63,21 @@ def register_moe() -> None:
 def register_cpu() -> None:
     """Register every x86 intrinsic but those of `register_moe`."""
     from blockscale.specs import BLOCK_SIZE
-    from blockscale.tir.intrin import x86, x86_fused, x86_gemm, x86_panels, x86_rows
+    from blockscale.tir.intrin.x86 import (
+        fused as x86_fused,
+    )
+    from blockscale.tir.intrin.x86 import (
+        gemm as x86_gemm,
+    )
+    from blockscale.tir.intrin.x86 import (
+        panels as x86_panels,
+    )
+    from blockscale.tir.intrin.x86 import (
+        rows as x86_rows,
+    )
+    from blockscale.tir.intrin.x86 import (
+        width as x86,
+    )
 
     for width in {width.level: width for width in x86.WIDTHS.values()}.values():
         for compute in ("float32", "bfloat16"):

@@ -1,6 +1,6 @@
 """Tensor intrinsics of a grouped 4-bit GEMM on Hopper: what one instruction does with a tile.
 
-Each is a *desc* in plain loops (the expressions of `blockscale.tir.moe_tiles`) and an *impl* that
+Each is a *desc* in plain loops (the expressions of `blockscale.tir.moe.tiles`) and an *impl* that
 calls the function of ``blockscale/native/moe_*.cuh`` which issues the instruction.  Scope "local"
 is registers: a fragment is spread over the lanes of a warp (16 rows) or of a warpgroup (64 rows)
 as the MMA wants it (PTX ISA 9.7.14.5.8, 9.7.15.5.2).
@@ -16,11 +16,11 @@ from tvm.s_tir import TensorIntrin
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
-from blockscale.lower.moe_plan import FORMATS
-from blockscale.lower.moe_sizes import scale_count
+from blockscale.specs.plans.moe import FORMATS
+from blockscale.specs.plans.moe_gemm import scale_count
 from blockscale.tir.common import i64
-from blockscale.tir.intrin import cuda_blocks
-from blockscale.tir.moe_tiles import WORDS, decoded, f32
+from blockscale.tir.intrin.cuda import blocks as cuda_blocks
+from blockscale.tir.moe.tiles import WORDS, decoded, f32
 
 HEADER = '#include "moe_gemm.cuh"\n'
 """What declares the device functions."""
@@ -199,7 +199,7 @@ def _row(dtype: str, body: bool) -> PrimFunc:
 def decode(fmt: str, group: int, zeros: bool, dtype: str) -> str:
     """Register and name: decode 16 rows x 64 k to the A fragments of four steps, in registers.
 
-    A lane's four words are its rows g and g + 8; `blockscale/native/moe_decode.cuh` says how.
+    A lane's four words are its rows g and g + 8; `native/moe/moe_decode.cuh` says how.
     """
     name = f"decode_{fmt}_g{group}{'z' if zeros else ''}_16x64_{_TYPES[dtype]}"
     made = (_decode(fmt, group, zeros, dtype, body) for body in (False, True))

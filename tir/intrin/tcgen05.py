@@ -1,7 +1,7 @@
 """Tensor intrinsics of tcgen05: what one instruction does with a tile.
 
-Each is a *desc* in plain loops (the expressions of `blockscale.tir.gemm_tiles`) and an *impl* that
-calls the function of ``blockscale/native/tcgen05.cuh``.  Scope "shared.tmem" is tensor memory.
+Each is a *desc* in plain loops (the expressions of `blockscale.tir.gemm.tiles`) and an *impl* that
+calls the function of ``native/tcgen05.cuh``.  Scope "shared.tmem" is tensor memory.
 
 Scales in tensor memory are [lane, 4 * column + byte]: those of row r and column c of a 128x4 tile
 are byte c of column r / 32, lane r % 32 (PTX ISA 9.7.16.10.7).
@@ -17,10 +17,10 @@ from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
-from blockscale.lower.gemm_plan import FORMATS
-from blockscale.specs_gemm import CODES_PER_BYTE, GEMM_FORMATS
+from blockscale.specs.gemm import CODES_PER_BYTE, GEMM_FORMATS
+from blockscale.specs.plans.gemm import FORMATS
 from blockscale.tir.common import i64
-from blockscale.tir.gemm_tiles import ATOM_BYTES, element, scale
+from blockscale.tir.gemm.tiles import ATOM_BYTES, element, scale
 from blockscale.tir.intrin import tma
 from blockscale.tir.intrin.tma import SMEM, TMEM, call, register, register_copy
 

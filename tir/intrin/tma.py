@@ -1,7 +1,7 @@
 """Tensor intrinsics of TMA: loads of tiles to shared memory, stores from it.
 
 Each is a *desc* in plain loops and an *impl* that calls the function of
-``blockscale/native/tcgen05.cuh``: of the addresses in it, that in global memory stands for a tensor
+``native/tcgen05.cuh``: of the addresses in it, that in global memory stands for a tensor
 map and coordinates, and a load's barrier is left out.
 
 Tiles of operands in shared memory are [rows, bytes] of packed codes; how the bytes lie there (the
@@ -19,8 +19,8 @@ from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from blockscale.tir.common import i64
-from blockscale.tir.gemm_tiles import ATOM_BYTES
-from blockscale.tir.intrin import cuda_blocks
+from blockscale.tir.gemm.tiles import ATOM_BYTES
+from blockscale.tir.intrin.cuda import blocks as cuda_blocks
 
 HEADER = '#include "tcgen05.cuh"\n'
 """What declares the device functions."""

@@ -23,15 +23,15 @@ from typing import Any
 
 import tvm_ffi
 
+from blockscale.base.errors import LinkError
+from blockscale.base.files import HOST_C, cache_folder
 from blockscale.emulator.errors import EmulationError
 from blockscale.emulator.host import fatbin
 from blockscale.emulator.host.devices import device, guess
 from blockscale.emulator.host.driver import Driver
 from blockscale.emulator.host.kernels import EmulatedDriver
-from blockscale.errors import LinkError
-from blockscale.jit import cache_folder
 
-SOURCE = Path(__file__).resolve().parents[2] / "native" / "cuda_standin.c"
+SOURCE = HOST_C / "cuda_standin.c"
 REAL_SONAME = "libcuda.so.1"
 OWN_SONAME = "libbemu.so.1"  # as long as the real one: it takes its place in a copy of a library
 _COMPILER = "gcc"
@@ -150,7 +150,8 @@ class Emulated:
             reason = str(error).strip().splitlines()[-1].replace(f"/proc/self/fd/{handle}: ", "")
             raise EmulationError(
                 f"{self.name}: the dynamic loader refused it ({reason}); a library for the "
-                "emulator may use the driver functions that blockscale/native/cuda_standin.c has"
+                "emulator may use the driver functions that "
+                "blockscale/runtime/native/cuda_standin.c has"
             ) from error
 
 

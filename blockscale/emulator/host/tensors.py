@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 
-from blockscale import tensors
+from blockscale.base import tensors
 from blockscale.emulator.errors import EmulationError
 from blockscale.emulator.host.memory import ALIGNMENT, Memory, Region, address_of, aligned
 

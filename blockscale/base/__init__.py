@@ -1,0 +1,1 @@
+"""What every room uses: errors, targets, shapes, index maps; imports nothing of ours."""

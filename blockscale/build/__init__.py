@@ -1,0 +1,1 @@
+"""Specs -> tuning logs -> schedules -> machine code -> one library."""

@@ -1,0 +1,314 @@
+"""Convert a checkpoint to this package's layout, one tensor at a time, so that it can be killed.
+
+Weights of a plain checkpoint are quantised, 4-bit ones re-packed without rounding, and everything
+else is copied.
+Files appear whole, one after the other; the index and the configuration come last.  A run that
+finds whole files of the same plan goes on after them; the bytes are those of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from blockscale.base.errors import CheckpointError
+from blockscale.checkpoints.convert.plan import SHARD_BYTES, Options, Plan, Step, make_plan
+from blockscale.checkpoints.convert.quantize import Source
+from blockscale.checkpoints.convert.writer import (
+    PARTIAL,
+    Output,
+    ShardWriter,
+    header_bytes,
+    sync_folder,
+    write_atomic,
+)
+from blockscale.checkpoints.entry import BLOCK
+from blockscale.checkpoints.experts.bundle import Bundle, Matrices, halves, one
+from blockscale.checkpoints.files.folder import INDEX, RECORD
+from blockscale.checkpoints.files.safetensors import read
+from blockscale.checkpoints.schemes.layout import LINEAR, lay_scales, lay_trtllm
+from blockscale.checkpoints.schemes.tiles import lay_expert
+from blockscale.checkpoints.weight import Weight
+
+if TYPE_CHECKING:
+    from blockscale.checkpoints import Checkpoint
+
+Tensor = torch.Tensor
+
+_OTHER_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
+_MAX_OTHER = 1 << 28
+_CONFIGS = ("config.json", "hf_quant_config.json", "quantize_config.json", "quant_config.json")
+
+
+def convert(
+    ckpt: Checkpoint,
+    output: Path,
+    fmt: str = "nvfp4",
+    *,
+    keep: tuple[str, ...] = (),
+    shard_bytes: int = SHARD_BYTES,
+    layout: str | None = None,
+    target: str | None = None,
+    activation: str = "a16",
+    progress: Callable[[int], None] = lambda nbytes: None,
+) -> Plan:
+    """Write ``ckpt`` to the folder ``output`` and return what was done.
+
+    Args:
+        fmt, keep, shard_bytes, layout, target, activation: see `checkpoint_plan.Options`.
+        progress: called with the bytes of each weight that is done, also by an earlier run.
+
+    Raises:
+        ValueError: options that have no meaning.
+        CheckpointError: the folder has other contents or cannot be written, weights are NaN or
+            infinite, or a layout cannot hold one of them.
+    """
+    options = Options(fmt, keep, shard_bytes, layout, target, activation)
+    return run(ckpt, output, make_plan(ckpt, options), progress)
+
+
+def run(
+    ckpt: Checkpoint,
+    output: Path,
+    plan: Plan,
+    progress: Callable[[int], None] = lambda nbytes: None,
+) -> Plan:
+    """Write what ``plan`` says, see `convert`."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with _locked(output):
+            _begin(output, plan)
+            source = Source(ckpt)
+            for name, steps in zip(plan.names, plan.shards, strict=True):
+                outputs = [out for step in steps for out in step.outputs.values()]
+                if _whole(output / name, outputs):
+                    progress(sum(step.nbytes for step in steps))
+                    continue
+                _write_shard(source, output / name, steps, progress)
+            _finish(ckpt, output, plan)
+    except OSError as error:
+        where = error.filename or output
+        raise CheckpointError(
+            f"{where} cannot be written: {error.strerror}; make room, or mend what is wrong, and "
+            "run the same command again: it goes on after the files that are whole"
+        ) from error
+    return plan
+
+
+@contextmanager
+def _locked(output: Path) -> Iterator[None]:
+    """Keep other runs out; the lock ends with the process, however that ends."""
+    descriptor = os.open(output, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise CheckpointError(
+            f"{output} is being written by another process; wait for it or choose another folder"
+        ) from None
+    finally:
+        os.close(descriptor)
+
+
+def _begin(output: Path, plan: Plan) -> None:
+    record = output / RECORD
+    if record.is_file():
+        try:
+            state = json.loads(record.read_bytes())
+        except ValueError:
+            state = {}
+        if not isinstance(state, dict) or state.get("plan") != plan.digest:
+            raise CheckpointError(
+                f"{output} holds the conversion of another checkpoint, or with other options; "
+                "choose another folder, or remove this one"
+            )
+        return
+    leftover = f".{RECORD}{PARTIAL}"  # a run that was killed before its first file
+    others = [path.name for path in output.iterdir() if path.name != leftover]
+    if others:
+        raise CheckpointError(
+            f"{output} has other contents, e.g. {min(others)!r}; choose a folder that is new or "
+            "empty"
+        )
+    _record(output, plan, "running")
+
+
+def _record(output: Path, plan: Plan, state: str) -> None:
+    facts = {
+        "state": state,
+        "plan": plan.digest,
+        "format": plan.options.fmt,
+        "layout": plan.options.chosen,
+        "files": plan.names,
+    }
+    write_atomic(output / RECORD, json.dumps(facts, indent=1).encode())
+
+
+def _whole(path: Path, outputs: list[Output]) -> bool:
+    """Return whether the file is there; its name came after its bytes were on the disk."""
+    if not path.is_file():
+        return False
+    head = header_bytes(outputs)
+    with path.open("rb") as file:
+        same = file.read(len(head)) == head
+    return same and path.stat().st_size == len(head) + sum(out.nbytes for out in outputs)
+
+
+def _write_shard(
+    source: Source, path: Path, steps: tuple[Step, ...], progress: Callable[[int], None]
+) -> None:
+    writer = ShardWriter(path, [out for step in steps for out in step.outputs.values()])
+    try:
+        for step in steps:
+            for role, value, at in _pieces(source, step):
+                writer.write(step.outputs[role], value, at)
+            progress(step.nbytes)
+        writer.close()
+    finally:
+        writer.abandon()
+
+
+def _pieces(source: Source, step: Step) -> Iterator[tuple[str, Tensor, int]]:
+    """Yield pieces of the outputs of a step: role, values, and after how many bytes they begin."""
+    if step.action == "copy":
+        for role, part in step.entries[0].parts.items():
+            yield role, read(part), 0
+    elif step.bundle is not None:
+        yield from _experts(source, step, step.bundle)
+    else:
+        entry = step.entries[0]
+        experts = entry.shape[0] if len(entry.shape) == 3 else 1
+        for e in range(experts):
+            single = one(entry, e) if len(entry.shape) == 3 else entry
+            weight = source.matrix(step, single, e)
+            for role, value in _laid(step, weight):
+                out = step.outputs[role]
+                each = out.shape[:1] == (experts,) and len(entry.shape) == 3
+                if each or e == 0:
+                    yield role, value, e * (out.nbytes // experts) if each else 0
+
+
+def _experts(source: Source, step: Step, bundle: Bundle) -> Iterator[tuple[str, Tensor, int]]:
+    for e in range(bundle.experts):
+        found = {role: source.matrix(step, bundle.of(role, e), e) for role in bundle.roles}
+        for role, weight in found.items():
+            if f"{role}_input_scale" in step.outputs:
+                assert weight.input_scale is not None
+                yield f"{role}_input_scale", weight.input_scale.reshape(1), 4 * e
+        if "gate_up" in found:
+            gate, up = halves(found["gate_up"])
+            expert = Matrices(gate, up, found["down"])
+        else:
+            expert = Matrices(found.get("gate"), found["up"], found["down"])
+        del found
+        for role, value in lay_expert(step.layout, step.facts, expert, step.kernel):
+            yield role, value, e * (step.outputs[role].nbytes // bundle.experts)
+
+
+_BESIDE = (
+    "global_scale",
+    "global_divisor",
+    "zero",
+    "group_index",
+    "input_scale",
+    "pre_quant_scale",
+)
+"""Roles of a matrix beside codes and block scales."""
+
+
+def _laid(step: Step, weight: Weight) -> Iterator[tuple[str, Tensor]]:
+    """Yield the outputs of one matrix by role."""
+    scale, packed = weight.block_scale, weight.packed
+    assert scale is not None
+    assert packed is not None
+    if step.layout == "trtllm":
+        yield from lay_trtllm(packed, scale, weight.zero, step.kernel, False).items()
+    else:
+        yield "packed", packed
+        yield "block_scale", lay_scales(step.layout, scale)
+    for role in _BESIDE:
+        if role not in step.outputs or (role == "zero" and step.layout == "trtllm"):
+            continue
+        value = getattr(weight, role)
+        if role == "group_index" and value is None:  # it was given, but says nothing
+            value = torch.arange(weight.shape[-1], dtype=torch.int32) // weight.group_size
+        if role == "zero" and value is None:
+            value = torch.full(scale.shape, 8, dtype=torch.uint8)
+        if role == "global_scale" and value is None:
+            value = torch.ones(())
+        assert value is not None, role
+        yield role, value
+
+
+def _finish(ckpt: Checkpoint, output: Path, plan: Plan) -> None:
+    _copy_others(ckpt, output)
+    if len(plan.shards) > 1:
+        pairs = zip(plan.names, plan.shards, strict=True)
+        outputs = [
+            (out, name) for name, steps in pairs for s in steps for out in s.outputs.values()
+        ]
+        size = sum(out.nbytes for out, _ in outputs)
+        weight_map = {out.name: name for out, name in outputs}
+        index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+        write_atomic(output / INDEX, json.dumps(index, indent=1).encode())
+    config = {**ckpt.configs.get("config.json", {})}
+    config.pop("quantization_config", None)
+    said = _quantization(plan)
+    if said:
+        config["quantization_config"] = said
+    if config:
+        write_atomic(output / "config.json", json.dumps(config, indent=1).encode())
+    for path in output.glob(f".*{PARTIAL}"):
+        path.unlink()
+    _record(output, plan, "complete")
+
+
+def _quantization(plan: Plan) -> dict[str, Any]:
+    """Return what config.json says on the weights that were written."""
+    codes = [step for step in plan.steps if step.action != "copy"]
+    if not codes:
+        return {}
+    formats = {step.fmt for step in codes}
+    groups = {BLOCK.get(step.fmt, e.group) for step in codes for e in step.entries}
+    ignored = [s.entries[0].name.removesuffix(".weight") for s in plan.steps if s.action == "copy"]
+    only = formats.pop() if len(formats) == 1 else "mixed"
+    algo = "MIXED_PRECISION" if only == "mixed" else only.upper()
+    if plan.options.chosen != LINEAR:
+        options = plan.options
+        heads = {s.bundle.head: s.facts for s in codes if s.bundle is not None}
+        ours: dict[str, Any] = {"layout": options.chosen, "version": 1, "target": options.target}
+        if options.chosen == "trtllm":
+            ours.update(sm=options.kernel.sm, activation=options.kernel.activation)
+        said = {"quant_method": "blockscale", "blockscale": {**ours, "experts": heads}}
+    elif only == "int4":
+        return {"quant_method": "blockscale", "bits": 4, **_one_group(groups)}
+    else:
+        said = {"quant_method": "modelopt"}
+    return {**said, "quant_algo": algo, "ignore": ignored, **_one_group(groups)}
+
+
+def _one_group(groups: set[int]) -> dict[str, int]:
+    return {"group_size": groups.pop()} if len(groups) == 1 else {}
+
+
+def _copy_others(ckpt: Checkpoint, output: Path) -> None:
+    """Copy the tokenizer and the like: small files that say nothing on weights."""
+    source = ckpt.path if ckpt.path.is_dir() else ckpt.path.parent
+    for pattern in _OTHER_FILES:
+        for path in sorted(source.glob(pattern)):
+            name = path.name
+            skipped = name in (*_CONFIGS, RECORD) or name.endswith(".index.json")
+            if skipped or not path.is_file() or path.stat().st_size > _MAX_OTHER:
+                continue
+            temporary = output / f".{name}{PARTIAL}"
+            shutil.copyfile(path, temporary)
+            os.replace(temporary, output / name)
+    sync_folder(output)

@@ -1,0 +1,397 @@
+"""What `blockscale convert` will write: every tensor's name, dtype and shape, from headers alone.
+
+Names are those of ModelOpt: P.weight, P.weight_scale, P.weight_scale_2; INT4 adds P.weight_zero
+and, in act-order, P.weight_group_index.  Weights whose name has no ".weight" (all experts in one
+tensor) get X, X_weight_scale, …, with K last.  What is in a layout has names of its own:
+`checkpoint_layout`, `checkpoint_tiles`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from blockscale.base.errors import CheckpointError
+from blockscale.checkpoints.convert.writer import Output
+from blockscale.checkpoints.entry import BLOCK, Entry
+from blockscale.checkpoints.experts.bundle import Bundle, bundles
+from blockscale.checkpoints.schemes import layout as layout_of_one
+from blockscale.checkpoints.schemes import tiles as tiles
+from blockscale.checkpoints.schemes.kinds import PLAIN
+from blockscale.checkpoints.schemes.layout import LAYOUTS, LINEAR, OF_EXPERTS, Kernel
+
+if TYPE_CHECKING:
+    from blockscale.checkpoints import Checkpoint
+
+KEPT = ("*embed*", "*lm_head*", "*norm*", "*router*", "*.gate.weight", "*shared_expert_gate*")
+"""Weights that are never quantised: few bytes, or much loss."""
+FORMATS = ("nvfp4", "mxfp4")
+SHARD_BYTES = 4 << 30
+TARGETS = {
+    **dict.fromkeys(("cpu", "llvm"), (LINEAR,)),
+    **dict.fromkeys(("sm_75", "sm_80", "sm_86", "sm_89"), (LINEAR, "marlin", "trtllm")),
+    "sm_90a": ("tiles64", LINEAR, "marlin", "trtllm"),
+    **dict.fromkeys(("sm_100a", "sm_100f", "sm_103a"), ("128x4", "deepgemm", LINEAR, "trtllm")),
+    **dict.fromkeys(("sm_120a", "sm_121a"), ("128x4", LINEAR, "trtllm")),
+}
+"""Layouts that have a meaning on a target; the first is the one that our kernels read there."""
+_ANY = Kernel()
+_CODE_FORMATS = ("nvfp4", "mxfp4", "int4")
+_FORMAT_VERSION = 2
+"""Goes up when the bytes change that the same checkpoint is converted to."""
+_SHARED = re.compile(
+    r"(?P<head>.*[._]|)(?:(?P<qkv>[qkv]_proj)|(?P<gate_up>gate_proj|up_proj)|(?P<w13>w1|w3))"
+    r"(\.weight)?"
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a conversion is told.
+
+    Attributes:
+        fmt: what weights of a plain checkpoint become; 4-bit weights keep their format.
+        keep: patterns of names of weights that are copied as they are, or stay linear.
+        shard_bytes: how many bytes of tensors a file has at most, if it has more than one.
+        layout: of `LAYOUTS`; None: what ``target`` reads.
+        target: of `TARGETS`; None: any.
+        activation: "trtllm" only: "a16" or "a8".
+    """
+
+    fmt: str = "nvfp4"
+    keep: tuple[str, ...] = ()
+    shard_bytes: int = SHARD_BYTES
+    layout: str | None = None
+    target: str | None = None
+    activation: str = "a16"
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning."""
+        if self.fmt not in FORMATS:
+            raise ValueError(
+                f"convert: fmt is {self.fmt!r}, but must be one of {', '.join(FORMATS)}"
+            )
+        if self.shard_bytes <= 0:
+            raise ValueError(f"convert: shard_bytes is {self.shard_bytes}, but must be positive")
+        if self.layout is not None and self.layout not in LAYOUTS:
+            raise ValueError(
+                f"convert: layout is {self.layout!r}, but must be one of {', '.join(LAYOUTS)}"
+            )
+        if self.target is not None and self.target not in TARGETS:
+            raise ValueError(
+                f"convert: target is {self.target!r}, but must be one of {', '.join(TARGETS)}"
+            )
+        if self.target is not None and self.chosen not in TARGETS[self.target]:
+            raise ValueError(
+                f"convert: layout {self.layout!r} has no meaning on target {self.target!r}; choose "
+                f"one of {', '.join(TARGETS[self.target])}"
+            )
+        if self.layout == "trtllm" and self.target is None:
+            known = [target for target, found in TARGETS.items() if "trtllm" in found]
+            raise ValueError(
+                "convert: layout 'trtllm' differs from one architecture to the other; choose a "
+                f"target out of {', '.join(known)}"
+            )
+        if self.activation != "a16" and (self.chosen != "trtllm" or self.activation != "a8"):
+            raise ValueError(
+                f"convert: activation is {self.activation!r}, but must be 'a16', or 'a8' with "
+                "layout 'trtllm'"
+            )
+
+    @property
+    def chosen(self) -> str:
+        """Return the layout."""
+        return self.layout or (TARGETS[self.target][0] if self.target else LINEAR)
+
+    @property
+    def kernel(self) -> Kernel:
+        """Return for which kernels of TensorRT-LLM INT4 weights are."""
+        digits = re.sub(r"\D", "", self.target or "")
+        return Kernel(int(digits or 80), self.activation)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Weights that are written together, and what becomes of them: "quantize", "repack" or "copy".
+
+    Attributes:
+        entries: one weight, or all experts of a layer.
+        outputs: the tensors, by role.
+        fmt: of the codes; of a copy: as it was.
+        shared: the weights that have the same largest value (nvfp4).
+        bundle: the experts, where they are written into one tensor.
+        facts: what config.json says on them.
+    """
+
+    entries: tuple[Entry, ...]
+    action: str
+    outputs: dict[str, Output]
+    fmt: str
+    layout: str = LINEAR
+    shared: tuple[Entry, ...] = ()
+    bundle: Bundle | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    kernel: Kernel = _ANY
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that are written."""
+        return sum(out.nbytes for out in self.outputs.values())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The files of a conversion; ``digest`` is equal for equal plans of equal sources."""
+
+    options: Options
+    shards: tuple[tuple[Step, ...], ...]
+    digest: str
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the files."""
+        count = len(self.shards)
+        if count == 1:
+            return ["model.safetensors"]
+        return [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+
+    @property
+    def steps(self) -> list[Step]:
+        """Return the steps of all files."""
+        return [step for shard in self.shards for step in shard]
+
+
+def make_plan(ckpt: Checkpoint, options: Options) -> Plan:
+    """Return how ``ckpt`` is converted.
+
+    Where any weight has 4 bits, whoever quantised it left the others out on purpose: they stay.
+
+    Raises:
+        CheckpointError: a weight that the layout cannot hold.
+    """
+    steps = _Planner(ckpt, options).steps()
+    shards: list[list[Step]] = []
+    size = options.shard_bytes
+    for step in steps:
+        if size + step.nbytes > options.shard_bytes and size:
+            shards.append([])
+            size = 0
+        shards[-1].append(step)
+        size += step.nbytes
+    source = [
+        (role, *part[:3], part.path.name, part.start, part.path.stat().st_mtime_ns)
+        for entry in ckpt.entries.values()
+        for role, part in entry.parts.items()
+    ]
+    said = [options.fmt, options.chosen, options.kernel, [len(s) for s in shards]]
+    outputs = [out for step in steps for out in step.outputs.values()]
+    facts = [_FORMAT_VERSION, said, source, vars(ckpt.facts), outputs]
+    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    return Plan(options, tuple(tuple(shard) for shard in shards), digest)
+
+
+class _Planner:
+    """Decides what becomes of each weight."""
+
+    def __init__(self, ckpt: Checkpoint, options: Options) -> None:
+        self.ckpt, self.options = ckpt, options
+        entries = list(ckpt.entries.values())
+        laid = next((e for e in entries if isinstance(e, layout_of_one.Laid)), None)
+        if laid is not None:
+            raise CheckpointError(
+                f"{ckpt.path}: {laid.name} is in layout {laid.layout!r} already; convert the "
+                "checkpoint that this one was made of"
+            )
+        self.bundles = bundles(entries, ckpt.facts)
+        self.stacked = {e.name: e for b in self.bundles.values() for e in b.entries}
+        self.done = any(entry.fmt in _CODE_FORMATS for entry in entries)
+        self.actions = {entry.name: self._action(entry) for entry in entries}
+        self.shared: dict[str, list[Entry]] = {}
+        for entry in entries:
+            if self.actions[entry.name] == "quantize":
+                found = self.stacked.get(entry.name, entry)
+                self.shared.setdefault(_shared(entry.name), []).append(found)
+
+    def steps(self) -> list[Step]:
+        """Return a step for each weight, in the order of the checkpoint."""
+        layout = self.options.chosen
+        whole: dict[str, Bundle] = {}
+        if layout in OF_EXPERTS:
+            for layer in self.bundles.values():
+                kinds = {(self._fmt(e), self.actions[e.name]) for e in layer.entries}
+                if not any(self._kept(e) for e in layer.entries) and self._codes(kinds):
+                    whole.update({e.name: layer for e in layer.entries})
+        made: list[Step] = []
+        for entry in self.ckpt.entries.values():
+            bundle = whole.get(entry.name)
+            if bundle is None:
+                made.append(self._step(self.stacked.get(entry.name, entry)))
+            elif entry.name == bundle.entries[0].name:
+                made.append(self._experts(bundle))
+        asked = self.options.layout
+        if asked not in (None, LINEAR) and all(s.layout == LINEAR for s in made):
+            raise CheckpointError(
+                f"{self.ckpt.path} has nothing that layout {asked!r} has a meaning for: "
+                + ("no experts" if asked == "tiles64" else "no weight of such a format")
+                + "; choose layout linear"
+            )
+        return made
+
+    def _codes(self, kinds: set[tuple[str, str]]) -> bool:
+        """Return whether all weights become codes of one format, which the layout has."""
+        fmt, action = next(iter(kinds))
+        return len(kinds) == 1 and action != "copy" and fmt in LAYOUTS[self.options.chosen]
+
+    def _action(self, entry: Entry) -> str:
+        if entry.fmt in _CODE_FORMATS:
+            return "repack"
+        keep = ("*",) if self.done else (*KEPT, *self.options.keep)
+        found = self.stacked.get(entry.name, entry)
+        linear = entry.name.endswith(".weight") and len(entry.shape) == 2
+        inner = found.shape[-1] if found.shape else 0
+        fits = entry.fmt in PLAIN.values() and inner > 0 and inner % BLOCK[self.options.fmt] == 0
+        stacked = entry.name in self.stacked and len(entry.shape) == 3
+        if fits and (linear or stacked) and not any(fnmatchcase(entry.name, r) for r in keep):
+            return "quantize"
+        return "copy"
+
+    def _fmt(self, entry: Entry) -> str:
+        return self.options.fmt if self.actions[entry.name] == "quantize" else entry.fmt
+
+    def _kept(self, entry: Entry) -> bool:
+        return any(fnmatchcase(entry.name, rule) for rule in self.options.keep)
+
+    def _step(self, entry: Entry) -> Step:
+        action, fmt = self.actions[entry.name], self._fmt(entry)
+        if action == "copy":
+            copied = {r: Output(p.name, p.dtype, p.shape) for r, p in entry.parts.items()}
+            return Step((entry,), action, copied, fmt)
+        layout = self.options.chosen
+        *lead, rows, inner = entry.shape
+        unfit = self.options.layout is None and fmt not in LAYOUTS[layout]
+        stacked = lead and layout in OF_EXPERTS
+        if self._kept(entry) or layout == "tiles64" or stacked or unfit:
+            layout = LINEAR
+        if layout == "trtllm" and "group_index" in entry.parts:
+            raise CheckpointError(
+                f"{entry.name} is in act-order, for which layout 'trtllm' has no meaning; choose "
+                "another layout, or leave the weight linear: --keep"
+            )
+        if layout != LINEAR:
+            group = BLOCK.get(fmt, entry.group)
+            sizes = rows, inner, inner // group
+            layout_of_one.check(layout, entry.name, fmt, sizes, self.options.kernel)
+        outputs = _outputs(entry, fmt, layout, self.options.kernel)
+        shared = tuple(self.shared.get(_shared(entry.name), ()))
+        return Step((entry,), action, outputs, fmt, layout, shared, kernel=self.options.kernel)
+
+    def _experts(self, bundle: Bundle) -> Step:
+        """Return the step of all experts of a layer in one layout."""
+        layout, kernel = self.options.chosen, self.options.kernel
+        entries = bundle.entries
+        first, action, fmt = entries[0], self.actions[entries[0].name], self._fmt(entries[0])
+        group = BLOCK.get(fmt, first.group)
+        bad = [
+            e.name
+            for e in entries
+            if {"pre_quant_scale", "group_index"} & e.parts.keys()
+            or BLOCK.get(fmt, e.group) != group
+        ]
+        if bad:
+            raise CheckpointError(
+                f"{bad[0]} is in act-order, or has a pre_quant_scale or groups of its own, which "
+                f"layout {layout!r} cannot hold; choose layout linear, or leave the experts: --keep"
+            )
+        dtype = {"nvfp4": "F8_E4M3", "mxfp4": "U8"}.get(fmt) or first.parts["block_scale"].dtype
+        if layout == "tiles64" and dtype not in ("F8_E4M3", "U8", "F16", "BF16"):
+            raise CheckpointError(
+                f"{first.name} has scales of {dtype}, but layout 'tiles64' holds those of 16 bits "
+                "only, and scales are not rounded; choose layout linear"
+            )
+        leaf = first.name.rpartition(".")[2]
+        interleaved = self.ckpt.facts.interleaved or leaf == "mlp1_weight"
+        interleaved = interleaved or first.scheme == "gpt-oss"
+        facts = tiles.facts_of(bundle, fmt, group, dtype, interleaved)
+        inner, hidden = facts["intermediate"], facts["hidden"]
+        rows = inner * (2 if bundle.gated else 1)
+        for size in ((rows, hidden, hidden // group), (hidden, inner, inner // group)):
+            layout_of_one.check(layout, bundle.head, fmt, size, kernel, moe=True)
+        specs = tiles.specs(layout, facts, kernel)
+        base = f"{bundle.head}.{layout}."
+        outputs = {role: Output(base + role, *spec) for role, spec in specs.items()}
+        for role, found in bundle.roles.items():
+            given = {bool({"input_scale", "input_divisor"} & e.parts.keys()) for e in found}
+            if given == {True}:
+                name = f"{role}_input_scale"
+                outputs[name] = Output(base + name, "F32", (bundle.experts,))
+            elif len(given) > 1:
+                raise CheckpointError(
+                    f"{bundle.head}: some experts have an input_scale and others have none, which "
+                    f"layout {layout!r} cannot hold; choose layout linear"
+                )
+        members = tuple(entries)
+        return Step(members, action, outputs, fmt, layout, members, bundle, facts, kernel)
+
+
+def _shared(name: str) -> str:
+    """Return a name that weights with one global scale share: {q, k, v}, {gate, up}."""
+    match = _SHARED.fullmatch(name)
+    if match is None:
+        return name
+    kinds: Iterable[str] = ("qkv", "gate_up", "w13")
+    return match["head"] + next(kind for kind in kinds if match[kind])
+
+
+def _outputs(entry: Entry, fmt: str, layout: str, kernel: Kernel) -> dict[str, Output]:
+    """Return the tensors of one weight, by role."""
+    *lead, rows, inner = entry.shape
+    group = BLOCK.get(fmt, entry.group)
+    blocks = inner // group
+    plain = entry.name.removesuffix("_blocks")  # as transformers saves gpt-oss dequantised
+    base = plain if plain.endswith(".weight") else plain + "_weight"
+    stem = base.removesuffix("weight")
+    scale = {"nvfp4": "F8_E4M3", "mxfp4": "U8"}.get(fmt) or entry.parts["block_scale"].dtype
+    outputs = {}
+    if layout == "trtllm":
+        spec = layout_of_one.trtllm_spec(rows, inner, blocks, scale, kernel, False)
+        for role, (dtype, shape) in spec.items():
+            name = f"{plain}_trtllm" + ("" if role == "codes" else f"_{role}")
+            outputs[role] = Output(name, dtype, shape)
+    else:
+        tail = "_scale" if layout == LINEAR else f"_scale_{layout}"
+        dtype, shape = layout_of_one.scale_spec(layout, scale, rows, blocks)
+        outputs["packed"] = Output(plain, "U8", (*lead, rows, inner // 2))
+        outputs["block_scale"] = Output(base + tail, dtype, (*lead, *shape))
+    if fmt == "nvfp4":
+        outputs["global_scale"] = Output(base + "_scale_2", "F32", _experts(entry))
+        if "global_divisor" in entry.parts:  # whose reciprocal, above, is rounded
+            outputs["global_divisor"] = Output(base + "_global_scale", "F32", _experts(entry))
+    if fmt == "int4" and layout != "trtllm":
+        outputs["zero"] = Output(base + "_zero", "U8", (*lead, rows, blocks))
+        if "group_index" in entry.parts:
+            outputs["group_index"] = Output(base + "_group_index", "I32", (inner,))
+    for role in ("input_scale", "input_divisor"):
+        if role in entry.parts:
+            shape = _stored(entry, role)
+            outputs["input_scale"] = Output(stem + "input_scale", "F32", shape)
+    if "pre_quant_scale" in entry.parts:
+        part = entry.parts["pre_quant_scale"]
+        outputs["pre_quant_scale"] = Output(stem + "pre_quant_scale", part.dtype, part.shape)
+    return outputs
+
+
+def _experts(entry: Entry) -> tuple[int, ...]:
+    for role in ("global_scale", "global_divisor"):
+        if role in entry.parts:
+            return _stored(entry, role)
+    return entry.shape[:1] if len(entry.shape) == 3 and entry.fmt in PLAIN.values() else ()
+
+
+def _stored(entry: Entry, role: str) -> tuple[int, ...]:
+    count = entry.parts[role].nbytes // 4
+    return (count,) if count > 1 else ()

@@ -1,0 +1,117 @@
+"""One weight of a checkpoint as headers tell of it: `Entry`; and what its rules share.
+
+A rule (`checkpoint_fp4`, `checkpoint_int4`, `checkpoint_fp8`) gets the tensor that leads a weight,
+takes those that belong to it, and checks names, dtypes and shapes; no data are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from blockscale.base.errors import CheckpointError
+from blockscale.checkpoints.files.safetensors import TensorInfo, shown
+
+BLOCK = {"nvfp4": 16, "mxfp4": 32}
+FLOATS = ("F16", "BF16", "F32")
+SCALE_BYTES = ("U8", "F8_E8M0")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One weight: its format, the scheme that stores it, its tensors by role, its dense shape.
+
+    ``shape`` ends in [N, K] of y = W x; ``group`` is how many values along K share a block scale;
+    ``block``, of FP8, is how many rows and columns do.
+    """
+
+    name: str
+    fmt: str
+    scheme: str
+    parts: dict[str, TensorInfo]
+    shape: tuple[int, ...]
+    group: int = 0
+    transposed: bool = False
+    block: tuple[int, int] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all tensors of the weight."""
+        return sum(part.nbytes for part in self.parts.values())
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What decides how data are read, beyond names and shapes.
+
+    ``gptq_v2``: zeros of GPTQ are stored as they are, and not less one.  ``gptq_words``: one was
+    taken from the eight zeros of a word by one subtraction, which borrows.  ``interleaved``: the
+    model is gpt-oss, whose gate and up rows alternate.  ``model`` and ``hidden``: the model's type
+    and the width of its layers, where the configuration says them.
+    """
+
+    gptq_v2: bool = False
+    gptq_words: bool = False
+    interleaved: bool = False
+    model: str = ""
+    hidden: int = 0
+
+
+class Tensors:
+    """All tensors by name, and which of them a weight has taken."""
+
+    def __init__(self, tensors: dict[str, TensorInfo], config: dict[str, Any]) -> None:
+        self.by_name = tensors
+        self.config = config
+        self.used: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.by_name
+
+    def take(self, lead: TensorInfo, **names: str) -> dict[str, TensorInfo]:
+        """Return the tensors of one weight by role; those that there are not are left out."""
+        parts = {"packed": lead}
+        parts.update({role: self.by_name[n] for role, n in names.items() if n in self.by_name})
+        self.used.update(part.name for part in parts.values())
+        return parts
+
+    def first(self, *names: str) -> str:
+        """Return the first of ``names`` that there is, else the first of all."""
+        return next((name for name in names if name in self.by_name), names[0])
+
+
+def need(lead: TensorInfo, parts: dict[str, TensorInfo], role: str, name: str) -> TensorInfo:
+    """Return the tensor of a role without which the weight has no values."""
+    if role not in parts:
+        raise CheckpointError(
+            f"{lead.path}: {shown(lead.name)} is a {lead.dtype} weight without {shown(name)}, so "
+            "it has no values; copy all files of the checkpoint"
+        )
+    return parts[role]
+
+
+def check_dtype(info: TensorInfo, allowed: Sequence[str], more: str = "") -> None:
+    """Refuse a tensor of another dtype."""
+    if info.dtype not in allowed:
+        raise CheckpointError(
+            f"{info.path}: {shown(info.name)} has dtype {info.dtype}, but must have "
+            f"{' or '.join(allowed)}{more}; convert the checkpoint again"
+        )
+
+
+def byte_shape(info: TensorInfo) -> tuple[int, ...]:
+    """Return the shape of two codes a byte; the dtype F4 counts codes, the others bytes."""
+    if info.dtype != "F4":
+        return info.shape
+    if not info.shape or info.shape[-1] % 2:
+        raise CheckpointError(
+            f"{info.path}: {shown(info.name)} is F4 {list(info.shape)}, but its last dimension "
+            "must be even: two codes are one byte; convert the checkpoint again"
+        )
+    return (*info.shape[:-1], info.shape[-1] // 2)
+
+
+def ones_dropped(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return a shape without its dimensions of 1."""
+    return tuple(d for d in shape if d != 1)

@@ -1,0 +1,1 @@
+"""Files and folders of checkpoints: nothing in them is trusted."""

@@ -1,0 +1,1 @@
+"""Which tensors make up which weight."""

@@ -1,0 +1,401 @@
+"""All experts of a layer in one tensor, in the layout of one kernel, and the way back.
+
+Under ``<module>.<layout>.``, w13 has gate and up of every expert, w2 its down:
+
+* "tiles64": codes and scales of `blockscale.ops.moe.tiles`, which `blockscale.nn.FusedMoE` runs on.
+* "deepgemm": codes [E, N, K / 2], gate and up rows in turns of 8; scales int32 with the 128-row
+  permutation, [E, K / block / 4, N] as `checkpoint_layout` says.
+* "trtllm": INT4 as `checkpoint_layout` says; w13 has the up columns first, as TensorRT-LLM does.
+
+Global scales are float32, w13 [E, 2] (gate, up) and w2 [E].  What else a checkpoint says (names,
+the order of rows) is in config.json: reading gives the weights under the names that they had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from blockscale.base.errors import CheckpointError
+from blockscale.checkpoints.entry import Entry
+from blockscale.checkpoints.experts.bundle import Bundle, Matrices
+from blockscale.checkpoints.files.safetensors import BITS, TensorInfo, read, shown
+from blockscale.checkpoints.schemes.layout import (
+    OF_EXPERTS,
+    SCHEME,
+    Kernel,
+    Laid,
+    kernel_of,
+    lay_scales,
+    lay_trtllm,
+    plain_scales,
+    plain_trtllm,
+    scale_spec,
+    trtllm_spec,
+)
+from blockscale.checkpoints.weight import E8M0_BIAS, E8M0_NAN, Weight
+from blockscale.ops import layouts
+from blockscale.ops.moe import tiles as moe_tiles
+
+Tensor = torch.Tensor
+Spec = dict[str, tuple[str, tuple[int, ...]]]
+
+_GRANULE = 8
+_MAX_ZERO = 15
+_TILED_CODES = 1 << 18
+"""Codes that are tiled at a time: 3 MiB of temporary memory."""
+_META = {"fmt": str, "group": int, "experts": int, "hidden": int, "intermediate": int}
+FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def facts_of(
+    bundle: Bundle, fmt: str, group: int, scale_dtype: str, interleaved: bool
+) -> dict[str, Any]:
+    """Return what config.json says on the experts of a layer."""
+    *_, hidden, intermediate = bundle.roles["down"][0].shape
+    names = {role: _name(bundle, found) for role, found in bundle.roles.items()}
+    return {
+        "fmt": fmt,
+        "group": group,
+        "experts": bundle.experts,
+        "hidden": hidden,
+        "intermediate": intermediate,
+        "gated": bundle.gated,
+        "names": names,
+        "zero": fmt == "int4",
+        "scale_dtype": scale_dtype,
+        "interleaved": interleaved,
+    }
+
+
+def _name(bundle: Bundle, found: tuple[Entry, ...]) -> str:
+    """Return the name of an entry of all experts, else one with {} for the expert's number."""
+    first = found[0].name
+    if len(found[0].shape) == 3:
+        return first
+    head, tail = bundle.head, first[len(bundle.head) :]
+    name = head + tail.replace(".0", ".{}", 1)
+    if any(name.replace("{}", str(e)) != entry.name for e, entry in enumerate(found)):
+        raise CheckpointError(
+            f"{first} and the other experts are not named alike, which this layout needs; choose "
+            "layout linear"
+        )
+    return name
+
+
+def specs(layout: str, facts: Mapping[str, Any], kernel: Kernel) -> Spec:
+    """Return dtype and shape of each tensor of the experts of a layer, by role."""
+    experts, made = facts["experts"], {}
+    for name in ("w13", "w2"):
+        rows, inner = _sizes(facts, name)
+        groups = inner // facts["group"]
+        if layout == "tiles64":
+            one = _tiled_spec(facts, rows, inner, name)
+        elif layout == "deepgemm":
+            one = {
+                "": ("U8", (rows, inner // 2)),
+                "_scale": scale_spec(layout, facts["scale_dtype"], rows, groups),
+            }
+        else:
+            found = trtllm_spec(rows, inner, groups, facts["scale_dtype"], kernel, True)
+            one = {"" if k == "codes" else f"_{k}": spec for k, spec in found.items()}
+        made.update({name + k: (dtype, (experts, *shape)) for k, (dtype, shape) in one.items()})
+    if facts["fmt"] == "nvfp4" or (facts["fmt"] == "mxfp4" and layout == "tiles64"):
+        made["w13_global"] = ("F32", (experts, 2))
+        made["w2_global"] = ("F32", (experts,))
+    return made
+
+
+def _sizes(facts: Mapping[str, Any], name: str) -> tuple[int, int]:
+    hidden, inner = facts["hidden"], facts["intermediate"]
+    return (hidden, inner) if name == "w2" else (inner * (2 if facts["gated"] else 1), hidden)
+
+
+def _order_of(facts: Mapping[str, Any], name: str) -> Tensor:
+    """Return the row of a matrix at each row of its tiles; -1: padding."""
+    if name == "w2":
+        return moe_tiles.natural_order(facts["hidden"])
+    return moe_tiles.paired_order(facts["intermediate"], facts["gated"])
+
+
+def _tiled_spec(facts: Mapping[str, Any], rows: int, inner: int, name: str) -> Spec:
+    tile, group = moe_tiles.TILE, facts["group"]
+    down, across = len(_order_of(facts, name)) // tile, moe_tiles.up(inner) // tile
+    width = max(tile, group)
+    size = tile * (width // group) * (4 if facts["fmt"] == "int4" else 1)
+    return {
+        "": ("U8", (down, across, moe_tiles.CODES)),
+        "_scale": ("U8", (down, moe_tiles.up(inner) // width, size)),
+    }
+
+
+# ---- There --------------------------------------------------------------------------------------
+
+
+def lay_expert(
+    layout: str, facts: Mapping[str, Any], expert: Matrices, kernel: Kernel
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of one expert by role."""
+    gate, up, down = expert
+    tops = [_top(w) for w in (gate or up, up, down)]
+    for name, parts in (("w13", [w for w in (gate, up) if w]), ("w2", [down])):
+        if layout == "trtllm":
+            parts.reverse()
+        codes = _joined(parts, "packed")
+        scale = _joined(parts, "block_scale")
+        assert codes is not None
+        assert scale is not None
+        zero = _joined(parts, "zero")
+        if layout == "tiles64":
+            power, one = _tiled(facts, name, codes, scale, zero)
+            for i in (0, 1) if name == "w13" else (2,):
+                tops[i] = tops[i] * power
+        elif layout == "deepgemm":
+            if name == "w13" and facts["gated"]:
+                codes = layouts.interleave_gate_up(codes, _GRANULE)
+                raw = layouts.interleave_gate_up(scale.view(torch.uint8), _GRANULE)
+                scale = raw.view(scale.dtype)
+            one = {"": codes, "_scale": lay_scales(layout, scale, permute=True)}
+        else:
+            found = lay_trtllm(codes, scale, zero, kernel, moe=True)
+            one = {"" if k == "codes" else f"_{k}": value for k, value in found.items()}
+        for key, value in one.items():
+            yield name + key, value
+    if facts["fmt"] == "nvfp4" or (facts["fmt"] == "mxfp4" and layout == "tiles64"):
+        yield "w13_global", torch.stack(tops[:2])
+        yield "w2_global", tops[2]
+
+
+def _top(weight: Weight) -> Tensor:
+    top = weight.global_scale
+    return torch.ones(()) if top is None else top.reshape(())
+
+
+def _joined(parts: list[Weight], field: str) -> Tensor | None:
+    values = [getattr(w, field) for w in parts]
+    if values[0] is None:
+        return None
+    if len(values) == 1:
+        only: Tensor = values[0]
+        return only
+    raw = torch.cat([v.view(torch.uint8) if v.element_size() == 1 else v for v in values])
+    return raw.view(values[0].dtype)
+
+
+def _tiled(
+    facts: Mapping[str, Any], name: str, codes: Tensor, scale: Tensor, zero: Tensor | None
+) -> tuple[float, dict[str, Tensor]]:
+    """Return the factor of the global scale, and codes and scales in tiles."""
+    fmt, top = facts["fmt"], None
+    if fmt != "int4":
+        scale = scale.view(torch.uint8)
+        most = int(scale.max())
+        limit = moe_tiles.E4M3_LARGEST if fmt == "nvfp4" else E8M0_NAN - 1
+        if most > limit:
+            raise CheckpointError(
+                f"{facts['names']}: a block scale has the byte {most:#x}, which is NaN or below "
+                "zero; layout 'tiles64' holds none, so choose layout linear"
+            )
+        top = most if fmt == "mxfp4" else None
+    if zero is not None and int(zero.max()) > _MAX_ZERO:
+        raise CheckpointError(
+            f"{facts['names']}: a zero point is {int(zero.max())}, but layout 'tiles64' holds "
+            f"those up to {_MAX_ZERO}; choose layout linear"
+        )
+    order = _order_of(facts, name)
+    step = max(1, _TILED_CODES // (2 * codes.shape[1] * moe_tiles.TILE)) * moe_tiles.TILE
+    made = []
+    for rows in order.split(step):
+        taken = rows.clamp(min=0)
+        local = torch.where(rows < 0, -1, torch.arange(len(rows)))
+        some = codes.index_select(0, taken), scale.index_select(0, taken)
+        if fmt == "int4":
+            zeros = None if zero is None else zero.index_select(0, taken).to(scale.dtype)
+            zeros = torch.full_like(some[1], 8) if zeros is None else zeros
+            made.append(moe_tiles.pack_int4(*some, zeros, local))
+        else:
+            made.append(moe_tiles.pack_fp4(*some, top, local))
+    power = 1.0 if top is None else 2.0 ** (top - E8M0_BIAS)
+    joined = [torch.cat([m[i] for m in made]) if len(made) > 1 else made[0][i] for i in (0, 1)]
+    return power, {"": joined[0], "_scale": joined[1]}
+
+
+# ---- And back -----------------------------------------------------------------------------------
+
+
+def find_experts(
+    tensors: dict[str, TensorInfo], said: Mapping[str, Any], used: set[str]
+) -> list[Laid]:
+    """Return the weights of experts that config.json says are in a layout, as once named."""
+    found: list[Laid] = []
+    heads = said.get("experts")
+    for head, facts in heads.items() if isinstance(heads, dict) else ():
+        layout = said.get("layout")
+        where = f"the experts {shown(head)} of config.json"
+        if layout not in OF_EXPERTS or not _sane(facts):
+            raise CheckpointError(
+                f"{where} are described as {shown(facts)} in layout {shown(layout)}, which is "
+                "none of ours; convert the checkpoint again"
+            )
+        facts = {**facts, "kernel": kernel_of(said)}
+        wanted = specs(layout, facts, facts["kernel"])
+        parts = {}
+        for role, (dtype, shape) in wanted.items():
+            info = tensors.get(f"{head}.{layout}.{role}")
+            if info is None or (info.dtype, info.shape) != (dtype, shape):
+                got = "missing" if info is None else f"{info.dtype} {list(info.shape)}"
+                raise CheckpointError(
+                    f"{where}: {head}.{layout}.{role} is {got}, but must be {dtype} "
+                    f"{list(shape)}; copy all files of the checkpoint, or convert it again"
+                )
+            parts[role] = info
+        for role in facts["names"]:
+            extra = tensors.get(f"{head}.{layout}.{role}_input_scale")
+            if extra is not None and (extra.dtype, extra.shape) == ("F32", (facts["experts"],)):
+                parts[f"{role}_input_scale"] = extra
+        used.update(info.name for info in parts.values())
+        found += _entries(layout, facts, parts)
+    return found
+
+
+def _sane(facts: Any) -> bool:
+    """Return whether config.json's description has all that `specs` needs, of sizes that can be."""
+    if not isinstance(facts, dict) or any(type(facts.get(k)) is not t for k, t in _META.items()):
+        return False
+    sizes = [facts[k] for k in ("group", "experts", "hidden", "intermediate")]
+    names = facts.get("names")
+    roles = {"gate_up", "down"}, {"gate", "up", "down"}, {"up", "down"}
+    return (
+        all(0 < size <= 1 << 24 for size in sizes)
+        and facts["hidden"] % facts["group"] == facts["intermediate"] % facts["group"] == 0
+        and facts["fmt"] in ("nvfp4", "mxfp4", "int4")
+        and facts.get("scale_dtype") in BITS
+        and type(facts.get("gated")) is bool
+        and isinstance(names, dict)
+        and set(names) in roles
+        and all(isinstance(n, str) and n.count("{}") <= 1 for n in names.values())
+        and facts["gated"] == (set(names) != roles[2])
+        and facts["experts"] <= 1 << 16
+    )
+
+
+def _entries(layout: str, facts: dict[str, Any], parts: dict[str, TensorInfo]) -> Iterator[Laid]:
+    for role, name in facts["names"].items():
+        rows, inner = _sizes(facts, "w2" if role == "down" else "w13")
+        rows = rows // 2 if role in ("gate", "up") and facts["gated"] else rows
+        stem = "w2" if role == "down" else "w13"
+        mine = {k: p for k, p in parts.items() if k.split("_")[0] == stem}
+        if f"{role}_input_scale" in parts:
+            mine["input_scale"] = parts[f"{role}_input_scale"]
+        told = {**facts, "role": role, "whole": parts}
+        kind = (facts["fmt"], SCHEME)
+        if "{}" not in name:
+            shape = (facts["experts"], rows, inner)
+            yield Laid(name, *kind, mine, shape, facts["group"], layout=layout, facts=told)
+            continue
+        for e in range(facts["experts"]):
+            each = {k: _slice(p, e) for k, p in mine.items()}
+            full = name.replace("{}", str(e))
+            yield Laid(full, *kind, each, (rows, inner), facts["group"], layout=layout, facts=told)
+
+
+def _slice(part: TensorInfo, e: int) -> TensorInfo:
+    size = part.nbytes // part.shape[0]
+    start = part.start + e * size
+    return part._replace(shape=(1, *part.shape[1:]), start=start, stop=start + size)
+
+
+def undo_expert(entry: Laid) -> Weight:
+    """Return the weight of an entry that `find_experts` made."""
+    facts, role = entry.facts, entry.facts["role"]
+    stem = "w2" if role == "down" else "w13"
+    parts = {k.removeprefix(stem): read(info) for k, info in entry.parts.items()}
+    count = parts[""].shape[0]
+    made = [_undone(entry, {k: v[e] for k, v in parts.items()}, stem) for e in range(count)]
+    stacked = [torch.stack(v) if v[0] is not None else None for v in zip(*made, strict=True)]
+    if count == 1 and len(entry.shape) == 2:
+        stacked = [None if v is None else v[0] for v in stacked]
+    packed, scale, zero = stacked
+    if facts["fmt"] == "nvfp4" and scale is not None:
+        scale = scale.view(torch.float8_e4m3fn)
+    tops = parts.get("_global") if facts["fmt"] == "nvfp4" else None
+    if tops is not None and stem == "w13":
+        tops = tops[:, 1 if role == "up" else 0].contiguous()
+    inputs = parts.get("input_scale")
+    order = "interleaved" if facts.get("interleaved") else "halves"
+    return Weight(
+        *(entry.name, entry.fmt, entry.shape),
+        packed=packed,
+        block_scale=scale,
+        zero=zero,
+        global_scale=tops[0] if tops is not None and count == 1 else tops,
+        group_size=entry.group,
+        input_scale=inputs[0] if inputs is not None and count == 1 else inputs,
+        gate_up=order if role == "gate_up" else None,
+    )
+
+
+def _undone(entry: Laid, parts: Mapping[str, Tensor], stem: str) -> tuple[Tensor | None, ...]:
+    """Return codes, scales as integers or floats, and zeros of one expert in the source's rows."""
+    facts, layout = entry.facts, entry.layout
+    rows, inner = _sizes(facts, stem)
+    if layout == "tiles64":
+        found = _untiled(facts, parts, stem)
+    elif layout == "deepgemm":
+        scale = plain_scales(layout, parts["_scale"], rows, inner // facts["group"], permute=True)
+        codes = parts[""]
+        if stem == "w13" and facts["gated"]:
+            codes = layouts.deinterleave_gate_up(codes, _GRANULE)
+            scale = layouts.deinterleave_gate_up(scale, _GRANULE)
+        found = [codes, scale, None]
+    else:
+        named = {"codes" if not k else k[1:]: v for k, v in parts.items()}
+        found = [*plain_trtllm(named, facts["kernel"], moe=True)]
+        if stem == "w13" and facts["gated"]:
+            found = [None if v is None else v.roll(rows // 2, 0) for v in found]
+    return tuple(None if v is None else _rows(v, facts) for v in found)
+
+
+def _rows(value: Tensor, facts: Mapping[str, Any]) -> Tensor:
+    """Return rows gate first as the weight of this role has them."""
+    role, inner = facts["role"], len(value) // 2
+    if not facts["gated"] or role == "down":
+        return value
+    if role in ("gate", "up"):
+        return value[inner:] if role == "up" else value[:inner]
+    if facts.get("interleaved"):
+        return torch.stack((value[:inner], value[inner:]), 1).reshape(value.shape)
+    return value
+
+
+def _untiled(
+    facts: Mapping[str, Any], parts: Mapping[str, Tensor], stem: str
+) -> list[Tensor | None]:
+    rows, inner = _sizes(facts, stem)
+    order = _order_of(facts, stem)
+    int4 = facts["fmt"] == "int4"
+    codes = moe_tiles.unpack_codes(parts[""], "int4" if int4 else "e2m1")
+    laid, zero = parts["_scale"], None
+    if int4:
+        values = laid.contiguous().view(FLOATS[facts["scale_dtype"]])
+        both = moe_tiles.unpack_scales(values, facts["group"], 2)
+        scale, zero = both[..., 0], both[..., 1].to(torch.uint8)
+    else:
+        byte = moe_tiles.unpack_scales(laid, facts["group"])[..., 0]
+        if facts["fmt"] == "nvfp4":
+            scale = moe_tiles.e4m3_inverse()[byte.long()]
+        else:
+            power = parts["_global"].flatten()[0].log2().round().int()
+            scale = byte.int() + power + (E8M0_BIAS - moe_tiles.E8M0_TOP)
+            scale = scale.clamp(0, E8M0_NAN - 1).to(torch.uint8)
+    found: list[Tensor | None] = []
+    for value, width in ((codes, inner // 2), (scale, None), (zero, None)):
+        if value is None:
+            found.append(None)
+            continue
+        plain = value.new_empty((rows, value.shape[1]))
+        plain[order[order >= 0]] = value[order >= 0]
+        found.append(plain[:, : width or inner // facts["group"]].contiguous())
+    return found

@@ -1,0 +1,143 @@
+"""What `blockscale inspect` tells of a weight: the range of its values, the state of its scales."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+import torch
+
+from blockscale.checkpoints.weight import E8M0_NAN, Weight
+
+Tensor = torch.Tensor
+
+_ROW_VALUES = 1 << 21
+_WARN_SHARE = 0.01
+"""Share of degraded scales from which on a warning is due: sound exports have far fewer."""
+_E4M3_MAGNITUDE, _E4M3_NAN, _E4M3_NORMAL = 0x7F, 0x7F, 0x08
+_MAGNITUDES = 0x77
+"""Bits of a byte of two E2M1 codes without their signs."""
+
+
+@dataclass
+class Stats:
+    """Range of the finite values, and counts of values and block scales.
+
+    ``zero``, ``subnormal`` and ``lost`` are block scales: equal to zero; so small that they have
+    lost bits (E8M0: 2^-127, where exponents were cut off); zero although codes are not.  Blocks
+    without any code but zero count as ``zero`` only.
+    """
+
+    low: float = inf
+    high: float = -inf
+    values: int = 0
+    not_finite: int = 0
+    blocks: int = 0
+    zero: int = 0
+    subnormal: int = 0
+    lost: int = 0
+    nan: int = 0
+
+    def add(self, other: Stats) -> None:
+        """Count the weights of ``other``, too."""
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+        for name in ("values", "not_finite", "blocks", "zero", "subnormal", "lost", "nan"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def warnings(self) -> list[str]:
+        """Return what is wrong, in sentences without a subject; nothing: all is well."""
+        found = []
+        if self.not_finite:
+            found.append(f"{self.not_finite} of {self.values} values are NaN or infinite")
+        if self.nan:
+            found.append(f"{self.nan} of {self.blocks} block scales are NaN or infinite")
+        if self.lost:
+            found.append(f"{self.lost} block scales are zero, but codes below them are not")
+        for what in ("zero", "subnormal"):
+            share = getattr(self, what) / max(1, self.blocks)
+            if share >= _WARN_SHARE:
+                found.append(
+                    f"{share:.1%} of the block scales are {what}: the converter has degraded them, "
+                    "probably by folding the global scale into them; convert the original again"
+                )
+        return found
+
+
+def stats(weight: Weight) -> Stats:
+    """Return the statistics of one weight, a few rows at a time."""
+    found = Stats(values=1)
+    if weight.packed is None:
+        assert weight.data is not None
+        found.values = weight.data.numel()
+        if weight.scaled:
+            _fp8(found, weight)
+            return found
+        flat = weight.data.reshape(-1)
+        for start in range(0, len(flat), _ROW_VALUES):
+            _range(found, flat[start : start + _ROW_VALUES])
+        return found
+    cols = weight.shape[-1]
+    packed = weight.packed.reshape(-1, cols // 2)
+    found.values = 2 * packed.numel()
+    step = max(1, _ROW_VALUES // cols)
+    for start in range(0, len(packed), step):
+        _range(found, weight.rows(start, start + step))
+        if weight.block_scale is not None:
+            raw = weight.block_scale.reshape(-1, weight.block_scale.shape[-1])
+            _scales(found, weight, raw[start : start + step], packed[start : start + step])
+    return found
+
+
+def _fp8(found: Stats, weight: Weight) -> None:
+    cols = max(1, weight.shape[-1]) if weight.shape else 1
+    step = max(1, _ROW_VALUES // cols)
+    for start in range(0, -(-found.values // cols), step):
+        _range(found, weight.rows(start, start + step))
+    if weight.block_scale is not None:
+        raw = weight.block_scale
+        found.blocks += raw.numel()
+        if raw.dtype == torch.uint8:
+            found.nan += int((raw == E8M0_NAN).sum())
+            return
+        found.zero += int((raw == 0).sum())
+        found.subnormal += int(((raw != 0) & (raw.abs() < torch.finfo(raw.dtype).tiny)).sum())
+        found.nan += int((~raw.isfinite()).sum())
+
+
+def _range(found: Stats, values: Tensor) -> None:
+    if not values.numel() or values.dtype in (torch.bool, torch.complex64):
+        return
+    values = values.float() if values.dtype != torch.float64 else values
+    low, high = (float(v) for v in torch.aminmax(values))
+    if not (abs(low) < inf and abs(high) < inf):  # NaN compares false
+        finite = values[values.isfinite()]
+        found.not_finite += values.numel() - finite.numel()
+        if not finite.numel():
+            return
+        low, high = float(finite.min()), float(finite.max())
+    found.low, found.high = min(found.low, low), max(found.high, high)
+
+
+def _scales(found: Stats, weight: Weight, raw: Tensor, packed: Tensor) -> None:
+    if weight.fmt == "int4":
+        magnitude = raw.abs()
+        zero = magnitude == 0
+        small = ~zero & (magnitude < torch.finfo(raw.dtype).tiny)
+        nan = ~raw.isfinite()
+        used = torch.ones_like(zero)  # zeros need not be the code 8: every block may be in use
+        lost = 0
+    else:
+        codes = packed.view(*raw.shape, -1) & _MAGNITUDES
+        used = codes.amax(-1) > 0
+        if weight.fmt == "nvfp4":
+            magnitude = raw.view(torch.uint8) & _E4M3_MAGNITUDE
+            zero, nan = magnitude == 0, magnitude == _E4M3_NAN
+            small = ~zero & (magnitude < _E4M3_NORMAL)
+        else:
+            zero, small, nan = torch.zeros_like(used), raw == 0, raw == E8M0_NAN
+        lost = int((zero & used).sum())
+    found.blocks += raw.numel()
+    found.zero += int(zero.sum())
+    found.subnormal += int((small & used).sum())
+    found.nan += int(nan.sum())
+    found.lost += lost

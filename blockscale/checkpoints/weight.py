@@ -1,0 +1,303 @@
+"""One weight of a checkpoint, whatever stored it: codes, block scales, global scale, zeros.
+
+Every field has one meaning (see `Weight`); `load` brings what each scheme stores to it.  Codes and
+scales are never rounded on the way: bytes are moved, and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from blockscale.base.errors import CheckpointError
+from blockscale.checkpoints.entry import BLOCK
+from blockscale.checkpoints.files.safetensors import read, transposed
+from blockscale.checkpoints.schemes.words import int4_parts
+
+if TYPE_CHECKING:
+    from blockscale.checkpoints.schemes.kinds import Entry, Facts
+
+Tensor = torch.Tensor
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+E8M0_BIAS, E8M0_NAN = 127, 255
+_CHUNK = 1 << 21
+"""Values that one step of `Weight.dequantize` decodes: 8 MiB as float32."""
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """A weight W of y = W x, with K along the last dimension.
+
+    Attributes:
+        name: as in the dense model, e.g. "model.layers.0.mlp.down_proj.weight".
+        fmt: "nvfp4", "mxfp4", "int4", "fp8", or a dtype: "bf16", "f16", "f32", else e.g. "i64".
+        shape: [..., N, K], the dense shape; leading: experts.
+        data: the tensor itself where it is neither 4 bits nor a block format, else None.
+        packed: uint8 [..., N, K / 2], even k in the low nibble: codes of E2M1, or 0 to 15 (int4).
+        block_scale: [..., N, K / group_size], linear: float8_e4m3fn (nvfp4), uint8 with the bytes
+            of E8M0 (mxfp4), or a float type (int4).  It is multiplied.
+            fp8: [..., rows / block, columns / block], see ``block``.
+        global_scale: float32 [] or [E], multiplied; [E, 2] of gate and up in one weight, each half
+            of the rows; None: 1.
+        zero: int4: uint8 like block_scale, from 0 to 16: the value is (code - zero) * block_scale.
+        group_size: values along K that share a block scale; 0: none do.
+        global_divisor: what is stored where a checkpoint divides (compressed-tensors); then
+            global_scale is its reciprocal, rounded, and `dequantize` divides.
+        group_index: int4 in act-order: int32 [K], the group of each k; [E, K] of experts that
+            differ; None: k // group_size.
+        input_scale: float32, of activations, multiplied; None: not given.
+        pre_quant_scale: [K], what activations are multiplied by before they meet this weight;
+            [E, K] of experts that differ.
+        gate_up: rows are "interleaved" (gate even, up odd) or "halves" (gate first); None: neither.
+        block: fp8: how many rows and columns share a block scale; None: there are none.
+    """
+
+    name: str
+    fmt: str
+    shape: tuple[int, ...]
+    data: Tensor | None = None
+    packed: Tensor | None = None
+    block_scale: Tensor | None = None
+    global_scale: Tensor | None = None
+    zero: Tensor | None = None
+    group_size: int = 0
+    global_divisor: Tensor | None = None
+    group_index: Tensor | None = None
+    input_scale: Tensor | None = None
+    pre_quant_scale: Tensor | None = None
+    gate_up: str | None = None
+    block: tuple[int, int] | None = None
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return the values [..., N, K], computed in float32 and rounded to ``dtype`` once."""
+        if self.packed is None and not self.scaled:
+            assert self.data is not None
+            return self.data.to(dtype)
+        out = torch.empty(self.shape, dtype=dtype)
+        cols = self.shape[-1] if self.shape else 1
+        rows = out.view(-1, cols)
+        step = max(1, _CHUNK // max(1, cols))
+        for start in range(0, len(rows), step):
+            rows[start : start + step] = self.rows(start, start + step)
+        return out
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return float32 values of some rows, counted through all experts."""
+        if self.packed is None:
+            assert self.data is not None
+            flat = self.data.reshape(-1, self.shape[-1] if self.shape else 1)
+            return flat[start:stop].float() * self._factors(start, stop)
+        packed = self.packed.reshape(-1, self.packed.shape[-1])[start:stop]
+        codes = _decoded(packed, self.fmt)
+        scale = self.row_scales(start, stop)
+        if self.group_index is not None:
+            assert self.zero is not None
+            index = self.group_index.long()
+            if index.dim() == 2:  # of each expert
+                index = index[torch.arange(start, start + len(codes)) // self.shape[-2]]
+            index = index.expand(codes.shape)
+            zero = self.zero.reshape(-1, self.zero.shape[-1])[start:stop].float()
+            return (codes - zero.gather(1, index)) * scale.gather(1, index)
+        grouped = codes.view(*scale.shape, self.group_size)
+        if self.zero is not None:
+            zero = self.zero.reshape(-1, self.zero.shape[-1])[start:stop].float()
+            grouped = grouped - zero[..., None]
+        return grouped.mul_(scale[..., None]).view(codes.shape)
+
+    @property
+    def scaled(self) -> bool:
+        """Return whether values are anything but the data themselves."""
+        return self.block_scale is not None or self.global_scale is not None
+
+    def row_scales(self, start: int, stop: int) -> Tensor:
+        """Return float32 block scales of some rows, with the global scale in them."""
+        assert self.block_scale is not None
+        raw = self.block_scale.reshape(-1, self.block_scale.shape[-1])[start:stop]
+        scale = _e8m0(raw) if self.fmt == "mxfp4" else raw.float()
+        if self.global_divisor is not None:
+            return scale / self._top(self.global_divisor, start, stop)
+        if self.global_scale is not None:
+            return scale * self._top(self.global_scale, start, stop)
+        return scale
+
+    def _top(self, top: Tensor, start: int, stop: int) -> Tensor:
+        """Return the global scale of each row, [rows, 1] or []."""
+        if top.numel() == 1:
+            return top.reshape(())
+        total = prod(self.shape[:-1])
+        rows = torch.arange(start, min(stop, total))
+        if self.gate_up == "interleaved" and top.dim() == 2:
+            index = rows // self.shape[-2] * 2 + rows % 2
+        else:
+            index = rows // (total // top.numel())
+        return top.reshape(-1)[index][:, None]
+
+    def _factors(self, start: int, stop: int) -> Tensor:
+        """Return what data of FP8 are multiplied by, [rows, K] or what broadcasts to it."""
+        factor = torch.ones(())
+        if self.global_scale is not None:
+            factor = self._top(self.global_scale, start, stop)
+        if self.block_scale is None or self.block is None:
+            return factor
+        high, wide = self.block
+        count, cols = self.shape[-2:]
+        rows = torch.arange(start, min(stop, prod(self.shape[:-1])))
+        blocks = -(-count // high)
+        index = rows // count * blocks + rows % count // high
+        scale = self.block_scale.reshape(-1, self.block_scale.shape[-1])[index]
+        floats = _e8m0(scale) if scale.dtype == torch.uint8 else scale.float()
+        return factor * floats.repeat_interleave(wide, 1)[:, :cols]
+
+
+def _pairs(values: list[float]) -> np.ndarray:
+    """Return for each byte the float32 of its low and its high nibble, as one uint64."""
+    table = np.array(values, dtype=np.float32)
+    byte = np.arange(256)
+    return np.stack([table[byte & 15], table[byte >> 4]], axis=1).view(np.uint64)[:, 0]
+
+
+_TABLES = {
+    **dict.fromkeys(("nvfp4", "mxfp4"), _pairs([*E2M1, *(-v for v in E2M1)])),
+    "int4": _pairs([float(v) for v in range(16)]),
+}
+_POWERS = torch.tensor(
+    [2.0 ** (b - E8M0_BIAS) for b in range(E8M0_NAN)] + [float("nan")], dtype=torch.float32
+)
+
+
+def _decoded(packed: Tensor, fmt: str) -> Tensor:
+    values = np.take(_TABLES[fmt], packed.numpy()).view(np.float32)
+    return torch.from_numpy(values)
+
+
+def _e8m0(raw: Tensor) -> Tensor:
+    return _POWERS[raw.int()]
+
+
+def load(entry: Entry, facts: Facts) -> Weight:
+    """Return the weight of ``entry``.
+
+    Raises:
+        CheckpointError: its data are none of its format, or its file changed.
+    """
+    if entry.scheme == "blockscale-layout":
+        from blockscale.checkpoints.schemes.layout import undo
+
+        return replace(undo(entry), gate_up=_gate_up(entry, facts))
+    if entry.scheme == "plain":
+        return Weight(entry.name, entry.fmt, entry.shape, data=read(entry.parts["data"]))
+    if "lora_a" in entry.parts or "lora_b" in entry.parts:
+        raise CheckpointError(
+            f"{entry.name} has a low-rank part (SVDQuant), which is not supported; use a "
+            "checkpoint in NVFP4 without it"
+        )
+    parts = {role: read(info) for role, info in entry.parts.items() if role in _KEPT}
+    if entry.fmt == "fp8":
+        return _fp8(entry, parts)
+    if entry.fmt == "int4":
+        made = int4_parts(entry, parts, facts)
+    else:
+        made = _fp4(entry, parts)
+    divisor = _global(entry, parts, "global_divisor")
+    inputs = _global(entry, parts, "input_scale")
+    input_divisor = _global(entry, parts, "input_divisor")
+    return Weight(
+        entry.name,
+        entry.fmt,
+        entry.shape,
+        **made,
+        global_scale=_global(entry, parts, "global_scale") if divisor is None else 1 / divisor,
+        group_size=BLOCK.get(entry.fmt, entry.group),
+        global_divisor=divisor,
+        input_scale=inputs if input_divisor is None else 1 / input_divisor,
+        pre_quant_scale=_smoothing(entry, parts.get("pre_quant_scale")),
+        gate_up=_gate_up(entry, facts),
+    )
+
+
+_KEPT = frozenset(
+    ("packed", "block_scale", "global_scale", "global_divisor", "zero", "group_index")
+    + ("input_scale", "input_divisor", "pre_quant_scale", "dense_shape")
+)
+
+
+def _fp4(entry: Entry, parts: dict[str, Tensor]) -> dict[str, Tensor]:
+    packed, scale = parts["packed"].view(torch.uint8), parts["block_scale"]
+    if entry.scheme == "gpt-oss":
+        packed = packed.flatten(-2)
+    if entry.fmt == "nvfp4" and scale.dtype == torch.uint8:
+        scale = scale.view(torch.float8_e4m3fn)
+    if scale.dim() > len(entry.shape):
+        scale = scale[0]
+    if entry.transposed:
+        packed, scale = _transposed(packed), _transposed(scale)
+    if entry.group > BLOCK[entry.fmt]:
+        repeats = entry.group // BLOCK[entry.fmt]
+        scale = scale.view(torch.uint8).repeat_interleave(repeats, -1).view(scale.dtype)
+    return {"packed": packed, "block_scale": scale}
+
+
+def _fp8(entry: Entry, parts: dict[str, Tensor]) -> Weight:
+    scale = parts.get("block_scale")
+    if scale is not None and entry.block is not None:
+        high, wide = entry.block
+        rows, cols = entry.shape[-2:]
+        scale = scale.reshape(*entry.shape[:-2], -(-rows // high), -(-cols // wide))
+    return Weight(
+        entry.name,
+        "fp8",
+        entry.shape,
+        data=parts["packed"],
+        block_scale=scale,
+        global_scale=_global(entry, parts, "global_scale"),
+        input_scale=_global(entry, parts, "input_scale"),
+        block=entry.block,
+    )
+
+
+def _smoothing(entry: Entry, scale: Tensor | None) -> Tensor | None:
+    if scale is None:
+        return None
+    if scale.numel() != entry.shape[-1]:
+        info = entry.parts["pre_quant_scale"]
+        raise CheckpointError(
+            f"{info.path}: {info.name} is {list(info.shape)}, but must have {entry.shape[-1]} "
+            "values, one of each input; convert the checkpoint again"
+        )
+    return scale.reshape(-1)
+
+
+def _global(entry: Entry, parts: dict[str, Tensor], role: str) -> Tensor | None:
+    if role not in parts:
+        return None
+    value = parts[role].float().flatten()
+    lowest = 0.0 if role.endswith("divisor") else -1.0
+    bad = ~(value.isfinite() & (value > lowest) & (value >= 0))
+    if bad.any():
+        raise CheckpointError(
+            f"{entry.parts[role].path}: {entry.parts[role].name} is {value[bad][0].item()}, but "
+            f"must be finite and {'above' if lowest == 0 else 'not below'} zero; convert the "
+            "checkpoint again"
+        )
+    if value.numel() == 1:
+        return value[0]
+    experts = entry.shape[0]
+    return value.view(experts, 2) if value.numel() == 2 * experts else value
+
+
+def _gate_up(entry: Entry, facts: Facts) -> str | None:
+    leaf = entry.name.removesuffix(".weight").rpartition(".")[2]
+    if "gate_up" not in leaf and leaf != "mlp1_weight":
+        return None
+    oss = entry.scheme == "gpt-oss" or leaf == "mlp1_weight" or facts.interleaved
+    return "interleaved" if oss else "halves"
+
+
+def _transposed(value: Tensor) -> Tensor:
+    """Return [E, A, B] as [E, B, A]; a byte keeps its two codes, neighbours along K."""
+    return transposed(value.view(torch.uint8)).view(value.dtype)

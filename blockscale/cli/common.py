@@ -1,0 +1,48 @@
+"""What the commands share: options, and how they print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from blockscale import specs
+from blockscale.base import host
+
+LEVELS = click.Choice(list(host.LEVEL_FEATURES))
+NAMES = click.argument("names", nargs=-1, required=True, metavar="NAMES...")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
+LEVEL = click.option("--level", type=LEVELS, help="Vector width; this machine's by default.")
+
+
+def specs_of(names: Iterable[str]) -> list[specs.Spec]:
+    """Return the kernels that ``names`` stand for, each once."""
+    found = {spec.name: spec for name in names for spec in specs.Spec.parse_all(name)}
+    return list(found.values())
+
+
+def committed() -> Path:
+    """Return the folder of the package's logs."""
+    from blockscale.build import logs
+
+    return logs.committed()
+
+
+def counted(number: int, noun: str) -> str:
+    """Return for example ``2 problems``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def console() -> Console:
+    """Return what tables are printed with: wide where nobody looks."""
+    made = Console()
+    return made if made.is_terminal else Console(width=120)
+
+
+def print_json(data: dict[str, Any]) -> None:
+    """Print one JSON object to stdout."""
+    click.echo(json.dumps(data, indent=1))

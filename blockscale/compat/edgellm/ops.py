@@ -1,0 +1,244 @@
+"""Edge-LLM's decode ops on torch tensors: up, down, and both.
+
+What is computed: `edgellm.passes`; with ``exact_fp16``: `edgellm.exact`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from blockscale.base import edgellm_index as index
+from blockscale.compat.edgellm import exact as edgellm_exact
+from blockscale.compat.edgellm.tensor import Nvfp4Tensor
+from blockscale.ops import checks, dispatch
+from blockscale.ops.checks import dtype_name
+from blockscale.specs.edgellm import ACTIVATIONS, EdgeDown, EdgeUp
+
+Tensor = torch.Tensor
+
+_MOST_TOKENS = 65535
+"""What the grid of a GPU kernel takes in its second and third direction."""
+
+
+def decode_up(
+    x: Tensor | Nvfp4Tensor,
+    up: Nvfp4Tensor,
+    decode_scales: Tensor,
+    topk_ids: Tensor,
+    *,
+    exact_fp16: bool = False,
+) -> Tensor:
+    """Return z [T, K_top, I] float32: x times the up weight of each of a token's experts.
+
+    Slots whose expert is not among [0, E) are zero.  The sum is float32, weights are exact, and the
+    global scales of up (and x) multiply it at the end.
+
+    Args:
+        x: [T, H] float16, bfloat16 or float32 (W4A16), or a view of NVFP4 activations with linear
+            scale words (W4A4), as `quantize_activation` makes it.
+        up: `Nvfp4Tensor.up_weights`; its block_scale is not read.
+        decode_scales: [E, H / 16, I] uint8, see `decode_scales`.
+        topk_ids: [T, K_top] int32 or int64.
+        exact_fp16: the original's float16 arithmetic, rounding for rounding, z float16; slow.
+
+    Raises:
+        TypeError: an argument of another type or dtype.
+        ValueError: shape, strides or device.
+    """
+    where = "decode_up"
+    payload, scales, factor = _weights(where, up, decode_scales)
+    experts, hidden, half = payload.shape
+    x_scale: Tensor | None = None
+    if isinstance(x, Nvfp4Tensor):
+        given, x_scale = _activation(where, x, hidden)
+    else:
+        given = checks.tensor(where, "x", x, checks.ACTIVATIONS)
+        if x.dim() != 2 or x.shape[1] != hidden:
+            raise ValueError(
+                f"{where}: x has shape {list(x.shape)}, but must have [T, {hidden}], a row for "
+                "each token, as long as an expert has rows"
+            )
+    checks.same_device(where, "x", given, "up", payload)
+    ids = _ids(where, topk_ids, len(given), experts, payload)
+    if exact_fp16:
+        return edgellm_exact.up(x, payload, scales, factor, ids)
+    z = torch.empty(*ids.shape, 2 * half, dtype=torch.float32, device=payload.device)
+    if not z.numel():
+        return z
+    rest = (payload, scales, factor, ids, z)
+    if isinstance(x, Nvfp4Tensor):
+        g = None if x.global_scale is None else x.global_scale[:1]
+        kernel = dispatch.kernel(EdgeUp(hidden, 2 * half, "nvfp4"), payload.device)
+        kernel(given, x_scale, g, *rest)
+    else:
+        spec = EdgeUp(hidden, 2 * half, dtype_name(given.dtype))
+        dispatch.kernel(spec, payload.device)(given, *rest)
+    return z
+
+
+def decode_down(
+    z: Tensor,
+    down: Nvfp4Tensor,
+    decode_scales: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    *,
+    activation: str = "relu2",
+    exact_fp16: bool = False,
+    w4a4: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Return out [T, H]: the sum over slots of weight * (activation(z) times the down weight).
+
+    Args:
+        z: [T, K_top, I] float32, bfloat16 or float16.
+        down: `Nvfp4Tensor.down_weights`; its block_scale is not read.
+        decode_scales: [E, I / 16, H] uint8.
+        topk_ids: [T, K_top] int32 or int64; slots outside of [0, E) add nothing.
+        topk_weights: [T, K_top], any float dtype.
+        activation: "relu2" or "silu"; neither is gated.
+        exact_fp16: the original's float16 arithmetic, out float16; slow.
+        w4a4: the original's strips where the up pass had NVFP4 activations; without exact_fp16 it
+            makes no difference.
+        dtype: of out: float32, bfloat16 or float16, rounded once.
+
+    Raises:
+        TypeError: an argument of another type or dtype.
+        ValueError: an unknown option, shape, strides or device.
+    """
+    where = "decode_down"
+    checks.choice(where, "activation", activation, ACTIVATIONS)
+    if dtype not in checks.ACTIVATIONS:
+        raise TypeError(f"{where}: dtype={dtype} is not float32, bfloat16 or float16; choose one")
+    payload, scales, factor = _weights(where, down, decode_scales)
+    experts, rows, half = payload.shape
+    checks.tensor(where, "z", z, checks.ACTIVATIONS)
+    checks.same_device(where, "z", z, "down", payload)
+    ids = _ids(where, topk_ids, len(z), experts, payload)
+    if list(z.shape) != [*ids.shape, rows]:
+        raise ValueError(
+            f"{where}: z has shape {list(z.shape)}, but must have {[*ids.shape, rows]}: a row for "
+            "each entry of topk_ids, as long as an expert has rows"
+        )
+    checks.tensor(where, "topk_weights", topk_weights, checks.ACTIVATIONS)
+    checks.same_device(where, "topk_weights", topk_weights, "down", payload)
+    if topk_weights.shape != ids.shape:
+        raise ValueError(
+            f"{where}: topk_weights has shape {list(topk_weights.shape)}, but must have "
+            f"{list(ids.shape)}, that of topk_ids"
+        )
+    weights = topk_weights.float()
+    if exact_fp16:
+        return edgellm_exact.down(z, payload, scales, factor, ids, weights, activation, w4a4)
+    out = torch.empty(len(z), 2 * half, dtype=dtype, device=payload.device)
+    if not ids.numel():
+        return out.zero_()
+    partial = torch.empty(*ids.shape, 2 * half, dtype=torch.float32, device=payload.device)
+    spec = EdgeDown(2 * half, rows, activation, dtype_name(dtype))
+    kernel = dispatch.kernel(spec, payload.device)
+    kernel(z.float(), payload, scales, factor, ids, weights, partial, out)
+    return out
+
+
+def decode_moe(
+    x: Tensor | Nvfp4Tensor,
+    up: Nvfp4Tensor,
+    up_scales: Tensor,
+    down: Nvfp4Tensor,
+    down_scales: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    *,
+    activation: str = "relu2",
+    exact_fp16: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Return out [T, H]: `decode_up`, then `decode_down`."""
+    z = decode_up(x, up, up_scales, topk_ids, exact_fp16=exact_fp16)
+    return decode_down(
+        z,
+        down,
+        down_scales,
+        topk_ids,
+        topk_weights,
+        activation=activation,
+        exact_fp16=exact_fp16,
+        w4a4=isinstance(x, Nvfp4Tensor),
+        dtype=dtype,
+    )
+
+
+def _weights(where: str, view: object, decode_scales: object) -> tuple[Tensor, Tensor, Tensor]:
+    """Return payload [E, K, N / 2] uint8, decode scales [E, K / 16, N] and global scales [E]."""
+    if not isinstance(view, Nvfp4Tensor):
+        raise TypeError(
+            f"{where}: the weight is a {type(view).__name__}, not an Nvfp4Tensor; make one with "
+            "Nvfp4Tensor.up_weights or down_weights"
+        )
+    if isinstance(decode_scales, Tensor) and decode_scales.dtype == torch.float8_e4m3fn:
+        raise TypeError(
+            f"{where}: decode_scales are float8_e4m3fn, but must be bytes S0E5M3; pass "
+            "decode_scales(scales) of blockscale.edgellm"
+        )
+    scales = checks.tensor(where, "decode_scales", decode_scales, (torch.uint8,))
+    if scales.dim() != 3 or scales.shape[2] % index.TILE or scales.shape[1] % index.LANES:
+        raise ValueError(
+            f"{where}: decode_scales has shape {list(scales.shape)}, but must have [E, K / 16, N], "
+            f"K and N multiples of {index.TILE}; pad the weights"
+        )
+    experts, blocks, n = (int(size) for size in scales.shape)
+    k, vectors = blocks * index.BLOCK, n // index.TILE * index.VECTORS
+    strides = (k * vectors, vectors, index.VECTORS)
+    if view.strides != strides or view.vectors != experts * k * vectors:
+        raise ValueError(
+            f"{where}: the weight has strides {list(view.strides)} and {view.vectors} vectors, but "
+            f"decode_scales of shape {list(scales.shape)} belong to strides {list(strides)} and "
+            f"{experts * k * vectors} vectors; pass a dense payload with its own scales"
+        )
+    checks.same_device(where, "decode_scales", scales, "the weight", view.payload)
+    g = view.global_scale
+    if g is not None and g.numel() not in (1, experts):
+        raise ValueError(
+            f"{where}: the weight has {g.numel()} global scales, but {experts} experts; pass one "
+            "for each, or one for all"
+        )
+    if g is None:
+        g = torch.ones(1, dtype=torch.float32, device=view.device)
+    return view.payload.view(experts, k, n // 2), scales, g.expand(experts).contiguous()
+
+
+def _activation(where: str, x: Nvfp4Tensor, hidden: int) -> tuple[Tensor, Tensor]:
+    """Return codes [T, H / 2] and bytes of scales [T, H / 16] of an activation's view."""
+    tiles = hidden // index.TILE
+    if x.tiles is None or x.tiles[1:] != (tiles, 1) or x.strides[1] != index.VECTORS:
+        raise ValueError(
+            f"{where}: x is a view of tiles {x.tiles}, but must be one of [T, {hidden}]; make it "
+            "with Nvfp4Tensor.activation or quantize_activation"
+        )
+    tokens = x.tiles[0]
+    scale = x.scale_bytes
+    if scale is None or scale.numel() != tokens * hidden // index.BLOCK:
+        raise ValueError(
+            f"{where}: x has {0 if scale is None else scale.numel()} bytes of scales, but needs a "
+            f"word for each of its {tokens * tiles} tiles; see quantize_activation"
+        )
+    return x.payload.view(tokens, hidden // 2), scale.view(tokens, hidden // index.BLOCK)
+
+
+def _ids(where: str, topk_ids: object, tokens: int, experts: int, payload: Tensor) -> Tensor:
+    """Return ids [T, K_top] int32, -1 for those that name no expert."""
+    ids = checks.tensor(where, "topk_ids", topk_ids, (torch.int32, torch.int64))
+    checks.same_device(where, "topk_ids", ids, "the weight", payload)
+    if ids.dim() != 2 or len(ids) != tokens:
+        raise ValueError(
+            f"{where}: topk_ids has shape {list(ids.shape)}, but must have [{tokens}, K_top], a "
+            "row for each token"
+        )
+    if payload.is_cuda and max(ids.shape) > _MOST_TOKENS:
+        raise ValueError(
+            f"{where}: topk_ids has shape {list(ids.shape)}, but a GPU kernel takes at most "
+            f"{_MOST_TOKENS} tokens; divide the batch"
+        )
+    if ids.dtype == torch.int32:
+        return ids
+    return torch.where((ids >= 0) & (ids < experts), ids, -1).to(torch.int32)

@@ -1,0 +1,1 @@
+"""Scheduled tcgen05 GEMMs -> plans, constants, host code."""

@@ -1,0 +1,1 @@
+"""INT4 products on GPUs: plans and host code."""

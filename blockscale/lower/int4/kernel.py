@@ -1,0 +1,125 @@
+"""Products of INT4 weights -> host C and CUDA C++: a kernel for each plan, and one before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from blockscale.lower.code import KernelCode
+from blockscale.lower.cuda import Source, symbol
+from blockscale.lower.int4.plan import Int4Plan
+from blockscale.lower.moe import small as moe_small
+from blockscale.lower.moe.host import GEMM_PARAMS, SM_SHARED_BYTES, SMALL_SM_SHARED_BYTES
+from blockscale.lower.moe.kernel import MOE_TARGETS
+from blockscale.lower.moe.source import source
+from blockscale.specs.int4 import TILES, Int4Mm
+
+PREPARE = (
+    *(("const int *", "offsets"), ("int4 *", "blocks"), ("int *", "count")),
+    *(("const void *", "x"), ("const void *", "scale"), ("void *", "to")),
+    *(("int ", "tokens"), ("int ", "experts"), ("int ", "rows"), ("int ", "cols")),
+    *(("int ", "pitch"), ("int ", "scales")),
+)
+"""Parameters of prepare: type and name."""
+
+HEADER = '#include "int4_rows.cuh"\n'
+
+ALONE = ("blockIdx.x", "threadIdx.x", "tirx.use_dyn_shared_memory")
+FOLLOWS = (*ALONE, "tirx.use_programtic_dependent_launch")
+"""Launches of a GEMM; one that loads weights early may follow our own kernel, and no other."""
+
+_ROLES = (
+    *("x", "offsets", "packed", "scale", "pre_quant_scale", "alpha", "bias", "out"),
+    "workspace",
+)
+_LOOKUP = "extern int TVMFFIEnvModLookupFromImports(void *context, const char *name, void **out);"
+
+
+def check_target(spec: Int4Mm, arch: str) -> None:
+    """TypeError unless there is a kernel of ``spec`` for ``arch``."""
+    if arch not in MOE_TARGETS:
+        raise TypeError(
+            f"{spec.name}: there is no kernel of {spec.op} for {arch}, which has no bulk copies; "
+            f"build it for {', '.join(MOE_TARGETS)}, or for a CPU level"
+        )
+    if spec.layout != TILES:
+        raise TypeError(
+            f"{spec.name}: the weight is in layout {spec.layout!r}, which GPU kernels do not read; "
+            f"build the spec with layout={TILES!r}, or for a CPU level"
+        )
+
+
+def sources(buckets: Sequence[tuple[int | None, Int4Plan]], spec: Int4Mm, arch: str) -> Source:
+    """Return host and device code of the exported function of ``spec``.
+
+    Args:
+        buckets: the most rows (None: any number) and the plan, ascending.
+        spec: of layout "tiles64".
+        arch: see `check_target`.
+    """
+    check_target(spec, arch)
+    name = spec.name
+    prepare = f"{name}_prepare" if spec.experts or spec.copies_rows else None
+    kernels: dict[Int4Plan, str] = {}
+    for _, plan in buckets:
+        kernels.setdefault(plan.check(), f"{name}_gemm{len(kernels)}")  # type: ignore[arg-type]
+    texts = [source(plan, kernel) for plan, kernel in kernels.items()]
+    launch = ALONE if prepare is None else FOLLOWS
+    codes = [KernelCode(kernel, GEMM_PARAMS, launch) for kernel in kernels.values()]
+    if prepare is not None:
+        texts += [HEADER, _prepare_source(prepare, spec)]
+        codes.append(moe_small.code_of(prepare, PREPARE))
+    host = _host_code(symbol(name, arch), spec, buckets, kernels, prepare, arch)
+    return Source(host, "\n".join(texts), tuple(codes))
+
+
+def _prepare_source(name: str, spec: Int4Mm) -> str:
+    """Return the kernel before a product: the table of tiles, copies of rows."""
+    listed = ", ".join(f"{kind}{param}" for kind, param in PREPARE)
+    flags = (spec.pre_quant, spec.activation == "a8", spec.group == 32)
+    options = ", ".join(str(flag).lower() for flag in flags)
+    kind = {"bfloat16": "BsBf16", "float16": "BsF16"}[spec.dtype]
+    threads = moe_small.SORT_THREADS
+    return (
+        f'extern "C" __global__ void __launch_bounds__({threads}) {name}({listed}) {{\n'
+        "  BsInt4Prepare p = {offsets, {blocks, count, tokens}, x, scale, to, experts, rows,\n"
+        "                     cols, pitch, scales};\n"
+        f"  bs_int4_prepare<{kind}, {options}>(p);\n}}\n"
+    )
+
+
+def _host_code(
+    symbol: str,
+    spec: Int4Mm,
+    buckets: Sequence[tuple[int | None, Int4Plan]],
+    kernels: dict[Int4Plan, str],
+    prepare: str | None,
+    arch: str,
+) -> str:
+    """Return the C source of host function ``symbol``."""
+    rows = ",\n".join(
+        f'  {{.limit = {limit or 0}, .gemm = {{"{kernels[plan]}", .rows = {plan.rows}, '
+        f".tokens = {plan.tokens}, .threads = {plan.threads}, .shared = {plan.smem_bytes}}}}}"
+        for limit, plan in buckets
+    )
+    places = {param.name: i for i, param in enumerate(spec.params())}
+    at = ", ".join(f".{role} = {places.get(role, -1)}" for role in _ROLES)
+    sizes = ", ".join(
+        f".{size} = {getattr(spec, size)}" for size in ("experts", "n", "k", "padded_n", "padded_k")
+    )
+    before = "NULL" if prepare is None else f'"{prepare}"'
+    return f"""#include "cuda_int4.h"
+{_LOOKUP}
+
+static const BsInt4Bucket buckets[] = {{
+{rows}
+}};
+
+int32_t __tvm_ffi_{symbol}(void *self, void *args, int32_t count, void *result) {{
+  static const BsInt4 mm = {{.buckets = buckets, .lookup = TVMFFIEnvModLookupFromImports,
+    .prepare = {before}, .count = {len(buckets)}, {sizes}, .copies = {int(spec.copies_rows)},
+    .sm_shared = {SM_SHARED_BYTES.get(arch, SMALL_SM_SHARED_BYTES)},
+    .at = {{{at}}}}};
+  (void)count, (void)result;
+  return blockscale_int4(self, &mm, args);
+}}
+"""

@@ -1,0 +1,1 @@
+"""Scheduled MoE GEMMs -> plans, constants, host code."""

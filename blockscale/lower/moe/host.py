@@ -1,0 +1,120 @@
+"""The host code of MoE functions: C tables for `native/cuda_moe.c`, which has all the logic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from blockscale.lower.code import KernelCode
+from blockscale.specs.moe import FusedMoe, MoeRoute
+from blockscale.specs.plans.moe import MoePlan
+
+GEMM_PARAMS = ("handle",) * 10 + ("int32",) * 6 + ("float32",) * 2
+"""x, w, ws, global, bias, row_scale, order, blocks, n_blocks, out; sizes; alpha, limit."""
+
+_GEMM_LAUNCH = (
+    *("blockIdx.x", "threadIdx.x", "tirx.use_dyn_shared_memory"),
+    "tirx.use_programtic_dependent_launch",
+)
+
+_ROLES = (
+    *("hidden", "topk_ids", "topk_weights", "w13", "w13_scale", "w13_global", "w13_bias"),
+    *("w2", "w2_scale", "w2_global", "w2_bias", "a1_scale", "a2_scale", "alpha", "limit"),
+    *("out", "workspace"),
+)
+_ROUTE_ROLES = ("logits", "correction_bias", "scale", "topk_ids", "topk_weights")
+
+_LOOKUP = "extern int TVMFFIEnvModLookupFromImports(void *context, const char *name, void **out);"
+
+
+SM_SHARED_BYTES = dict.fromkeys(("sm_90a", "sm_100a", "sm_100f", "sm_103a"), 228 * 1024)
+SMALL_SM_SHARED_BYTES = 100 * 1024
+"""Shared memory of an SM (CUDA C++ Programming Guide, compute capabilities)."""
+
+
+class Bucket(NamedTuple):
+    """The GEMMs for up to ``limit`` tokens (None: any number), and their kernels' names."""
+
+    limit: int | None
+    gemm1: MoePlan
+    gemm2: MoePlan
+    name1: str
+    name2: str
+
+
+def gemm_code(name: str) -> KernelCode:
+    """Return what the export must know of a GEMM's kernel."""
+    return KernelCode(name, GEMM_PARAMS, _GEMM_LAUNCH)
+
+
+def host_code(
+    symbol: str, spec: FusedMoe, buckets: Sequence[Bucket], names: Mapping[str, str], arch: str
+) -> str:
+    """Return the C source of host function ``symbol``.
+
+    Args:
+        symbol: the host function.
+        spec: of the exported function.
+        buckets: ascending.
+        names: kernels "prepare", "prepare_many", "combine", and "requantize" if activations are
+            quantised.
+        arch: whose SMs have the shared memory over which CTAs are spread.
+    """
+    rows = ",\n".join(_bucket(bucket) for bucket in buckets)
+    sizes = ", ".join(
+        f".{name} = {getattr(spec, name)}"
+        for name in (
+            *("experts", "top_k", "hidden"),
+            *("padded_rows", "padded_hidden", "padded_intermediate"),
+        )
+    )
+    kernels = ", ".join(f'.{role} = "{name}"' for role, name in names.items())
+    return f"""#include "cuda_moe.h"
+{_LOOKUP}
+
+static const BsMoeBucket buckets[] = {{
+{rows}
+}};
+
+int32_t __tvm_ffi_{symbol}(void *self, void *args, int32_t count, void *result) {{
+  static const BsMoe moe = {{.buckets = buckets, .lookup = TVMFFIEnvModLookupFromImports,
+    .count = {len(buckets)}, {kernels},
+    {sizes}, .sm_shared = {SM_SHARED_BYTES.get(arch, SMALL_SM_SHARED_BYTES)},
+    .at = {{{_places(spec, _ROLES)}}}}};
+  (void)count, (void)result;
+  return blockscale_moe(self, &moe, args);
+}}
+"""
+
+
+def route_host_code(symbol: str, spec: MoeRoute, kernel: str) -> str:
+    """Return the C source of host function ``symbol``, which launches ``kernel``."""
+    return f"""#include "cuda_moe.h"
+{_LOOKUP}
+
+int32_t __tvm_ffi_{symbol}(void *self, void *args, int32_t count, void *result) {{
+  static const BsMoeRouting routing = {{.lookup = TVMFFIEnvModLookupFromImports,
+    .kernel = "{kernel}", .at = {{{_places(spec, _ROUTE_ROLES)}}}}};
+  (void)count, (void)result;
+  return blockscale_moe_route(self, &routing, args);
+}}
+"""
+
+
+def _places(spec: FusedMoe | MoeRoute, roles: Sequence[str]) -> str:
+    """Return the initialisers of the parameters' numbers; -1 for what the function lacks."""
+    places = {param.name: i for i, param in enumerate(spec.params())}
+    return ", ".join(f".{role} = {places.get(role, -1)}" for role in roles)
+
+
+def _bucket(bucket: Bucket) -> str:
+    limit = 0 if bucket.limit is None else bucket.limit
+    first, second = _gemm(bucket.name1, bucket.gemm1), _gemm(bucket.name2, bucket.gemm2)
+    return f"  {{.limit = {limit}, .gemm1 = {first},\n   .gemm2 = {second}}}"
+
+
+def _gemm(name: str, plan: MoePlan) -> str:
+    return (
+        f'{{"{name}", .rows = {plan.rows}, .tokens = {plan.tokens}, .threads = {plan.threads}, '
+        f".shared = {plan.smem_bytes}}}"
+    )

@@ -1,0 +1,101 @@
+"""`MoePlan` -> CUDA source of its kernel: a struct of constants and native/moe_*.cuh."""
+
+from __future__ import annotations
+
+from blockscale.specs.plans.moe import LOADER_REGISTERS, MoePlan
+
+PARAMS = (
+    "const void *x, const uint8_t *w, const void *ws, const float *global, const float *bias,\n"
+    "    const float *row_scale, const int *order, const int4 *blocks, const int *n_blocks,\n"
+    "    void *out, int rows, int k, int x_pitch, int out_pitch, int out_cols, int top_k,\n"
+    "    float alpha, float limit"
+)
+
+_FORMAT = {"nvfp4": "BS_MOE_NVFP4", "mxfp4": "BS_MOE_MXFP4", "int4": "BS_MOE_INT4"}
+
+
+def constants(plan: MoePlan) -> dict[str, str | int]:
+    """Return what the kernel knows when it is compiled, by the names of native/moe_gemm.cuh."""
+    return {
+        "FORMAT": _FORMAT[plan.fmt],
+        "GROUP": plan.group,
+        "ZEROS": plan.zero_kind,
+        "BF16": int(plan.dtype == "bfloat16"),
+        "ACTIVATION": f"BS_MOE_{plan.activation.upper()}",
+        "GATED": int(plan.gated),
+        "GATHER": int(plan.gather),
+        "DIRECT": int(plan.direct),
+        "ONE": int(plan.one),
+        "ROWS": plan.rows,
+        "TOKENS": plan.tokens,
+        "SLICES": plan.slices,
+        "STAGES": plan.stages,
+        "BLOCKS_K": plan.blocks_k,
+        "TILES_M": plan.tiles_m,
+        "CONSUMERS": plan.consumers,
+        "TOKEN_WARPS": plan.producers - 1,
+        "SCALE_BYTES": plan.scale_bytes,
+        "MORE_REGISTERS": plan.consumer_registers,
+        "FEWER_REGISTERS": LOADER_REGISTERS,
+    }
+
+
+def source(plan: MoePlan, kernel_name: str) -> str:
+    """Return the CUDA text of the kernel ``kernel_name`` of a legal plan.
+
+    Raises:
+        PlanError: the plan is not legal.
+    """
+    plan.check()
+    struct = f"{kernel_name}_plan"
+    lines = [f"  static constexpr int {name} = {value};" for name, value in constants(plan).items()]
+    if plan.unit == "wgmma":
+        wrappers = [wgmma(plan.dtype == "bfloat16", plan.tokens)]
+    else:
+        wrappers = []
+    return "\n".join(
+        [
+            f'#include "moe_{plan.unit}.cuh"',
+            *wrappers,
+            f"struct {struct} {{",
+            *lines,
+            "};",
+            "",
+            f'extern "C" __global__ void __launch_bounds__({plan.threads}, 1) {kernel_name}(',
+            f"    {PARAMS}) {{",
+            "  BsMoe a{static_cast<const uint16_t *>(x), w, static_cast<const uint8_t *>(ws),",
+            "          global, bias, row_scale, order, blocks, n_blocks,",
+            "          static_cast<uint16_t *>(out), rows, k, x_pitch, out_pitch, out_cols, top_k,",
+            "          alpha, limit};",
+            f"  using Ring = BsMoeRing<{struct}>;",
+            "  auto consume = [&](Ring ring, int tiles, int row_tiles, int warp, int lane) {",
+            f"    bs_moe_consume_{plan.unit}<{struct}>(a, ring, tiles, row_tiles, warp, lane);",
+            "  };",
+            f"  bs_moe_run<{struct}>(a, consume);",
+            "}",
+            "",
+        ]
+    )
+
+
+def wgmma(bf16: bool, n: int) -> str:
+    """Return BsWgmma<bf16, n>: wgmma.mma_async.m64nNk16 with A in registers (PTX ISA 9.7.15.5)."""
+    count, kind = n // 2, "bf16" if bf16 else "f16"
+    name = f"BS_WGMMA_{kind.upper()}_{n}"
+    sums = ", ".join(f"%{i}" for i in range(count))
+    outs = ", ".join(f'"+f"(c[{i}])' for i in range(count))
+    a = ", ".join(f"%{count + i}" for i in range(4))
+    return f"""#ifndef {name}
+#define {name}
+template <>
+struct BsWgmma<{str(bf16).lower()}, {n}> {{
+  static BS_INLINE void run(float *c, const uint32_t *a, uint64_t b) {{
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} {{{sums}}}, {{{a}}}, "
+        "%{count + 4}, 1, 1, 1, 0;"
+        : {outs}
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  }}
+}};
+#endif
+"""

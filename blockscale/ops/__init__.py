@@ -1,0 +1,1 @@
+"""The torch functions, one file or folder a family."""

@@ -1,0 +1,1 @@
+"""Norms and activations that quantise their result."""

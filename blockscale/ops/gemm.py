@@ -1,0 +1,401 @@
+"""Torch functions that multiply block-scaled operands: one matrix, or one for each expert.
+
+Formats and rounding: `blockscale.tir.gemm.mm`, `.grouped_gemm`.  What the two functions share:
+
+* fmt says what a and b hold: "nvfp4" (E2M1 codes, E4M3 scales of 16 elements), "mxfp4" (E2M1, E8M0
+  of 32), "mxfp8xmxfp4" (a: E4M3 bytes, b: E2M1), "mxfp8" (E4M3 bytes both), all MX scales E8M0.
+* Codes: E2M1 as uint8 or float4_e2m1fn_x2, two a byte, the even element in the low nibble; E4M3 as
+  uint8 or float8_e4m3fn.  Scales: uint8, or float8_e4m3fn or float8_e8m0fnu as fmt says, in the
+  128x4 layout with its padded shape, or flat.  Scales that pad K must not be NaN: a GPU multiplies
+  them with zeros (`quantize` and `swizzle_scales` write zeros).
+* K is a multiple of 32, N of 8.
+* The sum is accumulated in float32; alpha and bias are applied to it before the one rounding.
+* Errors: TypeError for an argument that is no tensor or of another dtype; ValueError for an unknown
+  option, a shape, stride or device that does not fit, tensors that overlap.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import torch
+
+from blockscale.ops import checks, dispatch, torch_ops
+from blockscale.ops.checks import dtype_name, padded_shape
+from blockscale.runtime import jit
+from blockscale.runtime.arguments import brief
+from blockscale.specs import GEMM_FORMATS, GroupedMmFp4, MmFp4
+from blockscale.specs.gemm import ATOM_ROWS, CODES_PER_BYTE, check_gemm
+
+Tensor = torch.Tensor
+
+_CODES = {"e2m1": checks.PACKED, "e4m3": (torch.uint8, torch.float8_e4m3fn)}
+_SCALES = {"e4m3": checks.SCALE_DTYPES["e4m3"], "e8m0": checks.SCALE_DTYPES["ue8m0"]}
+_REFUSED = (TypeError, ValueError, AttributeError, IndexError, NotImplementedError)
+
+
+def mm_fp4(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    alpha: Tensor | None = None,
+    fmt: str = "nvfp4",
+    out_dtype: torch.dtype = torch.bfloat16,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return ``alpha * a @ b.T + bias`` [..., N] of ``out_dtype``, a and b dequantised.
+
+    Args:
+        a: codes [..., K / 2], or E4M3 bytes [..., K].
+        b: codes [N, K / 2], or E4M3 bytes [N, K].
+        a_scale: [ceil_to(rows, 128), ceil_to(K / block, 4)], leading dimensions of a flattened to
+            rows; or flat.
+        b_scale: [ceil_to(N, 128), ceil_to(K / block, 4)], or flat.
+        alpha: [1] float32, the product of both global scales; None: 1.
+        fmt: "nvfp4", "mxfp4", "mxfp8xmxfp4" or "mxfp8".
+        out_dtype: bfloat16, float16 or float32.
+        bias: [N] float32, bfloat16 or float16; None: 0.
+        out: output, [..., N] of ``out_dtype``; None: allocated.
+
+    Raises:
+        TypeError, ValueError: as the module says.
+    """
+    if dispatch.traced(a):
+        made = _output(a, b.shape[0], out_dtype) if out is None else out
+        given = (a, b, a_scale, b_scale, alpha, fmt, out_dtype, bias, made)
+        torch_ops.operator("mm_fp4")(*given)
+        return made
+    key = None
+    try:
+        cuda = a.is_cuda
+        key = ("mm_fp4", a.dtype, b.dtype, cuda, fmt, out_dtype, b.shape)
+        run = jit.recall(key)
+        if run is not None and a.dim() == 2 and (bias is None or bias.dtype in checks.ACTIVATIONS):
+            cols = _scale_cols(b, fmt)
+            scales = checks.tiles(a_scale, cols), checks.tiles(b_scale, cols)
+            shift = None if bias is None else bias.detach().float()
+            d = _output(a, b.shape[0], out_dtype) if out is None else out
+            run(a, b, *scales, alpha, shift, d, *dispatch.launch_flags(cuda, None))
+            return d
+    except _REFUSED:  # the full checks below say it in our words
+        pass
+    where = "mm_fp4"
+    spec, scales = _check_mm(a, b, a_scale, b_scale, alpha, fmt, out_dtype, bias)
+    d = _output(a, spec.n, out_dtype) if out is None else out
+    _check_output(where, d, out_dtype, a, spec.n, {"a": a, "b": b, "bias": bias, "alpha": alpha})
+    rows = prod(a.shape[:-1])
+    function = dispatch.kernel(spec, a.device)
+    function(
+        a.view(torch.uint8).view(rows, spec.a_bytes),
+        b.view(torch.uint8),
+        *scales,
+        None if alpha is None else alpha.detach().reshape(1),
+        None if bias is None else bias.detach().float(),
+        d.view(rows, spec.n),
+    )
+    if key is not None:
+        jit.remember(key, dispatch.direct(function))
+    return d
+
+
+def grouped_mm_fp4(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    offsets: Tensor,
+    alpha: Tensor | None = None,
+    fmt: str = "nvfp4",
+    out_dtype: torch.dtype = torch.bfloat16,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return [rows, N] of ``out_dtype``: ``alpha[e] * a[i] @ b[e].T`` for each row i of expert e.
+
+    Args:
+        a: codes [rows, K / 2], or E4M3 bytes [rows, K], sorted by expert.
+        b: codes [experts, N, K / 2], or E4M3 bytes [experts, N, K].
+        a_scale: [scale rows, ceil_to(K / block, 4)]: the rows of each expert padded to a multiple
+            of 128, one expert after the other, so that each starts at one; more may follow.  Or
+            flat.
+        b_scale: [experts, ceil_to(N, 128), ceil_to(K / block, 4)], or flat.
+        offsets: [experts + 1] int32: expert e has the rows offsets[e] to offsets[e + 1].  Checked
+            on the CPU; on a GPU it is up to the caller that they rise and end within a.
+        alpha: [experts] float32; None: 1.
+        fmt, out_dtype: as in `mm_fp4`.
+        out: output, [rows, N] of ``out_dtype``; None: allocated.  Rows of no expert (before the
+            first offset, from the last on) are not written.
+
+    Raises:
+        TypeError, ValueError: as the module says.
+    """
+    if dispatch.traced(a):
+        made = _output(a, b.shape[-2], out_dtype) if out is None else out
+        given = (a, b, a_scale, b_scale, offsets, alpha, fmt, out_dtype, made)
+        torch_ops.operator("grouped_mm_fp4")(*given)
+        return made
+    key = None
+    try:
+        cuda = a.is_cuda
+        key = ("grouped_mm_fp4", a.dtype, b.dtype, cuda, fmt, out_dtype, b.shape)
+        run = jit.recall(key)
+        if run is not None and b_scale.dim() == 3:
+            scale = checks.tiles(a_scale, _scale_cols(b, fmt))
+            if not cuda:
+                _check_offsets(offsets, a.shape[0], scale.shape[0])
+            d = _output(a, b.shape[1], out_dtype) if out is None else out
+            run(a, b, scale, b_scale, offsets, alpha, d, *dispatch.launch_flags(cuda, None))
+            return d
+    except _REFUSED:  # the full checks below say it in our words
+        pass
+    where = "grouped_mm_fp4"
+    spec, scales = _check_grouped(a, b, a_scale, b_scale, offsets, alpha, fmt, out_dtype)
+    d = _output(a, spec.n, out_dtype) if out is None else out
+    _check_output(where, d, out_dtype, a, spec.n, {"a": a, "b": b, "alpha": alpha})
+    if offsets.device.type == "cpu":
+        _check_offsets(offsets, a.shape[0], scales[0].shape[0])
+    if not scales[0].numel():  # no expert has rows, and a kernel takes no empty input
+        return d
+    codes = a.view(torch.uint8), b.view(torch.uint8)
+    function = dispatch.kernel(spec, a.device)
+    function(*codes, *scales, offsets, None if alpha is None else alpha.detach(), d)
+    if key is not None:
+        jit.remember(key, dispatch.direct(function))
+    return d
+
+
+def _output(a: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty((*a.shape[:-1], n), dtype=dtype, device=a.device)
+
+
+def _scale_cols(b: Tensor, fmt: str) -> int:
+    """Columns of the scales of operands that were checked before."""
+    code = GEMM_FORMATS[fmt]
+    return padded_shape(0, b.shape[-1] * CODES_PER_BYTE[code.b_code] // code.block)[1]
+
+
+def _check_format(where: str, fmt: str, out_dtype: torch.dtype) -> None:
+    checks.choice(where, "fmt", fmt, tuple(GEMM_FORMATS))
+    if out_dtype not in checks.ACTIVATIONS:
+        allowed = ", ".join(dtype_name(known) for known in checks.ACTIVATIONS)
+        raise TypeError(
+            f"{where}: out_dtype={out_dtype} cannot be produced; choose one of {allowed}"
+        )
+
+
+def _check_operands(
+    where: str, a: Tensor, b: Tensor, b_dims: int, fmt: str, out_dtype: torch.dtype
+) -> tuple[int, int]:
+    """Return N and K."""
+    _check_format(where, fmt, out_dtype)
+    code = GEMM_FORMATS[fmt]
+    checks.tensor(where, "a", a, _CODES[code.a_code], dims=2)
+    checks.tensor(where, "b", b, _CODES[code.b_code], dims=2)
+    checks.same_device(where, "b", b, "a", a)
+    if b.dim() != b_dims:
+        wanted = "[N, K]" if b_dims == 2 else "[experts, N, K]"
+        raise ValueError(
+            f"{where}: b has shape {list(b.shape)}, but must have {b_dims} dimensions, {wanted}, "
+            "where two 4-bit codes of K are one element"
+        )
+    n, k = int(b.shape[-2]), int(b.shape[-1]) * CODES_PER_BYTE[code.b_code]
+    if a.shape[-1] * CODES_PER_BYTE[code.a_code] != k:
+        raise ValueError(
+            f"{where}: a of shape {list(a.shape)} holds rows of "
+            f"{a.shape[-1] * CODES_PER_BYTE[code.a_code]} elements, but b of shape "
+            f"{list(b.shape)} holds rows of {k}; pass operands of one K, stored as fmt={fmt!r} says"
+        )
+    check_gemm(where, n, k, fmt, dtype_name(out_dtype))
+    return n, k
+
+
+def _scale(
+    where: str, name: str, value: Tensor, fmt: str, a: Tensor, shape: tuple[int, ...]
+) -> Tensor:
+    """Return scales as bytes of the padded shape."""
+    scale = checks.tensor(where, name, value, _SCALES[GEMM_FORMATS[fmt].scale])
+    checks.same_device(where, name, scale, "a", a)
+    if tuple(scale.shape) not in (shape, (prod(shape),)):
+        raise ValueError(
+            f"{where}: {name} has shape {list(scale.shape)}, but must have {list(shape)} in the "
+            "128x4 layout, or be flat; make it with swizzle_scales(), or quantize() with "
+            "scale_layout='128x4'"
+        )
+    return scale.view(torch.uint8).view(shape)
+
+
+def _check_alpha(where: str, alpha: Tensor | None, count: int, a: Tensor) -> None:
+    if alpha is None:
+        return
+    checks.tensor(where, "alpha", alpha, (torch.float32,), dims=0)
+    checks.same_device(where, "alpha", alpha, "a", a)
+    if alpha.numel() != count or (count > 1 and alpha.dim() != 1):
+        raise ValueError(
+            f"{where}: alpha has shape {list(alpha.shape)}, but must have [{count}]: one factor "
+            + ("for each expert" if where.startswith("grouped") else "for the whole product")
+        )
+
+
+def _check_mm(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    alpha: Tensor | None,
+    fmt: str,
+    out_dtype: torch.dtype,
+    bias: Tensor | None,
+) -> tuple[MmFp4, tuple[Tensor, Tensor]]:
+    """Return the spec and both scales, as bytes of their padded shapes."""
+    where = "mm_fp4"
+    n, k = _check_operands(where, a, b, 2, fmt, out_dtype)
+    spec = MmFp4(n, k, fmt, dtype_name(out_dtype))
+    height = padded_shape(prod(a.shape[:-1]), 0)[0]
+    scales = (
+        _scale(where, "a_scale", a_scale, fmt, a, (height, spec.scale_cols)),
+        _scale(where, "b_scale", b_scale, fmt, a, (spec.scale_rows, spec.scale_cols)),
+    )
+    _check_alpha(where, alpha, 1, a)
+    if bias is not None:
+        checks.tensor(where, "bias", bias, checks.ACTIVATIONS)
+        checks.same_device(where, "bias", bias, "a", a)
+        if list(bias.shape) != [n]:
+            raise ValueError(
+                f"{where}: bias has shape {list(bias.shape)}, but must have [{n}], one per row of b"
+            )
+    return spec, scales
+
+
+def _check_grouped(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    offsets: Tensor,
+    alpha: Tensor | None,
+    fmt: str,
+    out_dtype: torch.dtype,
+) -> tuple[GroupedMmFp4, tuple[Tensor, Tensor]]:
+    """Return the spec and both scales, as bytes of their padded shapes."""
+    where = "grouped_mm_fp4"
+    n, k = _check_operands(where, a, b, 3, fmt, out_dtype)
+    if a.dim() != 2:
+        raise ValueError(
+            f"{where}: a has shape {list(a.shape)}, but must have 2 dimensions; pass its rows "
+            "sorted by expert"
+        )
+    experts = int(b.shape[0])
+    spec = GroupedMmFp4(experts, n, k, fmt, dtype_name(out_dtype))
+    one = spec.matrix
+    checks.tensor(where, "offsets", offsets, (torch.int32,))
+    checks.same_device(where, "offsets", offsets, "a", a)
+    if list(offsets.shape) != [experts + 1]:
+        raise ValueError(
+            f"{where}: offsets has shape {list(offsets.shape)}, but must have [{experts + 1}]: the "
+            f"first row of each of the {experts} experts of b, and the end of the last"
+        )
+    wanted = (experts, one.scale_rows, one.scale_cols)
+    scales = (
+        _grouped_scale(where, a_scale, fmt, a, one.scale_cols),
+        _scale(where, "b_scale", b_scale, fmt, a, wanted),
+    )
+    _check_alpha(where, alpha, experts, a)
+    return spec, scales
+
+
+def _grouped_scale(where: str, value: Tensor, fmt: str, a: Tensor, cols: int) -> Tensor:
+    """Return a_scale as bytes [scale rows, cols]; how many rows there are is the caller's."""
+    scale = checks.tensor(where, "a_scale", value, _SCALES[GEMM_FORMATS[fmt].scale])
+    checks.same_device(where, "a_scale", scale, "a", a)
+    rows = scale.numel() // cols
+    if (
+        scale.numel() % cols
+        or rows % ATOM_ROWS
+        or list(scale.shape) not in ([rows, cols], [rows * cols])
+    ):
+        raise ValueError(
+            f"{where}: a_scale has shape {list(scale.shape)}, but must have a multiple of "
+            f"{ATOM_ROWS} rows of {cols}, or be flat; pad the scales of each expert in the 128x4 "
+            "layout, with swizzle_scales(), and join them"
+        )
+    return scale.view(torch.uint8).view(rows, cols)
+
+
+def _check_offsets(offsets: Tensor, rows: int, scale_rows: int) -> None:
+    """ValueError unless the ranges are in order, in a, and have their scales."""
+    where, ends = "grouped_mm_fp4", offsets.tolist()
+    counts = [end - start for start, end in pairwise(ends)]
+    if ends[0] < 0 or ends[-1] > rows or min(counts) < 0:
+        raise ValueError(
+            f"{where}: offsets is {brief(ends)}, but must rise from 0 or more to at most "
+            f"{rows}, the rows of a; pass the first row of each expert and the end of the last"
+        )
+    needed = sum(-(-count // ATOM_ROWS) * ATOM_ROWS for count in counts)
+    if needed > scale_rows:
+        raise ValueError(
+            f"{where}: a_scale has {scale_rows} rows, but the experts need {needed}: each has its "
+            f"rows padded to a multiple of {ATOM_ROWS}; pad the scales of each expert"
+        )
+
+
+def _check_output(
+    where: str,
+    out: Tensor,
+    dtype: torch.dtype,
+    a: Tensor,
+    n: int,
+    inputs: dict[str, Tensor | None],
+) -> None:
+    checks.like(where, "out", out, (dtype,), "a", a, (*a.shape[:-1], n))
+    for name, value in inputs.items():
+        if value is not None:
+            checks.no_overlap(where, "out", out, name, value)
+
+
+def _mm_op(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    alpha: Tensor | None,
+    fmt: str,
+    out_dtype: torch.dtype,
+    bias: Tensor | None,
+    out: Tensor,
+) -> None:
+    mm_fp4(a, b, a_scale, b_scale, alpha, fmt, out_dtype, bias, out=out)
+
+
+def _fake_mm(a: Tensor, *given: Any) -> None:
+    *inputs, out = given
+    spec, _ = _check_mm(a, *inputs)
+    checks.like("mm_fp4", "out", out, (inputs[5],), "a", a, (*a.shape[:-1], spec.n))
+
+
+def _grouped_op(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    offsets: Tensor,
+    alpha: Tensor | None,
+    fmt: str,
+    out_dtype: torch.dtype,
+    out: Tensor,
+) -> None:
+    grouped_mm_fp4(a, b, a_scale, b_scale, offsets, alpha, fmt, out_dtype, out=out)
+
+
+def _fake_grouped(a: Tensor, *given: Any) -> None:
+    *inputs, out = given
+    spec, _ = _check_grouped(a, *inputs)
+    checks.like("grouped_mm_fp4", "out", out, (inputs[6],), "a", a, (a.shape[0], spec.n))
+
+
+torch_ops.define("mm_fp4", _mm_op, _fake_mm, ("out",))
+torch_ops.define("grouped_mm_fp4", _grouped_op, _fake_grouped, ("out",))

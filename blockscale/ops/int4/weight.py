@@ -1,0 +1,359 @@
+"""A prepared INT4 weight: what `int4.linear` and `int4.grouped_mm` run on, made once.
+
+On a CPU the codes stay as they are, whatever their layout; scales become float32, and zeros terms
+that are added.  For CUDA everything goes to the layout "tiles64" (`blockscale.ops.moe.tiles`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from blockscale.ops import checks
+from blockscale.ops.int4.layout import layout_of, weight_bytes
+from blockscale.ops.int4.tiles import to_tiles
+from blockscale.ops.int4.values import INTEGERS
+from blockscale.specs.int4 import ACTIVATIONS
+
+Tensor = torch.Tensor
+
+WHERE = "int4.prepare"
+
+GIVEN = ("plain", "preprocessed", "rows")
+"""Layouts of what `prepare` takes."""
+
+TENSORS = ("packed", "scale", "zero", "order", "pre_quant_scale", "alpha", "bias")
+"""Names of an `Int4Weight`'s tensors."""
+
+_META = ("n", "k", "group", "experts", "layout", "zeros", "activation")
+
+
+@dataclass(frozen=True, eq=False)
+class Int4Weight:
+    """A weight [K, N], or one for each expert, ready for kernels; None: it has no such tensor.
+
+    Attributes:
+        packed: codes, uint8 [max(1, experts), ...].
+        scale: float32 [E, G, N]; in layout "tiles64" bytes, zeros with them.
+        zero: float32 like scale: terms that are added.
+        order: int64 [K]: column of x that meets row k (act-order).
+        pre_quant_scale: [1 or E, K], what x is multiplied by.
+        alpha: float32 [E]; bias: float32 [E, N].
+        n, k, group: sizes; group as kernels have it, which may divide the one given.
+        experts: 0: dense.
+        layout: of `blockscale.specs.int4`.
+        zeros: "none", "point" or "term".
+        activation: "a16" or "a8".
+        dtype: of x in layout "tiles64", else None.
+    """
+
+    packed: Tensor
+    scale: Tensor
+    zero: Tensor | None
+    order: Tensor | None
+    pre_quant_scale: Tensor | None
+    alpha: Tensor | None
+    bias: Tensor | None
+    n: int
+    k: int
+    group: int
+    experts: int
+    layout: str
+    zeros: str
+    activation: str
+    dtype: torch.dtype | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.packed.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(value.nbytes for _, value in self.tensors())
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Return name and tensor of those that there are."""
+        for name in TENSORS:
+            value = getattr(self, name)
+            if value is not None:
+                yield name, value
+
+    def meta(self) -> dict[str, Any]:
+        """Return everything but the tensors, as plain values."""
+        values = {name: getattr(self, name) for name in _META}
+        return {**values, "dtype": None if self.dtype is None else checks.dtype_name(self.dtype)}
+
+    @staticmethod
+    def of(meta: Mapping[str, Any], tensors: Mapping[str, Tensor | None]) -> Int4Weight:
+        """Return the weight of which `meta` and `tensors` are these."""
+        dtype = None if meta["dtype"] is None else getattr(torch, meta["dtype"])
+        found: dict[str, Any] = {name: tensors.get(name) for name in TENSORS}
+        return Int4Weight(**found, **{name: meta[name] for name in _META}, dtype=dtype)
+
+    def to(self, device: str | torch.device) -> Int4Weight:
+        """Return it on another device, in the same layout."""
+        moved: dict[str, Any] = {name: value.to(device) for name, value in self.tensors()}
+        return replace(self, **moved)
+
+
+@dataclass(frozen=True)
+class Given:
+    """A weight as callers have it, of any type until checked; see `prepare`."""
+
+    packed: Any
+    scale: Any
+    zero: Any = None
+    group_size: int = 128
+    layout: str = "plain"
+    sm: int = 80
+    activation: str = "a16"
+    moe: bool | None = None
+    group_index: Any = None
+    pre_quant_scale: Any = None
+    alpha: Any = None
+    bias: Any = None
+
+
+def prepare(
+    packed: Tensor,
+    scale: Tensor,
+    zero: Tensor | None = None,
+    *,
+    group_size: int = 128,
+    layout: str = "plain",
+    sm: int = 80,
+    activation: str = "a16",
+    moe: bool | None = None,
+    group_index: Tensor | None = None,
+    pre_quant_scale: Tensor | None = None,
+    alpha: float | Tensor | None = None,
+    bias: Tensor | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    target: str | None = None,
+) -> Int4Weight:
+    """Return the weight as kernels load it; keep it, and pass it in place of ``packed``.
+
+    Args:
+        packed: uint8 or int8 codes of one weight, or with a leading axis of experts.  "plain":
+            signed, [K, N / 2], the even n in the low nibble; "preprocessed": what
+            `preprocess_weights` made of it; "rows": 0 to 15, [N, K / 2], the even k low, as
+            `blockscale.checkpoints` has it.
+        scale: float [G, N], G = K / group_size, or with experts; "rows": [N, G].
+        zero: like scale.  Float: it is added; integer: a point z, (code - z) * scale, codes from 0
+            to 15 (`int4.dequantize`).
+        group_size: values of K that share a scale; the last group may be shorter on a CPU.  CUDA:
+            a multiple of 32 that divides K.
+        layout: "plain", "preprocessed" or "rows".
+        sm, moe: of a preprocessed weight, see `preprocess_weights`; moe None: whether there are
+            experts.
+        activation: "a16"; "a8": x is rounded to E4M3.
+        group_index: "rows", dense: int [K], the group of each k (act-order).
+        pre_quant_scale: [K], or [E, K]: x is multiplied by it and rounded to its dtype.
+        alpha: factor of the sum: a number or [1], with experts [E].
+        bias: [N], with experts [E, N].
+        dtype: of x, on CUDA: scales, zeros and pre_quant_scale are rounded to it.
+        target: "cpu" or "cuda", whose kernels will read it; None: that of packed's device.
+
+    Raises:
+        TypeError, ValueError: an argument that does not fit; a size, or a scale too large, that no
+            CUDA kernel takes.
+    """
+    given = Given(
+        *(packed, scale, zero, group_size, layout, sm, activation, moe, group_index),
+        *(pre_quant_scale, alpha, bias),
+    )
+    return prepared(WHERE, given, dtype, target)
+
+
+def prepared(where: str, given: Given, dtype: torch.dtype, target: str | None) -> Int4Weight:
+    """Return the weight of ``given``; errors begin with ``where``."""
+    checks.choice(where, "layout", given.layout, GIVEN)
+    checks.choice(where, "activation", given.activation, ACTIVATIONS)
+    plain = _plain(where, given)
+    target = target or plain.device.type
+    checks.choice(where, "target", target, ("cpu", "cuda"))
+    return plain if target == "cpu" else to_tiles(where, given, plain, dtype)
+
+
+def kernel_layout(where: str, given: Given, moe: bool) -> str:
+    """Return the name of the layout that an index map describes."""
+    if given.layout != "preprocessed":
+        return given.layout
+    return layout_of(sm=given.sm, activation=given.activation, moe=moe, where=where).map_name
+
+
+def _plain(where: str, given: Given) -> Int4Weight:
+    """Return the weight for a CPU, after all checks."""
+    packed = checks.tensor(where, "packed", given.packed, (torch.uint8, torch.int8), dims=2)
+    if packed.dim() not in (2, 3) or not packed.numel():
+        raise ValueError(
+            f"{where}: packed has shape {list(packed.shape)}, but must have 2 dimensions, or 3 "
+            "with experts, none of them 0"
+        )
+    experts = 0 if packed.dim() == 2 else int(packed.shape[0])
+    moe = experts > 0 if given.moe is None else given.moe
+    rows = given.layout == "rows"
+    if given.layout == "preprocessed":
+        form = layout_of(sm=given.sm, activation=given.activation, moe=moe, where=where)
+        codes = weight_bytes(where, packed, form, False, 4)
+    else:
+        codes = packed.detach().view(torch.uint8)
+        codes = codes if experts else codes[None]
+    k, n = int(codes.shape[1]), int(codes.shape[2]) * 2
+    if rows:
+        n, k = int(codes.shape[1]), int(codes.shape[2]) * 2
+        if n % 2:
+            raise ValueError(f"{where}: packed has {n} rows, an odd N; pad the weight with a row")
+    groups = _groups(where, given, k, experts)
+    scale = _per_group(where, "scale", given, given.scale, checks.ACTIVATIONS, (groups, n))
+    zero, zeros = None, "none"
+    if given.zero is not None:
+        dtypes = checks.ACTIVATIONS + INTEGERS
+        zero = _per_group(where, "zero", given, given.zero, dtypes, (groups, n))
+        zeros = "term" if zero.is_floating_point() else "point"
+    made = Int4Weight(
+        *(codes, scale, zero, None),
+        *(_pre_quant(where, given, experts, k), _alpha(where, given, experts)),
+        _bias(where, given, experts, n),
+        n=n,
+        k=k,
+        group=given.group_size,
+        experts=experts,
+        layout=kernel_layout(where, given, moe),
+        zeros=zeros,
+        activation=given.activation,
+    )
+    made = made if given.group_index is None else _sorted_groups(where, given, made)
+    return _terms(made)
+
+
+def _terms(plain: Int4Weight) -> Int4Weight:
+    """Return the weight with float32 scales, and points kept beside them for CUDA."""
+    scale = plain.scale.float().contiguous()
+    if plain.zero is None:
+        return replace(plain, scale=scale, packed=plain.packed.contiguous())
+    if plain.zeros == "point":
+        zero = (8 - plain.zero.float()) * scale
+    else:
+        zero = plain.zero.float()
+    return replace(plain, scale=scale, zero=zero.contiguous(), packed=plain.packed.contiguous())
+
+
+def _groups(where: str, given: Given, k: int, experts: int) -> int:
+    group = given.group_size
+    if not isinstance(group, int) or isinstance(group, bool) or group < 1:
+        raise ValueError(
+            f"{where}: group_size={group!r}, but must be a positive integer; pass K for one scale "
+            "per column"
+        )
+    if k % group and experts:
+        raise ValueError(
+            f"{where}: group_size={group} does not divide K={k}; only a dense weight may end in a "
+            "shorter group, so pass the group size of the scales"
+        )
+    return -(-k // group)
+
+
+def _per_group(
+    where: str,
+    name: str,
+    given: Given,
+    value: Any,
+    dtypes: tuple[torch.dtype, ...],
+    sizes: tuple[int, int],
+) -> Tensor:
+    """Return scales or zeros as [E, G, N], after all checks."""
+    checked = checks.tensor(where, name, value, dtypes)
+    checks.same_device(where, name, checked, "packed", given.packed)
+    groups, n = sizes
+    one = [n, groups] if given.layout == "rows" else [groups, n]
+    lead = [] if given.packed.dim() == 2 else [int(given.packed.shape[0])]
+    allowed = [[*lead, *one], *([[*lead, n]] if groups == 1 else [])]
+    if list(checked.shape) not in allowed:
+        raise ValueError(
+            f"{where}: {name} has shape {list(checked.shape)}, but must have "
+            f"{' or '.join(map(str, allowed))} for packed {list(given.packed.shape)} in layout "
+            f"{given.layout!r} and this group_size; pass one value per group and column"
+        )
+    full = checked.detach().reshape(-1, *one)
+    return full.transpose(1, 2) if given.layout == "rows" else full
+
+
+def _like(where: str, name: str, value: Any, given: Given, *allowed: list[int]) -> Tensor:
+    checked = checks.tensor(where, name, value, checks.ACTIVATIONS)
+    checks.same_device(where, name, checked, "packed", given.packed)
+    if list(checked.shape) not in allowed:
+        raise ValueError(
+            f"{where}: {name} has shape {list(checked.shape)}, but must have "
+            f"{' or '.join(map(str, allowed))} for packed {list(given.packed.shape)}; pass a "
+            "tensor of this shape"
+        )
+    return checked.detach()
+
+
+def _pre_quant(where: str, given: Given, experts: int, k: int) -> Tensor | None:
+    if given.pre_quant_scale is None:
+        return None
+    allowed = [[k], [1, k], *([[experts, k]] if experts else [])]
+    value = _like(where, "pre_quant_scale", given.pre_quant_scale, given, *allowed)
+    return value.view(-1, k)
+
+
+def _alpha(where: str, given: Given, experts: int) -> Tensor | None:
+    value, count = given.alpha, max(1, experts)
+    if value is None:
+        return None
+    if not isinstance(value, torch.Tensor):
+        number = checks.number(where, "alpha", value)
+        return torch.full((count,), number, dtype=torch.float32, device=given.packed.device)
+    checks.tensor(where, "alpha", value, (torch.float32,), dims=0)
+    checks.same_device(where, "alpha", value, "packed", given.packed)
+    if value.numel() != count:
+        raise ValueError(
+            f"{where}: alpha has shape {list(value.shape)}, but must have [{count}], one factor "
+            "for " + ("each expert" if experts else "the whole product")
+        )
+    return value.detach().reshape(count)
+
+
+def _bias(where: str, given: Given, experts: int, n: int) -> Tensor | None:
+    if given.bias is None:
+        return None
+    shape = [experts, n] if experts else [n]
+    return _like(where, "bias", given.bias, given, shape).view(-1, n).float()
+
+
+def _sorted_groups(where: str, given: Given, plain: Int4Weight) -> Int4Weight:
+    """Return the weight with the columns of each group side by side."""
+    if given.layout != "rows" or plain.experts:
+        raise ValueError(
+            f"{where}: group_index is given, but only a dense weight in layout 'rows' has one; "
+            "leave it out, or put the groups of a plain weight in order"
+        )
+    index = checks.tensor(where, "group_index", given.group_index, INTEGERS)
+    checks.same_device(where, "group_index", index, "packed", given.packed)
+    if list(index.shape) != [plain.k]:
+        raise ValueError(
+            f"{where}: group_index has shape {list(index.shape)}, but must have [{plain.k}], the "
+            "group of each k"
+        )
+    order = torch.argsort(index.long(), stable=True)
+    counts = torch.arange(plain.k, device=index.device) // plain.group
+    if not torch.equal(index.long()[order], counts):
+        raise ValueError(
+            f"{where}: group_index does not give every group {plain.group} of K={plain.k}; pass "
+            "that of the checkpoint, and its group_size"
+        )
+    codes = torch.stack((plain.packed & 15, plain.packed >> 4), -1).flatten(2)[:, :, order]
+    pre = plain.pre_quant_scale
+    return replace(
+        plain,
+        packed=codes[:, :, 0::2] | codes[:, :, 1::2] << 4,
+        order=order,
+        pre_quant_scale=None if pre is None else pre[:, order],
+    )

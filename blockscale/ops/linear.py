@@ -1,0 +1,237 @@
+"""Torch functions on 4-bit weights: the linear layer, and the search for block scales.
+
+Formats and rounding: `blockscale.tir.gemm.linear`, `.scale_sweep`.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import torch
+
+from blockscale.ops import checks, dispatch, torch_ops
+from blockscale.ops.checks import dtype_name
+from blockscale.ops.quant import FORMATS
+from blockscale.runtime import jit
+from blockscale.specs import BLOCK_SIZE, Linear, ScaleSweep
+
+Tensor = torch.Tensor
+
+
+def fp8_scale_candidates(device: str | torch.device = "cpu") -> Tensor:
+    """Return the candidate scales [126] float32: positive finite E4M3 values / 448, ascending."""
+    values = torch.arange(1, 127, dtype=torch.uint8, device="cpu").view(torch.float8_e4m3fn).float()
+    return (values / 448.0).to(device)
+
+
+@cache
+def _candidates(device: torch.device) -> Tensor:
+    """Return the candidates on a device, made once: a copy to a GPU would hold up the caller."""
+    return fp8_scale_candidates(device)
+
+
+def nvfp4_fp8_scale_sweep(
+    x: Tensor,
+    global_amax: Tensor,
+    block_size: int = 16,
+    candidates: Tensor | None = None,
+) -> Tensor:
+    """Return for each block the amax (float32 [n_blocks]) whose scale has the least squared error.
+
+    Pass it to `quantize` as ``block_amax``, with ``global_scale = global_amax / (448 * 6)``.
+
+    Args:
+        x: any shape, float32, bfloat16 or float16, contiguous; blocks are consecutive elements.
+        global_amax: one element, any float dtype.
+        block_size: elements per block; the number of elements must be a multiple of it.
+        candidates: [count] float32, tried in order, the first best wins; None:
+            `fp8_scale_candidates`.
+
+    Raises:
+        TypeError: an argument that is no tensor, or of another dtype.
+        ValueError: block_size, shape, device or stride.
+    """
+    where = "nvfp4_fp8_scale_sweep"
+    if dispatch.traced(x):
+        made: Tensor = torch_ops.operator(where)(x, global_amax, block_size, candidates)
+        return made
+    blocks = _check_sweep(x, global_amax, block_size, candidates)
+    if candidates is None:
+        candidates = _candidates(x.device)
+    best = torch.empty(blocks, dtype=torch.float32, device=x.device)
+    g = global_amax.detach().to(torch.float32).reshape(1)
+    kernel = dispatch.kernel(ScaleSweep(dtype_name(x.dtype), int(block_size)), x.device)
+    kernel(x.reshape(blocks, block_size), g, candidates, best)
+    return best
+
+
+def _check_sweep(x: Tensor, global_amax: Tensor, block_size: int, candidates: Tensor | None) -> int:
+    """Return the number of blocks."""
+    where = "nvfp4_fp8_scale_sweep"
+    checks.tensor(where, "x", x, checks.ACTIVATIONS, dims=0)
+    if not isinstance(block_size, int) or block_size < 1:
+        raise ValueError(
+            f"{where}: block_size={block_size!r} is not a positive integer; NVFP4 uses 16"
+        )
+    if x.numel() % block_size:
+        raise ValueError(
+            f"{where}: x has {x.numel()} elements, which is not divisible by "
+            f"block_size={block_size}; pad the rows, or choose another block_size"
+        )
+    floats = (*checks.ACTIVATIONS, torch.float64)
+    checks.tensor(where, "global_amax", global_amax, floats, dims=0)
+    checks.one_element(where, "global_amax", global_amax.detach().to(torch.float32), "x", x)
+    if candidates is not None:
+        checks.tensor(where, "candidates", candidates, (torch.float32,), dims=0)
+        checks.same_device(where, "candidates", candidates, "x", x)
+        if candidates.dim() != 1 or not candidates.numel():
+            raise ValueError(
+                f"{where}: candidates has shape {list(candidates.shape)}, but must be a vector of "
+                "at least one scale; see fp8_scale_candidates()"
+            )
+    return x.numel() // int(block_size)
+
+
+def linear(
+    x: Tensor,
+    packed: Tensor,
+    block_scale: Tensor,
+    fmt: str = "nvfp4",
+    global_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Return ``x @ w.T + bias`` [..., N] in the dtype of x, w the dequantised weight [N, K].
+
+    The sum is accumulated in float32; global scale and bias are applied to it before the one
+    rounding.
+
+    Args:
+        x: [..., K] float32, bfloat16 or float16.
+        packed: [N, K / 2] uint8 or float4_e2m1fn_x2.
+        block_scale: [N, K / block], linear layout.
+        fmt: "nvfp4" or "mxfp4".
+        global_scale: [1] float32; None: 1.
+        bias: [N] float32, bfloat16 or float16; None: 0.
+
+    Raises:
+        TypeError: an argument that is no tensor, or of another dtype.
+        ValueError: an unknown format, shape, device or stride.
+    """
+    if dispatch.traced(x):
+        made: Tensor = torch_ops.operator("linear")(x, packed, block_scale, fmt, global_scale, bias)
+        return made
+    known = _known_linear(x, packed, block_scale, fmt, global_scale, bias)
+    if known is not None:
+        with suppress(TypeError, ValueError):  # the full checks below say it in our words
+            return known(x, packed, block_scale, global_scale, bias)
+    n, k, scale = _check_linear(x, packed, block_scale, fmt, global_scale, bias)
+    out = torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
+    kernel = dispatch.kernel(Linear(n, k, fmt, dtype_name(x.dtype)), x.device)
+    codes = packed.view(torch.uint8)
+    g = None if global_scale is None else global_scale.reshape(1)
+    shift = None if bias is None else bias.float()
+    kernel(x.reshape(-1, k), codes, scale, g, shift, out.reshape(-1, n))
+    jit.remember(_linear_key(x, packed, block_scale, fmt), kernel)
+    return out
+
+
+def _check_linear(
+    x: Tensor,
+    packed: Tensor,
+    block_scale: Tensor,
+    fmt: str,
+    global_scale: Tensor | None,
+    bias: Tensor | None,
+) -> tuple[int, int, Tensor]:
+    """Return N, K and the scales as bytes [N, K / block]."""
+    where = "linear"
+    checks.choice(where, "fmt", fmt, FORMATS)
+    checks.tensor(where, "x", x, checks.ACTIVATIONS)
+    codes = checks.tensor(where, "packed", packed, checks.PACKED, dims=2)
+    if codes.dim() != 2:
+        raise ValueError(
+            f"{where}: packed has shape {list(packed.shape)}, but a weight has 2 dimensions, "
+            "[N, K / 2]"
+        )
+    n, k = int(codes.shape[0]), 2 * int(codes.shape[1])
+    if x.shape[-1] != k:
+        raise ValueError(
+            f"{where}: x has {x.shape[-1]} columns, but packed of shape {list(packed.shape)} holds "
+            f"rows of {k}; pass activations with {k} features"
+        )
+    checks.block_multiple(where, "packed", k, fmt)
+    scale = checks.scales(where, block_scale, [n], k // BLOCK_SIZE[fmt], fmt, "linear")
+    checks.same_device(where, "packed", packed, "x", x)
+    checks.same_device(where, "block_scale", scale, "x", x)
+    checks.one_element(where, "global_scale", global_scale, "x", x)
+    if bias is not None:
+        checks.tensor(where, "bias", bias, checks.ACTIVATIONS)
+        checks.same_device(where, "bias", bias, "x", x)
+        if list(bias.shape) != [n]:
+            raise ValueError(
+                f"{where}: bias has shape {list(bias.shape)}, but must have [{n}], "
+                "one per row of packed"
+            )
+    return n, k, scale
+
+
+def _linear_key(x: Tensor, packed: Tensor, block_scale: Tensor, fmt: str) -> tuple[object, ...]:
+    scale = block_scale
+    return fmt, x.dtype, x.is_cuda, packed.shape, packed.dtype, scale.shape, scale.dtype
+
+
+def _known_linear(
+    x: Tensor,
+    packed: Tensor,
+    block_scale: Tensor,
+    fmt: str,
+    global_scale: Tensor | None,
+    bias: Tensor | None,
+) -> Any:
+    """Return the kernel if such a weight was checked before and the arguments are as it takes them.
+
+    The kernel checks its arguments itself; this spares a call of a few microseconds the rest.
+    """
+    try:
+        known = jit.recall(_linear_key(x, packed, block_scale, fmt))
+        fits = (
+            known is not None
+            and x.dim() == 2
+            and (global_scale is None or global_scale.dim() == 1)
+            and (bias is None or bias.dtype == torch.float32)
+        )
+    except (AttributeError, TypeError):  # not tensors: the full checks name the argument
+        return None
+    return known if fits else None
+
+
+def _sweep_op(
+    x: Tensor, global_amax: Tensor, block_size: int = 16, candidates: Tensor | None = None
+) -> Tensor:
+    return nvfp4_fp8_scale_sweep(x, global_amax, block_size, candidates)
+
+
+def _fake_sweep(x: Tensor, *given: Any) -> Tensor:
+    return torch.empty((_check_sweep(x, *given),), dtype=torch.float32, device=x.device)
+
+
+def _linear_op(
+    x: Tensor,
+    packed: Tensor,
+    block_scale: Tensor,
+    fmt: str = "nvfp4",
+    global_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    return linear(x, packed, block_scale, fmt, global_scale, bias)
+
+
+def _fake_linear(x: Tensor, *given: Any) -> Tensor:
+    n, _, _ = _check_linear(x, *given)
+    return torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
+
+
+torch_ops.define("nvfp4_fp8_scale_sweep", _sweep_op, _fake_sweep)
+torch_ops.define("linear", _linear_op, _fake_linear)

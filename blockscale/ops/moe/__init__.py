@@ -1,0 +1,1 @@
+"""MoE layers: weights, options, calls, routing."""

@@ -1,0 +1,1 @@
+"""Libraries, their functions, and the checks of a call; never imports tvm."""

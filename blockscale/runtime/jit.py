@@ -1,0 +1,124 @@
+"""A compiled function for a spec: from a loaded library, from the disk cache, or built once.
+
+The cache is ``~/.cache/blockscale``, or the folder named by the environment variable
+BLOCKSCALE_CACHE.  Its file names hold a digest of what decides the machine code: the sources of
+this package, the tuning logs, the version of apache-tvm-ffi, the CPU level or GPU architecture.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Hashable
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from blockscale.base import targets
+from blockscale.base.errors import LibraryError
+from blockscale.base.files import cache_folder, source_folders
+from blockscale.runtime import library as runtime
+from blockscale.runtime.function import Function
+from blockscale.specs import Spec
+
+_FUNCTIONS: dict[tuple[str, str], Function] = {}
+_LOCK = threading.Lock()
+ROOMS = (
+    *("base", "specs", "tir", "schedules", "tuning_logs", "lower", "catalog", "build"),
+    "runtime/native",
+)
+"""Folders whose sources decide what is compiled (tests/build/test_jit.py compares with imports)."""
+SUFFIXES = ("py", "c", "h", "cuh", "json", "json.xz")
+"""Files that decide what is compiled."""
+_REMEMBERED: dict[Hashable, tuple[int, Function | None]] = {}
+
+
+def function(spec: Spec, kind: str = "cpu") -> Function:
+    """Return the function of ``spec`` for "cpu" or "cuda" tensors; build it on first use.
+
+    Raises:
+        RuntimeError: it has to be built, and the compiler is not installed, or there is no GPU.
+    """
+    loaded = runtime.loaded_function(spec.name, kind)
+    if loaded is not None:
+        return loaded
+    key = spec.name, kind
+    known = _FUNCTIONS.get(key)
+    if known is None:
+        with _LOCK:  # threads that meet here build once
+            known = _FUNCTIONS.get(key) or _cached_or_built(spec, targets.local(kind))
+            _FUNCTIONS[key] = known
+    return known
+
+
+def recall(key: Hashable) -> Function | None:
+    """Return the function kept under ``key`` by `remember`, unless a library was loaded since."""
+    count, known = _REMEMBERED.get(key, (-1, None))
+    return known if count == runtime.load_count() else None
+
+
+def remember(key: Hashable, known: Function) -> None:
+    """Keep ``known`` for calls like this one: it spares them the spec and the look-up."""
+    _REMEMBERED[key] = runtime.load_count(), known
+
+
+def _cached_or_built(spec: Spec, target: str) -> Function:
+    folder = cache_folder()
+    path = folder / f"{spec.name}-{_digest(target)}.so"
+    if path.is_file():
+        try:
+            return runtime.open_library(path).functions[spec.name]
+        except LibraryError as error:
+            print(f"blockscale: {error}; building it again", file=sys.stderr)
+    try:
+        from blockscale.build.builder import build
+    except ModuleNotFoundError as error:
+        raise RuntimeError(
+            f"{spec.name}: no loaded library has it, and building it needs {error.name}; load one "
+            "with blockscale.load(), or pip install 'blockscale[build]'"
+        ) from error
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        usable = os.access(folder, os.W_OK)
+    except OSError:
+        usable = False
+    if not usable:
+        path = Path(tempfile.mkdtemp(prefix="blockscale-")) / path.name
+        print(
+            f"blockscale: the cache folder {folder} cannot be written, so this process builds for "
+            "itself alone; set BLOCKSCALE_CACHE to a folder that can",
+            file=sys.stderr,
+        )
+    print(
+        f"blockscale: building {spec.name} for {target} (first use; kept in {path.parent})",
+        file=sys.stderr,
+    )
+    build([spec], path, level=target)
+    return runtime.open_library(path).functions[spec.name]
+
+
+@cache
+def _digest(target: str) -> str:
+    """Digest of what decides a kernel's machine code, apart from its spec and the compiler.
+
+    The compiler's version is pinned, and cached kernels are to be found where it is not installed.
+    """
+    digest = hashlib.sha256(target.encode())
+    digest.update(metadata.version("apache-tvm-ffi").encode())
+    for path in _sources():
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _sources() -> list[Path]:
+    """Every source that decides what is compiled, and the tuning logs."""
+    found: set[Path] = set()
+    for root in source_folders():
+        for room in ROOMS:
+            for suffix in SUFFIXES:
+                found.update((root / room).rglob(f"*.{suffix}"))
+    return sorted(found)

@@ -1,0 +1,118 @@
+/* The host side of tcgen05 GEMMs: checks shapes, chooses a kernel by the rows, describes tensors, launches.
+ *
+ * blockscale/lower/gemm/host.py writes the tables; native/gemm_sm100.cuh is the kernel.
+ */
+#include "cuda_gemm.h"
+
+static int64_t rounded_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+
+static const DLTensor *tensor(const TVMFFIAny *args, int i) { return args[i].v_ptr; }
+
+static int wrong_size(const BsCall *call, int i, int d, int64_t got, int64_t wanted) {
+  const BsParam *p = &call->function->params[i];
+  return blockscale_raise("ValueError", "%s: %s has size %lld in dimension %d, but %lld is expected of %s; pass that",
+                          call->function->name, p->name, (long long)got, d, (long long)wanted, p->type);
+}
+
+/* Sizes are constants, symbols (which agree where they meet), or those of the scales of all rows. */
+int blockscale_check_shapes(const BsCall *call, const TVMFFIAny *args, int64_t rows) {
+  const BsFunction *f = call->function;
+  int64_t symbols[4] = {-1, -1, -1, -1};
+  for (int i = 0; i < f->param_count; ++i) {
+    const DLTensor *t = tensor(args, i);
+    for (int d = 0; d < f->params[i].rank; ++d) {
+      int64_t wanted = f->params[i].dims[d], got = t->shape[d];
+      if (wanted == BS_EXPRESSION) {
+        wanted = rounded_up(rows, BS_SCALE_ROWS);
+      } else if (wanted < 0) {
+        int64_t *symbol = &symbols[-1 - wanted];
+        if (*symbol < 0) *symbol = got;
+        wanted = *symbol;
+      }
+      if (got != wanted) return wrong_size(call, i, d, got, wanted);
+    }
+  }
+  return 0;
+}
+
+static uint64_t size_of(int64_t size, int64_t rows, int64_t scale_rows) {
+  if (size == BS_OF_ROWS) return (uint64_t)rows;
+  return (uint64_t)(size == BS_OF_SCALES ? scale_rows / BS_SCALE_ROWS : size);
+}
+
+static int describe(const BsCall *call, const BsGemm *gemm, const TVMFFIAny *args, int64_t rows, int64_t scale_rows,
+                    BsTensorMap *maps) {
+  for (int i = 0; i < BS_GEMM_MAPS; ++i) {
+    const BsGemmMap *m = &gemm->maps[i];
+    BsTensor what = {.address = tensor(args, m->param)->data, .dtype = m->dtype, .rank = m->rank,
+                     .swizzle = m->swizzle};
+    if (m->rank == 0) continue; /* a kernel that stores by itself has no map of its output */
+    for (int d = 0; d < m->rank; ++d) {
+      what.dims[d] = size_of(m->dims[d], rows, scale_rows);
+      what.box[d] = (uint32_t)m->box[d];
+      if (d > 0) what.strides[d - 1] = (uint64_t)m->strides[d - 1];
+    }
+    if (blockscale_tensor_map(call, &what, &maps[i]) != 0) return -1;
+  }
+  return 0;
+}
+
+/* CTAs: as many clusters as the device holds, each of which takes tile after tile; -1 with an error raised.
+ * A cluster more would begin when another has done all its tiles. */
+static int64_t grid(const BsCall *call, const BsGemm *gemm, BsKernel *kernel, int64_t rows) {
+  int64_t tiles = ((rows + gemm->cluster_rows - 1) / gemm->cluster_rows + gemm->ragged) * gemm->cluster_cols;
+  int64_t resident = call->device->multiprocessors / gemm->cluster;
+  if (gemm->persistent && tiles > 1 && gemm->cluster > 1) {
+    int clusters = blockscale_active_clusters(call, kernel, gemm->cluster, gemm->threads, gemm->shared);
+    if (clusters < 0) return -1;
+    if (clusters < resident) resident = clusters;
+  }
+  if (gemm->persistent && tiles > resident && resident > 0) tiles = resident;
+  return tiles * gemm->cluster;
+}
+
+static TVMFFIAny pointer(void *value) { return (TVMFFIAny){.type_index = kTVMFFIOpaquePtr, .v_ptr = value}; }
+
+static TVMFFIAny integer(int64_t value) { return (TVMFFIAny){.type_index = kTVMFFIInt, .v_int64 = value}; }
+
+static TVMFFIAny data_of(const TVMFFIAny *args, int param) {
+  return pointer(param < 0 ? NULL : tensor(args, param)->data);
+}
+
+int blockscale_gemm(const BsCall *call, const BsGemms *known, TVMFFIAny *args) {
+  int64_t rows = tensor(args, known->a)->shape[0], scale_rows = tensor(args, known->a_scale)->shape[0];
+  if (blockscale_check_shapes(call, args, rows) != 0) return -1;
+  if (rows > INT32_MAX - BS_MAX_ROW_TILE) {
+    return blockscale_raise("ValueError", "%s: %lld rows are more than a kernel counts; pass fewer at a time",
+                            call->function->name, (long long)rows);
+  }
+  if (scale_rows % BS_SCALE_ROWS != 0) {
+    return blockscale_raise("ValueError",
+                            "%s: a_scale has %lld rows, no multiple of 128, the rows of a tile of scales; pad it",
+                            call->function->name, (long long)scale_rows);
+  }
+  if (rows == 0) return 0;
+  int chosen = 0;
+  while (chosen + 1 < known->count && rows > known->gemms[chosen].limit) ++chosen;
+  const BsGemm *gemm = &known->gemms[chosen];
+  TVMFFIObjectHandle kernel = NULL;
+  if (known->lookup(NULL, gemm->name, &kernel) != 0) return -1;
+  int64_t ctas = grid(call, gemm, kernel, rows);
+  if (ctas < 0) return -1;
+  BsTensorMap maps[BS_GEMM_MAPS] = {0};
+  if (describe(call, gemm, args, rows, scale_rows, maps) != 0) return -1;
+  TVMFFIAny values[BS_GEMM_MAPS + 9];
+  int count = 0;
+  for (; count < BS_GEMM_MAPS; ++count) values[count] = pointer(&maps[count]);
+  values[count++] = data_of(args, known->alpha);
+  values[count++] = data_of(args, known->bias);
+  values[count++] = data_of(args, known->offsets);
+  values[count++] = data_of(args, known->d);
+  values[count++] = integer(rows);
+  values[count++] = integer(ctas);
+  values[count++] = integer(gemm->threads);
+  values[count++] = integer(gemm->cluster);
+  values[count++] = integer(gemm->shared);
+  TVMFFIAny result = {.type_index = kTVMFFINone};
+  return blockscale_launch(call, kernel, values, count, &result);
+}

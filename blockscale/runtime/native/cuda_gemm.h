@@ -1,0 +1,46 @@
+/* Tables of the tcgen05 GEMMs of a function, as blockscale/lower/gemm/host.py writes them. */
+#ifndef BLOCKSCALE_CUDA_GEMM_H
+#define BLOCKSCALE_CUDA_GEMM_H
+
+#include "cuda_library.h"
+
+enum { BS_GEMM_MAPS = 5, BS_SCALE_ROWS = 128, BS_MAX_ROW_TILE = 8 * 256 /* of a cluster */ };
+
+enum { BS_OF_ROWS = -1, BS_OF_SCALES = -2 }; /* sizes known when called: rows of a, row tiles of a_scale */
+
+/* How the TMA unit sees a tensor; rank 0: it does not. */
+typedef struct {
+  int8_t param; /* whose memory it is */
+  uint8_t dtype, rank, swizzle;
+  int64_t dims[3], strides[2]; /* elements, bytes */
+  int32_t box[3];
+} BsGemmMap;
+
+/* One kernel. */
+typedef struct {
+  const char *name;
+  int64_t limit;        /* the most rows that it is for; of the last one without meaning */
+  BsGemmMap maps[BS_GEMM_MAPS];
+  int32_t cluster_rows; /* rows of a of the tiles of a cluster */
+  int32_t cluster_cols; /* clusters along the columns of d */
+  int32_t ragged;       /* groups of rows, each of which may begin a tile */
+  int32_t cluster, threads, shared;
+  int32_t persistent;
+} BsGemm;
+
+/* The kernels of a function, and which of its parameters is what (-1: it has none). */
+typedef struct {
+  const BsGemm *gemms;
+  int (*lookup)(void *context, const char *name, TVMFFIObjectHandle *out);
+  int32_t count;
+  int8_t a, a_scale, alpha, bias, offsets, d;
+} BsGemms;
+
+/* Checks sizes of all tensors against the function's parameters; an expression is `rows` rounded up to tiles of
+ * scales. 0, or -1 with an error raised. */
+BS_HIDDEN int blockscale_check_shapes(const BsCall *call, const TVMFFIAny *args, int64_t rows);
+
+/* The body of a GEMM's host function; 0, or -1 with an error raised. */
+BS_HIDDEN int blockscale_gemm(const BsCall *call, const BsGemms *known, TVMFFIAny *args);
+
+#endif

@@ -1,0 +1,62 @@
+/* Tables of the MoE functions, as blockscale/lower/moe/host.py writes them. */
+#ifndef BLOCKSCALE_CUDA_MOE_H
+#define BLOCKSCALE_CUDA_MOE_H
+
+#include "cuda_library.h"
+
+enum {
+  BS_MOE_CHUNK = 8192, /* tokens of a pass, which bounds the workspace */
+  BS_MOE_MIN_TOKENS = 8, /* of a tile, which bounds the blocks */
+  BS_MOE_PART = 256,   /* parts of the workspace begin at multiples of it */
+  BS_MOE_SORT_THREADS = 1024,
+  BS_MOE_SORT_SLOTS = 4096, /* that one CTA sorts; more are sorted by a cluster */
+  BS_MOE_SORT_CLUSTER = 8,
+  BS_MOE_TEAM = 256,
+  BS_MOE_ROUTE_WARPS = 4,
+};
+
+/* A compiled GEMM: tiles of `rows` rows of weights and at most `tokens` tokens. */
+typedef struct {
+  const char *name;
+  int32_t rows, tokens, threads, shared;
+} BsMoeGemm;
+
+/* The GEMMs for up to `limit` tokens; of the last one without meaning. */
+typedef struct {
+  int64_t limit;
+  BsMoeGemm gemm1, gemm2;
+} BsMoeBucket;
+
+/* Which parameter of the function is what; -1: it has none. */
+typedef struct {
+  int8_t hidden, topk_ids, topk_weights, w13, w13_scale, w13_global, w13_bias, w2, w2_scale, w2_global, w2_bias,
+      a1_scale, a2_scale, alpha, limit, out, workspace;
+} BsMoePlaces;
+
+/* A function fused_moe. */
+typedef struct {
+  const BsMoeBucket *buckets;
+  int (*lookup)(void *context, const char *name, TVMFFIObjectHandle *out);
+  const char *prepare, *prepare_many;         /* for up to BS_MOE_SORT_SLOTS, for more */
+  const char *requantize, *combine;           /* requantize: NULL if activations stay what they are */
+  int32_t count;                              /* of buckets */
+  int32_t experts, top_k, hidden;
+  int32_t padded_rows, padded_hidden, padded_intermediate; /* of w13, of both */
+  int32_t sm_shared;                          /* bytes of shared memory of an SM */
+  BsMoePlaces at;
+} BsMoe;
+
+/* A function moe_route. */
+typedef struct {
+  int (*lookup)(void *context, const char *name, TVMFFIObjectHandle *out);
+  const char *kernel;
+  struct {
+    int8_t logits, correction_bias, scale, topk_ids, topk_weights;
+  } at;
+} BsMoeRouting;
+
+/* The bodies of host functions; 0, or -1 with an error raised. */
+BS_HIDDEN int blockscale_moe(const BsCall *call, const BsMoe *moe, TVMFFIAny *args);
+BS_HIDDEN int blockscale_moe_route(const BsCall *call, const BsMoeRouting *routing, TVMFFIAny *args);
+
+#endif

@@ -1,0 +1,216 @@
+"""Specs of the GEMMs on block-scaled operands: both factors hold codes and 128x4 block scales."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from blockscale.specs.spec import (
+    DTYPE_PATTERN,
+    DTYPE_SUFFIX,
+    SUFFIX_DTYPE,
+    Param,
+    Spec,
+    check_choice,
+    check_positive,
+    register,
+)
+
+
+class GemmFormat(NamedTuple):
+    """How a GEMM's operands are stored: code formats of a and b, elements a scale, its format."""
+
+    a_code: str
+    b_code: str
+    block: int
+    scale: str
+
+
+GEMM_FORMATS = {
+    "nvfp4": GemmFormat("e2m1", "e2m1", 16, "e4m3"),
+    "mxfp4": GemmFormat("e2m1", "e2m1", 32, "e8m0"),
+    "mxfp8xmxfp4": GemmFormat("e4m3", "e2m1", 32, "e8m0"),
+    "mxfp8": GemmFormat("e4m3", "e4m3", 32, "e8m0"),
+}
+"""Formats of a GEMM; those of `quantize` are fewer (`spec_base.BLOCK_SIZE`)."""
+
+CODES_PER_BYTE = {"e2m1": 2, "e4m3": 1}
+"""Elements in a byte of an operand, by code format."""
+
+CODE_STORAGE = {"e2m1": "e2m1x2", "e4m3": "e4m3"}
+"""What a parameter's bytes encode, by code format."""
+
+K_MULTIPLE = 32
+"""K is a multiple of this: 16 bytes of E2M1 codes, the unit of TMA, and whole blocks."""
+
+N_MULTIPLE = 8
+"""N is a multiple of this: rows of a 16-bit output are then multiples of 16 bytes, as TMA needs."""
+
+ATOM_ROWS, ATOM_COLS = 128, 4
+"""A 128x4 tile of block scales."""
+
+
+MAX_EXPERTS = 1024
+"""Experts of a grouped GEMM: a GPU kernel keeps a table of them in shared memory."""
+
+
+def _up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+def check_gemm(where: str, n: int, k: int, fmt: str, out_dtype: str) -> None:
+    """ValueError unless there is such a GEMM."""
+    check_choice(where, "fmt", fmt, GEMM_FORMATS)
+    check_choice(where, "out_dtype", out_dtype, DTYPE_SUFFIX)
+    check_positive(where, "n", n)
+    check_positive(where, "k", k)
+    if k % K_MULTIPLE:
+        raise ValueError(
+            f"{where}: k={k} is not a multiple of {K_MULTIPLE}, 16 bytes of 4-bit codes, in which "
+            f"rows of operands are loaded; pad K of a and b with zeros to {_up(k, K_MULTIPLE)}"
+        )
+    if n % N_MULTIPLE:
+        raise ValueError(
+            f"{where}: n={n} is not a multiple of {N_MULTIPLE}, 16 bytes of 16-bit values, in "
+            f"which rows of d are stored; pad b with rows of zeros to N={_up(n, N_MULTIPLE)}"
+        )
+
+
+@dataclass(frozen=True)
+class MmFp4(Spec):
+    """``d[rows, n] = alpha * a[rows, k] @ b[n, k].T + bias``, a and b dequantised.
+
+    Block scales are in the 128x4 layout; ``out_dtype`` is the dtype of d.
+    """
+
+    n: int
+    k: int
+    fmt: str = "nvfp4"
+    out_dtype: str = "bfloat16"
+    op: ClassVar[str] = "mm_fp4"
+
+    def __post_init__(self) -> None:
+        check_gemm("MmFp4", self.n, self.k, self.fmt, self.out_dtype)
+
+    @property
+    def format(self) -> GemmFormat:
+        """How the operands are stored."""
+        return GEMM_FORMATS[self.fmt]
+
+    @property
+    def block(self) -> int:
+        """Elements per block scale."""
+        return self.format.block
+
+    @property
+    def a_bytes(self) -> int:
+        """Bytes of a row of a."""
+        return self.k // CODES_PER_BYTE[self.format.a_code]
+
+    @property
+    def b_bytes(self) -> int:
+        """Bytes of a row of b."""
+        return self.k // CODES_PER_BYTE[self.format.b_code]
+
+    @property
+    def scale_cols(self) -> int:
+        """Columns of both scale tensors, padding included."""
+        return _up(self.k // self.block, ATOM_COLS)
+
+    @property
+    def scale_rows(self) -> int:
+        """Rows of the scales of one matrix b, padding included."""
+        return _up(self.n, ATOM_ROWS)
+
+    @property
+    def name(self) -> str:
+        """For example ``mm_nvfp4_n4096_k7168_bf16``."""
+        return f"mm_{self.fmt}_n{self.n}_k{self.k}_{DTYPE_SUFFIX[self.out_dtype]}"
+
+    def params(self) -> tuple[Param, ...]:
+        """a, b, a_scale, b_scale, alpha, bias, d."""
+        code, scale = self.format, f"{self.format.scale} 128x4"
+        rows = f"ceil_to(rows, {ATOM_ROWS})"
+        return (
+            Param("a", "uint8", ("rows", self.a_bytes), storage=CODE_STORAGE[code.a_code]),
+            Param("b", "uint8", (self.n, self.b_bytes), storage=CODE_STORAGE[code.b_code]),
+            Param("a_scale", "uint8", (rows, self.scale_cols), storage=scale),
+            Param("b_scale", "uint8", (self.scale_rows, self.scale_cols), storage=scale),
+            Param("alpha", "float32", (1,), default=1.0),
+            Param("bias", "float32", (self.n,), default=0.0),
+            Param("d", self.out_dtype, ("rows", self.n), output=True),
+        )
+
+
+@dataclass(frozen=True)
+class GroupedMmFp4(Spec):
+    """``d[i] = alpha[e] * a[i] @ b[e].T`` for the rows ``offsets[e] <= i < offsets[e + 1]``.
+
+    Rows of d in no range are not written.  In a_scale, each expert's rows start at a multiple of
+    128: the first tile of expert e is the number of tiles that the experts before it fill.
+    """
+
+    experts: int
+    n: int
+    k: int
+    fmt: str = "nvfp4"
+    out_dtype: str = "bfloat16"
+    op: ClassVar[str] = "grouped_mm_fp4"
+
+    def __post_init__(self) -> None:
+        if (
+            not isinstance(self.experts, int)
+            or isinstance(self.experts, bool)
+            or not 1 <= self.experts <= MAX_EXPERTS
+        ):
+            raise ValueError(
+                f"GroupedMmFp4: experts={self.experts!r} is not an integer from 1 to "
+                f"{MAX_EXPERTS}; divide the experts among several calls"
+            )
+        check_gemm("GroupedMmFp4", self.n, self.k, self.fmt, self.out_dtype)
+
+    @property
+    def matrix(self) -> MmFp4:
+        """The GEMM of one expert."""
+        return MmFp4(self.n, self.k, self.fmt, self.out_dtype)
+
+    @property
+    def name(self) -> str:
+        """For example ``grouped_mm_nvfp4_e8_n4096_k7168_bf16``."""
+        suffix = DTYPE_SUFFIX[self.out_dtype]
+        return f"grouped_mm_{self.fmt}_e{self.experts}_n{self.n}_k{self.k}_{suffix}"
+
+    def params(self) -> tuple[Param, ...]:
+        """a, b, a_scale, b_scale, offsets, alpha, d."""
+        one, code = self.matrix, GEMM_FORMATS[self.fmt]
+        scale, cols = f"{code.scale} 128x4", one.scale_cols
+        b, b_scale = (self.experts, self.n, one.b_bytes), (self.experts, one.scale_rows, cols)
+        return (
+            Param("a", "uint8", ("rows", one.a_bytes), storage=CODE_STORAGE[code.a_code]),
+            Param("b", "uint8", b, storage=CODE_STORAGE[code.b_code]),
+            Param("a_scale", "uint8", ("scale_rows", cols), storage=scale),
+            Param("b_scale", "uint8", b_scale, storage=scale),
+            Param("offsets", "int32", (self.experts + 1,)),
+            Param("alpha", "float32", (self.experts,), default=1.0),
+            Param("d", self.out_dtype, ("rows", self.n), output=True),
+        )
+
+
+def register_gemm() -> None:
+    """Make the specs of this module known."""
+    fmt = f"(?P<fmt>{'|'.join(GEMM_FORMATS)})"
+    size = rf"n(?P<n>\d+)_k(?P<k>\d+){DTYPE_PATTERN}"
+    register(
+        MmFp4,
+        ("mm_nvfp4_n4096_k7168_bf16", "mm_mxfp8xmxfp4_n4096_k7168_f32"),
+        rf"mm_{fmt}_{size}",
+        lambda fmt, n, k, dtype: MmFp4(int(n), int(k), fmt, SUFFIX_DTYPE[dtype]),
+    )
+    register(
+        GroupedMmFp4,
+        ("grouped_mm_nvfp4_e8_n4096_k7168_bf16",),
+        rf"grouped_mm_{fmt}_e(?P<experts>\d+)_{size}",
+        lambda fmt, experts, n, k, dtype: GroupedMmFp4(
+            int(experts), int(n), int(k), fmt, SUFFIX_DTYPE[dtype]
+        ),
+    )

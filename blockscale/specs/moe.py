@@ -1,0 +1,391 @@
+"""Specs of the MoE layer: the router, and the experts' two grouped GEMMs on 4-bit weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from blockscale.specs.gemm import MAX_EXPERTS
+from blockscale.specs.spec import (
+    DTYPE_PATTERN,
+    DTYPE_SUFFIX,
+    SCALE_STORAGE,
+    SUFFIX_DTYPE,
+    Param,
+    Spec,
+    check_choice,
+    check_positive,
+    register,
+)
+
+FORMATS: dict[str, tuple[int, ...]] = {"nvfp4": (16,), "mxfp4": (32,), "int4": (32, 64, 128)}
+"""Elements along K that share a block scale, by format of the weights."""
+
+ACTIVATIONS = ("swiglu", "swiglu_oai", "gelu_tanh", "relu2")
+"""What is between the two GEMMs."""
+
+GATED = ("swiglu", "swiglu_oai", "gelu_tanh")
+"""Activations of pairs of gate and up."""
+
+ACT_FORMATS = ("fp8", "fp8_tensor", "nvfp4")
+"""What the operands of both GEMMs are rounded to, if to anything."""
+
+STATIC_SCALES = ("fp8_tensor", "nvfp4")
+"""Formats of activations with a scale that the caller gives."""
+
+LAYOUTS = ("linear", "tiles64")
+"""Layouts of the weights: of CPU kernels, of CUDA kernels."""
+
+SCORINGS = ("softmax", "sigmoid")
+
+MAX_TOP_K = 64
+"""Experts of a token."""
+
+TILE = 64
+"""Rows and columns of a block of layout tiles64."""
+
+TILE_CODES = 2048
+"""Bytes of codes of a block."""
+
+MAX_CHUNK = 8192
+"""Tokens that a CUDA kernel takes at a time; more are so many chunks in one workspace."""
+
+MIN_TOKENS = 8
+"""The fewest tokens of a tile, so S slots make at most experts + S / 8 tiles."""
+
+PART = 256
+"""Parts of the workspace begin at multiples of so many bytes."""
+
+ALPHA = {"swiglu_oai": 1.702}
+"""Factor in the sigmoid, where it is not 1."""
+
+LIMIT = {"swiglu_oai": 7.0}
+"""Bound of gate and up, where there is one without being asked for."""
+
+NO_LIMIT = 3.4028234663852886e38
+"""The largest float32, which manifests can hold."""
+
+
+def _up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+def _check_experts(where: str, experts: int, top_k: int) -> None:
+    check_positive(where, "experts", experts)
+    check_positive(where, "top_k", top_k)
+    if experts > MAX_EXPERTS:
+        raise ValueError(
+            f"{where}: experts={experts} is more than {MAX_EXPERTS}, of which kernels keep tables; "
+            "divide the experts among several calls"
+        )
+    if top_k > MAX_TOP_K:
+        raise ValueError(
+            f"{where}: top_k={top_k} is more than {MAX_TOP_K}; divide the slots of a token among "
+            "several calls and add their results"
+        )
+
+
+@dataclass(frozen=True)
+class FusedMoe(Spec):
+    """``out[t] = sum_j weights[t, j] * (act(hidden[t] @ w13[e].T) @ w2[e].T)``, e = ids[t, j].
+
+    Slots with an id outside [0, experts) contribute nothing.
+
+    Attributes:
+        group: elements along K that share a block scale; 0: as usual, 128 of int4.
+        act_fmt: what the operands of both GEMMs are rounded to: None, "fp8" (a scale per row),
+            "fp8_tensor" (static scales) or "nvfp4" (E4M3 scales of 16, static global scales).
+        zero: int4 with zero points.
+        bias: both GEMMs have biases.
+        layout: of the weights, "linear" (CPU) or "tiles64" (CUDA).
+    """
+
+    experts: int
+    hidden: int
+    intermediate: int
+    top_k: int
+    fmt: str = "nvfp4"
+    group: int = 0
+    activation: str = "swiglu"
+    dtype: str = "bfloat16"
+    act_fmt: str | None = None
+    zero: bool = False
+    bias: bool = False
+    layout: str = "linear"
+    op: ClassVar[str] = "fused_moe"
+
+    def __post_init__(self) -> None:
+        where = "FusedMoe"
+        _check_experts(where, self.experts, self.top_k)
+        check_choice(where, "fmt", self.fmt, FORMATS)
+        if self.group == 0:
+            object.__setattr__(self, "group", FORMATS[self.fmt][-1])
+        check_choice(where, "group", self.group, FORMATS[self.fmt])
+        check_choice(where, "activation", self.activation, ACTIVATIONS)
+        check_choice(where, "act_fmt", self.act_fmt, (None, *ACT_FORMATS))
+        check_choice(where, "layout", self.layout, LAYOUTS)
+        cuda = self.layout == "tiles64"
+        check_choice(where, "dtype", self.dtype, [*DTYPE_SUFFIX][1 if cuda else 0 :])
+        if self.zero and self.fmt != "int4":
+            raise ValueError(
+                f"{where}: zero=True with fmt={self.fmt!r}, whose codes have no zero points; leave "
+                "it out, or choose fmt='int4'"
+            )
+        for name in ("hidden", "intermediate"):
+            size = getattr(self, name)
+            check_positive(where, name, size)
+            if size % self.group:
+                raise ValueError(
+                    f"{where}: {name}={size} is not a multiple of {self.group}, the elements of a "
+                    f"block scale; pad it to {_up(size, self.group)} when quantising the weights"
+                )
+
+    @property
+    def gated(self) -> bool:
+        """Whether w13 has rows of gate and up."""
+        return self.activation in GATED
+
+    @property
+    def rows(self) -> int:
+        """Rows of w13 of an expert."""
+        return self.intermediate * (2 if self.gated else 1)
+
+    @property
+    def padded_hidden(self) -> int:
+        """H in layout tiles64."""
+        return _up(self.hidden, TILE)
+
+    @property
+    def padded_intermediate(self) -> int:
+        """I in layout tiles64."""
+        return _up(self.intermediate, TILE)
+
+    @property
+    def padded_rows(self) -> int:
+        """Rows of w13 of an expert in layout tiles64."""
+        return self.padded_intermediate * (2 if self.gated else 1)
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of block scales of 64 rows that a block of K has, in layout tiles64."""
+        if self.fmt != "int4":
+            return 4096 // self.group
+        return 2 * TILE * (2 if self.zero else 1) * max(1, TILE // self.group)
+
+    @property
+    def static_scales(self) -> bool:
+        """Whether the activations have scales that the caller gives."""
+        return self.act_fmt in STATIC_SCALES
+
+    @property
+    def name(self) -> str:
+        """For example ``fused_moe_nvfp4_e8_k2_h1024_i2816_swiglu_bf16``."""
+        fmt = self.fmt if self.fmt != "int4" else f"int4g{self.group}{'z' if self.zero else ''}"
+        options = (
+            *(() if self.act_fmt is None else (f"a{self.act_fmt}",)),
+            *(("bias",) if self.bias else ()),
+            *(("tiles64",) if self.layout == "tiles64" else ()),
+            DTYPE_SUFFIX[self.dtype],
+        )
+        sizes = f"e{self.experts}_k{self.top_k}_h{self.hidden}_i{self.intermediate}"
+        return f"fused_moe_{fmt}_{sizes}_{self.activation}_{'_'.join(options)}"
+
+    def workspace_bytes(self, tokens: int) -> int:
+        """Return the bytes of memory that a CUDA kernel needs besides its tensors.
+
+        Two tables of tiles, the order of the slots, permuted rows and their scales, rows between
+        the GEMMs and their scales, rows before they are combined; of at most `MAX_CHUNK` tokens.
+        """
+        tokens = min(tokens, MAX_CHUNK)
+        slots = tokens * self.top_k
+        table = 16 * min(slots, self.experts + slots // MIN_TOKENS)
+        parts = (
+            *(table, PART) * 2,
+            *(4 * slots, 2 * tokens * self.padded_hidden, 4 * tokens),
+            *(2 * slots * self.padded_intermediate, 4 * slots, 2 * slots * self.hidden),
+        )
+        return sum(_up(part, PART) for part in parts)
+
+    def params(self) -> tuple[Param, ...]:
+        """Hidden, ids and weights, both weights of the layer, scales, alpha and limit, out."""
+        tiles = self.layout == "tiles64"
+        static = (
+            Param("a1_scale", "float32", (1,), default=1.0),
+            Param("a2_scale", "float32", (1,), default=1.0),
+        )
+        return (
+            Param("hidden", self.dtype, ("rows", self.hidden)),
+            Param("topk_ids", "int32", ("rows", self.top_k)),
+            Param("topk_weights", "float32", ("rows", self.top_k)),
+            *self._weight("w13", self.rows, self.hidden),
+            *self._weight("w2", self.hidden, self.intermediate),
+            *(static if self.static_scales else ()),
+            Param("alpha", "float32", None, default=ALPHA.get(self.activation, 1.0)),
+            Param("limit", "float32", None, default=LIMIT.get(self.activation, NO_LIMIT)),
+            Param("out", self.dtype, ("rows", self.hidden), output=True),
+            *((Param("workspace", "uint8", ("workspace_bytes",), output=True),) if tiles else ()),
+        )
+
+    def _weight(self, name: str, rows: int, cols: int) -> tuple[Param, ...]:
+        """Return codes, scale, zero, global scales and bias of one of the weights."""
+        count = (self.experts, 2) if name == "w13" else (self.experts,)
+        factor = Param(f"{name}_global", "float32", count)
+        code = "byte" if self.fmt == "int4" else "e2m1x2"
+        if self.layout == "tiles64":
+            height = self.padded_rows if name == "w13" else self.padded_hidden
+            blocks = self.experts, height // TILE
+            scales = (*blocks, _up(cols, TILE) // max(TILE, self.group), self.scale_bytes)
+            codes = (*blocks, _up(cols, TILE) // TILE, TILE_CODES)
+            return (
+                Param(name, "uint8", codes, storage="tiles64"),
+                Param(f"{name}_scale", "uint8", scales, storage="tiles64"),
+                factor,
+                *self._bias(name, height),
+            )
+        shape = (self.experts, rows, cols // self.group)
+        scale = Param(f"{name}_scale", "float32", shape)
+        if self.fmt != "int4":
+            scale = Param(f"{name}_scale", "uint8", shape, storage=SCALE_STORAGE[self.fmt])
+        return (
+            Param(name, "uint8", (self.experts, rows, cols // 2), storage=code),
+            scale,
+            *((Param(f"{name}_zero", "uint8", shape),) if self.zero else ()),
+            factor,
+            *self._bias(name, rows),
+        )
+
+    def _bias(self, name: str, rows: int) -> tuple[Param, ...]:
+        if not self.bias:
+            return ()
+        return (Param(f"{name}_bias", "float32", (self.experts, rows)),)
+
+
+@dataclass(frozen=True)
+class MoeRoute(Spec):
+    """The top_k experts of each token by the score of its logits, and their weights.
+
+    Attributes:
+        dtype: of the logits.
+        scoring: "softmax" over all experts, or "sigmoid".
+        renormalize: weights are divided by their sum.
+        bias: a correction is added to scores when experts are chosen, not to weights.
+        n_group: neighbouring experts make so many groups, of which the `topk_group` best stay.
+    """
+
+    experts: int
+    top_k: int
+    dtype: str = "float32"
+    scoring: str = "softmax"
+    renormalize: bool = True
+    bias: bool = False
+    n_group: int = 1
+    topk_group: int = 1
+    op: ClassVar[str] = "moe_route"
+
+    def __post_init__(self) -> None:
+        where = "MoeRoute"
+        _check_experts(where, self.experts, self.top_k)
+        check_choice(where, "dtype", self.dtype, DTYPE_SUFFIX)
+        check_choice(where, "scoring", self.scoring, SCORINGS)
+        check_positive(where, "n_group", self.n_group)
+        check_positive(where, "topk_group", self.topk_group)
+        if self.experts % self.n_group:
+            raise ValueError(
+                f"{where}: experts={self.experts} do not make n_group={self.n_group} groups of one "
+                "size; choose a divisor"
+            )
+        if self.topk_group > self.n_group:
+            raise ValueError(
+                f"{where}: topk_group={self.topk_group} is more than n_group={self.n_group}; choose"
+                " at most as many groups as there are"
+            )
+        left = self.experts // self.n_group * self.topk_group
+        if self.top_k > left:
+            raise ValueError(
+                f"{where}: top_k={self.top_k} is more than {left}, the experts of "
+                f"{self.topk_group} of {self.n_group} groups; choose fewer experts, or more groups"
+            )
+
+    @property
+    def name(self) -> str:
+        """For example ``moe_route_e256_k8_sigmoid_norm_bias_g8x4_f32``."""
+        options = (
+            *(("norm",) if self.renormalize else ()),
+            *(("bias",) if self.bias else ()),
+            *((f"g{self.n_group}x{self.topk_group}",) if self.n_group > 1 else ()),
+            DTYPE_SUFFIX[self.dtype],
+        )
+        return f"moe_route_e{self.experts}_k{self.top_k}_{self.scoring}_{'_'.join(options)}"
+
+    def params(self) -> tuple[Param, ...]:
+        """Logits, the correction, the factor of all weights; ids and weights."""
+        correction = (Param("correction_bias", "float32", (self.experts,)),)
+        return (
+            Param("logits", self.dtype, ("rows", self.experts)),
+            *(correction if self.bias else ()),
+            Param("scale", "float32", None, default=1.0),
+            Param("topk_ids", "int32", ("rows", self.top_k), output=True),
+            Param("topk_weights", "float32", ("rows", self.top_k), output=True),
+        )
+
+
+def _fused_moe(**found: str | None) -> FusedMoe:
+    """Return the spec of a name's parts."""
+    group = found["group"]
+    fmt = found["fmt"] or ""
+    experts, hidden, intermediate, top_k = (
+        int(found[part] or 0) for part in ("experts", "hidden", "intermediate", "top_k")
+    )
+    return FusedMoe(
+        experts,
+        hidden,
+        intermediate,
+        top_k,
+        fmt=fmt,
+        group=int(group) if group else FORMATS[fmt][0],
+        activation=found["activation"] or "",
+        dtype=SUFFIX_DTYPE[found["dtype"] or ""],
+        act_fmt=found["act_fmt"],
+        zero=bool(found["zero"]),
+        bias=bool(found["bias"]),
+        layout="tiles64" if found["tiles"] else "linear",
+    )
+
+
+def _moe_route(**found: str | None) -> MoeRoute:
+    """Return the spec of a name's parts."""
+    return MoeRoute(
+        int(found["experts"] or 0),
+        int(found["top_k"] or 0),
+        SUFFIX_DTYPE[found["dtype"] or ""],
+        found["scoring"] or "",
+        bool(found["norm"]),
+        bool(found["bias"]),
+        int(found["n_group"] or 1),
+        int(found["topk_group"] or 1),
+    )
+
+
+def register_moe() -> None:
+    """Make the specs of this module known."""
+    register(
+        FusedMoe,
+        (
+            "fused_moe_nvfp4_e8_k2_h1024_i2816_swiglu_bf16",
+            "fused_moe_int4g128_e128_k8_h2048_i768_swiglu_tiles64_bf16",
+        ),
+        r"fused_moe_(?P<fmt>nvfp4|mxfp4|int4)(?:g(?P<group>\d+)(?P<zero>z)?)?"
+        r"_e(?P<experts>\d+)_k(?P<top_k>\d+)_h(?P<hidden>\d+)_i(?P<intermediate>\d+)"
+        rf"_(?P<activation>{'|'.join(sorted(ACTIVATIONS, key=len, reverse=True))})"
+        r"(?:_a(?P<act_fmt>fp8_tensor|fp8|nvfp4))?(?P<bias>_bias)?(?P<tiles>_tiles64)?"
+        rf"{DTYPE_PATTERN}",
+        _fused_moe,
+    )
+    register(
+        MoeRoute,
+        ("moe_route_e256_k8_sigmoid_norm_bias_g8x4_f32",),
+        r"moe_route_e(?P<experts>\d+)_k(?P<top_k>\d+)_(?P<scoring>softmax|sigmoid)(?P<norm>_norm)?"
+        r"(?P<bias>_bias)?(?:_g(?P<n_group>\d+)x(?P<topk_group>\d+))?"
+        rf"{DTYPE_PATTERN}",
+        _moe_route,
+    )

@@ -1,0 +1,1 @@
+"""Measuring the GEMMs of MoE layers."""

@@ -1,0 +1,1 @@
+"""Schedules of Edge-LLM's decode passes."""

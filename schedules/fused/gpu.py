@@ -1,0 +1,191 @@
+"""GPU schedules of the fused ops: RMS norm and activations that end in FP4 codes.
+
+A CTA takes a row of the norm: its threads hold the row in registers, a block of elements each (or
+several), from the first load to the last store.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import ExprRV
+
+from blockscale.schedules.gpu_steps import MAX_THREADS, WARP, bind, in_registers, tensorize
+from blockscale.schedules.steps import Choose, Sketch, last_loops
+from blockscale.specs import BLOCK_SIZE, ActQuantize, NormQuantize
+from blockscale.tir.intrin.cuda import act as cuda_act
+from blockscale.tir.intrin.cuda import blocks as cuda_blocks
+from blockscale.tir.intrin.cuda import fused as cuda_fused
+
+MAX_ELEMENTS = 64
+"""Elements of a row that a thread may hold: they take 128 registers."""
+
+ONE_BLOCK_THREADS = 512
+"""Threads up to which each takes one block of a row.
+
+Above, CTAs with fewer threads and more blocks overlap better: 1024 rows of 16384 on an H200 took
+36.3 us with 1024 threads a row, 33.9 us with 512, 33.1 us with 256.
+"""
+
+SMALL_BATCH = 64
+"""Rows up to which what counts is how soon a row is done: as many threads as it has blocks."""
+
+
+def _whole_warps(threads: int) -> int:
+    return -(-threads // WARP) * WARP
+
+
+def row_threads(blocks: int, block: int) -> list[int]:
+    """Threads that may share a row of ``blocks``: whole warps, which the reduction needs."""
+    least = -(-blocks // MAX_THREADS)
+    most = max(least, MAX_ELEMENTS // block)
+    return sorted({_whole_warps(-(-blocks // part)) for part in range(least, most + 1)})
+
+
+def _preferred_threads(spec: NormQuantize, rows: int) -> int:
+    every = _whole_warps(spec.blocks)
+    if rows <= SMALL_BATCH or every <= ONE_BLOCK_THREADS:
+        return every
+    return every * spec.block // MAX_ELEMENTS
+
+
+def norm_quantize_sketches(spec: NormQuantize, rows: int) -> list[Sketch]:
+    """Sketches of `fused.norm_quantize_threads`, tuned at ``rows``: cache hints of the stores."""
+    threads = _preferred_threads(spec, rows)
+    return [
+        partial(norm_quantize, spec=spec, hint=hint, prefer=threads) for hint in cuda_blocks.HINTS
+    ]
+
+
+def norm_quantize(
+    sch: Schedule, choose: Choose, spec: NormQuantize, hint: str, prefer: int
+) -> None:
+    """A row: loads, h and the sum of its squares, a reduction in the CTA, y and its codes."""
+    threads = choose(sch, row_threads(spec.blocks, spec.block), prefer)
+    sch.bind(sch.get_loops(sch.get_sblock("row"))[0], "blockIdx.x")
+    # BS_INPLACE: of the weight too, or ptxas sinks its loads below the reduction.
+    loads = {"load_input": "BS_KEEP", "load_weight": "BS_INPLACE"}
+    if spec.residual:
+        loads["load_residual"] = "BS_INPLACE"
+    late = len(sch.get_loops(sch.get_sblock("load_weight"))) == 1  # in the block "encode"
+    shared = [name for name in loads if not (late and name == "load_weight")]
+    for name in (*shared, "h", "sum", "total", "encode"):
+        _share(sch, name, threads)
+    if spec.layout != "linear":
+        _share(sch, "pad", threads)
+    sch.compute_inline(sch.get_sblock("magnitude"))
+    sch.compute_inline(sch.get_sblock("code"))
+    in_registers(sch, *loads, "gs", "h", "square_sum", "total", "rstd", "norm")
+    in_registers(sch, "amax", "scale", "inverse", "pack")
+    for name, kind in loads.items():
+        tensorize(sch, name, cuda_blocks.load(spec.dtype, spec.block, kind))
+    _tensorize(sch, "gs", cuda_fused.factor(spec.convention))
+    _norm_arithmetic(sch, spec)
+    rounded = cuda_blocks.store_rounded(spec.dtype, spec.block, hint)
+    for name in (*(["residual"] if spec.residual else []), *(["y_out"] if spec.y_out else [])):
+        _tensorize(sch, name, rounded)
+    _tensorize(sch, "store_codes", cuda_blocks.store("uint8", spec.block // 2, hint))
+
+
+def _share(sch: Schedule, name: str, threads: ExprRV) -> None:
+    """Divide the loop over blocks that block ``name`` is in among the threads of a CTA."""
+    loops = sch.get_loops(sch.get_sblock(name))
+    block = loops[1] if name == "pad" else loops[0]  # that one is beside "row", in its loop
+    part, thread = sch.split(block, [None, threads])
+    sch.reorder(thread, part)
+    sch.bind(thread, "threadIdx.x")
+    sch.unroll(part)
+
+
+def _tensorize(sch: Schedule, name: str, intrinsic: str) -> None:
+    """Map the innermost loop of block ``name``, which has no bounds check, onto ``intrinsic``."""
+    sch.tensorize(last_loops(sch, sch.get_sblock(name), 1)[0], intrinsic)
+
+
+def _norm_arithmetic(sch: Schedule, spec: NormQuantize) -> None:
+    count, dtype = spec.block, spec.dtype
+    first = cuda_fused.add if spec.residual else cuda_fused.widened
+    tensorize(sch, "h", first(dtype, count))
+    _tensorize(sch, "square_sum", cuda_fused.square_sum(count))
+    _tensorize(sch, "norm", cuda_fused.norm(dtype, count, spec.residual, spec.convention))
+    amax = sch.get_sblock("amax")
+    sch.decompose_reduction(amax, sch.get_loops(amax)[-1])
+    _tensorize(sch, "amax_update", cuda_fused.most(count))
+    scaled = spec.scaled
+    _tensorize(sch, "scale", cuda_fused.scale_of(spec.scale_format, scaled))
+    _tensorize(sch, "inverse", cuda_fused.inverse_of(spec.scale_format, scaled))
+    _tensorize(sch, "pack", cuda_fused.codes_of(count))
+
+
+ACT_WARPS = (2, 4, 8)
+"""Warps of a CTA of activation kernels; each thread has one block."""
+
+
+def act_quantize_sketches(spec: ActQuantize) -> list[Sketch]:
+    """Sketches of `fused.act_quantize_threads`: a CTA in a tile of scales, a CTA in a row."""
+    layouts = [spec.layout, "linear"] if spec.layout != "linear" else ["linear"]
+    return [partial(act_quantize, spec=spec, order=order) for order in layouts]
+
+
+def act_quantize(sch: Schedule, choose: Choose, spec: ActQuantize, order: str) -> None:
+    """A block a thread, from its loads to its last store."""
+    _bind_blocks(sch, choose(sch, list(ACT_WARPS), 4), order)
+    sch.compute_inline(sch.get_sblock("magnitude"))
+    sch.compute_inline(sch.get_sblock("code"))
+    loads = ["load_gate", "load_up"] if spec.gated else ["load_input"]
+    in_registers(sch, *loads, "amax", "scale", "factor", "pack")
+    if spec.gated:
+        in_registers(sch, "value", *(["numbers"] if spec.activation == "swiglu" else []))
+    for name in loads:
+        _tensorize(sch, name, cuda_blocks.load(spec.dtype, spec.block, "BS_KEEP"))
+    if spec.gated:
+        _tensorize(sch, "value", cuda_act.activate(spec.activation, spec.dtype, spec.block))
+    amax = sch.get_sblock("amax")
+    sch.decompose_reduction(amax, sch.get_loops(amax)[-1])
+    _tensorize(sch, "amax_update", cuda_blocks.amax(spec.dtype, spec.block))
+    _act_codes(sch, spec)
+    _tensorize(sch, "store_codes", cuda_blocks.store("uint8", spec.block // 2, "BS_KEEP"))
+
+
+def _bind_blocks(sch: Schedule, warps: ExprRV, order: str) -> None:
+    """Bind experts, rows and blocks: a warp's lanes are neighbours in ``order`` of the scales.
+
+    Of 128x4, 32 neighbours are four blocks of the rows r, r + 1, r + 32, r + 33, ... r + 97: loads
+    of 128 bytes, and one store of 32.
+    """
+    expert, row, block = sch.get_loops(sch.get_sblock("block"))
+    if order == "linear":
+        group, warp, lane = sch.split(block, [None, warps, WARP])
+        thread = sch.fuse(warp, lane)
+        bind(sch, (row, group, thread), ("blockIdx.x", "blockIdx.y", "threadIdx.x"))
+    elif order == "8x4":
+        tile, inner = sch.split(row, [None, 8])
+        group, warp, col = sch.split(block, [None, warps, 4])
+        sch.reorder(tile, group, warp, inner, col)
+        thread = sch.fuse(warp, inner, col)
+        bind(sch, (tile, group, thread), ("blockIdx.x", "blockIdx.y", "threadIdx.x"))
+    else:
+        tile, quarter, pair, inner = sch.split(row, [None, 4, 16, 2])
+        group, warp, col = sch.split(block, [None, warps, 4])
+        sch.reorder(tile, pair, group, warp, inner, quarter, col)
+        thread = sch.fuse(warp, inner, quarter, col)
+        bind(
+            sch, (sch.fuse(tile, pair), group, thread), ("blockIdx.x", "blockIdx.y", "threadIdx.x")
+        )
+    sch.bind(expert, "blockIdx.z")
+
+
+def _act_codes(sch: Schedule, spec: ActQuantize) -> None:
+    """Scales and codes of 16-bit values: those of `cuda_blocks`, or FlashInfer's exact mode."""
+    if spec.convention == "flashinfer":
+        _tensorize(sch, "scale", cuda_act.scale_of(spec.scale_format))
+        _tensorize(sch, "factor", cuda_act.factor_of(spec.scale_format))
+        _tensorize(sch, "pack", cuda_act.codes_of(spec.dtype, spec.block))
+        return
+    fmt = "nvfp4" if spec.scale_format == "e4m3" else "mxfp4"
+    _tensorize(sch, "scale", cuda_blocks.scale_of(fmt, "ceil", spec.dtype))
+    _tensorize(sch, "factor", cuda_blocks.divisor_of(fmt))
+    codes = BLOCK_SIZE[fmt] // 2
+    _, inner = sch.split(last_loops(sch, sch.get_sblock("pack"), 1)[0], [None, codes])
+    sch.tensorize(inner, cuda_blocks.encode(fmt, spec.dtype, True))

@@ -1,0 +1,1 @@
+"""Schedules of linear layers and GEMMs."""

@@ -1,0 +1,153 @@
+"""Schedules of block-scaled GEMMs for tcgen05: tiles, memories, tensor intrinsics, annotations.
+
+`blockscale.tir.gemm.tiles` becomes one loop over tiles of d, within it one over stages of K: TMA
+loads of both operands and their scales to shared memory, scales to tensor memory, MMAs into an
+accumulator in tensor memory ("shared.tmem"); then the epilogue, some columns at a time, through
+registers.  What loops cannot say is annotated: "blockscale.stages" and "blockscale.split_k" on the
+loop over K, the cluster, the order of tiles and the accumulators on the loop over tiles.
+`blockscale.lower.gemm.read` reads all of it back.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from blockscale.schedules.gemm import tcgen05_tiles as sm100_tiles
+from blockscale.schedules.steps import Choose, Sketch, last_loops
+from blockscale.specs.plans import PREFIX
+from blockscale.specs.plans.gemm import K_LOOP, LANES, GemmPlan
+from blockscale.tir.gemm.tiles import ATOM_BYTES
+from blockscale.tir.intrin import tcgen05, tma
+
+WARPS, WARP = 4, 32
+"""Of the epilogue: each warp reads the lanes of tensor memory that are its own."""
+
+
+def gemm_sketches(
+    fmt: str, out_dtype: str, n: int, k: int, experts: int, rows: int
+) -> list[Sketch]:
+    """Sketches of `gemm_tiles` for about ``rows`` rows; ``experts``: 0 for a plain GEMM."""
+    found = sm100_tiles.legal_tiles(fmt, out_dtype, n, k, experts, rows)
+    return [partial(gemm, tile=tile, rows=rows) for tile in found]
+
+
+def gemm(sch: Schedule, choose: Choose, tile: GemmPlan, rows: int) -> None:
+    """Schedule the GEMM in the shape of ``tile``; what it leaves open is chosen."""
+    block = sch.get_sblock("gemm")
+    copies = _memories(sch, block, tile)
+    tiles, stages = _tile_loops(sch, block, tile)
+    _epilogue(sch, tiles, tile)
+    for side in "ab":
+        _load_operand(sch, copies[side], stages, tile, side)
+    _load_scales(sch, copies, stages, tile)
+    sch.decompose_reduction(block, stages)
+    inner = sch.blockize(last_loops(sch, block, 3)[0], preserve_unit_iters=False)
+    shape = tcgen05.Mma(tile.fmt, tile.mma_m, tile.mma_n, tile.row_bytes, tile.swap)
+    sch.tensorize(inner, tcgen05.mma(shape))
+    open_ = sm100_tiles.options(tile, rows)
+    for name, candidates in open_.candidates.items():
+        value = choose(sch, list(candidates), open_.preferred[name])
+        sch.annotate(stages if name in K_LOOP else tiles, PREFIX + name, value)
+
+
+def _memories(sch: Schedule, block: SBlockRV, tile: GemmPlan) -> dict[str, SBlockRV]:
+    """Give every buffer its memory; return the copies to shared memory and tensor memory."""
+    copies = {"a": sch.cache_read(block, 0, tma.SMEM)}
+    for side in "ab":
+        lanes = copies[f"{side}_scale_lanes"] = sch.get_sblock(f"{side}_scale_lanes")
+        if side == "b" and tile.experts:
+            copies["b"] = sch.get_sblock("b_of_expert")
+            copies["b_scale"] = sch.get_sblock("b_scale_of_expert")
+            for name in ("b", "b_scale"):
+                sch.set_scope(copies[name], 0, tma.SMEM)
+        else:
+            copies[f"{side}_scale"] = sch.cache_read(lanes, 0, tma.SMEM)
+        sch.set_scope(lanes, 0, tma.TMEM)
+    if not tile.experts:
+        copies["b"] = sch.cache_read(block, 2, tma.SMEM)
+    sch.set_scope(block, 0, tma.TMEM)
+    if tile.swap:  # lanes of the accumulator are columns of d
+        sch.transform_layout(block, ("write", 0), lambda t, i, j: (t, j, i))
+    return copies
+
+
+def _tile_loops(sch: Schedule, block: SBlockRV, tile: GemmPlan) -> tuple[LoopRV, LoopRV]:
+    """Split into tiles, stages and instructions; return the loops over tiles and over stages."""
+    group, row, col, atom, element = sch.get_loops(block)
+    row_tile, row_in = sch.split(row, [None, tile.tile_rows])
+    col_tile, col_in = sch.split(col, [None, tile.tile_cols])
+    stage, atom_in = sch.split(atom, [None, tile.atoms_k])
+    step, element_in = sch.split(element, [None, tile.format.step])
+    sch.reorder(group, row_tile, col_tile, stage, atom_in, step, row_in, col_in, element_in)
+    return sch.fuse(group, row_tile, col_tile), stage
+
+
+def _epilogue(sch: Schedule, tiles: LoopRV, tile: GemmPlan) -> None:
+    """Read some columns of the accumulator to registers, scale and round them, store them.
+
+    128 lanes at a time, as a CTA has them; of a pair each CTA stores its own.  A warp stores what
+    it has read.
+    """
+    block = sch.get_sblock("epilogue")
+    read = sch.cache_read(block, 0, "local")
+    store = sch.cache_write(block, 0, tma.SMEM) if tile.store == "tma" else None
+    for moved in (read, block, store):
+        if moved is not None:
+            sch.reverse_compute_at(moved, tiles)
+    lanes, columns = last_loops(sch, block, 2)[:: -1 if tile.swap else 1]
+    cta, warp, lane = sch.split(lanes, [None, WARPS, WARP])
+    chunk, column = sch.split(columns, [None, tile.epi_cols])
+    sch.reorder(cta, chunk, warp, lane, column)
+    sch.compute_at(read, warp)
+    width = min(tile.epi_cols, tcgen05.READ_COLUMNS[-1])
+    lane, columns = last_loops(sch, read, 2)
+    part, column = sch.split(columns, [None, width])
+    sch.reorder(part, lane, column)
+    sch.tensorize(sch.blockize(lane), tcgen05.read_accumulator(width))
+    if store is not None:
+        sch.reverse_compute_at(store, warp)
+        rows, cols = (tile.epi_cols, WARP) if tile.swap else (WARP, tile.epi_cols)
+        row = last_loops(sch, store, 2)[0]
+        sch.tensorize(sch.blockize(row), tma.store(rows, cols, tile.out_dtype))
+
+
+def _load_scales(
+    sch: Schedule, copies: dict[str, SBlockRV], stages: LoopRV, tile: GemmPlan
+) -> None:
+    """Load and copy whole 128x4 tiles of scales: those that a stage's rows touch.
+
+    TVM cannot prove that they hold what tiles of 192 rows read, and then moves no more blocks:
+    all of them move after all is tensorized, at the end.
+    """
+    moved = []
+    for side in "ab":
+        lanes = sch.blockize(last_loops(sch, copies[f"{side}_scale_lanes"], 2)[0])
+        sch.tensorize(lanes, tcgen05.scale_copy(tile.cta_group))
+        _, atom = sch.split(last_loops(sch, copies[f"{side}_scale"], 1)[0], [None, ATOM_BYTES])
+        load = sch.blockize(atom)
+        expert = side == "b" and tile.experts > 0
+        sch.tensorize(load, tma.load_scales(tile.cta_group, expert))
+        moved += [lanes, load]
+    for block in (*moved[::2], *moved[1::2]):
+        sch.compute_at(block, stages)
+
+
+def _load_operand(sch: Schedule, copy: SBlockRV, stages: LoopRV, tile: GemmPlan, side: str) -> None:
+    """Load a stage of an operand: of a pair each CTA half of the rows."""
+    sch.compute_at(copy, stages)
+    row, _ = last_loops(sch, copy, 2)
+    is_x = (side == "b") == tile.swap
+    rows = LANES if is_x else tile.mma_n // tile.cta_group
+    _, row_in = sch.split(row, [None, rows])
+    bits = tile.format.a_bits if side == "a" else tile.format.b_bits
+    loaded = tma.load(
+        rows,
+        tile.block_k * bits // 8,
+        tile.row_bytes,
+        tile.cta_group,
+        expert=side == "b" and tile.experts > 0,
+    )
+    sch.tensorize(sch.blockize(row_in), loaded)

@@ -1,0 +1,1 @@
+"""Schedules of INT4 products."""

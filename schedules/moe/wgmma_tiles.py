@@ -1,0 +1,159 @@
+"""What a grouped GEMM of an MoE layer may be on Hopper: tiles for a number of tokens.
+
+A tile is a `MoePlan` whose decisions of shape are made (they name tensor intrinsics, so each is a
+sketch of its own); the depth of its ring is left to choose.  Which tiles make sense depends on the
+tokens that an expert gets; `MoePlan.illegal` says what hardware and kernel forbid.  There are few
+of them, some 40 for all numbers of tokens: each is a kernel that nvcc compiles for seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import sqrt
+from typing import NamedTuple
+
+from blockscale.specs.plans.moe import MoePlan
+from blockscale.specs.plans.moe_gemm import MoeGemm
+
+SMS = 132
+"""SMs of an H100 SXM or H200."""
+
+CTA_SMEM_BYTES = 1024
+"""Shared memory of an SM that the system keeps for each CTA."""
+
+
+class Room(NamedTuple):
+    """What an architecture has."""
+
+    wgmma: bool
+    sm_bytes: int
+    """Shared memory of an SM."""
+
+
+HOPPER, BLACKWELL, CONSUMER = Room(True, 228 << 10), Room(False, 228 << 10), Room(False, 100 << 10)
+
+ROOM = {
+    "sm_90a": HOPPER,
+    **dict.fromkeys(("sm_100a", "sm_100f", "sm_103a"), BLACKWELL),
+    **dict.fromkeys(("sm_120a", "sm_121a"), CONSUMER),
+}
+"""By architecture; those without wgmma multiply many tokens by mma.sync, too."""
+
+MOST_STAGES, WGMMA_STAGES = 16, 8
+"""Of the ring, and of one of wgmma: from 4 to 9 it gained 1 % on an H200."""
+
+MMA = {
+    8: (
+        *((64, 2, 4), (64, 2, 2), (64, 4, 4), (32, 4, 4), (32, 8, 8), (128, 2, 4), (128, 1, 2)),
+        *((128, 2, 2), (256, 1, 2), (256, 1, 1)),
+    ),
+    16: ((128, 2, 4), (128, 1, 2), (64, 2, 4), (64, 2, 2), (256, 1, 2)),
+    24: ((256, 1, 2), (128, 1, 2), (64, 2, 2)),
+    32: ((256, 1, 2), (128, 1, 2), (64, 2, 2)),
+    64: ((128, 1, 2), (64, 2, 2), (128, 2, 2)),
+}
+"""Rows, slices and blocks of 64 k of a stage that are tried with mma.sync, by tokens of a tile."""
+
+WGMMA = ((256, 2),)
+"""Rows and blocks of 64 k of a stage that are tried with wgmma.
+
+On an H200 half as many rows took 1.05 to 1.25 as long, stages of one block up to 1.1, for any
+number of tokens from 24 on.
+"""
+
+TOKENS: tuple[tuple[float, tuple[int, ...], tuple[int, ...]], ...] = (
+    (2.0, (8,), ()),
+    (7.0, (8, 16), ()),
+    (12.0, (16, 8, 24), (16, 24)),
+    (24.0, (24,), (24, 32, 16, 40)),
+    (48.0, (32,), (48, 40, 64, 32)),
+    (100.0, (64,), (96, 112, 80, 64, 128)),
+    (float("inf"), (64,), (152, 144, 160, 136, 128, 112)),
+)
+"""Tokens of a tile that are tried, for mma.sync and wgmma, up to so many tokens of an expert.
+
+The number is the mean of the experts that have any, and its root: what most of them have.  The
+default has the first of wgmma, or of mma.sync without one.
+"""
+
+HIGHER = ((1400, 64), (float("inf"), 128))
+"""Rows of the default with mma.sync, up to so many tiles of 64 rows of all experts, on an H200."""
+
+
+def busy_experts(gemm: MoeGemm, tokens: int) -> float:
+    """Return how many experts ``tokens`` tokens are routed to if that is random."""
+    share = gemm.top_k / gemm.experts
+    return gemm.experts * (1 - (1 - share) ** tokens)
+
+
+def expected_tokens(gemm: MoeGemm, tokens: int) -> float:
+    """Return how many tokens most of the busy experts have at most."""
+    mean = tokens * gemm.top_k / busy_experts(gemm, tokens)
+    return mean + sqrt(mean) if mean > 1.5 else mean
+
+
+def stages_in(plan: MoePlan, room: int) -> int:
+    """Return the most stages with which a CTA takes at most ``room`` bytes."""
+    one_less = plan.smem_bytes - plan.stages * plan.stage_bytes
+    return min(MOST_STAGES, (room - one_less) // plan.stage_bytes)
+
+
+def depths(tile: MoePlan, room: Room = HOPPER) -> tuple[int, ...]:
+    """Return the depths of the ring that are tried, the preferred one first.
+
+    With mma.sync as deep as lets three to five or two CTAs share an SM: while one stores, the
+    others load.  Registers of eight warps of wgmma leave no room for a second CTA; its ring need
+    not be deep.
+    """
+    if tile.unit == "wgmma" and tile.consumers == 8:
+        deepest = stages_in(tile, room.sm_bytes - CTA_SMEM_BYTES)
+        found = [min(n, deepest) for n in (WGMMA_STAGES, 4, 3)]
+    else:
+        shares = [room.sm_bytes // ctas - CTA_SMEM_BYTES for ctas in (3, 4, 5, 2, 1)]
+        found = [stages_in(tile, share) for share in shares]
+        found = [n for n in found[:4] if n >= 3] or found[4:]
+    return tuple(n for n in dict.fromkeys(found) if replace(tile, stages=n).illegal() is None)
+
+
+def _base(gemm: MoeGemm, unit: str, tokens: int, rows: int, slices: int, blocks: int) -> MoePlan:
+    return MoePlan(
+        unit=unit,
+        fmt=gemm.fmt,
+        group=gemm.group,
+        zeros=gemm.zeros,
+        dtype=gemm.dtype,
+        activation=gemm.activation,
+        gather=gemm.gather,
+        rows=rows,
+        tokens=tokens,
+        slices=slices,
+        stages=2,
+        blocks_k=blocks,
+    )
+
+
+def tiles(gemm: MoeGemm, tokens: int, room: Room = HOPPER) -> dict[MoePlan, str | None]:
+    """Return the tiles for about ``tokens`` tokens, and why one is illegal; two stages each."""
+    wanted = expected_tokens(gemm, tokens)
+    few, many = next((few, many) for limit, few, many in TOKENS if wanted <= limit)
+    if not room.wgmma:
+        many = ()
+    elif few and few[0] >= 64:
+        few = ()  # an instruction of wgmma is never slower
+    shapes = [("wgmma", width, rows, 1, k) for rows, k in WGMMA for width in many]
+    shapes += [("mma", width, *shape) for width in few for shape in MMA[width]]
+    found: dict[MoePlan, str | None] = {}
+    for shape in shapes:
+        tile = _base(gemm, *shape)
+        found[tile] = tile.illegal() or (None if depths(tile, room) else "no ring of it fits")
+    return found
+
+
+def legal_tiles(gemm: MoeGemm, tokens: int, room: Room = HOPPER) -> list[MoePlan]:
+    """Return the legal ones of `tiles`, the default's first."""
+    legal = [tile for tile, reason in tiles(gemm, tokens, room).items() if reason is None]
+    if legal[0].unit == "mma" and legal[0].tokens == 8:
+        count = busy_experts(gemm, tokens) * gemm.rows / 64
+        rows = next(rows for limit, rows in HIGHER if count < limit)
+        legal.sort(key=lambda tile: (tile.tokens, tile.rows != rows))
+    return legal

@@ -1,0 +1,1 @@
+"""Schedules of quantise, dequantise, swizzle and sweep."""

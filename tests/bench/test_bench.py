@@ -1,0 +1,204 @@
+"""The benchmark: fair turns, formulas that are right, wrong kernels without a time, tables."""
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from tests.kit.helpers import random_matrix, same_bytes, tensor, widen
+from tests.reference import core as ref
+
+cpu = pytest.importorskip("bench.cpu", reason="bench/ is part of the checkout, not of the wheel")
+from bench import cases, formulas, readme, tables, timing  # noqa: E402
+
+SMALL = {
+    "sweep": partial(cases.sweep, 64, 64),
+    "dequantise": partial(cases.dequantise, 64, 64),
+    "quantise": partial(cases.quantise, 64, 64),
+    "swizzle": partial(cases.swizzle, 128, 8),
+    "linear rows 1": partial(cases.linear, 64, 64, 1, {torch.float32: 1e-9, torch.bfloat16: 1e9}),
+    "linear rows 3": partial(cases.linear, 64, 64, 3, {}),
+}
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    """A cache of 64 KiB and short samples; no case of another size."""
+    monkeypatch.setattr(timing, "last_cache_bytes", lambda: 64 << 10)
+    monkeypatch.setattr(timing, "LEAST_SAMPLE_S", 1e-5)
+    monkeypatch.setattr(cases, "all_cases", lambda: SMALL)
+    cases._weight.cache_clear()
+
+
+def run(*arguments):
+    """Run the command; return its result."""
+    return CliRunner().invoke(cpu.main, arguments)
+
+
+def test_contenders_take_turns(monkeypatch):
+    """A, B, A, B, ...; every call gets the next number, so the next copy of the data."""
+    monkeypatch.setattr(timing, "LONG_CALL_S", 0.0)  # no untimed calls
+    monkeypatch.setattr(timing, "LEAST_SAMPLE_S", 0.0)  # one call a sample
+    seen = []
+    contenders = {name: lambda number, name=name: seen.append((name, number)) for name in "AB"}
+    times = timing.interleaved(contenders, repeats=5)
+    assert [name for name, _ in seen[-10:]] == ["A", "B"] * 5
+    for name in "AB":
+        assert [number for who, number in seen if who == name] == list(range(len(seen) // 2))
+        assert (times[name].samples, times[name].calls) == (5, 1)
+        assert 0 < times[name].low <= times[name].median <= times[name].high
+
+
+def test_copies_fill_the_cache_and_share_nothing():
+    original = torch.arange(1000, dtype=torch.float32).view(10, 100)
+    found = timing.copies(original)
+    assert len(found) * 4000 > timing.CACHES * (64 << 10)
+    assert all(torch.equal(copy, original) and copy.is_contiguous() for copy in found)
+    assert len({copy.data_ptr() for copy in [original, *found]}) == len(found) + 1
+
+
+@pytest.mark.parametrize("g", [1.0, 0.0123])
+def test_the_eager_formulas_are_the_reference(g):
+    """Random blocks of all sizes, a zero block, a block too small for its scale, exact ties."""
+    values = random_matrix((33, 64), "nvfp4", seed=5, spread=12)
+    values[3, 16:32], values[4, :16] = 0.0, 1e-9
+    values[5, :16] = [6, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, -0.25, -0.75, -0.0, 0, -5, 4, 3, 2]
+    x, scalar = tensor(values, "bfloat16"), torch.tensor([g])
+    packed, scale = formulas.quantize_nvfp4(x, scalar)
+    codes, byte = ref.quantize(widen(x), "nvfp4", np.float32(g))
+    same_bytes(scale.view(torch.uint8).numpy(), byte)
+    same_bytes(packed.numpy(), ref.pack(codes))
+    for rows in (1, 8, 40):
+        chunked = formulas.quantize_nvfp4_chunked(x, scalar, rows)
+        assert torch.equal(chunked[0], packed)
+        assert torch.equal(chunked[1].view(torch.uint8), scale.view(torch.uint8))
+    decoded = formulas.dequantize_nvfp4(packed, scale.view(torch.uint8), scalar)
+    assert np.array_equal(decoded.numpy(), ref.dequantize(codes, byte, "nvfp4", np.float32(g)))
+
+
+def test_every_case_is_right_and_timed(tmp_path):
+    """The real cases on small shapes, through the command, to JSON and into a README."""
+    out = tmp_path / "results"
+    done = run("--json", "--out", str(out), "--repeats", "3")
+    assert done.exit_code == 0, done.output
+    [path] = out.iterdir()
+    results = json.loads(path.read_text())
+    assert json.loads(done.stdout) == results
+    assert path.name == cpu.default_name(results)
+    assert {"cpu", "cores", "level", "torch_threads"} <= set(results["machine"])
+    assert {"torch", "TVM", "tvm-ffi"} <= set(results["versions"])
+    assert [case["name"] for case in results["cases"]] == list(SMALL)
+    judged = [
+        (c["kind"], c["bar"], c["met"]) for case in results["cases"] for c in case["comparisons"]
+    ]
+    assert ("seconds", 2.0, True) in judged
+    assert ("faster", 1e-9, True) in judged
+    assert ("faster", 1e9, False) in judged
+    assert ("faster", None, None) in judged
+
+    page = tmp_path / "README.md"
+    page.write_text("a\n<!-- bench:start -->\nold\n<!-- bench:end -->\nz\n")
+    assert CliRunner().invoke(readme.main, [str(page), "--bench", str(path)]).exit_code == 0
+    text = page.read_text()
+    assert text.startswith("a\n<!-- bench:start -->\n| case | ours |")
+    assert text.endswith("<!-- bench:end -->\nz\n")
+    assert "old" not in text
+    assert f"(results/{path.name})" in text
+    assert "| 64 x 64 | 3 |" in text
+
+
+def test_a_wrong_kernel_has_no_time(monkeypatch):
+    """Its sentence stands in the results, and the exit code is 1."""
+
+    def broken():
+        case = cases.linear(64, 64, 3, {})
+        calls = {name: lambda number: torch.zeros(3, 64) for name in case.contenders}
+        for name in calls:
+            case.contenders[name] = calls[name]
+        return case
+
+    monkeypatch.setattr(cases, "all_cases", lambda: {"broken": broken})
+    done = run("--json", "--repeats", "3")
+    assert done.exit_code == 1
+    assert "ours fp32 errs by 1.0e+00, allowed 1e-05" in done.stderr
+    [case] = json.loads(done.stdout)["cases"]
+    assert "times" not in case
+    assert "errs by" in case["wrong"]
+    assert "WRONG" in run("--repeats", "3").stdout
+
+
+def test_only_takes_a_text_or_a_glob():
+    assert list(cpu.chosen("linear")) == ["linear rows 1", "linear rows 3"]
+    assert list(cpu.chosen("l*3")) == ["linear rows 3"]
+    done = run("--only", "conv")
+    assert done.exit_code == 1
+    assert "'conv' matches no case; the cases are sweep, dequantise" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("no markers", "needs the lines <!-- bench:start --> and <!-- bench:end -->"),
+        ("<!-- bench:end --><!-- bench:start -->", "once and in this order"),
+    ],
+)
+def test_a_page_without_markers_is_left_alone(tmp_path, text, sentence):
+    page, results = tmp_path / "README.md", tmp_path / "r.json"
+    page.write_text(text)
+    empty = {"machine": cpu.machine(), "versions": {}, "date": "2026-01-01", "cases": []}
+    results.write_text(json.dumps({"format": 1, "repeats": 3, "cache_multiple": 4, **empty}))
+    done = CliRunner().invoke(readme.main, [str(page), "--bench", str(results)])
+    assert done.exit_code == 1
+    assert sentence in done.stderr
+    assert page.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"), [("{", "is not JSON"), ('{"format": 9}', "has format 9, this program")]
+)
+def test_damaged_results(tmp_path, content, sentence):
+    results = tmp_path / "r.json"
+    results.write_text(content)
+    with pytest.raises(ValueError, match=sentence):
+        readme.read(results, cpu.FORMAT)
+
+
+def test_demo_section():
+    """One row for each variant; the figures are those of the file."""
+    variants = ("torch_f32", "torch_bf16", "ours_f32", "ours_bf16")
+    figures = {v: {"median": i / 100, "top1": 1 - i / 10} for i, v in enumerate(variants)}
+    result = {
+        "model": "m",
+        "date": "2026-01-02T00:00:00",
+        "sentences": {"count": 7},
+        "machine": {"cpu": "c", "cores": 2, "torch_threads": 2},
+        "versions": {"torch": "2"},
+        "end_to_end": figures,
+        "bytes": {"fp32": 4 << 20, "bf16": 2 << 20, "nvfp4": 1 << 19},
+        "latency": [
+            {"input": "one", "sentences": 1, "tokens": 5, "ms": dict.fromkeys(variants, 2)}
+        ],
+    }
+    text = readme.demo_section(result)
+    assert "| torch bf16 | 1.00 % | 90.0 % | 2.0 MiB | 2.00 ms |" in text
+    assert "| NVFP4 bf16 | 3.00 % | 70.0 % | 0.5 MiB | 2.00 ms |" in text
+    assert "2026-01-02" in text
+
+
+def test_scattered_times_are_told():
+    quiet, loud = (
+        {"times": {"ours": {"median": 1.0, "low": 0.9, "high": high}}} for high in (1.1, 1.2)
+    )
+    assert tables.noise({"cases": [quiet, quiet]}) == ""
+    assert "for 1 of 2 times" in tables.noise({"cases": [quiet, loud]})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0000123, "12.3 us"), (0.000412, "412 us"), (0.00123, "1.23 ms"), (2.5, "2.50 s")],
+)
+def test_time_text(seconds, text):
+    assert tables.time_text(seconds) == text

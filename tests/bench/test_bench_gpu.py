@@ -1,0 +1,332 @@
+"""The GPU benchmark without a GPU: its cases, wrong kernels, host costs."""
+
+import subprocess
+import sys
+from importlib import util
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+gpu = pytest.importorskip("bench.gpu", reason="bench/ is part of the checkout, not of the wheel")
+import blockscale  # noqa: E402
+from bench import (  # noqa: E402
+    gpu_cases,
+    gpu_host,
+    gpu_measure,
+    gpu_reference,
+    gpu_report,
+    gpu_timing,
+    gpu_uses,
+)
+from bench.gpu_peers import Peer  # noqa: E402
+from blockscale.specs import Spec  # noqa: E402
+from tests.kit.paths import ROOT  # noqa: E402
+
+
+def test_every_case_fits_its_kernel():
+    """Kernel names parse; data are parameters of the kernel, of its dtype, and all it needs."""
+    cases = [*gpu_cases.all_cases("cpu")]
+    assert len({case.name for case in cases}) == len(cases)
+    for case in cases:
+        params = {param.name: param for param in Spec.parse(case.kernel).params()}
+        data = {**case.buffers, **case.shared()}
+        assert set(data) <= set(params), case.name
+        for name, value in data.items():
+            assert str(value.dtype).removeprefix("torch.") == params[name].dtype, case.name
+        needed = [n for n, p in params.items() if p.default is None and p.alias is None]
+        assert set(needed) <= set(data), case.name
+    named = {case.name for case in cases}
+    for rows in (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536):
+        for hidden in (2048, 2880, 4096, 5120, 7168, 8192, 16384):
+            assert f"add_rmsnorm {rows}x{hidden} nvfp4" in named
+    assert set(gpu_report.README_CASES) <= named
+
+
+def test_bytes_and_bars():
+    """FlashInfer's formula for the norm: 2 M H 2 + 2 H read; M H 2 + M H / 2 + M H / 16 written."""
+    case = gpu_cases.norm(4096, 7168, "cpu")
+    size = 4096 * 7168
+    assert case.moved == 4 * size + 2 * 7168 + 2 * size + size // 2 + size // 16
+    assert case.asked == {"of_copy": 0.9}
+    assert gpu_cases.norm(16, 4096, "cpu").asked == {"of_compile": 0.7, "of_triton": 1.0}
+    assert gpu_cases.norm(4, 4096, "cpu").asked == {}
+    assert gpu_cases.dequantise(8192, 8192, "cpu").asked == {"of_copy": 0.95}
+    assert gpu_cases.quantise(65536, 4096, "cpu").asked == {"of_copy": 0.95}
+    assert gpu_cases.dequantise(1024, 1024, "cpu").asked == {}
+    assert gpu_cases.swizzle(229376, 256, "cpu").asked == {"of_copy": 0.85}
+
+
+def test_data_rotate():
+    buffers = gpu_cases.norm(1, 2880, "cpu").buffers
+    sets = gpu_timing.rotating(buffers, 3, "cpu")
+    addresses = [t.data_ptr() for data in sets for t in data.values()]
+    assert len(set(addresses)) == len(addresses)
+    for name, buffer in buffers.items():
+        first, second = sets[0][name], sets[1][name]
+        assert first.shape == buffer.shape
+        assert (second.data_ptr() - first.data_ptr()) % gpu_timing.ALIGNMENT == 0
+        assert (buffer.fill is None) == torch.equal(first, second)
+    assert gpu_timing.cold_sets(100 << 20, 60 << 20) == 2
+    assert gpu_timing.cold_sets(1 << 20, 60 << 20) == 181
+    for moved in (1 << 14, 1 << 20, 1 << 28):
+        sets = gpu_timing.cold_sets(moved, 60 << 20)
+        assert gpu_timing.launches_of(moved, sets) % sets == 0
+
+
+class Clock:
+    """Calls run once; a call's time is that which it was given by name."""
+
+    def __init__(self, **us):
+        self.us = us
+
+    def capture(self, call, sets, launches):
+        call(sets[0])
+        us = self.us.get(getattr(call, "label", ""), 1.0)
+        return SimpleNamespace(replay_us=lambda: us, us=us, launches=launches, sets=len(sets))
+
+    def times(self, contenders, replays):
+        return {n: {"us": c.us, "low": c.us, "high": c.us} for n, c in contenders.items()}
+
+
+class Kernel:
+    """Stands for a kernel of a library: the reference writes its outputs."""
+
+    tuned = True
+
+    def __init__(self, name, run):
+        self.name, self.params, self.run = name, Spec.parse(name).params(), run
+
+    def __call__(self, *args):
+        values = dict(zip((p.name for p in self.params), args, strict=True))
+        for name, result in self.run(values).items():
+            values[name].copy_(result.view(values[name].shape))
+
+
+def norm_kernel(fmt="nvfp4", layout="linear"):
+    def run(v):
+        names = ("input", "residual", "weight", "global_scale")
+        packed, scale, residual = gpu_reference.add_rmsnorm(*(v[n] for n in names), fmt)
+        scale = gpu_reference.swizzle(scale) if layout == "128x4" else scale
+        return {"packed": packed, "block_scale": scale, "residual": residual}
+
+    return run
+
+
+def sweep_kernel(v):
+    index, _ = gpu_reference.sweep(v["x"], v["global_amax"], v["candidates"])
+    return {"best_amax": v["candidates"][index] * v["global_amax"]}
+
+
+SMALL = {
+    "norm": (gpu_cases.norm(5, 128, "cpu"), norm_kernel()),
+    "norm 128x4": (gpu_cases.norm(5, 128, "cpu", layout="128x4"), norm_kernel(layout="128x4")),
+    "norm mxfp4": (gpu_cases.norm(5, 128, "cpu", fmt="mxfp4"), norm_kernel("mxfp4")),
+    "dequantise": (
+        gpu_cases.dequantise(6, 64, "cpu"),
+        lambda v: {
+            "out": gpu_reference.dequantize(v["packed"], v["block_scale"], v["global_scale"])
+        },
+    ),
+    "quantise": (
+        gpu_cases.quantise(6, 64, "cpu"),
+        lambda v: dict(
+            zip(
+                ("packed", "block_scale"),
+                gpu_reference.quantize(v["x"], v["global_scale"]),
+                strict=True,
+            )
+        ),
+    ),
+    "silu": (
+        gpu_cases.silu(6, 64, "cpu"),
+        lambda v: dict(
+            zip(
+                ("packed", "block_scale"),
+                gpu_reference.silu_and_mul(v["input"], v["global_scale"]),
+                strict=True,
+            )
+        ),
+    ),
+    "swizzle": (
+        gpu_cases.swizzle(128, 8, "cpu"),
+        lambda v: {"out": gpu_reference.swizzle(v["scale"])},
+    ),
+    "unswizzle": (
+        gpu_cases.swizzle(128, 8, "cpu", back=True),
+        lambda v: {"out": gpu_reference.unswizzle(v["scale"], 128, 8)},
+    ),
+    "sweep": (gpu_cases.sweep(4, 64, "cpu"), sweep_kernel),
+}
+
+
+def settings(peers=False, **changes):
+    given = {"device": "cpu", "cache_bytes": 1000, "clock": Clock()}
+    return gpu_measure.Settings(peers=peers, **{**given, **changes})
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_right_and_wrong_kernels(name, monkeypatch):
+    """The reference itself is exact; one wrong byte is seen; rows are judged in chunks."""
+    monkeypatch.setattr(gpu_cases, "CHUNK", 300)  # two rows or so
+    case, run = SMALL[name]
+    found = gpu_measure.measure(case, {case.kernel: Kernel(case.kernel, run)}, settings())
+    assert found.get("failed") is None
+    assert found["checks"]["ours"]["exact"]
+    assert found["checks"]["ours"]["right"]
+    assert set(found["times"]) == {"ours", "copy", *gpu_timing.COPIES}
+
+    def wrong(values):
+        results = {k: v.clone() for k, v in run(values).items()}
+        last = results[[*results][-1]].view(-1).view(torch.uint8)
+        last[-1] ^= 1
+        return results
+
+    found = gpu_measure.measure(case, {case.kernel: Kernel(case.kernel, wrong)}, settings())
+    check = found["checks"]["ours"]
+    assert not check["exact"]
+    assert not check["right"]
+    assert check["differ"] == 1 or name == "sweep"
+    assert gpu.line(found).endswith("bytes differ  WRONG")
+
+
+def test_what_cannot_be_measured_says_why():
+    case, run = SMALL["swizzle"]
+
+    def broken(values):
+        raise RuntimeError("no image for this device\nmore")
+
+    kernels = {case.kernel: Kernel(case.kernel, broken)}
+    assert "swizzle_128x4" in gpu_measure.measure(case, {}, settings())["skipped"]
+    failed = gpu_measure.measure(case, kernels, settings())["failed"]
+    assert failed == "RuntimeError: no image for this device"
+    small = settings(memory_bytes=10)
+    assert "of device memory" in gpu_measure.measure(case, kernels, small)["skipped"]
+    kernel = Kernel(case.kernel, run)
+    with pytest.raises(ValueError, match=r"has the parameters .* but the case has data for"):
+        gpu_measure.bound(kernel, {"scale": 1, "weight": 2})
+
+
+def labelled(label, run):
+    run.label = label
+    return run
+
+
+def test_the_fastest_right_variant_counts():
+    case, run = SMALL["swizzle"]
+    right = lambda d: {"out": gpu_reference.swizzle(d["scale"])}  # noqa: E731
+    variants = {
+        "slow": lambda: labelled("slow", lambda d: right(d)),
+        "fast": lambda: labelled("fast", lambda d: right(d)),
+        "wrong": lambda: labelled("wrong", lambda d: {"out": d["scale"]}),
+        "broken": lambda: 1 / 0,
+        "max-autotune": lambda: labelled("fast", lambda d: right(d)),
+    }
+    changed = {**vars(case), "peers": (Peer("triton", variants),), "asked": {"of_triton": 1.0}}
+    case = gpu_cases.Case(**changed)
+    clock = Clock(slow=9.0, fast=2.0, wrong=0.1)
+    chosen = settings(peers=True, compile_s=0.0, clock=clock)
+    found = gpu_measure.measure(case, {case.kernel: Kernel(case.kernel, run)}, chosen)
+    assert found["times"]["triton"]["us"] == 2.0
+    assert found["checks"]["triton"]["variant"] == "fast"
+    told = found["variants"]["triton"]
+    assert told["slow"] == {"us": 9.0}
+    assert "bytes differ" in told["wrong"]["failed"]
+    assert "ZeroDivisionError" in told["broken"]["failed"]
+    assert "no time left" in told["max-autotune"]["skipped"]
+    assert [*gpu_report.judged(found)] == [("<= 1 x Triton's", True)]
+
+
+WITH_PEERS = (
+    gpu_cases.norm(1, 4096, "cpu"),
+    gpu_cases.dequantise(6, 64, "cpu", peers=True),
+    gpu_cases.quantise(6, 64, "cpu", peers=True),
+    gpu_cases.silu(6, 256, "cpu", peers=True),
+    gpu_cases.swizzle(128, 8, "cpu"),
+)
+
+
+@pytest.mark.parametrize("case", WITH_PEERS, ids=lambda case: case.op)
+def test_peers_compute_the_same_function(case, monkeypatch):
+    """The formulas as torch.compile gets them, run as they are; Triton kernels are only made."""
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    [data] = gpu_timing.rotating(case.buffers, 1, "cpu")
+    data |= case.shared()
+    compiled, triton = case.peers
+    for label, make in compiled.variants.items():
+        verdict = gpu_measure.checked(case, make(), data, 1e-2)
+        assert verdict["right"], (label, verdict)
+        assert verdict["differ"] == 0 or case.op in ("add_rmsnorm", "silu_and_mul")
+    if util.find_spec("triton"):
+        assert all(callable(make()) for make in triton.variants.values())
+
+
+def test_without_a_gpu(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu.main(["--library", "x.so", "--out", str(tmp_path)]) == 2
+    assert "no CUDA device" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------- host costs and uses
+class Direct(Kernel):
+    """A kernel object around the library's own function."""
+
+    def __init__(self):
+        super().__init__(gpu_host.KERNEL, lambda values: {})
+        self.seen = []
+        self.direct = lambda *values: self.seen.append(values)
+
+
+def test_host_costs(monkeypatch):
+    """The library's function gets every parameter, and the same without rows."""
+    kernel = Direct()
+
+    def function(x, residual, weight, codes=None, scale=None, *, global_scale):
+        return (torch.zeros(1), torch.zeros(1)) if codes is None else (codes, scale)
+
+    monkeypatch.setattr(gpu_host, "CALLS", 20)
+    monkeypatch.setattr(gpu_host, "CHUNK", 10)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(blockscale, "add_rmsnorm_fp4quant", function, raising=False)
+    found = gpu_host.host_costs({gpu_host.KERNEL: kernel}, "cpu")
+    assert {"function", "empty", "kernel", "compiled", "compiled, no rows"} <= set(found["us"])
+    assert set(found["us"]) <= set(gpu_host.LABELS)
+    assert all(us > 0 for us in found["us"].values())
+    assert set(found["failed"]) == {"triton"}  # there is no device to launch on
+    assert {len(values) for values in kernel.seen} == {len(kernel.params)}
+    rows = {values[0].shape[0] for values in kernel.seen}
+    assert rows == {0, 1}
+    assert {values[2].shape[0] for values in kernel.seen} == {gpu_host.HIDDEN}
+
+
+def test_uses(monkeypatch):
+    """Updated inputs count; an error is told, not raised."""
+    assert gpu_uses.same((torch.zeros(2), None), [torch.zeros(2)])
+    assert not gpu_uses.same(torch.zeros(2), -torch.zeros(2))
+    assert not gpu_uses.same(torch.zeros(2), (torch.zeros(2), torch.zeros(2)))
+
+    def made():
+        return [torch.randn(4)]
+
+    assert gpu_uses.compiled(lambda x: x.add_(1), made)
+
+    def broken(x):
+        raise TypeError("no kernel")
+
+    monkeypatch.setattr(gpu_uses, "functions", lambda device: {"broken": (broken, made)})
+    entry = gpu_uses.check("cpu")["broken"]
+    assert set(entry) == {"graph", "compile"}
+    assert "no kernel" in entry["compile"]
+
+
+def test_runs_where_only_the_runtime_is():
+    """The GPU machine has neither the compiler nor the packages of commands and plots."""
+    code = (
+        "import sys\n"
+        "for name in ('tvm', 'click', 'rich', 'matplotlib', 'triton'): sys.modules[name] = None\n"
+        "import bench.gpu\n"
+        "print(len([*bench.gpu.gpu_cases.all_cases('cpu')]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 63

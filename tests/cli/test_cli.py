@@ -1,0 +1,272 @@
+"""The command line: what it prints, its exit codes, and what it does not import."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from blockscale import specs
+from blockscale.base import host
+from blockscale.base.manifest import append_manifest
+from blockscale.cli import command as cli
+from blockscale.tuning.tuner import Interrupted, TuneResult
+
+NAME = "linear_nvfp4_n64_k64_f32"
+COMMANDS = [
+    [],
+    ["tune"],
+    ["build"],
+    ["inspect"],
+    ["convert"],
+    ["logs"],
+    ["logs", "check"],
+    ["list"],
+    ["emulate"],
+]
+
+
+def call(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
+    """Run the command; return its exit code, stdout and stderr."""
+    monkeypatch.setattr(sys, "argv", ["blockscale", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    out, err = capsys.readouterr()
+    return stop.value.code, out, err
+
+
+def environment() -> dict[str, str]:
+    """Variables for a process that imports what this one does."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+
+
+def manifest() -> dict:
+    spec = specs.Spec.parse(NAME)
+    params = [{**asdict(p), "shape": list(p.shape)} for p in spec.params()]
+    buckets = [{"rows": 1, "tuned": True}, {"rows": 16, "tuned": False}]
+    entry = {"spec": spec.to_json(), "params": params, "base": spec.base_name, "buckets": buckets}
+    return {
+        "format": 1,
+        "blockscale": "0.1.0",
+        "abi": {"tvm_ffi": "0.1.14.post0", "blockscale": 1},
+        "target": {"kind": "cpu", "level": "avx512", "features": ["avx512f"]},
+        "built": {"date": "2026-01-01"},
+        "functions": {NAME: entry},
+    }
+
+
+@pytest.fixture
+def library(tmp_path) -> Path:
+    """A file with a manifest and no code: `inspect` must not load it."""
+    path = tmp_path / "kernels.so"
+    path.write_bytes(append_manifest(b"\x7fELF" + bytes(60), manifest()))
+    return path
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_help_text_shows_an_example(monkeypatch, capsys, command):
+    code, out, err = call(monkeypatch, capsys, *command, "--help")
+    assert (code, err) == (0, "")
+    assert f"Example: blockscale {' '.join(command)}".strip() in " ".join(out.split())
+
+
+def test_the_example_of_the_group_runs_as_printed(monkeypatch, capsys, tmp_path):
+    _, out, _ = call(monkeypatch, capsys, "--help")
+    example = out.partition("Example: ")[2].partition("Options:")[0]
+    assert example.count("blockscale ") == 2
+    example = example.replace("384", "64").replace("--seconds 30", "--trials 5 --seconds 60")
+    example = example.replace(
+        "blockscale ", f"{shlex.quote(sys.executable)} -m blockscale.cli.command "
+    )
+    done = subprocess.run(
+        ["sh", "-c", example], cwd=tmp_path, capture_output=True, text=True, env=environment()
+    )
+    assert done.returncode == 0, done
+    assert (tmp_path / "kernels.so").is_file()
+    assert "1 of 4" in done.stdout  # the first bucket of the first kernel at least
+
+
+@pytest.mark.parametrize("command", ["--help", "list", "inspect {library}", "inspect nowhere.so"])
+def test_commands_that_only_read_import_neither_tvm_nor_torch(library, command):
+    code = (
+        "import sys; from blockscale import cli; sys.argv[1:] = sys.argv[1:]\n"
+        "try: cli.main()\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('tvm', 'tvm_ffi', 'torch') if m in sys.modules])"
+    )
+    arguments = command.format(library=library).split()
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=environment()
+    )
+    assert done.stdout.splitlines()[-1] == "[]", done
+
+
+def test_inspect_shows_functions_shapes_target_and_what_is_tuned(monkeypatch, capsys, library):
+    code, out, _ = call(monkeypatch, capsys, "inspect", str(library))
+    assert code == 0
+    text = re.sub(r"[\s│]+", " ", out)
+    assert "kernels.so: 1 function, " in text
+    assert "level avx512" in text
+    assert "needs the CPU features avx512f" in text
+    rows = [line.split("│")[2].strip() for line in out.splitlines() if line.startswith("│")]
+    assert " ".join(rows) == (
+        "x[rows, 64] float32, packed[64, 32] uint8 (e2m1x2), block_scale[64, 4] uint8 (e4m3), "
+        "global_scale[1] float32 = 1, bias[64] float32 = 0 -> y[rows, 64] float32"
+    )
+    assert "1 of 2" in text
+
+
+def test_inspect_json_is_the_manifest(monkeypatch, capsys, library):
+    code, out, _ = call(monkeypatch, capsys, "inspect", str(library), "--json")
+    assert code == 0
+    assert json.loads(out) == {"library": str(library), **manifest()}
+
+
+def test_list_shows_every_example(monkeypatch, capsys):
+    _, out, _ = call(monkeypatch, capsys, "list")
+    assert all(name in out for name in specs.NAME_EXAMPLES)
+    _, out, _ = call(monkeypatch, capsys, "list", "--json")
+    assert [e["name"] for e in json.loads(out)["examples"]] == list(specs.NAME_EXAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["tune", "no_such_kernel"], "'no_such_kernel' names no kernel; names look like linear_"),
+        (["tune"], "Missing argument 'NAMES...'"),
+        (["tune", NAME, "--seconds", "0"], "0.0 is not in the range"),
+        (["tune", NAME, "--level", "avx1024"], "'avx1024' is not one of"),
+        (["build", NAME], "Missing option '-o'"),
+        (["build", "linear_nvfp4_n8_k8_f32", "-o", "x.so"], "k=8 is not a multiple of 16"),
+        (["inspect", "nowhere.so"], "nowhere.so: No such file or directory"),
+        (["inspect", __file__], "not with the ELF magic"),
+        (["frobnicate"], "No such command 'frobnicate'"),
+    ],
+)
+def test_an_error_is_one_sentence_and_exit_code_2(monkeypatch, capsys, arguments, sentence):
+    code, out, err = call(monkeypatch, capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("blockscale: ")
+    assert sentence in err
+    assert "Traceback" not in err
+
+
+def test_an_error_as_json(monkeypatch, capsys):
+    code, out, err = call(monkeypatch, capsys, "inspect", "nowhere.so", "--json")
+    assert (code, err) == (2, "")
+    assert json.loads(out) == {"error": "nowhere.so: No such file or directory"}
+
+
+def test_a_truncated_library_is_an_error(monkeypatch, capsys, library):
+    library.write_bytes(library.read_bytes()[:-20])
+    code, _, err = call(monkeypatch, capsys, "inspect", str(library))
+    assert code == 2
+    assert "truncated or changed" in err
+
+
+def test_logs_check(monkeypatch, capsys, tmp_path):
+    code, out, _ = call(monkeypatch, capsys, "logs", "check", str(tmp_path))
+    assert code == 1
+    assert out.splitlines() == [
+        f"{tmp_path}: has no entry; name a folder that holds <op>/cpu-<level>/meta.json",
+        f"{tmp_path}: 0 entries, 1 problem",
+    ]
+    damaged = tmp_path / "linear" / "cpu-avx2"
+    damaged.mkdir(parents=True)
+    (damaged / "database_workload.json").write_text('["123", "trunc')
+    code, out, _ = call(monkeypatch, capsys, "logs", "check", str(tmp_path), "--json")
+    assert code == 1
+    [problem] = json.loads(out)["problems"]
+    assert str(damaged) in problem["where"]
+
+
+def test_tune_commits_and_prints_json(monkeypatch, capsys, tmp_path):
+    work, logs = tmp_path / "work", tmp_path / "tuned"
+    options = ["--work-dir", str(work), "--logs", str(logs), "--json", "--commit"]
+    code, out, _ = call(monkeypatch, capsys, "tune", NAME, *options, "--trials", "5")
+    assert code == 0
+    report = json.loads(out)
+    assert report["trials"] == 5
+    assert report["interrupted"] is False
+    assert set(report["committed"]) <= set(report["best_us"])
+    assert report["committed"]
+    assert (logs / "linear" / f"cpu-{host.level()}" / "meta.json").exists()
+    # In a process where no search space has registered an intrinsic yet.
+    command = [sys.executable, "-m", "blockscale.cli.command", "logs", "check", str(logs)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment())
+    assert done.returncode == 0, done
+    assert re.fullmatch(rf"{logs}: (1 entry fits|\d+ entries fit)\n", done.stdout)
+
+
+def test_an_interrupted_tuning_says_what_was_saved(monkeypatch, capsys, tmp_path):
+    def interrupted(*_args, **_options):
+        raise Interrupted(
+            TuneResult(best={"w": 2.0}, default={"w": 3.0}, failed={"w": 0}, trials=7)
+        )
+
+    monkeypatch.setattr("blockscale.tuning.tuner.tune", interrupted)
+    code, out, err = call(monkeypatch, capsys, "tune", NAME, "--work-dir", str(tmp_path))
+    assert code == 130
+    assert "7 trials" in out
+    assert "every finished trial is saved" in err
+
+
+def test_ctrl_c_exits_130_and_keeps_the_trials(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "blockscale.cli.command",
+        "tune",
+        "linear_nvfp4_n1024_k1024_bf16",
+    ]
+    process = subprocess.Popen(
+        [*command, "--seconds", "120", "--work-dir", str(tmp_path), "--json"],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # a shell's background job ignores SIGINT, and its children would inherit that
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    path = tmp_path / "linear" / f"cpu-{host.level()}" / "database_tuning_record.json"
+    deadline = time.monotonic() + 100
+    while not path.exists() or path.read_bytes().count(b"\n") < 2:
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    report = json.loads(out)
+    assert report["interrupted"] is True
+    assert report["trials"] == path.read_bytes().count(b"\n")
+    assert "Traceback" not in err
+
+
+def test_a_gpu_is_named_by_its_architecture(monkeypatch, capsys):
+    seen = []
+
+    def tune(wanted, **options):
+        seen.append((wanted, options["level"], options["trials_each"]))
+        return TuneResult()
+
+    monkeypatch.setattr("blockscale.tuning.tuner.tune", tune)
+    options = ("tune", NAME, "--target", "sm_90a")
+    assert call(monkeypatch, capsys, *options, "--trials-each", "7")[0] == 0
+    assert seen == [([specs.Spec.parse(NAME)], "sm_90a", 7)]
+    code, _, err = call(monkeypatch, capsys, *options, "--level", "avx2")
+    assert (code, len(seen)) == (2, 1)
+    assert "--level avx2 is for a CPU and --target sm_90a for a GPU; give one of them" in err
+    code, _, err = call(monkeypatch, capsys, "tune", NAME, "--target", "hopper")
+    assert (code, len(seen)) == (2, 1)
+    assert "'hopper' is no architecture of a GPU; write for example sm_90a" in err

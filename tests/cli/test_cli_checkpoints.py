@@ -1,0 +1,189 @@
+"""`blockscale inspect CHECKPOINT` and `blockscale convert`: tables, JSON, warnings, exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.checkpoints.test_checkpoint_fuzz import SOUND
+from tests.checkpoints.test_checkpoint_layouts import experts
+from tests.cli.test_cli import call
+from tests.kit import checkpoint_files as files
+from tests.kit.paths import CHECKPOINTS as GOLDEN
+
+MODELOPT = GOLDEN / "modelopt_qwen3moe_nvfp4_default_cfg"
+
+
+def degraded(path: Path) -> Path:
+    """Scales into which a global scale was folded: one in four subnormal, one in eight zero."""
+    scale = np.full((8, 4), 0x40, np.uint8)
+    scale[:, 0], scale[:4, 1] = 3, 0
+    tensors = {
+        "m.0.p.weight": np.full((8, 32), 0x21, np.uint8),
+        "m.0.p.weight_scale": scale.view(files.E4M3),
+        "m.0.p.weight_scale_2": np.asarray(1, np.float32),
+    }
+    return files.folder(path, tensors)
+
+
+def test_inspect_shows_weights_layer_by_layer(monkeypatch, capsys):
+    code, out, err = call(monkeypatch, capsys, "inspect", str(MODELOPT))
+    assert (code, err) == (0, "")
+    assert "modelopt-nvfp4, 24 weights, 37.3 KiB in 1 file" in out
+    assert "note: 16 x modelopt nvfp4 by names and dtypes of tensors" in out
+    lines = [line for line in out.splitlines() if "mlp.experts.*.down_pro" in line]
+    cells = [cell.strip() for cell in lines[0].split("│")[2:-1]]
+    assert cells == ["nvfp4 / 16", "4", "64 x 32", "4.5 KiB", "-0.185 .. 0.185", "0.0%", "0.0%"]
+    assert "no scale is degraded" in out
+
+
+def test_inspect_json_has_the_range_of_every_weight(monkeypatch, capsys):
+    code, out, _ = call(monkeypatch, capsys, "inspect", str(MODELOPT), "--json")
+    found = json.loads(out)
+    assert (code, found["kind"], len(found["weights"])) == (0, "modelopt-nvfp4", 24)
+    expected = np.load(MODELOPT / "expected.npz")
+    weights = {w["name"]: w for w in found["weights"]}
+    for key in expected.files:
+        wanted = pytest.approx((expected[key].min(), expected[key].max()))
+        assert (weights[key]["low"], weights[key]["high"]) == wanted
+        assert weights[key]["blocks"] * 16 == weights[key]["values"] == expected[key].size
+
+
+def test_inspect_warns_of_degraded_scales(monkeypatch, capsys, tmp_path):
+    code, out, _ = call(monkeypatch, capsys, "inspect", str(degraded(tmp_path / "c")))
+    assert code == 0
+    assert "4 block scales are zero, but codes below them are not" in out
+    assert "12.5% of the block scales are zero: the converter has degraded them" in out
+    assert "25.0% of the block scales are subnormal: the converter has degraded them" in out
+    assert "no warnings" not in out
+
+
+def test_blocks_of_zeros_may_have_any_scale(monkeypatch, capsys, tmp_path):
+    path = degraded(tmp_path / "c")
+    raw = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(raw.replace(b"\x21" * 256, b"\x80" * 256))
+    _, out, _ = call(monkeypatch, capsys, "inspect", str(path), "--json")
+    (weight,) = json.loads(out)["weights"]
+    assert (weight["zero"], weight["subnormal"], weight["lost"]) == (4, 0, 0)
+
+
+@pytest.mark.parametrize("kind", sorted(SOUND))
+def test_inspect_reads_every_kind(monkeypatch, capsys, tmp_path, kind):
+    tensors, said = SOUND[kind]
+    path = files.folder(tmp_path / "c", tensors, {"quantization_config": said})
+    code, out, err = call(monkeypatch, capsys, "inspect", str(path), "--json")
+    found = json.loads(out)
+    assert (code, err) == (0, "")
+    assert not [warning for weight in found["weights"] for warning in weight["warnings"]]
+    assert sum(weight["bytes"] for weight in found["weights"]) == found["bytes"]
+    experts = {"experts": "m.experts", "fused": "m.experts", "plain": "m.experts"}
+    assert found["modules"] == ([experts[kind]] if kind in experts else [])
+    assert call(monkeypatch, capsys, "inspect", str(path))[0] == 0
+
+
+def test_inspect_names_weights_that_cannot_be_read_and_goes_on(monkeypatch, capsys, tmp_path):
+    tensors, _ = SOUND["modelopt"]
+    low = {"p.svdquant_lora_a": np.ones((2, 32), files.BF16), "q.weight": np.ones(2, np.float32)}
+    path = files.folder(tmp_path / "c", {**tensors, **low})
+    code, out, _ = call(monkeypatch, capsys, "inspect", str(path))
+    assert code == 0
+    assert "warning: p.weight: 1 cannot be read: p.weight has a low-rank part" in out
+    assert "1 .. 1" in out
+
+
+def test_inspect_counts_degraded_scales_of_fp8_blocks(monkeypatch, capsys, tmp_path):
+    scale = np.array([[np.nan, 0], [1e-40, 1]], np.float32)
+    tensors = {"p.weight": np.ones((256, 256), files.E4M3), "p.weight_scale_inv": scale}
+    path = files.folder(tmp_path / "c", tensors)
+    _, out, _ = call(monkeypatch, capsys, "inspect", str(path), "--json")
+    (weight,) = json.loads(out)["weights"]
+    found = {key: weight[key] for key in ("blocks", "zero", "subnormal", "nan", "not_finite")}
+    assert found == {"blocks": 4, "zero": 1, "subnormal": 1, "nan": 1, "not_finite": 128 * 128}
+    assert (weight["low"], weight["high"]) == (0, 1)
+
+
+@pytest.mark.parametrize("fmt", ["int4", "mxfp4"])
+def test_inspect_counts_scales_of_the_other_formats(monkeypatch, capsys, tmp_path, fmt):
+    if fmt == "int4":
+        tensors = {
+            "p.qweight": np.full((64, 2), 0x11111111, np.int32),
+            "p.qzeros": np.zeros((2, 2), np.int32),
+            "p.scales": np.full((2, 16), 0.1, np.float16),
+        }
+        tensors["p.scales"][0, :3] = 0, 1e-6, np.nan
+    else:
+        scale = np.full((4, 8), 120, np.uint8)
+        scale[0, :2] = 0, 255
+        tensors = {
+            "p.weight_packed": np.full((4, 128), 0x11, np.uint8),
+            "p.weight_scale": scale,
+        }
+    _, out, _ = call(
+        monkeypatch, capsys, "inspect", str(files.folder(tmp_path / "c", tensors)), "--json"
+    )
+    (weight,) = json.loads(out)["weights"]
+    wanted = {"zero": int(fmt == "int4"), "subnormal": 1, "nan": 1, "not_finite": 32, "blocks": 32}
+    assert {k: weight[k] for k in wanted} == wanted
+
+
+def test_inspect_headers_reads_no_data(monkeypatch, capsys, tmp_path):
+    path = degraded(tmp_path / "c")
+    monkeypatch.setattr("blockscale.checkpoints.Checkpoint.weight", None)
+    code, out, _ = call(monkeypatch, capsys, "inspect", str(path), "--headers", "--all")
+    assert (code, "m.0.p.weight" in out, "warn" in out) == (0, True, False)
+
+
+def test_a_broken_checkpoint_is_one_sentence_and_exit_code_2(monkeypatch, capsys, tmp_path):
+    (tmp_path / "a.safetensors").write_bytes(b"x")
+    for arguments in (["inspect"], ["convert", "-o", str(tmp_path / "out")]):
+        code, out, err = call(monkeypatch, capsys, *arguments, str(tmp_path / "a.safetensors"))
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "has 1 bytes, but a safetensors file begins with 8" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_convert_tells_what_it_did(monkeypatch, capsys, tmp_path):
+    arguments = ["convert", str(GOLDEN / "gptoss_mxfp4"), "-o", str(tmp_path / "out")]
+    code, out, err = call(monkeypatch, capsys, *arguments)
+    assert (code, err) == (0, "")
+    assert "out: 1 file, 0.1 MiB, from" in out
+    assert "0 weights quantised to nvfp4, 2 re-packed, 18 copied" in out
+    code, out, _ = call(monkeypatch, capsys, *arguments, "--json")
+    assert json.loads(out)["weights"] == {"copy": 18, "repack": 2}
+    code, _, err = call(monkeypatch, capsys, *arguments, "--shard-mib", "0")
+    assert code == 2
+    assert "--shard-mib" in err
+
+
+def test_convert_for_a_target(monkeypatch, capsys, tmp_path):
+    """The layout is what the target's kernels read, and what is said; bad options are status 2."""
+    arguments = ["convert", str(MODELOPT), "-o", str(tmp_path / "out"), "--target", "sm_90a"]
+    code, out, err = call(monkeypatch, capsys, *arguments)
+    assert (code, err) == (0, "")
+    assert "0 weights quantised to nvfp4, 16 re-packed, 8 copied" in out
+    assert "12 weights in layout tiles64" in out
+    code, out, _ = call(monkeypatch, capsys, *arguments, "--json")
+    assert json.loads(out)["layout"] == "tiles64"
+    code, out, err = call(monkeypatch, capsys, *arguments, "--layout", "128x4")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "layout '128x4' has no meaning on target 'sm_90a'; choose one of tiles64" in err
+    code, out, _ = call(monkeypatch, capsys, "inspect", str(tmp_path / "out"), "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert {w["fmt"] for w in found["weights"] if "proj" in w["name"]} == {"nvfp4"}
+
+
+def test_convert_says_what_is_rounded(monkeypatch, capsys, tmp_path):
+    """Scales of float16 that a kernel reads as bfloat16 alone."""
+    tensors, _ = experts(np.random.default_rng(0), "awq", inner=128)
+    source = files.folder(tmp_path / "in", tensors)
+    arguments = ["convert", str(source), "-o", str(tmp_path / "out"), "--layout", "trtllm"]
+    arguments += ["--target", "sm_90a"]
+    code, out, _ = call(monkeypatch, capsys, *arguments, "--activation", "a8")
+    assert code == 0
+    assert "2 tensors of scales also rounded to bfloat16 (…_interleaved), as the W4A8 kernel" in out
+    arguments[3] = str(tmp_path / "a16")
+    assert json.loads(call(monkeypatch, capsys, *arguments, "--json")[1])["rounded"] == 0

@@ -1,0 +1,313 @@
+"""FlashInfer's functions by its names: golden data, shapes, dtypes, conventions, refusals."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+
+import blockscale as bs
+from blockscale.compat import flashinfer as fi
+from blockscale.ops.checks import FP4
+from tests.kit.helpers import as_bytes, golden, one, rejects, same, same_bytes, widen
+from tests.reference import core as ref
+from tests.reference import fused as fused
+
+LAYOUTS = fi.SfLayout
+
+
+def normal(*shape, seed=0, dtype=torch.bfloat16):
+    """Return normal values."""
+    values = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    return torch.from_numpy(values).to(dtype)
+
+
+def bits(data, key, dtype=torch.bfloat16):
+    """Return the 16-bit numbers of a golden file."""
+    return torch.from_numpy(data[key].view(np.int16)).view(dtype)
+
+
+@pytest.mark.parametrize(
+    ("case", "block", "scale_format"),
+    [("e4m316", 16, None), ("ue8m032", 32, None), ("e4m332", 32, "e4m3")],
+)
+@pytest.mark.parametrize("scaled", ["nogs", "gs"])
+def test_add_rmsnorm_golden(case, block, scale_format, scaled):
+    """The kernel model's robust entries exactly; FlashInfer's own test reference at 95 %."""
+    data, base = golden("flashinfer_add_rmsnorm_7x512_bf16"), "b7_h512_bf16"
+    part = f"{base}/{case}_{scaled}"
+    x, weight = bits(data, f"{base}/x_u16"), bits(data, f"{base}/w_u16")
+    residual = bits(data, f"{base}/residual_in_u16").clone()
+    g = torch.from_numpy(data[f"{base}/global_scale_f32"]) if scaled == "gs" else None
+    y_out = torch.empty_like(x)
+    y_fp4, swizzled, linear = fi.add_rmsnorm_fp4quant(
+        *(x, residual, weight, None, None, g, 1e-6, block, scale_format, False, True),
+        y_out=y_out,
+    )
+    same(widen(residual), widen(bits(data, f"{base}/residual_out_u16")))
+    robust = np.unpackbits(data[f"{part}/km_fp4_robust"])[: 7 * 512].astype(bool).reshape(7, 512)
+    codes, expected = ref.unpack(as_bytes(y_fp4)), ref.unpack(data[f"{part}/km_fp4"])
+    assert robust.mean() > 0.99
+    same_bytes(codes[robust], expected[robust])
+    robust = data[f"{part}/km_sf_robust"]
+    same_bytes(as_bytes(linear)[robust], data[f"{part}/km_sf_linear"][robust])
+    assert (as_bytes(y_fp4) == data[f"{part}/fi_fp4"]).mean() >= 0.95
+    assert (as_bytes(linear) == data[f"{part}/fi_sf_linear"]).mean() >= 0.95
+    same_bytes(as_bytes(swizzled), ref.swizzle(as_bytes(linear)).reshape(-1))
+    assert (widen(y_out) == widen(bits(data, f"{base}/km_y_out_u16"))).mean() > 0.999
+
+
+def test_global_scale_multiplies():
+    """Ours divides: with powers of two, its reciprocal gives the same bytes."""
+    x, residual, weight = normal(4, 256), normal(4, 256, seed=1), normal(256, seed=2)
+    theirs = fi.add_rmsnorm_fp4quant(x, residual.clone(), weight, None, None, one(8))
+    ours = bs.add_rmsnorm_fp4quant(x, residual.clone(), weight, None, None, one(1 / 8))
+    same_bytes(as_bytes(theirs[0]), as_bytes(ours[0]))
+    same_bytes(as_bytes(theirs[1]), as_bytes(ours[1]))
+    without = fi.add_rmsnorm_fp4quant(x, residual.clone(), weight, block_size=32)
+    scaled = fi.add_rmsnorm_fp4quant(x, residual.clone(), weight, None, None, one(8), block_size=32)
+    same_bytes(as_bytes(without[1]), as_bytes(scaled[1]))
+    same_bytes(as_bytes(without[0]), as_bytes(scaled[0]))
+
+
+@pytest.mark.parametrize("swizzled", [False, True])
+def test_rmsnorm(swizzled):
+    """The weight is multiplied first, in 16 bits; scales are flat in the 128x4 layout."""
+    x, weight = normal(2, 5, 512), normal(512, seed=2)
+    y_fp4, scale = fi.rmsnorm_fp4quant(x, weight, None, None, one(40.0), 1e-5, 16, None, swizzled)
+    assert y_fp4.dtype == FP4
+    assert y_fp4.shape == (2, 5, 256)
+    assert scale.dtype == torch.float8_e4m3fn
+    rows = widen(x).reshape(10, 512)
+    y, _ = fused.norm(rows, None, widen(weight), 1e-5, "bfloat16", weight_first=True)
+    codes, byte = fused.encode(y, 16, "e4m3", 40.0)
+    same_bytes(as_bytes(y_fp4).reshape(10, 256), ref.pack(codes))
+    assert scale.shape == ((128 * 32,) if swizzled else (2, 5, 32))
+    expected = ref.swizzle(byte) if swizzled else byte
+    same_bytes(as_bytes(scale).reshape(-1), expected.reshape(-1))
+
+
+def test_input_that_is_not_contiguous():
+    """It is copied; a residual is refused, as its update would be lost."""
+    wide, residual, weight = normal(4, 512), normal(4, 256, seed=1), normal(256, seed=2)
+    x = wide[:, ::2]
+    got = fi.add_rmsnorm_fp4quant(x, residual.clone(), weight)
+    expected = fi.add_rmsnorm_fp4quant(x.contiguous(), residual.clone(), weight)
+    same_bytes(as_bytes(got[0]), as_bytes(expected[0]))
+    with rejects("flashinfer.add_rmsnorm_fp4quant", "residual", "contiguous"):
+        fi.add_rmsnorm_fp4quant(residual, x, weight)
+
+
+SHAPES = ["m1_k64", "m3_k128", "m128_k64"]
+KINDS = ["random", "boundary", "zeros", "maxes"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_fp4_quantize_golden(shape, kind, name):
+    """Every layout of NVFP4, and MXFP4, byte for byte."""
+    data, case = golden("flashinfer_fp4_exact"), f"q_{shape}_{name}_{kind}"
+    x = bits(data, f"{case}/x_u16", {"bf16": torch.bfloat16, "fp16": torch.float16}[name])
+    g = torch.from_numpy(data[f"{case}/global_scale_f32"])
+    rows, blocks = x.shape[0], x.shape[1] // 16
+    packed, scale = fi.fp4_quantize(x, g)
+    assert packed.dtype == scale.dtype == torch.uint8
+    assert scale.shape == (ref.ceil_to(rows, 128), ref.ceil_to(blocks, 4))
+    same_bytes(packed.numpy(), data[f"{case}/te_fp4"])
+    linear = data[f"{case}/te_sf_linear"]
+    same_bytes(scale.numpy(), ref.swizzle(linear))
+    packed, scale = fi.nvfp4_quantize(x, g, LAYOUTS.layout_linear)
+    same_bytes(packed.numpy(), data[f"{case}/te_fp4"])
+    same_bytes(scale.numpy(), linear)
+    scale = fi.nvfp4_quantize(x, float(g), LAYOUTS.layout_8x4)[1]
+    same_bytes(scale.numpy(), fused.swizzle_8x4(linear))
+    packed, scale = fi.mxfp4_quantize(x, sfLayout=LAYOUTS.layout_linear)
+    codes, byte = fused.exact_mode(widen(x), 32, "ue8m0", 1.0)
+    same_bytes(packed.numpy(), ref.pack(codes))
+    same_bytes(scale.numpy(), byte)
+    if f"{case}/mx_fp4" in data:
+        same_bytes(packed.numpy(), data[f"{case}/mx_fp4"])
+
+
+def test_fp4_quantize_options():
+    """Leading dimensions, the inverse scale, other dtypes of it, columns instead of rows."""
+    x, g = normal(3, 5, 64), one(0.25)
+    packed, scale = fi.fp4_quantize(x, g, is_sf_swizzled_layout=False)
+    assert packed.shape == (3, 5, 32)
+    assert scale.shape == (15, 4)
+    for other, options in (
+        (one(4.0), {"is_global_scale_inversed": True}),
+        (g.to(torch.bfloat16), {}),
+        (g.double(), {}),
+    ):
+        again = fi.fp4_quantize(x, other, is_sf_swizzled_layout=False, **options)
+        same_bytes(again[0].numpy(), packed.numpy())
+        same_bytes(again[1].numpy(), scale.numpy())
+    columns = x.transpose(-2, -1)
+    across, scales = fi.fp4_quantize(columns, g, is_sf_swizzled_layout=False)
+    same_bytes(across.transpose(-2, -1).numpy(), packed.numpy())
+    same_bytes(scales.transpose(-2, -1).numpy(), scale.numpy())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_round_trips(layout):
+    """Both formats come back through the functions that dequantise, in every layout."""
+    x, g = normal(37, 320), one(100.0)
+    swizzled, eight = layout != LAYOUTS.layout_linear, layout == LAYOUTS.layout_8x4
+    packed, scale = fi.nvfp4_quantize(x, g, layout)
+    got = fi.e2m1_and_ufp8sf_scale_to_float(packed, scale, 1 / g, 16, 1, swizzled, eight)
+    codes, byte = fused.exact_mode(widen(x), 16, "e4m3", 100.0)
+    same(got.numpy(), ref.dequantize(codes, byte, "nvfp4", 1 / np.float32(100)))
+    packed, scale = fi.mxfp4_quantize(x, sfLayout=layout)
+    codes, byte = fused.exact_mode(widen(x), 32, "ue8m0", 1.0)
+    same(fi.mxfp4_dequantize(packed, scale, layout).numpy(), ref.dequantize(codes, byte, "mxfp4"))
+    if not swizzled:
+        same(fi.mxfp4_dequantize_host(packed, scale).numpy(), ref.dequantize(codes, byte, "mxfp4"))
+
+
+def test_batched_quantize():
+    """Each batch as if alone, its scales in a row."""
+    a, g = normal(3, 130, 320), one(33.0)
+    packed, scale = fi.nvfp4_batched_quantize(a, g)
+    assert packed.dtype == scale.dtype == torch.uint8
+    assert scale.shape == (3, 256 * 20)
+    for part, codes, byte in zip(a, packed, scale, strict=True):
+        alone = fi.fp4_quantize(part, g)
+        same_bytes(codes.numpy(), alone[0].numpy())
+        same_bytes(byte.numpy(), alone[1].numpy().reshape(-1))
+
+
+@pytest.mark.parametrize("activation", [False, True])
+def test_experts(activation):
+    """The logical views of the grouped GEMM; one scale per expert; rows in use only."""
+    mask, g = torch.tensor([130, 7], dtype=torch.int32), torch.tensor([33.0, 2.0])
+    a = normal(2, 130, 640 if activation else 320)
+    run = fi.silu_and_mul_scaled_nvfp4_experts_quantize if activation else None
+    packed, scale = (run or fi.scaled_fp4_grouped_quantize)(a, mask, g)
+    assert packed.shape == (130, 160, 2)
+    assert packed.permute(2, 0, 1).is_contiguous()
+    assert scale.shape == (32, 4, 2, 4, 5, 2)
+    assert scale.dtype == torch.float8_e4m3fn
+    physical = scale.permute(5, 2, 4, 0, 1, 3)
+    assert physical.is_contiguous()
+    for e, rows in enumerate(mask.tolist()):
+        part = a[e, :rows].contiguous()
+        single = fi.silu_and_mul_nvfp4_quantize if activation else fi.fp4_quantize
+        alone = single(part, g[e : e + 1], is_sf_swizzled_layout=False)
+        same_bytes(packed[:rows, :, e].numpy(), alone[0].numpy())
+        linear = ref.unswizzle(as_bytes(physical[e]), 130, 20)
+        same_bytes(linear[:rows], alone[1].numpy())
+        assert not linear[rows:].any()
+
+
+def test_silu_and_mul():
+    """In float64, rounded once, it is the same but for ties that float32 steps move."""
+    x, g = normal(9, 256, dtype=torch.float16), one(50.0)
+    values = widen(x)
+    a = fused.activation("silu", values[:, :128], values[:, 128:])
+    a = ref.round_to(a.astype(np.float32), "float16")
+    codes, byte = fused.exact_mode(a, 16, "e4m3", 50.0)
+    for options, layout in (
+        ({"is_sf_swizzled_layout": False}, lambda scale: scale),
+        ({}, ref.swizzle),
+        ({"is_sf_8x4_layout": True}, fused.swizzle_8x4),
+    ):
+        packed, scale = fi.silu_and_mul_nvfp4_quantize(x, g, **options)
+        assert (packed.numpy() != ref.pack(codes)).mean() < 1e-2
+        assert scale.shape == layout(byte).shape
+        assert (scale.numpy() != layout(byte)).mean() < 1e-2
+
+
+def test_block_scale_interleave():
+    """Bytes and bfloat16 elements, two and three dimensions; flat, padding zero."""
+    scale = torch.randint(1, 256, (130, 11), dtype=torch.uint8)
+    flat = fi.block_scale_interleave(scale)
+    same_bytes(flat.numpy(), ref.swizzle(scale.numpy()).reshape(-1))
+    many = torch.stack([scale, scale + 1, 255 - scale])
+    expected = np.concatenate([ref.swizzle(part.numpy()).reshape(-1) for part in many])
+    same_bytes(fi.nvfp4_block_scale_interleave(many).numpy(), expected)
+    wide = fi.block_scale_interleave(scale.to(torch.bfloat16))
+    assert wide.dtype == torch.bfloat16
+    same(widen(wide), flat.float().numpy())
+
+
+X, G = normal(4, 64), one(1)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: fi.fp4_quantize(X), ValueError, "global_scale is missing"),
+        (lambda: fi.fp4_quantize(X, G, 8), NotImplementedError, "sf_vec_size=8"),
+        (lambda: fi.fp4_quantize(X, G, 32), ValueError, "sf_use_ue8m0"),
+        (lambda: fi.fp4_quantize(X, torch.ones(4)), NotImplementedError, "4 elements"),
+        (
+            lambda: fi.fp4_quantize(X.to(torch.float8_e4m3fn), G),
+            NotImplementedError,
+            "float8_e4m3fn",
+        ),
+        (lambda: fi.fp4_quantize(X.float(), G), TypeError, "float32"),
+        (lambda: fi.fp4_quantize(X[:, :40], G), ValueError, "multiple of 16"),
+        (lambda: fi.nvfp4_quantize(X, G, do_shuffle=True), NotImplementedError, "do_shuffle"),
+        (
+            lambda: fi.nvfp4_quantize(X, G, per_token_activation=True),
+            NotImplementedError,
+            "per_token_activation",
+        ),
+        (lambda: fi.nvfp4_batched_quantize(X, G), ValueError, "3 dimension"),
+        (
+            lambda: fi.scaled_fp4_grouped_quantize(X[None], torch.ones(1).int(), torch.ones(3)),
+            ValueError,
+            "3 elements",
+        ),
+        (
+            lambda: fi.silu_and_mul_nvfp4_quantize(X, G, 32),
+            NotImplementedError,
+            "sf_vec_size=32",
+        ),
+        (lambda: fi.block_scale_interleave(X.float()), TypeError, "float32"),
+        (
+            lambda: fi.e2m1_and_ufp8sf_scale_to_float(X.view(torch.uint8), G, G),
+            ValueError,
+            "elements",
+        ),
+        (
+            lambda: fi.add_rmsnorm_fp4quant(X, X.clone(), X[0], None, None, None, 1e-6, 24),
+            ValueError,
+            "block_size=24",
+        ),
+    ],
+)
+def test_refusals(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
+
+
+SIGNATURES = {
+    "add_rmsnorm_fp4quant": "input residual weight y_fp4=None block_scale=None global_scale=None "
+    "eps=1e-06 block_size=16 scale_format=None is_sf_swizzled_layout=False "
+    "output_both_sf_layouts=False block_scale_unswizzled=None enable_pdl=None y_out=None",
+    "rmsnorm_fp4quant": "input weight y_fp4=None block_scale=None global_scale=None eps=1e-06 "
+    "block_size=16 scale_format=None is_sf_swizzled_layout=False enable_pdl=None",
+    "fp4_quantize": "input global_scale=None sf_vec_size=16 sf_use_ue8m0=False "
+    "is_sf_swizzled_layout=True is_sf_8x4_layout=False is_global_scale_inversed=False "
+    "enable_pdl=None backend='cuda'",
+    "nvfp4_batched_quantize": "a a_global_sf sf_vec_size=16",
+    "scaled_fp4_grouped_quantize": "a mask a_global_sf",
+    "silu_and_mul_scaled_nvfp4_experts_quantize": "a mask a_global_sf",
+    "silu_and_mul_nvfp4_quantize": "input global_scale sf_vec_size=16 is_sf_swizzled_layout=True "
+    "is_sf_8x4_layout=False enable_pdl=None",
+    "mxfp4_dequantize_host": "weight scale group_size=32",
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signatures(name):
+    """Names, order and defaults, as a caller by position or by name sees them."""
+    parameters = inspect.signature(getattr(fi, name)).parameters.values()
+    empty = inspect.Parameter.empty
+    assert all(p.kind == p.POSITIONAL_OR_KEYWORD for p in parameters)
+    text = [p.name if p.default is empty else f"{p.name}={p.default!r}" for p in parameters]
+    assert " ".join(text) == SIGNATURES[name]
+    assert [int(layout) for layout in LAYOUTS] == [0, 1, 2]

@@ -1,0 +1,304 @@
+"""GPU kernels of the fused ops, played by the emulator: the bits that the CPU's kernels give.
+
+What is compared is in `test_norm_quantize` and `test_act_quantize`, whose reference both follow.
+"""
+
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+import pytest
+import torch
+
+from blockscale import catalog
+from blockscale.build.builder import build
+from blockscale.catalog import gpu as catalog_gpu
+from blockscale.catalog.bucket import Bucket
+from blockscale.emulator import run_module
+from blockscale.lower import cuda, nvcc
+from blockscale.schedules.fused import gpu as gpu_fused
+from blockscale.specs import Spec
+from tests.fused import test_act_quantize as acts
+from tests.fused import test_norm_quantize as norms
+from tests.kit import fused_kernels
+
+SM90, SM100 = "sm_90a", "sm_100a"
+BOTH = pytest.mark.parametrize("arch", [SM90, SM100])
+
+
+@pytest.fixture(autouse=True)
+def _one_bucket(monkeypatch):
+    """Build one body of each function: the buckets differ by tuning alone."""
+    for name in ("NORM_BUCKETS", "ACT_BUCKETS"):
+        monkeypatch.setattr(catalog_gpu, name, (Bucket(8192, None),))
+
+
+@cache
+def library(spec, arch):
+    """Build the exported function of ``spec``, with default schedules, as PTX."""
+    out = Path(mkdtemp(prefix="blockscale-test-")) / "kernels.so"
+    build([spec], out, level=arch, logs_dirs=[], ptx=True)
+    return out
+
+
+def emulated(arch):
+    """Return what takes the place of `fused_kernels.kernel`: the emulator says what is illegal."""
+
+    def kernel(spec, level):
+        return on_emulator(library(spec, arch), spec, arch)
+
+    return kernel
+
+
+def on_emulator(path, spec, arch):
+    """Return a function of CPU tensors: they are copied to memory aligned as on a GPU, and back."""
+
+    def call(*values):
+        there = {}
+        given = []
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                key = value.data_ptr() or id(value)  # empty tensors are nowhere
+                value = there.setdefault(key, (value.clone(), value))[0]
+            given.append(value)
+        run = run_module(path, spec.name, *given, target=arch)
+        assert not [hazard for report in run.reports for hazard in report.hazards]
+        for copy, value in there.values():
+            value.copy_(copy)
+
+    return call
+
+
+@pytest.fixture
+def use(monkeypatch):
+    """Return a function that lets `fused_kernels.run` use the kernels for an architecture."""
+    return lambda arch: monkeypatch.setattr(fused_kernels, "kernel", emulated(arch))
+
+
+NORMS = [
+    (SM90, 1, "add_rmsnorm_nvfp4_h256_bf16"),
+    (SM100, 7, "add_rmsnorm_nvfp4_h256_bf16"),
+    (SM90, 130, "add_rmsnorm_nvfp4_h1536_both_y_fi_bf16"),
+    (SM100, 7, "add_rmsnorm_nvfp4_h1536_128x4_y_f16"),
+    (SM90, 128, "add_rmsnorm_mxfp4_h512_128x4_bf16"),
+    (SM100, 130, "add_rmsnorm_nvfp4_h512_both_bf16"),
+    (SM90, 7, "add_rmsnorm_nvfp4_h2880_128x4_y_bf16"),
+    (SM100, 7, "add_rmsnorm_e4m3b32_h4096_y_f16"),
+    (SM90, 7, "rmsnorm_nvfp4_h4096_fi_bf16"),
+    (SM90, 3, "add_rmsnorm_nvfp4_h16384_bf16"),
+    (SM100, 2, "add_rmsnorm_mxfp4_h32768_both_y_fi_bf16"),
+    (SM100, 7, "rmsnorm_nvfp4_h512_y_fi_f16"),
+    (SM90, 7, "rmsnorm_mxfp4_h1536_both_fi_bf16"),
+    (SM100, 3, "rmsnorm_e4m3b32_h96_both_y_fi_bf16"),
+    (SM90, 5, "add_rmsnorm_nvfp4_h80_128x4_y_bf16"),
+]
+
+
+@pytest.mark.parametrize(("arch", "rows", "name"), NORMS, ids=[f"{n}-{r}" for _, r, n in NORMS])
+def test_norm(use, arch, rows, name):
+    """Whole warps and parts of them, one block a thread and several, padding everywhere."""
+    use(arch)
+    spec = Spec.parse(name)
+    norms.check(spec, norms.inputs(spec, rows, seed=rows), global_scale=0.013)
+
+
+@BOTH
+def test_sums_of_squares(use, arch):
+    """Every bit of S counts: see the test of the CPU's kernels."""
+    use(arch)
+    spec = Spec.parse("add_rmsnorm_nvfp4_h64_y_bf16")
+    for seed in range(16):
+        given = norms.inputs(spec, 1, seed, spread=0)
+        h = norms.widen(given["input"]) + norms.widen(given["residual"])
+        mean = norms.fused.square_sums(h)[0] / np.float32(spec.hidden)
+        norms.check(spec, given, eps=float(mean * np.float32(2.0**-19 - 1)))
+
+
+@pytest.mark.parametrize("g", [1.2e-38, 1e-30, 305.0, 1e6, 3e8, 1e38])
+def test_global_scale(use, g):
+    use(SM90)
+    for name in ("add_rmsnorm_nvfp4_h256_bf16", "add_rmsnorm_mxfp4_h256_bf16"):
+        spec = Spec.parse(name)
+        norms.check(spec, norms.inputs(spec, 5), g)
+
+
+def test_scales_at_ties(use):
+    """The order of the products: see the test of the CPU's kernels."""
+    use(SM90)
+    norms.test_scales_at_ties()
+
+
+def test_no_rows(use):
+    use(SM90)
+    norms.test_no_rows()
+    acts.test_no_rows()
+
+
+def test_eps_and_no_alias(use):
+    use(SM90)
+    spec = Spec.parse("add_rmsnorm_nvfp4_h256_bf16")
+    given = norms.inputs(spec, 5, spread=0)
+    given["input"][3:], given["residual"][3:] = 0, 0
+    for eps in (0.0, 1.0, 1e30):
+        norms.check(spec, {name: value.clone() for name, value in given.items()}, eps=eps)
+    norms.check(spec, norms.inputs(spec, 7), in_place=False)
+
+
+SPECIAL = [
+    (SM90, "add_rmsnorm_nvfp4_h128_y_bf16"),
+    (SM100, "add_rmsnorm_nvfp4_h128_y_fi_f16"),
+    (SM90, "add_rmsnorm_mxfp4_h128_y_bf16"),
+    (SM100, "rmsnorm_mxfp4_h128_y_fi_bf16"),
+    (SM90, "rmsnorm_nvfp4_h128_y_fi_f16"),
+]
+
+
+@pytest.mark.parametrize(("arch", "name"), SPECIAL, ids=[name for _, name in SPECIAL])
+def test_special_values(use, arch, name):
+    """NaN, infinity, zeros and the ends of the range, alone and in whole blocks and rows."""
+    use(arch)
+    norms.test_special_values(name)
+
+
+@pytest.mark.parametrize(("arch", "fmt"), [(SM90, "e4m316"), (SM100, "ue8m032"), (SM90, "e4m332")])
+def test_golden(use, arch, fmt):
+    """FlashInfer's data: robust entries of the kernel's model, the residual bit for bit."""
+    use(arch)
+    norms.test_golden(fmt, "gs")
+    norms.test_golden(fmt, "nogs")
+
+
+@pytest.mark.parametrize(("arch", "case"), [(SM90, "e4m316_gs672"), (SM100, "ue8m032_gs1")])
+def test_golden_edges(use, arch, case):
+    use(arch)
+    norms.test_golden_edges("bf16", case)
+
+
+ACTS = [
+    (SM90, 1, 1, "silu_and_mul_nvfp4_bf16"),
+    (SM100, 7, 130, "silu_and_mul_nvfp4_bf16"),
+    (SM90, 7, 5, "silu_and_mul_nvfp4_128x4_bf16"),
+    (SM100, 130, 9, "silu_and_mul_nvfp4_128x4_fi_f16"),
+    (SM90, 17, 4, "swiglu_mxfp4_fi_bf16"),
+    (SM100, 9, 6, "gelu_tanh_and_mul_e4m3b32_8x4_f16"),
+    (SM90, 5, 9, "quantize_mxfp4_grouped_128x4_fi_f16"),
+    (SM90, 130, 4, "swiglu_nvfp4_grouped_128x4_bf16"),
+    (SM100, 8, 4, "quantize_nvfp4_fi_bf16"),
+    (SM100, 129, 3, "quantize_nvfp4_grouped_128x4_bf16"),
+    (SM90, 3, 3, "quantize_e4m3b32_128x4_bf16"),
+    (SM90, 128, 16, "gelu_tanh_and_mul_nvfp4_fi_bf16"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arch", "rows", "blocks", "name"), ACTS, ids=[f"{n}-{r}" for _, r, _, n in ACTS]
+)
+def test_activation(use, arch, rows, blocks, name):
+    use(arch)
+    spec = Spec.parse(name)
+    acts.check(spec, acts.inputs(spec, rows, blocks, seed=rows))
+
+
+@pytest.mark.parametrize("cols", [48, 50, 65])
+def test_halves_that_are_no_whole_blocks(cols):
+    """Refused by the library itself: kernels would access misaligned memory."""
+    spec = Spec.parse("silu_and_mul_nvfp4_bf16")
+    packed, scale = (torch.zeros(4, cols // by, dtype=torch.uint8) for by in (4, 32))
+    with pytest.raises(ValueError, match=rf"input has size {cols} .*2 \* cols.* multiple of 32; p"):
+        emulated(SM90)(spec, None)(torch.zeros(4, cols).bfloat16(), None, packed, scale)
+
+
+@pytest.mark.parametrize("g", [1e-6, 77.0, 3e8])
+def test_global_scale_of_activations(use, g):
+    use(SM90)
+    for name in ("silu_and_mul_nvfp4_bf16", "quantize_nvfp4_fi_bf16"):
+        spec = Spec.parse(name)
+        acts.check(spec, acts.inputs(spec, 5, 10), g)
+
+
+def test_special_activations(use):
+    """NaN in gate or up; gates whose exponential overflows; zeros, infinities, masks."""
+    use(SM90)
+    acts.test_not_a_number("silu_and_mul_nvfp4_bf16")
+    acts.test_not_a_number("swiglu_mxfp4_fi_bf16")
+    acts.test_large_gates("silu_and_mul_nvfp4_bf16")
+    for name in acts.ENDS:
+        acts.test_zeros_and_infinities(name)
+    acts.test_masks_beyond_the_rows()
+
+
+def test_golden_activations(use):
+    """FlashInfer's exact mode, bit for bit."""
+    use(SM90)
+    acts.test_golden("m3_k128", "bf16", "boundary")
+    acts.test_scales_at_ties()
+
+
+SPACE = [
+    ("add_rmsnorm_nvfp4_h2880_128x4_y_bf16", 5, 0),
+    ("silu_and_mul_nvfp4_128x4_bf16", 130, 9),
+    ("swiglu_nvfp4_grouped_128x4_bf16", 33, 70),
+]
+
+
+@pytest.mark.parametrize("pick", range(3))
+@pytest.mark.parametrize(("name", "rows", "blocks"), SPACE, ids=[name for name, _, _ in SPACE])
+def test_space(monkeypatch, name, rows, blocks, pick):
+    """Every sketch and every number of threads that it may choose."""
+    spec = Spec.parse(name)
+    [bucket] = catalog_gpu.buckets(spec)
+    sketches = catalog_gpu.sketches(spec, bucket, SM90)
+
+    def choose(sch, candidates, prefer):
+        uniform = [1.0 / len(candidates)] * len(candidates)
+        return sch.sample_categorical(candidates, uniform, decision=pick % len(candidates))
+
+    monkeypatch.setattr(catalog, "preferred", choose)
+    monkeypatch.setattr(catalog_gpu, "sketches", lambda *_: [sketches[pick % len(sketches)]])
+    kernel = on_emulator(library.__wrapped__(spec, SM90), spec, SM90)
+    monkeypatch.setattr(fused_kernels, "kernel", lambda spec, level: kernel)
+    if spec.op == "norm_quantize":
+        norms.check(spec, norms.inputs(spec, rows))
+    else:
+        acts.check(spec, acts.inputs(spec, rows, blocks))
+
+
+@pytest.mark.parametrize("hidden", [64, 96, 2880, 7168, 16384, 28672, 32768, 131072])
+def test_threads_of_a_row(hidden):
+    """Whole warps, of which none is without a block."""
+    for block in (16, 32):
+        blocks = hidden // block
+        for threads in gpu_fused.row_threads(blocks, block):
+            parts = -(-blocks // threads)
+            assert 32 <= threads <= 1024
+            assert threads % 32 == 0
+            assert blocks > (parts - 1) * threads
+
+
+def test_reductions_name_whole_warps():
+    """180 blocks among 192 threads: after the loads of 20 lanes, all 32 take part in the sum."""
+    spec = Spec.parse("rmsnorm_nvfp4_h2880_bf16")
+    device = cuda.sources(catalog.exported(spec, SM90, {})[spec.name], spec.name, SM90).device
+    assert "__shfl_down_sync" in device
+    assert "0xFFFFFFFFu" in device
+    assert "__activemask" not in device
+
+
+RESOURCES = [
+    *[f"add_rmsnorm_nvfp4_h{hidden}_bf16" for hidden in (64, 2880, 4096, 7168, 16384, 32768)],
+    "add_rmsnorm_mxfp4_h7168_both_y_f16",
+    "silu_and_mul_nvfp4_128x4_bf16",
+    "swiglu_mxfp4_grouped_128x4_fi_f16",
+]
+
+
+@pytest.mark.parametrize("name", RESOURCES)
+def test_registers(name):
+    """Default schedules keep everything in registers, few enough for their threads."""
+    spec = Spec.parse(name)
+    func = catalog.exported(spec, SM90, {})[spec.name]
+    compiled = nvcc.compile_cuda_source(cuda.sources(func, spec.name, SM90).device, SM90)
+    for used in compiled.resources:
+        assert used["stack"] == used["spills"] == 0
+        assert used["registers"] <= (128 if spec.op == "norm_quantize" else 48)

@@ -1,0 +1,310 @@
+"""README.md, CONTRIBUTING.md, docs/: examples run, commands parse, links and files are there.
+
+Blocks of README.md marked ``python gpu`` run where a GPU is.  What the others put on "cuda" is put
+on the CPU elsewhere.
+"""
+
+import importlib
+import inspect
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import blockscale as bs
+from blockscale.base.manifest import read_manifest
+from tests.kit.paths import ROOT
+
+README = ROOT / "README.md"
+if not README.is_file():
+    pytest.skip("no checkout around the tests, so no README.md", allow_module_level=True)
+TEXT = README.read_text(encoding="utf-8")
+SMALLER = {"384": "64", "seconds=60": "trials=4"}  # what the tests change: the time examples take
+GPU_RESULTS = ("gpu-nvidia-h200-2026-11-20.json", "moe-nvidia-h200-2026-11-20.json")
+PAGES = ("README.md", "CONTRIBUTING.md")
+PAGES += tuple(f"docs/{name}.md" for name in ("gpu", "gemm", "b200_model", "moe"))
+NEEDS_NVCC = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
+
+
+def page(name):
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def between(marker, text):
+    return text.split(f"<!-- {marker}:start -->")[1].split(f"<!-- {marker}:end -->")[0].strip()
+
+
+def blocks(language, text=TEXT):
+    """Return the contents of all code blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
+
+
+def commands():
+    """Return every command line of the bash blocks, of all pages."""
+    found = "".join(block for name in PAGES for block in blocks("bash", page(name)))
+    found = re.sub(r"\\\n *", "", found).splitlines()
+    return [line for line in dict.fromkeys(found) if line and not line.startswith("#")]
+
+
+def run_example(code, folder):
+    """Run Python code in a process of its own, in ``folder``; return the lines that it prints."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, cwd=folder, env=environ, text=True, capture_output=True)
+    assert run.returncode == 0, f"{code}\n{run.stderr}"
+    return run.stdout.splitlines()
+
+
+def test_python_examples_run(tmp_path):
+    """Tune, build, call, emulate, as on the page; 15 s: five processes import torch or tvm."""
+    examples = [example for example in blocks("python") if '"cuda"' not in example]
+    assert [re.search(r"tune|build|load|mm_fp4|launch", example)[0] for example in examples] == [
+        "tune",
+        "build",
+        "load",
+        "mm_fp4",
+        "launch",
+    ]
+    for word in SMALLER:
+        assert any(word in example for example in examples), f"{word} is in no example any more"
+    outputs = []
+    for example in examples:
+        for long, short in SMALLER.items():
+            example = example.replace(long, short)
+        code = f"{example}\nimport sys\nprint('tvm' in sys.modules)"
+        outputs.append(run_example(code, tmp_path))
+    tuned, built, called, multiplied, emulated = outputs
+    assert sum(line.startswith("linear_nvfp4_n64_k64_") for line in tuned) == 12
+    assert "scale_sweep_b16_f32" in built
+    assert called[-1] == "False", "the calling process imported tvm"
+    assert emulated == ["20 [0. 2. 4. 6.]", "False"]
+    for printed in (called, multiplied):
+        assert 0.05 < float(re.search(r"relative error (\S+)", printed[0])[1]) < 0.15
+
+
+@pytest.fixture(scope="module")
+def gpu_library(tmp_path_factory):
+    """Return the folder where the page's command has built its GPU library."""
+    folder = tmp_path_factory.mktemp("gpu")
+    line = next(line for line in commands() if "--target" in line)
+    command = [sys.executable, "-m", "blockscale.cli.command", *shlex.split(line)[1:]]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(command, cwd=folder, env=environ, text=True, capture_output=True)
+    assert run.returncode == 0, run.stderr
+    return folder
+
+
+def on_this_machine(example):
+    return (
+        example if torch.cuda.is_available() else example.replace('device="cuda"', 'device="cpu"')
+    )
+
+
+@NEEDS_NVCC
+def test_the_gpu_example_runs(gpu_library):
+    """A library for two architectures, then calls, on the CPU where no GPU is; 10 s."""
+    [example] = [example for example in blocks("python") if '"cuda"' in example]
+    held = read_manifest(gpu_library / "kernels-gpu.so")
+    assert held["target"]["archs"] == ["sm_90a", "sm_100a"]
+    printed = run_example(on_this_machine(example), gpu_library)
+    assert 0.05 < float(re.search(r"relative error (\S+)", printed[0])[1]) < 0.13
+
+
+def test_the_moe_examples_run(tmp_path):
+    """Functions and module on the CPU; 7 s: kernels are built on first use."""
+    [functions, module] = blocks("python", page("docs/moe.md"))
+    printed = run_example(f"{functions}\n{module}", tmp_path)
+    assert 0.1 < float(re.search(r"relative error (\S+)", printed[0])[1]) < 0.25
+
+
+def test_the_moe_calls_run(tmp_path):
+    """Those of README.md, smaller and on the CPU; 5 s, as above."""
+    [example] = [example for example in blocks("python gpu") if "fused_moe" in example]
+    changes = {'bs.load("moe.so")\n': "", '"cuda"': '"cpu"', "128, 2048, 768": "16, 64, 32"}
+    for gpu, here in changes.items():
+        assert gpu in example
+        example = example.replace(gpu, here)
+    printed = run_example(f"{example}\nprint(tuple(y.shape), y.dtype)", tmp_path)
+    assert printed == ["(16, 64) torch.bfloat16"]
+
+
+def test_moe_errors_are_those_of_the_file():
+    section = between("errors", page("docs/moe.md"))
+    source = re.search(r"\]\(\.\./(bench/results/moe-errors[^)]+)\)", page("docs/moe.md"))[1]
+    assert section in page(source)
+
+
+def test_gpu_examples_compile():
+    examples = blocks("python gpu")
+    assert len(examples) == 3
+    for example in examples:
+        compile(example, "README.md", "exec")
+
+
+@pytest.mark.gpu
+@NEEDS_NVCC
+def test_graph_and_compile_example_runs(gpu_library):
+    first = [example for example in blocks("python") if '"cuda"' in example]
+    others = [example for example in blocks("python gpu") if "moe.so" not in example]
+    run_example("\n".join([*first, *others]), gpu_library)
+
+
+def test_signature_on_the_page():
+    """Names, order, kinds and defaults of the parameters are the function's."""
+    [text] = blocks("text")
+    written = {}
+    exec(f"{text.strip().replace('bs.', 'def ', 1)}: ...", written)
+    shown = inspect.signature(written["add_rmsnorm_fp4quant"]).parameters.values()
+    real = inspect.signature(bs.add_rmsnorm_fp4quant).parameters.values()
+    assert [(p.name, p.kind, p.default) for p in shown] == [
+        (p.name, p.kind, p.default) for p in real
+    ]
+
+
+def target(name):
+    """Return whether the Makefile has a target."""
+    return re.search(rf"^{name}:", (ROOT / "Makefile").read_text(), re.M) is not None
+
+
+def click_command(words):
+    """Return the click command that ``words`` begin with, its arguments, and its name."""
+    from blockscale.cli import command as cli
+    from blockscale.demo import command
+
+    if words[0] == "blockscale":
+        return cli.cli, words[1:], "blockscale"
+    assert words[:2] == ["python", "-m"], words
+    name = words[2]
+    assert name.startswith(("bench.", "blockscale.demo")), words
+    module = command if name == "blockscale.demo" else importlib.import_module(name)
+    return module.main, words[3:], name
+
+
+def parse_other(words):
+    """Return whether ``words`` are no click command; check what they name, as far as it is ours."""
+    if words[0] == "make":
+        assert all(target(word) for word in words[1:])
+    elif words[:2] == ["python", "-m"] and words[2] in ("bench.gpu", "bench.moe"):
+        importlib.import_module(words[2]).arguments(words[3:])
+    elif words[:3] == ["python", "-m", "pytest"] or words[0] == "compute-sanitizer":
+        named = [ROOT / word for word in words if word.startswith("tests/")]
+        assert all(file.is_file() for file in named), words
+        options = [word for word in words if re.match("--(device|library)", word)]
+        assert all(word.split("=")[0] in page("tests/conftest.py") for word in options), words
+    else:
+        return words[0] in (".venv/bin/pre-commit", "git", "pip")
+    return True
+
+
+def parse(command, arguments, name, parent=None):
+    """Parse ``arguments`` without running anything; subcommands too; errors are click's."""
+    context = command.make_context(name, list(arguments), parent=parent)
+    if hasattr(command, "commands"):
+        rest = [*context._protected_args, *context.args]
+        name, command, rest = command.resolve_command(context, rest)
+        return parse(command, rest, name, context)
+    return context
+
+
+@pytest.mark.parametrize("line", commands())
+def test_commands_parse(line, tmp_path, monkeypatch):
+    """Every line of the bash blocks names something that exists, with options that it has."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("logs", "tuning_logs"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "bench" / "results").mkdir(parents=True)
+    results = [f"bench/results/{name}" for name in GPU_RESULTS]
+    for file in ("kernel.ptx", "case.json", *results):
+        (tmp_path / file).touch()
+    words = shlex.split(line, comments=True)
+    if parse_other(words):
+        return
+    command, arguments, name = click_command(words)
+    context = parse(command, arguments, name)
+    help_text = CliRunner().invoke(context.command, ["--help"])
+    assert help_text.exit_code == 0
+    assert "Example:" in help_text.output
+
+
+def links():
+    """Return every relative link and picture of the pages, from the root."""
+    found = []
+    for name in PAGES:
+        text = re.sub(r"^```.*?^```$", "", page(name), flags=re.M | re.S)
+        folder = (ROOT / name).parent
+        for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", text):
+            found.append(os.path.relpath(folder / link, ROOT))
+    return list(dict.fromkeys(found))
+
+
+@pytest.mark.parametrize("link", links())
+def test_links_lead_to_files(link):
+    assert (ROOT / link).is_file()
+
+
+def test_links_lead_to_headings():
+    headings = re.findall(r"^#+ (.*)$", TEXT, re.M)
+    anchors = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+    assert set(re.findall(r"\]\(#([^)]+)\)", TEXT)) <= anchors
+
+
+def test_named_files_exist():
+    """Files and folders in backticks are there; `<op>` and outputs of commands apart."""
+    made = ("dist/", ".venv", "logs", "bench/results", "docs/")
+    for name in PAGES:
+        for path in re.findall(r"`([\w.-]+/[\w./-]*|[\w-]+\.(?:py|toml|txt|md))`", page(name)):
+            places = [ROOT / path, ROOT / "blockscale" / path]
+            assert path.startswith(made) or any(place.exists() for place in places), (name, path)
+
+
+def test_measured_tables_are_those_of_the_results():
+    """The table of README.md is what the results file that it names gives."""
+    from bench import readme
+
+    section = between("bench", TEXT)
+    source = re.search(r"\]\((bench/results/\S+\.json)\)", section)
+    assert source is not None, "README.md names no results; see `python -m bench.readme --help`"
+    results = readme.read(ROOT / source[1], readme.FORMAT)
+    assert section == readme.bench_section(results, source[1]).strip()
+
+
+def test_the_emulators_table_is_that_of_the_results():
+    from bench import readme
+
+    section = between("emulator", TEXT)
+    source = re.search(r"\]\((bench/results/\S+\.json)\)", section)
+    assert source is not None, "README.md names no results; see `python -m bench.readme --help`"
+    results = readme.read(ROOT / source[1], readme.EMULATOR)
+    assert section == readme.emulator_section(results, source[1]).strip()
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/gpu.md"])
+def test_the_gpu_tables_are_those_of_the_results(name):
+    """Once there are results of a GPU, both pages show the file that they name."""
+    from bench import gpu, gpu_report, readme
+
+    section = between("gpu", page(name))
+    source = re.search(r"\]\(((?:\.\./)?bench/results/gpu-\S+\.json)\)", section)
+    if source is None:
+        assert not [*(ROOT / "bench" / "results").glob("gpu-*.json")], (
+            f"{name} names no results; see `python -m bench.gpu_report --help`"
+        )
+        pytest.skip("bench/results has no results of a GPU yet")
+    results = readme.read((ROOT / name).parent / source[1], gpu.FORMAT)
+    make = gpu_report.readme_section if name == "README.md" else gpu_report.page
+    assert section == make(results, source[1]).strip()
+
+
+def test_no_trace_of_the_machine_it_was_written_on():
+    """No absolute paths, and no index but the default one."""
+    for path in [*(ROOT / name for name in PAGES), *(ROOT / "bench").rglob("*.json")]:
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"(?<![\w.~])/(?:root|home|tmp|work|usr)/", text), path
+        assert "index-url" not in text

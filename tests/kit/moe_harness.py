@@ -1,0 +1,187 @@
+"""Run one `MoePlan`'s kernel in the emulator on random operands, and judge it against float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from blockscale import emulator
+from blockscale.lower.moe.source import source
+from blockscale.lower.nvcc import compile_cuda_source
+from blockscale.ops.moe.tiles import K_ORDER, up
+from blockscale.ops.moe.weights import prepare_moe_weights
+from blockscale.specs.plans.moe import MoePlan
+from tests.reference import core as ref
+from tests.reference import moe as moe
+
+UNWRITTEN = 0x7FC1
+"""16 bits that no kernel writes: a NaN of bfloat16 and of float16."""
+
+
+def plan(**changes: Any) -> MoePlan:
+    """Return a plan with these decisions; all others are plain ones."""
+    base: dict[str, Any] = {
+        "unit": "mma", "fmt": "nvfp4", "group": 16, "zeros": False, "dtype": "bfloat16",
+        "activation": "swiglu", "gather": True, "rows": 64, "tokens": 8, "slices": 2, "stages": 3,
+        "blocks_k": 2,
+    }  # fmt: skip
+    base |= changes
+    base["gather"] = base["activation"] != "none"
+    return MoePlan(**base).check()
+
+
+@cache
+def ptx(of: MoePlan, arch: str = "sm_90a") -> str:
+    """Return the PTX of a plan's kernel."""
+    return compile_cuda_source(source(of, "moe"), arch, ptx=True).image.decode()
+
+
+def blocks_of(ids: np.ndarray, experts: int, tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return order [valid] and blocks [n, 4] int32: native/moe_sort.cuh, in plain words."""
+    flat = ids.reshape(-1)
+    valid = np.nonzero((flat >= 0) & (flat < experts))[0]
+    order = valid[np.argsort(flat[valid], kind="stable")]
+    blocks: list[tuple[int, int, int, int]] = []
+    first = 0
+    for e in range(experts):
+        count = int((flat == e).sum())
+        begin, number = len(blocks), -(-count // tokens)
+        size = up(-(-count // number), 8) if number else 0
+        for b in range(number):
+            rows = min(size, count - b * size)
+            blocks.append((e << 16 | rows, first + b * size, begin, number))
+        first += count
+    return order.astype(np.int32), np.array(blocks, np.int32).reshape(-1, 4)
+
+
+def bits(value: np.ndarray, dtype: str) -> np.ndarray:
+    """Return 16-bit patterns of float values."""
+    if dtype == "float16":
+        return value.astype(np.float16).view(np.uint16)
+    return ref.bf16_bits(value.astype(np.float32))
+
+
+def values(stored: np.ndarray, dtype: str) -> np.ndarray:
+    """Return float64 of 16-bit patterns."""
+    if dtype == "float16":
+        return stored.view(np.float16).astype(np.float64)
+    return (stored.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+@dataclass
+class Outcome:
+    """What a kernel wrote and should have written, float64 [rows, columns], and its report."""
+
+    got: np.ndarray
+    want: np.ndarray
+    behind: np.ndarray
+    report: Any
+
+    def judge(self, limit: float) -> None:
+        """Fail unless each row is right, nothing else was written, and nothing was racy."""
+        self.report.check()
+        kinds = {hazard.kind for hazard in self.report.hazards}
+        assert kinds <= {"uninitialised read"}, kinds  # tokens that a block does not have
+        assert (self.behind == UNWRITTEN).all(), "more was written than the output"
+        length = np.sqrt((self.want**2).sum(1))
+        error = np.sqrt(((self.got - self.want) ** 2).sum(1)) / np.maximum(length, 1e-30)
+        assert (error <= limit).all(), (  # NaN is not
+            f"row {np.argmax(error)} of {len(error)}: relative error {error.max()}"
+        )
+
+
+def run(
+    of: MoePlan,
+    ids: np.ndarray,
+    *,
+    experts: int = 3,
+    hidden: int = 128,
+    intermediate: int = 128,
+    bias: bool = False,
+    scaled: bool = False,
+    limits: tuple[float, float] | None = None,
+    ctas: int = 2,
+    seed: int = 0,
+    arch: str = "sm_90a",
+) -> Outcome:
+    """Run GEMM 1 (a plan that gathers) or GEMM 2 of a random layer.
+
+    ``scaled``: rows have scales; ``limits``: alpha and limit of the activation.
+    """
+    layer = moe.random_layer(
+        experts, hidden, intermediate, of.fmt, group=of.group, zeros=of.zeros, bias=bias,
+        activation=of.activation if of.gather else "swiglu", scale_dtype=of.dtype, seed=seed,
+    )  # fmt: skip
+    made = prepared(layer, of.dtype)
+    w13, w2 = layer.dense()
+    order, blocks = blocks_of(ids, experts, of.tokens)
+    top_k, slots = ids.shape[1], ids.size
+    rng = np.random.default_rng(seed)
+    k, columns = (hidden, up(intermediate)) if of.gather else (intermediate, hidden)
+    x = moe.random_hidden(len(ids) if of.gather else slots, k, of.dtype, seed)
+    stored = np.zeros((len(x), up(k)), np.uint16)
+    stored[:, :k] = bits(x, of.dtype)
+    stored = stored.reshape(len(x), -1, 64)[:, :, list(K_ORDER)].reshape(len(x), up(k))
+    factor = np.exp2(rng.uniform(-1, 1, len(x))).astype(np.float32) if scaled else None
+    out = np.full((slots + 1, columns), UNWRITTEN, np.uint16)
+    part = ("w13", "w13_scale", "w13_global", "w13_bias")
+    weights = [getattr(made, name if of.gather else name.replace("13", "2")) for name in part]
+    w, ws, overall, shift = (None if t is None else host(t) for t in weights)
+    assert w is not None
+    assert ws is not None
+    defaults = (
+        (1.702, 7.0) if of.activation == "swiglu_oai" else (1.0, float(np.finfo(np.float32).max))
+    )
+    kind = limits or defaults
+    report = emulator.launch(
+        ptx(of, arch), entry="moe", grid=ctas, block=of.threads, dynamic_smem=of.smem_bytes,
+        args=[stored, w, ws, overall, shift, factor, order, blocks,
+              np.array([len(blocks)], np.int32), out, w.shape[1] * 64, up(k), up(k), columns,
+              columns, top_k, *(np.float32(v) for v in kind)],
+        seed=seed,
+    )  # fmt: skip
+    scale = np.ones(len(x)) if factor is None else factor.astype(np.float64)
+    want, got = [], []
+    for slot, flat in enumerate(order):
+        e = ids.reshape(-1)[flat]
+        row = flat // top_k if of.gather else slot
+        sums = (w13 if of.gather else w2)[e] @ x[row].astype(np.float64) * scale[row]
+        stored_bias = layer.w13_bias if of.gather else layer.w2_bias
+        sums = sums + (0 if stored_bias is None else stored_bias[e].astype(np.float64))
+        if of.gather:
+            sums = moe.activate(sums[None], of.activation, *kind)[0]
+            line = values(out[slot], of.dtype).reshape(-1, 64)
+            natural = np.empty_like(line)
+            natural[:, list(K_ORDER)] = line
+            got.append(natural.reshape(-1)[:intermediate])
+        else:
+            got.append(values(out[flat], of.dtype))
+        want.append(sums)
+    rows = slice(len(order), None) if of.gather else slice(slots, None)
+    return Outcome(np.array(got), np.array(want), out[rows], report)
+
+
+def host(tensor: torch.Tensor) -> np.ndarray:
+    """Return a tensor's memory as an array."""
+    return np.ascontiguousarray(tensor.contiguous().numpy())
+
+
+def prepared(layer: moe.Layer, dtype: str) -> Any:
+    """Return the layer's weights in the layout tiles64."""
+    names = ("w13_scale", "w2_scale", "w13_global_scale", "w2_global_scale", "w13_bias", "w2_bias",
+             "w13_zero", "w2_zero")  # fmt: skip
+    given = {name: getattr(layer, name) for name in names}
+    tensors = {
+        n: None if v is None else torch.from_numpy(np.ascontiguousarray(v))
+        for n, v in given.items()
+    }
+    block = layer.about["block"]
+    return prepare_moe_weights(
+        torch.from_numpy(layer.w13), torch.from_numpy(layer.w2), fmt=layer.fmt, **tensors,
+        activation=layer.activation, group_size=block if layer.fmt == "int4" else None,
+        dtype=getattr(torch, dtype), layout="tiles64",
+    )  # fmt: skip

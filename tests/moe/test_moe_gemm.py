@@ -1,0 +1,224 @@
+"""The GEMMs of MoE layers (native/moe_gemm.cuh) in the emulator, and what ptxas makes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench import sass
+from blockscale import catalog
+from blockscale.catalog import moe as catalog_moe
+from blockscale.lower.moe.source import source
+from blockscale.lower.nvcc import compile_cuda_source
+from blockscale.specs import FusedMoe
+from blockscale.specs.plans.moe import FORMATS, MoePlan, PlanError
+from tests.kit import moe_harness
+from tests.kit.moe_harness import plan
+from tests.reference import moe as moe
+
+LIMIT = {"bfloat16": 4e-3, "float16": 6e-4}
+"""Relative error of a row: the output's rounding, and for GEMM 1 that of nothing else."""
+
+INT4_LIMIT = {"bfloat16": 6e-3, "float16": 8e-4}
+"""Weights are rounded to the activations' dtype, too."""
+
+UNITS: dict[str, dict[str, Any]] = {
+    "mma": {"unit": "mma", "rows": 64, "tokens": 16, "slices": 2, "blocks_k": 2},
+    "wgmma": {"unit": "wgmma", "rows": 128, "tokens": 16, "slices": 1, "blocks_k": 2},
+}
+KINDS = [(fmt, group, False) for fmt in FORMATS for group in FORMATS[fmt]] + [
+    ("int4", group, True) for group in FORMATS["int4"]
+]
+
+
+def ids_of(tokens: int, top_k: int = 2, experts: int = 3, seed: int = 0) -> np.ndarray:
+    """Return random choices, some of which are dropped."""
+    ids, _ = moe.random_routing(tokens, experts, top_k, "random", seed)
+    ids[np.random.default_rng(seed).random(ids.shape) < 0.1] = -1
+    return ids
+
+
+def right(of: MoePlan, ids: np.ndarray, **options: Any) -> None:
+    """Fail unless the kernel's rows are right."""
+    limit = (INT4_LIMIT if of.fmt == "int4" else LIMIT)[of.dtype]
+    moe_harness.run(of, ids, **options).judge(limit)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize(("fmt", "group", "zeros"), KINDS)
+def test_formats(fmt: str, group: int, zeros: bool, unit: str, dtype: str) -> None:
+    for activation in ("swiglu", "none"):
+        of = plan(
+            fmt=fmt, group=group, zeros=zeros, dtype=dtype, activation=activation, **UNITS[unit]
+        )
+        right(of, ids_of(21), hidden=256, intermediate=128, scaled=True, bias=True)
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "swiglu_oai", "gelu_tanh", "relu2"])
+@pytest.mark.parametrize("unit", UNITS)
+def test_activations(unit: str, activation: str) -> None:
+    right(plan(activation=activation, **UNITS[unit]), ids_of(9), bias=True)
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "swiglu_oai"])
+def test_limits(activation: str) -> None:
+    """Gates are clamped from above only, ups on both sides."""
+    right(plan(activation=activation), ids_of(9), bias=True, limits=(1.25, 0.5))
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "relu2", "none"])
+@pytest.mark.parametrize(("hidden", "intermediate"), [(192, 96), (48, 32), (320, 208), (64, 64)])
+@pytest.mark.parametrize("unit", UNITS)
+def test_ragged_sizes(unit: str, hidden: int, intermediate: int, activation: str) -> None:
+    """Rows that end within a tile, K within a stage, outputs within 8 columns."""
+    right(plan(activation=activation, **UNITS[unit]), ids_of(11), hidden=hidden,
+          intermediate=intermediate, bias=True)  # fmt: skip
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "none"])
+@pytest.mark.parametrize("unit", UNITS)
+def test_ragged_sizes_of_neighbouring_tiles(unit: str, activation: str) -> None:
+    """A thread that stores 16 bytes of two tiles at once stores none beyond a row's end."""
+    of = plan(**UNITS[unit] | {"rows": 256, "tokens": 8, "slices": 1}, activation=activation)
+    assert of.tiles_m == 2
+    right(of, ids_of(11), hidden=48, intermediate=48, bias=True)
+
+
+MMA = [
+    (16, 8, 4, 4), (16, 8, 8, 8), (32, 8, 4, 4), (32, 24, 2, 4), (64, 32, 1, 1), (128, 8, 2, 4),
+    (128, 48, 1, 2), (256, 8, 1, 1), (256, 64, 1, 2),
+]  # fmt: skip
+WGMMA = [
+    (64, 16, 2),
+    (64, 64, 2),
+    (128, 40, 2),
+    (128, 256, 2),
+    (256, 8, 1),
+    (256, 24, 2),
+    (256, 152, 1),
+]
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "none"])
+@pytest.mark.parametrize(("rows", "tokens", "slices", "blocks_k"), MMA)
+def test_mma_tiles(rows: int, tokens: int, slices: int, blocks_k: int, activation: str) -> None:
+    of = plan(activation=activation, rows=rows, tokens=tokens, slices=slices, blocks_k=blocks_k)
+    right(of, ids_of(40, seed=1), hidden=320, intermediate=192, ctas=3)
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "none"])
+@pytest.mark.parametrize(("rows", "tokens", "blocks_k"), WGMMA)
+def test_wgmma_tiles(rows: int, tokens: int, blocks_k: int, activation: str) -> None:
+    of = plan(
+        unit="wgmma", activation=activation, rows=rows, tokens=tokens, slices=1, blocks_k=blocks_k
+    )
+    right(of, ids_of(40 if tokens < 100 else 160, seed=1), hidden=320, intermediate=192, ctas=3)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("ctas", [1, 7, 64])
+def test_any_number_of_ctas(unit: str, ctas: int) -> None:
+    right(plan(**UNITS[unit]), ids_of(60), ctas=ctas, experts=5)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("stages", [2, 5])
+@pytest.mark.parametrize("seed", range(3))
+def test_rings(unit: str, stages: int, seed: int) -> None:
+    """Few and many stages, on other interleavings of the emulator."""
+    right(plan(stages=stages, **UNITS[unit]), ids_of(33, seed=seed), hidden=448, seed=seed)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("kind", ["one_expert", "each_its_own", "dropped", "half_dropped"])
+def test_routings(unit: str, kind: str) -> None:
+    ids, _ = moe.random_routing(37, 6, 2, kind)
+    outcome = moe_harness.run(plan(**UNITS[unit]), ids, experts=6)
+    if kind == "dropped":
+        assert not len(outcome.got)
+        assert (outcome.behind == moe_harness.UNWRITTEN).all()
+    else:
+        outcome.judge(LIMIT["bfloat16"])
+
+
+def test_what_cp_async_wrote_is_fenced_before_wgmma_reads_it() -> None:
+    """By its text: cp.async is of the generic proxy, wgmma of the asynchronous one."""
+    assert "fence.proxy.async" in moe_harness.ptx(plan(**UNITS["wgmma"]))
+    assert "fence.proxy.async" not in moe_harness.ptx(plan(**UNITS["mma"]))
+
+
+def test_mma_is_right_on_blackwell() -> None:
+    right(plan(), ids_of(9), arch="sm_100a")
+
+
+SPECS = [
+    FusedMoe(128, 2048, 768, 8, fmt="nvfp4", layout="tiles64"),
+    FusedMoe(8, 4096, 14336, 2, fmt="int4", group=128, layout="tiles64"),
+    FusedMoe(32, 2880, 2880, 4, fmt="mxfp4", activation="swiglu_oai", layout="tiles64"),
+]
+
+
+def test_ptxas_keeps_wgmma_asynchronous_and_spills_nothing_where_it_runs() -> None:
+    """Of default plans: serialised, wgmma waits after each; only loading warps may spill."""
+    plans = {
+        each
+        for spec in SPECS
+        for bucket in catalog_moe.buckets(spec, "sm_90a", {})
+        for each in (bucket.gemm1, bucket.gemm2)
+    }
+    widest = plan(unit="wgmma", rows=256, tokens=160, slices=1, blocks_k=2)
+    assert any(each.unit == "wgmma" for each in plans)
+    for each in [*plans, widest]:
+        made = compile_cuda_source(source(each, "moe"), "sm_90a")
+        assert not made.losses, f"{each}: {made.losses}"
+        if each.unit == "mma":
+            assert made.resources[0]["spills"] == 0, f"{each}: {made.resources}"
+            continue
+        stems = [
+            instruction.stem for instruction in sass.disassemble(made.image, "moe").instructions
+        ]
+        first, last = (f(i for i, stem in enumerate(stems) if stem == "HGMMA") for f in (min, max))
+        assert not {"STL", "LDL"} & set(stems[first : last + 1]), f"{each}: {made.resources}"
+
+
+def test_registers_of_a_cta_stay_what_they_were() -> None:
+    """More than at the start would wait for ever."""
+    for rows, tokens in ((128, 64), (256, 8), (256, 160)):
+        of = plan(unit="wgmma", rows=rows, tokens=tokens, slices=1, blocks_k=2)
+        start = 65536 // of.threads // 8 * 8 * of.threads
+        asked = of.consumers * 32 * of.consumer_registers + of.producers * 32 * 56
+        assert asked <= start
+        assert of.consumer_registers % 8 == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"unit": "fma"}, "neither"),
+        ({"fmt": "nvfp4", "group": 32}, "groups of 32"),
+        ({"zeros": True}, "only int4"),
+        ({"tokens": 12}, "12 tokens"),
+        ({"rows": 48}, "48 rows"),
+        ({"slices": 3}, "3 slices"),
+        ({"slices": 4, "blocks_k": 2}, "do not make 4 slices"),
+        ({"rows": 256, "tokens": 64, "slices": 8, "blocks_k": 8}, "registers"),
+        ({"stages": 1}, "between 2 and 16"),
+        ({"stages": 16, "rows": 256, "slices": 1}, "shared memory"),
+        ({"unit": "wgmma", "slices": 1, "rows": 128, "blocks_k": 1}, "even number"),
+        ({"unit": "wgmma", "slices": 2, "rows": 128}, "one slice"),
+    ],
+)
+def test_illegal_plans(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        plan(**changes)
+
+
+def test_every_bucket_has_a_plan_at_every_level() -> None:
+    for level in ("sm_90a", "sm_100a", "sm_120a"):
+        for spec in SPECS:
+            found = catalog_moe.buckets(spec, level, {})
+            assert found[-1].limit is None
+            assert len(catalog.workloads(spec, level)) == 10

@@ -1,0 +1,220 @@
+"""blockscale.nn: modules give what the functions give, and keep their weights in state_dict."""
+
+import numpy as np
+import pytest
+import torch
+
+import blockscale as bs
+from blockscale import nn
+from tests.kit.helpers import rejects, same
+from tests.reference import core as ref
+from tests.reference import moe as moe
+
+EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 4, 2, 64, 96
+
+
+def normal(*shape, seed=0):
+    values = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    return torch.from_numpy(values)
+
+
+def prepared(seed=0, **options):
+    """Return random weights in layout "linear", or another."""
+    layer = moe.random_layer(EXPERTS, HIDDEN, INTERMEDIATE, "nvfp4", seed=seed)
+    names = ("w13", "w2", "w13_scale", "w2_scale", "w13_global_scale", "w2_global_scale")
+    given = {name: torch.from_numpy(getattr(layer, name)) for name in names}
+    return bs.prepare_moe_weights(**given, **options)
+
+
+WEIGHTS = prepared()
+X, LOGITS = normal(5, HIDDEN), normal(5, EXPERTS, seed=1)
+ROUTED = bs.moe_route(LOGITS, TOP_K)
+EXPECTED = bs.fused_moe(X, WEIGHTS, *ROUTED)
+
+
+# ---- FusedMoE -----------------------------------------------------------------------------------
+
+
+def test_layer_is_the_functions():
+    """Logits, or ids and weights; leading dimensions stay."""
+    layer = nn.FusedMoE(WEIGHTS, TOP_K)
+    same(layer(X, LOGITS), EXPECTED)
+    same(layer(X, topk_ids=ROUTED[0], topk_weights=ROUTED[1]), EXPECTED)
+    y = layer(X.view(1, 5, HIDDEN), LOGITS.view(1, 5, EXPERTS))
+    same(y, EXPECTED[None])
+    same(layer(X.view(5, 1, HIDDEN), topk_ids=ROUTED[0][:, None], topk_weights=ROUTED[1][:, None]),
+         EXPECTED[:, None])  # fmt: skip
+
+
+def test_router_and_shared_expert():
+    """The router makes the logits; what the shared expert makes is added."""
+    router = torch.nn.Linear(HIDDEN, EXPERTS, bias=False)
+    shared = nn.Linear.from_float(normal(HIDDEN, HIDDEN, seed=2))
+    layer = nn.FusedMoE(WEIGHTS, TOP_K, router=router, shared=shared)
+    with torch.no_grad():
+        routed = bs.moe_route(router(X), TOP_K)
+        same(layer(X), bs.fused_moe(X, WEIGHTS, *routed) + shared(X))
+
+
+def test_routing_options():
+    """They reach moe_route."""
+    bias = normal(EXPERTS, seed=3)
+    options = {"renormalize": False, "scale": 2.5, "n_group": 2, "topk_group": 1}
+    layer = nn.FusedMoE(WEIGHTS, TOP_K, scoring="sigmoid", correction_bias=bias, **options)
+    routed = bs.moe_route(LOGITS, TOP_K, scoring="sigmoid", correction_bias=bias, **options)
+    for got, expected in zip(layer.route(LOGITS), routed, strict=True):
+        assert torch.equal(got, expected)
+
+
+def test_without_a_router():
+    with rejects("FusedMoE", "neither logits nor topk_ids", "router"):
+        nn.FusedMoE(WEIGHTS, TOP_K)(X)
+
+
+def test_state_dict(tmp_path):
+    """Saved, loaded into other weights or into none, the layer gives the same."""
+    layer = nn.FusedMoE(WEIGHTS, TOP_K, correction_bias=torch.zeros(EXPERTS))
+    torch.save(layer.state_dict(), tmp_path / "layer.pt")
+    state = torch.load(tmp_path / "layer.pt", weights_only=True)
+    assert all(isinstance(value, torch.Tensor) for value in state.values())
+    others = prepared(seed=1), None
+    for weights in others:
+        other = nn.FusedMoE(weights, TOP_K, correction_bias=torch.ones(EXPERTS))
+        assert other.load_state_dict(state) == ([], [])
+        same(other(X, LOGITS), EXPECTED)
+        assert other.weights.meta() == WEIGHTS.meta()
+
+
+def test_state_of_another_size():
+    """Weights are taken over with their sizes, format and layout."""
+    tiled = prepared(layout="tiles64")
+    layer = nn.FusedMoE(WEIGHTS, TOP_K)
+    layer.load_state_dict(nn.FusedMoE(tiled, TOP_K).state_dict())
+    assert layer.weights.meta() == tiled.meta()
+    for (_, a), (_, b) in zip(layer.weights.tensors(), tiled.tensors(), strict=True):
+        assert torch.equal(a, b)
+    with rejects("layout 'tiles64'", "cpu"):
+        layer(X, LOGITS)
+
+
+def test_buffers_that_fit_stay():
+    """A captured CUDA graph reads the memory that it knew."""
+    layer = nn.FusedMoE(prepared(seed=1), TOP_K)
+    before = [value.data_ptr() for value in layer.buffers()]
+    layer(X, LOGITS)
+    layer.load_state_dict(nn.FusedMoE(WEIGHTS, TOP_K).state_dict())
+    assert [value.data_ptr() for value in layer.buffers()] == before
+    same(layer(X, LOGITS), EXPECTED)
+
+
+def test_in_a_model():
+    """Names have the module's prefix; loading a model finds its layers."""
+    model = torch.nn.Sequential(
+        nn.FusedMoE(WEIGHTS, TOP_K, router=torch.nn.Linear(HIDDEN, EXPERTS))
+    )
+    state = model.state_dict()
+    assert {"0.w13", "0.w2_scale", "0.meta", "0.router.weight"} <= set(state)
+    empty = torch.nn.Sequential(nn.FusedMoE(None, TOP_K, router=torch.nn.Linear(HIDDEN, EXPERTS)))
+    with rejects("no weights yet", "state_dict"):
+        empty(X)
+    empty.load_state_dict(state)
+    assert "meta" in "".join(state)  # the caller's state is as it was
+    with torch.no_grad():
+        same(empty(X), model(X))
+
+
+def test_states_that_do_not_fit():
+    """A missing description, or another kind of experts, is said."""
+    layer = nn.FusedMoE(WEIGHTS, TOP_K)
+    state = layer.state_dict()
+    relu = moe.random_layer(EXPERTS, HIDDEN, INTERMEDIATE, "mxfp4", activation="relu2")
+    given = {n: torch.from_numpy(getattr(relu, n)) for n in ("w13", "w2", "w13_scale", "w2_scale")}
+    other = nn.FusedMoE(
+        bs.prepare_moe_weights(**given, fmt="mxfp4", activation="relu2"), 2, activation="relu2"
+    )
+    with pytest.raises(RuntimeError, match=r"gated=True experts, but .* 'relu2'"):
+        other.load_state_dict(state)
+    del state["meta"]
+    with pytest.raises(RuntimeError, match=r'Missing key.*"meta"'):
+        layer.load_state_dict(state)
+
+
+def test_dtypes_stay():
+    """module.to(dtype) is for the other modules around: scales must not be rounded."""
+    layer = nn.FusedMoE(WEIGHTS, TOP_K, correction_bias=torch.rand(EXPERTS),
+                        router=torch.nn.Linear(HIDDEN, EXPERTS)).to(torch.bfloat16)  # fmt: skip
+    assert layer.router.weight.dtype == torch.bfloat16
+    assert layer.correction_bias.dtype == torch.float32
+    for (_, a), (_, b) in zip(layer.weights.tensors(), WEIGHTS.tensors(), strict=True):
+        assert torch.equal(a, b)
+    with torch.no_grad():
+        assert layer(X.bfloat16()).dtype == torch.bfloat16
+
+
+def test_meta_device():
+    """A model may be made without memory and loaded afterwards."""
+    layer = nn.FusedMoE(WEIGHTS, TOP_K).to("meta")
+    assert layer.weights.w13.is_meta
+    layer = layer.to_empty(device="cpu")
+    layer.load_state_dict(nn.FusedMoE(WEIGHTS, TOP_K).state_dict())
+    same(layer(X, LOGITS), EXPECTED)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compile(backend):
+    """One graph, with both functions as operators."""
+    torch._dynamo.reset()
+    layer = nn.FusedMoE(WEIGHTS, TOP_K, router=torch.nn.Linear(HIDDEN, EXPERTS))
+    with torch.no_grad():
+        compiled = torch.compile(layer, fullgraph=True, backend=backend)
+        same(compiled(X), layer(X))
+
+
+def test_says_what_it_is():
+    text = repr(nn.FusedMoE(WEIGHTS, TOP_K))
+    for word in ("experts=4", "hidden=64", "intermediate=96", "nvfp4", "top_k=2", "swiglu"):
+        assert word in text
+
+
+# ---- Linear -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4"])
+def test_linear(fmt, tmp_path):
+    """A quantised layer gives bs.linear on its weight, which is near the layer's; and loads."""
+    plain = torch.nn.Linear(64, 48)
+    layer = nn.Linear.from_float(plain, fmt)
+    scale = (plain.weight.abs().amax() / 2688).reshape(1).detach() if fmt == "nvfp4" else None
+    packed, block_scale = bs.quantize(plain.weight.detach(), fmt, scale)
+    bias = plain.bias.detach()
+    expected = bs.linear(X, packed, block_scale, fmt, scale, bias)
+    same(layer(X), expected)
+    error = ref.row_error(expected.numpy(), plain(X).detach().double().numpy())
+    assert error.max() < 0.2  # 4 bits
+    torch.save(layer.state_dict(), tmp_path / "layer.pt")
+    other = nn.Linear()
+    with rejects("Linear", "no weight yet"):
+        other(X)
+    other.load_state_dict(torch.load(tmp_path / "layer.pt", weights_only=True))
+    same(other(X), expected)
+    assert f"in_features=64, out_features=48, fmt={fmt}" in repr(other)
+    assert layer.to(torch.bfloat16)(X.bfloat16()).dtype == torch.bfloat16
+    assert layer.bias.dtype == torch.float32
+
+
+@pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4"])
+def test_linear_dequantised(fmt):
+    """What a layer does on CUDA: near the kernel that decodes in its inner loop, bias and all."""
+    layer = nn.Linear.from_float(torch.nn.Linear(64, 48), fmt)
+    x = normal(7, 64)
+    got = layer._dequantized(x, layer.packed, layer.block_scale)
+    want = layer(x).double()
+    assert ((got - want).norm(dim=1) < 1e-5 * want.norm(dim=1)).all()
+
+
+def test_linear_zero_weight():
+    """A weight of zeros has a global scale all the same."""
+    layer = nn.Linear.from_float(torch.zeros(48, 64))
+    assert not layer(X).any()
+    with rejects("Linear.from_float", "weight is a list"):
+        nn.Linear.from_float([1.0])

@@ -1,0 +1,1 @@
+"""Independent, slow references in NumPy; they share no code with the package."""

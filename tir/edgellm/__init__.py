@@ -1,0 +1,1 @@
+"""Edge-LLM's decode passes."""

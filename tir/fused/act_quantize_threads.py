@@ -1,0 +1,228 @@
+"""`act_quantize` block by block, as GPUs compute it.
+
+A block "block" holds the steps of a block of elements, from its loads to its last store: a thread
+computes one.  Where scales have padding, the loops go on to the end of the last tiles, and "pad"
+writes the zeros.  Rows from ``mask[expert]`` on are not read.  Between the steps the values are 16
+bits wide, as they are rounded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.ir import Expr as PrimExpr
+from tvm.script import tirx as T
+from tvm.tirx import Buffer, PrimFunc
+
+from blockscale.specs import ActQuantize
+from blockscale.tir import activations, formats
+from blockscale.tir.common import fix_shape, i64, keep_params, widen
+from blockscale.tir.fused.act_quantize import block_byte, block_code, block_factor
+from blockscale.tir.quant.quantize import pack_codes
+from blockscale.tir.scale_store import scale_index, scale_shape
+
+NUMBERS = 3
+"""Numbers of "swiglu"."""
+
+
+def activated(
+    activation: str, dtype: str, gate: PrimExpr, up: PrimExpr, numbers: Buffer | None
+) -> PrimExpr:
+    """Return the gated activation of two elements, rounded to ``dtype``."""
+    given = [] if numbers is None else [numbers[i64(i)] for i in range(NUMBERS)]
+    value = activations.gated(activation, widen(gate), widen(up), given)
+    return formats.round_to(dtype, value)
+
+
+def _value_steps(spec: ActQuantize) -> tuple[Any, Any]:
+    """Steps: load a block of a; load a block of gate and of up, and make it one of a."""
+    block, swiglu = i64(spec.block), spec.activation == "swiglu"
+
+    @T.inline
+    def load(x, a, at):
+        for k in range(block):
+            with T.sblock("load_input"):
+                vk = T.axis.spatial(block, k)
+                a[vk] = x[at(vk)]
+
+    @T.inline
+    def activate(x, gate, up, numbers, a, at, cols, given):
+        for k in range(block):
+            with T.sblock("load_gate"):
+                vk = T.axis.spatial(block, k)
+                gate[vk] = x[at(vk)]
+        for k in range(block):
+            with T.sblock("load_up"):
+                vk = T.axis.spatial(block, k)
+                up[vk] = x[at(cols + vk)]
+        if swiglu:
+            with T.sblock("numbers"):
+                numbers[i64(0)] = given[0]
+                numbers[i64(1)] = given[1]
+                numbers[i64(2)] = given[2]
+        for k in range(block):
+            with T.sblock("value"):
+                vk = T.axis.spatial(block, k)
+                a[vk] = activated(spec.activation, spec.dtype, gate[vk], up[vk], numbers)
+
+    return load, activate
+
+
+def _encode_step(spec: ActQuantize) -> Any:
+    """Step from a block of a to its scale byte and packed codes."""
+    block, half, two = i64(spec.block), i64(spec.block // 2), i64(2)
+
+    @T.inline
+    def encode(a, g, magnitude, amax, byte, factor, code, pair, e):
+        for k in range(block):
+            with T.sblock("magnitude"):
+                vk = T.axis.spatial(block, k)
+                magnitude[vk] = formats.abs_bits(widen(a[vk]))
+        for k in range(block):
+            with T.sblock("amax"):
+                vk = T.axis.reduce(block, k)
+                with T.init():
+                    amax[i64(0)] = 0
+                amax[i64(0)] = T.max(amax[i64(0)], magnitude[vk])
+        for i in range(i64(1)):
+            with T.sblock("scale"):
+                vi = T.axis.spatial(i64(1), i)
+                byte[vi] = block_byte(spec, amax[vi], g[e])
+        for i in range(i64(1)):
+            with T.sblock("factor"):
+                vi = T.axis.spatial(i64(1), i)
+                factor[vi] = block_factor(spec, amax[vi], byte[vi], g[e])
+        for k in range(block):
+            with T.sblock("code"):
+                vk = T.axis.spatial(block, k)
+                code[vk] = block_code(spec, widen(a[vk]), factor[i64(0)], byte[i64(0)])
+        for j in range(half):
+            with T.sblock("pack"):
+                vj = T.axis.spatial(half, j)
+                pair[vj] = pack_codes(code[vj * two], code[vj * two + i64(1)])
+
+    return encode
+
+
+def _store_steps(spec: ActQuantize, at: Any) -> tuple[Any, Any]:
+    """Steps: store a block's codes and scale; write the zeros of a place without one."""
+    half = i64(spec.block // 2)
+
+    def place(e: PrimExpr, r: PrimExpr, b: PrimExpr, blocks: PrimExpr) -> tuple[PrimExpr, ...]:
+        return at(e, *scale_index(spec.layout, r, b, blocks))
+
+    @T.inline
+    def store(pair, byte, packed, block_scale, e, r, b, blocks):
+        for j in range(half):
+            with T.sblock("store_codes"):
+                vj = T.axis.spatial(half, j)
+                packed[at(e, r, b * half + vj)] = pair[vj]
+        with T.sblock("store_scale"):
+            block_scale[place(e, r, b, blocks)] = T.Cast("uint8", byte[i64(0)])
+
+    @T.inline
+    def pad(block_scale, e, r, b, experts, used, size, blocks):
+        with T.sblock("pad"):
+            ve = T.axis.spatial(experts, e)
+            vr = T.axis.spatial(size[0], r)
+            vb = T.axis.spatial(size[1], b)
+            T.reads()
+            T.writes()
+            if vr >= used(ve) or vb >= blocks:
+                block_scale[place(ve, vr, vb, blocks)] = T.uint8(0)
+
+    return store, pad
+
+
+def act_rows(spec: ActQuantize, shape: tuple[int, ...] | None = None) -> PrimFunc:
+    """Return the kernel of ``spec``, its parameters those of ``spec.params()``.
+
+    ``shape`` is the input's; None lets the function take any.
+    """
+    block, half, one = i64(spec.block), i64(spec.block // 2), i64(1)
+    tiled, swiglu = spec.layout != "linear", spec.activation == "swiglu"
+
+    def at(e: PrimExpr, *rest: PrimExpr) -> tuple[PrimExpr, ...]:
+        return (e, *rest) if spec.grouped else rest
+
+    load, activate = _value_steps(spec)
+    encode, (store, pad) = _encode_step(spec), _store_steps(spec, at)
+
+    @T.inline
+    def compute(input, g, packed, block_scale, given, e, r, b, cols):
+        a = T.sblock_alloc_buffer((block,), spec.dtype)
+        magnitude = T.sblock_alloc_buffer((block,), "int32")
+        amax = T.sblock_alloc_buffer((one,), "int32")
+        byte = T.sblock_alloc_buffer((one,), "int32")
+        factor = T.sblock_alloc_buffer((one,), "float32")
+        code = T.sblock_alloc_buffer((block,), "int32")
+        pair = T.sblock_alloc_buffer((half,), "uint8")
+        place = T.meta_var(lambda k: at(e, r, b * block + k))
+        if spec.gated:
+            gate = T.sblock_alloc_buffer((block,), spec.dtype)
+            up = T.sblock_alloc_buffer((block,), spec.dtype)
+            if swiglu:
+                numbers = T.sblock_alloc_buffer((i64(NUMBERS),), "float32")
+                activate(input, gate, up, numbers, a, place, cols, given)
+            else:
+                activate(input, gate, up, None, a, place, cols, given)
+        else:
+            load(input, a, place)
+        encode(a, g, magnitude, amax, byte, factor, code, pair, e)
+        store(pair, byte, packed, block_scale, e, r, b, cols // block)
+
+    @T.prim_func(s_tir=True)
+    def main(
+        input_handle: T.handle,
+        mask_handle: T.handle,
+        scale_handle: T.handle,
+        alpha: T.float32,
+        beta: T.float32,
+        limit: T.float32,
+        packed_handle: T.handle,
+        bytes_handle: T.handle,
+    ):
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        rows, width = T.int64(), T.int64()
+        experts = T.meta_var(T.int64() if spec.grouped else one)
+        cols = T.meta_var(width // i64(2) if spec.gated else width)
+        size = T.meta_var(scale_shape(spec.layout, rows, cols // block))
+        input = T.match_buffer(input_handle, at(experts, rows, width), spec.dtype)
+        global_scale = T.match_buffer(scale_handle, (experts,), "float32")
+        packed = T.match_buffer(packed_handle, at(experts, rows, cols // i64(2)), "uint8")
+        block_scale = T.match_buffer(bytes_handle, at(experts, *size), "uint8")
+        given = T.meta_var((alpha, beta, limit) if swiglu else ())
+        if spec.grouped:
+            mask = T.match_buffer(mask_handle, (experts,), "int32")
+        for e, r, b in T.grid(experts, *size):
+            with T.sblock("block"):
+                ve = T.axis.spatial(experts, e)
+                vr = T.axis.spatial(rows, r)
+                vb = T.axis.spatial(cols // block, b)
+                if tiled:
+                    T.where(tirx.all(r < rows, b < cols // block))
+                if spec.grouped:
+                    if vr < T.Cast("int64", mask[ve]):
+                        with T.sblock("used"):
+                            compute(
+                                input, global_scale, packed, block_scale, given, ve, vr, vb, cols
+                            )
+                else:
+                    compute(input, global_scale, packed, block_scale, given, ve, vr, vb, cols)
+            if tiled:
+                pad(
+                    block_scale,
+                    e,
+                    r,
+                    b,
+                    experts,
+                    (lambda v: tirx.Min(rows, T.Cast("int64", mask[v])))
+                    if spec.grouped
+                    else (lambda v: rows),
+                    size,
+                    cols // block,
+                )
+
+    main = keep_params(main, [param.name for param in spec.params()])
+    return main if shape is None else fix_shape(main, "input", shape)

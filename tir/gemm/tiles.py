@@ -1,0 +1,250 @@
+"""The block-scaled GEMM in whole tiles, which the schedules for tcgen05 split without a remainder.
+
+d[i, j] = round(alpha * sum_k (a[i, k] * sfa[i, k / block]) * (b[j, k] * sfb[j, k / block])
+                     + bias[j])
+
+Sizes are padded: rows of a and d to tiles of `ROW_TILE`, those of b to `COL_TILE`, K to `K_TILE`.
+The true sizes are in the attribute "blockscale.gemm": TMA loads zeros and leaves stores out beyond
+them, so that padding exists on paper only.  K is two axes, 128x4 tiles of scales and elements in
+one, so that every index is a sum.  Scales are [tiles of 128 rows, 512-byte tiles along K]: the byte
+of row r and column c is at [r / 128, c / 4 * 512 + r % 32 * 16 + r % 128 / 32 * 4 + c % 4].  The
+MMA reads them from [32 lanes of each tile along K, 4 * (r / 32) + c % 4]: blocks "a_scale_lanes"
+and "b_scale_lanes".
+
+Grouped: a tile of rows belongs to one expert, whose number is in expert_of_tile; a kernel finds it
+from the offsets of the experts' rows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tvm import tirx
+from tvm.ir import Expr as PrimExpr
+from tvm.script import tirx as T
+from tvm.tirx import PrimFunc
+
+from blockscale.specs.gemm import CODES_PER_BYTE, GEMM_FORMATS, GemmFormat
+from blockscale.tir import formats
+from blockscale.tir.common import fix_shape, i64
+
+ROW_TILE = 768
+"""Rows of a are a multiple of this, which every tile's height divides: 256 and 192."""
+
+COL_TILE = 768
+"""Rows of b are a multiple of this, which every tile's width divides: 256 and 192."""
+
+K_TILE = 256
+"""K is a multiple of this, the longest stage."""
+
+ATOM_SCALES = 4
+"""Columns of a 128x4 tile of scales."""
+
+ATOM_BYTES = 512
+"""Bytes of a 128x4 tile of scales."""
+
+LANES = 32
+"""Rows of 16 bytes in such a tile: bytes 4 q to 4 q + 3 of row r belong to row 32 q + r."""
+
+ATTRIBUTE = "blockscale.gemm"
+"""Function attribute: fmt, out_dtype, n, k, experts (0: not grouped)."""
+
+
+def up(value: int, step: int) -> int:
+    """``value`` rounded up to a multiple of ``step``."""
+    return -(-value // step) * step
+
+
+class Sizes(NamedTuple):
+    """Padded sizes."""
+
+    cols: int
+    """Rows of b."""
+    atoms: int
+    """128x4 tiles of scales along K."""
+    depth: int
+    """Elements of K of one of them."""
+
+    @staticmethod
+    def of(fmt: str, n: int, k: int) -> Sizes:
+        """Sizes of a GEMM of ``n`` columns and ``k`` elements of K."""
+        depth = ATOM_SCALES * GEMM_FORMATS[fmt].block
+        return Sizes(up(n, COL_TILE), up(k, K_TILE) // depth, depth)
+
+
+def element(code: str, byte: PrimExpr, k: PrimExpr) -> PrimExpr:
+    """Float32 value of element ``k`` of its row, from its byte, in format ``code``."""
+    bits = tirx.Cast("int32", byte)
+    return (
+        formats.e2m1_decode(formats.nibble(bits, k))
+        if code == "e2m1"
+        else formats.e4m3_decode(bits)
+    )
+
+
+def scale(fmt: str, byte: PrimExpr) -> PrimExpr:
+    """Float32 value of a block scale's byte."""
+    bits = tirx.Cast("int32", byte)
+    return (
+        formats.e4m3_decode(bits)
+        if GEMM_FORMATS[fmt].scale == "e4m3"
+        else formats.e8m0_decode(bits)
+    )
+
+
+def gemm_tiles(
+    fmt: str, out_dtype: str, n: int, k: int, experts: int = 0, rows: int | None = None
+) -> PrimFunc:
+    """Return the unscheduled GEMM in whole tiles.
+
+    Parameters are (a, b, a_scale, b_scale, alpha, bias, d); with ``experts``, expert_of_tile
+    instead of bias.  ``rows`` None: any number of tiles of rows.
+    """
+    make = _grouped if experts else _plain
+    func = make(fmt, out_dtype, n, k, experts)
+    if rows is not None:
+        codes = CODES_PER_BYTE[GEMM_FORMATS[fmt].a_code]
+        tiles = max(1, -(-rows // ROW_TILE))
+        func = fix_shape(func, "a", (tiles, ROW_TILE, up(k, K_TILE) // codes))
+    sizes = {"fmt": fmt, "out_dtype": out_dtype, "n": n, "k": k, "experts": experts}
+    return func.with_attr(ATTRIBUTE, sizes)
+
+
+def _codes(fmt: str) -> tuple[GemmFormat, int, int]:
+    """The format, and elements in a byte of a and b."""
+    form = GEMM_FORMATS[fmt]
+    return form, CODES_PER_BYTE[form.a_code], CODES_PER_BYTE[form.b_code]
+
+
+def _plain(fmt: str, out_dtype: str, n: int, k: int, experts: int) -> PrimFunc:
+    """The GEMM of one matrix b."""
+    del experts
+    form, a_codes, b_codes = _codes(fmt)
+    size = Sizes.of(fmt, n, k)
+    N, NA, KA, KD = i64(size.cols), i64(size.cols // 128), i64(size.atoms), i64(size.depth)
+    R, RA, one = i64(ROW_TILE), i64(ROW_TILE // 128), i64(1)
+    AT, L, Q = i64(ATOM_BYTES), i64(LANES), i64(ATOM_BYTES // LANES)
+    AB, BB = (i64(size.atoms * size.depth // codes) for codes in (a_codes, b_codes))
+    AD, BD = (i64(size.depth // codes) for codes in (a_codes, b_codes))
+    AC, BC, block = i64(a_codes), i64(b_codes), i64(form.block)
+
+    @T.prim_func(s_tir=True)
+    def main(
+        a_handle: T.handle,
+        b: T.Buffer((N, BB), "uint8"),
+        a_scale_handle: T.handle,
+        b_scale: T.Buffer((NA, KA * AT), "uint8"),
+        alpha: T.Buffer((one,), "float32"),
+        bias: T.Buffer((N,), "float32"),
+        d_handle: T.handle,
+    ):
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        tiles = T.int64()
+        a = T.match_buffer(a_handle, (tiles, R, AB), "uint8")
+        a_scale = T.match_buffer(a_scale_handle, (tiles, RA, KA * AT), "uint8")
+        d = T.match_buffer(d_handle, (tiles, R, N), out_dtype)
+        SA = T.sblock_alloc_buffer((tiles, KA * L, RA * Q), "uint8")
+        SB = T.sblock_alloc_buffer((KA * L, NA * Q), "uint8")
+        C = T.sblock_alloc_buffer((tiles, R, N), "float32")
+        for t, ka, ra, r, s in T.grid(tiles, KA, RA, L, Q):
+            with T.sblock("a_scale_lanes"):
+                vt, va, vo, vr, vs = T.axis.remap("SSSSS", [t, ka, ra, r, s])
+                SA[vt, va * L + vr, vo * Q + vs] = a_scale[vt, vo, va * AT + vr * Q + vs]
+        for ka, na, r, s in T.grid(KA, NA, L, Q):
+            with T.sblock("b_scale_lanes"):
+                va, vo, vr, vs = T.axis.remap("SSSS", [ka, na, r, s])
+                SB[va * L + vr, vo * Q + vs] = b_scale[vo, va * AT + vr * Q + vs]
+        for t, i, j, ka, ke in T.grid(tiles, R, N, KA, KD):
+            with T.sblock("gemm"):
+                vt, vi, vj, va, ve = T.axis.remap("SSSRR", [t, i, j, ka, ke])
+                with T.init():
+                    C[vt, vi, vj] = T.float32(0)
+                C[vt, vi, vj] = C[vt, vi, vj] + (
+                    element(form.a_code, a[vt, vi, va * AD + ve // AC], ve)
+                    * scale(
+                        fmt,
+                        SA[vt, va * L + vi % L, vi // L * 4 + ve // block],
+                    )
+                ) * (
+                    element(form.b_code, b[vj, va * BD + ve // BC], ve)
+                    * scale(fmt, SB[va * L + vj % L, vj // L * 4 + ve // block])
+                )
+        for t, i, j in T.grid(tiles, R, N):
+            with T.sblock("epilogue"):
+                vt, vi, vj = T.axis.remap("SSS", [t, i, j])
+                d[vt, vi, vj] = formats.round_to(out_dtype, C[vt, vi, vj] * alpha[0] + bias[vj])
+
+    return main
+
+
+def _grouped(fmt: str, out_dtype: str, n: int, k: int, experts: int) -> PrimFunc:
+    """The GEMM whose tiles of rows have a matrix b each, gathered as it is loaded."""
+    form, a_codes, b_codes = _codes(fmt)
+    size = Sizes.of(fmt, n, k)
+    N, NA, KA, KD = i64(size.cols), i64(size.cols // 128), i64(size.atoms), i64(size.depth)
+    R, RA, E = i64(ROW_TILE), i64(ROW_TILE // 128), i64(experts)
+    AT, L, Q = i64(ATOM_BYTES), i64(LANES), i64(ATOM_BYTES // LANES)
+    AB, BB = (i64(size.atoms * size.depth // codes) for codes in (a_codes, b_codes))
+    AD, BD = (i64(size.depth // codes) for codes in (a_codes, b_codes))
+    AC, BC, block = i64(a_codes), i64(b_codes), i64(form.block)
+
+    @T.prim_func(s_tir=True)
+    def main(
+        a_handle: T.handle,
+        b: T.Buffer((E, N, BB), "uint8"),
+        a_scale_handle: T.handle,
+        b_scale: T.Buffer((E, NA, KA * AT), "uint8"),
+        alpha: T.Buffer((E,), "float32"),
+        expert_handle: T.handle,
+        d_handle: T.handle,
+    ):
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        tiles = T.int64()
+        a = T.match_buffer(a_handle, (tiles, R, AB), "uint8")
+        a_scale = T.match_buffer(a_scale_handle, (tiles, RA, KA * AT), "uint8")
+        expert_of_tile = T.match_buffer(expert_handle, (tiles,), "int32")
+        d = T.match_buffer(d_handle, (tiles, R, N), out_dtype)
+        B = T.sblock_alloc_buffer((tiles, N, BB), "uint8")
+        BS = T.sblock_alloc_buffer((tiles, NA, KA * AT), "uint8")
+        SA = T.sblock_alloc_buffer((tiles, KA * L, RA * Q), "uint8")
+        SB = T.sblock_alloc_buffer((tiles, KA * L, NA * Q), "uint8")
+        C = T.sblock_alloc_buffer((tiles, R, N), "float32")
+        for t, j, kb in T.grid(tiles, N, BB):
+            with T.sblock("b_of_expert"):
+                vt, vj, vk = T.axis.remap("SSS", [t, j, kb])
+                B[vt, vj, vk] = b[expert_of_tile[vt], vj, vk]
+        for t, na, s in T.grid(tiles, NA, KA * AT):
+            with T.sblock("b_scale_of_expert"):
+                vt, vo, vs = T.axis.remap("SSS", [t, na, s])
+                BS[vt, vo, vs] = b_scale[expert_of_tile[vt], vo, vs]
+        for t, ka, ra, r, s in T.grid(tiles, KA, RA, L, Q):
+            with T.sblock("a_scale_lanes"):
+                vt, va, vo, vr, vs = T.axis.remap("SSSSS", [t, ka, ra, r, s])
+                SA[vt, va * L + vr, vo * Q + vs] = a_scale[vt, vo, va * AT + vr * Q + vs]
+        for t, ka, na, r, s in T.grid(tiles, KA, NA, L, Q):
+            with T.sblock("b_scale_lanes"):
+                vt, va, vo, vr, vs = T.axis.remap("SSSSS", [t, ka, na, r, s])
+                SB[vt, va * L + vr, vo * Q + vs] = BS[vt, vo, va * AT + vr * Q + vs]
+        for t, i, j, ka, ke in T.grid(tiles, R, N, KA, KD):
+            with T.sblock("gemm"):
+                vt, vi, vj, va, ve = T.axis.remap("SSSRR", [t, i, j, ka, ke])
+                with T.init():
+                    C[vt, vi, vj] = T.float32(0)
+                C[vt, vi, vj] = C[vt, vi, vj] + (
+                    element(form.a_code, a[vt, vi, va * AD + ve // AC], ve)
+                    * scale(
+                        fmt,
+                        SA[vt, va * L + vi % L, vi // L * 4 + ve // block],
+                    )
+                ) * (
+                    element(form.b_code, B[vt, vj, va * BD + ve // BC], ve)
+                    * scale(fmt, SB[vt, va * L + vj % L, vj // L * 4 + ve // block])
+                )
+        for t, i, j in T.grid(tiles, R, N):
+            with T.sblock("epilogue"):
+                vt, vi, vj = T.axis.remap("SSS", [t, i, j])
+                d[vt, vi, vj] = formats.round_to(
+                    out_dtype, C[vt, vi, vj] * alpha[expert_of_tile[vt]]
+                )
+
+    return main

@@ -1,0 +1,1 @@
+"""Tensor intrinsics that call our device functions."""

@@ -1,0 +1,1 @@
+"""Tensor intrinsics of x86-64 CPUs."""

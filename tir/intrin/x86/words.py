@@ -1,0 +1,132 @@
+"""x86 intrinsics of a MoE layer: a vector of words of 4-bit codes times a few rows.
+
+`blockscale.tir.intrin.x86.width` says what a *desc* and an *impl* are.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from tvm import tirx
+from tvm.ir import Expr as PrimExpr
+from tvm.script import tirx as T
+from tvm.script.ir_builder import tirx as ir_builder
+
+from blockscale.tir import formats
+from blockscale.tir.common import i64
+from blockscale.tir.intrin.x86.rows import spread
+from blockscale.tir.intrin.x86.width import PREFETCH_BYTES, WIDTHS, e2m1_lookup, prefetch, register
+from blockscale.tir.moe.fused_moe import ROW_TILES, WORD, coded_value
+
+KINDS = (("e2m1", 16), ("e2m1", 32), *((c, g) for c in ("int4", "int4z") for g in (32, 64, 128)))
+"""Codes ("int4z": with zeros) and the elements that share a scale."""
+
+
+def _values(level: str, code: str, words: PrimExpr, at: int, zero: PrimExpr) -> PrimExpr:
+    """Code ``at`` of every word (int32 lanes) as float32, less ``zero``; without the scale."""
+    shifted = words >> formats.const(4 * at, words, "int32") if at else words
+    if code == "e2m1":
+        return e2m1_lookup(level, shifted)
+    return formats.cast(shifted & formats.const(15, words, "int32"), "float32") - zero
+
+
+def _shared(values: PrimExpr, count: int, lanes: int) -> PrimExpr:
+    """``count`` values of a buffer, each in the lanes that share it."""
+    if count == 1:
+        return tirx.Broadcast(values[i64(0)], lanes)
+    return spread(values.vload([i64(0)], f"float32x{count}"), lanes)
+
+
+@cache
+def dot_words(level: str, code: str, block: int, rows: int) -> str:
+    """Register and name: ``acc[i, j] += sum_t a[i, t, j] * w[8 * j + t]`` for ``rows`` rows i.
+
+    Lane j decodes the 8 codes of word j in place, once for all rows; activations arrive
+    transposed.  A lane's 8 weights share a block scale (and a zero), which multiplies their sum.
+    """
+    lanes = WIDTHS[level].lanes
+    share = min(lanes, block // WORD)
+    count, with_zero = lanes // share, code == "int4z"
+    L, R, size, half, scales = map(i64, (lanes, rows, WORD, 4 * lanes, count))
+    two, four = i64(2), i64(4)
+
+    def at(lane: PrimExpr) -> PrimExpr:
+        return i64(0) if share == lanes else lane // i64(share)
+
+    @T.inline
+    def plain_row(A, P, S, Z, C):  # a loop of one iteration would not match
+        for j, t in T.grid(L, size):
+            with T.sblock("dot"):
+                vj, vt = T.axis.remap("SR", [j, t])
+                C[0, vj] = C[0, vj] + A[0, vt, vj] * coded_value(
+                    code, P[vj * four + vt // two], vt, S[at(vj)], Z[at(vj)]
+                )
+
+    @T.inline
+    def plain(A, P, S, Z, C):
+        for i, j, t in T.grid(R, L, size):
+            with T.sblock("dot"):
+                vi, vj, vt = T.axis.remap("SSR", [i, j, t])
+                C[vi, vj] = C[vi, vj] + A[vi, vt, vj] * coded_value(
+                    code, P[vj * four + vt // two], vt, S[at(vj)], Z[at(vj)]
+                )
+
+    def emit(A: PrimExpr, P: PrimExpr, S: PrimExpr, Z: PrimExpr, C: PrimExpr, W: Any) -> None:
+        ramp = tirx.Ramp(i64(0), i64(1), lanes)
+        words = tirx.reinterpret(f"int32x{lanes}", P.vload([i64(0)], f"uint8x{4 * lanes}"))
+        eight = tirx.Broadcast(tirx.const(8.0, "float32"), lanes)
+        zero = _shared(Z, count, lanes) if with_zero else eight
+        for t in range(WORD):
+            ir_builder.buffer_store(W, _values(level, code, words, t, zero), [i64(t), ramp])
+        for i in range(rows):
+            total = None
+            for t in range(WORD):
+                a = A.vload([i64(i), i64(t), i64(0)], f"float32x{lanes}")
+                term = a * W.vload([i64(t), i64(0)], f"float32x{lanes}")
+                total = term if total is None else total + term
+            before = C.vload([i64(i), i64(0)], f"float32x{lanes}")
+            ir_builder.buffer_store(C, before + total * _shared(S, count, lanes), [i64(i), ramp])
+
+    @T.inline
+    def vectors(A, P, S, Z, C):
+        T.evaluate(prefetch(P, PREFETCH_BYTES))
+        W = T.alloc_buffer((size, L), "float32")
+        emit(A, P, S, Z, C, W)
+
+    def func(body: Any) -> Any:
+        @T.prim_func(s_tir=True)
+        def without(a: T.handle, packed: T.handle, scale: T.handle, acc: T.handle):
+            A = T.match_buffer(a, (R, size, L), "float32", offset_factor=1)
+            P = T.match_buffer(packed, (half,), "uint8", align=1, offset_factor=1)
+            S = T.match_buffer(scale, (scales,), "float32", offset_factor=1)
+            C = T.match_buffer(acc, (R, L), "float32", offset_factor=1)
+            with T.sblock("root"):
+                T.reads(C[0:R, 0:L], A[0:R, 0:size, 0:L], P[0:half], S[0:scales])
+                T.writes(C[0:R, 0:L])
+                body(A, P, S, S, C)
+
+        @T.prim_func(s_tir=True)
+        def zeros(a: T.handle, packed: T.handle, scale: T.handle, zero: T.handle, acc: T.handle):
+            A = T.match_buffer(a, (R, size, L), "float32", offset_factor=1)
+            P = T.match_buffer(packed, (half,), "uint8", align=1, offset_factor=1)
+            S = T.match_buffer(scale, (scales,), "float32", offset_factor=1)
+            Z = T.match_buffer(zero, (scales,), "float32", offset_factor=1)
+            C = T.match_buffer(acc, (R, L), "float32", offset_factor=1)
+            with T.sblock("root"):
+                T.reads(C[0:R, 0:L], A[0:R, 0:size, 0:L], P[0:half], Z[0:scales], S[0:scales])
+                T.writes(C[0:R, 0:L])
+                body(A, P, S, Z, C)
+
+        return zeros if with_zero else without
+
+    name = f"{code}_dots_{level}_{lanes}x{WORD}_b{block}_r{rows}"
+    return register(name, func(plain_row if rows == 1 else plain), func(vectors))
+
+
+def register_all() -> None:
+    """Register every intrinsic of this module."""
+    for level in {width.level for width in WIDTHS.values()}:
+        for code, block in KINDS:
+            for rows in ROW_TILES:
+                dot_words(level, code, block, rows)

@@ -1,0 +1,1 @@
+"""Kernels made of index maps."""

@@ -1,0 +1,372 @@
+"""A grouped GEMM of an MoE layer in whole tiles, which the schedules for Hopper split.
+
+GEMM 1 gathers, multiplies, and applies the activation to pairs of rows (gate, up):
+
+    acc[r] = sum_k x[order[s] / top_k, k] * w[e, r, k]        row r of the weights, sorted slot s
+    out[s, p] = round(act(acc[gate of p] * factor[e, 0] * f + bias, acc[up of p] * factor[e, 1] ..))
+
+GEMM 2 reads what GEMM 1 wrote, and scatters: out[order[s], r] = round(acc[r] * factor[e] * f +
+bias[e, r]).  f is the row's scale (activations in FP8 or NVFP4), sums are float32.
+
+Weights are "tiles64" (`moe.tiles`): [experts, rows / 64, K / 64, 4 tiles of 16 rows x
+32 lanes x 4 words] of 32 bits; K is in the order of positions, 16 to a step of the MMA.  Word j of
+lane 4 g + t holds rows g and g + 8, positions 16 j + 2 t, + 1, + 8, + 9.  Scales likewise, per
+tile of 16 rows.  A decoded weight is rounded to the dtype of x.  With a gate, tiles of 16 rows are
+8 of gate, then 8 of up; `natural` and `_position` say which columns rows of the layout become.
+
+Slots are padded: those of an expert to tiles of `TOKEN_TILE`.  A padding slot's order is the
+number of slots: it reads the row behind the last one of x (zeros), and writes the row behind the
+last one of out, which nobody reads.  Rows and K are padded to `ROW_TILE` and `K_TILE`.  Padding
+exists on paper only: a kernel's tiles end where the block of tokens, rows and K do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import cache, partial
+
+from tvm import tirx
+from tvm.ir import Expr as PrimExpr
+from tvm.script import tirx as T
+from tvm.tirx import PrimFunc
+
+from blockscale.specs.plans.moe_gemm import ATTRIBUTE, MoeGemm, scale_count, up
+from blockscale.tir import formats
+from blockscale.tir.common import i64
+
+TOKEN_TILE = 8 * 6983776800
+"""Slots of a padded tile, which every plan's tokens divide: multiples of 8 up to 256, but those of
+23, 29 and 31.  A function to be run takes fewer."""
+
+ROW_TILE = 256
+"""Rows of the weights are a multiple of this, the highest tile."""
+
+K_TILE = 512
+"""K is a multiple of this, the longest stage: 8 blocks of 64."""
+
+WORDS = 128
+"""32-bit words of codes of 16 rows and 64 k: four for each lane."""
+
+BLOCK_WORDS = 4 * WORDS
+"""Of 64 rows and 64 k."""
+
+
+def code(fmt: str, word: PrimExpr, high: PrimExpr, pair: PrimExpr, odd: PrimExpr) -> PrimExpr:
+    """Value in ``word``: row g + 8 if ``high``, positions 8, 9 if ``pair``, the odd one if ``odd``.
+
+    It is float32.  The fields of e2m1 lie where a shift and an AND make 16-bit numbers of them: of
+    the fragment's registers a0 to a3 sign bits are 15, 12, 9, 14, and the others 8..6, 5..3, 2..0
+    and (11..10, 13).
+    """
+    register = tirx.Cast("uint32", high + pair * i64(2))
+    start = tirx.Cast("uint32", odd) * _u32(16)
+    if fmt == "int4":
+        bits = (word >> (start + register * _u32(4))) & _u32(15)
+        return tirx.Cast("float32", tirx.Cast("int32", bits))
+
+    def field(first: int, of_last: int, width: int) -> PrimExpr:
+        step = tirx.Select(register < _u32(3), _u32(first) - register * _u32(3), _u32(of_last))
+        return (word >> (start + step)) & _u32((1 << width) - 1)
+
+    bits = (field(15, 14, 1) << _u32(31)) | (field(7, 10, 2) << _u32(23))
+    tiny = tirx.reinterpret("float32", bits | (field(6, 13, 1) << _u32(22)))
+    return tiny * tirx.const(2.0**126, "float32")  # also of the subnormal 0.5
+
+
+def f32(value: PrimExpr) -> PrimExpr:
+    """A 16-bit number as float32, exactly."""
+    return tirx.Cast("float32", value)
+
+
+def _u32(value: int) -> PrimExpr:
+    return tirx.const(value, "uint32")
+
+
+def scale_index(
+    fmt: str, group: int, zeros: bool, row: PrimExpr, quad: PrimExpr, high: PrimExpr
+) -> PrimExpr:
+    """Where the scale of row ``row`` (g; + 8 if ``high``) for the k of thread ``quad`` lies."""
+    if fmt == "nvfp4":
+        return (row * i64(4) + quad) * i64(2) + high
+    if fmt == "mxfp4" or group == 32:
+        at = (row * i64(2) + quad // i64(2)) * i64(2) + high
+    else:
+        at = row * i64(2) + high
+    return at * i64(2) if zeros else at
+
+
+def weight(
+    fmt: str, dtype: str, number: PrimExpr, scale: PrimExpr, zero: PrimExpr | None
+) -> PrimExpr:
+    """A weight, rounded to ``dtype``, from its code's value and what its scale is stored as."""
+    if fmt != "int4":
+        return tirx.Cast(dtype, number * _power_scale(fmt, scale))
+    origin = tirx.const(8.0, "float32") if zero is None else f32(zero)
+    return tirx.Cast(dtype, (number - origin) * f32(scale))
+
+
+def _power_scale(fmt: str, byte: PrimExpr) -> PrimExpr:
+    """Float32 scale of a stored byte: nvfp4 (exponent + 13, 3 bits), mxfp4 2^(byte - 237)."""
+    bits = tirx.Cast("int32", byte)
+    if fmt == "nvfp4":
+        return formats.from_bits((bits << 20) + (tirx.const(127 - 13, "int32") << 23))
+    field = tirx.Max(bits - 110, tirx.const(0, "int32"))
+    return formats.from_bits(field << 23)
+
+
+def decoded(
+    fmt: str,
+    group: int,
+    zeros: bool,
+    dtype: str,
+    words: T.Buffer,
+    scales: T.Buffer,
+    row: PrimExpr,
+    position: PrimExpr,
+    tile: tuple[PrimExpr, PrimExpr] | None = None,
+    block: PrimExpr | None = None,
+) -> PrimExpr:
+    """The weight of ``row`` and ``position`` of a block of 64 k, from words and scales.
+
+    Of buffers of 16 rows and such a block; or of all of them with ``tile``, indices of the block of
+    64 rows, and ``block``, its number along K.
+    """
+    lane_row, high = row % i64(8), row % i64(16) // i64(8)
+    quad, word = position % i64(8) // i64(2), position // i64(16)
+    of_word = lane_row * i64(16) + quad * i64(4) + word
+    of_scale = scale_index(fmt, group, zeros, lane_row, quad, high)
+    of_block: tuple[PrimExpr, ...] = ()
+    of_scales: tuple[PrimExpr, ...] = ()
+    if tile is not None:
+        sixteen = row % i64(64) // i64(16)
+        of_block, of_word = (*tile, block), sixteen * i64(WORDS) + of_word
+        of_scales = (*tile, block if group <= 64 else block // i64(group // 64))
+        of_scale = sixteen * i64(scale_count(fmt, group, zeros)) + of_scale
+    bits = words[(*of_block, of_word)]
+    zero = scales[(*of_scales, of_scale + i64(1))] if zeros else None
+    number = code(fmt, bits, high, position % i64(16) // i64(8), position % i64(2))
+    return weight(fmt, dtype, number, scales[(*of_scales, of_scale)], zero)
+
+
+def activated(
+    activation: str, gate: PrimExpr, other: PrimExpr, alpha: PrimExpr, limit: PrimExpr
+) -> PrimExpr:
+    """Float32 activation of a gate and the ``other`` row, its up; relu2 has none."""
+    one = tirx.const(1.0, "float32")
+    if activation == "relu2":
+        positive = tirx.Max(gate, tirx.const(0.0, "float32"))
+        return positive * positive
+    if activation == "gelu_tanh":
+        inner = gate * (one * 1.5957691216057308 + gate * gate * 0.07135481627159927)
+        return gate / (one + tirx.exp(-inner)) * other
+    gate = tirx.Min(gate, limit)
+    other = tirx.Max(tirx.Min(other, limit), -limit)
+    if activation == "swiglu_oai":
+        other = other + one
+    return gate / (one + tirx.exp(-(alpha * gate))) * other
+
+
+@cache
+def moe_tiles(gemm: MoeGemm, tokens: int | None = None, token_tile: int = TOKEN_TILE) -> PrimFunc:
+    """Return the unscheduled GEMM for any number of tokens and tiles, or tuned at ``tokens``.
+
+    Parameters of GEMM 1 are (x [tokens + 1, K], w, scales, factor [experts, 2], bias [experts,
+    rows], row_scale [tokens + 1], order [tiles, slots], expert_of_tile [tiles], alpha [1], limit
+    [1], out [tiles, slots, positions]), of GEMM 2 (x [tiles, slots, K], .., row_scale [tiles,
+    slots], order, expert_of_tile, out [slots + 1, rows]).
+    """
+    func = _gemm1(gemm, token_tile) if gemm.gather else _gemm2(gemm, token_tile)
+    func = func.with_attr(ATTRIBUTE, asdict(gemm))
+    # Whole tiles are the same for several numbers of tokens, whose best schedules are not.
+    return func if tokens is None else func.with_attr("blockscale.tokens", tokens)
+
+
+def _sizes(gemm: MoeGemm) -> tuple[PrimExpr, ...]:
+    """Experts; rows; blocks of 64 rows, of 64 k, and of scales; numbers in one of these."""
+    rows, k = up(gemm.rows, ROW_TILE), up(gemm.k, K_TILE)
+    shared = max(1, gemm.group // 64)
+    sizes = (gemm.experts, rows, rows // 64, k // 64, k // 64 // shared, 4 * gemm.scales)
+    return tuple(i64(size) for size in sizes)
+
+
+def _is_up(row: PrimExpr) -> PrimExpr:
+    """1 if a row is one of up, else 0."""
+    return row % i64(16) // i64(8)
+
+
+def _is_single(row: PrimExpr) -> PrimExpr:
+    """0: rows are not pairs."""
+    del row
+    return i64(0)
+
+
+def natural(row: PrimExpr) -> PrimExpr:
+    """The row of the matrix at a row of the layout: 32 of them are 8 q + 2 t + b for 8 t + 2 q + b.
+
+    A thread of an epilogue, t, then has neighbours.
+    """
+    quarter, pair = row % i64(32) // i64(8), row % i64(8) // i64(2)
+    return row // i64(32) * i64(32) + pair * i64(8) + quarter * i64(2) + row % i64(2)
+
+
+def _natural_of_tile(sixteen: PrimExpr, row: PrimExpr) -> PrimExpr:
+    """`natural` of a row of a tile of 16 rows."""
+    return natural(sixteen * i64(16) + row)
+
+
+def _position(sixteen: PrimExpr, row: PrimExpr) -> PrimExpr:
+    """Output position of a gate: two tiles of 16 rows have 16, and t has four neighbours."""
+    pair = row // i64(2) * i64(4) + sixteen % i64(2) * i64(2) + row % i64(2)
+    return sixteen // i64(2) * i64(16) + pair
+
+
+def _gemm1(gemm: MoeGemm, token_tile: int) -> PrimFunc:
+    """The GEMM whose rows of x are gathered, with its activation."""
+    E, R, RB, KB, SB, SN = _sizes(gemm)
+    N, one = i64(token_tile), i64(1)
+    side, column = (_is_up, _position) if gemm.gated else (_is_single, _natural_of_tile)
+    BOTH, P, TK = i64(1 + gemm.gated), i64(8 if gemm.gated else 16), i64(gemm.top_k)
+    dtype = gemm.dtype
+    decode = partial(decoded, gemm.fmt, gemm.group, gemm.zeros, dtype)
+
+    @T.prim_func(s_tir=True)
+    def main(
+        x_handle: T.handle,
+        w: T.Buffer((E, RB, KB, i64(BLOCK_WORDS)), "uint32"),
+        scales: T.Buffer((E, RB, SB, SN), gemm.scale_dtype),
+        factor: T.Buffer((E, i64(2)), "float32"),
+        bias: T.Buffer((E, R), "float32"),
+        row_scale_handle: T.handle,
+        order_handle: T.handle,
+        expert_handle: T.handle,
+        alpha: T.Buffer((one,), "float32"),
+        limit: T.Buffer((one,), "float32"),
+        out_handle: T.handle,
+    ):
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        tiles, tokens = T.int64(), T.int64()
+        x = T.match_buffer(x_handle, (tokens, KB * i64(64)), dtype)
+        row_scale = T.match_buffer(row_scale_handle, (tokens,), "float32")
+        order = T.match_buffer(order_handle, (tiles, N), "int32")
+        expert_of_tile = T.match_buffer(expert_handle, (tiles,), "int32")
+        out = T.match_buffer(out_handle, (tiles, N, R // i64(16) * P), dtype)
+        W = T.sblock_alloc_buffer((tiles, RB, KB, i64(BLOCK_WORDS)), "uint32")
+        S = T.sblock_alloc_buffer((tiles, RB, SB, SN), gemm.scale_dtype)
+        X = T.sblock_alloc_buffer((tiles, KB, N, i64(64)), dtype)
+        A = T.sblock_alloc_buffer((tiles, KB, R, i64(64)), dtype)
+        C = T.sblock_alloc_buffer((tiles, N, R), "float32")
+        Z = T.sblock_alloc_buffer((tiles, N, R // i64(16), BOTH, P), "float32")
+        for t, r, k, b in T.grid(tiles, RB, KB, i64(BLOCK_WORDS)):
+            with T.sblock("weights"):
+                vt, vr, vk, vb = T.axis.remap("SSSS", [t, r, k, b])
+                W[vt, vr, vk, vb] = w[expert_of_tile[vt], vr, vk, vb]
+        for t, r, k, b in T.grid(tiles, RB, SB, SN):
+            with T.sblock("scales"):
+                vt, vr, vk, vb = T.axis.remap("SSSS", [t, r, k, b])
+                S[vt, vr, vk, vb] = scales[expert_of_tile[vt], vr, vk, vb]
+        for t, k, i, p in T.grid(tiles, KB, N, i64(64)):
+            with T.sblock("tokens"):
+                vt, vk, vi, vp = T.axis.remap("SSSS", [t, k, i, p])
+                X[vt, vk, vi, vp] = x[order[vt, vi] // TK, vk * i64(64) + vp]
+        for t, k, r, p in T.grid(tiles, KB, R, i64(64)):
+            with T.sblock("decode"):
+                vt, vk, vr, vp = T.axis.remap("SSSS", [t, k, r, p])
+                A[vt, vk, vr, vp] = decode(W, S, vr, vp, (vt, vr // i64(64)), vk)
+        for t, i, r, k, p in T.grid(tiles, N, R, KB, i64(64)):
+            with T.sblock("gemm"):
+                vt, vi, vr, vk, vp = T.axis.remap("SSSRR", [t, i, r, k, p])
+                with T.init():
+                    C[vt, vi, vr] = T.float32(0)
+                C[vt, vi, vr] = C[vt, vi, vr] + f32(A[vt, vk, vr, vp]) * f32(X[vt, vk, vi, vp])
+        for t, i, r in T.grid(tiles, N, R):
+            with T.sblock("scaled"):
+                vt, vi, vr = T.axis.remap("SSS", [t, i, r])
+                Z[vt, vi, vr // i64(16), side(vr), vr % P] = (
+                    C[vt, vi, vr]
+                    * factor[expert_of_tile[vt], side(vr)]
+                    * row_scale[order[vt, vi] // TK]
+                    + bias[expert_of_tile[vt], vr]
+                )
+        for t, i, q, p in T.grid(tiles, N, R // i64(16), P):
+            with T.sblock("epilogue"):
+                vt, vi, vq, vp = T.axis.remap("SSSS", [t, i, q, p])
+                out[vt, vi, column(vq, vp)] = tirx.Cast(
+                    dtype,
+                    activated(
+                        gemm.activation,
+                        Z[vt, vi, vq, 0, vp],
+                        Z[vt, vi, vq, BOTH - one, vp],
+                        alpha[0],
+                        limit[0],
+                    ),
+                )
+
+    return main
+
+
+def _gemm2(gemm: MoeGemm, token_tile: int) -> PrimFunc:
+    """The GEMM whose rows of x are sorted, and whose results are scattered."""
+    E, R, RB, KB, SB, SN = _sizes(gemm)
+    N, dtype = i64(token_tile), gemm.dtype
+    decode = partial(decoded, gemm.fmt, gemm.group, gemm.zeros, dtype)
+
+    @T.prim_func(s_tir=True)
+    def main(
+        x_handle: T.handle,
+        w: T.Buffer((E, RB, KB, i64(BLOCK_WORDS)), "uint32"),
+        scales: T.Buffer((E, RB, SB, SN), gemm.scale_dtype),
+        factor: T.Buffer((E,), "float32"),
+        bias: T.Buffer((E, R), "float32"),
+        row_scale_handle: T.handle,
+        order_handle: T.handle,
+        expert_handle: T.handle,
+        out_handle: T.handle,
+    ):
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        tiles, slots = T.int64(), T.int64()
+        x = T.match_buffer(x_handle, (tiles, N, KB, i64(64)), dtype)
+        row_scale = T.match_buffer(row_scale_handle, (tiles, N), "float32")
+        order = T.match_buffer(order_handle, (tiles, N), "int32")
+        expert_of_tile = T.match_buffer(expert_handle, (tiles,), "int32")
+        out = T.match_buffer(out_handle, (slots, R), dtype)
+        W = T.sblock_alloc_buffer((tiles, RB, KB, i64(BLOCK_WORDS)), "uint32")
+        S = T.sblock_alloc_buffer((tiles, RB, SB, SN), gemm.scale_dtype)
+        X = T.sblock_alloc_buffer((tiles, KB, N, i64(64)), dtype)
+        A = T.sblock_alloc_buffer((tiles, KB, R, i64(64)), dtype)
+        C = T.sblock_alloc_buffer((tiles, N, R), "float32")
+        Z = T.sblock_alloc_buffer((tiles, N, R), "float32")
+        for t, r, k, b in T.grid(tiles, RB, KB, i64(BLOCK_WORDS)):
+            with T.sblock("weights"):
+                vt, vr, vk, vb = T.axis.remap("SSSS", [t, r, k, b])
+                W[vt, vr, vk, vb] = w[expert_of_tile[vt], vr, vk, vb]
+        for t, r, k, b in T.grid(tiles, RB, SB, SN):
+            with T.sblock("scales"):
+                vt, vr, vk, vb = T.axis.remap("SSSS", [t, r, k, b])
+                S[vt, vr, vk, vb] = scales[expert_of_tile[vt], vr, vk, vb]
+        for t, k, i, p in T.grid(tiles, KB, N, i64(64)):
+            with T.sblock("tokens"):
+                vt, vk, vi, vp = T.axis.remap("SSSS", [t, k, i, p])
+                X[vt, vk, vi, vp] = x[vt, vi, vk, vp]
+        for t, k, r, p in T.grid(tiles, KB, R, i64(64)):
+            with T.sblock("decode"):
+                vt, vk, vr, vp = T.axis.remap("SSSS", [t, k, r, p])
+                A[vt, vk, vr, vp] = decode(W, S, vr, vp, (vt, vr // i64(64)), vk)
+        for t, i, r, k, p in T.grid(tiles, N, R, KB, i64(64)):
+            with T.sblock("gemm"):
+                vt, vi, vr, vk, vp = T.axis.remap("SSSRR", [t, i, r, k, p])
+                with T.init():
+                    C[vt, vi, vr] = T.float32(0)
+                C[vt, vi, vr] = C[vt, vi, vr] + f32(A[vt, vk, vr, vp]) * f32(X[vt, vk, vi, vp])
+        for t, i, r in T.grid(tiles, N, R):
+            with T.sblock("scaled"):
+                vt, vi, vr = T.axis.remap("SSS", [t, i, r])
+                Z[vt, vi, vr] = (
+                    C[vt, vi, vr] * factor[expert_of_tile[vt]] * row_scale[vt, vi]
+                    + bias[expert_of_tile[vt], vr]
+                )
+        for t, i, r in T.grid(tiles, N, R):
+            with T.sblock("epilogue"):
+                vt, vi, vr = T.axis.remap("SSS", [t, i, r])
+                out[order[vt, vi], natural(vr)] = tirx.Cast(dtype, Z[vt, vi, vr])
+
+    return main

@@ -1,0 +1,1 @@
+"""Quantise, dequantise, swizzle, scale sweep."""
