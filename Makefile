@@ -51,10 +51,10 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "make: .venv was not made by make; move it away, or remove it: make distclean" >&2; \
 	  exit 1; fi
 	@if [ "$$(cat $@ 2>/dev/null)" != "$(CURDIR)" ]; then \
-	  echo "make: an empty .venv ..."; \
+	  echo "make: a new .venv (2.8 GB on disk, one to three minutes) ..."; \
 	  mkdir -p .venv && touch $@ && rm -rf .venv/* && $(PYTHON) -m venv .venv; fi
 	@echo unfinished > $@
-	@echo "make: packages of constraints.txt (2.8 GB on disk, one to three minutes) ..."
+	@echo "make: the packages of constraints.txt ..."
 	@grep -vE '^($(ALONE))==' constraints.txt > .venv/together.txt
 	@$(PIP) install --no-warn-conflicts -r .venv/together.txt
 	@echo "make: this checkout, editable ..."
