@@ -37,8 +37,9 @@ help: ## list the targets
 	@echo "blockscale: 4-bit block-scaled kernels. Targets:"
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 18
 
-venv: $(STAMP) ## make .venv: Python 3.11, the packages of constraints.txt, this checkout (editable)
-	@:
+venv: ## make .venv: Python 3.11, the packages of constraints.txt, this checkout (editable)
+	@flock -n Makefile true || echo "make: another make is preparing .venv; waiting for it ..."
+	@flock Makefile $(MAKE) -s $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
