@@ -56,7 +56,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  mkdir -p .venv && touch $@ && rm -rf .venv/* && $(PYTHON) -m venv .venv; fi
 	@echo unfinished > $@
 	@echo "make: the packages of constraints.txt ..."
-	@grep -vE '^($(ALONE))==' constraints.txt > .venv/together.txt
+	@grep -vE '^($(ALONE))(==|$$)' constraints.txt > .venv/together.txt
 	@$(PIP) install --no-warn-conflicts -r .venv/together.txt
 	@echo "make: this checkout, editable ..."
 	@$(PIP) install --no-deps --no-build-isolation -r constraints.txt -e .
