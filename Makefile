@@ -1,14 +1,16 @@
 # `make` alone lists the targets.  Every target brings .venv up to date first (instant when it is).
 PYTHON ?= python3.11
 BIN := .venv/bin
+# A process takes tests that lie together, and takes over from the other one when it has none left.
+PYTEST = -n $(shell nproc) --dist worksteal
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format mypy bench gpu typings dist clean distclean
+.PHONY: help venv demo test test-all lint format mypy bench gpu typings dist clean distclean
 
 help: ## list the targets
 	@echo "blockscale: 4-bit block-scaled kernels. Targets:"
-	@sed -nE 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 18
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 18
 
 venv: ## make .venv: Python 3.11, the packages of constraints.txt, this checkout (editable)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -19,8 +21,11 @@ venv: ## make .venv: Python 3.11, the packages of constraints.txt, this checkout
 demo: venv ## a real model's layers in 4 bits: built, called from torch, reported
 	@$(BIN)/python -m blockscale.demo
 
-test: venv ## pytest
-	@$(BIN)/python -m pytest
+test: venv ## pytest, a process a core; what is marked exhaustive is left out
+	@$(BIN)/python -m pytest $(PYTEST)
+
+test-all: venv ## pytest with every product of parameters, seed and long fuzzing
+	@$(BIN)/python -m pytest $(PYTEST) --exhaustive
 
 lint: venv ## ruff check, ruff format --check, mypy: what pre-commit and CI run
 	$(BIN)/ruff check .
