@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from blockscale.base.sizes import ceil_div, round_up
 from blockscale.specs.gemm import MAX_EXPERTS
 from blockscale.specs.spec import (
     DTYPE_PATTERN,
@@ -50,10 +51,6 @@ WORKSPACE_PART = 256
 
 TILE_TOKENS = 8
 """The fewest rows of x in a tile, which bounds the number of tiles."""
-
-
-def _up(value: int, step: int) -> int:
-    return -(-value // step) * step
 
 
 @dataclass(frozen=True)
@@ -128,17 +125,17 @@ class Int4Mm(Spec):
     @property
     def groups(self) -> int:
         """Groups along K."""
-        return -(-self.k // self.group)
+        return ceil_div(self.k, self.group)
 
     @property
     def padded_n(self) -> int:
         """N in the layout "tiles64"."""
-        return _up(self.n, TILE)
+        return round_up(self.n, TILE)
 
     @property
     def padded_k(self) -> int:
         """K in the layout "tiles64"."""
-        return _up(self.k, TILE)
+        return round_up(self.k, TILE)
 
     @property
     def copies_rows(self) -> bool:
@@ -191,7 +188,7 @@ class Int4Mm(Spec):
     def scale_blocks(self) -> tuple[int, int]:
         """Blocks of scales along K of 64 rows in "tiles64", and bytes of one."""
         parts = 1 if self.zero == "none" else 2
-        blocks = -(-self.padded_k // max(TILE, self.group))
+        blocks = ceil_div(self.padded_k, max(TILE, self.group))
         return blocks, TILE * 2 * parts * (2 if self.group == 32 else 1)
 
     def workspace_bytes(self, rows: int) -> int:
@@ -199,7 +196,7 @@ class Int4Mm(Spec):
         blocks = min(rows, self.matrices + rows // TILE_TOKENS) if self.experts else 0
         copy = 2 * rows * self.padded_k if self.copies_rows else 0
         parts = (16 * blocks, WORKSPACE_PART, copy)
-        return sum(_up(part, WORKSPACE_PART) for part in parts)
+        return sum(round_up(part, WORKSPACE_PART) for part in parts)
 
 
 @dataclass(frozen=True)
@@ -227,7 +224,7 @@ class Int4Dequantize(Spec):
     @property
     def groups(self) -> int:
         """Groups along K."""
-        return -(-self.k // self.group)
+        return ceil_div(self.k, self.group)
 
     @property
     def name(self) -> str:
