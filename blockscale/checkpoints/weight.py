@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from blockscale.base.errors import CheckpointError
+from blockscale.base.sizes import ceil_div
 from blockscale.checkpoints.entry import BLOCK
 from blockscale.checkpoints.files.safetensors import read, transposed
 from blockscale.checkpoints.schemes.words import int4_parts
@@ -147,7 +148,7 @@ class Weight:
         high, wide = self.block
         count, cols = self.shape[-2:]
         rows = torch.arange(start, min(stop, prod(self.shape[:-1])))
-        blocks = -(-count // high)
+        blocks = ceil_div(count, high)
         index = rows // count * blocks + rows % count // high
         scale = self.block_scale.reshape(-1, self.block_scale.shape[-1])[index]
         floats = _e8m0(scale) if scale.dtype == torch.uint8 else scale.float()
@@ -247,7 +248,7 @@ def _fp8(entry: Entry, parts: dict[str, Tensor]) -> Weight:
     if scale is not None and entry.block is not None:
         high, wide = entry.block
         rows, cols = entry.shape[-2:]
-        scale = scale.reshape(*entry.shape[:-2], -(-rows // high), -(-cols // wide))
+        scale = scale.reshape(*entry.shape[:-2], ceil_div(rows, high), ceil_div(cols, wide))
     return Weight(
         entry.name,
         "fp8",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from blockscale.base.sizes import ceil_div, round_up
 from blockscale.specs.gemm import MAX_EXPERTS
 from blockscale.specs.plans.launches import (
     INT4_PARTS,
@@ -51,10 +52,6 @@ TILE_GROUPS = (128, 64, 32)
 
 TILE, TILE_BYTES = 64, 2048
 """Rows and columns of a block of "tiles64", and bytes of its codes."""
-
-
-def _up(value: int, step: int) -> int:
-    return -(-value // step) * step
 
 
 @dataclass(frozen=True)
@@ -129,17 +126,17 @@ class Int4Mm(Spec):
     @property
     def groups(self) -> int:
         """Groups along K."""
-        return -(-self.k // self.group)
+        return ceil_div(self.k, self.group)
 
     @property
     def padded_n(self) -> int:
         """N in the layout "tiles64"."""
-        return _up(self.n, TILE)
+        return round_up(self.n, TILE)
 
     @property
     def padded_k(self) -> int:
         """K in the layout "tiles64"."""
-        return _up(self.k, TILE)
+        return round_up(self.k, TILE)
 
     @property
     def copies_rows(self) -> bool:
@@ -192,7 +189,7 @@ class Int4Mm(Spec):
     def scale_blocks(self) -> tuple[int, int]:
         """Blocks of scales along K of 64 rows in "tiles64", and bytes of one."""
         parts = 1 if self.zero == "none" else 2
-        blocks = -(-self.padded_k // max(TILE, self.group))
+        blocks = ceil_div(self.padded_k, max(TILE, self.group))
         return blocks, TILE * 2 * parts * (2 if self.group == 32 else 1)
 
     @property
@@ -236,7 +233,7 @@ class Int4Dequantize(Spec):
     @property
     def groups(self) -> int:
         """Groups along K."""
-        return -(-self.k // self.group)
+        return ceil_div(self.k, self.group)
 
     @property
     def name(self) -> str:

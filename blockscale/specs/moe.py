@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from blockscale.base.sizes import round_up
 from blockscale.specs.gemm import MAX_EXPERTS
 from blockscale.specs.plans.launches import (
     CHUNK,
@@ -61,10 +62,6 @@ LIMIT = {"swiglu_oai": 7.0}
 
 NO_LIMIT = 3.4028234663852886e38
 """The largest float32, which manifests can hold."""
-
-
-def _up(value: int, step: int) -> int:
-    return -(-value // step) * step
 
 
 def _check_experts(where: str, experts: int, top_k: int) -> None:
@@ -134,7 +131,8 @@ class FusedMoe(Spec):
             if size % self.group:
                 raise ValueError(
                     f"{where}: {name}={size} is not a multiple of {self.group}, the elements of a "
-                    f"block scale; pad it to {_up(size, self.group)} when quantising the weights"
+                    f"block scale; pad it to {round_up(size, self.group)} when quantising the "
+                    "weights"
                 )
 
     @property
@@ -150,12 +148,12 @@ class FusedMoe(Spec):
     @property
     def padded_hidden(self) -> int:
         """H in layout tiles64."""
-        return _up(self.hidden, TILE)
+        return round_up(self.hidden, TILE)
 
     @property
     def padded_intermediate(self) -> int:
         """I in layout tiles64."""
-        return _up(self.intermediate, TILE)
+        return round_up(self.intermediate, TILE)
 
     @property
     def padded_rows(self) -> int:
@@ -239,8 +237,8 @@ class FusedMoe(Spec):
         if self.layout == "tiles64":
             height = self.padded_rows if name == "w13" else self.padded_hidden
             blocks = self.experts, height // TILE
-            scales = (*blocks, _up(cols, TILE) // max(TILE, self.group), self.scale_bytes)
-            codes = (*blocks, _up(cols, TILE) // TILE, TILE_CODES)
+            scales = (*blocks, round_up(cols, TILE) // max(TILE, self.group), self.scale_bytes)
+            codes = (*blocks, round_up(cols, TILE) // TILE, TILE_CODES)
             return (
                 Param(name, "uint8", codes, storage="tiles64"),
                 Param(f"{name}_scale", "uint8", scales, storage="tiles64"),

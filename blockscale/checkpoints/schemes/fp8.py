@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from blockscale.base.errors import CheckpointError
+from blockscale.base.sizes import ceil_div
 from blockscale.checkpoints.entry import FLOATS, Entry, Tensors, ones_dropped
 from blockscale.checkpoints.files.safetensors import TensorInfo, shown
 
@@ -53,7 +54,7 @@ def _block(config: dict[str, Any], shape: tuple[int, ...], one: tuple[int, ...])
         return 1, cols
     said = _said(config)
     for high, wide in (*said, *_BLOCKS):
-        count = (*shape[:-2], -(-rows // high), -(-cols // wide))
+        count = (*shape[:-2], ceil_div(rows, high), ceil_div(cols, wide))
         if ones_dropped(count) == one:
             return high, wide
     return None

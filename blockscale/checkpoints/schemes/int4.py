@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from blockscale.base.errors import CheckpointError
+from blockscale.base.sizes import ceil_div
 from blockscale.checkpoints.entry import FLOATS, Entry, Tensors, check_dtype, need
 from blockscale.checkpoints.files.safetensors import TensorInfo, shown
 
@@ -36,7 +37,7 @@ def words(tensors: Tensors, info: TensorInfo, base: str) -> Entry:
         _refuse_other_bits(info, zero, out)
     awq = two and cols * WORD == out
     inner = rows if awq else rows * WORD
-    zeros_fit = zero is None or zero.shape == (groups, -(-out // WORD))
+    zeros_fit = zero is None or zero.shape == (groups, ceil_div(out, WORD))
     fits = two and (awq or cols == out) and groups > 0
     if not fits or not zeros_fit or inner % 2:
         raise CheckpointError(
@@ -67,7 +68,7 @@ def compressed_tensors(tensors: Tensors, info: TensorInfo, stem: str) -> Entry:
     fits = len(info.shape) in (2, 3) and scale.shape[:-1] == lead and 0 not in scale.shape
     zero = parts.get("zero")
     if fits and zero is not None:
-        packed = (*lead[:-1], -(-lead[-1] // WORD), scale.shape[-1])
+        packed = (*lead[:-1], ceil_div(lead[-1], WORD), scale.shape[-1])
         fits = zero.shape == (packed if zero.dtype == "I32" else scale.shape)
         check_dtype(zero, ("I32", "I8"))
     if not fits:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from blockscale.base.errors import CheckpointError
+from blockscale.base.sizes import round_up
 from blockscale.checkpoints.entry import BLOCK, Entry
 from blockscale.checkpoints.files.safetensors import TensorInfo, read, shown
 from blockscale.checkpoints.weight import Weight
@@ -72,20 +73,15 @@ class Laid(Entry):
         return super().nbytes // share
 
 
-def up(value: int, step: int) -> int:
-    """Return the next multiple of ``step``."""
-    return -(-value // step) * step
-
-
 # ---- Scales -------------------------------------------------------------------------------------
 
 
 def scale_spec(layout: str, dtype: str, rows: int, blocks: int) -> tuple[str, tuple[int, ...]]:
     """Return dtype and shape of block scales [rows, blocks] in a layout."""
     if layout == "128x4":
-        return dtype, (up(rows, _ROWS), up(blocks, _WORD))
+        return dtype, (round_up(rows, _ROWS), round_up(blocks, _WORD))
     if layout == "deepgemm":
-        return "I32", (blocks // _WORD, up(rows, _WORD))
+        return "I32", (blocks // _WORD, round_up(rows, _WORD))
     return dtype, (blocks, rows) if layout == "marlin" else (rows, blocks)
 
 
@@ -93,13 +89,13 @@ def lay_scales(layout: str, scale: Tensor, permute: bool = False) -> Tensor:
     """Return block scales [rows, blocks] as a layout has them."""
     rows, blocks = scale.shape
     if layout == "128x4":
-        wide = torch.zeros(up(rows, _ROWS), up(blocks, _WORD), dtype=torch.uint8)
+        wide = torch.zeros(round_up(rows, _ROWS), round_up(blocks, _WORD), dtype=torch.uint8)
         wide[:rows, :blocks] = scale.view(torch.uint8)
         tiles = wide.view(-1, 4, 32, wide.shape[1] // _WORD, _WORD).permute(0, 3, 2, 1, 4)
         return tiles.reshape(wide.shape).view(scale.dtype)
     if layout == "deepgemm":
         words = layouts.deepgemm_scales(scale, permute=permute).T
-        wide = torch.zeros(words.shape[0], up(rows, _WORD), dtype=torch.int32)
+        wide = torch.zeros(words.shape[0], round_up(rows, _WORD), dtype=torch.int32)
         wide[:, :rows] = words
         return wide
     if layout == "marlin":

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from blockscale.base.errors import CheckpointError
+from blockscale.base.sizes import ceil_div, round_up
 from blockscale.checkpoints.entry import Entry
 from blockscale.checkpoints.experts.bundle import Bundle, Matrices
 from blockscale.checkpoints.files.safetensors import BITS, TensorInfo, read, shown
@@ -122,12 +123,12 @@ def _order_of(facts: Mapping[str, Any], name: str) -> Tensor:
 
 def _tiled_spec(facts: Mapping[str, Any], rows: int, inner: int, name: str) -> Spec:
     tile, group = moe_tiles.TILE, facts["group"]
-    down, across = len(_order_of(facts, name)) // tile, moe_tiles.up(inner) // tile
+    down, across = len(_order_of(facts, name)) // tile, ceil_div(inner, tile)
     width = max(tile, group)
     size = tile * (width // group) * (4 if facts["fmt"] == "int4" else 1)
     return {
         "": ("U8", (down, across, moe_tiles.CODES)),
-        "_scale": ("U8", (down, moe_tiles.up(inner) // width, size)),
+        "_scale": ("U8", (down, round_up(inner, tile) // width, size)),
     }
 
 
