@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SMEM_BYTES = 227 * 1024
+from blockscale.base.targets import GPU_TARGETS
+
+SMEM_BYTES = GPU_TARGETS["sm_90a"].cta_shared
 """Shared memory that one CTA may use on sm_90."""
 
 CTRL_BYTES = 1024
