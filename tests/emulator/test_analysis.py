@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from blockscale.emulator.analysis import early_reads, registers, sources
-from blockscale.emulator.parser import parse
-from blockscale.emulator.program import link
+from blockscale.emulator.launching.link import link
+from blockscale.emulator.ptx.analysis import early_reads, registers, sources
+from blockscale.emulator.ptx.parser import parse
 
 LOAD = "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r1, %r2}, [%r0];"
 WAIT = "tcgen05.wait::ld.sync.aligned;"

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from case_kit import MAP, Machine, case_data, write
 
-from blockscale import emulator
+from blockscale.emulator import case
 from blockscale.emulator.case import Case, CaseError
 
 
 @pytest.fixture
 def machine(monkeypatch) -> Machine:
     made = Machine()
-    monkeypatch.setattr(emulator, "launch", made.launch, raising=False)
-    monkeypatch.setattr(emulator, "TensorMap", made.tensor_map, raising=False)
-    monkeypatch.setattr(emulator, "Struct", made.struct, raising=False)
+    monkeypatch.setattr(case, "launch", made.launch)
+    monkeypatch.setattr(case, "TensorMap", made.tensor_map)
+    monkeypatch.setattr(case, "Struct", made.struct)
     return made
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from blockscale import emulator
-from blockscale.emulator.clocks import NEVER, Access, Clocks, Shadow, union
+from blockscale.emulator.machine.clocks import NEVER, Access, Clocks, Shadow, union
 
 WARPS = 4
 A, B, C = 0, 1, 2  # agents

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from case_kit import GOT, Machine, case_data, write
 
-from blockscale import cli, emulator
+from blockscale import cli
+from blockscale.emulator import case
 from blockscale.emulator.errors import Deadlock, PtxError
 from blockscale.emulator.report import Hazard
 
@@ -17,9 +18,9 @@ from blockscale.emulator.report import Hazard
 @pytest.fixture
 def machine(monkeypatch) -> Machine:
     made = Machine()
-    monkeypatch.setattr(emulator, "launch", made.launch, raising=False)
-    monkeypatch.setattr(emulator, "TensorMap", made.tensor_map, raising=False)
-    monkeypatch.setattr(emulator, "Struct", made.struct, raising=False)
+    monkeypatch.setattr(case, "launch", made.launch)
+    monkeypatch.setattr(case, "TensorMap", made.tensor_map)
+    monkeypatch.setattr(case, "Struct", made.struct)
     return made
 
 
@@ -92,7 +93,7 @@ def test_command_with_several_seeds_shows_the_first_failure(machine, path, monke
         machine.hazards = [Hazard("race", "error", "x", line=3)] if keywords["seed"] == 2 else []
         return launch(ptx, **keywords)
 
-    monkeypatch.setattr(emulator, "launch", sometimes)
+    monkeypatch.setattr(case, "launch", sometimes)
     ptx = path.parent / "kernel.ptx"
     code, out, _ = call(monkeypatch, capsys, ptx, "--case", path, "--seeds", 4)
     assert code == 1

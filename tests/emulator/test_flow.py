@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from blockscale import emulator
-from blockscale.emulator.flow import Unit, find_meeting_points, successors
-from blockscale.emulator.parser import parse
-from blockscale.emulator.program import link
-from blockscale.emulator.syntax import Instr, Reg
+from blockscale.emulator.launching.link import link
+from blockscale.emulator.ptx.parser import parse
+from blockscale.emulator.ptx.program import Unit, find_meeting_points, successors
+from blockscale.emulator.ptx.syntax import Instr, Reg
 
 GUARD = (Reg("p"), False)
 

@@ -8,10 +8,10 @@ import kit
 import numpy as np
 import pytest
 
-from blockscale.emulator.engine import TEMPERS, Engine, Op
-from blockscale.emulator.gang import LANES, Fragment, Gang
-from blockscale.emulator.grid import Cluster, Cta
-from blockscale.emulator.machine import Machine
+from blockscale.emulator.machine.engine import TEMPERS, Engine, Op
+from blockscale.emulator.machine.gangs import Gang, Machine
+from blockscale.emulator.machine.grid import LANES, Cluster, Cta
+from blockscale.emulator.machine.state import Fragment
 from blockscale.emulator.report import Report
 
 

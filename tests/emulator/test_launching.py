@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from blockscale import emulator
-from blockscale.emulator import diagnose
+from blockscale.emulator.machine import diagnose, state
 
 
 # launches -------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def test_a_polling_loop_is_called_a_livelock(poll):
 
 def test_long_work_is_no_livelock(monkeypatch):
     """A loop that reads nothing, and one that reads on, may take their time."""
-    monkeypatch.setattr(diagnose, "LOOK", 200)
+    monkeypatch.setattr(state, "LOOK", 200)
     monkeypatch.setattr(diagnose, "STALE", 1000)
     count = """
         mov.u32 %r1, 0;

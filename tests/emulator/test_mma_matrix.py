@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 
 from blockscale.emulator.errors import PtxError
-from blockscale.emulator.mma.matrix import (
-    is_movmatrix,
-    lookup_ldmatrix,
-    lookup_stmatrix,
-    movmatrix,
-)
+from blockscale.emulator.mma.matrix import is_movmatrix, lookup_ldmatrix, lookup_stmatrix, movmatrix
 
 NUMBERS = (1, 2, 4)
 

@@ -10,10 +10,10 @@ import pytest
 
 from blockscale import emulator
 from blockscale.emulator.errors import PtxError
-from blockscale.emulator.lexer import number, tokens
-from blockscale.emulator.parser import parse
-from blockscale.emulator.program import link
-from blockscale.emulator.syntax import (
+from blockscale.emulator.launching.link import link
+from blockscale.emulator.ptx.lexer import number, tokens
+from blockscale.emulator.ptx.parser import parse
+from blockscale.emulator.ptx.syntax import (
     Group,
     Imm,
     Instr,

@@ -13,12 +13,12 @@ import torch
 import tvm_ffi
 from gpu_library import expect_scaled_add, kernels, link, link_again, vectors, whole
 
-from blockscale.emulator import launching
 from blockscale.emulator.errors import Deadlock, EmulationError
 from blockscale.emulator.host import run_module
 from blockscale.emulator.host.devices import guess
 from blockscale.emulator.host.memory import Memory
 from blockscale.emulator.host.tensors import Arguments
+from blockscale.emulator.launching import front_door
 from blockscale.emulator.report import Report
 
 MULTIPROCESSORS, CAPABILITY_MAJOR = 16, 75
@@ -234,14 +234,14 @@ def test_an_error_in_a_kernel_is_the_emulators_own(library):
 
 def test_options_reach_the_machine(library, monkeypatch):
     """Launch i of a call gets seed + i; without a limit of the caller the machine has its own."""
-    got, real = [], launching.run
+    got, real = [], front_door.run
 
     def run(*args, seed, max_instructions=None, **rest):
         got.append((seed, max_instructions))
         limit = {} if max_instructions is None else {"max_instructions": max_instructions}
         return real(*args, seed=seed, **limit, **rest)
 
-    monkeypatch.setattr(launching, "run", run)
+    monkeypatch.setattr(front_door, "run", run)
     x = whole(64)
     run_module(library, "chain", x, torch.empty_like(x), seed=7, max_instructions=123456)
     run_module(library, "chain", x, torch.empty_like(x))

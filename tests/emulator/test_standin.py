@@ -6,7 +6,6 @@ The TVM library is made on the road of our exports: host code in C, a shim of ou
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import gpu_library
 import pytest
@@ -63,7 +62,7 @@ def test_who_meets_the_standin(library, code, found):
     assert done.stdout.strip() == found
 
 
-STANDIN = Path(__file__).parents[2] / "blockscale" / "native" / "cuda_standin.c"
+STANDIN = standin.SOURCE
 
 
 def prototypes_of_the_standin() -> dict[str, str]:

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from blockscale.emulator import timeline, timeline_rows
+from blockscale.emulator import timeline
 from blockscale.emulator.report import (
     COMPUTE,
     MMA,
@@ -100,7 +100,7 @@ def texts(path) -> list[str]:
 
 def lines(report) -> list[tuple[str, str]]:
     """Return (track of the work, track of the wait) of every line of the picture."""
-    rows, _ = timeline_rows.make_rows(report.events, 1.0)
+    rows, _ = timeline.make_rows(report.events, 1.0)
     picture = timeline._Picture(report, rows, 0.0, 1e9, "")
     return [(work.track, wait.track) for work, _, wait, _ in picture.flows]
 
@@ -127,7 +127,7 @@ def test_lines_lead_from_work_to_the_waits_for_it():
 
 
 def test_operations_under_way_together_lie_in_lanes_of_one_row():
-    rows, _ = timeline_rows.make_rows(Pipeline(stages=3).report().events, 1.0)
+    rows, _ = timeline.make_rows(Pipeline(stages=3).report().events, 1.0)
     load = next(row for row in rows if row.name == "TMA load")
     assert len(load.lanes) == 3
     for lane in load.lanes:
@@ -139,7 +139,7 @@ def test_more_operations_than_lanes_are_drawn_as_batches():
     starts = [*range(0, 64, 2), *range(600, 664, 2)]
     track = "CTA 0 / cp.async"
     events = [Event(track, t, t + 400, TRANSFER, "cp.async") for t in starts]
-    rows, _ = timeline_rows.make_rows(events, 1.0)
+    rows, _ = timeline.make_rows(events, 1.0)
     bars = [(e.start, e.end, e.label) for lane in rows[0].lanes for e in lane]
     assert bars == [(0, 462, "32 × cp.async"), (600, 1062, "32 × cp.async")]
 
@@ -156,14 +156,14 @@ def test_what_takes_no_time_has_a_line_but_no_bar():
     work = [Event(track, 0, 50, MMA, "k=0", flow=1), Event(track, 50, 50, MMA, flow=2)]
     report = Report("k", events=[*work, Event("CTA 0 / warp 1", 10, 52, WAIT_MBARRIER, flow=2)])
     assert lines(report) == [(track, "CTA 0 / warp 1")]
-    rows, _ = timeline_rows.make_rows(report.events, 1.0)
+    rows, _ = timeline.make_rows(report.events, 1.0)
     assert rows[1].lanes == [[work[0]]]
 
 
 def test_many_tiny_events_merge_into_few_bars_that_cover_the_same_time():
     kinds = (COMPUTE, WAIT_BARRIER)
     events = [Event("CTA 0 / warp 0", t, t + 1, kinds[t % 7 == 0]) for t in range(20000)]
-    rows, _ = timeline_rows.make_rows(events, 20000 / 1400)
+    rows, _ = timeline.make_rows(events, 20000 / 1400)
     (bars,) = rows[0].lanes
     assert len(bars) < 1500
     assert (bars[0].start, bars[-1].end) == (0, 20000)
@@ -178,7 +178,7 @@ def test_neighbours_of_one_kind_merge_and_a_long_bar_keeps_its_own_time():
         Event(track, 200, 300, WAIT_MBARRIER, flow=1),
         Event(track, 300, 400, WAIT_MBARRIER, flow=2),
     ]
-    rows, _ = timeline_rows.make_rows(events, 1.0)
+    rows, _ = timeline.make_rows(events, 1.0)
     assert [(e.start, e.end, e.label) for e in rows[0].lanes[0]] == [
         (0, 200, "add"),
         (200, 300, ""),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,13 +17,12 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 
-from blockscale import tensors
 from blockscale.emulator.errors import EmulationError
 from blockscale.emulator.host.memory import ALIGNMENT, Memory, Region, address_of, aligned
 
 CPU, CUDA = 1, 2  # DLDeviceType
-_FLOAT8 = {"float8_e4m3fn": 10, "float8_e5m2": 12, "float8_e8m0fnu": 14}
-"""DLPack's codes of ml_dtypes that NumPy does not export itself."""
+_OWN_CODES = {"bfloat16": 4, "float8_e4m3fn": 10, "float8_e5m2": 12, "float8_e8m0fnu": 14}
+"""DLPack's codes of the dtypes of ml_dtypes, which NumPy does not export itself."""
 
 
 class _Dtype(ctypes.Structure):
@@ -82,17 +82,29 @@ class _Argument:
     writable: bool
 
 
-def _argument(value: Any, position: str) -> _Argument:
-    described = tensors.describe(value)
-    if described is not None and described.device != "cpu":
+class _Writable:
+    """An array's memory without the read-only flag, with which NumPy exports nothing."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.keep_alive = array
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+
+
+def _check_device(device: str, position: str) -> None:
+    if device != "cpu":
         raise ValueError(
-            f"run_module: {position} is on {described.device}; the emulator runs on tensors of "
-            "the CPU, which it passes as if they were on a GPU; move it there with .cpu()"
+            f"run_module: {position} is on {device}; the emulator runs on tensors of the CPU, "
+            "which it passes as if they were on a GPU; move it there with .cpu()"
         )
-    writable = described is None or described.writable
-    torch = tensors.torch_module()
-    base = bits8 = None
+
+
+def _argument(value: Any, position: str) -> _Argument:
+    torch = sys.modules.get("torch")  # who passes one of its tensors has imported it
+    base = code = None
+    writable = True
     if torch is not None and isinstance(value, torch.Tensor):
+        _check_device(str(value.device), position)
         value = value.detach()
         base = value.untyped_storage().data_ptr()
         cpu = tvm_ffi.from_dlpack(value)
@@ -100,11 +112,16 @@ def _argument(value: Any, position: str) -> _Argument:
         owner = value
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
-        base = address_of(owner)
-        bits8 = _FLOAT8.get(value.dtype.name)
-        cpu = tensors.pass_numpy(value if bits8 is None else value.view(np.uint8))
+        base, writable = address_of(owner), value.flags.writeable
+        code = _OWN_CODES.get(value.dtype.name)
+        bits = value if code is None else value.view(f"u{value.dtype.itemsize}")
+        cpu = tvm_ffi.from_dlpack(bits if writable else np.asarray(_Writable(bits)))
+    elif isinstance(value, tvm_ffi.Tensor):
+        if value.device.dlpack_device_type() != CPU:
+            _check_device(str(value.device), position)
+        cpu = value
     else:
-        cpu = value if isinstance(value, tvm_ffi.Tensor) else tvm_ffi.from_dlpack(value)
+        cpu = tvm_ffi.from_dlpack(value)
     capsule = cpu.__dlpack__()
     tensor = _Managed.from_address(_pointer_of(capsule, b"dltensor")).tensor
     if tensor.device_type != CPU:
@@ -112,8 +129,8 @@ def _argument(value: Any, position: str) -> _Argument:
             f"run_module: {position} is on a device (DLPack type {tensor.device_type}); the "
             "emulator runs on tensors of the CPU; copy it there"
         )
-    if bits8 is not None:
-        tensor.dtype.code = bits8
+    if code is not None:
+        tensor.dtype.code = code
     return _measure(tensor, position, cpu, base, writable)
 
 
