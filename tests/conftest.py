@@ -26,6 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Let the tests of the ops run their kernels on a GPU."""
     parser.addoption("--device", choices=["cpu", "cuda"], default="cpu", help="where kernels run")
     parser.addoption("--library", action="append", default=[], help="kernel library to load first")
+    parser.addoption("--exhaustive", action="store_true", help="also run what is marked exhaustive")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,6 +44,16 @@ def pytest_configure(config: pytest.Config) -> None:
         import kernels
 
         kernels.device = config.getoption("--device")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked exhaustive, unless ``--exhaustive`` asks for it."""
+    if config.getoption("--exhaustive"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("exhaustive")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
 
 
 def pytest_report_header() -> list[str]:

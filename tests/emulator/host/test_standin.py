@@ -35,17 +35,17 @@ except (OSError, AttributeError):
     print("not the stand-in")
 """
 FROM_FILE = """
-import ctypes, torch
+import ctypes, numpy
 from blockscale.emulator.host import run_module
-x = torch.ones(4)
+x = numpy.ones(4, "float32")
 run_module("{library}", "scaled_add", x, x, x, 1.0, 32)
 assert (x == 5.5).all()
 """
 FROM_MODULE = """
-import ctypes, torch, tvm_ffi
+import ctypes, numpy, tvm_ffi
 from blockscale.emulator.host import run_module
 module = tvm_ffi.load_module("{library}")
-x = torch.ones(4)
+x = numpy.ones(4, "float32")
 run_module(module, "scaled_add", x, x, x, 1.0, 32, target="sm_100a")
 assert (x == 5.5).all()
 """

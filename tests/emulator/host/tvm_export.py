@@ -45,7 +45,17 @@ def export(folder: Path, arch: str) -> Path:
     (folder / "device.cu").write_text(source.inspect_source("cuda") or source.inspect_source())
     (folder / "kernels.inc").write_text("".join(_entry(f) for f in device.functions.items()))
     generate = f"arch=compute_{arch[3:]},code=compute_{arch[3:]}"
-    _run(folder, "nvcc", "-fatbin", "-gencode", generate, "device.cu", "-o", "code.bin")
+    _run(
+        folder,
+        "nvcc",
+        "-fatbin",
+        "--no-compress",
+        "-gencode",
+        generate,
+        "device.cu",
+        "-o",
+        "code.bin",
+    )
     tvm_include = Path(tvm.__file__).parent / "include"
     include = [libinfo.find_include_path(), libinfo.find_dlpack_include_path(), str(tvm_include)]
     _run(

@@ -11,7 +11,7 @@ import argparse
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
@@ -58,10 +58,10 @@ class Mutation:
     def _named(self, message: str) -> bool:
         return self.names is not None and re.search(self.names, message) is not None
 
-    def judge(self, seeds: int) -> Outcome:
-        """Run it ``seeds`` times."""
+    def judge(self, seeds: Iterable[int]) -> Outcome:
+        """Run it once for each seed."""
         result = Outcome(self)
-        for seed in range(seeds):
+        for seed in seeds:
             how, message = self.outcome(seed)
             result.counts[how] += 1
             result.named += how in ("raised", "reported") and self._named(message)
@@ -236,7 +236,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     bad = 0
     for mutation in chosen(options.texts):
-        outcome = mutation.judge(options.seeds)
+        outcome = mutation.judge(range(options.seeds))
         bad += outcome.counts["unnoticed"]
         print(outcome, flush=True)
         if options.verbose:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import asdict
@@ -25,8 +24,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 )
 
 from tests.emulator.kernels import triton_kernels as tk
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.emulator.kit.compiled import ROOT, kept
 
 
 @gluon.jit
@@ -79,13 +77,15 @@ def build(k: int, m: int, n: int, *, pair: bool) -> tk.Compiled:
     Compiles in a process of its own, whose last words are a page of leaked references (Triton 3.9).
     """
     sizes = (str(k), str(m), str(n), str(int(pair)))
-    command = [sys.executable, "-W", "ignore", "-m", __name__, *sizes]
-    environment = os.environ | {"TRITON_CACHE_DIR": triton.knobs.cache.dir}
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr
-    fields = json.loads(done.stdout)
+
+    def in_child() -> str:
+        command = [sys.executable, "-W", "ignore", "-m", __name__, *sizes]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    sources = [Path(module).read_text() for module in (__file__, tk.__file__)]
+    fields = json.loads(kept(in_child, triton.__version__, *sources, *sizes))
     return tk.Compiled(**fields | {"descriptors": tuple(fields["descriptors"])})
 
 
@@ -105,11 +105,7 @@ def _build(k: int, m: int, n: int, pair: bool) -> tk.Compiled:
     options |= {"ptx_version": tk.PTX_VERSION}
     source = GluonASTSource(gemm_of_two, types, constants)
     target = GPUTarget("cuda", tk.BLACKWELL, 32)
-    made = triton.compile(source, target=target, options=options)
-    about = made.metadata
-    sizes = about.shared, about.global_scratch_size
-    descriptors = tuple(about.tensordesc_meta)
-    return tk.Compiled(made.asm["ptx"], about.name, 32 * about.num_warps, 2, *sizes, descriptors)
+    return tk.compiled(source, target, options)
 
 
 if __name__ == "__main__":

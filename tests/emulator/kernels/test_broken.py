@@ -9,6 +9,7 @@ import pytest
 
 from tests.emulator.kernels import broken
 from tests.emulator.kit import tools
+from tests.emulator.kit.exhaustive import some_seeds
 
 pytestmark = tools.needs_nvcc
 
@@ -18,25 +19,26 @@ MUTATIONS = broken.mutations()
 
 @pytest.fixture(scope="module")
 def outcomes():
-    """Return the outcomes so far, by name; filled by the tests, judged by the last one."""
+    """Return the outcomes so far, by name and seeds; filled by the tests, judged by the last."""
     return {}
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)
-def test_mutation_is_noticed(mutation, outcomes):
+@pytest.mark.parametrize("seeds", some_seeds(3, broken.SEEDS))
+def test_mutation_is_noticed(mutation, seeds, outcomes):
     """Every run raises, reports or gives wrong numbers."""
-    outcome = outcomes[mutation.name] = mutation.judge(broken.SEEDS)
+    outcome = outcomes[mutation.name, seeds] = mutation.judge(seeds)
     print(outcome)
     assert outcome.counts["unnoticed"] == 0, str(outcome)
 
 
 def test_mutations_are_named(outcomes):
     """At least 90 % of all runs say what is wrong."""
-    if len(outcomes) < len(MUTATIONS):
+    if len({name for name, _ in outcomes}) < len(MUTATIONS):
         pytest.skip("only some mutations were run")
     table = "\n".join(map(str, outcomes.values()))
     named = sum(outcome.named for outcome in outcomes.values())
-    runs = broken.SEEDS * len(outcomes)
+    runs = sum(len(seeds) for _, seeds in outcomes)
     print(f"{table}\nnamed: {named} of {runs}")
     assert named >= NAMED * runs, table
 

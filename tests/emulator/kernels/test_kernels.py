@@ -14,11 +14,12 @@ from tests.emulator.kernels import (
     scalar_cases,
 )
 from tests.emulator.kit import tools
+from tests.emulator.kit.exhaustive import some_seeds
 
 pytestmark = tools.needs_nvcc
 
-SEEDS = 20  # the number for correct kernels
 FEW = 3
+MORE = some_seeds(4, 20)  # correct kernels are right on 20
 GEMMS = {
     "one tile": lambda rng: gemm_cases.nvfp4_tile(rng),
     "one tile, ring": lambda rng: gemm_cases.nvfp4_tile(rng, 128, 128, 768),
@@ -76,9 +77,15 @@ def test_ptxas_takes_the_kernel(path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", GEMMS)
+@pytest.mark.parametrize("name", [name for name in GEMMS if name not in MANY])
 def test_asynchronous_kernels(name):
-    check(GEMMS[name], range(SEEDS if name in MANY else FEW))
+    check(GEMMS[name], range(FEW))
+
+
+@pytest.mark.parametrize("seeds", MORE)
+@pytest.mark.parametrize("name", MANY)
+def test_asynchronous_kernels_on_more_seeds(name, seeds):
+    check(GEMMS[name], seeds)
 
 
 @pytest.mark.parametrize("kind", kind_cases.KINDS, ids=str)

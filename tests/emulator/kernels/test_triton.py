@@ -14,6 +14,7 @@ import pytest
 import reference
 
 from blockscale import emulator
+from tests.emulator.kit.exhaustive import each_once, some_seeds
 
 triton = pytest.importorskip(
     "triton", reason="triton is not installed: no compiler for its kernels"
@@ -24,16 +25,8 @@ from tests.emulator.kernels import triton_kernels as tk  # noqa: E402
 
 TOLERANCE = 2e-6
 OTHERS = (90, 120)  # sm_90a: wgmma; sm_120a: mma.sync
-SEEDS = 20  # the issue's number for correct kernels; most tests take two
+SEEDS = some_seeds(3, 20)  # correct kernels are right on 20; most tests take two
 PROFILE = None  # Triton's second scratch pointer
-
-
-@pytest.fixture(scope="module", autouse=True)
-def triton_cache(tmp_path_factory):
-    """Keep Triton's files out of the user's cache."""
-    with triton.knobs.cache.scope():
-        triton.knobs.cache.dir = str(tmp_path_factory.mktemp("triton"))
-        yield
 
 
 def launch(kernel: tk.Compiled, grid: tuple[int, ...], *args: object, seed: int = 0):
@@ -126,8 +119,7 @@ def run_scaled(name, tile, rng, *, exact, seed, arch=tk.BLACKWELL):
     return c, left, right
 
 
-@pytest.mark.parametrize("tile", TILES, ids=lambda t: "x".join(map(str, t)))
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("name", "tile"), each_once([*FORMATS], TILES))
 def test_scaled_product_is_exact(name, tile, rng):
     """Bit for bit, whichever moment the machine chooses for asynchronous work."""
     for seed in range(2):
@@ -143,8 +135,7 @@ def test_scaled_product_of_all_codes(name, rng):
     assert row_error(c, left @ right.T) < TOLERANCE
 
 
-@pytest.mark.parametrize("arch", OTHERS)
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("name", "arch"), each_once([*FORMATS], OTHERS))
 def test_scaled_product_elsewhere(name, arch, rng):
     """Hopper multiplies in bf16 after unpacking; sm_120 has mma.sync with block scales."""
     tile = (64, 64, 256, 64, 64, 128, 4, 2)
@@ -162,8 +153,7 @@ GEMMS = (  # M, N, K, BM, BN, BK, warps, stages
 )
 
 
-@pytest.mark.parametrize("arch", [tk.BLACKWELL, *OTHERS])
-@pytest.mark.parametrize("shape", GEMMS, ids=lambda t: "x".join(map(str, t)))
+@pytest.mark.parametrize(("shape", "arch"), each_once(GEMMS, [tk.BLACKWELL, *OTHERS]))
 def test_f16_product(shape, arch, rng):
     m, n, k, bm, bn = shape[:5]
     grid = (-(-m // bm), -(-n // bn))
@@ -190,10 +180,13 @@ def elements(rng, kind, shape):
     return value, value
 
 
-@pytest.mark.parametrize(("m", "n", "k", "turned"), [(128, 64, 64, False), (64, 32, 128, True)])
-@pytest.mark.parametrize("kind", ["i8", "fp8e4nv", "bf16", "fp64"])
-def test_products_of_other_types(kind, m, n, k, turned, rng):
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    each_once(["i8", "fp8e4nv", "bf16", "fp64"], [(128, 64, 64, False), (64, 32, 128, True)]),
+)
+def test_products_of_other_types(kind, sizes, rng):
     """tcgen05.mma of kinds i8, f8f6f4 and f16 with M and N innermost; double precision mma.sync."""
+    m, n, k, turned = sizes
     result = {"i8": "i32", "fp64": "fp64"}.get(kind, "fp32")
     constants = {"M": m, "N": n, "K": k, "TURNED": turned}
     types = {"a": f"*{kind}", "b": f"*{kind}", "c": f"*{result}"}
@@ -241,13 +234,12 @@ def descriptor_arguments(array, about):
     return [tensor_map, rows, columns, columns, 1]
 
 
-@pytest.mark.parametrize(
-    ("warp_specialize", "ctas", "seeds"), [(False, 1, 2), (True, 1, SEEDS), (False, 2, 2)]
-)
+@pytest.mark.parametrize(("warp_specialize", "ctas"), [(False, 1), (True, 1), (False, 2)])
+@pytest.mark.parametrize("seeds", SEEDS)
 def test_product_of_tensor_maps(warp_specialize, ctas, seeds, rng):
     """TMA loads and stores; with 2 CTAs a cluster computes one tile."""
     kernel = tma_kernel(warp_specialize, ctas)
-    for seed in range(seeds):
+    for seed in seeds:
         a, b = (rng.integers(-16, 17, (256, 256)).astype(np.float16) / 8 for _ in range(2))
         c = np.full((256, 256), np.nan, np.float32)
         arrays = zip((a, b, c), kernel.descriptors, strict=True)
@@ -256,11 +248,12 @@ def test_product_of_tensor_maps(warp_specialize, ctas, seeds, rng):
         np.testing.assert_array_equal(c, a.astype(np.float64) @ b.astype(np.float64).T)
 
 
+@pytest.mark.parametrize("seeds", some_seeds(2, 4))
 @pytest.mark.parametrize(("pair", "n"), [(True, 128), (False, 64)])
-def test_product_of_two_ctas(pair, n, rng):
+def test_product_of_two_ctas(pair, n, seeds, rng):
     """cta_group::2, or TMA multicast with commits to both CTAs' barriers."""
     kernel = gluon_kernels.build(320, 256, n, pair=pair)
-    for seed in range(4):
+    for seed in seeds:
         a, b = (rng.integers(-16, 17, (rows, 320)).astype(np.float16) / 8 for rows in (512, 2 * n))
         c = np.full((512, 2 * n), np.nan, np.float32)
         arrays = zip((a, b, c), kernel.descriptors, strict=True)
@@ -295,12 +288,13 @@ def test_attention(rng):
 
 
 # ------------------------------------------------------------------- reductions and elementwise
+@pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize(("rows", "columns", "warps"), [(4, 100, 4), (16, 33, 1), (2, 1000, 8)])
-def test_row_reductions(rows, columns, warps, rng):
+def test_row_reductions(rows, columns, warps, seeds, rng):
     types = {"x": "*fp32", "total": "*fp32", "top": "*fp32", "where": "*i32", "count": "*i32"}
     constants = {"ROWS": rows, "WIDTH": int(2 ** np.ceil(np.log2(columns)))}
     kernel = tk.build(tk.reduce_rows, types | {"columns": "i32"}, constants, warps=warps)
-    for seed in range(SEEDS):
+    for seed in seeds:
         x = rng.integers(-50, 51, (3 * rows, columns)).astype(np.float32) / 4
         total, top = np.full((2, 3 * rows), np.nan, np.float32)
         where, count = np.full(3 * rows, -1, np.int32), np.zeros(1, np.int32)

@@ -16,6 +16,8 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from tests.emulator.kit.compiled import FOLDER
+
 BLACKWELL = 100
 PTX_VERSION = 90  # what CUDA 13.0's ptxas reads; the instructions do not depend on it
 
@@ -222,11 +224,18 @@ def build(  # a kernel is named by the function, its pointer types and its const
     source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=known)
     options = {"num_warps": warps, "num_stages": stages, "ptx_version": PTX_VERSION}
     options |= {"num_ctas": ctas, "enable_fp_fusion": True}
-    made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    return compiled(source, GPUTarget("cuda", arch, 32), options)
+
+
+def compiled(source: Any, target: GPUTarget, options: dict[str, Any]) -> Compiled:
+    """Return the PTX of ``source``; Triton keeps it in the checkout, not in the user's cache."""
+    with triton.knobs.cache.scope():
+        triton.knobs.cache.dir = str(FOLDER / "triton")
+        made = triton.compile(source, target=target, options=options)
     about = made.metadata
     descriptors = tuple(getattr(about, "tensordesc_meta", None) or ())
-    threads = 32 * about.num_warps
-    sizes = about.shared, about.global_scratch_size
+    threads, sizes = 32 * about.num_warps, (about.shared, about.global_scratch_size)
+    ctas = options["num_ctas"]
     return Compiled(made.asm["ptx"], about.name, threads, ctas, *sizes, descriptors)
 
 

@@ -9,10 +9,12 @@ one dimension; `%x`: its number in the block; `%o`, `%o8`: the last array + 4 * 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from blockscale import emulator
+from tests.emulator.kit.exhaustive import EXHAUSTIVE
 
-SEEDS = range(5)
+SEEDS = [0, 1, 2, *(pytest.param(seed, marks=EXHAUSTIVE) for seed in (3, 4))]
 POISON = 0xFFFFFFFF
 
 HOOKS = []  # called with the text of every kernel

@@ -6,6 +6,7 @@ that is there in part is an error, which test_tools.py reports.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -13,6 +14,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
+
+from tests.emulator.kit import compiled
 
 RELEASE = (13, 0)  # the oldest whose ptxas reads PTX ISA 9.0
 INSTALL = "install the CUDA toolkit 13.0 (nvcc, ptxas, headers) and g++, and put both on PATH"
@@ -82,11 +85,17 @@ def half_found() -> str | None:
 
 
 def assemble(text: str, arch: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Return what ptxas says about a PTX text."""
-    with tempfile.TemporaryDirectory(prefix="blockscale-ptxas-") as folder:
-        (Path(folder) / "kernel.ptx").write_text(text)
-        command = [ptxas(), f"-arch={arch}", *flags, "kernel.ptx", "-o", "kernel.cubin"]
-        return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    """Return what ptxas says about a PTX text; it is asked once."""
+    command = [ptxas(), f"-arch={arch}", *flags, "kernel.ptx", "-o", "kernel.cubin"]
+
+    def ask() -> str:
+        with tempfile.TemporaryDirectory(prefix="blockscale-ptxas-") as folder:
+            (Path(folder) / "kernel.ptx").write_text(text)
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        return json.dumps([done.returncode, done.stdout, done.stderr])
+
+    said = json.loads(compiled.kept(ask, compiled.version(command[0]), *command, text))
+    return subprocess.CompletedProcess(command, *said)
 
 
 def refused(header: str, lines: list[str], arch: str, *flags: str) -> set[int]:

@@ -38,7 +38,7 @@ def test_call_with_parameters_in_memory():
     body = "mov.u32 %r1, %x;" + call.format("%r1") + call.format("%r1")
     x = np.arange(32)
     once = 3 * x + (x <= 15)
-    for seed in kit.SEEDS:
+    for seed in range(5):
         got = kit.values(body + "st.global.u32 [%o], %r1;", module=PARAM_FUNCTION, seed=seed)
         assert (got == 3 * once + (once <= 15)).all()
 

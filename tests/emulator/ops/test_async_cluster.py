@@ -20,6 +20,8 @@ from tests.emulator.kit.async_ptx import (
 )
 from tests.emulator.ops.test_async_copy import SHOW, STAGE, data
 
+pytestmark = pytest.mark.usefixtures("seeds")
+
 # clusters -------------------------------------------------------------------------------------
 MEET = CLUSTER_SYNC
 RANK = "mov.u32 %r30, %cluster_ctarank; xor.b32 %r31, %r30, 1;"

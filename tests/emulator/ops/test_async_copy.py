@@ -19,6 +19,8 @@ from tests.emulator.kit.async_ptx import (
     wait,
 )
 
+pytestmark = pytest.mark.usefixtures("seeds")
+
 LANES = 32
 RNG = np.random.default_rng(7)
 STAGE = """

@@ -22,6 +22,8 @@ from tests.emulator.kit.async_ptx import (
 )
 from tests.emulator.ops.test_async_tmem import HEAD, WAIT_LD, WAIT_ST, alloc, free
 
+pytestmark = pytest.mark.usefixtures("seeds")
+
 RNG = np.random.default_rng(5)
 M, N, K = 128, 16, 16
 KB = 2 * K  # bytes of a row

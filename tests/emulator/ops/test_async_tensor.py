@@ -21,6 +21,8 @@ from tests.emulator.kit.async_ptx import (
     wait,
 )
 
+pytestmark = pytest.mark.usefixtures("seeds")
+
 RNG = np.random.default_rng(11)
 HEAD = """
     .shared .align 1024 .b8 buf[4096];

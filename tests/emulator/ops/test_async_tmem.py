@@ -8,6 +8,8 @@ import pytest
 from tests.emulator import kit
 from tests.emulator.kit.async_ptx import SYNC, caught, refused, silent
 
+pytestmark = pytest.mark.usefixtures("seeds")
+
 RNG = np.random.default_rng(3)
 WARP0 = "shr.u32 %r40, %x, 5; setp.eq.u32 %p1, %r40, 0;"
 

@@ -8,6 +8,8 @@ import pytest
 from tests.emulator import kit
 from tests.emulator.kit.async_ptx import LEADER, SYNC, bulk, caught, init, refused, silent, wait
 
+pytestmark = pytest.mark.usefixtures("seeds")
+
 RNG = np.random.default_rng(13)
 
 # warp matrices --------------------------------------------------------------------------------

@@ -277,7 +277,7 @@ def test_branch_targets():
         B: mov.u32 %r1, 11; bra D;
         C: mov.u32 %r1, 12;
         D: st.global.u32 [%o], %r1;"""
-    for seed in kit.SEEDS:
+    for seed in range(5):
         got = kit.values(body, seed=seed, block=64, count=64)
         assert (got == np.array([10, 11, 12, 10] * 16)).all()
     with pytest.raises(emulator.IllegalOperation, match=r"index 7 and 4 targets .*9\.7\.12\.3"):
