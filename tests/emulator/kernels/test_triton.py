@@ -14,6 +14,7 @@ import pytest
 
 from blockscale import emulator
 from tests.emulator.kit.exhaustive import each_once, some_seeds
+from tests.reference import core as reference
 
 triton = pytest.importorskip(
     "triton", reason="triton is not installed: no compiler for its kernels"
