@@ -21,8 +21,7 @@ from blockscale.lower.moe.read import read
 from blockscale.schedules.moe import wgmma as sm90
 from blockscale.schedules.steps import Sketch, preferred, sampled
 from blockscale.specs import FusedMoe
-from blockscale.specs.plans.moe import MoePlan
-from blockscale.specs.plans.moe_gemm import MoeGemm
+from blockscale.specs.plans.moe import MoeGemm, MoePlan
 from blockscale.tir.moe.tiles import moe_tiles
 
 MOE_BUCKETS = (Bucket(1, 2), Bucket(8, 24), Bucket(64, 160), Bucket(512, 1536), Bucket(4096, None))

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from blockscale.base.errors import CheckpointError
+from blockscale.base.formats import QUANTIZED
 from blockscale.checkpoints.files.safetensors import TensorInfo, shown
 
-BLOCK = {"nvfp4": 16, "mxfp4": 32}
+BLOCK = {name: row.block for name, row in QUANTIZED.items()}
 FLOATS = ("F16", "BF16", "F32")
 SCALE_BYTES = ("U8", "F8_E8M0")
 

@@ -50,7 +50,7 @@ def export_cuda(module: Any, target: str, out: Path) -> None:
     from blockscale.base import manifest
     from blockscale.base.version import VERSION
     from blockscale.build.export_cuda import write_cuda_library
-    from blockscale.specs.plans.moe_gemm import ATTRIBUTE
+    from blockscale.specs.plans.moe import ATTRIBUTE
     from blockscale.tuning.moe import kernels as moe_kernels
 
     arch = str(Target(target).attrs["arch"])

@@ -14,11 +14,11 @@ _SIZES = ("fmt", "out_dtype", "n", "k", "experts")
 
 def facts_of(mod: Any) -> Callable[[Any], Mapping[str, float]] | None:
     """Return what tells the decisions of a schedule of ``mod``; None if only its trace does."""
-    from blockscale.specs.plans import moe_gemm as moe_sizes
+    from blockscale.specs.plans.moe import ATTRIBUTE as MOE
     from blockscale.tir.gemm import tiles as gemm_tiles
 
     attrs = mod["main"].attrs or {}
-    if moe_sizes.ATTRIBUTE in attrs:
+    if MOE in attrs:
         return moe_facts
     return gemm_facts if gemm_tiles.ATTRIBUTE in attrs else None
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from blockscale.base.formats import E4M3, UE8M0
 from blockscale.build.records import sentence
 
 _PR_SET_PDEATHSIG = 1
@@ -60,7 +61,7 @@ class Argument:
         """
         if self.dtype == "uint8":
             storage = (self.storage or "").split(" ")[0]
-            return {"e4m3": (0x20, 0x48), "e8m0": (122, 132)}.get(storage, (0, 256))
+            return {E4M3.storage: (0x20, 0x48), UE8M0.storage: (122, 132)}.get(storage, (0, 256))
         if "int" in self.dtype:
             return self.value, self.value + 1
         if self.name == "global_amax":
@@ -77,8 +78,6 @@ class Argument:
             return np.linspace(0, self.value, self.shape[0]).astype(self.dtype)
         if self.name != "candidates" or self.shape is None:
             return None
-        from blockscale.tir.formats import E4M3
-
         found = np.resize(np.array(E4M3.values[1:127], np.float32) / np.float32(448), self.shape)
         return found.astype(np.float32)
 

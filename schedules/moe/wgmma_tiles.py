@@ -12,8 +12,7 @@ from dataclasses import replace
 from math import sqrt
 from typing import NamedTuple
 
-from blockscale.specs.plans.moe import MoePlan
-from blockscale.specs.plans.moe_gemm import MoeGemm
+from blockscale.specs.plans.moe import MoeGemm, MoePlan
 
 SMS = 132
 """SMs of an H100 SXM or H200."""

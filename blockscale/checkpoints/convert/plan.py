@@ -17,9 +17,11 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from blockscale.base.errors import CheckpointError
+from blockscale.base.formats import MOE, QUANTIZED
 from blockscale.checkpoints.convert.writer import Output
 from blockscale.checkpoints.entry import BLOCK, Entry
 from blockscale.checkpoints.experts.bundle import Bundle, bundles
+from blockscale.checkpoints.files.safetensors import file_dtype
 from blockscale.checkpoints.schemes import layout as layout_of_one
 from blockscale.checkpoints.schemes import tiles as tiles
 from blockscale.checkpoints.schemes.kinds import PLAIN
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 
 KEPT = ("*embed*", "*lm_head*", "*norm*", "*router*", "*.gate.weight", "*shared_expert_gate*")
 """Weights that are never quantised: few bytes, or much loss."""
-FORMATS = ("nvfp4", "mxfp4")
 SHARD_BYTES = 4 << 30
 TARGETS = {
     **dict.fromkeys(("cpu", "llvm"), (LINEAR,)),
@@ -41,7 +42,6 @@ TARGETS = {
 }
 """Layouts that have a meaning on a target; the first is the one that our kernels read there."""
 _ANY = Kernel()
-_CODE_FORMATS = ("nvfp4", "mxfp4", "int4")
 _FORMAT_VERSION = 2
 """Goes up when the bytes change that the same checkpoint is converted to."""
 _SHARED = re.compile(
@@ -72,9 +72,9 @@ class Options:
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
-        if self.fmt not in FORMATS:
+        if self.fmt not in QUANTIZED:
             raise ValueError(
-                f"convert: fmt is {self.fmt!r}, but must be one of {', '.join(FORMATS)}"
+                f"convert: fmt is {self.fmt!r}, but must be one of {', '.join(QUANTIZED)}"
             )
         if self.shard_bytes <= 0:
             raise ValueError(f"convert: shard_bytes is {self.shard_bytes}, but must be positive")
@@ -209,7 +209,7 @@ class _Planner:
             )
         self.bundles = bundles(entries, ckpt.facts)
         self.stacked = {e.name: e for b in self.bundles.values() for e in b.entries}
-        self.done = any(entry.fmt in _CODE_FORMATS for entry in entries)
+        self.done = any(entry.fmt in MOE for entry in entries)
         self.actions = {entry.name: self._action(entry) for entry in entries}
         self.shared: dict[str, list[Entry]] = {}
         for entry in entries:
@@ -248,7 +248,7 @@ class _Planner:
         return len(kinds) == 1 and action != "copy" and fmt in LAYOUTS[self.options.chosen]
 
     def _action(self, entry: Entry) -> str:
-        if entry.fmt in _CODE_FORMATS:
+        if entry.fmt in MOE:
             return "repack"
         keep = ("*",) if self.done else (*KEPT, *self.options.keep)
         found = self.stacked.get(entry.name, entry)
@@ -307,7 +307,7 @@ class _Planner:
                 f"{bad[0]} is in act-order, or has a pre_quant_scale or groups of its own, which "
                 f"layout {layout!r} cannot hold; choose layout linear, or leave the experts: --keep"
             )
-        dtype = {"nvfp4": "F8_E4M3", "mxfp4": "U8"}.get(fmt) or first.parts["block_scale"].dtype
+        dtype = _scale_dtype(fmt, first)
         if layout == "tiles64" and dtype not in ("F8_E4M3", "U8", "F16", "BF16"):
             raise CheckpointError(
                 f"{first.name} has scales of {dtype}, but layout 'tiles64' holds those of 16 bits "
@@ -347,6 +347,13 @@ def _shared(name: str) -> str:
     return match["head"] + next(kind for kind in kinds if match[kind])
 
 
+def _scale_dtype(fmt: str, entry: Entry) -> str:
+    """Return what block scales are stored as: as our own kernels write them, else as they were."""
+    if fmt not in QUANTIZED:
+        return entry.parts["block_scale"].dtype
+    return file_dtype(QUANTIZED[fmt].scale.dtypes[0])
+
+
 def _outputs(entry: Entry, fmt: str, layout: str, kernel: Kernel) -> dict[str, Output]:
     """Return the tensors of one weight, by role."""
     *lead, rows, inner = entry.shape
@@ -355,7 +362,7 @@ def _outputs(entry: Entry, fmt: str, layout: str, kernel: Kernel) -> dict[str, O
     plain = entry.name.removesuffix("_blocks")  # as transformers saves gpt-oss dequantised
     base = plain if plain.endswith(".weight") else plain + "_weight"
     stem = base.removesuffix("weight")
-    scale = {"nvfp4": "F8_E4M3", "mxfp4": "U8"}.get(fmt) or entry.parts["block_scale"].dtype
+    scale = _scale_dtype(fmt, entry)
     outputs = {}
     if layout == "trtllm":
         spec = layout_of_one.trtllm_spec(rows, inner, blocks, scale, kernel, False)

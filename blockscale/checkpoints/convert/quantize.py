@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from blockscale.base.errors import CheckpointError
+from blockscale.base.formats import QUANTIZED
 from blockscale.checkpoints.entry import Entry
 from blockscale.checkpoints.experts.bundle import flat, one
 from blockscale.checkpoints.files.safetensors import read, transposed
@@ -122,7 +123,6 @@ def quantized(entry: Entry, fmt: str, amax: float) -> Weight:
     or up to a power of two (mxfp4): `blockscale.quantize`.
     """
     from blockscale.ops.quant import quantize
-    from blockscale.specs import BLOCK_SIZE
 
     rows, cols = entry.shape[-2:]
     top = None
@@ -130,8 +130,8 @@ def quantized(entry: Entry, fmt: str, amax: float) -> Weight:
         ratio = torch.tensor([amax], dtype=torch.float32) / (_E2M1_MAX * _E4M3_MAX)
         top = ratio if float(ratio) > 0 else torch.ones(1)
     packed = torch.empty((rows, cols // 2), dtype=torch.uint8)
-    dtype = torch.float8_e4m3fn if fmt == "nvfp4" else torch.uint8
-    scale = torch.empty((rows, cols // BLOCK_SIZE[fmt]), dtype=dtype)
+    dtype = getattr(torch, QUANTIZED[fmt].scale.dtypes[0])
+    scale = torch.empty((rows, cols // QUANTIZED[fmt].block), dtype=dtype)
     start = 0
     for part in rows_of(entry):
         stop = start + len(part)
@@ -139,5 +139,5 @@ def quantized(entry: Entry, fmt: str, amax: float) -> Weight:
         start = stop
     return Weight(
         *(entry.name, fmt, (rows, cols), None, packed, scale, None if top is None else top[0]),
-        group_size=BLOCK_SIZE[fmt],
+        group_size=QUANTIZED[fmt].block,
     )

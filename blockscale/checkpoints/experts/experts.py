@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from blockscale.base.errors import CheckpointError
+from blockscale.base.formats import MOE, QUANTIZED
 from blockscale.checkpoints.entry import Entry, Facts
 from blockscale.checkpoints.experts.modules import ALL, Group, check_group
 from blockscale.checkpoints.experts.rows import each, halves, is_turned, split_rows, turned
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-CODES = ("nvfp4", "mxfp4", "int4")
+CODES = tuple(MOE)
 _SMALLEST = 1e-30
 
 
@@ -295,12 +296,11 @@ def _check_prepared(made: Experts, weight: Weight) -> None:
 
 def _quantized(weight: Weight, fmt: str, parts: int) -> Weight:
     from blockscale.ops.quant import quantize
-    from blockscale.specs import BLOCK_SIZE
 
     experts, rows, cols = weight.shape
     packed = torch.empty((experts, rows, cols // 2), dtype=torch.uint8)
-    dtype = torch.float8_e4m3fn if fmt == "nvfp4" else torch.uint8
-    scale = torch.empty((experts, rows, cols // BLOCK_SIZE[fmt]), dtype=dtype)
+    dtype = getattr(torch, QUANTIZED[fmt].scale.dtypes[0])
+    scale = torch.empty((experts, rows, cols // QUANTIZED[fmt].block), dtype=dtype)
     tops = torch.ones((experts, parts))
     step = rows // parts
     for e in range(experts):
@@ -319,6 +319,6 @@ def _quantized(weight: Weight, fmt: str, parts: int) -> Weight:
         packed=packed,
         block_scale=scale,
         global_scale=None if fmt == "mxfp4" else tops if parts > 1 else tops[:, 0].contiguous(),
-        group_size=BLOCK_SIZE[fmt],
+        group_size=QUANTIZED[fmt].block,
         gate_up=weight.gate_up,
     )

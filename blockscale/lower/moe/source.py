@@ -11,13 +11,11 @@ PARAMS = (
     "    float alpha, float limit"
 )
 
-_FORMAT = {"nvfp4": "BS_MOE_NVFP4", "mxfp4": "BS_MOE_MXFP4", "int4": "BS_MOE_INT4"}
-
 
 def constants(plan: MoePlan) -> dict[str, str | int]:
     """Return what the kernel knows when it is compiled, by the names of native/moe_gemm.cuh."""
     return {
-        "FORMAT": _FORMAT[plan.fmt],
+        "FORMAT": f"BS_MOE_{plan.fmt.upper()}",
         "GROUP": plan.group,
         "ZEROS": plan.zero_kind,
         "BF16": int(plan.dtype == "bfloat16"),

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from blockscale.base import formats
 from blockscale.base.files import CUDA_HEADERS
 
 KERNEL = "moe_gemm"
@@ -69,7 +70,7 @@ def compiled(text: str, arch: str, folder: Path) -> Path:
 
 def headers() -> str:
     """Return the digest of the device headers that the kernels include."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(formats.header().encode())
     for path in sorted(CUDA_HEADERS.rglob("*.cuh")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
