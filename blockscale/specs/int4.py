@@ -11,6 +11,13 @@ from typing import ClassVar
 
 from blockscale.base.sizes import ceil_div, round_up
 from blockscale.specs.gemm import MAX_EXPERTS
+from blockscale.specs.plans.launches import (
+    INT4_PARTS,
+    PART,
+    Part,
+    most_tiles,
+    workspace_bytes,
+)
 from blockscale.specs.spec import (
     DTYPE_PATTERN,
     DTYPE_SUFFIX,
@@ -45,12 +52,6 @@ TILE_GROUPS = (128, 64, 32)
 
 TILE, TILE_BYTES = 64, 2048
 """Rows and columns of a block of "tiles64", and bytes of its codes."""
-
-WORKSPACE_PART = 256
-"""Parts of a workspace begin at multiples of so many bytes."""
-
-TILE_TOKENS = 8
-"""The fewest rows of x in a tile, which bounds the number of tiles."""
 
 
 @dataclass(frozen=True)
@@ -191,12 +192,20 @@ class Int4Mm(Spec):
         blocks = ceil_div(self.padded_k, max(TILE, self.group))
         return blocks, TILE * 2 * parts * (2 if self.group == 32 else 1)
 
+    @property
+    def workspace(self) -> tuple[Part, ...]:
+        """Parts of the memory that a CUDA kernel needs: its table of tiles, copies of rows."""
+        sizes: dict[str, dict[str, int]] = {
+            "blocks": {"tile": 16},
+            "count": {"fixed": PART},
+            "x": {"token": 2 * self.padded_k} if self.copies_rows else {},
+        }
+        return tuple(Part(name, **sizes[name]) for name in INT4_PARTS)
+
     def workspace_bytes(self, rows: int) -> int:
-        """Bytes that a CUDA kernel needs for ``rows`` rows: its table of tiles, copies of rows."""
-        blocks = min(rows, self.matrices + rows // TILE_TOKENS) if self.experts else 0
-        copy = 2 * rows * self.padded_k if self.copies_rows else 0
-        parts = (16 * blocks, WORKSPACE_PART, copy)
-        return sum(round_up(part, WORKSPACE_PART) for part in parts)
+        """Return the bytes of `workspace` for so many rows."""
+        tiles = most_tiles(rows, self.matrices) if self.experts else 0
+        return workspace_bytes(self.workspace, rows, rows, tiles)
 
 
 @dataclass(frozen=True)
