@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from blockscale.base import files
 from blockscale.base.formats import E4M3, UE8M0
 from blockscale.build.records import sentence
 
@@ -247,10 +248,8 @@ def _read(tensor: Any, argument: Argument) -> np.ndarray:
 
 def _write(path: Path, outputs: dict[str, np.ndarray]) -> None:
     """Write the reference ``path``: it appears complete or not at all."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
+    with files.NewFile(path) as file:
         np.savez(file, **outputs)  # type: ignore[arg-type]
-    os.replace(temporary, path)
 
 
 def _differs(
