@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from blockscale.base import files
 from blockscale.base.targets import is_gpu, log_folder
 from blockscale.build import records
 
@@ -166,7 +167,7 @@ class Store:
             return 0
         with path.with_name(f"{records.RECORDS}.unfit").open("a") as file:
             file.write(unfit)
-        records.write_atomically(path, kept)
+        files.write(path, kept)
         count = unfit.count("\n")
         say(f"{path}: records that no longer apply: {count}; moved to {records.RECORDS}.unfit")
         return count
@@ -203,7 +204,7 @@ class Store:
             meta["machine"] = self._machine
         meta["workloads"][workload.tag] = {"workload": digest, **workload.entry()}
         if json.dumps(meta) != before:
-            records.write_atomically(path, json.dumps(meta, indent=1) + "\n")
+            files.write(path, json.dumps(meta, indent=1) + "\n")
 
     def append(
         self, entry: Any, trace: Any, run_secs: Sequence[float], target: Any, line: dict[str, Any]

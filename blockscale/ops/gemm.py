@@ -22,18 +22,17 @@ from typing import Any
 
 import torch
 
+from blockscale.base.formats import GEMM
 from blockscale.base.sizes import round_up
 from blockscale.ops import checks, dispatch, torch_ops
 from blockscale.ops.checks import dtype_name, padded_shape
 from blockscale.runtime import jit
 from blockscale.runtime.arguments import brief
-from blockscale.specs import GEMM_FORMATS, GroupedMmFp4, MmFp4
-from blockscale.specs.gemm import ATOM_ROWS, CODES_PER_BYTE, check_gemm
+from blockscale.specs import GroupedMmFp4, MmFp4
+from blockscale.specs.gemm import ATOM_ROWS, check_gemm
 
 Tensor = torch.Tensor
 
-_CODES = {"e2m1": checks.PACKED, "e4m3": (torch.uint8, torch.float8_e4m3fn)}
-_SCALES = {"e4m3": checks.SCALE_DTYPES["e4m3"], "e8m0": checks.SCALE_DTYPES["ue8m0"]}
 _REFUSED = (TypeError, ValueError, AttributeError, IndexError, NotImplementedError)
 
 
@@ -176,12 +175,12 @@ def _output(a: Tensor, n: int, dtype: torch.dtype) -> Tensor:
 
 def _scale_cols(b: Tensor, fmt: str) -> int:
     """Columns of the scales of operands that were checked before."""
-    code = GEMM_FORMATS[fmt]
-    return padded_shape(0, b.shape[-1] * CODES_PER_BYTE[code.b_code] // code.block)[1]
+    row = GEMM[fmt]
+    return padded_shape(0, b.shape[-1] * row.b.per_byte // row.block)[1]
 
 
 def _check_format(where: str, fmt: str, out_dtype: torch.dtype) -> None:
-    checks.choice(where, "fmt", fmt, tuple(GEMM_FORMATS))
+    checks.choice(where, "fmt", fmt, tuple(GEMM))
     if out_dtype not in checks.ACTIVATIONS:
         allowed = ", ".join(dtype_name(known) for known in checks.ACTIVATIONS)
         raise TypeError(
@@ -194,9 +193,9 @@ def _check_operands(
 ) -> tuple[int, int]:
     """Return N and K."""
     _check_format(where, fmt, out_dtype)
-    code = GEMM_FORMATS[fmt]
-    checks.tensor(where, "a", a, _CODES[code.a_code], dims=2)
-    checks.tensor(where, "b", b, _CODES[code.b_code], dims=2)
+    row = GEMM[fmt]
+    checks.tensor(where, "a", a, checks.dtypes_of(row.a), dims=2)
+    checks.tensor(where, "b", b, checks.dtypes_of(row.b), dims=2)
     checks.same_device(where, "b", b, "a", a)
     if b.dim() != b_dims:
         wanted = "[N, K]" if b_dims == 2 else "[experts, N, K]"
@@ -204,11 +203,11 @@ def _check_operands(
             f"{where}: b has shape {list(b.shape)}, but must have {b_dims} dimensions, {wanted}, "
             "where two 4-bit codes of K are one element"
         )
-    n, k = int(b.shape[-2]), int(b.shape[-1]) * CODES_PER_BYTE[code.b_code]
-    if a.shape[-1] * CODES_PER_BYTE[code.a_code] != k:
+    n, k = int(b.shape[-2]), int(b.shape[-1]) * row.b.per_byte
+    if a.shape[-1] * row.a.per_byte != k:
         raise ValueError(
             f"{where}: a of shape {list(a.shape)} holds rows of "
-            f"{a.shape[-1] * CODES_PER_BYTE[code.a_code]} elements, but b of shape "
+            f"{a.shape[-1] * row.a.per_byte} elements, but b of shape "
             f"{list(b.shape)} holds rows of {k}; pass operands of one K, stored as fmt={fmt!r} says"
         )
     check_gemm(where, n, k, fmt, dtype_name(out_dtype))
@@ -219,7 +218,7 @@ def _scale(
     where: str, name: str, value: Tensor, fmt: str, a: Tensor, shape: tuple[int, ...]
 ) -> Tensor:
     """Return scales as bytes of the padded shape."""
-    scale = checks.tensor(where, name, value, _SCALES[GEMM_FORMATS[fmt].scale])
+    scale = checks.tensor(where, name, value, checks.dtypes_of(GEMM[fmt].scale))
     checks.same_device(where, name, scale, "a", a)
     if tuple(scale.shape) not in (shape, (prod(shape),)):
         raise ValueError(
@@ -311,7 +310,7 @@ def _check_grouped(
 
 def _grouped_scale(where: str, value: Tensor, fmt: str, a: Tensor, cols: int) -> Tensor:
     """Return a_scale as bytes [scale rows, cols]; how many rows there are is the caller's."""
-    scale = checks.tensor(where, "a_scale", value, _SCALES[GEMM_FORMATS[fmt].scale])
+    scale = checks.tensor(where, "a_scale", value, checks.dtypes_of(GEMM[fmt].scale))
     checks.same_device(where, "a_scale", scale, "a", a)
     rows = scale.numel() // cols
     if (

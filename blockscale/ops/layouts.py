@@ -33,7 +33,7 @@ ROW_GROUP = 128
 WORD = 4
 """Block scales of an int32, and the rows to which TMA's 16 bytes round up."""
 
-SCALE_BYTES = tuple(dict.fromkeys((*checks.SCALES["nvfp4"], *checks.SCALES["mxfp4"])))
+SCALE_BYTES = tuple({dtype: None for held in checks.SCALES.values() for dtype in held})
 """Dtypes of block scales of one byte."""
 
 GRANULES = (8, 16, 64)

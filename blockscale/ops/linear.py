@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
+from blockscale.base.formats import QUANTIZED
 from blockscale.ops import checks, dispatch, torch_ops
 from blockscale.ops.checks import dtype_name
-from blockscale.ops.quant import FORMATS
 from blockscale.runtime import jit
-from blockscale.specs import BLOCK_SIZE, Linear, ScaleSweep
+from blockscale.specs import Linear, ScaleSweep
 
 Tensor = torch.Tensor
 
@@ -147,7 +147,7 @@ def _check_linear(
 ) -> tuple[int, int, Tensor]:
     """Return N, K and the scales as bytes [N, K / block]."""
     where = "linear"
-    checks.choice(where, "fmt", fmt, FORMATS)
+    checks.choice(where, "fmt", fmt, tuple(QUANTIZED))
     checks.tensor(where, "x", x, checks.ACTIVATIONS)
     codes = checks.tensor(where, "packed", packed, checks.PACKED, dims=2)
     if codes.dim() != 2:
@@ -162,7 +162,7 @@ def _check_linear(
             f"rows of {k}; pass activations with {k} features"
         )
     checks.block_multiple(where, "packed", k, fmt)
-    scale = checks.scales(where, block_scale, [n], k // BLOCK_SIZE[fmt], fmt, "linear")
+    scale = checks.scales(where, block_scale, [n], k // QUANTIZED[fmt].block, fmt, "linear")
     checks.same_device(where, "packed", packed, "x", x)
     checks.same_device(where, "block_scale", scale, "x", x)
     checks.one_element(where, "global_scale", global_scale, "x", x)

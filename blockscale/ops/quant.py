@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
+from blockscale.base.formats import QUANTIZED
 from blockscale.ops import checks, dispatch, torch_ops
 from blockscale.ops.checks import SCALES, dtype_name, padded_shape
 from blockscale.runtime import jit
-from blockscale.specs import BLOCK_SIZE, Dequantize, Quantize, Swizzle, Unswizzle
+from blockscale.specs import Dequantize, Quantize, Swizzle, Unswizzle
 
 Tensor = torch.Tensor
 
 LAYOUTS = ("linear", "128x4")
-FORMATS = tuple(BLOCK_SIZE)
 ROUNDINGS = ("ceil", "floor")
 
 _REFUSED = (
@@ -120,7 +120,7 @@ def _quantize_spec(
     x: Tensor, fmt: str, scale_layout: str, block_amax: Tensor | None, scale_rounding: str
 ) -> Quantize:
     where = "quantize"
-    checks.choice(where, "fmt", fmt, FORMATS)
+    checks.choice(where, "fmt", fmt, tuple(QUANTIZED))
     checks.choice(where, "scale_layout", scale_layout, LAYOUTS)
     checks.choice(where, "scale_rounding", scale_rounding, ROUNDINGS)
     checks.tensor(where, "x", x, checks.ACTIVATIONS)
@@ -138,7 +138,7 @@ def _quantize_outputs(
     if packed is None:
         packed = torch.empty((*lead, cols // 2), dtype=torch.uint8, device=x.device)
     if block_scale is None:
-        shape: tuple[int, ...] = (*lead, cols // BLOCK_SIZE[fmt])
+        shape: tuple[int, ...] = (*lead, cols // QUANTIZED[fmt].block)
         if scale_layout != "linear":
             shape = padded_shape(prod(lead), shape[-1])
         block_scale = torch.empty(shape, dtype=SCALES[fmt][0], device=x.device)
@@ -234,7 +234,7 @@ def _check_dequantize(
 ) -> tuple[Dequantize, Tensor]:
     """Return the spec, and the scales as bytes [rows, blocks] or padded."""
     where = "dequantize"
-    checks.choice(where, "fmt", fmt, FORMATS)
+    checks.choice(where, "fmt", fmt, tuple(QUANTIZED))
     checks.choice(where, "scale_layout", scale_layout, LAYOUTS)
     if dtype not in checks.ACTIVATIONS:
         allowed = ", ".join(dtype_name(known) for known in checks.ACTIVATIONS)
@@ -242,7 +242,7 @@ def _check_dequantize(
     *lead, half = checks.tensor(where, "packed", packed, checks.PACKED).shape
     checks.block_multiple(where, "packed", 2 * half, fmt)
     checks.one_element(where, "global_scale", global_scale, "packed", packed)
-    blocks = 2 * half // BLOCK_SIZE[fmt]
+    blocks = 2 * half // QUANTIZED[fmt].block
     scale = checks.scales(where, block_scale, lead, blocks, fmt, scale_layout)
     checks.same_device(where, "block_scale", scale, "packed", packed)
     return Dequantize(fmt, dtype_name(dtype), scale_layout), scale

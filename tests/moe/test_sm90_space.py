@@ -21,8 +21,7 @@ from blockscale.schedules.moe import wgmma as sm90
 from blockscale.schedules.moe import wgmma_tiles as sm90_tiles
 from blockscale.schedules.steps import preferred, sampled
 from blockscale.specs import FusedMoe, Spec
-from blockscale.specs.plans.moe import MMA_TOKENS, SMEM_BYTES, WGMMA_TOKENS, MoePlan
-from blockscale.specs.plans.moe_gemm import MoeGemm
+from blockscale.specs.plans.moe import MMA_TOKENS, SMEM_BYTES, WGMMA_TOKENS, MoeGemm, MoePlan
 from blockscale.tir.moe.tiles import TOKEN_TILE, moe_tiles
 
 TOKENS = (1, 8, 64, 512, 4096)

@@ -18,7 +18,7 @@ from blockscale.build.store import folder_of
 from blockscale.catalog import moe as catalog_moe
 from blockscale.schedules.steps import preferred
 from blockscale.specs import Spec
-from blockscale.specs.plans.moe_gemm import MoeGemm
+from blockscale.specs.plans.moe import MoeGemm
 from blockscale.tuning import gpu, pipeline
 from blockscale.tuning.moe import data as moe_data
 from blockscale.tuning.moe import gpu as moe_gpu

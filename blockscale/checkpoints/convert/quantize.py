@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from blockscale.base.errors import CheckpointError
+from blockscale.base.formats import QUANTIZED
 from blockscale.checkpoints.checkpoint import Checkpoint
 from blockscale.checkpoints.convert.plan import Step
 from blockscale.checkpoints.entry import Entry
@@ -24,7 +25,6 @@ from blockscale.checkpoints.moves import transposed
 from blockscale.checkpoints.schemes.kinds import load
 from blockscale.checkpoints.weight import Weight
 from blockscale.ops.quant import quantize
-from blockscale.specs import BLOCK_SIZE
 
 Tensor = torch.Tensor
 
@@ -126,8 +126,8 @@ def quantized(entry: Entry, fmt: str, amax: float) -> Weight:
         ratio = torch.tensor([amax], dtype=torch.float32) / (_E2M1_MAX * _E4M3_MAX)
         top = ratio if float(ratio) > 0 else torch.ones(1)
     packed = torch.empty((rows, cols // 2), dtype=torch.uint8)
-    dtype = torch.float8_e4m3fn if fmt == "nvfp4" else torch.uint8
-    scale = torch.empty((rows, cols // BLOCK_SIZE[fmt]), dtype=dtype)
+    dtype = getattr(torch, QUANTIZED[fmt].scale.dtypes[0])
+    scale = torch.empty((rows, cols // QUANTIZED[fmt].block), dtype=dtype)
     start = 0
     for part in rows_of(entry):
         stop = start + len(part)
@@ -135,5 +135,5 @@ def quantized(entry: Entry, fmt: str, amax: float) -> Weight:
         start = stop
     return Weight(
         *(entry.name, fmt, (rows, cols), None, packed, scale, None if top is None else top[0]),
-        group_size=BLOCK_SIZE[fmt],
+        group_size=QUANTIZED[fmt].block,
     )

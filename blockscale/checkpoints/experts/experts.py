@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from blockscale.base.errors import CheckpointError
+from blockscale.base.formats import QUANTIZED
 from blockscale.checkpoints.entry import CODES, Entry, Facts
 from blockscale.checkpoints.experts.modules import ALL, Group, check_group, is_turned
 from blockscale.checkpoints.experts.stack import (
@@ -27,7 +28,6 @@ from blockscale.checkpoints.schemes.kinds import load
 from blockscale.checkpoints.weight import Weight
 from blockscale.ops.moe.weights import MoeWeights, prepare_moe_weights
 from blockscale.ops.quant import quantize
-from blockscale.specs import BLOCK_SIZE
 
 Tensor = torch.Tensor
 
@@ -301,8 +301,8 @@ def _check_prepared(made: Experts, weight: Weight) -> None:
 def _quantized(weight: Weight, fmt: str, parts: int) -> Weight:
     experts, rows, cols = weight.shape
     packed = torch.empty((experts, rows, cols // 2), dtype=torch.uint8)
-    dtype = torch.float8_e4m3fn if fmt == "nvfp4" else torch.uint8
-    scale = torch.empty((experts, rows, cols // BLOCK_SIZE[fmt]), dtype=dtype)
+    dtype = getattr(torch, QUANTIZED[fmt].scale.dtypes[0])
+    scale = torch.empty((experts, rows, cols // QUANTIZED[fmt].block), dtype=dtype)
     tops = torch.ones((experts, parts))
     step = rows // parts
     for e in range(experts):
@@ -321,6 +321,6 @@ def _quantized(weight: Weight, fmt: str, parts: int) -> Weight:
         packed=packed,
         block_scale=scale,
         global_scale=None if fmt == "mxfp4" else tops if parts > 1 else tops[:, 0].contiguous(),
-        group_size=BLOCK_SIZE[fmt],
+        group_size=QUANTIZED[fmt].block,
         gate_up=weight.gate_up,
     )

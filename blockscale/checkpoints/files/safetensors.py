@@ -55,6 +55,11 @@ _SHOWN = 80
 """Characters of a foreign value that a message repeats."""
 
 
+def file_dtype(torch_name: str) -> str:
+    """Return what the format calls a dtype of torch."""
+    return next(name for name, known in DTYPES.items() if known == getattr(torch, torch_name))
+
+
 class TensorInfo(NamedTuple):
     """Where one tensor is: its bytes are ``[start, stop)`` of the file ``path``."""
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import is_grad_enabled
 
+from blockscale.base.formats import FUSED, QUANTIZED
 from blockscale.base.sizes import ceil_div, round_up
 from blockscale.ops import checks, dispatch, torch_ops
 from blockscale.ops.checks import FP4, SCALE_DTYPES, SCALE_FORMAT
@@ -21,7 +22,6 @@ from blockscale.specs import ActQuantize, Quantize
 Tensor = torch.Tensor
 
 LAYOUTS = ("linear", "128x4", "8x4")
-_FORMAT_NAMES = {(16, "e4m3"): "nvfp4", (32, "ue8m0"): "mxfp4"}
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: it is in the key of every call
@@ -205,9 +205,9 @@ def _spec(op: ActOp, given: ActArguments) -> ActQuantize | Quantize:
             f"rows to {up}"
         )
     dtype = checks.dtype_name(x.dtype)
-    name = _FORMAT_NAMES.get((block, chosen))
+    name = FUSED[block, chosen].name
     plain = op.activation == "none" and op.convention == "divide" and not op.grouped
-    if plain and name is not None and given.layout != "8x4":
+    if plain and name in QUANTIZED and given.layout != "8x4":
         return Quantize(name, dtype, given.layout)
     return ActQuantize(op.activation, block, chosen, dtype, given.layout, op.grouped, op.convention)
 
