@@ -28,7 +28,7 @@ from blockscale.specs import BLOCK_SIZE
 
 KEPT = ("*embed*", "*lm_head*", "*norm*", "*router*", "*.gate.weight", "*shared_expert_gate*")
 """Weights that are never quantised: few bytes, or much loss."""
-FORMATS = ("nvfp4", "mxfp4")
+FORMATS = tuple(BLOCK_SIZE)
 SHARD_BYTES = 4 << 30
 TARGETS = {
     **dict.fromkeys(("cpu", "llvm"), (LINEAR,)),
@@ -69,20 +69,15 @@ class Options:
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
-        if self.fmt not in FORMATS:
-            raise ValueError(
-                f"convert: fmt is {self.fmt!r}, but must be one of {', '.join(FORMATS)}"
-            )
+        known = {"fmt": FORMATS, "layout": (*LAYOUTS, None), "target": (*TARGETS, None)}
+        for name, values in known.items():
+            if getattr(self, name) not in values:
+                raise ValueError(
+                    f"convert: {name} is {getattr(self, name)!r}, but must be one of "
+                    f"{', '.join(filter(None, values))}"
+                )
         if self.shard_bytes <= 0:
             raise ValueError(f"convert: shard_bytes is {self.shard_bytes}, but must be positive")
-        if self.layout is not None and self.layout not in LAYOUTS:
-            raise ValueError(
-                f"convert: layout is {self.layout!r}, but must be one of {', '.join(LAYOUTS)}"
-            )
-        if self.target is not None and self.target not in TARGETS:
-            raise ValueError(
-                f"convert: target is {self.target!r}, but must be one of {', '.join(TARGETS)}"
-            )
         if self.target is not None and self.chosen not in TARGETS[self.target]:
             raise ValueError(
                 f"convert: layout {self.layout!r} has no meaning on target {self.target!r}; choose "
