@@ -19,7 +19,7 @@ from typing import Any
 from blockscale.base.errors import CheckpointError
 from blockscale.checkpoints.checkpoint import Checkpoint
 from blockscale.checkpoints.convert.writer import Output
-from blockscale.checkpoints.entry import CODES, PLAIN, Entry, named
+from blockscale.checkpoints.entry import CODES, PLAIN, Entry, alternates, named
 from blockscale.checkpoints.experts.modules import Bundle, bundles
 from blockscale.checkpoints.schemes import layout as layout_of_one
 from blockscale.checkpoints.schemes import tiles
@@ -305,10 +305,7 @@ class _Planner:
                 f"{first.name} has scales of {dtype}, but layout 'tiles64' holds those of 16 bits "
                 "only, and scales are not rounded; choose layout linear"
             )
-        leaf = first.name.rpartition(".")[2]
-        interleaved = self.ckpt.facts.interleaved or leaf == "mlp1_weight"
-        interleaved = interleaved or first.scheme == "gpt-oss"
-        facts = _facts(bundle, fmt, group, dtype, interleaved)
+        facts = _facts(bundle, fmt, group, dtype, alternates(first, self.ckpt.facts))
         inner, hidden = facts["intermediate"], facts["hidden"]
         rows = inner * (2 if bundle.gated else 1)
         for size in ((rows, hidden, hidden // group), (hidden, inner, inner // group)):
