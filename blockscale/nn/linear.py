@@ -286,8 +286,8 @@ def _layer(
         values = (made.packed, made.block_scale, fmt, made.global_scale, bias)
         return Linear(*values, pre_quant_scale=smooth)
     dense = weight.dequantize(dtype or stored or torch.bfloat16)
-    dense = dense if dense is not weight.data else own(dense)
-    return Linear(fmt="dense", bias=bias, weight=dense, pre_quant_scale=smooth)
+    held = own(dense) if dense is weight.data else dense
+    return Linear(fmt="dense", bias=bias, weight=held, pre_quant_scale=smooth)
 
 
 def _stacked(names: Sequence[str], made: Sequence[Linear]) -> Linear:

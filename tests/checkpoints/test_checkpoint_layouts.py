@@ -150,7 +150,10 @@ TRTLLM = ("trtllm sm_80", "trtllm sm_90a", "trtllm sm_90a a8")
 
 @pytest.mark.parametrize(
     ("form", "cases"),
-    [*FORMS.items(), pytest.param("awq", TRTLLM, id="every trtllm", marks=pytest.mark.exhaustive)],
+    [
+        *(pytest.param(form, cases, id=form) for form, cases in FORMS.items()),
+        pytest.param("awq", TRTLLM, id="every trtllm", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_reading_undoes_every_layout(tmp_path, form, cases):
     """Whatever the layout, names and weights are those of a linear conversion."""

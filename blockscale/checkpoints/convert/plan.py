@@ -69,8 +69,8 @@ class Options:
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
-        known = {"fmt": FORMATS, "layout": (*LAYOUTS, None), "target": (*TARGETS, None)}
-        for name, values in known.items():
+        choices = {"fmt": FORMATS, "layout": (*LAYOUTS, None), "target": (*TARGETS, None)}
+        for name, values in choices.items():
             if getattr(self, name) not in values:
                 raise ValueError(
                     f"convert: {name} is {getattr(self, name)!r}, but must be one of "

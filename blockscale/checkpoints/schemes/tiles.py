@@ -118,8 +118,7 @@ def lay_expert(
     for name, parts in (("w13", [w for w in (gate, up) if w]), ("w2", [down])):
         if layout == "trtllm":
             parts.reverse()
-        fields = ([getattr(w, field) for w in parts] for field in ("packed", "block_scale", "zero"))
-        codes, scale, zero = (v[0] if len(v) == 1 else joined(v) for v in fields)
+        codes, scale, zero = (_joined(parts, field) for field in ("packed", "block_scale", "zero"))
         if layout == "tiles64":
             power, one = _tiled(facts, name, codes, scale, zero)
             for i in (0, 1) if name == "w13" else (2,):
@@ -138,6 +137,11 @@ def lay_expert(
     if facts["fmt"] == "nvfp4" or (facts["fmt"] == "mxfp4" and layout == "tiles64"):
         yield "w13_global", torch.stack(tops[:2])
         yield "w2_global", tops[2]
+
+
+def _joined(parts: list[Weight], name: str) -> Any:
+    values = [getattr(weight, name) for weight in parts]
+    return values[0] if len(values) == 1 else joined(values)
 
 
 def _top(weight: Weight) -> Tensor:
