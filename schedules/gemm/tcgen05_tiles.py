@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from blockscale.base.sizes import ceil_div
+from blockscale.base.targets import GPU_TARGETS
 from blockscale.specs.plans.gemm import FORMATS, LANES, RASTERS, GemmPlan
 
-SMS = 148
+SMS = GPU_TARGETS["sm_100a"].sms
 """SMs of a B200; fewer tiles than these leave SMs idle, and K is split."""
 
 SWAP_ROWS = 256

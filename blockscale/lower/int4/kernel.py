@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from blockscale.base.targets import GPU_TARGETS
 from blockscale.lower.code import KernelCode
 from blockscale.lower.cuda import Source, symbol
 from blockscale.lower.int4.plan import Int4Plan
 from blockscale.lower.moe import small as moe_small
-from blockscale.lower.moe.host import SM_SHARED_BYTES, SMALL_SM_SHARED_BYTES
-from blockscale.lower.moe.kernel import MOE_TARGETS
 from blockscale.lower.moe.source import source
 from blockscale.specs.int4 import TILES, Int4Mm
 from blockscale.specs.plans.launches import (
@@ -34,13 +33,8 @@ _ROLES = (
 _LOOKUP = "extern int TVMFFIEnvModLookupFromImports(void *context, const char *name, void **out);"
 
 
-def check_target(spec: Int4Mm, arch: str) -> None:
-    """TypeError unless there is a kernel of ``spec`` for ``arch``."""
-    if arch not in MOE_TARGETS:
-        raise TypeError(
-            f"{spec.name}: there is no kernel of {spec.op} for {arch}, which has no bulk copies; "
-            f"build it for {', '.join(MOE_TARGETS)}, or for a CPU level"
-        )
+def check_layout(spec: Int4Mm) -> None:
+    """TypeError unless GPU kernels read the weight of ``spec``."""
     if spec.layout != TILES:
         raise TypeError(
             f"{spec.name}: the weight is in layout {spec.layout!r}, which GPU kernels do not read; "
@@ -54,9 +48,9 @@ def sources(buckets: Sequence[tuple[int | None, Int4Plan]], spec: Int4Mm, arch: 
     Args:
         buckets: the most rows (None: any number) and the plan, ascending.
         spec: of layout "tiles64".
-        arch: see `check_target`.
+        arch: one with `targets.BULK_COPIES`.
     """
-    check_target(spec, arch)
+    check_layout(spec)
     name = spec.name
     prepare = f"{name}_prepare" if spec.experts or spec.copies_rows else None
     kernels: dict[Int4Plan, str] = {}
@@ -118,7 +112,7 @@ int32_t __tvm_ffi_{symbol}(void *self, void *args, int32_t count, void *result) 
   static const BsInt4 mm = {{.buckets = buckets, .parts = parts,
     .lookup = TVMFFIEnvModLookupFromImports,
     .prepare = {before}, .count = {len(buckets)}, {sizes}, .copies = {int(spec.copies_rows)},
-    .sm_shared = {SM_SHARED_BYTES.get(arch, SMALL_SM_SHARED_BYTES)},
+    .sm_shared = {GPU_TARGETS[arch].sm_shared},
     .at = {{{at}}}}};
   (void)count, (void)result;
   return blockscale_int4(self, &mm, args);

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from blockscale.base.targets import GPU_TARGETS
 from blockscale.lower.code import KernelCode
 from blockscale.specs.moe import FusedMoe, MoeRoute
 from blockscale.specs.plans.launches import GEMM, initializers, kinds
@@ -23,11 +24,6 @@ _ROLES = (
 _ROUTE_ROLES = ("logits", "correction_bias", "scale", "topk_ids", "topk_weights")
 
 _LOOKUP = "extern int TVMFFIEnvModLookupFromImports(void *context, const char *name, void **out);"
-
-
-SM_SHARED_BYTES = dict.fromkeys(("sm_90a", "sm_100a", "sm_100f", "sm_103a"), 228 * 1024)
-SMALL_SM_SHARED_BYTES = 100 * 1024
-"""Shared memory of an SM (CUDA C++ Programming Guide, compute capabilities)."""
 
 
 class Bucket(NamedTuple):
@@ -79,7 +75,7 @@ int32_t __tvm_ffi_{symbol}(void *self, void *args, int32_t count, void *result) 
   static const BsMoe moe = {{.buckets = buckets, .parts = parts,
     .lookup = TVMFFIEnvModLookupFromImports,
     .count = {len(buckets)}, {kernels},
-    {sizes}, .sm_shared = {SM_SHARED_BYTES.get(arch, SMALL_SM_SHARED_BYTES)},
+    {sizes}, .sm_shared = {GPU_TARGETS[arch].sm_shared},
     .at = {{{_places(spec, _ROLES)}}}}};
   (void)count, (void)result;
   return blockscale_moe(self, &moe, args);

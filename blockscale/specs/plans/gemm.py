@@ -13,15 +13,12 @@ from functools import cached_property
 from typing import NamedTuple
 
 from blockscale.base.sizes import ceil_div, round_up
+from blockscale.base.targets import CTA_RESERVED, GPU_TARGETS
 
-SMEM_BYTES = 227 * 1024
-"""Shared memory that one CTA may use on sm_100."""
+SM100 = GPU_TARGETS["sm_100a"]
 
-SM_SMEM_BYTES, CTA_SMEM_BYTES = 228 * 1024, 1024
-"""Shared memory of an SM, and what the system keeps of it for each CTA."""
-
-TMEM_COLUMNS = 512
-"""Columns of tensor memory of one SM: 128 lanes of 32 bits each."""
+SMEM_BYTES, SM_SMEM_BYTES, TMEM_COLUMNS = SM100.cta_shared, SM100.sm_shared, SM100.tensor_columns
+"""Shared memory that one CTA may use on sm_100, that of an SM, columns of its tensor memory."""
 
 LANES = 128
 """Rows of X that a CTA computes: the lanes of tensor memory."""
@@ -217,7 +214,7 @@ class GemmPlan:
         table = 16 * self.experts
         used = CTRL_BYTES + self.stages * self.stage_bytes + self.store_bytes + table
         one_too_many = TMEM_COLUMNS // self.tmem_columns + 1
-        return max(used, SM_SMEM_BYTES // one_too_many - CTA_SMEM_BYTES + 16)
+        return max(used, SM_SMEM_BYTES // one_too_many - CTA_RESERVED + 16)
 
     @property
     def launch_bytes(self) -> int:
@@ -226,7 +223,7 @@ class GemmPlan:
         Then CTAs of different kernels (of two streams), too, fit into tensor memory where they fit
         into shared memory, and no two clusters wait for each other's columns.
         """
-        share = SM_SMEM_BYTES * self.tmem_columns // TMEM_COLUMNS - CTA_SMEM_BYTES
+        share = SM_SMEM_BYTES * self.tmem_columns // TMEM_COLUMNS - CTA_RESERVED
         return max(self.smem_bytes, share) if self.cluster > 1 else self.smem_bytes
 
     # ---- Tensor memory ----------------------------------------------------------------------

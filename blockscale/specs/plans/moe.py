@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from blockscale.base.sizes import ceil_div, round_up
+from blockscale.base.targets import GPU_TARGETS
 
-SMEM_BYTES = 227 * 1024
+SMEM_BYTES = GPU_TARGETS["sm_90a"].cta_shared
 """Shared memory that one CTA may use on sm_90."""
 
 CTRL_BYTES = 1024
