@@ -15,6 +15,7 @@ from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from blockscale.base.sizes import round_up
 from blockscale.base.targets import runs_on
 from blockscale.tuning.worker import FLOOR, MAX_TURNED, RTOL, Argument, Measurement, Timing
 
@@ -315,7 +316,7 @@ def _fill(argument: Argument, count: int, seed: int) -> list[Any]:
     if argument.values is not None:
         return [torch.from_numpy(argument.values).to(DEVICE)] * count
     size = math.prod(argument.shape)
-    step = -(-size * dtype.itemsize // _ALIGN) * _ALIGN // dtype.itemsize
+    step = round_up(size * dtype.itemsize, _ALIGN) // dtype.itemsize
     data = torch.empty(max(1, count * step), dtype=dtype, device=DEVICE)
     low, high = argument.range
     generator = torch.Generator(DEVICE).manual_seed(seed)

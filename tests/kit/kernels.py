@@ -5,6 +5,8 @@ kernel reads beside an input is NaN, what it writes beside an output is seen, an
 an output stays 0xFF (NaN in every float type).
 """
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -12,8 +14,10 @@ import torch
 from blockscale import catalog
 from blockscale.base import host
 from blockscale.base.targets import CPU_TARGETS
+from blockscale.build.space import trace_json
 from blockscale.lower.cpu import compile_cpu
 from blockscale.runtime import jit
+from tests.kit import compiled as compiler
 from tests.kit.helpers import (
     DTYPES,
     packed_tensor,
@@ -48,8 +52,13 @@ def compiled(spec, level, traces=None):
     """Return the exported function of ``spec`` with these traces (None: default schedules)."""
     if device == "cuda":
         return on_gpu(jit.function(spec, "cuda"))
-    mod = catalog.exported(spec, level, traces or {})
-    return compile_cpu(mod, catalog.target(level))[spec.name]
+
+    def made():
+        return compile_cpu(catalog.exported(spec, level, traces or {}), catalog.target(level))
+
+    steps = {tag: trace_json(trace) for tag, trace in (traces or {}).items()}
+    key = jit._digest(level), spec.name, json.dumps(spec.to_json()), json.dumps(steps)
+    return compiler.module(key, made)[spec.name]
 
 
 def on_gpu(function):

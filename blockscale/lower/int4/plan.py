@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from blockscale.base.sizes import ceil_div
 from blockscale.base.targets import GPU_TARGETS, WGMMA
 from blockscale.schedules.moe.wgmma_tiles import (
     HOPPER,
@@ -126,7 +127,7 @@ def chosen(spec: Int4Mm, rows: int, arch: str) -> Int4Plan:
     if rows <= MMA_ROWS or WGMMA not in room.features:
         tokens = next((t for t in MMA_TOKENS if t >= rows), MMA_TOKENS[-1])
         tiles = _legal([_plan(spec, "mma", tokens, *shape) for shape in MMA_SHAPES], arch)
-        blocks = -(-rows // tokens)
+        blocks = ceil_div(rows, tokens)
         full = [t for t in tiles if blocks * spec.padded_n >= FILLED * HOPPER.sms * t.rows]
         best = (full or tiles[-1:])[0]
     else:
@@ -140,7 +141,7 @@ def chosen(spec: Int4Mm, rows: int, arch: str) -> Int4Plan:
 def _depth(tile: Int4Plan, spec: Int4Mm, rows: int, arch: str) -> int:
     """Return the depth of the ring: the most, where no CTA shares its SM."""
     room = GPU_TARGETS[arch]
-    if -(-rows // tile.tokens) * -(-spec.padded_n // tile.rows) > HOPPER.sms:
+    if ceil_div(rows, tile.tokens) * ceil_div(spec.padded_n, tile.rows) > HOPPER.sms:
         return depths(tile, room)[0]
     most = stages_in(tile, room.cta_shared)
     return min(most, WGMMA_STAGES) if tile.unit == "wgmma" else most
@@ -152,5 +153,7 @@ def _legal(tiles: list[Int4Plan], arch: str) -> list[Int4Plan]:
 
 def _cost(tile: Int4Plan, spec: Int4Mm, rows: int) -> int:
     """How long a tile takes, times how many an SM has."""
-    count = -(-rows // tile.tokens) * -(-spec.padded_n // tile.rows)
-    return -(-count // HOPPER.sms) * tile.rows * (tile.tokens + DECODING) * WGMMA_ROWS[tile.rows]
+    count = ceil_div(rows, tile.tokens) * ceil_div(spec.padded_n, tile.rows)
+    return (
+        ceil_div(count, HOPPER.sms) * tile.rows * (tile.tokens + DECODING) * WGMMA_ROWS[tile.rows]
+    )

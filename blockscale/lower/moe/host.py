@@ -8,10 +8,8 @@ from typing import NamedTuple
 from blockscale.base.targets import GPU_TARGETS
 from blockscale.lower.code import KernelCode
 from blockscale.specs.moe import FusedMoe, MoeRoute
+from blockscale.specs.plans.launches import GEMM, initializers, kinds
 from blockscale.specs.plans.moe import MoePlan
-
-GEMM_PARAMS = ("handle",) * 10 + ("int32",) * 6 + ("float32",) * 2
-"""x, w, ws, global, bias, row_scale, order, blocks, n_blocks, out; sizes; alpha, limit."""
 
 _GEMM_LAUNCH = (
     *("blockIdx.x", "threadIdx.x", "tirx.use_dyn_shared_memory"),
@@ -40,7 +38,7 @@ class Bucket(NamedTuple):
 
 def gemm_code(name: str) -> KernelCode:
     """Return what the export must know of a GEMM's kernel."""
-    return KernelCode(name, GEMM_PARAMS, _GEMM_LAUNCH)
+    return KernelCode(name, kinds(GEMM), _GEMM_LAUNCH)
 
 
 def host_code(
@@ -71,9 +69,11 @@ def host_code(
 static const BsMoeBucket buckets[] = {{
 {rows}
 }};
+static const BsPart parts[] = {{{initializers(spec.workspace)}}};
 
 int32_t __tvm_ffi_{symbol}(void *self, void *args, int32_t count, void *result) {{
-  static const BsMoe moe = {{.buckets = buckets, .lookup = TVMFFIEnvModLookupFromImports,
+  static const BsMoe moe = {{.buckets = buckets, .parts = parts,
+    .lookup = TVMFFIEnvModLookupFromImports,
     .count = {len(buckets)}, {kernels},
     {sizes}, .sm_shared = {GPU_TARGETS[arch].sm_shared},
     .at = {{{_places(spec, _ROLES)}}}}};

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from blockscale.base.sizes import ceil_div, round_up
 from blockscale.base.targets import CTA_RESERVED, GPU_TARGETS
 
 SM100 = GPU_TARGETS["sm_100a"]
@@ -171,7 +172,7 @@ class GemmPlan:
     @property
     def y_atoms(self) -> int:
         """128x4 tiles of scales along the rows of Y that a tile may touch."""
-        return -(-self.mma_n // 128)
+        return ceil_div(self.mma_n, 128)
 
     # ---- Shared memory ----------------------------------------------------------------------
 
@@ -238,7 +239,7 @@ class GemmPlan:
         if self.acc_stages == 1:
             return 0
         missing = max(0, 2 * self.mma_n + self.scale_columns - TMEM_COLUMNS)
-        return -(-missing // self.epi_cols) * self.epi_cols
+        return round_up(missing, self.epi_cols)
 
     @property
     def used_columns(self) -> int:
@@ -308,7 +309,7 @@ class GemmPlan:
                 f"split_k={self.split_k} takes the whole cluster, of single CTAs; leave cta_group, "
                 "cluster_x and cluster_y at 1"
             )
-        if self.split_k > 1 and self.split_k > -(-self.k // self.block_k):
+        if self.split_k > 1 and self.split_k > ceil_div(self.k, self.block_k):
             return f"split_k={self.split_k} leaves CTAs without K; k={self.k} has fewer stages"
         x_rows, y_rows = LANES // self.cluster_y, self.mma_n // self.cluster_x
         if x_rows % 8 or y_rows % 8:
