@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fake_workload import DECODE
 
-from bench import b200_model
+from bench.tcgen05 import b200_model
 from blockscale.lower.gemm_plan import FORMATS, OUT_BYTES, GemmPlan
 from blockscale.tuning.b200 import B200, FITTED, epilogue_clocks, grid, time_us
 

@@ -10,7 +10,7 @@ import pytest
 import reference_moe as moe
 from moe_harness import plan
 
-from bench import sass
+from bench.tcgen05 import sass
 from blockscale import catalog, catalog_moe
 from blockscale.lower.moe_plan import FORMATS, MoePlan, PlanError
 from blockscale.lower.moe_source import source

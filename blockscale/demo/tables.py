@@ -124,16 +124,38 @@ def end_to_end(found: Mapping[str, Mapping[str, float]]) -> Table:
     return table
 
 
-def _timed(times: Mapping[str, float], digits: int) -> list[str]:
-    fastest = min(times, key=lambda variant: times[variant])
-    cells = {v: f"{times[v]:.{digits}f}" for v in LABELS}
-    cells[fastest] = f"[bold]{cells[fastest]}[/bold]"
+def disturbed(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return in words what disturbed times of `rows`; nothing if nothing did."""
+    words = [row.get("watched", {}).get("disturbed") for row in rows]
+    found = list(filter(None, words))
+    if not found:
+        return ""
+    return f"in {len(found)} of {len(rows)} measurements; in the first of them {found[0]}"
+
+
+def warning(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return what to say beside times of `rows` if they were disturbed."""
+    words = disturbed(rows)
+    return f"The machine was busy, so speed-ups mean nothing: {words}." if words else None
+
+
+def speedups(row: Mapping[str, Any], unit: str) -> dict[str, float] | None:
+    """Return torch's times over the time of our faster variant; None if they mean nothing."""
+    if disturbed([row]):
+        return None
+    times = row[unit]
     best = min(times["ours_f32"], times["ours_bf16"])
-    return [
-        *cells.values(),
-        f"{times['torch_f32'] / best:.2f} x",
-        f"{times['torch_bf16'] / best:.2f} x",
-    ]
+    return {variant: times[variant] / best for variant in ("torch_f32", "torch_bf16")}
+
+
+def _timed(row: Mapping[str, Any], unit: str, digits: int) -> list[str]:
+    times, ratios = row[unit], speedups(row, unit)
+    cells = {v: f"{times[v]:.{digits}f}" for v in LABELS}
+    if ratios is None:
+        return [*cells.values(), "busy", "busy"]
+    fastest = min(times, key=lambda variant: times[variant])
+    cells[fastest] = f"[bold]{cells[fastest]}[/bold]"
+    return [*cells.values(), *(f"{ratio:.2f} x" for ratio in ratios.values())]
 
 
 def ops(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -141,9 +163,10 @@ def ops(rows: Sequence[Mapping[str, Any]]) -> Table:
     table = _table(
         "Time of one Linear, us (interleaved medians; last: torch / our faster)",
         ["N x K", "rows", *(_two_lines(v) for v in LABELS), "fp32 /\nours", "bf16 /\nours"],
+        warning(rows),
     )
     for row in rows:
-        table.add_row(f"{row['n']} x {row['k']}", str(row["rows"]), *_timed(row["us"], 1))
+        table.add_row(f"{row['n']} x {row['k']}", str(row["rows"]), *_timed(row, "us", 1))
     return table
 
 
@@ -152,10 +175,11 @@ def latency(rows: Sequence[Mapping[str, Any]]) -> Table:
     table = _table(
         "Whole model, ms (interleaved medians; last: torch / our faster)",
         ["input", "tokens", *(_two_lines(v) for v in LABELS), "fp32 /\nours", "bf16 /\nours"],
+        warning(rows),
     )
     for row in rows:
         tokens = f"{row['sentences']} x {row['tokens']}"
-        table.add_row(row["input"], tokens, *_timed(row["ms"], 2))
+        table.add_row(row["input"], tokens, *_timed(row, "ms", 2))
     return table
 
 
@@ -184,9 +208,15 @@ def search(found: Mapping[str, Any]) -> str:
     gains = [math.log(old / us) for old, us in pairs if _measured(old) and _measured(us)]
     gain = math.exp(sum(gains) / len(gains)) if gains else 1.0
     failed = sum(bool(event["failed"]) for event in found["history"])
+    made = f"{len(found['history'])} candidates built and measured, {failed} failed"
+    if found.get("disturbed"):
+        return (
+            f"{made}; what they gained is not known, for the machine was busy: "
+            f"{found['disturbed']}"
+        )
     return (
-        f"{len(found['history'])} candidates built and measured, {failed} failed; the best are "
-        f"{gain:.2f} x as fast as the default schedules (geometric mean of {len(gains)} workloads)"
+        f"{made}; the best are {gain:.2f} x as fast as the default schedules (geometric mean of "
+        f"{len(gains)} workloads)"
     )
 
 
