@@ -213,6 +213,11 @@ def test_demo_section():
     assert "| torch bf16 | 1.00 % | 90.0 % | 2.0 MiB | 2.00 ms |" in text
     assert "| NVFP4 bf16 | 3.00 % | 70.0 % | 0.5 MiB | 2.00 ms |" in text
     assert "2026-01-02" in text
+    assert "busy" not in text
+    result["latency"][0]["watched"] = {"disturbed": "others took 50%"}
+    text = readme.demo_section(result)
+    assert "ratios nothing: the machine was busy (in 1 of 1 measurements; in the first" in text
+    assert "others took 50%" in text
 
 
 def test_scattered_times_are_told():

@@ -94,12 +94,12 @@ def _asked(cases: Sequence[Results]) -> Iterator[list[str]]:
 def section(results: Results, source: str) -> str:
     """Return what the README shows: single ops and bars, all linear layers, the conditions."""
     cases = results["cases"]
-    linears = [case for case in cases if "n" in case.get("shape", {}) and "times" in case]
     return render(
         "cpu/readme.md.j2",
         r=results,
         asked=markdown_table(HEADINGS, [*_asked(cases)]),
-        linears=[{"watched": {"disturbed": disturbed(case)}, **case} for case in linears],
+        linears=[c for c in cases if "n" in c.get("shape", {}) and "times" in c],
+        disturbed=disturbed,
         busy=BUSY,
         conditions=conditions(results),
         noise=noise(results),

@@ -233,16 +233,13 @@ def nvdisasm() -> Path:
     Raises:
         CompileError: there is none.
     """
-    names = [Path(home) / "bin" / "nvdisasm" for home in [os.environ.get("CUDA_HOME")] if home]
-    on_path = shutil.which("nvdisasm")
-    names += [Path(on_path)] if on_path else []
+    homes = [Path(home) / "bin" for home in [os.environ.get("CUDA_HOME")] if home]
+    on_path = [Path(found).parent for found in [shutil.which("nvdisasm")] if found]
     site = Path(sysconfig.get_path("purelib"))
-    names += [Path("/usr/local/cuda/bin/nvdisasm")]
-    names += [*sorted(site.glob("nvidia/*/bin/nvdisasm"))]
-    names += [site / "triton" / "backends" / "nvidia" / "bin" / "nvdisasm"]
-    for path in names:
-        if path.is_file():
-            return path
+    packages = [*sorted(site.glob("nvidia/*/bin")), site / "triton" / "backends" / "nvidia" / "bin"]
+    for folder in [*homes, *on_path, Path("/usr/local/cuda/bin"), *packages]:
+        if (folder / "nvdisasm").is_file():
+            return folder / "nvdisasm"
     raise CompileError(
         "nvdisasm: in CUDA_HOME, on PATH and among the Python packages there is none; "
         "pip install nvidia-cuda-nvdisasm"

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import click
 
+from bench.report import ROOT
 from bench.tcgen05.emulated import run_ours, small
 from bench.tcgen05.kernels import plan
 from blockscale.emulator import timeline
 
 SIZE = 4096
-OUT = Path(__file__).resolve().parent.parent.parent / "docs" / "gemm_timeline.svg"
+OUT = ROOT / "docs" / "gemm_timeline.svg"
 
 
 def draw(path: Path, seed: int) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,10 +12,9 @@ import click
 from tvm import tirx
 from tvm.s_tir import Schedule
 
-from bench.report import fill
+from bench.report import ROOT, fill_page, markdown_table
 from bench.tcgen05 import sass
 from blockscale import catalog
-from blockscale.demo.files import write_text
 from blockscale.lower import nvcc
 from blockscale.lower.gemm_maps import Size, gemm_maps
 from blockscale.lower.gemm_plan import SMEM_BYTES, TMEM_COLUMNS, GemmPlan
@@ -25,7 +25,7 @@ from blockscale.specs import MmFp4
 ARCH = "sm_100a"
 SPEC = MmFp4(4096, 7168, "nvfp4", "bfloat16")
 ENTRY = "mm_nvfp4"
-PAGE = Path(__file__).parent.parent.parent / "docs" / "gemm.md"
+PAGE = ROOT / "docs" / "gemm.md"
 WIDTH = 108
 
 
@@ -68,29 +68,31 @@ def skeleton(script: str) -> list[str]:
 
 def plan_table(plan: GemmPlan) -> str:
     """Return the decisions and what they cost."""
-    rows = ["| decision | value |", "| --- | --- |"]
-    rows += [f"| `{name}` | {value} |" for name, value in asdict(plan).items()]
-    rows += [
-        f"| bytes of a stage: X, Y, scales | {plan.x_bytes}, {plan.y_bytes}, {plan.scale_bytes} |",
-        f"| shared memory | {plan.smem_bytes} of {SMEM_BYTES} bytes |",
-        f"| tensor memory | {plan.used_columns} of {TMEM_COLUMNS} columns, of which the "
-        f"accumulators share {plan.overlap} and scales take {plan.scale_columns} |",
-    ]
-    return "\n".join(rows)
+    tensor_memory = (
+        f"{plan.used_columns} of {TMEM_COLUMNS} columns, of which the accumulators share "
+        f"{plan.overlap} and scales take {plan.scale_columns}"
+    )
+    costs = {
+        "bytes of a stage: X, Y, scales": f"{plan.x_bytes}, {plan.y_bytes}, {plan.scale_bytes}",
+        "shared memory": f"{plan.smem_bytes} of {SMEM_BYTES} bytes",
+        "tensor memory": tensor_memory,
+    }
+    rows = [[f"`{name}`", str(value)] for name, value in asdict(plan).items()]
+    return markdown_table(("decision", "value"), [*rows, *map(list, costs.items())], left=2)
 
 
 def map_table(plan: GemmPlan) -> str:
     """Return the five tensor maps."""
     rows = [
-        "| map | tensor | dtype | sizes | box | swizzle |",
-        "| --- | --- | --- | --- | --- | --- |",
+        [
+            *(name, made.tensor, made.dtype),
+            " x ".join(_size(size) for size in made.dims),
+            " x ".join(map(str, made.box)),
+            f"{made.swizzle} bytes" if made.swizzle else "none",
+        ]
+        for name, made in zip(("x", "y", "sx", "sy", "d"), gemm_maps(plan).all(), strict=True)
     ]
-    for name, made in zip(("x", "y", "sx", "sy", "d"), gemm_maps(plan).all(), strict=True):
-        sizes = " x ".join(_size(size) for size in made.dims)
-        box = " x ".join(map(str, made.box))
-        swizzle = f"{made.swizzle} bytes" if made.swizzle else "none"
-        rows.append(f"| {name} | {made.tensor} | {made.dtype} | {sizes} | {box} | {swizzle} |")
-    return "\n".join(rows)
+    return markdown_table(("map", "tensor", "dtype", "sizes", "box", "swizzle"), rows, left=6)
 
 
 def _size(size: Size) -> str:
@@ -99,11 +101,8 @@ def _size(size: Size) -> str:
 
 def ptx_kinds(text: str) -> str:
     """Return the tensor instructions of a kernel and how often they are written."""
-    found: dict[str, int] = {}
-    for line in text.splitlines():
-        hit = re.search(r"\b(tcgen05\.[\w:.]+|cp\.async\.bulk\.tensor[\w:.]+)", line)
-        if hit:
-            found[hit[1]] = found.get(hit[1], 0) + 1
+    name = r"\b(tcgen05\.[\w:.]+|cp\.async\.bulk\.tensor[\w:.]+)"
+    found = Counter(hit[1] for line in text.splitlines() if (hit := re.search(name, line)))
     return "\n".join(f"{count:4} x {name}" for name, count in sorted(found.items()))
 
 
@@ -163,10 +162,7 @@ def main(page: Path) -> None:
 
     Example: python -m bench.tcgen05.walk
     """
-    text = page.read_text(encoding="utf-8")
-    for marker, excerpt in excerpts().items():
-        text = fill(text, marker, excerpt)
-    write_text(page, text)
+    fill_page(page, excerpts())
     click.echo(f"filled in {page}")
 
 
