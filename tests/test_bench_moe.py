@@ -227,8 +227,8 @@ def test_a_report_of_nothing_says_so():
     results = made_up()
     for case in results["cases"]:
         case["times"].pop(moe.GEMMS, None)
-    assert moe_report.verdict(results) == "Ours has no time."
-    assert "Ours has no time." in moe_report.page(results, "r.json")
+    assert "\n\nOurs has no time.\n\n" in moe_report.page(results, "r.json")
+    assert "Ours has no time. Beside ours ran" in moe_report.readme_section(results, "r.json")
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/moe.md"])

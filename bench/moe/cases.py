@@ -6,9 +6,11 @@ have to move at `BYTES_A_US` and of the multiplications at `FLOP_A_US`, both mea
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -50,29 +52,13 @@ class Model:
     hit: tuple[int, int, int, int, int]
 
 
-MODELS = {
-    model.key: model
-    for model in (
-        Model("qwen3", "Qwen3-30B-A3B", 128, 8, 2048, 768, "swiglu", (8, 52, 126, 128, 128)),
-        Model("gpt-oss", "gpt-oss-120b", 128, 4, 2880, 2880, "swiglu_oai", (4, 28, 109, 128, 128)),
-        Model(
-            *("deepseek", "DeepSeek-V3, one of 8 EP ranks", 32, 8, 7168, 2048, "swiglu"),
-            (8, 30, 32, 32, 32),
-        ),
-        Model("mixtral", "Mixtral-8x7B", 8, 2, 4096, 14336, "swiglu", (2, 8, 8, 8, 8)),
-    )
-}
+_LAYERS = json.loads(Path(__file__).with_name("layers.json").read_text(encoding="utf-8"))
+
+MODELS = {made["key"]: Model(**{**made, "hit": tuple(made["hit"])}) for made in _LAYERS["models"]}
 
 BEST_PEER: dict[tuple[str, str], tuple[tuple[int, int], ...]] = {
-    ("qwen3", "nvfp4"): ((30, 5), (75, 32), (142, 78), (194, 88), (672, 391)),
-    ("qwen3", "mxfp4"): ((30, 5), (72, 30), (133, 74), (186, 83), (632, 391)),
-    ("qwen3", "int4"): ((28, 5), (69, 30), (133, 72), (193, 81), (636, 391)),
-    ("gpt-oss", "nvfp4"): ((45, 13), (166, 91), (569, 356), (1050, 428), (4493, 1032)),
-    ("gpt-oss", "mxfp4"): ((44, 12), (166, 86), (547, 337), (856, 405), (2368, 1032)),
-    ("deepseek", "nvfp4"): ((89, 46), (270, 173), (346, 188), (708, 457), (4255, 3653)),
-    ("deepseek", "int4"): ((84, 42), (235, 159), (331, 172), (728, 457), (4392, 3653)),
-    ("mixtral", "nvfp4"): ((93, 46), (291, 185), (417, 187), (1639, 457), (11176, 3653)),
-    ("mixtral", "int4"): ((85, 42), (249, 169), (372, 172), (950, 457), (4371, 3653)),
+    (row["model"], row["fmt"]): tuple(zip(row["us"], row["floor_us"], strict=True))
+    for row in _LAYERS["best_peer"]
 }
 """Microseconds of gemm1 + gemm2, best of vLLM's Marlin, humming-kernels 0.1.19, triton_kernels,
 FlashInfer and FBGEMM on an H200 on `BEST_PEER_DATE`, and of the floor, by model and format."""

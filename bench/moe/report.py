@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import geometric_mean
 from typing import Any
 
@@ -29,7 +30,7 @@ from bench.moe.cases import (
     rows,
 )
 from bench.peers.moe import PEERS
-from bench.report import markdown_table, measured_on, render, report_command, us_text, yes
+from bench.report import markdown_table, measured_on, render, report_command, yes
 from blockscale.demo.figures import FAINT
 
 WORST = 1.25  # asked: no cell slower than so many times the best peer
@@ -113,41 +114,15 @@ def _sizes(model: Model) -> str:
     )
 
 
-def grid_table(results: Results, *, sizes: bool = True) -> str:
-    """Return model and format by tokens: our time, and in brackets the best peer's / ours."""
+def _grid(results: Results, *, sizes: bool) -> list[tuple[str, str, list[Cell | None]]]:
+    """Return model, format and the cells by tokens, for each row of the table."""
     grid = {(c.case["model"], c.case["fmt"], c.tokens): c for c in timed(results)}
     lines = []
     for model, fmt in rows():
         found = [grid.get((model.key, fmt, tokens)) for tokens in TOKENS]
         if any(found):
-            title = _sizes(model) if sizes else model.title
-            lines.append([title, TITLES[fmt], *map(_grid_cell, found)])
-    return markdown_table(["model", "weights", *(f"T = {t}" for t in TOKENS)], lines, left=2)
-
-
-def _grid_cell(cell: Cell | None) -> str:
-    if cell is None:
-        return ""
-    text = f"{us_text(cell.us)} ({1 / cell.ratio:.2f} x)"
-    return f"**{text}**" if cell.ratio > WORST else text
-
-
-def layer_table(cases: Sequence[Results]) -> str:
-    """Return one row for each case of a model and format: all times, and what ours reaches."""
-    headings = ["T", "floor, us", "bound by", "ours, us", "whole layer, us", *NAMES]
-    headings += [f"best on {BEST_PEER_DATE}", "ours / best", "of the floor", "TB/s", "TFLOP/s"]
-    lines = []
-    for case in cases:
-        ours = us_of(case, GEMMS)
-        cells = [""] * 4
-        if ours is not None:
-            cell = Cell(case, ours)
-            part, tb_s, tflops = cell.reached
-            cells = [f"{cell.ratio:.2f}", f"{part:.0f} %", f"{tb_s:.2f}", f"{tflops:.0f}"]
-        times = [us_text(us_of(case, name)) for name in (GEMMS, LAYER, *NAMES)]
-        head = [str(case["tokens"]), us_text(case["floor_us"]), case["bound"]]
-        lines.append([*head, *times, us_text(case["best_peer_us"]), *cells])
-    return markdown_table(headings, lines)
+            lines.append((_sizes(model) if sizes else model.title, TITLES[fmt], found))
+    return lines
 
 
 def _range(values: Sequence[float], form: str) -> str:
@@ -192,28 +167,24 @@ def _layer_cells(tokens: int, cells: Sequence[Cell]) -> list[str]:
     return [text, "", ""]
 
 
-def verdict(results: Results) -> str:
-    """Return in words: geometric mean, worst cell, what is asked."""
+def verdict(results: Results) -> dict[str, Any]:
+    """Return what the verdict in words says: geometric means, the worst cell, what is asked."""
+
+    def mean_and_worst(ratios: Sequence[float]) -> tuple[float, float] | None:
+        return (geometric_mean(ratios), max(ratios)) if ratios else None
+
     cells = timed(results)
-    if not cells:
-        return "Ours has no time."
-    mean = geometric_mean(cell.ratio for cell in cells)
-    worst = max(cells, key=lambda cell: cell.ratio)
-    slow = sum(cell.ratio > WORST for cell in cells)
-    parts = [
-        f"Over {len(cells)} cells our gemm1 + gemm2 takes {mean:.2f} of the best peer's time "
-        f"(geometric mean; asked: at most 1, met: {yes(mean <= 1)})",
-        f"the worst cell {worst.ratio:.2f} ({worst.title}, T = {worst.tokens:,}; asked: at "
-        f"most {WORST:g}, met: {yes(worst.ratio <= WORST)}"
-        + (f"; above it: {slow})" if slow else ")"),
-    ]
-    known = [cell.us / cell.known for cell in cells]
-    here = [cell.us / cell.here for cell in cells if cell.here is not None]
-    for words, ratios in ((f"best of {BEST_PEER_DATE}", known), ("best peer of this run", here)):
-        if ratios:
-            mean = geometric_mean(ratios)
-            parts.append(f"of the {words} alone {mean:.2f} (worst {max(ratios):.2f})")
-    return "; ".join(parts) + "."
+    ratios = [cell.ratio for cell in cells]
+    return {
+        "cells": cells,
+        "mean": geometric_mean(ratios) if ratios else None,
+        "worst": max(cells, key=lambda cell: cell.ratio, default=None),
+        "slow": sum(ratio > WORST for ratio in ratios),
+        "known": mean_and_worst([cell.us / cell.known for cell in cells]),
+        "here": mean_and_worst([cell.us / cell.here for cell in cells if cell.here is not None]),
+        "limit": WORST,
+        "date": BEST_PEER_DATE,
+    }
 
 
 def conditions(results: Results) -> str:
@@ -232,11 +203,15 @@ def errors_text(results: Results) -> str:
     return f"Largest relative error of a checked row: {named}." if named else ""
 
 
-def _facts(results: Results, source: str) -> dict[str, Any]:
+def _facts(results: Results, source: str, *, sizes: bool) -> dict[str, Any]:
     return {
         "conditions": conditions(results),
         "verdict": verdict(results),
+        "grid": _grid(results, sizes=sizes),
+        "tokens": TOKENS,
+        "limit": WORST,
         "date": BEST_PEER_DATE,
+        "peers": NAMES,
         "errors": errors_text(results),
         "source": source,
     }
@@ -244,20 +219,22 @@ def _facts(results: Results, source: str) -> dict[str, Any]:
 
 def page(results: Results, source: str) -> str:
     """Return all tables."""
+    cells = {id(cell.case): cell for cell in timed(results)}
     layers = {}
     for model, fmt in rows():
         of = [c for c in results["cases"] if (c["model"], c["fmt"]) == (model.key, fmt)]
+        of.sort(key=lambda case: TOKENS.index(case["tokens"]))
         if of:
-            found = sorted(of, key=lambda case: TOKENS.index(case["tokens"]))
-            layers[f"{_sizes(model)}, {TITLES[fmt]}"] = layer_table(found)
+            found = [(case, cells.get(id(case)), partial(us_of, case)) for case in of]
+            layers[f"{_sizes(model)}, {TITLES[fmt]}"] = found
     return render(
         "moe/page.md.j2",
-        **_facts(results, source),
-        grid=grid_table(results),
+        **_facts(results, source, sizes=True),
         bytes_a_us=BYTES_A_US,
         flop_a_us=FLOP_A_US,
         buckets=bucket_table(results),
         layers=layers,
+        contenders=[GEMMS, LAYER],
         failures=[
             (case["name"], name, reason)
             for case in results["cases"]
@@ -268,8 +245,7 @@ def page(results: Results, source: str) -> str:
 
 def readme_section(results: Results, source: str) -> str:
     """Return the short form."""
-    grid = grid_table(results, sizes=False)
-    return render("moe/readme.md.j2", **_facts(results, source), grid=grid, peers=NAMES)
+    return render("moe/readme.md.j2", **_facts(results, source, sizes=False))
 
 
 # ---- The plots: speed beside the best peer, and part of the floor's speed -----------------------

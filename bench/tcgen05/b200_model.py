@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,9 +17,12 @@ from pathlib import Path
 import click
 
 from bench.report import ROOT, fill_page, markdown_table, show, us_text
-from bench.tcgen05.b200_points import Point, points
+from bench.tcgen05.kernels import pair
 from blockscale.lower.gemm_plan import FORMATS, Y_TILES, GemmPlan
 from blockscale.tuning.b200 import B200, FITTED, VERSION, Machine, Modelled, time_us
+
+POINTS = Path(__file__).with_name("b200_points.json")
+"""Times of block-scaled GEMMs on B200 that others have published."""
 
 CLUSTERS = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2), (8, 1))
 """CTAs along X and Y of a cluster."""
@@ -93,6 +97,57 @@ def ranked(
         for plan in first
     ]
     return [(plan, time_us(plan, m, machine)) for plan in sorted(orders, key=cost)[:count]]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One published time of a whole kernel.
+
+    Attributes:
+        kernel: whose.
+        us: microseconds, or those that follow from the published FLOP/s.
+        plan: the plan nearest to the kernel's own; None where its tiles are not known, and the
+            model's best plan stands for it.
+        fitted: whether the model's fitted numbers saw it.
+    """
+
+    kernel: str
+    fmt: str
+    out_dtype: str
+    m: int
+    n: int
+    k: int
+    us: float
+    source: str
+    plan: GemmPlan | None = None
+    fitted: bool = True
+
+    @property
+    def shape(self) -> str:
+        """``M x N x K``."""
+        same = self.m == self.n == self.k
+        return f"{self.m}³" if same else f"{self.m} x {self.n} x {self.k}"
+
+
+@cache
+def points() -> list[Point]:
+    """Return all points: those that the fit saw first, by kernel and size.
+
+    Of several kernels that are published for a shape the fastest counts.
+    """
+    found = []
+    for group in json.loads(POINTS.read_text(encoding="utf-8")):
+        about = (group["fmt"], group["out_dtype"])
+        for point in group["points"]:
+            m, n, k = point["shape"]
+            rates = point.get("tflops", {})
+            times = point.get("us", {name: 2e-6 * m * n * k / t for name, t in rates.items()})
+            kernel = min(times, key=lambda name: times[name])
+            # tirx-kernels': a pair of CTAs, one accumulator, no multicast
+            plan = pair(m, acc_stages=1, **point["plan"]) if "plan" in point else None
+            shape = (m, n, k, times[kernel], group["source"])
+            found.append(Point(kernel, *about, *shape, plan, group["fitted"]))
+    return found
 
 
 @dataclass(frozen=True)
