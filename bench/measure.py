@@ -128,15 +128,18 @@ def last_cache_bytes() -> int:
     return 1024 * max(sizes)
 
 
-def copies(tensor: Tensor, number: int | None = None) -> list[Tensor]:
-    """Return ``number`` equal tensors, each with memory of its own.
+def copies_needed(size: int) -> int:
+    """Return how many copies of so many bytes fill a CPU's last cache `CPU_CACHES` times.
 
-    None: as many as fill a CPU's last cache `CPU_CACHES` times; a contender that goes through them
-    in turn finds none of them in a cache.
+    A contender that goes through them in turn finds none of them in a cache.
     """
+    return min(MOST_COPIES, max(2, math.ceil(CPU_CACHES * last_cache_bytes() / size)))
+
+
+def copies(tensor: Tensor, number: int | None = None) -> list[Tensor]:
+    """Return ``number`` equal tensors, each with memory of its own; None: `copies_needed`."""
     if number is None:
-        size = tensor.numel() * tensor.element_size()
-        number = min(MOST_COPIES, max(2, math.ceil(CPU_CACHES * last_cache_bytes() / size)))
+        number = copies_needed(tensor.numel() * tensor.element_size())
     return list(tensor.repeat(number, *[1] * tensor.dim()).unbind())
 
 

@@ -17,13 +17,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bench import reference
-from bench.measure import copies
+from bench import measure, reference
+from bench.gpu import cases as ops
+from bench.gpu.contest import checked, ours
+from bench.measure import Data, copies
+from bench.peers.ops import Run
 from blockscale import fp8_scale_candidates, jit
 from blockscale.demo.metrics import decode_nvfp4, row_errors
 from blockscale.demo.timing import Call
 from blockscale.function import Function
-from blockscale.specs import Dequantize, FusedMoe, Linear, Quantize, ScaleSweep, Swizzle
+from blockscale.specs import FusedMoe, Linear, ScaleSweep, Spec
 
 SIZE = 4096
 CHUNK_ROWS = 128  # of the chunked torch formula: 2 MB of float32 a step
@@ -96,11 +99,6 @@ def _seeded() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-def random_weight(rows: int, cols: int) -> Tensor:
-    """Return a normal bfloat16 weight [rows, cols]."""
-    return torch.randn(rows, cols, generator=_seeded()).bfloat16()
-
-
 def random_packed(rows: int, cols: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return random codes [rows, cols / 2], E4M3 scale bytes around 2^-3, a global scale [1]."""
     rng = _seeded()
@@ -120,7 +118,7 @@ def _rotate(function: Callable[..., object], *lists: list[Tensor]) -> Call:
 def sweep(rows: int = SIZE, cols: int = SIZE) -> Case:
     """Return the scale sweep of a bfloat16 weight: 126 candidates for every block of 16."""
     kernel = jit.function(ScaleSweep("bfloat16"))
-    weight = random_weight(rows, cols).view(-1, 16)
+    weight = torch.randn(rows * cols // 16, 16, generator=_seeded()).bfloat16()
     amax = weight.abs().max().float().reshape(1)
     candidates = fp8_scale_candidates()
     best = torch.empty(len(weight))
@@ -147,108 +145,90 @@ def sweep(rows: int = SIZE, cols: int = SIZE) -> Case:
     )
 
 
+# ---- Ops that `bench.gpu` measures, too: same data, same judge ----------------------------------
+
+
+def _op(
+    case: ops.Case,
+    formulas: Mapping[str, Run],
+    others: Mapping[str, Call],
+    comparisons: tuple[Comparison, ...],
+    **about: Any,
+) -> Case:
+    """Return the case of an op against torch ``formulas``, which must be right, and ``others``."""
+    kernel = jit.function(Spec.parse(case.kernel))
+    torch.manual_seed(0)
+    shared = case.shared()
+    rotating = measure.rotating(case.buffers, measure.copies_needed(case.footprint), "cpu")
+    sets = [{**data, **shared} for data in rotating]
+    arguments = [measure.bound(kernel, data) for data in sets]
+
+    def check() -> dict[str, float]:
+        for name, run in {"ours": ours(kernel), **formulas}.items():
+            verdict = checked(case, run, sets[0], tolerated=0)
+            of = f"{verdict['differ']} of {verdict['of']} bytes"
+            need(verdict["right"], f"{of} of {case.op}, {name}, differ from the reference")
+        return {"ours": 0.0}
+
+    def rotated(run: Run) -> Call:
+        return lambda number: run(sets[number % len(sets)])
+
+    return Case(
+        {
+            "ours": lambda number: kernel(*arguments[number % len(arguments)]),
+            **{name: rotated(run) for name, run in formulas.items()},
+            **others,
+        },
+        comparisons,
+        check,
+        (kernel,),
+        {"error": "0: every bit is that of the torch formula", **about},
+    )
+
+
 def dequantise(rows: int = SIZE, cols: int = SIZE) -> Case:
     """Return NVFP4 to bfloat16, against a copy of the output and one that moves as many bytes."""
-    kernel = jit.function(Dequantize("nvfp4", "bfloat16"))
-    packed, scale, g = random_packed(rows, cols)
-    out = torch.empty(rows, cols, dtype=torch.bfloat16)
-    written = 2 * out.numel()
-    moved = packed.numel() + scale.numel() + written
+    case = ops.dequantise(rows, cols, "cpu")
+    written, moved = case.buffers["out"].bytes, case.moved
 
     def copy(size: int) -> Call:
         source = torch.zeros(size // 2, dtype=torch.bfloat16)
         return _rotate(lambda a, b: b.copy_(a), copies(source), copies(source))
 
-    def check() -> dict[str, float]:
-        truth = reference.dequantize(packed, scale, g)
-        result = kernel(packed, scale, g, out)
-        need(torch.equal(result, truth), "dequantise differs from the torch formula")
-        return {"ours": 0.0}
-
-    def call(packed: Tensor, scale: Tensor, out: Tensor) -> object:
-        return kernel(packed, scale, g, out)
-
-    inputs = copies(packed)
     sized, moving = f"copy of {written / 1e6:.1f} MB", f"copy of {moved / 2e6:.1f} MB"
-    return Case(
-        {
-            "ours": _rotate(call, inputs, copies(scale, len(inputs)), copies(out)),
-            sized: copy(written),
-            moving: copy(moved // 2),
-        },
+    return _op(
+        case,
+        {},
+        {sized: copy(written), moving: copy(moved // 2)},
         (Comparison("ours", sized, "within", 2.0), Comparison("ours", moving, "within", 2.0)),
-        check,
-        (kernel,),
-        {
-            "error": "0: every bit is that of the torch formula",
-            "bytes_moved": {"ours": moved, sized: 2 * written, moving: moved},
-        },
+        bytes_moved={"ours": moved, sized: 2 * written, moving: moved},
     )
 
 
 def quantise(rows: int = SIZE, cols: int = SIZE) -> Case:
     """Return bfloat16 to NVFP4, against the formula in eager torch, whole and in chunks of rows."""
-    kernel = jit.function(Quantize("nvfp4", "bfloat16"))
-    x = random_weight(rows, cols)
-    g = (x.abs().max().float() / (448 * 6)).reshape(1)
-    packed = torch.empty(rows, cols // 2, dtype=torch.uint8)
-    scale = torch.empty(rows, cols // 16, dtype=torch.uint8)
 
-    def check() -> dict[str, float]:
-        kernel(x, g, packed, scale)
-        formula = reference.quantize_eager(x, g)
-        chunked = reference.quantize_chunked(x, g, CHUNK_ROWS)
-        for codes, scales in (formula, chunked):
-            need(torch.equal(packed, codes), "the codes of quantise differ from the torch formula")
-            same = torch.equal(scale, scales.view(torch.uint8))
-            need(same, "the scales of quantise differ from the torch formula")
-        return {"ours": 0.0}
+    def outputs(made: tuple[Tensor, Tensor]) -> Data:
+        return {"packed": made[0], "block_scale": made[1].view(torch.uint8)}
 
-    inputs, outputs = copies(x), copies(packed)
-    chunked = f"eager torch, {CHUNK_ROWS} rows at a time"
-    return Case(
-        {
-            "ours": _rotate(
-                lambda x, packed, scale: kernel(x, g, packed, scale),
-                inputs,
-                outputs,
-                copies(scale, len(outputs)),
-            ),
-            "eager torch": _rotate(partial(reference.quantize_eager, global_scale=g), inputs),
-            chunked: _rotate(lambda x: reference.quantize_chunked(x, g, CHUNK_ROWS), inputs),
-        },
-        (
-            Comparison("ours", "eager torch", "faster", 5.0),
-            Comparison("ours", chunked, "faster", 5.0),
-        ),
-        check,
-        (kernel,),
-        {"error": "0: every bit is that of the torch formula"},
-    )
+    whole, chunked = "eager torch", f"eager torch, {CHUNK_ROWS} rows at a time"
+    by_chunks = partial(reference.quantize_chunked, rows=CHUNK_ROWS)
+    formulas: dict[str, Run] = {
+        whole: lambda d: outputs(reference.quantize_eager(d["x"], d["global_scale"])),
+        chunked: lambda d: outputs(by_chunks(d["x"], d["global_scale"])),
+    }
+    comparisons = tuple(Comparison("ours", name, "faster", 5.0) for name in formulas)
+    return _op(ops.quantise(rows, cols, "cpu"), formulas, {}, comparisons)
 
 
 def swizzle(rows: int = SIZE, cols: int = SIZE // 16) -> Case:
     """Return the scales of a 4096 x 4096 weight to the 128x4 layout, against permute in torch."""
-    kernel = jit.function(Swizzle())
-    scale = torch.randint(256, (rows, cols), dtype=torch.uint8, generator=_seeded())
-    out = torch.empty_like(scale)
+    permute: Run = lambda d: {"out": reference.swizzle(d["scale"])}  # noqa: E731
+    comparison = Comparison("ours", "torch permute", "faster")
+    return _op(ops.swizzle(rows, cols, "cpu"), {"torch permute": permute}, {}, (comparison,))
 
-    def check() -> dict[str, float]:
-        same = torch.equal(kernel(scale, out).view(-1), reference.swizzle(scale))
-        need(same, "swizzle differs from the permuted tensor")
-        return {"ours": 0.0}
 
-    inputs = copies(scale)
-    return Case(
-        {
-            "ours": _rotate(kernel, inputs, copies(out)),
-            "torch permute": _rotate(reference.swizzle, inputs),
-        },
-        (Comparison("ours", "torch permute", "faster"),),
-        check,
-        (kernel,),
-        {"error": "0: every byte is that of the permuted tensor"},
-    )
+# ---- Linear layers ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

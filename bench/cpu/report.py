@@ -54,36 +54,6 @@ def _cells(case: Results, comparison: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def conditions(results: Results) -> str:
-    """Return one sentence: machine, date, versions, how it was measured."""
-    machine, versions = results["machine"], results["versions"]
-    named = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return (
-        f"{machine['cpu']}, {machine['cores']} cores, level {machine['level']}, "
-        f"{machine['last_cache_bytes'] / 2**20:.0f} MiB last cache, torch on "
-        f"{machine['torch_threads']} threads, load {machine['load']:.2f} at the start; "
-        f"{results['date'][:10]}; {named}; medians of up to {results['repeats']} "
-        "interleaved repeats"
-    )
-
-
-def noise(results: Results) -> str:
-    """Return in words how many times scatter and which were disturbed, or nothing."""
-    cases = results["cases"]
-    times = [time for case in cases for time in case.get("times", {}).values()]
-    wide = [time for time in times if time["high"] - time["low"] > NOISE * time["median"]]
-    said = [f"{case['name']}: {words}" for case in cases if (words := disturbed(case))]
-    found = []
-    if wide:
-        found.append(
-            f"Not quiet: for {len(wide)} of {len(times)} times the quartiles are more than "
-            f"{NOISE:.0%} of the median apart."
-        )
-    if said:
-        found.append(f"The machine was busy, and ratios are {BUSY} ({'; '.join(said)}).")
-    return " ".join(found)
-
-
 def _asked(cases: Sequence[Results]) -> Iterator[list[str]]:
     for case in cases:
         for comparison in case.get("comparisons", []):
@@ -94,15 +64,18 @@ def _asked(cases: Sequence[Results]) -> Iterator[list[str]]:
 def section(results: Results, source: str) -> str:
     """Return what the README shows: single ops and bars, all linear layers, the conditions."""
     cases = results["cases"]
+    times = [time for case in cases for time in case.get("times", {}).values()]
     return render(
         "cpu/readme.md.j2",
         r=results,
         asked=markdown_table(HEADINGS, [*_asked(cases)]),
         linears=[c for c in cases if "n" in c.get("shape", {}) and "times" in c],
         disturbed=disturbed,
+        disturbed_cases=list(filter(disturbed, cases)),
         busy=BUSY,
-        conditions=conditions(results),
-        noise=noise(results),
+        noise=f"{NOISE:.0%}",
+        times=times,
+        wide=[t for t in times if t["high"] - t["low"] > NOISE * t["median"]],
         wrong=[case["name"] for case in cases if "wrong" in case],
         source=source,
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import click
 
-from bench.report import ROOT, fill_page, markdown_table, show, us_text
+from bench.report import ROOT, fill_page, markdown_table, render, show, us_text
 from bench.tcgen05.kernels import pair
 from blockscale.lower.gemm_plan import FORMATS, Y_TILES, GemmPlan
 from blockscale.tuning.b200 import B200, FITTED, VERSION, Machine, Modelled, time_us
@@ -225,7 +225,6 @@ def plan_text(plan: GemmPlan) -> str:
 
 
 POINT_HEADINGS = ("kernel", "M x N x K", "plan", "limit", "published, us", "modelled, us", "error")
-_POINT_TEXT = 4
 
 
 def point_rows(found: Sequence[Compared]) -> list[list[str]]:
@@ -244,50 +243,23 @@ def point_rows(found: Sequence[Compared]) -> list[list[str]]:
     ]
 
 
-BEST_HEADINGS = ("size", "plan", "limit", "modelled, us", "PFLOP/s", "waves", "L2, MB", "HBM, MB")
-_BEST_TEXT = 3
-
-
-def best_rows(count: int = 3) -> list[list[str]]:
-    """Return the ``count`` best plans of each of `BEST_SIZES`."""
-    return [
-        [
-            f"{size}³",
-            plan_text(plan),
-            found.limit,
-            us_text(found.us),
-            f"{found.pflops:.2f}",
-            str(found.waves),
-            f"{found.l2_bytes / 1e6:,.0f}",
-            f"{found.hbm_bytes / 1e6:,.0f}",
-        ]
-        for size in BEST_SIZES
-        for plan, found in ranked("nvfp4", "bfloat16", size, size, size, count=count)
-    ]
-
-
-def _summary(found: Sequence[Compared]) -> str:
-    low, high = min(c.error for c in found), max(c.error for c in found)
-    return f"{len(found)} points, errors {low:+.1%} to {high:+.1%}, rms {spread(found):.1%}"
-
-
 def markdown(found: Sequence[Compared]) -> str:
     """Return what docs/b200_model.md shows between its comments."""
-    seen = [c for c in found if c.point.fitted]
-    unseen = [c for c in found if not c.point.fitted]
-    sources = dict.fromkeys(c.point.source for c in found)
-    numbers = ", ".join(f"`{name}` {getattr(B200, name):g}" for name in FITTED)
-    return "\n\n".join(
-        [
-            f"Model version {VERSION}, machine {B200.digest}; fitted: {numbers}.",
-            f"**Points that the fit saw**: {_summary(seen)}.",
-            markdown_table(POINT_HEADINGS, point_rows(seen), _POINT_TEXT),
-            f"**Points that it did not see**: {_summary(unseen)}.",
-            markdown_table(POINT_HEADINGS, point_rows(unseen), _POINT_TEXT),
-            f"Published by: {'; '.join(sources)}.",
-            "**Best plans by the model** (modelled, not measured):",
-            markdown_table(BEST_HEADINGS, best_rows(), _BEST_TEXT),
-        ]
+    return render(
+        "tcgen05/b200.md.j2",
+        version=VERSION,
+        machine=B200,
+        fitted=FITTED,
+        seen=[c for c in found if c.point.fitted],
+        unseen=[c for c in found if not c.point.fitted],
+        spread=spread,
+        table=lambda shown: markdown_table(POINT_HEADINGS, point_rows(shown), left=4),
+        plan_text=plan_text,
+        best=[
+            (size, plan, modelled)
+            for size in BEST_SIZES
+            for plan, modelled in ranked("nvfp4", "bfloat16", size, size, size, count=3)
+        ],
     )
 
 

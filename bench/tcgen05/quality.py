@@ -18,7 +18,7 @@ from rich.console import Console
 
 import blockscale
 from bench.measure import now
-from bench.report import ROOT, fill_page, markdown_table, read, show
+from bench.report import ROOT, fill_page, markdown_table, read, render, show
 from bench.tcgen05 import sass
 from bench.tcgen05.emulated import run_ours, run_tirx
 from bench.tcgen05.kernels import (
@@ -240,15 +240,15 @@ def _heads(results: Results) -> list[str]:
 
 def document(results: Results) -> str:
     """Return the table as Markdown, under a line of versions."""
-    v = results["versions"]
-    head = (
-        f"blockscale {v['blockscale']}, {results['date'][:10]}; {TIRX} {v[TIRX]} with apache-tvm "
-        f"{v['apache-tvm']}, {v['tirx_date']}; nvcc {v['nvcc']} for {results['arch']}, nvdisasm "
-        f"{v['nvdisasm']}."
+    return render(
+        "tcgen05/quality.md.j2",
+        r=results,
+        v=results["versions"],
+        tirx=TIRX,
+        table=markdown_table(_heads(results), [*_rows(results)]),
+        missed=missed(results),
+        reasons=REASONS,
     )
-    reasons = "\n".join(f"* {name}: {REASONS.get(name, '?')}" for name in missed(results))
-    table = markdown_table(_heads(results), [*_rows(results)])
-    return "\n\n".join(filter(None, [head, table, reasons and f"Why not:\n\n{reasons}"]))
 
 
 # ---- The command --------------------------------------------------------------------------------
