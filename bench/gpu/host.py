@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import blockscale as bs
-from bench.measure import bound, describe
-
-Call = Callable[[], object]
+from bench.gpu import cases
+from bench.gpu.cases import Case
+from bench.measure import Call, Data, bound, describe, rotating
 
 CALLS, CHUNK = 10_000, 500  # calls between synchronisations: fewer than a stream's queue holds
 HIDDEN = 4096
@@ -33,18 +33,9 @@ def host_us(call: Call, synchronize: Call) -> float:
     return median(samples[1:])  # the first warms up
 
 
-def _data(device: str) -> dict[str, Tensor]:
-    def row() -> Tensor:
-        return torch.randn(1, HIDDEN, dtype=torch.bfloat16, device=device)
-
-    return {
-        "input": row(),
-        "residual": row(),
-        "weight": row().reshape(HIDDEN),
-        "global_scale": torch.tensor([0.0025], device=device),
-        "packed": torch.empty(1, HIDDEN // 2, dtype=torch.uint8, device=device),
-        "block_scale": torch.empty(1, HIDDEN // 16, dtype=torch.uint8, device=device),
-    }
+def _data(case: Case, device: str) -> Data:
+    [data] = rotating(case.buffers, 1, device)
+    return {**data, **case.shared()}
 
 
 def _without_rows(values: list[Any]) -> list[Any]:
@@ -59,7 +50,7 @@ def _empty(*args: object, **kwargs: object) -> None:
 
 def our_calls(kernel: Any, device: str) -> dict[str, Call]:
     """Return the calls by which ours is taken apart, from the outside in."""
-    d = _data(device)
+    d = _data(cases.norm(1, HIDDEN, device), device)
     arguments = bound(kernel, d)
     compiled = kernel.direct
     no_rows = _without_rows(arguments)
@@ -81,7 +72,7 @@ def other_calls(device: str) -> dict[str, Call]:
     """Return what other launches from Python cost: torch.add(out=), and Triton's for this op."""
     from bench.peers import triton_ops
 
-    d = _data(device)
+    d = _data(cases.norm(1, HIDDEN, device), device)
     out = torch.empty_like(d["input"])
     run = triton_ops.add_rmsnorm(4)
     names = ("input", "residual", "weight", "global_scale", "packed", "block_scale")
@@ -135,33 +126,33 @@ def functions(device: str) -> dict[str, tuple[Function, Callable[[], list[Tensor
     """Return each function and what makes new inputs for it."""
     g = torch.tensor([0.0025], device=device)
 
-    def normal(*shapes: tuple[int, ...]) -> Callable[[], list[Tensor]]:
-        return lambda: [torch.randn(s, device=device).bfloat16() for s in shapes]
+    def inputs(case: Case) -> Callable[[], list[Tensor]]:
+        given = [name for name, buffer in case.buffers.items() if buffer.fill is not None]
+        return lambda: [_data(case, device)[name] for name in given]
 
-    def scales(rows: int, cols: int) -> Callable[[], list[Tensor]]:
-        return lambda: [torch.randint(256, (rows, cols), dtype=torch.uint8, device=device)]
-
-    def codes() -> list[Tensor]:
-        scale = torch.randint(8, 0x48, (ROWS, COLS // 16), dtype=torch.uint8, device=device)
-        return [*scales(ROWS, COLS // 2)(), scale]
-
-    x, w = (ROWS, COLS), (COLS,)
+    weight = inputs(cases.quantise(ROWS, COLS, device))
     return {
         "add_rmsnorm_fp4quant": (
             lambda a, r, weight: bs.add_rmsnorm_fp4quant(a, r, weight, global_scale=g),
-            normal(x, x, w),
+            inputs(cases.norm(ROWS, COLS, device)),
         ),
         "silu_and_mul_fp4quant": (
             lambda a: bs.silu_and_mul_fp4quant(a, global_scale=g),
-            normal((ROWS, 2 * COLS)),
+            inputs(cases.silu(ROWS, COLS, device)),
         ),
-        "quantize": (lambda a: bs.quantize(a, global_scale=g), normal(x)),
-        "dequantize": (lambda p, s: bs.dequantize(p, s, global_scale=g), codes),
-        "swizzle_scales": (bs.swizzle_scales, scales(200, 256)),
-        "unswizzle_scales": (lambda s: bs.unswizzle_scales(s, 200, 256), scales(256, 256)),
+        "quantize": (lambda a: bs.quantize(a, global_scale=g), weight),
+        "dequantize": (
+            lambda p, s: bs.dequantize(p, s, global_scale=g),
+            inputs(cases.dequantise(ROWS, COLS, device)),
+        ),
+        "swizzle_scales": (bs.swizzle_scales, inputs(cases.swizzle(200, 256, device))),
+        "unswizzle_scales": (
+            lambda s: bs.unswizzle_scales(s, 200, 256),
+            inputs(cases.swizzle(256, 256, device)),
+        ),
         "nvfp4_fp8_scale_sweep": (
             lambda a: bs.nvfp4_fp8_scale_sweep(a, torch.full_like(g, 5.5)),
-            normal(x),
+            weight,
         ),
     }
 
