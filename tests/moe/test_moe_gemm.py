@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import sass
+from bench.tcgen05 import sass
 from blockscale import catalog
 from blockscale.base.formats import MOE
 from blockscale.catalog import moe as catalog_moe

@@ -15,7 +15,7 @@ from blockscale import catalog
 from blockscale.build import builder, logs, records
 from blockscale.build.space import Space, new_schedule, replay
 from blockscale.build.store import folder_of, read_history
-from blockscale.cli import build as cli_build
+from blockscale.cli.command import build as cli_build
 from blockscale.lower import nvcc
 from blockscale.lower.gemm.read import read
 from blockscale.specs import MmFp4

@@ -10,7 +10,8 @@ from blockscale.ops import checks
 from blockscale.ops.checks import dtype_name
 from blockscale.ops.moe.weights import MoeWeights
 from blockscale.specs import FusedMoe
-from blockscale.specs.moe import ACT_FORMATS, ACTIVATIONS, GATED, MAX_TOP_K, STATIC_SCALES
+from blockscale.specs.moe import ACT_FORMATS, ACTIVATIONS, GATED, STATIC_SCALES
+from blockscale.specs.plans.launches import MAX_TOP_K
 
 Tensor = torch.Tensor
 

@@ -12,7 +12,8 @@ from blockscale.ops.checks import dtype_name
 from blockscale.runtime import jit
 from blockscale.specs import MoeRoute
 from blockscale.specs.gemm import MAX_EXPERTS
-from blockscale.specs.moe import MAX_TOP_K, SCORINGS
+from blockscale.specs.moe import SCORINGS
+from blockscale.specs.plans.launches import MAX_TOP_K
 
 Tensor = torch.Tensor
 
