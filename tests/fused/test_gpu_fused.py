@@ -3,16 +3,11 @@
 What is compared is in `test_norm_quantize` and `test_act_quantize`, whose reference both follow.
 """
 
-from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
-
 import numpy as np
 import pytest
 import torch
 
 from blockscale import catalog
-from blockscale.build.builder import build
 from blockscale.catalog import gpu as catalog_gpu
 from blockscale.catalog.bucket import Bucket
 from blockscale.emulator import run_module
@@ -22,9 +17,13 @@ from blockscale.specs import Spec
 from tests.fused import test_act_quantize as acts
 from tests.fused import test_norm_quantize as norms
 from tests.kit import fused_kernels
+from tests.kit.gpu_library import library
 
 SM90, SM100 = "sm_90a", "sm_100a"
 BOTH = pytest.mark.parametrize("arch", [SM90, SM100])
+
+
+ONE_BUCKET = "one bucket"
 
 
 @pytest.fixture(autouse=True)
@@ -34,19 +33,11 @@ def _one_bucket(monkeypatch):
         monkeypatch.setattr(catalog_gpu, name, (Bucket(8192, None),))
 
 
-@cache
-def library(spec, arch):
-    """Build the exported function of ``spec``, with default schedules, as PTX."""
-    out = Path(mkdtemp(prefix="blockscale-test-")) / "kernels.so"
-    build([spec], out, level=arch, logs_dirs=[], ptx=True)
-    return out
-
-
 def emulated(arch):
     """Return what takes the place of `fused_kernels.kernel`: the emulator says what is illegal."""
 
     def kernel(spec, level):
-        return on_emulator(library(spec, arch), spec, arch)
+        return on_emulator(library([spec], arch, ONE_BUCKET), spec, arch)
 
     return kernel
 
@@ -256,7 +247,7 @@ def test_space(monkeypatch, name, rows, blocks, pick):
 
     monkeypatch.setattr(catalog, "preferred", choose)
     monkeypatch.setattr(catalog_gpu, "sketches", lambda *_: [sketches[pick % len(sketches)]])
-    kernel = on_emulator(library.__wrapped__(spec, SM90), spec, SM90)
+    kernel = on_emulator(library([spec], SM90, f"{ONE_BUCKET}, pick {pick}"), spec, SM90)
     monkeypatch.setattr(fused_kernels, "kernel", lambda spec, level: kernel)
     if spec.op == "norm_quantize":
         norms.check(spec, norms.inputs(spec, rows))

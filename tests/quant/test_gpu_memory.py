@@ -4,9 +4,6 @@ Arguments lie between bytes of 0xFF, as in `kernels`; outputs start as 0xFF.
 """
 
 import re
-from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
 
 import numpy as np
 import pytest
@@ -15,32 +12,27 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Trace
 
 from blockscale import catalog
-from blockscale.build.builder import build
 from blockscale.catalog import gpu as catalog_gpu
 from blockscale.catalog.bucket import Bucket
 from blockscale.emulator import run_module
 from blockscale.lower import cuda, nvcc
 from blockscale.schedules.quant import gpu as gpu_memory
 from blockscale.specs import Spec
+from tests.kit.gpu_library import library
 from tests.kit.helpers import DTYPES, packed_tensor, random_matrix, same, same_bytes, tensor
 from tests.kit.helpers import widen as wide
 from tests.kit.kernels import byte_tensor
 from tests.reference import core as ref
 
-
-@cache
-def library(name, arch):
-    """Build the exported function ``name``, with its default schedule, as PTX."""
-    out = Path(mkdtemp(prefix="blockscale-test-")) / "kernels.so"
-    build([name], out, level=arch, logs_dirs=[], ptx=True)
-    return out
+CHANGED = ""
+"""What `with_choices` has changed."""
 
 
 def emulated(name, arch):
     """Return a function that runs kernel ``name``; the emulator finds what is wrong with it."""
 
     def run(*values):
-        played = run_module(library(name, arch), name, *values, target=arch)
+        played = run_module(library([name], arch, CHANGED), name, *values, target=arch)
         assert not [hazard for report in played.reports for hazard in report.hazards]
 
     return run
@@ -251,7 +243,7 @@ def with_choices(monkeypatch):
 
         monkeypatch.setattr(catalog, "preferred", choose)
         monkeypatch.setattr(catalog_gpu, "BLOCK_BUCKETS", (Bucket(8192, None),))
-        monkeypatch.setitem(globals(), "library", cache(library.__wrapped__))
+        monkeypatch.setitem(globals(), "CHANGED", f"one bucket, pick {pick}")
 
     return use
 
