@@ -163,6 +163,14 @@ def test_every_pair_meets(sizes):
     assert len(few) <= 2 * max(x * y for x, y in itertools.product(sizes, sizes[1:] or [1]))
 
 
+def test_each_value_occurs():
+    mark = pairwise.each(a=range(5), b="xy", legal=lambda a, b: a != 3 or b == "x")
+    few = [param.values for param in mark.args[1] if not param.marks]
+    assert {a for a, _ in few} == set(range(5))
+    assert {b for _, b in few} == set("xy")
+    assert len(few) <= 6
+
+
 def test_pairs_that_are_illegal_are_left_out():
     mark = pairwise.pairs(a=[1, 2, 3], b=[1, 2, 3], c="xy", legal=lambda a, b, c: a <= b)
     few = [param.values for param in mark.args[1] if not param.marks]
