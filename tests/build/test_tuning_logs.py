@@ -25,17 +25,22 @@ FOLDERS = sorted(path.parent for path in committed_logs().glob("*/*/meta.json"))
 
 
 def entries():
-    """Yield every entry; the first of each kind, which is all but sizes, runs by default."""
-    seen = set()
+    """Yield every entry; the first of each kind runs by default."""
+    kinds = set()
     for folder in FOLDERS:
         meta = json.loads((folder / "meta.json").read_text())
         for tag, entry in meta["workloads"].items():
-            spec = entry["spec"].items()
-            said = {k: v for k, v in spec if isinstance(v, str | bool | None) or k == "group"}
-            kind = json.dumps([meta["op"], meta["level"], said, entry.get("part")], sort_keys=True)
-            marks = exhaustive if kind in seen else ()
-            seen.add(kind)
+            marks = later(kinds, meta["level"], entry)
             yield pytest.param(meta["level"], entry, marks=marks, id=f"{meta['level']}-{tag}")
+
+
+def later(kinds, level, entry):
+    """Return the marks of an entry; ``kinds`` are those before: all that a spec says but sizes."""
+    said = {k: v for k, v in entry["spec"].items() if type(v) is not int or k == "group"}
+    kind = json.dumps([level, said, entry.get("part")], sort_keys=True)
+    marks = exhaustive if kind in kinds else ()
+    kinds.add(kind)
+    return marks
 
 
 def test_there_are_logs_for_the_model_of_the_demo():
@@ -76,16 +81,18 @@ def kernels():
     What a GPU runs is compared in the tests of the kernels; that its traces replay, in the last
     test here.
     """
-    found = {}
+    found, kinds = {}, set()
     for folder in FOLDERS:
         meta = json.loads((folder / "meta.json").read_text())
         if is_gpu(meta["level"]):
             continue
         for entry in meta["workloads"].values():
-            spec = Spec.from_json(entry["spec"])
-            found[meta["level"], spec.name] = pytest.param(
-                meta["level"], spec, id=f"{meta['level']}-{spec.name}"
-            )
+            spec, name = Spec.from_json(entry["spec"]), meta["level"]
+            if (name, spec.name) not in found:
+                marks = later(kinds, name, entry)
+                found[name, spec.name] = pytest.param(
+                    name, spec, marks=marks, id=f"{name}-{spec.name}"
+                )
     return found.values()
 
 
