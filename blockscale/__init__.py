@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from blockscale.ops.moe.route import moe_route
     from blockscale.ops.moe.weights import MoeWeights, prepare_moe_weights
     from blockscale.ops.quant import dequantize, quantize, swizzle_scales, unswizzle_scales
+    from blockscale.runtime.jit import build
     from blockscale.runtime.library import Library, load
-    from blockscale.tuning.facade import build, tune
+    from blockscale.tuning.tuner import tune
 
 __all__ = [
     "Library",
@@ -97,8 +98,9 @@ _HOMES = {
     "ops.moe.layer": ("fused_moe",),
     "ops.moe.route": ("moe_route",),
     "ops.moe.weights": ("MoeWeights", "prepare_moe_weights"),
+    "runtime.jit": ("build",),
     "runtime.library": ("Library", "load"),
-    "tuning.facade": ("build", "tune"),
+    "tuning.tuner": ("tune",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

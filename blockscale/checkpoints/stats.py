@@ -7,6 +7,7 @@ from math import inf
 
 import torch
 
+from blockscale.base.sizes import ceil_div
 from blockscale.checkpoints.weight import E8M0_NAN, Weight
 
 Tensor = torch.Tensor
@@ -91,7 +92,7 @@ def stats(weight: Weight) -> Stats:
 def _fp8(found: Stats, weight: Weight) -> None:
     cols = max(1, weight.shape[-1]) if weight.shape else 1
     step = max(1, _ROW_VALUES // cols)
-    for start in range(0, -(-found.values // cols), step):
+    for start in range(0, ceil_div(found.values, cols), step):
         _range(found, weight.rows(start, start + step))
     if weight.block_scale is not None:
         raw = weight.block_scale

@@ -11,9 +11,9 @@ import click
 from rich.console import Console
 
 from blockscale import specs
-from blockscale.base import host
+from blockscale.base.targets import CPU_TARGETS
 
-LEVELS = click.Choice(list(host.LEVEL_FEATURES))
+LEVELS = click.Choice(list(CPU_TARGETS))
 NAMES = click.argument("names", nargs=-1, required=True, metavar="NAMES...")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 LEVEL = click.option("--level", type=LEVELS, help="Vector width; this machine's by default.")

@@ -17,9 +17,9 @@ from functools import cache
 from pathlib import Path
 
 from blockscale.base.errors import CompileError
-from blockscale.base.files import CUDA_HEADERS
+from blockscale.base.files import CUDA_HEADERS, HOST_C
 
-INCLUDES = (CUDA_HEADERS, CUDA_HEADERS / "gemm", CUDA_HEADERS / "moe")
+INCLUDES = (CUDA_HEADERS, CUDA_HEADERS / "gemm", CUDA_HEADERS / "moe", HOST_C)
 """Folders of our device headers."""
 
 FLAGS = (

@@ -9,6 +9,7 @@ from math import prod
 
 import torch
 
+from blockscale.base.sizes import round_up
 from blockscale.specs import BLOCK_SIZE
 
 ACTIVATIONS = (torch.float32, torch.bfloat16, torch.float16)
@@ -173,13 +174,13 @@ def block_multiple(where: str, name: str, cols: int, fmt: str) -> None:
     if cols % block:
         raise ValueError(
             f"{where}: {name} has {cols} columns, which is not a multiple of {block}, "
-            f"the block size of {fmt}; pad the rows to {-(-cols // block) * block}"
+            f"the block size of {fmt}; pad the rows to {round_up(cols, block)}"
         )
 
 
 def padded_shape(rows: int, cols: int) -> tuple[int, int]:
     """Shape of scales [rows, cols] in the 128x4 layout."""
-    return -(-rows // 128) * 128, -(-cols // 4) * 4
+    return round_up(rows, 128), round_up(cols, 4)
 
 
 def scales(

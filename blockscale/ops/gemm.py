@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from blockscale.base.sizes import round_up
 from blockscale.ops import checks, dispatch, torch_ops
 from blockscale.ops.checks import dtype_name, padded_shape
 from blockscale.runtime import jit
@@ -335,7 +336,7 @@ def _check_offsets(offsets: Tensor, rows: int, scale_rows: int) -> None:
             f"{where}: offsets is {brief(ends)}, but must rise from 0 or more to at most "
             f"{rows}, the rows of a; pass the first row of each expert and the end of the last"
         )
-    needed = sum(-(-count // ATOM_ROWS) * ATOM_ROWS for count in counts)
+    needed = sum(round_up(count, ATOM_ROWS) for count in counts)
     if needed > scale_rows:
         raise ValueError(
             f"{where}: a_scale has {scale_rows} rows, but the experts need {needed}: each has its "

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from blockscale.base.sizes import round_up
 from blockscale.specs.edgellm import EdgeDown, EdgeUp, register_edgellm
 from blockscale.specs.fused import ActQuantize, NormQuantize, register_fused
 from blockscale.specs.gemm import GEMM_FORMATS, GroupedMmFp4, MmFp4, register_gemm
@@ -95,7 +96,7 @@ class Linear(Spec):
         check_positive("Linear", "n", self.n)
         check_positive("Linear", "k", self.k)
         if self.k % self.block:
-            up = -(-self.k // self.block) * self.block
+            up = round_up(self.k, self.block)
             raise ValueError(
                 f"Linear: k={self.k} is not a multiple of {self.block}, the block size of "
                 f"{self.fmt}; pad K to {up} when quantising the weight"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from blockscale.base.sizes import round_up
 from blockscale.specs.spec import (
     DTYPE_SUFFIX,
     SUFFIX_DTYPE,
@@ -55,7 +56,7 @@ def _scales(
     shape: tuple[int | str, ...] = (*lead, blocks)
     if layout != "linear":
         tile = _ROWS_OF_LAYOUT[layout]
-        width = -(-blocks // 4) * 4 if isinstance(blocks, int) else f"ceil_to({blocks}, 4)"
+        width = round_up(blocks, 4) if isinstance(blocks, int) else f"ceil_to({blocks}, 4)"
         shape = (*lead[:-1], f"ceil_to({lead[-1]}, {tile})", width)
         storage = f"{storage} {layout}"
     return Param(name, "uint8", shape, output=True, storage=storage)
@@ -88,7 +89,7 @@ class NormQuantize(Spec):
         check_choice("NormQuantize", "convention", self.convention, CONVENTIONS)
         check_positive("NormQuantize", "hidden", self.hidden)
         if self.hidden < MIN_HIDDEN or self.hidden % self.block_size:
-            up = max(MIN_HIDDEN, -(-self.hidden // self.block_size) * self.block_size)
+            up = max(MIN_HIDDEN, round_up(self.hidden, self.block_size))
             raise ValueError(
                 f"NormQuantize: hidden={self.hidden} is not a multiple of {self.block_size}, the "
                 f"block size, or less than {MIN_HIDDEN}; choose {up}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+from blockscale.base.sizes import round_up
 from blockscale.specs.spec import (
     DTYPE_PATTERN,
     DTYPE_SUFFIX,
@@ -54,10 +55,6 @@ MAX_EXPERTS = 1024
 """Experts of a grouped GEMM: a GPU kernel keeps a table of them in shared memory."""
 
 
-def _up(value: int, step: int) -> int:
-    return -(-value // step) * step
-
-
 def check_gemm(where: str, n: int, k: int, fmt: str, out_dtype: str) -> None:
     """ValueError unless there is such a GEMM."""
     check_choice(where, "fmt", fmt, GEMM_FORMATS)
@@ -67,12 +64,12 @@ def check_gemm(where: str, n: int, k: int, fmt: str, out_dtype: str) -> None:
     if k % K_MULTIPLE:
         raise ValueError(
             f"{where}: k={k} is not a multiple of {K_MULTIPLE}, 16 bytes of 4-bit codes, in which "
-            f"rows of operands are loaded; pad K of a and b with zeros to {_up(k, K_MULTIPLE)}"
+            f"rows of operands are loaded; pad K of a and b with zeros to {round_up(k, K_MULTIPLE)}"
         )
     if n % N_MULTIPLE:
         raise ValueError(
             f"{where}: n={n} is not a multiple of {N_MULTIPLE}, 16 bytes of 16-bit values, in "
-            f"which rows of d are stored; pad b with rows of zeros to N={_up(n, N_MULTIPLE)}"
+            f"which rows of d are stored; pad b with rows of zeros to N={round_up(n, N_MULTIPLE)}"
         )
 
 
@@ -115,12 +112,12 @@ class MmFp4(Spec):
     @property
     def scale_cols(self) -> int:
         """Columns of both scale tensors, padding included."""
-        return _up(self.k // self.block, ATOM_COLS)
+        return round_up(self.k // self.block, ATOM_COLS)
 
     @property
     def scale_rows(self) -> int:
         """Rows of the scales of one matrix b, padding included."""
-        return _up(self.n, ATOM_ROWS)
+        return round_up(self.n, ATOM_ROWS)
 
     @property
     def name(self) -> str:

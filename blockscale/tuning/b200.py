@@ -27,6 +27,7 @@ import math
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
+from blockscale.base.targets import GPU_TARGETS
 from blockscale.specs.plans.gemm import LANES, OUT_BYTES, SCALE_ATOM_BYTES, GemmPlan
 
 VERSION = 1
@@ -75,7 +76,7 @@ class Machine:
         launch_us: FITTED: launch, tensor maps, allocation of tensor memory, last stores, exit.
     """
 
-    sms: int = 148
+    sms: int = GPU_TARGETS["sm_100a"].sms
     max_ghz: float = 1.95
     sustained_ghz: float = 1.45
     mma_columns: float = 2.0

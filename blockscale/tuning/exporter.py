@@ -15,6 +15,7 @@ from typing import Any
 from tvm_ffi import libinfo
 
 from blockscale.build import export
+from blockscale.tuning.facts import moe_gemm_of
 from blockscale.tuning.worker import PARAMS
 
 
@@ -50,12 +51,11 @@ def export_cuda(module: Any, target: str, out: Path) -> None:
     from blockscale.base import manifest
     from blockscale.base.version import VERSION
     from blockscale.build.export_cuda import write_cuda_library
-    from blockscale.specs.plans.moe_gemm import ATTRIBUTE
     from blockscale.tuning.moe import kernels as moe_kernels
 
     arch = str(Target(target).attrs["arch"])
     func = module["main"]
-    if ATTRIBUTE in func.attrs:
+    if moe_gemm_of(module) is not None:
         moe_kernels.export(func, arch, out)
         return
     params = json.loads(str(func.attrs[PARAMS]))

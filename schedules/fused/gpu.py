@@ -11,6 +11,7 @@ from functools import partial
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV
 
+from blockscale.base.sizes import ceil_div, round_up
 from blockscale.schedules.gpu_steps import MAX_THREADS, WARP, bind, in_registers, tensorize
 from blockscale.schedules.steps import Choose, Sketch, last_loops
 from blockscale.specs import BLOCK_SIZE, ActQuantize, NormQuantize
@@ -32,19 +33,15 @@ SMALL_BATCH = 64
 """Rows up to which what counts is how soon a row is done: as many threads as it has blocks."""
 
 
-def _whole_warps(threads: int) -> int:
-    return -(-threads // WARP) * WARP
-
-
 def row_threads(blocks: int, block: int) -> list[int]:
     """Threads that may share a row of ``blocks``: whole warps, which the reduction needs."""
-    least = -(-blocks // MAX_THREADS)
+    least = ceil_div(blocks, MAX_THREADS)
     most = max(least, MAX_ELEMENTS // block)
-    return sorted({_whole_warps(-(-blocks // part)) for part in range(least, most + 1)})
+    return sorted({round_up(ceil_div(blocks, part), WARP) for part in range(least, most + 1)})
 
 
 def _preferred_threads(spec: NormQuantize, rows: int) -> int:
-    every = _whole_warps(spec.blocks)
+    every = round_up(spec.blocks, WARP)
     if rows <= SMALL_BATCH or every <= ONE_BLOCK_THREADS:
         return every
     return every * spec.block // MAX_ELEMENTS

@@ -10,6 +10,7 @@ from functools import partial
 
 from tvm.s_tir import Schedule
 
+from blockscale.base.targets import BF16_DOTS, CPU_TARGETS
 from blockscale.schedules.gemm import cpu_linear as cpu
 from blockscale.schedules.steps import Choose, Sketch, last_loops, vectorize_last
 from blockscale.specs import Linear, MmFp4
@@ -41,7 +42,8 @@ def uses_panels(spec: MmFp4, row_tile: int) -> bool:
 
 def compute_type(spec: MmFp4, level: str, row_tile: int) -> str:
     """Bfloat16 products where the CPU has them, they are exact, and lanes run along n."""
-    fits = spec.fmt == "nvfp4" and level == "avx512bf16" and uses_panels(spec, row_tile)
+    dots = BF16_DOTS in CPU_TARGETS[level].features
+    fits = spec.fmt == "nvfp4" and dots and uses_panels(spec, row_tile)
     return "bfloat16" if fits and panel_width(spec, level).lanes == 16 else "float32"
 
 

@@ -7,7 +7,6 @@ from tvm.s_tir import Schedule
 
 from blockscale import catalog
 from blockscale.catalog import Workload
-from blockscale.catalog import cpu as catalog_cpu
 from blockscale.specs import (
     Dequantize,
     GroupedMmFp4,
@@ -48,7 +47,7 @@ def test_workloads(spec):
 @each_spec
 def test_buckets_cover_every_size(spec):
     """Limits rise and the last bucket has none; each is tuned inside of its own range."""
-    buckets = catalog_cpu.buckets(spec)
+    buckets = catalog.road(spec, "plain").buckets(spec)
     *limits, last = [bucket.limit for bucket in buckets]
     assert last is None
     assert limits == sorted(set(limits))
@@ -63,7 +62,9 @@ def test_exported_function(spec):
     [(name, func)] = catalog.exported(spec, "plain", {}).functions.items()
     assert name.name_hint == spec.name
     assert str(func.attrs["global_symbol"]) == spec.name
-    limits = [str(b.limit) for b in catalog_cpu.buckets(spec) if b.limit is not None]
+    limits = [
+        str(b.limit) for b in catalog.road(spec, "plain").buckets(spec) if b.limit is not None
+    ]
     tests = re.findall(r"if [^\n]* <= (?:T\.int64\()?(\d+)\)?:", func.script())
     assert sorted(set(tests) & set(limits), key=int) == limits
 
@@ -114,5 +115,5 @@ def test_bad_input():
         def params(self):
             return ()
 
-    with pytest.raises(TypeError, match=r"Unknown has no TensorIR; add its op to catalog_cpu\.py"):
-        Workload(Unknown(), catalog_cpu.COPY_BUCKETS[0].rows).mod("plain")
+    with pytest.raises(TypeError, match=r"Unknown has no TensorIR; register its op in"):
+        Workload(Unknown(), 1).mod("plain")

@@ -13,8 +13,8 @@ import torch
 
 from blockscale import catalog
 from blockscale.base import host
+from blockscale.base.targets import CPU_TARGETS
 from blockscale.build.space import trace_json
-from blockscale.catalog import cpu as catalog_cpu
 from blockscale.lower.cpu import compile_cpu
 from blockscale.runtime import jit
 from tests.kit import compiled as compiler
@@ -30,7 +30,7 @@ from tests.kit.helpers import (
 from tests.kit.helpers import widen as wide
 from tests.reference import core as ref
 
-LEVELS = tuple(host.LEVEL_FEATURES)
+LEVELS = tuple(CPU_TARGETS)
 TOLERANCE = {"float32": 1e-5, "bfloat16": 4e-3, "float16": 2e-3}  # see test_linear.py
 GUARD = 64
 
@@ -193,7 +193,7 @@ def check_sweep(kernel, spec, blocks):
 def linear_rows():
     """Return row counts at and beside every bucket's limit and every whole tile of rows."""
     edges = {0, 1, 2, 3, 5, 130}
-    for bucket in catalog_cpu.LINEAR_BUCKETS:
+    for bucket in catalog.gemm.LINEAR_BUCKETS:
         for edge in (bucket.tile, 2 * bucket.tile, bucket.limit or 0):
             edges |= {max(edge - 1, 0), edge, edge + 1}
     return sorted(edges)
@@ -208,7 +208,7 @@ def check(kernel, spec, rows=None):
     if spec.op == "linear":
         for count in linear_rows() if rows is None else [rows]:
             check_linear(kernel, spec, count)
-        for bucket in catalog_cpu.LINEAR_BUCKETS if rows is None else []:
+        for bucket in catalog.gemm.LINEAR_BUCKETS if rows is None else []:
             check_weights(kernel, spec, bucket.rows)
     elif spec.op == "scale_sweep":
         for count in (1, 15, 16, 17, 130):

@@ -12,8 +12,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Trace
 
 from blockscale import catalog
-from blockscale.catalog import gpu as catalog_gpu
-from blockscale.catalog.bucket import Bucket
+from blockscale.catalog import Bucket, quant, registry
 from blockscale.emulator import run_module
 from blockscale.lower import cuda, nvcc
 from blockscale.schedules.quant import gpu as gpu_memory
@@ -241,8 +240,8 @@ def with_choices(monkeypatch):
             count = len(candidates)
             return sch.sample_categorical(candidates, [1 / count] * count, pick % count)
 
-        monkeypatch.setattr(catalog, "preferred", choose)
-        monkeypatch.setattr(catalog_gpu, "BLOCK_BUCKETS", (Bucket(8192, None),))
+        monkeypatch.setattr(registry, "preferred", choose)
+        monkeypatch.setattr(quant, "CUDA_BLOCKS", (Bucket(8192, None),))
         monkeypatch.setitem(globals(), "CHANGED", f"one bucket, pick {pick}")
 
     return use

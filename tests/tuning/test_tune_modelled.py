@@ -41,7 +41,7 @@ def _no_gpu(monkeypatch):
 
 
 def run(work_dir: Path, **options):
-    options = {"seconds": 60.0, "progress": False, "exporter": EXPORTER, "level": ARCH} | options
+    options = {"seconds": 60.0, "progress": False, "exporter": EXPORTER, "target": ARCH} | options
     return tuner.tune([WORKLOAD], work_dir=work_dir, workers=2, **options)
 
 

@@ -24,6 +24,7 @@ from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
+from blockscale.base.sizes import ceil_div, round_up
 from blockscale.specs.gemm import CODES_PER_BYTE, GEMM_FORMATS, GemmFormat
 from blockscale.tir import formats
 from blockscale.tir.common import fix_shape, i64
@@ -50,11 +51,6 @@ ATTRIBUTE = "blockscale.gemm"
 """Function attribute: fmt, out_dtype, n, k, experts (0: not grouped)."""
 
 
-def up(value: int, step: int) -> int:
-    """``value`` rounded up to a multiple of ``step``."""
-    return -(-value // step) * step
-
-
 class Sizes(NamedTuple):
     """Padded sizes."""
 
@@ -69,7 +65,7 @@ class Sizes(NamedTuple):
     def of(fmt: str, n: int, k: int) -> Sizes:
         """Sizes of a GEMM of ``n`` columns and ``k`` elements of K."""
         depth = ATOM_SCALES * GEMM_FORMATS[fmt].block
-        return Sizes(up(n, COL_TILE), up(k, K_TILE) // depth, depth)
+        return Sizes(round_up(n, COL_TILE), round_up(k, K_TILE) // depth, depth)
 
 
 def element(code: str, byte: PrimExpr, k: PrimExpr) -> PrimExpr:
@@ -104,8 +100,8 @@ def gemm_tiles(
     func = make(fmt, out_dtype, n, k, experts)
     if rows is not None:
         codes = CODES_PER_BYTE[GEMM_FORMATS[fmt].a_code]
-        tiles = max(1, -(-rows // ROW_TILE))
-        func = fix_shape(func, "a", (tiles, ROW_TILE, up(k, K_TILE) // codes))
+        tiles = max(1, ceil_div(rows, ROW_TILE))
+        func = fix_shape(func, "a", (tiles, ROW_TILE, round_up(k, K_TILE) // codes))
     sizes = {"fmt": fmt, "out_dtype": out_dtype, "n": n, "k": k, "experts": experts}
     return func.with_attr(ATTRIBUTE, sizes)
 

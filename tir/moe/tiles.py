@@ -30,7 +30,8 @@ from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
-from blockscale.specs.plans.moe_gemm import ATTRIBUTE, MoeGemm, scale_count, up
+from blockscale.base.sizes import round_up
+from blockscale.specs.plans.moe_gemm import ATTRIBUTE, MoeGemm, scale_count
 from blockscale.tir import formats
 from blockscale.tir.common import i64
 
@@ -183,7 +184,7 @@ def moe_tiles(gemm: MoeGemm, tokens: int | None = None, token_tile: int = TOKEN_
 
 def _sizes(gemm: MoeGemm) -> tuple[PrimExpr, ...]:
     """Experts; rows; blocks of 64 rows, of 64 k, and of scales; numbers in one of these."""
-    rows, k = up(gemm.rows, ROW_TILE), up(gemm.k, K_TILE)
+    rows, k = round_up(gemm.rows, ROW_TILE), round_up(gemm.k, K_TILE)
     shared = max(1, gemm.group // 64)
     sizes = (gemm.experts, rows, rows // 64, k // 64, k // 64 // shared, 4 * gemm.scales)
     return tuple(i64(size) for size in sizes)

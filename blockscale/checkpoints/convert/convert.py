@@ -15,11 +15,12 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from blockscale.base.errors import CheckpointError
+from blockscale.checkpoints.checkpoint import Checkpoint
 from blockscale.checkpoints.convert.plan import SHARD_BYTES, Options, Plan, Step, make_plan
 from blockscale.checkpoints.convert.quantize import Source
 from blockscale.checkpoints.convert.writer import (
@@ -30,22 +31,20 @@ from blockscale.checkpoints.convert.writer import (
     sync_folder,
     write_atomic,
 )
-from blockscale.checkpoints.entry import BLOCK
-from blockscale.checkpoints.experts.bundle import Bundle, Matrices, halves, one
-from blockscale.checkpoints.files.folder import INDEX, RECORD
+from blockscale.checkpoints.entry import NAMES
+from blockscale.checkpoints.experts.modules import Bundle, one
+from blockscale.checkpoints.experts.stack import gate_and_up
+from blockscale.checkpoints.files.folder import CONFIGS, INDEX, RECORD
 from blockscale.checkpoints.files.safetensors import read
 from blockscale.checkpoints.schemes.layout import LINEAR, lay_scales, lay_trtllm
-from blockscale.checkpoints.schemes.tiles import lay_expert
+from blockscale.checkpoints.schemes.tiles import Matrices, lay_expert
 from blockscale.checkpoints.weight import Weight
-
-if TYPE_CHECKING:
-    from blockscale.checkpoints import Checkpoint
+from blockscale.specs import BLOCK_SIZE
 
 Tensor = torch.Tensor
 
 _OTHER_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
 _MAX_OTHER = 1 << 28
-_CONFIGS = ("config.json", "hf_quant_config.json", "quantize_config.json", "quant_config.json")
 
 
 def convert(
@@ -63,7 +62,7 @@ def convert(
     """Write ``ckpt`` to the folder ``output`` and return what was done.
 
     Args:
-        fmt, keep, shard_bytes, layout, target, activation: see `checkpoint_plan.Options`.
+        fmt, keep, shard_bytes, layout, target, activation: see `plan.Options`.
         progress: called with the bytes of each weight that is done, also by an earlier run.
 
     Raises:
@@ -204,24 +203,13 @@ def _experts(source: Source, step: Step, bundle: Bundle) -> Iterator[tuple[str, 
                 assert weight.input_scale is not None
                 yield f"{role}_input_scale", weight.input_scale.reshape(1), 4 * e
         if "gate_up" in found:
-            gate, up = halves(found["gate_up"])
+            gate, up = gate_and_up(found["gate_up"])
             expert = Matrices(gate, up, found["down"])
         else:
             expert = Matrices(found.get("gate"), found["up"], found["down"])
         del found
         for role, value in lay_expert(step.layout, step.facts, expert, step.kernel):
             yield role, value, e * (step.outputs[role].nbytes // bundle.experts)
-
-
-_BESIDE = (
-    "global_scale",
-    "global_divisor",
-    "zero",
-    "group_index",
-    "input_scale",
-    "pre_quant_scale",
-)
-"""Roles of a matrix beside codes and block scales."""
 
 
 def _laid(step: Step, weight: Weight) -> Iterator[tuple[str, Tensor]]:
@@ -234,7 +222,7 @@ def _laid(step: Step, weight: Weight) -> Iterator[tuple[str, Tensor]]:
     else:
         yield "packed", packed
         yield "block_scale", lay_scales(step.layout, scale)
-    for role in _BESIDE:
+    for role in NAMES:
         if role not in step.outputs or (role == "zero" and step.layout == "trtllm"):
             continue
         value = getattr(weight, role)
@@ -277,7 +265,7 @@ def _quantization(plan: Plan) -> dict[str, Any]:
     if not codes:
         return {}
     formats = {step.fmt for step in codes}
-    groups = {BLOCK.get(step.fmt, e.group) for step in codes for e in step.entries}
+    groups = {BLOCK_SIZE.get(step.fmt, e.group) for step in codes for e in step.entries}
     ignored = [s.entries[0].name.removesuffix(".weight") for s in plan.steps if s.action == "copy"]
     only = formats.pop() if len(formats) == 1 else "mixed"
     algo = "MIXED_PRECISION" if only == "mixed" else only.upper()
@@ -305,7 +293,7 @@ def _copy_others(ckpt: Checkpoint, output: Path) -> None:
     for pattern in _OTHER_FILES:
         for path in sorted(source.glob(pattern)):
             name = path.name
-            skipped = name in (*_CONFIGS, RECORD) or name.endswith(".index.json")
+            skipped = name in (*CONFIGS, RECORD) or name.endswith(".index.json")
             if skipped or not path.is_file() or path.stat().st_size > _MAX_OTHER:
                 continue
             temporary = output / f".{name}{PARTIAL}"

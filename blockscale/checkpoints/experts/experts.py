@@ -7,23 +7,30 @@ and, where they differ, of gate and of up.  Codes and scales are moved, never ro
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from blockscale.base.errors import CheckpointError
-from blockscale.checkpoints.entry import Entry, Facts
-from blockscale.checkpoints.experts.modules import ALL, Group, check_group
-from blockscale.checkpoints.experts.rows import each, halves, is_turned, split_rows, turned
-from blockscale.checkpoints.experts.stack import join, single, stack
-from blockscale.checkpoints.weight import Weight, load
-
-if TYPE_CHECKING:
-    from blockscale.ops.moe.weights import MoeWeights
+from blockscale.checkpoints.entry import CODES, Entry, Facts
+from blockscale.checkpoints.experts.modules import ALL, Group, check_group, is_turned
+from blockscale.checkpoints.experts.stack import (
+    each,
+    gate_first,
+    join,
+    single,
+    split_rows,
+    stack,
+    turned,
+)
+from blockscale.checkpoints.schemes.kinds import load
+from blockscale.checkpoints.weight import Weight
+from blockscale.ops.moe.weights import MoeWeights, prepare_moe_weights
+from blockscale.ops.quant import quantize
+from blockscale.specs import BLOCK_SIZE
 
 Tensor = torch.Tensor
 
-CODES = ("nvfp4", "mxfp4", "int4")
 _SMALLEST = 1e-30
 
 
@@ -127,8 +134,6 @@ class Experts:
                 act-order, which they do not know.
             ValueError: sizes that no kernel takes.
         """
-        from blockscale.ops.moe.weights import prepare_moe_weights
-
         for weight in (self.gate_up, self.down):
             _check_prepared(self, weight)
         up, down = self.gate_up, self.down
@@ -188,7 +193,7 @@ def load_experts(group: Group, facts: Facts) -> Experts:
     order = _order(group, up, facts) if gated and "gate_up" in group.weights else None
     if order == "interleaved":
         notes.append("rows of gate and up alternate in the checkpoint; here gate comes first")
-        up = halves(up)
+        up = gate_first(up)
         bias = Pair(None if bias.gate_up is None else split_rows(bias.gate_up), bias.down)
     up = replace(each(up), gate_up="halves" if gated else None)
     made = Experts(group.name, up, each(down), *bias, gated, tuple(notes))
@@ -294,9 +299,6 @@ def _check_prepared(made: Experts, weight: Weight) -> None:
 
 
 def _quantized(weight: Weight, fmt: str, parts: int) -> Weight:
-    from blockscale.ops.quant import quantize
-    from blockscale.specs import BLOCK_SIZE
-
     experts, rows, cols = weight.shape
     packed = torch.empty((experts, rows, cols // 2), dtype=torch.uint8)
     dtype = torch.float8_e4m3fn if fmt == "nvfp4" else torch.uint8

@@ -18,7 +18,7 @@ _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5,6})-of-(?P<count>\d{5,6})\.sa
 _MAX_INDEX, _MAX_CONFIG = 400_000_000, 64_000_000
 _OTHERS = ("*.bin", "*.pth", "*.pt", "*.gguf", "*.onnx", "*.npz")
 """Weights in formats that are not read; the first hint counts."""
-_CONFIGS = ("config.json", "hf_quant_config.json", "quantize_config.json", "quant_config.json")
+CONFIGS = ("config.json", "hf_quant_config.json", "quantize_config.json", "quant_config.json")
 
 
 @dataclass
@@ -188,7 +188,7 @@ def _check_map(folder: Folder, weight_map: dict[str, str]) -> None:
 
 
 def _configs(path: Path) -> dict[str, dict[str, Any]]:
-    return {name: _json_file(path / name) for name in _CONFIGS if (path / name).is_file()}
+    return {name: _json_file(path / name) for name in CONFIGS if (path / name).is_file()}
 
 
 def _json_file(path: Path, most: int = _MAX_CONFIG) -> dict[str, Any]:

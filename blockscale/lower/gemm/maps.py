@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from blockscale.base.sizes import ceil_div
 from blockscale.specs.plans.gemm import FORMATS, LANES, OUT_BYTES, GemmPlan
 
 DTYPES = {"UINT8": 0, "UINT32": 2, "FLOAT16": 6, "FLOAT32": 7, "BFLOAT16": 9, "16U4_ALIGN16B": 14}
@@ -127,8 +128,8 @@ def _operand(plan: GemmPlan, tensor: str, rows: int) -> TensorMapPlan:
 
 
 def _scales(plan: GemmPlan, tensor: str, atoms: int) -> TensorMapPlan:
-    along = -(-plan.k // (4 * plan.format.block))
-    b_atoms = max(1, plan.experts) * -(-plan.n // 128)
+    along = ceil_div(plan.k, 4 * plan.format.block)
+    b_atoms = max(1, plan.experts) * ceil_div(plan.n, 128)
     rows = Size(1, "atoms") if tensor == "a" else Size(b_atoms)
     dims = (Size(128), Size(along), rows)
     box = (128, plan.atoms_k, atoms)

@@ -13,9 +13,10 @@ from typing import Any
 from tvm.tirx import PrimFunc
 
 from blockscale.base.errors import LoweringError
+from blockscale.base.sizes import ceil_div, round_up
 from blockscale.lower.sites import Site, annotated, constant, expect, function, one, sites
 from blockscale.specs.plans.gemm import FORMATS, K_LOOP, LANES, RASTERS, GemmPlan
-from blockscale.tir.gemm.tiles import ATTRIBUTE, K_TILE, up
+from blockscale.tir.gemm.tiles import ATTRIBUTE, K_TILE
 
 TILE_LOOP = {"cluster_x": None, "cluster_y": 1, "acc_stages": 1, "raster": 0, "group": 1}
 """Annotations of the loop over tiles, and what holds without them; cluster_x: cta_group."""
@@ -55,7 +56,8 @@ class _Reader:
         mma_m, mma_n, swap = self._instruction(call)
         block_k = prod(self.mma.extents(self.k_loop)) * self.format.step
         stages = constant(self.k_loop.extent, "loop over K")
-        expect("loop over K", "K of all stages", stages * block_k, up(int(self.sizes["k"]), K_TILE))
+        k = round_up(int(self.sizes["k"]), K_TILE)
+        expect("loop over K", "K of all stages", stages * block_k, k)
         expect(self.mma.name, "M of the MMA", mma_m, LANES * group)
         self._operands(group, mma_n, block_k, swap)
         self._scales(group, mma_n, block_k, swap)
@@ -182,7 +184,7 @@ class _Reader:
         atoms_k = block_k // (4 * self.format.block)
         for number, side in ((1, "a"), (3, "b")):
             is_x = (side == "b") == swap
-            atoms = atoms_k * (group if is_x else -(-mma_n // LANES))
+            atoms = atoms_k * (group if is_x else ceil_div(mma_n, LANES))
             copy = self._writer("tcgen05_cp", self.mma.buffer(number))
             load = self._writer("tma_load_3d", copy.buffer(0))
             for site in (copy, load):

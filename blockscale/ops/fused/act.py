@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import is_grad_enabled
 
+from blockscale.base.sizes import ceil_div, round_up
 from blockscale.ops import checks, dispatch, torch_ops
 from blockscale.ops.checks import FP4, SCALE_DTYPES, SCALE_FORMAT
 from blockscale.runtime import jit
@@ -86,7 +87,7 @@ def act(
                 )
             rows = scale
             if layout != "linear" and scale.dim() == 1:
-                rows = checks.tiles(scale, -(-2 * codes.shape[-1] // block_size // 4) * 4)
+                rows = checks.tiles(scale, round_up(ceil_div(2 * codes.shape[-1], block_size), 4))
             tail = dispatch.launch_flags(cuda, enable_pdl)
             if op.grouped:
                 mask = _mask(input) if mask is None else mask
@@ -110,7 +111,7 @@ def _mask(input: Tensor) -> Tensor:
 
 def _padded(rows: int, blocks: int, layout: str) -> tuple[int, int]:
     tile = 8 if layout == "8x4" else 128
-    return -(-rows // tile) * tile, -(-blocks // 4) * 4
+    return round_up(rows, tile), round_up(blocks, 4)
 
 
 def _lead(op: ActOp, x: Tensor) -> tuple[tuple[int, ...], int]:
@@ -197,7 +198,7 @@ def _spec(op: ActOp, given: ActArguments) -> ActQuantize | Quantize:
         )
     cols, halves = int(x.shape[-1]), 1 if op.activation == "none" else 2
     if cols % (halves * block):
-        up = -(-cols // (halves * block)) * halves * block
+        up = round_up(cols, halves * block)
         parts = f"two halves of a multiple of {block}" if halves == 2 else f"a multiple of {block}"
         raise ValueError(
             f"{where}: input has {cols} columns, but must have {parts}, the block size; pad the "

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import is_grad_enabled
 
+from blockscale.base.sizes import ceil_div, round_up
 from blockscale.ops import checks, dispatch, torch_ops
 from blockscale.ops.checks import FP4, SCALE_DTYPES, SCALE_FORMAT
 from blockscale.runtime import jit
@@ -91,7 +92,7 @@ def norm(
                 )
             rows = scale
             if not cuda and (swizzled or both) and scale.dim() == 1:  # a CUDA library takes both
-                rows = checks.tiles(scale, -(-hidden // block_size // 4) * 4)
+                rows = checks.tiles(scale, round_up(ceil_div(hidden, block_size), 4))
             tail: tuple[Any, ...] = dispatch.launch_flags(cuda, enable_pdl)
             if residual is not None:
                 tail = (residual, *tail)  # updated in place; named, it is checked for overlaps
@@ -188,7 +189,7 @@ def _spec(op: NormOp, given: NormArguments) -> NormQuantize:
         raise ValueError(
             f"{where}: hidden={hidden}, the last dimension of input, must be a multiple of "
             f"block_size={block} and at least 64; pad the rows to "
-            f"{max(64, -(-hidden // block) * block)}"
+            f"{max(64, round_up(hidden, block))}"
         )
     if given.unswizzled is not None and not given.both and op.convention == "divide":
         raise ValueError(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from blockscale.base.index_maps import TRTLLM, IndexMap
+from blockscale.base.sizes import round_up
 from blockscale.ops import checks
 from blockscale.ops.relayout import relayout, relayout_into
 
@@ -171,7 +172,7 @@ def weight_bytes(
     multiples = (1, 1) if layout is None else (layout.block, layout.n_multiple)
     for (name, size), multiple in zip(sizes, multiples, strict=True):
         if size % multiple:
-            up = -(-size // multiple) * multiple
+            up = round_up(size, multiple)
             raise ValueError(
                 f"{where}: {name}={size} of packed {got} is not a multiple of {multiple}, as this "
                 f"layout needs; pad the weight with zeros to {name}={up}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from blockscale.base.sizes import ceil_div
 from blockscale.ops import checks
 from blockscale.ops.int4.layout import (
     WeightLayout,
@@ -237,7 +238,7 @@ def _groups(where: str, k: int, group_size: int, dense: bool) -> int:
             f"{where}: group_size={group_size} does not divide K={k}; only a dense weight [K, N] "
             "may end in a shorter group, so pass the group size of the scales"
         )
-    return -(-k // group_size)
+    return ceil_div(k, group_size)
 
 
 def _per_group(

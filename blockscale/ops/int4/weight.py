@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from blockscale.base.sizes import ceil_div
 from blockscale.ops import checks
 from blockscale.ops.int4.layout import layout_of, weight_bytes
 from blockscale.ops.int4.tiles import to_tiles
@@ -256,7 +257,7 @@ def _groups(where: str, given: Given, k: int, experts: int) -> int:
             f"{where}: group_size={group} does not divide K={k}; only a dense weight may end in a "
             "shorter group, so pass the group size of the scales"
         )
-    return -(-k // group)
+    return ceil_div(k, group)
 
 
 def _per_group(

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from blockscale.base.sizes import round_up
 from blockscale.ops import checks
 from blockscale.specs.gemm import MAX_EXPERTS
 from blockscale.specs.moe import ACTIVATIONS, FORMATS, GATED
@@ -126,7 +127,7 @@ def _sizes(where: str, given: Given, w13: Tensor, w2: Tensor) -> Sizes:
         if size % group:
             raise ValueError(
                 f"{where}: {name}={size} is not a multiple of {group}, the elements of a block "
-                f"scale of {given.fmt}; pad {name} to {-(-size // group) * group} when quantising"
+                f"scale of {given.fmt}; pad {name} to {round_up(size, group)} when quantising"
             )
     return Sizes(experts, hidden, intermediate, group, gated)
 

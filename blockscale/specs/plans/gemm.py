@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-SMEM_BYTES = 227 * 1024
-"""Shared memory that one CTA may use on sm_100."""
+from blockscale.base.sizes import ceil_div, round_up
+from blockscale.base.targets import CTA_RESERVED, GPU_TARGETS
 
-SM_SMEM_BYTES, CTA_SMEM_BYTES = 228 * 1024, 1024
-"""Shared memory of an SM, and what the system keeps of it for each CTA."""
+SM100 = GPU_TARGETS["sm_100a"]
 
-TMEM_COLUMNS = 512
-"""Columns of tensor memory of one SM: 128 lanes of 32 bits each."""
+SMEM_BYTES, SM_SMEM_BYTES, TMEM_COLUMNS = SM100.cta_shared, SM100.sm_shared, SM100.tensor_columns
+"""Shared memory that one CTA may use on sm_100, that of an SM, columns of its tensor memory."""
 
 LANES = 128
 """Rows of X that a CTA computes: the lanes of tensor memory."""
@@ -173,7 +172,7 @@ class GemmPlan:
     @property
     def y_atoms(self) -> int:
         """128x4 tiles of scales along the rows of Y that a tile may touch."""
-        return -(-self.mma_n // 128)
+        return ceil_div(self.mma_n, 128)
 
     # ---- Shared memory ----------------------------------------------------------------------
 
@@ -215,7 +214,7 @@ class GemmPlan:
         table = 16 * self.experts
         used = CTRL_BYTES + self.stages * self.stage_bytes + self.store_bytes + table
         one_too_many = TMEM_COLUMNS // self.tmem_columns + 1
-        return max(used, SM_SMEM_BYTES // one_too_many - CTA_SMEM_BYTES + 16)
+        return max(used, SM_SMEM_BYTES // one_too_many - CTA_RESERVED + 16)
 
     @property
     def launch_bytes(self) -> int:
@@ -224,7 +223,7 @@ class GemmPlan:
         Then CTAs of different kernels (of two streams), too, fit into tensor memory where they fit
         into shared memory, and no two clusters wait for each other's columns.
         """
-        share = SM_SMEM_BYTES * self.tmem_columns // TMEM_COLUMNS - CTA_SMEM_BYTES
+        share = SM_SMEM_BYTES * self.tmem_columns // TMEM_COLUMNS - CTA_RESERVED
         return max(self.smem_bytes, share) if self.cluster > 1 else self.smem_bytes
 
     # ---- Tensor memory ----------------------------------------------------------------------
@@ -240,7 +239,7 @@ class GemmPlan:
         if self.acc_stages == 1:
             return 0
         missing = max(0, 2 * self.mma_n + self.scale_columns - TMEM_COLUMNS)
-        return -(-missing // self.epi_cols) * self.epi_cols
+        return round_up(missing, self.epi_cols)
 
     @property
     def used_columns(self) -> int:
@@ -310,7 +309,7 @@ class GemmPlan:
                 f"split_k={self.split_k} takes the whole cluster, of single CTAs; leave cta_group, "
                 "cluster_x and cluster_y at 1"
             )
-        if self.split_k > 1 and self.split_k > -(-self.k // self.block_k):
+        if self.split_k > 1 and self.split_k > ceil_div(self.k, self.block_k):
             return f"split_k={self.split_k} leaves CTAs without K; k={self.k} has fewer stages"
         x_rows, y_rows = LANES // self.cluster_y, self.mma_n // self.cluster_x
         if x_rows % 8 or y_rows % 8:

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SMEM_BYTES = 227 * 1024
+from blockscale.base.sizes import ceil_div, round_up
+from blockscale.base.targets import GPU_TARGETS
+
+SMEM_BYTES = GPU_TARGETS["sm_90a"].cta_shared
 """Shared memory that one CTA may use on sm_90."""
 
 CTRL_BYTES = 1024
@@ -179,7 +182,7 @@ class MoePlan:
     @property
     def scale_stage(self) -> int:
         """Bytes of scales of a stage; two blocks of k share those of groups of 128."""
-        blocks = -(-self.blocks_k // 2) if self.group == 128 else self.blocks_k
+        blocks = ceil_div(self.blocks_k, 2) if self.group == 128 else self.blocks_k
         return self.rows * self.scale_bytes // 64 * blocks
 
     @property
@@ -190,7 +193,7 @@ class MoePlan:
     @property
     def stage_bytes(self) -> int:
         """Shared memory of a stage, in which tokens start at a multiple of 1024."""
-        return -(-(self.weight_stage + self.scale_stage) // 1024) * 1024 + self.token_stage
+        return round_up(self.weight_stage + self.scale_stage, 1024) + self.token_stage
 
     @property
     def reduce_bytes(self) -> int:

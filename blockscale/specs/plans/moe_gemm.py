@@ -9,11 +9,6 @@ ATTRIBUTE = "blockscale.moe"
 """Function attribute: the fields of `MoeGemm`."""
 
 
-def up(value: int, step: int) -> int:
-    """``value`` rounded up to a multiple of ``step``."""
-    return -(-value // step) * step
-
-
 @dataclass(frozen=True)
 class MoeGemm:
     """One of the two GEMMs of an MoE layer; the true sizes, but rows and K multiples of 64.

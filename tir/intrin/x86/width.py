@@ -20,6 +20,7 @@ from tvm.ir import Expr as PrimExpr
 from tvm.s_tir import TensorIntrin
 from tvm.tirx import PrimFunc
 
+from blockscale.base.targets import CPU_TARGETS
 from blockscale.tir import formats
 from blockscale.tir.common import i64
 
@@ -33,8 +34,13 @@ class Width:
     registers: int
 
 
-WIDTHS = {w.level: w for w in (Width("avx512", 16, 32), Width("avx2", 8, 16), Width("plain", 8, 8))}
-WIDTHS["avx512bf16"] = WIDTHS["avx512"]
+_WIDTHS = (Width("avx512", 16, 32), Width("avx2", 8, 16), Width("plain", 8, 8))
+WIDTHS = {
+    level: width
+    for level, row in CPU_TARGETS.items()
+    for width in _WIDTHS
+    if width.level == row.width
+}
 """Vector widths by CPU level."""
 
 
