@@ -1,15 +1,10 @@
 """Edge-LLM's GPU kernels, run as PTX in the emulator, against float64; see test_edgellm_ops.py."""
 
-from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
-
 import numpy as np
 import pytest
 import torch
 from tvm.s_tir import Schedule
 
-from blockscale.build.builder import build
 from blockscale.emulator import run_module
 from blockscale.lower import cuda
 from blockscale.schedules.edgellm import gpu as gpu_edgellm
@@ -17,6 +12,7 @@ from blockscale.schedules.steps import preferred
 from blockscale.specs import EdgeDown, EdgeUp
 from blockscale.tir.edgellm.passes_threads import CTAS, PARTS, down_rows, groups, up_rows
 from tests.edgellm.test_edgellm_ops import TOLERANCE, Case, kernel_inputs, tensor
+from tests.kit.gpu_library import library
 from tests.quant.test_gpu_memory import call
 from tests.reference import edgellm as ref
 
@@ -27,19 +23,11 @@ SPECS = {
 """Several trips (68 blocks) with a part of the last one idle; one block for some groups only."""
 
 
-@cache
-def library(arch):
-    """Build the functions of ``arch`` as PTX."""
-    out = Path(mkdtemp(prefix="blockscale-test-")) / "edgellm.so"
-    build([spec.name for spec in SPECS[arch]], out, level=arch, logs_dirs=[], ptx=True)
-    return out
-
-
 def emulated(spec, arch):
     """Return a function that runs the kernel of ``spec``; hazards fail the test."""
 
     def run(*values):
-        played = run_module(library(arch), spec.name, *values, target=arch)
+        played = run_module(library(SPECS[arch], arch), spec.name, *values, target=arch)
         assert not [hazard for report in played.reports for hazard in report.hazards]
 
     return run
