@@ -9,7 +9,6 @@ import logging
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -254,7 +253,7 @@ def _sentence(error: BaseException) -> str:
 
 def _params(spec: specs.Spec) -> list[dict[str, Any]]:
     shapes = [None if p.shape is None else list(p.shape) for p in spec.params()]
-    return [{**asdict(p), "shape": s} for p, s in zip(spec.params(), shapes, strict=True)]
+    return [{**p.to_manifest(), "shape": s} for p, s in zip(spec.params(), shapes, strict=True)]
 
 
 def _signature(params: list[dict[str, Any]]) -> str:
