@@ -13,6 +13,7 @@ from blockscale.catalog import quant as quant
 from blockscale.catalog.registry import Bucket as Bucket
 from blockscale.catalog.registry import Road as Road
 from blockscale.catalog.registry import Workload as Workload
+from blockscale.catalog.registry import buckets as buckets
 from blockscale.catalog.registry import cuda_source as cuda_source
 from blockscale.catalog.registry import exported as exported
 from blockscale.catalog.registry import logged as logged

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from blockscale.catalog.registry import CPU, CUDA, Road, register
+from blockscale.catalog.registry import Road, register
 from blockscale.schedules.edgellm import cpu, gpu
 from blockscale.specs import EdgeDown, EdgeUp
 from blockscale.tir.edgellm.passes import edge_down, edge_up
@@ -15,12 +15,10 @@ from blockscale.tir.edgellm.passes_threads import down_rows, up_rows
 def _roads(cpu_body: Callable[[Any], Any], cuda_body: Callable[[Any], Any]) -> dict[str, Road]:
     return {
         "cpu": Road(
-            buckets=lambda spec: CPU.one,
             body=lambda spec, bucket, level, rows: cpu_body(spec),
             sketches=lambda spec, bucket, level: cpu.sketches(spec, level),
         ),
         "cuda": Road(
-            buckets=lambda spec: CUDA.one,
             body=lambda spec, bucket, level, rows: cuda_body(spec),
             sketches=lambda spec, bucket, level: gpu.sketches(spec),
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blockscale.catalog.registry import CPU, CUDA, Bucket, Road, register
+from blockscale.catalog.registry import CPU_COLS, CUDA_COLS, Bucket, Road, register
 from blockscale.schedules.fused import cpu, gpu
 from blockscale.specs import ActQuantize, NormQuantize
 from blockscale.tir.fused.act_quantize import act_quantize
@@ -39,7 +39,6 @@ def _act_shape(spec: ActQuantize, rows: int, cols: int) -> tuple[int, ...]:
 register(
     NormQuantize,
     cpu=Road(
-        buckets=lambda spec: CPU.one,
         body=lambda spec, bucket, level, rows: norm_quantize(spec, rows),
         sketches=lambda spec, bucket, level: cpu.norm_quantize_sketches(spec, level),
     ),
@@ -52,15 +51,14 @@ register(
 register(
     ActQuantize,
     cpu=Road(
-        buckets=lambda spec: CPU.one,
         body=lambda spec, bucket, level, shape: act_quantize(spec, shape),
         sketches=lambda spec, bucket, level: cpu.act_quantize_sketches(spec, level),
-        tuned=lambda spec, bucket: _act_shape(spec, bucket.rows, CPU.cols),
+        tuned=lambda spec, bucket: _act_shape(spec, bucket.rows, CPU_COLS),
     ),
     cuda=Road(
         buckets=lambda spec: ACT_BUCKETS,
         body=lambda spec, bucket, level, shape: act_rows(spec, shape),
         sketches=lambda spec, bucket, level: gpu.act_quantize_sketches(spec),
-        tuned=lambda spec, bucket: _act_shape(spec, bucket.rows, CUDA.cols),
+        tuned=lambda spec, bucket: _act_shape(spec, bucket.rows, CUDA_COLS),
     ),
 )

@@ -9,7 +9,7 @@ from tvm.tirx import PrimFunc
 
 from blockscale.base.targets import BULK_COPIES
 from blockscale.catalog.moe import WORKSPACE_ALIGNMENT
-from blockscale.catalog.registry import CPU, Bucket, Road, register
+from blockscale.catalog.registry import Bucket, Road, register
 from blockscale.lower.cuda import Source
 from blockscale.lower.int4 import kernel
 from blockscale.lower.int4.plan import plans
@@ -52,6 +52,7 @@ register(
         sketches=lambda spec, bucket, level: cpu.int4_sketches(spec, level, bucket.tile),
     ),
     cuda=Road(
+        buckets=lambda spec: (),
         lower=_sources,
         needs=frozenset({BULK_COPIES}),
         alignments=lambda spec: {"workspace": WORKSPACE_ALIGNMENT},
@@ -60,7 +61,6 @@ register(
 register(
     Int4Dequantize,
     cpu=Road(
-        buckets=lambda spec: CPU.one,
         body=lambda spec, bucket, level, experts: int4_dequantize(spec, experts),
         sketches=lambda spec, bucket, level: cpu.dequantize_sketches(),
         tuned=lambda spec, bucket: 1,

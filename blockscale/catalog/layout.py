@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm.tirx import PrimFunc
 
 from blockscale.base.targets import CPU_TARGETS
-from blockscale.catalog.registry import CPU, CUDA, Bucket, Road, register
+from blockscale.catalog.registry import CPU_COLS, CUDA_COLS, Bucket, Road, register
 from blockscale.schedules.layout import cpu, gpu
 from blockscale.schedules.steps import Sketch
 from blockscale.specs import Relayout
@@ -42,15 +42,13 @@ def _cpu_sketches(spec: Relayout, bucket: Bucket, level: str) -> list[Sketch]:
 register(
     Relayout,
     cpu=Road(
-        buckets=lambda spec: CPU.one,
         body=_lanes,
         sketches=_cpu_sketches,
-        tuned=lambda spec, bucket: relayout_shape(spec, CPU.cols),
+        tuned=lambda spec, bucket: relayout_shape(spec, CPU_COLS),
     ),
     cuda=Road(
-        buckets=lambda spec: CUDA.one,
         body=_threads,
         sketches=lambda spec, bucket, level: gpu.relayout_sketches(spec, gpu_plans(spec.map)),
-        tuned=lambda spec, bucket: relayout_shape(spec, CUDA.cols),
+        tuned=lambda spec, bucket: relayout_shape(spec, CUDA_COLS),
     ),
 )

@@ -16,7 +16,7 @@ from tvm.s_tir.schedule import Trace
 from tvm.tirx import PrimFunc
 
 from blockscale.base.targets import BULK_COPIES
-from blockscale.catalog.registry import CPU, Bucket, Road, Workload, register, workloads
+from blockscale.catalog.registry import Bucket, Road, Workload, register, workloads
 from blockscale.lower.cuda import Source
 from blockscale.lower.moe import kernel
 from blockscale.lower.moe.read import read
@@ -171,11 +171,11 @@ register(
 register(
     MoeRoute,
     cpu=Road(
-        buckets=lambda spec: CPU.one,
         body=lambda spec, bucket, level, rows: moe_route(spec, rows),
         sketches=lambda spec, bucket, level: cpu.route_sketches(),
     ),
     cuda=Road(
+        buckets=lambda spec: (),
         lower=lambda spec, arch, traces: kernel.route_sources(spec, arch),
         needs=frozenset({BULK_COPIES}),
     ),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tvm.ir import Expr as PrimExpr
 from tvm.tirx import PrimFunc
 
-from blockscale.catalog.registry import CPU, CUDA, Bucket, Road, register
+from blockscale.catalog.registry import CPU_COLS, CUDA_COLS, Bucket, Road, register
 from blockscale.schedules.quant import cpu, gpu, gpu_sweep
 from blockscale.specs import Dequantize, Quantize, ScaleSweep, Swizzle, Unswizzle
 from blockscale.tir.block_grid import BlockGrid
@@ -34,7 +34,7 @@ SWEEP_COLS = 4096
 
 def _columns(spec: Quantize | Dequantize, bucket: Bucket) -> tuple[int, int]:
     """Shape of the CPU's static instance: the largest below the bucket's limit."""
-    cols = CPU.cols if bucket.limit is None else bucket.limit * spec.block
+    cols = CPU_COLS if bucket.limit is None else bucket.limit * spec.block
     return bucket.rows, cols
 
 
@@ -50,13 +50,11 @@ def _swizzles(
 ) -> dict[str, Road]:
     return {
         "cpu": Road(
-            buckets=lambda spec: CPU.one,
             body=lambda spec, bucket, level, shape: cpu_body(spec, shape),
             sketches=lambda spec, bucket, level: cpu.swizzle_sketches(),
-            tuned=lambda spec, bucket: (bucket.rows, CPU.cols),
+            tuned=lambda spec, bucket: (bucket.rows, CPU_COLS),
         ),
         "cuda": Road(
-            buckets=lambda spec: CUDA.one,
             body=lambda spec, bucket, level, shape: cuda_body(spec, shape),
             sketches=lambda spec, bucket, level: gpu.swizzle_sketches(spec),
             tuned=lambda spec, bucket: (SWIZZLED_ROWS, SWIZZLED_COLS),
@@ -77,7 +75,7 @@ register(
         buckets=lambda spec: CUDA_BLOCKS,
         body=lambda spec, bucket, level, shape: threads.quantize(spec, shape),
         sketches=lambda spec, bucket, level: gpu.quantize_sketches(spec),
-        tuned=lambda spec, bucket: (bucket.rows, CUDA.cols),
+        tuned=lambda spec, bucket: (bucket.rows, CUDA_COLS),
     ),
 )
 register(
@@ -93,7 +91,7 @@ register(
         buckets=lambda spec: CUDA_BLOCKS,
         body=lambda spec, bucket, level, shape: threads.dequantize(spec, shape),
         sketches=lambda spec, bucket, level: gpu.dequantize_sketches(spec),
-        tuned=lambda spec, bucket: (bucket.rows, CUDA.cols),
+        tuned=lambda spec, bucket: (bucket.rows, CUDA_COLS),
     ),
 )
 register(Swizzle, **_swizzles(swizzle.swizzle, swizzle_threads.swizzle))
@@ -101,13 +99,11 @@ register(Unswizzle, **_swizzles(swizzle.unswizzle, swizzle_threads.unswizzle))
 register(
     ScaleSweep,
     cpu=Road(
-        buckets=lambda spec: CPU.one,
         body=lambda spec, bucket, level, blocks: scale_sweep(spec, blocks),
         sketches=lambda spec, bucket, level: cpu.scale_sweep_sketches(spec, level),
-        tuned=lambda spec, bucket: bucket.rows * CPU.cols // spec.block_size,
+        tuned=lambda spec, bucket: bucket.rows * CPU_COLS // spec.block_size,
     ),
     cuda=Road(
-        buckets=lambda spec: CUDA.one,
         body=lambda spec, bucket, level, blocks: scale_sweep_threads(spec, blocks),
         sketches=lambda spec, bucket, level: gpu_sweep.scale_sweep_sketches(spec),
         tuned=lambda spec, bucket: bucket.rows * SWEEP_COLS // spec.block_size,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import tvm
 import tvm_ffi
@@ -42,14 +42,9 @@ class Bucket:
     part: int | None = None
 
 
-class Copied(NamedTuple):
-    """Sizes of ops that go once over memory: buckets of one schedule for all, columns tuned at."""
-
-    one: tuple[Bucket, ...]
-    cols: int
-
-
-CPU, CUDA = Copied((Bucket(512, None),), 4096), Copied((Bucket(8192, None),), 8192)
+CPU_ROWS, CUDA_ROWS = 512, 8192
+CPU_COLS, CUDA_COLS = 4096, 8192
+"""Of the static instance on which an op for any number of them is tuned."""
 
 
 def _nothing(*_: Any) -> Any:
@@ -61,7 +56,8 @@ class Road:
     """How the kernels of an op come about on a kind of target.
 
     Attributes:
-        buckets: spec -> its size buckets, smallest first; none where nothing is chosen by a search.
+        buckets: spec -> its size buckets, smallest first, none where no search chooses anything;
+            None: one for every size.
         body: spec, bucket, level, size of the static instance (None: any sizes) -> the unscheduled
             function.
         sketches: spec, bucket, level -> the sketches, the one of the default schedule first.
@@ -73,7 +69,7 @@ class Road:
         kin: spec, part -> specs whose schedules serve this one where it has none.
     """
 
-    buckets: Callable[[Any], Sequence[Bucket]] = lambda spec: ()
+    buckets: Callable[[Any], Sequence[Bucket]] | None = None
     body: Callable[[Any, Bucket, str, Any], PrimFunc] = _nothing
     sketches: Callable[[Any, Bucket, str], list[Sketch]] = _nothing
     tuned: Callable[[Any, Bucket], Any] = lambda spec, bucket: bucket.rows
@@ -119,6 +115,14 @@ def road(spec: Spec, level: str) -> Road:
     return found
 
 
+def buckets(spec: Spec, level: str) -> Sequence[Bucket]:
+    """Return the size buckets of ``spec`` on ``level``, smallest first."""
+    own = road(spec, level).buckets
+    if own is None:
+        return (Bucket(CUDA_ROWS if is_gpu(level) else CPU_ROWS, None),)
+    return own(spec)
+
+
 def target(level: str) -> Target:
     """Return the TVM target of ``level``; ValueError for an unknown one."""
     return lower_cuda.target(level) if is_gpu(level) else lower_cpu.target(level)
@@ -152,19 +156,15 @@ class Workload:
         """Return the TVM target of ``level``."""
         return target(level)
 
-    def needs(self, level: str) -> frozenset[str]:
-        """Return the features of `base.targets` that the kernel uses."""
-        return road(self.spec, level).needs
-
     def bucket(self, level: str) -> Bucket:
         """Return the bucket that this is an instance of; ValueError if there is none."""
-        buckets = road(self.spec, level).buckets(self.spec)
-        for bucket in buckets:
+        known = buckets(self.spec, level)
+        for bucket in known:
             if (bucket.rows, bucket.part) == (self.rows, self.part):
                 return bucket
         raise ValueError(
             f"Workload: rows={self.rows} is no bucket of {self.spec.name}; its buckets are "
-            f"{[bucket.rows for bucket in buckets]}"
+            f"{[bucket.rows for bucket in known]}"
         )
 
     def limit(self, level: str) -> int | None:
@@ -224,8 +224,7 @@ def workloads(spec: Spec, level: str) -> list[Workload]:
     Raises:
         TypeError: see `road`; or the layout of its weights is not the one for ``level``.
     """
-    buckets = road(spec, level).buckets(spec)
-    return [Workload(spec, bucket.rows, bucket.part) for bucket in buckets]
+    return [Workload(spec, bucket.rows, bucket.part) for bucket in buckets(spec, level)]
 
 
 def logged(entry: Mapping[str, Any]) -> Workload:

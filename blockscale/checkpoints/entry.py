@@ -144,3 +144,9 @@ def weight_groups(config: dict[str, Any]) -> list[dict[str, Any]]:
 def ones_dropped(shape: Sequence[int]) -> tuple[int, ...]:
     """Return a shape without its dimensions of 1."""
     return tuple(d for d in shape if d != 1)
+
+
+def alternates(entry: Entry, facts: Facts) -> bool:
+    """Return whether gate and up rows take turns in a weight that has both."""
+    leaf = entry.name.removesuffix(".weight").rpartition(".")[2]
+    return facts.interleaved or entry.scheme == "gpt-oss" or leaf == "mlp1_weight"

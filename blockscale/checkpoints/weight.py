@@ -109,8 +109,8 @@ class Weight:
     def moved(self, move: Callable[[Tensor], Tensor], **changes: Any) -> Weight:
         """Return the weight with ``move`` done to all that has its rows, and with ``changes``."""
         found = {name: getattr(self, name) for name in ROWS}
-        made = {name: move(value) for name, value in found.items() if value is not None}
-        return replace(self, **made, **changes)
+        changes |= {name: move(value) for name, value in found.items() if value is not None}
+        return replace(self, **changes)
 
     @property
     def scaled(self) -> bool:

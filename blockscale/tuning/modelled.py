@@ -42,7 +42,9 @@ def stands_in(level: str, workloads: Iterable[Workload]) -> bool:
     """Return whether the model has to do: it knows all ``workloads``, and there is no such GPU."""
     if level not in LEVELS:
         return False
-    return all(TCGEN05 in w.needs(level) for w in workloads) and not _has_gpu(level)
+    from blockscale.catalog import road
+
+    return all(TCGEN05 in road(w.spec, level).needs for w in workloads) and not _has_gpu(level)
 
 
 def _has_gpu(arch: str) -> bool:

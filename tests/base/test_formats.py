@@ -79,5 +79,5 @@ def test_one_row_makes_a_format_of_cuda_kernels():
         import blockscale as bs
         names = ["quantize_mxfp4b16_floor_bf16", "dequantize_mxfp4b16_f32"]
         with tempfile.TemporaryDirectory() as folder:
-            bs.build(names, f"{folder}/k.so", level="sm_90a")
+            bs.build(names, f"{folder}/k.so", target="sm_90a")
     """)

@@ -208,3 +208,11 @@ def test_damaged_log(tmp_path, log_folder):
     with pytest.raises(logs.LogError, match="database"):
         build([LINEAR], out, logs_dirs=[tmp_path])
     assert out.read_bytes() == b"before"
+
+
+def test_build_stays_a_function():
+    """Though the package of that name has been imported, here at the top."""
+    import blockscale as bs
+
+    assert bs.build.__module__ == "blockscale.runtime.jit"
+    assert vars(bs).get("build", bs.build) is bs.build

@@ -54,9 +54,6 @@ class FakeWorkload:
         mcpu = {"avx2": "x86-64-v3", "plain": "x86-64"}.get(level, "x86-64-v4")
         return tvm.target.Target({"kind": "llvm", "mcpu": mcpu, "num-cores": 2})
 
-    def needs(self, level: str) -> frozenset[str]:
-        return frozenset()
-
     def entry(self) -> dict[str, Any]:
         return {"spec": self.spec.to_json(), "rows": self.rows}
 

@@ -227,10 +227,6 @@ def _laid(step: Step, weight: Weight) -> Iterator[tuple[str, Tensor]]:
         value = getattr(weight, role)
         if role == "group_index" and value is None:  # it was given, but says nothing
             value = torch.arange(weight.shape[-1], dtype=torch.int32) // weight.group_size
-        if role == "zero" and value is None:
-            value = torch.full(scale.shape, 8, dtype=torch.uint8)
-        if role == "global_scale" and value is None:
-            value = torch.ones(())
         assert value is not None, role
         yield role, value
 

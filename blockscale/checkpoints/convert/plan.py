@@ -20,7 +20,7 @@ from blockscale.base.errors import CheckpointError
 from blockscale.base.formats import QUANTIZED
 from blockscale.checkpoints.checkpoint import Checkpoint
 from blockscale.checkpoints.convert.writer import Output
-from blockscale.checkpoints.entry import CODES, PLAIN, Entry, named
+from blockscale.checkpoints.entry import CODES, PLAIN, Entry, alternates, named
 from blockscale.checkpoints.experts.modules import Bundle, bundles
 from blockscale.checkpoints.files.safetensors import file_dtype
 from blockscale.checkpoints.schemes import layout as layout_of_one
@@ -29,6 +29,7 @@ from blockscale.checkpoints.schemes.layout import LAYOUTS, LINEAR, OF_EXPERTS, K
 
 KEPT = ("*embed*", "*lm_head*", "*norm*", "*router*", "*.gate.weight", "*shared_expert_gate*")
 """Weights that are never quantised: few bytes, or much loss."""
+FORMATS = tuple(QUANTIZED)
 SHARD_BYTES = 4 << 30
 TARGETS = {
     **dict.fromkeys(("cpu", "llvm"), (LINEAR,)),
@@ -69,20 +70,15 @@ class Options:
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
-        if self.fmt not in QUANTIZED:
-            raise ValueError(
-                f"convert: fmt is {self.fmt!r}, but must be one of {', '.join(QUANTIZED)}"
-            )
+        choices = {"fmt": FORMATS, "layout": (*LAYOUTS, None), "target": (*TARGETS, None)}
+        for name, values in choices.items():
+            if getattr(self, name) not in values:
+                raise ValueError(
+                    f"convert: {name} is {getattr(self, name)!r}, but must be one of "
+                    f"{', '.join(filter(None, values))}"
+                )
         if self.shard_bytes <= 0:
             raise ValueError(f"convert: shard_bytes is {self.shard_bytes}, but must be positive")
-        if self.layout is not None and self.layout not in LAYOUTS:
-            raise ValueError(
-                f"convert: layout is {self.layout!r}, but must be one of {', '.join(LAYOUTS)}"
-            )
-        if self.target is not None and self.target not in TARGETS:
-            raise ValueError(
-                f"convert: target is {self.target!r}, but must be one of {', '.join(TARGETS)}"
-            )
         if self.target is not None and self.chosen not in TARGETS[self.target]:
             raise ValueError(
                 f"convert: layout {self.layout!r} has no meaning on target {self.target!r}; choose "
@@ -309,10 +305,7 @@ class _Planner:
                 f"{first.name} has scales of {dtype}, but layout 'tiles64' holds those of 16 bits "
                 "only, and scales are not rounded; choose layout linear"
             )
-        leaf = first.name.rpartition(".")[2]
-        interleaved = self.ckpt.facts.interleaved or leaf == "mlp1_weight"
-        interleaved = interleaved or first.scheme == "gpt-oss"
-        facts = _facts(bundle, fmt, group, dtype, interleaved)
+        facts = _facts(bundle, fmt, group, dtype, alternates(first, self.ckpt.facts))
         inner, hidden = facts["intermediate"], facts["hidden"]
         rows = inner * (2 if bundle.gated else 1)
         for size in ((rows, hidden, hidden // group), (hidden, inner, inner // group)):

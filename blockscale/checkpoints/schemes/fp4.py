@@ -7,6 +7,8 @@ U8; then the global scale decides.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ from blockscale.checkpoints.entry import (
 )
 from blockscale.checkpoints.files.safetensors import TensorInfo, shown
 from blockscale.checkpoints.moves import transposed
+from blockscale.ops.quant import quantize
 
 Tensor = torch.Tensor
 
@@ -159,3 +162,20 @@ def values(entry: Entry, parts: dict[str, Tensor]) -> dict[str, Any]:
         repeats = entry.group // QUANTIZED[entry.fmt].block
         scale = scale.view(torch.uint8).repeat_interleave(repeats, -1).view(scale.dtype)
     return {"packed": packed, "block_scale": scale}
+
+
+def quantized(
+    fmt: str, shape: Sequence[int], pieces: Iterable[tuple[int, Tensor, Tensor | None]]
+) -> tuple[Tensor, Tensor]:
+    """Return codes and block scales of a weight [..., N, K] that comes in pieces.
+
+    A piece is the number of its first row, its values [rows, K], and their global scale.
+    """
+    *lead, cols = shape
+    packed = torch.empty((prod(lead), cols // 2), dtype=torch.uint8)
+    dtype = getattr(torch, QUANTIZED[fmt].scale.dtypes[0])
+    scale = torch.empty((prod(lead), cols // QUANTIZED[fmt].block), dtype=dtype)
+    for start, rows, top in pieces:
+        at = slice(start, start + len(rows))
+        quantize(rows, fmt, top, packed=packed[at], block_scale=scale[at])
+    return packed.view(*lead, -1), scale.view(*lead, -1)

@@ -17,7 +17,7 @@ import torch
 
 from blockscale.base.errors import CheckpointError
 from blockscale.base.formats import QUANTIZED
-from blockscale.checkpoints.entry import FLOATS, Entry, Facts, Tensors, weight_groups
+from blockscale.checkpoints.entry import FLOATS, Entry, Facts, Tensors, alternates, weight_groups
 from blockscale.checkpoints.files.folder import Folder
 from blockscale.checkpoints.files.safetensors import TensorInfo, read, shown
 from blockscale.checkpoints.schemes import fp4, fp8, int4, layout, tiles
@@ -353,5 +353,4 @@ def _gate_up(entry: Entry, facts: Facts) -> str | None:
     leaf = entry.name.removesuffix(".weight").rpartition(".")[2]
     if "gate_up" not in leaf and leaf != "mlp1_weight":
         return None
-    oss = entry.scheme == "gpt-oss" or leaf == "mlp1_weight" or facts.interleaved
-    return "interleaved" if oss else "halves"
+    return "interleaved" if alternates(entry, facts) else "halves"

@@ -47,7 +47,7 @@ def test_workloads(spec):
 @each_spec
 def test_buckets_cover_every_size(spec):
     """Limits rise and the last bucket has none; each is tuned inside of its own range."""
-    buckets = catalog.road(spec, "plain").buckets(spec)
+    buckets = catalog.buckets(spec, "plain")
     *limits, last = [bucket.limit for bucket in buckets]
     assert last is None
     assert limits == sorted(set(limits))
@@ -62,9 +62,7 @@ def test_exported_function(spec):
     [(name, func)] = catalog.exported(spec, "plain", {}).functions.items()
     assert name.name_hint == spec.name
     assert str(func.attrs["global_symbol"]) == spec.name
-    limits = [
-        str(b.limit) for b in catalog.road(spec, "plain").buckets(spec) if b.limit is not None
-    ]
+    limits = [str(b.limit) for b in catalog.buckets(spec, "plain") if b.limit is not None]
     tests = re.findall(r"if [^\n]* <= (?:T\.int64\()?(\d+)\)?:", func.script())
     assert sorted(set(tests) & set(limits), key=int) == limits
 
