@@ -10,7 +10,6 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -181,7 +180,7 @@ def _traces(
 def _entry(spec: Spec, level: str, buckets: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the manifest's entry of a function."""
     alignments = catalog.road(spec, level).alignments(spec)
-    params = [asdict(param) for param in spec.params()]
+    params = [param.to_manifest() for param in spec.params()]
     for param in params:
         if param["name"] in alignments:
             param["align"] = alignments[param["name"]]

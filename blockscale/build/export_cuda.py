@@ -26,7 +26,7 @@ from blockscale.base.files import HOST_C
 from blockscale.base.manifest import append_manifest, validate
 from blockscale.build.export import CFLAGS, check_folder, link, run
 from blockscale.lower.code import FunctionCode, KernelCode
-from blockscale.specs.parameters import Param
+from blockscale.specs.spec import Param
 
 RUNTIME_SOURCES = (
     *("cuda_runtime.c", "cuda_arguments.c", "cuda_choice.c"),

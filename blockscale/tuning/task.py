@@ -6,7 +6,7 @@ import json
 import math
 import pickle
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -270,7 +270,7 @@ class Task:
 
     def _with_params(self, mod: Any) -> Any:
         """Return ``mod`` with what a CUDA library says of its parameters, for the exporter."""
-        params = [asdict(param) for param in self.workload.spec.params()]
+        params = [param.to_manifest() for param in self.workload.spec.params()]
         return type(mod)({"main": mod["main"].with_attr(PARAMS, json.dumps(params))})
 
     def give_up(self, error: str = "") -> None:

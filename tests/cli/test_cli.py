@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -51,7 +50,7 @@ def environment() -> dict[str, str]:
 
 def manifest() -> dict:
     spec = specs.Spec.parse(NAME)
-    params = [{**asdict(p), "shape": list(p.shape)} for p in spec.params()]
+    params = [{**p.to_manifest(), "shape": list(p.shape)} for p in spec.params()]
     buckets = [{"rows": 1, "tuned": True}, {"rows": 16, "tuned": False}]
     entry = {"spec": spec.to_json(), "params": params, "base": spec.base_name, "buckets": buckets}
     return {
