@@ -21,15 +21,14 @@ if TYPE_CHECKING:
     from blockscale.compat import edgellm as edgellm
     from blockscale.ops import int4 as int4
     from blockscale.ops import layouts as layouts
-    from blockscale.ops.fused.functions import (
-        add_rmsnorm_fp4quant,
+    from blockscale.ops.fused.act import (
         gelu_tanh_and_mul_fp4quant,
         grouped_quantize,
-        rmsnorm_fp4quant,
         silu_and_mul_fp4quant,
         silu_and_mul_grouped_fp4quant,
         swiglu_fp4quant,
     )
+    from blockscale.ops.fused.norm import add_rmsnorm_fp4quant, rmsnorm_fp4quant
     from blockscale.ops.gemm import grouped_mm_fp4, mm_fp4
     from blockscale.ops.linear import fp8_scale_candidates, linear, nvfp4_fp8_scale_sweep
     from blockscale.ops.moe.layer import fused_moe
@@ -85,11 +84,10 @@ _HOMES = {
     "ops.quant": ("dequantize", "quantize", "swizzle_scales", "unswizzle_scales"),
     "ops.linear": ("fp8_scale_candidates", "linear", "nvfp4_fp8_scale_sweep"),
     "ops.gemm": ("grouped_mm_fp4", "mm_fp4"),
-    "ops.fused.functions": (
-        "add_rmsnorm_fp4quant",
+    "ops.fused.norm": ("add_rmsnorm_fp4quant", "rmsnorm_fp4quant"),
+    "ops.fused.act": (
         "gelu_tanh_and_mul_fp4quant",
         "grouped_quantize",
-        "rmsnorm_fp4quant",
         "silu_and_mul_fp4quant",
         "silu_and_mul_grouped_fp4quant",
         "swiglu_fp4quant",

@@ -19,7 +19,7 @@ from blockscale.nn.int4 import Int4Linear
 from blockscale.nn.parts import META, Linear, Prepared, Router, SharedExpert
 from blockscale.ops.moe import layer as ops_moe
 from blockscale.ops.moe import route as ops_route
-from blockscale.ops.moe.options import Options
+from blockscale.ops.moe.layer import Options
 from blockscale.ops.moe.weights import TENSORS, MoeWeights
 from blockscale.specs.moe import GATED
 

@@ -18,8 +18,7 @@ from blockscale.checkpoints.schemes.tiles import FLOATS
 from blockscale.nn import int4 as nn_int4
 from blockscale.nn.config import moe_options
 from blockscale.nn.parts import equal, stacked
-from blockscale.ops.moe.convert import with_biases
-from blockscale.ops.moe.weights import TENSORS, MoeWeights
+from blockscale.ops.moe.weights import TENSORS, MoeWeights, with_biases
 
 if TYPE_CHECKING:
     from blockscale.checkpoints import Checkpoint

@@ -6,9 +6,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
+from typing import Any
 
 import torch
 
+from blockscale.base.sizes import round_up
 from blockscale.specs import BLOCK_SIZE
 
 ACTIVATIONS = (torch.float32, torch.bfloat16, torch.float16)
@@ -173,13 +175,13 @@ def block_multiple(where: str, name: str, cols: int, fmt: str) -> None:
     if cols % block:
         raise ValueError(
             f"{where}: {name} has {cols} columns, which is not a multiple of {block}, "
-            f"the block size of {fmt}; pad the rows to {-(-cols // block) * block}"
+            f"the block size of {fmt}; pad the rows to {round_up(cols, block)}"
         )
 
 
-def padded_shape(rows: int, cols: int) -> tuple[int, int]:
-    """Shape of scales [rows, cols] in the 128x4 layout."""
-    return -(-rows // 128) * 128, -(-cols // 4) * 4
+def padded_shape(rows: int, cols: int, tile: int = 128) -> tuple[int, int]:
+    """Shape of scales [rows, cols] in the 128x4 layout, or in that of tiles of other rows."""
+    return round_up(rows, tile), round_up(cols, 4)
 
 
 def scales(
@@ -211,11 +213,15 @@ def scales(
     return checked.reshape(padded)
 
 
-def tiles(scale: torch.Tensor, width: int) -> torch.Tensor:
+def last_size(value: object) -> int | None:
+    """Return the size of the last dimension; None for what has none."""
+    return value.shape[-1] if isinstance(value, torch.Tensor) and value.dim() else None
+
+
+def tiles(scale: Any, width: int) -> Any:
     """Return flat 128x4 scales as rows of ``width``; anything else as it is, for the checks."""
-    if scale.dim() != 1 or width < 1 or scale.numel() % width:
-        return scale
-    return scale.view(-1, width)
+    flat = isinstance(scale, torch.Tensor) and scale.dim() == 1 and scale.layout is torch.strided
+    return scale.view(-1, width) if flat and width > 0 and not scale.numel() % width else scale
 
 
 def scale_format(where: str, block_size: int, chosen: str | None) -> str:

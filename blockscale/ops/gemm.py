@@ -22,9 +22,10 @@ from typing import Any
 
 import torch
 
-from blockscale.ops import checks, dispatch, torch_ops
+from blockscale.base.sizes import round_up
+from blockscale.ops import call, checks
+from blockscale.ops.call import Checked
 from blockscale.ops.checks import dtype_name, padded_shape
-from blockscale.runtime import jit
 from blockscale.runtime.arguments import brief
 from blockscale.specs import GEMM_FORMATS, GroupedMmFp4, MmFp4
 from blockscale.specs.gemm import ATOM_ROWS, CODES_PER_BYTE, check_gemm
@@ -33,7 +34,6 @@ Tensor = torch.Tensor
 
 _CODES = {"e2m1": checks.PACKED, "e4m3": (torch.uint8, torch.float8_e4m3fn)}
 _SCALES = {"e4m3": checks.SCALE_DTYPES["e4m3"], "e8m0": checks.SCALE_DTYPES["ue8m0"]}
-_REFUSED = (TypeError, ValueError, AttributeError, IndexError, NotImplementedError)
 
 
 def mm_fp4(
@@ -65,42 +65,54 @@ def mm_fp4(
     Raises:
         TypeError, ValueError: as the module says.
     """
-    if dispatch.traced(a):
+    shape = getattr(b, "shape", None)
+    made: Tensor = _MM.run((fmt, out_dtype, shape), (a, b, a_scale, b_scale, alpha, bias, out))
+    return made
+
+
+class _Mm(call.Op):
+    flattens = False
+
+    def recorded(self, options: Any, given: Any) -> Tensor:
+        fmt, out_dtype, _ = options
+        a, b, a_scale, b_scale, alpha, bias, out = given
         made = _output(a, b.shape[0], out_dtype) if out is None else out
-        given = (a, b, a_scale, b_scale, alpha, fmt, out_dtype, bias, made)
-        torch_ops.operator("mm_fp4")(*given)
+        given = a, b, a_scale, b_scale, alpha, fmt, out_dtype, bias, made
+        call.operator(self.name)(*given)
         return made
-    key = None
-    try:
-        cuda = a.is_cuda
-        key = ("mm_fp4", a.dtype, b.dtype, cuda, fmt, out_dtype, b.shape)
-        run = jit.recall(key)
-        if run is not None and a.dim() == 2 and (bias is None or bias.dtype in checks.ACTIVATIONS):
-            cols = _scale_cols(b, fmt)
-            scales = checks.tiles(a_scale, cols), checks.tiles(b_scale, cols)
-            shift = None if bias is None else bias.detach().float()
-            d = _output(a, b.shape[0], out_dtype) if out is None else out
-            run(a, b, *scales, alpha, shift, d, *dispatch.launch_flags(cuda, None))
-            return d
-    except _REFUSED:  # the full checks below say it in our words
-        pass
-    where = "mm_fp4"
-    spec, scales = _check_mm(a, b, a_scale, b_scale, alpha, fmt, out_dtype, bias)
-    d = _output(a, spec.n, out_dtype) if out is None else out
-    _check_output(where, d, out_dtype, a, spec.n, {"a": a, "b": b, "bias": bias, "alpha": alpha})
-    rows = prod(a.shape[:-1])
-    function = dispatch.kernel(spec, a.device)
-    function(
-        a.view(torch.uint8).view(rows, spec.a_bytes),
-        b.view(torch.uint8),
-        *scales,
-        None if alpha is None else alpha.detach().reshape(1),
-        None if bias is None else bias.detach().float(),
-        d.view(rows, spec.n),
-    )
-    if key is not None:
-        jit.remember(key, dispatch.direct(function))
-    return d
+
+    def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
+        a, b, a_scale, b_scale, alpha, bias, out = given
+        cols = _scale_cols(spec)
+        if bias is not None:
+            if type(bias) not in call.PLAIN or bias.dtype not in checks.ACTIVATIONS:
+                return None
+            bias = bias.detach().float()
+        if out is None:
+            out = _output(a, spec.n, options[1])
+        scales = checks.tiles(a_scale, cols), checks.tiles(b_scale, cols)
+        return (a, b, *scales, alpha, bias, out), out
+
+    def check(self, options: Any, given: Any) -> Checked:
+        fmt, out_dtype, _ = options
+        a, b, a_scale, b_scale, alpha, bias, out = given
+        spec, scales = _check_mm(a, b, a_scale, b_scale, alpha, fmt, out_dtype, bias)
+        d = _output(a, spec.n, out_dtype) if out is None else out
+        inputs = {"a": a, "b": b, "bias": bias, "alpha": alpha}
+        _check_output(self.name, d, out_dtype, a, spec.n, inputs)
+        rows = prod(a.shape[:-1])
+        arguments = (
+            a.view(torch.uint8).view(rows, spec.a_bytes),
+            b.view(torch.uint8),
+            *scales,
+            None if alpha is None else alpha.detach().reshape(1),
+            None if bias is None else bias.detach().float(),
+            d.view(rows, spec.n),
+        )
+        return Checked(spec, arguments, d)
+
+
+_MM = _Mm("mm_fp4")
 
 
 def grouped_mm_fp4(
@@ -134,49 +146,58 @@ def grouped_mm_fp4(
     Raises:
         TypeError, ValueError: as the module says.
     """
-    if dispatch.traced(a):
-        made = _output(a, b.shape[-2], out_dtype) if out is None else out
-        given = (a, b, a_scale, b_scale, offsets, alpha, fmt, out_dtype, made)
-        torch_ops.operator("grouped_mm_fp4")(*given)
+    given = a, b, a_scale, b_scale, offsets, alpha, out
+    made: Tensor = _GROUPED.run((fmt, out_dtype, getattr(b, "shape", None)), given)
+    return made
+
+
+class _Grouped(call.Op):
+    flattens = False
+
+    def recorded(self, options: Any, given: Any) -> Tensor:
+        a, b, *others, out = given
+        made = _output(a, b.shape[-2], options[1]) if out is None else out
+        call.operator(self.name)(a, b, *others, *options[:2], made)
         return made
-    key = None
-    try:
-        cuda = a.is_cuda
-        key = ("grouped_mm_fp4", a.dtype, b.dtype, cuda, fmt, out_dtype, b.shape)
-        run = jit.recall(key)
-        if run is not None and b_scale.dim() == 3:
-            scale = checks.tiles(a_scale, _scale_cols(b, fmt))
-            if not cuda:
-                _check_offsets(offsets, a.shape[0], scale.shape[0])
-            d = _output(a, b.shape[1], out_dtype) if out is None else out
-            run(a, b, scale, b_scale, offsets, alpha, d, *dispatch.launch_flags(cuda, None))
-            return d
-    except _REFUSED:  # the full checks below say it in our words
-        pass
-    where = "grouped_mm_fp4"
-    spec, scales = _check_grouped(a, b, a_scale, b_scale, offsets, alpha, fmt, out_dtype)
-    d = _output(a, spec.n, out_dtype) if out is None else out
-    _check_output(where, d, out_dtype, a, spec.n, {"a": a, "b": b, "alpha": alpha})
-    if offsets.device.type == "cpu":
-        _check_offsets(offsets, a.shape[0], scales[0].shape[0])
-    if not scales[0].numel():  # no expert has rows, and a kernel takes no empty input
-        return d
-    codes = a.view(torch.uint8), b.view(torch.uint8)
-    function = dispatch.kernel(spec, a.device)
-    function(*codes, *scales, offsets, None if alpha is None else alpha.detach(), d)
-    if key is not None:
-        jit.remember(key, dispatch.direct(function))
-    return d
+
+    def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
+        a, b, a_scale, b_scale, offsets, alpha, out = given
+        a_scale = checks.tiles(a_scale, _scale_cols(spec))
+        if not a.is_cuda:
+            if offsets is None or type(offsets) not in call.PLAIN or offsets.dim() != 1:
+                return None
+            if type(a_scale) not in call.PLAIN or a_scale.dim() != 2 or len(offsets) < 2:
+                return None
+            _check_offsets(offsets, a.shape[0], a_scale.shape[0])
+        if out is None:
+            out = _output(a, spec.n, options[1])
+        return (a, b, a_scale, b_scale, offsets, alpha, out), out
+
+    def check(self, options: Any, given: Any) -> Checked:
+        fmt, out_dtype, _ = options
+        a, b, a_scale, b_scale, offsets, alpha, out = given
+        spec, scales = _check_grouped(a, b, a_scale, b_scale, offsets, alpha, fmt, out_dtype)
+        d = _output(a, spec.n, out_dtype) if out is None else out
+        inputs = {"a": a, "b": b, "alpha": alpha}
+        _check_output(self.name, d, out_dtype, a, spec.n, inputs)
+        if offsets.device.type == "cpu":
+            _check_offsets(offsets, a.shape[0], scales[0].shape[0])
+        codes = a.view(torch.uint8), b.view(torch.uint8)
+        alpha = None if alpha is None else alpha.detach()
+        empty = not scales[0].numel()  # no expert has rows, and a kernel takes no empty input
+        return Checked(None if empty else spec, (*codes, *scales, offsets, alpha, d), d)
+
+
+_GROUPED = _Grouped("grouped_mm_fp4")
 
 
 def _output(a: Tensor, n: int, dtype: torch.dtype) -> Tensor:
     return torch.empty((*a.shape[:-1], n), dtype=dtype, device=a.device)
 
 
-def _scale_cols(b: Tensor, fmt: str) -> int:
-    """Columns of the scales of operands that were checked before."""
-    code = GEMM_FORMATS[fmt]
-    return padded_shape(0, b.shape[-1] * CODES_PER_BYTE[code.b_code] // code.block)[1]
+def _scale_cols(spec: MmFp4 | GroupedMmFp4) -> int:
+    """Return columns of the scales, padding included."""
+    return round_up(spec.k // GEMM_FORMATS[spec.fmt].block, 4)
 
 
 def _check_format(where: str, fmt: str, out_dtype: torch.dtype) -> None:
@@ -335,7 +356,7 @@ def _check_offsets(offsets: Tensor, rows: int, scale_rows: int) -> None:
             f"{where}: offsets is {brief(ends)}, but must rise from 0 or more to at most "
             f"{rows}, the rows of a; pass the first row of each expert and the end of the last"
         )
-    needed = sum(-(-count // ATOM_ROWS) * ATOM_ROWS for count in counts)
+    needed = sum(round_up(count, ATOM_ROWS) for count in counts)
     if needed > scale_rows:
         raise ValueError(
             f"{where}: a_scale has {scale_rows} rows, but the experts need {needed}: each has its "
@@ -397,5 +418,5 @@ def _fake_grouped(a: Tensor, *given: Any) -> None:
     checks.like("grouped_mm_fp4", "out", out, (inputs[6],), "a", a, (a.shape[0], spec.n))
 
 
-torch_ops.define("mm_fp4", _mm_op, _fake_mm, ("out",))
-torch_ops.define("grouped_mm_fp4", _grouped_op, _fake_grouped, ("out",))
+call.define("mm_fp4", _mm_op, _fake_mm, ("out",))
+call.define("grouped_mm_fp4", _grouped_op, _fake_grouped, ("out",))

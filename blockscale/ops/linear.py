@@ -5,16 +5,16 @@ Formats and rounding: `blockscale.tir.gemm.linear`, `.scale_sweep`.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import cache
+from math import prod
 from typing import Any
 
 import torch
 
-from blockscale.ops import checks, dispatch, torch_ops
+from blockscale.ops import call, checks
+from blockscale.ops.call import Checked
 from blockscale.ops.checks import dtype_name
 from blockscale.ops.quant import FORMATS
-from blockscale.runtime import jit
 from blockscale.specs import BLOCK_SIZE, Linear, ScaleSweep
 
 Tensor = torch.Tensor
@@ -53,18 +53,28 @@ def nvfp4_fp8_scale_sweep(
         TypeError: an argument that is no tensor, or of another dtype.
         ValueError: block_size, shape, device or stride.
     """
-    where = "nvfp4_fp8_scale_sweep"
-    if dispatch.traced(x):
-        made: Tensor = torch_ops.operator(where)(x, global_amax, block_size, candidates)
-        return made
-    blocks = _check_sweep(x, global_amax, block_size, candidates)
-    if candidates is None:
-        candidates = _candidates(x.device)
-    best = torch.empty(blocks, dtype=torch.float32, device=x.device)
-    g = global_amax.detach().to(torch.float32).reshape(1)
-    kernel = dispatch.kernel(ScaleSweep(dtype_name(x.dtype), int(block_size)), x.device)
-    kernel(x.reshape(blocks, block_size), g, candidates, best)
+    best: Tensor = _SWEEP.run((block_size,), (x, global_amax, candidates))
     return best
+
+
+class _Sweep(call.Op):
+    def recorded(self, options: Any, given: Any) -> Tensor:
+        x, global_amax, candidates = given
+        made: Tensor = call.operator(self.name)(x, global_amax, *options, candidates)
+        return made
+
+    def check(self, options: Any, given: Any) -> Checked:
+        (block_size,), (x, global_amax, candidates) = options, given
+        blocks = _check_sweep(x, global_amax, block_size, candidates)
+        if candidates is None:
+            candidates = _candidates(x.device)
+        best = torch.empty(blocks, dtype=torch.float32, device=x.device)
+        g = global_amax.detach().to(torch.float32).reshape(1)
+        arguments = x.reshape(blocks, block_size), g, candidates, best
+        return Checked(ScaleSweep(dtype_name(x.dtype), int(block_size)), arguments, best)
+
+
+_SWEEP = _Sweep("nvfp4_fp8_scale_sweep")
 
 
 def _check_sweep(x: Tensor, global_amax: Tensor, block_size: int, candidates: Tensor | None) -> int:
@@ -119,22 +129,39 @@ def linear(
         TypeError: an argument that is no tensor, or of another dtype.
         ValueError: an unknown format, shape, device or stride.
     """
-    if dispatch.traced(x):
-        made: Tensor = torch_ops.operator("linear")(x, packed, block_scale, fmt, global_scale, bias)
+    shape = getattr(packed, "shape", None)
+    made: Tensor = _LINEAR.run((fmt, shape), (x, packed, block_scale, global_scale, bias))
+    return made
+
+
+class _Linear(call.Op):
+    def recorded(self, options: Any, given: Any) -> Tensor:
+        x, packed, block_scale, global_scale, bias = given
+        given = x, packed, block_scale, options[0], global_scale, bias
+        made: Tensor = call.operator(self.name)(*given)
         return made
-    known = _known_linear(x, packed, block_scale, fmt, global_scale, bias)
-    if known is not None:
-        with suppress(TypeError, ValueError):  # the full checks below say it in our words
-            return known(x, packed, block_scale, global_scale, bias)
-    n, k, scale = _check_linear(x, packed, block_scale, fmt, global_scale, bias)
-    out = torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
-    kernel = dispatch.kernel(Linear(n, k, fmt, dtype_name(x.dtype)), x.device)
-    codes = packed.view(torch.uint8)
-    g = None if global_scale is None else global_scale.reshape(1)
-    shift = None if bias is None else bias.float()
-    kernel(x.reshape(-1, k), codes, scale, g, shift, out.reshape(-1, n))
-    jit.remember(_linear_key(x, packed, block_scale, fmt), kernel)
-    return out
+
+    def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
+        bias = given[4]
+        if type(bias) in call.PLAIN and bias.dtype in checks.SIXTEEN_BIT:
+            given = (*given[:4], bias.float())
+        return given, None
+
+    def check(self, options: Any, given: Any) -> Checked:
+        x, packed, block_scale, g, bias = given
+        n, k, scale = _check_linear(x, packed, block_scale, options[0], g, bias)
+        out = torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
+        rows = prod(x.shape[:-1])
+        arguments = (
+            *(x.reshape(rows, k), packed.view(torch.uint8), scale),
+            None if g is None else g.reshape(1),
+            None if bias is None else bias.float(),
+            out.view(rows, n),
+        )
+        return Checked(Linear(n, k, options[0], dtype_name(x.dtype)), arguments, out)
+
+
+_LINEAR = _Linear("linear")
 
 
 def _check_linear(
@@ -177,36 +204,6 @@ def _check_linear(
     return n, k, scale
 
 
-def _linear_key(x: Tensor, packed: Tensor, block_scale: Tensor, fmt: str) -> tuple[object, ...]:
-    scale = block_scale
-    return fmt, x.dtype, x.is_cuda, packed.shape, packed.dtype, scale.shape, scale.dtype
-
-
-def _known_linear(
-    x: Tensor,
-    packed: Tensor,
-    block_scale: Tensor,
-    fmt: str,
-    global_scale: Tensor | None,
-    bias: Tensor | None,
-) -> Any:
-    """Return the kernel if such a weight was checked before and the arguments are as it takes them.
-
-    The kernel checks its arguments itself; this spares a call of a few microseconds the rest.
-    """
-    try:
-        known = jit.recall(_linear_key(x, packed, block_scale, fmt))
-        fits = (
-            known is not None
-            and x.dim() == 2
-            and (global_scale is None or global_scale.dim() == 1)
-            and (bias is None or bias.dtype == torch.float32)
-        )
-    except (AttributeError, TypeError):  # not tensors: the full checks name the argument
-        return None
-    return known if fits else None
-
-
 def _sweep_op(
     x: Tensor, global_amax: Tensor, block_size: int = 16, candidates: Tensor | None = None
 ) -> Tensor:
@@ -233,5 +230,5 @@ def _fake_linear(x: Tensor, *given: Any) -> Tensor:
     return torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
 
 
-torch_ops.define("nvfp4_fp8_scale_sweep", _sweep_op, _fake_sweep)
-torch_ops.define("linear", _linear_op, _fake_linear)
+call.define("nvfp4_fp8_scale_sweep", _sweep_op, _fake_sweep)
+call.define("linear", _linear_op, _fake_linear)

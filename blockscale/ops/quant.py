@@ -2,8 +2,7 @@
 
 Each finds its kernel in a library loaded with `blockscale.load`, else builds it once and keeps it
 on disk (`runtime.jit`).  Formats and rounding: `quant.quantize`, `.dequantize`,
-`.swizzle`.  A call whose dtypes and options were seen before goes straight to its kernel, which
-checks its arguments itself; what it refuses is checked again here.
+`.swizzle`; how calls go: `ops.call`.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from typing import Any
 
 import torch
 
-from blockscale.ops import checks, dispatch, torch_ops
+from blockscale.ops import call, checks
+from blockscale.ops.call import Checked
 from blockscale.ops.checks import SCALES, dtype_name, padded_shape
-from blockscale.runtime import jit
 from blockscale.specs import BLOCK_SIZE, Dequantize, Quantize, Swizzle, Unswizzle
 
 Tensor = torch.Tensor
@@ -24,12 +23,6 @@ LAYOUTS = ("linear", "128x4")
 FORMATS = tuple(BLOCK_SIZE)
 ROUNDINGS = ("ceil", "floor")
 
-_REFUSED = (
-    TypeError,
-    ValueError,
-    AttributeError,
-    IndexError,
-)  # what the full checks find better words for
 _BYTES = tuple(dict.fromkeys(dtype for pair in SCALES.values() for dtype in pair))
 
 
@@ -65,55 +58,48 @@ def quantize(
         TypeError: an argument that is no tensor, or of another dtype.
         ValueError: an unknown option, shape, device or stride.
     """
-    if dispatch.traced(x):
-        made = torch_ops.operator("quantize")(
-            x, fmt, global_scale, scale_layout, block_amax, scale_rounding
-        )
-        return torch_ops.copied(packed, made[0]), torch_ops.copied(block_scale, made[1])
-    key = None
-    try:
-        cuda = x.is_cuda
-        key = ("quantize", x.dtype, cuda, fmt, scale_layout, scale_rounding, block_amax is None)
-        run = jit.recall(key)
-        if run is not None and not (x.requires_grad and torch.is_grad_enabled()):
-            codes, scale = _quantize_outputs(x, fmt, scale_layout, packed, block_scale)
-            tail = (global_scale, codes, scale, *dispatch.launch_flags(cuda, None))
-            if block_amax is None:
-                run(x, *tail)
-            else:
-                run(x, block_amax, *tail)
-            return codes, scale
-    except _REFUSED:
-        pass
-    spec = _quantize_spec(x, fmt, scale_layout, block_amax, scale_rounding)
-    codes, scale = _quantize_outputs(x, fmt, scale_layout, packed, block_scale)
-    _check_quantize(spec, x, global_scale, block_amax, codes, scale)
-    function = dispatch.kernel(spec, x.device)
-    function(*_as_rows(spec, x, global_scale, block_amax, codes, scale))
-    if key is not None:
-        jit.remember(key, dispatch.direct(function))
-    return codes, scale
-
-
-def _as_rows(
-    spec: Quantize,
-    x: Tensor,
-    global_scale: Tensor | None,
-    block_amax: Tensor | None,
-    packed: Tensor,
-    block_scale: Tensor,
-) -> tuple[Tensor | None, ...]:
-    """Return the arguments of the kernel, with the dimensions that it has."""
-    *lead, cols = x.shape
-    rows, blocks = prod(lead), cols // spec.block
-    shape = (rows, blocks) if spec.layout == "linear" else padded_shape(rows, blocks)
-    return (
-        x.view(rows, cols),
-        *(() if block_amax is None else (block_amax.view(rows * blocks),)),
-        None if global_scale is None else global_scale.reshape(1),
-        packed.view(rows, cols // 2),
-        block_scale.view(shape),
+    options = fmt, scale_layout, scale_rounding, block_amax is None
+    made: tuple[Tensor, Tensor] = _QUANTIZE.run(
+        options, (x, global_scale, block_amax, packed, block_scale)
     )
+    return made
+
+
+class _Quantize(call.Op):
+    def recorded(self, options: Any, given: Any) -> tuple[Tensor, Tensor]:
+        fmt, layout, rounding, _ = options
+        x, global_scale, block_amax, packed, block_scale = given
+        made = call.operator(self.name)(x, fmt, global_scale, layout, block_amax, rounding)
+        return call.copied(packed, made[0]), call.copied(block_scale, made[1])
+
+    def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
+        x, global_scale, block_amax, packed, block_scale = given
+        if packed is None or block_scale is None:
+            packed, block_scale = _quantize_outputs(x, options[0], options[1], packed, block_scale)
+        if block_amax is None:
+            return (x, global_scale, packed, block_scale), (packed, block_scale)
+        return (x, block_amax, global_scale, packed, block_scale), (packed, block_scale)
+
+    def check(self, options: Any, given: Any) -> Checked:
+        fmt, layout, rounding, _ = options
+        x, global_scale, block_amax, *outputs = given
+        spec = _quantize_spec(x, fmt, layout, block_amax, rounding)
+        codes, scale = _quantize_outputs(x, fmt, layout, *outputs)
+        _check_quantize(spec, x, global_scale, block_amax, codes, scale)
+        *lead, cols = x.shape
+        rows, blocks = prod(lead), cols // spec.block
+        shape = (rows, blocks) if spec.layout == "linear" else padded_shape(rows, blocks)
+        arguments = (
+            x.view(rows, cols),
+            *(() if block_amax is None else (block_amax.view(rows * blocks),)),
+            None if global_scale is None else global_scale.reshape(1),
+            codes.view(rows, cols // 2),
+            scale.view(shape),
+        )
+        return Checked(spec, arguments, (codes, scale))
+
+
+_QUANTIZE = _Quantize("quantize")
 
 
 def _quantize_spec(
@@ -195,33 +181,39 @@ def dequantize(
         TypeError: an argument that is no tensor, or of another dtype.
         ValueError: an unknown option, shape, device or stride.
     """
-    if dispatch.traced(packed):
-        made = torch_ops.operator("dequantize")(
-            packed, block_scale, fmt, global_scale, scale_layout, dtype
-        )
-        return torch_ops.copied(out, made)
-    key = None
-    try:
-        cuda = packed.is_cuda
-        key = ("dequantize", packed.dtype, block_scale.dtype, cuda, fmt, scale_layout, dtype)
-        run = jit.recall(key)
-        if run is not None:
-            y = _dequantize_output(packed, dtype) if out is None else out
-            run(packed, block_scale, global_scale, y, *dispatch.launch_flags(cuda, None))
-            return y
-    except _REFUSED:
-        pass
-    spec, scale = _check_dequantize(packed, block_scale, fmt, global_scale, scale_layout, dtype)
-    y = _dequantize_output(packed, dtype) if out is None else out
-    *lead, half = packed.shape
-    checks.like("dequantize", "out", y, (dtype,), "packed", packed, (*lead, 2 * half))
-    rows = prod(lead)
-    g = None if global_scale is None else global_scale.reshape(1)
-    function = dispatch.kernel(spec, packed.device)
-    function(packed.view(torch.uint8).view(rows, half), scale, g, y.view(rows, 2 * half))
-    if key is not None:
-        jit.remember(key, dispatch.direct(function))
-    return y
+    given = packed, block_scale, global_scale, out
+    made: Tensor = _DEQUANTIZE.run((fmt, scale_layout, dtype), given)
+    return made
+
+
+class _Dequantize(call.Op):
+    def recorded(self, options: Any, given: Any) -> Tensor:
+        fmt, layout, dtype = options
+        packed, block_scale, global_scale, out = given
+        made = call.operator(self.name)(packed, block_scale, fmt, global_scale, layout, dtype)
+        return call.copied(out, made)
+
+    def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
+        packed, _, _, out = given
+        if out is not None:
+            return given, out
+        out = _dequantize_output(packed, options[2])
+        return (*given[:3], out), out
+
+    def check(self, options: Any, given: Any) -> Checked:
+        fmt, layout, dtype = options
+        packed, block_scale, global_scale, out = given
+        spec, scale = _check_dequantize(packed, block_scale, fmt, global_scale, layout, dtype)
+        y = _dequantize_output(packed, dtype) if out is None else out
+        *lead, half = packed.shape
+        checks.like(self.name, "out", y, (dtype,), "packed", packed, (*lead, 2 * half))
+        rows = prod(lead)
+        g = None if global_scale is None else global_scale.reshape(1)
+        codes = packed.view(torch.uint8).view(rows, half)
+        return Checked(spec, (codes, scale, g, y.view(rows, 2 * half)), y)
+
+
+_DEQUANTIZE = _Dequantize("dequantize")
 
 
 def _check_dequantize(
@@ -265,32 +257,32 @@ def swizzle_scales(block_scale: Tensor, *, out: Tensor | None = None) -> Tensor:
         TypeError: another dtype.
         ValueError: shape, device or stride.
     """
-    if dispatch.traced(block_scale):
-        return torch_ops.copied(out, torch_ops.operator("swizzle_scales")(block_scale))
-    key = None
-    try:
-        cuda = block_scale.is_cuda
-        key = ("swizzle_scales", cuda, block_scale.dim() > 1)
-        run = jit.recall(key)
-        if run is not None:
-            made = _swizzled(block_scale) if out is None else out
-            run(block_scale, made, *dispatch.launch_flags(cuda, None))
-            return made
-    except _REFUSED:
-        pass
-    where = "swizzle_scales"
-    scale = checks.tensor(where, "block_scale", block_scale, _BYTES, dims=2)
-    *lead, cols = scale.shape
-    rows = prod(lead)
-    padded = padded_shape(rows, cols)
-    made = _swizzled(scale) if out is None else out
-    checks.like(where, "out", made, _BYTES, "block_scale", scale, padded, (prod(padded),))
-    function = dispatch.kernel(Swizzle(), scale.device)
-    as_bytes = scale.view(torch.uint8).view(rows, cols)
-    function(as_bytes, made.view(torch.uint8).view(padded))
-    if key is not None:
-        jit.remember(key, dispatch.direct(function))
+    made: Tensor = _SWIZZLE.run((), (block_scale, out))
     return made
+
+
+class _Swizzle(call.Op):
+    def recorded(self, options: Any, given: Any) -> Tensor:
+        return call.copied(given[1], call.operator(self.name)(given[0]))
+
+    def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
+        block_scale, out = given
+        if out is None:
+            out = _swizzled(block_scale)
+        return (block_scale, out), out
+
+    def check(self, options: Any, given: Any) -> Checked:
+        scale = checks.tensor(self.name, "block_scale", given[0], _BYTES, dims=2)
+        *lead, cols = scale.shape
+        rows = prod(lead)
+        padded = padded_shape(rows, cols)
+        made = _swizzled(scale) if given[1] is None else given[1]
+        checks.like(self.name, "out", made, _BYTES, "block_scale", scale, padded, (prod(padded),))
+        as_bytes = scale.view(torch.uint8).view(rows, cols)
+        return Checked(Swizzle(), (as_bytes, made.view(torch.uint8).view(padded)), made)
+
+
+_SWIZZLE = _Swizzle("swizzle_scales")
 
 
 def _swizzled(block_scale: Tensor) -> Tensor:
@@ -314,14 +306,31 @@ def unswizzle_scales(
         TypeError: another dtype.
         ValueError: sizes that do not fit, device or stride.
     """
-    if dispatch.traced(swizzled):
-        return torch_ops.copied(out, torch_ops.operator("unswizzle_scales")(swizzled, rows, cols))
-    where = "unswizzle_scales"
-    made = _unswizzled(swizzled, rows, cols, out)
-    scale = swizzled.view(torch.uint8).view(padded_shape(rows, cols))
-    checks.like(where, "out", made, _BYTES, "swizzled", swizzled, (rows, cols))
-    dispatch.kernel(Unswizzle(), swizzled.device)(scale, made.view(torch.uint8).view(rows, cols))
+    made: Tensor = _UNSWIZZLE.run((), (swizzled, rows, cols, out))
     return made
+
+
+class _Unswizzle(call.Op):
+    def recorded(self, options: Any, given: Any) -> Tensor:
+        return call.copied(given[3], call.operator(self.name)(*given[:3]))
+
+    def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
+        swizzled, rows, cols, out = given
+        if type(rows) is not int or type(cols) is not int or rows < 0 or cols < 0:
+            return None
+        if out is None:
+            out = torch.empty((rows, cols), dtype=swizzled.dtype, device=swizzled.device)
+        return ((swizzled, out), out) if getattr(out, "shape", None) == (rows, cols) else None
+
+    def check(self, options: Any, given: Any) -> Checked:
+        swizzled, rows, cols, _ = given
+        made = _unswizzled(*given)
+        checks.like(self.name, "out", made, _BYTES, "swizzled", swizzled, (rows, cols))
+        scale = swizzled.view(torch.uint8).view(padded_shape(rows, cols))
+        return Checked(Unswizzle(), (scale, made.view(torch.uint8).view(rows, cols)), made)
+
+
+_UNSWIZZLE = _Unswizzle("unswizzle_scales")
 
 
 def _unswizzled(swizzled: Tensor, rows: int, cols: int, out: Tensor | None = None) -> Tensor:
@@ -395,7 +404,7 @@ def _unswizzle_op(swizzled: Tensor, rows: int, cols: int) -> Tensor:
     return unswizzle_scales(swizzled, rows, cols)
 
 
-torch_ops.define("quantize", _quantize_op, _fake_quantize)
-torch_ops.define("dequantize", _dequantize_op, _fake_dequantize)
-torch_ops.define("swizzle_scales", _swizzle_op, _fake_swizzle)
-torch_ops.define("unswizzle_scales", _unswizzle_op, _unswizzled)
+call.define("quantize", _quantize_op, _fake_quantize)
+call.define("dequantize", _dequantize_op, _fake_dequantize)
+call.define("swizzle_scales", _swizzle_op, _fake_swizzle)
+call.define("unswizzle_scales", _unswizzle_op, _unswizzled)

@@ -10,7 +10,8 @@ import tvm
 from tvm import tirx
 from tvm.sym import Analyzer
 
-from blockscale.ops.moe.tiles import K_ORDER, natural_order, up
+from blockscale.base.sizes import round_up
+from blockscale.ops.moe.tiles import K_ORDER, TILE, natural_order
 from blockscale.specs.plans.moe_gemm import MoeGemm, scale_count
 from blockscale.tir.moe.tiles import K_TILE, ROW_TILE, moe_tiles, natural
 from tests.kit.half_tensors import fetch, tensor
@@ -56,7 +57,7 @@ def operands(gemm, made):
     names = ("w13", "w13_scale", "w13_global", "w13_bias")
     found = [getattr(made, n if gemm.gather else n.replace("13", "2")) for n in names]
     w, scales, factor, bias = (host(t) for t in found)
-    rows, k = up(gemm.rows, ROW_TILE), up(gemm.k, K_TILE)
+    rows, k = round_up(gemm.rows, ROW_TILE), round_up(gemm.k, K_TILE)
     words = w.view(np.uint32).reshape(*w.shape[:3], 512)
     kind = np.uint16 if gemm.fmt == "int4" else np.uint8
     count = 4 * scale_count(gemm.fmt, gemm.group, gemm.zeros)
@@ -84,13 +85,17 @@ def test_against_float64(case):
     ids = np.array([[0, 2]] * 9 + [[2, 0]] * 3, np.int32)
     slots, experts = tables(ids)
     gated = 2 if first and activation != "relu2" else 1
-    rows, k = (up(inner) * gated, up(hidden)) if first else (up(hidden), up(inner))
+    rows, k = (
+        (round_up(inner, TILE) * gated, round_up(hidden, TILE))
+        if first
+        else (round_up(hidden, TILE), round_up(inner, TILE))
+    )
     gemm = MoeGemm(fmt, group, zeros, dtype, activation, EXPERTS, rows, k, TOP_K)
     columns = hidden if first else inner
     count = len(ids) if first else ids.size
     x = moe.random_hidden(count, columns, dtype, 5)
     factor = np.exp2(np.random.default_rng(1).uniform(-1, 1, count)).astype(np.float32)
-    stored = np.zeros((count, up(columns, K_TILE)), np.uint16)
+    stored = np.zeros((count, round_up(columns, K_TILE)), np.uint16)
     stored[:, :columns] = bits(x, dtype)
     stored = stored.reshape(count, -1, 64)[:, :, list(K_ORDER)].reshape(count, -1)
     got = run(gemm, made, (slots, experts), stored, factor)
@@ -104,7 +109,7 @@ def test_against_float64(case):
             sums += (layer.w13_bias if first else layer.w2_bias)[expert]
             if first:
                 sums = moe.activate(sums[None], activation, layer.alpha, layer.limit)[0]
-                line = got[tile, place, : up(inner)].reshape(-1, 64)
+                line = got[tile, place, : round_up(inner, TILE)].reshape(-1, 64)
                 found = np.empty_like(line)
                 found[:, list(K_ORDER)] = line
                 found = found.reshape(-1)[:inner]
@@ -117,7 +122,7 @@ def run(gemm, made, table, stored, factor):
     """Compile and run the function; return its output as float64."""
     slots, experts = table
     words, scales, factors, bias = operands(gemm, made)
-    tiles, rows = len(experts), up(gemm.rows, ROW_TILE)
+    tiles, rows = len(experts), round_up(gemm.rows, ROW_TILE)
     ends = np.zeros((1, stored.shape[1]), np.uint16)
     if gemm.gather:
         x, scale = np.concatenate([stored, ends]), np.append(factor, np.float32(0))

@@ -10,7 +10,7 @@ import torch
 from blockscale.base import edgellm_index as index
 from blockscale.compat.edgellm import exact as edgellm_exact
 from blockscale.compat.edgellm.tensor import Nvfp4Tensor
-from blockscale.ops import checks, dispatch
+from blockscale.ops import call, checks
 from blockscale.ops.checks import dtype_name
 from blockscale.specs.edgellm import ACTIVATIONS, EdgeDown, EdgeUp
 
@@ -68,11 +68,11 @@ def decode_up(
     rest = (payload, scales, factor, ids, z)
     if isinstance(x, Nvfp4Tensor):
         g = None if x.global_scale is None else x.global_scale[:1]
-        kernel = dispatch.kernel(EdgeUp(hidden, 2 * half, "nvfp4"), payload.device)
+        kernel = call.kernel(EdgeUp(hidden, 2 * half, "nvfp4"), payload.device)
         kernel(given, x_scale, g, *rest)
     else:
         spec = EdgeUp(hidden, 2 * half, dtype_name(given.dtype))
-        dispatch.kernel(spec, payload.device)(given, *rest)
+        call.kernel(spec, payload.device)(given, *rest)
     return z
 
 
@@ -135,7 +135,7 @@ def decode_down(
         return out.zero_()
     partial = torch.empty(*ids.shape, 2 * half, dtype=torch.float32, device=payload.device)
     spec = EdgeDown(2 * half, rows, activation, dtype_name(dtype))
-    kernel = dispatch.kernel(spec, payload.device)
+    kernel = call.kernel(spec, payload.device)
     kernel(z.float(), payload, scales, factor, ids, weights, partial, out)
     return out
 

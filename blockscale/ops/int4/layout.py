@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 
 from blockscale.base.index_maps import TRTLLM, IndexMap
+from blockscale.base.sizes import round_up
 from blockscale.ops import checks
-from blockscale.ops.relayout import relayout, relayout_into
+from blockscale.ops.layouts import relayout
 
 Tensor = torch.Tensor
 
@@ -171,7 +172,7 @@ def weight_bytes(
     multiples = (1, 1) if layout is None else (layout.block, layout.n_multiple)
     for (name, size), multiple in zip(sizes, multiples, strict=True):
         if size % multiple:
-            up = -(-size // multiple) * multiple
+            up = round_up(size, multiple)
             raise ValueError(
                 f"{where}: {name}={size} of packed {got} is not a multiple of {multiple}, as this "
                 f"layout needs; pad the weight with zeros to {name}={up}"
@@ -181,4 +182,4 @@ def weight_bytes(
 
 def restore(source: Tensor, out: Tensor, layout: WeightLayout) -> None:
     """Write the plain weight of one expert to ``out``; both are bytes [K, bytes of N]."""
-    relayout_into(source[None], out[None], layout.map_name, inverse=True)
+    relayout(source[None], layout.map_name, out[None].shape, inverse=True, out=out[None])

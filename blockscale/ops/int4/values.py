@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from blockscale.ops import checks
+from blockscale.base.sizes import ceil_div
+from blockscale.ops import call, checks
 from blockscale.ops.int4.layout import (
     WeightLayout,
     check_bits,
@@ -13,8 +14,7 @@ from blockscale.ops.int4.layout import (
     restore,
     weight_bytes,
 )
-from blockscale.ops.relayout import relayout
-from blockscale.runtime import jit
+from blockscale.ops.layouts import relayout
 from blockscale.specs.int4 import Int4Dequantize
 
 Tensor = torch.Tensor
@@ -202,7 +202,8 @@ def _on_cpu(
         "none" if zeros is None else "term" if zeros.is_floating_point() else "point",
     )
     more = () if zeros is None else (zeros.detach().float(),)
-    jit.function(spec)(codes.contiguous().view(e, -1), scales.detach().float(), *more, out)
+    run = call.kernel(spec, out.device)
+    run(codes.contiguous().view(e, -1), scales.detach().float(), *more, out)
 
 
 def _dequantize(
@@ -237,7 +238,7 @@ def _groups(where: str, k: int, group_size: int, dense: bool) -> int:
             f"{where}: group_size={group_size} does not divide K={k}; only a dense weight [K, N] "
             "may end in a shorter group, so pass the group size of the scales"
         )
-    return -(-k // group_size)
+    return ceil_div(k, group_size)
 
 
 def _per_group(

@@ -5,11 +5,13 @@ What is computed, and how ties are broken: `blockscale.tir.moe.route`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from blockscale.ops import checks, dispatch, torch_ops
+from blockscale.ops import call, checks
+from blockscale.ops.call import Checked
 from blockscale.ops.checks import dtype_name
-from blockscale.runtime import jit
 from blockscale.specs import MoeRoute
 from blockscale.specs.gemm import MAX_EXPERTS
 from blockscale.specs.moe import MAX_TOP_K, SCORINGS
@@ -17,7 +19,6 @@ from blockscale.specs.moe import MAX_TOP_K, SCORINGS
 Tensor = torch.Tensor
 
 _WHERE = "moe_route"
-_REFUSED = (TypeError, ValueError, AttributeError, IndexError, NotImplementedError)
 
 
 def moe_route(
@@ -59,35 +60,44 @@ def moe_route(
     """
     groups = 1 if n_group is None else n_group
     kept = groups if topk_group is None else topk_group
-    modes = top_k, scoring, renormalize, correction_bias, groups, kept, scale
-    if dispatch.traced(logits):
-        ids, weights = torch_ops.operator(_WHERE)(logits, *modes)
-        return torch_ops.copied(topk_ids, ids), torch_ops.copied(topk_weights, weights)
-    key, bias = None, () if correction_bias is None else (correction_bias,)
-    try:
-        cuda = logits.is_cuda
-        given = correction_bias is None
-        key = (_WHERE, logits.dtype, cuda, logits.shape[1], *modes[:3], given, groups, kept)
-        run = jit.recall(key)
-        if run is not None and not (logits.requires_grad and torch.is_grad_enabled()):
-            ids, weights = _outputs(logits, top_k, topk_ids, topk_weights)
-            factor = checks.number(_WHERE, "scale", scale)
-            run(logits, *bias, factor, ids, weights, *dispatch.launch_flags(cuda, None))
-            return ids, weights
-    except _REFUSED:  # the full checks below say it in our words
-        pass
-    spec = _check(logits, *modes)
-    ids, weights = _outputs(logits, top_k, topk_ids, topk_weights)
-    shape = len(logits), top_k
-    checks.like(_WHERE, "topk_ids", ids, (torch.int32,), "logits", logits, shape)
-    checks.like(_WHERE, "topk_weights", weights, (torch.float32,), "logits", logits, shape)
-    if not len(logits):
-        return ids, weights
-    function = dispatch.kernel(spec, logits.device)
-    function(logits, *bias, float(scale), ids, weights)
-    if key is not None:
-        jit.remember(key, dispatch.direct(function))
-    return ids, weights
+    options = top_k, scoring, renormalize, groups, kept, checks.last_size(logits)
+    made: tuple[Tensor, Tensor] = _ROUTE.run(
+        (*options, correction_bias is None),
+        (logits, correction_bias, scale, topk_ids, topk_weights),
+    )
+    return made
+
+
+class _Route(call.Op):
+    def recorded(self, options: Any, given: Any) -> tuple[Tensor, Tensor]:
+        logits, bias, scale, *outputs = given
+        top_k, scoring, renormalize, groups, kept, *_ = options
+        modes = top_k, scoring, renormalize, bias, groups, kept, scale
+        ids, weights = call.operator(self.name)(logits, *modes)
+        return call.copied(outputs[0], ids), call.copied(outputs[1], weights)
+
+    def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
+        logits, bias, scale, ids, weights = given
+        factor = checks.number(self.name, "scale", scale)
+        outputs = _outputs(logits, options[0], ids, weights)
+        if bias is None:
+            return (logits, factor, *outputs), outputs
+        return (logits, bias, factor, *outputs), outputs
+
+    def check(self, options: Any, given: Any) -> Checked:
+        logits, bias, scale, *outputs = given
+        top_k, scoring, renormalize, groups, kept, *_ = options
+        spec = _check(logits, top_k, scoring, renormalize, bias, groups, kept, scale)
+        ids, weights = _outputs(logits, top_k, *outputs)
+        shape = len(logits), top_k
+        checks.like(_WHERE, "topk_ids", ids, (torch.int32,), "logits", logits, shape)
+        checks.like(_WHERE, "topk_weights", weights, (torch.float32,), "logits", logits, shape)
+        given = () if bias is None else (bias,)
+        arguments = logits, *given, float(scale), ids, weights
+        return Checked(spec if len(logits) else None, arguments, (ids, weights))
+
+
+_ROUTE = _Route(_WHERE)
 
 
 def _outputs(
@@ -178,4 +188,4 @@ def _route_op(
     )
 
 
-torch_ops.define(_WHERE, _route_op, _route_op)
+call.define(_WHERE, _route_op, _route_op)

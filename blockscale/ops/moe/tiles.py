@@ -22,6 +22,8 @@ from functools import cache
 
 import torch
 
+from blockscale.base.sizes import round_up
+
 Tensor = torch.Tensor
 
 TILE = 64
@@ -60,18 +62,13 @@ K_ORDER = _k_order()
 """The channel at each position of a block's K."""
 
 
-def up(value: int, step: int = TILE) -> int:
-    """Return the next multiple of ``step``."""
-    return -(-value // step) * step
-
-
 def natural_order(rows: int) -> Tensor:
-    """Return the row of the matrix at each row of the layout [up(rows)]; -1: padding.
+    """Return the row of the matrix at each row of the layout, whole blocks of them; -1: padding.
 
     Of each 32 rows, 8 q + 2 t + b holds row 8 t + 2 q + b: once the sums of an MMA are transposed,
     a thread (t) has 8 rows that are neighbours, 16 bytes to store.
     """
-    position = torch.arange(up(rows)).view(-1, 4, 4, 2)
+    position = torch.arange(round_up(rows, TILE)).view(-1, 4, 4, 2)
     order = position.transpose(1, 2).reshape(-1)
     return torch.where(order < rows, order, -1)
 
@@ -83,7 +80,7 @@ def paired_order(intermediate: int, gated: bool) -> Tensor:
     two tiles, each the gates of 8 positions and then their ups, so that one thread has both; tile
     u has the positions 4 t + 2 u + b of 16, so that a thread's outputs of both are neighbours.
     """
-    position = torch.arange(up(intermediate))
+    position = torch.arange(round_up(intermediate, TILE))
     channel = position // TILE * TILE + torch.tensor(K_ORDER)[position % TILE]
     row = torch.where(channel < intermediate, channel, -1)
     if not gated:
@@ -217,7 +214,7 @@ def pack_fp4(codes: Tensor, scale: Tensor, top: int | None, order: Tensor) -> tu
     else:
         byte = (scale.int() - top + E8M0_TOP).clamp(0).to(torch.uint8)
         zero = byte == 0
-    depth = up(2 * codes.shape[1])
+    depth = round_up(2 * codes.shape[1], TILE)
     outs = []
     for part in _parts(order, depth):
         dead = _padded(zero, part, depth // block, True)
@@ -242,7 +239,7 @@ def pack_int4(
         order: the matrix's row at each row of the layout; -1: padding.
     """
     group = 2 * codes.shape[1] // scale.shape[1]
-    depth = up(2 * codes.shape[1])
+    depth = round_up(2 * codes.shape[1], TILE)
     outs = []
     for part in _parts(order, depth):
         plain = _padded(codes, part, depth // 2, 0x88)
