@@ -119,23 +119,11 @@ def add_rmsnorm_fp4quant(
     contiguous is copied.
     """
     size = weight.numel() if type(weight) in PLAIN else None
-    made: tuple[Tensor, ...] = _ADD.run(
-        (
-            *(block_size, scale_format, is_sf_swizzled_layout, output_both_sf_layouts),
-            *(enable_pdl, y_out is None, block_scale_unswizzled is None, size),
-        ),
-        (
-            _contiguous(input),
-            residual,
-            weight,
-            y_fp4,
-            block_scale,
-            block_scale_unswizzled,
-            y_out,
-            global_scale,
-            eps,
-        ),
-    )
+    swizzled, both, plain = is_sf_swizzled_layout, output_both_sf_layouts, y_out is None
+    options = block_size, scale_format, swizzled, both, enable_pdl, plain, size
+    linear, x = block_scale_unswizzled, _contiguous(input)
+    given = x, residual, weight, y_fp4, block_scale, linear, y_out, global_scale, eps
+    made: tuple[Tensor, ...] = _ADD.run(options, given)
     return made
 
 
@@ -156,13 +144,9 @@ def rmsnorm_fp4quant(
     Arguments and results as in `add_rmsnorm_fp4quant`.
     """
     size = weight.numel() if type(weight) in PLAIN else None
-    made: tuple[Tensor, ...] = _NORM.run(
-        (
-            *(block_size, scale_format, is_sf_swizzled_layout, False),
-            *(enable_pdl, True, True, size),
-        ),
-        (_contiguous(input), None, weight, y_fp4, block_scale, None, None, global_scale, eps),
-    )
+    options = block_size, scale_format, is_sf_swizzled_layout, False, enable_pdl, True, size
+    given = _contiguous(input), None, weight, y_fp4, block_scale, None, None, global_scale, eps
+    made: tuple[Tensor, ...] = _NORM.run(options, given)
     return made
 
 

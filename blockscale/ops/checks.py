@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from blockscale.base.sizes import round_up
+from blockscale.base.sizes import ceil_div, round_up
 from blockscale.specs import BLOCK_SIZE
 
 ACTIVATIONS = (torch.float32, torch.bfloat16, torch.float16)
@@ -181,7 +181,7 @@ def block_multiple(where: str, name: str, cols: int, fmt: str) -> None:
 
 def padded_shape(rows: int, cols: int, tile: int = 128) -> tuple[int, int]:
     """Shape of scales [rows, cols] in the 128x4 layout, or in that of tiles of other rows."""
-    return round_up(rows, tile), round_up(cols, 4)
+    return ceil_div(rows, tile) * tile, ceil_div(cols, 4) * 4
 
 
 def scales(

@@ -70,7 +70,8 @@ class ActOp(call.Op):
         if options[2] != "linear" and getattr(scale, "ndim", 0) == 1:
             rows = checks.tiles(scale, round_up(self.sizes(x)[1] // options[0], 4))
         if not self.grouped:
-            return (x, g, *scalars, codes, rows), (codes, scale)
+            given = (x, g, *scalars, codes, rows) if scalars else (x, g, codes, rows)
+            return given, (codes, scale)
         mask = _full_mask(x) if mask is None else mask
         return (x, mask, g, *scalars, codes, rows), (codes, scale)
 

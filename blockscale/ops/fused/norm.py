@@ -24,7 +24,7 @@ class NormOp(call.Op):
     """One of the functions that normalise; register it with `define_add` or `define_norm`.
 
     Its options are (block_size, scale_format, swizzled, both, enable_pdl, y_out is None,
-    unswizzled is None, size of weight), given are (input, residual, weight, y_fp4, block_scale,
+    size of weight), given are (input, residual, weight, y_fp4, block_scale,
     unswizzled, y_out, global_scale, eps); see `add_rmsnorm_fp4quant`.
 
     Attributes:
@@ -59,27 +59,27 @@ class NormOp(call.Op):
     def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
         """Return what the kernel takes; a CUDA library takes flat scales, too."""
         x, residual, weight, codes, scale, linear, y_out, g, eps = given
-        if is_grad_enabled() and (
-            weight.requires_grad or getattr(residual, "requires_grad", False)
-        ):
-            return None
         both = options[3]
+        if linear is not None and not both:
+            return None  # not to be written: an error in one convention
+        grad = residual is not None and getattr(residual, "requires_grad", False)
+        if (grad or weight.requires_grad) and is_grad_enabled():
+            return None  # a CUDA library knows no autograd
         if codes is None or scale is None or (both and linear is None):
             codes, scale, linear = _outputs(x, codes, scale, linear, *options[:4])
         rows = scale
         if spec.layout != "linear" and not x.is_cuda:
             rows = checks.tiles(scale, round_up(spec.blocks, 4))
-        tail: tuple[Any, ...] = ()
-        if residual is not None:
-            tail = (residual,)  # updated in place; named, it is checked for overlaps
+        more: tuple[Any, ...] = ()
+        if residual is None:
+            arguments: tuple[Any, ...] = x, weight, g, eps, codes, rows
+        else:  # updated in place, it is named among the outputs, too: it is checked for overlaps
+            arguments, more = (x, residual, weight, g, eps, codes, rows), (residual,)
         if y_out is not None:
-            tail = (y_out, *tail)
+            more = (y_out, *more)
         if both:
-            tail = (linear, *tail)
-        result = (codes, scale, linear) if both else (codes, scale)
-        if residual is not None:
-            return (x, residual, weight, g, eps, codes, rows, *tail), result
-        return (x, weight, g, eps, codes, rows, *tail), result
+            return (*arguments, linear, *more), (codes, scale, linear)
+        return arguments + more, (codes, scale)
 
     def check(self, options: Any, given: Any) -> Checked:
         """Return the call with flattened rows."""
@@ -206,16 +206,11 @@ def define_add(op: NormOp) -> NormOp:
         output_both_sf_layouts: bool = False,
         enable_pdl: bool | None = None,
     ) -> None:
-        op.run(
-            (
-                *(block_size, scale_format, is_sf_swizzled_layout, output_both_sf_layouts),
-                *(enable_pdl, y_out is None, block_scale_unswizzled is None, weight.numel()),
-            ),
-            (
-                *(input, residual, weight, y_fp4, block_scale, block_scale_unswizzled, y_out),
-                *(global_scale, eps),
-            ),
-        )
+        swizzled, both, plain = is_sf_swizzled_layout, output_both_sf_layouts, y_out is None
+        options = block_size, scale_format, swizzled, both, enable_pdl, plain, weight.numel()
+        linear = block_scale_unswizzled
+        given = input, residual, weight, y_fp4, block_scale, linear, y_out, global_scale, eps
+        op.run(options, given)
 
     def fake(*given: Any) -> None:
         _without_data(op, given)
@@ -243,16 +238,11 @@ def define_norm(op: NormOp) -> NormOp:
         output_both_sf_layouts: bool = False,
         enable_pdl: bool | None = None,
     ) -> None:
-        op.run(
-            (
-                *(block_size, scale_format, is_sf_swizzled_layout, output_both_sf_layouts),
-                *(enable_pdl, y_out is None, block_scale_unswizzled is None, weight.numel()),
-            ),
-            (
-                *(input, None, weight, y_fp4, block_scale, block_scale_unswizzled, y_out),
-                *(global_scale, eps),
-            ),
-        )
+        swizzled, both, plain = is_sf_swizzled_layout, output_both_sf_layouts, y_out is None
+        options = block_size, scale_format, swizzled, both, enable_pdl, plain, weight.numel()
+        linear = block_scale_unswizzled
+        given = input, None, weight, y_fp4, block_scale, linear, y_out, global_scale, eps
+        op.run(options, given)
 
     def fake(input: Tensor, *given: Any) -> None:
         _without_data(op, (input, None, *given))
@@ -300,16 +290,11 @@ def add_rmsnorm_fp4quant(
         ``(y_fp4, block_scale)``, and block_scale_unswizzled as third with both layouts.
     """
     size = weight.numel() if type(weight) in PLAIN else None
-    made: Tensors = _ADD.run(
-        (
-            *(block_size, scale_format, is_sf_swizzled_layout, output_both_sf_layouts),
-            *(enable_pdl, y_out is None, block_scale_unswizzled is None, size),
-        ),
-        (
-            *(input, residual, weight, y_fp4, block_scale, block_scale_unswizzled, y_out),
-            *(global_scale, eps),
-        ),
-    )
+    swizzled, both, plain = is_sf_swizzled_layout, output_both_sf_layouts, y_out is None
+    options = block_size, scale_format, swizzled, both, enable_pdl, plain, size
+    linear = block_scale_unswizzled
+    given = input, residual, weight, y_fp4, block_scale, linear, y_out, global_scale, eps
+    made: Tensors = _ADD.run(options, given)
     return made
 
 
@@ -334,14 +319,9 @@ def rmsnorm_fp4quant(
     Arguments and results as in `add_rmsnorm_fp4quant`, without the residual.
     """
     size = weight.numel() if type(weight) in PLAIN else None
-    made: Tensors = _NORM.run(
-        (
-            *(block_size, scale_format, is_sf_swizzled_layout, output_both_sf_layouts),
-            *(enable_pdl, y_out is None, block_scale_unswizzled is None, size),
-        ),
-        (
-            *(input, None, weight, y_fp4, block_scale, block_scale_unswizzled, y_out),
-            *(global_scale, eps),
-        ),
-    )
+    swizzled, both, plain = is_sf_swizzled_layout, output_both_sf_layouts, y_out is None
+    options = block_size, scale_format, swizzled, both, enable_pdl, plain, size
+    linear = block_scale_unswizzled
+    given = input, None, weight, y_fp4, block_scale, linear, y_out, global_scale, eps
+    made: Tensors = _NORM.run(options, given)
     return made

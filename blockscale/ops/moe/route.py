@@ -60,11 +60,10 @@ def moe_route(
     """
     groups = 1 if n_group is None else n_group
     kept = groups if topk_group is None else topk_group
-    options = top_k, scoring, renormalize, groups, kept, checks.last_size(logits)
-    made: tuple[Tensor, Tensor] = _ROUTE.run(
-        (*options, correction_bias is None),
-        (logits, correction_bias, scale, topk_ids, topk_weights),
-    )
+    experts, plain = checks.last_size(logits), correction_bias is None
+    options = top_k, scoring, renormalize, groups, kept, experts, plain
+    given = logits, correction_bias, scale, topk_ids, topk_weights
+    made: tuple[Tensor, Tensor] = _ROUTE.run(options, given)
     return made
 
 
