@@ -30,8 +30,8 @@ import torch
 from blockscale.ops import checks
 from blockscale.ops import quant as ops
 from blockscale.ops.call import PLAIN
-from blockscale.ops.fused.act import ActOp, define_act
-from blockscale.ops.fused.norm import NormOp, define_add, define_norm
+from blockscale.ops.fused.act import ActOp
+from blockscale.ops.fused.norm import NormOp
 
 Tensor = torch.Tensor
 
@@ -55,17 +55,13 @@ __all__ = [
 
 _FI = "flashinfer"
 _U8 = torch.uint8
-_ADD = define_add(NormOp("flashinfer.add_rmsnorm_fp4quant", True, _FI))
-_NORM = define_norm(NormOp("flashinfer.rmsnorm_fp4quant", False, _FI))
-_QUANTIZE = define_act(ActOp("flashinfer.fp4_quantize", "none", False, _FI, _U8, flat=False))
-_SILU = define_act(
-    ActOp("flashinfer.silu_and_mul_nvfp4_quantize", "silu", False, _FI, _U8, flat=False)
-)
-_BATCHED = define_act(ActOp("flashinfer.nvfp4_batched_quantize", "none", True, _FI, _U8))
-_GROUPED = define_act(ActOp("flashinfer.scaled_fp4_grouped_quantize", "none", True, _FI, _U8))
-_EXPERTS = define_act(
-    ActOp("flashinfer.silu_and_mul_scaled_nvfp4_experts_quantize", "silu", True, _FI, _U8)
-)
+_ADD = NormOp("flashinfer.add_rmsnorm_fp4quant", True, _FI)
+_NORM = NormOp("flashinfer.rmsnorm_fp4quant", False, _FI)
+_QUANTIZE = ActOp("flashinfer.fp4_quantize", "none", False, _FI, _U8, flat=False)
+_SILU = ActOp("flashinfer.silu_and_mul_nvfp4_quantize", "silu", False, _FI, _U8, flat=False)
+_BATCHED = ActOp("flashinfer.nvfp4_batched_quantize", "none", True, _FI, _U8)
+_GROUPED = ActOp("flashinfer.scaled_fp4_grouped_quantize", "none", True, _FI, _U8)
+_EXPERTS = ActOp("flashinfer.silu_and_mul_scaled_nvfp4_experts_quantize", "silu", True, _FI, _U8)
 _PER_EXPERT = 16, None, "128x4", None
 """Options of what quantises per expert."""
 
@@ -123,8 +119,7 @@ def add_rmsnorm_fp4quant(
     options = block_size, scale_format, swizzled, both, enable_pdl, plain, size
     linear, x = block_scale_unswizzled, _contiguous(input)
     given = x, residual, weight, y_fp4, block_scale, linear, y_out, global_scale, eps
-    made: tuple[Tensor, ...] = _ADD.run(options, given)
-    return made
+    return _ADD.run(options, given)
 
 
 def rmsnorm_fp4quant(
@@ -146,8 +141,7 @@ def rmsnorm_fp4quant(
     size = weight.numel() if type(weight) in PLAIN else None
     options = block_size, scale_format, is_sf_swizzled_layout, False, enable_pdl, True, size
     given = _contiguous(input), None, weight, y_fp4, block_scale, None, None, global_scale, eps
-    made: tuple[Tensor, ...] = _NORM.run(options, given)
-    return made
+    return _NORM.run(options, given)
 
 
 def fp4_quantize(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import is_grad_enabled
@@ -30,6 +30,9 @@ from blockscale.runtime.function import Function
 from blockscale.runtime.function_cuda import PROGRAMMATIC
 from blockscale.runtime.library import remembered
 from blockscale.specs import Spec
+
+Result = TypeVar("Result")
+"""What a function returns."""
 
 Ready = tuple[tuple[Any, ...], Any] | None
 """Arguments of a kernel and the result of the function, or None: to be checked in full."""
@@ -82,7 +85,7 @@ class Checked(NamedTuple):
     enable_pdl: bool | None = None
 
 
-class Op:
+class Op(Generic[Result]):
     """A torch function that runs a kernel: a class for each family, an object for each function.
 
     ``options`` are the arguments that choose a kernel, hashable where they are right; ``given``
@@ -99,7 +102,7 @@ class Op:
         self.name = name
         self.keeps = type(self).ready is not Op.ready
 
-    def run(self, options: tuple[Any, ...], given: tuple[Any, ...]) -> Any:
+    def run(self, options: tuple[Any, ...], given: tuple[Any, ...]) -> Result:
         """Return the result of a call, whichever way it goes."""
         first = given[0]
         if type(first) not in PLAIN or is_dynamo_compiling():  # export without it passes fakes
@@ -121,10 +124,10 @@ class Op:
                 except REFUSED:
                     pass  # the full checks say it in our words
                 else:
-                    return made if result is None else result
+                    return made if result is None else result  # type: ignore[no-any-return]
         return self._in_full(options, given, key)
 
-    def recorded(self, options: tuple[Any, ...], given: tuple[Any, ...]) -> Any:
+    def recorded(self, options: tuple[Any, ...], given: tuple[Any, ...]) -> Result:
         """Return the result by way of the function's operator."""
         raise NotImplementedError
 
@@ -140,7 +143,7 @@ class Op:
         """Return what to run after all checks, whose errors are the function's."""
         raise NotImplementedError
 
-    def _in_full(self, options: tuple[Any, ...], given: tuple[Any, ...], key: Any) -> Any:
+    def _in_full(self, options: tuple[Any, ...], given: tuple[Any, ...], key: Any) -> Result:
         """Check everything, run the kernel, and keep it for calls like this one."""
         spec, arguments, result, enable_pdl = self.check(options, given)
         if spec is None:
@@ -160,30 +163,35 @@ class Op:
 
 
 def define(
-    name: str,
-    function: Callable[..., Any],
-    fake: Callable[..., Any],
-    mutates: tuple[str, ...] = (),
+    name: str, schema: str, function: Callable[..., Any], fake: Callable[..., Any] | None = None
 ) -> None:
     """Register ``torch.ops.blockscale.<name>``.
 
     Args:
         name: its name; dots become underscores.
-        function: what it runs on plain tensors; its annotations are the schema.
+        schema: parameters and results in torch's words; ``Tensor!`` is one that is written.
+        function: what it runs on plain tensors, arguments by position.
         fake: checks the same arguments, all by position, without data, and returns tensors like
-            the results.
-        mutates: parameters that ``function`` writes.
+            the results; None: function does, where `checks.has_data` says no.
     """
     name = name.replace(".", "_")
-    op = torch.library.custom_op(f"{NAMESPACE}::{name}", function, mutates_args=mutates)
-
+    given, results = schema.split(" -> ")
+    parameters = given.strip("()").split(", ")
+    mutates = [p.split()[-1] for p in parameters if "!" in p]
+    numbered = [p.replace("!", f"(a{i}!)") for i, p in enumerate(parameters)]
+    op = torch.library.custom_op(
+        f"{NAMESPACE}::{name}",
+        function,
+        mutates_args=mutates,
+        schema=f"({', '.join(numbered)}) -> {results}",
+    )
     signature = inspect.signature(function)
 
     def without_data(*arguments: Any, **named: Any) -> Any:
         bound = signature.bind(*arguments, **named)  # torch leaves out what is as the default
         bound.apply_defaults()
         with checks.without_data():
-            return fake(*bound.args)
+            return (fake or function)(*bound.args)
 
     op.register_fake(without_data)
     NAMES.append(name)

@@ -66,11 +66,10 @@ def mm_fp4(
         TypeError, ValueError: as the module says.
     """
     shape = getattr(b, "shape", None)
-    made: Tensor = _MM.run((fmt, out_dtype, shape), (a, b, a_scale, b_scale, alpha, bias, out))
-    return made
+    return _MM.run((fmt, out_dtype, shape), (a, b, a_scale, b_scale, alpha, bias, out))
 
 
-class _Mm(call.Op):
+class _Mm(call.Op[Tensor]):
     flattens = False
 
     def recorded(self, options: Any, given: Any) -> Tensor:
@@ -147,11 +146,10 @@ def grouped_mm_fp4(
         TypeError, ValueError: as the module says.
     """
     given = a, b, a_scale, b_scale, offsets, alpha, out
-    made: Tensor = _GROUPED.run((fmt, out_dtype, getattr(b, "shape", None)), given)
-    return made
+    return _GROUPED.run((fmt, out_dtype, getattr(b, "shape", None)), given)
 
 
-class _Grouped(call.Op):
+class _Grouped(call.Op[Tensor]):
     flattens = False
 
     def recorded(self, options: Any, given: Any) -> Tensor:
@@ -378,18 +376,8 @@ def _check_output(
             checks.no_overlap(where, "out", out, name, value)
 
 
-def _mm_op(
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor,
-    b_scale: Tensor,
-    alpha: Tensor | None,
-    fmt: str,
-    out_dtype: torch.dtype,
-    bias: Tensor | None,
-    out: Tensor,
-) -> None:
-    mm_fp4(a, b, a_scale, b_scale, alpha, fmt, out_dtype, bias, out=out)
+def _mm_op(*given: Any) -> None:
+    mm_fp4(*given[:-1], out=given[-1])
 
 
 def _fake_mm(a: Tensor, *given: Any) -> None:
@@ -398,18 +386,8 @@ def _fake_mm(a: Tensor, *given: Any) -> None:
     checks.like("mm_fp4", "out", out, (inputs[5],), "a", a, (*a.shape[:-1], spec.n))
 
 
-def _grouped_op(
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor,
-    b_scale: Tensor,
-    offsets: Tensor,
-    alpha: Tensor | None,
-    fmt: str,
-    out_dtype: torch.dtype,
-    out: Tensor,
-) -> None:
-    grouped_mm_fp4(a, b, a_scale, b_scale, offsets, alpha, fmt, out_dtype, out=out)
+def _grouped_op(*given: Any) -> None:
+    grouped_mm_fp4(*given[:-1], out=given[-1])
 
 
 def _fake_grouped(a: Tensor, *given: Any) -> None:
@@ -418,5 +396,17 @@ def _fake_grouped(a: Tensor, *given: Any) -> None:
     checks.like("grouped_mm_fp4", "out", out, (inputs[6],), "a", a, (a.shape[0], spec.n))
 
 
-call.define("mm_fp4", _mm_op, _fake_mm, ("out",))
-call.define("grouped_mm_fp4", _grouped_op, _fake_grouped, ("out",))
+call.define(
+    "mm_fp4",
+    "(Tensor a, Tensor b, Tensor a_scale, Tensor b_scale, Tensor? alpha, str fmt, "
+    "ScalarType out_dtype, Tensor? bias, Tensor! out) -> ()",
+    _mm_op,
+    _fake_mm,
+)
+call.define(
+    "grouped_mm_fp4",
+    "(Tensor a, Tensor b, Tensor a_scale, Tensor b_scale, Tensor offsets, Tensor? alpha, str fmt, "
+    "ScalarType out_dtype, Tensor! out) -> ()",
+    _grouped_op,
+    _fake_grouped,
+)

@@ -336,11 +336,10 @@ def relayout(
         inverse: from the layout to the plain tensor.
         out: output, contiguous bytes; None: allocated.
     """
-    made: Tensor = _RELAYOUT.run((layout, tuple(shape), inverse), (source, out))
-    return made
+    return _RELAYOUT.run((layout, tuple(shape), inverse), (source, out))
 
 
-class _Relayout(call.Op):
+class _Relayout(call.Op[Tensor]):
     def recorded(self, options: Any, given: Any) -> Tensor:
         layout, shape, inverse = options
         made = call.operator(self.name)(given[0], layout, list(shape), inverse)
@@ -362,12 +361,13 @@ class _Relayout(call.Op):
 _RELAYOUT = _Relayout("relayout")
 
 
-def _relayout_op(source: Tensor, layout: str, shape: Sequence[int], inverse: bool) -> Tensor:
-    return relayout(source, layout, shape, inverse)
-
-
-def _fake_relayout(source: Tensor, layout: str, shape: Sequence[int], inverse: bool) -> Tensor:
+def _fake_relayout(source: Tensor, layout: str, shape: Sequence[int], *_: Any) -> Tensor:
     return torch.empty(tuple(shape), dtype=torch.uint8, device=source.device)
 
 
-call.define("relayout", _relayout_op, _fake_relayout)
+call.define(
+    "relayout",
+    "(Tensor source, str layout, SymInt[] shape, bool inverse) -> Tensor",
+    relayout,
+    _fake_relayout,
+)

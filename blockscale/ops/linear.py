@@ -53,11 +53,10 @@ def nvfp4_fp8_scale_sweep(
         TypeError: an argument that is no tensor, or of another dtype.
         ValueError: block_size, shape, device or stride.
     """
-    best: Tensor = _SWEEP.run((block_size,), (x, global_amax, candidates))
-    return best
+    return _SWEEP.run((block_size,), (x, global_amax, candidates))
 
 
-class _Sweep(call.Op):
+class _Sweep(call.Op[Tensor]):
     def recorded(self, options: Any, given: Any) -> Tensor:
         x, global_amax, candidates = given
         made: Tensor = call.operator(self.name)(x, global_amax, *options, candidates)
@@ -130,11 +129,10 @@ def linear(
         ValueError: an unknown format, shape, device or stride.
     """
     shape = getattr(packed, "shape", None)
-    made: Tensor = _LINEAR.run((fmt, shape), (x, packed, block_scale, global_scale, bias))
-    return made
+    return _LINEAR.run((fmt, shape), (x, packed, block_scale, global_scale, bias))
 
 
-class _Linear(call.Op):
+class _Linear(call.Op[Tensor]):
     def recorded(self, options: Any, given: Any) -> Tensor:
         x, packed, block_scale, global_scale, bias = given
         given = x, packed, block_scale, options[0], global_scale, bias
@@ -204,25 +202,8 @@ def _check_linear(
     return n, k, scale
 
 
-def _sweep_op(
-    x: Tensor, global_amax: Tensor, block_size: int = 16, candidates: Tensor | None = None
-) -> Tensor:
-    return nvfp4_fp8_scale_sweep(x, global_amax, block_size, candidates)
-
-
 def _fake_sweep(x: Tensor, *given: Any) -> Tensor:
     return torch.empty((_check_sweep(x, *given),), dtype=torch.float32, device=x.device)
-
-
-def _linear_op(
-    x: Tensor,
-    packed: Tensor,
-    block_scale: Tensor,
-    fmt: str = "nvfp4",
-    global_scale: Tensor | None = None,
-    bias: Tensor | None = None,
-) -> Tensor:
-    return linear(x, packed, block_scale, fmt, global_scale, bias)
 
 
 def _fake_linear(x: Tensor, *given: Any) -> Tensor:
@@ -230,5 +211,16 @@ def _fake_linear(x: Tensor, *given: Any) -> Tensor:
     return torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
 
 
-call.define("nvfp4_fp8_scale_sweep", _sweep_op, _fake_sweep)
-call.define("linear", _linear_op, _fake_linear)
+call.define(
+    "nvfp4_fp8_scale_sweep",
+    "(Tensor x, Tensor global_amax, SymInt block_size=16, Tensor? candidates=None) -> Tensor",
+    nvfp4_fp8_scale_sweep,
+    _fake_sweep,
+)
+call.define(
+    "linear",
+    "(Tensor x, Tensor packed, Tensor block_scale, str fmt='nvfp4', Tensor? global_scale=None, "
+    "Tensor? bias=None) -> Tensor",
+    linear,
+    _fake_linear,
+)

@@ -59,13 +59,10 @@ def quantize(
         ValueError: an unknown option, shape, device or stride.
     """
     options = fmt, scale_layout, scale_rounding, block_amax is None
-    made: tuple[Tensor, Tensor] = _QUANTIZE.run(
-        options, (x, global_scale, block_amax, packed, block_scale)
-    )
-    return made
+    return _QUANTIZE.run(options, (x, global_scale, block_amax, packed, block_scale))
 
 
-class _Quantize(call.Op):
+class _Quantize(call.Op[tuple[Tensor, Tensor]]):
     def recorded(self, options: Any, given: Any) -> tuple[Tensor, Tensor]:
         fmt, layout, rounding, _ = options
         x, global_scale, block_amax, packed, block_scale = given
@@ -182,11 +179,10 @@ def dequantize(
         ValueError: an unknown option, shape, device or stride.
     """
     given = packed, block_scale, global_scale, out
-    made: Tensor = _DEQUANTIZE.run((fmt, scale_layout, dtype), given)
-    return made
+    return _DEQUANTIZE.run((fmt, scale_layout, dtype), given)
 
 
-class _Dequantize(call.Op):
+class _Dequantize(call.Op[Tensor]):
     def recorded(self, options: Any, given: Any) -> Tensor:
         fmt, layout, dtype = options
         packed, block_scale, global_scale, out = given
@@ -257,11 +253,10 @@ def swizzle_scales(block_scale: Tensor, *, out: Tensor | None = None) -> Tensor:
         TypeError: another dtype.
         ValueError: shape, device or stride.
     """
-    made: Tensor = _SWIZZLE.run((), (block_scale, out))
-    return made
+    return _SWIZZLE.run((), (block_scale, out))
 
 
-class _Swizzle(call.Op):
+class _Swizzle(call.Op[Tensor]):
     def recorded(self, options: Any, given: Any) -> Tensor:
         return call.copied(given[1], call.operator(self.name)(given[0]))
 
@@ -306,11 +301,10 @@ def unswizzle_scales(
         TypeError: another dtype.
         ValueError: sizes that do not fit, device or stride.
     """
-    made: Tensor = _UNSWIZZLE.run((), (swizzled, rows, cols, out))
-    return made
+    return _UNSWIZZLE.run((), (swizzled, rows, cols, out))
 
 
-class _Unswizzle(call.Op):
+class _Unswizzle(call.Op[Tensor]):
     def recorded(self, options: Any, given: Any) -> Tensor:
         return call.copied(given[3], call.operator(self.name)(*given[:3]))
 
@@ -351,17 +345,6 @@ def _unswizzled(swizzled: Tensor, rows: int, cols: int, out: Tensor | None = Non
     return torch.empty((rows, cols), dtype=swizzled.dtype, device=swizzled.device)
 
 
-def _quantize_op(
-    x: Tensor,
-    fmt: str = "nvfp4",
-    global_scale: Tensor | None = None,
-    scale_layout: str = "linear",
-    block_amax: Tensor | None = None,
-    scale_rounding: str = "ceil",
-) -> tuple[Tensor, Tensor]:
-    return quantize(x, fmt, global_scale, scale_layout, block_amax, scale_rounding)
-
-
 def _fake_quantize(
     x: Tensor,
     fmt: str,
@@ -376,35 +359,33 @@ def _fake_quantize(
     return packed, scale
 
 
-def _dequantize_op(
-    packed: Tensor,
-    block_scale: Tensor,
-    fmt: str = "nvfp4",
-    global_scale: Tensor | None = None,
-    scale_layout: str = "linear",
-    dtype: torch.dtype = torch.bfloat16,
-) -> Tensor:
-    return dequantize(packed, block_scale, fmt, global_scale, scale_layout, dtype)
-
-
 def _fake_dequantize(packed: Tensor, *given: Any) -> Tensor:
     _check_dequantize(packed, *given)
     return _dequantize_output(packed, given[-1])
-
-
-def _swizzle_op(block_scale: Tensor) -> Tensor:
-    return swizzle_scales(block_scale)
 
 
 def _fake_swizzle(block_scale: Tensor) -> Tensor:
     return _swizzled(checks.tensor("swizzle_scales", "block_scale", block_scale, _BYTES, dims=2))
 
 
-def _unswizzle_op(swizzled: Tensor, rows: int, cols: int) -> Tensor:
-    return unswizzle_scales(swizzled, rows, cols)
-
-
-call.define("quantize", _quantize_op, _fake_quantize)
-call.define("dequantize", _dequantize_op, _fake_dequantize)
-call.define("swizzle_scales", _swizzle_op, _fake_swizzle)
-call.define("unswizzle_scales", _unswizzle_op, _unswizzled)
+call.define(
+    "quantize",
+    "(Tensor x, str fmt='nvfp4', Tensor? global_scale=None, str scale_layout='linear', "
+    "Tensor? block_amax=None, str scale_rounding='ceil') -> (Tensor, Tensor)",
+    quantize,
+    _fake_quantize,
+)
+call.define(
+    "dequantize",
+    "(Tensor packed, Tensor block_scale, str fmt='nvfp4', Tensor? global_scale=None, "
+    "str scale_layout='linear', ScalarType dtype=bfloat16) -> Tensor",
+    dequantize,
+    _fake_dequantize,
+)
+call.define("swizzle_scales", "(Tensor block_scale) -> Tensor", swizzle_scales, _fake_swizzle)
+call.define(
+    "unswizzle_scales",
+    "(Tensor swizzled, SymInt rows, SymInt cols) -> Tensor",
+    unswizzle_scales,
+    _unswizzled,
+)

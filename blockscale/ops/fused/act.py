@@ -15,12 +15,16 @@ from blockscale.specs import ActQuantize, Quantize
 
 Tensor = torch.Tensor
 
+_SCHEMA = (
+    "(Tensor input, Tensor? mask, Tensor! y_fp4, Tensor! block_scale, Tensor? global_scale, "
+    "SymInt block_size, str? scale_format, str layout, bool? enable_pdl, float[] scalars) -> ()"
+)
 LAYOUTS = ("linear", "128x4", "8x4")
 _FORMAT_NAMES = {(16, "e4m3"): "nvfp4", (32, "ue8m0"): "mxfp4"}
 
 
-class ActOp(call.Op):
-    """One of the functions that quantise activations; register it with `define_act`.
+class ActOp(call.Op[tuple[Tensor, Tensor]]):
+    """One of the functions that quantise activations; with its operator.
 
     Its options are (block_size, scale_format, layout, enable_pdl), given are (input, mask, y_fp4,
     block_scale, global_scale, scalars); see `silu_and_mul_fp4quant`.
@@ -48,6 +52,17 @@ class ActOp(call.Op):
         self.convention = convention
         self.codes = codes
         self.flat = flat
+        call.define(name, _SCHEMA, self.operate)
+
+    def operate(self, *arguments: Any) -> None:
+        """Run the operator, or check its arguments where they have no data."""
+        *tensors, block_size, chosen, layout, enable_pdl, scalars = arguments
+        options, given = (block_size, chosen, layout, enable_pdl), (*tensors, tuple(scalars))
+        if checks.has_data():
+            self.run(options, given)
+        else:
+            self.spec(options, given)
+            self.check_tensors(options, given)
 
     def recorded(self, options: Any, given: Any) -> tuple[Tensor, Tensor]:
         """Return the results of the operator."""
@@ -182,38 +197,11 @@ def _padded(rows: int, blocks: int, layout: str) -> tuple[int, int]:
     return padded_shape(rows, blocks, 8 if layout == "8x4" else 128)
 
 
-def define_act(op: ActOp) -> ActOp:
-    """Register ``op`` with torch and return it."""
-
-    def run(
-        input: Tensor,
-        mask: Tensor | None,
-        y_fp4: Tensor,
-        block_scale: Tensor,
-        global_scale: Tensor | None,
-        block_size: int,
-        scale_format: str | None,
-        layout: str,
-        enable_pdl: bool | None,
-        scalars: list[float],
-    ) -> None:
-        given = input, mask, y_fp4, block_scale, global_scale, tuple(scalars)
-        op.run((block_size, scale_format, layout, enable_pdl), given)
-
-    def fake(*arguments: Any) -> None:
-        options, given = arguments[5:9], (*arguments[:5], arguments[9])
-        op.spec(options, given)
-        op.check_tensors(options, given)
-
-    call.define(op.name, run, fake, ("y_fp4", "block_scale"))
-    return op
-
-
-_SILU = define_act(ActOp("silu_and_mul_fp4quant", "silu"))
-_GELU = define_act(ActOp("gelu_tanh_and_mul_fp4quant", "gelu_tanh"))
-_SWIGLU = define_act(ActOp("swiglu_fp4quant", "swiglu"))
-_GROUPED = define_act(ActOp("grouped_quantize", "none", grouped=True, codes=torch.uint8))
-_GROUPED_SILU = define_act(ActOp("silu_and_mul_grouped_fp4quant", "silu", grouped=True))
+_SILU = ActOp("silu_and_mul_fp4quant", "silu")
+_GELU = ActOp("gelu_tanh_and_mul_fp4quant", "gelu_tanh")
+_SWIGLU = ActOp("swiglu_fp4quant", "swiglu")
+_GROUPED = ActOp("grouped_quantize", "none", grouped=True, codes=torch.uint8)
+_GROUPED_SILU = ActOp("silu_and_mul_grouped_fp4quant", "silu", grouped=True)
 
 
 def silu_and_mul_fp4quant(
@@ -236,8 +224,7 @@ def silu_and_mul_fp4quant(
     """
     options = block_size, scale_format, "128x4" if is_sf_swizzled_layout else "linear", enable_pdl
     given = input, None, y_fp4, block_scale, global_scale, ()
-    made: tuple[Tensor, Tensor] = _SILU.run(options, given)
-    return made
+    return _SILU.run(options, given)
 
 
 def gelu_tanh_and_mul_fp4quant(
@@ -256,8 +243,7 @@ def gelu_tanh_and_mul_fp4quant(
     """
     options = block_size, scale_format, "128x4" if is_sf_swizzled_layout else "linear", enable_pdl
     given = input, None, y_fp4, block_scale, global_scale, ()
-    made: tuple[Tensor, Tensor] = _GELU.run(options, given)
-    return made
+    return _GELU.run(options, given)
 
 
 def swiglu_fp4quant(
@@ -281,8 +267,7 @@ def swiglu_fp4quant(
     """
     options = block_size, scale_format, "128x4" if is_sf_swizzled_layout else "linear", enable_pdl
     given = input, None, y_fp4, block_scale, global_scale, (alpha, beta, limit)
-    made: tuple[Tensor, Tensor] = _SWIGLU.run(options, given)
-    return made
+    return _SWIGLU.run(options, given)
 
 
 def grouped_quantize(
@@ -310,8 +295,7 @@ def grouped_quantize(
     """
     options = block_size, scale_format, "128x4", enable_pdl
     given = x, mask, packed, block_scale, global_scale, ()
-    made: tuple[Tensor, Tensor] = _GROUPED.run(options, given)
-    return made
+    return _GROUPED.run(options, given)
 
 
 def silu_and_mul_grouped_fp4quant(
@@ -334,5 +318,4 @@ def silu_and_mul_grouped_fp4quant(
     """
     options = block_size, scale_format, "128x4", enable_pdl
     given = input, mask, y_fp4, block_scale, global_scale, ()
-    made: tuple[Tensor, Tensor] = _GROUPED_SILU.run(options, given)
-    return made
+    return _GROUPED_SILU.run(options, given)

@@ -19,9 +19,18 @@ Tensors = tuple[torch.Tensor, ...]
 
 MIN_HIDDEN = 64
 
+# What is written has no default: torch 2.11 fails on arguments that are written and left out.
+_SCHEMA = (
+    "(Tensor input, Tensor weight, Tensor! y_fp4, Tensor! block_scale, "
+    "Tensor!? block_scale_unswizzled, Tensor!? y_out, Tensor? global_scale=None, float eps=1e-06, "
+    "SymInt block_size=16, str? scale_format=None, bool is_sf_swizzled_layout=False, "
+    "bool output_both_sf_layouts=False, bool? enable_pdl=None) -> ()"
+)
+_ADD_SCHEMA = _SCHEMA.replace("Tensor weight", "Tensor! residual, Tensor weight")
 
-class NormOp(call.Op):
-    """One of the functions that normalise; register it with `define_add` or `define_norm`.
+
+class NormOp(call.Op[Tensors]):
+    """One of the functions that normalise; with its operator.
 
     Its options are (block_size, scale_format, swizzled, both, enable_pdl, y_out is None,
     size of weight), given are (input, residual, weight, y_fp4, block_scale,
@@ -36,6 +45,38 @@ class NormOp(call.Op):
         super().__init__(name)
         self.residual = residual
         self.convention = convention
+        call.define(name, _ADD_SCHEMA if residual else _SCHEMA, self.operate)
+
+    def operate(self, input: Tensor, *given: Any) -> None:
+        """Run the operator, or check its arguments where they have no data."""
+        if self.residual:
+            self._operate(input, *given)
+        else:
+            self._operate(input, None, *given)
+
+    def _operate(
+        self,
+        input: Tensor,
+        residual: Tensor | None,
+        weight: Tensor,
+        codes: Tensor,
+        scale: Tensor,
+        linear: Tensor | None,
+        y_out: Tensor | None,
+        global_scale: Tensor | None = None,
+        eps: float = 1e-6,
+        block_size: int = 16,
+        chosen: str | None = None,
+        swizzled: bool = False,
+        both: bool = False,
+        enable_pdl: bool | None = None,
+    ) -> None:
+        given = input, residual, weight, codes, scale, linear, y_out, global_scale, eps
+        options = block_size, chosen, swizzled, both, enable_pdl, y_out is None, weight.numel()
+        if checks.has_data():
+            self.run(options, given)
+        else:
+            self.check_tensors(self.spec(options, given), given)
 
     def recorded(self, options: Any, given: Any) -> Tensors:
         """Return the results of the operator."""
@@ -181,79 +222,8 @@ def _outputs(
     return y_fp4, block_scale, unswizzled
 
 
-def _without_data(op: NormOp, given: tuple[Any, ...]) -> None:
-    """Check the arguments of an operator, in the order of the one that adds."""
-    options, tensors = given[9:], given[:9]
-    op.check_tensors(op.spec(options, tensors), tensors)
-
-
-def define_add(op: NormOp) -> NormOp:
-    """Register ``op``, which adds a residual, with torch and return it."""
-
-    def run(
-        input: Tensor,
-        residual: Tensor,
-        weight: Tensor,
-        y_fp4: Tensor,
-        block_scale: Tensor,
-        block_scale_unswizzled: Tensor | None,  # written, so without default: torch 2.11 fails on
-        y_out: Tensor | None,  # arguments that are written and left out
-        global_scale: Tensor | None = None,
-        eps: float = 1e-6,
-        block_size: int = 16,
-        scale_format: str | None = None,
-        is_sf_swizzled_layout: bool = False,
-        output_both_sf_layouts: bool = False,
-        enable_pdl: bool | None = None,
-    ) -> None:
-        swizzled, both, plain = is_sf_swizzled_layout, output_both_sf_layouts, y_out is None
-        options = block_size, scale_format, swizzled, both, enable_pdl, plain, weight.numel()
-        linear = block_scale_unswizzled
-        given = input, residual, weight, y_fp4, block_scale, linear, y_out, global_scale, eps
-        op.run(options, given)
-
-    def fake(*given: Any) -> None:
-        _without_data(op, given)
-
-    written = ("residual", "y_fp4", "block_scale", "block_scale_unswizzled", "y_out")
-    call.define(op.name, run, fake, written)
-    return op
-
-
-def define_norm(op: NormOp) -> NormOp:
-    """Register ``op``, which adds nothing, with torch and return it."""
-
-    def run(
-        input: Tensor,
-        weight: Tensor,
-        y_fp4: Tensor,
-        block_scale: Tensor,
-        block_scale_unswizzled: Tensor | None,  # written, so without default: torch 2.11 fails on
-        y_out: Tensor | None,  # arguments that are written and left out
-        global_scale: Tensor | None = None,
-        eps: float = 1e-6,
-        block_size: int = 16,
-        scale_format: str | None = None,
-        is_sf_swizzled_layout: bool = False,
-        output_both_sf_layouts: bool = False,
-        enable_pdl: bool | None = None,
-    ) -> None:
-        swizzled, both, plain = is_sf_swizzled_layout, output_both_sf_layouts, y_out is None
-        options = block_size, scale_format, swizzled, both, enable_pdl, plain, weight.numel()
-        linear = block_scale_unswizzled
-        given = input, None, weight, y_fp4, block_scale, linear, y_out, global_scale, eps
-        op.run(options, given)
-
-    def fake(input: Tensor, *given: Any) -> None:
-        _without_data(op, (input, None, *given))
-
-    written = ("y_fp4", "block_scale", "block_scale_unswizzled", "y_out")
-    call.define(op.name, run, fake, written)
-    return op
-
-
-_ADD = define_add(NormOp("add_rmsnorm_fp4quant", residual=True))
-_NORM = define_norm(NormOp("rmsnorm_fp4quant", residual=False))
+_ADD = NormOp("add_rmsnorm_fp4quant", residual=True)
+_NORM = NormOp("rmsnorm_fp4quant", residual=False)
 
 
 def add_rmsnorm_fp4quant(
@@ -294,8 +264,7 @@ def add_rmsnorm_fp4quant(
     options = block_size, scale_format, swizzled, both, enable_pdl, plain, size
     linear = block_scale_unswizzled
     given = input, residual, weight, y_fp4, block_scale, linear, y_out, global_scale, eps
-    made: Tensors = _ADD.run(options, given)
-    return made
+    return _ADD.run(options, given)
 
 
 def rmsnorm_fp4quant(
@@ -323,5 +292,4 @@ def rmsnorm_fp4quant(
     options = block_size, scale_format, swizzled, both, enable_pdl, plain, size
     linear = block_scale_unswizzled
     given = input, None, weight, y_fp4, block_scale, linear, y_out, global_scale, eps
-    made: Tensors = _NORM.run(options, given)
-    return made
+    return _NORM.run(options, given)

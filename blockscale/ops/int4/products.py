@@ -175,11 +175,10 @@ def _multiplied(
     out: Tensor | None,
 ) -> Tensor:
     pre = weight.pre_quant_scale is None
-    made: Tensor = op.run((out_dtype, pre, *_flat(weight)), (x, offsets, weight, out))
-    return made
+    return op.run((out_dtype, pre, *_flat(weight)), (x, offsets, weight, out))
 
 
-class _Product(call.Op):
+class _Product(call.Op[Tensor]):
     def recorded(self, options: Any, given: Any) -> Tensor:
         x, offsets, weight, out = given
         spec = _check_call(self.name, x, offsets, weight, options[0])
@@ -320,43 +319,21 @@ def _flat(weight: Int4Weight) -> tuple[Any, ...]:
     return w.n, w.k, w.group, w.experts, w.layout, w.zeros, w.activation, dtype
 
 
-def _int4_op(
-    x: Tensor,
-    offsets: Tensor | None,
-    packed: Tensor,
-    scale: Tensor,
-    zero: Tensor | None,
-    order: Tensor | None,
-    pre_quant_scale: Tensor | None,
-    alpha: Tensor | None,
-    bias: Tensor | None,
-    n: int,
-    k: int,
-    group: int,
-    experts: int,
-    layout: str,
-    zeros: str,
-    activation: str,
-    scale_dtype: str | None,
-    out: Tensor,
-) -> None:
-    dtype = None if scale_dtype is None else getattr(torch, scale_dtype)
-    weight = Int4Weight(
-        *(packed, scale, zero, order, pre_quant_scale, alpha, bias),
-        n=n,
-        k=k,
-        group=group,
-        experts=experts,
-        layout=layout,
-        zeros=zeros,
-        activation=activation,
-        dtype=dtype,
-    )
-    op = _GROUPED if experts else _LINEAR
+def _int4_op(x: Tensor, offsets: Tensor | None, *given: Any) -> None:
+    tensors, flat, out = given[: len(TENSORS)], given[len(TENSORS) : -1], given[-1]
+    dtype = None if flat[-1] is None else getattr(torch, flat[-1])
+    weight = Int4Weight(*tensors, *flat[:-1], dtype)
+    op = _GROUPED if weight.experts else _LINEAR
     if checks.has_data():
         _multiplied(op, x, offsets, weight, out.dtype, out)
     else:
         _check_call(op.name, x, offsets, weight, out.dtype)
 
 
-call.define("int4_mm", _int4_op, _int4_op, ("out",))
+call.define(
+    "int4_mm",
+    "(Tensor x, Tensor? offsets, Tensor packed, Tensor scale, Tensor? zero, Tensor? order, "
+    "Tensor? pre_quant_scale, Tensor? alpha, Tensor? bias, SymInt n, SymInt k, SymInt group, "
+    "SymInt experts, str layout, str zeros, str activation, str? scale_dtype, Tensor! out) -> ()",
+    _int4_op,
+)

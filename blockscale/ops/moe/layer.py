@@ -152,17 +152,16 @@ def run_experts(
     out: Tensor | None,
 ) -> Tensor:
     """Return `fused_moe` of prepared weights."""
-    made: Tensor = _EXPERTS.run(
+    return _EXPERTS.run(
         (
             *(*options[:4], options.a1_scale is None, options.a2_scale is None),
             *(checks.last_size(topk_ids), weights.bias, *_flat(weights)),
         ),
         (hidden, topk_ids, topk_weights, weights, options, out),
     )
-    return made
 
 
-class _Experts(call.Op):
+class _Experts(call.Op[Tensor]):
     def recorded(self, options: Any, given: Any) -> Tensor:
         hidden, topk_ids, topk_weights, weights, choices, out = given
         made = torch.empty_like(hidden) if out is None else out
@@ -346,51 +345,12 @@ def check_output(out: Tensor, hidden: Tensor) -> None:
 # ---- The operator -------------------------------------------------------------------------------
 
 
-def _moe_op(
-    hidden: Tensor,
-    topk_ids: Tensor,
-    topk_weights: Tensor,
-    w13: Tensor,
-    w13_scale: Tensor,
-    w13_zero: Tensor | None,
-    w13_global: Tensor,
-    w13_bias: Tensor | None,
-    w2: Tensor,
-    w2_scale: Tensor,
-    w2_zero: Tensor | None,
-    w2_global: Tensor,
-    w2_bias: Tensor | None,
-    fmt: str,
-    group: int,
-    experts: int,
-    hidden_size: int,
-    intermediate: int,
-    gated: bool,
-    zero: bool,
-    layout: str,
-    scale_dtype: str | None,
-    activation: str,
-    alpha: float | None,
-    limit: float | None,
-    act_fmt: str | None,
-    a1_scale: Tensor | None,
-    a2_scale: Tensor | None,
-    out: Tensor,
-) -> None:
-    weights = MoeWeights(
-        *(w13, w13_scale, w13_zero, w13_global, w13_bias),
-        *(w2, w2_scale, w2_zero, w2_global, w2_bias),
-        fmt=fmt,
-        group=group,
-        experts=experts,
-        hidden=hidden_size,
-        intermediate=intermediate,
-        gated=gated,
-        zero=zero,
-        layout=layout,
-        dtype=None if scale_dtype is None else getattr(torch, scale_dtype),
-    )
-    options = Options(activation, alpha, limit, act_fmt, a1_scale, a2_scale)
+def _moe_op(hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, *given: Any) -> None:
+    count, out = len(TENSORS), given[-1]
+    flat, choices = given[count:-7], given[-7:-1]
+    dtype = None if flat[-1] is None else getattr(torch, flat[-1])
+    weights = MoeWeights(*given[:count], *flat[:-1], dtype)
+    options = Options(*choices)
     if checks.has_data():
         run_experts(hidden, weights, topk_ids, topk_weights, options, out)
     else:
@@ -398,4 +358,13 @@ def _moe_op(
         check_output(out, hidden)
 
 
-call.define(WHERE, _moe_op, _moe_op, ("out",))
+call.define(
+    WHERE,
+    "(Tensor hidden, Tensor topk_ids, Tensor topk_weights, Tensor w13, Tensor w13_scale, "
+    "Tensor? w13_zero, Tensor w13_global, Tensor? w13_bias, Tensor w2, Tensor w2_scale, "
+    "Tensor? w2_zero, Tensor w2_global, Tensor? w2_bias, str fmt, SymInt group, SymInt experts, "
+    "SymInt hidden_size, SymInt intermediate, bool gated, bool zero, str layout, "
+    "str? scale_dtype, str activation, float? alpha, float? limit, str? act_fmt, "
+    "Tensor? a1_scale, Tensor? a2_scale, Tensor! out) -> ()",
+    _moe_op,
+)

@@ -63,11 +63,10 @@ def moe_route(
     experts, plain = checks.last_size(logits), correction_bias is None
     options = top_k, scoring, renormalize, groups, kept, experts, plain
     given = logits, correction_bias, scale, topk_ids, topk_weights
-    made: tuple[Tensor, Tensor] = _ROUTE.run(options, given)
-    return made
+    return _ROUTE.run(options, given)
 
 
-class _Route(call.Op):
+class _Route(call.Op[tuple[Tensor, Tensor]]):
     def recorded(self, options: Any, given: Any) -> tuple[Tensor, Tensor]:
         logits, bias, scale, *outputs = given
         top_k, scoring, renormalize, groups, kept, *_ = options
@@ -175,16 +174,15 @@ def _route_op(
     if not checks.has_data():
         _check(logits, top_k, scoring, renormalize, correction_bias, n_group, topk_group, scale)
         return _outputs(logits, top_k, None, None)
-    return moe_route(
-        logits,
-        top_k,
-        scoring=scoring,
-        renormalize=renormalize,
-        correction_bias=correction_bias,
-        n_group=n_group,
-        topk_group=topk_group,
-        scale=scale,
-    )
+    options = top_k, scoring, renormalize, n_group, topk_group, logits.shape[-1]
+    given = logits, correction_bias, scale, None, None
+    return _ROUTE.run((*options, correction_bias is None), given)
 
 
-call.define(_WHERE, _route_op, _route_op)
+call.define(
+    _WHERE,
+    "(Tensor logits, SymInt top_k, str scoring='softmax', bool renormalize=True, "
+    "Tensor? correction_bias=None, SymInt n_group=1, SymInt topk_group=1, float scale=1.) "
+    "-> (Tensor, Tensor)",
+    _route_op,
+)
