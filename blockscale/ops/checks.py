@@ -124,6 +124,40 @@ def same_device(where: str, name: str, value: torch.Tensor, of: str, first: torc
         )
 
 
+def beside(
+    where: str,
+    name: str,
+    value: object,
+    dtypes: Sequence[torch.dtype],
+    of: str,
+    first: torch.Tensor,
+    dims: int = 1,
+) -> torch.Tensor:
+    """Return ``value``: a `tensor` on the device of ``first``, which is called ``of``."""
+    checked = tensor(where, name, value, dtypes, dims)
+    same_device(where, name, checked, of, first)
+    return checked
+
+
+def sized(
+    where: str, name: str, value: torch.Tensor, allowed: Sequence[Sequence[int]], rest: str
+) -> None:
+    """ValueError that ends with ``rest`` unless ``value`` has just one of the shapes."""
+    wanted = [list(sizes) for sizes in allowed]
+    if list(value.shape) not in wanted:
+        raise ValueError(
+            f"{where}: {name} has shape {list(value.shape)}, but must have "
+            f"{' or '.join(map(str, wanted))}{rest}"
+        )
+
+
+def activation(where: str, name: str, dtype: torch.dtype) -> None:
+    """TypeError unless ``dtype`` is one that activations have."""
+    if dtype not in ACTIVATIONS:
+        allowed = ", ".join(dtype_name(known) for known in ACTIVATIONS)
+        raise TypeError(f"{where}: {name}={dtype} cannot be produced; choose one of {allowed}")
+
+
 def shape(where: str, name: str, value: torch.Tensor, *allowed: Sequence[int]) -> None:
     """ValueError unless ``value`` has one of the shapes, leading dimensions flattened or not."""
     got = tuple(value.shape)
@@ -263,7 +297,6 @@ def like(
     *allowed: Sequence[int],
 ) -> torch.Tensor:
     """Return ``value``: a `tensor` of one of the shapes, on the device of ``first``."""
-    checked = tensor(where, name, value, dtypes)
-    same_device(where, name, checked, of, first)
+    checked = beside(where, name, value, dtypes, of, first)
     shape(where, name, checked, *allowed)
     return checked

@@ -200,11 +200,7 @@ def _scale_cols(spec: MmFp4 | GroupedMmFp4) -> int:
 
 def _check_format(where: str, fmt: str, out_dtype: torch.dtype) -> None:
     checks.choice(where, "fmt", fmt, tuple(GEMM_FORMATS))
-    if out_dtype not in checks.ACTIVATIONS:
-        allowed = ", ".join(dtype_name(known) for known in checks.ACTIVATIONS)
-        raise TypeError(
-            f"{where}: out_dtype={out_dtype} cannot be produced; choose one of {allowed}"
-        )
+    checks.activation(where, "out_dtype", out_dtype)
 
 
 def _check_operands(
@@ -214,8 +210,7 @@ def _check_operands(
     _check_format(where, fmt, out_dtype)
     code = GEMM_FORMATS[fmt]
     checks.tensor(where, "a", a, _CODES[code.a_code], dims=2)
-    checks.tensor(where, "b", b, _CODES[code.b_code], dims=2)
-    checks.same_device(where, "b", b, "a", a)
+    checks.beside(where, "b", b, _CODES[code.b_code], "a", a, dims=2)
     if b.dim() != b_dims:
         wanted = "[N, K]" if b_dims == 2 else "[experts, N, K]"
         raise ValueError(
@@ -237,8 +232,7 @@ def _scale(
     where: str, name: str, value: Tensor, fmt: str, a: Tensor, shape: tuple[int, ...]
 ) -> Tensor:
     """Return scales as bytes of the padded shape."""
-    scale = checks.tensor(where, name, value, _SCALES[GEMM_FORMATS[fmt].scale])
-    checks.same_device(where, name, scale, "a", a)
+    scale = checks.beside(where, name, value, _SCALES[GEMM_FORMATS[fmt].scale], "a", a)
     if tuple(scale.shape) not in (shape, (prod(shape),)):
         raise ValueError(
             f"{where}: {name} has shape {list(scale.shape)}, but must have {list(shape)} in the "
@@ -251,8 +245,7 @@ def _scale(
 def _check_alpha(where: str, alpha: Tensor | None, count: int, a: Tensor) -> None:
     if alpha is None:
         return
-    checks.tensor(where, "alpha", alpha, (torch.float32,), dims=0)
-    checks.same_device(where, "alpha", alpha, "a", a)
+    checks.beside(where, "alpha", alpha, (torch.float32,), "a", a, dims=0)
     if alpha.numel() != count or (count > 1 and alpha.dim() != 1):
         raise ValueError(
             f"{where}: alpha has shape {list(alpha.shape)}, but must have [{count}]: one factor "
@@ -281,12 +274,8 @@ def _check_mm(
     )
     _check_alpha(where, alpha, 1, a)
     if bias is not None:
-        checks.tensor(where, "bias", bias, checks.ACTIVATIONS)
-        checks.same_device(where, "bias", bias, "a", a)
-        if list(bias.shape) != [n]:
-            raise ValueError(
-                f"{where}: bias has shape {list(bias.shape)}, but must have [{n}], one per row of b"
-            )
+        checks.beside(where, "bias", bias, checks.ACTIVATIONS, "a", a)
+        checks.sized(where, "bias", bias, [[n]], ", one per row of b")
     return spec, scales
 
 
@@ -311,13 +300,9 @@ def _check_grouped(
     experts = int(b.shape[0])
     spec = GroupedMmFp4(experts, n, k, fmt, dtype_name(out_dtype))
     one = spec.matrix
-    checks.tensor(where, "offsets", offsets, (torch.int32,))
-    checks.same_device(where, "offsets", offsets, "a", a)
-    if list(offsets.shape) != [experts + 1]:
-        raise ValueError(
-            f"{where}: offsets has shape {list(offsets.shape)}, but must have [{experts + 1}]: the "
-            f"first row of each of the {experts} experts of b, and the end of the last"
-        )
+    checks.beside(where, "offsets", offsets, (torch.int32,), "a", a)
+    rest = f": the first row of each of the {experts} experts of b, and the end of the last"
+    checks.sized(where, "offsets", offsets, [[experts + 1]], rest)
     wanted = (experts, one.scale_rows, one.scale_cols)
     scales = (
         _grouped_scale(where, a_scale, fmt, a, one.scale_cols),
@@ -329,8 +314,7 @@ def _check_grouped(
 
 def _grouped_scale(where: str, value: Tensor, fmt: str, a: Tensor, cols: int) -> Tensor:
     """Return a_scale as bytes [scale rows, cols]; how many rows there are is the caller's."""
-    scale = checks.tensor(where, "a_scale", value, _SCALES[GEMM_FORMATS[fmt].scale])
-    checks.same_device(where, "a_scale", scale, "a", a)
+    scale = checks.beside(where, "a_scale", value, _SCALES[GEMM_FORMATS[fmt].scale], "a", a)
     rows = scale.numel() // cols
     if (
         scale.numel() % cols

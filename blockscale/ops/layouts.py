@@ -270,8 +270,7 @@ def _holds(where: str, laid: Tensor, padded: tuple[int, ...], rows: int, blocks:
 
 def _grouped_rows(where: str, offsets: Tensor, scales: Tensor) -> tuple[Tensor, int]:
     """Return where each row goes, the last row for rows of no expert, and how many others are."""
-    checks.tensor(where, "offsets", offsets, (torch.int32, torch.int64))
-    checks.same_device(where, "offsets", offsets, "scales", scales)
+    checks.beside(where, "offsets", offsets, (torch.int32, torch.int64), "scales", scales)
     if offsets.dim() != 1 or len(offsets) < 2:
         raise ValueError(
             f"{where}: offsets has shape {list(offsets.shape)}, but must be [E + 1]; pass the "

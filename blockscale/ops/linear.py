@@ -93,8 +93,7 @@ def _check_sweep(x: Tensor, global_amax: Tensor, block_size: int, candidates: Te
     checks.tensor(where, "global_amax", global_amax, floats, dims=0)
     checks.one_element(where, "global_amax", global_amax.detach().to(torch.float32), "x", x)
     if candidates is not None:
-        checks.tensor(where, "candidates", candidates, (torch.float32,), dims=0)
-        checks.same_device(where, "candidates", candidates, "x", x)
+        checks.beside(where, "candidates", candidates, (torch.float32,), "x", x, dims=0)
         if candidates.dim() != 1 or not candidates.numel():
             raise ValueError(
                 f"{where}: candidates has shape {list(candidates.shape)}, but must be a vector of "
@@ -192,13 +191,8 @@ def _check_linear(
     checks.same_device(where, "block_scale", scale, "x", x)
     checks.one_element(where, "global_scale", global_scale, "x", x)
     if bias is not None:
-        checks.tensor(where, "bias", bias, checks.ACTIVATIONS)
-        checks.same_device(where, "bias", bias, "x", x)
-        if list(bias.shape) != [n]:
-            raise ValueError(
-                f"{where}: bias has shape {list(bias.shape)}, but must have [{n}], "
-                "one per row of packed"
-            )
+        checks.beside(where, "bias", bias, checks.ACTIVATIONS, "x", x)
+        checks.sized(where, "bias", bias, [[n]], ", one per row of packed")
     return n, k, scale
 
 

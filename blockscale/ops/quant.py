@@ -140,8 +140,7 @@ def _check_quantize(
     where, lead, blocks = "quantize", x.shape[:-1], x.shape[-1] // spec.block
     checks.one_element(where, "global_scale", global_scale, "x", x)
     if block_amax is not None:
-        checks.tensor(where, "block_amax", block_amax, (torch.float32,), dims=0)
-        checks.same_device(where, "block_amax", block_amax, "x", x)
+        checks.beside(where, "block_amax", block_amax, (torch.float32,), "x", x, dims=0)
         if block_amax.numel() != prod(lead) * blocks:
             raise ValueError(
                 f"{where}: block_amax has {block_amax.numel()} elements, but x has "
@@ -224,9 +223,7 @@ def _check_dequantize(
     where = "dequantize"
     checks.choice(where, "fmt", fmt, FORMATS)
     checks.choice(where, "scale_layout", scale_layout, LAYOUTS)
-    if dtype not in checks.ACTIVATIONS:
-        allowed = ", ".join(dtype_name(known) for known in checks.ACTIVATIONS)
-        raise TypeError(f"{where}: dtype={dtype} cannot be produced; choose one of {allowed}")
+    checks.activation(where, "dtype", dtype)
     *lead, half = checks.tensor(where, "packed", packed, checks.PACKED).shape
     checks.block_multiple(where, "packed", 2 * half, fmt)
     checks.one_element(where, "global_scale", global_scale, "packed", packed)

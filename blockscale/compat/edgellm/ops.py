@@ -112,21 +112,12 @@ def decode_down(
         raise TypeError(f"{where}: dtype={dtype} is not float32, bfloat16 or float16; choose one")
     payload, scales, factor = _weights(where, down, decode_scales)
     experts, rows, half = payload.shape
-    checks.tensor(where, "z", z, checks.ACTIVATIONS)
-    checks.same_device(where, "z", z, "down", payload)
+    checks.beside(where, "z", z, checks.ACTIVATIONS, "down", payload)
     ids = _ids(where, topk_ids, len(z), experts, payload)
-    if list(z.shape) != [*ids.shape, rows]:
-        raise ValueError(
-            f"{where}: z has shape {list(z.shape)}, but must have {[*ids.shape, rows]}: a row for "
-            "each entry of topk_ids, as long as an expert has rows"
-        )
-    checks.tensor(where, "topk_weights", topk_weights, checks.ACTIVATIONS)
-    checks.same_device(where, "topk_weights", topk_weights, "down", payload)
-    if topk_weights.shape != ids.shape:
-        raise ValueError(
-            f"{where}: topk_weights has shape {list(topk_weights.shape)}, but must have "
-            f"{list(ids.shape)}, that of topk_ids"
-        )
+    rest = ": a row for each entry of topk_ids, as long as an expert has rows"
+    checks.sized(where, "z", z, [[*ids.shape, rows]], rest)
+    checks.beside(where, "topk_weights", topk_weights, checks.ACTIVATIONS, "down", payload)
+    checks.sized(where, "topk_weights", topk_weights, [ids.shape], ", that of topk_ids")
     weights = topk_weights.float()
     if exact_fp16:
         return edgellm_exact.down(z, payload, scales, factor, ids, weights, activation, w4a4)
@@ -227,8 +218,9 @@ def _activation(where: str, x: Nvfp4Tensor, hidden: int) -> tuple[Tensor, Tensor
 
 def _ids(where: str, topk_ids: object, tokens: int, experts: int, payload: Tensor) -> Tensor:
     """Return ids [T, K_top] int32, -1 for those that name no expert."""
-    ids = checks.tensor(where, "topk_ids", topk_ids, (torch.int32, torch.int64))
-    checks.same_device(where, "topk_ids", ids, "the weight", payload)
+    ids = checks.beside(
+        where, "topk_ids", topk_ids, (torch.int32, torch.int64), "the weight", payload
+    )
     if ids.dim() != 2 or len(ids) != tokens:
         raise ValueError(
             f"{where}: topk_ids has shape {list(ids.shape)}, but must have [{tokens}, K_top], a "

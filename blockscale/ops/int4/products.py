@@ -277,14 +277,9 @@ def _check_call(
             f"{', '.join(dtype_name(known) for known in allowed)}"
         )
     if weight.experts:
-        checks.tensor(where, "offsets", offsets, (torch.int32,))
-        checks.same_device(where, "offsets", offsets, "x", x)
-        if list(offsets.shape) != [weight.experts + 1]:
-            raise ValueError(
-                f"{where}: offsets has shape {list(offsets.shape)}, but must have "
-                f"[{weight.experts + 1}]: the first row of each of the {weight.experts} experts, "
-                "and the end of the last"
-            )
+        checks.beside(where, "offsets", offsets, (torch.int32,), "x", x)
+        rest = f": the first row of each of the {weight.experts} experts, and the end of the last"
+        checks.sized(where, "offsets", offsets, [[weight.experts + 1]], rest)
     return _spec(x, weight, to)
 
 

@@ -250,16 +250,13 @@ def _per_group(
     sizes: tuple[int, ...] | torch.Size,
 ) -> Tensor:
     """Return scales or zeros as [E, G, N], after all checks."""
-    checks.tensor(where, name, value, dtypes)
-    checks.same_device(where, name, value, "packed", packed)
+    checks.beside(where, name, value, dtypes, "packed", packed)
     e, g, n = sizes
     allowed: list[tuple[int, ...]] = [(g, n)] if packed.dim() == 2 else [(e, g, n)]
     if g == 1:
         allowed.append((n,) if packed.dim() == 2 else (e, n))
-    if tuple(value.shape) not in allowed:
-        listed = " or ".join(str([*shape]) for shape in allowed)
-        raise ValueError(
-            f"{where}: {name} has shape {list(value.shape)}, but must have {listed} for packed "
-            f"{list(packed.shape)} and this group_size; pass one value per group and column"
-        )
+    rest = (
+        f" for packed {list(packed.shape)} and this group_size; pass one value per group and column"
+    )
+    checks.sized(where, name, value, allowed, rest)
     return value.view(e, g, n)

@@ -274,31 +274,24 @@ def _per_group(
     sizes: tuple[int, int],
 ) -> Tensor:
     """Return scales or zeros as [E, G, N], after all checks."""
-    checked = checks.tensor(where, name, value, dtypes)
-    checks.same_device(where, name, checked, "packed", given.packed)
+    checked = checks.beside(where, name, value, dtypes, "packed", given.packed)
     groups, n = sizes
     one = [n, groups] if given.layout == "rows" else [groups, n]
     lead = [] if given.packed.dim() == 2 else [int(given.packed.shape[0])]
     allowed = [[*lead, *one], *([[*lead, n]] if groups == 1 else [])]
-    if list(checked.shape) not in allowed:
-        raise ValueError(
-            f"{where}: {name} has shape {list(checked.shape)}, but must have "
-            f"{' or '.join(map(str, allowed))} for packed {list(given.packed.shape)} in layout "
-            f"{given.layout!r} and this group_size; pass one value per group and column"
-        )
+    rest = (
+        f" for packed {list(given.packed.shape)} in layout {given.layout!r} and this group_size; "
+        "pass one value per group and column"
+    )
+    checks.sized(where, name, checked, allowed, rest)
     full = checked.detach().reshape(-1, *one)
     return full.transpose(1, 2) if given.layout == "rows" else full
 
 
 def _like(where: str, name: str, value: Any, given: Given, *allowed: list[int]) -> Tensor:
-    checked = checks.tensor(where, name, value, checks.ACTIVATIONS)
-    checks.same_device(where, name, checked, "packed", given.packed)
-    if list(checked.shape) not in allowed:
-        raise ValueError(
-            f"{where}: {name} has shape {list(checked.shape)}, but must have "
-            f"{' or '.join(map(str, allowed))} for packed {list(given.packed.shape)}; pass a "
-            "tensor of this shape"
-        )
+    checked = checks.beside(where, name, value, checks.ACTIVATIONS, "packed", given.packed)
+    rest = f" for packed {list(given.packed.shape)}; pass a tensor of this shape"
+    checks.sized(where, name, checked, allowed, rest)
     return checked.detach()
 
 
@@ -317,8 +310,7 @@ def _alpha(where: str, given: Given, experts: int) -> Tensor | None:
     if not isinstance(value, torch.Tensor):
         number = checks.number(where, "alpha", value)
         return torch.full((count,), number, dtype=torch.float32, device=given.packed.device)
-    checks.tensor(where, "alpha", value, (torch.float32,), dims=0)
-    checks.same_device(where, "alpha", value, "packed", given.packed)
+    checks.beside(where, "alpha", value, (torch.float32,), "packed", given.packed, dims=0)
     if value.numel() != count:
         raise ValueError(
             f"{where}: alpha has shape {list(value.shape)}, but must have [{count}], one factor "
@@ -341,13 +333,8 @@ def _sorted_groups(where: str, given: Given, plain: Int4Weight) -> Int4Weight:
             f"{where}: group_index is given, but only a dense weight in layout 'rows' has one; "
             "leave it out, or put the groups of a plain weight in order"
         )
-    index = checks.tensor(where, "group_index", given.group_index, INTEGERS)
-    checks.same_device(where, "group_index", index, "packed", given.packed)
-    if list(index.shape) != [plain.k]:
-        raise ValueError(
-            f"{where}: group_index has shape {list(index.shape)}, but must have [{plain.k}], the "
-            "group of each k"
-        )
+    index = checks.beside(where, "group_index", given.group_index, INTEGERS, "packed", given.packed)
+    checks.sized(where, "group_index", index, [[plain.k]], ", the group of each k")
     order = torch.argsort(index.long(), stable=True)
     counts = torch.arange(plain.k, device=index.device) // plain.group
     if not torch.equal(index.long()[order], counts):

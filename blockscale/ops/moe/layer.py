@@ -245,15 +245,13 @@ def check_call(
             f"{hidden.device}; pass all tensors on one device, weights.to(hidden.device)"
         )
     _check_options(weights, options, hidden)
-    ids = checks.tensor(WHERE, "topk_ids", topk_ids, (torch.int32, torch.int64))
-    checks.same_device(WHERE, "topk_ids", ids, "hidden", hidden)
+    ids = checks.beside(WHERE, "topk_ids", topk_ids, (torch.int32, torch.int64), "hidden", hidden)
     if ids.dim() != 2 or ids.shape[0] != hidden.shape[0] or not 1 <= ids.shape[1] <= MAX_TOP_K:
         raise ValueError(
             f"{WHERE}: topk_ids has shape {list(ids.shape)}, but must have "
             f"[{hidden.shape[0]}, k], k from 1 to {MAX_TOP_K}: the experts of each row of hidden"
         )
-    factors = checks.tensor(WHERE, "topk_weights", topk_weights, (torch.float32,))
-    checks.same_device(WHERE, "topk_weights", factors, "hidden", hidden)
+    factors = checks.beside(WHERE, "topk_weights", topk_weights, (torch.float32,), "hidden", hidden)
     if factors.shape != ids.shape:
         raise ValueError(
             f"{WHERE}: topk_weights has shape {list(factors.shape)}, but topk_ids has "

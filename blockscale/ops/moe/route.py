@@ -148,13 +148,11 @@ def _check(
             f"left to choose from, and a token has at most {MAX_TOP_K}; choose fewer"
         )
     if correction_bias is not None:
-        checks.tensor(_WHERE, "correction_bias", correction_bias, (torch.float32,))
-        checks.same_device(_WHERE, "correction_bias", correction_bias, "logits", logits)
-        if list(correction_bias.shape) != [experts]:
-            raise ValueError(
-                f"{_WHERE}: correction_bias has shape {list(correction_bias.shape)}, but must have "
-                f"[{experts}]: one number for each expert"
-            )
+        checks.beside(
+            _WHERE, "correction_bias", correction_bias, (torch.float32,), "logits", logits
+        )
+        rest = ": one number for each expert"
+        checks.sized(_WHERE, "correction_bias", correction_bias, [[experts]], rest)
     checks.number(_WHERE, "scale", scale)
     given = correction_bias is not None
     modes = dtype_name(logits.dtype), scoring, bool(renormalize), given

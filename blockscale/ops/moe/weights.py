@@ -347,8 +347,7 @@ def check_weights(where: str, given: Given) -> Sizes:
 
 def _checked_codes(where: str, name: str, value: Tensor, given: Given) -> Tensor:
     dtypes = (torch.uint8,) if given.fmt == "int4" else checks.PACKED
-    codes = checks.tensor(where, name, value, dtypes)
-    checks.same_device(where, name, codes, "w13", given.w13)
+    codes = checks.beside(where, name, value, dtypes, "w13", given.w13)
     if codes.dim() != 3 or not codes.numel():
         raise ValueError(
             f"{where}: {name} has shape {list(codes.shape)}, but must have 3 dimensions, none of "
@@ -419,14 +418,9 @@ def _like(
     first: Tensor,
     *allowed: Sequence[int],
 ) -> None:
-    checked = checks.tensor(where, name, value, dtypes)
-    checks.same_device(where, name, checked, "w13", first)
-    if tuple(checked.shape) not in [tuple(shape) for shape in allowed]:
-        raise ValueError(
-            f"{where}: {name} has shape {list(checked.shape)}, but must have "
-            f"{' or '.join(str(list(shape)) for shape in allowed)}, as w13 of shape "
-            f"{list(first.shape)} says; pass a tensor of this shape"
-        )
+    checked = checks.beside(where, name, value, dtypes, "w13", first)
+    rest = f", as w13 of shape {list(first.shape)} says; pass a tensor of this shape"
+    checks.sized(where, name, checked, allowed, rest)
 
 
 def _check_int4(where: str, given: Given) -> None:
