@@ -18,7 +18,6 @@ from torch.compiler import is_compiling
 from blockscale.nn.int4 import Int4Linear
 from blockscale.nn.parts import META, Linear, Prepared, Router, SharedExpert
 from blockscale.ops.moe import layer as ops_moe
-from blockscale.ops.moe import route as ops_route
 from blockscale.ops.moe.layer import Options
 from blockscale.ops.moe.weights import TENSORS, MoeWeights
 from blockscale.specs.moe import GATED
@@ -196,7 +195,7 @@ class FusedMoE(Prepared):
 
     def route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return ids and weights of logits [T, E], by the module's options."""
-        return ops_route.moe_route(
+        return ops_moe.moe_route(
             logits,
             self.top_k,
             scoring=self.scoring,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from blockscale.ops import checks
-from blockscale.ops import linear as ops_weights
+from blockscale.ops import gemm as ops_gemm
 from blockscale.ops.quant import dequantize, quantize
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ class Linear(Prepared):
             raise ValueError("Linear: it has no weight yet; load a state_dict, or pass packed")
         if x.is_cuda:
             return self._dequantized(x, self.packed, self.block_scale)
-        return ops_weights.linear(
+        return ops_gemm.linear(
             x, self.packed, self.block_scale, self.fmt, self.global_scale, self.bias
         )
 

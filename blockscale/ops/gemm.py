@@ -1,6 +1,7 @@
-"""Torch functions that multiply block-scaled operands: one matrix, or one for each expert.
+"""Torch functions that multiply by block-scaled operands: one matrix, or one for each expert.
 
-Formats and rounding: `blockscale.tir.gemm.mm`, `.grouped_gemm`.  What the two functions share:
+Formats and rounding: `blockscale.tir.gemm.mm`, `.grouped_gemm`, `.linear`.  What `mm_fp4` and
+`grouped_mm_fp4` share:
 
 * fmt says what a and b hold: "nvfp4" (E2M1 codes, E4M3 scales of 16 elements), "mxfp4" (E2M1, E8M0
   of 32), "mxfp8xmxfp4" (a: E4M3 bytes, b: E2M1), "mxfp8" (E4M3 bytes both), all MX scales E8M0.
@@ -26,8 +27,9 @@ from blockscale.base.sizes import round_up
 from blockscale.ops import call, checks
 from blockscale.ops.call import Checked
 from blockscale.ops.checks import dtype_name, padded_shape
+from blockscale.ops.quant import FORMATS
 from blockscale.runtime.arguments import brief
-from blockscale.specs import GEMM_FORMATS, GroupedMmFp4, MmFp4
+from blockscale.specs import BLOCK_SIZE, GEMM_FORMATS, GroupedMmFp4, Linear, MmFp4
 from blockscale.specs.gemm import ATOM_ROWS, CODES_PER_BYTE, check_gemm
 
 Tensor = torch.Tensor
@@ -393,4 +395,115 @@ call.define(
     "ScalarType out_dtype, Tensor! out) -> ()",
     _grouped_op,
     _fake_grouped,
+)
+
+
+# ---- A linear layer ----------------------------------------------------------------------------
+
+
+def linear(
+    x: Tensor,
+    packed: Tensor,
+    block_scale: Tensor,
+    fmt: str = "nvfp4",
+    global_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Return ``x @ w.T + bias`` [..., N] in the dtype of x, w the dequantised weight [N, K].
+
+    The sum is accumulated in float32; global scale and bias are applied to it before the one
+    rounding.
+
+    Args:
+        x: [..., K] float32, bfloat16 or float16.
+        packed: [N, K / 2] uint8 or float4_e2m1fn_x2.
+        block_scale: [N, K / block], linear layout.
+        fmt: "nvfp4" or "mxfp4".
+        global_scale: [1] float32; None: 1.
+        bias: [N] float32, bfloat16 or float16; None: 0.
+
+    Raises:
+        TypeError: an argument that is no tensor, or of another dtype.
+        ValueError: an unknown format, shape, device or stride.
+    """
+    shape = getattr(packed, "shape", None)
+    return _LINEAR.run((fmt, shape), (x, packed, block_scale, global_scale, bias))
+
+
+class _Linear(call.Op[Tensor]):
+    def recorded(self, options: Any, given: Any) -> Tensor:
+        x, packed, block_scale, global_scale, bias = given
+        given = x, packed, block_scale, options[0], global_scale, bias
+        made: Tensor = call.operator(self.name)(*given)
+        return made
+
+    def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
+        bias = given[4]
+        if type(bias) in call.PLAIN and bias.dtype in checks.SIXTEEN_BIT:
+            given = (*given[:4], bias.float())
+        return given, None
+
+    def check(self, options: Any, given: Any) -> Checked:
+        x, packed, block_scale, g, bias = given
+        n, k, scale = _check_linear(x, packed, block_scale, options[0], g, bias)
+        out = torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
+        rows = prod(x.shape[:-1])
+        arguments = (
+            *(x.reshape(rows, k), packed.view(torch.uint8), scale),
+            None if g is None else g.reshape(1),
+            None if bias is None else bias.float(),
+            out.view(rows, n),
+        )
+        return Checked(Linear(n, k, options[0], dtype_name(x.dtype)), arguments, out)
+
+
+_LINEAR = _Linear("linear")
+
+
+def _check_linear(
+    x: Tensor,
+    packed: Tensor,
+    block_scale: Tensor,
+    fmt: str,
+    global_scale: Tensor | None,
+    bias: Tensor | None,
+) -> tuple[int, int, Tensor]:
+    """Return N, K and the scales as bytes [N, K / block]."""
+    where = "linear"
+    checks.choice(where, "fmt", fmt, FORMATS)
+    checks.tensor(where, "x", x, checks.ACTIVATIONS)
+    codes = checks.tensor(where, "packed", packed, checks.PACKED, dims=2)
+    if codes.dim() != 2:
+        raise ValueError(
+            f"{where}: packed has shape {list(packed.shape)}, but a weight has 2 dimensions, "
+            "[N, K / 2]"
+        )
+    n, k = int(codes.shape[0]), 2 * int(codes.shape[1])
+    if x.shape[-1] != k:
+        raise ValueError(
+            f"{where}: x has {x.shape[-1]} columns, but packed of shape {list(packed.shape)} holds "
+            f"rows of {k}; pass activations with {k} features"
+        )
+    checks.block_multiple(where, "packed", k, fmt)
+    scale = checks.scales(where, block_scale, [n], k // BLOCK_SIZE[fmt], fmt, "linear")
+    checks.same_device(where, "packed", packed, "x", x)
+    checks.same_device(where, "block_scale", scale, "x", x)
+    checks.one_element(where, "global_scale", global_scale, "x", x)
+    if bias is not None:
+        checks.beside(where, "bias", bias, checks.ACTIVATIONS, "x", x)
+        checks.sized(where, "bias", bias, [[n]], ", one per row of packed")
+    return n, k, scale
+
+
+def _fake_linear(x: Tensor, *given: Any) -> Tensor:
+    n, _, _ = _check_linear(x, *given)
+    return torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
+
+
+call.define(
+    "linear",
+    "(Tensor x, Tensor packed, Tensor block_scale, str fmt='nvfp4', Tensor? global_scale=None, "
+    "Tensor? bias=None) -> Tensor",
+    linear,
+    _fake_linear,
 )

@@ -1,12 +1,13 @@
-"""Torch functions on 4-bit block-scaled tensors: quantise, dequantise, lay scales out.
+"""Torch functions on 4-bit block-scaled tensors: quantise, dequantise, lay scales out, choose them.
 
 Each finds its kernel in a library loaded with `blockscale.load`, else builds it once and keeps it
 on disk (`runtime.jit`).  Formats and rounding: `quant.quantize`, `.dequantize`,
-`.swizzle`; how calls go: `ops.call`.
+`.swizzle`, `.scale_sweep`; how calls go: `ops.call`.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from blockscale.ops import call, checks
 from blockscale.ops.call import Checked
 from blockscale.ops.checks import SCALES, dtype_name, padded_shape
-from blockscale.specs import BLOCK_SIZE, Dequantize, Quantize, Swizzle, Unswizzle
+from blockscale.specs import BLOCK_SIZE, Dequantize, Quantize, ScaleSweep, Swizzle, Unswizzle
 
 Tensor = torch.Tensor
 
@@ -385,4 +386,101 @@ call.define(
     "(Tensor swizzled, SymInt rows, SymInt cols) -> Tensor",
     unswizzle_scales,
     _unswizzled,
+)
+
+
+# ---- The search for block scales ---------------------------------------------------------------
+
+
+def fp8_scale_candidates(device: str | torch.device = "cpu") -> Tensor:
+    """Return the candidate scales [126] float32: positive finite E4M3 values / 448, ascending."""
+    values = torch.arange(1, 127, dtype=torch.uint8, device="cpu").view(torch.float8_e4m3fn).float()
+    return (values / 448.0).to(device)
+
+
+@cache
+def _candidates(device: torch.device) -> Tensor:
+    """Return the candidates on a device, made once: a copy to a GPU would hold up the caller."""
+    return fp8_scale_candidates(device)
+
+
+def nvfp4_fp8_scale_sweep(
+    x: Tensor,
+    global_amax: Tensor,
+    block_size: int = 16,
+    candidates: Tensor | None = None,
+) -> Tensor:
+    """Return for each block the amax (float32 [n_blocks]) whose scale has the least squared error.
+
+    Pass it to `quantize` as ``block_amax``, with ``global_scale = global_amax / (448 * 6)``.
+
+    Args:
+        x: any shape, float32, bfloat16 or float16, contiguous; blocks are consecutive elements.
+        global_amax: one element, any float dtype.
+        block_size: elements per block; the number of elements must be a multiple of it.
+        candidates: [count] float32, tried in order, the first best wins; None:
+            `fp8_scale_candidates`.
+
+    Raises:
+        TypeError: an argument that is no tensor, or of another dtype.
+        ValueError: block_size, shape, device or stride.
+    """
+    return _SWEEP.run((block_size,), (x, global_amax, candidates))
+
+
+class _Sweep(call.Op[Tensor]):
+    def recorded(self, options: Any, given: Any) -> Tensor:
+        x, global_amax, candidates = given
+        made: Tensor = call.operator(self.name)(x, global_amax, *options, candidates)
+        return made
+
+    def check(self, options: Any, given: Any) -> Checked:
+        (block_size,), (x, global_amax, candidates) = options, given
+        blocks = _check_sweep(x, global_amax, block_size, candidates)
+        if candidates is None:
+            candidates = _candidates(x.device)
+        best = torch.empty(blocks, dtype=torch.float32, device=x.device)
+        g = global_amax.detach().to(torch.float32).reshape(1)
+        arguments = x.reshape(blocks, block_size), g, candidates, best
+        return Checked(ScaleSweep(dtype_name(x.dtype), int(block_size)), arguments, best)
+
+
+_SWEEP = _Sweep("nvfp4_fp8_scale_sweep")
+
+
+def _check_sweep(x: Tensor, global_amax: Tensor, block_size: int, candidates: Tensor | None) -> int:
+    """Return the number of blocks."""
+    where = "nvfp4_fp8_scale_sweep"
+    checks.tensor(where, "x", x, checks.ACTIVATIONS, dims=0)
+    if not isinstance(block_size, int) or block_size < 1:
+        raise ValueError(
+            f"{where}: block_size={block_size!r} is not a positive integer; NVFP4 uses 16"
+        )
+    if x.numel() % block_size:
+        raise ValueError(
+            f"{where}: x has {x.numel()} elements, which is not divisible by "
+            f"block_size={block_size}; pad the rows, or choose another block_size"
+        )
+    floats = (*checks.ACTIVATIONS, torch.float64)
+    checks.tensor(where, "global_amax", global_amax, floats, dims=0)
+    checks.one_element(where, "global_amax", global_amax.detach().to(torch.float32), "x", x)
+    if candidates is not None:
+        checks.beside(where, "candidates", candidates, (torch.float32,), "x", x, dims=0)
+        if candidates.dim() != 1 or not candidates.numel():
+            raise ValueError(
+                f"{where}: candidates has shape {list(candidates.shape)}, but must be a vector of "
+                "at least one scale; see fp8_scale_candidates()"
+            )
+    return x.numel() // int(block_size)
+
+
+def _fake_sweep(x: Tensor, *given: Any) -> Tensor:
+    return torch.empty((_check_sweep(x, *given),), dtype=torch.float32, device=x.device)
+
+
+call.define(
+    "nvfp4_fp8_scale_sweep",
+    "(Tensor x, Tensor global_amax, SymInt block_size=16, Tensor? candidates=None) -> Tensor",
+    nvfp4_fp8_scale_sweep,
+    _fake_sweep,
 )

@@ -26,8 +26,12 @@ from blockscale.checkpoints.entry import BLOCK, Entry
 from blockscale.checkpoints.files.safetensors import TensorInfo, read, shown
 from blockscale.checkpoints.weight import Weight
 from blockscale.ops import layouts
-from blockscale.ops.int4.layout import preprocess_weights, unprocess_weights
-from blockscale.ops.int4.values import interleave_scales, zeros_of_points
+from blockscale.ops.int4.layout import (
+    interleave_scales,
+    preprocess_weights,
+    unprocess_weights,
+    zeros_of_points,
+)
 
 Tensor = torch.Tensor
 

@@ -1,7 +1,7 @@
 """TensorRT Edge-LLM's NVFP4 tensors and decode ops: ``bs.edgellm``.
 
 The tensor view is in `blockscale.compat.edgellm.tensor`, its layout in `base.edgellm_index`,
-packers and words in `.pack`, the ops in `.ops`, their float16 arithmetic in `.exact`.
+packers and words in `.pack`, the ops in `.ops`.
 """
 
 from blockscale.compat.edgellm.ops import decode_down, decode_moe, decode_up

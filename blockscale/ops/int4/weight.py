@@ -15,8 +15,7 @@ import torch
 from blockscale.base.sizes import ceil_div
 from blockscale.ops import checks
 from blockscale.ops.checks import dtype_name
-from blockscale.ops.int4.layout import layout_of, unprocess_weights, weight_bytes
-from blockscale.ops.int4.values import INTEGERS
+from blockscale.ops.int4.layout import INTEGERS, layout_of, unprocess_weights, weight_bytes
 from blockscale.ops.moe import tiles as moe_tiles
 from blockscale.ops.moe.weights import INT4_LARGEST
 from blockscale.specs.int4 import ACTIVATIONS, TILE_GROUPS, TILES
