@@ -192,7 +192,7 @@ _GROUPED = _Grouped("grouped_mm_fp4")
 
 
 def _output(a: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    return torch.empty((*a.shape[:-1], n), dtype=dtype, device=a.device)
+    return a.new_empty((*a.shape[:-1], n), dtype=dtype)
 
 
 def _scale_cols(spec: MmFp4 | GroupedMmFp4) -> int:
@@ -446,7 +446,7 @@ class _Linear(call.Op[Tensor]):
     def check(self, options: Any, given: Any) -> Checked:
         x, packed, block_scale, g, bias = given
         n, k, scale = _check_linear(x, packed, block_scale, options[0], g, bias)
-        out = torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
+        out = x.new_empty((*x.shape[:-1], n), dtype=x.dtype)
         rows = prod(x.shape[:-1])
         arguments = (
             *(x.reshape(rows, k), packed.view(torch.uint8), scale),
@@ -497,7 +497,7 @@ def _check_linear(
 
 def _fake_linear(x: Tensor, *given: Any) -> Tensor:
     n, _, _ = _check_linear(x, *given)
-    return torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
+    return x.new_empty((*x.shape[:-1], n), dtype=x.dtype)
 
 
 call.define(

@@ -347,7 +347,7 @@ class _Relayout(call.Op[Tensor]):
     def check(self, options: Any, given: Any) -> call.Checked:
         (layout, shape, inverse), (source, out) = options, given
         if out is None:
-            out = torch.empty(shape, dtype=torch.uint8, device=source.device)
+            out = source.new_empty(shape, dtype=torch.uint8)
         given = source.detach().view(torch.uint8)
         if given.is_cuda and given.data_ptr() % VECTOR_BYTES:
             given = given.clone()
@@ -361,7 +361,7 @@ _RELAYOUT = _Relayout("relayout")
 
 
 def _fake_relayout(source: Tensor, layout: str, shape: Sequence[int], *_: Any) -> Tensor:
-    return torch.empty(tuple(shape), dtype=torch.uint8, device=source.device)
+    return source.new_empty(tuple(shape), dtype=torch.uint8)
 
 
 call.define(

@@ -120,12 +120,12 @@ def _quantize_outputs(
         return packed, block_scale
     *lead, cols = x.shape
     if packed is None:
-        packed = torch.empty((*lead, cols // 2), dtype=torch.uint8, device=x.device)
+        packed = x.new_empty((*lead, cols // 2), dtype=torch.uint8)
     if block_scale is None:
         shape: tuple[int, ...] = (*lead, cols // BLOCK_SIZE[fmt])
         if scale_layout != "linear":
             shape = padded_shape(prod(lead), shape[-1])
-        block_scale = torch.empty(shape, dtype=SCALES[fmt][0], device=x.device)
+        block_scale = x.new_empty(shape, dtype=SCALES[fmt][0])
     return packed, block_scale
 
 
@@ -236,7 +236,7 @@ def _check_dequantize(
 
 def _dequantize_output(packed: Tensor, dtype: torch.dtype) -> Tensor:
     *lead, half = packed.shape
-    return torch.empty((*lead, 2 * half), dtype=dtype, device=packed.device)
+    return packed.new_empty((*lead, 2 * half), dtype=dtype)
 
 
 def swizzle_scales(block_scale: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -281,7 +281,7 @@ _SWIZZLE = _Swizzle("swizzle_scales")
 def _swizzled(block_scale: Tensor) -> Tensor:
     *lead, cols = block_scale.shape
     shape = padded_shape(prod(lead), cols)
-    return torch.empty(shape, dtype=block_scale.dtype, device=block_scale.device)
+    return block_scale.new_empty(shape, dtype=block_scale.dtype)
 
 
 def unswizzle_scales(
@@ -311,7 +311,7 @@ class _Unswizzle(call.Op[Tensor]):
         if type(rows) is not int or type(cols) is not int or rows < 0 or cols < 0:
             return None
         if out is None:
-            out = torch.empty((rows, cols), dtype=swizzled.dtype, device=swizzled.device)
+            out = swizzled.new_empty((rows, cols), dtype=swizzled.dtype)
         return ((swizzled, out), out) if getattr(out, "shape", None) == (rows, cols) else None
 
     def check(self, options: Any, given: Any) -> Checked:
@@ -340,7 +340,7 @@ def _unswizzled(swizzled: Tensor, rows: int, cols: int, out: Tensor | None = Non
         )
     if out is not None:
         return out
-    return torch.empty((rows, cols), dtype=swizzled.dtype, device=swizzled.device)
+    return swizzled.new_empty((rows, cols), dtype=swizzled.dtype)
 
 
 def _fake_quantize(
@@ -439,7 +439,7 @@ class _Sweep(call.Op[Tensor]):
         blocks = _check_sweep(x, global_amax, block_size, candidates)
         if candidates is None:
             candidates = _candidates(x.device)
-        best = torch.empty(blocks, dtype=torch.float32, device=x.device)
+        best = x.new_empty(blocks, dtype=torch.float32)
         g = global_amax.detach().to(torch.float32).reshape(1)
         arguments = x.reshape(blocks, block_size), g, candidates, best
         return Checked(ScaleSweep(dtype_name(x.dtype), int(block_size)), arguments, best)
@@ -475,7 +475,7 @@ def _check_sweep(x: Tensor, global_amax: Tensor, block_size: int, candidates: Te
 
 
 def _fake_sweep(x: Tensor, *given: Any) -> Tensor:
-    return torch.empty((_check_sweep(x, *given),), dtype=torch.float32, device=x.device)
+    return x.new_empty((_check_sweep(x, *given),), dtype=torch.float32)
 
 
 call.define(

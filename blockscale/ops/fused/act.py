@@ -133,11 +133,11 @@ class ActOp(call.Op[tuple[Tensor, Tensor]]):
         input, _, y_fp4, block_scale, *_ = given
         lead, cols = self.sizes(input)
         if y_fp4 is None:
-            y_fp4 = torch.empty((*lead, cols // 2), dtype=dtype, device=input.device)
+            y_fp4 = input.new_empty((*lead, cols // 2), dtype=dtype)
         if block_scale is None:
             dtype = SCALE_DTYPES[chosen or SCALE_FORMAT[block_size]][0]
             shape = self.scale_shapes(lead, cols // block_size, layout)[0]
-            block_scale = torch.empty(shape, dtype=dtype, device=input.device)
+            block_scale = input.new_empty(shape, dtype=dtype)
         return y_fp4, block_scale
 
     def spec(self, options: Any, given: Any) -> ActQuantize | Quantize:

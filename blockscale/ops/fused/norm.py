@@ -207,18 +207,17 @@ def _outputs(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return codes, scales and, for both layouts, linear scales: those given, the others new."""
     *lead, hidden = input.shape
-    device = input.device
     dtype = SCALE_DTYPES[scale_format or SCALE_FORMAT[block_size]][0]
     wide = (*lead, hidden // block_size)
     if y_fp4 is None:
-        y_fp4 = torch.empty((*lead, hidden // 2), dtype=fp4, device=device)
+        y_fp4 = input.new_empty((*lead, hidden // 2), dtype=fp4)
     if block_scale is None:
         shape: tuple[int, ...] = wide
         if swizzled or both:
             shape = (prod(checks.padded_shape(prod(lead), wide[-1])),)
-        block_scale = torch.empty(shape, dtype=dtype, device=device)
+        block_scale = input.new_empty(shape, dtype=dtype)
     if unswizzled is None and both:
-        unswizzled = torch.empty(wide, dtype=dtype, device=device)
+        unswizzled = input.new_empty(wide, dtype=dtype)
     return y_fp4, block_scale, unswizzled
 
 

@@ -335,7 +335,7 @@ def dequantize(
     zeros = None
     if zero is not None:
         zeros = _per_group(where, "zero", zero, checks.ACTIVATIONS + INTEGERS, packed, scales.shape)
-    out = torch.empty((e, k, n), dtype=dtype, device=packed.device)
+    out = packed.new_empty((e, k, n), dtype=dtype)
     if bits == 4 and n % 2 == 0 and packed.device.type == "cpu":
         _on_cpu(codes, scales, zeros, group_size, form, out)
         return out.view(*packed.shape[:-1], n)

@@ -230,7 +230,7 @@ def _arguments(
     start = (x,) if offsets is None else (x, offsets)
     if spec.layout == TILES:
         size = spec.workspace_bytes(len(x))
-        workspace = torch.empty(size, dtype=torch.uint8, device=x.device)
+        workspace = x.new_empty(size, dtype=torch.uint8)
         rest = () if pre is None else (pre,)
         return (*start, w.packed, w.scale, *rest, w.alpha, w.bias, y, workspace)
     if pre is not None:
@@ -242,7 +242,7 @@ def _arguments(
 
 def _output(x: Tensor, spec: Int4Mm) -> Tensor:
     dtype = getattr(torch, spec.out_dtype)
-    return torch.empty((*x.shape[:-1], spec.n), dtype=dtype, device=x.device)
+    return x.new_empty((*x.shape[:-1], spec.n), dtype=dtype)
 
 
 def _check_call(

@@ -455,9 +455,9 @@ def _outputs(
 ) -> tuple[Tensor, Tensor]:
     shape = logits.shape[0], top_k
     if ids is None:
-        ids = torch.empty(shape, dtype=torch.int32, device=logits.device)
+        ids = logits.new_empty(shape, dtype=torch.int32)
     if weights is None:
-        weights = torch.empty(shape, dtype=torch.float32, device=logits.device)
+        weights = logits.new_empty(shape, dtype=torch.float32)
     return ids, weights
 
 

@@ -451,29 +451,22 @@ def _check_int4(where: str, given: Given) -> None:
 def to_tiles(where: str, plain: MoeWeights, dtype: torch.dtype) -> MoeWeights:
     """Return linear weights in layout "tiles64"."""
     _check_scales(where, plain, dtype)
-    int4 = plain.fmt == "int4"
-    device = plain.device
-    order = moe_tiles.paired_order(plain.intermediate, plain.gated).to(device)
-    natural = moe_tiles.natural_order(plain.hidden).to(device)
-    scales = plain.w13_scale, plain.w2_scale
-    tops = [_largest(scale) if plain.fmt == "mxfp4" else None for scale in scales]
-    w13 = _matrices(plain, "w13", order, tops[0], dtype)
-    w2 = _matrices(plain, "w2", natural, tops[1], dtype)
-    return replace(
-        plain,
-        w13=w13[0],
-        w13_scale=w13[1],
-        w13_zero=None,
-        w13_global=plain.w13_global * _powers(tops[0], device)[:, None],
-        w13_bias=_ordered(plain.w13_bias, order),
-        w2=w2[0],
-        w2_scale=w2[1],
-        w2_zero=None,
-        w2_global=plain.w2_global * _powers(tops[1], device),
-        w2_bias=_ordered(plain.w2_bias, natural),
-        layout="tiles64",
-        dtype=dtype if int4 else None,
-    )
+    made: dict[str, Tensor | None] = {}
+    for name, order in _orders(plain):
+        scale, factor = getattr(plain, f"{name}_scale"), getattr(plain, f"{name}_global")
+        tops = _largest(scale) if plain.fmt == "mxfp4" else None
+        made[name], made[f"{name}_scale"] = _matrices(plain, name, order, tops, dtype)
+        made[f"{name}_zero"] = None
+        made[f"{name}_global"] = (factor.T * _powers(tops, plain.device)).T.contiguous()
+        made[f"{name}_bias"] = _ordered(getattr(plain, f"{name}_bias"), order)
+    kept = dtype if plain.fmt == "int4" else None
+    return replace(plain, **made, layout="tiles64", dtype=kept)  # type: ignore[arg-type]
+
+
+def _orders(weights: MoeWeights) -> tuple[tuple[str, Tensor], tuple[str, Tensor]]:
+    """Return the names of both weights, and the row of each at each row of the layout."""
+    w13 = moe_tiles.paired_order(weights.intermediate, weights.gated).to(weights.device)
+    return ("w13", w13), ("w2", moe_tiles.natural_order(weights.hidden).to(weights.device))
 
 
 def _matrices(
@@ -514,8 +507,7 @@ def with_biases(tiles: MoeWeights, w13_bias: Tensor | None, w2_bias: Tensor | No
     e, device = tiles.experts, tiles.device
     w13 = torch.zeros((e, tiles.rows), device=device) if w13_bias is None else w13_bias.float()
     w2 = torch.zeros((e, tiles.hidden), device=device) if w2_bias is None else w2_bias.float()
-    order = moe_tiles.paired_order(tiles.intermediate, tiles.gated).to(tiles.device)
-    natural = moe_tiles.natural_order(tiles.hidden).to(tiles.device)
+    (_, order), (_, natural) = _orders(tiles)
     return replace(tiles, w13_bias=_ordered(w13, order), w2_bias=_ordered(w2, natural))
 
 
@@ -564,25 +556,15 @@ def _check_scales(where: str, plain: MoeWeights, dtype: torch.dtype) -> None:
 
 def to_linear(tiles: MoeWeights) -> MoeWeights:
     """Return tiled weights in layout "linear"."""
-    order = moe_tiles.paired_order(tiles.intermediate, tiles.gated).to(tiles.device)
-    w13 = _untiled(tiles, "w13", order, tiles.rows, tiles.hidden)
-    natural = moe_tiles.natural_order(tiles.hidden).to(tiles.device)
-    w2 = _untiled(tiles, "w2", natural, tiles.hidden, tiles.intermediate)
-    return replace(
-        tiles,
-        w13=w13[0],
-        w13_scale=w13[1],
-        w13_zero=w13[2],
-        w13_global=tiles.w13_global * w13[3][:, None],
-        w13_bias=_unordered(tiles.w13_bias, order, tiles.rows),
-        w2=w2[0],
-        w2_scale=w2[1],
-        w2_zero=w2[2],
-        w2_global=tiles.w2_global * w2[3],
-        w2_bias=_unordered(tiles.w2_bias, natural, tiles.hidden),
-        layout="linear",
-        dtype=None,
-    )
+    made: dict[str, Tensor | None] = {}
+    sizes = (tiles.rows, tiles.hidden), (tiles.hidden, tiles.intermediate)
+    for (name, order), (rows, cols) in zip(_orders(tiles), sizes, strict=True):
+        codes, scale, zero, gain = _untiled(tiles, name, order, rows, cols)
+        factor = (getattr(tiles, f"{name}_global").T * gain).T.contiguous()
+        bias = _unordered(getattr(tiles, f"{name}_bias"), order, rows)
+        made |= {name: codes, f"{name}_scale": scale, f"{name}_zero": zero}
+        made |= {f"{name}_global": factor, f"{name}_bias": bias}
+    return replace(tiles, **made, layout="linear", dtype=None)  # type: ignore[arg-type]
 
 
 def _untiled(
