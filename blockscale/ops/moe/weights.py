@@ -457,7 +457,7 @@ def to_tiles(where: str, plain: MoeWeights, dtype: torch.dtype) -> MoeWeights:
         tops = _largest(scale) if plain.fmt == "mxfp4" else None
         made[name], made[f"{name}_scale"] = _matrices(plain, name, order, tops, dtype)
         made[f"{name}_zero"] = None
-        made[f"{name}_global"] = (factor.T * _powers(tops, plain.device)).T.contiguous()
+        made[f"{name}_global"] = _times(factor, _powers(tops, plain.device))
         made[f"{name}_bias"] = _ordered(getattr(plain, f"{name}_bias"), order)
     kept = dtype if plain.fmt == "int4" else None
     return replace(plain, **made, layout="tiles64", dtype=kept)  # type: ignore[arg-type]
@@ -467,6 +467,11 @@ def _orders(weights: MoeWeights) -> tuple[tuple[str, Tensor], tuple[str, Tensor]
     """Return the names of both weights, and the row of each at each row of the layout."""
     w13 = moe_tiles.paired_order(weights.intermediate, weights.gated).to(weights.device)
     return ("w13", w13), ("w2", moe_tiles.natural_order(weights.hidden).to(weights.device))
+
+
+def _times(factor: Tensor, each: Tensor) -> Tensor:
+    """Return global scales [E] or [E, 2] times a number for each expert."""
+    return factor * each.view(-1, *[1] * (factor.dim() - 1))
 
 
 def _matrices(
@@ -560,7 +565,7 @@ def to_linear(tiles: MoeWeights) -> MoeWeights:
     sizes = (tiles.rows, tiles.hidden), (tiles.hidden, tiles.intermediate)
     for (name, order), (rows, cols) in zip(_orders(tiles), sizes, strict=True):
         codes, scale, zero, gain = _untiled(tiles, name, order, rows, cols)
-        factor = (getattr(tiles, f"{name}_global").T * gain).T.contiguous()
+        factor = _times(getattr(tiles, f"{name}_global"), gain)
         bias = _unordered(getattr(tiles, f"{name}_bias"), order, rows)
         made |= {name: codes, f"{name}_scale": scale, f"{name}_zero": zero}
         made |= {f"{name}_global": factor, f"{name}_bias": bias}
