@@ -124,7 +124,7 @@ class Op(Generic[Result]):
                 except REFUSED:
                     pass  # the full checks say it in our words
                 else:
-                    return made if result is None else result  # type: ignore[no-any-return]
+                    return made if result is None else result
         return self._in_full(options, given, key)
 
     def recorded(self, options: tuple[Any, ...], given: tuple[Any, ...]) -> Result:
