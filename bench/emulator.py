@@ -28,7 +28,6 @@ from blockscale.base import host
 from blockscale.demo.files import write_json
 
 FORMAT = 1
-KERNELS = Path(__file__).resolve().parent.parent / "tests" / "emulator"
 MEMORY_ASKED = 2 << 30  # bytes
 
 
@@ -43,9 +42,8 @@ class Workload:
 
     def case(self, seed: int) -> Any:
         """Return the case with its data."""
-        if str(KERNELS) not in sys.path:
-            sys.path[:0] = [str(KERNELS), str(KERNELS.parent)]
-        make: Callable[..., Any] = getattr(importlib.import_module(self.module), self.maker)
+        module = importlib.import_module(f"tests.emulator.kernels.{self.module}")
+        make: Callable[..., Any] = getattr(module, self.maker)
         return make(np.random.default_rng(seed), **self.options)
 
 

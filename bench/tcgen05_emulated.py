@@ -20,8 +20,9 @@ from bench.tcgen05_kernels import (
     tirx,
 )
 from blockscale import emulator
-from blockscale.emulator import flow, launching
-from blockscale.emulator.machine import Machine
+from blockscale.emulator.launching import front_door
+from blockscale.emulator.launching.execute import Execution
+from blockscale.emulator.ptx.program import successors
 from blockscale.emulator.report import Report
 from blockscale.lower import nvcc
 from blockscale.lower.gemm.maps import TensorMapPlan, gemm_maps
@@ -76,20 +77,20 @@ class Ran:
 
 def ran(launch: Callable[[], Report]) -> Ran:
     """Launch a kernel with its pieces counted."""
-    kept: list[Machine] = []
+    kept: list[Execution] = []
     hits: list[int] = []
 
-    class Counting(Machine):
+    class Counting(Execution):
         def count(self, seconds: float) -> None:
             kept.append(self)
             hits.extend(unit.hits for unit in self.units)  # which the report's totals take away
             super().count(seconds)
 
-    with mock.patch.object(launching, "Machine", Counting):
+    with mock.patch.object(front_door, "Execution", Counting):
         report = launch()
     units = kept[-1].units
     opcodes = [[ins.opcode for ins in unit.everything] for unit in units]
-    followers = [[n for n in flow.successors(unit) if n >= 0] for unit in units]
+    followers = [[n for n in successors(unit) if n >= 0] for unit in units]
     return Ran(report, opcodes, followers, hits)
 
 

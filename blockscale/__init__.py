@@ -10,6 +10,7 @@ from importlib.abc import Loader as _Loader
 from importlib.abc import MetaPathFinder as _MetaPathFinder
 from importlib.machinery import ModuleSpec as _ModuleSpec
 from pathlib import Path as _Path
+from types import ModuleType as _ModuleType
 from typing import TYPE_CHECKING, Any
 
 from blockscale.base.version import VERSION as __version__
@@ -40,8 +41,9 @@ if TYPE_CHECKING:
         swizzle_scales,
         unswizzle_scales,
     )
+    from blockscale.runtime.jit import build
     from blockscale.runtime.library import Library, load
-    from blockscale.tuning.facade import build, tune
+    from blockscale.tuning.tuner import tune
 
 __all__ = [
     "Library",
@@ -105,8 +107,9 @@ _HOMES = {
     ),
     "ops.moe.layer": ("fused_moe", "moe_route"),
     "ops.moe.weights": ("MoeWeights", "prepare_moe_weights"),
+    "runtime.jit": ("build",),
     "runtime.library": ("Library", "load"),
-    "tuning.facade": ("build", "tune"),
+    "tuning.tuner": ("tune",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -150,4 +153,13 @@ class _PublicModules(_MetaPathFinder, _Loader):
         module.__spec__ = self.spec
 
 
+class _Package(_ModuleType):
+    """Keeps ``blockscale.build`` the function, where importing the package of that name sets it."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOME and isinstance(value, _ModuleType)):
+            super().__setattr__(name, value)
+
+
 _sys.meta_path.append(_PublicModules())
+_sys.modules[__name__].__class__ = _Package

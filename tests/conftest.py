@@ -1,36 +1,52 @@
 """What every test shares: fixed seeds, the gpu marker, one kernel cache per checkout.
 
 Kernels that tests build on demand are kept in ``.cache/blockscale-test`` of this checkout, never in
-the user's own cache, and stay there between runs: the first run builds, later ones are fast.
-``make clean`` removes them.
+the user's own cache, and stay there between runs: the first run builds, later ones are fast.  What
+compilers make of anything else lies in ``.cache/test-compiled`` (`tests.kit.compiled`).  ``make
+clean`` removes both; ``--fresh`` uses neither.
+
+Tests marked ``exhaustive`` (full products of parameters, many seeds, long fuzzing) are left out
+without ``--exhaustive``.
 """
 
 import itertools
 import os
 import random
 import sys
+import tempfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+# Workers share the cores: threads that wait must not spin.  Read when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import numpy as np
 import pytest
 
 import blockscale
-
-ROOT = Path(__file__).resolve().parent.parent
+from blockscale.runtime import jit
+from tests.kit import compiled
+from tests.kit.paths import ROOT
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let the tests of the ops run their kernels on a GPU."""
     parser.addoption("--device", choices=["cpu", "cuda"], default="cpu", help="where kernels run")
     parser.addoption("--library", action="append", default=[], help="kernel library to load first")
+    parser.addoption("--exhaustive", action="store_true", help="run what is marked exhaustive, too")
+    parser.addoption("--fresh", action="store_true", help="compile all: keep nothing, use no cache")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set what child processes inherit, before any test module is imported."""
-    os.environ["BLOCKSCALE_CACHE"] = str(ROOT / ".cache" / "blockscale-test")
+    fresh = config.getoption("--fresh")
+    cache = tempfile.mkdtemp(prefix="blockscale-test-") if fresh else ROOT / ".cache"
+    os.environ["BLOCKSCALE_CACHE"] = str(Path(cache) / "blockscale-test")
+    if not fresh:
+        compiled.install()
+        jit._cached_or_built = compiled.one_at_a_time(jit._cached_or_built)
     # Inductor's cache does not see that an operator's schema has changed.
     os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
     package = Path(blockscale.__file__).resolve().parent
@@ -50,7 +66,27 @@ def pytest_report_header() -> list[str]:
     return [
         f"blockscale: {blockscale.__version__} from {Path(blockscale.__file__).parent}",
         f"kernel cache: {os.environ['BLOCKSCALE_CACHE']}",
+        f"compiled: {compiled.folder() if compiled.enabled() else 'afresh'}",
     ]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked exhaustive, unless it is asked for."""
+    if compiled.enabled():
+        compiled.install_tvm()  # the test modules have imported it by now
+    if config.getoption("--exhaustive"):
+        return
+    out = [item for item in items if item.get_closest_marker("exhaustive")]
+    if out:
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Keep the cache small; one process does that, after the workers."""
+    if compiled.enabled() and not hasattr(config, "workerinput"):
+        compiled.trim()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,7 +1,4 @@
-"""What this machine's CPU can do, as far as the choice of a kernel goes.
-
-Feature names are those of ``/proc/cpuinfo``, so that a user can look them up.
-"""
+"""What this machine is, as far as the choice of a kernel goes: rows of `base.targets`."""
 
 from __future__ import annotations
 
@@ -9,23 +6,8 @@ import platform
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Literal
 
-Level = Literal["avx512bf16", "avx512", "avx2", "plain"]
-
-_X86_64_V3 = (
-    *("cx16", "lahf_lm", "popcnt", "pni", "ssse3", "sse4_1", "sse4_2"),  # x86-64-v2
-    *("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"),
-)
-_X86_64_V4 = (*_X86_64_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
-
-LEVEL_FEATURES: dict[Level, tuple[str, ...]] = {
-    "avx512bf16": (*_X86_64_V4, "avx512_bf16"),  # and VDPBF16PS, the bfloat16 dot product
-    "avx512": _X86_64_V4,  # what LLVM may use for mcpu x86-64-v4
-    "avx2": _X86_64_V3,  # x86-64-v3
-    "plain": (),  # the baseline of the architecture
-}
-"""CPU features that code of a level may use; widest level first."""
+from blockscale.base.targets import CPU_TARGETS, GPU_TARGETS
 
 
 @cache
@@ -59,11 +41,11 @@ def features(cpuinfo: str | None = None) -> frozenset[str]:
     return _features(_cpuinfo() if cpuinfo is None else cpuinfo)
 
 
-def level(flags: Iterable[str] | None = None) -> Level:
+def level(flags: Iterable[str] | None = None) -> str:
     """Return the widest vector level that a CPU with ``flags`` (default: this one's) can run."""
     present = features() if flags is None else frozenset(flags)
-    for name, needed in LEVEL_FEATURES.items():
-        if present.issuperset(needed):
+    for name, row in CPU_TARGETS.items():
+        if present.issuperset(row.features):
             return name
     raise AssertionError("level 'plain' needs nothing")
 
@@ -74,21 +56,40 @@ def required_features(level: str) -> tuple[str, ...]:
     Raises:
         ValueError: there is no such level.
     """
-    if level not in LEVEL_FEATURES:
+    if level not in CPU_TARGETS:
         raise ValueError(
-            f"required_features: level={level!r} is not one of {list(LEVEL_FEATURES)}; "
+            f"required_features: level={level!r} is not one of {list(CPU_TARGETS)}; "
             "host.level() tells this machine's"
         )
-    return tuple(sorted(LEVEL_FEATURES[level]))
-
-
-def same_width(level: str) -> tuple[str, ...]:
-    """Return ``level``, then the other levels whose vectors are as wide."""
-    width = level.removesuffix("bf16")
-    return level, *(other for other in LEVEL_FEATURES if other != level and other.startswith(width))
+    return tuple(sorted(CPU_TARGETS[level].features))
 
 
 def cpu_model(cpuinfo: str | None = None) -> str:
     """Return the CPU's name, or its architecture where the system does not tell the name."""
     text = _cpuinfo() if cpuinfo is None else cpuinfo
     return _field(text, "model name", "Processor", "cpu model") or platform.machine() or "unknown"
+
+
+def local(kind: str) -> str:
+    """Return the target that this machine's kernels are built for: CPU level or GPU architecture.
+
+    Raises:
+        RuntimeError: ``kind`` is "cuda", and torch sees no GPU, or one that we do not build for.
+    """
+    if kind == "cpu":
+        return level()
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            "target: torch sees no CUDA device, so there is nothing to build kernels for; see that "
+            "the driver and a CUDA build of torch are installed"
+        )
+    major, minor = torch.cuda.get_device_capability()
+    for name in (f"sm_{major}{minor}a", f"sm_{major}{minor}", f"sm_{major}0f", f"sm_{major}0"):
+        if name in GPU_TARGETS:
+            return name
+    raise RuntimeError(
+        f"target: {torch.cuda.get_device_name()} has compute capability {major}.{minor}, for which "
+        f"there are no kernels among {', '.join(GPU_TARGETS)}; use a newer GPU"
+    )

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from math import lcm
 
+from blockscale.base.sizes import ceil_div, round_up
+
 Shape = tuple[int | str, ...]
 
 
@@ -144,8 +146,7 @@ def _evaluate(node: ast.expr, values: Mapping[str, int]) -> int:
             return _binary(op, left, _evaluate(left, values), _evaluate(right, values))
         case ast.Call(func=ast.Name(id=function), args=[left, right]):
             size, by = _evaluate(left, values), _evaluate(right, values)
-            blocks = -(-size // by)
-            return blocks if function == "ceil_div" else blocks * by
+            return ceil_div(size, by) if function == "ceil_div" else round_up(size, by)
     raise AssertionError(f"shapes: {ast.dump(node)} passed _check")
 
 

@@ -1,18 +1,90 @@
-"""Names of targets: CPU levels (`base.host`) and GPU architectures, as nvcc spells them."""
+"""What kernels are built for: one row a CPU level, one row a GPU architecture, with its facts.
+
+A new architecture whose features the kernels know is a row here and nothing else.
+"""
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
-from blockscale.base import host
+BULK_COPIES = "bulk copies"
+WGMMA = "wgmma"
+TCGEN05 = "block-scaled tcgen05.mma"
+"""What some architectures have and kernels may need, in the words of an error."""
 
-GPU_TARGETS = (
-    *("sm_80", "sm_86", "sm_89", "sm_90a"),
-    *("sm_100a", "sm_100f", "sm_103a", "sm_120a", "sm_121a"),
+
+class Gpu(NamedTuple):
+    """An architecture of NVIDIA's GPUs (CUDA C++ Programming Guide, compute capabilities)."""
+
+    sm_shared: int
+    """Bytes of shared memory of an SM, of which the system keeps `CTA_RESERVED` for each CTA."""
+    features: tuple[str, ...] = ()
+    """`BULK_COPIES` (with mbarriers and programmatic dependent launches), `WGMMA`, `TCGEN05`."""
+    sms: int = 0
+    """SMs of the GPU for which schedules choose tiles; 0: schedules do not ask."""
+    tensor_columns: int = 0
+    """Columns of an SM's tensor memory: 128 lanes of 32 bits each."""
+
+    @property
+    def cta_shared(self) -> int:
+        """Bytes of shared memory that one CTA may ask for."""
+        return self.sm_shared - CTA_RESERVED
+
+
+CTA_RESERVED = 1024
+"""Bytes of shared memory that the system keeps for each CTA."""
+
+GPU_TARGETS = {
+    "sm_80": Gpu(164 << 10),
+    "sm_86": Gpu(100 << 10),
+    "sm_89": Gpu(100 << 10),
+    "sm_90a": Gpu(228 << 10, (BULK_COPIES, WGMMA), 132),  # H100 SXM, H200
+    "sm_100a": Gpu(228 << 10, (BULK_COPIES, TCGEN05), 148, 512),  # B200
+    "sm_100f": Gpu(228 << 10, (BULK_COPIES, TCGEN05), 148, 512),
+    "sm_103a": Gpu(228 << 10, (BULK_COPIES, TCGEN05), 148, 512),
+    "sm_120a": Gpu(100 << 10, (BULK_COPIES,)),
+    "sm_121a": Gpu(100 << 10, (BULK_COPIES,)),
+}
+"""GPU architectures that kernels are built for, as nvcc spells them."""
+
+
+class Cpu(NamedTuple):
+    """A level of CPUs: what its code may use."""
+
+    features: tuple[str, ...]
+    """As ``/proc/cpuinfo`` spells them, so that a user can look them up."""
+    width: str
+    """Whose vectors it has: a log of one level serves all of the same width."""
+    lane_bits: int
+    """32-bit words of a vector when elements are reordered, as powers of two.
+
+    16 words of a row go to so many lines of a layout that they leave the L1 cache half-written:
+    INT8 weights of 235 MB took 174 ms with 16, 81 ms with 8 (two busy EPYC cores).
+    """
+    llvm: dict[str, str | list[str]]
+    """Options of LLVM."""
+
+
+_X86_64_V3 = (
+    *("cx16", "lahf_lm", "popcnt", "pni", "ssse3", "sse4_1", "sse4_2"),  # x86-64-v2
+    *("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"),
 )
-"""GPU architectures that kernels are built for."""
+_X86_64_V4 = (*_X86_64_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+_V4 = {"mcpu": "x86-64-v4"}
 
-_GPU = re.compile(r"sm_\d{2,3}[af]?")
+BF16_DOTS = "avx512_bf16"
+"""VDPBF16PS, the bfloat16 dot product."""
+
+CPU_TARGETS = {
+    "avx512bf16": Cpu((*_X86_64_V4, BF16_DOTS), "avx512", 3, {**_V4, "mattr": ["+avx512bf16"]}),
+    "avx512": Cpu(_X86_64_V4, "avx512", 3, {**_V4}),
+    "avx2": Cpu(_X86_64_V3, "avx2", 3, {"mcpu": "x86-64-v3"}),
+    "plain": Cpu((), "plain", 2, {}),  # the baseline of the architecture
+}
+"""CPU levels, widest first."""
+
+_GPU = re.compile(r"sm_(\d{1,2})(\d)([af]?)")
 
 
 def is_gpu(name: str) -> bool:
@@ -27,17 +99,50 @@ def kind(name: str) -> str:
         ValueError: it is neither.
     """
     if is_gpu(name):
-        if name not in GPU_TARGETS:
-            raise ValueError(
-                f"target: {name!r} is not one of {list(GPU_TARGETS)}; choose the one of your GPU"
-            )
+        gpu(name)
         return "cuda"
-    if name not in host.LEVEL_FEATURES:
+    if name not in CPU_TARGETS:
         raise ValueError(
-            f"target: {name!r} is neither a CPU level ({', '.join(host.LEVEL_FEATURES)}) nor a GPU "
+            f"target: {name!r} is neither a CPU level ({', '.join(CPU_TARGETS)}) nor a GPU "
             f"architecture ({', '.join(GPU_TARGETS)}); choose one of them"
         )
     return "cpu"
+
+
+def gpu(name: str) -> Gpu:
+    """Return the row of a GPU architecture; ValueError where there is none."""
+    if name not in GPU_TARGETS:
+        raise ValueError(
+            f"target: {name!r} is not one of {list(GPU_TARGETS)}; choose the one of your GPU"
+        )
+    return GPU_TARGETS[name]
+
+
+def cpu(name: str) -> Cpu:
+    """Return the row of a CPU level; ValueError where there is none."""
+    if name not in CPU_TARGETS:
+        raise ValueError(
+            f"target: level={name!r} is not one of {[*CPU_TARGETS]}; choose one of them"
+        )
+    return CPU_TARGETS[name]
+
+
+def having(feature: str) -> list[str]:
+    """Return the names of the GPU architectures that have ``feature``."""
+    return [name for name, row in GPU_TARGETS.items() if feature in row.features]
+
+
+def runs_on(name: str, major: int, minor: int) -> bool:
+    """Return whether machine code for ``name`` runs on a GPU of this compute capability.
+
+    That for an architecture with an "a" runs on no other, any other on later ones of its major.
+    """
+    found = _GPU.fullmatch(name)
+    if found is None:
+        return False
+    made = int(found[1]), int(found[2])
+    exact = found[3] == "a"
+    return made == (major, minor) if exact else made[0] == major and made[1] <= minor
 
 
 def log_folder(name: str) -> str:
@@ -45,26 +150,8 @@ def log_folder(name: str) -> str:
     return name if is_gpu(name) else f"cpu-{name}"
 
 
-def local(kind: str) -> str:
-    """Return the target that this machine's kernels are built for: CPU level or GPU architecture.
-
-    Raises:
-        RuntimeError: ``kind`` is "cuda", and torch sees no GPU, or one that we do not build for.
-    """
-    if kind == "cpu":
-        return host.level()
-    import torch
-
-    if not torch.cuda.is_available():
-        raise RuntimeError(
-            "target: torch sees no CUDA device, so there is nothing to build kernels for; see that "
-            "the driver and a CUDA build of torch are installed"
-        )
-    major, minor = torch.cuda.get_device_capability()
-    for name in (f"sm_{major}{minor}a", f"sm_{major}{minor}", f"sm_{major}0f", f"sm_{major}0"):
-        if name in GPU_TARGETS:
-            return name
-    raise RuntimeError(
-        f"target: {torch.cuda.get_device_name()} has compute capability {major}.{minor}, for which "
-        f"there are no kernels among {', '.join(GPU_TARGETS)}; use a newer GPU"
-    )
+def same_width(level: str) -> tuple[str, ...]:
+    """Return ``level``, then the other levels whose vectors are as wide."""
+    width = CPU_TARGETS[level].width
+    others = (name for name, row in CPU_TARGETS.items() if row.width == width and name != level)
+    return level, *others

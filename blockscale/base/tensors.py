@@ -18,15 +18,15 @@ from typing import Any, Literal
 import numpy as np
 import tvm_ffi
 
+from blockscale.base import formats
+
 Kind = Literal["torch", "numpy", "dlpack"]
 
 STORAGE_DTYPES: dict[str, tuple[str, ...]] = {
-    "e2m1x2": ("float4_e2m1fn_x2",),
-    "e4m3": ("float8_e4m3fn",),
-    "e8m0": ("float8_e8m0fnu",),
-    "byte": ("float8_e4m3fn", "float8_e8m0fnu"),
+    **{n.storage: n.dtypes for n in formats.NUMBERS.values()},
+    "byte": tuple({d: None for n in formats.NUMBERS.values() if n.bits == 8 for d in n.dtypes}),
 }
-"""Dtypes whose bytes a uint8 parameter takes as they are, by word of its ``storage``."""
+"""Dtypes of the bytes of a uint8 parameter, by word of its ``storage``."""
 
 _CPU = 1  # DLPack's kDLCPU
 _BFLOAT16 = (4, 16)  # DLPack's kDLBfloat, bits

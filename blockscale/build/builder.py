@@ -21,7 +21,6 @@ from blockscale.base import host, manifest, targets
 from blockscale.base.version import VERSION
 from blockscale.build import export, logs
 from blockscale.build.export_cuda import write_cuda_library
-from blockscale.catalog import gpu as catalog_gpu
 from blockscale.lower import cuda, nvcc
 from blockscale.lower.code import FunctionCode
 from blockscale.lower.cpu import compile_cpu
@@ -46,7 +45,7 @@ def build(
     Args:
         specs: kernels, as specs or names (a base name stands for all its activation dtypes).
         out: the ``.so`` to write; it appears complete or not at all.
-        level: a CPU level to build for (`blockscale.base.host.LEVEL_FEATURES`), or one or more GPU
+        level: a CPU level to build for (`blockscale.base.targets.CPU_TARGETS`), or one or more GPU
             architectures (`blockscale.base.targets.GPU_TARGETS`); this machine's CPU when None.
         logs_dirs: where schedules are looked up, first one first; the package's logs when None.  A
             bucket that no log knows is reported and gets the default schedule.
@@ -85,7 +84,7 @@ def _build_cpu(
         objects = []
         for spec in wanted:
             traces, buckets = _traces(spec, level, dirs)
-            functions[spec.name] = _entry(spec, buckets)
+            functions[spec.name] = _entry(spec, level, buckets)
             compiled = compile_cpu(catalog.exported(spec, level, traces), catalog.target(level))
             objects.append(Path(folder) / f"{spec.name}.o")
             compiled.write_to_file(str(objects[-1]), "o")
@@ -113,7 +112,7 @@ def _build_cuda(
             traces, buckets = _traces(spec, arch, dirs)
             entries += [{**bucket, "arch": arch} for bucket in buckets]
             jobs.append((spec.name, arch, catalog.cuda_source(spec, arch, traces)))
-        functions[spec.name] = _entry(spec, entries, catalog_gpu.alignments(spec))
+        functions[spec.name] = _entry(spec, archs[0], entries)
 
     def compiled(job: tuple[str, str, cuda.Source]) -> FunctionCode:
         name, arch, source = job
@@ -167,7 +166,7 @@ def _traces(
     traces: dict[str, Any] = {}
     buckets = []
     for workload in catalog.workloads(spec, level):
-        found = (logs.find(w, level, dirs) for w in (workload, *getattr(workload, "kin", ())))
+        found = (logs.find(w, level, dirs) for w in (workload, *workload.kin(level)))
         hit = next((hit for hit in found if hit is not None), None)
         bucket: dict[str, Any] = {"rows": workload.rows, "limit": workload.limit(level)}
         bucket["tuned"] = hit is not None
@@ -179,13 +178,12 @@ def _traces(
     return traces, buckets
 
 
-def _entry(
-    spec: Spec, buckets: list[dict[str, Any]], alignments: Mapping[str, int] | None = None
-) -> dict[str, Any]:
+def _entry(spec: Spec, level: str, buckets: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the manifest's entry of a function."""
+    alignments = catalog.road(spec, level).alignments(spec)
     params = [asdict(param) for param in spec.params()]
     for param in params:
-        if alignments and param["name"] in alignments:
+        if param["name"] in alignments:
             param["align"] = alignments[param["name"]]
     return {
         "spec": spec.to_json(),

@@ -6,9 +6,7 @@ that ``import tvm_ffi`` has loaded; threads come from the OpenMP library of the 
 
 from __future__ import annotations
 
-import os
 import re
-import secrets
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,6 +15,7 @@ from typing import Any
 
 from tvm_ffi import libinfo
 
+from blockscale.base import files
 from blockscale.base.errors import LibraryError, LinkError
 from blockscale.base.files import HOST_C
 from blockscale.base.manifest import append_manifest, validate
@@ -77,7 +76,7 @@ def write_library(
         run([cc, *CFLAGS, "-c", str(RUNTIME_SOURCE), "-o", str(runtime)])
         inputs = [*_stage_objects(objects, Path(folder)), runtime]
         elf = link(inputs, list(manifest["functions"]), Path(folder), cc)
-    replace(out, append_manifest(elf, manifest))
+    files.write(out, append_manifest(elf, manifest), 0o755)
     return out
 
 
@@ -167,25 +166,6 @@ def run(command: list[str]) -> None:
             f"write_library: {command[0]!r} ended with status {done.returncode}; the command was\n"
             f"  {' '.join(command)}\nand it said\n{reason}"
         )
-
-
-def replace(out: Path, data: bytes) -> None:
-    """Put ``data`` at ``out`` in one step, and on the disk before that."""
-    temporary = out.parent / f".{out.name}.{secrets.token_hex(8)}.tmp"
-    try:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, out)
-    finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(out.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 __all__ = ["LibraryError", "LinkError", "write_library"]

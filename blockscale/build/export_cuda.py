@@ -20,11 +20,11 @@ from typing import Any
 import tvm_ffi
 from tvm_ffi import libinfo
 
-from blockscale.base import shapes
+from blockscale.base import files, shapes
 from blockscale.base.errors import LinkError
 from blockscale.base.files import HOST_C
 from blockscale.base.manifest import append_manifest, validate
-from blockscale.build.export import CFLAGS, check_folder, link, replace, run
+from blockscale.build.export import CFLAGS, check_folder, link, run
 from blockscale.lower.code import FunctionCode, KernelCode
 from blockscale.specs.parameters import Param
 
@@ -100,7 +100,7 @@ def write_cuda_library(
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(run, commands))
         elf = link(objects, list(contents["functions"]), folder, cc)
-    replace(out, append_manifest(elf, contents))
+    files.write(out, append_manifest(elf, contents), 0o755)
     return out
 
 

@@ -15,13 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from blockscale.base import host
-from blockscale.base.targets import is_gpu
+from blockscale.base.targets import is_gpu, same_width
 from blockscale.build import records
 from blockscale.build.records import LogError, Record, sentence
-from blockscale.build.store import Workload, folder_of, folders, level_of, target_key, target_of
+from blockscale.build.store import folder_of, folders, level_of, target_key
+
+if TYPE_CHECKING:
+    from blockscale.catalog import Workload
 
 __all__ = ["LogError", "LogHit", "Problem", "check", "committed", "entries", "find"]
 
@@ -128,7 +130,7 @@ def find(workload: Workload, level: str, dirs: Sequence[Path | str]) -> LogHit |
         LogError: a log is damaged; the message names file and line.
     """
     for root in dirs:
-        for logged in (level,) if is_gpu(level) else host.same_width(level):
+        for logged in (level,) if is_gpu(level) else same_width(level):
             hit = _find_in(Path(root), workload, level, logged)
             if hit is not None:
                 return hit
@@ -142,7 +144,7 @@ def _find_in(root: Path, workload: Workload, level: str, logged: str) -> LogHit 
     folder = _folder(folder_of(root, workload.op, logged))
     if folder is None:
         return None
-    wanted = target_key(target_of(workload, logged).export())
+    wanted = target_key(workload.target(logged).export())
     mod = workload.mod(level)
     fitting = [r for r in folder.of(mod) if math.isfinite(r.us) and target_key(r.target) == wanted]
     for record in sorted(fitting, key=lambda r: (r.model is not None, r.us)):
@@ -183,6 +185,8 @@ def check(
         dirs: folders with ``<op>/cpu-<level>/`` or ``<op>/sm_<number>/`` in them.
         make: turns an entry of `meta.json` into its workload; the catalogue's when None.
     """
+    from blockscale import catalog
+
     found: list[Problem] = []
     for root in map(Path, dirs):
         if not root.is_dir():
@@ -191,7 +195,7 @@ def check(
         before = len(found)
         for path in sorted({p.parent for p in root.glob("*/*/*.json")}):
             try:
-                found += _check_folder(path, make or _catalogued)
+                found += _check_folder(path, make or catalog.logged)
             except LogError as error:
                 where, _, what = str(error).partition(": ")
                 found.append(Problem(where, what))
@@ -199,13 +203,6 @@ def check(
             what = "has no entry; name a folder that holds <op>/cpu-<level>/meta.json"
             found.append(Problem(str(root), what))
     return found
-
-
-def _catalogued(entry: dict[str, Any]) -> Workload:
-    from blockscale import catalog
-
-    workload: Workload = catalog.logged(entry)
-    return workload
 
 
 def _check_folder(path: Path, make: Callable[[dict[str, Any]], Workload]) -> Iterator[Problem]:
@@ -227,7 +224,7 @@ def _check_folder(path: Path, make: Callable[[dict[str, Any]], Workload]) -> Ite
         try:
             workload = make(entry)
             mod = workload.mod(level)
-            target = target_key(target_of(workload, level).export())
+            target = target_key(workload.target(level).export())
         except Exception as error:
             yield Problem(f"{path / records.META}", f"'{tag}' names no kernel: {error}")
             continue

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import lzma
 import math
-import os
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -181,20 +180,6 @@ def read_meta(folder: Path) -> dict[str, Any]:
     if not isinstance(meta, dict) or not isinstance(meta.get("workloads"), dict):
         raise _broken(path, 1, "has no table 'workloads'")
     return meta
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace ``path`` by ``text``: a reader, or a crash, sees the old or the new file only."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
 
 
 def repair_tail(folder: Path, say: Callable[[str], None]) -> None:

@@ -14,56 +14,18 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from blockscale.base import files
 from blockscale.base.targets import is_gpu, log_folder
 from blockscale.build import records
+
+if TYPE_CHECKING:
+    from blockscale.catalog import Workload
 
 HISTORY = "history.jsonl"
 
 _CPU = "cpu-"
-
-
-class Workload(Protocol):
-    """What the tuner asks of `blockscale.catalog.Workload`."""
-
-    @property
-    def tag(self) -> str:
-        """Unique name: the spec's with the number of rows."""
-
-    @property
-    def op(self) -> str:
-        """Folder of the logs."""
-
-    @property
-    def spec(self) -> Any:
-        """The exported function; its ``params()`` and ``to_json()`` are used."""
-
-    @property
-    def rows(self) -> int:
-        """Rows of this static instance."""
-
-    def mod(self, level: str) -> Any:
-        """Return the unscheduled IRModule with static shapes."""
-
-    def symbolic(self, level: str) -> Any:
-        """Return the unscheduled IRModule for any sizes, which a GPU measures."""
-
-    def space(self, level: str) -> Callable[[Any], Any]:
-        """Return the function that draws a schedule."""
-
-    def default(self, sch: Any, level: str) -> Any:
-        """Apply the schedule that needs no search."""
-
-
-def target_of(workload: Workload, level: str) -> Any:
-    """Return the TVM target of ``level`` (a workload may bring its own)."""
-    own = getattr(workload, "target", None)
-    if own is not None:
-        return own(level)
-    from blockscale.catalog import target
-
-    return target(level)
 
 
 def with_model(target: Any, model: str | None) -> Any:
@@ -205,7 +167,7 @@ class Store:
             return 0
         with path.with_name(f"{records.RECORDS}.unfit").open("a") as file:
             file.write(unfit)
-        records.write_atomically(path, kept)
+        files.write(path, kept)
         count = unfit.count("\n")
         say(f"{path}: records that no longer apply: {count}; moved to {records.RECORDS}.unfit")
         return count
@@ -240,11 +202,9 @@ class Store:
         meta.update(op=workload.op, level=level)
         if self._machine is not None:
             meta["machine"] = self._machine
-        entry = {"workload": digest, "spec": workload.spec.to_json(), "rows": workload.rows}
-        entry |= getattr(workload, "labels", {})
-        meta["workloads"][workload.tag] = entry
+        meta["workloads"][workload.tag] = {"workload": digest, **workload.entry()}
         if json.dumps(meta) != before:
-            records.write_atomically(path, json.dumps(meta, indent=1) + "\n")
+            files.write(path, json.dumps(meta, indent=1) + "\n")
 
     def append(
         self, entry: Any, trace: Any, run_secs: Sequence[float], target: Any, line: dict[str, Any]

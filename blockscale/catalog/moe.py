@@ -1,28 +1,31 @@
-"""MoE layers on a GPU: the two GEMMs of each size bucket, their search spaces, the plans that won.
+"""MoE layers and their router; on a GPU a layer is two GEMMs, each a part with schedules.
 
-A layer's `MoeWorkload` is one GEMM at a number of tokens.  An exported function holds a pair of
-kernels for each of `MOE_BUCKETS` and chooses by its number of tokens.
+An exported function of a GPU holds a pair of kernels for each of `MOE_BUCKETS` and chooses by its
+number of tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
-import tvm
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import Trace
+from tvm.tirx import PrimFunc
 
-from blockscale.catalog.bucket import Bucket
-from blockscale.lower.moe.kernel import check_target
+from blockscale.base.targets import BULK_COPIES
+from blockscale.catalog.registry import Bucket, Road, Workload, register, workloads
+from blockscale.lower.cuda import Source
+from blockscale.lower.moe import kernel
 from blockscale.lower.moe.read import read
-from blockscale.schedules.moe import wgmma as sm90
-from blockscale.schedules.steps import Sketch, preferred, sampled
-from blockscale.specs import FusedMoe
-from blockscale.specs.plans.moe import MoePlan
-from blockscale.specs.plans.moe_gemm import MoeGemm
+from blockscale.schedules.moe import cpu, wgmma
+from blockscale.schedules.steps import Sketch
+from blockscale.specs import FusedMoe, MoeRoute
+from blockscale.specs.plans.moe import MoeGemm, MoePlan
+from blockscale.tir.moe.fused_moe import ROW_TILES, fused_moe
+from blockscale.tir.moe.route import moe_route
 from blockscale.tir.moe.tiles import moe_tiles
 
 MOE_BUCKETS = (Bucket(1, 2), Bucket(8, 24), Bucket(64, 160), Bucket(512, 1536), Bucket(4096, None))
@@ -30,6 +33,9 @@ MOE_BUCKETS = (Bucket(1, 2), Bucket(8, 24), Bucket(64, 160), Bucket(512, 1536), 
 
 PARTS = (1, 2)
 """GEMM 1 and GEMM 2."""
+
+WORKSPACE_ALIGNMENT = 16
+"""Of the memory that a function divides: all its kernels load 16 bytes at a time."""
 
 
 class MoeBucket(NamedTuple):
@@ -40,101 +46,7 @@ class MoeBucket(NamedTuple):
     gemm2: MoePlan
 
 
-@dataclass(frozen=True)
-class MoeWorkload:
-    """GEMM ``part`` of a layer at ``rows`` tokens: what is tuned, logged and looked up."""
-
-    spec: FusedMoe
-    rows: int
-    part: int
-
-    @property
-    def op(self) -> str:
-        """Name of the op, which is its log folder."""
-        return self.spec.op
-
-    @property
-    def tag(self) -> str:
-        """The spec's name with the part and the number of tokens."""
-        return f"{self.spec.name}_gemm{self.part}_m{self.rows}"
-
-    @property
-    def labels(self) -> dict[str, int]:
-        """What a log says of it besides its spec and rows."""
-        return {"part": self.part}
-
-    @property
-    def any_size(self) -> bool:
-        """Whether `mod` serves any sizes: what is measured is what is shipped."""
-        return True
-
-    def measuring(self, library: str, timing: Any, reference: str) -> Any:
-        """Return the job that measures a candidate, for the tuner."""
-        from blockscale.tuning.moe import gpu as moe_gpu
-
-        return moe_gpu.measure, (library, self.gemm, self.rows, timing, reference)
-
-    @property
-    def gemm(self) -> MoeGemm:
-        """What is computed."""
-        return gemm_of(self.spec, self.part)
-
-    @property
-    def kin(self) -> list[MoeWorkload]:
-        """Workloads whose schedules serve this one where it has none: kernels as fast as its own.
-
-        Those of bfloat16, which float16 differs from in a step of decoding; and of the other gates.
-        """
-        gates = ("swiglu", "swiglu_oai") if self.spec.gated else ()
-        specs = [
-            replace(self.spec, dtype="bfloat16", activation=activation)
-            for activation in (self.spec.activation, *gates)
-        ]
-        found = {gemm_of(spec, self.part): spec for spec in reversed(specs)}
-        others = [spec for gemm, spec in found.items() if gemm != self.gemm]
-        return [replace(self, spec=spec) for spec in reversed(others)]
-
-    def limit(self, level: str) -> int | None:
-        """Return the most tokens that the exported function gives to this schedule."""
-        return next(bucket.limit for bucket in MOE_BUCKETS if bucket.rows == self.rows)
-
-    def mod(self, level: str) -> tvm.IRModule:
-        """Return the unscheduled function ``main``, which names the number of tokens."""
-        return tvm.IRModule({"main": moe_tiles(self.gemm, self.rows)})
-
-    def symbolic(self, level: str) -> tvm.IRModule:
-        """Return the unscheduled function ``main``: its sizes are symbols, too."""
-        return tvm.IRModule({"main": moe_tiles(self.gemm)})
-
-    def sketches(self, level: str) -> list[Sketch]:
-        """Return the sketches, the one of the default schedule first."""
-        return sm90.moe_sketches(self.gemm, self.rows, level)
-
-    def space(self, level: str) -> Callable[[Schedule], list[Schedule]]:
-        """Return the space function: one schedule per sketch, with sampled decisions."""
-        sketches = self.sketches(level)
-
-        def space(sch: Schedule) -> list[Schedule]:
-            results = []
-            for sketch in sketches:
-                candidate = Schedule(
-                    sch.mod,  # it shares no IfThenElse with others: there is none
-                    seed=sch.fork_seed(),
-                    debug_mask="none",
-                    error_render_level="fast",
-                )
-                sketch(candidate, sampled)
-                results.append(candidate)
-            return results
-
-        return space
-
-    def default(self, sch: Schedule, level: str) -> None:
-        """Schedule ``sch`` without search: the first sketch with its preferred decisions."""
-        self.sketches(level)[0](sch, preferred)
-
-
-def gemm_of(spec: FusedMoe, part: int) -> MoeGemm:
+def gemm_of(spec: FusedMoe, part: int | None) -> MoeGemm:
     """Return GEMM ``part`` of a layer."""
     first = part == 1
     return MoeGemm(
@@ -150,22 +62,12 @@ def gemm_of(spec: FusedMoe, part: int) -> MoeGemm:
     )
 
 
-def workloads(spec: FusedMoe, level: str) -> list[MoeWorkload]:
-    """Return both GEMMs of all buckets, smallest first.
-
-    Raises:
-        TypeError: there is no such kernel for ``level``, or for the layout of the weights.
-    """
-    check_target(spec, level)
-    return [MoeWorkload(spec, bucket.rows, part) for bucket in MOE_BUCKETS for part in PARTS]
-
-
 def buckets(spec: FusedMoe, level: str, traces: Mapping[str, Trace | None]) -> list[MoeBucket]:
     """Return the kernels of the exported function, ascending; equal neighbours are one bucket.
 
     ``traces`` maps a workload's tag to the trace that won; None or absent: the default schedule.
     """
-    plans = {(w.rows, w.part): _plan(w, level, traces.get(w.tag)) for w in workloads(spec, level)}
+    plans = {(w.rows, w.part): _plan(spec, w, level, traces) for w in workloads(spec, level)}
     found: list[MoeBucket] = []
     for bucket in MOE_BUCKETS:
         first, second = (plans[bucket.rows, part] for part in PARTS)
@@ -175,23 +77,106 @@ def buckets(spec: FusedMoe, level: str, traces: Mapping[str, Trace | None]) -> l
     return found
 
 
-def _plan(workload: MoeWorkload, level: str, trace: Trace | None) -> MoePlan:
+def _plan(
+    spec: FusedMoe, workload: Workload, level: str, traces: Mapping[str, Trace | None]
+) -> MoePlan:
     """Return the plan of a trace (of the workload or one of its kin), or of the default."""
+    trace = traces.get(workload.tag)
     if trace is None:
         sch = Schedule(workload.symbolic(level))
         workload.default(sch, level)
         return read(sch.mod["main"]).check()
-    own = workload.gemm
-    *others, last = (workload, *workload.kin)
+    own = gemm_of(spec, workload.part)
+    *others, last = (workload, *workload.kin(level))
     for candidate in others:
         with suppress(ScheduleError):
             return _replayed(candidate, level, trace, own)
     return _replayed(last, level, trace, own)
 
 
-def _replayed(workload: MoeWorkload, level: str, trace: Trace, own: MoeGemm) -> MoePlan:
+def _replayed(workload: Workload, level: str, trace: Trace, own: MoeGemm) -> MoePlan:
     """Return the plan of a workload's trace, for the GEMM ``own``."""
     sch = Schedule(workload.symbolic(level), debug_mask="none", error_render_level="fast")
     trace.apply_to_schedule(sch, remove_postproc=False)
     plan = read(sch.mod["main"])
     return replace(plan, dtype=own.dtype, activation=own.activation).check()
+
+
+def _kin(spec: FusedMoe, part: int | None) -> list[FusedMoe]:
+    """Return the layers whose kernels are as fast as its own.
+
+    Those of bfloat16, which float16 differs from in a step of decoding; and of the other gates.
+    """
+    gates = ("swiglu", "swiglu_oai") if spec.gated else ()
+    specs = [
+        replace(spec, dtype="bfloat16", activation=activation)
+        for activation in (spec.activation, *gates)
+    ]
+    own = gemm_of(spec, part)
+    found = {gemm_of(spec, part): spec for spec in reversed(specs)}
+    return [spec for gemm, spec in reversed(found.items()) if gemm != own]
+
+
+def _cpu_buckets(spec: FusedMoe) -> tuple[Bucket, ...]:
+    """Up to half a row an expert, on average: one by one; more: in pairs.
+
+    More rows at a time want more registers than there are: 4 tokens of 8 experts, top 2, 1.46 ms in
+    pairs, 1.83 ms alone; 128 tokens 37 ms, 49 ms, and by fours 53 ms (AMD EPYC, one free core).
+    """
+    one, two = ROW_TILES
+    few = max(1, spec.experts // (2 * spec.top_k))
+    return (Bucket(1, few, one), Bucket(16 * few, None, two))
+
+
+def _layer(spec: FusedMoe, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:
+    """Return the unscheduled layer, for ``rows`` tokens or for any number of them."""
+    if spec.layout != "linear":
+        raise TypeError(
+            f"catalog: {spec.name} has weights in layout {spec.layout}, that of CUDA kernels; take "
+            "FusedMoe(layout='linear') for a CPU"
+        )
+    return fused_moe(spec, bucket.tile, cpu.lanes(spec, level), rows)
+
+
+def _gemm_buckets(spec: FusedMoe) -> tuple[Bucket, ...]:
+    kernel.check_layout(spec)
+    return tuple(replace(bucket, part=part) for bucket in MOE_BUCKETS for part in PARTS)
+
+
+def _gemm_sketches(spec: FusedMoe, bucket: Bucket, level: str) -> list[Sketch]:
+    return wgmma.moe_sketches(gemm_of(spec, bucket.part), bucket.rows, level)
+
+
+def _sources(spec: FusedMoe, arch: str, traces: Mapping[str, Trace | None]) -> Source:
+    return kernel.sources(buckets(spec, arch, traces), spec, arch)
+
+
+register(
+    FusedMoe,
+    cpu=Road(
+        buckets=_cpu_buckets,
+        body=_layer,
+        sketches=lambda spec, bucket, level: cpu.moe_sketches(spec, level, bucket.tile),
+    ),
+    cuda=Road(
+        buckets=_gemm_buckets,
+        body=lambda spec, bucket, level, rows: moe_tiles(gemm_of(spec, bucket.part), rows),
+        sketches=_gemm_sketches,
+        lower=_sources,
+        needs=frozenset({BULK_COPIES}),
+        alignments=lambda spec: {"workspace": WORKSPACE_ALIGNMENT},
+        kin=_kin,
+    ),
+)
+register(
+    MoeRoute,
+    cpu=Road(
+        body=lambda spec, bucket, level, rows: moe_route(spec, rows),
+        sketches=lambda spec, bucket, level: cpu.route_sketches(),
+    ),
+    cuda=Road(
+        buckets=lambda spec: (),
+        lower=lambda spec, arch, traces: kernel.route_sources(spec, arch),
+        needs=frozenset({BULK_COPIES}),
+    ),
+)

@@ -1,30 +1,27 @@
 """One weight of a checkpoint, whatever stored it: codes, block scales, global scale, zeros.
 
-Every field has one meaning (see `Weight`); `load` brings what each scheme stores to it.  Codes and
-scales are never rounded on the way: bytes are moved, and nothing else.
+Every field has one meaning (see `Weight`); `schemes.kinds.load` brings what each scheme stores to
+it.  Codes and scales are never rounded on the way: bytes are moved, and nothing else.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
 
-from blockscale.base.errors import CheckpointError
-from blockscale.checkpoints.entry import BLOCK
-from blockscale.checkpoints.files.safetensors import read, transposed
-from blockscale.checkpoints.schemes.words import int4_parts
-
-if TYPE_CHECKING:
-    from blockscale.checkpoints.schemes.kinds import Entry, Facts
+from blockscale.base.formats import E2M1, QUANTIZED, UE8M0
+from blockscale.base.sizes import ceil_div
 
 Tensor = torch.Tensor
 
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E8M0_BIAS, E8M0_NAN = 127, 255
+ROWS = ("data", "packed", "block_scale", "zero")
+"""Fields of a `Weight` whose tensors have its rows."""
 _CHUNK = 1 << 21
 """Values that one step of `Weight.dequantize` decodes: 8 MiB as float32."""
 
@@ -109,6 +106,12 @@ class Weight:
             grouped = grouped - zero[..., None]
         return grouped.mul_(scale[..., None]).view(codes.shape)
 
+    def moved(self, move: Callable[[Tensor], Tensor], **changes: Any) -> Weight:
+        """Return the weight with ``move`` done to all that has its rows, and with ``changes``."""
+        found = {name: getattr(self, name) for name in ROWS}
+        changes |= {name: move(value) for name, value in found.items() if value is not None}
+        return replace(self, **changes)
+
     @property
     def scaled(self) -> bool:
         """Return whether values are anything but the data themselves."""
@@ -118,7 +121,7 @@ class Weight:
         """Return float32 block scales of some rows, with the global scale in them."""
         assert self.block_scale is not None
         raw = self.block_scale.reshape(-1, self.block_scale.shape[-1])[start:stop]
-        scale = _e8m0(raw) if self.fmt == "mxfp4" else raw.float()
+        scale = _ue8m0(raw) if self.fmt == "mxfp4" else raw.float()
         if self.global_divisor is not None:
             return scale / self._top(self.global_divisor, start, stop)
         if self.global_scale is not None:
@@ -147,10 +150,10 @@ class Weight:
         high, wide = self.block
         count, cols = self.shape[-2:]
         rows = torch.arange(start, min(stop, prod(self.shape[:-1])))
-        blocks = -(-count // high)
+        blocks = ceil_div(count, high)
         index = rows // count * blocks + rows % count // high
         scale = self.block_scale.reshape(-1, self.block_scale.shape[-1])[index]
-        floats = _e8m0(scale) if scale.dtype == torch.uint8 else scale.float()
+        floats = _ue8m0(scale) if scale.dtype == torch.uint8 else scale.float()
         return factor * floats.repeat_interleave(wide, 1)[:, :cols]
 
 
@@ -162,12 +165,10 @@ def _pairs(values: list[float]) -> np.ndarray:
 
 
 _TABLES = {
-    **dict.fromkeys(("nvfp4", "mxfp4"), _pairs([*E2M1, *(-v for v in E2M1)])),
+    **dict.fromkeys(QUANTIZED, _pairs([*E2M1.values, *(-v for v in E2M1.values)])),
     "int4": _pairs([float(v) for v in range(16)]),
 }
-_POWERS = torch.tensor(
-    [2.0 ** (b - E8M0_BIAS) for b in range(E8M0_NAN)] + [float("nan")], dtype=torch.float32
-)
+_POWERS = torch.tensor(UE8M0.values, dtype=torch.float32)
 
 
 def _decoded(packed: Tensor, fmt: str) -> Tensor:
@@ -175,129 +176,5 @@ def _decoded(packed: Tensor, fmt: str) -> Tensor:
     return torch.from_numpy(values)
 
 
-def _e8m0(raw: Tensor) -> Tensor:
+def _ue8m0(raw: Tensor) -> Tensor:
     return _POWERS[raw.int()]
-
-
-def load(entry: Entry, facts: Facts) -> Weight:
-    """Return the weight of ``entry``.
-
-    Raises:
-        CheckpointError: its data are none of its format, or its file changed.
-    """
-    if entry.scheme == "blockscale-layout":
-        from blockscale.checkpoints.schemes.layout import undo
-
-        return replace(undo(entry), gate_up=_gate_up(entry, facts))
-    if entry.scheme == "plain":
-        return Weight(entry.name, entry.fmt, entry.shape, data=read(entry.parts["data"]))
-    if "lora_a" in entry.parts or "lora_b" in entry.parts:
-        raise CheckpointError(
-            f"{entry.name} has a low-rank part (SVDQuant), which is not supported; use a "
-            "checkpoint in NVFP4 without it"
-        )
-    parts = {role: read(info) for role, info in entry.parts.items() if role in _KEPT}
-    if entry.fmt == "fp8":
-        return _fp8(entry, parts)
-    if entry.fmt == "int4":
-        made = int4_parts(entry, parts, facts)
-    else:
-        made = _fp4(entry, parts)
-    divisor = _global(entry, parts, "global_divisor")
-    inputs = _global(entry, parts, "input_scale")
-    input_divisor = _global(entry, parts, "input_divisor")
-    return Weight(
-        entry.name,
-        entry.fmt,
-        entry.shape,
-        **made,
-        global_scale=_global(entry, parts, "global_scale") if divisor is None else 1 / divisor,
-        group_size=BLOCK.get(entry.fmt, entry.group),
-        global_divisor=divisor,
-        input_scale=inputs if input_divisor is None else 1 / input_divisor,
-        pre_quant_scale=_smoothing(entry, parts.get("pre_quant_scale")),
-        gate_up=_gate_up(entry, facts),
-    )
-
-
-_KEPT = frozenset(
-    ("packed", "block_scale", "global_scale", "global_divisor", "zero", "group_index")
-    + ("input_scale", "input_divisor", "pre_quant_scale", "dense_shape")
-)
-
-
-def _fp4(entry: Entry, parts: dict[str, Tensor]) -> dict[str, Tensor]:
-    packed, scale = parts["packed"].view(torch.uint8), parts["block_scale"]
-    if entry.scheme == "gpt-oss":
-        packed = packed.flatten(-2)
-    if entry.fmt == "nvfp4" and scale.dtype == torch.uint8:
-        scale = scale.view(torch.float8_e4m3fn)
-    if scale.dim() > len(entry.shape):
-        scale = scale[0]
-    if entry.transposed:
-        packed, scale = _transposed(packed), _transposed(scale)
-    if entry.group > BLOCK[entry.fmt]:
-        repeats = entry.group // BLOCK[entry.fmt]
-        scale = scale.view(torch.uint8).repeat_interleave(repeats, -1).view(scale.dtype)
-    return {"packed": packed, "block_scale": scale}
-
-
-def _fp8(entry: Entry, parts: dict[str, Tensor]) -> Weight:
-    scale = parts.get("block_scale")
-    if scale is not None and entry.block is not None:
-        high, wide = entry.block
-        rows, cols = entry.shape[-2:]
-        scale = scale.reshape(*entry.shape[:-2], -(-rows // high), -(-cols // wide))
-    return Weight(
-        entry.name,
-        "fp8",
-        entry.shape,
-        data=parts["packed"],
-        block_scale=scale,
-        global_scale=_global(entry, parts, "global_scale"),
-        input_scale=_global(entry, parts, "input_scale"),
-        block=entry.block,
-    )
-
-
-def _smoothing(entry: Entry, scale: Tensor | None) -> Tensor | None:
-    if scale is None:
-        return None
-    if scale.numel() != entry.shape[-1]:
-        info = entry.parts["pre_quant_scale"]
-        raise CheckpointError(
-            f"{info.path}: {info.name} is {list(info.shape)}, but must have {entry.shape[-1]} "
-            "values, one of each input; convert the checkpoint again"
-        )
-    return scale.reshape(-1)
-
-
-def _global(entry: Entry, parts: dict[str, Tensor], role: str) -> Tensor | None:
-    if role not in parts:
-        return None
-    value = parts[role].float().flatten()
-    lowest = 0.0 if role.endswith("divisor") else -1.0
-    bad = ~(value.isfinite() & (value > lowest) & (value >= 0))
-    if bad.any():
-        raise CheckpointError(
-            f"{entry.parts[role].path}: {entry.parts[role].name} is {value[bad][0].item()}, but "
-            f"must be finite and {'above' if lowest == 0 else 'not below'} zero; convert the "
-            "checkpoint again"
-        )
-    if value.numel() == 1:
-        return value[0]
-    experts = entry.shape[0]
-    return value.view(experts, 2) if value.numel() == 2 * experts else value
-
-
-def _gate_up(entry: Entry, facts: Facts) -> str | None:
-    leaf = entry.name.removesuffix(".weight").rpartition(".")[2]
-    if "gate_up" not in leaf and leaf != "mlp1_weight":
-        return None
-    oss = entry.scheme == "gpt-oss" or leaf == "mlp1_weight" or facts.interleaved
-    return "interleaved" if oss else "halves"
-
-
-def _transposed(value: Tensor) -> Tensor:
-    """Return [E, A, B] as [E, B, A]; a byte keeps its two codes, neighbours along K."""
-    return transposed(value.view(torch.uint8)).view(value.dtype)

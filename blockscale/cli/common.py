@@ -11,9 +11,9 @@ import click
 from rich.console import Console
 
 from blockscale import specs
-from blockscale.base import host
+from blockscale.base.targets import CPU_TARGETS
 
-LEVELS = click.Choice(list(host.LEVEL_FEATURES))
+LEVELS = click.Choice(list(CPU_TARGETS))
 NAMES = click.argument("names", nargs=-1, required=True, metavar="NAMES...")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 LEVEL = click.option("--level", type=LEVELS, help="Vector width; this machine's by default.")
@@ -46,3 +46,20 @@ def console() -> Console:
 def print_json(data: dict[str, Any]) -> None:
     """Print one JSON object to stdout."""
     click.echo(json.dumps(data, indent=1))
+
+
+def signature(params: list[dict[str, Any]]) -> str:
+    """Return a kernel's arguments and results, for example ``x[n] bfloat16 -> y[n] bfloat16``."""
+    shown = [_declaration(p) for p in sorted(params, key=lambda p: bool(p.get("output")))]
+    inputs = sum(not p.get("output") for p in params)
+    return f"{', '.join(shown[:inputs])} -> {', '.join(shown[inputs:])}"
+
+
+def _declaration(param: dict[str, Any]) -> str:
+    storage, default = param.get("storage"), param.get("default")
+    shape = param["shape"]
+    dims = "" if shape is None else f"[{', '.join(map(str, shape))}]"
+    shown = f"{param['name']}{dims} {param['dtype']}"
+    if storage is not None:
+        shown += f" ({storage})"
+    return shown if default is None else f"{shown} = {default:g}"

@@ -97,7 +97,7 @@ def tune(
     try:
         result = run(
             wanted,
-            level=_level(level, target),
+            target=_level(level, target),
             seconds=seconds,
             trials=trials,
             trials_each=trials_each,

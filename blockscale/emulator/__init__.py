@@ -5,28 +5,32 @@ illegal.  `run_module` runs a function of an exported library, its host code inc
 
 The way through the house, from text to result:
 
-* `lexer`, `reader`, `parser` make the tree of `syntax`; `program` links one kernel of it (calls
-  expanded, variables placed, control flow cut into the units of `flow`);
-* `launching` checks a launch, packs its arguments (`values`) and makes a `machine`, which keeps the
-  clusters of `grid` resident (`residents`) and runs `gang`s of warps (`execute`);
-* `compiler` makes Python functions of units: scalar instructions from `alu`, all others from the
-  handlers in `ops`, which stand on the pure libraries `tma`, `tcgen05` and `mma`;
-* `memory` holds the bytes, `engine` the asynchronous work in flight, `clocks` what is ordered after
-  what; `hazards`, `analysis` and `diagnose` say what is wrong, and `report` keeps it all.
+* `ptx`: `lexer`, `reader` and `parser` make the tree of `syntax`; a `program` is one kernel of it,
+  in units, and `analysis` sees what can be seen before it runs;
+* `alu`, `tma`, `tcgen05`, `mma`: what instructions compute, as pure functions of arrays;
+* `machine`: `memory` holds the bytes, `engine` the asynchronous work in flight, `clocks` what is
+  ordered after what; `state` is all of one launch, on which `gangs` of warps run; `residents` lets
+  the clusters of `grid` in and out; `hazards` and `diagnose` say what is wrong;
+* `ops`: the handlers of all instructions that are not scalar;
+* `launching`: the `front_door` checks a launch, packs its `arguments` and has its kernel linked
+  (`link`: calls expanded, variables placed); `compiler` makes Python functions of units, and
+  `execute` runs them;
+* `report` keeps what happened, `timeline` draws it; `case` reads a launch from files, and
+  `case_outputs` judges it; `host` plays the driver behind a library's host code.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .errors import Deadlock, EmulationError, IllegalOperation, Place, PtxError
-from .launching import launch
-from .report import Hazard, HazardError, Report
-from .tma import TensorMap
-from .values import Struct
+from blockscale.emulator.errors import Deadlock, EmulationError, IllegalOperation, Place, PtxError
+from blockscale.emulator.launching.arguments import Struct
+from blockscale.emulator.launching.front_door import launch
+from blockscale.emulator.report import Hazard, HazardError, Report
+from blockscale.emulator.tma import TensorMap
 
 if TYPE_CHECKING:
-    from .host import Run, run_module
+    from blockscale.emulator.host import Run, run_module
 
 __all__ = [
     "Deadlock",
@@ -48,7 +52,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import the host side when asked for: it brings tvm_ffi, which `launch` does not need."""
     if name in ("Run", "run_module"):
-        from . import host
+        from blockscale.emulator import host
 
         return getattr(host, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

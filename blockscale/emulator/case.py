@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from .case_dtypes import map_dtype, storage
-from .case_outputs import POISON, Outcome, judge
-from .report import Report
+from blockscale.emulator.case_outputs import POISON, Outcome, judge, map_dtype, storage
+from blockscale.emulator.launching.arguments import Struct
+from blockscale.emulator.launching.front_door import launch
+from blockscale.emulator.report import Report
+from blockscale.emulator.tma import TensorMap
 
 SCALARS: dict[str, Callable[[Any], Any]] = {
     "i32": np.int32,
@@ -117,11 +119,9 @@ class Case:
 
         `ptx` is PTX text or the path of a file; by default kernel.ptx beside the case.json.
         """
-        from blockscale import emulator
-
         arrays = {name: array.copy() for name, array in self.files.items()}
         options = {} if max_instructions is None else {"max_instructions": max_instructions}
-        report = emulator.launch(
+        report = launch(
             self._text(ptx),
             entry=self.entry,
             grid=self.grid,
@@ -188,8 +188,6 @@ class Case:
 
     def _value(self, arg: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
         """Return the argument of `launch` for one argument of the case."""
-        from blockscale import emulator
-
         kind = arg["kind"]
         if kind == "null":
             return None
@@ -199,9 +197,9 @@ class Case:
             return arrays[arg["file"]]
         if kind == "struct":
             pointers = {int(p["offset"]): arrays[p["file"]] for p in arg["pointers"]}
-            return emulator.Struct(bytes.fromhex(arg["hex"]), pointers)
+            return Struct(bytes.fromhex(arg["hex"]), pointers)
         file = _buffer_of(arg, self.args)["file"]
-        return emulator.TensorMap(arrays[file], **_tensor_map(arg))
+        return TensorMap(arrays[file], **_tensor_map(arg))
 
 
 class _Reader:

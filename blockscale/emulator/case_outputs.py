@@ -1,5 +1,7 @@
 """Judging an output buffer: by value, by bits, or by the relative error of its rows.
 
+Types that NumPy does not have are stored as unsigned integers; `storage` and `values` know them.
+
 A row is what the last dimension runs over. Its error is ||got - expected|| / ||expected||, in
 float64; the largest one counts.
 """
@@ -13,8 +15,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import case_dtypes
+from blockscale.emulator import formats
 
+# Types that NumPy does not have: names -> format of `formats`.
+_FORMATS = {
+    **dict.fromkeys(("bfloat16", "bf16"), "bf16"),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e4m3", "e4m3", "e4m3fn", "fp8_e4m3"), "e4m3"),
+    **dict.fromkeys(("float8_e5m2", "e5m2", "fp8_e5m2"), "e5m2"),
+    **dict.fromkeys(("float8_e8m0fnu", "float8_e8m0", "ue8m0", "e8m0"), "ue8m0"),
+    **dict.fromkeys(("ue4m3",), "ue4m3"),
+    **dict.fromkeys(("float4_e2m1fn_x2", "float4_e2m1fn", "e2m1x2", "e2m1", "fp4"), "e2m1"),
+}
+_NUMPY = {"f16": "float16", "f32": "float32", "f64": "float64", "bool": "uint8"}
+_PACKED = "e2m1"  # two to a byte, the even element in the low nibble
 # Half a unit in the last place, relative: how far exact results may be from a float64 reference.
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
 POISON = 0xFF
@@ -53,7 +66,7 @@ def judge(
 ) -> Outcome:
     """Compare a buffer after the run with what an output of a case.json asks for."""
     dtype = output.get("dtype", str(got.dtype))
-    whole, initial = case_dtypes.bits(dtype, got), case_dtypes.bits(dtype, initial)
+    whole, initial = bits(dtype, got), bits(dtype, initial)
     box = region(output.get("region"), got.shape)
     got = whole[box]
     wrong = np.zeros(got.shape, bool)
@@ -165,7 +178,7 @@ def _unequal(
     if output.get("raw_bits"):
         return different, "bit for bit"
     stored = np.ascontiguousarray(expected).view(got.dtype)
-    a, b = case_dtypes.values(dtype, got), case_dtypes.values(dtype, stored)
+    a, b = values(dtype, got), values(dtype, stored)
     if a.shape != got.shape:  # packed FP4: two values in an element
         same = ((a == b) | (np.isnan(a) & np.isnan(b))).reshape(*got.shape, 2).all(-1)
     elif got.dtype.kind in "iu" and got.itemsize == 8:
@@ -194,7 +207,7 @@ def _row_errors(
     file: str,
 ) -> NDArray[np.float64]:
     """Return the relative error of each row; infinite where only one side is finite."""
-    ours = case_dtypes.values(dtype, got)
+    ours = values(dtype, got)
     if ours.shape == got.shape:
         expected = _inside(expected, shape, box, file)
     elif ours.shape != expected.shape:
@@ -221,3 +234,40 @@ def _outside(box: tuple[slice, ...], got: NDArray, initial: NDArray) -> int:
     changed = (_raw(got) != _raw(initial)).any(-1)
     changed[box] = False
     return int(changed.sum())
+
+
+# types of elements -----------------------------------------------------------------------------
+def storage(name: str) -> np.dtype:
+    """Return the NumPy dtype that holds a type: bfloat16 in uint16, FP4 and FP8 in uint8."""
+    small = str(name).lower()
+    if small in _FORMATS:
+        return np.dtype(np.uint16 if _FORMATS[small] == "bf16" else np.uint8)
+    try:
+        found = np.dtype(_NUMPY.get(small, small))
+    except TypeError:
+        found = np.dtype(object)
+    if found.kind not in "iufb":
+        known = ", ".join(["NumPy's numbers", *_FORMATS])
+        raise ValueError(f"dtype {name!r} is unknown; use one of {known}")
+    return found
+
+
+def values(name: str, array: NDArray) -> NDArray[np.float64]:
+    """Return the values of stored elements; packed FP4 doubles the last dimension."""
+    fmt = _FORMATS.get(str(name).lower())
+    if fmt is None:
+        return bits(name, array).astype(np.float64)
+    if fmt == _PACKED:
+        array = np.stack([array & 15, array >> 4], axis=-1).reshape(*array.shape[:-1], -1)
+    return formats.decode(fmt, array)
+
+
+def bits(name: str, array: NDArray) -> NDArray:
+    """Return the stored elements seen as the type's own NumPy dtype."""
+    return array.view(storage(name))
+
+
+def map_dtype(name: str | int) -> str | int:
+    """Return a tensor map's name of a buffer's type; names of cuda.h pass through."""
+    fmt = _FORMATS.get(str(name).lower())
+    return name if fmt is None else "BFLOAT16" if fmt == "bf16" else "UINT8"

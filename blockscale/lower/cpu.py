@@ -9,6 +9,13 @@ from tvm.ir import Var
 from tvm.target import Target
 from tvm.tirx.buffer import BufferType
 
+from blockscale.base.targets import cpu
+
+
+def target(level: str) -> Target:
+    """Return the TVM target of CPU ``level``; ValueError for an unknown level."""
+    return Target({"kind": "llvm", **cpu(level).llvm})
+
 
 def compile_cpu(mod: tvm.IRModule, target: Target) -> tvm.runtime.Module:
     """Return the LLVM module of scheduled CPU kernels."""

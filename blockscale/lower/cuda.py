@@ -16,6 +16,7 @@ from tvm.backend.cuda.op import cuda_func_call
 from tvm.target import Target
 from tvm.tirx.build import split_host_device_mods
 
+from blockscale.base.targets import gpu
 from blockscale.lower import nvcc
 from blockscale.lower.code import FunctionCode, KernelCode
 
@@ -26,9 +27,6 @@ WARP = 32
 
 CTAS = "blockscale.ctas"
 """Attribute of a function: CTAs of each of its kernels for which an SM must have registers."""
-
-MAX_SHARED_BYTES = 227 * 1024
-"""Shared memory that a CTA may ask for on sm_90 and sm_100 (sm_120: 99 KiB)."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ def target(arch: str) -> Target:
             "kind": "cuda",
             "arch": arch,
             "max_threads_per_block": MAX_THREADS,
-            "max_shared_memory_per_block": MAX_SHARED_BYTES,
+            "max_shared_memory_per_block": gpu(arch).cta_shared,
             "thread_warp_size": WARP,
         },
         host={"kind": "c"},

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from blockscale.base.formats import E2M1, FUSED, NUMBERS, QUANTIZED, Number
 from blockscale.base.sizes import ceil_div, round_up
-from blockscale.specs import BLOCK_SIZE
 
 ACTIVATIONS = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of activations."""
@@ -22,18 +22,16 @@ SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 DEVICES = ("cpu", "cuda")
 """Types of devices that kernels run on."""
 
-PACKED = tuple(
-    getattr(torch, name) for name in ("uint8", "float4_e2m1fn_x2") if hasattr(torch, name)
-)
+
+def dtypes_of(number: Number) -> tuple[torch.dtype, ...]:
+    """Return the dtypes of tensors that hold such codes, as far as torch has them."""
+    return tuple(getattr(torch, name) for name in number.dtypes if hasattr(torch, name))
+
+
+PACKED = dtypes_of(E2M1)
 """Dtypes that hold two E2M1 codes a byte."""
 
-SCALES = {
-    "nvfp4": (torch.float8_e4m3fn, torch.uint8),
-    "mxfp4": (
-        torch.uint8,
-        *([torch.float8_e8m0fnu] if hasattr(torch, "float8_e8m0fnu") else []),
-    ),
-}
+SCALES = {name: dtypes_of(row.scale) for name, row in QUANTIZED.items()}
 """Dtypes of block scales, the one that we return first."""
 
 
@@ -41,10 +39,10 @@ FP4: torch.dtype = getattr(torch, "float4_e2m1fn_x2", torch.uint8)
 """What the fused ops return codes as: torch's own dtype, or bytes where torch has none."""
 
 
-SCALE_DTYPES = {"e4m3": SCALES["nvfp4"], "ue8m0": SCALES["mxfp4"]}
+SCALE_DTYPES = {scale: dtypes_of(NUMBERS[scale]) for _, scale in FUSED}
 """Dtypes of block scales by their number format, the one that is allocated first."""
 
-SCALE_FORMAT = {16: "e4m3", 32: "ue8m0"}
+SCALE_FORMAT = {row.block: row.scale.name for row in reversed(FUSED.values())}
 """The number format of block scales where none is named, by block size."""
 
 
@@ -205,7 +203,7 @@ def one_element(
 
 def block_multiple(where: str, name: str, cols: int, fmt: str) -> None:
     """ValueError unless ``cols`` is a multiple of the block size of ``fmt``."""
-    block = BLOCK_SIZE[fmt]
+    block = QUANTIZED[fmt].block
     if cols % block:
         raise ValueError(
             f"{where}: {name} has {cols} columns, which is not a multiple of {block}, "
@@ -233,7 +231,7 @@ def scales(
                 "this is the size of the 128x4 layout, pass scale_layout='128x4' or "
                 "unswizzle_scales() it"
                 if swizzled
-                else f"pass one scale per {BLOCK_SIZE[fmt]} elements of a row"
+                else f"pass one scale per {QUANTIZED[fmt].block} elements of a row"
             )
             raise ValueError(
                 f"{where}: block_scale has shape {got}, but must have {wanted}; {remedy}"
@@ -271,7 +269,7 @@ def scale_format(where: str, block_size: int, chosen: str | None) -> str:
         )
     chosen = chosen or SCALE_FORMAT[block_size]
     choice(where, "scale_format", chosen, tuple(SCALE_DTYPES))
-    if (block_size, chosen) == (16, "ue8m0"):
+    if (block_size, chosen) not in FUSED:
         raise ValueError(
             f"{where}: scale_format='ue8m0' does not go with block_size=16; choose block_size=32, "
             "or scale_format='e4m3'"

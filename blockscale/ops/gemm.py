@@ -23,19 +23,16 @@ from typing import Any
 
 import torch
 
+from blockscale.base.formats import GEMM, QUANTIZED
 from blockscale.base.sizes import round_up
 from blockscale.ops import call, checks
 from blockscale.ops.call import Checked
 from blockscale.ops.checks import dtype_name, padded_shape
-from blockscale.ops.quant import FORMATS
 from blockscale.runtime.arguments import brief
-from blockscale.specs import BLOCK_SIZE, GEMM_FORMATS, GroupedMmFp4, Linear, MmFp4
-from blockscale.specs.gemm import ATOM_ROWS, CODES_PER_BYTE, check_gemm
+from blockscale.specs import GroupedMmFp4, Linear, MmFp4
+from blockscale.specs.gemm import ATOM_ROWS, check_gemm
 
 Tensor = torch.Tensor
-
-_CODES = {"e2m1": checks.PACKED, "e4m3": (torch.uint8, torch.float8_e4m3fn)}
-_SCALES = {"e4m3": checks.SCALE_DTYPES["e4m3"], "e8m0": checks.SCALE_DTYPES["ue8m0"]}
 
 
 def mm_fp4(
@@ -197,11 +194,11 @@ def _output(a: Tensor, n: int, dtype: torch.dtype) -> Tensor:
 
 def _scale_cols(spec: MmFp4 | GroupedMmFp4) -> int:
     """Return columns of the scales, padding included."""
-    return round_up(spec.k // GEMM_FORMATS[spec.fmt].block, 4)
+    return round_up(spec.k // GEMM[spec.fmt].block, 4)
 
 
 def _check_format(where: str, fmt: str, out_dtype: torch.dtype) -> None:
-    checks.choice(where, "fmt", fmt, tuple(GEMM_FORMATS))
+    checks.choice(where, "fmt", fmt, tuple(GEMM))
     checks.activation(where, "out_dtype", out_dtype)
 
 
@@ -210,20 +207,20 @@ def _check_operands(
 ) -> tuple[int, int]:
     """Return N and K."""
     _check_format(where, fmt, out_dtype)
-    code = GEMM_FORMATS[fmt]
-    checks.tensor(where, "a", a, _CODES[code.a_code], dims=2)
-    checks.beside(where, "b", b, _CODES[code.b_code], "a", a, dims=2)
+    row = GEMM[fmt]
+    checks.tensor(where, "a", a, checks.dtypes_of(row.a), dims=2)
+    checks.beside(where, "b", b, checks.dtypes_of(row.b), "a", a, dims=2)
     if b.dim() != b_dims:
         wanted = "[N, K]" if b_dims == 2 else "[experts, N, K]"
         raise ValueError(
             f"{where}: b has shape {list(b.shape)}, but must have {b_dims} dimensions, {wanted}, "
             "where two 4-bit codes of K are one element"
         )
-    n, k = int(b.shape[-2]), int(b.shape[-1]) * CODES_PER_BYTE[code.b_code]
-    if a.shape[-1] * CODES_PER_BYTE[code.a_code] != k:
+    n, k = int(b.shape[-2]), int(b.shape[-1]) * row.b.per_byte
+    if a.shape[-1] * row.a.per_byte != k:
         raise ValueError(
             f"{where}: a of shape {list(a.shape)} holds rows of "
-            f"{a.shape[-1] * CODES_PER_BYTE[code.a_code]} elements, but b of shape "
+            f"{a.shape[-1] * row.a.per_byte} elements, but b of shape "
             f"{list(b.shape)} holds rows of {k}; pass operands of one K, stored as fmt={fmt!r} says"
         )
     check_gemm(where, n, k, fmt, dtype_name(out_dtype))
@@ -234,7 +231,7 @@ def _scale(
     where: str, name: str, value: Tensor, fmt: str, a: Tensor, shape: tuple[int, ...]
 ) -> Tensor:
     """Return scales as bytes of the padded shape."""
-    scale = checks.beside(where, name, value, _SCALES[GEMM_FORMATS[fmt].scale], "a", a)
+    scale = checks.beside(where, name, value, checks.dtypes_of(GEMM[fmt].scale), "a", a)
     if tuple(scale.shape) not in (shape, (prod(shape),)):
         raise ValueError(
             f"{where}: {name} has shape {list(scale.shape)}, but must have {list(shape)} in the "
@@ -316,7 +313,7 @@ def _check_grouped(
 
 def _grouped_scale(where: str, value: Tensor, fmt: str, a: Tensor, cols: int) -> Tensor:
     """Return a_scale as bytes [scale rows, cols]; how many rows there are is the caller's."""
-    scale = checks.beside(where, "a_scale", value, _SCALES[GEMM_FORMATS[fmt].scale], "a", a)
+    scale = checks.beside(where, "a_scale", value, checks.dtypes_of(GEMM[fmt].scale), "a", a)
     rows = scale.numel() // cols
     if (
         scale.numel() % cols
@@ -470,7 +467,7 @@ def _check_linear(
 ) -> tuple[int, int, Tensor]:
     """Return N, K and the scales as bytes [N, K / block]."""
     where = "linear"
-    checks.choice(where, "fmt", fmt, FORMATS)
+    checks.choice(where, "fmt", fmt, tuple(QUANTIZED))
     checks.tensor(where, "x", x, checks.ACTIVATIONS)
     codes = checks.tensor(where, "packed", packed, checks.PACKED, dims=2)
     if codes.dim() != 2:
@@ -485,7 +482,7 @@ def _check_linear(
             f"rows of {k}; pass activations with {k} features"
         )
     checks.block_multiple(where, "packed", k, fmt)
-    scale = checks.scales(where, block_scale, [n], k // BLOCK_SIZE[fmt], fmt, "linear")
+    scale = checks.scales(where, block_scale, [n], k // QUANTIZED[fmt].block, fmt, "linear")
     checks.same_device(where, "packed", packed, "x", x)
     checks.same_device(where, "block_scale", scale, "x", x)
     checks.one_element(where, "global_scale", global_scale, "x", x)

@@ -39,7 +39,7 @@ WORD = 4
 VECTOR_BYTES = 16
 """Of which CUDA kernels take addresses to be multiples."""
 
-SCALE_BYTES = tuple(dict.fromkeys((*checks.SCALES["nvfp4"], *checks.SCALES["mxfp4"])))
+SCALE_BYTES = tuple({dtype: None for held in checks.SCALES.values() for dtype in held})
 """Dtypes of block scales of one byte."""
 
 GRANULES = (8, 16, 64)

@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
+from blockscale.base.formats import QUANTIZED
 from blockscale.ops import call, checks
 from blockscale.ops.call import Checked
 from blockscale.ops.checks import SCALES, dtype_name, padded_shape
-from blockscale.specs import BLOCK_SIZE, Dequantize, Quantize, ScaleSweep, Swizzle, Unswizzle
+from blockscale.specs import Dequantize, Quantize, ScaleSweep, Swizzle, Unswizzle
 
 Tensor = torch.Tensor
 
 LAYOUTS = ("linear", "128x4")
-FORMATS = tuple(BLOCK_SIZE)
 ROUNDINGS = ("ceil", "floor")
 
 _BYTES = tuple(dict.fromkeys(dtype for pair in SCALES.values() for dtype in pair))
@@ -104,7 +104,7 @@ def _quantize_spec(
     x: Tensor, fmt: str, scale_layout: str, block_amax: Tensor | None, scale_rounding: str
 ) -> Quantize:
     where = "quantize"
-    checks.choice(where, "fmt", fmt, FORMATS)
+    checks.choice(where, "fmt", fmt, tuple(QUANTIZED))
     checks.choice(where, "scale_layout", scale_layout, LAYOUTS)
     checks.choice(where, "scale_rounding", scale_rounding, ROUNDINGS)
     checks.tensor(where, "x", x, checks.ACTIVATIONS)
@@ -122,7 +122,7 @@ def _quantize_outputs(
     if packed is None:
         packed = x.new_empty((*lead, cols // 2), dtype=torch.uint8)
     if block_scale is None:
-        shape: tuple[int, ...] = (*lead, cols // BLOCK_SIZE[fmt])
+        shape: tuple[int, ...] = (*lead, cols // QUANTIZED[fmt].block)
         if scale_layout != "linear":
             shape = padded_shape(prod(lead), shape[-1])
         block_scale = x.new_empty(shape, dtype=SCALES[fmt][0])
@@ -222,13 +222,13 @@ def _check_dequantize(
 ) -> tuple[Dequantize, Tensor]:
     """Return the spec, and the scales as bytes [rows, blocks] or padded."""
     where = "dequantize"
-    checks.choice(where, "fmt", fmt, FORMATS)
+    checks.choice(where, "fmt", fmt, tuple(QUANTIZED))
     checks.choice(where, "scale_layout", scale_layout, LAYOUTS)
     checks.activation(where, "dtype", dtype)
     *lead, half = checks.tensor(where, "packed", packed, checks.PACKED).shape
     checks.block_multiple(where, "packed", 2 * half, fmt)
     checks.one_element(where, "global_scale", global_scale, "packed", packed)
-    blocks = 2 * half // BLOCK_SIZE[fmt]
+    blocks = 2 * half // QUANTIZED[fmt].block
     scale = checks.scales(where, block_scale, lead, blocks, fmt, scale_layout)
     checks.same_device(where, "block_scale", scale, "packed", packed)
     return Dequantize(fmt, dtype_name(dtype), scale_layout), scale

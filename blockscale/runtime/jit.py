@@ -12,15 +12,17 @@ import os
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from blockscale.base import targets
+from blockscale.base import host
 from blockscale.base.errors import LibraryError
 from blockscale.base.files import cache_folder, source_folders
 from blockscale.runtime import library as runtime
 from blockscale.runtime.function import Function
+from blockscale.runtime.library import Library
 from blockscale.specs import Spec
 
 _FUNCTIONS: dict[tuple[str, str], Function] = {}
@@ -47,9 +49,38 @@ def function(spec: Spec, kind: str = "cpu") -> Function:
     known = _FUNCTIONS.get(key)
     if known is None:
         with _LOCK:  # threads that meet here build once
-            known = _FUNCTIONS.get(key) or _cached_or_built(spec, targets.local(kind))
+            known = _FUNCTIONS.get(key) or _cached_or_built(spec, host.local(kind))
             _FUNCTIONS[key] = known
     return known
+
+
+def build(
+    specs: Sequence[Spec | str],
+    output: Path | str,
+    *,
+    target: str | Sequence[str] | None = None,
+    logs: Sequence[Path | str] = (),
+    ptx: bool = False,
+) -> Library:
+    """Compile ``specs`` into the library ``output``, load it, and return it.
+
+    Args:
+        specs: `blockscale.specs`, or names of kernels (`blockscale list`).
+        output: the ``.so`` to write; it appears complete or not at all.
+        target: a CPU level, or one or more GPU architectures ("sm_100a"), for which no GPU is
+            needed; this machine's CPU when None.
+        logs: folders of tuning logs that come before the package's.
+        ptx: embed PTX instead of machine code; the driver, or the emulator, compiles it.
+
+    Raises:
+        ValueError: an unknown name or target, or no spec at all.
+        TypeError: the target has no kernel of a spec's op.
+        LogError, LinkError, CompileError: a log is damaged, a compiler is missing or fails.
+    """
+    from blockscale.build import builder
+
+    builder.build(specs, output, level=target, logs_dirs=[*logs, builder.committed_logs()], ptx=ptx)
+    return runtime.load(output)
 
 
 def _cached_or_built(spec: Spec, target: str) -> Function:
@@ -61,7 +92,7 @@ def _cached_or_built(spec: Spec, target: str) -> Function:
         except LibraryError as error:
             print(f"blockscale: {error}; building it again", file=sys.stderr)
     try:
-        from blockscale.build.builder import build
+        from blockscale.build import builder
     except ModuleNotFoundError as error:
         raise RuntimeError(
             f"{spec.name}: no loaded library has it, and building it needs {error.name}; load one "
@@ -83,7 +114,7 @@ def _cached_or_built(spec: Spec, target: str) -> Function:
         f"blockscale: building {spec.name} for {target} (first use; kept in {path.parent})",
         file=sys.stderr,
     )
-    build([spec], path, level=target)
+    builder.build([spec], path, level=target)
     return runtime.open_library(path).functions[spec.name]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from blockscale.base.sizes import round_up
 from blockscale.specs.spec import (
     DTYPE_SUFFIX,
     SUFFIX_DTYPE,
@@ -30,7 +31,7 @@ def _check_sizes(where: str, hidden: object, intermediate: object) -> None:
         if value % TILE:
             raise ValueError(
                 f"{where}: {name}={value} is not a multiple of {TILE}, the values of a tile; pad "
-                f"the weights to {-(-value // TILE) * TILE}"
+                f"the weights to {round_up(value, TILE)}"
             )
 
 

@@ -9,7 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from blockscale.base.sizes import ceil_div, round_up
 from blockscale.specs.gemm import MAX_EXPERTS
+from blockscale.specs.plans.launches import (
+    INT4_PARTS,
+    PART,
+    Part,
+    most_tiles,
+    workspace_bytes,
+)
 from blockscale.specs.spec import (
     DTYPE_PATTERN,
     DTYPE_SUFFIX,
@@ -44,16 +52,6 @@ TILE_GROUPS = (128, 64, 32)
 
 TILE, TILE_BYTES = 64, 2048
 """Rows and columns of a block of "tiles64", and bytes of its codes."""
-
-WORKSPACE_PART = 256
-"""Parts of a workspace begin at multiples of so many bytes."""
-
-TILE_TOKENS = 8
-"""The fewest rows of x in a tile, which bounds the number of tiles."""
-
-
-def _up(value: int, step: int) -> int:
-    return -(-value // step) * step
 
 
 @dataclass(frozen=True)
@@ -128,17 +126,17 @@ class Int4Mm(Spec):
     @property
     def groups(self) -> int:
         """Groups along K."""
-        return -(-self.k // self.group)
+        return ceil_div(self.k, self.group)
 
     @property
     def padded_n(self) -> int:
         """N in the layout "tiles64"."""
-        return _up(self.n, TILE)
+        return round_up(self.n, TILE)
 
     @property
     def padded_k(self) -> int:
         """K in the layout "tiles64"."""
-        return _up(self.k, TILE)
+        return round_up(self.k, TILE)
 
     @property
     def copies_rows(self) -> bool:
@@ -191,15 +189,23 @@ class Int4Mm(Spec):
     def scale_blocks(self) -> tuple[int, int]:
         """Blocks of scales along K of 64 rows in "tiles64", and bytes of one."""
         parts = 1 if self.zero == "none" else 2
-        blocks = -(-self.padded_k // max(TILE, self.group))
+        blocks = ceil_div(self.padded_k, max(TILE, self.group))
         return blocks, TILE * 2 * parts * (2 if self.group == 32 else 1)
 
+    @property
+    def workspace(self) -> tuple[Part, ...]:
+        """Parts of the memory that a CUDA kernel needs: its table of tiles, copies of rows."""
+        sizes: dict[str, dict[str, int]] = {
+            "blocks": {"tile": 16},
+            "count": {"fixed": PART},
+            "x": {"token": 2 * self.padded_k} if self.copies_rows else {},
+        }
+        return tuple(Part(name, **sizes[name]) for name in INT4_PARTS)
+
     def workspace_bytes(self, rows: int) -> int:
-        """Bytes that a CUDA kernel needs for ``rows`` rows: its table of tiles, copies of rows."""
-        blocks = min(rows, self.matrices + rows // TILE_TOKENS) if self.experts else 0
-        copy = 2 * rows * self.padded_k if self.copies_rows else 0
-        parts = (16 * blocks, WORKSPACE_PART, copy)
-        return sum(_up(part, WORKSPACE_PART) for part in parts)
+        """Return the bytes of `workspace` for so many rows."""
+        tiles = most_tiles(rows, self.matrices) if self.experts else 0
+        return workspace_bytes(self.workspace, rows, rows, tiles)
 
 
 @dataclass(frozen=True)
@@ -227,7 +233,7 @@ class Int4Dequantize(Spec):
     @property
     def groups(self) -> int:
         """Groups along K."""
-        return -(-self.k // self.group)
+        return ceil_div(self.k, self.group)
 
     @property
     def name(self) -> str:

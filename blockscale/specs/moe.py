@@ -5,11 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from blockscale.base import formats
+from blockscale.base.formats import Format
+from blockscale.base.sizes import round_up
 from blockscale.specs.gemm import MAX_EXPERTS
+from blockscale.specs.plans.launches import (
+    CHUNK,
+    MAX_TOP_K,
+    MOE_PARTS,
+    PART,
+    Part,
+    most_tiles,
+    workspace_bytes,
+)
 from blockscale.specs.spec import (
     DTYPE_PATTERN,
     DTYPE_SUFFIX,
-    SCALE_STORAGE,
     SUFFIX_DTYPE,
     Param,
     Spec,
@@ -17,9 +28,6 @@ from blockscale.specs.spec import (
     check_positive,
     register,
 )
-
-FORMATS: dict[str, tuple[int, ...]] = {"nvfp4": (16,), "mxfp4": (32,), "int4": (32, 64, 128)}
-"""Elements along K that share a block scale, by format of the weights."""
 
 ACTIVATIONS = ("swiglu", "swiglu_oai", "gelu_tanh", "relu2")
 """What is between the two GEMMs."""
@@ -38,23 +46,11 @@ LAYOUTS = ("linear", "tiles64")
 
 SCORINGS = ("softmax", "sigmoid")
 
-MAX_TOP_K = 64
-"""Experts of a token."""
-
 TILE = 64
 """Rows and columns of a block of layout tiles64."""
 
 TILE_CODES = 2048
 """Bytes of codes of a block."""
-
-MAX_CHUNK = 8192
-"""Tokens that a CUDA kernel takes at a time; more are so many chunks in one workspace."""
-
-MIN_TOKENS = 8
-"""The fewest tokens of a tile, so S slots make at most experts + S / 8 tiles."""
-
-PART = 256
-"""Parts of the workspace begin at multiples of so many bytes."""
 
 ALPHA = {"swiglu_oai": 1.702}
 """Factor in the sigmoid, where it is not 1."""
@@ -64,10 +60,6 @@ LIMIT = {"swiglu_oai": 7.0}
 
 NO_LIMIT = 3.4028234663852886e38
 """The largest float32, which manifests can hold."""
-
-
-def _up(value: int, step: int) -> int:
-    return -(-value // step) * step
 
 
 def _check_experts(where: str, experts: int, top_k: int) -> None:
@@ -117,10 +109,10 @@ class FusedMoe(Spec):
     def __post_init__(self) -> None:
         where = "FusedMoe"
         _check_experts(where, self.experts, self.top_k)
-        check_choice(where, "fmt", self.fmt, FORMATS)
+        check_choice(where, "fmt", self.fmt, formats.MOE)
         if self.group == 0:
-            object.__setattr__(self, "group", FORMATS[self.fmt][-1])
-        check_choice(where, "group", self.group, FORMATS[self.fmt])
+            object.__setattr__(self, "group", self.format.blocks[-1])
+        check_choice(where, "group", self.group, self.format.blocks)
         check_choice(where, "activation", self.activation, ACTIVATIONS)
         check_choice(where, "act_fmt", self.act_fmt, (None, *ACT_FORMATS))
         check_choice(where, "layout", self.layout, LAYOUTS)
@@ -137,8 +129,14 @@ class FusedMoe(Spec):
             if size % self.group:
                 raise ValueError(
                     f"{where}: {name}={size} is not a multiple of {self.group}, the elements of a "
-                    f"block scale; pad it to {_up(size, self.group)} when quantising the weights"
+                    f"block scale; pad it to {round_up(size, self.group)} when quantising the "
+                    "weights"
                 )
+
+    @property
+    def format(self) -> Format:
+        """The row of the weights' format."""
+        return formats.MOE[self.fmt]
 
     @property
     def gated(self) -> bool:
@@ -153,12 +151,12 @@ class FusedMoe(Spec):
     @property
     def padded_hidden(self) -> int:
         """H in layout tiles64."""
-        return _up(self.hidden, TILE)
+        return round_up(self.hidden, TILE)
 
     @property
     def padded_intermediate(self) -> int:
         """I in layout tiles64."""
-        return _up(self.intermediate, TILE)
+        return round_up(self.intermediate, TILE)
 
     @property
     def padded_rows(self) -> int:
@@ -190,21 +188,29 @@ class FusedMoe(Spec):
         sizes = f"e{self.experts}_k{self.top_k}_h{self.hidden}_i{self.intermediate}"
         return f"fused_moe_{fmt}_{sizes}_{self.activation}_{'_'.join(options)}"
 
-    def workspace_bytes(self, tokens: int) -> int:
-        """Return the bytes of memory that a CUDA kernel needs besides its tensors.
+    @property
+    def workspace(self) -> tuple[Part, ...]:
+        """Parts of the memory that a CUDA kernel needs besides its tensors."""
+        sizes: dict[str, dict[str, int]] = {
+            "blocks1": {"tile": 16},
+            "count1": {"fixed": PART},
+            "blocks2": {"tile": 16},
+            "count2": {"fixed": PART},
+            "order": {"slot": 4},
+            "x": {"token": 2 * self.padded_hidden},
+            "row_scale1": {"token": 4},
+            "y1": {"slot": 2 * self.padded_intermediate},
+            "row_scale2": {"slot": 4},
+            "y2": {"slot": 2 * self.hidden},
+        }
+        return tuple(Part(name, **sizes[name]) for name in MOE_PARTS)
 
-        Two tables of tiles, the order of the slots, permuted rows and their scales, rows between
-        the GEMMs and their scales, rows before they are combined; of at most `MAX_CHUNK` tokens.
-        """
-        tokens = min(tokens, MAX_CHUNK)
+    def workspace_bytes(self, tokens: int) -> int:
+        """Return the bytes of `workspace` for so many tokens, of which `CHUNK` count at most."""
+        tokens = min(tokens, CHUNK)
         slots = tokens * self.top_k
-        table = 16 * min(slots, self.experts + slots // MIN_TOKENS)
-        parts = (
-            *(table, PART) * 2,
-            *(4 * slots, 2 * tokens * self.padded_hidden, 4 * tokens),
-            *(2 * slots * self.padded_intermediate, 4 * slots, 2 * slots * self.hidden),
-        )
-        return sum(_up(part, PART) for part in parts)
+        tiles = most_tiles(slots, self.experts)
+        return workspace_bytes(self.workspace, tokens, slots, tiles)
 
     def params(self) -> tuple[Param, ...]:
         """Hidden, ids and weights, both weights of the layer, scales, alpha and limit, out."""
@@ -230,12 +236,12 @@ class FusedMoe(Spec):
         """Return codes, scale, zero, global scales and bias of one of the weights."""
         count = (self.experts, 2) if name == "w13" else (self.experts,)
         factor = Param(f"{name}_global", "float32", count)
-        code = "byte" if self.fmt == "int4" else "e2m1x2"
+        code = self.format.codes.storage
         if self.layout == "tiles64":
             height = self.padded_rows if name == "w13" else self.padded_hidden
             blocks = self.experts, height // TILE
-            scales = (*blocks, _up(cols, TILE) // max(TILE, self.group), self.scale_bytes)
-            codes = (*blocks, _up(cols, TILE) // TILE, TILE_CODES)
+            scales = (*blocks, round_up(cols, TILE) // max(TILE, self.group), self.scale_bytes)
+            codes = (*blocks, round_up(cols, TILE) // TILE, TILE_CODES)
             return (
                 Param(name, "uint8", codes, storage="tiles64"),
                 Param(f"{name}_scale", "uint8", scales, storage="tiles64"),
@@ -245,7 +251,7 @@ class FusedMoe(Spec):
         shape = (self.experts, rows, cols // self.group)
         scale = Param(f"{name}_scale", "float32", shape)
         if self.fmt != "int4":
-            scale = Param(f"{name}_scale", "uint8", shape, storage=SCALE_STORAGE[self.fmt])
+            scale = Param(f"{name}_scale", "uint8", shape, storage=self.format.scale.storage)
         return (
             Param(name, "uint8", (self.experts, rows, cols // 2), storage=code),
             scale,
@@ -342,7 +348,7 @@ def _fused_moe(**found: str | None) -> FusedMoe:
         intermediate,
         top_k,
         fmt=fmt,
-        group=int(group) if group else FORMATS[fmt][0],
+        group=int(group) if group else formats.MOE[fmt].block,
         activation=found["activation"] or "",
         dtype=SUFFIX_DTYPE[found["dtype"] or ""],
         act_fmt=found["act_fmt"],
@@ -374,7 +380,7 @@ def register_moe() -> None:
             "fused_moe_nvfp4_e8_k2_h1024_i2816_swiglu_bf16",
             "fused_moe_int4g128_e128_k8_h2048_i768_swiglu_tiles64_bf16",
         ),
-        r"fused_moe_(?P<fmt>nvfp4|mxfp4|int4)(?:g(?P<group>\d+)(?P<zero>z)?)?"
+        rf"fused_moe_(?P<fmt>{'|'.join(formats.MOE)})(?:g(?P<group>\d+)(?P<zero>z)?)?"
         r"_e(?P<experts>\d+)_k(?P<top_k>\d+)_h(?P<hidden>\d+)_i(?P<intermediate>\d+)"
         rf"_(?P<activation>{'|'.join(sorted(ACTIVATIONS, key=len, reverse=True))})"
         r"(?:_a(?P<act_fmt>fp8_tensor|fp8|nvfp4))?(?P<bias>_bias)?(?P<tiles>_tiles64)?"

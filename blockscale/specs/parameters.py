@@ -57,7 +57,8 @@ class Param(spec.Param):
     def dtypes(self) -> tuple[str, ...]:
         """Dtypes that an argument may have: the declared one, and those with the same bytes."""
         words = (self.storage or "").split() if self.dtype == "uint8" else []
-        return (self.dtype, *(d for w in words for d in tensors.STORAGE_DTYPES.get(w, ())))
+        found = (dtype for word in words for dtype in tensors.STORAGE_DTYPES.get(word, ()))
+        return tuple(dict.fromkeys((self.dtype, *found)))
 
     @property
     def type(self) -> str:

@@ -11,11 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal
 
-BLOCK_SIZE: dict[str, int] = {"nvfp4": 16, "mxfp4": 32}
-"""Elements that share one block scale, by format."""
-
-SCALE_STORAGE: dict[str, str] = {"nvfp4": "e4m3", "mxfp4": "e8m0"}
-"""Number format of the block scale bytes, by format."""
+from blockscale.base import formats
 
 DTYPE_SUFFIX: dict[str, str] = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 """Activation dtypes that kernels read and write, and how a function's name spells them."""
@@ -131,7 +127,7 @@ NAME_EXAMPLES: list[str] = []
 
 _PARSERS: list[Callable[[str], Spec | None]] = []
 
-FMT_PATTERN = "(?P<fmt>nvfp4|mxfp4)"
+FMT_PATTERN = f"(?P<fmt>{'|'.join(formats.QUANTIZED)})"
 DTYPE_PATTERN = "_(?P<dtype>f32|bf16|f16)"
 
 

@@ -27,6 +27,7 @@ import math
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
+from blockscale.base.targets import GPU_TARGETS
 from blockscale.specs.plans.gemm import LANES, OUT_BYTES, SCALE_ATOM_BYTES, GemmPlan
 
 VERSION = 1
@@ -75,7 +76,7 @@ class Machine:
         launch_us: FITTED: launch, tensor maps, allocation of tensor memory, last stores, exit.
     """
 
-    sms: int = 148
+    sms: int = GPU_TARGETS["sm_100a"].sms
     max_ghz: float = 1.95
     sustained_ghz: float = 1.45
     mma_columns: float = 2.0
@@ -227,7 +228,7 @@ def loaded_bytes(plan: GemmPlan, x_share: int, y_share: int) -> float:
     padded to 8 bits on its way into shared memory, so it comes from L2 unpadded.
     """
     scale = SCALE_ATOM_BYTES * plan.atoms_k
-    wide = 4 if plan.format.a_bits == 4 else 8
+    wide = 4 if plan.format.a.bits == 4 else 8
     x, y = plan.x_bytes * plan.x_bits / wide, plan.y_bytes * plan.y_bits / wide
     y_copies = max(1, y_share // plan.cta_group)
     return (x + scale) / x_share + y / y_copies + scale * plan.y_atoms / y_share
@@ -275,8 +276,8 @@ class _Operands:
 def _operands(plan: GemmPlan, tiles: Grid) -> _Operands:
     fmt = plan.format
     scale = 8 / fmt.block
-    a_bytes = tiles.rows * plan.k * (fmt.a_bits + scale) / 8
-    b_bytes = plan.n * plan.k * (fmt.b_bits + scale) / 8
+    a_bytes = tiles.rows * plan.k * (fmt.a.bits + scale) / 8
+    b_bytes = plan.n * plan.k * (fmt.b.bits + scale) / 8
     x, y = (b_bytes, a_bytes) if plan.swap else (a_bytes, b_bytes)
     out = tiles.rows * plan.n * OUT_BYTES[plan.out_dtype]
     x_tile, y_tile = x / tiles.along_x, y / tiles.along_y

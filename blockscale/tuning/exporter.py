@@ -6,15 +6,17 @@ Times measured on TVM's own thread pool would rank schedules for a runtime that 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
+import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from tvm_ffi import libinfo
 
+from blockscale.base import files
 from blockscale.build import export
+from blockscale.tuning.facts import moe_gemm_of
 from blockscale.tuning.worker import PARAMS
 
 
@@ -50,12 +52,11 @@ def export_cuda(module: Any, target: str, out: Path) -> None:
     from blockscale.base import manifest
     from blockscale.base.version import VERSION
     from blockscale.build.export_cuda import write_cuda_library
-    from blockscale.specs.plans.moe_gemm import ATTRIBUTE
     from blockscale.tuning.moe import kernels as moe_kernels
 
     arch = str(Target(target).attrs["arch"])
     func = module["main"]
-    if ATTRIBUTE in func.attrs:
+    if moe_gemm_of(module) is not None:
         moe_kernels.export(func, arch, out)
         return
     params = json.loads(str(func.attrs[PARAMS]))
@@ -86,9 +87,10 @@ def _runtime(folder: Path) -> Path:
     """Return the runtime's object file, compiled once per session."""
     made = folder / "runtime.o"
     if not made.exists():
-        temporary = folder / f"runtime.{os.getpid()}.o"
-        _cc(*export.CFLAGS, "-c", str(export.RUNTIME_SOURCE), "-o", str(temporary))
-        os.replace(temporary, made)
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            compiled = Path(own) / made.name
+            _cc(*export.CFLAGS, "-c", str(export.RUNTIME_SOURCE), "-o", str(compiled))
+            files.write(made, compiled.read_bytes())
     return made
 
 

@@ -7,20 +7,28 @@ from dataclasses import asdict
 from typing import Any
 
 from blockscale.specs.plans.gemm import GemmPlan
+from blockscale.specs.plans.moe import ATTRIBUTE, MoeGemm
 
 _SIZES = ("fmt", "out_dtype", "n", "k", "experts")
 """Fields of a plan that are the workload's."""
 
 
+def moe_gemm_of(mod: Any) -> MoeGemm | None:
+    """Return the GEMM of an MoE layer that ``mod`` is; None if it is something else.
+
+    It is a kernel and no function, and tuned for any sizes: they are arguments.
+    """
+    func = mod["main"]
+    return MoeGemm.of(func) if ATTRIBUTE in (func.attrs or {}) else None
+
+
 def facts_of(mod: Any) -> Callable[[Any], Mapping[str, float]] | None:
     """Return what tells the decisions of a schedule of ``mod``; None if only its trace does."""
-    from blockscale.specs.plans import moe_gemm as moe_sizes
     from blockscale.tir.gemm import tiles as gemm_tiles
 
-    attrs = mod["main"].attrs or {}
-    if moe_sizes.ATTRIBUTE in attrs:
+    if moe_gemm_of(mod) is not None:
         return moe_facts
-    return gemm_facts if gemm_tiles.ATTRIBUTE in attrs else None
+    return gemm_facts if gemm_tiles.ATTRIBUTE in (mod["main"].attrs or {}) else None
 
 
 def gemm_facts(sch: Any) -> dict[str, float]:

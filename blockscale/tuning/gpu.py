@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import math
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from blockscale.base.sizes import round_up
+from blockscale.base.targets import runs_on
 from blockscale.tuning.worker import FLOOR, MAX_TURNED, RTOL, Argument, Measurement, Timing
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ _ALIGN = 256
 _CHUNK = 1 << 26
 """Elements compared at a time."""
 _POISON = 0x25
-_ARCH = re.compile(r"sm_(\d+)(\d)([af]?)")
 
 
 def set_count(set_bytes: int, l2_bytes: int) -> int:
@@ -89,7 +89,7 @@ def describe(arch: str) -> dict[str, Any]:
             f"torch {torch.__version__} finds no CUDA GPU here; tune on a machine with a GPU"
         )
     properties = torch.cuda.get_device_properties(0)
-    if not fits(arch, properties.major, properties.minor):
+    if not runs_on(arch, properties.major, properties.minor):
         raise RuntimeError(
             f"this machine's GPU is a {properties.name} of compute capability "
             f"{properties.major}.{properties.minor}, which does not run code for {arch}; tune for "
@@ -103,16 +103,6 @@ def describe(arch: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "l2_bytes": properties.L2_cache_size,
     }
-
-
-def fits(arch: str, major: int, minor: int) -> bool:
-    """Return whether machine code for ``arch`` runs on a GPU of this compute capability."""
-    found = _ARCH.fullmatch(arch)
-    if found is None:
-        return False
-    made = int(found[1]), int(found[2])
-    exact = found[3] == "a"
-    return made == (major, minor) if exact else made[0] == major and made[1] <= minor
 
 
 def _driver_version() -> str:
@@ -326,7 +316,7 @@ def _fill(argument: Argument, count: int, seed: int) -> list[Any]:
     if argument.values is not None:
         return [torch.from_numpy(argument.values).to(DEVICE)] * count
     size = math.prod(argument.shape)
-    step = -(-size * dtype.itemsize // _ALIGN) * _ALIGN // dtype.itemsize
+    step = round_up(size * dtype.itemsize, _ALIGN) // dtype.itemsize
     data = torch.empty(max(1, count * step), dtype=dtype, device=DEVICE)
     low, high = argument.range
     generator = torch.Generator(DEVICE).manual_seed(seed)

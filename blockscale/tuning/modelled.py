@@ -13,15 +13,18 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from blockscale.build.store import Workload
+from blockscale.base.targets import TCGEN05, having, runs_on
 from blockscale.specs.plans.gemm import GemmPlan
-from blockscale.tuning import b200, gpu
+from blockscale.tuning import b200
 from blockscale.tuning.pipeline import Job, Pipeline
 from blockscale.tuning.worker import PARAMS, Measurement
 
-LEVELS = ("sm_100a", "sm_100f")
+if TYPE_CHECKING:
+    from blockscale.catalog import Workload
+
+LEVELS = tuple(name for name in having(TCGEN05) if runs_on(name, 10, 0))
 """Architectures whose kernels run on a B200."""
 
 EXPORTER = f"{__name__}:export"
@@ -39,9 +42,9 @@ def stands_in(level: str, workloads: Iterable[Workload]) -> bool:
     """Return whether the model has to do: it knows all ``workloads``, and there is no such GPU."""
     if level not in LEVELS:
         return False
-    from blockscale.catalog.gpu import has_tensor_memory
+    from blockscale.catalog import road
 
-    return all(has_tensor_memory(w.spec) for w in workloads) and not _has_gpu(level)
+    return all(TCGEN05 in road(w.spec, level).needs for w in workloads) and not _has_gpu(level)
 
 
 def _has_gpu(arch: str) -> bool:
@@ -55,7 +58,7 @@ def _has_gpu(arch: str) -> bool:
         return False
     driver.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, 0)
     driver.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, 0)
-    return gpu.fits(arch, major.value, minor.value)
+    return runs_on(arch, major.value, minor.value)
 
 
 def export(module: Any, target: str, out: Path) -> None:

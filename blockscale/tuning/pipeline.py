@@ -14,15 +14,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blockscale.build.records import LogError, sentence
-from blockscale.build.store import Workload
 from blockscale.tuning import gpu, worker
+from blockscale.tuning.facts import moe_gemm_of
+from blockscale.tuning.moe import gpu as moe_gpu
 from blockscale.tuning.pool import Answer, Pool, Worker
 from blockscale.tuning.session import Session, promise
 from blockscale.tuning.task import Candidate, Proposal, Task
 from blockscale.tuning.worker import Measurement
+
+if TYPE_CHECKING:
+    from blockscale.catalog import Workload
 
 _AHEAD = 2
 """Builds, per builder, that may wait for the GPU: more would be proposed without new knowledge."""
@@ -71,12 +75,10 @@ class Pipeline(Session):
     def measuring(self, job: Job, reference: Path) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Return the job that measures a candidate."""
         task = job.candidate.task
-        own = getattr(task.workload, "measuring", None)
-        if own is not None:
-            found: tuple[Callable[..., Any], tuple[Any, ...]] = own(
-                str(job.library), task.timing, str(reference)
-            )
-            return found
+        gemm = moe_gemm_of(task.mod)
+        if gemm is not None:
+            rows = task.workload.rows
+            return moe_gpu.measure, (str(job.library), gemm, rows, task.timing, str(reference))
         return gpu.measure, (str(job.library), task.arguments(), task.timing, str(reference))
 
     def describe(self, arch: str) -> dict[str, Any]:

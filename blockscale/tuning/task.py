@@ -8,15 +8,18 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blockscale.base.targets import is_gpu
 from blockscale.build.records import Record, trace_key
 from blockscale.build.space import Point, Space, new_schedule, replay, trace_json
-from blockscale.build.store import Store, Workload, target_of, with_model
-from blockscale.tuning.facts import facts_of
+from blockscale.build.store import Store, with_model
+from blockscale.tuning.facts import facts_of, moe_gemm_of
 from blockscale.tuning.model import Search
 from blockscale.tuning.worker import PARAMS, Argument, Timing
+
+if TYPE_CHECKING:
+    from blockscale.catalog import Workload
 
 _MAX_ILLEGAL = 64
 """Proposals in a row that TensorIR refuses before a workload is given up."""
@@ -89,7 +92,7 @@ class Task:
         self.store = store
         self.mod = self.workload.mod(self.level)
         self.model = store.model
-        self.target = with_model(target_of(self.workload, self.level), self.model)
+        self.target = with_model(self.workload.target(self.level), self.model)
         self.entry, known = store.open(self.workload, self.level)
         self._default = self._apply_default()
         default_key = trace_key(trace_json(self._default.trace))
@@ -181,7 +184,7 @@ class Task:
                     None if shape is None else tuple(map(int, shape)),
                     param.output,
                     param.storage,
-                    getattr(param, "alias", None),
+                    param.alias,
                     value,
                 )
             )
@@ -254,7 +257,7 @@ class Task:
         more than those of the static instance, and other schedules win.  Quantising 8192 x 8192 on
         an H200: one block a thread 41.6 us static, 47.8 us for any sizes; two 42.0 and 44.0.
         """
-        if not is_gpu(self.level) or getattr(self.workload, "any_size", False):
+        if not is_gpu(self.level) or moe_gemm_of(self.mod) is not None:
             return sch.mod
         made = new_schedule(self.workload.symbolic(self.level))
         sch.trace.apply_to_schedule(made, remove_postproc=False)

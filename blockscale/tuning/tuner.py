@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blockscale.base import host
 from blockscale.base.targets import is_gpu, kind
-from blockscale.build.store import Lock, Store, Workload, folder_of
+from blockscale.build.store import Lock, Store, folder_of
 from blockscale.specs import Spec
 from blockscale.tuning.commit import commit
 from blockscale.tuning.modelled import EXPORTER as MODELLED_EXPORTER
@@ -30,6 +30,9 @@ from blockscale.tuning.pool import Pool, Worker
 from blockscale.tuning.progress import Display, Silent
 from blockscale.tuning.session import Limits, Session
 from blockscale.tuning.task import Task
+
+if TYPE_CHECKING:
+    from blockscale.catalog import Workload
 
 __all__ = ["Interrupted", "TuneResult", "commit", "tune"]
 
@@ -78,13 +81,13 @@ class Interrupted(KeyboardInterrupt):
 
 
 def tune(
-    workloads: Iterable[Workload | Spec | str],
+    specs: Iterable[Workload | Spec | str],
     *,
-    level: str | None = None,
+    target: str | None = None,
     seconds: float | None = 60.0,
     trials: int | None = None,
     trials_each: int | None = None,
-    work_dir: Path | str,
+    work_dir: Path | str = "logs",
     seed_logs: Sequence[Path | str] = (),
     seed: int = 0,
     progress: bool | Callable[[dict[str, Any]], None] = True,
@@ -95,9 +98,9 @@ def tune(
     """Tune for at most ``seconds`` and ``trials``, whichever ends first; return what was found.
 
     Args:
-        workloads: what to tune; a spec (or its name, or the name of an overload set) stands for all
-            of its workloads.
-        level: CPU vector level, or GPU architecture ("sm_90a"), to tune for; this machine's CPU
+        specs: what to tune; a spec (or its name, or the name of an overload set) stands for all of
+            its workloads.
+        target: CPU vector level, or GPU architecture ("sm_90a"), to tune for; this machine's CPU
             when None.  The machine must have it, but tcgen05 GEMMs for sm_100a and sm_100f are
             ranked by a model of a B200 (`blockscale.tuning.modelled`) where there is none; their
             records and the result say so.
@@ -105,7 +108,7 @@ def tune(
         trials: number of new measurements over all workloads; None for no limit.
         trials_each: most trials of one workload, those of earlier sessions in ``work_dir`` counted.
         work_dir: where every trial is kept.  A second call with it goes on where the first ended,
-            even when that was killed.
+            even when that was killed.  Give it to `blockscale.build` as one of its ``logs``.
         seed_logs: folders of logs whose best schedules are tried first.
         seed: of the search.
         progress: True shows a live table on a terminal or plain lines elsewhere; a function is
@@ -119,9 +122,9 @@ def tune(
         RuntimeError: another process is tuning in ``work_dir``, or the machine has no such GPU.
         Interrupted: Ctrl-C.
     """
-    level = _checked_level(level)
+    level = _checked_level(target)
     limits = _limits(seconds, trials, trials_each, timeouts)
-    chosen = _resolve(workloads, level)
+    chosen = _resolve(specs, level)
     flow = _flow(level, chosen)
     exporter = exporter or _exporter(flow)
     work_dir, width = Path(work_dir), workers or os.cpu_count() or 1

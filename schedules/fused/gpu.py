@@ -11,9 +11,11 @@ from functools import partial
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV
 
+from blockscale.base.formats import NUMBERS, first_with
+from blockscale.base.sizes import ceil_div, round_up
 from blockscale.schedules.gpu_steps import MAX_THREADS, WARP, bind, in_registers, tensorize
 from blockscale.schedules.steps import Choose, Sketch, last_loops
-from blockscale.specs import BLOCK_SIZE, ActQuantize, NormQuantize
+from blockscale.specs import ActQuantize, NormQuantize
 from blockscale.tir.intrin.cuda import act as cuda_act
 from blockscale.tir.intrin.cuda import blocks as cuda_blocks
 from blockscale.tir.intrin.cuda import fused as cuda_fused
@@ -32,19 +34,15 @@ SMALL_BATCH = 64
 """Rows up to which what counts is how soon a row is done: as many threads as it has blocks."""
 
 
-def _whole_warps(threads: int) -> int:
-    return -(-threads // WARP) * WARP
-
-
 def row_threads(blocks: int, block: int) -> list[int]:
     """Threads that may share a row of ``blocks``: whole warps, which the reduction needs."""
-    least = -(-blocks // MAX_THREADS)
+    least = ceil_div(blocks, MAX_THREADS)
     most = max(least, MAX_ELEMENTS // block)
-    return sorted({_whole_warps(-(-blocks // part)) for part in range(least, most + 1)})
+    return sorted({round_up(ceil_div(blocks, part), WARP) for part in range(least, most + 1)})
 
 
 def _preferred_threads(spec: NormQuantize, rows: int) -> int:
-    every = _whole_warps(spec.blocks)
+    every = round_up(spec.blocks, WARP)
     if rows <= SMALL_BATCH or every <= ONE_BLOCK_THREADS:
         return every
     return every * spec.block // MAX_ELEMENTS
@@ -183,9 +181,8 @@ def _act_codes(sch: Schedule, spec: ActQuantize) -> None:
         _tensorize(sch, "factor", cuda_act.factor_of(spec.scale_format))
         _tensorize(sch, "pack", cuda_act.codes_of(spec.dtype, spec.block))
         return
-    fmt = "nvfp4" if spec.scale_format == "e4m3" else "mxfp4"
-    _tensorize(sch, "scale", cuda_blocks.scale_of(fmt, "ceil", spec.dtype))
-    _tensorize(sch, "factor", cuda_blocks.divisor_of(fmt))
-    codes = BLOCK_SIZE[fmt] // 2
-    _, inner = sch.split(last_loops(sch, sch.get_sblock("pack"), 1)[0], [None, codes])
-    sch.tensorize(inner, cuda_blocks.encode(fmt, spec.dtype, True))
+    row = first_with(NUMBERS[spec.scale_format])
+    _tensorize(sch, "scale", cuda_blocks.scale_of(row.name, "ceil", spec.dtype))
+    _tensorize(sch, "factor", cuda_blocks.divisor_of(row.name))
+    _, inner = sch.split(last_loops(sch, sch.get_sblock("pack"), 1)[0], [None, row.block // 2])
+    sch.tensorize(inner, cuda_blocks.encode(row.name, spec.dtype, True))

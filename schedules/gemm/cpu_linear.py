@@ -14,6 +14,7 @@ from typing import NamedTuple
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from blockscale.base.targets import BF16_DOTS, CPU_TARGETS
 from blockscale.schedules.steps import Choose, Sketch, keep_in_registers, last_loops, vectorize_last
 from blockscale.specs import Linear
 from blockscale.tir.intrin.x86 import panels as x86_panels
@@ -38,13 +39,20 @@ def uses_panels(spec: Linear, level: str, row_tile: int) -> bool:
     return row_tile >= MIN_PANEL_ROWS and spec.n % x86.WIDTHS[level].lanes == 0
 
 
-def linear_sketches(spec: Linear, level: str, row_tile: int, compute: str) -> list[Sketch]:
+def compute_type(spec: Linear, level: str, row_tile: int) -> str:
+    """Bfloat16 products where the CPU has them, they are exact, and lanes run along n."""
+    fits = spec.dtype == "bfloat16" and spec.fmt == "nvfp4"
+    fits = fits and BF16_DOTS in CPU_TARGETS[level].features
+    return "bfloat16" if fits and uses_panels(spec, level, row_tile) else "float32"
+
+
+def linear_sketches(spec: Linear, level: str, row_tile: int) -> list[Sketch]:
     """Sketches of `blockscale.tir.gemm.linear`.
 
     Few rows: lanes run along k, weights are decoded in registers.  More rows: lanes run along n and
     a panel of weights is decoded once for all rows (staged) or once per row tile (fused).
     """
-    width = x86.WIDTHS[level]
+    width, compute = x86.WIDTHS[level], compute_type(spec, level, row_tile)
     if not uses_panels(spec, level, row_tile):
         return [partial(linear_rows, spec=spec, width=row_width(spec, level), row_tile=row_tile)]
     return [

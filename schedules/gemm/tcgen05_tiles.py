@@ -10,9 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from blockscale.specs.plans.gemm import FORMATS, LANES, RASTERS, GemmPlan
+from blockscale.base.formats import GEMM
+from blockscale.base.sizes import ceil_div
+from blockscale.base.targets import GPU_TARGETS
+from blockscale.specs.plans.gemm import LANES, RASTERS, GemmPlan
 
-SMS = 148
+SMS = GPU_TARGETS["sm_100a"].sms
 """SMs of a B200; fewer tiles than these leave SMs idle, and K is split."""
 
 SWAP_ROWS = 256
@@ -51,17 +54,13 @@ def decided(tile: GemmPlan, decisions: dict[str, int]) -> GemmPlan:
     return replace(tile, **named)  # type: ignore[arg-type]
 
 
-def _ceil(value: int, step: int) -> int:
-    return -(-value // step)
-
-
 def _grid(tile: GemmPlan, rows: int) -> tuple[int, int]:
     """Tiles along X and Y; of a grouped GEMM, of the experts that are likely to have rows."""
-    tokens = _ceil(rows, tile.tile_rows)
+    tokens = ceil_div(rows, tile.tile_rows)
     if tile.experts:
         busy = min(tile.experts, rows)
-        tokens = busy * _ceil(_ceil(rows, tile.experts), tile.tile_rows)
-    cols = _ceil(tile.n, tile.tile_cols)
+        tokens = busy * ceil_div(ceil_div(rows, tile.experts), tile.tile_rows)
+    cols = ceil_div(tile.n, tile.tile_cols)
     return (cols, tokens) if tile.swap else (tokens, cols)
 
 
@@ -144,7 +143,7 @@ def _work(tile: GemmPlan, rows: int) -> int:
     It orders shapes, of which the first is the default's; it has not been measured.
     """
     ctas = prod(_grid(tile, rows)) * tile.cta_group
-    return _ceil(ctas, SMS) * (tile.mma_n + 64)
+    return ceil_div(ctas, SMS) * (tile.mma_n + 64)
 
 
 def _epilogues(rows: int) -> tuple[tuple[str, int], ...]:
@@ -162,7 +161,7 @@ def tiles(
     A tile with ``split_k`` 2 stands for all splits of K; there is one where tiles are fewer than
     SMs.
     """
-    each = _ceil(rows, experts) if experts else rows
+    each = ceil_div(rows, experts) if experts else rows
     bases = [
         GemmPlan(
             fmt, out_dtype, n, k, experts, swap, group, mma_n, block_k=128, stages=2,
@@ -173,7 +172,7 @@ def tiles(
     ]  # fmt: skip
     if each > LANES:
         bases = sorted(bases, key=lambda base: _work(base, rows))[:SHAPES]
-    widths = (256, 128) if FORMATS[fmt].a_bits == 4 else (128,)
+    widths = (256, 128) if GEMM[fmt].a.bits == 4 else (128,)
     found: dict[GemmPlan, str | None] = {}
     for base in (replace(base, block_k=block_k) for base in bases for block_k in widths):
         few = prod(_grid(base, rows)) < SMS // 2

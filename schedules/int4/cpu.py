@@ -13,6 +13,7 @@ from math import gcd
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
+from blockscale.base.targets import BF16_DOTS, CPU_TARGETS
 from blockscale.schedules.steps import Choose, Sketch, last_loops
 from blockscale.specs.int4 import Int4Mm
 from blockscale.tir.int4.forms import MAPS, Form, form_of
@@ -40,7 +41,7 @@ def tiling(spec: Int4Mm, level: str, row_tile: int) -> Tiling:
     if found is None:
         return Tiling(1)
     exact = spec.dtype == "bfloat16" or spec.activation == "a8"
-    pairs = level == "avx512bf16" and exact and found.lanes == SIXTEEN
+    pairs = BF16_DOTS in CPU_TARGETS[level].features and exact and found.lanes == SIXTEEN
     if found.along == "n":
         pairs = pairs and spec.group % 2 == 0
         slots = max(c for c in (1, 2, 4, 8) if c * row_tile <= sums(level) or c == 1)

@@ -16,11 +16,11 @@ from functools import partial
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from blockscale.base.targets import GPU_TARGETS
 from blockscale.schedules.moe import wgmma_tiles as sm90_tiles
 from blockscale.schedules.steps import Choose, Sketch, last_loops
 from blockscale.specs.plans import PREFIX
-from blockscale.specs.plans.moe import MoePlan
-from blockscale.specs.plans.moe_gemm import MoeGemm
+from blockscale.specs.plans.moe import MoeGemm, MoePlan
 from blockscale.tir.intrin import hopper
 from blockscale.tir.moe.tiles import WORDS
 
@@ -30,10 +30,10 @@ STEP = 16
 
 def moe_sketches(gemm: MoeGemm, tokens: int, level: str = "sm_90a") -> list[Sketch]:
     """Sketches of `moe_tiles` for about ``tokens`` tokens, the default's first."""
-    room = sm90_tiles.ROOM[level]
-    found = sm90_tiles.legal_tiles(gemm, tokens, room)
+    arch = GPU_TARGETS[level]
+    found = sm90_tiles.legal_tiles(gemm, tokens, arch)
     return [
-        partial(moe_gemm, gemm=gemm, tile=tile, depths=sm90_tiles.depths(tile, room))
+        partial(moe_gemm, gemm=gemm, tile=tile, depths=sm90_tiles.depths(tile, arch))
         for tile in found
     ]
 

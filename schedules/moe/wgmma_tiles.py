@@ -10,34 +10,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import sqrt
-from typing import NamedTuple
 
-from blockscale.specs.plans.moe import MoePlan
-from blockscale.specs.plans.moe_gemm import MoeGemm
+from blockscale.base import targets
+from blockscale.base.targets import CTA_RESERVED, GPU_TARGETS, Gpu
+from blockscale.specs.plans.moe import MoeGemm, MoePlan
 
-SMS = 132
-"""SMs of an H100 SXM or H200."""
-
-CTA_SMEM_BYTES = 1024
-"""Shared memory of an SM that the system keeps for each CTA."""
-
-
-class Room(NamedTuple):
-    """What an architecture has."""
-
-    wgmma: bool
-    sm_bytes: int
-    """Shared memory of an SM."""
-
-
-HOPPER, BLACKWELL, CONSUMER = Room(True, 228 << 10), Room(False, 228 << 10), Room(False, 100 << 10)
-
-ROOM = {
-    "sm_90a": HOPPER,
-    **dict.fromkeys(("sm_100a", "sm_100f", "sm_103a"), BLACKWELL),
-    **dict.fromkeys(("sm_120a", "sm_121a"), CONSUMER),
-}
-"""By architecture; those without wgmma multiply many tokens by mma.sync, too."""
+HOPPER = GPU_TARGETS["sm_90a"]
+"""An H100 SXM or H200; architectures without wgmma multiply many tokens by mma.sync, too."""
 
 MOST_STAGES, WGMMA_STAGES = 16, 8
 """Of the ring, and of one of wgmma: from 4 to 9 it gained 1 % on an H200."""
@@ -98,7 +77,7 @@ def stages_in(plan: MoePlan, room: int) -> int:
     return min(MOST_STAGES, (room - one_less) // plan.stage_bytes)
 
 
-def depths(tile: MoePlan, room: Room = HOPPER) -> tuple[int, ...]:
+def depths(tile: MoePlan, arch: Gpu = HOPPER) -> tuple[int, ...]:
     """Return the depths of the ring that are tried, the preferred one first.
 
     With mma.sync as deep as lets three to five or two CTAs share an SM: while one stores, the
@@ -106,10 +85,10 @@ def depths(tile: MoePlan, room: Room = HOPPER) -> tuple[int, ...]:
     not be deep.
     """
     if tile.unit == "wgmma" and tile.consumers == 8:
-        deepest = stages_in(tile, room.sm_bytes - CTA_SMEM_BYTES)
+        deepest = stages_in(tile, arch.cta_shared)
         found = [min(n, deepest) for n in (WGMMA_STAGES, 4, 3)]
     else:
-        shares = [room.sm_bytes // ctas - CTA_SMEM_BYTES for ctas in (3, 4, 5, 2, 1)]
+        shares = [arch.sm_shared // ctas - CTA_RESERVED for ctas in (3, 4, 5, 2, 1)]
         found = [stages_in(tile, share) for share in shares]
         found = [n for n in found[:4] if n >= 3] or found[4:]
     return tuple(n for n in dict.fromkeys(found) if replace(tile, stages=n).illegal() is None)
@@ -132,11 +111,11 @@ def _base(gemm: MoeGemm, unit: str, tokens: int, rows: int, slices: int, blocks:
     )
 
 
-def tiles(gemm: MoeGemm, tokens: int, room: Room = HOPPER) -> dict[MoePlan, str | None]:
+def tiles(gemm: MoeGemm, tokens: int, arch: Gpu = HOPPER) -> dict[MoePlan, str | None]:
     """Return the tiles for about ``tokens`` tokens, and why one is illegal; two stages each."""
     wanted = expected_tokens(gemm, tokens)
     few, many = next((few, many) for limit, few, many in TOKENS if wanted <= limit)
-    if not room.wgmma:
+    if targets.WGMMA not in arch.features:
         many = ()
     elif few and few[0] >= 64:
         few = ()  # an instruction of wgmma is never slower
@@ -145,13 +124,13 @@ def tiles(gemm: MoeGemm, tokens: int, room: Room = HOPPER) -> dict[MoePlan, str 
     found: dict[MoePlan, str | None] = {}
     for shape in shapes:
         tile = _base(gemm, *shape)
-        found[tile] = tile.illegal() or (None if depths(tile, room) else "no ring of it fits")
+        found[tile] = tile.illegal() or (None if depths(tile, arch) else "no ring of it fits")
     return found
 
 
-def legal_tiles(gemm: MoeGemm, tokens: int, room: Room = HOPPER) -> list[MoePlan]:
+def legal_tiles(gemm: MoeGemm, tokens: int, arch: Gpu = HOPPER) -> list[MoePlan]:
     """Return the legal ones of `tiles`, the default's first."""
-    legal = [tile for tile, reason in tiles(gemm, tokens, room).items() if reason is None]
+    legal = [tile for tile, reason in tiles(gemm, tokens, arch).items() if reason is None]
     if legal[0].unit == "mma" and legal[0].tokens == 8:
         count = busy_experts(gemm, tokens) * gemm.rows / 64
         rows = next(rows for limit, rows in HIGHER if count < limit)

@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 
 from blockscale.base import host
+from blockscale.base.targets import CPU_TARGETS, same_width
 
 AVX2 = "cx16 lahf_lm popcnt pni ssse3 sse4_1 sse4_2 avx avx2 bmi1 bmi2 f16c fma abm movbe xsave"
 AVX512 = f"{AVX2} avx512f avx512bw avx512cd avx512dq avx512vl"
@@ -55,22 +56,16 @@ def test_required_features():
 
 def test_levels_are_ordered():
     """Widest first, each needing all that the next one needs."""
-    levels = [set(needed) for needed in host.LEVEL_FEATURES.values()]
+    levels = [set(row.features) for row in CPU_TARGETS.values()]
     assert all(wide > narrow for wide, narrow in pairwise(levels))
 
 
 def test_levels_of_the_same_vector_width():
     """A log of one serves the other: itself first."""
-    assert host.same_width("avx512bf16") == ("avx512bf16", "avx512")
-    assert host.same_width("avx512") == ("avx512", "avx512bf16")
-    assert host.same_width("avx2") == ("avx2",)
-    assert host.same_width("plain") == ("plain",)
-
-
-def test_every_level_has_a_target():
-    from blockscale.catalog.cpu import TARGETS
-
-    assert list(TARGETS) == list(host.LEVEL_FEATURES)
+    assert same_width("avx512bf16") == ("avx512bf16", "avx512")
+    assert same_width("avx512") == ("avx512", "avx512bf16")
+    assert same_width("avx2") == ("avx2",)
+    assert same_width("plain") == ("plain",)
 
 
 def test_bad_level():

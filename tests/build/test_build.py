@@ -13,7 +13,7 @@ import blockscale
 from blockscale.base import host, manifest
 from blockscale.build import logs, records
 from blockscale.build.builder import build, committed_logs
-from blockscale.build.store import Store, folder_of, target_of
+from blockscale.build.store import Store, folder_of
 from blockscale.catalog import workloads
 from blockscale.runtime.library import LibraryError, open_library
 from blockscale.specs import Linear, Quantize, ScaleSweep, Spec, Swizzle
@@ -33,7 +33,7 @@ def log_folder(tmp_path_factory):
     sch = Schedule(TUNED.mod(host.level()))
     TUNED.default(sch, host.level())
     line = {"workload": TUNED.tag, "us": 12.5, "kind": "default", "failed": False}
-    store.append(entry, sch.trace, [12.5e-6], target_of(TUNED, host.level()), line)
+    store.append(entry, sch.trace, [12.5e-6], TUNED.target(host.level()), line)
     commit(work, out)
     return out
 
@@ -208,3 +208,11 @@ def test_damaged_log(tmp_path, log_folder):
     with pytest.raises(logs.LogError, match="database"):
         build([LINEAR], out, logs_dirs=[tmp_path])
     assert out.read_bytes() == b"before"
+
+
+def test_build_stays_a_function():
+    """Though the package of that name has been imported, here at the top."""
+    import blockscale as bs
+
+    assert bs.build.__module__ == "blockscale.runtime.jit"
+    assert vars(bs).get("build", bs.build) is bs.build

@@ -9,6 +9,7 @@ import torch
 
 import blockscale as bs
 from blockscale.base import host
+from blockscale.build import builder
 from blockscale.build.builder import build
 from blockscale.runtime import jit
 from blockscale.runtime import library as runtime
@@ -32,7 +33,7 @@ def builds(tmp_path, monkeypatch):
         done.append(path)
         return build(specs, path, **options)
 
-    monkeypatch.setattr("blockscale.build.builder.build", counting)
+    monkeypatch.setattr(builder, "build", counting)
     return done
 
 

@@ -15,7 +15,7 @@ import pytest
 from blockscale.build import logs, records
 from blockscale.build.logs import LogError
 from blockscale.build.space import Space, replay
-from blockscale.build.store import Store, folder_of, target_of
+from blockscale.build.store import Store, folder_of
 from blockscale.tuning.tuner import commit
 from tests.kit.fake_workload import FakeSpec, FakeWorkload, from_meta
 
@@ -32,7 +32,7 @@ def record(work_dir: Path, times: list[float], workload: FakeWorkload = WORKLOAD
         trace = replay(workload.mod(level), space.trace(space.all()[number])).trace
         times = [] if math.isinf(us) else [us / 1e6]
         line = {"workload": workload.tag, "us": us, "kind": "default", "failed": math.isinf(us)}
-        store.append(entry, trace, times, target_of(workload, level), line)
+        store.append(entry, trace, times, workload.target(level), line)
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from blockscale import catalog
-from blockscale.base import host
-from blockscale.base.targets import is_gpu, log_folder
+from blockscale.base.targets import is_gpu, log_folder, same_width
 from blockscale.build import logs
 from blockscale.build.logs import committed as committed_logs
 from blockscale.specs import Spec
@@ -53,7 +52,7 @@ def test_float32_logs_serve_every_cpu_of_the_width():
     workload = catalog.workloads(Spec.parse("linear_nvfp4_n384_k384_f32"), "avx512")[0]
     assert logs.find(workload, "avx512", [committed_logs()]) is not None
     assert logs.find(workload, "avx2", [committed_logs()]) is None
-    assert set(host.same_width("avx512")) == {"avx512", "avx512bf16"}
+    assert set(same_width("avx512")) == {"avx512", "avx512bf16"}
 
 
 def test_changed_ir_misses():

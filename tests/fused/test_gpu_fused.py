@@ -13,8 +13,7 @@ import torch
 
 from blockscale import catalog
 from blockscale.build.builder import build
-from blockscale.catalog import gpu as catalog_gpu
-from blockscale.catalog.bucket import Bucket
+from blockscale.catalog import Bucket, fused, registry
 from blockscale.emulator import run_module
 from blockscale.lower import cuda, nvcc
 from blockscale.schedules.fused import gpu as gpu_fused
@@ -31,7 +30,7 @@ BOTH = pytest.mark.parametrize("arch", [SM90, SM100])
 def _one_bucket(monkeypatch):
     """Build one body of each function: the buckets differ by tuning alone."""
     for name in ("NORM_BUCKETS", "ACT_BUCKETS"):
-        monkeypatch.setattr(catalog_gpu, name, (Bucket(8192, None),))
+        monkeypatch.setattr(fused, name, (Bucket(8192, None),))
 
 
 @cache
@@ -247,15 +246,16 @@ SPACE = [
 def test_space(monkeypatch, name, rows, blocks, pick):
     """Every sketch and every number of threads that it may choose."""
     spec = Spec.parse(name)
-    [bucket] = catalog_gpu.buckets(spec)
-    sketches = catalog_gpu.sketches(spec, bucket, SM90)
+    [workload] = catalog.workloads(spec, SM90)
+    sketches = workload.sketches(SM90)
 
     def choose(sch, candidates, prefer):
         uniform = [1.0 / len(candidates)] * len(candidates)
         return sch.sample_categorical(candidates, uniform, decision=pick % len(candidates))
 
-    monkeypatch.setattr(catalog, "preferred", choose)
-    monkeypatch.setattr(catalog_gpu, "sketches", lambda *_: [sketches[pick % len(sketches)]])
+    monkeypatch.setattr(registry, "preferred", choose)
+    chosen = [sketches[pick % len(sketches)]]
+    monkeypatch.setattr(catalog.Workload, "sketches", lambda *_: chosen)
     kernel = on_emulator(library.__wrapped__(spec, SM90), spec, SM90)
     monkeypatch.setattr(fused_kernels, "kernel", lambda spec, level: kernel)
     if spec.op == "norm_quantize":

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blockscale.base.formats import GEMM
 from blockscale.lower.gemm.maps import gemm_maps
 from blockscale.lower.gemm.source import constants, source
 from blockscale.lower.nvcc import compile_cuda_source
-from blockscale.specs.plans.gemm import FORMATS, GemmPlan, PlanError
+from blockscale.specs.plans.gemm import GemmPlan, PlanError
 from tests.kit import gemm_harness as harness
 
 ROWS, COLUMNS, DEPTHS = (1, 7, 128, 200, 257), (64, 256, 384), (128, 512, 448)
@@ -53,7 +54,7 @@ def matrix_case(number: int, fmt: str, m: int, n: int, k: int) -> tuple[str, Gem
 def committed() -> list[tuple[str, int, int, int]]:
     """Return formats and sizes: every format with every M, N and K."""
     found = []
-    for i, fmt in enumerate(FORMATS):
+    for i, fmt in enumerate(GEMM):
         for j, m in enumerate(ROWS):
             found.append((fmt, m, COLUMNS[(i + j) % 3], DEPTHS[(i + 2 * j) % 3]))
     return found
@@ -153,7 +154,7 @@ def test_ragged_spread(k: int, swap: bool) -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_103a", "sm_100f"])
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", GEMM)
 def test_compiles_without_spills(arch: str, fmt: str) -> None:
     """ptxas accepts the kernel for every target and spills nothing."""
     wide = {"cta_group": 2, "mma_n": 256, "store": "tma", "out_dtype": "bfloat16", "epi_cols": 64}

@@ -20,7 +20,7 @@ SIZES = [(64, 128), (256, 512), (384, 448), (384, 128), (64, 512), (256, 32 * 9)
 """N and K: K = 448 is no whole stage of a GPU kernel, 288 and 32 are odd multiples of 32; 72 is no
 multiple of a vector of 16."""
 
-FLOAT8 = {"e4m3": torch.float8_e4m3fn, "e8m0": getattr(torch, "float8_e8m0fnu", torch.uint8)}
+FLOAT8 = {"e4m3": torch.float8_e4m3fn, "ue8m0": getattr(torch, "float8_e8m0fnu", torch.uint8)}
 each_format = pytest.mark.parametrize("fmt", FORMATS)
 
 

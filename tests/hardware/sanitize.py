@@ -25,7 +25,7 @@ SIZES = (
 """Values of the symbols in shapes: the smallest, and one that fills no tile."""
 
 MOE_ROWS = (1, 20, 130, 600, 1700)
-"""Tokens of MoE layers: each bucket's kernels run (catalog_moe)."""
+"""Tokens of MoE layers: each bucket's kernels run (catalog.moe)."""
 
 
 def argument(param, sizes):

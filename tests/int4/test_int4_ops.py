@@ -13,7 +13,6 @@ import blockscale as bs
 from blockscale import catalog, emulator
 from blockscale.base.index_maps import TRTLLM
 from blockscale.build.builder import build
-from blockscale.lower.int4 import kernel as int4
 from blockscale.lower.int4 import plan as int4_plan
 from blockscale.specs import Int4Dequantize, Int4Mm, Spec
 from blockscale.tir.int4.forms import MAPS, form_of
@@ -471,9 +470,9 @@ def test_no_kernel_there():
     with pytest.raises(TypeError, match="layout tiles64, that of CUDA kernels"):
         catalog.exported(Int4Mm(64, 64, 64, layout="tiles64"), "avx2", {})
     with pytest.raises(TypeError, match="no kernel of int4_mm for sm_80"):
-        int4.check_target(Int4Mm(64, 64, 64, layout="tiles64"), "sm_80")
+        catalog.cuda_source(Int4Mm(64, 64, 64, layout="tiles64"), "sm_80", {})
     with pytest.raises(TypeError, match="layout 'plain', which GPU kernels do not read"):
-        int4.check_target(Int4Mm(64, 64, 64), "sm_90a")
+        catalog.cuda_source(Int4Mm(64, 64, 64), "sm_90a", {})
 
 
 # ---- Hopper, emulated ----------------------------------------------------------------------------

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from blockscale.tuning import gpu, worker
+from blockscale.base.targets import runs_on
+from blockscale.tuning import worker
 from blockscale.tuning.worker import Argument, Measurement, Timing
 
 MACHINE = {"gpu": "Fake GPU", "driver": "1.2", "cuda": "13.0", "torch": "0", "l2_bytes": 1 << 20}
 
 
 def describe(arch: str) -> dict[str, Any]:
-    if not gpu.fits(arch, 9, 0):
+    if not runs_on(arch, 9, 0):
         raise RuntimeError(f"this machine's GPU does not run code for {arch}")
     return MACHINE
 

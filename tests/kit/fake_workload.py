@@ -54,6 +54,9 @@ class FakeWorkload:
         mcpu = {"avx2": "x86-64-v3", "plain": "x86-64"}.get(level, "x86-64-v4")
         return tvm.target.Target({"kind": "llvm", "mcpu": mcpu, "num-cores": 2})
 
+    def entry(self) -> dict[str, Any]:
+        return {"spec": self.spec.to_json(), "rows": self.rows}
+
     def mod(self, level: str) -> Any:
         import tvm
         from tvm.script import tirx as T

@@ -5,15 +5,19 @@ kernel reads beside an input is NaN, what it writes beside an output is seen, an
 an output stays 0xFF (NaN in every float type).
 """
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
 from blockscale import catalog
 from blockscale.base import host
-from blockscale.catalog import cpu as catalog_cpu
+from blockscale.base.targets import CPU_TARGETS
+from blockscale.build.space import trace_json
 from blockscale.lower.cpu import compile_cpu
 from blockscale.runtime import jit
+from tests.kit import compiled as compiler
 from tests.kit.helpers import (
     DTYPES,
     packed_tensor,
@@ -26,7 +30,7 @@ from tests.kit.helpers import (
 from tests.kit.helpers import widen as wide
 from tests.reference import core as ref
 
-LEVELS = tuple(host.LEVEL_FEATURES)
+LEVELS = tuple(CPU_TARGETS)
 TOLERANCE = {"float32": 1e-5, "bfloat16": 4e-3, "float16": 2e-3}  # see test_linear.py
 GUARD = 64
 
@@ -48,8 +52,13 @@ def compiled(spec, level, traces=None):
     """Return the exported function of ``spec`` with these traces (None: default schedules)."""
     if device == "cuda":
         return on_gpu(jit.function(spec, "cuda"))
-    mod = catalog.exported(spec, level, traces or {})
-    return compile_cpu(mod, catalog.target(level))[spec.name]
+
+    def made():
+        return compile_cpu(catalog.exported(spec, level, traces or {}), catalog.target(level))
+
+    steps = {tag: trace_json(trace) for tag, trace in (traces or {}).items()}
+    key = jit._digest(level), spec.name, json.dumps(spec.to_json()), json.dumps(steps)
+    return compiler.module(key, made)[spec.name]
 
 
 def on_gpu(function):
@@ -181,7 +190,7 @@ def check_sweep(kernel, spec, blocks):
 def linear_rows():
     """Return row counts at and beside every bucket's limit and every whole tile of rows."""
     edges = {0, 1, 2, 3, 5, 130}
-    for bucket in catalog_cpu.LINEAR_BUCKETS:
+    for bucket in catalog.gemm.LINEAR_BUCKETS:
         for edge in (bucket.tile, 2 * bucket.tile, bucket.limit or 0):
             edges |= {max(edge - 1, 0), edge, edge + 1}
     return sorted(edges)
@@ -196,7 +205,7 @@ def check(kernel, spec, rows=None):
     if spec.op == "linear":
         for count in linear_rows() if rows is None else [rows]:
             check_linear(kernel, spec, count)
-        for bucket in catalog_cpu.LINEAR_BUCKETS if rows is None else []:
+        for bucket in catalog.gemm.LINEAR_BUCKETS if rows is None else []:
             check_weights(kernel, spec, bucket.rows)
     elif spec.op == "scale_sweep":
         for count in (1, 15, 16, 17, 130):

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from blockscale import emulator
-from blockscale.base.sizes import round_up
+from blockscale.base.sizes import ceil_div, round_up
 from blockscale.lower.moe.source import source
 from blockscale.lower.nvcc import compile_cuda_source
-from blockscale.ops.moe.tiles import K_ORDER, TILE
+from blockscale.ops.moe.tiles import K_ORDER
 from blockscale.ops.moe.weights import prepare_moe_weights
 from blockscale.specs.plans.moe import MoePlan
 from tests.reference import core as ref
@@ -51,7 +51,7 @@ def blocks_of(ids: np.ndarray, experts: int, tokens: int) -> tuple[np.ndarray, n
     for e in range(experts):
         count = int((flat == e).sum())
         begin, number = len(blocks), -(-count // tokens)
-        size = round_up(-(-count // number), 8) if number else 0
+        size = round_up(ceil_div(count, number), 8) if number else 0
         for b in range(number):
             rows = min(size, count - b * size)
             blocks.append((e << 16 | rows, first + b * size, begin, number))
@@ -122,11 +122,11 @@ def run(
     order, blocks = blocks_of(ids, experts, of.tokens)
     top_k, slots = ids.shape[1], ids.size
     rng = np.random.default_rng(seed)
-    k, columns = (hidden, round_up(intermediate, TILE)) if of.gather else (intermediate, hidden)
+    k, columns = (hidden, round_up(intermediate, 64)) if of.gather else (intermediate, hidden)
     x = moe.random_hidden(len(ids) if of.gather else slots, k, of.dtype, seed)
-    stored = np.zeros((len(x), round_up(k, TILE)), np.uint16)
+    stored = np.zeros((len(x), round_up(k, 64)), np.uint16)
     stored[:, :k] = bits(x, of.dtype)
-    stored = stored.reshape(len(x), -1, 64)[:, :, list(K_ORDER)].reshape(len(x), round_up(k, TILE))
+    stored = stored.reshape(len(x), -1, 64)[:, :, list(K_ORDER)].reshape(len(x), round_up(k, 64))
     factor = np.exp2(rng.uniform(-1, 1, len(x))).astype(np.float32) if scaled else None
     out = np.full((slots + 1, columns), UNWRITTEN, np.uint16)
     part = ("w13", "w13_scale", "w13_global", "w13_bias")
@@ -141,8 +141,9 @@ def run(
     report = emulator.launch(
         ptx(of, arch), entry="moe", grid=ctas, block=of.threads, dynamic_smem=of.smem_bytes,
         args=[stored, w, ws, overall, shift, factor, order, blocks,
-              np.array([len(blocks)], np.int32), out, w.shape[1] * 64, *[round_up(k, TILE)] * 2, columns,
-              columns, top_k, *(np.float32(v) for v in kind)],
+              np.array([len(blocks)], np.int32), out, w.shape[1] * 64,
+              round_up(k, 64), round_up(k, 64), columns, columns, top_k,
+              *(np.float32(v) for v in kind)],
         seed=seed,
     )  # fmt: skip
     scale = np.ones(len(x)) if factor is None else factor.astype(np.float64)

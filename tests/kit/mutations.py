@@ -1,55 +1,84 @@
-"""Break the kernels on purpose and see a test fail: ``python tests/kit/mutations.py [text ...]``.
+"""Break the kernels on purpose and see a test fail: ``python -m tests.kit.mutations [text ...]``.
 
 Each mutation of mutations*.txt replaces one piece of source in a copy of this checkout and runs the
-tests that should notice.  Prints two lines each; ends with status 1 if one survived, or no longer
-fits the source.  ``text``: only mutations whose first line holds it.  All take half an hour.
+tests that should notice, as ``make test`` selects them.  Prints two lines each and a summary; ends
+with status 1 if one survived, or no longer fits the source.  ``text``: only mutations whose first
+line holds it; ``--sample``: so many of them, drawn at random.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
+import random
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
-from tests.kit.paths import ROOT
+from tests.kit import compiled
+from tests.kit.paths import ROOT, TESTS
 
-SOURCES = (
-    *("tir/**/*.py", "schedules/**/*.py", "blockscale/**/*.py"),
-    *("blockscale/lower/native/**/*.cuh", "blockscale/runtime/native/*.c"),
-)
+SOURCES = ("tir/**/*", "schedules/**/*", "blockscale/**/*")
+SUFFIXES = (".py", ".c", ".h", ".cuh")
 IGNORED = shutil.ignore_patterns(".*", "__pycache__", "typings", "build", "dist", "*.so")
 TIMEOUT_S = 300
+KILLED, SURVIVED, UNFIT = "killed", "SURVIVED", "DOES NOT FIT: the source has it not once"
 
 
-def mutations() -> Iterator[tuple[list[str], str, str]]:
-    """Yield the test files, the original and the replacement of each mutation."""
-    tests: list[str] = []
-    files = sorted((ROOT / "tests").glob("*/mutations*.txt"))
-    text = "\n".join(file.read_text() for file in files)
+@dataclass(frozen=True)
+class Mutation:
+    """One piece of source, what takes its place, and the tests that should notice."""
+
+    tests: tuple[str, ...]
+    old: str
+    new: str
+    path: str | None
+    """The file that has ``old`` once, below the root; None if there is no such."""
+
+    def __str__(self) -> str:
+        return re.sub(r"\s+", " ", f"{self.path or '?'}: {self.old} -> {self.new}")
+
+
+def mutations() -> Iterator[Mutation]:
+    """Yield the mutations of every list."""
+    sources = {str(path.relative_to(ROOT)): path.read_text() for path in _sources()}
+    tests: tuple[str, ...] = ()
+    text = "\n".join(file.read_text() for file in sorted(TESTS.glob("*/mutations*.txt")))
     for block in re.findall(r"^tests: .*$|(?:^- .*\n)+(?:^\+ .*\n)+", text, re.MULTILINE):
         if block.startswith("tests: "):
-            tests = [f"tests/{name}" for name in block.split()[1:]]
+            tests = tuple(f"tests/{name}" for name in block.split()[1:])
         else:
             old, new = ("\n".join(re.findall(rf"^\{sign} (.*)$", block, re.M)) for sign in "-+")
-            yield tests, old, new
+            found = [path for path, source in sources.items() for _ in range(source.count(old))]
+            yield Mutation(tests, old, new, found[0] if len(found) == 1 else None)
 
 
-def find(root: Path, original: str) -> Path | None:
-    """Return the only source file that holds ``original``, once; None if there is no such."""
-    files = [path for pattern in SOURCES for path in sorted(root.glob(pattern))]
-    found = [path for path in files for _ in range(path.read_text().count(original))]
-    return found[0] if len(found) == 1 else None
+def _sources() -> list[Path]:
+    found = (path for pattern in SOURCES for path in ROOT.glob(pattern))
+    return sorted(path for path in found if path.suffix in SUFFIXES)
 
 
-def killer(root: Path, tests: Sequence[str]) -> str | None:
+def killer(root: Path, tests: Sequence[str], exhaustive: bool) -> str | None:
     """Return the first test that fails in the copy ``root``; None if all pass."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    command += ["--exhaustive"] if exhaustive else []
+    environ = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")])),
+        # By content: what the copy has in common with this checkout is compiled once.
+        "BLOCKSCALE_TEST_CACHE": str(compiled.folder()),
+    }
+    options = {"cwd": root, "env": environ, "capture_output": True, "text": True}
     try:
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=TIMEOUT_S)
+        done = subprocess.run(command, timeout=TIMEOUT_S, **options)  # type: ignore[call-overload]
     except subprocess.TimeoutExpired:
         return f"ended after {TIMEOUT_S} s"
     if done.returncode == 0:
@@ -58,29 +87,66 @@ def killer(root: Path, tests: Sequence[str]) -> str | None:
     return failed[1] if failed else f"ended with status {done.returncode}"
 
 
-def main(texts: Sequence[str]) -> int:
-    """Run the mutations that hold one of ``texts`` (or all); return the exit status."""
-    bad = 0
+def judged(mutation: Mutation, root: Path, exhaustive: bool) -> str:
+    """Return what becomes of ``mutation`` in the copy ``root``."""
+    if mutation.path is None:
+        return UNFIT
+    path = root / mutation.path
+    source = path.read_text()
+    path.write_text(source.replace(mutation.old, mutation.new))
+    try:
+        by = killer(root, mutation.tests, exhaustive)
+    finally:
+        path.write_text(source)
+    return SURVIVED if by is None else f"{KILLED} by {by}"
+
+
+def chosen(options: argparse.Namespace) -> list[Mutation]:
+    """Return the mutations that hold one of the texts (or all), or a sample of these."""
+    found = [m for m in mutations() if not options.text or any(t in str(m) for t in options.text)]
+    if options.sample is None or options.sample >= len(found):
+        return found
+    return random.Random(options.seed).sample(found, options.sample)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run mutations; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "text", nargs="*", help="only mutations whose first line holds one of these"
+    )
+    parser.add_argument("--sample", type=int, metavar="N", help="so many, drawn at random")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="so many at a time")
+    parser.add_argument("--exhaustive", action="store_true", help="run the tests of make test-all")
+    options = parser.parse_args(arguments)
+    started, counts = time.monotonic(), Counter[str]()
     with tempfile.TemporaryDirectory(prefix="blockscale-mutations-") as folder:
-        root = Path(folder) / "checkout"
-        shutil.copytree(ROOT, root, ignore=IGNORED)
-        for tests, old, new in mutations():
-            path = find(root, old)
-            name = path.relative_to(root) if path else "?"
-            line = re.sub(r"\s+", " ", f"{name}: {old} -> {new}")
-            if texts and not any(text in line for text in texts):
-                continue
-            print(line, flush=True)
-            if path is None:
-                result = "DOES NOT FIT: the source has it not once"
-            else:
-                source = path.read_text()
-                path.write_text(source.replace(old, new))
-                result = killer(root, tests) or "SURVIVED"
-                path.write_text(source)
-            bad += result.startswith(("SURVIVED", "DOES NOT FIT"))
-            print(f"    {result}", flush=True)
-    return int(bad > 0)
+        copies: SimpleQueue[Path] = SimpleQueue()
+        for i in range(options.jobs):
+            shutil.copytree(ROOT, Path(folder) / f"checkout{i}", ignore=IGNORED)
+            copies.put(Path(folder) / f"checkout{i}")
+
+        def result(mutation: Mutation) -> str:
+            root = copies.get()
+            try:
+                return judged(mutation, root, options.exhaustive)
+            finally:
+                copies.put(root)
+
+        wanted = chosen(options)
+        with ThreadPoolExecutor(options.jobs) as pool:
+            for mutation, said in zip(wanted, pool.map(result, wanted), strict=True):
+                print(f"{mutation}\n    {said}", flush=True)
+                counts[said.partition(" ")[0]] += 1
+    total, killed = counts.total(), counts[KILLED]
+    share = 100 * killed / total if total else 100
+    print(
+        f"{total} mutations: {killed} killed ({share:.1f} %), {counts[SURVIVED]} survived, "
+        f"{counts[UNFIT.partition(' ')[0]]} do not fit the source, "
+        f"{time.monotonic() - started:.0f} s"
+    )
+    return int(killed < total)
 
 
 if __name__ == "__main__":

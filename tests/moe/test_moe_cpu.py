@@ -19,7 +19,6 @@ from tvm.s_tir import Schedule
 from blockscale import build, catalog, load
 from blockscale.base import host
 from blockscale.build.space import replay, trace_json
-from blockscale.catalog import cpu as catalog_cpu
 from blockscale.specs import FusedMoe, MoeRoute
 from blockscale.tir.moe import fused_moe as tir_moe
 from tests.kit.helpers import DTYPES
@@ -242,7 +241,7 @@ def test_weights_of_gpu_kernels_are_refused():
     """They are in another layout."""
     spec = FusedMoe(EXPERTS, 128, 64, TOP_K, layout="tiles64")
     with pytest.raises(TypeError, match=r"tiles64.*layout='linear'"):
-        catalog_cpu.module(spec, catalog_cpu.buckets(spec)[0], host.level(), static=False)
+        catalog.workloads(spec, host.level())[0].symbolic(host.level())
 
 
 # ---------------------------------------------------------------------------------------- routing

@@ -9,11 +9,12 @@ import pytest
 
 from bench import sass
 from blockscale import catalog
+from blockscale.base.formats import MOE
 from blockscale.catalog import moe as catalog_moe
 from blockscale.lower.moe.source import source
 from blockscale.lower.nvcc import compile_cuda_source
 from blockscale.specs import FusedMoe
-from blockscale.specs.plans.moe import FORMATS, MoePlan, PlanError
+from blockscale.specs.plans.moe import MoePlan, PlanError
 from tests.kit import moe_harness
 from tests.kit.moe_harness import plan
 from tests.reference import moe as moe
@@ -28,8 +29,8 @@ UNITS: dict[str, dict[str, Any]] = {
     "mma": {"unit": "mma", "rows": 64, "tokens": 16, "slices": 2, "blocks_k": 2},
     "wgmma": {"unit": "wgmma", "rows": 128, "tokens": 16, "slices": 1, "blocks_k": 2},
 }
-KINDS = [(fmt, group, False) for fmt in FORMATS for group in FORMATS[fmt]] + [
-    ("int4", group, True) for group in FORMATS["int4"]
+KINDS = [(fmt, group, False) for fmt in MOE for group in MOE[fmt].blocks] + [
+    ("int4", group, True) for group in MOE["int4"].blocks
 ]
 
 

@@ -11,8 +11,8 @@ from tvm import tirx
 from tvm.sym import Analyzer
 
 from blockscale.base.sizes import round_up
-from blockscale.ops.moe.tiles import K_ORDER, TILE, natural_order
-from blockscale.specs.plans.moe_gemm import MoeGemm, scale_count
+from blockscale.ops.moe.tiles import K_ORDER, natural_order
+from blockscale.specs.plans.moe import MoeGemm, scale_count
 from blockscale.tir.moe.tiles import K_TILE, ROW_TILE, moe_tiles, natural
 from tests.kit.half_tensors import fetch, tensor
 from tests.kit.moe_harness import bits, blocks_of, host, prepared, values
@@ -86,9 +86,9 @@ def test_against_float64(case):
     slots, experts = tables(ids)
     gated = 2 if first and activation != "relu2" else 1
     rows, k = (
-        (round_up(inner, TILE) * gated, round_up(hidden, TILE))
+        (round_up(inner, 64) * gated, round_up(hidden, 64))
         if first
-        else (round_up(hidden, TILE), round_up(inner, TILE))
+        else (round_up(hidden, 64), round_up(inner, 64))
     )
     gemm = MoeGemm(fmt, group, zeros, dtype, activation, EXPERTS, rows, k, TOP_K)
     columns = hidden if first else inner
@@ -109,7 +109,7 @@ def test_against_float64(case):
             sums += (layer.w13_bias if first else layer.w2_bias)[expert]
             if first:
                 sums = moe.activate(sums[None], activation, layer.alpha, layer.limit)[0]
-                line = got[tile, place, : round_up(inner, TILE)].reshape(-1, 64)
+                line = got[tile, place, : round_up(inner, 64)].reshape(-1, 64)
                 found = np.empty_like(line)
                 found[:, list(K_ORDER)] = line
                 found = found.reshape(-1)[:inner]

@@ -13,6 +13,7 @@ import tvm
 
 from blockscale import catalog
 from blockscale.base.errors import LoweringError
+from blockscale.base.targets import GPU_TARGETS, WGMMA
 from blockscale.build.space import new_schedule, replay, trace_json
 from blockscale.catalog import moe as catalog_moe
 from blockscale.lower.moe.read import read
@@ -20,8 +21,7 @@ from blockscale.schedules.moe import wgmma as sm90
 from blockscale.schedules.moe import wgmma_tiles as sm90_tiles
 from blockscale.schedules.steps import preferred, sampled
 from blockscale.specs import FusedMoe, Spec
-from blockscale.specs.plans.moe import MMA_TOKENS, SMEM_BYTES, WGMMA_TOKENS, MoePlan
-from blockscale.specs.plans.moe_gemm import MoeGemm
+from blockscale.specs.plans.moe import MMA_TOKENS, SMEM_BYTES, WGMMA_TOKENS, MoeGemm, MoePlan
 from blockscale.tir.moe.tiles import TOKEN_TILE, moe_tiles
 
 TOKENS = (1, 8, 64, 512, 4096)
@@ -65,7 +65,7 @@ def drawn(gemm, tokens, seed):
 
 def plans(gemm, tokens, level="sm_90a"):
     """Every point of the space, as a plan, the default's first."""
-    room = sm90_tiles.ROOM[level]
+    room = GPU_TARGETS[level]
     for tile in sm90_tiles.legal_tiles(gemm, tokens, room):
         for stages in sm90_tiles.depths(tile, room):
             yield replace(tile, stages=stages)
@@ -79,10 +79,10 @@ def test_every_point_is_legal(gemm, tokens):
         found = list(plans(gemm, tokens, level))
         assert [plan.illegal() for plan in found if plan.illegal()] == []
         assert len(set(found)) == len(found) >= (10 if level == "sm_90a" else 2)
-        room = sm90_tiles.ROOM[level]
-        most = min(SMEM_BYTES, room.sm_bytes - sm90_tiles.CTA_SMEM_BYTES)
+        room = GPU_TARGETS[level]
+        most = min(SMEM_BYTES, room.cta_shared)
         assert all(plan.smem_bytes <= most for plan in found)
-        if not room.wgmma:
+        if WGMMA not in room.features:
             assert {plan.unit for plan in found} == {"mma"}
 
 
@@ -314,18 +314,18 @@ def test_sizes_are_padded():
 def test_what_a_gpu_does_not_have(name, level, message):
     """Another architecture, or weights in another layout."""
     with pytest.raises(TypeError, match=message):
-        catalog_moe.workloads(Spec.parse(name), level)
+        catalog.workloads(Spec.parse(name), level)
 
 
 def test_kin_lend_their_schedules():
     """A layer in float16, or with another gate, takes the schedules of bfloat16 and swiglu."""
     spec = Spec.parse(NAME)
     own = next(w for w in catalog.workloads(spec, "sm_90a") if (w.rows, w.part) == (8, 1))
-    assert [w.spec.activation for w in own.kin] == ["swiglu_oai"]
+    assert [w.spec.activation for w in own.kin("sm_90a")] == ["swiglu_oai"]
     other = replace(own, spec=replace(spec, dtype="float16", activation="gelu_tanh"))
-    assert [w.spec.activation for w in other.kin] == ["gelu_tanh", "swiglu", "swiglu_oai"]
-    assert other.kin[1] == own
-    assert [w.spec.dtype for w in replace(other, part=2).kin] == ["bfloat16"]
+    assert [w.spec.activation for w in other.kin("sm_90a")] == ["gelu_tanh", "swiglu", "swiglu_oai"]
+    assert other.kin("sm_90a")[1] == own
+    assert [w.spec.dtype for w in replace(other, part=2).kin("sm_90a")] == ["bfloat16"]
     *_, sketch = own.sketches("sm_90a")
     sch = new_schedule(own.mod("sm_90a"))
     sketch(sch, preferred)

@@ -16,8 +16,7 @@ from tvm.s_tir.schedule import Trace
 
 from blockscale import catalog
 from blockscale.build.builder import build
-from blockscale.catalog import gpu as catalog_gpu
-from blockscale.catalog.bucket import Bucket
+from blockscale.catalog import Bucket, quant, registry
 from blockscale.emulator import run_module
 from blockscale.lower import cuda, nvcc
 from blockscale.schedules.quant import gpu as gpu_memory
@@ -249,8 +248,8 @@ def with_choices(monkeypatch):
             count = len(candidates)
             return sch.sample_categorical(candidates, [1 / count] * count, pick % count)
 
-        monkeypatch.setattr(catalog, "preferred", choose)
-        monkeypatch.setattr(catalog_gpu, "BLOCK_BUCKETS", (Bucket(8192, None),))
+        monkeypatch.setattr(registry, "preferred", choose)
+        monkeypatch.setattr(quant, "CUDA_BLOCKS", (Bucket(8192, None),))
         monkeypatch.setitem(globals(), "library", cache(library.__wrapped__))
 
     return use

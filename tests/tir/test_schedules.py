@@ -8,7 +8,6 @@ from tvm.s_tir import Schedule
 
 from blockscale import catalog
 from blockscale.build.space import replay, trace_json
-from blockscale.catalog import cpu as catalog_cpu
 from blockscale.lower.cpu import compile_cpu
 from blockscale.specs import (
     SPECS,
@@ -62,7 +61,8 @@ each_level = pytest.mark.parametrize("level", LEVELS)
 def parsed_once():
     """Parse the TVMScript of each workload once: it takes longer than scheduling and compiling."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(catalog_cpu, "module", cache(catalog_cpu.module))
+        patch.setattr(catalog.Workload, "mod", cache(catalog.Workload.mod))
+        patch.setattr(catalog.Workload, "symbolic", cache(catalog.Workload.symbolic))
         yield
 
 

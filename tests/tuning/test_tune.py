@@ -336,7 +336,7 @@ def test_a_level_that_this_machine_lacks_is_refused(tmp_path, monkeypatch):
     with pytest.raises(
         ValueError, match=r"level='avx2' needs the CPU features .*which this machine"
     ):
-        run(small(), tmp_path, level="avx2")
+        run(small(), tmp_path, target="avx2")
 
 
 def test_a_committed_schedule_is_measured_right_after_the_default(tuned, tmp_path):

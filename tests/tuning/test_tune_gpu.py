@@ -14,6 +14,7 @@ import torch
 from tvm.tirx import Var
 
 from blockscale import catalog
+from blockscale.base.targets import runs_on
 from blockscale.build import logs, records
 from blockscale.build.store import Store, folder_of, folders, level_of
 from blockscale.specs import Spec
@@ -41,7 +42,7 @@ def small(trap: str = "none", rows: int = 4, cols: int = 512) -> FakeWorkload:
 
 
 def run(workloads, work_dir: Path, **options):
-    options = {"seconds": 60.0, "progress": False, "exporter": EXPORTER, "level": ARCH} | options
+    options = {"seconds": 60.0, "progress": False, "exporter": EXPORTER, "target": ARCH} | options
     return tune(workloads, work_dir=work_dir, workers=2, **options)
 
 
@@ -153,7 +154,7 @@ def test_a_workload_without_a_schedule_ends_alone(tmp_path, monkeypatch, capfd):
 
 def test_a_gpu_that_is_not_there_is_an_error(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="level='sm_100a': this machine's GPU does not run"):
-        run([small()], tmp_path, level="sm_100a")
+        run([small()], tmp_path, target="sm_100a")
     if not torch.cuda.is_available():
         monkeypatch.setattr(pipeline, "gpu", gpu)
         with pytest.raises(RuntimeError, match=r"sm_90a': torch .* finds no CUDA GPU here"):
@@ -179,7 +180,7 @@ def test_the_time_limit_holds(tmp_path):
     ],
 )
 def test_which_code_runs_where(arch, capability, runs):
-    assert gpu.fits(arch, *capability) is runs
+    assert runs_on(arch, *capability) is runs
 
 
 def test_level_of_folders():

@@ -16,10 +16,9 @@ from blockscale.build import logs, records
 from blockscale.build.space import new_schedule
 from blockscale.build.store import folder_of
 from blockscale.catalog import moe as catalog_moe
-from blockscale.catalog.moe import MoeWorkload
 from blockscale.schedules.steps import preferred
 from blockscale.specs import Spec
-from blockscale.specs.plans.moe_gemm import MoeGemm
+from blockscale.specs.plans.moe import MoeGemm
 from blockscale.tuning import gpu, pipeline
 from blockscale.tuning.moe import data as moe_data
 from blockscale.tuning.moe import gpu as moe_gpu
@@ -41,14 +40,11 @@ def tuned(tmp_path_factory):
     work_dir = tmp_path_factory.mktemp("tuned")
     found = [w for w in catalog.workloads(SPEC, ARCH) if w.rows in (8, 512)]
 
-    def measuring(self, library, timing, reference):
-        return fake_moe_gpu.measure, (library, self.gemm, self.rows, timing, reference)
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline, "gpu", fake_moe_gpu)
-        patch.setattr(MoeWorkload, "measuring", measuring)
+        patch.setattr(pipeline, "moe_gpu", fake_moe_gpu)
         result = tune(
-            found, level=ARCH, seconds=60, trials_each=6, work_dir=work_dir, workers=2,
+            found, target=ARCH, seconds=60, trials_each=6, work_dir=work_dir, workers=2,
             progress=False, exporter="fake_moe_gpu:export",
         )  # fmt: skip
     return work_dir, result
@@ -91,8 +87,7 @@ def test_committed_logs_choose_the_plans(tuned, tmp_path):
 def test_logged_workloads():
     """An entry of meta.json names its GEMM."""
     for work in catalog.workloads(SPEC, ARCH):
-        entry = {"spec": work.spec.to_json(), "rows": work.rows, **work.labels}
-        assert catalog.logged(entry) == work
+        assert catalog.logged(work.entry()) == work
 
 
 def scheduled(tmp_path, number):

@@ -16,6 +16,7 @@ from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from blockscale.base import edgellm_index as index
+from blockscale.base.sizes import ceil_div, round_up
 from blockscale.specs.edgellm import EdgeDown, EdgeUp
 from blockscale.tir import formats
 from blockscale.tir.common import i64, keep_params, widen
@@ -41,7 +42,9 @@ def groups(rows: int) -> int:
     """Groups along K, in whole warps: those with the least idle threads in the last round."""
     blocks = rows // index.BLOCK
     fits = range(8, MOST_GROUPS + 1, 8)
-    return min(fits, key=lambda g: -(-blocks // g) * MOST_GROUPS + (-(-blocks // g) * g - blocks))
+    return min(
+        fits, key=lambda g: ceil_div(blocks, g) * MOST_GROUPS + (round_up(blocks, g) - blocks)
+    )
 
 
 def scale_value(byte: PrimExpr) -> PrimExpr:
@@ -68,7 +71,7 @@ def _thread_step(spec: EdgeUp | EdgeDown) -> Any:
     C, half, block, two = i64(COLUMNS), i64(COLUMNS // 2), i64(index.BLOCK), i64(2)
     count, dtype, value = _x_steps(spec)
     E, coded = i64(count), dtype == "uint8"
-    trips, nb = i64(-(-blocks // (2 * G))), i64(blocks)
+    trips, nb = i64(ceil_div(blocks, 2 * G)), i64(blocks)
     strip_bytes, strip_columns = i64(index.TILE_BYTES), i64(index.TILE)
 
     def side_at(b: PrimExpr) -> PrimExpr:

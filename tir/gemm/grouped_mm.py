@@ -16,6 +16,7 @@ from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
+from blockscale.base.sizes import round_up
 from blockscale.specs import GroupedMmFp4
 from blockscale.tir import formats
 from blockscale.tir.block_grid import COLS_128X4, ROWS_128X4
@@ -116,7 +117,7 @@ def grouped_gemm(
 
     if rows is None:
         return main
-    height_of_all = spec.experts * ROWS_128X4 * -(-rows // (spec.experts * ROWS_128X4))
+    height_of_all = round_up(rows, spec.experts * ROWS_128X4)
     fixed = fix_shape(main, "a", (rows, one.a_bytes))
     return fix_shape(fixed, "a_scale", (height_of_all, one.scale_cols))
 

@@ -15,37 +15,34 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from blockscale.base import files
 from blockscale.base.errors import CheckpointError
+from blockscale.base.files import PARTIAL
+from blockscale.checkpoints.checkpoint import Checkpoint
 from blockscale.checkpoints.convert.plan import SHARD_BYTES, Options, Plan, Step, make_plan
 from blockscale.checkpoints.convert.quantize import Source
 from blockscale.checkpoints.convert.writer import (
-    PARTIAL,
     Output,
     ShardWriter,
     header_bytes,
-    sync_folder,
-    write_atomic,
 )
-from blockscale.checkpoints.entry import BLOCK
-from blockscale.checkpoints.experts.bundle import Bundle, Matrices, halves, one
-from blockscale.checkpoints.files.folder import INDEX, RECORD
+from blockscale.checkpoints.entry import NAMES
+from blockscale.checkpoints.experts.modules import Bundle, one
+from blockscale.checkpoints.experts.stack import gate_and_up
+from blockscale.checkpoints.files.folder import CONFIGS, INDEX, RECORD
 from blockscale.checkpoints.files.safetensors import read
 from blockscale.checkpoints.schemes.layout import LINEAR, lay_scales, lay_trtllm
-from blockscale.checkpoints.schemes.tiles import lay_expert
+from blockscale.checkpoints.schemes.tiles import Matrices, lay_expert
 from blockscale.checkpoints.weight import Weight
-
-if TYPE_CHECKING:
-    from blockscale.checkpoints import Checkpoint
 
 Tensor = torch.Tensor
 
 _OTHER_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
 _MAX_OTHER = 1 << 28
-_CONFIGS = ("config.json", "hf_quant_config.json", "quantize_config.json", "quant_config.json")
 
 
 def convert(
@@ -63,7 +60,7 @@ def convert(
     """Write ``ckpt`` to the folder ``output`` and return what was done.
 
     Args:
-        fmt, keep, shard_bytes, layout, target, activation: see `checkpoint_plan.Options`.
+        fmt, keep, shard_bytes, layout, target, activation: see `plan.Options`.
         progress: called with the bytes of each weight that is done, also by an earlier run.
 
     Raises:
@@ -86,6 +83,7 @@ def run(
         output.mkdir(parents=True, exist_ok=True)
         with _locked(output):
             _begin(output, plan)
+            files.remove_partial(output)
             source = Source(ckpt)
             for name, steps in zip(plan.names, plan.shards, strict=True):
                 outputs = [out for step in steps for out in step.outputs.values()]
@@ -131,8 +129,8 @@ def _begin(output: Path, plan: Plan) -> None:
                 "choose another folder, or remove this one"
             )
         return
-    leftover = f".{RECORD}{PARTIAL}"  # a run that was killed before its first file
-    others = [path.name for path in output.iterdir() if path.name != leftover]
+    names = [path.name for path in output.iterdir()]  # a run may have been killed at its first file
+    others = [n for n in names if not (n.startswith(f".{RECORD}.") and n.endswith(PARTIAL))]
     if others:
         raise CheckpointError(
             f"{output} has other contents, e.g. {min(others)!r}; choose a folder that is new or "
@@ -149,7 +147,7 @@ def _record(output: Path, plan: Plan, state: str) -> None:
         "layout": plan.options.chosen,
         "files": plan.names,
     }
-    write_atomic(output / RECORD, json.dumps(facts, indent=1).encode())
+    files.write(output / RECORD, json.dumps(facts, indent=1))
 
 
 def _whole(path: Path, outputs: list[Output]) -> bool:
@@ -204,24 +202,13 @@ def _experts(source: Source, step: Step, bundle: Bundle) -> Iterator[tuple[str, 
                 assert weight.input_scale is not None
                 yield f"{role}_input_scale", weight.input_scale.reshape(1), 4 * e
         if "gate_up" in found:
-            gate, up = halves(found["gate_up"])
+            gate, up = gate_and_up(found["gate_up"])
             expert = Matrices(gate, up, found["down"])
         else:
             expert = Matrices(found.get("gate"), found["up"], found["down"])
         del found
         for role, value in lay_expert(step.layout, step.facts, expert, step.kernel):
             yield role, value, e * (step.outputs[role].nbytes // bundle.experts)
-
-
-_BESIDE = (
-    "global_scale",
-    "global_divisor",
-    "zero",
-    "group_index",
-    "input_scale",
-    "pre_quant_scale",
-)
-"""Roles of a matrix beside codes and block scales."""
 
 
 def _laid(step: Step, weight: Weight) -> Iterator[tuple[str, Tensor]]:
@@ -234,16 +221,12 @@ def _laid(step: Step, weight: Weight) -> Iterator[tuple[str, Tensor]]:
     else:
         yield "packed", packed
         yield "block_scale", lay_scales(step.layout, scale)
-    for role in _BESIDE:
+    for role in NAMES:
         if role not in step.outputs or (role == "zero" and step.layout == "trtllm"):
             continue
         value = getattr(weight, role)
         if role == "group_index" and value is None:  # it was given, but says nothing
             value = torch.arange(weight.shape[-1], dtype=torch.int32) // weight.group_size
-        if role == "zero" and value is None:
-            value = torch.full(scale.shape, 8, dtype=torch.uint8)
-        if role == "global_scale" and value is None:
-            value = torch.ones(())
         assert value is not None, role
         yield role, value
 
@@ -258,16 +241,14 @@ def _finish(ckpt: Checkpoint, output: Path, plan: Plan) -> None:
         size = sum(out.nbytes for out, _ in outputs)
         weight_map = {out.name: name for out, name in outputs}
         index = {"metadata": {"total_size": size}, "weight_map": weight_map}
-        write_atomic(output / INDEX, json.dumps(index, indent=1).encode())
+        files.write(output / INDEX, json.dumps(index, indent=1))
     config = {**ckpt.configs.get("config.json", {})}
     config.pop("quantization_config", None)
     said = _quantization(plan)
     if said:
         config["quantization_config"] = said
     if config:
-        write_atomic(output / "config.json", json.dumps(config, indent=1).encode())
-    for path in output.glob(f".*{PARTIAL}"):
-        path.unlink()
+        files.write(output / "config.json", json.dumps(config, indent=1))
     _record(output, plan, "complete")
 
 
@@ -277,7 +258,7 @@ def _quantization(plan: Plan) -> dict[str, Any]:
     if not codes:
         return {}
     formats = {step.fmt for step in codes}
-    groups = {BLOCK.get(step.fmt, e.group) for step in codes for e in step.entries}
+    groups = {e.group_in(step.fmt) for step in codes for e in step.entries}
     ignored = [s.entries[0].name.removesuffix(".weight") for s in plan.steps if s.action == "copy"]
     only = formats.pop() if len(formats) == 1 else "mixed"
     algo = "MIXED_PRECISION" if only == "mixed" else only.upper()
@@ -305,10 +286,8 @@ def _copy_others(ckpt: Checkpoint, output: Path) -> None:
     for pattern in _OTHER_FILES:
         for path in sorted(source.glob(pattern)):
             name = path.name
-            skipped = name in (*_CONFIGS, RECORD) or name.endswith(".index.json")
+            skipped = name in (*CONFIGS, RECORD) or name.endswith(".index.json")
             if skipped or not path.is_file() or path.stat().st_size > _MAX_OTHER:
                 continue
-            temporary = output / f".{name}{PARTIAL}"
-            shutil.copyfile(path, temporary)
-            os.replace(temporary, output / name)
-    sync_folder(output)
+            with path.open("rb") as old, files.NewFile(output / name) as new:
+                shutil.copyfileobj(old, new)

@@ -3,7 +3,7 @@
 Names are those of ModelOpt: P.weight, P.weight_scale, P.weight_scale_2; INT4 adds P.weight_zero
 and, in act-order, P.weight_group_index.  Weights whose name has no ".weight" (all experts in one
 tensor) get X, X_weight_scale, …, with K last.  What is in a layout has names of its own:
-`checkpoint_layout`, `checkpoint_tiles`.
+`schemes.layout`, `schemes.tiles`.
 """
 
 from __future__ import annotations
@@ -14,23 +14,22 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from blockscale.base.errors import CheckpointError
+from blockscale.base.formats import QUANTIZED
+from blockscale.checkpoints.checkpoint import Checkpoint
 from blockscale.checkpoints.convert.writer import Output
-from blockscale.checkpoints.entry import BLOCK, Entry
-from blockscale.checkpoints.experts.bundle import Bundle, bundles
+from blockscale.checkpoints.entry import CODES, PLAIN, Entry, alternates, named
+from blockscale.checkpoints.experts.modules import Bundle, bundles
+from blockscale.checkpoints.files.safetensors import file_dtype
 from blockscale.checkpoints.schemes import layout as layout_of_one
-from blockscale.checkpoints.schemes import tiles as tiles
-from blockscale.checkpoints.schemes.kinds import PLAIN
+from blockscale.checkpoints.schemes import tiles
 from blockscale.checkpoints.schemes.layout import LAYOUTS, LINEAR, OF_EXPERTS, Kernel
-
-if TYPE_CHECKING:
-    from blockscale.checkpoints import Checkpoint
 
 KEPT = ("*embed*", "*lm_head*", "*norm*", "*router*", "*.gate.weight", "*shared_expert_gate*")
 """Weights that are never quantised: few bytes, or much loss."""
-FORMATS = ("nvfp4", "mxfp4")
+FORMATS = tuple(QUANTIZED)
 SHARD_BYTES = 4 << 30
 TARGETS = {
     **dict.fromkeys(("cpu", "llvm"), (LINEAR,)),
@@ -41,7 +40,6 @@ TARGETS = {
 }
 """Layouts that have a meaning on a target; the first is the one that our kernels read there."""
 _ANY = Kernel()
-_CODE_FORMATS = ("nvfp4", "mxfp4", "int4")
 _FORMAT_VERSION = 2
 """Goes up when the bytes change that the same checkpoint is converted to."""
 _SHARED = re.compile(
@@ -72,20 +70,15 @@ class Options:
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
-        if self.fmt not in FORMATS:
-            raise ValueError(
-                f"convert: fmt is {self.fmt!r}, but must be one of {', '.join(FORMATS)}"
-            )
+        choices = {"fmt": FORMATS, "layout": (*LAYOUTS, None), "target": (*TARGETS, None)}
+        for name, values in choices.items():
+            if getattr(self, name) not in values:
+                raise ValueError(
+                    f"convert: {name} is {getattr(self, name)!r}, but must be one of "
+                    f"{', '.join(filter(None, values))}"
+                )
         if self.shard_bytes <= 0:
             raise ValueError(f"convert: shard_bytes is {self.shard_bytes}, but must be positive")
-        if self.layout is not None and self.layout not in LAYOUTS:
-            raise ValueError(
-                f"convert: layout is {self.layout!r}, but must be one of {', '.join(LAYOUTS)}"
-            )
-        if self.target is not None and self.target not in TARGETS:
-            raise ValueError(
-                f"convert: target is {self.target!r}, but must be one of {', '.join(TARGETS)}"
-            )
         if self.target is not None and self.chosen not in TARGETS[self.target]:
             raise ValueError(
                 f"convert: layout {self.layout!r} has no meaning on target {self.target!r}; choose "
@@ -209,7 +202,7 @@ class _Planner:
             )
         self.bundles = bundles(entries, ckpt.facts)
         self.stacked = {e.name: e for b in self.bundles.values() for e in b.entries}
-        self.done = any(entry.fmt in _CODE_FORMATS for entry in entries)
+        self.done = any(entry.fmt in CODES for entry in entries)
         self.actions = {entry.name: self._action(entry) for entry in entries}
         self.shared: dict[str, list[Entry]] = {}
         for entry in entries:
@@ -248,13 +241,13 @@ class _Planner:
         return len(kinds) == 1 and action != "copy" and fmt in LAYOUTS[self.options.chosen]
 
     def _action(self, entry: Entry) -> str:
-        if entry.fmt in _CODE_FORMATS:
+        if entry.fmt in CODES:
             return "repack"
         keep = ("*",) if self.done else (*KEPT, *self.options.keep)
         found = self.stacked.get(entry.name, entry)
         linear = entry.name.endswith(".weight") and len(entry.shape) == 2
         inner = found.shape[-1] if found.shape else 0
-        fits = entry.fmt in PLAIN.values() and inner > 0 and inner % BLOCK[self.options.fmt] == 0
+        fits = entry.fmt in PLAIN and inner > 0 and inner % QUANTIZED[self.options.fmt].block == 0
         stacked = entry.name in self.stacked and len(entry.shape) == 3
         if fits and (linear or stacked) and not any(fnmatchcase(entry.name, r) for r in keep):
             return "quantize"
@@ -283,7 +276,7 @@ class _Planner:
                 "another layout, or leave the weight linear: --keep"
             )
         if layout != LINEAR:
-            group = BLOCK.get(fmt, entry.group)
+            group = entry.group_in(fmt)
             sizes = rows, inner, inner // group
             layout_of_one.check(layout, entry.name, fmt, sizes, self.options.kernel)
         outputs = _outputs(entry, fmt, layout, self.options.kernel)
@@ -295,28 +288,24 @@ class _Planner:
         layout, kernel = self.options.chosen, self.options.kernel
         entries = bundle.entries
         first, action, fmt = entries[0], self.actions[entries[0].name], self._fmt(entries[0])
-        group = BLOCK.get(fmt, first.group)
+        group = first.group_in(fmt)
         bad = [
             e.name
             for e in entries
-            if {"pre_quant_scale", "group_index"} & e.parts.keys()
-            or BLOCK.get(fmt, e.group) != group
+            if {"pre_quant_scale", "group_index"} & e.parts.keys() or e.group_in(fmt) != group
         ]
         if bad:
             raise CheckpointError(
                 f"{bad[0]} is in act-order, or has a pre_quant_scale or groups of its own, which "
                 f"layout {layout!r} cannot hold; choose layout linear, or leave the experts: --keep"
             )
-        dtype = {"nvfp4": "F8_E4M3", "mxfp4": "U8"}.get(fmt) or first.parts["block_scale"].dtype
-        if layout == "tiles64" and dtype not in ("F8_E4M3", "U8", "F16", "BF16"):
+        dtype = _scale_dtype(first, fmt)
+        if layout == "tiles64" and fmt == "int4" and dtype not in tiles.HALVES:
             raise CheckpointError(
                 f"{first.name} has scales of {dtype}, but layout 'tiles64' holds those of 16 bits "
                 "only, and scales are not rounded; choose layout linear"
             )
-        leaf = first.name.rpartition(".")[2]
-        interleaved = self.ckpt.facts.interleaved or leaf == "mlp1_weight"
-        interleaved = interleaved or first.scheme == "gpt-oss"
-        facts = tiles.facts_of(bundle, fmt, group, dtype, interleaved)
+        facts = _facts(bundle, fmt, group, dtype, alternates(first, self.ckpt.facts))
         inner, hidden = facts["intermediate"], facts["hidden"]
         rows = inner * (2 if bundle.gated else 1)
         for size in ((rows, hidden, hidden // group), (hidden, inner, inner // group)):
@@ -338,6 +327,41 @@ class _Planner:
         return Step(members, action, outputs, fmt, layout, members, bundle, facts, kernel)
 
 
+def _facts(
+    bundle: Bundle, fmt: str, group: int, scale_dtype: str, interleaved: bool
+) -> dict[str, Any]:
+    """Return what config.json says on the experts of a layer."""
+    *_, hidden, intermediate = bundle.roles["down"][0].shape
+    names = {role: _name(bundle, found) for role, found in bundle.roles.items()}
+    return {
+        "fmt": fmt,
+        "group": group,
+        "experts": bundle.experts,
+        "hidden": hidden,
+        "intermediate": intermediate,
+        "gated": bundle.gated,
+        "names": names,
+        "zero": fmt == "int4",
+        "scale_dtype": scale_dtype,
+        "interleaved": interleaved,
+    }
+
+
+def _name(bundle: Bundle, found: tuple[Entry, ...]) -> str:
+    """Return the name of an entry of all experts, else one with {} for the expert's number."""
+    first = found[0].name
+    if len(found[0].shape) == 3:
+        return first
+    head, tail = bundle.head, first[len(bundle.head) :]
+    name = head + tail.replace(".0", ".{}", 1)
+    if any(name.replace("{}", str(e)) != entry.name for e, entry in enumerate(found)):
+        raise CheckpointError(
+            f"{first} and the other experts are not named alike, which this layout needs; choose "
+            "layout linear"
+        )
+    return name
+
+
 def _shared(name: str) -> str:
     """Return a name that weights with one global scale share: {q, k, v}, {gate, up}."""
     match = _SHARED.fullmatch(name)
@@ -350,12 +374,13 @@ def _shared(name: str) -> str:
 def _outputs(entry: Entry, fmt: str, layout: str, kernel: Kernel) -> dict[str, Output]:
     """Return the tensors of one weight, by role."""
     *lead, rows, inner = entry.shape
-    group = BLOCK.get(fmt, entry.group)
+    group = entry.group_in(fmt)
     blocks = inner // group
     plain = entry.name.removesuffix("_blocks")  # as transformers saves gpt-oss dequantised
     base = plain if plain.endswith(".weight") else plain + "_weight"
     stem = base.removesuffix("weight")
-    scale = {"nvfp4": "F8_E4M3", "mxfp4": "U8"}.get(fmt) or entry.parts["block_scale"].dtype
+    scale = _scale_dtype(entry, fmt)
+    names = named(stem)
     outputs = {}
     if layout == "trtllm":
         spec = layout_of_one.trtllm_spec(rows, inner, blocks, scale, kernel, False)
@@ -368,28 +393,34 @@ def _outputs(entry: Entry, fmt: str, layout: str, kernel: Kernel) -> dict[str, O
         outputs["packed"] = Output(plain, "U8", (*lead, rows, inner // 2))
         outputs["block_scale"] = Output(base + tail, dtype, (*lead, *shape))
     if fmt == "nvfp4":
-        outputs["global_scale"] = Output(base + "_scale_2", "F32", _experts(entry))
+        outputs["global_scale"] = Output(names["global_scale"], "F32", _experts(entry))
         if "global_divisor" in entry.parts:  # whose reciprocal, above, is rounded
-            outputs["global_divisor"] = Output(base + "_global_scale", "F32", _experts(entry))
+            outputs["global_divisor"] = Output(names["global_divisor"], "F32", _experts(entry))
     if fmt == "int4" and layout != "trtllm":
-        outputs["zero"] = Output(base + "_zero", "U8", (*lead, rows, blocks))
+        outputs["zero"] = Output(names["zero"], "U8", (*lead, rows, blocks))
         if "group_index" in entry.parts:
-            outputs["group_index"] = Output(base + "_group_index", "I32", (inner,))
+            outputs["group_index"] = Output(names["group_index"], "I32", (inner,))
     for role in ("input_scale", "input_divisor"):
         if role in entry.parts:
             shape = _stored(entry, role)
-            outputs["input_scale"] = Output(stem + "input_scale", "F32", shape)
+            outputs["input_scale"] = Output(names["input_scale"], "F32", shape)
     if "pre_quant_scale" in entry.parts:
         part = entry.parts["pre_quant_scale"]
-        outputs["pre_quant_scale"] = Output(stem + "pre_quant_scale", part.dtype, part.shape)
+        outputs["pre_quant_scale"] = Output(names["pre_quant_scale"], part.dtype, part.shape)
     return outputs
+
+
+def _scale_dtype(entry: Entry, fmt: str) -> str:
+    if fmt not in QUANTIZED:
+        return entry.parts["block_scale"].dtype
+    return file_dtype(QUANTIZED[fmt].scale.dtypes[0])
 
 
 def _experts(entry: Entry) -> tuple[int, ...]:
     for role in ("global_scale", "global_divisor"):
         if role in entry.parts:
             return _stored(entry, role)
-    return entry.shape[:1] if len(entry.shape) == 3 and entry.fmt in PLAIN.values() else ()
+    return entry.shape[:1] if len(entry.shape) == 3 and entry.fmt in PLAIN else ()
 
 
 def _stored(entry: Entry, role: str) -> tuple[int, ...]:

@@ -1,17 +1,21 @@
 """Which weights of a checkpoint are the experts of one MoE module, by their names.
 
 A module is called "….experts", or "….mlp" by OpenAI.  Its weights are stored expert by expert
-("….experts.3.up_proj", or "….experts.up_proj.3"), or all experts in one tensor.
+("….experts.3.up_proj", or "….experts.up_proj.3"), or all experts in one tensor.  A `Group` is what
+names say; a `Bundle` is a group that is whole, expert by expert, for converting it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import prod
 
 from blockscale.base.errors import CheckpointError
-from blockscale.checkpoints.entry import Entry
+from blockscale.checkpoints.entry import CODES, PLAIN, Entry, Facts
+from blockscale.checkpoints.files.safetensors import TensorInfo
+from blockscale.checkpoints.weight import ROWS, Weight
 
 ALL = -1
 """In place of an expert's number: one tensor has all of them."""
@@ -30,7 +34,12 @@ _NAME = re.compile(
     r"(?:_blocks)?(?:[._](?P<kind>weight|bias))?"
 )
 """transformers 5 leaves "_blocks" in the names of gpt-oss' experts that it saves dequantised."""
-_NUMBERED = re.compile(r"\.\d{1,6}(\.|$)")
+_TRANSPOSED = ("llama4", "llama4_text", "gpt_oss", "qwen3_vl_moe", "qwen3_vl_moe_text")
+"""Model types that store plain experts as [E, in, out]; asked only where shapes cannot say it."""
+_ROLES = ({"gate_up", "down"}, {"gate", "up", "down"}, {"up", "down"})
+_LAID = ("w13", "w2")
+"""Roles of `schemes.tiles`, which hold all experts."""
+_PER_EXPERT = ("global_scale", "global_divisor", "input_scale", "input_divisor")
 
 
 @dataclass
@@ -107,3 +116,132 @@ def check_group(group: Group) -> None:
                     f"{group.name}: the {role} {kind} {what} is {'not ' if missing else ''}there, "
                     f"of {group.experts} experts; copy all files of the checkpoint"
                 )
+
+
+def is_turned(up: Weight | Entry, down: Weight | Entry, facts: Facts) -> tuple[bool, str]:
+    """Return whether tensors of all experts hold [E, in, out], and how that was found.
+
+    Only plain and FP8 ones can: of the others, scales tell it.  If ``up`` is gate and up together,
+    one of its sizes is 2 I, and shapes decide.  Else the width of the model does.
+
+    Raises:
+        CheckpointError: the shapes are not of one layer.
+    """
+    if any(weight.fmt in CODES or len(weight.shape) != 3 for weight in (up, down)):
+        return False, ""
+    (_, a, b), (_, c, d) = up.shape, down.shape
+    straight, turned = b == c, a == d  # H of both, or I of both: gate and up together have 2 I
+    why = "as their shapes say"
+    if straight and turned:
+        if facts.hidden in (a, b) and a != b:
+            turned = a == facts.hidden
+            why = f"as hidden_size {facts.hidden} says"
+        else:
+            turned = facts.model in _TRANSPOSED
+            why = f"as models of type {facts.model!r} do"
+    elif not straight and not turned:
+        raise CheckpointError(
+            f"{up.name} is {list(up.shape)} and {down.name} {list(down.shape)}, which are no "
+            "weights of one layer: [E, 2 I, H] and [E, H, I], or both transposed; copy them again"
+        )
+    order = "[E, in, out]" if turned else "[E, out, in]"
+    return turned, f"experts are stored as {order}, {why}"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """The weights of the experts of one layer, by role: "gate", "up", "gate_up", "down".
+
+    A role has one entry of all experts, or as many as there are experts.
+    """
+
+    head: str
+    experts: int
+    roles: dict[str, tuple[Entry, ...]]
+
+    @property
+    def entries(self) -> list[Entry]:
+        """Return all entries, experts one after the other."""
+        most = max(len(found) for found in self.roles.values())
+        return [found[e] for e in range(most) for found in self.roles.values() if e < len(found)]
+
+    @property
+    def gated(self) -> bool:
+        """Whether there are gates."""
+        return "up" not in self.roles or "gate" in self.roles
+
+    def of(self, role: str, e: int) -> Entry:
+        """Return the entry of expert ``e``."""
+        found = self.roles[role]
+        return found[e] if len(found) > 1 or len(found[0].shape) == 2 else one(found[0], e)
+
+    def together(self, entry: Entry, e: int) -> list[Entry]:
+        """Return the matrices of expert ``e`` that share a global scale with ``entry``."""
+        pair = [role for role in ("gate", "up") if role in self.roles]
+        found = [self.of(role, e) for role in pair]
+        return found if any(entry.name == other.name for other in found) else []
+
+
+def bundles(entries: Iterable[Entry], facts: Facts) -> dict[str, Bundle]:
+    """Return the layers of experts by the name of the module that holds their weights.
+
+    Left out are layers that lack a weight, e.g. of one expert, or whose sizes are not of one layer.
+    """
+    found = {}
+    for name, group in find_modules(entries).items():
+        try:
+            check_group(group)
+            roles = {k: tuple(v[e] for e in sorted(v)) for k, v in sorted(group.weights.items())}
+            made = _bundle(name, _oriented(roles, facts))
+        except CheckpointError:
+            continue
+        if made is not None:
+            found[name] = made
+    return found
+
+
+def _bundle(name: str, roles: dict[str, tuple[Entry, ...]]) -> Bundle | None:
+    """Return the bundle, unless sizes do not fit each other."""
+    if set(roles) not in _ROLES:
+        return None
+    counts = {v[0].shape[0] if len(v[0].shape) == 3 else len(v) for v in roles.values()}
+    shapes = {k: {e.shape[-2:] for e in v} for k, v in roles.items()}
+    if len(counts) > 1 or any(len(shape) > 1 for shape in shapes.values()):
+        return None
+    hidden, inner = next(iter(shapes["down"]))
+    if shapes.get("gate_up") == {(inner, hidden)}:  # without gates, whatever its name
+        roles = {"up" if role == "gate_up" else role: v for role, v in roles.items()}
+        shapes["up"] = shapes.pop("gate_up")
+    rows = {"gate_up": 2 * inner, "gate": inner, "up": inner}
+    if any(shapes[role] != {(rows[role], hidden)} for role in roles if role != "down"):
+        return None
+    return Bundle(name, counts.pop(), roles)
+
+
+def _oriented(roles: dict[str, tuple[Entry, ...]], facts: Facts) -> dict[str, tuple[Entry, ...]]:
+    """Return plain weights that are stored as [E, K, N] as transposed ones [E, N, K]."""
+    lone = all(len(found) == 1 and found[0].fmt in PLAIN for found in roles.values())
+    first = next((roles[role] for role in ("gate_up", "up", "gate") if role in roles), None)
+    if not lone or first is None or "down" not in roles:
+        return roles
+    if not is_turned(first[0], roles["down"][0], facts)[0]:
+        return roles
+    return {
+        role: (replace(e, shape=(e.shape[0], e.shape[2], e.shape[1]), transposed=True),)
+        for role, (e,) in roles.items()
+    }
+
+
+def one(entry: Entry, e: int) -> Entry:
+    """Return expert ``e`` of an entry of all experts, [1, N, K]."""
+    experts = entry.shape[0]
+    parts = {role: _part(role, part, experts, e) for role, part in entry.parts.items()}
+    return replace(entry, parts=parts, shape=(1, *entry.shape[1:]))
+
+
+def _part(role: str, part: TensorInfo, experts: int, e: int) -> TensorInfo:
+    if role in ROWS or role.startswith(_LAID):
+        return part.piece(e, e + 1, experts, (1, *part.shape[1:]))
+    if role in _PER_EXPERT and prod(part.shape) == experts:
+        return part.piece(e, e + 1, experts, (1,))
+    return part

@@ -1,4 +1,4 @@
-"""Weights that a checkpoint stores expert by expert, or gate apart from up, as one weight of all.
+"""Weights of experts stacked, joined, split and turned, to [E, out, in] with gate rows first.
 
 Bytes are moved, nothing is rounded: where global scales differ, each expert and each part keeps its
 own.
@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from blockscale.base.errors import CheckpointError
-from blockscale.checkpoints.weight import Weight
+from blockscale.checkpoints.moves import as_bytes
+from blockscale.checkpoints.weight import ROWS, Weight
 
 Tensor = torch.Tensor
 
 _SAME = ("fmt", "shape", "group_size", "block")
 _ALIKE = ("fmt", "group_size", "block")
-_ROWS = ("data", "packed", "block_scale", "zero")
 _SINGLE = ("global_scale", "global_divisor", "input_scale")
 _OF_K = ("group_index", "pre_quant_scale")
 _PARTS = ("gate", "up")
@@ -42,7 +42,7 @@ def stack(name: str, experts: Sequence[Weight]) -> Weight:
             f"{name}: an expert has shape {shape}, but must have [N, K]; read them one by one, "
             f"{experts[0].name!r}"
         )
-    flat = torch.stack([_bytes(value) for value in values])
+    flat = torch.stack([as_bytes(value) for value in values])
     return replace(experts[0], name=name, shape=tuple(flat.shape), data=flat.view(values[0].dtype))
 
 
@@ -66,7 +66,7 @@ def join(name: str, experts: Sequence[tuple[Weight, ...]]) -> Weight:
                     f"has {parts[0].shape}, and both must have the same K; convert it again"
                 )
     rows = sum(part.shape[-2] for part in experts[0])
-    made: dict[str, Any] = {field: _rows(name, field, experts) for field in _ROWS}
+    made: dict[str, Any] = {field: _rows(name, field, experts) for field in ROWS}
     made |= {field: _single(field, experts) for field in _SINGLE}
     made |= {field: _common(name, field, experts) for field in _OF_K}
     shape = (len(experts), rows, first.shape[-1])
@@ -76,7 +76,7 @@ def join(name: str, experts: Sequence[tuple[Weight, ...]]) -> Weight:
 def single(weight: Weight, e: int) -> Weight:
     """Return expert ``e`` [N, K] of a weight [E, N, K], without a copy."""
     taken: dict[str, Any] = {}
-    for field in (*_ROWS, *_SINGLE):
+    for field in (*ROWS, *_SINGLE):
         value = getattr(weight, field)
         whole = value is None or (field in _SINGLE and not value.dim())
         taken[field] = value if whole else value[e]
@@ -119,18 +119,13 @@ def _rows(name: str, field: str, experts: Sequence[tuple[Weight, ...]]) -> Tenso
         )
     count = sum(len(v) for v in values[0])
     out = torch.empty((len(values), count, *like.shape[1:]), dtype=like.dtype)
-    flat = _bytes(out)
+    flat = as_bytes(out)
     for e, parts in enumerate(values):
         at = 0
         for part in parts:
-            flat[e, at : at + len(part)] = _bytes(part)
+            flat[e, at : at + len(part)] = as_bytes(part)
             at += len(part)
     return out
-
-
-def _bytes(value: Tensor) -> Tensor:
-    """Return FP8 as bytes, since not every operation knows it."""
-    return value.view(torch.uint8) if value.dtype.itemsize == 1 else value
 
 
 def _single(field: str, experts: Sequence[tuple[Weight, ...]]) -> Tensor | None:
@@ -162,3 +157,60 @@ def _common(name: str, field: str, experts: Sequence[tuple[Weight, ...]]) -> Ten
 
 def _equal(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b or (a is not None and b is not None and torch.equal(a, b))
+
+
+# ---- Rows ---------------------------------------------------------------------------------------
+
+
+def flat(weight: Weight) -> Weight:
+    """Return the weight of one expert [1, N, K] as a matrix [N, K]."""
+    if len(weight.shape) == 2:
+        return weight
+    return weight.moved(lambda value: value[0], shape=weight.shape[1:])
+
+
+def gate_and_up(weight: Weight) -> tuple[Weight, Weight]:
+    """Return gate and up of a matrix that holds both, in whichever order."""
+    inner = weight.shape[0] // 2
+    gate, up = slice(0, inner), slice(inner, None)
+    if weight.gate_up == "interleaved":
+        gate, up = slice(0, None, 2), slice(1, None, 2)
+    shape = (inner, *weight.shape[1:])
+    return (
+        weight.moved(lambda value: value[gate], shape=shape, gate_up=None),
+        weight.moved(lambda value: value[up], shape=shape, gate_up=None),
+    )
+
+
+def turned(weight: Weight) -> Weight:
+    """Return a weight of data [E, in, out] as [E, out, in]."""
+    e, rows, cols = weight.shape
+    return weight.moved(
+        lambda value: as_bytes(value).transpose(1, 2).contiguous().view(value.dtype),
+        shape=(e, cols, rows),
+        block=weight.block and weight.block[::-1],
+    )
+
+
+def split_rows(rows: Tensor) -> Tensor:
+    """Return [E, rows, ...] with the even rows first."""
+    flat = as_bytes(rows)
+    return torch.cat([flat[:, 0::2], flat[:, 1::2]], 1).view(rows.dtype)
+
+
+def gate_first(weight: Weight) -> Weight:
+    """Return the weight with the even rows, of gate, first."""
+    if weight.block is not None and weight.block[0] > 1:
+        raise CheckpointError(
+            f"{weight.name}: gate and up alternate under scales of {weight.block[0]} rows each, "
+            "which cannot be parted; use the BF16 checkpoint"
+        )
+    return weight.moved(split_rows, gate_up="halves")
+
+
+def each(weight: Weight) -> Weight:
+    """Return the weight with one global scale of each expert, also where one serves all."""
+    experts = weight.shape[0]
+    found = {name: getattr(weight, name) for name in ("global_scale", "global_divisor")}
+    single = {k: v.repeat(experts) for k, v in found.items() if v is not None and not v.dim()}
+    return replace(weight, **single)

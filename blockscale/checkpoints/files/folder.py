@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from blockscale.base.errors import CheckpointError
-from blockscale.checkpoints.files.safetensors import TensorInfo, parse_json, read_header, shown
+from blockscale.checkpoints.files.safetensors import (
+    TensorInfo,
+    opened,
+    parse_json,
+    read_header,
+    shown,
+)
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -18,7 +24,7 @@ _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5,6})-of-(?P<count>\d{5,6})\.sa
 _MAX_INDEX, _MAX_CONFIG = 400_000_000, 64_000_000
 _OTHERS = ("*.bin", "*.pth", "*.pt", "*.gguf", "*.onnx", "*.npz")
 """Weights in formats that are not read; the first hint counts."""
-_CONFIGS = ("config.json", "hf_quant_config.json", "quantize_config.json", "quant_config.json")
+CONFIGS = ("config.json", "hf_quant_config.json", "quantize_config.json", "quant_config.json")
 
 
 @dataclass
@@ -188,17 +194,12 @@ def _check_map(folder: Folder, weight_map: dict[str, str]) -> None:
 
 
 def _configs(path: Path) -> dict[str, dict[str, Any]]:
-    return {name: _json_file(path / name) for name in _CONFIGS if (path / name).is_file()}
+    return {name: _json_file(path / name) for name in CONFIGS if (path / name).is_file()}
 
 
 def _json_file(path: Path, most: int = _MAX_CONFIG) -> dict[str, Any]:
-    if not path.is_file():  # before it is opened: a pipe would wait for ever
-        raise CheckpointError(f"{path} is no regular file; copy it again")
-    try:
-        with path.open("rb") as file:
-            text = file.read(most + 1)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    with opened(path, "copy it again") as file:
+        text = file.read(most + 1)
     if len(text) > most:
         raise CheckpointError(
             f"{path} has more than {most} bytes, which are not read; it is no such file of a "

@@ -9,46 +9,40 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+import torch
 
 from blockscale.base.errors import CheckpointError
 
-if TYPE_CHECKING:
-    import torch
-
-BITS = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
-    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
-    **dict.fromkeys(("U32", "I32", "F32"), 32),
-    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
-    "F4": 4,
+DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.uint8,  # the bytes: an exponent with bias 127
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "F32": torch.float32,
+    "U64": torch.uint64,
+    "I64": torch.int64,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+    "F4": torch.uint8,  # two to a byte
 }
-"""Bits of one element of every dtype that the format knows and this package can size."""
-
-_TORCH = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E8M0": "uint8",  # the bytes: an exponent with bias 127
-    "F4": "uint8",
-    "U16": "uint16",
-    "I16": "int16",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "U32": "uint32",
-    "I32": "int32",
-    "F32": "float32",
-    "U64": "uint64",
-    "I64": "int64",
-    "F64": "float64",
-    "C64": "complex64",
-}
+"""Every dtype that the format knows and this package can size, and as what it is read."""
+BITS = {name: 8 * dtype.itemsize for name, dtype in DTYPES.items()} | {"F4": 4}
+"""Bits of one element."""
 _PREFIX = 8
 _MAX_HEADER = 400_000_000
 """Bytes; the reference stops at 1e8, which 10^6 tensors with long names pass."""
@@ -59,10 +53,13 @@ _MAX_ELEMENTS = 1 << 60
 _MAX_NAME = 1000
 _MAPPED = 1 << 20
 """Tensors from this size on are mapped; a process may only hold some 65,000 maps."""
-_TILE = (64, 512)
-"""Rows and columns that `transposed` moves at a time."""
 _SHOWN = 80
 """Characters of a foreign value that a message repeats."""
+
+
+def file_dtype(torch_name: str) -> str:
+    """Return what the format calls a dtype of torch."""
+    return next(name for name, known in DTYPES.items() if known == getattr(torch, torch_name))
 
 
 class TensorInfo(NamedTuple):
@@ -80,11 +77,33 @@ class TensorInfo(NamedTuple):
         """Return the size of the tensor's bytes."""
         return self.stop - self.start
 
+    def piece(self, first: int, last: int, of: int, shape: tuple[int, ...]) -> TensorInfo:
+        """Return the pieces ``first`` to ``last`` out of ``of`` equal ones, as a tensor."""
+        size = self.nbytes // max(1, of)
+        start, stop = self.start + first * size, self.start + last * size
+        return self._replace(shape=shape, start=start, stop=stop)
+
+    def refused(self, text: str) -> CheckpointError:
+        """Return the error that tells of this tensor: which file, its name, then ``text``."""
+        return CheckpointError(f"{self.path}: {shown(self.name)} {text}")
+
 
 def shown(value: object) -> str:
     """Return a foreign value as a message can show it: short and on one line."""
     text = repr(value)
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+
+
+@contextmanager
+def opened(path: Path, remedy: str) -> Iterator[BinaryIO]:
+    """Open a file to be read; CheckpointError: it is none, or cannot be read."""
+    if not path.is_file():  # before it is opened: a pipe would wait for ever
+        raise CheckpointError(f"{path} is no regular file; {remedy}")
+    try:
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
@@ -93,27 +112,21 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     Raises:
         CheckpointError: the file breaks a rule of the format; the message says which.
     """
-    if not path.is_file():  # before it is opened: a pipe would wait for ever
-        raise CheckpointError(f"{path} is no regular file; give a .safetensors file")
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            prefix = file.read(_PREFIX)
-            if len(prefix) < _PREFIX:
-                raise CheckpointError(
-                    f"{path} has {size} bytes, but a safetensors file begins with {_PREFIX} bytes "
-                    "of header length; copy it again"
-                )
-            length = int.from_bytes(prefix, "little")
-            if length > min(size - _PREFIX, _MAX_HEADER):
-                limit = min(size - _PREFIX, _MAX_HEADER)
-                raise CheckpointError(
-                    f"{path}: the header length is {length}, but at most {limit} bytes can be a "
-                    "header here; the file is truncated or no safetensors file, so copy it again"
-                )
-            text = file.read(length)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    with opened(path, "give a .safetensors file") as file:
+        size = os.fstat(file.fileno()).st_size
+        prefix = file.read(_PREFIX)
+        if len(prefix) < _PREFIX:
+            raise CheckpointError(
+                f"{path} has {size} bytes, but a safetensors file begins with {_PREFIX} bytes of "
+                "header length; copy it again"
+            )
+        length, limit = int.from_bytes(prefix, "little"), min(size - _PREFIX, _MAX_HEADER)
+        if length > limit:
+            raise CheckpointError(
+                f"{path}: the header length is {length}, but at most {limit} bytes can be a header "
+                "here; the file is truncated or no safetensors file, so copy it again"
+            )
+        text = file.read(length)
     entries = parse_json(text, f"{path}: the header")
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict):
@@ -238,9 +251,7 @@ def read(info: TensorInfo, *, mapped: bool = True) -> torch.Tensor:
     Raises:
         CheckpointError: the file is shorter than when its header was read.
     """
-    import torch
-
-    dtype: torch.dtype = getattr(torch, _TORCH[info.dtype])
+    dtype = DTYPES[info.dtype]
     if not info.nbytes:
         return torch.empty(info.shape, dtype=dtype)
     raw = torch.from_numpy(_bytes(info, mapped))
@@ -271,26 +282,6 @@ def _bytes(info: TensorInfo, mapped: bool) -> np.ndarray[Any, np.dtype[np.uint8]
     if got != info.nbytes:
         raise _changed(info, f"{got} of {info.nbytes} bytes")
     return made
-
-
-def transposed(value: torch.Tensor) -> torch.Tensor:
-    """Return [..., B, A] of a tensor [..., A, B] in memory of its own; elements of 1 to 4 bytes.
-
-    A tile at a time: 2.4 GB/s of bytes, where torch makes 0.8 (an EPYC core, [1440, 5760]).
-    """
-    import torch
-
-    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[value.element_size()]
-    source = value.view(bits).numpy()
-    *lead, rows, columns = source.shape
-    out = np.empty((*lead, columns, rows), source.dtype)
-    high, wide = _TILE
-    for at in np.ndindex(*lead):
-        one, made = source[at], out[at]
-        for i in range(0, rows, high):
-            for j in range(0, columns, wide):
-                made[j : j + wide, i : i + high] = one[i : i + high, j : j + wide].T
-    return torch.from_numpy(out).view(value.dtype)
 
 
 def _changed(info: TensorInfo, why: str) -> CheckpointError:

@@ -7,21 +7,31 @@ U8; then the global scale decides.
 
 from __future__ import annotations
 
-from blockscale.base.errors import CheckpointError
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from blockscale.base.formats import QUANTIZED
 from blockscale.checkpoints.entry import (
-    BLOCK,
     SCALE_BYTES,
     Entry,
     Tensors,
     byte_shape,
     check_dtype,
+    named,
     need,
     ones_dropped,
 )
 from blockscale.checkpoints.files.safetensors import TensorInfo, shown
+from blockscale.checkpoints.moves import transposed
+from blockscale.ops.quant import quantize
+
+Tensor = torch.Tensor
 
 CODE_BYTES = ("U8", "I8", "F4")
-_GROUPS = {"nvfp4": (16, 32, 64, 128), "mxfp4": (BLOCK["mxfp4"],)}
+_GROUPS = {"nvfp4": (16, 32, 64, 128), "mxfp4": (QUANTIZED["mxfp4"].block,)}
 """Values of a block scale; ModelOpt's W4A8_NVFP4_FP8 and some W4A16_NVFP4 have 32."""
 _LORA = "weight_quantizer._svdquant_lora"
 _GLOBALS = ("global_scale", "global_divisor")
@@ -36,10 +46,7 @@ def modelopt(tensors: Tensors, info: TensorInfo, base: str) -> Entry:
     parts = tensors.take(
         info,
         block_scale=tensors.first(base + "weight_scale", base + "scale"),
-        global_scale=base + "weight_scale_2",
-        global_divisor=base + "weight_global_scale",
-        input_scale=base + "input_scale",
-        pre_quant_scale=base + "pre_quant_scale",
+        **named(base, *_GLOBALS, "input_scale", "pre_quant_scale"),
         lora_a=tensors.first(base + "svdquant_lora_a", f"{base}{_LORA}_a"),
         lora_b=tensors.first(base + "svdquant_lora_b", f"{base}{_LORA}_b"),
     )
@@ -60,9 +67,9 @@ def compressed_tensors(tensors: Tensors, info: TensorInfo, stem: str) -> Entry:
     parts.pop("shape", None)
     zero = stem + "_zero_point"
     if zero in tensors:
-        raise CheckpointError(
-            f"{info.path}: {shown(info.name)} has {shown(zero)}, but codes of E2M1 have no zero "
-            "points; quantise it with symmetric=True"
+        raise info.refused(
+            f"has {shown(zero)}, but codes of E2M1 have no zero points; quantise it with "
+            "symmetric=True"
         )
     need(info, parts, "block_scale", stem + "_scale")
     return _fp4(stem, "compressed-tensors", parts, stem + "_global_scale")
@@ -74,9 +81,8 @@ def _fp4(name: str, scheme: str, parts: dict[str, TensorInfo], top: str) -> Entr
     check_dtype(scale, SCALE_BYTES, " or F8_E4M3") if scale.dtype != "F8_E4M3" else None
     has_top = any(role in parts for role in _GLOBALS)
     if scale.dtype == "F8_E8M0" and has_top:
-        raise CheckpointError(
-            f"{info.path}: {shown(info.name)} has E8M0 block scales and a global scale, but MXFP4 "
-            "has none; convert it again"
+        raise info.refused(
+            "has E8M0 block scales and a global scale, but MXFP4 has none; convert it again"
         )
     if scale.dtype == "F8_E4M3" and not has_top:
         need(info, parts, _GLOBALS[0], top)
@@ -96,15 +102,15 @@ def gpt_oss(tensors: Tensors, info: TensorInfo, base: str) -> Entry | None:
     parts = tensors.take(info, block_scale=other)
     scale = need(info, parts, "block_scale", other)
     check_dtype(scale, SCALE_BYTES)
-    half = BLOCK["mxfp4"] // 2
+    half = QUANTIZED["mxfp4"].block // 2
     if len(info.shape) < 3 or info.shape[-1] != half or scale.shape != info.shape[:-1]:
-        raise CheckpointError(
-            f"{info.path}: {shown(info.name)} is {list(info.shape)} and its scales are "
-            f"{list(scale.shape)}, but must be [..., N, K / 32, {half}] and [..., N, K / 32]; "
-            "copy it again"
+        raise info.refused(
+            f"is {list(info.shape)} and its scales are {list(scale.shape)}, but must be "
+            f"[..., N, K / 32, {half}] and [..., N, K / 32]; copy it again"
         )
-    shape = (*info.shape[:-2], info.shape[-2] * BLOCK["mxfp4"])
-    return Entry(base, "mxfp4", "gpt-oss", parts, shape, BLOCK["mxfp4"])
+    group = QUANTIZED["mxfp4"].block
+    shape = (*info.shape[:-2], info.shape[-2] * group)
+    return Entry(base, "mxfp4", "gpt-oss", parts, shape, group)
 
 
 def _shape(
@@ -121,10 +127,10 @@ def _shape(
             return (*p[:-1], 2 * p[-1]), False, group
         if second and 2 * p[1] == group * s[1]:
             return (p[0], p[2], 2 * p[1]), True, group
-    raise CheckpointError(
-        f"{info.path}: {shown(info.name)} is {list(p)} and its block scales are {list(s)}, but "
-        f"must be [N, K / 2] and [N, K / {groups[0]}], or these of each expert with K last or "
-        "second; convert the checkpoint again"
+    raise info.refused(
+        f"is {list(p)} and its block scales are {list(s)}, but must be [N, K / 2] and "
+        f"[N, K / {groups[0]}], or these of each expert with K last or second; convert the "
+        "checkpoint again"
     )
 
 
@@ -134,8 +140,42 @@ def _per_expert(info: TensorInfo, experts: tuple[int, ...], parts: bool) -> None
     if parts and experts:  # gate and up in one tensor, each with its own
         allowed.append(ones_dropped([count, 2]))
     if info.dtype != "F32" or ones_dropped(info.shape) not in allowed:
-        raise CheckpointError(
-            f"{info.path}: {shown(info.name)} is {info.dtype} {list(info.shape)}, but must be one "
+        raise info.refused(
+            f"is {info.dtype} {list(info.shape)}, but must be one "
             f"F32{f' or {count}, one of each expert' if count > 1 else ''}; convert the "
             "checkpoint again"
         )
+
+
+def values(entry: Entry, parts: dict[str, Tensor]) -> dict[str, Any]:
+    """Return ``packed`` and ``block_scale`` of a `Weight`, of the tensors as they are stored."""
+    packed, scale = parts["packed"].view(torch.uint8), parts["block_scale"]
+    if entry.scheme == "gpt-oss":
+        packed = packed.flatten(-2)
+    if entry.fmt == "nvfp4" and scale.dtype == torch.uint8:
+        scale = scale.view(torch.float8_e4m3fn)
+    if scale.dim() > len(entry.shape):
+        scale = scale[0]
+    if entry.transposed:  # a byte keeps its two codes, neighbours along K
+        packed, scale = transposed(packed), transposed(scale)
+    if entry.group > QUANTIZED[entry.fmt].block:
+        repeats = entry.group // QUANTIZED[entry.fmt].block
+        scale = scale.view(torch.uint8).repeat_interleave(repeats, -1).view(scale.dtype)
+    return {"packed": packed, "block_scale": scale}
+
+
+def quantized(
+    fmt: str, shape: Sequence[int], pieces: Iterable[tuple[int, Tensor, Tensor | None]]
+) -> tuple[Tensor, Tensor]:
+    """Return codes and block scales of a weight [..., N, K] that comes in pieces.
+
+    A piece is the number of its first row, its values [rows, K], and their global scale.
+    """
+    *lead, cols = shape
+    packed = torch.empty((prod(lead), cols // 2), dtype=torch.uint8)
+    dtype = getattr(torch, QUANTIZED[fmt].scale.dtypes[0])
+    scale = torch.empty((prod(lead), cols // QUANTIZED[fmt].block), dtype=dtype)
+    for start, rows, top in pieces:
+        at = slice(start, start + len(rows))
+        quantize(rows, fmt, top, packed=packed[at], block_scale=scale[at])
+    return packed.view(*lead, -1), scale.view(*lead, -1)

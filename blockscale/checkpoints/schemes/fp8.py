@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from blockscale.base.errors import CheckpointError
-from blockscale.checkpoints.entry import FLOATS, Entry, Tensors, ones_dropped
-from blockscale.checkpoints.files.safetensors import TensorInfo, shown
+import torch
+
+from blockscale.base.sizes import ceil_div
+from blockscale.checkpoints.entry import FLOATS, Entry, Tensors, ones_dropped, weight_groups
+from blockscale.checkpoints.files.safetensors import TensorInfo
+
+Tensor = torch.Tensor
 
 _BLOCKS = ((128, 128), (1, 32), (1, 128))
 """Rows and columns of a block: of DeepSeek, of MXFP8, and of activations stored alike."""
 _DTYPES = (*FLOATS, "U8", "F8_E8M0")
 
 
-def fp8(tensors: Tensors, info: TensorInfo, base: str) -> Entry | None:
+def rule(tensors: Tensors, info: TensorInfo, base: str) -> Entry | None:
     """Return the weight of F8 values; ``base`` stands before "weight_scale"; None: no scale."""
     names = ("weight_scale_inv", "weight_scale", "scale_inv", "scale")
     found = tensors.first(*(base + name for name in names))
@@ -35,11 +39,10 @@ def fp8(tensors: Tensors, info: TensorInfo, base: str) -> Entry | None:
         return Entry(info.name, "fp8", scheme, parts, shape)
     block = _block(tensors.config, shape, one) if scale.dtype in _DTYPES else None
     if block is None:
-        raise CheckpointError(
-            f"{scale.path}: {shown(scale.name)} is {scale.dtype} {list(scale.shape)}, but the "
-            f"scales of an FP8 weight {list(shape)} must be floats or E8M0: one of the tensor, of "
-            "each expert, of each row, or of each block of 128 x 128 or 1 x 32; use the BF16 "
-            "checkpoint"
+        raise scale.refused(
+            f"is {scale.dtype} {list(scale.shape)}, but the scales of an FP8 weight {list(shape)} "
+            "must be floats or E8M0: one of the tensor, of each expert, of each row, or of each "
+            "block of 128 x 128 or 1 x 32; use the BF16 checkpoint"
         )
     return Entry(info.name, "fp8", scheme, parts, shape, block=block)
 
@@ -53,7 +56,7 @@ def _block(config: dict[str, Any], shape: tuple[int, ...], one: tuple[int, ...])
         return 1, cols
     said = _said(config)
     for high, wide in (*said, *_BLOCKS):
-        count = (*shape[:-2], -(-rows // high), -(-cols // wide))
+        count = (*shape[:-2], ceil_div(rows, high), ceil_div(cols, wide))
         if ones_dropped(count) == one:
             return high, wide
     return None
@@ -62,11 +65,7 @@ def _block(config: dict[str, Any], shape: tuple[int, ...], one: tuple[int, ...])
 def _said(config: dict[str, Any]) -> list[tuple[int, int]]:
     """Return the sizes of blocks that the configuration names."""
     found = [config.get("weight_block_size")]
-    groups = config.get("config_groups")
-    for group in groups.values() if isinstance(groups, dict) else ():
-        weights = group.get("weights") if isinstance(group, dict) else None
-        if isinstance(weights, dict):
-            found.append(weights.get("block_structure"))
+    found += [weights.get("block_structure") for weights in weight_groups(config)]
     return [
         (sizes[0], sizes[1])
         for sizes in found
@@ -74,3 +73,13 @@ def _said(config: dict[str, Any]) -> list[tuple[int, int]]:
         and len(sizes) == 2
         and all(type(size) is int and 0 < size <= 1 << 20 for size in sizes)
     ]
+
+
+def values(entry: Entry, parts: dict[str, Tensor]) -> dict[str, Any]:
+    """Return ``data`` and ``block_scale`` of a `Weight`, of the tensors as they are stored."""
+    scale = parts.get("block_scale")
+    if scale is not None and entry.block is not None:
+        high, wide = entry.block
+        rows, cols = entry.shape[-2:]
+        scale = scale.reshape(*entry.shape[:-2], ceil_div(rows, high), ceil_div(cols, wide))
+    return {"data": parts["packed"], "block_scale": scale, "block": entry.block}

@@ -1,31 +1,31 @@
-"""Which tensors of a checkpoint make up which weight, from names, dtypes and shapes alone.
+"""What the tensors of a checkpoint are: which make up which weight, and what a weight's are worth.
 
-Every scheme of storing weights has a rule (`checkpoint_fp4`, `checkpoint_int4`, `checkpoint_fp8`),
-which finds the tensors of one weight and checks that they fit each other; no data is read.  The
-configuration only decides what the tensors cannot say, and is compared with them.
+Every scheme of storing weights has a module here.  Its rules find the tensors of one weight and
+check that they fit each other, from names, dtypes and shapes alone; the configuration only decides
+what the tensors cannot say, and is compared with them.  Its ``values`` bring the data to the one
+meaning of `Weight`.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
-from blockscale.base.errors import CheckpointError
-from blockscale.checkpoints.entry import BLOCK, FLOATS, Entry, Facts, Tensors
-from blockscale.checkpoints.files.folder import Folder
-from blockscale.checkpoints.files.safetensors import TensorInfo, shown
-from blockscale.checkpoints.schemes import (
-    fp4 as checkpoint_fp4,
-)
-from blockscale.checkpoints.schemes import (
-    fp8 as checkpoint_fp8,
-)
-from blockscale.checkpoints.schemes import (
-    int4 as checkpoint_int4,
-)
+import torch
 
-PLAIN = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
+from blockscale.base.errors import CheckpointError
+from blockscale.base.formats import QUANTIZED
+from blockscale.checkpoints.entry import FLOATS, Entry, Facts, Tensors, alternates, weight_groups
+from blockscale.checkpoints.files.folder import Folder
+from blockscale.checkpoints.files.safetensors import TensorInfo, read, shown
+from blockscale.checkpoints.schemes import fp4, fp8, int4, layout, tiles
+from blockscale.checkpoints.schemes.layout import Laid
+from blockscale.checkpoints.weight import Weight
+
+Tensor = torch.Tensor
+
 _KV = re.compile(
     r".*[._](k|v|q|kv|qkv|prob|p)(_global)?_(scale|scale_2|zero_point|bias_value)|.*\.output_scale|"
     r".*kv_cache.*(scale|zero_point)|.*\.prob_output_scale|.*\.[kv]_proj\.[kv]_bias"
@@ -49,10 +49,12 @@ def find_entries(folder: Folder) -> tuple[str, list[Entry], list[str]]:
     Raises:
         CheckpointError: a tensor is missing or does not fit the others of its weight.
     """
-    from blockscale.checkpoints.schemes.layout import find as laid_out
-
     tensors = Tensors(folder.tensors, folder.quantization)
-    entries: list[Entry] = [*laid_out(folder.tensors, folder.quantization, tensors.used)]
+    entries: list[Entry] = []
+    said = tensors.config.get("blockscale")
+    if isinstance(said, dict):
+        entries += tiles.find(tensors, said)
+        entries += layout.find(tensors, said)
     free = [info for info in folder.tensors.values() if info.name not in tensors.used]
     entries += [e for info in free if (e := _quantized(tensors, info))]
     rest = [info for name, info in folder.tensors.items() if name not in tensors.used]
@@ -119,17 +121,17 @@ def _quantized(tensors: Tensors, info: TensorInfo) -> Entry | None:
         stem = name.removesuffix("_packed")
         if stem.endswith(".weight") or stem + "_scale" in tensors:
             if info.dtype == "I32":
-                return checkpoint_int4.compressed_tensors(tensors, info, stem)
-            return checkpoint_fp4.compressed_tensors(tensors, info, stem)
+                return int4.compressed_tensors(tensors, info, stem)
+            return fp4.compressed_tensors(tensors, info, stem)
     if name.endswith(".qweight"):
-        return checkpoint_int4.words(tensors, info, name.removesuffix(".qweight"))
+        return int4.words(tensors, info, name.removesuffix(".qweight"))
     if name.endswith(("_blocks", ".blocks")):
-        return checkpoint_fp4.gpt_oss(tensors, info, name[: -len("_blocks")])
+        return fp4.gpt_oss(tensors, info, name[: -len("_blocks")])
     if info.dtype.startswith("F8_E") and any(name + end in tensors for end in _FUSED_FP8):
         if name.endswith(("_scale", "_scale_inv")):
             return None
         weight = any(name + end in tensors for end in _FUSED_FP8[:2])
-        return checkpoint_fp8.fp8(tensors, info, name + "_") if weight or info.shape[2:] else None
+        return fp8.rule(tensors, info, name + "_") if weight or info.shape[2:] else None
     if name + "_weight_scale" in tensors:
         return _weight(tensors, info, name + "_")
     return None
@@ -138,31 +140,31 @@ def _quantized(tensors: Tensors, info: TensorInfo) -> Entry | None:
 def _weight(tensors: Tensors, info: TensorInfo, base: str) -> Entry | None:
     """Return the weight of which ``base`` + "weight_scale" and the like are parts; None: plain."""
     if info.dtype.startswith("F8_E"):
-        return checkpoint_fp8.fp8(tensors, info, base)
-    if info.dtype not in checkpoint_fp4.CODE_BYTES:
+        return fp8.rule(tensors, info, base)
+    if info.dtype not in fp4.CODE_BYTES:
         if base + "weight_scale" in tensors and info.dtype not in FLOATS:
             raise _unknown(info, f"{info.dtype} with scales")
         return None
     if base + "weight.absmax" in tensors:
         raise _unknown(info, "of bitsandbytes (NF4 or FP4)")
     if base + "weight_zero" in tensors:
-        return checkpoint_int4.ours(tensors, info, base)
+        return int4.ours(tensors, info, base)
     scale = tensors.by_name.get(tensors.first(base + "weight_scale", base + "scale"))
     if info.dtype == "I8" and scale is None:
         return None
     if scale is not None and scale.dtype in FLOATS and info.dtype != "F4":
-        found = checkpoint_int4.modelopt(tensors, info, base)
+        found = int4.modelopt(tensors, info, base)
         if found is not None:
             return found
         if info.dtype == "I8":
             raise _unknown(info, "of integers of 8 bits")
-    return checkpoint_fp4.modelopt(tensors, info, base)
+    return fp4.modelopt(tensors, info, base)
 
 
 def _unknown(info: TensorInfo, what: str) -> CheckpointError:
-    return CheckpointError(
-        f"{info.path}: {shown(info.name)} is a weight {what}, which is not supported; use a "
-        "checkpoint in NVFP4, MXFP4, INT4, FP8 or BF16"
+    return info.refused(
+        f"is a weight {what}, which is not supported; use a checkpoint in NVFP4, MXFP4, INT4, FP8 "
+        "or BF16"
     )
 
 
@@ -183,8 +185,7 @@ def _plain(tensors: Tensors, info: TensorInfo) -> Entry:
         raise CheckpointError(
             f"{info.path}: tensor {shown(info.name)} {why}; copy all files of the checkpoint"
         )
-    fmt = PLAIN.get(info.dtype, info.dtype.lower())
-    return Entry(info.name, fmt, "plain", {"data": info}, info.shape)
+    return Entry(info.name, info.dtype.lower(), "plain", {"data": info}, info.shape)
 
 
 def _kind(entries: list[Entry], folder: Folder) -> tuple[str, list[str]]:
@@ -221,7 +222,7 @@ def _remarks(entries: list[Entry]) -> list[str]:
     fp4 = [e for e in entries if e.fmt == "nvfp4"]
     if fp4 and not any({"input_scale", "input_divisor"} & e.parts.keys() for e in fp4):
         notes.append("no input scales: weights only (W4A16), or activations scaled at run time")
-    wide = sum(e.group > BLOCK["nvfp4"] for e in fp4)
+    wide = sum(e.group > QUANTIZED["nvfp4"].block for e in fp4)
     if wide:
         notes.append(
             f"{wide} weights have scales of more than 16 values; each is read as one for each 16"
@@ -254,10 +255,7 @@ def _tied(folder: Folder) -> bool:
 def _check_groups(entries: list[Entry], folder: Folder) -> None:
     """Compare the one group size of the configuration, if it has one, with that of the shapes."""
     config = folder.quantization
-    groups = config.get("config_groups")
-    values = list(groups.values()) if isinstance(groups, dict) else []
-    inner = [v["weights"] for v in values if isinstance(v, dict) and "weights" in v]
-    said = [w.get("group_size") for w in inner if isinstance(w, dict)] or [config.get("group_size")]
+    said = [w.get("group_size") for w in weight_groups(config)] or [config.get("group_size")]
     sizes = {s for s in said if type(s) is int}
     mixed = {str(config.get("quant_algo")), str(config.get("format"))} & set(_MIXED)
     if len(sizes) != 1 or any(type(s) is not int for s in said) or mixed or config.get("dynamic"):
@@ -272,4 +270,87 @@ def _check_groups(entries: list[Entry], folder: Folder) -> None:
             )
 
 
-__all__ = ["BLOCK", "PLAIN", "Entry", "Facts", "Tensors", "facts", "find_entries", "natural"]
+# ---- Values -------------------------------------------------------------------------------------
+
+
+def load(entry: Entry, facts: Facts) -> Weight:
+    """Return the weight of ``entry``.
+
+    Raises:
+        CheckpointError: its data are none of its format, or its file changed.
+    """
+    if isinstance(entry, Laid):
+        made = tiles.undo(entry) if "role" in entry.facts else layout.undo(entry)
+        return replace(made, gate_up=_gate_up(entry, facts))
+    if entry.scheme == "plain":
+        return Weight(entry.name, entry.fmt, entry.shape, data=read(entry.parts["data"]))
+    if "lora_a" in entry.parts or "lora_b" in entry.parts:
+        raise CheckpointError(
+            f"{entry.name} has a low-rank part (SVDQuant), which is not supported; use a "
+            "checkpoint in NVFP4 without it"
+        )
+    parts = {role: read(info) for role, info in entry.parts.items() if role in _KEPT}
+    if entry.fmt == "fp8":
+        found = fp8.values(entry, parts)
+    elif entry.fmt == "int4":
+        found = int4.values(entry, parts, facts)
+    else:
+        found = fp4.values(entry, parts)
+    divisor = _global(entry, parts, "global_divisor")
+    input_divisor = _global(entry, parts, "input_divisor")
+    inputs = _global(entry, parts, "input_scale")
+    return Weight(
+        entry.name,
+        entry.fmt,
+        entry.shape,
+        **found,
+        global_scale=_global(entry, parts, "global_scale") if divisor is None else 1 / divisor,
+        group_size=entry.group_in(entry.fmt),
+        global_divisor=divisor,
+        input_scale=inputs if input_divisor is None else 1 / input_divisor,
+        pre_quant_scale=_smoothing(entry, parts.get("pre_quant_scale")),
+        gate_up=None if entry.fmt == "fp8" else _gate_up(entry, facts),
+    )
+
+
+_KEPT = frozenset(
+    ("packed", "block_scale", "global_scale", "global_divisor", "zero", "group_index")
+    + ("input_scale", "input_divisor", "pre_quant_scale", "dense_shape")
+)
+
+
+def _smoothing(entry: Entry, scale: Tensor | None) -> Tensor | None:
+    if scale is None:
+        return None
+    if scale.numel() != entry.shape[-1]:
+        info = entry.parts["pre_quant_scale"]
+        raise CheckpointError(
+            f"{info.path}: {info.name} is {list(info.shape)}, but must have {entry.shape[-1]} "
+            "values, one of each input; convert the checkpoint again"
+        )
+    return scale.reshape(-1)
+
+
+def _global(entry: Entry, parts: dict[str, Tensor], role: str) -> Tensor | None:
+    if role not in parts:
+        return None
+    value = parts[role].float().flatten()
+    lowest = 0.0 if role.endswith("divisor") else -1.0
+    bad = ~(value.isfinite() & (value > lowest) & (value >= 0))
+    if bad.any():
+        raise CheckpointError(
+            f"{entry.parts[role].path}: {entry.parts[role].name} is {value[bad][0].item()}, but "
+            f"must be finite and {'above' if lowest == 0 else 'not below'} zero; convert the "
+            "checkpoint again"
+        )
+    if value.numel() == 1:
+        return value[0]
+    experts = entry.shape[0]
+    return value.view(experts, 2) if value.numel() == 2 * experts else value
+
+
+def _gate_up(entry: Entry, facts: Facts) -> str | None:
+    leaf = entry.name.removesuffix(".weight").rpartition(".")[2]
+    if "gate_up" not in leaf and leaf != "mlp1_weight":
+        return None
+    return "interleaved" if alternates(entry, facts) else "halves"

@@ -9,25 +9,29 @@ Block scales of a matrix [N, K / block] by layout; codes stay [N, K / 2]:
 "trtllm" (INT4) also moves the codes: [K, N / 2] as `blockscale.int4.preprocess_weights` makes them,
 scales [K / group, N], and the zeros that TensorRT-LLM adds, (8 - z) * scale, in their dtype; the
 integer zero points are kept, as the zeros are rounded.  Names of all of these differ from those of
-plain tensors, so that no other reader takes them for plain ones.  Experts: `checkpoint_tiles`.
+plain tensors, so that no other reader takes them for plain ones.  Experts: `schemes.tiles`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
 from blockscale.base.errors import CheckpointError
-from blockscale.checkpoints.entry import BLOCK, Entry
+from blockscale.base.formats import QUANTIZED
+from blockscale.base.sizes import round_up
+from blockscale.checkpoints.entry import Entry, Tensors, named
 from blockscale.checkpoints.files.safetensors import TensorInfo, read, shown
+from blockscale.checkpoints.moves import as_bytes
 from blockscale.checkpoints.weight import Weight
 from blockscale.ops import layouts
 from blockscale.ops.int4.layout import (
     interleave_scales,
+    layout_of,
     preprocess_weights,
     unprocess_weights,
     zeros_of_points,
@@ -76,20 +80,15 @@ class Laid(Entry):
         return super().nbytes // share
 
 
-def up(value: int, step: int) -> int:
-    """Return the next multiple of ``step``."""
-    return -(-value // step) * step
-
-
 # ---- Scales -------------------------------------------------------------------------------------
 
 
 def scale_spec(layout: str, dtype: str, rows: int, blocks: int) -> tuple[str, tuple[int, ...]]:
     """Return dtype and shape of block scales [rows, blocks] in a layout."""
     if layout == "128x4":
-        return dtype, (up(rows, _ROWS), up(blocks, _WORD))
+        return dtype, (round_up(rows, _ROWS), round_up(blocks, _WORD))
     if layout == "deepgemm":
-        return "I32", (blocks // _WORD, up(rows, _WORD))
+        return "I32", (blocks // _WORD, round_up(rows, _WORD))
     return dtype, (blocks, rows) if layout == "marlin" else (rows, blocks)
 
 
@@ -97,19 +96,18 @@ def lay_scales(layout: str, scale: Tensor, permute: bool = False) -> Tensor:
     """Return block scales [rows, blocks] as a layout has them."""
     rows, blocks = scale.shape
     if layout == "128x4":
-        wide = torch.zeros(up(rows, _ROWS), up(blocks, _WORD), dtype=torch.uint8)
+        wide = torch.zeros(round_up(rows, _ROWS), round_up(blocks, _WORD), dtype=torch.uint8)
         wide[:rows, :blocks] = scale.view(torch.uint8)
         tiles = wide.view(-1, 4, 32, wide.shape[1] // _WORD, _WORD).permute(0, 3, 2, 1, 4)
         return tiles.reshape(wide.shape).view(scale.dtype)
     if layout == "deepgemm":
         words = layouts.deepgemm_scales(scale, permute=permute).T
-        wide = torch.zeros(words.shape[0], up(rows, _WORD), dtype=torch.int32)
+        wide = torch.zeros(words.shape[0], round_up(rows, _WORD), dtype=torch.int32)
         wide[:, :rows] = words
         return wide
     if layout == "marlin":
-        plain = scale.view(torch.uint8) if scale.element_size() == 1 else scale
-        turned = plain.T.contiguous().view(scale.dtype)
-        return layouts.marlin_scales(turned, _order(turned))
+        across = as_bytes(scale).T.contiguous().view(scale.dtype)
+        return layouts.marlin_scales(across, _order(across))
     return scale
 
 
@@ -124,17 +122,16 @@ def plain_scales(
     if layout == "deepgemm":
         return layouts.undo_deepgemm_scales(laid[:, :rows].T, permute=permute)
     if layout == "marlin":
-        turned = layouts.undo_marlin_scales(laid, _order(laid))
-        plain = turned.view(torch.uint8) if turned.element_size() == 1 else turned
-        return plain.T.contiguous().view(laid.dtype)
+        across = layouts.undo_marlin_scales(laid, _order(laid))
+        return as_bytes(across).T.contiguous().view(laid.dtype)
     return laid
 
 
-def _order(turned: Tensor) -> str:
+def _order(across: Tensor) -> str:
     """Return the order of Marlin's for scales [G, N]."""
-    if turned.element_size() == 1:
+    if across.element_size() == 1:
         return "e4m3"
-    return "column" if turned.shape[0] == 1 else "group"
+    return "column" if across.shape[0] == 1 else "group"
 
 
 # ---- INT4 ---------------------------------------------------------------------------------------
@@ -233,8 +230,6 @@ def check(
         one = fmt == "int4" and blocks == 1
         needs.append(("N", rows, _COLUMN if one else _MARLIN))
     if layout == "trtllm":
-        from blockscale.ops.int4.layout import layout_of
-
         form = layout_of(sm=kernel.sm, activation=kernel.activation, moe=moe)
         needs += [("N", rows, math.lcm(form.n_multiple, 16)), ("K", inner, form.block)]
     for what, size, multiple in needs:
@@ -245,26 +240,15 @@ def check(
             )
 
 
-def find(tensors: dict[str, TensorInfo], said: Mapping[str, Any], used: set[str]) -> list[Entry]:
-    """Return the weights in a layout, and add the names of their tensors to ``used``.
-
-    ``said`` is what the configuration says on quantisation.
-    """
-    facts = said.get("blockscale")
-    if not isinstance(facts, dict):
-        return []
-    from blockscale.checkpoints.schemes.tiles import find_experts
-
-    found: list[Entry] = [*find_experts(tensors, facts, used)]
-    kernel = kernel_of(facts)
-    for info in list(tensors.values()):
+def find(tensors: Tensors, said: Mapping[str, Any]) -> Iterator[Laid]:
+    """Yield the weights in a layout but experts; ``said`` is what config.json says on layouts."""
+    kernel = kernel_of(said)
+    for info in list(tensors.by_name.values()):
         for layout in SCALES_ONLY:
             if info.name.endswith(f"_scale_{layout}"):
-                base = info.name.removesuffix(f"_scale_{layout}")
-                found.append(_scaled(tensors, info, base, layout, used))
+                yield _scaled(tensors, info, info.name.removesuffix(f"_scale_{layout}"), layout)
         if info.name.endswith(".weight_trtllm"):
-            found.append(_int4(tensors, info, kernel, used))
-    return found
+            yield _int4(tensors, info, kernel)
 
 
 def kernel_of(facts: Mapping[str, Any]) -> Kernel:
@@ -278,33 +262,20 @@ def kernel_of(facts: Mapping[str, Any]) -> Kernel:
     return Kernel(sm, activation)
 
 
-def _need(tensors: dict[str, TensorInfo], lead: TensorInfo, name: str) -> TensorInfo:
+def _need(tensors: Tensors, lead: TensorInfo, name: str) -> TensorInfo:
     if name not in tensors:
-        raise CheckpointError(
-            f"{lead.path}: {shown(lead.name)} is there without {shown(name)}; copy all files of "
-            "the checkpoint, or convert it again"
+        raise lead.refused(
+            f"is there without {shown(name)}; copy all files of the checkpoint, or convert it again"
         )
-    return tensors[name]
+    return tensors.by_name[name]
 
 
-def _scaled(
-    tensors: dict[str, TensorInfo], scale: TensorInfo, base: str, layout: str, used: set[str]
-) -> Laid:
+def _scaled(tensors: Tensors, scale: TensorInfo, base: str, layout: str) -> Laid:
     """Return a weight whose scales alone are in a layout."""
     dense = base.endswith(".weight")
     name = base if dense else base.removesuffix("_weight")
     lead = _need(tensors, scale, name)
-    parts = {"packed": lead, "block_scale": scale}
-    stem = base.removesuffix("weight")
-    extra = {
-        "global_scale": f"{base}_scale_2",
-        "global_divisor": f"{base}_global_scale",
-        "zero": f"{base}_zero",
-        "group_index": f"{base}_group_index",
-        "input_scale": f"{stem}input_scale",
-        "pre_quant_scale": f"{stem}pre_quant_scale",
-    }
-    parts.update({role: tensors[n] for role, n in extra.items() if n in tensors})
+    parts = tensors.take(lead, block_scale=scale.name, **named(base.removesuffix("weight")))
     *head, rows, half = lead.shape if len(lead.shape) in (2, 3) else (0, 0)
     zero = parts.get("zero")
     if layout == "marlin":
@@ -314,23 +285,20 @@ def _scaled(
         fmt = "int4" if zero else "nvfp4" if scale.dtype == "F8_E4M3" else "mxfp4"
     else:
         fmt = "nvfp4" if "global_scale" in parts else "mxfp4"
-        group, dtype = BLOCK[fmt], scale.dtype
+        group, dtype = QUANTIZED[fmt].block, scale.dtype
         blocks = 2 * half // group
     wanted = scale_spec(layout, scale.dtype, rows, blocks)[1]
     whole = lead.dtype == "U8" and blocks > 0 and group * blocks == 2 * half
     if not whole or scale.shape != (*head, *wanted) or not dtype:
-        raise CheckpointError(
-            f"{scale.path}: {shown(scale.name)} is {scale.dtype} {list(scale.shape)}, which does "
-            f"not fit {lead.dtype} {list(lead.shape)} of {shown(lead.name)} in layout {layout!r}; "
-            "convert the checkpoint again"
+        raise scale.refused(
+            f"is {scale.dtype} {list(scale.shape)}, which does not fit {lead.dtype} "
+            f"{list(lead.shape)} of {shown(lead.name)} in layout {layout!r}; convert the "
+            "checkpoint again"
         )
-    used.update(part.name for part in parts.values())
     return Laid(name, fmt, SCHEME, parts, (*head, rows, 2 * half), group, layout=layout)
 
 
-def _int4(
-    tensors: dict[str, TensorInfo], codes: TensorInfo, kernel: Kernel, used: set[str]
-) -> Laid:
+def _int4(tensors: Tensors, codes: TensorInfo, kernel: Kernel) -> Laid:
     """Return a dense INT4 weight in the layout of TensorRT-LLM."""
     parts = {"codes": codes}
     for role in ("scale", "zeros", "zero"):
@@ -343,27 +311,22 @@ def _int4(
         or inner % groups
         or any(parts[role].shape != (groups, 2 * half) for role in ("scale", "zeros", "zero"))
     ):
-        raise CheckpointError(
-            f"{codes.path}: {shown(codes.name)} is {list(codes.shape)} with scales "
-            f"{list(scale.shape)}, but must be [K, N / 2] with [K / group, N]; convert it again"
+        raise codes.refused(
+            f"is {list(codes.shape)} with scales {list(scale.shape)}, but must be [K, N / 2] with "
+            "[K / group, N]; convert it again"
         )
     pre = codes.name.removesuffix("weight_trtllm") + "pre_quant_scale"
     if pre in tensors:
-        parts["pre_quant_scale"] = tensors[pre]
-    used.update(part.name for part in parts.values())
+        parts["pre_quant_scale"] = tensors.by_name[pre]
+    tensors.used.update(part.name for part in parts.values())
     name = codes.name.removesuffix("_trtllm")
     facts = {"kernel": kernel}
     shape = (2 * half, inner)
     return Laid(name, "int4", SCHEME, parts, shape, inner // groups, layout="trtllm", facts=facts)
 
 
-def undo(entry: Entry) -> Weight:
+def undo(entry: Laid) -> Weight:
     """Return the weight of an entry that `find` made, as if no layout had been asked for."""
-    assert isinstance(entry, Laid)
-    if "role" in entry.facts:
-        from blockscale.checkpoints.schemes.tiles import undo_expert
-
-        return undo_expert(entry)
     parts = {role: read(info) for role, info in entry.parts.items()}
     if entry.layout == "trtllm":
         packed, scale, zero = plain_trtllm(parts, entry.facts["kernel"], moe=False)
@@ -374,9 +337,8 @@ def undo(entry: Entry) -> Weight:
     rows, blocks = entry.shape[-2], entry.shape[-1] // entry.group
     laid = parts["block_scale"]
     lead = laid.view(-1, *laid.shape[-2:])
-    scale = torch.stack(
-        [plain_scales(entry.layout, s, rows, blocks).view(_bits(laid)) for s in lead]
-    ).view(*entry.shape[:-1], blocks)
+    plain = [as_bytes(plain_scales(entry.layout, each, rows, blocks)) for each in lead]
+    scale = torch.stack(plain).view(*entry.shape[:-1], blocks)
     if entry.fmt != "mxfp4":
         scale = scale.view(torch.float8_e4m3fn if entry.fmt == "nvfp4" else laid.dtype)
     single: Any = {role: _scalar(parts[role]) for role in _ONE_NUMBER if role in parts}
@@ -386,15 +348,8 @@ def undo(entry: Entry) -> Weight:
         group_size=entry.group,
         group_index=parts.get("group_index"),
         pre_quant_scale=parts.get("pre_quant_scale"),
-        gate_up=entry.facts.get("gate_up"),
         **single,
     )
-
-
-def _bits(laid: Tensor) -> torch.dtype:
-    """Return a dtype that torch can stack, of the size of the scales."""
-    sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-    return torch.uint8 if laid.dtype == torch.int32 else sizes[laid.element_size()]
 
 
 def _scalar(value: Tensor) -> Tensor:

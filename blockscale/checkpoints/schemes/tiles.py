@@ -4,8 +4,8 @@ Under ``<module>.<layout>.``, w13 has gate and up of every expert, w2 its down:
 
 * "tiles64": codes and scales of `blockscale.ops.moe.tiles`, which `blockscale.nn.FusedMoE` runs on.
 * "deepgemm": codes [E, N, K / 2], gate and up rows in turns of 8; scales int32 with the 128-row
-  permutation, [E, K / block / 4, N] as `checkpoint_layout` says.
-* "trtllm": INT4 as `checkpoint_layout` says; w13 has the up columns first, as TensorRT-LLM does.
+  permutation, [E, K / block / 4, N] as `schemes.layout` says.
+* "trtllm": INT4 as `schemes.layout` says; w13 has the up columns first, as TensorRT-LLM does.
 
 Global scales are float32, w13 [E, 2] (gate, up) and w2 [E].  What else a checkpoint says (names,
 the order of rows) is in config.json: reading gives the weights under the names that they had.
@@ -14,14 +14,15 @@ the order of rows) is in config.json: reading gives the weights under the names 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from blockscale.base.errors import CheckpointError
-from blockscale.checkpoints.entry import Entry
-from blockscale.checkpoints.experts.bundle import Bundle, Matrices
-from blockscale.checkpoints.files.safetensors import BITS, TensorInfo, read, shown
+from blockscale.base.sizes import ceil_div, round_up
+from blockscale.checkpoints.entry import CODES, Tensors
+from blockscale.checkpoints.files.safetensors import DTYPES, TensorInfo, read, shown
+from blockscale.checkpoints.moves import joined
 from blockscale.checkpoints.schemes.layout import (
     OF_EXPERTS,
     SCHEME,
@@ -46,43 +47,17 @@ _GRANULE = 8
 _MAX_ZERO = 15
 _TILED_CODES = 1 << 18
 """Codes that are tiled at a time: 3 MiB of temporary memory."""
+HALVES = ("F16", "BF16")
+"""Scales of INT4 that tiles hold."""
 _META = {"fmt": str, "group": int, "experts": int, "hidden": int, "intermediate": int}
-FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16}
 
 
-def facts_of(
-    bundle: Bundle, fmt: str, group: int, scale_dtype: str, interleaved: bool
-) -> dict[str, Any]:
-    """Return what config.json says on the experts of a layer."""
-    *_, hidden, intermediate = bundle.roles["down"][0].shape
-    names = {role: _name(bundle, found) for role, found in bundle.roles.items()}
-    return {
-        "fmt": fmt,
-        "group": group,
-        "experts": bundle.experts,
-        "hidden": hidden,
-        "intermediate": intermediate,
-        "gated": bundle.gated,
-        "names": names,
-        "zero": fmt == "int4",
-        "scale_dtype": scale_dtype,
-        "interleaved": interleaved,
-    }
+class Matrices(NamedTuple):
+    """One expert: gate (None: not gated), up [I, H] and down [H, I], each 2-D."""
 
-
-def _name(bundle: Bundle, found: tuple[Entry, ...]) -> str:
-    """Return the name of an entry of all experts, else one with {} for the expert's number."""
-    first = found[0].name
-    if len(found[0].shape) == 3:
-        return first
-    head, tail = bundle.head, first[len(bundle.head) :]
-    name = head + tail.replace(".0", ".{}", 1)
-    if any(name.replace("{}", str(e)) != entry.name for e, entry in enumerate(found)):
-        raise CheckpointError(
-            f"{first} and the other experts are not named alike, which this layout needs; choose "
-            "layout linear"
-        )
-    return name
+    gate: Weight | None
+    up: Weight
+    down: Weight
 
 
 def specs(layout: str, facts: Mapping[str, Any], kernel: Kernel) -> Spec:
@@ -122,12 +97,12 @@ def _order_of(facts: Mapping[str, Any], name: str) -> Tensor:
 
 def _tiled_spec(facts: Mapping[str, Any], rows: int, inner: int, name: str) -> Spec:
     tile, group = moe_tiles.TILE, facts["group"]
-    down, across = len(_order_of(facts, name)) // tile, moe_tiles.up(inner) // tile
+    down, across = len(_order_of(facts, name)) // tile, ceil_div(inner, tile)
     width = max(tile, group)
     size = tile * (width // group) * (4 if facts["fmt"] == "int4" else 1)
     return {
         "": ("U8", (down, across, moe_tiles.CODES)),
-        "_scale": ("U8", (down, moe_tiles.up(inner) // width, size)),
+        "_scale": ("U8", (down, round_up(inner, tile) // width, size)),
     }
 
 
@@ -143,11 +118,7 @@ def lay_expert(
     for name, parts in (("w13", [w for w in (gate, up) if w]), ("w2", [down])):
         if layout == "trtllm":
             parts.reverse()
-        codes = _joined(parts, "packed")
-        scale = _joined(parts, "block_scale")
-        assert codes is not None
-        assert scale is not None
-        zero = _joined(parts, "zero")
+        codes, scale, zero = (_joined(parts, field) for field in ("packed", "block_scale", "zero"))
         if layout == "tiles64":
             power, one = _tiled(facts, name, codes, scale, zero)
             for i in (0, 1) if name == "w13" else (2,):
@@ -168,20 +139,14 @@ def lay_expert(
         yield "w2_global", tops[2]
 
 
+def _joined(parts: list[Weight], name: str) -> Any:
+    values = [getattr(weight, name) for weight in parts]
+    return values[0] if len(values) == 1 else joined(values)
+
+
 def _top(weight: Weight) -> Tensor:
     top = weight.global_scale
     return torch.ones(()) if top is None else top.reshape(())
-
-
-def _joined(parts: list[Weight], field: str) -> Tensor | None:
-    values = [getattr(w, field) for w in parts]
-    if values[0] is None:
-        return None
-    if len(values) == 1:
-        only: Tensor = values[0]
-        return only
-    raw = torch.cat([v.view(torch.uint8) if v.element_size() == 1 else v for v in values])
-    return raw.view(values[0].dtype)
 
 
 def _tiled(
@@ -218,23 +183,20 @@ def _tiled(
         else:
             made.append(moe_tiles.pack_fp4(*some, top, local))
     power = 1.0 if top is None else 2.0 ** (top - E8M0_BIAS)
-    joined = [torch.cat([m[i] for m in made]) if len(made) > 1 else made[0][i] for i in (0, 1)]
-    return power, {"": joined[0], "_scale": joined[1]}
+    tiles = [torch.cat([m[i] for m in made]) if len(made) > 1 else made[0][i] for i in (0, 1)]
+    return power, {"": tiles[0], "_scale": tiles[1]}
 
 
 # ---- And back -----------------------------------------------------------------------------------
 
 
-def find_experts(
-    tensors: dict[str, TensorInfo], said: Mapping[str, Any], used: set[str]
-) -> list[Laid]:
-    """Return the weights of experts that config.json says are in a layout, as once named."""
-    found: list[Laid] = []
+def find(tensors: Tensors, said: Mapping[str, Any]) -> Iterator[Laid]:
+    """Yield the weights of experts that config.json says are in a layout, as once named."""
     heads = said.get("experts")
     for head, facts in heads.items() if isinstance(heads, dict) else ():
         layout = said.get("layout")
         where = f"the experts {shown(head)} of config.json"
-        if layout not in OF_EXPERTS or not _sane(facts):
+        if layout not in OF_EXPERTS or not _sane(facts, layout):
             raise CheckpointError(
                 f"{where} are described as {shown(facts)} in layout {shown(layout)}, which is "
                 "none of ours; convert the checkpoint again"
@@ -243,7 +205,7 @@ def find_experts(
         wanted = specs(layout, facts, facts["kernel"])
         parts = {}
         for role, (dtype, shape) in wanted.items():
-            info = tensors.get(f"{head}.{layout}.{role}")
+            info = tensors.by_name.get(f"{head}.{layout}.{role}")
             if info is None or (info.dtype, info.shape) != (dtype, shape):
                 got = "missing" if info is None else f"{info.dtype} {list(info.shape)}"
                 raise CheckpointError(
@@ -252,15 +214,14 @@ def find_experts(
                 )
             parts[role] = info
         for role in facts["names"]:
-            extra = tensors.get(f"{head}.{layout}.{role}_input_scale")
+            extra = tensors.by_name.get(f"{head}.{layout}.{role}_input_scale")
             if extra is not None and (extra.dtype, extra.shape) == ("F32", (facts["experts"],)):
                 parts[f"{role}_input_scale"] = extra
-        used.update(info.name for info in parts.values())
-        found += _entries(layout, facts, parts)
-    return found
+        tensors.used.update(info.name for info in parts.values())
+        yield from _entries(layout, facts, parts)
 
 
-def _sane(facts: Any) -> bool:
+def _sane(facts: Any, layout: str) -> bool:
     """Return whether config.json's description has all that `specs` needs, of sizes that can be."""
     if not isinstance(facts, dict) or any(type(facts.get(k)) is not t for k, t in _META.items()):
         return False
@@ -270,8 +231,9 @@ def _sane(facts: Any) -> bool:
     return (
         all(0 < size <= 1 << 24 for size in sizes)
         and facts["hidden"] % facts["group"] == facts["intermediate"] % facts["group"] == 0
-        and facts["fmt"] in ("nvfp4", "mxfp4", "int4")
-        and facts.get("scale_dtype") in BITS
+        and facts["fmt"] in CODES
+        and facts.get("scale_dtype") in DTYPES
+        and (layout, facts["fmt"], facts["scale_dtype"] in HALVES) != ("tiles64", "int4", False)
         and type(facts.get("gated")) is bool
         and isinstance(names, dict)
         and set(names) in roles
@@ -296,19 +258,13 @@ def _entries(layout: str, facts: dict[str, Any], parts: dict[str, TensorInfo]) -
             yield Laid(name, *kind, mine, shape, facts["group"], layout=layout, facts=told)
             continue
         for e in range(facts["experts"]):
-            each = {k: _slice(p, e) for k, p in mine.items()}
+            each = {k: p.piece(e, e + 1, p.shape[0], (1, *p.shape[1:])) for k, p in mine.items()}
             full = name.replace("{}", str(e))
             yield Laid(full, *kind, each, (rows, inner), facts["group"], layout=layout, facts=told)
 
 
-def _slice(part: TensorInfo, e: int) -> TensorInfo:
-    size = part.nbytes // part.shape[0]
-    start = part.start + e * size
-    return part._replace(shape=(1, *part.shape[1:]), start=start, stop=start + size)
-
-
-def undo_expert(entry: Laid) -> Weight:
-    """Return the weight of an entry that `find_experts` made."""
+def undo(entry: Laid) -> Weight:
+    """Return the weight of an entry that `find` made."""
     facts, role = entry.facts, entry.facts["role"]
     stem = "w2" if role == "down" else "w13"
     parts = {k.removeprefix(stem): read(info) for k, info in entry.parts.items()}
@@ -324,7 +280,6 @@ def undo_expert(entry: Laid) -> Weight:
     if tops is not None and stem == "w13":
         tops = tops[:, 1 if role == "up" else 0].contiguous()
     inputs = parts.get("input_scale")
-    order = "interleaved" if facts.get("interleaved") else "halves"
     return Weight(
         *(entry.name, entry.fmt, entry.shape),
         packed=packed,
@@ -333,7 +288,6 @@ def undo_expert(entry: Laid) -> Weight:
         global_scale=tops[0] if tops is not None and count == 1 else tops,
         group_size=entry.group,
         input_scale=inputs[0] if inputs is not None and count == 1 else inputs,
-        gate_up=order if role == "gate_up" else None,
     )
 
 
@@ -379,7 +333,7 @@ def _untiled(
     codes = moe_tiles.unpack_codes(parts[""], "int4" if int4 else "e2m1")
     laid, zero = parts["_scale"], None
     if int4:
-        values = laid.contiguous().view(FLOATS[facts["scale_dtype"]])
+        values = laid.contiguous().view(DTYPES[facts["scale_dtype"]])
         both = moe_tiles.unpack_scales(values, facts["group"], 2)
         scale, zero = both[..., 0], both[..., 1].to(torch.uint8)
     else:
@@ -390,12 +344,13 @@ def _untiled(
             power = parts["_global"].flatten()[0].log2().round().int()
             scale = byte.int() + power + (E8M0_BIAS - moe_tiles.E8M0_TOP)
             scale = scale.clamp(0, E8M0_NAN - 1).to(torch.uint8)
-    found: list[Tensor | None] = []
-    for value, width in ((codes, inner // 2), (scale, None), (zero, None)):
+
+    def plain(value: Tensor | None, width: int) -> Tensor | None:
         if value is None:
-            found.append(None)
-            continue
-        plain = value.new_empty((rows, value.shape[1]))
-        plain[order[order >= 0]] = value[order >= 0]
-        found.append(plain[:, : width or inner // facts["group"]].contiguous())
-    return found
+            return None
+        made = value.new_empty((rows, value.shape[1]))
+        made[order[order >= 0]] = value[order >= 0]
+        return made[:, :width].contiguous()
+
+    groups = inner // facts["group"]
+    return [plain(codes, inner // 2), plain(scale, groups), plain(zero, groups)]

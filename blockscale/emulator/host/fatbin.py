@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from blockscale.emulator.errors import EmulationError
-from blockscale.emulator.host.zstd import decompress as decompress_zstd
 
 MAGIC = 0xBA55ED50
 WRAPPER_MAGIC = 0x466243B1  # the 24-byte struct that points to a container (fatbinary_section.h)
@@ -70,6 +69,7 @@ def read(data: bytes, where: str = "fat binary") -> list[Image]:
 
     Raises:
         EmulationError: it is no container, is cut off, or an image cannot be decompressed.
+        ModuleNotFoundError: an image is compressed with Zstandard, and the package is missing.
     """
     end = container_size(data, where)
     if end > len(data):
@@ -117,6 +117,31 @@ def _image(kind: int, header: bytes, body: bytes, where: str) -> Image:
     if kind == 1 and (target := re.search(rb"^\s*\.target\s+(sm_\d+[af]?)", body, re.MULTILINE)):
         arch = target.group(1).decode()  # the text knows best
     return Image(_KINDS[kind], arch, body)
+
+
+def decompress_zstd(data: bytes, size: int) -> bytes:
+    """Return the ``size`` bytes that a Zstandard frame stands for.
+
+    Raises:
+        ValueError: the frame is damaged.
+        ModuleNotFoundError: the package zstandard is not installed.
+    """
+    try:
+        import zstandard
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "this fat binary is compressed with Zstandard, and the package 'zstandard' is missing; "
+            "pip install 'blockscale[build]', or build the library with nvcc --no-compress",
+            name=error.name,
+        ) from None
+    try:  # a frame may claim any size: read no more than there should be
+        with zstandard.ZstdDecompressor().stream_reader(data) as reader:
+            out = reader.read(size + 1)
+    except zstandard.ZstdError as error:
+        raise ValueError(f"Zstandard: {error}") from error
+    if len(out) != size:
+        raise ValueError(f"Zstandard: {len(out)} bytes or more instead of {size}")
+    return bytes(out)
 
 
 def decompress_lz4(data: bytes, size: int) -> bytes:

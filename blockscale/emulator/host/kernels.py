@@ -15,6 +15,7 @@ from blockscale.emulator.host.devices import Device
 from blockscale.emulator.host.driver import Answer, Driver, signed, store, text_at
 from blockscale.emulator.host.launches import Kernel, Launch
 from blockscale.emulator.host.results import Refusal, Result
+from blockscale.emulator.launching import front_door
 from blockscale.emulator.report import Hazard, Report
 from blockscale.emulator.tma.tensormap import TensorMap
 
@@ -291,12 +292,10 @@ class EmulatedDriver(Driver):
             report.add(Hazard("programmatic launch", "warning", _NO_WAIT, kernel.name))
 
     def _run(self, kernel: Kernel, launch: Launch, params: bytes) -> Report:
-        from blockscale.emulator import launching
-
         options: dict[str, Any] = {"seed": self.options.seed + len(self.reports)}
         if self.options.max_instructions is not None:
             options["max_instructions"] = self.options.max_instructions
-        report: Report = launching.run(
+        report: Report = front_door.run(
             kernel.ptx,
             kernel.name,
             grid=launch.grid,

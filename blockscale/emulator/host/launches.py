@@ -10,9 +10,9 @@ from functools import cached_property
 from blockscale.emulator.errors import EmulationError
 from blockscale.emulator.host.devices import DEFAULT_SHARED, RESERVED_SHARED, Device
 from blockscale.emulator.host.results import Refusal, Result
-from blockscale.emulator.parser import parse
-from blockscale.emulator.program import link
-from blockscale.emulator.syntax import Function, Var
+from blockscale.emulator.launching.link import link
+from blockscale.emulator.ptx.parser import parse
+from blockscale.emulator.ptx.syntax import Function, Var
 
 Dim3 = tuple[int, int, int]
 

@@ -24,14 +24,13 @@ from typing import Any
 import tvm_ffi
 
 from blockscale.base.errors import LinkError
-from blockscale.base.files import HOST_C, cache_folder
 from blockscale.emulator.errors import EmulationError
 from blockscale.emulator.host import fatbin
 from blockscale.emulator.host.devices import device, guess
 from blockscale.emulator.host.driver import Driver
 from blockscale.emulator.host.kernels import EmulatedDriver
 
-SOURCE = HOST_C / "cuda_standin.c"
+SOURCE = Path(__file__).resolve().parent / "cuda_standin.c"
 REAL_SONAME = "libcuda.so.1"
 OWN_SONAME = "libbemu.so.1"  # as long as the real one: it takes its place in a copy of a library
 _COMPILER = "gcc"
@@ -82,7 +81,8 @@ def build(soname: str, folder: Path) -> Path:
 
 
 def _folder() -> Path:
-    folder = cache_folder()
+    chosen = os.environ.get("BLOCKSCALE_CACHE")
+    folder = Path(chosen or os.path.expanduser("~/.cache/blockscale"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -150,8 +150,7 @@ class Emulated:
             reason = str(error).strip().splitlines()[-1].replace(f"/proc/self/fd/{handle}: ", "")
             raise EmulationError(
                 f"{self.name}: the dynamic loader refused it ({reason}); a library for the "
-                "emulator may use the driver functions that "
-                "blockscale/runtime/native/cuda_standin.c has"
+                "emulator may use the driver functions of blockscale/emulator/host/cuda_standin.c"
             ) from error
 
 

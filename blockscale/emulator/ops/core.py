@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ..errors import IllegalOperation, PtxError
-from ..gang import LANES
-from ..memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_SIZE
-from ..reader import SIZES
-from ..syntax import Imm, Instr, Mem, Operand, Reg, Sym
-
-if TYPE_CHECKING:
-    from ..compiler import Compiler
-    from ..gang import Fragment, Gang
-    from ..machine import Machine
+from blockscale.emulator.errors import IllegalOperation, PtxError
+from blockscale.emulator.machine.gangs import Gang, Machine
+from blockscale.emulator.machine.grid import LANES
+from blockscale.emulator.machine.memory import (
+    LOCAL_WINDOW,
+    PARAM_WINDOW,
+    SHARED_WINDOW,
+    WINDOW_SIZE,
+)
+from blockscale.emulator.machine.state import Fragment
+from blockscale.emulator.ops.operands import Operands
+from blockscale.emulator.ptx.reader import SIZES
+from blockscale.emulator.ptx.syntax import Imm, Instr, Mem, Operand, Reg, Sym
 
 Handler = Callable[..., Any]
-Build = Callable[["Compiler", Instr], Handler]
+Build = Callable[[Operands, Instr], Handler]
 
 _BUILDERS: dict[str, tuple[Build, bool]] = {}
 
@@ -99,7 +102,7 @@ def space_of(ins: Instr) -> str:
 
 
 # addresses ------------------------------------------------------------------------------------
-def address(c: Compiler, op: Operand, dtype: str = "u8") -> Callable[[Gang], np.ndarray]:
+def address(c: Operands, op: Operand, dtype: str = "u8") -> Callable[[Gang], np.ndarray]:
     """Return a function that gives the address operand per lane as uint64 (zero-extended)."""
     base, offset = (op.base, op.offset) if isinstance(op, Mem) else (op, 0)
     if isinstance(base, Reg):

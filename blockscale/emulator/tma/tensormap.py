@@ -6,14 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from blockscale.emulator.tma.encoding import decode, encode
-from blockscale.emulator.tma.modes import (
-    DataType,
-    Interleave,
-    L2Promotion,
-    OobFill,
-    Swizzle,
-    parse,
-)
+from blockscale.emulator.tma.modes import DataType, Interleave, L2Promotion, OobFill, Swizzle, parse
 from blockscale.emulator.tma.tiling import Tiling, aligned, describe
 
 

@@ -16,14 +16,7 @@ from numpy.typing import NDArray
 
 from blockscale.emulator.errors import IllegalOperation
 from blockscale.emulator.tma import payload as bytes_of
-from blockscale.emulator.tma.modes import (
-    PADDED,
-    DataType,
-    Interleave,
-    OobFill,
-    Swizzle,
-    spelling,
-)
+from blockscale.emulator.tma.modes import PADDED, DataType, Interleave, OobFill, Swizzle, spelling
 from blockscale.emulator.tma.reduction import combine, tensor_element
 from blockscale.emulator.tma.swizzle import PERIOD, granule, swizzled
 from blockscale.emulator.tma.tensormap import TensorMap

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from blockscale.base.sizes import ceil_div
 from blockscale.lower.code import KernelCode
 from blockscale.lower.gemm.maps import DTYPES, SWIZZLES, Size, TensorMapPlan, gemm_maps
 from blockscale.lower.gemm.source import THREADS
@@ -69,7 +70,7 @@ def _row(bucket: Bucket, places: dict[str, int]) -> str:
         "name": f'"{bucket.name}"',
         "limit": 0 if bucket.limit is None else bucket.limit,
         "cluster_rows": cluster_rows,
-        "cluster_cols": -(-plan.n // cluster_cols),
+        "cluster_cols": ceil_div(plan.n, cluster_cols),
         "ragged": plan.experts,
         "cluster": plan.cluster,
         "threads": THREADS,

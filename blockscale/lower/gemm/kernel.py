@@ -15,9 +15,6 @@ from blockscale.lower.gemm.host import Bucket, host_code, kernel_codes
 from blockscale.lower.gemm.read import read
 from blockscale.lower.gemm.source import source
 
-GEMM_TARGETS = ("sm_100a", "sm_100f", "sm_103a")
-"""Architectures with tcgen05.mma and block scales."""
-
 
 def sources(
     bodies: Sequence[tuple[int | None, tirx.PrimFunc]],
@@ -30,7 +27,7 @@ def sources(
     Args:
         bodies: scheduled functions, each with the most rows that it is for (None: any), ascending.
         name: of the exported function.
-        arch: one of `GEMM_TARGETS`.
+        arch: one with `targets.TCGEN05`.
         params: names of its parameters.
 
     Raises:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from blockscale.base.targets import GPU_TARGETS
 from blockscale.lower.code import KernelCode
 from blockscale.lower.cuda import Source, symbol
 from blockscale.lower.int4.plan import Int4Plan
 from blockscale.lower.moe import small as moe_small
-from blockscale.lower.moe.host import GEMM_PARAMS, SM_SHARED_BYTES, SMALL_SM_SHARED_BYTES
-from blockscale.lower.moe.kernel import MOE_TARGETS
 from blockscale.lower.moe.source import source
 from blockscale.specs.int4 import TILES, Int4Mm
-
-PREPARE = (
-    *(("const int *", "offsets"), ("int4 *", "blocks"), ("int *", "count")),
-    *(("const void *", "x"), ("const void *", "scale"), ("void *", "to")),
-    *(("int ", "tokens"), ("int ", "experts"), ("int ", "rows"), ("int ", "cols")),
-    *(("int ", "pitch"), ("int ", "scales")),
+from blockscale.specs.plans.launches import (
+    GEMM,
+    INT4_PREPARE,
+    SORT_THREADS,
+    initializers,
+    kinds,
+    listed,
 )
-"""Parameters of prepare: type and name."""
 
 HEADER = '#include "int4_rows.cuh"\n'
 
@@ -34,13 +33,8 @@ _ROLES = (
 _LOOKUP = "extern int TVMFFIEnvModLookupFromImports(void *context, const char *name, void **out);"
 
 
-def check_target(spec: Int4Mm, arch: str) -> None:
-    """TypeError unless there is a kernel of ``spec`` for ``arch``."""
-    if arch not in MOE_TARGETS:
-        raise TypeError(
-            f"{spec.name}: there is no kernel of {spec.op} for {arch}, which has no bulk copies; "
-            f"build it for {', '.join(MOE_TARGETS)}, or for a CPU level"
-        )
+def check_layout(spec: Int4Mm) -> None:
+    """TypeError unless GPU kernels read the weight of ``spec``."""
     if spec.layout != TILES:
         raise TypeError(
             f"{spec.name}: the weight is in layout {spec.layout!r}, which GPU kernels do not read; "
@@ -54,9 +48,9 @@ def sources(buckets: Sequence[tuple[int | None, Int4Plan]], spec: Int4Mm, arch: 
     Args:
         buckets: the most rows (None: any number) and the plan, ascending.
         spec: of layout "tiles64".
-        arch: see `check_target`.
+        arch: one with `targets.BULK_COPIES`.
     """
-    check_target(spec, arch)
+    check_layout(spec)
     name = spec.name
     prepare = f"{name}_prepare" if spec.experts or spec.copies_rows else None
     kernels: dict[Int4Plan, str] = {}
@@ -64,23 +58,22 @@ def sources(buckets: Sequence[tuple[int | None, Int4Plan]], spec: Int4Mm, arch: 
         kernels.setdefault(plan.check(), f"{name}_gemm{len(kernels)}")  # type: ignore[arg-type]
     texts = [source(plan, kernel) for plan, kernel in kernels.items()]
     launch = ALONE if prepare is None else FOLLOWS
-    codes = [KernelCode(kernel, GEMM_PARAMS, launch) for kernel in kernels.values()]
+    codes = [KernelCode(kernel, kinds(GEMM), launch) for kernel in kernels.values()]
     if prepare is not None:
         texts += [HEADER, _prepare_source(prepare, spec)]
-        codes.append(moe_small.code_of(prepare, PREPARE))
+        codes.append(moe_small.code_of(prepare, INT4_PREPARE))
     host = _host_code(symbol(name, arch), spec, buckets, kernels, prepare, arch)
     return Source(host, "\n".join(texts), tuple(codes))
 
 
 def _prepare_source(name: str, spec: Int4Mm) -> str:
     """Return the kernel before a product: the table of tiles, copies of rows."""
-    listed = ", ".join(f"{kind}{param}" for kind, param in PREPARE)
     flags = (spec.pre_quant, spec.activation == "a8", spec.group == 32)
     options = ", ".join(str(flag).lower() for flag in flags)
     kind = {"bfloat16": "BsBf16", "float16": "BsF16"}[spec.dtype]
-    threads = moe_small.SORT_THREADS
     return (
-        f'extern "C" __global__ void __launch_bounds__({threads}) {name}({listed}) {{\n'
+        f'extern "C" __global__ void __launch_bounds__({SORT_THREADS}) {name}'
+        f"({listed(INT4_PREPARE)}) {{\n"
         "  BsInt4Prepare p = {offsets, {blocks, count, tokens}, x, scale, to, experts, rows,\n"
         "                     cols, pitch, scales};\n"
         f"  bs_int4_prepare<{kind}, {options}>(p);\n}}\n"
@@ -113,11 +106,13 @@ def _host_code(
 static const BsInt4Bucket buckets[] = {{
 {rows}
 }};
+static const BsPart parts[] = {{{initializers(spec.workspace)}}};
 
 int32_t __tvm_ffi_{symbol}(void *self, void *args, int32_t count, void *result) {{
-  static const BsInt4 mm = {{.buckets = buckets, .lookup = TVMFFIEnvModLookupFromImports,
+  static const BsInt4 mm = {{.buckets = buckets, .parts = parts,
+    .lookup = TVMFFIEnvModLookupFromImports,
     .prepare = {before}, .count = {len(buckets)}, {sizes}, .copies = {int(spec.copies_rows)},
-    .sm_shared = {SM_SHARED_BYTES.get(arch, SMALL_SM_SHARED_BYTES)},
+    .sm_shared = {GPU_TARGETS[arch].sm_shared},
     .at = {{{at}}}}};
   (void)count, (void)result;
   return blockscale_int4(self, &mm, args);

@@ -9,18 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from blockscale.base.sizes import ceil_div
+from blockscale.base.targets import GPU_TARGETS, WGMMA
 from blockscale.schedules.moe.wgmma_tiles import (
-    CTA_SMEM_BYTES,
-    ROOM,
-    SMS,
+    HOPPER,
     WGMMA_STAGES,
     depths,
     legal_tiles,
     stages_in,
 )
 from blockscale.specs.int4 import Int4Mm
-from blockscale.specs.plans.moe import MMA_TOKENS, SMEM_BYTES, WGMMA_TOKENS, MoePlan
-from blockscale.specs.plans.moe_gemm import MoeGemm
+from blockscale.specs.plans.moe import MMA_TOKENS, WGMMA_TOKENS, MoeGemm, MoePlan
 
 LIMITS = (8, 16, 32, 64, 128, 256, 1024, None)
 """Rows up to which a dense product has a kernel of its own; None: any number."""
@@ -113,9 +112,9 @@ def _grouped(spec: Int4Mm, rows: int, arch: str) -> Int4Plan:
         *("int4", spec.group, spec.zero != "none", spec.dtype, "none", spec.experts),
         *(spec.padded_n, spec.padded_k, 1),
     )
-    tile = legal_tiles(gemm, rows, ROOM[arch])[0]
+    tile = legal_tiles(gemm, rows, GPU_TARGETS[arch])[0]
     own = _plan(spec, tile.unit, tile.tokens, tile.rows, tile.slices, tile.blocks_k)
-    return replace(own, stages=depths(own, ROOM[arch])[0])
+    return replace(own, stages=depths(own, GPU_TARGETS[arch])[0])
 
 
 def chosen(spec: Int4Mm, rows: int, arch: str) -> Int4Plan:
@@ -123,12 +122,12 @@ def chosen(spec: Int4Mm, rows: int, arch: str) -> Int4Plan:
 
     Up to `MMA_ROWS`: mma.sync, the highest tiles that fill the SMs.  More: wgmma, least `_cost`.
     """
-    room = ROOM[arch]
-    if rows <= MMA_ROWS or not room.wgmma:
+    room = GPU_TARGETS[arch]
+    if rows <= MMA_ROWS or WGMMA not in room.features:
         tokens = next((t for t in MMA_TOKENS if t >= rows), MMA_TOKENS[-1])
         tiles = _legal([_plan(spec, "mma", tokens, *shape) for shape in MMA_SHAPES], arch)
-        blocks = -(-rows // tokens)
-        full = [t for t in tiles if blocks * spec.padded_n >= FILLED * SMS * t.rows]
+        blocks = ceil_div(rows, tokens)
+        full = [t for t in tiles if blocks * spec.padded_n >= FILLED * HOPPER.sms * t.rows]
         best = (full or tiles[-1:])[0]
     else:
         widths = [t for t in WGMMA_TOKENS if 32 <= t <= rows]
@@ -140,18 +139,20 @@ def chosen(spec: Int4Mm, rows: int, arch: str) -> Int4Plan:
 
 def _depth(tile: Int4Plan, spec: Int4Mm, rows: int, arch: str) -> int:
     """Return the depth of the ring: the most, where no CTA shares its SM."""
-    room = ROOM[arch]
-    if -(-rows // tile.tokens) * -(-spec.padded_n // tile.rows) > SMS:
+    room = GPU_TARGETS[arch]
+    if ceil_div(rows, tile.tokens) * ceil_div(spec.padded_n, tile.rows) > HOPPER.sms:
         return depths(tile, room)[0]
-    most = stages_in(tile, min(room.sm_bytes - CTA_SMEM_BYTES, SMEM_BYTES))
+    most = stages_in(tile, room.cta_shared)
     return min(most, WGMMA_STAGES) if tile.unit == "wgmma" else most
 
 
 def _legal(tiles: list[Int4Plan], arch: str) -> list[Int4Plan]:
-    return [tile for tile in tiles if tile.illegal() is None and depths(tile, ROOM[arch])]
+    return [tile for tile in tiles if tile.illegal() is None and depths(tile, GPU_TARGETS[arch])]
 
 
 def _cost(tile: Int4Plan, spec: Int4Mm, rows: int) -> int:
     """How long a tile takes, times how many an SM has."""
-    count = -(-rows // tile.tokens) * -(-spec.padded_n // tile.rows)
-    return -(-count // SMS) * tile.rows * (tile.tokens + DECODING) * WGMMA_ROWS[tile.rows]
+    count = ceil_div(rows, tile.tokens) * ceil_div(spec.padded_n, tile.rows)
+    return (
+        ceil_div(count, HOPPER.sms) * tile.rows * (tile.tokens + DECODING) * WGMMA_ROWS[tile.rows]
+    )

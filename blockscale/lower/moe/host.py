@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from blockscale.base.targets import GPU_TARGETS
 from blockscale.lower.code import KernelCode
 from blockscale.specs.moe import FusedMoe, MoeRoute
+from blockscale.specs.plans.launches import GEMM, initializers, kinds
 from blockscale.specs.plans.moe import MoePlan
-
-GEMM_PARAMS = ("handle",) * 10 + ("int32",) * 6 + ("float32",) * 2
-"""x, w, ws, global, bias, row_scale, order, blocks, n_blocks, out; sizes; alpha, limit."""
 
 _GEMM_LAUNCH = (
     *("blockIdx.x", "threadIdx.x", "tirx.use_dyn_shared_memory"),
@@ -27,11 +26,6 @@ _ROUTE_ROLES = ("logits", "correction_bias", "scale", "topk_ids", "topk_weights"
 _LOOKUP = "extern int TVMFFIEnvModLookupFromImports(void *context, const char *name, void **out);"
 
 
-SM_SHARED_BYTES = dict.fromkeys(("sm_90a", "sm_100a", "sm_100f", "sm_103a"), 228 * 1024)
-SMALL_SM_SHARED_BYTES = 100 * 1024
-"""Shared memory of an SM (CUDA C++ Programming Guide, compute capabilities)."""
-
-
 class Bucket(NamedTuple):
     """The GEMMs for up to ``limit`` tokens (None: any number), and their kernels' names."""
 
@@ -44,7 +38,7 @@ class Bucket(NamedTuple):
 
 def gemm_code(name: str) -> KernelCode:
     """Return what the export must know of a GEMM's kernel."""
-    return KernelCode(name, GEMM_PARAMS, _GEMM_LAUNCH)
+    return KernelCode(name, kinds(GEMM), _GEMM_LAUNCH)
 
 
 def host_code(
@@ -75,11 +69,13 @@ def host_code(
 static const BsMoeBucket buckets[] = {{
 {rows}
 }};
+static const BsPart parts[] = {{{initializers(spec.workspace)}}};
 
 int32_t __tvm_ffi_{symbol}(void *self, void *args, int32_t count, void *result) {{
-  static const BsMoe moe = {{.buckets = buckets, .lookup = TVMFFIEnvModLookupFromImports,
+  static const BsMoe moe = {{.buckets = buckets, .parts = parts,
+    .lookup = TVMFFIEnvModLookupFromImports,
     .count = {len(buckets)}, {kernels},
-    {sizes}, .sm_shared = {SM_SHARED_BYTES.get(arch, SMALL_SM_SHARED_BYTES)},
+    {sizes}, .sm_shared = {GPU_TARGETS[arch].sm_shared},
     .at = {{{_places(spec, _ROLES)}}}}};
   (void)count, (void)result;
   return blockscale_moe(self, &moe, args);

@@ -7,18 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from blockscale.base.targets import GPU_TARGETS, WGMMA
 from blockscale.lower.cuda import Source, symbol
 from blockscale.lower.moe import small as moe_small
 from blockscale.lower.moe.host import Bucket, gemm_code, host_code, route_host_code
 from blockscale.lower.moe.source import source
 from blockscale.specs.moe import FusedMoe, MoeRoute
 from blockscale.specs.plans.moe import MoePlan
-
-MOE_TARGETS = ("sm_90a", "sm_100a", "sm_100f", "sm_103a", "sm_120a", "sm_121a")
-"""Architectures with bulk copies, mbarriers and programmatic dependent launches."""
-
-WGMMA_TARGET = "sm_90a"
-"""The only one with wgmma."""
 
 
 def sources(
@@ -29,14 +24,14 @@ def sources(
     Args:
         buckets: the most tokens (None: any number), and plans of GEMM 1 and GEMM 2, ascending.
         spec: of layout "tiles64".
-        arch: one of `MOE_TARGETS`.
+        arch: one with `targets.BULK_COPIES`.
 
     Raises:
         PlanError: there is no such kernel.
         TypeError: the weights' layout, or instructions of a plan, are not those of ``arch``.
     """
     name = spec.name
-    check_target(spec, arch)
+    check_layout(spec)
     kernels: dict[MoePlan, str] = {}
     found = []
     for limit, first, second in buckets:
@@ -66,14 +61,9 @@ def sources(
     return Source(host, "\n".join(texts), tuple(codes))
 
 
-def check_target(spec: FusedMoe | MoeRoute, arch: str) -> None:
-    """TypeError unless there is a kernel of ``spec`` for ``arch``."""
-    if arch not in MOE_TARGETS:
-        raise TypeError(
-            f"{spec.name}: there is no kernel of {spec.op} for {arch}, which has no bulk copies; "
-            f"build it for {', '.join(MOE_TARGETS)}, or for a CPU level"
-        )
-    if isinstance(spec, FusedMoe) and spec.layout != "tiles64":
+def check_layout(spec: FusedMoe) -> None:
+    """TypeError unless GPU kernels read the weights of ``spec``."""
+    if spec.layout != "tiles64":
         raise TypeError(
             f"{spec.name}: weights are in layout {spec.layout!r}, which GPU kernels do not read; "
             "build the spec with layout='tiles64', or for a CPU level"
@@ -82,7 +72,7 @@ def check_target(spec: FusedMoe | MoeRoute, arch: str) -> None:
 
 def _check(plan: MoePlan, spec: FusedMoe, arch: str) -> None:
     plan.check()
-    if plan.unit == "wgmma" and arch != WGMMA_TARGET:
+    if plan.unit == "wgmma" and WGMMA not in GPU_TARGETS[arch].features:
         raise TypeError(
             f"{spec.name}: a plan multiplies with wgmma, which {arch} lacks; choose plans with "
             "unit 'mma' for it"
@@ -100,7 +90,6 @@ def _check(plan: MoePlan, spec: FusedMoe, arch: str) -> None:
 
 def route_sources(spec: MoeRoute, arch: str) -> Source:
     """Return host and device code of the exported function of ``spec``."""
-    check_target(spec, arch)
     kernel = f"{spec.name}_kernel"
     constants = {
         "EXPERTS": spec.experts,

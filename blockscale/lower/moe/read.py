@@ -13,9 +13,10 @@ from typing import Any
 from tvm.tirx import PrimFunc
 
 from blockscale.base.errors import LoweringError
+from blockscale.base.formats import MOE
+from blockscale.base.sizes import round_up
 from blockscale.lower.sites import Site, annotated, expect, one, sites
-from blockscale.specs.plans.moe import FORMATS, TILE_K, MoePlan
-from blockscale.specs.plans.moe_gemm import ATTRIBUTE, MoeGemm, up
+from blockscale.specs.plans.moe import ATTRIBUTE, TILE_K, MoeGemm, MoePlan
 from blockscale.tir.moe.tiles import ROW_TILE
 
 TILE_LOOPS = 3
@@ -167,7 +168,7 @@ class _Reader:
         self._memory(self.mma, {0: "local", 2: "local"}, "fragments and sums are in registers")
         self._from(self.mma, 0, self.decode)
         self._from(self.mma, 1, self.loads["tokens"])
-        k = up(self.gemm.k, TILE_K * 8)
+        k = round_up(self.gemm.k, TILE_K * 8)
         stages = int(self.k_loop.extent)
         expect("loop over K", "K of all stages", stages * made.blocks_k * TILE_K, k)
         sums = self.mma.buffer(2)
@@ -213,7 +214,7 @@ class _Reader:
         self._from(site, 1, self.loads["scales"])
         expect(site.name, "what is decoded", site.shape(2), (16, TILE_K))
         fmt, group, zeros = (int(arg) for arg in site.block.body.value.args[4:7])
-        found = ([*FORMATS][fmt], group, bool(zeros))
+        found = ([*MOE][fmt], group, bool(zeros))
         expect(site.name, "format", found, (made.fmt, made.group, made.zeros))
         *_, sixteens = extents = site.extents(self.k_loop)
         expect(site.name, "rows of a fragment", 16 * sixteens, high)
@@ -233,5 +234,5 @@ class _Reader:
         slots = int(self.params["order"].shape[1])
         _, tokens, rows = self.tile_loops
         expect("loop over tiles", "tiles of tokens", int(tokens.extent), slots // made.tokens)
-        padded = up(self.gemm.rows, ROW_TILE)
+        padded = round_up(self.gemm.rows, ROW_TILE)
         expect("loop over tiles", "tiles of rows", int(rows.extent), padded // made.rows)

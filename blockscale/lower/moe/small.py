@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from blockscale.lower.code import KernelCode
-
-SORT_THREADS = 1024
-"""Threads of a CTA of prepare (native/moe_sort.cuh)."""
-
-SORT_CLUSTER = 8
-"""CTAs that sort many slots: what every GPU's clusters may have (CUDA C++ Programming Guide)."""
-
-TEAM = 256
-"""Threads that share a row (native/moe_rows.cuh), which are a CTA of requantise and combine."""
-
-ROUTE_WARPS = 4
-"""Warps of a CTA of routing, of which each has a token (native/moe_route.cuh)."""
+from blockscale.specs.plans.launches import (
+    COMBINE,
+    PREPARE,
+    REQUANTIZE,
+    ROUTE,
+    ROUTE_WARPS,
+    SORT_CLUSTER,
+    SORT_THREADS,
+    TEAM,
+    Params,
+    kinds,
+    listed,
+)
 
 _FLOAT = {"float32": "BsF32", "bfloat16": "BsBf16", "float16": "BsF16"}
 _ACT = {
@@ -30,37 +31,12 @@ _ACT = {
     "nvfp4": "BS_ACT_NVFP4",
 }
 
-PREPARE = (
-    *(("const void *", "ids"), ("const void *", "hidden"), ("const float *", "scale")),
-    *(("int *", "order"), ("int4 *", "blocks1"), ("int *", "count1")),
-    *(("int4 *", "blocks2"), ("int *", "count2"), ("void *", "x"), ("float *", "row_scale")),
-    *(("int ", "wide"), ("int ", "experts"), ("int ", "top_k"), ("int ", "rows")),
-    *(("int ", "cols"), ("int ", "pitch"), ("int ", "tokens1"), ("int ", "tokens2")),
-)
-"""Parameters of prepare: type and name."""
-
-REQUANTIZE = (
-    *(("void *", "y"), ("const float *", "scale"), ("float *", "row_scale")),
-    *(("const int *", "count"), ("int ", "pitch")),
-)
-
-COMBINE = (
-    *(("const void *", "y"), ("const void *", "ids"), ("const float *", "weights")),
-    *(("void *", "out"), ("int ", "wide"), ("int ", "experts"), ("int ", "top_k")),
-    *(("int ", "rows"), ("int ", "cols")),
-)
-
-ROUTE = (
-    *(("const void *", "logits"), ("const float *", "bias"), ("float ", "scale")),
-    *(("int *", "ids"), ("float *", "weights"), ("int ", "rows")),
-)
-
 HEADER = '#include "moe_rows.cuh"\n'
 ROUTE_HEADER = '#include "moe_route.cuh"\n'
 
 
 def code_of(
-    name: str, params: tuple[tuple[str, str], ...], *, shared: bool = False, follows: bool = False
+    name: str, params: Params, *, shared: bool = False, follows: bool = False
 ) -> KernelCode:
     """Return what the export must know of a kernel.
 
@@ -70,20 +46,16 @@ def code_of(
         shared: whether it takes dynamic shared memory.
         follows: whether it may begin before its predecessor, of the same call, has ended.
     """
-    kinds = {"int ": "int32", "float ": "float32"}
     launch = ["blockIdx.x", "threadIdx.x"] + ["tirx.use_dyn_shared_memory"] * shared
     launch += ["tirx.use_programtic_dependent_launch"] * follows
-    return KernelCode(name, tuple(kinds.get(t, "handle") for t, _ in params), tuple(launch))
+    return KernelCode(name, kinds(params), tuple(launch))
 
 
-def _kernel(
-    name: str, params: tuple[tuple[str, str], ...], threads: int, body: str, cluster: int = 1
-) -> str:
-    listed = ", ".join(f"{kind}{param}" for kind, param in params)
+def _kernel(name: str, params: Params, threads: int, body: str, cluster: int = 1) -> str:
     bounds = f"__launch_bounds__({threads})"
     if cluster > 1:
         bounds = f"__cluster_dims__({cluster}) {bounds}"
-    return f'extern "C" __global__ void {bounds} {name}({listed}) {{\n{body}}}\n'
+    return f'extern "C" __global__ void {bounds} {name}({listed(params)}) {{\n{body}}}\n'
 
 
 def prepare_source(name: str, dtype: str, act_fmt: str | None, *, many: bool = False) -> str:

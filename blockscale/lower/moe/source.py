@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
+from blockscale.specs.plans.launches import GEMM, listed
 from blockscale.specs.plans.moe import LOADER_REGISTERS, MoePlan
-
-PARAMS = (
-    "const void *x, const uint8_t *w, const void *ws, const float *global, const float *bias,\n"
-    "    const float *row_scale, const int *order, const int4 *blocks, const int *n_blocks,\n"
-    "    void *out, int rows, int k, int x_pitch, int out_pitch, int out_cols, int top_k,\n"
-    "    float alpha, float limit"
-)
-
-_FORMAT = {"nvfp4": "BS_MOE_NVFP4", "mxfp4": "BS_MOE_MXFP4", "int4": "BS_MOE_INT4"}
 
 
 def constants(plan: MoePlan) -> dict[str, str | int]:
     """Return what the kernel knows when it is compiled, by the names of native/moe_gemm.cuh."""
     return {
-        "FORMAT": _FORMAT[plan.fmt],
+        "FORMAT": f"BS_MOE_{plan.fmt.upper()}",
         "GROUP": plan.group,
         "ZEROS": plan.zero_kind,
         "BF16": int(plan.dtype == "bfloat16"),
@@ -62,7 +54,7 @@ def source(plan: MoePlan, kernel_name: str) -> str:
             "};",
             "",
             f'extern "C" __global__ void __launch_bounds__({plan.threads}, 1) {kernel_name}(',
-            f"    {PARAMS}) {{",
+            f"    {listed(GEMM)}) {{",
             "  BsMoe a{static_cast<const uint16_t *>(x), w, static_cast<const uint8_t *>(ws),",
             "          global, bias, row_scale, order, blocks, n_blocks,",
             "          static_cast<uint16_t *>(out), rows, k, x_pitch, out_pitch, out_cols, top_k,",

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from blockscale.base.formats import FUSED, QUANTIZED
 from blockscale.base.sizes import round_up
 from blockscale.ops import call, checks
 from blockscale.ops.call import Checked
@@ -20,7 +21,6 @@ _SCHEMA = (
     "SymInt block_size, str? scale_format, str layout, bool? enable_pdl, float[] scalars) -> ()"
 )
 LAYOUTS = ("linear", "128x4", "8x4")
-_FORMAT_NAMES = {(16, "e4m3"): "nvfp4", (32, "ue8m0"): "mxfp4"}
 
 
 class ActOp(call.Op[tuple[Tensor, Tensor]]):
@@ -161,9 +161,9 @@ class ActOp(call.Op[tuple[Tensor, Tensor]]):
                 f"size; pad the rows to {round_up(cols, halves * block)}"
             )
         dtype = checks.dtype_name(x.dtype)
-        name = _FORMAT_NAMES.get((block, chosen))
+        name = FUSED[block, chosen].name
         plain = self.activation == "none" and self.convention == "divide" and not self.grouped
-        if plain and name is not None and layout != "8x4":
+        if plain and name in QUANTIZED and layout != "8x4":
             return Quantize(name, dtype, layout)
         shape = layout, self.grouped, self.convention
         return ActQuantize(self.activation, block, chosen, dtype, *shape)

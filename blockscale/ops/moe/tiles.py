@@ -63,7 +63,7 @@ K_ORDER = _k_order()
 
 
 def natural_order(rows: int) -> Tensor:
-    """Return the row of the matrix at each row of the layout, whole blocks of them; -1: padding.
+    """Return the row of the matrix at each row of the layout [rounded up to `TILE`]; -1: padding.
 
     Of each 32 rows, 8 q + 2 t + b holds row 8 t + 2 q + b: once the sums of an MMA are transposed,
     a thread (t) has 8 rows that are neighbours, 16 bytes to store.

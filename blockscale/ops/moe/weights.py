@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from blockscale.base.formats import FLOAT, MOE
 from blockscale.base.sizes import round_up
 from blockscale.ops import checks
 from blockscale.ops.checks import dtype_name
 from blockscale.ops.moe import tiles as moe_tiles
 from blockscale.specs.gemm import MAX_EXPERTS
-from blockscale.specs.moe import ACTIVATIONS, FORMATS, GATED, LAYOUTS
+from blockscale.specs.moe import ACTIVATIONS, GATED, LAYOUTS
 
 Tensor = torch.Tensor
 
@@ -38,9 +39,8 @@ TENSORS = (
 _META = ("fmt", "group", "experts", "hidden", "intermediate", "gated", "zero", "layout", "dtype")
 
 SCALES = {
-    "nvfp4": checks.SCALES["nvfp4"],
-    "mxfp4": checks.SCALES["mxfp4"],
-    "int4": checks.ACTIVATIONS,
+    name: checks.ACTIVATIONS if row.scale is FLOAT else checks.dtypes_of(row.scale)
+    for name, row in MOE.items()
 }
 """Dtypes of block scales."""
 
@@ -319,7 +319,7 @@ def check_weights(where: str, given: Given) -> Sizes:
         TypeError: an argument that is no tensor, or of another dtype.
         ValueError: an option, a shape, a stride or a device that does not fit.
     """
-    checks.choice(where, "fmt", given.fmt, tuple(FORMATS))
+    checks.choice(where, "fmt", given.fmt, tuple(MOE))
     checks.choice(where, "activation", given.activation, ACTIVATIONS)
     _check_int4(where, given)
     w13 = _checked_codes(where, "w13", given.w13, given)
@@ -389,7 +389,7 @@ def _sizes(where: str, given: Given, w13: Tensor, w2: Tensor) -> Sizes:
 
 def _group(where: str, given: Given, hidden: int) -> int:
     """Return the elements of a block scale."""
-    allowed = FORMATS[given.fmt]
+    allowed = MOE[given.fmt].blocks
     group = given.group_size
     if group is None:
         group = allowed[0]

@@ -17,18 +17,13 @@ typedef struct {
   const TVMFFIAny *args;
   const BsMoeGemm *gemm;
   int64_t rows;
-  char *blocks, *count, *x; /* the workspace */
+  char *at[BS_INT4_WS_PARTS]; /* the workspace */
 } Product;
 
 /* Bytes of the workspace, which Int4Mm.workspace_bytes tells callers. */
-static int64_t divide(Product *p, char *workspace) {
-  const BsInt4 *mm = p->mm;
-  int64_t blocks = mm->experts ? least(p->rows, mm->experts + p->rows / BS_MOE_MIN_TOKENS) : 0;
-  int64_t table = up(16 * blocks, BS_MOE_PART), copy = mm->copies ? 2 * p->rows * mm->padded_k : 0;
-  p->blocks = workspace;
-  p->count = workspace + table;
-  p->x = p->count + BS_MOE_PART;
-  return table + BS_MOE_PART + up(copy, BS_MOE_PART);
+static int64_t place(Product *p, char *workspace) {
+  int64_t tiles = p->mm->experts ? most_tiles(p->rows, p->mm->experts) : 0;
+  return divide(p->mm->parts, BS_INT4_WS_PARTS, p->rows, p->rows, tiles, workspace, p->at);
 }
 
 static int prepare(const Product *p) {
@@ -36,22 +31,22 @@ static int prepare(const Product *p) {
   TVMFFIObjectHandle kernel = NULL;
   if (mm->lookup(NULL, mm->prepare, &kernel) != 0) return -1;
   int8_t scale = mm->at.pre_quant_scale;
-  Values v = {.count = 0};
-  add_tensor(&v, p->args, mm->at.offsets);
-  add_pointer(&v, p->blocks);
-  add_pointer(&v, p->count);
-  add_tensor(&v, p->args, mm->at.x);
-  add_tensor(&v, p->args, scale);
-  add_pointer(&v, p->x);
-  add_integer(&v, p->gemm->tokens);
-  add_integer(&v, mm->experts);
-  add_integer(&v, p->rows);
-  add_integer(&v, mm->k);
-  add_integer(&v, mm->padded_k);
-  add_integer(&v, scale < 0 ? 0 : tensor(p->args, scale)->shape[0]);
-  int64_t chunks = mm->copies ? ceil_div(p->rows * mm->padded_k / 8, BS_MOE_SORT_THREADS) : 0;
+  Values v = {.count = BS_INT4_PREPARE_PARAMS};
+  set_tensor(&v, BS_INT4_PREPARE_OFFSETS, p->args, mm->at.offsets);
+  set_pointer(&v, BS_INT4_PREPARE_BLOCKS, p->at[BS_INT4_WS_BLOCKS]);
+  set_pointer(&v, BS_INT4_PREPARE_COUNT, p->at[BS_INT4_WS_COUNT]);
+  set_tensor(&v, BS_INT4_PREPARE_X, p->args, mm->at.x);
+  set_tensor(&v, BS_INT4_PREPARE_SCALE, p->args, scale);
+  set_pointer(&v, BS_INT4_PREPARE_TO, p->at[BS_INT4_WS_X]);
+  set_integer(&v, BS_INT4_PREPARE_TOKENS, p->gemm->tokens);
+  set_integer(&v, BS_INT4_PREPARE_EXPERTS, mm->experts);
+  set_integer(&v, BS_INT4_PREPARE_ROWS, p->rows);
+  set_integer(&v, BS_INT4_PREPARE_COLS, mm->k);
+  set_integer(&v, BS_INT4_PREPARE_PITCH, mm->padded_k);
+  set_integer(&v, BS_INT4_PREPARE_SCALES, scale < 0 ? 0 : tensor(p->args, scale)->shape[0]);
+  int64_t chunks = mm->copies ? ceil_div(p->rows * mm->padded_k / 8, BS_SORT_THREADS) : 0;
   int64_t others = least(chunks, p->call->device->multiprocessors);
-  return launch(p->call, kernel, &v, (mm->experts ? 1 : 0) + others, BS_MOE_SORT_THREADS);
+  return launch(p->call, kernel, &v, (mm->experts ? 1 : 0) + others, BS_SORT_THREADS);
 }
 
 static int gemm(const Product *p) {
@@ -59,27 +54,27 @@ static int gemm(const Product *p) {
   const BsMoeGemm *g = p->gemm;
   TVMFFIObjectHandle kernel = NULL;
   if (mm->lookup(NULL, g->name, &kernel) != 0) return -1;
-  Values v = {.count = 0};
-  if (mm->copies) add_pointer(&v, p->x);
-  else add_tensor(&v, p->args, mm->at.x);
-  add_tensor(&v, p->args, mm->at.packed);
-  add_tensor(&v, p->args, mm->at.scale);
-  add_tensor(&v, p->args, mm->at.alpha);
-  add_tensor(&v, p->args, mm->at.bias);
-  add_pointer(&v, NULL); /* factors of rows */
-  add_pointer(&v, NULL); /* their order */
-  add_pointer(&v, p->blocks);
-  add_pointer(&v, p->count);
-  add_tensor(&v, p->args, mm->at.out);
-  add_integer(&v, mm->padded_n);
-  add_integer(&v, mm->padded_k);
-  add_integer(&v, mm->padded_k); /* pitch of x, which is k where x is no copy */
-  add_integer(&v, mm->n);
-  add_integer(&v, mm->n);
-  add_integer(&v, p->rows);
+  Values v = {.count = BS_GEMM_PARAMS};
+  if (mm->copies) set_pointer(&v, BS_GEMM_X, p->at[BS_INT4_WS_X]);
+  else set_tensor(&v, BS_GEMM_X, p->args, mm->at.x);
+  set_tensor(&v, BS_GEMM_W, p->args, mm->at.packed);
+  set_tensor(&v, BS_GEMM_WS, p->args, mm->at.scale);
+  set_tensor(&v, BS_GEMM_GLOBAL, p->args, mm->at.alpha);
+  set_tensor(&v, BS_GEMM_BIAS, p->args, mm->at.bias);
+  set_pointer(&v, BS_GEMM_ROW_SCALE, NULL); /* factors of rows */
+  set_pointer(&v, BS_GEMM_ORDER, NULL); /* their order */
+  set_pointer(&v, BS_GEMM_BLOCKS, p->at[BS_INT4_WS_BLOCKS]);
+  set_pointer(&v, BS_GEMM_N_BLOCKS, p->at[BS_INT4_WS_COUNT]);
+  set_tensor(&v, BS_GEMM_OUT, p->args, mm->at.out);
+  set_integer(&v, BS_GEMM_ROWS, mm->padded_n);
+  set_integer(&v, BS_GEMM_K, mm->padded_k);
+  set_integer(&v, BS_GEMM_X_PITCH, mm->padded_k); /* pitch of x, which is k where x is no copy */
+  set_integer(&v, BS_GEMM_OUT_PITCH, mm->n);
+  set_integer(&v, BS_GEMM_OUT_COLS, mm->n);
+  set_integer(&v, BS_GEMM_TOP_K, p->rows);
   TVMFFIAny none = {.type_index = kTVMFFIFloat, .v_float64 = 0};
-  v.values[v.count++] = none;
-  v.values[v.count++] = none;
+  v.values[BS_GEMM_ALPHA] = none;
+  v.values[BS_GEMM_LIMIT] = none;
   int64_t used = mm->experts ? least(p->rows, mm->experts) : 1; /* each may have a block that is not full */
   int64_t tiles = (p->rows + used * (g->tokens - 1)) / g->tokens * ceil_div(mm->padded_n, g->rows);
   int64_t sms = p->call->device->multiprocessors;
@@ -107,7 +102,7 @@ int blockscale_int4(const BsCall *call, const BsInt4 *mm, TVMFFIAny *args) {
                               call->function->name, (long long)scales);
     }
   }
-  int64_t needed = divide(&p, workspace->data);
+  int64_t needed = place(&p, workspace->data);
   if (needed > workspace->shape[0]) {
     return blockscale_raise("ValueError",
                             "%s: workspace has %lld bytes, but %lld are needed for %lld rows; allocate what the spec's "

@@ -18,6 +18,7 @@ typedef struct {
 /* A function int4_mm. */
 typedef struct {
   const BsInt4Bucket *buckets;
+  const BsPart *parts; /* of the workspace */
   int (*lookup)(void *context, const char *name, TVMFFIObjectHandle *out);
   const char *prepare; /* NULL: there is nothing to do before the product */
   int32_t count;       /* of buckets */

@@ -11,10 +11,9 @@
  * blockscale/lower/moe/host.py writes the tables; native/moe_*.cuh are the kernels.
  */
 #include "cuda_gemm.h"
-#include "cuda_moe.h"
 #include "cuda_values.h"
 
-/* ---- A pass over at most BS_MOE_CHUNK tokens --------------------------------------------------- */
+/* ---- A pass over at most BS_CHUNK tokens --------------------------------------------------- */
 
 typedef struct {
   const BsCall *call;
@@ -24,28 +23,13 @@ typedef struct {
   int64_t tokens, slots;
   const char *hidden, *ids, *weights;
   char *out;
-  char *blocks[2], *counts[2], *order, *x, *row_scale1, *y1, *row_scale2, *y2; /* the workspace */
+  char *at[BS_MOE_WS_PARTS]; /* the workspace */
 } Pass;
 
 /* Bytes of the workspace of so many tokens, which FusedMoe.workspace_bytes tells callers. */
-static int64_t divide(Pass *p, char *workspace) {
-  const BsMoe *moe = p->moe;
-  int64_t slots = p->slots, blocks = least(slots, moe->experts + slots / BS_MOE_MIN_TOKENS), used = 0;
-  struct {
-    char **at;
-    int64_t bytes;
-  } parts[] = {
-      {&p->blocks[0], 16 * blocks}, {&p->counts[0], BS_MOE_PART},
-      {&p->blocks[1], 16 * blocks}, {&p->counts[1], BS_MOE_PART},
-      {&p->order, 4 * slots},       {&p->x, 2 * p->tokens * moe->padded_hidden},
-      {&p->row_scale1, 4 * p->tokens}, {&p->y1, 2 * slots * moe->padded_intermediate},
-      {&p->row_scale2, 4 * slots},  {&p->y2, 2 * slots * moe->hidden},
-  };
-  for (uint64_t i = 0; i < sizeof parts / sizeof *parts; ++i) {
-    *parts[i].at = workspace + used;
-    used += up(parts[i].bytes, BS_MOE_PART);
-  }
-  return used;
+static int64_t place(Pass *p, char *workspace) {
+  int64_t tiles = most_tiles(p->slots, p->moe->experts);
+  return divide(p->moe->parts, BS_MOE_WS_PARTS, p->tokens, p->slots, tiles, workspace, p->at);
 }
 
 /* The table of GEMM 2, which is that of GEMM 1 if their tiles hold as many tokens. */
@@ -55,33 +39,33 @@ static int prepare(const Pass *p) {
   const BsMoe *moe = p->moe;
   const BsMoeBucket *bucket = p->bucket;
   TVMFFIObjectHandle kernel = NULL;
-  int many = p->slots > BS_MOE_SORT_SLOTS;
-  int64_t ctas = many ? BS_MOE_SORT_CLUSTER : 1; /* that sort, and of a cluster */
+  int many = p->slots > BS_SORT_SLOTS;
+  int64_t ctas = many ? BS_SORT_CLUSTER : 1; /* that sort, and of a cluster */
   if (moe->lookup(NULL, many ? moe->prepare_many : moe->prepare, &kernel) != 0) return -1;
-  Values v = {.count = 0};
-  add_pointer(&v, p->ids);
-  add_pointer(&v, p->hidden);
-  add_tensor(&v, p->args, moe->at.a1_scale);
-  add_pointer(&v, p->order);
-  add_pointer(&v, p->blocks[0]);
-  add_pointer(&v, p->counts[0]);
-  add_pointer(&v, second_table(p) ? p->blocks[1] : NULL);
-  add_pointer(&v, p->counts[1]);
-  add_pointer(&v, p->x);
-  add_pointer(&v, p->row_scale1);
-  add_integer(&v, 0); /* ids of 32 bits */
-  add_integer(&v, moe->experts);
-  add_integer(&v, moe->top_k);
-  add_integer(&v, p->tokens);
-  add_integer(&v, moe->hidden);
-  add_integer(&v, moe->padded_hidden);
-  add_integer(&v, bucket->gemm1.tokens);
-  add_integer(&v, bucket->gemm2.tokens);
-  int64_t threads = p->tokens * (moe->requantize ? BS_MOE_TEAM : moe->padded_hidden / 8);
-  int64_t others = least(ceil_div(threads, BS_MOE_SORT_THREADS), p->call->device->multiprocessors - ctas);
+  Values v = {.count = BS_PREPARE_PARAMS};
+  set_pointer(&v, BS_PREPARE_IDS, p->ids);
+  set_pointer(&v, BS_PREPARE_HIDDEN, p->hidden);
+  set_tensor(&v, BS_PREPARE_SCALE, p->args, moe->at.a1_scale);
+  set_pointer(&v, BS_PREPARE_ORDER, p->at[BS_MOE_WS_ORDER]);
+  set_pointer(&v, BS_PREPARE_BLOCKS1, p->at[BS_MOE_WS_BLOCKS1]);
+  set_pointer(&v, BS_PREPARE_COUNT1, p->at[BS_MOE_WS_COUNT1]);
+  set_pointer(&v, BS_PREPARE_BLOCKS2, second_table(p) ? p->at[BS_MOE_WS_BLOCKS2] : NULL);
+  set_pointer(&v, BS_PREPARE_COUNT2, p->at[BS_MOE_WS_COUNT2]);
+  set_pointer(&v, BS_PREPARE_X, p->at[BS_MOE_WS_X]);
+  set_pointer(&v, BS_PREPARE_ROW_SCALE, p->at[BS_MOE_WS_ROW_SCALE1]);
+  set_integer(&v, BS_PREPARE_WIDE, 0); /* ids of 32 bits */
+  set_integer(&v, BS_PREPARE_EXPERTS, moe->experts);
+  set_integer(&v, BS_PREPARE_TOP_K, moe->top_k);
+  set_integer(&v, BS_PREPARE_ROWS, p->tokens);
+  set_integer(&v, BS_PREPARE_COLS, moe->hidden);
+  set_integer(&v, BS_PREPARE_PITCH, moe->padded_hidden);
+  set_integer(&v, BS_PREPARE_TOKENS1, bucket->gemm1.tokens);
+  set_integer(&v, BS_PREPARE_TOKENS2, bucket->gemm2.tokens);
+  int64_t threads = p->tokens * (moe->requantize ? BS_TEAM : moe->padded_hidden / 8);
+  int64_t others = least(ceil_div(threads, BS_SORT_THREADS), p->call->device->multiprocessors - ctas);
   int64_t grid = ctas + up(others < 1 ? 1 : others, ctas);
-  int64_t warps = BS_MOE_SORT_THREADS / 32, shared = warps * 8 + (warps + (many ? 1 : 0)) * 4 * moe->experts;
-  return launch_shared(p->call, kernel, &v, grid, BS_MOE_SORT_THREADS, shared);
+  int64_t warps = BS_SORT_THREADS / 32, shared = warps * 8 + (warps + (many ? 1 : 0)) * 4 * moe->experts;
+  return launch_shared(p->call, kernel, &v, grid, BS_SORT_THREADS, shared);
 }
 
 /* Most blocks of `tokens` of all rows: of experts that have rows, each may have one that is not full. */
@@ -94,32 +78,32 @@ static int gemm(const Pass *p, int second) {
   const BsMoe *moe = p->moe;
   const BsMoePlaces *at = &moe->at;
   const BsMoeGemm *g = second ? &p->bucket->gemm2 : &p->bucket->gemm1;
-  const char *factor = second ? p->row_scale2 : p->row_scale1;
+  const char *factor = p->at[second ? BS_MOE_WS_ROW_SCALE2 : BS_MOE_WS_ROW_SCALE1];
   int table = second && second_table(p);
   TVMFFIObjectHandle kernel = NULL;
   if (moe->lookup(NULL, g->name, &kernel) != 0) return -1;
   int64_t rows = second ? moe->padded_hidden : moe->padded_rows;
   int64_t pitch = second ? moe->padded_intermediate : moe->padded_hidden;
   int64_t cols = second ? moe->hidden : moe->padded_intermediate;
-  Values v = {.count = 0};
-  add_pointer(&v, second ? p->y1 : p->x);
-  add_tensor(&v, p->args, second ? at->w2 : at->w13);
-  add_tensor(&v, p->args, second ? at->w2_scale : at->w13_scale);
-  add_tensor(&v, p->args, second ? at->w2_global : at->w13_global);
-  add_tensor(&v, p->args, second ? at->w2_bias : at->w13_bias);
-  add_pointer(&v, moe->requantize ? factor : NULL);
-  add_pointer(&v, p->order);
-  add_pointer(&v, p->blocks[table]);
-  add_pointer(&v, p->counts[table]);
-  add_pointer(&v, second ? p->y2 : p->y1);
-  add_integer(&v, rows);
-  add_integer(&v, pitch); /* K, padded */
-  add_integer(&v, pitch);
-  add_integer(&v, cols);
-  add_integer(&v, cols);
-  add_integer(&v, moe->top_k);
-  v.values[v.count++] = p->args[at->alpha];
-  v.values[v.count++] = p->args[at->limit];
+  Values v = {.count = BS_GEMM_PARAMS};
+  set_pointer(&v, BS_GEMM_X, p->at[second ? BS_MOE_WS_Y1 : BS_MOE_WS_X]);
+  set_tensor(&v, BS_GEMM_W, p->args, second ? at->w2 : at->w13);
+  set_tensor(&v, BS_GEMM_WS, p->args, second ? at->w2_scale : at->w13_scale);
+  set_tensor(&v, BS_GEMM_GLOBAL, p->args, second ? at->w2_global : at->w13_global);
+  set_tensor(&v, BS_GEMM_BIAS, p->args, second ? at->w2_bias : at->w13_bias);
+  set_pointer(&v, BS_GEMM_ROW_SCALE, moe->requantize ? factor : NULL);
+  set_pointer(&v, BS_GEMM_ORDER, p->at[BS_MOE_WS_ORDER]);
+  set_pointer(&v, BS_GEMM_BLOCKS, p->at[table ? BS_MOE_WS_BLOCKS2 : BS_MOE_WS_BLOCKS1]);
+  set_pointer(&v, BS_GEMM_N_BLOCKS, p->at[table ? BS_MOE_WS_COUNT2 : BS_MOE_WS_COUNT1]);
+  set_pointer(&v, BS_GEMM_OUT, p->at[second ? BS_MOE_WS_Y2 : BS_MOE_WS_Y1]);
+  set_integer(&v, BS_GEMM_ROWS, rows);
+  set_integer(&v, BS_GEMM_K, pitch); /* K, padded */
+  set_integer(&v, BS_GEMM_X_PITCH, pitch);
+  set_integer(&v, BS_GEMM_OUT_PITCH, cols);
+  set_integer(&v, BS_GEMM_OUT_COLS, cols);
+  set_integer(&v, BS_GEMM_TOP_K, moe->top_k);
+  v.values[BS_GEMM_ALPHA] = p->args[at->alpha];
+  v.values[BS_GEMM_LIMIT] = p->args[at->limit];
   int64_t tiles = most_blocks(p, g->tokens) * ceil_div(rows, g->rows);
   int resident = blockscale_active_clusters(p->call, kernel, 1, g->threads, g->shared);
   if (resident < 0) return -1;
@@ -130,30 +114,30 @@ static int gemm(const Pass *p, int second) {
 static int requantize(const Pass *p) {
   TVMFFIObjectHandle kernel = NULL;
   if (p->moe->lookup(NULL, p->moe->requantize, &kernel) != 0) return -1;
-  Values v = {.count = 0};
-  add_pointer(&v, p->y1);
-  add_tensor(&v, p->args, p->moe->at.a2_scale);
-  add_pointer(&v, p->row_scale2);
-  add_pointer(&v, p->counts[0]);
-  add_integer(&v, p->moe->padded_intermediate);
+  Values v = {.count = BS_REQUANTIZE_PARAMS};
+  set_pointer(&v, BS_REQUANTIZE_Y, p->at[BS_MOE_WS_Y1]);
+  set_tensor(&v, BS_REQUANTIZE_SCALE, p->args, p->moe->at.a2_scale);
+  set_pointer(&v, BS_REQUANTIZE_ROW_SCALE, p->at[BS_MOE_WS_ROW_SCALE2]);
+  set_pointer(&v, BS_REQUANTIZE_COUNT, p->at[BS_MOE_WS_COUNT1]);
+  set_integer(&v, BS_REQUANTIZE_PITCH, p->moe->padded_intermediate);
   int64_t resident = 8 * (int64_t)p->call->device->multiprocessors;
-  return launch(p->call, kernel, &v, least(p->slots, resident), BS_MOE_TEAM);
+  return launch(p->call, kernel, &v, least(p->slots, resident), BS_TEAM);
 }
 
 static int combine(const Pass *p) {
   TVMFFIObjectHandle kernel = NULL;
   if (p->moe->lookup(NULL, p->moe->combine, &kernel) != 0) return -1;
-  Values v = {.count = 0};
-  add_pointer(&v, p->y2);
-  add_pointer(&v, p->ids);
-  add_pointer(&v, p->weights);
-  add_pointer(&v, p->out);
-  add_integer(&v, 0); /* ids of 32 bits */
-  add_integer(&v, p->moe->experts);
-  add_integer(&v, p->moe->top_k);
-  add_integer(&v, p->tokens);
-  add_integer(&v, p->moe->hidden);
-  return launch(p->call, kernel, &v, ceil_div(p->tokens * (p->moe->hidden / 8), BS_MOE_TEAM), BS_MOE_TEAM);
+  Values v = {.count = BS_COMBINE_PARAMS};
+  set_pointer(&v, BS_COMBINE_Y, p->at[BS_MOE_WS_Y2]);
+  set_pointer(&v, BS_COMBINE_IDS, p->ids);
+  set_pointer(&v, BS_COMBINE_WEIGHTS, p->weights);
+  set_pointer(&v, BS_COMBINE_OUT, p->out);
+  set_integer(&v, BS_COMBINE_WIDE, 0); /* ids of 32 bits */
+  set_integer(&v, BS_COMBINE_EXPERTS, p->moe->experts);
+  set_integer(&v, BS_COMBINE_TOP_K, p->moe->top_k);
+  set_integer(&v, BS_COMBINE_ROWS, p->tokens);
+  set_integer(&v, BS_COMBINE_COLS, p->moe->hidden);
+  return launch(p->call, kernel, &v, ceil_div(p->tokens * (p->moe->hidden / 8), BS_TEAM), BS_TEAM);
 }
 
 static int run(const Pass *p) {
@@ -168,22 +152,22 @@ int blockscale_moe(const BsCall *call, const BsMoe *moe, TVMFFIAny *args) {
   if (blockscale_check_shapes(call, args, 0) != 0) return -1;
   const BsMoePlaces *at = &moe->at;
   int64_t rows = tensor(args, at->hidden)->shape[0], row_bytes = 2 * (int64_t)moe->hidden;
-  Pass p = {.call = call, .moe = moe, .args = args, .tokens = least(rows, BS_MOE_CHUNK)};
+  Pass p = {.call = call, .moe = moe, .args = args, .tokens = least(rows, BS_CHUNK)};
   const DLTensor *workspace = tensor(args, at->workspace);
   if (rows == 0) return 0;
   p.slots = p.tokens * moe->top_k;
-  int64_t needed = divide(&p, workspace->data);
+  int64_t needed = place(&p, workspace->data);
   if (workspace->shape[0] < needed) {
     return blockscale_raise("ValueError",
                             "%s: workspace has %lld bytes, but %lld are needed for %lld rows; allocate what the spec's "
                             "workspace_bytes tells",
                             call->function->name, (long long)workspace->shape[0], (long long)needed, (long long)rows);
   }
-  for (int64_t done = 0; done < rows; done += BS_MOE_CHUNK) {
+  for (int64_t done = 0; done < rows; done += BS_CHUNK) {
     int chosen = 0;
-    p.tokens = least(rows - done, BS_MOE_CHUNK);
+    p.tokens = least(rows - done, BS_CHUNK);
     p.slots = p.tokens * moe->top_k;
-    divide(&p, workspace->data);
+    place(&p, workspace->data);
     p.hidden = (const char *)tensor(args, at->hidden)->data + done * row_bytes;
     p.ids = (const char *)tensor(args, at->topk_ids)->data + done * moe->top_k * 4;
     p.weights = (const char *)tensor(args, at->topk_weights)->data + done * moe->top_k * 4;
@@ -204,12 +188,12 @@ int blockscale_moe_route(const BsCall *call, const BsMoeRouting *routing, TVMFFI
   }
   TVMFFIObjectHandle kernel = NULL;
   if (routing->lookup(NULL, routing->kernel, &kernel) != 0) return -1;
-  Values v = {.count = 0};
-  add_tensor(&v, args, routing->at.logits);
-  add_tensor(&v, args, routing->at.correction_bias);
-  v.values[v.count++] = args[routing->at.scale];
-  add_tensor(&v, args, routing->at.topk_ids);
-  add_tensor(&v, args, routing->at.topk_weights);
-  add_integer(&v, rows);
-  return launch(call, kernel, &v, ceil_div(rows, BS_MOE_ROUTE_WARPS), 32 * BS_MOE_ROUTE_WARPS);
+  Values v = {.count = BS_ROUTE_PARAMS};
+  set_tensor(&v, BS_ROUTE_LOGITS, args, routing->at.logits);
+  set_tensor(&v, BS_ROUTE_BIAS, args, routing->at.correction_bias);
+  v.values[BS_ROUTE_SCALE] = args[routing->at.scale];
+  set_tensor(&v, BS_ROUTE_IDS, args, routing->at.topk_ids);
+  set_tensor(&v, BS_ROUTE_WEIGHTS, args, routing->at.topk_weights);
+  set_integer(&v, BS_ROUTE_ROWS, rows);
+  return launch(call, kernel, &v, ceil_div(rows, BS_ROUTE_WARPS), 32 * BS_ROUTE_WARPS);
 }

@@ -2,24 +2,19 @@
 #ifndef BLOCKSCALE_CUDA_MOE_H
 #define BLOCKSCALE_CUDA_MOE_H
 
+#include "cuda_launches.h"
 #include "cuda_library.h"
-
-enum {
-  BS_MOE_CHUNK = 8192, /* tokens of a pass, which bounds the workspace */
-  BS_MOE_MIN_TOKENS = 8, /* of a tile, which bounds the blocks */
-  BS_MOE_PART = 256,   /* parts of the workspace begin at multiples of it */
-  BS_MOE_SORT_THREADS = 1024,
-  BS_MOE_SORT_SLOTS = 4096, /* that one CTA sorts; more are sorted by a cluster */
-  BS_MOE_SORT_CLUSTER = 8,
-  BS_MOE_TEAM = 256,
-  BS_MOE_ROUTE_WARPS = 4,
-};
 
 /* A compiled GEMM: tiles of `rows` rows of weights and at most `tokens` tokens. */
 typedef struct {
   const char *name;
   int32_t rows, tokens, threads, shared;
 } BsMoeGemm;
+
+/* A part of the workspace: bytes for each token, slot and tile, as specs/plans/launches.py says. */
+typedef struct {
+  int64_t token, slot, tile, fixed;
+} BsPart;
 
 /* The GEMMs for up to `limit` tokens; of the last one without meaning. */
 typedef struct {
@@ -36,8 +31,9 @@ typedef struct {
 /* A function fused_moe. */
 typedef struct {
   const BsMoeBucket *buckets;
+  const BsPart *parts; /* of the workspace */
   int (*lookup)(void *context, const char *name, TVMFFIObjectHandle *out);
-  const char *prepare, *prepare_many;         /* for up to BS_MOE_SORT_SLOTS, for more */
+  const char *prepare, *prepare_many;         /* for up to BS_SORT_SLOTS, for more */
   const char *requantize, *combine;           /* requantize: NULL if activations stay what they are */
   int32_t count;                              /* of buckets */
   int32_t experts, top_k, hidden;

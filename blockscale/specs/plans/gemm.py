@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
-SMEM_BYTES = 227 * 1024
-"""Shared memory that one CTA may use on sm_100."""
+from blockscale.base import formats
+from blockscale.base.formats import Format
+from blockscale.base.sizes import ceil_div, round_up
+from blockscale.base.targets import CTA_RESERVED, GPU_TARGETS
 
-SM_SMEM_BYTES, CTA_SMEM_BYTES = 228 * 1024, 1024
-"""Shared memory of an SM, and what the system keeps of it for each CTA."""
+SM100 = GPU_TARGETS["sm_100a"]
 
-TMEM_COLUMNS = 512
-"""Columns of tensor memory of one SM: 128 lanes of 32 bits each."""
+SMEM_BYTES, SM_SMEM_BYTES, TMEM_COLUMNS = SM100.cta_shared, SM100.sm_shared, SM100.tensor_columns
+"""Shared memory that one CTA may use on sm_100, that of an SM, columns of its tensor memory."""
 
 LANES = 128
 """Rows of X that a CTA computes: the lanes of tensor memory."""
@@ -47,25 +47,6 @@ RASTERS = ("x", "y")
 """What the number of a raster means."""
 
 
-class Format(NamedTuple):
-    """How a format's operands and scales meet in the tensor core (PTX ISA 9.7.16.10)."""
-
-    kind: str
-    a_bits: int
-    b_bits: int
-    block: int
-    step: int
-    """Elements of K in one instruction."""
-    scale: str
-
-
-FORMATS = {
-    "nvfp4": Format("mxf4nvf4", 4, 4, 16, 64, "e4m3"),
-    "mxfp4": Format("mxf4", 4, 4, 32, 64, "e8m0"),
-    "mxfp8xmxfp4": Format("mxf8f6f4", 8, 4, 32, 32, "e8m0"),
-    "mxfp8": Format("mxf8f6f4", 8, 8, 32, 32, "e8m0"),
-}
-
 OUT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
@@ -78,7 +59,7 @@ class GemmPlan:
     """One kernel: ``d[m, n] = alpha * a[m, k] x b[n, k].T + bias``, m known when it runs.
 
     Attributes:
-        fmt: key of `FORMATS`.
+        fmt: key of `formats.GEMM`.
         out_dtype: key of `OUT_BYTES`.
         n, k: the true sizes; the last tiles may be ragged.
         experts: 0 for a plain GEMM, else b is [experts, n, k] and rows of a are grouped.
@@ -120,8 +101,8 @@ class GemmPlan:
 
     @property
     def format(self) -> Format:
-        """The numbers of the format."""
-        return FORMATS[self.fmt]
+        """The row of the format."""
+        return formats.GEMM[self.fmt]
 
     @property
     def mma_m(self) -> int:
@@ -146,17 +127,17 @@ class GemmPlan:
     @property
     def x_bits(self) -> int:
         """Bits of an element of X."""
-        return self.format.b_bits if self.swap else self.format.a_bits
+        return self.format.b.bits if self.swap else self.format.a.bits
 
     @property
     def y_bits(self) -> int:
         """Bits of an element of Y."""
-        return self.format.a_bits if self.swap else self.format.b_bits
+        return self.format.a.bits if self.swap else self.format.b.bits
 
     @property
     def row_bytes(self) -> int:
         """Bytes of a row of either operand in a stage; kind mxf8f6f4 holds 4 bits in a byte."""
-        return self.block_k // (2 if self.format.a_bits == 4 else 1)
+        return self.block_k // (2 if self.format.a.bits == 4 else 1)
 
     @property
     def cluster(self) -> int:
@@ -173,7 +154,7 @@ class GemmPlan:
     @property
     def y_atoms(self) -> int:
         """128x4 tiles of scales along the rows of Y that a tile may touch."""
-        return -(-self.mma_n // 128)
+        return ceil_div(self.mma_n, 128)
 
     # ---- Shared memory ----------------------------------------------------------------------
 
@@ -215,7 +196,7 @@ class GemmPlan:
         table = 16 * self.experts
         used = CTRL_BYTES + self.stages * self.stage_bytes + self.store_bytes + table
         one_too_many = TMEM_COLUMNS // self.tmem_columns + 1
-        return max(used, SM_SMEM_BYTES // one_too_many - CTA_SMEM_BYTES + 16)
+        return max(used, SM_SMEM_BYTES // one_too_many - CTA_RESERVED + 16)
 
     @property
     def launch_bytes(self) -> int:
@@ -224,7 +205,7 @@ class GemmPlan:
         Then CTAs of different kernels (of two streams), too, fit into tensor memory where they fit
         into shared memory, and no two clusters wait for each other's columns.
         """
-        share = SM_SMEM_BYTES * self.tmem_columns // TMEM_COLUMNS - CTA_SMEM_BYTES
+        share = SM_SMEM_BYTES * self.tmem_columns // TMEM_COLUMNS - CTA_RESERVED
         return max(self.smem_bytes, share) if self.cluster > 1 else self.smem_bytes
 
     # ---- Tensor memory ----------------------------------------------------------------------
@@ -240,7 +221,7 @@ class GemmPlan:
         if self.acc_stages == 1:
             return 0
         missing = max(0, 2 * self.mma_n + self.scale_columns - TMEM_COLUMNS)
-        return -(-missing // self.epi_cols) * self.epi_cols
+        return round_up(missing, self.epi_cols)
 
     @property
     def used_columns(self) -> int:
@@ -288,7 +269,7 @@ class GemmPlan:
             return f"cta_group={self.cta_group} is neither 1 nor 2"
         if self.mma_n not in Y_TILES:
             return f"mma_n={self.mma_n} is none of {Y_TILES}; choose one of them"
-        widths = (128, 256) if self.format.a_bits == 4 else (128,)
+        widths = (128, 256) if self.format.a.bits == 4 else (128,)
         if self.block_k not in widths:
             return (
                 f"block_k={self.block_k} is none of {widths}, which make rows of 64 or 128 bytes, "
@@ -310,7 +291,7 @@ class GemmPlan:
                 f"split_k={self.split_k} takes the whole cluster, of single CTAs; leave cta_group, "
                 "cluster_x and cluster_y at 1"
             )
-        if self.split_k > 1 and self.split_k > -(-self.k // self.block_k):
+        if self.split_k > 1 and self.split_k > ceil_div(self.k, self.block_k):
             return f"split_k={self.split_k} leaves CTAs without K; k={self.k} has fewer stages"
         x_rows, y_rows = LANES // self.cluster_y, self.mma_n // self.cluster_x
         if x_rows % 8 or y_rows % 8:

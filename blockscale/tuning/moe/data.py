@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blockscale.specs.plans.moe_gemm import MoeGemm, up
+from blockscale.base.sizes import ceil_div, round_up
+from blockscale.specs.plans.moe import MoeGemm
 
 L2_TIMES = 3
 """Weights of a round of calls are at least so many times as large as the L2 cache."""
@@ -58,7 +59,7 @@ class Operands:
             slots,
             x_rows=tokens if gemm.gather else slots,
             columns=gemm.rows // 2 if gemm.gated else gemm.rows,
-            scale_blocks=-(-gemm.k // max(64, gemm.group)),
+            scale_blocks=ceil_div(gemm.k, max(64, gemm.group)),
             scale_count=4 * gemm.scales,
             scale_size=2 if gemm.fmt == "int4" else 1,
         )
@@ -110,8 +111,8 @@ def blocks_of(counts: np.ndarray, tokens: int) -> np.ndarray:
     found: list[tuple[int, int, int, int]] = []
     first = 0
     for expert, count in enumerate(counts.tolist()):
-        number = -(-count // tokens)
-        size = up(-(-count // number), 8) if number else 0
+        number = ceil_div(count, tokens)
+        size = round_up(ceil_div(count, number), 8) if number else 0
         begin = len(found)
         for i in range(number):
             rows = min(size, count - i * size)

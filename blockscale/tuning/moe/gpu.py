@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from blockscale.base.sizes import ceil_div
 from blockscale.specs.plans.moe import MoePlan
 from blockscale.tuning import gpu
 from blockscale.tuning.moe import data as moe_data
@@ -26,7 +27,7 @@ from blockscale.tuning.worker import Measurement, Timing
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from blockscale.specs.plans.moe_gemm import MoeGemm
+    from blockscale.specs.plans.moe import MoeGemm
 
 FACTOR = 2.0**-6
 """Global scale: sums are about 1, so that activations are not linear."""
@@ -181,7 +182,7 @@ class _Held:
             *(ctypes.c_int(number) for number in numbers),
             *(ctypes.c_float(number) for number in (alpha, limit)),
         ]
-        tiles = table.number * -(-size.rows // kernel.plan.rows)
+        tiles = table.number * ceil_div(size.rows, kernel.plan.rows)
         kernel.launch(arguments, tiles, torch.cuda.current_stream().cuda_stream)
 
     def _run(self, kernel: Kernel) -> Tensor:

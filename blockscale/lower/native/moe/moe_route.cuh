@@ -3,10 +3,10 @@
 // Lane l holds the choices of experts l, l + 32, ... as unsigned keys in their order; 0 is no choice.
 // The largest of all lanes, and of equal ones the lowest expert, are two REDUX away.
 #pragma once
+#include "cuda_launches.h"
 #include "fp4_fused.cuh"
 #include "tma.cuh"
 
-constexpr int BS_ROUTE_WARPS = 4;  // of a CTA
 
 // Keys are in the order of the numbers; no number is 0.
 BS_INLINE uint32_t bs_route_key(float x) {

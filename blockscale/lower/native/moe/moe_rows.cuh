@@ -15,7 +15,7 @@
 
 enum BsMoeAct { BS_ACT_NONE = 0, BS_ACT_FP8 = 1, BS_ACT_FP8_TENSOR = 2, BS_ACT_NVFP4 = 3 };
 
-constexpr int BS_TEAM = 256, BS_TEAM_WARPS = BS_TEAM / 32;  // threads that share a row
+constexpr int BS_TEAM_WARPS = BS_TEAM / 32;  // threads that share a row
 
 // A row of channels in their order, `words` pairs of them; zeros follow.
 struct BsNaturalRow {
@@ -200,7 +200,7 @@ BS_INLINE void bs_moe_requantize(void *y, const float *scale, float *row_scale, 
 
 // ---- After GEMM 2 ---------------------------------------------------------------------------------
 
-constexpr int BS_COMBINE_THREADS = 256, BS_COMBINE_AHEAD = 8;
+constexpr int BS_COMBINE_AHEAD = 8;
 
 struct BsMoeCombine {
   const void *y;         // [rows * top_k, cols], of dropped slots anything
@@ -214,7 +214,7 @@ struct BsMoeCombine {
 template <class F>
 BS_INLINE void bs_moe_combine(const BsMoeCombine &p) {
   constexpr int AHEAD = BS_COMBINE_AHEAD;
-  int chunks = p.cols / 8, i = blockIdx.x * BS_COMBINE_THREADS + threadIdx.x;
+  int chunks = p.cols / 8, i = blockIdx.x * BS_TEAM + threadIdx.x;
   int token = i / chunks, slot = token * p.top_k;
   bool works = token < p.rows;
   float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};

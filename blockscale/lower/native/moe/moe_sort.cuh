@@ -7,9 +7,10 @@
 // A table cuts each expert's rows into blocks of at most `tokens`, as equal as multiples of 8 allow;
 // an entry is {expert << 16 | rows, first row, index of the expert's first block, its blocks}.
 #pragma once
+#include "cuda_launches.h"
 #include "tma.cuh"
 
-constexpr int BS_SORT_THREADS = 1024, BS_SORT_WARPS = BS_SORT_THREADS / 32;
+constexpr int BS_SORT_WARPS = BS_SORT_THREADS / 32;
 
 struct BsMoeIds {
   const void *ids;
@@ -109,15 +110,14 @@ BS_INLINE uint64_t bs_sort_scan(uint64_t value) {
 
 constexpr int BS_SORT_AHEAD = 16;  // ids of a thread that are on their way at a time
 
-// Slots that CTAS CTAs sort: one, so few that a thread has few; a cluster, all of a pass, which is
-// 8192 tokens of at most 64 choices.
+// Slots that CTAS CTAs sort: one, so few that a thread has few; a cluster, all of a pass.
 template <int CTAS>
-constexpr int BS_SORT_SLOTS = CTAS == 1 ? 4096 : 8192 * 64;
+constexpr int BS_SORT_MOST = CTAS == 1 ? BS_SORT_SLOTS : BS_CHUNK * BS_MAX_TOP_K;
 
 // Slots of a thread, whose ranks it holds, two in a register: whole loads ahead.
 template <int CTAS>
 constexpr int BS_SORT_HELD =
-    (BS_SORT_SLOTS<CTAS> / (CTAS * BS_SORT_THREADS) + BS_SORT_AHEAD - 1) / BS_SORT_AHEAD *
+    (BS_SORT_MOST<CTAS> / (CTAS * BS_SORT_THREADS) + BS_SORT_AHEAD - 1) / BS_SORT_AHEAD *
     BS_SORT_AHEAD;
 
 // Slots of a thread's warp: whole rounds of 32, the first of which is `from`.

@@ -1,0 +1,131 @@
+"""Linear layers, and GEMMs of two quantised operands, grouped or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tvm.s_tir.schedule import Trace
+from tvm.tirx import PrimFunc
+
+from blockscale.base.targets import TCGEN05
+from blockscale.catalog.registry import Bucket, Road, register, scheduled
+from blockscale.lower.cuda import Source
+from blockscale.lower.gemm import kernel
+from blockscale.lower.gemm.maps import SPREAD_ALIGNMENT, spreads_codes
+from blockscale.schedules.gemm import cpu, cpu_linear, tcgen05
+from blockscale.schedules.steps import Sketch
+from blockscale.specs import GroupedMmFp4, Linear, MmFp4
+from blockscale.tir.gemm.grouped_mm import grouped_gemm
+from blockscale.tir.gemm.linear import linear
+from blockscale.tir.gemm.mm import gemm
+from blockscale.tir.gemm.tiles import gemm_tiles
+
+LINEAR_BUCKETS = (Bucket(1, 1, 1), Bucket(4, 4, 4), Bucket(16, 48, 8), Bucket(128, None, 12))
+"""On a CPU: decode (one row), a few rows, small batches, prefill."""
+
+FEW_ROWS = 8
+"""Rows of an expert up to which lanes run along k, as for few rows of a linear layer."""
+
+GEMM_BUCKETS = (
+    *(Bucket(16, 32), Bucket(64, 64), Bucket(128, 128), Bucket(256, 256)),
+    *(Bucket(1024, 1024), Bucket(8192, None)),
+)
+"""On a GPU.  Up to 256 rows the weight's rows are the MMA's, as tiles of 128 tokens would be
+padding; above, tiles of tokens fill the SMs, and then do so several times."""
+
+GROUPED_ROWS = (16, 64, 256)
+"""Rows of an expert, on average, for which a grouped GEMM has buckets on a GPU; each ends at twice
+as many, the last one never."""
+
+Gemm = MmFp4 | GroupedMmFp4
+
+
+def _cpu_grouped_buckets(spec: GroupedMmFp4) -> tuple[Bucket, ...]:
+    """Few rows an expert, on average, and more."""
+    return (
+        Bucket(4 * spec.experts, FEW_ROWS * spec.experts, 4),
+        Bucket(64 * spec.experts, None, 8),
+    )
+
+
+def _cuda_buckets(spec: Gemm) -> tuple[Bucket, ...]:
+    if isinstance(spec, MmFp4):
+        return GEMM_BUCKETS
+    *most, last = (rows * spec.experts for rows in GROUPED_ROWS)
+    return (*(Bucket(rows, 2 * rows) for rows in most), Bucket(last, None))
+
+
+def _linear(spec: Linear, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:
+    compute = cpu_linear.compute_type(spec, level, bucket.tile)
+    return linear(spec, bucket.tile, compute, rows=rows)
+
+
+def _mm(spec: MmFp4, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:
+    return gemm(spec, bucket.tile, cpu.compute_type(spec, level, bucket.tile), rows)
+
+
+def _grouped(spec: GroupedMmFp4, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:
+    compute = cpu.compute_type(spec.matrix, level, bucket.tile)
+    return grouped_gemm(spec, bucket.tile, compute, rows)
+
+
+def _sizes(spec: Gemm) -> tuple[str, str, int, int, int]:
+    """Format, dtype of d, n, k, experts (0: not grouped)."""
+    experts = spec.experts if isinstance(spec, GroupedMmFp4) else 0
+    return spec.fmt, spec.out_dtype, spec.n, spec.k, experts
+
+
+def _tiles(spec: Gemm, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:
+    func = gemm_tiles(*_sizes(spec), rows)
+    # Whole tiles are the same for several row counts, whose best schedules are not.
+    return func if rows is None else func.with_attr("blockscale.rows", rows)
+
+
+def _tile_sketches(spec: Gemm, bucket: Bucket, level: str) -> list[Sketch]:
+    return tcgen05.gemm_sketches(*_sizes(spec), bucket.rows)
+
+
+def _tile_sources(spec: Gemm, arch: str, traces: Mapping[str, Trace | None]) -> Source:
+    names = [param.name for param in spec.params()]
+    return kernel.sources(scheduled(spec, arch, traces), spec.name, arch, names)
+
+
+def _tile_alignments(spec: Gemm) -> dict[str, int]:
+    return {"b": SPREAD_ALIGNMENT} if spreads_codes(spec.fmt, spec.k) else {}
+
+
+TENSOR_MEMORY = Road(
+    buckets=_cuda_buckets,
+    body=_tiles,
+    sketches=_tile_sketches,
+    lower=_tile_sources,
+    needs=frozenset({TCGEN05}),
+    alignments=_tile_alignments,
+)
+
+register(
+    Linear,
+    cpu=Road(
+        buckets=lambda spec: LINEAR_BUCKETS,
+        body=_linear,
+        sketches=lambda spec, bucket, level: cpu_linear.linear_sketches(spec, level, bucket.tile),
+    ),
+)
+register(
+    MmFp4,
+    cpu=Road(
+        buckets=lambda spec: LINEAR_BUCKETS,
+        body=_mm,
+        sketches=lambda spec, bucket, level: cpu.gemm_sketches(spec, level, bucket.tile),
+    ),
+    cuda=TENSOR_MEMORY,
+)
+register(
+    GroupedMmFp4,
+    cpu=Road(
+        buckets=_cpu_grouped_buckets,
+        body=_grouped,
+        sketches=lambda spec, bucket, level: cpu.gemm_sketches(spec.matrix, level, bucket.tile),
+    ),
+    cuda=TENSOR_MEMORY,
+)

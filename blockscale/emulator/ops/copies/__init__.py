@@ -1,0 +1,1 @@
+"""Copies and stores that complete later: cp.async, bulk, tensors, st.async."""

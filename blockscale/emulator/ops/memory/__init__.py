@@ -1,0 +1,1 @@
+"""Loads, stores and atomics; release and acquire through memory."""

@@ -1,0 +1,1 @@
+"""Matrices: mma.sync, wgmma, tcgen05 and tensor memory."""

@@ -1,0 +1,1 @@
+"""What threads do among themselves: barriers, mbarriers, votes, fences, pauses."""

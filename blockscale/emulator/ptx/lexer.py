@@ -1,0 +1,71 @@
+"""PTX text to tokens (PTX ISA 4.2 to 4.5)."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from blockscale.emulator.errors import Place, PtxError
+
+TOKEN = re.compile(
+    r"""
+    (?P<skip>\s+|//[^\n]*|/\*.*?\*/)
+  | (?P<string>"[^"\n]*")
+  | (?P<number>0[fF][0-9a-fA-F]{8}\b|0[dD][0-9a-fA-F]{16}\b|0[xX][0-9a-fA-F]+U?|0[bB][01]+U?
+      |\d+\.\d*(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\d+U?)
+  | (?P<directive>\.[A-Za-z_][\w$]*(?:::[\w$]+)*)
+  | (?P<name>(?:[A-Za-z]|[_$%][\w$%]|_)[\w$]*(?:(?:\.|::)[\w$]+)*)
+  | (?P<punct><<|>>|==|!=|<=|>=|&&|\|\||[{}()\[\],;:@!+\-|=<>*/%~&^?])
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+# Debug directives end at the end of their line, everything else at a semicolon.
+LINE_DIRECTIVE = re.compile(r"^[ \t]*\.(?:loc|file)\b[^\n]*", re.MULTILINE)
+
+
+class Token(NamedTuple):
+    """One token: kind is "string", "number", "directive", "name", "punct" or "end"."""
+
+    kind: str
+    text: str
+    line: int
+
+
+def tokens(text: str) -> list[Token]:
+    """Return the tokens of `text`, without comments and debug lines, and an "end" token."""
+    text = LINE_DIRECTIVE.sub("", text.rstrip("\0"))
+    result: list[Token] = []
+    at, line, end = 0, 1, len(text)
+    while at < end:
+        match = TOKEN.match(text, at)
+        if match is None:
+            near = text[at : at + 20].split("\n")[0]
+            raise PtxError(
+                f"{near!r} is not PTX; pass the text that nvcc, NVRTC or Triton print"
+            ).at(Place(line=line))
+        kind = str(match.lastgroup)
+        if kind != "skip":
+            result.append(Token(kind, match.group(), line))
+        line += text.count("\n", at, match.end())
+        at = match.end()
+    result.append(Token("end", "", line))
+    return result
+
+
+def number(text: str) -> tuple[int | float, str]:
+    """Return a literal's value and kind ("int", "f32", "f64": bits; "dec": a decimal float)."""
+    lowered = text.lower()
+    if lowered.startswith("0f") and len(text) == 10:
+        return int(text[2:], 16), "f32"
+    if lowered.startswith("0d") and len(text) == 18:
+        return int(text[2:], 16), "f64"
+    digits = text.rstrip("Uu")
+    if lowered.startswith("0x"):
+        return int(digits, 16), "int"
+    if lowered.startswith("0b"):
+        return int(digits, 2), "int"
+    if any(c in lowered for c in ".e"):
+        return float(text), "dec"
+    if len(digits) > 1 and digits[0] == "0":
+        return int(digits, 8), "int"
+    return int(digits), "int"

@@ -1,0 +1,176 @@
+"""What the host code and the kernels of MoE layers and INT4 products agree on, said once.
+
+Parameters of kernels, parts of workspaces, and sizes of launches.  C and CUDA code include them as
+``blockscale/runtime/native/cuda_launches.h``, which `write` writes and a test compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from blockscale.base.files import HOST_C
+from blockscale.base.sizes import round_up
+
+HEADER = HOST_C / "cuda_launches.h"
+"""The header that is written."""
+
+CHUNK = 8192
+"""Tokens that an MoE function takes at a time; more are so many chunks in one workspace."""
+
+MAX_TOP_K = 64
+"""Experts of a token."""
+
+MIN_TOKENS = 8
+"""The fewest rows of x in a tile, so S slots make at most experts + S / 8 tiles."""
+
+PART = 256
+"""Parts of a workspace begin at multiples of so many bytes."""
+
+SORT_THREADS = 1024
+"""Threads of a CTA of prepare (native/moe/moe_sort.cuh)."""
+
+SORT_SLOTS = 4096
+"""Slots that one CTA sorts; more are sorted by a cluster."""
+
+SORT_CLUSTER = 8
+"""CTAs that sort many slots: what every GPU's clusters may have (CUDA C++ Programming Guide)."""
+
+TEAM = 256
+"""Threads that share a row (native/moe/moe_rows.cuh): a CTA of requantise and combine."""
+
+ROUTE_WARPS = 4
+"""Warps of a CTA of routing, of which each has a token (native/moe/moe_route.cuh)."""
+
+_CONSTANTS = (
+    *("CHUNK", "MAX_TOP_K", "MIN_TOKENS", "PART", "SORT_THREADS", "SORT_SLOTS", "SORT_CLUSTER"),
+    *("TEAM", "ROUTE_WARPS"),
+)
+
+Params = tuple[tuple[str, str], ...]
+"""Parameters of a kernel: type in CUDA C++, and name."""
+
+GEMM: Params = (
+    *(("const void *", "x"), ("const uint8_t *", "w"), ("const void *", "ws")),
+    *(("const float *", "global"), ("const float *", "bias"), ("const float *", "row_scale")),
+    *(("const int *", "order"), ("const int4 *", "blocks"), ("const int *", "n_blocks")),
+    *(("void *", "out"), ("int ", "rows"), ("int ", "k"), ("int ", "x_pitch")),
+    *(("int ", "out_pitch"), ("int ", "out_cols"), ("int ", "top_k")),
+    *(("float ", "alpha"), ("float ", "limit")),
+)
+
+PREPARE: Params = (
+    *(("const void *", "ids"), ("const void *", "hidden"), ("const float *", "scale")),
+    *(("int *", "order"), ("int4 *", "blocks1"), ("int *", "count1")),
+    *(("int4 *", "blocks2"), ("int *", "count2"), ("void *", "x"), ("float *", "row_scale")),
+    *(("int ", "wide"), ("int ", "experts"), ("int ", "top_k"), ("int ", "rows")),
+    *(("int ", "cols"), ("int ", "pitch"), ("int ", "tokens1"), ("int ", "tokens2")),
+)
+
+REQUANTIZE: Params = (
+    *(("void *", "y"), ("const float *", "scale"), ("float *", "row_scale")),
+    *(("const int *", "count"), ("int ", "pitch")),
+)
+
+COMBINE: Params = (
+    *(("const void *", "y"), ("const void *", "ids"), ("const float *", "weights")),
+    *(("void *", "out"), ("int ", "wide"), ("int ", "experts"), ("int ", "top_k")),
+    *(("int ", "rows"), ("int ", "cols")),
+)
+
+ROUTE: Params = (
+    *(("const void *", "logits"), ("const float *", "bias"), ("float ", "scale")),
+    *(("int *", "ids"), ("float *", "weights"), ("int ", "rows")),
+)
+
+INT4_PREPARE: Params = (
+    *(("const int *", "offsets"), ("int4 *", "blocks"), ("int *", "count")),
+    *(("const void *", "x"), ("const void *", "scale"), ("void *", "to")),
+    *(("int ", "tokens"), ("int ", "experts"), ("int ", "rows"), ("int ", "cols")),
+    *(("int ", "pitch"), ("int ", "scales")),
+)
+
+_KERNELS = {
+    "GEMM": GEMM,
+    "PREPARE": PREPARE,
+    "REQUANTIZE": REQUANTIZE,
+    "COMBINE": COMBINE,
+    "ROUTE": ROUTE,
+    "INT4_PREPARE": INT4_PREPARE,
+}
+
+
+def kinds(params: Params) -> tuple[str, ...]:
+    """Return "handle", "int32" or "float32" for each parameter, as launches pass them."""
+    return tuple({"int ": "int32", "float ": "float32"}.get(kind, "handle") for kind, _ in params)
+
+
+def listed(params: Params) -> str:
+    """Return the parameters as a kernel's definition in CUDA C++ lists them."""
+    return ", ".join(f"{kind}{name}" for kind, name in params)
+
+
+class Part(NamedTuple):
+    """A part of a workspace: bytes for each token, slot (a token's row of an expert) and tile."""
+
+    name: str
+    token: int = 0
+    slot: int = 0
+    tile: int = 0
+    fixed: int = 0
+
+    def size(self, tokens: int, slots: int, tiles: int) -> int:
+        """Return the bytes that it takes, up to the next part."""
+        used = self.token * tokens + self.slot * slots + self.tile * tiles + self.fixed
+        return round_up(used, PART)
+
+
+MOE_PARTS = (
+    *("blocks1", "count1", "blocks2", "count2", "order"),
+    *("x", "row_scale1", "y1", "row_scale2", "y2"),
+)
+"""Of an MoE layer: tables of tiles, the slots' order, rows before, between and after the GEMMs."""
+
+INT4_PARTS = ("blocks", "count", "x")
+"""Of an INT4 product: the table of tiles, copies of rows."""
+
+
+def most_tiles(slots: int, experts: int) -> int:
+    """Return the most tiles that so many rows make: an expert's last one may not be full."""
+    return min(slots, experts + slots // MIN_TOKENS)
+
+
+def workspace_bytes(parts: Sequence[Part], tokens: int, slots: int, tiles: int) -> int:
+    """Return the bytes of all parts."""
+    return sum(part.size(tokens, slots, tiles) for part in parts)
+
+
+def initializers(parts: Sequence[Part]) -> str:
+    """Return the parts as C initialises an array of BsPart."""
+    return ", ".join(f"{{{', '.join(map(str, part[1:]))}}}" for part in parts)
+
+
+def header() -> str:
+    """Return the text of ``cuda_launches.h``."""
+    enums = [_enum("sizes", [f"BS_{name} = {globals()[name]}" for name in _CONSTANTS])]
+    for kernel, params in _KERNELS.items():
+        names = [f"BS_{kernel}_{name.upper()}" for _, name in params]
+        enums.append(_enum(f"parameters of {kernel.lower()}", [*names, f"BS_{kernel}_PARAMS"]))
+    for owner, parts in (("MOE", MOE_PARTS), ("INT4", INT4_PARTS)):
+        names = [f"BS_{owner}_WS_{name.upper()}" for name in parts]
+        enums.append(_enum(f"parts of the workspace of {owner}", [*names, f"BS_{owner}_WS_PARTS"]))
+    return (
+        "/* Written by blockscale.specs.plans.launches.write(): do not change it here. */\n"
+        "#ifndef BLOCKSCALE_CUDA_LAUNCHES_H\n#define BLOCKSCALE_CUDA_LAUNCHES_H\n\n"
+        + "\n\n".join(enums)
+        + "\n\n#endif\n"
+    )
+
+
+def _enum(what: str, names: Sequence[str]) -> str:
+    return f"enum {{ /* {what} */\n" + "".join(f"  {name},\n" for name in names) + "};"
+
+
+def write() -> None:
+    """Write `header` to its file."""
+    HEADER.write_text(header())

@@ -1,0 +1,178 @@
+"""The tests' own tools: what is kept of compilers' work, and which combinations run by default."""
+
+import itertools
+import subprocess
+import sys
+
+import pytest
+import torch
+import tvm
+from tvm.script import tirx as T
+
+from tests.kit import compiled, pairwise
+
+PLAIN = pytest.mark.skipif(not compiled.enabled(), reason="--fresh keeps nothing")
+
+
+@pytest.fixture
+def calls(monkeypatch, tmp_path):
+    """Return the calls of compilers that really ran, in a folder with nothing kept."""
+    monkeypatch.setenv("BLOCKSCALE_TEST_CACHE", str(tmp_path / "kept"))
+    made, real = [], compiled._run
+
+    def run(command, **options):
+        made.append([str(part) for part in command])
+        return real(command, **options)
+
+    monkeypatch.setattr(compiled, "_run", run)
+    return made
+
+
+def compile_c(folder, out, *flags):
+    """Compile ``folder/one.c`` as a library would, and return the object's bytes."""
+    command = ["gcc", *flags, f"-I{folder}", "-c", folder / "one.c", "-o", out]
+    done = compiled.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return out.read_bytes()
+
+
+@PLAIN
+def test_what_decides_is_in_the_key(calls, tmp_path):
+    """A changed source, header, flag or file beside it is compiled anew; the same text is not."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "one.c").write_text('#include "one.h"\nint one(void) { return ONE; }\n')
+    (source / "one.h").write_text("#define ONE 1\n")
+    first = compile_c(source, tmp_path / "a.o")
+    assert compile_c(source, tmp_path / "b.o") == first
+    assert len(calls) == 1
+    (source / "one.h").write_text("#define ONE 2\n")
+    changed = compile_c(source, tmp_path / "c.o")
+    assert changed != first
+    (source / "one.c").write_text('#include "one.h"\nint one(void) { return ONE + 1; }\n')
+    assert compile_c(source, tmp_path / "d.o") != changed
+    compile_c(source, tmp_path / "e.o", "-O2")
+    assert len(calls) == 4
+    (source / "one.h").write_text("#define ONE 1\n")
+    (source / "one.c").write_text('#include "one.h"\nint one(void) { return ONE; }\n')
+    assert compile_c(source, tmp_path / "f.o") == first
+    assert len(calls) == 4
+
+
+@PLAIN
+def test_files_that_a_text_names_are_in_the_key(calls, tmp_path):
+    """As the machine code that a library embeds: its path is in the text, not in the command."""
+    made = []
+    for i, image in enumerate((b"one", b"two", b"one")):
+        folder = tmp_path / f"folder{i}"
+        folder.mkdir()
+        (folder / "image0").write_bytes(image)
+        (folder / "one.c").write_text(f'__asm__(".incbin \\"{folder}/image0\\"\\n");\n')
+        made.append(compile_c(folder, folder / "one.o"))
+    assert made[0] != made[1]
+    assert made[0] == made[2]
+    assert len(calls) == 2
+
+
+@PLAIN
+def test_a_changed_header_of_a_kernel_is_compiled(calls, monkeypatch, tmp_path):
+    """The headers of kernels lie in the folders that nvcc is given."""
+    from blockscale.lower import nvcc
+
+    monkeypatch.setattr(nvcc, "INCLUDES", (tmp_path,))
+    (tmp_path / "own.cuh").write_text("#define OWN 1\n")
+    text = '#include "own.cuh"\nextern "C" __global__ void k(int *p) { *p = OWN; }\n'
+    first = nvcc.compile_cuda_source(text, "sm_90a", ptx=True).image
+    assert nvcc.compile_cuda_source(text, "sm_90a", ptx=True).image == first
+    (tmp_path / "own.cuh").write_text("#define OWN 7\n")
+    assert nvcc.compile_cuda_source(text, "sm_90a", ptx=True).image != first
+    assert nvcc.compile_cuda_source(text, "sm_100a", ptx=True).image != first
+    assert sum("nvcc" in call[0] and "-o" in call for call in calls) == 3
+
+
+@PLAIN
+def test_errors_are_not_kept(calls, tmp_path):
+    """The compiler says again what is wrong, in the words and with the paths of this call."""
+    (tmp_path / "one.c").write_text("int one(void) { return two; }\n")
+    for out in ("a.o", "b.o"):
+        command = ["gcc", "-c", tmp_path / "one.c", "-o", tmp_path / out]
+        done = compiled.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode
+        assert "two" in done.stderr
+        assert str(tmp_path) in done.stderr
+    assert not list((tmp_path / "kept").glob("??/*"))
+
+
+def adds(number):
+    @T.prim_func(s_tir=True)
+    def main(x: T.Buffer((4,), "int32")):
+        for i in range(4):
+            with T.sblock("add"):
+                j = T.axis.spatial(4, i)
+                x[j] = x[j] + number
+
+    return tvm.IRModule({"main": main})
+
+
+@PLAIN
+def test_kernels_of_tvm_are_kept_by_their_text(monkeypatch, tmp_path):
+    monkeypatch.setenv("BLOCKSCALE_TEST_CACHE", str(tmp_path))
+    for number in (1, 2, 1):
+        x = torch.arange(4, dtype=torch.int32)
+        tvm.compile(adds(number), target="llvm")(x)
+        assert x.tolist() == [i + number for i in range(4)]
+    assert len(list(tmp_path.glob("??/*.o"))) == 2
+
+
+def test_trim_removes_what_was_not_used_for_longest(monkeypatch, tmp_path):
+    monkeypatch.setenv("BLOCKSCALE_TEST_CACHE", str(tmp_path))
+    made = [
+        compiled.kept(f"{i}" * 64, ".o", lambda path: path.write_bytes(bytes(100)) and None)
+        for i in range(4)
+    ]
+    for i, path in enumerate(made):
+        compiled.os.utime(path, (i, i))
+    compiled.kept("0" * 64, ".o", lambda path: None)  # used again
+    compiled.trim(250)
+    assert [path.exists() for path in made] == [True, False, False, True]
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (7, 3, 2, 4), (5,), (1, 1), (9, 9, 2)])
+def test_every_pair_meets(sizes):
+    values = {f"p{i}": range(size) for i, size in enumerate(sizes)}
+    params = pairwise.pairs(**values).args[1]
+    assert len(params) == len(list(itertools.product(*values.values())))
+    few = [param.values for param in params if not param.marks]
+    for a, b in itertools.combinations(range(len(sizes)), 2):
+        assert {(c[a], c[b]) for c in few} == set(
+            itertools.product(values[f"p{a}"], values[f"p{b}"])
+        )
+    assert {c[0] for c in few} == set(range(sizes[0]))
+    assert len(few) <= 2 * max(x * y for x, y in itertools.product(sizes, sizes[1:] or [1]))
+
+
+def test_pairs_that_are_illegal_are_left_out():
+    mark = pairwise.pairs(a=[1, 2, 3], b=[1, 2, 3], c="xy", legal=lambda a, b, c: a <= b)
+    few = [param.values for param in mark.args[1] if not param.marks]
+    assert all(a <= b for a, b, _ in few)
+    assert {(a, b) for a, b, _ in few} == {(a, b) for a in (1, 2, 3) for b in (1, 2, 3) if a <= b}
+
+
+def test_options(tmp_path):
+    """Without --exhaustive, what is marked so is not even counted as skipped."""
+    assert compiled.enabled() or "--fresh" in sys.argv
+    file = tmp_path / "test_it.py"
+    file.write_text(
+        "import pytest\nfrom tests.kit.pairwise import pairs, few\n\n\n"
+        "@pairs(a=[1, 2, 3], b=[1, 2, 3], c=[1, 2])\ndef test_a(a, b, c):\n    pass\n\n\n"
+        "@pytest.mark.parametrize('x', few([1, 2, 3, 4]))\ndef test_b(x):\n    pass\n"
+    )
+    (tmp_path / "conftest.py").write_text("from tests.conftest import *\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--strict-markers"]
+    command += ["-c", str(compiled.ROOT / "pyproject.toml"), str(file)]
+    said = [
+        subprocess.run([*command, *more], capture_output=True, text=True, cwd=compiled.ROOT).stdout
+        for more in ([], ["--exhaustive"])
+    ]
+    assert "11 passed, 11 deselected" in said[0], said[0]
+    assert "22 passed" in said[1], said[1]
