@@ -16,8 +16,7 @@ from blockscale.checkpoints.files.safetensors import DTYPES
 from blockscale.checkpoints.moves import joined
 from blockscale.checkpoints.weight import Weight
 from blockscale.nn.prepared import Device, Prepared, opened, own
-from blockscale.ops import checks
-from blockscale.ops import linear as ops_linear
+from blockscale.ops import checks, gemm
 from blockscale.ops.int4 import products
 from blockscale.ops.int4.weight import TENSORS, Int4Weight, prepare
 from blockscale.ops.quant import dequantize, quantize
@@ -149,9 +148,7 @@ class Linear(Prepared):
             raise ValueError("Linear: it has no weight yet; load a state_dict, or pass packed")
         if x.is_cuda:
             return self._dequantized(x, self.packed, self.block_scale)
-        return ops_linear.linear(
-            x, self.packed, self.block_scale, self.fmt, self.global_scale, self.bias
-        )
+        return gemm.linear(x, self.packed, self.block_scale, self.fmt, self.global_scale, self.bias)
 
     def _dequantized(self, x: Tensor, packed: Tensor, block_scale: Tensor) -> Tensor:
         """Return the product with the weight in the dtype of x, as CUDA has no kernel of both."""

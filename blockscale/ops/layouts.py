@@ -17,12 +17,15 @@ all scales ("column").
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from blockscale.base.sizes import round_up
-from blockscale.ops import checks
+from blockscale.ops import call, checks
 from blockscale.ops.quant import swizzle_scales, unswizzle_scales
-from blockscale.ops.relayout import relayout
+from blockscale.specs import Relayout
 from blockscale.specs.layout import LAYOUTS, MARLIN_ORDERS
 
 Tensor = torch.Tensor
@@ -32,6 +35,9 @@ ROW_GROUP = 128
 
 WORD = 4
 """Block scales of an int32, and the rows to which TMA's 16 bytes round up."""
+
+VECTOR_BYTES = 16
+"""Of which CUDA kernels take addresses to be multiples."""
 
 SCALE_BYTES = tuple({dtype: None for held in checks.SCALES.values() for dtype in held})
 """Dtypes of block scales of one byte."""
@@ -264,8 +270,7 @@ def _holds(where: str, laid: Tensor, padded: tuple[int, ...], rows: int, blocks:
 
 def _grouped_rows(where: str, offsets: Tensor, scales: Tensor) -> tuple[Tensor, int]:
     """Return where each row goes, the last row for rows of no expert, and how many others are."""
-    checks.tensor(where, "offsets", offsets, (torch.int32, torch.int64))
-    checks.same_device(where, "offsets", offsets, "scales", scales)
+    checks.beside(where, "offsets", offsets, (torch.int32, torch.int64), "scales", scales)
     if offsets.dim() != 1 or len(offsets) < 2:
         raise ValueError(
             f"{where}: offsets has shape {list(offsets.shape)}, but must be [E + 1]; pass the "
@@ -308,3 +313,60 @@ def _three(value: Tensor) -> tuple[int, int, int]:
     """Return the sizes, one expert where there is no axis of them."""
     e, rows, columns = value.shape if value.dim() == 3 else (1, *value.shape)
     return e, rows, columns
+
+
+# ---- The kernels --------------------------------------------------------------------------------
+
+
+def relayout(
+    source: Tensor,
+    layout: str,
+    shape: Sequence[int],
+    inverse: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return uint8 of ``shape``: the elements of ``source`` in the order of a layout, or back.
+
+    Args:
+        source: any dtype, contiguous: the plain tensor [(experts), rows, cols], or, for the way
+            back, the bytes of the layout in any shape.
+        layout: a name of `blockscale.specs.layout.LAYOUTS`.
+        shape: of the result, the last axis in bytes; the kernel's rules are the caller's.
+        inverse: from the layout to the plain tensor.
+        out: output, contiguous bytes; None: allocated.
+    """
+    return _RELAYOUT.run((layout, tuple(shape), inverse), (source, out))
+
+
+class _Relayout(call.Op[Tensor]):
+    def recorded(self, options: Any, given: Any) -> Tensor:
+        layout, shape, inverse = options
+        made = call.operator(self.name)(given[0], layout, list(shape), inverse)
+        return call.copied(given[1], made)
+
+    def check(self, options: Any, given: Any) -> call.Checked:
+        (layout, shape, inverse), (source, out) = options, given
+        if out is None:
+            out = source.new_empty(shape, dtype=torch.uint8)
+        given = source.detach().view(torch.uint8)
+        if given.is_cuda and given.data_ptr() % VECTOR_BYTES:
+            given = given.clone()
+        spec = Relayout(layout, inverse)
+        if inverse and out.numel():
+            given = given.view(spec.map.padded(out.shape) if spec.map.pads else out.shape)
+        return call.Checked(spec if out.numel() else None, (given, out), out)
+
+
+_RELAYOUT = _Relayout("relayout")
+
+
+def _fake_relayout(source: Tensor, layout: str, shape: Sequence[int], *_: Any) -> Tensor:
+    return source.new_empty(tuple(shape), dtype=torch.uint8)
+
+
+call.define(
+    "relayout",
+    "(Tensor source, str layout, SymInt[] shape, bool inverse) -> Tensor",
+    relayout,
+    _fake_relayout,
+)

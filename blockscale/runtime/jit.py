@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -34,7 +34,6 @@ ROOMS = (
 """Folders whose sources decide what is compiled (tests/build/test_jit.py compares with imports)."""
 SUFFIXES = ("py", "c", "h", "cuh", "json", "json.xz")
 """Files that decide what is compiled."""
-_REMEMBERED: dict[Hashable, tuple[int, Function | None]] = {}
 
 
 def function(spec: Spec, kind: str = "cpu") -> Function:
@@ -82,17 +81,6 @@ def build(
 
     builder.build(specs, output, level=target, logs_dirs=[*logs, builder.committed_logs()], ptx=ptx)
     return runtime.load(output)
-
-
-def recall(key: Hashable) -> Function | None:
-    """Return the function kept under ``key`` by `remember`, unless a library was loaded since."""
-    count, known = _REMEMBERED.get(key, (-1, None))
-    return known if count == runtime.load_count() else None
-
-
-def remember(key: Hashable, known: Function) -> None:
-    """Keep ``known`` for calls like this one: it spares them the spec and the look-up."""
-    _REMEMBERED[key] = runtime.load_count(), known
 
 
 def _cached_or_built(spec: Spec, target: str) -> Function:
