@@ -309,9 +309,9 @@ def machine() -> dict[str, Any]:
 
 def gpu_versions() -> dict[str, str]:
     """Return the versions of what takes part on a GPU."""
-    torch_s = {"CUDA": str(torch.version.cuda), "torch": torch.__version__}
-    found = versions({"triton": "triton", "tvm-ffi": "apache-tvm-ffi"})
-    return {"blockscale": found.pop("blockscale"), **torch_s, **found}
+    packages = {"torch": "torch", "triton": "triton", "tvm-ffi": "apache-tvm-ffi"}
+    found = {"torch": torch.__version__, **versions(packages)}
+    return {"blockscale": found.pop("blockscale"), "CUDA": str(torch.version.cuda), **found}
 
 
 def about_library(library: Any) -> dict[str, Any]:
