@@ -9,17 +9,16 @@ as the MMA wants it (PTX ISA 9.7.14.5.8, 9.7.15.5.2).
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, partial
 
 from tvm.ir import Expr as PrimExpr
-from tvm.s_tir import TensorIntrin
 from tvm.script import tirx as T
-from tvm.tirx import PrimFunc
 
 from blockscale.base.formats import MOE
 from blockscale.specs.plans.moe import scale_count
 from blockscale.tir.common import i64
 from blockscale.tir.intrin.cuda import blocks as cuda_blocks
+from blockscale.tir.intrin.operands import Operand, copy, register
 from blockscale.tir.moe.tiles import WORDS, decoded, f32
 
 HEADER = '#include "moe_gemm.cuh"\n'
@@ -64,14 +63,8 @@ def register_named(text: str) -> list[str]:
     return made
 
 
-def call(name: str, *args: PrimExpr) -> PrimExpr:
-    """Call of the device function ``name``."""
-    return cuda_blocks.call(name, *args, header=HEADER)
-
-
-def _register(name: str, desc: PrimFunc, impl: PrimFunc) -> str:
-    TensorIntrin.register(name, desc, impl, override=True)
-    return name
+call = partial(cuda_blocks.call, header=HEADER)
+"""Call of the device function of this name."""
 
 
 # ---- Loads --------------------------------------------------------------------------------------
@@ -84,55 +77,14 @@ def bulk_copy(blocks: int, count: int, dtype: str) -> str:
     cp.async.bulk (PTX ISA 9.7.9.25.4.1) of contiguous bytes: ``count`` elements, or of 64 rows
     ``blocks`` blocks of so many.
     """
+    size = T.int32(blocks * count * cuda_blocks.BYTES[dtype])
+
+    def move(target: T.Buffer, source: T.Buffer) -> PrimExpr:
+        return call("bs_bulk_load", target.access_ptr("w"), source.access_ptr("r"), size)
+
+    shape = (i64(blocks), i64(count)) if blocks > 1 else (i64(count),)
     name = f"cp_async_bulk_{blocks}x{count}_{dtype}"
-    return _register(name, *(_bulk(blocks, count, dtype, body) for body in (False, True)))
-
-
-def _bulk(blocks: int, count: int, dtype: str, body: bool) -> PrimFunc:
-    K, B = i64(blocks), i64(count)
-    size = blocks * count * {"uint8": 1, "uint32": 4}.get(dtype, 2)
-
-    @T.prim_func(s_tir=True)
-    def several(source: T.handle, table: T.handle, target: T.handle):
-        S = T.match_buffer(source, (K, B), dtype, offset_factor=1)
-        E = T.match_buffer(table, (i64(1),), "int32", offset_factor=1)
-        D = T.match_buffer(target, (K, B), dtype, offset_factor=1, scope=SMEM)
-        with T.sblock("root"):
-            T.reads(S[0:K, 0:B], E[0:1])
-            T.writes(D[0:K, 0:B])
-            if body:
-                T.evaluate(
-                    call("bs_bulk_load", D.access_ptr("w"), S.access_ptr("r"), T.int32(size))
-                )
-            else:
-                for k, b in T.grid(K, B):
-                    with T.sblock("copy"):
-                        vk, vb = T.axis.remap("SS", [k, b])
-                        T.reads(S[vk, vb], E[0])
-                        T.writes(D[vk, vb])
-                        D[vk, vb] = S[vk, vb]
-
-    @T.prim_func(s_tir=True)
-    def single(source: T.handle, table: T.handle, target: T.handle):
-        S = T.match_buffer(source, (B,), dtype, offset_factor=1)
-        E = T.match_buffer(table, (i64(1),), "int32", offset_factor=1)
-        D = T.match_buffer(target, (B,), dtype, offset_factor=1, scope=SMEM)
-        with T.sblock("root"):
-            T.reads(S[0:B], E[0:1])
-            T.writes(D[0:B])
-            if body:
-                T.evaluate(
-                    call("bs_bulk_load", D.access_ptr("w"), S.access_ptr("r"), T.int32(size))
-                )
-            else:
-                for b in range(B):
-                    with T.sblock("copy"):
-                        vb = T.axis.spatial(B, b)
-                        T.reads(S[vb], E[0])
-                        T.writes(D[vb])
-                        D[vb] = S[vb]
-
-    return several if blocks > 1 else single
+    return copy(name, shape, dtype, ("global", SMEM), move, table=True)
 
 
 @cache
@@ -143,53 +95,8 @@ def row_copy(dtype: str, gather: bool) -> str:
     it is the row of the slot's token.
     """
     name = f"cp_async_row64_{_TYPES[dtype]}{'_gather' if gather else ''}"
-    make = _gathered_row if gather else _row
-    return _register(name, make(dtype, False), make(dtype, True))
-
-
-def _gathered_row(dtype: str, body: bool) -> PrimFunc:
-    N = i64(ROW)
-
-    @T.prim_func(s_tir=True)
-    def row(source: T.handle, order: T.handle, target: T.handle):
-        S = T.match_buffer(source, (N,), dtype, offset_factor=1)
-        O = T.match_buffer(order, (i64(1),), "int32", offset_factor=1)
-        D = T.match_buffer(target, (N,), dtype, offset_factor=1, scope=SMEM)
-        with T.sblock("root"):
-            T.reads(S[0:N], O[0:1])
-            T.writes(D[0:N])
-            if body:
-                T.evaluate(call("bs_cp_async_row", D.access_ptr("w"), S.access_ptr("r")))
-            else:
-                for i in range(N):
-                    with T.sblock("copy"):
-                        vi = T.axis.spatial(N, i)
-                        T.reads(S[vi], O[0])
-                        T.writes(D[vi])
-                        D[vi] = S[vi]
-
-    return row
-
-
-def _row(dtype: str, body: bool) -> PrimFunc:
-    N = i64(ROW)
-
-    @T.prim_func(s_tir=True)
-    def row(source: T.handle, target: T.handle):
-        S = T.match_buffer(source, (N,), dtype, offset_factor=1)
-        D = T.match_buffer(target, (N,), dtype, offset_factor=1, scope=SMEM)
-        with T.sblock("root"):
-            T.reads(S[0:N])
-            T.writes(D[0:N])
-            if body:
-                T.evaluate(call("bs_cp_async_row", D.access_ptr("w"), S.access_ptr("r")))
-            else:
-                for i in range(N):
-                    with T.sblock("copy"):
-                        vi = T.axis.spatial(N, i)
-                        D[vi] = S[vi]
-
-    return row
+    move = partial(cuda_blocks.moved, "bs_cp_async_row", header=HEADER)
+    return copy(name, (i64(ROW),), dtype, ("global", SMEM), move, table=gather)
 
 
 # ---- Decoding -----------------------------------------------------------------------------------
@@ -201,41 +108,27 @@ def decode(fmt: str, group: int, zeros: bool, dtype: str) -> str:
 
     A lane's four words are its rows g and g + 8; `native/moe/moe_decode.cuh` says how.
     """
-    name = f"decode_{fmt}_g{group}{'z' if zeros else ''}_16x64_{_TYPES[dtype]}"
-    made = (_decode(fmt, group, zeros, dtype, body) for body in (False, True))
-    return _register(name, *made)
-
-
-def _decode(fmt: str, group: int, zeros: bool, dtype: str, body: bool) -> PrimFunc:
     M, K, N, B = i64(16), i64(64), i64(WORDS), i64(scale_count(fmt, group, zeros))
-    stored = dtype if fmt == "int4" else "uint8"
     numbers = [T.int32(number) for number in ([*MOE].index(fmt), group, int(zeros))]
 
-    @T.prim_func(s_tir=True)
-    def fragment(words: T.handle, scales: T.handle, target: T.handle):
-        W = T.match_buffer(words, (N,), "uint32", offset_factor=1, scope=SMEM)
-        S = T.match_buffer(scales, (B,), stored, offset_factor=1, scope=SMEM)
-        A = T.match_buffer(target, (M, K), dtype, offset_factor=1, scope=LOCAL)
-        with T.sblock("root"):
-            T.reads(W[0:N], S[0:B])
-            T.writes(A[0:M, 0:K])
-            if body:
-                T.evaluate(
-                    call(
-                        "bs_moe_decode",
-                        A.access_ptr("w"),
-                        W.access_ptr("r"),
-                        S.access_ptr("r"),
-                        *numbers,
-                    )
-                )
-            else:
-                for r, p in T.grid(M, K):
-                    with T.sblock("decode"):
-                        vr, vp = T.axis.remap("SS", [r, p])
-                        A[vr, vp] = decoded(fmt, group, zeros, dtype, W, S, vr, vp)
+    @T.inline
+    def desc(W, S, A):
+        for r, p in T.grid(M, K):
+            with T.sblock("decode"):
+                vr, vp = T.axis.remap("SS", [r, p])
+                A[vr, vp] = decoded(fmt, group, zeros, dtype, W, S, vr, vp)
 
-    return fragment
+    def impl(W: T.Buffer, S: T.Buffer, A: T.Buffer) -> PrimExpr:
+        args = A.access_ptr("w"), W.access_ptr("r"), S.access_ptr("r")
+        return call("bs_moe_decode", *args, *numbers)
+
+    operands = (
+        Operand("W", (N,), "uint32", scope=SMEM),
+        Operand("S", (B,), dtype if fmt == "int4" else "uint8", scope=SMEM),
+        Operand("A", (M, K), dtype, "w", LOCAL),
+    )
+    name = f"decode_{fmt}_g{group}{'z' if zeros else ''}_16x64_{_TYPES[dtype]}"
+    return register(name, operands, desc, impl)
 
 
 # ---- Products -----------------------------------------------------------------------------------
@@ -244,38 +137,33 @@ def _decode(fmt: str, group: int, zeros: bool, dtype: str, body: bool) -> PrimFu
 @cache
 def mma(dtype: str) -> str:
     """Register and name: mma.sync of 16 rows of weights and 8 tokens (PTX ISA 9.7.14.5.14)."""
-    name = f"mma_m16n8k16_{_TYPES[dtype]}f32"
-    made = (_product(16, 8, dtype, function) for function in (None, "bs_mma16816"))
-    return _register(name, *made)
+    return _product(f"mma_m16n8k16_{_TYPES[dtype]}f32", 16, 8, dtype, "bs_mma16816")
 
 
 @cache
 def wgmma(tokens: int, dtype: str) -> str:
     """Register and name: wgmma of 64 rows of weights, in registers (PTX ISA 9.7.15.5.2)."""
     name = f"wgmma_m64n{tokens}k16_{_TYPES[dtype]}f32"
-    function = f"bs_wgmma_m64k16<{tokens}>"
-    made = (_product(64, tokens, dtype, body) for body in (None, function))
-    return _register(name, *made)
+    return _product(name, 64, tokens, dtype, f"bs_wgmma_m64k16<{tokens}>")
 
 
-def _product(rows: int, tokens: int, dtype: str, function: str | None) -> PrimFunc:
-    """d[token, row] += sum of 16 a[row, k] * x[token, k]."""
+def _product(name: str, rows: int, tokens: int, dtype: str, function: str) -> str:
+    """Register and name: d[token, row] += sum of 16 a[row, k] * x[token, k]."""
     M, N, K = i64(rows), i64(tokens), i64(16)
 
-    @T.prim_func(s_tir=True)
-    def product(a: T.handle, x: T.handle, d: T.handle):
-        A = T.match_buffer(a, (M, K), dtype, offset_factor=1, scope=LOCAL)
-        X = T.match_buffer(x, (N, K), dtype, offset_factor=1, scope=SMEM)
-        D = T.match_buffer(d, (N, M), "float32", offset_factor=1, scope=LOCAL)
-        with T.sblock("root"):
-            T.reads(D[0:N, 0:M], A[0:M, 0:K], X[0:N, 0:K])
-            T.writes(D[0:N, 0:M])
-            if function is not None:
-                T.evaluate(call(function, D.access_ptr("rw"), A.access_ptr("r"), X.access_ptr("r")))
-            else:
-                for n, m, k in T.grid(N, M, K):
-                    with T.sblock("product"):
-                        vn, vm, vk = T.axis.remap("SSR", [n, m, k])
-                        D[vn, vm] = D[vn, vm] + f32(A[vm, vk]) * f32(X[vn, vk])
+    @T.inline
+    def desc(A, X, D):
+        for n, m, k in T.grid(N, M, K):
+            with T.sblock("product"):
+                vn, vm, vk = T.axis.remap("SSR", [n, m, k])
+                D[vn, vm] = D[vn, vm] + f32(A[vm, vk]) * f32(X[vn, vk])
 
-    return product
+    def impl(A: T.Buffer, X: T.Buffer, D: T.Buffer) -> PrimExpr:
+        return call(function, D.access_ptr("rw"), A.access_ptr("r"), X.access_ptr("r"))
+
+    operands = (
+        Operand("A", (M, K), dtype, scope=LOCAL),
+        Operand("X", (N, K), dtype, scope=SMEM),
+        Operand("D", (N, M), "float32", "rw", LOCAL),
+    )
+    return register(name, operands, desc, impl)

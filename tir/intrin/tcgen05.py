@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
-from tvm.tirx import PrimFunc
 
 from blockscale.base.formats import E4M3, GEMM, UE8M0, Number
 from blockscale.tir import formats
 from blockscale.tir.common import i64
 from blockscale.tir.gemm.tiles import ATOM_BYTES
 from blockscale.tir.intrin import tma
-from blockscale.tir.intrin.tma import SMEM, TMEM, call, register, register_copy
+from blockscale.tir.intrin.operands import Operand, register
+from blockscale.tir.intrin.tma import SMEM, TMEM, call, tile_copy
 
 _NAMES = {
     "mma": r"tcgen05_mma_(\w+?)_(\d+)x(\d+)x\d+_((?:e\dm\d){2})f32_sw(\d+)(_swap)?",
@@ -103,55 +103,32 @@ def mma(shape: Mma) -> str:
 
     Buffers in the order of the op: a, a's scales, b, b's scales, d [m, n].
     """
-    return register(shape.name, _mma(shape, False), _mma(shape, True))
-
-
-def _mma(shape: Mma, body: bool) -> PrimFunc:
     row = GEMM[shape.fmt]
     rows, cols = (shape.n, shape.m) if shape.swap else (shape.m, shape.n)
-    a_codes, b_codes = row.a.per_byte, row.b.per_byte
     scale = partial(formats.decode_byte, row.scale)
-    R, C, K, L, one = i64(rows), i64(cols), i64(row.step), i64(32), i64(1)
-    AB, BB = i64(row.step // a_codes), i64(row.step // b_codes)
-    AC, BC, block = i64(a_codes), i64(b_codes), i64(row.block)
+    R, C, K, L = i64(rows), i64(cols), i64(row.step), i64(32)
+    AC, BC, block = i64(row.a.per_byte), i64(row.b.per_byte), i64(row.block)
     # From the first row's scales to the last one's: rows r and r + 32 are 4 bytes apart.
     RS, CS = (i64(extent // 8 - 4 + row.step // row.block) for extent in (rows, cols))
-    X, Y = i64(shape.m), i64(shape.n)
 
-    @T.prim_func(s_tir=True)
-    def instruction(a: T.handle, a_scale: T.handle, b: T.handle, b_scale: T.handle, d: T.handle):
-        A = T.match_buffer(a, (R, AB), "uint8", offset_factor=1, scope=SMEM)
-        SA = T.match_buffer(a_scale, (L, RS), "uint8", offset_factor=1, scope=TMEM)
-        B = T.match_buffer(b, (C, BB), "uint8", offset_factor=1, scope=SMEM)
-        SB = T.match_buffer(b_scale, (L, CS), "uint8", offset_factor=1, scope=TMEM)
-        D = T.match_buffer(d, (X, Y), "float32", offset_factor=1, scope=TMEM)
-        with T.sblock("root"):
-            T.reads(D[0:X, 0:Y], A[0:R, 0:AB], SA[0:L, 0:RS], B[0:C, 0:BB], SB[0:L, 0:CS])
-            T.writes(D[0:X, 0:Y])
-            if body:
-                T.evaluate(_issue(shape, A, SA, B, SB, D))
-            else:
-                for i, j, k in T.grid(R, C, K):
-                    with T.sblock("gemm"):
-                        vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-                        if shape.swap:
-                            D[vj, vi] = D[vj, vi] + (
-                                formats.element(row.a, A[vi, vk // AC], vk)
-                                * scale(SA[vi % L, vi // L * 4 + vk // block])
-                            ) * (
-                                formats.element(row.b, B[vj, vk // BC], vk)
-                                * scale(SB[vj % L, vj // L * 4 + vk // block])
-                            )
-                        else:
-                            D[vi, vj] = D[vi, vj] + (
-                                formats.element(row.a, A[vi, vk // AC], vk)
-                                * scale(SA[vi % L, vi // L * 4 + vk // block])
-                            ) * (
-                                formats.element(row.b, B[vj, vk // BC], vk)
-                                * scale(SB[vj % L, vj // L * 4 + vk // block])
-                            )
+    def desc(A: T.Buffer, SA: T.Buffer, B: T.Buffer, SB: T.Buffer, D: T.Buffer) -> None:
+        with T.grid(R, C, K) as loops, T.sblock("gemm"):
+            vi, vj, vk = T.axis.remap("SSR", loops)
+            at = (vj, vi) if shape.swap else (vi, vj)
+            a = formats.element(row.a, A[vi, vk // AC], vk)
+            b = formats.element(row.b, B[vj, vk // BC], vk)
+            a_scale = scale(SA[vi % L, vi // L * 4 + vk // block])
+            b_scale = scale(SB[vj % L, vj // L * 4 + vk // block])
+            T.buffer_store(D, D[at] + (a * a_scale) * (b * b_scale), at)
 
-    return instruction
+    operands = (
+        Operand("A", (R, i64(row.step // row.a.per_byte)), "uint8", scope=SMEM),
+        Operand("SA", (L, RS), "uint8", scope=TMEM),
+        Operand("B", (C, i64(row.step // row.b.per_byte)), "uint8", scope=SMEM),
+        Operand("SB", (L, CS), "uint8", scope=TMEM),
+        Operand("D", (i64(shape.m), i64(shape.n)), "float32", "rw", TMEM),
+    )
+    return register(shape.name, operands, desc, partial(_issue, shape))
 
 
 def _issue(
@@ -194,33 +171,6 @@ def _first_byte(scales: T.Buffer) -> PrimExpr:
     return T.Cast("int32", scales.elem_offset % i64(4))
 
 
-def _scale_desc(tile: T.Buffer) -> PrimExpr:
-    """Descriptor of a 128x4 tile in shared memory."""
-    return call("bs_scale_desc", tile.access_ptr("r"), dtype="uint64")
-
-
-def _scale_copy(function: str | None) -> PrimFunc:
-    """Copy of a 128x4 tile of scales, 512 bytes, to 32 lanes of tensor memory."""
-    M, N, B = i64(32), i64(16), i64(ATOM_BYTES)
-
-    @T.prim_func(s_tir=True)
-    def tile(source: T.handle, target: T.handle):
-        S = T.match_buffer(source, (B,), "uint8", offset_factor=1, scope=SMEM)
-        D = T.match_buffer(target, (M, N), "uint8", offset_factor=1, scope=TMEM)
-        with T.sblock("root"):
-            T.reads(S[0:B])
-            T.writes(D[0:M, 0:N])
-            if function is None:
-                for i, j in T.grid(M, N):
-                    with T.sblock("copy"):
-                        vi, vj = T.axis.remap("SS", [i, j])
-                        D[vi, vj] = S[vi * N + vj]
-            else:
-                T.evaluate(call(function, D.access_ptr("w"), _scale_desc(S)))
-
-    return tile
-
-
 @cache
 def scale_copy(group: int) -> str:
     """Register and name: a 128x4 tile of scales to tensor memory (PTX ISA 9.7.16.9.1).
@@ -228,8 +178,22 @@ def scale_copy(group: int) -> str:
     Row r % 32 is a lane, r / 32 a column, whose four bytes are the tile's columns; the instruction
     writes it to the lanes of all four sub-partitions.
     """
-    name = f"tcgen05_cp_32x128b_warpx4_cg{group}"
-    return register(name, _scale_copy(None), _scale_copy(f"bs_tcgen05_cp<{group}>"))
+    M, N = i64(32), i64(16)
+
+    @T.inline
+    def desc(S, D):
+        for i, j in T.grid(M, N):
+            with T.sblock("copy"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                D[vi, vj] = S[vi * N + vj]
+
+    def impl(S: T.Buffer, D: T.Buffer) -> PrimExpr:
+        tile = call("bs_scale_desc", S.access_ptr("r"), dtype="uint64")
+        return call(f"bs_tcgen05_cp<{group}>", D.access_ptr("w"), tile)
+
+    source = Operand("S", (i64(ATOM_BYTES),), "uint8", scope=SMEM)
+    target = Operand("D", (M, N), "uint8", "w", TMEM)
+    return register(f"tcgen05_cp_32x128b_warpx4_cg{group}", (source, target), desc, impl)
 
 
 READ_COLUMNS = (16, 32)
@@ -239,7 +203,7 @@ READ_COLUMNS = (16, 32)
 @cache
 def read_accumulator(columns: int) -> str:
     """Register and name: 32 lanes of the accumulator to the registers of a warp."""
-    return register_copy(
+    return tile_copy(
         f"tcgen05_ld_32x32b_x{columns}",
         (32, columns),
         "float32",

@@ -11,16 +11,12 @@ between the TMA load and the MMA.  Scales are 128x4 tiles of 512 bytes.
 
 from __future__ import annotations
 
-from functools import cache
-
-from tvm.ir import Expr as PrimExpr
-from tvm.s_tir import TensorIntrin
-from tvm.script import tirx as T
-from tvm.tirx import PrimFunc
+from functools import cache, partial
 
 from blockscale.tir.common import i64
 from blockscale.tir.gemm.tiles import ATOM_BYTES
 from blockscale.tir.intrin.cuda import blocks as cuda_blocks
+from blockscale.tir.intrin.operands import copy
 
 HEADER = '#include "tcgen05.cuh"\n'
 """What declares the device functions."""
@@ -28,116 +24,25 @@ HEADER = '#include "tcgen05.cuh"\n'
 SMEM, TMEM = "shared.dyn", "shared.tmem"
 
 
-def call(name: str, *args: PrimExpr, dtype: str = "void") -> PrimExpr:
-    """Call of the device function ``name``."""
-    return cuda_blocks.call(name, *args, dtype=dtype, header=HEADER)
+call = partial(cuda_blocks.call, header=HEADER)
+"""Call of the device function of this name."""
 
 
-def register(name: str, desc: PrimFunc, impl: PrimFunc) -> str:
-    """Register a tensor intrinsic, again if need be, and return its name."""
-    TensorIntrin.register(name, desc, impl, override=True)
-    return name
-
-
-def _tile(
-    shape: tuple[int, int], dtype: str, scopes: tuple[str, str], function: str | None
-) -> PrimFunc:
-    """Copy of a tile between buffers of these scopes, by loops or by ``function``."""
-    M, N = (i64(extent) for extent in shape)
-
-    @T.prim_func(s_tir=True)
-    def tile(source: T.handle, target: T.handle):
-        S = T.match_buffer(source, (M, N), dtype, offset_factor=1, scope=scopes[0])
-        D = T.match_buffer(target, (M, N), dtype, offset_factor=1, scope=scopes[1])
-        with T.sblock("root"):
-            T.reads(S[0:M, 0:N])
-            T.writes(D[0:M, 0:N])
-            if function is None:
-                for i, j in T.grid(M, N):
-                    with T.sblock("copy"):
-                        vi, vj = T.axis.remap("SS", [i, j])
-                        D[vi, vj] = S[vi, vj]
-            else:
-                T.evaluate(call(function, D.access_ptr("w"), S.access_ptr("r")))
-
-    return tile
-
-
-def register_copy(
-    name: str, shape: tuple[int, int], dtype: str, scopes: tuple[str, str], function: str
+def tile_copy(
+    name: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    scopes: tuple[str, str],
+    function: str,
+    expert: bool = False,
 ) -> str:
-    """Register and name: copy a tile between memories by ``function``."""
-    desc, impl = (_tile(shape, dtype, scopes, body) for body in (None, function))
-    return register(name, desc, impl)
+    """Register and name: copy a tile between memories by ``function``.
 
-
-def _scale_load(function: str | None) -> PrimFunc:
-    """Copy of a 128x4 tile of scales, 512 bytes, to shared memory."""
-    B = i64(ATOM_BYTES)
-
-    @T.prim_func(s_tir=True)
-    def tile(source: T.handle, target: T.handle):
-        S = T.match_buffer(source, (B,), "uint8", offset_factor=1)
-        D = T.match_buffer(target, (B,), "uint8", offset_factor=1, scope=SMEM)
-        with T.sblock("root"):
-            T.reads(S[0:B])
-            T.writes(D[0:B])
-            if function is None:
-                for i in range(B):
-                    with T.sblock("copy"):
-                        vi = T.axis.spatial(B, i)
-                        D[vi] = S[vi]
-            else:
-                T.evaluate(call(function, D.access_ptr("w"), S.access_ptr("r")))
-
-    return tile
-
-
-def _expert_load(function: str | None, shape: tuple[int, ...]) -> PrimFunc:
-    """Copy of a tile of the expert's matrix to shared memory; E names the expert."""
-    if len(shape) == 1:
-        (B,) = (i64(extent) for extent in shape)
-
-        @T.prim_func(s_tir=True)
-        def scales(source: T.handle, table: T.handle, target: T.handle):
-            S = T.match_buffer(source, (B,), "uint8", offset_factor=1)
-            E = T.match_buffer(table, (i64(1),), "int32", offset_factor=1)
-            D = T.match_buffer(target, (B,), "uint8", offset_factor=1, scope=SMEM)
-            with T.sblock("root"):
-                T.reads(S[0:B], E[0:1])
-                T.writes(D[0:B])
-                if function is None:
-                    for i in range(B):
-                        with T.sblock("copy"):
-                            vi = T.axis.spatial(B, i)
-                            T.reads(S[vi], E[0])
-                            T.writes(D[vi])
-                            D[vi] = S[vi]
-                else:
-                    T.evaluate(call(function, D.access_ptr("w"), S.access_ptr("r")))
-
-        return scales
-    M, N = (i64(extent) for extent in shape)
-
-    @T.prim_func(s_tir=True)
-    def tile(source: T.handle, table: T.handle, target: T.handle):
-        S = T.match_buffer(source, (M, N), "uint8", offset_factor=1)
-        E = T.match_buffer(table, (i64(1),), "int32", offset_factor=1)
-        D = T.match_buffer(target, (M, N), "uint8", offset_factor=1, scope=SMEM)
-        with T.sblock("root"):
-            T.reads(S[0:M, 0:N], E[0:1])
-            T.writes(D[0:M, 0:N])
-            if function is None:
-                for i, j in T.grid(M, N):
-                    with T.sblock("copy"):
-                        vi, vj = T.axis.remap("SS", [i, j])
-                        T.reads(S[vi, vj], E[0])
-                        T.writes(D[vi, vj])
-                        D[vi, vj] = S[vi, vj]
-            else:
-                T.evaluate(call(function, D.access_ptr("w"), S.access_ptr("r")))
-
-    return tile
+    ``expert``: from the matrix that a table names.
+    """
+    move = partial(cuda_blocks.moved, function, header=HEADER)
+    full_name = f"{name}_expert" if expert else name
+    return copy(full_name, tuple(map(i64, shape)), dtype, scopes, move, expert)
 
 
 @cache
@@ -154,26 +59,20 @@ def load(rows: int, tile_bytes: int, row_bytes: int, group: int, expert: bool = 
     """
     kind = "" if tile_bytes == row_bytes else "_u4align16"
     name = f"tma_load_{rows}x{tile_bytes}{kind}_sw{row_bytes}_cg{group}"
-    shape, function = (rows, tile_bytes), f"bs_tma_load_2d<{group}>"
-    if expert:
-        desc, impl = (_expert_load(body, shape) for body in (None, function))
-        return register(f"{name}_expert", desc, impl)
-    return register_copy(name, shape, "uint8", ("global", SMEM), function)
+    function = f"bs_tma_load_2d<{group}>"
+    return tile_copy(name, (rows, tile_bytes), "uint8", ("global", SMEM), function, expert)
 
 
 @cache
 def load_scales(group: int, expert: bool = False) -> str:
     """Register and name: load a 128x4 tile of scales to shared memory."""
     name, function = f"tma_load_scales_cg{group}", f"bs_tma_load_3d<{group}>"
-    if expert:
-        desc, impl = (_expert_load(body, (ATOM_BYTES,)) for body in (None, function))
-        return register(f"{name}_expert", desc, impl)
-    return register(name, _scale_load(None), _scale_load(function))
+    return tile_copy(name, (ATOM_BYTES,), "uint8", ("global", SMEM), function, expert)
 
 
 @cache
 def store(rows: int, cols: int, dtype: str) -> str:
     """Register and name: store a tile of d from shared memory."""
-    return register_copy(
+    return tile_copy(
         f"tma_store_{rows}x{cols}_{dtype}", (rows, cols), dtype, (SMEM, "global"), "bs_tma_store_2d"
     )

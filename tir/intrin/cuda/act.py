@@ -2,84 +2,44 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
+from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
-from tvm.tirx import PrimFunc
 
 from blockscale.specs import ActQuantize
 from blockscale.specs.fused import SIXTEEN_BIT
 from blockscale.tir.common import i64, widen
 from blockscale.tir.fused.act_quantize import block_byte, block_code, block_factor
 from blockscale.tir.fused.act_quantize_threads import NUMBERS, activated
-from blockscale.tir.intrin.cuda.blocks import CLASS, register
-from blockscale.tir.intrin.cuda.fused import call, scalar_step
-from blockscale.tir.quant.quantize import pack_codes
+from blockscale.tir.intrin.cuda.blocks import CLASS, ONE, codes_step, local, scalar_step
+from blockscale.tir.intrin.cuda.fused import call
+from blockscale.tir.intrin.operands import Operand, register
 
 
 @cache
 def activate(activation: str, dtype: str, count: int) -> str:
     """Register and name: a block of `act_rows.activated`, within a few units of float32."""
-    size, three = i64(count), i64(NUMBERS)
+    size = i64(count)
     function = f"bs_activate<{CLASS[dtype]}, {count}, BS_{activation.upper()}>"
 
-    def plain(body: bool) -> PrimFunc:
-        @T.prim_func(s_tir=True)
-        def step(gate: T.handle, up: T.handle, a: T.handle):
-            G = T.match_buffer(gate, (size,), dtype, offset_factor=1, scope="local")
-            U = T.match_buffer(up, (size,), dtype, offset_factor=1, scope="local")
-            A = T.match_buffer(a, (size,), dtype, offset_factor=1, scope="local")
-            with T.sblock("root"):
-                T.reads(G[0:size], U[0:size])
-                T.writes(A[0:size])
-                if body:
-                    T.evaluate(
-                        call(
-                            function,
-                            A.access_ptr("w"),
-                            G.access_ptr("r"),
-                            U.access_ptr("r"),
-                        )
-                    )
-                else:
-                    for k in range(size):
-                        with T.sblock("value"):
-                            vk = T.axis.spatial(size, k)
-                            A[vk] = activated(activation, dtype, G[vk], U[vk], None)
+    def desc(G: T.Buffer, *others: T.Buffer) -> None:
+        *numbers, U, A = others
+        with T.serial(size) as k, T.sblock("value"):
+            vk = T.axis.spatial(size, k)
+            numbered = numbers[0] if numbers else None
+            T.buffer_store(A, activated(activation, dtype, G[vk], U[vk], numbered), [vk])
 
-        return step
+    def impl(G: T.Buffer, *others: T.Buffer) -> PrimExpr:
+        *numbers, U, A = others
+        return call(
+            function, A.access_ptr("w"), *(part.access_ptr("r") for part in (G, U, *numbers))
+        )
 
-    def numbered(body: bool) -> PrimFunc:
-        @T.prim_func(s_tir=True)
-        def step(gate: T.handle, numbers: T.handle, up: T.handle, a: T.handle):
-            G = T.match_buffer(gate, (size,), dtype, offset_factor=1, scope="local")
-            N = T.match_buffer(numbers, (three,), "float32", offset_factor=1, scope="local")
-            U = T.match_buffer(up, (size,), dtype, offset_factor=1, scope="local")
-            A = T.match_buffer(a, (size,), dtype, offset_factor=1, scope="local")
-            with T.sblock("root"):
-                T.reads(G[0:size], N[0:three], U[0:size])
-                T.writes(A[0:size])
-                if body:
-                    T.evaluate(
-                        call(
-                            function,
-                            A.access_ptr("w"),
-                            G.access_ptr("r"),
-                            U.access_ptr("r"),
-                            N.access_ptr("r"),
-                        )
-                    )
-                else:
-                    for k in range(size):
-                        with T.sblock("value"):
-                            vk = T.axis.spatial(size, k)
-                            A[vk] = activated(activation, dtype, G[vk], U[vk], N)
-
-        return step
-
-    made = numbered if activation == "swiglu" else plain
-    name = f"cuda_{activation}_{dtype}x{count}"
-    return register(name, made(False), made(True))
+    numbers = [local("N", (i64(NUMBERS),), "float32")] if activation == "swiglu" else []
+    gate, up = (local(name, (size,), dtype) for name in "GU")
+    operands = [gate, *numbers, up, local("A", (size,), dtype, "w")]
+    return register(f"cuda_{activation}_{dtype}x{count}", operands, desc, impl)
 
 
 def _rule(scale_format: str, count: int, dtype: str) -> ActQuantize:
@@ -87,18 +47,20 @@ def _rule(scale_format: str, count: int, dtype: str) -> ActQuantize:
     return ActQuantize("none", count, scale_format, dtype, convention="flashinfer")
 
 
+GLOBAL_SCALE = Operand("G", (ONE,), "float32")
+
+
 @cache
 def scale_of(scale_format: str) -> str:
     """Register and name: a block's scale byte in FlashInfer's exact mode."""
     spec = _rule(scale_format, 32, "bfloat16")
-    scaled = scale_format == "e4m3"
+    amax = local("amax", (ONE,), "int32")
     return scalar_step(
         f"cuda_exact_scale_{scale_format}",
-        ("int32", "float32") if scaled else ("int32",),
+        [amax, GLOBAL_SCALE] if scale_format == "e4m3" else [amax],
         "int32",
         lambda amax, g=None: block_byte(spec, amax, g),
-        f"bs_exact_scale_{scale_format}",
-        "global",
+        partial(call, f"bs_exact_scale_{scale_format}", dtype="int32"),
     )
 
 
@@ -107,17 +69,18 @@ def factor_of(scale_format: str) -> str:
     """Register and name: what a block's values are multiplied with in that mode."""
     spec = _rule(scale_format, 32, "bfloat16")
     name, function = f"cuda_exact_factor_{scale_format}", f"bs_exact_factor_{scale_format}"
+    amax, byte = (local(part, (ONE,), "int32") for part in ("amax", "byte"))
+    device = partial(call, function, dtype="float32")
     if scale_format == "ue8m0":
         return scalar_step(
-            name, ("int32",), "float32", lambda b: block_factor(spec, b, b, None), function
+            name, [byte], "float32", lambda b: block_factor(spec, b, b, None), device
         )
     return scalar_step(
         name,
-        ("int32", "int32", "float32"),
+        [amax, byte, GLOBAL_SCALE],
         "float32",
-        lambda amax, byte, g: block_factor(spec, amax, byte, g),
-        function,
-        "global",
+        partial(block_factor, spec),
+        device,
     )
 
 
@@ -125,38 +88,13 @@ def factor_of(scale_format: str) -> str:
 def codes_of(dtype: str, count: int) -> str:
     """Register and name: E2M1 codes of ``count`` 16-bit elements times a factor."""
     spec = _rule("e4m3", count, dtype)
-    size, half, one, two = i64(count), i64(count // 2), i64(1), i64(2)
-
-    def function(body: bool) -> PrimFunc:
-        @T.prim_func(s_tir=True)
-        def step(a: T.handle, factor: T.handle, packed: T.handle):
-            A = T.match_buffer(a, (size,), dtype, offset_factor=1, scope="local")
-            F = T.match_buffer(factor, (one,), "float32", offset_factor=1, scope="local")
-            P = T.match_buffer(packed, (half,), "uint8", offset_factor=1, scope="local")
-            with T.sblock("root"):
-                T.reads(A[0:size], F[0:one])
-                T.writes(P[0:half])
-                if body:
-                    T.evaluate(
-                        call(
-                            f"bs_codes_of_16<{CLASS[dtype]}, {count}>",
-                            P.access_ptr("w"),
-                            A.access_ptr("r"),
-                            F[0],
-                        )
-                    )
-                else:
-                    for j in range(half):
-                        with T.sblock("pack"):
-                            vj = T.axis.spatial(half, j)
-                            P[vj] = pack_codes(
-                                block_code(spec, widen(A[vj * two]), F[0], F[0]),
-                                block_code(spec, widen(A[vj * two + one]), F[0], F[0]),
-                            )
-
-        return step
-
-    return register(f"cuda_codes_of_{dtype}x{count}", function(False), function(True))
+    return codes_step(
+        f"cuda_codes_of_{dtype}x{count}",
+        local("A", (i64(count),), dtype),
+        [local("F", (ONE,), "float32")],
+        lambda value, factor: block_code(spec, widen(value), factor, factor),
+        partial(call, f"bs_codes_of_16<{CLASS[dtype]}, {count}>"),
+    )
 
 
 @cache

@@ -6,20 +6,19 @@ function of ``blockscale/lower/native/fp4.cuh``.  Local buffers have scope "loca
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 
 from tvm.backend.cuda.op import cuda_func_call
 from tvm.ir import Expr as PrimExpr
-from tvm.s_tir import TensorIntrin
 from tvm.script import tirx as T
-from tvm.tirx import PrimFunc
 
 from blockscale.base.formats import E4M3, QUANTIZED
 from blockscale.specs import Quantize
 from blockscale.tir import formats
 from blockscale.tir.common import i64, widen
 from blockscale.tir.gemm.linear import weight_value
+from blockscale.tir.intrin.operands import Body, Operand, copy, register
 from blockscale.tir.quant.quantize import element_code, pack_codes, scale_byte
 
 HEADER = '#include "fp4.cuh"\n'
@@ -39,112 +38,103 @@ def call(name: str, *args: PrimExpr, dtype: str = "void", header: str = HEADER) 
     return cuda_func_call(name, *args, source_code=header, return_type=dtype)
 
 
-def register(name: str, desc: PrimFunc, impl: PrimFunc) -> str:
-    """Register a tensor intrinsic and return its name, for `Schedule.tensorize`."""
-    TensorIntrin.register(name, desc, impl)
-    return name
+local = partial(Operand, scope="local")
+"""An operand in registers."""
 
-
-def _copy(dtype: str, count: int, function: str | None, scopes: tuple[str, str]) -> PrimFunc:
-    """Copy of ``count`` elements between buffers of these scopes, by a loop or by ``function``."""
-    size = i64(count)
-
-    @T.prim_func(s_tir=True)
-    def copy(source: T.handle, target: T.handle):
-        S = T.match_buffer(source, (size,), dtype, offset_factor=1, scope=scopes[0])
-        D = T.match_buffer(target, (size,), dtype, offset_factor=1, scope=scopes[1])
-        with T.sblock("root"):
-            T.reads(S[0:size])
-            T.writes(D[0:size])
-            if function is None and count == 1:  # what blockize leaves has no axis
-                for _ in range(size):
-                    with T.sblock("copy"):
-                        T.reads(S[0:size])
-                        T.writes(D[0:size])
-                        D[0] = S[0]
-            elif function is None:
-                for i in range(size):
-                    with T.sblock("copy"):
-                        vi = T.axis.spatial(size, i)
-                        D[vi] = S[vi]
-            else:
-                T.evaluate(call(function, D.access_ptr("w"), S.access_ptr("r")))
-
-    return copy
+ONE, TWO = i64(1), i64(2)
 
 
 @cache
 def load(dtype: str, count: int, hint: str) -> str:
     """Register and name: copy ``count`` elements to registers, 16 bytes an instruction."""
-    function, scopes = f"bs_load<{count * BYTES[dtype]}, {hint}>", ("global", "local")
-    desc, impl = (_copy(dtype, count, name, scopes) for name in (None, function))
-    return register(f"cuda_load_{dtype}x{count}_{hint}", desc, impl)
+    return _access("load", dtype, count, hint, ("global", "local"))
 
 
 @cache
 def store(dtype: str, count: int, hint: str) -> str:
     """Register and name: copy ``count`` elements from registers, 16 bytes an instruction."""
-    function, scopes = f"bs_store<{count * BYTES[dtype]}, {hint}>", ("local", "global")
-    desc, impl = (_copy(dtype, count, name, scopes) for name in (None, function))
-    return register(f"cuda_store_{dtype}x{count}_{hint}", desc, impl)
+    return _access("store", dtype, count, hint, ("local", "global"))
+
+
+def _access(kind: str, dtype: str, count: int, hint: str, scopes: tuple[str, str]) -> str:
+    function = f"bs_{kind}<{count * BYTES[dtype]}, {hint}>"
+    name = f"cuda_{kind}_{dtype}x{count}_{hint}"
+    return copy(name, (i64(count),), dtype, scopes, partial(moved, function))
+
+
+def moved(function: str, target: T.Buffer, source: T.Buffer, header: str = HEADER) -> PrimExpr:
+    """Call of the device function that copies ``source`` to ``target``."""
+    return call(function, target.access_ptr("w"), source.access_ptr("r"), header=header)
 
 
 @cache
 def amax(dtype: str, count: int) -> str:
     """Register and name: the largest magnitude of ``count`` elements, as float32 bits."""
-    size, one = i64(count), i64(1)
+    function = f"bs_amax<{CLASS[dtype]}, {count}>"
+    return largest(
+        f"cuda_amax_{dtype}x{count}",
+        dtype,
+        count,
+        lambda value: formats.abs_bits(widen(value)),
+        partial(call, function, dtype="int32"),
+    )
 
-    def function(body: bool) -> PrimFunc:
-        @T.prim_func(s_tir=True)
-        def largest(values: T.handle, most: T.handle):
-            V = T.match_buffer(values, (size,), dtype, offset_factor=1, scope="local")
-            M = T.match_buffer(most, (one,), "int32", offset_factor=1, scope="local")
-            with T.sblock("root"):
-                T.reads(M[0:one], V[0:size])
-                T.writes(M[0:one])
-                if body:
-                    M[0] = call(
-                        f"bs_amax<{CLASS[dtype]}, {count}>", V.access_ptr("r"), M[0], dtype="int32"
-                    )
-                else:
-                    for i in range(size):
-                        with T.sblock("amax"):
-                            vi = T.axis.reduce(size, i)
-                            M[0] = T.max(M[0], formats.abs_bits(widen(V[vi])))
 
-        return largest
+def largest(
+    name: str,
+    dtype: str,
+    count: int,
+    magnitude: Callable[[PrimExpr], PrimExpr],
+    function: Callable[..., PrimExpr],
+) -> str:
+    """Register and name: the maximum of ``magnitude`` of elements, and of what was there."""
+    size = i64(count)
 
-    return register(f"cuda_amax_{dtype}x{count}", function(False), function(True))
+    @T.inline
+    def desc(V, M):
+        for i in range(size):
+            with T.sblock("amax"):
+                vi = T.axis.reduce(size, i)
+                M[0] = T.max(M[0], magnitude(V[vi]))
+
+    @T.inline
+    def impl(V, M):
+        M[0] = function(V.access_ptr("r"), M[0])
+
+    operands = local("V", (size,), dtype), local("M", (ONE,), "int32", "rw")
+    return register(name, operands, desc, impl)
+
+
+def scalar_step(
+    name: str,
+    given: Sequence[Operand],
+    out: str,
+    expression: Callable[..., PrimExpr],
+    function: Callable[..., PrimExpr],
+    block: str = "step",
+) -> str:
+    """Register a step ``out[0] = expression(a[0], ...)`` of numbers, which it reads in order."""
+
+    def made(value: Callable[..., PrimExpr]) -> Body:
+        def step(*buffers: T.Buffer) -> None:
+            *numbers, result = buffers
+            with T.serial(ONE), T.sblock(block):
+                T.reads(*(number[0:ONE] for number in numbers))
+                T.writes(result[0:ONE])
+                T.buffer_store(result, value(*(number[0] for number in numbers)), [0])
+
+        return step
+
+    operands = *given, local("result", (ONE,), out, "w")
+    return register(name, operands, made(expression), made(function))
 
 
 def _step(
     name: str, out: str, expression: Callable[[PrimExpr, PrimExpr], PrimExpr], function: str
 ) -> str:
     """Register a step on one block: ``out[0] = expression(given[0], global_scale[0])``."""
-    one = i64(1)
-
-    def step(body: bool) -> PrimFunc:
-        @T.prim_func(s_tir=True)
-        def scalar(given: T.handle, factor: T.handle, made: T.handle):
-            A = T.match_buffer(given, (one,), "int32", offset_factor=1, scope="local")
-            G = T.match_buffer(factor, (one,), "float32", offset_factor=1)
-            B = T.match_buffer(made, (one,), out, offset_factor=1, scope="local")
-            with T.sblock("root"):
-                T.reads(A[0:one], G[0:one])
-                T.writes(B[0:one])
-                for _ in range(one):
-                    with T.sblock("step"):
-                        T.reads(A[0:one], G[0:one])
-                        T.writes(B[0:one])
-                        B[0] = (
-                            call(function, A[0], G[0], dtype=out)
-                            if body
-                            else expression(A[0], G[0])
-                        )
-
-        return scalar
-
-    return register(name, step(False), step(True))
+    given = local("A", (ONE,), "int32"), Operand("G", (ONE,), "float32")
+    return scalar_step(name, given, out, expression, partial(call, function, dtype=out))
 
 
 @cache
@@ -180,118 +170,120 @@ def encode(fmt: str, dtype: str, known: bool) -> str:
     ``known``: the scale byte is that of the block's own maximum, which bounds the quotients.
     """
     spec = Quantize(fmt, dtype)
-    size, half, one, two = i64(spec.block), i64(spec.block // 2), i64(1), i64(2)
     # The power of two above amax / 6 bounds |x / d| by 6, the one below amax by 8.
     own = "BS_OWN" if spec.format.scale is E4M3 else "BS_CLAMP"
     limit = own if known else "BS_ANY"
     function = f"bs_encode<{CLASS[dtype]}, {spec.block}, BS_{fmt.upper()}, {limit}>"
+    scaled = spec.format.scale is E4M3
+    numbers = [local("D", (ONE,), "float32"), local("B", (ONE,), "int32")]
+    byte = [] if scaled else [T.int32(1)]
+    return codes_step(
+        f"cuda_encode_{fmt}_{dtype}_{'own' if known else 'any'}",
+        local("V", (i64(spec.block),), dtype),
+        numbers if scaled else numbers[:1],
+        lambda value, *given: element_code(spec, widen(value), *given, *byte),
+        lambda *args: call(function, *args, *byte),
+        "B V D" if scaled else None,
+    )
 
-    def with_byte(body: bool) -> PrimFunc:
-        @T.prim_func(s_tir=True)
-        def codes(values: T.handle, divisor: T.handle, byte: T.handle, packed: T.handle):
-            V = T.match_buffer(values, (size,), dtype, offset_factor=1, scope="local")
-            D = T.match_buffer(divisor, (one,), "float32", offset_factor=1, scope="local")
-            B = T.match_buffer(byte, (one,), "int32", offset_factor=1, scope="local")
-            P = T.match_buffer(packed, (half,), "uint8", offset_factor=1, scope="local")
-            with T.sblock("root"):
-                T.reads(B[0:one], V[0:size], D[0:one])
-                T.writes(P[0:half])
-                if body:
-                    T.evaluate(call(function, P.access_ptr("w"), V.access_ptr("r"), D[0], B[0]))
-                else:
-                    for j in range(half):
-                        with T.sblock("pack"):
-                            vj = T.axis.spatial(half, j)
-                            P[vj] = pack_codes(
-                                element_code(spec, widen(V[vj * two]), D[0], B[0]),
-                                element_code(spec, widen(V[vj * two + one]), D[0], B[0]),
-                            )
 
-        return codes
+def codes_step(
+    name: str,
+    values: Operand,
+    numbers: Sequence[Operand],
+    code: Callable[..., PrimExpr],
+    function: Callable[..., PrimExpr],
+    reads: str | None = None,
+) -> str:
+    """Register and name: ``code`` of each element and of ``numbers``, packed in pairs.
 
-    def without_byte(body: bool) -> PrimFunc:
-        @T.prim_func(s_tir=True)
-        def codes(values: T.handle, divisor: T.handle, packed: T.handle):
-            V = T.match_buffer(values, (size,), dtype, offset_factor=1, scope="local")
-            D = T.match_buffer(divisor, (one,), "float32", offset_factor=1, scope="local")
-            P = T.match_buffer(packed, (half,), "uint8", offset_factor=1, scope="local")
-            with T.sblock("root"):
-                T.reads(V[0:size], D[0:one])
-                T.writes(P[0:half])
-                if body:
-                    T.evaluate(
-                        call(function, P.access_ptr("w"), V.access_ptr("r"), D[0], T.int32(1))
-                    )
-                else:
-                    for j in range(half):
-                        with T.sblock("pack"):
-                            vj = T.axis.spatial(half, j)
-                            P[vj] = pack_codes(
-                                element_code(spec, widen(V[vj * two]), D[0], T.int32(1)),
-                                element_code(spec, widen(V[vj * two + one]), D[0], T.int32(1)),
-                            )
+    ``function`` takes addresses of the codes and of the elements, and the numbers.
+    """
+    half = i64(int(values.shape[0]) // 2)
 
-        return codes
+    def desc(V: T.Buffer, *others: T.Buffer) -> None:
+        *given, P = others
+        first = [number[0] for number in given]
+        with T.serial(half) as j, T.sblock("pack"):
+            vj = T.axis.spatial(half, j)
+            even, odd = code(V[vj * TWO], *first), code(V[vj * TWO + ONE], *first)
+            T.buffer_store(P, pack_codes(even, odd), [vj])
 
-    made = with_byte if spec.format.scale is E4M3 else without_byte
-    bound = "own" if known else "any"
-    return register(f"cuda_encode_{fmt}_{dtype}_{bound}", made(False), made(True))
+    def impl(V: T.Buffer, *others: T.Buffer) -> PrimExpr:
+        *given, P = others
+        return function(P.access_ptr("w"), V.access_ptr("r"), *(number[0] for number in given))
+
+    operands = values, *numbers, local("P", (half,), "uint8", "w")
+    return register(name, operands, desc, impl, reads)
 
 
 @cache
 def decode(count: int) -> str:
     """Register and name: ``count`` E2M1 codes times their block scale, float32."""
-    size, half, one, two = i64(count), i64(count // 2), i64(1), i64(2)
+    size, half = i64(count), i64(count // 2)
 
-    def function(body: bool) -> PrimFunc:
-        @T.prim_func(s_tir=True)
-        def values(packed: T.handle, scale: T.handle, value: T.handle):
-            P = T.match_buffer(packed, (half,), "uint8", offset_factor=1, scope="local")
-            S = T.match_buffer(scale, (one,), "float32", offset_factor=1, scope="local")
-            W = T.match_buffer(value, (size,), "float32", offset_factor=1, scope="local")
-            with T.sblock("root"):
-                T.reads(P[0:half], S[0:one])
-                T.writes(W[0:size])
-                if body:
-                    T.evaluate(
-                        call(f"bs_decode<{count}>", W.access_ptr("w"), P.access_ptr("r"), S[0])
-                    )
-                else:
-                    for k in range(size):
-                        with T.sblock("decode"):
-                            vk = T.axis.spatial(size, k)
-                            W[vk] = weight_value(P[vk // two], vk, S[0], "float32")
+    @T.inline
+    def desc(P, S, W):
+        for k in range(size):
+            with T.sblock("decode"):
+                vk = T.axis.spatial(size, k)
+                W[vk] = weight_value(P[vk // TWO], vk, S[0], "float32")
 
-        return values
+    def impl(P: T.Buffer, S: T.Buffer, W: T.Buffer) -> PrimExpr:
+        return call(f"bs_decode<{count}>", W.access_ptr("w"), P.access_ptr("r"), S[0])
 
-    return register(f"cuda_decode_x{count}", function(False), function(True))
+    operands = (
+        local("P", (half,), "uint8"),
+        local("S", (ONE,), "float32"),
+        local("W", (size,), "float32", "w"),
+    )
+    return register(f"cuda_decode_x{count}", operands, desc, impl)
 
 
 @cache
 def store_rounded(dtype: str, count: int, hint: str) -> str:
     """Register and name: ``count`` float32 rounded to ``dtype`` and stored."""
-    size = i64(count)
-    device = f"bs_store_rounded<{CLASS[dtype]}, {count}, {hint}>"
+    function = f"bs_store_rounded<{CLASS[dtype]}, {count}, {hint}>"
+    return mapped(
+        f"cuda_store_rounded_{dtype}x{count}_{hint}",
+        "out",
+        [local("V", (i64(count),), "float32")],
+        Operand("D", (i64(count),), dtype, "w"),
+        lambda value: formats.round_to(dtype, value),
+        partial(call, function),
+    )
 
-    def function(body: bool) -> PrimFunc:
-        @T.prim_func(s_tir=True)
-        def rounded(value: T.handle, out: T.handle):
-            V = T.match_buffer(value, (size,), "float32", offset_factor=1, scope="local")
-            D = T.match_buffer(out, (size,), dtype, offset_factor=1)
-            with T.sblock("root"):
-                T.reads(V[0:size])
-                T.writes(D[0:size])
-                if body:
-                    T.evaluate(call(device, D.access_ptr("w"), V.access_ptr("r")))
-                else:
-                    for i in range(size):
-                        with T.sblock("out"):
-                            vi = T.axis.spatial(size, i)
-                            D[vi] = formats.round_to(dtype, V[vi])
 
-        return rounded
+def mapped(
+    name: str,
+    block: str,
+    given: Sequence[Operand],
+    result: Operand,
+    expression: Callable[..., PrimExpr],
+    function: Callable[..., PrimExpr],
+    reads: str | None = None,
+) -> str:
+    """Register and name: ``expression`` of each element of ``given``.
 
-    return register(f"cuda_store_rounded_{dtype}x{count}_{hint}", function(False), function(True))
+    Of an operand of one element, every element meets that one.  ``function`` takes the address of
+    the result and those of what it is made of, of one element the number itself.
+    """
+    (size,) = result.shape
+    single = [int(operand.shape[0]) == 1 for operand in given]
+
+    def desc(*buffers: T.Buffer) -> None:
+        *made_of, out = buffers
+        with T.serial(size) as i, T.sblock(block):
+            vi = T.axis.spatial(size, i)
+            values = [b[0] if one else b[vi] for one, b in zip(single, made_of, strict=True)]
+            T.buffer_store(out, expression(*values), [vi])
+
+    def impl(*buffers: T.Buffer) -> PrimExpr:
+        *made_of, out = buffers
+        args = [b[0] if one else b.access_ptr("r") for one, b in zip(single, made_of, strict=True)]
+        return function(out.access_ptr("w"), *args)
+
+    return register(name, [*given, result], desc, impl, reads)
 
 
 @cache

@@ -5,21 +5,27 @@ As in `cuda_blocks`; the device functions are in ``blockscale/lower/native/fp4_f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import cache, partial
 
 from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
-from tvm.tirx import PrimFunc
 
 from blockscale.specs import NormQuantize
 from blockscale.specs.fused import CONVENTIONS, MIN_HIDDEN, SIXTEEN_BIT
 from blockscale.tir import encode, formats
-from blockscale.tir.common import i64, keep_params, widen
+from blockscale.tir.common import i64, widen
 from blockscale.tir.fused import norm_quantize
 from blockscale.tir.intrin.cuda import blocks as cuda_blocks
-from blockscale.tir.intrin.cuda.blocks import CLASS, register
-from blockscale.tir.quant.quantize import pack_codes
+from blockscale.tir.intrin.cuda.blocks import (
+    CLASS,
+    ONE,
+    codes_step,
+    largest,
+    local,
+    mapped,
+    scalar_step,
+)
+from blockscale.tir.intrin.operands import Operand, register
 
 HEADER = '#include "fp4_fused.cuh"\n'
 """What declares the device functions; nvcc looks for it in blockscale/native."""
@@ -30,96 +36,42 @@ call = partial(cuda_blocks.call, header=HEADER)
 @cache
 def widened(dtype: str, count: int) -> str:
     """Register and name: ``count`` elements as float32."""
-    size = i64(count)
-
-    def function(body: bool) -> PrimFunc:
-        @T.prim_func(s_tir=True)
-        def step(x: T.handle, h: T.handle):
-            X = T.match_buffer(x, (size,), dtype, offset_factor=1, scope="local")
-            H = T.match_buffer(h, (size,), "float32", offset_factor=1, scope="local")
-            with T.sblock("root"):
-                T.reads(X[0:size])
-                T.writes(H[0:size])
-                if body:
-                    T.evaluate(
-                        call(
-                            f"bs_widen<{CLASS[dtype]}, {count}>",
-                            H.access_ptr("w"),
-                            X.access_ptr("r"),
-                        )
-                    )
-                else:
-                    for i in range(size):
-                        with T.sblock("widen"):
-                            vi = T.axis.spatial(size, i)
-                            H[vi] = widen(X[vi])
-
-        return step
-
-    return register(f"cuda_widen_{dtype}x{count}", function(False), function(True))
+    size = (i64(count),)
+    return mapped(
+        f"cuda_widen_{dtype}x{count}",
+        "widen",
+        [local("X", size, dtype)],
+        local("H", size, "float32", "w"),
+        widen,
+        partial(call, f"bs_widen<{CLASS[dtype]}, {count}>"),
+    )
 
 
 @cache
 def add(dtype: str, count: int) -> str:
     """Register and name: sums of ``count`` elements and residuals, float32."""
-    size = i64(count)
-
-    def function(body: bool) -> PrimFunc:
-        @T.prim_func(s_tir=True)
-        def step(x: T.handle, residual: T.handle, h: T.handle):
-            X = T.match_buffer(x, (size,), dtype, offset_factor=1, scope="local")
-            R = T.match_buffer(residual, (size,), dtype, offset_factor=1, scope="local")
-            H = T.match_buffer(h, (size,), "float32", offset_factor=1, scope="local")
-            with T.sblock("root"):
-                T.reads(X[0:size], R[0:size])
-                T.writes(H[0:size])
-                if body:
-                    T.evaluate(
-                        call(
-                            f"bs_add<{CLASS[dtype]}, {count}>",
-                            H.access_ptr("w"),
-                            X.access_ptr("r"),
-                            R.access_ptr("r"),
-                        )
-                    )
-                else:
-                    for i in range(size):
-                        with T.sblock("add"):
-                            vi = T.axis.spatial(size, i)
-                            H[vi] = widen(X[vi]) + widen(R[vi])
-
-        return step
-
-    return register(f"cuda_add_{dtype}x{count}", function(False), function(True))
+    size = (i64(count),)
+    return mapped(
+        f"cuda_add_{dtype}x{count}",
+        "add",
+        [local("X", size, dtype), local("R", size, dtype)],
+        local("H", size, "float32", "w"),
+        lambda x, r: widen(x) + widen(r),
+        partial(call, f"bs_add<{CLASS[dtype]}, {count}>"),
+    )
 
 
 @cache
 def factor(convention: str) -> str:
     """Register and name: the factor of the values, from the global scale."""
-    one = i64(1)
-
-    def function(body: bool) -> PrimFunc:
-        @T.prim_func(s_tir=True)
-        def step(global_scale: T.handle, gs: T.handle):
-            G = T.match_buffer(global_scale, (one,), "float32", offset_factor=1)
-            F = T.match_buffer(gs, (one,), "float32", offset_factor=1, scope="local")
-            with T.sblock("root"):
-                T.reads(G[0:one])
-                T.writes(F[0:one])
-                for i in range(one):
-                    with T.sblock("gs"):
-                        T.reads(G[0:one])
-                        T.writes(F[0:one])
-                        if body:
-                            F[0] = call(
-                                f"bs_factor_{convention}", G.access_ptr("r"), dtype="float32"
-                            )
-                        else:
-                            F[0] = norm_quantize.factor(convention, G[0])
-
-        return step
-
-    return register(f"cuda_factor_{convention}", function(False), function(True))
+    return scalar_step(
+        f"cuda_factor_{convention}",
+        [Operand("G", (ONE,), "float32")],
+        "float32",
+        lambda g: norm_quantize.factor(convention, g),
+        lambda g: call(f"bs_factor_{convention}", g.source.access_ptr("r"), dtype="float32"),
+        "gs",
+    )
 
 
 @cache
@@ -129,30 +81,21 @@ def square_sum(count: int) -> str:
     size, groups, each = i64(count), i64(count // group), i64(group)
     one = count == group
 
-    def function(body: bool) -> PrimFunc:
-        @T.prim_func(s_tir=True)
-        def step(h: T.handle, total: T.handle):
-            H = T.match_buffer(h, (size,), "float32", offset_factor=1, scope="local")
-            S = T.match_buffer(total, (groups,), "float32", offset_factor=1, scope="local")
-            with T.sblock("root"):
-                T.reads(H[0:size])
-                T.writes(S[0:groups])
-                if body:
-                    T.evaluate(
-                        call(f"bs_square_sum<{count}>", S.access_ptr("w"), H.access_ptr("r"))
-                    )
+    @T.inline
+    def desc(H, S):
+        for g in range(groups):
+            with T.sblock("square_sum"):
+                if one:  # TVM binds no variable to a loop of one iteration
+                    S[i64(0)] = norm_quantize.square_sum(lambda j: H[i64(j)])
                 else:
-                    for g in range(groups):
-                        with T.sblock("square_sum"):
-                            if one:  # TVM binds no variable to a loop of one iteration
-                                S[i64(0)] = norm_quantize.square_sum(lambda j: H[i64(j)])
-                            else:
-                                vg = T.axis.spatial(groups, g)
-                                S[vg] = norm_quantize.square_sum(lambda j: H[vg * each + i64(j)])
+                    vg = T.axis.spatial(groups, g)
+                    S[vg] = norm_quantize.square_sum(lambda j: H[vg * each + i64(j)])
 
-        return step
+    def impl(H: T.Buffer, S: T.Buffer) -> PrimExpr:
+        return call(f"bs_square_sum<{count}>", S.access_ptr("w"), H.access_ptr("r"))
 
-    return register(f"cuda_square_sum_x{count}", function(False), function(True))
+    operands = local("H", (size,), "float32"), local("S", (groups,), "float32", "w")
+    return register(f"cuda_square_sum_x{count}", operands, desc, impl)
 
 
 @cache
@@ -162,122 +105,23 @@ def norm(dtype: str, count: int, residual: bool, convention: str) -> str:
     mode = "BS_ROUND_FIRST"
     if not residual:
         mode = "BS_WEIGHT_FIRST" if convention == "flashinfer" else "BS_PLAIN"
-    size, one = i64(count), i64(1)
-
-    def function(body: bool) -> PrimFunc:
-        @T.prim_func(s_tir=True)
-        def step(h: T.handle, rstd: T.handle, weight: T.handle, y: T.handle):
-            H = T.match_buffer(h, (size,), "float32", offset_factor=1, scope="local")
-            R = T.match_buffer(rstd, (one,), "float32", offset_factor=1, scope="local")
-            W = T.match_buffer(weight, (size,), dtype, offset_factor=1, scope="local")
-            Y = T.match_buffer(y, (size,), "float32", offset_factor=1, scope="local")
-            with T.sblock("root"):
-                if mode == "BS_WEIGHT_FIRST":  # the order in which the op's block names its reads
-                    T.reads(H[0:size], W[0:size], R[0:one])
-                else:
-                    T.reads(H[0:size], R[0:one], W[0:size])
-                T.writes(Y[0:size])
-                if body:
-                    T.evaluate(
-                        call(
-                            f"bs_norm<{CLASS[dtype]}, {count}, {mode}>",
-                            Y.access_ptr("w"),
-                            H.access_ptr("r"),
-                            R[0],
-                            W.access_ptr("r"),
-                        )
-                    )
-                else:
-                    for i in range(size):
-                        with T.sblock("norm"):
-                            vi = T.axis.spatial(size, i)
-                            Y[vi] = norm_quantize.normed(spec, H[vi], R[0], W[vi])
-
-        return step
-
-    name = f"cuda_norm_{dtype}x{count}_{convention}{'_add' if residual else ''}"
-    return register(name, function(False), function(True))
+    size = (i64(count),)
+    return mapped(
+        f"cuda_norm_{dtype}x{count}_{convention}{'_add' if residual else ''}",
+        "norm",
+        [local("H", size, "float32"), local("R", (ONE,), "float32"), local("W", size, dtype)],
+        local("Y", size, "float32", "w"),
+        partial(norm_quantize.normed, spec),
+        partial(call, f"bs_norm<{CLASS[dtype]}, {count}, {mode}>"),
+        "H W R" if mode == "BS_WEIGHT_FIRST" else None,
+    )
 
 
 @cache
 def most(count: int) -> str:
     """Register and name: maximum of `encode.magnitude` of ``count`` float32."""
-    size, one = i64(count), i64(1)
-
-    def function(body: bool) -> PrimFunc:
-        @T.prim_func(s_tir=True)
-        def step(values: T.handle, found: T.handle):
-            V = T.match_buffer(values, (size,), "float32", offset_factor=1, scope="local")
-            M = T.match_buffer(found, (one,), "int32", offset_factor=1, scope="local")
-            with T.sblock("root"):
-                T.reads(M[0:one], V[0:size])
-                T.writes(M[0:one])
-                if body:
-                    M[0] = call(f"bs_most<{count}>", V.access_ptr("r"), M[0], dtype="int32")
-                else:
-                    for i in range(size):
-                        with T.sblock("amax"):
-                            vi = T.axis.reduce(size, i)
-                            M[0] = T.max(M[0], encode.magnitude(V[vi]))
-
-        return step
-
-    return register(f"cuda_most_f32x{count}", function(False), function(True))
-
-
-def scalar_step(
-    name: str,
-    dtypes: Sequence[str],
-    out: str,
-    expression: Callable[..., PrimExpr],
-    function: str,
-    last_scope: str = "local",
-) -> str:
-    """Register a step ``out[0] = expression(a[0], ...)`` of one to three numbers of ``dtypes``.
-
-    They are read in this order; ``last_scope`` is that of the last one, if there are several.
-    """
-    one, count = i64(1), len(dtypes)
-    scopes = ["local"] * (count - 1) + [last_scope if count > 1 else "local"]
-
-    def make(body: bool) -> PrimFunc:
-        def value(*numbers: PrimExpr) -> PrimExpr:
-            return call(function, *numbers, dtype=out) if body else expression(*numbers)
-
-        @T.prim_func(s_tir=True)
-        def step(a: T.handle, b: T.handle, c: T.handle, result: T.handle):
-            A = T.match_buffer(a, (one,), dtypes[0], offset_factor=1, scope=scopes[0])
-            if count > 1:
-                B = T.match_buffer(b, (one,), dtypes[1], offset_factor=1, scope=scopes[1])
-            if count > 2:
-                C = T.match_buffer(c, (one,), dtypes[2], offset_factor=1, scope=scopes[2])
-            R = T.match_buffer(result, (one,), out, offset_factor=1, scope="local")
-            with T.sblock("root"):
-                if count == 1:
-                    T.reads(A[0:one])
-                elif count == 2:
-                    T.reads(A[0:one], B[0:one])
-                else:
-                    T.reads(A[0:one], B[0:one], C[0:one])
-                T.writes(R[0:one])
-                for i in range(one):
-                    with T.sblock("step"):
-                        if count == 1:
-                            T.reads(A[0:one])
-                            T.writes(R[0:one])
-                            R[0] = value(A[0])
-                        elif count == 2:
-                            T.reads(A[0:one], B[0:one])
-                            T.writes(R[0:one])
-                            R[0] = value(A[0], B[0])
-                        else:
-                            T.reads(A[0:one], B[0:one], C[0:one])
-                            T.writes(R[0:one])
-                            R[0] = value(A[0], B[0], C[0])
-
-        return keep_params(step, [*"ABC"[:count], "R"])
-
-    return register(name, make(False), make(True))
+    function = partial(call, f"bs_most<{count}>", dtype="int32")
+    return largest(f"cuda_most_f32x{count}", "float32", count, encode.magnitude, function)
 
 
 @cache
@@ -287,12 +131,13 @@ def scale_of(scale_format: str, scaled: bool) -> str:
     def byte(*numbers: PrimExpr) -> PrimExpr:
         return encode.scale_byte(scale_format, numbers[-1], numbers[0] if scaled else None)
 
+    amax = local("amax", (ONE,), "int32")
     return scalar_step(
         f"cuda_scale_{scale_format}{'_scaled' if scaled else ''}",
-        ("float32", "int32") if scaled else ("int32",),
+        [local("factor", (ONE,), "float32"), amax] if scaled else [amax],
         "int32",
         byte,
-        f"bs_scale_{scale_format}",
+        partial(call, f"bs_scale_{scale_format}", dtype="int32"),
     )
 
 
@@ -303,45 +148,26 @@ def inverse_of(scale_format: str, scaled: bool) -> str:
     def inverse(*numbers: PrimExpr) -> PrimExpr:
         return encode.inverse_scale(scale_format, numbers[0], numbers[1] if scaled else None)
 
+    byte = local("byte", (ONE,), "int32")
     return scalar_step(
         f"cuda_inverse_{scale_format}{'_scaled' if scaled else ''}",
-        ("int32", "float32") if scaled else ("int32",),
+        [byte, local("factor", (ONE,), "float32")] if scaled else [byte],
         "float32",
         inverse,
-        f"bs_inverse_{scale_format}",
+        partial(call, f"bs_inverse_{scale_format}", dtype="float32"),
     )
 
 
 @cache
 def codes_of(count: int) -> str:
     """Register and name: E2M1 codes of ``count`` float32 times ``inverse``, packed in pairs."""
-    size, half, one, two = i64(count), i64(count // 2), i64(1), i64(2)
-
-    def function(body: bool) -> PrimFunc:
-        @T.prim_func(s_tir=True)
-        def step(values: T.handle, inverse: T.handle, packed: T.handle):
-            V = T.match_buffer(values, (size,), "float32", offset_factor=1, scope="local")
-            R = T.match_buffer(inverse, (one,), "float32", offset_factor=1, scope="local")
-            P = T.match_buffer(packed, (half,), "uint8", offset_factor=1, scope="local")
-            with T.sblock("root"):
-                T.reads(V[0:size], R[0:one])
-                T.writes(P[0:half])
-                if body:
-                    T.evaluate(
-                        call(f"bs_codes_of<{count}>", P.access_ptr("w"), V.access_ptr("r"), R[0])
-                    )
-                else:
-                    for j in range(half):
-                        with T.sblock("pack"):
-                            vj = T.axis.spatial(half, j)
-                            P[vj] = pack_codes(
-                                formats.e2m1_encode(V[vj * two] * R[0]),
-                                formats.e2m1_encode(V[vj * two + one] * R[0]),
-                            )
-
-        return step
-
-    return register(f"cuda_codes_of_x{count}", function(False), function(True))
+    return codes_step(
+        f"cuda_codes_of_x{count}",
+        local("V", (i64(count),), "float32"),
+        [local("R", (ONE,), "float32")],
+        lambda value, inverse: formats.e2m1_encode(value * inverse),
+        partial(call, f"bs_codes_of<{count}>"),
+    )
 
 
 @cache

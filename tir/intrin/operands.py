@@ -1,0 +1,128 @@
+"""How a tensor intrinsic is made: its operands, said once, and two bodies.
+
+`register` makes two functions of them which differ in nothing but the body of their root block:
+the *desc*, plain loops in the expressions of the ops, and the *impl*, the instruction.  A body
+takes the operands' buffers in order.  It is a `T.inline`, or a function that emits statements or
+returns the expression to evaluate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from tvm import tirx
+from tvm.ir import Expr as PrimExpr
+from tvm.s_tir import TensorIntrin
+from tvm.script import tirx as T
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx import PrimFunc
+
+from blockscale.tir.common import i64
+
+Body = Callable[..., Any]
+"""What fills the root block."""
+
+
+class Operand(NamedTuple):
+    """A buffer that an intrinsic reads ("r"), writes ("w") or updates ("rw")."""
+
+    name: str
+    shape: tuple[PrimExpr, ...]
+    dtype: str
+    access: str = "r"
+    scope: str = "global"
+    align: int = -1
+    """Of its address, in bytes; -1 is TVM's own choice."""
+    strided: bool = False
+    """Rows may lie any distance apart."""
+
+    def bind(self) -> T.Buffer:
+        """Add the parameter to the function that is being built; return its buffer."""
+        strides = [tirx.Var("stride", "int64"), i64(1)] if self.strided else None
+        buffer = T.match_buffer(
+            T.arg(self.name.lower(), T.handle()),
+            self.shape,
+            self.dtype,
+            strides=strides,
+            scope=self.scope,
+            align=self.align,
+            offset_factor=1,
+        )
+        IRBuilder.name(self.name, buffer)
+        return buffer
+
+
+def register(
+    name: str, operands: Sequence[Operand], desc: Body, impl: Body, reads: str | None = None
+) -> str:
+    """Register a tensor intrinsic, again if need be; return its name, for `Schedule.tensorize`.
+
+    ``reads``: names of the operands in the order in which the op's block reads them; without it
+    those that are updated, and then those that are read only.
+    """
+    order = reads.split() if reads else _reads(operands)
+    made = (_function(operands, body, order) for body in (desc, impl))
+    TensorIntrin.register(name, *made, override=True)
+    return name
+
+
+def _reads(operands: Sequence[Operand]) -> list[str]:
+    return [op.name for access in ("rw", "r") for op in operands if op.access == access]
+
+
+def _function(operands: Sequence[Operand], body: Body, reads: list[str]) -> PrimFunc:
+    @T.prim_func(s_tir=True)
+    def function():
+        _fill(operands, body, reads)
+
+    return function
+
+
+def _fill(operands: Sequence[Operand], body: Body, reads: list[str]) -> None:
+    """Emit the parameters and the root block of an intrinsic."""
+    buffers = {operand.name: operand.bind() for operand in operands}
+    whole = {
+        op.name: buffers[op.name][tuple(slice(0, extent) for extent in op.shape)] for op in operands
+    }
+    with T.sblock("root"):
+        T.reads(*(whole[name] for name in reads))
+        T.writes(*(whole[op.name] for op in operands if "w" in op.access))
+        value = body(*buffers.values())
+        if value is not None:
+            T.evaluate(value)
+
+
+def copy(
+    name: str,
+    shape: tuple[PrimExpr, ...],
+    dtype: str,
+    scopes: tuple[str, str],
+    move: Callable[[T.Buffer, T.Buffer], PrimExpr],
+    table: bool = False,
+) -> str:
+    """Register and name: ``target = source``, between buffers of ``scopes``.
+
+    Args:
+        move: call that copies, of the target and the source.
+        table: the op finds the source by a number in a table, which the copy reads too.
+    """
+    several = table or len(shape) > 1 or int(shape[0]) > 1  # what blockize leaves has no axis
+
+    def desc(source: T.Buffer, *others: T.Buffer) -> None:
+        *tables, target = others
+        with T.grid(*shape) as loops, T.sblock("copy"):
+            each = [loops] if len(shape) == 1 else loops
+            at = tuple(map(T.axis.spatial, shape, each)) if several else (0,)
+            if table or not several:
+                T.reads(source[at], *(numbers[0] for numbers in tables))
+                T.writes(target[at])
+            T.buffer_store(target, source[at], at)
+
+    def impl(source: T.Buffer, *others: T.Buffer) -> PrimExpr:
+        return move(others[-1], source)
+
+    given = [Operand("table", (i64(1),), "int32")] if table else []
+    source = Operand("source", shape, dtype, scope=scopes[0])
+    target = Operand("target", shape, dtype, "w", scopes[1])
+    return register(name, [source, *given, target], desc, impl)
