@@ -8,7 +8,9 @@ returns the expression to evaluate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import compress
 from typing import Any, NamedTuple
 
 from tvm import tirx
@@ -93,6 +95,22 @@ def _fill(operands: Sequence[Operand], body: Body, reads: list[str]) -> None:
             T.evaluate(value)
 
 
+@contextmanager
+def nest(block: str, kinds: str, *extents: PrimExpr) -> Iterator[list[PrimExpr | int]]:
+    """Emit loops around ``block``; yield its axes, spatial ("S") or reduced ("R").
+
+    Where a loop would have one iteration, TVM leaves no axis, which is 0 here, and keeps the loop
+    only if it is the last.
+    """
+    several = [int(extent) > 1 for extent in extents]
+    kept = list(compress(extents, several))
+    make = [T.axis.spatial if kind == "S" else T.axis.reduce for kind in compress(kinds, several)]
+    with T.grid(*(kept or extents)) as loops, T.sblock(block):
+        each = [loops] if len(kept) < 2 else loops
+        axes = iter([axis(*of) for axis, *of in zip(make, kept, each, strict=False)])
+        yield [next(axes) if one else 0 for one in several]
+
+
 def copy(
     name: str,
     shape: tuple[PrimExpr, ...],
@@ -107,15 +125,13 @@ def copy(
         move: call that copies, of the target and the source.
         table: the op finds the source by a number in a table, which the copy reads too.
     """
-    several = table or len(shape) > 1 or int(shape[0]) > 1  # what blockize leaves has no axis
 
     def desc(source: T.Buffer, *others: T.Buffer) -> None:
         *tables, target = others
-        with T.grid(*shape) as loops, T.sblock("copy"):
-            each = [loops] if len(shape) == 1 else loops
-            at = tuple(map(T.axis.spatial, shape, each)) if several else (0,)
-            if table or not several:
-                T.reads(source[at], *(numbers[0] for numbers in tables))
+        with nest("copy", "S" * len(shape), *shape) as axes:
+            at = tuple(axes)
+            if table:
+                T.reads(source[at], tables[0][0])
                 T.writes(target[at])
             T.buffer_store(target, source[at], at)
 

@@ -21,7 +21,7 @@ from blockscale.tir import formats
 from blockscale.tir.common import i64
 from blockscale.tir.gemm.tiles import ATOM_BYTES
 from blockscale.tir.intrin import tma
-from blockscale.tir.intrin.operands import Operand, register
+from blockscale.tir.intrin.operands import Operand, nest, register
 from blockscale.tir.intrin.tma import SMEM, TMEM, call, tile_copy
 
 _NAMES = {
@@ -112,8 +112,7 @@ def mma(shape: Mma) -> str:
     RS, CS = (i64(extent // 8 - 4 + row.step // row.block) for extent in (rows, cols))
 
     def desc(A: T.Buffer, SA: T.Buffer, B: T.Buffer, SB: T.Buffer, D: T.Buffer) -> None:
-        with T.grid(R, C, K) as loops, T.sblock("gemm"):
-            vi, vj, vk = T.axis.remap("SSR", loops)
+        with nest("gemm", "SSR", R, C, K) as (vi, vj, vk):
             at = (vj, vi) if shape.swap else (vi, vj)
             a = formats.element(row.a, A[vi, vk // AC], vk)
             b = formats.element(row.b, B[vj, vk // BC], vk)

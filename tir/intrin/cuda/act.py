@@ -14,7 +14,7 @@ from blockscale.tir.fused.act_quantize import block_byte, block_code, block_fact
 from blockscale.tir.fused.act_quantize_threads import NUMBERS, activated
 from blockscale.tir.intrin.cuda.blocks import CLASS, ONE, codes_step, local, scalar_step
 from blockscale.tir.intrin.cuda.fused import call
-from blockscale.tir.intrin.operands import Operand, register
+from blockscale.tir.intrin.operands import Operand, nest, register
 
 
 @cache
@@ -25,10 +25,9 @@ def activate(activation: str, dtype: str, count: int) -> str:
 
     def desc(G: T.Buffer, *others: T.Buffer) -> None:
         *numbers, U, A = others
-        with T.serial(size) as k, T.sblock("value"):
-            vk = T.axis.spatial(size, k)
+        with nest("value", "S", size) as (k,):
             numbered = numbers[0] if numbers else None
-            T.buffer_store(A, activated(activation, dtype, G[vk], U[vk], numbered), [vk])
+            T.buffer_store(A, activated(activation, dtype, G[k], U[k], numbered), [k])
 
     def impl(G: T.Buffer, *others: T.Buffer) -> PrimExpr:
         *numbers, U, A = others

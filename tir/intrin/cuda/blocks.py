@@ -18,7 +18,7 @@ from blockscale.specs import Quantize
 from blockscale.tir import formats
 from blockscale.tir.common import i64, widen
 from blockscale.tir.gemm.linear import weight_value
-from blockscale.tir.intrin.operands import Body, Operand, copy, register
+from blockscale.tir.intrin.operands import Body, Operand, copy, nest, register
 from blockscale.tir.quant.quantize import element_code, pack_codes, scale_byte
 
 HEADER = '#include "fp4.cuh"\n'
@@ -118,7 +118,7 @@ def scalar_step(
     def made(value: Callable[..., PrimExpr]) -> Body:
         def step(*buffers: T.Buffer) -> None:
             *numbers, result = buffers
-            with T.serial(ONE), T.sblock(block):
+            with nest(block, "S", ONE):
                 T.reads(*(number[0:ONE] for number in numbers))
                 T.writes(result[0:ONE])
                 T.buffer_store(result, value(*(number[0] for number in numbers)), [0])
@@ -204,10 +204,9 @@ def codes_step(
     def desc(V: T.Buffer, *others: T.Buffer) -> None:
         *given, P = others
         first = [number[0] for number in given]
-        with T.serial(half) as j, T.sblock("pack"):
-            vj = T.axis.spatial(half, j)
-            even, odd = code(V[vj * TWO], *first), code(V[vj * TWO + ONE], *first)
-            T.buffer_store(P, pack_codes(even, odd), [vj])
+        with nest("pack", "S", half) as (j,):
+            even, odd = code(V[j * TWO], *first), code(V[j * TWO + ONE], *first)
+            T.buffer_store(P, pack_codes(even, odd), [j])
 
     def impl(V: T.Buffer, *others: T.Buffer) -> PrimExpr:
         *given, P = others
@@ -273,10 +272,9 @@ def mapped(
 
     def desc(*buffers: T.Buffer) -> None:
         *made_of, out = buffers
-        with T.serial(size) as i, T.sblock(block):
-            vi = T.axis.spatial(size, i)
-            values = [b[0] if one else b[vi] for one, b in zip(single, made_of, strict=True)]
-            T.buffer_store(out, expression(*values), [vi])
+        with nest(block, "S", size) as (i,):
+            values = [b[0] if one else b[i] for one, b in zip(single, made_of, strict=True)]
+            T.buffer_store(out, expression(*values), [i])
 
     def impl(*buffers: T.Buffer) -> PrimExpr:
         *made_of, out = buffers

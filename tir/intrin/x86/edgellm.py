@@ -12,13 +12,13 @@ from functools import cache
 from tvm import tirx
 from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
-from tvm.script.ir_builder import tirx as ir_builder
 
 from blockscale.base.edgellm_index import BLOCK, TILE, TILE_BYTES
 from blockscale.tir import formats
 from blockscale.tir.common import i64
 from blockscale.tir.edgellm.passes import LANES, QUARTERS, code_value, scale_decode
-from blockscale.tir.intrin.x86.width import WIDTHS, e2m1_lookup, register
+from blockscale.tir.intrin.operands import Operand, register
+from blockscale.tir.intrin.x86.width import WIDTHS, e2m1_lookup, packed
 
 AHEAD = 16
 """How many rows ahead of those in use codes are requested from memory."""
@@ -33,22 +33,23 @@ def dot(level: str) -> str:
     """Register and name: ``sums[q, i] += sum_k a[k] * e2m1(codes[k, 4 i + q])``, 16 rows k."""
     width = WIDTHS[level].lanes
     Q, L, K, B, two = (i64(v) for v in (QUARTERS, LANES, BLOCK, TILE_BYTES, 2))
+    operands = (
+        Operand("C", (Q, L), "float32", "rw"),
+        Operand("A", (K,), "float32"),
+        packed("P", (K, B), strided=True),
+    )
 
-    @T.prim_func(s_tir=True)
-    def desc(sums: T.handle, a: T.handle, packed: T.handle):
-        row = T.int64()
-        C = T.match_buffer(sums, (Q, L), "float32", offset_factor=1)
-        A = T.match_buffer(a, (K,), "float32", offset_factor=1)
-        P = T.match_buffer(packed, (K, B), "uint8", align=1, offset_factor=1, strides=[row, i64(1)])
-        with T.sblock("root"):
-            T.reads(C[0:Q, 0:L], A[0:K], P[0:K, 0:B])
-            T.writes(C[0:Q, 0:L])
-            for q, i, k in T.grid(Q, L, K):
-                with T.sblock("dot"):
-                    vq, vi, vk = T.axis.remap("SSR", [q, i, k])
-                    C[vq, vi] = C[vq, vi] + A[vk] * code_value(P[vk, vi * two + vq // two], vq)
+    @T.inline
+    def desc(C, A, P):
+        for q, i, k in T.grid(Q, L, K):
+            with T.sblock("dot"):
+                vq, vi, vk = T.axis.remap("SSR", [q, i, k])
+                C[vq, vi] = C[vq, vi] + A[vk] * code_value(P[vk, vi * two + vq // two], vq)
 
-    def emit(A: PrimExpr, P: PrimExpr, C: PrimExpr) -> None:
+    def impl(C: PrimExpr, A: PrimExpr, P: PrimExpr) -> None:
+        with T.unroll(K) as ahead:
+            address = T.address_of(P[ahead + AHEAD, 0])
+            T.evaluate(T.call_llvm_intrin("void", "llvm.prefetch", address, 0, 3, 1))
         for start in range(0, LANES, width):
             ramp = tirx.Ramp(i64(start), i64(1), width)
             sums = [C.vload([i64(q), i64(start)], f"float32x{width}") for q in range(QUARTERS)]
@@ -59,26 +60,9 @@ def dot(level: str) -> str:
                 for q in range(QUARTERS):
                     sums[q] = sums[q] + factor * e2m1_lookup(level, _shifted(words, 4 * q))
             for q in range(QUARTERS):
-                ir_builder.buffer_store(C, sums[q], [i64(q), ramp])
+                T.buffer_store(C, sums[q], [i64(q), ramp])
 
-    @T.prim_func(s_tir=True)
-    def impl(sums: T.handle, a: T.handle, packed: T.handle):
-        row = T.int64()
-        C = T.match_buffer(sums, (Q, L), "float32", offset_factor=1)
-        A = T.match_buffer(a, (K,), "float32", offset_factor=1)
-        P = T.match_buffer(packed, (K, B), "uint8", align=1, offset_factor=1, strides=[row, i64(1)])
-        with T.sblock("root"):
-            T.reads(C[0:Q, 0:L], A[0:K], P[0:K, 0:B])
-            T.writes(C[0:Q, 0:L])
-            for k in T.unroll(K):
-                T.evaluate(
-                    T.call_llvm_intrin(
-                        "void", "llvm.prefetch", T.address_of(P[k + AHEAD, 0]), 0, 3, 1
-                    )
-                )
-            emit(A, P, C)
-
-    return register(f"edgellm_dot_{level}", desc, impl)
+    return register(f"edgellm_dot_{level}", operands, desc, impl)
 
 
 @cache
@@ -86,23 +70,20 @@ def scale(level: str) -> str:
     """Register and name: ``total[q, i] += sums[q, i] * s[q, i]``, s of byte 4 i + q."""
     width = WIDTHS[level].lanes
     Q, L, N = i64(QUARTERS), i64(LANES), i64(TILE)
+    operands = (
+        Operand("C", (Q, L), "float32", "rw"),
+        Operand("A", (Q, L), "float32"),
+        packed("S", (N,)),
+    )
 
-    @T.prim_func(s_tir=True)
-    def desc(total: T.handle, sums: T.handle, scales: T.handle):
-        C = T.match_buffer(total, (Q, L), "float32", offset_factor=1)
-        A = T.match_buffer(sums, (Q, L), "float32", offset_factor=1)
-        S = T.match_buffer(scales, (N,), "uint8", align=1, offset_factor=1)
-        with T.sblock("root"):
-            T.reads(C[0:Q, 0:L], A[0:Q, 0:L], S[0:N])
-            T.writes(C[0:Q, 0:L])
-            for q, i in T.grid(Q, L):
-                with T.sblock("scale"):
-                    vq, vi = T.axis.remap("SS", [q, i])
-                    C[vq, vi] = C[vq, vi] + A[vq, vi] * scale_decode(
-                        T.Cast("int32", S[vi * Q + vq])
-                    )
+    @T.inline
+    def desc(C, A, S):
+        for q, i in T.grid(Q, L):
+            with T.sblock("scale"):
+                vq, vi = T.axis.remap("SS", [q, i])
+                C[vq, vi] = C[vq, vi] + A[vq, vi] * scale_decode(T.Cast("int32", S[vi * Q + vq]))
 
-    def emit(C: PrimExpr, A: PrimExpr, S: PrimExpr) -> None:
+    def impl(C: PrimExpr, A: PrimExpr, S: PrimExpr) -> None:
         for start in range(0, LANES, width):
             ramp = tirx.Ramp(i64(start), i64(1), width)
             raw = S.vload([i64(QUARTERS * start)], f"uint8x{QUARTERS * width}")
@@ -111,19 +92,9 @@ def scale(level: str) -> str:
                 byte = _shifted(words, 8 * q) & formats.const(255, words, "int32")
                 at = [i64(q), i64(start)]
                 before, sums = (b.vload(at, f"float32x{width}") for b in (C, A))
-                ir_builder.buffer_store(C, before + sums * scale_decode(byte), [i64(q), ramp])
+                T.buffer_store(C, before + sums * scale_decode(byte), [i64(q), ramp])
 
-    @T.prim_func(s_tir=True)
-    def impl(total: T.handle, sums: T.handle, scales: T.handle):
-        C = T.match_buffer(total, (Q, L), "float32", offset_factor=1)
-        A = T.match_buffer(sums, (Q, L), "float32", offset_factor=1)
-        S = T.match_buffer(scales, (N,), "uint8", align=1, offset_factor=1)
-        with T.sblock("root"):
-            T.reads(C[0:Q, 0:L], A[0:Q, 0:L], S[0:N])
-            T.writes(C[0:Q, 0:L])
-            emit(C, A, S)
-
-    return register(f"edgellm_scale_{level}", desc, impl)
+    return register(f"edgellm_scale_{level}", operands, desc, impl)
 
 
 def register_all() -> None:

@@ -13,7 +13,7 @@ from tvm.script import tirx as T
 
 from blockscale.tir.common import i64
 from blockscale.tir.fused import norm_quantize
-from blockscale.tir.intrin.x86.width import register
+from blockscale.tir.intrin.operands import Operand, register
 
 _GROUP = norm_quantize.GROUP
 
@@ -36,21 +36,20 @@ def square_sum(block: int) -> str:
     """Register and name: the sums of the squares of each 16 of ``block`` neighbours, in order."""
     size, groups, group = i64(block), i64(block // _GROUP), i64(_GROUP)
     one, half = block == _GROUP, _GROUP // 2
+    operands = (
+        Operand("H", (size,), "float32"),
+        Operand("S", (groups,), "float32", "w"),
+    )
 
-    @T.prim_func(s_tir=True)
-    def desc(h: T.handle, total: T.handle):
-        H = T.match_buffer(h, (size,), "float32", offset_factor=1)
-        S = T.match_buffer(total, (groups,), "float32", offset_factor=1)
-        with T.sblock("root"):
-            T.reads(H[0:size])
-            T.writes(S[0:groups])
-            for g in range(groups):
-                with T.sblock("square_sum"):
-                    if one:  # TVM binds no variable to a loop of one iteration
-                        S[i64(0)] = norm_quantize.square_sum(lambda j: H[i64(j)])
-                    else:
-                        vg = T.axis.spatial(groups, g)
-                        S[vg] = norm_quantize.square_sum(lambda j: H[vg * group + i64(j)])
+    @T.inline
+    def desc(H, S):
+        for g in range(groups):
+            with T.sblock("square_sum"):
+                if one:  # TVM binds no variable to a loop of one iteration
+                    S[i64(0)] = norm_quantize.square_sum(lambda j: H[i64(j)])
+                else:
+                    vg = T.axis.spatial(groups, g)
+                    S[vg] = norm_quantize.square_sum(lambda j: H[vg * group + i64(j)])
 
     def summed(H: tirx.Buffer, g: PrimExpr) -> PrimExpr:
         low, high = (H.vload([g * group + i64(start)], f"float32x{half}") for start in (0, half))
@@ -59,14 +58,9 @@ def square_sum(block: int) -> str:
             values, lanes = _fold(values, lanes), lanes // 2
         return values
 
-    @T.prim_func(s_tir=True)
-    def impl(h: T.handle, total: T.handle):
-        H = T.match_buffer(h, (size,), "float32", offset_factor=1)
-        S = T.match_buffer(total, (groups,), "float32", offset_factor=1)
-        with T.sblock("root"):
-            T.reads(H[0:size])
-            T.writes(S[0:groups])
-            for g in T.unroll(groups):
-                S[g] = summed(H, g)
+    @T.inline
+    def impl(H, S):
+        for g in T.unroll(groups):
+            S[g] = summed(H, g)
 
-    return register(f"square_sum_{block}", desc, impl)
+    return register(f"square_sum_{block}", operands, desc, impl)

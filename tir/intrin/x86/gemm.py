@@ -14,9 +14,10 @@ from tvm.script import tirx as T
 from blockscale.tir import formats
 from blockscale.tir.common import i64
 from blockscale.tir.gemm.linear import weight_value
+from blockscale.tir.intrin.operands import Operand, register
 from blockscale.tir.intrin.x86.panels import BLOCK_CODES, column_words, store_all, transposed
 from blockscale.tir.intrin.x86.rows import spread
-from blockscale.tir.intrin.x86.width import WIDTHS, e2m1_lookup, register
+from blockscale.tir.intrin.x86.width import WIDTHS, e2m1_lookup, packed
 
 E4M3_BLOCK = 32
 """Elements that share a scale in the formats with E4M3 elements."""
@@ -39,55 +40,44 @@ def decode_panel_e4m3(level: str, depth: int, block: int) -> str:
     scale_count, per_word = max(1, depth // block), 4
     L, K, one, words_count = i64(lanes), i64(depth), i64(1), i64(depth // per_word)
     scales, words_per_scale = i64(scale_count), i64(min(depth, block) // per_word)
+    operands = (
+        packed("P", (L, K), strided=True),
+        Operand("S", (scales, L), "float32"),
+        Operand("W", (K, L), "float32", "w"),
+    )
 
-    @T.prim_func(s_tir=True)
-    def desc(codes: T.handle, scale: T.handle, value: T.handle):
-        P = T.match_buffer(
-            codes, (L, K), "uint8", align=1, offset_factor=1, strides=[T.int64(), one]
-        )
-        S = T.match_buffer(scale, (scales, L), "float32", offset_factor=1)
-        W = T.match_buffer(value, (K, L), "float32", offset_factor=1)
-        with T.sblock("root"):
-            T.reads(P[0:L, 0:K], S[0:scales, 0:L])
-            T.writes(W[0:K, 0:L])
-            for n, k in T.grid(L, K):
-                with T.sblock("decode"):
-                    vn, vk = T.axis.remap("SS", [n, k])
-                    W[vk, vn] = (
-                        formats.e4m3_decode(T.Cast("int32", P[vn, vk])) * S[vk // i64(block), vn]
-                    )
+    @T.inline
+    def desc(P, S, W):
+        for n, k in T.grid(L, K):
+            with T.sblock("decode"):
+                vn, vk = T.axis.remap("SS", [n, k])
+                W[vk, vn] = (
+                    formats.e4m3_decode(T.Cast("int32", P[vn, vk])) * S[vk // i64(block), vn]
+                )
 
     def columns(load: list[PrimExpr]) -> list[PrimExpr]:
         size = depth // per_word
         rows = [tirx.reinterpret(f"int32x{size}", row) for row in load]
         return transposed(rows) if size == lanes else [column_words(rows, w) for w in range(size)]
 
-    @T.prim_func(s_tir=True)
-    def impl(codes: T.handle, scale: T.handle, value: T.handle):
-        P = T.match_buffer(
-            codes, (L, K), "uint8", align=1, offset_factor=1, strides=[T.int64(), one]
+    @T.inline
+    def impl(P, S, W):
+        words = T.alloc_buffer((words_count, L), "int32")
+        store_all(
+            words,
+            columns([P.vload([i64(row), i64(0)], f"uint8x{depth}") for row in range(lanes)]),
         )
-        S = T.match_buffer(scale, (scales, L), "float32", offset_factor=1)
-        W = T.match_buffer(value, (K, L), "float32", offset_factor=1)
-        with T.sblock("root"):
-            T.reads(P[0:L, 0:K], S[0:scales, 0:L])
-            T.writes(W[0:K, 0:L])
-            words = T.alloc_buffer((words_count, L), "int32")
-            store_all(
-                words,
-                columns([P.vload([i64(row), i64(0)], f"uint8x{depth}") for row in range(lanes)]),
-            )
-            for w in T.serial(words_count):
-                for at in T.unroll(i64(per_word)):
-                    W[w * i64(per_word) + at, T.ramp(i64(0), one, lanes)] = formats.e4m3_decode(
-                        (
-                            words.vload([w, i64(0)], f"int32x{lanes}")
-                            >> T.broadcast(T.Cast("int32", at) * 8, lanes)
-                        )
-                        & T.broadcast(255, lanes)
-                    ) * S.vload([w // words_per_scale, i64(0)], f"float32x{lanes}")
+        for w in T.serial(words_count):
+            for at in T.unroll(i64(per_word)):
+                W[w * i64(per_word) + at, T.ramp(i64(0), one, lanes)] = formats.e4m3_decode(
+                    (
+                        words.vload([w, i64(0)], f"int32x{lanes}")
+                        >> T.broadcast(T.Cast("int32", at) * 8, lanes)
+                    )
+                    & T.broadcast(255, lanes)
+                ) * S.vload([w // words_per_scale, i64(0)], f"float32x{lanes}")
 
-    return register(f"e4m3_panel_{level}_{lanes}x{depth}_b{block}", desc, impl)
+    return register(f"e4m3_panel_{level}_{lanes}x{depth}_b{block}", operands, desc, impl)
 
 
 @cache
@@ -97,39 +87,32 @@ def decode_words(level: str, block: int) -> str:
     L, size, half, one, two = i64(lanes), i64(word), i64(4 * lanes), i64(1), i64(2)
     lanes_per_scale = block // word
     scales = i64(lanes // lanes_per_scale)
+    operands = (
+        packed("P", (half,)),
+        Operand("S", (scales,), "float32"),
+        Operand("W", (size, L), "float32", "w"),
+    )
 
-    @T.prim_func(s_tir=True)
-    def desc(packed: T.handle, scale: T.handle, value: T.handle):
-        P = T.match_buffer(packed, (half,), "uint8", align=1, offset_factor=1)
-        S = T.match_buffer(scale, (scales,), "float32", offset_factor=1)
-        W = T.match_buffer(value, (size, L), "float32", offset_factor=1)
-        with T.sblock("root"):
-            T.reads(P[0:half], S[0:scales])
-            T.writes(W[0:size, 0:L])
-            for j, t in T.grid(L, size):
-                with T.sblock("decode"):
-                    vk = T.axis.spatial(L * size, j * size + t)
-                    W[vk % size, vk // size] = weight_value(
-                        P[vk // two], vk, S[vk // i64(block)], "float32"
-                    )
+    @T.inline
+    def desc(P, S, W):
+        for j, t in T.grid(L, size):
+            with T.sblock("decode"):
+                vk = T.axis.spatial(L * size, j * size + t)
+                W[vk % size, vk // size] = weight_value(
+                    P[vk // two], vk, S[vk // i64(block)], "float32"
+                )
 
-    @T.prim_func(s_tir=True)
-    def impl(packed: T.handle, scale: T.handle, value: T.handle):
-        P = T.match_buffer(packed, (half,), "uint8", align=1, offset_factor=1)
-        S = T.match_buffer(scale, (scales,), "float32", offset_factor=1)
-        W = T.match_buffer(value, (size, L), "float32", offset_factor=1)
-        with T.sblock("root"):
-            T.reads(P[0:half], S[0:scales])
-            T.writes(W[0:size, 0:L])
-            words = T.alloc_buffer((L,), "int32")
-            words[T.ramp(i64(0), one, lanes)] = T.reinterpret(
-                f"int32x{lanes}", P.vload([i64(0)], f"uint8x{4 * lanes}")
-            )
-            for t in T.unroll(size):
-                W[t, T.ramp(i64(0), one, lanes)] = e2m1_lookup(
-                    level,
-                    words.vload([i64(0)], f"int32x{lanes}")
-                    >> T.broadcast(T.Cast("int32", t) * 4, lanes),
-                ) * spread(S.vload([i64(0)], f"float32x{lanes // lanes_per_scale}"), lanes)
+    @T.inline
+    def impl(P, S, W):
+        words = T.alloc_buffer((L,), "int32")
+        words[T.ramp(i64(0), one, lanes)] = T.reinterpret(
+            f"int32x{lanes}", P.vload([i64(0)], f"uint8x{4 * lanes}")
+        )
+        for t in T.unroll(size):
+            W[t, T.ramp(i64(0), one, lanes)] = e2m1_lookup(
+                level,
+                words.vload([i64(0)], f"int32x{lanes}")
+                >> T.broadcast(T.Cast("int32", t) * 4, lanes),
+            ) * spread(S.vload([i64(0)], f"float32x{lanes // lanes_per_scale}"), lanes)
 
-    return register(f"e2m1_words_{level}_{lanes}x{word}_b{block}", desc, impl)
+    return register(f"e2m1_words_{level}_{lanes}x{word}_b{block}", operands, desc, impl)

@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import Any
 
 import numpy as np
 from tvm import tirx
 from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
-from tvm.script.ir_builder import tirx as ir_builder
 
 from blockscale.tir import formats
 from blockscale.tir.common import i64
 from blockscale.tir.gemm.linear import from_operand, to_operand
 from blockscale.tir.int4.forms import WORD
 from blockscale.tir.int4.mm import code_value
-from blockscale.tir.intrin.x86.width import prefetch, register, vector
+from blockscale.tir.intrin.operands import Operand, nest, register
+from blockscale.tir.intrin.x86.width import packed, prefetch, vector
 
 NUMBERS = {8: tuple(range(-8, 8)), 0: (*range(8), *range(-8, 0))}
 """Numbers of codes 0 to 15, by the flip of the layout."""
@@ -72,36 +71,26 @@ def decode_columns(level: str, lanes: int, flip: int, row_bytes: int) -> str:
     What lies `ROWS_AHEAD` rows of ``row_bytes`` further on is requested from memory.
     """
     L, size, bytes_, four, two = i64(lanes), i64(WORD), i64(4 * lanes), i64(4), i64(2)
+    operands = (
+        packed("P", (bytes_,)),
+        Operand("W", (size, L), "float32", "w"),
+    )
 
-    @T.prim_func(s_tir=True)
-    def desc(packed: T.handle, weight: T.handle):
-        P = T.match_buffer(packed, (bytes_,), "uint8", align=1, offset_factor=1)
-        W = T.match_buffer(weight, (size, L), "float32", offset_factor=1)
-        with T.sblock("root"):
-            T.reads(P[0:bytes_])
-            T.writes(W[0:size, 0:L])
-            for j, c in T.grid(L, size):
-                with T.sblock("decode"):
-                    vj, vc = T.axis.remap("SS", [j, c])
-                    W[vc, vj] = code_value(P[vj * four + vc // two], vc, flip)
+    @T.inline
+    def desc(P, W):
+        for j, c in T.grid(L, size):
+            with T.sblock("decode"):
+                vj, vc = T.axis.remap("SS", [j, c])
+                W[vc, vj] = code_value(P[vj * four + vc // two], vc, flip)
 
-    def emit(P: PrimExpr, W: PrimExpr) -> None:
-        ir_builder.evaluate(prefetch(P, ROWS_AHEAD * row_bytes))
+    def impl(P: PrimExpr, W: PrimExpr) -> None:
+        T.evaluate(prefetch(P, ROWS_AHEAD * row_bytes))
         words = tirx.reinterpret(f"int32x{lanes}", P.vload([i64(0)], f"uint8x{4 * lanes}"))
         for c in range(WORD):
             value = _float_values(words, c, flip, _looks_up(level, lanes))
-            ir_builder.buffer_store(W, value, [i64(c), tirx.Ramp(i64(0), i64(1), lanes)])
+            T.buffer_store(W, value, [i64(c), tirx.Ramp(i64(0), i64(1), lanes)])
 
-    @T.prim_func(s_tir=True)
-    def impl(packed: T.handle, weight: T.handle):
-        P = T.match_buffer(packed, (bytes_,), "uint8", align=1, offset_factor=1)
-        W = T.match_buffer(weight, (size, L), "float32", offset_factor=1)
-        with T.sblock("root"):
-            T.reads(P[0:bytes_])
-            T.writes(W[0:size, 0:L])
-            emit(P, W)
-
-    return register(f"int4_columns_{level}_{lanes}_{row_bytes}_flip{flip}", desc, impl)
+    return register(f"int4_columns_{level}_{lanes}_{row_bytes}_flip{flip}", operands, desc, impl)
 
 
 @cache
@@ -113,24 +102,23 @@ def decode_column_pairs(row_bytes: int, flip: int) -> str:
     lanes = SIXTEEN
     L, size, four, two = i64(lanes), i64(WORD), i64(4), i64(2)
     apart, bytes_, width = i64(row_bytes), i64(row_bytes + 4 * lanes), i64(2 * lanes)
+    operands = (
+        packed("P", (bytes_,)),
+        Operand("W", (size, width), "uint16", "w"),
+    )
 
-    @T.prim_func(s_tir=True)
-    def desc(packed: T.handle, weight: T.handle):
-        P = T.match_buffer(packed, (bytes_,), "uint8", align=1, offset_factor=1)
-        W = T.match_buffer(weight, (size, width), "uint16", offset_factor=1)
-        with T.sblock("root"):
-            T.reads(P[0:bytes_])
-            T.writes(W[0:size, 0:width])
-            for p, j, c in T.grid(two, L, size):
-                with T.sblock("decode"):
-                    vp, vj, vc = T.axis.remap("SSS", [p, j, c])
-                    W[vc, vj * two + vp] = to_operand(
-                        code_value(P[vp * apart + vj * four + vc // two], vc, flip), "bfloat16"
-                    )
+    @T.inline
+    def desc(P, W):
+        for p, j, c in T.grid(two, L, size):
+            with T.sblock("decode"):
+                vp, vj, vc = T.axis.remap("SSS", [p, j, c])
+                W[vc, vj * two + vp] = to_operand(
+                    code_value(P[vp * apart + vj * four + vc // two], vc, flip), "bfloat16"
+                )
 
-    def emit(P: PrimExpr, W: PrimExpr) -> None:
+    def impl(P: PrimExpr, W: PrimExpr) -> None:
         for p in range(2):
-            ir_builder.evaluate(prefetch(P, (ROWS_AHEAD + p) * row_bytes))
+            T.evaluate(prefetch(P, (ROWS_AHEAD + p) * row_bytes))
         rows = [
             tirx.reinterpret("uint32x16", P.vload([i64(p * row_bytes)], "uint8x64"))
             for p in range(2)
@@ -141,18 +129,9 @@ def decode_column_pairs(row_bytes: int, flip: int) -> str:
         for c in range(WORD):
             halves = tirx.reinterpret("uint16x32", low if c < 4 else high)
             value = _bf16_values(halves, c % 4, flip)
-            ir_builder.buffer_store(W, value, [i64(c), tirx.Ramp(i64(0), i64(1), 2 * lanes)])
+            T.buffer_store(W, value, [i64(c), tirx.Ramp(i64(0), i64(1), 2 * lanes)])
 
-    @T.prim_func(s_tir=True)
-    def impl(packed: T.handle, weight: T.handle):
-        P = T.match_buffer(packed, (bytes_,), "uint8", align=1, offset_factor=1)
-        W = T.match_buffer(weight, (size, width), "uint16", offset_factor=1)
-        with T.sblock("root"):
-            T.reads(P[0:bytes_])
-            T.writes(W[0:size, 0:width])
-            emit(P, W)
-
-    return register(f"int4_column_pairs_{row_bytes}_flip{flip}", desc, impl)
+    return register(f"int4_column_pairs_{row_bytes}_flip{flip}", operands, desc, impl)
 
 
 @cache
@@ -167,42 +146,21 @@ def dot_rows(level: str, lanes: int, flip: int, rows: int, compute: str, ahead: 
     operand = "uint16" if pairs else "float32"
     L, R, H, slots = i64(lanes), i64(rows), i64(halves), i64(WORD // halves)
     bytes_, width, four, two, half = i64(4 * lanes), i64(lanes * halves), i64(4), i64(2), i64(2)
+    operands = (
+        Operand("A", (R, slots, width), operand),
+        packed("P", (bytes_,)),
+        Operand("C", (R, L), "float32", "rw"),
+    )
 
-    @T.inline
-    def each_row(A, P, C):  # loops of one iteration would not match
-        for j, h, c in T.grid(L, H, slots):
-            with T.sblock("dot"):
-                vj, vh, vc = T.axis.remap("SRR", [j, h, c])
-                C[0, vj] = C[0, vj] + from_operand(A[0, vc, vj * H + vh]) * code_value(
-                    P[vj * four + vh * half + vc // two], vc, flip
-                )
+    def desc(A: PrimExpr, P: PrimExpr, C: PrimExpr) -> None:
+        with nest("dot", "SSRR", R, L, H, slots) as (i, j, h, c):
+            a = A[i, c, j * H + h]
+            code = code_value(P[j * four + h * half + c // two], c, flip)
+            product = (from_operand(a) if pairs else a) * code
+            T.buffer_store(C, C[i, j] + product, [i, j])
 
-    @T.inline
-    def each_row_float(A, P, C):
-        for j, c in T.grid(L, slots):
-            with T.sblock("dot"):
-                vj, vc = T.axis.remap("SR", [j, c])
-                C[0, vj] = C[0, vj] + A[0, vc, vj] * code_value(P[vj * four + vc // two], vc, flip)
-
-    @T.inline
-    def every(A, P, C):
-        for i, j, h, c in T.grid(R, L, H, slots):
-            with T.sblock("dot"):
-                vi, vj, vh, vc = T.axis.remap("SSRR", [i, j, h, c])
-                C[vi, vj] = C[vi, vj] + from_operand(A[vi, vc, vj * H + vh]) * code_value(
-                    P[vj * four + vh * half + vc // two], vc, flip
-                )
-
-    @T.inline
-    def every_float(A, P, C):
-        for i, j, c in T.grid(R, L, slots):
-            with T.sblock("dot"):
-                vi, vj, vc = T.axis.remap("SSR", [i, j, c])
-                C[vi, vj] = C[vi, vj] + A[vi, vc, vj] * code_value(
-                    P[vj * four + vc // two], vc, flip
-                )
-
-    def emit(A: PrimExpr, P: PrimExpr, C: PrimExpr) -> None:
+    def impl(A: PrimExpr, P: PrimExpr, C: PrimExpr) -> None:
+        T.evaluate(prefetch(P, ahead))
         loaded = P.vload([i64(0)], f"uint8x{4 * lanes}")
         words = tirx.reinterpret("uint16x32" if pairs else f"int32x{lanes}", loaded)
         values = [
@@ -216,33 +174,10 @@ def dot_rows(level: str, lanes: int, flip: int, rows: int, compute: str, ahead: 
             for c, value in enumerate(values):
                 a = A.vload([i64(i), i64(c), i64(0)], f"{operand}x{lanes * halves}")
                 total = _dot_pairs(total, a, value) if pairs else total + a * value
-            ir_builder.buffer_store(C, total, [i64(i), tirx.Ramp(i64(0), i64(1), lanes)])
+            T.buffer_store(C, total, [i64(i), tirx.Ramp(i64(0), i64(1), lanes)])
 
-    def func(body: Any) -> Any:
-        @T.prim_func(s_tir=True)
-        def made(a: T.handle, packed: T.handle, acc: T.handle):
-            A = T.match_buffer(a, (R, slots, width), operand, offset_factor=1)
-            P = T.match_buffer(packed, (bytes_,), "uint8", align=1, offset_factor=1)
-            C = T.match_buffer(acc, (R, L), "float32", offset_factor=1)
-            with T.sblock("root"):
-                T.reads(C[0:R, 0:L], A[0:R, 0:slots, 0:width], P[0:bytes_])
-                T.writes(C[0:R, 0:L])
-                body(A, P, C)
-
-        return made
-
-    @T.inline
-    def vectors(A, P, C):
-        T.evaluate(prefetch(P, ahead))
-        emit(A, P, C)
-
-    plain = (
-        (each_row if rows == 1 else every)
-        if pairs
-        else (each_row_float if rows == 1 else every_float)
-    )
     name = f"int4_dot_{level}_{lanes}_flip{flip}_r{rows}_{compute}_{ahead}"
-    return register(name, func(plain), func(vectors))
+    return register(name, operands, desc, impl)
 
 
 def _dot_pairs(total: PrimExpr, a: PrimExpr, w: PrimExpr) -> PrimExpr:

@@ -13,13 +13,13 @@ from functools import cache
 from tvm import tirx
 from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
-from tvm.script.ir_builder import tirx as ir_builder
 
 from blockscale.base.formats import QUANTIZED
 from blockscale.tir import formats
 from blockscale.tir.common import i64
 from blockscale.tir.gemm.linear import from_operand, weight_value
-from blockscale.tir.intrin.x86.width import WIDTHS, e2m1_lookup, register
+from blockscale.tir.intrin.operands import Operand, register
+from blockscale.tir.intrin.x86.width import WIDTHS, e2m1_lookup, packed
 
 BLOCK_CODES = 16
 """Codes of one row that the column-panel decode takes at a time: 8 bytes."""
@@ -49,7 +49,7 @@ def store_all(words: PrimExpr, columns: list[PrimExpr]) -> None:
     """Emit the stores of vector ``columns[i]`` to row i of buffer ``words`` (inside a PrimFunc)."""
     for row, column in enumerate(columns):
         lanes = int(column.ty.dtype.lanes)
-        ir_builder.buffer_store(words, column, [i64(row), tirx.Ramp(i64(0), i64(1), lanes)])
+        T.buffer_store(words, column, [i64(row), tirx.Ramp(i64(0), i64(1), lanes)])
 
 
 def panel_depth(level: str, k: int) -> int:
@@ -77,23 +77,20 @@ def decode_panel(level: str, compute: str, depth: int, block: int) -> str:
     L, K, half, one, two = i64(lanes), i64(depth), i64(depth // 2), i64(1), i64(2)
     scales, words_count = i64(scale_count), i64(depth // 8)
     vectors, width = i64(depth // step), i64(step * lanes)
+    operands = (
+        packed("P", (L, half), strided=True),
+        Operand("S", (scales, L), "float32"),
+        Operand("W", (vectors, width), operand, "w"),
+    )
 
-    @T.prim_func(s_tir=True)
-    def desc(packed: T.handle, scale: T.handle, weight: T.handle):
-        P = T.match_buffer(
-            packed, (L, half), "uint8", align=1, offset_factor=1, strides=[T.int64(), one]
-        )
-        S = T.match_buffer(scale, (scales, L), "float32", offset_factor=1)
-        W = T.match_buffer(weight, (vectors, width), operand, offset_factor=1)
-        with T.sblock("root"):
-            T.reads(P[0:L, 0:half], S[0:scales, 0:L])
-            T.writes(W[0:vectors, 0:width])
-            for n, k in T.grid(L, K):
-                with T.sblock("decode"):
-                    vn, vk = T.axis.remap("SS", [n, k])
-                    W[vk // i64(step), vn * i64(step) + vk % i64(step)] = weight_value(
-                        P[vn, vk // two], vk, S[vk // i64(block), vn], compute
-                    )
+    @T.inline
+    def desc(P, S, W):
+        for n, k in T.grid(L, K):
+            with T.sblock("decode"):
+                vn, vk = T.axis.remap("SS", [n, k])
+                W[vk // i64(step), vn * i64(step) + vk % i64(step)] = weight_value(
+                    P[vn, vk // two], vk, S[vk // i64(block), vn], compute
+                )
 
     def words_of(load: Callable[[int, int, str], PrimExpr]) -> list[PrimExpr]:
         """Vectors of 8 codes of every row; ``load(row, byte, dtype)`` reads the packed codes."""
@@ -117,29 +114,19 @@ def decode_panel(level: str, compute: str, depth: int, block: int) -> str:
         both = low | (odd & formats.const(-65536, odd, "int32"))
         return tirx.reinterpret(f"uint16x{2 * lanes}", both)
 
-    @T.prim_func(s_tir=True)
-    def impl(packed: T.handle, scale: T.handle, weight: T.handle):
-        P = T.match_buffer(
-            packed, (L, half), "uint8", align=1, offset_factor=1, strides=[T.int64(), one]
-        )
-        S = T.match_buffer(scale, (scales, L), "float32", offset_factor=1)
-        W = T.match_buffer(weight, (vectors, width), operand, offset_factor=1)
-        with T.sblock("root"):
-            T.reads(P[0:L, 0:half], S[0:scales, 0:L])
-            T.writes(W[0:vectors, 0:width])
-            words = T.alloc_buffer((words_count, L), "int32")
-            store_all(
-                words, words_of(lambda row, byte, dtype: P.vload([i64(row), i64(byte)], dtype))
-            )
-            for w in T.serial(words_count):
-                for at in T.unroll(i64(per_word)):
-                    W[w * i64(per_word) + at, T.ramp(i64(0), one, step * lanes)] = weights(
-                        words.vload([w, i64(0)], f"int32x{lanes}"),
-                        at * i64(step),
-                        S.vload([w // i64(words_per_scale), i64(0)], f"float32x{lanes}"),
-                    )
+    @T.inline
+    def impl(P, S, W):
+        words = T.alloc_buffer((words_count, L), "int32")
+        store_all(words, words_of(lambda row, byte, dtype: P.vload([i64(row), i64(byte)], dtype)))
+        for w in T.serial(words_count):
+            for at in T.unroll(i64(per_word)):
+                W[w * i64(per_word) + at, T.ramp(i64(0), one, step * lanes)] = weights(
+                    words.vload([w, i64(0)], f"int32x{lanes}"),
+                    at * i64(step),
+                    S.vload([w // i64(words_per_scale), i64(0)], f"float32x{lanes}"),
+                )
 
-    return register(f"e2m1_panel_{level}_{lanes}x{depth}_{compute}_b{block}", desc, impl)
+    return register(f"e2m1_panel_{level}_{lanes}x{depth}_{compute}_b{block}", operands, desc, impl)
 
 
 SCALE_GROUPS = (16, 4)
@@ -157,20 +144,17 @@ def decode_panel_scales(level: str, fmt: str, group: int) -> str:
     lanes = WIDTHS[level].lanes
     L, count, one = i64(lanes), i64(group), i64(1)
     scale = QUANTIZED[fmt].scale
+    operands = (
+        packed("B", (L, count), strided=True),
+        Operand("V", (count, L), "float32", "w"),
+    )
 
-    @T.prim_func(s_tir=True)
-    def desc(block_scale: T.handle, value: T.handle):
-        B = T.match_buffer(
-            block_scale, (L, count), "uint8", align=1, offset_factor=1, strides=[T.int64(), one]
-        )
-        V = T.match_buffer(value, (count, L), "float32", offset_factor=1)
-        with T.sblock("root"):
-            T.reads(B[0:L, 0:count])
-            T.writes(V[0:count, 0:L])
-            for n, b in T.grid(L, count):
-                with T.sblock("block_scale"):
-                    vn, vb = T.axis.remap("SS", [n, b])
-                    V[vb, vn] = formats.decode_byte(scale, B[vn, vb])
+    @T.inline
+    def desc(B, V):
+        for n, b in T.grid(L, count):
+            with T.sblock("block_scale"):
+                vn, vb = T.axis.remap("SS", [n, b])
+                V[vb, vn] = formats.decode_byte(scale, B[vn, vb])
 
     def words_of(load: Callable[[int], PrimExpr]) -> list[PrimExpr]:
         size = group // 4
@@ -178,28 +162,21 @@ def decode_panel_scales(level: str, fmt: str, group: int) -> str:
         rows = [tirx.reinterpret(dtype, load(row)) for row in range(lanes)]
         return [column_words(rows, word) for word in range(size)]
 
-    @T.prim_func(s_tir=True)
-    def impl(block_scale: T.handle, value: T.handle):
-        B = T.match_buffer(
-            block_scale, (L, count), "uint8", align=1, offset_factor=1, strides=[T.int64(), one]
-        )
-        V = T.match_buffer(value, (count, L), "float32", offset_factor=1)
-        with T.sblock("root"):
-            T.reads(B[0:L, 0:count])
-            T.writes(V[0:count, 0:L])
-            words = T.alloc_buffer((i64(group // 4), L), "int32")
-            store_all(words, words_of(lambda row: B.vload([i64(row), i64(0)], f"uint8x{group}")))
-            for b in T.unroll(count):
-                V[b, T.ramp(i64(0), one, lanes)] = formats.decode(
-                    scale,
-                    (
-                        words.vload([b // i64(4), i64(0)], f"int32x{lanes}")
-                        >> T.broadcast(T.Cast("int32", b % i64(4)) * 8, lanes)
-                    )
-                    & T.broadcast(255, lanes),
+    @T.inline
+    def impl(B, V):
+        words = T.alloc_buffer((i64(group // 4), L), "int32")
+        store_all(words, words_of(lambda row: B.vload([i64(row), i64(0)], f"uint8x{group}")))
+        for b in T.unroll(count):
+            V[b, T.ramp(i64(0), one, lanes)] = formats.decode(
+                scale,
+                (
+                    words.vload([b // i64(4), i64(0)], f"int32x{lanes}")
+                    >> T.broadcast(T.Cast("int32", b % i64(4)) * 8, lanes)
                 )
+                & T.broadcast(255, lanes),
+            )
 
-    return register(f"scale_panel_{fmt}_{level}_{lanes}x{group}", desc, impl)
+    return register(f"scale_panel_{fmt}_{level}_{lanes}x{group}", operands, desc, impl)
 
 
 # TVM rewrites bfloat16 vectors to uint16, which the LLVM intrinsic refuses: hence this function.
@@ -222,34 +199,27 @@ def dot_bf16() -> str:
     """Register and name: ``acc[lane] += a[0] * w[lane, 0] + a[1] * w[lane, 1]`` (VDPBF16PS)."""
     lanes = 16
     L, pair, width, one = i64(lanes), i64(2), i64(2 * lanes), i64(1)
+    operands = (
+        Operand("A", (pair,), "uint16"),
+        Operand("W", (width,), "uint16"),
+        Operand("C", (L,), "float32", "rw"),
+    )
 
-    @T.prim_func(s_tir=True)
-    def desc(a: T.handle, w: T.handle, acc: T.handle):
-        A = T.match_buffer(a, (pair,), "uint16", offset_factor=1)
-        W = T.match_buffer(w, (width,), "uint16", offset_factor=1)
-        C = T.match_buffer(acc, (L,), "float32", offset_factor=1)
-        with T.sblock("root"):
-            T.reads(C[0:L], A[0:pair], W[0:width])
-            T.writes(C[0:L])
-            for n, p in T.grid(L, pair):
-                with T.sblock("matmul"):
-                    vn, vp = T.axis.remap("SR", [n, p])
-                    C[vn] = C[vn] + from_operand(A[vp]) * from_operand(W[vn * pair + vp])
+    @T.inline
+    def desc(A, W, C):
+        for n, p in T.grid(L, pair):
+            with T.sblock("matmul"):
+                vn, vp = T.axis.remap("SR", [n, p])
+                C[vn] = C[vn] + from_operand(A[vp]) * from_operand(W[vn * pair + vp])
 
-    @T.prim_func(s_tir=True)
-    def impl(a: T.handle, w: T.handle, acc: T.handle):
-        A = T.match_buffer(a, (pair,), "uint16", offset_factor=1)
-        W = T.match_buffer(w, (width,), "uint16", offset_factor=1)
-        C = T.match_buffer(acc, (L,), "float32", offset_factor=1)
-        with T.sblock("root"):
-            T.reads(C[0:L], A[0:pair], W[0:width])
-            T.writes(C[0:L])
-            C[T.ramp(i64(0), one, lanes)] = T.call_pure_extern(
-                "float32x16",
-                "blockscale_vdpbf16ps",
-                C.vload([i64(0)], "float32x16"),
-                T.broadcast(T.reinterpret("int32", A.vload([i64(0)], "uint16x2")), lanes),
-                T.reinterpret("int32x16", W.vload([i64(0)], "uint16x32")),
-            )
+    @T.inline
+    def impl(A, W, C):
+        C[T.ramp(i64(0), one, lanes)] = T.call_pure_extern(
+            "float32x16",
+            "blockscale_vdpbf16ps",
+            C.vload([i64(0)], "float32x16"),
+            T.broadcast(T.reinterpret("int32", A.vload([i64(0)], "uint16x2")), lanes),
+            T.reinterpret("int32x16", W.vload([i64(0)], "uint16x32")),
+        )
 
-    return register(f"vdpbf16ps_{lanes}x2", desc, impl)
+    return register(f"vdpbf16ps_{lanes}x2", operands, desc, impl)

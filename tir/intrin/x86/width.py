@@ -1,4 +1,4 @@
-"""x86 vector code for E2M1 weights: vector widths, the table look-up, prefetch, registration.
+"""x86 vector code for E2M1 weights: vector widths, the table look-up, prefetch, bytes.
 
 The intrinsics are in `x86_rows` (lanes run along a row) and `x86_panels` (lanes run over rows).
 Each is a *desc* in plain loops (the same expressions as the ops) and an *impl* on whole vectors.
@@ -14,16 +14,16 @@ Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2: 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from tvm import tirx
 from tvm.ir import Expr as PrimExpr
-from tvm.s_tir import TensorIntrin
-from tvm.tirx import PrimFunc
 
 from blockscale.base.formats import E2M1
 from blockscale.base.targets import CPU_TARGETS
 from blockscale.tir import formats
 from blockscale.tir.common import i64
+from blockscale.tir.intrin.operands import Operand
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,5 @@ def prefetch(buffer: PrimExpr, distance: int) -> PrimExpr:
     return tirx.call_llvm_intrin("void", "llvm.prefetch", address, 0, 3, 1)
 
 
-def register(name: str, desc: PrimFunc, impl: PrimFunc) -> str:
-    """Register a tensor intrinsic and return its name, for `Schedule.tensorize`."""
-    TensorIntrin.register(name, desc, impl)
-    return name
+packed = partial(Operand, dtype="uint8", align=1)
+"""An operand of bytes, at any address."""

@@ -6,18 +6,17 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 from tvm import tirx
 from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
-from tvm.script.ir_builder import tirx as ir_builder
 
 from blockscale.base.formats import INT4, MOE
 from blockscale.tir import formats
 from blockscale.tir.common import i64
+from blockscale.tir.intrin.operands import Operand, nest, register
 from blockscale.tir.intrin.x86.rows import spread
-from blockscale.tir.intrin.x86.width import PREFETCH_BYTES, WIDTHS, e2m1_lookup, prefetch, register
+from blockscale.tir.intrin.x86.width import PREFETCH_BYTES, WIDTHS, e2m1_lookup, packed, prefetch
 from blockscale.tir.moe.fused_moe import ROW_TILES, WORD, coded_value
 
 KINDS = tuple(
@@ -60,31 +59,22 @@ def dot_words(level: str, code: str, block: int, rows: int) -> str:
     def at(lane: PrimExpr) -> PrimExpr:
         return i64(0) if share == lanes else lane // i64(share)
 
-    @T.inline
-    def plain_row(A, P, S, Z, C):  # a loop of one iteration would not match
-        for j, t in T.grid(L, size):
-            with T.sblock("dot"):
-                vj, vt = T.axis.remap("SR", [j, t])
-                C[0, vj] = C[0, vj] + A[0, vt, vj] * coded_value(
-                    code, P[vj * four + vt // two], vt, S[at(vj)], Z[at(vj)]
-                )
+    def desc(A: PrimExpr, P: PrimExpr, S: PrimExpr, *others: PrimExpr) -> None:
+        Z, C = others[0] if with_zero else S, others[-1]
+        with nest("dot", "SSR", R, L, size) as (i, j, t):
+            value = coded_value(code, P[j * four + t // two], t, S[at(j)], Z[at(j)])
+            T.buffer_store(C, C[i, j] + A[i, t, j] * value, [i, j])
 
-    @T.inline
-    def plain(A, P, S, Z, C):
-        for i, j, t in T.grid(R, L, size):
-            with T.sblock("dot"):
-                vi, vj, vt = T.axis.remap("SSR", [i, j, t])
-                C[vi, vj] = C[vi, vj] + A[vi, vt, vj] * coded_value(
-                    code, P[vj * four + vt // two], vt, S[at(vj)], Z[at(vj)]
-                )
-
-    def emit(A: PrimExpr, P: PrimExpr, S: PrimExpr, Z: PrimExpr, C: PrimExpr, W: Any) -> None:
+    def impl(A: PrimExpr, P: PrimExpr, S: PrimExpr, *others: PrimExpr) -> None:
+        Z, C = others[0], others[-1]
+        T.evaluate(prefetch(P, PREFETCH_BYTES))
+        W = T.alloc_buffer((size, L), "float32")
         ramp = tirx.Ramp(i64(0), i64(1), lanes)
         words = tirx.reinterpret(f"int32x{lanes}", P.vload([i64(0)], f"uint8x{4 * lanes}"))
         eight = tirx.Broadcast(tirx.const(8.0, "float32"), lanes)
         zero = _shared(Z, count, lanes) if with_zero else eight
         for t in range(WORD):
-            ir_builder.buffer_store(W, _values(level, code, words, t, zero), [i64(t), ramp])
+            T.buffer_store(W, _values(level, code, words, t, zero), [i64(t), ramp])
         for i in range(rows):
             total = None
             for t in range(WORD):
@@ -92,42 +82,18 @@ def dot_words(level: str, code: str, block: int, rows: int) -> str:
                 term = a * W.vload([i64(t), i64(0)], f"float32x{lanes}")
                 total = term if total is None else total + term
             before = C.vload([i64(i), i64(0)], f"float32x{lanes}")
-            ir_builder.buffer_store(C, before + total * _shared(S, count, lanes), [i64(i), ramp])
+            T.buffer_store(C, before + total * _shared(S, count, lanes), [i64(i), ramp])
 
-    @T.inline
-    def vectors(A, P, S, Z, C):
-        T.evaluate(prefetch(P, PREFETCH_BYTES))
-        W = T.alloc_buffer((size, L), "float32")
-        emit(A, P, S, Z, C, W)
-
-    def func(body: Any) -> Any:
-        @T.prim_func(s_tir=True)
-        def without(a: T.handle, packed: T.handle, scale: T.handle, acc: T.handle):
-            A = T.match_buffer(a, (R, size, L), "float32", offset_factor=1)
-            P = T.match_buffer(packed, (half,), "uint8", align=1, offset_factor=1)
-            S = T.match_buffer(scale, (scales,), "float32", offset_factor=1)
-            C = T.match_buffer(acc, (R, L), "float32", offset_factor=1)
-            with T.sblock("root"):
-                T.reads(C[0:R, 0:L], A[0:R, 0:size, 0:L], P[0:half], S[0:scales])
-                T.writes(C[0:R, 0:L])
-                body(A, P, S, S, C)
-
-        @T.prim_func(s_tir=True)
-        def zeros(a: T.handle, packed: T.handle, scale: T.handle, zero: T.handle, acc: T.handle):
-            A = T.match_buffer(a, (R, size, L), "float32", offset_factor=1)
-            P = T.match_buffer(packed, (half,), "uint8", align=1, offset_factor=1)
-            S = T.match_buffer(scale, (scales,), "float32", offset_factor=1)
-            Z = T.match_buffer(zero, (scales,), "float32", offset_factor=1)
-            C = T.match_buffer(acc, (R, L), "float32", offset_factor=1)
-            with T.sblock("root"):
-                T.reads(C[0:R, 0:L], A[0:R, 0:size, 0:L], P[0:half], Z[0:scales], S[0:scales])
-                T.writes(C[0:R, 0:L])
-                body(A, P, S, Z, C)
-
-        return zeros if with_zero else without
-
+    zeros = (Operand("Z", (scales,), "float32"),) if with_zero else ()
+    operands = (
+        Operand("A", (R, size, L), "float32"),
+        packed("P", (half,)),
+        Operand("S", (scales,), "float32"),
+        *zeros,
+        Operand("C", (R, L), "float32", "rw"),
+    )
     name = f"{code}_dots_{level}_{lanes}x{WORD}_b{block}_r{rows}"
-    return register(name, func(plain_row if rows == 1 else plain), func(vectors))
+    return register(name, operands, desc, impl, "C A P Z S" if with_zero else None)
 
 
 def register_all() -> None:
