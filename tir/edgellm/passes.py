@@ -194,13 +194,17 @@ def _gemv_step(rows: int, columns: int) -> Any:
     return step
 
 
-def edge_up(spec: EdgeUp) -> PrimFunc:
-    """Return the kernel with the parameters of ``spec.params()``."""
+def up_kernel(spec: EdgeUp, attrs: dict[str, Any], body: Any) -> PrimFunc:
+    """Return the kernel with the parameters of ``spec.params()``, which ``body`` fills.
+
+    ``body(x, x_scale, ids, z, tokens, slots, experts, weights, factor)``: x_scale is None without
+    coded activations, weights are the payload and its scales, and ``factor(t, j, e)`` is what the
+    sums of a slot are multiplied by.
+    """
     K, N, one = i64(spec.hidden), i64(spec.intermediate), i64(1)
     blocks, half_k, half_n = i64(spec.hidden // 16), K // 2, N // 2
     coded = spec.dtype == "nvfp4"
     x_dtype, x_width = ("uint8", half_k) if coded else (spec.dtype, K)
-    step = _gemv_step(spec.hidden, spec.intermediate)
 
     @T.prim_func(s_tir=True)
     def main(
@@ -213,7 +217,7 @@ def edge_up(spec: EdgeUp) -> PrimFunc:
         ids_handle: T.handle,
         z_handle: T.handle,
     ):
-        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        T.func_attr(attrs)
         tokens, slots, experts = T.int64(), T.int64(), T.int64()
         x = T.match_buffer(x_handle, (tokens, x_width), x_dtype)
         if coded:
@@ -223,24 +227,23 @@ def edge_up(spec: EdgeUp) -> PrimFunc:
         global_scale = T.match_buffer(global_handle, (experts,), "float32")
         topk_ids = T.match_buffer(ids_handle, (tokens, slots), "int32")
         z = T.match_buffer(z_handle, (tokens, slots, N), "float32")
-        A = T.sblock_alloc_buffer((tokens, one, K), "float32")
         factor = T.meta_var(
             lambda t, j, e: global_scale[e] * x_global_scale[0] if coded else global_scale[e]
         )
-        for t, k in T.grid(tokens, K):
-            with T.sblock("act"):
-                vt, vk = T.axis.remap("SS", [t, k])
-                A[vt, 0, vk] = x_value(spec, x, x_scale if coded else None, vt, vk)
-        step(A, payload, decode_scales, topk_ids, z, tokens, slots, True, experts, factor)
+        side = T.meta_var(x_scale if coded else None)
+        weights = T.meta_var((payload, decode_scales))
+        body(x, side, topk_ids, z, tokens, slots, experts, weights, factor)
 
     return keep_params(main, [param.name for param in spec.params()])
 
 
-def edge_down(spec: EdgeDown) -> PrimFunc:
-    """Return the kernel with the parameters of ``spec.params()``."""
+def down_kernel(spec: EdgeDown, attrs: dict[str, Any], body: Any) -> PrimFunc:
+    """Return the kernel with the parameters of ``spec.params()``, which ``body`` fills.
+
+    ``body(z, ids, partial, out, tokens, slots, experts, weights, factor)``: as in `up_kernel`.
+    """
     K, N = i64(spec.intermediate), i64(spec.hidden)
     blocks, half_n = i64(spec.intermediate // 16), N // 2
-    step = _gemv_step(spec.intermediate, spec.hidden)
 
     @T.prim_func(s_tir=True)
     def main(
@@ -253,7 +256,7 @@ def edge_down(spec: EdgeDown) -> PrimFunc:
         partial_handle: T.handle,
         out_handle: T.handle,
     ):
-        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        T.func_attr(attrs)
         tokens, slots, experts = T.int64(), T.int64(), T.int64()
         z = T.match_buffer(z_handle, (tokens, slots, K), "float32")
         payload = T.match_buffer(payload_handle, (experts, K, half_n), "uint8")
@@ -263,14 +266,47 @@ def edge_down(spec: EdgeDown) -> PrimFunc:
         topk_weights = T.match_buffer(weights_handle, (tokens, slots), "float32")
         partial = T.match_buffer(partial_handle, (tokens, slots, N), "float32")
         out = T.match_buffer(out_handle, (tokens, N), spec.dtype)
+        factor = T.meta_var(lambda t, j, e: global_scale[e] * topk_weights[t, j])
+        weights = T.meta_var((payload, decode_scales))
+        body(z, topk_ids, partial, out, tokens, slots, experts, weights, factor)
+
+    return main
+
+
+ATTRS = {"global_symbol": "main", "tirx.noalias": True}
+
+
+def edge_up(spec: EdgeUp) -> PrimFunc:
+    """Return the kernel with the parameters of ``spec.params()``."""
+    K, one = i64(spec.hidden), i64(1)
+    step = _gemv_step(spec.hidden, spec.intermediate)
+
+    @T.inline
+    def body(x, x_scale, ids, z, tokens, slots, experts, weights, factor):
+        A = T.sblock_alloc_buffer((tokens, one, K), "float32")
+        for t, k in T.grid(tokens, K):
+            with T.sblock("act"):
+                vt, vk = T.axis.remap("SS", [t, k])
+                A[vt, 0, vk] = x_value(spec, x, x_scale, vt, vk)
+        step(A, weights[0], weights[1], ids, z, tokens, slots, True, experts, factor)
+
+    return up_kernel(spec, ATTRS, body)
+
+
+def edge_down(spec: EdgeDown) -> PrimFunc:
+    """Return the kernel with the parameters of ``spec.params()``."""
+    K, N = i64(spec.intermediate), i64(spec.hidden)
+    step = _gemv_step(spec.intermediate, spec.hidden)
+
+    @T.inline
+    def body(z, ids, partial, out, tokens, slots, experts, weights, factor):
         A = T.sblock_alloc_buffer((tokens, slots, K), "float32")
         total = T.sblock_alloc_buffer((tokens, N), "float32")
-        factor = T.meta_var(lambda t, j, e: global_scale[e] * topk_weights[t, j])
         for t, j, k in T.grid(tokens, slots, K):
             with T.sblock("act"):
                 vt, vj, vk = T.axis.remap("SSS", [t, j, k])
                 A[vt, vj, vk] = activated(spec.activation, z[vt, vj, vk])
-        step(A, payload, decode_scales, topk_ids, partial, tokens, slots, False, experts, factor)
+        step(A, weights[0], weights[1], ids, partial, tokens, slots, False, experts, factor)
         for t, n, j in T.grid(tokens, N, slots):
             with T.sblock("combine"):
                 vt, vn, vj = T.axis.remap("SSR", [t, n, j])
@@ -282,4 +318,4 @@ def edge_down(spec: EdgeDown) -> PrimFunc:
                 vt, vn = T.axis.remap("SS", [t, n])
                 out[vt, vn] = formats.round_to(spec.dtype, total[vt, vn])
 
-    return main
+    return down_kernel(spec, ATTRS, body)

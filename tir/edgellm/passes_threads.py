@@ -19,8 +19,8 @@ from blockscale.base import edgellm_index as index
 from blockscale.base.sizes import ceil_div, round_up
 from blockscale.specs.edgellm import EdgeDown, EdgeUp
 from blockscale.tir import formats
-from blockscale.tir.common import i64, keep_params, widen
-from blockscale.tir.edgellm.passes import activated, code_value, is_expert
+from blockscale.tir.common import i64, widen
+from blockscale.tir.edgellm.passes import activated, code_value, down_kernel, is_expert, up_kernel
 
 COLUMNS = 16
 """Columns of a thread: 16 bytes of scales, and 8 bytes of codes in each of 16 rows."""
@@ -79,7 +79,7 @@ def _thread_step(spec: EdgeUp | EdgeDown) -> Any:
         return tile * index.LANES + index.block_byte(b % index.LANES)
 
     @T.inline
-    def fetch(s, b, x_row, side_row, payload, scales, e, strip, part, raw, side, codes, byte):
+    def fetch(s, b, x_row, side_row, weights, e, strip, part, raw, side, codes, byte):
         if b < nb:
             for i in range(E):
                 with T.sblock("load_x"):
@@ -91,13 +91,13 @@ def _thread_step(spec: EdgeUp | EdgeDown) -> Any:
             for k, i in T.grid(block, half):
                 with T.sblock("load_codes"):
                     vk, vi = T.axis.remap("SS", [k, i])
-                    codes[s, vk, vi] = payload[
+                    codes[s, vk, vi] = weights[0][
                         e, b * block + vk, strip * strip_bytes + part * half + vi
                     ]
             for i in range(C):
                 with T.sblock("load_scales"):
                     vi = T.axis.spatial(C, i)
-                    byte[s, vi] = scales[e, b, strip * strip_columns + part * C + vi]
+                    byte[s, vi] = weights[1][e, b, strip * strip_columns + part * C + vi]
 
     @T.inline
     def compute(s, b, raw, side, codes, byte, total):
@@ -123,12 +123,14 @@ def _thread_step(spec: EdgeUp | EdgeDown) -> Any:
                         total[vi] = total[vi] + sums[vi] * scale_value(byte[s, vi])
 
     @T.inline
-    def step(x_row, side_row, payload, scales, e, strip, group, part, total):
+    def step(x_row, side_row, weights, e, strip, group, part, total):
         raw = T.sblock_alloc_buffer((two, E), dtype)
         side = T.sblock_alloc_buffer((two,), "uint8")
         codes = T.sblock_alloc_buffer((two, block, half), "uint8")
         byte = T.sblock_alloc_buffer((two, C), "uint8")
-        fetch(0, group, x_row, side_row, payload, scales, e, strip, part, raw, side, codes, byte)
+        held = T.meta_var((raw, side, codes, byte))
+        given = T.meta_var((x_row, side_row, weights, e, strip, part, *held))
+        fetch(0, group, *given)
         for r in T.serial(trips):
             with T.sblock("trip"):
                 vr = T.axis.reduce(trips, r)
@@ -137,38 +139,10 @@ def _thread_step(spec: EdgeUp | EdgeDown) -> Any:
                 first = T.meta_var(vr * i64(2 * G) + group)
                 second = T.meta_var(vr * i64(2 * G) + i64(G) + group)
                 third = T.meta_var(vr * i64(2 * G) + i64(2 * G) + group)
-                fetch(
-                    1,
-                    second,
-                    x_row,
-                    side_row,
-                    payload,
-                    scales,
-                    e,
-                    strip,
-                    part,
-                    raw,
-                    side,
-                    codes,
-                    byte,
-                )
-                compute(0, first, raw, side, codes, byte, total)
-                fetch(
-                    0,
-                    third,
-                    x_row,
-                    side_row,
-                    payload,
-                    scales,
-                    e,
-                    strip,
-                    part,
-                    raw,
-                    side,
-                    codes,
-                    byte,
-                )
-                compute(1, second, raw, side, codes, byte, total)
+                fetch(1, second, *given)
+                compute(0, first, *held, total)
+                fetch(0, third, *given)
+                compute(1, second, *held, total)
 
     return step
 
@@ -181,7 +155,7 @@ def _gemv_step(spec: EdgeUp | EdgeDown) -> Any:
     thread = _thread_step(spec)
 
     @T.inline
-    def step(x_row, side_row, payload, scales, ids, out, tokens, slots, experts, factor):
+    def step(x_row, side_row, weights, ids, out, tokens, slots, experts, factor):
         for t, j, g in T.grid(tokens, slots, strips):
             with T.sblock("task"):
                 vt, vj, vg = T.axis.remap("SSS", [t, j, g])
@@ -214,7 +188,7 @@ def _gemv_step(spec: EdgeUp | EdgeDown) -> Any:
                                 thread(
                                     lambda k: x_row(vt, vj, k),
                                     lambda k: side_row(vt, k),
-                                    payload, scales, ve, vg, vq, vp, total,
+                                    weights, ve, vg, vq, vp, total,
                                 )  # fmt: skip
                         for i in range(C):
                             with T.sblock("meet"):
@@ -253,79 +227,30 @@ def _sum(some: Any, n: PrimExpr) -> PrimExpr:
     return total
 
 
+ATTRS = {"global_symbol": "main", "tirx.noalias": False, "blockscale.ctas": CTAS}
+
+
 def up_rows(spec: EdgeUp) -> PrimFunc:
     """Return the kernel with the parameters of ``spec.params()``."""
-    K, N, one = i64(spec.hidden), i64(spec.intermediate), i64(1)
-    blocks, half_k, half_n = i64(spec.hidden // 16), K // 2, N // 2
-    coded = spec.dtype == "nvfp4"
-    x_dtype, x_width = ("uint8", half_k) if coded else (spec.dtype, K)
     step = _gemv_step(spec)
 
-    @T.prim_func(s_tir=True)
-    def main(
-        x_handle: T.handle,
-        x_scale_handle: T.handle,
-        x_global_scale: T.Buffer((one,), "float32"),
-        payload_handle: T.handle,
-        scales_handle: T.handle,
-        global_handle: T.handle,
-        ids_handle: T.handle,
-        z_handle: T.handle,
-    ):
-        T.func_attr({"global_symbol": "main", "tirx.noalias": False, "blockscale.ctas": CTAS})
-        tokens, slots, experts = T.int64(), T.int64(), T.int64()
-        x = T.match_buffer(x_handle, (tokens, x_width), x_dtype)
-        if coded:
-            x_scale = T.match_buffer(x_scale_handle, (tokens, blocks), "uint8")
-        payload = T.match_buffer(payload_handle, (experts, K, half_n), "uint8")
-        decode_scales = T.match_buffer(scales_handle, (experts, blocks, N), "uint8")
-        global_scale = T.match_buffer(global_handle, (experts,), "float32")
-        topk_ids = T.match_buffer(ids_handle, (tokens, slots), "int32")
-        z = T.match_buffer(z_handle, (tokens, slots, N), "float32")
-        factor = T.meta_var(
-            lambda t, j, e: global_scale[e] * x_global_scale[0] if coded else global_scale[e]
-        )
+    @T.inline
+    def body(x, x_scale, ids, z, tokens, slots, experts, weights, factor):
         x_row = T.meta_var(lambda t, j, k: x[t, k])
-        side_row = T.meta_var(lambda t, k: x_scale[t, k] if coded else None)
-        step(x_row, side_row, payload, decode_scales, topk_ids, z, tokens, slots, experts, factor)
+        side_row = T.meta_var(lambda t, k: x_scale[t, k])
+        step(x_row, side_row, weights, ids, z, tokens, slots, experts, factor)
 
-    return keep_params(main, [param.name for param in spec.params()])
+    return up_kernel(spec, ATTRS, body)
 
 
 def down_rows(spec: EdgeDown) -> PrimFunc:
     """Return the kernel with the parameters of ``spec.params()``."""
-    K, N = i64(spec.intermediate), i64(spec.hidden)
-    blocks, half_n = i64(spec.intermediate // 16), N // 2
-    step = _gemv_step(spec)
+    N, step = i64(spec.hidden), _gemv_step(spec)
 
-    @T.prim_func(s_tir=True)
-    def main(
-        z_handle: T.handle,
-        payload_handle: T.handle,
-        scales_handle: T.handle,
-        global_handle: T.handle,
-        ids_handle: T.handle,
-        weights_handle: T.handle,
-        partial_handle: T.handle,
-        out_handle: T.handle,
-    ):
-        T.func_attr({"global_symbol": "main", "tirx.noalias": False, "blockscale.ctas": CTAS})
-        tokens, slots, experts = T.int64(), T.int64(), T.int64()
-        z = T.match_buffer(z_handle, (tokens, slots, K), "float32")
-        payload = T.match_buffer(payload_handle, (experts, K, half_n), "uint8")
-        decode_scales = T.match_buffer(scales_handle, (experts, blocks, N), "uint8")
-        global_scale = T.match_buffer(global_handle, (experts,), "float32")
-        topk_ids = T.match_buffer(ids_handle, (tokens, slots), "int32")
-        topk_weights = T.match_buffer(weights_handle, (tokens, slots), "float32")
-        partial = T.match_buffer(partial_handle, (tokens, slots, N), "float32")
-        out = T.match_buffer(out_handle, (tokens, N), spec.dtype)
-        factor = T.meta_var(lambda t, j, e: global_scale[e] * topk_weights[t, j])
+    @T.inline
+    def body(z, ids, partial, out, tokens, slots, experts, weights, factor):
         x_row = T.meta_var(lambda t, j, k: z[t, j, k])
-        side_row = T.meta_var(lambda t, k: None)
-        step(
-            x_row, side_row, payload, decode_scales, topk_ids, partial, tokens, slots, experts,
-            factor,
-        )  # fmt: skip
+        step(x_row, None, weights, ids, partial, tokens, slots, experts, factor)
         for t, n in T.grid(tokens, N):
             with T.sblock("out"):
                 vt, vn = T.axis.remap("SS", [t, n])
@@ -341,4 +266,4 @@ def down_rows(spec: EdgeDown) -> PrimFunc:
                 with T.sblock("round"):
                     out[vt, vn] = formats.round_to(spec.dtype, total[0])
 
-    return main
+    return down_kernel(spec, ATTRS, body)

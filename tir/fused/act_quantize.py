@@ -153,16 +153,14 @@ def _encode_step(spec: ActQuantize) -> Any:
     return encode
 
 
-def act_quantize(spec: ActQuantize, shape: tuple[int, ...] | None = None) -> PrimFunc:
+def act_kernel(spec: ActQuantize, shape: tuple[int, ...] | None, body: Any) -> PrimFunc:
     """Return the kernel of ``spec``, its parameters those of ``spec.params()``.
 
-    ``shape`` is the input's; None lets the function take any.
+    ``shape`` is the input's; None lets the function take any.  ``body(input, g, mask, packed,
+    block_scale, experts, rows, cols, numbers)`` fills it: ``mask`` is None without groups, and
+    ``numbers`` are those of swiglu.
     """
-    block, half = i64(spec.block), i64(spec.block // 2)
-    at, activate, encode = _at(spec), _value_step(spec), _encode_step(spec)
-    store, pad = expert_store(spec.layout, spec.grouped)
-    halves = i64(2 if spec.gated else 1)
-    swiglu = spec.activation == "swiglu"
+    at, block, halves = _at(spec), i64(spec.block), i64(2 if spec.gated else 1)
 
     @T.prim_func(s_tir=True)
     def main(
@@ -179,13 +177,34 @@ def act_quantize(spec: ActQuantize, shape: tuple[int, ...] | None = None) -> Pri
         rows, width = T.int64(), T.int64()
         experts = T.meta_var(T.int64() if spec.grouped else i64(1))
         cols = T.meta_var(width // halves if spec.gated else width)
-        blocks = T.meta_var(cols // block)
         input = T.match_buffer(input_handle, at(experts, rows, width), spec.dtype)
         global_scale = T.match_buffer(scale_handle, (experts,), "float32")
         packed = T.match_buffer(packed_handle, at(experts, rows, cols // i64(2)), "uint8")
         block_scale = T.match_buffer(
-            bytes_handle, at(experts, *scale_shape(spec.layout, rows, blocks)), "uint8"
+            bytes_handle, at(experts, *scale_shape(spec.layout, rows, cols // block)), "uint8"
         )
+        if spec.grouped:
+            mask = T.match_buffer(mask_handle, (experts,), "int32")
+        used = T.meta_var(mask if spec.grouped else None)
+        numbers = T.meta_var((alpha, beta, limit) if spec.activation == "swiglu" else ())
+        body(input, global_scale, used, packed, block_scale, experts, rows, cols, numbers)
+
+    main = keep_params(main, [param.name for param in spec.params()])
+    return main if shape is None else fix_shape(main, "input", shape)
+
+
+def act_quantize(spec: ActQuantize, shape: tuple[int, ...] | None = None) -> PrimFunc:
+    """Return the kernel of ``spec``, its parameters those of ``spec.params()``.
+
+    ``shape`` is the input's; None lets the function take any.
+    """
+    block, half = i64(spec.block), i64(spec.block // 2)
+    activate, encode = _value_step(spec), _encode_step(spec)
+    store, pad = expert_store(spec.layout, spec.grouped)
+
+    @T.inline
+    def body(input, g, mask, packed, block_scale, experts, rows, cols, numbers):
+        blocks = T.meta_var(cols // block)
         a = T.sblock_alloc_buffer((experts, rows, blocks, block), "float32")
         magnitude = T.sblock_alloc_buffer((experts, rows, blocks, block), "int32")
         amax = T.sblock_alloc_buffer((experts, rows, blocks), "int32")
@@ -193,45 +212,11 @@ def act_quantize(spec: ActQuantize, shape: tuple[int, ...] | None = None) -> Pri
         factor = T.sblock_alloc_buffer((experts, rows, blocks), "float32")
         code = T.sblock_alloc_buffer((experts, rows, blocks, block), "int32")
         pair = T.sblock_alloc_buffer((experts, rows, blocks, half), "uint8")
-        numbers = T.meta_var((alpha, beta, limit) if swiglu else ())
-        if spec.grouped:
-            mask = T.match_buffer(mask_handle, (experts,), "int32")
-            activate(input, mask, a, experts, rows, cols, numbers)
-            encode(
-                a,
-                global_scale,
-                mask,
-                magnitude,
-                amax,
-                byte,
-                factor,
-                code,
-                pair,
-                packed,
-                experts,
-                rows,
-                blocks,
-            )
-        else:
-            activate(input, None, a, experts, rows, cols, numbers)
-            encode(
-                a,
-                global_scale,
-                None,
-                magnitude,
-                amax,
-                byte,
-                factor,
-                code,
-                pair,
-                packed,
-                experts,
-                rows,
-                blocks,
-            )
+        steps = T.meta_var((magnitude, amax, byte, factor, code, pair))
+        activate(input, mask, a, experts, rows, cols, numbers)
+        encode(a, g, mask, *steps, packed, experts, rows, blocks)
         store(byte, block_scale, experts, rows, blocks)
         if spec.layout != "linear":
             pad(block_scale, experts, rows, blocks)
 
-    main = keep_params(main, [param.name for param in spec.params()])
-    return main if shape is None else fix_shape(main, "input", shape)
+    return act_kernel(spec, shape, body)

@@ -17,8 +17,8 @@ from tvm.tirx import Buffer, PrimFunc
 
 from blockscale.specs import ActQuantize
 from blockscale.tir import activations, formats
-from blockscale.tir.common import fix_shape, i64, keep_params, widen
-from blockscale.tir.fused.act_quantize import block_byte, block_code, block_factor
+from blockscale.tir.common import i64, widen
+from blockscale.tir.fused.act_quantize import act_kernel, block_byte, block_code, block_factor
 from blockscale.tir.quant.quantize import pack_codes
 from blockscale.tir.scale_store import scale_index, scale_shape
 
@@ -172,29 +172,9 @@ def act_rows(spec: ActQuantize, shape: tuple[int, ...] | None = None) -> PrimFun
         encode(a, g, magnitude, amax, byte, factor, code, pair, e)
         store(pair, byte, packed, block_scale, e, r, b, cols // block)
 
-    @T.prim_func(s_tir=True)
-    def main(
-        input_handle: T.handle,
-        mask_handle: T.handle,
-        scale_handle: T.handle,
-        alpha: T.float32,
-        beta: T.float32,
-        limit: T.float32,
-        packed_handle: T.handle,
-        bytes_handle: T.handle,
-    ):
-        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
-        rows, width = T.int64(), T.int64()
-        experts = T.meta_var(T.int64() if spec.grouped else one)
-        cols = T.meta_var(width // i64(2) if spec.gated else width)
+    @T.inline
+    def body(input, g, mask, packed, block_scale, experts, rows, cols, given):
         size = T.meta_var(scale_shape(spec.layout, rows, cols // block))
-        input = T.match_buffer(input_handle, at(experts, rows, width), spec.dtype)
-        global_scale = T.match_buffer(scale_handle, (experts,), "float32")
-        packed = T.match_buffer(packed_handle, at(experts, rows, cols // i64(2)), "uint8")
-        block_scale = T.match_buffer(bytes_handle, at(experts, *size), "uint8")
-        given = T.meta_var((alpha, beta, limit) if swiglu else ())
-        if spec.grouped:
-            mask = T.match_buffer(mask_handle, (experts,), "int32")
         for e, r, b in T.grid(experts, *size):
             with T.sblock("block"):
                 ve = T.axis.spatial(experts, e)
@@ -205,11 +185,9 @@ def act_rows(spec: ActQuantize, shape: tuple[int, ...] | None = None) -> PrimFun
                 if spec.grouped:
                     if vr < T.Cast("int64", mask[ve]):
                         with T.sblock("used"):
-                            compute(
-                                input, global_scale, packed, block_scale, given, ve, vr, vb, cols
-                            )
+                            compute(input, g, packed, block_scale, given, ve, vr, vb, cols)
                 else:
-                    compute(input, global_scale, packed, block_scale, given, ve, vr, vb, cols)
+                    compute(input, g, packed, block_scale, given, ve, vr, vb, cols)
             if tiled:
                 pad(
                     block_scale,
@@ -224,5 +202,4 @@ def act_rows(spec: ActQuantize, shape: tuple[int, ...] | None = None) -> PrimFun
                     cols // block,
                 )
 
-    main = keep_params(main, [param.name for param in spec.params()])
-    return main if shape is None else fix_shape(main, "input", shape)
+    return act_kernel(spec, shape, body)

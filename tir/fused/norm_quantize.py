@@ -184,19 +184,15 @@ def _extras(spec: NormQuantize) -> tuple[Any, Any, Any]:
     return take_factor, store_y, store_linear
 
 
-def norm_quantize(spec: NormQuantize, rows: int | None = None) -> PrimFunc:
+def norm_kernel(spec: NormQuantize, rows: int | None, body: Any) -> PrimFunc:
     """Return the kernel of ``spec``, its parameters those of ``spec.params()``.
 
-    None of ``rows`` lets the function take any number of them.
+    None of ``rows`` lets the function take any number of them.  ``body(given, global_scale, eps,
+    made, rows)`` fills it: given are input, residual and weight, made are packed, the scales, the
+    linear scales, y_out and residual_out; those that there are not are None.
     """
-    hidden, blocks, block = i64(spec.hidden), i64(spec.blocks), i64(spec.block)
-    half, groups = i64(spec.block // 2), i64(spec.block // GROUP)
+    hidden, blocks, half = i64(spec.hidden), i64(spec.blocks), i64(spec.block // 2)
     layout = "linear" if spec.layout == "linear" else "128x4"
-    both = spec.layout == "both"
-    add, take, reduce, norm = _norm_steps(spec)
-    quantize = _encode_steps(spec)
-    take_factor, store_y, store_linear = _extras(spec)
-    store, pad = norm_store(layout, spec.blocks)
 
     @T.prim_func(s_tir=True)
     def main(
@@ -216,6 +212,46 @@ def norm_quantize(spec: NormQuantize, rows: int | None = None) -> PrimFunc:
         input = T.match_buffer(input_handle, (rows, hidden), spec.dtype)
         packed = T.match_buffer(packed_handle, (rows, blocks * half), "uint8")
         block_scale = T.match_buffer(scale_handle, scale_shape(layout, rows, blocks), "uint8")
+        if spec.residual:
+            residual = T.match_buffer(residual_handle, (rows, hidden), spec.dtype)
+            residual_out = T.match_buffer(out_handle, (rows, hidden), spec.dtype)
+        if spec.y_out:
+            y_out = T.match_buffer(y_handle, (rows, hidden), spec.dtype)
+        if spec.layout == "both":
+            block_scale_linear = T.match_buffer(linear_handle, (rows, blocks), "uint8")
+        given = T.meta_var((input, residual if spec.residual else None, weight))
+        made = T.meta_var(
+            (
+                packed,
+                block_scale,
+                block_scale_linear if spec.layout == "both" else None,
+                y_out if spec.y_out else None,
+                residual_out if spec.residual else None,
+            )
+        )
+        body(given, global_scale, eps, made, rows)
+
+    main = keep_params(main, [param.name for param in spec.params()])
+    return main if rows is None else fix_shape(main, "input", (rows, spec.hidden))
+
+
+def norm_quantize(spec: NormQuantize, rows: int | None = None) -> PrimFunc:
+    """Return the kernel of ``spec``, its parameters those of ``spec.params()``.
+
+    None of ``rows`` lets the function take any number of them.
+    """
+    blocks, block = i64(spec.blocks), i64(spec.block)
+    half, groups = i64(spec.block // 2), i64(spec.block // GROUP)
+    layout = "linear" if spec.layout == "linear" else "128x4"
+    add, take, reduce, norm = _norm_steps(spec)
+    quantize = _encode_steps(spec)
+    take_factor, store_y, store_linear = _extras(spec)
+    store, pad = norm_store(layout, spec.blocks)
+
+    @T.inline
+    def body(given, global_scale, eps, made, rows):
+        input, residual, weight = T.meta_var(given)
+        packed, block_scale, linear, y_out, residual_out = T.meta_var(made)
         group_sum = T.sblock_alloc_buffer((rows, blocks, groups), "float32")
         total = T.sblock_alloc_buffer((rows,), "float64")
         rstd = T.sblock_alloc_buffer((rows,), "float32")
@@ -230,23 +266,18 @@ def norm_quantize(spec: NormQuantize, rows: int | None = None) -> PrimFunc:
         h = T.sblock_alloc_buffer((rows, blocks, block), "float32")
         take_factor(global_scale, gs)
         if spec.residual:
-            residual = T.match_buffer(residual_handle, (rows, hidden), spec.dtype)
-            residual_out = T.match_buffer(out_handle, (rows, hidden), spec.dtype)
             add(input, residual, h, residual_out, rows)
         else:
             take(input, h, rows)
         reduce(h, group_sum, total, rstd, eps, rows)
         norm(h, weight, rstd, y, rows)
         if spec.y_out:
-            y_out = T.match_buffer(y_handle, (rows, hidden), spec.dtype)
             store_y(y, y_out, rows)
         quantize(y, gs, magnitude, amax, byte, inverse, code, pair, packed, rows)
         store(byte, block_scale, rows)
-        if both:
-            block_scale_linear = T.match_buffer(linear_handle, (rows, blocks), "uint8")
-            store_linear(byte, block_scale_linear, rows)
+        if spec.layout == "both":
+            store_linear(byte, linear, rows)
         if layout != "linear":
             pad(block_scale, rows)
 
-    main = keep_params(main, [param.name for param in spec.params()])
-    return main if rows is None else fix_shape(main, "input", (rows, spec.hidden))
+    return norm_kernel(spec, rows, body)

@@ -15,8 +15,8 @@ from tvm.tirx import PrimFunc
 
 from blockscale.specs import NormQuantize
 from blockscale.tir import encode, formats
-from blockscale.tir.common import fix_shape, i64, keep_params, widen
-from blockscale.tir.fused.norm_quantize import GROUP, factor, normed, square_sum
+from blockscale.tir.common import i64, widen
+from blockscale.tir.fused.norm_quantize import GROUP, factor, norm_kernel, normed, square_sum
 from blockscale.tir.quant.quantize import pack_codes
 from blockscale.tir.scale_store import scale_index, scale_shape
 
@@ -178,31 +178,10 @@ def norm_rows(spec: NormQuantize, rows: int | None = None, late_weight: bool = F
     (take, add_up, reduce), (take_factor, scale) = _sum_steps(spec), _scale_steps(spec)
     store, pad = _store_steps(spec)
 
-    @T.prim_func(s_tir=True)
-    def main(
-        input_handle: T.handle,
-        residual_handle: T.handle,
-        weight: T.Buffer((hidden,), spec.dtype),
-        global_scale: T.Buffer((one,), "float32"),
-        eps: T.float32,
-        packed_handle: T.handle,
-        scale_handle: T.handle,
-        linear_handle: T.handle,
-        y_handle: T.handle,
-        out_handle: T.handle,
-    ):
-        T.func_attr({"global_symbol": "main", "tirx.noalias": not spec.residual})
-        rows = T.int64()
-        input = T.match_buffer(input_handle, (rows, hidden), spec.dtype)
-        packed = T.match_buffer(packed_handle, (rows, blocks * half), "uint8")
-        block_scale = T.match_buffer(scale_handle, scale_shape(layout, rows, blocks), "uint8")
-        if spec.residual:
-            residual = T.match_buffer(residual_handle, (rows, hidden), spec.dtype)
-            residual_out = T.match_buffer(out_handle, (rows, hidden), spec.dtype)
-        if spec.y_out:
-            y_out = T.match_buffer(y_handle, (rows, hidden), spec.dtype)
-        if spec.layout == "both":
-            block_scale_linear = T.match_buffer(linear_handle, (rows, blocks), "uint8")
+    @T.inline
+    def body(given, global_scale, eps, made, rows):
+        input, residual, weight = T.meta_var(given)
+        packed, block_scale, linear, y_out, residual_out = T.meta_var(made)
         for r in range(scale_shape(layout, rows, blocks)[0]):
             with T.sblock("row"):
                 vr = T.axis.spatial(rows, r)
@@ -227,10 +206,7 @@ def norm_rows(spec: NormQuantize, rows: int | None = None, late_weight: bool = F
                 for b in range(blocks):
                     with T.sblock("sum"):
                         vb = T.axis.spatial(blocks, b)
-                        if spec.residual:
-                            add_up(h, group_sum, residual_out, vr, vb)
-                        else:
-                            add_up(h, group_sum, None, vr, vb)
+                        add_up(h, group_sum, residual_out, vr, vb)
                 reduce(group_sum, total, rstd, eps)
                 for b in range(blocks):
                     with T.sblock("encode"):
@@ -250,18 +226,14 @@ def norm_rows(spec: NormQuantize, rows: int | None = None, late_weight: bool = F
                                     part[ve] = weight[vb * block + ve]
                         weights = T.meta_var(part if late_weight else w)
                         scale(h, weights, rstd, gs, y, magnitude, amax, byte, inverse, vb)
-                        if spec.y_out:
-                            store(y, inverse, code, pair, y_out, packed, vr, vb)
-                        else:
-                            store(y, inverse, code, pair, None, packed, vr, vb)
+                        store(y, inverse, code, pair, y_out, packed, vr, vb)
                         with T.sblock("store_scale"):
                             to = T.meta_var(scale_index(layout, vr, vb, blocks))
                             block_scale[to[0], to[1]] = T.Cast("uint8", byte[i64(0)])
                         if spec.layout == "both":
                             with T.sblock("store_scale_linear"):
-                                block_scale_linear[vr, vb] = T.Cast("uint8", byte[i64(0)])
+                                linear[vr, vb] = T.Cast("uint8", byte[i64(0)])
             if layout != "linear":
                 pad(block_scale, r, rows)
 
-    main = keep_params(main, [param.name for param in spec.params()])
-    return main if rows is None else fix_shape(main, "input", (rows, spec.hidden))
+    return norm_kernel(spec, rows, body)
