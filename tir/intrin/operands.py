@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from itertools import compress
 from typing import Any, NamedTuple
 
-from tvm import tirx
 from tvm.ir import Expr as PrimExpr
 from tvm.s_tir import TensorIntrin
 from tvm.script import tirx as T
@@ -41,7 +40,7 @@ class Operand(NamedTuple):
 
     def bind(self) -> T.Buffer:
         """Add the parameter to the function that is being built; return its buffer."""
-        strides = [tirx.Var("stride", "int64"), i64(1)] if self.strided else None
+        strides = [T.int64(), i64(1)] if self.strided else None
         buffer = T.match_buffer(
             T.arg(self.name.lower(), T.handle()),
             self.shape,

@@ -28,7 +28,7 @@ from blockscale.base.formats import E4M3
 from blockscale.specs import Quantize
 from blockscale.tir import formats
 from blockscale.tir.block_grid import BlockGrid
-from blockscale.tir.common import fix_shape, i64, widen
+from blockscale.tir.common import fix_shape, i64, keep_params, widen
 
 TILE = 16
 """Blocks whose scales are computed together."""
@@ -181,55 +181,34 @@ def quantize(spec: Quantize, tile: int = TILE, shape: tuple[int, int] | None = N
     given_amax, own_amax = _maxima(grid)
     encode, store = _encoding(spec, grid), _scale_store(grid)
 
-    if spec.given_amax:
-
-        @T.prim_func(s_tir=True)
-        def main(
-            x_handle: T.handle,
-            amax_handle: T.handle,
-            global_scale: T.Buffer((i64(1),), "float32"),
-            packed_handle: T.handle,
-            scale_handle: T.handle,
-        ):
-            T.func_attr({"global_symbol": "main", "tirx.noalias": True})
-            rows, cols = T.int64(), T.int64()
-            x = T.match_buffer(x_handle, (rows, cols), spec.dtype)
-            block_amax = T.match_buffer(amax_handle, (rows * cols // block,), "float32")
-            packed = T.match_buffer(packed_handle, (rows, cols // two), "uint8")
-            block_scale = T.match_buffer(scale_handle, grid.scale_shape(rows, cols), "uint8")
-            shape = T.meta_var(grid.shape(rows, cols))
-            amax = T.sblock_alloc_buffer(shape, "int32")
-            byte = T.sblock_alloc_buffer(shape, "int32")
-            divisor = T.sblock_alloc_buffer(shape, "float32")
-            code = T.sblock_alloc_buffer((*shape, block), "int32")
-            pair = T.sblock_alloc_buffer((*shape, half), "uint8")
-            given_amax(block_amax, amax, rows, cols)
-            encode(x, amax, byte, divisor, code, pair, global_scale, packed, rows, cols)
-            store(byte, block_scale, rows, cols)
-
-    else:
-
-        @T.prim_func(s_tir=True)
-        def main(
-            x_handle: T.handle,
-            global_scale: T.Buffer((i64(1),), "float32"),
-            packed_handle: T.handle,
-            scale_handle: T.handle,
-        ):
-            T.func_attr({"global_symbol": "main", "tirx.noalias": True})
-            rows, cols = T.int64(), T.int64()
-            x = T.match_buffer(x_handle, (rows, cols), spec.dtype)
-            packed = T.match_buffer(packed_handle, (rows, cols // two), "uint8")
-            block_scale = T.match_buffer(scale_handle, grid.scale_shape(rows, cols), "uint8")
-            shape = T.meta_var(grid.shape(rows, cols))
+    @T.prim_func(s_tir=True)
+    def main(
+        x_handle: T.handle,
+        amax_handle: T.handle,
+        global_scale: T.Buffer((i64(1),), "float32"),
+        packed_handle: T.handle,
+        scale_handle: T.handle,
+    ):
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        rows, cols = T.int64(), T.int64()
+        x = T.match_buffer(x_handle, (rows, cols), spec.dtype)
+        block_amax = T.match_buffer(amax_handle, (rows * cols // block,), "float32")
+        packed = T.match_buffer(packed_handle, (rows, cols // two), "uint8")
+        block_scale = T.match_buffer(scale_handle, grid.scale_shape(rows, cols), "uint8")
+        shape = T.meta_var(grid.shape(rows, cols))
+        if not spec.given_amax:
             magnitude = T.sblock_alloc_buffer((*shape, block), "int32")
-            amax = T.sblock_alloc_buffer(shape, "int32")
-            byte = T.sblock_alloc_buffer(shape, "int32")
-            divisor = T.sblock_alloc_buffer(shape, "float32")
-            code = T.sblock_alloc_buffer((*shape, block), "int32")
-            pair = T.sblock_alloc_buffer((*shape, half), "uint8")
+        amax = T.sblock_alloc_buffer(shape, "int32")
+        byte = T.sblock_alloc_buffer(shape, "int32")
+        divisor = T.sblock_alloc_buffer(shape, "float32")
+        code = T.sblock_alloc_buffer((*shape, block), "int32")
+        pair = T.sblock_alloc_buffer((*shape, half), "uint8")
+        if spec.given_amax:
+            given_amax(block_amax, amax, rows, cols)
+        else:
             own_amax(x, magnitude, amax, rows, cols)
-            encode(x, amax, byte, divisor, code, pair, global_scale, packed, rows, cols)
-            store(byte, block_scale, rows, cols)
+        encode(x, amax, byte, divisor, code, pair, global_scale, packed, rows, cols)
+        store(byte, block_scale, rows, cols)
 
+    main = keep_params(main, [param.name for param in spec.params()])
     return main if shape is None else fix_shape(main, "x", shape)
