@@ -36,7 +36,9 @@ from tvm.s_tir import TensorIntrin
 from blockscale.tir import intrin
 made = []
 register = TensorIntrin.register
-TensorIntrin.register = staticmethod(lambda name, *rest: (made.append(name), register(name, *rest)))
+TensorIntrin.register = staticmethod(
+    lambda name, *rest, **options: (made.append(name), register(name, *rest, **options))
+)
 intrin.register_named("cuda_")
 print("\\n".join(made))
 """

@@ -145,7 +145,7 @@ extern "C" __global__ void copy(const uint16_t *x, const int *order, uint8_t *ou
     for row, slot in enumerate(order):
         arrays = {"S": x[slot], "D": np.zeros(64, np.uint16)}
         if gather:
-            arrays["O"] = np.array([slot], np.int32)
+            arrays["E"] = np.array([slot], np.int32)
         want = run_desc(name, **arrays).view(np.uint8).reshape(8, 16)
         chunks = out[row].reshape(8, 16)
         assert all(np.array_equal(chunks[c ^ row], want[c]) for c in range(8))

@@ -137,7 +137,7 @@ def copy(
     def impl(source: T.Buffer, *others: T.Buffer) -> PrimExpr:
         return move(others[-1], source)
 
-    given = [Operand("table", (i64(1),), "int32")] if table else []
-    source = Operand("source", shape, dtype, scope=scopes[0])
-    target = Operand("target", shape, dtype, "w", scopes[1])
+    given = [Operand("E", (i64(1),), "int32")] if table else []
+    source = Operand("S", shape, dtype, scope=scopes[0])
+    target = Operand("D", shape, dtype, "w", scopes[1])
     return register(name, [source, *given, target], desc, impl)

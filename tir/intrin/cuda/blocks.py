@@ -125,7 +125,7 @@ def scalar_step(
 
         return step
 
-    operands = *given, local("result", (ONE,), out, "w")
+    operands = *given, local("B", (ONE,), out, "w")
     return register(name, operands, made(expression), made(function))
 
 
