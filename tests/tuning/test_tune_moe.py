@@ -45,7 +45,7 @@ def tuned(tmp_path_factory):
         patch.setattr(pipeline, "moe_gpu", fake_moe_gpu)
         result = tune(
             found, target=ARCH, seconds=60, trials_each=6, work_dir=work_dir, workers=2,
-            progress=False, exporter="fake_moe_gpu:export",
+            progress=False, exporter="tests.kit.fake_moe_gpu:export",
         )  # fmt: skip
     return work_dir, result
 
