@@ -9,8 +9,8 @@ import torch
 
 import blockscale as bs
 from blockscale.base import host
-from blockscale.build import builder
-from blockscale.build.builder import build
+from blockscale.building import builder
+from blockscale.building.builder import build
 from blockscale.runtime import jit
 from blockscale.runtime import library as runtime
 from blockscale.specs import Linear, Swizzle
