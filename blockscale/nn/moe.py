@@ -22,10 +22,8 @@ from blockscale.nn.config import moe_options
 from blockscale.nn.prepared import Device, Prepared, opened, own
 from blockscale.ops import checks
 from blockscale.ops.moe import layer as ops_moe
-from blockscale.ops.moe import route as ops_route
-from blockscale.ops.moe.convert import with_biases
-from blockscale.ops.moe.options import Options
-from blockscale.ops.moe.weights import TENSORS, MoeWeights
+from blockscale.ops.moe.layer import Options
+from blockscale.ops.moe.weights import TENSORS, MoeWeights, with_biases
 from blockscale.specs.moe import GATED
 
 Tensor = torch.Tensor
@@ -201,7 +199,7 @@ class FusedMoE(Prepared):
 
     def route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return ids and weights of logits [T, E], by the module's options."""
-        return ops_route.moe_route(
+        return ops_moe.moe_route(
             logits,
             self.top_k,
             scoring=self.scoring,

@@ -29,8 +29,13 @@ from blockscale.checkpoints.files.safetensors import TensorInfo, read, shown
 from blockscale.checkpoints.moves import as_bytes
 from blockscale.checkpoints.weight import Weight
 from blockscale.ops import layouts
-from blockscale.ops.int4.layout import layout_of, preprocess_weights, unprocess_weights
-from blockscale.ops.int4.values import interleave_scales, zeros_of_points
+from blockscale.ops.int4.layout import (
+    interleave_scales,
+    layout_of,
+    preprocess_weights,
+    unprocess_weights,
+    zeros_of_points,
+)
 
 Tensor = torch.Tensor
 
