@@ -84,6 +84,12 @@ FLOAT = Number("float", 16, (), True, "", ())
 NUMBERS = {number.name: number for number in (E2M1, E4M3, UE8M0, INT4)}
 """Every number format, by name."""
 
+STORAGE_DTYPES: dict[str, tuple[str, ...]] = {
+    **{n.storage: n.dtypes for n in NUMBERS.values()},
+    "byte": tuple({d: None for n in NUMBERS.values() if n.bits == 8 for d in n.dtypes}),
+}
+"""Dtypes of the bytes of a uint8 parameter, by word of its ``storage``."""
+
 
 @dataclass(frozen=True, eq=False)
 class Format:

@@ -18,15 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import tvm_ffi
 
-from blockscale.base import formats
-
 Kind = Literal["torch", "numpy", "dlpack"]
-
-STORAGE_DTYPES: dict[str, tuple[str, ...]] = {
-    **{n.storage: n.dtypes for n in formats.NUMBERS.values()},
-    "byte": tuple({d: None for n in formats.NUMBERS.values() if n.bits == 8 for d in n.dtypes}),
-}
-"""Dtypes of the bytes of a uint8 parameter, by word of its ``storage``."""
 
 _CPU = 1  # DLPack's kDLCPU
 _BFLOAT16 = (4, 16)  # DLPack's kDLBfloat, bits

@@ -7,9 +7,9 @@ from math import inf
 
 import torch
 
+from blockscale.base.formats import QUANTIZED
 from blockscale.base.sizes import ceil_div
 from blockscale.checkpoints.weight import E8M0_NAN, Weight
-from blockscale.specs import BLOCK_SIZE
 
 Tensor = torch.Tensor
 
@@ -106,7 +106,7 @@ def _range(found: Stats, values: Tensor) -> None:
 
 def _scales(found: Stats, fmt: str, raw: Tensor, packed: Tensor | None) -> None:
     # zeros of int4 need not be the code 8: every block may be in use, as are those of fp8
-    used, known = torch.ones(raw.shape, dtype=torch.bool), fmt in BLOCK_SIZE
+    used, known = torch.ones(raw.shape, dtype=torch.bool), fmt in QUANTIZED
     if packed is not None and known:
         used = (packed.view(*raw.shape, -1) & _MAGNITUDES).amax(-1) > 0
     if fmt == "nvfp4":

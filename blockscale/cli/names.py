@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import click
@@ -38,4 +37,4 @@ def list_names(as_json: bool) -> None:
 
 def _params(spec: specs.Spec) -> list[dict[str, Any]]:
     shapes = [None if p.shape is None else list(p.shape) for p in spec.params()]
-    return [{**asdict(p), "shape": s} for p, s in zip(spec.params(), shapes, strict=True)]
+    return [{**p.to_manifest(), "shape": s} for p, s in zip(spec.params(), shapes, strict=True)]

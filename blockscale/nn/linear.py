@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from blockscale.base.errors import CheckpointError
+from blockscale.base.formats import QUANTIZED
 from blockscale.checkpoints.checkpoint import Checkpoint
 from blockscale.checkpoints.entry import CODES, PLAIN
 from blockscale.checkpoints.files.safetensors import DTYPES
@@ -19,7 +20,6 @@ from blockscale.ops import checks, gemm
 from blockscale.ops.int4 import products
 from blockscale.ops.int4.weight import TENSORS, Int4Weight, prepare
 from blockscale.ops.quant import dequantize, quantize
-from blockscale.specs import BLOCK_SIZE
 
 Tensor = torch.Tensor
 
@@ -212,10 +212,10 @@ def load(
     listed = [names] if isinstance(names, str) else [*names]
     if not listed:
         raise ValueError("Linear.from_checkpoint: no name is given; pass one, or a list of them")
-    if fmt not in (None, "dense", *BLOCK_SIZE):
+    if fmt not in (None, "dense", *QUANTIZED):
         raise ValueError(
             f"Linear.from_checkpoint: fmt={fmt!r}, but must be None, 'dense', "
-            f"{' or '.join(map(repr, BLOCK_SIZE))}"
+            f"{' or '.join(map(repr, QUANTIZED))}"
         )
     found = [_matrix(ckpt, name) for name in listed]
     biases = [bias_of(ckpt, weight) for weight in found]
@@ -253,7 +253,7 @@ def _layer(
     weight: Weight, bias: Tensor | None, fmt: str | None, dtype: torch.dtype | None
 ) -> Linear:
     smooth = _float(weight.pre_quant_scale)
-    if weight.fmt in BLOCK_SIZE and fmt in (None, weight.fmt):
+    if weight.fmt in QUANTIZED and fmt in (None, weight.fmt):
         top = weight.global_scale
         return Linear(
             own(weight.packed),
@@ -268,7 +268,7 @@ def _layer(
             f"{weight.name} is int4 and others are not, so their rows cannot be one weight; load "
             "them one by one and concatenate what they give, or pass fmt='dense'"
         )
-    if weight.fmt in BLOCK_SIZE and fmt in BLOCK_SIZE:
+    if weight.fmt in QUANTIZED and fmt in QUANTIZED:
         raise CheckpointError(
             f"{weight.name} is {weight.fmt} already, and rounding it to {fmt} as well would lose "
             "more; leave fmt out, or pass fmt='dense'"
@@ -278,7 +278,7 @@ def _layer(
             f"{weight.name} is {weight.fmt}, which is no weight of a linear layer; choose another"
         )
     stored = DTYPES[weight.fmt.upper()] if weight.fmt in PLAIN else None
-    if fmt in BLOCK_SIZE:
+    if fmt in QUANTIZED:
         made = Linear.from_float(weight.dequantize(stored or torch.float32), fmt)
         values = (made.packed, made.block_scale, fmt, made.global_scale, bias)
         return Linear(*values, pre_quant_scale=smooth)

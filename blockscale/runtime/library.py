@@ -21,7 +21,7 @@ from blockscale.base import host, manifest
 from blockscale.base.errors import LibraryError
 from blockscale.runtime.function import Function, Overloads
 from blockscale.runtime.function_cuda import CudaFunction
-from blockscale.specs.parameters import Param
+from blockscale.specs.spec import Param
 
 __all__ = ["Function", "Library", "LibraryError", "Overloads", "Param", "load"]
 

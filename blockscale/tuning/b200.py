@@ -34,7 +34,7 @@ VERSION = 1
 """Of the formulas; with `Machine.digest` it says what made a modelled time."""
 
 FITTED = ("sustained_ghz", "l2_tbps", "launch_us")
-"""The fields of `Machine` that were fitted, over all points of `bench.b200_points` together."""
+"""The fields of `Machine` that were fitted, over all points of `bench.tcgen05.b200_model`."""
 
 ROW_STEP_BYTES = 32
 """Bytes of a row of an operand that one MMA reads: 64 elements of 4 bits, 32 of (padded) 8."""

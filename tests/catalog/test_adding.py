@@ -14,7 +14,7 @@ from tvm.script import tirx as T
 import blockscale as bs
 from blockscale import catalog
 from blockscale.base import targets
-from blockscale.build.builder import build
+from blockscale.building.builder import build
 from blockscale.catalog import Road, registry
 from blockscale.specs import Param, Quantize, Spec, spec
 from blockscale.specs.spec import register
@@ -133,8 +133,10 @@ def test_an_architecture_is_one_row(monkeypatch, tmp_path):
     monkeypatch.setitem(targets.GPU_TARGETS, "sm_87", targets.Gpu(164 << 10))
     contents = build([Quantize()], tmp_path / "k.so", level="sm_87", logs_dirs=[])
     assert contents["target"]["archs"] == ["sm_87"]
-    elf = (tmp_path / "k.so").read_bytes()
-    assert b"sm_87" in elf
+    library = (tmp_path / "k.so").read_bytes()
+    cubin = library[library.index(b"\x7fELF", 4) :]
+    assert cubin[18] == 190  # EM_CUDA
+    assert 87 in cubin[48:50]  # its flags: in the first byte before CUDA 13, now in the second
     assert targets.runs_on("sm_87", 8, 7)
 
 

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -51,7 +50,7 @@ def environment() -> dict[str, str]:
 
 def manifest() -> dict:
     spec = specs.Spec.parse(NAME)
-    params = [{**asdict(p), "shape": list(p.shape)} for p in spec.params()]
+    params = [{**p.to_manifest(), "shape": list(p.shape)} for p in spec.params()]
     buckets = [{"rows": 1, "tuned": True}, {"rows": 16, "tuned": False}]
     entry = {"spec": spec.to_json(), "params": params, "base": spec.base_name, "buckets": buckets}
     return {
@@ -94,7 +93,7 @@ def test_the_example_of_the_group_runs_as_printed(monkeypatch, capsys, tmp_path)
     )
     assert done.returncode == 0, done
     assert (tmp_path / "kernels.so").is_file()
-    assert "1 of 4" in done.stdout  # the first bucket of the first kernel at least
+    assert re.search("[1-4] of 4", done.stdout)  # one bucket at least
 
 
 @pytest.mark.parametrize("command", ["--help", "list", "inspect {library}", "inspect nowhere.so"])

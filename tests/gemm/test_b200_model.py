@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from bench import b200_model
+from bench.tcgen05 import b200_model
 from blockscale.base.formats import GEMM
 from blockscale.specs.plans.gemm import OUT_BYTES, GemmPlan
 from blockscale.tuning.b200 import B200, FITTED, epilogue_clocks, grid, time_us
