@@ -88,7 +88,7 @@ bench: venv ## measure the CPU kernels of this machine
 
 gpu: venv ## build for an H200 what bench.gpu measures (needs nvcc, no GPU)
 	@mkdir -p dist
-	@$(BIN)/python -c 'from bench.gpu_cases import all_cases; print(*dict.fromkeys(c.kernel for c in all_cases()))' | \
+	@$(BIN)/python -m bench.gpu --names | \
 	  xargs $(BIN)/blockscale build --target sm_90a -o dist/kernels-sm90a.so
 
 typings: venv ## show type checkers the package as a wheel has it

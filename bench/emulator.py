@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import re
 import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from fnmatch import fnmatch
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import click
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-import blockscale
-from blockscale.base import host
-from blockscale.demo.files import write_json
+from bench import measure
+from bench.report import Results, chosen, deliver, measuring_options, render
+from blockscale.demo.timing import machine, versions
 
 FORMAT = 1
+KERNELS = Path(__file__).resolve().parent.parent / "tests" / "emulator"
 MEMORY_ASKED = 2 << 30  # bytes
 
 
@@ -42,8 +37,9 @@ class Workload:
 
     def case(self, seed: int) -> Any:
         """Return the case with its data."""
-        module = importlib.import_module(f"tests.emulator.kernels.{self.module}")
-        make: Callable[..., Any] = getattr(module, self.maker)
+        if str(KERNELS) not in sys.path:
+            sys.path[:0] = [str(KERNELS), str(KERNELS.parent)]
+        make: Callable[..., Any] = getattr(importlib.import_module(self.module), self.maker)
         return make(np.random.default_rng(seed), **self.options)
 
 
@@ -62,7 +58,7 @@ WORKLOADS = {
 }
 
 
-def measure(name: str, repeats: int) -> dict[str, Any]:
+def measured(name: str, repeats: int) -> dict[str, Any]:
     """Return times, instructions and peak memory of one workload; wrong numbers raise."""
     workload = WORKLOADS[name]
     seconds, report = [], None
@@ -102,26 +98,6 @@ def in_child(name: str, repeats: int) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def table(cases: list[dict[str, Any]]) -> Table:
-    """Return one row a workload."""
-    result = Table(
-        "workload", "median", "first", "asked", "warp-instructions", "per second", "peak"
-    )
-    for case in cases:
-        times, asked = case["seconds"], case["asked_s"]
-        result.add_row(
-            case["name"],
-            f"{times['median']:.2f} s",
-            f"{times['first']:.2f} s",
-            f"< {asked:g} s" if asked else "",
-            f"{case['warp_instructions']:,}",
-            f"{case['warp_instructions_per_s']:,.0f}",
-            f"{case['peak_bytes'] / 2**20:.0f} MiB",
-            style="bold red" if missed(case) else "",
-        )
-    return result
-
-
 def missed(case: dict[str, Any]) -> bool:
     """Whether the case took longer, or more memory, than was asked for."""
     asked = case["asked_s"]
@@ -129,48 +105,26 @@ def missed(case: dict[str, Any]) -> bool:
     return slow or case["peak_bytes"] >= MEMORY_ASKED
 
 
-def results(pattern: str | None, repeats: int, console: Console) -> dict[str, Any]:
+def section(results: Results, source: str) -> str:
+    """Return what README.md shows."""
+    return render("emulator.md.j2", r=results, source=source)
+
+
+def run(pattern: str | None, repeats: int) -> dict[str, Any]:
     """Return the results of the workloads whose name holds ``pattern``."""
-    names = [n for n in WORKLOADS if pattern is None or fnmatch(n, f"*{pattern}*")]
-    if not names:
-        raise click.ClickException(
-            f"--only {pattern!r} matches no workload; they are: {'; '.join(WORKLOADS)}"
-        )
-    cases = []
-    load = round(os.getloadavg()[0], 2)
-    for name in names:
-        with console.status(name):
-            cases.append(in_child(name, repeats))
     return {
         "format": FORMAT,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {
-            "cpu": host.cpu_model(),
-            "cores": len(os.sched_getaffinity(0)),
-            "load": load,
-        },
-        "versions": {"blockscale": blockscale.__version__, "numpy": np.__version__},
+        "date": measure.now(),
+        "machine": machine(),
+        "versions": versions({"numpy": "numpy"}),
         "repeats": repeats,
         "memory_asked_bytes": MEMORY_ASKED,
-        "cases": cases,
+        "cases": [in_child(name, repeats) for name in chosen(WORKLOADS, pattern, "workload")],
     }
 
 
-def default_name(found: dict[str, Any]) -> str:
-    """Return ``emulator-<model>-<date>.json``."""
-    model = re.sub(r"[^a-z0-9]+", "-", found["machine"]["cpu"].lower()).strip("-")
-    return f"emulator-{model}-{found['date'][:10]}.json"
-
-
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    help="Write the results here; in a folder, as emulator-<model>-<date>.json.",
-)
-@click.option("--repeats", type=click.IntRange(min=1), default=5, show_default=True)
-@click.option("--only", metavar="PATTERN", help="Workloads whose name holds this text (or glob).")
+@measuring_options("emulator", least=1, repeats=5)
 @click.option("--child", hidden=True, type=click.Choice(list(WORKLOADS)))
 def main(
     as_json: bool, out: Path | None, repeats: int, only: str | None, child: str | None
@@ -182,21 +136,11 @@ def main(
     Example: python -m bench.emulator --only "256x256" --repeats 3
     """
     if child is not None:
-        click.echo(json.dumps(measure(child, repeats)))
+        click.echo(json.dumps(measured(child, repeats)))
         return
-    console = Console(stderr=as_json)
-    found = results(only, repeats, console)
-    if as_json:
-        click.echo(json.dumps(found, indent=1))
-    else:
-        wide = console if console.is_terminal else Console(width=130)
-        wide.print(table(found["cases"]))
-    if out is not None:
-        path = out / default_name(found) if out.is_dir() or not out.suffix else out
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, found)
-        console.print(f"wrote {path}")
-    late = [case["name"] for case in found["cases"] if missed(case)]
+    found = run(only, repeats)
+    deliver("emulator", found, as_json, out, section(found, str(out or "not written")))
+    late = [f"{c['name']} (asked: {c['asked_s']} s)" for c in found["cases"] if missed(c)]
     if late:
         raise click.ClickException(f"slower or larger than asked: {'; '.join(late)}")
 

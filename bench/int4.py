@@ -10,17 +10,19 @@ timed.
 
 from __future__ import annotations
 
-import argparse
-import json
+import sys
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 
 import blockscale as bs
+from bench import measure
 from blockscale.specs.int4 import TILES, Int4Mm
 
+FORMAT = 1
 COLD_BYTES = 200 << 20
 """Copies of a weight are as large together: four times the L2 cache of an H200."""
 
@@ -83,13 +85,10 @@ def weight_of(case: Case, seed: int) -> tuple[Any, torch.Tensor]:
     parts: list[Any] = [packed.to(torch.uint8), scale.to(case.dtype), zero]
     if not case.experts:
         parts = [part if part is None else part[0] for part in parts]
-    values = bs.int4.dequantize(
-        parts[0], parts[1], parts[2], group_size=case.group, dtype=torch.float32
-    )
+    packed, scale, zero = parts
+    values = bs.int4.dequantize(packed, scale, zero, group_size=case.group, dtype=torch.float32)
     weight = bs.int4.prepare(
-        parts[0],
-        parts[1],
-        parts[2],
+        *(packed, scale, zero),
         group_size=case.group,
         activation=case.activation,
         pre_quant_scale=pre,
@@ -117,51 +116,30 @@ def error_of(case: Case, rows: int, weight: Any, values: torch.Tensor) -> float:
     """Return the largest relative error of a row against float64."""
     x = torch.randn(rows, case.k, device="cuda").to(case.dtype)
     offsets = offsets_of(case, rows)
-    got = call(x, weight, offsets).double()
+    got = call(x, weight, offsets)
     if weight.pre_quant_scale is not None:
         x = x * weight.pre_quant_scale[0]
     if case.activation == "a8":
         x = x.float().clamp(-448, 448).to(torch.float8_e4m3fn)
     ends = [0, rows] if offsets is None else offsets.tolist()
-    worst = 0.0
-    for e in range(len(ends) - 1):
-        mine = slice(ends[e], ends[e + 1])
-        want = x[mine].double() @ values[e].double()
-        if len(want):
-            relative = (got[mine] - want).norm(dim=1) / want.norm(dim=1)
-            worst = max(worst, float(relative.nan_to_num(float("inf")).max()))
-    return worst
+    parts = [slice(start, end) for start, end in pairwise(ends)]
+    want = [x[part].double() @ value.double() for part, value in zip(parts, values, strict=True)]
+    return measure.row_error(got, torch.cat(want))
 
 
 def microseconds(calls: list[Any]) -> float:
     """Return the median time of a call; ``calls`` follow each other in a graph."""
-    for each in calls[:2]:
-        each()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(CALLS):
-            calls[i % len(calls)]()
-    times = []
-    for _ in range(REPLAYS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / CALLS)
-    return sorted(times)[len(times) // 2]
+    return measure.capture(calls, CALLS).median_us(REPLAYS)
 
 
-def measured(case: Case) -> list[dict[str, Any]]:
-    """Return a row of the table for each number of rows."""
+def measured(case: Case, session: measure.Session) -> None:
+    """Add a row of the table for each number of rows."""
     weight, values = weight_of(case, 0)
     copies = max(1, min(CALLS, COLD_BYTES // weight.packed.nbytes))
     weights = [weight] + [weight_of(case, i)[0] for i in range(1, copies)]
     dense = values.to(case.dtype)
     many = max(1, min(CALLS, COLD_BYTES // dense.nbytes))
     denses = [dense[0].clone() for _ in range(many)] if not case.experts else []
-    found = []
     for rows in ROWS:
         row: dict[str, Any] = {"kernel": case.spec.name, "rows": rows}
         row["error"] = error_of(case, rows, weight, values)
@@ -172,41 +150,37 @@ def measured(case: Case) -> list[dict[str, Any]]:
             row["us"] = microseconds([partial(call, x, each, offsets) for each in weights])
             if denses:
                 row["torch_us"] = microseconds([partial(torch.matmul, x, d) for d in denses])
-        found.append(row)
-        print(said(row), flush=True)
-    return found
+        session.add(row, line(row))
 
 
-def said(row: dict[str, Any]) -> str:
+def line(row: dict[str, Any]) -> str:
     """Return a line of the table."""
     head = f"{row['kernel']:52} M={row['rows']:5}  error {row['error']:.1e}"
     if not row["right"]:
         return f"{head}  WRONG"
-    line = f"{head}  {row['us']:8.1f} us"
+    said = f"{head}  {row['us']:8.1f} us"
     if "torch_us" in row:
-        line += f"  torch {row['torch_us']:8.1f} us  x{row['torch_us'] / row['us']:.2f}"
-    return line
+        said += f"  torch {row['torch_us']:8.1f} us  x{row['torch_us'] / row['us']:.2f}"
+    return said
 
 
-def main() -> None:
-    """Print names, or measure."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--names", action="store_true", help="print the kernels to build")
-    parser.add_argument("--library", help="library with these kernels")
-    parser.add_argument("--out", type=Path, help="JSON file to write")
-    chosen = parser.parse_args()
-    if chosen.names:
-        print("\n".join(case.spec.name for case in CASES))
-        return
-    if chosen.library:
-        bs.load(chosen.library)
+def main(given: Sequence[str] | None = None) -> int:
+    """Print names, or measure; return 1 if a result is wrong."""
+    options = measure.parsed(measure.parser("bench.int4", __doc__), given, needed=())
+    cases = {case.spec.name: case for case in CASES}
+    if options.names:
+        print("\n".join(cases))
+        return 0
+    if measure.refused("bench.int4"):
+        return 2
+    about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    session = measure.Session("int4", options, FORMAT, rows="rows", **about)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.manual_seed(0)
-    rows = [row for case in CASES for row in measured(case)]
-    contents = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
-    if chosen.out:
-        chosen.out.write_text(json.dumps(contents, indent=1) + "\n")
+    for name in measure.chosen(cases, options.only):
+        measured(cases[name], session)
+    return measure.status("bench.int4", [r["kernel"] for r in session.cases if not r["right"]])
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

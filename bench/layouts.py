@@ -11,29 +11,26 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bench import gpu_timing
+from bench import measure
+from bench.gpu.cases import Case, differing, random_bytes
+from bench.gpu.contest import Settings, measured
+from bench.measure import Buffer, Data
 from blockscale.base.index_maps import IndexMap
-from blockscale.demo.files import write_json
+from blockscale.demo import timing
 from blockscale.specs import Relayout, Swizzle, Unswizzle
 from blockscale.specs.layout import LAYOUTS
 
 FORMAT = 1
 BAR = 0.6
 """Share of the copy's bandwidth that is asked of every kernel on a GPU."""
-
-CPU_RUNS = 7
 
 WEIGHTS = (8, 4096, 7168)
 """Bytes of 8 experts' INT4 weights, K = 4096 and N = 14336."""
@@ -45,28 +42,35 @@ GATE_UP = (8, 28672, 1792)
 """A quarter of the packed codes of such rows."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """One kernel and the plain tensor's shape, in bytes."""
+Spec = Relayout | Swizzle | Unswizzle
 
-    spec: Relayout | Swizzle | Unswizzle
-    shape: tuple[int, ...]
 
-    @property
-    def map(self) -> IndexMap:
-        """The layout as data."""
-        return self.spec.map if isinstance(self.spec, Relayout) else LAYOUTS["128x4"]
+def case_of(spec: Spec, shape: tuple[int, ...]) -> Case:
+    """Return the case of one kernel and the plain tensor's shape, in bytes."""
+    if isinstance(spec, Relayout):
+        layout, inverse = spec.map, spec.inverse
+        given, made = ("laid", "plain") if inverse else ("plain", "laid")
+    else:
+        layout, inverse = LAYOUTS["128x4"], isinstance(spec, Unswizzle)
+        given, made = "scale", "out"
+    plain, laid = (made, given) if inverse else (given, made)
 
-    @property
-    def inverse(self) -> bool:
-        """Whether the plain tensor comes out."""
-        spec = self.spec
-        return spec.inverse if isinstance(spec, Relayout) else isinstance(spec, Unswizzle)
+    def judge(before: Data, after: Data) -> dict[str, Any]:
+        return {"differ": differing(after[laid], by_torch(layout, after[plain])), "of": prod(shape)}
+
+    return Case(
+        *("relayout", spec.name, spec.name),
+        {str(axis): size for axis, size in enumerate(shape)},
+        {given: Buffer(shape, torch.uint8, random_bytes()), made: Buffer(shape, torch.uint8)},
+        dict,
+        judge,
+        asked={"of_copy": BAR},
+    )
 
 
 def cases() -> list[Case]:
     """Return every layout, both ways."""
-    found = [Case(spec, (prod(SCALES[:2]), SCALES[2])) for spec in (Swizzle(), Unswizzle())]
+    found = [case_of(spec, (prod(SCALES[:2]), SCALES[2])) for spec in (Swizzle(), Unswizzle())]
     for name, layout in LAYOUTS.items():
         if name.startswith(("128", "8x4", "deepgemm")):
             shape: tuple[int, ...] = SCALES
@@ -78,7 +82,7 @@ def cases() -> list[Case]:
             shape = (8, 56, 8 * 28672)
         else:
             shape = WEIGHTS
-        found += [Case(Relayout(name, inverse), shape) for inverse in (False, True)]
+        found += [case_of(Relayout(name, inverse), shape) for inverse in (False, True)]
     return found
 
 
@@ -112,120 +116,101 @@ def by_torch(layout: IndexMap, plain: Tensor) -> Tensor:
     return made.view(torch.uint8).reshape(-1)
 
 
-def _sets(case: Case, count: int, device: str) -> list[gpu_timing.Data]:
-    fill: Callable[[Tensor], object] = lambda pool: pool.random_(0, 256)  # noqa: E731
-    given, made = ("laid", "plain") if case.inverse else ("plain", "laid")
-    if not isinstance(case.spec, Relayout):
-        given, made = "scale", "out"
-    buffers = {
-        given: gpu_timing.Buffer(case.shape, torch.uint8, fill),
-        made: gpu_timing.Buffer(case.shape, torch.uint8),
-    }
-    return gpu_timing.rotating(buffers, count, device)
+class CpuClock:
+    """Times calls on a CPU as `bench.measure` does graphs of them."""
 
+    def capture(self, calls: Sequence[measure.Call], launches: int) -> Sequence[measure.Call]:
+        """Return the calls."""
+        return calls
 
-def right(case: Case, kernel: Any, data: gpu_timing.Data) -> bool:
-    """Return whether the kernel's result equals torch's."""
-    given, made = data.values()
-    made.fill_(0xA5)
-    kernel(given, made)
-    plain, laid = (made, given) if case.inverse else (given, made)
-    return torch.equal(by_torch(case.map, plain), laid.reshape(-1))
-
-
-def measure(case: Case, kernel: Any, device: str, cache: int, replays: int) -> dict[str, Any]:
-    """Return the times of a kernel and of copies, in microseconds."""
-    size = prod(case.shape)
-    found: dict[str, Any] = {"name": case.spec.name, "shape": case.shape, "bytes": 2 * size}
-    count = gpu_timing.cold_sets(2 * size, cache) if device == "cuda" else 2
-    sets = _sets(case, count, device)
-    found["right"] = right(case, kernel, sets[0])
-    if device == "cuda":
-        launches = gpu_timing.launches_of(2 * size, count)
-        copies = gpu_timing.rotating(gpu_timing.copy_buffers(2 * size), count, device)
-        contenders = {"ours": gpu_timing.capture(lambda d: kernel(*d.values()), sets, launches)}
-        for name, call in gpu_timing.COPIES.items():
-            contenders[name] = gpu_timing.capture(call, copies, launches)
-        times = gpu_timing.interleaved(contenders, replays)
-        found["us"] = {name: timing.us for name, timing in times.items()}
-    else:
-        given, made = sets[0].values()
-        runs: dict[str, Callable[[], object]] = {
-            "ours": lambda: kernel(given, made),
-            "copy": lambda: made.copy_(given),
+    def interleaved(
+        self, contenders: Mapping[str, Sequence[measure.Call]], replays: int
+    ) -> dict[str, measure.Timing]:
+        """Return the times of all, in turns."""
+        calls = {
+            name: lambda number, calls=calls: calls[number % len(calls)]()
+            for name, calls in contenders.items()
         }
-        samples: dict[str, list[float]] = {name: [] for name in runs}
-        for _ in range(CPU_RUNS):
-            for name, again in runs.items():
-                start = time.perf_counter()
-                again()
-                samples[name].append(1e6 * (time.perf_counter() - start))
-        found["us"] = {name: median(values) for name, values in samples.items()}
-    best = min(us for name, us in found["us"].items() if name != "ours")
-    found["of_copy"] = best / found["us"]["ours"]
-    found["tb_s"] = found["bytes"] / found["us"]["ours"] / 1e6
-    return found
+        times, _ = timing.interleaved(calls, replays)
+        return {
+            name: measure.Timing(
+                us=1e6 * t.median,
+                low=1e6 * t.low,
+                high=1e6 * t.high,
+                replays=t.samples,
+                launches=t.calls,
+                sets=len(contenders[name]),
+            )
+            for name, t in times.items()
+        }
+
+
+def row(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the times of a kernel and of copies, in microseconds."""
+    kept: dict[str, Any] = {"name": found["kernel"], "shape": [*found["shape"].values()]}
+    kept |= {"bytes": found["bytes"], "right": False}
+    if "failed" in found:
+        return {**kept, "failed": found["failed"]}
+    return {
+        **kept,
+        "right": found["checks"]["ours"]["right"],
+        "us": {name: found["times"][name]["us"] for name in ("ours", *measure.COPIES)},
+        "of_copy": found["of_copy"],
+        "tb_s": found["gb_s"]["ours"] / 1e3,
+    }
 
 
 def table(results: Mapping[str, Any]) -> str:
     """Return the results as Markdown."""
+    from bench.report import markdown_table  # needs what a machine with a GPU may lack
+
     rows = []
     for case in results["cases"]:
+        if "us" not in case:
+            rows.append([f"`{case['name']}`", case["failed"], "", "", "", ""])
+            continue
         copy = min(us for name, us in case["us"].items() if name != "ours")
         size = case["bytes"] / 2 / 2**20
-        words = "" if case["right"] else " WRONG"
-        told = f"{case['of_copy']:.0%}{words}"
+        told = f"{case['of_copy']:.0%}{'' if case['right'] else ' WRONG'}"
         cells = (f"{case['us']['ours']:.1f}", f"{copy:.1f}", f"{case['tb_s']:.3g}", told)
-        rows.append((f"`{case['name']}`", f"{size:.0f}", *cells))
-    head = [("kernel", "MiB", "us", "copy us", "TB/s", "of the copy"), ("---", *["---:"] * 5)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (*head, *rows))
+        rows.append([f"`{case['name']}`", f"{size:.0f}", *cells])
+    return markdown_table(("kernel", "MiB", "us", "copy us", "TB/s", "of the copy"), rows)
+
+
+def line(found: Mapping[str, Any]) -> str:
+    """Return one line on a case for the console."""
+    if "us" not in found:
+        return f"{found['name']}: {found['failed']}"
+    us = ", ".join(f"{key} {value:.1f}" for key, value in found["us"].items())
+    wrong = "" if found["right"] else "  WRONG"
+    return f"{found['name']}: us {us}; {found['of_copy']:.1%} of the copy{wrong}"
 
 
 @torch.no_grad()
 def run(given: argparse.Namespace) -> dict[str, Any]:
-    """Return all results, written after each case."""
-    import blockscale
-
-    libraries = [blockscale.load(path) for path in given.library]
-    kernels = {name: f for library in libraries for name, f in library.functions.items()}
-    cuda = given.device == "cuda"
-    results: dict[str, Any] = {
-        "format": FORMAT,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "library": [path.name for path in given.library],
-        "cases": [],
-    }
-    if cuda:
-        from bench.gpu import machine, versions
-
-        results |= {"machine": machine(), "versions": versions()}
-        gpu_timing.warm_up()
-    cache = results["machine"]["l2_bytes"] if cuda else 0
+    """Return all results."""
+    session = measure.Session("layouts", given, FORMAT, library=[p.name for p in given.library])
+    settings = Settings(given.device, replays=given.replays)
+    if given.device == "cuda":
+        settings.cache_bytes = session.results["machine"]["l2_bytes"]
+        measure.warm_up()
+    else:
+        settings.cache_bytes, settings.clock = 0, CpuClock()
     for case in cases():
-        name = case.spec.name
-        if name in kernels and (given.only is None or given.only in name):
-            found = measure(case, kernels[name], given.device, cache, given.replays)
-            results["cases"].append(found)
-            us = ", ".join(f"{key} {value:.1f}" for key, value in found["us"].items())
-            wrong = "" if found["right"] else "  WRONG"
-            print(f"{name}: us {us}; {found['of_copy']:.1%} of the copy{wrong}", flush=True)
-            write_json(given.out, results)
-    return results
+        if case.kernel in session.kernels and measure.chosen([case.kernel], given.only):
+            found = row(measured(case, session.kernels, settings))
+            session.add(found, line(found))
+    return session.end()
 
 
 def main(given: Sequence[str] | None = None) -> int:
     """Measure; return 1 if a result is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m bench.layouts", description=__doc__)
-    parser.add_argument("--library", type=Path, action="append", default=[])
-    parser.add_argument("--out", type=Path, help="the results, a JSON file")
+    parser = measure.parser("bench.layouts", __doc__, replays=11)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--only", help="kernels whose name holds this text")
-    parser.add_argument("--replays", type=int, default=11)
-    parser.add_argument("--names", action="store_true", help="print the names of all kernels")
     parser.add_argument("--table", type=Path, help="print the table of a results file")
-    options = parser.parse_args(given)
+    options = measure.parsed(parser, given, needed=())
     if options.names:
-        print(*(case.spec.name for case in cases()))
+        print(*(case.kernel for case in cases()))
         return 0
     if options.table:
         print(table(json.loads(options.table.read_text())))
@@ -233,11 +218,7 @@ def main(given: Sequence[str] | None = None) -> int:
     if not options.library or options.out is None:
         parser.error("name the kernels and the results: --library FILE --out FILE")
     results = run(options)
-    print(table(results))
-    bad = [case["name"] for case in results["cases"] if not case["right"]]
-    if bad:
-        print(f"bench.layouts: wrong: {', '.join(bad)}", file=sys.stderr)
-    return 1 if bad else 0
+    return measure.status("bench.layouts", [c["name"] for c in results["cases"] if not c["right"]])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from importlib.abc import Loader as _Loader
 from importlib.abc import MetaPathFinder as _MetaPathFinder
 from importlib.machinery import ModuleSpec as _ModuleSpec
 from pathlib import Path as _Path
-from types import ModuleType as _ModuleType
 from typing import TYPE_CHECKING, Any
 
 from blockscale.base.version import VERSION as __version__
@@ -22,21 +21,25 @@ if TYPE_CHECKING:
     from blockscale.compat import edgellm as edgellm
     from blockscale.ops import int4 as int4
     from blockscale.ops import layouts as layouts
-    from blockscale.ops.fused.functions import (
-        add_rmsnorm_fp4quant,
+    from blockscale.ops.fused.act import (
         gelu_tanh_and_mul_fp4quant,
         grouped_quantize,
-        rmsnorm_fp4quant,
         silu_and_mul_fp4quant,
         silu_and_mul_grouped_fp4quant,
         swiglu_fp4quant,
     )
-    from blockscale.ops.gemm import grouped_mm_fp4, mm_fp4
-    from blockscale.ops.linear import fp8_scale_candidates, linear, nvfp4_fp8_scale_sweep
-    from blockscale.ops.moe.layer import fused_moe
-    from blockscale.ops.moe.route import moe_route
+    from blockscale.ops.fused.norm import add_rmsnorm_fp4quant, rmsnorm_fp4quant
+    from blockscale.ops.gemm import grouped_mm_fp4, linear, mm_fp4
+    from blockscale.ops.moe.layer import fused_moe, moe_route
     from blockscale.ops.moe.weights import MoeWeights, prepare_moe_weights
-    from blockscale.ops.quant import dequantize, quantize, swizzle_scales, unswizzle_scales
+    from blockscale.ops.quant import (
+        dequantize,
+        fp8_scale_candidates,
+        nvfp4_fp8_scale_sweep,
+        quantize,
+        swizzle_scales,
+        unswizzle_scales,
+    )
     from blockscale.runtime.jit import build
     from blockscale.runtime.library import Library, load
     from blockscale.tuning.tuner import tune
@@ -84,20 +87,24 @@ _MODULES = {
 """Public modules, and where they are."""
 
 _HOMES = {
-    "ops.quant": ("dequantize", "quantize", "swizzle_scales", "unswizzle_scales"),
-    "ops.linear": ("fp8_scale_candidates", "linear", "nvfp4_fp8_scale_sweep"),
-    "ops.gemm": ("grouped_mm_fp4", "mm_fp4"),
-    "ops.fused.functions": (
-        "add_rmsnorm_fp4quant",
+    "ops.quant": (
+        "dequantize",
+        "fp8_scale_candidates",
+        "nvfp4_fp8_scale_sweep",
+        "quantize",
+        "swizzle_scales",
+        "unswizzle_scales",
+    ),
+    "ops.gemm": ("grouped_mm_fp4", "linear", "mm_fp4"),
+    "ops.fused.norm": ("add_rmsnorm_fp4quant", "rmsnorm_fp4quant"),
+    "ops.fused.act": (
         "gelu_tanh_and_mul_fp4quant",
         "grouped_quantize",
-        "rmsnorm_fp4quant",
         "silu_and_mul_fp4quant",
         "silu_and_mul_grouped_fp4quant",
         "swiglu_fp4quant",
     ),
-    "ops.moe.layer": ("fused_moe",),
-    "ops.moe.route": ("moe_route",),
+    "ops.moe.layer": ("fused_moe", "moe_route"),
     "ops.moe.weights": ("MoeWeights", "prepare_moe_weights"),
     "runtime.jit": ("build",),
     "runtime.library": ("Library", "load"),
@@ -145,13 +152,4 @@ class _PublicModules(_MetaPathFinder, _Loader):
         module.__spec__ = self.spec
 
 
-class _Package(_ModuleType):
-    """Keeps ``blockscale.build`` the function, where importing the package of that name sets it."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _HOME and isinstance(value, _ModuleType)):
-            super().__setattr__(name, value)
-
-
 _sys.meta_path.append(_PublicModules())
-_sys.modules[__name__].__class__ = _Package

@@ -10,7 +10,7 @@ from tvm.ir import IRModule, load_json, save_json
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
-from blockscale.specs.plans.moe_gemm import ATTRIBUTE
+from blockscale.specs.plans.moe import ATTRIBUTE
 
 
 def unshared(mod: IRModule) -> IRModule:

@@ -3,7 +3,7 @@
 Kernels that tests build on demand are kept in ``.cache/blockscale-test`` of this checkout, never in
 the user's own cache, and stay there between runs: the first run builds, later ones are fast.  What
 compilers make of anything else lies in ``.cache/test-compiled`` (`tests.kit.compiled`).  ``make
-clean`` removes both; ``--fresh`` uses neither.
+clean`` removes both; ``--fresh`` begins with empty ones.
 
 Tests marked ``exhaustive`` (full products of parameters, many seeds, long fuzzing) are left out
 without ``--exhaustive``.
@@ -12,6 +12,7 @@ without ``--exhaustive``.
 import itertools
 import os
 import random
+import shutil
 import sys
 import tempfile
 import zlib
@@ -31,22 +32,26 @@ from tests.kit import compiled
 from tests.kit.paths import ROOT
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Let the tests of the ops run their kernels on a GPU."""
+    if not pluginmanager.hasplugin("timeout"):  # as where only the tests of hardware run
+        parser.addini("timeout", "seconds of a test: means nothing without pytest-timeout")
     parser.addoption("--device", choices=["cpu", "cuda"], default="cpu", help="where kernels run")
     parser.addoption("--library", action="append", default=[], help="kernel library to load first")
     parser.addoption("--exhaustive", action="store_true", help="run what is marked exhaustive, too")
-    parser.addoption("--fresh", action="store_true", help="compile all: keep nothing, use no cache")
+    parser.addoption("--fresh", action="store_true", help="compile all: begin with empty caches")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set what child processes inherit, before any test module is imported."""
-    fresh = config.getoption("--fresh")
-    cache = tempfile.mkdtemp(prefix="blockscale-test-") if fresh else ROOT / ".cache"
-    os.environ["BLOCKSCALE_CACHE"] = str(Path(cache) / "blockscale-test")
-    if not fresh:
-        compiled.install()
-        jit._cached_or_built = compiled.one_at_a_time(jit._cached_or_built)
+    if not config.pluginmanager.hasplugin("timeout"):
+        config.addinivalue_line("markers", "timeout: means nothing without pytest-timeout")
+    if config.getoption("--fresh") and not hasattr(config, "workerinput"):  # workers inherit it
+        os.environ["BLOCKSCALE_TEST_CACHE"] = tempfile.mkdtemp(prefix="blockscale-test-")
+    beside = compiled.folder() if config.getoption("--fresh") else ROOT / ".cache"
+    os.environ["BLOCKSCALE_CACHE"] = str(beside / "blockscale-test")
+    compiled.install()
+    jit._cached_or_built = compiled.one_at_a_time(jit._cached_or_built)
     # Inductor's cache does not see that an operator's schema has changed.
     os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
     package = Path(blockscale.__file__).resolve().parent
@@ -66,15 +71,14 @@ def pytest_report_header() -> list[str]:
     return [
         f"blockscale: {blockscale.__version__} from {Path(blockscale.__file__).parent}",
         f"kernel cache: {os.environ['BLOCKSCALE_CACHE']}",
-        f"compiled: {compiled.folder() if compiled.enabled() else 'afresh'}",
+        f"what compilers made: {compiled.folder()}",
     ]
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is marked exhaustive, unless it is asked for."""
-    if compiled.enabled():
-        compiled.install_tvm()  # the test modules have imported it by now
+    compiled.install_tvm()  # the test modules have imported it by now
     if config.getoption("--exhaustive"):
         return
     out = [item for item in items if item.get_closest_marker("exhaustive")]
@@ -85,7 +89,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Keep the cache small; one process does that, after the workers."""
-    if compiled.enabled() and not hasattr(config, "workerinput"):
+    if hasattr(config, "workerinput"):
+        return
+    if config.getoption("--fresh"):
+        shutil.rmtree(compiled.folder(), ignore_errors=True)
+    else:
         compiled.trim()
 
 

@@ -23,7 +23,7 @@ SIXTH = 0.16666667163372040
 
 _MAX_E4M3 = 448.0
 _INF_BITS = 0x7F800000
-_E8M0_ONE = 127
+_UE8M0_ONE = 127
 
 
 def rounded(dtype: str, x: PrimExpr) -> PrimExpr:
@@ -53,10 +53,10 @@ def scale_byte(scale_format: str, amax_bits: PrimExpr, gs: PrimExpr | None) -> P
     if scale_format == "e4m3":
         top = formats.const(_MAX_E4M3, s, "float32")
         return formats.e4m3_encode(tirx.Select(s < top, s, top))
-    zero, one = (formats.const(byte, s, "int32") for byte in (0, _E8M0_ONE))
+    zero, one = (formats.const(byte, s, "int32") for byte in (0, _UE8M0_ONE))
     limit = formats.const(0.0, s, "float32")
     rest = tirx.Select(s <= limit, zero, one)
-    return tirx.Select(s > limit, formats.e8m0_encode_ceil(s), rest)
+    return tirx.Select(s > limit, formats.ue8m0_encode_ceil(s), rest)
 
 
 def inverse_scale(scale_format: str, byte: PrimExpr, gs: PrimExpr | None) -> PrimExpr:
@@ -68,7 +68,7 @@ def inverse_scale(scale_format: str, byte: PrimExpr, gs: PrimExpr | None) -> Pri
         inverse = tirx.Select(tirx.NE(value, zero), one / value, zero)
     else:
         # 2^(127 - byte) is the value of byte 254 - byte.
-        power = formats.e8m0_decode(formats.const(2 * _E8M0_ONE, byte, "int32") - byte)
+        power = formats.ue8m0_decode(formats.const(2 * _UE8M0_ONE, byte, "int32") - byte)
         inverse = tirx.Select(byte > formats.const(0, byte, "int32"), power, zero)
     return inverse if gs is None else inverse * gs
 

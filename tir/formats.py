@@ -1,61 +1,17 @@
-"""Number formats of 4-bit inference, as data and as TensorIR expressions.
+"""Number formats of 4-bit inference (`blockscale.base.formats`) as TensorIR expressions.
 
 Every ``*_decode`` takes int32 codes and returns float32; every ``*_encode`` takes float32 and
 returns int32 codes.  Expressions may be scalars or vectors.  Encoding rounds to nearest, ties to
 even, and saturates, unless the name says otherwise.  Everything is integer arithmetic and single
 IEEE float32 operations: CPU code generators know no FP4 or FP8.
-
-E2M1, E4M3, E8M0: OCP Microscaling Formats v1.0, sections 5.3 and 5.4.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tvm import tirx
 from tvm.ir import Expr as PrimExpr
 
-
-@dataclass(frozen=True)
-class Format:
-    """A format as data: every non-negative code's value, in the order of the codes."""
-
-    name: str
-    bits: int
-    values: tuple[float, ...]
-    signed: bool
-
-    @property
-    def max_value(self) -> float:
-        """Largest finite value."""
-        return max(value for value in self.values if value == value)
-
-
-E2M1 = Format("e2m1", 4, (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0), signed=True)
-"""FP4: bit 3 is the sign, no infinity, no NaN."""
-
-E4M3 = Format(
-    "e4m3",
-    8,
-    tuple(
-        (m * 2.0**-9 if e == 0 else (8 + m) * 2.0 ** (e - 10))
-        if (e, m) != (15, 7)
-        else float("nan")
-        for e in range(16)
-        for m in range(8)
-    ),
-    signed=True,
-)
-"""FP8 block scale of NVFP4: no infinity, NaN is 0x7F, at most 448; the sign bit is 0 in use."""
-
-E8M0 = Format("e8m0", 8, (*(2.0 ** (b - 127) for b in range(255)), float("nan")), signed=False)
-"""Power-of-two block scale of MXFP4: byte b is 2^(b - 127), 255 is NaN."""
-
-INT4 = Format("int4", 4, tuple(float(v - 8) for v in range(16)), signed=False)
-"""Symmetric INT4, stored as value + 8."""
-
-FORMATS = {fmt.name: fmt for fmt in (E2M1, E4M3, E8M0, INT4)}
-"""Every number format, by name."""
+from blockscale.base.formats import Number
 
 _INF_BITS = 0x7F800000
 _NAN_BITS = 0x7FC00000
@@ -165,13 +121,13 @@ def e4m3_encode(x: PrimExpr) -> PrimExpr:
     return tirx.Select(_is_nan_bits(absolute), _i32(0x7F, x), magnitude | sign)
 
 
-def e8m0_decode(byte: PrimExpr) -> PrimExpr:
+def ue8m0_decode(byte: PrimExpr) -> PrimExpr:
     """Value 2^(byte - 127) of an E8M0 byte (0..255 as int32); 255 is NaN."""
     value = tirx.Select(byte < _i32(1, byte), _i32(0x00400000, byte), byte << _i32(23, byte))
     return from_bits(tirx.Select(byte < _i32(255, byte), value, _i32(_NAN_BITS, byte)))
 
 
-def e8m0_encode_ceil(x: PrimExpr) -> PrimExpr:
+def ue8m0_encode_ceil(x: PrimExpr) -> PrimExpr:
     """E8M0 byte of the least power of two >= ``x`` >= 0, within 2^-127..2^127; NaN gives 255."""
     bits = abs_bits(x)
     # Any mantissa bit carries into the exponent; 2^-127 itself is the float32 subnormal 0x400000.
@@ -181,7 +137,7 @@ def e8m0_encode_ceil(x: PrimExpr) -> PrimExpr:
     return tirx.Select(_is_nan_bits(bits), _i32(255, x), capped)
 
 
-def e8m0_encode_floor(x: PrimExpr) -> PrimExpr:
+def ue8m0_encode_floor(x: PrimExpr) -> PrimExpr:
     """E8M0 byte of 2^(floor(log2 x) - 2), the OCP rule for E2M1; NaN gives 255, infinity 254."""
     bits = abs_bits(x)
     byte = tirx.Max((bits >> _i32(23, x)) - _i32(2, x), _i32(0, x))
@@ -202,9 +158,24 @@ def int4_encode(x: PrimExpr) -> PrimExpr:
     return tirx.Select(_is_nan_bits(abs_bits(x)), _i32(8, x), rounded + _i32(8, x))
 
 
-def scale_decode(fmt: str, byte: PrimExpr) -> PrimExpr:
-    """Value of a block scale byte of ``fmt`` ("nvfp4": E4M3, "mxfp4": E8M0)."""
-    return e4m3_decode(byte) if fmt == "nvfp4" else e8m0_decode(byte)
+_DECODE = {"e2m1": e2m1_decode, "e4m3": e4m3_decode, "ue8m0": ue8m0_decode, "int4": int4_decode}
+
+
+def decode(number: Number, code: PrimExpr) -> PrimExpr:
+    """Value of a code of ``number``."""
+    return _DECODE[number.name](code)
+
+
+def decode_byte(number: Number, byte: PrimExpr) -> PrimExpr:
+    """Value of a byte (uint8) that is one code of ``number``."""
+    return decode(number, cast(byte, "int32"))
+
+
+def element(number: Number, byte: PrimExpr, index: PrimExpr) -> PrimExpr:
+    """Value of element ``index`` of its row, from the byte (uint8) that holds its code."""
+    if number.per_byte == 1:
+        return decode_byte(number, byte)
+    return decode(number, nibble(cast(byte, "int32"), index))
 
 
 def bf16_bits(x: PrimExpr) -> PrimExpr:

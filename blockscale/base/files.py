@@ -1,9 +1,12 @@
-"""Folders of this package and of the user, said once."""
+"""Folders of this package and of the user, and the one way to write a file whole or not at all."""
 
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
 
 PACKAGE = Path(__file__).resolve().parent.parent
 """The folder `blockscale`."""
@@ -24,3 +27,72 @@ def cache_folder() -> Path:
     """Return the folder of kernels built on demand: ~/.cache/blockscale or BLOCKSCALE_CACHE."""
     chosen = os.environ.get("BLOCKSCALE_CACHE")
     return Path(chosen or os.path.expanduser("~/.cache/blockscale"))
+
+
+PARTIAL = ".partial"
+"""How the name of a file ends while it is being written; it begins with a dot."""
+
+
+class NewFile:
+    """A file that is written beside ``path`` and then takes its name in one step.
+
+    Its bytes are on the disk before that: a reader, or a crash, finds the old file or the whole new
+    one.  As a context manager it yields the open file, and leaves the old one if the block raises.
+    ``mode``: permissions, of which the process's umask takes some away.
+    """
+
+    def __init__(self, path: Path, mode: int = 0o666) -> None:
+        self._path = path
+        self._partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
+        try:
+            descriptor = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        except OSError as error:
+            error.filename = str(path)
+            raise
+        self.file: BinaryIO = os.fdopen(descriptor, "wb")
+
+    def commit(self) -> None:
+        """Bring the bytes to the disk, then give the file its name."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+        os.replace(self._partial, self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def abandon(self) -> None:
+        """Remove what was written so far; after `commit`: do nothing."""
+        try:
+            self.file.close()
+        finally:
+            self._partial.unlink(missing_ok=True)
+
+    def __enter__(self) -> BinaryIO:
+        return self.file
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self.commit()
+        finally:
+            self.abandon()
+
+
+def write(path: Path, data: bytes | str, mode: int = 0o666) -> None:
+    """Write all of a file, text as UTF-8, as `NewFile` does."""
+    with NewFile(path, mode) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove what processes left there that were killed while they wrote."""
+    for path in folder.glob(f".*{PARTIAL}"):
+        path.unlink()

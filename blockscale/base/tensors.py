@@ -20,14 +20,6 @@ import tvm_ffi
 
 Kind = Literal["torch", "numpy", "dlpack"]
 
-STORAGE_DTYPES: dict[str, tuple[str, ...]] = {
-    "e2m1x2": ("float4_e2m1fn_x2",),
-    "e4m3": ("float8_e4m3fn",),
-    "e8m0": ("float8_e8m0fnu",),
-    "byte": ("float8_e4m3fn", "float8_e8m0fnu"),
-}
-"""Dtypes whose bytes a uint8 parameter takes as they are, by word of its ``storage``."""
-
 _CPU = 1  # DLPack's kDLCPU
 _BFLOAT16 = (4, 16)  # DLPack's kDLBfloat, bits
 _threads = threading.local()

@@ -23,8 +23,7 @@ from blockscale.lower.moe.read import read
 from blockscale.schedules.moe import cpu, wgmma
 from blockscale.schedules.steps import Sketch
 from blockscale.specs import FusedMoe, MoeRoute
-from blockscale.specs.plans.moe import MoePlan
-from blockscale.specs.plans.moe_gemm import MoeGemm
+from blockscale.specs.plans.moe import MoeGemm, MoePlan
 from blockscale.tir.moe.fused_moe import ROW_TILES, fused_moe
 from blockscale.tir.moe.route import moe_route
 from blockscale.tir.moe.tiles import moe_tiles

@@ -14,6 +14,7 @@ import difflib
 import gc
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,6 @@ class Checkpoint:
         self.shards = folder.shards
         self.configs = folder.configs
         self.facts = facts(folder)
-        self._stacks: dict[str, dict[int, Entry]] | None = None
-        self._modules: dict[str, Group] | None = None
-        self._aliases: dict[str, str] | None = None
 
     @property
     def names(self) -> list[str]:
@@ -67,12 +65,12 @@ class Checkpoint:
     @property
     def stacks(self) -> list[str]:
         """Return the names under which `__getitem__` stacks weights stored expert by expert."""
-        return list(self._experts())
+        return list(self._stacks)
 
     @property
     def modules(self) -> list[str]:
         """Return the names of the MoE modules that `experts` reads."""
-        return list(self._groups())
+        return list(self._modules)
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -83,7 +81,7 @@ class Checkpoint:
     def __contains__(self, name: object) -> bool:
         if not isinstance(name, str):
             return False
-        return self._entry(name) is not None or name in self._experts() or bool(self.group(name))
+        return self._entry(name) is not None or name in self._stacks or bool(self.group(name))
 
     def __getitem__(self, name: str) -> Any:
         """Return a `Weight`, or the `Experts` of an MoE module.
@@ -96,7 +94,7 @@ class Checkpoint:
             KeyError: there is none of this name.
             CheckpointError: its data are none of its format, or its file changed.
         """
-        if self._entry(name) is None and name not in self._experts() and self.group(name):
+        if self._entry(name) is None and name not in self._stacks and self.group(name):
             return self.experts(name)
         return self.weight(name)
 
@@ -105,7 +103,7 @@ class Checkpoint:
         entry = self._entry(name)
         if entry is not None:
             return load(entry, self.facts)
-        experts = self._experts().get(name)
+        experts = self._stacks.get(name)
         if experts is None:
             raise KeyError(self._unknown(name))
         found = [load(experts[e], self.facts) for e in range(len(experts))]
@@ -127,38 +125,38 @@ class Checkpoint:
         found = found or self.entries.get(f"{name}_blocks")  # gpt-oss, saved dequantised
         if found is not None or not isinstance(name, str):
             return found
-        if self._aliases is None:  # what torch.compile puts into names may be left out
-            wrapped = [n for n in self.entries if _WRAPPER in n]
-            self._aliases = {n.replace(_WRAPPER, ""): n for n in wrapped}
         other = self._aliases.get(name) or self._aliases.get(f"{name}.weight")
         return None if other is None else self.entries[other]
-
-    def _groups(self) -> dict[str, Group]:
-        if self._modules is None:
-            self._modules = find_modules(self.entries.values())
-        return self._modules
 
     def group(self, name: str) -> Group | None:
         """Return the entries of the experts of module ``name``; None: it has none."""
         if not isinstance(name, str):
             return None
-        groups = self._groups()
-        return next((groups[found] for found in candidates(name) if found in groups), None)
+        found = (self._modules.get(module) for module in candidates(name))
+        return next((group for group in found if group is not None), None)
 
-    def _experts(self) -> dict[str, dict[int, Entry]]:
-        if self._stacks is None:
-            found: dict[str, dict[int, Entry]] = {}
-            for entry in self.entries.values():
-                match = _EXPERT.fullmatch(entry.name)
-                if match:
-                    name = f"{match['head']}.{match['tail'].removesuffix('.weight')}"
-                    found.setdefault(name, {})[int(match["expert"])] = entry
-            self._stacks = {
-                name: experts
-                for name, experts in found.items()
-                if name not in self.entries and experts.keys() == set(range(len(experts)))
-            }
-        return self._stacks
+    @cached_property
+    def _modules(self) -> dict[str, Group]:
+        return find_modules(self.entries.values())
+
+    @cached_property
+    def _aliases(self) -> dict[str, str]:
+        """Names without what torch.compile puts into them, which may be left out."""
+        return {n.replace(_WRAPPER, ""): n for n in self.entries if _WRAPPER in n}
+
+    @cached_property
+    def _stacks(self) -> dict[str, dict[int, Entry]]:
+        found: dict[str, dict[int, Entry]] = {}
+        for entry in self.entries.values():
+            match = _EXPERT.fullmatch(entry.name)
+            if match:
+                name = f"{match['head']}.{match['tail'].removesuffix('.weight')}"
+                found.setdefault(name, {})[int(match["expert"])] = entry
+        return {
+            name: experts
+            for name, experts in found.items()
+            if name not in self.entries and experts.keys() == set(range(len(experts)))
+        }
 
     def _unknown(self, name: object) -> str:
         text = f"{self.path} has no weight {name!r}"

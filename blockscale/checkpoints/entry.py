@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from blockscale.base.formats import MOE, QUANTIZED
 from blockscale.checkpoints.files.safetensors import TensorInfo, shown
 
 FLOATS = ("F16", "BF16", "F32")
 SCALE_BYTES = ("U8", "F8_E8M0")
 PLAIN = ("bf16", "f16", "f32")
 """Formats of plain weights that can be quantised: dtypes in small letters."""
-CODES = ("nvfp4", "mxfp4", "int4")
+CODES = tuple(MOE)
 """Formats of 4 bits."""
 NAMES = {
     "global_scale": "weight_scale_2",
@@ -45,6 +46,10 @@ class Entry:
     group: int = 0
     transposed: bool = False
     block: tuple[int, int] | None = None
+
+    def group_in(self, fmt: str) -> int:
+        """Return how many values along K share a block scale once the weight is ``fmt``."""
+        return QUANTIZED[fmt].block if fmt in QUANTIZED else self.group
 
     @property
     def nbytes(self) -> int:
@@ -139,3 +144,9 @@ def weight_groups(config: dict[str, Any]) -> list[dict[str, Any]]:
 def ones_dropped(shape: Sequence[int]) -> tuple[int, ...]:
     """Return a shape without its dimensions of 1."""
     return tuple(d for d in shape if d != 1)
+
+
+def alternates(entry: Entry, facts: Facts) -> bool:
+    """Return whether gate and up rows take turns in a weight that has both."""
+    leaf = entry.name.removesuffix(".weight").rpartition(".")[2]
+    return facts.interleaved or entry.scheme == "gpt-oss" or leaf == "mlp1_weight"

@@ -7,6 +7,7 @@ from math import inf
 
 import torch
 
+from blockscale.base.formats import QUANTIZED
 from blockscale.base.sizes import ceil_div
 from blockscale.checkpoints.weight import E8M0_NAN, Weight
 
@@ -66,43 +67,27 @@ class Stats:
 
 def stats(weight: Weight) -> Stats:
     """Return the statistics of one weight, a few rows at a time."""
-    found = Stats(values=1)
-    if weight.packed is None:
+    packed, raw = weight.packed, weight.block_scale
+    if packed is None:
         assert weight.data is not None
-        found.values = weight.data.numel()
-        if weight.scaled:
-            _fp8(found, weight)
+        found = Stats(values=weight.data.numel())
+        if not weight.scaled:
+            for part in weight.data.reshape(-1).split(_ROW_VALUES):
+                _range(found, part)
             return found
-        flat = weight.data.reshape(-1)
-        for start in range(0, len(flat), _ROW_VALUES):
-            _range(found, flat[start : start + _ROW_VALUES])
-        return found
-    cols = weight.shape[-1]
-    packed = weight.packed.reshape(-1, cols // 2)
-    found.values = 2 * packed.numel()
-    step = max(1, _ROW_VALUES // cols)
-    for start in range(0, len(packed), step):
-        _range(found, weight.rows(start, start + step))
-        if weight.block_scale is not None:
-            raw = weight.block_scale.reshape(-1, weight.block_scale.shape[-1])
-            _scales(found, weight, raw[start : start + step], packed[start : start + step])
-    return found
-
-
-def _fp8(found: Stats, weight: Weight) -> None:
+    else:
+        found = Stats(values=2 * packed.numel())
     cols = max(1, weight.shape[-1]) if weight.shape else 1
     step = max(1, _ROW_VALUES // cols)
     for start in range(0, ceil_div(found.values, cols), step):
-        _range(found, weight.rows(start, start + step))
-    if weight.block_scale is not None:
-        raw = weight.block_scale
-        found.blocks += raw.numel()
-        if raw.dtype == torch.uint8:
-            found.nan += int((raw == E8M0_NAN).sum())
-            return
-        found.zero += int((raw == 0).sum())
-        found.subnormal += int(((raw != 0) & (raw.abs() < torch.finfo(raw.dtype).tiny)).sum())
-        found.nan += int((~raw.isfinite()).sum())
+        some = slice(start, start + step)
+        _range(found, weight.rows(some.start, some.stop))
+        if packed is not None and raw is not None:
+            codes = packed.reshape(-1, packed.shape[-1])[some]
+            _scales(found, weight.fmt, raw.reshape(-1, raw.shape[-1])[some], codes)
+    if packed is None and raw is not None:
+        _scales(found, weight.fmt, raw, None)
+    return found
 
 
 def _range(found: Stats, values: Tensor) -> None:
@@ -119,26 +104,23 @@ def _range(found: Stats, values: Tensor) -> None:
     found.low, found.high = min(found.low, low), max(found.high, high)
 
 
-def _scales(found: Stats, weight: Weight, raw: Tensor, packed: Tensor) -> None:
-    if weight.fmt == "int4":
-        magnitude = raw.abs()
-        zero = magnitude == 0
-        small = ~zero & (magnitude < torch.finfo(raw.dtype).tiny)
-        nan = ~raw.isfinite()
-        used = torch.ones_like(zero)  # zeros need not be the code 8: every block may be in use
-        lost = 0
+def _scales(found: Stats, fmt: str, raw: Tensor, packed: Tensor | None) -> None:
+    # zeros of int4 need not be the code 8: every block may be in use, as are those of fp8
+    used, known = torch.ones(raw.shape, dtype=torch.bool), fmt in QUANTIZED
+    if packed is not None and known:
+        used = (packed.view(*raw.shape, -1) & _MAGNITUDES).amax(-1) > 0
+    if fmt == "nvfp4":
+        magnitude = raw.view(torch.uint8) & _E4M3_MAGNITUDE
+        zero, nan = magnitude == 0, magnitude == _E4M3_NAN
+        small = ~zero & (magnitude < _E4M3_NORMAL)
+    elif raw.dtype == torch.uint8:
+        zero, nan = torch.zeros_like(used), raw == E8M0_NAN
+        small = (raw == 0) & known
     else:
-        codes = packed.view(*raw.shape, -1) & _MAGNITUDES
-        used = codes.amax(-1) > 0
-        if weight.fmt == "nvfp4":
-            magnitude = raw.view(torch.uint8) & _E4M3_MAGNITUDE
-            zero, nan = magnitude == 0, magnitude == _E4M3_NAN
-            small = ~zero & (magnitude < _E4M3_NORMAL)
-        else:
-            zero, small, nan = torch.zeros_like(used), raw == 0, raw == E8M0_NAN
-        lost = int((zero & used).sum())
+        zero, nan = raw == 0, ~raw.isfinite()
+        small = ~zero & (raw.abs() < torch.finfo(raw.dtype).tiny)
     found.blocks += raw.numel()
     found.zero += int(zero.sum())
     found.subnormal += int((small & used).sum())
     found.nan += int(nan.sum())
-    found.lost += lost
+    found.lost += int((zero & used).sum()) if known else 0

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from blockscale.base.formats import E2M1, QUANTIZED, UE8M0
 from blockscale.base.sizes import ceil_div
 
 Tensor = torch.Tensor
 
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E8M0_BIAS, E8M0_NAN = 127, 255
 ROWS = ("data", "packed", "block_scale", "zero")
 """Fields of a `Weight` whose tensors have its rows."""
@@ -109,8 +109,8 @@ class Weight:
     def moved(self, move: Callable[[Tensor], Tensor], **changes: Any) -> Weight:
         """Return the weight with ``move`` done to all that has its rows, and with ``changes``."""
         found = {name: getattr(self, name) for name in ROWS}
-        made = {name: move(value) for name, value in found.items() if value is not None}
-        return replace(self, **made, **changes)
+        changes |= {name: move(value) for name, value in found.items() if value is not None}
+        return replace(self, **changes)
 
     @property
     def scaled(self) -> bool:
@@ -121,7 +121,7 @@ class Weight:
         """Return float32 block scales of some rows, with the global scale in them."""
         assert self.block_scale is not None
         raw = self.block_scale.reshape(-1, self.block_scale.shape[-1])[start:stop]
-        scale = _e8m0(raw) if self.fmt == "mxfp4" else raw.float()
+        scale = _ue8m0(raw) if self.fmt == "mxfp4" else raw.float()
         if self.global_divisor is not None:
             return scale / self._top(self.global_divisor, start, stop)
         if self.global_scale is not None:
@@ -153,7 +153,7 @@ class Weight:
         blocks = ceil_div(count, high)
         index = rows // count * blocks + rows % count // high
         scale = self.block_scale.reshape(-1, self.block_scale.shape[-1])[index]
-        floats = _e8m0(scale) if scale.dtype == torch.uint8 else scale.float()
+        floats = _ue8m0(scale) if scale.dtype == torch.uint8 else scale.float()
         return factor * floats.repeat_interleave(wide, 1)[:, :cols]
 
 
@@ -165,12 +165,10 @@ def _pairs(values: list[float]) -> np.ndarray:
 
 
 _TABLES = {
-    **dict.fromkeys(("nvfp4", "mxfp4"), _pairs([*E2M1, *(-v for v in E2M1)])),
+    **dict.fromkeys(QUANTIZED, _pairs([*E2M1.values, *(-v for v in E2M1.values)])),
     "int4": _pairs([float(v) for v in range(16)]),
 }
-_POWERS = torch.tensor(
-    [2.0 ** (b - E8M0_BIAS) for b in range(E8M0_NAN)] + [float("nan")], dtype=torch.float32
-)
+_POWERS = torch.tensor(UE8M0.values, dtype=torch.float32)
 
 
 def _decoded(packed: Tensor, fmt: str) -> Tensor:
@@ -178,5 +176,5 @@ def _decoded(packed: Tensor, fmt: str) -> Tensor:
     return torch.from_numpy(values)
 
 
-def _e8m0(raw: Tensor) -> Tensor:
+def _ue8m0(raw: Tensor) -> Tensor:
     return _POWERS[raw.int()]

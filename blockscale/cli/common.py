@@ -27,7 +27,7 @@ def specs_of(names: Iterable[str]) -> list[specs.Spec]:
 
 def committed() -> Path:
     """Return the folder of the package's logs."""
-    from blockscale.build import logs
+    from blockscale.building import logs
 
     return logs.committed()
 
@@ -46,3 +46,20 @@ def console() -> Console:
 def print_json(data: dict[str, Any]) -> None:
     """Print one JSON object to stdout."""
     click.echo(json.dumps(data, indent=1))
+
+
+def signature(params: list[dict[str, Any]]) -> str:
+    """Return a kernel's arguments and results, for example ``x[n] bfloat16 -> y[n] bfloat16``."""
+    shown = [_declaration(p) for p in sorted(params, key=lambda p: bool(p.get("output")))]
+    inputs = sum(not p.get("output") for p in params)
+    return f"{', '.join(shown[:inputs])} -> {', '.join(shown[inputs:])}"
+
+
+def _declaration(param: dict[str, Any]) -> str:
+    storage, default = param.get("storage"), param.get("default")
+    shape = param["shape"]
+    dims = "" if shape is None else f"[{', '.join(map(str, shape))}]"
+    shown = f"{param['name']}{dims} {param['dtype']}"
+    if storage is not None:
+        shown += f" ({storage})"
+    return shown if default is None else f"{shown} = {default:g}"

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from blockscale.cli.common import console
 
 if TYPE_CHECKING:
     from blockscale.emulator.case import Case
@@ -160,27 +161,25 @@ def _draw(shown: _Run, path: Path, first: float | None, last: float | None) -> N
 
 
 def _print(shown: _Run, runs: list[dict[str, Any]]) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=120)
+    screen = console()
     if shown.report is not None:
-        console.print(shown.report.table())
+        screen.print(shown.report.table())
     if shown.outcomes:
         table = Table(title="outputs", title_justify="left", title_style="bold", box=None)
         for outcome in shown.outcomes:
             table.add_row(_verdict(outcome.passed), Text(outcome.sentence))
         table.show_header = False
-        console.print("", table)
+        screen.print("", table)
     if shown.error is not None:
-        console.print(Text(shown.error, style="red"))
+        screen.print(Text(shown.error, style="red"))
     if len(runs) > 1:
-        console.print("", _seeds_table(runs))
+        screen.print("", _seeds_table(runs))
     failed = sum(not run["passed"] for run in runs)
     seeds = f"seed {shown.seed}" if len(runs) == 1 else f"{len(runs)} seeds"
     if failed:
-        console.print(Text(f"FAILED with {failed} of {seeds}" if len(runs) > 1 else "FAILED"))
+        screen.print(Text(f"FAILED with {failed} of {seeds}" if len(runs) > 1 else "FAILED"))
     else:
-        console.print(Text(f"passed with {seeds}", style="green"))
+        screen.print(Text(f"passed with {seeds}", style="green"))
 
 
 def _verdict(passed: bool) -> Text:

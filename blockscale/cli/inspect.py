@@ -1,4 +1,7 @@
-"""`blockscale inspect CHECKPOINT`: a table of layers, formats, bytes, ranges and scales."""
+"""The command ``blockscale inspect``: what a library or a checkpoint holds.
+
+Of a checkpoint: a table of layers, formats, bytes, ranges and scales.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from blockscale.cli.common import console, counted, print_json
+from blockscale.cli.build import print_library
+from blockscale.cli.common import JSON, console, counted, print_json
 
 if TYPE_CHECKING:
     from blockscale.checkpoints import Checkpoint
-    from blockscale.checkpoints.schemes.kinds import Entry
+    from blockscale.checkpoints.entry import Entry
     from blockscale.checkpoints.stats import Stats
 
-SUFFIX = ".safetensors"
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -46,12 +49,35 @@ class _Row:
         return found
 
 
-def is_checkpoint(path: Path) -> bool:
-    """Return whether ``path`` is for `show`, and not a library."""
-    return path.is_dir() or path.suffix == SUFFIX
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path), metavar="LIB.so|CHECKPOINT")
+@click.option("--headers", is_flag=True, help="CHECKPOINT: read no data, so no ranges and scales.")
+@click.option("--all", "every", is_flag=True, help="CHECKPOINT: a line for every weight.")
+@JSON
+def inspect(path: Path, headers: bool, every: bool, as_json: bool) -> None:
+    """Show what a library or a checkpoint holds.
+
+    Of a library: functions, shapes, dtypes, target, tuned or not. The file is checked and read,
+    never loaded: this is safe with a library for another machine.
+
+    Of a checkpoint (a folder, or a .safetensors file): weights, formats, bytes, ranges of values,
+    and the shares of block scales that are zero or subnormal, with a warning.
+
+    Example: blockscale inspect kernels.so --json
+    """
+    if path.is_dir() or path.suffix == ".safetensors":
+        _show(path, headers=headers, every=every, as_json=as_json)
+        return
+    from blockscale.base.manifest import read_manifest
+
+    manifest = read_manifest(path)
+    if as_json:
+        print_json({"library": str(path), **manifest})
+    else:
+        print_library(path, manifest)
 
 
-def show(path: Path, *, headers: bool, every: bool, as_json: bool) -> None:
+def _show(path: Path, *, headers: bool, every: bool, as_json: bool) -> None:
     """Print what the checkpoint holds; with ``headers``, without reading its data."""
     from blockscale import checkpoints
 

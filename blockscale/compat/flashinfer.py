@@ -22,27 +22,15 @@ What differs:
 
 from __future__ import annotations
 
+from enum import IntEnum
+from math import prod
+
 import torch
 
-from blockscale.compat._flashinfer_experts import (
-    nvfp4_batched_quantize,
-    scaled_fp4_grouped_quantize,
-    silu_and_mul_scaled_nvfp4_experts_quantize,
-)
-from blockscale.compat._flashinfer_scales import (
-    SfLayout,
-    block_scale_interleave,
-    contiguous,
-    e2m1_and_ufp8sf_scale_to_float,
-    mxfp4_dequantize,
-    mxfp4_dequantize_host,
-    nvfp4_block_scale_interleave,
-    one_scale,
-)
 from blockscale.ops import checks
-from blockscale.ops.dispatch import traced
-from blockscale.ops.fused.act import ActOp, act, define_act, traced_act
-from blockscale.ops.fused.norm import NormOp, define_add, define_norm, norm, traced_norm
+from blockscale.ops import quant as ops
+from blockscale.ops.fused.act import ActOp
+from blockscale.ops.fused.norm import NormOp
 
 Tensor = torch.Tensor
 
@@ -66,12 +54,42 @@ __all__ = [
 
 _FI = "flashinfer"
 _U8 = torch.uint8
-_ADD = define_add(NormOp("flashinfer.add_rmsnorm_fp4quant", True, _FI))
-_NORM = define_norm(NormOp("flashinfer.rmsnorm_fp4quant", False, _FI))
-_QUANTIZE = define_act(ActOp("flashinfer.fp4_quantize", "none", False, _FI, _U8, flat=False))
-_SILU = define_act(
-    ActOp("flashinfer.silu_and_mul_nvfp4_quantize", "silu", False, _FI, _U8, flat=False)
-)
+_ADD = NormOp("flashinfer.add_rmsnorm_fp4quant", True, _FI)
+_NORM = NormOp("flashinfer.rmsnorm_fp4quant", False, _FI)
+_QUANTIZE = ActOp("flashinfer.fp4_quantize", "none", False, _FI, _U8, flat=False)
+_SILU = ActOp("flashinfer.silu_and_mul_nvfp4_quantize", "silu", False, _FI, _U8, flat=False)
+_BATCHED = ActOp("flashinfer.nvfp4_batched_quantize", "none", True, _FI, _U8)
+_GROUPED = ActOp("flashinfer.scaled_fp4_grouped_quantize", "none", True, _FI, _U8)
+_EXPERTS = ActOp("flashinfer.silu_and_mul_scaled_nvfp4_experts_quantize", "silu", True, _FI, _U8)
+_PER_EXPERT = 16, None, "128x4", None
+"""Options of what quantises per expert."""
+
+
+class SfLayout(IntEnum):
+    """Layouts of block scales."""
+
+    layout_128x4 = 0
+    layout_8x4 = 1
+    layout_linear = 2
+
+
+def _contiguous(x: Tensor) -> Tensor:
+    """Return ``x``, or a contiguous copy."""
+    return x.contiguous() if isinstance(x, Tensor) and not x.is_contiguous() else x
+
+
+def _one_scale(where: str, global_scale: Tensor | float | None, x: Tensor) -> Tensor | None:
+    """Return the one global scale [1] as float32 on the device of ``x``, or None."""
+    if global_scale is None:
+        return None
+    if not isinstance(global_scale, Tensor):
+        return torch.full((1,), float(global_scale), dtype=torch.float32, device=x.device)
+    if global_scale.numel() != 1:
+        raise NotImplementedError(
+            f"{where}: global_scale has {global_scale.numel()} elements, one per row; only one for "
+            "the whole tensor is implemented"
+        )
+    return global_scale.to(device=x.device, dtype=torch.float32).reshape(1)
 
 
 def add_rmsnorm_fp4quant(
@@ -95,24 +113,12 @@ def add_rmsnorm_fp4quant(
     As `blockscale.add_rmsnorm_fp4quant`, but ``global_scale`` multiplies, and an input that is not
     contiguous is copied.
     """
-    run = traced_norm if traced(input) else norm
-    return run(
-        _ADD,
-        contiguous(input),
-        residual,
-        weight,
-        y_fp4,
-        block_scale,
-        global_scale,
-        eps,
-        block_size,
-        scale_format,
-        is_sf_swizzled_layout,
-        output_both_sf_layouts,
-        block_scale_unswizzled,
-        enable_pdl,
-        y_out,
-    )
+    size = weight.numel() if isinstance(weight, Tensor) else None
+    swizzled, both, plain = is_sf_swizzled_layout, output_both_sf_layouts, y_out is None
+    options = block_size, scale_format, swizzled, both, enable_pdl, plain, size
+    linear, x = block_scale_unswizzled, _contiguous(input)
+    given = x, residual, weight, y_fp4, block_scale, linear, y_out, global_scale, eps
+    return _ADD.run(options, given)
 
 
 def rmsnorm_fp4quant(
@@ -131,24 +137,10 @@ def rmsnorm_fp4quant(
 
     Arguments and results as in `add_rmsnorm_fp4quant`.
     """
-    run = traced_norm if traced(input) else norm
-    return run(
-        _NORM,
-        contiguous(input),
-        None,
-        weight,
-        y_fp4,
-        block_scale,
-        global_scale,
-        eps,
-        block_size,
-        scale_format,
-        is_sf_swizzled_layout,
-        False,
-        None,
-        enable_pdl,
-        None,
-    )
+    size = weight.numel() if isinstance(weight, Tensor) else None
+    options = block_size, scale_format, is_sf_swizzled_layout, False, enable_pdl, True, size
+    given = _contiguous(input), None, weight, y_fp4, block_scale, None, None, global_scale, eps
+    return _NORM.run(options, given)
 
 
 def fp4_quantize(
@@ -194,8 +186,8 @@ def fp4_quantize(
         raise NotImplementedError(
             f"{where}: input of float8_e4m3fn is not implemented; pass bfloat16 or float16"
         )
-    checks.tensor(where, "input", contiguous(input), checks.SIXTEEN_BIT, dims=2)
-    g = None if sf_use_ue8m0 else one_scale(where, global_scale, input)
+    checks.tensor(where, "input", _contiguous(input), checks.SIXTEEN_BIT, dims=2)
+    g = None if sf_use_ue8m0 else _one_scale(where, global_scale, input)
     if g is None and not sf_use_ue8m0:
         raise ValueError(
             f"{where}: global_scale is missing; pass one, for example 448 * 6 / input.abs().max()"
@@ -203,11 +195,11 @@ def fp4_quantize(
     if g is not None and is_global_scale_inversed:
         g = 1.0 / g
     columns = input.stride(-2) == 1 and input.shape[-1] > 1 and not input.is_contiguous()
-    x = contiguous(input.transpose(-2, -1) if columns else input)
+    x = _contiguous(input.transpose(-2, -1) if columns else input)
     layout = "8x4" if is_sf_8x4_layout else "128x4"
     layout = layout if is_sf_swizzled_layout else "linear"
-    run = traced_act if traced(x) else act
-    packed, scale = run(_QUANTIZE, x, None, None, None, g, sf_vec_size, None, layout, enable_pdl)
+    options = sf_vec_size, None, layout, enable_pdl
+    packed, scale = _QUANTIZE.run(options, (x, None, None, None, g, ()))
     scale = scale.view(_U8)
     scale = scale.reshape(-1, scale.shape[-1])
     return (packed.transpose(-2, -1), scale.transpose(-2, -1)) if columns else (packed, scale)
@@ -235,7 +227,7 @@ def nvfp4_quantize(
     _refuse("nvfp4_quantize", expanded_idx_to_permuted_idx=given)
     return fp4_quantize(
         a,
-        one_scale("flashinfer.nvfp4_quantize", a_global_sf, a),
+        _one_scale("flashinfer.nvfp4_quantize", a_global_sf, a),
         sf_vec_size,
         sf_vec_size == 32,
         sfLayout != SfLayout.layout_linear,
@@ -281,8 +273,172 @@ def silu_and_mul_nvfp4_quantize(
     layout = "linear"
     if is_sf_swizzled_layout:
         layout = "8x4" if is_sf_8x4_layout else "128x4"
-    g = one_scale(_SILU.name, global_scale, input)
-    run = traced_act if traced(input) else act
-    packed, scale = run(_SILU, input, None, None, None, g, 16, None, layout, enable_pdl)
+    g = _one_scale(_SILU.name, global_scale, input)
+    options = 16, None, layout, enable_pdl
+    packed, scale = _SILU.run(options, (input, None, None, None, g, ()))
     scale = scale.view(_U8)
     return packed, scale.reshape(-1, scale.shape[-1])
+
+
+def _per_expert(where: str, global_scale: Tensor, x: Tensor) -> Tensor:
+    """Return one global scale per expert, as float32 on the device of ``x``."""
+    checks.tensor(where, "a", _contiguous(x), checks.SIXTEEN_BIT, dims=3)
+    if global_scale.numel() not in (1, x.shape[0]):
+        raise ValueError(
+            f"{where}: a_global_sf has {global_scale.numel()} elements; pass one per expert, "
+            f"{x.shape[0]}"
+        )
+    g = global_scale.to(device=x.device, dtype=torch.float32).reshape(-1)
+    return g.expand(x.shape[0]).contiguous()
+
+
+def nvfp4_batched_quantize(
+    a: Tensor, a_global_sf: Tensor, sf_vec_size: int = 16
+) -> tuple[Tensor, Tensor]:
+    """Return NVFP4 codes [B, M, K / 2] and scales [B, padded size], both uint8, of ``a`` [B, M, K].
+
+    The scales of each batch are in the 128x4 layout of their own; ``a_global_sf`` multiplies.
+    """
+    where = "flashinfer.nvfp4_batched_quantize"
+    if sf_vec_size != 16:
+        raise NotImplementedError(f"{where}: sf_vec_size={sf_vec_size}; NVFP4 has 16")
+    g = _per_expert(where, a_global_sf, a)
+    packed, scale = _BATCHED.run(_PER_EXPERT, (_contiguous(a), None, None, None, g, ()))
+    return packed, scale.view(_U8).reshape(a.shape[0], -1)
+
+
+def _logical(packed: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the views of codes and scales that FlashInfer's grouped GEMM takes."""
+    experts, high, wide = scale.shape
+    tiles = scale.reshape(experts, high // 128, wide // 4, 32, 4, 4)
+    return packed.permute(1, 2, 0), tiles.permute(3, 4, 1, 5, 2, 0)
+
+
+def scaled_fp4_grouped_quantize(
+    a: Tensor, mask: Tensor, a_global_sf: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return NVFP4 codes and scales of the first ``mask[e]`` rows of each expert.
+
+    Args:
+        a: [l, m, k] bfloat16 or float16.
+        mask: [l] int32.
+        a_global_sf: [l] float32, multiplies.
+
+    Returns:
+        Views: codes (m, k / 2, l) uint8, in memory [l, m, k / 2]; scales (32, 4, rm, 4, rk, l)
+        float8_e4m3fn, in memory [l, rm, rk, 32, 4, 4], rm = ceil(m / 128), rk = ceil(k / 64).
+    """
+    g = _per_expert(_GROUPED.name, a_global_sf, a)
+    return _logical(*_GROUPED.run(_PER_EXPERT, (_contiguous(a), mask, None, None, g, ())))
+
+
+def silu_and_mul_scaled_nvfp4_experts_quantize(
+    a: Tensor, mask: Tensor, a_global_sf: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return codes and scales of ``silu(gate) * up`` as `scaled_fp4_grouped_quantize` does.
+
+    ``a`` is [l, m, 2 k]: gate, then up.
+    """
+    g = _per_expert(_EXPERTS.name, a_global_sf, a)
+    return _logical(*_EXPERTS.run(_PER_EXPERT, (_contiguous(a), mask, None, None, g, ())))
+
+
+def mxfp4_dequantize(
+    a_fp4: Tensor, a_sf: Tensor, sfLayout: SfLayout = SfLayout.layout_128x4
+) -> Tensor:
+    """Return the float32 values [M, K] of MXFP4 codes and scales in ``sfLayout``."""
+    linear, eight = sfLayout == SfLayout.layout_linear, sfLayout == SfLayout.layout_8x4
+    return e2m1_and_ufp8sf_scale_to_float(a_fp4, a_sf, None, 32, 0, not linear, eight)
+
+
+def mxfp4_dequantize_host(weight: Tensor, scale: Tensor, group_size: int = 32) -> Tensor:
+    """Return the float32 values [..., K] of MXFP4 codes and linear scales."""
+    if group_size != 32:
+        raise NotImplementedError(
+            f"flashinfer.mxfp4_dequantize_host: group_size={group_size}; MXFP4 has 32"
+        )
+    return ops.dequantize(weight, scale.view(_U8), "mxfp4", dtype=torch.float32)
+
+
+def e2m1_and_ufp8sf_scale_to_float(
+    e2m1_tensor: Tensor,
+    ufp8_scale_tensor: Tensor,
+    global_scale_tensor: Tensor | None = None,
+    sf_vec_size: int = 16,
+    ufp8_type: int = 1,
+    is_sf_swizzled_layout: bool = True,
+    is_sf_8x4_layout: bool = False,
+) -> Tensor:
+    """Return ``code * (scale * global_scale)`` [M, K] float32.
+
+    Args:
+        e2m1_tensor: codes [M, K / 2], uint8 or float4_e2m1fn_x2.
+        ufp8_scale_tensor: scale bytes of any shape.
+        global_scale_tensor: one element, the factor that decodes (1 / the one that encoded);
+            needed with E4M3 scales.
+        sf_vec_size: elements per block scale.
+        ufp8_type: 1: E4M3 (with 16), 0: UE8M0 (with 32).
+        is_sf_swizzled_layout: scales are in the 128x4 layout, else linear.
+        is_sf_8x4_layout: scales are in the 8x4 layout.
+
+    Raises:
+        NotImplementedError: another pair (sf_vec_size, ufp8_type).
+        TypeError, ValueError: as `blockscale.dequantize`; sizes of the scales that do not fit.
+    """
+    where = "flashinfer.e2m1_and_ufp8sf_scale_to_float"
+    fmt = {(16, 1): "nvfp4", (32, 0): "mxfp4"}.get((sf_vec_size, ufp8_type))
+    if fmt is None:
+        raise NotImplementedError(
+            f"{where}: sf_vec_size={sf_vec_size} with ufp8_type={ufp8_type}; choose (16, 1) for "
+            "NVFP4 or (32, 0) for MXFP4"
+        )
+    if ufp8_type == 1 and global_scale_tensor is None:
+        raise ValueError(f"{where}: global_scale_tensor is missing; pass 1 / the encoding scale")
+    codes = checks.tensor(where, "e2m1_tensor", e2m1_tensor, checks.PACKED, dims=2)
+    g = _one_scale(where, None if ufp8_type == 0 else global_scale_tensor, codes)
+    scale = ufp8_scale_tensor.view(_U8)
+    rows, blocks = prod(codes.shape[:-1]), 2 * codes.shape[-1] // sf_vec_size
+    swizzled = is_sf_swizzled_layout and not is_sf_8x4_layout
+    tile = 128 if swizzled else 8 if is_sf_swizzled_layout else 1
+    padded = (rows, blocks) if tile == 1 else checks.padded_shape(rows, blocks, tile)
+    if scale.numel() != prod(padded):
+        raise ValueError(
+            f"{where}: ufp8_scale_tensor has {scale.numel()} elements, but the layout of "
+            f"{rows} x {blocks} scales has {prod(padded)}; pass the sizes that were quantised"
+        )
+    if tile == 8:
+        tiles = scale.reshape(padded[0] // 8, padded[1] // 4, 8, 4)
+        scale = tiles.transpose(1, 2).reshape(padded)[:rows, :blocks].contiguous()
+    scale = scale.reshape(padded if tile == 128 else (*codes.shape[:-1], blocks))
+    layout = "128x4" if tile == 128 else "linear"
+    return ops.dequantize(codes, scale, fmt, g, layout, torch.float32)
+
+
+def block_scale_interleave(unswizzled_sf: Tensor) -> Tensor:
+    """Return elements [R, C] or [E, R, C] in the 128x4 layout, flat; padding is zero.
+
+    Args:
+        unswizzled_sf: uint8 or bfloat16; each of E matrices is padded by itself.
+
+    Raises:
+        TypeError: another dtype.
+        ValueError: other dimensions.
+    """
+    where = "flashinfer.block_scale_interleave"
+    x = _contiguous(unswizzled_sf)
+    checks.tensor(where, "unswizzled_sf", x, (torch.uint8, torch.bfloat16), dims=2)
+    if x.dim() > 3:
+        raise ValueError(
+            f"{where}: unswizzled_sf has shape {list(x.shape)}; pass 2 or 3 dimensions"
+        )
+    if x.dim() == 2 and x.dtype == torch.uint8:
+        return ops.swizzle_scales(x).reshape(-1)
+    experts, (rows, cols) = prod(x.shape[:-2]), x.shape[-2:]
+    high, wide = checks.padded_shape(rows, cols)
+    padded = torch.zeros((experts, high, wide), dtype=x.dtype, device=x.device)
+    padded[:, :rows, :cols] = x
+    tiles = padded.reshape(experts, high // 128, 4, 32, wide // 4, 4)
+    return tiles.permute(0, 1, 4, 3, 2, 5).reshape(-1)
+
+
+nvfp4_block_scale_interleave = block_scale_interleave

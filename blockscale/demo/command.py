@@ -18,10 +18,10 @@ from rich.console import Console
 from rich.progress import track
 
 from blockscale.base.errors import LibraryError, LinkError
-from blockscale.build import logs
-from blockscale.build.records import LogError
+from blockscale.building import logs
+from blockscale.building.records import LogError
 
-from . import files, tables
+from . import files, tables, timing
 
 NAME = "minilm-nvfp4"
 
@@ -73,16 +73,22 @@ class Demo:
         """Search for `seconds`, starting from the committed logs and from earlier runs' trials."""
         from blockscale.tuning.tuner import tune
 
+        before = timing.idling().disturbed()
         found = tune(
             self.specs, seconds=self.seconds, work_dir=self.work, seed_logs=[logs.committed()]
         )
-        search = {"history": found.history, "best": found.best, "default": found.default}
+        search = {
+            "history": found.history,
+            "best": found.best,
+            "default": found.default,
+            "disturbed": before or timing.idling().disturbed(),
+        }
         self.console.print(f"  {tables.search(search)}")
         return search
 
     def build(self) -> None:
         """Build the library from this machine's trials, then from the committed logs."""
-        from blockscale.build.builder import build
+        from blockscale.building.builder import build
 
         dirs = [path for path in (self.work, logs.committed()) if path.is_dir()]
         build(self.specs, self.library, logs_dirs=dirs, meta={"model": NAME})

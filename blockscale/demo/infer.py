@@ -3,48 +3,17 @@
 from __future__ import annotations
 
 import json
+import platform
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from . import files
+from . import files, timing
 
 # Largest error of a row against float64: float32 sums of up to 1536 terms; half an ulp of bfloat16.
 KERNEL_BOUND = {"ours_f32": 1e-5, "ours_bf16": 4e-3}
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of what took part; reads package metadata, imports nothing."""
-    import platform
-    from importlib import metadata
-
-    found = {"python": platform.python_version()}
-    for name in ("blockscale", "torch", "numpy", "apache-tvm-ffi", "apache-tvm"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def machine() -> dict[str, Any]:
-    """Return the processor's name, the cores this process may use, and torch's threads."""
-    import os
-    import platform
-
-    import torch
-
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                name = line.split(":", 1)[1].strip()
-                break
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"cpu": name, "cores": cores, "torch_threads": torch.get_num_threads()}
 
 
 def wrong_kernels(layers: list[dict[str, Any]]) -> list[str]:
@@ -111,8 +80,10 @@ def main(library: Path, weights: Path, seconds: float, out: Path | None, as_json
     Example: python -m blockscale.demo.infer --library dist/minilm-nvfp4-cpu.so
     --weights dist/minilm-nvfp4.safetensors
     """
+    machine = timing.machine()  # with the load before this process adds to it
     try:
-        files.need_modules("rich")
+        files.need_modules("rich", "torch")
+        import torch
         from rich.console import Console
 
         from . import tables
@@ -121,7 +92,13 @@ def main(library: Path, weights: Path, seconds: float, out: Path | None, as_json
         result = run(library, weights, seconds, console)
     except files.PrerequisiteError as error:
         raise click.ClickException(str(error)) from error
-    result = {"machine": machine(), "versions": versions(), **result}
+    packages = ("torch", "numpy", "apache-tvm-ffi", "apache-tvm")
+    versions = timing.versions({name: name for name in packages})
+    result = {
+        "machine": {**machine, "torch_threads": torch.get_num_threads()},
+        "versions": {"python": platform.python_version(), **versions},
+        **result,
+    }
     if out is not None:
         files.write_json(out, result)
     if as_json:

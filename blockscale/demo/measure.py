@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import files, metrics
+from . import files, metrics, timing
 from .model import (
     BertConfig,
     Encoder,
@@ -23,6 +23,7 @@ from .quantise import Quantised
 from .variants import LABELS, REFERENCE, all_linears, dtype_of, encoders, weight_bytes
 
 BATCH = 32
+LEAST_ROUNDS, MOST_ROUNDS = 7, 10_000
 
 
 class Measurement:
@@ -160,15 +161,15 @@ class Measurement:
             given = x.to(dtype_of(variant))
             calls = [self.linears[variant][name] for name in names]
 
-            def run() -> None:
+            def run(_: int) -> None:
                 for call in calls:
                     call(given)
 
             return run
 
-        times = metrics.interleaved({variant: once(variant) for variant in LABELS}, seconds)
-        us = {variant: 1e6 * time / len(names) for variant, time in times.items()}
-        return {"n": n, "k": k, "rows": rows, "us": us}
+        medians, watched = _timed({variant: once(variant) for variant in LABELS}, seconds)
+        us = {variant: 1e6 * time / len(names) for variant, time in medians.items()}
+        return {"n": n, "k": k, "rows": rows, "us": us, "watched": watched}
 
     def latency(self, seconds: float) -> list[dict[str, Any]]:
         """Return the median milliseconds of the whole model for one sentence and for a batch."""
@@ -177,16 +178,25 @@ class Measurement:
         for label, (ids, mask) in inputs.items():
 
             def once(encoder: Encoder, ids: Tensor = ids, mask: Tensor = mask) -> Any:
-                return lambda: encoder(ids, mask)
+                return lambda _: encoder(ids, mask)
 
             calls = {variant: once(encoder) for variant, encoder in self.encoders.items()}
-            times = metrics.interleaved(calls, seconds / len(inputs))
+            medians, watched = _timed(calls, seconds / len(inputs))
             rows.append(
                 {
                     "input": label,
                     "sentences": ids.shape[0],
                     "tokens": ids.shape[1],
-                    "ms": {variant: 1e3 * time for variant, time in times.items()},
+                    "ms": {variant: 1e3 * time for variant, time in medians.items()},
+                    "watched": watched,
                 }
             )
         return rows
+
+
+def _timed(
+    calls: Mapping[str, timing.Call], seconds: float
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return the median seconds of each call, and what the machine did meanwhile."""
+    times, watched = timing.interleaved(calls, MOST_ROUNDS, seconds, LEAST_ROUNDS)
+    return {name: time.median for name, time in times.items()}, watched.to_json()

@@ -1,4 +1,4 @@
-"""How close two results are, and how long calls take.
+"""How close two results are.
 
 Accuracy is the relative error of each row, ||y - ref|| / ||ref|| in float64: one bad row shows in
 the maximum.  Whether the embeddings still do their work is told by their nearest neighbours.
@@ -6,9 +6,7 @@ the maximum.  Whether the embeddings still do their work is told by their neares
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from statistics import median
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -77,25 +75,3 @@ def group_hits(embeddings: Tensor, groups: Sequence[int]) -> float:
     """Return the fraction of rows whose nearest neighbour is of the same group."""
     group = torch.tensor(groups)
     return (group[neighbours(embeddings, 1)[:, 0]] == group).double().mean().item()
-
-
-def interleaved(
-    calls: Mapping[str, Callable[[], object]], seconds: float, least: int = 7
-) -> dict[str, float]:
-    """Return the median seconds of one call of each of `calls`, measured in turn.
-
-    Each turn runs every call once untimed (the other one's threads come to rest, its data leaves
-    the cache) and once timed, so that a slow moment of the machine hits all alike.  Ends after
-    `seconds`, but takes at least `least` samples of each.
-    """
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    end = time.perf_counter() + seconds
-    turn = 0
-    while turn < least or time.perf_counter() < end:
-        for name, call in calls.items():
-            call()
-            start = time.perf_counter()
-            call()
-            samples[name].append(time.perf_counter() - start)
-        turn += 1
-    return {name: median(values) for name, values in samples.items()}

@@ -55,15 +55,16 @@ def render(result: Mapping[str, Any]) -> str:
         search_summary=tables.search(search) if history else "",
         pictures=pictures,
         labels=LABELS,
-        speedups=[_speedup(row) for row in result["latency"]],
+        fastest=[_fastest(row) for row in result["latency"]],
+        warning=tables.warning,
     )
 
 
-def _speedup(row: Mapping[str, Any]) -> dict[str, Any]:
+def _fastest(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the faster of our variants for one input, and torch's times over its time."""
     best = min(("ours_f32", "ours_bf16"), key=lambda variant: row["ms"][variant])
-    ratios = {v: row["ms"][v] / row["ms"][best] for v in ("torch_f32", "torch_bf16")}
-    return {"input": row["input"], "ms": row["ms"][best], "label": LABELS[best], **ratios}
+    ratios = tables.speedups(row, "ms")
+    return {"input": row["input"], "ms": row["ms"][best], "label": LABELS[best], "ratios": ratios}
 
 
 def write_report(result: Mapping[str, Any], path: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, geometric_mean
 from typing import Any
 
 from rich import box
@@ -25,8 +26,10 @@ def mebibytes(value: float) -> str:
     return f"{value / 2**20:.1f} MiB"
 
 
-def _table(title: str, columns: Sequence[str], note: str | None = None) -> Table:
-    """Return an empty table that fits 80 columns: text to the left, numbers to the right."""
+def _table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str | None = None
+) -> Table:
+    """Return a table that fits 80 columns: text to the left, numbers to the right."""
     table = Table(
         title=f"[bold]{title}[/bold]",
         title_style="",
@@ -38,73 +41,60 @@ def _table(title: str, columns: Sequence[str], note: str | None = None) -> Table
     )
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
 def quantised(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return the table of weight errors by kind of Linear, and of what the sweep gained."""
-    table = _table(
+
+    def cells(kind: str) -> list[str]:
+        same = [row for row in rows if row["layer"].endswith(f".{kind}")]
+        errors = ("weight_error_max", "weight_error", "sweep_gain")
+        means = [fmean(row[key] for row in same) for key in errors]
+        shape = f"{same[0]['n']} x {same[0]['k']}"
+        return [kind, shape, *map(percent, means, (2, 2, 1))]
+
+    return _table(
         "Relative error of the weights (mean over the layers)",
         ["Linear", "N x K", "own maximum", "swept scale", "MSE saved"],
+        map(cells, dict.fromkeys(row["layer"].split(".")[1] for row in rows)),
     )
-    for kind in dict.fromkeys(row["layer"].split(".")[1] for row in rows):
-        same = [row for row in rows if row["layer"].endswith(f".{kind}")]
-        mean = {
-            key: sum(row[key] for row in same) / len(same)
-            for key in ("weight_error_max", "weight_error", "sweep_gain")
-        }
-        table.add_row(
-            kind,
-            f"{same[0]['n']} x {same[0]['k']}",
-            percent(mean["weight_error_max"]),
-            percent(mean["weight_error"]),
-            percent(mean["sweep_gain"], 1),
-        )
-    return table
 
 
-def _two_lines(variant: str) -> str:
-    return LABELS[variant].replace(" ", "\n")
-
-
-def _spread_percent(spread: Mapping[str, float]) -> tuple[float, float]:
-    return 100 * spread["median"], 100 * spread["max"]
+def _two_lines(variants: Iterable[str]) -> list[str]:
+    return [LABELS[variant].replace(" ", "\n") for variant in variants]
 
 
 def layers(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return the table of errors, one row for each Linear."""
-    table = _table(
+
+    def cells(row: Mapping[str, Any]) -> list[str]:
+        ours = [row[variant] for variant in ("ours_f32", "ours_bf16")]
+        return [
+            row["layer"],
+            f"{100 * row['weight_error']:.2f}",
+            f"{100 * row['torch_bf16']['median']:.2f}",
+            *(f"{100 * found['median']:.1f} ({100 * found['max']:.1f})" for found in ours),
+            *(f"{row[f'kernel_ours_{dtype}']['max']:.1e}" for dtype in ("f32", "bf16")),
+        ]
+
+    return _table(
         "Error of each layer in %, relative per row: median (max) over the tokens",
-        [
-            "layer",
-            "weights",
-            *(_two_lines(variant) for variant in OTHERS),
-            "kernel\nfp32",
-            "kernel\nbf16",
-        ],
+        ["layer", "weights", *_two_lines(OTHERS), "kernel\nfp32", "kernel\nbf16"],
+        map(cells, rows),
         "NVFP4 bf16: 4-bit weights, activations in bf16.  Outputs are compared with the fp32 layer "
         "on the same input; a large maximum is a token ([CLS]) on which that layer's output nearly "
         "vanishes.  kernel: largest error against float64 on the same 4-bit weights, as a "
         "fraction: rounding alone, without the loss of quantisation.",
     )
-    for row in rows:
-        table.add_row(
-            row["layer"],
-            f"{100 * row['weight_error']:.2f}",
-            f"{100 * row['torch_bf16']['median']:.2f}",
-            *(
-                "{:.1f} ({:.1f})".format(*_spread_percent(row[v]))
-                for v in ("ours_f32", "ours_bf16")
-            ),
-            f"{row['kernel_ours_f32']['max']:.1e}",
-            f"{row['kernel_ours_bf16']['max']:.1e}",
-        )
-    return table
 
 
 def end_to_end(found: Mapping[str, Mapping[str, float]]) -> Table:
     """Return the table of the sentence embeddings."""
-    table = _table(
+    keys = {"median": 2, "max": 2, "top1": 1, "top5": 1, "group": 1}
+    return _table(
         "Sentence embeddings against torch fp32",
         [
             "",
@@ -114,63 +104,89 @@ def end_to_end(found: Mapping[str, Mapping[str, float]]) -> Table:
             "overlap\nof 5",
             "nearest\nin group",
         ],
+        (
+            [LABELS[variant], *(percent(row[key], digits) for key, digits in keys.items())]
+            for variant, row in found.items()
+        ),
     )
-    for variant, row in found.items():
-        table.add_row(
-            LABELS[variant],
-            *(percent(row[key]) for key in ("median", "max")),
-            *(percent(row[key], 1) for key in ("top1", "top5", "group")),
-        )
-    return table
 
 
-def _timed(times: Mapping[str, float], digits: int) -> list[str]:
-    fastest = min(times, key=lambda variant: times[variant])
-    cells = {v: f"{times[v]:.{digits}f}" for v in LABELS}
-    cells[fastest] = f"[bold]{cells[fastest]}[/bold]"
+def disturbed(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return in words what disturbed times of `rows`; nothing if nothing did."""
+    words = [row.get("watched", {}).get("disturbed") for row in rows]
+    found = list(filter(None, words))
+    if not found:
+        return ""
+    return f"in {len(found)} of {len(rows)} measurements; in the first of them {found[0]}"
+
+
+def warning(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return what to say beside times of `rows` if they were disturbed."""
+    words = disturbed(rows)
+    return f"The machine was busy, so speed-ups mean nothing: {words}." if words else None
+
+
+def speedups(row: Mapping[str, Any], unit: str) -> dict[str, float] | None:
+    """Return torch's times over the time of our faster variant; None if they mean nothing."""
+    if disturbed([row]):
+        return None
+    times = row[unit]
     best = min(times["ours_f32"], times["ours_bf16"])
-    return [
-        *cells.values(),
-        f"{times['torch_f32'] / best:.2f} x",
-        f"{times['torch_bf16'] / best:.2f} x",
-    ]
+    return {variant: times[variant] / best for variant in ("torch_f32", "torch_bf16")}
+
+
+def _timed(row: Mapping[str, Any], unit: str, digits: int) -> list[str]:
+    times, ratios = row[unit], speedups(row, unit)
+    cells = {v: f"{times[v]:.{digits}f}" for v in LABELS}
+    if ratios is None:
+        return [*cells.values(), "busy", "busy"]
+    fastest = min(times, key=lambda variant: times[variant])
+    cells[fastest] = f"[bold]{cells[fastest]}[/bold]"
+    return [*cells.values(), *(f"{ratio:.2f} x" for ratio in ratios.values())]
+
+
+TIMES = [*_two_lines(LABELS), "fp32 /\nours", "bf16 /\nours"]
 
 
 def ops(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return the table of microseconds for one call."""
-    table = _table(
+    return _table(
         "Time of one Linear, us (interleaved medians; last: torch / our faster)",
-        ["N x K", "rows", *(_two_lines(v) for v in LABELS), "fp32 /\nours", "bf16 /\nours"],
+        ["N x K", "rows", *TIMES],
+        ([f"{row['n']} x {row['k']}", str(row["rows"]), *_timed(row, "us", 1)] for row in rows),
+        warning(rows),
     )
-    for row in rows:
-        table.add_row(f"{row['n']} x {row['k']}", str(row["rows"]), *_timed(row["us"], 1))
-    return table
 
 
 def latency(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return the table of milliseconds for the whole model."""
-    table = _table(
+    return _table(
         "Whole model, ms (interleaved medians; last: torch / our faster)",
-        ["input", "tokens", *(_two_lines(v) for v in LABELS), "fp32 /\nours", "bf16 /\nours"],
+        ["input", "tokens", *TIMES],
+        (
+            [row["input"], f"{row['sentences']} x {row['tokens']}", *_timed(row, "ms", 2)]
+            for row in rows
+        ),
+        warning(rows),
     )
-    for row in rows:
-        tokens = f"{row['sentences']} x {row['tokens']}"
-        table.add_row(row["input"], tokens, *_timed(row["ms"], 2))
-    return table
 
 
 def sizes(found: Mapping[str, int]) -> Table:
     """Return the table of bytes."""
-    table = _table(
-        "Bytes of the weights", ["", "encoder Linears", "bits a weight", "with embeddings (fp32)"]
-    )
     labels = {"fp32": "fp32", "bf16": "bf16", "nvfp4": "NVFP4 with its scales"}
-    for key, label in labels.items():
-        bits = 32 * found[key] / found["fp32"]
-        table.add_row(
-            label, mebibytes(found[key]), f"{bits:.2f}", mebibytes(found[key] + found["rest"])
-        )
-    return table
+    return _table(
+        "Bytes of the weights",
+        ["", "encoder Linears", "bits a weight", "with embeddings (fp32)"],
+        (
+            [
+                label,
+                mebibytes(found[key]),
+                f"{32 * found[key] / found['fp32']:.2f}",
+                mebibytes(found[key] + found["rest"]),
+            ]
+            for key, label in labels.items()
+        ),
+    )
 
 
 def _measured(us: float | None) -> bool:
@@ -181,12 +197,17 @@ def _measured(us: float | None) -> bool:
 def search(found: Mapping[str, Any]) -> str:
     """Return one sentence on what a search found; `found` is the "search" of the demo's figures."""
     pairs = [(found["default"].get(tag), us) for tag, us in found["best"].items()]
-    gains = [math.log(old / us) for old, us in pairs if _measured(old) and _measured(us)]
-    gain = math.exp(sum(gains) / len(gains)) if gains else 1.0
+    gains = [old / us for old, us in pairs if _measured(old) and _measured(us)]
+    gain = geometric_mean(gains) if gains else 1.0
     failed = sum(bool(event["failed"]) for event in found["history"])
+    made = f"{len(found['history'])} candidates built and measured, {failed} failed"
+    if found.get("disturbed"):
+        return (
+            f"{made}; what they gained is not known, for the machine was busy: {found['disturbed']}"
+        )
     return (
-        f"{len(found['history'])} candidates built and measured, {failed} failed; the best are "
-        f"{gain:.2f} x as fast as the default schedules (geometric mean of {len(gains)} workloads)"
+        f"{made}; the best are {gain:.2f} x as fast as the default schedules (geometric mean of "
+        f"{len(gains)} workloads)"
     )
 
 

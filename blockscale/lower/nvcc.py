@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from blockscale.base import formats
 from blockscale.base.errors import CompileError
 from blockscale.base.files import CUDA_HEADERS, HOST_C
 
@@ -84,11 +85,12 @@ def compile_cuda_source(source: str, arch: str, *, ptx: bool = False) -> Compile
     with tempfile.TemporaryDirectory(prefix="blockscale-nvcc-") as folder:
         text, out = Path(folder) / "kernel.cu", Path(folder) / "kernel.out"
         text.write_text(source)
+        (Path(folder) / "formats.h").write_text(formats.header())
         command = [
             *[
                 str(nvcc()),
                 *FLAGS,
-                *(f"-I{folder}" for folder in INCLUDES),
+                *(f"-I{path}" for path in (*INCLUDES, folder)),
                 "-ptx" if ptx else "-cubin",
             ],
             *([] if ptx else ["-Xptxas", "-v"]),

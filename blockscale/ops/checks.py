@@ -6,11 +6,12 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
+from typing import Any
 
 import torch
 
-from blockscale.base.sizes import round_up
-from blockscale.specs import BLOCK_SIZE
+from blockscale.base.formats import E2M1, FUSED, NUMBERS, QUANTIZED, Number
+from blockscale.base.sizes import ceil_div, round_up
 
 ACTIVATIONS = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of activations."""
@@ -21,18 +22,16 @@ SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 DEVICES = ("cpu", "cuda")
 """Types of devices that kernels run on."""
 
-PACKED = tuple(
-    getattr(torch, name) for name in ("uint8", "float4_e2m1fn_x2") if hasattr(torch, name)
-)
+
+def dtypes_of(number: Number) -> tuple[torch.dtype, ...]:
+    """Return the dtypes of tensors that hold such codes, as far as torch has them."""
+    return tuple(getattr(torch, name) for name in number.dtypes if hasattr(torch, name))
+
+
+PACKED = dtypes_of(E2M1)
 """Dtypes that hold two E2M1 codes a byte."""
 
-SCALES = {
-    "nvfp4": (torch.float8_e4m3fn, torch.uint8),
-    "mxfp4": (
-        torch.uint8,
-        *([torch.float8_e8m0fnu] if hasattr(torch, "float8_e8m0fnu") else []),
-    ),
-}
+SCALES = {name: dtypes_of(row.scale) for name, row in QUANTIZED.items()}
 """Dtypes of block scales, the one that we return first."""
 
 
@@ -40,10 +39,10 @@ FP4: torch.dtype = getattr(torch, "float4_e2m1fn_x2", torch.uint8)
 """What the fused ops return codes as: torch's own dtype, or bytes where torch has none."""
 
 
-SCALE_DTYPES = {"e4m3": SCALES["nvfp4"], "ue8m0": SCALES["mxfp4"]}
+SCALE_DTYPES = {scale: dtypes_of(NUMBERS[scale]) for _, scale in FUSED}
 """Dtypes of block scales by their number format, the one that is allocated first."""
 
-SCALE_FORMAT = {16: "e4m3", 32: "ue8m0"}
+SCALE_FORMAT = {row.block: row.scale.name for row in reversed(FUSED.values())}
 """The number format of block scales where none is named, by block size."""
 
 
@@ -123,6 +122,40 @@ def same_device(where: str, name: str, value: torch.Tensor, of: str, first: torc
         )
 
 
+def beside(
+    where: str,
+    name: str,
+    value: object,
+    dtypes: Sequence[torch.dtype],
+    of: str,
+    first: torch.Tensor,
+    dims: int = 1,
+) -> torch.Tensor:
+    """Return ``value``: a `tensor` on the device of ``first``, which is called ``of``."""
+    checked = tensor(where, name, value, dtypes, dims)
+    same_device(where, name, checked, of, first)
+    return checked
+
+
+def sized(
+    where: str, name: str, value: torch.Tensor, allowed: Sequence[Sequence[int]], rest: str
+) -> None:
+    """ValueError that ends with ``rest`` unless ``value`` has just one of the shapes."""
+    wanted = [list(sizes) for sizes in allowed]
+    if list(value.shape) not in wanted:
+        raise ValueError(
+            f"{where}: {name} has shape {list(value.shape)}, but must have "
+            f"{' or '.join(map(str, wanted))}{rest}"
+        )
+
+
+def activation(where: str, name: str, dtype: torch.dtype) -> None:
+    """TypeError unless ``dtype`` is one that activations have."""
+    if dtype not in ACTIVATIONS:
+        allowed = ", ".join(dtype_name(known) for known in ACTIVATIONS)
+        raise TypeError(f"{where}: {name}={dtype} cannot be produced; choose one of {allowed}")
+
+
 def shape(where: str, name: str, value: torch.Tensor, *allowed: Sequence[int]) -> None:
     """ValueError unless ``value`` has one of the shapes, leading dimensions flattened or not."""
     got = tuple(value.shape)
@@ -170,7 +203,7 @@ def one_element(
 
 def block_multiple(where: str, name: str, cols: int, fmt: str) -> None:
     """ValueError unless ``cols`` is a multiple of the block size of ``fmt``."""
-    block = BLOCK_SIZE[fmt]
+    block = QUANTIZED[fmt].block
     if cols % block:
         raise ValueError(
             f"{where}: {name} has {cols} columns, which is not a multiple of {block}, "
@@ -178,9 +211,9 @@ def block_multiple(where: str, name: str, cols: int, fmt: str) -> None:
         )
 
 
-def padded_shape(rows: int, cols: int) -> tuple[int, int]:
-    """Shape of scales [rows, cols] in the 128x4 layout."""
-    return round_up(rows, 128), round_up(cols, 4)
+def padded_shape(rows: int, cols: int, tile: int = 128) -> tuple[int, int]:
+    """Shape of scales [rows, cols] in the 128x4 layout, or in that of tiles of other rows."""
+    return ceil_div(rows, tile) * tile, ceil_div(cols, 4) * 4
 
 
 def scales(
@@ -198,7 +231,7 @@ def scales(
                 "this is the size of the 128x4 layout, pass scale_layout='128x4' or "
                 "unswizzle_scales() it"
                 if swizzled
-                else f"pass one scale per {BLOCK_SIZE[fmt]} elements of a row"
+                else f"pass one scale per {QUANTIZED[fmt].block} elements of a row"
             )
             raise ValueError(
                 f"{where}: block_scale has shape {got}, but must have {wanted}; {remedy}"
@@ -212,11 +245,15 @@ def scales(
     return checked.reshape(padded)
 
 
-def tiles(scale: torch.Tensor, width: int) -> torch.Tensor:
+def last_size(value: object) -> int | None:
+    """Return the size of the last dimension; None for what has none."""
+    return value.shape[-1] if isinstance(value, torch.Tensor) and value.dim() else None
+
+
+def tiles(scale: Any, width: int) -> Any:
     """Return flat 128x4 scales as rows of ``width``; anything else as it is, for the checks."""
-    if scale.dim() != 1 or width < 1 or scale.numel() % width:
-        return scale
-    return scale.view(-1, width)
+    flat = isinstance(scale, torch.Tensor) and scale.dim() == 1 and scale.layout is torch.strided
+    return scale.view(-1, width) if flat and width > 0 and not scale.numel() % width else scale
 
 
 def scale_format(where: str, block_size: int, chosen: str | None) -> str:
@@ -232,7 +269,7 @@ def scale_format(where: str, block_size: int, chosen: str | None) -> str:
         )
     chosen = chosen or SCALE_FORMAT[block_size]
     choice(where, "scale_format", chosen, tuple(SCALE_DTYPES))
-    if (block_size, chosen) == (16, "ue8m0"):
+    if (block_size, chosen) not in FUSED:
         raise ValueError(
             f"{where}: scale_format='ue8m0' does not go with block_size=16; choose block_size=32, "
             "or scale_format='e4m3'"
@@ -258,7 +295,6 @@ def like(
     *allowed: Sequence[int],
 ) -> torch.Tensor:
     """Return ``value``: a `tensor` of one of the shapes, on the device of ``first``."""
-    checked = tensor(where, name, value, dtypes)
-    same_device(where, name, checked, of, first)
+    checked = beside(where, name, value, dtypes, of, first)
     shape(where, name, checked, *allowed)
     return checked

@@ -1,6 +1,7 @@
-"""Torch functions that multiply block-scaled operands: one matrix, or one for each expert.
+"""Torch functions that multiply by block-scaled operands: one matrix, or one for each expert.
 
-Formats and rounding: `blockscale.tir.gemm.mm`, `.grouped_gemm`.  What the two functions share:
+Formats and rounding: `blockscale.tir.gemm.mm`, `.grouped_gemm`, `.linear`.  What `mm_fp4` and
+`grouped_mm_fp4` share:
 
 * fmt says what a and b hold: "nvfp4" (E2M1 codes, E4M3 scales of 16 elements), "mxfp4" (E2M1, E8M0
   of 32), "mxfp8xmxfp4" (a: E4M3 bytes, b: E2M1), "mxfp8" (E4M3 bytes both), all MX scales E8M0.
@@ -22,19 +23,16 @@ from typing import Any
 
 import torch
 
+from blockscale.base.formats import GEMM, QUANTIZED
 from blockscale.base.sizes import round_up
-from blockscale.ops import checks, dispatch, torch_ops
+from blockscale.ops import call, checks
+from blockscale.ops.call import Checked
 from blockscale.ops.checks import dtype_name, padded_shape
-from blockscale.runtime import jit
 from blockscale.runtime.arguments import brief
-from blockscale.specs import GEMM_FORMATS, GroupedMmFp4, MmFp4
-from blockscale.specs.gemm import ATOM_ROWS, CODES_PER_BYTE, check_gemm
+from blockscale.specs import GroupedMmFp4, Linear, MmFp4
+from blockscale.specs.gemm import ATOM_ROWS, check_gemm
 
 Tensor = torch.Tensor
-
-_CODES = {"e2m1": checks.PACKED, "e4m3": (torch.uint8, torch.float8_e4m3fn)}
-_SCALES = {"e4m3": checks.SCALE_DTYPES["e4m3"], "e8m0": checks.SCALE_DTYPES["ue8m0"]}
-_REFUSED = (TypeError, ValueError, AttributeError, IndexError, NotImplementedError)
 
 
 def mm_fp4(
@@ -66,42 +64,53 @@ def mm_fp4(
     Raises:
         TypeError, ValueError: as the module says.
     """
-    if dispatch.traced(a):
+    shape = getattr(b, "shape", None)
+    return _MM.run((fmt, out_dtype, shape), (a, b, a_scale, b_scale, alpha, bias, out))
+
+
+class _Mm(call.Op[Tensor]):
+    flattens = False
+
+    def recorded(self, options: Any, given: Any) -> Tensor:
+        fmt, out_dtype, _ = options
+        a, b, a_scale, b_scale, alpha, bias, out = given
         made = _output(a, b.shape[0], out_dtype) if out is None else out
-        given = (a, b, a_scale, b_scale, alpha, fmt, out_dtype, bias, made)
-        torch_ops.operator("mm_fp4")(*given)
+        given = a, b, a_scale, b_scale, alpha, fmt, out_dtype, bias, made
+        call.operator(self.name)(*given)
         return made
-    key = None
-    try:
-        cuda = a.is_cuda
-        key = ("mm_fp4", a.dtype, b.dtype, cuda, fmt, out_dtype, b.shape)
-        run = jit.recall(key)
-        if run is not None and a.dim() == 2 and (bias is None or bias.dtype in checks.ACTIVATIONS):
-            cols = _scale_cols(b, fmt)
-            scales = checks.tiles(a_scale, cols), checks.tiles(b_scale, cols)
-            shift = None if bias is None else bias.detach().float()
-            d = _output(a, b.shape[0], out_dtype) if out is None else out
-            run(a, b, *scales, alpha, shift, d, *dispatch.launch_flags(cuda, None))
-            return d
-    except _REFUSED:  # the full checks below say it in our words
-        pass
-    where = "mm_fp4"
-    spec, scales = _check_mm(a, b, a_scale, b_scale, alpha, fmt, out_dtype, bias)
-    d = _output(a, spec.n, out_dtype) if out is None else out
-    _check_output(where, d, out_dtype, a, spec.n, {"a": a, "b": b, "bias": bias, "alpha": alpha})
-    rows = prod(a.shape[:-1])
-    function = dispatch.kernel(spec, a.device)
-    function(
-        a.view(torch.uint8).view(rows, spec.a_bytes),
-        b.view(torch.uint8),
-        *scales,
-        None if alpha is None else alpha.detach().reshape(1),
-        None if bias is None else bias.detach().float(),
-        d.view(rows, spec.n),
-    )
-    if key is not None:
-        jit.remember(key, dispatch.direct(function))
-    return d
+
+    def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
+        a, b, a_scale, b_scale, alpha, bias, out = given
+        cols = _scale_cols(spec)
+        if bias is not None:
+            if type(bias) not in call.PLAIN or bias.dtype not in checks.ACTIVATIONS:
+                return None
+            bias = bias.detach().float()
+        if out is None:
+            out = _output(a, spec.n, options[1])
+        scales = checks.tiles(a_scale, cols), checks.tiles(b_scale, cols)
+        return (a, b, *scales, alpha, bias, out), out
+
+    def check(self, options: Any, given: Any) -> Checked:
+        fmt, out_dtype, _ = options
+        a, b, a_scale, b_scale, alpha, bias, out = given
+        spec, scales = _check_mm(a, b, a_scale, b_scale, alpha, fmt, out_dtype, bias)
+        d = _output(a, spec.n, out_dtype) if out is None else out
+        inputs = {"a": a, "b": b, "bias": bias, "alpha": alpha}
+        _check_output(self.name, d, out_dtype, a, spec.n, inputs)
+        rows = prod(a.shape[:-1])
+        arguments = (
+            a.view(torch.uint8).view(rows, spec.a_bytes),
+            b.view(torch.uint8),
+            *scales,
+            None if alpha is None else alpha.detach().reshape(1),
+            None if bias is None else bias.detach().float(),
+            d.view(rows, spec.n),
+        )
+        return Checked(spec, arguments, d)
+
+
+_MM = _Mm("mm_fp4")
 
 
 def grouped_mm_fp4(
@@ -135,58 +144,62 @@ def grouped_mm_fp4(
     Raises:
         TypeError, ValueError: as the module says.
     """
-    if dispatch.traced(a):
-        made = _output(a, b.shape[-2], out_dtype) if out is None else out
-        given = (a, b, a_scale, b_scale, offsets, alpha, fmt, out_dtype, made)
-        torch_ops.operator("grouped_mm_fp4")(*given)
+    given = a, b, a_scale, b_scale, offsets, alpha, out
+    return _GROUPED.run((fmt, out_dtype, getattr(b, "shape", None)), given)
+
+
+class _Grouped(call.Op[Tensor]):
+    flattens = False
+
+    def recorded(self, options: Any, given: Any) -> Tensor:
+        a, b, *others, out = given
+        made = _output(a, b.shape[-2], options[1]) if out is None else out
+        call.operator(self.name)(a, b, *others, *options[:2], made)
         return made
-    key = None
-    try:
-        cuda = a.is_cuda
-        key = ("grouped_mm_fp4", a.dtype, b.dtype, cuda, fmt, out_dtype, b.shape)
-        run = jit.recall(key)
-        if run is not None and b_scale.dim() == 3:
-            scale = checks.tiles(a_scale, _scale_cols(b, fmt))
-            if not cuda:
-                _check_offsets(offsets, a.shape[0], scale.shape[0])
-            d = _output(a, b.shape[1], out_dtype) if out is None else out
-            run(a, b, scale, b_scale, offsets, alpha, d, *dispatch.launch_flags(cuda, None))
-            return d
-    except _REFUSED:  # the full checks below say it in our words
-        pass
-    where = "grouped_mm_fp4"
-    spec, scales = _check_grouped(a, b, a_scale, b_scale, offsets, alpha, fmt, out_dtype)
-    d = _output(a, spec.n, out_dtype) if out is None else out
-    _check_output(where, d, out_dtype, a, spec.n, {"a": a, "b": b, "alpha": alpha})
-    if offsets.device.type == "cpu":
-        _check_offsets(offsets, a.shape[0], scales[0].shape[0])
-    if not scales[0].numel():  # no expert has rows, and a kernel takes no empty input
-        return d
-    codes = a.view(torch.uint8), b.view(torch.uint8)
-    function = dispatch.kernel(spec, a.device)
-    function(*codes, *scales, offsets, None if alpha is None else alpha.detach(), d)
-    if key is not None:
-        jit.remember(key, dispatch.direct(function))
-    return d
+
+    def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
+        a, b, a_scale, b_scale, offsets, alpha, out = given
+        a_scale = checks.tiles(a_scale, _scale_cols(spec))
+        if not a.is_cuda:
+            if offsets is None or type(offsets) not in call.PLAIN or offsets.dim() != 1:
+                return None
+            if type(a_scale) not in call.PLAIN or a_scale.dim() != 2 or len(offsets) < 2:
+                return None
+            _check_offsets(offsets, a.shape[0], a_scale.shape[0])
+        if out is None:
+            out = _output(a, spec.n, options[1])
+        return (a, b, a_scale, b_scale, offsets, alpha, out), out
+
+    def check(self, options: Any, given: Any) -> Checked:
+        fmt, out_dtype, _ = options
+        a, b, a_scale, b_scale, offsets, alpha, out = given
+        spec, scales = _check_grouped(a, b, a_scale, b_scale, offsets, alpha, fmt, out_dtype)
+        d = _output(a, spec.n, out_dtype) if out is None else out
+        inputs = {"a": a, "b": b, "alpha": alpha}
+        _check_output(self.name, d, out_dtype, a, spec.n, inputs)
+        if offsets.device.type == "cpu":
+            _check_offsets(offsets, a.shape[0], scales[0].shape[0])
+        codes = a.view(torch.uint8), b.view(torch.uint8)
+        alpha = None if alpha is None else alpha.detach()
+        empty = not scales[0].numel()  # no expert has rows, and a kernel takes no empty input
+        return Checked(None if empty else spec, (*codes, *scales, offsets, alpha, d), d)
+
+
+_GROUPED = _Grouped("grouped_mm_fp4")
 
 
 def _output(a: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    return torch.empty((*a.shape[:-1], n), dtype=dtype, device=a.device)
+    return a.new_empty((*a.shape[:-1], n), dtype=dtype)
 
 
-def _scale_cols(b: Tensor, fmt: str) -> int:
-    """Columns of the scales of operands that were checked before."""
-    code = GEMM_FORMATS[fmt]
-    return padded_shape(0, b.shape[-1] * CODES_PER_BYTE[code.b_code] // code.block)[1]
+def _scale_cols(spec: MmFp4 | GroupedMmFp4) -> int:
+    """Return columns of the scales, padding included."""
+    return round_up(spec.k // GEMM[spec.fmt].block, 4)
 
 
 def _check_format(where: str, fmt: str, out_dtype: torch.dtype) -> None:
-    checks.choice(where, "fmt", fmt, tuple(GEMM_FORMATS))
-    if out_dtype not in checks.ACTIVATIONS:
-        allowed = ", ".join(dtype_name(known) for known in checks.ACTIVATIONS)
-        raise TypeError(
-            f"{where}: out_dtype={out_dtype} cannot be produced; choose one of {allowed}"
-        )
+    checks.choice(where, "fmt", fmt, tuple(GEMM))
+    checks.activation(where, "out_dtype", out_dtype)
 
 
 def _check_operands(
@@ -194,21 +207,20 @@ def _check_operands(
 ) -> tuple[int, int]:
     """Return N and K."""
     _check_format(where, fmt, out_dtype)
-    code = GEMM_FORMATS[fmt]
-    checks.tensor(where, "a", a, _CODES[code.a_code], dims=2)
-    checks.tensor(where, "b", b, _CODES[code.b_code], dims=2)
-    checks.same_device(where, "b", b, "a", a)
+    row = GEMM[fmt]
+    checks.tensor(where, "a", a, checks.dtypes_of(row.a), dims=2)
+    checks.beside(where, "b", b, checks.dtypes_of(row.b), "a", a, dims=2)
     if b.dim() != b_dims:
         wanted = "[N, K]" if b_dims == 2 else "[experts, N, K]"
         raise ValueError(
             f"{where}: b has shape {list(b.shape)}, but must have {b_dims} dimensions, {wanted}, "
             "where two 4-bit codes of K are one element"
         )
-    n, k = int(b.shape[-2]), int(b.shape[-1]) * CODES_PER_BYTE[code.b_code]
-    if a.shape[-1] * CODES_PER_BYTE[code.a_code] != k:
+    n, k = int(b.shape[-2]), int(b.shape[-1]) * row.b.per_byte
+    if a.shape[-1] * row.a.per_byte != k:
         raise ValueError(
             f"{where}: a of shape {list(a.shape)} holds rows of "
-            f"{a.shape[-1] * CODES_PER_BYTE[code.a_code]} elements, but b of shape "
+            f"{a.shape[-1] * row.a.per_byte} elements, but b of shape "
             f"{list(b.shape)} holds rows of {k}; pass operands of one K, stored as fmt={fmt!r} says"
         )
     check_gemm(where, n, k, fmt, dtype_name(out_dtype))
@@ -219,8 +231,7 @@ def _scale(
     where: str, name: str, value: Tensor, fmt: str, a: Tensor, shape: tuple[int, ...]
 ) -> Tensor:
     """Return scales as bytes of the padded shape."""
-    scale = checks.tensor(where, name, value, _SCALES[GEMM_FORMATS[fmt].scale])
-    checks.same_device(where, name, scale, "a", a)
+    scale = checks.beside(where, name, value, checks.dtypes_of(GEMM[fmt].scale), "a", a)
     if tuple(scale.shape) not in (shape, (prod(shape),)):
         raise ValueError(
             f"{where}: {name} has shape {list(scale.shape)}, but must have {list(shape)} in the "
@@ -233,8 +244,7 @@ def _scale(
 def _check_alpha(where: str, alpha: Tensor | None, count: int, a: Tensor) -> None:
     if alpha is None:
         return
-    checks.tensor(where, "alpha", alpha, (torch.float32,), dims=0)
-    checks.same_device(where, "alpha", alpha, "a", a)
+    checks.beside(where, "alpha", alpha, (torch.float32,), "a", a, dims=0)
     if alpha.numel() != count or (count > 1 and alpha.dim() != 1):
         raise ValueError(
             f"{where}: alpha has shape {list(alpha.shape)}, but must have [{count}]: one factor "
@@ -263,12 +273,8 @@ def _check_mm(
     )
     _check_alpha(where, alpha, 1, a)
     if bias is not None:
-        checks.tensor(where, "bias", bias, checks.ACTIVATIONS)
-        checks.same_device(where, "bias", bias, "a", a)
-        if list(bias.shape) != [n]:
-            raise ValueError(
-                f"{where}: bias has shape {list(bias.shape)}, but must have [{n}], one per row of b"
-            )
+        checks.beside(where, "bias", bias, checks.ACTIVATIONS, "a", a)
+        checks.sized(where, "bias", bias, [[n]], ", one per row of b")
     return spec, scales
 
 
@@ -293,13 +299,9 @@ def _check_grouped(
     experts = int(b.shape[0])
     spec = GroupedMmFp4(experts, n, k, fmt, dtype_name(out_dtype))
     one = spec.matrix
-    checks.tensor(where, "offsets", offsets, (torch.int32,))
-    checks.same_device(where, "offsets", offsets, "a", a)
-    if list(offsets.shape) != [experts + 1]:
-        raise ValueError(
-            f"{where}: offsets has shape {list(offsets.shape)}, but must have [{experts + 1}]: the "
-            f"first row of each of the {experts} experts of b, and the end of the last"
-        )
+    checks.beside(where, "offsets", offsets, (torch.int32,), "a", a)
+    rest = f": the first row of each of the {experts} experts of b, and the end of the last"
+    checks.sized(where, "offsets", offsets, [[experts + 1]], rest)
     wanted = (experts, one.scale_rows, one.scale_cols)
     scales = (
         _grouped_scale(where, a_scale, fmt, a, one.scale_cols),
@@ -311,8 +313,7 @@ def _check_grouped(
 
 def _grouped_scale(where: str, value: Tensor, fmt: str, a: Tensor, cols: int) -> Tensor:
     """Return a_scale as bytes [scale rows, cols]; how many rows there are is the caller's."""
-    scale = checks.tensor(where, "a_scale", value, _SCALES[GEMM_FORMATS[fmt].scale])
-    checks.same_device(where, "a_scale", scale, "a", a)
+    scale = checks.beside(where, "a_scale", value, checks.dtypes_of(GEMM[fmt].scale), "a", a)
     rows = scale.numel() // cols
     if (
         scale.numel() % cols
@@ -358,18 +359,8 @@ def _check_output(
             checks.no_overlap(where, "out", out, name, value)
 
 
-def _mm_op(
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor,
-    b_scale: Tensor,
-    alpha: Tensor | None,
-    fmt: str,
-    out_dtype: torch.dtype,
-    bias: Tensor | None,
-    out: Tensor,
-) -> None:
-    mm_fp4(a, b, a_scale, b_scale, alpha, fmt, out_dtype, bias, out=out)
+def _mm_op(*given: Any) -> None:
+    mm_fp4(*given[:-1], out=given[-1])
 
 
 def _fake_mm(a: Tensor, *given: Any) -> None:
@@ -378,18 +369,8 @@ def _fake_mm(a: Tensor, *given: Any) -> None:
     checks.like("mm_fp4", "out", out, (inputs[5],), "a", a, (*a.shape[:-1], spec.n))
 
 
-def _grouped_op(
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor,
-    b_scale: Tensor,
-    offsets: Tensor,
-    alpha: Tensor | None,
-    fmt: str,
-    out_dtype: torch.dtype,
-    out: Tensor,
-) -> None:
-    grouped_mm_fp4(a, b, a_scale, b_scale, offsets, alpha, fmt, out_dtype, out=out)
+def _grouped_op(*given: Any) -> None:
+    grouped_mm_fp4(*given[:-1], out=given[-1])
 
 
 def _fake_grouped(a: Tensor, *given: Any) -> None:
@@ -398,5 +379,128 @@ def _fake_grouped(a: Tensor, *given: Any) -> None:
     checks.like("grouped_mm_fp4", "out", out, (inputs[6],), "a", a, (a.shape[0], spec.n))
 
 
-torch_ops.define("mm_fp4", _mm_op, _fake_mm, ("out",))
-torch_ops.define("grouped_mm_fp4", _grouped_op, _fake_grouped, ("out",))
+call.define(
+    "mm_fp4",
+    "(Tensor a, Tensor b, Tensor a_scale, Tensor b_scale, Tensor? alpha, str fmt, "
+    "ScalarType out_dtype, Tensor? bias, Tensor! out) -> ()",
+    _mm_op,
+    _fake_mm,
+)
+call.define(
+    "grouped_mm_fp4",
+    "(Tensor a, Tensor b, Tensor a_scale, Tensor b_scale, Tensor offsets, Tensor? alpha, str fmt, "
+    "ScalarType out_dtype, Tensor! out) -> ()",
+    _grouped_op,
+    _fake_grouped,
+)
+
+
+# ---- A linear layer ----------------------------------------------------------------------------
+
+
+def linear(
+    x: Tensor,
+    packed: Tensor,
+    block_scale: Tensor,
+    fmt: str = "nvfp4",
+    global_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Return ``x @ w.T + bias`` [..., N] in the dtype of x, w the dequantised weight [N, K].
+
+    The sum is accumulated in float32; global scale and bias are applied to it before the one
+    rounding.
+
+    Args:
+        x: [..., K] float32, bfloat16 or float16.
+        packed: [N, K / 2] uint8 or float4_e2m1fn_x2.
+        block_scale: [N, K / block], linear layout.
+        fmt: "nvfp4" or "mxfp4".
+        global_scale: [1] float32; None: 1.
+        bias: [N] float32, bfloat16 or float16; None: 0.
+
+    Raises:
+        TypeError: an argument that is no tensor, or of another dtype.
+        ValueError: an unknown format, shape, device or stride.
+    """
+    shape = getattr(packed, "shape", None)
+    return _LINEAR.run((fmt, shape), (x, packed, block_scale, global_scale, bias))
+
+
+class _Linear(call.Op[Tensor]):
+    def recorded(self, options: Any, given: Any) -> Tensor:
+        x, packed, block_scale, global_scale, bias = given
+        given = x, packed, block_scale, options[0], global_scale, bias
+        made: Tensor = call.operator(self.name)(*given)
+        return made
+
+    def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
+        bias = given[4]
+        if type(bias) in call.PLAIN and bias.dtype in checks.SIXTEEN_BIT:
+            given = (*given[:4], bias.float())
+        return given, None
+
+    def check(self, options: Any, given: Any) -> Checked:
+        x, packed, block_scale, g, bias = given
+        n, k, scale = _check_linear(x, packed, block_scale, options[0], g, bias)
+        out = x.new_empty((*x.shape[:-1], n), dtype=x.dtype)
+        rows = prod(x.shape[:-1])
+        arguments = (
+            *(x.reshape(rows, k), packed.view(torch.uint8), scale),
+            None if g is None else g.reshape(1),
+            None if bias is None else bias.float(),
+            out.view(rows, n),
+        )
+        return Checked(Linear(n, k, options[0], dtype_name(x.dtype)), arguments, out)
+
+
+_LINEAR = _Linear("linear")
+
+
+def _check_linear(
+    x: Tensor,
+    packed: Tensor,
+    block_scale: Tensor,
+    fmt: str,
+    global_scale: Tensor | None,
+    bias: Tensor | None,
+) -> tuple[int, int, Tensor]:
+    """Return N, K and the scales as bytes [N, K / block]."""
+    where = "linear"
+    checks.choice(where, "fmt", fmt, tuple(QUANTIZED))
+    checks.tensor(where, "x", x, checks.ACTIVATIONS)
+    codes = checks.tensor(where, "packed", packed, checks.PACKED, dims=2)
+    if codes.dim() != 2:
+        raise ValueError(
+            f"{where}: packed has shape {list(packed.shape)}, but a weight has 2 dimensions, "
+            "[N, K / 2]"
+        )
+    n, k = int(codes.shape[0]), 2 * int(codes.shape[1])
+    if x.shape[-1] != k:
+        raise ValueError(
+            f"{where}: x has {x.shape[-1]} columns, but packed of shape {list(packed.shape)} holds "
+            f"rows of {k}; pass activations with {k} features"
+        )
+    checks.block_multiple(where, "packed", k, fmt)
+    scale = checks.scales(where, block_scale, [n], k // QUANTIZED[fmt].block, fmt, "linear")
+    checks.same_device(where, "packed", packed, "x", x)
+    checks.same_device(where, "block_scale", scale, "x", x)
+    checks.one_element(where, "global_scale", global_scale, "x", x)
+    if bias is not None:
+        checks.beside(where, "bias", bias, checks.ACTIVATIONS, "x", x)
+        checks.sized(where, "bias", bias, [[n]], ", one per row of packed")
+    return n, k, scale
+
+
+def _fake_linear(x: Tensor, *given: Any) -> Tensor:
+    n, _, _ = _check_linear(x, *given)
+    return x.new_empty((*x.shape[:-1], n), dtype=x.dtype)
+
+
+call.define(
+    "linear",
+    "(Tensor x, Tensor packed, Tensor block_scale, str fmt='nvfp4', Tensor? global_scale=None, "
+    "Tensor? bias=None) -> Tensor",
+    linear,
+    _fake_linear,
+)

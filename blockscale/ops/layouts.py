@@ -17,12 +17,15 @@ all scales ("column").
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
-from blockscale.base.sizes import round_up
-from blockscale.ops import checks
+from blockscale.base import sizes
+from blockscale.ops import call, checks
 from blockscale.ops.quant import swizzle_scales, unswizzle_scales
-from blockscale.ops.relayout import relayout
+from blockscale.specs import Relayout
 from blockscale.specs.layout import LAYOUTS, MARLIN_ORDERS
 
 Tensor = torch.Tensor
@@ -33,7 +36,10 @@ ROW_GROUP = 128
 WORD = 4
 """Block scales of an int32, and the rows to which TMA's 16 bytes round up."""
 
-SCALE_BYTES = tuple(dict.fromkeys((*checks.SCALES["nvfp4"], *checks.SCALES["mxfp4"])))
+VECTOR_BYTES = 16
+"""Of which CUDA kernels take addresses to be multiples."""
+
+SCALE_BYTES = tuple({dtype: None for held in checks.SCALES.values() for dtype in held})
 """Dtypes of block scales of one byte."""
 
 GRANULES = (8, 16, 64)
@@ -102,7 +108,7 @@ def from_grouped_128x4(laid: Tensor, offsets: Tensor, rows: int, blocks: int) ->
     checks.tensor(where, "laid", laid, SCALE_BYTES, 2)
     like = laid.new_empty((rows, 1))
     place, height = _grouped_rows(where, offsets, like)
-    _holds(where, laid, (height, round_up(blocks, WORD)), rows, blocks)
+    _holds(where, laid, (height, sizes.round_up(blocks, WORD)), rows, blocks)
     plain = unswizzle_scales(laid.view(torch.uint8), height, blocks)
     empty = plain.new_zeros((1, blocks))
     return torch.cat((plain, empty)).index_select(0, place).view(laid.dtype)
@@ -127,7 +133,7 @@ def deepgemm_scales(scales: Tensor, *, permute: bool = True) -> Tensor:
         )
     if permute:
         _whole_groups(where, "scales", rows)
-    pitch = round_up(rows, WORD)
+    pitch = sizes.round_up(rows, WORD)
     name = "deepgemm_permuted" if permute else "deepgemm"
     made = relayout(scales.view(e, rows, blocks), name, (e, pitch, blocks))
     words = made.view(e, blocks // WORD, pitch * WORD).view(torch.int32).transpose(1, 2)[:, :rows]
@@ -147,7 +153,7 @@ def undo_deepgemm_scales(words: Tensor, *, permute: bool = True) -> Tensor:
     e, rows, columns = _three(words)
     if permute:
         _whole_groups(where, "words", rows)
-    pitch = round_up(rows, WORD)
+    pitch = sizes.round_up(rows, WORD)
     laid = words.new_zeros((e, columns, pitch))
     laid[:, :, :rows] = words.reshape(e, rows, columns).transpose(1, 2)
     name = "deepgemm_permuted" if permute else "deepgemm"
@@ -197,7 +203,7 @@ def _marlin(where: str, scales: Tensor, order: str, inverse: bool) -> Tensor:
     name = f"marlin_{order}_{bits}"
     piece = LAYOUTS[name].multiples()[-1]
     if not scales.numel() or scales.shape[-1] % piece:
-        up = round_up(max(1, scales.shape[-1]), piece)
+        up = sizes.round_up(max(1, scales.shape[-1]), piece)
         raise ValueError(
             f"{where}: scales have shape {list(scales.shape)}, but order={order!r} takes {piece} "
             f"of a line at a time; pad the columns to {up}"
@@ -264,8 +270,7 @@ def _holds(where: str, laid: Tensor, padded: tuple[int, ...], rows: int, blocks:
 
 def _grouped_rows(where: str, offsets: Tensor, scales: Tensor) -> tuple[Tensor, int]:
     """Return where each row goes, the last row for rows of no expert, and how many others are."""
-    checks.tensor(where, "offsets", offsets, (torch.int32, torch.int64))
-    checks.same_device(where, "offsets", offsets, "scales", scales)
+    checks.beside(where, "offsets", offsets, (torch.int32, torch.int64), "scales", scales)
     if offsets.dim() != 1 or len(offsets) < 2:
         raise ValueError(
             f"{where}: offsets has shape {list(offsets.shape)}, but must be [E + 1]; pass the "
@@ -297,7 +302,7 @@ def _one_byte(where: str, name: str, value: Tensor) -> None:
 def _whole_groups(where: str, name: str, rows: int) -> None:
     """ValueError unless rows make whole groups of the permutation."""
     if rows % ROW_GROUP:
-        up = round_up(rows, ROW_GROUP)
+        up = sizes.round_up(rows, ROW_GROUP)
         raise ValueError(
             f"{where}: {name} have {rows} rows, but the permutation takes {ROW_GROUP} at a time; "
             f"pad them with zeros to {up}, or pass permute=False for a plain GEMM"
@@ -308,3 +313,60 @@ def _three(value: Tensor) -> tuple[int, int, int]:
     """Return the sizes, one expert where there is no axis of them."""
     e, rows, columns = value.shape if value.dim() == 3 else (1, *value.shape)
     return e, rows, columns
+
+
+# ---- The kernels --------------------------------------------------------------------------------
+
+
+def relayout(
+    source: Tensor,
+    layout: str,
+    shape: Sequence[int],
+    inverse: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return uint8 of ``shape``: the elements of ``source`` in the order of a layout, or back.
+
+    Args:
+        source: any dtype, contiguous: the plain tensor [(experts), rows, cols], or, for the way
+            back, the bytes of the layout in any shape.
+        layout: a name of `blockscale.specs.layout.LAYOUTS`.
+        shape: of the result, the last axis in bytes; the kernel's rules are the caller's.
+        inverse: from the layout to the plain tensor.
+        out: output, contiguous bytes; None: allocated.
+    """
+    return _RELAYOUT.run((layout, tuple(shape), inverse), (source, out))
+
+
+class _Relayout(call.Op[Tensor]):
+    def recorded(self, options: Any, given: Any) -> Tensor:
+        layout, shape, inverse = options
+        made = call.operator(self.name)(given[0], layout, list(shape), inverse)
+        return call.copied(given[1], made)
+
+    def check(self, options: Any, given: Any) -> call.Checked:
+        (layout, shape, inverse), (source, out) = options, given
+        if out is None:
+            out = source.new_empty(shape, dtype=torch.uint8)
+        given = source.detach().view(torch.uint8)
+        if given.is_cuda and given.data_ptr() % VECTOR_BYTES:
+            given = given.clone()
+        spec = Relayout(layout, inverse)
+        if inverse and out.numel():
+            given = given.view(spec.map.padded(out.shape) if spec.map.pads else out.shape)
+        return call.Checked(spec if out.numel() else None, (given, out), out)
+
+
+_RELAYOUT = _Relayout("relayout")
+
+
+def _fake_relayout(source: Tensor, layout: str, shape: Sequence[int], *_: Any) -> Tensor:
+    return source.new_empty(tuple(shape), dtype=torch.uint8)
+
+
+call.define(
+    "relayout",
+    "(Tensor source, str layout, SymInt[] shape, bool inverse) -> Tensor",
+    relayout,
+    _fake_relayout,
+)

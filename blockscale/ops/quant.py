@@ -1,35 +1,29 @@
-"""Torch functions on 4-bit block-scaled tensors: quantise, dequantise, lay scales out.
+"""Torch functions on 4-bit block-scaled tensors: quantise, dequantise, lay scales out, choose them.
 
 Each finds its kernel in a library loaded with `blockscale.load`, else builds it once and keeps it
 on disk (`runtime.jit`).  Formats and rounding: `quant.quantize`, `.dequantize`,
-`.swizzle`.  A call whose dtypes and options were seen before goes straight to its kernel, which
-checks its arguments itself; what it refuses is checked again here.
+`.swizzle`, `.scale_sweep`; how calls go: `ops.call`.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from math import prod
 from typing import Any
 
 import torch
 
-from blockscale.ops import checks, dispatch, torch_ops
+from blockscale.base.formats import QUANTIZED
+from blockscale.ops import call, checks
+from blockscale.ops.call import Checked
 from blockscale.ops.checks import SCALES, dtype_name, padded_shape
-from blockscale.runtime import jit
-from blockscale.specs import BLOCK_SIZE, Dequantize, Quantize, Swizzle, Unswizzle
+from blockscale.specs import Dequantize, Quantize, ScaleSweep, Swizzle, Unswizzle
 
 Tensor = torch.Tensor
 
 LAYOUTS = ("linear", "128x4")
-FORMATS = tuple(BLOCK_SIZE)
 ROUNDINGS = ("ceil", "floor")
 
-_REFUSED = (
-    TypeError,
-    ValueError,
-    AttributeError,
-    IndexError,
-)  # what the full checks find better words for
 _BYTES = tuple(dict.fromkeys(dtype for pair in SCALES.values() for dtype in pair))
 
 
@@ -65,62 +59,52 @@ def quantize(
         TypeError: an argument that is no tensor, or of another dtype.
         ValueError: an unknown option, shape, device or stride.
     """
-    if dispatch.traced(x):
-        made = torch_ops.operator("quantize")(
-            x, fmt, global_scale, scale_layout, block_amax, scale_rounding
+    options = fmt, scale_layout, scale_rounding, block_amax is None
+    return _QUANTIZE.run(options, (x, global_scale, block_amax, packed, block_scale))
+
+
+class _Quantize(call.Op[tuple[Tensor, Tensor]]):
+    def recorded(self, options: Any, given: Any) -> tuple[Tensor, Tensor]:
+        fmt, layout, rounding, _ = options
+        x, global_scale, block_amax, packed, block_scale = given
+        made = call.operator(self.name)(x, fmt, global_scale, layout, block_amax, rounding)
+        return call.copied(packed, made[0]), call.copied(block_scale, made[1])
+
+    def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
+        x, global_scale, block_amax, packed, block_scale = given
+        if packed is None or block_scale is None:
+            packed, block_scale = _quantize_outputs(x, options[0], options[1], packed, block_scale)
+        if block_amax is None:
+            return (x, global_scale, packed, block_scale), (packed, block_scale)
+        return (x, block_amax, global_scale, packed, block_scale), (packed, block_scale)
+
+    def check(self, options: Any, given: Any) -> Checked:
+        fmt, layout, rounding, _ = options
+        x, global_scale, block_amax, *outputs = given
+        spec = _quantize_spec(x, fmt, layout, block_amax, rounding)
+        codes, scale = _quantize_outputs(x, fmt, layout, *outputs)
+        _check_quantize(spec, x, global_scale, block_amax, codes, scale)
+        *lead, cols = x.shape
+        rows, blocks = prod(lead), cols // spec.block
+        shape = (rows, blocks) if spec.layout == "linear" else padded_shape(rows, blocks)
+        arguments = (
+            x.view(rows, cols),
+            *(() if block_amax is None else (block_amax.view(rows * blocks),)),
+            None if global_scale is None else global_scale.reshape(1),
+            codes.view(rows, cols // 2),
+            scale.view(shape),
         )
-        return torch_ops.copied(packed, made[0]), torch_ops.copied(block_scale, made[1])
-    key = None
-    try:
-        cuda = x.is_cuda
-        key = ("quantize", x.dtype, cuda, fmt, scale_layout, scale_rounding, block_amax is None)
-        run = jit.recall(key)
-        if run is not None and not (x.requires_grad and torch.is_grad_enabled()):
-            codes, scale = _quantize_outputs(x, fmt, scale_layout, packed, block_scale)
-            tail = (global_scale, codes, scale, *dispatch.launch_flags(cuda, None))
-            if block_amax is None:
-                run(x, *tail)
-            else:
-                run(x, block_amax, *tail)
-            return codes, scale
-    except _REFUSED:
-        pass
-    spec = _quantize_spec(x, fmt, scale_layout, block_amax, scale_rounding)
-    codes, scale = _quantize_outputs(x, fmt, scale_layout, packed, block_scale)
-    _check_quantize(spec, x, global_scale, block_amax, codes, scale)
-    function = dispatch.kernel(spec, x.device)
-    function(*_as_rows(spec, x, global_scale, block_amax, codes, scale))
-    if key is not None:
-        jit.remember(key, dispatch.direct(function))
-    return codes, scale
+        return Checked(spec, arguments, (codes, scale))
 
 
-def _as_rows(
-    spec: Quantize,
-    x: Tensor,
-    global_scale: Tensor | None,
-    block_amax: Tensor | None,
-    packed: Tensor,
-    block_scale: Tensor,
-) -> tuple[Tensor | None, ...]:
-    """Return the arguments of the kernel, with the dimensions that it has."""
-    *lead, cols = x.shape
-    rows, blocks = prod(lead), cols // spec.block
-    shape = (rows, blocks) if spec.layout == "linear" else padded_shape(rows, blocks)
-    return (
-        x.view(rows, cols),
-        *(() if block_amax is None else (block_amax.view(rows * blocks),)),
-        None if global_scale is None else global_scale.reshape(1),
-        packed.view(rows, cols // 2),
-        block_scale.view(shape),
-    )
+_QUANTIZE = _Quantize("quantize")
 
 
 def _quantize_spec(
     x: Tensor, fmt: str, scale_layout: str, block_amax: Tensor | None, scale_rounding: str
 ) -> Quantize:
     where = "quantize"
-    checks.choice(where, "fmt", fmt, FORMATS)
+    checks.choice(where, "fmt", fmt, tuple(QUANTIZED))
     checks.choice(where, "scale_layout", scale_layout, LAYOUTS)
     checks.choice(where, "scale_rounding", scale_rounding, ROUNDINGS)
     checks.tensor(where, "x", x, checks.ACTIVATIONS)
@@ -136,12 +120,12 @@ def _quantize_outputs(
         return packed, block_scale
     *lead, cols = x.shape
     if packed is None:
-        packed = torch.empty((*lead, cols // 2), dtype=torch.uint8, device=x.device)
+        packed = x.new_empty((*lead, cols // 2), dtype=torch.uint8)
     if block_scale is None:
-        shape: tuple[int, ...] = (*lead, cols // BLOCK_SIZE[fmt])
+        shape: tuple[int, ...] = (*lead, cols // QUANTIZED[fmt].block)
         if scale_layout != "linear":
             shape = padded_shape(prod(lead), shape[-1])
-        block_scale = torch.empty(shape, dtype=SCALES[fmt][0], device=x.device)
+        block_scale = x.new_empty(shape, dtype=SCALES[fmt][0])
     return packed, block_scale
 
 
@@ -157,8 +141,7 @@ def _check_quantize(
     where, lead, blocks = "quantize", x.shape[:-1], x.shape[-1] // spec.block
     checks.one_element(where, "global_scale", global_scale, "x", x)
     if block_amax is not None:
-        checks.tensor(where, "block_amax", block_amax, (torch.float32,), dims=0)
-        checks.same_device(where, "block_amax", block_amax, "x", x)
+        checks.beside(where, "block_amax", block_amax, (torch.float32,), "x", x, dims=0)
         if block_amax.numel() != prod(lead) * blocks:
             raise ValueError(
                 f"{where}: block_amax has {block_amax.numel()} elements, but x has "
@@ -195,33 +178,38 @@ def dequantize(
         TypeError: an argument that is no tensor, or of another dtype.
         ValueError: an unknown option, shape, device or stride.
     """
-    if dispatch.traced(packed):
-        made = torch_ops.operator("dequantize")(
-            packed, block_scale, fmt, global_scale, scale_layout, dtype
-        )
-        return torch_ops.copied(out, made)
-    key = None
-    try:
-        cuda = packed.is_cuda
-        key = ("dequantize", packed.dtype, block_scale.dtype, cuda, fmt, scale_layout, dtype)
-        run = jit.recall(key)
-        if run is not None:
-            y = _dequantize_output(packed, dtype) if out is None else out
-            run(packed, block_scale, global_scale, y, *dispatch.launch_flags(cuda, None))
-            return y
-    except _REFUSED:
-        pass
-    spec, scale = _check_dequantize(packed, block_scale, fmt, global_scale, scale_layout, dtype)
-    y = _dequantize_output(packed, dtype) if out is None else out
-    *lead, half = packed.shape
-    checks.like("dequantize", "out", y, (dtype,), "packed", packed, (*lead, 2 * half))
-    rows = prod(lead)
-    g = None if global_scale is None else global_scale.reshape(1)
-    function = dispatch.kernel(spec, packed.device)
-    function(packed.view(torch.uint8).view(rows, half), scale, g, y.view(rows, 2 * half))
-    if key is not None:
-        jit.remember(key, dispatch.direct(function))
-    return y
+    given = packed, block_scale, global_scale, out
+    return _DEQUANTIZE.run((fmt, scale_layout, dtype), given)
+
+
+class _Dequantize(call.Op[Tensor]):
+    def recorded(self, options: Any, given: Any) -> Tensor:
+        fmt, layout, dtype = options
+        packed, block_scale, global_scale, out = given
+        made = call.operator(self.name)(packed, block_scale, fmt, global_scale, layout, dtype)
+        return call.copied(out, made)
+
+    def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
+        packed, _, _, out = given
+        if out is not None:
+            return given, out
+        out = _dequantize_output(packed, options[2])
+        return (*given[:3], out), out
+
+    def check(self, options: Any, given: Any) -> Checked:
+        fmt, layout, dtype = options
+        packed, block_scale, global_scale, out = given
+        spec, scale = _check_dequantize(packed, block_scale, fmt, global_scale, layout, dtype)
+        y = _dequantize_output(packed, dtype) if out is None else out
+        *lead, half = packed.shape
+        checks.like(self.name, "out", y, (dtype,), "packed", packed, (*lead, 2 * half))
+        rows = prod(lead)
+        g = None if global_scale is None else global_scale.reshape(1)
+        codes = packed.view(torch.uint8).view(rows, half)
+        return Checked(spec, (codes, scale, g, y.view(rows, 2 * half)), y)
+
+
+_DEQUANTIZE = _Dequantize("dequantize")
 
 
 def _check_dequantize(
@@ -234,15 +222,13 @@ def _check_dequantize(
 ) -> tuple[Dequantize, Tensor]:
     """Return the spec, and the scales as bytes [rows, blocks] or padded."""
     where = "dequantize"
-    checks.choice(where, "fmt", fmt, FORMATS)
+    checks.choice(where, "fmt", fmt, tuple(QUANTIZED))
     checks.choice(where, "scale_layout", scale_layout, LAYOUTS)
-    if dtype not in checks.ACTIVATIONS:
-        allowed = ", ".join(dtype_name(known) for known in checks.ACTIVATIONS)
-        raise TypeError(f"{where}: dtype={dtype} cannot be produced; choose one of {allowed}")
+    checks.activation(where, "dtype", dtype)
     *lead, half = checks.tensor(where, "packed", packed, checks.PACKED).shape
     checks.block_multiple(where, "packed", 2 * half, fmt)
     checks.one_element(where, "global_scale", global_scale, "packed", packed)
-    blocks = 2 * half // BLOCK_SIZE[fmt]
+    blocks = 2 * half // QUANTIZED[fmt].block
     scale = checks.scales(where, block_scale, lead, blocks, fmt, scale_layout)
     checks.same_device(where, "block_scale", scale, "packed", packed)
     return Dequantize(fmt, dtype_name(dtype), scale_layout), scale
@@ -250,7 +236,7 @@ def _check_dequantize(
 
 def _dequantize_output(packed: Tensor, dtype: torch.dtype) -> Tensor:
     *lead, half = packed.shape
-    return torch.empty((*lead, 2 * half), dtype=dtype, device=packed.device)
+    return packed.new_empty((*lead, 2 * half), dtype=dtype)
 
 
 def swizzle_scales(block_scale: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -265,38 +251,37 @@ def swizzle_scales(block_scale: Tensor, *, out: Tensor | None = None) -> Tensor:
         TypeError: another dtype.
         ValueError: shape, device or stride.
     """
-    if dispatch.traced(block_scale):
-        return torch_ops.copied(out, torch_ops.operator("swizzle_scales")(block_scale))
-    key = None
-    try:
-        cuda = block_scale.is_cuda
-        key = ("swizzle_scales", cuda, block_scale.dim() > 1)
-        run = jit.recall(key)
-        if run is not None:
-            made = _swizzled(block_scale) if out is None else out
-            run(block_scale, made, *dispatch.launch_flags(cuda, None))
-            return made
-    except _REFUSED:
-        pass
-    where = "swizzle_scales"
-    scale = checks.tensor(where, "block_scale", block_scale, _BYTES, dims=2)
-    *lead, cols = scale.shape
-    rows = prod(lead)
-    padded = padded_shape(rows, cols)
-    made = _swizzled(scale) if out is None else out
-    checks.like(where, "out", made, _BYTES, "block_scale", scale, padded, (prod(padded),))
-    function = dispatch.kernel(Swizzle(), scale.device)
-    as_bytes = scale.view(torch.uint8).view(rows, cols)
-    function(as_bytes, made.view(torch.uint8).view(padded))
-    if key is not None:
-        jit.remember(key, dispatch.direct(function))
-    return made
+    return _SWIZZLE.run((), (block_scale, out))
+
+
+class _Swizzle(call.Op[Tensor]):
+    def recorded(self, options: Any, given: Any) -> Tensor:
+        return call.copied(given[1], call.operator(self.name)(given[0]))
+
+    def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
+        block_scale, out = given
+        if out is None:
+            out = _swizzled(block_scale)
+        return (block_scale, out), out
+
+    def check(self, options: Any, given: Any) -> Checked:
+        scale = checks.tensor(self.name, "block_scale", given[0], _BYTES, dims=2)
+        *lead, cols = scale.shape
+        rows = prod(lead)
+        padded = padded_shape(rows, cols)
+        made = _swizzled(scale) if given[1] is None else given[1]
+        checks.like(self.name, "out", made, _BYTES, "block_scale", scale, padded, (prod(padded),))
+        as_bytes = scale.view(torch.uint8).view(rows, cols)
+        return Checked(Swizzle(), (as_bytes, made.view(torch.uint8).view(padded)), made)
+
+
+_SWIZZLE = _Swizzle("swizzle_scales")
 
 
 def _swizzled(block_scale: Tensor) -> Tensor:
     *lead, cols = block_scale.shape
     shape = padded_shape(prod(lead), cols)
-    return torch.empty(shape, dtype=block_scale.dtype, device=block_scale.device)
+    return block_scale.new_empty(shape, dtype=block_scale.dtype)
 
 
 def unswizzle_scales(
@@ -314,14 +299,30 @@ def unswizzle_scales(
         TypeError: another dtype.
         ValueError: sizes that do not fit, device or stride.
     """
-    if dispatch.traced(swizzled):
-        return torch_ops.copied(out, torch_ops.operator("unswizzle_scales")(swizzled, rows, cols))
-    where = "unswizzle_scales"
-    made = _unswizzled(swizzled, rows, cols, out)
-    scale = swizzled.view(torch.uint8).view(padded_shape(rows, cols))
-    checks.like(where, "out", made, _BYTES, "swizzled", swizzled, (rows, cols))
-    dispatch.kernel(Unswizzle(), swizzled.device)(scale, made.view(torch.uint8).view(rows, cols))
-    return made
+    return _UNSWIZZLE.run((), (swizzled, rows, cols, out))
+
+
+class _Unswizzle(call.Op[Tensor]):
+    def recorded(self, options: Any, given: Any) -> Tensor:
+        return call.copied(given[3], call.operator(self.name)(*given[:3]))
+
+    def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
+        swizzled, rows, cols, out = given
+        if type(rows) is not int or type(cols) is not int or rows < 0 or cols < 0:
+            return None
+        if out is None:
+            out = swizzled.new_empty((rows, cols), dtype=swizzled.dtype)
+        return ((swizzled, out), out) if getattr(out, "shape", None) == (rows, cols) else None
+
+    def check(self, options: Any, given: Any) -> Checked:
+        swizzled, rows, cols, _ = given
+        made = _unswizzled(*given)
+        checks.like(self.name, "out", made, _BYTES, "swizzled", swizzled, (rows, cols))
+        scale = swizzled.view(torch.uint8).view(padded_shape(rows, cols))
+        return Checked(Unswizzle(), (scale, made.view(torch.uint8).view(rows, cols)), made)
+
+
+_UNSWIZZLE = _Unswizzle("unswizzle_scales")
 
 
 def _unswizzled(swizzled: Tensor, rows: int, cols: int, out: Tensor | None = None) -> Tensor:
@@ -339,18 +340,7 @@ def _unswizzled(swizzled: Tensor, rows: int, cols: int, out: Tensor | None = Non
         )
     if out is not None:
         return out
-    return torch.empty((rows, cols), dtype=swizzled.dtype, device=swizzled.device)
-
-
-def _quantize_op(
-    x: Tensor,
-    fmt: str = "nvfp4",
-    global_scale: Tensor | None = None,
-    scale_layout: str = "linear",
-    block_amax: Tensor | None = None,
-    scale_rounding: str = "ceil",
-) -> tuple[Tensor, Tensor]:
-    return quantize(x, fmt, global_scale, scale_layout, block_amax, scale_rounding)
+    return swizzled.new_empty((rows, cols), dtype=swizzled.dtype)
 
 
 def _fake_quantize(
@@ -367,35 +357,130 @@ def _fake_quantize(
     return packed, scale
 
 
-def _dequantize_op(
-    packed: Tensor,
-    block_scale: Tensor,
-    fmt: str = "nvfp4",
-    global_scale: Tensor | None = None,
-    scale_layout: str = "linear",
-    dtype: torch.dtype = torch.bfloat16,
-) -> Tensor:
-    return dequantize(packed, block_scale, fmt, global_scale, scale_layout, dtype)
-
-
 def _fake_dequantize(packed: Tensor, *given: Any) -> Tensor:
     _check_dequantize(packed, *given)
     return _dequantize_output(packed, given[-1])
-
-
-def _swizzle_op(block_scale: Tensor) -> Tensor:
-    return swizzle_scales(block_scale)
 
 
 def _fake_swizzle(block_scale: Tensor) -> Tensor:
     return _swizzled(checks.tensor("swizzle_scales", "block_scale", block_scale, _BYTES, dims=2))
 
 
-def _unswizzle_op(swizzled: Tensor, rows: int, cols: int) -> Tensor:
-    return unswizzle_scales(swizzled, rows, cols)
+call.define(
+    "quantize",
+    "(Tensor x, str fmt='nvfp4', Tensor? global_scale=None, str scale_layout='linear', "
+    "Tensor? block_amax=None, str scale_rounding='ceil') -> (Tensor, Tensor)",
+    quantize,
+    _fake_quantize,
+)
+call.define(
+    "dequantize",
+    "(Tensor packed, Tensor block_scale, str fmt='nvfp4', Tensor? global_scale=None, "
+    "str scale_layout='linear', ScalarType dtype=bfloat16) -> Tensor",
+    dequantize,
+    _fake_dequantize,
+)
+call.define("swizzle_scales", "(Tensor block_scale) -> Tensor", swizzle_scales, _fake_swizzle)
+call.define(
+    "unswizzle_scales",
+    "(Tensor swizzled, SymInt rows, SymInt cols) -> Tensor",
+    unswizzle_scales,
+    _unswizzled,
+)
 
 
-torch_ops.define("quantize", _quantize_op, _fake_quantize)
-torch_ops.define("dequantize", _dequantize_op, _fake_dequantize)
-torch_ops.define("swizzle_scales", _swizzle_op, _fake_swizzle)
-torch_ops.define("unswizzle_scales", _unswizzle_op, _unswizzled)
+# ---- The search for block scales ---------------------------------------------------------------
+
+
+def fp8_scale_candidates(device: str | torch.device = "cpu") -> Tensor:
+    """Return the candidate scales [126] float32: positive finite E4M3 values / 448, ascending."""
+    values = torch.arange(1, 127, dtype=torch.uint8, device="cpu").view(torch.float8_e4m3fn).float()
+    return (values / 448.0).to(device)
+
+
+@cache
+def _candidates(device: torch.device) -> Tensor:
+    """Return the candidates on a device, made once: a copy to a GPU would hold up the caller."""
+    return fp8_scale_candidates(device)
+
+
+def nvfp4_fp8_scale_sweep(
+    x: Tensor,
+    global_amax: Tensor,
+    block_size: int = 16,
+    candidates: Tensor | None = None,
+) -> Tensor:
+    """Return for each block the amax (float32 [n_blocks]) whose scale has the least squared error.
+
+    Pass it to `quantize` as ``block_amax``, with ``global_scale = global_amax / (448 * 6)``.
+
+    Args:
+        x: any shape, float32, bfloat16 or float16, contiguous; blocks are consecutive elements.
+        global_amax: one element, any float dtype.
+        block_size: elements per block; the number of elements must be a multiple of it.
+        candidates: [count] float32, tried in order, the first best wins; None:
+            `fp8_scale_candidates`.
+
+    Raises:
+        TypeError: an argument that is no tensor, or of another dtype.
+        ValueError: block_size, shape, device or stride.
+    """
+    return _SWEEP.run((block_size,), (x, global_amax, candidates))
+
+
+class _Sweep(call.Op[Tensor]):
+    def recorded(self, options: Any, given: Any) -> Tensor:
+        x, global_amax, candidates = given
+        made: Tensor = call.operator(self.name)(x, global_amax, *options, candidates)
+        return made
+
+    def check(self, options: Any, given: Any) -> Checked:
+        (block_size,), (x, global_amax, candidates) = options, given
+        blocks = _check_sweep(x, global_amax, block_size, candidates)
+        if candidates is None:
+            candidates = _candidates(x.device)
+        best = x.new_empty(blocks, dtype=torch.float32)
+        g = global_amax.detach().to(torch.float32).reshape(1)
+        arguments = x.reshape(blocks, block_size), g, candidates, best
+        return Checked(ScaleSweep(dtype_name(x.dtype), int(block_size)), arguments, best)
+
+
+_SWEEP = _Sweep("nvfp4_fp8_scale_sweep")
+
+
+def _check_sweep(x: Tensor, global_amax: Tensor, block_size: int, candidates: Tensor | None) -> int:
+    """Return the number of blocks."""
+    where = "nvfp4_fp8_scale_sweep"
+    checks.tensor(where, "x", x, checks.ACTIVATIONS, dims=0)
+    if not isinstance(block_size, int) or block_size < 1:
+        raise ValueError(
+            f"{where}: block_size={block_size!r} is not a positive integer; NVFP4 uses 16"
+        )
+    if x.numel() % block_size:
+        raise ValueError(
+            f"{where}: x has {x.numel()} elements, which is not divisible by "
+            f"block_size={block_size}; pad the rows, or choose another block_size"
+        )
+    floats = (*checks.ACTIVATIONS, torch.float64)
+    checks.tensor(where, "global_amax", global_amax, floats, dims=0)
+    checks.one_element(where, "global_amax", global_amax.detach().to(torch.float32), "x", x)
+    if candidates is not None:
+        checks.beside(where, "candidates", candidates, (torch.float32,), "x", x, dims=0)
+        if candidates.dim() != 1 or not candidates.numel():
+            raise ValueError(
+                f"{where}: candidates has shape {list(candidates.shape)}, but must be a vector of "
+                "at least one scale; see fp8_scale_candidates()"
+            )
+    return x.numel() // int(block_size)
+
+
+def _fake_sweep(x: Tensor, *given: Any) -> Tensor:
+    return x.new_empty((_check_sweep(x, *given),), dtype=torch.float32)
+
+
+call.define(
+    "nvfp4_fp8_scale_sweep",
+    "(Tensor x, Tensor global_amax, SymInt block_size=16, Tensor? candidates=None) -> Tensor",
+    nvfp4_fp8_scale_sweep,
+    _fake_sweep,
+)

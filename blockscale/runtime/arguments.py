@@ -13,7 +13,7 @@ import numpy as np
 
 from blockscale.base import shapes, tensors
 from blockscale.base.tensors import Described
-from blockscale.specs.parameters import Param
+from blockscale.specs.spec import Param
 
 
 def signature_text(name: str, params: Sequence[Param]) -> str:

@@ -22,7 +22,7 @@ from blockscale.runtime.arguments import (
     signature_text,
     solve_shapes,
 )
-from blockscale.specs.parameters import Param
+from blockscale.specs.spec import Param
 
 MAX_PLANS = 1024
 """Signatures that a function remembers; after that it forgets them all and starts again."""

@@ -13,7 +13,7 @@ from blockscale.base import tensors
 from blockscale.base.tensors import Described
 from blockscale.runtime.arguments import check_devices, check_one, flatten
 from blockscale.runtime.function import Function
-from blockscale.specs.parameters import Param
+from blockscale.specs.spec import Param
 
 PROGRAMMATIC = 1
 """Launch flag: the kernels may begin before the one before them in the stream has ended (PDL)."""

@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -28,13 +28,12 @@ from blockscale.specs import Spec
 _FUNCTIONS: dict[tuple[str, str], Function] = {}
 _LOCK = threading.Lock()
 ROOMS = (
-    *("base", "specs", "tir", "schedules", "tuning_logs", "lower", "catalog", "build"),
+    *("base", "specs", "tir", "schedules", "tuning_logs", "lower", "catalog", "building"),
     "runtime/native",
 )
-"""Folders whose sources decide what is compiled (tests/build/test_jit.py compares with imports)."""
+"""Folders whose sources decide what is compiled (test_jit.py compares with imports)."""
 SUFFIXES = ("py", "c", "h", "cuh", "json", "json.xz")
 """Files that decide what is compiled."""
-_REMEMBERED: dict[Hashable, tuple[int, Function | None]] = {}
 
 
 def function(spec: Spec, kind: str = "cpu") -> Function:
@@ -78,21 +77,10 @@ def build(
         TypeError: the target has no kernel of a spec's op.
         LogError, LinkError, CompileError: a log is damaged, a compiler is missing or fails.
     """
-    from blockscale.build import builder
+    from blockscale.building import builder
 
     builder.build(specs, output, level=target, logs_dirs=[*logs, builder.committed_logs()], ptx=ptx)
     return runtime.load(output)
-
-
-def recall(key: Hashable) -> Function | None:
-    """Return the function kept under ``key`` by `remember`, unless a library was loaded since."""
-    count, known = _REMEMBERED.get(key, (-1, None))
-    return known if count == runtime.load_count() else None
-
-
-def remember(key: Hashable, known: Function) -> None:
-    """Keep ``known`` for calls like this one: it spares them the spec and the look-up."""
-    _REMEMBERED[key] = runtime.load_count(), known
 
 
 def _cached_or_built(spec: Spec, target: str) -> Function:
@@ -104,7 +92,7 @@ def _cached_or_built(spec: Spec, target: str) -> Function:
         except LibraryError as error:
             print(f"blockscale: {error}; building it again", file=sys.stderr)
     try:
-        from blockscale.build import builder
+        from blockscale.building import builder
     except ModuleNotFoundError as error:
         raise RuntimeError(
             f"{spec.name}: no loaded library has it, and building it needs {error.name}; load one "

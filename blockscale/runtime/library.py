@@ -11,7 +11,7 @@ import hashlib
 import os
 import platform
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from blockscale.base import host, manifest
 from blockscale.base.errors import LibraryError
 from blockscale.runtime.function import Function, Overloads
 from blockscale.runtime.function_cuda import CudaFunction
-from blockscale.specs.parameters import Param
+from blockscale.specs.spec import Param
 
 __all__ = ["Function", "Library", "LibraryError", "Overloads", "Param", "load"]
 
@@ -32,6 +32,9 @@ _MACHINES = {"x86_64": 62, "aarch64": 183, "riscv64": 243}  # ELF's e_machine
 _loaded: dict[tuple[int, int], tuple[str, Any]] = {}
 _lock = threading.Lock()
 _in_use: list[Library] = []  # newest first
+
+remembered: dict[Hashable, Any] = {}
+"""What a caller found in the libraries, to spare itself the look-up; `load` forgets it."""
 
 
 class Library:
@@ -106,12 +109,8 @@ def load(path: str | os.PathLike[str], *, cpu_features: Collection[str] | None =
     library = open_library(path, cpu_features=cpu_features)
     with _lock:
         _in_use.insert(0, library)
+        remembered.clear()
     return library
-
-
-def load_count() -> int:
-    """Return how often `load` succeeded: what a function was found in may change when this does."""
-    return len(_in_use)
 
 
 def loaded_function(name: str, kind: str = "cpu") -> Function | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from blockscale.base.formats import E2M1, FUSED, NUMBERS, QUANTIZED
 from blockscale.base.sizes import round_up
 from blockscale.specs.spec import (
     DTYPE_SUFFIX,
@@ -16,28 +17,20 @@ from blockscale.specs.spec import (
     register,
 )
 
-FUSED_FORMAT: dict[tuple[int, str], str] = {
-    (16, "e4m3"): "nvfp4",
-    (32, "ue8m0"): "mxfp4",
-    (32, "e4m3"): "e4m3b32",
-}
-"""How a name spells (block_size, scale_format)."""
-
 SIXTEEN_BIT = ("bfloat16", "float16")
 """Input dtypes of the fused ops."""
 
 MIN_HIDDEN = 64
 
-_FORMAT = {name: key for key, name in FUSED_FORMAT.items()}
-_STORAGE = {"e4m3": "e4m3", "ue8m0": "e8m0"}
+_NAMED = {row.name: row for row in FUSED.values()}
 CONVENTIONS = ("divide", "flashinfer")
 _ROWS_OF_LAYOUT = {"128x4": 128, "8x4": 8}
 
 
 def _check_format(where: str, block_size: object, scale_format: object) -> None:
-    check_choice(where, "block_size", block_size, (16, 32))
-    check_choice(where, "scale_format", scale_format, ("e4m3", "ue8m0"))
-    if (block_size, scale_format) not in FUSED_FORMAT:
+    check_choice(where, "block_size", block_size, dict.fromkeys(block for block, _ in FUSED))
+    check_choice(where, "scale_format", scale_format, dict.fromkeys(scale for _, scale in FUSED))
+    if (block_size, scale_format) not in FUSED:
         raise ValueError(
             f"{where}: scale_format={scale_format!r} does not go with block_size={block_size}; "
             "choose block_size=32, or scale_format='e4m3'"
@@ -45,14 +38,14 @@ def _check_format(where: str, block_size: object, scale_format: object) -> None:
 
 
 def _codes(lead: tuple[int | str, ...], cols: int | str) -> Param:
-    return Param("packed", "uint8", (*lead, cols), output=True, storage="e2m1x2")
+    return Param("packed", "uint8", (*lead, cols), output=True, storage=E2M1.storage)
 
 
 def _scales(
     name: str, lead: tuple[int | str, ...], blocks: int | str, scale_format: str, layout: str
 ) -> Param:
     """Return the parameter of scales [*lead, blocks]; tiled layouts pad the last two sizes."""
-    storage = _STORAGE[scale_format]
+    storage = NUMBERS[scale_format].storage
     shape: tuple[int | str, ...] = (*lead, blocks)
     if layout != "linear":
         tile = _ROWS_OF_LAYOUT[layout]
@@ -114,7 +107,7 @@ class NormQuantize(Spec):
     def name(self) -> str:
         """For example ``add_rmsnorm_nvfp4_h4096_128x4_y_fi_bf16``."""
         add = "add_" if self.residual else ""
-        fmt = FUSED_FORMAT[self.block_size, self.scale_format]
+        fmt = FUSED[self.block_size, self.scale_format].name
         layout = {"linear": "", "128x4": "_128x4", "both": "_both"}[self.layout]
         flags = ("_y" if self.y_out else "") + ("_fi" if self.convention == "flashinfer" else "")
         return f"{add}rmsnorm_{fmt}_h{self.hidden}{layout}{flags}_{DTYPE_SUFFIX[self.dtype]}"
@@ -184,7 +177,7 @@ class ActQuantize(Spec):
                 "are in one 128x4 tensor per expert; choose layout='128x4'"
             )
         plain = self.activation == "none" and not self.grouped and self.convention == "divide"
-        if plain and self.layout != "8x4" and self._fmt != "e4m3b32":
+        if plain and self.layout != "8x4" and self._fmt in QUANTIZED:
             raise ValueError(
                 "ActQuantize: activation='none' with convention='divide' is what Quantize does; "
                 "use Quantize, or choose an activation, grouped=True or convention='flashinfer'"
@@ -192,7 +185,7 @@ class ActQuantize(Spec):
 
     @property
     def _fmt(self) -> str:
-        return FUSED_FORMAT[self.block_size, self.scale_format]
+        return FUSED[self.block_size, self.scale_format].name
 
     @property
     def block(self) -> int:
@@ -237,11 +230,11 @@ def _norm_of_name(
     fi: str | None,
     dtype: str,
 ) -> NormQuantize:
-    block_size, scale_format = _FORMAT[fmt]
+    row = _NAMED[fmt]
     return NormQuantize(
         int(hidden),
-        block_size,
-        scale_format,
+        row.block,
+        row.scale.name,
         SUFFIX_DTYPE[dtype],
         bool(add),
         (layout or "_linear")[1:],
@@ -253,14 +246,14 @@ def _norm_of_name(
 def _act_of_name(
     prefix: str, fmt: str, grouped: str | None, layout: str | None, fi: str | None, dtype: str
 ) -> ActQuantize | None:
-    block_size, scale_format = _FORMAT[fmt]
+    row = _NAMED[fmt]
     activation = next(key for key, value in _PREFIX.items() if value == prefix)
-    if not (grouped or fi or layout == "_8x4" or fmt == "e4m3b32") and activation == "none":
+    if not (grouped or fi or layout == "_8x4" or fmt not in QUANTIZED) and activation == "none":
         return None  # a Quantize
     return ActQuantize(
         activation,
-        block_size,
-        scale_format,
+        row.block,
+        row.scale.name,
         SUFFIX_DTYPE[dtype],
         (layout or "_linear")[1:],
         bool(grouped),
@@ -270,7 +263,7 @@ def _act_of_name(
 
 def register_fused() -> None:
     """Make the specs of this module known."""
-    fmt, dtype = f"(?P<fmt>{'|'.join(_FORMAT)})", "_(?P<dtype>bf16|f16)"
+    fmt, dtype = f"(?P<fmt>{'|'.join(_NAMED)})", "_(?P<dtype>bf16|f16)"
     register(
         NormQuantize,
         ("add_rmsnorm_nvfp4_h4096_128x4_bf16", "rmsnorm_mxfp4_h7168_both_y_fi_f16"),

@@ -1,14 +1,20 @@
-"""Specs of the GEMMs on block-scaled operands: both factors hold codes and 128x4 block scales."""
+"""Specs of the GEMMs: a linear layer on 4-bit weights, and products of block-scaled operands.
+
+Both factors of the latter hold codes and 128x4 block scales.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
+from blockscale.base import formats
+from blockscale.base.formats import Format
 from blockscale.base.sizes import round_up
 from blockscale.specs.spec import (
     DTYPE_PATTERN,
     DTYPE_SUFFIX,
+    FMT_PATTERN,
     SUFFIX_DTYPE,
     Param,
     Spec,
@@ -16,30 +22,6 @@ from blockscale.specs.spec import (
     check_positive,
     register,
 )
-
-
-class GemmFormat(NamedTuple):
-    """How a GEMM's operands are stored: code formats of a and b, elements a scale, its format."""
-
-    a_code: str
-    b_code: str
-    block: int
-    scale: str
-
-
-GEMM_FORMATS = {
-    "nvfp4": GemmFormat("e2m1", "e2m1", 16, "e4m3"),
-    "mxfp4": GemmFormat("e2m1", "e2m1", 32, "e8m0"),
-    "mxfp8xmxfp4": GemmFormat("e4m3", "e2m1", 32, "e8m0"),
-    "mxfp8": GemmFormat("e4m3", "e4m3", 32, "e8m0"),
-}
-"""Formats of a GEMM; those of `quantize` are fewer (`spec_base.BLOCK_SIZE`)."""
-
-CODES_PER_BYTE = {"e2m1": 2, "e4m3": 1}
-"""Elements in a byte of an operand, by code format."""
-
-CODE_STORAGE = {"e2m1": "e2m1x2", "e4m3": "e4m3"}
-"""What a parameter's bytes encode, by code format."""
 
 K_MULTIPLE = 32
 """K is a multiple of this: 16 bytes of E2M1 codes, the unit of TMA, and whole blocks."""
@@ -57,7 +39,7 @@ MAX_EXPERTS = 1024
 
 def check_gemm(where: str, n: int, k: int, fmt: str, out_dtype: str) -> None:
     """ValueError unless there is such a GEMM."""
-    check_choice(where, "fmt", fmt, GEMM_FORMATS)
+    check_choice(where, "fmt", fmt, formats.GEMM)
     check_choice(where, "out_dtype", out_dtype, DTYPE_SUFFIX)
     check_positive(where, "n", n)
     check_positive(where, "k", k)
@@ -70,6 +52,63 @@ def check_gemm(where: str, n: int, k: int, fmt: str, out_dtype: str) -> None:
         raise ValueError(
             f"{where}: n={n} is not a multiple of {N_MULTIPLE}, 16 bytes of 16-bit values, in "
             f"which rows of d are stored; pad b with rows of zeros to N={round_up(n, N_MULTIPLE)}"
+        )
+
+
+@dataclass(frozen=True)
+class Linear(Spec):
+    """``y[rows, n] = x[rows, k] @ w[n, k].T * global_scale + bias``.
+
+    The weight w is ``packed`` and ``block_scale``, dequantised.
+    """
+
+    n: int
+    k: int
+    fmt: str = "nvfp4"
+    dtype: str = "float32"
+    op: ClassVar[str] = "linear"
+
+    def __post_init__(self) -> None:
+        check_choice("Linear", "fmt", self.fmt, formats.QUANTIZED)
+        check_choice("Linear", "dtype", self.dtype, DTYPE_SUFFIX)
+        check_positive("Linear", "n", self.n)
+        check_positive("Linear", "k", self.k)
+        if self.k % self.block:
+            up = round_up(self.k, self.block)
+            raise ValueError(
+                f"Linear: k={self.k} is not a multiple of {self.block}, the block size of "
+                f"{self.fmt}; pad K to {up} when quantising the weight"
+            )
+
+    @property
+    def format(self) -> Format:
+        """The row of its format."""
+        return formats.QUANTIZED[self.fmt]
+
+    @property
+    def block(self) -> int:
+        """Elements per block scale."""
+        return self.format.block
+
+    @property
+    def name(self) -> str:
+        """For example ``linear_nvfp4_n384_k1536_bf16``."""
+        return f"linear_{self.fmt}_n{self.n}_k{self.k}_{DTYPE_SUFFIX[self.dtype]}"
+
+    def params(self) -> tuple[Param, ...]:
+        """x, packed, block_scale, global_scale, bias, y."""
+        return (
+            Param("x", self.dtype, ("rows", self.k)),
+            Param("packed", "uint8", (self.n, self.k // 2), storage=self.format.codes.storage),
+            Param(
+                "block_scale",
+                "uint8",
+                (self.n, self.k // self.block),
+                storage=self.format.scale.storage,
+            ),
+            Param("global_scale", "float32", (1,), default=1.0),
+            Param("bias", "float32", (self.n,), default=0.0),
+            Param("y", self.dtype, ("rows", self.n), output=True),
         )
 
 
@@ -90,9 +129,9 @@ class MmFp4(Spec):
         check_gemm("MmFp4", self.n, self.k, self.fmt, self.out_dtype)
 
     @property
-    def format(self) -> GemmFormat:
+    def format(self) -> Format:
         """How the operands are stored."""
-        return GEMM_FORMATS[self.fmt]
+        return formats.GEMM[self.fmt]
 
     @property
     def block(self) -> int:
@@ -102,12 +141,12 @@ class MmFp4(Spec):
     @property
     def a_bytes(self) -> int:
         """Bytes of a row of a."""
-        return self.k // CODES_PER_BYTE[self.format.a_code]
+        return self.k // self.format.a.per_byte
 
     @property
     def b_bytes(self) -> int:
         """Bytes of a row of b."""
-        return self.k // CODES_PER_BYTE[self.format.b_code]
+        return self.k // self.format.b.per_byte
 
     @property
     def scale_cols(self) -> int:
@@ -126,11 +165,11 @@ class MmFp4(Spec):
 
     def params(self) -> tuple[Param, ...]:
         """a, b, a_scale, b_scale, alpha, bias, d."""
-        code, scale = self.format, f"{self.format.scale} 128x4"
+        row, scale = self.format, f"{self.format.scale.storage} 128x4"
         rows = f"ceil_to(rows, {ATOM_ROWS})"
         return (
-            Param("a", "uint8", ("rows", self.a_bytes), storage=CODE_STORAGE[code.a_code]),
-            Param("b", "uint8", (self.n, self.b_bytes), storage=CODE_STORAGE[code.b_code]),
+            Param("a", "uint8", ("rows", self.a_bytes), storage=row.a.storage),
+            Param("b", "uint8", (self.n, self.b_bytes), storage=row.b.storage),
             Param("a_scale", "uint8", (rows, self.scale_cols), storage=scale),
             Param("b_scale", "uint8", (self.scale_rows, self.scale_cols), storage=scale),
             Param("alpha", "float32", (1,), default=1.0),
@@ -179,12 +218,12 @@ class GroupedMmFp4(Spec):
 
     def params(self) -> tuple[Param, ...]:
         """a, b, a_scale, b_scale, offsets, alpha, d."""
-        one, code = self.matrix, GEMM_FORMATS[self.fmt]
-        scale, cols = f"{code.scale} 128x4", one.scale_cols
+        one, row = self.matrix, formats.GEMM[self.fmt]
+        scale, cols = f"{row.scale.storage} 128x4", one.scale_cols
         b, b_scale = (self.experts, self.n, one.b_bytes), (self.experts, one.scale_rows, cols)
         return (
-            Param("a", "uint8", ("rows", one.a_bytes), storage=CODE_STORAGE[code.a_code]),
-            Param("b", "uint8", b, storage=CODE_STORAGE[code.b_code]),
+            Param("a", "uint8", ("rows", one.a_bytes), storage=row.a.storage),
+            Param("b", "uint8", b, storage=row.b.storage),
             Param("a_scale", "uint8", ("scale_rows", cols), storage=scale),
             Param("b_scale", "uint8", b_scale, storage=scale),
             Param("offsets", "int32", (self.experts + 1,)),
@@ -193,9 +232,19 @@ class GroupedMmFp4(Spec):
         )
 
 
+def register_linear() -> None:
+    """Make `Linear` known."""
+    register(
+        Linear,
+        ("linear_nvfp4_n384_k1536_bf16",),
+        rf"linear_{FMT_PATTERN}_n(?P<n>\d+)_k(?P<k>\d+){DTYPE_PATTERN}",
+        lambda fmt, n, k, dtype: Linear(int(n), int(k), fmt, SUFFIX_DTYPE[dtype]),
+    )
+
+
 def register_gemm() -> None:
     """Make the specs of this module known."""
-    fmt = f"(?P<fmt>{'|'.join(GEMM_FORMATS)})"
+    fmt = f"(?P<fmt>{'|'.join(formats.GEMM)})"
     size = rf"n(?P<n>\d+)_k(?P<k>\d+){DTYPE_PATTERN}"
     register(
         MmFp4,

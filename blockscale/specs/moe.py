@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from blockscale.base import formats
+from blockscale.base.formats import Format
 from blockscale.base.sizes import round_up
 from blockscale.specs.gemm import MAX_EXPERTS
 from blockscale.specs.plans.launches import (
@@ -19,7 +21,6 @@ from blockscale.specs.plans.launches import (
 from blockscale.specs.spec import (
     DTYPE_PATTERN,
     DTYPE_SUFFIX,
-    SCALE_STORAGE,
     SUFFIX_DTYPE,
     Param,
     Spec,
@@ -27,9 +28,6 @@ from blockscale.specs.spec import (
     check_positive,
     register,
 )
-
-FORMATS: dict[str, tuple[int, ...]] = {"nvfp4": (16,), "mxfp4": (32,), "int4": (32, 64, 128)}
-"""Elements along K that share a block scale, by format of the weights."""
 
 ACTIVATIONS = ("swiglu", "swiglu_oai", "gelu_tanh", "relu2")
 """What is between the two GEMMs."""
@@ -111,10 +109,10 @@ class FusedMoe(Spec):
     def __post_init__(self) -> None:
         where = "FusedMoe"
         _check_experts(where, self.experts, self.top_k)
-        check_choice(where, "fmt", self.fmt, FORMATS)
+        check_choice(where, "fmt", self.fmt, formats.MOE)
         if self.group == 0:
-            object.__setattr__(self, "group", FORMATS[self.fmt][-1])
-        check_choice(where, "group", self.group, FORMATS[self.fmt])
+            object.__setattr__(self, "group", self.format.blocks[-1])
+        check_choice(where, "group", self.group, self.format.blocks)
         check_choice(where, "activation", self.activation, ACTIVATIONS)
         check_choice(where, "act_fmt", self.act_fmt, (None, *ACT_FORMATS))
         check_choice(where, "layout", self.layout, LAYOUTS)
@@ -134,6 +132,11 @@ class FusedMoe(Spec):
                     f"block scale; pad it to {round_up(size, self.group)} when quantising the "
                     "weights"
                 )
+
+    @property
+    def format(self) -> Format:
+        """The row of the weights' format."""
+        return formats.MOE[self.fmt]
 
     @property
     def gated(self) -> bool:
@@ -233,7 +236,7 @@ class FusedMoe(Spec):
         """Return codes, scale, zero, global scales and bias of one of the weights."""
         count = (self.experts, 2) if name == "w13" else (self.experts,)
         factor = Param(f"{name}_global", "float32", count)
-        code = "byte" if self.fmt == "int4" else "e2m1x2"
+        code = self.format.codes.storage
         if self.layout == "tiles64":
             height = self.padded_rows if name == "w13" else self.padded_hidden
             blocks = self.experts, height // TILE
@@ -248,7 +251,7 @@ class FusedMoe(Spec):
         shape = (self.experts, rows, cols // self.group)
         scale = Param(f"{name}_scale", "float32", shape)
         if self.fmt != "int4":
-            scale = Param(f"{name}_scale", "uint8", shape, storage=SCALE_STORAGE[self.fmt])
+            scale = Param(f"{name}_scale", "uint8", shape, storage=self.format.scale.storage)
         return (
             Param(name, "uint8", (self.experts, rows, cols // 2), storage=code),
             scale,
@@ -345,7 +348,7 @@ def _fused_moe(**found: str | None) -> FusedMoe:
         intermediate,
         top_k,
         fmt=fmt,
-        group=int(group) if group else FORMATS[fmt][0],
+        group=int(group) if group else formats.MOE[fmt].block,
         activation=found["activation"] or "",
         dtype=SUFFIX_DTYPE[found["dtype"] or ""],
         act_fmt=found["act_fmt"],
@@ -377,7 +380,7 @@ def register_moe() -> None:
             "fused_moe_nvfp4_e8_k2_h1024_i2816_swiglu_bf16",
             "fused_moe_int4g128_e128_k8_h2048_i768_swiglu_tiles64_bf16",
         ),
-        r"fused_moe_(?P<fmt>nvfp4|mxfp4|int4)(?:g(?P<group>\d+)(?P<zero>z)?)?"
+        rf"fused_moe_(?P<fmt>{'|'.join(formats.MOE)})(?:g(?P<group>\d+)(?P<zero>z)?)?"
         r"_e(?P<experts>\d+)_k(?P<top_k>\d+)_h(?P<hidden>\d+)_i(?P<intermediate>\d+)"
         rf"_(?P<activation>{'|'.join(sorted(ACTIVATIONS, key=len, reverse=True))})"
         r"(?:_a(?P<act_fmt>fp8_tensor|fp8|nvfp4))?(?P<bias>_bias)?(?P<tiles>_tiles64)?"

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from string import ascii_letters
 from typing import Any, ClassVar, Literal
 
-BLOCK_SIZE: dict[str, int] = {"nvfp4": 16, "mxfp4": 32}
-"""Elements that share one block scale, by format."""
-
-SCALE_STORAGE: dict[str, str] = {"nvfp4": "e4m3", "mxfp4": "e8m0"}
-"""Number format of the block scale bytes, by format."""
+from blockscale.base import formats, shapes
 
 DTYPE_SUFFIX: dict[str, str] = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 """Activation dtypes that kernels read and write, and how a function's name spells them."""
@@ -29,13 +27,14 @@ Rounding = Literal["ceil", "floor"]
 
 @dataclass(frozen=True)
 class Param:
-    """One parameter of an exported function.
+    """One parameter of an exported function, as spec and manifest describe it.
 
     ``shape`` holds integers, symbols (``"rows"``), or expressions of symbols (``"cols // 16"``,
     ``"ceil_to(rows, 128)"``); None: a number passed by value.  ``default`` is the constant that
     stands for ``None`` (None: required).  ``storage`` says what the bytes of a uint8 parameter
     encode.  ``alias`` names the input that this output may be the very same tensor as; a caller
-    who leaves the output out passes that input, which is then updated in place.
+    who leaves the output out passes that input, which is then updated in place.  ``align``: the
+    bytes of which the data address must be a multiple; None: those of an element.
     """
 
     name: str
@@ -45,6 +44,61 @@ class Param:
     default: float | None = None
     storage: str | None = None
     alias: str | None = None
+    align: int | None = None
+
+    @staticmethod
+    def from_manifest(entry: Mapping[str, Any]) -> Param:
+        """Return the parameter that a manifest describes."""
+        shape = entry["shape"]
+        return Param(**{**entry, "shape": None if shape is None else tuple(shape)})
+
+    def to_manifest(self) -> dict[str, Any]:
+        """Return how a manifest describes the parameter."""
+        said = asdict(self)
+        return said if self.align is not None else {k: v for k, v in said.items() if k != "align"}
+
+    @property
+    def scalar(self) -> bool:
+        """Whether it is a number passed by value."""
+        return self.shape is None
+
+    @property
+    def flattens(self) -> bool:
+        """Whether leading dimensions beyond the declared ones are taken as one (on CUDA)."""
+        return bool(self.dims) and self.dims[0].symbol is not None
+
+    @property
+    def alignment(self) -> int:
+        """Bytes of which the data address must be a multiple."""
+        return self.align or self.itemsize
+
+    @cached_property
+    def dims(self) -> tuple[shapes.Dim, ...]:
+        """The shape, parsed; empty for a scalar."""
+        return tuple(shapes.parse(dim) for dim in self.shape or ())
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return int(self.dtype.lstrip(ascii_letters)) // 8
+
+    @cached_property
+    def dtypes(self) -> tuple[str, ...]:
+        """Dtypes that an argument may have: the declared one, and those with the same bytes."""
+        words = (self.storage or "").split() if self.dtype == "uint8" else []
+        found = (dtype for word in words for dtype in formats.STORAGE_DTYPES.get(word, ()))
+        return tuple(dict.fromkeys((self.dtype, *found)))
+
+    @property
+    def type(self) -> str:
+        """For example ``float32[rows, 384]``, or ``float32`` for a scalar."""
+        if self.shape is None:
+            return self.dtype
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+    def __str__(self) -> str:
+        default = "" if self.default is None else f" = {self.default:g}"
+        return f"{self.name}: {self.type}{default}"
 
 
 def check_choice(where: str, name: str, value: object, allowed: object) -> None:
@@ -131,7 +185,7 @@ NAME_EXAMPLES: list[str] = []
 
 _PARSERS: list[Callable[[str], Spec | None]] = []
 
-FMT_PATTERN = "(?P<fmt>nvfp4|mxfp4)"
+FMT_PATTERN = f"(?P<fmt>{'|'.join(formats.QUANTIZED)})"
 DTYPE_PATTERN = "_(?P<dtype>f32|bf16|f16)"
 
 

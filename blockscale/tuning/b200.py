@@ -34,7 +34,7 @@ VERSION = 1
 """Of the formulas; with `Machine.digest` it says what made a modelled time."""
 
 FITTED = ("sustained_ghz", "l2_tbps", "launch_us")
-"""The fields of `Machine` that were fitted, over all points of `bench.b200_points` together."""
+"""The fields of `Machine` that were fitted, over all points of `bench.tcgen05.b200_model`."""
 
 ROW_STEP_BYTES = 32
 """Bytes of a row of an operand that one MMA reads: 64 elements of 4 bits, 32 of (padded) 8."""
@@ -228,7 +228,7 @@ def loaded_bytes(plan: GemmPlan, x_share: int, y_share: int) -> float:
     padded to 8 bits on its way into shared memory, so it comes from L2 unpadded.
     """
     scale = SCALE_ATOM_BYTES * plan.atoms_k
-    wide = 4 if plan.format.a_bits == 4 else 8
+    wide = 4 if plan.format.a.bits == 4 else 8
     x, y = plan.x_bytes * plan.x_bits / wide, plan.y_bytes * plan.y_bits / wide
     y_copies = max(1, y_share // plan.cta_group)
     return (x + scale) / x_share + y / y_copies + scale * plan.y_atoms / y_share
@@ -276,8 +276,8 @@ class _Operands:
 def _operands(plan: GemmPlan, tiles: Grid) -> _Operands:
     fmt = plan.format
     scale = 8 / fmt.block
-    a_bytes = tiles.rows * plan.k * (fmt.a_bits + scale) / 8
-    b_bytes = plan.n * plan.k * (fmt.b_bits + scale) / 8
+    a_bytes = tiles.rows * plan.k * (fmt.a.bits + scale) / 8
+    b_bytes = plan.n * plan.k * (fmt.b.bits + scale) / 8
     x, y = (b_bytes, a_bytes) if plan.swap else (a_bytes, b_bytes)
     out = tiles.rows * plan.n * OUT_BYTES[plan.out_dtype]
     x_tile, y_tile = x / tiles.along_x, y / tiles.along_y

@@ -6,19 +6,20 @@ Times measured on TVM's own thread pool would rank schedules for a runtime that 
 from __future__ import annotations
 
 import json
-import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from tvm_ffi import libinfo
 
-from blockscale.build import export
+from blockscale.base import files
+from blockscale.building import export
 from blockscale.tuning.facts import moe_gemm_of
 from blockscale.tuning.worker import PARAMS
 
 
 def export_openmp(module: Any, target: str, out: Path) -> None:
-    """Compile ``module`` and link it with `blockscale.build.export`'s runtime into ``out``."""
+    """Compile ``module`` and link it with `blockscale.building.export`'s runtime into ``out``."""
     from tvm.target import Target
 
     from blockscale.lower.cpu import compile_cpu
@@ -39,8 +40,8 @@ def export_cuda(module: Any, target: str, out: Path) -> None:
     """
     from tvm.target import Target
 
-    from blockscale.build.builder import contents_of
-    from blockscale.build.export_cuda import write_cuda_library
+    from blockscale.building.builder import contents_of
+    from blockscale.building.export_cuda import write_cuda_library
     from blockscale.tuning.moe import kernels as moe_kernels
 
     arch = str(Target(target).attrs["arch"])
@@ -70,8 +71,9 @@ def _runtime(folder: Path) -> Path:
     """Return the runtime's object file, compiled once per session."""
     made = folder / "runtime.o"
     if not made.exists():
-        temporary = folder / f"runtime.{os.getpid()}.o"
-        source = str(export.RUNTIME_SOURCE)
-        export.run(["gcc", *export.CFLAGS, "-c", source, "-o", str(temporary)])
-        os.replace(temporary, made)
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            compiled = Path(own) / made.name
+            source = str(export.RUNTIME_SOURCE)
+            export.run(["gcc", *export.CFLAGS, "-c", source, "-o", str(compiled)])
+            files.write(made, compiled.read_bytes())
     return made

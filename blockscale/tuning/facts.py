@@ -8,7 +8,7 @@ from typing import Any
 
 from blockscale.specs.plans import PREFIX
 from blockscale.specs.plans.gemm import GemmPlan
-from blockscale.specs.plans.moe_gemm import ATTRIBUTE, MoeGemm
+from blockscale.specs.plans.moe import ATTRIBUTE, MoeGemm
 
 _SIZES = ("fmt", "out_dtype", "n", "k", "experts")
 """Fields of a plan that are the workload's."""

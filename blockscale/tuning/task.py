@@ -6,14 +6,14 @@ import json
 import math
 import pickle
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blockscale.base.targets import is_gpu
-from blockscale.build.records import Record, trace_key
-from blockscale.build.space import Point, Space, new_schedule, replay, trace_json
-from blockscale.build.store import Store, with_model
+from blockscale.building.records import Record, trace_key
+from blockscale.building.space import Point, Space, new_schedule, replay, trace_json
+from blockscale.building.store import Store, with_model
 from blockscale.tuning.facts import facts_of, moe_gemm_of
 from blockscale.tuning.model import Search
 from blockscale.tuning.worker import PARAMS, Argument, Timing
@@ -270,7 +270,7 @@ class Task:
 
     def _with_params(self, mod: Any) -> Any:
         """Return ``mod`` with what a CUDA library says of its parameters, for the exporter."""
-        params = [asdict(param) for param in self.workload.spec.params()]
+        params = [param.to_manifest() for param in self.workload.spec.params()]
         return type(mod)({"main": mod["main"].with_attr(PARAMS, json.dumps(params))})
 
     def give_up(self, error: str = "") -> None:

@@ -22,7 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from blockscale.build.records import sentence
+from blockscale.base import files
+from blockscale.base.formats import E4M3, UE8M0
+from blockscale.building.records import sentence
 
 _PR_SET_PDEATHSIG = 1
 MAX_TURNED = 1e-3
@@ -60,7 +62,7 @@ class Argument:
         """
         if self.dtype == "uint8":
             storage = (self.storage or "").split(" ")[0]
-            return {"e4m3": (0x20, 0x48), "e8m0": (122, 132)}.get(storage, (0, 256))
+            return {E4M3.storage: (0x20, 0x48), UE8M0.storage: (122, 132)}.get(storage, (0, 256))
         if "int" in self.dtype:
             return self.value, self.value + 1
         if self.name == "global_amax":
@@ -77,8 +79,6 @@ class Argument:
             return np.linspace(0, self.value, self.shape[0]).astype(self.dtype)
         if self.name != "candidates" or self.shape is None:
             return None
-        from blockscale.tir.formats import E4M3
-
         found = np.resize(np.array(E4M3.values[1:127], np.float32) / np.float32(448), self.shape)
         return found.astype(np.float32)
 
@@ -248,10 +248,8 @@ def _read(tensor: Any, argument: Argument) -> np.ndarray:
 
 def _write(path: Path, outputs: dict[str, np.ndarray]) -> None:
     """Write the reference ``path``: it appears complete or not at all."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
+    with files.NewFile(path) as file:
         np.savez(file, **outputs)  # type: ignore[arg-type]
-    os.replace(temporary, path)
 
 
 def _differs(

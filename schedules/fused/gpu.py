@@ -11,10 +11,11 @@ from functools import partial
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV
 
+from blockscale.base.formats import NUMBERS, first_with
 from blockscale.base.sizes import ceil_div, round_up
 from blockscale.schedules.gpu_steps import MAX_THREADS, WARP, bind, in_registers, tensorize
 from blockscale.schedules.steps import Choose, Sketch, last_loops
-from blockscale.specs import BLOCK_SIZE, ActQuantize, NormQuantize
+from blockscale.specs import ActQuantize, NormQuantize
 from blockscale.tir.intrin.cuda import act as cuda_act
 from blockscale.tir.intrin.cuda import blocks as cuda_blocks
 from blockscale.tir.intrin.cuda import fused as cuda_fused
@@ -180,9 +181,8 @@ def _act_codes(sch: Schedule, spec: ActQuantize) -> None:
         _tensorize(sch, "factor", cuda_act.factor_of(spec.scale_format))
         _tensorize(sch, "pack", cuda_act.codes_of(spec.dtype, spec.block))
         return
-    fmt = "nvfp4" if spec.scale_format == "e4m3" else "mxfp4"
-    _tensorize(sch, "scale", cuda_blocks.scale_of(fmt, "ceil", spec.dtype))
-    _tensorize(sch, "factor", cuda_blocks.divisor_of(fmt))
-    codes = BLOCK_SIZE[fmt] // 2
-    _, inner = sch.split(last_loops(sch, sch.get_sblock("pack"), 1)[0], [None, codes])
-    sch.tensorize(inner, cuda_blocks.encode(fmt, spec.dtype, True))
+    row = first_with(NUMBERS[spec.scale_format])
+    _tensorize(sch, "scale", cuda_blocks.scale_of(row.name, "ceil", spec.dtype))
+    _tensorize(sch, "factor", cuda_blocks.divisor_of(row.name))
+    _, inner = sch.split(last_loops(sch, sch.get_sblock("pack"), 1)[0], [None, row.block // 2])
+    sch.tensorize(inner, cuda_blocks.encode(row.name, spec.dtype, True))

@@ -10,6 +10,7 @@ from functools import partial
 
 from tvm.s_tir import Schedule
 
+from blockscale.base.formats import E2M1, first_with
 from blockscale.base.targets import BF16_DOTS, CPU_TARGETS
 from blockscale.schedules.gemm import cpu_linear as cpu
 from blockscale.schedules.steps import Choose, Sketch, last_loops, vectorize_last
@@ -37,7 +38,7 @@ def panel_width(spec: MmFp4, level: str) -> x86.Width:
 
 def uses_panels(spec: MmFp4, row_tile: int) -> bool:
     """Whether lanes run along n: for more rows, and for what `cpu.linear_rows` does not decode."""
-    return row_tile >= cpu.MIN_PANEL_ROWS or spec.format.b_code != "e2m1"
+    return row_tile >= cpu.MIN_PANEL_ROWS or spec.format.b is not E2M1
 
 
 def compute_type(spec: MmFp4, level: str, row_tile: int) -> str:
@@ -67,7 +68,7 @@ def gemm_sketches(spec: MmFp4, level: str, row_tile: int) -> list[Sketch]:
 
 def gemm_rows(sch: Schedule, choose: Choose, spec: MmFp4, level: str, row_tile: int) -> None:
     """Few rows: lanes run along k, as for a linear layer on the decoded rows of a."""
-    scales = "nvfp4" if spec.format.scale == "e4m3" else "mxfp4"
+    scales = first_with(spec.format.scale).name
     weights = Linear(spec.n, spec.k, scales, "bfloat16")
     width = cpu.row_width(weights, level)
     coded = cpu.CodedRows(_flatten_scales, partial(_decode_rows, spec=spec, width=width))
@@ -81,7 +82,7 @@ def gemm_rows(sch: Schedule, choose: Choose, spec: MmFp4, level: str, row_tile: 
 def _decode_rows(sch: Schedule, words: bool, spec: MmFp4, width: x86.Width) -> None:
     """Rows of a: E2M1 by words where `x86_rows.dot_row` reads them, else a vector at a time."""
     k = last_loops(sch, sch.get_sblock("widen"), 1)[0]
-    if words and spec.format.a_code == "e2m1":
+    if words and spec.format.a is E2M1:
         _, lane, _ = sch.split(k, [None, width.lanes, cpu.WORD_CODES])
         sch.tensorize(lane, x86_gemm.decode_words(width.level, spec.block))
         return
@@ -114,7 +115,7 @@ def gemm_panels(
         scale, ("write", 0), lambda n, g, c: (n // lanes, g * COLS_128X4 + c, n % lanes)
     )
     depth = _panel_depth(spec, width.level) if staged else x86_panels.BLOCK_CODES
-    if spec.format.b_code == "e2m1":
+    if spec.format.b is E2M1:
         name = x86_panels.decode_panel(width.level, compute, depth, spec.block)
     else:
         name = x86_gemm.decode_panel_e4m3(width.level, depth, spec.block)
@@ -132,7 +133,7 @@ def _decode_panel_scales(sch: Schedule, spec: MmFp4, width: x86.Width) -> None:
     """Four scales of a vector of rows at a time; plain loops where a row has fewer."""
     if spec.k // spec.block < COLS_128X4:
         return
-    scales = "nvfp4" if spec.format.scale == "e4m3" else "mxfp4"
+    scales = first_with(spec.format.scale).name
     name = x86_panels.decode_panel_scales(width.level, scales, COLS_128X4)
     n, group, col = last_loops(sch, sch.get_sblock("block_scale"), 3)
     vector, lane = sch.split(n, [None, width.lanes])
@@ -149,7 +150,7 @@ def _flatten_scales(sch: Schedule) -> None:
 
 def _panel_depth(spec: MmFp4, level: str) -> int:
     """Elements of a row of b that a staged panel's decode takes at a time."""
-    if spec.format.b_code == "e2m1":
+    if spec.format.b is E2M1:
         return x86_panels.panel_depth(level, spec.k)
     return x86_gemm.e4m3_depth(level, spec.k)
 
@@ -165,7 +166,7 @@ def _decode_a(sch: Schedule, spec: MmFp4, width: x86.Width, compute: str, row_ti
     _, lane = sch.split(k, [None, width.lanes])
     if row_tile >= cpu.PARALLEL_COPY_ROWS:
         sch.parallel(sch.fuse(t, i))
-    if spec.format.a_code != "e2m1":
+    if spec.format.a is not E2M1:
         sch.vectorize(lane)
     else:
         sch.tensorize(lane, x86_rows.decode_row(width.level, compute))

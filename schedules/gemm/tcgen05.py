@@ -142,7 +142,7 @@ def _load_operand(sch: Schedule, copy: SBlockRV, stages: LoopRV, tile: GemmPlan,
     is_x = (side == "b") == tile.swap
     rows = LANES if is_x else tile.mma_n // tile.cta_group
     _, row_in = sch.split(row, [None, rows])
-    bits = tile.format.a_bits if side == "a" else tile.format.b_bits
+    bits = tile.format.a.bits if side == "a" else tile.format.b.bits
     loaded = tma.load(
         rows,
         tile.block_k * bits // 8,

@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
+from blockscale.base.formats import GEMM
 from blockscale.base.sizes import ceil_div
 from blockscale.base.targets import GPU_TARGETS
-from blockscale.specs.plans.gemm import FORMATS, LANES, RASTERS, GemmPlan
+from blockscale.specs.plans.gemm import LANES, RASTERS, GemmPlan
 
 SMS = GPU_TARGETS["sm_100a"].sms
 """SMs of a B200; fewer tiles than these leave SMs idle, and K is split."""
@@ -171,7 +172,7 @@ def tiles(
     ]  # fmt: skip
     if each > LANES:
         bases = sorted(bases, key=lambda base: _work(base, rows))[:SHAPES]
-    widths = (256, 128) if FORMATS[fmt].a_bits == 4 else (128,)
+    widths = (256, 128) if GEMM[fmt].a.bits == 4 else (128,)
     found: dict[GemmPlan, str | None] = {}
     for base in (replace(base, block_k=block_k) for base in bases for block_k in widths):
         few = prod(_grid(base, rows)) < SMS // 2

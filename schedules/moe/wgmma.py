@@ -20,8 +20,7 @@ from blockscale.base.targets import GPU_TARGETS
 from blockscale.schedules.moe import wgmma_tiles as sm90_tiles
 from blockscale.schedules.steps import Choose, Sketch, last_loops
 from blockscale.specs.plans import PREFIX
-from blockscale.specs.plans.moe import MoePlan
-from blockscale.specs.plans.moe_gemm import MoeGemm
+from blockscale.specs.plans.moe import MoeGemm, MoePlan
 from blockscale.tir.intrin import hopper
 from blockscale.tir.moe.tiles import WORDS
 

@@ -13,8 +13,7 @@ from math import sqrt
 
 from blockscale.base import targets
 from blockscale.base.targets import CTA_RESERVED, GPU_TARGETS, Gpu
-from blockscale.specs.plans.moe import MoePlan
-from blockscale.specs.plans.moe_gemm import MoeGemm
+from blockscale.specs.plans.moe import MoeGemm, MoePlan
 
 HOPPER = GPU_TARGETS["sm_90a"]
 """An H100 SXM or H200; architectures without wgmma multiply many tokens by mma.sync, too."""

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from blockscale.base import files
 from blockscale.base.errors import LibraryError, LinkError
 from blockscale.base.manifest import MAGIC, append_manifest, elf_machine, read_manifest
-from blockscale.build import export as export
-from blockscale.build.export import write_library
+from blockscale.building.export import write_library
 from blockscale.runtime.library import load
 from tests.kit.tiny_kernels import (
     WIDTH,
@@ -290,7 +290,7 @@ def test_failed_export_leaves_the_old_file(tmp_path, monkeypatch):
     def full_disk(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(export.os, "fsync", full_disk)
+    monkeypatch.setattr(files.os, "fsync", full_disk)
     with pytest.raises(OSError, match="No space left"):
         write_library([object_file()], manifest(), old)
     assert old.read_bytes() == b"old"

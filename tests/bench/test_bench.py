@@ -1,6 +1,7 @@
 """The benchmark: fair turns, formulas that are right, wrong kernels without a time, tables."""
 
 import json
+import re
 from functools import partial
 
 import numpy as np
@@ -11,8 +12,13 @@ from click.testing import CliRunner
 from tests.kit.helpers import random_matrix, same_bytes, tensor, widen
 from tests.reference import core as ref
 
-cpu = pytest.importorskip("bench.cpu", reason="bench/ is part of the checkout, not of the wheel")
-from bench import cases, formulas, readme, tables, timing  # noqa: E402
+cpu = pytest.importorskip(
+    "bench.cpu.__main__", reason="bench/ is part of the checkout, not of the wheel"
+)
+from bench import measure, readme, reference, report  # noqa: E402
+from bench.cpu import cases  # noqa: E402
+from bench.cpu import report as tables  # noqa: E402
+from blockscale.demo import timing  # noqa: E402
 
 SMALL = {
     "sweep": partial(cases.sweep, 64, 64),
@@ -26,8 +32,9 @@ SMALL = {
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):
-    """A cache of 64 KiB and short samples; no case of another size."""
-    monkeypatch.setattr(timing, "last_cache_bytes", lambda: 64 << 10)
+    """A cache of 64 KiB, short samples, a quiet machine; no case of another size."""
+    monkeypatch.setattr(timing.Watched, "disturbed", lambda self: "")
+    monkeypatch.setattr(measure, "last_cache_bytes", lambda: 64 << 10)
     monkeypatch.setattr(timing, "LEAST_SAMPLE_S", 1e-5)
     monkeypatch.setattr(cases, "all_cases", lambda: SMALL)
     cases._weight.cache_clear()
@@ -44,7 +51,7 @@ def test_contenders_take_turns(monkeypatch):
     monkeypatch.setattr(timing, "LEAST_SAMPLE_S", 0.0)  # one call a sample
     seen = []
     contenders = {name: lambda number, name=name: seen.append((name, number)) for name in "AB"}
-    times = timing.interleaved(contenders, repeats=5)
+    times, _ = timing.interleaved(contenders, repeats=5)
     assert [name for name, _ in seen[-10:]] == ["A", "B"] * 5
     for name in "AB":
         assert [number for who, number in seen if who == name] == list(range(len(seen) // 2))
@@ -54,8 +61,8 @@ def test_contenders_take_turns(monkeypatch):
 
 def test_copies_fill_the_cache_and_share_nothing():
     original = torch.arange(1000, dtype=torch.float32).view(10, 100)
-    found = timing.copies(original)
-    assert len(found) * 4000 > timing.CACHES * (64 << 10)
+    found = measure.copies(original)
+    assert len(found) * 4000 > measure.CPU_CACHES * (64 << 10)
     assert all(torch.equal(copy, original) and copy.is_contiguous() for copy in found)
     assert len({copy.data_ptr() for copy in [original, *found]}) == len(found) + 1
 
@@ -67,15 +74,15 @@ def test_the_eager_formulas_are_the_reference(g):
     values[3, 16:32], values[4, :16] = 0.0, 1e-9
     values[5, :16] = [6, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, -0.25, -0.75, -0.0, 0, -5, 4, 3, 2]
     x, scalar = tensor(values, "bfloat16"), torch.tensor([g])
-    packed, scale = formulas.quantize_nvfp4(x, scalar)
+    packed, scale = reference.quantize_eager(x, scalar)
     codes, byte = ref.quantize(widen(x), "nvfp4", np.float32(g))
     same_bytes(scale.view(torch.uint8).numpy(), byte)
     same_bytes(packed.numpy(), ref.pack(codes))
     for rows in (1, 8, 40):
-        chunked = formulas.quantize_nvfp4_chunked(x, scalar, rows)
+        chunked = reference.quantize_chunked(x, scalar, rows)
         assert torch.equal(chunked[0], packed)
         assert torch.equal(chunked[1].view(torch.uint8), scale.view(torch.uint8))
-    decoded = formulas.dequantize_nvfp4(packed, scale.view(torch.uint8), scalar)
+    decoded = reference.dequantize(packed, scale.view(torch.uint8), scalar, torch.float32)
     assert np.array_equal(decoded.numpy(), ref.dequantize(codes, byte, "nvfp4", np.float32(g)))
 
 
@@ -87,7 +94,9 @@ def test_every_case_is_right_and_timed(tmp_path):
     [path] = out.iterdir()
     results = json.loads(path.read_text())
     assert json.loads(done.stdout) == results
-    assert path.name == cpu.default_name(results)
+    place = measure.place(out, "cpu", results["machine"]["cpu"], results["date"])
+    assert path == place
+    assert path.name.startswith("cpu-")
     assert {"cpu", "cores", "level", "torch_threads"} <= set(results["machine"])
     assert {"torch", "TVM", "tvm-ffi"} <= set(results["versions"])
     assert [case["name"] for case in results["cases"]] == list(SMALL)
@@ -127,12 +136,31 @@ def test_a_wrong_kernel_has_no_time(monkeypatch):
     [case] = json.loads(done.stdout)["cases"]
     assert "times" not in case
     assert "errs by" in case["wrong"]
-    assert "WRONG" in run("--repeats", "3").stdout
+    assert "Wrong results, not timed: broken" in run("--repeats", "3").stdout
+
+
+def test_disturbed_times_are_not_compared(monkeypatch):
+    """They stay; ratio and verdict do not, in the results, the table and the README's text."""
+    monkeypatch.setattr(timing.Watched, "disturbed", lambda self: "others took 50%")
+    only = {name: SMALL[name] for name in ("swizzle", "linear rows 3")}
+    monkeypatch.setattr(cases, "all_cases", lambda: only)
+    results = json.loads(run("--json", "--repeats", "3").stdout)
+    for case in results["cases"]:
+        assert case["watched"]["disturbed"] == "others took 50%"
+        assert {(c["ratio"], c["met"]) for c in case["comparisons"]} == {(None, None)}
+        assert all(time["median"] > 0 for time in case["times"].values())
+    text = tables.section(results, "r.json")
+    assert "| not meaningful |  |  |\n" in text  # the swizzle
+    [linear] = [line for line in text.splitlines() if line.startswith("| 64 x 64 | 3 |")]
+    assert linear.count("not meaningful") == 2
+    assert not re.search(r"\d x ", text.replace("64 x 64", ""))
+    assert "The machine was busy, and ratios are not meaningful:" in text
+    assert "swizzle: others took 50%" in text
 
 
 def test_only_takes_a_text_or_a_glob():
-    assert list(cpu.chosen("linear")) == ["linear rows 1", "linear rows 3"]
-    assert list(cpu.chosen("l*3")) == ["linear rows 3"]
+    assert report.chosen(SMALL, "linear", "case") == ["linear rows 1", "linear rows 3"]
+    assert report.chosen(SMALL, "l*3", "case") == ["linear rows 3"]
     done = run("--only", "conv")
     assert done.exit_code == 1
     assert "'conv' matches no case; the cases are sweep, dequantise" in done.stderr
@@ -163,7 +191,7 @@ def test_damaged_results(tmp_path, content, sentence):
     results = tmp_path / "r.json"
     results.write_text(content)
     with pytest.raises(ValueError, match=sentence):
-        readme.read(results, cpu.FORMAT)
+        report.read(results, cpu.FORMAT)
 
 
 def test_demo_section():
@@ -186,14 +214,23 @@ def test_demo_section():
     assert "| torch bf16 | 1.00 % | 90.0 % | 2.0 MiB | 2.00 ms |" in text
     assert "| NVFP4 bf16 | 3.00 % | 70.0 % | 0.5 MiB | 2.00 ms |" in text
     assert "2026-01-02" in text
+    assert "busy" not in text
+    result["latency"][0]["watched"] = {"disturbed": "others took 50%"}
+    text = readme.demo_section(result)
+    assert "ratios nothing: the machine was busy (in 1 of 1 measurements; in the first" in text
+    assert "others took 50%" in text
 
 
 def test_scattered_times_are_told():
     quiet, loud = (
-        {"times": {"ours": {"median": 1.0, "low": 0.9, "high": high}}} for high in (1.1, 1.2)
+        {"name": "n", "times": {"ours": {"median": 1.0, "low": 0.9, "high": high}}}
+        for high in (1.1, 1.2)
     )
-    assert tables.noise({"cases": [quiet, quiet]}) == ""
-    assert "for 1 of 2 times" in tables.noise({"cases": [quiet, loud]})
+    head = {"machine": cpu.machine(), "versions": {}, "date": "2026-01-01"}
+    head |= {"repeats": 3, "cache_multiple": 4}
+    assert "Not quiet" not in tables.section({**head, "cases": [quiet, quiet]}, "r.json")
+    text = tables.section({**head, "cases": [quiet, loud]}, "r.json")
+    assert "Not quiet: for 1 of 2 times the quartiles are more than 25% of the median" in text
 
 
 @pytest.mark.parametrize(
@@ -201,4 +238,4 @@ def test_scattered_times_are_told():
     [(0.0000123, "12.3 us"), (0.000412, "412 us"), (0.00123, "1.23 ms"), (2.5, "2.50 s")],
 )
 def test_time_text(seconds, text):
-    assert tables.time_text(seconds) == text
+    assert report.time_text(seconds) == text

@@ -8,18 +8,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-gpu = pytest.importorskip("bench.gpu", reason="bench/ is part of the checkout, not of the wheel")
-import blockscale  # noqa: E402
-from bench import (  # noqa: E402
-    gpu_cases,
-    gpu_host,
-    gpu_measure,
-    gpu_reference,
-    gpu_report,
-    gpu_timing,
-    gpu_uses,
+gpu = pytest.importorskip(
+    "bench.gpu.__main__", reason="bench/ is part of the checkout, not of the wheel"
 )
-from bench.gpu_peers import Peer  # noqa: E402
+import blockscale  # noqa: E402
+from bench import measure, reference  # noqa: E402
+from bench.gpu import cases as gpu_cases  # noqa: E402
+from bench.gpu import contest, host  # noqa: E402
+from bench.gpu import report as gpu_report  # noqa: E402
+from bench.peers.ops import Peer  # noqa: E402
 from blockscale.specs import Spec  # noqa: E402
 from tests.kit.paths import ROOT  # noqa: E402
 
@@ -59,19 +56,19 @@ def test_bytes_and_bars():
 
 def test_data_rotate():
     buffers = gpu_cases.norm(1, 2880, "cpu").buffers
-    sets = gpu_timing.rotating(buffers, 3, "cpu")
+    sets = measure.rotating(buffers, 3, "cpu")
     addresses = [t.data_ptr() for data in sets for t in data.values()]
     assert len(set(addresses)) == len(addresses)
     for name, buffer in buffers.items():
         first, second = sets[0][name], sets[1][name]
         assert first.shape == buffer.shape
-        assert (second.data_ptr() - first.data_ptr()) % gpu_timing.ALIGNMENT == 0
+        assert (second.data_ptr() - first.data_ptr()) % measure.ALIGNMENT == 0
         assert (buffer.fill is None) == torch.equal(first, second)
-    assert gpu_timing.cold_sets(100 << 20, 60 << 20) == 2
-    assert gpu_timing.cold_sets(1 << 20, 60 << 20) == 181
+    assert measure.cold_sets(100 << 20, 60 << 20) == 2
+    assert measure.cold_sets(1 << 20, 60 << 20) == 181
     for moved in (1 << 14, 1 << 20, 1 << 28):
-        sets = gpu_timing.cold_sets(moved, 60 << 20)
-        assert gpu_timing.launches_of(moved, sets) % sets == 0
+        sets = measure.cold_sets(moved, 60 << 20)
+        assert measure.launches_of(measure.guess_us(moved), sets) % sets == 0
 
 
 class Clock:
@@ -80,13 +77,16 @@ class Clock:
     def __init__(self, **us):
         self.us = us
 
-    def capture(self, call, sets, launches):
-        call(sets[0])
-        us = self.us.get(getattr(call, "label", ""), 1.0)
-        return SimpleNamespace(replay_us=lambda: us, us=us, launches=launches, sets=len(sets))
+    def capture(self, calls, launches):
+        calls[0]()
+        us = self.us.get(getattr(calls[0].func, "label", ""), 1.0)
+        return SimpleNamespace(median_us=lambda: us, us=us, launches=launches, sets=len(calls))
 
-    def times(self, contenders, replays):
-        return {n: {"us": c.us, "low": c.us, "high": c.us} for n, c in contenders.items()}
+    def interleaved(self, contenders, replays):
+        return {
+            name: measure.Timing(c.us, c.us, c.us, replays, c.launches, c.sets)
+            for name, c in contenders.items()
+        }
 
 
 class Kernel:
@@ -106,15 +106,15 @@ class Kernel:
 def norm_kernel(fmt="nvfp4", layout="linear"):
     def run(v):
         names = ("input", "residual", "weight", "global_scale")
-        packed, scale, residual = gpu_reference.add_rmsnorm(*(v[n] for n in names), fmt)
-        scale = gpu_reference.swizzle(scale) if layout == "128x4" else scale
+        packed, scale, residual = reference.add_rmsnorm(*(v[n] for n in names), fmt)
+        scale = reference.swizzle(scale) if layout == "128x4" else scale
         return {"packed": packed, "block_scale": scale, "residual": residual}
 
     return run
 
 
 def sweep_kernel(v):
-    index, _ = gpu_reference.sweep(v["x"], v["global_amax"], v["candidates"])
+    index, _ = reference.sweep(v["x"], v["global_amax"], v["candidates"])
     return {"best_amax": v["candidates"][index] * v["global_amax"]}
 
 
@@ -124,16 +124,14 @@ SMALL = {
     "norm mxfp4": (gpu_cases.norm(5, 128, "cpu", fmt="mxfp4"), norm_kernel("mxfp4")),
     "dequantise": (
         gpu_cases.dequantise(6, 64, "cpu"),
-        lambda v: {
-            "out": gpu_reference.dequantize(v["packed"], v["block_scale"], v["global_scale"])
-        },
+        lambda v: {"out": reference.dequantize(v["packed"], v["block_scale"], v["global_scale"])},
     ),
     "quantise": (
         gpu_cases.quantise(6, 64, "cpu"),
         lambda v: dict(
             zip(
                 ("packed", "block_scale"),
-                gpu_reference.quantize(v["x"], v["global_scale"]),
+                reference.quantize(v["x"], v["global_scale"]),
                 strict=True,
             )
         ),
@@ -143,18 +141,18 @@ SMALL = {
         lambda v: dict(
             zip(
                 ("packed", "block_scale"),
-                gpu_reference.silu_and_mul(v["input"], v["global_scale"]),
+                reference.silu_and_mul(v["input"], v["global_scale"]),
                 strict=True,
             )
         ),
     ),
     "swizzle": (
         gpu_cases.swizzle(128, 8, "cpu"),
-        lambda v: {"out": gpu_reference.swizzle(v["scale"])},
+        lambda v: {"out": reference.swizzle(v["scale"])},
     ),
     "unswizzle": (
         gpu_cases.swizzle(128, 8, "cpu", back=True),
-        lambda v: {"out": gpu_reference.unswizzle(v["scale"], 128, 8)},
+        lambda v: {"out": reference.unswizzle(v["scale"], 128, 8)},
     ),
     "sweep": (gpu_cases.sweep(4, 64, "cpu"), sweep_kernel),
 }
@@ -162,7 +160,7 @@ SMALL = {
 
 def settings(peers=False, **changes):
     given = {"device": "cpu", "cache_bytes": 1000, "clock": Clock()}
-    return gpu_measure.Settings(peers=peers, **{**given, **changes})
+    return contest.Settings(peers=peers, **{**given, **changes})
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -170,11 +168,11 @@ def test_right_and_wrong_kernels(name, monkeypatch):
     """The reference itself is exact; one wrong byte is seen; rows are judged in chunks."""
     monkeypatch.setattr(gpu_cases, "CHUNK", 300)  # two rows or so
     case, run = SMALL[name]
-    found = gpu_measure.measure(case, {case.kernel: Kernel(case.kernel, run)}, settings())
+    found = contest.measured(case, {case.kernel: Kernel(case.kernel, run)}, settings())
     assert found.get("failed") is None
     assert found["checks"]["ours"]["exact"]
     assert found["checks"]["ours"]["right"]
-    assert set(found["times"]) == {"ours", "copy", *gpu_timing.COPIES}
+    assert set(found["times"]) == {"ours", "copy", *measure.COPIES}
 
     def wrong(values):
         results = {k: v.clone() for k, v in run(values).items()}
@@ -182,7 +180,7 @@ def test_right_and_wrong_kernels(name, monkeypatch):
         last[-1] ^= 1
         return results
 
-    found = gpu_measure.measure(case, {case.kernel: Kernel(case.kernel, wrong)}, settings())
+    found = contest.measured(case, {case.kernel: Kernel(case.kernel, wrong)}, settings())
     check = found["checks"]["ours"]
     assert not check["exact"]
     assert not check["right"]
@@ -197,14 +195,14 @@ def test_what_cannot_be_measured_says_why():
         raise RuntimeError("no image for this device\nmore")
 
     kernels = {case.kernel: Kernel(case.kernel, broken)}
-    assert "swizzle_128x4" in gpu_measure.measure(case, {}, settings())["skipped"]
-    failed = gpu_measure.measure(case, kernels, settings())["failed"]
+    assert "swizzle_128x4" in contest.measured(case, {}, settings())["skipped"]
+    failed = contest.measured(case, kernels, settings())["failed"]
     assert failed == "RuntimeError: no image for this device"
     small = settings(memory_bytes=10)
-    assert "of device memory" in gpu_measure.measure(case, kernels, small)["skipped"]
+    assert "of device memory" in contest.measured(case, kernels, small)["skipped"]
     kernel = Kernel(case.kernel, run)
     with pytest.raises(ValueError, match=r"has the parameters .* but the case has data for"):
-        gpu_measure.bound(kernel, {"scale": 1, "weight": 2})
+        measure.bound(kernel, {"scale": 1, "weight": 2})
 
 
 def labelled(label, run):
@@ -214,7 +212,7 @@ def labelled(label, run):
 
 def test_the_fastest_right_variant_counts():
     case, run = SMALL["swizzle"]
-    right = lambda d: {"out": gpu_reference.swizzle(d["scale"])}  # noqa: E731
+    right = lambda d: {"out": reference.swizzle(d["scale"])}  # noqa: E731
     variants = {
         "slow": lambda: labelled("slow", lambda d: right(d)),
         "fast": lambda: labelled("fast", lambda d: right(d)),
@@ -226,7 +224,7 @@ def test_the_fastest_right_variant_counts():
     case = gpu_cases.Case(**changed)
     clock = Clock(slow=9.0, fast=2.0, wrong=0.1)
     chosen = settings(peers=True, compile_s=0.0, clock=clock)
-    found = gpu_measure.measure(case, {case.kernel: Kernel(case.kernel, run)}, chosen)
+    found = contest.measured(case, {case.kernel: Kernel(case.kernel, run)}, chosen)
     assert found["times"]["triton"]["us"] == 2.0
     assert found["checks"]["triton"]["variant"] == "fast"
     told = found["variants"]["triton"]
@@ -250,11 +248,11 @@ WITH_PEERS = (
 def test_peers_compute_the_same_function(case, monkeypatch):
     """The formulas as torch.compile gets them, run as they are; Triton kernels are only made."""
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    [data] = gpu_timing.rotating(case.buffers, 1, "cpu")
+    [data] = measure.rotating(case.buffers, 1, "cpu")
     data |= case.shared()
     compiled, triton = case.peers
     for label, make in compiled.variants.items():
-        verdict = gpu_measure.checked(case, make(), data, 1e-2)
+        verdict = contest.checked(case, make(), data, 1e-2)
         assert verdict["right"], (label, verdict)
         assert verdict["differ"] == 0 or case.op in ("add_rmsnorm", "silu_and_mul")
     if util.find_spec("triton"):
@@ -272,7 +270,7 @@ class Direct(Kernel):
     """A kernel object around the library's own function."""
 
     def __init__(self):
-        super().__init__(gpu_host.KERNEL, lambda values: {})
+        super().__init__(host.KERNEL, lambda values: {})
         self.seen = []
         self.direct = lambda *values: self.seen.append(values)
 
@@ -284,37 +282,37 @@ def test_host_costs(monkeypatch):
     def function(x, residual, weight, codes=None, scale=None, *, global_scale):
         return (torch.zeros(1), torch.zeros(1)) if codes is None else (codes, scale)
 
-    monkeypatch.setattr(gpu_host, "CALLS", 20)
-    monkeypatch.setattr(gpu_host, "CHUNK", 10)
+    monkeypatch.setattr(host, "CALLS", 20)
+    monkeypatch.setattr(host, "CHUNK", 10)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(blockscale, "add_rmsnorm_fp4quant", function, raising=False)
-    found = gpu_host.host_costs({gpu_host.KERNEL: kernel}, "cpu")
+    found = host.costs({host.KERNEL: kernel}, "cpu")
     assert {"function", "empty", "kernel", "compiled", "compiled, no rows"} <= set(found["us"])
-    assert set(found["us"]) <= set(gpu_host.LABELS)
+    assert set(found["us"]) <= set(host.LABELS)
     assert all(us > 0 for us in found["us"].values())
     assert set(found["failed"]) == {"triton"}  # there is no device to launch on
     assert {len(values) for values in kernel.seen} == {len(kernel.params)}
     rows = {values[0].shape[0] for values in kernel.seen}
     assert rows == {0, 1}
-    assert {values[2].shape[0] for values in kernel.seen} == {gpu_host.HIDDEN}
+    assert {values[2].shape[0] for values in kernel.seen} == {host.HIDDEN}
 
 
 def test_uses(monkeypatch):
     """Updated inputs count; an error is told, not raised."""
-    assert gpu_uses.same((torch.zeros(2), None), [torch.zeros(2)])
-    assert not gpu_uses.same(torch.zeros(2), -torch.zeros(2))
-    assert not gpu_uses.same(torch.zeros(2), (torch.zeros(2), torch.zeros(2)))
+    assert host.same((torch.zeros(2), None), [torch.zeros(2)])
+    assert not host.same(torch.zeros(2), -torch.zeros(2))
+    assert not host.same(torch.zeros(2), (torch.zeros(2), torch.zeros(2)))
 
     def made():
         return [torch.randn(4)]
 
-    assert gpu_uses.compiled(lambda x: x.add_(1), made)
+    assert host.compiled(lambda x: x.add_(1), made)
 
     def broken(x):
         raise TypeError("no kernel")
 
-    monkeypatch.setattr(gpu_uses, "functions", lambda device: {"broken": (broken, made)})
-    entry = gpu_uses.check("cpu")["broken"]
+    monkeypatch.setattr(host, "functions", lambda device: {"broken": (broken, made)})
+    entry = host.uses("cpu")["broken"]
     assert set(entry) == {"graph", "compile"}
     assert "no kernel" in entry["compile"]
 
@@ -324,8 +322,8 @@ def test_runs_where_only_the_runtime_is():
     code = (
         "import sys\n"
         "for name in ('tvm', 'click', 'rich', 'matplotlib', 'triton'): sys.modules[name] = None\n"
-        "import bench.gpu\n"
-        "print(len([*bench.gpu.gpu_cases.all_cases('cpu')]))"
+        "import bench.gpu.__main__, bench.moe.__main__\n"
+        "print(len([*bench.gpu.__main__.all_cases('cpu')]))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ from tests.kit.paths import ROOT
 from tests.reference import core as ref
 
 gpu_reference = pytest.importorskip(
-    "bench.gpu_reference", reason="bench/ is part of the checkout, not of the wheel"
+    "bench.reference", reason="bench/ is part of the checkout, not of the wheel"
 )
 
 f32 = np.float32
@@ -132,7 +132,8 @@ def test_sweep(rng):
 
 INTERPRETED = """
 import torch
-from bench import gpu_reference as r, gpu_triton as t
+from bench import reference as r
+from bench.peers import triton_ops as t
 torch.manual_seed(0)
 g, cols = torch.tensor([0.0123]), 176  # 11 blocks: no power of two
 

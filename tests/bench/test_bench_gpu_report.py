@@ -1,12 +1,15 @@
-"""What `bench.gpu_report` makes of results: tables, verdicts, the plot, the README."""
+"""What `bench.gpu.report` makes of results: tables, verdicts, the plot, the README."""
 
 import json
 
 import pytest
 from click.testing import CliRunner
 
-gpu = pytest.importorskip("bench.gpu", reason="bench/ is part of the checkout, not of the wheel")
-from bench import gpu_cases, gpu_report  # noqa: E402
+gpu = pytest.importorskip(
+    "bench.gpu.__main__", reason="bench/ is part of the checkout, not of the wheel"
+)
+from bench.gpu import cases as gpu_cases  # noqa: E402
+from bench.gpu import report as gpu_report  # noqa: E402
 
 
 def case_result(case, **us):

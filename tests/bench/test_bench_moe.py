@@ -8,9 +8,15 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-moe = pytest.importorskip("bench.moe", reason="bench/ is part of the checkout, not of the wheel")
-from bench import moe_cases, moe_data, moe_graph, moe_peers, moe_report  # noqa: E402
-from bench.readme import read  # noqa: E402
+moe = pytest.importorskip(
+    "bench.moe.__main__", reason="bench/ is part of the checkout, not of the wheel"
+)
+from bench.measure import row_error  # noqa: E402
+from bench.moe import cases as moe_cases  # noqa: E402
+from bench.moe import data as moe_data  # noqa: E402
+from bench.moe import ours  # noqa: E402
+from bench.moe import report as moe_report  # noqa: E402
+from bench.report import read  # noqa: E402
 from tests.kit.paths import ROOT  # noqa: E402
 
 SMALL = replace(
@@ -69,7 +75,8 @@ def test_weights_are_of_moderate_size(fmt):
     if fmt == "int4":
         wanted = [(q - 8) * float(scale) for q in (low, high)]
     else:
-        values = [*moe_data.E2M1, *(-v for v in moe_data.E2M1)]
+        magnitudes = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+        values = [*magnitudes, *(-v for v in magnitudes)]
         factor = 2.0 ** (int(scale) - 127)
         if fmt == "nvfp4":
             assert weights.w13_global is not None
@@ -96,8 +103,8 @@ def test_reference_of_the_layer(model):
         h = gate * torch.sigmoid(1.702 * gate) * (up + 1)
     results = torch.einsum("ehi,ei->eh", w2, h.float().bfloat16().double())
     wanted = (inputs.weights[5, :, None] * results[inputs.ids[5].long()]).sum(0)
-    assert moe_data.error_of(moe_data.layer_of(weights, inputs, 5), wanted) < 1e-5
-    assert moe_data.error_of(torch.tensor([1.0, float("nan")]), torch.ones(2)) == float("inf")
+    assert row_error(moe_data.layer_of(weights, inputs, 5), wanted) < 1e-5
+    assert row_error(torch.tensor([1.0, float("nan")]), torch.ones(2)) == float("inf")
 
 
 def test_a_wrong_peer_is_noticed():
@@ -110,7 +117,7 @@ def test_a_wrong_peer_is_noticed():
 
     def error(y):
         get = y.bfloat16().__getitem__
-        return moe_peers._gemm_error(weights, "w13", ids, x.__getitem__, get)
+        return moe_data.gemm_error(weights, "w13", ids, x.__getitem__, get)
 
     assert error(right) < moe_data.ROW_ERROR
     assert error(right.roll(1, 0)) > 0.5
@@ -143,7 +150,7 @@ class Graph:
 def test_other_kernels_are_taken_out_of_a_graph():
     names = ["moe_sort", "moe_gemm1", "moe_gemm2", "moe_combine", None] * 2
     graph = Graph(names, [(i, i + 1) for i in range(1, 10)])
-    kept = moe_graph.keep_kernels(graph, 0, lambda name: moe_graph.WORD in name)
+    kept = ours.keep_kernels(graph, 0, lambda name: ours.WORD in name)
     assert kept == ["moe_gemm1", "moe_gemm2"] * 2
     assert sorted(graph.names) == [2, 3, 7, 8]
     assert sorted(graph.links) == [(2, 3), (3, 7), (7, 8)]
@@ -166,7 +173,7 @@ def made_up():
             times = {}
         timings = {name: {"us": t, "low": t, "high": t} for name, t in times.items()}
         errors = dict.fromkeys(times, 0.004)
-        about = moe._about(case)
+        about = moe.about(case)
         cases.append({**about, "times": timings, "errors": errors, "failed": failed})
     machine = {
         "gpu": "NVIDIA H200",
@@ -219,8 +226,8 @@ def test_a_report_of_nothing_says_so():
     results = made_up()
     for case in results["cases"]:
         case["times"].pop(moe.GEMMS, None)
-    assert moe_report.verdict(results) == "Ours has no time."
-    assert "Ours has no time." in moe_report.page(results, "r.json")
+    assert "\n\nOurs has no time.\n\n" in moe_report.page(results, "r.json")
+    assert "Ours has no time. Beside ours ran" in moe_report.readme_section(results, "r.json")
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/moe.md"])
@@ -230,7 +237,7 @@ def test_pages_show_the_results_they_name(name):
     source = re.search(r"\]\(((?:\.\./)?bench/results/moe-\S+\.json)\)", section)
     if source is None:
         assert not [*(ROOT / "bench" / "results").glob("moe-*.json")], (
-            f"{name} names no results; see `python -m bench.moe_report --help`"
+            f"{name} names no results; see `python -m bench.moe.report --help`"
         )
         pytest.skip("bench/results has no MoE results of a GPU yet")
     results = read((ROOT / name).parent / source[1], moe.FORMAT)

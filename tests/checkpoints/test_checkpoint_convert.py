@@ -142,7 +142,13 @@ def moe(path: Path) -> Path:
     return files.folder(path, tensors, {"model_type": "llama4"})
 
 
-@pytest.mark.parametrize("options", [{}, {"target": "sm_90a"}, {"layout": "128x4"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target": "sm_90a"},
+        *(pytest.param(o, marks=pytest.mark.exhaustive) for o in ({}, {"layout": "128x4"})),
+    ],
+)
 def test_a_run_cut_before_any_write_or_rename_gives_the_same_bytes(tmp_path, monkeypatch, options):
     source = bs.checkpoints.open(
         moe(tmp_path / "in") if options else plain(tmp_path / "in", layers=1)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -218,12 +219,23 @@ def mutations(draw: st.DrawFn):
     return header, b"".join(v.tobytes() for v in tensors.values()), config
 
 
-@fuzz(500)
-@given(mutations())
-def test_mutated_checkpoints_are_refused_or_have_finite_values(case):
+def refused_or_finite(case):
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), *case)
         attempt(Path(folder), finite=True)
+
+
+@fuzz(150)
+@given(mutations())
+def test_mutated_checkpoints_are_refused_or_have_finite_values(case):
+    refused_or_finite(case)
+
+
+@pytest.mark.exhaustive
+@fuzz(2000)
+@given(mutations())
+def test_many_mutated_checkpoints_are_refused_or_have_finite_values(case):
+    refused_or_finite(case)
 
 
 @fuzz(200)

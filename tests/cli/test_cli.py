@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -51,7 +50,7 @@ def environment() -> dict[str, str]:
 
 def manifest() -> dict:
     spec = specs.Spec.parse(NAME)
-    params = [{**asdict(p), "shape": list(p.shape)} for p in spec.params()]
+    params = [{**p.to_manifest(), "shape": list(p.shape)} for p in spec.params()]
     buckets = [{"rows": 1, "tuned": True}, {"rows": 16, "tuned": False}]
     entry = {"spec": spec.to_json(), "params": params, "base": spec.base_name, "buckets": buckets}
     return {
@@ -79,11 +78,13 @@ def test_every_help_text_shows_an_example(monkeypatch, capsys, command):
     assert f"Example: blockscale {' '.join(command)}".strip() in " ".join(out.split())
 
 
+@pytest.mark.timeout(600)
 def test_the_example_of_the_group_runs_as_printed(monkeypatch, capsys, tmp_path):
     _, out, _ = call(monkeypatch, capsys, "--help")
     example = out.partition("Example: ")[2].partition("Options:")[0]
     assert example.count("blockscale ") == 2
-    example = example.replace("384", "64").replace("--seconds 30", "--trials 5 --seconds 60")
+    example = example.replace("k384", "k64_f32").replace("384", "64")
+    example = example.replace("--seconds 30", "--trials 5 --seconds 250")
     example = example.replace(
         "blockscale ", f"{shlex.quote(sys.executable)} -m blockscale.cli.command "
     )
@@ -92,7 +93,7 @@ def test_the_example_of_the_group_runs_as_printed(monkeypatch, capsys, tmp_path)
     )
     assert done.returncode == 0, done
     assert (tmp_path / "kernels.so").is_file()
-    assert "1 of 4" in done.stdout  # the first bucket of the first kernel at least
+    assert re.search("[1-4] of 4", done.stdout)  # one bucket at least
 
 
 @pytest.mark.parametrize("command", ["--help", "list", "inspect {library}", "inspect nowhere.so"])
@@ -189,10 +190,13 @@ def test_logs_check(monkeypatch, capsys, tmp_path):
     assert str(damaged) in problem["where"]
 
 
+@pytest.mark.timeout(600)
 def test_tune_commits_and_prints_json(monkeypatch, capsys, tmp_path):
     work, logs = tmp_path / "work", tmp_path / "tuned"
     options = ["--work-dir", str(work), "--logs", str(logs), "--json", "--commit"]
-    code, out, _ = call(monkeypatch, capsys, "tune", NAME, *options, "--trials", "5")
+    code, out, _ = call(
+        monkeypatch, capsys, "tune", NAME, *options, "--trials", "5", "--seconds", "250"
+    )
     assert code == 0
     report = json.loads(out)
     assert report["trials"] == 5

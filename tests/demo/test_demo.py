@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +21,15 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 pytest.importorskip("click")
 
-from blockscale.demo import files, measure, metrics, model, quantise, variants  # noqa: E402
+from blockscale.demo import (  # noqa: E402
+    files,
+    measure,
+    metrics,
+    model,
+    quantise,
+    timing,
+    variants,
+)
 from blockscale.demo.infer import wrong_kernels  # noqa: E402
 from tests.kit.paths import ROOT  # noqa: E402
 
@@ -221,11 +230,83 @@ def test_decode_reads_every_code():
     assert metrics.decode_nvfp4(packed, scale, torch.tensor([0.5])).tolist() == expected
 
 
-def test_interleaved_takes_turns():
+def test_interleaved_takes_turns(monkeypatch: pytest.MonkeyPatch):
+    """One untimed and one timed call each, as often as is asked for however long it takes."""
+    monkeypatch.setattr(timing, "LEAST_SAMPLE_S", 0.0)
     order: list[str] = []
-    calls = {name: lambda name=name: order.append(name) for name in "ab"}
-    assert set(metrics.interleaved(calls, seconds=0, least=3)) == {"a", "b"}
-    assert order == list("aabb") * 3
+    calls = {name: lambda _, name=name: order.append(name) for name in "ab"}
+    times, _ = timing.interleaved(calls, 100, seconds=0, least=3)
+    assert "".join(order).endswith("aabb" * 3)
+    assert "".join(order).removesuffix("aabb" * 3) == "aaaabbbb"  # how long a call takes
+    assert {name: time.samples for name, time in times.items()} == {"a": 3, "b": 3}
+
+
+# Milliseconds of a matrix product, AMD EPYC, 2 cores: alone, and beside two busy loops.
+QUIET = (1.42, 1.44, 1.45, 1.47, 1.48, 1.49, 1.50, 1.51, 1.53)
+BUSY = (1.44, 2.55, 5.42, 5.45, 5.48, 5.62, 5.67, 9.48, 17.9)
+
+
+@pytest.mark.parametrize(
+    ("busy", "own", "switches", "repeats", "words"),
+    [
+        (2.00, 1.98, 38, QUIET, []),
+        (2.00, 1.84, 38, QUIET, []),  # 8 % for others
+        (2.02, 1.00, 255, BUSY, ["took 51% of", "leave a core 128 times a second", "over 3.8"]),
+        (2.02, 1.00, 255, QUIET, ["took 51% of"]),
+        (None, 1.00, 255, BUSY, ["leave a core 128 times a second", "over 3.8 times the fastest"]),
+        (None, 2.00, 255, QUIET, []),  # more threads than cores, but no call the slower for it
+        (2.00, 2.00, 10, BUSY, ["half of the repeats took over 3.8 times the fastest one"]),
+    ],
+)
+def test_a_busy_machine_is_noticed(monkeypatch, busy, own, switches, repeats, words):
+    """From one second on two cores: what all used, what we used, what the repeats look like."""
+    seconds = iter((5.0, 6.0))
+    totals = iter((0.0 if busy is not None else None, busy))
+    used = iter(
+        SimpleNamespace(ru_utime=0.9 * t, ru_stime=0.1 * t, ru_nivcsw=n)
+        for t, n in ((0.0, 7), (own, 7 + switches))
+    )
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+    monkeypatch.setattr(timing, "busy_seconds", lambda: next(totals))
+    monkeypatch.setattr(timing.resource, "getrusage", lambda who: next(used))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    watched = timing.Clock().watched([QUIET, repeats])
+    said = watched.disturbed()
+    assert all(part in said for part in words)
+    assert said.count(", ") == max(0, len(words) - 1)
+    assert bool(said) == bool(words) == ("disturbed" in watched.to_json())
+
+
+def test_seconds_of_the_cores_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Only our cores, without idle and iowait; guests are in user already."""
+    stat = tmp_path / "stat"
+    stat.write_text(
+        "cpu 9 9 9 9 9 9 9 9 9 9\n"
+        "cpu0 100 20 30 5000 700 1 2 47 90 9\n"
+        "cpu1 999 999 999 999 999 999 999 999 0 0\n"
+        "cpu12 10 0 0 1 1 0 0 0 0 0\nintr 1 2\n"
+    )
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 12})
+    assert timing.busy_seconds(stat) == 210 / os.sysconf("SC_CLK_TCK")
+    assert timing.busy_seconds(tmp_path / "none") is None
+
+
+def test_real_load_is_noticed():
+    """As many busy loops as cores, beside a second of calls that use them all; 2 s."""
+    loop = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+    loops = [subprocess.Popen(loop, stdout=subprocess.PIPE) for _ in os.sched_getaffinity(0)]
+    try:
+        for each in loops:
+            each.stdout.readline()
+        x = torch.randn(256, 256)
+        _, watched = timing.interleaved({"mm": lambda _: x @ x}, 1000, seconds=1)
+    finally:
+        for each in loops:
+            each.kill()
+            each.wait()
+            each.stdout.close()
+    assert "other programs took" in watched.disturbed()
+    assert watched.others > 0.2
 
 
 def stored(tmp_path: Path) -> tuple[Path, dict[str, torch.Tensor]]:

@@ -113,6 +113,49 @@ def test_tables_show_the_figures():
         assert part in text
 
 
+def disturbed_sample() -> dict:
+    """The same figures from a machine with other work: no ratio of times means anything."""
+    busy = {"others": 0.51, "disturbed": "other programs took 51% of the cores' time"}
+    found = sample()
+    for row in [*found["ops"][1:], *found["latency"]]:
+        row["watched"] = busy
+    found["ops"][0]["watched"] = {"others": 0.01}
+    found["search"]["disturbed"] = busy["disturbed"]
+    return found
+
+
+def test_tables_of_a_busy_machine_show_no_speed_ups():
+    rich = pytest.importorskip("rich.console")
+    from blockscale.demo import tables
+
+    console = rich.Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    tables.print_all(console, disturbed_sample())
+    text = " ".join(console.export_text().split())
+    assert text.count("5.00 x") == 1  # of the one row that was measured in peace
+    assert text.count("busy busy") == 4
+    assert "The machine was busy, so speed-ups mean nothing: in 3 of 4 measurements" in text
+    assert "in 1 of 1 measurements; in the first of them other programs took 51% of" in text
+    assert "40.0" in text  # the times are told
+    told = tables.search(disturbed_sample()["search"])
+    assert "x as fast" not in told
+    assert "4 candidates built and measured, 2 failed; what they gained is not known" in told
+
+
+def test_the_report_of_a_busy_machine_shows_no_speed_ups():
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("jinja2")
+    from blockscale.demo import report
+
+    quiet, busy = report.render(sample()), report.render(disturbed_sample())
+    assert "5.00 x the speed of torch fp32" in quiet
+    assert "x as fast" in quiet
+    assert "busy," not in quiet
+    assert "x the speed" not in busy
+    assert "x as fast" not in busy
+    assert busy.count("The machine was busy, so speed-ups mean nothing") == 2
+    assert "8.0 ms" in busy
+
+
 def test_wrong_kernels_are_found():
     from blockscale.demo.infer import wrong_kernels
 

@@ -260,7 +260,7 @@ def test_exact_fp16(h, i, tokens, top_k, activation, w4a4):
 
 def test_strips():
     """The first of the original's sizes that divides."""
-    from blockscale.compat.edgellm.exact import strip_rows
+    from blockscale.compat.edgellm.ops import strip_rows
 
     for h in range(64, 1100, 64):
         assert strip_rows(h) == ref.strip_w4a16(h)

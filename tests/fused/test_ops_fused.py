@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.ops import checks
+from blockscale.ops import call, checks
 from blockscale.runtime import jit
 from blockscale.specs import ActQuantize, NormQuantize
 from tests.kit.helpers import DTYPES, as_bytes, fill_freed_memory, one, same, same_bytes, widen
@@ -311,7 +311,7 @@ def test_short_way(monkeypatch):
         return lambda *args: calls.append(args)
 
     monkeypatch.setattr(jit, "function", function)
-    monkeypatch.setattr(jit, "_REMEMBERED", {})
+    monkeypatch.setattr(call, "remembered", {})
     g, flat = one(2.0), torch.empty(2048, dtype=torch.uint8)
     for _ in range(2):
         bs.add_rmsnorm_fp4quant(x, r, w, y, flat, g, 1e-5, 16, None, False, True, s, y_out=x)

@@ -7,8 +7,9 @@ from dataclasses import fields, replace
 
 import pytest
 
-from bench import b200_model
-from blockscale.specs.plans.gemm import FORMATS, OUT_BYTES, GemmPlan
+from bench.tcgen05 import b200_model
+from blockscale.base.formats import GEMM
+from blockscale.specs.plans.gemm import OUT_BYTES, GemmPlan
 from blockscale.tuning.b200 import B200, FITTED, epilogue_clocks, grid, time_us
 from tests.kit.fake_workload import DECODE
 from tests.kit.paths import ROOT
@@ -49,14 +50,14 @@ def sized(plan: GemmPlan, size: int) -> GemmPlan:
     return replace(plan, n=size, k=size)
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", GEMM)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_no_time_is_below_what_the_hardware_allows(fmt, shape):
     m, n, k = shape
-    flop_clock = 32768 if FORMATS[fmt].a_bits == 4 else 16384
+    flop_clock = 32768 if GEMM[fmt].a.bits == 4 else 16384
     peak = B200.sms * flop_clock * B200.max_ghz * 1e3
-    scale = 8 / FORMATS[fmt].block
-    a, b = (m * k * (FORMATS[fmt].a_bits + scale), n * k * (FORMATS[fmt].b_bits + scale))
+    scale = 8 / GEMM[fmt].block
+    a, b = (m * k * (GEMM[fmt].a.bits + scale), n * k * (GEMM[fmt].b.bits + scale))
     moved = (a + b) / 8 + m * n * OUT_BYTES["bfloat16"]
     for plan in b200_model.legal_plans(fmt, "bfloat16", n, k)[::7]:
         found = time_us(plan, m)

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blockscale.base.formats import GEMM
 from blockscale.lower.gemm.maps import gemm_maps
 from blockscale.lower.gemm.source import constants, source
 from blockscale.lower.nvcc import compile_cuda_source
-from blockscale.specs.plans.gemm import FORMATS, GemmPlan, PlanError
+from blockscale.specs.plans.gemm import GemmPlan, PlanError
 from tests.kit import gemm_harness as harness
+from tests.kit.pairwise import each, pairs, seeds
 
 ROWS, COLUMNS, DEPTHS = (1, 7, 128, 200, 257), (64, 256, 384), (128, 512, 448)
 
@@ -53,7 +55,7 @@ def matrix_case(number: int, fmt: str, m: int, n: int, k: int) -> tuple[str, Gem
 def committed() -> list[tuple[str, int, int, int]]:
     """Return formats and sizes: every format with every M, N and K."""
     found = []
-    for i, fmt in enumerate(FORMATS):
+    for i, fmt in enumerate(GEMM):
         for j, m in enumerate(ROWS):
             found.append((fmt, m, COLUMNS[(i + j) % 3], DEPTHS[(i + 2 * j) % 3]))
     return found
@@ -73,7 +75,7 @@ def test_structures(name: str) -> None:
     run(harness.plan(n=384, k=448, **STRUCTURES[name]), 257, bias=True, alpha=True)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@seeds(5)
 @pytest.mark.parametrize("name", ["swap_pair", "multicast_pair", "split_swap"])
 def test_interleavings(name: str, seed: int) -> None:
     """Five orders in which warps and asynchronous work may run."""
@@ -130,9 +132,7 @@ def test_no_rows(experts: int) -> None:
     run(plan, [0] * experts if experts else 0)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("swap", [False, True])
-@pytest.mark.parametrize("store", ["tma", "direct"])
+@pairs(dtype=["bfloat16", "float16"], swap=[False, True], store=["tma", "direct"])
 def test_rounding(dtype: str, swap: bool, store: str) -> None:
     """16-bit results are the float64 result rounded to nearest."""
     plan = harness.plan(n=64, k=128, out_dtype=dtype, swap=swap, store=store, mma_n=64)
@@ -145,15 +145,13 @@ def test_narrow_stores(n: int) -> None:
     run(harness.plan(n=n, k=128, out_dtype="bfloat16", mma_n=64), 40, bias=True)
 
 
-@pytest.mark.parametrize("k", [32, 96, 160, 448])
-@pytest.mark.parametrize("swap", [False, True])
+@each(k=[32, 96, 160, 448], swap=[False, True])
 def test_ragged_spread(k: int, swap: bool) -> None:
     """4-bit rows that TMA cannot spread, since they are no multiple of 128 elements."""
     run(harness.plan(fmt="mxfp8xmxfp4", n=64, k=k, swap=swap, mma_n=64), 40)
 
 
-@pytest.mark.parametrize("arch", ["sm_100a", "sm_103a", "sm_100f"])
-@pytest.mark.parametrize("fmt", FORMATS)
+@each(arch=["sm_100a", "sm_103a", "sm_100f"], fmt=GEMM)
 def test_compiles_without_spills(arch: str, fmt: str) -> None:
     """ptxas accepts the kernel for every target and spills nothing."""
     wide = {"cta_group": 2, "mma_n": 256, "store": "tma", "out_dtype": "bfloat16", "epi_cols": 64}

@@ -12,6 +12,7 @@ from blockscale.lower.gemm.source import constants
 from blockscale.lower.nvcc import compile_cuda_source
 from blockscale.specs.plans.gemm import GemmPlan
 from tests.kit import gemm_harness as harness
+from tests.kit.pairwise import pairs
 
 
 def order_in_python(plan: GemmPlan, row_tiles: int, col_tiles: int) -> list[tuple[int, int]]:
@@ -27,9 +28,7 @@ def order_in_python(plan: GemmPlan, row_tiles: int, col_tiles: int) -> list[tupl
     return found
 
 
-@pytest.mark.parametrize("swap", [False, True])
-@pytest.mark.parametrize("raster", ["x", "y"])
-@pytest.mark.parametrize("group", [1, 2, 4])
+@pairs(swap=[False, True], raster=["x", "y"], group=[1, 2, 4])
 def test_order_of_tiles(swap: bool, raster: str, group: int) -> None:
     """``raster`` is the index that runs along a band of ``group`` tiles of the other index."""
     plan = harness.plan(n=640, swap=swap, raster=raster, group=group)

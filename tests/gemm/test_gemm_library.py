@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from blockscale import emulator
-from blockscale.build.builder import build
+from blockscale.base.formats import GEMM
+from blockscale.building.builder import build
 from blockscale.specs import GroupedMmFp4, MmFp4
-from blockscale.specs.plans.gemm import FORMATS
 from tests.kit import gemm_harness as harness
 
 PLAIN = MmFp4(384, 448, "nvfp4", "float32")
@@ -33,10 +33,10 @@ def library(tmp_path_factory):
 
 def operands(spec, groups):
     """Random a, b and their scales, and the values of a and b, as `gemm_harness.operand`."""
-    rng, fmt = np.random.default_rng(sum(groups)), FORMATS[spec.fmt]
+    rng, fmt = np.random.default_rng(sum(groups)), GEMM[spec.fmt]
     experts = getattr(spec, "experts", 1)
-    a = harness.operand(rng, fmt.a_bits, fmt.scale, fmt.block, groups, spec.k)
-    b = harness.operand(rng, fmt.b_bits, fmt.scale, fmt.block, [spec.n] * experts, spec.k)
+    a = harness.operand(rng, fmt.a.bits, fmt.scale.name, fmt.block, groups, spec.k)
+    b = harness.operand(rng, fmt.b.bits, fmt.scale.name, fmt.block, [spec.n] * experts, spec.k)
     return a, b
 
 

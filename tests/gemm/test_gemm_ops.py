@@ -9,18 +9,22 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.build.builder import build
+from blockscale.building.builder import build
 from blockscale.specs import GroupedMmFp4, MmFp4, Spec
 from tests.kit.gemm_operands import FORMATS, grouped, operand, stored, tensor
 from tests.kit.helpers import DTYPES, fill_freed_memory, one, same, widen
+from tests.kit.pairwise import each
 from tests.reference import core as ref
 
 ROWS = (0, 1, 7, 128, 200)
-SIZES = [(64, 128), (256, 512), (384, 448), (384, 128), (64, 512), (256, 32 * 9), (72, 32)]
+SIZES = [
+    pytest.param((n, k), id=f"{n}-{k}")
+    for n, k in ((64, 128), (256, 512), (384, 448), (384, 128), (64, 512), (256, 32 * 9), (72, 32))
+]
 """N and K: K = 448 is no whole stage of a GPU kernel, 288 and 32 are odd multiples of 32; 72 is no
 multiple of a vector of 16."""
 
-FLOAT8 = {"e4m3": torch.float8_e4m3fn, "e8m0": getattr(torch, "float8_e8m0fnu", torch.uint8)}
+FLOAT8 = {"e4m3": torch.float8_e4m3fn, "ue8m0": getattr(torch, "float8_e8m0fnu", torch.uint8)}
 each_format = pytest.mark.parametrize("fmt", FORMATS)
 
 
@@ -34,10 +38,10 @@ def run(a, b, fmt, out_dtype="float32", **options):
     return d
 
 
-@each_format
-@pytest.mark.parametrize(("n", "k"), SIZES)
-def test_rows(fmt, n, k):
+@each(size=SIZES, fmt=FORMATS)
+def test_rows(size, fmt):
     """Any number of rows, plain, and with alpha and bias."""
+    n, k = size
     b, bias = operand(n, k, fmt, "b"), np.linspace(-9, 9, n).astype(np.float32)
     for rows in ROWS:
         a = operand(rows, k, fmt, "a")
@@ -48,8 +52,7 @@ def test_rows(fmt, n, k):
         assert error.max(initial=0) < 1e-5
 
 
-@each_format
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@each(fmt=FORMATS, dtype=["bfloat16", "float16"])
 def test_rounded_once(fmt, dtype):
     """16 bits are the float32 result rounded to nearest even, alpha and bias before that."""
     b, bias = operand(64, 128, fmt, "b"), torch.linspace(-9, 9, 64)
@@ -147,10 +150,10 @@ OFFSETS = [
 ]
 
 
-@each_format
-@pytest.mark.parametrize(("n", "k"), [(64, 512), (72, 96)])
-def test_grouped(fmt, n, k):
+@each(fmt=FORMATS, size=[(64, 512), (72, 96)])
+def test_grouped(fmt, size):
     """Every expert's rows by its matrix and its alpha; rows of no expert are not written."""
+    n, k = size
     for offsets, rows in OFFSETS:
         case = grouped(offsets, rows, n, k, fmt)
         out = torch.full((rows, n), 12.5)

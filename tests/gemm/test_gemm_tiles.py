@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tvm
 
-from blockscale.specs.gemm import CODES_PER_BYTE, GEMM_FORMATS
+from blockscale.base.formats import E2M1, E4M3, GEMM
 from blockscale.tir.gemm.tiles import COL_TILE, K_TILE, ROW_TILE, gemm_tiles
 from tests.reference import core as ref
 
@@ -17,8 +17,8 @@ CHECKED = 40
 
 def operand(rng, code, rows):
     """Return the bytes of random rows, and their values."""
-    packed = rng.integers(0, 256, (rows, K_TILE // CODES_PER_BYTE[code]), dtype=np.uint8)
-    if code == "e2m1":
+    packed = rng.integers(0, 256, (rows, K_TILE // code.per_byte), dtype=np.uint8)
+    if code is E2M1:
         return packed, ref.e2m1_decode(ref.unpack(packed))
     packed[packed & 0x7F == 0x7F] = 0x2A  # no NaN
     return packed, ref.e4m3_decode(packed)
@@ -26,10 +26,10 @@ def operand(rng, code, rows):
 
 def scales(rng, form, rows):
     """Return random scales as 128x4 tiles [rows / 128, 512 bytes a tile], and a row's K values."""
-    low, high = (0x20, 0x48) if form.scale == "e4m3" else (120, 134)
+    low, high = (0x20, 0x48) if form.scale is E4M3 else (120, 134)
     byte = rng.integers(low, high, (rows, K_TILE // form.block)).astype(np.uint8)
     tiles = ref.swizzle(byte).reshape(rows // 128, -1)
-    decode = ref.e4m3_decode if form.scale == "e4m3" else ref.ue8m0_decode
+    decode = ref.e4m3_decode if form.scale is E4M3 else ref.ue8m0_decode
     return tiles, np.repeat(decode(byte), form.block, axis=1)
 
 
@@ -38,12 +38,12 @@ def product(alpha, a, b):
     return alpha * (a[:CHECKED] @ b[:CHECKED].T)
 
 
-@pytest.mark.parametrize("fmt", GEMM_FORMATS)
+@pytest.mark.parametrize("fmt", GEMM)
 def test_plain(fmt):
     """One tile of rows and one of columns, with bias."""
-    form, rng = GEMM_FORMATS[fmt], np.random.default_rng(1)
-    a, a_value = operand(rng, form.a_code, ROW_TILE)
-    b, b_value = operand(rng, form.b_code, COL_TILE)
+    form, rng = GEMM[fmt], np.random.default_rng(1)
+    a, a_value = operand(rng, form.a, ROW_TILE)
+    b, b_value = operand(rng, form.b, COL_TILE)
     (sa, a_scale), (sb, b_scale) = scales(rng, form, ROW_TILE), scales(rng, form, COL_TILE)
     bias, alpha = rng.standard_normal(COL_TILE).astype(np.float32), np.float32([0.75])
     d = np.full((1, ROW_TILE, COL_TILE), np.nan, np.float32)
@@ -58,10 +58,10 @@ def test_plain(fmt):
 
 def test_grouped():
     """Each tile of rows is multiplied by the matrix of its expert, in any order."""
-    form, rng = GEMM_FORMATS["nvfp4"], np.random.default_rng(2)
+    form, rng = GEMM["nvfp4"], np.random.default_rng(2)
     table = np.array([2, 0], np.int32)
-    a, a_value = operand(rng, form.a_code, 2 * ROW_TILE)
-    b, b_value = operand(rng, form.b_code, 3 * COL_TILE)
+    a, a_value = operand(rng, form.a, 2 * ROW_TILE)
+    b, b_value = operand(rng, form.b, 3 * COL_TILE)
     sa, a_scale = scales(rng, form, 2 * ROW_TILE)
     sb, b_scale = scales(rng, form, 3 * COL_TILE)
     alpha = np.array([0.5, np.nan, 2], np.float32)

@@ -13,7 +13,7 @@ import pytest
 import tvm
 
 from blockscale.base.errors import LoweringError
-from blockscale.build.space import new_schedule, replay, trace_json
+from blockscale.building.space import new_schedule, replay, trace_json
 from blockscale.lower.gemm.kernel import sources
 from blockscale.lower.gemm.read import read
 from blockscale.schedules.gemm import tcgen05 as sm100
@@ -21,6 +21,7 @@ from blockscale.schedules.gemm import tcgen05_tiles as sm100_tiles
 from blockscale.schedules.steps import preferred, sampled
 from blockscale.specs.plans.gemm import RASTERS, SMEM_BYTES, GemmPlan
 from blockscale.tir.gemm.tiles import gemm_tiles
+from tests.kit.pairwise import each, few
 
 NVFP4 = ("nvfp4", "bfloat16", 4096, 7168, 0)
 ROWS = (16, 64, 128, 256, 512, 2048, 8192)
@@ -72,8 +73,7 @@ def plans(gemm, rows):
             yield sm100_tiles.decided(tile, dict(zip(candidates, values, strict=True)))
 
 
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("gemm", GEMMS, ids=str)
+@each(rows=ROWS, gemm=GEMMS)
 def test_every_point_is_legal(gemm, rows):
     """No combination of candidates breaks a limit, and no two are one kernel."""
     found = list(plans(gemm, rows))
@@ -100,14 +100,14 @@ def test_tiles_of_32_rows_are_never_second(rows):
     assert all(t.mma_n > 32 for t in sm100_tiles.legal_tiles("nvfp4", "bfloat16", 512, 512, 4, 8))
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("rows", few(ROWS, every=3))
 def test_there_are_many_points(rows):
     """Structurally different: two plans that differ in the order of tiles alone count once."""
     structures = {replace(plan, raster="x", group=1) for plan in plans(NVFP4, rows)}
     assert len(structures) >= 200
 
 
-@pytest.mark.parametrize(("gemm", "rows", "seed"), DRAWS, ids=str)
+@pytest.mark.parametrize(("gemm", "rows", "seed"), few(DRAWS, every=3), ids=str)
 def test_a_point_is_read_as_it_was_drawn(gemm, rows, seed):
     """From the static module and from the one for any number of rows, by its trace."""
     sch, plan = drawn(gemm, rows, seed)
@@ -308,7 +308,7 @@ def test_a_raster_that_there_is_not():
         read(sch.mod["main"])
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("rows", few(ROWS))
 def test_clusters_have_tiles(rows):
     """No cluster is longer than there are tiles: its other CTAs would have nothing to do."""
     narrow = ("nvfp4", "bfloat16", 256, 512, 0)
@@ -337,7 +337,7 @@ def test_buckets_of_one_kernel_are_one():
     assert re.findall(r"\.limit = (\d+)", made.host_c) == ["64", "0"]
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("rows", few(ROWS, every=3))
 def test_the_deepest_ring_is_offered(rows):
     """As many stages as shared memory holds, whether or not that is one of the usual numbers."""
     depths = set()

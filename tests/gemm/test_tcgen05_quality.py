@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 quality = pytest.importorskip(
-    "bench.tcgen05_quality", reason="bench/ is part of the checkout, not of the wheel"
+    "bench.tcgen05.quality", reason="bench/ is part of the checkout, not of the wheel"
 )
-from bench import loops, sass, tcgen05_kernels, tcgen05_report  # noqa: E402
+from bench.tcgen05 import kernels as tcgen05_kernels  # noqa: E402
+from bench.tcgen05 import loops, sass  # noqa: E402
 from blockscale.base.errors import CompileError  # noqa: E402
 from blockscale.lower import nvcc  # noqa: E402
 from blockscale.lower.gemm.source import source  # noqa: E402
@@ -147,11 +148,11 @@ def tools():
 
 def test_the_document_shows_the_committed_figures(committed):
     text = quality.DOCUMENT.read_text()
-    assert tcgen05_report.document(committed) in text
+    assert quality.document(committed) in text
 
 
 def test_no_line_is_worse_without_a_reason(committed):
-    assert tcgen05_report.unexplained(committed) == []
+    assert quality.unexplained(committed) == []
 
 
 def test_a_worse_line_is_named_with_its_sizes(committed):
@@ -160,10 +161,10 @@ def test_a_worse_line_is_named_with_its_sizes(committed):
     by = {(kernel["kernel"], kernel["size"]): kernel for kernel in worse["kernels"]}
     for figure, size in (("instructions_per_mma", 1024), ("registers", 8192)):
         by[tcgen05_kernels.OURS, size][figure] = by[tcgen05_kernels.TIRX, size][figure] + 1
-    missed = tcgen05_report.missed(worse)
+    missed = quality.missed(worse)
     assert 8192 in missed["registers of a thread"]
     assert missed["SASS the MMA warp issues per MMA"] == [1024]
-    assert tcgen05_report.unexplained(worse) == ["SASS the MMA warp issues per MMA"]
+    assert quality.unexplained(worse) == ["SASS the MMA warp issues per MMA"]
 
 
 def test_the_committed_figures_are_those_of_this_kernel(committed, tools):

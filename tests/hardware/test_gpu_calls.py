@@ -13,8 +13,7 @@ import torch
 import blockscale as bs
 from blockscale.ops.checks import padded_shape
 from blockscale.specs import Spec
-from tests.fused import test_norm_quantize as norms
-from tests.kit import gpu_checks
+from tests.kit import gpu_checks, norms
 from tests.kit.gpu_checks import U8, bytes_of, floats, norm_call, norm_outputs, one
 from tests.kit.helpers import same, same_bytes, tensor
 from tests.kit.paths import ROOT

@@ -8,8 +8,7 @@ import torch
 
 import blockscale as bs
 from blockscale.specs import Spec
-from tests.fused import test_norm_quantize as norms
-from tests.kit import gpu_checks
+from tests.kit import gpu_checks, norms
 from tests.kit.gpu_checks import FP4, U8, bytes_of, floats, norm_call, one
 from tests.kit.helpers import same, same_bytes
 from tests.reference import core as ref

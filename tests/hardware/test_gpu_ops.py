@@ -7,9 +7,8 @@ import torch
 import blockscale as bs
 from blockscale.compat import flashinfer as fi
 from blockscale.specs import Spec
-from tests.fused import test_norm_quantize as norms
 from tests.hardware.kernels import ACTS, BLOCKS, DEQUANTIZES, FI_GOLDEN, FI_NORMS, NAMES, NORMS
-from tests.kit import gpu_checks
+from tests.kit import gpu_checks, norms
 from tests.kit.gpu_checks import bytes_of, floats, norm_call, norm_outputs, one, sweep_index
 from tests.kit.helpers import DTYPES, golden, same, same_bytes, scale_tensor, tensor
 from tests.reference import core as ref

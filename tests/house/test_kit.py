@@ -1,6 +1,7 @@
 """The tests' own tools: what is kept of compilers' work, and which combinations run by default."""
 
 import itertools
+import os
 import subprocess
 import sys
 
@@ -10,8 +11,7 @@ import tvm
 from tvm.script import tirx as T
 
 from tests.kit import compiled, pairwise
-
-PLAIN = pytest.mark.skipif(not compiled.enabled(), reason="--fresh keeps nothing")
+from tests.kit.paths import ROOT
 
 
 @pytest.fixture
@@ -36,7 +36,6 @@ def compile_c(folder, out, *flags):
     return out.read_bytes()
 
 
-@PLAIN
 def test_what_decides_is_in_the_key(calls, tmp_path):
     """A changed source, header, flag or file beside it is compiled anew; the same text is not."""
     source = tmp_path / "source"
@@ -59,7 +58,6 @@ def test_what_decides_is_in_the_key(calls, tmp_path):
     assert len(calls) == 4
 
 
-@PLAIN
 def test_files_that_a_text_names_are_in_the_key(calls, tmp_path):
     """As the machine code that a library embeds: its path is in the text, not in the command."""
     made = []
@@ -74,7 +72,6 @@ def test_files_that_a_text_names_are_in_the_key(calls, tmp_path):
     assert len(calls) == 2
 
 
-@PLAIN
 def test_a_changed_header_of_a_kernel_is_compiled(calls, monkeypatch, tmp_path):
     """The headers of kernels lie in the folders that nvcc is given."""
     from blockscale.lower import nvcc
@@ -90,7 +87,6 @@ def test_a_changed_header_of_a_kernel_is_compiled(calls, monkeypatch, tmp_path):
     assert sum("nvcc" in call[0] and "-o" in call for call in calls) == 3
 
 
-@PLAIN
 def test_errors_are_not_kept(calls, tmp_path):
     """The compiler says again what is wrong, in the words and with the paths of this call."""
     (tmp_path / "one.c").write_text("int one(void) { return two; }\n")
@@ -114,7 +110,6 @@ def adds(number):
     return tvm.IRModule({"main": main})
 
 
-@PLAIN
 def test_kernels_of_tvm_are_kept_by_their_text(monkeypatch, tmp_path):
     monkeypatch.setenv("BLOCKSCALE_TEST_CACHE", str(tmp_path))
     for number in (1, 2, 1):
@@ -124,6 +119,23 @@ def test_kernels_of_tvm_are_kept_by_their_text(monkeypatch, tmp_path):
     assert len(list(tmp_path.glob("??/*.o"))) == 2
 
 
+def test_the_quick_parser_makes_the_same():
+    """Kernels with inlined functions, parsed here, and in a process with TVM's own parser."""
+    from blockscale import catalog
+    from blockscale.base import host
+    from blockscale.specs import Spec
+
+    names = ("grouped_mm_nvfp4_e3_n48_k256_f32", "quantize_nvfp4_128x4_amax_f32")
+    code = (
+        "import sys; from blockscale import catalog; from blockscale.specs import Spec\n"
+        "for name in sys.argv[2:]: print(catalog.exported(Spec.parse(name), sys.argv[1], {}))"
+    )
+    command = [sys.executable, "-c", code, host.level(), *names]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    made = [str(catalog.exported(Spec.parse(name), host.level(), {})) for name in names]
+    assert done.stdout == "\n".join([*made, ""])
+
+
 def test_trim_removes_what_was_not_used_for_longest(monkeypatch, tmp_path):
     monkeypatch.setenv("BLOCKSCALE_TEST_CACHE", str(tmp_path))
     made = [
@@ -131,7 +143,7 @@ def test_trim_removes_what_was_not_used_for_longest(monkeypatch, tmp_path):
         for i in range(4)
     ]
     for i, path in enumerate(made):
-        compiled.os.utime(path, (i, i))
+        os.utime(path, (i, i))
     compiled.kept("0" * 64, ".o", lambda path: None)  # used again
     compiled.trim(250)
     assert [path.exists() for path in made] == [True, False, False, True]
@@ -151,6 +163,14 @@ def test_every_pair_meets(sizes):
     assert len(few) <= 2 * max(x * y for x, y in itertools.product(sizes, sizes[1:] or [1]))
 
 
+def test_each_value_occurs():
+    mark = pairwise.each(a=range(5), b="xy", legal=lambda a, b: a != 3 or b == "x")
+    few = [param.values for param in mark.args[1] if not param.marks]
+    assert {a for a, _ in few} == set(range(5))
+    assert {b for _, b in few} == set("xy")
+    assert len(few) <= 6
+
+
 def test_pairs_that_are_illegal_are_left_out():
     mark = pairwise.pairs(a=[1, 2, 3], b=[1, 2, 3], c="xy", legal=lambda a, b, c: a <= b)
     few = [param.values for param in mark.args[1] if not param.marks]
@@ -160,7 +180,6 @@ def test_pairs_that_are_illegal_are_left_out():
 
 def test_options(tmp_path):
     """Without --exhaustive, what is marked so is not even counted as skipped."""
-    assert compiled.enabled() or "--fresh" in sys.argv
     file = tmp_path / "test_it.py"
     file.write_text(
         "import pytest\nfrom tests.kit.pairwise import pairs, few\n\n\n"
@@ -169,10 +188,52 @@ def test_options(tmp_path):
     )
     (tmp_path / "conftest.py").write_text("from tests.conftest import *\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--strict-markers"]
-    command += ["-c", str(compiled.ROOT / "pyproject.toml"), str(file)]
+    command += ["-c", str(ROOT / "pyproject.toml"), str(file)]
     said = [
-        subprocess.run([*command, *more], capture_output=True, text=True, cwd=compiled.ROOT).stdout
+        subprocess.run([*command, *more], capture_output=True, text=True, cwd=ROOT).stdout
         for more in ([], ["--exhaustive"])
     ]
     assert "11 passed, 11 deselected" in said[0], said[0]
     assert "22 passed" in said[1], said[1]
+
+
+HARDWARE = sorted(path.stem for path in (ROOT / "tests" / "hardware").glob("test_*.py"))
+ABSENT = ("tvm", "xdist", "pytest_timeout", "hypothesis", "triton")
+WITHOUT = f"""
+import importlib.abc
+import importlib.metadata
+import sys
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {ABSENT!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+"""
+
+
+def without_compilers(code, *arguments):
+    """Run Python where only what a GPU machine needs can be imported."""
+    environ = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", WITHOUT + code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_tests_of_hardware_need_no_compiler():
+    """They are collected where apache-tvm-ffi, torch, numpy and pytest are, and nothing else."""
+    code = "import pytest\nsys.exit(pytest.main(sys.argv[1:]))"
+    options = ["--collect-only", "-q", "-p", "no:cacheprovider", "tests/hardware"]
+    said = without_compilers(code, *options)
+    for name in HARDWARE:
+        assert f"tests/hardware/{name}.py::" in said, said
+
+
+def test_programs_of_hardware_need_no_compiler():
+    """What runs on the GPU machine beside the tests."""
+    code = "import importlib\nfor name in sys.argv[1:]:\n    importlib.import_module(name)"
+    files = sorted((ROOT / "tests" / "hardware").glob("[!_]*.py"))
+    assert len(files) > len(HARDWARE)
+    without_compilers(code, *(f"tests.hardware.{path.stem}" for path in files))

@@ -183,16 +183,24 @@ def click_command(words):
     assert words[:2] == ["python", "-m"], words
     name = words[2]
     assert name.startswith(("bench.", "blockscale.demo")), words
-    module = command if name == "blockscale.demo" else importlib.import_module(name)
+    module = command if name == "blockscale.demo" else bench_module(name)
     return module.main, words[3:], name
+
+
+def bench_module(name):
+    """Return the module that ``python -m name`` runs."""
+    found = importlib.import_module(name)
+    return importlib.import_module(f"{name}.__main__") if hasattr(found, "__path__") else found
 
 
 def parse_other(words):
     """Return whether ``words`` are no click command; check what they name, as far as it is ours."""
     if words[0] == "make":
         assert all(target(word) for word in words[1:] if "=" not in word)
+    elif words[0] == "python" and words[1] != "-m":
+        assert (ROOT / words[1]).is_file(), words
     elif words[:2] == ["python", "-m"] and words[2] in ("bench.gpu", "bench.moe"):
-        importlib.import_module(words[2]).arguments(words[3:])
+        bench_module(words[2]).arguments(words[3:])
     elif words[:3] == ["python", "-m", "pytest"] or words[0] == "compute-sanitizer":
         named = [ROOT / word for word in words if word.startswith("tests/")]
         assert all(file.is_file() for file in named), words
@@ -223,14 +231,16 @@ def test_commands_parse(line, tmp_path, monkeypatch):
     results = [f"bench/results/{name}" for name in GPU_RESULTS]
     for file in ("kernel.ptx", "case.json", *results):
         (tmp_path / file).touch()
-    words = shlex.split(line, comments=True)
-    if parse_other(words):
-        return
-    command, arguments, name = click_command(words)
-    context = parse(command, arguments, name)
-    help_text = CliRunner().invoke(context.command, ["--help"])
-    assert help_text.exit_code == 0
-    assert "Example:" in help_text.output
+    inner = r"\$\((.*?)\)"  # a command whose output is names of kernels
+    for part in [*re.findall(inner, line), re.sub(inner, "linear_nvfp4_n64_k64_f32", line)]:
+        words = shlex.split(part, comments=True)
+        if parse_other(words):
+            continue
+        command, arguments, name = click_command(words)
+        context = parse(command, arguments, name)
+        help_text = CliRunner().invoke(context.command, ["--help"])
+        assert help_text.exit_code == 0
+        assert "Example:" in help_text.output
 
 
 def links():
@@ -266,38 +276,41 @@ def test_named_files_exist():
 
 def test_measured_tables_are_those_of_the_results():
     """The table of README.md is what the results file that it names gives."""
-    from bench import readme
+    from bench.cpu.report import FORMAT
+    from bench.cpu.report import section as make
+    from bench.report import read
 
     section = between("bench", TEXT)
     source = re.search(r"\]\((bench/results/\S+\.json)\)", section)
     assert source is not None, "README.md names no results; see `python -m bench.readme --help`"
-    results = readme.read(ROOT / source[1], readme.FORMAT)
-    assert section == readme.bench_section(results, source[1]).strip()
+    assert section == make(read(ROOT / source[1], FORMAT), source[1]).strip()
 
 
 def test_the_emulators_table_is_that_of_the_results():
-    from bench import readme
+    from bench import emulator
+    from bench.report import read
 
     section = between("emulator", TEXT)
     source = re.search(r"\]\((bench/results/\S+\.json)\)", section)
     assert source is not None, "README.md names no results; see `python -m bench.readme --help`"
-    results = readme.read(ROOT / source[1], readme.EMULATOR)
-    assert section == readme.emulator_section(results, source[1]).strip()
+    results = read(ROOT / source[1], emulator.FORMAT)
+    assert section == emulator.section(results, source[1]).strip()
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/gpu.md"])
 def test_the_gpu_tables_are_those_of_the_results(name):
     """Once there are results of a GPU, both pages show the file that they name."""
-    from bench import gpu, gpu_report, readme
+    from bench.gpu import report as gpu_report
+    from bench.report import read
 
     section = between("gpu", page(name))
     source = re.search(r"\]\(((?:\.\./)?bench/results/gpu-\S+\.json)\)", section)
     if source is None:
         assert not [*(ROOT / "bench" / "results").glob("gpu-*.json")], (
-            f"{name} names no results; see `python -m bench.gpu_report --help`"
+            f"{name} names no results; see `python -m bench.gpu.report --help`"
         )
         pytest.skip("bench/results has no results of a GPU yet")
-    results = readme.read((ROOT / name).parent / source[1], gpu.FORMAT)
+    results = read((ROOT / name).parent / source[1], gpu_report.FORMAT)
     make = gpu_report.readme_section if name == "README.md" else gpu_report.page
     assert section == make(results, source[1]).strip()
 

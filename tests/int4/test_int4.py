@@ -253,7 +253,7 @@ def test_slabs_of_numbers(monkeypatch):
     packed, scale = torch.from_numpy(weight(2, 96, 32)), torch.rand(2, 3, 32)
     zero = torch.rand(2, 3, 32)
     whole = bs.int4.dequantize(packed, scale, zero, 32)
-    monkeypatch.setattr("blockscale.ops.int4.values.SLAB_VALUES", 5 * 32)
+    monkeypatch.setattr("blockscale.ops.int4.layout.SLAB_VALUES", 5 * 32)
     assert torch.equal(bs.int4.dequantize(packed, scale, zero, 32), whole)
 
 

@@ -25,7 +25,7 @@ SWIZZLE_NAMES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 UNWRITTEN = {"float32": 0x7FC12345, "bfloat16": 0x7FC1, "float16": 0x7E01}
 """A NaN that no arithmetic makes."""
 
-NAN_BYTE = {"e4m3": 0x7F, "e8m0": 0xFF}
+NAN_BYTE = {"e4m3": 0x7F, "ue8m0": 0xFF}
 
 
 def plan(**changes: Any) -> GemmPlan:
@@ -153,8 +153,8 @@ def run(
     rng, used = np.random.default_rng(seed + sum(groups) + of.n), sum(groups)
     m = used + spare
     taken = [max(g, not of.experts) for g in groups]  # a map has no empty dimension
-    a = operand(rng, fmt.a_bits, fmt.scale, fmt.block, [*taken, spare], of.k)
-    b = operand(rng, fmt.b_bits, fmt.scale, fmt.block, [of.n] * experts, of.k)
+    a = operand(rng, fmt.a.bits, fmt.scale.name, fmt.block, [*taken, spare], of.k)
+    b = operand(rng, fmt.b.bits, fmt.scale.name, fmt.block, [of.n] * experts, of.k)
     scales = rng.uniform(0.25, 4, experts).astype(np.float32) if alpha else None
     shift = rng.normal(0, 30, of.n).astype(np.float32) if bias else None
     starts = np.concatenate([[0], np.cumsum(groups)]).astype(np.int32)

@@ -15,9 +15,8 @@ from blockscale.compat import flashinfer as fi
 from blockscale.ops import checks
 from blockscale.runtime import jit
 from blockscale.specs import Spec
-from tests.fused import test_act_quantize as acts
-from tests.fused import test_norm_quantize as norms
 from tests.hardware.kernels import NAMES
+from tests.kit import acts, norms
 from tests.kit.helpers import DTYPES, packed_tensor, random_matrix, same, same_bytes, tensor
 from tests.quant.test_scale_sweep import judge
 from tests.reference import core as ref

@@ -14,7 +14,7 @@ import torch
 from blockscale import catalog
 from blockscale.base import host
 from blockscale.base.targets import CPU_TARGETS
-from blockscale.build.space import trace_json
+from blockscale.building.space import trace_json
 from blockscale.lower.cpu import compile_cpu
 from blockscale.runtime import jit
 from tests.kit import compiled as compiler
@@ -48,8 +48,11 @@ def needs(level):
         pytest.skip(f"this CPU lacks {', '.join(missing)}, which level {level} needs")
 
 
-def compiled(spec, level, traces=None):
-    """Return the exported function of ``spec`` with these traces (None: default schedules)."""
+def compiled(spec, level, traces=None, changed=""):
+    """Return the exported function of ``spec`` with these traces (None: default schedules).
+
+    ``changed``: what a test has changed in the package that decides the code.
+    """
     if device == "cuda":
         return on_gpu(jit.function(spec, "cuda"))
 
@@ -57,7 +60,7 @@ def compiled(spec, level, traces=None):
         return compile_cpu(catalog.exported(spec, level, traces or {}), catalog.target(level))
 
     steps = {tag: trace_json(trace) for tag, trace in (traces or {}).items()}
-    key = jit._digest(level), spec.name, json.dumps(spec.to_json()), json.dumps(steps)
+    key = jit._digest(level), spec.name, json.dumps(steps), changed
     return compiler.module(key, made)[spec.name]
 
 

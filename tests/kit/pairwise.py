@@ -8,7 +8,7 @@ least once; with ``--exhaustive`` (``make test-all``) the whole product runs.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -54,13 +54,45 @@ def pairs(
             of the product that hold its pairs take its place.
         values: of each parameter, by name; ``pytest.param`` with an id where text would not do.
     """
+    return _marked(legal, values, 2)
+
+
+def each(
+    *, legal: Callable[..., bool] = lambda **_: True, **values: Sequence[Any]
+) -> Callable[[Any], Any]:
+    """Return a mark like that of `pairs`, by combinations in which each single value occurs.
+
+    For parameters that do not meet in the code: whose combinations tell nothing new.
+    """
+    return _marked(legal, values, 1)
+
+
+def those(default: Callable[..., bool], **values: Sequence[Any]) -> Callable[[Any], Any]:
+    """Return a mark like that of `pairs`, by the combinations that ``default`` picks."""
+    return _marked(lambda **_: True, values, 0, default)
+
+
+def _marked(
+    legal: Callable[..., bool],
+    values: dict[str, Sequence[Any]],
+    strength: int,
+    default: Callable[..., bool] = lambda **_: False,
+) -> Callable[[Any], Any]:
+    """Return the mark of all legal combinations.
+
+    By default run those that ``default`` picks, and such that hold all ``strength`` values at once.
+    """
     names, lists = list(values), [list(given) for given in values.values()]
-    allowed = [
-        c
-        for c in itertools.product(*(range(len(given)) for given in lists))
-        if legal(**{n: _value(v[i]) for n, v, i in zip(names, lists, c, strict=True)})
-    ]
-    few = set(_covered(allowed, [len(given) for given in lists]))
+    sizes = [len(given) for given in lists]
+
+    def passes(test: Callable[..., bool], made: Combination) -> bool:
+        return test(**{n: _value(v[i]) for n, v, i in zip(names, lists, made, strict=True)})
+
+    allowed = [c for c in itertools.product(*map(range, sizes)) if passes(legal, c)]
+    few = {c for c in allowed if passes(default, c)}
+    if strength:
+        turns = (tuple(i % size for size in sizes) for i in range(max(sizes)))
+        few |= set(_covered(allowed, covering(sizes) if strength == 2 else turns, strength))
     made = [
         pytest.param(
             *(_value(given[i]) for given, i in zip(lists, c, strict=True)),
@@ -72,15 +104,17 @@ def pairs(
     return pytest.mark.parametrize(names if len(names) > 1 else names[0], made)
 
 
-def _covered(allowed: Sequence[Combination], sizes: Sequence[int]) -> Iterator[Combination]:
-    """Yield those of ``allowed`` in which all pairs meet that meet in any of them."""
-    legal, places = set(allowed), list(itertools.combinations(range(len(sizes)), 2))
+def _covered(
+    allowed: Sequence[Combination], proposed: Iterable[Combination], strength: int
+) -> Iterator[Combination]:
+    """Yield those of ``allowed`` that hold what any of them holds; ``proposed`` ones first."""
+    legal = set(allowed)
 
-    def held(made: Combination) -> set[tuple[int, ...]]:
-        return {(a, made[a], b, made[b]) for a, b in places} or {made}
+    def held(made: Combination) -> set[tuple[tuple[int, int], ...]]:
+        return set(itertools.combinations(enumerate(made), min(strength, len(made))))
 
     missing = set().union(*map(held, allowed)) if allowed else set()
-    for made in covering(sizes):
+    for made in proposed:
         if made in legal and held(made) & missing:
             missing -= held(made)
             yield made

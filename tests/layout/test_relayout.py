@@ -4,10 +4,7 @@ Compiling a kernel takes seconds, so that each level has some of the layouts: to
 exchanges (nibbles, bytes, halves; in a word, between registers), padding, and ragged tiles.
 """
 
-from functools import cache
 from itertools import pairwise
-from pathlib import Path
-from tempfile import mkdtemp
 
 import numpy as np
 import pytest
@@ -18,14 +15,14 @@ from tvm.s_tir.schedule import Trace
 import blockscale as bs
 from blockscale import catalog, layouts
 from blockscale.base import host
-from blockscale.build.builder import build
-from blockscale.build.space import replay, trace_json
+from blockscale.building.space import replay, trace_json
 from blockscale.emulator import run_module
 from blockscale.lower.cpu import compile_cpu
 from blockscale.specs import Relayout, Spec
 from blockscale.specs.layout import LAYOUTS
 from blockscale.tir.layout.plan import cpu_plans, exchanges, gpu_plans
 from blockscale.tir.layout.relayout import elements
+from tests.kit.gpu_library import library
 from tests.kit.helpers import rejects, same_bytes
 from tests.kit.kernels import compiled, needs, place, untouched
 from tests.reference import layouts as ref
@@ -125,14 +122,6 @@ def test_cpu_space(name, seed):
 
 
 # ---- GPUs ---------------------------------------------------------------------------------------
-
-
-@cache
-def library(names, arch):
-    """Build kernels as PTX, with default schedules."""
-    out = Path(mkdtemp(prefix="blockscale-test-")) / "kernels.so"
-    build(list(names), out, level=arch, logs_dirs=[], ptx=True)
-    return out
 
 
 def emulated(name, arch):

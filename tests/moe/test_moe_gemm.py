@@ -7,15 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import sass
+from bench.tcgen05 import sass
 from blockscale import catalog
+from blockscale.base.formats import MOE
 from blockscale.catalog import moe as catalog_moe
 from blockscale.lower.moe.source import source
 from blockscale.lower.nvcc import compile_cuda_source
 from blockscale.specs import FusedMoe
-from blockscale.specs.plans.moe import FORMATS, MoePlan, PlanError
+from blockscale.specs.plans.moe import MoePlan, PlanError
 from tests.kit import moe_harness
 from tests.kit.moe_harness import plan
+from tests.kit.pairwise import each, pairs, seeds
 from tests.reference import moe as moe
 
 LIMIT = {"bfloat16": 4e-3, "float16": 6e-4}
@@ -28,8 +30,8 @@ UNITS: dict[str, dict[str, Any]] = {
     "mma": {"unit": "mma", "rows": 64, "tokens": 16, "slices": 2, "blocks_k": 2},
     "wgmma": {"unit": "wgmma", "rows": 128, "tokens": 16, "slices": 1, "blocks_k": 2},
 }
-KINDS = [(fmt, group, False) for fmt in FORMATS for group in FORMATS[fmt]] + [
-    ("int4", group, True) for group in FORMATS["int4"]
+KINDS = [(fmt, group, False) for fmt in MOE for group in MOE[fmt].blocks] + [
+    ("int4", group, True) for group in MOE["int4"].blocks
 ]
 
 
@@ -46,15 +48,11 @@ def right(of: MoePlan, ids: np.ndarray, **options: Any) -> None:
     moe_harness.run(of, ids, **options).judge(limit)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize(("fmt", "group", "zeros"), KINDS)
-def test_formats(fmt: str, group: int, zeros: bool, unit: str, dtype: str) -> None:
-    for activation in ("swiglu", "none"):
-        of = plan(
-            fmt=fmt, group=group, zeros=zeros, dtype=dtype, activation=activation, **UNITS[unit]
-        )
-        right(of, ids_of(21), hidden=256, intermediate=128, scaled=True, bias=True)
+@pairs(kind=KINDS, unit=UNITS, dtype=["bfloat16", "float16"], activation=["swiglu", "none"])
+def test_formats(kind: tuple[str, int, bool], unit: str, dtype: str, activation: str) -> None:
+    fmt, group, zeros = kind
+    of = plan(fmt=fmt, group=group, zeros=zeros, dtype=dtype, activation=activation, **UNITS[unit])
+    right(of, ids_of(21), hidden=256, intermediate=128, scaled=True, bias=True)
 
 
 @pytest.mark.parametrize("activation", ["swiglu", "swiglu_oai", "gelu_tanh", "relu2"])
@@ -69,11 +67,14 @@ def test_limits(activation: str) -> None:
     right(plan(activation=activation), ids_of(9), bias=True, limits=(1.25, 0.5))
 
 
-@pytest.mark.parametrize("activation", ["swiglu", "relu2", "none"])
-@pytest.mark.parametrize(("hidden", "intermediate"), [(192, 96), (48, 32), (320, 208), (64, 64)])
-@pytest.mark.parametrize("unit", UNITS)
-def test_ragged_sizes(unit: str, hidden: int, intermediate: int, activation: str) -> None:
+@pairs(
+    unit=UNITS,
+    sizes=[(192, 96), (48, 32), (320, 208), (64, 64)],
+    activation=["swiglu", "relu2", "none"],
+)
+def test_ragged_sizes(unit: str, sizes: tuple[int, int], activation: str) -> None:
     """Rows that end within a tile, K within a stage, outputs within 8 columns."""
+    hidden, intermediate = sizes
     right(plan(activation=activation, **UNITS[unit]), ids_of(11), hidden=hidden,
           intermediate=intermediate, bias=True)  # fmt: skip
 
@@ -102,16 +103,16 @@ WGMMA = [
 ]
 
 
-@pytest.mark.parametrize("activation", ["swiglu", "none"])
-@pytest.mark.parametrize(("rows", "tokens", "slices", "blocks_k"), MMA)
-def test_mma_tiles(rows: int, tokens: int, slices: int, blocks_k: int, activation: str) -> None:
+@each(tile=MMA, activation=["swiglu", "none"])
+def test_mma_tiles(tile: tuple[int, ...], activation: str) -> None:
+    rows, tokens, slices, blocks_k = tile
     of = plan(activation=activation, rows=rows, tokens=tokens, slices=slices, blocks_k=blocks_k)
     right(of, ids_of(40, seed=1), hidden=320, intermediate=192, ctas=3)
 
 
-@pytest.mark.parametrize("activation", ["swiglu", "none"])
-@pytest.mark.parametrize(("rows", "tokens", "blocks_k"), WGMMA)
-def test_wgmma_tiles(rows: int, tokens: int, blocks_k: int, activation: str) -> None:
+@each(tile=WGMMA, activation=["swiglu", "none"])
+def test_wgmma_tiles(tile: tuple[int, ...], activation: str) -> None:
+    rows, tokens, blocks_k = tile
     of = plan(
         unit="wgmma", activation=activation, rows=rows, tokens=tokens, slices=1, blocks_k=blocks_k
     )
@@ -126,7 +127,7 @@ def test_any_number_of_ctas(unit: str, ctas: int) -> None:
 
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("stages", [2, 5])
-@pytest.mark.parametrize("seed", range(3))
+@seeds(3)
 def test_rings(unit: str, stages: int, seed: int) -> None:
     """Few and many stages, on other interleavings of the emulator."""
     right(plan(stages=stages, **UNITS[unit]), ids_of(33, seed=seed), hidden=448, seed=seed)
@@ -161,27 +162,31 @@ SPECS = [
 ]
 
 
-def test_ptxas_keeps_wgmma_asynchronous_and_spills_nothing_where_it_runs() -> None:
+def test_ptxas_keeps_wgmma_asynchronous_and_spills_nothing_where_it_runs(
+    request: pytest.FixtureRequest,
+) -> None:
     """Of default plans: serialised, wgmma waits after each; only loading warps may spill."""
-    plans = {
-        each
+    plans = [
+        one
         for spec in SPECS
         for bucket in catalog_moe.buckets(spec, "sm_90a", {})
-        for each in (bucket.gemm1, bucket.gemm2)
-    }
+        for one in (bucket.gemm1, bucket.gemm2)
+    ]
+    if not request.config.getoption("--exhaustive"):  # seconds each: one of a format and unit
+        plans = [*{(one.fmt, one.unit): one for one in plans}.values()]
     widest = plan(unit="wgmma", rows=256, tokens=160, slices=1, blocks_k=2)
-    assert any(each.unit == "wgmma" for each in plans)
-    for each in [*plans, widest]:
-        made = compile_cuda_source(source(each, "moe"), "sm_90a")
-        assert not made.losses, f"{each}: {made.losses}"
-        if each.unit == "mma":
-            assert made.resources[0]["spills"] == 0, f"{each}: {made.resources}"
+    assert any(one.unit == "wgmma" for one in plans)
+    for one in dict.fromkeys([*plans, widest]):
+        made = compile_cuda_source(source(one, "moe"), "sm_90a")
+        assert not made.losses, f"{one}: {made.losses}"
+        if one.unit == "mma":
+            assert made.resources[0]["spills"] == 0, f"{one}: {made.resources}"
             continue
         stems = [
             instruction.stem for instruction in sass.disassemble(made.image, "moe").instructions
         ]
         first, last = (f(i for i, stem in enumerate(stems) if stem == "HGMMA") for f in (min, max))
-        assert not {"STL", "LDL"} & set(stems[first : last + 1]), f"{each}: {made.resources}"
+        assert not {"STL", "LDL"} & set(stems[first : last + 1]), f"{one}: {made.resources}"
 
 
 def test_registers_of_a_cta_stay_what_they_were() -> None:

@@ -11,6 +11,7 @@ import pytest
 from blockscale import emulator
 from blockscale.lower.moe import small as moe_small
 from blockscale.lower.nvcc import compile_cuda_source
+from tests.kit.pairwise import each, pairs
 from tests.reference import core as ref
 from tests.reference import moe as moe
 
@@ -129,17 +130,21 @@ def hidden_of(tokens, cols=64, dtype="bfloat16"):
 
 
 # ------------------------------------------------------------------------------------------- sort
-@pytest.mark.parametrize("kind", moe.ROUTINGS)
-@pytest.mark.parametrize(
-    ("tokens", "experts", "top_k"),
-    [(1, 1, 1), (1, 128, 8), (4, 256, 8), (17, 8, 2), (17, 128, 4), (300, 256, 8), (300, 5, 3)],
+FEW_SLOTS = [(1, 1, 1), (1, 128, 8), (4, 256, 8)]
+MANY_SLOTS = [(17, 8, 2), (17, 128, 4), (300, 256, 8), (300, 5, 3)]
+
+
+@each(
+    sizes=[*FEW_SLOTS, *MANY_SLOTS],
+    kind=moe.ROUTINGS,
+    dtype=[np.int32, np.int64],
 )
-def test_sort(tokens, experts, top_k, kind):
+def test_sort(sizes, kind, dtype):
     """Few slots (one warp) and many, of every kind of routing; int32 and int64."""
+    tokens, experts, top_k = sizes
     ids, _ = moe.random_routing(tokens, experts, min(top_k, experts), kind)
-    for dtype in (np.int32, np.int64):
-        got = Prepared(ids.astype(dtype), hidden_of(tokens), experts)
-        check_sort(got, ids, experts, (8, 64))
+    got = Prepared(ids.astype(dtype), hidden_of(tokens), experts)
+    check_sort(got, ids, experts, (8, 64))
 
 
 def test_sort_of_many_equals():
@@ -223,11 +228,10 @@ def quantized(x, act_fmt, scale):
 SCALES = {"fp8": None, "fp8_tensor": 0.013, "nvfp4": 0.0011}
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("act_fmt", SCALES)
-@pytest.mark.parametrize(("tokens", "cols"), [(1, 64), (7, 96), (6, 2880)])
-def test_quantized_rows(act_fmt, tokens, cols, dtype):
+@pairs(act_fmt=SCALES, sizes=[(1, 64), (7, 96), (6, 2880)], dtype=["bfloat16", "float16"])
+def test_quantized_rows(act_fmt, sizes, dtype):
     """Before GEMM 1: codes times block scales, and the factors of rows; a row of zeros."""
+    tokens, cols = sizes
     ids, _ = moe.random_routing(tokens, 4, 1)
     hidden = hidden_of(tokens, cols, dtype)
     if tokens > 2:
@@ -242,11 +246,10 @@ def test_quantized_rows(act_fmt, tokens, cols, dtype):
     assert (got.x[-1] == 0x5A5A).all()
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("act_fmt", SCALES)
-@pytest.mark.parametrize(("rows", "cols"), [(5, 64), (3, 2880)])
-def test_requantized_rows(act_fmt, rows, cols, dtype):
+@pairs(act_fmt=SCALES, sizes=[(5, 64), (3, 2880)], dtype=["bfloat16", "float16"])
+def test_requantized_rows(act_fmt, sizes, dtype):
     """Between the GEMMs: permuted rows in place, as many as there are."""
+    rows, cols = sizes
     hidden = hidden_of(rows + 2, cols, dtype)
     y = bits(hidden[:, k_order(cols)], dtype)
     row_scale = np.full(rows + 2, -1, np.float32)
@@ -263,11 +266,14 @@ def test_requantized_rows(act_fmt, rows, cols, dtype):
 
 
 # ---------------------------------------------------------------------------------------- combine
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("kind", ["random", "half_dropped", "dropped"])
-@pytest.mark.parametrize(("tokens", "top_k", "cols"), [(1, 1, 64), (17, 8, 96), (5, 11, 2880)])
-def test_combine(tokens, top_k, cols, kind, dtype):
+@pairs(
+    sizes=[(1, 1, 64), (17, 8, 96), (5, 11, 2880)],
+    kind=["random", "half_dropped", "dropped"],
+    dtype=["bfloat16", "float16"],
+)
+def test_combine(sizes, kind, dtype):
     """Weighted rows in float32, in order; rows of dropped slots are NaN and do not count."""
+    tokens, top_k, cols = sizes
     ids, weights = moe.random_routing(tokens, 16, top_k, kind)
     valid = (ids >= 0) & (ids < 16)
     z = hidden_of(tokens * top_k, cols, dtype)

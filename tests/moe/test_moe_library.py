@@ -13,12 +13,14 @@ import pytest
 import torch
 
 from blockscale import emulator
-from blockscale.build.builder import build
+from blockscale.building.builder import build
 from blockscale.catalog import moe as catalog_moe
 from blockscale.lower.moe.kernel import route_sources, sources
 from blockscale.specs import FusedMoe, MoeRoute
 from blockscale.specs.plans.moe import MoePlan
 from tests.kit import moe_harness
+from tests.kit.gpu_library import library
+from tests.kit.pairwise import each
 from tests.reference import core as ref
 from tests.reference import moe as moe
 
@@ -55,17 +57,14 @@ def buckets_of(spec, arch):
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
+def built():
     """Return the library of a spec with the plans of `buckets_of`, built when first asked for."""
-    folder = tmp_path_factory.mktemp("moe")
 
-    @cache
     def of(spec, arch="sm_90a"):
-        path = folder / f"{spec.name}_{arch}.so"
+        plans = repr(buckets_of(spec, arch)) if isinstance(spec, FusedMoe) else ""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(catalog_moe, "buckets", lambda spec, arch, _: buckets_of(spec, arch))
-            build([spec], path, level=arch, logs_dirs=[], ptx=True)
-        return path
+            return library([spec], arch, plans)
 
     return of
 
@@ -148,8 +147,7 @@ class Call:
 PLAIN = FusedMoe(4, 128, 64, 2, layout="tiles64")
 
 
-@pytest.mark.parametrize("routing", moe.ROUTINGS)
-@pytest.mark.parametrize("tokens", [1, 4, 40, 41])
+@each(tokens=[1, 4, 40, 41], routing=moe.ROUTINGS)
 def test_each_bucket(built, tokens, routing):
     """Every token gets its experts' sum, whoever they are; tokens without experts get zeros."""
     call = Call(PLAIN, tokens, routing)(built(PLAIN))

@@ -12,8 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import blockscale as bs
 from blockscale.ops.moe import layer as ops_moe
-from blockscale.ops.moe import options as moe_call
-from blockscale.ops.moe.options import Options
+from blockscale.ops.moe.layer import Options
 from blockscale.specs import FusedMoe, MoeRoute, Spec
 from tests.kit.helpers import DTYPES, fill_freed_memory, rejects, same
 from tests.reference import core as ref
@@ -145,7 +144,7 @@ def test_arguments_are_the_spec_s(activation, act_fmt, fmt, layout):
     static = torch.tensor(0.5) if act_fmt == "fp8_tensor" else None
     options = Options(activation, None, None, act_fmt, static, static)
     checked = bs.prepare_moe_weights(*codes, fmt=fmt, activation=activation, **given)
-    spec = moe_call.check_call(hidden, checked, ids, factors, options)
+    spec = ops_moe.check_call(hidden, checked, ids, factors, options)
     spec = Spec.from_json(spec.to_json() | {"layout": layout})
     ops_moe._launch(
         kernel, spec, (hidden, ids, factors), weights, options, torch.empty_like(hidden)
@@ -311,9 +310,9 @@ def test_refused_on_cuda():
     weights = bs.prepare_moe_weights(**given, fmt="int4", layout="tiles64")
     hidden = torch.zeros(1, 64, dtype=torch.float16, device="meta")
     with rejects("hidden has dtype float16", "prepared for torch.bfloat16", "dtype=hidden.dtype"):
-        moe_call._check_layout(hidden, weights)
+        ops_moe._check_layout(hidden, weights)
     with rejects("float32", "bfloat16 or float16"):
-        moe_call._check_layout(hidden.float(), weights)
+        ops_moe._check_layout(hidden.float(), weights)
 
 
 LOGITS = torch.zeros(5, 8)

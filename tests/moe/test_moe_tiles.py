@@ -12,7 +12,7 @@ from tvm.sym import Analyzer
 
 from blockscale.base.sizes import round_up
 from blockscale.ops.moe.tiles import K_ORDER, natural_order
-from blockscale.specs.plans.moe_gemm import MoeGemm, scale_count
+from blockscale.specs.plans.moe import MoeGemm, scale_count
 from blockscale.tir.moe.tiles import K_TILE, ROW_TILE, moe_tiles, natural
 from tests.kit.half_tensors import fetch, tensor
 from tests.kit.moe_harness import bits, blocks_of, host, prepared, values

@@ -14,16 +14,16 @@ import tvm
 from blockscale import catalog
 from blockscale.base.errors import LoweringError
 from blockscale.base.targets import GPU_TARGETS, WGMMA
-from blockscale.build.space import new_schedule, replay, trace_json
+from blockscale.building.space import new_schedule, replay, trace_json
 from blockscale.catalog import moe as catalog_moe
 from blockscale.lower.moe.read import read
 from blockscale.schedules.moe import wgmma as sm90
 from blockscale.schedules.moe import wgmma_tiles as sm90_tiles
 from blockscale.schedules.steps import preferred, sampled
 from blockscale.specs import FusedMoe, Spec
-from blockscale.specs.plans.moe import MMA_TOKENS, SMEM_BYTES, WGMMA_TOKENS, MoePlan
-from blockscale.specs.plans.moe_gemm import MoeGemm
+from blockscale.specs.plans.moe import MMA_TOKENS, SMEM_BYTES, WGMMA_TOKENS, MoeGemm, MoePlan
 from blockscale.tir.moe.tiles import TOKEN_TILE, moe_tiles
+from tests.kit.pairwise import each, few
 
 TOKENS = (1, 8, 64, 512, 4096)
 LEVELS = ("sm_90a", "sm_100a", "sm_120a")
@@ -72,8 +72,7 @@ def plans(gemm, tokens, level="sm_90a"):
             yield replace(tile, stages=stages)
 
 
-@pytest.mark.parametrize("tokens", TOKENS)
-@pytest.mark.parametrize("gemm", GEMMS, ids=str)
+@each(gemm=GEMMS, tokens=TOKENS)
 def test_every_point_is_legal(gemm, tokens):
     """On each level; no two are one kernel, and there is something to choose."""
     for level in LEVELS:
@@ -93,7 +92,7 @@ def test_there_are_few_kernels():
         assert len({plan for tokens in TOKENS for plan in plans(gemm, tokens)}) <= 150
 
 
-@pytest.mark.parametrize(("gemm", "tokens", "seed"), DRAWS, ids=str)
+@pytest.mark.parametrize(("gemm", "tokens", "seed"), few(DRAWS, every=3), ids=str)
 def test_a_point_is_read_as_it_was_drawn(gemm, tokens, seed):
     """From the module of a bucket and from the one for any number of tokens, by its trace."""
     sch, plan = drawn(gemm, tokens, seed)

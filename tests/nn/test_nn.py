@@ -10,7 +10,7 @@ from tests.kit.helpers import rejects, same
 from tests.reference import core as ref
 from tests.reference import moe as moe
 
-EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 4, 2, 64, 96
+EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 4, 2, 64, 32  # as in test_nn_checkpoint: its kernels
 
 
 def normal(*shape, seed=0):
@@ -172,17 +172,21 @@ def test_compile(backend):
 
 def test_says_what_it_is():
     text = repr(nn.FusedMoE(WEIGHTS, TOP_K))
-    for word in ("experts=4", "hidden=64", "intermediate=96", "nvfp4", "top_k=2", "swiglu"):
+    for word in ("experts=4", "hidden=64", "intermediate=32", "nvfp4", "top_k=2", "swiglu"):
         assert word in text
 
 
 # ---- Linear -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4"])
+FORMATS = ["nvfp4", pytest.param("mxfp4", marks=pytest.mark.exhaustive)]
+"""test_nn_checkpoint.py runs both."""
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
 def test_linear(fmt, tmp_path):
     """A quantised layer gives bs.linear on its weight, which is near the layer's; and loads."""
-    plain = torch.nn.Linear(64, 48)
+    plain = torch.nn.Linear(64, 32)
     layer = nn.Linear.from_float(plain, fmt)
     scale = (plain.weight.abs().amax() / 2688).reshape(1).detach() if fmt == "nvfp4" else None
     packed, block_scale = bs.quantize(plain.weight.detach(), fmt, scale)
@@ -197,15 +201,15 @@ def test_linear(fmt, tmp_path):
         other(X)
     other.load_state_dict(torch.load(tmp_path / "layer.pt", weights_only=True))
     same(other(X), expected)
-    assert f"in_features=64, out_features=48, fmt={fmt}" in repr(other)
+    assert f"in_features=64, out_features=32, fmt={fmt}" in repr(other)
     assert layer.to(torch.bfloat16)(X.bfloat16()).dtype == torch.bfloat16
     assert layer.bias.dtype == torch.float32
 
 
-@pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4"])
+@pytest.mark.parametrize("fmt", FORMATS)
 def test_linear_dequantised(fmt):
     """What a layer does on CUDA: near the kernel that decodes in its inner loop, bias and all."""
-    layer = nn.Linear.from_float(torch.nn.Linear(64, 48), fmt)
+    layer = nn.Linear.from_float(torch.nn.Linear(64, 32), fmt)
     x = normal(7, 64)
     got = layer._dequantized(x, layer.packed, layer.block_scale)
     want = layer(x).double()
@@ -214,7 +218,7 @@ def test_linear_dequantised(fmt):
 
 def test_linear_zero_weight():
     """A weight of zeros has a global scale all the same."""
-    layer = nn.Linear.from_float(torch.zeros(48, 64))
+    layer = nn.Linear.from_float(torch.zeros(32, 64))
     assert not layer(X).any()
     with rejects("Linear.from_float", "weight is a list"):
         nn.Linear.from_float([1.0])

@@ -143,7 +143,10 @@ def test_qwen3_moe_of_modelopt(tmp_path, layout):
     near(layer, x, expected)
 
 
-@pytest.mark.parametrize("names", ["transformers", "openai", "tiles64"])
+@pytest.mark.parametrize(
+    "names",
+    ["transformers", "tiles64", pytest.param("openai", marks=pytest.mark.exhaustive)],
+)
 def test_gpt_oss(tmp_path, names):
     """Rows of gate and up alternate, also in the bias; the router has a bias."""
     folder, name = GOLDEN / "gptoss_mxfp4", MLP

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.ops import checks, dispatch
+from blockscale.ops import call, checks
 from blockscale.runtime import jit
 from blockscale.specs import NormQuantize
 from tests.fused.test_ops_fused import norm_inputs
@@ -139,10 +139,10 @@ def test_kernels_of_the_right_kind(monkeypatch):
     asked = []
     monkeypatch.setattr(jit, "function", lambda *args: asked.append(args))
     spec = NormQuantize(256)
-    dispatch.kernel(spec, torch.device("cpu"))
-    dispatch.kernel(spec, torch.device("cuda:1"))
+    call.kernel(spec, torch.device("cpu"))
+    call.kernel(spec, torch.device("cuda:1"))
     assert asked == [(spec,), (spec, "cuda")]
-    assert dispatch.launch_flags(True, False) == (0,)
+    assert call.launch_flags(True, False) == (0,)
     for default_or_on in (None, True):
-        assert dispatch.launch_flags(True, default_or_on) == (dispatch.PROGRAMMATIC,)
-    assert dispatch.launch_flags(False, True) == ()
+        assert call.launch_flags(True, default_or_on) == (call.PROGRAMMATIC,)
+    assert call.launch_flags(False, True) == ()

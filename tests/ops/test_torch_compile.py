@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import blockscale as bs
 from blockscale.compat import flashinfer as fi
-from blockscale.ops import checks, torch_ops
+from blockscale.ops import call, checks
 from tests.kit.helpers import as_bytes, one, same, same_bytes, widen
 
 BACKENDS = ["eager", "aot_eager", "inductor"]
@@ -282,6 +282,6 @@ def test_every_function_is_an_operator():
     """Under its own name; FlashInfer's with a prefix."""
     public = {name for name in bs.__all__ if name.islower() and name[0] != "_"}
     others = {"build", "fp8_scale_candidates", "load", "prepare_moe_weights", "tune"}
-    assert public - others <= set(torch_ops.NAMES)
-    assert "flashinfer_fp4_quantize" in torch_ops.NAMES
-    assert len(set(torch_ops.NAMES)) == len(torch_ops.NAMES)
+    assert public - others <= set(call.NAMES)
+    assert "flashinfer_fp4_quantize" in call.NAMES
+    assert len(set(call.NAMES)) == len(call.NAMES)

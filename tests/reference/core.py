@@ -258,9 +258,9 @@ def row_error(y: Array, truth: Array) -> NDArray[np.float64]:
 # ------------------------------------------------------------------------------------------- GEMM
 GEMM = {
     "nvfp4": ("e2m1", "e2m1", 16, "e4m3"),
-    "mxfp4": ("e2m1", "e2m1", 32, "e8m0"),
-    "mxfp8xmxfp4": ("e4m3", "e2m1", 32, "e8m0"),
-    "mxfp8": ("e4m3", "e4m3", 32, "e8m0"),
+    "mxfp4": ("e2m1", "e2m1", 32, "ue8m0"),
+    "mxfp8xmxfp4": ("e4m3", "e2m1", 32, "ue8m0"),
+    "mxfp8": ("e4m3", "e4m3", 32, "ue8m0"),
 }
 """Formats of a GEMM: codes of a and of b, elements a scale, the scale's format."""
 

@@ -9,9 +9,8 @@ from functools import cache
 import numpy as np
 import pytest
 
+from blockscale.base.formats import E2M1, E4M3, GEMM
 from blockscale.emulator import EmulationError, launch
-from blockscale.specs.gemm import GEMM_FORMATS
-from blockscale.specs.plans.gemm import FORMATS
 from blockscale.tir.intrin import tcgen05
 from tests.kit.tcgen05_kernels import call_text, compiled, kernel, padded, run, run_desc, swizzled
 
@@ -80,14 +79,14 @@ def mma_ptx():
 
 def operand(rng, code, rows, shape):
     """Return rows of random codes as one instruction takes them, and as they are in a stage."""
-    step = FORMATS[shape.fmt].step
-    codes = 2 if code == "e2m1" else 1
-    wide = FORMATS[shape.fmt].a_bits == 8
+    step = GEMM[shape.fmt].step
+    codes = code.per_byte
+    wide = GEMM[shape.fmt].a.bits == 8
     steps = shape.row_bytes // 32
     packed = rng.integers(0, 256, (steps, rows, step // codes), dtype=np.uint8)
-    if code == "e4m3":
+    if code is E4M3:
         packed[packed & 0x7F == 0x7F] = 0x2A  # no NaN
-    spread = [padded(part) if wide and code == "e2m1" else part for part in packed]
+    spread = [padded(part) if wide and code is E2M1 else part for part in packed]
     return packed, swizzled(np.concatenate(spread, axis=1))
 
 
@@ -96,7 +95,7 @@ def scale_bytes(rng, fmt, rows):
 
     No NaN; E8M0 from 2^-20 to 2^20, so that the desc's products are in the range of float32.
     """
-    low, high = (0, 0x7F) if GEMM_FORMATS[fmt].scale == "e4m3" else (107, 148)
+    low, high = (0, 0x7F) if GEMM[fmt].scale is E4M3 else (107, 148)
     return rng.integers(low, high, (32, rows // 8)).astype(np.uint8)
 
 
@@ -107,12 +106,12 @@ def words(scales):
 
 def mma_case(shape, rng):
     """Return the kernel's arguments, and what d is to be, and within what."""
-    form, codes = FORMATS[shape.fmt], GEMM_FORMATS[shape.fmt]
+    row = GEMM[shape.fmt]
     a_rows, b_rows = (shape.n, shape.m) if shape.swap else (shape.m, shape.n)
-    a, a_stage = operand(rng, codes.a_code, a_rows, shape)
-    b, b_stage = operand(rng, codes.b_code, b_rows, shape)
+    a, a_stage = operand(rng, row.a, a_rows, shape)
+    b, b_stage = operand(rng, row.b, b_rows, shape)
     sa, sb = scale_bytes(rng, shape.fmt, a_rows), scale_bytes(rng, shape.fmt, b_rows)
-    columns = form.step // form.block
+    columns = row.step // row.block
     byte = int(rng.integers(4 // columns)) * columns
     at = int(rng.integers(len(a)))
     d = rng.standard_normal((shape.m, shape.n)).astype(np.float32)
@@ -120,12 +119,12 @@ def mma_case(shape, rng):
     own = [np.ascontiguousarray(s[:, byte:end]) for s, end in zip((sa, sb), ends, strict=True)]
     name, want, size = tcgen05.mma(shape), d.copy(), np.abs(d)
     run_desc(name, A=a[at], SA=own[0], B=b[at], SB=own[1], D=want)
-    signs = [np.uint8(0x77 if code == "e2m1" else 0x7F) for code in (codes.a_code, codes.b_code)]
+    signs = [np.uint8(0x77 if code is E2M1 else 0x7F) for code in (row.a, row.b)]
     run_desc(name, A=a[at] & signs[0], SA=own[0], B=b[at] & signs[1], SB=own[1], D=size)
     stages, scales = (a_stage, b_stage), (words(sa), words(sb))
     turn = -1 if shape.swap else 1
     args = [*stages[::turn], *scales[::turn], d, 32 * at, byte]
-    return args, d, want, size * (form.step + 4) * 2.0**-23
+    return args, d, want, size * (row.step + 4) * 2.0**-23
 
 
 def run_mma(ptx, entry, shape, rng):
@@ -155,7 +154,7 @@ def test_mma_of_another_kind(fmt, other):
     """The instruction of another format is refused, or computes something else."""
     shape = tcgen05.Mma(fmt, 128, 64, 128, False)
     call = call_text(tcgen05.mma(shape))
-    kind = FORMATS[fmt].kind
+    kind = GEMM[fmt].kind
     assert f"bs_tcgen05_mma_{kind}<1>" in call
     ptx = compiled([mma_kernel(shape, call.replace(f"mma_{kind}<", f"mma_{other}<"), "other")])
     try:

@@ -7,7 +7,7 @@ import tvm
 from tvm.s_tir import Schedule
 
 from blockscale import catalog
-from blockscale.build.space import replay, trace_json
+from blockscale.building.space import replay, trace_json
 from blockscale.lower.cpu import compile_cpu
 from blockscale.specs import (
     SPECS,
@@ -19,6 +19,7 @@ from blockscale.specs import (
     Unswizzle,
 )
 from tests.kit.kernels import LEVELS, check, compiled, needs
+from tests.kit.pairwise import few, those
 
 LINEAR = [
     Linear(33, 80),  # no vector divides N; in K, vectors of codes but not of words of codes
@@ -50,11 +51,12 @@ SEARCHED = [
 ]
 
 searched = pytest.mark.parametrize(
-    ("spec", "level"), SEARCHED, ids=[f"{spec.name}-{level}" for spec, level in SEARCHED]
+    ("spec", "level"),
+    few([pytest.param(*case, id=f"{case[0].name}-{case[1]}") for case in SEARCHED]),
 )
 # The widest vectors, and the fewest registers
-extremes = pytest.mark.parametrize("level", ["avx512bf16", "plain"])
-each_level = pytest.mark.parametrize("level", LEVELS)
+EXTREMES = ("avx512bf16", "plain")
+extremes = pytest.mark.parametrize("level", EXTREMES)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -96,8 +98,11 @@ def test_every_op_is_here():
     assert {spec.op for spec in EVERY} | elsewhere == set(SPECS)
 
 
-@each_level
-@pytest.mark.parametrize("spec", EVERY, ids=lambda spec: spec.name)
+@those(
+    lambda spec, level: level in EXTREMES or EVERY.index(spec) % 2 == LEVELS.index(level) % 2,
+    spec=EVERY,
+    level=LEVELS,
+)
 def test_default(spec, level):
     """Without search, on sizes at every bucket's edges."""
     compare(compiled(spec, level), spec, level)

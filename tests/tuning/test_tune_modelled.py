@@ -12,10 +12,10 @@ from random import Random
 import pytest
 
 from blockscale import catalog
-from blockscale.build import builder, logs, records
-from blockscale.build.space import Space, new_schedule, replay
-from blockscale.build.store import folder_of, read_history
-from blockscale.cli import command as cli
+from blockscale.building import builder, logs, records
+from blockscale.building.space import Space, new_schedule, replay
+from blockscale.building.store import folder_of, read_history
+from blockscale.cli.command import build as cli_build
 from blockscale.lower import nvcc
 from blockscale.lower.gemm.read import read
 from blockscale.specs import MmFp4
@@ -168,8 +168,8 @@ def test_only_what_the_model_knows_is_modelled(monkeypatch):
 
 def test_a_library_shows_how_many_buckets_are_modelled():
     buckets = [{"tuned": True, "us": 1.0}, {"tuned": True, "modelled_us": 2.0}, {"tuned": False}]
-    assert cli._tuned(buckets[:1]) == "1 of 1"
-    assert cli._tuned(buckets) == "2 of 3, 1 modelled"
+    assert cli_build._tuned(buckets[:1]) == "1 of 1"
+    assert cli_build._tuned(buckets) == "2 of 3, 1 modelled"
 
 
 GEMM = MmFp4(n=512, k=512, fmt="nvfp4")

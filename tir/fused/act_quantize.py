@@ -25,6 +25,7 @@ from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
+from blockscale.base.formats import E4M3, NUMBERS, UE8M0, first_with
 from blockscale.specs import ActQuantize, Quantize
 from blockscale.tir import activations, formats
 from blockscale.tir.common import fix_shape, i64, keep_params, widen
@@ -32,7 +33,7 @@ from blockscale.tir.encode import SIXTH, reciprocal, rounded
 from blockscale.tir.quant.quantize import element_code, pack_codes, scale_byte
 from blockscale.tir.scale_store import expert_store, scale_shape
 
-_RULE = {"e4m3": Quantize("nvfp4"), "ue8m0": Quantize("mxfp4")}
+_RULE = {number.name: Quantize(first_with(number).name) for number in (E4M3, UE8M0)}
 _LARGEST = 3.4028234663852886e38
 
 
@@ -43,7 +44,7 @@ def block_byte(spec: ActQuantize, amax_bits: PrimExpr, g: PrimExpr) -> PrimExpr:
     amax, zero = formats.from_bits(amax_bits), formats.const(0, amax_bits, "int32")
     sixth = formats.const(SIXTH, amax, "float32")
     if spec.scale_format == "ue8m0":
-        return formats.e8m0_encode_ceil(amax * sixth)
+        return formats.ue8m0_encode_ceil(amax * sixth)
     byte = formats.e4m3_encode(amax * (g * sixth))
     return tirx.Select(amax_bits > zero, byte, zero)
 
@@ -51,10 +52,10 @@ def block_byte(spec: ActQuantize, amax_bits: PrimExpr, g: PrimExpr) -> PrimExpr:
 def block_factor(spec: ActQuantize, amax_bits: PrimExpr, byte: PrimExpr, g: PrimExpr) -> PrimExpr:
     """What a block's values are divided by ("divide") or multiplied with ("flashinfer")."""
     if spec.convention == "divide":
-        return formats.scale_decode(_RULE[spec.scale_format].fmt, byte) * g
+        return formats.decode(NUMBERS[spec.scale_format], byte) * g
     zero = formats.const(0.0, byte, "float32")
     if spec.scale_format == "ue8m0":
-        power = reciprocal(formats.e8m0_decode(byte))
+        power = reciprocal(formats.ue8m0_decode(byte))
         return tirx.Select(byte > formats.const(0, byte, "int32"), power, zero)
     inverse = reciprocal(formats.e4m3_decode(byte) * reciprocal(g))
     largest = formats.const(_LARGEST, byte, "float32")

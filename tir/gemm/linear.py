@@ -83,7 +83,7 @@ def linear(
         for n, b in T.grid(N, blocks):
             with T.sblock("block_scale"):
                 vn, vb = T.axis.remap("SS", [n, b])
-                S[vn, vb] = formats.scale_decode(spec.fmt, T.Cast("int32", block_scale[vn, vb]))
+                S[vn, vb] = formats.decode(spec.format.scale, T.Cast("int32", block_scale[vn, vb]))
         for n, k in T.grid(N, K):
             with T.sblock("decode"):
                 vn, vk = T.axis.remap("SS", [n, k])

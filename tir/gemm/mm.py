@@ -23,35 +23,29 @@ from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
+from blockscale.base.formats import Number
 from blockscale.specs import MmFp4
-from blockscale.specs.gemm import CODES_PER_BYTE
 from blockscale.tir import formats
 from blockscale.tir.block_grid import COLS_128X4, index_128x4, padded_128x4
 from blockscale.tir.common import fix_shape, i64, tiles_of
-from blockscale.tir.gemm.linear import from_operand, to_operand, weight_value
+from blockscale.tir.gemm.linear import from_operand, to_operand
 
 Source = Callable[[PrimExpr, PrimExpr], tuple[PrimExpr, PrimExpr, PrimExpr]]
 """From a tile and a row in it to the row of a, the row of its scales, and whether it has any."""
 
 
-def code_value(code: str, byte: PrimExpr, k: PrimExpr, scale: PrimExpr, compute: str) -> PrimExpr:
+def code_value(
+    code: Number, byte: PrimExpr, k: PrimExpr, scale: PrimExpr, compute: str
+) -> PrimExpr:
     """Element ``k`` from its byte (uint8) and block scale (float32), in the compute type."""
-    if code == "e2m1":
-        return weight_value(byte, k, scale, compute)
-    return to_operand(formats.e4m3_decode(formats.cast(byte, "int32")) * scale, compute)
-
-
-def scale_value(storage: str, byte: PrimExpr) -> PrimExpr:
-    """Block scale (float32) of a byte (uint8)."""
-    wide = formats.cast(byte, "int32")
-    return formats.e4m3_decode(wide) if storage == "e4m3" else formats.e8m0_decode(wide)
+    return to_operand(formats.element(code, byte, k) * scale, compute)
 
 
 def a_steps(spec: MmFp4, compute: str) -> Any:
     """Steps from a and its scales to A [tiles, rows of a tile, K]."""
     K, cols, block, blocks = map(i64, (spec.k, spec.scale_cols, spec.block, spec.k // spec.block))
-    code, scale = spec.format.a_code, spec.format.scale
-    step = i64(CODES_PER_BYTE[code])
+    code, scale = spec.format.a, spec.format.scale
+    step = i64(code.per_byte)
 
     @T.inline
     def steps(a, a_scale, bytes, scales, A, tiles, height, source):
@@ -65,7 +59,7 @@ def a_steps(spec: MmFp4, compute: str) -> Any:
         for t, i, c in T.grid(tiles, height, cols):
             with T.sblock("a_scale"):
                 vt, vi, vc = T.axis.remap("SSS", [t, i, c])
-                scales[vt, vi, vc] = scale_value(scale, bytes[vt, vi, vc])
+                scales[vt, vi, vc] = formats.decode_byte(scale, bytes[vt, vi, vc])
         for t, i, k in T.grid(tiles, height, K):
             with T.sblock("widen"):
                 vt, vi, vk = T.axis.remap("SSS", [t, i, k])
@@ -83,8 +77,8 @@ def b_steps(spec: MmFp4, compute: str) -> Any:
     """
     N, K, cols, group = i64(spec.n), i64(spec.k), i64(spec.scale_cols), i64(COLS_128X4)
     block, blocks = i64(spec.block), i64(spec.k // spec.block)
-    code, scale = spec.format.b_code, spec.format.scale
-    step = i64(CODES_PER_BYTE[code])
+    code, scale = spec.format.b, spec.format.scale
+    step = i64(code.per_byte)
 
     @T.inline
     def steps(b, b_scale, bytes, scales, B, lead):
@@ -96,7 +90,7 @@ def b_steps(spec: MmFp4, compute: str) -> Any:
         for n, g, c in T.grid(N, cols // group, group):
             with T.sblock("block_scale"):
                 vn, vg, vc = T.axis.remap("SSS", [n, g, c])
-                scales[vn, vg, vc] = scale_value(scale, bytes[vn, vg * group + vc])
+                scales[vn, vg, vc] = formats.decode_byte(scale, bytes[vn, vg * group + vc])
         for n, k in T.grid(N, K):
             with T.sblock("decode"):
                 vn, vk = T.axis.remap("SS", [n, k])

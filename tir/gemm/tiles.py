@@ -17,15 +17,14 @@ from the offsets of the experts' rows.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
-from tvm import tirx
-from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
+from blockscale.base.formats import GEMM
 from blockscale.base.sizes import ceil_div, round_up
-from blockscale.specs.gemm import CODES_PER_BYTE, GEMM_FORMATS, GemmFormat
 from blockscale.tir import formats
 from blockscale.tir.common import fix_shape, i64
 
@@ -64,28 +63,8 @@ class Sizes(NamedTuple):
     @staticmethod
     def of(fmt: str, n: int, k: int) -> Sizes:
         """Sizes of a GEMM of ``n`` columns and ``k`` elements of K."""
-        depth = ATOM_SCALES * GEMM_FORMATS[fmt].block
+        depth = ATOM_SCALES * GEMM[fmt].block
         return Sizes(round_up(n, COL_TILE), round_up(k, K_TILE) // depth, depth)
-
-
-def element(code: str, byte: PrimExpr, k: PrimExpr) -> PrimExpr:
-    """Float32 value of element ``k`` of its row, from its byte, in format ``code``."""
-    bits = tirx.Cast("int32", byte)
-    return (
-        formats.e2m1_decode(formats.nibble(bits, k))
-        if code == "e2m1"
-        else formats.e4m3_decode(bits)
-    )
-
-
-def scale(fmt: str, byte: PrimExpr) -> PrimExpr:
-    """Float32 value of a block scale's byte."""
-    bits = tirx.Cast("int32", byte)
-    return (
-        formats.e4m3_decode(bits)
-        if GEMM_FORMATS[fmt].scale == "e4m3"
-        else formats.e8m0_decode(bits)
-    )
 
 
 def gemm_tiles(
@@ -99,30 +78,26 @@ def gemm_tiles(
     make = _grouped if experts else _plain
     func = make(fmt, out_dtype, n, k, experts)
     if rows is not None:
-        codes = CODES_PER_BYTE[GEMM_FORMATS[fmt].a_code]
+        codes = GEMM[fmt].a.per_byte
         tiles = max(1, ceil_div(rows, ROW_TILE))
         func = fix_shape(func, "a", (tiles, ROW_TILE, round_up(k, K_TILE) // codes))
     sizes = {"fmt": fmt, "out_dtype": out_dtype, "n": n, "k": k, "experts": experts}
     return func.with_attr(ATTRIBUTE, sizes)
 
 
-def _codes(fmt: str) -> tuple[GemmFormat, int, int]:
-    """The format, and elements in a byte of a and b."""
-    form = GEMM_FORMATS[fmt]
-    return form, CODES_PER_BYTE[form.a_code], CODES_PER_BYTE[form.b_code]
-
-
 def _plain(fmt: str, out_dtype: str, n: int, k: int, experts: int) -> PrimFunc:
     """The GEMM of one matrix b."""
     del experts
-    form, a_codes, b_codes = _codes(fmt)
+    row = GEMM[fmt]
+    a_codes, b_codes = row.a.per_byte, row.b.per_byte
+    scale = partial(formats.decode_byte, row.scale)
     size = Sizes.of(fmt, n, k)
     N, NA, KA, KD = i64(size.cols), i64(size.cols // 128), i64(size.atoms), i64(size.depth)
     R, RA, one = i64(ROW_TILE), i64(ROW_TILE // 128), i64(1)
     AT, L, Q = i64(ATOM_BYTES), i64(LANES), i64(ATOM_BYTES // LANES)
     AB, BB = (i64(size.atoms * size.depth // codes) for codes in (a_codes, b_codes))
     AD, BD = (i64(size.depth // codes) for codes in (a_codes, b_codes))
-    AC, BC, block = i64(a_codes), i64(b_codes), i64(form.block)
+    AC, BC, block = i64(a_codes), i64(b_codes), i64(row.block)
 
     @T.prim_func(s_tir=True)
     def main(
@@ -156,14 +131,13 @@ def _plain(fmt: str, out_dtype: str, n: int, k: int, experts: int) -> PrimFunc:
                 with T.init():
                     C[vt, vi, vj] = T.float32(0)
                 C[vt, vi, vj] = C[vt, vi, vj] + (
-                    element(form.a_code, a[vt, vi, va * AD + ve // AC], ve)
+                    formats.element(row.a, a[vt, vi, va * AD + ve // AC], ve)
                     * scale(
-                        fmt,
                         SA[vt, va * L + vi % L, vi // L * 4 + ve // block],
                     )
                 ) * (
-                    element(form.b_code, b[vj, va * BD + ve // BC], ve)
-                    * scale(fmt, SB[va * L + vj % L, vj // L * 4 + ve // block])
+                    formats.element(row.b, b[vj, va * BD + ve // BC], ve)
+                    * scale(SB[va * L + vj % L, vj // L * 4 + ve // block])
                 )
         for t, i, j in T.grid(tiles, R, N):
             with T.sblock("epilogue"):
@@ -175,14 +149,16 @@ def _plain(fmt: str, out_dtype: str, n: int, k: int, experts: int) -> PrimFunc:
 
 def _grouped(fmt: str, out_dtype: str, n: int, k: int, experts: int) -> PrimFunc:
     """The GEMM whose tiles of rows have a matrix b each, gathered as it is loaded."""
-    form, a_codes, b_codes = _codes(fmt)
+    row = GEMM[fmt]
+    a_codes, b_codes = row.a.per_byte, row.b.per_byte
+    scale = partial(formats.decode_byte, row.scale)
     size = Sizes.of(fmt, n, k)
     N, NA, KA, KD = i64(size.cols), i64(size.cols // 128), i64(size.atoms), i64(size.depth)
     R, RA, E = i64(ROW_TILE), i64(ROW_TILE // 128), i64(experts)
     AT, L, Q = i64(ATOM_BYTES), i64(LANES), i64(ATOM_BYTES // LANES)
     AB, BB = (i64(size.atoms * size.depth // codes) for codes in (a_codes, b_codes))
     AD, BD = (i64(size.depth // codes) for codes in (a_codes, b_codes))
-    AC, BC, block = i64(a_codes), i64(b_codes), i64(form.block)
+    AC, BC, block = i64(a_codes), i64(b_codes), i64(row.block)
 
     @T.prim_func(s_tir=True)
     def main(
@@ -227,14 +203,13 @@ def _grouped(fmt: str, out_dtype: str, n: int, k: int, experts: int) -> PrimFunc
                 with T.init():
                     C[vt, vi, vj] = T.float32(0)
                 C[vt, vi, vj] = C[vt, vi, vj] + (
-                    element(form.a_code, a[vt, vi, va * AD + ve // AC], ve)
+                    formats.element(row.a, a[vt, vi, va * AD + ve // AC], ve)
                     * scale(
-                        fmt,
                         SA[vt, va * L + vi % L, vi // L * 4 + ve // block],
                     )
                 ) * (
-                    element(form.b_code, B[vt, vj, va * BD + ve // BC], ve)
-                    * scale(fmt, SB[vt, va * L + vj % L, vj // L * 4 + ve // block])
+                    formats.element(row.b, B[vt, vj, va * BD + ve // BC], ve)
+                    * scale(SB[vt, va * L + vj % L, vj // L * 4 + ve // block])
                 )
         for t, i, j in T.grid(tiles, R, N):
             with T.sblock("epilogue"):

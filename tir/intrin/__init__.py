@@ -34,18 +34,10 @@ def register_named(trace: str) -> None:
 @cache
 def register_gpu() -> None:
     """Register every CUDA intrinsic, which takes seconds."""
-    from blockscale.tir.intrin.cuda import (
-        act as cuda_act,
-    )
-    from blockscale.tir.intrin.cuda import (
-        blocks as cuda_blocks,
-    )
-    from blockscale.tir.intrin.cuda import (
-        fused as cuda_fused,
-    )
-    from blockscale.tir.intrin.cuda import (
-        sweep as cuda_sweep,
-    )
+    from blockscale.tir.intrin.cuda import act as cuda_act
+    from blockscale.tir.intrin.cuda import blocks as cuda_blocks
+    from blockscale.tir.intrin.cuda import fused as cuda_fused
+    from blockscale.tir.intrin.cuda import sweep as cuda_sweep
 
     for module in (cuda_act, cuda_blocks, cuda_fused, cuda_sweep):
         module.register_all()
@@ -62,22 +54,12 @@ def register_moe() -> None:
 @cache
 def register_cpu() -> None:
     """Register every x86 intrinsic but those of `register_moe`."""
-    from blockscale.specs import BLOCK_SIZE
-    from blockscale.tir.intrin.x86 import (
-        fused as x86_fused,
-    )
-    from blockscale.tir.intrin.x86 import (
-        gemm as x86_gemm,
-    )
-    from blockscale.tir.intrin.x86 import (
-        panels as x86_panels,
-    )
-    from blockscale.tir.intrin.x86 import (
-        rows as x86_rows,
-    )
-    from blockscale.tir.intrin.x86 import (
-        width as x86,
-    )
+    from blockscale.base.formats import QUANTIZED
+    from blockscale.tir.intrin.x86 import fused as x86_fused
+    from blockscale.tir.intrin.x86 import gemm as x86_gemm
+    from blockscale.tir.intrin.x86 import panels as x86_panels
+    from blockscale.tir.intrin.x86 import rows as x86_rows
+    from blockscale.tir.intrin.x86 import width as x86
 
     for width in {width.level: width for width in x86.WIDTHS.values()}.values():
         for compute in ("float32", "bfloat16"):
@@ -85,17 +67,17 @@ def register_cpu() -> None:
         for depth in x86_gemm.e4m3_depths(width.level):
             x86_gemm.decode_panel_e4m3(width.level, depth, x86_gemm.E4M3_BLOCK)
         x86_rows.lane_sum(width.level)
-        for fmt, block in BLOCK_SIZE.items():
-            x86_rows.dot_row(width.level, block)
-            x86_gemm.decode_words(width.level, block)
+        for fmt, row in QUANTIZED.items():
+            x86_rows.dot_row(width.level, row.block)
+            x86_gemm.decode_words(width.level, row.block)
             for group in x86_panels.SCALE_GROUPS:
                 x86_panels.decode_panel_scales(width.level, fmt, group)
             for depth in x86_panels.panel_depths(width.level):
                 computes = ("float32", "bfloat16") if width.level == "avx512" else ("float32",)
                 for compute in computes:
-                    x86_panels.decode_panel(width.level, compute, depth, block)
-    for block in BLOCK_SIZE.values():
-        x86_rows.lane_max(block)
-        x86_rows.pack_row(block)
-        x86_fused.square_sum(block)
+                    x86_panels.decode_panel(width.level, compute, depth, row.block)
+    for row in QUANTIZED.values():
+        x86_rows.lane_max(row.block)
+        x86_rows.pack_row(row.block)
+        x86_fused.square_sum(row.block)
     x86_panels.dot_bf16()

@@ -16,8 +16,8 @@ from tvm.s_tir import TensorIntrin
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
-from blockscale.specs.plans.moe import FORMATS
-from blockscale.specs.plans.moe_gemm import scale_count
+from blockscale.base.formats import MOE
+from blockscale.specs.plans.moe import scale_count
 from blockscale.tir.common import i64
 from blockscale.tir.intrin.cuda import blocks as cuda_blocks
 from blockscale.tir.moe.tiles import WORDS, decoded, f32
@@ -34,7 +34,7 @@ _TYPES = {"bfloat16": "bf16", "float16": "f16"}
 _NAMES = {
     "bulk": r"cp_async_bulk_(\d+)x(\d+)_([a-z]+\d+)",
     "row": r"cp_async_row64_(bf16|f16)(_gather)?",
-    "decode": r"decode_(nvfp4|mxfp4|int4)_g(\d+)(z?)_16x64_(bf16|f16)",
+    "decode": rf"decode_({'|'.join(MOE)})_g(\d+)(z?)_16x64_(bf16|f16)",
     "mma": r"mma_m16n8k16_(bf16|f16)f32",
     "wgmma": r"wgmma_m64n(\d+)k16_(bf16|f16)f32",
 }
@@ -209,7 +209,7 @@ def decode(fmt: str, group: int, zeros: bool, dtype: str) -> str:
 def _decode(fmt: str, group: int, zeros: bool, dtype: str, body: bool) -> PrimFunc:
     M, K, N, B = i64(16), i64(64), i64(WORDS), i64(scale_count(fmt, group, zeros))
     stored = dtype if fmt == "int4" else "uint8"
-    numbers = [T.int32(number) for number in ([*FORMATS].index(fmt), group, int(zeros))]
+    numbers = [T.int32(number) for number in ([*MOE].index(fmt), group, int(zeros))]
 
     @T.prim_func(s_tir=True)
     def fragment(words: T.handle, scales: T.handle, target: T.handle):

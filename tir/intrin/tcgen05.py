@@ -10,17 +10,17 @@ are byte c of column r / 32, lane r % 32 (PTX ISA 9.7.16.10.7).
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
-from blockscale.specs.gemm import CODES_PER_BYTE, GEMM_FORMATS
-from blockscale.specs.plans.gemm import FORMATS
+from blockscale.base.formats import E4M3, GEMM, UE8M0, Number
+from blockscale.tir import formats
 from blockscale.tir.common import i64
-from blockscale.tir.gemm.tiles import ATOM_BYTES, element, scale
+from blockscale.tir.gemm.tiles import ATOM_BYTES
 from blockscale.tir.intrin import tma
 from blockscale.tir.intrin.tma import SMEM, TMEM, call, register, register_copy
 
@@ -63,9 +63,9 @@ def _register(kind: str, parts: tuple[str, ...]) -> str:
 
 def _format(instruction: str, codes: str) -> str:
     """Format of operands that are multiplied by this kind of MMA."""
-    for name, form in FORMATS.items():
-        both = [GEMM_FORMATS[name].a_code, GEMM_FORMATS[name].b_code]
-        if form.kind == instruction and codes in ("".join(both), "".join(reversed(both))):
+    for name, row in GEMM.items():
+        both = [row.a.name, row.b.name]
+        if row.kind == instruction and codes in ("".join(both), "".join(reversed(both))):
             return name
     raise ValueError(f"register_named: no format multiplies {codes} by kind {instruction}")
 
@@ -83,16 +83,16 @@ class Mma(NamedTuple):
     @property
     def name(self) -> str:
         """For example ``tcgen05_mma_mxf4nvf4_256x256x64_e2m1e2m1f32_sw128``."""
-        form, codes = FORMATS[self.fmt], GEMM_FORMATS[self.fmt]
-        x, y = (codes.a_code, codes.b_code)[:: -1 if self.swap else 1]
-        shape = f"{self.m}x{self.n}x{form.step}"
+        row = GEMM[self.fmt]
+        x, y = (row.a, row.b)[:: -1 if self.swap else 1]
+        shape = f"{self.m}x{self.n}x{row.step}"
         turned = "_swap" if self.swap else ""
-        return f"tcgen05_mma_{form.kind}_{shape}_{x}{y}f32_sw{self.row_bytes}{turned}"
+        return f"tcgen05_mma_{row.kind}_{shape}_{x.name}{y.name}f32_sw{self.row_bytes}{turned}"
 
 
-def _element_format(kind: str, code: str) -> int:
+def _element_format(kind: str, code: Number) -> int:
     """Number of an operand's format in the instruction descriptor: enum BsElement."""
-    if code == "e4m3":
+    if code is E4M3:
         return 0
     return 5 if kind == "mxf8f6f4" else 1
 
@@ -107,17 +107,15 @@ def mma(shape: Mma) -> str:
 
 
 def _mma(shape: Mma, body: bool) -> PrimFunc:
-    form, codes = FORMATS[shape.fmt], GEMM_FORMATS[shape.fmt]
+    row = GEMM[shape.fmt]
     rows, cols = (shape.n, shape.m) if shape.swap else (shape.m, shape.n)
-    a_codes, b_codes = CODES_PER_BYTE[codes.a_code], CODES_PER_BYTE[codes.b_code]
-    R, C, K, L, one = i64(rows), i64(cols), i64(form.step), i64(32), i64(1)
-    AB, BB = (
-        i64(form.step // a_codes),
-        i64(form.step // b_codes),
-    )
-    AC, BC, block = i64(a_codes), i64(b_codes), i64(form.block)
+    a_codes, b_codes = row.a.per_byte, row.b.per_byte
+    scale = partial(formats.decode_byte, row.scale)
+    R, C, K, L, one = i64(rows), i64(cols), i64(row.step), i64(32), i64(1)
+    AB, BB = i64(row.step // a_codes), i64(row.step // b_codes)
+    AC, BC, block = i64(a_codes), i64(b_codes), i64(row.block)
     # From the first row's scales to the last one's: rows r and r + 32 are 4 bytes apart.
-    RS, CS = (i64(extent // 8 - 4 + form.step // form.block) for extent in (rows, cols))
+    RS, CS = (i64(extent // 8 - 4 + row.step // row.block) for extent in (rows, cols))
     X, Y = i64(shape.m), i64(shape.n)
 
     @T.prim_func(s_tir=True)
@@ -138,19 +136,19 @@ def _mma(shape: Mma, body: bool) -> PrimFunc:
                         vi, vj, vk = T.axis.remap("SSR", [i, j, k])
                         if shape.swap:
                             D[vj, vi] = D[vj, vi] + (
-                                element(codes.a_code, A[vi, vk // AC], vk)
-                                * scale(shape.fmt, SA[vi % L, vi // L * 4 + vk // block])
+                                formats.element(row.a, A[vi, vk // AC], vk)
+                                * scale(SA[vi % L, vi // L * 4 + vk // block])
                             ) * (
-                                element(codes.b_code, B[vj, vk // BC], vk)
-                                * scale(shape.fmt, SB[vj % L, vj // L * 4 + vk // block])
+                                formats.element(row.b, B[vj, vk // BC], vk)
+                                * scale(SB[vj % L, vj // L * 4 + vk // block])
                             )
                         else:
                             D[vi, vj] = D[vi, vj] + (
-                                element(codes.a_code, A[vi, vk // AC], vk)
-                                * scale(shape.fmt, SA[vi % L, vi // L * 4 + vk // block])
+                                formats.element(row.a, A[vi, vk // AC], vk)
+                                * scale(SA[vi % L, vi // L * 4 + vk // block])
                             ) * (
-                                element(codes.b_code, B[vj, vk // BC], vk)
-                                * scale(shape.fmt, SB[vj % L, vj // L * 4 + vk // block])
+                                formats.element(row.b, B[vj, vk // BC], vk)
+                                * scale(SB[vj % L, vj // L * 4 + vk // block])
                             )
 
     return instruction
@@ -160,20 +158,18 @@ def _issue(
     shape: Mma, a: T.Buffer, a_scale: T.Buffer, b: T.Buffer, b_scale: T.Buffer, d: T.Buffer
 ) -> PrimExpr:
     """The call that issues the MMA."""
-    form, codes = FORMATS[shape.fmt], GEMM_FORMATS[shape.fmt]
+    row = GEMM[shape.fmt]
     turn = -1 if shape.swap else 1
     x, y = (a, b)[::turn]
     sx, sy = (a_scale, b_scale)[::turn]
-    x_format, y_format = (
-        _element_format(form.kind, code) for code in (codes.a_code, codes.b_code)[::turn]
-    )
+    x_format, y_format = (_element_format(row.kind, code) for code in (row.a, row.b)[::turn])
     desc = call(
         "bs_instruction_desc",
         shape.m,
         shape.n,
         x_format,
         y_format,
-        int(form.scale == "e8m0"),
+        int(row.scale is UE8M0),
         _first_byte(sx),
         _first_byte(sy),
         dtype="uint32",
@@ -183,7 +179,7 @@ def _issue(
         for tile in (x, y)
     ]
     return call(
-        f"bs_tcgen05_mma_{form.kind}<{shape.m // 128}>",
+        f"bs_tcgen05_mma_{row.kind}<{shape.m // 128}>",
         d.access_ptr("rw"),
         *matrices,
         desc,

@@ -27,6 +27,7 @@ from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
+from blockscale.base.formats import FLOAT
 from blockscale.specs import FusedMoe
 from blockscale.tir import formats
 from blockscale.tir.activations import gated
@@ -92,9 +93,7 @@ def coded_value(
 
 def code_of(spec: FusedMoe) -> str:
     """How the weights are coded."""
-    if spec.fmt != "int4":
-        return "e2m1"
-    return "int4z" if spec.zero else "int4"
+    return f"{spec.format.codes.name}{'z' if spec.zero else ''}"
 
 
 def _activated(
@@ -133,9 +132,9 @@ def _product_step(spec: FusedMoe, product: Product, row_tile: int, finish: Any) 
         return step * i64(depth // spec.group) + lane // i64(spec.group // WORD)
 
     def scale_of(value: PrimExpr) -> PrimExpr:
-        if spec.fmt == "int4":
+        if spec.format.scale is FLOAT:
             return value
-        return formats.scale_decode(spec.fmt, tirx.Cast("int32", value))
+        return formats.decode_byte(spec.format.scale, value)
 
     @T.inline
     def decode_zeros(zeros, zero, ve, task):
@@ -285,7 +284,7 @@ def fused_moe(
     first_gemm, second_gemm = products(spec, lanes)
     L1, L2 = i64(lanes[0]), i64(lanes[1])
     steps1, steps2 = i64(first_gemm.steps), i64(second_gemm.steps)
-    scale_dtype = "float32" if spec.fmt == "int4" else "uint8"
+    scale_dtype = "float32" if spec.format.scale is FLOAT else "uint8"
     sort = sort_step(spec, row_tile)
     x_rows, h_rows = rows_step(spec, 1, lanes[0]), rows_step(spec, 2, lanes[1])
     gemm1 = _product_step(spec, first_gemm, row_tile, _finish1(spec))

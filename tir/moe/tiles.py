@@ -30,8 +30,9 @@ from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
+from blockscale.base.formats import E4M3, MOE
 from blockscale.base.sizes import round_up
-from blockscale.specs.plans.moe_gemm import ATTRIBUTE, MoeGemm, scale_count
+from blockscale.specs.plans.moe import ATTRIBUTE, MoeGemm, scale_count
 from blockscale.tir import formats
 from blockscale.tir.common import i64
 
@@ -83,13 +84,11 @@ def _u32(value: int) -> PrimExpr:
     return tirx.const(value, "uint32")
 
 
-def scale_index(
-    fmt: str, group: int, zeros: bool, row: PrimExpr, quad: PrimExpr, high: PrimExpr
-) -> PrimExpr:
+def scale_index(group: int, zeros: bool, row: PrimExpr, quad: PrimExpr, high: PrimExpr) -> PrimExpr:
     """Where the scale of row ``row`` (g; + 8 if ``high``) for the k of thread ``quad`` lies."""
-    if fmt == "nvfp4":
+    if group == 16:
         return (row * i64(4) + quad) * i64(2) + high
-    if fmt == "mxfp4" or group == 32:
+    if group == 32:
         at = (row * i64(2) + quad // i64(2)) * i64(2) + high
     else:
         at = row * i64(2) + high
@@ -107,9 +106,9 @@ def weight(
 
 
 def _power_scale(fmt: str, byte: PrimExpr) -> PrimExpr:
-    """Float32 scale of a stored byte: nvfp4 (exponent + 13, 3 bits), mxfp4 2^(byte - 237)."""
+    """Float32 scale of a stored byte: of E4M3 (exponent + 13, 3 bits), of UE8M0 2^(byte - 237)."""
     bits = tirx.Cast("int32", byte)
-    if fmt == "nvfp4":
+    if MOE[fmt].scale is E4M3:
         return formats.from_bits((bits << 20) + (tirx.const(127 - 13, "int32") << 23))
     field = tirx.Max(bits - 110, tirx.const(0, "int32"))
     return formats.from_bits(field << 23)
@@ -135,7 +134,7 @@ def decoded(
     lane_row, high = row % i64(8), row % i64(16) // i64(8)
     quad, word = position % i64(8) // i64(2), position // i64(16)
     of_word = lane_row * i64(16) + quad * i64(4) + word
-    of_scale = scale_index(fmt, group, zeros, lane_row, quad, high)
+    of_scale = scale_index(group, zeros, lane_row, quad, high)
     of_block: tuple[PrimExpr, ...] = ()
     of_scales: tuple[PrimExpr, ...] = ()
     if tile is not None:

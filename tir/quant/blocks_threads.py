@@ -117,7 +117,7 @@ def quantize(spec: Quantize, shape: tuple[int, int] | None = None) -> PrimFunc:
             byte[va, vb] = scale_byte(spec, amax[va, vb], global_scale[0])
         with T.sblock("divisor"):
             va, vb = T.axis.remap("SS", [a, b])
-            divisor[va, vb] = formats.scale_decode(spec.fmt, byte[va, vb]) * global_scale[0]
+            divisor[va, vb] = formats.decode(spec.format.scale, byte[va, vb]) * global_scale[0]
         for j in range(half):
             with T.sblock("pack"):
                 va, vb, vj = T.axis.remap("SSS", [a, b, j])
@@ -229,7 +229,7 @@ def dequantize(spec: Dequantize, shape: tuple[int, int] | None = None) -> PrimFu
         for a, b in T.grid(*shape):
             with T.sblock("block_scale"):
                 va, vb = T.axis.remap("SS", [a, b])
-                scale[va, vb] = formats.scale_decode(spec.fmt, byte[va, vb]) * global_scale[0]
+                scale[va, vb] = formats.decode(spec.format.scale, byte[va, vb]) * global_scale[0]
             for e in range(unit):
                 with T.sblock("decode"):
                     va, vb, ve = T.axis.remap("SSS", [a, b, e])

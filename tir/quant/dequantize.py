@@ -45,7 +45,7 @@ def dequantize(
                 vr, vt, vi = T.axis.remap("SSS", [r, t, i])
                 at = T.meta_var(grid.scale_index(vr, grid.block_at(vt, vi, rows, cols), cols))
                 scale[vr, vt, vi] = (
-                    formats.scale_decode(spec.fmt, T.Cast("int32", block_scale[at[0], at[1]]))
+                    formats.decode(spec.format.scale, T.Cast("int32", block_scale[at[0], at[1]]))
                     * global_scale[0]
                 )
         for r, t, i, j in T.grid(*shape, half):

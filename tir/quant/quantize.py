@@ -24,6 +24,7 @@ from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
+from blockscale.base.formats import E4M3
 from blockscale.specs import Quantize
 from blockscale.tir import formats
 from blockscale.tir.block_grid import BlockGrid
@@ -37,12 +38,12 @@ def scale_byte(spec: Quantize, amax_bits: PrimExpr, g: PrimExpr) -> PrimExpr:
     """Scale byte (int32) of a block from the bits of its largest magnitude."""
     amax = formats.from_bits(amax_bits)
     six = formats.const(6.0, amax, "float32")
-    if spec.fmt == "nvfp4":
+    if spec.format.scale is E4M3:
         byte = formats.e4m3_encode(amax / (six * g))
     elif spec.rounding == "ceil":
-        byte = formats.e8m0_encode_ceil(amax / (six * g))
+        byte = formats.ue8m0_encode_ceil(amax / (six * g))
     else:
-        byte = formats.e8m0_encode_floor(amax / g)
+        byte = formats.ue8m0_encode_floor(amax / g)
     zero = formats.const(0, amax_bits, "int32")
     return tirx.Select(amax_bits > zero, byte, zero)
 
@@ -54,7 +55,7 @@ def element_code(spec: Quantize, x: PrimExpr, divisor: PrimExpr, byte: PrimExpr)
     # 0 / 0, where the divisor underflows or is flushed to zero, is a zero, not a NaN.
     some = formats.abs_bits(x) | formats.abs_bits(divisor)
     code = tirx.Select(some > formats.const(0, x, "int32"), code, sign)
-    if spec.fmt == "mxfp4":
+    if spec.format.scale is not E4M3:
         return code
     return tirx.Select(byte > formats.const(0, byte, "int32"), code, sign)
 
@@ -116,7 +117,7 @@ def _encoding(spec: Quantize, grid: BlockGrid) -> Any:
             with T.sblock("divisor"):
                 vr, vt, vi = T.axis.remap("SSS", [r, t, i])
                 divisor[vr, vt, vi] = (
-                    formats.scale_decode(spec.fmt, byte[vr, vt, vi]) * global_scale[0]
+                    formats.decode(spec.format.scale, byte[vr, vt, vi]) * global_scale[0]
                 )
         for r, t, i, e in T.grid(*grid.shape(rows, cols), block):
             with T.sblock("code"):

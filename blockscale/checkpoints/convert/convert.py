@@ -19,17 +19,16 @@ from typing import Any
 
 import torch
 
+from blockscale.base import files
 from blockscale.base.errors import CheckpointError
+from blockscale.base.files import PARTIAL
 from blockscale.checkpoints.checkpoint import Checkpoint
 from blockscale.checkpoints.convert.plan import SHARD_BYTES, Options, Plan, Step, make_plan
 from blockscale.checkpoints.convert.quantize import Source
 from blockscale.checkpoints.convert.writer import (
-    PARTIAL,
     Output,
     ShardWriter,
     header_bytes,
-    sync_folder,
-    write_atomic,
 )
 from blockscale.checkpoints.entry import NAMES
 from blockscale.checkpoints.experts.modules import Bundle, one
@@ -39,7 +38,6 @@ from blockscale.checkpoints.files.safetensors import read
 from blockscale.checkpoints.schemes.layout import LINEAR, lay_scales, lay_trtllm
 from blockscale.checkpoints.schemes.tiles import Matrices, lay_expert
 from blockscale.checkpoints.weight import Weight
-from blockscale.specs import BLOCK_SIZE
 
 Tensor = torch.Tensor
 
@@ -85,6 +83,7 @@ def run(
         output.mkdir(parents=True, exist_ok=True)
         with _locked(output):
             _begin(output, plan)
+            files.remove_partial(output)
             source = Source(ckpt)
             for name, steps in zip(plan.names, plan.shards, strict=True):
                 outputs = [out for step in steps for out in step.outputs.values()]
@@ -130,8 +129,8 @@ def _begin(output: Path, plan: Plan) -> None:
                 "choose another folder, or remove this one"
             )
         return
-    leftover = f".{RECORD}{PARTIAL}"  # a run that was killed before its first file
-    others = [path.name for path in output.iterdir() if path.name != leftover]
+    names = [path.name for path in output.iterdir()]  # a run may have been killed at its first file
+    others = [n for n in names if not (n.startswith(f".{RECORD}.") and n.endswith(PARTIAL))]
     if others:
         raise CheckpointError(
             f"{output} has other contents, e.g. {min(others)!r}; choose a folder that is new or "
@@ -148,7 +147,7 @@ def _record(output: Path, plan: Plan, state: str) -> None:
         "layout": plan.options.chosen,
         "files": plan.names,
     }
-    write_atomic(output / RECORD, json.dumps(facts, indent=1).encode())
+    files.write(output / RECORD, json.dumps(facts, indent=1))
 
 
 def _whole(path: Path, outputs: list[Output]) -> bool:
@@ -228,10 +227,6 @@ def _laid(step: Step, weight: Weight) -> Iterator[tuple[str, Tensor]]:
         value = getattr(weight, role)
         if role == "group_index" and value is None:  # it was given, but says nothing
             value = torch.arange(weight.shape[-1], dtype=torch.int32) // weight.group_size
-        if role == "zero" and value is None:
-            value = torch.full(scale.shape, 8, dtype=torch.uint8)
-        if role == "global_scale" and value is None:
-            value = torch.ones(())
         assert value is not None, role
         yield role, value
 
@@ -246,16 +241,14 @@ def _finish(ckpt: Checkpoint, output: Path, plan: Plan) -> None:
         size = sum(out.nbytes for out, _ in outputs)
         weight_map = {out.name: name for out, name in outputs}
         index = {"metadata": {"total_size": size}, "weight_map": weight_map}
-        write_atomic(output / INDEX, json.dumps(index, indent=1).encode())
+        files.write(output / INDEX, json.dumps(index, indent=1))
     config = {**ckpt.configs.get("config.json", {})}
     config.pop("quantization_config", None)
     said = _quantization(plan)
     if said:
         config["quantization_config"] = said
     if config:
-        write_atomic(output / "config.json", json.dumps(config, indent=1).encode())
-    for path in output.glob(f".*{PARTIAL}"):
-        path.unlink()
+        files.write(output / "config.json", json.dumps(config, indent=1))
     _record(output, plan, "complete")
 
 
@@ -265,7 +258,7 @@ def _quantization(plan: Plan) -> dict[str, Any]:
     if not codes:
         return {}
     formats = {step.fmt for step in codes}
-    groups = {BLOCK_SIZE.get(step.fmt, e.group) for step in codes for e in step.entries}
+    groups = {e.group_in(step.fmt) for step in codes for e in step.entries}
     ignored = [s.entries[0].name.removesuffix(".weight") for s in plan.steps if s.action == "copy"]
     only = formats.pop() if len(formats) == 1 else "mixed"
     algo = "MIXED_PRECISION" if only == "mixed" else only.upper()
@@ -296,7 +289,5 @@ def _copy_others(ckpt: Checkpoint, output: Path) -> None:
             skipped = name in (*CONFIGS, RECORD) or name.endswith(".index.json")
             if skipped or not path.is_file() or path.stat().st_size > _MAX_OTHER:
                 continue
-            temporary = output / f".{name}{PARTIAL}"
-            shutil.copyfile(path, temporary)
-            os.replace(temporary, output / name)
-    sync_folder(output)
+            with path.open("rb") as old, files.NewFile(output / name) as new:
+                shutil.copyfileobj(old, new)

@@ -17,18 +17,19 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from blockscale.base.errors import CheckpointError
+from blockscale.base.formats import QUANTIZED
 from blockscale.checkpoints.checkpoint import Checkpoint
 from blockscale.checkpoints.convert.writer import Output
-from blockscale.checkpoints.entry import CODES, PLAIN, Entry, named
+from blockscale.checkpoints.entry import CODES, PLAIN, Entry, alternates, named
 from blockscale.checkpoints.experts.modules import Bundle, bundles
+from blockscale.checkpoints.files.safetensors import file_dtype
 from blockscale.checkpoints.schemes import layout as layout_of_one
 from blockscale.checkpoints.schemes import tiles
 from blockscale.checkpoints.schemes.layout import LAYOUTS, LINEAR, OF_EXPERTS, Kernel
-from blockscale.specs import BLOCK_SIZE
 
 KEPT = ("*embed*", "*lm_head*", "*norm*", "*router*", "*.gate.weight", "*shared_expert_gate*")
 """Weights that are never quantised: few bytes, or much loss."""
-FORMATS = ("nvfp4", "mxfp4")
+FORMATS = tuple(QUANTIZED)
 SHARD_BYTES = 4 << 30
 TARGETS = {
     **dict.fromkeys(("cpu", "llvm"), (LINEAR,)),
@@ -69,20 +70,15 @@ class Options:
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
-        if self.fmt not in FORMATS:
-            raise ValueError(
-                f"convert: fmt is {self.fmt!r}, but must be one of {', '.join(FORMATS)}"
-            )
+        choices = {"fmt": FORMATS, "layout": (*LAYOUTS, None), "target": (*TARGETS, None)}
+        for name, values in choices.items():
+            if getattr(self, name) not in values:
+                raise ValueError(
+                    f"convert: {name} is {getattr(self, name)!r}, but must be one of "
+                    f"{', '.join(filter(None, values))}"
+                )
         if self.shard_bytes <= 0:
             raise ValueError(f"convert: shard_bytes is {self.shard_bytes}, but must be positive")
-        if self.layout is not None and self.layout not in LAYOUTS:
-            raise ValueError(
-                f"convert: layout is {self.layout!r}, but must be one of {', '.join(LAYOUTS)}"
-            )
-        if self.target is not None and self.target not in TARGETS:
-            raise ValueError(
-                f"convert: target is {self.target!r}, but must be one of {', '.join(TARGETS)}"
-            )
         if self.target is not None and self.chosen not in TARGETS[self.target]:
             raise ValueError(
                 f"convert: layout {self.layout!r} has no meaning on target {self.target!r}; choose "
@@ -251,7 +247,7 @@ class _Planner:
         found = self.stacked.get(entry.name, entry)
         linear = entry.name.endswith(".weight") and len(entry.shape) == 2
         inner = found.shape[-1] if found.shape else 0
-        fits = entry.fmt in PLAIN and inner > 0 and inner % BLOCK_SIZE[self.options.fmt] == 0
+        fits = entry.fmt in PLAIN and inner > 0 and inner % QUANTIZED[self.options.fmt].block == 0
         stacked = entry.name in self.stacked and len(entry.shape) == 3
         if fits and (linear or stacked) and not any(fnmatchcase(entry.name, r) for r in keep):
             return "quantize"
@@ -280,7 +276,7 @@ class _Planner:
                 "another layout, or leave the weight linear: --keep"
             )
         if layout != LINEAR:
-            group = BLOCK_SIZE.get(fmt, entry.group)
+            group = entry.group_in(fmt)
             sizes = rows, inner, inner // group
             layout_of_one.check(layout, entry.name, fmt, sizes, self.options.kernel)
         outputs = _outputs(entry, fmt, layout, self.options.kernel)
@@ -292,12 +288,11 @@ class _Planner:
         layout, kernel = self.options.chosen, self.options.kernel
         entries = bundle.entries
         first, action, fmt = entries[0], self.actions[entries[0].name], self._fmt(entries[0])
-        group = BLOCK_SIZE.get(fmt, first.group)
+        group = first.group_in(fmt)
         bad = [
             e.name
             for e in entries
-            if {"pre_quant_scale", "group_index"} & e.parts.keys()
-            or BLOCK_SIZE.get(fmt, e.group) != group
+            if {"pre_quant_scale", "group_index"} & e.parts.keys() or e.group_in(fmt) != group
         ]
         if bad:
             raise CheckpointError(
@@ -310,10 +305,7 @@ class _Planner:
                 f"{first.name} has scales of {dtype}, but layout 'tiles64' holds those of 16 bits "
                 "only, and scales are not rounded; choose layout linear"
             )
-        leaf = first.name.rpartition(".")[2]
-        interleaved = self.ckpt.facts.interleaved or leaf == "mlp1_weight"
-        interleaved = interleaved or first.scheme == "gpt-oss"
-        facts = _facts(bundle, fmt, group, dtype, interleaved)
+        facts = _facts(bundle, fmt, group, dtype, alternates(first, self.ckpt.facts))
         inner, hidden = facts["intermediate"], facts["hidden"]
         rows = inner * (2 if bundle.gated else 1)
         for size in ((rows, hidden, hidden // group), (hidden, inner, inner // group)):
@@ -382,7 +374,7 @@ def _shared(name: str) -> str:
 def _outputs(entry: Entry, fmt: str, layout: str, kernel: Kernel) -> dict[str, Output]:
     """Return the tensors of one weight, by role."""
     *lead, rows, inner = entry.shape
-    group = BLOCK_SIZE.get(fmt, entry.group)
+    group = entry.group_in(fmt)
     blocks = inner // group
     plain = entry.name.removesuffix("_blocks")  # as transformers saves gpt-oss dequantised
     base = plain if plain.endswith(".weight") else plain + "_weight"
@@ -419,8 +411,9 @@ def _outputs(entry: Entry, fmt: str, layout: str, kernel: Kernel) -> dict[str, O
 
 
 def _scale_dtype(entry: Entry, fmt: str) -> str:
-    fixed = {"nvfp4": "F8_E4M3", "mxfp4": "U8"}.get(fmt)
-    return fixed or entry.parts["block_scale"].dtype
+    if fmt not in QUANTIZED:
+        return entry.parts["block_scale"].dtype
+    return file_dtype(QUANTIZED[fmt].scale.dtypes[0])
 
 
 def _experts(entry: Entry) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from blockscale.base.errors import CheckpointError
+from blockscale.base.formats import QUANTIZED
 from blockscale.checkpoints.checkpoint import Checkpoint
 from blockscale.checkpoints.convert.plan import Step
 from blockscale.checkpoints.entry import Entry
@@ -21,10 +22,9 @@ from blockscale.checkpoints.experts.modules import one
 from blockscale.checkpoints.experts.stack import flat
 from blockscale.checkpoints.files.safetensors import read
 from blockscale.checkpoints.moves import transposed
+from blockscale.checkpoints.schemes import fp4
 from blockscale.checkpoints.schemes.kinds import load
 from blockscale.checkpoints.weight import Weight
-from blockscale.ops.quant import quantize
-from blockscale.specs import BLOCK_SIZE
 
 Tensor = torch.Tensor
 
@@ -120,20 +120,19 @@ def quantized(entry: Entry, fmt: str, amax: float) -> Weight:
     The global scale of nvfp4 is amax / 2688; a block's is its amax / 6, to the nearest E4M3 (nvfp4)
     or up to a power of two (mxfp4): `blockscale.quantize`.
     """
-    rows, cols = entry.shape[-2:]
-    top = None
+    shape, top = entry.shape[-2:], None
     if fmt == "nvfp4":
         ratio = torch.tensor([amax], dtype=torch.float32) / (_E2M1_MAX * _E4M3_MAX)
         top = ratio if float(ratio) > 0 else torch.ones(1)
-    packed = torch.empty((rows, cols // 2), dtype=torch.uint8)
-    dtype = torch.float8_e4m3fn if fmt == "nvfp4" else torch.uint8
-    scale = torch.empty((rows, cols // BLOCK_SIZE[fmt]), dtype=dtype)
-    start = 0
-    for part in rows_of(entry):
-        stop = start + len(part)
-        quantize(part, fmt, top, packed=packed[start:stop], block_scale=scale[start:stop])
-        start = stop
+
+    def pieces() -> Iterator[tuple[int, Tensor, Tensor | None]]:
+        start = 0
+        for part in rows_of(entry):
+            yield start, part, top
+            start += len(part)
+
+    packed, scale = fp4.quantized(fmt, shape, pieces())
     return Weight(
-        *(entry.name, fmt, (rows, cols), None, packed, scale, None if top is None else top[0]),
-        group_size=BLOCK_SIZE[fmt],
+        *(entry.name, fmt, shape, None, packed, scale, None if top is None else top[0]),
+        group_size=QUANTIZED[fmt].block,
     )

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from blockscale.base.files import NewFile
 from blockscale.checkpoints.files.safetensors import BITS
 
 Tensor = torch.Tensor
@@ -19,7 +20,6 @@ _ALIGN = 64
 """Of the data, so that mapped tensors are aligned as the kernels like it where sizes allow it."""
 _WRITE = 1 << 24
 """Bytes of one write: pages of a mapped source are read just before they are written."""
-PARTIAL = ".partial"
 
 
 class Output(NamedTuple):
@@ -56,13 +56,12 @@ class ShardWriter:
 
     def __init__(self, path: Path, outputs: list[Output]) -> None:
         self._path, self._left = path, sum(out.nbytes for out in outputs)
-        self._temporary = path.with_name(f".{path.name}{PARTIAL}")
         head = header_bytes(outputs)
         self._starts, at = {}, len(head)
         for out in outputs:
             self._starts[out.name] = at
             at += out.nbytes
-        self._file = self._temporary.open("wb", buffering=0)
+        self._new = NewFile(path)
         self._put(memoryview(head), 0)
 
     def write(self, out: Output, value: Tensor, at: int = 0) -> None:
@@ -74,44 +73,14 @@ class ShardWriter:
 
     def _put(self, view: memoryview, at: int) -> None:
         while len(view):
-            done = os.pwrite(self._file.fileno(), view[:_WRITE], at)
+            done = os.pwrite(self._new.file.fileno(), view[:_WRITE], at)
             view, at = view[done:], at + done
 
     def close(self) -> None:
         """Bring the bytes to the disk, then give the file its name."""
         assert self._left == 0, (self._path, self._left)
-        os.fsync(self._file.fileno())
-        self._file.close()
-        os.replace(self._temporary, self._path)
-        sync_folder(self._path.parent)
+        self._new.commit()
 
     def abandon(self) -> None:
         """Remove what was written so far; after `close`: do nothing."""
-        if not self._file.closed:
-            self._file.close()
-            self._temporary.unlink(missing_ok=True)
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write a small file: afterwards the old bytes are there, or all the new ones."""
-    temporary = path.with_name(f".{path.name}{PARTIAL}")
-    try:
-        with temporary.open("wb", buffering=0) as file:
-            view = memoryview(data)
-            while len(view):
-                view = view[file.write(view) :]
-            os.fsync(file.fileno())
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    os.replace(temporary, path)
-    sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Bring the names in the folder to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        self._new.abandon()

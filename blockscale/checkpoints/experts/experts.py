@@ -6,13 +6,15 @@ and, where they differ, of gate and of up.  Codes and scales are moved, never ro
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 
 from blockscale.base.errors import CheckpointError
-from blockscale.checkpoints.entry import CODES, Entry, Facts
+from blockscale.base.formats import QUANTIZED
+from blockscale.checkpoints.entry import CODES, Entry, Facts, alternates
 from blockscale.checkpoints.experts.modules import ALL, Group, check_group, is_turned
 from blockscale.checkpoints.experts.stack import (
     each,
@@ -23,11 +25,10 @@ from blockscale.checkpoints.experts.stack import (
     stack,
     turned,
 )
+from blockscale.checkpoints.schemes.fp4 import quantized
 from blockscale.checkpoints.schemes.kinds import load
 from blockscale.checkpoints.weight import Weight
 from blockscale.ops.moe.weights import MoeWeights, prepare_moe_weights
-from blockscale.ops.quant import quantize
-from blockscale.specs import BLOCK_SIZE
 
 Tensor = torch.Tensor
 
@@ -190,8 +191,8 @@ def load_experts(group: Group, facts: Facts) -> Experts:
         gated = len(names) == 2
         up = _gate_and_up(f"{group.name}.gate_up", [found[role] for role in names])
     bias = biases_of(group, gated, facts)
-    order = _order(group, up, facts) if gated and "gate_up" in group.weights else None
-    if order == "interleaved":
+    both = next(iter(group.weights.get("gate_up", {}).values()), None)
+    if gated and both is not None and alternates(both, facts):
         notes.append("rows of gate and up alternate in the checkpoint; here gate comes first")
         up = gate_first(up)
         bias = Pair(None if bias.gate_up is None else split_rows(bias.gate_up), bias.down)
@@ -227,13 +228,6 @@ def _gate_and_up(name: str, roles: list[list[Weight]]) -> Weight:
     if len(roles) == 1 and len(roles[0][0].shape) == 3:
         return replace(roles[0][0], name=name)
     return join(name, list(zip(*split, strict=True)))
-
-
-def _order(group: Group, up: Weight, facts: Facts) -> str:
-    if facts.interleaved or up.gate_up == "interleaved":
-        return "interleaved"
-    leaf = next(iter(group.weights["gate_up"].values())).name
-    return "interleaved" if "mlp1_weight" in leaf else "halves"
 
 
 def biases_of(group: Group, gated: bool, facts: Facts) -> Pair:
@@ -299,21 +293,18 @@ def _check_prepared(made: Experts, weight: Weight) -> None:
 
 
 def _quantized(weight: Weight, fmt: str, parts: int) -> Weight:
-    experts, rows, cols = weight.shape
-    packed = torch.empty((experts, rows, cols // 2), dtype=torch.uint8)
-    dtype = torch.float8_e4m3fn if fmt == "nvfp4" else torch.uint8
-    scale = torch.empty((experts, rows, cols // BLOCK_SIZE[fmt]), dtype=dtype)
+    experts, rows, _ = weight.shape
     tops = torch.ones((experts, parts))
     step = rows // parts
-    for e in range(experts):
-        for p in range(parts):
-            at = slice(p * step, (p + 1) * step)
-            values = weight.rows(e * rows + at.start, e * rows + at.stop)
-            top = None
+
+    def pieces() -> Iterator[tuple[int, Tensor, Tensor | None]]:
+        for i, start in enumerate(range(0, experts * rows, step)):
+            values, top = weight.rows(start, start + step), tops.view(-1)[i : i + 1]
             if fmt == "nvfp4":
-                tops[e, p] = (values.abs().amax() / (448 * 6)).clamp(min=_SMALLEST)
-                top = tops[e, p : p + 1]
-            quantize(values, fmt, top, packed=packed[e, at], block_scale=scale[e, at])
+                top[:] = (values.abs().amax() / (448 * 6)).clamp(min=_SMALLEST)
+            yield start, values, top if fmt == "nvfp4" else None
+
+    packed, scale = quantized(fmt, weight.shape, pieces())
     return Weight(
         weight.name,
         fmt,
@@ -321,6 +312,6 @@ def _quantized(weight: Weight, fmt: str, parts: int) -> Weight:
         packed=packed,
         block_scale=scale,
         global_scale=None if fmt == "mxfp4" else tops if parts > 1 else tops[:, 0].contiguous(),
-        group_size=BLOCK_SIZE[fmt],
+        group_size=QUANTIZED[fmt].block,
         gate_up=weight.gate_up,
     )

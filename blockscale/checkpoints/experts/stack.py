@@ -172,14 +172,14 @@ def flat(weight: Weight) -> Weight:
 def gate_and_up(weight: Weight) -> tuple[Weight, Weight]:
     """Return gate and up of a matrix that holds both, in whichever order."""
     inner = weight.shape[0] // 2
-    rows = slice(0, inner), slice(inner, None)
+    gate, up = slice(0, inner), slice(inner, None)
     if weight.gate_up == "interleaved":
-        rows = slice(0, None, 2), slice(1, None, 2)
+        gate, up = slice(0, None, 2), slice(1, None, 2)
     shape = (inner, *weight.shape[1:])
-    gate, up = (
-        weight.moved(lambda value, at=at: value[at], shape=shape, gate_up=None) for at in rows
+    return (
+        weight.moved(lambda value: value[gate], shape=shape, gate_up=None),
+        weight.moved(lambda value: value[up], shape=shape, gate_up=None),
     )
-    return gate, up
 
 
 def turned(weight: Weight) -> Weight:

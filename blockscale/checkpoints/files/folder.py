@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from blockscale.base.errors import CheckpointError
-from blockscale.checkpoints.files.safetensors import TensorInfo, parse_json, read_header, shown
+from blockscale.checkpoints.files.safetensors import (
+    TensorInfo,
+    opened,
+    parse_json,
+    read_header,
+    shown,
+)
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -192,13 +198,8 @@ def _configs(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _json_file(path: Path, most: int = _MAX_CONFIG) -> dict[str, Any]:
-    if not path.is_file():  # before it is opened: a pipe would wait for ever
-        raise CheckpointError(f"{path} is no regular file; copy it again")
-    try:
-        with path.open("rb") as file:
-            text = file.read(most + 1)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    with opened(path, "copy it again") as file:
+        text = file.read(most + 1)
     if len(text) > most:
         raise CheckpointError(
             f"{path} has more than {most} bytes, which are not read; it is no such file of a "

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -55,6 +57,11 @@ _SHOWN = 80
 """Characters of a foreign value that a message repeats."""
 
 
+def file_dtype(torch_name: str) -> str:
+    """Return what the format calls a dtype of torch."""
+    return next(name for name, known in DTYPES.items() if known == getattr(torch, torch_name))
+
+
 class TensorInfo(NamedTuple):
     """Where one tensor is: its bytes are ``[start, stop)`` of the file ``path``."""
 
@@ -87,33 +94,39 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
+@contextmanager
+def opened(path: Path, remedy: str) -> Iterator[BinaryIO]:
+    """Open a file to be read; CheckpointError: it is none, or cannot be read."""
+    if not path.is_file():  # before it is opened: a pipe would wait for ever
+        raise CheckpointError(f"{path} is no regular file; {remedy}")
+    try:
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+
+
 def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     """Return the tensors of the file by name, and its metadata.
 
     Raises:
         CheckpointError: the file breaks a rule of the format; the message says which.
     """
-    if not path.is_file():  # before it is opened: a pipe would wait for ever
-        raise CheckpointError(f"{path} is no regular file; give a .safetensors file")
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            prefix = file.read(_PREFIX)
-            if len(prefix) < _PREFIX:
-                raise CheckpointError(
-                    f"{path} has {size} bytes, but a safetensors file begins with {_PREFIX} bytes "
-                    "of header length; copy it again"
-                )
-            length = int.from_bytes(prefix, "little")
-            if length > min(size - _PREFIX, _MAX_HEADER):
-                limit = min(size - _PREFIX, _MAX_HEADER)
-                raise CheckpointError(
-                    f"{path}: the header length is {length}, but at most {limit} bytes can be a "
-                    "header here; the file is truncated or no safetensors file, so copy it again"
-                )
-            text = file.read(length)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    with opened(path, "give a .safetensors file") as file:
+        size = os.fstat(file.fileno()).st_size
+        prefix = file.read(_PREFIX)
+        if len(prefix) < _PREFIX:
+            raise CheckpointError(
+                f"{path} has {size} bytes, but a safetensors file begins with {_PREFIX} bytes of "
+                "header length; copy it again"
+            )
+        length, limit = int.from_bytes(prefix, "little"), min(size - _PREFIX, _MAX_HEADER)
+        if length > limit:
+            raise CheckpointError(
+                f"{path}: the header length is {length}, but at most {limit} bytes can be a header "
+                "here; the file is truncated or no safetensors file, so copy it again"
+            )
+        text = file.read(length)
     entries = parse_json(text, f"{path}: the header")
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict):

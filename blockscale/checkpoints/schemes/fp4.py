@@ -7,10 +7,13 @@ U8; then the global scale decides.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from math import prod
 from typing import Any
 
 import torch
 
+from blockscale.base.formats import QUANTIZED
 from blockscale.checkpoints.entry import (
     SCALE_BYTES,
     Entry,
@@ -23,12 +26,12 @@ from blockscale.checkpoints.entry import (
 )
 from blockscale.checkpoints.files.safetensors import TensorInfo, shown
 from blockscale.checkpoints.moves import transposed
-from blockscale.specs import BLOCK_SIZE
+from blockscale.ops.quant import quantize
 
 Tensor = torch.Tensor
 
 CODE_BYTES = ("U8", "I8", "F4")
-_GROUPS = {"nvfp4": (16, 32, 64, 128), "mxfp4": (BLOCK_SIZE["mxfp4"],)}
+_GROUPS = {"nvfp4": (16, 32, 64, 128), "mxfp4": (QUANTIZED["mxfp4"].block,)}
 """Values of a block scale; ModelOpt's W4A8_NVFP4_FP8 and some W4A16_NVFP4 have 32."""
 _LORA = "weight_quantizer._svdquant_lora"
 _GLOBALS = ("global_scale", "global_divisor")
@@ -99,13 +102,13 @@ def gpt_oss(tensors: Tensors, info: TensorInfo, base: str) -> Entry | None:
     parts = tensors.take(info, block_scale=other)
     scale = need(info, parts, "block_scale", other)
     check_dtype(scale, SCALE_BYTES)
-    half = BLOCK_SIZE["mxfp4"] // 2
+    half = QUANTIZED["mxfp4"].block // 2
     if len(info.shape) < 3 or info.shape[-1] != half or scale.shape != info.shape[:-1]:
         raise info.refused(
             f"is {list(info.shape)} and its scales are {list(scale.shape)}, but must be "
             f"[..., N, K / 32, {half}] and [..., N, K / 32]; copy it again"
         )
-    group = BLOCK_SIZE["mxfp4"]
+    group = QUANTIZED["mxfp4"].block
     shape = (*info.shape[:-2], info.shape[-2] * group)
     return Entry(base, "mxfp4", "gpt-oss", parts, shape, group)
 
@@ -155,7 +158,24 @@ def values(entry: Entry, parts: dict[str, Tensor]) -> dict[str, Any]:
         scale = scale[0]
     if entry.transposed:  # a byte keeps its two codes, neighbours along K
         packed, scale = transposed(packed), transposed(scale)
-    if entry.group > BLOCK_SIZE[entry.fmt]:
-        repeats = entry.group // BLOCK_SIZE[entry.fmt]
+    if entry.group > QUANTIZED[entry.fmt].block:
+        repeats = entry.group // QUANTIZED[entry.fmt].block
         scale = scale.view(torch.uint8).repeat_interleave(repeats, -1).view(scale.dtype)
     return {"packed": packed, "block_scale": scale}
+
+
+def quantized(
+    fmt: str, shape: Sequence[int], pieces: Iterable[tuple[int, Tensor, Tensor | None]]
+) -> tuple[Tensor, Tensor]:
+    """Return codes and block scales of a weight [..., N, K] that comes in pieces.
+
+    A piece is the number of its first row, its values [rows, K], and their global scale.
+    """
+    *lead, cols = shape
+    packed = torch.empty((prod(lead), cols // 2), dtype=torch.uint8)
+    dtype = getattr(torch, QUANTIZED[fmt].scale.dtypes[0])
+    scale = torch.empty((prod(lead), cols // QUANTIZED[fmt].block), dtype=dtype)
+    for start, rows, top in pieces:
+        at = slice(start, start + len(rows))
+        quantize(rows, fmt, top, packed=packed[at], block_scale=scale[at])
+    return packed.view(*lead, -1), scale.view(*lead, -1)

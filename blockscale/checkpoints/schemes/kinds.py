@@ -16,13 +16,13 @@ from typing import Any
 import torch
 
 from blockscale.base.errors import CheckpointError
-from blockscale.checkpoints.entry import FLOATS, Entry, Facts, Tensors, weight_groups
+from blockscale.base.formats import QUANTIZED
+from blockscale.checkpoints.entry import FLOATS, Entry, Facts, Tensors, alternates, weight_groups
 from blockscale.checkpoints.files.folder import Folder
 from blockscale.checkpoints.files.safetensors import TensorInfo, read, shown
 from blockscale.checkpoints.schemes import fp4, fp8, int4, layout, tiles
 from blockscale.checkpoints.schemes.layout import Laid
 from blockscale.checkpoints.weight import Weight
-from blockscale.specs import BLOCK_SIZE
 
 Tensor = torch.Tensor
 
@@ -222,7 +222,7 @@ def _remarks(entries: list[Entry]) -> list[str]:
     fp4 = [e for e in entries if e.fmt == "nvfp4"]
     if fp4 and not any({"input_scale", "input_divisor"} & e.parts.keys() for e in fp4):
         notes.append("no input scales: weights only (W4A16), or activations scaled at run time")
-    wide = sum(e.group > BLOCK_SIZE["nvfp4"] for e in fp4)
+    wide = sum(e.group > QUANTIZED["nvfp4"].block for e in fp4)
     if wide:
         notes.append(
             f"{wide} weights have scales of more than 16 values; each is read as one for each 16"
@@ -305,7 +305,7 @@ def load(entry: Entry, facts: Facts) -> Weight:
         entry.shape,
         **found,
         global_scale=_global(entry, parts, "global_scale") if divisor is None else 1 / divisor,
-        group_size=BLOCK_SIZE.get(entry.fmt, entry.group),
+        group_size=entry.group_in(entry.fmt),
         global_divisor=divisor,
         input_scale=inputs if input_divisor is None else 1 / input_divisor,
         pre_quant_scale=_smoothing(entry, parts.get("pre_quant_scale")),
@@ -353,5 +353,4 @@ def _gate_up(entry: Entry, facts: Facts) -> str | None:
     leaf = entry.name.removesuffix(".weight").rpartition(".")[2]
     if "gate_up" not in leaf and leaf != "mlp1_weight":
         return None
-    oss = entry.scheme == "gpt-oss" or leaf == "mlp1_weight" or facts.interleaved
-    return "interleaved" if oss else "halves"
+    return "interleaved" if alternates(entry, facts) else "halves"

@@ -22,15 +22,20 @@ from typing import Any, NamedTuple
 import torch
 
 from blockscale.base.errors import CheckpointError
+from blockscale.base.formats import QUANTIZED
 from blockscale.base.sizes import round_up
 from blockscale.checkpoints.entry import Entry, Tensors, named
 from blockscale.checkpoints.files.safetensors import TensorInfo, read, shown
 from blockscale.checkpoints.moves import as_bytes
 from blockscale.checkpoints.weight import Weight
 from blockscale.ops import layouts
-from blockscale.ops.int4.layout import layout_of, preprocess_weights, unprocess_weights
-from blockscale.ops.int4.values import interleave_scales, zeros_of_points
-from blockscale.specs import BLOCK_SIZE
+from blockscale.ops.int4.layout import (
+    interleave_scales,
+    layout_of,
+    preprocess_weights,
+    unprocess_weights,
+    zeros_of_points,
+)
 
 Tensor = torch.Tensor
 
@@ -280,7 +285,7 @@ def _scaled(tensors: Tensors, scale: TensorInfo, base: str, layout: str) -> Laid
         fmt = "int4" if zero else "nvfp4" if scale.dtype == "F8_E4M3" else "mxfp4"
     else:
         fmt = "nvfp4" if "global_scale" in parts else "mxfp4"
-        group, dtype = BLOCK_SIZE[fmt], scale.dtype
+        group, dtype = QUANTIZED[fmt].block, scale.dtype
         blocks = 2 * half // group
     wanted = scale_spec(layout, scale.dtype, rows, blocks)[1]
     whole = lead.dtype == "U8" and blocks > 0 and group * blocks == 2 * half

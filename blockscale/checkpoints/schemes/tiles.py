@@ -118,8 +118,7 @@ def lay_expert(
     for name, parts in (("w13", [w for w in (gate, up) if w]), ("w2", [down])):
         if layout == "trtllm":
             parts.reverse()
-        fields = ([getattr(w, field) for w in parts] for field in ("packed", "block_scale", "zero"))
-        codes, scale, zero = (v[0] if len(v) == 1 else joined(v) for v in fields)
+        codes, scale, zero = (_joined(parts, field) for field in ("packed", "block_scale", "zero"))
         if layout == "tiles64":
             power, one = _tiled(facts, name, codes, scale, zero)
             for i in (0, 1) if name == "w13" else (2,):
@@ -138,6 +137,11 @@ def lay_expert(
     if facts["fmt"] == "nvfp4" or (facts["fmt"] == "mxfp4" and layout == "tiles64"):
         yield "w13_global", torch.stack(tops[:2])
         yield "w2_global", tops[2]
+
+
+def _joined(parts: list[Weight], name: str) -> Any:
+    values = [getattr(weight, name) for weight in parts]
+    return values[0] if len(values) == 1 else joined(values)
 
 
 def _top(weight: Weight) -> Tensor:
@@ -179,8 +183,8 @@ def _tiled(
         else:
             made.append(moe_tiles.pack_fp4(*some, top, local))
     power = 1.0 if top is None else 2.0 ** (top - E8M0_BIAS)
-    joined = [torch.cat([m[i] for m in made]) if len(made) > 1 else made[0][i] for i in (0, 1)]
-    return power, {"": joined[0], "_scale": joined[1]}
+    tiles = [torch.cat([m[i] for m in made]) if len(made) > 1 else made[0][i] for i in (0, 1)]
+    return power, {"": tiles[0], "_scale": tiles[1]}
 
 
 # ---- And back -----------------------------------------------------------------------------------
@@ -340,12 +344,13 @@ def _untiled(
             power = parts["_global"].flatten()[0].log2().round().int()
             scale = byte.int() + power + (E8M0_BIAS - moe_tiles.E8M0_TOP)
             scale = scale.clamp(0, E8M0_NAN - 1).to(torch.uint8)
-    found: list[Tensor | None] = []
-    for value, width in ((codes, inner // 2), (scale, None), (zero, None)):
+
+    def plain(value: Tensor | None, width: int) -> Tensor | None:
         if value is None:
-            found.append(None)
-            continue
-        plain = value.new_empty((rows, value.shape[1]))
-        plain[order[order >= 0]] = value[order >= 0]
-        found.append(plain[:, : width or inner // facts["group"]].contiguous())
-    return found
+            return None
+        made = value.new_empty((rows, value.shape[1]))
+        made[order[order >= 0]] = value[order >= 0]
+        return made[:, :width].contiguous()
+
+    groups = inner // facts["group"]
+    return [plain(codes, inner // 2), plain(scale, groups), plain(zero, groups)]

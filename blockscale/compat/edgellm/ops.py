@@ -1,20 +1,31 @@
 """Edge-LLM's decode ops on torch tensors: up, down, and both.
 
-What is computed: `edgellm.passes`; with ``exact_fp16``: `edgellm.exact`.
+What is computed: `edgellm.passes`; with ``exact_fp16``, in float16, rounding for rounding, what
+release 0.7 computes.  There a strip is TB rows of a weight.  Products are rounded twice,
+half(half(a * s) * e2m1); 32 rows (a warp) are added as a tree with distances 16, 8, 4, 2, 1, warps
+in ascending order from 0, and each strip is added to the output, which is half.  The original adds
+with atomics, in any order; here strips and slots go in ascending order.  Of silu, exp is the
+correctly rounded float32 (computed in float64 and rounded).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from blockscale.base import edgellm_index as index
-from blockscale.compat.edgellm import exact as edgellm_exact
-from blockscale.compat.edgellm.tensor import Nvfp4Tensor
-from blockscale.ops import checks, dispatch
+from blockscale.compat.edgellm.tensor import Nvfp4Tensor, byte_values, e2m1_values, scale_halfs
+from blockscale.ops import call, checks
 from blockscale.ops.checks import dtype_name
 from blockscale.specs.edgellm import ACTIVATIONS, EdgeDown, EdgeUp
 
 Tensor = torch.Tensor
+
+_A16_STRIPS = (256, 128, 96, 64)
+_A4_STRIPS = (256, 192, 128, 96, 64)
+WARP = 32
+LIMIT = 50.0
 
 _MOST_TOKENS = 65535
 """What the grid of a GPU kernel takes in its second and third direction."""
@@ -61,18 +72,18 @@ def decode_up(
     checks.same_device(where, "x", given, "up", payload)
     ids = _ids(where, topk_ids, len(given), experts, payload)
     if exact_fp16:
-        return edgellm_exact.up(x, payload, scales, factor, ids)
+        return exact_up(x, payload, scales, factor, ids)
     z = torch.empty(*ids.shape, 2 * half, dtype=torch.float32, device=payload.device)
     if not z.numel():
         return z
     rest = (payload, scales, factor, ids, z)
     if isinstance(x, Nvfp4Tensor):
         g = None if x.global_scale is None else x.global_scale[:1]
-        kernel = dispatch.kernel(EdgeUp(hidden, 2 * half, "nvfp4"), payload.device)
+        kernel = call.kernel(EdgeUp(hidden, 2 * half, "nvfp4"), payload.device)
         kernel(given, x_scale, g, *rest)
     else:
         spec = EdgeUp(hidden, 2 * half, dtype_name(given.dtype))
-        dispatch.kernel(spec, payload.device)(given, *rest)
+        call.kernel(spec, payload.device)(given, *rest)
     return z
 
 
@@ -112,30 +123,21 @@ def decode_down(
         raise TypeError(f"{where}: dtype={dtype} is not float32, bfloat16 or float16; choose one")
     payload, scales, factor = _weights(where, down, decode_scales)
     experts, rows, half = payload.shape
-    checks.tensor(where, "z", z, checks.ACTIVATIONS)
-    checks.same_device(where, "z", z, "down", payload)
+    checks.beside(where, "z", z, checks.ACTIVATIONS, "down", payload)
     ids = _ids(where, topk_ids, len(z), experts, payload)
-    if list(z.shape) != [*ids.shape, rows]:
-        raise ValueError(
-            f"{where}: z has shape {list(z.shape)}, but must have {[*ids.shape, rows]}: a row for "
-            "each entry of topk_ids, as long as an expert has rows"
-        )
-    checks.tensor(where, "topk_weights", topk_weights, checks.ACTIVATIONS)
-    checks.same_device(where, "topk_weights", topk_weights, "down", payload)
-    if topk_weights.shape != ids.shape:
-        raise ValueError(
-            f"{where}: topk_weights has shape {list(topk_weights.shape)}, but must have "
-            f"{list(ids.shape)}, that of topk_ids"
-        )
+    rest = ": a row for each entry of topk_ids, as long as an expert has rows"
+    checks.sized(where, "z", z, [[*ids.shape, rows]], rest)
+    checks.beside(where, "topk_weights", topk_weights, checks.ACTIVATIONS, "down", payload)
+    checks.sized(where, "topk_weights", topk_weights, [ids.shape], ", that of topk_ids")
     weights = topk_weights.float()
     if exact_fp16:
-        return edgellm_exact.down(z, payload, scales, factor, ids, weights, activation, w4a4)
+        return exact_down(z, payload, scales, factor, ids, weights, activation, w4a4)
     out = torch.empty(len(z), 2 * half, dtype=dtype, device=payload.device)
     if not ids.numel():
         return out.zero_()
     partial = torch.empty(*ids.shape, 2 * half, dtype=torch.float32, device=payload.device)
     spec = EdgeDown(2 * half, rows, activation, dtype_name(dtype))
-    kernel = dispatch.kernel(spec, payload.device)
+    kernel = call.kernel(spec, payload.device)
     kernel(z.float(), payload, scales, factor, ids, weights, partial, out)
     return out
 
@@ -227,8 +229,9 @@ def _activation(where: str, x: Nvfp4Tensor, hidden: int) -> tuple[Tensor, Tensor
 
 def _ids(where: str, topk_ids: object, tokens: int, experts: int, payload: Tensor) -> Tensor:
     """Return ids [T, K_top] int32, -1 for those that name no expert."""
-    ids = checks.tensor(where, "topk_ids", topk_ids, (torch.int32, torch.int64))
-    checks.same_device(where, "topk_ids", ids, "the weight", payload)
+    ids = checks.beside(
+        where, "topk_ids", topk_ids, (torch.int32, torch.int64), "the weight", payload
+    )
     if ids.dim() != 2 or len(ids) != tokens:
         raise ValueError(
             f"{where}: topk_ids has shape {list(ids.shape)}, but must have [{tokens}, K_top], a "
@@ -242,3 +245,84 @@ def _ids(where: str, topk_ids: object, tokens: int, experts: int, payload: Tenso
     if ids.dtype == torch.int32:
         return ids
     return torch.where((ids >= 0) & (ids < experts), ids, -1).to(torch.int32)
+
+
+# ---- In float16 ---------------------------------------------------------------------------------
+
+
+def strip_rows(rows: int, other: int | None = None) -> int:
+    """Return TB, the rows of a strip; ``other``: W4A4, where TB divides both sizes."""
+    sizes = (rows,) if other is None else (rows, other)
+    candidates: Sequence[int] = _A16_STRIPS if other is None else _A4_STRIPS
+    return next(tb for tb in candidates if all(size % tb == 0 for size in sizes))
+
+
+def exact_activation(activation: str, value: Tensor) -> Tensor:
+    """Return relu2 or silu of float32 numbers, in float32."""
+    if activation == "relu2":
+        positive = torch.where(value > 0, value, torch.zeros_like(value))
+        return positive * positive
+    value = value.clamp(-LIMIT, LIMIT)
+    return value / (1 + torch.exp(-value.double()).float())
+
+
+def add_row(out: Tensor, a: Tensor, payload: Tensor, scales: Tensor, tb: int) -> None:
+    """Add ``a @ w`` to ``out`` [N]; ``a`` [K], payload [K, N / 2], scales [K / 16, N]."""
+    for first in range(0, len(a), tb):
+        part = slice(first, first + tb)
+        scale = scale_halfs(scales[first // index.BLOCK : (first + tb) // index.BLOCK])
+        product = a[part, None] * scale.repeat_interleave(index.BLOCK, 0)
+        product = product * e2m1_values(byte_values(payload[part])).half()
+        lanes = product.reshape(tb // WARP, WARP, -1)
+        while lanes.shape[1] > 1:
+            half = lanes.shape[1] // 2
+            lanes = lanes[:, :half] + lanes[:, half:]
+        total = torch.zeros_like(out)
+        for warp in lanes[:, 0]:
+            total = total + warp
+        out += total
+
+
+def exact_up(
+    x: Tensor | Nvfp4Tensor, payload: Tensor, scales: Tensor, factor: Tensor, ids: Tensor
+) -> Tensor:
+    """Return z [T, K_top, I] float16; ``factor`` [E]: global scales, ``ids`` [T, K_top]."""
+    hidden, columns = payload.shape[1], scales.shape[2]
+    if isinstance(x, Nvfp4Tensor):
+        tb = strip_rows(hidden, columns)
+        assert x.tiles is not None
+        tokens, tiles, _ = x.tiles
+        axes = torch.arange(tokens), torch.arange(tiles), torch.zeros(1, dtype=torch.int64)
+        act = x.activation_elements(torch.meshgrid(*axes, indexing="ij")).reshape(tokens, hidden)
+        act = act if x.global_scale is None else act * x.global_scale[0]
+    else:
+        tb, act = strip_rows(hidden), x.float()
+    z = torch.zeros(*ids.shape, columns, dtype=torch.float16, device=payload.device)
+    for t, slots in enumerate(ids.tolist()):
+        for j, e in enumerate(slots):
+            if 0 <= e < len(payload):
+                add_row(z[t, j], (act[t] * factor[e]).half(), payload[e], scales[e], tb)
+    return z
+
+
+def exact_down(
+    z: Tensor,
+    payload: Tensor,
+    scales: Tensor,
+    factor: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    activation: str,
+    w4a4: bool,
+) -> Tensor:
+    """Return out [T, H] float16 of z [T, K_top, I]."""
+    rows, columns = payload.shape[1], scales.shape[2]
+    tb = strip_rows(rows, columns if w4a4 else None)
+    gated = exact_activation(activation, z.float())
+    out = torch.zeros(len(z), columns, dtype=torch.float16, device=payload.device)
+    for t, slots in enumerate(ids.tolist()):
+        for j, e in enumerate(slots):
+            if 0 <= e < len(payload):
+                a = ((gated[t, j] * weights[t, j]) * factor[e]).half()
+                add_row(out[t], a, payload[e], scales[e], tb)
+    return out

@@ -13,11 +13,17 @@ import numpy as np
 import torch
 
 from blockscale.base import edgellm_index as index
-from blockscale.compat.edgellm import check as check
+from blockscale.base.sizes import round_up
 
 Tensor = torch.Tensor
 
 _WHERE = "Nvfp4Tensor"
+INTEGERS = (
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.uint16, torch.uint32, torch.uint64),
+)
+"""Dtypes that may hold packed codes."""
+
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
@@ -91,19 +97,17 @@ class Nvfp4Tensor:
         quantized_data, block_scale = _of_array(quantized_data), _of_array(block_scale)
         global_scale = _of_array(global_scale)
         self.quantized_data = quantized_data
-        self._bytes = check.as_bytes(
-            "quantized_data", quantized_data, check.INTEGERS, index.VECTOR_BYTES
-        )
+        self._bytes = _as_bytes("quantized_data", quantized_data, INTEGERS, index.VECTOR_BYTES)
         self.block_scale = block_scale
-        dtypes = (*check.INTEGERS, torch.float8_e4m3fn)
+        dtypes = (*INTEGERS, torch.float8_e4m3fn)
         given = block_scale is not None
-        self._scales = check.as_bytes("block_scale", block_scale, dtypes, 4) if given else None
-        self.strides = check.three_sizes("strides", strides)
-        self.tiles = None if tiles is None else check.three_sizes("tiles", tiles)
-        self.scale_num_k_tiles = check.size_of("scale_num_k_tiles", scale_num_k_tiles)
-        self.scale_expert_stride = check.size_of("scale_expert_stride", scale_expert_stride)
-        self.scale_m_dim, self.scale_k_dim = check.scale_dims(scale_m_dim, scale_k_dim)
-        self.global_scale = check.global_scales(global_scale, self._bytes.device)
+        self._scales = _as_bytes("block_scale", block_scale, dtypes, 4) if given else None
+        self.strides = _three_sizes("strides", strides)
+        self.tiles = None if tiles is None else _three_sizes("tiles", tiles)
+        self.scale_num_k_tiles = _size_of("scale_num_k_tiles", scale_num_k_tiles)
+        self.scale_expert_stride = _size_of("scale_expert_stride", scale_expert_stride)
+        self.scale_m_dim, self.scale_k_dim = _scale_dims(scale_m_dim, scale_k_dim)
+        self.global_scale = _global_scales(global_scale, self._bytes.device)
         if self.tiles is not None and 0 not in self.tiles:
             last = index.tile_offset([size - 1 for size in self.tiles], self.strides)
             self._within("quantized_data", last, index.VECTORS, self.vectors, "vectors")
@@ -169,14 +173,12 @@ class Nvfp4Tensor:
 
     def tile_offset_int4(self, c: Sequence[Any]) -> Any:
         """Number of the first vector of tile ``c``."""
-        return index.tile_offset(check.coordinate(c), self.strides)
+        return index.tile_offset(_coordinate(c), self.strides)
 
     def tile_scale_index(self, c: Sequence[Any]) -> Any:
         """Number of the word of block scales of tile ``c``."""
         sizes = self.scale_num_k_tiles, self.scale_expert_stride
-        return index.tile_scale_index(
-            check.coordinate(c), *sizes, self.scale_m_dim, self.scale_k_dim
-        )
+        return index.tile_scale_index(_coordinate(c), *sizes, self.scale_m_dim, self.scale_k_dim)
 
     def read_block_scale_word(self, c: Sequence[Any]) -> Any:
         """Word of scales of tile ``c``, bytes (s0, s2, s1, s3): stored as s0 .. s3 (atoms)."""
@@ -186,7 +188,7 @@ class Nvfp4Tensor:
     def read_block_scale_word_linear(self, c: Sequence[Any]) -> Any:
         """Word of scales of tile ``c`` as stored, one word a tile in the order of the payload."""
         self._check_tile(c)
-        return self._scale_word(index.linear_word(check.coordinate(c), self.strides))
+        return self._scale_word(index.linear_word(_coordinate(c), self.strides))
 
     def load_tile_uint4(self, c: Sequence[Any], chunk: int) -> Any:
         """Lanes [..., 4] of a vector of tile ``c``; a tuple where coordinates are integers."""
@@ -199,7 +201,7 @@ class Nvfp4Tensor:
     def load_tile_uint32_lane(self, c: Sequence[Any], chunk: int, lane: int) -> Any:
         """Lane ``lane`` (0 .. 3) of vector ``chunk`` (0, 1): elements 32 chunk + 8 lane .. + 7."""
         for name, value, count in (("chunk", chunk, index.VECTORS), ("lane", lane, index.LANES)):
-            if not check.is_integer(value) or not 0 <= value < count:
+            if not _is_integer(value) or not 0 <= value < count:
                 raise ValueError(
                     f"{_WHERE}: {name}={value!r} is not an integer from 0 to {count - 1}; a tile "
                     f"has {index.VECTORS} vectors of {index.LANES} lanes"
@@ -300,8 +302,8 @@ class Nvfp4Tensor:
     def _check_tile(self, c: Sequence[Any]) -> None:
         if self.tiles is None:
             return
-        for axis, value, size in zip("xyz", check.coordinate(c), self.tiles, strict=True):
-            most = check.extremes(value)[1]
+        for axis, value, size in zip("xyz", _coordinate(c), self.tiles, strict=True):
+            most = _extremes(value)[1]
             if most >= size:
                 raise ValueError(
                     f"{_WHERE}: {axis}={most} is outside of the tensor, which has "
@@ -309,7 +311,7 @@ class Nvfp4Tensor:
                 )
 
     def _within(self, name: str, first: Any, count: int, size: int, unit: str) -> None:
-        least, most = check.extremes(first)
+        least, most = _extremes(first)
         if least < 0 or most + count > size:
             raise ValueError(
                 f"{_WHERE}: the coordinate names {name} number {most}, but there are {size} {unit};"
@@ -334,7 +336,7 @@ def _weights(
 
 
 def _padded(rows: int) -> int:
-    return -(-rows // index.ATOM_ROWS) * index.ATOM_ROWS
+    return round_up(rows, index.ATOM_ROWS)
 
 
 def _rows(where: str, payload: Tensor, dims: int) -> tuple[tuple[int, ...], int]:
@@ -366,3 +368,137 @@ def _word(data: Tensor, number: Any) -> Any:
     if isinstance(number, int):
         return int(word)
     return word.numpy() if isinstance(number, np.ndarray | np.generic) else word
+
+
+# ---- Checks -------------------------------------------------------------------------------------
+
+
+def _as_bytes(name: str, value: Any, dtypes: Sequence[torch.dtype], unit: int) -> Tensor:
+    """Return the bytes [n] of a contiguous tensor, ``unit`` of which are one thing."""
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"{_WHERE}: {name} is a {type(value).__name__}, not a torch tensor; pass a tensor of "
+            "codes or words"
+        )
+    if value.dtype not in dtypes:
+        raise TypeError(
+            f"{_WHERE}: {name} has dtype {str(value.dtype).removeprefix('torch.')}, which is no "
+            "storage of bytes or words; pass uint8 or int32"
+        )
+    if not value.is_contiguous():
+        raise ValueError(
+            f"{_WHERE}: {name} of shape {list(value.shape)} has strides {list(value.stride())}, "
+            f"but must be contiguous; pass {name}.contiguous()"
+        )
+    size = value.numel() * value.element_size()
+    if size % unit:
+        raise ValueError(
+            f"{_WHERE}: {name} has {size} bytes, which is not a multiple of {unit}; pass whole "
+            f"{'vectors' if unit == index.VECTOR_BYTES else 'words'}"
+        )
+    return value.detach().reshape(-1).view(torch.uint8)
+
+
+def _is_integer(value: object) -> bool:
+    """Return whether ``value`` is an integer, NumPy's included."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _size_of(name: str, value: Any) -> int:
+    """Return ``value``; ValueError unless it is an integer >= 0."""
+    if not _is_integer(value) or value < 0:
+        raise ValueError(f"{_WHERE}: {name}={value!r} is not an integer >= 0; pass a size")
+    return int(value)
+
+
+def _three_sizes(name: str, values: Any) -> tuple[int, int, int]:
+    """Return three sizes."""
+    if not isinstance(values, Sequence) or len(values) != 3:
+        raise ValueError(
+            f"{_WHERE}: {name}={values!r} are not three numbers; pass one for each of x, y and z"
+        )
+    x, y, z = (_size_of(name, value) for value in values)
+    return x, y, z
+
+
+def _scale_dims(m_dim: Any, k_dim: Any) -> tuple[int, int]:
+    """Return the components that are row and tile of the scales."""
+    for name, value in (("scale_m_dim", m_dim), ("scale_k_dim", k_dim)):
+        if not _is_integer(value) or not 0 <= value <= 2:
+            raise ValueError(f"{_WHERE}: {name}={value!r} is not 0, 1 or 2; choose x, y or z")
+    if m_dim == k_dim:
+        raise ValueError(
+            f"{_WHERE}: scale_m_dim and scale_k_dim are both {m_dim}; choose two components"
+        )
+    return int(m_dim), int(k_dim)
+
+
+def _global_scales(value: Any, device: torch.device) -> Tensor | None:
+    """Return global scales [n] float32, or None."""
+    if value is None:
+        return None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return torch.tensor([value], dtype=torch.float32, device=device)
+    if not isinstance(value, Tensor) or value.dtype != torch.float32:
+        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(
+            f"{_WHERE}: global_scale is {kind}, not a number or float32; pass float32 [1] or [E]"
+        )
+    if value.dim() > 1 or not value.numel():
+        raise ValueError(
+            f"{_WHERE}: global_scale has shape {list(value.shape)}, but must have [1] or [E], a "
+            "number for each expert"
+        )
+    return value.detach().reshape(-1)
+
+
+def _coordinate(c: Sequence[Any]) -> list[Any]:
+    """Return x, y and z; integers must not be negative, expressions pass."""
+    try:
+        values = list(c)
+    except TypeError:
+        values = []
+    if len(values) != 3:
+        raise ValueError(
+            f"{_WHERE}: the coordinate {c!r} has no three components; pass (x, y, z), z=0 for a "
+            "matrix"
+        )
+    parts = [_component(axis, value) for axis, value in zip("xyz", values, strict=True)]
+    if any(isinstance(part, Tensor) for part in parts):
+        return [torch.from_numpy(p) if isinstance(p, np.ndarray) else p for p in parts]
+    return parts
+
+
+def _component(axis: str, value: Any) -> Any:
+    if _is_integer(value):
+        value = int(value)
+    elif isinstance(value, Tensor | np.ndarray):
+        whole = (
+            value.dtype in INTEGERS
+            if isinstance(value, Tensor)
+            else np.issubdtype(value.dtype, np.integer)
+        )
+        if not whole:
+            raise TypeError(
+                f"{_WHERE}: {axis} has dtype {value.dtype}, not an integer one; pass tile numbers"
+            )
+        value = value.to(torch.int64) if isinstance(value, Tensor) else value.astype(np.int64)
+    elif isinstance(value, bool | float | str) or value is None:
+        raise TypeError(
+            f"{_WHERE}: {axis}={value!r} is not an integer; pass tile numbers or tensors of them"
+        )
+    else:
+        return value  # an expression
+    if _extremes(value)[0] < 0:
+        raise ValueError(
+            f"{_WHERE}: {axis}={_extremes(value)[0]} is negative; tiles are counted from 0"
+        )
+    return value
+
+
+def _extremes(value: Any) -> tuple[int, int]:
+    """Least and greatest of an integer, array or tensor; none: nothing to object to."""
+    if isinstance(value, int):
+        return value, value
+    size = value.numel() if isinstance(value, Tensor) else value.size
+    return (int(value.min()), int(value.max())) if size else (0, -(2**62))

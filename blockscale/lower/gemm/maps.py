@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from blockscale.base.formats import GEMM
 from blockscale.base.sizes import ceil_div
-from blockscale.specs.plans.gemm import FORMATS, LANES, OUT_BYTES, GemmPlan
+from blockscale.specs.plans.gemm import LANES, OUT_BYTES, GemmPlan
 
 DTYPES = {"UINT8": 0, "UINT32": 2, "FLOAT16": 6, "FLOAT32": 7, "BFLOAT16": 9, "16U4_ALIGN16B": 14}
 """Codes of CUtensorMapDataType."""
@@ -104,7 +105,7 @@ def spreads_codes(fmt: str, k: int) -> bool:
 
     It takes rows of a multiple of 128 codes; the kernel spreads others itself.
     """
-    return FORMATS[fmt].kind == "mxf8f6f4" and FORMATS[fmt].b_bits == 4 and k % 128 == 0
+    return GEMM[fmt].kind == "mxf8f6f4" and GEMM[fmt].b.bits == 4 and k % 128 == 0
 
 
 def spread(plan: GemmPlan, tensor: str) -> bool:
@@ -113,7 +114,7 @@ def spread(plan: GemmPlan, tensor: str) -> bool:
 
 
 def _operand(plan: GemmPlan, tensor: str, rows: int) -> TensorMapPlan:
-    bits = plan.format.a_bits if tensor == "a" else plan.format.b_bits
+    bits = plan.format.a.bits if tensor == "a" else plan.format.b.bits
     count = Size(1, "m") if tensor == "a" else Size(max(1, plan.experts) * plan.n)
     stride = plan.k * bits // 8
     if spread(plan, tensor):

@@ -13,9 +13,10 @@ from typing import Any
 from tvm.tirx import PrimFunc
 
 from blockscale.base.errors import LoweringError
+from blockscale.base.formats import GEMM, UE8M0
 from blockscale.base.sizes import ceil_div, round_up
 from blockscale.lower.sites import Site, annotated, constant, expect, function, one, sites
-from blockscale.specs.plans.gemm import FORMATS, K_LOOP, LANES, RASTERS, GemmPlan
+from blockscale.specs.plans.gemm import K_LOOP, LANES, RASTERS, GemmPlan
 from blockscale.tir.gemm.tiles import ATTRIBUTE, K_TILE
 
 TILE_LOOP = {"cluster_x": None, "cluster_y": 1, "acc_stages": 1, "raster": 0, "group": 1}
@@ -43,7 +44,7 @@ class _Reader:
     def __init__(self, func: PrimFunc) -> None:
         self.sizes = dict(func.attrs[ATTRIBUTE])
         self.fmt = str(self.sizes["fmt"])
-        self.format = FORMATS[self.fmt]
+        self.format = GEMM[self.fmt]
         self.params = {param.name: param for param in func.params}
         self.sites = list(sites(func.body))
         self.mma = self._mma()
@@ -121,14 +122,14 @@ class _Reader:
         desc = call.args[4]
         if function(desc) != "bs_instruction_desc":
             raise LoweringError(f"{self.mma.name}: its argument 4 is no instruction descriptor")
-        m, n, x_format, y_format, e8m0 = (int(arg) for arg in desc.args[1:6])
+        m, n, x_format, y_format, ue8m0 = (int(arg) for arg in desc.args[1:6])
         expect(self.mma.name, "shape of the accumulator", self.mma.shape(4), (m, n))
-        expect(self.mma.name, "E8M0 scales", bool(e8m0), self.format.scale == "e8m0")
+        expect(self.mma.name, "E8M0 scales", bool(ue8m0), self.format.scale is UE8M0)
         swap = call.args[2].args[1].args[1].args[0].same_as(self.mma.block.match_buffers[2].buffer)
-        wide = self.format.a_bits == 8
+        wide = self.format.a.bits == 8
         codes = [
             0 if bits == 8 else 5 if wide else 1
-            for bits in (self.format.a_bits, self.format.b_bits)
+            for bits in (self.format.a.bits, self.format.b.bits)
         ]
         expect(
             self.mma.name, "formats of X and Y", [x_format, y_format], codes[:: -1 if swap else 1]
@@ -166,11 +167,11 @@ class _Reader:
     def _operands(self, group: int, mma_n: int, block_k: int, swap: bool) -> None:
         """Compare the loads of operands with the MMA."""
         call = self.mma.block.body.value
-        row_bytes = block_k // (2 if self.format.a_bits == 4 else 1)
+        row_bytes = block_k // (2 if self.format.a.bits == 4 else 1)
         for number, side in ((0, "a"), (2, "b")):
             is_x = (side == "b") == swap
             site = self._writer("tma_load_2d", self.mma.buffer(number))
-            bits = self.format.a_bits if side == "a" else self.format.b_bits
+            bits = self.format.a.bits if side == "a" else self.format.b.bits
             rows = LANES if is_x else mma_n // group
             expect(site.name, "CTA group", site.number, group)
             expect(site.name, "tile", site.shape(-1), (rows, block_k * bits // 8))

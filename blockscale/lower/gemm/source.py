@@ -9,7 +9,6 @@ THREADS = 192
 
 HEADER = '#include "gemm_sm100.cuh"\n'
 
-_KIND = {"mxf4nvf4": "BS_MXF4NVF4", "mxf4": "BS_MXF4", "mxf8f6f4": "BS_MXF8F6F4"}
 _OUT = {"bfloat16": "BS_BF16", "float16": "BS_F16", "float32": "BS_F32"}
 
 
@@ -17,10 +16,10 @@ def constants(plan: GemmPlan) -> dict[str, str | int]:
     """Return what the kernel knows when it is compiled, by the names of native/gemm_sm100.cuh."""
     fmt = plan.format
     return {
-        "KIND": _KIND[fmt.kind],
+        "KIND": f"BS_{fmt.kind.upper()}",
         "OUT": _OUT[plan.out_dtype],
-        "A_BITS": fmt.a_bits,
-        "B_BITS": fmt.b_bits,
+        "A_BITS": fmt.a.bits,
+        "B_BITS": fmt.b.bits,
         "BLOCK": fmt.block,
         "STEP": fmt.step,
         "N": plan.n,

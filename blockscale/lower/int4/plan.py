@@ -19,8 +19,7 @@ from blockscale.schedules.moe.wgmma_tiles import (
     stages_in,
 )
 from blockscale.specs.int4 import Int4Mm
-from blockscale.specs.plans.moe import MMA_TOKENS, WGMMA_TOKENS, MoePlan
-from blockscale.specs.plans.moe_gemm import MoeGemm
+from blockscale.specs.plans.moe import MMA_TOKENS, WGMMA_TOKENS, MoeGemm, MoePlan
 
 LIMITS = (8, 16, 32, 64, 128, 256, 1024, None)
 """Rows up to which a dense product has a kernel of its own; None: any number."""

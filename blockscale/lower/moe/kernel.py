@@ -13,6 +13,7 @@ from blockscale.lower.moe import small as moe_small
 from blockscale.lower.moe.host import Bucket, gemm_code, host_code, route_host_code
 from blockscale.lower.moe.source import source
 from blockscale.specs.moe import FusedMoe, MoeRoute
+from blockscale.specs.plans import launches
 from blockscale.specs.plans.moe import MoePlan
 
 
@@ -49,14 +50,14 @@ def sources(
     ]
     codes = [
         *(gemm_code(kernel) for kernel in kernels.values()),
-        moe_small.code_of(small["prepare"], moe_small.PREPARE, shared=True),
-        moe_small.code_of(small["prepare_many"], moe_small.PREPARE, shared=True),
-        moe_small.code_of(small["combine"], moe_small.COMBINE, follows=True),
+        moe_small.code_of(small["prepare"], launches.PREPARE, shared=True),
+        moe_small.code_of(small["prepare_many"], launches.PREPARE, shared=True),
+        moe_small.code_of(small["combine"], launches.COMBINE, follows=True),
     ]
     if spec.act_fmt is not None:
         small["requantize"] = f"{name}_requantize"
         texts.append(moe_small.requantize_source(small["requantize"], spec.dtype, spec.act_fmt))
-        codes.append(moe_small.code_of(small["requantize"], moe_small.REQUANTIZE, follows=True))
+        codes.append(moe_small.code_of(small["requantize"], launches.REQUANTIZE, follows=True))
     host = host_code(symbol(name, arch), spec, found, small, arch)
     return Source(host, "\n".join(texts), tuple(codes))
 
@@ -102,4 +103,4 @@ def route_sources(spec: MoeRoute, arch: str) -> Source:
     }
     text = moe_small.ROUTE_HEADER + moe_small.route_source(kernel, spec.dtype, constants)
     host = route_host_code(symbol(spec.name, arch), spec, kernel)
-    return Source(host, text, (moe_small.code_of(kernel, moe_small.ROUTE),))
+    return Source(host, text, (moe_small.code_of(kernel, launches.ROUTE),))

@@ -13,10 +13,10 @@ from typing import Any
 from tvm.tirx import PrimFunc
 
 from blockscale.base.errors import LoweringError
+from blockscale.base.formats import MOE
 from blockscale.base.sizes import round_up
 from blockscale.lower.sites import Site, annotated, expect, one, sites
-from blockscale.specs.plans.moe import FORMATS, TILE_K, MoePlan
-from blockscale.specs.plans.moe_gemm import ATTRIBUTE, MoeGemm
+from blockscale.specs.plans.moe import ATTRIBUTE, TILE_K, MoeGemm, MoePlan
 from blockscale.tir.moe.tiles import ROW_TILE
 
 TILE_LOOPS = 3
@@ -214,7 +214,7 @@ class _Reader:
         self._from(site, 1, self.loads["scales"])
         expect(site.name, "what is decoded", site.shape(2), (16, TILE_K))
         fmt, group, zeros = (int(arg) for arg in site.block.body.value.args[4:7])
-        found = ([*FORMATS][fmt], group, bool(zeros))
+        found = ([*MOE][fmt], group, bool(zeros))
         expect(site.name, "format", found, (made.fmt, made.group, made.zeros))
         *_, sixteens = extents = site.extents(self.k_loop)
         expect(site.name, "rows of a fragment", 16 * sixteens, high)

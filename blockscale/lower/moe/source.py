@@ -5,13 +5,11 @@ from __future__ import annotations
 from blockscale.specs.plans.launches import GEMM, listed
 from blockscale.specs.plans.moe import LOADER_REGISTERS, MoePlan
 
-_FORMAT = {"nvfp4": "BS_MOE_NVFP4", "mxfp4": "BS_MOE_MXFP4", "int4": "BS_MOE_INT4"}
-
 
 def constants(plan: MoePlan) -> dict[str, str | int]:
     """Return what the kernel knows when it is compiled, by the names of native/moe_gemm.cuh."""
     return {
-        "FORMAT": _FORMAT[plan.fmt],
+        "FORMAT": f"BS_MOE_{plan.fmt.upper()}",
         "GROUP": plan.group,
         "ZEROS": plan.zero_kind,
         "BF16": int(plan.dtype == "bfloat16"),

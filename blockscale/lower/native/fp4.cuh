@@ -4,6 +4,7 @@
 // 16 bytes, and always touched in the same words, so that they become registers.  Rounding is
 // written out: compiled with --fmad=false, the file agrees with blockscale/tir bit for bit.
 #pragma once
+#include "formats.h"
 #include "memory.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM100_ALL) || defined(__CUDA_ARCH_FEAT_SM103_ALL) || \
@@ -184,7 +185,7 @@ BS_INLINE float bs_e4m3_value(int byte) {
 #endif
 }
 
-BS_INLINE float bs_e8m0_value(int byte) {
+BS_INLINE float bs_ue8m0_value(int byte) {
   int bits = byte < 1 ? 0x00400000 : byte << 23;
   return __int_as_float(byte < 255 ? bits : 0x7FC00000);
 }
@@ -211,23 +212,23 @@ BS_INLINE float bs_times(float x, BsReciprocal r) { return __fmaf_rn(x, r.hi, __
 // Whether 2^-100 <= d <= 2^100: nothing that matters overflows or underflows on the way.
 BS_INLINE bool bs_moderate(float d) { return __float_as_uint(d) - 0x0D800000u <= 0x64000000u; }
 
-static __device__ __noinline__ int bs_scale_nvfp4_ieee(int amax, float d) {
+static __device__ __noinline__ int bs_scale_e4m3_ieee(int amax, float d) {
   return amax > 0 ? bs_e4m3(__fdiv_rn(__int_as_float(amax), d)) : 0;
 }
 
 // E4M3 byte of amax / (6 g); 0 for 0.  SHORT: amax is the magnitude of a 16-bit float.
 template <bool SHORT>
-BS_INLINE int bs_scale_nvfp4(int amax, float g) {
+BS_INLINE int bs_byte_e4m3(int amax, float g) {
   float d = __fmul_rn(6.0f, g), a = __int_as_float(amax);
   if (SHORT && bs_moderate(d)) {
     int byte = bs_e4m3(bs_times(fminf(a, __fmul_rn(d, 512.0f)), bs_reciprocal(d)));
     return amax > 0x7F800000 ? 0x7F : byte;
   }
-  return bs_scale_nvfp4_ieee(amax, d);
+  return bs_scale_e4m3_ieee(amax, d);
 }
 
 // E8M0 byte of the least power of two >= amax / (6 g); NaN gives 255.
-BS_INLINE int bs_scale_mxfp4_ceil(int amax, float g) {
+BS_INLINE int bs_byte_ue8m0_ceil(int amax, float g) {
   int bits = __float_as_int(__fdiv_rn(__int_as_float(amax), __fmul_rn(6.0f, g))) & 0x7FFFFFFF;
   int up = (min(bits, 0x7F800000) + 0x7FFFFF) >> 23;
   int byte = bits > 0x00400000 ? min(up, 254) : 0;
@@ -235,18 +236,30 @@ BS_INLINE int bs_scale_mxfp4_ceil(int amax, float g) {
 }
 
 // E8M0 byte of 2^(floor(log2(amax / g)) - 2); NaN gives 255.
-BS_INLINE int bs_scale_mxfp4_floor(int amax, float g) {
+BS_INLINE int bs_byte_ue8m0_floor(int amax, float g) {
   int bits = __float_as_int(__fdiv_rn(__int_as_float(amax), g)) & 0x7FFFFFFF;
   int byte = bits < 0x7F800000 ? max((bits >> 23) - 2, 0) : 254;
   return amax > 0 ? (bits > 0x7F800000 ? 255 : byte) : 0;
 }
 
-BS_INLINE float bs_divisor_nvfp4(int byte, float g) { return __fmul_rn(bs_e4m3_value(byte), g); }
-BS_INLINE float bs_divisor_mxfp4(int byte, float g) { return __fmul_rn(bs_e8m0_value(byte), g); }
+// Of every format: its scales' bytes, as their number format has them, and their values times g.
+#define BS_SCALE_e4m3(format)                        \
+  template <bool SHORT>                              \
+  BS_INLINE int bs_scale_##format(int amax, float g) { \
+    return bs_byte_e4m3<SHORT>(amax, g);             \
+  }
+#define BS_SCALE_ue8m0(format)                                                                       \
+  BS_INLINE int bs_scale_##format##_ceil(int amax, float g) { return bs_byte_ue8m0_ceil(amax, g); } \
+  BS_INLINE int bs_scale_##format##_floor(int amax, float g) { return bs_byte_ue8m0_floor(amax, g); }
+#define BS_SCALES(format, scale)                         \
+  BS_SCALE_##scale(format)                               \
+  BS_INLINE float bs_divisor_##format(int byte, float g) { \
+    return __fmul_rn(bs_##scale##_value(byte), g);       \
+  }
+BS_EACH_FORMAT(BS_SCALES)
 
 // ---- Codes of a block ---------------------------------------------------------------------------
 
-enum BsFormat { BS_NVFP4 = 0, BS_MXFP4 = 1 };
 enum BsRange {
   BS_OWN = 0,   // the scale is that of the block's own maximum: |x / d| < 7 but at the ends
   BS_CLAMP = 1, // the same, but |x / d| may reach 8
@@ -286,7 +299,7 @@ template <class F, int FORMAT>
 __device__ __noinline__ uint32_t bs_codes8_rare(uint4 low, uint4 high, float d, int byte) {
   uint32_t w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
   if constexpr (F::IS_16) {
-    if (FORMAT == BS_NVFP4 && byte <= 0) return bs_signs16(w);
+    if (BS_E4M3_SCALES<FORMAT> && byte <= 0) return bs_signs16(w);
     if (bs_moderate(d) && bs_amax<F, 8>(w, 0) <= 0x7F800000) {
       return bs_codes8<F, true>(w, d, bs_reciprocal(d));
     }
@@ -295,7 +308,7 @@ __device__ __noinline__ uint32_t bs_codes8_rare(uint4 low, uint4 high, float d, 
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     float x = F::at(w, i), ratio = __fdiv_rn(x, d);
-    bool zero = (FORMAT == BS_NVFP4 && byte <= 0) || (x == 0.0f && d == 0.0f);
+    bool zero = (BS_E4M3_SCALES<FORMAT> && byte <= 0) || (x == 0.0f && d == 0.0f);
     q[i] = zero ? copysignf(0.0f, x) : (ratio == ratio ? ratio : 6.0f);
   }
   return bs_e2m1x8(q);
@@ -310,7 +323,7 @@ BS_INLINE void bs_encode(void *packed, const void *values, float d, int byte) {
   if constexpr (F::IS_16) {
     bool plain = bs_moderate(d);
     // E4M3: below 4 / 512 rounding moves a scale by more than 1 / 8, and 448 may be saturated.
-    if (FORMAT == BS_NVFP4) plain &= RANGE == BS_OWN ? byte - 4u <= 0x79u : byte > 0;
+    if (BS_E4M3_SCALES<FORMAT>) plain &= RANGE == BS_OWN ? byte - 4u <= 0x79u : byte > 0;
     if (RANGE == BS_ANY) plain &= bs_amax<F, N>(values, 0) <= 0x7F800000;
     if (plain) {
       BsReciprocal r = bs_reciprocal(d);

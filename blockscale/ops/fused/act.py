@@ -1,35 +1,35 @@
-"""How the functions that apply an activation and quantise, also per expert, reach their kernels.
-
-Arithmetic: `fused.act_quantize`.  Calls go the two ways of `fused.norm`.
-"""
+"""The torch functions that apply an activation and quantise: see `blockscale.ops.fused`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import is_grad_enabled
 
-from blockscale.base.sizes import ceil_div, round_up
-from blockscale.ops import checks, dispatch, torch_ops
-from blockscale.ops.checks import FP4, SCALE_DTYPES, SCALE_FORMAT
-from blockscale.runtime import jit
+from blockscale.base.formats import FUSED, QUANTIZED
+from blockscale.base.sizes import round_up
+from blockscale.ops import call, checks
+from blockscale.ops.call import Checked
+from blockscale.ops.checks import FP4, SCALE_DTYPES, SCALE_FORMAT, padded_shape
 from blockscale.specs import ActQuantize, Quantize
 
 Tensor = torch.Tensor
 
+_SCHEMA = (
+    "(Tensor input, Tensor? mask, Tensor! y_fp4, Tensor! block_scale, Tensor? global_scale, "
+    "SymInt block_size, str? scale_format, str layout, bool? enable_pdl, float[] scalars) -> ()"
+)
 LAYOUTS = ("linear", "128x4", "8x4")
-_FORMAT_NAMES = {(16, "e4m3"): "nvfp4", (32, "ue8m0"): "mxfp4"}
 
 
-@dataclass(frozen=True, eq=False)  # compared by identity: it is in the key of every call
-class ActOp:
-    """One of the functions that quantise activations.
+class ActOp(call.Op[tuple[Tensor, Tensor]]):
+    """One of the functions that quantise activations; with its operator.
+
+    Its options are (block_size, scale_format, layout, enable_pdl), given are (input, mask, y_fp4,
+    block_scale, global_scale, scalars); see `silu_and_mul_fp4quant`.
 
     Attributes:
-        name: of the function.
         activation: see `ActQuantize`.
         grouped: whether the input is [experts, rows, ...], with a mask and a scale per expert.
         convention: what the global scale means.
@@ -37,250 +37,285 @@ class ActOp:
         flat: whether scales in a tiled layout are allocated with one dimension.
     """
 
-    name: str
-    activation: str
-    grouped: bool = False
-    convention: str = "divide"
-    codes: torch.dtype = FP4
-    flat: bool = True
+    def __init__(
+        self,
+        name: str,
+        activation: str,
+        grouped: bool = False,
+        convention: str = "divide",
+        codes: torch.dtype = FP4,
+        flat: bool = True,
+    ) -> None:
+        super().__init__(name)
+        self.activation = activation
+        self.grouped = grouped
+        self.convention = convention
+        self.codes = codes
+        self.flat = flat
+        call.define(name, _SCHEMA, self.operate)
+
+    def operate(self, *arguments: Any) -> None:
+        """Run the operator, or check its arguments where they have no data."""
+        *tensors, block_size, chosen, layout, enable_pdl, scalars = arguments
+        options, given = (block_size, chosen, layout, enable_pdl), (*tensors, tuple(scalars))
+        if checks.has_data():
+            self.run(options, given)
+        else:
+            self.spec(options, given)
+            self.check_tensors(options, given)
+
+    def recorded(self, options: Any, given: Any) -> tuple[Tensor, Tensor]:
+        """Return the results of the operator."""
+        block_size, chosen, layout, enable_pdl = options
+        input, mask, y_fp4, _, global_scale, scalars = given
+        chosen = checks.scale_format(self.name, block_size, chosen)
+        options = block_size, chosen, layout, enable_pdl
+        # Inductor (torch 2.13) cannot allocate float4_e2m1fn_x2; it can view bytes as such.
+        codes, scale = self.outputs(options, given, torch.uint8)
+        tensors = input, mask, codes, scale, global_scale
+        call.operator(self.name)(*tensors, *options, list(scalars))
+        return codes.view(self.codes) if y_fp4 is None else codes, scale
+
+    def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
+        """Return what the kernel takes."""
+        x, mask, codes, scale, g, scalars = given
+        if codes is None or scale is None:
+            codes, scale = self.outputs(options, given, self.codes)
+        rows = scale
+        if options[2] != "linear" and getattr(scale, "ndim", 0) == 1:
+            rows = checks.tiles(scale, round_up(self.sizes(x)[1] // options[0], 4))
+        if not self.grouped:
+            given = (x, g, *scalars, codes, rows) if scalars else (x, g, codes, rows)
+            return given, (codes, scale)
+        mask = _full_mask(x) if mask is None else mask
+        return (x, mask, g, *scalars, codes, rows), (codes, scale)
+
+    def check(self, options: Any, given: Any) -> Checked:
+        """Return the call with flattened rows, but for experts."""
+        spec = self.spec(options, given)
+        x, mask, _, _, g, scalars = given
+        codes, scale = self.outputs(options, given, self.codes)
+        self.check_tensors(options, (x, mask, codes, scale, g, scalars))
+        lead, cols = self.sizes(x)
+        flat = lead if self.grouped else (prod(lead),)
+        shape: tuple[int, ...] = (*flat, cols // options[0])
+        arguments: list[Any] = [x.view(*flat, x.shape[-1])]
+        if self.grouped:
+            arguments.append(_full_mask(x) if mask is None else mask)
+            shape = tuple(scale.shape)
+        elif options[2] != "linear":
+            shape = _padded(flat[0], shape[-1], options[2])
+        if g is not None and not self.grouped:
+            g = g.reshape(1)
+        arguments += [g, *map(float, scalars), codes.view(*flat, cols // 2), scale.view(shape)]
+        return Checked(spec, tuple(arguments), (codes, scale), options[3])
+
+    def sizes(self, x: Tensor) -> tuple[tuple[int, ...], int]:
+        """Return the leading dimensions of ``x``, and the columns of what is quantised."""
+        *lead, cols = x.shape
+        return tuple(lead), cols if self.activation == "none" else cols // 2
+
+    def scale_shapes(
+        self, lead: tuple[int, ...], blocks: int, layout: str
+    ) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes that scales may have, the one that is allocated first."""
+        if self.grouped:
+            return ((lead[0], *_padded(lead[1], blocks, layout)),)
+        if layout == "linear":
+            return ((*lead, blocks),)
+        padded = _padded(prod(lead), blocks, layout)
+        flat = (padded[0] * padded[1],)
+        return (flat, padded) if self.flat else (padded, flat)
+
+    def outputs(self, options: Any, given: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return codes and scales: those given, the others new, codes of ``dtype``."""
+        block_size, chosen, layout, _ = options
+        input, _, y_fp4, block_scale, *_ = given
+        lead, cols = self.sizes(input)
+        if y_fp4 is None:
+            y_fp4 = input.new_empty((*lead, cols // 2), dtype=dtype)
+        if block_scale is None:
+            dtype = SCALE_DTYPES[chosen or SCALE_FORMAT[block_size]][0]
+            shape = self.scale_shapes(lead, cols // block_size, layout)[0]
+            block_scale = input.new_empty(shape, dtype=dtype)
+        return y_fp4, block_scale
+
+    def spec(self, options: Any, given: Any) -> ActQuantize | Quantize:
+        """Return the spec of a call after the checks of its options and of ``input``."""
+        where, (block, chosen, layout, _) = self.name, options
+        chosen = checks.scale_format(where, block, chosen)
+        checks.choice(where, "layout", layout, LAYOUTS)
+        for name, value in zip(("alpha", "beta", "limit"), given[5], strict=False):
+            checks.number(where, name, value)
+        x = checks.tensor(where, "input", given[0], checks.SIXTEEN_BIT)
+        if self.grouped and x.dim() != 3:
+            raise ValueError(
+                f"{where}: input has shape {list(x.shape)}, but must have 3 dimensions, [experts, "
+                "rows, columns]; reshape it"
+            )
+        cols, halves = int(x.shape[-1]), 1 if self.activation == "none" else 2
+        if cols % (halves * block):
+            kind = "two halves of a multiple" if halves == 2 else "a multiple"
+            raise ValueError(
+                f"{where}: input has {cols} columns, but must have {kind} of {block}, the block "
+                f"size; pad the rows to {round_up(cols, halves * block)}"
+            )
+        dtype = checks.dtype_name(x.dtype)
+        name = FUSED[block, chosen].name
+        plain = self.activation == "none" and self.convention == "divide" and not self.grouped
+        if plain and name in QUANTIZED and layout != "8x4":
+            return Quantize(name, dtype, layout)
+        shape = layout, self.grouped, self.convention
+        return ActQuantize(self.activation, block, chosen, dtype, *shape)
+
+    def check_tensors(self, options: Any, given: Any) -> None:
+        """Check all tensors but ``input``, outputs included."""
+        block, chosen, layout, _ = options
+        x, mask, codes, scale, g, _ = given
+        lead, cols = self.sizes(x)
+
+        def check(name: str, value: object, allowed: tuple[torch.dtype, ...], *shapes: Any) -> None:
+            checks.like(self.name, name, value, allowed, "input", x, *shapes)
+
+        if mask is not None:
+            check("mask", mask, (torch.int32,), lead[:1])
+        if self.grouped and g is not None:
+            check("global_scale", g, (torch.float32,), lead[:1])
+        elif not self.grouped:
+            checks.one_element(self.name, "global_scale", g, "input", x)
+        check("y_fp4", codes, checks.PACKED, (*lead, cols // 2))
+        shapes = self.scale_shapes(lead, cols // block, layout)
+        check("block_scale", scale, SCALE_DTYPES[chosen or SCALE_FORMAT[block]], *shapes)
 
 
-class ActArguments(NamedTuple):
-    """The arguments of `act`."""
-
-    input: Tensor
-    mask: Tensor | None
-    y_fp4: Tensor | None
-    block_scale: Tensor | None
-    global_scale: Tensor | None
-    block_size: int
-    scale_format: str | None
-    layout: str
-    enable_pdl: bool | None
-    scalars: tuple[float, ...]
-
-
-def act(
-    op: ActOp,
-    input: Tensor,
-    mask: Tensor | None,
-    y_fp4: Tensor | None,
-    block_scale: Tensor | None,
-    global_scale: Tensor | None,
-    block_size: int,
-    scale_format: str | None,
-    layout: str,
-    enable_pdl: bool | None,
-    scalars: tuple[float, ...] = (),
-) -> tuple[Tensor, Tensor]:
-    """Run ``op`` on plain tensors; arguments and errors as in `silu_and_mul_fp4quant`."""
-    key = None
-    try:
-        cuda = input.is_cuda
-        key = (op, input.dtype, cuda, block_size, scale_format, layout)
-        run = jit.recall(key)
-        if run is not None and not (input.requires_grad and is_grad_enabled()):
-            codes, scale = y_fp4, block_scale
-            if codes is None or scale is None:
-                codes, scale = _outputs(
-                    op, input, y_fp4, block_scale, block_size, scale_format, layout, op.codes
-                )
-            rows = scale
-            if layout != "linear" and scale.dim() == 1:
-                rows = checks.tiles(scale, round_up(ceil_div(2 * codes.shape[-1], block_size), 4))
-            tail = dispatch.launch_flags(cuda, enable_pdl)
-            if op.grouped:
-                mask = _mask(input) if mask is None else mask
-                run(input, mask, global_scale, *scalars, codes, rows, *tail)
-            else:
-                run(input, global_scale, *scalars, codes, rows, *tail)
-            return codes, scale
-    except (TypeError, ValueError, AttributeError, IndexError):
-        pass  # the checks below say it in our words
-    given = ActArguments(
-        *(input, mask, y_fp4, block_scale, global_scale, block_size, scale_format, layout),
-        *(enable_pdl, scalars),
-    )
-    return _act_in_full(op, given, key)
-
-
-def _mask(input: Tensor) -> Tensor:
+def _full_mask(input: Tensor) -> Tensor:
     """Return the mask that says that every row is in use."""
     return torch.full((input.shape[0],), input.shape[1], dtype=torch.int32, device=input.device)
 
 
 def _padded(rows: int, blocks: int, layout: str) -> tuple[int, int]:
-    tile = 8 if layout == "8x4" else 128
-    return round_up(rows, tile), round_up(blocks, 4)
+    return padded_shape(rows, blocks, 8 if layout == "8x4" else 128)
 
 
-def _lead(op: ActOp, x: Tensor) -> tuple[tuple[int, ...], int]:
-    """Return the leading dimensions of ``x``, and the columns of what is quantised."""
-    *lead, cols = x.shape
-    return tuple(lead), cols if op.activation == "none" else cols // 2
+_SILU = ActOp("silu_and_mul_fp4quant", "silu")
+_GELU = ActOp("gelu_tanh_and_mul_fp4quant", "gelu_tanh")
+_SWIGLU = ActOp("swiglu_fp4quant", "swiglu")
+_GROUPED = ActOp("grouped_quantize", "none", grouped=True, codes=torch.uint8)
+_GROUPED_SILU = ActOp("silu_and_mul_grouped_fp4quant", "silu", grouped=True)
 
 
-def _scale_shapes(
-    op: ActOp, lead: tuple[int, ...], blocks: int, layout: str
-) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes that scales may have, the one that is allocated first."""
-    if op.grouped:
-        return ((lead[0], *_padded(lead[1], blocks, layout)),)
-    if layout == "linear":
-        return ((*lead, blocks),)
-    padded = _padded(prod(lead), blocks, layout)
-    flat = (padded[0] * padded[1],)
-    return (flat, padded) if op.flat else (padded, flat)
-
-
-def _outputs(
-    op: ActOp,
+def silu_and_mul_fp4quant(
     input: Tensor,
-    y_fp4: Tensor | None,
-    block_scale: Tensor | None,
-    block_size: int,
-    scale_format: str | None,
-    layout: str,
-    codes: torch.dtype,
+    y_fp4: Tensor | None = None,
+    block_scale: Tensor | None = None,
+    global_scale: Tensor | None = None,
+    block_size: int = 16,
+    scale_format: str | None = None,
+    is_sf_swizzled_layout: bool = False,
+    enable_pdl: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return codes and scales: those given, the others new."""
-    lead, cols = _lead(op, input)
-    if y_fp4 is None:
-        y_fp4 = torch.empty((*lead, cols // 2), dtype=codes, device=input.device)
-    if block_scale is None:
-        dtype = SCALE_DTYPES[scale_format or SCALE_FORMAT[block_size]][0]
-        shape = _scale_shapes(op, lead, cols // block_size, layout)[0]
-        block_scale = torch.empty(shape, dtype=dtype, device=input.device)
-    return y_fp4, block_scale
+    """Return FP4 codes and block scales of ``silu(gate) * up``, rounded once to input's dtype.
+
+    Args:
+        input: [..., 2 K] bfloat16 or float16, contiguous: gate, then up; K a multiple of
+            block_size.
+        y_fp4, block_scale, global_scale, block_size, scale_format, enable_pdl: see `ops.fused`.
+        is_sf_swizzled_layout: write block_scale in the 128x4 layout.
+    """
+    options = block_size, scale_format, "128x4" if is_sf_swizzled_layout else "linear", enable_pdl
+    given = input, None, y_fp4, block_scale, global_scale, ()
+    return _SILU.run(options, given)
 
 
-def _act_in_full(op: ActOp, given: ActArguments, key: Any) -> tuple[Tensor, Tensor]:
-    """Check everything, run the kernel, and remember it under ``key``."""
-    spec = _spec(op, given)
-    x = given.input
-    codes, scale = _outputs(
-        *(op, x, given.y_fp4, given.block_scale, given.block_size, given.scale_format),
-        *(given.layout, op.codes),
-    )
-    _check(op, given._replace(y_fp4=codes, block_scale=scale))
-    lead, cols = _lead(op, x)
-    flat = lead if op.grouped else (prod(lead),)
-    blocks = cols // given.block_size
-    g = given.global_scale
-    arguments: list[Any] = [x.view(*flat, x.shape[-1])]
-    if op.grouped:
-        arguments.append(_mask(x) if given.mask is None else given.mask)
-    elif g is not None:
-        g = g.reshape(1)
-    tiled = given.layout != "linear" and not op.grouped
-    shape = _padded(flat[0], blocks, given.layout) if tiled else (*flat, blocks)
-    arguments += [g, *map(float, given.scalars), codes.view(*flat, cols // 2)]
-    arguments.append(scale if op.grouped else scale.view(shape))
-    function = dispatch.kernel(spec, x.device)
-    function(*arguments, *dispatch.launch_flags(x.is_cuda, given.enable_pdl))
-    if key is not None:
-        jit.remember(key, dispatch.direct(function))
-    return codes, scale
-
-
-def _spec(op: ActOp, given: ActArguments) -> ActQuantize | Quantize:
-    """Return the spec of a call after the checks of its options and of ``input``."""
-    where, block = op.name, given.block_size
-    chosen = checks.scale_format(where, block, given.scale_format)
-    checks.choice(where, "layout", given.layout, LAYOUTS)
-    for i, value in enumerate(given.scalars):
-        checks.number(where, ("alpha", "beta", "limit")[i], value)
-    x = checks.tensor(where, "input", given.input, checks.SIXTEEN_BIT)
-    if op.grouped and x.dim() != 3:
-        raise ValueError(
-            f"{where}: input has shape {list(x.shape)}, but must have 3 dimensions, [experts, "
-            "rows, columns]; reshape it"
-        )
-    cols, halves = int(x.shape[-1]), 1 if op.activation == "none" else 2
-    if cols % (halves * block):
-        up = round_up(cols, halves * block)
-        parts = f"two halves of a multiple of {block}" if halves == 2 else f"a multiple of {block}"
-        raise ValueError(
-            f"{where}: input has {cols} columns, but must have {parts}, the block size; pad the "
-            f"rows to {up}"
-        )
-    dtype = checks.dtype_name(x.dtype)
-    name = _FORMAT_NAMES.get((block, chosen))
-    plain = op.activation == "none" and op.convention == "divide" and not op.grouped
-    if plain and name is not None and given.layout != "8x4":
-        return Quantize(name, dtype, given.layout)
-    return ActQuantize(op.activation, block, chosen, dtype, given.layout, op.grouped, op.convention)
-
-
-def _check(op: ActOp, given: ActArguments) -> None:
-    """Check all tensors but ``input``, outputs included."""
-    x, (lead, cols) = given.input, _lead(op, given.input)
-    chosen = given.scale_format or SCALE_FORMAT[given.block_size]
-
-    def check(name: str, value: object, allowed: tuple[torch.dtype, ...], *shapes: Any) -> None:
-        checks.like(op.name, name, value, allowed, "input", x, *shapes)
-
-    if given.mask is not None:
-        check("mask", given.mask, (torch.int32,), lead[:1])
-    if op.grouped and given.global_scale is not None:
-        check("global_scale", given.global_scale, (torch.float32,), lead[:1])
-    elif not op.grouped:
-        checks.one_element(op.name, "global_scale", given.global_scale, "input", x)
-    check("y_fp4", given.y_fp4, checks.PACKED, (*lead, cols // 2))
-    shapes = _scale_shapes(op, lead, cols // given.block_size, given.layout)
-    check("block_scale", given.block_scale, SCALE_DTYPES[chosen], *shapes)
-
-
-def traced_act(
-    op: ActOp,
+def gelu_tanh_and_mul_fp4quant(
     input: Tensor,
-    mask: Tensor | None,
-    y_fp4: Tensor | None,
-    block_scale: Tensor | None,
-    global_scale: Tensor | None,
-    block_size: int,
-    scale_format: str | None,
-    layout: str,
-    enable_pdl: bool | None,
-    scalars: tuple[float, ...] = (),
+    y_fp4: Tensor | None = None,
+    block_scale: Tensor | None = None,
+    global_scale: Tensor | None = None,
+    block_size: int = 16,
+    scale_format: str | None = None,
+    is_sf_swizzled_layout: bool = False,
+    enable_pdl: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `act`, by way of torch's operators."""
-    scale_format = checks.scale_format(op.name, block_size, scale_format)
-    # Inductor (torch 2.13) cannot allocate float4_e2m1fn_x2; it can view bytes as such.
-    codes, scale = _outputs(
-        op, input, y_fp4, block_scale, block_size, scale_format, layout, torch.uint8
-    )
-    torch_ops.operator(op.name)(
-        *(input, mask, codes, scale, global_scale, block_size, scale_format, layout, enable_pdl),
-        list(scalars),
-    )
-    return codes.view(op.codes) if y_fp4 is None else codes, scale
+    """Return FP4 codes and block scales of ``gelu(gate) * up``, GELU in its tanh form.
+
+    Arguments and results as in `silu_and_mul_fp4quant`.
+    """
+    options = block_size, scale_format, "128x4" if is_sf_swizzled_layout else "linear", enable_pdl
+    given = input, None, y_fp4, block_scale, global_scale, ()
+    return _GELU.run(options, given)
 
 
-def define_act(op: ActOp) -> ActOp:
-    """Register ``op`` with torch and return it."""
+def swiglu_fp4quant(
+    input: Tensor,
+    y_fp4: Tensor | None = None,
+    block_scale: Tensor | None = None,
+    global_scale: Tensor | None = None,
+    block_size: int = 16,
+    scale_format: str | None = None,
+    is_sf_swizzled_layout: bool = False,
+    enable_pdl: bool | None = None,
+    *,
+    alpha: float = 1.702,
+    beta: float = 1.0,
+    limit: float = 7.0,
+) -> tuple[Tensor, Tensor]:
+    """Return FP4 codes and block scales of gpt-oss's SwiGLU.
 
-    def run(
-        input: Tensor,
-        mask: Tensor | None,
-        y_fp4: Tensor,
-        block_scale: Tensor,
-        global_scale: Tensor | None,
-        block_size: int,
-        scale_format: str | None,
-        layout: str,
-        enable_pdl: bool | None,
-        scalars: list[float],
-    ) -> None:
-        act(
-            *(op, input, mask, y_fp4, block_scale, global_scale, block_size, scale_format),
-            *(layout, enable_pdl, tuple(scalars)),
-        )
+    That is ``g * sigmoid(alpha * g) * (u + beta)`` of ``g = min(gate, limit)`` and
+    ``u = clamp(up, -limit, limit)``.  Arguments and results as in `silu_and_mul_fp4quant`.
+    """
+    options = block_size, scale_format, "128x4" if is_sf_swizzled_layout else "linear", enable_pdl
+    given = input, None, y_fp4, block_scale, global_scale, (alpha, beta, limit)
+    return _SWIGLU.run(options, given)
 
-    def fake(*arguments: Any) -> None:
-        given = ActArguments(*arguments)
-        _spec(op, given)
-        _check(op, given)
 
-    torch_ops.define(op.name, run, fake, ("y_fp4", "block_scale"))
-    return op
+def grouped_quantize(
+    x: Tensor,
+    mask: Tensor | None = None,
+    global_scale: Tensor | None = None,
+    packed: Tensor | None = None,
+    block_scale: Tensor | None = None,
+    block_size: int = 16,
+    scale_format: str | None = None,
+    enable_pdl: bool | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return FP4 codes and block scales of the rows of every expert that are in use.
+
+    Args:
+        x: [experts, rows, K] bfloat16 or float16, contiguous; K a multiple of block_size.
+        mask: [experts] int32, how many rows of each expert are in use, 0 to rows; None: all (a
+            mask made for this call, by a kernel of its own).
+        global_scale: [experts] float32 that divide x before it is quantised; None: 1.
+        packed: output, [experts, rows, K / 2], uint8 where it is allocated, as by `quantize`; rows
+            that are not in use are not written.
+        block_scale: output, [experts, ceil_to(rows, 128), ceil_to(K / block_size, 4)], the 128x4
+            layout of each expert; scales of rows that are not in use are written as zero.
+        block_size, scale_format, enable_pdl: see `ops.fused`.
+    """
+    options = block_size, scale_format, "128x4", enable_pdl
+    given = x, mask, packed, block_scale, global_scale, ()
+    return _GROUPED.run(options, given)
+
+
+def silu_and_mul_grouped_fp4quant(
+    input: Tensor,
+    mask: Tensor | None = None,
+    y_fp4: Tensor | None = None,
+    block_scale: Tensor | None = None,
+    global_scale: Tensor | None = None,
+    block_size: int = 16,
+    scale_format: str | None = None,
+    enable_pdl: bool | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return FP4 codes and block scales of ``silu(gate) * up`` of every expert's rows in use.
+
+    Args:
+        input: [experts, rows, 2 K] bfloat16 or float16, contiguous: gate, then up.
+        y_fp4: output, [experts, rows, K / 2]; rows that are not in use are not written.
+        mask, block_scale, global_scale: as in `grouped_quantize`.
+        block_size, scale_format, enable_pdl: see `ops.fused`.
+    """
+    options = block_size, scale_format, "128x4", enable_pdl
+    given = input, mask, y_fp4, block_scale, global_scale, ()
+    return _GROUPED_SILU.run(options, given)

@@ -1,117 +1,197 @@
-"""How the functions that normalise rows and quantise them reach their kernels.
-
-Arithmetic: `fused.norm_quantize`.  A call whose dtypes and options were seen before goes
-straight to its kernel, which checks shapes, devices, alignment and overlap itself; what it refuses
-is checked again here, in the words of the function that was called.
-"""
+"""The torch functions that normalise rows and quantise them: see `blockscale.ops.fused`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import is_grad_enabled
 
-from blockscale.base.sizes import ceil_div, round_up
-from blockscale.ops import checks, dispatch, torch_ops
+from blockscale.base.sizes import round_up
+from blockscale.ops import call, checks
+from blockscale.ops.call import Checked
 from blockscale.ops.checks import FP4, SCALE_DTYPES, SCALE_FORMAT
-from blockscale.runtime import jit
 from blockscale.specs import NormQuantize
 
 Tensor = torch.Tensor
 Tensors = tuple[torch.Tensor, ...]
 
+MIN_HIDDEN = 64
 
-@dataclass(frozen=True, eq=False)  # compared by identity: it is in the key of every call
-class NormOp:
-    """One of the functions that normalise: its name, and what its kernels are."""
-
-    name: str
-    residual: bool
-    convention: str = "divide"
-
-
-class NormArguments(NamedTuple):
-    """The arguments of `add_rmsnorm_fp4quant`, in its order."""
-
-    input: Tensor
-    residual: Tensor | None
-    weight: Tensor
-    y_fp4: Tensor | None
-    block_scale: Tensor | None
-    global_scale: Tensor | None
-    eps: float
-    block_size: int
-    scale_format: str | None
-    swizzled: bool
-    both: bool
-    unswizzled: Tensor | None
-    enable_pdl: bool | None
-    y_out: Tensor | None
+# What is written has no default: torch 2.11 fails on arguments that are written and left out.
+_SCHEMA = (
+    "(Tensor input, Tensor weight, Tensor! y_fp4, Tensor! block_scale, "
+    "Tensor!? block_scale_unswizzled, Tensor!? y_out, Tensor? global_scale=None, float eps=1e-06, "
+    "SymInt block_size=16, str? scale_format=None, bool is_sf_swizzled_layout=False, "
+    "bool output_both_sf_layouts=False, bool? enable_pdl=None) -> ()"
+)
+_ADD_SCHEMA = _SCHEMA.replace("Tensor weight", "Tensor! residual, Tensor weight")
 
 
-def norm(
-    op: NormOp,
-    input: Tensor,
-    residual: Tensor | None,
-    weight: Tensor,
-    y_fp4: Tensor | None,
-    block_scale: Tensor | None,
-    global_scale: Tensor | None,
-    eps: float,
-    block_size: int,
-    scale_format: str | None,
-    swizzled: bool,
-    both: bool,
-    unswizzled: Tensor | None,
-    enable_pdl: bool | None,
-    y_out: Tensor | None,
-) -> Tensors:
-    """Run ``op`` on plain tensors; arguments and errors as in `add_rmsnorm_fp4quant`."""
-    key = None
-    try:
-        hidden, cuda, y = weight.numel(), input.is_cuda, y_out is not None
-        key = (op, input.dtype, cuda, hidden, block_size, scale_format, swizzled, both, y)
-        run = jit.recall(key)
-        if unswizzled is not None and not both:
-            run = None  # not to be written: an error in one convention
-        if run is not None and not (
-            is_grad_enabled()
-            and (
-                input.requires_grad
-                or weight.requires_grad
-                or (residual is not None and residual.requires_grad)
+class NormOp(call.Op[Tensors]):
+    """One of the functions that normalise; with its operator.
+
+    Its options are (block_size, scale_format, swizzled, both, enable_pdl, y_out is None,
+    size of weight), given are (input, residual, weight, y_fp4, block_scale,
+    unswizzled, y_out, global_scale, eps); see `add_rmsnorm_fp4quant`.
+
+    Attributes:
+        residual: whether it adds one.
+        convention: what the global scale means.
+    """
+
+    def __init__(self, name: str, residual: bool, convention: str = "divide") -> None:
+        super().__init__(name)
+        self.residual = residual
+        self.convention = convention
+        call.define(name, _ADD_SCHEMA if residual else _SCHEMA, self.operate)
+
+    def operate(self, input: Tensor, *given: Any) -> None:
+        """Run the operator, or check its arguments where they have no data."""
+        if self.residual:
+            self._operate(input, *given)
+        else:
+            self._operate(input, None, *given)
+
+    def _operate(
+        self,
+        input: Tensor,
+        residual: Tensor | None,
+        weight: Tensor,
+        codes: Tensor,
+        scale: Tensor,
+        linear: Tensor | None,
+        y_out: Tensor | None,
+        global_scale: Tensor | None = None,
+        eps: float = 1e-6,
+        block_size: int = 16,
+        chosen: str | None = None,
+        swizzled: bool = False,
+        both: bool = False,
+        enable_pdl: bool | None = None,
+    ) -> None:
+        given = input, residual, weight, codes, scale, linear, y_out, global_scale, eps
+        options = block_size, chosen, swizzled, both, enable_pdl, y_out is None, weight.numel()
+        if checks.has_data():
+            self.run(options, given)
+        else:
+            self.check_tensors(self.spec(options, given), given)
+
+    def recorded(self, options: Any, given: Any) -> Tensors:
+        """Return the results of the operator."""
+        block_size, chosen, swizzled, both, enable_pdl, *_ = options
+        input, residual, weight, y_fp4, block_scale, unswizzled, y_out, *others = given
+        chosen = checks.scale_format(self.name, block_size, chosen)
+        # Inductor (torch 2.13) cannot allocate float4_e2m1fn_x2; it can view bytes as such.
+        codes, scale, linear = _outputs(
+            *(input, y_fp4, block_scale, unswizzled, block_size, chosen, swizzled, both),
+            torch.uint8,
+        )
+        call.operator(self.name)(
+            *((input, residual, weight) if self.residual else (input, weight)),
+            *(codes, scale, linear if both else None, y_out, *others),
+            *(block_size, chosen, swizzled, both, enable_pdl),
+        )
+        if y_fp4 is None:
+            codes = codes.view(FP4)
+        return (codes, scale, linear) if both else (codes, scale)  # type: ignore[return-value]
+
+    def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
+        """Return what the kernel takes; a CUDA library takes flat scales, too."""
+        x, residual, weight, codes, scale, linear, y_out, g, eps = given
+        both = options[3]
+        if linear is not None and not both:
+            return None  # not to be written: an error in one convention
+        grad = residual is not None and getattr(residual, "requires_grad", False)
+        if (grad or weight.requires_grad) and is_grad_enabled():
+            return None  # a CUDA library knows no autograd
+        if codes is None or scale is None or (both and linear is None):
+            codes, scale, linear = _outputs(x, codes, scale, linear, *options[:4])
+        rows = scale
+        if spec.layout != "linear" and not x.is_cuda:
+            rows = checks.tiles(scale, round_up(spec.blocks, 4))
+        more: tuple[Any, ...] = ()
+        if residual is None:
+            arguments: tuple[Any, ...] = x, weight, g, eps, codes, rows
+        else:  # updated in place, it is named among the outputs, too: it is checked for overlaps
+            arguments, more = (x, residual, weight, g, eps, codes, rows), (residual,)
+        if y_out is not None:
+            more = (y_out, *more)
+        if both:
+            return (*arguments, linear, *more), (codes, scale, linear)
+        return arguments + more, (codes, scale)
+
+    def check(self, options: Any, given: Any) -> Checked:
+        """Return the call with flattened rows."""
+        spec = self.spec(options, given)
+        x, residual, weight, codes, scale, linear, y_out, g, eps = given
+        codes, scale, linear = _outputs(x, codes, scale, linear, *options[:4])
+        self.check_tensors(spec, (*given[:3], codes, scale, linear, y_out, g, eps))
+        rows, both = prod(x.shape[:-1]), options[3]
+        g = checks.one_element(self.name, "global_scale", g, "input", x)
+        wide = rows, spec.hidden
+        shape = rows, spec.blocks
+        tiled = shape if spec.layout == "linear" else checks.padded_shape(*shape)
+        arguments: list[Any] = [x.view(wide)]
+        if self.residual:
+            checks.no_overlap(self.name, "residual", residual, "input", x)
+            arguments.append(residual.view(wide))
+        arguments += [weight, g, float(eps), codes.view(rows, spec.hidden // 2), scale.view(tiled)]
+        if both:
+            arguments.append(linear.view(shape))  # type: ignore[union-attr]
+        if y_out is not None:
+            arguments.append(y_out.view(wide))
+        if self.residual:
+            arguments.append(residual.view(wide))
+        result = (codes, scale, linear) if both else (codes, scale)
+        return Checked(spec, tuple(arguments), result, options[4])
+
+    def spec(self, options: Any, given: Any) -> NormQuantize:
+        """Return the spec of a call after the checks of its options and of ``input``."""
+        where, (block, chosen, swizzled, both, *_) = self.name, options
+        input, *_, unswizzled, y_out, _, eps = given
+        chosen = checks.scale_format(where, block, chosen)
+        checks.number(where, "eps", eps)
+        x = checks.tensor(where, "input", input, checks.SIXTEEN_BIT)
+        hidden = int(x.shape[-1])
+        if hidden % block or hidden < MIN_HIDDEN:
+            raise ValueError(
+                f"{where}: hidden={hidden}, the last dimension of input, must be a multiple of "
+                f"block_size={block} and at least {MIN_HIDDEN}; pad the rows to "
+                f"{max(MIN_HIDDEN, round_up(hidden, block))}"
             )
-        ):
-            codes, scale, linear = y_fp4, block_scale, unswizzled
-            if codes is None or scale is None or (both and linear is None):
-                codes, scale, linear = _outputs(
-                    input, y_fp4, block_scale, unswizzled, block_size, scale_format, swizzled, both
-                )
-            rows = scale
-            if not cuda and (swizzled or both) and scale.dim() == 1:  # a CUDA library takes both
-                rows = checks.tiles(scale, round_up(ceil_div(hidden, block_size), 4))
-            tail: tuple[Any, ...] = dispatch.launch_flags(cuda, enable_pdl)
-            if residual is not None:
-                tail = (residual, *tail)  # updated in place; named, it is checked for overlaps
-            if y:
-                tail = (y_out, *tail)
-            if both:
-                tail = (linear, *tail)
-            if residual is not None:
-                run(input, residual, weight, global_scale, eps, codes, rows, *tail)
-            else:
-                run(input, weight, global_scale, eps, codes, rows, *tail)
-            return (codes, scale, linear) if both else (codes, scale)  # type: ignore[return-value]
-    except (TypeError, ValueError, AttributeError, IndexError):
-        pass  # the checks below say it in our words
-    given = NormArguments(
-        *(input, residual, weight, y_fp4, block_scale, global_scale, eps, block_size),
-        *(scale_format, swizzled, both, unswizzled, enable_pdl, y_out),
-    )
-    return _norm_in_full(op, given, key)
+        if unswizzled is not None and not both and self.convention == "divide":
+            raise ValueError(
+                f"{where}: block_scale_unswizzled is given, but is written only with "
+                "output_both_sf_layouts=True; pass that, or leave it out"
+            )
+        layout = "both" if both else "128x4" if swizzled else "linear"
+        dtype, y = checks.dtype_name(x.dtype), y_out is not None
+        return NormQuantize(hidden, block, chosen, dtype, self.residual, layout, y, self.convention)
+
+    def check_tensors(self, spec: NormQuantize, given: Any) -> None:
+        """Check all tensors but ``input`` and ``global_scale``, outputs included."""
+        x, residual, weight, codes, scale, linear, y_out, *_ = given
+        lead, own = x.shape[:-1], (x.dtype,)
+        dtypes, wide = SCALE_DTYPES[spec.scale_format], (*lead, spec.blocks)
+        padded = checks.padded_shape(prod(lead), spec.blocks)
+
+        def check(name: str, value: object, allowed: tuple[torch.dtype, ...], *shapes: Any) -> None:
+            checks.like(self.name, name, value, allowed, "input", x, *shapes)
+
+        if self.residual:
+            check("residual", residual, own, x.shape)
+        check("weight", weight, own, (spec.hidden,))
+        check("y_fp4", codes, checks.PACKED, (*lead, spec.hidden // 2))
+        if spec.layout == "linear":
+            check("block_scale", scale, dtypes, wide)
+        else:
+            check("block_scale", scale, dtypes, (prod(padded),), padded)
+        if spec.layout == "both":
+            check("block_scale_unswizzled", linear, dtypes, wide)
+        if y_out is not None:
+            check("y_out", y_out, own, x.shape)
 
 
 def _outputs(
@@ -127,219 +207,88 @@ def _outputs(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return codes, scales and, for both layouts, linear scales: those given, the others new."""
     *lead, hidden = input.shape
-    device = input.device
     dtype = SCALE_DTYPES[scale_format or SCALE_FORMAT[block_size]][0]
     wide = (*lead, hidden // block_size)
     if y_fp4 is None:
-        y_fp4 = torch.empty((*lead, hidden // 2), dtype=fp4, device=device)
+        y_fp4 = input.new_empty((*lead, hidden // 2), dtype=fp4)
     if block_scale is None:
         shape: tuple[int, ...] = wide
         if swizzled or both:
             shape = (prod(checks.padded_shape(prod(lead), wide[-1])),)
-        block_scale = torch.empty(shape, dtype=dtype, device=device)
+        block_scale = input.new_empty(shape, dtype=dtype)
     if unswizzled is None and both:
-        unswizzled = torch.empty(wide, dtype=dtype, device=device)
+        unswizzled = input.new_empty(wide, dtype=dtype)
     return y_fp4, block_scale, unswizzled
 
 
-def _norm_in_full(op: NormOp, given: NormArguments, key: Any) -> Tensors:
-    """Check everything, run the kernel, and remember it under ``key``."""
-    spec = _spec(op, given)
-    x, rows = given.input, prod(given.input.shape[:-1])
-    codes, scale, linear = _outputs(
-        x,
-        given.y_fp4,
-        given.block_scale,
-        given.unswizzled,
-        given.block_size,
-        given.scale_format,
-        given.swizzled,
-        given.both,
-    )
-    _check(op, spec, given._replace(y_fp4=codes, block_scale=scale, unswizzled=linear))
-    arguments: list[Any] = [x.view(rows, spec.hidden)]
-    if given.residual is not None and op.residual:
-        checks.no_overlap(op.name, "residual", given.residual, "input", x)
-        arguments.append(given.residual.view(rows, spec.hidden))
-    g = checks.one_element(op.name, "global_scale", given.global_scale, "input", x)
-    arguments += [given.weight, g, float(given.eps), codes.view(rows, spec.hidden // 2)]
-    padded = checks.padded_shape(rows, spec.blocks)
-    arguments.append(scale.view((rows, spec.blocks) if spec.layout == "linear" else padded))
-    if linear is not None and given.both:
-        arguments.append(linear.view(rows, spec.blocks))
-    if given.y_out is not None:
-        arguments.append(given.y_out.view(rows, spec.hidden))
-    if given.residual is not None and op.residual:
-        arguments.append(given.residual.view(rows, spec.hidden))
-    function = dispatch.kernel(spec, x.device)
-    function(*arguments, *dispatch.launch_flags(x.is_cuda, given.enable_pdl))
-    if key is not None:
-        jit.remember(key, dispatch.direct(function))
-    return (codes, scale, linear) if given.both else (codes, scale)  # type: ignore[return-value]
+_ADD = NormOp("add_rmsnorm_fp4quant", residual=True)
+_NORM = NormOp("rmsnorm_fp4quant", residual=False)
 
 
-def _spec(op: NormOp, given: NormArguments) -> NormQuantize:
-    """Return the spec of a call after the checks of its options and of ``input``."""
-    where, block = op.name, given.block_size
-    chosen = checks.scale_format(where, block, given.scale_format)
-    checks.number(where, "eps", given.eps)
-    x = checks.tensor(where, "input", given.input, checks.SIXTEEN_BIT)
-    hidden = int(x.shape[-1])
-    if hidden % block or hidden < 64:
-        raise ValueError(
-            f"{where}: hidden={hidden}, the last dimension of input, must be a multiple of "
-            f"block_size={block} and at least 64; pad the rows to "
-            f"{max(64, round_up(hidden, block))}"
-        )
-    if given.unswizzled is not None and not given.both and op.convention == "divide":
-        raise ValueError(
-            f"{where}: block_scale_unswizzled is given, but is written only with "
-            "output_both_sf_layouts=True; pass that, or leave it out"
-        )
-    layout = "both" if given.both else "128x4" if given.swizzled else "linear"
-    dtype, y = checks.dtype_name(x.dtype), given.y_out is not None
-    return NormQuantize(hidden, block, chosen, dtype, op.residual, layout, y, op.convention)
-
-
-def _check(op: NormOp, spec: NormQuantize, given: NormArguments) -> None:
-    """Check all tensors but ``input``, outputs included."""
-    x, lead, own = given.input, given.input.shape[:-1], (given.input.dtype,)
-    dtypes, wide = SCALE_DTYPES[spec.scale_format], (*lead, spec.blocks)
-    padded = checks.padded_shape(prod(lead), spec.blocks)
-
-    def check(name: str, value: object, allowed: tuple[torch.dtype, ...], *shapes: Any) -> None:
-        checks.like(op.name, name, value, allowed, "input", x, *shapes)
-
-    if op.residual:
-        check("residual", given.residual, own, x.shape)
-    check("weight", given.weight, own, (spec.hidden,))
-    check("y_fp4", given.y_fp4, checks.PACKED, (*lead, spec.hidden // 2))
-    if spec.layout == "linear":
-        check("block_scale", given.block_scale, dtypes, wide)
-    else:
-        check("block_scale", given.block_scale, dtypes, (prod(padded),), padded)
-    if given.both:
-        check("block_scale_unswizzled", given.unswizzled, dtypes, wide)
-    if given.y_out is not None:
-        check("y_out", given.y_out, own, x.shape)
-
-
-def traced_norm(
-    op: NormOp,
+def add_rmsnorm_fp4quant(
     input: Tensor,
-    residual: Tensor | None,
+    residual: Tensor,
     weight: Tensor,
-    y_fp4: Tensor | None,
-    block_scale: Tensor | None,
-    global_scale: Tensor | None,
-    eps: float,
-    block_size: int,
-    scale_format: str | None,
-    swizzled: bool,
-    both: bool,
-    unswizzled: Tensor | None,
-    enable_pdl: bool | None,
-    y_out: Tensor | None,
-) -> Tensors:
-    """As `norm`, by way of torch's operators."""
-    scale_format = checks.scale_format(op.name, block_size, scale_format)
-    # Inductor (torch 2.13) cannot allocate float4_e2m1fn_x2; it can view bytes as such.
-    codes, scale, linear = _outputs(
-        input,
-        y_fp4,
-        block_scale,
-        unswizzled,
-        block_size,
-        scale_format,
-        swizzled,
-        both,
-        torch.uint8,
-    )
-    x = (input, residual, weight) if op.residual else (input, weight)
-    torch_ops.operator(op.name)(
-        *(*x, codes, scale, linear if both else None, y_out),
-        *(global_scale, eps, block_size, scale_format, swizzled, both, enable_pdl),
-    )
-    if y_fp4 is None:
-        codes = codes.view(FP4)
-    return (codes, scale, linear) if both else (codes, scale)  # type: ignore[return-value]
+    y_fp4: Tensor | None = None,
+    block_scale: Tensor | None = None,
+    global_scale: Tensor | None = None,
+    eps: float = 1e-6,
+    block_size: int = 16,
+    scale_format: str | None = None,
+    is_sf_swizzled_layout: bool = False,
+    output_both_sf_layouts: bool = False,
+    block_scale_unswizzled: Tensor | None = None,
+    enable_pdl: bool | None = None,
+    *,
+    y_out: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """Return FP4 codes and scales of ``rmsnorm(input + residual) * weight``; update residual.
+
+    Args:
+        input: [..., H] bfloat16 or float16, contiguous; H a multiple of block_size, 64 or more.
+        residual: like input; input + residual is written to it, rounded to its dtype.
+        weight: [H], dtype of input.
+        y_fp4, block_scale, global_scale, block_size, scale_format, enable_pdl: see `ops.fused`.
+        eps: added to the mean of squares.
+        is_sf_swizzled_layout: write block_scale in the 128x4 layout.
+        output_both_sf_layouts: write it in the 128x4 layout and the linear scales as well.
+        block_scale_unswizzled: output, the linear scales if both layouts are written.
+        y_out: output, like input: the norm itself, rounded, e.g. for a router.
+
+    Returns:
+        ``(y_fp4, block_scale)``, and block_scale_unswizzled as third with both layouts.
+    """
+    size = weight.numel() if isinstance(weight, Tensor) else None
+    swizzled, both, plain = is_sf_swizzled_layout, output_both_sf_layouts, y_out is None
+    options = block_size, scale_format, swizzled, both, enable_pdl, plain, size
+    linear = block_scale_unswizzled
+    given = input, residual, weight, y_fp4, block_scale, linear, y_out, global_scale, eps
+    return _ADD.run(options, given)
 
 
-def _fake_norm(op: NormOp, given: NormArguments) -> None:
-    _check(op, _spec(op, given), given)
+def rmsnorm_fp4quant(
+    input: Tensor,
+    weight: Tensor,
+    y_fp4: Tensor | None = None,
+    block_scale: Tensor | None = None,
+    global_scale: Tensor | None = None,
+    eps: float = 1e-6,
+    block_size: int = 16,
+    scale_format: str | None = None,
+    is_sf_swizzled_layout: bool = False,
+    enable_pdl: bool | None = None,
+    *,
+    output_both_sf_layouts: bool = False,
+    block_scale_unswizzled: Tensor | None = None,
+    y_out: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """Return FP4 codes and block scales of ``rmsnorm(input) * weight``.
 
-
-def _in_order(
-    x: tuple[Any, ...], codes: tuple[Any, ...], more: tuple[Any, ...], rest: tuple[Any, ...]
-) -> NormArguments:
-    """Return the arguments of an operator in the order of the function."""
-    unswizzled, y_out = more
-    *options, enable_pdl = rest
-    return NormArguments._make((*x, *codes, *options, unswizzled, enable_pdl, y_out))
-
-
-def define_add(op: NormOp) -> NormOp:
-    """Register ``op``, which adds a residual, with torch and return it."""
-
-    def run(
-        input: Tensor,
-        residual: Tensor,
-        weight: Tensor,
-        y_fp4: Tensor,
-        block_scale: Tensor,
-        block_scale_unswizzled: Tensor | None,  # written, so without default: torch 2.11 fails on
-        y_out: Tensor | None,  # arguments that are written and left out
-        global_scale: Tensor | None = None,
-        eps: float = 1e-6,
-        block_size: int = 16,
-        scale_format: str | None = None,
-        is_sf_swizzled_layout: bool = False,
-        output_both_sf_layouts: bool = False,
-        enable_pdl: bool | None = None,
-    ) -> None:
-        norm(
-            *(op, input, residual, weight, y_fp4, block_scale, global_scale, eps, block_size),
-            *(scale_format, is_sf_swizzled_layout, output_both_sf_layouts),
-            *(block_scale_unswizzled, enable_pdl, y_out),
-        )
-
-    def fake(*given: Any) -> None:
-        x, codes, more, rest = given[:3], given[3:5], given[5:7], given[7:]
-        _fake_norm(op, _in_order(x, codes, more, rest))
-
-    written = ("residual", "y_fp4", "block_scale", "block_scale_unswizzled", "y_out")
-    torch_ops.define(op.name, run, fake, written)
-    return op
-
-
-def define_norm(op: NormOp) -> NormOp:
-    """Register ``op``, which adds nothing, with torch and return it."""
-
-    def run(
-        input: Tensor,
-        weight: Tensor,
-        y_fp4: Tensor,
-        block_scale: Tensor,
-        block_scale_unswizzled: Tensor | None,  # written, so without default: torch 2.11 fails on
-        y_out: Tensor | None,  # arguments that are written and left out
-        global_scale: Tensor | None = None,
-        eps: float = 1e-6,
-        block_size: int = 16,
-        scale_format: str | None = None,
-        is_sf_swizzled_layout: bool = False,
-        output_both_sf_layouts: bool = False,
-        enable_pdl: bool | None = None,
-    ) -> None:
-        norm(
-            *(op, input, None, weight, y_fp4, block_scale, global_scale, eps, block_size),
-            *(scale_format, is_sf_swizzled_layout, output_both_sf_layouts),
-            *(block_scale_unswizzled, enable_pdl, y_out),
-        )
-
-    def fake(*given: Any) -> None:
-        x, codes, more, rest = (given[0], None, given[1]), given[2:4], given[4:6], given[6:]
-        _fake_norm(op, _in_order(x, codes, more, rest))
-
-    written = ("y_fp4", "block_scale", "block_scale_unswizzled", "y_out")
-    torch_ops.define(op.name, run, fake, written)
-    return op
+    Arguments and results as in `add_rmsnorm_fp4quant`, without the residual.
+    """
+    size = weight.numel() if isinstance(weight, Tensor) else None
+    swizzled, both, plain = is_sf_swizzled_layout, output_both_sf_layouts, y_out is None
+    options = block_size, scale_format, swizzled, both, enable_pdl, plain, size
+    linear = block_scale_unswizzled
+    given = input, None, weight, y_fp4, block_scale, linear, y_out, global_scale, eps
+    return _NORM.run(options, given)

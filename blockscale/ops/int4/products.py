@@ -13,16 +13,14 @@ from typing import Any
 
 import torch
 
-from blockscale.ops import checks, dispatch, torch_ops
+from blockscale.ops import call, checks
+from blockscale.ops.call import Checked
 from blockscale.ops.checks import dtype_name
 from blockscale.ops.int4.weight import TENSORS, Given, Int4Weight, prepared
-from blockscale.runtime import jit
 from blockscale.runtime.arguments import brief
 from blockscale.specs.int4 import TILES, Int4Mm
 
 Tensor = torch.Tensor
-
-LINEAR, GROUPED = "int4.linear", "int4.grouped_mm"
 
 
 def linear(
@@ -61,10 +59,10 @@ def linear(
     """
     extra = (scale, zero, group_index, pre_quant_scale, alpha, bias)
     weight = _weight(
-        *(LINEAR, x, packed, extra, group_size, activation, layout, sm, moe),
+        *(_LINEAR.name, x, packed, extra, group_size, activation, layout, sm, moe),
         dims=2,
     )
-    return _multiplied(LINEAR, x, None, weight, out_dtype, out)
+    return _multiplied(_LINEAR, x, None, weight, out_dtype, out)
 
 
 def grouped_mm(
@@ -104,10 +102,10 @@ def grouped_mm(
     """
     extra = (scale, zero, None, pre_quant_scale, alpha, bias)
     weight = _weight(
-        *(GROUPED, x, packed, extra, group_size, activation, layout, sm, moe),
+        *(_GROUPED.name, x, packed, extra, group_size, activation, layout, sm, moe),
         dims=3,
     )
-    return _multiplied(GROUPED, x, offsets, weight, out_dtype, out)
+    return _multiplied(_GROUPED, x, offsets, weight, out_dtype, out)
 
 
 def _weight(
@@ -127,7 +125,7 @@ def _weight(
         _check_prepared(where, packed, extra, activation, dims)
         return packed
     checks.tensor(where, "x", x, checks.ACTIVATIONS, dims=1)
-    if dispatch.traced(x) and x.device.type != "cpu":
+    if call.traced(x) and x.device.type != "cpu":
         raise ValueError(
             f"{where}: packed is a tensor, but converting it on {x.device.type} cannot be traced; "
             "convert it once, with int4.prepare(), outside of what is compiled"
@@ -169,58 +167,82 @@ def _check_prepared(
 
 
 def _multiplied(
-    where: str,
+    op: _Product,
     x: Tensor,
     offsets: Tensor | None,
     weight: Int4Weight,
     out_dtype: torch.dtype | None,
     out: Tensor | None,
 ) -> Tensor:
-    """Return the product, after all checks."""
-    spec = _check_call(where, x, offsets, weight, out_dtype)
-    if dispatch.traced(x):
+    pre = weight.pre_quant_scale is None
+    return op.run((out_dtype, pre, *_flat(weight)), (x, offsets, weight, out))
+
+
+class _Product(call.Op[Tensor]):
+    def recorded(self, options: Any, given: Any) -> Tensor:
+        x, offsets, weight, out = given
+        spec = _check_call(self.name, x, offsets, weight, options[0])
         made = _output(x, spec) if out is None else out
         tensors = [getattr(weight, name) for name in TENSORS]
-        torch_ops.operator("int4_mm")(x, offsets, *tensors, *_flat(weight), made)
+        call.operator("int4_mm")(x, offsets, *tensors, *_flat(weight), made)
         return made
-    y = _output(x, spec) if out is None else out
-    dtypes = (getattr(torch, spec.out_dtype),)
-    checks.like(where, "out", y, dtypes, "x", x, (*x.shape[:-1], spec.n))
-    if checks.has_data() and out is not None:
-        checks.no_overlap(where, "out", y, "x", x)
-    rows = prod(x.shape[:-1])
-    if not rows:
-        return y
-    if offsets is not None and offsets.device.type == "cpu":
-        _check_offsets(where, offsets, rows)
-    flat = x.detach().view(rows, spec.k)
-    flat = flat if weight.order is None else flat.index_select(1, weight.order)
-    _launch(spec, flat, offsets, weight, y.view(rows, spec.n))
-    return y
+
+    def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
+        x, offsets, weight, out = given
+        fits = x.dim() == 2 and x.shape[1] == weight.k and len(x) and x.is_contiguous()
+        if not fits or (offsets is not None and not _in_order(offsets, len(x))):
+            return None
+        y = _output(x, spec) if out is None else out
+        return _arguments(spec, x.detach(), offsets, weight, y), y
+
+    def check(self, options: Any, given: Any) -> Checked:
+        x, offsets, weight, out = given
+        where = self.name
+        spec = _check_call(where, x, offsets, weight, options[0])
+        y = _output(x, spec) if out is None else out
+        dtypes = (getattr(torch, spec.out_dtype),)
+        checks.like(where, "out", y, dtypes, "x", x, (*x.shape[:-1], spec.n))
+        if out is not None:
+            checks.no_overlap(where, "out", y, "x", x)
+        rows = prod(x.shape[:-1])
+        if not rows:
+            return Checked(None, (), y)
+        if offsets is not None and not _in_order(offsets, rows):
+            raise ValueError(
+                f"{where}: offsets is {brief(offsets.tolist())}, but must rise from 0 or more to "
+                f"at most {rows}, the rows of x; pass the first row of each expert and the end of "
+                "the last"
+            )
+        flat = x.detach().view(rows, spec.k)
+        return Checked(spec, _arguments(spec, flat, offsets, weight, y.view(rows, spec.n)), y)
 
 
-def _launch(spec: Int4Mm, x: Tensor, offsets: Tensor | None, weight: Int4Weight, y: Tensor) -> None:
-    """Run the kernel."""
+_LINEAR, _GROUPED = _Product("int4.linear"), _Product("int4.grouped_mm")
+
+
+def _arguments(
+    spec: Int4Mm, x: Tensor, offsets: Tensor | None, weight: Int4Weight, y: Tensor
+) -> tuple[Any, ...]:
+    """Return what the kernel takes."""
     w, pre = weight, weight.pre_quant_scale
+    if w.order is not None:
+        x = x.index_select(1, w.order)
     start = (x,) if offsets is None else (x, offsets)
     if spec.layout == TILES:
         size = spec.workspace_bytes(len(x))
-        workspace = torch.empty(size, dtype=torch.uint8, device=x.device)
+        workspace = x.new_empty(size, dtype=torch.uint8)
         rest = () if pre is None else (pre,)
-        function = dispatch.direct(dispatch.kernel(spec, x.device))
-        flags = dispatch.launch_flags(x.is_cuda, None)
-        function(*start, w.packed, w.scale, *rest, w.alpha, w.bias, y, workspace, *flags)
-        return
+        return (*start, w.packed, w.scale, *rest, w.alpha, w.bias, y, workspace)
     if pre is not None:
         pre = pre.to(x.dtype).float().expand(spec.matrices, spec.k).contiguous()
     terms = () if w.zero is None else (w.zero,)
     packed = w.packed.view(spec.matrices, -1)
-    jit.function(spec)(*start, packed, w.scale, *terms, pre, w.alpha, w.bias, y)
+    return (*start, packed, w.scale, *terms, pre, w.alpha, w.bias, y)
 
 
 def _output(x: Tensor, spec: Int4Mm) -> Tensor:
     dtype = getattr(torch, spec.out_dtype)
-    return torch.empty((*x.shape[:-1], spec.n), dtype=dtype, device=x.device)
+    return x.new_empty((*x.shape[:-1], spec.n), dtype=dtype)
 
 
 def _check_call(
@@ -255,14 +277,9 @@ def _check_call(
             f"{', '.join(dtype_name(known) for known in allowed)}"
         )
     if weight.experts:
-        checks.tensor(where, "offsets", offsets, (torch.int32,))
-        checks.same_device(where, "offsets", offsets, "x", x)
-        if list(offsets.shape) != [weight.experts + 1]:
-            raise ValueError(
-                f"{where}: offsets has shape {list(offsets.shape)}, but must have "
-                f"[{weight.experts + 1}]: the first row of each of the {weight.experts} experts, "
-                "and the end of the last"
-            )
+        checks.beside(where, "offsets", offsets, (torch.int32,), "x", x)
+        rest = f": the first row of each of the {weight.experts} experts, and the end of the last"
+        checks.sized(where, "offsets", offsets, [[weight.experts + 1]], rest)
     return _spec(x, weight, to)
 
 
@@ -276,14 +293,15 @@ def _spec(x: Tensor, weight: Int4Weight, to: torch.dtype) -> Int4Mm:
     )
 
 
-def _check_offsets(where: str, offsets: Tensor, rows: int) -> None:
-    """ValueError unless the ranges are in order and in x."""
+def _in_order(offsets: Any, rows: int) -> bool:
+    """Return whether the ranges are in order and in x, or on a GPU, where kernels see to it."""
+    if not isinstance(offsets, torch.Tensor) or offsets.dim() != 1:
+        return False
+    if offsets.device.type != "cpu":
+        return True
     ends = offsets.tolist()
-    if ends[-1] > rows or ends[0] < 0 or any(end < start for start, end in pairwise(ends)):
-        raise ValueError(
-            f"{where}: offsets is {brief(ends)}, but must rise from 0 or more to at most {rows}, "
-            "the rows of x; pass the first row of each expert and the end of the last"
-        )
+    rising = all(start <= end for start, end in pairwise(ends))
+    return bool(ends) and rising and ends[0] >= 0 and ends[-1] <= rows
 
 
 # ---- The operator -------------------------------------------------------------------------------
@@ -296,43 +314,21 @@ def _flat(weight: Int4Weight) -> tuple[Any, ...]:
     return w.n, w.k, w.group, w.experts, w.layout, w.zeros, w.activation, dtype
 
 
-def _int4_op(
-    x: Tensor,
-    offsets: Tensor | None,
-    packed: Tensor,
-    scale: Tensor,
-    zero: Tensor | None,
-    order: Tensor | None,
-    pre_quant_scale: Tensor | None,
-    alpha: Tensor | None,
-    bias: Tensor | None,
-    n: int,
-    k: int,
-    group: int,
-    experts: int,
-    layout: str,
-    zeros: str,
-    activation: str,
-    scale_dtype: str | None,
-    out: Tensor,
-) -> None:
-    dtype = None if scale_dtype is None else getattr(torch, scale_dtype)
-    weight = Int4Weight(
-        *(packed, scale, zero, order, pre_quant_scale, alpha, bias),
-        n=n,
-        k=k,
-        group=group,
-        experts=experts,
-        layout=layout,
-        zeros=zeros,
-        activation=activation,
-        dtype=dtype,
-    )
-    where = GROUPED if experts else LINEAR
+def _int4_op(x: Tensor, offsets: Tensor | None, *given: Any) -> None:
+    tensors, flat, out = given[: len(TENSORS)], given[len(TENSORS) : -1], given[-1]
+    dtype = None if flat[-1] is None else getattr(torch, flat[-1])
+    weight = Int4Weight(*tensors, *flat[:-1], dtype=dtype)
+    op = _GROUPED if weight.experts else _LINEAR
     if checks.has_data():
-        _multiplied(where, x, offsets, weight, out.dtype, out)
+        _multiplied(op, x, offsets, weight, out.dtype, out)
     else:
-        _check_call(where, x, offsets, weight, out.dtype)
+        _check_call(op.name, x, offsets, weight, out.dtype)
 
 
-torch_ops.define("int4_mm", _int4_op, _int4_op, ("out",))
+call.define(
+    "int4_mm",
+    "(Tensor x, Tensor? offsets, Tensor packed, Tensor scale, Tensor? zero, Tensor? order, "
+    "Tensor? pre_quant_scale, Tensor? alpha, Tensor? bias, SymInt n, SymInt k, SymInt group, "
+    "SymInt experts, str layout, str zeros, str activation, str? scale_dtype, Tensor! out) -> ()",
+    _int4_op,
+)

@@ -14,10 +14,11 @@ import torch
 
 from blockscale.base.sizes import ceil_div
 from blockscale.ops import checks
-from blockscale.ops.int4.layout import layout_of, weight_bytes
-from blockscale.ops.int4.tiles import to_tiles
-from blockscale.ops.int4.values import INTEGERS
-from blockscale.specs.int4 import ACTIVATIONS
+from blockscale.ops.checks import dtype_name
+from blockscale.ops.int4.layout import INTEGERS, layout_of, unprocess_weights, weight_bytes
+from blockscale.ops.moe import tiles as moe_tiles
+from blockscale.ops.moe.weights import INT4_LARGEST
+from blockscale.specs.int4 import ACTIVATIONS, TILE_GROUPS, TILES
 
 Tensor = torch.Tensor
 
@@ -25,6 +26,9 @@ WHERE = "int4.prepare"
 
 GIVEN = ("plain", "preprocessed", "rows")
 """Layouts of what `prepare` takes."""
+
+MOST_POINT = 16
+"""Zero points of CUDA kernels are from 0 to this, which GPTQ's first format reaches."""
 
 TENSORS = ("packed", "scale", "zero", "order", "pre_quant_scale", "alpha", "bias")
 """Names of an `Int4Weight`'s tensors."""
@@ -87,7 +91,7 @@ class Int4Weight:
     def meta(self) -> dict[str, Any]:
         """Return everything but the tensors, as plain values."""
         values = {name: getattr(self, name) for name in _META}
-        return {**values, "dtype": None if self.dtype is None else checks.dtype_name(self.dtype)}
+        return {**values, "dtype": None if self.dtype is None else dtype_name(self.dtype)}
 
     @staticmethod
     def of(meta: Mapping[str, Any], tensors: Mapping[str, Tensor | None]) -> Int4Weight:
@@ -269,31 +273,24 @@ def _per_group(
     sizes: tuple[int, int],
 ) -> Tensor:
     """Return scales or zeros as [E, G, N], after all checks."""
-    checked = checks.tensor(where, name, value, dtypes)
-    checks.same_device(where, name, checked, "packed", given.packed)
+    checked = checks.beside(where, name, value, dtypes, "packed", given.packed)
     groups, n = sizes
     one = [n, groups] if given.layout == "rows" else [groups, n]
     lead = [] if given.packed.dim() == 2 else [int(given.packed.shape[0])]
     allowed = [[*lead, *one], *([[*lead, n]] if groups == 1 else [])]
-    if list(checked.shape) not in allowed:
-        raise ValueError(
-            f"{where}: {name} has shape {list(checked.shape)}, but must have "
-            f"{' or '.join(map(str, allowed))} for packed {list(given.packed.shape)} in layout "
-            f"{given.layout!r} and this group_size; pass one value per group and column"
-        )
+    rest = (
+        f" for packed {list(given.packed.shape)} in layout {given.layout!r} and this group_size; "
+        "pass one value per group and column"
+    )
+    checks.sized(where, name, checked, allowed, rest)
     full = checked.detach().reshape(-1, *one)
     return full.transpose(1, 2) if given.layout == "rows" else full
 
 
 def _like(where: str, name: str, value: Any, given: Given, *allowed: list[int]) -> Tensor:
-    checked = checks.tensor(where, name, value, checks.ACTIVATIONS)
-    checks.same_device(where, name, checked, "packed", given.packed)
-    if list(checked.shape) not in allowed:
-        raise ValueError(
-            f"{where}: {name} has shape {list(checked.shape)}, but must have "
-            f"{' or '.join(map(str, allowed))} for packed {list(given.packed.shape)}; pass a "
-            "tensor of this shape"
-        )
+    checked = checks.beside(where, name, value, checks.ACTIVATIONS, "packed", given.packed)
+    rest = f" for packed {list(given.packed.shape)}; pass a tensor of this shape"
+    checks.sized(where, name, checked, allowed, rest)
     return checked.detach()
 
 
@@ -312,8 +309,7 @@ def _alpha(where: str, given: Given, experts: int) -> Tensor | None:
     if not isinstance(value, torch.Tensor):
         number = checks.number(where, "alpha", value)
         return torch.full((count,), number, dtype=torch.float32, device=given.packed.device)
-    checks.tensor(where, "alpha", value, (torch.float32,), dims=0)
-    checks.same_device(where, "alpha", value, "packed", given.packed)
+    checks.beside(where, "alpha", value, (torch.float32,), "packed", given.packed, dims=0)
     if value.numel() != count:
         raise ValueError(
             f"{where}: alpha has shape {list(value.shape)}, but must have [{count}], one factor "
@@ -336,13 +332,8 @@ def _sorted_groups(where: str, given: Given, plain: Int4Weight) -> Int4Weight:
             f"{where}: group_index is given, but only a dense weight in layout 'rows' has one; "
             "leave it out, or put the groups of a plain weight in order"
         )
-    index = checks.tensor(where, "group_index", given.group_index, INTEGERS)
-    checks.same_device(where, "group_index", index, "packed", given.packed)
-    if list(index.shape) != [plain.k]:
-        raise ValueError(
-            f"{where}: group_index has shape {list(index.shape)}, but must have [{plain.k}], the "
-            "group of each k"
-        )
+    index = checks.beside(where, "group_index", given.group_index, INTEGERS, "packed", given.packed)
+    checks.sized(where, "group_index", index, [[plain.k]], ", the group of each k")
     order = torch.argsort(index.long(), stable=True)
     counts = torch.arange(plain.k, device=index.device) // plain.group
     if not torch.equal(index.long()[order], counts):
@@ -358,3 +349,107 @@ def _sorted_groups(where: str, given: Given, plain: Int4Weight) -> Int4Weight:
         order=order,
         pre_quant_scale=None if pre is None else pre[:, order],
     )
+
+
+# ---- To tiles -----------------------------------------------------------------------------------
+
+
+def to_tiles(where: str, given: Given, plain: Int4Weight, dtype: torch.dtype) -> Int4Weight:
+    """Return a weight of `_plain` in layout "tiles64"."""
+    group = _check_tiles(where, plain, dtype)
+    fold = plain.group // group
+    numbers = None
+    if plain.zeros == "point":
+        numbers = _points(where, given, plain)
+    elif plain.zero is not None:
+        numbers = plain.zero
+    order = moe_tiles.natural_order(plain.n).to(plain.device)
+    outs: list[tuple[Tensor, Tensor]] = []
+    for e in range(plain.packed.shape[0]):
+        codes = _in_mma_order(_row_codes(given, plain, e), group)
+        scale = plain.scale[e].to(dtype).repeat_interleave(fold, 0).T.contiguous()
+        zero = None
+        if numbers is not None:
+            zero = numbers[e].to(dtype).repeat_interleave(fold, 0).T.contiguous()
+        outs.append(moe_tiles.pack_int4(codes, scale, zero, order))
+    pre = plain.pre_quant_scale
+    return replace(
+        plain,
+        packed=torch.stack([codes for codes, _ in outs]),
+        scale=torch.stack([scale for _, scale in outs]),
+        zero=None,
+        pre_quant_scale=None if pre is None else pre.to(dtype).contiguous(),
+        group=group,
+        layout=TILES,
+        dtype=dtype,
+    )
+
+
+def _check_tiles(where: str, plain: Int4Weight, dtype: torch.dtype) -> int:
+    """Return the group of the kernels, after all checks."""
+    if dtype not in checks.SIXTEEN_BIT:
+        raise TypeError(
+            f"{where}: dtype={dtype_name(dtype)} has no kernel on CUDA; choose bfloat16 or "
+            "float16, which x must have"
+        )
+    group = next((g for g in TILE_GROUPS if plain.group % g == 0), 0)
+    if not group or plain.k % plain.group:
+        raise ValueError(
+            f"{where}: group_size={plain.group} of K={plain.k} has no kernel on CUDA, where groups "
+            "are multiples of 32 that divide K; quantise in such groups, or compute on the CPU"
+        )
+    most = float(plain.scale.abs().amax())
+    if not most < INT4_LARGEST[dtype]:  # NaN is not
+        raise ValueError(
+            f"{where}: scale has a magnitude of {most:g}; kernels for {dtype_name(dtype)} take "
+            f"those below {INT4_LARGEST[dtype]:g}, so scale the weight down and pass the factor as "
+            "alpha"
+        )
+    return group
+
+
+def _points(where: str, given: Given, plain: Int4Weight) -> Tensor:
+    """Return zero points [E, G, N] of what was given."""
+    shape = plain.scale.shape
+    points = given.zero.detach()
+    if given.layout == "rows":
+        points = points.reshape(shape[0], shape[2], shape[1]).transpose(1, 2)
+    points = points.reshape(shape)
+    low, high = int(points.min()), int(points.max())
+    if low < 0 or high > MOST_POINT:
+        raise ValueError(
+            f"{where}: zero has points from {low} to {high}, but kernels on CUDA take those from 0 "
+            f"to {MOST_POINT}; pass points of unsigned codes"
+        )
+    return points
+
+
+def _row_codes(given: Given, plain: Int4Weight, expert: int) -> Tensor:
+    """Return codes 0 to 15 of an expert as [N, K / 2], the even k in the low nibble."""
+    codes = plain.packed[expert]
+    if given.layout == "rows":
+        return codes
+    if given.layout == "preprocessed":
+        moe = plain.experts > 0 if given.moe is None else given.moe
+        one = codes[None] if moe else codes
+        codes = unprocess_weights(one, sm=given.sm, activation=given.activation, moe=moe)
+        codes = codes.view(plain.k, plain.n // 2)
+    codes = codes ^ 0x88
+    # bytes of rows k and k + 1 hold codes of columns n and n + 1: two by two they change places
+    even, odd = codes[0::2], codes[1::2]
+    low = (even & 15) | odd << 4
+    high = even >> 4 | (odd & 0xF0)
+    return torch.stack((low.T, high.T), 1).reshape(plain.n, plain.k // 2).contiguous()
+
+
+def _in_mma_order(codes: Tensor, group: int) -> Tensor:
+    """Return codes [N, K / 2] so that x comes in its own order: each 64 of K permuted.
+
+    Not in groups of 32, which the permutation would mix: there x is permuted.
+    """
+    if group == 32:
+        return codes
+    places = torch.tensor(moe_tiles.K_ORDER[0::2], device=codes.device) // 2
+    out = torch.empty_like(codes).view(codes.shape[0], -1, moe_tiles.TILE // 2)
+    out[:, :, places] = codes.view(out.shape)
+    return out.view(codes.shape)

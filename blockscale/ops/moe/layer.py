@@ -1,32 +1,51 @@
 """Torch functions of the MoE layer: route tokens to experts, and run the experts.
 
-Formats and rounding: `moe.fused_moe`, docs/moe.md.  Errors: TypeError for an argument that is
-no tensor or of another dtype; ValueError for an unknown option, a shape, stride or device that does
-not fit, tensors that overlap.
+Formats and rounding: `moe.fused_moe`, docs/moe.md; how ties are broken: `tir.moe.route`.  Errors:
+TypeError for an argument that is no tensor or of another dtype; ValueError for an unknown option, a
+shape, stride or device that does not fit, tensors that overlap.
 """
 
 from __future__ import annotations
 
 import math
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from blockscale.ops import checks, dispatch, torch_ops
+from blockscale.ops import call, checks
+from blockscale.ops.call import Checked
 from blockscale.ops.checks import dtype_name
-from blockscale.ops.moe.check import Given
-from blockscale.ops.moe.options import WHERE, Options, check_call, check_output
-from blockscale.ops.moe.weights import TENSORS, MoeWeights, prepare_moe_weights, prepared
-from blockscale.runtime import jit
-from blockscale.specs import FusedMoe
-from blockscale.specs.moe import ALPHA, LIMIT
-
-__all__ = ["fused_moe", "prepare_moe_weights"]
+from blockscale.ops.moe.weights import TENSORS, Given, MoeWeights, prepared
+from blockscale.specs import FusedMoe, MoeRoute
+from blockscale.specs.gemm import MAX_EXPERTS
+from blockscale.specs.moe import (
+    ACT_FORMATS,
+    ACTIVATIONS,
+    ALPHA,
+    GATED,
+    LIMIT,
+    MAX_TOP_K,
+    SCORINGS,
+    STATIC_SCALES,
+)
 
 Tensor = torch.Tensor
 
-_REFUSED = (TypeError, ValueError, AttributeError, IndexError, NotImplementedError)
+WHERE, ROUTE = "fused_moe", "moe_route"
+
+BOUNDED = ("swiglu", "swiglu_oai")
+"""Activations with alpha and limit."""
+
+
+class Options(NamedTuple):
+    """What a call of the experts is told besides its tensors."""
+
+    activation: str = "swiglu"
+    alpha: float | None = None
+    limit: float | None = None
+    act_fmt: str | None = None
+    a1_scale: Tensor | None = None
+    a2_scale: Tensor | None = None
 
 
 def fused_moe(
@@ -118,7 +137,7 @@ def _no_second(w2: Tensor | None) -> None:
 def _converted(hidden: Tensor, given: Given) -> MoeWeights:
     """Return the weights of this call."""
     checks.tensor(WHERE, "hidden", hidden, checks.ACTIVATIONS, dims=2)
-    if dispatch.traced(hidden) and hidden.device.type != "cpu":
+    if call.traced(hidden) and hidden.device.type != "cpu":
         raise ValueError(
             f"{WHERE}: w13 is a tensor, but converting it on {hidden.device.type} cannot be "
             "traced; convert it once, with prepare_moe_weights(), outside of what is compiled"
@@ -135,51 +154,50 @@ def run_experts(
     out: Tensor | None,
 ) -> Tensor:
     """Return `fused_moe` of prepared weights."""
-    if dispatch.traced(hidden):
-        made = torch.empty_like(hidden) if out is None else out
-        tensors = [getattr(weights, name) for name in TENSORS]
-        torch_ops.operator(WHERE)(
-            hidden, topk_ids, topk_weights, *tensors, *_flat(weights), *options, made
-        )
-        return made
-    key, rows = None, (hidden, topk_ids, topk_weights)
-    try:
-        key = _key(hidden, topk_ids, weights, options)
-        run = jit.recall(key)
-        if run is not None and _plain(hidden, topk_ids, topk_weights):
-            y = torch.empty_like(hidden) if out is None else out
-            run(rows, weights, options, y)
-            return y
-    except _REFUSED:  # the full checks below say it in our words
-        pass
-    spec = check_call(hidden, weights, topk_ids, topk_weights, options)
-    y = torch.empty_like(hidden) if out is None else out
-    check_output(y, hidden)
-    if not len(hidden):
-        return y
-    if topk_ids is not None and topk_ids.dtype == torch.int64:
-        rows = hidden, _narrowed(topk_ids, weights.experts), topk_weights
-    function = dispatch.kernel(spec, hidden.device)
-    _launch(function, spec, rows, weights, options, y)
-    if key is not None:
-        known: Any = partial(_launch, dispatch.direct(function), spec)
-        jit.remember(key, known)
-    return y
-
-
-def _key(hidden: Tensor, ids: Any, weights: MoeWeights, options: Options) -> tuple[Any, ...]:
-    """Return what the kernel and the checks of a call depend on, but for sizes of rows."""
-    given = options.a1_scale is None, options.a2_scale is None
-    return (
-        *(WHERE, hidden.dtype, hidden.is_cuda, ids.shape[1], weights.bias, *_flat(weights)),
-        *(options[:4], given),
+    return _EXPERTS.run(
+        (
+            *(*options[:4], options.a1_scale is None, options.a2_scale is None),
+            *(checks.last_size(topk_ids), weights.bias, *_flat(weights)),
+        ),
+        (hidden, topk_ids, topk_weights, weights, options, out),
     )
 
 
-def _plain(hidden: Tensor, ids: Any, factors: Any) -> bool:
-    """Return whether the kernel takes the rows as they are, and there are some."""
-    grad = torch.is_grad_enabled() and (hidden.requires_grad or factors.requires_grad)
-    return ids.dtype == torch.int32 and len(hidden) > 0 and not grad
+class _Experts(call.Op[Tensor]):
+    def recorded(self, options: Any, given: Any) -> Tensor:
+        hidden, topk_ids, topk_weights, weights, choices, out = given
+        made = torch.empty_like(hidden) if out is None else out
+        tensors = [getattr(weights, name) for name in TENSORS]
+        call.operator(self.name)(
+            hidden, topk_ids, topk_weights, *tensors, *_flat(weights), *choices, made
+        )
+        return made
+
+    def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
+        hidden, ids, factors, weights, choices, out = given
+        if torch.is_grad_enabled() and getattr(factors, "requires_grad", False):
+            return None
+        if not len(hidden) or ids.dtype != torch.int32:  # a tensor, as it has a last size
+            return None
+        for scale in choices[4:]:
+            if scale is not None and (type(scale) not in call.PLAIN or scale.numel() != 1):
+                return None
+        y = torch.empty_like(hidden) if out is None else out
+        return _arguments(spec, (hidden, ids, factors), weights, choices, y), y
+
+    def check(self, options: Any, given: Any) -> Checked:
+        hidden, ids, factors, weights, choices, out = given
+        spec = check_call(hidden, weights, ids, factors, choices)
+        y = torch.empty_like(hidden) if out is None else out
+        check_output(y, hidden)
+        if not len(hidden):
+            return Checked(None, (), y)
+        if ids.dtype == torch.int64:  # narrowed; one that is out of range stays so
+            ids = ids.clamp(-1, weights.experts).to(torch.int32)
+        return Checked(spec, _arguments(spec, (hidden, ids, factors), weights, choices, y), y)
+
+
+_EXPERTS = _Experts(WHERE)
 
 
 def _flat(weights: MoeWeights) -> tuple[Any, ...]:
@@ -190,80 +208,149 @@ def _flat(weights: MoeWeights) -> tuple[Any, ...]:
     return w.fmt, *sizes, w.gated, w.zero, w.layout, dtype
 
 
-def _narrowed(ids: Tensor, experts: int) -> Tensor:
-    """Return int64 ids as int32; one that is out of range stays so."""
-    return ids.clamp(-1, experts).to(torch.int32)
-
-
-def _launch(
-    run: Any,
+def _arguments(
     spec: FusedMoe,
-    rows: tuple[Tensor | None, ...],
+    rows: tuple[Tensor, ...],
     weights: MoeWeights,
     options: Options,
     out: Tensor,
-) -> None:
+) -> tuple[Any, ...]:
+    """Return what the kernel takes."""
     given = options[4:] if spec.static_scales else ()
     scales = [None if scale is None else scale.reshape(1) for scale in given]
     alpha = ALPHA.get(spec.activation, 1.0) if options.alpha is None else options.alpha
     limit = LIMIT.get(spec.activation, math.inf) if options.limit is None else options.limit
     tensors = [value for _, value in weights.tensors()]
-    tail: tuple[Any, ...] = ()
-    if spec.layout == "tiles64":
-        size = spec.workspace_bytes(len(out))
-        workspace = torch.empty(size, dtype=torch.uint8, device=out.device)
-        tail = (workspace, *dispatch.launch_flags(True, None))
-    run(*rows, *tensors, *scales, alpha, limit, out, *tail)
+    if spec.layout != "tiles64":
+        return (*rows, *tensors, *scales, alpha, limit, out)
+    size = spec.workspace_bytes(len(rows[0]))
+    workspace = torch.empty(size, dtype=torch.uint8, device=rows[0].device)
+    return (*rows, *tensors, *scales, alpha, limit, out, workspace)
+
+
+# ---- Checks -------------------------------------------------------------------------------------
+
+
+def check_call(
+    hidden: Tensor,
+    weights: MoeWeights,
+    topk_ids: Tensor | None,
+    topk_weights: Tensor | None,
+    options: Options,
+) -> FusedMoe:
+    """Return the spec of the kernel, after all checks but those of the output."""
+    _check_hidden(hidden, weights)
+    _check_layout(hidden, weights)
+    if weights.device != hidden.device:
+        raise ValueError(
+            f"{WHERE}: the weights are on device {weights.device}, but hidden is on "
+            f"{hidden.device}; pass all tensors on one device, weights.to(hidden.device)"
+        )
+    _check_options(weights, options, hidden)
+    ids = checks.beside(WHERE, "topk_ids", topk_ids, (torch.int32, torch.int64), "hidden", hidden)
+    if ids.dim() != 2 or ids.shape[0] != hidden.shape[0] or not 1 <= ids.shape[1] <= MAX_TOP_K:
+        raise ValueError(
+            f"{WHERE}: topk_ids has shape {list(ids.shape)}, but must have "
+            f"[{hidden.shape[0]}, k], k from 1 to {MAX_TOP_K}: the experts of each row of hidden"
+        )
+    factors = checks.beside(WHERE, "topk_weights", topk_weights, (torch.float32,), "hidden", hidden)
+    if factors.shape != ids.shape:
+        raise ValueError(
+            f"{WHERE}: topk_weights has shape {list(factors.shape)}, but topk_ids has "
+            f"{list(ids.shape)}; pass one weight for each id"
+        )
+    w = weights
+    sizes = w.experts, w.hidden, w.intermediate, int(ids.shape[1])
+    modes = options.activation, dtype_name(hidden.dtype), options.act_fmt
+    return FusedMoe(*sizes, w.fmt, w.group, *modes, w.zero, w.bias, w.layout)
+
+
+def _check_hidden(hidden: Tensor, weights: MoeWeights) -> None:
+    checks.tensor(WHERE, "hidden", hidden, checks.ACTIVATIONS, dims=2)
+    if hidden.dim() != 2 or hidden.shape[1] != weights.hidden:
+        raise ValueError(
+            f"{WHERE}: hidden has shape {list(hidden.shape)}, but must have "
+            f"[T, {weights.hidden}], as the weights have H={weights.hidden}; flatten the rows"
+        )
+
+
+def _check_layout(hidden: Tensor, weights: MoeWeights) -> None:
+    kind = hidden.device.type
+    wanted = "linear" if kind == "cpu" else "tiles64"
+    if weights.layout != wanted and kind != "meta":
+        raise ValueError(
+            f"{WHERE}: the weights are in layout {weights.layout!r}, but kernels on {kind} read "
+            f"{wanted!r}; prepare_moe_weights(layout={wanted!r}) makes it, and to_linear() the "
+            "linear one"
+        )
+    if weights.layout == "tiles64" and hidden.dtype == torch.float32:
+        raise TypeError(
+            f"{WHERE}: hidden has dtype float32, but CUDA kernels take bfloat16 or float16; "
+            "convert it first"
+        )
+    if weights.dtype not in (None, hidden.dtype):
+        raise TypeError(
+            f"{WHERE}: hidden has dtype {dtype_name(hidden.dtype)}, but the weights were prepared "
+            f"for {weights.dtype}; pass dtype=hidden.dtype to prepare_moe_weights()"
+        )
+
+
+def _check_options(weights: MoeWeights, options: Options, hidden: Tensor) -> None:
+    checks.choice(WHERE, "activation", options.activation, ACTIVATIONS)
+    if (options.activation in GATED) != weights.gated:
+        has = "has" if weights.gated else "has no"
+        raise ValueError(
+            f"{WHERE}: activation={options.activation!r} does not go with w13, which {has} gate "
+            "rows; pass the same activation as to prepare_moe_weights()"
+        )
+    for name, value in (("alpha", options.alpha), ("limit", options.limit)):
+        if value is None:
+            continue
+        checks.number(WHERE, name, value)
+        if options.activation not in BOUNDED:
+            raise ValueError(
+                f"{WHERE}: {name}={value!r} is given, but activation={options.activation!r} has "
+                f"no {name}; leave it out"
+            )
+        if name == "limit" and not value > 0:
+            raise ValueError(f"{WHERE}: limit={value!r} is not above 0; leave it out for no bound")
+    _check_act_fmt(options, hidden)
+
+
+def _check_act_fmt(options: Options, hidden: Tensor) -> None:
+    if options.act_fmt is not None:
+        checks.choice(WHERE, "act_fmt", options.act_fmt, ACT_FORMATS)
+    for name in ("a1_scale", "a2_scale"):
+        value = getattr(options, name)
+        checks.one_element(WHERE, name, value, "hidden", hidden)
+        if value is not None and options.act_fmt not in STATIC_SCALES:
+            raise ValueError(
+                f"{WHERE}: {name} is given, but act_fmt={options.act_fmt!r} has no static scales; "
+                "leave it out, or pass act_fmt='fp8_tensor' or 'nvfp4'"
+            )
+        if value is None and options.act_fmt == "fp8_tensor":
+            raise ValueError(
+                f"{WHERE}: {name} is missing, but act_fmt='fp8_tensor' has static scales; pass "
+                "both, or act_fmt='fp8', which measures each row"
+            )
+
+
+def check_output(out: Tensor, hidden: Tensor) -> None:
+    """ValueError or TypeError unless ``out`` is like ``hidden``, in memory of its own."""
+    checks.like(WHERE, "out", out, (hidden.dtype,), "hidden", hidden, tuple(hidden.shape))
+    if checks.has_data():
+        checks.no_overlap(WHERE, "out", out, "hidden", hidden)
 
 
 # ---- The operator -------------------------------------------------------------------------------
 
 
-def _moe_op(
-    hidden: Tensor,
-    topk_ids: Tensor,
-    topk_weights: Tensor,
-    w13: Tensor,
-    w13_scale: Tensor,
-    w13_zero: Tensor | None,
-    w13_global: Tensor,
-    w13_bias: Tensor | None,
-    w2: Tensor,
-    w2_scale: Tensor,
-    w2_zero: Tensor | None,
-    w2_global: Tensor,
-    w2_bias: Tensor | None,
-    fmt: str,
-    group: int,
-    experts: int,
-    hidden_size: int,
-    intermediate: int,
-    gated: bool,
-    zero: bool,
-    layout: str,
-    scale_dtype: str | None,
-    activation: str,
-    alpha: float | None,
-    limit: float | None,
-    act_fmt: str | None,
-    a1_scale: Tensor | None,
-    a2_scale: Tensor | None,
-    out: Tensor,
-) -> None:
-    weights = MoeWeights(
-        *(w13, w13_scale, w13_zero, w13_global, w13_bias),
-        *(w2, w2_scale, w2_zero, w2_global, w2_bias),
-        fmt=fmt,
-        group=group,
-        experts=experts,
-        hidden=hidden_size,
-        intermediate=intermediate,
-        gated=gated,
-        zero=zero,
-        layout=layout,
-        dtype=None if scale_dtype is None else getattr(torch, scale_dtype),
-    )
-    options = Options(activation, alpha, limit, act_fmt, a1_scale, a2_scale)
+def _moe_op(hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, *given: Any) -> None:
+    count, out = len(TENSORS), given[-1]
+    flat, choices = given[count:-7], given[-7:-1]
+    dtype = None if flat[-1] is None else getattr(torch, flat[-1])
+    weights = MoeWeights(*given[:count], *flat[:-1], dtype=dtype)
+    options = Options(*choices)
     if checks.has_data():
         run_experts(hidden, weights, topk_ids, topk_weights, options, out)
     else:
@@ -271,4 +358,181 @@ def _moe_op(
         check_output(out, hidden)
 
 
-torch_ops.define(WHERE, _moe_op, _moe_op, ("out",))
+call.define(
+    WHERE,
+    "(Tensor hidden, Tensor topk_ids, Tensor topk_weights, Tensor w13, Tensor w13_scale, "
+    "Tensor? w13_zero, Tensor w13_global, Tensor? w13_bias, Tensor w2, Tensor w2_scale, "
+    "Tensor? w2_zero, Tensor w2_global, Tensor? w2_bias, str fmt, SymInt group, SymInt experts, "
+    "SymInt hidden_size, SymInt intermediate, bool gated, bool zero, str layout, "
+    "str? scale_dtype, str activation, float? alpha, float? limit, str? act_fmt, "
+    "Tensor? a1_scale, Tensor? a2_scale, Tensor! out) -> ()",
+    _moe_op,
+)
+
+
+# ---- Routing -----------------------------------------------------------------------------------
+
+
+def moe_route(
+    logits: Tensor,
+    top_k: int,
+    *,
+    scoring: str = "softmax",
+    renormalize: bool = True,
+    correction_bias: Tensor | None = None,
+    n_group: int | None = None,
+    topk_group: int | None = None,
+    scale: float = 1.0,
+    topk_ids: Tensor | None = None,
+    topk_weights: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return ``(topk_ids, topk_weights)``: the best experts of each token, the best one first.
+
+    Args:
+        logits: [T, E] float32, bfloat16 or float16; scores are float32.
+        top_k: experts of a token.
+        scoring: "softmax" over all experts, or "sigmoid".
+        renormalize: divide a token's weights by their sum.
+        correction_bias: [E] float32, added to the scores when experts are chosen, but not to the
+            weights; None: 0.
+        n_group: groups of neighbouring experts, of which the ``topk_group`` best are left to choose
+            from, by the sum of their two best scores if there is a correction_bias, else by their
+            best one; None: 1.
+        topk_group: None: n_group.
+        scale: factor of all weights, after they are renormalised.
+        topk_ids, topk_weights: outputs as below; None: allocated.
+
+    Returns:
+        topk_ids: [T, top_k] int32; the lower id first where scores are equal.
+        topk_weights: [T, top_k] float32.
+
+    Raises:
+        TypeError: an argument that is no tensor, or of another dtype.
+        ValueError: an unknown option, shape, device or stride, more experts than there are.
+    """
+    groups = 1 if n_group is None else n_group
+    kept = groups if topk_group is None else topk_group
+    experts, plain = checks.last_size(logits), correction_bias is None
+    options = top_k, scoring, renormalize, groups, kept, experts, plain
+    given = logits, correction_bias, scale, topk_ids, topk_weights
+    return _ROUTE.run(options, given)
+
+
+class _Route(call.Op[tuple[Tensor, Tensor]]):
+    def recorded(self, options: Any, given: Any) -> tuple[Tensor, Tensor]:
+        logits, bias, scale, *outputs = given
+        top_k, scoring, renormalize, groups, kept, *_ = options
+        modes = top_k, scoring, renormalize, bias, groups, kept, scale
+        ids, weights = call.operator(self.name)(logits, *modes)
+        return call.copied(outputs[0], ids), call.copied(outputs[1], weights)
+
+    def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
+        logits, bias, scale, ids, weights = given
+        factor = checks.number(self.name, "scale", scale)
+        outputs = _outputs(logits, options[0], ids, weights)
+        if bias is None:
+            return (logits, factor, *outputs), outputs
+        return (logits, bias, factor, *outputs), outputs
+
+    def check(self, options: Any, given: Any) -> Checked:
+        logits, bias, scale, *outputs = given
+        top_k, scoring, renormalize, groups, kept, *_ = options
+        spec = _route_spec(logits, top_k, scoring, renormalize, bias, groups, kept, scale)
+        ids, weights = _outputs(logits, top_k, *outputs)
+        shape = len(logits), top_k
+        checks.like(ROUTE, "topk_ids", ids, (torch.int32,), "logits", logits, shape)
+        checks.like(ROUTE, "topk_weights", weights, (torch.float32,), "logits", logits, shape)
+        given = () if bias is None else (bias,)
+        arguments = logits, *given, float(scale), ids, weights
+        return Checked(spec if len(logits) else None, arguments, (ids, weights))
+
+
+_ROUTE = _Route(ROUTE)
+
+
+def _outputs(
+    logits: Tensor, top_k: int, ids: Tensor | None, weights: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    shape = logits.shape[0], top_k
+    if ids is None:
+        ids = logits.new_empty(shape, dtype=torch.int32)
+    if weights is None:
+        weights = logits.new_empty(shape, dtype=torch.float32)
+    return ids, weights
+
+
+def _route_spec(
+    logits: Tensor,
+    top_k: int,
+    scoring: str,
+    renormalize: bool,
+    correction_bias: Tensor | None,
+    n_group: int,
+    topk_group: int,
+    scale: float,
+) -> MoeRoute:
+    """Return the spec of the kernel."""
+    checks.choice(ROUTE, "scoring", scoring, SCORINGS)
+    checks.tensor(ROUTE, "logits", logits, checks.ACTIVATIONS, dims=2)
+    if logits.dim() != 2 or not 1 <= logits.shape[1] <= MAX_EXPERTS:
+        raise ValueError(
+            f"{ROUTE}: logits has shape {list(logits.shape)}, but must have [T, E], E from 1 to "
+            f"{MAX_EXPERTS}: a number for each expert"
+        )
+    experts = int(logits.shape[1])
+    for name, value in (("top_k", top_k), ("n_group", n_group), ("topk_group", topk_group)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{ROUTE}: {name}={value!r} is not a positive integer; pass a count")
+    if experts % n_group:
+        raise ValueError(
+            f"{ROUTE}: n_group={n_group} does not divide the {experts} experts of logits; choose "
+            "a divisor, or None for one group"
+        )
+    if topk_group > n_group:
+        raise ValueError(
+            f"{ROUTE}: topk_group={topk_group} is more than n_group={n_group}; keep at most as "
+            "many groups as there are"
+        )
+    left = experts // n_group * topk_group
+    if top_k > min(left, MAX_TOP_K):
+        raise ValueError(
+            f"{ROUTE}: top_k={top_k} is more than {min(left, MAX_TOP_K)}, as {left} experts are "
+            f"left to choose from, and a token has at most {MAX_TOP_K}; choose fewer"
+        )
+    if correction_bias is not None:
+        checks.beside(ROUTE, "correction_bias", correction_bias, (torch.float32,), "logits", logits)
+        rest = ": one number for each expert"
+        checks.sized(ROUTE, "correction_bias", correction_bias, [[experts]], rest)
+    checks.number(ROUTE, "scale", scale)
+    given = correction_bias is not None
+    modes = dtype_name(logits.dtype), scoring, bool(renormalize), given
+    return MoeRoute(experts, top_k, *modes, n_group, topk_group)
+
+
+def _route_op(
+    logits: Tensor,
+    top_k: int,
+    scoring: str = "softmax",
+    renormalize: bool = True,
+    correction_bias: Tensor | None = None,
+    n_group: int = 1,
+    topk_group: int = 1,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    if not checks.has_data():
+        _route_spec(
+            logits, top_k, scoring, renormalize, correction_bias, n_group, topk_group, scale
+        )
+        return _outputs(logits, top_k, None, None)
+    options = top_k, scoring, renormalize, n_group, topk_group, logits.shape[-1]
+    given = logits, correction_bias, scale, None, None
+    return _ROUTE.run((*options, correction_bias is None), given)
+
+
+call.define(
+    ROUTE,
+    "(Tensor logits, SymInt top_k, str scoring='softmax', bool renormalize=True, "
+    "Tensor? correction_bias=None, SymInt n_group=1, SymInt topk_group=1, float scale=1.) "
+    "-> (Tensor, Tensor)",
+    _route_op,
+)

@@ -11,17 +11,19 @@ Both hold the same values, up to the rounding of int4 scales to the dtype of the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from blockscale.base.formats import FLOAT, MOE
+from blockscale.base.sizes import round_up
 from blockscale.ops import checks
 from blockscale.ops.checks import dtype_name
-from blockscale.ops.moe.check import Given, Sizes, check_weights
-from blockscale.ops.moe.convert import to_linear, to_tiles
-from blockscale.specs.moe import LAYOUTS
+from blockscale.ops.moe import tiles as moe_tiles
+from blockscale.specs.gemm import MAX_EXPERTS
+from blockscale.specs.moe import ACTIVATIONS, GATED, LAYOUTS
 
 Tensor = torch.Tensor
 
@@ -35,6 +37,17 @@ TENSORS = (
 """Names of a `MoeWeights`' tensors, in the order of a kernel's parameters."""
 
 _META = ("fmt", "group", "experts", "hidden", "intermediate", "gated", "zero", "layout", "dtype")
+
+SCALES = {
+    name: checks.ACTIVATIONS if row.scale is FLOAT else checks.dtypes_of(row.scale)
+    for name, row in MOE.items()
+}
+"""Dtypes of block scales."""
+
+E8M0_BIAS, E8M0_NAN = 127, 255
+
+INT4_LARGEST = {torch.bfloat16: 2.0**15, torch.float16: 2.0**12}
+"""Scales of int4 are below: kernels multiply them by 2^112 (bfloat16), or by 15 (float16)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,3 +273,352 @@ def _bias(value: Tensor | None, shape: tuple[int, int], like: Tensor) -> Tensor:
     if value is None:
         return torch.zeros(shape, dtype=torch.float32, device=like.device)
     return value.detach().float()
+
+
+# ---- Checks -------------------------------------------------------------------------------------
+
+
+class Given(NamedTuple):
+    """The weights as `prepare_moe_weights` and `fused_moe` take them, of any type until checked."""
+
+    w13: Any
+    w2: Any
+    fmt: str
+    w13_scale: Any
+    w2_scale: Any
+    w13_global_scale: Tensor | None
+    w2_global_scale: Tensor | None
+    w13_bias: Tensor | None
+    w2_bias: Tensor | None
+    activation: str
+    group_size: int | None
+    w13_zero: Tensor | None
+    w2_zero: Tensor | None
+    int4_signed: bool
+
+
+class Sizes(NamedTuple):
+    """Sizes of a layer, read off its weights."""
+
+    experts: int
+    hidden: int
+    intermediate: int
+    group: int
+    gated: bool
+
+    @property
+    def rows(self) -> int:
+        """Rows of w13."""
+        return self.intermediate * (2 if self.gated else 1)
+
+
+def check_weights(where: str, given: Given) -> Sizes:
+    """Return the sizes, after all checks that need no look at the numbers.
+
+    Raises:
+        TypeError: an argument that is no tensor, or of another dtype.
+        ValueError: an option, a shape, a stride or a device that does not fit.
+    """
+    checks.choice(where, "fmt", given.fmt, tuple(MOE))
+    checks.choice(where, "activation", given.activation, ACTIVATIONS)
+    _check_int4(where, given)
+    w13 = _checked_codes(where, "w13", given.w13, given)
+    w2 = _checked_codes(where, "w2", given.w2, given)
+    sizes = _sizes(where, given, w13, w2)
+    experts, hidden, rows = sizes.experts, sizes.hidden, sizes.rows
+    blocks = hidden // sizes.group, sizes.intermediate // sizes.group
+    for name, shape in (("w13", (experts, rows, blocks[0])), ("w2", (experts, hidden, blocks[1]))):
+        scale = getattr(given, f"{name}_scale")
+        _like(where, f"{name}_scale", scale, SCALES[given.fmt], w13, shape)
+        zero = getattr(given, f"{name}_zero")
+        if zero is not None:
+            _like(where, f"{name}_zero", zero, (torch.uint8,), w13, shape)
+        bias = getattr(given, f"{name}_bias")
+        if bias is not None:
+            _like(where, f"{name}_bias", bias, checks.ACTIVATIONS, w13, shape[:2])
+    factors = given.w13_global_scale, given.w2_global_scale
+    if factors[0] is not None:
+        allowed = ((experts,), (experts, 2)) if sizes.gated else ((experts,),)
+        _like(where, "w13_global_scale", factors[0], (torch.float32,), w13, *allowed)
+    if factors[1] is not None:
+        _like(where, "w2_global_scale", factors[1], (torch.float32,), w13, (experts,))
+    return sizes
+
+
+def _checked_codes(where: str, name: str, value: Tensor, given: Given) -> Tensor:
+    dtypes = (torch.uint8,) if given.fmt == "int4" else checks.PACKED
+    codes = checks.beside(where, name, value, dtypes, "w13", given.w13)
+    if codes.dim() != 3 or not codes.numel():
+        raise ValueError(
+            f"{where}: {name} has shape {list(codes.shape)}, but must have 3 dimensions, none of "
+            "them 0: [experts, rows, columns / 2], where two 4-bit codes are one byte"
+        )
+    return codes
+
+
+def _sizes(where: str, given: Given, w13: Tensor, w2: Tensor) -> Sizes:
+    experts, rows, hidden = w13.shape[0], w13.shape[1], 2 * w13.shape[2]
+    gated = given.activation in GATED
+    if gated and rows % 2:
+        raise ValueError(
+            f"{where}: w13 has {rows} rows, but activation={given.activation!r} needs as many gate "
+            "rows as up rows; pass an even number of rows, or activation='relu2', which has no gate"
+        )
+    intermediate = rows // 2 if gated else rows
+    wanted = (experts, hidden, intermediate // 2)
+    if tuple(w2.shape) != wanted or intermediate % 2:
+        raise ValueError(
+            f"{where}: w2 has shape {list(w2.shape)}, but w13 of shape {list(w13.shape)} and "
+            f"activation={given.activation!r} need {list(wanted)}: [experts, H, I / 2] with "
+            f"H={hidden} and I={intermediate}; pass both weights of one layer"
+        )
+    if experts > MAX_EXPERTS:
+        raise ValueError(
+            f"{where}: w13 has {experts} experts, but kernels take at most {MAX_EXPERTS}; divide "
+            "the experts among several calls"
+        )
+    group = _group(where, given, hidden)
+    for name, size in (("H", hidden), ("I", intermediate)):
+        if size % group:
+            raise ValueError(
+                f"{where}: {name}={size} is not a multiple of {group}, the elements of a block "
+                f"scale of {given.fmt}; pad {name} to {round_up(size, group)} when quantising"
+            )
+    return Sizes(experts, hidden, intermediate, group, gated)
+
+
+def _group(where: str, given: Given, hidden: int) -> int:
+    """Return the elements of a block scale."""
+    allowed = MOE[given.fmt].blocks
+    group = given.group_size
+    if group is None:
+        group = allowed[0]
+        if given.fmt == "int4":
+            scale = checks.tensor(where, "w13_scale", given.w13_scale, SCALES["int4"])
+            group = hidden // max(1, scale.shape[-1])
+            if group not in allowed or group * scale.shape[-1] != hidden:
+                raise ValueError(
+                    f"{where}: w13_scale has shape {list(scale.shape)}, but rows of {hidden} need "
+                    f"{', '.join(str(hidden // g) for g in allowed)} scales, for groups of "
+                    f"{', '.join(map(str, allowed))}; pass one scale for each group of a row"
+                )
+    if group not in allowed:
+        raise ValueError(
+            f"{where}: group_size={group!r} is not known for {given.fmt}; choose one of "
+            f"{', '.join(map(str, allowed))}"
+        )
+    return group
+
+
+def _like(
+    where: str,
+    name: str,
+    value: object,
+    dtypes: Sequence[torch.dtype],
+    first: Tensor,
+    *allowed: Sequence[int],
+) -> None:
+    checked = checks.beside(where, name, value, dtypes, "w13", first)
+    rest = f", as w13 of shape {list(first.shape)} says; pass a tensor of this shape"
+    checks.sized(where, name, checked, allowed, rest)
+
+
+def _check_int4(where: str, given: Given) -> None:
+    """Errors for options that only int4 has."""
+    zeros = given.w13_zero is not None, given.w2_zero is not None
+    if given.fmt != "int4" and (any(zeros) or given.int4_signed):
+        name = "int4_signed" if not any(zeros) else "w13_zero" if zeros[0] else "w2_zero"
+        raise ValueError(
+            f"{where}: {name} is given, but codes of {given.fmt} have no zero points; leave it "
+            "out, or pass fmt='int4'"
+        )
+    if zeros[0] != zeros[1]:
+        missing = "w2_zero" if zeros[0] else "w13_zero"
+        raise ValueError(
+            f"{where}: {missing} is missing, but the other weight has zeros; pass both, a tensor "
+            "of 8 for symmetric codes"
+        )
+    if zeros[0] and given.int4_signed:
+        raise ValueError(
+            f"{where}: int4_signed=True is given with zeros, which are of unsigned codes; pass "
+            "codes from 0 to 15, which are the signed ones ^ 0x88"
+        )
+
+
+# ---- To tiles -----------------------------------------------------------------------------------
+
+
+def to_tiles(where: str, plain: MoeWeights, dtype: torch.dtype) -> MoeWeights:
+    """Return linear weights in layout "tiles64"."""
+    _check_scales(where, plain, dtype)
+    made: dict[str, Tensor | None] = {}
+    for name, order in _orders(plain):
+        scale, factor = getattr(plain, f"{name}_scale"), getattr(plain, f"{name}_global")
+        tops = _largest(scale) if plain.fmt == "mxfp4" else None
+        made[name], made[f"{name}_scale"] = _matrices(plain, name, order, tops, dtype)
+        made[f"{name}_zero"] = None
+        made[f"{name}_global"] = _times(factor, _powers(tops, plain.device))
+        made[f"{name}_bias"] = _ordered(getattr(plain, f"{name}_bias"), order)
+    kept = dtype if plain.fmt == "int4" else None
+    return replace(plain, **made, layout="tiles64", dtype=kept)  # type: ignore[arg-type]
+
+
+def _orders(weights: MoeWeights) -> tuple[tuple[str, Tensor], tuple[str, Tensor]]:
+    """Return the names of both weights, and the row of each at each row of the layout."""
+    w13 = moe_tiles.paired_order(weights.intermediate, weights.gated).to(weights.device)
+    return ("w13", w13), ("w2", moe_tiles.natural_order(weights.hidden).to(weights.device))
+
+
+def _times(factor: Tensor, each: Tensor) -> Tensor:
+    """Return global scales [E] or [E, 2] times a number for each expert."""
+    return factor * each.view(-1, *[1] * (factor.dim() - 1))
+
+
+def _matrices(
+    plain: MoeWeights, name: str, order: Tensor, tops: list[int] | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return codes and scales of all experts of one weight, converted one after the other."""
+    codes, scale = getattr(plain, name), getattr(plain, f"{name}_scale")
+    zero = getattr(plain, f"{name}_zero")
+    outs: list[Tensor] = []
+    for e in range(plain.experts):
+        if plain.fmt == "int4":
+            zeros = None if zero is None else zero[e].to(dtype)
+            made = moe_tiles.pack_int4(codes[e], scale[e].to(dtype), zeros, order)
+        else:
+            top = None if tops is None else tops[e]
+            made = moe_tiles.pack_fp4(codes[e], scale[e], top, order)
+        if not outs:
+            outs = [value.new_empty((plain.experts, *value.shape)) for value in made]
+        for out, value in zip(outs, made, strict=True):
+            out[e] = value
+    return outs[0], outs[1]
+
+
+def _largest(scale: Tensor) -> list[int]:
+    """Return the largest scale byte of each expert."""
+    values: list[int] = scale.view(torch.uint8).flatten(1).amax(1).tolist()
+    return values
+
+
+def _powers(tops: list[int] | None, device: torch.device) -> Tensor:
+    """Return 2^(largest scale byte - 127) of each expert of mxfp4, else ones."""
+    values = [1.0] if tops is None else [2.0 ** (top - E8M0_BIAS) for top in tops]
+    return torch.tensor(values, dtype=torch.float32, device=device)
+
+
+def with_biases(tiles: MoeWeights, w13_bias: Tensor | None, w2_bias: Tensor | None) -> MoeWeights:
+    """Return tiled weights with biases [E, rows] and [E, H], gate rows first; None: 0."""
+    e, device = tiles.experts, tiles.device
+    w13 = torch.zeros((e, tiles.rows), device=device) if w13_bias is None else w13_bias.float()
+    w2 = torch.zeros((e, tiles.hidden), device=device) if w2_bias is None else w2_bias.float()
+    (_, order), (_, natural) = _orders(tiles)
+    return replace(tiles, w13_bias=_ordered(w13, order), w2_bias=_ordered(w2, natural))
+
+
+def _ordered(bias: Tensor | None, order: Tensor) -> Tensor | None:
+    """Return biases [E, rows] in the rows' order, those of padding 0."""
+    if bias is None:
+        return None
+    return bias.index_select(1, order.clamp(min=0)).masked_fill_(order < 0, 0)
+
+
+def _check_int4_scales(where: str, plain: MoeWeights, dtype: torch.dtype) -> None:
+    limit = INT4_LARGEST[dtype]
+    for name in ("w13_scale", "w2_scale"):
+        for expert, scale in enumerate(getattr(plain, name)):
+            most = float(scale.abs().amax())
+            if not most < limit:  # NaN is not
+                kernels = f"kernels for {str(dtype).removeprefix('torch.')}"
+                raise ValueError(
+                    f"{where}: {name} of expert {expert} has a scale of magnitude {most:g}; "
+                    f"{kernels} take those below {limit:g}, so scale the weight down and the "
+                    "activations or the output up"
+                )
+
+
+def _check_scales(where: str, plain: MoeWeights, dtype: torch.dtype) -> None:
+    """ValueError for scales that the kernels' decoding does not know."""
+    if plain.fmt == "int4":
+        _check_int4_scales(where, plain, dtype)
+        return
+    limit = moe_tiles.E4M3_LARGEST if plain.fmt == "nvfp4" else E8M0_NAN - 1
+    for name in ("w13_scale", "w2_scale"):
+        scale = getattr(plain, name)
+        bad = int(scale.amax())
+        if bad <= limit:
+            continue
+        expert = int((scale.flatten(1).amax(1) > limit).nonzero()[0])
+        what = "NaN" if plain.fmt == "mxfp4" else "NaN or below zero"
+        raise ValueError(
+            f"{where}: {name} of expert {expert} has the byte {bad:#x}, which is {what}; block "
+            "scales must be finite and not negative, so quantise the weight again"
+        )
+
+
+# ---- And back -----------------------------------------------------------------------------------
+
+
+def to_linear(tiles: MoeWeights) -> MoeWeights:
+    """Return tiled weights in layout "linear"."""
+    made: dict[str, Tensor | None] = {}
+    sizes = (tiles.rows, tiles.hidden), (tiles.hidden, tiles.intermediate)
+    for (name, order), (rows, cols) in zip(_orders(tiles), sizes, strict=True):
+        codes, scale, zero, gain = _untiled(tiles, name, order, rows, cols)
+        factor = _times(getattr(tiles, f"{name}_global"), gain)
+        bias = _unordered(getattr(tiles, f"{name}_bias"), order, rows)
+        made |= {name: codes, f"{name}_scale": scale, f"{name}_zero": zero}
+        made |= {f"{name}_global": factor, f"{name}_bias": bias}
+    return replace(tiles, **made, layout="linear", dtype=None)  # type: ignore[arg-type]
+
+
+def _untiled(
+    tiles: MoeWeights, name: str, order: Tensor, rows: int, cols: int
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """Return codes, scales and zeros of all experts, and what their global scales gain."""
+    outs: list[list[Tensor]] = [[], [], []]
+    gains = []
+    codes, scale = getattr(tiles, name), getattr(tiles, f"{name}_scale")
+    blocks = cols // tiles.group
+    for e in range(tiles.experts):
+        kind = "int4" if tiles.fmt == "int4" else "e2m1"
+        outs[0].append(_back(moe_tiles.unpack_codes(codes[e], kind), order, rows)[:, : cols // 2])
+        byte, zero, gain = _unscaled(tiles, scale[e])
+        gains.append(gain)
+        for out, value in zip(outs[1:], (byte, zero), strict=True):
+            if value is not None:
+                out.append(_back(value, order, rows)[:, :blocks])
+    factors = torch.tensor(gains, dtype=torch.float32, device=tiles.device)
+    zeros = torch.stack(outs[2]) if outs[2] else None
+    return torch.stack(outs[0]), torch.stack(outs[1]), zeros, factors
+
+
+def _unscaled(tiles: MoeWeights, scale: Tensor) -> tuple[Tensor, Tensor | None, float]:
+    """Return scales and zeros [rows, blocks] of one expert, and the gain of its global scale."""
+    if tiles.fmt == "int4":
+        assert tiles.dtype is not None, "int4 scales have a dtype"
+        parts = 2 if tiles.zero else 1
+        values = moe_tiles.unpack_scales(scale.contiguous().view(tiles.dtype), tiles.group, parts)
+        zero = values[..., 1].to(torch.uint8) if tiles.zero else None
+        return values[..., 0].float(), zero, 1.0
+    byte = moe_tiles.unpack_scales(scale, tiles.group)[..., 0]
+    if tiles.fmt == "nvfp4":
+        return moe_tiles.e4m3_inverse().to(byte.device)[byte.long()], None, 1.0
+    # b' stands for 2^(b' - 237), an E8M0 byte for 2^(byte - 127): small ones need a shift
+    used = byte[byte > 0]
+    apart = moe_tiles.E8M0_TOP - E8M0_BIAS
+    shift = max(0, apart - int(used.min())) if used.numel() else 0
+    plain = (byte.int() - apart + shift).clamp(0).to(torch.uint8)
+    return plain, None, 2.0**-shift
+
+
+def _back(value: Tensor, order: Tensor, rows: int) -> Tensor:
+    """Return the rows of a matrix that lie in ``order``."""
+    out = value.new_empty((rows, value.shape[1]))
+    real = order >= 0
+    out[order[real]] = value[real]
+    return out
+
+
+def _unordered(bias: Tensor | None, order: Tensor, rows: int) -> Tensor | None:
+    return None if bias is None else _back(bias.T, order, rows).T.contiguous()

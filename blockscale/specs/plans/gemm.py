@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
+from blockscale.base import formats
+from blockscale.base.formats import Format
 from blockscale.base.sizes import ceil_div, round_up
 from blockscale.base.targets import CTA_RESERVED, GPU_TARGETS
 
@@ -46,25 +47,6 @@ RASTERS = ("x", "y")
 """What the number of a raster means."""
 
 
-class Format(NamedTuple):
-    """How a format's operands and scales meet in the tensor core (PTX ISA 9.7.16.10)."""
-
-    kind: str
-    a_bits: int
-    b_bits: int
-    block: int
-    step: int
-    """Elements of K in one instruction."""
-    scale: str
-
-
-FORMATS = {
-    "nvfp4": Format("mxf4nvf4", 4, 4, 16, 64, "e4m3"),
-    "mxfp4": Format("mxf4", 4, 4, 32, 64, "e8m0"),
-    "mxfp8xmxfp4": Format("mxf8f6f4", 8, 4, 32, 32, "e8m0"),
-    "mxfp8": Format("mxf8f6f4", 8, 8, 32, 32, "e8m0"),
-}
-
 OUT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
@@ -77,7 +59,7 @@ class GemmPlan:
     """One kernel: ``d[m, n] = alpha * a[m, k] x b[n, k].T + bias``, m known when it runs.
 
     Attributes:
-        fmt: key of `FORMATS`.
+        fmt: key of `formats.GEMM`.
         out_dtype: key of `OUT_BYTES`.
         n, k: the true sizes; the last tiles may be ragged.
         experts: 0 for a plain GEMM, else b is [experts, n, k] and rows of a are grouped.
@@ -119,8 +101,8 @@ class GemmPlan:
 
     @property
     def format(self) -> Format:
-        """The numbers of the format."""
-        return FORMATS[self.fmt]
+        """The row of the format."""
+        return formats.GEMM[self.fmt]
 
     @property
     def mma_m(self) -> int:
@@ -145,17 +127,17 @@ class GemmPlan:
     @property
     def x_bits(self) -> int:
         """Bits of an element of X."""
-        return self.format.b_bits if self.swap else self.format.a_bits
+        return self.format.b.bits if self.swap else self.format.a.bits
 
     @property
     def y_bits(self) -> int:
         """Bits of an element of Y."""
-        return self.format.a_bits if self.swap else self.format.b_bits
+        return self.format.a.bits if self.swap else self.format.b.bits
 
     @property
     def row_bytes(self) -> int:
         """Bytes of a row of either operand in a stage; kind mxf8f6f4 holds 4 bits in a byte."""
-        return self.block_k // (2 if self.format.a_bits == 4 else 1)
+        return self.block_k // (2 if self.format.a.bits == 4 else 1)
 
     @property
     def cluster(self) -> int:
@@ -287,7 +269,7 @@ class GemmPlan:
             return f"cta_group={self.cta_group} is neither 1 nor 2"
         if self.mma_n not in Y_TILES:
             return f"mma_n={self.mma_n} is none of {Y_TILES}; choose one of them"
-        widths = (128, 256) if self.format.a_bits == 4 else (128,)
+        widths = (128, 256) if self.format.a.bits == 4 else (128,)
         if self.block_k not in widths:
             return (
                 f"block_k={self.block_k} is none of {widths}, which make rows of 64 or 128 bytes, "

@@ -1,4 +1,4 @@
-"""What a grouped GEMM of an MoE layer is on Hopper: every decision of its schedule, and its room.
+"""A grouped GEMM of an MoE layer on Hopper: its sizes, every decision of its schedule, its room.
 
 The lowering reads a `MoePlan` off the scheduled TensorIR (`moe_read`), the kernel of
 `native/moe_gemm.cuh` is compiled for it (`moe_source`).  Weights are the rows of the MMA (its M),
@@ -9,7 +9,9 @@ arguments of the kernel, so one compiled kernel serves every model.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from blockscale.base import formats
 from blockscale.base.sizes import ceil_div, round_up
 from blockscale.base.targets import GPU_TARGETS
 
@@ -29,39 +31,75 @@ MMA_TOKENS = (8, 16, 24, 32, 48, 64)
 """Tokens of a tile, unit mma."""
 
 WGMMA_TOKENS = (
-    8,
-    16,
-    24,
-    32,
-    40,
-    48,
-    64,
-    80,
-    96,
-    112,
-    128,
-    136,
-    144,
-    152,
-    160,
-    176,
-    192,
-    208,
-    224,
-    256,
+    *(8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128),
+    *(136, 144, 152, 160, 176, 192, 208, 224, 256),
 )
 """Tokens of a tile, unit wgmma."""
 
 LOADER_REGISTERS = 56
 """Of a thread that loads, where the others take what it leaves."""
 
-FORMATS = {"nvfp4": (16,), "mxfp4": (32,), "int4": (32, 64, 128)}
-"""Elements of K that share a scale, by format."""
-
 ACTIVATIONS = ("none", "swiglu", "swiglu_oai", "gelu_tanh", "relu2")
 """What the epilogue does; all but none and relu2 take pairs of rows (gate, up)."""
 
 DTYPES = ("bfloat16", "float16")
+
+
+ATTRIBUTE = "blockscale.moe"
+"""Function attribute: the fields of `MoeGemm`."""
+
+
+@dataclass(frozen=True)
+class MoeGemm:
+    """One of the two GEMMs of an MoE layer; the true sizes, but rows and K multiples of 64.
+
+    ``rows``: of the weights of an expert, gate and up counted both.
+    """
+
+    fmt: str
+    group: int
+    zeros: bool
+    dtype: str
+    activation: str
+    experts: int
+    rows: int
+    k: int
+    top_k: int
+
+    @staticmethod
+    def of(func: Any) -> MoeGemm:
+        """Return what the attribute of a function of `moe_tiles` says."""
+        said = dict(func.attrs[ATTRIBUTE])
+        text = {key: str(said[key]) for key in ("fmt", "dtype", "activation")}
+        sizes = {key: int(said[key]) for key in ("group", "experts", "rows", "k", "top_k")}
+        return MoeGemm(**text, **sizes, zeros=bool(said["zeros"]))  # type: ignore[arg-type]
+
+    @property
+    def gather(self) -> bool:
+        """Whether it is GEMM 1."""
+        return self.activation != "none"
+
+    @property
+    def gated(self) -> bool:
+        """Whether rows are pairs of gate and up."""
+        return self.activation not in ("none", "relu2")
+
+    @property
+    def scale_dtype(self) -> str:
+        """Of the scales: those of int4 are numbers."""
+        return self.dtype if self.fmt == "int4" else "uint8"
+
+    @property
+    def scales(self) -> int:
+        """Numbers in `scale_dtype` that a tile of 16 rows has for 64 k, zero points among them."""
+        return scale_count(self.fmt, self.group, self.zeros)
+
+
+def scale_count(fmt: str, group: int, zeros: bool) -> int:
+    """Numbers that a tile of 16 rows has for 64 k: scales, and zero points."""
+    if fmt != "int4":
+        return 16 * 64 // group
+    return 16 * (2 if zeros else 1) * (2 if group == 32 else 1)
 
 
 class PlanError(ValueError):
@@ -74,7 +112,7 @@ class MoePlan:
 
     Attributes:
         unit: "mma" (mma.sync, warps share K) or "wgmma" (warpgroups of 64 rows).
-        fmt: key of `FORMATS`.
+        fmt: key of `formats.MOE`.
         group: elements of K that share a scale.
         zeros: int4 with zero points.
         dtype: of x and out, of `DTYPES`.
@@ -168,10 +206,8 @@ class MoePlan:
     @property
     def scale_bytes(self) -> int:
         """Bytes of scales of 64 rows that a block of 64 k reads."""
-        if self.fmt == "nvfp4":
-            return 256
-        if self.fmt == "mxfp4":
-            return 128
+        if self.fmt != "int4":
+            return 4096 // self.group
         return 64 * 2 * (2 if self.zeros else 1) * (2 if self.group == 32 else 1)
 
     @property
@@ -214,7 +250,7 @@ class MoePlan:
     def _illegal_choice(self) -> str | None:
         if self.unit not in ("mma", "wgmma"):
             return f"unit {self.unit!r} is neither mma nor wgmma"
-        if self.fmt not in FORMATS or self.group not in FORMATS[self.fmt]:
+        if self.fmt not in formats.MOE or self.group not in formats.MOE[self.fmt].blocks:
             return f"there is no {self.fmt!r} with groups of {self.group}"
         if self.zeros and self.fmt != "int4":
             return "only int4 has zero points"

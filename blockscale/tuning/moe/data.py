@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from blockscale.base.sizes import ceil_div, round_up
-from blockscale.specs.plans.moe_gemm import MoeGemm
+from blockscale.specs.plans.moe import MoeGemm
 
 L2_TIMES = 3
 """Weights of a round of calls are at least so many times as large as the L2 cache."""

@@ -27,7 +27,7 @@ from blockscale.tuning.worker import Measurement, Timing
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from blockscale.specs.plans.moe_gemm import MoeGemm
+    from blockscale.specs.plans.moe import MoeGemm
 
 FACTOR = 2.0**-6
 """Global scale: sums are about 1, so that activations are not linear."""

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from blockscale.base import files, formats
 from blockscale.base.files import CUDA_HEADERS
 
 KERNEL = "moe_gemm"
@@ -59,9 +60,7 @@ def compiled(text: str, arch: str, folder: Path) -> Path:
             except CompileError as error:
                 refused.write_text(str(error))
             else:
-                temporary = image.with_suffix(".part")
-                temporary.write_bytes(code)
-                temporary.rename(image)
+                files.write(image, code)
     if refused.exists():
         raise RuntimeError(" ".join(refused.read_text().split())[:300])
     return image
@@ -69,7 +68,7 @@ def compiled(text: str, arch: str, folder: Path) -> Path:
 
 def headers() -> str:
     """Return the digest of the device headers that the kernels include."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(formats.header().encode())
     for path in sorted(CUDA_HEADERS.rglob("*.cuh")):
         digest.update(path.read_bytes())
     return digest.hexdigest()

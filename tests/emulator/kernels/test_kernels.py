@@ -18,7 +18,7 @@ from tests.emulator.kit.exhaustive import some_seeds
 
 pytestmark = tools.needs_nvcc
 
-FEW = 3
+FEW = 2
 MORE = some_seeds(4, 20)  # correct kernels are right on 20
 GEMMS = {
     "one tile": lambda rng: gemm_cases.nvfp4_tile(rng),

@@ -60,7 +60,8 @@ def test_max_instructions_stops_a_long_kernel():
 @pytest.mark.parametrize(
     "poll", ["ld.volatile.global.u32 %r1, [%a0]", "atom.cas.b32 %r1, [%a0], 1, 2"]
 )
-def test_a_polling_loop_is_called_a_livelock(poll):
+def test_a_polling_loop_is_called_a_livelock(poll, monkeypatch):
+    monkeypatch.setattr(diagnose, "STALE", diagnose.STALE // 8)
     began = time.perf_counter()
     with pytest.raises(emulator.Deadlock, match="only poll, and nothing changes") as caught:
         kit.run(f"L: {poll}; setp.eq.u32 %p1, %r1, 0; @%p1 bra L;", np.zeros(1, np.uint32))

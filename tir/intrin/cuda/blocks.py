@@ -15,6 +15,7 @@ from tvm.s_tir import TensorIntrin
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
+from blockscale.base.formats import E4M3, QUANTIZED
 from blockscale.specs import Quantize
 from blockscale.tir import formats
 from blockscale.tir.common import i64, widen
@@ -31,8 +32,6 @@ HINTS = ("BS_KEEP", "BS_STREAM")
 """Cache hints of loads and stores: default, and for what is touched once."""
 
 BYTES = {"uint8": 1, "uint32": 4, "bfloat16": 2, "float16": 2, "float32": 4}
-
-_FORMAT = {"nvfp4": "BS_NVFP4", "mxfp4": "BS_MXFP4"}
 
 
 def call(name: str, *args: PrimExpr, dtype: str = "void", header: str = HEADER) -> PrimExpr:
@@ -153,22 +152,23 @@ def scale_of(fmt: str, rounding: str, dtype: str) -> str:
     """Register and name: `quantize.scale_byte`, of the maximum of elements of ``dtype``."""
     spec = Quantize(fmt, dtype, rounding=rounding)
     short = "false" if dtype == "float32" else "true"
-    function = f"bs_scale_nvfp4<{short}>" if fmt == "nvfp4" else f"bs_scale_mxfp4_{rounding}"
+    form = f"<{short}>" if spec.format.scale is E4M3 else f"_{rounding}"
     return _step(
         f"cuda_scale_{fmt}_{rounding}_{dtype}",
         "int32",
         lambda most, g: scale_byte(spec, most, g),
-        function,
+        f"bs_scale_{fmt}{form}",
     )
 
 
 @cache
 def divisor_of(fmt: str) -> str:
     """Register and name: a scale byte's value times the global scale."""
+    row = QUANTIZED[fmt]
     return _step(
         f"cuda_divisor_{fmt}",
         "float32",
-        lambda byte, g: formats.scale_decode(fmt, byte) * g,
+        lambda byte, g: formats.decode(row.scale, byte) * g,
         f"bs_divisor_{fmt}",
     )
 
@@ -182,8 +182,9 @@ def encode(fmt: str, dtype: str, known: bool) -> str:
     spec = Quantize(fmt, dtype)
     size, half, one, two = i64(spec.block), i64(spec.block // 2), i64(1), i64(2)
     # The power of two above amax / 6 bounds |x / d| by 6, the one below amax by 8.
-    limit = ("BS_OWN" if fmt == "nvfp4" else "BS_CLAMP") if known else "BS_ANY"
-    function = f"bs_encode<{CLASS[dtype]}, {spec.block}, {_FORMAT[fmt]}, {limit}>"
+    own = "BS_OWN" if spec.format.scale is E4M3 else "BS_CLAMP"
+    limit = own if known else "BS_ANY"
+    function = f"bs_encode<{CLASS[dtype]}, {spec.block}, BS_{fmt.upper()}, {limit}>"
 
     def with_byte(body: bool) -> PrimFunc:
         @T.prim_func(s_tir=True)
@@ -232,7 +233,7 @@ def encode(fmt: str, dtype: str, known: bool) -> str:
 
         return codes
 
-    made = with_byte if fmt == "nvfp4" else without_byte
+    made = with_byte if spec.format.scale is E4M3 else without_byte
     bound = "own" if known else "any"
     return register(f"cuda_encode_{fmt}_{dtype}_{bound}", made(False), made(True))
 
@@ -302,13 +303,13 @@ def register_all() -> tuple[str, ...]:
             names += [store_rounded(dtype, count, hint) for count in (8, 16, 32)]
         for hint in (*HINTS, "BS_INPLACE"):
             names += [load(dtype, count, hint) for count in (16, 32)]
-        for fmt in _FORMAT:
-            names.append(amax(dtype, Quantize(fmt).block))
+        for fmt, row in QUANTIZED.items():
+            names.append(amax(dtype, row.block))
             names += [encode(fmt, dtype, known) for known in (True, False)]
-        for fmt, rounding in (("nvfp4", "ceil"), ("mxfp4", "ceil"), ("mxfp4", "floor")):
-            names.append(scale_of(fmt, rounding, dtype))
+            roundings = ("ceil",) if row.scale is E4M3 else ("ceil", "floor")
+            names += [scale_of(fmt, rounding, dtype) for rounding in roundings]
     for hint in HINTS:  # codes, and the words that swizzle moves
         names += [load("uint8", 4, hint), load("uint32", 4, hint), store("uint32", 4, hint)]
         names += [store("uint8", count, hint) for count in (8, 16)]
-    names += [divisor_of(fmt) for fmt in _FORMAT]
+    names += [divisor_of(fmt) for fmt in QUANTIZED]
     return tuple(sorted(names))

@@ -15,6 +15,7 @@ from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
 from tvm.script.ir_builder import tirx as ir_builder
 
+from blockscale.base.formats import QUANTIZED
 from blockscale.tir import formats
 from blockscale.tir.common import i64
 from blockscale.tir.gemm.linear import from_operand, weight_value
@@ -155,6 +156,7 @@ def decode_panel_scales(level: str, fmt: str, group: int) -> str:
     """Register and name: ``group`` block scales of each of ``lanes`` rows, one vector per scale."""
     lanes = WIDTHS[level].lanes
     L, count, one = i64(lanes), i64(group), i64(1)
+    scale = QUANTIZED[fmt].scale
 
     @T.prim_func(s_tir=True)
     def desc(block_scale: T.handle, value: T.handle):
@@ -168,7 +170,7 @@ def decode_panel_scales(level: str, fmt: str, group: int) -> str:
             for n, b in T.grid(L, count):
                 with T.sblock("block_scale"):
                     vn, vb = T.axis.remap("SS", [n, b])
-                    V[vb, vn] = formats.scale_decode(fmt, T.Cast("int32", B[vn, vb]))
+                    V[vb, vn] = formats.decode_byte(scale, B[vn, vb])
 
     def words_of(load: Callable[[int], PrimExpr]) -> list[PrimExpr]:
         size = group // 4
@@ -188,8 +190,8 @@ def decode_panel_scales(level: str, fmt: str, group: int) -> str:
             words = T.alloc_buffer((i64(group // 4), L), "int32")
             store_all(words, words_of(lambda row: B.vload([i64(row), i64(0)], f"uint8x{group}")))
             for b in T.unroll(count):
-                V[b, T.ramp(i64(0), one, lanes)] = formats.scale_decode(
-                    fmt,
+                V[b, T.ramp(i64(0), one, lanes)] = formats.decode(
+                    scale,
                     (
                         words.vload([b // i64(4), i64(0)], f"int32x{lanes}")
                         >> T.broadcast(T.Cast("int32", b % i64(4)) * 8, lanes)

@@ -20,6 +20,7 @@ from tvm.ir import Expr as PrimExpr
 from tvm.s_tir import TensorIntrin
 from tvm.tirx import PrimFunc
 
+from blockscale.base.formats import E2M1
 from blockscale.base.targets import CPU_TARGETS
 from blockscale.tir import formats
 from blockscale.tir.common import i64
@@ -55,7 +56,7 @@ def _table(values: tuple[float, ...]) -> PrimExpr:
 
 def e2m1_lookup(level: str, codes: PrimExpr) -> PrimExpr:
     """E2M1 values (float32) of the low four bits of every int32 lane of ``codes``."""
-    positive = formats.E2M1.values
+    positive = E2M1.values
     if level == "avx512":
         table = _table(positive + tuple(-value for value in positive))
         name = "llvm.x86.avx512.permvar.sf.512"

@@ -13,13 +13,19 @@ from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
 from tvm.script.ir_builder import tirx as ir_builder
 
+from blockscale.base.formats import INT4, MOE
 from blockscale.tir import formats
 from blockscale.tir.common import i64
 from blockscale.tir.intrin.x86.rows import spread
 from blockscale.tir.intrin.x86.width import PREFETCH_BYTES, WIDTHS, e2m1_lookup, prefetch, register
 from blockscale.tir.moe.fused_moe import ROW_TILES, WORD, coded_value
 
-KINDS = (("e2m1", 16), ("e2m1", 32), *((c, g) for c in ("int4", "int4z") for g in (32, 64, 128)))
+KINDS = tuple(
+    (f"{row.codes.name}{zero}", group)
+    for row in MOE.values()
+    for zero in (("", "z") if row.codes is INT4 else ("",))
+    for group in row.blocks
+)
 """Codes ("int4z": with zeros) and the elements that share a scale."""
 
 

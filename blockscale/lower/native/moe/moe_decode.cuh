@@ -14,9 +14,8 @@
 // normal number of value * 2^-133, so one FMA subtracts 8 and scales, with a single rounding.
 // What is left of the powers of two (BsDecode::FACTOR) is multiplied after the sum over k.
 #pragma once
+#include "formats.h"
 #include "tma.cuh"
-
-enum BsMoeFormat { BS_MOE_NVFP4, BS_MOE_MXFP4, BS_MOE_INT4 };
 
 // fma, mul and add of two 16-bit numbers, rounded once each; BF16 or float16.
 template <bool BF16>

@@ -1,0 +1,1 @@
+"""Kernels of a CPU: ``python -m bench.cpu``."""

@@ -1,0 +1,1 @@
+"""Memory-bound and fused ops on a GPU: ``python -m bench.gpu``."""

@@ -1,0 +1,1 @@
+"""MoE layers on a GPU: ``python -m bench.moe``."""

@@ -1,0 +1,1 @@
+"""What ours is compared with: other compilers' kernels and other libraries."""

@@ -1,0 +1,1 @@
+"""The GEMM for Blackwell, without one: machine code, emulator, model of a B200."""

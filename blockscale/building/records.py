@@ -1,0 +1,208 @@
+"""The two JSON files of a MetaSchedule database, read and repaired without tvm.
+
+`database_workload.json` holds one ``[hash, module]`` a line; `database_tuning_record.json` one
+``[workload index, [trace, run_secs, target, args_info]]`` a line, where a trace is
+``[instructions, [[instruction index, decision], ...]]``.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+WORKLOADS = "database_workload.json"
+PACKED_WORKLOADS = f"{WORKLOADS}.xz"
+"""The same file in committed logs: a workload is 0.3 MB of JSON, and 4 kB so."""
+
+RECORDS = "database_tuning_record.json"
+META = "meta.json"
+MODELLED = "modelled-"
+"""What the key of a record's target begins with that names the model, if one made its run time."""
+FAILED_S = 1e10
+"""Run time that MetaSchedule writes for a candidate that failed."""
+
+
+class LogError(ValueError):
+    """A tuning log that cannot be read; the message names the file, the line and the remedy."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One line of `database_tuning_record.json`."""
+
+    workload: int
+    trace: list[Any]
+    run_secs: tuple[float, ...]
+    target: Any
+    args_info: Any
+    line: int
+
+    @property
+    def us(self) -> float:
+        """Median run time in microseconds; infinite when the candidate failed."""
+        return median_us(self.run_secs)
+
+    @property
+    def model(self) -> str | None:
+        """The model that made the run time; None when it was measured."""
+        keys = self.target.get("keys", ()) if isinstance(self.target, dict) else ()
+        names = (str(key) for key in keys if str(key).startswith(MODELLED))
+        return next((name.removeprefix(MODELLED) for name in names), None)
+
+    @property
+    def key(self) -> str:
+        """Text that is equal for equal traces."""
+        return trace_key(self.trace)
+
+    def to_line(self, workload: int) -> str:
+        """Return the record as a line of JSON that points to workload ``workload``."""
+        body = [self.trace, list(self.run_secs), self.target, self.args_info]
+        return json.dumps([workload, body], separators=(",", ":"))
+
+
+def median_us(run_secs: tuple[float, ...] | list[float]) -> float:
+    """Median of ``run_secs`` in microseconds; infinite for none, failed or not finite ones."""
+    if not run_secs or any(not math.isfinite(s) or s >= FAILED_S or s <= 0 for s in run_secs):
+        return math.inf
+    return statistics.median(run_secs) * 1e6
+
+
+def sentence(error: BaseException) -> str:
+    """Return what ``error`` says on one line, with its type."""
+    text = " ".join(str(error).split())
+    name = type(error).__name__
+    return (text if text.startswith(name) else f"{name}: {text}")[:300]
+
+
+def canonical(value: Any) -> Any:
+    """Return ``value`` with index maps (JSON in a string) and booleans in one spelling."""
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, str) and value.startswith("{"):
+        return json.dumps(json.loads(value), separators=(",", ":"))
+    if isinstance(value, list):
+        return [canonical(item) for item in value]
+    return value
+
+
+def trace_key(trace: list[Any]) -> str:
+    """Return text that is equal for equal traces."""
+    return json.dumps(trace, separators=(",", ":"))
+
+
+def workloads_path(folder: Path) -> Path:
+    """Return the file of the workloads in ``folder``: packed in committed logs."""
+    packed = folder / PACKED_WORKLOADS
+    return packed if packed.exists() else folder / WORKLOADS
+
+
+def _read(path: Path) -> bytes:
+    data = path.read_bytes()
+    if path.suffix != ".xz":
+        return data
+    try:
+        return lzma.decompress(data)
+    except lzma.LZMAError as error:
+        raise LogError(
+            f"{path}: is damaged ({error}); restore the folder from version control, or delete it "
+            "and tune again"
+        ) from error
+
+
+def _lines(path: Path) -> Iterator[tuple[int, Any]]:
+    for number, raw in enumerate(_read(path).splitlines(), 1):
+        if not raw.strip():
+            continue
+        try:
+            yield number, json.loads(raw)
+        except (ValueError, UnicodeDecodeError) as error:
+            raise _broken(path, number, f"is not JSON ({error})") from error
+
+
+def _broken(path: Path, number: int, what: str) -> LogError:
+    return LogError(
+        f"{path}:{number}: the line {what}; restore the folder from version control, "
+        "or delete it and tune again"
+    )
+
+
+def read_workloads(folder: Path) -> list[tuple[str, str]]:
+    """Return ``(structural hash, module)`` of every workload in ``folder``; LogError if damaged."""
+    path = workloads_path(folder)
+    found = []
+    for number, item in _lines(path):
+        match item:
+            case [str() as digest, str() as module]:
+                found.append((digest, module))
+            case _:
+                raise _broken(path, number, "is not [hash, module]")
+    return found
+
+
+def read_records(folder: Path) -> list[Record]:
+    """Return every record in ``folder``; LogError names the file and line that is damaged."""
+    path = folder / RECORDS
+    known = len(read_workloads(folder))
+    found = []
+    for number, item in _lines(path):
+        match item:
+            case [int() as index, [[list(), list()] as trace, list() as secs, target, args]]:
+                if not 0 <= index < known:
+                    raise _broken(path, number, f"points to workload {index} of {known}")
+                if not all(isinstance(s, int | float) for s in secs):
+                    raise _broken(path, number, f"has run times {secs!r} that are not numbers")
+                trace = canonical(trace)
+                found.append(Record(index, trace, tuple(map(float, secs)), target, args, number))
+            case _:
+                raise _broken(path, number, "is not [workload, [trace, times, target, arguments]]")
+    return found
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """Return `meta.json` of ``folder``; LogError when it is missing or damaged."""
+    path = folder / META
+    try:
+        meta = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise LogError(
+            f"{path}: the file is missing; a log without it cannot be trusted: restore the folder "
+            "from version control, or delete it and tune again"
+        ) from error
+    except ValueError as error:
+        raise _broken(path, getattr(error, "lineno", 1), f"is not JSON ({error})") from error
+    if not isinstance(meta, dict) or not isinstance(meta.get("workloads"), dict):
+        raise _broken(path, 1, "has no table 'workloads'")
+    return meta
+
+
+def repair_tail(folder: Path, say: Callable[[str], None]) -> None:
+    """Drop the torn last line that a killed tuner left in a file of ``folder``.
+
+    The file as found is kept beside it as ``<name>.torn``.  Damage elsewhere than in the last line
+    is not a torn write and raises LogError.
+    """
+    for name in (WORKLOADS, RECORDS):
+        path = folder / name
+        if not path.exists():
+            continue
+        data = path.read_bytes()
+        body, newline, last = data.rpartition(b"\n")
+        if not last.strip():
+            continue
+        with suppress(ValueError, UnicodeDecodeError):
+            json.loads(last)
+            with path.open("ab") as file:  # whole line, only its newline is missing
+                file.write(b"\n")
+            continue
+        path.with_name(f"{name}.torn").write_bytes(data)
+        with path.open("r+b") as file:
+            file.truncate(len(body) + len(newline))
+        number = data.count(b"\n") + 1
+        say(f"{path}:{number}: dropped a torn last line (the file as found: {name}.torn)")

@@ -1,0 +1,248 @@
+"""What a tuner has on disk: a folder per op and level, with a MetaSchedule database in it.
+
+Every finished trial is one appended line, so killing the tuner at any moment loses at most the
+trial that was running.  `meta.json` says which workload of the database is which of ours;
+`history.jsonl` says when each trial was made and why it failed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blockscale.base import files
+from blockscale.base.targets import is_gpu, log_folder
+from blockscale.building import records
+
+if TYPE_CHECKING:
+    from blockscale.catalog import Workload
+
+HISTORY = "history.jsonl"
+
+_CPU = "cpu-"
+
+
+def with_model(target: Any, model: str | None) -> Any:
+    """Return ``target`` naming the model that makes run times, in a key that changes no code."""
+    if model is None:
+        return target
+    from tvm.target import Target
+
+    data = dict(target.export())
+    return Target(data | {"keys": [*map(str, data["keys"]), f"{records.MODELLED}{model}"]})
+
+
+def target_key(target: Any) -> str:
+    """Return text that is equal for targets that run the same code.
+
+    Left out: the number of cores (the log serves any machine of the level), names and keys.
+    """
+    data = json.loads(target) if isinstance(target, str) else dict(target)
+    kept = {k: data[k] for k in ("kind", "arch", "mcpu", "mattr", "opt-level") if data.get(k)}
+    if "mattr" in kept:
+        kept["mattr"] = sorted(kept["mattr"])
+    return json.dumps(kept, sort_keys=True)
+
+
+def module_of(digest: str, text: str) -> Any:
+    """Return the module of a workload as a database has it."""
+    from tvm.s_tir.meta_schedule import database
+
+    return database.Workload.from_json([digest, text]).mod
+
+
+def folder_of(root: Path, op: str, level: str) -> Path:
+    """Return ``root/<op>/cpu-<level>``, or ``root/<op>/sm_90a`` for a GPU."""
+    return root / op / log_folder(level)
+
+
+def level_of(folder: Path) -> str | None:
+    """Return the level whose folder this is; None for a folder of something else."""
+    if folder.name.startswith(_CPU):
+        return folder.name.removeprefix(_CPU)
+    return folder.name if is_gpu(folder.name) else None
+
+
+def folders(root: Path) -> list[Path]:
+    """Return the folders in ``root`` that hold a `meta.json`, one per op and level."""
+    found = (path.parent for path in root.glob(f"*/*/{records.META}"))
+    return sorted(path for path in found if level_of(path) is not None)
+
+
+class Lock:
+    """Exclusive use of a folder by one process, given up by the system even after ``kill -9``."""
+
+    def __init__(self, folder: Path, doing: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / ".lock"
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            owner = os.read(self._file, 64).decode(errors="replace").strip() or "unknown"
+            os.close(self._file)
+            raise RuntimeError(
+                f"{folder}: process {owner} is {doing} here; only one may: wait for it, stop it, "
+                "or use another folder"
+            ) from error
+        except OSError as error:
+            os.close(self._file)
+            raise RuntimeError(
+                f"{folder}: the folder cannot be locked ({error.strerror}); use one on a file "
+                "system with locks, such as a local disk"
+            ) from error
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            os.ftruncate(self._file, 0)
+            os.close(self._file)
+
+
+class Store:
+    """The records of one op at one level, in a tuner's work folder (which it has locked)."""
+
+    def __init__(
+        self,
+        folder: Path,
+        say: Callable[[str], None],
+        machine: dict[str, Any] | None = None,
+        model: str | None = None,
+    ) -> None:
+        """Open ``folder``; ``machine`` is noted as the one that measures from now on.
+
+        Of its records those count that ``model`` made, or that were measured if it is None.
+        """
+        from tvm.s_tir.meta_schedule.database import JSONDatabase
+
+        from blockscale.tir.intrin import register_named
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._machine = machine
+        self.model = model
+        records.repair_tail(folder, say)
+        self._known = self._read()
+        path = folder / records.RECORDS  # the database reads traces
+        register_named(path.read_text() if path.exists() else "")
+        try:
+            self._database = JSONDatabase(work_dir=str(folder))
+        except Exception:
+            if not self._set_aside(say):
+                raise
+            self._known = self._read()
+            self._database = JSONDatabase(work_dir=str(folder))
+        with suppress(FileNotFoundError):
+            self._cut_history()
+
+    def _read(self) -> list[records.Record]:
+        if (self.folder / records.WORKLOADS).exists() and (self.folder / records.RECORDS).exists():
+            return records.read_records(self.folder)
+        return []
+
+    def _set_aside(self, say: Callable[[str], None]) -> int:
+        """Move the records that no longer apply, with which no database opens, to another file."""
+        from blockscale.building.space import replays
+
+        path = self.folder / records.RECORDS
+        mods = [module_of(*item) for item in records.read_workloads(self.folder)]
+        kept, unfit = "", ""
+        for record in self._known:
+            line = record.to_line(record.workload) + "\n"
+            if replays(mods[record.workload], record.trace):
+                kept += line
+            else:
+                unfit += line
+        if not unfit:
+            return 0
+        with path.with_name(f"{records.RECORDS}.unfit").open("a") as file:
+            file.write(unfit)
+        files.write(path, kept)
+        count = unfit.count("\n")
+        say(f"{path}: records that no longer apply: {count}; moved to {records.RECORDS}.unfit")
+        return count
+
+    def _cut_history(self) -> None:
+        path = self.folder / HISTORY
+        data = path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) != len(data):
+            path.write_bytes(whole)
+
+    def open(self, workload: Workload, level: str) -> tuple[Any, list[records.Record]]:
+        """Return the database's entry of ``workload`` and the records that it has."""
+        entry = self._database.commit_workload(workload.mod(level))
+        digest = self._digest(entry)
+        self._name(workload, level, digest)
+        number = [w[0] for w in records.read_workloads(self.folder)].index(digest)
+        own = (r for r in self._known if r.workload == number)
+        return entry, [r for r in own if r.model == self.model]
+
+    @staticmethod
+    def _digest(entry: Any) -> str:
+        return str(entry.as_json()[0])
+
+    def _name(self, workload: Workload, level: str, digest: str) -> None:
+        """Enter in `meta.json` which workload of the database this is."""
+        path = self.folder / records.META
+        meta: dict[str, Any] = {"format": 1, "workloads": {}}
+        if path.exists():
+            meta = records.read_meta(self.folder)
+        before = json.dumps(meta)
+        meta.update(op=workload.op, level=level)
+        if self._machine is not None:
+            meta["machine"] = self._machine
+        meta["workloads"][workload.tag] = {"workload": digest, **workload.entry()}
+        if json.dumps(meta) != before:
+            files.write(path, json.dumps(meta, indent=1) + "\n")
+
+    def append(
+        self, entry: Any, trace: Any, run_secs: Sequence[float], target: Any, line: dict[str, Any]
+    ) -> None:
+        """Add one finished trial to the database and ``line`` to the history."""
+        from tvm.s_tir.meta_schedule.database import TuningRecord
+
+        arguments = _argument_infos(entry.mod)
+        times = list(run_secs) or [records.FAILED_S]
+        self._database.commit_tuning_record(TuningRecord(trace, entry, times, target, arguments))
+        self.note(line)
+
+    def note(self, line: dict[str, Any]) -> None:
+        """Append ``line`` to the history alone (a trial without a trace)."""
+        safe = {k: None if isinstance(v, float) and math.isinf(v) else v for k, v in line.items()}
+        with (self.folder / HISTORY).open("a") as file:
+            file.write(json.dumps(safe) + "\n")
+
+
+def _argument_infos(mod: Any) -> Any:
+    """Return what MetaSchedule notes of the arguments; None with numbers or symbols among them.
+
+    It knows tensors of known sizes only, and nothing reads the note.
+    """
+    from tvm.s_tir.meta_schedule.arg_info import ArgInfo
+    from tvm.tirx import IntImm
+
+    shapes = [getattr(param, "shape", None) for param in mod["main"].params]
+    if not all(s is not None and all(isinstance(n, IntImm) for n in s) for s in shapes):
+        return None
+    return ArgInfo.from_entry_func(mod, False)
+
+
+def read_history(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of the history of ``folder``; a torn last line is left out."""
+    found = []
+    with suppress(FileNotFoundError):
+        for line in (folder / HISTORY).read_text().splitlines():
+            with suppress(ValueError):
+                found.append(json.loads(line))
+    return found

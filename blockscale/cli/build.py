@@ -1,0 +1,112 @@
+"""The command ``blockscale build``: kernels into a library; and what a library holds."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from blockscale.cli.common import (
+    JSON,
+    LEVEL,
+    NAMES,
+    console,
+    counted,
+    print_json,
+    signature,
+    specs_of,
+)
+
+
+@click.command()
+@NAMES
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    metavar="LIB.so",
+    help="Library to write.",
+)
+@LEVEL
+@click.option(
+    "--target",
+    "archs",
+    multiple=True,
+    metavar="ARCH",
+    help="Build for a GPU architecture, for example sm_90a, and not for a CPU; several go into one "
+    "library: --target sm_90a,sm_100a. No GPU is needed.",
+)
+@click.option("--ptx", is_flag=True, help="Embed PTX for the driver to compile: --target only.")
+@click.option(
+    "--logs",
+    "logs_dirs",
+    multiple=True,
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where to look schedules up, first one first; the package's logs by default.",
+)
+@JSON
+def build(
+    names: tuple[str, ...],
+    output: Path,
+    level: str | None,
+    archs: tuple[str, ...],
+    ptx: bool,
+    logs_dirs: tuple[Path, ...],
+    as_json: bool,
+) -> None:
+    """Compile kernels into a library that torch can load.
+
+    A kernel that no log knows gets its default schedule, and the table says so.
+
+    Example: blockscale build linear_nvfp4_n384_k384 -o kernels.so --logs logs
+    """
+    chosen = [arch.strip() for listed in archs for arch in listed.split(",")]
+    if chosen and level:
+        raise click.UsageError("--level is for CPUs and --target for GPUs; give one of them")
+    wanted = specs_of(names)
+    from blockscale.building.builder import build as run
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    dirs = list(logs_dirs) or None
+    manifest = run(wanted, output, level=chosen or level, logs_dirs=dirs, ptx=ptx)
+    if as_json:
+        print_json({"library": str(output), **manifest})
+    else:
+        print_library(output, manifest)
+
+
+def print_library(path: Path, manifest: dict[str, Any]) -> None:
+    """Print what a library holds, as its manifest says."""
+    target, built = manifest["target"], manifest["built"]
+    functions = manifest["functions"]
+    size = path.stat().st_size / 1024
+    click.echo(
+        f"{path}: {counted(len(functions), 'function')}, {size:.0f} KiB, for {target['kind']} "
+        f"level {target['level']}; blockscale {manifest['blockscale']}, "
+        f"built {built.get('date', '?')}"
+    )
+    if target["features"]:
+        click.echo(f"needs the CPU features {' '.join(target['features'])}")
+    table = Table()
+    table.add_column("function", overflow="fold")
+    table.add_column("arguments -> results", overflow="fold")
+    table.add_column("tuned", overflow="fold")
+    for name, function in functions.items():
+        buckets = function.get("buckets", [])
+        table.add_row(name, Text(signature(function["params"])), _tuned(buckets))
+    console().print(table)
+
+
+def _tuned(buckets: Sequence[dict[str, Any]]) -> str:
+    """Return how many buckets are tuned, and how many of these by a model and not a GPU."""
+    tuned = sum(bool(bucket["tuned"]) for bucket in buckets)
+    modelled = sum("modelled_us" in bucket for bucket in buckets)
+    return f"{tuned} of {len(buckets)}" + (f", {modelled} modelled" if modelled else "")

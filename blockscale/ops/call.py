@@ -1,0 +1,213 @@
+"""How a torch function reaches its kernel: the one call protocol, and the operators of torch.
+
+A call goes one of three ways:
+
+* *Recorded*: torch.compile, torch.export and fake tensors get the function's operator,
+  ``torch.ops.blockscale.<name>``, and run nothing.
+* *Known*: a call like one before (the same function and options, the same dtype, dimensions and
+  kind of device of its first tensor) hands its tensors to the kernel that is kept for such calls.
+  The kernel checks them itself.
+* *In full*: every first call, and what a kernel refuses, goes through the checks of the function,
+  which say in its words what is wrong, or find the kernel and keep it.
+
+The operators of fused functions write tensors that the caller passes (declared as mutated) and
+return nothing: torch may then plan that memory.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import is_grad_enabled
+from torch.compiler import is_compiling, is_dynamo_compiling
+
+from blockscale.ops import checks
+from blockscale.runtime import jit
+from blockscale.runtime.function import Function
+from blockscale.runtime.function_cuda import PROGRAMMATIC
+from blockscale.runtime.library import remembered
+from blockscale.specs import Spec
+
+Result = TypeVar("Result")
+"""What a function returns."""
+
+Ready = tuple[tuple[Any, ...], Any] | None
+"""Arguments of a kernel and the result of the function, or None: to be checked in full."""
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Classes of tensors that kernels take; others (fake, functional) go through the dispatcher."""
+
+REFUSED = (TypeError, ValueError)
+"""What kernels raise for arguments that they do not take; anything else is nobody's refusal."""
+
+NAMESPACE = "blockscale"
+
+NAMES: list[str] = []
+"""Every registered operator."""
+
+
+def traced(tensor: object) -> bool:
+    """Return whether torch records the call instead of running it."""
+    return is_compiling() or (type(tensor) not in PLAIN and isinstance(tensor, torch.Tensor))
+
+
+def kernel(spec: Spec, device: torch.device) -> Function:
+    """Return the function of ``spec`` for the kind of ``device``."""
+    return jit.function(spec) if device.type == "cpu" else jit.function(spec, device.type)
+
+
+def launch_flags(cuda: bool, enable_pdl: bool | None = None) -> tuple[int, ...]:
+    """Return the arguments that follow a function's parameters: none on the CPU.
+
+    None is on: every kernel waits for its predecessor before it touches memory.
+    """
+    if not cuda:
+        return ()
+    return (0,) if enable_pdl is False else (PROGRAMMATIC,)
+
+
+class Checked(NamedTuple):
+    """What the full checks of a call lead to.
+
+    Attributes:
+        spec: of the kernel; None: there is nothing to compute.
+        arguments: of the kernel, with the dimensions that it has.
+        result: what the function returns; None: what the kernel does.
+        enable_pdl: see `launch_flags`.
+    """
+
+    spec: Spec | None
+    arguments: tuple[Any, ...]
+    result: Any
+    enable_pdl: bool | None = None
+
+
+class Op(Generic[Result]):
+    """A torch function that runs a kernel: a class for each family, an object for each function.
+
+    ``options`` are the arguments that choose a kernel, hashable where they are right; ``given``
+    are the others, the tensor that decides on dtype and device first.
+
+    Attributes:
+        name: of the function, and of its operator.
+    """
+
+    flattens = True
+    """Whether CUDA kernels take the leading dimensions of the first tensor as one."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.keeps = type(self).ready is not Op.ready
+
+    def run(self, options: tuple[Any, ...], given: tuple[Any, ...]) -> Result:
+        """Return the result of a call, whichever way it goes."""
+        first = given[0]
+        if type(first) not in PLAIN or is_dynamo_compiling():  # export without it passes fakes
+            if traced(first):
+                return self.recorded(options, given)
+            return self._in_full(options, given, None)
+        key = self, options, first.dtype, first.is_cuda, first.dim()
+        try:
+            known = remembered.get(key)
+        except TypeError:  # an option that cannot be hashed is wrong, and the checks name it
+            return self._in_full(options, given, None)
+        if known is not None and not (first.requires_grad and is_grad_enabled()):
+            run, spec, flags = known
+            ready = self.ready(spec, options, given)
+            if ready is not None:
+                arguments, result = ready
+                try:
+                    made = run(*(arguments + flags))
+                except REFUSED:
+                    pass  # the full checks say it in our words
+                else:
+                    return made if result is None else result
+        return self._in_full(options, given, key)
+
+    def recorded(self, options: tuple[Any, ...], given: tuple[Any, ...]) -> Result:
+        """Return the result by way of the function's operator."""
+        raise NotImplementedError
+
+    def ready(self, spec: Any, options: tuple[Any, ...], given: tuple[Any, ...]) -> Ready:
+        """Return arguments and result for the kernel of ``spec``; None: check in full.
+
+        The first tensor has the dtype and dimensions of a call that was checked; all else may be
+        anything, and is left to the kernel.  A family without this method checks every call.
+        """
+        return None
+
+    def check(self, options: tuple[Any, ...], given: tuple[Any, ...]) -> Checked:
+        """Return what to run after all checks, whose errors are the function's."""
+        raise NotImplementedError
+
+    def _in_full(self, options: tuple[Any, ...], given: tuple[Any, ...], key: Any) -> Result:
+        """Check everything, run the kernel, and keep it for calls like this one."""
+        spec, arguments, result, enable_pdl = self.check(options, given)
+        if spec is None:
+            return result
+        first, passed = given[0], arguments[0]
+        function = kernel(spec, first.device)
+        flags = launch_flags(first.is_cuda, enable_pdl)
+        made = function(*arguments, *flags)
+        flat = self.flattens and first.is_cuda and first.dim() > passed.dim()
+        if key is not None and self.keeps and (flat or first.shape == passed.shape):
+            # a CUDA library checks arguments by itself, but cannot allocate outputs
+            remembered[key] = getattr(function, "direct", function), spec, flags
+        return made if result is None else result
+
+
+# ---- Operators ----------------------------------------------------------------------------------
+
+
+def define(
+    name: str, schema: str, function: Callable[..., Any], fake: Callable[..., Any] | None = None
+) -> None:
+    """Register ``torch.ops.blockscale.<name>``.
+
+    Args:
+        name: its name; dots become underscores.
+        schema: parameters and results in torch's words; ``Tensor!`` is one that is written.
+        function: what it runs on plain tensors, arguments by position.
+        fake: checks the same arguments, all by position, without data, and returns tensors like
+            the results; None: function does, where `checks.has_data` says no.
+    """
+    name = name.replace(".", "_")
+    given, results = schema.split(" -> ")
+    parameters = given.strip("()").split(", ")
+    mutates = [p.split()[-1] for p in parameters if "!" in p]
+    numbered = [p.replace("!", f"(a{i}!)") for i, p in enumerate(parameters)]
+    op = torch.library.custom_op(
+        f"{NAMESPACE}::{name}",
+        function,
+        mutates_args=mutates,
+        schema=f"({', '.join(numbered)}) -> {results}",
+    )
+    signature = inspect.signature(function)
+
+    def without_data(*arguments: Any, **named: Any) -> Any:
+        bound = signature.bind(*arguments, **named)  # torch leaves out what is as the default
+        bound.apply_defaults()
+        with checks.without_data():
+            return (fake or function)(*bound.args)
+
+    op.register_fake(without_data)
+    NAMES.append(name)
+
+
+def operator(name: str) -> Callable[..., Any]:
+    """Return the operator that `define` made under ``name``."""
+    found: Callable[..., Any] = getattr(torch.ops.blockscale, name.replace(".", "_"))
+    return found
+
+
+def copied(given: torch.Tensor | None, made: torch.Tensor) -> torch.Tensor:
+    """Return the caller's tensor, after copying ``made`` to it; ``made`` if there is none."""
+    if given is None:
+        return made
+    if given.dtype == made.dtype:
+        return given.copy_(made)
+    given.view(torch.uint8).copy_(made.view(torch.uint8))
+    return given

@@ -1,0 +1,55 @@
+"""Traces of GPU schedules: a process that only reads logs knows every intrinsic that they name."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from tvm.s_tir import Schedule
+
+from blockscale import catalog
+from blockscale.building.space import trace_json
+from blockscale.specs import Spec
+
+NAMES = [
+    "add_rmsnorm_nvfp4_h256_both_y_bf16",
+    "add_rmsnorm_mxfp4_h512_f16",
+    "rmsnorm_e4m3b32_h256_128x4_fi_bf16",
+    "quantize_nvfp4_bf16",
+    "quantize_mxfp4_128x4_amax_floor_f32",
+    "dequantize_nvfp4_128x4_f16",
+    "dequantize_mxfp4_f32",
+    "silu_and_mul_nvfp4_128x4_bf16",
+    "swiglu_mxfp4_fi_f16",
+    "quantize_nvfp4_grouped_128x4_fi_bf16",
+    "swizzle_128x4",
+    "unswizzle_128x4",
+    "scale_sweep_b16_bf16",
+]
+
+
+@pytest.fixture(scope="module")
+def registered():
+    """Return what a fresh process has registered, without having scheduled anything."""
+    code = """
+from tvm.s_tir import TensorIntrin
+from blockscale.tir import intrin
+made = []
+register = TensorIntrin.register
+TensorIntrin.register = staticmethod(lambda name, *rest: (made.append(name), register(name, *rest)))
+intrin.register_named("cuda_")
+print("\\n".join(made))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(run.stdout.split())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_intrinsic_is_registered(request, name, registered):
+    """All sketches, drawn and default, of the widest bucket: the others have the same."""
+    workloads = catalog.workloads(Spec.parse(name), "sm_90a")
+    for workload in workloads if request.config.getoption("--exhaustive") else workloads[-1:]:
+        drawn = workload.space("sm_90a")(Schedule(workload.mod("sm_90a"), seed=1))
+        named = set(re.findall(r"'(cuda_\w+)'", repr([trace_json(s.trace) for s in drawn])))
+        assert named
+        assert named <= registered

@@ -1,0 +1,313 @@
+"""Logs: what is committed, what is found, and what `check` says about damage."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import math
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from blockscale.building import logs, records
+from blockscale.building.logs import LogError
+from blockscale.building.space import Space, replay
+from blockscale.building.store import Store, folder_of
+from blockscale.tuning.tuner import commit
+from tests.kit.fake_workload import FakeSpec, FakeWorkload, from_meta
+
+LEVEL = "avx2"
+WORKLOAD = FakeWorkload(rows=4)
+
+
+def record(work_dir: Path, times: list[float], workload: FakeWorkload = WORKLOAD, level=LEVEL):
+    """Write a trial of each of the first points of the space, with these times in microseconds."""
+    store = Store(folder_of(work_dir, "row_sum", level), print)
+    entry, _ = store.open(workload, level)
+    space = Space(workload.mod(level), workload.space(level))
+    for number, us in enumerate(times):
+        trace = replay(workload.mod(level), space.trace(space.all()[number])).trace
+        times = [] if math.isinf(us) else [us / 1e6]
+        line = {"workload": workload.tag, "us": us, "kind": "default", "failed": math.isinf(us)}
+        store.append(entry, trace, times, workload.target(level), line)
+
+
+@pytest.fixture
+def committed(tmp_path):
+    record(tmp_path / "work", [9.0, 5.0, math.inf, 7.0, 8.0])
+    commit(tmp_path / "work", tmp_path / "logs")
+    return tmp_path / "logs"
+
+
+def folder(root: Path) -> Path:
+    return folder_of(root, "row_sum", LEVEL)
+
+
+def times(root: Path) -> list[float]:
+    return [round(r.us, 3) for r in records.read_records(folder(root))]
+
+
+def test_commit_keeps_the_best_valid_records_and_says_where_they_come_from(committed):
+    assert times(committed) == [5.0, 7.0, 8.0]
+    assert sorted(p.name for p in folder(committed).iterdir()) == sorted(
+        [records.PACKED_WORKLOADS, records.RECORDS, records.META]
+    )
+    [entry] = records.read_meta(folder(committed))["workloads"].values()
+    assert entry["best_us"] == 5.0
+    assert (entry["trials"], entry["failed"]) == (5, 1)
+    assert entry["spec"] == WORKLOAD.spec.to_json()
+    for key in ("target", "cpu", "cores", "tvm", "tvm_ffi", "llvm", "date", "default_us"):
+        assert entry[key] is not None, key
+    assert logs.check([committed], from_meta) == []
+
+
+def test_committing_again_changes_nothing(committed, tmp_path):
+    before = {p.name: p.read_bytes() for p in folder(committed).iterdir()}
+    assert commit(tmp_path / "work", committed) == {}
+    assert {p.name: p.read_bytes() for p in folder(committed).iterdir()} == before
+
+
+def test_a_worse_record_never_replaces_a_better_one(committed, tmp_path):
+    record(tmp_path / "slow", [20.0, 30.0, 40.0, 50.0])
+    assert commit(tmp_path / "slow", committed) == {}
+    assert times(committed) == [5.0, 7.0, 8.0]
+
+
+def test_a_better_record_is_merged_without_duplicates(committed, tmp_path):
+    record(tmp_path / "fast", [6.0, 4.0])  # the same traces as 9.0 and 5.0
+    assert commit(tmp_path / "fast", committed) == {WORKLOAD.tag: pytest.approx(4.0)}
+    assert times(committed) == [4.0, 6.0, 7.0]
+    assert logs.check([committed], from_meta) == []
+
+
+def test_workloads_of_one_op_share_a_folder(committed, tmp_path):
+    other = FakeWorkload(FakeSpec(cols=256), rows=4)
+    record(tmp_path / "other", [3.0], other)
+    commit(tmp_path / "other", committed)
+    assert logs.find(other, LEVEL, [committed]).us == pytest.approx(3.0)
+    assert logs.find(WORKLOAD, LEVEL, [committed]).us == pytest.approx(5.0)
+    assert logs.check([committed], from_meta) == []
+
+
+def test_find_returns_a_trace_that_applies(committed):
+    hit = logs.find(WORKLOAD, LEVEL, [committed])
+    assert hit.us == pytest.approx(5.0)
+    assert hit.source == f"{folder(committed) / records.RECORDS}:1"
+    from tvm.s_tir import Schedule
+
+    sch = Schedule(WORKLOAD.mod(LEVEL))
+    hit.trace.apply_to_schedule(sch, remove_postproc=False)
+    assert "parallel" in sch.mod.script()
+
+
+def test_the_first_folder_with_a_hit_wins(committed, tmp_path):
+    record(tmp_path / "own", [50.0])
+    hit = logs.find(WORKLOAD, LEVEL, [tmp_path / "none", tmp_path / "own", committed])
+    assert hit.us == pytest.approx(50.0)
+
+
+def test_find_misses_another_level_shape_or_folder(committed, tmp_path):
+    assert logs.find(WORKLOAD, "plain", [committed]) is None
+    assert logs.find(FakeWorkload(rows=8), LEVEL, [committed]) is None
+    assert logs.find(WORKLOAD, LEVEL, [tmp_path / "nowhere"]) is None
+    assert logs.find(WORKLOAD, LEVEL, []) is None
+
+
+@dataclass(frozen=True)
+class Retargeted(FakeWorkload):
+    """The same IR for another CPU."""
+
+    def target(self, level):
+        return super().target("avx512")
+
+
+@dataclass(frozen=True)
+class MoreCores(FakeWorkload):
+    """The same level on a machine with more cores."""
+
+    def target(self, level):
+        import tvm
+
+        return tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 64})
+
+
+def test_the_target_is_compared_but_not_the_number_of_cores(committed):
+    assert logs.find(Retargeted(rows=4), LEVEL, [committed]) is None
+    assert logs.find(MoreCores(rows=4), LEVEL, [committed]) is not None
+    [*problems] = logs.check([committed], lambda e: Retargeted(FakeSpec(**e["spec"]), e["rows"]))
+    assert len(problems) == 3
+    assert "is for target" in problems[0].what
+    assert "x86-64-v3" in problems[0].what
+
+
+def test_check_reports_an_op_whose_ir_has_changed(committed):
+    changed = FakeSpec(trap="build")  # another attribute, so another IR
+    problems = logs.check([committed], lambda e: FakeWorkload(changed, e["rows"]))
+    assert any("no record hits" in p.what for p in problems)
+    assert any("belongs to no" in p.what or "describes" in p.what for p in problems)
+
+
+def test_a_stale_workload_is_replaced_by_the_next_commit(committed, tmp_path):
+    meta = json.loads((folder(committed) / records.META).read_text())
+    path = folder(committed) / records.PACKED_WORKLOADS
+    line = json.loads(lzma.decompress(path.read_bytes()))
+    other = json.dumps(["12345", line[1]]) + "\n"  # as if the IR had been another
+    path.write_bytes(lzma.compress(other.encode()))
+    meta["workloads"][WORKLOAD.tag]["workload"] = "12345"
+    (folder(committed) / records.META).write_text(json.dumps(meta))
+    assert logs.check([committed], from_meta) != []
+    record(tmp_path / "new", [60.0])
+    assert commit(tmp_path / "new", committed) == {WORKLOAD.tag: pytest.approx(60.0)}
+    assert times(committed) == [60.0]
+    assert logs.check([committed], from_meta) == []
+
+
+def test_a_failing_commit_leaves_the_log_as_it_was(committed, tmp_path, monkeypatch):
+    record(tmp_path / "fast", [1.0])
+    before = {p.name: p.read_bytes() for p in folder(committed).iterdir()}
+    monkeypatch.setattr(records.Record, "to_line", lambda *a: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        commit(tmp_path / "fast", committed)
+    monkeypatch.undo()
+    assert {p.name: p.read_bytes() for p in folder(committed).iterdir()} == before
+    assert logs.check([committed], from_meta) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "sentence"),
+    [
+        (records.RECORDS, lambda b: b[:-30], r"record\.json:3: the line is not JSON"),
+        (records.RECORDS, lambda b: b.replace(b"[0,[[", b"[7,[[", 1), "points to workload 7 of 1"),
+        (records.RECORDS, lambda b: b"{}\n" + b, r"record\.json:1: the line is not \[workload"),
+        (records.RECORDS, lambda b: b"\xff\xfe" + b, r"record\.json:1: the line is not JSON"),
+        (
+            records.PACKED_WORKLOADS,
+            lambda b: lzma.compress(lzma.decompress(b)[:100]),
+            r"workload\.json\.xz:1: the line is not JSON",
+        ),
+        (records.PACKED_WORKLOADS, lambda b: b[:100], r"workload\.json\.xz: is damaged \(.*\);"),
+        (records.PACKED_WORKLOADS, None, r"workload\.json\.xz: the file is missing"),
+    ],
+)
+def test_a_damaged_log_is_an_error_with_file_line_and_remedy(committed, name, damage, sentence):
+    path = folder(committed) / name
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(LogError, match=sentence) as caught:
+        logs.find(WORKLOAD, LEVEL, [committed])
+    assert "restore the folder from version control" in str(caught.value)
+    [problem] = logs.check([committed], from_meta)
+    assert name in problem.where
+
+
+def gone(root: Path, lines: int) -> None:
+    """Let the traces of the first records name a block that is not there."""
+    path = folder(root) / records.RECORDS
+    text = path.read_text().splitlines(keepends=True)
+    text[:lines] = [line.replace('"row_sum"', '"gone"') for line in text[:lines]]
+    path.write_text("".join(text))
+
+
+def test_a_record_that_does_not_apply_is_passed_over(committed, caplog):
+    gone(committed, 1)
+    assert logs.find(WORKLOAD, LEVEL, [committed]).us == pytest.approx(7.0)
+    [warning] = caplog.records
+    assert (warning.name, warning.levelname) == ("blockscale", "WARNING")
+    where = f"{folder(committed) / records.RECORDS}:1"
+    assert warning.message.startswith(f"{where}: passed over: the trace does not apply to ")
+    assert WORKLOAD.tag in warning.message
+    assert "Cannot find a block with the specified name" in warning.message
+    gone(committed, 3)
+    assert logs.find(WORKLOAD, LEVEL, [committed]) is None
+    assert logs.check([committed], from_meta)[0].where == where
+
+
+@pytest.mark.parametrize("lines", [1, 3])
+def test_a_commit_drops_records_that_do_not_apply(committed, tmp_path, lines):
+    gone(committed, lines)
+    record(tmp_path / "slow", [60.0])
+    better = commit(tmp_path / "slow", committed)
+    assert better == ({} if lines == 1 else {WORKLOAD.tag: pytest.approx(60.0)})
+    assert times(committed) == ([7.0, 8.0, 60.0] if lines == 1 else [60.0])
+    [entry] = records.read_meta(folder(committed))["workloads"].values()
+    assert entry["best_us"] == times(committed)[0]
+    assert logs.check([committed], from_meta) == []
+
+
+def test_a_commit_takes_no_record_that_does_not_apply(committed, tmp_path):
+    record(tmp_path / "new", [1.0, 4.0])
+    gone(tmp_path / "new", 1)
+    assert commit(tmp_path / "new", committed) == {WORKLOAD.tag: pytest.approx(4.0)}
+    assert times(committed) == [4.0, 7.0, 8.0]
+
+
+def test_a_work_folder_sets_records_aside_that_do_not_apply(tmp_path):
+    """With one of them MetaSchedule's database would not open."""
+    record(tmp_path, [9.0, 5.0, 7.0])
+    gone(tmp_path, 2)
+    said: list[str] = []
+    store = Store(folder(tmp_path), said.append)
+    _, known = store.open(WORKLOAD, LEVEL)
+    assert [r.us for r in known] == [pytest.approx(7.0)]
+    assert times(tmp_path) == [7.0]
+    aside = folder(tmp_path) / f"{records.RECORDS}.unfit"
+    assert aside.read_text().count('"gone"') >= 2
+    assert len(aside.read_text().splitlines()) == 2
+    [message] = said
+    assert "records that no longer apply: 2; moved to" in message
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda text: text.replace('"row_sum"', '"gone"'), "the trace does not replay"),
+        (lambda text: text.replace("[5e-06]", "[1e10]"), "run times .* are not valid"),
+        (lambda text: text.replace("[5e-06]", "[NaN]"), "run times .* are not valid"),
+    ],
+)
+def test_check_reports_a_record_that_is_not_usable(committed, damage, sentence):
+    path = folder(committed) / records.RECORDS
+    assert damage(path.read_text()) != path.read_text()
+    path.write_text(damage(path.read_text()))
+    problems = logs.check([committed], from_meta)
+    assert re.search(sentence, str(problems[0]))
+
+
+def test_a_record_without_a_valid_time_is_no_hit(tmp_path):
+    record(tmp_path, [math.inf, math.inf])
+    assert logs.find(WORKLOAD, LEVEL, [tmp_path]) is None
+    assert commit(tmp_path, tmp_path / "logs") == {}
+
+
+def test_check_wants_meta_json(committed):
+    (folder(committed) / records.META).unlink()
+    [problem] = logs.check([committed], from_meta)
+    assert problem.where.endswith(records.META)
+    assert "the file is missing" in problem.what
+
+
+def test_check_wants_entries(committed, tmp_path):
+    assert logs.entries(committed) == 1
+    for root in (folder(committed), folder(committed).parent):  # one or two folders too deep
+        [problem] = logs.check([root], from_meta)
+        assert problem.where == str(root)
+        assert "has no entry; name a folder that holds <op>/cpu-<level>/meta.json" in problem.what
+
+
+def test_check_of_a_folder_that_is_not_there(tmp_path):
+    [problem] = logs.check([tmp_path / "nowhere"])
+    assert str(problem) == f"{tmp_path / 'nowhere'}: is not a folder; name the folder of the logs"
+
+
+def test_a_changed_log_is_read_again(committed, tmp_path):
+    assert logs.find(WORKLOAD, LEVEL, [committed]).us == pytest.approx(5.0)
+    record(tmp_path / "fast", [6.0, 4.0])
+    commit(tmp_path / "fast", committed)
+    assert logs.find(WORKLOAD, LEVEL, [committed]).us == pytest.approx(4.0)
+    shutil.rmtree(folder(committed))
+    assert logs.find(WORKLOAD, LEVEL, [committed]) is None
