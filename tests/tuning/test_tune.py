@@ -128,7 +128,7 @@ def test_the_time_limit_holds_with_candidates_that_hang(tmp_path):
 _TUNE_FOR_EVER = """
 import sys
 sys.path[:0] = {path!r}
-from fake_workload import *
+from tests.kit.fake_workload import *
 from blockscale.tuning.tuner import tune
 from blockscale.tuning import task
 task._SUSPECT = float("inf")
