@@ -25,10 +25,10 @@ from blockscale.specs.moe import (
     ALPHA,
     GATED,
     LIMIT,
-    MAX_TOP_K,
     SCORINGS,
     STATIC_SCALES,
 )
+from blockscale.specs.plans.launches import MAX_TOP_K
 
 Tensor = torch.Tensor
 
@@ -348,7 +348,7 @@ def _moe_op(hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, *given: Any)
     count, out = len(TENSORS), given[-1]
     flat, choices = given[count:-7], given[-7:-1]
     dtype = None if flat[-1] is None else getattr(torch, flat[-1])
-    weights = MoeWeights(*given[:count], *flat[:-1], dtype=dtype)
+    weights = MoeWeights(*given[:count], *flat[:-1], dtype)
     options = Options(*choices)
     if checks.has_data():
         run_experts(hidden, weights, topk_ids, topk_weights, options, out)
