@@ -15,7 +15,7 @@ from blockscale.ops import call
 from blockscale.runtime import jit
 from blockscale.runtime import library as runtime
 from blockscale.specs import Linear, Swizzle
-from tests.house.test_rooms import GRAPH, MODULES
+from tests.house.test_rooms import MODULES, graph
 from tests.kit.paths import ROOT
 from tests.reference import core as ref
 
@@ -137,7 +137,7 @@ def test_sources_of_machine_code():
         name = waiting.pop()
         if name not in reached:
             reached.add(name)
-            waiting += GRAPH[name]
+            waiting += graph()[name]
     assert len(reached) > 100
     for name in reached - {"blockscale"}:
         assert MODULES[name].relative_to(ROOT).as_posix() in found, name
