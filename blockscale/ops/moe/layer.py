@@ -348,7 +348,8 @@ def _moe_op(hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, *given: Any)
     count, out = len(TENSORS), given[-1]
     flat, choices = given[count:-7], given[-7:-1]
     dtype = None if flat[-1] is None else getattr(torch, flat[-1])
-    weights = MoeWeights(*given[:count], *flat[:-1], dtype)
+    fields: tuple[Any, ...] = (*given[:count], *flat[:-1], dtype)
+    weights = MoeWeights(*fields)
     options = Options(*choices)
     if checks.has_data():
         run_experts(hidden, weights, topk_ids, topk_weights, options, out)
