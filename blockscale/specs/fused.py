@@ -29,38 +29,43 @@ CONVENTIONS = ("divide", "flashinfer")
 _TEXTS: dict[str, dict[Any, str]] = {
     "block_size,scale_format": {key: row.name for key, row in FUSED.items()},
     "dtype": {dtype: DTYPE_SUFFIX[dtype] for dtype in SIXTEEN_BIT},
-    "convention": {"divide": "", "flashinfer": "_fi"},
 }
 """How names spell the fields that both specs have."""
 
-
-def _check_format(where: str, block_size: object, scale_format: object) -> None:
-    check_choice(where, "block_size", block_size, dict.fromkeys(block for block, _ in FUSED))
-    check_choice(where, "scale_format", scale_format, dict.fromkeys(scale for _, scale in FUSED))
-    if (block_size, scale_format) not in FUSED:
-        raise ValueError(
-            f"{where}: scale_format={scale_format!r} does not go with block_size={block_size}; "
-            "choose block_size=32, or scale_format='e4m3'"
-        )
+_CONVENTION = {"divide": "", "flashinfer": "_fi"}
 
 
-def _codes(lead: tuple[int | str, ...], cols: int | str) -> Param:
-    return Param("packed", "uint8", (*lead, cols), output=True, storage=E2M1.storage)
+class _Fused(Spec):
+    """What both specs have."""
 
+    block_size: int
+    scale_format: str
 
-def _scales(
-    spec: NormQuantize | ActQuantize,
-    lead: tuple[int | str, ...],
-    blocks: int | str,
-    layout: str,
-    name: str = "block_scale",
-) -> Param:
-    storage = NUMBERS[spec.scale_format].storage
-    return scales(name, storage, lead, blocks, layout, output=True)
+    def __post_init__(self) -> None:
+        where, block_size, scale_format = type(self).__name__, self.block_size, self.scale_format
+        check_choice(where, "block_size", block_size, dict.fromkeys(block for block, _ in FUSED))
+        formats_of_scales = dict.fromkeys(scale for _, scale in FUSED)
+        check_choice(where, "scale_format", scale_format, formats_of_scales)
+        if (block_size, scale_format) not in FUSED:
+            raise ValueError(
+                f"{where}: scale_format={scale_format!r} does not go with block_size={block_size}; "
+                "choose block_size=32, or scale_format='e4m3'"
+            )
+        super().__post_init__()
+
+    @property
+    def block(self) -> int:
+        """Elements per block scale."""
+        return self.block_size
+
+    @property
+    def scale_storage(self) -> str:
+        """What the bytes of block scales are."""
+        return NUMBERS[self.scale_format].storage
 
 
 @dataclass(frozen=True)
-class NormQuantize(Spec):
+class NormQuantize(_Fused):
     """Codes and block scales of ``rmsnorm(input (+ residual)) * weight``.
 
     ``convention``: "divide": dequantised values are code * scale * global_scale; "flashinfer": code
@@ -84,11 +89,11 @@ class NormQuantize(Spec):
             "residual": flag("add_"),
             "layout": {"linear": "", "128x4": "_128x4", "both": "_both"},
             "y_out": flag("_y"),
+            "convention": _CONVENTION,
         },
     )
 
     def __post_init__(self) -> None:
-        _check_format("NormQuantize", self.block_size, self.scale_format)
         super().__post_init__()
         if self.hidden < MIN_HIDDEN or self.hidden % self.block_size:
             up = max(MIN_HIDDEN, round_up(self.hidden, self.block_size))
@@ -96,11 +101,6 @@ class NormQuantize(Spec):
                 f"NormQuantize: hidden={self.hidden} is not a multiple of {self.block_size}, the "
                 f"block size, or less than {MIN_HIDDEN}; choose {up}"
             )
-
-    @property
-    def block(self) -> int:
-        """Elements per block scale."""
-        return self.block_size
 
     @property
     def blocks(self) -> int:
@@ -121,15 +121,16 @@ class NormQuantize(Spec):
         main = "linear" if self.layout == "linear" else "128x4"
         residual = Param("residual", self.dtype, rows)
         updated = Param("residual_out", self.dtype, rows, output=True, alias="residual")
-        linear = _scales(self, ("rows",), self.blocks, "linear", "block_scale_linear")
+        codes, storage = ("rows", self.hidden // 2), self.scale_storage
+        linear = scales("block_scale_linear", storage, ("rows",), self.blocks, output=True)
         return (
             Param("input", self.dtype, rows),
             *([residual] if self.residual else []),
             Param("weight", self.dtype, (self.hidden,)),
             GLOBAL_SCALE,
             Param("eps", "float32", None, default=1e-6),
-            _codes(("rows",), self.hidden // 2),
-            _scales(self, ("rows",), self.blocks, main),
+            Param("packed", "uint8", codes, output=True, storage=E2M1.storage),
+            scales("block_scale", storage, ("rows",), self.blocks, main, output=True),
             *([linear] if self.layout == "both" else []),
             *([Param("y_out", self.dtype, rows, output=True)] if self.y_out else []),
             *([updated] if self.residual else []),
@@ -141,7 +142,7 @@ SWIGLU_DEFAULTS: dict[str, float] = {"alpha": 1.702, "beta": 1.0, "limit": 7.0}
 
 
 @dataclass(frozen=True)
-class ActQuantize(Spec):
+class ActQuantize(_Fused):
     """Codes and block scales of ``activation(gate) * up``, per expert if ``grouped``.
 
     Grouped: only the first ``mask[expert]`` rows are read, and their codes written; scales of the
@@ -169,11 +170,11 @@ class ActQuantize(Spec):
             },
             "layout": {"linear": "", **{layout: f"_{layout}" for layout in TILE_ROWS}},
             "grouped": flag("_grouped"),
+            "convention": _CONVENTION,
         },
     )
 
     def __post_init__(self) -> None:
-        _check_format("ActQuantize", self.block_size, self.scale_format)
         super().__post_init__()
         if self.grouped and self.layout != "128x4":
             raise ValueError(
@@ -189,11 +190,6 @@ class ActQuantize(Spec):
             )
 
     @property
-    def block(self) -> int:
-        """Elements per block scale."""
-        return self.block_size
-
-    @property
     def gated(self) -> bool:
         """Whether the input is [..., 2 * cols]: gate, then up."""
         return self.activation != "none"
@@ -203,11 +199,12 @@ class ActQuantize(Spec):
         lead: tuple[int | str, ...] = ("experts", "rows") if self.grouped else ("rows",)
         scalars = SWIGLU_DEFAULTS if self.activation == "swiglu" else {}
         count = "experts" if self.grouped else 1
+        storage, blocks = self.scale_storage, f"cols // {self.block}"
         return (
             Param("input", self.dtype, (*lead, "2 * cols" if self.gated else "cols")),
             *([Param("mask", "int32", ("experts",))] if self.grouped else []),
             Param("global_scale", "float32", (count,), default=1.0),
             *(Param(name, "float32", None, default=value) for name, value in scalars.items()),
-            _codes(lead, "cols // 2"),
-            _scales(self, lead, f"cols // {self.block}", self.layout),
+            Param("packed", "uint8", (*lead, "cols // 2"), output=True, storage=E2M1.storage),
+            scales("block_scale", storage, lead, blocks, self.layout, output=True),
         )

@@ -12,12 +12,12 @@ from blockscale.base.sizes import round_up
 from blockscale.specs.spec import (
     DTYPE_SUFFIX,
     GLOBAL_SCALE,
+    TILE_COLS,
+    TILE_ROWS,
     FormatSpec,
     Name,
     Param,
-    check_choice,
     check_multiple,
-    check_positive,
     scales,
 )
 
@@ -27,7 +27,7 @@ K_MULTIPLE = 32
 N_MULTIPLE = 8
 """N is a multiple of this: rows of a 16-bit output are then multiples of 16 bytes, as TMA needs."""
 
-ATOM_ROWS, ATOM_COLS = 128, 4
+ATOM_ROWS, ATOM_COLS = TILE_ROWS["128x4"], TILE_COLS
 """A 128x4 tile of block scales."""
 
 MAX_EXPERTS = 1024
@@ -36,10 +36,7 @@ MAX_EXPERTS = 1024
 
 def check_gemm(where: str, n: int, k: int, fmt: str, out_dtype: str) -> None:
     """ValueError unless there is such a GEMM."""
-    check_choice(where, "fmt", fmt, formats.GEMM)
-    check_choice(where, "out_dtype", out_dtype, DTYPE_SUFFIX)
-    check_positive(where, "n", n)
-    check_positive(where, "k", k)
+    MmFp4.pattern.check(where, {"fmt": fmt, "out_dtype": out_dtype, "n": n, "k": k})
     rows_of_codes = "16 bytes of 4-bit codes, in which rows of operands are loaded"
     check_multiple(*(where, "k", k, K_MULTIPLE, rows_of_codes), "pad K of a and b with zeros to {}")
     rows_of_d = "16 bytes of 16-bit values, in which rows of d are stored"

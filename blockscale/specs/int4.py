@@ -6,7 +6,7 @@ says how its codes lie in memory, `blockscale.tir.int4.mm` what is computed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from blockscale.base.sizes import ceil_div, round_up
 from blockscale.specs.gemm import MAX_EXPERTS
@@ -17,6 +17,7 @@ from blockscale.specs.plans.launches import (
     most_tiles,
     workspace_bytes,
 )
+from blockscale.specs.plans.moe import scale_bytes
 from blockscale.specs.spec import (
     DTYPE_SUFFIX,
     Name,
@@ -150,41 +151,34 @@ class Int4Mm(Spec):
 
     def params(self) -> tuple[Param, ...]:
         """x, offsets, packed, scale, zero, pre_quant_scale, alpha, bias, out, workspace."""
-        e = self.matrices
-        offsets = (Param("offsets", "int32", (e + 1,)),) if self.experts else ()
-        tail = Param("out", self.out_dtype, ("rows", self.n), output=True)
-        if self.layout == TILES:
-            pre = (Param("pre_quant_scale", self.dtype, ("scales", self.k)),)
-            return (
-                *(Param("x", self.dtype, ("rows", self.k)), *offsets),
-                Param(
-                    "packed", "uint8", (e, self.padded_n // TILE, self.padded_k // TILE, TILE_BYTES)
-                ),
-                Param("scale", "uint8", (e, self.padded_n // TILE, *self.scale_blocks)),
-                *(pre if self.pre_quant else ()),
-                Param("alpha", "float32", (e,), default=1.0),
-                Param("bias", "float32", (e, self.n), default=0.0),
-                tail,
-                Param("workspace", "uint8", ("bytes",), output=True),
-            )
-        term = (Param("zero", "float32", (e, self.groups, self.n)),)
+        e, tiles = self.matrices, self.layout == TILES
+        offsets = (Param("offsets", "int32", (e + 1,)),)
+        packed: tuple[int, ...] = (e, self.k * self.n // 2)
+        scale = Param("scale", "float32", (e, self.groups, self.n))
+        zero = () if tiles or self.zero == "none" else (replace(scale, name="zero"),)
+        pre = Param("pre_quant_scale", "float32", (e, self.k), default=1.0)
+        if tiles:
+            packed = (e, self.padded_n // TILE, self.padded_k // TILE, TILE_BYTES)
+            scale = Param("scale", "uint8", (e, self.padded_n // TILE, *self.scale_blocks))
+            pre = Param("pre_quant_scale", self.dtype, ("scales", self.k))
         return (
-            *(Param("x", self.dtype, ("rows", self.k)), *offsets),
-            Param("packed", "uint8", (e, self.k * self.n // 2)),
-            Param("scale", "float32", (e, self.groups, self.n)),
-            *(term if self.zero != "none" else ()),
-            Param("pre_quant_scale", "float32", (e, self.k), default=1.0),
+            Param("x", self.dtype, ("rows", self.k)),
+            *(offsets if self.experts else ()),
+            Param("packed", "uint8", packed),
+            scale,
+            *zero,
+            *((pre,) if self.pre_quant or not tiles else ()),
             Param("alpha", "float32", (e,), default=1.0),
             Param("bias", "float32", (e, self.n), default=0.0),
-            tail,
+            Param("out", self.out_dtype, ("rows", self.n), output=True),
+            *((Param("workspace", "uint8", ("bytes",), output=True),) if tiles else ()),
         )
 
     @property
     def scale_blocks(self) -> tuple[int, int]:
         """Blocks of scales along K of 64 rows in "tiles64", and bytes of one."""
-        parts = 1 if self.zero == "none" else 2
         blocks = ceil_div(self.padded_k, max(TILE, self.group))
-        return blocks, TILE * 2 * parts * (2 if self.group == 32 else 1)
+        return blocks, scale_bytes("int4", self.group, self.zero != "none")
 
     @property
     def workspace(self) -> tuple[Part, ...]:

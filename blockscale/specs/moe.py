@@ -18,6 +18,7 @@ from blockscale.specs.plans.launches import (
     most_tiles,
     workspace_bytes,
 )
+from blockscale.specs.plans.moe import scale_bytes
 from blockscale.specs.spec import (
     DTYPE_SUFFIX,
     FormatSpec,
@@ -178,9 +179,7 @@ class FusedMoe(FormatSpec):
     @property
     def scale_bytes(self) -> int:
         """Bytes of block scales of 64 rows that a block of K has, in layout tiles64."""
-        if self.fmt != "int4":
-            return 4096 // self.group
-        return 2 * TILE * (2 if self.zero else 1) * max(1, TILE // self.group)
+        return scale_bytes(self.fmt, self.group, self.zero)
 
     @property
     def static_scales(self) -> bool:

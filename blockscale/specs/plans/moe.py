@@ -102,6 +102,11 @@ def scale_count(fmt: str, group: int, zeros: bool) -> int:
     return 16 * (2 if zeros else 1) * (2 if group == 32 else 1)
 
 
+def scale_bytes(fmt: str, group: int, zeros: bool) -> int:
+    """Bytes of scales of 64 rows that a block of 64 k reads."""
+    return 4 * scale_count(fmt, group, zeros) * (2 if fmt == "int4" else 1)
+
+
 class PlanError(ValueError):
     """A combination of decisions that the hardware or the kernel does not have."""
 
@@ -206,9 +211,7 @@ class MoePlan:
     @property
     def scale_bytes(self) -> int:
         """Bytes of scales of 64 rows that a block of 64 k reads."""
-        if self.fmt != "int4":
-            return 4096 // self.group
-        return 64 * 2 * (2 if self.zeros else 1) * (2 if self.group == 32 else 1)
+        return scale_bytes(self.fmt, self.group, self.zeros)
 
     @property
     def weight_stage(self) -> int:
