@@ -20,7 +20,7 @@ _BYTES = {"torch_f32": "fp32", "torch_bf16": "bf16", "ours_f32": "nvfp4", "ours_
 def demo_section(result: Results, source: str = "") -> str:
     """Return one row for each way in which the demo ran the model, and the conditions."""
     busy = disturbed(result["latency"])
-    return render("demo.md.j2", r=result, labels=LABELS, weights=_BYTES, disturbed=busy)
+    return render("pages/demo.md.j2", r=result, labels=LABELS, weights=_BYTES, disturbed=busy)
 
 
 SECTIONS: dict[str, tuple[int, Callable[[Results, str], str]]] = {

@@ -14,7 +14,7 @@ NOISE = 0.25  # quartiles further apart than this part of the median: the machin
 BUSY = "not meaningful"
 """Stands for the ratio of times that other programs disturbed."""
 
-HEADINGS = ("case", "ours", "compared with", "its time", "ratio", "asked", "met")
+HEADINGS = ("case", "ours", "compared with", "its time", "ratio", "goal", "reached")
 
 
 def disturbed(case: Results) -> str:

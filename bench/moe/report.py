@@ -133,7 +133,7 @@ def _range(values: Sequence[float], form: str) -> str:
 def bucket_table(results: Results) -> str:
     """Return one row for each T: means, worst cell, what of bytes/s and FLOP/s is reached."""
     headings = ["T", "cells", "ours / best peer", "worst cell", "of the floor"]
-    headings += ["TB/s", "TFLOP/s", "whole layer adds", "asked of it", "met"]
+    headings += ["TB/s", "TFLOP/s", "whole layer adds", "goal", "reached"]
     lines = []
     for tokens in TOKENS:
         cells = [cell for cell in timed(results) if cell.tokens == tokens]

@@ -13,13 +13,13 @@ from typing import Any
 from tvm_ffi import libinfo
 
 from blockscale.base import files
-from blockscale.build import export
+from blockscale.building import export
 from blockscale.tuning.facts import moe_gemm_of
 from blockscale.tuning.worker import PARAMS
 
 
 def export_openmp(module: Any, target: str, out: Path) -> None:
-    """Compile ``module`` and link it with `blockscale.build.export`'s runtime into ``out``."""
+    """Compile ``module`` and link it with `blockscale.building.export`'s runtime into ``out``."""
     from tvm.target import Target
 
     from blockscale.lower.cpu import compile_cpu
@@ -40,8 +40,8 @@ def export_cuda(module: Any, target: str, out: Path) -> None:
     """
     from tvm.target import Target
 
-    from blockscale.build.builder import contents_of
-    from blockscale.build.export_cuda import write_cuda_library
+    from blockscale.building.builder import contents_of
+    from blockscale.building.export_cuda import write_cuda_library
     from blockscale.tuning.moe import kernels as moe_kernels
 
     arch = str(Target(target).attrs["arch"])

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from blockscale.base import host
 from blockscale.base.targets import cpu, is_gpu, kind
-from blockscale.build.store import Lock, Store, folder_of
+from blockscale.building.store import Lock, Store, folder_of
 from blockscale.specs import Spec
 from blockscale.tuning.commit import commit
 from blockscale.tuning.modelled import EXPORTER as MODELLED_EXPORTER
@@ -269,7 +269,7 @@ class _Opener:
 
     def open(self, workload: Workload) -> Task:
         """Return the task, with what earlier sessions and logs know of it."""
-        from blockscale.build import logs
+        from blockscale.building import logs
 
         if workload.op not in self._stores:
             folder = folder_of(self.work_dir, workload.op, self.level)

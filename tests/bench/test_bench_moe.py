@@ -205,7 +205,7 @@ def test_report(tmp_path):
     assert page.endswith("[r.json](r.json).\n<!-- moe:end -->\nz\n")
     assert "Over 44 cells our gemm1 + gemm2 takes 0.97 of the best peer's time" in page
     assert "of the best of 2026-11-20 alone 0.92 (worst 1.40)" in page
-    assert "the worst cell 1.40 (Mixtral-8x7B, INT4 g128, T = 4,096; asked: at most 1.25" in page
+    assert "the worst cell 1.40 (Mixtral-8x7B, INT4 g128, T = 4,096; goal: at most 1.25" in page
     assert "**6,119 (0.71 x)** |" in page
     qwen = "| Qwen3-30B-A3B (E 128, top 8, H 2048, I 768) |"
     assert f"{qwen} NVFP4 | 27.3 (1.10 x) | 68.2 (1.10 x) |" in page

@@ -14,7 +14,7 @@ from tvm.script import tirx as T
 import blockscale as bs
 from blockscale import catalog
 from blockscale.base import targets
-from blockscale.build.builder import build
+from blockscale.building.builder import build
 from blockscale.catalog import Road, registry
 from blockscale.specs import Param, Quantize, Spec, spec
 from blockscale.specs.spec import register

@@ -11,7 +11,7 @@ from tvm.s_tir import Schedule
 
 from blockscale import catalog
 from blockscale.base import host
-from blockscale.build.space import replay, trace_json
+from blockscale.building.space import replay, trace_json
 from blockscale.schedules.gemm import cpu as cpu_gemm
 from blockscale.specs import GroupedMmFp4, MmFp4
 from blockscale.tuning.worker import Argument

@@ -14,7 +14,7 @@ import torch
 from blockscale import catalog
 from blockscale.base import host
 from blockscale.base.targets import CPU_TARGETS
-from blockscale.build.space import trace_json
+from blockscale.building.space import trace_json
 from blockscale.lower.cpu import compile_cpu
 from blockscale.runtime import jit
 from tests.kit import compiled as compiler

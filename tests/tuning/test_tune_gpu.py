@@ -15,8 +15,8 @@ from tvm.tirx import Var
 
 from blockscale import catalog
 from blockscale.base.targets import runs_on
-from blockscale.build import logs, records
-from blockscale.build.store import Store, folder_of, folders, level_of
+from blockscale.building import logs, records
+from blockscale.building.store import Store, folder_of, folders, level_of
 from blockscale.specs import Spec
 from blockscale.tuning import gpu, pipeline, task
 from blockscale.tuning.tuner import commit, tune

@@ -12,9 +12,9 @@ from random import Random
 import pytest
 
 from blockscale import catalog
-from blockscale.build import builder, logs, records
-from blockscale.build.space import Space, new_schedule, replay
-from blockscale.build.store import folder_of, read_history
+from blockscale.building import builder, logs, records
+from blockscale.building.space import Space, new_schedule, replay
+from blockscale.building.store import folder_of, read_history
 from blockscale.cli.command import build as cli_build
 from blockscale.lower import nvcc
 from blockscale.lower.gemm.read import read

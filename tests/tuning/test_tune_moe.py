@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from blockscale import catalog, emulator
-from blockscale.build import logs, records
-from blockscale.build.space import new_schedule
-from blockscale.build.store import folder_of
+from blockscale.building import logs, records
+from blockscale.building.space import new_schedule
+from blockscale.building.store import folder_of
 from blockscale.catalog import moe as catalog_moe
 from blockscale.schedules.steps import preferred
 from blockscale.specs import Spec

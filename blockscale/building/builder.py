@@ -18,8 +18,8 @@ from typing import Any
 from blockscale import catalog
 from blockscale.base import host, manifest, targets
 from blockscale.base.version import VERSION
-from blockscale.build import export, logs
-from blockscale.build.export_cuda import write_cuda_library
+from blockscale.building import export, logs
+from blockscale.building.export_cuda import write_cuda_library
 from blockscale.lower import cuda, nvcc
 from blockscale.lower.code import FunctionCode
 from blockscale.lower.cpu import compile_cpu

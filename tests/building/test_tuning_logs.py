@@ -11,8 +11,8 @@ import torch
 
 from blockscale import catalog
 from blockscale.base.targets import is_gpu, log_folder, same_width
-from blockscale.build import logs
-from blockscale.build.logs import committed as committed_logs
+from blockscale.building import logs
+from blockscale.building.logs import committed as committed_logs
 from blockscale.specs import Spec
 from tests.kit.helpers import random_matrix, tensor
 from tests.kit.kernels import call, check, check_linear, compiled, needs

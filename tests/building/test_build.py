@@ -12,9 +12,9 @@ from tvm.s_tir import Schedule
 import blockscale
 from blockscale.base import host, manifest
 from blockscale.base.targets import CPU_TARGETS
-from blockscale.build import logs, records
-from blockscale.build.builder import build, committed_logs
-from blockscale.build.store import Store, folder_of
+from blockscale.building import logs, records
+from blockscale.building.builder import build, committed_logs
+from blockscale.building.store import Store, folder_of
 from blockscale.catalog import workloads
 from blockscale.runtime.library import LibraryError, open_library
 from blockscale.specs import Linear, Quantize, ScaleSweep, Spec, Swizzle
@@ -98,7 +98,7 @@ def test_buckets_say_what_is_tuned(built, log_folder):
 
 def test_trace_of_the_log_is_applied(tmp_path, monkeypatch, log_folder):
     """And a bucket without one is reported."""
-    from blockscale.build import builder as module
+    from blockscale.building import builder as module
 
     seen = {}
     exported = module.catalog.exported
