@@ -13,10 +13,17 @@ BLOCK = 16
 ACTIVATIONS = ("relu2", "silu")
 
 
-def _check_sizes(spec: EdgeUp | EdgeDown) -> None:
-    for name, value in (("hidden", spec.hidden), ("intermediate", spec.intermediate)):
-        where, what = type(spec).__name__, "the values of a tile"
-        check_multiple(where, name, value, TILE, what, "pad the weights to {}")
+class _Edge(Spec):
+    """What both specs have."""
+
+    hidden: int
+    intermediate: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        where, what = type(self).__name__, "the values of a tile"
+        for name, value in (("hidden", self.hidden), ("intermediate", self.intermediate)):
+            check_multiple(where, name, value, TILE, what, "pad the weights to {}")
 
 
 def _weights(rows: int, columns: int) -> tuple[Param, ...]:
@@ -29,7 +36,7 @@ def _weights(rows: int, columns: int) -> tuple[Param, ...]:
 
 
 @dataclass(frozen=True)
-class EdgeUp(Spec):
+class EdgeUp(_Edge):
     """``z[t, j] = (x[t] @ w[topk_ids[t, j]]) * global_scale``, zero where there is no such expert.
 
     ``dtype``: of x, or "nvfp4": x is packed codes with a scale of 16 and one of all.
@@ -44,10 +51,6 @@ class EdgeUp(Spec):
         "edgellm_up_h2688_i1856_f16",
         texts={"dtype": {**DTYPE_SUFFIX, "nvfp4": "nvfp4"}},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_sizes(self)
 
     @property
     def rows(self) -> int:
@@ -80,7 +83,7 @@ class EdgeUp(Spec):
 
 
 @dataclass(frozen=True)
-class EdgeDown(Spec):
+class EdgeDown(_Edge):
     """``out[t] = sum over j of topk_weights[t, j] * (act(z[t, j]) @ w[topk_ids[t, j]])``, scaled.
 
     ``partial`` holds the terms of the sum.
@@ -96,10 +99,6 @@ class EdgeDown(Spec):
         "edgellm_down_h2688_i1856_relu2_f32",
         texts={"activation": ACTIVATIONS, "dtype": DTYPE_SUFFIX},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_sizes(self)
 
     @property
     def rows(self) -> int:

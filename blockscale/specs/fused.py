@@ -24,15 +24,14 @@ SIXTEEN_BIT = ("bfloat16", "float16")
 
 MIN_HIDDEN = 64
 
-CONVENTIONS = ("divide", "flashinfer")
+CONVENTIONS = {"divide": "", "flashinfer": "_fi"}
+"""What is done with the global scale, and how a name spells it."""
 
 _TEXTS: dict[str, dict[Any, str]] = {
     "block_size,scale_format": {key: row.name for key, row in FUSED.items()},
     "dtype": {dtype: DTYPE_SUFFIX[dtype] for dtype in SIXTEEN_BIT},
 }
 """How names spell the fields that both specs have."""
-
-_CONVENTION = {"divide": "", "flashinfer": "_fi"}
 
 
 class _Fused(Spec):
@@ -89,7 +88,7 @@ class NormQuantize(_Fused):
             "residual": flag("add_"),
             "layout": {"linear": "", "128x4": "_128x4", "both": "_both"},
             "y_out": flag("_y"),
-            "convention": _CONVENTION,
+            "convention": CONVENTIONS,
         },
     )
 
@@ -170,7 +169,7 @@ class ActQuantize(_Fused):
             },
             "layout": {"linear": "", **{layout: f"_{layout}" for layout in TILE_ROWS}},
             "grouped": flag("_grouped"),
-            "convention": _CONVENTION,
+            "convention": CONVENTIONS,
         },
     )
 

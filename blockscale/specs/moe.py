@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from blockscale.base import formats
@@ -233,35 +233,27 @@ class FusedMoe(FormatSpec):
     def _weight(self, name: str, rows: int, cols: int) -> tuple[Param, ...]:
         """Return codes, scale, zero, global scales and bias of one of the weights."""
         count = (self.experts, 2) if name == "w13" else (self.experts,)
-        factor = Param(f"{name}_global", "float32", count)
-        code = self.format.codes.storage
-        if self.layout == "tiles64":
-            height = self.padded_rows if name == "w13" else self.padded_hidden
-            blocks = self.experts, height // TILE
-            scales = (*blocks, round_up(cols, TILE) // max(TILE, self.group), self.scale_bytes)
-            codes = (*blocks, round_up(cols, TILE) // TILE, TILE_CODES)
-            return (
-                Param(name, "uint8", codes, storage="tiles64"),
-                Param(f"{name}_scale", "uint8", scales, storage="tiles64"),
-                factor,
-                *self._bias(name, height),
-            )
-        shape = (self.experts, rows, cols // self.group)
-        scale = Param(f"{name}_scale", "float32", shape)
-        if self.fmt != "int4":
-            scale = Param(f"{name}_scale", "uint8", shape, storage=self.format.scale.storage)
-        return (
-            Param(name, "uint8", (self.experts, rows, cols // 2), storage=code),
-            scale,
-            *((Param(f"{name}_zero", "uint8", shape),) if self.zero else ()),
-            factor,
-            *self._bias(name, rows),
+        tiles = self.layout == "tiles64"
+        shape: tuple[int, ...] = (self.experts, rows, cols // self.group)
+        codes = Param(
+            name, "uint8", (self.experts, rows, cols // 2), storage=self.format.codes.storage
         )
-
-    def _bias(self, name: str, rows: int) -> tuple[Param, ...]:
-        if not self.bias:
-            return ()
-        return (Param(f"{name}_bias", "float32", (self.experts, rows)),)
+        scale = Param(f"{name}_scale", "uint8", shape, storage=self.format.scale.storage)
+        if tiles:
+            rows = self.padded_rows if name == "w13" else self.padded_hidden
+            lead, across = (self.experts, rows // TILE), round_up(cols, TILE)
+            codes = Param(name, "uint8", (*lead, across // TILE, TILE_CODES), storage="tiles64")
+            shape = (*lead, across // max(TILE, self.group), self.scale_bytes)
+            scale = replace(scale, shape=shape, storage="tiles64")
+        elif self.fmt == "int4":
+            scale = Param(scale.name, "float32", shape)
+        return (
+            codes,
+            scale,
+            *((Param(f"{name}_zero", "uint8", shape),) if self.zero and not tiles else ()),
+            Param(f"{name}_global", "float32", count),
+            *((Param(f"{name}_bias", "float32", (self.experts, rows)),) if self.bias else ()),
+        )
 
 
 @dataclass(frozen=True)
