@@ -54,10 +54,6 @@ __all__ = [
 ]
 
 # The order of the list of names, and of trying them.
-_SPECS: tuple[type[Spec], ...] = (
-    *(Linear, Quantize, Dequantize, Swizzle, Unswizzle, ScaleSweep, NormQuantize, ActQuantize),
-    *(MmFp4, GroupedMmFp4, FusedMoe, MoeRoute, EdgeUp, EdgeDown, Relayout),
-    *(Int4Mm, Int4Dequantize),
-)
-for _spec in _SPECS:
-    register(_spec)
+register(Linear, Quantize, Dequantize, Swizzle, Unswizzle, ScaleSweep, NormQuantize, ActQuantize)
+register(MmFp4, GroupedMmFp4, FusedMoe, MoeRoute, EdgeUp, EdgeDown, Relayout)
+register(Int4Mm, Int4Dequantize)

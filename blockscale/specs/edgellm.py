@@ -21,9 +21,9 @@ class _Edge(Spec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        where, what = type(self).__name__, "the values of a tile"
-        for name, value in (("hidden", self.hidden), ("intermediate", self.intermediate)):
-            check_multiple(where, name, value, TILE, what, "pad the weights to {}")
+        where, what, advice = type(self).__name__, "the values of a tile", "pad the weights to {}"
+        check_multiple(where, "hidden", self.hidden, TILE, what, advice)
+        check_multiple(where, "intermediate", self.intermediate, TILE, what, advice)
 
 
 def _weights(rows: int, columns: int) -> tuple[Param, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from blockscale.base.formats import E2M1, FUSED, NUMBERS, QUANTIZED
 from blockscale.base.sizes import round_up
@@ -14,6 +13,7 @@ from blockscale.specs.spec import (
     Name,
     Param,
     Spec,
+    Texts,
     check_choice,
     flag,
     scales,
@@ -27,7 +27,7 @@ MIN_HIDDEN = 64
 CONVENTIONS = {"divide": "", "flashinfer": "_fi"}
 """What is done with the global scale, and how a name spells it."""
 
-_TEXTS: dict[str, dict[Any, str]] = {
+_TEXTS: Texts = {
     "block_size,scale_format": {key: row.name for key, row in FUSED.items()},
     "dtype": {dtype: DTYPE_SUFFIX[dtype] for dtype in SIXTEEN_BIT},
 }

@@ -37,10 +37,10 @@ MAX_EXPERTS = 1024
 def check_gemm(where: str, n: int, k: int, fmt: str, out_dtype: str) -> None:
     """ValueError unless there is such a GEMM."""
     MmFp4.pattern.check(where, {"fmt": fmt, "out_dtype": out_dtype, "n": n, "k": k})
-    rows_of_codes = "16 bytes of 4-bit codes, in which rows of operands are loaded"
-    check_multiple(*(where, "k", k, K_MULTIPLE, rows_of_codes), "pad K of a and b with zeros to {}")
-    rows_of_d = "16 bytes of 16-bit values, in which rows of d are stored"
-    check_multiple(where, "n", n, N_MULTIPLE, rows_of_d, "pad b with rows of zeros to N={}")
+    loaded = "16 bytes of 4-bit codes, in which rows of operands are loaded"
+    stored = "16 bytes of 16-bit values, in which rows of d are stored"
+    check_multiple(where, "k", k, K_MULTIPLE, loaded, "pad K of a and b with zeros to {}")
+    check_multiple(where, "n", n, N_MULTIPLE, stored, "pad b with rows of zeros to N={}")
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,8 @@ class Linear(FormatSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        block = f"the block size of {self.fmt}"
-        advice = "pad K to {} when quantising the weight"
-        check_multiple("Linear", "k", self.k, self.block, block, advice)
+        what, advice = f"the block size of {self.fmt}", "pad K to {} when quantising the weight"
+        check_multiple("Linear", "k", self.k, self.block, what, advice)
 
     def params(self) -> tuple[Param, ...]:
         """x, packed, block_scale, global_scale, bias, y."""

@@ -145,11 +145,9 @@ class FusedMoe(FormatSpec):
                 f"{where}: zero=True with fmt={self.fmt!r}, whose codes have no zero points; leave "
                 "it out, or choose fmt='int4'"
             )
-        for name in ("hidden", "intermediate"):
-            check_multiple(
-                *(where, name, getattr(self, name), self.group, "the elements of a block scale"),
-                "pad it to {} when quantising the weights",
-            )
+        what, advice = "the elements of a block scale", "pad it to {} when quantising the weights"
+        check_multiple(where, "hidden", self.hidden, self.group, what, advice)
+        check_multiple(where, "intermediate", self.intermediate, self.group, what, advice)
 
     @property
     def gated(self) -> bool:

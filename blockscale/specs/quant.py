@@ -13,11 +13,12 @@ from blockscale.specs.spec import (
     Name,
     Param,
     Spec,
+    Texts,
     flag,
     scales,
 )
 
-_TEXTS = {
+_TEXTS: Texts = {
     "fmt": tuple(formats.QUANTIZED),
     "dtype": DTYPE_SUFFIX,
     "layout": {"linear": "", "128x4": "_128x4"},

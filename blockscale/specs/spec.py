@@ -155,6 +155,10 @@ def flag(text: str) -> dict[bool, str]:
     return {False: "", True: text}
 
 
+Texts = Mapping[str, Mapping[Any, str] | Sequence[str]]
+"""By field: how a name spells its values; a sequence: values that spell themselves."""
+
+
 class _Field:
     """A part of a name: the text of a field's value, or of a pair of fields."""
 
@@ -186,7 +190,6 @@ class _Piece:
     ) -> None:
         parts = re.split(r"[{}]", template)
         self.fields = [_Field(key, texts.get(key)) for key in parts[1::2]]
-        self.names = [name for field in self.fields for name in field.names]
         self.optional = optional
         self._format = "{}".join(parts[::2])
         pattern = self._format.format(*(field.pattern for field in self.fields))
@@ -194,15 +197,14 @@ class _Piece:
 
     def spell(self, fields: Mapping[str, Any], absent: Mapping[str, Any]) -> str:
         """Return its text, which is none where its fields are those of names without it."""
-        if self.optional and all(
-            name in absent and absent[name] == fields[name] for name in self.names
-        ):
+        own = {name: fields[name] for field in self.fields for name in field.names}
+        if self.optional and own.items() <= absent.items():
             return ""
-        return self._format.format(*(field.spell(fields) for field in self.fields))
+        return self._format.format(*(field.spell(own) for field in self.fields))
 
 
 class Name:
-    """How names spell the fields of a spec: it prints and parses names, and checks fields.
+    """How names spell the fields of a spec: it spells and parses names, and checks fields.
 
     ``template`` is a name with ``{field}`` for the text of a field's value, which ``texts`` has
     (from a sequence, values that are texts themselves), or for a number; ``{one,two}`` is the text
@@ -215,7 +217,7 @@ class Name:
         self,
         template: str,
         *examples: str,
-        texts: Mapping[str, Mapping[Any, str] | Sequence[str]] | None = None,
+        texts: Texts | None = None,
         absent: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda fields: {},
     ) -> None:
         self.examples = examples
@@ -230,7 +232,7 @@ class Name:
         ]
         self._regex = re.compile("".join(piece.pattern for piece in self._pieces))
 
-    def print(self, fields: Mapping[str, Any]) -> str:
+    def spell(self, fields: Mapping[str, Any]) -> str:
         """Return the name of the spec with these fields."""
         absent = self._absent(fields)
         return "".join(piece.spell(fields, absent) for piece in self._pieces)
@@ -240,8 +242,8 @@ class Name:
         found = self._regex.fullmatch(name)
         if found is None:
             return None
+        parts = [part for piece in self._pieces for part in piece.fields]
         said: dict[str, Any] = {}
-        parts = [field for piece in self._pieces for field in piece.fields]
         for part, text in zip(parts, found.groups(), strict=True):
             said |= {} if text is None else part.read(text)
         said = self._absent(said) | said
@@ -249,13 +251,12 @@ class Name:
 
     def check(self, where: str, fields: Mapping[str, Any]) -> None:
         """ValueError unless tables have the values, and numbers outside of brackets are sizes."""
-        for name, table in self._texts.items():
-            if name in fields:
-                check_choice(where, name, fields[name], table)
-        for piece in self._pieces:
-            for part in piece.fields:
-                if part.number and not piece.optional:
-                    check_positive(where, part.names[0], fields[part.names[0]])
+        for key, table in self._texts.items():
+            if key in fields:
+                check_choice(where, key, fields[key], table)
+        for part in (part for piece in self._pieces if not piece.optional for part in piece.fields):
+            if part.number:
+                check_positive(where, part.names[0], fields[part.names[0]])
 
 
 class Spec(ABC):
@@ -270,7 +271,7 @@ class Spec(ABC):
     @property
     def name(self) -> str:
         """Exported symbol, for example ``linear_nvfp4_n384_k384_bf16``."""
-        return self.pattern.print(vars(self))
+        return self.pattern.spell(vars(self))
 
     @property
     def base_name(self) -> str:
@@ -348,7 +349,8 @@ NAME_EXAMPLES: list[str] = []
 """One name of each kind, for help texts and errors."""
 
 
-def register(cls: type[Spec]) -> None:
-    """Make a spec known."""
-    SPECS[cls.op] = cls
-    NAME_EXAMPLES.extend(cls.pattern.examples)
+def register(*specs: type[Spec]) -> None:
+    """Make specs known."""
+    for cls in specs:
+        SPECS[cls.op] = cls
+        NAME_EXAMPLES.extend(cls.pattern.examples)

@@ -167,11 +167,6 @@ class MoePlan:
         return False
 
     @property
-    def warps_m(self) -> int:
-        """Warps along the rows: 16 rows each (mma: 16 * `tiles_m`)."""
-        return self.rows // (WARP_ROWS * self.tiles_m)
-
-    @property
     def tiles_m(self) -> int:
         """16-row (mma) or 64-row (wgmma) tiles that one warp (warpgroup) multiplies."""
         if self.unit == "wgmma":
