@@ -106,7 +106,7 @@ def missed(case: dict[str, Any]) -> bool:
 
 
 def section(results: Results, source: str) -> str:
-    """Return what README.md shows."""
+    """Return what docs/emulator.md shows."""
     return render("pages/emulator.md.j2", r=results, source=source)
 
 

@@ -206,11 +206,10 @@ class _Piece:
 class Name:
     """How names spell the fields of a spec: it spells and parses names, and checks fields.
 
-    ``template`` is a name with ``{field}`` for the text of a field's value, which ``texts`` has
-    (from a sequence, values that are texts themselves), or for a number; ``{one,two}`` is the text
-    of a pair of values.  A piece in brackets is left out of names of specs whose fields have the
-    values that ``absent`` returns for those in the brackets, given the other fields; a piece for
-    which it returns none is always there.
+    ``template`` is a name in which ``{field}`` stands for a field: for the text that ``texts`` has
+    for its value, or else for a number; ``{one,two}`` stands for a pair of fields with one text.
+    A piece in brackets is left out where its fields have the values that ``absent`` returns for
+    them, made of the other fields; where it returns none, the piece is always there.
     """
 
     def __init__(

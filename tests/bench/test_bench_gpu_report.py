@@ -95,8 +95,8 @@ def test_report(results, tmp_path):
         "| add_rmsnorm 64x7168 nvfp4 | 6.00 | 14.0 | 0.43 | 0.0e+00 | 5.50 | 1.09 | 0.0e+00 | "
         "<= 0.7 x torch.compile's time; <= 1 x Triton's | **no** |"
     ) in page
-    assert "Of the 3.50 us (goal: at most 4; reached: yes)" in page
-    assert "0.80 finding the kernel and checking the arguments" in page
+    assert "The 3.50 us of our function (the goal of at most 4 us is met) are" in page
+    assert "0.80 for finding the kernel and checking the arguments" in page
     assert "| quantize | yes | TypeError: no / fake |" in page
     assert "* quantize 1x16: needs 999 GiB" in page
     assert (tmp_path / "gpu_copy.png").read_bytes().startswith(b"\x89PNG")
