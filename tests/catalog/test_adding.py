@@ -5,7 +5,6 @@ stands in this file.  An architecture whose features the kernels know is one row
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from blockscale.base import targets
 from blockscale.building.builder import build
 from blockscale.catalog import Road, registry
 from blockscale.specs import Param, Quantize, Spec, spec
-from blockscale.specs.spec import register
+from blockscale.specs.spec import Name, register
 from blockscale.tir.common import fix_shape
 
 
@@ -26,11 +25,8 @@ class Times(Spec):
     """``y = factor * x``."""
 
     factor: int
-    op: ClassVar[str] = "times"
-
-    @property
-    def name(self):
-        return f"times_{self.factor}_f32"
+    op = "times"
+    pattern = Name("times_{factor}_f32", "times_3_f32")
 
     def params(self):
         shape = ("rows", "cols")
@@ -73,11 +69,10 @@ def added(monkeypatch):
     for owner, name, copy in (
         (spec, "SPECS", dict),
         (spec, "NAME_EXAMPLES", list),
-        (spec, "_PARSERS", list),
         (registry, "ROADS", dict),
     ):
         monkeypatch.setattr(owner, name, copy(getattr(owner, name)))
-    register(Times, ("times_3_f32",), r"times_(?P<n>\d+)_f32", lambda n: Times(int(n)))
+    register(Times)
     catalog.register(
         Times,
         cpu=Road(
