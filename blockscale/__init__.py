@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     )
     from blockscale.runtime.jit import build
     from blockscale.runtime.library import Library, load
-    from blockscale.tuning.facade import tune
+    from blockscale.tuning import tune
 
 __all__ = [
     "Library",
@@ -108,7 +108,7 @@ _HOMES = {
     "ops.moe.weights": ("MoeWeights", "prepare_moe_weights"),
     "runtime.jit": ("build",),
     "runtime.library": ("Library", "load"),
-    "tuning.facade": ("tune",),
+    "tuning": ("tune",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
