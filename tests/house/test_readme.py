@@ -202,9 +202,7 @@ def parse_other(words):
         bench_module(words[2]).arguments(words[3:])
     elif words[:2] == ["python", "-m"] and words[2] in ("bench.int4", "bench.layouts"):
         assert callable(bench_module(words[2]).main)
-    elif (words[:2] == ["python", "-m"] and words[2].startswith("tests.")) or (
-        words[:2] == ["python", "-m"] and words[2].startswith("tests.")
-    ):
+    elif words[:2] == ["python", "-m"] and words[2].startswith("tests."):
         assert importlib.util.find_spec(words[2]) is not None, words
     elif words[:3] == ["python", "-m", "pytest"] or words[0] == "compute-sanitizer":
         named = [ROOT / word for word in words if word.startswith("tests/")]
