@@ -106,8 +106,8 @@ def missed(case: dict[str, Any]) -> bool:
 
 
 def section(results: Results, source: str) -> str:
-    """Return what README.md shows."""
-    return render("emulator.md.j2", r=results, source=source)
+    """Return what docs/emulator.md shows."""
+    return render("pages/emulator.md.j2", r=results, source=source)
 
 
 def run(pattern: str | None, repeats: int) -> dict[str, Any]:

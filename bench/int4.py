@@ -85,9 +85,10 @@ def weight_of(case: Case, seed: int) -> tuple[Any, torch.Tensor]:
     parts: list[Any] = [packed.to(torch.uint8), scale.to(case.dtype), zero]
     if not case.experts:
         parts = [part if part is None else part[0] for part in parts]
-    values = bs.int4.dequantize(*parts, group_size=case.group, dtype=torch.float32)
+    packed, scale, zero = parts
+    values = bs.int4.dequantize(packed, scale, zero, group_size=case.group, dtype=torch.float32)
     weight = bs.int4.prepare(
-        *parts,
+        *(packed, scale, zero),
         group_size=case.group,
         activation=case.activation,
         pre_quant_scale=pre,

@@ -134,8 +134,12 @@ class CpuClock:
         times, _ = timing.interleaved(calls, replays)
         return {
             name: measure.Timing(
-                *(1e6 * us for us in (t.median, t.low, t.high)),
-                *(t.samples, t.calls, len(contenders[name])),
+                us=1e6 * t.median,
+                low=1e6 * t.low,
+                high=1e6 * t.high,
+                replays=t.samples,
+                launches=t.calls,
+                sets=len(contenders[name]),
             )
             for name, t in times.items()
         }

@@ -1,4 +1,4 @@
-"""Put measured tables into README.md: ``python -m bench.readme --bench FILE --demo FILE``."""
+"""Put measured tables into pages of docs/: ``python -m bench.readme --bench FILE --demo FILE``."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _BYTES = {"torch_f32": "fp32", "torch_bf16": "bf16", "ours_f32": "nvfp4", "ours_
 def demo_section(result: Results, source: str = "") -> str:
     """Return one row for each way in which the demo ran the model, and the conditions."""
     busy = disturbed(result["latency"])
-    return render("demo.md.j2", r=result, labels=LABELS, weights=_BYTES, disturbed=busy)
+    return render("pages/demo.md.j2", r=result, labels=LABELS, weights=_BYTES, disturbed=busy)
 
 
-SECTIONS: dict[str, tuple[int, Callable[[Results, str], str]]] = {
-    "bench": (FORMAT, cpu_report.section),
-    "demo": (1, demo_section),
-    "emulator": (emulator.FORMAT, emulator.section),
+SECTIONS: dict[str, tuple[str, int, Callable[[Results, str], str]]] = {
+    "bench": ("docs/cpu.md", FORMAT, cpu_report.section),
+    "demo": ("docs/demo.md", 1, demo_section),
+    "emulator": ("docs/emulator.md", emulator.FORMAT, emulator.section),
 }
-"""By marker: the results' format, and what makes the text of them and of the path to them."""
+"""By marker: page, the results' format, and what makes the text of them and of their path."""
 
 
 def _results(option: str, about: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -37,12 +37,12 @@ def _results(option: str, about: str) -> Callable[[Callable[..., None]], Callabl
 
 
 @click.command()
-@click.argument("readme", default="README.md", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("page", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @_results("--bench", "Results of `python -m bench.cpu --out`; keep them in bench/results.")
 @_results("--demo", "Figures of the demo, dist/minilm-nvfp4.json.")
 @_results("--emulator", "Results of `python -m bench.emulator --out`; keep them in bench/results.")
-def main(readme: Path, **files: Path | None) -> None:
-    """Replace the measured tables of README.md by those of result files.
+def main(page: Path | None, **files: Path | None) -> None:
+    """Replace the measured tables of PAGE (else of the pages of docs/) by those of result files.
 
     Example: python -m bench.readme --bench bench/results/cpu-amd-epyc-2026-11-20.json
     """
@@ -52,14 +52,17 @@ def main(readme: Path, **files: Path | None) -> None:
             "neither --bench, --demo nor --emulator is given: there is nothing to fill in"
         )
     try:
-        contents = {}
+        contents: dict[Path, dict[str, str]] = {}
         for marker, path in given.items():
-            version, make = SECTIONS[marker]
-            contents[marker] = make(read(path, version), relative(path, readme))
-        fill_page(readme, contents)
+            own, version, make = SECTIONS[marker]
+            target = page or Path(own)
+            found = make(read(path, version), relative(path, target))
+            contents.setdefault(target, {})[marker] = found
+        for target, sections in contents.items():
+            fill_page(target, sections)
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    click.echo(f"filled in {readme}")
+    click.echo(f"filled in {', '.join(map(str, contents))}")
 
 
 if __name__ == "__main__":

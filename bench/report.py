@@ -168,17 +168,17 @@ def report_command(
     key: str,
     version: int,
     page: Callable[[Results, str], str],
-    short: Callable[[Results, str], str],
+    short: Callable[[Results, str], str] | None,
     plots: Callable[[Results], Mapping[str, Figure]],
     about: str,
 ) -> click.Command:
-    """Return a command that fills the places ``key`` of docs/<key>.md and of the README.
+    """Return a command that fills the place ``key`` of docs/<key>.md, and of the README if it asks.
 
     Args:
         key: of the markers and of the page's file.
         version: of the results' format.
         page: text of the page, of the results and the path of their file from the page.
-        short: text of the README, likewise.
+        short: text of the README, likewise; None: the README has none.
         plots: what is drawn beside the page, by file name.
         about: what the command's help says.
     """
@@ -192,23 +192,25 @@ def report_command(
         type=click.Path(file_okay=False, path_type=Path),
         help=f"Folder of {key}.md and its plots.",
     )
-    @click.option(
-        "--readme",
-        type=click.Path(dir_okay=False, path_type=Path),
-        help=f"Put the short form here, between <!-- {key}:start --> and <!-- {key}:end -->.",
-    )
-    def main(results: Path, docs: Path, readme: Path | None) -> None:
+    def main(results: Path, docs: Path, readme: Path | None = None) -> None:
         document = docs / f"{key}.md"
         try:
             found = read(results, version)
             fill_page(document, {key: page(found, relative(results, document))})
             save_plots(docs, partial(plots, found))
-            if readme is not None:
+            if short is not None and readme is not None:
                 fill_page(readme, {key: short(found, relative(results, readme))})
         except (OSError, ValueError) as error:
             raise click.ClickException(str(error)) from error
         click.echo(f"filled in {document}" + ("" if readme is None else f" and {readme}"))
 
+    if short is not None:
+        option = click.option(
+            "--readme",
+            type=click.Path(dir_okay=False, path_type=Path),
+            help=f"Put the short form here, between <!-- {key}:start --> and <!-- {key}:end -->.",
+        )
+        main = option(main)
     return main
 
 

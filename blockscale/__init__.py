@@ -10,7 +10,6 @@ from importlib.abc import Loader as _Loader
 from importlib.abc import MetaPathFinder as _MetaPathFinder
 from importlib.machinery import ModuleSpec as _ModuleSpec
 from pathlib import Path as _Path
-from types import ModuleType as _ModuleType
 from typing import TYPE_CHECKING, Any
 
 from blockscale.base.version import VERSION as __version__
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     )
     from blockscale.runtime.jit import build
     from blockscale.runtime.library import Library, load
-    from blockscale.tuning.tuner import tune
+    from blockscale.tuning import tune
 
 __all__ = [
     "Library",
@@ -109,7 +108,7 @@ _HOMES = {
     "ops.moe.weights": ("MoeWeights", "prepare_moe_weights"),
     "runtime.jit": ("build",),
     "runtime.library": ("Library", "load"),
-    "tuning.tuner": ("tune",),
+    "tuning": ("tune",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -153,13 +152,4 @@ class _PublicModules(_MetaPathFinder, _Loader):
         module.__spec__ = self.spec
 
 
-class _Package(_ModuleType):
-    """Keeps ``blockscale.build`` the function, where importing the package of that name sets it."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _HOME and isinstance(value, _ModuleType)):
-            super().__setattr__(name, value)
-
-
 _sys.meta_path.append(_PublicModules())
-_sys.modules[__name__].__class__ = _Package

@@ -279,8 +279,9 @@ def _against_dense(
         for who, call, bound in zip(("ours", "torch"), pair, BOUNDS[dtype], strict=True):
             name = f"{who} {SHORT[dtype]}"
             contenders[name] = call
-            wide = dtype == torch.bfloat16 and bfloat16_bound is not None
-            bounds[name] = dtype, bfloat16_bound if wide else bound
+            if dtype == torch.bfloat16 and bfloat16_bound is not None:
+                bound = bfloat16_bound
+            bounds[name] = dtype, bound
 
     def check() -> dict[str, float]:
         errors = {}
@@ -423,7 +424,8 @@ def moe(tokens: int) -> Case:
 
     def truth(dtype: torch.dtype) -> Tensor:
         given = x.to(dtype).double()
-        return eager(given, *layer.exact, routings[0], weights.double(), torch.float64)
+        w13, w2 = layer.exact
+        return eager(given, w13, w2, routings[0], weights.double(), torch.float64)
 
     return _against_dense(
         {dtype: calls(dtype) for dtype in SHORT},

@@ -1,4 +1,4 @@
-"""Results of `bench.cpu` as a table for the terminal and as README.md shows them."""
+"""Results of `bench.cpu` as a table for the terminal and as docs/cpu.md shows them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOISE = 0.25  # quartiles further apart than this part of the median: the machin
 BUSY = "not meaningful"
 """Stands for the ratio of times that other programs disturbed."""
 
-HEADINGS = ("case", "ours", "compared with", "its time", "ratio", "asked", "met")
+HEADINGS = ("case", "ours", "compared with", "its time", "ratio", "goal", "reached")
 
 
 def disturbed(case: Results) -> str:
@@ -62,11 +62,11 @@ def _asked(cases: Sequence[Results]) -> Iterator[list[str]]:
 
 
 def section(results: Results, source: str) -> str:
-    """Return what the README shows: single ops and bars, all linear layers, the conditions."""
+    """Return what docs/cpu.md shows: single ops and bars, all linear layers, the conditions."""
     cases = results["cases"]
     times = [time for case in cases for time in case.get("times", {}).values()]
     return render(
-        "cpu/readme.md.j2",
+        "cpu/page.md.j2",
         r=results,
         asked=markdown_table(HEADINGS, [*_asked(cases)]),
         linears=[c for c in cases if "n" in c.get("shape", {}) and "times" in c],

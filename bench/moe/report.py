@@ -1,7 +1,6 @@
 """Tables and plots of MoE results: ``python -m bench.moe.report bench/results/moe-...json``.
 
-Fills docs/moe.md between its moe comments, draws docs/moe_speed.svg and docs/moe_floor.svg, and
-with --readme puts the short form into README.md, between its moe comments.
+Fills docs/moe.md between its moe comments, and draws docs/moe_speed.svg and docs/moe_floor.svg.
 """
 
 from __future__ import annotations
@@ -114,14 +113,14 @@ def _sizes(model: Model) -> str:
     )
 
 
-def _grid(results: Results, *, sizes: bool) -> list[tuple[str, str, list[Cell | None]]]:
+def _grid(results: Results) -> list[tuple[str, str, list[Cell | None]]]:
     """Return model, format and the cells by tokens, for each row of the table."""
     grid = {(c.case["model"], c.case["fmt"], c.tokens): c for c in timed(results)}
     lines = []
     for model, fmt in rows():
         found = [grid.get((model.key, fmt, tokens)) for tokens in TOKENS]
         if any(found):
-            lines.append((_sizes(model) if sizes else model.title, TITLES[fmt], found))
+            lines.append((_sizes(model), TITLES[fmt], found))
     return lines
 
 
@@ -133,7 +132,7 @@ def _range(values: Sequence[float], form: str) -> str:
 def bucket_table(results: Results) -> str:
     """Return one row for each T: means, worst cell, what of bytes/s and FLOP/s is reached."""
     headings = ["T", "cells", "ours / best peer", "worst cell", "of the floor"]
-    headings += ["TB/s", "TFLOP/s", "whole layer adds", "asked of it", "met"]
+    headings += ["TB/s", "TFLOP/s", "whole layer adds", "goal", "reached"]
     lines = []
     for tokens in TOKENS:
         cells = [cell for cell in timed(results) if cell.tokens == tokens]
@@ -203,20 +202,6 @@ def errors_text(results: Results) -> str:
     return f"Largest relative error of a checked row: {named}." if named else ""
 
 
-def _facts(results: Results, source: str, *, sizes: bool) -> dict[str, Any]:
-    return {
-        "conditions": conditions(results),
-        "verdict": verdict(results),
-        "grid": _grid(results, sizes=sizes),
-        "tokens": TOKENS,
-        "limit": WORST,
-        "date": BEST_PEER_DATE,
-        "peers": NAMES,
-        "errors": errors_text(results),
-        "source": source,
-    }
-
-
 def page(results: Results, source: str) -> str:
     """Return all tables."""
     cells = {id(cell.case): cell for cell in timed(results)}
@@ -229,7 +214,15 @@ def page(results: Results, source: str) -> str:
             layers[f"{_sizes(model)}, {TITLES[fmt]}"] = found
     return render(
         "moe/page.md.j2",
-        **_facts(results, source, sizes=True),
+        conditions=conditions(results),
+        verdict=verdict(results),
+        grid=_grid(results),
+        tokens=TOKENS,
+        limit=WORST,
+        date=BEST_PEER_DATE,
+        peers=NAMES,
+        errors=errors_text(results),
+        source=source,
         bytes_a_us=BYTES_A_US,
         flop_a_us=FLOP_A_US,
         buckets=bucket_table(results),
@@ -241,11 +234,6 @@ def page(results: Results, source: str) -> str:
             for name, reason in case["failed"].items()
         ],
     )
-
-
-def readme_section(results: Results, source: str) -> str:
-    """Return the short form."""
-    return render("moe/readme.md.j2", **_facts(results, source, sizes=False))
 
 
 # ---- The plots: speed beside the best peer, and part of the floor's speed -----------------------
@@ -316,9 +304,9 @@ main = report_command(
     "moe",
     FORMAT,
     page,
-    readme_section,
+    None,
     lambda found: {"moe_speed.svg": _speed(found), "moe_floor.svg": _floor(found)},
-    """Put the results of `python -m bench.moe` into docs/moe.md, two plots, and the README.
+    """Put the results of `python -m bench.moe` into docs/moe.md, and two plots.
 
     Example: python -m bench.moe.report bench/results/moe-nvidia-h200-2026-11-20.json
     """,

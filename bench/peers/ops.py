@@ -29,7 +29,7 @@ class Peer:
     """A contender with several ``variants``, each made by a call."""
 
     name: str
-    variants: dict[str, Callable[[], Run]]
+    variants: Mapping[str, Callable[[], Run]]
 
 
 def _compiled(

@@ -18,7 +18,8 @@ import click
 
 from bench.report import ROOT, fill_page, markdown_table, render, show, us_text
 from bench.tcgen05.kernels import pair
-from blockscale.specs.plans.gemm import FORMATS, Y_TILES, GemmPlan
+from blockscale.base.formats import GEMM
+from blockscale.specs.plans.gemm import Y_TILES, GemmPlan
 from blockscale.tuning.b200 import B200, FITTED, VERSION, Machine, Modelled, time_us
 
 POINTS = Path(__file__).with_name("b200_points.json")
@@ -45,7 +46,7 @@ def legal_plans(fmt: str, out_dtype: str, n: int, k: int) -> tuple[GemmPlan, ...
 
 def _legal_plans(fmt: str, out_dtype: str, n: int, k: int) -> Iterator[GemmPlan]:
     clusters = [(x, y, 1) for x, y in CLUSTERS] + [(1, 1, split) for split in SPLITS]
-    widths = (128, 256) if FORMATS[fmt].a_bits == 4 else (128,)
+    widths = (128, 256) if GEMM[fmt].a.bits == 4 else (128,)
     tiles = product((False, True), (1, 2), Y_TILES, widths, clusters)
     epilogues = [*product((1, 2), (16, 32, 64), ("tma", "direct"))]
     for swap, group, mma_n, block_k, (x, y, split) in tiles:

@@ -50,20 +50,6 @@ def level(flags: Iterable[str] | None = None) -> str:
     raise AssertionError("level 'plain' needs nothing")
 
 
-def required_features(level: str) -> tuple[str, ...]:
-    """Return the CPU features that a library built for ``level`` demands, sorted.
-
-    Raises:
-        ValueError: there is no such level.
-    """
-    if level not in CPU_TARGETS:
-        raise ValueError(
-            f"required_features: level={level!r} is not one of {list(CPU_TARGETS)}; "
-            "host.level() tells this machine's"
-        )
-    return tuple(sorted(CPU_TARGETS[level].features))
-
-
 def cpu_model(cpuinfo: str | None = None) -> str:
     """Return the CPU's name, or its architecture where the system does not tell the name."""
     text = _cpuinfo() if cpuinfo is None else cpuinfo

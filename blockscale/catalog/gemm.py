@@ -60,13 +60,10 @@ def _linear(spec: Linear, bucket: Bucket, level: str, rows: int | None) -> PrimF
     return linear(spec, bucket.tile, compute, rows=rows)
 
 
-def _mm(spec: MmFp4, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:
-    return gemm(spec, bucket.tile, cpu.compute_type(spec, level, bucket.tile), rows)
-
-
-def _grouped(spec: GroupedMmFp4, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:
-    compute = cpu.compute_type(spec.matrix, level, bucket.tile)
-    return grouped_gemm(spec, bucket.tile, compute, rows)
+def _mm(spec: Gemm, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:
+    if isinstance(spec, MmFp4):
+        return gemm(spec, bucket.tile, cpu.compute_type(spec, level, bucket.tile), rows)
+    return grouped_gemm(spec, bucket.tile, cpu.compute_type(spec.matrix, level, bucket.tile), rows)
 
 
 def _sizes(spec: Gemm) -> tuple[str, str, int, int, int]:
@@ -124,7 +121,7 @@ register(
     GroupedMmFp4,
     cpu=Road(
         buckets=_cpu_grouped_buckets,
-        body=_grouped,
+        body=_mm,
         sketches=lambda spec, bucket, level: cpu.gemm_sketches(spec.matrix, level, bucket.tile),
     ),
     cuda=TENSOR_MEMORY,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from tvm.ir import Expr as PrimExpr
 from tvm.tirx import PrimFunc
@@ -16,6 +17,9 @@ from blockscale.tir.quant import swizzle, swizzle_threads
 from blockscale.tir.quant.dequantize import dequantize
 from blockscale.tir.quant.quantize import TILE, quantize
 from blockscale.tir.quant.scale_sweep import scale_sweep, scale_sweep_threads
+
+Made = Callable[..., Any]
+"""Makes a body, or sketches."""
 
 CPU_BLOCKS = (Bucket(1, TILE - 1, 1), Bucket(512, None, TILE))
 """Runs too short for a tile of blocks, and all others."""
@@ -45,9 +49,27 @@ def _blocks(spec: Quantize | Dequantize, func: PrimFunc) -> PrimExpr:
     return BlockGrid(spec.block, TILE, spec.layout == "128x4").blocks(rows, cols)
 
 
-def _swizzles(
-    cpu_body: Callable[..., PrimFunc], cuda_body: Callable[..., PrimFunc]
+def _blockwise(
+    cpu_body: Made, cpu_sketches: Made, cuda_body: Made, cuda_sketches: Made
 ) -> dict[str, Road]:
+    return {
+        "cpu": Road(
+            buckets=lambda spec: CPU_BLOCKS,
+            body=lambda spec, bucket, level, shape: cpu_body(spec, bucket.tile, shape),
+            sketches=lambda spec, bucket, level: cpu_sketches(spec, level, bucket.tile),
+            tuned=_columns,
+            size=_blocks,
+        ),
+        "cuda": Road(
+            buckets=lambda spec: CUDA_BLOCKS,
+            body=lambda spec, bucket, level, shape: cuda_body(spec, shape),
+            sketches=lambda spec, bucket, level: cuda_sketches(spec),
+            tuned=lambda spec, bucket: (bucket.rows, CUDA_COLS),
+        ),
+    }
+
+
+def _swizzles(cpu_body: Made, cuda_body: Made) -> dict[str, Road]:
     return {
         "cpu": Road(
             body=lambda spec, bucket, level, shape: cpu_body(spec, shape),
@@ -63,36 +85,11 @@ def _swizzles(
 
 
 register(
-    Quantize,
-    cpu=Road(
-        buckets=lambda spec: CPU_BLOCKS,
-        body=lambda spec, bucket, level, shape: quantize(spec, bucket.tile, shape),
-        sketches=lambda spec, bucket, level: cpu.quantize_sketches(spec, level, bucket.tile),
-        tuned=_columns,
-        size=_blocks,
-    ),
-    cuda=Road(
-        buckets=lambda spec: CUDA_BLOCKS,
-        body=lambda spec, bucket, level, shape: threads.quantize(spec, shape),
-        sketches=lambda spec, bucket, level: gpu.quantize_sketches(spec),
-        tuned=lambda spec, bucket: (bucket.rows, CUDA_COLS),
-    ),
+    Quantize, **_blockwise(quantize, cpu.quantize_sketches, threads.quantize, gpu.quantize_sketches)
 )
 register(
     Dequantize,
-    cpu=Road(
-        buckets=lambda spec: CPU_BLOCKS,
-        body=lambda spec, bucket, level, shape: dequantize(spec, bucket.tile, shape),
-        sketches=lambda spec, bucket, level: cpu.dequantize_sketches(spec, level, bucket.tile),
-        tuned=_columns,
-        size=_blocks,
-    ),
-    cuda=Road(
-        buckets=lambda spec: CUDA_BLOCKS,
-        body=lambda spec, bucket, level, shape: threads.dequantize(spec, shape),
-        sketches=lambda spec, bucket, level: gpu.dequantize_sketches(spec),
-        tuned=lambda spec, bucket: (bucket.rows, CUDA_COLS),
-    ),
+    **_blockwise(dequantize, cpu.dequantize_sketches, threads.dequantize, gpu.dequantize_sketches),
 )
 register(Swizzle, **_swizzles(swizzle.swizzle, swizzle_threads.swizzle))
 register(Unswizzle, **_swizzles(swizzle.unswizzle, swizzle_threads.unswizzle))

@@ -72,7 +72,7 @@ def build(
     if chosen and level:
         raise click.UsageError("--level is for CPUs and --target for GPUs; give one of them")
     wanted = specs_of(names)
-    from blockscale.build.builder import build as run
+    from blockscale.building.builder import build as run
 
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     dirs = list(logs_dirs) or None

@@ -27,7 +27,7 @@ def specs_of(names: Iterable[str]) -> list[specs.Spec]:
 
 def committed() -> Path:
     """Return the folder of the package's logs."""
-    from blockscale.build import logs
+    from blockscale.building import logs
 
     return logs.committed()
 

@@ -28,8 +28,8 @@ def check(folders: tuple[Path, ...], as_json: bool) -> None:
 
     Example: blockscale logs check tuning_logs
     """
-    from blockscale.build.logs import check as run
-    from blockscale.build.logs import entries
+    from blockscale.building.logs import check as run
+    from blockscale.building.logs import entries
 
     chosen = list(folders) or [committed()]
     problems, count = run(chosen), sum(map(entries, chosen))

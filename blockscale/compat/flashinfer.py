@@ -29,7 +29,6 @@ import torch
 
 from blockscale.ops import checks
 from blockscale.ops import quant as ops
-from blockscale.ops.call import PLAIN
 from blockscale.ops.fused.act import ActOp
 from blockscale.ops.fused.norm import NormOp
 
@@ -114,7 +113,7 @@ def add_rmsnorm_fp4quant(
     As `blockscale.add_rmsnorm_fp4quant`, but ``global_scale`` multiplies, and an input that is not
     contiguous is copied.
     """
-    size = weight.numel() if type(weight) in PLAIN else None
+    size = weight.numel() if isinstance(weight, Tensor) else None
     swizzled, both, plain = is_sf_swizzled_layout, output_both_sf_layouts, y_out is None
     options = block_size, scale_format, swizzled, both, enable_pdl, plain, size
     linear, x = block_scale_unswizzled, _contiguous(input)
@@ -138,7 +137,7 @@ def rmsnorm_fp4quant(
 
     Arguments and results as in `add_rmsnorm_fp4quant`.
     """
-    size = weight.numel() if type(weight) in PLAIN else None
+    size = weight.numel() if isinstance(weight, Tensor) else None
     options = block_size, scale_format, is_sf_swizzled_layout, False, enable_pdl, True, size
     given = _contiguous(input), None, weight, y_fp4, block_scale, None, None, global_scale, eps
     return _NORM.run(options, given)

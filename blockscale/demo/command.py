@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.progress import track
 
 from blockscale.base.errors import LibraryError, LinkError
-from blockscale.build import logs
-from blockscale.build.records import LogError
+from blockscale.building import logs
+from blockscale.building.records import LogError
 
 from . import files, tables, timing
 
@@ -88,7 +88,7 @@ class Demo:
 
     def build(self) -> None:
         """Build the library from this machine's trials, then from the committed logs."""
-        from blockscale.build.builder import build
+        from blockscale.building.builder import build
 
         dirs = [path for path in (self.work, logs.committed()) if path.is_dir()]
         build(self.specs, self.library, logs_dirs=dirs, meta={"model": NAME})

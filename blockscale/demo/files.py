@@ -76,14 +76,10 @@ def need_file(path: Path, what: str, remedy: str) -> Path:
 def sentence_groups() -> list[list[str]]:
     """Return the demo's sentences, one list for each group of related sentences."""
     text = resources.files(__package__).joinpath("sentences.txt").read_text(encoding="utf-8")
-    groups: list[list[str]] = [[]]
-    for line in text.splitlines():
-        if line.startswith("#"):
-            continue
-        if line.strip():
-            groups[-1].append(line.strip())
-        elif groups[-1]:
-            groups.append([])
+    groups = [
+        [line.strip() for line in part.splitlines() if line.strip() and not line.startswith("#")]
+        for part in text.split("\n\n")
+    ]
     return [group for group in groups if group]
 
 

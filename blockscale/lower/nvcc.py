@@ -36,7 +36,7 @@ class Compiled:
     """Machine code of one CUDA source.
 
     ``resources`` has one dict per kernel: name, registers, stack, spills (bytes), shared (bytes);
-    ``losses`` what ptxas says of lost speed, such as wgmma that it had to serialise.
+    ``losses`` what ptxas says of lost speed, such as wgmma that it had to serialise (C7512).
     """
 
     image: bytes

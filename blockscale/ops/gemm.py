@@ -161,11 +161,10 @@ class _Grouped(call.Op[Tensor]):
         a, b, a_scale, b_scale, offsets, alpha, out = given
         a_scale = checks.tiles(a_scale, _scale_cols(spec))
         if not a.is_cuda:
-            if offsets is None or type(offsets) not in call.PLAIN or offsets.dim() != 1:
+            if type(a_scale) not in call.PLAIN or a_scale.dim() != 2:
                 return None
-            if type(a_scale) not in call.PLAIN or a_scale.dim() != 2 or len(offsets) < 2:
+            if _wrong_offsets(offsets, a.shape[0], a_scale.shape[0]):
                 return None
-            _check_offsets(offsets, a.shape[0], a_scale.shape[0])
         if out is None:
             out = _output(a, spec.n, options[1])
         return (a, b, a_scale, b_scale, offsets, alpha, out), out
@@ -178,7 +177,9 @@ class _Grouped(call.Op[Tensor]):
         inputs = {"a": a, "b": b, "alpha": alpha}
         _check_output(self.name, d, out_dtype, a, spec.n, inputs)
         if offsets.device.type == "cpu":
-            _check_offsets(offsets, a.shape[0], scales[0].shape[0])
+            wrong = _wrong_offsets(offsets, a.shape[0], scales[0].shape[0])
+            if wrong:
+                raise ValueError(f"{self.name}: {wrong}")
         codes = a.view(torch.uint8), b.view(torch.uint8)
         alpha = None if alpha is None else alpha.detach()
         empty = not scales[0].numel()  # no expert has rows, and a kernel takes no empty input
@@ -328,21 +329,24 @@ def _grouped_scale(where: str, value: Tensor, fmt: str, a: Tensor, cols: int) ->
     return scale.view(torch.uint8).view(rows, cols)
 
 
-def _check_offsets(offsets: Tensor, rows: int, scale_rows: int) -> None:
-    """ValueError unless the ranges are in order, in a, and have their scales."""
-    where, ends = "grouped_mm_fp4", offsets.tolist()
+def _wrong_offsets(offsets: Any, rows: int, scale_rows: int) -> str:
+    """Return what is wrong, unless the ranges are in order, in a, and have their scales."""
+    if type(offsets) not in call.PLAIN or not offsets.is_cpu or offsets.dim() != 1:
+        return "offsets is no vector on the CPU"
+    ends = offsets.tolist()
     counts = [end - start for start, end in pairwise(ends)]
-    if ends[0] < 0 or ends[-1] > rows or min(counts) < 0:
-        raise ValueError(
-            f"{where}: offsets is {brief(ends)}, but must rise from 0 or more to at most "
-            f"{rows}, the rows of a; pass the first row of each expert and the end of the last"
+    if not counts or ends[0] < 0 or ends[-1] > rows or min(counts) < 0:
+        return (
+            f"offsets is {brief(ends)}, but must rise from 0 or more to at most {rows}, the rows "
+            "of a; pass the first row of each expert and the end of the last"
         )
     needed = sum(round_up(count, ATOM_ROWS) for count in counts)
     if needed > scale_rows:
-        raise ValueError(
-            f"{where}: a_scale has {scale_rows} rows, but the experts need {needed}: each has its "
-            f"rows padded to a multiple of {ATOM_ROWS}; pad the scales of each expert"
+        return (
+            f"a_scale has {scale_rows} rows, but the experts need {needed}: each has its rows "
+            f"padded to a multiple of {ATOM_ROWS}; pad the scales of each expert"
         )
+    return ""
 
 
 def _check_output(

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from blockscale.base.sizes import round_up
+from blockscale.base import sizes
 from blockscale.ops import call, checks
 from blockscale.ops.quant import swizzle_scales, unswizzle_scales
 from blockscale.specs import Relayout
@@ -108,7 +108,7 @@ def from_grouped_128x4(laid: Tensor, offsets: Tensor, rows: int, blocks: int) ->
     checks.tensor(where, "laid", laid, SCALE_BYTES, 2)
     like = laid.new_empty((rows, 1))
     place, height = _grouped_rows(where, offsets, like)
-    _holds(where, laid, (height, round_up(blocks, WORD)), rows, blocks)
+    _holds(where, laid, (height, sizes.round_up(blocks, WORD)), rows, blocks)
     plain = unswizzle_scales(laid.view(torch.uint8), height, blocks)
     empty = plain.new_zeros((1, blocks))
     return torch.cat((plain, empty)).index_select(0, place).view(laid.dtype)
@@ -133,7 +133,7 @@ def deepgemm_scales(scales: Tensor, *, permute: bool = True) -> Tensor:
         )
     if permute:
         _whole_groups(where, "scales", rows)
-    pitch = round_up(rows, WORD)
+    pitch = sizes.round_up(rows, WORD)
     name = "deepgemm_permuted" if permute else "deepgemm"
     made = relayout(scales.view(e, rows, blocks), name, (e, pitch, blocks))
     words = made.view(e, blocks // WORD, pitch * WORD).view(torch.int32).transpose(1, 2)[:, :rows]
@@ -153,7 +153,7 @@ def undo_deepgemm_scales(words: Tensor, *, permute: bool = True) -> Tensor:
     e, rows, columns = _three(words)
     if permute:
         _whole_groups(where, "words", rows)
-    pitch = round_up(rows, WORD)
+    pitch = sizes.round_up(rows, WORD)
     laid = words.new_zeros((e, columns, pitch))
     laid[:, :, :rows] = words.reshape(e, rows, columns).transpose(1, 2)
     name = "deepgemm_permuted" if permute else "deepgemm"
@@ -203,7 +203,7 @@ def _marlin(where: str, scales: Tensor, order: str, inverse: bool) -> Tensor:
     name = f"marlin_{order}_{bits}"
     piece = LAYOUTS[name].multiples()[-1]
     if not scales.numel() or scales.shape[-1] % piece:
-        up = round_up(max(1, scales.shape[-1]), piece)
+        up = sizes.round_up(max(1, scales.shape[-1]), piece)
         raise ValueError(
             f"{where}: scales have shape {list(scales.shape)}, but order={order!r} takes {piece} "
             f"of a line at a time; pad the columns to {up}"
@@ -302,7 +302,7 @@ def _one_byte(where: str, name: str, value: Tensor) -> None:
 def _whole_groups(where: str, name: str, rows: int) -> None:
     """ValueError unless rows make whole groups of the permutation."""
     if rows % ROW_GROUP:
-        up = round_up(rows, ROW_GROUP)
+        up = sizes.round_up(rows, ROW_GROUP)
         raise ValueError(
             f"{where}: {name} have {rows} rows, but the permutation takes {ROW_GROUP} at a time; "
             f"pad them with zeros to {up}, or pass permute=False for a plain GEMM"

@@ -28,10 +28,10 @@ from blockscale.specs import Spec
 _FUNCTIONS: dict[tuple[str, str], Function] = {}
 _LOCK = threading.Lock()
 ROOMS = (
-    *("base", "specs", "tir", "schedules", "tuning_logs", "lower", "catalog", "build"),
+    *("base", "specs", "tir", "schedules", "tuning_logs", "lower", "catalog", "building"),
     "runtime/native",
 )
-"""Folders whose sources decide what is compiled (tests/build/test_jit.py compares with imports)."""
+"""Folders whose sources decide what is compiled (test_jit.py compares with imports)."""
 SUFFIXES = ("py", "c", "h", "cuh", "json", "json.xz")
 """Files that decide what is compiled."""
 
@@ -77,7 +77,7 @@ def build(
         TypeError: the target has no kernel of a spec's op.
         LogError, LinkError, CompileError: a log is damaged, a compiler is missing or fails.
     """
-    from blockscale.build import builder
+    from blockscale.building import builder
 
     builder.build(specs, output, level=target, logs_dirs=[*logs, builder.committed_logs()], ptx=ptx)
     return runtime.load(output)
@@ -92,7 +92,7 @@ def _cached_or_built(spec: Spec, target: str) -> Function:
         except LibraryError as error:
             print(f"blockscale: {error}; building it again", file=sys.stderr)
     try:
-        from blockscale.build import builder
+        from blockscale.building import builder
     except ModuleNotFoundError as error:
         raise RuntimeError(
             f"{spec.name}: no loaded library has it, and building it needs {error.name}; load one "

@@ -8,26 +8,13 @@ tvm nor torch, so that the process that only *calls* kernels can name and check 
 
 from __future__ import annotations
 
-from blockscale.specs.edgellm import EdgeDown, EdgeUp, register_edgellm
-from blockscale.specs.fused import ActQuantize, NormQuantize, register_fused
-from blockscale.specs.gemm import (
-    GroupedMmFp4,
-    Linear,
-    MmFp4,
-    register_gemm,
-    register_linear,
-)
-from blockscale.specs.int4 import Int4Dequantize, Int4Mm, register_int4
-from blockscale.specs.layout import Relayout, register_layout
-from blockscale.specs.moe import FusedMoe, MoeRoute, register_moe
-from blockscale.specs.quant import (
-    Dequantize,
-    Quantize,
-    ScaleSweep,
-    Swizzle,
-    Unswizzle,
-    register_quant,
-)
+from blockscale.specs.edgellm import EdgeDown, EdgeUp
+from blockscale.specs.fused import ActQuantize, NormQuantize
+from blockscale.specs.gemm import GroupedMmFp4, Linear, MmFp4
+from blockscale.specs.int4 import Int4Dequantize, Int4Mm
+from blockscale.specs.layout import Relayout
+from blockscale.specs.moe import FusedMoe, MoeRoute
+from blockscale.specs.quant import Dequantize, Quantize, ScaleSweep, Swizzle, Unswizzle
 from blockscale.specs.spec import (
     DTYPE_SUFFIX,
     NAME_EXAMPLES,
@@ -36,6 +23,7 @@ from blockscale.specs.spec import (
     Param,
     Rounding,
     Spec,
+    register,
 )
 
 __all__ = [
@@ -66,11 +54,6 @@ __all__ = [
 ]
 
 # The order of the list of names, and of trying them.
-register_linear()
-register_quant()
-register_fused()
-register_gemm()
-register_moe()
-register_edgellm()
-register_layout()
-register_int4()
+register(Linear, Quantize, Dequantize, Swizzle, Unswizzle, ScaleSweep, NormQuantize, ActQuantize)
+register(MmFp4, GroupedMmFp4, FusedMoe, MoeRoute, EdgeUp, EdgeDown, Relayout)
+register(Int4Mm, Int4Dequantize)

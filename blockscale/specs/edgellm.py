@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from blockscale.base.sizes import round_up
-from blockscale.specs.spec import (
-    DTYPE_SUFFIX,
-    SUFFIX_DTYPE,
-    Param,
-    Spec,
-    check_choice,
-    check_positive,
-    register,
-)
+from blockscale.specs.spec import DTYPE_SUFFIX, Name, Param, Spec, check_multiple
 
 TILE = 64
 """What hidden and intermediate sizes are multiples of: values of a tile."""
 
 BLOCK = 16
 ACTIVATIONS = ("relu2", "silu")
-_SUFFIX = {**DTYPE_SUFFIX, "nvfp4": "nvfp4"}
 
 
-def _check_sizes(where: str, hidden: object, intermediate: object) -> None:
-    for name, value in (("hidden", hidden), ("intermediate", intermediate)):
-        check_positive(where, name, value)
-        assert isinstance(value, int)
-        if value % TILE:
-            raise ValueError(
-                f"{where}: {name}={value} is not a multiple of {TILE}, the values of a tile; pad "
-                f"the weights to {round_up(value, TILE)}"
-            )
+class _Edge(Spec):
+    """What both specs have."""
+
+    hidden: int
+    intermediate: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        where, what, advice = type(self).__name__, "the values of a tile", "pad the weights to {}"
+        check_multiple(where, "hidden", self.hidden, TILE, what, advice)
+        check_multiple(where, "intermediate", self.intermediate, TILE, what, advice)
 
 
 def _weights(rows: int, columns: int) -> tuple[Param, ...]:
@@ -45,7 +36,7 @@ def _weights(rows: int, columns: int) -> tuple[Param, ...]:
 
 
 @dataclass(frozen=True)
-class EdgeUp(Spec):
+class EdgeUp(_Edge):
     """``z[t, j] = (x[t] @ w[topk_ids[t, j]]) * global_scale``, zero where there is no such expert.
 
     ``dtype``: of x, or "nvfp4": x is packed codes with a scale of 16 and one of all.
@@ -54,11 +45,12 @@ class EdgeUp(Spec):
     hidden: int
     intermediate: int
     dtype: str = "float16"
-    op: ClassVar[str] = "edgellm_up"
-
-    def __post_init__(self) -> None:
-        check_choice("EdgeUp", "dtype", self.dtype, _SUFFIX)
-        _check_sizes("EdgeUp", self.hidden, self.intermediate)
+    op = "edgellm_up"
+    pattern = Name(
+        "edgellm_up_h{hidden}_i{intermediate}_{dtype}",
+        "edgellm_up_h2688_i1856_f16",
+        texts={"dtype": {**DTYPE_SUFFIX, "nvfp4": "nvfp4"}},
+    )
 
     @property
     def rows(self) -> int:
@@ -69,11 +61,6 @@ class EdgeUp(Spec):
     def columns(self) -> int:
         """Columns of an expert."""
         return self.intermediate
-
-    @property
-    def name(self) -> str:
-        """For example ``edgellm_up_h2688_i1856_bf16``."""
-        return f"edgellm_up_h{self.hidden}_i{self.intermediate}_{_SUFFIX[self.dtype]}"
 
     def params(self) -> tuple[Param, ...]:
         """x, (x_scale, x_global_scale), the weights, topk_ids, z."""
@@ -96,7 +83,7 @@ class EdgeUp(Spec):
 
 
 @dataclass(frozen=True)
-class EdgeDown(Spec):
+class EdgeDown(_Edge):
     """``out[t] = sum over j of topk_weights[t, j] * (act(z[t, j]) @ w[topk_ids[t, j]])``, scaled.
 
     ``partial`` holds the terms of the sum.
@@ -106,12 +93,12 @@ class EdgeDown(Spec):
     intermediate: int
     activation: str = "relu2"
     dtype: str = "float32"
-    op: ClassVar[str] = "edgellm_down"
-
-    def __post_init__(self) -> None:
-        check_choice("EdgeDown", "activation", self.activation, ACTIVATIONS)
-        check_choice("EdgeDown", "dtype", self.dtype, DTYPE_SUFFIX)
-        _check_sizes("EdgeDown", self.hidden, self.intermediate)
+    op = "edgellm_down"
+    pattern = Name(
+        "edgellm_down_h{hidden}_i{intermediate}_{activation}_{dtype}",
+        "edgellm_down_h2688_i1856_relu2_f32",
+        texts={"activation": ACTIVATIONS, "dtype": DTYPE_SUFFIX},
+    )
 
     @property
     def rows(self) -> int:
@@ -122,12 +109,6 @@ class EdgeDown(Spec):
     def columns(self) -> int:
         """Columns of an expert."""
         return self.hidden
-
-    @property
-    def name(self) -> str:
-        """For example ``edgellm_down_h2688_i1856_relu2_f32``."""
-        sizes = f"h{self.hidden}_i{self.intermediate}"
-        return f"edgellm_down_{sizes}_{self.activation}_{DTYPE_SUFFIX[self.dtype]}"
 
     def params(self) -> tuple[Param, ...]:
         """z, the weights, topk_ids, topk_weights, partial, out."""
@@ -140,24 +121,3 @@ class EdgeDown(Spec):
             Param("partial", "float32", partial, output=True),
             Param("out", self.dtype, ("tokens", self.hidden), output=True),
         )
-
-
-def register_edgellm() -> None:
-    """Make the specs of this module known."""
-    sizes = r"h(?P<hidden>\d+)_i(?P<intermediate>\d+)"
-    register(
-        EdgeUp,
-        ("edgellm_up_h2688_i1856_f16",),
-        rf"edgellm_up_{sizes}_(?P<dtype>f32|bf16|f16|nvfp4)",
-        lambda hidden, intermediate, dtype: EdgeUp(
-            int(hidden), int(intermediate), dtype if dtype == "nvfp4" else SUFFIX_DTYPE[dtype]
-        ),
-    )
-    register(
-        EdgeDown,
-        ("edgellm_down_h2688_i1856_relu2_f32",),
-        rf"edgellm_down_{sizes}_(?P<activation>relu2|silu)_(?P<dtype>f32|bf16|f16)",
-        lambda hidden, intermediate, activation, dtype: EdgeDown(
-            int(hidden), int(intermediate), activation, SUFFIX_DTYPE[dtype]
-        ),
-    )

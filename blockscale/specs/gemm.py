@@ -6,21 +6,19 @@ Both factors of the latter hold codes and 128x4 block scales.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from blockscale.base import formats
-from blockscale.base.formats import Format
 from blockscale.base.sizes import round_up
 from blockscale.specs.spec import (
-    DTYPE_PATTERN,
     DTYPE_SUFFIX,
-    FMT_PATTERN,
-    SUFFIX_DTYPE,
+    GLOBAL_SCALE,
+    TILE_COLS,
+    TILE_ROWS,
+    FormatSpec,
+    Name,
     Param,
-    Spec,
-    check_choice,
-    check_positive,
-    register,
+    check_multiple,
+    scales,
 )
 
 K_MULTIPLE = 32
@@ -29,9 +27,8 @@ K_MULTIPLE = 32
 N_MULTIPLE = 8
 """N is a multiple of this: rows of a 16-bit output are then multiples of 16 bytes, as TMA needs."""
 
-ATOM_ROWS, ATOM_COLS = 128, 4
+ATOM_ROWS, ATOM_COLS = TILE_ROWS["128x4"], TILE_COLS
 """A 128x4 tile of block scales."""
-
 
 MAX_EXPERTS = 1024
 """Experts of a grouped GEMM: a GPU kernel keeps a table of them in shared memory."""
@@ -39,24 +36,15 @@ MAX_EXPERTS = 1024
 
 def check_gemm(where: str, n: int, k: int, fmt: str, out_dtype: str) -> None:
     """ValueError unless there is such a GEMM."""
-    check_choice(where, "fmt", fmt, formats.GEMM)
-    check_choice(where, "out_dtype", out_dtype, DTYPE_SUFFIX)
-    check_positive(where, "n", n)
-    check_positive(where, "k", k)
-    if k % K_MULTIPLE:
-        raise ValueError(
-            f"{where}: k={k} is not a multiple of {K_MULTIPLE}, 16 bytes of 4-bit codes, in which "
-            f"rows of operands are loaded; pad K of a and b with zeros to {round_up(k, K_MULTIPLE)}"
-        )
-    if n % N_MULTIPLE:
-        raise ValueError(
-            f"{where}: n={n} is not a multiple of {N_MULTIPLE}, 16 bytes of 16-bit values, in "
-            f"which rows of d are stored; pad b with rows of zeros to N={round_up(n, N_MULTIPLE)}"
-        )
+    MmFp4.pattern.check(where, {"fmt": fmt, "out_dtype": out_dtype, "n": n, "k": k})
+    loaded = "16 bytes of 4-bit codes, in which rows of operands are loaded"
+    stored = "16 bytes of 16-bit values, in which rows of d are stored"
+    check_multiple(where, "k", k, K_MULTIPLE, loaded, "pad K of a and b with zeros to {}")
+    check_multiple(where, "n", n, N_MULTIPLE, stored, "pad b with rows of zeros to N={}")
 
 
 @dataclass(frozen=True)
-class Linear(Spec):
+class Linear(FormatSpec):
     """``y[rows, n] = x[rows, k] @ w[n, k].T * global_scale + bias``.
 
     The weight w is ``packed`` and ``block_scale``, dequantised.
@@ -66,54 +54,32 @@ class Linear(Spec):
     k: int
     fmt: str = "nvfp4"
     dtype: str = "float32"
-    op: ClassVar[str] = "linear"
+    op = "linear"
+    pattern = Name(
+        "linear_{fmt}_n{n}_k{k}_{dtype}",
+        "linear_nvfp4_n384_k1536_bf16",
+        texts={"fmt": tuple(formats.QUANTIZED), "dtype": DTYPE_SUFFIX},
+    )
 
     def __post_init__(self) -> None:
-        check_choice("Linear", "fmt", self.fmt, formats.QUANTIZED)
-        check_choice("Linear", "dtype", self.dtype, DTYPE_SUFFIX)
-        check_positive("Linear", "n", self.n)
-        check_positive("Linear", "k", self.k)
-        if self.k % self.block:
-            up = round_up(self.k, self.block)
-            raise ValueError(
-                f"Linear: k={self.k} is not a multiple of {self.block}, the block size of "
-                f"{self.fmt}; pad K to {up} when quantising the weight"
-            )
-
-    @property
-    def format(self) -> Format:
-        """The row of its format."""
-        return formats.QUANTIZED[self.fmt]
-
-    @property
-    def block(self) -> int:
-        """Elements per block scale."""
-        return self.format.block
-
-    @property
-    def name(self) -> str:
-        """For example ``linear_nvfp4_n384_k1536_bf16``."""
-        return f"linear_{self.fmt}_n{self.n}_k{self.k}_{DTYPE_SUFFIX[self.dtype]}"
+        super().__post_init__()
+        what, advice = f"the block size of {self.fmt}", "pad K to {} when quantising the weight"
+        check_multiple("Linear", "k", self.k, self.block, what, advice)
 
     def params(self) -> tuple[Param, ...]:
         """x, packed, block_scale, global_scale, bias, y."""
         return (
             Param("x", self.dtype, ("rows", self.k)),
             Param("packed", "uint8", (self.n, self.k // 2), storage=self.format.codes.storage),
-            Param(
-                "block_scale",
-                "uint8",
-                (self.n, self.k // self.block),
-                storage=self.format.scale.storage,
-            ),
-            Param("global_scale", "float32", (1,), default=1.0),
+            scales("block_scale", self.format.scale.storage, (self.n,), self.k // self.block),
+            GLOBAL_SCALE,
             Param("bias", "float32", (self.n,), default=0.0),
             Param("y", self.dtype, ("rows", self.n), output=True),
         )
 
 
 @dataclass(frozen=True)
-class MmFp4(Spec):
+class MmFp4(FormatSpec):
     """``d[rows, n] = alpha * a[rows, k] @ b[n, k].T + bias``, a and b dequantised.
 
     Block scales are in the 128x4 layout; ``out_dtype`` is the dtype of d.
@@ -123,20 +89,15 @@ class MmFp4(Spec):
     k: int
     fmt: str = "nvfp4"
     out_dtype: str = "bfloat16"
-    op: ClassVar[str] = "mm_fp4"
+    op = "mm_fp4"
+    pattern = Name(
+        "mm_{fmt}_n{n}_k{k}_{out_dtype}",
+        *("mm_nvfp4_n4096_k7168_bf16", "mm_mxfp8xmxfp4_n4096_k7168_f32"),
+        texts={"fmt": tuple(formats.GEMM), "out_dtype": DTYPE_SUFFIX},
+    )
 
     def __post_init__(self) -> None:
         check_gemm("MmFp4", self.n, self.k, self.fmt, self.out_dtype)
-
-    @property
-    def format(self) -> Format:
-        """How the operands are stored."""
-        return formats.GEMM[self.fmt]
-
-    @property
-    def block(self) -> int:
-        """Elements per block scale."""
-        return self.format.block
 
     @property
     def a_bytes(self) -> int:
@@ -158,11 +119,6 @@ class MmFp4(Spec):
         """Rows of the scales of one matrix b, padding included."""
         return round_up(self.n, ATOM_ROWS)
 
-    @property
-    def name(self) -> str:
-        """For example ``mm_nvfp4_n4096_k7168_bf16``."""
-        return f"mm_{self.fmt}_n{self.n}_k{self.k}_{DTYPE_SUFFIX[self.out_dtype]}"
-
     def params(self) -> tuple[Param, ...]:
         """a, b, a_scale, b_scale, alpha, bias, d."""
         row, scale = self.format, f"{self.format.scale.storage} 128x4"
@@ -179,7 +135,7 @@ class MmFp4(Spec):
 
 
 @dataclass(frozen=True)
-class GroupedMmFp4(Spec):
+class GroupedMmFp4(FormatSpec):
     """``d[i] = alpha[e] * a[i] @ b[e].T`` for the rows ``offsets[e] <= i < offsets[e + 1]``.
 
     Rows of d in no range are not written.  In a_scale, each expert's rows start at a multiple of
@@ -191,7 +147,12 @@ class GroupedMmFp4(Spec):
     k: int
     fmt: str = "nvfp4"
     out_dtype: str = "bfloat16"
-    op: ClassVar[str] = "grouped_mm_fp4"
+    op = "grouped_mm_fp4"
+    pattern = Name(
+        "grouped_mm_{fmt}_e{experts}_n{n}_k{k}_{out_dtype}",
+        "grouped_mm_nvfp4_e8_n4096_k7168_bf16",
+        texts={"fmt": tuple(formats.GEMM), "out_dtype": DTYPE_SUFFIX},
+    )
 
     def __post_init__(self) -> None:
         if (
@@ -210,15 +171,9 @@ class GroupedMmFp4(Spec):
         """The GEMM of one expert."""
         return MmFp4(self.n, self.k, self.fmt, self.out_dtype)
 
-    @property
-    def name(self) -> str:
-        """For example ``grouped_mm_nvfp4_e8_n4096_k7168_bf16``."""
-        suffix = DTYPE_SUFFIX[self.out_dtype]
-        return f"grouped_mm_{self.fmt}_e{self.experts}_n{self.n}_k{self.k}_{suffix}"
-
     def params(self) -> tuple[Param, ...]:
         """a, b, a_scale, b_scale, offsets, alpha, d."""
-        one, row = self.matrix, formats.GEMM[self.fmt]
+        one, row = self.matrix, self.format
         scale, cols = f"{row.scale.storage} 128x4", one.scale_cols
         b, b_scale = (self.experts, self.n, one.b_bytes), (self.experts, one.scale_rows, cols)
         return (
@@ -230,33 +185,3 @@ class GroupedMmFp4(Spec):
             Param("alpha", "float32", (self.experts,), default=1.0),
             Param("d", self.out_dtype, ("rows", self.n), output=True),
         )
-
-
-def register_linear() -> None:
-    """Make `Linear` known."""
-    register(
-        Linear,
-        ("linear_nvfp4_n384_k1536_bf16",),
-        rf"linear_{FMT_PATTERN}_n(?P<n>\d+)_k(?P<k>\d+){DTYPE_PATTERN}",
-        lambda fmt, n, k, dtype: Linear(int(n), int(k), fmt, SUFFIX_DTYPE[dtype]),
-    )
-
-
-def register_gemm() -> None:
-    """Make the specs of this module known."""
-    fmt = f"(?P<fmt>{'|'.join(formats.GEMM)})"
-    size = rf"n(?P<n>\d+)_k(?P<k>\d+){DTYPE_PATTERN}"
-    register(
-        MmFp4,
-        ("mm_nvfp4_n4096_k7168_bf16", "mm_mxfp8xmxfp4_n4096_k7168_f32"),
-        rf"mm_{fmt}_{size}",
-        lambda fmt, n, k, dtype: MmFp4(int(n), int(k), fmt, SUFFIX_DTYPE[dtype]),
-    )
-    register(
-        GroupedMmFp4,
-        ("grouped_mm_nvfp4_e8_n4096_k7168_bf16",),
-        rf"grouped_mm_{fmt}_e(?P<experts>\d+)_{size}",
-        lambda fmt, experts, n, k, dtype: GroupedMmFp4(
-            int(experts), int(n), int(k), fmt, SUFFIX_DTYPE[dtype]
-        ),
-    )

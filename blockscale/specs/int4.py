@@ -6,8 +6,7 @@ says how its codes lie in memory, `blockscale.tir.int4.mm` what is computed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
 
 from blockscale.base.sizes import ceil_div, round_up
 from blockscale.specs.gemm import MAX_EXPERTS
@@ -18,15 +17,14 @@ from blockscale.specs.plans.launches import (
     most_tiles,
     workspace_bytes,
 )
+from blockscale.specs.plans.moe import scale_bytes
 from blockscale.specs.spec import (
-    DTYPE_PATTERN,
     DTYPE_SUFFIX,
-    SUFFIX_DTYPE,
+    Name,
     Param,
     Spec,
     check_choice,
-    check_positive,
-    register,
+    flag,
 )
 
 PREPROCESSED = (
@@ -81,17 +79,25 @@ class Int4Mm(Spec):
     activation: str = "a16"
     zero: str = "none"
     pre_quant: bool = False
-    op: ClassVar[str] = "int4_mm"
+    op = "int4_mm"
+    pattern = Name(
+        "int4_mm_{layout}[_e{experts}]_n{n}_k{k}_g{group}{zero}_{activation}{pre_quant}"
+        "[_to_{out_dtype}]_{dtype}",
+        *("int4_mm_plain_n4096_k4096_g128_a16_bf16", "int4_mm_tiles64_e8_n512_k256_g64z_a8_f16"),
+        texts={
+            "dtype": DTYPE_SUFFIX,
+            "out_dtype": DTYPE_SUFFIX,
+            "layout": (*LAYOUTS, TILES),
+            "activation": ACTIVATIONS,
+            "zero": ZEROS,
+            "pre_quant": flag("_pre"),
+        },
+        absent=lambda fields: {"experts": 0, "out_dtype": fields["dtype"]},
+    )
 
     def __post_init__(self) -> None:
         where = "Int4Mm"
-        check_choice(where, "dtype", self.dtype, DTYPE_SUFFIX)
-        check_choice(where, "out_dtype", self.out_dtype, DTYPE_SUFFIX)
-        check_choice(where, "layout", self.layout, (*LAYOUTS, TILES))
-        check_choice(where, "activation", self.activation, ACTIVATIONS)
-        check_choice(where, "zero", self.zero, ZEROS)
-        for name in ("n", "k", "group"):
-            check_positive(where, name, getattr(self, name))
+        super().__post_init__()
         for name, step in (("n", 2), ("k", 2 if self.layout == "rows" else 1)):
             if getattr(self, name) % step:
                 raise ValueError(
@@ -143,54 +149,36 @@ class Int4Mm(Spec):
         """Whether a CUDA kernel multiplies, rounds or permutes x before the product."""
         return self.pre_quant or self.activation == "a8" or self.group == 32
 
-    @property
-    def name(self) -> str:
-        """For example ``int4_mm_plain_e8_n4096_k4096_g128z_a16_bf16``."""
-        experts = f"_e{self.experts}" if self.experts else ""
-        pre = "_pre" if self.pre_quant else ""
-        to = "" if self.out_dtype == self.dtype else f"_to_{DTYPE_SUFFIX[self.out_dtype]}"
-        return (
-            f"int4_mm_{self.layout}{experts}_n{self.n}_k{self.k}_g{self.group}{ZEROS[self.zero]}"
-            f"_{self.activation}{pre}{to}_{DTYPE_SUFFIX[self.dtype]}"
-        )
-
     def params(self) -> tuple[Param, ...]:
         """x, offsets, packed, scale, zero, pre_quant_scale, alpha, bias, out, workspace."""
-        e = self.matrices
-        offsets = (Param("offsets", "int32", (e + 1,)),) if self.experts else ()
-        tail = Param("out", self.out_dtype, ("rows", self.n), output=True)
-        if self.layout == TILES:
-            pre = (Param("pre_quant_scale", self.dtype, ("scales", self.k)),)
-            return (
-                *(Param("x", self.dtype, ("rows", self.k)), *offsets),
-                Param(
-                    "packed", "uint8", (e, self.padded_n // TILE, self.padded_k // TILE, TILE_BYTES)
-                ),
-                Param("scale", "uint8", (e, self.padded_n // TILE, *self.scale_blocks)),
-                *(pre if self.pre_quant else ()),
-                Param("alpha", "float32", (e,), default=1.0),
-                Param("bias", "float32", (e, self.n), default=0.0),
-                tail,
-                Param("workspace", "uint8", ("bytes",), output=True),
-            )
-        term = (Param("zero", "float32", (e, self.groups, self.n)),)
+        e, tiles = self.matrices, self.layout == TILES
+        offsets = (Param("offsets", "int32", (e + 1,)),)
+        packed: tuple[int, ...] = (e, self.k * self.n // 2)
+        scale = Param("scale", "float32", (e, self.groups, self.n))
+        zero = () if tiles or self.zero == "none" else (replace(scale, name="zero"),)
+        pre = Param("pre_quant_scale", "float32", (e, self.k), default=1.0)
+        if tiles:
+            packed = (e, self.padded_n // TILE, self.padded_k // TILE, TILE_BYTES)
+            scale = Param("scale", "uint8", (e, self.padded_n // TILE, *self.scale_blocks))
+            pre = Param("pre_quant_scale", self.dtype, ("scales", self.k))
         return (
-            *(Param("x", self.dtype, ("rows", self.k)), *offsets),
-            Param("packed", "uint8", (e, self.k * self.n // 2)),
-            Param("scale", "float32", (e, self.groups, self.n)),
-            *(term if self.zero != "none" else ()),
-            Param("pre_quant_scale", "float32", (e, self.k), default=1.0),
+            Param("x", self.dtype, ("rows", self.k)),
+            *(offsets if self.experts else ()),
+            Param("packed", "uint8", packed),
+            scale,
+            *zero,
+            *((pre,) if self.pre_quant or not tiles else ()),
             Param("alpha", "float32", (e,), default=1.0),
             Param("bias", "float32", (e, self.n), default=0.0),
-            tail,
+            Param("out", self.out_dtype, ("rows", self.n), output=True),
+            *((Param("workspace", "uint8", ("bytes",), output=True),) if tiles else ()),
         )
 
     @property
     def scale_blocks(self) -> tuple[int, int]:
         """Blocks of scales along K of 64 rows in "tiles64", and bytes of one."""
-        parts = 1 if self.zero == "none" else 2
         blocks = ceil_div(self.padded_k, max(TILE, self.group))
-        return blocks, TILE * 2 * parts * (2 if self.group == 32 else 1)
+        return blocks, scale_bytes("int4", self.group, self.zero != "none")
 
     @property
     def workspace(self) -> tuple[Part, ...]:
@@ -221,27 +209,21 @@ class Int4Dequantize(Spec):
     dtype: str = "bfloat16"
     layout: str = "plain"
     zero: str = "none"
-    op: ClassVar[str] = "int4_dequantize"
+    op = "int4_dequantize"
+    pattern = Name(
+        "int4_dequantize_{layout}_n{n}_k{k}_g{group}{zero}_{dtype}",
+        "int4_dequantize_plain_n4096_k4096_g128_bf16",
+        texts={"layout": (*LAYOUTS, TILES), "dtype": DTYPE_SUFFIX, "zero": ZEROS},
+    )
 
     def __post_init__(self) -> None:
         check_choice("Int4Dequantize", "layout", self.layout, LAYOUTS)
-        check_choice("Int4Dequantize", "dtype", self.dtype, DTYPE_SUFFIX)
-        check_choice("Int4Dequantize", "zero", self.zero, ZEROS)
-        for name in ("group", "n", "k"):
-            check_positive("Int4Dequantize", name, getattr(self, name))
+        super().__post_init__()
 
     @property
     def groups(self) -> int:
         """Groups along K."""
         return ceil_div(self.k, self.group)
-
-    @property
-    def name(self) -> str:
-        """For example ``int4_dequantize_plain_n4096_k4096_g128_bf16``."""
-        return (
-            f"int4_dequantize_{self.layout}_n{self.n}_k{self.k}_g{self.group}{ZEROS[self.zero]}"
-            f"_{DTYPE_SUFFIX[self.dtype]}"
-        )
 
     def params(self) -> tuple[Param, ...]:
         """packed, scale, zero, out."""
@@ -252,45 +234,3 @@ class Int4Dequantize(Spec):
             *(term if self.zero != "none" else ()),
             Param("out", self.dtype, ("experts", self.k, self.n), output=True),
         )
-
-
-_ZERO_OF = {text: zero for zero, text in ZEROS.items()}
-
-
-def _int4_mm(**found: str | None) -> Int4Mm:
-    """Return the spec of a name's parts."""
-    dtype = SUFFIX_DTYPE[found["dtype"] or ""]
-    return Int4Mm(
-        int(found["n"] or 0),
-        int(found["k"] or 0),
-        int(found["group"] or 0),
-        dtype,
-        SUFFIX_DTYPE[found["to"]] if found["to"] else dtype,
-        int(found["experts"] or 0),
-        found["layout"] or "",
-        found["activation"] or "",
-        _ZERO_OF[found["zero"] or ""],
-        bool(found["pre"]),
-    )
-
-
-def register_int4() -> None:
-    """Make the specs of this module known."""
-    layouts = "|".join(sorted((*LAYOUTS, TILES), key=len, reverse=True))
-    sizes = rf"(?P<layout>{layouts})(?:_e(?P<experts>\d+))?_n(?P<n>\d+)_k(?P<k>\d+)"
-    group = r"_g(?P<group>\d+)(?P<zero>[zt])?"
-    register(
-        Int4Mm,
-        ("int4_mm_plain_n4096_k4096_g128_a16_bf16", "int4_mm_tiles64_e8_n512_k256_g64z_a8_f16"),
-        rf"int4_mm_{sizes}{group}_(?P<activation>a16|a8)(?P<pre>_pre)?"
-        rf"(?:_to_(?P<to>f32|bf16|f16))?{DTYPE_PATTERN}",
-        _int4_mm,
-    )
-    register(
-        Int4Dequantize,
-        ("int4_dequantize_plain_n4096_k4096_g128_bf16",),
-        rf"int4_dequantize_{sizes}{group}{DTYPE_PATTERN}",
-        lambda layout, experts, n, k, group, zero, dtype: Int4Dequantize(
-            int(n), int(k), int(group), SUFFIX_DTYPE[dtype], layout, _ZERO_OF[zero or ""]
-        ),
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from blockscale.base.index_maps import (
     DEEPGEMM,
@@ -16,7 +15,7 @@ from blockscale.base.index_maps import (
     marlin,
     w4a8_scales,
 )
-from blockscale.specs.spec import Param, Spec, check_choice, register
+from blockscale.specs.spec import Name, Param, Spec, flag
 
 MARLIN_ORDERS = ("group", "column", "e4m3")
 
@@ -50,10 +49,12 @@ class Relayout(Spec):
 
     layout: str
     inverse: bool = False
-    op: ClassVar[str] = "relayout"
-
-    def __post_init__(self) -> None:
-        check_choice("Relayout", "layout", self.layout, LAYOUTS)
+    op = "relayout"
+    pattern = Name(
+        "relayout_{layout}{inverse}",
+        *("relayout_int4_a16", "relayout_8x4_back"),
+        texts={"layout": tuple(LAYOUTS), "inverse": flag("_back")},
+    )
 
     @property
     def map(self) -> IndexMap:
@@ -65,11 +66,6 @@ class Relayout(Spec):
         """Names of the sizes of the plain tensor."""
         return SYMBOLS[len(self.map.axes)]
 
-    @property
-    def name(self) -> str:
-        """For example ``relayout_int4_a16_back``."""
-        return f"relayout_{self.layout}{'_back' if self.inverse else ''}"
-
     def params(self) -> tuple[Param, ...]:
         """plain, laid; back: laid, plain, and the caller's ``plain`` says what is no padding."""
         layout = self.map
@@ -80,14 +76,3 @@ class Relayout(Spec):
         plain = Param("plain", "uint8", self.symbols, output=self.inverse, storage="byte")
         laid = Param("laid", "uint8", padded, output=not self.inverse, storage="byte")
         return (laid, plain) if self.inverse else (plain, laid)
-
-
-def register_layout() -> None:
-    """Make the specs of this module known."""
-    names = "|".join(LAYOUTS)
-    register(
-        Relayout,
-        ("relayout_int4_a16", "relayout_8x4_back"),
-        rf"relayout_(?P<layout>{names})(?P<back>_back)?",
-        lambda layout, back: Relayout(layout, bool(back)),
-    )

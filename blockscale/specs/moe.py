@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from blockscale.base import formats
-from blockscale.base.formats import Format
 from blockscale.base.sizes import round_up
 from blockscale.specs.gemm import MAX_EXPERTS
 from blockscale.specs.plans.launches import (
@@ -18,15 +18,17 @@ from blockscale.specs.plans.launches import (
     most_tiles,
     workspace_bytes,
 )
+from blockscale.specs.plans.moe import scale_bytes
 from blockscale.specs.spec import (
-    DTYPE_PATTERN,
     DTYPE_SUFFIX,
-    SUFFIX_DTYPE,
+    FormatSpec,
+    Name,
     Param,
     Spec,
     check_choice,
+    check_multiple,
     check_positive,
-    register,
+    flag,
 )
 
 ACTIVATIONS = ("swiglu", "swiglu_oai", "gelu_tanh", "relu2")
@@ -77,8 +79,14 @@ def _check_experts(where: str, experts: int, top_k: int) -> None:
         )
 
 
+def _only_group(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a name means without a group: a format with several has to be said with one."""
+    blocks = formats.MOE[fields["fmt"]].blocks
+    return {"group": blocks[0], "zero": False} if len(blocks) == 1 else {}
+
+
 @dataclass(frozen=True)
-class FusedMoe(Spec):
+class FusedMoe(FormatSpec):
     """``out[t] = sum_j weights[t, j] * (act(hidden[t] @ w13[e].T) @ w2[e].T)``, e = ids[t, j].
 
     Slots with an id outside [0, experts) contribute nothing.
@@ -104,7 +112,23 @@ class FusedMoe(Spec):
     zero: bool = False
     bias: bool = False
     layout: str = "linear"
-    op: ClassVar[str] = "fused_moe"
+    op = "fused_moe"
+    pattern = Name(
+        "fused_moe_{fmt}[g{group}{zero}]_e{experts}_k{top_k}_h{hidden}_i{intermediate}"
+        "_{activation}{act_fmt}{bias}{layout}_{dtype}",
+        "fused_moe_nvfp4_e8_k2_h1024_i2816_swiglu_bf16",
+        "fused_moe_int4g128_e128_k8_h2048_i768_swiglu_tiles64_bf16",
+        texts={
+            "fmt": tuple(formats.MOE),
+            "activation": ACTIVATIONS,
+            "act_fmt": {None: "", **{fmt: f"_a{fmt}" for fmt in ACT_FORMATS}},
+            "layout": {"linear": "", "tiles64": "_tiles64"},
+            "dtype": DTYPE_SUFFIX,
+            "zero": flag("z"),
+            "bias": flag("_bias"),
+        },
+        absent=_only_group,
+    )
 
     def __post_init__(self) -> None:
         where = "FusedMoe"
@@ -113,30 +137,17 @@ class FusedMoe(Spec):
         if self.group == 0:
             object.__setattr__(self, "group", self.format.blocks[-1])
         check_choice(where, "group", self.group, self.format.blocks)
-        check_choice(where, "activation", self.activation, ACTIVATIONS)
-        check_choice(where, "act_fmt", self.act_fmt, (None, *ACT_FORMATS))
-        check_choice(where, "layout", self.layout, LAYOUTS)
-        cuda = self.layout == "tiles64"
-        check_choice(where, "dtype", self.dtype, [*DTYPE_SUFFIX][1 if cuda else 0 :])
+        if self.layout == "tiles64":
+            check_choice(where, "dtype", self.dtype, [*DTYPE_SUFFIX][1:])
+        super().__post_init__()
         if self.zero and self.fmt != "int4":
             raise ValueError(
                 f"{where}: zero=True with fmt={self.fmt!r}, whose codes have no zero points; leave "
                 "it out, or choose fmt='int4'"
             )
-        for name in ("hidden", "intermediate"):
-            size = getattr(self, name)
-            check_positive(where, name, size)
-            if size % self.group:
-                raise ValueError(
-                    f"{where}: {name}={size} is not a multiple of {self.group}, the elements of a "
-                    f"block scale; pad it to {round_up(size, self.group)} when quantising the "
-                    "weights"
-                )
-
-    @property
-    def format(self) -> Format:
-        """The row of the weights' format."""
-        return formats.MOE[self.fmt]
+        what, advice = "the elements of a block scale", "pad it to {} when quantising the weights"
+        check_multiple(where, "hidden", self.hidden, self.group, what, advice)
+        check_multiple(where, "intermediate", self.intermediate, self.group, what, advice)
 
     @property
     def gated(self) -> bool:
@@ -166,27 +177,12 @@ class FusedMoe(Spec):
     @property
     def scale_bytes(self) -> int:
         """Bytes of block scales of 64 rows that a block of K has, in layout tiles64."""
-        if self.fmt != "int4":
-            return 4096 // self.group
-        return 2 * TILE * (2 if self.zero else 1) * max(1, TILE // self.group)
+        return scale_bytes(self.fmt, self.group, self.zero)
 
     @property
     def static_scales(self) -> bool:
         """Whether the activations have scales that the caller gives."""
         return self.act_fmt in STATIC_SCALES
-
-    @property
-    def name(self) -> str:
-        """For example ``fused_moe_nvfp4_e8_k2_h1024_i2816_swiglu_bf16``."""
-        fmt = self.fmt if self.fmt != "int4" else f"int4g{self.group}{'z' if self.zero else ''}"
-        options = (
-            *(() if self.act_fmt is None else (f"a{self.act_fmt}",)),
-            *(("bias",) if self.bias else ()),
-            *(("tiles64",) if self.layout == "tiles64" else ()),
-            DTYPE_SUFFIX[self.dtype],
-        )
-        sizes = f"e{self.experts}_k{self.top_k}_h{self.hidden}_i{self.intermediate}"
-        return f"fused_moe_{fmt}_{sizes}_{self.activation}_{'_'.join(options)}"
 
     @property
     def workspace(self) -> tuple[Part, ...]:
@@ -235,35 +231,27 @@ class FusedMoe(Spec):
     def _weight(self, name: str, rows: int, cols: int) -> tuple[Param, ...]:
         """Return codes, scale, zero, global scales and bias of one of the weights."""
         count = (self.experts, 2) if name == "w13" else (self.experts,)
-        factor = Param(f"{name}_global", "float32", count)
-        code = self.format.codes.storage
-        if self.layout == "tiles64":
-            height = self.padded_rows if name == "w13" else self.padded_hidden
-            blocks = self.experts, height // TILE
-            scales = (*blocks, round_up(cols, TILE) // max(TILE, self.group), self.scale_bytes)
-            codes = (*blocks, round_up(cols, TILE) // TILE, TILE_CODES)
-            return (
-                Param(name, "uint8", codes, storage="tiles64"),
-                Param(f"{name}_scale", "uint8", scales, storage="tiles64"),
-                factor,
-                *self._bias(name, height),
-            )
-        shape = (self.experts, rows, cols // self.group)
-        scale = Param(f"{name}_scale", "float32", shape)
-        if self.fmt != "int4":
-            scale = Param(f"{name}_scale", "uint8", shape, storage=self.format.scale.storage)
-        return (
-            Param(name, "uint8", (self.experts, rows, cols // 2), storage=code),
-            scale,
-            *((Param(f"{name}_zero", "uint8", shape),) if self.zero else ()),
-            factor,
-            *self._bias(name, rows),
+        tiles = self.layout == "tiles64"
+        shape: tuple[int, ...] = (self.experts, rows, cols // self.group)
+        codes = Param(
+            name, "uint8", (self.experts, rows, cols // 2), storage=self.format.codes.storage
         )
-
-    def _bias(self, name: str, rows: int) -> tuple[Param, ...]:
-        if not self.bias:
-            return ()
-        return (Param(f"{name}_bias", "float32", (self.experts, rows)),)
+        scale = Param(f"{name}_scale", "uint8", shape, storage=self.format.scale.storage)
+        if tiles:
+            rows = self.padded_rows if name == "w13" else self.padded_hidden
+            lead, across = (self.experts, rows // TILE), round_up(cols, TILE)
+            codes = Param(name, "uint8", (*lead, across // TILE, TILE_CODES), storage="tiles64")
+            shape = (*lead, across // max(TILE, self.group), self.scale_bytes)
+            scale = replace(scale, shape=shape, storage="tiles64")
+        elif self.fmt == "int4":
+            scale = Param(scale.name, "float32", shape)
+        return (
+            codes,
+            scale,
+            *((Param(f"{name}_zero", "uint8", shape),) if self.zero and not tiles else ()),
+            Param(f"{name}_global", "float32", count),
+            *((Param(f"{name}_bias", "float32", (self.experts, rows)),) if self.bias else ()),
+        )
 
 
 @dataclass(frozen=True)
@@ -286,13 +274,24 @@ class MoeRoute(Spec):
     bias: bool = False
     n_group: int = 1
     topk_group: int = 1
-    op: ClassVar[str] = "moe_route"
+    op = "moe_route"
+    pattern = Name(
+        "moe_route_e{experts}_k{top_k}_{scoring}{renormalize}{bias}[_g{n_group}x{topk_group}]"
+        "_{dtype}",
+        "moe_route_e256_k8_sigmoid_norm_bias_g8x4_f32",
+        texts={
+            "dtype": DTYPE_SUFFIX,
+            "scoring": SCORINGS,
+            "renormalize": flag("_norm"),
+            "bias": flag("_bias"),
+        },
+        absent=lambda fields: {"n_group": 1, "topk_group": 1},
+    )
 
     def __post_init__(self) -> None:
         where = "MoeRoute"
         _check_experts(where, self.experts, self.top_k)
-        check_choice(where, "dtype", self.dtype, DTYPE_SUFFIX)
-        check_choice(where, "scoring", self.scoring, SCORINGS)
+        super().__post_init__()
         check_positive(where, "n_group", self.n_group)
         check_positive(where, "topk_group", self.topk_group)
         if self.experts % self.n_group:
@@ -312,17 +311,6 @@ class MoeRoute(Spec):
                 f"{self.topk_group} of {self.n_group} groups; choose fewer experts, or more groups"
             )
 
-    @property
-    def name(self) -> str:
-        """For example ``moe_route_e256_k8_sigmoid_norm_bias_g8x4_f32``."""
-        options = (
-            *(("norm",) if self.renormalize else ()),
-            *(("bias",) if self.bias else ()),
-            *((f"g{self.n_group}x{self.topk_group}",) if self.n_group > 1 else ()),
-            DTYPE_SUFFIX[self.dtype],
-        )
-        return f"moe_route_e{self.experts}_k{self.top_k}_{self.scoring}_{'_'.join(options)}"
-
     def params(self) -> tuple[Param, ...]:
         """Logits, the correction, the factor of all weights; ids and weights."""
         correction = (Param("correction_bias", "float32", (self.experts,)),)
@@ -333,65 +321,3 @@ class MoeRoute(Spec):
             Param("topk_ids", "int32", ("rows", self.top_k), output=True),
             Param("topk_weights", "float32", ("rows", self.top_k), output=True),
         )
-
-
-def _fused_moe(**found: str | None) -> FusedMoe:
-    """Return the spec of a name's parts."""
-    group = found["group"]
-    fmt = found["fmt"] or ""
-    experts, hidden, intermediate, top_k = (
-        int(found[part] or 0) for part in ("experts", "hidden", "intermediate", "top_k")
-    )
-    return FusedMoe(
-        experts,
-        hidden,
-        intermediate,
-        top_k,
-        fmt=fmt,
-        group=int(group) if group else formats.MOE[fmt].block,
-        activation=found["activation"] or "",
-        dtype=SUFFIX_DTYPE[found["dtype"] or ""],
-        act_fmt=found["act_fmt"],
-        zero=bool(found["zero"]),
-        bias=bool(found["bias"]),
-        layout="tiles64" if found["tiles"] else "linear",
-    )
-
-
-def _moe_route(**found: str | None) -> MoeRoute:
-    """Return the spec of a name's parts."""
-    return MoeRoute(
-        int(found["experts"] or 0),
-        int(found["top_k"] or 0),
-        SUFFIX_DTYPE[found["dtype"] or ""],
-        found["scoring"] or "",
-        bool(found["norm"]),
-        bool(found["bias"]),
-        int(found["n_group"] or 1),
-        int(found["topk_group"] or 1),
-    )
-
-
-def register_moe() -> None:
-    """Make the specs of this module known."""
-    register(
-        FusedMoe,
-        (
-            "fused_moe_nvfp4_e8_k2_h1024_i2816_swiglu_bf16",
-            "fused_moe_int4g128_e128_k8_h2048_i768_swiglu_tiles64_bf16",
-        ),
-        rf"fused_moe_(?P<fmt>{'|'.join(formats.MOE)})(?:g(?P<group>\d+)(?P<zero>z)?)?"
-        r"_e(?P<experts>\d+)_k(?P<top_k>\d+)_h(?P<hidden>\d+)_i(?P<intermediate>\d+)"
-        rf"_(?P<activation>{'|'.join(sorted(ACTIVATIONS, key=len, reverse=True))})"
-        r"(?:_a(?P<act_fmt>fp8_tensor|fp8|nvfp4))?(?P<bias>_bias)?(?P<tiles>_tiles64)?"
-        rf"{DTYPE_PATTERN}",
-        _fused_moe,
-    )
-    register(
-        MoeRoute,
-        ("moe_route_e256_k8_sigmoid_norm_bias_g8x4_f32",),
-        r"moe_route_e(?P<experts>\d+)_k(?P<top_k>\d+)_(?P<scoring>softmax|sigmoid)(?P<norm>_norm)?"
-        r"(?P<bias>_bias)?(?:_g(?P<n_group>\d+)x(?P<topk_group>\d+))?"
-        rf"{DTYPE_PATTERN}",
-        _moe_route,
-    )

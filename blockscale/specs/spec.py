@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from string import ascii_letters
 from typing import Any, ClassVar, Literal
 
 from blockscale.base import formats, shapes
+from blockscale.base.formats import Format
+from blockscale.base.sizes import round_up
 
 DTYPE_SUFFIX: dict[str, str] = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 """Activation dtypes that kernels read and write, and how a function's name spells them."""
-
-SUFFIX_DTYPE = {suffix: dtype for dtype, suffix in DTYPE_SUFFIX.items()}
-"""The reverse of `DTYPE_SUFFIX`."""
 
 Layout = Literal["linear", "128x4"]
 Rounding = Literal["ceil", "floor"]
@@ -101,6 +100,34 @@ class Param:
         return f"{self.name}: {self.type}{default}"
 
 
+TILE_ROWS, TILE_COLS = {"128x4": 128, "8x4": 8}, 4
+"""Tiles of block scales: rows by layout, and columns."""
+
+GLOBAL_SCALE = Param("global_scale", "float32", (1,), default=1.0)
+"""The one scale of a whole tensor."""
+
+
+def scales(
+    name: str,
+    storage: str,
+    lead: tuple[int | str, ...],
+    blocks: int | str,
+    layout: str = "linear",
+    *,
+    output: bool = False,
+) -> Param:
+    """Return the parameter of scales [*lead, blocks]; tiled layouts pad the last two sizes."""
+    shape = (*lead, blocks)
+    if layout != "linear":
+        shape = (*lead[:-1], _padded(lead[-1], TILE_ROWS[layout]), _padded(blocks, TILE_COLS))
+        storage = f"{storage} {layout}"
+    return Param(name, "uint8", shape, output=output, storage=storage)
+
+
+def _padded(size: int | str, step: int) -> int | str:
+    return round_up(size, step) if isinstance(size, int) else f"ceil_to({size}, {step})"
+
+
 def check_choice(where: str, name: str, value: object, allowed: object) -> None:
     """ValueError unless ``value`` is one of ``allowed``."""
     choices = list(allowed)  # type: ignore[call-overload]
@@ -116,15 +143,134 @@ def check_positive(where: str, name: str, value: object) -> None:
         )
 
 
+def check_multiple(where: str, name: str, value: int, step: int, what: str, advice: str) -> None:
+    """ValueError unless ``value`` is a multiple of ``step``; ``{}`` of ``advice`` is the next."""
+    if value % step:
+        advice = advice.format(round_up(value, step))
+        raise ValueError(f"{where}: {name}={value} is not a multiple of {step}, {what}; {advice}")
+
+
+def flag(text: str) -> dict[bool, str]:
+    """Return how a name spells a field that is True where the name has ``text``."""
+    return {False: "", True: text}
+
+
+Texts = Mapping[str, Mapping[Any, str] | Sequence[str]]
+"""By field: how a name spells its values; a sequence: values that spell themselves."""
+
+
+class _Field:
+    """A part of a name: the text of a field's value, or of a pair of fields."""
+
+    def __init__(self, key: str, texts: Mapping[Any, str] | None) -> None:
+        self.names = key.split(",")
+        self.number = texts is None
+        pair = len(self.names) > 1
+        self.texts = {value if pair else (value,): text for value, text in (texts or {}).items()}
+        self.pattern = r"(\d+)" if self.number else f"({'|'.join(self.texts.values())})"
+
+    def spell(self, fields: Mapping[str, Any]) -> str:
+        """Return its text in the name of a spec with these fields."""
+        values = tuple(fields[name] for name in self.names)
+        return str(values[0]) if self.number else self.texts[values]
+
+    def read(self, text: str) -> dict[str, Any]:
+        """Return the fields of which it is the text."""
+        if self.number:
+            return {self.names[0]: int(text)}
+        values = next(values for values, known in self.texts.items() if known == text)
+        return dict(zip(self.names, values, strict=True))
+
+
+class _Piece:
+    """A stretch of a name that is there as a whole, or, if ``optional``, not at all."""
+
+    def __init__(
+        self, template: str, texts: Mapping[str, Mapping[Any, str]], *, optional: bool
+    ) -> None:
+        parts = re.split(r"[{}]", template)
+        self.fields = [_Field(key, texts.get(key)) for key in parts[1::2]]
+        self.optional = optional
+        self._format = "{}".join(parts[::2])
+        pattern = self._format.format(*(field.pattern for field in self.fields))
+        self.pattern = f"(?:{pattern})?" if optional else pattern
+
+    def spell(self, fields: Mapping[str, Any], absent: Mapping[str, Any]) -> str:
+        """Return its text, which is none where its fields are those of names without it."""
+        own = {name: fields[name] for field in self.fields for name in field.names}
+        if self.optional and own.items() <= absent.items():
+            return ""
+        return self._format.format(*(field.spell(own) for field in self.fields))
+
+
+class Name:
+    """How names spell the fields of a spec: it spells and parses names, and checks fields.
+
+    ``template`` is a name in which ``{field}`` stands for a field: for the text that ``texts`` has
+    for its value, or else for a number; ``{one,two}`` stands for a pair of fields with one text.
+    A piece in brackets is left out where its fields have the values that ``absent`` returns for
+    them, made of the other fields; where it returns none, the piece is always there.
+    """
+
+    def __init__(
+        self,
+        template: str,
+        *examples: str,
+        texts: Texts | None = None,
+        absent: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda fields: {},
+    ) -> None:
+        self.examples = examples
+        self._absent = absent
+        self._texts = {
+            key: table if isinstance(table, Mapping) else dict(zip(table, table, strict=True))
+            for key, table in (texts or {}).items()
+        }
+        pieces = re.split(r"[][]", template)  # every second one was in brackets
+        self._pieces = [
+            _Piece(text, self._texts, optional=i % 2 == 1) for i, text in enumerate(pieces)
+        ]
+        self._regex = re.compile("".join(piece.pattern for piece in self._pieces))
+
+    def spell(self, fields: Mapping[str, Any]) -> str:
+        """Return the name of the spec with these fields."""
+        absent = self._absent(fields)
+        return "".join(piece.spell(fields, absent) for piece in self._pieces)
+
+    def parse(self, name: str) -> dict[str, Any] | None:
+        """Return the fields of the only spec that may be called ``name``; None: there is none."""
+        found = self._regex.fullmatch(name)
+        if found is None:
+            return None
+        parts = [part for piece in self._pieces for part in piece.fields]
+        said: dict[str, Any] = {}
+        for part, text in zip(parts, found.groups(), strict=True):
+            said |= {} if text is None else part.read(text)
+        said = self._absent(said) | said
+        return said if all(name in said for part in parts for name in part.names) else None
+
+    def check(self, where: str, fields: Mapping[str, Any]) -> None:
+        """ValueError unless tables have the values, and numbers outside of brackets are sizes."""
+        for key, table in self._texts.items():
+            if key in fields:
+                check_choice(where, key, fields[key], table)
+        for part in (part for piece in self._pieces if not piece.optional for part in piece.fields):
+            if part.number:
+                check_positive(where, part.names[0], fields[part.names[0]])
+
+
 class Spec(ABC):
     """Base of all specs; subclasses are frozen dataclasses of plain values."""
 
     op: ClassVar[str]
+    pattern: ClassVar[Name]
+
+    def __post_init__(self) -> None:
+        self.pattern.check(type(self).__name__, vars(self))
 
     @property
-    @abstractmethod
     def name(self) -> str:
         """Exported symbol, for example ``linear_nvfp4_n384_k384_bf16``."""
+        return self.pattern.spell(vars(self))
 
     @property
     def base_name(self) -> str:
@@ -154,9 +300,9 @@ class Spec(ABC):
     @staticmethod
     def parse(name: str) -> Spec:
         """Return the spec whose `name` is ``name``; ValueError lists the name patterns."""
-        for parser in _PARSERS:
-            spec = parser(name)
-            if spec is not None and spec.name == name:
+        for cls in SPECS.values():
+            said = cls.pattern.parse(name)
+            if said is not None and (spec := cls(**said)).name == name:
                 return spec
         raise ValueError(f"'{name}' names no kernel; names look like {', '.join(NAME_EXAMPLES)}")
 
@@ -167,7 +313,7 @@ class Spec(ABC):
             return [Spec.parse(name)]
         except ValueError:
             overloads = []
-            for suffix in SUFFIX_DTYPE:
+            for suffix in DTYPE_SUFFIX.values():
                 try:
                     overloads.append(Spec.parse(f"{name}_{suffix}"))
                 except ValueError:
@@ -177,28 +323,33 @@ class Spec(ABC):
             raise
 
 
+class FormatSpec(Spec):
+    """Base of specs with a field ``fmt``."""
+
+    fmt: str
+
+    @property
+    def format(self) -> Format:
+        """The row of its format."""
+        return _FORMATS[self.fmt]
+
+    @property
+    def block(self) -> int:
+        """Elements per block scale."""
+        return self.format.block
+
+
+_FORMATS = {row.name: row for row in formats.ROWS}
+
 SPECS: dict[str, type[Spec]] = {}
-"""Every op, by name."""
+"""Every op, by name, in the order of trying their names."""
 
 NAME_EXAMPLES: list[str] = []
 """One name of each kind, for help texts and errors."""
 
-_PARSERS: list[Callable[[str], Spec | None]] = []
 
-FMT_PATTERN = f"(?P<fmt>{'|'.join(formats.QUANTIZED)})"
-DTYPE_PATTERN = "_(?P<dtype>f32|bf16|f16)"
-
-
-def register(
-    cls: type[Spec], examples: tuple[str, ...], pattern: str, make: Callable[..., Spec | None]
-) -> None:
-    """Make a spec known: example names, the pattern of its names, ``make(**groups)`` -> spec."""
-    regex = re.compile(pattern)
-
-    def parse(name: str) -> Spec | None:
-        found = regex.fullmatch(name)
-        return make(**found.groupdict()) if found else None
-
-    SPECS[cls.op] = cls
-    NAME_EXAMPLES.extend(examples)
-    _PARSERS.append(parse)
+def register(*specs: type[Spec]) -> None:
+    """Make specs known."""
+    for cls in specs:
+        SPECS[cls.op] = cls
+        NAME_EXAMPLES.extend(cls.pattern.examples)

@@ -1,1 +1,43 @@
-"""The parts of `tuning.tuner`: space, cost model, worker processes, records, progress."""
+"""The search for fast schedules, and `tune`, which may be looked up without the compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from blockscale.specs import Spec
+
+if TYPE_CHECKING:
+    from blockscale.tuning.tuner import TuneResult
+
+
+def tune(
+    specs: Sequence[Spec | str],
+    *,
+    target: str | None = None,
+    seconds: float | None = 60.0,
+    trials: int | None = None,
+    work_dir: Path | str = "logs",
+    progress: bool = True,
+) -> TuneResult:
+    """Search for fast schedules of ``specs`` and return what was found; see `tuner.tune`.
+
+    Args:
+        specs: `blockscale.specs`, or names of kernels; all their sizes are tuned.
+        target: a CPU level or a GPU architecture that this machine has; its CPU when None.  Without
+            a Blackwell GPU, tcgen05 GEMMs for "sm_100a" are ranked by a model, and say so.
+        seconds: time for everything; None for no limit.
+        trials: most new measurements; None for no limit.
+        work_dir: every trial is kept here, and a second call goes on from it; give it to `build` as
+            one of its ``logs``.
+        progress: show a progress bar.
+
+    Raises:
+        ValueError: an unknown name or target, or one that this machine does not have.
+    """
+    from blockscale.tuning import tuner
+
+    return tuner.tune(
+        specs, target=target, seconds=seconds, trials=trials, work_dir=work_dir, progress=progress
+    )

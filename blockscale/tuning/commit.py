@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from blockscale.base import host
-from blockscale.build import records
-from blockscale.build.records import Record
-from blockscale.build.store import Lock, folders, module_of, read_history
+from blockscale.building import records
+from blockscale.building.records import Record
+from blockscale.building.store import Lock, folders, module_of, read_history
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -102,7 +102,7 @@ def _merge(log: _Log, source: Path, top_k: int) -> tuple[bool, dict[str, float]]
 
     Returns whether the log must be written, and the best times that improved.
     """
-    from blockscale.build.space import replays
+    from blockscale.building.space import replays
 
     work = _Log.read(source)
     history = read_history(source)
@@ -141,7 +141,7 @@ def _best(mod: Any, found: list[Record], top_k: int) -> list[Record]:
 
     Times of different origin do not compare: measured ones count, else those of the last model.
     """
-    from blockscale.build.space import replays
+    from blockscale.building.space import replays
 
     models = {record.model: None for record in found}
     kept = None if None in models else next(reversed(models), None)

@@ -6,22 +6,20 @@ Times measured on TVM's own thread pool would rank schedules for a runtime that 
 from __future__ import annotations
 
 import json
-import subprocess
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from tvm_ffi import libinfo
 
 from blockscale.base import files
-from blockscale.build import export
+from blockscale.building import export
 from blockscale.tuning.facts import moe_gemm_of
 from blockscale.tuning.worker import PARAMS
 
 
 def export_openmp(module: Any, target: str, out: Path) -> None:
-    """Compile ``module`` and link it with `blockscale.build.export`'s runtime into ``out``."""
+    """Compile ``module`` and link it with `blockscale.building.export`'s runtime into ``out``."""
     from tvm.target import Target
 
     from blockscale.lower.cpu import compile_cpu
@@ -29,15 +27,8 @@ def export_openmp(module: Any, target: str, out: Path) -> None:
     kernel = out.with_suffix(".o")
     compile_cpu(module, Target(target)).write_to_file(str(kernel), "o")
     try:
-        _cc(
-            *export.LDFLAGS,
-            str(kernel),
-            str(_runtime(out.parent)),
-            libinfo.find_libtvm_ffi(),
-            *export.LDLIBS,
-            "-o",
-            str(out),
-        )
+        objects = [str(kernel), str(_runtime(out.parent)), libinfo.find_libtvm_ffi()]
+        export.run(["gcc", *export.LDFLAGS, *objects, *export.LDLIBS, "-o", str(out)])
     finally:
         kernel.unlink(missing_ok=True)
 
@@ -49,9 +40,8 @@ def export_cuda(module: Any, target: str, out: Path) -> None:
     """
     from tvm.target import Target
 
-    from blockscale.base import manifest
-    from blockscale.base.version import VERSION
-    from blockscale.build.export_cuda import write_cuda_library
+    from blockscale.building.builder import contents_of
+    from blockscale.building.export_cuda import write_cuda_library
     from blockscale.tuning.moe import kernels as moe_kernels
 
     arch = str(Target(target).attrs["arch"])
@@ -60,14 +50,8 @@ def export_cuda(module: Any, target: str, out: Path) -> None:
         moe_kernels.export(func, arch, out)
         return
     params = json.loads(str(func.attrs[PARAMS]))
-    contents = {
-        "format": manifest.FORMAT,
-        "blockscale": VERSION,
-        "abi": {"tvm_ffi": version("apache-tvm-ffi"), "blockscale": manifest.BLOCKSCALE_ABI},
-        "target": {"kind": "cuda", "level": arch, "features": [], "archs": [arch]},
-        "built": {},
-        "functions": {"main": {"base": "main", "params": params}},
-    }
+    target_of = {"kind": "cuda", "level": arch, "features": [], "archs": [arch]}
+    contents = contents_of(target_of, {}, {"main": {"base": "main", "params": params}}, {})
     write_cuda_library([_cuda_code(func.without_attr(PARAMS), params, arch)], contents, out)
 
 
@@ -89,12 +73,7 @@ def _runtime(folder: Path) -> Path:
     if not made.exists():
         with tempfile.TemporaryDirectory(dir=folder) as own:
             compiled = Path(own) / made.name
-            _cc(*export.CFLAGS, "-c", str(export.RUNTIME_SOURCE), "-o", str(compiled))
+            source = str(export.RUNTIME_SOURCE)
+            export.run(["gcc", *export.CFLAGS, "-c", source, "-o", str(compiled)])
             files.write(made, compiled.read_bytes())
     return made
-
-
-def _cc(*arguments: str) -> None:
-    done = subprocess.run(["gcc", *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"gcc failed: {done.stderr.strip()[-200:]}")

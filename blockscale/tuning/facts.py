@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from blockscale.specs.plans import PREFIX
 from blockscale.specs.plans.gemm import GemmPlan
 from blockscale.specs.plans.moe import ATTRIBUTE, MoeGemm
 
@@ -34,7 +35,6 @@ def facts_of(mod: Any) -> Callable[[Any], Mapping[str, float]] | None:
 def gemm_facts(sch: Any) -> dict[str, float]:
     """Return the plan of a scheduled GEMM as numbers, under the keys of annotations."""
     from blockscale.lower.gemm.read import read
-    from blockscale.specs.plans import PREFIX
 
     return {f"{PREFIX}{name}": value for name, value in plan_facts(read(sch.mod["main"])).items()}
 
@@ -42,7 +42,6 @@ def gemm_facts(sch: Any) -> dict[str, float]:
 def moe_facts(sch: Any) -> dict[str, float]:
     """Return the plan of a scheduled GEMM of an MoE layer as numbers, likewise."""
     from blockscale.lower.moe.read import read
-    from blockscale.specs.plans import PREFIX
 
     plan = read(sch.mod["main"])
     names = ("rows", "tokens", "slices", "stages", "blocks_k", "consumers", "stage_bytes")

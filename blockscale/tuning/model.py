@@ -11,7 +11,7 @@ from random import Random
 
 import numpy as np
 
-from blockscale.build.space import Point, Space
+from blockscale.building.space import Point, Space
 
 _WARMUP = 8
 """Measured points before the model is asked; below, points are drawn at random."""

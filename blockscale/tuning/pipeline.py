@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blockscale.build.records import LogError, sentence
+from blockscale.building.records import LogError, sentence
 from blockscale.tuning import gpu, worker
 from blockscale.tuning.facts import moe_gemm_of
 from blockscale.tuning.moe import gpu as moe_gpu

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blockscale.build.records import median_us
+from blockscale.building.records import median_us
 from blockscale.tuning import worker
 from blockscale.tuning.pool import Answer, Pool
 from blockscale.tuning.task import Candidate, Task

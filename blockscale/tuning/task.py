@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blockscale.base.targets import is_gpu
-from blockscale.build.records import Record, trace_key
-from blockscale.build.space import Point, Space, new_schedule, replay, trace_json
-from blockscale.build.store import Store, with_model
+from blockscale.building.records import Record, trace_key
+from blockscale.building.space import Point, Space, new_schedule, replay, trace_json
+from blockscale.building.store import Store, with_model
 from blockscale.tuning.facts import facts_of, moe_gemm_of
 from blockscale.tuning.model import Search
 from blockscale.tuning.worker import PARAMS, Argument, Timing

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blockscale.base import host
-from blockscale.base.targets import is_gpu, kind
-from blockscale.build.store import Lock, Store, folder_of
+from blockscale.base.targets import cpu, is_gpu, kind
+from blockscale.building.store import Lock, Store, folder_of
 from blockscale.specs import Spec
 from blockscale.tuning.commit import commit
 from blockscale.tuning.modelled import EXPORTER as MODELLED_EXPORTER
@@ -227,7 +227,7 @@ def _checked_level(level: str | None) -> str:
         return own
     if kind(level) == "cuda":  # the measuring process asks the driver
         return level
-    missing = set(host.required_features(level)) - set(host.features())
+    missing = set(cpu(level).features) - host.features()
     if missing:
         raise ValueError(
             f"tune: level={level!r} needs the CPU features {', '.join(sorted(missing))}, which "
@@ -269,7 +269,7 @@ class _Opener:
 
     def open(self, workload: Workload) -> Task:
         """Return the task, with what earlier sessions and logs know of it."""
-        from blockscale.build import logs
+        from blockscale.building import logs
 
         if workload.op not in self._stores:
             folder = folder_of(self.work_dir, workload.op, self.level)

@@ -24,7 +24,7 @@ import numpy as np
 
 from blockscale.base import files
 from blockscale.base.formats import E4M3, UE8M0
-from blockscale.build.records import sentence
+from blockscale.building.records import sentence
 
 _PR_SET_PDEATHSIG = 1
 MAX_TURNED = 1e-3

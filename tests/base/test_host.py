@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from blockscale.base import host
-from blockscale.base.targets import CPU_TARGETS, same_width
+from blockscale.base.targets import CPU_TARGETS, cpu, same_width
 
 AVX2 = "cx16 lahf_lm popcnt pni ssse3 sse4_1 sse4_2 avx avx2 bmi1 bmi2 f16c fma abm movbe xsave"
 AVX512 = f"{AVX2} avx512f avx512bw avx512cd avx512dq avx512vl"
@@ -33,7 +33,7 @@ def test_level_is_the_widest_that_is_complete(flags: str, level: str):
 
 
 def test_level_of_this_machine_is_among_its_features():
-    assert host.features() >= set(host.required_features(host.level()))
+    assert host.features() >= set(CPU_TARGETS[host.level()].features)
 
 
 def test_other_architectures_are_plain():
@@ -48,10 +48,10 @@ def test_cpu_model():
 
 
 def test_required_features():
-    assert set(host.required_features("avx512bf16")) == {*AVX512.split(), "avx512_bf16"}
-    assert set(host.required_features("avx512")) == set(AVX512.split())
-    assert set(host.required_features("avx2")) == set(AVX2.split())
-    assert host.required_features("plain") == ()
+    assert set(cpu("avx512bf16").features) == {*AVX512.split(), "avx512_bf16"}
+    assert set(cpu("avx512").features) == set(AVX512.split())
+    assert set(cpu("avx2").features) == set(AVX2.split())
+    assert cpu("plain").features == ()
 
 
 def test_levels_are_ordered():
@@ -70,4 +70,4 @@ def test_levels_of_the_same_vector_width():
 
 def test_bad_level():
     with pytest.raises(ValueError, match=r"level='sse9' is not one of .*avx512bf16.*avx2"):
-        host.required_features("sse9")
+        cpu("sse9")

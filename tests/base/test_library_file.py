@@ -11,7 +11,7 @@ import pytest
 from blockscale.base import files
 from blockscale.base.errors import LibraryError, LinkError
 from blockscale.base.manifest import MAGIC, append_manifest, elf_machine, read_manifest
-from blockscale.build.export import write_library
+from blockscale.building.export import write_library
 from blockscale.runtime.library import load
 from tests.kit.tiny_kernels import (
     WIDTH,

@@ -193,19 +193,18 @@ def made_up():
 
 
 def test_report(tmp_path):
-    """Through the command: the page, both plots, the README; figures are those of the file."""
+    """Through the command: the page, both plots; figures are those of the file."""
     (tmp_path / "moe.md").write_text("a\n<!-- moe:start -->\nold\n<!-- moe:end -->\nz\n")
-    (tmp_path / "README.md").write_text("b\n<!-- moe:start -->\n<!-- moe:end -->\n")
     (tmp_path / "r.json").write_text(json.dumps(made_up()))
     paths = [str(tmp_path / "r.json"), "--docs", str(tmp_path)]
-    done = CliRunner().invoke(moe_report.main, [*paths, "--readme", str(tmp_path / "README.md")])
+    done = CliRunner().invoke(moe_report.main, paths)
     assert done.exit_code == 0, done.output
     page = (tmp_path / "moe.md").read_text()
     assert page.startswith("a\n<!-- moe:start -->\nNVIDIA H200 (capability 9.0, 132 multi")
     assert page.endswith("[r.json](r.json).\n<!-- moe:end -->\nz\n")
-    assert "Over 44 cells our gemm1 + gemm2 takes 0.97 of the best peer's time" in page
-    assert "of the best of 2026-11-20 alone 0.92 (worst 1.40)" in page
-    assert "the worst cell 1.40 (Mixtral-8x7B, INT4 g128, T = 4,096; asked: at most 1.25" in page
+    assert "In the 44 cells of the table below our gemm1 + gemm2 takes 0.97 of the best" in page
+    assert "best times of 2026-11-20 alone the mean is 0.92 (slowest cell 1.40)" in page
+    assert "slowest cell 1.40 of it (Mixtral-8x7B, INT4 g128, T = 4,096; the goal was" in page
     assert "**6,119 (0.71 x)** |" in page
     qwen = "| Qwen3-30B-A3B (E 128, top 8, H 2048, I 768) |"
     assert f"{qwen} NVFP4 | 27.3 (1.10 x) | 68.2 (1.10 x) |" in page
@@ -214,8 +213,6 @@ def test_report(tmp_path):
     assert "Largest relative error of a checked row: ours 4.0e-03, humming-kernels" in page
     assert "| 8 | 30.4 | bytes | 65.5 | 77.0 | 86.4 | 57.6 | 72.0 | 1.14 | 46 % |" in page
     assert "| 4,096 | 9 |" in page
-    short = (tmp_path / "README.md").read_text()
-    assert "| Qwen3-30B-A3B | NVFP4 | 27.3 (1.10 x) |" in short
     drawn = [(tmp_path / f"moe_{name}.svg").read_bytes() for name in ("speed", "floor")]
     assert all(b"<svg" in each for each in drawn)
     assert CliRunner().invoke(moe_report.main, paths).exit_code == 0
@@ -227,19 +224,16 @@ def test_a_report_of_nothing_says_so():
     for case in results["cases"]:
         case["times"].pop(moe.GEMMS, None)
     assert "\n\nOurs has no time.\n\n" in moe_report.page(results, "r.json")
-    assert "Ours has no time. Beside ours ran" in moe_report.readme_section(results, "r.json")
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/moe.md"])
-def test_pages_show_the_results_they_name(name):
-    text = (ROOT / name).read_text(encoding="utf-8")
+def test_the_page_shows_the_results_it_names():
+    text = (ROOT / "docs/moe.md").read_text(encoding="utf-8")
     section = text.split("<!-- moe:start -->")[1].split("<!-- moe:end -->")[0].strip()
-    source = re.search(r"\]\(((?:\.\./)?bench/results/moe-\S+\.json)\)", section)
+    source = re.search(r"\]\((\.\./bench/results/moe-\S+\.json)\)", section)
     if source is None:
         assert not [*(ROOT / "bench" / "results").glob("moe-*.json")], (
-            f"{name} names no results; see `python -m bench.moe.report --help`"
+            "docs/moe.md names no results; see `python -m bench.moe.report --help`"
         )
         pytest.skip("bench/results has no MoE results of a GPU yet")
-    results = read((ROOT / name).parent / source[1], moe.FORMAT)
-    make = moe_report.readme_section if name == "README.md" else moe_report.page
-    assert section == make(results, source[1]).strip()
+    results = read(ROOT / "docs" / source[1], moe.FORMAT)
+    assert section == moe_report.page(results, source[1]).strip()

@@ -5,7 +5,6 @@ stands in this file.  An architecture whose features the kernels know is one row
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import pytest
 import torch
@@ -14,10 +13,10 @@ from tvm.script import tirx as T
 import blockscale as bs
 from blockscale import catalog
 from blockscale.base import targets
-from blockscale.build.builder import build
+from blockscale.building.builder import build
 from blockscale.catalog import Road, registry
 from blockscale.specs import Param, Quantize, Spec, spec
-from blockscale.specs.spec import register
+from blockscale.specs.spec import Name, register
 from blockscale.tir.common import fix_shape
 
 
@@ -26,11 +25,8 @@ class Times(Spec):
     """``y = factor * x``."""
 
     factor: int
-    op: ClassVar[str] = "times"
-
-    @property
-    def name(self):
-        return f"times_{self.factor}_f32"
+    op = "times"
+    pattern = Name("times_{factor}_f32", "times_3_f32")
 
     def params(self):
         shape = ("rows", "cols")
@@ -73,11 +69,10 @@ def added(monkeypatch):
     for owner, name, copy in (
         (spec, "SPECS", dict),
         (spec, "NAME_EXAMPLES", list),
-        (spec, "_PARSERS", list),
         (registry, "ROADS", dict),
     ):
         monkeypatch.setattr(owner, name, copy(getattr(owner, name)))
-    register(Times, ("times_3_f32",), r"times_(?P<n>\d+)_f32", lambda n: Times(int(n)))
+    register(Times)
     catalog.register(
         Times,
         cpu=Road(
@@ -133,8 +128,10 @@ def test_an_architecture_is_one_row(monkeypatch, tmp_path):
     monkeypatch.setitem(targets.GPU_TARGETS, "sm_87", targets.Gpu(164 << 10))
     contents = build([Quantize()], tmp_path / "k.so", level="sm_87", logs_dirs=[])
     assert contents["target"]["archs"] == ["sm_87"]
-    elf = (tmp_path / "k.so").read_bytes()
-    assert b"sm_87" in elf
+    library = (tmp_path / "k.so").read_bytes()
+    cubin = library[library.index(b"\x7fELF", 4) :]
+    assert cubin[18] == 190  # EM_CUDA
+    assert 87 in cubin[48:50]  # its flags: in the first byte before CUDA 13, now in the second
     assert targets.runs_on("sm_87", 8, 7)
 
 

@@ -93,7 +93,7 @@ def test_the_example_of_the_group_runs_as_printed(monkeypatch, capsys, tmp_path)
     )
     assert done.returncode == 0, done
     assert (tmp_path / "kernels.so").is_file()
-    assert "1 of 4" in done.stdout  # the first bucket of the first kernel at least
+    assert re.search("[1-4] of 4", done.stdout)  # one bucket at least
 
 
 @pytest.mark.parametrize("command", ["--help", "list", "inspect {library}", "inspect nowhere.so"])

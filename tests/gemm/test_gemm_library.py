@@ -12,7 +12,7 @@ import torch
 
 from blockscale import emulator
 from blockscale.base.formats import GEMM
-from blockscale.build.builder import build
+from blockscale.building.builder import build
 from blockscale.specs import GroupedMmFp4, MmFp4
 from tests.kit import gemm_harness as harness
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.build.builder import build
+from blockscale.building.builder import build
 from blockscale.specs import GroupedMmFp4, MmFp4, Spec
 from tests.kit.gemm_operands import FORMATS, grouped, operand, stored, tensor
 from tests.kit.helpers import DTYPES, fill_freed_memory, one, same, widen

@@ -13,7 +13,7 @@ import pytest
 import tvm
 
 from blockscale.base.errors import LoweringError
-from blockscale.build.space import new_schedule, replay, trace_json
+from blockscale.building.space import new_schedule, replay, trace_json
 from blockscale.lower.gemm.kernel import sources
 from blockscale.lower.gemm.read import read
 from blockscale.schedules.gemm import tcgen05 as sm100

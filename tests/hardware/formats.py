@@ -1,4 +1,4 @@
-"""Names of the kernels that test_gpu_formats uses: ``$(python tests/hardware/formats.py)``."""
+"""Names of the kernels that test_gpu_formats uses: ``$(python -m tests.hardware.formats)``."""
 
 from blockscale.specs.layout import LAYOUTS
 

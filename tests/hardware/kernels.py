@@ -3,8 +3,8 @@
 Functions that a loaded library lacks are built when they are first called.  To build all of them
 at once, before the tests:
 
-    blockscale build --target sm_90a -o all.so $(python tests/hardware/kernels.py)
-    pytest -m gpu --library all.so tests/test_gpu_{ops,calls,limits}.py
+    blockscale build --target sm_90a -o all.so $(python -m tests.hardware.kernels)
+    pytest -m gpu --library all.so tests/hardware/test_gpu_{ops,calls,limits}.py
 """
 
 NORMS = (

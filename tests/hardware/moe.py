@@ -2,9 +2,9 @@
 
 Functions that a loaded library lacks are built when they are first called.  To build all at once:
 
-    blockscale build --target sm_90a -o moe.so $(python tests/hardware/moe.py)
+    blockscale build --target sm_90a -o moe.so $(python -m tests.hardware.moe)
     pytest -m gpu --library moe.so tests/hardware/test_gpu_moe.py
-    python tests/hardware/moe.py --library moe.so     # relative errors of all formats, as a table
+    python -m tests.hardware.moe --library moe.so     # relative errors of all formats, as a table
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Calls every function of CUDA libraries on small random tensors, for compute-sanitizer to watch.
 
-    compute-sanitizer --tool memcheck python tests/hardware/sanitize.py kernels.so
-    compute-sanitizer --tool racecheck python tests/hardware/sanitize.py kernels.so
+    compute-sanitizer --tool memcheck python -m tests.hardware.sanitize kernels.so
+    compute-sanitizer --tool racecheck python -m tests.hardware.sanitize kernels.so
 
 Each tensor is an allocation of its own (PYTORCH_NO_CUDA_MEMORY_CACHING=1 is set here), so that an
 access beside it is seen.

@@ -4,7 +4,7 @@ The same functions in the emulator: test_relayout, test_int4_ops, test_gpu_edgel
 kernels give is checked there against references; here bytes must be theirs, and sums near float64.
 Functions that no library has are built; to build those that need TVM's headers before:
 
-    blockscale build --target sm_90a -o formats.so $(python tests/hardware/formats.py)
+    blockscale build --target sm_90a -o formats.so $(python -m tests.hardware.formats)
     pytest -m gpu --library formats.so tests/hardware/test_gpu_formats.py
 """
 

@@ -111,7 +111,7 @@ def test_wheel_holds_every_file(wheel: zipfile.ZipFile):
     for name in ("tir/intrin/__init__.py", "schedules/__init__.py", "tuning_logs/__init__.py"):
         assert f"blockscale/{name}" in names
     assert "blockscale/py.typed" in names
-    assert any(n.startswith("blockscale/native/") and n.endswith(".c") for n in names)
+    assert any(n.startswith("blockscale/runtime/native/") and n.endswith(".c") for n in names)
     assert any(n.startswith("blockscale/tuning_logs/") and n.endswith(".json") for n in names)
 
 

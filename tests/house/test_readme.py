@@ -1,10 +1,11 @@
 """README.md, CONTRIBUTING.md, docs/: examples run, commands parse, links and files are there.
 
-Blocks of README.md marked ``python gpu`` run where a GPU is.  What the others put on "cuda" is put
-on the CPU elsewhere.
+Blocks marked ``python gpu`` run where a GPU is.  What the others put on "cuda" is put on the CPU
+elsewhere.
 """
 
 import importlib
+import importlib.util
 import inspect
 import os
 import re
@@ -24,11 +25,10 @@ from tests.kit.paths import ROOT
 README = ROOT / "README.md"
 if not README.is_file():
     pytest.skip("no checkout around the tests, so no README.md", allow_module_level=True)
-TEXT = README.read_text(encoding="utf-8")
 SMALLER = {"384": "64", "seconds=60": "trials=4"}  # what the tests change: the time examples take
 GPU_RESULTS = ("gpu-nvidia-h200-2026-11-20.json", "moe-nvidia-h200-2026-11-20.json")
 PAGES = ("README.md", "CONTRIBUTING.md")
-PAGES += tuple(f"docs/{name}.md" for name in ("gpu", "gemm", "b200_model", "moe"))
+PAGES += tuple(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))
 NEEDS_NVCC = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
 
 
@@ -40,14 +40,20 @@ def between(marker, text):
     return text.split(f"<!-- {marker}:start -->")[1].split(f"<!-- {marker}:end -->")[0].strip()
 
 
-def blocks(language, text=TEXT):
-    """Return the contents of all code blocks of a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
+def blocks(language, name):
+    """Return the contents of all code blocks of a language on a page."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page(name), re.M | re.S)
+
+
+def example(word, name, language="python"):
+    """Return the code block of a page that has ``word``."""
+    [found] = [block for block in blocks(language, name) if word in block]
+    return found
 
 
 def commands():
     """Return every command line of the bash blocks, of all pages."""
-    found = "".join(block for name in PAGES for block in blocks("bash", page(name)))
+    found = "".join(block for name in PAGES for block in blocks("bash", name))
     found = re.sub(r"\\\n *", "", found).splitlines()
     return [line for line in dict.fromkeys(found) if line and not line.startswith("#")]
 
@@ -63,22 +69,16 @@ def run_example(code, folder):
 
 
 def test_python_examples_run(tmp_path):
-    """Tune, build, call, emulate, as on the page; 15 s: five processes import torch or tvm."""
-    examples = [example for example in blocks("python") if '"cuda"' not in example]
-    assert [re.search(r"tune|build|load|mm_fp4|launch", example)[0] for example in examples] == [
-        "tune",
-        "build",
-        "load",
-        "mm_fp4",
-        "launch",
-    ]
+    """Tune, build, call, multiply, emulate; 15 s: five processes import torch or tvm."""
+    examples = [example(word, "README.md") for word in ("bs.tune", "bs.build", '"kernels.so")\nw')]
+    examples += [example("mm_fp4", "docs/gemm.md"), example("launch", "docs/emulator.md")]
     for word in SMALLER:
-        assert any(word in example for example in examples), f"{word} is in no example any more"
+        assert any(word in code for code in examples), f"{word} is in no example any more"
     outputs = []
-    for example in examples:
+    for code in examples:
         for long, short in SMALLER.items():
-            example = example.replace(long, short)
-        code = f"{example}\nimport sys\nprint('tvm' in sys.modules)"
+            code = code.replace(long, short)
+        code = f"{code}\nimport sys\nprint('tvm' in sys.modules)"
         outputs.append(run_example(code, tmp_path))
     tuned, built, called, multiplied, emulated = outputs
     assert sum(line.startswith("linear_nvfp4_n64_k64_") for line in tuned) == 12
@@ -91,9 +91,10 @@ def test_python_examples_run(tmp_path):
 
 @pytest.fixture(scope="module")
 def gpu_library(tmp_path_factory):
-    """Return the folder where the page's command has built its GPU library."""
+    """Return the folder where the command of docs/gpu.md has built its GPU library."""
     folder = tmp_path_factory.mktemp("gpu")
-    line = next(line for line in commands() if "--target" in line)
+    short, line = [line for line in commands() if "--target sm_90a,sm_100a" in line]
+    assert {*short.split()} < {*line.split()}, "README.md builds what docs/gpu.md does not"
     command = [sys.executable, "-m", "blockscale.cli.command", *shlex.split(line)[1:]]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     run = subprocess.run(command, cwd=folder, env=environ, text=True, capture_output=True)
@@ -101,37 +102,36 @@ def gpu_library(tmp_path_factory):
     return folder
 
 
-def on_this_machine(example):
-    return (
-        example if torch.cuda.is_available() else example.replace('device="cuda"', 'device="cpu"')
-    )
+def on_this_machine(code):
+    return code if torch.cuda.is_available() else code.replace('device="cuda"', 'device="cpu"')
 
 
 @NEEDS_NVCC
 def test_the_gpu_example_runs(gpu_library):
     """A library for two architectures, then calls, on the CPU where no GPU is; 10 s."""
-    [example] = [example for example in blocks("python") if '"cuda"' in example]
     held = read_manifest(gpu_library / "kernels-gpu.so")
     assert held["target"]["archs"] == ["sm_90a", "sm_100a"]
-    printed = run_example(on_this_machine(example), gpu_library)
+    code = example('"cuda"', "README.md")
+    printed = run_example(on_this_machine(code), gpu_library)
     assert 0.05 < float(re.search(r"relative error (\S+)", printed[0])[1]) < 0.13
+    run_example(on_this_machine(example("flashinfer", "docs/gpu.md", "python gpu")), gpu_library)
 
 
 def test_the_moe_examples_run(tmp_path):
     """Functions and module on the CPU; 7 s: kernels are built on first use."""
-    [functions, module] = blocks("python", page("docs/moe.md"))
+    [functions, module] = blocks("python", "docs/moe.md")
     printed = run_example(f"{functions}\n{module}", tmp_path)
     assert 0.1 < float(re.search(r"relative error (\S+)", printed[0])[1]) < 0.25
 
 
 def test_the_moe_calls_run(tmp_path):
-    """Those of README.md, smaller and on the CPU; 5 s, as above."""
-    [example] = [example for example in blocks("python gpu") if "fused_moe" in example]
+    """Those on a GPU, smaller and on the CPU; 5 s, as above."""
+    code = example("fused_moe", "docs/moe.md", "python gpu")
     changes = {'bs.load("moe.so")\n': "", '"cuda"': '"cpu"', "128, 2048, 768": "16, 64, 32"}
     for gpu, here in changes.items():
-        assert gpu in example
-        example = example.replace(gpu, here)
-    printed = run_example(f"{example}\nprint(tuple(y.shape), y.dtype)", tmp_path)
+        assert gpu in code
+        code = code.replace(gpu, here)
+    printed = run_example(f"{code}\nprint(tuple(y.shape), y.dtype)", tmp_path)
     assert printed == ["(16, 64) torch.bfloat16"]
 
 
@@ -142,23 +142,22 @@ def test_moe_errors_are_those_of_the_file():
 
 
 def test_gpu_examples_compile():
-    examples = blocks("python gpu")
-    assert len(examples) == 3
-    for example in examples:
-        compile(example, "README.md", "exec")
+    examples = [(code, name) for name in PAGES for code in blocks("python gpu", name)]
+    assert len(examples) == 4
+    for code, name in examples:
+        compile(code, name, "exec")
 
 
 @pytest.mark.gpu
 @NEEDS_NVCC
 def test_graph_and_compile_example_runs(gpu_library):
-    first = [example for example in blocks("python") if '"cuda"' in example]
-    others = [example for example in blocks("python gpu") if "moe.so" not in example]
-    run_example("\n".join([*first, *others]), gpu_library)
+    for code in blocks("python gpu", "docs/gpu.md"):
+        run_example(code, gpu_library)
 
 
 def test_signature_on_the_page():
     """Names, order, kinds and defaults of the parameters are the function's."""
-    [text] = blocks("text")
+    [text] = blocks("text", "docs/gpu.md")
     written = {}
     exec(f"{text.strip().replace('bs.', 'def ', 1)}: ...", written)
     shown = inspect.signature(written["add_rmsnorm_fp4quant"]).parameters.values()
@@ -197,15 +196,21 @@ def parse_other(words):
     """Return whether ``words`` are no click command; check what they name, as far as it is ours."""
     if words[0] == "make":
         assert all(target(word) for word in words[1:] if "=" not in word)
+    elif words[0] == "python" and words[1][0] != "-":
+        assert (ROOT / words[1]).is_file(), words
     elif words[:2] == ["python", "-m"] and words[2] in ("bench.gpu", "bench.moe"):
         bench_module(words[2]).arguments(words[3:])
+    elif words[:2] == ["python", "-m"] and words[2] in ("bench.int4", "bench.layouts"):
+        assert callable(bench_module(words[2]).main)
+    elif words[:2] == ["python", "-m"] and words[2].startswith("tests."):
+        assert importlib.util.find_spec(words[2]) is not None, words
     elif words[:3] == ["python", "-m", "pytest"] or words[0] == "compute-sanitizer":
         named = [ROOT / word for word in words if word.startswith("tests/")]
-        assert all(file.is_file() for file in named), words
+        assert all(file.exists() for file in named), words
         options = [word for word in words if re.match("--(device|library)", word)]
         assert all(word.split("=")[0] in page("tests/conftest.py") for word in options), words
     else:
-        return words[0] in (".venv/bin/pre-commit", "git", "pip")
+        return words[0] in (".venv/bin/pre-commit", "git", "pip") or words[:2] == ["python", "-c"]
     return True
 
 
@@ -223,27 +228,33 @@ def parse(command, arguments, name, parent=None):
 def test_commands_parse(line, tmp_path, monkeypatch):
     """Every line of the bash blocks names something that exists, with options that it has."""
     monkeypatch.chdir(tmp_path)
-    for folder in ("logs", "tuning_logs"):
+    for folder in ("logs", "tuning_logs", "tirx"):
         (tmp_path / folder).mkdir()
     (tmp_path / "bench" / "results").mkdir(parents=True)
     results = [f"bench/results/{name}" for name in GPU_RESULTS]
-    for file in ("kernel.ptx", "case.json", *results):
+    for file in ("kernel.ptx", "case.json", "kernels.so", *results):
         (tmp_path / file).touch()
-    words = shlex.split(line, comments=True)
-    if parse_other(words):
-        return
-    command, arguments, name = click_command(words)
-    context = parse(command, arguments, name)
-    help_text = CliRunner().invoke(context.command, ["--help"])
-    assert help_text.exit_code == 0
-    assert "Example:" in help_text.output
+    inner = r"\$\((.*?)\)"  # a command whose output is names of kernels
+    for part in [*re.findall(inner, line), re.sub(inner, "linear_nvfp4_n64_k64_f32", line)]:
+        words = shlex.split(part, comments=True)
+        if parse_other(words):
+            continue
+        command, arguments, name = click_command(words)
+        context = parse(command, arguments, name)
+        help_text = CliRunner().invoke(context.command, ["--help"])
+        assert help_text.exit_code == 0
+        assert "Example:" in help_text.output
+
+
+def without_code(name):
+    return re.sub(r"^```.*?^```$", "", page(name), flags=re.M | re.S)
 
 
 def links():
     """Return every relative link and picture of the pages, from the root."""
     found = []
     for name in PAGES:
-        text = re.sub(r"^```.*?^```$", "", page(name), flags=re.M | re.S)
+        text = without_code(name)
         folder = (ROOT / name).parent
         for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", text):
             found.append(os.path.relpath(folder / link, ROOT))
@@ -256,9 +267,12 @@ def test_links_lead_to_files(link):
 
 
 def test_links_lead_to_headings():
-    headings = re.findall(r"^#+ (.*)$", TEXT, re.M)
-    anchors = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
-    assert set(re.findall(r"\]\(#([^)]+)\)", TEXT)) <= anchors
+    for name in PAGES:
+        for file, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", without_code(name)):
+            other = os.path.relpath((ROOT / name).parent / file, ROOT) if file else name
+            headings = re.findall(r"^#+ (.*)$", without_code(other), re.M)
+            anchors = [re.sub(r"[^\w -]", "", heading) for heading in headings]
+            assert anchor in [a.lower().replace(" ", "-") for a in anchors], (name, file, anchor)
 
 
 def test_named_files_exist():
@@ -271,25 +285,25 @@ def test_named_files_exist():
 
 
 def test_measured_tables_are_those_of_the_results():
-    """The table of README.md is what the results file that it names gives."""
+    """The table of docs/cpu.md is what the results file that it names gives."""
     from bench.cpu.report import FORMAT
     from bench.cpu.report import section as make
     from bench.report import read
 
-    section = between("bench", TEXT)
-    source = re.search(r"\]\((bench/results/\S+\.json)\)", section)
-    assert source is not None, "README.md names no results; see `python -m bench.readme --help`"
-    assert section == make(read(ROOT / source[1], FORMAT), source[1]).strip()
+    section = between("bench", page("docs/cpu.md"))
+    source = re.search(r"\]\((\.\./bench/results/\S+\.json)\)", section)
+    assert source is not None, "docs/cpu.md names no results; see `python -m bench.readme --help`"
+    assert section == make(read(ROOT / "docs" / source[1], FORMAT), source[1]).strip()
 
 
 def test_the_emulators_table_is_that_of_the_results():
     from bench import emulator
     from bench.report import read
 
-    section = between("emulator", TEXT)
-    source = re.search(r"\]\((bench/results/\S+\.json)\)", section)
-    assert source is not None, "README.md names no results; see `python -m bench.readme --help`"
-    results = read(ROOT / source[1], emulator.FORMAT)
+    section = between("emulator", page("docs/emulator.md"))
+    source = re.search(r"\]\((\.\./bench/results/\S+\.json)\)", section)
+    assert source is not None, "the page names no results; see `python -m bench.readme --help`"
+    results = read(ROOT / "docs" / source[1], emulator.FORMAT)
     assert section == emulator.section(results, source[1]).strip()
 
 

@@ -12,6 +12,7 @@ import torch
 import blockscale as bs
 from blockscale import catalog, emulator
 from blockscale.base.index_maps import TRTLLM
+from blockscale.catalog import int4 as catalog_int4
 from blockscale.lower.int4 import plan as int4_plan
 from blockscale.specs import Int4Dequantize, Int4Mm, Spec
 from blockscale.tir.int4.forms import MAPS, form_of
@@ -495,7 +496,7 @@ def emulated(monkeypatch, weight, layout, dtype, m, shape, ends=None, **more):
     )
 
     chosen = replace(int4_plan._plan(spec, *shape[:5]), stages=shape[5]).check()
-    monkeypatch.setattr(int4_plan, "plans", lambda spec, arch: [(None, chosen)])
+    monkeypatch.setattr(catalog_int4, "plans", lambda spec, arch: [(None, chosen)])
     library = gpu_library([spec], "sm_90a", repr(chosen))
     x = rows_of(m, weight.k, dtype)
     out = torch.full((m, weight.n), float("nan"), dtype=DTYPES[dtype])

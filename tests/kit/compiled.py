@@ -33,6 +33,12 @@ from tests.kit.paths import ROOT
 COMPILERS = ("nvcc", "ptxas", "gcc", "cc")
 INSTALLED = (sys.prefix, "/usr")
 HEADERS = (".h", ".cuh", ".hpp", ".inc")
+ENVIRONMENT = (
+    *("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "C_INCLUDE_PATH"),
+    *("CPLUS_INCLUDE_PATH", "LIBRARY_PATH"),
+)
+"""What compilers take from outside."""
+
 LIMIT_BYTES = 4 << 30
 PLACE = "@folder@"
 """Stands for the folder of the output, which is another one each time."""
@@ -137,6 +143,7 @@ class Call:
             return None
         stat = Path(compiler).resolve().stat()
         parts = [compiler, str(stat.st_size), str(stat.st_mtime_ns)]
+        parts += [os.environ.get(name, "") for name in ENVIRONMENT]
         for argument in self.command[1:]:
             parts += self._parts(argument)
         return digest(*parts)

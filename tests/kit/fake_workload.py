@@ -13,7 +13,7 @@ from blockscale.specs import Param
 from blockscale.specs.plans.gemm import GemmPlan
 
 ROWS, COLS = 64, 512
-EXPORTER = "fake_workload:export"
+EXPORTER = "tests.kit.fake_workload:export"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from tvm.s_tir import Schedule
 
 from blockscale import catalog
 from blockscale.base import host, shapes
-from blockscale.build.space import replay, trace_json
+from blockscale.building.space import replay, trace_json
 from tests.kit.helpers import DTYPES
 from tests.kit.kernels import compiled, place, untouched
 

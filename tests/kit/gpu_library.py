@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from blockscale.build.builder import build
+from blockscale.building.builder import build
 from blockscale.lower import nvcc
 from blockscale.runtime import jit
 from blockscale.specs import Spec

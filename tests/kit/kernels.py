@@ -14,7 +14,7 @@ import torch
 from blockscale import catalog
 from blockscale.base import host
 from blockscale.base.targets import CPU_TARGETS
-from blockscale.build.space import trace_json
+from blockscale.building.space import trace_json
 from blockscale.lower.cpu import compile_cpu
 from blockscale.runtime import jit
 from tests.kit import compiled as compiler
@@ -43,7 +43,7 @@ def needs(level):
     """Skip the test where the machine lacks what ``level`` needs, and say what."""
     if device == "cuda" and level != host.level():
         pytest.skip("CPU levels make no difference to a GPU")
-    missing = sorted(set(host.required_features(level)) - host.features())
+    missing = sorted(set(CPU_TARGETS[level].features) - host.features())
     if missing:
         pytest.skip(f"this CPU lacks {', '.join(missing)}, which level {level} needs")
 

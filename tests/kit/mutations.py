@@ -29,8 +29,11 @@ from tests.kit.paths import ROOT, TESTS
 
 SOURCES = ("tir/**/*", "schedules/**/*", "blockscale/**/*")
 SUFFIXES = (".py", ".c", ".h", ".cuh")
-IGNORED = shutil.ignore_patterns(".*", "__pycache__", "typings", "build", "dist", "*.so")
+LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.so")
+MADE = {"build", "dist", "typings"}
+"""Folders at the top of a checkout that hold what was built."""
 TIMEOUT_S = 300
+LATE = f"the limit of {TIMEOUT_S} s"
 KILLED, SURVIVED, UNFIT = "killed", "SURVIVED", "DOES NOT FIT: the source has it not once"
 
 
@@ -67,6 +70,11 @@ def _sources() -> list[Path]:
     return sorted(path for path in found if path.suffix in SUFFIXES)
 
 
+def left_out(folder: str, names: list[str]) -> set[str]:
+    """Return what a copy of the checkout does not need of ``folder``."""
+    return LEFT_OUT(folder, names) | (MADE & set(names) if Path(folder) == ROOT else set())
+
+
 def killer(root: Path, tests: Sequence[str], exhaustive: bool) -> str | None:
     """Return the first test that fails in the copy ``root``; None if all pass."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
@@ -80,7 +88,7 @@ def killer(root: Path, tests: Sequence[str], exhaustive: bool) -> str | None:
     try:
         done = subprocess.run(command, timeout=TIMEOUT_S, **options)  # type: ignore[call-overload]
     except subprocess.TimeoutExpired:
-        return f"ended after {TIMEOUT_S} s"
+        return LATE
     if done.returncode == 0:
         return None
     failed = re.search(r"^(?:FAILED|ERROR) (?:tests/)?(\S+)", done.stdout, re.MULTILINE)
@@ -124,7 +132,7 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="blockscale-mutations-") as folder:
         copies: SimpleQueue[Path] = SimpleQueue()
         for i in range(options.jobs):
-            shutil.copytree(ROOT, Path(folder) / f"checkout{i}", ignore=IGNORED)
+            shutil.copytree(ROOT, Path(folder) / f"checkout{i}", ignore=left_out)
             copies.put(Path(folder) / f"checkout{i}")
 
         def result(mutation: Mutation) -> str:
@@ -139,10 +147,12 @@ def main(arguments: Sequence[str]) -> int:
             for mutation, said in zip(wanted, pool.map(result, wanted), strict=True):
                 print(f"{mutation}\n    {said}", flush=True)
                 counts[said.partition(" ")[0]] += 1
-    total, killed = counts.total(), counts[KILLED]
+                counts[LATE] += said.endswith(LATE)
+    total, killed = len(wanted), counts[KILLED]
     share = 100 * killed / total if total else 100
     print(
-        f"{total} mutations: {killed} killed ({share:.1f} %), {counts[SURVIVED]} survived, "
+        f"{total} mutations: {killed} killed ({share:.1f} %; {counts[LATE]} by {LATE}), "
+        f"{counts[SURVIVED]} survived, "
         f"{counts[UNFIT.partition(' ')[0]]} do not fit the source, "
         f"{time.monotonic() - started:.0f} s"
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 import tvm_ffi
 
-from blockscale.build.export_cuda import write_cuda_library
+from blockscale.building.export_cuda import write_cuda_library
 from blockscale.lower.code import FunctionCode, KernelCode
 
 ARCHS = ("sm_90a", "sm_100a")

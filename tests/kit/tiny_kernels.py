@@ -14,7 +14,7 @@ import tvm_ffi
 from tvm.script import tirx as T
 
 from blockscale.base.manifest import append_manifest
-from blockscale.build.export import write_library
+from blockscale.building.export import write_library
 
 WIDTH = 64
 

@@ -15,7 +15,7 @@ from tvm.s_tir.schedule import Trace
 import blockscale as bs
 from blockscale import catalog, layouts
 from blockscale.base import host
-from blockscale.build.space import replay, trace_json
+from blockscale.building.space import replay, trace_json
 from blockscale.emulator import run_module
 from blockscale.lower.cpu import compile_cpu
 from blockscale.specs import Relayout, Spec

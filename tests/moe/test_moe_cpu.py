@@ -18,7 +18,7 @@ from tvm.s_tir import Schedule
 
 from blockscale import build, catalog, load
 from blockscale.base import host
-from blockscale.build.space import replay, trace_json
+from blockscale.building.space import replay, trace_json
 from blockscale.specs import FusedMoe, MoeRoute
 from blockscale.tir.moe import fused_moe as tir_moe
 from tests.kit.helpers import DTYPES

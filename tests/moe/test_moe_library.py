@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from blockscale import emulator
-from blockscale.build.builder import build
+from blockscale.building.builder import build
 from blockscale.catalog import moe as catalog_moe
 from blockscale.lower.moe.kernel import route_sources, sources
 from blockscale.specs import FusedMoe, MoeRoute

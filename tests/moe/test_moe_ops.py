@@ -120,39 +120,28 @@ def test_route():
 # ---- What is passed to a kernel -----------------------------------------------------------------
 
 
-class Recorder:
-    """A kernel that only keeps its arguments."""
-
-    def __call__(self, *arguments):
-        self.arguments = arguments
-
-
 @pytest.mark.parametrize("activation", ["swiglu", "swiglu_oai", "gelu_tanh", "relu2"])
 @pytest.mark.parametrize("act_fmt", [None, "fp8", "fp8_tensor", "nvfp4"])
 @pytest.mark.parametrize("fmt", ["mxfp4", "int4"])
 @pytest.mark.parametrize("layout", ["linear", "tiles64"])
 def test_arguments_are_the_spec_s(activation, act_fmt, fmt, layout):
-    """One for each parameter, in order, of its dtype and shape; on CUDA also the launch flags."""
+    """One for each parameter, in order, of its dtype and shape."""
     extras = {"zeros": fmt == "int4", "bias": activation == "swiglu_oai"}
     made = moe.random_layer(3, 64, 32, fmt, activation=activation, **extras)
     names = ("w13_bias", "w2_bias", "w13_zero", "w2_zero", "w13_scale", "w2_scale")
     given = {n: torch.from_numpy(v) for n in names if (v := getattr(made, n)) is not None}
     codes = torch.from_numpy(made.w13), torch.from_numpy(made.w2)
     weights = bs.prepare_moe_weights(*codes, fmt=fmt, activation=activation, layout=layout, **given)
-    hidden, kernel = torch.zeros(5, 64, dtype=torch.bfloat16), Recorder()
+    hidden = torch.zeros(5, 64, dtype=torch.bfloat16)
     ids, factors = torch.zeros(5, 2, dtype=torch.int32), torch.zeros(5, 2)
     static = torch.tensor(0.5) if act_fmt == "fp8_tensor" else None
     options = Options(activation, None, None, act_fmt, static, static)
     checked = bs.prepare_moe_weights(*codes, fmt=fmt, activation=activation, **given)
     spec = ops_moe.check_call(hidden, checked, ids, factors, options)
     spec = Spec.from_json(spec.to_json() | {"layout": layout})
-    ops_moe._launch(
-        kernel, spec, (hidden, ids, factors), weights, options, torch.empty_like(hidden)
-    )
-    params = spec.params()
-    arguments = kernel.arguments[: len(params)]
-    assert len(kernel.arguments) == len(params) + (layout == "tiles64")
-    for param, value in zip(params, arguments, strict=True):
+    rows, out = (hidden, ids, factors), torch.empty_like(hidden)
+    arguments = ops_moe._arguments(spec, rows, weights, options, out)
+    for param, value in zip(spec.params(), arguments, strict=True):
         if param.shape is None:
             assert isinstance(value, float)
         elif value is None:

@@ -14,7 +14,7 @@ import tvm
 from blockscale import catalog
 from blockscale.base.errors import LoweringError
 from blockscale.base.targets import GPU_TARGETS, WGMMA
-from blockscale.build.space import new_schedule, replay, trace_json
+from blockscale.building.space import new_schedule, replay, trace_json
 from blockscale.catalog import moe as catalog_moe
 from blockscale.lower.moe.read import read
 from blockscale.schedules.moe import wgmma as sm90

@@ -12,7 +12,7 @@ import tvm
 import tvm_ffi
 from tvm.script import tirx as T
 
-from blockscale.build.export import write_library
+from blockscale.building.export import write_library
 from blockscale.runtime.library import load
 from tests.kit import tiny_kernels
 

@@ -7,7 +7,7 @@ import tvm
 from tvm.s_tir import Schedule
 
 from blockscale import catalog
-from blockscale.build.space import replay, trace_json
+from blockscale.building.space import replay, trace_json
 from blockscale.lower.cpu import compile_cpu
 from blockscale.specs import (
     SPECS,

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from blockscale.base import host
-from blockscale.build import logs, records
-from blockscale.build.space import Space
-from blockscale.build.store import Lock, folder_of
+from blockscale.building import logs, records
+from blockscale.building.space import Space
+from blockscale.building.store import Lock, folder_of
 from blockscale.tuning import task, worker
 from blockscale.tuning.model import Search
 from blockscale.tuning.tuner import commit, tune
@@ -128,7 +128,7 @@ def test_the_time_limit_holds_with_candidates_that_hang(tmp_path):
 _TUNE_FOR_EVER = """
 import sys
 sys.path[:0] = {path!r}
-from fake_workload import *
+from tests.kit.fake_workload import *
 from blockscale.tuning.tuner import tune
 from blockscale.tuning import task
 task._SUSPECT = float("inf")
@@ -237,7 +237,10 @@ def test_without_its_default_a_workload_is_given_up(tuned, tmp_path, capfd, know
     commit(tuned[0], tmp_path / "logs")
     if known:
         run(small(), tmp_path / "work", trials=1)
-    options = {"seed_logs": [tmp_path / "logs"], "exporter": "fake_workload:export_no_default"}
+    options = {
+        "seed_logs": [tmp_path / "logs"],
+        "exporter": "tests.kit.fake_workload:export_no_default",
+    }
     result = run(small(), tmp_path / "work", **options)
     assert [line["kind"] for line in result.history] == ([] if known else ["default"])
     message = f"{small().tag}: not tuned, since its default schedule failed"

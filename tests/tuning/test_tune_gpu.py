@@ -15,8 +15,8 @@ from tvm.tirx import Var
 
 from blockscale import catalog
 from blockscale.base.targets import runs_on
-from blockscale.build import logs, records
-from blockscale.build.store import Store, folder_of, folders, level_of
+from blockscale.building import logs, records
+from blockscale.building.store import Store, folder_of, folders, level_of
 from blockscale.specs import Spec
 from blockscale.tuning import gpu, pipeline, task
 from blockscale.tuning.tuner import commit, tune
@@ -134,7 +134,7 @@ def test_a_hanging_candidate_is_killed(tmp_path, monkeypatch):
 
 
 def test_a_default_that_fails_ends_its_workload_alone(tmp_path, capfd):
-    options = {"exporter": "fake_workload:export_no_default"}
+    options = {"exporter": "tests.kit.fake_workload:export_no_default"}
     result = run([small()], tmp_path, **options)
     assert [(h["kind"], h["failed"]) for h in result.history] == [("default", True)]
     assert capfd.readouterr().err.count("not tuned, since its default schedule failed") == 1

@@ -12,9 +12,9 @@ from random import Random
 import pytest
 
 from blockscale import catalog
-from blockscale.build import builder, logs, records
-from blockscale.build.space import Space, new_schedule, replay
-from blockscale.build.store import folder_of, read_history
+from blockscale.building import builder, logs, records
+from blockscale.building.space import Space, new_schedule, replay
+from blockscale.building.store import folder_of, read_history
 from blockscale.cli.command import build as cli_build
 from blockscale.lower import nvcc
 from blockscale.lower.gemm.read import read
@@ -28,7 +28,7 @@ from tests.kit.fake_workload import DECODE, FakeSpec, FakeWorkload, from_meta
 
 ARCH = "sm_100a"
 WORKLOAD = FakeWorkload(FakeSpec(), rows=4)
-EXPORTER = "fake_workload:export_plan"
+EXPORTER = "tests.kit.fake_workload:export_plan"
 POINTS = 3 * 4
 MODEL = modelled.model_name()
 
@@ -122,7 +122,7 @@ def measured(tmp_path, work_dir=None):
         patch.setattr(tuner, "stands_in", lambda *_: False)
         patch.setattr(fake_gpu, "describe", fake_gpu.describe_any)
         folder = work_dir or tmp_path / "measured"
-        return folder, run(folder, exporter="fake_workload:export", trials=4)
+        return folder, run(folder, exporter="tests.kit.fake_workload:export", trials=4)
 
 
 def test_measured_records_come_before_modelled_ones(work_dir, tmp_path):

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from blockscale import catalog, emulator
-from blockscale.build import logs, records
-from blockscale.build.space import new_schedule
-from blockscale.build.store import folder_of
+from blockscale.building import logs, records
+from blockscale.building.space import new_schedule
+from blockscale.building.store import folder_of
 from blockscale.catalog import moe as catalog_moe
 from blockscale.schedules.steps import preferred
 from blockscale.specs import Spec
@@ -45,7 +45,7 @@ def tuned(tmp_path_factory):
         patch.setattr(pipeline, "moe_gpu", fake_moe_gpu)
         result = tune(
             found, target=ARCH, seconds=60, trials_each=6, work_dir=work_dir, workers=2,
-            progress=False, exporter="fake_moe_gpu:export",
+            progress=False, exporter="tests.kit.fake_moe_gpu:export",
         )  # fmt: skip
     return work_dir, result
 

@@ -24,6 +24,7 @@ from typing import Any
 import tvm_ffi
 
 from blockscale.base.errors import LinkError
+from blockscale.base.files import cache_folder
 from blockscale.emulator.errors import EmulationError
 from blockscale.emulator.host import fatbin
 from blockscale.emulator.host.devices import device, guess
@@ -81,8 +82,7 @@ def build(soname: str, folder: Path) -> Path:
 
 
 def _folder() -> Path:
-    chosen = os.environ.get("BLOCKSCALE_CACHE")
-    folder = Path(chosen or os.path.expanduser("~/.cache/blockscale"))
+    folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:

@@ -10,7 +10,7 @@ from torch import is_grad_enabled
 
 from blockscale.base.sizes import round_up
 from blockscale.ops import call, checks
-from blockscale.ops.call import PLAIN, Checked
+from blockscale.ops.call import Checked
 from blockscale.ops.checks import FP4, SCALE_DTYPES, SCALE_FORMAT
 from blockscale.specs import NormQuantize
 
@@ -258,7 +258,7 @@ def add_rmsnorm_fp4quant(
     Returns:
         ``(y_fp4, block_scale)``, and block_scale_unswizzled as third with both layouts.
     """
-    size = weight.numel() if type(weight) in PLAIN else None
+    size = weight.numel() if isinstance(weight, Tensor) else None
     swizzled, both, plain = is_sf_swizzled_layout, output_both_sf_layouts, y_out is None
     options = block_size, scale_format, swizzled, both, enable_pdl, plain, size
     linear = block_scale_unswizzled
@@ -286,7 +286,7 @@ def rmsnorm_fp4quant(
 
     Arguments and results as in `add_rmsnorm_fp4quant`, without the residual.
     """
-    size = weight.numel() if type(weight) in PLAIN else None
+    size = weight.numel() if isinstance(weight, Tensor) else None
     swizzled, both, plain = is_sf_swizzled_layout, output_both_sf_layouts, y_out is None
     options = block_size, scale_format, swizzled, both, enable_pdl, plain, size
     linear = block_scale_unswizzled

@@ -317,7 +317,8 @@ def _flat(weight: Int4Weight) -> tuple[Any, ...]:
 def _int4_op(x: Tensor, offsets: Tensor | None, *given: Any) -> None:
     tensors, flat, out = given[: len(TENSORS)], given[len(TENSORS) : -1], given[-1]
     dtype = None if flat[-1] is None else getattr(torch, flat[-1])
-    weight = Int4Weight(*tensors, *flat[:-1], dtype=dtype)
+    fields: tuple[Any, ...] = (*tensors, *flat[:-1], dtype)
+    weight = Int4Weight(*fields)
     op = _GROUPED if weight.experts else _LINEAR
     if checks.has_data():
         _multiplied(op, x, offsets, weight, out.dtype, out)

@@ -8,6 +8,7 @@ shape, stride or device that does not fit, tensors that overlap.
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -24,10 +25,10 @@ from blockscale.specs.moe import (
     ALPHA,
     GATED,
     LIMIT,
-    MAX_TOP_K,
     SCORINGS,
     STATIC_SCALES,
 )
+from blockscale.specs.plans.launches import MAX_TOP_K
 
 Tensor = torch.Tensor
 
@@ -154,13 +155,10 @@ def run_experts(
     out: Tensor | None,
 ) -> Tensor:
     """Return `fused_moe` of prepared weights."""
-    return _EXPERTS.run(
-        (
-            *(*options[:4], options.a1_scale is None, options.a2_scale is None),
-            *(checks.last_size(topk_ids), weights.bias, *_flat(weights)),
-        ),
-        (hidden, topk_ids, topk_weights, weights, options, out),
-    )
+    static = options.a1_scale is None, options.a2_scale is None, weights.bias
+    how = options[:4] + static + _flat(weights)
+    given = hidden, topk_ids, topk_weights, weights, options, out
+    return _EXPERTS.run((checks.last_size(topk_ids), how), given)
 
 
 class _Experts(call.Op[Tensor]):
@@ -198,6 +196,7 @@ class _Experts(call.Op[Tensor]):
 
 
 _EXPERTS = _Experts(WHERE)
+_tensors = attrgetter(*TENSORS)
 
 
 def _flat(weights: MoeWeights) -> tuple[Any, ...]:
@@ -220,7 +219,7 @@ def _arguments(
     scales = [None if scale is None else scale.reshape(1) for scale in given]
     alpha = ALPHA.get(spec.activation, 1.0) if options.alpha is None else options.alpha
     limit = LIMIT.get(spec.activation, math.inf) if options.limit is None else options.limit
-    tensors = [value for _, value in weights.tensors()]
+    tensors = [value for value in _tensors(weights) if value is not None]
     if spec.layout != "tiles64":
         return (*rows, *tensors, *scales, alpha, limit, out)
     size = spec.workspace_bytes(len(rows[0]))
@@ -349,7 +348,8 @@ def _moe_op(hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, *given: Any)
     count, out = len(TENSORS), given[-1]
     flat, choices = given[count:-7], given[-7:-1]
     dtype = None if flat[-1] is None else getattr(torch, flat[-1])
-    weights = MoeWeights(*given[:count], *flat[:-1], dtype=dtype)
+    fields: tuple[Any, ...] = (*given[:count], *flat[:-1], dtype)
+    weights = MoeWeights(*fields)
     options = Options(*choices)
     if checks.has_data():
         run_experts(hidden, weights, topk_ids, topk_weights, options, out)

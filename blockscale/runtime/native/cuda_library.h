@@ -1,4 +1,4 @@
-/* The tables that blockscale/build/export_cuda.py writes for a CUDA library, and what reads them.
+/* The tables that blockscale/building/export_cuda.py writes for a CUDA library, and what reads them.
  *
  * A call goes: exported stub -> blockscale_call (cuda_arguments.c: checks and normalises arguments) ->
  * TVM's host code for the device's architecture (checks shapes, computes launch sizes) ->

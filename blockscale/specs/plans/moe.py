@@ -102,6 +102,11 @@ def scale_count(fmt: str, group: int, zeros: bool) -> int:
     return 16 * (2 if zeros else 1) * (2 if group == 32 else 1)
 
 
+def scale_bytes(fmt: str, group: int, zeros: bool) -> int:
+    """Bytes of scales of 64 rows that a block of 64 k reads."""
+    return 4 * scale_count(fmt, group, zeros) * (2 if fmt == "int4" else 1)
+
+
 class PlanError(ValueError):
     """A combination of decisions that the hardware or the kernel does not have."""
 
@@ -162,11 +167,6 @@ class MoePlan:
         return False
 
     @property
-    def warps_m(self) -> int:
-        """Warps along the rows: 16 rows each (mma: 16 * `tiles_m`)."""
-        return self.rows // (WARP_ROWS * self.tiles_m)
-
-    @property
     def tiles_m(self) -> int:
         """16-row (mma) or 64-row (wgmma) tiles that one warp (warpgroup) multiplies."""
         if self.unit == "wgmma":
@@ -206,9 +206,7 @@ class MoePlan:
     @property
     def scale_bytes(self) -> int:
         """Bytes of scales of 64 rows that a block of 64 k reads."""
-        if self.fmt != "int4":
-            return 4096 // self.group
-        return 64 * 2 * (2 if self.zeros else 1) * (2 if self.group == 32 else 1)
+        return scale_bytes(self.fmt, self.group, self.zeros)
 
     @property
     def weight_stage(self) -> int:

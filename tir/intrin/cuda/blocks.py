@@ -1,7 +1,9 @@
 """CUDA intrinsics of quantise and dequantise: one thread on one block, in its registers.
 
 Each is a *desc* in plain loops (the same expressions as the ops) and an *impl* that calls a device
-function of ``blockscale/lower/native/fp4.cuh``.  Local buffers have scope "local".
+function of ``blockscale/lower/native/fp4.cuh``.  Local buffers have scope "local".  Tensorize
+compares what desc and block read one by one: a desc lists its reads in the order in which the op's
+block first names the buffers.
 """
 
 from __future__ import annotations

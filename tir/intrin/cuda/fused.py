@@ -1,6 +1,6 @@
 """CUDA intrinsics of the fused ops: one thread on one block, in its registers.
 
-As in `cuda_blocks`; the device functions are in ``blockscale/lower/native/fp4_fused.cuh``.
+As in `blocks`; the device functions are in ``blockscale/lower/native/fp4_fused.cuh``.
 """
 
 from __future__ import annotations

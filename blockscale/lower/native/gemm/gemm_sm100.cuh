@@ -11,6 +11,8 @@
 // and only there, except in one case: K a multiple of 32 but not of 64, in kinds of 4-bit numbers.
 // There the last MMA covers 32 elements beyond K, whose codes are zero (TMA fills them) and whose
 // scales lie in the padding of their atom: these bytes must not be NaN, and blockscale writes 0.
+// No test fails if the tcgen05 fences, the fence after mbarrier.init or the waits for the kernel
+// before (PDL) are left out, since the emulator does not see that: leave them in.
 #pragma once
 #include "gemm_mma.cuh"
 #include "gemm_split.cuh"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from blockscale.base.manifest import read_manifest
-from blockscale.build.export_cuda import write_cuda_library
+from blockscale.building.export_cuda import write_cuda_library
 from blockscale.emulator import run_module
 from blockscale.emulator.errors import EmulationError
 from blockscale.emulator.host.memory import Memory

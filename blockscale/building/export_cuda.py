@@ -24,7 +24,7 @@ from blockscale.base import files, shapes
 from blockscale.base.errors import LinkError
 from blockscale.base.files import HOST_C
 from blockscale.base.manifest import append_manifest, validate
-from blockscale.build.export import CFLAGS, check_folder, link, run
+from blockscale.building.export import CFLAGS, check_folder, link, run
 from blockscale.lower.code import FunctionCode, KernelCode
 from blockscale.specs.spec import Param
 

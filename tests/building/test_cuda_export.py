@@ -14,7 +14,7 @@ from tvm_ffi import libinfo
 from blockscale.base import shapes
 from blockscale.base.errors import LibraryError, LinkError
 from blockscale.base.files import HOST_C
-from blockscale.build.export_cuda import CFLAGS, RUNTIME_SOURCES, write_cuda_library
+from blockscale.building.export_cuda import CFLAGS, RUNTIME_SOURCES, write_cuda_library
 from blockscale.emulator import run_module
 from blockscale.lower.code import FunctionCode, KernelCode
 from tests.kit import tiny_cuda

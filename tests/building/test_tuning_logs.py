@@ -11,8 +11,8 @@ import torch
 
 from blockscale import catalog
 from blockscale.base.targets import is_gpu, log_folder, same_width
-from blockscale.build import logs
-from blockscale.build.logs import committed as committed_logs
+from blockscale.building import logs
+from blockscale.building.logs import committed as committed_logs
 from blockscale.specs import Spec
 from tests.kit.helpers import random_matrix, tensor
 from tests.kit.kernels import call, check, check_linear, compiled, needs
@@ -124,7 +124,7 @@ def test_committed_traces_compute_the_right_numbers(level, spec):
         check(kernel, spec)
 
 
-LARGE = ("fused_moe", "norm_quantize", "linear")
+LARGE = ("act_quantize", "fused_moe", "linear", "norm_quantize")
 """Ops with many records, of which `test_entry_hits` replays the best ones."""
 
 

@@ -18,8 +18,8 @@ from typing import Any
 from blockscale import catalog
 from blockscale.base import host, manifest, targets
 from blockscale.base.version import VERSION
-from blockscale.build import export, logs
-from blockscale.build.export_cuda import write_cuda_library
+from blockscale.building import export, logs
+from blockscale.building.export_cuda import write_cuda_library
 from blockscale.lower import cuda, nvcc
 from blockscale.lower.code import FunctionCode
 from blockscale.lower.cpu import compile_cpu
@@ -88,9 +88,9 @@ def _build_cpu(
             objects.append(Path(folder) / f"{spec.name}.o")
             compiled.write_to_file(str(objects[-1]), "o")
         _report_misses(functions, targets.log_folder(level))
-        features = list(host.required_features(level))
+        features = sorted(targets.cpu(level).features)
         target = {"kind": "cpu", "level": level, "features": features}
-        contents = _contents(target, {"cpu": host.cpu_model()}, functions, meta)
+        contents = contents_of(target, {"cpu": host.cpu_model()}, functions, meta)
         export.write_library(objects, contents, out)
     return contents
 
@@ -121,12 +121,12 @@ def _build_cuda(
         codes = list(pool.map(compiled, jobs))
     _report_misses(functions, ", ".join(archs))
     target = {"kind": "cuda", "level": "+".join(archs), "features": [], "archs": [*archs]}
-    contents = _contents(target, {"nvcc": nvcc.version()}, functions, meta)
+    contents = contents_of(target, {"nvcc": nvcc.version()}, functions, meta)
     write_cuda_library(codes, contents, out)
     return contents
 
 
-def _contents(
+def contents_of(
     target: dict[str, Any], built: dict[str, Any], functions: dict[str, Any], meta: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the manifest."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from blockscale.base import files
 from blockscale.base.targets import is_gpu, log_folder
-from blockscale.build import records
+from blockscale.building import records
 
 if TYPE_CHECKING:
     from blockscale.catalog import Workload
@@ -152,7 +152,7 @@ class Store:
 
     def _set_aside(self, say: Callable[[str], None]) -> int:
         """Move the records that no longer apply, with which no database opens, to another file."""
-        from blockscale.build.space import replays
+        from blockscale.building.space import replays
 
         path = self.folder / records.RECORDS
         mods = [module_of(*item) for item in records.read_workloads(self.folder)]

@@ -8,7 +8,7 @@ import pytest
 from tvm.s_tir import Schedule
 
 from blockscale import catalog
-from blockscale.build.space import trace_json
+from blockscale.building.space import trace_json
 from blockscale.specs import Spec
 
 NAMES = [

@@ -9,11 +9,14 @@ import torch
 
 import blockscale as bs
 from blockscale.base import host
-from blockscale.build import builder
-from blockscale.build.builder import build
+from blockscale.building import builder
+from blockscale.building.builder import build
+from blockscale.ops import call
 from blockscale.runtime import jit
 from blockscale.runtime import library as runtime
 from blockscale.specs import Linear, Swizzle
+from tests.house.test_rooms import MODULES, graph
+from tests.kit.paths import ROOT
 from tests.reference import core as ref
 
 NAME = "swizzle_128x4"
@@ -25,7 +28,7 @@ def builds(tmp_path, monkeypatch):
     """Return the list of builds; the cache is empty, nothing is loaded, nothing is remembered."""
     monkeypatch.setenv("BLOCKSCALE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(jit, "_FUNCTIONS", {})
-    monkeypatch.setattr(jit, "_REMEMBERED", {})
+    call.remembered.clear()
     monkeypatch.setattr(runtime, "_in_use", [])
     done = []
 
@@ -45,7 +48,7 @@ def swizzle():
 def forget(monkeypatch):
     """Make the next call look at the disk, as a new process does."""
     monkeypatch.setattr(jit, "_FUNCTIONS", {})
-    monkeypatch.setattr(jit, "_REMEMBERED", {})
+    call.remembered.clear()
 
 
 def test_built_once(builds, monkeypatch, tmp_path, capfd):
@@ -122,14 +125,29 @@ def test_digest_depends_on_sources_and_level(monkeypatch, tmp_path):
 
 
 def test_sources_of_machine_code():
-    """Everything between a spec and its machine code decides the digest."""
-    parts = {f"{path.parent.name}/{path.name}" for path in jit._sources()}
-    assert parts >= {
-        *("tir/gemm/linear.py", "tir/formats.py", "intrin/x86.py", "schedules/gemm/cpu_linear.py"),
-        *("schedules/steps.py", "native/runtime.c", "tuning_logs/__init__.py"),
-        *("native/fp4.cuh", "native/cuda_library.h", "lower/cuda.py", "intrin/cuda_blocks.py"),
-        *(f"blockscale/{name}.py" for name in ("catalog", "lowering", "builder", "export")),
-    }
+    """All that the builder imports decides the digest, and so does the C and CUDA that it compiles.
+
+    What calls kernels, reads checkpoints or parses command lines does not: a change there is no
+    reason to build again.
+    """
+    found = {path.relative_to(ROOT).as_posix() for path in jit._sources()}
+    reached: set[str] = set()
+    waiting = ["blockscale.building.builder"]
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += graph()[name]
+    assert len(reached) > 100
+    for name in reached - {"blockscale"}:
+        assert MODULES[name].relative_to(ROOT).as_posix() in found, name
+    native = ("lower/native", "runtime/native")
+    files = [f for part in native for f in (ROOT / "blockscale" / part).rglob("*.*")]
+    assert len(files) > 30
+    assert {file.relative_to(ROOT).as_posix() for file in files} <= found
+    assert any(name.endswith(".json.xz") for name in found)
+    others = ("cli", "demo", "nn", "checkpoints", "ops", "compat", "emulator")
+    assert not [name for name in found if name.split("/")[1] in others]
 
 
 WITHOUT_COMPILER = """

@@ -11,9 +11,10 @@ from tvm.s_tir import Schedule
 
 import blockscale
 from blockscale.base import host, manifest
-from blockscale.build import logs, records
-from blockscale.build.builder import build, committed_logs
-from blockscale.build.store import Store, folder_of
+from blockscale.base.targets import CPU_TARGETS
+from blockscale.building import logs, records
+from blockscale.building.builder import build, committed_logs
+from blockscale.building.store import Store, folder_of
 from blockscale.catalog import workloads
 from blockscale.runtime.library import LibraryError, open_library
 from blockscale.specs import Linear, Quantize, ScaleSweep, Spec, Swizzle
@@ -64,7 +65,7 @@ def test_manifest(built):
     assert contents["blockscale"] == blockscale.__version__
     assert contents["target"]["kind"] == "cpu"
     assert contents["target"]["level"] == host.level()
-    assert contents["target"]["features"] == list(host.required_features(host.level()))
+    assert contents["target"]["features"] == sorted(CPU_TARGETS[host.level()].features)
     assert contents["built"]["cpu"] == host.cpu_model()
     assert contents["meta"] == {"note": "four"}
     for name, entry in contents["functions"].items():
@@ -97,7 +98,7 @@ def test_buckets_say_what_is_tuned(built, log_folder):
 
 def test_trace_of_the_log_is_applied(tmp_path, monkeypatch, log_folder):
     """And a bucket without one is reported."""
-    from blockscale.build import builder as module
+    from blockscale.building import builder as module
 
     seen = {}
     exported = module.catalog.exported
@@ -163,12 +164,12 @@ def test_every_level(tmp_path, level):
     contents = build([Swizzle()], path, level=level, logs_dirs=[])
     assert contents["target"]["level"] == level
     for i, poorer in enumerate(LEVELS):
-        present = host.required_features(poorer)
+        present = CPU_TARGETS[poorer].features
         if i <= LEVELS.index(level):
             continue
         with pytest.raises(LibraryError) as caught:
             open_library(path, cpu_features=present)
-        missing = sorted(set(host.required_features(level)) - set(present))
+        missing = sorted(set(CPU_TARGETS[level].features) - set(present))
         assert f"level '{level}' needs the CPU features {', '.join(missing)}" in str(caught.value)
         assert f"build the library with level '{poorer}'" in str(caught.value)
     needs(level)

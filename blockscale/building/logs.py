@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blockscale.base.targets import is_gpu, same_width
-from blockscale.build import records
-from blockscale.build.records import LogError, Record, sentence
-from blockscale.build.store import folder_of, folders, level_of, target_key
+from blockscale.building import records
+from blockscale.building.records import LogError, Record, sentence
+from blockscale.building.store import folder_of, folders, level_of, target_key
 
 if TYPE_CHECKING:
     from blockscale.catalog import Workload
@@ -139,7 +139,7 @@ def find(workload: Workload, level: str, dirs: Sequence[Path | str]) -> LogHit |
 
 def _find_in(root: Path, workload: Workload, level: str, logged: str) -> LogHit | None:
     """Return the best record in ``root`` that was tuned at level ``logged`` and applies."""
-    from blockscale.build.space import replay
+    from blockscale.building.space import replay
 
     folder = _folder(folder_of(root, workload.op, logged))
     if folder is None:
@@ -251,7 +251,7 @@ def _check_folder(path: Path, make: Callable[[dict[str, Any]], Workload]) -> Ite
 def _check_record(
     folder: _Folder, record: Record, workload: Workload, level: str, mod: Any, target: str
 ) -> Iterator[Problem]:
-    from blockscale.build.space import replay
+    from blockscale.building.space import replay
 
     tag = workload.tag
     where = folder.source(record)

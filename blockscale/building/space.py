@@ -18,7 +18,7 @@ from tvm.ir import IRModule
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Trace
 
-from blockscale.build.records import canonical, sentence
+from blockscale.building.records import canonical, sentence
 from blockscale.schedules.steps import unshared
 
 Decision = int | tuple[int, ...]
