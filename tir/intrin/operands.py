@@ -98,8 +98,8 @@ def _fill(operands: Sequence[Operand], body: Body, reads: list[str]) -> None:
 def nest(block: str, kinds: str, *extents: PrimExpr) -> Iterator[list[PrimExpr | int]]:
     """Emit loops around ``block``; yield its axes, spatial ("S") or reduced ("R").
 
-    Where a loop would have one iteration, TVM leaves no axis, which is 0 here, and keeps the loop
-    only if it is the last.
+    For a loop of one iteration TVM leaves no axis, which is 0 here, and the loop itself only where
+    there is no other.
     """
     several = [int(extent) > 1 for extent in extents]
     kept = list(compress(extents, several))
