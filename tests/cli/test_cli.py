@@ -261,7 +261,7 @@ def test_a_gpu_is_named_by_its_architecture(monkeypatch, capsys):
     seen = []
 
     def tune(wanted, **options):
-        seen.append((wanted, options["level"], options["trials_each"]))
+        seen.append((wanted, options["target"], options["trials_each"]))
         return TuneResult()
 
     monkeypatch.setattr("blockscale.tuning.tuner.tune", tune)

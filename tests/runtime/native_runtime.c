@@ -1,5 +1,5 @@
 /* Drives blockscale/runtime/native/runtime.c as TVM's object code does; prints the first broken promise. */
-#include "../blockscale/native/runtime.c"
+#include "../../blockscale/runtime/native/runtime.c"
 
 #include <omp.h>
 #include <string.h>
