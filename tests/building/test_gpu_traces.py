@@ -10,6 +10,7 @@ from tvm.s_tir import Schedule
 from blockscale import catalog
 from blockscale.building.space import trace_json
 from blockscale.specs import Spec
+from tests.kit.pairwise import few
 
 NAMES = [
     "add_rmsnorm_nvfp4_h256_both_y_bf16",
@@ -46,7 +47,7 @@ print("\\n".join(made))
     return set(run.stdout.split())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", few(NAMES, every=3))
 def test_every_intrinsic_is_registered(request, name, registered):
     """All sketches, drawn and default, of the widest bucket: the others have the same."""
     workloads = catalog.workloads(Spec.parse(name), "sm_90a")

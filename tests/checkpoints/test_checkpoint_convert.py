@@ -28,6 +28,7 @@ from blockscale.checkpoints.convert import (
 from blockscale.checkpoints.convert.convert import convert
 from blockscale.checkpoints.convert.writer import Output, ShardWriter
 from tests.kit import checkpoint_files as files
+from tests.kit.pairwise import few
 from tests.kit.paths import CHECKPOINTS as GOLDEN
 
 
@@ -297,7 +298,7 @@ print(most[0] - before)
 """
 
 
-@pytest.mark.parametrize("kind", ["plain, not aligned", "stacked", "transposed codes"])
+@pytest.mark.parametrize("kind", few(["plain, not aligned", "stacked", "transposed codes"]))
 def test_memory_stays_below_twice_the_largest_tensor(tmp_path, kind):
     """Of a process of its own, which has converted a small checkpoint before: torch, kernels.
 

@@ -20,6 +20,7 @@ from blockscale.checkpoints.convert.convert import convert
 from blockscale.checkpoints.schemes.layout import turned
 from tests.checkpoints.test_checkpoint_convert import contents
 from tests.kit import checkpoint_files as files
+from tests.kit.pairwise import few
 from tests.kit.paths import CHECKPOINTS as GOLDEN
 from tests.reference import core as ref
 from tests.reference import int4 as reference_int4
@@ -151,7 +152,7 @@ TRTLLM = ("trtllm sm_80", "trtllm sm_90a", "trtllm sm_90a a8")
 @pytest.mark.parametrize(
     ("form", "cases"),
     [
-        *(pytest.param(form, cases, id=form) for form, cases in FORMS.items()),
+        *few([pytest.param(form, cases, id=form) for form, cases in FORMS.items()]),
         pytest.param("awq", TRTLLM, id="every trtllm", marks=pytest.mark.exhaustive),
     ],
 )

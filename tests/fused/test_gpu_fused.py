@@ -86,7 +86,9 @@ NORMS = [
 ]
 
 
-@pytest.mark.parametrize(("arch", "rows", "name"), NORMS, ids=[f"{n}-{r}" for _, r, n in NORMS])
+@pytest.mark.parametrize(
+    ("arch", "rows", "name"), few(NORMS), ids=[f"{n}-{r}" for _, r, n in NORMS]
+)
 def test_norm(use, arch, rows, name):
     """Whole warps and parts of them, one block a thread and several, padding everywhere."""
     use(arch)
@@ -183,7 +185,7 @@ ACTS = [
 
 
 @pytest.mark.parametrize(
-    ("arch", "rows", "blocks", "name"), ACTS, ids=[f"{n}-{r}" for _, r, _, n in ACTS]
+    ("arch", "rows", "blocks", "name"), few(ACTS), ids=[f"{n}-{r}" for _, r, _, n in ACTS]
 )
 def test_activation(use, arch, rows, blocks, name):
     use(arch)
@@ -233,7 +235,7 @@ SPACE = [
 ]
 
 
-@pytest.mark.parametrize("pick", range(3))
+@pytest.mark.parametrize("pick", few(range(3), every=3))
 @pytest.mark.parametrize(("name", "rows", "blocks"), SPACE, ids=[name for name, _, _ in SPACE])
 def test_space(monkeypatch, name, rows, blocks, pick):
     """Every sketch and every number of threads that it may choose."""

@@ -25,6 +25,7 @@ from blockscale.tir.layout.relayout import elements
 from tests.kit.gpu_library import library
 from tests.kit.helpers import rejects, same_bytes
 from tests.kit.kernels import compiled, needs, place, untouched
+from tests.kit.pairwise import few, seeds
 from tests.reference import layouts as ref
 
 SHAPES = {
@@ -88,7 +89,7 @@ CHECKED = [
 """The functions on top of the kernels test the others: test_int4, test_layouts."""
 
 
-@pytest.mark.parametrize(("name", "level"), CHECKED)
+@pytest.mark.parametrize(("name", "level"), few(CHECKED))
 def test_kernels(name, level):
     """Default schedules, every size at run time."""
     needs(level)
@@ -143,21 +144,23 @@ def emulated(name, arch):
 
 @pytest.mark.parametrize(
     ("name", "arch"),
-    [
-        ("int4_a16", "sm_90a"),
-        ("int4_transposed", "sm_90a"),
-        ("int8_a16", "sm_100a"),
-        ("8x4", "sm_90a"),
-        ("w4a8_4", "sm_90a"),
-        ("marlin_e4m3_8", "sm_90a"),
-    ],
+    few(
+        [
+            ("int4_a16", "sm_90a"),
+            ("int4_transposed", "sm_90a"),
+            ("int8_a16", "sm_100a"),
+            ("8x4", "sm_90a"),
+            ("w4a8_4", "sm_90a"),
+            ("marlin_e4m3_8", "sm_90a"),
+        ]
+    ),
 )
 def test_gpu_kernels(name, arch):
     """PTX in the emulator: wide tiles, words and elements; no hazard."""
     check(name, *emulated(name, arch))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(4)
 def test_gpu_space(seed):
     """Schedules that are drawn lower to CUDA C++; each sketch once."""
     name = ("int4_a8", "128x4", "marlin_column_16", "w4a8_2")[seed]

@@ -21,7 +21,7 @@ from tests.kit.gpu_library import library
 from tests.kit.helpers import DTYPES, packed_tensor, random_matrix, same, same_bytes, tensor
 from tests.kit.helpers import widen as wide
 from tests.kit.kernels import byte_tensor
-from tests.kit.pairwise import those
+from tests.kit.pairwise import few, those
 from tests.reference import core as ref
 
 CHANGED = ""
@@ -109,7 +109,7 @@ QUANTIZE = [
 ]
 
 
-@pytest.mark.parametrize(("name", "arch"), QUANTIZE)
+@pytest.mark.parametrize(("name", "arch"), few(QUANTIZE))
 def test_quantize_at_the_edges(name, arch):
     """Also at global scales with which intermediate numbers overflow or underflow."""
     spec = Spec.parse(name)
