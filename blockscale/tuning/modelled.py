@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blockscale.base.targets import TCGEN05, having, runs_on
+from blockscale.specs import Spec
 from blockscale.specs.plans.gemm import GemmPlan
 from blockscale.tuning import b200
 from blockscale.tuning.pipeline import Job, Pipeline
@@ -42,9 +43,16 @@ def stands_in(level: str, workloads: Iterable[Workload]) -> bool:
     """Return whether the model has to do: it knows all ``workloads``, and there is no such GPU."""
     if level not in LEVELS:
         return False
+    return all(_modelled(w.spec, level) for w in workloads) and not _has_gpu(level)
+
+
+def _modelled(spec: Spec, level: str) -> bool:
     from blockscale.catalog import road
 
-    return all(TCGEN05 in road(w.spec, level).needs for w in workloads) and not _has_gpu(level)
+    try:
+        return TCGEN05 in road(spec, level).needs
+    except TypeError:  # there is no such kernel at all
+        return False
 
 
 def _has_gpu(arch: str) -> bool:

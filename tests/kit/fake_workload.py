@@ -57,6 +57,9 @@ class FakeWorkload:
     def entry(self) -> dict[str, Any]:
         return {"spec": self.spec.to_json(), "rows": self.rows}
 
+    def kin(self, level: str) -> list[Any]:
+        return []
+
     def mod(self, level: str) -> Any:
         import tvm
         from tvm.script import tirx as T

@@ -15,6 +15,7 @@ import torch
 from blockscale import emulator
 from blockscale.building.builder import build
 from blockscale.catalog import moe as catalog_moe
+from blockscale.catalog import road
 from blockscale.lower.moe.kernel import route_sources, sources
 from blockscale.specs import FusedMoe, MoeRoute
 from blockscale.specs.plans.moe import MoePlan
@@ -315,11 +316,11 @@ def test_refused_plans():
     with pytest.raises(TypeError, match="multiplies with wgmma, which sm_100a lacks"):
         sources(buckets_of(PLAIN, "sm_90a"), PLAIN, "sm_100a")
     with pytest.raises(TypeError, match="no kernel of fused_moe for sm_80"):
-        sources(buckets_of(PLAIN, "sm_90a"), PLAIN, "sm_80")
+        road(PLAIN, "sm_80")
     with pytest.raises(TypeError, match="layout 'linear', which GPU kernels do not read"):
         sources(buckets_of(PLAIN, "sm_90a"), FusedMoe(4, 128, 64, 2), "sm_90a")
     with pytest.raises(TypeError, match="no kernel of moe_route for sm_89"):
-        route_sources(MoeRoute(8, 2), "sm_89")
+        road(MoeRoute(8, 2), "sm_89")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from blockscale import catalog
 from blockscale.building import builder, logs, records
 from blockscale.building.space import Space, new_schedule, replay
 from blockscale.building.store import folder_of, read_history
-from blockscale.cli.command import build as cli_build
+from blockscale.cli import build as cli_build
 from blockscale.lower import nvcc
 from blockscale.lower.gemm.read import read
 from blockscale.specs import MmFp4
