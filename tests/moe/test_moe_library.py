@@ -16,7 +16,7 @@ from blockscale import emulator
 from blockscale.building.builder import build
 from blockscale.catalog import moe as catalog_moe
 from blockscale.catalog import road
-from blockscale.lower.moe.kernel import route_sources, sources
+from blockscale.lower.moe.kernel import sources
 from blockscale.specs import FusedMoe, MoeRoute
 from blockscale.specs.plans.moe import MoePlan
 from tests.kit import moe_harness
