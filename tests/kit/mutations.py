@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
+import pytest
+
 from tests.kit import compiled
 from tests.kit.paths import ROOT, TESTS
 
@@ -91,6 +93,8 @@ def killer(root: Path, tests: Sequence[str], exhaustive: bool) -> str | None:
         return LATE
     if done.returncode == 0:
         return None
+    if done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED or "ERROR: not found:" in done.stderr:
+        raise ValueError(f"the list names tests that are not selected: {' '.join(tests)}")
     failed = re.search(r"^(?:FAILED|ERROR) (?:tests/)?(\S+)", done.stdout, re.MULTILINE)
     return failed[1] if failed else f"ended with status {done.returncode}"
 
