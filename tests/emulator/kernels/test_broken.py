@@ -43,11 +43,17 @@ def test_mutations_are_named(outcomes):
     assert named >= NAMED * runs, table
 
 
-@pytest.mark.parametrize("make", {m.make for m in MUTATIONS}, ids=lambda make: make.__name__)
+# Of swapped and pair_swizzle the data are wrong: there is no right kernel.
+RIGHT = [
+    m
+    for m in dict.fromkeys(m.make for m in MUTATIONS)
+    if m not in (broken.swapped, broken.pair_swizzle)
+]
+
+
+@pytest.mark.parametrize("make", RIGHT, ids=lambda make: make.__name__)
 def test_names_do_not_fit_the_right_kernel(make):
     """The control: what names a mutation is not said about the kernel that is right."""
-    if make in (broken.swapped, broken.pair_swizzle):
-        pytest.skip("wrong data: there is no right kernel")
     case = make(np.random.default_rng(0))
     report = case.run(0)
     assert case.judge() is None
