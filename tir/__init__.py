@@ -4,3 +4,7 @@ if __name__ != "blockscale.tir":
     raise ImportError(
         "import 'blockscale.tir', not 'tir': a second copy would register its intrinsics twice"
     )
+
+from blockscale.tir import script
+
+script.install()

@@ -119,23 +119,6 @@ def test_kernels_of_tvm_are_kept_by_their_text(monkeypatch, tmp_path):
     assert len(list(tmp_path.glob("??/*.o"))) == 2
 
 
-def test_the_quick_parser_makes_the_same():
-    """Kernels with inlined functions, parsed here, and in a process with TVM's own parser."""
-    from blockscale import catalog
-    from blockscale.base import host
-    from blockscale.specs import Spec
-
-    names = ("grouped_mm_nvfp4_e3_n48_k256_f32", "quantize_nvfp4_128x4_amax_f32")
-    code = (
-        "import sys; from blockscale import catalog; from blockscale.specs import Spec\n"
-        "for name in sys.argv[2:]: print(catalog.exported(Spec.parse(name), sys.argv[1], {}))"
-    )
-    command = [sys.executable, "-c", code, host.level(), *names]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-    made = [str(catalog.exported(Spec.parse(name), host.level(), {})) for name in names]
-    assert done.stdout == "\n".join([*made, ""])
-
-
 def test_trim_removes_what_was_not_used_for_longest(monkeypatch, tmp_path):
     monkeypatch.setenv("BLOCKSCALE_TEST_CACHE", str(tmp_path))
     made = [

@@ -27,7 +27,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.kit import quick_parser
 from tests.kit.paths import ROOT
 
 COMPILERS = ("nvcc", "ptxas", "gcc", "cc")
@@ -327,8 +326,7 @@ def one_at_a_time(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def install_tvm() -> None:
-    """Keep what TVM compiles, if it is loaded; let it parse faster."""
+    """Keep what TVM compiles, if it is loaded."""
     tirx = getattr(sys.modules.get("tvm"), "tirx", None)
     if tirx is not None and tirx.build.__module__ != __name__:
         tirx.build = _keeping(tirx.build)
-        quick_parser.install()
