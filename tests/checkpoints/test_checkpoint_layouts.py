@@ -136,8 +136,8 @@ def opened(path: Path, tensors: dict, config: dict | None = None) -> bs.checkpoi
 
 
 FORMS = {
-    "awq": ("marlin", "tiles64", "trtllm sm_90a a8"),
     "gpt-oss": ("128x4", "marlin", "tiles64"),
+    "awq": ("marlin", "tiles64", "trtllm sm_90a a8"),
     "nvfp4": ("128x4", "deepgemm", "marlin", "tiles64"),
     "ungated": ("128x4", "tiles64"),
     "plain": ("128x4", "deepgemm", "marlin", "tiles64"),
@@ -152,7 +152,7 @@ TRTLLM = ("trtllm sm_80", "trtllm sm_90a", "trtllm sm_90a a8")
 @pytest.mark.parametrize(
     ("form", "cases"),
     [
-        *few([pytest.param(form, cases, id=form) for form, cases in FORMS.items()]),
+        *few([pytest.param(form, cases, id=form) for form, cases in FORMS.items()], every=4),
         pytest.param("awq", TRTLLM, id="every trtllm", marks=pytest.mark.exhaustive),
     ],
 )

@@ -78,6 +78,7 @@ def test_every_help_text_shows_an_example(monkeypatch, capsys, command):
     assert f"Example: blockscale {' '.join(command)}".strip() in " ".join(out.split())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_the_example_of_the_group_runs_as_printed(monkeypatch, capsys, tmp_path):
     _, out, _ = call(monkeypatch, capsys, "--help")

@@ -16,6 +16,7 @@ from blockscale.compat.edgellm import Nvfp4Tensor
 from blockscale.specs import EdgeDown, EdgeUp, Spec
 from tests.kit.helpers import DTYPES
 from tests.kit.kernels import call, compiled, needs
+from tests.kit.pairwise import each, few
 from tests.reference import edgellm as ref
 
 TOLERANCE = 1e-5
@@ -99,7 +100,8 @@ SIZES = [(64, 64), (320, 192)]
 
 
 @pytest.mark.parametrize(
-    ("sizes", "level"), [((64, 1088), level) for level in LEVELS] + [(s, LEVELS[0]) for s in SIZES]
+    ("sizes", "level"),
+    few([((64, 1088), level) for level in LEVELS] + [(s, LEVELS[0]) for s in SIZES]),
 )
 def test_up_kernel(sizes, level):
     """Every level, all scale bytes that are finite, between bytes that must stay."""
@@ -115,7 +117,7 @@ def test_up_kernel(sizes, level):
     assert (z[-1, -1] == 0).all()
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", few(LEVELS))
 def test_down_kernel(level):
     """Every level; slots that are left out have weights that are NaN."""
     needs(level)
@@ -158,8 +160,7 @@ def test_up_w4a4(g):
     assert ref.row_error(z.numpy(), case.truth_up(values)).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("activation", ["relu2", "silu"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@each(activation=["relu2", "silu"], dtype=list(DTYPES))
 def test_down(activation, dtype):
     """The torch function: activations (some beyond silu's limits), dtypes of out and of z."""
     case = Case(192, 128, tokens=3, top_k=3)

@@ -13,6 +13,7 @@ from blockscale.specs import EdgeDown, EdgeUp
 from blockscale.tir.edgellm.passes_threads import CTAS, PARTS, down_rows, groups, up_rows
 from tests.edgellm.test_edgellm_ops import TOLERANCE, Case, kernel_inputs, tensor
 from tests.kit.gpu_library import library
+from tests.kit.pairwise import few
 from tests.quant.test_gpu_memory import call
 from tests.reference import edgellm as ref
 
@@ -36,7 +37,9 @@ def emulated(spec, arch):
 CASES = [(arch, spec) for arch, specs in SPECS.items() for spec in specs]
 
 
-@pytest.mark.parametrize(("arch", "spec"), CASES, ids=lambda value: getattr(value, "name", value))
+@pytest.mark.parametrize(
+    ("arch", "spec"), few(CASES), ids=lambda value: getattr(value, "name", value)
+)
 def test_kernels(arch, spec):
     """Slots that are left out are zero; outputs and what is beside them are as they should be."""
     case = Case(spec.hidden, spec.intermediate, bytes_=(0, 200))

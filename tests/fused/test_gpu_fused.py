@@ -87,7 +87,7 @@ NORMS = [
 
 
 @pytest.mark.parametrize(
-    ("arch", "rows", "name"), few(NORMS), ids=[f"{n}-{r}" for _, r, n in NORMS]
+    ("arch", "rows", "name"), few(NORMS, every=3), ids=[f"{n}-{r}" for _, r, n in NORMS]
 )
 def test_norm(use, arch, rows, name):
     """Whole warps and parts of them, one block a thread and several, padding everywhere."""
@@ -147,7 +147,7 @@ SPECIAL = [
 ]
 
 
-@pytest.mark.parametrize(("arch", "name"), SPECIAL, ids=[name for _, name in SPECIAL])
+@pytest.mark.parametrize(("arch", "name"), few(SPECIAL), ids=[name for _, name in SPECIAL])
 def test_special_values(use, arch, name):
     """NaN, infinity, zeros and the ends of the range, alone and in whole blocks and rows."""
     use(arch)
@@ -185,7 +185,7 @@ ACTS = [
 
 
 @pytest.mark.parametrize(
-    ("arch", "rows", "blocks", "name"), few(ACTS), ids=[f"{n}-{r}" for _, r, _, n in ACTS]
+    ("arch", "rows", "blocks", "name"), few(ACTS, every=3), ids=[f"{n}-{r}" for _, r, _, n in ACTS]
 )
 def test_activation(use, arch, rows, blocks, name):
     use(arch)
@@ -287,7 +287,7 @@ RESOURCES = [
 ]
 
 
-@pytest.mark.parametrize("name", RESOURCES)
+@pytest.mark.parametrize("name", few(RESOURCES))
 def test_registers(name):
     """Default schedules keep everything in registers, few enough for their threads."""
     spec = Spec.parse(name)

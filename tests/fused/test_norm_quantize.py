@@ -9,6 +9,7 @@ from tests.kit.fused_kernels import drawn, kernel, run
 from tests.kit.helpers import DTYPES, as_bytes, golden, same, same_bytes, tensor, widen
 from tests.kit.kernels import LEVELS, needs
 from tests.kit.norms import SPECIAL, expected, inputs
+from tests.kit.pairwise import each, few
 from tests.reference import core as ref
 from tests.reference import fused as fused
 
@@ -57,15 +58,16 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("rows", "name"), CASES, ids=[f"{n}-{r}" for r, n in CASES])
+@pytest.mark.parametrize(("rows", "name"), few(CASES), ids=[f"{n}-{r}" for r, n in CASES])
 def test_sizes_and_options(rows, name):
     """Every option somewhere; 80 and 96 columns leave padding columns beside the scales."""
     spec = Spec.parse(name)
     check(spec, inputs(spec, rows, seed=rows), global_scale=0.013)
 
 
-@pytest.mark.parametrize("level", ["avx512", "plain"])
-@pytest.mark.parametrize("name", ["add_rmsnorm_nvfp4_h1536_both_y_bf16", "rmsnorm_mxfp4_h96_f16"])
+@each(
+    level=["avx512", "plain"], name=["add_rmsnorm_nvfp4_h1536_both_y_bf16", "rmsnorm_mxfp4_h96_f16"]
+)
 def test_space(name, level):
     """Whatever is drawn computes the same; 3 blocks a row have one size of tile only."""
     needs(level)
@@ -74,8 +76,7 @@ def test_space(name, level):
         check(spec, inputs(spec, 9, seed), function=drawn(spec, level, seed))
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", ["add_rmsnorm_nvfp4_h64_y_bf16", "add_rmsnorm_mxfp4_h96_y_f16"])
+@each(level=LEVELS, name=["add_rmsnorm_nvfp4_h64_y_bf16", "add_rmsnorm_mxfp4_h96_y_f16"])
 def test_sums_of_squares(level, name):
     """Every bit of S counts: eps takes all but its last five away.
 
@@ -148,7 +149,7 @@ SPECIAL_NAMES = [
 ]
 
 
-@pytest.mark.parametrize("name", SPECIAL_NAMES)
+@pytest.mark.parametrize("name", few(SPECIAL_NAMES))
 def test_special_values(name):
     """A row for each special value, alone, in a whole block and everywhere; -0 in the weight.
 

@@ -11,6 +11,7 @@ from blockscale.ops import call, checks
 from blockscale.runtime import jit
 from blockscale.specs import ActQuantize, NormQuantize
 from tests.kit.helpers import DTYPES, as_bytes, fill_freed_memory, one, same, same_bytes, widen
+from tests.kit.pairwise import each
 from tests.reference import core as ref
 from tests.reference import fused as fused
 
@@ -197,10 +198,10 @@ def expected_act(name, x, block, scale_format, g=1.0):
     return ref.pack(codes), byte
 
 
-@pytest.mark.parametrize(("block", "scale_format"), FORMATS)
-@pytest.mark.parametrize("name", GATED)
-def test_activations(name, block, scale_format):
+@each(form=FORMATS, name=list(GATED))
+def test_activations(name, form):
     """Both layouts, allocated and given, against the activation in float64."""
+    block, scale_format = form
     x = normal(2, 9, 2 * 320, dtype="float16")
     packed, byte = expected_act(name, x, block, scale_format, 0.11)
     options = {"block_size": block, "scale_format": scale_format, "global_scale": one(0.11)}

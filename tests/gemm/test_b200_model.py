@@ -12,6 +12,7 @@ from blockscale.base.formats import GEMM
 from blockscale.specs.plans.gemm import OUT_BYTES, GemmPlan
 from blockscale.tuning.b200 import B200, FITTED, epilogue_clocks, grid, time_us
 from tests.kit.fake_workload import DECODE
+from tests.kit.pairwise import each
 from tests.kit.paths import ROOT
 
 PLAN = GemmPlan(
@@ -50,8 +51,7 @@ def sized(plan: GemmPlan, size: int) -> GemmPlan:
     return replace(plan, n=size, k=size)
 
 
-@pytest.mark.parametrize("fmt", GEMM)
-@pytest.mark.parametrize("shape", SHAPES)
+@each(fmt=list(GEMM), shape=SHAPES)
 def test_no_time_is_below_what_the_hardware_allows(fmt, shape):
     m, n, k = shape
     flop_clock = 32768 if GEMM[fmt].a.bits == 4 else 16384

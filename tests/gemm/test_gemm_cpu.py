@@ -17,7 +17,7 @@ from blockscale.specs import GroupedMmFp4, MmFp4
 from blockscale.tuning.worker import Argument
 from tests.kit.gemm_operands import FORMATS, grouped, operand, tensor
 from tests.kit.kernels import LEVELS, call, compiled, needs
-from tests.kit.pairwise import pairs
+from tests.kit.pairwise import each
 from tests.reference import core as ref
 
 ROWS = (0, 1, 3, 4, 5, 16, 49, 130)
@@ -68,7 +68,7 @@ def check(kernel, spec):
     (check_mm if isinstance(spec, MmFp4) else check_grouped)(kernel, spec)
 
 
-@pairs(kind=KINDS, fmt=FORMATS, size=[WHOLE, RAGGED], level=LEVELS)
+@each(kind=KINDS, fmt=FORMATS, size=[WHOLE, RAGGED], level=LEVELS)
 def test_default(kind, fmt, size, level):
     """Without search."""
     needs(level)
@@ -76,7 +76,7 @@ def test_default(kind, fmt, size, level):
     check(compiled(spec, level), spec)
 
 
-@pairs(fmt=FORMATS, kind=KINDS, level=["avx512bf16", "plain"])
+@each(fmt=FORMATS, kind=KINDS, level=["avx512bf16", "plain"])
 def test_replay(fmt, kind, level):
     """Traces of the last sketch, found on static workloads, serve the exported function."""
     needs(level)
@@ -138,8 +138,9 @@ def test_a_fresh_process_registers_what_traces_name():
 import sys
 from blockscale.tir import intrin
 from tvm.s_tir import TensorIntrin
-intrin.register_named("")
-for name in sys.stdin.read().split():
+text = sys.stdin.read()
+intrin.register_named(text)
+for name in text.split():
     TensorIntrin.get(name)
 """
     assert len(names) >= 6

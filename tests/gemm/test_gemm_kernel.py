@@ -17,7 +17,7 @@ from blockscale.lower.gemm.source import constants, source
 from blockscale.lower.nvcc import compile_cuda_source
 from blockscale.specs.plans.gemm import GemmPlan, PlanError
 from tests.kit import gemm_harness as harness
-from tests.kit.pairwise import each, pairs, seeds, those
+from tests.kit.pairwise import each, few, pairs, seeds, those
 
 ROWS, COLUMNS, DEPTHS = (1, 7, 128, 200, 257), (64, 256, 384), (128, 512, 448)
 
@@ -75,7 +75,7 @@ def test_formats_and_sizes(number: int) -> None:
     run(plan, m, bias=number % 2 == 1, alpha=number % 3 > 0)
 
 
-@pytest.mark.parametrize("name", STRUCTURES)
+@pytest.mark.parametrize("name", few(list(STRUCTURES)))
 def test_structures(name: str) -> None:
     """Every structure on ragged sizes, several tiles a cluster."""
     run(harness.plan(n=384, k=448, **STRUCTURES[name]), 257, bias=True, alpha=True)
@@ -96,7 +96,7 @@ GROUPED: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("number", range(len(GROUPED)))
+@pytest.mark.parametrize("number", few(range(len(GROUPED))))
 def test_grouped(number: int) -> None:
     """Experts with 0, 1, 128 and 300 rows, an alpha each."""
     plan = harness.plan(experts=4, n=200, k=256, **GROUPED[number])

@@ -8,6 +8,7 @@ import torch
 
 import blockscale as bs
 from tests.kit.helpers import DTYPES, golden, rejects, same_bytes
+from tests.kit.pairwise import few
 from tests.reference import int4 as ref
 
 GOLDEN = {
@@ -41,7 +42,7 @@ def weight(e, k, n, bits=4, seed=0):
 # ---- Weights ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", GOLDEN)
+@pytest.mark.parametrize("name", few(list(GOLDEN)))
 def test_golden(name):
     """The bytes of TensorRT-LLM's own code, from uint8 and int8, with and without experts."""
     data, options = golden("int4_E1_K64_N64"), GOLDEN[name]
@@ -57,7 +58,7 @@ def test_golden(name):
         same_bytes(flat.numpy().view(np.uint8), data[name][0])
 
 
-@pytest.mark.parametrize(("sm", "activation", "moe", "steps", "bits"), CASES)
+@pytest.mark.parametrize(("sm", "activation", "moe", "steps", "bits"), few(CASES, every=3))
 def test_every_mode(sm, activation, moe, steps, bits):
     """All architectures and activations, against the steps one by one, and back."""
     options = {"sm": sm, "activation": activation, "moe": moe, "bits": bits}

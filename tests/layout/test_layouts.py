@@ -6,6 +6,7 @@ import torch
 
 from blockscale import layouts
 from tests.kit.helpers import as_bytes, rejects, same_bytes
+from tests.kit.pairwise import each
 
 
 def distinct(*shape, seed=0):
@@ -143,8 +144,7 @@ def marlin_position(order, m):
     return 8 * (m % 8 // 2) + 2 * (m // 8) + m % 2
 
 
-@pytest.mark.parametrize("order", ["group", "column", "e4m3"])
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e4m3fn, torch.float16])
+@each(order=["group", "column", "e4m3"], dtype=[torch.uint8, torch.float8_e4m3fn, torch.float16])
 def test_marlin(order, dtype):
     """Every scale at its position of the piece; dtype and shape stay; and back."""
     piece = 32 if order == "column" else 64

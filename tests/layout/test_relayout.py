@@ -89,7 +89,7 @@ CHECKED = [
 """The functions on top of the kernels test the others: test_int4, test_layouts."""
 
 
-@pytest.mark.parametrize(("name", "level"), few(CHECKED))
+@pytest.mark.parametrize(("name", "level"), few(CHECKED, every=3))
 def test_kernels(name, level):
     """Default schedules, every size at run time."""
     needs(level)
@@ -108,7 +108,7 @@ def test_plain_loops():
             check(name, *((None, kernel) if inverse else (kernel, None)))
 
 
-@pytest.mark.parametrize(("name", "seed"), [("int4_a16", 1), ("8x4", 2)])
+@pytest.mark.parametrize(("name", "seed"), few([("8x4", 2), ("int4_a16", 1)]))
 def test_cpu_space(name, seed):
     """Traces found on the static instance serve the exported function."""
     level, kernels = host.level(), []

@@ -23,7 +23,7 @@ from blockscale.specs import FusedMoe, MoeRoute
 from blockscale.tir.moe import fused_moe as tir_moe
 from tests.kit.helpers import DTYPES
 from tests.kit.kernels import LEVELS, call, compiled, needs
-from tests.kit.pairwise import few
+from tests.kit.pairwise import each, few
 from tests.reference import core as ref
 from tests.reference import moe as moe
 
@@ -133,14 +133,13 @@ def check(kernel, spec, tokens=TOKENS, kinds=moe.ROUTINGS, **options):
                 assert ref.row_error(y.reshape(1, -1), truth.reshape(1, -1)).max() < 1e-3
 
 
-@pytest.mark.parametrize("spec", few([*SPECS, *QUANTISED]), **by_name)
+@pytest.mark.parametrize("spec", few([*SPECS, *QUANTISED], every=3), **by_name)
 def test_layer(spec):
     """This machine's level, all routings."""
     check(compiled(spec, host.level()), spec)
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("spec", [SPECS[0], SPECS[5]], **by_name)
+@each(level=LEVELS, spec=[SPECS[0], SPECS[5]])
 def test_levels(spec, level):
     """Vectors of other widths."""
     needs(level)

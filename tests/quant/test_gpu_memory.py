@@ -21,7 +21,7 @@ from tests.kit.gpu_library import library
 from tests.kit.helpers import DTYPES, packed_tensor, random_matrix, same, same_bytes, tensor
 from tests.kit.helpers import widen as wide
 from tests.kit.kernels import byte_tensor
-from tests.kit.pairwise import few, those
+from tests.kit.pairwise import each, few, those
 from tests.reference import core as ref
 
 CHANGED = ""
@@ -109,7 +109,7 @@ QUANTIZE = [
 ]
 
 
-@pytest.mark.parametrize(("name", "arch"), few(QUANTIZE))
+@pytest.mark.parametrize(("name", "arch"), few(QUANTIZE, every=3))
 def test_quantize_at_the_edges(name, arch):
     """Also at global scales with which intermediate numbers overflow or underflow."""
     spec = Spec.parse(name)
@@ -251,7 +251,9 @@ def with_choices(monkeypatch):
     return use
 
 
-@pytest.mark.parametrize(("pick", "name", "blocks"), [(i, *case) for i, case in enumerate(RAGGED)])
+@pytest.mark.parametrize(
+    ("pick", "name", "blocks"), few([(i, *case) for i, case in enumerate(RAGGED)])
+)
 def test_threads_beyond_a_swizzled_grid(with_choices, pick, name, blocks):
     """Every number of warps and of rows: no check but the kernel's own keeps threads in bounds."""
     with_choices(pick)
@@ -261,8 +263,7 @@ def test_threads_beyond_a_swizzled_grid(with_choices, pick, name, blocks):
         check_quantize(spec, "sm_90a", tensor(x, spec.dtype), 0.37)
 
 
-@pytest.mark.parametrize("pick", range(3))
-@pytest.mark.parametrize("name", ["swizzle_128x4", "unswizzle_128x4"])
+@each(pick=range(3), name=["swizzle_128x4", "unswizzle_128x4"])
 def test_swizzle_by_other_threads(with_choices, name, pick):
     """CTAs of every width and height, the last one of a row beyond the columns."""
     with_choices(pick)
@@ -296,7 +297,7 @@ WAITING = [
 ]
 
 
-@pytest.mark.parametrize("name", WAITING)
+@pytest.mark.parametrize("name", few(WAITING))
 def test_every_kernel_waits_for_the_one_before(name):
     """Programmatic launches: no access of memory comes before the wait."""
     spec = Spec.parse(name)

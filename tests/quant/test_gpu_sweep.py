@@ -23,6 +23,7 @@ from blockscale.specs import ScaleSweep
 from blockscale.tir.quant.scale_sweep import scale_sweep_threads
 from tests.kit.helpers import DTYPES, same, tensor
 from tests.kit.kernels import compiled
+from tests.kit.pairwise import few
 from tests.quant.test_scale_sweep import judge
 from tests.reference import core as ref
 
@@ -225,7 +226,7 @@ def test_one_changed_candidate_wins(at, value):
 
 @pytest.mark.parametrize(
     ("dtype", "size"),
-    [("float32", 1), ("float16", 7), ("bfloat16", 32), ("float32", 48), ("bfloat16", 128)],
+    few([("float32", 1), ("float16", 7), ("bfloat16", 32), ("float32", 48), ("bfloat16", 128)]),
 )
 def test_other_block_sizes(dtype, size):
     """Every candidate, in plain loops; blocks above 32 are not held in registers."""
@@ -242,7 +243,7 @@ def test_description_of_the_intrinsic(dtype):
     check(kernel(spec, "sm_90a", sketch=-1), spec, data(dtype, 3.1)[::9], 3.1)
 
 
-@pytest.mark.parametrize("sketch", range(len(gpu_sweep.scale_sweep_sketches(ScaleSweep()))))
+@pytest.mark.parametrize("sketch", few(range(len(gpu_sweep.scale_sweep_sketches(ScaleSweep())))))
 def test_sampled_schedules(sketch):
     """Every sketch with drawn decisions; the last CTA, or its last part, is not full."""
     spec = ScaleSweep("bfloat16")

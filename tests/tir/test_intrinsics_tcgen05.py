@@ -12,6 +12,7 @@ import pytest
 from blockscale.base.formats import E2M1, E4M3, GEMM
 from blockscale.emulator import EmulationError, launch
 from blockscale.tir.intrin import tcgen05
+from tests.kit.pairwise import few
 from tests.kit.tcgen05_kernels import call_text, compiled, kernel, padded, run, run_desc, swizzled
 
 SEEDS = range(3)
@@ -139,7 +140,7 @@ def run_mma(ptx, entry, shape, rng):
     return bool((np.abs(d.astype(np.float64) - want) <= tolerance).all())
 
 
-@pytest.mark.parametrize("number", range(len(MMAS)), ids=[shape.name for shape in MMAS])
+@pytest.mark.parametrize("number", few(range(len(MMAS))), ids=[shape.name for shape in MMAS])
 def test_mma(number):
     """Every kind, M 128 and 256, N from 32 to 256, both orders of operands."""
     for seed in SEEDS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 
@@ -12,48 +13,59 @@ def register_named(trace: str) -> None:
 
         hopper.register_named(trace)
         return
-    register_cpu()
-    if "_dots_" in trace:
-        register_moe()
-    if "edgellm_" in trace:
-        from blockscale.tir.intrin.x86 import edgellm as x86_edgellm
-
-        x86_edgellm.register_all()
-    if "int4_" in trace:
-        from blockscale.tir.intrin.x86 import int4 as x86_int4
-
-        x86_int4.register_named(trace)
-    if "cuda_" in trace:
-        register_gpu()
     if "tcgen05_" in trace:
         from blockscale.tir.intrin import tcgen05
 
         tcgen05.register_named(trace)
+    if "int4_" in trace:
+        from blockscale.tir.intrin.x86 import int4 as x86_int4
+
+        x86_int4.register_named(trace)
+    from blockscale.tir.intrin.operands import describing, registered
+
+    with describing():
+        describe_cpu()
+        if "_dots_" in trace:
+            describe_moe()
+        if "edgellm_" in trace:
+            describe_edgellm()
+        if "cuda_" in trace:
+            describe_gpu()
+    registered(set(re.findall(r"\w+", trace)))
 
 
 @cache
-def register_gpu() -> None:
-    """Register every CUDA intrinsic, which takes seconds."""
+def describe_gpu() -> None:
+    """Describe every CUDA intrinsic."""
     from blockscale.tir.intrin.cuda import act as cuda_act
     from blockscale.tir.intrin.cuda import blocks as cuda_blocks
+    from blockscale.tir.intrin.cuda import edgellm as cuda_edgellm
     from blockscale.tir.intrin.cuda import fused as cuda_fused
     from blockscale.tir.intrin.cuda import sweep as cuda_sweep
 
-    for module in (cuda_act, cuda_blocks, cuda_fused, cuda_sweep):
+    for module in (cuda_act, cuda_blocks, cuda_edgellm, cuda_fused, cuda_sweep):
         module.register_all()
 
 
 @cache
-def register_moe() -> None:
-    """Register the x86 intrinsics of MoE layers, which takes seconds."""
+def describe_moe() -> None:
+    """Describe the x86 intrinsics of MoE layers."""
     from blockscale.tir.intrin.x86 import words as x86_words
 
     x86_words.register_all()
 
 
 @cache
-def register_cpu() -> None:
-    """Register every x86 intrinsic but those of `register_moe`."""
+def describe_edgellm() -> None:
+    """Describe the x86 intrinsics of Edge-LLM."""
+    from blockscale.tir.intrin.x86 import edgellm as x86_edgellm
+
+    x86_edgellm.register_all()
+
+
+@cache
+def describe_cpu() -> None:
+    """Describe every x86 intrinsic but those of MoE layers, INT4 and Edge-LLM."""
     from blockscale.base.formats import QUANTIZED
     from blockscale.tir.intrin.x86 import fused as x86_fused
     from blockscale.tir.intrin.x86 import gemm as x86_gemm

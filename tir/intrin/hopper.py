@@ -9,7 +9,7 @@ as the MMA wants it (PTX ISA 9.7.14.5.8, 9.7.15.5.2).
 from __future__ import annotations
 
 import re
-from functools import cache, partial
+from functools import partial
 
 from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
@@ -18,7 +18,7 @@ from blockscale.base.formats import MOE
 from blockscale.specs.plans.moe import scale_count
 from blockscale.tir.common import i64
 from blockscale.tir.intrin.cuda import blocks as cuda_blocks
-from blockscale.tir.intrin.operands import Operand, copy, register
+from blockscale.tir.intrin.operands import Operand, copy, intrinsic, register
 from blockscale.tir.moe.tiles import WORDS, decoded, f32
 
 HEADER = '#include "moe_gemm.cuh"\n'
@@ -70,7 +70,7 @@ call = partial(cuda_blocks.call, header=HEADER)
 # ---- Loads --------------------------------------------------------------------------------------
 
 
-@cache
+@intrinsic
 def bulk_copy(blocks: int, count: int, dtype: str) -> str:
     """Register and name: copy codes or scales of the expert's matrix to shared memory.
 
@@ -87,7 +87,7 @@ def bulk_copy(blocks: int, count: int, dtype: str) -> str:
     return copy(name, shape, dtype, ("global", SMEM), move, table=True)
 
 
-@cache
+@intrinsic
 def row_copy(dtype: str, gather: bool) -> str:
     """Register and name: copy 64 elements of a row of x to a row of 128 bytes in shared memory.
 
@@ -102,7 +102,7 @@ def row_copy(dtype: str, gather: bool) -> str:
 # ---- Decoding -----------------------------------------------------------------------------------
 
 
-@cache
+@intrinsic
 def decode(fmt: str, group: int, zeros: bool, dtype: str) -> str:
     """Register and name: decode 16 rows x 64 k to the A fragments of four steps, in registers.
 
@@ -134,13 +134,13 @@ def decode(fmt: str, group: int, zeros: bool, dtype: str) -> str:
 # ---- Products -----------------------------------------------------------------------------------
 
 
-@cache
+@intrinsic
 def mma(dtype: str) -> str:
     """Register and name: mma.sync of 16 rows of weights and 8 tokens (PTX ISA 9.7.14.5.14)."""
     return _product(f"mma_m16n8k16_{_TYPES[dtype]}f32", 16, 8, dtype, "bs_mma16816")
 
 
-@cache
+@intrinsic
 def wgmma(tokens: int, dtype: str) -> str:
     """Register and name: wgmma of 64 rows of weights, in registers (PTX ISA 9.7.15.5.2)."""
     name = f"wgmma_m64n{tokens}k16_{_TYPES[dtype]}f32"

@@ -8,10 +8,11 @@ returns the expression to evaluate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache, wraps
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec
 
 from tvm.ir import Expr as PrimExpr
 from tvm.s_tir import TensorIntrin
@@ -54,18 +55,65 @@ class Operand(NamedTuple):
         return buffer
 
 
+_makers: dict[str, Callable[[], None]] = {}
+"""What registers an intrinsic, by name: those that are described and not registered."""
+_describing = False
+
+P = ParamSpec("P")
+
+
+def intrinsic(describe: Callable[P, str]) -> Callable[P, str]:
+    """Decorate a function that calls `register`: it is called once for the same arguments."""
+    described = cache(describe)
+
+    @wraps(describe)
+    def named(*args: P.args, **kwargs: P.kwargs) -> str:
+        name = described(*args, **kwargs)
+        if not _describing:
+            registered([name])
+        return name
+
+    return named
+
+
 def register(
     name: str, operands: Sequence[Operand], desc: Body, impl: Body, reads: str | None = None
 ) -> str:
-    """Register a tensor intrinsic, again if need be; return its name, for `Schedule.tensorize`.
+    """Describe a tensor intrinsic, again if need be; return its name, for `Schedule.tensorize`.
+
+    TVM knows it once the `intrinsic` that describes it has returned; its two functions are made
+    then, which takes longer than to describe it.
 
     ``reads``: names of the operands in the order in which the op's block reads them; without it
     those that are updated, and then those that are read only.
     """
     order = reads.split() if reads else _reads(operands)
-    made = (_function(operands, body, order) for body in (desc, impl))
-    TensorIntrin.register(name, *made, override=True)
+
+    def make() -> None:
+        made = (_function(operands, body, order) for body in (desc, impl))
+        TensorIntrin.register(name, *made, override=True)
+
+    _makers[name] = make
     return name
+
+
+@contextmanager
+def describing() -> Iterator[None]:
+    """Let intrinsics be described and not registered: `registered` then takes those in use."""
+    global _describing
+    before, _describing = _describing, True
+    try:
+        yield
+    finally:
+        _describing = before
+
+
+def registered(names: Iterable[str]) -> None:
+    """Register those of these intrinsics that are described; other names are passed over."""
+    for name in names:
+        make = _makers.pop(name, None)
+        if make is not None:
+            make()
 
 
 def _reads(operands: Sequence[Operand]) -> list[str]:

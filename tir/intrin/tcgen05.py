@@ -10,7 +10,7 @@ are byte c of column r / 32, lane r % 32 (PTX ISA 9.7.16.10.7).
 from __future__ import annotations
 
 import re
-from functools import cache, partial
+from functools import partial
 from typing import NamedTuple
 
 from tvm.ir import Expr as PrimExpr
@@ -21,7 +21,7 @@ from blockscale.tir import formats
 from blockscale.tir.common import i64
 from blockscale.tir.gemm.tiles import ATOM_BYTES
 from blockscale.tir.intrin import tma
-from blockscale.tir.intrin.operands import Operand, nest, register
+from blockscale.tir.intrin.operands import Operand, intrinsic, nest, register
 from blockscale.tir.intrin.tma import SMEM, TMEM, call, tile_copy
 
 _NAMES = {
@@ -97,7 +97,7 @@ def _element_format(kind: str, code: Number) -> int:
     return 5 if kind == "mxf8f6f4" else 1
 
 
-@cache
+@intrinsic
 def mma(shape: Mma) -> str:
     """Register and name: d += (x * sfx) (y * sfy)^T, one instruction (PTX ISA 9.7.16.10.9.1).
 
@@ -170,7 +170,7 @@ def _first_byte(scales: T.Buffer) -> PrimExpr:
     return T.Cast("int32", scales.elem_offset % i64(4))
 
 
-@cache
+@intrinsic
 def scale_copy(group: int) -> str:
     """Register and name: a 128x4 tile of scales to tensor memory (PTX ISA 9.7.16.9.1).
 
@@ -199,7 +199,7 @@ READ_COLUMNS = (16, 32)
 """Columns that tcgen05.ld may read at once."""
 
 
-@cache
+@intrinsic
 def read_accumulator(columns: int) -> str:
     """Register and name: 32 lanes of the accumulator to the registers of a warp."""
     return tile_copy(

@@ -11,12 +11,12 @@ between the TMA load and the MMA.  Scales are 128x4 tiles of 512 bytes.
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 
 from blockscale.tir.common import i64
 from blockscale.tir.gemm.tiles import ATOM_BYTES
 from blockscale.tir.intrin.cuda import blocks as cuda_blocks
-from blockscale.tir.intrin.operands import copy
+from blockscale.tir.intrin.operands import copy, intrinsic
 
 HEADER = '#include "tcgen05.cuh"\n'
 """What declares the device functions."""
@@ -45,7 +45,7 @@ def tile_copy(
     return copy(full_name, tuple(map(i64, shape)), dtype, scopes, move, expert)
 
 
-@cache
+@intrinsic
 def load(rows: int, tile_bytes: int, row_bytes: int, group: int, expert: bool = False) -> str:
     """Register and name: load ``rows`` rows to shared memory, swizzled over their width.
 
@@ -63,14 +63,14 @@ def load(rows: int, tile_bytes: int, row_bytes: int, group: int, expert: bool = 
     return tile_copy(name, (rows, tile_bytes), "uint8", ("global", SMEM), function, expert)
 
 
-@cache
+@intrinsic
 def load_scales(group: int, expert: bool = False) -> str:
     """Register and name: load a 128x4 tile of scales to shared memory."""
     name, function = f"tma_load_scales_cg{group}", f"bs_tma_load_3d<{group}>"
     return tile_copy(name, (ATOM_BYTES,), "uint8", ("global", SMEM), function, expert)
 
 
-@cache
+@intrinsic
 def store(rows: int, cols: int, dtype: str) -> str:
     """Register and name: store a tile of d from shared memory."""
     return tile_copy(

@@ -14,10 +14,10 @@ from blockscale.tir.fused.act_quantize import block_byte, block_code, block_fact
 from blockscale.tir.fused.act_quantize_threads import NUMBERS, activated
 from blockscale.tir.intrin.cuda.blocks import CLASS, ONE, codes_step, local, scalar_step
 from blockscale.tir.intrin.cuda.fused import call
-from blockscale.tir.intrin.operands import Operand, nest, register
+from blockscale.tir.intrin.operands import Operand, intrinsic, nest, register
 
 
-@cache
+@intrinsic
 def activate(activation: str, dtype: str, count: int) -> str:
     """Register and name: a block of `act_rows.activated`, within a few units of float32."""
     size = i64(count)
@@ -49,7 +49,7 @@ def _rule(scale_format: str, count: int, dtype: str) -> ActQuantize:
 GLOBAL_SCALE = Operand("G", (ONE,), "float32")
 
 
-@cache
+@intrinsic
 def scale_of(scale_format: str) -> str:
     """Register and name: a block's scale byte in FlashInfer's exact mode."""
     spec = _rule(scale_format, 32, "bfloat16")
@@ -63,7 +63,7 @@ def scale_of(scale_format: str) -> str:
     )
 
 
-@cache
+@intrinsic
 def factor_of(scale_format: str) -> str:
     """Register and name: what a block's values are multiplied with in that mode."""
     spec = _rule(scale_format, 32, "bfloat16")
@@ -83,7 +83,7 @@ def factor_of(scale_format: str) -> str:
     )
 
 
-@cache
+@intrinsic
 def codes_of(dtype: str, count: int) -> str:
     """Register and name: E2M1 codes of ``count`` 16-bit elements times a factor."""
     spec = _rule("e4m3", count, dtype)
@@ -98,7 +98,7 @@ def codes_of(dtype: str, count: int) -> str:
 
 @cache
 def register_all() -> None:
-    """Register every intrinsic of this module, for `blockscale.tir.intrin.register_gpu`."""
+    """Register every intrinsic of this module, for `blockscale.tir.intrin.describe_gpu`."""
     for dtype in SIXTEEN_BIT:
         for count in (16, 32):
             codes_of(dtype, count)

@@ -20,7 +20,7 @@ from blockscale.specs import Quantize
 from blockscale.tir import formats
 from blockscale.tir.common import i64, widen
 from blockscale.tir.gemm.linear import weight_value
-from blockscale.tir.intrin.operands import Body, Operand, copy, nest, register
+from blockscale.tir.intrin.operands import Body, Operand, copy, intrinsic, nest, register
 from blockscale.tir.quant.quantize import element_code, pack_codes, scale_byte
 
 HEADER = '#include "fp4.cuh"\n'
@@ -46,13 +46,13 @@ local = partial(Operand, scope="local")
 ONE, TWO = i64(1), i64(2)
 
 
-@cache
+@intrinsic
 def load(dtype: str, count: int, hint: str) -> str:
     """Register and name: copy ``count`` elements to registers, 16 bytes an instruction."""
     return _access("load", dtype, count, hint, ("global", "local"))
 
 
-@cache
+@intrinsic
 def store(dtype: str, count: int, hint: str) -> str:
     """Register and name: copy ``count`` elements from registers, 16 bytes an instruction."""
     return _access("store", dtype, count, hint, ("local", "global"))
@@ -69,7 +69,7 @@ def moved(function: str, target: T.Buffer, source: T.Buffer, header: str = HEADE
     return call(function, target.access_ptr("w"), source.access_ptr("r"), header=header)
 
 
-@cache
+@intrinsic
 def amax(dtype: str, count: int) -> str:
     """Register and name: the largest magnitude of ``count`` elements, as float32 bits."""
     function = f"bs_amax<{CLASS[dtype]}, {count}>"
@@ -139,7 +139,7 @@ def _step(
     return scalar_step(name, given, out, expression, partial(call, function, dtype=out))
 
 
-@cache
+@intrinsic
 def scale_of(fmt: str, rounding: str, dtype: str) -> str:
     """Register and name: `quantize.scale_byte`, of the maximum of elements of ``dtype``."""
     spec = Quantize(fmt, dtype, rounding=rounding)
@@ -153,7 +153,7 @@ def scale_of(fmt: str, rounding: str, dtype: str) -> str:
     )
 
 
-@cache
+@intrinsic
 def divisor_of(fmt: str) -> str:
     """Register and name: a scale byte's value times the global scale."""
     row = QUANTIZED[fmt]
@@ -165,7 +165,7 @@ def divisor_of(fmt: str) -> str:
     )
 
 
-@cache
+@intrinsic
 def encode(fmt: str, dtype: str, known: bool) -> str:
     """Register and name: E2M1 codes of a block's elements over a divisor.
 
@@ -218,7 +218,7 @@ def codes_step(
     return register(name, operands, desc, impl, reads)
 
 
-@cache
+@intrinsic
 def decode(count: int) -> str:
     """Register and name: ``count`` E2M1 codes times their block scale, float32."""
     size, half = i64(count), i64(count // 2)
@@ -241,7 +241,7 @@ def decode(count: int) -> str:
     return register(f"cuda_decode_x{count}", operands, desc, impl)
 
 
-@cache
+@intrinsic
 def store_rounded(dtype: str, count: int, hint: str) -> str:
     """Register and name: ``count`` float32 rounded to ``dtype`` and stored."""
     function = f"bs_store_rounded<{CLASS[dtype]}, {count}, {hint}>"

@@ -5,8 +5,6 @@ The *impl* calls ``bs_edge_dot`` of ``blockscale/lower/native/edgellm.cuh``.
 
 from __future__ import annotations
 
-from functools import cache
-
 from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
 
@@ -14,13 +12,13 @@ from blockscale.base.edgellm_index import BLOCK
 from blockscale.tir.common import i64
 from blockscale.tir.edgellm.passes import code_value
 from blockscale.tir.intrin.cuda.blocks import HINTS, call, load, local
-from blockscale.tir.intrin.operands import register
+from blockscale.tir.intrin.operands import intrinsic, register
 
 HEADER = '#include "edgellm.cuh"\n'
 """What declares the device function; nvcc looks for it in blockscale/native."""
 
 
-@cache
+@intrinsic
 def dot(columns: int) -> str:
     """Register and name: ``sums[c] += sum_k a[k] * e2m1(codes[k, c])``, 16 rows k."""
     C, half, K, two = i64(columns), i64(columns // 2), i64(BLOCK), i64(2)

@@ -25,7 +25,7 @@ from blockscale.tir.intrin.cuda.blocks import (
     mapped,
     scalar_step,
 )
-from blockscale.tir.intrin.operands import Operand, register
+from blockscale.tir.intrin.operands import Operand, intrinsic, register
 
 HEADER = '#include "fp4_fused.cuh"\n'
 """What declares the device functions; nvcc looks for it in blockscale/native."""
@@ -33,7 +33,7 @@ HEADER = '#include "fp4_fused.cuh"\n'
 call = partial(cuda_blocks.call, header=HEADER)
 
 
-@cache
+@intrinsic
 def widened(dtype: str, count: int) -> str:
     """Register and name: ``count`` elements as float32."""
     size = (i64(count),)
@@ -47,7 +47,7 @@ def widened(dtype: str, count: int) -> str:
     )
 
 
-@cache
+@intrinsic
 def add(dtype: str, count: int) -> str:
     """Register and name: sums of ``count`` elements and residuals, float32."""
     size = (i64(count),)
@@ -61,7 +61,7 @@ def add(dtype: str, count: int) -> str:
     )
 
 
-@cache
+@intrinsic
 def factor(convention: str) -> str:
     """Register and name: the factor of the values, from the global scale."""
     return scalar_step(
@@ -74,7 +74,7 @@ def factor(convention: str) -> str:
     )
 
 
-@cache
+@intrinsic
 def square_sum(count: int) -> str:
     """Register and name: the sums of the squares of each 16 of ``count`` neighbours, in order."""
     group = norm_quantize.GROUP
@@ -98,7 +98,7 @@ def square_sum(count: int) -> str:
     return register(f"cuda_square_sum_x{count}", operands, desc, impl)
 
 
-@cache
+@intrinsic
 def norm(dtype: str, count: int, residual: bool, convention: str) -> str:
     """Register and name: a block of `norm_quantize.normed`."""
     spec = NormQuantize(2 * MIN_HIDDEN, dtype=dtype, residual=residual, convention=convention)
@@ -117,14 +117,14 @@ def norm(dtype: str, count: int, residual: bool, convention: str) -> str:
     )
 
 
-@cache
+@intrinsic
 def most(count: int) -> str:
     """Register and name: maximum of `encode.magnitude` of ``count`` float32."""
     function = partial(call, f"bs_most<{count}>", dtype="int32")
     return largest(f"cuda_most_f32x{count}", "float32", count, encode.magnitude, function)
 
 
-@cache
+@intrinsic
 def scale_of(scale_format: str, scaled: bool) -> str:
     """Register and name: `encode.scale_byte` of (factor), maximum; ``scaled``: with a factor."""
 
@@ -141,7 +141,7 @@ def scale_of(scale_format: str, scaled: bool) -> str:
     )
 
 
-@cache
+@intrinsic
 def inverse_of(scale_format: str, scaled: bool) -> str:
     """Register and name: `encode.inverse_scale` of byte, (factor); ``scaled``: with a factor."""
 
@@ -158,7 +158,7 @@ def inverse_of(scale_format: str, scaled: bool) -> str:
     )
 
 
-@cache
+@intrinsic
 def codes_of(count: int) -> str:
     """Register and name: E2M1 codes of ``count`` float32 times ``inverse``, packed in pairs."""
     return codes_step(
@@ -172,7 +172,7 @@ def codes_of(count: int) -> str:
 
 @cache
 def register_all() -> None:
-    """Register every intrinsic of the fused ops, for `blockscale.tir.intrin.register_gpu`."""
+    """Register every intrinsic of the fused ops, for `blockscale.tir.intrin.describe_gpu`."""
     for convention in CONVENTIONS:
         factor(convention)
     for count in (16, 32):

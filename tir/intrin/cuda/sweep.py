@@ -6,8 +6,6 @@ where the table's flag says that they are the default ones, and evaluates all of
 
 from __future__ import annotations
 
-from functools import cache
-
 from tvm import tirx
 from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
@@ -15,7 +13,7 @@ from tvm.script import tirx as T
 from blockscale.specs import DTYPE_SUFFIX
 from blockscale.tir.common import i64
 from blockscale.tir.intrin.cuda.blocks import CLASS, HINTS, call, load, local
-from blockscale.tir.intrin.operands import Operand, register
+from blockscale.tir.intrin.operands import Operand, intrinsic, register
 from blockscale.tir.quant.scale_sweep import CANDIDATES, COLUMNS, error_of, fused, magnitude
 
 BLOCK = 16
@@ -28,7 +26,7 @@ HEADER = '#include "sweep.cuh"\n'
 """What declares the device function; nvcc looks for it in blockscale/native."""
 
 
-@cache
+@intrinsic
 def pick(dtype: str, unroll: int) -> str:
     """Register and name: index and loss of the best candidate, weights in registers.
 

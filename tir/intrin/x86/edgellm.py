@@ -7,8 +7,6 @@ lanes.
 
 from __future__ import annotations
 
-from functools import cache
-
 from tvm import tirx
 from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
@@ -17,7 +15,7 @@ from blockscale.base.edgellm_index import BLOCK, TILE, TILE_BYTES
 from blockscale.tir import formats
 from blockscale.tir.common import i64
 from blockscale.tir.edgellm.passes import LANES, QUARTERS, code_value, scale_decode
-from blockscale.tir.intrin.operands import Operand, register
+from blockscale.tir.intrin.operands import Operand, intrinsic, register
 from blockscale.tir.intrin.x86.width import WIDTHS, e2m1_lookup, packed
 
 AHEAD = 16
@@ -28,7 +26,7 @@ def _shifted(words: PrimExpr, bits: int) -> PrimExpr:
     return words >> formats.const(bits, words, "int32") if bits else words
 
 
-@cache
+@intrinsic
 def dot(level: str) -> str:
     """Register and name: ``sums[q, i] += sum_k a[k] * e2m1(codes[k, 4 i + q])``, 16 rows k."""
     width = WIDTHS[level].lanes
@@ -65,7 +63,7 @@ def dot(level: str) -> str:
     return register(f"edgellm_dot_{level}", operands, desc, impl)
 
 
-@cache
+@intrinsic
 def scale(level: str) -> str:
     """Register and name: ``total[q, i] += sums[q, i] * s[q, i]``, s of byte 4 i + q."""
     width = WIDTHS[level].lanes

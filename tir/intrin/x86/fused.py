@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 from tvm import tirx
 from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
 
 from blockscale.tir.common import i64
 from blockscale.tir.fused import norm_quantize
-from blockscale.tir.intrin.operands import Operand, register
+from blockscale.tir.intrin.operands import Operand, intrinsic, register
 
 _GROUP = norm_quantize.GROUP
 
@@ -31,7 +29,7 @@ def _fold(values: PrimExpr, lanes: int) -> PrimExpr:
     return tirx.Shuffle([values], low) + tirx.Shuffle([values], high)
 
 
-@cache
+@intrinsic
 def square_sum(block: int) -> str:
     """Register and name: the sums of the squares of each 16 of ``block`` neighbours, in order."""
     size, groups, group = i64(block), i64(block // _GROUP), i64(_GROUP)

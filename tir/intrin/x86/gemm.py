@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 from tvm import tirx
 from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
@@ -14,7 +12,7 @@ from tvm.script import tirx as T
 from blockscale.tir import formats
 from blockscale.tir.common import i64
 from blockscale.tir.gemm.linear import weight_value
-from blockscale.tir.intrin.operands import Operand, register
+from blockscale.tir.intrin.operands import Operand, intrinsic, register
 from blockscale.tir.intrin.x86.panels import BLOCK_CODES, column_words, store_all, transposed
 from blockscale.tir.intrin.x86.rows import spread
 from blockscale.tir.intrin.x86.width import WIDTHS, e2m1_lookup, packed
@@ -33,7 +31,7 @@ def e4m3_depths(level: str) -> tuple[int, ...]:
     return 4 * WIDTHS[level].lanes, BLOCK_CODES
 
 
-@cache
+@intrinsic
 def decode_panel_e4m3(level: str, depth: int, block: int) -> str:
     """Register and name: ``depth`` E4M3 elements of each of ``lanes`` rows, one vector per k."""
     lanes = WIDTHS[level].lanes
@@ -80,7 +78,7 @@ def decode_panel_e4m3(level: str, depth: int, block: int) -> str:
     return register(f"e4m3_panel_{level}_{lanes}x{depth}_b{block}", operands, desc, impl)
 
 
-@cache
+@intrinsic
 def decode_words(level: str, block: int) -> str:
     """Register and name: words of 8 E2M1 elements times their scales, as `dot_row` reads rows."""
     lanes, word = WIDTHS[level].lanes, 8

@@ -10,7 +10,6 @@ Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2: 
 from __future__ import annotations
 
 import re
-from functools import cache
 
 import numpy as np
 from tvm import tirx
@@ -22,7 +21,7 @@ from blockscale.tir.common import i64
 from blockscale.tir.gemm.linear import from_operand, to_operand
 from blockscale.tir.int4.forms import WORD
 from blockscale.tir.int4.mm import code_value
-from blockscale.tir.intrin.operands import Operand, nest, register
+from blockscale.tir.intrin.operands import Operand, intrinsic, nest, register
 from blockscale.tir.intrin.x86.width import packed, prefetch, vector
 
 NUMBERS = {8: tuple(range(-8, 8)), 0: (*range(8), *range(-8, 0))}
@@ -64,7 +63,7 @@ def _looks_up(level: str, lanes: int) -> bool:
     return level.startswith("avx512") and lanes == SIXTEEN
 
 
-@cache
+@intrinsic
 def decode_columns(level: str, lanes: int, flip: int, row_bytes: int) -> str:
     """Register and name: ``W[c, j]``, float32 of code c of word j of a vector.
 
@@ -93,7 +92,7 @@ def decode_columns(level: str, lanes: int, flip: int, row_bytes: int) -> str:
     return register(f"int4_columns_{level}_{lanes}_{row_bytes}_flip{flip}", operands, desc, impl)
 
 
-@cache
+@intrinsic
 def decode_column_pairs(row_bytes: int, flip: int) -> str:
     """Register and name: ``W[c, 2 * j + p]``, bfloat16 of code c of word j of rows p = 0, 1.
 
@@ -134,7 +133,7 @@ def decode_column_pairs(row_bytes: int, flip: int) -> str:
     return register(f"int4_column_pairs_{row_bytes}_flip{flip}", operands, desc, impl)
 
 
-@cache
+@intrinsic
 def dot_rows(level: str, lanes: int, flip: int, rows: int, compute: str, ahead: int) -> str:
     """Register and name: ``acc[i, j] += sum over the codes of word j, times a[i]``, ``rows`` rows.
 

@@ -8,7 +8,6 @@ Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2: 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 
 from tvm import tirx
 from tvm.ir import Expr as PrimExpr
@@ -18,7 +17,7 @@ from blockscale.base.formats import QUANTIZED
 from blockscale.tir import formats
 from blockscale.tir.common import i64
 from blockscale.tir.gemm.linear import from_operand, weight_value
-from blockscale.tir.intrin.operands import Operand, register
+from blockscale.tir.intrin.operands import Operand, intrinsic, register
 from blockscale.tir.intrin.x86.width import WIDTHS, e2m1_lookup, packed
 
 BLOCK_CODES = 16
@@ -63,7 +62,7 @@ def panel_depths(level: str) -> tuple[int, ...]:
     return 8 * lanes, 4 * lanes, BLOCK_CODES
 
 
-@cache
+@intrinsic
 def decode_panel(level: str, compute: str, depth: int, block: int) -> str:
     """Register and name: ``depth`` weights of each of ``lanes`` rows, one vector per k.
 
@@ -138,7 +137,7 @@ def scale_group(blocks: int) -> int | None:
     return next((group for group in SCALE_GROUPS if blocks % group == 0), None)
 
 
-@cache
+@intrinsic
 def decode_panel_scales(level: str, fmt: str, group: int) -> str:
     """Register and name: ``group`` block scales of each of ``lanes`` rows, one vector per scale."""
     lanes = WIDTHS[level].lanes
@@ -194,7 +193,7 @@ declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloa
 """LLVM code that a kernel using `dot_bf16` imports (loop annotation "pragma_import_llvm")."""
 
 
-@cache
+@intrinsic
 def dot_bf16() -> str:
     """Register and name: ``acc[lane] += a[0] * w[lane, 0] + a[1] * w[lane, 1]`` (VDPBF16PS)."""
     lanes = 16

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from functools import cache
 
 from tvm import tirx
 from tvm.ir import Expr as PrimExpr
@@ -16,7 +15,7 @@ from tvm.script import tirx as T
 from blockscale.tir import formats
 from blockscale.tir.common import i64
 from blockscale.tir.gemm.linear import to_operand, weight_value
-from blockscale.tir.intrin.operands import Operand, register
+from blockscale.tir.intrin.operands import Operand, intrinsic, register
 from blockscale.tir.intrin.x86.width import PREFETCH_BYTES, WIDTHS, e2m1_lookup, packed, prefetch
 from blockscale.tir.quant.quantize import pack_codes
 
@@ -35,7 +34,7 @@ def spread(scale: PrimExpr, lanes: int) -> PrimExpr:
     return tirx.Shuffle([scale] * share, picks)
 
 
-@cache
+@intrinsic
 def dot_row(level: str, block: int) -> str:
     """Register and name: ``acc[j] += sum_t a[t, j] * w[8 * j + t]``, a 32-bit word of codes a lane.
 
@@ -83,7 +82,7 @@ def dot_row(level: str, block: int) -> str:
     return register(f"e2m1_dot_{level}_{lanes}x{word}_b{block}", operands, desc, impl)
 
 
-@cache
+@intrinsic
 def decode_row(level: str, compute: str) -> str:
     """Register and name: one vector of E2M1 elements along k times its block scale, an operand.
 
@@ -126,14 +125,14 @@ def _lanes_of(expr: PrimExpr, start: int, count: int) -> PrimExpr:
     return tirx.Shuffle([expr], indices)
 
 
-@cache
+@intrinsic
 def lane_sum(level: str) -> str:
     """Register and name: ``total += sum over lanes``, as a tree."""
     lanes = WIDTHS[level].lanes
     return _tree(f"lane_sum_{level}_{lanes}", lanes, "float32", "matmul", operator.add)
 
 
-@cache
+@intrinsic
 def lane_max(count: int) -> str:
     """Register and name: ``largest = max(largest, values)`` over ``count`` int32 lanes, a tree."""
     return _tree(f"lane_max_{count}", count, "int32", "amax", tirx.Max)
@@ -163,7 +162,7 @@ def _tree(
     return register(name, operands, desc, impl)
 
 
-@cache
+@intrinsic
 def pack_row(count: int) -> str:
     """Register and name: ``count`` codes (int32) to ``count / 2`` bytes, the even code low."""
     L, half, one, two = i64(count), i64(count // 2), i64(1), i64(2)

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 from tvm import tirx
 from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
@@ -14,7 +12,7 @@ from tvm.script import tirx as T
 from blockscale.base.formats import INT4, MOE
 from blockscale.tir import formats
 from blockscale.tir.common import i64
-from blockscale.tir.intrin.operands import Operand, nest, register
+from blockscale.tir.intrin.operands import Operand, intrinsic, nest, register
 from blockscale.tir.intrin.x86.rows import spread
 from blockscale.tir.intrin.x86.width import PREFETCH_BYTES, WIDTHS, e2m1_lookup, packed, prefetch
 from blockscale.tir.moe.fused_moe import ROW_TILES, WORD, coded_value
@@ -43,7 +41,7 @@ def _shared(values: PrimExpr, count: int, lanes: int) -> PrimExpr:
     return spread(values.vload([i64(0)], f"float32x{count}"), lanes)
 
 
-@cache
+@intrinsic
 def dot_words(level: str, code: str, block: int, rows: int) -> str:
     """Register and name: ``acc[i, j] += sum_t a[i, t, j] * w[8 * j + t]`` for ``rows`` rows i.
 
