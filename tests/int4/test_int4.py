@@ -8,7 +8,7 @@ import torch
 
 import blockscale as bs
 from tests.kit.helpers import DTYPES, golden, rejects, same_bytes
-from tests.kit.pairwise import few
+from tests.kit.pairwise import each, few
 from tests.reference import int4 as ref
 
 GOLDEN = {
@@ -138,10 +138,12 @@ def test_bad_tensor():
 # ---- Scales -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("groups", "factor"), [(8, 4), (4, 4), (6, 2), (2, 2), (5, 1), (1, 1)])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_interleave_scales(groups, factor, dtype):
+@each(
+    step=[(8, 4), (4, 4), (6, 2), (2, 2), (5, 1), (1, 1)], dtype=["float16", "bfloat16", "float32"]
+)
+def test_interleave_scales(step, dtype):
     """out[e, g // I, n * I + g % I] = in[e, g, n], in bfloat16, and back."""
+    groups, factor = step
     scales = torch.rand(2, groups, 24, generator=torch.Generator().manual_seed(1)).to(DTYPES[dtype])
     made = bs.int4.interleave_scales(scales, 128)
     assert made.dtype == torch.bfloat16
@@ -228,7 +230,7 @@ def test_dequantize_zeros():
     assert torch.equal(bs.int4.zeros_of_points(z + 120, s, bits=8), added)
 
 
-@pytest.mark.parametrize(("sm", "activation", "moe", "steps", "bits"), CASES)
+@pytest.mark.parametrize(("sm", "activation", "moe", "steps", "bits"), few(CASES, every=3))
 def test_dequantize_preprocessed(sm, activation, moe, steps, bits):
     """The layout of the kernels gives the numbers of the plain weight, bit for bit."""
     options = {"sm": sm, "activation": activation, "moe": moe, "bits": bits}

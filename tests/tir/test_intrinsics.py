@@ -16,7 +16,7 @@ from tvm.s_tir import TensorIntrin
 
 from blockscale import catalog
 from blockscale.tir import intrin
-from blockscale.tir.intrin import x86
+from blockscale.tir.intrin import operands, x86
 from blockscale.tir.intrin.x86 import (
     edgellm as x86_edgellm,
 )
@@ -168,7 +168,7 @@ def test_every_intrinsic_is_here():
     """A new one needs a line in `EXACT` or `SUMS`; those of GPUs have test files of their own."""
     names = [f"{x86.__name__}.{module.name}" for module in iter_modules(x86.__path__)]
     values = [value for name in names for value in vars(import_module(name)).values()]
-    made = {value for value in values if hasattr(value, "__wrapped__")}
+    made = {value for value in values if hasattr(value, "__wrapped__")} - {operands.nest}
     assert made == {make for _, make, _ in (*EXACT, *SUMS, *WHOLE, *FIRST)} | {*SCALES}
 
 

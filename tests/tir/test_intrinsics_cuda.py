@@ -11,6 +11,7 @@ from tvm.s_tir import TensorIntrin
 
 from blockscale.emulator import launch
 from blockscale.lower import cuda, nvcc
+from blockscale.tir.intrin import operands
 from blockscale.tir.intrin.cuda import blocks as cuda_blocks
 from tests.kit.helpers import DTYPES, same, same_bytes
 from tests.kit.pairwise import those
@@ -115,7 +116,9 @@ KINDS = ("load", "store", "amax", "scale", "divisor", "encode", "decode")
 @cache
 def of_kind(kind):
     """Return the names of the intrinsics of a kind, or of all; to make them takes seconds."""
-    return [name for name in cuda_blocks.register_all() if name.startswith(f"cuda_{kind}")]
+    names = [name for name in cuda_blocks.register_all() if name.startswith(f"cuda_{kind}")]
+    operands.registered(names)  # others may only have described them
+    return names
 
 
 def test_every_kind_is_here():
