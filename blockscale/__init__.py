@@ -118,7 +118,11 @@ def __getattr__(name: str) -> object:
     if name in _MODULES:
         return _import_module(f"blockscale.{_MODULES[name]}")
     if name not in __all__:
-        raise AttributeError(f"module 'blockscale' has no attribute {name!r}; it has {__all__}")
+        from blockscale.base.words import near
+
+        meant = near(name, [*__all__, *_MODULES])
+        hint = "dir(blockscale) lists what there is" if meant is None else f"did you mean {meant}?"
+        raise AttributeError(f"module 'blockscale' has no attribute {name!r}; {hint}")
     home = _HOME[name]
     module = _import_module(f"blockscale.{home}")
     if home.startswith("ops"):  # so that all of torch.ops.blockscale is there

@@ -20,7 +20,7 @@ from typing import Any
 import tvm_ffi
 from tvm_ffi import libinfo
 
-from blockscale.base import files, shapes
+from blockscale.base import files, shapes, words
 from blockscale.base.errors import LinkError
 from blockscale.base.files import HOST_C
 from blockscale.base.manifest import append_manifest, validate
@@ -229,9 +229,7 @@ def _commands(
 def _include_folders() -> list[str]:
     found = importlib.util.find_spec("tvm")
     if found is None or not found.submodule_search_locations:
-        raise LinkError(
-            "write_cuda_library: TVM's headers are missing; pip install 'blockscale[build]'"
-        )
+        raise LinkError(f"write_cuda_library: TVM's headers are missing; {words.install()}")
     tvm = Path(found.submodule_search_locations[0]) / "include"
     return [str(tvm), libinfo.find_include_path(), libinfo.find_dlpack_include_path()]
 

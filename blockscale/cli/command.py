@@ -8,15 +8,9 @@ from __future__ import annotations
 import sys
 import traceback
 
-try:
-    import click
-    import rich  # noqa: F401
-except ModuleNotFoundError as missing:
-    raise SystemExit(
-        f"blockscale: the command line needs the package {missing.name!r}; "
-        "pip install 'blockscale[build]'"
-    ) from None
+import click
 
+from blockscale.base import words
 from blockscale.base.version import VERSION
 from blockscale.cli.build import build
 from blockscale.cli.common import print_json
@@ -82,7 +76,7 @@ def _fail(sentence: str, arguments: list[str], ctx: click.Context | None = None)
 
 def _sentence(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError):
-        return f"the package {error.name!r} is missing; pip install 'blockscale[build]'"
+        return words.missing(error)
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error) or type(error).__name__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,16 @@ from rich.console import Console
 from blockscale import specs
 from blockscale.base.targets import CPU_TARGETS
 
+
+def completed(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return names for the shell to complete to: one kernel of each kind."""
+    return [name for name in specs.NAME_EXAMPLES if name.startswith(incomplete)]
+
+
 LEVELS = click.Choice(list(CPU_TARGETS))
-NAMES = click.argument("names", nargs=-1, required=True, metavar="NAMES...")
+NAMES = click.argument(
+    "names", nargs=-1, required=True, metavar="NAMES...", shell_complete=completed
+)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 LEVEL = click.option("--level", type=LEVELS, help="Vector width; this machine's by default.")
 
@@ -38,9 +47,8 @@ def counted(number: int, noun: str) -> str:
 
 
 def console() -> Console:
-    """Return what tables are printed with: wide where nobody looks."""
-    made = Console()
-    return made if made.is_terminal else Console(width=120)
+    """Return what tables are printed with: as wide as the terminal or COLUMNS, else 120."""
+    return Console(width=shutil.get_terminal_size((120, 24)).columns)
 
 
 def print_json(data: dict[str, Any]) -> None:

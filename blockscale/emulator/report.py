@@ -245,8 +245,8 @@ class Report:
             import rich.table  # noqa: F401
         except ModuleNotFoundError as missing:
             raise ModuleNotFoundError(
-                f"Report.table: the package {missing.name!r} is missing; pip install "
-                "'blockscale[build]', or use Report.to_json()",
+                f"Report.table: the package {missing.name!r} is missing; install it, or use "
+                "Report.to_json()",
                 name=missing.name,
             ) from None
         return _tables(self, opcodes)

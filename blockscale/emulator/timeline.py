@@ -14,6 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from blockscale.base import words
 from blockscale.emulator.report import (
     COMPUTE,
     ENGINES,
@@ -154,8 +155,7 @@ def _render(picture: _Picture, path: Path) -> None:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as missing:
         raise ModuleNotFoundError(
-            f"timeline.draw: the package {missing.name!r} is missing; "
-            "pip install 'blockscale[demo]'",
+            f"timeline.draw: the package {missing.name!r} is missing; {words.install('demo')}",
             name=missing.name,
         ) from None
     total = picture.height + MARGIN_TOP + MARGIN_BOTTOM

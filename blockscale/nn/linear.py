@@ -67,6 +67,7 @@ class Linear(Prepared):
             pre_quant_scale: [K], what x is multiplied with first; None: 1.
         """
         super().__init__()
+        checks.choice("Linear", "fmt", fmt, (*QUANTIZED, "dense"))
         tensors = (packed, block_scale, global_scale, bias, weight, pre_quant_scale)
         kept = [None if value is None else value.detach() for value in tensors]
         self._hold({"fmt": fmt}, dict(zip(self._names, kept, strict=True)))
@@ -77,8 +78,12 @@ class Linear(Prepared):
         bias: Tensor | None = None
         if isinstance(weight, torch.nn.Linear):
             bias, weight = weight.bias, weight.weight
-        values = checks.tensor("Linear.from_float", "weight", weight, checks.ACTIVATIONS, dims=2)
-        values = values.detach().contiguous()
+        where = "Linear.from_float"
+        checks.choice(where, "fmt", fmt, QUANTIZED)
+        if isinstance(weight, torch.Tensor):
+            weight = weight.detach().contiguous()
+        values = checks.tensor(where, "weight", weight, checks.ACTIVATIONS, dims=2)
+        checks.block_multiple(where, "weight", values.shape[-1], fmt)
         scale = None
         if fmt == "nvfp4":  # so that the largest block scale is the largest E4M3 value
             scale = (values.abs().amax().float() / (448 * 6)).clamp(min=1e-30).reshape(1)
@@ -145,7 +150,8 @@ class Linear(Prepared):
             bias = None if self.bias is None else self.bias.to(x.dtype)
             return torch.nn.functional.linear(x, self.weight.to(x.dtype), bias)
         if self.packed is None or self.block_scale is None:
-            raise ValueError("Linear: it has no weight yet; load a state_dict, or pass packed")
+            given = "weight" if self.fmt == "dense" else "packed and block_scale"
+            raise ValueError(f"Linear: it has no weight yet; load a state_dict, or pass {given}")
         if x.is_cuda:
             return self._dequantized(x, self.packed, self.block_scale)
         return gemm.linear(x, self.packed, self.block_scale, self.fmt, self.global_scale, self.bias)
@@ -173,6 +179,11 @@ class Int4Linear(Linear):
     def __init__(self, weight: Int4Weight | None = None) -> None:
         """Take what `blockscale.int4.prepare` makes of one weight; None: to be loaded."""
         torch.nn.Module.__init__(self)
+        if weight is not None and not isinstance(weight, Int4Weight):
+            raise TypeError(
+                f"Int4Linear: weight is a {type(weight).__name__}, not a prepared one; pass what "
+                "int4.prepare() returns for it"
+            )
         meta = {} if weight is None else weight.meta()
         self._hold({**meta, "fmt": "int4"}, {} if weight is None else dict(weight.tensors()))
 
@@ -212,11 +223,7 @@ def load(
     listed = [names] if isinstance(names, str) else [*names]
     if not listed:
         raise ValueError("Linear.from_checkpoint: no name is given; pass one, or a list of them")
-    if fmt not in (None, "dense", *QUANTIZED):
-        raise ValueError(
-            f"Linear.from_checkpoint: fmt={fmt!r}, but must be None, 'dense', "
-            f"{' or '.join(map(repr, QUANTIZED))}"
-        )
+    checks.choice("Linear.from_checkpoint", "fmt", fmt, (None, "dense", *QUANTIZED))
     found = [_matrix(ckpt, name) for name in listed]
     biases = [bias_of(ckpt, weight) for weight in found]
     if fmt is None and all(weight.fmt == "int4" for weight in found):

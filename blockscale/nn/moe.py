@@ -24,7 +24,7 @@ from blockscale.ops import checks
 from blockscale.ops.moe import layer as ops_moe
 from blockscale.ops.moe.layer import Options
 from blockscale.ops.moe.weights import TENSORS, MoeWeights, with_biases
-from blockscale.specs.moe import GATED
+from blockscale.specs.moe import ACTIVATIONS, GATED, SCORINGS
 
 Tensor = torch.Tensor
 
@@ -89,6 +89,13 @@ class FusedMoE(Prepared):
                 result, as in Llama 4.
         """
         super().__init__()
+        checks.choice("FusedMoE", "activation", activation, ACTIVATIONS)
+        checks.choice("FusedMoE", "scoring", scoring, SCORINGS)
+        if not isinstance(weights, MoeWeights | None):
+            raise TypeError(
+                f"FusedMoE: weights is a {type(weights).__name__}, not prepared weights; pass what "
+                "prepare_moe_weights() returns for them"
+            )
         if weights is None:
             self._hold({"gated": activation in GATED}, {})
         else:

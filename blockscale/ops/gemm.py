@@ -219,25 +219,34 @@ def _check_operands(
         )
     n, k = int(b.shape[-2]), int(b.shape[-1]) * row.b.per_byte
     if a.shape[-1] * row.a.per_byte != k:
+        own = a.shape[-1] * row.a.per_byte
+        remedy = f"; pass operands of one K, stored as fmt={fmt!r} says"
+        stored = [*b.shape[:-2], b.shape[-1], own // row.b.per_byte]
         raise ValueError(
-            f"{where}: a of shape {list(a.shape)} holds rows of "
-            f"{a.shape[-1] * row.a.per_byte} elements, but b of shape "
-            f"{list(b.shape)} holds rows of {k}; pass operands of one K, stored as fmt={fmt!r} says"
+            f"{where}: a of shape {list(a.shape)} holds rows of {own} elements, but b of shape "
+            f"{list(b.shape)} holds rows of {k}{checks.transposed('b', b.shape, stored) or remedy}"
         )
     check_gemm(where, n, k, fmt, dtype_name(out_dtype))
     return n, k
 
 
 def _scale(
-    where: str, name: str, value: Tensor, fmt: str, a: Tensor, shape: tuple[int, ...]
+    where: str, name: str, value: Tensor, fmt: str, a: Tensor, shape: tuple[int, ...], k: int
 ) -> Tensor:
-    """Return scales as bytes of the padded shape."""
+    """Return scales as bytes of the padded shape, the one of rows of ``k`` elements."""
     scale = checks.beside(where, name, value, checks.dtypes_of(GEMM[fmt].scale), "a", a)
     if tuple(scale.shape) not in (shape, (prod(shape),)):
+
+        def shapes(block: int) -> list[tuple[int, ...]]:
+            padded = (*shape[:-1], round_up(k // block, 4))
+            return [padded, (prod(padded),)]
+
+        made = "swizzle_scales(), or quantize() with scale_layout='128x4'"
+        made = made if len(shape) == 2 else "layouts.to_128x4(), which pads each expert"
+        remedy = checks.other_format(scale.shape, fmt, GEMM, shapes) or f"; make it with {made}"
         raise ValueError(
             f"{where}: {name} has shape {list(scale.shape)}, but must have {list(shape)} in the "
-            "128x4 layout, or be flat; make it with swizzle_scales(), or quantize() with "
-            "scale_layout='128x4'"
+            f"128x4 layout, or be flat{remedy}"
         )
     return scale.view(torch.uint8).view(shape)
 
@@ -269,8 +278,8 @@ def _check_mm(
     spec = MmFp4(n, k, fmt, dtype_name(out_dtype))
     height = padded_shape(prod(a.shape[:-1]), 0)[0]
     scales = (
-        _scale(where, "a_scale", a_scale, fmt, a, (height, spec.scale_cols)),
-        _scale(where, "b_scale", b_scale, fmt, a, (spec.scale_rows, spec.scale_cols)),
+        _scale(where, "a_scale", a_scale, fmt, a, (height, spec.scale_cols), k),
+        _scale(where, "b_scale", b_scale, fmt, a, (spec.scale_rows, spec.scale_cols), k),
     )
     _check_alpha(where, alpha, 1, a)
     if bias is not None:
@@ -306,7 +315,7 @@ def _check_grouped(
     wanted = (experts, one.scale_rows, one.scale_cols)
     scales = (
         _grouped_scale(where, a_scale, fmt, a, one.scale_cols),
-        _scale(where, "b_scale", b_scale, fmt, a, wanted),
+        _scale(where, "b_scale", b_scale, fmt, a, wanted, k),
     )
     _check_alpha(where, alpha, experts, a)
     return spec, scales
@@ -324,7 +333,7 @@ def _grouped_scale(where: str, value: Tensor, fmt: str, a: Tensor, cols: int) ->
         raise ValueError(
             f"{where}: a_scale has shape {list(scale.shape)}, but must have a multiple of "
             f"{ATOM_ROWS} rows of {cols}, or be flat; pad the scales of each expert in the 128x4 "
-            "layout, with swizzle_scales(), and join them"
+            "layout: layouts.grouped_128x4(a_scale, offsets) does it for linear ones"
         )
     return scale.view(torch.uint8).view(rows, cols)
 
@@ -344,7 +353,8 @@ def _wrong_offsets(offsets: Any, rows: int, scale_rows: int) -> str:
     if needed > scale_rows:
         return (
             f"a_scale has {scale_rows} rows, but the experts need {needed}: each has its rows "
-            f"padded to a multiple of {ATOM_ROWS}; pad the scales of each expert"
+            f"padded to a multiple of {ATOM_ROWS}; pad the scales of each expert, as "
+            "layouts.grouped_128x4() does"
         )
     return ""
 
@@ -357,7 +367,7 @@ def _check_output(
     n: int,
     inputs: dict[str, Tensor | None],
 ) -> None:
-    checks.like(where, "out", out, (dtype,), "a", a, (*a.shape[:-1], n))
+    checks.like(where, "out", out, (dtype,), "a", a, (*a.shape[:-1], n), output=True)
     for name, value in inputs.items():
         if value is not None:
             checks.no_overlap(where, "out", out, name, value)
@@ -370,7 +380,7 @@ def _mm_op(*given: Any) -> None:
 def _fake_mm(a: Tensor, *given: Any) -> None:
     *inputs, out = given
     spec, _ = _check_mm(a, *inputs)
-    checks.like("mm_fp4", "out", out, (inputs[5],), "a", a, (*a.shape[:-1], spec.n))
+    _check_output("mm_fp4", out, inputs[5], a, spec.n, {})
 
 
 def _grouped_op(*given: Any) -> None:
@@ -380,7 +390,7 @@ def _grouped_op(*given: Any) -> None:
 def _fake_grouped(a: Tensor, *given: Any) -> None:
     *inputs, out = given
     spec, _ = _check_grouped(a, *inputs)
-    checks.like("grouped_mm_fp4", "out", out, (inputs[6],), "a", a, (a.shape[0], spec.n))
+    _check_output("grouped_mm_fp4", out, inputs[6], a, spec.n, {})
 
 
 call.define(
@@ -481,12 +491,15 @@ def _check_linear(
         )
     n, k = int(codes.shape[0]), 2 * int(codes.shape[1])
     if x.shape[-1] != k:
+        remedy = checks.transposed("packed", codes.shape, (codes.shape[1], x.shape[-1] // 2))
+        if n == x.shape[-1]:
+            remedy = "; it is made of the weight's transpose, so quantise the weight as [N, K]"
         raise ValueError(
             f"{where}: x has {x.shape[-1]} columns, but packed of shape {list(packed.shape)} holds "
-            f"rows of {k}; pass activations with {k} features"
+            f"rows of {k}{remedy or f'; pass activations with {k} features'}"
         )
     checks.block_multiple(where, "packed", k, fmt)
-    scale = checks.scales(where, block_scale, [n], k // QUANTIZED[fmt].block, fmt, "linear")
+    scale = checks.scales(where, block_scale, [n], k // QUANTIZED[fmt].block, fmt)
     checks.same_device(where, "packed", packed, "x", x)
     checks.same_device(where, "block_scale", scale, "x", x)
     checks.one_element(where, "global_scale", global_scale, "x", x)

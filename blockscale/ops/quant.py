@@ -18,6 +18,7 @@ from blockscale.ops import call, checks
 from blockscale.ops.call import Checked
 from blockscale.ops.checks import SCALES, dtype_name, padded_shape
 from blockscale.specs import Dequantize, Quantize, ScaleSweep, Swizzle, Unswizzle
+from blockscale.specs.quant import check_rounding
 
 Tensor = torch.Tensor
 
@@ -107,6 +108,7 @@ def _quantize_spec(
     checks.choice(where, "fmt", fmt, tuple(QUANTIZED))
     checks.choice(where, "scale_layout", scale_layout, LAYOUTS)
     checks.choice(where, "scale_rounding", scale_rounding, ROUNDINGS)
+    check_rounding(where, "scale_rounding", fmt, scale_rounding)
     checks.tensor(where, "x", x, checks.ACTIVATIONS)
     checks.block_multiple(where, "x", x.shape[-1], fmt)
     given = block_amax is not None
@@ -147,10 +149,12 @@ def _check_quantize(
                 f"{where}: block_amax has {block_amax.numel()} elements, but x has "
                 f"{prod(lead) * blocks} blocks; pass one maximum per block"
             )
-    checks.like(where, "packed", packed, checks.PACKED, "x", x, (*lead, x.shape[-1] // 2))
+    half = (*lead, x.shape[-1] // 2)
+    checks.like(where, "packed", packed, checks.PACKED, "x", x, half, output=True)
     padded = padded_shape(prod(lead), blocks)
     shapes = [(*lead, blocks)] if spec.layout == "linear" else [padded, (prod(padded),)]
-    checks.like(where, "block_scale", block_scale, SCALES[spec.fmt], "x", x, *shapes)
+    dtypes = SCALES[spec.fmt]
+    checks.like(where, "block_scale", block_scale, dtypes, "x", x, *shapes, output=True)
 
 
 def dequantize(
@@ -202,7 +206,8 @@ class _Dequantize(call.Op[Tensor]):
         spec, scale = _check_dequantize(packed, block_scale, fmt, global_scale, layout, dtype)
         y = _dequantize_output(packed, dtype) if out is None else out
         *lead, half = packed.shape
-        checks.like(self.name, "out", y, (dtype,), "packed", packed, (*lead, 2 * half))
+        wide = (*lead, 2 * half)
+        checks.like(self.name, "out", y, (dtype,), "packed", packed, wide, output=True)
         rows = prod(lead)
         g = None if global_scale is None else global_scale.reshape(1)
         codes = packed.view(torch.uint8).view(rows, half)
@@ -270,7 +275,8 @@ class _Swizzle(call.Op[Tensor]):
         rows = prod(lead)
         padded = padded_shape(rows, cols)
         made = _swizzled(scale) if given[1] is None else given[1]
-        checks.like(self.name, "out", made, _BYTES, "block_scale", scale, padded, (prod(padded),))
+        shapes = padded, (prod(padded),)
+        checks.like(self.name, "out", made, _BYTES, "block_scale", scale, *shapes, output=True)
         as_bytes = scale.view(torch.uint8).view(rows, cols)
         return Checked(Swizzle(), (as_bytes, made.view(torch.uint8).view(padded)), made)
 
@@ -317,7 +323,8 @@ class _Unswizzle(call.Op[Tensor]):
     def check(self, options: Any, given: Any) -> Checked:
         swizzled, rows, cols, _ = given
         made = _unswizzled(*given)
-        checks.like(self.name, "out", made, _BYTES, "swizzled", swizzled, (rows, cols))
+        shape = rows, cols
+        checks.like(self.name, "out", made, _BYTES, "swizzled", swizzled, shape, output=True)
         scale = swizzled.view(torch.uint8).view(padded_shape(rows, cols))
         return Checked(Unswizzle(), (scale, made.view(torch.uint8).view(rows, cols)), made)
 

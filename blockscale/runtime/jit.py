@@ -17,7 +17,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from blockscale.base import host
+from blockscale.base import host, words
 from blockscale.base.errors import LibraryError
 from blockscale.base.files import cache_folder, source_folders
 from blockscale.runtime import library as runtime
@@ -75,10 +75,15 @@ def build(
     Raises:
         ValueError: an unknown name or target, or no spec at all.
         TypeError: the target has no kernel of a spec's op.
+        RuntimeError: the compiler is not installed.
         LogError, LinkError, CompileError: a log is damaged, a compiler is missing or fails.
     """
-    from blockscale.building import builder
-
+    try:
+        from blockscale.building import builder
+    except ModuleNotFoundError as error:
+        raise RuntimeError(f"build: {words.missing(error)}") from error
+    if isinstance(specs, str):
+        raise TypeError(f"build: specs is a str; pass a list of names, [{specs!r}]")
     builder.build(specs, output, level=target, logs_dirs=[*logs, builder.committed_logs()], ptx=ptx)
     return runtime.load(output)
 
@@ -96,7 +101,7 @@ def _cached_or_built(spec: Spec, target: str) -> Function:
     except ModuleNotFoundError as error:
         raise RuntimeError(
             f"{spec.name}: no loaded library has it, and building it needs {error.name}; load one "
-            "with blockscale.load(), or pip install 'blockscale[build]'"
+            f"with blockscale.load(), or {words.install()}"
         ) from error
     try:
         folder.mkdir(parents=True, exist_ok=True)

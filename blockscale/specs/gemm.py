@@ -34,6 +34,15 @@ MAX_EXPERTS = 1024
 """Experts of a grouped GEMM: a GPU kernel keeps a table of them in shared memory."""
 
 
+def check_experts(where: str, experts: object) -> None:
+    """ValueError unless kernels take so many experts."""
+    if type(experts) is not int or not 1 <= experts <= MAX_EXPERTS:
+        raise ValueError(
+            f"{where}: experts={experts!r} is not an integer from 1 to {MAX_EXPERTS}; divide more "
+            "experts among several calls"
+        )
+
+
 def check_gemm(where: str, n: int, k: int, fmt: str, out_dtype: str) -> None:
     """ValueError unless there is such a GEMM."""
     MmFp4.pattern.check(where, {"fmt": fmt, "out_dtype": out_dtype, "n": n, "k": k})
@@ -155,15 +164,7 @@ class GroupedMmFp4(FormatSpec):
     )
 
     def __post_init__(self) -> None:
-        if (
-            not isinstance(self.experts, int)
-            or isinstance(self.experts, bool)
-            or not 1 <= self.experts <= MAX_EXPERTS
-        ):
-            raise ValueError(
-                f"GroupedMmFp4: experts={self.experts!r} is not an integer from 1 to "
-                f"{MAX_EXPERTS}; divide the experts among several calls"
-            )
+        check_experts("GroupedMmFp4", self.experts)
         check_gemm("GroupedMmFp4", self.n, self.k, self.fmt, self.out_dtype)
 
     @property

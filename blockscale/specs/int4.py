@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from blockscale.base.sizes import ceil_div, round_up
-from blockscale.specs.gemm import MAX_EXPERTS
+from blockscale.specs.gemm import check_experts
 from blockscale.specs.plans.launches import (
     INT4_PARTS,
     PART,
@@ -104,11 +104,8 @@ class Int4Mm(Spec):
                     f"{where}: {name}={getattr(self, name)} is odd, but two codes are one byte; "
                     "pad the weight"
                 )
-        if not 0 <= self.experts <= MAX_EXPERTS:
-            raise ValueError(
-                f"{where}: experts={self.experts!r} is not from 0 (dense) to {MAX_EXPERTS}; divide "
-                "the experts among several calls"
-            )
+        if self.experts:  # 0: dense
+            check_experts(where, self.experts)
         if self.layout == TILES:
             self._check_tiles()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from blockscale.base import formats
 from blockscale.base.sizes import round_up
-from blockscale.specs.gemm import MAX_EXPERTS
+from blockscale.specs.gemm import check_experts
 from blockscale.specs.plans.launches import (
     CHUNK,
     MAX_TOP_K,
@@ -65,13 +65,8 @@ NO_LIMIT = 3.4028234663852886e38
 
 
 def _check_experts(where: str, experts: int, top_k: int) -> None:
-    check_positive(where, "experts", experts)
+    check_experts(where, experts)
     check_positive(where, "top_k", top_k)
-    if experts > MAX_EXPERTS:
-        raise ValueError(
-            f"{where}: experts={experts} is more than {MAX_EXPERTS}, of which kernels keep tables; "
-            "divide the experts among several calls"
-        )
     if top_k > MAX_TOP_K:
         raise ValueError(
             f"{where}: top_k={top_k} is more than {MAX_TOP_K}; divide the slots of a token among "
@@ -137,9 +132,12 @@ class FusedMoe(FormatSpec):
         if self.group == 0:
             object.__setattr__(self, "group", self.format.blocks[-1])
         check_choice(where, "group", self.group, self.format.blocks)
-        if self.layout == "tiles64":
-            check_choice(where, "dtype", self.dtype, [*DTYPE_SUFFIX][1:])
         super().__post_init__()
+        if self.layout == "tiles64" and self.dtype == "float32":
+            raise ValueError(
+                f"{where}: dtype='float32' has no kernel with layout='tiles64'; choose 'bfloat16' "
+                "or 'float16'"
+            )
         if self.zero and self.fmt != "int4":
             raise ValueError(
                 f"{where}: zero=True with fmt={self.fmt!r}, whose codes have no zero points; leave "

@@ -25,6 +25,15 @@ _TEXTS: Texts = {
 }
 
 
+def check_rounding(where: str, name: str, fmt: str, rounding: str) -> None:
+    """ValueError for a way to round block scales that those of ``fmt`` do not have."""
+    if formats.QUANTIZED[fmt].scale is E4M3 and rounding != "ceil":
+        raise ValueError(
+            f"{where}: {name}={rounding!r} has no meaning for {fmt}, whose E4M3 scales are rounded "
+            "to nearest; leave it at 'ceil', or choose fmt='mxfp4'"
+        )
+
+
 @dataclass(frozen=True)
 class Quantize(FormatSpec):
     """Codes and block scales of ``x[rows, cols]``; ``given_amax``: block maxima are an input."""
@@ -47,11 +56,7 @@ class Quantize(FormatSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.format.scale is E4M3 and self.rounding != "ceil":
-            raise ValueError(
-                f"Quantize: rounding={self.rounding!r} has no meaning for {self.fmt}, whose E4M3 "
-                "scales are rounded to nearest; leave it at 'ceil', or choose fmt='mxfp4'"
-            )
+        check_rounding("Quantize", "rounding", self.fmt, self.rounding)
 
     def params(self) -> tuple[Param, ...]:
         """x, (block_amax), global_scale, packed, block_scale."""

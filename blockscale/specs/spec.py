@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields
+from difflib import SequenceMatcher
 from functools import cached_property
+from itertools import takewhile
 from string import ascii_letters
 from typing import Any, ClassVar, Literal
 
-from blockscale.base import formats, shapes
+from blockscale.base import formats, shapes, words
 from blockscale.base.formats import Format
 from blockscale.base.sizes import round_up
 
@@ -128,18 +130,19 @@ def _padded(size: int | str, step: int) -> int | str:
     return round_up(size, step) if isinstance(size, int) else f"ceil_to({size}, {step})"
 
 
-def check_choice(where: str, name: str, value: object, allowed: object) -> None:
+def check_choice(where: str, name: str, value: object, allowed: Iterable[object]) -> None:
     """ValueError unless ``value`` is one of ``allowed``."""
-    choices = list(allowed)  # type: ignore[call-overload]
+    choices = list(allowed)
     if value not in choices:
-        raise ValueError(f"{where}: {name}={value!r} is not one of {choices}; choose one of them")
+        remedy = words.choose(value, choices)
+        raise ValueError(f"{where}: {name}={value!r} is not known; {remedy}")
 
 
 def check_positive(where: str, name: str, value: object) -> None:
     """ValueError unless ``value`` is a positive integer."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(
-            f"{where}: {name}={value!r} is not a positive integer; pass the matrix size"
+            f"{where}: {name}={value!r} is not a positive integer; pass an int of 1 or more"
         )
 
 
@@ -230,6 +233,27 @@ class Name:
             _Piece(text, self._texts, optional=i % 2 == 1) for i, text in enumerate(pieces)
         ]
         self._regex = re.compile("".join(piece.pattern for piece in self._pieces))
+        self.template = template
+
+    @property
+    def choices(self) -> dict[str, list[str]]:
+        """How names spell the fields that are no numbers, by what the template calls them."""
+        fields = (part for piece in self._pieces for part in piece.fields if not part.number)
+        return {",".join(part.names): [*part.texts.values()] for part in fields}
+
+    @cached_property
+    def _words(self) -> tuple[list[str], re.Pattern[str]]:
+        """What such names are made of, between underscores; and what such parts look like."""
+        texts = [text for table in self._texts.values() for text in table.values()]
+        parts = [part for text in texts for part in text.split("_")]
+        parts += re.split(r"[][_]|{[^}]*}", self.template)
+        known = [*dict.fromkeys(filter(None, parts))]
+        return known, re.compile(rf"(?:{'|'.join(map(re.escape, known))}|\d+)+")
+
+    def respelt(self, word: str) -> str:
+        """Return the part of such names that ``word`` is, or was probably meant to be."""
+        known, form = self._words
+        return word if form.fullmatch(word) else words.near(word, known) or word
 
     def spell(self, fields: Mapping[str, Any]) -> str:
         """Return the name of the spec with these fields."""
@@ -295,32 +319,98 @@ class Spec(ABC):
         if not set(values) <= known:
             unknown = sorted(set(values) - known)
             raise ValueError(f"{cls.__name__}: unknown fields {unknown}; known are {sorted(known)}")
+        needed = {f.name for f in fields(cls) if f.default is MISSING}  # type: ignore[arg-type]
+        if not needed <= set(values):
+            raise ValueError(
+                f"{cls.__name__}: the fields {sorted(needed - set(values))} are missing; give them"
+            )
         return cls(**values)
 
     @staticmethod
     def parse(name: str) -> Spec:
-        """Return the spec whose `name` is ``name``; ValueError lists the name patterns."""
-        for cls in SPECS.values():
-            said = cls.pattern.parse(name)
-            if said is not None and (spec := cls(**said)).name == name:
-                return spec
-        raise ValueError(f"'{name}' names no kernel; names look like {', '.join(NAME_EXAMPLES)}")
+        """Return the spec whose `name` is ``name``.
+
+        Raises:
+            ValueError: there is none: the message says what was perhaps meant; or its sizes are
+                none that a kernel has.
+        """
+        spec = _called(name)
+        if spec is None:
+            raise ValueError(_unknown(name))
+        return spec
 
     @staticmethod
     def parse_all(name: str) -> list[Spec]:
         """Return the spec called ``name``, or, for a base name, one spec per activation dtype."""
-        try:
-            return [Spec.parse(name)]
-        except ValueError:
-            overloads = []
-            for suffix in DTYPE_SUFFIX.values():
-                try:
-                    overloads.append(Spec.parse(f"{name}_{suffix}"))
-                except ValueError:
-                    continue
-            if overloads:
-                return overloads
-            raise
+        found: list[Spec] = []
+        refusal: ValueError | None = None
+        for one in (name, *_overloads(name)):
+            try:
+                spec = _called(one)
+            except ValueError as error:  # a name of the right form says more than that it is none
+                refusal = refusal or error
+                continue
+            if spec is not None and one == name:
+                return [spec]
+            found += [] if spec is None else [spec]
+        if not found:
+            raise refusal or ValueError(_unknown(name))
+        return found
+
+
+def _overloads(name: str) -> list[str]:
+    """Return a base name with each dtype."""
+    return [f"{name}_{suffix}" for suffix in DTYPE_SUFFIX.values()]
+
+
+def _called(name: str) -> Spec | None:
+    """Return the spec called ``name``; ValueError where its fields do not go together."""
+    for cls in SPECS.values():
+        said = cls.pattern.parse(name)
+        if said is not None and (spec := cls(**said)).name == name:
+            return spec
+    return None
+
+
+LONGEST = 120
+"""Characters of a name that are compared with those of kernels."""
+
+
+def _unknown(name: str) -> str:
+    """Return the error for a name of no kernel."""
+    low = name.strip().lower()[:LONGEST]
+    near = {meant for meant in _variants(low) if _of_right_form(meant)}
+    if near:
+        best = max(sorted(near), key=lambda meant: SequenceMatcher(None, low, meant).ratio())
+        return f"{name!r} names no kernel; did you mean {best}?"
+
+    def likeness(example: str) -> tuple[int, float]:
+        shared = takewhile(lambda pair: pair[0] == pair[1], zip(low, example, strict=False))
+        return len([*shared]), SequenceMatcher(None, low, example).ratio()
+
+    shown = sorted(NAME_EXAMPLES, key=likeness, reverse=True)[: words.SHOWN]
+    return (
+        f"{name!r} names no kernel; names look like {', '.join(shown)}; "
+        "see 'blockscale list' for the others"
+    )
+
+
+def _variants(name: str) -> Iterator[str]:
+    """Return names that ``name`` may stand for: with words respelt, and one elsewhere."""
+    spelt = {"_".join(map(cls.pattern.respelt, name.split("_"))) for cls in SPECS.values()}
+    yield from spelt
+    for text in spelt:
+        parts = text.split("_")
+        for i, part in enumerate(parts):
+            rest = parts[:i] + parts[i + 1 :]
+            for j in range(len(parts)):
+                yield "_".join((*rest[:j], part, *rest[j:]))
+
+
+def _of_right_form(name: str) -> bool:
+    """Return whether a name, or one with a dtype, reads like that of a kernel, sizes apart."""
+    patterns = [cls.pattern for cls in SPECS.values()]
+    return any(p.parse(one) is not None for one in (name, *_overloads(name)) for p in patterns)
 
 
 class FormatSpec(Spec):

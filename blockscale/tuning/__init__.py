@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from blockscale.base import words
 from blockscale.specs import Spec
 
 if TYPE_CHECKING:
@@ -35,9 +36,14 @@ def tune(
 
     Raises:
         ValueError: an unknown name or target, or one that this machine does not have.
+        RuntimeError: the compiler is not installed.
     """
-    from blockscale.tuning import tuner
-
+    try:
+        from blockscale.tuning import tuner
+    except ModuleNotFoundError as error:
+        raise RuntimeError(f"tune: {words.missing(error)}") from error
+    if isinstance(specs, str):
+        raise TypeError(f"tune: specs is a str; pass a list of names, [{specs!r}]")
     return tuner.tune(
         specs, target=target, seconds=seconds, trials=trials, work_dir=work_dir, progress=progress
     )

@@ -180,7 +180,7 @@ def test_every_level(tmp_path, level):
     ("specs", "options", "error", "sentence"),
     [
         ([], {}, ValueError, "no kernel was asked for; name at least one, see 'blockscale list'"),
-        (["gemm"], {}, ValueError, "'gemm' names no kernel; names look like linear_nvfp4"),
+        (["gemm"], {}, ValueError, "'gemm' names no kernel; names look like grouped_mm_nvfp4"),
         (["linear_nvfp4_n4_k8_f32"], {}, ValueError, "k=8 is not a multiple of 16"),
         ([Swizzle()], {"level": "sse9"}, ValueError, r"'sse9' is neither a CPU level \(.*avx2"),
         ([Swizzle()], {"meta": {"x": object()}}, TypeError, "not JSON serializable"),

@@ -165,6 +165,11 @@ for path in (None, sys.argv[1]):
         print(torch.equal(bs.unswizzle_scales(swizzled, 12, 5), scale))
     except RuntimeError as error:
         print(error)
+for function in (lambda: bs.build(["swizzle_128x4"], "out.so"), lambda: bs.tune(["swizzle_128x4"])):
+    try:
+        function()
+    except RuntimeError as error:
+        print(error)
 """
 
 
@@ -176,8 +181,13 @@ def test_without_the_compiler(builds, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         "unswizzle_128x4: no loaded library has it, and building it needs tvm; load one with "
-        "blockscale.load(), or pip install 'blockscale[build]'",
+        "blockscale.load(), or pip install '.[build]' in a checkout of blockscale",
         "True",
+        *(
+            f"{name}: it needs tvm, which is not installed; "
+            "pip install '.[build]' in a checkout of blockscale"
+            for name in ("build", "tune")
+        ),
     ]
     assert "building" not in done.stderr
 

@@ -133,22 +133,80 @@ def test_inspect_json_is_the_manifest(monkeypatch, capsys, library):
     assert json.loads(out) == {"library": str(library), **manifest()}
 
 
-def test_list_shows_every_example(monkeypatch, capsys):
+def test_list_is_a_line_a_family(monkeypatch, capsys):
     _, out, _ = call(monkeypatch, capsys, "list")
-    assert all(name in out for name in specs.NAME_EXAMPLES)
+    lines, _, hint = out.partition("\n\n")
+    assert [line.split()[0] for line in lines.splitlines()] == [*specs.SPECS]
+    assert all(line.split()[1] in specs.NAME_EXAMPLES for line in lines.splitlines())
+    assert "blockscale list FILTER" in hint
+    _, out, _ = call(monkeypatch, capsys, "list", "--all")
+    assert all(f"  {name}\n" in out for name in specs.NAME_EXAMPLES)
     _, out, _ = call(monkeypatch, capsys, "list", "--json")
     assert [e["name"] for e in json.loads(out)["examples"]] == list(specs.NAME_EXAMPLES)
 
 
 @pytest.mark.parametrize(
+    ("filters", "families"),
+    [
+        ("moe", ["fused_moe", "moe_route"]),
+        ("MOE route", ["moe_route"]),
+        ("quant", ["quantize", "dequantize", "swizzle", "unswizzle", "scale_sweep"]),
+        ("linear", ["linear"]),
+        ("linear_nvfp4_n64_k64", ["linear"]),
+    ],
+)
+def test_list_shows_all_about_what_is_asked_for(monkeypatch, capsys, filters, families):
+    """By a word of a name, of a family, or by the name of any kernel."""
+    code, out, _ = call(monkeypatch, capsys, "list", *filters.split())
+    assert code == 0
+    shown = [line.partition(":")[0] for line in out.splitlines() if line[:1].strip()]
+    assert shown[: len(families)] == families
+    for family in families:
+        assert f"{family}: {specs.SPECS[family].pattern.template}\n" in out
+    _, out, _ = call(monkeypatch, capsys, "list", *filters.split(), "--json")
+    names = [example["name"] for example in json.loads(out)["examples"]]
+    assert {specs.Spec.parse(name).op for name in names} >= {*families}
+    if "n64" in filters:
+        assert names == [f"{filters}_{dtype}" for dtype in ("f32", "bf16", "f16")]
+
+
+@pytest.mark.parametrize("columns", [70, 200])  # names, of up to 60 letters, are not broken
+def test_output_is_as_wide_as_the_terminal(monkeypatch, capsys, library, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for arguments in (["list"], ["list", "linear"], ["inspect", str(library)]):
+        _, out, _ = call(monkeypatch, capsys, *arguments)
+        widest = max(len(line) for line in out.splitlines() if str(library) not in line)
+        assert widest <= columns, out
+    assert widest > columns // 2
+
+
+@pytest.mark.parametrize(
+    ("words", "completion"),
+    [
+        ("blockscale t", "tune"),
+        ("blockscale build mo", "moe_route_e256_k8_sigmoid_norm_bias_g8x4_f32"),
+    ],
+)
+def test_a_shell_completes(words, completion):
+    variables = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    code = "import sys; sys.argv = ['blockscale']; from blockscale.cli import main; main()"
+    variables |= {**environment(), "_BLOCKSCALE_COMPLETE": "bash_complete"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=variables)
+    assert done.stdout.splitlines() == [f"plain,{completion}"], done
+
+
+@pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["tune", "no_such_kernel"], "'no_such_kernel' names no kernel; names look like linear_"),
+        (["tune", "no_such_kernel"], "'no_such_kernel' names no kernel; names look like "),
         (["tune"], "Missing argument 'NAMES...'"),
         (["tune", NAME, "--seconds", "0"], "0.0 is not in the range"),
         (["tune", NAME, "--level", "avx1024"], "'avx1024' is not one of"),
         (["build", NAME], "Missing option '-o'"),
         (["build", "linear_nvfp4_n8_k8_f32", "-o", "x.so"], "k=8 is not a multiple of 16"),
+        (["list", "linear_nvfp4_n64_k60"], "k=60 is not a multiple of 16"),
+        (["list", "lienar_nvfp4_n64_k64"], "did you mean linear_nvfp4_n64_k64?"),
         (["inspect", "nowhere.so"], "nowhere.so: No such file or directory"),
         (["inspect", __file__], "not with the ELF magic"),
         (["frobnicate"], "No such command 'frobnicate'"),

@@ -119,7 +119,7 @@ def test_misaligned_views(name):
 # ---------------------------------------------------------------------------------------- bad input
 ADD = bs.add_rmsnorm_fp4quant
 WHERE = "add_rmsnorm_fp4quant: "
-SHAPE = "; pass a tensor of this shape, or leave an output out to have it allocated"
+SHAPE = "; pass a tensor of this shape, or leave it out to have it allocated"
 
 
 class Given:
@@ -171,8 +171,8 @@ BAD = {
     ),
     "scale dtype": (
         lambda t: ADD(t.x, t.r, t.w, t.y, t.s.float()),
-        WHERE + "block_scale has dtype float32, but must have float8_e4m3fn or uint8; convert it "
-        "first",
+        WHERE + "block_scale has dtype float32, but must have float8_e4m3fn or uint8; allocate it "
+        "with that dtype, or leave it out",
     ),
     "scale dtype of blocks of 32": (
         lambda t: ADD(
@@ -181,11 +181,12 @@ BAD = {
             block_size=32,
         ),
         WHERE + "block_scale has dtype float8_e4m3fn, but must have uint8 or float8_e8m0fnu; "
-        "convert it first",
+        "allocate it with that dtype, or leave it out",
     ),
     "residual dtype": (
         lambda t: ADD(t.x, t.r.half(), t.w),
-        WHERE + "residual has dtype float16, but must have bfloat16; convert it first",
+        WHERE + "residual has dtype float16, but must have bfloat16; pass "
+        "residual.to(torch.bfloat16)",
     ),
     "hidden": (
         lambda t: ADD(t.x[:, :200].clone(), t.r, t.w),

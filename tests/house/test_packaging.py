@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from packaging.tags import sys_tags
+from packaging.utils import canonicalize_name, parse_wheel_filename
 
 import blockscale
 from tests.kit.paths import ROOT
@@ -173,8 +174,10 @@ print("tvm" in sys.modules)
 def test_public_names_are_listed():
     """__all__ is the public API; an unknown name is an AttributeError that says what there is."""
     assert sorted(blockscale.__all__) == sorted([*PUBLIC, "__version__"])
-    with pytest.raises(AttributeError, match=r"no attribute 'quantise'; it has \[.*'quantize'"):
+    with pytest.raises(AttributeError, match=r"no attribute 'quantise'; did you mean quantize\?$"):
         blockscale.quantise  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'xyz'; dir\(blockscale\) lists what"):
+        blockscale.xyz  # noqa: B018
 
 
 @pytest.mark.parametrize("name", ["tir", "schedules"])
@@ -183,6 +186,59 @@ def test_second_name_is_refused(name: str):
     run = python(f"import {name}", cwd=ROOT)
     assert run.returncode != 0
     assert f"import 'blockscale.{name}', not '{name}'" in run.stderr
+
+
+def test_wheel_says_where_it_runs(wheel: zipfile.ZipFile):
+    """It holds no machine code, yet what it compiles and depends on is Linux on x86-64."""
+    name = Path(wheel.filename or "").name
+    assert name.endswith("-py3-none-manylinux_2_28_x86_64.whl")
+    [tag] = parse_wheel_filename(name)[3]
+    assert tag in sys_tags()
+    assert not [n for n in wheel.namelist() if n.endswith((".so", ".o", ".a"))]
+    tags = wheel.read(f"blockscale-{blockscale.__version__}.dist-info/WHEEL").decode()
+    assert "Root-Is-Purelib: true" in tags
+
+
+def test_the_command_needs_no_extra(wheel: zipfile.ZipFile, tmp_path: Path):
+    """What reads libraries and checkpoints runs with the dependencies alone."""
+    modules = {"apache-tvm": "tvm", "xgboost-cpu": "xgboost"}
+    build = PROJECT["project"]["optional-dependencies"]["build"]
+    absent = [modules.get(name, name) for name in (Requirement(text).name for text in build)]
+    wheel.extractall(tmp_path)
+    code = f"""
+import sys
+for name in {absent}:
+    sys.modules[name] = None
+sys.path.insert(0, {str(tmp_path)!r})
+from blockscale.cli import main
+sys.argv = ["blockscale", *sys.argv[1:]]
+main()
+"""
+    for arguments, status, words in (
+        (["list"], 0, "swizzle_128x4"),
+        (["inspect", "none.so"], 2, "none.so: No such file"),
+        (["convert", "none", "-o", "out"], 2, "none"),
+        (["build", "swizzle_128x4", "-o", "out.so"], 2, words_of_installing("tvm")),
+        (["tune", "swizzle_128x4"], 2, words_of_installing("tvm")),
+    ):
+        run = python(code, *arguments, cwd=tmp_path, isolated=True)
+        assert (run.returncode, words in run.stdout + run.stderr) == (status, True), run
+
+
+def words_of_installing(package: str) -> str:
+    return f"it needs {package}, which is not installed; pip install '.[build]' in a checkout of"
+
+
+def test_installations_that_errors_name_exist():
+    """No message sends anyone to an index that does not have this package, or to no extra."""
+    extras = PROJECT["project"]["optional-dependencies"]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    for path in [*pages, *(ROOT / "blockscale").rglob("*.py")]:
+        text = path.read_text()
+        assert "blockscale[" not in text, path
+        named = re.findall(r"words\.install\(['\"]?([a-z,]*)|pip install '\.\[([a-z,]+)\]'", text)
+        for extra in ",".join(a or b for a, b in named).split(","):
+            assert extra in ("", *extras), (path, extra)
 
 
 def constraints() -> dict[str, str]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from blockscale.base import words
 from blockscale.emulator.errors import EmulationError
 
 MAGIC = 0xBA55ED50
@@ -131,7 +132,7 @@ def decompress_zstd(data: bytes, size: int) -> bytes:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "this fat binary is compressed with Zstandard, and the package 'zstandard' is missing; "
-            "pip install 'blockscale[build]', or build the library with nvcc --no-compress",
+            f"{words.install()}, or build the library with nvcc --no-compress",
             name=error.name,
         ) from None
     try:  # a frame may claim any size: read no more than there should be

@@ -35,6 +35,7 @@ class ActOp(call.Op[tuple[Tensor, Tensor]]):
         convention: what the global scale means.
         codes: the dtype of codes that are allocated.
         flat: whether scales in a tiled layout are allocated with one dimension.
+        names: what errors call input and codes.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class ActOp(call.Op[tuple[Tensor, Tensor]]):
         convention: str = "divide",
         codes: torch.dtype = FP4,
         flat: bool = True,
+        names: tuple[str, str] = ("input", "y_fp4"),
     ) -> None:
         super().__init__(name)
         self.activation = activation
@@ -52,6 +54,7 @@ class ActOp(call.Op[tuple[Tensor, Tensor]]):
         self.convention = convention
         self.codes = codes
         self.flat = flat
+        self.names = names
         call.define(name, _SCHEMA, self.operate)
 
     def operate(self, *arguments: Any) -> None:
@@ -147,17 +150,18 @@ class ActOp(call.Op[tuple[Tensor, Tensor]]):
         checks.choice(where, "layout", layout, LAYOUTS)
         for name, value in zip(("alpha", "beta", "limit"), given[5], strict=False):
             checks.number(where, name, value)
-        x = checks.tensor(where, "input", given[0], checks.SIXTEEN_BIT)
+        source = self.names[0]
+        x = checks.tensor(where, source, given[0], checks.SIXTEEN_BIT)
         if self.grouped and x.dim() != 3:
             raise ValueError(
-                f"{where}: input has shape {list(x.shape)}, but must have 3 dimensions, [experts, "
-                "rows, columns]; reshape it"
+                f"{where}: {source} has shape {list(x.shape)}, but must have 3 dimensions, "
+                "[experts, rows, columns]; reshape it"
             )
         cols, halves = int(x.shape[-1]), 1 if self.activation == "none" else 2
         if cols % (halves * block):
             kind = "two halves of a multiple" if halves == 2 else "a multiple"
             raise ValueError(
-                f"{where}: input has {cols} columns, but must have {kind} of {block}, the block "
+                f"{where}: {source} has {cols} columns, but must have {kind} of {block}, the block "
                 f"size; pad the rows to {round_up(cols, halves * block)}"
             )
         dtype = checks.dtype_name(x.dtype)
@@ -174,18 +178,17 @@ class ActOp(call.Op[tuple[Tensor, Tensor]]):
         x, mask, codes, scale, g, _ = given
         lead, cols = self.sizes(x)
 
-        def check(name: str, value: object, allowed: tuple[torch.dtype, ...], *shapes: Any) -> None:
-            checks.like(self.name, name, value, allowed, "input", x, *shapes)
-
+        where, (source, packed) = self.name, self.names
         if mask is not None:
-            check("mask", mask, (torch.int32,), lead[:1])
+            checks.like(where, "mask", mask, (torch.int32,), source, x, lead[:1])
         if self.grouped and g is not None:
-            check("global_scale", g, (torch.float32,), lead[:1])
+            checks.like(where, "global_scale", g, (torch.float32,), source, x, lead[:1])
         elif not self.grouped:
-            checks.one_element(self.name, "global_scale", g, "input", x)
-        check("y_fp4", codes, checks.PACKED, (*lead, cols // 2))
+            checks.one_element(where, "global_scale", g, source, x)
+        half, dtypes = (*lead, cols // 2), SCALE_DTYPES[chosen or SCALE_FORMAT[block]]
+        checks.like(where, packed, codes, checks.PACKED, source, x, half, output=True)
         shapes = self.scale_shapes(lead, cols // block, layout)
-        check("block_scale", scale, SCALE_DTYPES[chosen or SCALE_FORMAT[block]], *shapes)
+        checks.like(where, "block_scale", scale, dtypes, source, x, *shapes, output=True)
 
 
 def _full_mask(input: Tensor) -> Tensor:
@@ -200,7 +203,7 @@ def _padded(rows: int, blocks: int, layout: str) -> tuple[int, int]:
 _SILU = ActOp("silu_and_mul_fp4quant", "silu")
 _GELU = ActOp("gelu_tanh_and_mul_fp4quant", "gelu_tanh")
 _SWIGLU = ActOp("swiglu_fp4quant", "swiglu")
-_GROUPED = ActOp("grouped_quantize", "none", grouped=True, codes=torch.uint8)
+_GROUPED = ActOp("grouped_quantize", "none", grouped=True, codes=torch.uint8, names=("x", "packed"))
 _GROUPED_SILU = ActOp("silu_and_mul_grouped_fp4quant", "silu", grouped=True)
 
 

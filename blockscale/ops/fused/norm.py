@@ -178,11 +178,11 @@ class NormOp(call.Op[Tensors]):
         padded = checks.padded_shape(prod(lead), spec.blocks)
 
         def check(name: str, value: object, allowed: tuple[torch.dtype, ...], *shapes: Any) -> None:
-            checks.like(self.name, name, value, allowed, "input", x, *shapes)
+            checks.like(self.name, name, value, allowed, "input", x, *shapes, output=True)
 
         if self.residual:
-            check("residual", residual, own, x.shape)
-        check("weight", weight, own, (spec.hidden,))
+            checks.like(self.name, "residual", residual, own, "input", x, x.shape)
+        checks.like(self.name, "weight", weight, own, "input", x, (spec.hidden,))
         check("y_fp4", codes, checks.PACKED, (*lead, spec.hidden // 2))
         if spec.layout == "linear":
             check("block_scale", scale, dtypes, wide)

@@ -322,9 +322,7 @@ def dequantize(
     where = "int4.dequantize"
     checks.choice(where, "layout", layout, ("plain", "preprocessed"))
     check_bits(where, bits)
-    if dtype not in checks.ACTIVATIONS:
-        names = ", ".join(checks.dtype_name(known) for known in checks.ACTIVATIONS)
-        raise TypeError(f"{where}: dtype={dtype} is not one of {names}; choose one of them")
+    checks.activation(where, "dtype", dtype)
     form = None
     if layout == "preprocessed":
         form = layout_of(sm=sm, activation=activation, moe=moe, bits=bits, where=where)

@@ -201,7 +201,7 @@ class _Product(call.Op[Tensor]):
         spec = _check_call(where, x, offsets, weight, options[0])
         y = _output(x, spec) if out is None else out
         dtypes = (getattr(torch, spec.out_dtype),)
-        checks.like(where, "out", y, dtypes, "x", x, (*x.shape[:-1], spec.n))
+        checks.like(where, "out", y, dtypes, "x", x, (*x.shape[:-1], spec.n), output=True)
         if out is not None:
             checks.no_overlap(where, "out", y, "x", x)
         rows = prod(x.shape[:-1])
@@ -270,12 +270,7 @@ def _check_call(
             f"{dtype_name(weight.dtype or x.dtype)}; pass dtype=x.dtype to int4.prepare()"
         )
     to = out_dtype or x.dtype
-    if to not in checks.ACTIVATIONS or (tiles and to != x.dtype):
-        allowed = (x.dtype,) if tiles else checks.ACTIVATIONS
-        raise TypeError(
-            f"{where}: out_dtype={to} cannot be produced here; choose one of "
-            f"{', '.join(dtype_name(known) for known in allowed)}"
-        )
+    checks.activation(where, "out_dtype", to, (x.dtype,) if tiles else checks.ACTIVATIONS)
     if weight.experts:
         checks.beside(where, "offsets", offsets, (torch.int32,), "x", x)
         rest = f": the first row of each of the {weight.experts} experts, and the end of the last"

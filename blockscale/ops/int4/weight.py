@@ -279,12 +279,30 @@ def _per_group(
     lead = [] if given.packed.dim() == 2 else [int(given.packed.shape[0])]
     allowed = [[*lead, *one], *([[*lead, n]] if groups == 1 else [])]
     rest = (
-        f" for packed {list(given.packed.shape)} in layout {given.layout!r} and this group_size; "
-        "pass one value per group and column"
+        f" for packed {list(given.packed.shape)} in layout {given.layout!r} and this group_size"
+        f"{_regrouped(given, list(checked.shape), allowed[0])}"
     )
     checks.sized(where, name, checked, allowed, rest)
     full = checked.detach().reshape(-1, *one)
     return full.transpose(1, 2) if given.layout == "rows" else full
+
+
+def _regrouped(given: Given, got: list[int], wanted: list[int]) -> str:
+    """Return the end of an error for scales of another shape: what they would fit, if anything."""
+    rows, (high, wide) = given.layout == "rows", given.packed.shape[-2:]
+    k, axis = (2 * wide, -1) if rows else (high, -2)
+    if len(got) == len(wanted) and got[axis] and k % got[axis] == 0:
+        size = k // got[axis]
+        wanted = [*wanted]
+        wanted[axis] = got[axis]
+        if got == wanted:
+            return f"; they are of groups of {size}, so pass group_size={size}"
+    if not rows and sorted(got[-2:]) == sorted((high, ceil_div(2 * wide, given.group_size))):
+        return (
+            "; they fit a weight [N, K / 2], which layout='rows' takes, with codes from 0 to 15 "
+            "and scales [N, G]"
+        )
+    return "; pass one value per group and column"
 
 
 def _like(where: str, name: str, value: Any, given: Given, *allowed: list[int]) -> Tensor:
@@ -387,11 +405,7 @@ def to_tiles(where: str, given: Given, plain: Int4Weight, dtype: torch.dtype) ->
 
 def _check_tiles(where: str, plain: Int4Weight, dtype: torch.dtype) -> int:
     """Return the group of the kernels, after all checks."""
-    if dtype not in checks.SIXTEEN_BIT:
-        raise TypeError(
-            f"{where}: dtype={dtype_name(dtype)} has no kernel on CUDA; choose bfloat16 or "
-            "float16, which x must have"
-        )
+    checks.activation(where, "dtype", dtype, checks.SIXTEEN_BIT, "has no kernel on CUDA")
     group = next((g for g in TILE_GROUPS if plain.group % g == 0), 0)
     if not group or plain.k % plain.group:
         raise ValueError(

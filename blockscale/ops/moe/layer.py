@@ -267,9 +267,11 @@ def check_call(
 def _check_hidden(hidden: Tensor, weights: MoeWeights) -> None:
     checks.tensor(WHERE, "hidden", hidden, checks.ACTIVATIONS, dims=2)
     if hidden.dim() != 2 or hidden.shape[1] != weights.hidden:
+        flat = f"flatten the rows, hidden.reshape(-1, {weights.hidden})"
+        remedy = flat if hidden.shape[-1] == weights.hidden else "pass the weights of this layer"
         raise ValueError(
             f"{WHERE}: hidden has shape {list(hidden.shape)}, but must have "
-            f"[T, {weights.hidden}], as the weights have H={weights.hidden}; flatten the rows"
+            f"[T, {weights.hidden}], as the weights have H={weights.hidden}; {remedy}"
         )
 
 
@@ -285,7 +287,7 @@ def _check_layout(hidden: Tensor, weights: MoeWeights) -> None:
     if weights.layout == "tiles64" and hidden.dtype == torch.float32:
         raise TypeError(
             f"{WHERE}: hidden has dtype float32, but CUDA kernels take bfloat16 or float16; "
-            "convert it first"
+            "pass hidden.to(torch.bfloat16)"
         )
     if weights.dtype not in (None, hidden.dtype):
         raise TypeError(
@@ -336,7 +338,7 @@ def _check_act_fmt(options: Options, hidden: Tensor) -> None:
 
 def check_output(out: Tensor, hidden: Tensor) -> None:
     """ValueError or TypeError unless ``out`` is like ``hidden``, in memory of its own."""
-    checks.like(WHERE, "out", out, (hidden.dtype,), "hidden", hidden, tuple(hidden.shape))
+    checks.like(WHERE, "out", out, (hidden.dtype,), "hidden", hidden, hidden.shape, output=True)
     if checks.has_data():
         checks.no_overlap(WHERE, "out", out, "hidden", hidden)
 
@@ -439,9 +441,12 @@ class _Route(call.Op[tuple[Tensor, Tensor]]):
         top_k, scoring, renormalize, groups, kept, *_ = options
         spec = _route_spec(logits, top_k, scoring, renormalize, bias, groups, kept, scale)
         ids, weights = _outputs(logits, top_k, *outputs)
-        shape = len(logits), top_k
-        checks.like(ROUTE, "topk_ids", ids, (torch.int32,), "logits", logits, shape)
-        checks.like(ROUTE, "topk_weights", weights, (torch.float32,), "logits", logits, shape)
+        for name, value, dtype in (
+            ("topk_ids", ids, torch.int32),
+            ("topk_weights", weights, torch.float32),
+        ):
+            shape = len(logits), top_k
+            checks.like(ROUTE, name, value, (dtype,), "logits", logits, shape, output=True)
         given = () if bias is None else (bias,)
         arguments = logits, *given, float(scale), ids, weights
         return Checked(spec if len(logits) else None, arguments, (ids, weights))

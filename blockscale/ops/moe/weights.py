@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,6 @@ import torch
 from blockscale.base.formats import FLOAT, MOE
 from blockscale.base.sizes import round_up
 from blockscale.ops import checks
-from blockscale.ops.checks import dtype_name
 from blockscale.ops.moe import tiles as moe_tiles
 from blockscale.specs.gemm import MAX_EXPERTS
 from blockscale.specs.moe import ACTIVATIONS, GATED, LAYOUTS
@@ -211,19 +211,13 @@ def prepare_moe_weights(
 def prepared(where: str, given: Given, dtype: torch.dtype, layout: str | None) -> MoeWeights:
     """Return the weights of ``given``; errors begin with ``where``."""
     sizes = check_weights(where, given)
-    if dtype not in checks.ACTIVATIONS:
-        allowed = ", ".join(dtype_name(known) for known in checks.ACTIVATIONS)
-        raise TypeError(f"{where}: dtype={dtype} is no activation's; choose one of {allowed}")
+    checks.activation(where, "dtype", dtype)
     layout = layout or ("linear" if given.w13.device.type == "cpu" else "tiles64")
     checks.choice(where, "layout", layout, LAYOUTS)
     plain = _plain(given, sizes)
     if layout == "linear":
         return plain
-    if dtype == torch.float32:
-        raise TypeError(
-            f"{where}: dtype=float32 has no kernel on CUDA; choose bfloat16 or float16, which the "
-            "activations must have"
-        )
+    checks.activation(where, "dtype", dtype, checks.SIXTEEN_BIT, "has no kernel on CUDA")
     return to_tiles(where, plain, dtype)
 
 
@@ -328,8 +322,7 @@ def check_weights(where: str, given: Given) -> Sizes:
     experts, hidden, rows = sizes.experts, sizes.hidden, sizes.rows
     blocks = hidden // sizes.group, sizes.intermediate // sizes.group
     for name, shape in (("w13", (experts, rows, blocks[0])), ("w2", (experts, hidden, blocks[1]))):
-        scale = getattr(given, f"{name}_scale")
-        _like(where, f"{name}_scale", scale, SCALES[given.fmt], w13, shape)
+        _check_scale(where, f"{name}_scale", getattr(given, f"{name}_scale"), given, w13, shape)
         zero = getattr(given, f"{name}_zero")
         if zero is not None:
             _like(where, f"{name}_zero", zero, (torch.uint8,), w13, shape)
@@ -367,10 +360,11 @@ def _sizes(where: str, given: Given, w13: Tensor, w2: Tensor) -> Sizes:
     intermediate = rows // 2 if gated else rows
     wanted = (experts, hidden, intermediate // 2)
     if tuple(w2.shape) != wanted or intermediate % 2:
+        meant = _meant(w13.shape, w2.shape, gated)
+        form = f"[E, {'2 I' if gated else 'I'}, H / 2] and [E, H, I / 2]"
         raise ValueError(
-            f"{where}: w2 has shape {list(w2.shape)}, but w13 of shape {list(w13.shape)} and "
-            f"activation={given.activation!r} need {list(wanted)}: [experts, H, I / 2] with "
-            f"H={hidden} and I={intermediate}; pass both weights of one layer"
+            f"{where}: w13 and w2 have shapes {list(w13.shape)} and {list(w2.shape)}, but with "
+            f"activation={given.activation!r} must have {form}; {meant}"
         )
     if experts > MAX_EXPERTS:
         raise ValueError(
@@ -387,6 +381,41 @@ def _sizes(where: str, given: Given, w13: Tensor, w2: Tensor) -> Sizes:
     return Sizes(experts, hidden, intermediate, group, gated)
 
 
+def _meant(w13: Sequence[int], w2: Sequence[int], gated: bool) -> str:
+    """Return what to do about weights that do not fit: the reading that does, fewest changes first.
+
+    A shape is [E, rows, columns / 2]; with its last axes exchanged, or of a matrix that was
+    transposed before it was quantised, it stands for others.
+    """
+
+    def readings(name: str, shape: Sequence[int]) -> list[tuple[str, int, int]]:
+        _, rows, half = shape
+        turned = f"{name} is transposed, so pass {name}.transpose(1, 2).contiguous()"
+        before = f"{name} was transposed before it was quantised, so quantise [E, rows, columns]"
+        return [("", rows, 2 * half), (turned, half, 2 * rows), (before, 2 * half, rows)]
+
+    def fits(first: tuple[str, int, int], second: tuple[str, int, int], pairs: bool) -> bool:
+        (_, rows, hidden), (_, down, intermediate) = first, second
+        return (down, rows) == (hidden, intermediate * (2 if pairs else 1))
+
+    if w13[0] == w2[0]:
+        ups, downs = readings("w13", w13), readings("w2", w2)
+        if fits(ups[0], downs[0], not gated):
+            which = (
+                "has no gate rows: pass activation='relu2'"
+                if gated
+                else ("has gate rows: pass the activation of the model, such as 'swiglu'")
+            )
+            return f"w13 {which}"
+        if fits(downs[0], ups[0], gated):
+            return "w13 and w2 are exchanged, so pass each in place of the other"
+        pairs = sorted(product(ups, downs), key=lambda pair: bool(pair[0][0]) + bool(pair[1][0]))
+        for first, second in pairs:
+            if fits(first, second, gated):
+                return "; ".join(filter(None, (first[0], second[0])))
+    return "pass both weights of one layer"
+
+
 def _group(where: str, given: Given, hidden: int) -> int:
     """Return the elements of a block scale."""
     allowed = MOE[given.fmt].blocks
@@ -397,10 +426,11 @@ def _group(where: str, given: Given, hidden: int) -> int:
             scale = checks.tensor(where, "w13_scale", given.w13_scale, SCALES["int4"])
             group = hidden // max(1, scale.shape[-1])
             if group not in allowed or group * scale.shape[-1] != hidden:
+                fit = [g for g in allowed if hidden % g == 0] or allowed[:1]
                 raise ValueError(
                     f"{where}: w13_scale has shape {list(scale.shape)}, but rows of {hidden} need "
-                    f"{', '.join(str(hidden // g) for g in allowed)} scales, for groups of "
-                    f"{', '.join(map(str, allowed))}; pass one scale for each group of a row"
+                    f"{' or '.join(str(-(-hidden // g)) for g in fit)} scales, for groups of "
+                    f"{' or '.join(map(str, fit))}; pass one scale for each group of a row"
                 )
     if group not in allowed:
         raise ValueError(
@@ -421,6 +451,21 @@ def _like(
     checked = checks.beside(where, name, value, dtypes, "w13", first)
     rest = f", as w13 of shape {list(first.shape)} says; pass a tensor of this shape"
     checks.sized(where, name, checked, allowed, rest)
+
+
+def _check_scale(
+    where: str, name: str, value: object, given: Given, first: Tensor, shape: tuple[int, int, int]
+) -> None:
+    """TypeError or ValueError unless they are block scales of this shape."""
+    checked = checks.beside(where, name, value, SCALES[given.fmt], "w13", first)
+    got, (experts, rows, blocks) = list(checked.shape), shape
+    cols = blocks * (given.group_size or MOE[given.fmt].block)
+    rest = checks.other_format(got, given.fmt, MOE, lambda block: [(experts, rows, cols // block)])
+    if not rest and got == [experts, *checks.padded_shape(rows, blocks)]:
+        rest = f"; this is the size of the 128x4 layout, so pass layouts.from_128x4({name}, "
+        rest += f"{rows}, {blocks})"
+    rest = rest or f", as w13 of shape {list(first.shape)} says; pass a tensor of this shape"
+    checks.sized(where, name, checked, [shape], rest)
 
 
 def _check_int4(where: str, given: Given) -> None:
