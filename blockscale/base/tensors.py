@@ -22,8 +22,18 @@ Kind = Literal["torch", "numpy", "dlpack"]
 
 _CPU = 1  # DLPack's kDLCPU
 _BFLOAT16 = (4, 16)  # DLPack's kDLBfloat, bits
+NEGATIVE = "is a view with the negative bit, which kernels do not see", "{}.resolve_neg(), a copy"
+"""What is wrong with ``torch._neg_view(x)``, and what to pass."""
+
 _threads = threading.local()
 _torch: ModuleType | None = None
+
+
+def _nothing_watches() -> bool:
+    return False
+
+
+_watched: Callable[[], bool] = _nothing_watches
 
 
 @dataclass(frozen=True)
@@ -41,10 +51,72 @@ class Described:
 
 def torch_module() -> ModuleType | None:
     """Return torch if the process has imported it (to the end)."""
-    global _torch
+    global _torch, _watched
     if _torch is None and hasattr(sys.modules.get("torch"), "Tensor"):
         _torch = sys.modules["torch"]
+        _watched = watcher(_torch)
     return _torch
+
+
+def watcher(torch: ModuleType) -> Callable[[], bool]:
+    """Return the test whether in this thread torch records, transforms or differentiates calls.
+
+    That is: dispatch modes (make_fx, fake tensors), functorch's levels (vmap, grad, jvp,
+    functionalize), jit.trace, forward-mode AD.  None of them sees a kernel that is called from
+    Python.
+    """
+    modes, tracing = torch._C._len_torch_dispatch_stack, torch._C._is_tracing
+    transforms, forward = torch._C._are_functorch_transforms_active, torch.autograd.forward_ad
+    return lambda: bool(modes() or transforms() or tracing() or forward._current_level >= 0)
+
+
+def check_unwatched(where: str) -> None:
+    """RuntimeError where `watcher` says that torch would not see a call of a kernel."""
+    torch = torch_module()
+    if torch is None or not _watched():
+        return
+    if torch._C._len_torch_dispatch_stack():
+        mode = torch.utils._python_dispatch._get_current_dispatch_mode()
+        what = f"a dispatch mode ({type(mode).__name__})"
+    elif torch._C._are_functorch_transforms_active():
+        what = "a transform of torch.func (vmap, grad, jvp, functionalize)"
+    else:
+        what = "jit.trace" if torch._C._is_tracing() else "forward-mode AD"
+    raise RuntimeError(
+        f"{where}: {what} is at work in this thread, and would not see the call of a library's "
+        "function; call the function of blockscale that runs this kernel, or call it outside"
+    )
+
+
+def stranger(value: Any) -> tuple[str, str] | None:
+    """Return why the memory of a tensor is not its values, and what to pass; None: it is.
+
+    Torch keeps some views lazily, and classes with ``__torch_dispatch__`` do as they please.
+    """
+    torch = torch_module()
+    if torch is not None and isinstance(value, torch.Tensor):
+        if redirects(type(value)):
+            what = f"is a {type(value).__name__}, whose class answers torch's operations itself"
+            return what, "a plain tensor, or call the function of blockscale, which torch sees"
+        if torch._C._functorch.is_functorch_wrapped_tensor(value):
+            return "belongs to a transform of torch.func", "a plain tensor"
+        if torch._is_functional_tensor(value):
+            return "is a functional tensor, not held in memory", "a plain tensor"
+        if value.is_neg():
+            return NEGATIVE
+    elif isinstance(value, np.ma.MaskedArray):
+        return "is a masked array, and kernels see no masks", "{}.filled(value), or {}.data"
+    elif isinstance(value, np.ndarray) and not value.dtype.isnative:
+        order = "big" if sys.byteorder == "little" else "little"
+        return f"is {order}-endian", "{}.astype({}.dtype.newbyteorder('='))"
+    return None
+
+
+def redirects(kind: type) -> bool:
+    """Return whether tensors of this class get torch's operations themselves (fake, wrapped)."""
+    torch = torch_module()
+    assert torch is not None, "there is a class of tensors"
+    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
 
 
 def describe(value: Any) -> Described | None:

@@ -344,6 +344,7 @@ def _flags(param: Param) -> str:
     flags = ["BS_OUTPUT"] if param.output else []
     flags += ["BS_OPTIONAL"] if param.default is not None else []
     flags += ["BS_SCALAR"] if param.scalar else []
+    flags += ["BS_NOT_NEGATIVE"] if param.least == 0 else []
     flags += ["BS_FLATTENS"] if param.flattens else []
     tiled = (param.storage or "").endswith("x4")
     flags += ["BS_FLAT"] if tiled and len(param.dims) == 2 and not param.dims[1].symbols else []

@@ -2,8 +2,11 @@
 
 A call goes one of three ways:
 
-* *Recorded*: torch.compile, torch.export and fake tensors get the function's operator,
-  ``torch.ops.blockscale.<name>``, and run nothing.
+* *Recorded*: where torch has to see the call, it gets the function's operator,
+  ``torch.ops.blockscale.<name>``: torch.compile and torch.export, dispatch modes (make_fx, fake
+  tensors), the transforms of torch.func, and tensors whose class has ``__torch_dispatch__``.  When
+  torch is through with them, the operator runs one of the other ways.  What would be lost on the
+  way is refused: derivatives, and jit.trace.
 * *Known*: a call like one before (the same function and options, the same dtype, dimensions and
   kind of device of its first tensor) hands its tensors to the kernel that is kept for such calls.
   The kernel checks them itself.
@@ -17,13 +20,16 @@ return nothing: torch may then plan that memory.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import is_grad_enabled
+from torch.autograd import forward_ad
 from torch.compiler import is_compiling, is_dynamo_compiling
 
+from blockscale.base import tensors
 from blockscale.ops import checks
 from blockscale.runtime import jit
 from blockscale.runtime.function import Function
@@ -37,8 +43,9 @@ Result = TypeVar("Result")
 Ready = tuple[tuple[Any, ...], Any] | None
 """Arguments of a kernel and the result of the function, or None: to be checked in full."""
 
-PLAIN = (torch.Tensor, torch.nn.Parameter)
-"""Classes of tensors that kernels take; others (fake, functional) go through the dispatcher."""
+PLAIN = {torch.Tensor, torch.nn.Parameter}
+"""Classes of tensors that kernels take, those of callers among them once they were seen; others
+(fake, wrapped) have ``__torch_dispatch__`` and go through the dispatcher."""
 
 REFUSED = (TypeError, ValueError)
 """What kernels raise for arguments that they do not take; anything else is nobody's refusal."""
@@ -49,9 +56,36 @@ NAMES: list[str] = []
 """Every registered operator."""
 
 
-def traced(tensor: object) -> bool:
-    """Return whether torch records the call instead of running it."""
-    return is_compiling() or (type(tensor) not in PLAIN and isinstance(tensor, torch.Tensor))
+watched = tensors.watcher(torch)
+
+
+class _Operator(threading.local):
+    running = False
+
+
+_operator = _Operator()
+
+
+def each(given: Any) -> Iterator[torch.Tensor]:
+    """Return all tensors among arguments, those of prepared weights too."""
+    for value in given:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, tuple):
+            yield from each(value)
+        elif hasattr(value, "tensors"):
+            yield from (tensor for _, tensor in value.tensors())
+
+
+def traced(*given: Any) -> bool:
+    """Return whether torch is to see a call with these arguments, before a kernel runs."""
+    if is_dynamo_compiling():
+        return True
+    new = {type(value) for value in each(given)} - PLAIN
+    redirected = any(map(tensors.redirects, new))
+    if not redirected:
+        PLAIN.update(new)
+    return not _operator.running and (redirected or is_compiling() or watched())
 
 
 def kernel(spec: Spec, device: torch.device) -> Function:
@@ -105,16 +139,15 @@ class Op(Generic[Result]):
     def run(self, options: tuple[Any, ...], given: tuple[Any, ...]) -> Result:
         """Return the result of a call, whichever way it goes."""
         first = given[0]
-        if type(first) not in PLAIN or is_dynamo_compiling():  # export without it passes fakes
-            if traced(first):
-                return self.recorded(options, given)
+        if is_dynamo_compiling() or type(first) not in PLAIN or watched():
             return self._in_full(options, given, None)
         key = self, options, first.dtype, first.is_cuda, first.dim()
         try:
             known = remembered.get(key)
         except TypeError:  # an option that cannot be hashed is wrong, and the checks name it
             return self._in_full(options, given, None)
-        if known is not None and not (first.requires_grad and is_grad_enabled()):
+        odd = (first.requires_grad and is_grad_enabled()) or first.is_neg()
+        if known is not None and not odd:  # a CUDA library knows nothing of either
             run, spec, flags = known
             ready = self.ready(spec, options, given)
             if ready is not None:
@@ -145,18 +178,60 @@ class Op(Generic[Result]):
 
     def _in_full(self, options: tuple[Any, ...], given: tuple[Any, ...], key: Any) -> Result:
         """Check everything, run the kernel, and keep it for calls like this one."""
+        if traced(*given):
+            return self._seen(options, given)
         spec, arguments, result, enable_pdl = self.check(options, given)
         if spec is None:
             return result
         first, passed = given[0], arguments[0]
         function = kernel(spec, first.device)
         flags = launch_flags(first.is_cuda, enable_pdl)
-        made = function(*arguments, *flags)
+        made = function.call(*arguments, *flags)
         flat = self.flattens and first.is_cuda and first.dim() > passed.dim()
         if key is not None and self.keeps and (flat or first.shape == passed.shape):
             # a CUDA library checks arguments by itself, but cannot allocate outputs
-            remembered[key] = getattr(function, "direct", function), spec, flags
+            remembered[key] = getattr(function, "direct", function.call), spec, flags
         return made if result is None else result
+
+    def _seen(self, options: tuple[Any, ...], given: tuple[Any, ...]) -> Result:
+        """Return the result by way of the operator, or say why torch cannot have it."""
+        if is_dynamo_compiling():
+            return self.recorded(options, given)
+        if torch._C._is_tracing():  # TorchScript has no view of bytes as another dtype
+            raise RuntimeError(f"{self.name}: torch.jit.trace cannot hold it; use torch.export")
+        if not transformed():
+            return self.recorded(options, given)
+        for tensor in each(given):
+            if differentiated(tensor):
+                raise ValueError(
+                    f"{self.name}: a tensor of shape {list(tensor.shape)} asks for a derivative "
+                    "(torch.func.grad, jvp, forward-mode AD), but kernels have none; detach it"
+                )
+        try:
+            return self.recorded(options, given)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"{self.name}: torch.func cannot transform this call ({error}); call it outside, "
+                "on the whole batch: leading dimensions are rows"
+            ) from error
+
+
+def transformed() -> bool:
+    """Return whether a transform of torch.func, or forward-mode AD, is at work in this thread."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def differentiated(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has a tangent or requires grad, at any level of torch.func."""
+    functorch = torch._C._functorch
+    while True:
+        if tensor.requires_grad and is_grad_enabled():
+            return True
+        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
+            return True
+        if not functorch.is_functorch_wrapped_tensor(tensor):
+            return False
+        tensor = functorch.get_unwrapped(tensor)
 
 
 # ---- Operators ----------------------------------------------------------------------------------
@@ -179,9 +254,17 @@ def define(
     parameters = given.strip("()").split(", ")
     mutates = [p.split()[-1] for p in parameters if "!" in p]
     numbered = [p.replace("!", f"(a{i}!)") for i, p in enumerate(parameters)]
+
+    def run(*arguments: Any) -> Any:
+        outer, _operator.running = _operator.running, True
+        try:
+            return function(*arguments)
+        finally:
+            _operator.running = outer
+
     op = torch.library.custom_op(
         f"{NAMESPACE}::{name}",
-        function,
+        run,
         mutates_args=mutates,
         schema=f"({', '.join(numbered)}) -> {results}",
     )
@@ -207,7 +290,13 @@ def copied(given: torch.Tensor | None, made: torch.Tensor) -> torch.Tensor:
     """Return the caller's tensor, after copying ``made`` to it; ``made`` if there is none."""
     if given is None:
         return made
-    if given.dtype == made.dtype:
-        return given.copy_(made)
-    given.view(torch.uint8).copy_(made.view(torch.uint8))
+    if given.dtype != made.dtype:
+        copied(given.view(torch.uint8), made.view(torch.uint8))
+        return given
+    if given.numel() != made.numel():
+        raise ValueError(
+            f"an output has shape {list(given.shape)}, but must have {list(made.shape)}; pass a "
+            "tensor of this shape, or leave it out to have it allocated"
+        )
+    given.view(made.shape).copy_(made)
     return given

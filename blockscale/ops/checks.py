@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,7 +10,9 @@ from math import prod
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 
+from blockscale.base import tensors
 from blockscale.base.formats import E2M1, FLOAT, FUSED, NUMBERS, QUANTIZED, Format, Number
 from blockscale.base.sizes import ceil_div, round_up
 from blockscale.specs.spec import check_choice
@@ -129,6 +132,9 @@ def tensor(
             f"{where}: {name} of shape {list(value.shape)} has strides {list(value.stride())}, "
             f"but must be contiguous; pass {name}.contiguous()"
         )
+    if not is_compiling() and value.is_neg():
+        what, remedy = tensors.NEGATIVE
+        raise ValueError(f"{where}: {name} {what}; pass {remedy.format(name)}")
     return value
 
 
@@ -405,11 +411,14 @@ def scale_format(where: str, block_size: int, chosen: str | None) -> str:
     return chosen
 
 
-def number(where: str, name: str, value: object) -> float:
-    """Return ``value`` as a float; TypeError unless it is a number."""
+def number(where: str, name: str, value: object, least: float = -math.inf) -> float:
+    """Return ``value`` as a float: TypeError unless it is one, ValueError if NaN or too small."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         kind = type(value).__name__
         raise TypeError(f"{where}: {name} is a {kind}, not a number; pass a float")
+    if not value >= least:  # NaN is not
+        rule = "be a number" if math.isinf(least) else f"be {least:g} or more"
+        raise ValueError(f"{where}: {name}={value!r}, but must {rule}; pass another")
     return float(value)
 
 

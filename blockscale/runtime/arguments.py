@@ -5,6 +5,7 @@ Every error names the function, the parameter, what came, the rule, and what to 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -34,7 +35,7 @@ def scalar(function: str, param: Param, value: Any) -> float | int:
 
     Raises:
         TypeError: it is missing, or no number.
-        ValueError: it does not fit into the dtype.
+        ValueError: it does not fit into the dtype, is NaN, or below the least that makes sense.
     """
     if value is None:
         if param.default is None:
@@ -42,6 +43,9 @@ def scalar(function: str, param: Param, value: Any) -> float | int:
         value = param.default if param.dtype == "float32" else int(param.default)
     if param.dtype == "float32":
         if isinstance(value, float | int | np.floating | np.integer):
+            if math.isnan(value) or (param.least is not None and value < param.least):
+                rule = "a number" if param.least is None else f"{param.least:g} or more"
+                raise ValueError(f"{function}: {param.name} is {value}; pass {rule}")
             return float(value)
     elif isinstance(value, int | np.integer):
         bits = 8 * param.itemsize - 1
@@ -68,7 +72,8 @@ def check_one(function: str, param: Param, value: Any, kind: str = "cpu") -> Des
 
     Raises:
         TypeError: it is missing, no tensor, or of another dtype.
-        ValueError: it is on another device, not contiguous, read-only, or requires grad.
+        ValueError: it is on another device, not contiguous, read-only, requires grad, or its memory
+            is not its values.
     """
     where = f"{function}: {param.name}"
     if value is None:
@@ -96,6 +101,10 @@ def check_one(function: str, param: Param, value: Any, kind: str = "cpu") -> Des
             f"{where} with shape {got.shape} is not contiguous, but the kernel expects one row "
             f"after the other; {_contiguous_remedy(param, got)}"
         )
+    strange = tensors.stranger(value)
+    if strange is not None:
+        what, remedy = strange
+        raise ValueError(f"{where} {what}; pass {remedy.format(*2 * [param.name])}")
     if got.grad:
         raise ValueError(
             f"{where} requires grad, but kernels have no backward; call under torch.no_grad(), "

@@ -96,7 +96,13 @@ class Function:
         Raises:
             TypeError: an argument is missing, unknown, no tensor, or of another dtype.
             ValueError: an argument has another shape, device, layout or alignment, or needs grad.
+            RuntimeError: torch records or transforms what this thread does.
         """
+        tensors.check_unwatched(self.name)
+        return self._checked(args, kwargs)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the kernel, unseen by torch: for callers who have asked `tensors.watcher`."""
         return self._checked(args, kwargs)
 
     def _checked(self, args: Sequence[Any], kwargs: Mapping[str, Any], flags: int = 0) -> Any:
@@ -307,13 +313,14 @@ def _signature(values: Sequence[Any], torch: Any) -> tuple[Any, ...] | None:
         if value is None:
             key.append(None)
         elif isinstance(value, tensor_type):
-            if value.layout is not torch.strided:
+            if value.layout is not torch.strided or value.is_neg():
                 return None
             grad = value.requires_grad and torch.is_grad_enabled()
-            key += (value.shape, value.dtype, value.is_cpu, value.is_contiguous(), grad)
+            kind = value.__class__
+            key += (kind, value.shape, value.dtype, value.is_cpu, value.is_contiguous(), grad)
         elif isinstance(value, float | int):  # a scalar, checked; as a tensor it is refused
             key.append(float)
-        elif isinstance(value, np.ndarray):
+        elif value.__class__ is np.ndarray:
             flags = value.flags
             key += (value.shape, value.dtype, flags.c_contiguous, flags.writeable)
         else:

@@ -51,8 +51,14 @@ class CudaFunction(Function):
 
         Raises:
             TypeError, ValueError: as `Function.__call__`.
-            RuntimeError: the driver or the device refuses; the message has CUDA's name for it.
+            RuntimeError: as `Function.__call__`; or the driver or the device refuses: the message
+                has CUDA's name for it.
         """
+        tensors.check_unwatched(self.name)
+        return self.call(*args, **kwargs)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the kernel, unseen by torch: see `Function.call`."""
         count = len(args)
         if kwargs or count < self._count or count > self._count + 1:
             return self._checked(args, kwargs, kwargs.pop("flags", 0))
@@ -60,7 +66,7 @@ class CudaFunction(Function):
             if args[i] is None:
                 break
         else:
-            if not self._needs_grad(args):
+            if self._is_plain(args):
                 try:
                     self._compiled(*args)
                 except (TypeError, ValueError):
@@ -69,13 +75,20 @@ class CudaFunction(Function):
                     return self._results(args)
         return self._checked(args[: self._count], {}, args[-1] if count > self._count else 0)
 
-    def _needs_grad(self, args: Sequence[Any]) -> bool:
+    def _is_plain(self, args: Sequence[Any]) -> bool:
+        """Return whether the library, which sees addresses alone, may judge the arguments."""
         torch = tensors.torch_module()
-        if torch is not None and torch.is_grad_enabled():
-            for i in self._tensors:
-                if getattr(args[i], "requires_grad", False):
-                    return True
-        return False
+        if torch is None:
+            return True
+        kinds, grad = (torch.Tensor, torch.nn.Parameter), torch.is_grad_enabled()
+        for i in self._tensors:
+            value = args[i]
+            if value.__class__ in kinds:
+                if value.is_neg() or (grad and value.requires_grad):
+                    return False
+            elif isinstance(value, torch.Tensor):
+                return False
+        return True
 
     def _results(self, args: tuple[Any, ...]) -> Any:
         results = args[self._inputs : self._count]
@@ -90,10 +103,11 @@ class CudaFunction(Function):
             if value is None or isinstance(value, float | int):
                 key.append(None if value is None else float)
             elif torch is not None and isinstance(value, torch.Tensor):
-                if value.layout is not torch.strided:
+                if value.layout is not torch.strided or value.is_neg():
                     return None
                 grad = value.requires_grad and torch.is_grad_enabled()
-                key += (value.shape, value.dtype, value.device, value.is_contiguous(), grad)
+                kind = value.__class__
+                key += (kind, value.shape, value.dtype, value.device, value.is_contiguous(), grad)
             else:
                 return None
         return tuple(key)

@@ -64,6 +64,11 @@ class Param:
         return self.shape is None
 
     @property
+    def least(self) -> float | None:
+        """The least number that makes sense; by name, as manifests do not say it."""
+        return 0.0 if self.scalar and self.name in ("eps", "limit") else None
+
+    @property
     def flattens(self) -> bool:
         """Whether leading dimensions beyond the declared ones are taken as one (on CUDA)."""
         return bool(self.dims) and self.dims[0].symbol is not None

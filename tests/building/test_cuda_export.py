@@ -14,9 +14,11 @@ from tvm_ffi import libinfo
 from blockscale.base import shapes
 from blockscale.base.errors import LibraryError, LinkError
 from blockscale.base.files import HOST_C
+from blockscale.building import export_cuda
 from blockscale.building.export_cuda import CFLAGS, RUNTIME_SOURCES, write_cuda_library
 from blockscale.emulator import run_module
 from blockscale.lower.code import FunctionCode, KernelCode
+from blockscale.specs.spec import Param
 from tests.kit import tiny_cuda
 from tests.kit.tiny_cuda import library_file, manifest
 
@@ -282,3 +284,11 @@ def test_what_sizes_must_be_multiples_of():
     exact = shapes.divisors(dims)
     assert exact == {"cols": 32}
     assert [dim.multiple(exact) for dim in dims] == [64, 96, 32, 1, 1, 1, 1, 1]
+
+
+def test_numbers_that_are_never_negative():
+    """The library knows of eps and limit, which manifests do not say."""
+    for name in ("eps", "limit"):
+        assert "BS_NOT_NEGATIVE" in export_cuda._flags(Param(name, "float32", None, default=1.0))
+    assert "NEGATIVE" not in export_cuda._flags(Param("alpha", "float32", None, default=1.0))
+    assert "NEGATIVE" not in export_cuda._flags(Param("limit", "float32", (1,), default=1.0))

@@ -1,6 +1,7 @@
 """The torch functions that end in FP4: every option, what they allocate, and what they refuse."""
 
 from math import prod
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -309,7 +310,7 @@ def test_short_way(monkeypatch):
 
     def function(spec, *kind):
         specs.append(spec)
-        return lambda *args: calls.append(args)
+        return SimpleNamespace(call=lambda *args: calls.append(args))
 
     monkeypatch.setattr(jit, "function", function)
     monkeypatch.setattr(call, "remembered", {})

@@ -1,6 +1,7 @@
 """What the torch functions refuse, and what they say."""
 
 import inspect
+import math
 
 import pytest
 import torch
@@ -60,6 +61,11 @@ ADD = bs.add_rmsnorm_fp4quant
         (lambda: ADD(X, R, W, global_scale=torch.ones(2)), ["global_scale", "one element"]),
         (lambda: ADD(X, R, W, global_scale=torch.ones(1).half()), ["global_scale", "float16"]),
         (lambda: ADD(X, R, W, eps=torch.ones(1)), ["eps", "Tensor", "float"]),
+        (lambda: ADD(X, R, W, eps=math.nan), ["eps=nan", "must be 0 or more"]),
+        (lambda: ADD(X, R, W, eps=-1e-6), ["eps=-1e-06", "must be 0 or more"]),
+        (lambda: bs.swiglu_fp4quant(X, alpha=math.nan), ["alpha=nan", "must be a number"]),
+        (lambda: bs.swiglu_fp4quant(X, limit=-1.0), ["limit=-1.0", "must be 0 or more"]),
+        (lambda: bs.moe_route(X, 2, scale=math.nan), ["scale=nan", "must be a number"]),
         (lambda: ADD(X.to("meta"), R, W), ["input", "meta", "cpu"]),
         (lambda: ADD(X, R.to("meta"), W), ["residual", "meta", "cpu"]),
         (lambda: ADD(X[:, :200].clone(), R, W), ["hidden=200", "multiple of block_size=16"]),
@@ -408,3 +414,16 @@ def test_errors_name_the_argument(name):
         if f"{name}: {parameter}" not in sentence:
             wrong[parameter] = sentence
     assert not wrong
+
+
+def test_numbers_are_judged_in_every_call():
+    """A call like one that was right before asks the kernel, which knows the rule too."""
+    right = bs.rmsnorm_fp4quant(X, W)
+    for eps in (-1.0, math.nan):
+        with pytest.raises(ValueError, match=r"^rmsnorm_fp4quant: eps=.* must be 0 or more"):
+            bs.rmsnorm_fp4quant(X, W, eps=eps)
+        with pytest.raises(ValueError, match=r"^rmsnorm_nvfp4_h256_bf16: eps is .*; pass 0 or mor"):
+            jit.function(NormQuantize(256, 16, "e4m3", "bfloat16", False))(X, W, None, eps, Y, S)
+    assert torch.equal(
+        right[1].view(torch.uint8), bs.rmsnorm_fp4quant(X, W, eps=0)[1].view(torch.uint8)
+    )

@@ -94,6 +94,10 @@ def test_errors_are_the_full_sentences():
             f(gx, gc, None, None, 1, 1.5, gr, go, None)
         with pytest.raises(ValueError, match=r"k is 2147483648, which is no int32; pass a num"):
             f(gx, gc, None, None, 1, 2**31, gr, go, None)
+        with pytest.raises(ValueError, match=r"mix: a is nan; pass a number"):
+            f(gx, gc, None, None, NAN, 1, gr, go, None)
+        with pytest.raises(ValueError, match=r"mix: a is -?nan; pass a number"):
+            f.direct(gx, gc, None, None, NAN, 1, gr, go, None)
         with pytest.raises(TypeError, match=r"mix: x is missing; pass a tensor of float32"):
             f(None, gc, None, None, 1, 1, gr, go, None)
         with pytest.raises(TypeError, match=r"mix: out is missing, and only for torch tensors are"):
@@ -147,6 +151,8 @@ class Calls(list):
 def cuda(monkeypatch):
     """Return what makes a fake tensor on a GPU."""
     monkeypatch.setattr(tensors, "address_of", lambda _: lambda tensor: 4096 * id(tensor))
+    monkeypatch.setattr(tensors, "check_unwatched", lambda _: None)
+    monkeypatch.setattr(tensors, "stranger", lambda _: None)
 
     def make(*shape, dtype=torch.float32, device="cuda:0"):
         return torch.empty(shape, dtype=dtype, device=device)

@@ -222,6 +222,23 @@ BAD_CALLS = {
     "rows": (lambda f: f(X, None, rows(5)), ValueError, r"must be rows = 4 \(rows = 4 from x.sh"),
     "rank": (lambda f: f(X[None], None, Y), ValueError, r"so 3 dimensions.*x.reshape\(-1, 64\)"),
     "scalar": (lambda f: f(X, torch.tensor(2.0), Y), ValueError, r"pass scale.reshape\(-1\)"),
+    "negative": (lambda f: f(torch._neg_view(X), y=Y), ValueError, r"pass x.resolve_neg\(\)"),
+    "negative scale": (
+        lambda f: f(X, torch._neg_view(torch.ones(1)), Y),
+        ValueError,
+        "scale is a view with the negative bit, which kernels do not see",
+    ),
+    "negative output": (lambda f: f(X, None, torch._neg_view(Y)), ValueError, "y is a view with t"),
+    "mask": (
+        lambda f: f(np.ma.masked_array(X.numpy(), mask=X.numpy() > 0)),
+        ValueError,
+        r"x is a masked array, and kernels see no masks; pass x.filled\(value\), or x.data",
+    ),
+    "byte order": (
+        lambda f: f(X.numpy().astype(">f4")),
+        ValueError,
+        r"x is big-endian; pass x.astype\(x.dtype.newbyteorder\('='\)\)",
+    ),
     "grad": (lambda f: f(X.clone().requires_grad_(), None, Y), ValueError, r"pass x.detach\(\)"),
     "aliased": (lambda f: f(Y, None, Y), ValueError, "y overlaps x in memory.*memory of its own"),
     "overlap": (
@@ -241,6 +258,17 @@ def test_bad_calls(lib, case):
             call(lib["scale_f32"])
     assert Y.isnan().all()
     assert WIDE.isnan().all()
+
+
+def test_subclasses_of_arrays(lib, tmp_path):
+    """Those that add nothing to the numbers run like arrays, even where a masked one was called."""
+    f, x = lib["scale_f32"], rows(3).numpy()
+    kept = np.memmap(tmp_path / "x", np.float32, "w+", shape=x.shape)
+    kept[:] = x
+    for array in (x, kept):
+        assert (np.asarray(f(array)) == x + 1).all()
+        with pytest.raises(ValueError, match="x is a masked array"):
+            f(np.ma.masked_array(array))
 
 
 def test_odd_but_legal_arguments(lib):

@@ -115,6 +115,7 @@ BAD_CALLS = {
     "tensor": ((X, torch.ones(()), 1, Y), TypeError, r"a is tensor\(1.\), expected a number"),
     "fraction": ((X, 1, 2.5, Y), TypeError, "k is 2.5, expected a number of int32; pass a Python"),
     "range": ((X, 1, 2**31, Y), ValueError, "k is 2147483648, which is no int32; pass a number fr"),
+    "nan": ((X, float("nan"), 1, Y), ValueError, "a is nan; pass a number"),
     "missing": ((X, 1, 2), TypeError, "y is missing"),
     "overlap": (
         (X, 1, 1, Y, OUT, OUT.view(torch.bfloat16).view(-1)[: 3 * WIDTH].view(3, WIDTH)),

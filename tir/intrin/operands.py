@@ -68,7 +68,7 @@ def intrinsic(describe: Callable[P, str]) -> Callable[P, str]:
 
     @wraps(describe)
     def named(*args: P.args, **kwargs: P.kwargs) -> str:
-        name = described(*args, **kwargs)
+        name = described(*args, **kwargs)  # type: ignore[arg-type]
         if not _describing:
             registered([name])
         return name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import torch
@@ -149,7 +149,7 @@ class ActOp(call.Op[tuple[Tensor, Tensor]]):
         chosen = checks.scale_format(where, block, chosen)
         checks.choice(where, "layout", layout, LAYOUTS)
         for name, value in zip(("alpha", "beta", "limit"), given[5], strict=False):
-            checks.number(where, name, value)
+            checks.number(where, name, value, 0 if name == "limit" else -inf)
         source = self.names[0]
         x = checks.tensor(where, source, given[0], checks.SIXTEEN_BIT)
         if self.grouped and x.dim() != 3:

@@ -152,7 +152,7 @@ class NormOp(call.Op[Tensors]):
         where, (block, chosen, swizzled, both, *_) = self.name, options
         input, *_, unswizzled, y_out, _, eps = given
         chosen = checks.scale_format(where, block, chosen)
-        checks.number(where, "eps", eps)
+        checks.number(where, "eps", eps, 0)
         x = checks.tensor(where, "input", input, checks.SIXTEEN_BIT)
         hidden = int(x.shape[-1])
         if hidden % block or hidden < MIN_HIDDEN:

@@ -190,10 +190,13 @@ class _Product(call.Op[Tensor]):
     def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
         x, offsets, weight, out = given
         fits = x.dim() == 2 and x.shape[1] == weight.k and len(x) and x.is_contiguous()
-        if not fits or (offsets is not None and not _in_order(offsets, len(x))):
+        if not fits:
+            return None
+        known = offsets is None or type(offsets) in call.PLAIN
+        if not known or (offsets is not None and not _in_order(offsets, len(x))):
             return None
         y = _output(x, spec) if out is None else out
-        return _arguments(spec, x.detach(), offsets, weight, y), y
+        return _arguments(spec, x, offsets, weight, y), y
 
     def check(self, options: Any, given: Any) -> Checked:
         x, offsets, weight, out = given
@@ -213,7 +216,7 @@ class _Product(call.Op[Tensor]):
                 f"at most {rows}, the rows of x; pass the first row of each expert and the end of "
                 "the last"
             )
-        flat = x.detach().view(rows, spec.k)
+        flat = x.view(rows, spec.k)
         return Checked(spec, _arguments(spec, flat, offsets, weight, y.view(rows, spec.n)), y)
 
 

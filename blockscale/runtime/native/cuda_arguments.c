@@ -73,6 +73,10 @@ static int bind_scalar(const BsFunction *f, const BsParam *p, const TVMFFIAny *g
     return blockscale_raise("TypeError", "%s: %s is %s; pass %s", f->name, p->name, type_name(given),
                             whole ? "an int" : "a float");
   }
+  if (value != value || (p->flags & BS_NOT_NEGATIVE && value < 0)) {
+    return blockscale_raise("ValueError", "%s: %s is %g; pass %s", f->name, p->name, value,
+                            p->flags & BS_NOT_NEGATIVE ? "0 or more" : "a number");
+  }
   if (whole) {
     out->v_int64 = (int64_t)value;
   } else {

@@ -65,7 +65,14 @@ typedef struct {
   int32_t (*host)(void *self, void *args, int32_t count, void *result);
 } BsEntry;
 
-enum { BS_OUTPUT = 1, BS_OPTIONAL = 2, BS_SCALAR = 4, BS_FLATTENS = 8, BS_FLAT = 16 /* a flat tensor will do */ };
+enum {
+  BS_OUTPUT = 1,
+  BS_OPTIONAL = 2,
+  BS_SCALAR = 4,
+  BS_FLATTENS = 8,
+  BS_FLAT = 16, /* a flat tensor will do */
+  BS_NOT_NEGATIVE = 32
+};
 
 /* One parameter. `dtype` and `other` are DLDataTypes as numbers: code | bits << 8 | lanes << 16. */
 typedef struct {
