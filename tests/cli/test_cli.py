@@ -34,8 +34,9 @@ COMMANDS = [
 ]
 
 
-def call(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
-    """Run the command; return its exit code, stdout and stderr."""
+def call(monkeypatch, capsys, *arguments: str, columns: int = 120) -> tuple[int, str, str]:
+    """Run the command on a terminal of this width; return its exit code, stdout and stderr."""
+    monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr(sys, "argv", ["blockscale", *arguments])
     with pytest.raises(SystemExit) as stop:
         cli.main()
@@ -172,9 +173,8 @@ def test_list_shows_all_about_what_is_asked_for(monkeypatch, capsys, filters, fa
 
 @pytest.mark.parametrize("columns", [70, 200])  # names, of up to 60 letters, are not broken
 def test_output_is_as_wide_as_the_terminal(monkeypatch, capsys, library, columns):
-    monkeypatch.setenv("COLUMNS", str(columns))
     for arguments in (["list"], ["list", "linear"], ["inspect", str(library)]):
-        _, out, _ = call(monkeypatch, capsys, *arguments)
+        _, out, _ = call(monkeypatch, capsys, *arguments, columns=columns)
         widest = max(len(line) for line in out.splitlines() if str(library) not in line)
         assert widest <= columns, out
     assert widest > columns // 2
