@@ -12,6 +12,7 @@ from importlib.machinery import ModuleSpec as _ModuleSpec
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING, Any
 
+from blockscale.base import forks as _forks  # noqa: F401 - watches from now on
 from blockscale.base.version import VERSION as __version__
 
 if TYPE_CHECKING:

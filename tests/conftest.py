@@ -27,7 +27,6 @@ import numpy as np
 import pytest
 
 import blockscale
-from blockscale.runtime import jit
 from tests.kit import compiled
 from tests.kit.paths import ROOT
 
@@ -51,7 +50,6 @@ def pytest_configure(config: pytest.Config) -> None:
     beside = compiled.folder() if config.getoption("--fresh") else ROOT / ".cache"
     os.environ["BLOCKSCALE_CACHE"] = str(beside / "blockscale-test")
     compiled.install()
-    jit._cached_or_built = compiled.one_at_a_time(jit._cached_or_built)
     # Inductor's cache does not see that an operator's schema has changed.
     os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
     package = Path(blockscale.__file__).resolve().parent

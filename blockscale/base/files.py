@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -23,10 +27,18 @@ def source_folders() -> tuple[Path, ...]:
     return (PACKAGE,) if (PACKAGE / "tir").is_dir() else (PACKAGE, PACKAGE.parent)
 
 
-def cache_folder() -> Path:
-    """Return the folder of kernels built on demand: ~/.cache/blockscale or BLOCKSCALE_CACHE."""
-    chosen = os.environ.get("BLOCKSCALE_CACHE")
-    return Path(chosen or os.path.expanduser("~/.cache/blockscale"))
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Make a folder that is removed in the end, by this process alone.
+
+    A child that was forked meanwhile would remove a tempfile.TemporaryDirectory when it exits.
+    """
+    owner, path = os.getpid(), Path(tempfile.mkdtemp(prefix="blockscale-"))
+    try:
+        yield path
+    finally:
+        if os.getpid() == owner:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 PARTIAL = ".partial"

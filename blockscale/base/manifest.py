@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,19 @@ ALIGNMENTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 _LENGTH = struct.Struct("<Q")
 _FOOTER_BYTES = _LENGTH.size + hashlib.sha256().digest_size + len(MAGIC)
+
+MOST_LEVELS = 64
+MOST_PARAMETERS = 256
+
+_ELF_HEADER = struct.Struct("<32xQQ6xHHHH2x")
+"""Of both tables: where they begin; then bytes and number of their entries."""
+_SEGMENT = struct.Struct("<I4xQQ8xQQ8x")
+"""Kind, place in the file, address, bytes in the file, bytes in memory."""
+_SECTION = struct.Struct("<4xI16xQQ24x")
+"""Kind, place in the file, bytes."""
+_PT_LOAD, _PT_DYNAMIC, _SHT_NOBITS = 1, 2, 8
+
+_PARAMETER_KEYS = ("name", "dtype", "shape", "output", "default", "storage", "alias", "align")
 
 Manifest = dict[str, Any]
 
@@ -85,12 +98,71 @@ def parse(data: bytes, where: str) -> Manifest:
     text = body[-_LENGTH.size - length : -_LENGTH.size]
     try:
         manifest = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LibraryError(
             f"{where}: the manifest is not JSON ({error}); build the library again"
         ) from None
+    _check_depth(manifest, where)
     validate(manifest, where)
     return dict(manifest)
+
+
+def _check_depth(value: object, where: str) -> None:
+    """Check that nobody who walks the manifest runs out of stack."""
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        inner = [v.values() if isinstance(v, dict) else v for v in level]
+        level = [v for values in inner if isinstance(values, Iterable) for v in values]
+        level = [v for v in level if isinstance(v, (dict, list))]
+        if not level:
+            return
+    raise LibraryError(
+        f"{where}: the manifest has more than {MOST_LEVELS} levels; build the library again"
+    )
+
+
+def check_image(data: bytes, where: str) -> None:
+    """Check that the ELF image of a library file that `parse` has read is all there.
+
+    The dynamic loader takes that for granted, and a process that reads past the end is killed.
+
+    Raises:
+        LibraryError: the image is cut off, or a segment or section lies elsewhere.
+    """
+    (length,) = _LENGTH.unpack_from(data, len(data) - _FOOTER_BYTES)
+    size = len(data) - _FOOTER_BYTES - length
+
+    def check(what: str, at: int, count: int) -> None:
+        if at + count > size:
+            raise LibraryError(
+                f"{where}: {what} reaches from byte {at} to {at + count}, but the ELF image has "
+                f"{size} bytes, so it was truncated or changed; build the library again"
+            )
+
+    check("the ELF header", 0, _ELF_HEADER.size)
+    program, sections, segment, segments, section, count = _ELF_HEADER.unpack_from(data)
+    check("the table of segments", program, segment * segments)
+    check("the table of sections", sections, section * count)
+    if (segment, section) != (_SEGMENT.size, _SECTION.size):
+        raise LibraryError(
+            f"{where}: entries of the ELF tables have {segment} and {section} bytes, not "
+            f"{_SEGMENT.size} and {_SECTION.size}; build the library again"
+        )
+    loaded = []
+    for i in range(segments):
+        kind, at, address, stored, taken = _SEGMENT.unpack_from(data, program + i * segment)
+        check(f"segment {i}", at, stored)
+        if kind == _PT_LOAD:
+            loaded.append((address, address + taken))
+        elif kind == _PT_DYNAMIC and not any(
+            low <= address and address + taken <= high for low, high in loaded
+        ):
+            raise LibraryError(
+                f"{where}: segment {i}, the dynamic section, is not loaded; build the library again"
+            )
+    for i in range(count):
+        kind, at, stored = _SECTION.unpack_from(data, sections + i * section)
+        check(f"section {i}", at, 0 if kind == _SHT_NOBITS else stored)
 
 
 def _explain_no_footer(data: bytes, where: str) -> str:
@@ -178,7 +250,10 @@ def _validate_function(function: object, where: str, at: str) -> None:
         _typed(bucket, dict, where, f"{at}.buckets[{i}]")
         _key(bucket, "tuned", bool, where, f"{at}.buckets[{i}].")
     seen: dict[str, bool] = {}
-    for i, param in enumerate(_key(entry, "params", list, where, f"{at}.")):
+    params = _key(entry, "params", list, where, f"{at}.")
+    if len(params) > MOST_PARAMETERS:
+        raise _wrong(where, f"{at}.params", len(params), f"at most {MOST_PARAMETERS}")
+    for i, param in enumerate(params):
         here = f"{at}.params[{i}]"
         _validate_param(param, where, here)
         name, output = param["name"], param.get("output", False)
@@ -195,6 +270,8 @@ def _validate_function(function: object, where: str, at: str) -> None:
 
 def _validate_param(param: object, where: str, at: str) -> None:
     entry = _typed(param, dict, where, at)
+    for key in set(entry) - {*_PARAMETER_KEYS}:
+        raise _wrong(where, f"{at}", key, f"no keys but {', '.join(_PARAMETER_KEYS)}")
     name = _key(entry, "name", str, where, f"{at}.")
     if not name.isidentifier():
         raise _wrong(where, f"{at}.name", name, "an identifier, to pass it by keyword")
@@ -213,7 +290,9 @@ def _validate_param(param: object, where: str, at: str) -> None:
             raise
         except ValueError as error:
             raise LibraryError(f"{where}: {at}.shape[{i}]: {error}") from None
-    _key(entry, "default", (int, float, type(None)), where, f"{at}.", default=None)
+    default = _key(entry, "default", (int, float, type(None)), where, f"{at}.", default=None)
+    if default is not None and not abs(default) < 2**128:  # nor is NaN
+        raise _wrong(where, f"{at}.default", default, "a number that float32 can hold")
     _key(entry, "storage", (str, type(None)), where, f"{at}.", default=None)
     align = _key(entry, "align", (int, type(None)), where, f"{at}.", default=None)
     if align is not None and align not in ALIGNMENTS:

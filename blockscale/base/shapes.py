@@ -15,6 +15,9 @@ from math import lcm
 
 from blockscale.base.sizes import ceil_div, round_up
 
+MOST_CHARACTERS = 200
+"""Of an expression: one of any length could nest so deeply that Python's parser gives up."""
+
 Shape = tuple[int | str, ...]
 
 
@@ -90,12 +93,14 @@ def parse(dim: int | str) -> Dim:
     """
     text = str(dim)
     try:
+        if len(text) > MOST_CHARACTERS:
+            raise ValueError(f"{len(text)} characters")
         node = ast.parse(text.strip(), mode="eval").body
         _check(node)
     except (SyntaxError, ValueError) as error:
         raise ValueError(
-            f"shapes: {text!r} is no dimension ({error}); write an integer, a symbol, or an "
-            "expression with + - * //, ceil_to(a, b) and ceil_div(a, b)"
+            f"shapes: {text[:MOST_CHARACTERS]!r} is no dimension ({error}); write an "
+            "integer, a symbol, or an expression with + - * //, ceil_to(a, b) and ceil_div(a, b)"
         ) from None
     return Dim(text, node)
 

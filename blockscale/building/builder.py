@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from blockscale import catalog
-from blockscale.base import host, manifest, targets
+from blockscale.base import files, host, manifest, targets
 from blockscale.base.version import VERSION
 from blockscale.building import export, logs
 from blockscale.building.export_cuda import write_cuda_library
@@ -79,13 +78,13 @@ def _build_cpu(
     meta: dict[str, Any],
 ) -> dict[str, Any]:
     functions: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="blockscale-build-") as folder:
+    with files.temporary_folder() as folder:
         objects = []
         for spec in wanted:
             traces, buckets = _traces(spec, level, dirs)
             functions[spec.name] = _entry(spec, level, buckets)
             compiled = compile_cpu(catalog.exported(spec, level, traces), catalog.target(level))
-            objects.append(Path(folder) / f"{spec.name}.o")
+            objects.append(folder / f"{spec.name}.o")
             compiled.write_to_file(str(objects[-1]), "o")
         _report_misses(functions, targets.log_folder(level))
         features = sorted(targets.cpu(level).features)

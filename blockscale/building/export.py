@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,11 +70,11 @@ def write_library(
     out = Path(out)
     validate(manifest, f"write_library({out.name})")
     check_folder(out)
-    with tempfile.TemporaryDirectory(prefix="blockscale-") as folder:
-        runtime = Path(folder) / "runtime.o"
+    with files.temporary_folder() as folder:
+        runtime = folder / "runtime.o"
         run([cc, *CFLAGS, "-c", str(RUNTIME_SOURCE), "-o", str(runtime)])
-        inputs = [*_stage_objects(objects, Path(folder)), runtime]
-        elf = link(inputs, list(manifest["functions"]), Path(folder), cc)
+        inputs = [*_stage_objects(objects, folder), runtime]
+        elf = link(inputs, list(manifest["functions"]), folder, cc)
     files.write(out, append_manifest(elf, manifest), 0o755)
     return out
 

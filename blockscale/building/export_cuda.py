@@ -11,7 +11,6 @@ import importlib.util
 import os
 import re
 import struct
-import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -94,8 +93,7 @@ def write_cuda_library(
     contents = _with_alignment(manifest, out)
     check_folder(out)
     _check(functions, contents)
-    with tempfile.TemporaryDirectory(prefix="blockscale-") as name:
-        folder = Path(name)
+    with files.temporary_folder() as folder:
         commands, objects = _commands(functions, contents, folder, cc)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(run, commands))

@@ -18,6 +18,8 @@ from blockscale.cli.common import (
     NAMES,
     console,
     counted,
+    echo,
+    escaped,
     print_json,
     signature,
     specs_of,
@@ -88,20 +90,22 @@ def print_library(path: Path, manifest: dict[str, Any]) -> None:
     target, built = manifest["target"], manifest["built"]
     functions = manifest["functions"]
     size = path.stat().st_size / 1024
-    click.echo(
-        f"{path}: {counted(len(functions), 'function')}, {size:.0f} KiB, for {target['kind']} "
-        f"level {target['level']}; blockscale {manifest['blockscale']}, "
-        f"built {built.get('date', '?')}"
+    kind, level, version, date = map(
+        escaped, (target["kind"], target["level"], manifest["blockscale"], built.get("date", "?"))
+    )
+    echo(
+        f"{path}: {counted(len(functions), 'function')}, {size:.0f} KiB, for {kind} level {level}; "
+        f"blockscale {version}, built {date}"
     )
     if target["features"]:
-        click.echo(f"needs the CPU features {' '.join(target['features'])}")
+        echo(f"needs the CPU features {escaped(' '.join(target['features']))}")
     table = Table()
     table.add_column("function", overflow="fold")
     table.add_column("arguments -> results", overflow="fold")
     table.add_column("tuned", overflow="fold")
     for name, function in functions.items():
         buckets = function.get("buckets", [])
-        table.add_row(name, Text(signature(function["params"])), _tuned(buckets))
+        table.add_row(Text(name), Text(signature(function["params"])), _tuned(buckets))
     console().print(table)
 
 

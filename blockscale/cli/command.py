@@ -13,7 +13,7 @@ import click
 from blockscale.base import words
 from blockscale.base.version import VERSION
 from blockscale.cli.build import build
-from blockscale.cli.common import print_json
+from blockscale.cli.common import echo, print_json
 from blockscale.cli.convert import convert
 from blockscale.cli.emulate import emulate
 from blockscale.cli.inspect import inspect
@@ -53,7 +53,7 @@ def main() -> None:
     try:
         status = cli.main(arguments, prog_name="blockscale", standalone_mode=False)
     except click.Abort:
-        click.echo("Interrupted.", err=True)
+        echo("Interrupted.", err=True)
         raise SystemExit(130) from None
     except click.ClickException as error:
         _fail(error.format_message(), arguments, getattr(error, "ctx", None))
@@ -68,9 +68,9 @@ def _fail(sentence: str, arguments: list[str], ctx: click.Context | None = None)
     if "--json" in arguments:
         print_json({"error": sentence})
     else:
-        click.echo(f"blockscale: {sentence}", err=True)
+        echo(f"blockscale: {sentence}", err=True)
         if ctx is not None:
-            click.echo(f"Try '{ctx.command_path} --help'.", err=True)
+            echo(f"Try '{ctx.command_path} --help'.", err=True)
     raise SystemExit(2)
 
 

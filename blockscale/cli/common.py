@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from blockscale import specs
 from blockscale.base.targets import CPU_TARGETS
@@ -46,14 +47,41 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def escaped(text: object, keep: str = "") -> str:
+    """Return ``text`` as one line of printable characters.
+
+    What a file says may reach a terminal, where control characters clear the screen, rename the
+    window or turn the text around; ``keep`` are those that stay.
+    """
+    return "".join(
+        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode()
+        for c in str(text)
+    )
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print ``text``, of which lines are all that is not printable."""
+    click.echo(escaped(text, keep="\n"), err=err)
+
+
+class _Console(Console):
+    """Prints what is not printable as `escaped` does, whatever it is asked to print."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        for part in super().render(renderable, options):
+            yield part if part.control else Segment(escaped(part.text, keep="\n"), part.style)
+
+
 def console() -> Console:
     """Return what tables are printed with: as wide as the terminal or COLUMNS, else 120."""
-    return Console(width=shutil.get_terminal_size((120, 24)).columns)
+    return _Console(width=shutil.get_terminal_size((120, 24)).columns)
 
 
 def print_json(data: dict[str, Any]) -> None:
     """Print one JSON object to stdout."""
-    click.echo(json.dumps(data, indent=1))
+    echo(json.dumps(data, indent=1))
 
 
 def signature(params: list[dict[str, Any]]) -> str:

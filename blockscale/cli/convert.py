@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from blockscale.cli.common import JSON, counted, print_json
+from blockscale.cli.common import JSON, counted, echo, print_json
 
 if TYPE_CHECKING:
     from blockscale.checkpoints.convert.plan import Step
@@ -125,19 +125,19 @@ def convert(
             }
         )
         return
-    click.echo(
+    echo(
         f"{output}: {counted(len(planned.names), 'file')}, {size / _MIB:.1f} MiB, from "
         f"{checkpoint} ({found.kind})"
     )
-    click.echo(
+    echo(
         f"{count['quantize']} weights quantised to {fmt}, {count['repack']} re-packed, "
         f"{count['copy']} copied"
     )
     laid = sum(len(step.entries) for step in steps if step.layout != "linear")
     if laid:
-        click.echo(f"{counted(laid, 'weight')} in layout {options.chosen}")
+        echo(f"{counted(laid, 'weight')} in layout {options.chosen}")
     if rounded:
-        click.echo(
+        echo(
             f"{counted(rounded, 'tensor')} of scales also rounded to bfloat16 (…{_ROUNDED}), as "
             "the W4A8 kernel of sm_90 reads them; the exact ones are beside them"
         )

@@ -12,7 +12,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from blockscale.cli.common import console
+from blockscale.cli.common import console, echo
 
 if TYPE_CHECKING:
     from blockscale.emulator.case import Case
@@ -152,12 +152,12 @@ def _write_json(path: Path, kernel: Path, case: Path, runs: list[dict[str, Any]]
 
 def _draw(shown: _Run, path: Path, first: float | None, last: float | None) -> None:
     if shown.report is None or not shown.report.events:
-        click.echo(f"{path}: not drawn, the run left no events", err=True)
+        echo(f"{path}: not drawn, the run left no events", err=True)
         return
     from blockscale.emulator import timeline
 
     timeline.draw(shown.report, path, first=first, last=last)
-    click.echo(f"timeline: {path}")
+    echo(f"timeline: {path}")
 
 
 def _print(shown: _Run, runs: list[dict[str, Any]]) -> None:

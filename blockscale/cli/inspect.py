@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from blockscale.cli.build import print_library
-from blockscale.cli.common import JSON, console, counted, print_json
+from blockscale.cli.common import JSON, console, counted, echo, escaped, print_json
 
 if TYPE_CHECKING:
     from blockscale.checkpoints import Checkpoint
@@ -143,12 +143,12 @@ def _ends(stats: Stats) -> dict[str, float]:
 
 def _print(path: Path, found: Checkpoint, rows: list[_Row]) -> None:
     size = _size(sum(row.nbytes for row in rows))
-    click.echo(
+    echo(
         f"{path}: {found.kind}, {counted(len(found), 'weight')}, {size} in "
         f"{counted(len(found.shards), 'file')}"
     )
     for note in found.notes:
-        click.echo(f"note: {note}")
+        echo(f"note: {escaped(note)}")
     table = Table()
     for name in ("weights", "format"):
         table.add_column(name, overflow="fold")
@@ -162,9 +162,9 @@ def _print(path: Path, found: Checkpoint, rows: list[_Row]) -> None:
     console().print(table)
     warned = [(row.name, warning) for row in rows for warning in row.warnings]
     for name, warning in warned:
-        click.echo(f"warning: {name}: {warning}")
+        echo(f"warning: {escaped(name)}: {escaped(warning)}")
     if any(row.stats for row in rows) and not warned:
-        click.echo("no scale is degraded: no warnings")
+        echo("no scale is degraded: no warnings")
 
 
 def _format(entry: Entry) -> str:

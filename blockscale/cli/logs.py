@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from blockscale.cli.common import JSON, committed, counted, print_json
+from blockscale.cli.common import JSON, committed, counted, echo, print_json
 
 
 @click.group()
@@ -38,12 +38,12 @@ def check(folders: tuple[Path, ...], as_json: bool) -> None:
         print_json({"folders": [str(f) for f in chosen], "entries": count, "problems": found})
     else:
         for problem in problems:
-            click.echo(str(problem))
+            echo(str(problem))
         where = ", ".join(map(str, chosen))
         shown = "1 entry" if count == 1 else f"{count} entries"
         if problems:
-            click.echo(f"{where}: {shown}, {counted(len(problems), 'problem')}")
+            echo(f"{where}: {shown}, {counted(len(problems), 'problem')}")
         else:
-            click.echo(f"{where}: {shown} {'fits' if count == 1 else 'fit'}")
+            echo(f"{where}: {shown} {'fits' if count == 1 else 'fit'}")
     if problems:
         raise SystemExit(1)

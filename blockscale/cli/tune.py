@@ -17,6 +17,7 @@ from blockscale.cli.common import (
     committed,
     console,
     counted,
+    echo,
     print_json,
     specs_of,
 )
@@ -113,9 +114,7 @@ def tune(
     else:
         _print_tuned(result, work_dir, logs_dir if improved else None, improved)
     if interrupted:
-        click.echo(
-            "Interrupted: every finished trial is saved; the same command goes on.", err=True
-        )
+        echo("Interrupted: every finished trial is saved; the same command goes on.", err=True)
         raise SystemExit(130)
 
 
@@ -165,4 +164,4 @@ def _print_tuned(
         table.add_row(tag, f"{default:.1f}", f"{best:.1f}", ratio, str(result.failed[tag]))
     console().print(table)
     if logs_dir is not None:
-        click.echo(f"committed {counted(len(improved), 'improved workload')} to {logs_dir}")
+        echo(f"committed {counted(len(improved), 'improved workload')} to {logs_dir}")

@@ -11,12 +11,11 @@ import re
 import shutil
 import subprocess
 import sysconfig
-import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from blockscale.base import formats
+from blockscale.base import files, formats
 from blockscale.base.errors import CompileError
 from blockscale.base.files import CUDA_HEADERS, HOST_C
 
@@ -82,10 +81,10 @@ def compile_cuda_source(source: str, arch: str, *, ptx: bool = False) -> Compile
     """
     number = arch.removeprefix("sm_")
     code = f"compute_{number}" if ptx else f"sm_{number}"
-    with tempfile.TemporaryDirectory(prefix="blockscale-nvcc-") as folder:
-        text, out = Path(folder) / "kernel.cu", Path(folder) / "kernel.out"
+    with files.temporary_folder() as folder:
+        text, out = folder / "kernel.cu", folder / "kernel.out"
         text.write_text(source)
-        (Path(folder) / "formats.h").write_text(formats.header())
+        (folder / "formats.h").write_text(formats.header())
         command = [
             *[
                 str(nvcc()),

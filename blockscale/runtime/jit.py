@@ -1,8 +1,8 @@
 """A compiled function for a spec: from a loaded library, from the disk cache, or built once.
 
-The cache is ``~/.cache/blockscale``, or the folder named by the environment variable
-BLOCKSCALE_CACHE.  Its file names hold a digest of what decides the machine code: the sources of
-this package, the tuning logs, the version of apache-tvm-ffi, the CPU level or GPU architecture.
+The cache is that of `blockscale.base.cache`.  Its file names hold a digest of what decides the
+machine code: the sources of this package, the tuning logs, the version of apache-tvm-ffi, the CPU
+level or GPU architecture.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-import tempfile
 import threading
 from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
+from blockscale.base import cache as kept
 from blockscale.base import host, words
 from blockscale.base.errors import LibraryError
-from blockscale.base.files import cache_folder, source_folders
+from blockscale.base.files import source_folders
 from blockscale.runtime import library as runtime
 from blockscale.runtime.function import Function
 from blockscale.runtime.library import Library
@@ -27,6 +27,7 @@ from blockscale.specs import Spec
 
 _FUNCTIONS: dict[tuple[str, str], Function] = {}
 _LOCK = threading.Lock()
+_forked_within_build = False
 ROOMS = (
     *("base", "specs", "tir", "schedules", "tuning_logs", "lower", "catalog", "building"),
     "runtime/native",
@@ -36,11 +37,22 @@ SUFFIXES = ("py", "c", "h", "cuh", "json", "json.xz")
 """Files that decide what is compiled."""
 
 
+def _after_fork_in_child() -> None:
+    """Leave the locks, and the half-done work, of threads that were not forked along."""
+    global _LOCK, _forked_within_build
+    _forked_within_build |= _LOCK.locked()
+    _LOCK = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 def function(spec: Spec, kind: str = "cpu") -> Function:
     """Return the function of ``spec`` for "cpu" or "cuda" tensors; build it on first use.
 
     Raises:
-        RuntimeError: it has to be built, and the compiler is not installed, or there is no GPU.
+        RuntimeError: it has to be built, and the compiler is not installed, or there is no GPU, or
+            the process was forked while its parent was building.
     """
     loaded = runtime.loaded_function(spec.name, kind)
     if loaded is not None:
@@ -89,38 +101,30 @@ def build(
 
 
 def _cached_or_built(spec: Spec, target: str) -> Function:
-    folder = cache_folder()
-    path = folder / f"{spec.name}-{_digest(target)}.so"
-    if path.is_file():
+    def make(path: Path, fate: str) -> None:
+        if _forked_within_build:
+            raise RuntimeError(
+                f"{spec.name}: this process was forked while another thread of its parent built a "
+                "kernel, and the compiler does not survive that; build or load kernels before "
+                "forking, or start processes with multiprocessing's 'spawn'"
+            )
         try:
-            return runtime.open_library(path).functions[spec.name]
-        except LibraryError as error:
-            print(f"blockscale: {error}; building it again", file=sys.stderr)
-    try:
-        from blockscale.building import builder
-    except ModuleNotFoundError as error:
-        raise RuntimeError(
-            f"{spec.name}: no loaded library has it, and building it needs {error.name}; load one "
-            f"with blockscale.load(), or {words.install()}"
-        ) from error
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        usable = os.access(folder, os.W_OK)
-    except OSError:
-        usable = False
-    if not usable:
-        path = Path(tempfile.mkdtemp(prefix="blockscale-")) / path.name
-        print(
-            f"blockscale: the cache folder {folder} cannot be written, so this process builds for "
-            "itself alone; set BLOCKSCALE_CACHE to a folder that can",
-            file=sys.stderr,
-        )
-    print(
-        f"blockscale: building {spec.name} for {target} (first use; kept in {path.parent})",
-        file=sys.stderr,
-    )
-    builder.build([spec], path, level=target)
-    return runtime.open_library(path).functions[spec.name]
+            from blockscale.building import builder
+        except ModuleNotFoundError as error:
+            raise RuntimeError(
+                f"{spec.name}: no loaded library has it, and building it needs {error.name}; load "
+                f"one with blockscale.load(), or {words.install()}"
+            ) from error
+        print(f"blockscale: building {spec.name} for {target} (first use; {fate})", file=sys.stderr)
+        builder.build([spec], path, level=target)
+
+    def use(path: Path) -> Function:
+        found = runtime.open_library(path).functions.get(spec.name)
+        if found is None:
+            raise LibraryError(f"{path}: is a library without {spec.name}")
+        return found
+
+    return kept.fetch(f"{spec.name}-{_digest(target)}.so", make, use)
 
 
 @cache

@@ -17,7 +17,7 @@ from typing import Any
 
 import tvm_ffi
 
-from blockscale.base import host, manifest
+from blockscale.base import forks, host, manifest
 from blockscale.base.errors import LibraryError
 from blockscale.runtime.function import Function, Overloads
 from blockscale.runtime.function_cuda import CudaFunction
@@ -32,6 +32,15 @@ _MACHINES = {"x86_64": 62, "aarch64": 183, "riscv64": 243}  # ELF's e_machine
 _loaded: dict[tuple[int, int], tuple[str, Any]] = {}
 _lock = threading.Lock()
 _in_use: list[Library] = []  # newest first
+
+
+def _after_fork_in_child() -> None:
+    """Renew the lock, which a thread that was not forked along may hold."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 remembered: dict[Hashable, Any] = {}
 """What a caller found in the libraries, to spare itself the look-up; `load` forgets it."""
@@ -104,6 +113,9 @@ class Library:
 def load(path: str | os.PathLike[str], *, cpu_features: Collection[str] | None = None) -> Library:
     """Return the kernel library at ``path``, whose kernels the torch functions use from now on.
 
+    Loading a library runs its code with your rights: load none that you would not run.  (The
+    command ``blockscale inspect`` shows what a file holds without loading it.)
+
     See `open_library` for arguments and errors.  The library loaded last wins.
     """
     library = open_library(path, cpu_features=cpu_features)
@@ -124,8 +136,9 @@ def open_library(
 ) -> Library:
     """Return the kernel library at ``path`` for the caller alone.
 
-    The file is checked as a whole before any of its code is loaded.  Loading the same file again is
-    cheap; a file that was replaced since (by renaming a new one over it) is loaded anew.
+    Loading a library runs its code, so trust whoever wrote it.  The checks before that find damage
+    and what does not run here, not malice.  Loading the same file again is cheap; a file that was
+    replaced since (by renaming a new one over it) is loaded anew.
 
     Args:
         path: a file that ``blockscale build`` wrote.
@@ -149,6 +162,7 @@ def open_library(
         data = _read(handle, path)
         contents = manifest.parse(data, str(path))
         check_machine(contents, manifest.elf_machine(data), str(path), cpu_features)
+        manifest.check_image(data, str(path))
         identity, digest = (status.st_dev, status.st_ino), hashlib.sha256(data).hexdigest()
         del data
         with _lock:
@@ -185,6 +199,8 @@ def _load_module(handle: int, path: Path) -> Any:
     file was replaced since.
     """
     name = f"/proc/self/fd/{handle}"
+    if forks.threads_lost:  # native/runtime.c asks for this name
+        tvm_ffi.register_global_func("blockscale.forked", lambda: None, override=True)
     try:
         loader = tvm_ffi.get_global_func("ffi.Module.load_from_file.so")
         return loader(name if os.path.exists(name) else str(path.resolve()), "so")

@@ -13,6 +13,7 @@ from blockscale.base.errors import LibraryError, LinkError
 from blockscale.base.manifest import MAGIC, append_manifest, elf_machine, read_manifest
 from blockscale.building.export import write_library
 from blockscale.runtime.library import load
+from tests.kit.library_seal import seal
 from tests.kit.tiny_kernels import (
     WIDTH,
     elf_bytes,
@@ -97,13 +98,6 @@ def test_missing_file_and_folder(tmp_path):
         load(tmp_path)
 
 
-def seal(elf: bytes, text: bytes) -> bytes:
-    import hashlib
-
-    body = elf + text + struct.pack("<Q", len(text))
-    return body + hashlib.sha256(body).digest() + MAGIC
-
-
 @pytest.mark.parametrize("text", [b"", b"{", b"[1, 2", b"\xff\xfe"])
 def test_manifest_that_is_no_json(tmp_path, text):
     with pytest.raises(LibraryError, match="the manifest is not JSON"):
@@ -111,12 +105,72 @@ def test_manifest_that_is_no_json(tmp_path, text):
 
 
 def test_manifest_length_beyond_the_file(tmp_path):
-    import hashlib
-
-    body = elf_bytes() + b"{}" + struct.pack("<Q", 2**63)
-    data = body + hashlib.sha256(body).digest() + MAGIC
     with pytest.raises(LibraryError, match="the manifest is not JSON"):
-        load(write(tmp_path / "length.so", data))
+        load(write(tmp_path / "length.so", seal(elf_bytes(), b"{}", 2**63)))
+
+
+def nested(levels):
+    return b"[" * levels + b"]" * levels
+
+
+@pytest.mark.parametrize(
+    ("levels", "sentence"),
+    [(100_000, "is not JSON .maximum recursion depth"), (80, "has more than 64 levels; build")],
+)
+def test_manifest_that_nests_deeply(tmp_path, levels, sentence):
+    with pytest.raises(LibraryError, match=sentence):
+        load(write(tmp_path / "deep.so", seal(elf_bytes(), b'{"meta":' + nested(levels) + b"}")))
+
+
+@pytest.mark.parametrize("keep", [0, 1, 20, 63, 64, 500, 0.2, 0.5, 0.9, 0.9999])
+def test_truncated_image_signed_again(tmp_path, keep):
+    """The dynamic loader would read past the end of the file, and the process be killed."""
+    size = keep if isinstance(keep, int) else int(len(elf_bytes()) * keep)
+    data = append_manifest(elf_bytes()[:size], manifest())
+    with pytest.raises(LibraryError, match=r"cut\.so: .*(so it was truncated|ELF machine None)"):
+        load(write(tmp_path / "cut.so", data))
+
+
+SEGMENTS, SECTIONS = 32, 40
+"""Where the ELF header says where a table begins."""
+
+
+def field(at: int, size: int) -> int:
+    return int.from_bytes(elf_bytes()[at : at + size], "little")
+
+
+@pytest.mark.parametrize("value", [2**64 - 1, 2**63, 10**6])
+@pytest.mark.parametrize(
+    ("at", "size", "sentence"),
+    [
+        (32, 8, "the table of segments reaches from"),
+        (40, 8, "the table of sections reaches from"),
+        (54, 2, "the table of segments reaches|entries of the ELF tables have"),
+        (56, 2, "the table of segments reaches|segment [0-9]+ reaches"),
+        (58, 2, "the table of sections reaches|entries of the ELF tables have"),
+        (60, 2, "the table of sections reaches"),
+        ((SEGMENTS, 8), 8, "segment 0 reaches from"),
+        ((SEGMENTS, 32), 8, "segment 0 reaches from"),
+        ((SECTIONS, 64 + 24), 8, "section 1 reaches from"),
+        ((SECTIONS, 64 + 32), 8, "section 1 reaches from"),
+    ],
+)
+def test_tables_that_point_elsewhere(tmp_path, at, size, sentence, value):
+    elf = bytearray(elf_bytes())
+    at = at if isinstance(at, int) else field(at[0], 8) + at[1]
+    elf[at : at + size] = min(value, 256**size - 1).to_bytes(size, "little")
+    with pytest.raises(LibraryError, match=sentence):
+        load(write(tmp_path / "elf.so", append_manifest(bytes(elf), manifest())))
+
+
+def test_a_dynamic_section_that_is_not_loaded(tmp_path):
+    """The loader takes its address for one of the process."""
+    elf = bytearray(elf_bytes())
+    table = field(SEGMENTS, 8)
+    [entry] = [e for i in range(field(56, 2)) if field(e := table + 56 * i, 4) == 2]
+    elf[entry + 16 : entry + 24] = (2**40).to_bytes(8, "little")
+    with pytest.raises(LibraryError, match="the dynamic section, is not loaded; build the"):
+        load(write(tmp_path / "elf.so", append_manifest(bytes(elf), manifest())))
 
 
 def edit(path: str, value: object):
@@ -160,7 +214,12 @@ PARAM = "functions.crop.params.0"
         (f"{PARAM}.shape", ["rows", 1.5], r"shape\[1\] is 1.5, expected an integer or a string"),
         (f"{PARAM}.shape", ["rows", "__import__('os')"], r"is no dimension .*write an integer"),
         (f"{PARAM}.shape", ["rows", "cols // 0"], "is no dimension"),
+        (f"{PARAM}.shape", ["1+" * 20_000 + "1"], r"is no dimension \(40001 characters\)"),
         (f"{PARAM}.default", "1", "is '1', expected an integer or a number or null"),
+        (f"{PARAM}.default", 10**400, "expected a number that float32 can hold"),
+        (f"{PARAM}.default", float("nan"), "is nan, expected a number that float32 can hold"),
+        (f"{PARAM}.sneaky", 1, r"params\[0\] is 'sneaky', expected no keys but name, dtype"),
+        ("functions.crop.params", [{}] * 1000, "is 1000, expected at most 256"),
     ],
 )
 def test_bad_manifest(path, value, sentence):

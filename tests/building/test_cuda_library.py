@@ -11,7 +11,9 @@ from blockscale.base.manifest import read_manifest
 from blockscale.building.export_cuda import write_cuda_library
 from blockscale.emulator import run_module
 from blockscale.emulator.errors import EmulationError
+from blockscale.emulator.host.kernels import EmulatedDriver
 from blockscale.emulator.host.memory import Memory
+from blockscale.emulator.host.results import Refusal, Result
 from blockscale.emulator.host.tensors import Arguments
 from blockscale.runtime.library import load, loaded_function, open_library
 from tests.kit import tiny_cuda
@@ -253,3 +255,20 @@ def test_libraries_of_both_kinds_are_told_apart():
     assert loaded_function("mix") is None
     assert loaded_function("mix", "cuda").kind == "cuda"
     assert repr(load(library_file())).endswith("cuda sm_90a+sm_100a, 2 of 2 tuned: mix, pair>")
+
+
+def test_a_forked_process(monkeypatch):
+    """The driver's own word for it, not initialized, says neither why nor what to do."""
+
+    def refuse(*_):
+        raise Refusal(Result.CUDA_ERROR_NOT_INITIALIZED, "forked")
+
+    x, codes, _, residual, out, _ = tensors()
+    monkeypatch.setattr(EmulatedDriver, "_launch", refuse)
+    with pytest.raises(EmulationError) as caught:
+        mix(x, codes, None, None, 1, 1, residual, out, None)
+    assert re.search(
+        r"mix: launching kernel mix_kernel .*: CUDA_ERROR_NOT_INITIALIZED \(3: a process that was "
+        r"forked cannot use CUDA as its parent did; start it with multiprocessing's 'spawn'\)",
+        str(caught.value.__cause__),
+    )

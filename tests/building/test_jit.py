@@ -1,20 +1,23 @@
 """Kernels built on demand: when one is built, when it is found, and what is said."""
 
+import os
+import signal
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 import torch
 
 import blockscale as bs
-from blockscale.base import host
+from blockscale.base import files, host
 from blockscale.building import builder
 from blockscale.building.builder import build
 from blockscale.ops import call
 from blockscale.runtime import jit
 from blockscale.runtime import library as runtime
-from blockscale.specs import Linear, Swizzle
+from blockscale.specs import Linear, Spec, Swizzle
 from tests.house.test_rooms import MODULES, graph
 from tests.kit.paths import ROOT
 from tests.reference import core as ref
@@ -58,13 +61,13 @@ def test_built_once(builds, monkeypatch, tmp_path, capfd):
         f"blockscale: building {NAME} for {host.level()} (first use; kept in {tmp_path / 'cache'})"
     )
     assert capfd.readouterr() == ("", text + "\n")
-    [path] = (tmp_path / "cache").iterdir()
+    [path] = (tmp_path / "cache").glob("*.so")
     assert path.name.startswith(f"{NAME}-")
     assert path.suffix == ".so"
     swizzle()
     forget(monkeypatch)
     swizzle()
-    assert builds == [path]
+    assert [built.name for built in builds] == [path.name]
     assert capfd.readouterr() == ("", "")
 
 
@@ -81,7 +84,7 @@ def damage(path, how):
 def test_corrupted_file_is_built_again(builds, monkeypatch, tmp_path, capfd, how):
     """One line says what was wrong with the file, one that it is built."""
     swizzle()
-    [path] = (tmp_path / "cache").iterdir()
+    [path] = (tmp_path / "cache").glob("*.so")
     damage(path, how)
     forget(monkeypatch)
     capfd.readouterr()
@@ -103,7 +106,7 @@ def test_sources_decide(builds, monkeypatch, tmp_path):
     monkeypatch.setattr(jit, "_digest", lambda target: "0123456789abcdef")
     swizzle()
     assert len(builds) == 2
-    assert len(list((tmp_path / "cache").iterdir())) == 2
+    assert len(list((tmp_path / "cache").glob("*.so"))) == 2
 
 
 def test_digest_depends_on_sources_and_level(monkeypatch, tmp_path):
@@ -252,10 +255,82 @@ def test_library_without_the_kernel(builds, tmp_path):
     assert len(builds) == 1
 
 
-def test_cache_folder(monkeypatch, tmp_path):
-    """The variable, or the user's cache."""
-    monkeypatch.setenv("BLOCKSCALE_CACHE", str(tmp_path))
-    assert jit.cache_folder() == tmp_path
-    monkeypatch.setenv("BLOCKSCALE_CACHE", "")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert jit.cache_folder() == tmp_path / ".cache" / "blockscale"
+def test_a_library_of_something_else(builds, monkeypatch, tmp_path, capfd):
+    """Under the right name: said, and replaced."""
+    swizzle()
+    [path] = (tmp_path / "cache").glob("*.so")
+    path.unlink()
+    build(["unswizzle_128x4"], path)
+    forget(monkeypatch)
+    swizzle()
+    assert f"{path}: is a library without {NAME}; building it again" in capfd.readouterr().err
+    assert len(builds) == 2
+
+
+def test_for_this_process_alone(builds, monkeypatch, tmp_path, capfd):
+    """Where nothing can be kept, kernels run all the same, and no file of theirs is left."""
+    (tmp_path / "cache").write_bytes(b"")
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path / "tmp"))
+    swizzle()
+    why, building = capfd.readouterr().err.splitlines()
+    assert why.startswith(f"blockscale: the cache folder cannot be used ({tmp_path / 'cache'}: ")
+    assert building.endswith("(first use; for this process alone)")
+    assert not list((tmp_path / "tmp").iterdir())
+    swizzle()
+    assert len(builds) == 1
+
+
+def child(work) -> str:
+    """Return what ``work`` returns, or the error it raises, in a forked child."""
+    read, write = os.pipe()
+    process = os.fork()
+    if process == 0:
+        signal.alarm(60)
+        try:
+            said = work()
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(write, said.encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as file:
+        said = file.read().decode()
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+    return said
+
+
+def test_fork_while_another_thread_builds(builds, monkeypatch):
+    """The child runs kernels that are in the cache, and says why it builds no other."""
+    swizzle()
+    forget(monkeypatch)
+    started, go_on = threading.Event(), threading.Event()
+
+    def slow(specs, path, **options):
+        started.set()
+        assert go_on.wait(60)
+        return build(specs, path, **options)
+
+    monkeypatch.setattr(builder, "build", slow)
+    other = Spec.parse("unswizzle_128x4")
+    thread = threading.Thread(target=jit.function, args=(other,))
+    thread.start()
+    assert started.wait(60)
+    try:
+        assert child(lambda: jit.function(Swizzle()).name) == NAME
+        assert child(lambda: jit.function(Spec.parse("relayout_8x4")).name) == (
+            "RuntimeError: relayout_8x4: this process was forked while another thread of its "
+            "parent built a kernel, and the compiler does not survive that; build or load kernels "
+            "before forking, or start processes with multiprocessing's 'spawn'"
+        )
+    finally:
+        go_on.set()
+        thread.join()
+    assert jit.function(other).name == other.name
+    assert child(lambda: jit.function(other).name) == other.name
+
+
+def test_fork_after_builds(builds):
+    """A child builds as its parent did."""
+    swizzle()
+    assert child(lambda: jit.function(Spec.parse("unswizzle_128x4")).name) == "unswizzle_128x4"

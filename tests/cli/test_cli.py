@@ -18,7 +18,9 @@ from blockscale import specs
 from blockscale.base import host
 from blockscale.base.manifest import append_manifest
 from blockscale.cli import command as cli
+from blockscale.cli import common
 from blockscale.tuning.tuner import Interrupted, TuneResult
+from tests.kit.library_seal import seal
 
 NAME = "linear_nvfp4_n64_k64_f32"
 COMMANDS = [
@@ -132,6 +134,50 @@ def test_inspect_json_is_the_manifest(monkeypatch, capsys, library):
     code, out, _ = call(monkeypatch, capsys, "inspect", str(library), "--json")
     assert code == 0
     assert json.loads(out) == {"library": str(library), **manifest()}
+
+
+HOSTILE = ("\x1b[2J\x1b]0;owned\x07\r\x9b31m\u202e\x00\nblockscale: all is well", "\ud800")
+
+
+def places(value):
+    """Return every string within a JSON value as a function that replaces it."""
+    found = []
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        if isinstance(inner, str):
+            found.append(lambda new, key=key: value.__setitem__(key, new))
+        elif isinstance(inner, (dict, list)):
+            found += places(inner)
+    return found
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=["controls", "surrogate"])
+@pytest.mark.parametrize("terminal", [False, True])
+def test_inspect_escapes_what_a_library_says(monkeypatch, capsys, library, terminal, hostile):
+    """In text, tables, errors and JSON, each string in turn: no control character comes out."""
+    if terminal:
+        monkeypatch.setattr(common._Console, "is_terminal", True)
+    data = json.dumps(manifest())
+    shown = 0
+    for i in range(len(places(json.loads(data)))):
+        contents = json.loads(data)
+        places(contents)[i](hostile)
+        library.write_bytes(seal(b"\x7fELF" + bytes(60), json.dumps(contents).encode()))
+        codes = set()
+        for options in ([], ["--json"]):
+            code, out, err = call(monkeypatch, capsys, "inspect", str(library), *options)
+            said = re.sub(r"\x1b\[[01]?m" if terminal else "\n", "", out + err)  # rich's own bold
+            assert said.replace("\n", "").isprintable(), ascii(said)
+            assert not [line for line in out.splitlines() if line.startswith("blockscale: all")]
+            codes.add(code)
+        shown += codes == {0}
+        assert codes in ({0}, {2})
+    assert shown > 10
+
+
+def test_a_path_is_escaped_too(monkeypatch, capsys, tmp_path):
+    name = "\x1b[2J.so"
+    _, _, err = call(monkeypatch, capsys, "inspect", str(tmp_path / name))
+    assert err == f"blockscale: {tmp_path}/\\x1b[2J.so: No such file or directory\n"
 
 
 def test_list_is_a_line_a_family(monkeypatch, capsys):

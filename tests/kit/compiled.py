@@ -315,16 +315,6 @@ def install() -> None:
     subprocess.run = run  # type: ignore[assignment]
 
 
-def one_at_a_time(build: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `jit._cached_or_built` for several workers: a kernel is built by one of them."""
-
-    def locked(spec: Any, target: str) -> Any:
-        with lock(f"jit-{spec.name}-{target}"):
-            return build(spec, target)
-
-    return locked
-
-
 def install_tvm() -> None:
     """Keep what TVM compiles, if it is loaded."""
     tirx = getattr(sys.modules.get("tvm"), "tirx", None)

@@ -162,31 +162,71 @@ def test_set_num_threads():
     )
 
 
-@pytest.mark.parametrize("by_kernel", [True, False], ids=["kernel", "torch"])
-def test_fork_after_threads_ran(by_kernel):
-    """libgomp's threads do not survive a fork; a child that waited for them would hang."""
+@pytest.mark.parametrize("loaded", ["before", "after"])
+@pytest.mark.parametrize("by", ["kernel", "torch", "numpy"])
+def test_fork_after_threads_ran(by, loaded):
+    """libgomp's threads do not survive a fork; a child that waited for them would hang.
+
+    They were started by a kernel or by torch, or where torch is not; the child calls a kernel of a
+    library that its parent had loaded, or that it loads itself.
+    """
     run(
         f"""
-        import os, signal, torch
-        from blockscale.runtime.library import load
+        import os, shutil, signal, tempfile, numpy as np
+        os.environ["OMP_NUM_THREADS"] = "2"
+        import blockscale as bs
 
-        torch.set_num_threads(2)
-        f = load(LIBRARY)["scale_f32"]
-        x = torch.ones(100, WIDTH)
+        by, loaded = {by!r}, {loaded!r}
+        other = tempfile.mkdtemp() + "/other.so"  # another file: loaded for itself
+        shutil.copy(LIBRARY, other)
+        x = np.ones((100, WIDTH), np.float32)
+        if by != "numpy":
+            import torch
+            torch.set_num_threads(2)
+        if by != "torch" or loaded == "before":
+            f = bs.load(LIBRARY)["scale_f32"]
         before = len(os.listdir("/proc/self/task"))
-        if {by_kernel}:
-            f(x)
-        else:
-            torch.ones(1 << 20).exp()
+        torch.ones(1 << 20).exp() if by == "torch" else f(x)
         assert len(os.listdir("/proc/self/task")) > before, "it ran on one thread"
         child = os.fork()
         if child == 0:
             signal.alarm(20)
-            import numpy as np
-            out = f(np.ones((100, WIDTH), np.float32))
-            os._exit(0 if (out == 2).all() else 1)
+            if loaded == "after":
+                f = bs.load(other)["scale_f32"]
+            os._exit(0 if (f(x) == 2).all() else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert (f(x) == 2).all()
+        shutil.rmtree(os.path.dirname(other))
+        if by != "torch" or loaded == "before":
+            assert (f(x) == 2).all()
+        """
+    )
+
+
+def test_fork_while_another_thread_loads():
+    """The child's lock is free."""
+    run(
+        """
+        import os, signal, threading
+        from blockscale.runtime import library
+
+        held, done = threading.Event(), threading.Event()
+
+        def hold():
+            with library._lock:
+                held.set()
+                done.wait()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            library.load(LIBRARY)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        done.set()
+        thread.join()
         """
     )
 

@@ -13,7 +13,6 @@ import hashlib
 import os
 import platform
 import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,8 +22,8 @@ from typing import Any
 
 import tvm_ffi
 
+from blockscale.base import cache as kept
 from blockscale.base.errors import LinkError
-from blockscale.base.files import cache_folder
 from blockscale.emulator.errors import EmulationError
 from blockscale.emulator.host import fatbin
 from blockscale.emulator.host.devices import device, guess
@@ -47,53 +46,32 @@ def _answer(name: bytes, args: Any) -> int:
     return _current[-1].answer(name.decode(), args)
 
 
-def build(soname: str, folder: Path) -> Path:
-    """Return the stand-in with this soname in ``folder``; compile it if it is not there.
+@cache
+def _loaded(soname: str) -> ctypes.CDLL:
+    """Load the stand-in with this soname, for the life of the process; compile it on first use.
 
     Raises:
         LinkError: the C compiler is missing or reports an error.
     """
     command = [_COMPILER, *_CFLAGS, f"-Wl,-soname,{soname}", str(SOURCE), "-o"]
     key = SOURCE.read_bytes() + "\0".join([*_CFLAGS, soname, platform.machine()]).encode()
-    path = folder / f"{soname}-{hashlib.sha256(key).hexdigest()[:16]}"
-    if path.is_file():
-        return path
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".standin-", delete=False) as file:
-        temporary = Path(file.name)
-    try:
-        done = subprocess.run([*command, str(temporary)], capture_output=True, text=True)
+
+    def make(path: Path, _: str) -> None:
+        try:
+            done = subprocess.run([*command, str(path)], capture_output=True, text=True)
+        except OSError as error:
+            raise LinkError(
+                f"the emulator's stand-in for the driver: the C compiler {_COMPILER!r} does not "
+                f"run ({error.strerror}); install gcc and see that it is on PATH"
+            ) from error
         if done.returncode:
             raise LinkError(
                 f"the emulator's stand-in for the driver: {_COMPILER!r} ended with status "
                 f"{done.returncode} and said\n{done.stderr.strip()}"
             )
-        temporary.chmod(0o755)
-        os.replace(temporary, path)
-    except OSError as error:
-        if isinstance(error, LinkError):
-            raise
-        raise LinkError(
-            f"the emulator's stand-in for the driver: the C compiler {_COMPILER!r} does not run "
-            f"({error.strerror}); install gcc and see that it is on PATH"
-        ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
 
-
-def _folder() -> Path:
-    folder = cache_folder()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="blockscale-"))
-    return folder if os.access(folder, os.W_OK) else Path(tempfile.mkdtemp(prefix="blockscale-"))
-
-
-@cache
-def _loaded(soname: str) -> ctypes.CDLL:
-    """Load the stand-in under a name, for the life of the process."""
-    return ctypes.CDLL(str(build(soname, _folder())))
+    name = f"{soname}-{hashlib.sha256(key).hexdigest()[:16]}"
+    return kept.fetch(name, make, lambda path: ctypes.CDLL(str(path)))
 
 
 def _symbol(standin: ctypes.CDLL, name: str) -> int | None:

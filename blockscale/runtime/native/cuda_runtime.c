@@ -34,6 +34,7 @@ typedef struct {
   uint32_t count;
 } Config; /* CUlaunchConfig */
 
+enum { NOT_INITIALIZED = 3 };                                                /* CUresult */
 enum { MULTIPROCESSORS = 16, MAJOR = 75, MINOR = 76 };                       /* CUdevice_attribute */
 enum { MAX_DYNAMIC_SHARED = 8, NON_PORTABLE_CLUSTER = 14 };                  /* CUfunction_attribute */
 enum { PROGRAMMATIC_FROM = 9 }; /* the first compute capability with programmatic dependent launches */
@@ -82,6 +83,9 @@ static const char *error_name(int code) {
 }
 
 static const char *error_text(int code) {
+  if (code == NOT_INITIALIZED) {
+    return "a process that was forked cannot use CUDA as its parent did; start it with multiprocessing's 'spawn'";
+  }
   const char *text = NULL;
   if (cu.cuGetErrorString == NULL || cu.cuGetErrorString(code, &text) != 0 || text == NULL) return "no text";
   return text;

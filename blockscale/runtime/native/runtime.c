@@ -21,6 +21,11 @@
 #define HIDDEN __attribute__((visibility("hidden")))
 
 /* From libtvm_ffi, which every process that loads us has loaded before. */
+typedef struct {
+  const char *data;
+  size_t size;
+} Bytes; /* TVMFFIByteArray */
+extern int TVMFFIFunctionGetGlobal(const Bytes *name, void **function);
 extern void TVMFFIErrorSetRaisedFromCStr(const char *kind, const char *message);
 extern void TVMFFIErrorMoveFromRaised(void **error);
 extern void TVMFFIErrorSetRaised(void *error); /* takes a reference of its own */
@@ -61,13 +66,19 @@ static int omp_found = 0;
 
 /* The threads of libgomp do not survive fork(), and a launch from the child would wait for them for
  * ever, whoever started them: a kernel or torch. A process that was forked after it had loaded us
- * therefore runs serially. A library that is first loaded in the child sees no fork: if the parent
- * had started such threads, the child must ask for one thread, as DataLoader's workers do. */
+ * therefore runs serially; so does one that loads us after it was forked, of which
+ * blockscale.runtime.library tells us by a function's name. */
 static int forked = 0;
 
 static void after_fork_in_child(void) { forked = 1; }
 
 __attribute__((constructor)) static void watch_forks(void) {
+  Bytes name = {"blockscale.forked", sizeof "blockscale.forked" - 1};
+  void *told = NULL;
+  if (TVMFFIFunctionGetGlobal(&name, &told) == 0 && told != NULL) {
+    forked = 1;
+    TVMFFIObjectDecRef(told);
+  }
   pthread_atfork(NULL, NULL, after_fork_in_child);
 }
 
