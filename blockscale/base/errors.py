@@ -21,3 +21,9 @@ class LoweringError(ValueError):
 
 class CheckpointError(ValueError):
     """A checkpoint is damaged, incomplete, hostile, or in a format that nobody here reads."""
+
+
+class UnknownNameError(CheckpointError, KeyError):
+    """A checkpoint has no weight or module of this name."""
+
+    __str__ = Exception.__str__  # the sentence; that of a KeyError is its repr

@@ -25,6 +25,12 @@ RECORDS = "database_tuning_record.json"
 META = "meta.json"
 MODELLED = "modelled-"
 """What the key of a record's target begins with that names the model, if one made its run time."""
+MOST_BYTES, MOST_UNPACKED = 1 << 28, 1 << 24
+"""Bytes that are read of a plain file, and of a packed one; long tunings make a tenth of them."""
+
+MOST_LEVELS = 64
+"""Of lists and objects inside of each other."""
+
 FAILED_S = 1e10
 """Run time that MetaSchedule writes for a candidate that failed."""
 
@@ -81,15 +87,28 @@ def sentence(error: BaseException) -> str:
     return (text if text.startswith(name) else f"{name}: {text}")[:300]
 
 
-def canonical(value: Any) -> Any:
-    """Return ``value`` with index maps (JSON in a string) and booleans in one spelling."""
+def canonical(value: Any, levels: int = MOST_LEVELS) -> Any:
+    """Return ``value`` with index maps (JSON in a string) and booleans in one spelling.
+
+    ValueError: such a string is no JSON, or lists lie deeper than ``levels``.
+    """
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, str) and value.startswith("{"):
-        return json.dumps(json.loads(value), separators=(",", ":"))
+        return json.dumps(parse(value), separators=(",", ":"))
+    if isinstance(value, list | dict) and not levels:
+        raise ValueError(f"it nests deeper than {MOST_LEVELS} levels")
     if isinstance(value, list):
-        return [canonical(item) for item in value]
+        return [canonical(item, levels - 1) for item in value]
     return value
+
+
+def parse(text: str | bytes) -> Any:
+    """Return the value of a JSON text; ValueError: it is none."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it nests too deeply") from None
 
 
 def trace_key(trace: list[Any]) -> str:
@@ -104,16 +123,22 @@ def workloads_path(folder: Path) -> Path:
 
 
 def _read(path: Path) -> bytes:
-    data = path.read_bytes()
-    if path.suffix != ".xz":
-        return data
+    packed = path.suffix == ".xz"
+    opened, most = (lzma.open, MOST_UNPACKED) if packed else (open, MOST_BYTES)
     try:
-        return lzma.decompress(data)
-    except lzma.LZMAError as error:
-        raise LogError(
-            f"{path}: is damaged ({error}); restore the folder from version control, or delete it "
-            "and tune again"
-        ) from error
+        with opened(path, "rb") as file:
+            data: bytes = file.read(most + 1)
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise _damaged(path, f"is damaged ({sentence(error)})") from error
+    if len(data) > most:
+        raise _damaged(path, f"holds more than {most} bytes")
+    return data
+
+
+def _damaged(path: Path, what: str) -> LogError:
+    return LogError(
+        f"{path}: {what}; restore the folder from version control, or delete it and tune again"
+    )
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Any]]:
@@ -121,8 +146,8 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
         if not raw.strip():
             continue
         try:
-            yield number, json.loads(raw)
-        except (ValueError, UnicodeDecodeError) as error:
+            yield number, parse(raw)
+        except ValueError as error:
             raise _broken(path, number, f"is not JSON ({error})") from error
 
 
@@ -153,13 +178,21 @@ def read_records(folder: Path) -> list[Record]:
     found = []
     for number, item in _lines(path):
         match item:
-            case [int() as index, [[list(), list()] as trace, list() as secs, target, args]]:
+            case [
+                int() as index,
+                [[list(), list()] as trace, list() as secs, dict() | str() as target, args],
+            ]:
                 if not 0 <= index < known:
                     raise _broken(path, number, f"points to workload {index} of {known}")
                 if not all(isinstance(s, int | float) for s in secs):
-                    raise _broken(path, number, f"has run times {secs!r} that are not numbers")
-                trace = canonical(trace)
-                found.append(Record(index, trace, tuple(map(float, secs)), target, args, number))
+                    shown = repr(secs)[:80]
+                    raise _broken(path, number, f"has run times {shown} that are not numbers")
+                try:
+                    trace, times = canonical(trace), tuple(map(float, secs))
+                    dict(parse(target) if isinstance(target, str) else target)
+                except (ValueError, TypeError, OverflowError) as error:
+                    raise _broken(path, number, f"is no record ({sentence(error)})") from error
+                found.append(Record(index, trace, times, target, args, number))
             case _:
                 raise _broken(path, number, "is not [workload, [trace, times, target, arguments]]")
     return found
@@ -169,7 +202,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
     """Return `meta.json` of ``folder``; LogError when it is missing or damaged."""
     path = folder / META
     try:
-        meta = json.loads(path.read_text())
+        meta = parse(path.read_text())
     except FileNotFoundError as error:
         raise LogError(
             f"{path}: the file is missing; a log without it cannot be trusted: restore the folder "
@@ -177,8 +210,16 @@ def read_meta(folder: Path) -> dict[str, Any]:
         ) from error
     except ValueError as error:
         raise _broken(path, getattr(error, "lineno", 1), f"is not JSON ({error})") from error
-    if not isinstance(meta, dict) or not isinstance(meta.get("workloads"), dict):
-        raise _broken(path, 1, "has no table 'workloads'")
+    match meta:
+        case {"format": int(), "op": str(), "level": str(), "workloads": dict() as entries}:
+            pass
+        case _:
+            raise _broken(path, 1, "has no format, op, level and table 'workloads'")
+    for tag, entry in entries.items():
+        if not isinstance(entry, dict) or not isinstance(entry.get("workload"), str):
+            raise _broken(path, 1, f"has an entry {tag[:80]!r} that names no workload")
+    if not isinstance(meta.get("machine", {}), dict):
+        raise _broken(path, 1, "has a machine that is no object")
     return meta
 
 

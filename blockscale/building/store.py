@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from blockscale.base import files
 from blockscale.base.targets import is_gpu, log_folder
 from blockscale.building import records
+from blockscale.building.records import LogError
 
 if TYPE_CHECKING:
     from blockscale.catalog import Workload
@@ -45,16 +46,22 @@ def target_key(target: Any) -> str:
     """
     data = json.loads(target) if isinstance(target, str) else dict(target)
     kept = {k: data[k] for k in ("kind", "arch", "mcpu", "mattr", "opt-level") if data.get(k)}
-    if "mattr" in kept:
-        kept["mattr"] = sorted(kept["mattr"])
+    if isinstance(kept.get("mattr"), list):
+        kept["mattr"] = sorted(kept["mattr"], key=str)
     return json.dumps(kept, sort_keys=True)
 
 
 def module_of(digest: str, text: str) -> Any:
-    """Return the module of a workload as a database has it."""
+    """Return the module of a workload as a database has it; LogError: it is none."""
     from tvm.s_tir.meta_schedule import database
 
-    return database.Workload.from_json([digest, text]).mod
+    try:
+        return database.Workload.from_json([digest, text]).mod
+    except Exception as error:
+        raise LogError(
+            f"workload {digest[:40]} is no module ({records.sentence(error)}); restore the log "
+            "from version control, or delete it and tune again"
+        ) from error
 
 
 def folder_of(root: Path, op: str, level: str) -> Path:
@@ -134,12 +141,15 @@ class Store:
         records.repair_tail(folder, say)
         self._known = self._read()
         path = folder / records.RECORDS  # the database reads traces
-        register_named(path.read_text() if path.exists() else "")
+        register_named(path.read_text(errors="replace") if path.exists() else "")
         try:
             self._database = JSONDatabase(work_dir=str(folder))
-        except Exception:
+        except Exception as error:
             if not self._set_aside(say):
-                raise
+                raise LogError(
+                    f"{folder}: no database opens it ({records.sentence(error)}); delete the "
+                    "folder and tune again"
+                ) from error
             self._known = self._read()
             self._database = JSONDatabase(work_dir=str(folder))
         with suppress(FileNotFoundError):
@@ -238,11 +248,20 @@ def _argument_infos(mod: Any) -> Any:
     return ArgInfo.from_entry_func(mod, False)
 
 
+def _is_trial(line: Any) -> bool:
+    match line:
+        case {"workload": str(), "us": int() | float() | None, "kind": str(), "failed": bool()}:
+            return isinstance(line.get("date", ""), str)
+    return False
+
+
 def read_history(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of the history of ``folder``; a torn last line is left out."""
+    """Return the lines of the history of ``folder``; those that are none are left out."""
     found = []
     with suppress(FileNotFoundError):
-        for line in (folder / HISTORY).read_text().splitlines():
+        for line in (folder / HISTORY).read_text(errors="replace").splitlines():
             with suppress(ValueError):
-                found.append(json.loads(line))
+                made = records.parse(line)
+                if _is_trial(made):
+                    found.append(made)
     return found

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from blockscale.base.errors import CheckpointError
+from blockscale.base.errors import CheckpointError, UnknownNameError
 from blockscale.checkpoints.entry import Entry
 from blockscale.checkpoints.experts.experts import Experts, load_experts
 from blockscale.checkpoints.experts.modules import Group, candidates, find_modules
@@ -91,7 +91,7 @@ class Checkpoint:
         "model.layers.0.mlp", is all weights of the experts, as `Experts`.
 
         Raises:
-            KeyError: there is none of this name.
+            UnknownNameError: there is none of this name; a CheckpointError and a KeyError.
             CheckpointError: its data are none of its format, or its file changed.
         """
         if self._entry(name) is None and name not in self._stacks and self.group(name):
@@ -105,7 +105,7 @@ class Checkpoint:
             return load(entry, self.facts)
         experts = self._stacks.get(name)
         if experts is None:
-            raise KeyError(self._unknown(name))
+            raise UnknownNameError(self._unknown(name))
         found = [load(experts[e], self.facts) for e in range(len(experts))]
         return stack(name, found)
 
@@ -113,7 +113,7 @@ class Checkpoint:
         """Return the experts of the MoE module ``name``, with or without ".experts" at its end."""
         group = self.group(name)
         if group is None:
-            raise KeyError(self._unknown(name))
+            raise UnknownNameError(self._unknown(name))
         return load_experts(group, self.facts)
 
     def below(self, prefix: str) -> list[str]:

@@ -20,6 +20,8 @@ _E4M3_MAGNITUDE, _E4M3_NAN, _E4M3_NORMAL = 0x7F, 0x7F, 0x08
 _MAGNITUDES = 0x77
 """Bits of a byte of two E2M1 codes without their signs."""
 
+COUNTS = ("values", "not_finite", "blocks", "zero", "empty", "subnormal", "lost", "nan")
+
 
 @dataclass
 class Stats:
@@ -27,7 +29,8 @@ class Stats:
 
     ``zero``, ``subnormal`` and ``lost`` are block scales: equal to zero; so small that they have
     lost bits (E8M0: 2^-127, where exponents were cut off); zero although codes are not.  Blocks
-    without any code but zero count as ``zero`` only.
+    without any code but zero count as ``zero`` only, and, if their scale is zero too, as ``empty``:
+    nothing was lost there.
     """
 
     low: float = inf
@@ -36,6 +39,7 @@ class Stats:
     not_finite: int = 0
     blocks: int = 0
     zero: int = 0
+    empty: int = 0
     subnormal: int = 0
     lost: int = 0
     nan: int = 0
@@ -43,7 +47,7 @@ class Stats:
     def add(self, other: Stats) -> None:
         """Count the weights of ``other``, too."""
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
-        for name in ("values", "not_finite", "blocks", "zero", "subnormal", "lost", "nan"):
+        for name in COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def warnings(self) -> list[str]:
@@ -55,8 +59,8 @@ class Stats:
             found.append(f"{self.nan} of {self.blocks} block scales are NaN or infinite")
         if self.lost:
             found.append(f"{self.lost} block scales are zero, but codes below them are not")
-        for what in ("zero", "subnormal"):
-            share = getattr(self, what) / max(1, self.blocks)
+        for what, number in (("zero", self.zero - self.empty), ("subnormal", self.subnormal)):
+            share = number / max(1, self.blocks)
             if share >= _WARN_SHARE:
                 found.append(
                     f"{share:.1%} of the block scales are {what}: the converter has degraded them, "
@@ -86,7 +90,9 @@ def stats(weight: Weight) -> Stats:
             codes = packed.reshape(-1, packed.shape[-1])[some]
             _scales(found, weight.fmt, raw.reshape(-1, raw.shape[-1])[some], codes)
     if packed is None and raw is not None:
-        _scales(found, weight.fmt, raw, None)
+        assert weight.data is not None
+        empty = not (weight.data.view(torch.uint8) & _E4M3_MAGNITUDE).any()
+        _scales(found, weight.fmt, raw, None, empty)
     return found
 
 
@@ -104,11 +110,18 @@ def _range(found: Stats, values: Tensor) -> None:
     found.low, found.high = min(found.low, low), max(found.high, high)
 
 
-def _scales(found: Stats, fmt: str, raw: Tensor, packed: Tensor | None) -> None:
+def _scales(
+    found: Stats, fmt: str, raw: Tensor, packed: Tensor | None, empty: bool = False
+) -> None:
     # zeros of int4 need not be the code 8: every block may be in use, as are those of fp8
     used, known = torch.ones(raw.shape, dtype=torch.bool), fmt in QUANTIZED
-    if packed is not None and known:
-        used = (packed.view(*raw.shape, -1) & _MAGNITUDES).amax(-1) > 0
+    nothing = torch.full(raw.shape, empty)
+    if packed is not None:
+        codes = packed.view(*raw.shape, -1)
+        nothing = (codes == codes[..., :1]).all(-1)  # one value, which may be zero
+        if known:
+            used = (codes & _MAGNITUDES).amax(-1) > 0
+            nothing = ~used
     if fmt == "nvfp4":
         magnitude = raw.view(torch.uint8) & _E4M3_MAGNITUDE
         zero, nan = magnitude == 0, magnitude == _E4M3_NAN
@@ -121,6 +134,7 @@ def _scales(found: Stats, fmt: str, raw: Tensor, packed: Tensor | None) -> None:
         small = ~zero & (raw.abs() < torch.finfo(raw.dtype).tiny)
     found.blocks += raw.numel()
     found.zero += int(zero.sum())
+    found.empty += int((zero & nothing).sum())
     found.subnormal += int((small & used).sum())
     found.nan += int(nan.sum())
     found.lost += int((zero & used).sum()) if known else 0

@@ -10,7 +10,8 @@ What differs:
 
 * padding of the 128x4 and 8x4 layouts is always zero, and so are scales of rows beyond a mask;
 * a residual that is not contiguous is an error; its update is never lost;
-* bad arguments are ValueError and TypeError with a reason, not AssertionError, and more of them are
+* bad arguments are ValueError and TypeError with a reason, which are AssertionError and
+  RuntimeError as well, as FlashInfer's checks in Python and in C++ raise them; more of them are
   found: overlaps, wrong shapes and devices, E8M0 scales of blocks of 16;
 * a scale block that rounds to zero has codes of zero, never of infinity;
 * everything runs on CPU tensors too, and results of dequantisation stay on the device;
@@ -22,8 +23,11 @@ What differs:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
+from functools import wraps
 from math import prod
+from typing import ParamSpec, TypeVar
 
 import torch
 
@@ -65,6 +69,35 @@ _PER_EXPERT = 16, None, "128x4", None
 """Options of what quantises per expert."""
 
 
+class BadValueError(ValueError, AssertionError, RuntimeError):
+    """A bad value of an argument, for those who catch our class and who catch FlashInfer's."""
+
+
+class BadTypeError(TypeError, AssertionError, RuntimeError):
+    """A bad type or dtype of an argument, likewise."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _public(function: Callable[P, R]) -> Callable[P, R]:
+    """Return ``function``, whose errors are also those that FlashInfer's callers catch."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except AssertionError:  # one of ours, from a function that this one calls
+            raise
+        except ValueError as error:
+            raise BadValueError(str(error)) from error
+        except TypeError as error:
+            raise BadTypeError(str(error)) from error
+
+    return call
+
+
 class SfLayout(IntEnum):
     """Layouts of block scales."""
 
@@ -92,6 +125,7 @@ def _one_scale(where: str, global_scale: Tensor | float | None, x: Tensor) -> Te
     return global_scale.to(device=x.device, dtype=torch.float32).reshape(1)
 
 
+@_public
 def add_rmsnorm_fp4quant(
     input: Tensor,
     residual: Tensor,
@@ -121,6 +155,7 @@ def add_rmsnorm_fp4quant(
     return _ADD.run(options, given)
 
 
+@_public
 def rmsnorm_fp4quant(
     input: Tensor,
     weight: Tensor,
@@ -143,6 +178,7 @@ def rmsnorm_fp4quant(
     return _NORM.run(options, given)
 
 
+@_public
 def fp4_quantize(
     input: Tensor,
     global_scale: Tensor | None = None,
@@ -205,6 +241,7 @@ def fp4_quantize(
     return (packed.transpose(-2, -1), scale.transpose(-2, -1)) if columns else (packed, scale)
 
 
+@_public
 def nvfp4_quantize(
     a: Tensor,
     a_global_sf: Tensor | float,
@@ -244,6 +281,7 @@ def _refuse(where: str, **options: bool) -> None:
             )
 
 
+@_public
 def mxfp4_quantize(
     a: Tensor,
     backend: str = "cuda",
@@ -255,6 +293,7 @@ def mxfp4_quantize(
     return fp4_quantize(a, None, 32, True, not linear, eight, enable_pdl=enable_pdl)
 
 
+@_public
 def silu_and_mul_nvfp4_quantize(
     input: Tensor,
     global_scale: Tensor,
@@ -292,6 +331,7 @@ def _per_expert(where: str, global_scale: Tensor, x: Tensor) -> Tensor:
     return g.expand(x.shape[0]).contiguous()
 
 
+@_public
 def nvfp4_batched_quantize(
     a: Tensor, a_global_sf: Tensor, sf_vec_size: int = 16
 ) -> tuple[Tensor, Tensor]:
@@ -314,6 +354,7 @@ def _logical(packed: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     return packed.permute(1, 2, 0), tiles.permute(3, 4, 1, 5, 2, 0)
 
 
+@_public
 def scaled_fp4_grouped_quantize(
     a: Tensor, mask: Tensor, a_global_sf: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -332,6 +373,7 @@ def scaled_fp4_grouped_quantize(
     return _logical(*_GROUPED.run(_PER_EXPERT, (_contiguous(a), mask, None, None, g, ())))
 
 
+@_public
 def silu_and_mul_scaled_nvfp4_experts_quantize(
     a: Tensor, mask: Tensor, a_global_sf: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -343,6 +385,7 @@ def silu_and_mul_scaled_nvfp4_experts_quantize(
     return _logical(*_EXPERTS.run(_PER_EXPERT, (_contiguous(a), mask, None, None, g, ())))
 
 
+@_public
 def mxfp4_dequantize(
     a_fp4: Tensor, a_sf: Tensor, sfLayout: SfLayout = SfLayout.layout_128x4
 ) -> Tensor:
@@ -351,6 +394,7 @@ def mxfp4_dequantize(
     return e2m1_and_ufp8sf_scale_to_float(a_fp4, a_sf, None, 32, 0, not linear, eight)
 
 
+@_public
 def mxfp4_dequantize_host(weight: Tensor, scale: Tensor, group_size: int = 32) -> Tensor:
     """Return the float32 values [..., K] of MXFP4 codes and linear scales."""
     if group_size != 32:
@@ -360,6 +404,7 @@ def mxfp4_dequantize_host(weight: Tensor, scale: Tensor, group_size: int = 32) -
     return ops.dequantize(weight, scale.view(_U8), "mxfp4", dtype=torch.float32)
 
 
+@_public
 def e2m1_and_ufp8sf_scale_to_float(
     e2m1_tensor: Tensor,
     ufp8_scale_tensor: Tensor,
@@ -414,6 +459,7 @@ def e2m1_and_ufp8sf_scale_to_float(
     return ops.dequantize(codes, scale, fmt, g, layout, torch.float32)
 
 
+@_public
 def block_scale_interleave(unswizzled_sf: Tensor) -> Tensor:
     """Return elements [R, C] or [E, R, C] in the 128x4 layout, flat; padding is zero.
 

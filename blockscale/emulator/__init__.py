@@ -23,7 +23,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from blockscale.emulator.errors import Deadlock, EmulationError, IllegalOperation, Place, PtxError
+from blockscale.emulator.errors import (
+    Deadlock,
+    EmulationError,
+    IllegalOperation,
+    InstructionLimit,
+    Place,
+    PtxError,
+)
 from blockscale.emulator.launching.arguments import Struct
 from blockscale.emulator.launching.front_door import launch
 from blockscale.emulator.report import Hazard, HazardError, Report
@@ -38,6 +45,7 @@ __all__ = [
     "Hazard",
     "HazardError",
     "IllegalOperation",
+    "InstructionLimit",
     "Place",
     "PtxError",
     "Report",

@@ -120,7 +120,9 @@ class Case:
         `ptx` is PTX text or the path of a file; by default kernel.ptx beside the case.json.
         """
         arrays = {name: array.copy() for name, array in self.files.items()}
-        options = {} if max_instructions is None else {"max_instructions": max_instructions}
+        options: dict[str, Any] = {}
+        if max_instructions is not None:
+            options["max_instructions"] = max_instructions
         report = launch(
             self._text(ptx),
             entry=self.entry,

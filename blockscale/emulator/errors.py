@@ -60,5 +60,9 @@ class IllegalOperation(EmulationError):
     """An executed instruction broke a rule of the PTX ISA."""
 
 
+class InstructionLimit(EmulationError):
+    """The kernel has run `max_instructions`: an endless loop, or one that is that long."""
+
+
 class Deadlock(EmulationError):
     """No warp can go on and nothing asynchronous is pending; the message has every warp's place."""

@@ -15,7 +15,7 @@ from blockscale.checkpoints.entry import CODES, PLAIN
 from blockscale.checkpoints.files.safetensors import DTYPES
 from blockscale.checkpoints.moves import joined
 from blockscale.checkpoints.weight import Weight
-from blockscale.nn.prepared import Device, Prepared, opened, own
+from blockscale.nn.prepared import Device, Prepared, checked_device, opened, own
 from blockscale.ops import checks, gemm
 from blockscale.ops.int4 import products
 from blockscale.ops.int4.weight import TENSORS, Int4Weight, prepare
@@ -118,9 +118,11 @@ class Linear(Prepared):
                 values of any weight.
 
         Raises:
-            KeyError: the checkpoint has no such weight.
-            CheckpointError: the weight is of another kind, or damaged.
+            CheckpointError: the checkpoint has no such weight (`UnknownNameError`), it is of
+                another kind, or damaged.
+            ValueError: there is no such device.
         """
+        device = checked_device("Linear.from_checkpoint", device)
         made = load(opened(checkpoint), name, fmt, dtype, device)
         return made if device is None else made.to(device)
 

@@ -19,7 +19,7 @@ from blockscale.checkpoints.files.safetensors import DTYPES, read
 from blockscale.checkpoints.schemes.layout import Laid
 from blockscale.nn import linear
 from blockscale.nn.config import moe_options
-from blockscale.nn.prepared import Device, Prepared, opened, own
+from blockscale.nn.prepared import Device, Prepared, checked_device, opened, own
 from blockscale.ops import checks
 from blockscale.ops.moe import layer as ops_moe
 from blockscale.ops.moe.layer import Options
@@ -145,7 +145,9 @@ class FusedMoE(Prepared):
         Raises:
             CheckpointError: there are no experts of this name or they do not fit each other, or
                 config.json does not say how they are chosen.
+            ValueError: there is no such device.
         """
+        device = checked_device("FusedMoE.from_checkpoint", device)
         return _load(opened(checkpoint), name, device, dtype, fmt, layout, options)
 
     def _hold(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor | None]) -> None:

@@ -93,6 +93,26 @@ def opened(checkpoint: str | Path | Checkpoint) -> Checkpoint:
     return checkpoint
 
 
+def checked_device(where: str, device: Device) -> Device:
+    """Return ``device`` if there is one; ValueError before anything is read, if not."""
+    if device is None:
+        return None
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{where}: device={device!r} names none ({reason}); pass 'cuda'") from None
+    if found.type == "cuda":
+        number = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (found.index or 0) >= number:
+            raise ValueError(
+                f"{where}: device={device!r}: torch {torch.__version__} finds {number} CUDA GPUs "
+                "here; leave device out for the CPU, or use a machine and a build of torch with "
+                "CUDA"
+            )
+    return found
+
+
 def own(value: Tensor | None) -> Tensor | None:
     """Return the tensor in memory of its own, so that no file has to stay as it is."""
     return None if value is None else value.clone(memory_format=torch.contiguous_format)

@@ -19,7 +19,7 @@ from typing import Any
 
 from blockscale.base import host
 from blockscale.building import records
-from blockscale.building.records import Record
+from blockscale.building.records import LogError, Record
 from blockscale.building.store import Lock, folders, module_of, read_history
 
 _AT_FDCWD = -100
@@ -115,6 +115,11 @@ def _merge(log: _Log, source: Path, top_k: int) -> tuple[bool, dict[str, float]]
         old_entry = log.meta["workloads"].get(tag)
         stale = old_entry is not None and old_entry["workload"] != digest
         known = [] if stale else log.records.get(digest, [])
+        if digest not in work.modules:
+            raise LogError(
+                f"{source / records.META}: {tag[:80]!r} names a workload that the database lacks; "
+                "delete the folder and tune again"
+            )
         mod = module_of(digest, work.modules[digest])
         old = [r for r in known if replays(mod, r.trace)]
         merged = _best(mod, old + new, top_k)

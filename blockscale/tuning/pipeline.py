@@ -95,14 +95,16 @@ class Pipeline(Session):
 
         tools = {"nvcc": nvcc.version(), "tvm": tvm.__version__, "tvm_ffi": tvm_ffi.__version__}
         self.measurer.send(*self.describing(arch))
-        answer = self.measurer.receive(_GPU_START_S, self._limits.deadline)
-        if answer is None:
-            raise RuntimeError(
-                f"tune: level={arch!r}: the time was over before the GPU was ready; give it 60 s"
-            )
+        # Waited for also when the time is over: without a GPU no time would do.
+        answer = self.measurer.receive(_GPU_START_S, math.inf)
+        assert answer is not None
         if answer.error is not None:
             why = answer.error.removeprefix("RuntimeError: ")
             raise RuntimeError(f"tune: level={arch!r}: {why}")
+        if time.monotonic() > self._limits.deadline:
+            raise RuntimeError(
+                f"tune: level={arch!r}: the time was over before the GPU was ready; give it 60 s"
+            )
         found: dict[str, Any] = answer.value
         return found | tools
 

@@ -339,6 +339,8 @@ def test_unknown_names_say_what_there_is():
     ckpt = bs.checkpoints.open(GOLDEN / "gptoss_mxfp4")
     with pytest.raises(KeyError, match=r"but 9 below it; ask for one, e\.g\. "):
         ckpt["model.layers.0.self_attn"]
+    with pytest.raises(CheckpointError, match=r"^/.* has no weight .*; did you mean 'model.norm"):
+        ckpt["model.norm.wieght"]
     with pytest.raises(KeyError, match=r"did you mean 'model.norm.weight'"):
         ckpt["model.norms.weight"]
     assert "model.norm" in ckpt

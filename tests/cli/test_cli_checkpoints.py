@@ -12,6 +12,7 @@ from tests.checkpoints.test_checkpoint_fuzz import SOUND
 from tests.checkpoints.test_checkpoint_layouts import experts
 from tests.cli.test_cli import call
 from tests.kit import checkpoint_files as files
+from tests.kit.checkpoint_files import E4M3
 from tests.kit.paths import CHECKPOINTS as GOLDEN
 
 MODELOPT = GOLDEN / "modelopt_qwen3moe_nvfp4_default_cfg"
@@ -68,6 +69,38 @@ def test_blocks_of_zeros_may_have_any_scale(monkeypatch, capsys, tmp_path):
     _, out, _ = call(monkeypatch, capsys, "inspect", str(path), "--json")
     (weight,) = json.loads(out)["weights"]
     assert (weight["zero"], weight["subnormal"], weight["lost"]) == (4, 0, 0)
+
+
+ZEROS = {
+    "nvfp4": np.zeros((16, 4), E4M3),
+    "fp8": np.zeros((2, 1), np.float32),
+    "int4": np.zeros((2, 16), np.float16),
+}
+
+
+@pytest.mark.parametrize("fmt", ZEROS)
+def test_weights_of_zeros_are_not_called_degraded(monkeypatch, capsys, tmp_path, fmt):
+    """Exporters give their blocks the scale 0: nothing is lost.  One block that is: a warning."""
+    scale = ZEROS[fmt]
+    config = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}
+    tensors = {"p.weight": np.zeros((16, 32), np.uint8), "p.weight_scale": scale}
+    tensors["p.weight_scale_2"] = np.ones((), np.float32)
+    if fmt == "fp8":
+        config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+        tensors = {"p.weight": np.zeros((256, 32), E4M3), "p.weight_scale_inv": scale}
+    elif fmt == "int4":
+        config = {"quant_method": "gptq", "bits": 4, "group_size": 16}
+        tensors = {"p.qweight": np.full((4, 16), 0x77777777, np.int32), "p.scales": scale}
+        tensors |= {"p.qzeros": np.full((2, 2), 0x77777777, np.int32)}
+        tensors |= {"p.g_idx": (np.arange(32) // 16).astype(np.int32)}
+    path = files.folder(tmp_path, tensors, {"quantization_config": config})
+    _, out, _ = call(monkeypatch, capsys, "inspect", str(path))
+    assert "no scale is degraded: no warnings" in out
+    name = next(iter(tensors))
+    tensors[name].reshape(-1).view(np.uint8)[0] = 0x35
+    path = files.folder(tmp_path, tensors, {"quantization_config": config})
+    _, out, _ = call(monkeypatch, capsys, "inspect", str(path))
+    assert "are zero" in out
 
 
 @pytest.mark.parametrize("kind", sorted(SOUND))

@@ -538,3 +538,12 @@ def test_linear_that_is_none(tmp_path):
         nn.Linear.from_checkpoint(ckpt, "m.p", fmt="int8")
     with pytest.raises(ValueError, match="no name is given; pass one"):
         nn.Linear.from_checkpoint(ckpt, [])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:7", torch.device("cuda", 0), "cdua", 1.5])
+@pytest.mark.parametrize("module", [nn.Linear, nn.FusedMoE])
+def test_a_device_that_is_not_there_is_refused_before_anything_is_read(module, device):
+    words = "names none" if device in ("cdua", 1.5) else "finds 0 CUDA GPUs here; leave device out"
+    with pytest.raises(ValueError, match=rf"{module.__name__}.from_checkpoint: device=.*{words}"):
+        module.from_checkpoint("/no/such/folder", "m", device=device)

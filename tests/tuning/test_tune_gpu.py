@@ -159,6 +159,8 @@ def test_a_gpu_that_is_not_there_is_an_error(tmp_path, monkeypatch):
         monkeypatch.setattr(pipeline, "gpu", gpu)
         with pytest.raises(RuntimeError, match=r"sm_90a': torch .* finds no CUDA GPU here"):
             run([small()], tmp_path)
+        with pytest.raises(RuntimeError, match="finds no CUDA GPU"):  # however little time there is
+            run([small()], tmp_path, seconds=0.01)
 
 
 def test_the_time_limit_holds(tmp_path):

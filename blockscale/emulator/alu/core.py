@@ -46,6 +46,7 @@ class Alu:
 
     `outs`, `ins`: a dtype per operand ('?' is a predicate).  `ufunc`: fn accepts out=.
     `reads_cc`, `writes_cc`: the carry is an extra last input, an extra last output ('?').
+    `divides`: the result is unspecified where the last input is 0.
     """
 
     outs: tuple[str, ...]
@@ -54,6 +55,7 @@ class Alu:
     ufunc: bool = False
     reads_cc: bool = False
     writes_cc: bool = False
+    divides: bool = False
 
 
 class Mods(dict[str, str]):

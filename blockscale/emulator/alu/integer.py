@@ -1,7 +1,7 @@
 """Integer arithmetic and extended precision (PTX ISA 9.7.1 and 9.7.2).
 
 Division by zero is "unspecified" in the manual; here quotient and remainder are all ones, as the
-code that ptxas makes gives.
+code that ptxas makes gives, and the report has a warning.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _divide(base: str, types: tuple[str, ...], mods: Mods) -> Alu:
             r = np.where((a < 0) ^ (b < 0) if base == "div" else a < 0, -r, r)
         return np.where(b == 0, ones, r)
 
-    return Alu((dtype,), (dtype, dtype), fn)
+    return Alu((dtype,), (dtype, dtype), fn, divides=True)
 
 
 def _dot(base: str, types: tuple[str, ...], mods: Mods) -> Alu:

@@ -15,9 +15,11 @@ import numpy as np
 
 from blockscale.emulator import alu, ops
 from blockscale.emulator.errors import EmulationError, Place, PtxError
+from blockscale.emulator.machine.grid import LANES
+from blockscale.emulator.ops.core import count_operands
 from blockscale.emulator.ops.operands import Operands
 from blockscale.emulator.ptx.program import Unit
-from blockscale.emulator.ptx.reader import literal_bits
+from blockscale.emulator.ptx.reader import SIZES, literal_bits
 from blockscale.emulator.ptx.syntax import (
     Imm,
     Instr,
@@ -91,12 +93,17 @@ class Compiler(Operands):
 
     def scalar(self, ins: Instr, f: alu.Alu, mask: str) -> list[str]:
         """Return the statements of a scalar instruction."""
+        count_operands(ins, 1 + bool(f.ins), 99)
         first = ins.operands[0]
         dests = [first.first, first.second] if isinstance(first, Pair) else [first]
         sources = [i for o in ins.operands[1:] for i in items_of(o)]
         if len(sources) != len(f.ins):
             raise PtxError(f"{ins.opcode} takes {len(f.ins)} source operands, not {len(sources)}")
         texts = [self.source_text(o, d) for o, d in zip(sources, f.ins, strict=True)]
+        check = []
+        if f.divides:
+            check = [f"g.ins = {self.constant(ins)}"]
+            check += [f"{self.constant(division_by_zero)}(g, {mask}, {texts[-1]})"]
         if f.reads_cc:
             texts.append("g.cc")
         call = f"{self.constant(f.fn)}({', '.join(texts)}"
@@ -106,7 +113,7 @@ class Compiler(Operands):
             target = self.dest_text(dests[0], f.outs[0])
             if target.startswith(f"g.{'p' if f.outs[0] == '?' else f.outs[0]}["):
                 return [f"{call}, out={target}{where})"]
-        lines = [f"r = {call})"]
+        lines = [*check, f"r = {call})"]
         several = len(f.outs) > 1 or f.writes_cc
         values = [f"r[{i}]" for i in range(len(dests))] if several else ["r"]
         for item, kind, value in zip(dests, f.outs, values, strict=False):
@@ -122,12 +129,15 @@ class Compiler(Operands):
 
     def move(self, ins: Instr, mask: str) -> list[str]:
         """Return the statements of ``mov``: copies, addresses, packing and unpacking (9.7.9.1)."""
-        kind = ins.mods[-1]
+        count_operands(ins, 2, 2)
+        kind = ins.mods[-1] if ins.mods else ""
+        if kind not in SIZES:
+            raise PtxError(f"{ins.opcode} ends in no type; write e.g. mov.b32")
         target, value = ins.operands
         where = "" if mask == "None" else f", where={mask}"
         if kind == "pred":
             return [f"copyto({self.dest_text(target, '?')}, {self.source_text(value, '?')}{where})"]
-        size = {"b128": 16}.get(kind) or int(kind.lstrip("busf").partition("x")[0]) // 8
+        size = SIZES[kind]
         if isinstance(value, Vec):
             return self.pack(target, value, size, where)
         if isinstance(target, Vec):
@@ -147,6 +157,7 @@ class Compiler(Operands):
 
     def parts(self, op: Operand, size: int, count: int) -> list[str]:
         """Return expressions for the `count` parts of a register of `size` bytes, low first."""
+        check_parts(size, count)
         cls, row = self.reg(op)
         if cls == "16":
             per = count // 2
@@ -163,19 +174,21 @@ class Compiler(Operands):
     def pack(self, target: Operand, value: Vec, size: int, where: str) -> list[str]:
         """Return the statements of ``mov.b64 d, {a, b}`` and the like."""
         count = len(value.items)
+        places = self.parts(target, size, count)
         part = size // count
         lines = []
         items = [f"t{i}" for i in range(count)]
         for name, item in zip(items, value.items, strict=True):
             text = self.source_text(item, f"u{part}")
             lines.append(f"{name} = {text}")
-        for name, place in zip(items, self.parts(target, size, count), strict=True):
+        for name, place in zip(items, places, strict=True):
             lines.append(f"copyto({place}, {name}{where})")
         return lines
 
     def unpack(self, target: Vec, value: Operand, size: int, where: str) -> list[str]:
         """Return the statements of ``mov.b64 {a, b}, s`` and the like."""
         count = len(target.items)
+        check_parts(size, count)
         part = f"u{size // count}"
         if not isinstance(value, Reg):
             lines = [f"t = {self.source_text(value, f'u{size}')}"]
@@ -190,3 +203,25 @@ class Compiler(Operands):
             if not isinstance(item, Sink):
                 lines.append(f"copyto({self.dest_text(item, part)}, {place}{where})")
         return lines
+
+
+def check_parts(size: int, count: int) -> None:
+    """Refuse vectors that ``mov`` does not pack into `size` bytes or unpack (9.7.9.1)."""
+    if count not in (2, 4) or size < count:
+        raise PtxError(f"mov of {8 * size} bits takes no vector of {count} (PTX ISA 9.7.9.1)")
+
+
+def division_by_zero(g: Any, mask: np.ndarray | None, divisor: Any) -> None:
+    """Say that a divisor is 0, where one is (PTX ISA 9.7.1: div)."""
+    zero = np.broadcast_to(np.asarray(divisor) == 0, (g.n,))
+    if mask is not None:
+        zero = zero & mask
+    if zero.any():
+        lane = int(zero.argmax())
+        g.machine.hazards.add(
+            "division by zero", "warning",
+            f"the divisor of {g.ins.opcode} is 0: the result is an unspecified value of the "
+            "machine (PTX ISA 9.7.1.8); here all bits are 1, as the code of ptxas gives it; test "
+            "the divisor, or see that nobody reads the result",
+            line=g.ins.line, warp=int(g.warps[lane // LANES]), lane=lane % LANES,
+        )  # fmt: skip

@@ -12,6 +12,7 @@ import numpy as np
 
 from blockscale.emulator.errors import EmulationError, IllegalOperation
 from blockscale.emulator.launching.compiler import Compiler
+from blockscale.emulator.launching.ticker import Ticker
 from blockscale.emulator.machine import diagnose, residents
 from blockscale.emulator.machine.gangs import Gang, Machine
 from blockscale.emulator.machine.grid import LANES, Launch
@@ -30,10 +31,16 @@ class Execution(Machine):
     """A machine that runs its launch: the seed chooses whose turn it is, and for how long."""
 
     def __init__(
-        self, program: Program, launch: Launch, memory: GlobalMemory, params: bytes
+        self,
+        program: Program,
+        launch: Launch,
+        memory: GlobalMemory,
+        params: bytes,
+        ticker: Ticker,
     ) -> None:
         super().__init__(program, launch, memory, params)
         self.compiler = Compiler(program, self)
+        self.ticker = ticker
 
     def run(self) -> Report:
         """Run the launch to its end."""
@@ -49,6 +56,7 @@ class Execution(Machine):
                 error.args = (f"{error.args[0]}; before it: {before}",)
             raise
         finally:
+            self.ticker.end()
             self.count(time.perf_counter() - began)
         return self.report
 
@@ -70,6 +78,7 @@ class Execution(Machine):
                     diagnose.dead(self, "no warp can go on and nothing asynchronous is pending")
                 break
             self.turns += 1
+            self.ticker.tick(self)
             if self.seed == 0:
                 gang = ready[self.turns % len(ready)]
                 quantum = QUANTUM

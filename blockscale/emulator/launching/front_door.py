@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from blockscale.emulator.errors import EmulationError
 from blockscale.emulator.launching.arguments import Buffers, pack
 from blockscale.emulator.launching.execute import Execution
 from blockscale.emulator.launching.link import link
+from blockscale.emulator.launching.ticker import Ticker
 from blockscale.emulator.machine.gangs import Machine
 from blockscale.emulator.machine.grid import Dim, Launch
 from blockscale.emulator.machine.memory import RESERVED, GlobalMemory
@@ -22,6 +24,8 @@ from blockscale.emulator.report import Report
 MAX_THREADS = 1024
 MAX_SHARED = 227 * 1024  # without what the system keeps
 MAX_CLUSTER = 16  # above 8 a kernel must opt in
+MAX_GRID = (2**31 - 1, 65535, 65535)
+MAX_BLOCK_Z = 64
 MAX_INSTRUCTIONS = 50_000_000
 
 
@@ -36,6 +40,11 @@ def check_launch(program: Program, grid: Dim, block: Dim, cluster: Dim, dynamic_
         raise refuse(f"grid {grid}, block {block}, cluster {cluster}: each dimension is at least 1")
     if threads > MAX_THREADS:
         raise refuse(f"block {block} has {threads} threads; at most {MAX_THREADS}, use more CTAs")
+    if any(g > most for g, most in zip(grid, MAX_GRID, strict=True)) or block[2] > MAX_BLOCK_Z:
+        raise refuse(
+            f"grid {grid}, block {block}: a grid has at most {MAX_GRID} CTAs, a block "
+            f"{MAX_BLOCK_Z} threads along z; put more along x"
+        )
     wanted = program.directives.get(".reqntid")
     if wanted and dims(wanted) != block:
         raise refuse(f"block {block} is not the kernel's .reqntid {dims(wanted)}; launch with that")
@@ -62,29 +71,32 @@ def check_launch(program: Program, grid: Dim, block: Dim, cluster: Dim, dynamic_
 def run(
     ptx: str,
     entry: str | None,
-    grid: Dim,
-    block: Dim,
-    cluster: Dim,
+    grid: int | Sequence[int],
+    block: int | Sequence[int],
+    cluster: int | Sequence[int],
     dynamic_smem: int,
     params: bytes | Callable[[Program, GlobalMemory], bytes],
     regions: Sequence[tuple[int, np.ndarray]] = (),
     seed: int = 0,
     max_instructions: int = MAX_INSTRUCTIONS,
+    progress: bool | None = None,
 ) -> Report:
     """Run one kernel with its parameter block on `regions`: (address, bytes), changed in place.
 
     `params` may be a function that packs the block when the kernel's parameters are known; it may
     add buffers to the memory.
     """
+    grid, block, cluster = dims(grid, "grid"), dims(block, "block"), dims(cluster, "cluster")
+    seed, dynamic_smem = whole(seed, "seed"), whole(dynamic_smem, "dynamic_smem")
     program = link(parse(ptx), entry)
     memory = GlobalMemory()
     for address, data in regions:
         memory.add(data.size, f"the buffer at {address:#x}", data, address)
-    grid, block = dims(grid), dims(block)
-    cluster = check_launch(program, grid, block, dims(cluster), dynamic_smem)
+    cluster = check_launch(program, grid, block, cluster, dynamic_smem)
     packed = params if isinstance(params, bytes) else params(program, memory)
     how = Launch(grid, block, cluster, dynamic_smem, seed, max_instructions)
-    machine = Execution(program, how, memory, packed.ljust(program.param_bytes, b"\0"))
+    block_of_params = packed.ljust(program.param_bytes, b"\0")
+    machine = Execution(program, how, memory, block_of_params, Ticker(progress))
     place_globals(machine)
     memory.commit()
     try:
@@ -111,9 +123,18 @@ def place_globals(machine: Machine) -> None:
                 data[at : at + 8] = np.array([place[1] + sym.offset], np.uint64).view(np.uint8)
 
 
-def dims(value: int | Sequence[int]) -> Dim:
+def whole(value: Any, name: str) -> int:
+    """Return an int, or what NumPy has for one."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise EmulationError(f"{name} is {value!r}; pass an integer") from None
+
+
+def dims(value: int | Sequence[int], name: str = "a launch") -> Dim:
     """Return three dimensions of an int or a short sequence."""
-    values = (value,) if isinstance(value, int) else tuple(int(v) for v in value)
+    several = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
+    values = tuple(whole(v, name) for v in (value if several else (value,)))  # type: ignore[union-attr]
     if len(values) > 3:
         raise EmulationError(f"{values} has {len(values)} dimensions; a launch has at most three")
     x, y, z = (*values, 1, 1, 1)[:3]
@@ -131,15 +152,20 @@ def launch(
     args: Sequence[Any] = (),
     seed: int = 0,
     max_instructions: int = MAX_INSTRUCTIONS,
+    progress: bool | None = None,
 ) -> Report:
     """Run kernel `entry` of PTX text `ptx` and return its `Report`.
 
     Arrays among `args` are device buffers, changed in place; ints, floats, None (a null pointer)
     and bytes (structs) are by-value parameters, as are `TensorMap` and `Struct`.  `grid`, `block`
     and `cluster` are counted as in a CUDA launch, `dynamic_smem` in bytes.  `seed` chooses how
-    warps are interleaved and when asynchronous work happens.  Raises `EmulationError` (PtxError,
-    IllegalOperation, Deadlock) with the place and the rule; what does not stop a kernel but is
-    wrong or doubtful is in `report.hazards`.
+    warps are interleaved and when asynchronous work happens.  After `max_instructions` executed by
+    warps the launch is given up.  A launch of more than some seconds writes how far it is to
+    stderr if `progress`, by default if that is a terminal.
+
+    Raises:
+        EmulationError: PtxError, IllegalOperation, Deadlock or InstructionLimit with the place and
+            the rule; what does not stop a kernel but is wrong or doubtful is in `report.hazards`.
     """
     holder: list[Buffers] = []
 
@@ -151,13 +177,14 @@ def launch(
         return run(
             ptx,
             entry,
-            dims(grid),
-            dims(block),
-            dims(cluster),
+            grid,
+            block,
+            cluster,
             dynamic_smem,
             params,
             seed=seed,
             max_instructions=max_instructions,
+            progress=progress,
         )
     finally:
         for buffers in holder:

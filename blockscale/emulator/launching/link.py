@@ -13,8 +13,9 @@ from dataclasses import replace
 from blockscale.emulator.errors import Place, PtxError
 from blockscale.emulator.machine.memory import RESERVED
 from blockscale.emulator.ops.core import may_wait
+from blockscale.emulator.ptx.parser import MOST_BYTES
 from blockscale.emulator.ptx.program import Program, Unit, find_meeting_points
-from blockscale.emulator.ptx.reader import SIZES
+from blockscale.emulator.ptx.reader import MAX_NESTING, MAX_REGISTERS, SIZES
 from blockscale.emulator.ptx.syntax import (
     Function,
     Group,
@@ -32,6 +33,7 @@ from blockscale.emulator.ptx.syntax import (
 )
 
 ATOMIC_STEPS = 64  # an atomic takes its lanes one by one: so much longer than other instructions
+MAX_INSTRUCTIONS = 1 << 17  # of a kernel with the functions that it calls
 IGNORED_CALLS = {"vprintf", "__assertfail"}
 
 
@@ -48,6 +50,12 @@ def link(module: Module, entry: str | None) -> Program:
         offsets.append(offset)
         places[param.name] = ("kernel param", offset)
         offset += param.size
+    for space, size in (("param", offset), ("local", flat.local)):
+        most, why = MOST_BYTES[space]
+        if size > most:
+            raise PtxError(f"{size} bytes of .{space} variables; {most} are all ({why})").at(
+                Place(kernel=kernel.name)
+            )
     static = place_shared(module, flat.shared, places)
     regs, counts = classes(flat.regs)
     units = cut(body, flat.tables, kernel.name)
@@ -93,10 +101,10 @@ def check_target(units: list[Unit], target: str, kernel: str) -> None:
                 ).at(Place(kernel=kernel, line=ins.line, opcode=ins.opcode))
 
 
-def place_shared(module: Module, own: list[Var], places: dict[str, tuple[str, int]]) -> int:
+def place_shared(module: Module, own: dict[str, Var], places: dict[str, tuple[str, int]]) -> int:
     """Place static shared variables in order of declaration, dynamic ones last; return the end."""
     offset = RESERVED
-    shared = [v for v in module.variables.values() if v.space == "shared"] + own
+    shared = [*(v for v in module.variables.values() if v.space == "shared"), *own.values()]
     for var in shared:
         if not var.extern:
             offset = -(-offset // var.align) * var.align
@@ -130,10 +138,11 @@ class _Flat:
         self.module = module
         self.regs: dict[str, str] = {}
         self.places: dict[str, tuple[str, int]] = {}
-        self.shared: list[Var] = []
+        self.shared: dict[str, Var] = {}
         self.tables: dict[str, list[str]] = {}
         self.local = 0
         self.calls = 0
+        self.instructions = 0
         self.stack: list[str] = []
 
     def new_local(self, name: str, var: Var) -> None:
@@ -154,6 +163,8 @@ class _Flat:
                 "expanded in place, so recursion is not modelled: write it as a loop"
             )
         self.stack.append(fn.name)
+        self.instructions += len(fn.body)
+        self.check_size(fn)
         names = {**bound, **self.declare(fn, tag)}
         body: list[Instr | Label] = []
         for item in fn.body:
@@ -173,6 +184,19 @@ class _Flat:
         self.stack.pop()
         return body
 
+    def check_size(self, fn: Function) -> None:
+        """Refuse calls that make a kernel of any size out of a short text."""
+        for what, number, most in (
+            ("calls that nest", len(self.stack), MAX_NESTING),
+            ("instructions", self.instructions, MAX_INSTRUCTIONS),
+            ("registers", len(self.regs) + len(fn.regs), MAX_REGISTERS),
+        ):
+            if number > most:
+                raise PtxError(
+                    f"{number} {what} where {fn.name} is expanded in place, more than the {most} "
+                    "that the emulator takes; call fewer functions, or shorter ones"
+                ).at(Place(kernel=self.stack[0], line=fn.line))
+
     def declare(self, fn: Function, tag: str) -> dict[str, Operand]:
         """Declare what `fn` declares, and return what its names stand for."""
         names: dict[str, Operand] = {}
@@ -182,8 +206,7 @@ class _Flat:
             if var.space == "shared":
                 unique = f"{fn.name}.{var.name}"
                 names[var.name] = Sym(unique)
-                if unique not in [v.name for v in self.shared]:
-                    self.shared.append(replace(var, name=unique))
+                self.shared.setdefault(unique, replace(var, name=unique))
             elif var.space in ("local", "param"):
                 names[var.name] = Sym(var.name + tag)
                 self.new_local(var.name + tag, var)

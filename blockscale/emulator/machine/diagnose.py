@@ -1,5 +1,6 @@
 """Where a gang is, and why nothing goes on: the places and the text of errors.
 
+Too many instructions are an endless loop, or a kernel that is that long.
 A *deadlock* is certain: no warp can go on and nothing asynchronous is pending.  A *livelock* is a
 finding: for `STALE` steps nothing has completed, and memory was read, but only where it had been
 read before.
@@ -7,7 +8,7 @@ read before.
 
 from __future__ import annotations
 
-from blockscale.emulator.errors import Deadlock, EmulationError, Place
+from blockscale.emulator.errors import Deadlock, EmulationError, InstructionLimit, Place
 from blockscale.emulator.machine import residents, state
 from blockscale.emulator.machine.gangs import Gang, Machine
 from blockscale.emulator.machine.grid import LANES, Cta
@@ -41,8 +42,10 @@ def located(m: Machine, error: EmulationError, gang: Gang) -> EmulationError:
 def check_progress(m: Machine) -> None:
     """Raise when nothing but polling has happened for long, or too much altogether."""
     if m.executed > m.max_instructions:
-        many = f"gave up after max_instructions = {m.max_instructions} warp-instructions"
-        dead(m, f"{many}; raise it if the kernel is that long")
+        raise InstructionLimit(
+            f"gave up after max_instructions = {m.max_instructions} warp-instructions: an endless "
+            f"loop; raise it if the kernel is that long\n{places(m)}"
+        ).at(Place(m.program.name))
     m.look = m.steps + state.LOOK
     now = (m.progress, m.motion)
     ran = [u for u in m.units if u.hits != u.seen]
@@ -65,6 +68,11 @@ def polls(unit: Unit) -> bool:
 
 def dead(m: Machine, why: str) -> None:
     """Raise Deadlock with every warp's place."""
+    raise Deadlock(f"deadlock: {why}\n{places(m)}").at(Place(m.program.name))
+
+
+def places(m: Machine) -> str:
+    """Return a line for every warp: where it is and what it waits for."""
     lines: list[str] = []
     for gang in m.gangs:
         for f in gang.fragments:
@@ -83,7 +91,7 @@ def dead(m: Machine, why: str) -> None:
                 )
     if len(lines) > MOST_LINES:
         lines[MOST_LINES:] = [f"  and {len(lines) - MOST_LINES} more"]
-    raise Deadlock(f"deadlock: {why}\n" + "\n".join(lines)).at(Place(m.program.name))
+    return "\n".join(lines)
 
 
 def waits_for(m: Machine, cta: Cta, reason: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from blockscale.emulator.errors import EmulationError
 from blockscale.emulator.machine.clocks import Clocks, Shadow, Vector
 from blockscale.emulator.machine.grid import LANES, SMS, Cluster, Launch, Waiting, Warp
 from blockscale.emulator.machine.memory import RESERVED, GlobalMemory, SharedMemory
@@ -24,6 +25,7 @@ from blockscale.emulator.tcgen05.layout import CELLS, COLUMNS
 from blockscale.emulator.tcgen05.layout import LANES as TMEM_LANES
 
 SHADOW_BYTES = 1 << 30  # most that the shadows of resident CTAs may take
+REGISTER_BYTES = 1 << 29  # most that registers and local memory of resident CTAs may take
 LOOK = 20_000  # steps from one look at progress to the next
 NOTHING = Instr("", (), None, 0)  # what runs before the first instruction
 
@@ -71,8 +73,18 @@ class State:
         self.last_look = (0, 0)  # progress and motion then
 
     def room(self) -> int:
-        """Return how many clusters are resident at once: bounded by SMs and by shadow memory."""
-        traits = self.traits
+        """Return how many clusters are resident at once: bounded by SMs and by memory."""
+        traits, program = self.traits, self.program
+        registers = sum(n if cls == "p" else int(cls) * n for cls, n in program.counts.items())
+        per_thread = registers + program.local_bytes
+        per_cluster = per_thread * LANES * self.cta_warps * self.cluster_ctas
+        if per_cluster > REGISTER_BYTES:
+            raise EmulationError(
+                f"{program.name}: a cluster of {self.cluster_ctas} CTAs with {self.threads} "
+                f"threads takes {per_cluster >> 20} MiB ({registers} bytes of registers and "
+                f"{program.local_bytes} of local memory a thread); the emulator gives "
+                f"{REGISTER_BYTES >> 20} MiB: launch fewer threads, or declare fewer registers"
+            )
         cells = 0
         if traits.shared:
             cells += (self.program.static_shared + self.dynamic_smem) // traits.granule
@@ -80,6 +92,7 @@ class State:
             cells += CELLS
         per_cta = cells * (15 + 4 * min(self.cta_warps + 2, 10))  # if it touches all of it
         most = max(SHADOW_BYTES // max(per_cta * self.cluster_ctas, 1), 1)
+        most = min(most, REGISTER_BYTES // max(per_cluster, 1))
         return int(max(1, min(self.total, SMS // self.cluster_ctas, most)))
 
     def make_memories(self) -> None:

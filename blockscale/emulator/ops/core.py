@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,22 +24,36 @@ from blockscale.emulator.ptx.syntax import Imm, Instr, Mem, Operand, Reg, Sym
 Handler = Callable[..., Any]
 Build = Callable[[Operands, Instr], Handler]
 
-_BUILDERS: dict[str, tuple[Build, bool]] = {}
+
+class Builder(NamedTuple):
+    """Who builds a handler; whether that may wait; the least and the most operands."""
+
+    build: Build
+    waits: bool
+    least: int
+    most: int
 
 
-def register(*prefixes: str, waits: bool = False) -> Callable[[Build], Build]:
+_BUILDERS: dict[str, Builder] = {}
+ANY = (0, 99)  # the builder counts the operands itself
+
+
+def register(
+    *prefixes: str, waits: bool = False, operands: int | tuple[int, int] = ANY
+) -> Callable[[Build], Build]:
     """Register a builder for opcodes that begin with a prefix (whole components)."""
+    least, most = (operands, operands) if isinstance(operands, int) else operands
 
     def add(build: Build) -> Build:
         for prefix in prefixes:
-            _BUILDERS[prefix] = (build, waits)
+            _BUILDERS[prefix] = Builder(build, waits, least, most)
         return build
 
     return add
 
 
-def lookup(opcode: str) -> tuple[Build, bool] | None:
-    """Return (builder, may wait) of the longest registered prefix."""
+def lookup(opcode: str) -> Builder | None:
+    """Return the entry of the longest registered prefix."""
     text = opcode
     while text:
         if text in _BUILDERS:
@@ -50,15 +64,26 @@ def lookup(opcode: str) -> tuple[Build, bool] | None:
 
 
 def find(ins: Instr) -> Build | None:
-    """Return the builder of an instruction's handler, or None."""
+    """Return the builder of an instruction's handler, or None; the operands are counted."""
     entry = lookup(ins.opcode)
-    return entry[0] if entry else None
+    if entry is None:
+        return None
+    count_operands(ins, entry.least, entry.most)
+    return entry.build
+
+
+def count_operands(ins: Instr, least: int, most: int) -> None:
+    """Refuse an instruction with too few or too many operands."""
+    number = len(ins.operands)
+    if not least <= number <= most:
+        wanted = str(least) if least == most else f"{least} to {most}"
+        raise PtxError(f"{ins.opcode} has {number} operands and takes {wanted}; see PTX ISA 9.7")
 
 
 def may_wait(ins: Instr) -> bool:
     """Return whether an instruction is a unit's tail because it may have to wait."""
     entry = lookup(ins.opcode)
-    return bool(entry and entry[1])
+    return entry is not None and entry.waits
 
 
 # types ----------------------------------------------------------------------------------------

@@ -57,19 +57,17 @@ class Operands:
         if isinstance(op, Reg):
             return self.register_text(op, dtype)
         if isinstance(op, Special):
-            name = self.constant(op.name)
-            if dtype == "?":
-                return f"special(g, {name}).astype(bool)"
-            if dtype == "u4" or dtype == "i4":
-                return f"special(g, {name})" + ("" if dtype == "u4" else ".view('i4')")
-            return f"special(g, {name}).astype('u{dtype[1]}')"
+            text = f"special(g, {self.constant(op.name)})"
+            return f"{text}.astype(bool)" if dtype == "?" else words_as(text, dtype)
         if isinstance(op, Sym):
             space, offset = self.place(op)
+            if dtype == "?":
+                raise PtxError(f"{op.name} is an address, not a predicate")
             if space == "shared":
-                text = f"(g.rank_bits + {self.constant(np.uint32(offset))})"
-                return text if dtype[1] == "4" else f"{text}.astype('{dtype}')"
+                offset &= 0xFFFFFFFF
+                return words_as(f"(g.rank_bits + {self.constant(np.uint32(offset))})", dtype)
             bits = offset & ((1 << 8 * int(dtype[1])) - 1)
-            return self.constant(np.dtype("u" + dtype[1]).type(bits))
+            return self.constant(np.dtype("u" + dtype[1]).type(bits).view(dtype))
         raise PtxError(f"operand {op} is not understood here")
 
     def register_text(self, op: Reg, dtype: str) -> str:
@@ -137,6 +135,13 @@ class Operands:
             raise PtxError(f"{getattr(op, 'name', op)} is narrower than the result")
         kind = "i" if dtype[0] == "i" else "u"
         return f"g.{kind}{cls}[{row}]"
+
+
+def words_as(text: str, dtype: str) -> str:
+    """Return an expression for 32-bit words as `dtype`: as many bits, then that type's."""
+    if dtype[1] != "4":
+        text = f"{text}.astype('u{dtype[1]}')"
+    return text if dtype[0] == "u" else f"{text}.view('{dtype}')"
 
 
 def immediate(op: Imm, dtype: str) -> Any:

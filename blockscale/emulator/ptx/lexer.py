@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from blockscale.emulator.errors import Place, PtxError
 TOKEN = re.compile(
     r"""
     (?P<skip>\s+|//[^\n]*|/\*.*?\*/)
+  | (?P<unended>/\*)
   | (?P<string>"[^"\n]*")
   | (?P<number>0[fF][0-9a-fA-F]{8}\b|0[dD][0-9a-fA-F]{16}\b|0[xX][0-9a-fA-F]+U?|0[bB][01]+U?
       |\d+\.\d*(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\d+U?)
@@ -19,6 +21,7 @@ TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+MAX_TEXT = 8 << 20  # characters; the PTX of one kernel has thousands of times less
 # Debug directives end at the end of their line, everything else at a semicolon.
 LINE_DIRECTIVE = re.compile(r"^[ \t]*\.(?:loc|file)\b[^\n]*", re.MULTILINE)
 
@@ -33,6 +36,11 @@ class Token(NamedTuple):
 
 def tokens(text: str) -> list[Token]:
     """Return the tokens of `text`, without comments and debug lines, and an "end" token."""
+    if len(text) > MAX_TEXT:
+        raise PtxError(
+            f"the text has {len(text)} characters and the emulator reads at most {MAX_TEXT}; pass "
+            "the kernel alone, with the functions that it calls"
+        )
     text = LINE_DIRECTIVE.sub("", text.rstrip("\0"))
     result: list[Token] = []
     at, line, end = 0, 1, len(text)
@@ -44,6 +52,10 @@ def tokens(text: str) -> list[Token]:
                 f"{near!r} is not PTX; pass the text that nvcc, NVRTC or Triton print"
             ).at(Place(line=line))
         kind = str(match.lastgroup)
+        if kind == "unended":
+            raise PtxError("the comment that begins with /* has no end; write */").at(
+                Place(line=line)
+            )
         if kind != "skip":
             result.append(Token(kind, match.group(), line))
         line += text.count("\n", at, match.end())
@@ -53,19 +65,22 @@ def tokens(text: str) -> list[Token]:
 
 
 def number(text: str) -> tuple[int | float, str]:
-    """Return a literal's value and kind ("int", "f32", "f64": bits; "dec": a decimal float)."""
+    """Return a literal's value and kind ("int", "f32", "f64": bits; "dec": a decimal float).
+
+    ValueError: it is none; an integer has at most 64 bits (4.5.1).
+    """
     lowered = text.lower()
     if lowered.startswith("0f") and len(text) == 10:
         return int(text[2:], 16), "f32"
     if lowered.startswith("0d") and len(text) == 18:
         return int(text[2:], 16), "f64"
     digits = text.rstrip("Uu")
-    if lowered.startswith("0x"):
-        return int(digits, 16), "int"
-    if lowered.startswith("0b"):
-        return int(digits, 2), "int"
-    if any(c in lowered for c in ".e"):
+    if not lowered.startswith(("0x", "0b")) and any(c in lowered for c in ".e"):
+        if not math.isfinite(float(text)):
+            raise ValueError("it is beyond the range of .f64")
         return float(text), "dec"
-    if len(digits) > 1 and digits[0] == "0":
-        return int(digits, 8), "int"
-    return int(digits), "int"
+    octal = digits.isdigit() and len(digits) > 1 and digits[0] == "0"
+    value = int(f"0o{digits}" if octal else digits, 0)
+    if value >> 64:
+        raise ValueError("it has more than 64 bits")
+    return value, "int"

@@ -8,10 +8,10 @@ inner scope.
 from __future__ import annotations
 
 import math
+import re
 from functools import lru_cache
 
-from blockscale.emulator.ptx.lexer import number
-from blockscale.emulator.ptx.reader import SIZES, Reader, Scope, literal_bits
+from blockscale.emulator.ptx.reader import MAX_NESTING, SIZES, Reader, Scope, literal_bits
 from blockscale.emulator.ptx.syntax import (
     Function,
     Imm,
@@ -26,6 +26,14 @@ from blockscale.emulator.ptx.syntax import (
 
 LINKING = {".visible", ".extern", ".weak", ".common"}
 SPACES = {".global", ".const", ".shared", ".local", ".param"}
+TARGET = re.compile(r"sm_\d{2,3}[af]?")
+MOST_BYTES = {  # of a variable, and where that is said
+    "param": (32_764, "PTX ISA 5.1.6"),
+    "const": (1 << 16, "PTX ISA 5.1.3"),
+    "local": (1 << 19, "a GPU gives a thread no more"),
+}
+MAX_VARIABLES = 1 << 26  # bytes of all .global and .const variables, which are kept with the tree
+MAX_ALIGN = 1 << 16
 SKIPPED = {".pragma", ".alias", ".noreturn", ".callprototype"}
 
 
@@ -37,6 +45,11 @@ def parse(text: str) -> Module:
 
 class Parser(Reader):
     """Reads a module."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.bytes = 0  # of the module's variables
+        self.labels: dict[int, list[str]] = {}  # opening brace -> the labels of its scope
 
     def module(self) -> Module:
         """Parse the whole text."""
@@ -56,7 +69,13 @@ class Parser(Reader):
             module.version = self.next().text
         elif word == ".target":
             self.next()
-            module.target = self.next().text
+            module.target = self.token.text
+            if not TARGET.fullmatch(module.target):
+                raise self.fail(
+                    f".target {module.target} is no architecture (PTX ISA 11.1.2); write sm_ and "
+                    "its number, e.g. .target sm_90a"
+                )
+            self.next()
             while self.accept(","):
                 self.next()
         elif word == ".address_size":
@@ -91,7 +110,7 @@ class Parser(Reader):
         while self.token.kind == "directive":
             word = self.next().text[1:]
             if word == "align":
-                align = self.integer()
+                align = self.alignment()
             elif word in ("v2", "v4", "v8"):
                 vector = int(word[1:])
             elif word in SIZES:
@@ -107,6 +126,13 @@ class Parser(Reader):
             result.append(self.variable(space, kind, vector, align, extern))
         return result
 
+    def alignment(self) -> int:
+        """Take the bytes of an alignment."""
+        align = self.integer()
+        if align not in (1 << n for n in range(MAX_ALIGN.bit_length())):
+            raise self.fail(f".align {align}: it is a power of two up to {MAX_ALIGN} (5.4.5)")
+        return align
+
     def variable(self, space: str, kind: str, vector: int, align: int, extern: bool) -> Var:
         """Parse ``name[dims] = init``; without the first dimension its size is that of `init`."""
         name, unit = self.name(), SIZES[kind] * vector
@@ -117,30 +143,53 @@ class Parser(Reader):
                 continue
             shape.append(self.integer())
             self.expect("]")
+            if len(shape) > MAX_NESTING:
+                raise self.fail(f"{name} has more than {MAX_NESTING} dimensions; use one")
         if vector > 1:
             shape.append(vector)
-        init: bytes | None = None
+        init: bytearray | None = None
         pointers: tuple[tuple[int, Sym], ...] = ()
+        count = math.prod(shape)
+        values: list[tuple[int, Operand]] | None = None
         if self.accept("="):
-            values = self.initialiser(shape)
-            init, pointers = self.initial_bytes(values, kind)
-        size = SIZES[kind] * math.prod(shape) if init is None else len(init)
+            if space not in ("global", "const"):
+                raise self.fail(f"{name}: .{space} variables have no initial value (5.4.4)")
+            values = []
+            count = self.initialiser(shape, 0, values)
+        size = SIZES[kind] * count
+        self.check_size(name, space, size)
+        if values is not None:
+            init, pointers = self.initial_bytes(values, size, kind)
         return Var(name, space, size, max(align, unit), init, extern, pointers, kind)
 
-    def initialiser(self, shape: list[int]) -> list[Operand]:
-        """Parse the value of an array of `shape` (innermost last, 0: unknown), zeros filled in."""
+    def check_size(self, name: str, space: str, size: int) -> None:
+        """Refuse a variable that no GPU has room for, or this machine."""
+        most, why = MOST_BYTES.get(space, (size, ""))
+        if size > most:
+            raise self.fail(f"{name} has {size} bytes; a .{space} variable has {most} ({why})")
+        if space in ("global", "const"):
+            self.bytes += size
+        if self.bytes > MAX_VARIABLES:
+            raise self.fail(
+                f"{name} has {size} bytes, and the module's variables are {self.bytes} so far; the "
+                f"emulator holds {MAX_VARIABLES}: pass large arrays as arguments"
+            )
+
+    def initialiser(self, shape: list[int], at: int, values: list[tuple[int, Operand]]) -> int:
+        """Parse the value of an array of `shape` (innermost last, 0: unknown); return its elements.
+
+        Its first element is number `at`; those that are given go into `values`, the others are 0.
+        """
         if self.accept("{"):
-            values: list[Operand] = []
-            while not self.accept("}"):
-                values += self.initialiser(shape[1:])
-                if self.token.text != "}":
-                    self.expect(",")
-            total = math.prod(shape)
-            if len(values) > total and 0 not in shape:
-                raise self.fail(f"{len(values)} initial values for {total} elements")
-            inner = math.prod(shape[1:])
-            total = total or -(-len(values) // inner) * inner
-            return values + [Imm(0)] * (total - len(values))
+            count, inner = 0, math.prod(shape[1:])
+            with self.deeper():
+                while not self.accept("}"):
+                    count += self.initialiser(shape[1:], at + count, values)
+                    if self.token.text != "}":
+                        self.expect(",")
+            if 0 in shape[1:] or (0 not in shape and count > math.prod(shape)):
+                raise self.fail(f"{count} initial values for {math.prod(shape)} elements")
+            return math.prod(shape) or -(-count // inner) * inner
         if self.token.text == "generic":
             self.next()
             self.expect("(")
@@ -148,24 +197,27 @@ class Parser(Reader):
             self.expect(")")
             if self.accept("+") and isinstance(item, Sym):
                 item = Sym(item.name, item.offset + self.integer())
-            return [item]
-        return [self.simple_operand()]
+        else:
+            item = self.simple_operand()
+        values.append((at, item))
+        return 1
 
     def initial_bytes(
-        self, values: list[Operand], kind: str
-    ) -> tuple[bytes, tuple[tuple[int, Sym], ...]]:
-        """Return the bytes of initial values, and where the addresses among them belong."""
-        size, data, pointers = SIZES[kind], bytearray(), []
-        for value in values:
+        self, values: list[tuple[int, Operand]], size: int, kind: str
+    ) -> tuple[bytearray, tuple[tuple[int, Sym], ...]]:
+        """Return the `size` bytes of initial values, and where the addresses among them belong."""
+        unit, data, pointers = SIZES[kind], bytearray(size), []
+        for number, value in values:
+            at = number * unit
             if isinstance(value, Sym):
-                pointers.append((len(data), value))
-                bits = 0
+                if unit != 8:
+                    raise self.fail(f"{value.name}: an address has 64 bits, and .{kind} {8 * unit}")
+                pointers.append((at, value))
             elif isinstance(value, Imm):
-                bits = literal_bits(value, kind)
+                data[at : at + unit] = literal_bits(value, kind).to_bytes(unit, "little")
             else:
                 raise self.fail("an initial value that is neither a number nor an address")
-            data += bits.to_bytes(size, "little")
-        return bytes(data), tuple(pointers)
+        return data, tuple(pointers)
 
     def parse_function(self) -> Function:
         """Parse a kernel or device function, with or without a body."""
@@ -185,14 +237,18 @@ class Parser(Reader):
             word = self.next().text
             values = []
             while self.token.kind in ("number", "string"):
-                token = self.next()
-                values.append(int(number(token.text)[0]) if token.kind == "number" else 0)
+                if self.token.kind == "number":
+                    values.append(self.integer())
+                else:
+                    values.append(0)
+                    self.next()
                 self.accept(",")
             function.directives[word] = values
         if self.accept(";"):
             self.function = None
             return function
         self.expect("{")
+        self.find_labels()
         self.declare_labels()
         self.block()
         self.function = None
@@ -220,7 +276,7 @@ class Parser(Reader):
         while self.token.kind == "directive":
             word = self.next().text[1:]
             if word == "align":  # behind .ptr it is about what is pointed to
-                align = max(align, self.integer() * (not pointer))
+                align = max(align, self.alignment() * (not pointer))
             elif word == "ptr":
                 pointer = True
             elif word in SIZES:
@@ -231,28 +287,30 @@ class Parser(Reader):
             raise self.fail("a parameter without a type")
         return self.variable("param", kind, 1, align, False)
 
-    def declare_labels(self) -> None:
-        """Declare the labels of the scope that begins here, so that branches may come first."""
-        at, depth = self.at, 0
-        scope = self.scopes[-1]
-        while True:
+    def find_labels(self) -> None:
+        """Find the labels of a function's scopes, so that branches may come first."""
+        at, open_braces = self.at, [self.at - 1]
+        while open_braces:
             token = self.tokens[at]
             if token.kind == "end":
                 raise self.fail("the text ends inside a function")
             if token.text == "{":
-                depth += 1
+                open_braces.append(at)
             elif token.text == "}":
-                if depth == 0:
-                    return
-                depth -= 1
+                open_braces.pop()
             elif (
-                depth == 0
-                and token.kind == "name"
+                token.kind == "name"
                 and self.tokens[at + 1].text == ":"
                 and self.tokens[at - 1].text in (";", "{", "}", ":")
             ):
-                scope.names[token.text] = token.text + scope.tag
+                self.labels.setdefault(open_braces[-1], []).append(token.text)
             at += 1
+
+    def declare_labels(self) -> None:
+        """Declare the labels of the scope whose brace was opened last."""
+        scope = self.scopes[-1]
+        for label in self.labels.get(self.at - 1, ()):
+            scope.names[label] = label + scope.tag
 
     def block(self) -> None:
         """Parse statements up to the closing brace."""
@@ -261,7 +319,8 @@ class Parser(Reader):
                 self.count += 1
                 self.scopes.append(Scope(f"@{self.count}"))
                 self.declare_labels()
-                self.block()
+                with self.deeper():
+                    self.block()
                 self.scopes.pop()
             else:
                 self.statement()

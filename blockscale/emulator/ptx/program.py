@@ -10,7 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from blockscale.emulator.errors import PtxError
 from blockscale.emulator.ptx.syntax import Instr, Module, Var
+
+MOST_STEPS = 1 << 22  # from branch to branch; the search is quadratic where branches are at random
+SHORT = 64  # instructions, or units
 
 
 @dataclass
@@ -91,14 +95,15 @@ def find_meeting_points(units: list[Unit]) -> None:
             order.append(node)
     rank = {node: i for i, node in enumerate(order)}
     idom: dict[int, int] = {count: count}
-    changed = True
+    changed, left = True, MOST_STEPS
     while changed:
         changed = False
         for node in reversed(order[:-1]):
             new: int | None = None
             for s in succ[node]:
                 if s in idom:
-                    new = s if new is None else meet(idom, rank, s, new)
+                    left -= 1
+                    new, left = (s, left) if new is None else meet(idom, rank, s, new, left)
             if new is not None and idom.get(node) != new:
                 idom[node] = new
                 changed = True
@@ -109,14 +114,20 @@ def find_meeting_points(units: list[Unit]) -> None:
             unit.simple = unit.meet is not None and short(units, unit)
 
 
-def meet(idom: dict[int, int], rank: dict[int, int], a: int, b: int) -> int:
-    """Return the nearest common post-dominator of `a` and `b`."""
+def meet(idom: dict[int, int], rank: dict[int, int], a: int, b: int, left: int) -> tuple[int, int]:
+    """Return the nearest common post-dominator of `a` and `b`, and what is left of the steps."""
     while a != b:
+        if rank[a] > rank[b]:
+            a, b = b, a
         while rank[a] < rank[b]:
             a = idom[a]
-        while rank[b] < rank[a]:
-            b = idom[b]
-    return a
+            left -= 1
+        if left < 0:
+            raise PtxError(
+                f"the branches are so entangled that where they meet takes over {MOST_STEPS} "
+                "steps to find; no compiler makes such code"
+            )
+    return a, left
 
 
 def short(units: list[Unit], branch: Unit) -> bool:
@@ -131,7 +142,7 @@ def short(units: list[Unit], branch: Unit) -> bool:
         seen.add(i)
         unit = units[i]
         size += len(unit.instrs)
-        if size > 64 or unit.tail in ("stop", "trap"):
+        if max(size, len(seen)) > SHORT or unit.tail in ("stop", "trap"):
             return False
         following = [s for s in successors(unit) if s != branch.meet]
         if any(s in seen or s <= i for s in following):

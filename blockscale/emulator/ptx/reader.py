@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from blockscale.emulator.errors import Place, PtxError
 from blockscale.emulator.ptx.lexer import Token, number, tokens
@@ -36,6 +38,10 @@ SPECIALS = {
 }  # fmt: skip
 
 
+MAX_NESTING = 64  # of braces, brackets and calls; compilers need a handful
+MAX_REGISTERS = 1 << 18  # of a kernel with the functions that it calls
+
+
 class Scope:
     """One level of braces: the names that it declares, by what they are called in the function."""
 
@@ -52,6 +58,7 @@ class Reader:
         self.at = 0
         self.scopes: list[Scope] = []
         self.count = 0
+        self.depth = 0
         self.function: Function | None = None
 
     @property
@@ -64,6 +71,18 @@ class Reader:
         error = PtxError(rule)
         error.at(Place(kernel=self.function.name if self.function else None, line=self.token.line))
         return error
+
+    @contextmanager
+    def deeper(self) -> Iterator[None]:
+        """Read what lies in another pair of brackets; too many of them are refused."""
+        self.depth += 1
+        if self.depth > MAX_NESTING:
+            raise self.fail(
+                f"brackets nest deeper than the {MAX_NESTING} levels that the emulator reads; "
+                "write it flat"
+            )
+        yield
+        self.depth -= 1
 
     def next(self) -> Token:
         """Take a token."""
@@ -100,7 +119,11 @@ class Reader:
         """Take a number; see `lexer.number`."""
         if self.token.kind != "number":
             raise self.wanted("a number")
-        return number(self.next().text)
+        text = self.next().text
+        try:
+            return number(text)
+        except ValueError as error:
+            raise self.fail(f"{text[:40]} is no number of PTX ({str(error)[:60]})") from None
 
     def integer(self) -> int:
         """Take an integer."""
@@ -136,6 +159,10 @@ class Reader:
         unique = name + scope.tag
         scope.names[name] = unique
         self.function.regs[unique] = kind
+        if len(self.function.regs) > MAX_REGISTERS:
+            raise self.fail(
+                f"more than {MAX_REGISTERS} registers; declare those that the kernel uses"
+            )
         return unique
 
     def resolve(self, name: str) -> str:
@@ -162,7 +189,7 @@ class Reader:
         if token.text == "[":
             return self.memory()
         if self.accept("!"):
-            return Not(self.simple_operand())
+            return Not(self.named())
         if token.text in ("-", "+", "~"):
             self.next()
             value, kind = self.literal()
@@ -198,17 +225,19 @@ class Reader:
         """Parse operands between brackets."""
         self.expect(opening)
         result: list[Operand] = []
-        while not self.accept(closing):
-            result.append(self.operand())
-            if not self.accept(","):
-                self.expect(closing)
-                break
+        with self.deeper():
+            while not self.accept(closing):
+                result.append(self.operand())
+                if not self.accept(","):
+                    self.expect(closing)
+                    break
         return tuple(result)
 
     def memory(self) -> Mem:
         """Parse ``[base + offset]`` or ``[map, {coordinates}, ...]``."""
         self.expect("[")
-        base, offset = self.simple_operand(), 0
+        with self.deeper():
+            base, offset = self.simple_operand(), 0
         while self.token.text in ("+", "-"):
             sign = 1 if self.next().text == "+" else -1
             sign = -sign if self.accept("-") else sign
@@ -220,6 +249,14 @@ class Reader:
         return Mem(base, offset, tuple(rest))
 
 
+def single_bits(value: float) -> int:
+    """Return the bits of a number as .f32."""
+    try:
+        return int(struct.unpack("<I", struct.pack("<f", value))[0])
+    except OverflowError:
+        raise PtxError(f"{value} is beyond the range of .f32; write 0f7F800000") from None
+
+
 def literal_bits(value: Imm, kind: str) -> int:
     """Return the bits of an immediate as PTX type `kind` ("f32", "b64", "s16", ...)."""
     size = SIZES[kind]
@@ -229,11 +266,11 @@ def literal_bits(value: Imm, kind: str) -> int:
         return int(struct.unpack("<Q", struct.pack("<d", single))[0])
     if value.kind == "f64" and size == 4:
         double = struct.unpack("<d", struct.pack("<Q", int(value.value)))[0]
-        return int(struct.unpack("<I", struct.pack("<f", double))[0])
+        return single_bits(double)
     if value.kind in ("f32", "f64"):
         return int(value.value) & mask
     if kind == "f32" or (value.kind == "dec" and size == 4):
-        return int(struct.unpack("<I", struct.pack("<f", float(value.value)))[0])
+        return single_bits(float(value.value))
     if kind == "f64" or (value.kind == "dec" and size == 8):
         return int(struct.unpack("<Q", struct.pack("<d", float(value.value)))[0])
     return int(value.value) & mask

@@ -119,7 +119,7 @@ class Var:
     space: str
     size: int
     align: int
-    init: bytes | None = None
+    init: bytes | bytearray | None = None
     extern: bool = False
     pointers: tuple[tuple[int, Sym], ...] = ()  # initial values that are addresses
     kind: str = ""  # the type of an element: "f32", "b64", ...

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import time
 
 import numpy as np
 import pytest
 
 from blockscale import emulator
+from blockscale.emulator.launching import ticker
 from blockscale.emulator.machine import diagnose, state
 from tests.emulator import kit
 
@@ -37,6 +40,14 @@ from tests.emulator import kit
             r"1048576 bytes of shared memory \(1048576 dynamic\) are more than",
         ),
         ("", {"smem": -1}, "-1 bytes of shared memory"),
+        ("", {"smem": 1.0}, r"dynamic_smem is 1.0; pass an integer"),
+        ("", {"grid": 1.5}, r"grid is 1.5; pass an integer"),
+        ("", {"block": (32, 1.0)}, r"block is 1.0; pass an integer"),
+        ("", {"cluster": "2"}, r"cluster is '2'; pass an integer"),
+        ("", {"seed": None}, r"seed is None; pass an integer"),
+        ("", {"grid": (1, 65536)}, r"a grid has at most \(2147483647, 65535, 65535\) CTAs"),
+        ("", {"grid": 2**31}, "a grid has at most"),
+        ("", {"block": (1, 1, 65)}, "a block 64 threads along z"),
     ],
 )
 def test_launches_that_a_driver_refuses(directives, launch, sentence):
@@ -50,11 +61,46 @@ def test_a_kernels_own_cluster_is_used():
 
 
 # loops that do not end ------------------------------------------------------------------------
-def test_max_instructions_stops_a_long_kernel():
+def test_max_instructions_stops_an_endless_loop_which_is_no_deadlock():
     with pytest.raises(
-        emulator.Deadlock, match=r"gave up after max_instructions = 10000 warp-instr.*raise it"
-    ):
+        emulator.InstructionLimit,
+        match=r"gave up after max_instructions = 10000 warp-instr.*: an endless loop; raise it",
+    ) as caught:
         kit.run("L: add.u32 %r1, %r1, 1; bra L;", kit.words(32), limit=10_000)
+    assert "deadlock" not in str(caught.value)
+    assert "warp 0: line" in str(caught.value)
+    assert caught.value.report.warp_instructions >= 10_000
+
+
+class Terminal(io.StringIO):
+    """What stderr is when somebody looks."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "progress", "shown"),
+    [(Terminal, None, True), (Terminal, False, False), (io.StringIO, None, False)]
+    + [(io.StringIO, True, True)],
+)
+def test_a_long_launch_says_how_far_it_is(stream, progress, shown, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", stream())
+    for name in ("PATIENCE", "TERMINAL", "FILE"):
+        monkeypatch.setattr(ticker, name, 0.0)
+    out = kit.words(32)
+    text = kit.ptx("st.global.u32 [%o], %t;", [out])
+    emulator.launch(text, block=32, args=[out], progress=progress)
+    said = sys.stderr.getvalue()
+    assert ("kernel: 0 s, " in said) == shown
+    assert "0 of 1 clusters have left" in said or not shown
+    assert not shown or said.endswith("\n" if stream is io.StringIO else " \r")
+
+
+def test_a_short_launch_says_nothing(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    kit.run("", kit.words(32))
+    assert not sys.stderr.getvalue()
 
 
 @pytest.mark.parametrize(

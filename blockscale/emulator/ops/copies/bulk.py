@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from blockscale.emulator.errors import IllegalOperation
 from blockscale.emulator.machine.engine import Op
 from blockscale.emulator.machine.gangs import Gang
 from blockscale.emulator.machine.grid import LANES
@@ -54,6 +55,11 @@ def bulk_copy(c: Operands, ins: Instr) -> Callable[..., None]:
                 who = Issuer(g, int(lane))
                 to, source, count = int(dst(g)[lane]), int(src(g)[lane]), int(size(g)[lane])
                 check_bulk(ins.opcode, to, source, count)
+                if count > g.machine.shared.end:
+                    raise IllegalOperation(
+                        f"{ins.opcode} of {count} bytes: one side is shared memory, and a CTA's "
+                        f"ends at {g.machine.shared.end:#x}; copy less"
+                    )
                 if not count:
                     continue
                 if op.dst == "global":
@@ -211,7 +217,7 @@ def prefetch(c: Operands, ins: Instr) -> Callable[..., None]:
     return run
 
 
-@register("cp.async.bulk.commit_group")
+@register("cp.async.bulk.commit_group", operands=0)
 def commit_group(c: Operands, ins: Instr) -> Callable[..., None]:
     """cp.async.bulk.commit_group (9.7.9.25.4.4): per thread."""
 
@@ -229,7 +235,7 @@ def finished(op: Op, read: bool) -> bool:
     return op.done and (read or op.writes is None or op.writes.done)
 
 
-@register("cp.async.bulk.wait_group", waits=True)
+@register("cp.async.bulk.wait_group", operands=1, waits=True)
 def wait_group(c: Operands, ins: Instr) -> Callable[..., Any]:
     """cp.async.bulk.wait_group N (9.7.9.25.4.5).
 

@@ -15,7 +15,12 @@ from blockscale.emulator.machine.grid import LANES, MBarrier, Warp
 from blockscale.emulator.machine.memory import misaligned
 from blockscale.emulator.machine.state import Fragment
 from blockscale.emulator.ops.copies.issuer import Issuer, begin_load, parsed, tell, waited
-from blockscale.emulator.ops.core import address, register, shared_offsets
+from blockscale.emulator.ops.core import (
+    address,
+    count_operands,
+    register,
+    shared_offsets,
+)
 from blockscale.emulator.ops.operands import Operands
 from blockscale.emulator.ops.threads import mbarrier
 from blockscale.emulator.ptx.syntax import Imm, Instr, Reg
@@ -26,7 +31,9 @@ def cp_async(c: Operands, ins: Instr) -> Callable[..., None]:
     """cp.async.ca and .cg with an optional source size or ignore-src predicate (9.7.9.25.3.1)."""
     op = parsed(ins)
     if op.kind == "cp.async.mbarrier.arrive":
+        count_operands(ins, 1, 1)
         return arrive(c, ins, op.noinc)
+    count_operands(ins, 3, 5)
     size = int(getattr(ins.operands[2], "value", 0))
     if size not in (4, 8, 16) or (op.cache == "cg" and size != 16):
         raise IllegalOperation(
@@ -130,7 +137,7 @@ def sources(
     return offsets
 
 
-@register("cp.async.commit_group")
+@register("cp.async.commit_group", operands=0)
 def commit_group(c: Operands, ins: Instr) -> Callable[..., None]:
     """cp.async.commit_group (9.7.9.25.3.2)."""
 
@@ -143,7 +150,7 @@ def commit_group(c: Operands, ins: Instr) -> Callable[..., None]:
     return run
 
 
-@register("cp.async.wait_group", "cp.async.wait_all", waits=True)
+@register("cp.async.wait_group", "cp.async.wait_all", operands=(0, 1), waits=True)
 def wait_group(c: Operands, ins: Instr) -> Callable[..., Any]:
     """cp.async.wait_group N and .wait_all (9.7.9.25.3.3)."""
     everything = ins.opcode.startswith("cp.async.wait_all")

@@ -18,7 +18,7 @@ ANSWER = 16  # bytes
 SECTION = "9.7.13.18.1"
 
 
-@register("clusterlaunchcontrol.try_cancel")
+@register("clusterlaunchcontrol.try_cancel", operands=2)
 def try_cancel(c: Operands, ins: Instr) -> Callable[..., None]:
     """clusterlaunchcontrol.try_cancel (9.7.13.18.1), also with .multicast::cluster::all."""
     to, mbar = address(c, ins.operands[0]), address(c, ins.operands[1])
@@ -71,7 +71,7 @@ def cancel(machine: Machine) -> np.ndarray:
     return answer
 
 
-@register("clusterlaunchcontrol.query_cancel")
+@register("clusterlaunchcontrol.query_cancel", operands=2)
 def query_cancel(c: Operands, ins: Instr) -> Callable[..., None]:
     """clusterlaunchcontrol.query_cancel (9.7.13.18.2): read an answer of try_cancel.
 

@@ -28,13 +28,13 @@ from blockscale.emulator.tma import combine
 MOST_ZEROED = 1 << 24  # bytes of one st.bulk
 
 
-@register("st.async")
+@register("st.async", operands=(2, 3))
 def st_async(c: Operands, ins: Instr) -> Callable[..., None]:
     """st.async (9.7.9.13): a store into the cluster that completes at an mbarrier."""
     return remote(c, ins, "")
 
 
-@register("red.async")
+@register("red.async", operands=(2, 3))
 def red_async(c: Operands, ins: Instr) -> Callable[..., None]:
     """red.async (9.7.13.15): a reduction into the cluster that completes at an mbarrier."""
     return remote(c, ins, next(m for m in ins.mods if m in OPS))
@@ -117,7 +117,7 @@ class Store:
         who.start(self.op(who, happen))
 
 
-@register("st.bulk")
+@register("st.bulk", operands=(2, 3))
 def st_bulk(c: Operands, ins: Instr) -> Callable[..., None]:
     """st.bulk (9.7.9.14): zero a range of shared memory."""
     to, size = address(c, ins.operands[0]), c.lanes_source(ins.operands[1], "u8")

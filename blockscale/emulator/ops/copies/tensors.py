@@ -217,7 +217,7 @@ def prefetch_tensor(c: Operands, ins: Instr) -> Callable[..., None]:
     return run
 
 
-@register("prefetch.tensormap", "prefetch.param.tensormap", "prefetch.const.tensormap")
+@register("prefetch.tensormap", "prefetch.param.tensormap", "prefetch.const.tensormap", operands=1)
 def prefetch_map(c: Operands, ins: Instr) -> Callable[..., None]:
     """prefetch.tensormap (9.7.9.16): a hint; the address must be one of 128 readable bytes."""
     at = address(c, ins.operands[0])
@@ -267,7 +267,7 @@ def used(who: Issuer, where: int, write: bool) -> None:
         who.machine.hazards.shared(who.g, lanes, offsets, 16, write)
 
 
-@register("tensormap.cp_fenceproxy")
+@register("tensormap.cp_fenceproxy", operands=3)
 def cp_fenceproxy(c: Operands, ins: Instr) -> Callable[..., None]:
     """tensormap.cp_fenceproxy (9.7.13.17): copies a tensor map to global memory and fences it."""
     parsed(ins)

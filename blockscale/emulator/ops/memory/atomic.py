@@ -237,13 +237,13 @@ def build(
     return run
 
 
-@register("atom")
+@register("atom", operands=(3, 5))
 def atom(c: Operands, ins: Instr) -> Callable[..., None]:
     """atom (9.7.13.13)."""
     return build(c, ins, ins.operands[0], ins.operands[1:])
 
 
-@register("red")
+@register("red", operands=(2, 4))
 def red(c: Operands, ins: Instr) -> Callable[..., None]:
     """red (9.7.13.14); red.async: see `copies.remote`."""
     return build(c, ins, Sink(), ins.operands)

@@ -234,7 +234,7 @@ def _wide_row(row: int) -> Callable[..., None]:
     return write
 
 
-@register("ld", "ldu")
+@register("ld", "ldu", operands=(2, 3))
 def load(c: Operands, ins: Instr) -> Callable[..., None]:
     """ld (9.7.9.8), ldu: scalars and vectors, any space, plain or synchronising."""
     known_modifiers(ins, LOADS)
@@ -269,7 +269,7 @@ def load(c: Operands, ins: Instr) -> Callable[..., None]:
     return run
 
 
-@register("st")
+@register("st", operands=(2, 3))
 def store(c: Operands, ins: Instr) -> Callable[..., None]:
     """st (9.7.9.12): scalars and vectors, any space, plain or synchronising."""
     known_modifiers(ins, STORES)

@@ -54,7 +54,7 @@ def pair_of(g: Gang, cta: Cta, group: int) -> list[Cta]:
     return pair
 
 
-@register("tcgen05.alloc", waits=True)
+@register("tcgen05.alloc", operands=2, waits=True)
 def alloc(c: Operands, ins: Instr) -> Callable[..., Any]:
     """tcgen05.alloc (9.7.16.7.1): blocks until the columns are free."""
     group = parse_opcode(ins.opcode).cta_group
@@ -167,7 +167,7 @@ def first_free(ctas: list[Cta], number: int) -> int | None:
     return None
 
 
-@register("tcgen05.relinquish_alloc_permit", waits=True)
+@register("tcgen05.relinquish_alloc_permit", operands=0, waits=True)
 def relinquish(c: Operands, ins: Instr) -> Callable[..., Any]:
     """tcgen05.relinquish_alloc_permit (9.7.16.7.1): no tcgen05.alloc comes after it."""
     one_group(c, ins, parse_opcode(ins.opcode).cta_group)
@@ -182,7 +182,7 @@ def relinquish(c: Operands, ins: Instr) -> Callable[..., Any]:
     return run
 
 
-@register("tcgen05.dealloc", waits=True)
+@register("tcgen05.dealloc", operands=2, waits=True)
 def dealloc(c: Operands, ins: Instr) -> Callable[..., Any]:
     """tcgen05.dealloc (9.7.16.7.1)."""
     group = parse_opcode(ins.opcode).cta_group

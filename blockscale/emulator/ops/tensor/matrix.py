@@ -42,7 +42,7 @@ def row_lanes(g: Gang, m: np.ndarray | None, rows: int) -> tuple[np.ndarray, np.
     return warps, (warps[:, None] * LANES + np.arange(rows)).reshape(-1)
 
 
-@register("ldmatrix", waits=True)
+@register("ldmatrix", operands=2, waits=True)
 def ldmatrix(c: Operands, ins: Instr) -> Callable[..., Any]:
     """ldmatrix (9.7.14.5.15)."""
     op = lookup_ldmatrix(ins.opcode)
@@ -66,7 +66,7 @@ def ldmatrix(c: Operands, ins: Instr) -> Callable[..., Any]:
     return run
 
 
-@register("stmatrix", waits=True)
+@register("stmatrix", operands=2, waits=True)
 def stmatrix(c: Operands, ins: Instr) -> Callable[..., Any]:
     """stmatrix (9.7.14.5.16)."""
     op = lookup_stmatrix(ins.opcode)
@@ -91,7 +91,7 @@ def stmatrix(c: Operands, ins: Instr) -> Callable[..., Any]:
     return run
 
 
-@register("movmatrix", waits=True)
+@register("movmatrix", operands=2, waits=True)
 def mov_matrix(c: Operands, ins: Instr) -> Callable[..., Any]:
     """movmatrix (9.7.14.5.17)."""
     put, get = c.dest(ins.operands[0], "u4"), c.lanes_source(ins.operands[1], "u4")
@@ -106,7 +106,7 @@ def mov_matrix(c: Operands, ins: Instr) -> Callable[..., Any]:
     return run
 
 
-@register("mma", waits=True)
+@register("mma", operands=(4, 8), waits=True)
 def mma(c: Operands, ins: Instr) -> Callable[..., Any]:
     """mma.sync (9.7.14.5.14) of every dense type, block-scaled forms of sm_120a included."""
     op = lookup(ins.opcode)

@@ -89,7 +89,7 @@ def predicate(c: Operands, op: Operand) -> Any:
     return c.lanes_source(op, "?")
 
 
-@register("tcgen05.mma")
+@register("tcgen05.mma", operands=(5, 9))
 def mma(c: Operands, ins: Instr) -> Callable[..., None]:
     """tcgen05.mma of every dense kind (9.7.16.10.9)."""
     op = parse_opcode(ins.opcode)
@@ -215,7 +215,7 @@ def used_bytes(kind: str, element: str) -> int:
     return {"e2m1": 8, "e2m3": 12, "e3m2": 12}.get(element, 16)
 
 
-@register("tcgen05.cp")
+@register("tcgen05.cp", operands=2)
 def cp(c: Operands, ins: Instr) -> Callable[..., None]:
     """tcgen05.cp (9.7.16.9.1): shared memory to tensor memory, in order with the MMAs."""
     op = parse_opcode(ins.opcode)
@@ -253,7 +253,7 @@ def start_cp(who: PipeIssuer, op: Opcode, taddr: int, descriptor: int) -> None:
     machine.engine.issue(who.stream, o, who.g.time)
 
 
-@register("tcgen05.shift")
+@register("tcgen05.shift", operands=1)
 def shift(c: Operands, ins: Instr) -> Callable[..., None]:
     """tcgen05.shift.down (9.7.16.9.2)."""
     op = parse_opcode(ins.opcode)
@@ -284,7 +284,7 @@ def start_shift(who: PipeIssuer, taddr: int) -> None:
     who.machine.engine.issue(who.stream, o, who.g.time)
 
 
-@register("tcgen05.commit")
+@register("tcgen05.commit", operands=(1, 2))
 def commit(c: Operands, ins: Instr) -> Callable[..., None]:
     """tcgen05.commit (9.7.16.12.1): an mbarrier arrival when all earlier tensor work is done."""
     op = parse_opcode(ins.opcode)

@@ -103,7 +103,7 @@ class Movement:
                 yield w, warp, cells.lane + lane0, columns
 
 
-@register("tcgen05.ld", waits=True)
+@register("tcgen05.ld", operands=(2, 4), waits=True)
 def ld(c: Operands, ins: Instr) -> Callable[..., Any]:
     """tcgen05.ld (9.7.16.8.1): the registers are there at once: the scoreboard guards them."""
     operands = list(ins.operands)
@@ -144,7 +144,7 @@ def ld(c: Operands, ins: Instr) -> Callable[..., Any]:
     return run
 
 
-@register("tcgen05.st", waits=True)
+@register("tcgen05.st", operands=(2, 3), waits=True)
 def st(c: Operands, ins: Instr) -> Callable[..., Any]:
     """tcgen05.st (9.7.16.8.2): happens some time before tcgen05.wait::st."""
     operands = list(ins.operands)
@@ -202,7 +202,7 @@ def start(
     machine.engine.issue(("st", warp.index), op, g.time)
 
 
-@register("tcgen05.wait", waits=True)
+@register("tcgen05.wait", operands=0, waits=True)
 def wait(c: Operands, ins: Instr) -> Callable[..., Any]:
     """tcgen05.wait::ld and ::st (9.7.16.8.3)."""
     op = parse_opcode(ins.opcode)

@@ -99,7 +99,7 @@ class WgmmaOperands:
         return new.reshape(len(warps), LANES, -1)
 
 
-@register("wgmma.mma_async", waits=True)
+@register("wgmma.mma_async", operands=(4, 8), waits=True)
 def wgmma(c: Operands, ins: Instr) -> Callable[..., Any]:
     """wgmma.mma_async (9.7.15.5): each warpgroup multiplies as one."""
     operands = WgmmaOperands.of(c, ins)
@@ -160,7 +160,7 @@ def same_group(machine: Any, a: Gang, b: Gang) -> bool:
     return bool(first & second)
 
 
-@register("wgmma.commit_group")
+@register("wgmma.commit_group", operands=0)
 def commit_group(c: Operands, ins: Instr) -> Callable[..., None]:
     """wgmma.commit_group (9.7.15.7)."""
 
@@ -173,7 +173,7 @@ def commit_group(c: Operands, ins: Instr) -> Callable[..., None]:
     return run
 
 
-@register("wgmma.wait_group", waits=True)
+@register("wgmma.wait_group", operands=1, waits=True)
 def wait_group(c: Operands, ins: Instr) -> Callable[..., Any]:
     """wgmma.wait_group (9.7.15.7): the operands may be overwritten from here."""
     left = constant(ins.operands[0])

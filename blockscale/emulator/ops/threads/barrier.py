@@ -236,7 +236,7 @@ def recheck(machine: Machine, cta: Cta) -> None:
     check_cluster(machine, cta.cluster)
 
 
-@register("barrier.cluster", waits=True)
+@register("barrier.cluster", operands=0, waits=True)
 def barrier_cluster(c: Operands, ins: Instr) -> Callable[..., Any]:
     """barrier.cluster.arrive and .wait (9.7.13.3)."""
     known_modifiers(ins, CLUSTER_MODIFIERS)

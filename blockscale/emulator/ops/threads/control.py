@@ -33,7 +33,7 @@ def space_word(ins: Instr) -> str:
     raise PtxError(f"{ins.opcode} names no state space")
 
 
-@register("cvta")
+@register("cvta", operands=2)
 def cvta(c: Operands, ins: Instr) -> Callable[..., None]:
     """cvta and cvta.to (9.7.9.20)."""
     space = space_word(ins)
@@ -47,7 +47,7 @@ def cvta(c: Operands, ins: Instr) -> Callable[..., None]:
     return lambda g, m: put(g, m, get(g) + base)
 
 
-@register("isspacep")
+@register("isspacep", operands=2)
 def isspacep(c: Operands, ins: Instr) -> Callable[..., None]:
     """isspacep (9.7.9.19)."""
     space = space_word(ins)
@@ -74,7 +74,7 @@ def isspacep(c: Operands, ins: Instr) -> Callable[..., None]:
     return run
 
 
-@register("mapa")
+@register("mapa", operands=3)
 def mapa(c: Operands, ins: Instr) -> Callable[..., None]:
     """mapa (9.7.9.22): the address of the same variable in another CTA of the cluster."""
     wide = "u8" if ins.mods[-1] == "u64" else "u4"
@@ -89,14 +89,14 @@ def mapa(c: Operands, ins: Instr) -> Callable[..., None]:
     return run
 
 
-@register("getctarank")
+@register("getctarank", operands=2)
 def getctarank(c: Operands, ins: Instr) -> Callable[..., None]:
     """getctarank (9.7.9.23)."""
     get, put = address(c, ins.operands[1]), c.dest(ins.operands[0], "u4")
     return lambda g, m: put(g, m, ((get(g) >> np.uint64(24)) & np.uint64(0xFF)).astype(np.uint32))
 
 
-@register("membar", "fence", "tcgen05.fence", "wgmma.fence")
+@register("membar", "fence", "tcgen05.fence", "wgmma.fence", operands=(0, 2))
 def fence(c: Operands, ins: Instr) -> Callable[..., None]:
     """Fences: only fence.proxy.async changes what the model tracks (9.7.13.4)."""
     if "proxy" not in ins.mods or not any(m.startswith("async") for m in ins.mods):
@@ -110,8 +110,8 @@ def fence(c: Operands, ins: Instr) -> Callable[..., None]:
     return run
 
 
-@register("griddepcontrol", waits=True)
-@register("nanosleep", waits=True)
+@register("griddepcontrol", operands=0, waits=True)
+@register("nanosleep", operands=1, waits=True)
 def pause(c: Operands, ins: Instr) -> Callable[..., Any]:
     """griddepcontrol (one grid at a time: dependencies are done), nanosleep: others go first."""
 

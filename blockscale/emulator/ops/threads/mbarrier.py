@@ -133,7 +133,7 @@ def per_lane(
     return barriers
 
 
-@register("mbarrier.init")
+@register("mbarrier.init", operands=2)
 def init(c: Operands, ins: Instr) -> Callable[..., None]:
     """mbarrier.init (9.7.13.15.9)."""
     at, count = address(c, ins.operands[0]), c.lanes_source(ins.operands[1], "u4")
@@ -171,7 +171,7 @@ def init(c: Operands, ins: Instr) -> Callable[..., None]:
     return run
 
 
-@register("mbarrier.inval")
+@register("mbarrier.inval", operands=1)
 def inval(c: Operands, ins: Instr) -> Callable[..., None]:
     """mbarrier.inval (9.7.13.15.10)."""
     barriers = per_lane(c, ins, 0, own=True)
@@ -222,7 +222,7 @@ def new_epochs(g: Gang, lanes: list[int]) -> None:
         g.machine.clocks.release(int(g.w_cluster[w]), int(g.w_agent[w]))
 
 
-@register("mbarrier.arrive", "mbarrier.arrive_drop")
+@register("mbarrier.arrive", "mbarrier.arrive_drop", operands=(1, 3))
 def mbarrier_arrive(c: Operands, ins: Instr) -> Callable[..., None]:
     """mbarrier.arrive and .arrive_drop, with .expect_tx and .noComplete (9.7.13.15.13, .14)."""
     known_modifiers(ins, MODIFIERS)
@@ -278,7 +278,7 @@ def state(b: MBarrier) -> int:
     return (b.phase << 40) | (b.expected << 20) | b.pending
 
 
-@register("mbarrier.expect_tx", "mbarrier.complete_tx")
+@register("mbarrier.expect_tx", "mbarrier.complete_tx", operands=2)
 def mbarrier_tx(c: Operands, ins: Instr) -> Callable[..., None]:
     """mbarrier.expect_tx and .complete_tx (9.7.13.15.11, .12)."""
     known_modifiers(ins, MODIFIERS)
@@ -293,7 +293,7 @@ def mbarrier_tx(c: Operands, ins: Instr) -> Callable[..., None]:
     return run
 
 
-@register("mbarrier.pending_count")
+@register("mbarrier.pending_count", operands=2)
 def pending_count(c: Operands, ins: Instr) -> Callable[..., None]:
     """mbarrier.pending_count (9.7.13.15.17)."""
     put, get = c.dest(ins.operands[0], "u4"), c.lanes_source(ins.operands[1], "u8")
@@ -332,12 +332,10 @@ def changed(machine: Machine, barriers: list[MBarrier]) -> Callable[[], bool]:
     return look
 
 
-@register("mbarrier.test_wait", "mbarrier.try_wait", waits=True)
+@register("mbarrier.test_wait", "mbarrier.try_wait", operands=(3, 4), waits=True)
 def wait(c: Operands, ins: Instr) -> Callable[..., Any]:
     """mbarrier.test_wait and .try_wait, by state or by .parity (9.7.13.15.16)."""
     known_modifiers(ins, MODIFIERS)
-    if len(ins.operands) < 3:
-        raise PtxError(f"{ins.opcode} wants a predicate, an mbarrier and a state or parity")
     barriers, at = per_lane(c, ins, 1, own=True), address(c, ins.operands[1])
     put = c.dest(ins.operands[0], "?")
     parity = "parity" in ins.mods

@@ -104,7 +104,7 @@ def pattern(mode: str, b: Any, packed: Any) -> tuple[np.ndarray, np.ndarray]:
     return np.where(ok, source, LANE), ok
 
 
-@register("shfl", waits=True)
+@register("shfl", operands=(4, 5), waits=True)
 def shfl(c: Operands, ins: Instr) -> Callable[..., Any]:
     """shfl.sync (9.7.9.6); the value of a lane that takes no part is poison."""
     mode = mode_of(ins, "up", "down", "bfly", "idx")
@@ -144,7 +144,7 @@ def shfl(c: Operands, ins: Instr) -> Callable[..., Any]:
     return run
 
 
-@register("vote", waits=True)
+@register("vote", operands=(2, 3), waits=True)
 def vote(c: Operands, ins: Instr) -> Callable[..., Any]:
     """vote.sync (9.7.13.8)."""
     mode = mode_of(ins, "all", "any", "uni", "ballot")
@@ -168,7 +168,7 @@ def vote(c: Operands, ins: Instr) -> Callable[..., Any]:
     return run
 
 
-@register("match", waits=True)
+@register("match", operands=3, waits=True)
 def match(c: Operands, ins: Instr) -> Callable[..., Any]:
     """match.sync (9.7.13.9)."""
     mode = mode_of(ins, "any", "all")
@@ -211,7 +211,7 @@ def key(v: np.ndarray) -> np.ndarray:
     return signed ^ ((signed >> 31) & 0x7FFFFFFF)
 
 
-@register("redux", waits=True)
+@register("redux", operands=3, waits=True)
 def redux(c: Operands, ins: Instr) -> Callable[..., Any]:
     """redux.sync (9.7.13.10): add, min, max, and, or, xor of integers; min and max of f32."""
     op = mode_of(ins, *REDUCTIONS)
@@ -245,7 +245,7 @@ def redux(c: Operands, ins: Instr) -> Callable[..., Any]:
     return run
 
 
-@register("elect", waits=True)
+@register("elect", operands=2, waits=True)
 def elect(c: Operands, ins: Instr) -> Callable[..., Any]:
     """elect.sync (9.7.13.11): the lowest lane of the member mask leads."""
     first = ins.operands[0]
@@ -265,14 +265,14 @@ def elect(c: Operands, ins: Instr) -> Callable[..., Any]:
     return run
 
 
-@register("bar.warp", waits=True)
+@register("bar.warp", operands=1, waits=True)
 def bar_warp(c: Operands, ins: Instr) -> Callable[..., Any]:
     """bar.warp.sync (9.7.13.2)."""
     members = Members(c, ins.operands[0])
     return lambda g, m, f: members.meet(g, m, f) is not None
 
 
-@register("activemask", waits=True)
+@register("activemask", operands=1, waits=True)
 def activemask(c: Operands, ins: Instr) -> Callable[..., Any]:
     """activemask (9.7.13.12)."""
     put = c.dest(ins.operands[0], "u4")
