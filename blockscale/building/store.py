@@ -46,8 +46,8 @@ def target_key(target: Any) -> str:
     """
     data = json.loads(target) if isinstance(target, str) else dict(target)
     kept = {k: data[k] for k in ("kind", "arch", "mcpu", "mattr", "opt-level") if data.get(k)}
-    if isinstance(kept.get("mattr"), list):
-        kept["mattr"] = sorted(kept["mattr"], key=str)
+    if isinstance(kept.get("mattr"), Sequence) and not isinstance(kept["mattr"], str):
+        kept["mattr"] = sorted(map(str, kept["mattr"]))
     return json.dumps(kept, sort_keys=True)
 
 

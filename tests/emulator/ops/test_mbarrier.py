@@ -202,7 +202,7 @@ BAD = [
     (ONE + "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r60], 2097152;", "expects 2097152"),
     (ONE + "mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%r60], 1048576;", "underflow"),
     (ONE + "mbarrier.arrive.shared::foo.b64 _, [%r60];", r"no modifier \.shared::foo"),
-    (ONE + "mbarrier.try_wait.parity.shared.b64 %p0, [%r60];", "a state or parity"),
+    (ONE + "mbarrier.try_wait.parity.shared.b64 %p0, [%r60];", "has 2 operands"),
 ]  # fmt: skip
 
 

@@ -247,5 +247,5 @@ def test_what_cannot_be_drawn_says_why(tmp_path):
 
 def test_without_matplotlib_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'blockscale\[demo\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install '\.\[demo\]'"):
         timeline.draw(Pipeline().report(), tmp_path / "t.svg")
