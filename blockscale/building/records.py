@@ -25,8 +25,8 @@ RECORDS = "database_tuning_record.json"
 META = "meta.json"
 MODELLED = "modelled-"
 """What the key of a record's target begins with that names the model, if one made its run time."""
-MOST_BYTES, MOST_UNPACKED = 1 << 28, 1 << 24
-"""Bytes that are read of a plain file, and of a packed one; long tunings make a tenth of them."""
+MOST_BYTES = 1 << 28
+"""Bytes that are read of a file, packed ones unpacked; the largest committed log has 2^24.3."""
 
 MOST_LEVELS = 64
 """Of lists and objects inside of each other."""
@@ -123,15 +123,14 @@ def workloads_path(folder: Path) -> Path:
 
 
 def _read(path: Path) -> bytes:
-    packed = path.suffix == ".xz"
-    opened, most = (lzma.open, MOST_UNPACKED) if packed else (open, MOST_BYTES)
+    opened = lzma.open if path.suffix == ".xz" else open
     try:
         with opened(path, "rb") as file:
-            data: bytes = file.read(most + 1)
+            data: bytes = file.read(MOST_BYTES + 1)
     except (OSError, EOFError, lzma.LZMAError) as error:
         raise _damaged(path, f"is damaged ({sentence(error)})") from error
-    if len(data) > most:
-        raise _damaged(path, f"holds more than {most} bytes")
+    if len(data) > MOST_BYTES:
+        raise _damaged(path, f"holds more than {MOST_BYTES} bytes")
     return data
 
 
