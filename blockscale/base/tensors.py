@@ -33,7 +33,7 @@ def _nothing_watches() -> bool:
     return False
 
 
-_watched: Callable[[], bool] = _nothing_watches
+_watched: Callable[[], Any] = _nothing_watches
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def torch_module() -> ModuleType | None:
     return _torch
 
 
-def watcher(torch: ModuleType) -> Callable[[], bool]:
+def watcher(torch: ModuleType) -> Callable[[], Any]:
     """Return the test whether in this thread torch records, transforms or differentiates calls.
 
     That is: dispatch modes (make_fx, fake tensors), functorch's levels (vmap, grad, jvp,
@@ -67,7 +67,7 @@ def watcher(torch: ModuleType) -> Callable[[], bool]:
     """
     modes, tracing = torch._C._len_torch_dispatch_stack, torch._C._is_tracing
     transforms, forward = torch._C._are_functorch_transforms_active, torch.autograd.forward_ad
-    return lambda: bool(modes() or transforms() or tracing() or forward._current_level >= 0)
+    return lambda: modes() or transforms() or tracing() or forward._current_level >= 0
 
 
 def check_unwatched(where: str) -> None:

@@ -103,18 +103,29 @@ def test_norm_of_special_values(device, name):
     gpu_checks.check_norm(name, given, [(len(given["input"]),)], device)
 
 
-@both(["add_rmsnorm_mxfp4_h256_128x4_y_f16"])
+@both(["add_rmsnorm_nvfp4_h256_bf16"], CPU_NORMS[:1])
 def test_sums_of_squares(device, name):
-    """Every bit of S counts: eps takes all but its last five away (see test_norm_quantize)."""
+    """Next to the g at which a block's scale turns, nearly every bit of S counts."""
     spec = Spec.parse(name)
     for seed in range(20):
         given = norms.inputs(spec, 1, seed, spread=0)
-        given["residual"] *= 300
-        h = floats(given["input"]) + floats(given["residual"])
-        mean = fused.square_sums(h)[0] / np.float32(spec.hidden)
-        gpu_checks.check_norm(
-            name, given, [(1,)], device, None, float(mean * np.float32(2.0**-19 - 1))
-        )
+        if spec.residual:
+            given["residual"] *= 300
+
+        def number(bits):
+            return float(np.int32(bits).view(np.float32))
+
+        def byte(bits, given=given):
+            return norms.expected(spec, given, number(bits), 0.0)["scale"][0, 0]
+
+        low, high = (int(np.float32(g).view(np.int32)) for g in (0.01, 0.02))
+        turned = byte(high)
+        assert byte(low) != turned
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if byte(middle) == turned else (middle, high)
+        for bits in (low, high):
+            gpu_checks.check_norm(name, given, [(1,)], device, number(bits), 0.0)
 
 
 def golden_bits(data, key, device, dtype="bfloat16"):
