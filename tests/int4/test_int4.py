@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import blockscale as bs
+from blockscale.ops.int4 import layout
 from tests.kit.helpers import DTYPES, golden, rejects, same_bytes
 from tests.kit.pairwise import each, few
 from tests.reference import int4 as ref
@@ -203,6 +204,15 @@ def test_dequantize_symmetric(bits, dtype):
     want = torch.from_numpy(ref.dequantize(packed, scale, None, 32, bits))
     assert got.shape == (2, 128, 48)
     assert torch.equal(got, want.to(DTYPES[dtype]))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_codes_taken_apart_by_torch(bits):
+    """As on a GPU."""
+    packed, rng = weight(1, 128, 48, bits), np.random.default_rng(2)
+    scale, out = rng.uniform(0.001, 2, (1, 4, 48)).astype(np.float16), torch.empty(128, 48)
+    layout._dequantize(torch.from_numpy(packed[0]), torch.from_numpy(scale[0]), None, 32, bits, out)
+    assert torch.equal(out, torch.from_numpy(ref.dequantize(packed, scale, None, 32, bits)[0]))
 
 
 def test_every_code_is_exact():
