@@ -156,7 +156,12 @@ class Store:
             self._cut_history()
 
     def _read(self) -> list[records.Record]:
-        if (self.folder / records.WORKLOADS).exists() and (self.folder / records.RECORDS).exists():
+        if (self.folder / records.PACKED_WORKLOADS).exists():
+            raise LogError(
+                f"{self.folder / records.PACKED_WORKLOADS}: is of committed logs, which a database "
+                "does not go on with; tune in a work folder of its own"
+            )
+        if (self.folder / records.RECORDS).exists():  # tvm crashes on lines that are no records
             return records.read_records(self.folder)
         return []
 

@@ -311,3 +311,63 @@ def test_a_changed_log_is_read_again(committed, tmp_path):
     assert logs.find(WORKLOAD, LEVEL, [committed]).us == pytest.approx(4.0)
     shutil.rmtree(folder(committed))
     assert logs.find(WORKLOAD, LEVEL, [committed]) is None
+
+
+def test_a_work_folder_is_checked_before_tvm_reads_it(committed, tmp_path):
+    """On lines that are no records tvm's reader crashes: neither may a file hide them from us."""
+    with pytest.raises(LogError, match=r"workload\.json\.xz: is of committed logs.* work folder"):
+        Store(folder(committed), print)
+    record(tmp_path / "work", [9.0])
+    (folder(tmp_path / "work") / records.WORKLOADS).unlink()
+    with pytest.raises(LogError, match=r"database_workload\.json: is damaged \(FileNotFoundError"):
+        Store(folder(tmp_path / "work"), print)
+
+
+BROKEN_RECORDS = {
+    "deep": ("[" * 100_000, "is not JSON"),
+    "list": ("[0, 1]", r"is not \[workload, \[trace, times, target, arguments\]\]"),
+    "target": ("[0, [[[], []], [1.0], 3, null]]", "is not"),
+    "target text": ('[0, [[[], []], [1.0], "x", null]]', "is no record"),
+    "map": ('[0, [[["{"], []], [1.0], {}, null]]', "is no record"),
+    "levels": (
+        f"[0, [[[{'[' * 99}{']' * 99}], []], [1.0], {{}}, null]]",
+        "is no record.*deeper than 64",
+    ),
+    "time": (f"[0, [[[], []], [1{'0' * 400}], {{}}, null]]", "is no record"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN_RECORDS)
+def test_a_line_that_is_no_record_is_an_error(tmp_path, case):
+    record(tmp_path, [9.0])
+    line, sentence = BROKEN_RECORDS[case]
+    (folder(tmp_path) / records.RECORDS).write_text(line + "\n")
+    with pytest.raises(LogError, match=rf"tuning_record\.json:1: the line {sentence}") as caught:
+        logs.find(WORKLOAD, LEVEL, [tmp_path])
+    assert len(str(caught.value)) < 600
+    with pytest.raises(LogError):
+        Store(folder(tmp_path), print)
+
+
+def test_a_small_file_does_not_unpack_to_a_huge_one(committed):
+    path = folder(committed) / records.PACKED_WORKLOADS
+    path.write_bytes(lzma.compress(bytes(1 << 22), preset=0) * 100)
+    with pytest.raises(LogError, match="holds more than 16777216 bytes"):
+        logs.find(WORKLOAD, LEVEL, [committed])
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"workloads": 3}, "has no format, op, level and table"),
+        ({"op": None}, "has no format, op, level and table"),
+        ({"workloads": {"x": 3}}, "has an entry 'x' that names no workload"),
+        ({"machine": 3}, "has a machine that is no object"),
+    ],
+)
+def test_a_meta_json_of_another_form_is_an_error(committed, change, sentence):
+    path = folder(committed) / records.META
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(LogError, match=sentence):
+        records.read_meta(folder(committed))
+    assert any(sentence in str(problem) for problem in logs.check([committed], from_meta))

@@ -22,6 +22,7 @@ TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 MAX_TEXT = 8 << 20  # characters; the PTX of one kernel has thousands of times less
+MAX_NAME = 1 << 15  # characters; mangled names of C++ templates have some thousands
 # Debug directives end at the end of their line, everything else at a semicolon.
 LINE_DIRECTIVE = re.compile(r"^[ \t]*\.(?:loc|file)\b[^\n]*", re.MULTILINE)
 
@@ -52,6 +53,10 @@ def tokens(text: str) -> list[Token]:
                 f"{near!r} is not PTX; pass the text that nvcc, NVRTC or Triton print"
             ).at(Place(line=line))
         kind = str(match.lastgroup)
+        if kind in ("name", "directive") and len(match.group()) > MAX_NAME:
+            raise PtxError(
+                f"a name of {len(match.group())} characters; the emulator reads {MAX_NAME}"
+            ).at(Place(line=line))
         if kind == "unended":
             raise PtxError("the comment that begins with /* has no end; write */").at(
                 Place(line=line)

@@ -45,6 +45,7 @@ TEXTS = {
     "single": ("mov.f32 %r1, 1e39;", "", "beyond the range of .f32"),
     "calls": ("call f0;", CALLS, "instructions where f40 is expanded in place, more than the"),
     "chain": ("call f0;", CHAIN, "calls that nest where f63 is expanded"),
+    "name": ("mov.b32" * 5000 + " %r1, 1;", "", "a name of 35000 characters; the emulator reads"),
     "comment": ("/* " * 300_000, "", "the comment that begins with /\\* has no end"),
 }
 

@@ -150,10 +150,11 @@ def commit_group(c: Operands, ins: Instr) -> Callable[..., None]:
     return run
 
 
-@register("cp.async.wait_group", "cp.async.wait_all", operands=(0, 1), waits=True)
+@register("cp.async.wait_group", "cp.async.wait_all", waits=True)
 def wait_group(c: Operands, ins: Instr) -> Callable[..., Any]:
     """cp.async.wait_group N and .wait_all (9.7.9.25.3.3)."""
     everything = ins.opcode.startswith("cp.async.wait_all")
+    count_operands(ins, not everything, not everything)
     left = 0 if everything else int(getattr(ins.operands[0], "value", 0))
 
     def run(g: Gang, m: np.ndarray | None, f: Fragment) -> bool:
