@@ -349,7 +349,8 @@ def test_a_line_that_is_no_record_is_an_error(tmp_path, case):
         Store(folder(tmp_path), print)
 
 
-def test_a_small_file_does_not_unpack_to_a_huge_one(committed):
+def test_a_small_file_does_not_unpack_to_a_huge_one(monkeypatch, committed):
+    monkeypatch.setattr(records, "MOST_BYTES", 1 << 24)
     path = folder(committed) / records.PACKED_WORKLOADS
     path.write_bytes(lzma.compress(bytes(1 << 22), preset=0) * 100)
     with pytest.raises(LogError, match="holds more than 16777216 bytes"):
