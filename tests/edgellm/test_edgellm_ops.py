@@ -298,8 +298,8 @@ def test_specs():
         (lambda: EdgeUp(60, 64), "EdgeUp: hidden=60 is not a multiple of 64, .* to 64"),
         (lambda: EdgeDown(64, 100), "EdgeDown: intermediate=100 is not a multiple of 64, .* 128"),
         (lambda: EdgeUp(64, 0), "EdgeUp: intermediate=0 is not a positive integer"),
-        (lambda: EdgeUp(64, 64, "int8"), "EdgeUp: dtype='int8' is not one of"),
-        (lambda: EdgeDown(64, 64, "gelu"), "EdgeDown: activation='gelu' is not one of"),
+        (lambda: EdgeUp(64, 64, "int8"), "EdgeUp: dtype='int8' is not known"),
+        (lambda: EdgeDown(64, 64, "gelu"), "EdgeDown: activation='gelu' is not known"),
     ):
         with pytest.raises(ValueError, match=match):
             made()

@@ -250,12 +250,12 @@ def test_activation(name, level):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: ActQuantize("relu"), r"activation='relu' is not one of"),
+        (lambda: ActQuantize("relu"), r"activation='relu' is not known"),
         (lambda: ActQuantize("none"), r"'none' with convention='divide' is what Quantize does"),
         (lambda: ActQuantize(block_size=16, scale_format="ue8m0"), r"'ue8m0' does not go with"),
         (lambda: ActQuantize(grouped=True), r"layout='linear' does not go with grouped=True"),
-        (lambda: ActQuantize(layout="both"), r"layout='both' is not one of"),
-        (lambda: ActQuantize(dtype="float32"), r"dtype='float32' is not one of"),
+        (lambda: ActQuantize(layout="both"), r"layout='both' is not known"),
+        (lambda: ActQuantize(dtype="float32"), r"dtype='float32' is not known"),
     ],
 )
 def test_bad_spec(make, sentence):
