@@ -199,7 +199,13 @@ class Store:
         entry = self._database.commit_workload(workload.mod(level))
         digest = self._digest(entry)
         self._name(workload, level, digest)
-        number = [w[0] for w in records.read_workloads(self.folder)].index(digest)
+        digests = [w[0] for w in records.read_workloads(self.folder)]
+        if digest not in digests:  # the database knows the module by another line
+            raise LogError(
+                f"{self.folder / records.WORKLOADS}: says another hash of a workload than tvm; "
+                "delete the folder and tune again"
+            )
+        number = digests.index(digest)
         own = (r for r in self._known if r.workload == number)
         return entry, [r for r in own if r.model == self.model]
 
