@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -199,10 +202,27 @@ class Session:
         }
         if task.model is not None:
             line["model"] = task.model
-        task.store.append(task.entry, candidate.trace, times, task.target, line)
-        self.history.append(line)
+        with _whole():
+            task.store.append(task.entry, candidate.trace, times, task.target, line)
+            self.history.append(line)
         self._on_trial(task, line)
         self._speak(task)
+
+
+@contextmanager
+def _whole() -> Iterator[None]:
+    """Let Ctrl-C wait: a trial is counted if, and only if, it is written down."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    seen: list[Any] = []
+    before = signal.signal(signal.SIGINT, lambda *given: seen.append(given))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if seen and callable(before):
+            before(*seen[-1])
 
 
 def promise(task: Task) -> float:
