@@ -1,11 +1,12 @@
 """Schedules of block-scaled GEMMs for tcgen05: tiles, memories, tensor intrinsics, annotations.
 
-`blockscale.tir.gemm.tiles` becomes one loop over tiles of d, within it one over stages of K: TMA
+`blockscale.tir.gemm.tiles` becomes loops over tiles of d, within them one over stages of K: TMA
 loads of both operands and their scales to shared memory, scales to tensor memory, MMAs into an
 accumulator in tensor memory ("shared.tmem"); then the epilogue, some columns at a time, through
-registers.  What loops cannot say is annotated: "blockscale.stages" and "blockscale.split_k" on the
-loop over K, the cluster, the order of tiles and the accumulators on the loop over tiles.
-`blockscale.lower.gemm.read` reads all of it back.
+registers.  The CTAs of a pair are bound to "clusterCtaIdx.x", the epilogue's warps and lanes to
+"threadIdx.y" and "threadIdx.x".  What loops cannot say is annotated: "blockscale.stages" and
+"blockscale.split_k" on the loop over K, the cluster, the order of tiles and the accumulators on the
+innermost loop over tiles.  `blockscale.lower.pipe` makes the kernel of it.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from blockscale.schedules.gemm import tcgen05_tiles as sm100_tiles
 from blockscale.schedules.steps import Choose, Sketch, last_loops
-from blockscale.specs.plans import PREFIX
-from blockscale.specs.plans.gemm import K_LOOP, LANES, GemmPlan
+from blockscale.specs.plans import ONCE, PREFIX
+from blockscale.specs.plans.gemm import K_LOOP, LANES, RASTERS, GemmPlan
 from blockscale.tir.gemm.tiles import ATOM_BYTES
 from blockscale.tir.intrin import tcgen05, tma
 
 WARPS, WARP = 4, 32
 """Of the epilogue: each warp reads the lanes of tensor memory that are its own."""
+
+PAIR = "clusterCtaIdx.x"
+"""What the CTAs of a pair are bound to."""
 
 
 def gemm_sketches(
@@ -36,6 +40,25 @@ def gemm_sketches(
 
 def gemm(sch: Schedule, choose: Choose, tile: GemmPlan, rows: int) -> None:
     """Schedule the GEMM in the shape of ``tile``; what it leaves open is chosen."""
+    tiles, stages = shape(sch, tile)
+    open_ = sm100_tiles.options(tile, rows)
+    for name, candidates in open_.candidates.items():
+        value = choose(sch, list(candidates), open_.preferred[name])
+        sch.annotate(stages if name in K_LOOP else tiles, PREFIX + name, value)
+
+
+def decided(sch: Schedule, plan: GemmPlan) -> None:
+    """Schedule the GEMM as ``plan`` says, with no choice left."""
+    tiles, stages = shape(sch, plan)
+    for name in ("stages", "split_k"):
+        sch.annotate(stages, PREFIX + name, getattr(plan, name))
+    for name in ("cluster_x", "cluster_y", "acc_stages", "group"):
+        sch.annotate(tiles, PREFIX + name, getattr(plan, name))
+    sch.annotate(tiles, PREFIX + "raster", RASTERS.index(plan.raster))
+
+
+def shape(sch: Schedule, tile: GemmPlan) -> tuple[LoopRV, LoopRV]:
+    """Schedule all that names instructions; return the loops over tiles and over stages."""
     block = sch.get_sblock("gemm")
     copies = _memories(sch, block, tile)
     tiles, stages = _tile_loops(sch, block, tile)
@@ -45,12 +68,9 @@ def gemm(sch: Schedule, choose: Choose, tile: GemmPlan, rows: int) -> None:
     _load_scales(sch, copies, stages, tile)
     sch.decompose_reduction(block, stages)
     inner = sch.blockize(last_loops(sch, block, 3)[0], preserve_unit_iters=False)
-    shape = tcgen05.Mma(tile.fmt, tile.mma_m, tile.mma_n, tile.row_bytes, tile.swap)
-    sch.tensorize(inner, tcgen05.mma(shape))
-    open_ = sm100_tiles.options(tile, rows)
-    for name, candidates in open_.candidates.items():
-        value = choose(sch, list(candidates), open_.preferred[name])
-        sch.annotate(stages if name in K_LOOP else tiles, PREFIX + name, value)
+    instruction = tcgen05.Mma(tile.fmt, tile.mma_m, tile.mma_n, tile.row_bytes, tile.swap)
+    sch.tensorize(inner, tcgen05.mma(instruction))
+    return tiles, stages
 
 
 def _memories(sch: Schedule, block: SBlockRV, tile: GemmPlan) -> dict[str, SBlockRV]:
@@ -75,14 +95,17 @@ def _memories(sch: Schedule, block: SBlockRV, tile: GemmPlan) -> dict[str, SBloc
 
 
 def _tile_loops(sch: Schedule, block: SBlockRV, tile: GemmPlan) -> tuple[LoopRV, LoopRV]:
-    """Split into tiles, stages and instructions; return the loops over tiles and over stages."""
+    """Split into tiles, stages and instructions.
+
+    Return the innermost loop over tiles, and that over stages.
+    """
     group, row, col, atom, element = sch.get_loops(block)
     row_tile, row_in = sch.split(row, [None, tile.tile_rows])
     col_tile, col_in = sch.split(col, [None, tile.tile_cols])
     stage, atom_in = sch.split(atom, [None, tile.atoms_k])
     step, element_in = sch.split(element, [None, tile.format.step])
     sch.reorder(group, row_tile, col_tile, stage, atom_in, step, row_in, col_in, element_in)
-    return sch.fuse(group, row_tile, col_tile), stage
+    return col_tile, stage
 
 
 def _epilogue(sch: Schedule, tiles: LoopRV, tile: GemmPlan) -> None:
@@ -101,8 +124,12 @@ def _epilogue(sch: Schedule, tiles: LoopRV, tile: GemmPlan) -> None:
     cta, warp, lane = sch.split(lanes, [None, WARPS, WARP])
     chunk, column = sch.split(columns, [None, tile.epi_cols])
     sch.reorder(cta, chunk, warp, lane, column)
+    sch.bind(cta, PAIR)
+    sch.bind(warp, "threadIdx.y")
+    sch.bind(lane, "threadIdx.x")
     sch.compute_at(read, warp)
-    width = min(tile.epi_cols, tcgen05.READ_COLUMNS[-1])
+    # With rows of a on columns, an MMA writes multiples of 16 of them.
+    width = tcgen05.READ_COLUMNS[0] if tile.swap else min(tile.epi_cols, tcgen05.READ_COLUMNS[-1])
     lane, columns = last_loops(sch, read, 2)
     part, column = sch.split(columns, [None, width])
     sch.reorder(part, lane, column)
@@ -133,6 +160,10 @@ def _load_scales(
         moved += [lanes, load]
     for block in (*moved[::2], *moved[1::2]):
         sch.compute_at(block, stages)
+    if tile.cta_group > 1:  # each CTA of a pair has the scales of its own rows of X
+        x = 2 * tile.swap
+        sch.bind(last_loops(sch, moved[x], 1)[0], PAIR)
+        sch.bind(last_loops(sch, moved[x + 1], 2)[0], PAIR)
 
 
 def _load_operand(sch: Schedule, copy: SBlockRV, stages: LoopRV, tile: GemmPlan, side: str) -> None:
@@ -141,7 +172,8 @@ def _load_operand(sch: Schedule, copy: SBlockRV, stages: LoopRV, tile: GemmPlan,
     row, _ = last_loops(sch, copy, 2)
     is_x = (side == "b") == tile.swap
     rows = LANES if is_x else tile.mma_n // tile.cta_group
-    _, row_in = sch.split(row, [None, rows])
+    cta, row_in = sch.split(row, [None, rows])
+    sch.bind(cta, PAIR)
     bits = tile.format.a.bits if side == "a" else tile.format.b.bits
     loaded = tma.load(
         rows,
@@ -150,4 +182,7 @@ def _load_operand(sch: Schedule, copy: SBlockRV, stages: LoopRV, tile: GemmPlan,
         tile.cta_group,
         expert=side == "b" and tile.experts > 0,
     )
-    sch.tensorize(sch.blockize(row_in), loaded)
+    outer = sch.blockize(row_in)
+    sch.tensorize(outer, loaded)
+    if is_x and tile.swap:
+        sch.annotate(outer, ONCE, 1)

@@ -12,12 +12,17 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import tvm
 
 from blockscale import emulator
-from blockscale.lower.gemm.maps import SWIZZLES, TensorMapPlan, gemm_maps
-from blockscale.lower.gemm.source import THREADS, source
+from blockscale.building.space import new_schedule
 from blockscale.lower.nvcc import compile_cuda_source
+from blockscale.lower.pipe.derive import derive
+from blockscale.lower.pipe.emit import emit, pointers, slices, transfers
+from blockscale.lower.pipe.kernel import THREADS, Kernel, Transfer
+from blockscale.schedules.gemm import tcgen05
 from blockscale.specs.plans.gemm import OUT_BYTES, GemmPlan
+from blockscale.tir.gemm.tiles import gemm_tiles
 from tests.reference import core as ref
 
 GUARD_ROWS = 3
@@ -41,9 +46,18 @@ def plan(**changes: Any) -> GemmPlan:
 
 
 @cache
+def kernel(of: GemmPlan) -> Kernel:
+    """Return the kernel that is derived from the schedule of a plan."""
+    func = gemm_tiles(of.fmt, of.out_dtype, of.n, of.k, of.experts)
+    sch = new_schedule(tvm.IRModule({"main": func}))
+    tcgen05.decided(sch, of)
+    return derive(sch.mod["main"])
+
+
+@cache
 def ptx(of: GemmPlan) -> str:
     """Return the PTX of a plan's kernel; M is not in it."""
-    return compile_cuda_source(source(of, "gemm"), "sm_100a", ptx=True).image.decode()
+    return compile_cuda_source(emit(kernel(of), "gemm"), "sm_100a", ptx=True).image.decode()
 
 
 @dataclass(frozen=True)
@@ -91,15 +105,19 @@ def atoms(scale: np.ndarray, padding: int) -> np.ndarray:
     )
 
 
-def tensor_map(of: TensorMapPlan, array: np.ndarray, m: int, row_atoms: int) -> Any:
+def tensor_map(of: Transfer, array: np.ndarray, m: int, row_atoms: int, sliced: int = 1) -> Any:
     """Return the emulator's map of `array`."""
-    assert of.swizzle in SWIZZLES
+    sizes = [
+        dim.extent or max(1, m if dim.unit == 1 else row_atoms) for dim in of.dims
+    ]
+    box = [dim.box for dim in of.dims]
+    box[-1] //= sliced
     return emulator.TensorMap(
         array,
         dtype=of.dtype,
-        global_dim=[size.at(m, row_atoms) for size in of.dims],
-        global_strides_bytes=of.strides,
-        box_dim=of.box,
+        global_dim=sizes,
+        global_strides_bytes=[dim.pitch for dim in of.dims[1:]],
+        box_dim=box,
         swizzle=SWIZZLE_NAMES[of.swizzle],
     )
 
@@ -161,13 +179,18 @@ def run(
     bits = np.uint32 if OUT_BYTES[of.out_dtype] == 4 else np.uint16
     out = np.full((m + GUARD_ROWS, of.n), UNWRITTEN[of.out_dtype], bits)
     named = {"a": a.stored, "b": b.stored, "a_scale": a.scale, "b_scale": b.scale, "out": out}
-    maps = [tensor_map(p, named[p.tensor], m, len(a.scale)) for p in gemm_maps(of).all()]
+    named |= {"d": out, "alpha": scales, "bias": shift}
+    made = kernel(of)
+    maps = [
+        tensor_map(p, named[p.view.name], m, len(a.scale), slices(made, p)) for p in transfers(made)
+    ]
     tiles = clusters_of(of, groups)
     grid = max(1, tiles if of.split_k > 1 else min(tiles, clusters)) * of.cluster
-    offsets = starts if of.experts else None
+    given = [named[name] for name in pointers(made)]
+    given += [starts] if of.experts else []
     report = emulator.launch(
         ptx(of), entry="gemm", grid=grid, block=THREADS, cluster=of.cluster,
-        dynamic_smem=of.smem_bytes, args=[*maps, scales, shift, offsets, out, m], seed=seed,
+        dynamic_smem=made.smem_bytes, args=[*maps, *given, m], seed=seed,
     )  # fmt: skip
     want = np.zeros((used, of.n))
     for e in range(experts):

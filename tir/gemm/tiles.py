@@ -50,6 +50,11 @@ ATTRIBUTE = "blockscale.gemm"
 """Function attribute: fmt, out_dtype, n, k, experts (0: not grouped)."""
 
 
+PARAMS, OPTIONAL = "blockscale.params", "blockscale.optional"
+"""Function attributes: the parameters' true shapes (`true_shapes`), and the values of those that
+may be null."""
+
+
 class Sizes(NamedTuple):
     """Padded sizes."""
 
@@ -82,7 +87,29 @@ def gemm_tiles(
         tiles = max(1, ceil_div(rows, ROW_TILE))
         func = fix_shape(func, "a", (tiles, ROW_TILE, round_up(k, K_TILE) // codes))
     sizes = {"fmt": fmt, "out_dtype": out_dtype, "n": n, "k": k, "experts": experts}
-    return func.with_attr(ATTRIBUTE, sizes)
+    attrs = {ATTRIBUTE: sizes, PARAMS: true_shapes(fmt, n, k, experts), OPTIONAL: {"alpha": 1.0}}
+    if not experts:
+        attrs[OPTIONAL]["bias"] = 0.0
+    return func.with_attrs(attrs)
+
+
+def true_shapes(fmt: str, n: int, k: int, experts: int) -> dict[str, list[tuple[str, int, int, int]]]:
+    """Return the true dimensions of the parameters: axis, unit, extent (-1: any), how many of these.
+
+    ``unit``: elements of the axis that an index stands for.
+    """
+    row = GEMM[fmt]
+    along = ceil_div(k, ATOM_SCALES * row.block) * ATOM_BYTES
+    many = [("experts", 1, experts, 1)] if experts else []
+    return {
+        "a": [("rows", 1, -1, 2), ("k", 1, k // row.a.per_byte, 1)],
+        "b": [*many, ("cols", 1, n, 1), ("k", 1, k // row.b.per_byte, 1)],
+        "a_scale": [("rows", 128, -1, 2), ("k", 1, along, 1)],
+        "b_scale": [*many, ("cols", 128, ceil_div(n, 128), 1), ("k", 1, along, 1)],
+        "alpha": [("experts" if experts else "", 1, max(1, experts), 1)],
+        **({} if experts else {"bias": [("cols", 1, n, 1)]}),
+        "d": [("rows", 1, -1, 2), ("cols", 1, n, 1)],
+    }
 
 
 def _plain(fmt: str, out_dtype: str, n: int, k: int, experts: int) -> PrimFunc:
@@ -142,7 +169,7 @@ def _plain(fmt: str, out_dtype: str, n: int, k: int, experts: int) -> PrimFunc:
         for t, i, j in T.grid(tiles, R, N):
             with T.sblock("epilogue"):
                 vt, vi, vj = T.axis.remap("SSS", [t, i, j])
-                d[vt, vi, vj] = formats.round_to(out_dtype, C[vt, vi, vj] * alpha[0] + bias[vj])
+                d[vt, vi, vj] = T.Cast(out_dtype, T.fma(C[vt, vi, vj], alpha[0], bias[vj]))
 
     return main
 
@@ -214,8 +241,6 @@ def _grouped(fmt: str, out_dtype: str, n: int, k: int, experts: int) -> PrimFunc
         for t, i, j in T.grid(tiles, R, N):
             with T.sblock("epilogue"):
                 vt, vi, vj = T.axis.remap("SSS", [t, i, j])
-                d[vt, vi, vj] = formats.round_to(
-                    out_dtype, C[vt, vi, vj] * alpha[expert_of_tile[vt]]
-                )
+                d[vt, vi, vj] = T.Cast(out_dtype, C[vt, vi, vj] * alpha[expert_of_tile[vt]])
 
     return main

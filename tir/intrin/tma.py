@@ -6,12 +6,15 @@ map and coordinates, and a load's barrier is left out.
 
 Tiles of operands in shared memory are [rows, bytes] of packed codes; how the bytes lie there (the
 swizzle, and for the 4-bit operand of kind mxf8f6f4 eight bytes of padding after eight of codes) is
-between the TMA load and the MMA.  Scales are 128x4 tiles of 512 bytes.
+between the TMA load, whose last argument is the bytes of a row there, and the MMA.  Scales are 128x4 tiles of 512 bytes.
 """
 
 from __future__ import annotations
 
 from functools import partial
+
+from tvm.ir import Expr as PrimExpr
+from tvm.script import tirx as T
 
 from blockscale.tir.common import i64
 from blockscale.tir.gemm.tiles import ATOM_BYTES
@@ -35,12 +38,17 @@ def tile_copy(
     scopes: tuple[str, str],
     function: str,
     expert: bool = False,
+    form: tuple[int, ...] = (),
 ) -> str:
     """Register and name: copy a tile between memories by ``function``.
 
-    ``expert``: from the matrix that a table names.
+    ``expert``: from the matrix that a table names; ``form``: how the tile lies in shared memory.
     """
-    move = partial(cuda_blocks.moved, function, header=HEADER)
+
+    def move(target: T.Buffer, source: T.Buffer) -> PrimExpr:
+        numbers = map(T.int32, form)
+        return call(function, target.access_ptr("w"), source.access_ptr("r"), *numbers)
+
     full_name = f"{name}_expert" if expert else name
     return copy(full_name, tuple(map(i64, shape)), dtype, scopes, move, expert)
 
@@ -60,7 +68,8 @@ def load(rows: int, tile_bytes: int, row_bytes: int, group: int, expert: bool = 
     kind = "" if tile_bytes == row_bytes else "_u4align16"
     name = f"tma_load_{rows}x{tile_bytes}{kind}_sw{row_bytes}_cg{group}"
     function = f"bs_tma_load_2d<{group}>"
-    return tile_copy(name, (rows, tile_bytes), "uint8", ("global", SMEM), function, expert)
+    memories = ("global", SMEM)
+    return tile_copy(name, (rows, tile_bytes), "uint8", memories, function, expert, (row_bytes,))
 
 
 @intrinsic

@@ -1,0 +1,420 @@
+"""`kernel.Kernel` -> the CUDA C++ of its kernel: flat text, literals, one branch for each role.
+
+Every role keeps its place in the ring, (stage, parity) from (0, 0), over all tiles: who waits for a
+full stage waits for `parity`, who waits for an empty one for `parity ^ 1`.
+"""
+
+from __future__ import annotations
+
+from blockscale.lower.pipe import store
+from blockscale.lower.pipe.kernel import (
+    LOAD_WARP,
+    MMA_WARP,
+    STORE_WARPS,
+    THREADS,
+    Kernel,
+    Stage,
+    Transfer,
+)
+from blockscale.lower.pipe.text import indented
+from blockscale.lower.pipe.tile import Tile
+
+HEADER = '#include "pipe_tiles.cuh"\n'
+
+_POINTERS = {"float32": "float", "bfloat16": "uint16_t", "float16": "uint16_t", "int32": "int"}
+_POINTERS |= {"uint8": "uint8_t"}
+
+
+def emit(kernel: Kernel, name: str) -> str:
+    """Return the CUDA text of ``kernel``, whose function is ``name``."""
+    return _Emitter(kernel).text(name)
+
+
+def transfers(kernel: Kernel) -> list[Transfer]:
+    """What has a tensor map, in the order of the kernel's parameters."""
+    return [*kernel.loads, *kernel.epilogue.stores.values()]
+
+
+def pointers(kernel: Kernel) -> list[str]:
+    """Parameters that the kernel takes as pointers, in order; they follow the tensor maps."""
+    return store.pointers(kernel)
+
+
+def shared(k: Kernel, load: Transfer) -> tuple[str, int, str]:
+    """CTAs that a load is for (a mask, empty: this one), their number, and this one's among them.
+
+    Those for which it brings the same; a load of rows is sliced between them.
+    """
+    if k.split > 1 or k.cluster == 1:
+        return "", 1, ""
+    if not load.along_y and k.cluster_y > 1:
+        mask = sum(1 << (y * k.cluster_x) for y in range(k.cluster_y))
+        return f"{mask}u << cta_x", k.cluster_y, "cta_y"
+    row = f"cta_y * {k.cluster_x}" if k.cluster_y > 1 else "0"
+    if load.along_x and not load.along_pair:
+        return f"3u << ({row} + cta_x / 2 * 2)", 2, "cta"
+    step = k.group if load.along_pair else 1
+    if load.along_x or k.cluster_x == step:
+        return "", 1, ""
+    mask = sum(1 << x for x in range(0, k.cluster_x, step))
+    if step > 1:
+        return f"{mask}u << ({row} + cta)", k.cluster_x // step, "cta_x / 2"
+    return f"{mask}u << ({row})", k.cluster_x, "cta_x"
+
+
+def slices(kernel: Kernel, transfer: Transfer) -> int:
+    """Into how many boxes CTAs share a transfer's rows."""
+    loads = any(transfer is load for load in kernel.loads)
+    return shared(kernel, transfer)[1] if loads and transfer.wide else 1
+
+
+class _Emitter:
+    """Prints one kernel."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel, self.tile = kernel, Tile(kernel)
+        self.at = kernel.places
+        self.pair = kernel.group == 2
+
+    # ---- The whole --------------------------------------------------------------------------
+
+    def text(self, name: str) -> str:
+        """The kernel."""
+        k, at = self.kernel, self.at
+        cluster = f"__cluster_dims__({k.cluster}, 1, 1) " if k.cluster > 1 else ""
+        lines = [
+            HEADER,
+            f'extern "C" __global__ void __launch_bounds__({THREADS}, 1) {cluster}{name}(',
+            f"    {self._params()}) {{",
+            "  extern __shared__ __align__(1024) char bs_smem[];",
+            "  const int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);  // uniform for ptxas",
+            "  const int lane = threadIdx.x % 32;",
+            "  const uint32_t smem = bs_shared(bs_smem);",
+            *indented(self._place()),
+            f"  if (warp == {LOAD_WARP} && bs_elect()) {{",
+            *indented(self._init(), 2),
+            "  }",
+            *(["  __syncwarp();", "  bs_cluster_sync();  // tcgen05.alloc of a pair: both have started"]
+              if self.pair else []),
+            f"  if (warp == {MMA_WARP}) {{",
+            f"    bs_tcgen05_alloc<{k.group}>(smem + {at['tmem']}, {k.tmem_columns});",
+            f"    bs_tcgen05_relinquish<{k.group}>();",
+            "    bs_tcgen05_fence_before();",
+            "  }",
+            "  __syncwarp();",
+            f"  {self._meet()}",
+            "  bs_tcgen05_fence_after();",
+            f"  const uint32_t tmem = *reinterpret_cast<const uint32_t *>(bs_smem + {at['tmem']});",
+            "  bs_grid_wait();",
+            *indented(self.tile.table()),
+            *indented(self.tile.total()),
+            f"  if (warp == {LOAD_WARP}) {{",
+            *indented(self._load(), 2),
+            f"  }} else if (warp == {MMA_WARP}) {{",
+            *indented(self._multiply(), 2),
+            "  }" + ("" if k.split > 1 else " else {"),
+            *([] if k.split > 1 else [*indented(store.store(k, self.tile), 2), "  }"]),
+            "  __syncwarp();",
+            *(indented(store.store_split(k, self.tile)) if k.split > 1 else []),
+            "  bs_tcgen05_fence_before();",
+            f"  {self._meet()}  // others' MMAs and loads are done with this CTA",
+            "  bs_tcgen05_fence_after();",
+            f"  if (warp == {MMA_WARP}) bs_tcgen05_dealloc<{k.group}>(tmem, {k.tmem_columns});",
+            "}",
+            "",
+        ]  # fmt: skip
+        return "\n".join(lines)
+
+    def _params(self) -> str:
+        k = self.kernel
+        maps = [f"const __grid_constant__ BsTensorMap map_{t.view.name}" for t in transfers(k)]
+        written = store.written(k)
+        given = []
+        for name in pointers(k):
+            kind = _POINTERS[k.views[name].dtype]
+            given.append(f"{'' if name in written else 'const '}{kind} *{name}")
+        offsets = ["const int *offsets"] if k.experts else []
+        return ",\n    ".join([", ".join(maps), ", ".join([*given, *offsets, "int m"])])
+
+    def _place(self) -> list[str]:
+        """Where this CTA stands in its cluster."""
+        k = self.kernel
+        if k.cluster == 1:
+            return []
+        lines = ["const uint32_t rank = bs_cluster_rank();"]
+        if k.split > 1:
+            return lines
+        if k.cluster_y > 1:
+            lines.append(f"const int cta_x = rank % {k.cluster_x}, cta_y = rank / {k.cluster_x};")
+        else:
+            lines.append("const int cta_x = rank;")
+        return [*lines, "const int cta = cta_x % 2;"] if self.pair else lines
+
+    def _meet(self) -> str:
+        return "bs_cluster_sync();" if self.kernel.cluster > 1 else "__syncthreads();"
+
+    def _init(self) -> list[str]:
+        k, at = self.kernel, self.at
+        counts = [
+            ("full", k.stages, k.group if k.unpacks else 1),
+            ("empty", k.stages, k.senders),
+            *([("packed", k.stages, 1)] if k.unpacks else []),
+            ("done", k.acc_stages, 1),
+            ("free", k.frees, STORE_WARPS * k.group),
+        ]
+        lines = [
+            f"for (int i = 0; i < {many}; ++i) bs_mbar_init(smem + {at[name]} + 8 * i, {count});"
+            for name, many, count in counts
+        ]
+        lines.append("bs_mbar_init_fence();")
+        return lines + [f"bs_tma_prefetch_map(&map_{t.view.name});" for t in transfers(k)]
+
+    # ---- The loading warp -------------------------------------------------------------------
+
+    def _ring(self, name: str = "stage", parity: str = "parity") -> str:
+        """The next stage."""
+        return f"if (++{name} == {self.kernel.stages}) {name} = 0, {parity} ^= 1;"
+
+    def _bounds(self) -> tuple[str, str]:
+        """First stage of K of a CTA, and the one behind its last."""
+        k = self.kernel
+        if k.split == 1:
+            return "0", str(k.k_stages)
+        return (
+            f"int(rank) * {k.k_stages} / {k.split}",
+            f"int(rank + 1) * {k.k_stages} / {k.split}",
+        )
+
+    def _load(self) -> list[str]:
+        """All tiles' loads, by one thread, or by a warp that spreads codes too."""
+        k, at = self.kernel, self.at
+        first, last = self._bounds()
+        empty = f"bs_mbar_wait(smem + {at['empty']} + 8 * stage, parity ^ 1);"
+        drain = [] if k.cluster == 1 else [
+            "// MMAs of other CTAs still report to this CTA's barriers.",
+            f"for (int i = 0; i < {k.stages}; ++i) {{",
+            f"  {empty}",
+            f"  {self._ring()}",
+            "}",
+        ]  # fmt: skip
+        spread = self._spread() if k.unpacks else []
+        ahead = k.stages - 1 if k.stages > 3 else k.stages
+        issue = self._loads()
+        if k.unpacks:
+            issue = ["if (lane == 0) {", *indented(issue), "}", "__syncwarp();"]
+        lines = [
+            "uint32_t stage = 0, parity = 0;",
+            *(["uint32_t late = 0, late_parity = 0;", "int behind = 0;"] if k.unpacks else []),
+            *self._masks(),
+            *self.tile.loop(
+                [
+                    *self._first_rows(),
+                    f"for (int k = {first}; k < {last}; ++k) {{",
+                    f"  {empty}",
+                    *indented(issue),
+                    f"  {self._ring()}",
+                    *([f"  if (++behind < {ahead}) continue;", *indented(spread), "  --behind;"]
+                      if k.unpacks else []),
+                    "}",
+                ]
+            ),
+            "bs_grid_launch();",
+            *(["for (; behind > 0; --behind) {", *indented(spread), "}"] if k.unpacks else []),
+            *drain,
+        ]  # fmt: skip
+        return lines if k.unpacks else ["if (bs_elect()) {", *indented(lines), "}"]
+
+    def _shared(self, load: Transfer) -> tuple[str, int, str]:
+        return shared(self.kernel, load)
+
+    def _masks(self) -> list[str]:
+        lines = []
+        for load in self.kernel.loads:
+            mask, many, _ = self._shared(load)
+            if many > 1:
+                lines.append(f"const uint32_t mask_{load.view.name} = {mask};")
+        return lines
+
+    def _first_rows(self) -> list[str]:
+        """What a tile's loads have in common."""
+        lines = []
+        for load in self.kernel.loads:
+            row = load.dims[-1]
+            _, many, number = self._shared(load)
+            text = self.tile.coordinate(row)
+            if self.kernel.swap and self.pair and load is self.kernel.loads[1]:
+                # A pair's MMA of fewer columns takes half of them from each CTA.
+                text = f"{self.tile.coordinate(row, cta='0')} + cta * (columns / 2)"
+            if many > 1 and load.wide:
+                text += f" + ({number}) * {load.slot.shape[-2] // many}"
+            lines.append(f"const int {load.view.name}_row = {text};")
+        if any(self._hinted(load) for load in self.kernel.loads):
+            lines.append(f"const uint64_t policy = bs_policy({self.tile.only_rows()});")
+        return lines
+
+    def _hinted(self, load: Transfer) -> bool:
+        return load.once and self._shared(load)[1] == 1
+
+    def _loads(self) -> list[str]:
+        """One stage's."""
+        k, at = self.kernel, self.at
+        packed = k.unpacks
+        group = 1 if packed else k.group
+        count = group * sum(load.count for load in k.loads)
+        lines = [f"uint32_t bar = smem + {at['packed' if packed else 'full']} + 8 * stage;"]
+        expect = f"bs_mbar_expect(bar, {count});"
+        lines.append(f"if (cta == 0) {expect}" if group == 2 else expect)
+        if group == 2:
+            lines.append("bar &= 0xFEFFFFFF;  // of the leader, the even CTA")
+        for place, load in zip(("x", "y", "sx", "sy"), k.loads, strict=True):
+            lines.append(self._one_load(place, load, group))
+        return lines
+
+    def _one_load(self, place: str, load: Transfer, group: int) -> str:
+        mask, many, number = self._shared(load)
+        to = f"smem + {self.at[place] + (load.slot.bytes // 2 if load.packed else 0)}"
+        to += f" + stage * {load.slot.bytes}"
+        row_bytes = load.slot.row_bytes // (2 if load.packed else 1)
+        if many > 1 and load.wide:
+            to += f" + ({number}) * {load.slot.shape[-2] // many * row_bytes}"
+        where = [self.tile.coordinate(dim) for dim in load.dims[:-1]] + [f"{load.view.name}_row"]
+        name = f"bs_tma_load_{len(load.dims)}d"
+        args = [to, f"&map_{load.view.name}", *where, "bar"]
+        if mask:
+            name, args = f"{name}_multicast", [*args, f"mask_{load.view.name}"]
+        elif self._hinted(load):
+            name, args = f"{name}_hint", [*args, "policy"]
+        text = f"{name}<{group}>({', '.join(args)});"
+        return f"if ({number} == 0) {text}" if many > 1 and not load.wide else text
+
+    def _spread(self) -> list[str]:
+        """The packed operand of the oldest stage whose bytes are there, to bytes."""
+        k, at = self.kernel, self.at
+        lines = [f"bs_mbar_wait(smem + {at['packed']} + 8 * late, late_parity);"]
+        for place, load in zip("xy", k.loads[:2], strict=True):
+            if load.packed:
+                rows = load.slot.shape[-2]
+                lines.append(
+                    f"bs_spread_rows<{rows}>(smem + {at[place]} + late * {load.slot.bytes}, lane);"
+                )
+        full = f"smem + {at['full']} + 8 * late"
+        leader = "rank / 2 * 2" if self.pair else "rank" if k.cluster > 1 else "0"
+        return [
+            *lines,
+            "bs_fence_async();",
+            "__syncwarp();",
+            f"if (lane == 0) bs_mbar_arrive_cluster(bs_map_rank({full}, {leader}));",
+            self._ring("late", "late_parity"),
+        ]
+
+    # ---- The multiplying warp ---------------------------------------------------------------
+
+    def _multiply(self) -> list[str]:
+        """All tiles' MMAs, by a whole warp with uniform loops, of which one thread issues."""
+        k, at = self.kernel, self.at
+        first, last = self._bounds()
+        whole = k.k_stages - (k.last is not None)
+        unroll = 2 if k.split > 1 else next(u for u in (4, 3, 2, 1) if whole % u == 0)
+        pitch, column = k.acc_pitch, k.sy_column
+        shift = self.tile.text(k.sy_shift)
+        more = "k > first" if k.split > 1 else "k > 0"
+        done = f"smem + {at['done']} + 8 * slot"
+        end = str(whole) if k.split == 1 else f"min(last, {whole})"
+        begin = "0" if k.split == 1 else "first"
+        bounds = [f"const int first = {first}, last = {last};"] if k.split > 1 else []
+        tail = []
+        if k.last is not None:
+            rest = self._take(k.last, f"{whole} > first" if k.split > 1 else str(int(whole > 0)))
+            tail = [f"if (last == {k.k_stages}) {{", *indented(rest), "}"] if k.split > 1 else ["{", *indented(rest), "}"]
+        lines = [
+            "const bool issues = bs_elect();",
+            "uint32_t stage = 0, parity = 0, number = 0;",
+            f"const uint64_t x_rows = bs_matrix_desc<{k.loads[0].slot.row_bytes}>(0);",
+            f"const uint64_t y_rows = bs_matrix_desc<{k.loads[1].slot.row_bytes}>(0);",
+            "const uint64_t scales = bs_scale_desc(0);",
+            *self._senders(),
+            *self.tile.loop(
+                [
+                    f"const uint32_t slot = number % {k.acc_stages}, acc = tmem + slot * {pitch};",
+                    f"const uint32_t sfx = tmem + {k.sx_column}, sfy = tmem + {column} + {shift};",
+                    f"const uint32_t free = smem + {at['free']} + 8 * (number % {k.frees});",
+                    f"bs_mbar_wait_from<{str(self.pair).lower()}>(free, (number / {k.frees} & 1) ^ 1);",
+                    *bounds,
+                    *([f"#pragma unroll({unroll})",
+                       f"for (int k = {begin}; k < {end}; ++k) {{",
+                       *indented(self._take(k.whole, more)),
+                       "}"] if whole else []),
+                    *tail,
+                    f"if (issues) {self._commit(done, self._own())};",
+                    "__syncwarp();",
+                ],
+                count="number",
+            ),
+        ]  # fmt: skip
+        if k.group == 1:
+            return lines
+        return ["if (cta == 0) {", *indented(lines), "}"]
+
+    def _own(self) -> str:
+        k = self.kernel
+        return f"{(1 << k.group) - 1}u << rank" if k.cluster // k.split > 1 else ""
+
+    def _senders(self) -> list[str]:
+        """CTAs that load for this pair wait for it: those of its row and of its columns."""
+        k = self.kernel
+        if k.cluster // k.split == 1:
+            return []
+        pair = (1 << k.group) - 1
+        row = (1 << k.cluster_x) - 1
+        column = sum(pair << (y * k.cluster_x) for y in range(k.cluster_y))
+        at_row = f"{row}u << (cta_y * {k.cluster_x})" if k.cluster_y > 1 else f"{row}u"
+        return [f"const uint32_t senders = {at_row} | {column}u << cta_x;"]
+
+    def _commit(self, bar: str, mask: str) -> str:
+        k = self.kernel
+        if k.cluster // k.split > 1:
+            return f"bs_tcgen05_commit_multicast<{k.group}>({bar}, {mask})"
+        return f"bs_tcgen05_commit<{k.group}>({bar})"
+
+    def _take(self, stage: Stage, more: str) -> list[str]:
+        """The next stage of the ring when it is full; then those that load may fill it again."""
+        k, at = self.kernel, self.at
+        remote = str(self.pair and k.unpacks).lower()
+        lines = []
+        for name, load, of in zip(("x", "y", "sx", "sy"), k.loads, ("x_rows", "y_rows", "scales", "scales"), strict=True):
+            address = f"smem / 16 + {at[name] // 16} + stage * {load.slot.bytes // 16}"
+            lines.append(f"const uint64_t {name} = bs_desc_at({of}, {address});")
+        for copy in stage.copies:
+            side = copy.side
+            lines.append(
+                f"bs_tcgen05_cp<{k.group}>({self._scale_column(side, copy.column)}, "
+                f"s{side} + {copy.source // 16});"
+            )
+        desc = k.mma
+        for number, step in enumerate(stage.multiplies):
+            n = 0 if k.swap else desc.n
+            word = (
+                f"bs_instruction_desc({desc.m}, {n}, {desc.x_format}, {desc.y_format}, "
+                f"{desc.ue8m0}, {step.x_byte}, {step.y_byte})"
+            )
+            word += " | columns << 14" if k.swap else ""
+            lines.append(
+                f"{desc.function}<{k.group}>(acc, x + {step.x // 16}, y + {step.y // 16}, {word}, "
+                f"sfx + {step.sx}, sfy + {step.sy}, {more if number == 0 else 1});"
+            )
+        empty = f"smem + {at['empty']} + 8 * stage"
+        mask = "senders" if k.cluster // k.split > 1 else ""
+        return [
+            f"bs_mbar_wait_from<{remote}>(smem + {at['full']} + 8 * stage, parity);",
+            "bs_tcgen05_fence_after();",
+            "if (issues) {",
+            *indented(lines),
+            f"  {self._commit(empty, mask)};",
+            "}",
+            "__syncwarp();",
+            self._ring(),
+        ]
+
+    def _scale_column(self, side: str, column: int) -> str:
+        k = self.kernel
+        return f"tmem + {(k.sx_column if side == 'x' else k.sy_column) + column}"

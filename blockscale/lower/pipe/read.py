@@ -1,0 +1,404 @@
+"""What a scheduled function says: its blocks, in the coordinates of the tile that a CTA computes.
+
+Every block's iterators are replaced by loops, loops over tiles by the number of the tile along each
+axis, loops bound to threads by `Coordinates`; so an operand's place is an expression in those, the
+stage of K, and the loops that remain.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+from typing import Any, NamedTuple
+
+from tvm import tirx
+from tvm.ir import Expr as PrimExpr
+from tvm.sym import Analyzer
+from tvm.tirx import IndexMap, PrimFunc
+
+from blockscale.base.errors import LoweringError
+from blockscale.tir.common import i64
+from blockscale.tir.gemm.tiles import OPTIONAL, PARAMS
+
+_CALL = re.compile(r"bs_(?P<what>[a-z0-9_]+?)(?:<(?P<number>\d+)>)?$")
+
+BOUND = {"clusterCtaIdx.x": "cta", "threadIdx.y": "warp", "threadIdx.x": "lane"}
+"""Threads that loops are bound to, and the coordinate that each is."""
+
+
+def var(name: str) -> tirx.Var:
+    """A new 64-bit integer."""
+    return tirx.Var(name, "int64")
+
+
+class Dim(NamedTuple):
+    """One dimension of a parameter as it lies in memory: some neighbouring ones of its TensorIR."""
+
+    axis: str
+    """ "rows", "cols", "k", "experts", or "" """
+    unit: int
+    """Elements of the axis that an index stands for: 128 for tiles of scales."""
+    extent: int | None
+    """The true number of indices; None: known when the kernel runs."""
+    count: int
+    """Dimensions of the TensorIR."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A parameter's true shape, outermost dimension first."""
+
+    name: str
+    dtype: str
+    dims: tuple[Dim, ...]
+    shape: tuple[PrimExpr, ...]
+    """Of the TensorIR, padded."""
+
+    @property
+    def item(self) -> int:
+        """Bytes of an element."""
+        return int(re.sub(r"\D", "", self.dtype) or 8) // 8
+
+    def index(self, mins: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
+        """Indices of the true dimensions of an element of the TensorIR."""
+        found, at = [], 0
+        for dim in self.dims:
+            value: PrimExpr = i64(0)
+            for number in range(at, at + dim.count):
+                value = mins[number] if number == at else value * self.shape[number] + mins[number]
+            found.append(value)
+            at += dim.count
+        return tuple(found)
+
+    @property
+    def pitches(self) -> tuple[int, ...]:
+        """Elements from an index of each dimension to the next one."""
+        made = [1]
+        for dim in self.dims[:0:-1]:
+            if dim.extent is None:
+                raise LoweringError(f"{self.name}: only its first dimension may be known at run time")
+            made.append(made[-1] * dim.extent)
+        return tuple(made[::-1])
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A part of a buffer: where it begins, and its shape in the buffer's dimensions."""
+
+    name: str
+    buffer: Any
+    mins: tuple[PrimExpr, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def scope(self) -> str:
+        """The buffer's memory."""
+        return str(self.buffer.scope())
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop inside of a tile that no coordinate stands for."""
+
+    var: tirx.Var
+    extent: int
+
+
+class Store(NamedTuple):
+    """An assignment to an element of a buffer."""
+
+    buffer: Any
+    indices: tuple[PrimExpr, ...]
+    value: PrimExpr
+
+
+@dataclass(eq=False)
+class Site:
+    """A block."""
+
+    name: str
+    block: Any
+    outer: tuple[Any, ...]
+    """For nodes around it, outermost first."""
+    loops: tuple[Loop, ...]
+    """Those of `outer` that are neither tiles, stages nor coordinates."""
+    bound: tuple[str, ...]
+    """Coordinates that its loops are bound to."""
+    what: str = ""
+    """The instruction that it calls; empty: a plain block."""
+    number: int = 0
+    """The instruction's template argument."""
+    call: Any = None
+    operands: dict[str, Operand] = field(default_factory=dict)
+    """By the name of the intrinsic's buffer."""
+    body: Store | None = None
+    """A plain block's."""
+
+    @property
+    def where(self) -> str:
+        """For messages."""
+        return f"block '{self.name}'"
+
+    def writes(self) -> Any:
+        """The buffer that it writes."""
+        return self.block.writes[0].source
+
+    def reads(self) -> list[Any]:
+        """Buffers that it reads."""
+        return [region.source for region in self.block.reads]
+
+    def points(self) -> Iterator[dict[tirx.Var, int]]:
+        """Yield the values of its loops, in their order."""
+        for values in product(*(range(loop.extent) for loop in self.loops)):
+            yield {loop.var: value for loop, value in zip(self.loops, values, strict=True)}
+
+    @property
+    def annotations(self) -> dict[str, Any]:
+        """Of the block."""
+        return {str(key): value for key, value in self.block.annotations.items()}
+
+
+class Coordinates:
+    """What expressions are in: the tile along each axis, CTA of a pair, stage, warp, lane."""
+
+    def __init__(self) -> None:
+        self.tiles = {"rows": var("row_tile"), "cols": var("col_tile")}
+        self.cta, self.warp, self.lane = var("cta"), var("warp"), var("lane")
+        self.k = var("k")
+
+    @property
+    def all(self) -> tuple[tirx.Var, ...]:
+        """All of them."""
+        return (*self.tiles.values(), self.cta, self.k, self.warp, self.lane)
+
+
+class Reader:
+    """A scheduled function.
+
+    Attributes:
+        views: true shapes of the parameters, by name.
+        optional: what stands for a parameter that is null, by name.
+        at: the coordinates.
+        tile_size: rows and columns of d of a tile, by axis.
+        sites: all blocks with something to do.
+        tile_loop, k_loop: the innermost loop over tiles, and that over stages of K.
+    """
+
+    def __init__(self, func: PrimFunc) -> None:
+        attrs = func.attrs or {}
+        if PARAMS not in attrs:
+            raise LoweringError(
+                f"function without the attribute {PARAMS!r}: it is no GEMM of gemm_tiles"
+            )
+        self.func, self.at = func, Coordinates()
+        given = {str(param.name): param.ty for param in func.params}
+        self.views = {name: self._view(name, given, dims) for name, dims in attrs[PARAMS].items()}
+        self.optional = {str(k): float(v) for k, v in attrs.get(OPTIONAL, {}).items()}
+        self.analyzer = Analyzer()
+        raw = list(_blocks(func.body))
+        self.tile_loops, self.k_loop = self._loops(raw)
+        self._tiles: dict[tirx.Var, PrimExpr] = {}
+        self.tile_size = self._axes(raw)
+        self.sites = [self._site(block, loops, values) for block, loops, values in raw]
+
+    @staticmethod
+    def _view(name: str, given: Mapping[str, Any], dims: Any) -> View:
+        if name not in given:
+            raise LoweringError(f"attribute {PARAMS!r} names {name!r}, which is no parameter")
+        buffer = given[name]
+        made = []
+        for axis, unit, extent, count in dims:
+            made.append(Dim(str(axis), int(unit), None if int(extent) < 0 else int(extent), int(count)))
+        if sum(dim.count for dim in made) != len(buffer.shape):
+            raise LoweringError(
+                f"attribute {PARAMS!r}: {name} has {len(buffer.shape)} dimensions, and "
+                f"{sum(dim.count for dim in made)} are described"
+            )
+        return View(name, str(buffer.dtype), tuple(made), tuple(buffer.shape))
+
+    @property
+    def tile_loop(self) -> Any:
+        """The innermost loop over tiles."""
+        return self.tile_loops[-1]
+
+    # ---- Loops ------------------------------------------------------------------------------
+
+    @staticmethod
+    def _loops(raw: Sequence[tuple[Any, tuple[Any, ...], Any]]) -> tuple[list[Any], Any]:
+        """The loops over tiles, and that over stages: those that loads and MMAs have in common."""
+        mma = [loops for block, loops, _ in raw if "_mma_" in called(block.body)[0]]
+        load = [loops for block, loops, _ in raw if called(block.body)[0] == "tma_load_2d"]
+        if not mma:
+            raise LoweringError(
+                "no block issues MMAs: block 'gemm_update' is not tensorized; map its loops onto "
+                "an intrinsic of blockscale.tir.intrin.tcgen05"
+            )
+        if not load:
+            raise LoweringError("no block calls tma_load_2d: operands are loaded by TMA")
+        common = [a for a, b in zip(mma[0], load[0], strict=False) if a.same_as(b)]
+        if len(common) < 2:
+            raise LoweringError(
+                f"loads and MMAs are inside of {len(common)} common loops; they have loops over "
+                "tiles and one over stages of K around them"
+            )
+        return common[:-1], common[-1]
+
+    def _axes(self, raw: Sequence[tuple[Any, tuple[Any, ...], Any]]) -> dict[str, int]:
+        """Find which axis each loop over tiles runs along; return the sizes of tiles."""
+        out = next(view for view in reversed(self.views.values()))
+        written = [
+            (block, values)
+            for block, _, values in raw
+            if block.writes and block.writes[0].source.name == out.name
+        ]
+        if not written:
+            raise LoweringError(f"no block writes {out.name}")
+        block, values = written[-1]
+        mins = [substituted(r.min, values) for r in block.writes[0].region]
+        sizes: dict[str, int] = {}
+        names = [str(loop.loop_var.name) for loop in self.tile_loops]
+        for dim, index in zip(out.dims, out.index(mins), strict=True):
+            if dim.axis not in self.at.tiles:
+                continue
+            variable = self.at.tiles[dim.axis]
+            steps = []
+            for loop in self.tile_loops:
+                step = self.step(index, loop.loop_var)
+                if step:
+                    steps.append((step * dim.unit, loop))
+            steps.sort(key=lambda pair: -pair[0])
+            left: PrimExpr = variable
+            for (big, outer), (small, inner) in zip(steps, steps[1:], strict=False):
+                count = constant(inner.extent, f"loop {inner.loop_var.name}")
+                if big != small * count:
+                    raise LoweringError(
+                        f"loops {outer.loop_var.name} and {inner.loop_var.name} over tiles step by "
+                        f"{big} and {small} {dim.axis}, and the inner one runs {count} times"
+                    )
+            for (_, loop), (_, inner) in zip(steps, steps[1:], strict=False):
+                whole = constant(inner.extent, "loop over tiles")
+                self._tiles[loop.loop_var] = tirx.floordiv(left, i64(whole))
+                left = tirx.floormod(left, i64(whole))
+            if steps:
+                self._tiles[steps[-1][1].loop_var] = left
+                sizes[dim.axis] = steps[-1][0]
+        unknown = [n for n, loop in zip(names, self.tile_loops, strict=True) if loop.loop_var not in self._tiles]
+        if unknown or len(sizes) != 2:
+            raise LoweringError(
+                f"loops over tiles: {unknown or names} do not make tiles of rows and columns of "
+                f"{out.name}"
+            )
+        return sizes
+
+    def step(self, index: PrimExpr, variable: tirx.Var) -> int:
+        """By how much an index grows with a loop."""
+        grown = substituted(index, {variable: variable + i64(1)})
+        step = self.simplify(grown - index)
+        return int(step) if isinstance(step, tirx.IntImm) else 0
+
+    def simplify(self, value: PrimExpr) -> PrimExpr:
+        """Return a shorter form."""
+        return self.analyzer.simplify(value)
+
+    # ---- Blocks -----------------------------------------------------------------------------
+
+    def _site(self, block: Any, loops: tuple[Any, ...], values: Mapping[Any, PrimExpr]) -> Site:
+        name = str(block.name_hint)
+        replaced: dict[Any, PrimExpr] = dict(self._tiles)
+        free, bound = [], []
+        for loop in loops:
+            if loop.loop_var in replaced:
+                continue
+            if loop.same_as(self.k_loop):
+                replaced[loop.loop_var] = self.at.k
+                continue
+            extent = constant(loop.extent, f"block '{name}'")
+            thread = loop.thread_binding
+            if thread is None:
+                free.append(Loop(loop.loop_var, extent))
+                continue
+            tag = str(thread.thread_tag)
+            if tag not in BOUND:
+                raise LoweringError(f"block '{name}': a loop is bound to {tag}, not {list(BOUND)}")
+            bound.append(BOUND[tag])
+            replaced[loop.loop_var] = getattr(self.at, BOUND[tag]) if extent > 1 else i64(0)
+        settled = {v: substituted(value, replaced) for v, value in values.items()} | replaced
+        what, number = called(block.body)
+        site = Site(name, block, loops, tuple(free), tuple(bound), what, number)
+        if what:
+            site.call = block.body.value
+            for match in block.match_buffers:
+                region = match.source
+                mins = tuple(self.simplify(substituted(r.min, settled)) for r in region.region)
+                shape = tuple(constant(r.extent, site.where) for r in region.region)
+                name = str(match.buffer.name)
+                site.operands[name] = Operand(name, region.source, mins, shape)
+            return site
+        site.body = self._store(site, block.body, settled)
+        return site
+
+    @staticmethod
+    def _store(site: Site, stmt: Any, settled: Mapping[Any, PrimExpr]) -> Store:
+        if type(stmt).__name__ != "BufferStore" or site.block.init is not None:
+            raise LoweringError(
+                f"{site.where} is no single assignment; decompose reductions, and tensorize what "
+                "an instruction does"
+            )
+        indices = tuple(substituted(index, settled) for index in stmt.indices)
+        return Store(stmt.buffer, indices, substituted(stmt.value, settled))
+
+
+def substituted(value: PrimExpr, by: Mapping[Any, PrimExpr]) -> PrimExpr:
+    """Return ``value`` with variables replaced, simplified."""
+    (made,) = IndexMap(list(by), [value], None).map_indices(list(by.values()))
+    return made
+
+
+def _blocks(stmt: Any, loops: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...], Any]]:
+    """Yield every block but the root with the loops around it and the values of its iterators."""
+    kind = type(stmt).__name__
+    if kind == "For":
+        yield from _blocks(stmt.body, (*loops, stmt))
+    elif kind == "SeqStmt":
+        for part in stmt.seq:
+            yield from _blocks(part, loops)
+    elif kind == "SBlockRealize":
+        block = stmt.block
+        if not isinstance(stmt.predicate, tirx.IntImm) or not int(stmt.predicate):
+            raise LoweringError(
+                f"block '{block.name_hint}' has the predicate {stmt.predicate}; tiles are whole, "
+                "so split loops without a remainder"
+            )
+        values = {v.var: value for v, value in zip(block.iter_vars, stmt.iter_values, strict=True)}
+        if block.name_hint == "root" and not loops:
+            yield from _blocks(block.body, loops)
+        else:
+            yield block, loops, values
+    elif kind not in ("BufferStore", "Evaluate"):
+        raise LoweringError(
+            f"a {kind} inside of {len(loops)} loops: only loops, blocks and tensor intrinsics are "
+            "lowered; schedule without it"
+        )
+
+
+def constant(extent: Any, where: str) -> int:
+    """Return an extent as a number; LoweringError if it is none."""
+    if not isinstance(extent, tirx.IntImm):
+        raise LoweringError(f"{where}: a loop inside of a tile has the extent {extent}, no number")
+    return int(extent)
+
+
+def called(body: Any) -> tuple[str, int]:
+    """Instruction and template argument of an intrinsic's body; ("", 0) if it is none."""
+    name = function(body.value) if type(body).__name__ == "Evaluate" else ""
+    found = _CALL.match(name)
+    return (found["what"], int(found["number"] or 0)) if found else ("", 0)
+
+
+def function(value: Any) -> str:
+    """Name of the device function that ``value`` calls; "" if it is no such call."""
+    is_call = getattr(getattr(value, "op", None), "name", "") == "tirx.cuda.func_call"
+    return str(value.args[0].value) if is_call else ""
