@@ -161,9 +161,10 @@ def _load_scales(
     for block in (*moved[::2], *moved[1::2]):
         sch.compute_at(block, stages)
     if tile.cta_group > 1:  # each CTA of a pair has the scales of its own rows of X
-        x = 2 * tile.swap
-        sch.bind(last_loops(sch, moved[x], 1)[0], PAIR)
-        sch.bind(last_loops(sch, moved[x + 1], 2)[0], PAIR)
+        lanes, load = moved[2 * tile.swap : 2 * tile.swap + 2]
+        depth = len(sch.get_loops(sch.get_sblock("gemm"))) - 5
+        sch.bind(sch.get_loops(lanes)[-1], PAIR)
+        sch.bind(sch.get_loops(load)[depth], PAIR)
 
 
 def _load_operand(sch: Schedule, copy: SBlockRV, stages: LoopRV, tile: GemmPlan, side: str) -> None:

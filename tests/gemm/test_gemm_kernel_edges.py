@@ -59,7 +59,7 @@ def test_offsets_beyond_a(monkeypatch: pytest.MonkeyPatch) -> None:
     launch = emulator.launch
 
     def beyond(*given, args, **options):
-        args[7][-1] += 100
+        args[-2][-1] += 100
         return launch(*given, args=args, **options)
 
     monkeypatch.setattr(harness.emulator, "launch", beyond)

@@ -317,15 +317,15 @@ class _Emitter:
         unroll = 2 if k.split > 1 else next(u for u in (4, 3, 2, 1) if whole % u == 0)
         pitch, column = k.acc_pitch, k.sy_column
         shift = self.tile.text(k.sy_shift)
-        more = "k > first" if k.split > 1 else "k > 0"
+        more = "k > k_first" if k.split > 1 else "k > 0"
         done = f"smem + {at['done']} + 8 * slot"
-        end = str(whole) if k.split == 1 else f"min(last, {whole})"
-        begin = "0" if k.split == 1 else "first"
-        bounds = [f"const int first = {first}, last = {last};"] if k.split > 1 else []
+        end = str(whole) if k.split == 1 else f"min(k_last, {whole})"
+        begin = "0" if k.split == 1 else "k_first"
+        bounds = [f"const int k_first = {first}, k_last = {last};"] if k.split > 1 else []
         tail = []
         if k.last is not None:
-            rest = self._take(k.last, f"{whole} > first" if k.split > 1 else str(int(whole > 0)))
-            tail = [f"if (last == {k.k_stages}) {{", *indented(rest), "}"] if k.split > 1 else ["{", *indented(rest), "}"]
+            rest = self._take(k.last, f"{whole} > k_first" if k.split > 1 else str(int(whole > 0)))
+            tail = [f"if (k_last == {k.k_stages}) {{", *indented(rest), "}"] if k.split > 1 else ["{", *indented(rest), "}"]
         lines = [
             "const bool issues = bs_elect();",
             "uint32_t stage = 0, parity = 0, number = 0;",
