@@ -406,7 +406,7 @@ class _Derivation:
                 numbers[f"s{key}"] = column + own // WORD
                 numbers[f"{key}_byte"] = own % WORD
             steps.append((Multiply(**numbers), self._at(x.mins[-1], point)))
-        moved: list[Copy] = []
+        moved: list[tuple[int, Copy]] = []
         for side, site, slot, load in (("x", copies[0], slots[0], loads[2]), ("y", copies[1], slots[1], loads[3])):
             for point in _points(site):
                 source, target = site.operands["S"], site.operands["D"]
@@ -414,8 +414,11 @@ class _Derivation:
                 at = self._number(row, site) * load.slot.shape[-1] + self._number(byte, site)
                 lane, column = self._offset(site, target, slot, point)[-2:]
                 place = self._number(lane, site) // SCALE_LANES * (slot.shape[-1] // WORD)
-                moved.append(Copy(side, at, place + self._number(column, site) // WORD))
+                line = self._number(lane, site)
+                moved.append((line, Copy(side, at, place + self._number(column, site) // WORD)))
         self._order(copies)
+        # They are independent; those of the first MMAs go first.
+        brought = [copy for _, copy in sorted(moved, key=lambda pair: pair[0])]
 
         def real(stage: int) -> list[Multiply]:
             at = {self.at.k: i64(stage)}
@@ -423,7 +426,7 @@ class _Derivation:
 
         counts = [len(real(stage)) for stage in range(padded)]
         k_stages = sum(count > 0 for count in counts)
-        whole = Stage(tuple(moved), tuple(step for step, _ in steps))
+        whole = Stage(tuple(brought), tuple(step for step, _ in steps))
         if any(count != len(steps) for count in counts[: k_stages - 1]) or not k_stages:
             raise LoweringError(
                 f"loop over K: stages do {counts} MMAs inside of K; only the last may be partial"
@@ -434,7 +437,7 @@ class _Derivation:
         needed = {"x": {s.sx for s in kept}, "y": {s.sy for s in kept}}
         lines = {side: {c // self._line(slot) for c in needed[side]} for side, slot in zip("xy", slots, strict=True)}
         some = [
-            c for c in moved if c.column // self._line(slots["xy".index(c.side)]) in lines[c.side]
+            c for c in brought if c.column // self._line(slots["xy".index(c.side)]) in lines[c.side]
         ]
         return whole, Stage(tuple(some), tuple(kept)), k_stages
 

@@ -209,6 +209,7 @@ class _Emitter:
             *self.tile.loop(
                 [
                     *self._first_rows(),
+                    *([] if k.unpacks else ["#pragma unroll 4"]),
                     f"for (int k = {first}; k < {last}; ++k) {{",
                     f"  {empty}",
                     *indented(issue),
