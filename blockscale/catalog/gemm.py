@@ -10,8 +10,8 @@ from tvm.tirx import PrimFunc
 from blockscale.base.targets import TCGEN05
 from blockscale.catalog.registry import Bucket, Road, register, scheduled
 from blockscale.lower.cuda import Source
-from blockscale.lower.gemm import kernel
-from blockscale.lower.gemm.maps import SPREAD_ALIGNMENT, spreads_codes
+from blockscale.lower.pipe import host
+from blockscale.lower.pipe.maps import SPREAD_ALIGNMENT, spreads_codes
 from blockscale.schedules.gemm import cpu, cpu_linear, tcgen05
 from blockscale.schedules.steps import Sketch
 from blockscale.specs import GroupedMmFp4, Linear, MmFp4
@@ -84,7 +84,7 @@ def _tile_sketches(spec: Gemm, bucket: Bucket, level: str) -> list[Sketch]:
 
 def _tile_sources(spec: Gemm, arch: str, traces: Mapping[str, Trace | None]) -> Source:
     names = [param.name for param in spec.params()]
-    return kernel.sources(scheduled(spec, arch, traces), spec.name, arch, names)
+    return host.sources(scheduled(spec, arch, traces), spec.name, arch, names)
 
 
 def _tile_alignments(spec: Gemm) -> dict[str, int]:

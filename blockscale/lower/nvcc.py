@@ -19,7 +19,7 @@ from blockscale.base import files, formats
 from blockscale.base.errors import CompileError
 from blockscale.base.files import CUDA_HEADERS, HOST_C
 
-INCLUDES = (CUDA_HEADERS, CUDA_HEADERS / "gemm", CUDA_HEADERS / "moe", CUDA_HEADERS / "pipe", HOST_C)
+INCLUDES = (CUDA_HEADERS, CUDA_HEADERS / "gemm", CUDA_HEADERS / "moe", HOST_C)
 """Folders of our device headers."""
 
 FLAGS = (

@@ -58,13 +58,13 @@ def export_cuda(module: Any, target: str, out: Path) -> None:
 def _cuda_code(func: Any, params: list[dict[str, Any]], arch: str) -> Any:
     """Return the machine code of ``main``; a tcgen05 GEMM is not lowered by TVM."""
     from blockscale.lower import cuda
-    from blockscale.lower.gemm import kernel as gemm
-    from blockscale.tir.gemm.tiles import ATTRIBUTE
+    from blockscale.lower.pipe import host as pipe
+    from blockscale.tir.gemm.tiles import PARAMS as TRUE_SHAPES
 
-    if ATTRIBUTE not in func.attrs:
+    if TRUE_SHAPES not in func.attrs:
         return cuda.compile_cuda(func, "main", arch)
     names = [str(param["name"]) for param in params]
-    return cuda.compile_sources(gemm.sources([(None, func)], "main", arch, names), "main", arch)
+    return cuda.compile_sources(pipe.sources([(None, func)], "main", arch, names), "main", arch)
 
 
 def _runtime(folder: Path) -> Path:

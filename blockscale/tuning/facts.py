@@ -29,14 +29,14 @@ def facts_of(mod: Any) -> Callable[[Any], Mapping[str, float]] | None:
 
     if moe_gemm_of(mod) is not None:
         return moe_facts
-    return gemm_facts if gemm_tiles.ATTRIBUTE in (mod["main"].attrs or {}) else None
+    return gemm_facts if gemm_tiles.PARAMS in (mod["main"].attrs or {}) else None
 
 
 def gemm_facts(sch: Any) -> dict[str, float]:
     """Return the plan of a scheduled GEMM as numbers, under the keys of annotations."""
-    from blockscale.lower.gemm.read import read
+    from blockscale.lower.pipe.facts import plan
 
-    return {f"{PREFIX}{name}": value for name, value in plan_facts(read(sch.mod["main"])).items()}
+    return {f"{PREFIX}{name}": value for name, value in plan_facts(plan(sch.mod["main"])).items()}
 
 
 def moe_facts(sch: Any) -> dict[str, float]:

@@ -73,19 +73,22 @@ def export(module: Any, target: str, out: Path) -> None:
     """Compile the kernel of ``module`` and write its plan and what ptxas says of it to ``out``.
 
     Raises:
-        PlanError: there is no such kernel.
+        LoweringError: there is no such kernel.
         CompileError: nvcc refuses it.
         RuntimeError: its machine code spills registers.
     """
     from tvm.target import Target
 
     from blockscale.lower import nvcc
-    from blockscale.lower.gemm.read import read
-    from blockscale.lower.gemm.source import source
+    from blockscale.lower.pipe.check import checked
+    from blockscale.lower.pipe.derive import derive
+    from blockscale.lower.pipe.emit import emit
+    from blockscale.lower.pipe.facts import facts
 
-    plan = read(module["main"].without_attr(PARAMS)).check()
+    kernel = checked(derive(module["main"].without_attr(PARAMS)))
+    plan = facts(kernel)
     arch = str(Target(target).attrs["arch"])
-    compiled = nvcc.compile_cuda_source(source(plan, "kernel"), arch)
+    compiled = nvcc.compile_cuda_source(emit(kernel, "kernel"), arch)
     spills = sum(int(kernel["spills"]) for kernel in compiled.resources)
     if spills:
         raise RuntimeError(f"ptxas spills {spills} bytes of registers for {arch}: {plan}")

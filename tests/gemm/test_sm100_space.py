@@ -14,8 +14,8 @@ import tvm
 
 from blockscale.base.errors import LoweringError
 from blockscale.building.space import new_schedule, replay, trace_json
-from blockscale.lower.gemm.kernel import sources
-from blockscale.lower.gemm.read import read
+from blockscale.lower.pipe.facts import plan as read
+from blockscale.lower.pipe.host import sources
 from blockscale.schedules.gemm import tcgen05 as sm100
 from blockscale.schedules.gemm import tcgen05_tiles as sm100_tiles
 from blockscale.schedules.steps import preferred, sampled

@@ -18,8 +18,9 @@ from blockscale import emulator
 from blockscale.building.space import new_schedule
 from blockscale.lower.nvcc import compile_cuda_source
 from blockscale.lower.pipe.derive import derive
-from blockscale.lower.pipe.emit import emit, pointers, slices, transfers
-from blockscale.lower.pipe.kernel import THREADS, Kernel, Transfer
+from blockscale.lower.pipe.emit import emit, pointers
+from blockscale.lower.pipe.kernel import THREADS, Kernel
+from blockscale.lower.pipe.maps import MapPlan, tensor_maps
 from blockscale.schedules.gemm import tcgen05
 from blockscale.specs.plans.gemm import OUT_BYTES, GemmPlan
 from blockscale.tir.gemm.tiles import gemm_tiles
@@ -105,19 +106,14 @@ def atoms(scale: np.ndarray, padding: int) -> np.ndarray:
     )
 
 
-def tensor_map(of: Transfer, array: np.ndarray, m: int, row_atoms: int, sliced: int = 1) -> Any:
+def tensor_map(of: MapPlan, array: np.ndarray, m: int, row_atoms: int) -> Any:
     """Return the emulator's map of `array`."""
-    sizes = [
-        dim.extent or max(1, m if dim.unit == 1 else row_atoms) for dim in of.dims
-    ]
-    box = [dim.box for dim in of.dims]
-    box[-1] //= sliced
     return emulator.TensorMap(
         array,
         dtype=of.dtype,
-        global_dim=sizes,
-        global_strides_bytes=[dim.pitch for dim in of.dims[1:]],
-        box_dim=box,
+        global_dim=of.sizes(m, row_atoms),
+        global_strides_bytes=of.strides,
+        box_dim=of.box,
         swizzle=SWIZZLE_NAMES[of.swizzle],
     )
 
@@ -181,9 +177,7 @@ def run(
     named = {"a": a.stored, "b": b.stored, "a_scale": a.scale, "b_scale": b.scale, "out": out}
     named |= {"d": out, "alpha": scales, "bias": shift}
     made = kernel(of)
-    maps = [
-        tensor_map(p, named[p.view.name], m, len(a.scale), slices(made, p)) for p in transfers(made)
-    ]
+    maps = [tensor_map(p, named[p.tensor], m, len(a.scale)) for p in tensor_maps(made)]
     tiles = clusters_of(of, groups)
     grid = max(1, tiles if of.split_k > 1 else min(tiles, clusters)) * of.cluster
     given = [named[name] for name in pointers(made)]

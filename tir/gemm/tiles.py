@@ -4,9 +4,9 @@ d[i, j] = round(alpha * sum_k (a[i, k] * sfa[i, k / block]) * (b[j, k] * sfb[j, 
                      + bias[j])
 
 Sizes are padded: rows of a and d to tiles of `ROW_TILE`, those of b to `COL_TILE`, K to `K_TILE`.
-The true sizes are in the attribute "blockscale.gemm": TMA loads zeros and leaves stores out beyond
-them, so that padding exists on paper only.  K is two axes, 128x4 tiles of scales and elements in
-one, so that every index is a sum.  Scales are [tiles of 128 rows, 512-byte tiles along K]: the byte
+The true sizes are in the attribute "blockscale.params": TMA loads zeros and leaves stores out
+beyond them, so that padding exists on paper only.  K is two axes, 128x4 tiles of scales and
+elements in one, so that every index is a sum.  Scales are [tiles of 128 rows, 512-byte tiles along K]: the byte
 of row r and column c is at [r / 128, c / 4 * 512 + r % 32 * 16 + r % 128 / 32 * 4 + c % 4].  The
 MMA reads them from [32 lanes of each tile along K, 4 * (r / 32) + c % 4]: blocks "a_scale_lanes"
 and "b_scale_lanes".
@@ -46,9 +46,6 @@ ATOM_BYTES = 512
 LANES = 32
 """Rows of 16 bytes in such a tile: bytes 4 q to 4 q + 3 of row r belong to row 32 q + r."""
 
-ATTRIBUTE = "blockscale.gemm"
-"""Function attribute: fmt, out_dtype, n, k, experts (0: not grouped)."""
-
 
 PARAMS, OPTIONAL = "blockscale.params", "blockscale.optional"
 """Function attributes: the parameters' true shapes (`true_shapes`), and the values of those that
@@ -86,17 +83,17 @@ def gemm_tiles(
         codes = GEMM[fmt].a.per_byte
         tiles = max(1, ceil_div(rows, ROW_TILE))
         func = fix_shape(func, "a", (tiles, ROW_TILE, round_up(k, K_TILE) // codes))
-    sizes = {"fmt": fmt, "out_dtype": out_dtype, "n": n, "k": k, "experts": experts}
-    attrs = {ATTRIBUTE: sizes, PARAMS: true_shapes(fmt, n, k, experts), OPTIONAL: {"alpha": 1.0}}
-    if not experts:
-        attrs[OPTIONAL]["bias"] = 0.0
-    return func.with_attrs(attrs)
+    optional = {"alpha": 1.0} if experts else {"alpha": 1.0, "bias": 0.0}
+    return func.with_attrs({PARAMS: true_shapes(fmt, n, k, experts), OPTIONAL: optional})
 
 
-def true_shapes(fmt: str, n: int, k: int, experts: int) -> dict[str, list[tuple[str, int, int, int]]]:
-    """Return the true dimensions of the parameters: axis, unit, extent (-1: any), how many of these.
+def true_shapes(
+    fmt: str, n: int, k: int, experts: int
+) -> dict[str, list[tuple[str, int, int, int]]]:
+    """Return the true dimensions of the parameters.
 
-    ``unit``: elements of the axis that an index stands for.
+    Of each: its axis, the elements of the axis that an index stands for, its extent (-1: any), and
+    how many dimensions of the TensorIR it is.
     """
     row = GEMM[fmt]
     along = ceil_div(k, ATOM_SCALES * row.block) * ATOM_BYTES

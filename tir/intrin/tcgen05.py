@@ -90,7 +90,7 @@ class Mma(NamedTuple):
         return f"tcgen05_mma_{row.kind}_{shape}_{x.name}{y.name}f32_sw{self.row_bytes}{turned}"
 
 
-def _element_format(kind: str, code: Number) -> int:
+def element_format(kind: str, code: Number) -> int:
     """Number of an operand's format in the instruction descriptor: enum BsElement."""
     if code is E4M3:
         return 0
@@ -138,7 +138,7 @@ def _issue(
     turn = -1 if shape.swap else 1
     x, y = (a, b)[::turn]
     sx, sy = (a_scale, b_scale)[::turn]
-    x_format, y_format = (_element_format(row.kind, code) for code in (row.a, row.b)[::turn])
+    x_format, y_format = (element_format(row.kind, code) for code in (row.a, row.b)[::turn])
     desc = call(
         "bs_instruction_desc",
         shape.m,

@@ -6,7 +6,8 @@ map and coordinates, and a load's barrier is left out.
 
 Tiles of operands in shared memory are [rows, bytes] of packed codes; how the bytes lie there (the
 swizzle, and for the 4-bit operand of kind mxf8f6f4 eight bytes of padding after eight of codes) is
-between the TMA load, whose last argument is the bytes of a row there, and the MMA.  Scales are 128x4 tiles of 512 bytes.
+between the TMA load, whose last argument is the bytes of a row there, and the MMA.  Scales are
+128x4 tiles of 512 bytes.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from tvm.ir import Expr as PrimExpr
 from tvm.tirx import PrimFunc
 
 from blockscale.base.errors import LoweringError
+from blockscale.base.formats import GEMM
 from blockscale.lower.pipe.kernel import (
     Copy,
     Epilogue,
@@ -21,15 +22,19 @@ from blockscale.lower.pipe.kernel import (
     Stage,
     Transfer,
 )
-from blockscale.lower.pipe.read import Operand, Reader, Site, function, substituted, var
+from blockscale.lower.pipe.read import Operand, Reader, Site, substituted, var
+from blockscale.lower.sites import function
 from blockscale.specs.plans import ONCE, PREFIX
 from blockscale.tir.common import i64
 
 TILE_LOOP = {"cluster_x": 0, "cluster_y": 1, "acc_stages": 1, "raster": 0, "group": 1}
-"""Annotations of the innermost loop over tiles, and what holds without them; cluster_x: the pair."""
+"""Annotations of the innermost loop over tiles, and what holds without them (cluster_x: a pair)."""
 
 K_LOOP = {"stages": 0, "split_k": 1}
 """Annotations of the loop over stages; stages must be there."""
+
+STEP = {f"tcgen05_mma_{row.kind}": row.step for row in GEMM.values()}
+"""Elements of K of an MMA."""
 
 WORD, ATOM, SCALE_LANES = 4, 512, 32
 """Bytes of an element of scales' maps and of a 128x4 tile of scales; lanes of that tile."""
@@ -134,7 +139,9 @@ class _Derivation:
             raise LoweringError(f"{self.mma.where}: tiles of X do not begin with a tile of scales")
         whole, last, k_stages = self._stages(x, y, sx, sy, loads, copies, slots)
         epilogue = self._epilogue(acc, instruction, group)
-        experts = next((d.extent for v in loops.views.values() for d in v.dims if d.axis == "experts"), 0)
+        experts = next(
+            (d.extent for v in loops.views.values() for d in v.dims if d.axis == "experts"), 0
+        )
         self._expect_blocks(acc, epilogue)
         return Kernel(
             at=self.at,
@@ -160,6 +167,7 @@ class _Derivation:
             whole=whole,
             last=last,
             k_stages=k_stages,
+            stage_k=len(whole.multiplies) * STEP[self.mma.what],
             epilogue=epilogue,
             experts=experts or 0,
         )
@@ -341,7 +349,9 @@ class _Derivation:
         columns = shape[-2] // SCALE_LANES * (shape[-1] // WORD)
         return Slot(str(target.buffer.name), base, shape, columns=columns)
 
-    def _offset(self, site: Site, operand: Operand, slot: Slot, point: Mapping[Any, int]) -> list[PrimExpr]:
+    def _offset(
+        self, site: Site, operand: Operand, slot: Slot, point: Mapping[Any, int]
+    ) -> list[PrimExpr]:
         """Where ``operand`` begins in its slot, by dimension.
 
         What one instruction reads of both CTAs of a pair begins where the first CTA's part does.
@@ -407,7 +417,10 @@ class _Derivation:
                 numbers[f"{key}_byte"] = own % WORD
             steps.append((Multiply(**numbers), self._at(x.mins[-1], point)))
         moved: list[tuple[int, Copy]] = []
-        for side, site, slot, load in (("x", copies[0], slots[0], loads[2]), ("y", copies[1], slots[1], loads[3])):
+        for side, site, slot, load in (
+            ("x", copies[0], slots[0], loads[2]),
+            ("y", copies[1], slots[1], loads[3]),
+        ):
             for point in _points(site):
                 source, target = site.operands["S"], site.operands["D"]
                 row, byte = self._offset(site, source, load.slot, point)[-2:]
@@ -422,7 +435,9 @@ class _Derivation:
 
         def real(stage: int) -> list[Multiply]:
             at = {self.at.k: i64(stage)}
-            return [step for step, k in steps if self._number(substituted(k, at), self.mma) < extent]
+            return [
+                step for step, k in steps if self._number(substituted(k, at), self.mma) < extent
+            ]
 
         counts = [len(real(stage)) for stage in range(padded)]
         k_stages = sum(count > 0 for count in counts)
@@ -435,7 +450,10 @@ class _Derivation:
             return whole, None, k_stages
         kept = real(k_stages - 1)
         needed = {"x": {s.sx for s in kept}, "y": {s.sy for s in kept}}
-        lines = {side: {c // self._line(slot) for c in needed[side]} for side, slot in zip("xy", slots, strict=True)}
+        lines = {
+            side: {c // self._line(slot) for c in needed[side]}
+            for side, slot in zip("xy", slots, strict=True)
+        }
         some = [
             c for c in brought if c.column // self._line(slots["xy".index(c.side)]) in lines[c.side]
         ]
@@ -476,7 +494,11 @@ class _Derivation:
             if site is not reads and site.what != "tma_store_2d":
                 sites.append(site)
         parts = sorted(
-            self._number(self._at(reads.operands["D"].mins[-1], p) - self._at(reads.operands["D"].mins[-1], dict.fromkeys(p, 0)), reads)
+            self._number(
+                self._at(reads.operands["D"].mins[-1], p)
+                - self._at(reads.operands["D"].mins[-1], dict.fromkeys(p, 0)),
+                reads,
+            )
             for p in _points(reads)
         )
         if parts != [reads.number * i for i in range(len(parts))]:

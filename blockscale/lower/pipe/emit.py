@@ -16,10 +16,11 @@ from blockscale.lower.pipe.kernel import (
     Stage,
     Transfer,
 )
+from blockscale.lower.pipe.share import share
 from blockscale.lower.pipe.text import indented
 from blockscale.lower.pipe.tile import Tile
 
-HEADER = '#include "pipe_tiles.cuh"\n'
+HEADER = '#include "gemm_tiles.cuh"\n'
 
 _POINTERS = {"float32": "float", "bfloat16": "uint16_t", "float16": "uint16_t", "int32": "int"}
 _POINTERS |= {"uint8": "uint8_t"}
@@ -38,34 +39,6 @@ def transfers(kernel: Kernel) -> list[Transfer]:
 def pointers(kernel: Kernel) -> list[str]:
     """Parameters that the kernel takes as pointers, in order; they follow the tensor maps."""
     return store.pointers(kernel)
-
-
-def shared(k: Kernel, load: Transfer) -> tuple[str, int, str]:
-    """CTAs that a load is for (a mask, empty: this one), their number, and this one's among them.
-
-    Those for which it brings the same; a load of rows is sliced between them.
-    """
-    if k.split > 1 or k.cluster == 1:
-        return "", 1, ""
-    if not load.along_y and k.cluster_y > 1:
-        mask = sum(1 << (y * k.cluster_x) for y in range(k.cluster_y))
-        return f"{mask}u << cta_x", k.cluster_y, "cta_y"
-    row = f"cta_y * {k.cluster_x}" if k.cluster_y > 1 else "0"
-    if load.along_x and not load.along_pair:
-        return f"3u << ({row} + cta_x / 2 * 2)", 2, "cta"
-    step = k.group if load.along_pair else 1
-    if load.along_x or k.cluster_x == step:
-        return "", 1, ""
-    mask = sum(1 << x for x in range(0, k.cluster_x, step))
-    if step > 1:
-        return f"{mask}u << ({row} + cta)", k.cluster_x // step, "cta_x / 2"
-    return f"{mask}u << ({row})", k.cluster_x, "cta_x"
-
-
-def slices(kernel: Kernel, transfer: Transfer) -> int:
-    """Into how many boxes CTAs share a transfer's rows."""
-    loads = any(transfer is load for load in kernel.loads)
-    return shared(kernel, transfer)[1] if loads and transfer.wide else 1
 
 
 class _Emitter:
@@ -87,14 +60,14 @@ class _Emitter:
             f'extern "C" __global__ void __launch_bounds__({THREADS}, 1) {cluster}{name}(',
             f"    {self._params()}) {{",
             "  extern __shared__ __align__(1024) char bs_smem[];",
-            "  const int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);  // uniform for ptxas",
+            "  const int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);  // uniform",
             "  const int lane = threadIdx.x % 32;",
             "  const uint32_t smem = bs_shared(bs_smem);",
             *indented(self._place()),
             f"  if (warp == {LOAD_WARP} && bs_elect()) {{",
             *indented(self._init(), 2),
             "  }",
-            *(["  __syncwarp();", "  bs_cluster_sync();  // tcgen05.alloc of a pair: both have started"]
+            *(["  __syncwarp();", "  bs_cluster_sync();  // both CTAs have started: tcgen05.alloc"]
               if self.pair else []),
             f"  if (warp == {MMA_WARP}) {{",
             f"    bs_tcgen05_alloc<{k.group}>(smem + {at['tmem']}, {k.tmem_columns});",
@@ -225,14 +198,12 @@ class _Emitter:
         ]  # fmt: skip
         return lines if k.unpacks else ["if (bs_elect()) {", *indented(lines), "}"]
 
-    def _shared(self, load: Transfer) -> tuple[str, int, str]:
-        return shared(self.kernel, load)
-
     def _masks(self) -> list[str]:
         lines = []
         for load in self.kernel.loads:
-            mask, many, _ = self._shared(load)
-            if many > 1:
+            shared = share(self.kernel, load)
+            if shared.many > 1:
+                mask = shared.mask_text(self.kernel.cluster_y > 1)
                 lines.append(f"const uint32_t mask_{load.view.name} = {mask};")
         return lines
 
@@ -241,20 +212,20 @@ class _Emitter:
         lines = []
         for load in self.kernel.loads:
             row = load.dims[-1]
-            _, many, number = self._shared(load)
+            shared = share(self.kernel, load)
             text = self.tile.coordinate(row)
             if self.kernel.swap and self.pair and load is self.kernel.loads[1]:
                 # A pair's MMA of fewer columns takes half of them from each CTA.
                 text = f"{self.tile.coordinate(row, cta='0')} + cta * (columns / 2)"
-            if many > 1 and load.wide:
-                text += f" + ({number}) * {load.slot.shape[-2] // many}"
+            if shared.many > 1 and load.wide:
+                text += f" + {shared.number_text} * {load.slot.shape[-2] // shared.many}"
             lines.append(f"const int {load.view.name}_row = {text};")
         if any(self._hinted(load) for load in self.kernel.loads):
             lines.append(f"const uint64_t policy = bs_policy({self.tile.only_rows()});")
         return lines
 
     def _hinted(self, load: Transfer) -> bool:
-        return load.once and self._shared(load)[1] == 1
+        return load.once and share(self.kernel, load).many == 1
 
     def _loads(self) -> list[str]:
         """One stage's."""
@@ -272,21 +243,24 @@ class _Emitter:
         return lines
 
     def _one_load(self, place: str, load: Transfer, group: int) -> str:
-        mask, many, number = self._shared(load)
+        shared = share(self.kernel, load)
+        sliced = load.slot.shape[-2] // shared.many if load.wide else 0
         to = f"smem + {self.at[place] + (load.slot.bytes // 2 if load.packed else 0)}"
         to += f" + stage * {load.slot.bytes}"
-        row_bytes = load.slot.row_bytes // (2 if load.packed else 1)
-        if many > 1 and load.wide:
-            to += f" + ({number}) * {load.slot.shape[-2] // many * row_bytes}"
+        if shared.many > 1 and load.wide:
+            row_bytes = load.slot.row_bytes // (2 if load.packed else 1)
+            to += f" + {shared.number_text} * {sliced * row_bytes}"
         where = [self.tile.coordinate(dim) for dim in load.dims[:-1]] + [f"{load.view.name}_row"]
         name = f"bs_tma_load_{len(load.dims)}d"
         args = [to, f"&map_{load.view.name}", *where, "bar"]
-        if mask:
+        if shared.many > 1:
             name, args = f"{name}_multicast", [*args, f"mask_{load.view.name}"]
         elif self._hinted(load):
             name, args = f"{name}_hint", [*args, "policy"]
         text = f"{name}<{group}>({', '.join(args)});"
-        return f"if ({number} == 0) {text}" if many > 1 and not load.wide else text
+        return (
+            f"if ({shared.number_text} == 0) {text}" if shared.many > 1 and not load.wide else text
+        )
 
     def _spread(self) -> list[str]:
         """The packed operand of the oldest stage whose bytes are there, to bytes."""
@@ -326,7 +300,11 @@ class _Emitter:
         tail = []
         if k.last is not None:
             rest = self._take(k.last, f"{whole} > k_first" if k.split > 1 else str(int(whole > 0)))
-            tail = [f"if (k_last == {k.k_stages}) {{", *indented(rest), "}"] if k.split > 1 else ["{", *indented(rest), "}"]
+            tail = (
+                [f"if (k_last == {k.k_stages}) {{", *indented(rest), "}"]
+                if k.split > 1
+                else ["{", *indented(rest), "}"]
+            )
         lines = [
             "const bool issues = bs_elect();",
             "uint32_t stage = 0, parity = 0, number = 0;",
@@ -339,7 +317,8 @@ class _Emitter:
                     f"const uint32_t slot = number % {k.acc_stages}, acc = tmem + slot * {pitch};",
                     f"const uint32_t sfx = tmem + {k.sx_column}, sfy = tmem + {column} + {shift};",
                     f"const uint32_t free = smem + {at['free']} + 8 * (number % {k.frees});",
-                    f"bs_mbar_wait_from<{str(self.pair).lower()}>(free, (number / {k.frees} & 1) ^ 1);",
+                    f"const uint32_t freed = (number / {k.frees} & 1) ^ 1;",
+                    f"bs_mbar_wait_from<{str(self.pair).lower()}>(free, freed);",
                     *bounds,
                     *([f"#pragma unroll({unroll})",
                        f"for (int k = {begin}; k < {end}; ++k) {{",
@@ -382,7 +361,9 @@ class _Emitter:
         k, at = self.kernel, self.at
         remote = str(self.pair and k.unpacks).lower()
         lines = []
-        for name, load, of in zip(("x", "y", "sx", "sy"), k.loads, ("x_rows", "y_rows", "scales", "scales"), strict=True):
+        for name, load, of in zip(
+            ("x", "y", "sx", "sy"), k.loads, ("x_rows", "y_rows", "scales", "scales"), strict=True
+        ):
             address = f"smem / 16 + {at[name] // 16} + stage * {load.slot.bytes // 16}"
             lines.append(f"const uint64_t {name} = bs_desc_at({of}, {address});")
         for copy in stage.copies:

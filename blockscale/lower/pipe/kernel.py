@@ -207,7 +207,7 @@ class Kernel:
         sy_shift: column of a tile's first scales of Y in its slot, in coordinates.
         whole, last: what is issued for a stage, and for the last one if K ends within it.
         k_stages: of a tile, `last` included.
-        element_k: elements of K of a stage.
+        stage_k: elements of K of a stage.
         experts: 0: not grouped.
     """
 
@@ -234,6 +234,7 @@ class Kernel:
     whole: Stage
     last: Stage | None
     k_stages: int
+    stage_k: int
     epilogue: Epilogue
     experts: int
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 from tvm import tirx
@@ -20,10 +19,9 @@ from tvm.sym import Analyzer
 from tvm.tirx import IndexMap, PrimFunc
 
 from blockscale.base.errors import LoweringError
+from blockscale.lower.sites import called, constant
 from blockscale.tir.common import i64
 from blockscale.tir.gemm.tiles import OPTIONAL, PARAMS
-
-_CALL = re.compile(r"bs_(?P<what>[a-z0-9_]+?)(?:<(?P<number>\d+)>)?$")
 
 BOUND = {"clusterCtaIdx.x": "cta", "threadIdx.y": "warp", "threadIdx.x": "lane"}
 """Threads that loops are bound to, and the coordinate that each is."""
@@ -79,7 +77,9 @@ class View:
         made = [1]
         for dim in self.dims[:0:-1]:
             if dim.extent is None:
-                raise LoweringError(f"{self.name}: only its first dimension may be known at run time")
+                raise LoweringError(
+                    f"{self.name}: only its first dimension may be known at run time"
+                )
             made.append(made[-1] * dim.extent)
         return tuple(made[::-1])
 
@@ -211,7 +211,9 @@ class Reader:
         buffer = given[name]
         made = []
         for axis, unit, extent, count in dims:
-            made.append(Dim(str(axis), int(unit), None if int(extent) < 0 else int(extent), int(count)))
+            made.append(
+                Dim(str(axis), int(unit), None if int(extent) < 0 else int(extent), int(count))
+            )
         if sum(dim.count for dim in made) != len(buffer.shape):
             raise LoweringError(
                 f"attribute {PARAMS!r}: {name} has {len(buffer.shape)} dimensions, and "
@@ -259,7 +261,6 @@ class Reader:
         block, values = written[-1]
         mins = [substituted(r.min, values) for r in block.writes[0].region]
         sizes: dict[str, int] = {}
-        names = [str(loop.loop_var.name) for loop in self.tile_loops]
         for dim, index in zip(out.dims, out.index(mins), strict=True):
             if dim.axis not in self.at.tiles:
                 continue
@@ -271,25 +272,28 @@ class Reader:
                     steps.append((step * dim.unit, loop))
             steps.sort(key=lambda pair: -pair[0])
             left: PrimExpr = variable
-            for (big, outer), (small, inner) in zip(steps, steps[1:], strict=False):
+            for (big, outer), (small, inner) in pairwise(steps):
                 count = constant(inner.extent, f"loop {inner.loop_var.name}")
                 if big != small * count:
                     raise LoweringError(
                         f"loops {outer.loop_var.name} and {inner.loop_var.name} over tiles step by "
                         f"{big} and {small} {dim.axis}, and the inner one runs {count} times"
                     )
-            for (_, loop), (_, inner) in zip(steps, steps[1:], strict=False):
+            for (_, loop), (_, inner) in pairwise(steps):
                 whole = constant(inner.extent, "loop over tiles")
                 self._tiles[loop.loop_var] = tirx.floordiv(left, i64(whole))
                 left = tirx.floormod(left, i64(whole))
             if steps:
                 self._tiles[steps[-1][1].loop_var] = left
                 sizes[dim.axis] = steps[-1][0]
-        unknown = [n for n, loop in zip(names, self.tile_loops, strict=True) if loop.loop_var not in self._tiles]
+        unknown = [
+            str(loop.loop_var.name)
+            for loop in self.tile_loops
+            if loop.loop_var not in self._tiles and not _once(loop)
+        ]
         if unknown or len(sizes) != 2:
             raise LoweringError(
-                f"loops over tiles: {unknown or names} do not make tiles of rows and columns of "
-                f"{out.name}"
+                f"loops over tiles: {unknown} do not make tiles of rows and columns of {out.name}"
             )
         return sizes
 
@@ -311,6 +315,9 @@ class Reader:
         free, bound = [], []
         for loop in loops:
             if loop.loop_var in replaced:
+                continue
+            if any(loop.same_as(tile) for tile in self.tile_loops):  # of one iteration
+                replaced[loop.loop_var] = i64(0)
                 continue
             if loop.same_as(self.k_loop):
                 replaced[loop.loop_var] = self.at.k
@@ -351,6 +358,10 @@ class Reader:
         return Store(stmt.buffer, indices, substituted(stmt.value, settled))
 
 
+def _once(loop: Any) -> bool:
+    return isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 1
+
+
 def substituted(value: PrimExpr, by: Mapping[Any, PrimExpr]) -> PrimExpr:
     """Return ``value`` with variables replaced, simplified."""
     (made,) = IndexMap(list(by), [value], None).map_indices(list(by.values()))
@@ -382,23 +393,3 @@ def _blocks(stmt: Any, loops: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple
             f"a {kind} inside of {len(loops)} loops: only loops, blocks and tensor intrinsics are "
             "lowered; schedule without it"
         )
-
-
-def constant(extent: Any, where: str) -> int:
-    """Return an extent as a number; LoweringError if it is none."""
-    if not isinstance(extent, tirx.IntImm):
-        raise LoweringError(f"{where}: a loop inside of a tile has the extent {extent}, no number")
-    return int(extent)
-
-
-def called(body: Any) -> tuple[str, int]:
-    """Instruction and template argument of an intrinsic's body; ("", 0) if it is none."""
-    name = function(body.value) if type(body).__name__ == "Evaluate" else ""
-    found = _CALL.match(name)
-    return (found["what"], int(found["number"] or 0)) if found else ("", 0)
-
-
-def function(value: Any) -> str:
-    """Name of the device function that ``value`` calls; "" if it is no such call."""
-    is_call = getattr(getattr(value, "op", None), "name", "") == "tirx.cuda.func_call"
-    return str(value.args[0].value) if is_call else ""

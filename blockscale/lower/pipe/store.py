@@ -1,8 +1,8 @@
 """The warps that store: the epilogue's blocks over the registers of a thread.
 
 Thread i of warp w has lane 32 w + i of tensor memory; columns of the accumulator are its registers.
-A buffer in registers is indexed by what its indices have beyond the first element that the warp has:
-the lane, which must be the thread's own, and numbers of registers.
+A buffer in registers is indexed by what its indices have beyond the first element that the warp
+has: the lane, which must be the thread's own, and numbers of registers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tvm.sym import Analyzer
 from blockscale.base.errors import LoweringError
 from blockscale.lower.pipe.kernel import STORE_WARPS, Kernel, Transfer
 from blockscale.lower.pipe.read import Site, View, substituted
-from blockscale.lower.pipe.text import Text, dtype, indented, kind, loads, number, variables
+from blockscale.lower.pipe.text import Text, dtype, indented, kind, number, variables
 from blockscale.lower.pipe.tile import Tile
 from blockscale.tir.common import i64
 
@@ -29,7 +29,9 @@ _LOCAL = {"float32": "float", "int32": "int", "uint8": "alignas(16) uint8_t"}
 def written(kernel: Kernel) -> set[str]:
     """Parameters that threads write themselves."""
     names = {str(site.writes().name) for site in kernel.epilogue.sites}
-    staged = {move.view.name for move in kernel.epilogue.stores.values()} if kernel.experts else set()
+    staged = (
+        {move.view.name for move in kernel.epilogue.stores.values()} if kernel.experts else set()
+    )
     return {name for name in names | staged if name in kernel.views}
 
 
@@ -130,7 +132,7 @@ class _Store:
         turned = f"slot == 0 ? {e.chunks - 1} - i : i" if k.overlap else "i"
         blocks = [line for site in e.sites for line in self._site(site)]
         return [
-            *(["// The shared columns are the last of accumulator 0 and the first of accumulator 1."]
+            *(["// Shared columns are the last of accumulator 0 and the first of accumulator 1."]
               if k.overlap else []),
             f"const int chunk = {turned};",
             f"const bool used = x_left > 0 && chunk * {e.columns} < y_left;",
@@ -198,7 +200,10 @@ class _Store:
         shape = []
         for index, begin in zip(indices, base, strict=True):
             offsets = [
-                self._offset(substituted(index, {v: i64(n) for v, n in point.items()}) if point else index, begin)
+                self._offset(
+                    substituted(index, {v: i64(n) for v, n in point.items()}) if point else index,
+                    begin,
+                )
                 for point in site.points()
             ]
             numbers = [int(o) for o in offsets if isinstance(o, tirx.IntImm)]
@@ -336,7 +341,9 @@ class _Store:
         null = self.kernel.optional.get(view.name)
         conditions = [*([view.name] if null is not None else [])]
         conditions += self._inside(view, indices, printer)
-        return f"({' && '.join(conditions)} ? {text} : {number(null or 0.0)})" if conditions else text
+        return (
+            f"({' && '.join(conditions)} ? {text} : {number(null or 0.0)})" if conditions else text
+        )
 
     def _inside(
         self, view: View, indices: Sequence[PrimExpr], printer: Text, but_last: bool = False
@@ -432,7 +439,11 @@ class _Store:
             first = [substituted(index, {loop.var: i64(0)}) for index in body.indices]
             words = self._words(site, loop, view.dtype)
             guard = self._guard([*self._own_lane(), *self._inside(view, first, printer, True)])
-            return ["{", *indented([*words, f"{guard}{self._run_out(view, first, loop.extent, printer)}"]), "}"]
+            return [
+                "{",
+                *indented([*words, f"{guard}{self._run_out(view, first, loop.extent, printer)}"]),
+                "}",
+            ]
         guard = self._guard([*self._own_lane(), *self._inside(view, body.indices, printer)])
         address = f"{view.name} + {self._address(view, body.indices, printer)}"
         bits = self._bits(site, view.dtype)
@@ -463,8 +474,15 @@ class _Store:
         if ragged:
             e = self.epilogue
             whole = f"y_left - chunk * {e.columns} >= {rows}" if swap else f"x_left >= {rows}"
-            lines = [f"const bool whole = {whole};", "uint32_t from = 0;", "if (whole) {",
-                     *indented([*lines[:3], lines[3].removeprefix("const uint32_t ")]), "}"]  # fmt: skip
+            place = lines[3].removeprefix("const uint32_t ")
+            taken = indented([*lines[:3], place])
+            lines = [
+                f"const bool whole = {whole};",
+                "uint32_t from = 0;",
+                "if (whole) {",
+                *taken,
+                "}",
+            ]
         printer = self._printer(site)
         offsets = [
             self._offset(index, base)
@@ -530,7 +548,9 @@ class _Store:
         lines: list[str] = []
         for operand in site.operands.values():
             if operand.scope == "local":
-                lines += self._declare(site, str(operand.buffer.name), operand.mins, str(operand.buffer.dtype))
+                lines += self._declare(
+                    site, str(operand.buffer.name), operand.mins, str(operand.buffer.dtype)
+                )
         raise LoweringError(f"{site.where}: instructions of a thread are not printed yet")
 
     # ---- Split K ----------------------------------------------------------------------------
@@ -601,7 +621,9 @@ class _Store:
             self.split_index = str(i)
             printer = self._printer(site, {loop.var: f"(4 * piece + {i})"})
             text = self._code(value, of, printer)
-            bits = f"{_CLASS[of]}::pack({text}, 0.0f)" if of in _CLASS else f"__float_as_uint({text})"
+            bits = (
+                f"{_CLASS[of]}::pack({text}, 0.0f)" if of in _CLASS else f"__float_as_uint({text})"
+            )
             codes.append(f"code[{i}] = {bits};")
             if k.swap:
                 address = f"{view.name} + {self._address(view, indices, printer)}"

@@ -22,7 +22,7 @@ _OPERATOR = {
 }  # fmt: skip
 _CALLS = {
     "tirx.fma": "__fmaf_rn", "tirx.exp": "expf", "tirx.tanh": "tanhf", "tirx.erf": "erff",
-    "tirx.sqrt": "sqrtf", "tirx.rsqrt": "rsqrtf", "tirx.fabs": "fabsf", "tirx.sigmoid": "bs_sigmoid",
+    "tirx.sqrt": "sqrtf", "tirx.rsqrt": "rsqrtf", "tirx.fabs": "fabsf",
 }  # fmt: skip
 _TYPES = {"int64": "int", "int32": "int", "float32": "float", "uint8": "uint8_t", "bool": "bool"}
 _TYPES |= {"uint16": "uint16_t", "uint32": "uint32_t"}

@@ -49,7 +49,6 @@ class Tile:
 
     def loop(self, body: Sequence[str], count: str = "") -> list[str]:
         """``body`` for every tile of this cluster; ``count``: a variable that counts them."""
-        k = self.kernel
         after = f", ++{count}" if count else ""
         own = self._own_number()
         return [
@@ -79,7 +78,8 @@ class Tile:
                 f"const BsExpert of = bs_expert_of({table}, {k.experts}, t / {k.col_tiles});",
                 "[[maybe_unused]] const int expert = of.expert, rows = of.rows, first = of.row;",
                 "[[maybe_unused]] const int first_atom = of.atom;",
-                f"{order}(t - of.tile * {k.col_tiles}, of.tiles, {k.col_tiles}, row_tile, col_tile);",
+                f"const int own = t - of.tile * {k.col_tiles};",
+                f"{order}(own, of.tiles, {k.col_tiles}, row_tile, col_tile);",
             ]
         else:
             lines += [

@@ -1,6 +1,6 @@
 /* The host side of tcgen05 GEMMs: checks shapes, chooses a kernel by the rows, describes tensors, launches.
  *
- * blockscale/lower/gemm/host.py writes the tables; native/gemm_sm100.cuh is the kernel.
+ * blockscale/lower/pipe/host.py writes the tables.
  */
 #include "cuda_gemm.h"
 
@@ -42,11 +42,10 @@ static uint64_t size_of(int64_t size, int64_t rows, int64_t scale_rows) {
 
 static int describe(const BsCall *call, const BsGemm *gemm, const TVMFFIAny *args, int64_t rows, int64_t scale_rows,
                     BsTensorMap *maps) {
-  for (int i = 0; i < BS_GEMM_MAPS; ++i) {
+  for (int i = 0; i < gemm->map_count; ++i) {
     const BsGemmMap *m = &gemm->maps[i];
     BsTensor what = {.address = tensor(args, m->param)->data, .dtype = m->dtype, .rank = m->rank,
                      .swizzle = m->swizzle};
-    if (m->rank == 0) continue; /* a kernel that stores by itself has no map of its output */
     for (int d = 0; d < m->rank; ++d) {
       what.dims[d] = size_of(m->dims[d], rows, scale_rows);
       what.box[d] = (uint32_t)m->box[d];
@@ -101,13 +100,10 @@ int blockscale_gemm(const BsCall *call, const BsGemms *known, TVMFFIAny *args) {
   if (ctas < 0) return -1;
   BsTensorMap maps[BS_GEMM_MAPS] = {0};
   if (describe(call, gemm, args, rows, scale_rows, maps) != 0) return -1;
-  TVMFFIAny values[BS_GEMM_MAPS + 9];
+  TVMFFIAny values[BS_GEMM_MAPS + BS_GEMM_POINTERS + 5];
   int count = 0;
-  for (; count < BS_GEMM_MAPS; ++count) values[count] = pointer(&maps[count]);
-  values[count++] = data_of(args, known->alpha);
-  values[count++] = data_of(args, known->bias);
-  values[count++] = data_of(args, known->offsets);
-  values[count++] = data_of(args, known->d);
+  for (; count < gemm->map_count; ++count) values[count] = pointer(&maps[count]);
+  for (int i = 0; i < gemm->pointer_count; ++i) values[count++] = data_of(args, gemm->pointers[i]);
   values[count++] = integer(rows);
   values[count++] = integer(ctas);
   values[count++] = integer(gemm->threads);

@@ -1,14 +1,14 @@
-/* Tables of the tcgen05 GEMMs of a function, as blockscale/lower/gemm/host.py writes them. */
+/* Tables of the tcgen05 GEMMs of a function, as blockscale/lower/pipe/host.py writes them. */
 #ifndef BLOCKSCALE_CUDA_GEMM_H
 #define BLOCKSCALE_CUDA_GEMM_H
 
 #include "cuda_library.h"
 
-enum { BS_GEMM_MAPS = 5, BS_SCALE_ROWS = 128, BS_MAX_ROW_TILE = 8 * 256 /* of a cluster */ };
+enum { BS_GEMM_MAPS = 6, BS_GEMM_POINTERS = 12, BS_SCALE_ROWS = 128, BS_MAX_ROW_TILE = 8 * 256 /* of a cluster */ };
 
 enum { BS_OF_ROWS = -1, BS_OF_SCALES = -2 }; /* sizes known when called: rows of a, row tiles of a_scale */
 
-/* How the TMA unit sees a tensor; rank 0: it does not. */
+/* How the TMA unit sees a tensor. */
 typedef struct {
   int8_t param; /* whose memory it is */
   uint8_t dtype, rank, swizzle;
@@ -21,6 +21,8 @@ typedef struct {
   const char *name;
   int64_t limit;        /* the most rows that it is for; of the last one without meaning */
   BsGemmMap maps[BS_GEMM_MAPS];
+  int8_t map_count, pointer_count;
+  int8_t pointers[BS_GEMM_POINTERS]; /* parameters that the kernel takes after the maps; -1: null */
   int32_t cluster_rows; /* rows of a of the tiles of a cluster */
   int32_t cluster_cols; /* clusters along the columns of d */
   int32_t ragged;       /* groups of rows, each of which may begin a tile */
@@ -28,12 +30,12 @@ typedef struct {
   int32_t persistent;
 } BsGemm;
 
-/* The kernels of a function, and which of its parameters is what (-1: it has none). */
+/* The kernels of a function, and which of its parameters are a and its scales. */
 typedef struct {
   const BsGemm *gemms;
   int (*lookup)(void *context, const char *name, TVMFFIObjectHandle *out);
   int32_t count;
-  int8_t a, a_scale, alpha, bias, offsets, d;
+  int8_t a, a_scale;
 } BsGemms;
 
 /* Checks sizes of all tensors against the function's parameters; an expression is `rows` rounded up to tiles of

@@ -1,1 +1,0 @@
-"""Scheduled tcgen05 GEMMs -> plans, constants, host code."""

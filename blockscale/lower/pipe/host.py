@@ -1,0 +1,135 @@
+"""The host code of GEMM kernels: C tables for `native/cuda_gemm.c`, which has all the logic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tvm import tirx
+
+from blockscale.base.errors import LoweringError
+from blockscale.lower.code import KernelCode
+from blockscale.lower.cuda import Source, symbol
+from blockscale.lower.pipe.check import checked
+from blockscale.lower.pipe.derive import derive
+from blockscale.lower.pipe.emit import emit, pointers, transfers
+from blockscale.lower.pipe.kernel import THREADS, Kernel
+from blockscale.lower.pipe.maps import DTYPES, SWIZZLES, MapPlan, tensor_maps
+
+LAUNCH = ("blockIdx.x", "threadIdx.x", "clusterCtaIdx.x", "tirx.use_dyn_shared_memory")
+
+MAX_MAPS, MAX_POINTERS = 6, 12
+"""BS_GEMM_MAPS and BS_GEMM_POINTERS of native/cuda_gemm.h."""
+
+_SIZES = {1: "BS_OF_ROWS", 128: "BS_OF_SCALES"}
+"""Sizes known when a kernel is called, by the rows that they count in."""
+
+
+class Bucket(NamedTuple):
+    """A kernel and the most rows of a that it is for; None: any number."""
+
+    name: str
+    kernel: Kernel
+    text: str
+    limit: int | None
+
+
+def sources(
+    bodies: Sequence[tuple[int | None, tirx.PrimFunc]],
+    name: str,
+    arch: str,
+    params: Sequence[str],
+) -> Source:
+    """Return host and device code of the exported function ``name``.
+
+    Args:
+        bodies: scheduled functions, each with the most rows that it is for (None: any), ascending.
+        name: of the exported function.
+        arch: one with `targets.TCGEN05`.
+        params: names of its parameters.
+
+    Raises:
+        LoweringError: a schedule is no tcgen05 GEMM; the message says where.
+    """
+    buckets: list[Bucket] = []
+    for limit, func in bodies:
+        kernel = checked(derive(func))
+        own = f"{name}_kernel{len(buckets)}"
+        if buckets and buckets[-1].text == emit(kernel, buckets[-1].name):
+            buckets[-1] = buckets[-1]._replace(limit=limit)
+        else:
+            buckets.append(Bucket(own, kernel, emit(kernel, own), limit))
+    device = "\n".join(bucket.text for bucket in buckets)
+    codes = tuple(KernelCode(b.name, kernel_params(b.kernel), LAUNCH) for b in buckets)
+    return Source(host_code(symbol(name, arch), buckets, params), device, codes)
+
+
+def kernel_params(kernel: Kernel) -> tuple[str, ...]:
+    """Return the types of a kernel's parameters: tensor maps, pointers, rows of a."""
+    handles = len(pointers(kernel)) + (kernel.experts > 0)
+    return ("tensormap",) * len(transfers(kernel)) + ("handle",) * handles + ("int32",)
+
+
+def host_code(symbol: str, buckets: Sequence[Bucket], params: Sequence[str]) -> str:
+    """Return the C source of host function ``symbol``, which chooses one of ``buckets``.
+
+    ``params`` are the names of the function's parameters, in order.
+    """
+    places = {name: i for i, name in enumerate(params)}
+    rows = ",\n".join(_row(bucket, places) for bucket in buckets)
+    known = f".a = {places['a']}, .a_scale = {places['a_scale']}"
+    return f"""#include "cuda_gemm.h"
+extern int TVMFFIEnvModLookupFromImports(void *context, const char *name, void **out);
+
+static const BsGemm gemms[] = {{
+{rows}
+}};
+
+int32_t __tvm_ffi_{symbol}(void *self, void *args, int32_t count, void *result) {{
+  static const BsGemms known = {{.gemms = gemms, .lookup = TVMFFIEnvModLookupFromImports,
+    .count = {len(buckets)}, {known}}};
+  (void)count, (void)result;
+  return blockscale_gemm(self, &known, args);
+}}
+"""
+
+
+def _row(bucket: Bucket, places: dict[str, int]) -> str:
+    """Return the initialiser of one BsGemm."""
+    kernel = bucket.kernel
+    made = tensor_maps(kernel)
+    given = [places.get(name, -1) for name in pointers(kernel)]
+    given += [places["offsets"]] if kernel.experts else []
+    if len(made) > MAX_MAPS or len(given) > MAX_POINTERS:
+        raise LoweringError(
+            f"{bucket.name}: {len(made)} tensor maps and {len(given)} pointers; {MAX_MAPS} and "
+            f"{MAX_POINTERS} are the most"
+        )
+    maps = ",\n    ".join(_map(each, places) for each in made)
+    fields = {
+        "name": f'"{bucket.name}"',
+        "limit": 0 if bucket.limit is None else bucket.limit,
+        "map_count": len(made),
+        "pointer_count": len(given),
+        "pointers": f"{{{', '.join(map(str, given))}}}",
+        "cluster_rows": kernel.cluster_tile("rows"),
+        "cluster_cols": kernel.col_tiles,
+        "ragged": kernel.experts,
+        "cluster": kernel.cluster,
+        "threads": THREADS,
+        "shared": kernel.launch_bytes,
+        "persistent": int(kernel.split == 1),
+    }
+    listed = ", ".join(f".{name} = {value}" for name, value in fields.items())
+    return f"  {{{listed}, .maps = {{\n    {maps}}}}}"
+
+
+def _map(made: MapPlan, places: dict[str, int]) -> str:
+    """Return the initialiser of one BsGemmMap."""
+    dims = ", ".join(_SIZES[unit] if extent is None else str(extent) for extent, unit in made.dims)
+    strides, box = (", ".join(map(str, values)) for values in (made.strides, made.box))
+    return (
+        f"{{.param = {places[made.tensor]}, .dtype = {DTYPES[made.dtype]}, "
+        f".rank = {len(made.dims)}, .swizzle = {SWIZZLES[made.swizzle]}, .dims = {{{dims}}}, "
+        f".strides = {{{strides}}}, .box = {{{box}}}}}"
+    )
