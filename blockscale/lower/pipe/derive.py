@@ -184,8 +184,9 @@ class _Derivation:
         for site in self.sites:
             if id(site) in known or site.what in ("tcgen05_ld", "tma_store_2d"):
                 continue
-            zero = site.body is not None and isinstance(site.body.value, tirx.FloatImm)
-            if not (zero and site.body.buffer.same_as(acc.buffer) and not float(site.body.value)):
+            body = site.body
+            zero = body is not None and isinstance(body.value, tirx.FloatImm)
+            if body is None or not zero or float(body.value) or not body.buffer.same_as(acc.buffer):
                 raise LoweringError(
                     f"{site.where} is neither in the loop over K nor in the epilogue, and does not "
                     "set the accumulator to zero"

@@ -41,8 +41,8 @@ class Dim(NamedTuple):
     """Elements of the axis that an index stands for: 128 for tiles of scales."""
     extent: int | None
     """The true number of indices; None: known when the kernel runs."""
-    count: int
-    """Dimensions of the TensorIR."""
+    merged: int
+    """Dimensions of the TensorIR that it is."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ class View:
         found, at = [], 0
         for dim in self.dims:
             value: PrimExpr = i64(0)
-            for number in range(at, at + dim.count):
+            for number in range(at, at + dim.merged):
                 value = mins[number] if number == at else value * self.shape[number] + mins[number]
             found.append(value)
-            at += dim.count
+            at += dim.merged
         return tuple(found)
 
     @property
@@ -214,10 +214,10 @@ class Reader:
             made.append(
                 Dim(str(axis), int(unit), None if int(extent) < 0 else int(extent), int(count))
             )
-        if sum(dim.count for dim in made) != len(buffer.shape):
+        if sum(dim.merged for dim in made) != len(buffer.shape):
             raise LoweringError(
                 f"attribute {PARAMS!r}: {name} has {len(buffer.shape)} dimensions, and "
-                f"{sum(dim.count for dim in made)} are described"
+                f"{sum(dim.merged for dim in made)} are described"
             )
         return View(name, str(buffer.dtype), tuple(made), tuple(buffer.shape))
 

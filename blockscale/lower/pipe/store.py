@@ -60,7 +60,7 @@ class Fragment(NamedTuple):
     shape: tuple[int, ...]
 
     @property
-    def count(self) -> int:
+    def registers(self) -> int:
         """Registers of a thread."""
         total = 1
         for extent in self.shape:
@@ -209,7 +209,7 @@ class _Store:
             numbers = [int(o) for o in offsets if isinstance(o, tirx.IntImm)]
             shape.append(max(numbers) + 1 if len(numbers) == len(offsets) else 1)
         self.fragments[name] = Fragment(base, tuple(shape))
-        return [f"{_LOCAL[of]} {_c(name)}[{self.fragments[name].count}];"]
+        return [f"{_LOCAL[of]} {_c(name)}[{self.fragments[name].registers}];"]
 
     def _offset(self, index: PrimExpr, base: PrimExpr) -> PrimExpr:
         return self.analyzer.simplify(index - base)
