@@ -17,6 +17,7 @@ from bench.tcgen05.kernels import (
     TIRX_CTA_M,
     TIRX_ENTRY,
     Geometry,
+    derived,
     tirx,
 )
 from blockscale import emulator
@@ -25,8 +26,9 @@ from blockscale.emulator.launching.execute import Execution
 from blockscale.emulator.ptx.program import successors
 from blockscale.emulator.report import Report
 from blockscale.lower import nvcc
-from blockscale.lower.gemm.maps import TensorMapPlan, gemm_maps
-from blockscale.lower.gemm.source import THREADS, source
+from blockscale.lower.pipe.emit import emit, pointers
+from blockscale.lower.pipe.kernel import THREADS
+from blockscale.lower.pipe.maps import MapPlan, tensor_maps
 from blockscale.specs.plans.gemm import GemmPlan
 
 MMA, COMMIT = "tcgen05.mma", "tcgen05.commit"
@@ -153,33 +155,35 @@ def run_ours(plan: GemmPlan, seed: int = 0) -> Ran:
     for name, values in codes.items():
         given[name] = (values[:, ::2] | values[:, 1::2] << 4).astype(np.uint8)
         given[f"{name}_scale"] = np.full((-(-len(values) // 128), plan.k // 64, 512), 0x38, "u1")
-    given["out"] = np.full((m, plan.n), 0x7FC0, np.uint16)
-    maps = [_planned_map(p, given, m) for p in gemm_maps(plan).all()]
-    ptx = nvcc.compile_cuda_source(source(plan, ENTRY), "sm_100a", ptx=True).image.decode()
+    given["d"] = np.full((m, plan.n), 0x7FC0, np.uint16)
+    kernel = derived(plan)
+    maps = [_planned_map(p, given, m) for p in tensor_maps(kernel)]
+    passed = given | {"alpha": np.ones(1, np.float32), "bias": None}
+    ptx = nvcc.compile_cuda_source(emit(kernel, ENTRY), "sm_100a", ptx=True).image.decode()
     found = ran(
         lambda: emulator.launch(
             ptx,
             entry=ENTRY,
-            grid=plan.cluster,
+            grid=kernel.cluster,
             block=THREADS,
-            cluster=plan.cluster,
-            dynamic_smem=plan.smem_bytes,
-            args=[*maps, np.ones(1, np.float32), None, None, given["out"], np.int32(m)],
+            cluster=kernel.cluster,
+            dynamic_smem=kernel.smem_bytes,
+            args=[*maps, *(passed[name] for name in pointers(kernel)), np.int32(m)],
             seed=seed,
         )
     )
     want = E2M1[codes["a"]] @ E2M1[codes["b"]].T
-    got = (given["out"].astype(np.uint32) << 16).view(np.float32)
+    got = (given["d"].astype(np.uint32) << 16).view(np.float32)
     if not np.allclose(got, want, rtol=2**-8, atol=0):
         raise ValueError(f"run_ours: {plan} is wrong in the emulator with seed {seed}")
     return found
 
 
-def _planned_map(plan: TensorMapPlan, given: dict[str, np.ndarray], m: int) -> emulator.TensorMap:
+def _planned_map(plan: MapPlan, given: dict[str, np.ndarray], m: int) -> emulator.TensorMap:
     return emulator.TensorMap(
         given[plan.tensor],
         dtype=plan.dtype,
-        global_dim=[size.at(m, -(-m // 128)) for size in plan.dims],
+        global_dim=plan.sizes(m, -(-m // 128)),
         global_strides_bytes=plan.strides,
         box_dim=plan.box,
         swizzle=f"{plan.swizzle}B" if plan.swizzle else "NONE",

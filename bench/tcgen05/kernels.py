@@ -6,9 +6,20 @@ tirx-kernels is not needed: its figures lie in bench/results/.  Where its CUDA s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
+import tvm
+
+from blockscale.building.space import new_schedule
+from blockscale.lower.pipe.check import checked
+from blockscale.lower.pipe.derive import derive
+from blockscale.lower.pipe.kernel import Kernel
+from blockscale.schedules.gemm import tcgen05
 from blockscale.specs.plans.gemm import GemmPlan
+from blockscale.tir.gemm.tiles import gemm_tiles
 
 SIZES = (1024, 4096, 8192)
 """M = N = K."""
@@ -81,6 +92,48 @@ def plan(size: int) -> GemmPlan:
     while replace(made, stages=made.stages + 1).illegal() is None:
         made = replace(made, stages=made.stages + 1)
     return made.check()
+
+
+@cache
+def derived(made: GemmPlan) -> Kernel:
+    """Return the kernel that is derived from the schedule of a plan."""
+    func = gemm_tiles(made.fmt, made.out_dtype, made.n, made.k, made.experts)
+    sch = new_schedule(tvm.IRModule({"main": func}))
+    tcgen05.decided(sch, made)
+    return checked(derive(sch.mod["main"]))
+
+
+_PLAIN: Mapping[str, Any] = {
+    "fmt": "nvfp4", "out_dtype": "bfloat16", "n": 4096, "k": 4096, "experts": 0, "swap": False,
+    "cta_group": 1, "mma_n": 128, "block_k": 128, "stages": 4, "cluster_x": 1, "cluster_y": 1,
+    "split_k": 1, "acc_stages": 2, "epi_cols": 32, "store": "tma", "raster": "x", "group": 1,
+}  # fmt: skip
+_PAIR = {"cta_group": 2, "cluster_x": 2, "mma_n": 256, "block_k": 256, "stages": 5, "group": 8}
+_SWAP = {"swap": True, "mma_n": 64, "stages": 6}
+_CHANGES: Mapping[str, Mapping[str, Any]] = {
+    "pair, K 1024": {**_PAIR, "n": 1024, "k": 1024, "mma_n": 128, "stages": 7},
+    "pair": _PAIR,
+    "pair, 64 columns": {**_PAIR, "stages": 4, "epi_cols": 64},
+    "single": {},
+    "direct": {"store": "direct"},
+    "direct, float32": {"store": "direct", "out_dtype": "float32", "stages": 3},
+    "swap": {**_SWAP, "block_k": 256, "store": "direct"},
+    "swap, TMA store": _SWAP,
+    "swap, pair": {**_PAIR, "swap": True, "mma_n": 128, "stages": 6, "store": "direct"},
+    "multicast": {"cluster_x": 2, "cluster_y": 2, "stages": 3},
+    "multicast, pairs": {**_PAIR, "cluster_x": 4, "cluster_y": 2, "block_k": 128},
+    "split-K": {"split_k": 4, "acc_stages": 1, "mma_n": 64, "stages": 6, "store": "direct"},
+    "split-K, swap": {**_SWAP, "split_k": 4, "acc_stages": 1, "store": "direct"},
+    "grouped": {**_PAIR, "experts": 64, "stages": 4},
+    "grouped, swap": {**_SWAP, "experts": 64, "store": "direct"},
+    "MXFP8": {"fmt": "mxfp8"},
+    "MXFP4": {"fmt": "mxfp4"},
+    "MXFP8 x MXFP4": {"fmt": "mxfp8xmxfp4"},
+    "MXFP8 x MXFP4, spread": {"fmt": "mxfp8xmxfp4", "k": 4128},
+    "partial stage": {"k": 4000},
+}
+STRUCTURES = {name: GemmPlan(**_PLAIN | made).check() for name, made in _CHANGES.items()}
+"""Kernels with every feature that a plan may ask for, each in one plan at least."""
 
 
 def geometry(made: GemmPlan, threads: int) -> Geometry:

@@ -135,12 +135,20 @@ class Code:
         """Return a turn of each innermost loop that waits and issues TMA loads."""
         return [self._turn(nodes, is_load) for nodes in self._loops(is_load, is_wait)]
 
+    def store_loops(self) -> list[Turn]:
+        """Return a turn of each innermost loop that reads sums and stores what it made of them.
+
+        The way is that of a tile inside of d, with all that the epilogue can load.
+        """
+        loops_ = self._loops(is_read, is_store) + self._loops(is_cluster_read, is_store)
+        return [self._turn(nodes, moved_bytes) for nodes in loops_]
+
     def _loops(self, *needs: Callable[[Instruction], bool]) -> list[set[int]]:
         """Return the innermost loops that hold an instruction of each need."""
         places = [{i for i, ins in enumerate(self.instructions) if need(ins)} for need in needs]
         return loops.innermost(self.followers, lambda nodes: all(nodes & at for at in places))
 
-    def _turn(self, nodes: set[int], wanted: Callable[[Instruction], bool]) -> Turn:
+    def _turn(self, nodes: set[int], wanted: Callable[[Instruction], int]) -> Turn:
         header = loops.header(nodes, self.followers)
         latches = {i for i in nodes if header in self.followers[i]}
         return Turn(self._way(nodes, header, latches, wanted))
@@ -162,7 +170,7 @@ class Code:
         return Turn(issued, unrolled=True)
 
     def _way(
-        self, nodes: set[int], start: int, ends: set[int], wanted: Callable[[Instruction], bool]
+        self, nodes: set[int], start: int, ends: set[int], wanted: Callable[[Instruction], int]
     ) -> list[Instruction]:
         code = self.instructions
         path = loops.best_path(nodes, start, ends, self.followers, lambda i: wanted(code[i]))

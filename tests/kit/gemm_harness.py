@@ -147,6 +147,19 @@ def decode(out: np.ndarray, dtype: str) -> np.ndarray:
     return out.view({"float16": np.float16, "float32": np.float32}[dtype]).astype(np.float64)
 
 
+def launch(
+    of: Kernel, text: str, named: dict[str, Any], m: int, clusters: int, seed: int = 0
+) -> Any:
+    """Run the kernel ``of`` in PTX on arrays by parameter; return the emulator's report."""
+    row_atoms = len(named["a_scale"])
+    maps = [tensor_map(p, named[p.tensor], m, row_atoms) for p in tensor_maps(of)]
+    given = [named[name] for name in pointers(of)] + ([named["offsets"]] if of.experts else [])
+    return emulator.launch(
+        text, entry="gemm", grid=clusters * of.cluster, block=THREADS, cluster=of.cluster,
+        dynamic_smem=of.smem_bytes, args=[*maps, *given, m], seed=seed,
+    )  # fmt: skip
+
+
 def run(
     of: GemmPlan,
     rows: int | Sequence[int],
@@ -174,18 +187,11 @@ def run(
     starts = np.concatenate([[0], np.cumsum(groups)]).astype(np.int32)
     bits = np.uint32 if OUT_BYTES[of.out_dtype] == 4 else np.uint16
     out = np.full((m + GUARD_ROWS, of.n), UNWRITTEN[of.out_dtype], bits)
-    named = {"a": a.stored, "b": b.stored, "a_scale": a.scale, "b_scale": b.scale, "out": out}
-    named |= {"d": out, "alpha": scales, "bias": shift}
-    made = kernel(of)
-    maps = [tensor_map(p, named[p.tensor], m, len(a.scale)) for p in tensor_maps(made)]
+    named = {"a": a.stored, "b": b.stored, "a_scale": a.scale, "b_scale": b.scale}
+    named |= {"d": out, "alpha": scales, "bias": shift, "offsets": starts}
     tiles = clusters_of(of, groups)
-    grid = max(1, tiles if of.split_k > 1 else min(tiles, clusters)) * of.cluster
-    given = [named[name] for name in pointers(made)]
-    given += [starts] if of.experts else []
-    report = emulator.launch(
-        ptx(of), entry="gemm", grid=grid, block=THREADS, cluster=of.cluster,
-        dynamic_smem=made.smem_bytes, args=[*maps, *given, m], seed=seed,
-    )  # fmt: skip
+    limit = max(1, tiles if of.split_k > 1 else min(tiles, clusters))
+    report = launch(kernel(of), ptx(of), named, m, limit, seed)
     want = np.zeros((used, of.n))
     for e in range(experts):
         own = slice(starts[e], starts[e + 1])

@@ -17,7 +17,7 @@ from blockscale.lower.pipe.kernel import (
     Transfer,
 )
 from blockscale.lower.pipe.share import share
-from blockscale.lower.pipe.text import indented
+from blockscale.lower.pipe.text import indented, variables
 from blockscale.lower.pipe.tile import Tile
 
 HEADER = '#include "gemm_tiles.cuh"\n'
@@ -213,6 +213,8 @@ class _Emitter:
         for load in self.kernel.loads:
             row = load.dims[-1]
             shared = share(self.kernel, load)
+            if self._along_k(load):
+                continue
             text = self.tile.coordinate(row)
             if self.kernel.swap and self.pair and load is self.kernel.loads[1]:
                 # A pair's MMA of fewer columns takes half of them from each CTA.
@@ -223,6 +225,10 @@ class _Emitter:
         if any(self._hinted(load) for load in self.kernel.loads):
             lines.append(f"const uint64_t policy = bs_policy({self.tile.only_rows()});")
         return lines
+
+    def _along_k(self, load: Transfer) -> bool:
+        """Whether a load's outermost index differs between stages."""
+        return any(v.same_as(self.kernel.at.k) for v in variables(load.dims[-1].at))
 
     def _hinted(self, load: Transfer) -> bool:
         return load.once and share(self.kernel, load).many == 1
@@ -250,7 +256,9 @@ class _Emitter:
         if shared.many > 1 and load.wide:
             row_bytes = load.slot.row_bytes // (2 if load.packed else 1)
             to += f" + {shared.number_text} * {sliced * row_bytes}"
-        where = [self.tile.coordinate(dim) for dim in load.dims[:-1]] + [f"{load.view.name}_row"]
+        where = [self.tile.coordinate(dim) for dim in load.dims]
+        if not self._along_k(load):
+            where[-1] = f"{load.view.name}_row"
         name = f"bs_tma_load_{len(load.dims)}d"
         args = [to, f"&map_{load.view.name}", *where, "bar"]
         if shared.many > 1:

@@ -146,10 +146,6 @@ class Site:
         """The buffer that it writes."""
         return self.block.writes[0].source
 
-    def reads(self) -> list[Any]:
-        """Buffers that it reads."""
-        return [region.source for region in self.block.reads]
-
     def points(self) -> Iterator[dict[tirx.Var, int]]:
         """Yield the values of its loops, in their order."""
         for values in product(*(range(loop.extent) for loop in self.loops)):

@@ -17,7 +17,7 @@ from tvm.sym import Analyzer
 from blockscale.base.errors import LoweringError
 from blockscale.lower.pipe.kernel import STORE_WARPS, Kernel, Transfer
 from blockscale.lower.pipe.read import Site, View, substituted
-from blockscale.lower.pipe.text import Text, dtype, indented, kind, number, variables
+from blockscale.lower.pipe.text import Text, dtype, indented, kind, loads, number, variables
 from blockscale.lower.pipe.tile import Tile
 from blockscale.tir.common import i64
 
@@ -39,7 +39,9 @@ def pointers(kernel: Kernel) -> list[str]:
     """Parameters that threads read or write themselves, in order."""
     used = written(kernel)
     for site in kernel.epilogue.sites:
-        used |= {str(buffer.name) for buffer in site.reads()}
+        values = [site.body.value, *site.body.indices] if site.body else []
+        used |= {str(load.source.name) for value in values for load in loads(value)}
+        used |= {str(operand.buffer.name) for operand in site.operands.values()}
     return [name for name in kernel.views if name in used]
 
 
