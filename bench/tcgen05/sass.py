@@ -33,6 +33,14 @@ SHARED = ("LDS", "STS", "LDSM", "STSM", "ATOMS", "LD", "ST")
 LOCAL = ("LDL", "STL")
 """Accesses of the stack: spills."""
 
+READ, CLUSTER_READ = "LDTM", "LD"
+"""Reads of tensor memory, and of generic addresses: of other CTAs' shared memory."""
+BULK_STORE = "UTMASTG"
+STORES = ("STS", "STG", "ST", BULK_STORE)
+_WIDTHS = {".128": 16, ".64": 8, ".U16": 2, ".16": 2, ".U8": 1, ".8": 1}
+_COLUMNS = re.compile(r"\.x(\d+)")
+
+FENCES = ("FENCE", "UTMACMDFLUSH", "DEPBAR")
 KINDS = ("tensor", "sync", "move", "uniform", "vector", "control")
 _CONTROL = ("BRA", "BSSY", "BSYNC", "BREAK", "YIELD", "NOP", "WARPSYNC", "ELECT", "EXIT", "CALL")
 
@@ -95,6 +103,19 @@ class Turn:
         return self.count(lambda i: i.stem in SHARED)
 
 
+    @property
+    def devices(self) -> dict[str, int]:
+        """How often tensor units, TMA, mbarriers and fences are told something, by opcode."""
+        told = (i for i in self.instructions if i.kind in ("tensor", "sync") or i.stem in FENCES)
+        return dict(sorted(Counter(i.opcode for i in told).items()))
+
+    def elements(self, item: int) -> int:
+        """Return how many sums a thread takes: read of tensor memory, or stored, of ``item`` bytes.
+        """
+        columns = sum(_bytes(i) for i in self.instructions if i.stem == READ) // 4
+        return columns or sum(_bytes(i) for i in self.instructions if i.stem == "STG") // item
+
+
 @dataclass
 class Code:
     """The instructions of one kernel."""
@@ -138,10 +159,12 @@ class Code:
     def store_loops(self) -> list[Turn]:
         """Return a turn of each innermost loop that reads sums and stores what it made of them.
 
-        The way is that of a tile inside of d, with all that the epilogue can load.
+        The way is that of a tile inside of d, with all that the epilogue can load.  Split-K has two
+        loops: from tensor memory to shared memory, and from all CTAs' shared memory to d.
         """
-        loops_ = self._loops(is_read, is_store) + self._loops(is_cluster_read, is_store)
-        return [self._turn(nodes, moved_bytes) for nodes in loops_]
+        reads = (lambda ins: ins.stem == READ), (lambda ins: ins.stem == CLUSTER_READ)
+        found = [loop for read in reads for loop in self._loops(read, is_store)]
+        return [self._turn(nodes, _worth) for nodes in found]
 
     def _loops(self, *needs: Callable[[Instruction], bool]) -> list[set[int]]:
         """Return the innermost loops that hold an instruction of each need."""
@@ -190,6 +213,29 @@ def is_commit(ins: Instruction) -> bool:
 def is_load(ins: Instruction) -> bool:
     """Whether it is a TMA load of a tensor."""
     return ins.stem == LOAD
+
+
+def is_store(ins: Instruction) -> bool:
+    """Whether it stores to shared or global memory."""
+    return ins.stem in STORES
+
+
+def _bytes(ins: Instruction) -> int:
+    """Return what a load or store moves for a thread."""
+    columns = _COLUMNS.search(ins.opcode)
+    if columns:
+        return 4 * int(columns[1])
+    parts = re.findall(r"\.\w+", ins.opcode)
+    return next((_WIDTHS[part] for part in parts if part in _WIDTHS), 4)
+
+
+def _worth(ins: Instruction) -> int:
+    """Of an instruction of an epilogue: the bytes that it moves; TMA stores before others."""
+    if ins.stem == BULK_STORE:
+        return 1 << 16
+    if ins.stem == "SYNCS" and "ARRIVE" in ins.opcode:
+        return 1
+    return 16 * _bytes(ins) if is_store(ins) or ins.stem in (READ, CLUSTER_READ, "LDG") else 0
 
 
 def is_wait(ins: Instruction) -> bool:
