@@ -1,8 +1,9 @@
-"""Quality of the GEMM's main loop: ``python -m bench.tcgen05.quality``; needs nvcc and nvdisasm.
+"""Quality of GEMM kernels' machine code: ``python -m bench.tcgen05.quality``; needs nvcc and nvdisasm.
 
-Compiles our NVFP4 GEMM, reads its machine code, and runs a small case in the emulator; no GPU.
-Writes docs/tcgen05_quality.md (between its comments) and a file in bench/results/.  tirx-kernels'
-figures are kept from that file; with --tirx they are measured anew from its CUDA source.
+Compiles our GEMMs, reads their machine code, and runs small cases in the emulator; no GPU.  Writes
+docs/tcgen05_quality.md (between its comments) and a file in bench/results/.  tirx-kernels' figures
+are kept from that file (with --tirx they are measured anew from its CUDA source), and so are those
+of the templates that our kernels were before.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rich.console import Console
 import blockscale
 from bench.measure import now
 from bench.report import ROOT, fill_page, markdown_table, read, render, show
-from bench.tcgen05 import sass
+from bench.tcgen05 import sass, structures
 from bench.tcgen05.emulated import run_ours, run_tirx
 from bench.tcgen05.kernels import (
     ENTRY,
@@ -28,15 +29,17 @@ from bench.tcgen05.kernels import (
     TIRX,
     TIRX_ENTRY,
     Geometry,
+    derived,
     geometry,
     plan,
     tirx,
 )
 from blockscale.demo.files import write_json
 from blockscale.lower import nvcc
-from blockscale.lower.gemm.source import THREADS, source
+from blockscale.lower.pipe.emit import emit
+from blockscale.lower.pipe.kernel import THREADS
 
-FORMAT = 1
+FORMAT = 2
 ARCH = "sm_100a"
 Results = Mapping[str, Any]
 Figures = Mapping[str, Any]
@@ -81,7 +84,7 @@ def measure_ours(size: int, *, emulate: bool = True) -> dict[str, Any]:
     """Return the figures of our kernel for M = N = K = size."""
     made = plan(size)
     shape = geometry(made, THREADS)
-    found = figures(source(made, ENTRY), ENTRY, shape)
+    found = figures(emit(derived(made), ENTRY), ENTRY, shape)
     if emulate:
         found["emulated"] = run_ours(made).figures(shape)
     return {"kernel": OURS, "size": size, **found}
@@ -98,7 +101,7 @@ def measure_tirx(text: str, size: int) -> dict[str, Any]:
 
 def results(sources: dict[int, Path], versions: dict[str, str], console: Console) -> dict[str, Any]:
     """Return all figures: ours measured, tirx-kernels' measured or those of the last time."""
-    kernels, peer = [], versions
+    kernels, peer, kept = [], versions, read(RESULTS, FORMAT)
     for size in SIZES:
         with console.status(f"{OURS} {size}"):
             kernels.append(measure_ours(size))
@@ -107,9 +110,10 @@ def results(sources: dict[int, Path], versions: dict[str, str], console: Console
             with console.status(f"{TIRX} {size}"):
                 kernels.append(measure_tirx(sources[size].read_text(), size))
     else:
-        kept = read(RESULTS, FORMAT)
         kernels += [kernel for kernel in kept["kernels"] if kernel["kernel"] == TIRX]
         peer = {name: kept["versions"][name] for name in (TIRX, "apache-tvm", "tirx_date")}
+    with console.status("structures"):
+        shapes = structures.measured(kept["structures"])
     return {
         "format": FORMAT,
         "date": now(),
@@ -121,6 +125,8 @@ def results(sources: dict[int, Path], versions: dict[str, str], console: Console
             **peer,
         },
         "kernels": kernels,
+        "structures": shapes,
+        "build": kept["build"],
     }
 
 
@@ -220,9 +226,17 @@ def missed(results: Results) -> dict[str, list[int]]:
     return {name: sizes for name, sizes in found.items() if sizes}
 
 
+STRUCTURE_REASONS: Mapping[tuple[str, str], str] = {}
+"""Why a figure of a structure may be worse than before."""
+
+
 def unexplained(results: Results) -> list[str]:
-    """Return the lines on which ours is worse without a reason."""
-    return [name for name in missed(results) if name not in REASONS]
+    """Return the lines on which ours is worse, than tirx-kernels' or before, without a reason."""
+    lost = structures.worse(results["structures"])
+    before = [
+        f"{name}: {figure}" for name, figure in lost if (name, figure) not in STRUCTURE_REASONS
+    ]
+    return [name for name in missed(results) if name not in REASONS] + before
 
 
 def _rows(results: Results) -> Iterator[list[str]]:
@@ -236,6 +250,24 @@ def _rows(results: Results) -> Iterator[list[str]]:
 def _heads(results: Results) -> list[str]:
     heads = [f"{size} {side}" for size, *_ in pairs(results) for side in ("ours", "tirx")]
     return ["M = N = K", *heads, "at least as good"]
+
+
+def structures_document(results: Results) -> str:
+    """Return the table of structures as Markdown, before and after."""
+    found = results["structures"]
+    return render(
+        "tcgen05/structures.md.j2",
+        table=markdown_table(structures.HEADS, [*structures.rows(found)]),
+        worse=[(*lost, STRUCTURE_REASONS.get(lost, "?")) for lost in structures.worse(found)],
+        other=structures.other(found),
+        heads={column.name: column.head for column in structures.COLUMNS},
+        build=results["build"],
+    )
+
+
+def pages(results: Results) -> dict[str, str]:
+    """Return what the document shows, by marker."""
+    return {"tcgen05": document(results), "structures": structures_document(results)}
 
 
 def document(results: Results) -> str:
@@ -277,7 +309,7 @@ def _sources(folder: Path | None) -> dict[int, Path]:
 def main(
     folder: Path | None, tirx_version: str | None, tvm_version: str | None, write: bool
 ) -> None:
-    """Compare the main loop of our NVFP4 GEMM with tirx-kernels', line by line.
+    """Compare our GEMMs with tirx-kernels' NVFP4 GEMM, and with what they were before.
 
     Example: python -m bench.tcgen05.quality --write
     """
@@ -286,13 +318,14 @@ def main(
         raise click.UsageError("--tirx needs --tirx-version and --tvm-version, for the record")
     versions = {TIRX: tirx_version or "", "apache-tvm": tvm_version or "", "tirx_date": now()[:10]}
     found = results(_sources(folder), versions, console)
-    show(document(found))
+    for text in pages(found).values():
+        show(text)
     if write:
         write_json(RESULTS, found)
-        fill_page(DOCUMENT, {"tcgen05": document(found)})
+        fill_page(DOCUMENT, pages(found))
         console.print(f"wrote {RESULTS} and {DOCUMENT}")
     if unexplained(found):
-        raise click.ClickException(f"worse than {TIRX}: {'; '.join(unexplained(found))}")
+        raise click.ClickException(f"worse: {'; '.join(unexplained(found))}")
 
 
 if __name__ == "__main__":

@@ -102,7 +102,6 @@ class Turn:
         """Plain loads and stores of shared memory."""
         return self.count(lambda i: i.stem in SHARED)
 
-
     @property
     def devices(self) -> dict[str, int]:
         """How often tensor units, TMA, mbarriers and fences are told something, by opcode."""
@@ -110,8 +109,7 @@ class Turn:
         return dict(sorted(Counter(i.opcode for i in told).items()))
 
     def elements(self, item: int) -> int:
-        """Return how many sums a thread takes: read of tensor memory, or stored, of ``item`` bytes.
-        """
+        """Return how many sums a thread takes: read of tensor memory, or stored, of ``item`` bytes."""
         columns = sum(_bytes(i) for i in self.instructions if i.stem == READ) // 4
         return columns or sum(_bytes(i) for i in self.instructions if i.stem == "STG") // item
 

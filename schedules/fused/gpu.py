@@ -129,15 +129,20 @@ def act_quantize_sketches(spec: ActQuantize) -> list[Sketch]:
 def act_quantize(sch: Schedule, choose: Choose, spec: ActQuantize, order: str) -> None:
     """A block a thread, from its loads to its last store."""
     _bind_blocks(sch, choose(sch, list(ACT_WARPS), 4), order)
-    sch.compute_inline(sch.get_sblock("magnitude"))
-    sch.compute_inline(sch.get_sblock("code"))
     loads = ["load_gate", "load_up"] if spec.gated else ["load_input"]
-    in_registers(sch, *loads, "amax", "scale", "factor", "pack")
-    if spec.gated:
-        in_registers(sch, "value", *(["numbers"] if spec.activation == "swiglu" else []))
+    in_registers(sch, *loads)
     for name in loads:
         _tensorize(sch, name, cuda_blocks.load(spec.dtype, spec.block, "BS_KEEP"))
+    act_steps(sch, spec)
+
+
+def act_steps(sch: Schedule, spec: ActQuantize) -> None:
+    """What a thread does with a block of 16-bit values, or of gates and ups, in its registers."""
+    sch.compute_inline(sch.get_sblock("magnitude"))
+    sch.compute_inline(sch.get_sblock("code"))
+    in_registers(sch, "amax", "scale", "factor", "pack")
     if spec.gated:
+        in_registers(sch, "value", *(["numbers"] if spec.activation == "swiglu" else []))
         _tensorize(sch, "value", cuda_act.activate(spec.activation, spec.dtype, spec.block))
     amax = sch.get_sblock("amax")
     sch.decompose_reduction(amax, sch.get_loops(amax)[-1])

@@ -17,9 +17,13 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from blockscale.schedules.gemm import tcgen05_tiles as sm100_tiles
+from blockscale.schedules.fused.gpu import act_steps
+from blockscale.schedules.gpu_steps import in_registers
 from blockscale.schedules.steps import Choose, Sketch, last_loops
+from blockscale.specs import ActQuantize
 from blockscale.specs.plans import ONCE, PREFIX
 from blockscale.specs.plans.gemm import K_LOOP, LANES, RASTERS, GemmPlan
+from blockscale.tir.gemm.gated_tiles import GATED
 from blockscale.tir.gemm.tiles import ATOM_BYTES
 from blockscale.tir.intrin import tcgen05, tma
 
@@ -47,9 +51,9 @@ def gemm(sch: Schedule, choose: Choose, tile: GemmPlan, rows: int) -> None:
         sch.annotate(stages if name in K_LOOP else tiles, PREFIX + name, value)
 
 
-def decided(sch: Schedule, plan: GemmPlan) -> None:
+def decided(sch: Schedule, plan: GemmPlan, rule: ActQuantize | None = None) -> None:
     """Schedule the GEMM as ``plan`` says, with no choice left."""
-    tiles, stages = shape(sch, plan)
+    tiles, stages = shape(sch, plan, rule)
     for name in ("stages", "split_k"):
         sch.annotate(stages, PREFIX + name, getattr(plan, name))
     for name in ("cluster_x", "cluster_y", "acc_stages", "group"):
@@ -57,12 +61,18 @@ def decided(sch: Schedule, plan: GemmPlan) -> None:
     sch.annotate(tiles, PREFIX + "raster", RASTERS.index(plan.raster))
 
 
-def shape(sch: Schedule, tile: GemmPlan) -> tuple[LoopRV, LoopRV]:
-    """Schedule all that names instructions; return the loops over tiles and over stages."""
+def shape(sch: Schedule, tile: GemmPlan, rule: ActQuantize | None = None) -> tuple[LoopRV, LoopRV]:
+    """Schedule all that names instructions; return the loops over tiles and over stages.
+
+    ``rule``: of the epilogue of `gemm.gated_tiles`.
+    """
     block = sch.get_sblock("gemm")
     copies = _memories(sch, block, tile)
     tiles, stages = _tile_loops(sch, block, tile)
-    _epilogue(sch, tiles, tile)
+    if rule is None:
+        _epilogue(sch, tiles, tile)
+    else:
+        _gated_epilogue(sch, tiles, tile, rule)
     for side in "ab":
         _load_operand(sch, copies[side], stages, tile, side)
     _load_scales(sch, copies, stages, tile)
@@ -120,13 +130,40 @@ def _epilogue(sch: Schedule, tiles: LoopRV, tile: GemmPlan) -> None:
     for moved in (read, block, store):
         if moved is not None:
             sch.reverse_compute_at(moved, tiles)
-    lanes, columns = last_loops(sch, block, 2)[:: -1 if tile.swap else 1]
+    warp = _parts(sch, block, tile, tile.epi_cols)
+    _read_accumulator(sch, read, warp, tile)
+    if store is not None:
+        sch.reverse_compute_at(store, warp)
+        rows, cols = (tile.epi_cols, WARP) if tile.swap else (WARP, tile.epi_cols)
+        row = last_loops(sch, store, 2)[0]
+        sch.tensorize(sch.blockize(row), tma.store(rows, cols, tile.out_dtype))
+
+
+def _gated_epilogue(sch: Schedule, tiles: LoopRV, tile: GemmPlan, rule: ActQuantize) -> None:
+    """Read gates and ups to registers; activate, quantise and store them there."""
+    block = sch.get_sblock("epilogue")
+    read = sch.cache_read(block, 0, "local")
+    for moved in (read, block):
+        sch.reverse_compute_at(moved, tiles)
+    _read_accumulator(sch, read, _parts(sch, block, tile, tile.epi_cols // GATED), tile)
+    in_registers(sch, "gate", "up")
+    act_steps(sch, rule)
+
+
+def _parts(sch: Schedule, block: SBlockRV, tile: GemmPlan, columns: int) -> LoopRV:
+    """Divide a tile among CTAs, warps and lanes, ``columns`` at a time; return the warps' loop."""
+    lanes, along = last_loops(sch, block, 2)[:: -1 if tile.swap else 1]
     cta, warp, lane = sch.split(lanes, [None, WARPS, WARP])
-    chunk, column = sch.split(columns, [None, tile.epi_cols])
+    chunk, column = sch.split(along, [None, columns])
     sch.reorder(cta, chunk, warp, lane, column)
     sch.bind(cta, PAIR)
     sch.bind(warp, "threadIdx.y")
     sch.bind(lane, "threadIdx.x")
+    return warp
+
+
+def _read_accumulator(sch: Schedule, read: SBlockRV, warp: LoopRV, tile: GemmPlan) -> None:
+    """Read a part of the accumulator by the warps that store it."""
     sch.compute_at(read, warp)
     # With rows of a on columns, an MMA writes multiples of 16 of them.
     width = tcgen05.READ_COLUMNS[0] if tile.swap else min(tile.epi_cols, tcgen05.READ_COLUMNS[-1])
@@ -134,11 +171,6 @@ def _epilogue(sch: Schedule, tiles: LoopRV, tile: GemmPlan) -> None:
     part, column = sch.split(columns, [None, width])
     sch.reorder(part, lane, column)
     sch.tensorize(sch.blockize(lane), tcgen05.read_accumulator(width))
-    if store is not None:
-        sch.reverse_compute_at(store, warp)
-        rows, cols = (tile.epi_cols, WARP) if tile.swap else (WARP, tile.epi_cols)
-        row = last_loops(sch, store, 2)[0]
-        sch.tensorize(sch.blockize(row), tma.store(rows, cols, tile.out_dtype))
 
 
 def _load_scales(

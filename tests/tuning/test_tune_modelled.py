@@ -17,7 +17,7 @@ from blockscale.building.space import Space, new_schedule, replay
 from blockscale.building.store import folder_of, read_history
 from blockscale.cli import build as cli_build
 from blockscale.lower import nvcc
-from blockscale.lower.gemm.read import read
+from blockscale.lower.pipe.facts import plan as read
 from blockscale.specs import MmFp4
 from blockscale.specs.plans import PREFIX
 from blockscale.tuning import b200, modelled, pipeline, task, tuner

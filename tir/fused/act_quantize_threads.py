@@ -69,7 +69,7 @@ def _value_steps(spec: ActQuantize) -> tuple[Any, Any]:
     return load, activate
 
 
-def _encode_step(spec: ActQuantize) -> Any:
+def encode_step(spec: ActQuantize) -> Any:
     """Step from a block of a to its scale byte and packed codes."""
     block, half, two = i64(spec.block), i64(spec.block // 2), i64(2)
 
@@ -147,7 +147,7 @@ def act_rows(spec: ActQuantize, shape: tuple[int, ...] | None = None) -> PrimFun
         return (e, *rest) if spec.grouped else rest
 
     load, activate = _value_steps(spec)
-    encode, (store, pad) = _encode_step(spec), _store_steps(spec, at)
+    encode, (store, pad) = encode_step(spec), _store_steps(spec, at)
 
     @T.inline
     def compute(input, g, packed, block_scale, given, e, r, b, cols):

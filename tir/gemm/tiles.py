@@ -6,8 +6,8 @@ d[i, j] = round(alpha * sum_k (a[i, k] * sfa[i, k / block]) * (b[j, k] * sfb[j, 
 Sizes are padded: rows of a and d to tiles of `ROW_TILE`, those of b to `COL_TILE`, K to `K_TILE`.
 The true sizes are in the attribute "blockscale.params": TMA loads zeros and leaves stores out
 beyond them, so that padding exists on paper only.  K is two axes, 128x4 tiles of scales and
-elements in one, so that every index is a sum.  Scales are [tiles of 128 rows, 512-byte tiles along K]: the byte
-of row r and column c is at [r / 128, c / 4 * 512 + r % 32 * 16 + r % 128 / 32 * 4 + c % 4].  The
+elements in one, so that every index is a sum.  Scales are [tiles of 128 rows, 512-byte tiles along
+K]: the byte of row r and column c is at [r / 128, c / 4 * 512 + r % 32 * 16 + r % 128 / 32 * 4 + c % 4].  The
 MMA reads them from [32 lanes of each tile along K, 4 * (r / 32) + c % 4]: blocks "a_scale_lanes"
 and "b_scale_lanes".
 
@@ -18,7 +18,7 @@ from the offsets of the experts' rows.
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
@@ -171,40 +171,25 @@ def _plain(fmt: str, out_dtype: str, n: int, k: int, experts: int) -> PrimFunc:
     return main
 
 
-def _grouped(fmt: str, out_dtype: str, n: int, k: int, experts: int) -> PrimFunc:
-    """The GEMM whose tiles of rows have a matrix b each, gathered as it is loaded."""
+def products(fmt: str, n: int, k: int) -> Any:
+    """Steps of the grouped GEMM from its parameters to sums C [tiles, rows of a tile, n]."""
     row = GEMM[fmt]
     a_codes, b_codes = row.a.per_byte, row.b.per_byte
     scale = partial(formats.decode_byte, row.scale)
     size = Sizes.of(fmt, n, k)
     N, NA, KA, KD = i64(size.cols), i64(size.cols // 128), i64(size.atoms), i64(size.depth)
-    R, RA, E = i64(ROW_TILE), i64(ROW_TILE // 128), i64(experts)
+    R, RA = i64(ROW_TILE), i64(ROW_TILE // 128)
     AT, L, Q = i64(ATOM_BYTES), i64(LANES), i64(ATOM_BYTES // LANES)
-    AB, BB = (i64(size.atoms * size.depth // codes) for codes in (a_codes, b_codes))
+    BB = i64(size.atoms * size.depth // b_codes)
     AD, BD = (i64(size.depth // codes) for codes in (a_codes, b_codes))
     AC, BC, block = i64(a_codes), i64(b_codes), i64(row.block)
 
-    @T.prim_func(s_tir=True)
-    def main(
-        a_handle: T.handle,
-        b: T.Buffer((E, N, BB), "uint8"),
-        a_scale_handle: T.handle,
-        b_scale: T.Buffer((E, NA, KA * AT), "uint8"),
-        alpha: T.Buffer((E,), "float32"),
-        expert_handle: T.handle,
-        d_handle: T.handle,
-    ):
-        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
-        tiles = T.int64()
-        a = T.match_buffer(a_handle, (tiles, R, AB), "uint8")
-        a_scale = T.match_buffer(a_scale_handle, (tiles, RA, KA * AT), "uint8")
-        expert_of_tile = T.match_buffer(expert_handle, (tiles,), "int32")
-        d = T.match_buffer(d_handle, (tiles, R, N), out_dtype)
+    @T.inline
+    def steps(a, b, a_scale, b_scale, expert_of_tile, C, tiles):
         B = T.sblock_alloc_buffer((tiles, N, BB), "uint8")
         BS = T.sblock_alloc_buffer((tiles, NA, KA * AT), "uint8")
         SA = T.sblock_alloc_buffer((tiles, KA * L, RA * Q), "uint8")
         SB = T.sblock_alloc_buffer((tiles, KA * L, NA * Q), "uint8")
-        C = T.sblock_alloc_buffer((tiles, R, N), "float32")
         for t, j, kb in T.grid(tiles, N, BB):
             with T.sblock("b_of_expert"):
                 vt, vj, vk = T.axis.remap("SSS", [t, j, kb])
@@ -235,6 +220,35 @@ def _grouped(fmt: str, out_dtype: str, n: int, k: int, experts: int) -> PrimFunc
                     formats.element(row.b, B[vt, vj, va * BD + ve // BC], ve)
                     * scale(SB[vt, va * L + vj % L, vj // L * 4 + ve // block])
                 )
+
+    return steps
+
+
+def _grouped(fmt: str, out_dtype: str, n: int, k: int, experts: int) -> PrimFunc:
+    """The GEMM whose tiles of rows have a matrix b each, gathered as it is loaded."""
+    row, size, multiply = GEMM[fmt], Sizes.of(fmt, n, k), products(fmt, n, k)
+    N, NA, KA = i64(size.cols), i64(size.cols // 128), i64(size.atoms)
+    R, RA, E, AT = i64(ROW_TILE), i64(ROW_TILE // 128), i64(experts), i64(ATOM_BYTES)
+    AB, BB = (i64(size.atoms * size.depth // code.per_byte) for code in (row.a, row.b))
+
+    @T.prim_func(s_tir=True)
+    def main(
+        a_handle: T.handle,
+        b: T.Buffer((E, N, BB), "uint8"),
+        a_scale_handle: T.handle,
+        b_scale: T.Buffer((E, NA, KA * AT), "uint8"),
+        alpha: T.Buffer((E,), "float32"),
+        expert_handle: T.handle,
+        d_handle: T.handle,
+    ):
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        tiles = T.int64()
+        a = T.match_buffer(a_handle, (tiles, R, AB), "uint8")
+        a_scale = T.match_buffer(a_scale_handle, (tiles, RA, KA * AT), "uint8")
+        expert_of_tile = T.match_buffer(expert_handle, (tiles,), "int32")
+        d = T.match_buffer(d_handle, (tiles, R, N), out_dtype)
+        C = T.sblock_alloc_buffer((tiles, R, N), "float32")
+        multiply(a, b, a_scale, b_scale, expert_of_tile, C, tiles)
         for t, i, j in T.grid(tiles, R, N):
             with T.sblock("epilogue"):
                 vt, vi, vj = T.axis.remap("SSS", [t, i, j])

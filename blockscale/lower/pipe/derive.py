@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tvm import tirx
@@ -538,7 +539,7 @@ class _Derivation:
         by = {old: new}
         site.loops = tuple(loop for loop in site.loops if not loop.var.same_as(old))
         site.operands = {
-            name: Operand(o.name, o.buffer, tuple(substituted(m, by) for m in o.mins), o.shape)
+            name: replace(o, mins=tuple(substituted(m, by) for m in o.mins))
             for name, o in site.operands.items()
         }
         if site.body is not None:

@@ -20,7 +20,7 @@ from blockscale.lower.pipe.share import share
 from blockscale.lower.pipe.text import indented, variables
 from blockscale.lower.pipe.tile import Tile
 
-HEADER = '#include "gemm_tiles.cuh"\n'
+HEADER = '#include "gemm_tiles.cuh"'
 
 _POINTERS = {"float32": "float", "bfloat16": "uint16_t", "float16": "uint16_t", "int32": "int"}
 _POINTERS |= {"uint8": "uint8_t"}
@@ -56,7 +56,8 @@ class _Emitter:
         k, at = self.kernel, self.at
         cluster = f"__cluster_dims__({k.cluster}, 1, 1) " if k.cluster > 1 else ""
         lines = [
-            HEADER,
+            *dict.fromkeys((HEADER, *store.headers(k))),
+            "",
             f'extern "C" __global__ void __launch_bounds__({THREADS}, 1) {cluster}{name}(',
             f"    {self._params()}) {{",
             "  extern __shared__ __align__(1024) char bs_smem[];",

@@ -258,8 +258,9 @@ class Kernel:
 
     @property
     def cols(self) -> int:
-        """True columns of d."""
-        return self.out.dims[-1].extent or 0
+        """True columns of the product: rows of b."""
+        views = (load.view for load in self.loads[:2])
+        return next(d.extent or 0 for view in views for d in view.dims if d.axis == "cols")
 
     @property
     def out(self) -> View:

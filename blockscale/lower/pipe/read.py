@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, product
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tvm import tirx
@@ -19,7 +20,7 @@ from tvm.sym import Analyzer
 from tvm.tirx import IndexMap, PrimFunc
 
 from blockscale.base.errors import LoweringError
-from blockscale.lower.sites import called, constant
+from blockscale.lower.sites import called, constant, function
 from blockscale.tir.common import i64
 from blockscale.tir.gemm.tiles import OPTIONAL, PARAMS
 
@@ -92,6 +93,8 @@ class Operand:
     buffer: Any
     mins: tuple[PrimExpr, ...]
     shape: tuple[int, ...]
+    match: Any = None
+    """The block's own name for it."""
 
     @property
     def scope(self) -> str:
@@ -105,6 +108,17 @@ class Loop:
 
     var: tirx.Var
     extent: int
+
+
+class Raw(NamedTuple):
+    """A block as it stands in the function."""
+
+    block: Any
+    loops: tuple[Any, ...]
+    values: Mapping[Any, PrimExpr]
+    """Of the iterators of the block and of those around it."""
+    matched: tuple[Any, ...]
+    """Parts of buffers that it and those around it have names for."""
 
 
 class Store(NamedTuple):
@@ -145,6 +159,16 @@ class Site:
     def writes(self) -> Any:
         """The buffer that it writes."""
         return self.block.writes[0].source
+
+    def element(self, buffer: Any, indices: Sequence[PrimExpr]) -> tuple[Any, tuple[PrimExpr, ...]]:
+        """The buffer and the indices of an element that may be one of a named part."""
+        for operand in self.operands.values():
+            if operand.match is not None and operand.match.same_as(buffer):
+                skip = len(operand.mins) - len(indices)
+                inner = (*(i64(0) for _ in range(skip)), *indices)
+                places = zip(operand.mins, inner, strict=True)
+                return operand.buffer, tuple(first + index for first, index in places)
+        return buffer, tuple(indices)
 
     def points(self) -> Iterator[dict[tirx.Var, int]]:
         """Yield the values of its loops, in their order."""
@@ -198,7 +222,7 @@ class Reader:
         self.tile_loops, self.k_loop = self._loops(raw)
         self._tiles: dict[tirx.Var, PrimExpr] = {}
         self.tile_size = self._axes(raw)
-        self.sites = [self._site(block, loops, values) for block, loops, values in raw]
+        self.sites = [self._site(each) for each in raw]
 
     @staticmethod
     def _view(name: str, given: Mapping[str, Any], dims: Any) -> View:
@@ -225,10 +249,10 @@ class Reader:
     # ---- Loops ------------------------------------------------------------------------------
 
     @staticmethod
-    def _loops(raw: Sequence[tuple[Any, tuple[Any, ...], Any]]) -> tuple[list[Any], Any]:
+    def _loops(raw: Sequence[Raw]) -> tuple[list[Any], Any]:
         """The loops over tiles, and that over stages: those that loads and MMAs have in common."""
-        mma = [loops for block, loops, _ in raw if "_mma_" in called(block.body)[0]]
-        load = [loops for block, loops, _ in raw if called(block.body)[0] == "tma_load_2d"]
+        mma = [r.loops for r in raw if "_mma_" in called(r.block.body)[0]]
+        load = [r.loops for r in raw if called(r.block.body)[0] == "tma_load_2d"]
         if not mma:
             raise LoweringError(
                 "no block issues MMAs: block 'gemm_update' is not tensorized; map its loops onto "
@@ -244,44 +268,25 @@ class Reader:
             )
         return common[:-1], common[-1]
 
-    def _axes(self, raw: Sequence[tuple[Any, tuple[Any, ...], Any]]) -> dict[str, int]:
-        """Find which axis each loop over tiles runs along; return the sizes of tiles."""
-        out = next(view for view in reversed(self.views.values()))
-        written = [
-            (block, values)
-            for block, _, values in raw
-            if block.writes and block.writes[0].source.name == out.name
-        ]
-        if not written:
-            raise LoweringError(f"no block writes {out.name}")
-        block, values = written[-1]
-        mins = [substituted(r.min, values) for r in block.writes[0].region]
+    def _axes(self, raw: Sequence[Raw]) -> dict[str, int]:
+        """Find which axis each loop over tiles runs along; return the sizes of tiles.
+
+        Rows of a and of b are loaded as rows and columns of the product.
+        """
         sizes: dict[str, int] = {}
-        for dim, index in zip(out.dims, out.index(mins), strict=True):
-            if dim.axis not in self.at.tiles:
+        for each in raw:
+            if called(each.block.body)[0] != "tma_load_2d":
                 continue
-            variable = self.at.tiles[dim.axis]
-            steps = []
-            for loop in self.tile_loops:
-                step = self.step(index, loop.loop_var)
-                if step:
-                    steps.append((step * dim.unit, loop))
-            steps.sort(key=lambda pair: -pair[0])
-            left: PrimExpr = variable
-            for (big, outer), (small, inner) in pairwise(steps):
-                count = constant(inner.extent, f"loop {inner.loop_var.name}")
-                if big != small * count:
-                    raise LoweringError(
-                        f"loops {outer.loop_var.name} and {inner.loop_var.name} over tiles step by "
-                        f"{big} and {small} {dim.axis}, and the inner one runs {count} times"
-                    )
-            for (_, loop), (_, inner) in pairwise(steps):
-                whole = constant(inner.extent, "loop over tiles")
-                self._tiles[loop.loop_var] = tirx.floordiv(left, i64(whole))
-                left = tirx.floormod(left, i64(whole))
-            if steps:
-                self._tiles[steps[-1][1].loop_var] = left
-                sizes[dim.axis] = steps[-1][0]
+            source = each.block.match_buffers[0].source
+            view = self.views.get(str(source.source.name))
+            if view is None:
+                raise LoweringError(
+                    f"block '{each.block.name_hint}' loads {source.source.name}, no parameter"
+                )
+            mins = [substituted(r.min, each.values) for r in source.region]
+            for dim, index in zip(view.dims, view.index(mins), strict=True):
+                if dim.axis in self.at.tiles:
+                    sizes |= self._steps(dim, index)
         unknown = [
             str(loop.loop_var.name)
             for loop in self.tile_loops
@@ -289,9 +294,33 @@ class Reader:
         ]
         if unknown or len(sizes) != 2:
             raise LoweringError(
-                f"loops over tiles: {unknown} do not make tiles of rows and columns of {out.name}"
+                f"loops over tiles: {unknown} do not make tiles of rows of a and of b"
             )
         return sizes
+
+    def _steps(self, dim: Dim, index: PrimExpr) -> dict[str, int]:
+        """Let the loops over tiles that ``index`` grows with be those along its axis."""
+        variable = self.at.tiles[dim.axis]
+        steps = []
+        for loop in self.tile_loops:
+            step = self.step(index, loop.loop_var)
+            if step:
+                steps.append((step * dim.unit, loop))
+        steps.sort(key=lambda pair: -pair[0])
+        left: PrimExpr = variable
+        for (big, outer), (small, inner) in pairwise(steps):
+            count = constant(inner.extent, f"loop {inner.loop_var.name}")
+            if big != small * count:
+                raise LoweringError(
+                    f"loops {outer.loop_var.name} and {inner.loop_var.name} over tiles step by "
+                    f"{big} and {small} {dim.axis}, and the inner one runs {count} times"
+                )
+            self._tiles[outer.loop_var] = tirx.floordiv(left, i64(count))
+            left = tirx.floormod(left, i64(count))
+        if not steps:
+            return {}
+        self._tiles[steps[-1][1].loop_var] = left
+        return {dim.axis: steps[-1][0]}
 
     def step(self, index: PrimExpr, variable: tirx.Var) -> int:
         """By how much an index grows with a loop."""
@@ -305,7 +334,8 @@ class Reader:
 
     # ---- Blocks -----------------------------------------------------------------------------
 
-    def _site(self, block: Any, loops: tuple[Any, ...], values: Mapping[Any, PrimExpr]) -> Site:
+    def _site(self, raw: Raw) -> Site:
+        block, loops, values, matched = raw
         name = str(block.name_hint)
         replaced: dict[Any, PrimExpr] = dict(self._tiles)
         free, bound = [], []
@@ -330,17 +360,19 @@ class Reader:
             replaced[loop.loop_var] = getattr(self.at, BOUND[tag]) if extent > 1 else i64(0)
         settled = {v: substituted(value, replaced) for v, value in values.items()} | replaced
         what, number = called(block.body)
+        if type(block.body).__name__ == "Evaluate":
+            what = what or function(block.body.value)
         site = Site(name, block, loops, tuple(free), tuple(bound), what, number)
+        for match in matched:
+            region = match.source
+            mins = tuple(self.simplify(substituted(r.min, settled)) for r in region.region)
+            shape = tuple(constant(r.extent, site.where) for r in region.region)
+            key = str(match.buffer.name)
+            site.operands[key] = Operand(key, region.source, mins, shape, match.buffer)
         if what:
             site.call = block.body.value
-            for match in block.match_buffers:
-                region = match.source
-                mins = tuple(self.simplify(substituted(r.min, settled)) for r in region.region)
-                shape = tuple(constant(r.extent, site.where) for r in region.region)
-                name = str(match.buffer.name)
-                site.operands[name] = Operand(name, region.source, mins, shape)
-            return site
-        site.body = self._store(site, block.body, settled)
+        else:
+            site.body = self._store(site, block.body, settled)
         return site
 
     @staticmethod
@@ -351,7 +383,8 @@ class Reader:
                 "an instruction does"
             )
         indices = tuple(substituted(index, settled) for index in stmt.indices)
-        return Store(stmt.buffer, indices, substituted(stmt.value, settled))
+        buffer, indices = site.element(stmt.buffer, indices)
+        return Store(buffer, indices, substituted(stmt.value, settled))
 
 
 def _once(loop: Any) -> bool:
@@ -360,18 +393,28 @@ def _once(loop: Any) -> bool:
 
 def substituted(value: PrimExpr, by: Mapping[Any, PrimExpr]) -> PrimExpr:
     """Return ``value`` with variables replaced, simplified."""
+    if not by:
+        return value
     (made,) = IndexMap(list(by), [value], None).map_indices(list(by.values()))
     return made
 
 
-def _blocks(stmt: Any, loops: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...], Any]]:
-    """Yield every block but the root with the loops around it and the values of its iterators."""
+def _blocks(
+    stmt: Any,
+    loops: tuple[Any, ...] = (),
+    outer: Mapping[Any, PrimExpr] = MappingProxyType({}),
+    matched: tuple[Any, ...] = (),
+) -> Iterator[Raw]:
+    """Yield every innermost block with the loops around it and the values of iterators.
+
+    ``outer``: values of the iterators of blocks around it, and ``matched``: their parts of buffers.
+    """
     kind = type(stmt).__name__
     if kind == "For":
-        yield from _blocks(stmt.body, (*loops, stmt))
+        yield from _blocks(stmt.body, (*loops, stmt), outer, matched)
     elif kind == "SeqStmt":
         for part in stmt.seq:
-            yield from _blocks(part, loops)
+            yield from _blocks(part, loops, outer, matched)
     elif kind == "SBlockRealize":
         block = stmt.block
         if not isinstance(stmt.predicate, tirx.IntImm) or not int(stmt.predicate):
@@ -380,10 +423,11 @@ def _blocks(stmt: Any, loops: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple
                 "so split loops without a remainder"
             )
         values = {v.var: value for v, value in zip(block.iter_vars, stmt.iter_values, strict=True)}
-        if block.name_hint == "root" and not loops:
-            yield from _blocks(block.body, loops)
+        values = {v: substituted(value, outer) for v, value in values.items()} | dict(outer)
+        if type(block.body).__name__ in ("BufferStore", "Evaluate"):
+            yield Raw(block, loops, values, (*matched, *block.match_buffers))
         else:
-            yield block, loops, values
+            yield from _blocks(block.body, loops, values, (*matched, *block.match_buffers))
     elif kind not in ("BufferStore", "Evaluate"):
         raise LoweringError(
             f"a {kind} inside of {len(loops)} loops: only loops, blocks and tensor intrinsics are "

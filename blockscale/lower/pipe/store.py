@@ -8,6 +8,7 @@ has: the lane, which must be the thread's own, and numbers of registers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tvm import tirx
@@ -16,14 +17,24 @@ from tvm.sym import Analyzer
 
 from blockscale.base.errors import LoweringError
 from blockscale.lower.pipe.kernel import STORE_WARPS, Kernel, Transfer
-from blockscale.lower.pipe.read import Site, View, substituted
-from blockscale.lower.pipe.text import Text, dtype, indented, kind, loads, number, variables
+from blockscale.lower.pipe.read import Loop, Site, View, substituted
+from blockscale.lower.pipe.text import (
+    Text,
+    declarations,
+    dtype,
+    indented,
+    kind,
+    loads,
+    number,
+    variables,
+)
 from blockscale.lower.pipe.tile import Tile
 from blockscale.tir.common import i64
 
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1, "int32": 4}
 _CLASS = {"bfloat16": "BsBf16", "float16": "BsF16"}
 _LOCAL = {"float32": "float", "int32": "int", "uint8": "alignas(16) uint8_t"}
+_LOCAL |= dict.fromkeys(_CLASS, "alignas(16) uint16_t")
 
 
 def written(kernel: Kernel) -> set[str]:
@@ -40,9 +51,19 @@ def pointers(kernel: Kernel) -> list[str]:
     used = written(kernel)
     for site in kernel.epilogue.sites:
         values = [site.body.value, *site.body.indices] if site.body else []
-        used |= {str(load.source.name) for value in values for load in loads(value)}
+        read = [site.element(load.source, []) for value in values for load in loads(value)]
+        used |= {str(buffer.name) for buffer, _ in read}
         used |= {str(operand.buffer.name) for operand in site.operands.values()}
     return [name for name in kernel.views if name in used]
+
+
+def headers(kernel: Kernel) -> list[str]:
+    """What declares the instructions of threads, as lines of C."""
+    found: dict[str, None] = {}
+    for site in kernel.epilogue.sites:
+        for value in [site.body.value if site.body else site.call]:
+            found |= dict.fromkeys(declarations(value))
+    return list(found)
 
 
 def store(kernel: Kernel, tile: Tile) -> list[str]:
@@ -83,6 +104,7 @@ class _Store:
         self.chunk_level: list[str] = []
         self.values: dict[str, str] = {}
         self.split_index: str | None = None
+        self.around: dict[Any, str] = {}
 
     # ---- Tiles ------------------------------------------------------------------------------
 
@@ -132,7 +154,7 @@ class _Store:
         k, e = self.kernel, self.epilogue
         shared = k.overlap // e.columns if k.overlap else e.chunks
         turned = f"slot == 0 ? {e.chunks - 1} - i : i" if k.overlap else "i"
-        blocks = [line for site in e.sites for line in self._site(site)]
+        blocks = self._nest(e.sites)
         return [
             *(["// Shared columns are the last of accumulator 0 and the first of accumulator 1."]
               if k.overlap else []),
@@ -164,6 +186,28 @@ class _Store:
 
     # ---- Blocks -----------------------------------------------------------------------------
 
+    def _nest(self, sites: Sequence[Site]) -> list[str]:
+        """Blocks in their order, loops that several share around all of these."""
+        lines: list[str] = []
+        at = 0
+        while at < len(sites):
+            loops, end = sites[at].loops, at + 1
+            while loops and end < len(sites) and _begins_with(sites[end], loops[0]):
+                end += 1
+            group, at = sites[at:end], end
+            if len(group) == 1:
+                lines += self._site(group[0])
+                continue
+            name = _c(loops[0].var.name)
+            self.around[loops[0].var] = name
+            known = set(self.fragments)
+            body = self._nest([replace(site, loops=site.loops[1:]) for site in group])
+            for made in set(self.fragments) - known:
+                del self.fragments[made]
+            head = f"for (int {name} = 0; {name} < {loops[0].extent}; ++{name}) {{"
+            lines += ["#pragma unroll", head, *indented(body), "}"]
+        return lines
+
     def _site(self, site: Site) -> list[str]:
         """A plain block, or an instruction of a thread."""
         if site.what:
@@ -186,32 +230,51 @@ class _Store:
         """A plain block that writes registers."""
         body = site.body
         assert body is not None
-        declared = self._declare(site, str(body.buffer.name), body.indices, str(body.buffer.dtype))
-        text = self._printer(site)
+        name, of = _c(body.buffer.name), str(body.buffer.dtype)
+        declared = self._declare(site, body.buffer, body.indices)
         place = self._register(body.buffer, body.indices)
-        made = f"{_c(body.buffer.name)}[{text(place)}] = {text(body.value)};"
-        return [*declared, *self._loops(site, [made])]
+        if of in _CLASS:
+            (loop,) = site.loops
+            if self._step(place, loop.var) != 1 or loop.extent % 2:
+                raise LoweringError(f"{site.where}: {of} is kept in pairs of neighbours")
+            first = self._printer(site)(substituted(place, {loop.var: i64(0)}))
+            pair = f"reinterpret_cast<uint32_t *>({name} + {first})[q]"
+            return [*declared, *self._in_words(site, loop, of, pair)]
+        text = self._printer(site)
+        return [*declared, *self._loops(site, [f"{name}[{text(place)}] = {text(body.value)};"])]
 
-    def _declare(self, site: Site, name: str, indices: Sequence[PrimExpr], of: str) -> list[str]:
-        """The array of a buffer that is written for the first time."""
+    def _declare(self, site: Site, buffer: Any, indices: Sequence[PrimExpr]) -> list[str]:
+        """The array of a buffer that is written for the first time.
+
+        One of a thread has the buffer's shape, one of the tile the part that a thread has of it.
+        """
+        name = str(buffer.name)
         if name in self.fragments:
             return []
-        zero = {loop.var: i64(0) for loop in site.loops}
-        first = {self.lane: i64(0), **zero}
-        base = tuple(substituted(index, first) for index in indices)
+        whole = [int(n) if isinstance(n, tirx.IntImm) else 0 for n in buffer.shape]
+        tiled = {*self.tile.names} - {loop.var for loop in site.loops}
+        if any(v in tiled for index in indices for v in variables(index)):
+            base, shape = self._part(site, indices)
+        else:
+            base, shape = tuple(i64(0) for _ in whole), tuple(whole)
+        self.fragments[name] = Fragment(base, shape)
+        return [f"{_LOCAL[str(buffer.dtype)]} {_c(name)}[{self.fragments[name].registers}];"]
+
+    def _part(
+        self, site: Site, indices: Sequence[PrimExpr]
+    ) -> tuple[tuple[PrimExpr, ...], tuple[int, ...]]:
+        """First element and extents of what the threads of a warp write in turn."""
+        zero = {self.lane: i64(0)} | {loop.var: i64(0) for loop in site.loops}
+        base = tuple(substituted(index, zero) for index in indices)
         shape = []
         for index, begin in zip(indices, base, strict=True):
             offsets = [
-                self._offset(
-                    substituted(index, {v: i64(n) for v, n in point.items()}) if point else index,
-                    begin,
-                )
+                self._offset(substituted(index, {v: i64(n) for v, n in point.items()}), begin)
                 for point in site.points()
             ]
             numbers = [int(o) for o in offsets if isinstance(o, tirx.IntImm)]
             shape.append(max(numbers) + 1 if len(numbers) == len(offsets) else 1)
-        self.fragments[name] = Fragment(base, tuple(shape))
-        return [f"{_LOCAL[of]} {_c(name)}[{self.fragments[name].registers}];"]
+        return base, tuple(shape)
 
     def _offset(self, index: PrimExpr, base: PrimExpr) -> PrimExpr:
         return self.analyzer.simplify(index - base)
@@ -247,11 +310,13 @@ class _Store:
 
     def _printer(self, site: Site, names: Mapping[Any, str] | None = None) -> Text:
         """Prints expressions of a block."""
-        known = self.tile.names | {loop.var: _c(loop.var.name) for loop in site.loops}
+        own = {loop.var: _c(loop.var.name) for loop in site.loops}
+        known = self.tile.names | self.around | own
         printer = Text(known | dict(names or {}), lambda buffer, indices: "")
         inner = {loop.var: loop.extent for loop in site.loops}
 
         def load(buffer: Any, indices: Sequence[PrimExpr]) -> str:
+            buffer, indices = site.element(buffer, indices)
             name = str(buffer.name)
             if name in self.fragments:
                 if name == self.epilogue.acc and self.split_index is not None:
@@ -266,7 +331,16 @@ class _Store:
                 return "expert"
             raise LoweringError(f"epilogue: {site.where} reads {name}, which is no parameter")
 
-        printer.load = load
+        def pointer(buffer: Any) -> str:
+            buffer, indices = site.element(buffer, [])
+            name = str(buffer.name)
+            if name in self.fragments:
+                return f"{_c(name)} + {printer(self._register(buffer, indices))}"
+            if name not in self.kernel.views:
+                raise LoweringError(f"{site.where} points to {name}, no parameter and no register")
+            return f"{name} + {self._address(self.kernel.views[name], indices, printer)}"
+
+        printer.load, printer.pointer = load, pointer
         return printer
 
     # ---- Parameters -------------------------------------------------------------------------
@@ -277,7 +351,8 @@ class _Store:
         """An element of a parameter: loaded where it is known first."""
         used = {v for index in indices for v in variables(index)}
         looped = [v for v in inner if any(v.same_as(u) for u in used)]
-        if self.split_index is not None and looped:
+        around = any(v.same_as(u) for v in self.around for u in used)
+        if around or (self.split_index is not None and looped):
             return self._element(view, indices, printer)
         if not looped:
             key = f"{view.name}{list(map(str, indices))}"
@@ -382,6 +457,11 @@ class _Store:
 
     def _words(self, site: Site, loop: Any, of: str) -> list[str]:
         """The bits of all elements along a loop, in words."""
+        count = loop.extent * ITEM[of] // 4
+        return [f"uint32_t words[{count}];", *self._in_words(site, loop, of, "words[q]")]
+
+    def _in_words(self, site: Site, loop: Any, of: str, to: str) -> list[str]:
+        """The bits of all elements along a loop to ``to``, where q is the word's number."""
         body = site.body
         assert body is not None
         each = 4 // ITEM[of]
@@ -396,11 +476,7 @@ class _Store:
         else:
             made = f"__float_as_uint({parts[0]})"
         count = loop.extent // each
-        return [
-            f"uint32_t words[{count}];",
-            "#pragma unroll",
-            f"for (int q = 0; q < {count}; ++q) words[q] = {made};",
-        ]
+        return ["#pragma unroll", f"for (int q = 0; q < {count}; ++q) {to} = {made};"]
 
     @staticmethod
     def _code(value: Any, of: str, printer: Text) -> str:
@@ -547,13 +623,13 @@ class _Store:
 
     def _call(self, site: Site) -> list[str]:
         """An instruction of a thread, on its registers."""
+        written = {str(region.source.name) for region in site.block.writes}
         lines: list[str] = []
         for operand in site.operands.values():
-            if operand.scope == "local":
-                lines += self._declare(
-                    site, str(operand.buffer.name), operand.mins, str(operand.buffer.dtype)
-                )
-        raise LoweringError(f"{site.where}: instructions of a thread are not printed yet")
+            if operand.scope == "local" and str(operand.buffer.name) in written:
+                lines += self._declare(site, operand.buffer, operand.mins)
+        guard = self._guard(self._own_lane()) if written & set(self.kernel.views) else ""
+        return [*lines, *self._loops(site, [f"{guard}{self._printer(site)(site.call)};"])]
 
     # ---- Split K ----------------------------------------------------------------------------
 
@@ -645,6 +721,11 @@ class _Store:
                 f"(y_left - 4 * piece) * {view.item});"
             )
         return [*lines, *codes, *stores]
+
+
+def _begins_with(site: Site, loop: Loop) -> bool:
+    """Whether a block's outermost loop is this one."""
+    return bool(site.loops) and site.loops[0].var.same_as(loop.var)
 
 
 def _c(name: Any) -> str:

@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from tvm.ir import Expr as PrimExpr
-
 from blockscale.base.errors import LoweringError
 
 Load = Callable[[Any, Any], str]
@@ -64,6 +62,15 @@ def loads(node: Any) -> Iterator[Any]:
         yield from loads(child)
 
 
+def declarations(node: Any) -> Iterator[str]:
+    """Yield the lines that declare the device functions of an expression."""
+    if kind(node) == "Call":
+        texts = (str(arg.value) for arg in node.args if kind(arg) == "StringImm")
+        yield from (text.strip() for text in texts if text.startswith("#include"))
+    for child in children(node):
+        yield from declarations(child)
+
+
 def variables(node: Any) -> Iterator[Any]:
     """Yield the variables of an expression."""
     if kind(node) == "Var":
@@ -78,14 +85,11 @@ class Text:
     Attributes:
         names: what variables are called.
         load: how elements of buffers are read.
+        pointer: the address of what an instruction's argument points to.
     """
 
     def __init__(self, names: Mapping[Any, str], load: Load) -> None:
-        self.names, self.load = dict(names), load
-
-    def with_names(self, more: Mapping[Any, str]) -> Text:
-        """A printer that knows other names too."""
-        return Text(self.names | dict(more), self.load)
+        self.names, self.load, self.pointer = dict(names), load, _no_pointer
 
     def __call__(self, node: Any) -> str:
         """Return the text of an expression."""
@@ -135,6 +139,8 @@ class Text:
 
     def _call(self, node: Any) -> str:
         name = str(node.op.name)
+        if name == "tirx.tvm_access_ptr":
+            return self.pointer(node.args[1].args[0])
         if name == "tirx.cuda.func_call":
             args = [self(arg) for arg in node.args[1:] if kind(arg) != "StringImm"]
             return f"{node.args[0].value}({', '.join(args)})"
@@ -157,16 +163,10 @@ def number(value: float) -> str:
     return f"{value!r}f" if "e" in repr(value) or "." in repr(value) else f"{value!r}.0f"
 
 
-def no_loads(buffer: Any, indices: Any) -> str:
-    """For expressions that read no buffer."""
-    raise LoweringError(f"an address reads {buffer.name}{list(indices)}")
+def _no_pointer(buffer: Any) -> str:
+    raise LoweringError(f"an expression points to {buffer.name}")
 
 
 def indented(lines: Iterable[str], by: int = 1) -> list[str]:
     """Lines further to the right."""
     return ["  " * by + line if line else line for line in lines]
-
-
-def declared(value: PrimExpr, names: Mapping[Any, str]) -> str:
-    """An integer expression without loads."""
-    return Text(names, no_loads)(value)
