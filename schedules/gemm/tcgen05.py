@@ -16,8 +16,8 @@ from functools import partial
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from blockscale.schedules.gemm import tcgen05_tiles as sm100_tiles
 from blockscale.schedules.fused.gpu import act_steps
+from blockscale.schedules.gemm import tcgen05_tiles as sm100_tiles
 from blockscale.schedules.gpu_steps import in_registers
 from blockscale.schedules.steps import Choose, Sketch, last_loops
 from blockscale.specs import ActQuantize

@@ -1,4 +1,4 @@
-"""The grouped GEMM with a gated activation and NVFP4 in its epilogue: the bits of the two kernels."""
+"""The grouped GEMM with a gated activation and NVFP4 in its epilogue: the two kernels' bits."""
 
 from typing import Any
 
@@ -59,7 +59,8 @@ def test_codes_and_scales_are_those_of_two_kernels(number: int) -> None:
         "a": a.stored, "b": b.stored, "a_scale": a.scale, "b_scale": b.scale,
         "alpha": np.float32([1e-3, 2e-3, 5e-4]), "global_scale": scale,
         "offsets": np.int32([0, *np.cumsum(GROUPS)]),
-        "d": np.zeros((m, N // 4), np.uint8), "out_scale": np.zeros((atoms, N // 32 * 128), np.uint8),
+        "d": np.zeros((m, N // 4), np.uint8),
+        "out_scale": np.zeros((atoms, N // 32 * 128), np.uint8),
     }  # fmt: skip
     report = harness.launch(kernel, ptx, named, m, 2)
     report.check()

@@ -7,9 +7,9 @@ Sizes are padded: rows of a and d to tiles of `ROW_TILE`, those of b to `COL_TIL
 The true sizes are in the attribute "blockscale.params": TMA loads zeros and leaves stores out
 beyond them, so that padding exists on paper only.  K is two axes, 128x4 tiles of scales and
 elements in one, so that every index is a sum.  Scales are [tiles of 128 rows, 512-byte tiles along
-K]: the byte of row r and column c is at [r / 128, c / 4 * 512 + r % 32 * 16 + r % 128 / 32 * 4 + c % 4].  The
-MMA reads them from [32 lanes of each tile along K, 4 * (r / 32) + c % 4]: blocks "a_scale_lanes"
-and "b_scale_lanes".
+K]: the byte of row r and column c is at
+[r / 128, c / 4 * 512 + r % 32 * 16 + r % 128 / 32 * 4 + c % 4].  The MMA reads them from [32 lanes
+of each tile along K, 4 * (r / 32) + c % 4]: blocks "a_scale_lanes" and "b_scale_lanes".
 
 Grouped: a tile of rows belongs to one expert, whose number is in expert_of_tile; a kernel finds it
 from the offsets of the experts' rows.

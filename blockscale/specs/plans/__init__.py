@@ -4,4 +4,4 @@ PREFIX = "blockscale."
 """Of the keys of the annotations by which schedules hand decisions to the lowering."""
 
 ONCE = PREFIX + "once"
-"""Block annotation of a load: what it brings is read by no other tile of rows, where there is one."""
+"""Block annotation of a load: no other tile of rows reads what it brings, where there is one."""
