@@ -132,7 +132,7 @@ _CHANGES: Mapping[str, Mapping[str, Any]] = {
     "MXFP8 x MXFP4, spread": {"fmt": "mxfp8xmxfp4", "k": 4128},
     "partial stage": {"k": 4000},
 }
-STRUCTURES = {name: GemmPlan(**_PLAIN | made).check() for name, made in _CHANGES.items()}
+STRUCTURES = {name: GemmPlan(**{**_PLAIN, **made}).check() for name, made in _CHANGES.items()}
 """Kernels with every feature that a plan may ask for, each in one plan at least."""
 
 

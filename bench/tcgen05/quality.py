@@ -1,9 +1,9 @@
-"""Quality of GEMM kernels' machine code: ``python -m bench.tcgen05.quality``; needs nvcc and nvdisasm.
+"""Quality of GEMM kernels' machine code: ``python -m bench.tcgen05.quality``.
 
-Compiles our GEMMs, reads their machine code, and runs small cases in the emulator; no GPU.  Writes
-docs/tcgen05_quality.md (between its comments) and a file in bench/results/.  tirx-kernels' figures
-are kept from that file (with --tirx they are measured anew from its CUDA source), and so are those
-of the templates that our kernels were before.
+Compiles our GEMMs, reads their machine code, and runs small cases in the emulator; needs nvcc and
+nvdisasm, and no GPU.  Writes docs/tcgen05_quality.md (between its comments) and a file in
+bench/results/.  tirx-kernels' figures are kept from that file (with --tirx they are measured anew
+from its CUDA source), and so are those of the templates that our kernels were before.
 """
 
 from __future__ import annotations

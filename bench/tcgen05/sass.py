@@ -109,7 +109,7 @@ class Turn:
         return dict(sorted(Counter(i.opcode for i in told).items()))
 
     def elements(self, item: int) -> int:
-        """Return how many sums a thread takes: read of tensor memory, or stored, of ``item`` bytes."""
+        """Return how many sums a thread takes: reads, or stores as elements of ``item`` bytes."""
         columns = sum(_bytes(i) for i in self.instructions if i.stem == READ) // 4
         return columns or sum(_bytes(i) for i in self.instructions if i.stem == "STG") // item
 

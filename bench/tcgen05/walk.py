@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -16,11 +16,13 @@ from bench.report import ROOT, fill_page, markdown_table
 from bench.tcgen05 import sass
 from blockscale import catalog
 from blockscale.lower import nvcc
-from blockscale.lower.gemm.maps import Size, gemm_maps
-from blockscale.lower.gemm.read import read
-from blockscale.lower.gemm.source import source
+from blockscale.lower.pipe.check import checked
+from blockscale.lower.pipe.derive import derive
+from blockscale.lower.pipe.emit import emit
+from blockscale.lower.pipe.kernel import SM100, Kernel
+from blockscale.lower.pipe.maps import tensor_maps
+from blockscale.lower.pipe.share import share
 from blockscale.specs import MmFp4
-from blockscale.specs.plans.gemm import SMEM_BYTES, TMEM_COLUMNS, GemmPlan
 
 ARCH = "sm_100a"
 SPEC = MmFp4(4096, 7168, "nvfp4", "bfloat16")
@@ -66,37 +68,64 @@ def skeleton(script: str) -> list[str]:
     return [line[indent:] for line in kept]
 
 
-def plan_table(plan: GemmPlan) -> str:
-    """Return the decisions and what they cost."""
-    tensor_memory = (
-        f"{plan.used_columns} of {TMEM_COLUMNS} columns, of which the accumulators share "
-        f"{plan.overlap} and scales take {plan.scale_columns}"
-    )
-    costs = {
-        "bytes of a stage: X, Y, scales": f"{plan.x_bytes}, {plan.y_bytes}, {plan.scale_bytes}",
-        "shared memory": f"{plan.smem_bytes} of {SMEM_BYTES} bytes",
-        "tensor memory": tensor_memory,
-    }
-    rows = [[f"`{name}`", str(value)] for name, value in asdict(plan).items()]
-    return markdown_table(("decision", "value"), [*rows, *map(list, costs.items())], left=2)
+def kernel_table(kernel: Kernel) -> str:
+    """Return what has been derived, and what it costs."""
+    rows = []
+    for side, load in zip(("X", "Y", "X's scales", "Y's scales"), kernel.loads, strict=True):
+        slot, shared = load.slot, share(kernel, load)
+        how = f"{load.view.name}, {' x '.join(map(str, slot.shape[-2:]))}: {slot.bytes:,} bytes"
+        how += f", swizzled over {slot.row_bytes}" if load.wide else ""
+        if shared.many > 1:
+            sent = f"a slice for each of {shared.many} CTAs" if load.wide else "for both CTAs"
+            how += f", {sent}"
+        rows.append((f"a stage of {side}", how))
+    acc = f"{kernel.acc_stages} of {kernel.mma.n} columns"
+    if kernel.overlap:
+        acc += f", which share {kernel.overlap}; the epilogue empties these first"
+    mma = f"`{kernel.mma.function}<{kernel.group}>`, {kernel.mma.m} x {kernel.mma.n}"
+    count = f"{len(kernel.whole.copies)} copies of scales, {len(kernel.whole.multiplies)} MMAs"
+    epilogue, arrivals = kernel.epilogue, 4 * kernel.group
+    stores = ", ".join(move.view.name for move in epilogue.stores.values()) or "none"
+    rows += [
+        ("the MMA", mma),
+        ("K of a tile", f"{kernel.k_stages} stages of {kernel.stage_k}, each {count}"),
+        ("the ring", f"{kernel.stages} stages; {kernel.senders} arrival empties one"),
+        ("accumulators", f"{acc}; {arrivals} warps free one"),
+        ("the epilogue", f"{epilogue.chunks} parts of {epilogue.columns} columns; "
+         f"blocks {', '.join(site.name for site in epilogue.sites)}; TMA stores {stores}"),
+        ("tiles", f"{kernel.cluster_tile('rows')} x {kernel.cluster_tile('cols')} of d a cluster "
+         f"of {kernel.cluster}, in bands of {kernel.band}"),
+        ("shared memory", f"{kernel.smem_bytes:,} of {SM100.cta_shared:,} bytes"),
+        ("tensor memory", f"{kernel.used_columns} of {SM100.tensor_columns} columns"),
+    ]  # fmt: skip
+    return markdown_table(("what", "derived"), [list(row) for row in rows], left=2)
 
 
-def map_table(plan: GemmPlan) -> str:
-    """Return the five tensor maps."""
+def map_table(kernel: Kernel) -> str:
+    """Return the tensor maps."""
+    units = {1: "M", 128: "ceil(M / 128)"}
     rows = [
         [
-            *(name, made.tensor, made.dtype),
-            " x ".join(_size(size) for size in made.dims),
+            *(made.tensor, made.dtype),
+            " x ".join(units[unit] if size is None else str(size) for size, unit in made.dims),
             " x ".join(map(str, made.box)),
             f"{made.swizzle} bytes" if made.swizzle else "none",
         ]
-        for name, made in zip(("x", "y", "sx", "sy", "d"), gemm_maps(plan).all(), strict=True)
+        for made in tensor_maps(kernel)
     ]
-    return markdown_table(("map", "tensor", "dtype", "sizes", "box", "swizzle"), rows, left=6)
+    return markdown_table(("tensor", "dtype", "sizes", "box", "swizzle"), rows, left=5)
 
 
-def _size(size: Size) -> str:
-    return {"": str(size.value), "m": "M", "atoms": "ceil(M / 128)"}[size.unit]
+def part(text: str, first: str, last: str) -> str:
+    """Return the lines of a kernel from the one that holds ``first`` to the next with ``last``."""
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if first in line)
+    end = next(i for i in range(start, len(lines)) if last in lines[i])
+    made = []
+    for line in textwrap.dedent("\n".join(lines[start : end + 1])).splitlines():
+        indent = line[: len(line) - len(line.lstrip())]
+        made += textwrap.wrap(line, WIDTH, initial_indent="", subsequent_indent=indent + "    ")
+    return "\n".join(made)
 
 
 def ptx_kinds(text: str) -> str:
@@ -133,8 +162,9 @@ def excerpts() -> dict[str, str]:
     workload.default(sch, ARCH)
     func = sch.mod["main"]
     assert isinstance(func, tirx.PrimFunc)
-    plan = read(func)
-    text = source(plan, ENTRY)
+    kernel = checked(derive(func))
+    text = emit(kernel, ENTRY)
+    loads, multiplies, stores = text[text.rindex("bs_grid_wait") :].split(" else ", 2)
     cubin = nvcc.compile_cuda_source(text, ARCH)
     ptx = nvcc.compile_cuda_source(text, ARCH, ptx=True).image.decode()
     turn = sass.disassemble(cubin.image, ENTRY).main_loop()
@@ -143,10 +173,13 @@ def excerpts() -> dict[str, str]:
         "what": f"`{SPEC.name}`, the bucket of {workload.rows} rows with its default schedule, for "
         f"{ARCH} (nvcc {nvcc.version()}, nvdisasm {sass.version()}).",
         "plain": fenced(shortened(block(plain, "gemm", 1)), "python"),
+        "epilogue": fenced(shortened(block(plain, "epilogue", 1)), "python"),
         "scheduled": fenced(shortened(skeleton(sch.mod.script())), "python"),
-        "plan": plan_table(plan),
-        "maps": map_table(plan),
-        "source": fenced('extern "C"' + text.split('extern "C"')[1].rstrip(), "cuda"),
+        "kernel": kernel_table(kernel),
+        "maps": map_table(kernel),
+        "load": fenced(part(loads, "for (int t = ", "++stage"), "cuda"),
+        "multiply": fenced(part(multiplies, "for (int k = ", "++stage"), "cuda"),
+        "store": fenced(part(stores, "uint32_t acc[", "bs_bulk_commit"), "cuda"),
         "ptx": fenced(ptx_kinds(ptx)),
         "used": f"ptxas: {used['registers']} registers, {used['spills']} bytes of spills. One turn "
         f"of the main loop is a stage of K: {turn.mmas} MMAs, "
