@@ -14,7 +14,7 @@ from tvm_ffi import libinfo
 
 from blockscale.base import files
 from blockscale.building import export
-from blockscale.tuning.facts import moe_gemm_of
+from blockscale.tuning.components.facts import moe_gemm_of
 from blockscale.tuning.worker import PARAMS
 
 

@@ -1,22 +1,20 @@
-"""A tuning session: which workload next, build, measure, write down, within the time allowed."""
+"""A tuning session: the trials on their way, what came of them, and when it ends."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from blockscale.building.records import median_us
-from blockscale.tuning import worker
-from blockscale.tuning.pool import Answer, Pool
-from blockscale.tuning.task import Candidate, Task
+from blockscale.tuning.components.pool import OVER, Workers
+from blockscale.tuning.components.runner import Measuring, Plan
+from blockscale.tuning.site import Site
+from blockscale.tuning.task import Task, Trial
 from blockscale.tuning.worker import Measurement
-
-_GRACE_S = 1.0
-"""How far past its deadline a session may finish what runs."""
 
 
 @dataclass
@@ -38,173 +36,126 @@ class Limits:
         return self.deadline - time.monotonic()
 
 
-class Session:
-    """Runs tasks until a limit; every finished trial is on disk before the next one starts."""
+@dataclass(eq=False)
+class Session(Plan):
+    """What the components of one `tune` share; every trial is on disk as soon as it has ended."""
 
-    def __init__(
-        self,
-        tasks: list[Task],
-        limits: Limits,
-        exporter: str,
-        folder: Path,
-        on_trial: Callable[[Task, dict[str, Any]], None],
-        say: Callable[[str], None],
-    ) -> None:
-        self.tasks = tasks
-        self.history: list[dict[str, Any]] = []
-        self._limits = limits
-        self._exporter = exporter
-        self._folder = folder
-        self._on_trial = on_trial
-        self._say = say
-        self._started = time.monotonic()
-        self._trial_s = 0.5
-        self._libraries = 0
-        self._queue: list[Candidate] = []
-
-    @property
-    def model(self) -> str | None:
-        """The model that times candidates; None: they are measured."""
-        return None
+    limits: Limits
+    workers: Workers
+    site: Site
+    report: Callable[[Task, dict[str, Any]], None]
+    say: Callable[[str], None]
+    tasks: list[Task] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+    trial_s: float = 0.5
+    """What a trial takes, about."""
+    _by_module: dict[int, Trial] = field(default_factory=dict)
+    _by_library: dict[str, Trial] = field(default_factory=dict)
 
     def elapsed(self) -> float:
         """Seconds since the session was made."""
-        return time.monotonic() - self._started
+        return time.monotonic() - self.started
 
-    def run(self, pool: Pool, width: int) -> None:
-        """Tune until a limit is reached or every space is exhausted; ``width``: builds at once."""
-        while True:
-            count = self._affordable(2 * width)
-            if not count:
-                return
-            if not self._queue:
-                self._queue = self._next(count, width)
-            if not self._queue:
-                return
-            batch, self._queue = self._queue[:count], self._queue[count:]
-            self._batch(pool, batch)
-            self._queue = [c for c in self._queue if not c.task.finished]
+    def room(self, task: Task) -> float:
+        """Return how many trials of ``task`` may still be proposed."""
+        left = self.limits.left()
+        fits = math.inf if math.isinf(left) else int(max(0.0, left) / self.trial_s)
+        if self.limits.trials is not None:
+            flying = sum(each.flying for each in self.tasks)
+            fits = min(fits, self.limits.trials - len(self.history) - flying)
+        return min(fits, self.limits.each - task.trials - task.flying)
 
-    def _affordable(self, most: int) -> int:
-        """Return how many trials still fit: 0 ends the session."""
-        left = self._limits.left()
-        fits = most if math.isinf(left) else int(left / self._trial_s)
-        if self._limits.trials is not None:
-            fits = min(fits, self._limits.trials - len(self.history))
-        return max(0, min(most, fits))
+    def begin(self, trials: list[Trial]) -> None:
+        """Take note of trials that go to the builder next."""
+        for trial in trials:
+            self._by_module[_address(trial.candidate.sch.mod)] = trial
+            trial.task.flying += trial.record
 
-    def _next(self, count: int, width: int) -> list[Candidate]:
-        """Return the next candidates: baselines of every workload first, then of the best bet."""
-        found: list[Candidate] = []
-        for task in self.tasks:
-            if task.fresh and len(found) < min(count, width):
-                found += self._propose(task, count)
-        while not found:
-            active = [task for task in self.tasks if self._open(task)]
-            if not active:
-                return []
-            found = self._propose(max(active, key=promise), count)
-        return found
-
-    def _open(self, task: Task) -> bool:
-        """Return whether ``task`` may have more trials."""
-        return not task.finished and task.trials < self._limits.each
-
-    def _propose(self, task: Task, count: int) -> list[Candidate]:
-        found = task.propose(count)
-        self._speak(task)
-        return found
-
-    def _speak(self, task: Task) -> None:
+    def speak(self, task: Task) -> None:
+        """Print what a task has to say."""
         for message in task.messages:
-            self._say(message)
+            self.say(message)
         task.messages.clear()
 
-    def _batch(self, pool: Pool, candidates: list[Candidate]) -> None:
-        started = time.monotonic()
-        before = {c.task.tag: c.task.best_us for c in candidates}
-        libraries = []
-        for _ in candidates:
-            # A name is used once: dlopen() takes a library that it has for one of the same name.
-            self._libraries += 1
-            libraries.append(str(self._folder / f"{self._libraries}.so"))
-        jobs = [
-            (candidate.module, str(candidate.task.target), self._exporter, library)
-            for candidate, library in zip(candidates, libraries, strict=True)
-        ]
-        until = self._limits.deadline + _GRACE_S
-        built = pool.map(worker.build, jobs, self._limits.build_s, until)
-        for candidate, library, answer in zip(candidates, libraries, built, strict=True):
-            self._judge(pool, candidate, library, answer)
-            Path(library).unlink(missing_ok=True)
-        for task in {c.task.tag: c.task for c in candidates}.values():
-            old = before[task.tag]
-            now = 1 - task.best_us / old if math.isfinite(old) and old > 0 else 0.0
-            task.gain = 0.5 * task.gain + 0.5 * now
-            task.batches += 1
-        mean = (time.monotonic() - started) / len(candidates)
-        self._trial_s = 0.5 * self._trial_s + 0.5 * mean
+    def module(self, mod: Any, library: Path) -> bytes:
+        """Return the pickled module to build for a candidate's ``mod``: what is shipped."""
+        trial = self._by_module[_address(mod)]
+        self._by_library[str(library)] = trial
+        if trial.kind == "default":
+            trial.task.reference = library
+        return trial.module
 
-    def _judge(self, pool: Pool, candidate: Candidate, library: str, built: Answer | None) -> None:
-        """Measure one built candidate and write it down, unless the session's time is up.
+    def trial_by(self, candidate: Any) -> Trial | None:
+        """Return the trial of a candidate that has come back, once."""
+        return self._by_module.pop(_address(candidate.sch.mod), None)
 
-        A candidate of a task that was given up is skipped: there is nothing to compare it with.
-        """
-        if built is None or candidate.task.finished:
-            return
-        if built.error is not None:
-            self._finish(candidate, (), f"build: {built.error}")
-            return
-        result = self._measure(pool, candidate.task, library)
-        if result is None:
-            return
-        if median_us(result.run_secs) < candidate.task.best_us:  # lucky, or really the best?
-            again = self._measure(pool, candidate.task, library)
-            if again is None:
-                return
-            result = Measurement((*result.run_secs, *again.run_secs), again.error)
-        self._finish(candidate, () if result.error else result.run_secs, result.error)
+    def measuring(self, library: str, args_info: Sequence[Any]) -> Measuring:
+        """Return the job that measures a candidate, at the site."""
+        return self.site.measuring(self._by_library[library].task, library)
 
-    def _measure(self, pool: Pool, task: Task, library: str) -> Measurement | None:
-        """Return what the candidate did; None when the session's time was up before."""
-        job = (library, task.arguments(), task.timing, task.reference)
-        until = self._limits.deadline + _GRACE_S
-        answer = pool.call(worker.measure, job, self._limits.run_s, until)
-        if answer is None:
+    def group(self, library: str) -> str:
+        """Return the workload: its arguments and the default's results are there."""
+        return self._by_library[library].task.tag
+
+    def ready(self, library: str) -> bool | None:
+        """Return whether the default schedule, which is compared with itself, has run."""
+        trial = self._by_library[library]
+        if trial.task.given_up:
             return None
-        if answer.error is not None:
-            return Measurement((), f"run: {answer.error}")
-        measured: Measurement = answer.value
-        return measured
+        return trial.kind == "default" or trial.task.ready
 
-    def _finish(self, candidate: Candidate, times: tuple[float, ...], error: str | None) -> None:
-        task = candidate.task
-        us = median_us(times)
-        if not candidate.record:
-            if error is not None:
-                task.give_up(error)
-                self._speak(task)
+    def best_us(self, library: str) -> float:
+        """Return the best time where another process may disturb a measurement: on a CPU."""
+        trial = self._by_library[library]
+        return trial.task.best_us if self.site.exclusive and trial.record else 0.0
+
+    def finish(self, library: str, result: Measurement) -> None:
+        """Write down a result as soon as it is there."""
+        self.end(self._by_library[library], result)
+
+    def end(self, trial: Trial, result: Measurement) -> None:
+        """Write down what came of a trial, once."""
+        if trial.finished:
             return
-        task.finish(candidate, us)
-        line = {
-            "workload": task.tag,
-            "trial": task.trials - 1,
-            "elapsed_s": round(self.elapsed(), 3),
-            "us": us,
-            "best_us": task.best_us,
-            "failed": error is not None,
-            "kind": candidate.kind,
-            "error": error,
-            "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        }
-        if task.model is not None:
-            line["model"] = task.model
-        task.store.append(task.entry, candidate.trace, times, task.target, line)
-        self.history.append(line)
-        self._on_trial(task, line)
-        self._speak(task)
+        trial.finished = True
+        task, error = trial.task, result.error
+        task.flying -= trial.record
+        if error == OVER:
+            return
+        times = () if error else result.run_secs
+        us = median_us(times)
+        task.finish(trial, us, error)
+        if trial.record:
+            line = {
+                "workload": task.tag,
+                "trial": task.trials - 1,
+                "elapsed_s": round(self.elapsed(), 3),
+                "us": us,
+                "best_us": task.best_us,
+                "failed": error is not None,
+                "kind": trial.kind,
+                "error": error,
+                "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            }
+            if task.model is not None:
+                line["model"] = task.model
+            trace = trial.candidate.sch.trace
+            task.store.append(task.entry, trace, times, task.target, line)
+            self.history.append(line)
+            try:
+                self.report(task, line)
+            except BaseException as error:  # TVM's loop would lose a KeyboardInterrupt
+                self.workers.abandon(error)
+        self.speak(task)
+
+    def drop(self, library: str) -> None:
+        """Forget a candidate's library, unless others are compared with it."""
+        trial = self._by_library.pop(library, None)
+        if trial is not None and trial.task.reference != Path(library):
+            Path(library).unlink(missing_ok=True)
 
 
-def promise(task: Task) -> float:
-    """Return what the next batch of ``task`` may gain, as a part of its time."""
-    return task.gain + 1 / (1 + task.batches)
+def _address(mod: Any) -> int:
+    """Return what tells a module from others that live."""
+    return int(mod.__chandle__())

@@ -1,4 +1,4 @@
-"""One workload being tuned: its candidates, what is known about them, and how they are judged."""
+"""One workload being tuned: what is known about it, and its turns in MetaSchedule's loop."""
 
 from __future__ import annotations
 
@@ -7,138 +7,99 @@ import math
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tvm.ir.utils import derived_object
+from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate, PySearchStrategy
+
 from blockscale.base.targets import is_gpu
-from blockscale.building.records import Record, trace_key
-from blockscale.building.space import Point, Space, new_schedule, replay, trace_json
-from blockscale.building.store import Store, with_model
-from blockscale.tuning.facts import facts_of, moe_gemm_of
-from blockscale.tuning.model import Search
+from blockscale.building.records import Record, sentence, trace_key
+from blockscale.building.space import new_schedule, replay, trace_json
+from blockscale.building.store import Store, argument_infos, with_model
+from blockscale.tuning.components.facts import moe_gemm_of
 from blockscale.tuning.worker import PARAMS, Argument, Timing
 
 if TYPE_CHECKING:
     from blockscale.catalog import Workload
-
-_MAX_ILLEGAL = 64
-"""Proposals in a row that TensorIR refuses before a workload is given up."""
 
 _SUSPECT = 4.0
 """A default schedule that seems so many times slower than the best is measured once more: it came
 first, and what is measured first in a process is most often disturbed."""
 
 
-@dataclass
-class Candidate:
-    """A schedule to be built and measured."""
+@dataclass(eq=False)
+class Trial:
+    """A candidate on its way through builder and runner."""
 
     task: Task
     kind: str
     """"default", "recheck" (default, once more), "committed" (from a log) or "search"."""
-    trace: Any
+    candidate: MeasureCandidate
     module: bytes
-    point: Point | None
     record: bool = True
-    """Whether to write it down: a default that is known is run again only for its outputs."""
+    """Whether to write it down: a default that is known is run again only for its results."""
+    finished: bool = False
+    times: tuple[float, ...] = ()
+    """Of a measurement that is repeated."""
 
 
-@dataclass
-class Proposal:
-    """A schedule to be tried, not applied yet; see `Candidate` for the fields."""
-
-    task: Task
-    kind: str
-    trace: list[Any] | None
-    """As JSON; None stands for the default schedule."""
-    point: Point | None = None
-    record: bool = True
-    source: str = ""
-    """The log that it comes from."""
-
-    def apply(self) -> Candidate | None:
-        """Return the candidate; None when TensorIR refuses the trace, or it is known."""
-        return self.task.apply(self)
-
-
-@dataclass
+@dataclass(eq=False)
 class Task:
     """The state of one workload in a tuning session."""
 
     workload: Workload
     level: str
+    store: Store
     seeds: Sequence[tuple[Any, str]]
     """Traces from logs with where they come from, measured before the search starts."""
-    folder: Path
-    """Where reference outputs lie, for this session only."""
     default_us: float = math.inf
     best_us: float = math.inf
     trials: int = 0
     failed: int = 0
+    illegal: int = 0
+    """Candidates that cannot be scheduled for what is shipped; they are not trials."""
+    refused: int = 0
+    """Points that TensorIR refused to schedule."""
     batches: int = 0
     gain: float = 0.0
-    illegal: int = 0
-    """Points that TensorIR refused to schedule; they are not trials."""
-    finished: bool = False
-    """Nothing more is proposed: the space is exhausted, or the default schedule failed."""
+    flying: int = 0
+    """Trials on their way."""
+    exhausted: bool = False
     given_up: bool = False
     """The default schedule failed: there is nothing to compare a candidate with."""
     ready: bool = False
-    """The outputs of the default schedule are there."""
+    """The default schedule has run."""
+    reference: Path | None = None
+    """Library of the default schedule."""
     messages: list[str] = field(default_factory=list)
 
-    def open(self, store: Store, seed: int) -> None:
-        """Make the search space and take over what earlier sessions measured."""
-        self.store = store
+    def __post_init__(self) -> None:
+        """Take over what earlier sessions measured."""
         self.mod = self.workload.mod(self.level)
-        self.model = store.model
+        self.model = self.store.model
         self.target = with_model(self.workload.target(self.level), self.model)
-        self.entry, known = store.open(self.workload, self.level)
-        self._default = self._apply_default()
-        default_key = trace_key(trace_json(self._default.trace))
-        self._seen: dict[str, float] = {}
-        self._seed = seed
-        self._measured = [(record.trace, record.us) for record in known]
-        self._opened: Search | None = None
-        for record in known:
-            self._recall(record, default_key)
-        self.measured_default = math.isfinite(self.default_us)
-        self._rechecked = False
-        self.referenced = False
-        self._pending_seeds = [s for s in self.seeds if not self._is_known(s[0])]
+        self.entry, self.known = self.store.open(self.workload, self.level)
+        self._keys = {record.key for record in self.known}
+        for record in self.known:
+            self._recall(record)
+        self._opened = self._rechecked = False
 
-    @property
-    def search(self) -> Search:
-        """The search, with what is known told to it.
-
-        Made at its first use: drawing a space takes up to 0.5 s, for which nobody has to wait
-        before the first default schedule is built.
-        """
-        if self._opened is None:
-            draw = self.workload.space(self.level)
-            space = Space(self.mod, draw, self._seed, facts_of(self.mod))
-            self._opened = Search(space, self._seed)
-            for trace, us in self._measured:
-                self._tell(trace, us)
-        return self._opened
-
-    def _tell(self, trace: list[Any], us: float) -> None:
-        point = self.search.space.point(trace)
-        if point is not None:
-            self.search.tell(point, us)
-
-    def _is_known(self, trace: Any) -> bool:
-        return trace_key(trace_json(trace)) in self._seen
-
-    def _recall(self, record: Record, default_key: str) -> None:
+    def _recall(self, record: Record) -> None:
         self.trials += 1
         self.failed += math.isinf(record.us)
         self.best_us = min(self.best_us, record.us)
-        self._seen[record.key] = min(record.us, self._seen.get(record.key, math.inf))
-        if record.key == default_key:
+        if record.key == self._default_key:
             self.default_us = min(self.default_us, record.us)
 
-    def _apply_default(self) -> Any:
+    @cached_property
+    def _default_key(self) -> str:
+        return trace_key(trace_json(self._default.trace))
+
+    @cached_property
+    def _default(self) -> Any:
         sch = new_schedule(self.mod)
         self.workload.default(sch, self.level)
         return sch
@@ -150,13 +111,13 @@ class Task:
 
     @property
     def fresh(self) -> bool:
-        """Whether the default or a log's schedule is still to be measured."""
-        return not self.measured_default or bool(self._pending_seeds)
+        """Whether the default schedule is still to be run in this session."""
+        return not self._opened
 
     @property
-    def reference(self) -> str:
-        """File with the outputs of the default schedule."""
-        return str(self.folder / f"{self.tag}.npz")
+    def promise(self) -> float:
+        """What the next batch may gain, as a part of the best time."""
+        return self.gain + 1 / (1 + self.batches)
 
     @property
     def timing(self) -> Timing:
@@ -190,65 +151,50 @@ class Task:
             )
         return found
 
-    def propose(self, count: int) -> list[Candidate]:
-        """Return up to ``count`` candidates; the default and the logs' schedules come first."""
-        baselines = [made for p in self.baselines() if (made := p.apply()) is not None]
-        return baselines or self._search(count)
-
-    def baselines(self) -> list[Proposal]:
+    def baselines(self) -> list[Trial]:
         """Return the schedules to measure before the search, each only once."""
-        found: list[Proposal] = []
-        if not self.referenced:
-            self.referenced = True
-            found.append(Proposal(self, "default", None, record=not self.measured_default))
-            self.measured_default = True
-        while self._pending_seeds:
-            trace, source = self._pending_seeds.pop(0)
-            found.append(Proposal(self, "committed", trace_json(trace), source=source))
-        if not found and not self._rechecked and self.default_us > _SUSPECT * self.best_us:
+        found: list[Trial | None] = []
+        if not self._opened:
+            self._opened = True
+            new = not math.isfinite(self.default_us)
+            found.append(self.trial("default", self._default, record=new))
+            found += [self._seed(trace, source) for trace, source in self.seeds]
+        elif not self._rechecked and self.default_us > _SUSPECT * self.best_us:
             self._rechecked = True
-            found.append(Proposal(self, "recheck", None))
-        return found
+            found.append(self.trial("recheck", self._default))
+        return [trial for trial in found if trial is not None]
 
-    def ask(self, count: int) -> list[Proposal]:
-        """Return up to ``count`` points of the search; none when the space is exhausted."""
-        points = self.search.ask(count)
-        return [Proposal(self, "search", self.search.space.trace(p), p) for p in points]
-
-    def _search(self, count: int) -> list[Candidate]:
-        found: list[Candidate] = []
-        illegal = 0
-        while len(found) < count and illegal < _MAX_ILLEGAL:
-            proposals = self.ask(count - len(found))
-            if not proposals:
-                break
-            made = [candidate for p in proposals if (candidate := p.apply()) is not None]
-            illegal += len(proposals) - len(made)
-            found += made
-        self.finished = not found
-        return found
-
-    def apply(self, proposal: Proposal) -> Candidate | None:
-        """Apply a trace; None when TensorIR refuses it or it is known by another name."""
-        point = proposal.point
-        if proposal.trace is None:
-            return self._candidate(proposal, self._default, self._shipped(self._default))
+    def _seed(self, trace: Any, source: str) -> Trial | None:
+        """Return the trial of a log's schedule; None when it is known or no longer applies."""
+        if trace_key(trace_json(trace)) in self._keys:
+            return None
         try:
-            sch = replay(self.mod, proposal.trace)
-            shipped = self._shipped(sch)
-        except Exception:  # e.g. the design needs another number of loops for these decisions
+            return self.trial("committed", replay(self.mod, trace_json(trace)))
+        except Exception:
+            self.messages.append(f"{self.tag}: the schedule of {source} no longer applies")
+            return None
+
+    def search(self, candidate: MeasureCandidate) -> Trial | None:
+        """Return the trial of what a strategy proposes; None when it is known or cannot be built.
+
+        A space may hold the default, or a log's schedule, by the same trace.
+        """
+        if trace_key(trace_json(candidate.sch.trace)) in self._keys:
+            return None
+        try:
+            return self.trial("search", candidate.sch, candidate)
+        except Exception:
             self.illegal += 1
-            if point is not None:
-                self.search.tell(point, math.inf)
-            else:
-                where = proposal.source
-                self.messages.append(f"{self.tag}: the schedule of {where} no longer applies")
             return None
-        made = trace_key(trace_json(sch.trace))
-        if made in self._seen and point is not None:  # TVM clipped a tile to a known one
-            self.search.tell(point, self._seen[made])
-            return None
-        return self._candidate(proposal, sch, shipped)
+
+    def trial(
+        self, kind: str, sch: Any, candidate: MeasureCandidate | None = None, record: bool = True
+    ) -> Trial:
+        """Return the trial of a schedule."""
+        made = candidate or MeasureCandidate(sch, argument_infos(sch.mod) or [])
+        found = Trial(self, kind, made, pickle.dumps(self._shipped(sch)), record)
+        self._keys.add(trace_key(trace_json(sch.trace)))
+        return found
 
     def _shipped(self, sch: Any) -> Any:
         """Return the module to measure for the schedule ``sch`` of the static instance.
@@ -261,40 +207,98 @@ class Task:
             return sch.mod
         made = new_schedule(self.workload.symbolic(self.level))
         sch.trace.apply_to_schedule(made, remove_postproc=False)
-        return self._with_params(made.mod)
-
-    def _candidate(self, proposal: Proposal, sch: Any, shipped: Any) -> Candidate:
-        self._seen.setdefault(trace_key(trace_json(sch.trace)), math.inf)
-        module = pickle.dumps(shipped)
-        return Candidate(self, proposal.kind, sch.trace, module, proposal.point, proposal.record)
-
-    def _with_params(self, mod: Any) -> Any:
-        """Return ``mod`` with what a CUDA library says of its parameters, for the exporter."""
         params = [param.to_manifest() for param in self.workload.spec.params()]
-        return type(mod)({"main": mod["main"].with_attr(PARAMS, json.dumps(params))})
+        return type(made.mod)({"main": made.mod["main"].with_attr(PARAMS, json.dumps(params))})
 
-    def give_up(self, error: str = "") -> None:
-        """End the task: without the default's outputs no candidate can be judged."""
-        self.finished = self.given_up = True
-        self._pending_seeds = []
-        why = f" ({error})" if error else ""
-        self.messages.append(f"{self.tag}: not tuned, since its default schedule failed{why}")
+    def finish(self, trial: Trial, us: float, error: str | None) -> None:
+        """Take over the result of ``trial`` (infinite: it failed)."""
+        if trial.kind == "default" and error is None:
+            self.ready = True
+        if trial.record:
+            self.trials += 1
+            self.failed += math.isinf(us)
+            self.best_us = min(self.best_us, us)
+            if trial.kind in ("default", "recheck"):
+                self.default_us = min(self.default_us, us)
+        if trial.kind == "default" and error is not None:
+            self.given_up = True
+            self.messages.append(
+                f"{self.tag}: not tuned, since its default schedule failed ({error})"
+            )
 
-    def finish(self, candidate: Candidate, us: float) -> None:
-        """Take over the result of ``candidate`` (infinite: it failed)."""
-        self.trials += 1
-        self.failed += math.isinf(us)
-        if candidate.kind in ("default", "recheck"):
-            self.default_us = min(self.default_us, us)
-            if math.isinf(self.default_us):
-                self.give_up()
-        trace = trace_json(candidate.trace)
-        key = trace_key(trace)
-        self._seen[key] = min(us, self._seen.get(key, math.inf))
-        if candidate.point is not None:
-            self.search.tell(candidate.point, us)
-        if self._opened is None:
-            self._measured.append((json.loads(key), us))
-        else:
-            self._tell(json.loads(key), us)
-        self.best_us = min(self.best_us, us)
+
+class _Turns(PySearchStrategy):
+    """The default schedule and those of logs first, then what ``inner`` proposes.
+
+    Several contexts may take turns with one task: while candidates of one are built, those of
+    another are measured.
+    """
+
+    def __init__(self, task: Task, inner: Any, session: Any) -> None:
+        self.task, self._inner, self._session = task, inner, session
+        self.flying: list[Trial] = []
+
+    def _initialize_with_tune_context(self, context: Any) -> None:
+        self._inner._initialize_with_tune_context(context)
+
+    def pre_tuning(
+        self, max_trials: int, per_iter: int, designs: Any, database: Any, cost_model: Any
+    ) -> None:
+        """Prepare ``inner``."""
+        self._inner.pre_tuning(max_trials, per_iter, designs, database, cost_model)
+
+    def post_tuning(self) -> None:
+        """End ``inner``."""
+        self._inner.post_tuning()
+
+    def clone(self) -> Any:
+        """Return another turn with the same task."""
+        return Turns(self.task, self._inner, self._session)
+
+    def generate_measure_candidates(self) -> list[MeasureCandidate] | None:
+        """Return the next candidates; None when the task has ended."""
+        task, room = self.task, self._session.room(self.task)
+        if task.given_up or task.exhausted:
+            return None
+        self._before_us = task.best_us
+        found: list[Trial] = []
+        try:
+            found = task.baselines() if task.fresh or room > 0 else []
+        except Exception as error:  # an op without a schedule must not end the others' session
+            task.given_up = True
+            why = sentence(error)
+            task.messages.append(f"{task.tag}: not tuned, since scheduling failed ({why})")
+        if not found and room > 0 and not task.given_up:
+            found = self._proposed(int(min(room, 1 << 30)))
+        self._session.begin(found)
+        self._session.speak(task)
+        self.flying = found
+        return [trial.candidate for trial in found] or (None if room <= 0 else [])
+
+    def _proposed(self, most: int) -> list[Trial]:
+        """Return the trials of what ``inner`` proposes next."""
+        task = self.task
+        task.batches += 1
+        try:
+            proposed = self._inner.generate_measure_candidates()
+        except ValueError as error:  # one bad space must not end the others' session
+            task.messages.append(f"{task.tag}: {error}")
+            proposed = None
+        task.exhausted = not proposed
+        task.refused = getattr(self._inner, "illegal", 0)
+        made = (task.search(each) for each in proposed or ())
+        return list(islice((trial for trial in made if trial is not None), most))
+
+    def notify_runner_results(self, candidates: Any, results: Any) -> None:
+        """Tell ``inner`` what its candidates took."""
+        task, trials, self.flying = self.task, self.flying, []
+        ran = zip(trials, candidates, results, strict=True)
+        own = [(candidate, result) for t, candidate, result in ran if t.kind == "search"]
+        if own:
+            self._inner.notify_runner_results([c for c, _ in own], [r for _, r in own])
+            known = math.isfinite(self._before_us) and self._before_us > 0
+            gained = 1 - task.best_us / self._before_us if known else 0.0
+            task.gain = 0.5 * task.gain + 0.5 * gained
+
+
+Turns = derived_object(_Turns)

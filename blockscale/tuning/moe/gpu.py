@@ -78,7 +78,8 @@ class Kernel:
     def of(library: str) -> Kernel:
         """Load the kernel that a candidate's file names; once for each."""
         said = json.loads(Path(library).read_text())
-        return _load(MoePlan(**said["plan"]), said["image"])
+        image = Path(library).parent / said["image"]  # a name, where both came from far away
+        return _load(MoePlan(**said["plan"]), str(image))
 
     def launch(self, arguments: list[Any], grid: int, stream: int) -> None:
         """Launch ``grid`` CTAs, at most those that the device holds."""
