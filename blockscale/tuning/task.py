@@ -8,7 +8,6 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +102,10 @@ class Task:
         sch = new_schedule(self.mod)
         self.workload.default(sch, self.level)
         return sch
+
+    @cached_property
+    def _symbolic(self) -> Any:
+        return self.workload.symbolic(self.level)
 
     @property
     def tag(self) -> str:
@@ -205,7 +208,7 @@ class Task:
         """
         if not is_gpu(self.level) or moe_gemm_of(self.mod) is not None:
             return sch.mod
-        made = new_schedule(self.workload.symbolic(self.level))
+        made = new_schedule(self._symbolic)
         sch.trace.apply_to_schedule(made, remove_postproc=False)
         params = [param.to_manifest() for param in self.workload.spec.params()]
         return type(made.mod)({"main": made.mod["main"].with_attr(PARAMS, json.dumps(params))})
@@ -286,8 +289,12 @@ class _Turns(PySearchStrategy):
             proposed = None
         task.exhausted = not proposed
         task.refused = getattr(self._inner, "illegal", 0)
-        made = (task.search(each) for each in proposed or ())
-        return list(islice((trial for trial in made if trial is not None), most))
+        found: list[Trial] = []
+        for each in proposed or ():
+            trial = task.search(each) if len(found) < most else None
+            found += [trial] if trial is not None else []
+            self._session.workers.step(0.0)  # others' builds need not wait for this
+        return found
 
     def notify_runner_results(self, candidates: Any, results: Any) -> None:
         """Tell ``inner`` what its candidates took."""

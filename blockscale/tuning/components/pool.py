@@ -177,7 +177,7 @@ class Worker:
 class Workers:
     """Workers that build and workers that measure, with a queue of jobs for each kind.
 
-    Nothing runs but in `wait`, which whoever needs an answer calls.  Without measurers, which takes
+    Nothing starts but in `step` and `wait`, which whoever needs an answer calls.  Without measurers, which takes
     `exclusive`, the last builder measures.
     """
 
@@ -214,15 +214,20 @@ class Workers:
     def wait(self, done: Callable[[], bool]) -> bool:
         """Run jobs until ``done()``; False: what it waits for will not come."""
         while not done():
-            self._start()
-            busy = list({*self._busy(self.builders), *self._busy(self.measurers)})
-            if self.over() or not busy:
+            if self.over() or not self.step(0.2):
                 return False
-            left = min(self.until, *(worker.deadline for worker in busy)) - time.monotonic()
-            wait([worker.pipe for worker in busy], max(0.0, min(0.2, left)))
-            for worker in busy:
-                self._take(worker)
         return True
+
+    def step(self, seconds: float) -> bool:
+        """Start what may start, and take what comes within ``seconds``; False: nothing runs."""
+        self._start()
+        busy = list({*self._busy(self.builders), *self._busy(self.measurers)})
+        if busy:
+            left = min(self.until, *(worker.deadline for worker in busy)) - time.monotonic()
+            wait([worker.pipe for worker in busy], max(0.0, min(seconds, left)))
+        for worker in busy:
+            self._take(worker)
+        return bool(busy)
 
     @staticmethod
     def _busy(workers: list[Worker]) -> list[Worker]:

@@ -50,6 +50,7 @@ class _DecisionSearch(PySearchStrategy):
         self._pending: set[Point] = set()
         self._stand_ins: dict[Point, MeasureCandidate] = {}
         self._untold: list[Point] = []
+        self._space: Space | None = None
 
     def _initialize_with_tune_context(self, context: Any) -> None:
         self._context = context
@@ -70,14 +71,14 @@ class _DecisionSearch(PySearchStrategy):
     @property
     def space(self) -> Space:
         """The space, with what is known of it told."""
-        space: Space = self._sketches.space
-        if self._earlier:
-            told, self._earlier = self._earlier, []
-            found = [(point, us) for trace, us in told if (point := space.point(trace))]
+        if self._space is None:
+            self._space = self._sketches.space
+            found = [(self._space.point(trace), us) for trace, us in self._earlier]
             for point, us in found:
-                self.tell(point, us)
-            self._untold = [point for point, _ in found]
-        return space
+                if point is not None:
+                    self.tell(point, us)
+                    self._untold.append(point)
+        return self._space
 
     def generate_measure_candidates(self) -> list[MeasureCandidate] | None:
         """Return the next candidates; None when the space is exhausted."""
