@@ -200,10 +200,10 @@ class Store:
         digest = self._digest(entry)
         self._name(workload, level, digest)
         digests = [w[0] for w in records.read_workloads(self.folder)]
-        if digest not in digests:  # the database knows the module by another line
+        if digest not in digests:  # tvm compares modules, and has found this one
             raise LogError(
-                f"{self.folder / records.WORKLOADS}: says another hash of a workload than tvm; "
-                "delete the folder and tune again"
+                f"{self.folder / records.WORKLOADS}: has {workload.tag} under another hash than "
+                f"{digest}, its own; delete the folder and tune again"
             )
         number = digests.index(digest)
         own = (r for r in self._known if r.workload == number)

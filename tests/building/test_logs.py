@@ -321,6 +321,11 @@ def test_a_work_folder_is_checked_before_tvm_reads_it(committed, tmp_path):
     (folder(tmp_path / "work") / records.WORKLOADS).unlink()
     with pytest.raises(LogError, match=r"database_workload\.json: is damaged \(FileNotFoundError"):
         Store(folder(tmp_path / "work"), print)
+    record(tmp_path / "other", [9.0])
+    path = folder(tmp_path / "other") / records.WORKLOADS
+    path.write_text(json.dumps(["1", json.loads(path.read_text())[1]]) + "\n")
+    with pytest.raises(LogError, match="has row_sum_c512_m4 under another hash than"):
+        Store(folder(tmp_path / "other"), print).open(WORKLOAD, LEVEL)
 
 
 BROKEN_RECORDS = {

@@ -36,6 +36,7 @@ def in_memory(function, bound):
 @cache
 def desc(name):
     """Return the compiled desc and its parameters as (name, dtype, size)."""
+    of_kind("")
     function = in_memory(TensorIntrin.get(name).desc, bound=False)
     params = [(var.name, str(var.dtype), int(var.shape[0])) for var in function.params]
     compiled = tvm.compile(tvm.IRModule({"main": function}), target="llvm")

@@ -22,13 +22,13 @@ from tvm.s_tir.meta_schedule.runner import RunnerResult
 from blockscale.base import host
 from blockscale.building import logs, records
 from blockscale.building.space import Space
-from blockscale.building.store import Lock, folder_of
+from blockscale.building.store import Lock, Store, folder_of
 from blockscale.tuning import task, worker
 from blockscale.tuning.components.features import decision_model, point_of
 from blockscale.tuning.components.search import DecisionSearch
 from blockscale.tuning.components.sketches import Sketches
 from blockscale.tuning.loop import Context
-from blockscale.tuning.tuner import commit, tune
+from blockscale.tuning.tuner import Interrupted, commit, tune
 from blockscale.tuning.worker import Argument
 from tests.kit.fake_workload import COLS, EXPORTER, FakeSpec, FakeWorkload
 
@@ -66,6 +66,19 @@ def tuned(tmp_path_factory):
     first = run(small(), work_dir, trials=5, progress=seen.append)
     second = run(small(), work_dir)
     return work_dir, first, second, seen
+
+
+def test_ctrl_c_while_a_trial_is_written_down_counts_it(tmp_path, monkeypatch):
+    def append(store, *args):
+        written(store, *args)
+        signal.raise_signal(signal.SIGINT)
+
+    written = Store.append
+    monkeypatch.setattr(Store, "append", append)
+    with pytest.raises(Interrupted) as caught:
+        run(small(), tmp_path)
+    lines = (database(tmp_path) / "database_tuning_record.json").read_bytes().count(b"\n")
+    assert caught.value.result.trials == lines == 1
 
 
 def test_the_first_trial_is_the_default_and_the_limit_of_trials_holds(tuned):

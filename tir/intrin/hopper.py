@@ -18,7 +18,7 @@ from blockscale.base.formats import MOE
 from blockscale.specs.plans.moe import scale_count
 from blockscale.tir.common import i64
 from blockscale.tir.intrin.cuda import blocks as cuda_blocks
-from blockscale.tir.intrin.operands import Operand, copy, intrinsic, register
+from blockscale.tir.intrin.operands import Operand, copy, describe, intrinsic
 from blockscale.tir.moe.tiles import WORDS, decoded, f32
 
 HEADER = '#include "moe_gemm.cuh"\n'
@@ -128,7 +128,7 @@ def decode(fmt: str, group: int, zeros: bool, dtype: str) -> str:
         Operand("A", (M, K), dtype, "w", LOCAL),
     )
     name = f"decode_{fmt}_g{group}{'z' if zeros else ''}_16x64_{_TYPES[dtype]}"
-    return register(name, operands, desc, impl)
+    return describe(name, operands, desc, impl)
 
 
 # ---- Products -----------------------------------------------------------------------------------
@@ -166,4 +166,4 @@ def _product(name: str, rows: int, tokens: int, dtype: str, function: str) -> st
         Operand("X", (N, K), dtype, scope=SMEM),
         Operand("D", (N, M), "float32", "rw", LOCAL),
     )
-    return register(name, operands, desc, impl)
+    return describe(name, operands, desc, impl)

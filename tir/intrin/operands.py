@@ -1,6 +1,6 @@
 """How a tensor intrinsic is made: its operands, said once, and two bodies.
 
-`register` makes two functions of them which differ in nothing but the body of their root block:
+`describe` makes two functions of them which differ in nothing but the body of their root block:
 the *desc*, plain loops in the expressions of the ops, and the *impl*, the instruction.  A body
 takes the operands' buffers in order.  It is a `T.inline`, or a function that emits statements or
 returns the expression to evaluate.
@@ -62,11 +62,11 @@ _describing = False
 P = ParamSpec("P")
 
 
-def intrinsic(describe: Callable[P, str]) -> Callable[P, str]:
-    """Decorate a function that calls `register`: it is called once for the same arguments."""
-    described = cache(describe)
+def intrinsic(factory: Callable[P, str]) -> Callable[P, str]:
+    """Decorate a function that calls `describe`: it is called once for the same arguments."""
+    described = cache(factory)
 
-    @wraps(describe)
+    @wraps(factory)
     def named(*args: P.args, **kwargs: P.kwargs) -> str:
         name = described(*args, **kwargs)  # type: ignore[arg-type]
         if not _describing:
@@ -76,7 +76,7 @@ def intrinsic(describe: Callable[P, str]) -> Callable[P, str]:
     return named
 
 
-def register(
+def describe(
     name: str, operands: Sequence[Operand], desc: Body, impl: Body, reads: str | None = None
 ) -> str:
     """Describe a tensor intrinsic, again if need be; return its name, for `Schedule.tensorize`.
@@ -188,4 +188,4 @@ def copy(
     given = [Operand("E", (i64(1),), "int32")] if table else []
     source = Operand("S", shape, dtype, scope=scopes[0])
     target = Operand("D", shape, dtype, "w", scopes[1])
-    return register(name, [source, *given, target], desc, impl)
+    return describe(name, [source, *given, target], desc, impl)

@@ -21,7 +21,7 @@ from blockscale.tir import formats
 from blockscale.tir.common import i64
 from blockscale.tir.gemm.tiles import ATOM_BYTES
 from blockscale.tir.intrin import tma
-from blockscale.tir.intrin.operands import Operand, intrinsic, nest, register
+from blockscale.tir.intrin.operands import Operand, describe, intrinsic, nest
 from blockscale.tir.intrin.tma import SMEM, TMEM, call, tile_copy
 
 _NAMES = {
@@ -41,11 +41,11 @@ def register_named(text: str) -> list[str]:
     for kind, pattern in _NAMES.items():
         for found in sorted(set(re.findall(rf"\b{pattern}\b", text))):
             parts = found if isinstance(found, tuple) else (found,)
-            made.append(_register(kind, parts))
+            made.append(_describe(kind, parts))
     return made
 
 
-def _register(kind: str, parts: tuple[str, ...]) -> str:
+def _describe(kind: str, parts: tuple[str, ...]) -> str:
     """Register the intrinsic of a name's parts."""
     if kind == "mma":
         instruction, m, n, codes, row_bytes, swap = parts
@@ -127,7 +127,7 @@ def mma(shape: Mma) -> str:
         Operand("SB", (L, CS), "uint8", scope=TMEM),
         Operand("D", (i64(shape.m), i64(shape.n)), "float32", "rw", TMEM),
     )
-    return register(shape.name, operands, desc, partial(_issue, shape))
+    return describe(shape.name, operands, desc, partial(_issue, shape))
 
 
 def _issue(
@@ -192,7 +192,7 @@ def scale_copy(group: int) -> str:
 
     source = Operand("S", (i64(ATOM_BYTES),), "uint8", scope=SMEM)
     target = Operand("D", (M, N), "uint8", "w", TMEM)
-    return register(f"tcgen05_cp_32x128b_warpx4_cg{group}", (source, target), desc, impl)
+    return describe(f"tcgen05_cp_32x128b_warpx4_cg{group}", (source, target), desc, impl)
 
 
 READ_COLUMNS = (16, 32)

@@ -14,7 +14,7 @@ from blockscale.tir.fused.act_quantize import block_byte, block_code, block_fact
 from blockscale.tir.fused.act_quantize_threads import NUMBERS, activated
 from blockscale.tir.intrin.cuda.blocks import CLASS, ONE, codes_step, local, scalar_step
 from blockscale.tir.intrin.cuda.fused import call
-from blockscale.tir.intrin.operands import Operand, intrinsic, nest, register
+from blockscale.tir.intrin.operands import Operand, describe, intrinsic, nest
 
 
 @intrinsic
@@ -38,7 +38,7 @@ def activate(activation: str, dtype: str, count: int) -> str:
     numbers = [local("N", (i64(NUMBERS),), "float32")] if activation == "swiglu" else []
     gate, up = (local(name, (size,), dtype) for name in "GU")
     operands = [gate, *numbers, up, local("A", (size,), dtype, "w")]
-    return register(f"cuda_{activation}_{dtype}x{count}", operands, desc, impl)
+    return describe(f"cuda_{activation}_{dtype}x{count}", operands, desc, impl)
 
 
 def _rule(scale_format: str, count: int, dtype: str) -> ActQuantize:

@@ -20,7 +20,7 @@ from blockscale.specs import Quantize
 from blockscale.tir import formats
 from blockscale.tir.common import i64, widen
 from blockscale.tir.gemm.linear import weight_value
-from blockscale.tir.intrin.operands import Body, Operand, copy, intrinsic, nest, register
+from blockscale.tir.intrin.operands import Body, Operand, copy, describe, intrinsic, nest
 from blockscale.tir.quant.quantize import element_code, pack_codes, scale_byte
 
 HEADER = '#include "fp4.cuh"\n'
@@ -104,7 +104,7 @@ def largest(
         M[0] = function(V.access_ptr("r"), M[0])
 
     operands = local("V", (size,), dtype), local("M", (ONE,), "int32", "rw")
-    return register(name, operands, desc, impl)
+    return describe(name, operands, desc, impl)
 
 
 def scalar_step(
@@ -128,7 +128,7 @@ def scalar_step(
         return step
 
     operands = *given, local("B", (ONE,), out, "w")
-    return register(name, operands, made(expression), made(function))
+    return describe(name, operands, made(expression), made(function))
 
 
 def _step(
@@ -215,7 +215,7 @@ def codes_step(
         return function(P.access_ptr("w"), V.access_ptr("r"), *(number[0] for number in given))
 
     operands = values, *numbers, local("P", (half,), "uint8", "w")
-    return register(name, operands, desc, impl, reads)
+    return describe(name, operands, desc, impl, reads)
 
 
 @intrinsic
@@ -238,7 +238,7 @@ def decode(count: int) -> str:
         local("S", (ONE,), "float32"),
         local("W", (size,), "float32", "w"),
     )
-    return register(f"cuda_decode_x{count}", operands, desc, impl)
+    return describe(f"cuda_decode_x{count}", operands, desc, impl)
 
 
 @intrinsic
@@ -283,7 +283,7 @@ def mapped(
         args = [b[0] if one else b.access_ptr("r") for one, b in zip(single, made_of, strict=True)]
         return function(out.access_ptr("w"), *args)
 
-    return register(name, [*given, result], desc, impl, reads)
+    return describe(name, [*given, result], desc, impl, reads)
 
 
 @cache

@@ -12,7 +12,7 @@ from blockscale.base.edgellm_index import BLOCK
 from blockscale.tir.common import i64
 from blockscale.tir.edgellm.passes import code_value
 from blockscale.tir.intrin.cuda.blocks import HINTS, call, load, local
-from blockscale.tir.intrin.operands import intrinsic, register
+from blockscale.tir.intrin.operands import describe, intrinsic
 
 HEADER = '#include "edgellm.cuh"\n'
 """What declares the device function; nvcc looks for it in blockscale/native."""
@@ -39,7 +39,7 @@ def dot(columns: int) -> str:
         local("A", (K,), "float32"),
         local("P", (K, half), "uint8"),
     )
-    return register(f"cuda_edgellm_dot_x{columns}", operands, desc, impl)
+    return describe(f"cuda_edgellm_dot_x{columns}", operands, desc, impl)
 
 
 def register_all() -> None:

@@ -25,7 +25,7 @@ from blockscale.tir.intrin.cuda.blocks import (
     mapped,
     scalar_step,
 )
-from blockscale.tir.intrin.operands import Operand, intrinsic, register
+from blockscale.tir.intrin.operands import Operand, describe, intrinsic
 
 HEADER = '#include "fp4_fused.cuh"\n'
 """What declares the device functions; nvcc looks for it in blockscale/native."""
@@ -95,7 +95,7 @@ def square_sum(count: int) -> str:
         return call(f"bs_square_sum<{count}>", S.access_ptr("w"), H.access_ptr("r"))
 
     operands = local("H", (size,), "float32"), local("S", (groups,), "float32", "w")
-    return register(f"cuda_square_sum_x{count}", operands, desc, impl)
+    return describe(f"cuda_square_sum_x{count}", operands, desc, impl)
 
 
 @intrinsic

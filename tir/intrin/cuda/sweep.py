@@ -13,7 +13,7 @@ from tvm.script import tirx as T
 from blockscale.specs import DTYPE_SUFFIX
 from blockscale.tir.common import i64
 from blockscale.tir.intrin.cuda.blocks import CLASS, HINTS, call, load, local
-from blockscale.tir.intrin.operands import Operand, intrinsic, register
+from blockscale.tir.intrin.operands import Operand, describe, intrinsic
 from blockscale.tir.quant.scale_sweep import CANDIDATES, COLUMNS, error_of, fused, magnitude
 
 BLOCK = 16
@@ -63,7 +63,7 @@ def pick(dtype: str, unroll: int) -> str:
         made = (index.access_ptr("w"), least.access_ptr("w"))
         return call(function, *made, raw.access_ptr("r"), table.access_ptr("r"), header=HEADER)
 
-    return register(f"cuda_sweep_pick_{dtype}_u{unroll}", operands, desc, impl)
+    return describe(f"cuda_sweep_pick_{dtype}_u{unroll}", operands, desc, impl)
 
 
 def register_all() -> None:

@@ -15,7 +15,7 @@ from blockscale.base.edgellm_index import BLOCK, TILE, TILE_BYTES
 from blockscale.tir import formats
 from blockscale.tir.common import i64
 from blockscale.tir.edgellm.passes import LANES, QUARTERS, code_value, scale_decode
-from blockscale.tir.intrin.operands import Operand, intrinsic, register
+from blockscale.tir.intrin.operands import Operand, describe, intrinsic
 from blockscale.tir.intrin.x86.width import WIDTHS, e2m1_lookup, packed
 
 AHEAD = 16
@@ -60,7 +60,7 @@ def dot(level: str) -> str:
             for q in range(QUARTERS):
                 T.buffer_store(C, sums[q], [i64(q), ramp])
 
-    return register(f"edgellm_dot_{level}", operands, desc, impl)
+    return describe(f"edgellm_dot_{level}", operands, desc, impl)
 
 
 @intrinsic
@@ -92,7 +92,7 @@ def scale(level: str) -> str:
                 before, sums = (b.vload(at, f"float32x{width}") for b in (C, A))
                 T.buffer_store(C, before + sums * scale_decode(byte), [i64(q), ramp])
 
-    return register(f"edgellm_scale_{level}", operands, desc, impl)
+    return describe(f"edgellm_scale_{level}", operands, desc, impl)
 
 
 def register_all() -> None:

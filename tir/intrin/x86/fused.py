@@ -11,7 +11,7 @@ from tvm.script import tirx as T
 
 from blockscale.tir.common import i64
 from blockscale.tir.fused import norm_quantize
-from blockscale.tir.intrin.operands import Operand, intrinsic, register
+from blockscale.tir.intrin.operands import Operand, describe, intrinsic
 
 _GROUP = norm_quantize.GROUP
 
@@ -61,4 +61,4 @@ def square_sum(block: int) -> str:
         for g in T.unroll(groups):
             S[g] = summed(H, g)
 
-    return register(f"square_sum_{block}", operands, desc, impl)
+    return describe(f"square_sum_{block}", operands, desc, impl)

@@ -12,7 +12,7 @@ from tvm.script import tirx as T
 from blockscale.tir import formats
 from blockscale.tir.common import i64
 from blockscale.tir.gemm.linear import weight_value
-from blockscale.tir.intrin.operands import Operand, intrinsic, register
+from blockscale.tir.intrin.operands import Operand, describe, intrinsic
 from blockscale.tir.intrin.x86.panels import BLOCK_CODES, column_words, store_all, transposed
 from blockscale.tir.intrin.x86.rows import spread
 from blockscale.tir.intrin.x86.width import WIDTHS, e2m1_lookup, packed
@@ -75,7 +75,7 @@ def decode_panel_e4m3(level: str, depth: int, block: int) -> str:
                     & T.broadcast(255, lanes)
                 ) * S.vload([w // words_per_scale, i64(0)], f"float32x{lanes}")
 
-    return register(f"e4m3_panel_{level}_{lanes}x{depth}_b{block}", operands, desc, impl)
+    return describe(f"e4m3_panel_{level}_{lanes}x{depth}_b{block}", operands, desc, impl)
 
 
 @intrinsic
@@ -113,4 +113,4 @@ def decode_words(level: str, block: int) -> str:
                 >> T.broadcast(T.Cast("int32", t) * 4, lanes),
             ) * spread(S.vload([i64(0)], f"float32x{lanes // lanes_per_scale}"), lanes)
 
-    return register(f"e2m1_words_{level}_{lanes}x{word}_b{block}", operands, desc, impl)
+    return describe(f"e2m1_words_{level}_{lanes}x{word}_b{block}", operands, desc, impl)

@@ -21,7 +21,7 @@ from blockscale.tir.common import i64
 from blockscale.tir.gemm.linear import from_operand, to_operand
 from blockscale.tir.int4.forms import WORD
 from blockscale.tir.int4.mm import code_value
-from blockscale.tir.intrin.operands import Operand, intrinsic, nest, register
+from blockscale.tir.intrin.operands import Operand, describe, intrinsic, nest
 from blockscale.tir.intrin.x86.width import packed, prefetch, vector
 
 NUMBERS = {8: tuple(range(-8, 8)), 0: (*range(8), *range(-8, 0))}
@@ -89,7 +89,7 @@ def decode_columns(level: str, lanes: int, flip: int, row_bytes: int) -> str:
             value = _float_values(words, c, flip, _looks_up(level, lanes))
             T.buffer_store(W, value, [i64(c), tirx.Ramp(i64(0), i64(1), lanes)])
 
-    return register(f"int4_columns_{level}_{lanes}_{row_bytes}_flip{flip}", operands, desc, impl)
+    return describe(f"int4_columns_{level}_{lanes}_{row_bytes}_flip{flip}", operands, desc, impl)
 
 
 @intrinsic
@@ -130,7 +130,7 @@ def decode_column_pairs(row_bytes: int, flip: int) -> str:
             value = _bf16_values(halves, c % 4, flip)
             T.buffer_store(W, value, [i64(c), tirx.Ramp(i64(0), i64(1), 2 * lanes)])
 
-    return register(f"int4_column_pairs_{row_bytes}_flip{flip}", operands, desc, impl)
+    return describe(f"int4_column_pairs_{row_bytes}_flip{flip}", operands, desc, impl)
 
 
 @intrinsic
@@ -176,7 +176,7 @@ def dot_rows(level: str, lanes: int, flip: int, rows: int, compute: str, ahead: 
             T.buffer_store(C, total, [i64(i), tirx.Ramp(i64(0), i64(1), lanes)])
 
     name = f"int4_dot_{level}_{lanes}_flip{flip}_r{rows}_{compute}_{ahead}"
-    return register(name, operands, desc, impl)
+    return describe(name, operands, desc, impl)
 
 
 def _dot_pairs(total: PrimExpr, a: PrimExpr, w: PrimExpr) -> PrimExpr:

@@ -17,7 +17,7 @@ from blockscale.base.formats import QUANTIZED
 from blockscale.tir import formats
 from blockscale.tir.common import i64
 from blockscale.tir.gemm.linear import from_operand, weight_value
-from blockscale.tir.intrin.operands import Operand, intrinsic, register
+from blockscale.tir.intrin.operands import Operand, describe, intrinsic
 from blockscale.tir.intrin.x86.width import WIDTHS, e2m1_lookup, packed
 
 BLOCK_CODES = 16
@@ -125,7 +125,7 @@ def decode_panel(level: str, compute: str, depth: int, block: int) -> str:
                     S.vload([w // i64(words_per_scale), i64(0)], f"float32x{lanes}"),
                 )
 
-    return register(f"e2m1_panel_{level}_{lanes}x{depth}_{compute}_b{block}", operands, desc, impl)
+    return describe(f"e2m1_panel_{level}_{lanes}x{depth}_{compute}_b{block}", operands, desc, impl)
 
 
 SCALE_GROUPS = (16, 4)
@@ -175,7 +175,7 @@ def decode_panel_scales(level: str, fmt: str, group: int) -> str:
                 & T.broadcast(255, lanes),
             )
 
-    return register(f"scale_panel_{fmt}_{level}_{lanes}x{group}", operands, desc, impl)
+    return describe(f"scale_panel_{fmt}_{level}_{lanes}x{group}", operands, desc, impl)
 
 
 # TVM rewrites bfloat16 vectors to uint16, which the LLVM intrinsic refuses: hence this function.
@@ -221,4 +221,4 @@ def dot_bf16() -> str:
             T.reinterpret("int32x16", W.vload([i64(0)], "uint16x32")),
         )
 
-    return register(f"vdpbf16ps_{lanes}x2", operands, desc, impl)
+    return describe(f"vdpbf16ps_{lanes}x2", operands, desc, impl)

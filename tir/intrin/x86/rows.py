@@ -15,7 +15,7 @@ from tvm.script import tirx as T
 from blockscale.tir import formats
 from blockscale.tir.common import i64
 from blockscale.tir.gemm.linear import to_operand, weight_value
-from blockscale.tir.intrin.operands import Operand, intrinsic, register
+from blockscale.tir.intrin.operands import Operand, describe, intrinsic
 from blockscale.tir.intrin.x86.width import PREFETCH_BYTES, WIDTHS, e2m1_lookup, packed, prefetch
 from blockscale.tir.quant.quantize import pack_codes
 
@@ -79,7 +79,7 @@ def dot_row(level: str, block: int) -> str:
             lambda t: A.vload([i64(t), i64(0)], f"float32x{lanes}"),
         ) * spread(S.vload([i64(0)], f"float32x{lanes // lanes_per_scale}"), lanes)
 
-    return register(f"e2m1_dot_{level}_{lanes}x{word}_b{block}", operands, desc, impl)
+    return describe(f"e2m1_dot_{level}_{lanes}x{word}_b{block}", operands, desc, impl)
 
 
 @intrinsic
@@ -117,7 +117,7 @@ def decode_row(level: str, compute: str) -> str:
         )
 
     kind = "bf16_" if compute == "bfloat16" else ""
-    return register(f"e2m1_row_{kind}{level}_{lanes}", operands, desc, impl)
+    return describe(f"e2m1_row_{kind}{level}_{lanes}", operands, desc, impl)
 
 
 def _lanes_of(expr: PrimExpr, start: int, count: int) -> PrimExpr:
@@ -159,7 +159,7 @@ def _tree(
             values = both(_lanes_of(values, 0, lanes), _lanes_of(values, lanes, lanes))
         T.buffer_store(C, both(C[0], values), [0])
 
-    return register(name, operands, desc, impl)
+    return describe(name, operands, desc, impl)
 
 
 @intrinsic
@@ -184,7 +184,7 @@ def pack_row(count: int) -> str:
             T.reinterpret(f"int64x{count // 2}", C.vload([i64(0)], f"int32x{count}"))
         )
 
-    return register(f"pack_row_{count}", operands, desc, impl)
+    return describe(f"pack_row_{count}", operands, desc, impl)
 
 
 def pack_pairs(pairs: PrimExpr) -> PrimExpr:

@@ -12,7 +12,7 @@ from tvm.script import tirx as T
 from blockscale.base.formats import INT4, MOE
 from blockscale.tir import formats
 from blockscale.tir.common import i64
-from blockscale.tir.intrin.operands import Operand, intrinsic, nest, register
+from blockscale.tir.intrin.operands import Operand, describe, intrinsic, nest
 from blockscale.tir.intrin.x86.rows import spread
 from blockscale.tir.intrin.x86.width import PREFETCH_BYTES, WIDTHS, e2m1_lookup, packed, prefetch
 from blockscale.tir.moe.fused_moe import ROW_TILES, WORD, coded_value
@@ -91,7 +91,7 @@ def dot_words(level: str, code: str, block: int, rows: int) -> str:
         Operand("C", (R, L), "float32", "rw"),
     )
     name = f"{code}_dots_{level}_{lanes}x{WORD}_b{block}_r{rows}"
-    return register(name, operands, desc, impl, "C A P Z S" if with_zero else None)
+    return describe(name, operands, desc, impl, "C A P Z S" if with_zero else None)
 
 
 def register_all() -> None:
