@@ -17,6 +17,9 @@ from blockscale.building import export
 from blockscale.tuning.components.facts import moe_gemm_of
 from blockscale.tuning.worker import PARAMS
 
+OPENMP, CUDA = (f"{__name__}:{name}" for name in ("export_openmp", "export_cuda"))
+"""How `worker.build` is told of the functions below."""
+
 
 def export_openmp(module: Any, target: str, out: Path) -> None:
     """Compile ``module`` and link it with `blockscale.building.export`'s runtime into ``out``."""

@@ -28,8 +28,7 @@ from blockscale.base.targets import cpu, is_gpu
 from blockscale.building.records import sentence
 from blockscale.tuning import gpu
 from blockscale.tuning.components.pool import Answer, Lost, Worker, Workers
-from blockscale.tuning.components.runner import Measuring
-from blockscale.tuning.site import GpuSite, Site
+from blockscale.tuning.site import Measuring, Site
 from blockscale.tuning.task import Task
 from blockscale.tuning.worker import Measurement
 
@@ -49,19 +48,15 @@ class Fleet(Site):
         RuntimeError: no tracker answers there, or it knows no free server of the key.
     """
 
-    exclusive = False
-
     def __init__(self, level: str, tracker: str, key: str | None, run_s: float) -> None:
         super().__init__(level)
+        self.exclusive, self.slack_s = False, SLACK_S
         where, _, port = tracker.rpartition(":")
         if not where or not port.isdecimal():
             raise ValueError(f"tune: tracker={tracker!r} is no address; write host:port")
         if not key:
             raise ValueError(f"tune: tracker={tracker!r} needs a key; name that of its servers")
         self._address, self._key, self._run_s = (where, int(port)), key, run_s
-        self._local: Site = GpuSite(level) if is_gpu(level) else Site(level)
-        self.exporter = self._local.exporter
-        self.slack_s = SLACK_S
 
     def measurers(self, log: Path) -> list[Worker]:
         """Return a process for each server that is free now."""
@@ -86,7 +81,7 @@ class Fleet(Site):
 
     def measuring(self, task: Task, library: str) -> Measuring:
         """Return the job that has a candidate measured by a server."""
-        return measure, (*self._local.measuring(task, library), self._run_s)
+        return measure, (*super().measuring(task, library), self._run_s)
 
     def describing(self) -> Measuring:
         """Return the job that connects to a server and describes its machine."""

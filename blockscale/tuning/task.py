@@ -1,21 +1,19 @@
-"""One workload being tuned: what is known about it, and its turns in MetaSchedule's loop."""
+"""One workload being tuned: what is known about it, and what is to be tried first."""
 
 from __future__ import annotations
 
 import json
 import math
 import pickle
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvm.ir.utils import derived_object
-from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate, PySearchStrategy
+from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
 
 from blockscale.base.targets import is_gpu
-from blockscale.building.records import Record, sentence, trace_key
+from blockscale.building.records import trace_key
 from blockscale.building.space import new_schedule, replay, trace_json
 from blockscale.building.store import Store, argument_infos, with_model
 from blockscale.tuning.components.facts import moe_gemm_of
@@ -40,9 +38,6 @@ class Trial:
     module: bytes
     record: bool = True
     """Whether to write it down: a default that is known is run again only for its results."""
-    finished: bool = False
-    times: tuple[float, ...] = ()
-    """Of a measurement that is repeated."""
 
 
 @dataclass(eq=False)
@@ -54,6 +49,7 @@ class Task:
     store: Store
     seeds: Sequence[tuple[Any, str]]
     """Traces from logs with where they come from, measured before the search starts."""
+    say: Callable[[str], None]
     default_us: float = math.inf
     best_us: float = math.inf
     trials: int = 0
@@ -66,14 +62,12 @@ class Task:
     gain: float = 0.0
     flying: int = 0
     """Trials on their way."""
-    exhausted: bool = False
-    given_up: bool = False
-    """The default schedule failed: there is nothing to compare a candidate with."""
+    ended: bool = False
+    """The space is exhausted, or there is no default schedule to compare a candidate with."""
     ready: bool = False
     """The default schedule has run."""
-    reference: Path | None = None
+    reference: str | None = None
     """Library of the default schedule."""
-    messages: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Take over what earlier sessions measured."""
@@ -83,25 +77,27 @@ class Task:
         self.entry, self.known = self.store.open(self.workload, self.level)
         self._keys = {record.key for record in self.known}
         for record in self.known:
-            self._recall(record)
-        self._opened = self._rechecked = False
+            self._count(record.us, record.key == self._default_key)
+        self.first: list[Trial] | None = None
+        """What is to be tried before the search; None: not even the default schedule has been."""
+        self._rechecked = False
 
-    def _recall(self, record: Record) -> None:
+    def _count(self, us: float, default: bool) -> None:
         self.trials += 1
-        self.failed += math.isinf(record.us)
-        self.best_us = min(self.best_us, record.us)
-        if record.key == self._default_key:
-            self.default_us = min(self.default_us, record.us)
-
-    @cached_property
-    def _default_key(self) -> str:
-        return trace_key(trace_json(self._default.trace))
+        self.failed += math.isinf(us)
+        self.best_us = min(self.best_us, us)
+        if default:
+            self.default_us = min(self.default_us, us)
 
     @cached_property
     def _default(self) -> Any:
         sch = new_schedule(self.mod)
         self.workload.default(sch, self.level)
         return sch
+
+    @cached_property
+    def _default_key(self) -> str:
+        return trace_key(trace_json(self._default.trace))
 
     @cached_property
     def _symbolic(self) -> Any:
@@ -113,11 +109,6 @@ class Task:
         return self.workload.tag
 
     @property
-    def fresh(self) -> bool:
-        """Whether the default schedule is still to be run in this session."""
-        return not self._opened
-
-    @property
     def promise(self) -> float:
         """What the next batch may gain, as a part of the best time."""
         return self.gain + 1 / (1 + self.batches)
@@ -126,7 +117,7 @@ class Task:
     def timing(self) -> Timing:
         """How to time a candidate: weights of a single row's product stream from memory."""
         flush = self.workload.op == "linear" and self.workload.rows == 1
-        return Timing(flush=flush, give_up_us=3 * self.best_us)
+        return Timing(flush=flush, give_up_us=3 * self.best_us, again_us=self.best_us)
 
     def arguments(self) -> list[Argument]:
         """Return what the kernel takes, shapes from its module and meaning from its spec."""
@@ -141,31 +132,23 @@ class Task:
                 value = int(variables[0].shape[-2])
             elif param.name == "offsets":  # rows of all experts: as many each
                 value = int(variables[0].shape[0])
-            found.append(
-                Argument(
-                    param.name,
-                    str(variable.ty.dtype),
-                    None if shape is None else tuple(map(int, shape)),
-                    param.output,
-                    param.storage,
-                    param.alias,
-                    value,
-                )
-            )
+            dims = None if shape is None else tuple(map(int, shape))
+            told = (param.output, param.storage, param.alias, value)
+            found.append(Argument(param.name, str(variable.ty.dtype), dims, *told))
         return found
 
-    def baselines(self) -> list[Trial]:
-        """Return the schedules to measure before the search, each only once."""
-        found: list[Trial | None] = []
-        if not self._opened:
-            self._opened = True
-            new = not math.isfinite(self.default_us)
-            found.append(self.trial("default", self._default, record=new))
-            found += [self._seed(trace, source) for trace, source in self.seeds]
-        elif not self._rechecked and self.default_us > _SUSPECT * self.best_us:
+    def baselines(self, most: float) -> list[Trial]:
+        """Return at most so many schedules to measure before the search, each only once."""
+        if self.first is None:
+            record = not math.isfinite(self.default_us)
+            self.first = [self.trial("default", self._default, record=record)]
+            self.first += filter(None, (self._seed(*seed) for seed in self.seeds))
+        if not self.first and not self._rechecked and self.default_us > _SUSPECT * self.best_us:
             self._rechecked = True
-            found.append(self.trial("recheck", self._default))
-        return [trial for trial in found if trial is not None]
+            self.first.append(self.trial("recheck", self._default))
+        count = int(min(most, len(self.first)))
+        found, self.first = self.first[:count], self.first[count:]
+        return found
 
     def _seed(self, trace: Any, source: str) -> Trial | None:
         """Return the trial of a log's schedule; None when it is known or no longer applies."""
@@ -174,7 +157,7 @@ class Task:
         try:
             return self.trial("committed", replay(self.mod, trace_json(trace)))
         except Exception:
-            self.messages.append(f"{self.tag}: the schedule of {source} no longer applies")
+            self.say(f"{self.tag}: the schedule of {source} no longer applies")
             return None
 
     def search(self, candidate: MeasureCandidate) -> Trial | None:
@@ -215,97 +198,9 @@ class Task:
 
     def finish(self, trial: Trial, us: float, error: str | None) -> None:
         """Take over the result of ``trial`` (infinite: it failed)."""
-        if trial.kind == "default" and error is None:
-            self.ready = True
         if trial.record:
-            self.trials += 1
-            self.failed += math.isinf(us)
-            self.best_us = min(self.best_us, us)
-            if trial.kind in ("default", "recheck"):
-                self.default_us = min(self.default_us, us)
-        if trial.kind == "default" and error is not None:
-            self.given_up = True
-            self.messages.append(
-                f"{self.tag}: not tuned, since its default schedule failed ({error})"
-            )
-
-
-class _Turns(PySearchStrategy):
-    """The default schedule and those of logs first, then what ``inner`` proposes.
-
-    Several contexts may take turns with one task: while candidates of one are built, those of
-    another are measured.
-    """
-
-    def __init__(self, task: Task, inner: Any, session: Any) -> None:
-        self.task, self._inner, self._session = task, inner, session
-        self.flying: list[Trial] = []
-
-    def _initialize_with_tune_context(self, context: Any) -> None:
-        self._inner._initialize_with_tune_context(context)
-
-    def pre_tuning(
-        self, max_trials: int, per_iter: int, designs: Any, database: Any, cost_model: Any
-    ) -> None:
-        """Prepare ``inner``."""
-        self._inner.pre_tuning(max_trials, per_iter, designs, database, cost_model)
-
-    def post_tuning(self) -> None:
-        """End ``inner``."""
-        self._inner.post_tuning()
-
-    def clone(self) -> Any:
-        """Return another turn with the same task."""
-        return Turns(self.task, self._inner, self._session)
-
-    def generate_measure_candidates(self) -> list[MeasureCandidate] | None:
-        """Return the next candidates; None when the task has ended."""
-        task, room = self.task, self._session.room(self.task)
-        if task.given_up or task.exhausted:
-            return None
-        self._before_us = task.best_us
-        found: list[Trial] = []
-        try:
-            found = task.baselines() if task.fresh or room > 0 else []
-        except Exception as error:  # an op without a schedule must not end the others' session
-            task.given_up = True
-            why = sentence(error)
-            task.messages.append(f"{task.tag}: not tuned, since scheduling failed ({why})")
-        if not found and room > 0 and not task.given_up:
-            found = self._proposed(int(min(room, 1 << 30)))
-        self._session.begin(found)
-        self._session.speak(task)
-        self.flying = found
-        return [trial.candidate for trial in found] or (None if room <= 0 else [])
-
-    def _proposed(self, most: int) -> list[Trial]:
-        """Return the trials of what ``inner`` proposes next."""
-        task = self.task
-        task.batches += 1
-        try:
-            proposed = self._inner.generate_measure_candidates()
-        except ValueError as error:  # one bad space must not end the others' session
-            task.messages.append(f"{task.tag}: {error}")
-            proposed = None
-        task.exhausted = not proposed
-        task.refused = getattr(self._inner, "illegal", 0)
-        found: list[Trial] = []
-        for each in proposed or ():
-            trial = task.search(each) if len(found) < most else None
-            found += [trial] if trial is not None else []
-            self._session.workers.step(0.0)  # others' builds need not wait for this
-        return found
-
-    def notify_runner_results(self, candidates: Any, results: Any) -> None:
-        """Tell ``inner`` what its candidates took."""
-        task, trials, self.flying = self.task, self.flying, []
-        ran = zip(trials, candidates, results, strict=True)
-        own = [(candidate, result) for t, candidate, result in ran if t.kind == "search"]
-        if own:
-            self._inner.notify_runner_results([c for c, _ in own], [r for _, r in own])
-            known = math.isfinite(self._before_us) and self._before_us > 0
-            gained = 1 - task.best_us / self._before_us if known else 0.0
-            task.gain = 0.5 * task.gain + 0.5 * gained
-
-
-Turns = derived_object(_Turns)
+            self._count(us, trial.kind in ("default", "recheck"))
+        if trial.kind == "default":
+            self.ready, self.ended = error is None, error is not None
+            if error is not None:
+                self.say(f"{self.tag}: not tuned, since its default schedule failed ({error})")

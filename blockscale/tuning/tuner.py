@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvm.s_tir.meta_schedule import tune_tasks
-from tvm.s_tir.meta_schedule.measure_callback import UpdateCostModel
+from tvm.s_tir.meta_schedule.database import MemoryDatabase
+from tvm.s_tir.meta_schedule.measure_callback import AddToDatabase, UpdateCostModel
 from tvm.s_tir.meta_schedule.search_strategy import SearchStrategy
 
 from blockscale.base import host
-from blockscale.base.targets import cpu, is_gpu, kind
+from blockscale.base.targets import cpu, kind
 from blockscale.building.commit import commit
 from blockscale.building.records import LogError, sentence
 from blockscale.building.store import Lock, Store, folder_of
@@ -37,12 +38,11 @@ from blockscale.tuning.components.runner import WorkerRunner
 from blockscale.tuning.components.search import DecisionSearch
 from blockscale.tuning.components.sketches import Sketches
 from blockscale.tuning.fleet import Fleet
-from blockscale.tuning.loop import BestBet, Context, Folders, Recorder
+from blockscale.tuning.loop import BestBet, Context, Limits, Session, Turns
 from blockscale.tuning.modelled import stands_in
-from blockscale.tuning.progress import Display, Silent
-from blockscale.tuning.session import Limits, Session
-from blockscale.tuning.site import GpuSite, ModelSite, Site
-from blockscale.tuning.task import Task, Turns
+from blockscale.tuning.progress import Display
+from blockscale.tuning.site import Site
+from blockscale.tuning.task import Task
 
 if TYPE_CHECKING:
     from blockscale.catalog import Workload
@@ -133,7 +133,7 @@ def tune(
             called with each line of the history.
         workers: builds at a time; one per core when None.  Measurements run one at a time.
         timeouts: seconds that a candidate may build and run; then it is killed and has failed.
-        exporter: how candidates are built, see `EXPORTER`; by the level when None.
+        exporter: how candidates are built (`worker.build`); by the level when None.
         strategy: "decisions", or MetaSchedule's own "evolutionary" or "replay-trace".
         cost_model: "xgb" or "random".
         tracker: ``host:port`` of TVM's RPC tracker: the servers (`blockscale.tuning.fleet`) that
@@ -146,27 +146,29 @@ def tune(
         Interrupted: Ctrl-C.
     """
     level = _checked_level(target, tracker)
-    limits = _limits(seconds, trials, trials_each, timeouts)
+    if seconds is None and trials is None:
+        raise ValueError("tune: seconds and trials are both None, so it would never end; set one")
+    ends, most, each = (math.inf if n is None else n for n in (seconds, trials, trials_each))
+    limits = Limits(time.monotonic() + ends, most, each, *timeouts)
     if strategy not in STRATEGIES:
         raise ValueError(f"tune: strategy={strategy!r} is none of {', '.join(STRATEGIES)}")
     chosen = _resolve(specs, level)
     work_dir, width = Path(work_dir), workers or os.cpu_count() or 1
-    display = Display(limits.left()) if progress is True else Silent()
+    display = Display(limits.left(), quiet=progress is not True)
     with ExitStack() as stack:
         stack.enter_context(Lock(work_dir, "tuning"))
         folder = stack.enter_context(_session_folder(work_dir))
         log = work_dir / "workers.log"
-        site = Fleet(level, tracker, key, limits.run_s) if tracker else _site(level, chosen)
-        crew = Workers(
-            [Worker(log) for _ in range(width)],
-            site.measurers(log),
-            site.exclusive,
-            say=display.say,
+        site = (
+            Site(level, stands_in(level, chosen))
+            if tracker is None
+            else Fleet(level, tracker, key, limits.run_s)
         )
+        builders = [Worker(log) for _ in range(width)]
+        crew = Workers(builders, site.measurers(log), site.exclusive, say=display.say)
         stack.enter_context(crew)
-        session = Session(limits, crew, site, _reporter(display, progress), display.say)
         stack.callback(display.stop)
-        stack.enter_context(_interrupts(session))
+        stack.enter_context(_interrupts(crew))
         machine = site.describe(crew)  # also when the time is over: without a GPU none would do
         if machine is not None and limits.left() <= 0:
             raise RuntimeError(
@@ -176,50 +178,57 @@ def tune(
         crew.until = limits.deadline + (_GRACE_S if site.exclusive else 0.0)
         if site.model is not None:
             display.say(_MODELLED.format(level=level, model=site.model))
-        opener = _Opener(level, work_dir, seed_logs, display.say, machine, site.model)
+
+        def report(task: Task, line: dict[str, Any]) -> None:
+            display.trial(task, line)
+            if callable(progress):
+                progress(line)
+
+        session = Session(limits, crew, site, report)
         display.start(session.tasks)
-        opener.open_all(chosen, session)
-        builder = WorkerBuilder(
-            crew,
-            exporter or site.exporter,
-            folder,
-            limits.build_s,
-            session.module,
-            ahead=True,
-        )
-        _run(session, builder, strategy, cost_model, seed, work_dir)
+        for task in _opened(chosen, level, work_dir, seed_logs, display.say, machine, site.model):
+            session.tasks.append(task)
+            if crew.over():
+                break
+        made = exporter or site.exporter
+        builder = WorkerBuilder(crew, made, folder, limits.build_s, session.module, ahead=True)
+        if session.tasks and not crew.over():
+            _run(session, builder, strategy, cost_model, seed, work_dir)
+    result = _result(session)
     if isinstance(crew.failure, KeyboardInterrupt):
-        raise Interrupted(_result(session, site.model)) from None
+        raise Interrupted(result) from None
     if crew.failure is not None:
         raise crew.failure
-    return _result(session, site.model)
-
-
-def _site(level: str, chosen: Sequence[Workload]) -> Site:
-    """Return what measures ``chosen`` on this machine."""
-    if not is_gpu(level):
-        return Site(level)
-    return ModelSite(level) if stands_in(level, chosen) else GpuSite(level)
+    return result
 
 
 def _run(
-    session: Session, builder: Any, strategy: str, cost_model: str, seed: int, work_dir: Path
+    session: Session,
+    builder: WorkerBuilder,
+    strategy: str,
+    cost_model: str,
+    seed: int,
+    work_dir: Path,
 ) -> None:
     """Run MetaSchedule's loop over the session's tasks."""
+    workers, exclusive = session.workers, session.site.exclusive
+    width, decisions = len(workers.builders), strategy == STRATEGIES[0]
+    known = MemoryDatabase()  # what the session finds is on disk before TVM's loop hears of it
+    for store in {id(task.store): task.store for task in session.tasks}.values():
+        for record in store.database.get_all_tuning_records():
+            known.commit_tuning_record(record)
     spaces: dict[str, Any] = {}
     contexts, turns = [], []
-    workers, exclusive = session.workers, session.site.exclusive
-    width, run_s = len(workers.builders), session.limits.run_s + session.site.slack_s
-    decisions = strategy == STRATEGIES[0]
     for task in session.tasks:
         space = spaces[task.tag] = Sketches(task.workload, task.level, seed, eager=not decisions)
-        known = [(record.trace, record.us) for record in task.known]
-        inner = DecisionSearch(space, seed, known) if decisions else SearchStrategy.create(strategy)
+        inner = (
+            SearchStrategy.create(strategy)
+            if not decisions
+            else DecisionSearch(space, seed, [(record.trace, record.us) for record in task.known])
+        )
         for _ in range(1 if exclusive or not decisions else _TURNS):
             turns.append(Turns(task, inner, session))
-            contexts.append(Context(task, space, turns[-1], seed))
-    if not contexts:
-        return
+            contexts.append(Context(task.mod, task.target, task.tag, space, turns[-1], seed))
     tune_tasks(
         tasks=contexts,
         task_weights=[1.0] * len(contexts),
@@ -227,42 +236,33 @@ def _run(
         max_trials_global=_NO_LIMIT,
         num_trials_per_iter=2 * width if exclusive else max(4, width // 2),
         builder=builder,
-        runner=WorkerRunner(workers, session, run_s, builder.jobs),
-        database=Folders(session.tasks),
+        runner=WorkerRunner(workers, session.job, session.finish, builder.jobs),
+        database=known,
         cost_model=make_model(cost_model, spaces),
-        measure_callbacks=[Recorder(session), UpdateCostModel()],
+        measure_callbacks=[AddToDatabase(), UpdateCostModel()],
         task_scheduler=BestBet(session, turns, 0 if exclusive else 3 * width),
     )
 
 
 @contextmanager
-def _interrupts(session: Session) -> Iterator[None]:
-    """Let Ctrl-C end the session: TVM's loop would lose a KeyboardInterrupt."""
+def _interrupts(workers: Workers) -> Iterator[None]:
+    """Let Ctrl-C end the session when what it does is whole; TVM's loop would lose the error.
 
-    def stop(*_: Any) -> None:
-        session.workers.abandon(KeyboardInterrupt())
-
+    A second one comes through at once.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+
+    def stop(*_: Any) -> None:
+        workers.abandon(KeyboardInterrupt())
+        signal.signal(signal.SIGINT, before)
+
     before = signal.signal(signal.SIGINT, stop)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _limits(
-    seconds: float | None,
-    trials: int | None,
-    each: int | None,
-    timeouts: tuple[float, float],
-) -> Limits:
-    if seconds is None and trials is None:
-        raise ValueError("tune: seconds and trials are both None, so it would never end; set one")
-    limit = math.inf if seconds is None else seconds
-    each_limit = math.inf if each is None else each
-    return Limits(time.monotonic() + limit, trials, *timeouts, each_limit)
 
 
 @contextmanager
@@ -277,7 +277,7 @@ def _session_folder(work_dir: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _result(session: Session, model: str | None) -> TuneResult:
+def _result(session: Session) -> TuneResult:
     return TuneResult(
         history=session.history,
         best={task.tag: task.best_us for task in session.tasks},
@@ -286,19 +286,8 @@ def _result(session: Session, model: str | None) -> TuneResult:
         illegal={task.tag: task.illegal + task.refused for task in session.tasks},
         trials=len(session.history),
         elapsed_s=session.elapsed(),
-        model=model,
+        model=session.site.model,
     )
-
-
-def _reporter(
-    display: Display | Silent, progress: bool | Callable[[dict[str, Any]], None]
-) -> Callable[[Task, dict[str, Any]], None]:
-    def report(task: Task, line: dict[str, Any]) -> None:
-        display.trial(task, line)
-        if callable(progress):
-            progress(line)
-
-    return report
 
 
 def _checked_level(level: str | None, tracker: str | None) -> str:
@@ -333,37 +322,28 @@ def _resolve(items: Iterable[Workload | Spec | str], level: str) -> list[Workloa
     return list(found.values())
 
 
-@dataclass
-class _Opener:
-    """Makes tasks of workloads; the stores of a folder are opened once."""
+def _opened(
+    chosen: Sequence[Workload],
+    level: str,
+    work_dir: Path,
+    seed_logs: Sequence[Path | str],
+    say: Callable[[str], None],
+    machine: dict[str, Any] | None,
+    model: str | None,
+) -> Iterator[Task]:
+    """Yield the tasks of ``chosen``, with what earlier sessions and logs know of them."""
+    from blockscale.building import logs
 
-    level: str
-    work_dir: Path
-    seed_logs: Sequence[Path | str]
-    say: Callable[[str], None]
-    machine: dict[str, Any] | None
-    model: str | None
-    _stores: dict[str, Store] = field(default_factory=dict)
-
-    def open_all(self, chosen: Sequence[Workload], session: Session) -> None:
-        """Add the tasks of ``chosen`` to the session's, those that have one."""
-        for workload in chosen:
-            if session.workers.over():
-                return
-            try:
-                session.tasks.append(self._open(workload))
-            except LogError:
-                raise
-            except Exception as error:  # an op that fails must not end the others' session
-                self.say(f"{workload.tag}: not tuned, since scheduling failed ({sentence(error)})")
-
-    def _open(self, workload: Workload) -> Task:
-        """Return the task, with what earlier sessions and logs know of it."""
-        from blockscale.building import logs
-
-        if workload.op not in self._stores:
-            folder = folder_of(self.work_dir, workload.op, self.level)
-            self._stores[workload.op] = Store(folder, self.say, self.machine, self.model)
-        hits = [logs.find(workload, self.level, [d]) for d in self.seed_logs]
-        seeds = [(hit.trace, hit.source) for hit in hits if hit]
-        return Task(workload, self.level, self._stores[workload.op], seeds)
+    stores: dict[str, Store] = {}
+    for workload in chosen:
+        try:
+            if workload.op not in stores:
+                folder = folder_of(work_dir, workload.op, level)
+                stores[workload.op] = Store(folder, say, machine, model)
+            hits = [logs.find(workload, level, [d]) for d in seed_logs]
+            seeds = [(hit.trace, hit.source) for hit in hits if hit]
+            yield Task(workload, level, stores[workload.op], seeds, say)
+        except LogError:
+            raise
+        except Exception as error:  # an op that fails must not end the others' session
+            say(f"{workload.tag}: not tuned, since scheduling failed ({sentence(error)})")

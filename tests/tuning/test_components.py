@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
@@ -80,6 +78,10 @@ def workers(tmp_path_factory):
         yield own
 
 
+def context(space, strategy):
+    return Context(WORKLOAD.mod(LEVEL), WORKLOAD.target(LEVEL), "a", space, strategy, 1)
+
+
 class Loop:
     """One call of `tune_tasks` with components of ours, but for those that are given."""
 
@@ -99,8 +101,7 @@ class Loop:
             "cost_model",
             XGBModel(extractor=self.part["extractor"], num_warmup_samples=4, num_tuning_cores=1),
         )
-        told = SimpleNamespace(mod=WORKLOAD.mod(LEVEL), target=WORKLOAD.target(LEVEL), tag="a")
-        self.context = Context(told, self.part["space"], self.part["strategy"], 1)
+        self.context = context(self.part["space"], self.part["strategy"])
 
     def run(self, tmp_path, trials=POINTS):
         ms.tune_tasks(
@@ -165,17 +166,16 @@ def test_each_task_has_a_model_which_learns_when_it_is_asked():
     space = Sketches(WORKLOAD, LEVEL)
     models = {name: decision_model(space) for name in "ab"}
     both = PerTask(models)
-    told = SimpleNamespace(mod=WORKLOAD.mod(LEVEL), target=WORKLOAD.target(LEVEL), tag="a")
-    context = Context(told, space, DecisionSearch(space), 1)
+    told = context(space, DecisionSearch(space))
     points = space.space.all()
     candidates = [stand_in(new_schedule(told.mod), point) for point in points]
     seconds = [1e-6 * (1 + point[1][1]) for point in points]
     for start in (0, 6):
         part = slice(start, start + 6)
         results = [ms.runner.RunnerResult([s], None) for s in seconds[part]]
-        both.update(context, candidates[part], results)
+        both.update(told, candidates[part], results)
     assert models["a"].data_size == 0
-    scores = both.predict(context, candidates)
+    scores = both.predict(told, candidates)
     assert (models["a"].data_size, models["b"].data_size) == (POINTS, 0)
     order = sorted(range(POINTS), key=lambda i: -scores[i])
     assert [points[i][1][1] for i in order] == sorted(point[1][1] for point in points)

@@ -13,7 +13,6 @@ import sys
 import time
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -405,10 +404,9 @@ def test_the_search_finds_the_best_point_without_measuring_all():
         (tile, step) = point[1]
         return 1 + abs(math.log2(tile[1]) - 4) + abs(step - 2)
 
-    told = SimpleNamespace(mod=workload.mod(LEVEL), target=workload.target(LEVEL), tag="a")
     sketches = Sketches(workload, LEVEL)
     model, search = decision_model(sketches), DecisionSearch(sketches, seed=3)
-    context = Context(told, sketches, search, 0)
+    context = Context(workload.mod(LEVEL), workload.target(LEVEL), "a", sketches, search)
     search.pre_tuning(99, 4, [], None, model)
     for _ in range(5):
         found = search.generate_measure_candidates()

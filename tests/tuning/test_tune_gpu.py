@@ -90,7 +90,7 @@ def test_logs_of_a_gpu_lie_beside_those_of_cpus(tuned, tmp_path):
 
 def test_what_is_measured_is_the_function_for_any_sizes(tmp_path):
     workload = catalog.workloads(Spec.parse("quantize_nvfp4_128x4_bf16"), ARCH)[0]
-    tuning = task.Task(workload, ARCH, Store(tmp_path, print), [])
+    tuning = task.Task(workload, ARCH, Store(tmp_path, print), [], print)
     space = Sketches(workload, ARCH).space
     drawn = [replay(tuning.mod, space.trace(point)) for point in space.all()[:3]]
     measured = [*tuning.baselines(), *(tuning.trial("search", sch) for sch in drawn)]

@@ -11,11 +11,7 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir.meta_schedule.builder import BuilderResult, PyBuilder
 
 from blockscale.tuning import worker
-from blockscale.tuning.components.pool import OVER, Job, Workers
-
-
-def _as_it_is(mod: Any, library: Path) -> bytes:
-    return pickle.dumps(mod)
+from blockscale.tuning.components.pool import OVER, Answer, Job, Workers
 
 
 @derived_object
@@ -37,7 +33,7 @@ class WorkerBuilder(PyBuilder):
         exporter: str,
         folder: Path,
         timeout: float = 30.0,
-        module: Callable[[Any, Path], bytes] = _as_it_is,
+        module: Callable[[Any, str], bytes] = lambda mod, library: pickle.dumps(mod),
         ahead: bool = False,
     ) -> None:
         self._workers, self._exporter, self._folder = workers, exporter, folder
@@ -48,26 +44,24 @@ class WorkerBuilder(PyBuilder):
 
     def build(self, build_inputs: list[Any]) -> list[BuilderResult]:
         """Return a library, or an error, for each input."""
-        made = [self._submit(each.mod, str(each.target)) for each in build_inputs]
+        made = {}
+        for each in build_inputs:
+            # A name is used once: dlopen() takes a library that it has for one of the same name.
+            self._count += 1
+            library = str(self._folder / f"{self._count}.so")
+            arguments = (self._module(each.mod, library), str(each.target), self._exporter, library)
+            made[library] = Job(worker.build, arguments, self._timeout)
+        self._workers.to_build += made.values()
         if self._ahead:
             self.jobs.update(made)
-            return [BuilderResult(library, None) for library, _ in made]
-        self._workers.wait(lambda: all(job.answer is not None for _, job in made))
-        return [_result(library, job) for library, job in made]
-
-    def _submit(self, mod: Any, target: str) -> tuple[str, Job]:
-        # A name is used once: dlopen() takes a library that it has for one of the same name.
-        self._count += 1
-        library = self._folder / f"{self._count}.so"
-        arguments = (self._module(mod, library), target, self._exporter, str(library))
-        job = Job(worker.build, arguments, self._timeout)
-        self._workers.to_build.append(job)
-        return str(library), job
+            return [BuilderResult(library, None) for library in made]
+        self._workers.wait(lambda: all(job.answer is not None for job in made.values()))
+        return [_result(library, job.answer) for library, job in made.items()]
 
 
-def _result(library: str, job: Job) -> BuilderResult:
-    if job.answer is None:
+def _result(library: str, answer: Answer | None) -> BuilderResult:
+    if answer is None:
         return BuilderResult(None, OVER)
-    if job.answer.error is not None:
-        return BuilderResult(None, f"build: {job.answer.error}")
+    if answer.error is not None:
+        return BuilderResult(None, f"build: {answer.error}")
     return BuilderResult(library, None)

@@ -72,6 +72,11 @@ class Job:
     answer: Answer | None = None
     tries: int = 0
 
+    def end(self, answer: Answer) -> None:
+        """Take the answer, and hand it on."""
+        self.answer = answer
+        self.then(answer)
+
 
 class Worker:
     """One process; started by the first job, and again by the first job after it died."""
@@ -177,8 +182,8 @@ class Worker:
 class Workers:
     """Workers that build and workers that measure, with a queue of jobs for each kind.
 
-    Nothing starts but in `step` and `wait`, which whoever needs an answer calls.  Without measurers, which takes
-    `exclusive`, the last builder measures.
+    Nothing starts but in `step` and `wait`, which whoever needs an answer calls.  Without measurers
+    the last builder measures.
     """
 
     builders: list[Worker]
@@ -187,9 +192,8 @@ class Workers:
     """Never build and measure at once: both use this machine's CPU."""
     until: float = math.inf
     """When (monotonic clock) everything is abandoned."""
-    stopped: bool = False
-    """Everything is abandoned now."""
     failure: BaseException | None = None
+    """Why everything is abandoned now."""
     say: Callable[[str], None] = print
     to_build: list[Job] = field(default_factory=list)
     to_measure: list[Job] = field(default_factory=list)
@@ -197,19 +201,20 @@ class Workers:
     def __post_init__(self) -> None:
         """Let a builder measure where nobody else does."""
         self.measurers = self.measurers or self.builders[-1:]
+        self._all = list(dict.fromkeys([*self.measurers, *self.builders]))
 
     def __enter__(self) -> Workers:
-        for worker in (*self.measurers, *self.builders):
+        for worker in self._all:
             worker.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in (*self.builders, *self.measurers):
+        for worker in self._all:
             worker.kill()
 
     def over(self) -> bool:
         """Return whether no answer will come any more."""
-        return self.stopped or time.monotonic() >= self.until
+        return self.failure is not None or time.monotonic() >= self.until
 
     def wait(self, done: Callable[[], bool]) -> bool:
         """Run jobs until ``done()``; False: what it waits for will not come."""
@@ -220,8 +225,9 @@ class Workers:
 
     def step(self, seconds: float) -> bool:
         """Start what may start, and take what comes within ``seconds``; False: nothing runs."""
-        self._start()
-        busy = list({*self._busy(self.builders), *self._busy(self.measurers)})
+        self._start(self.to_measure, self.measurers)
+        self._start(self.to_build, self.builders)
+        busy = [worker for worker in self._all if worker.job is not None]
         if busy:
             left = min(self.until, *(worker.deadline for worker in busy)) - time.monotonic()
             wait([worker.pipe for worker in busy], max(0.0, min(seconds, left)))
@@ -229,24 +235,19 @@ class Workers:
             self._take(worker)
         return bool(busy)
 
-    @staticmethod
-    def _busy(workers: list[Worker]) -> list[Worker]:
-        return [worker for worker in workers if worker.job is not None]
-
-    def _start(self) -> None:
-        """Give every idle worker a job, those who measure the next one of their group."""
-        for queue, own in ((self.to_measure, self.measurers), (self.to_build, self.builders)):
-            measures = queue is self.to_measure
-            busy = self._busy(self.builders) + self._busy(self.measurers)
-            if self.exclusive and any(worker.measures != measures for worker in busy):
-                continue
-            for worker in own:
-                ready = self._ready(queue) if worker.job is None and worker.dead is None else []
-                if ready:
-                    job = next((j for j in ready if j.group == worker.group), ready[0])
-                    queue.remove(job)
-                    worker.measures = measures
-                    worker.send(job)
+    def _start(self, queue: list[Job], own: list[Worker]) -> None:
+        """Give every idle worker of ``own`` a job of ``queue``, if possible one of its group."""
+        measures = queue is self.to_measure
+        for worker in own:
+            others = (each for each in self._all if each.job is not None)
+            if self.exclusive and any(each.measures != measures for each in others):
+                return
+            ready = self._ready(queue) if worker.job is None and worker.dead is None else []
+            if ready:
+                job = next((j for j in ready if j.group == worker.group), ready[0])
+                queue.remove(job)
+                worker.measures = measures
+                worker.send(job)
 
     @staticmethod
     def _ready(queue: list[Job]) -> list[Job]:
@@ -255,8 +256,7 @@ class Workers:
         for job, ready in found:
             if ready is None:
                 queue.remove(job)
-                job.answer = Answer(None, OVER)
-                job.then(job.answer)
+                job.end(Answer(None, OVER))
         return [job for job, ready in found if ready]
 
     def _take(self, worker: Worker) -> None:
@@ -271,24 +271,22 @@ class Workers:
         if getattr(answer.value, "broken", False):
             worker.kill()
             worker.start()
-        job.answer = answer
-        job.then(answer)
+        job.end(answer)
 
     def _lose(self, worker: Worker, job: Job, why: str) -> None:
         """Do without a worker, and let another one do its job."""
         worker.dead = why
         worker.kill()
         job.tries += 1
-        if job.tries < _MAX_TRIES:
-            self.to_measure.insert(0, job)
-        else:
-            job.answer = Answer(None, f"lost {job.tries} servers, the last: {why}")
-            job.then(job.answer)
         left = sum(each.dead is None for each in self.measurers)
         self.say(f"{why}; its work goes to the others: {left}")
         if not left:
             self.abandon(RuntimeError(f"tune: no server is left; the last one: {why}"))
+        elif job.tries < _MAX_TRIES:
+            self.to_measure.insert(0, job)
+        else:
+            job.end(Answer(None, f"lost {job.tries} servers, the last: {why}"))
 
     def abandon(self, why: BaseException) -> None:
         """End everything now, because of ``why``."""
-        self.failure, self.stopped = why, True
+        self.failure = self.failure or why
