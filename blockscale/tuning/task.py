@@ -152,10 +152,11 @@ class Task:
 
     def _seed(self, trace: Any, source: str) -> Trial | None:
         """Return the trial of a log's schedule; None when it is known or no longer applies."""
-        if trace_key(trace_json(trace)) in self._keys:
+        told = trace_json(trace)
+        if trace_key(told) in self._keys:
             return None
         try:
-            return self.trial("committed", replay(self.mod, trace_json(trace)))
+            return self.trial("committed", replay(self.mod, told))
         except Exception:
             self.say(f"{self.tag}: the schedule of {source} no longer applies")
             return None
@@ -165,21 +166,27 @@ class Task:
 
         A space may hold the default, or a log's schedule, by the same trace.
         """
-        if trace_key(trace_json(candidate.sch.trace)) in self._keys:
+        key = trace_key(trace_json(candidate.sch.trace))
+        if key in self._keys:
             return None
         try:
-            return self.trial("search", candidate.sch, candidate)
+            return self.trial("search", candidate.sch, candidate, key=key)
         except Exception:
             self.illegal += 1
             return None
 
     def trial(
-        self, kind: str, sch: Any, candidate: MeasureCandidate | None = None, record: bool = True
+        self,
+        kind: str,
+        sch: Any,
+        candidate: MeasureCandidate | None = None,
+        record: bool = True,
+        key: str | None = None,
     ) -> Trial:
-        """Return the trial of a schedule."""
+        """Return the trial of a schedule, whose trace has ``key``."""
         made = candidate or MeasureCandidate(sch, argument_infos(sch.mod) or [])
         found = Trial(self, kind, made, pickle.dumps(self._shipped(sch)), record)
-        self._keys.add(trace_key(trace_json(sch.trace)))
+        self._keys.add(key or trace_key(trace_json(sch.trace)))
         return found
 
     def _shipped(self, sch: Any) -> Any:

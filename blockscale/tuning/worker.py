@@ -131,13 +131,6 @@ def build(module: bytes, target: str, exporter: str, out: str) -> None:
     getattr(importlib.import_module(where), name)(pickle.loads(module), target, Path(out))
 
 
-def export_stock(module: Any, target: str, out: Path) -> None:
-    """Compile with TVM's own pipeline and runtime (its thread pool)."""
-    import tvm
-
-    tvm.compile(module, target=tvm.target.Target(target)).export_library(str(out))
-
-
 def measure(library: str, arguments: list[Argument], timing: Timing, reference: str) -> Measurement:
     """Run ``main`` of ``library``, compare with ``main`` of the library ``reference``, time it."""
     import tvm

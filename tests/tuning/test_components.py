@@ -132,33 +132,43 @@ def test_our_components_serve_a_tune_tasks_of_ones_own(workers, tmp_path):
     assert len({str(record.trace) for record in records}) == len(records) == POINTS
 
 
-@pytest.mark.parametrize("kind", list(SPIES))
-def test_the_loop_calls_each_component(workers, tmp_path, kind):
-    calls: list[str] = []
+def test_the_loop_calls_each_component(workers, tmp_path):
+    calls: dict[str, list[str]] = {kind: [] for kind in SPIES}
     loop = Loop(workers, tmp_path)
-    inner = loop.part.get(kind) or decision_model(loop.sketches)
-    own = {"sketches": loop.sketches, kind: spy(kind, inner, calls)}
-    Loop(workers, tmp_path, **own).run(tmp_path)
-    assert set(calls) == set(SPIES[kind][1])
+    inner = loop.part | {"extractor": spy("extractor", loop.part["extractor"], calls["extractor"])}
+    inner["cost_model"] = XGBModel(extractor=inner["extractor"], num_warmup_samples=4)
+    spies = {kind: spy(kind, inner[kind], calls[kind]) for kind in SPIES if kind != "extractor"}
+    Loop(workers, tmp_path, sketches=loop.sketches, **spies).run(tmp_path)
+    assert {kind: set(called) for kind, called in calls.items()} == {
+        kind: set(names) for kind, (_, names) in SPIES.items()
+    }
 
 
 @pytest.mark.parametrize(
     "given",
     [
-        lambda: {"strategy": ms.search_strategy.ReplayTrace()},
-        lambda: {"strategy": ms.search_strategy.EvolutionarySearch(population_size=8)},
+        lambda: {"strategy": ms.search_strategy.ReplayTrace(), "scheduler": "gradient"},
+        lambda: {
+            "strategy": ms.search_strategy.EvolutionarySearch(population_size=8),
+            "extractor": RandomFeatureExtractor(feature_size=3),
+        },
         lambda: {"cost_model": ms.cost_model.RandomModel()},
-        lambda: {"extractor": RandomFeatureExtractor(feature_size=3)},
-        lambda: {"scheduler": "gradient"},
         lambda: {
             "space": ScheduleFn(WORKLOAD.space(LEVEL), [], [], {}),
             "strategy": ms.search_strategy.ReplayTrace(),
         },
+        pytest.param(  # their processes register all of TVM's intrinsics
+            lambda: {
+                "builder": ms.builder.LocalBuilder(max_workers=2),
+                "runner": ms.runner.LocalRunner(),
+            },
+            marks=pytest.mark.exhaustive,
+        ),
     ],
-    ids=["replay-trace", "evolutionary", "random-model", "random-features", "gradient", "space"],
+    ids=["replay-trace", "evolutionary", "random-model", "space", "builder"],
 )
 def test_tvms_own_take_their_place(workers, tmp_path, given):
-    Loop(workers, tmp_path, **given()).run(tmp_path, trials=8)
+    Loop(workers, tmp_path, **given()).run(tmp_path, trials=4)
 
 
 def test_each_task_has_a_model_which_learns_when_it_is_asked():

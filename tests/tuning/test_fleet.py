@@ -70,7 +70,7 @@ def _descendants(pid: int) -> list[int]:
     return [each for child in found for each in (child, *_descendants(child))]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def tracker():
     """Return the address of a tracker."""
     pytest.importorskip("tornado", reason="TVM's tracker needs it")
@@ -82,12 +82,14 @@ def tracker():
         yield f"127.0.0.1:{port}"
 
 
-def server(tracker: str, port: int, module: str = "blockscale.tuning.server") -> list[str]:
-    told = ["--tracker", tracker, "--key", KEY, "--host", "127.0.0.1", "--port", str(port)]
+def server(
+    tracker: str, port: int, key: str = KEY, module: str = "blockscale.tuning.server"
+) -> list[str]:
+    told = ["--tracker", tracker, "--key", key, "--host", "127.0.0.1", "--port", str(port)]
     return [module, *told, "--port-end", str(port + 1), "--custom-addr", "127.0.0.1"]
 
 
-def registered(tracker: str, count: int) -> None:
+def registered(tracker: str, count: int, key: str = KEY) -> None:
     """Wait until the tracker knows so many free servers."""
     from tvm import rpc
 
@@ -99,60 +101,71 @@ def registered(tracker: str, count: int) -> None:
         time.sleep(0.05)
     while time.monotonic() < deadline:
         told = rpc.connect_tracker(where, int(port)).summary()["queue_info"]
-        if told.get(KEY, {}).get("free", 0) >= count:
+        if told.get(key, {}).get("free", 0) >= count:
             return
         time.sleep(0.1)
     raise AssertionError(f"no {count} servers")
 
 
-def run(tracker: str, work_dir: Path, workload=None, **options):
+def run(tracker: str, work_dir: Path, workloads=None, **options):
     options = {"seconds": 300.0, "progress": False, "exporter": EXPORTER} | options
-    workload = workload or FakeWorkload(FakeSpec(), rows=4)
     options = {"target": LEVEL, "tracker": tracker, "key": KEY, "workers": 2} | options
-    return tune([workload], work_dir=work_dir, **options)
+    return tune(workloads or [FakeWorkload(rows=4)], work_dir=work_dir, **options)
 
 
-def test_a_server_measures_and_candidates_harm_it_not(tracker, tmp_path, capfd):
-    with started(server(tracker, 19190)):
-        registered(tracker, 1)
-        result = run(tracker, tmp_path, FakeWorkload(FakeSpec(trap="fault"), rows=2))
-    assert [h["error"] for h in result.history if h["failed"]] == ["run: crashed with SIGSEGV"] * 2
-    assert result.trials == 2 * 4 + 1
+def harmed(tracker, ports, key, work_dir, workloads, after, **options):
+    """Tune on three servers, of which one is killed and one made to hang after so many trials."""
+    with started(*(server(tracker, port, key) for port in ports)) as servers:
+        registered(tracker, 3, key)
+        seen: list[dict] = []
+
+        def harm(line):
+            seen.append(line)
+            victims = dict(zip(after, [(0, signal.SIGKILL), (1, signal.SIGSTOP)], strict=True))
+            if len(seen) in victims:
+                victim, number = victims[len(seen)]
+                for pid in (servers[victim].pid, *_descendants(servers[victim].pid)):
+                    with_signal(pid, number)
+
+        result = run(tracker, work_dir, workloads, progress=harm, key=key, **options)
+    found = records.read_records(folder_of(work_dir, "row_sum", LEVEL))
+    assert len({(record.workload, record.key) for record in found}) == len(found) == result.trials
+    assert [h["us"] for h in seen] == [h["us"] for h in result.history]
+    return result
+
+
+def test_of_three_servers_one_is_killed_and_one_hangs(tracker, tmp_path, capfd, monkeypatch):
+    """The task ends, nothing that was measured is lost, and the message says which server."""
+    monkeypatch.setattr(fleet, "SLACK_S", 3.0)
+    ports, workload = (19191, 19192, 19193), FakeWorkload(FakeSpec(trap="fault"), rows=4)
+    options = {"timeouts": (30.0, 3.0)}
+    result = harmed(tracker, ports, "three", tmp_path, [workload], (2, 5), **options)
+    told = capfd.readouterr().err
+    assert "server 127.0.0.1:19191: is gone" in told
+    assert "server 127.0.0.1:19192: does not answer" in told
+    assert result.trials == 3 * 4 + 1
+    assert [h["error"] for h in result.history if h["failed"]] == ["run: crashed with SIGSEGV"] * 3
     meta = records.read_meta(folder_of(tmp_path, "row_sum", LEVEL))
     assert meta["machine"]["cpu"] == host.cpu_model()
 
 
 @pytest.mark.exhaustive
-def test_of_three_servers_one_is_killed_and_one_hangs(tracker, tmp_path, capfd, monkeypatch):
-    """Every task ends, nothing that was measured is lost, and the message says which server."""
-    monkeypatch.setattr(fleet, "SLACK_S", 5.0)
-    with started(*(server(tracker, port) for port in (19191, 19192, 19193))) as servers:
-        registered(tracker, 3)
-        seen: list[dict] = []
-
-        def harm(line):
-            seen.append(line)
-            victims = {4: (servers[0], signal.SIGKILL), 8: (servers[1], signal.SIGSTOP)}
-            process, number = victims.get(len(seen), (None, 0))
-            if process is not None:
-                for pid in (process.pid, *_descendants(process.pid)):
-                    with_signal(pid, number)
-
-        workload = FakeWorkload(FakeSpec(), rows=1 << 6)
-        result = run(tracker, tmp_path, workload, trials=25, progress=harm, timeouts=(30.0, 5.0))
+def test_every_task_ends_when_servers_do_not(tracker, tmp_path, capfd):
+    """With the product's own time limits."""
+    ports = (19195, 19196, 19197)
+    workloads = [FakeWorkload(FakeSpec(cols), rows=1 << 6) for cols in (128, 256, 512)]
+    result = harmed(tracker, ports, "many", tmp_path, workloads, (10, 30), trials_each=25)
     told = capfd.readouterr().err
-    assert "server 127.0.0.1:19191: is gone" in told
-    assert "server 127.0.0.1:19192: does not answer" in told
-    assert result.trials == 25
-    assert result.failed == {workload.tag: 0}
-    found = records.read_records(folder_of(tmp_path, "row_sum", LEVEL))
-    assert len({record.key for record in found}) == len(found) == 25
+    assert "server 127.0.0.1:19195: is gone" in told
+    assert "server 127.0.0.1:19196: does not answer" in told
+    assert result.trials == 75
+    assert result.failed == {workload.tag: 0 for workload in workloads}
 
 
 def test_who_is_no_server_is_named(tracker, tmp_path):
     with pytest.raises(RuntimeError, match=r"knows no free server of key 'cpu' \(0 in use\)"):
         run(tracker, tmp_path)
-    with started(server(tracker, 19194, "tvm.exec.rpc_server")):
+    with started(server(tracker, 19194, module="tvm.exec.rpc_server")):
         registered(tracker, 1)
         with pytest.raises(RuntimeError, match=r"it runs TVM's rpc_server without blockscale"):
             run(tracker, tmp_path)

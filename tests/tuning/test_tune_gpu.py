@@ -93,7 +93,7 @@ def test_what_is_measured_is_the_function_for_any_sizes(tmp_path):
     tuning = task.Task(workload, ARCH, Store(tmp_path, print), [], print)
     space = Sketches(workload, ARCH).space
     drawn = [replay(tuning.mod, space.trace(point)) for point in space.all()[:3]]
-    measured = [*tuning.baselines(), *(tuning.trial("search", sch) for sch in drawn)]
+    measured = [*tuning.baselines(9), *(tuning.trial("search", sch) for sch in drawn)]
     assert [c.kind for c in measured] == ["default"] + ["search"] * 3
     for candidate in measured:
         rows, cols = pickle.loads(candidate.module)["main"].params[0].shape

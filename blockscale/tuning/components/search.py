@@ -19,7 +19,7 @@ from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate, PySearchSt
 from blockscale.building.records import FAILED_S, median_us
 from blockscale.building.space import Point, Space, new_schedule, replay, trace_json
 from blockscale.building.store import argument_infos
-from blockscale.tuning.components.features import point_of, stand_in
+from blockscale.tuning.components.features import stand_in
 
 _WARMUP = 8
 """Measured points before the model is asked; below, points are drawn at random."""
@@ -50,6 +50,8 @@ class _DecisionSearch(PySearchStrategy):
         self._pending: set[Point] = set()
         self._stand_ins: dict[Point, MeasureCandidate] = {}
         self._untold: list[Point] = []
+        self._flying: dict[int, tuple[Point, ...]] = {}
+        """Points of candidates that are being measured, by address."""
         self._space: Space | None = None
 
     def _initialize_with_tune_context(self, context: Any) -> None:
@@ -101,19 +103,20 @@ class _DecisionSearch(PySearchStrategy):
             self.illegal += 1
             self.tell(point, math.inf)
             return None
-        same = self.space.point(trace_json(sch.trace))
-        if same is not None and same != point:  # TVM clipped a tile
+        same = self.space.point(trace_json(sch.trace)) or point
+        if same != point:  # TVM clipped a tile
             if same in self.known or same in self._pending:
                 self.tell(point, self.known.get(same, math.inf))
                 return None
             self._pending.add(same)
-        return MeasureCandidate(sch, argument_infos(sch.mod) or [])
+        made = MeasureCandidate(sch, argument_infos(sch.mod) or [])
+        self._flying[made.__chandle__()] = (point, same)
+        return made
 
     def notify_runner_results(self, candidates: Any, results: Any) -> None:
         """Learn what candidates took; one without a result that was not run is known no better."""
         for candidate, result in zip(candidates, results, strict=True):
-            point = point_of(self.space, candidate)
-            if point is not None:
+            for point in self._flying.pop(candidate.__chandle__(), ()):
                 self.tell(point, median_us([float(s) for s in result.run_secs or ()]))
 
     def tell(self, point: Point, us: float) -> None:
