@@ -19,12 +19,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from blockscale.base import host
 from blockscale.base.targets import cpu, is_gpu
+from blockscale.base.version import VERSION
 from blockscale.building.records import sentence
 from blockscale.tuning import gpu
 from blockscale.tuning.components.pool import Answer, Lost, Worker, Workers
@@ -175,10 +175,10 @@ def connect(where: str, port: int, key: str, level: str) -> dict[str, Any]:
     link = _Link(where, port, key)
     found = link.call(place, (), _START_S).value
     link.name = found["server"]
-    own = version("blockscale")
-    if found["blockscale"] != own:
-        there = found["blockscale"]
-        raise Lost(f"server {link.name}: runs blockscale {there}, and this is {own}; install that")
+    if (there := found["blockscale"]) != VERSION:
+        raise Lost(
+            f"server {link.name}: runs blockscale {there}, and this is {VERSION}; install that"
+        )
     asked = gpu.describe if is_gpu(level) else describe
     described = link.call(asked, (level,), _START_S)
     if described.error is not None:
@@ -199,7 +199,7 @@ def measure(function: Callable[..., Any], arguments: Sequence[Any], run_s: float
     library, *told, reference = arguments
     try:
         sent = [link.put(library), *told, link.put(reference)]
-    except OSError:
+    except FileNotFoundError:  # here
         raise
     except Exception as error:
         raise Lost(f"server {link.name}: is gone ({gpu.brief(error)})") from None
@@ -233,7 +233,7 @@ def place() -> dict[str, Any]:
 
     state = PopenRPCServerState.current
     name = f"{state.custom_addr or platform.node()}:{state.port}"
-    return {"server": name, "blockscale": version("blockscale")}
+    return {"server": name, "blockscale": VERSION}
 
 
 def describe(level: str) -> dict[str, Any]:
