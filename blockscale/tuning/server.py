@@ -13,8 +13,8 @@ from tvm import rpc
 from blockscale.tuning import fleet
 
 
-def main() -> None:
-    """Serve until it is killed."""
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    """Return the command's options."""
     parser = argparse.ArgumentParser(description="Measure kernels for `blockscale tune --tracker`.")
     parser.add_argument("--tracker", required=True, help="host:port of tvm.exec.rpc_tracker")
     parser.add_argument("--key", required=True, help="what `blockscale tune --key` asks for")
@@ -22,7 +22,12 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=9090)
     parser.add_argument("--port-end", type=int, default=9199, help="the first port not to try")
     parser.add_argument("--custom-addr", help="this host's address as the tracker is to tell it")
-    args = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    """Serve until it is killed."""
+    args = arguments()
     where, _, port = args.tracker.rpartition(":")
     server = rpc.Server(
         args.host,

@@ -202,7 +202,9 @@ def parse_other(words):
         bench_module(words[2]).arguments(words[3:])
     elif words[:2] == ["python", "-m"] and words[2] in ("bench.int4", "bench.layouts"):
         assert callable(bench_module(words[2]).main)
-    elif words[:2] == ["python", "-m"] and words[2].startswith("tests."):
+    elif words[:3] == ["python", "-m", "blockscale.tuning.server"]:
+        bench_module(words[2]).arguments(words[3:])
+    elif words[:2] == ["python", "-m"] and words[2].startswith(("tests.", "tvm.exec.")):
         assert importlib.util.find_spec(words[2]) is not None, words
     elif words[:3] == ["python", "-m", "pytest"] or words[0] == "compute-sanitizer":
         named = [ROOT / word for word in words if word.startswith("tests/")]
@@ -237,6 +239,7 @@ def test_commands_parse(line, tmp_path, monkeypatch):
     inner = r"\$\((.*?)\)"  # a command whose output is names of kernels
     for part in [*re.findall(inner, line), re.sub(inner, "linear_nvfp4_n64_k64_f32", line)]:
         words = shlex.split(part, comments=True)
+        words = words[words[0].startswith("CUDA_VISIBLE_DEVICES=") :]
         if parse_other(words):
             continue
         command, arguments, name = click_command(words)
