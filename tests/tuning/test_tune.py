@@ -382,7 +382,8 @@ def test_a_committed_schedule_is_measured_right_after_the_default(tuned, tmp_pat
 
 def test_the_openmp_exporter_measures_what_is_shipped(tmp_path):
     both = [small(), small(cols=2 * COLS)]  # the second fails when it gets the first's library
-    result = tune(both, seconds=60.0, trials=6, work_dir=tmp_path, progress=False)
+    options = {"seconds": 60.0, "trials": 6, "timeouts": (30.0, 30.0), "progress": False}
+    result = tune(both, work_dir=tmp_path, **options)
     assert [line["error"] for line in result.history] == [None] * 6
     assert {line["workload"] for line in result.history} == {w.tag for w in both}
 

@@ -35,6 +35,7 @@ def _stand_in():
     """A default is measured again when it seems slow: the machine's load must not decide here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(site, "gpu", fake_gpu)
+        patch.setattr(site, "_GPU_NEEDS", "tvm")
         patch.setattr(task, "_SUSPECT", math.inf)
         yield
 
@@ -160,6 +161,7 @@ def test_a_gpu_that_is_not_there_is_an_error(tmp_path, monkeypatch):
         run([small()], tmp_path, target="sm_100a")
     if not torch.cuda.is_available():
         monkeypatch.setattr(site, "gpu", gpu)
+        monkeypatch.setattr(site, "_GPU_NEEDS", "torch")
         with pytest.raises(RuntimeError, match=r"sm_90a': torch .* finds no CUDA GPU here"):
             run([small()], tmp_path)
         with pytest.raises(RuntimeError, match="finds no CUDA GPU"):  # however little time there is

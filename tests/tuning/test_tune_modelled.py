@@ -37,6 +37,7 @@ MODEL = modelled.model_name()
 def _no_gpu(monkeypatch):
     monkeypatch.setattr(tuner, "stands_in", lambda level, workloads: level in modelled.LEVELS)
     monkeypatch.setattr(site, "gpu", fake_gpu)
+    monkeypatch.setattr(site, "_GPU_NEEDS", "tvm")
     monkeypatch.setattr(task, "_SUSPECT", math.inf)
 
 

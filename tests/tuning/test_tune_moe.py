@@ -42,6 +42,7 @@ def tuned(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(site, "gpu", fake_moe_gpu)
+        patch.setattr(site, "_GPU_NEEDS", "tvm")
         patch.setattr(site, "moe_gpu", fake_moe_gpu)
         result = tune(
             found, target=ARCH, seconds=60, trials_each=6, work_dir=work_dir, workers=2,
