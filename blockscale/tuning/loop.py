@@ -24,6 +24,8 @@ from blockscale.tuning.task import Task, Trial
 from blockscale.tuning.worker import Measurement
 
 _POLL_S = 0.01
+_MOST_BARREN = 32
+"""Batches in a row without a candidate that is new, before a space is thought to be exhausted."""
 
 _QUIET = logging.getLogger("blockscale.tuning")
 _QUIET.addHandler(logging.NullHandler())
@@ -166,6 +168,7 @@ class _Turns(PySearchStrategy):
     def __init__(self, task: Task, inner: Any, session: Session) -> None:
         self.task, self._inner, self._session = task, inner, session
         self.flying: list[Trial] = []
+        self._barren = 0
 
     def _initialize_with_tune_context(self, context: Any) -> None:
         self._inner._initialize_with_tune_context(context)
@@ -202,13 +205,14 @@ class _Turns(PySearchStrategy):
         task = self.task
         task.batches += 1
         proposed = self._inner.generate_measure_candidates()
-        task.ended = not proposed
         task.refused = getattr(self._inner, "illegal", 0)
         found: list[Trial] = []
         for each in proposed or ():
             trial = task.search(each) if len(found) < most else None
             found += [trial] if trial is not None else []
             self._session.workers.step(0.0)  # others' builds need not wait for this
+        self._barren = 0 if found else self._barren + 1
+        task.ended = not proposed or self._barren >= _MOST_BARREN
         return found
 
     def notify_runner_results(self, candidates: Any, results: Any) -> None:

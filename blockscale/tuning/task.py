@@ -74,7 +74,7 @@ class Task:
         self.mod = self.workload.mod(self.level)
         self.model = self.store.model
         self.target = with_model(self.workload.target(self.level), self.model)
-        self.entry, self.known = self.store.open(self.workload, self.level)
+        self.entry, self.known = self.store.open(self.workload, self.level, self.mod)
         self._keys = {record.key for record in self.known}
         for record in self.known:
             self._count(record.us, record.key == self._default_key)

@@ -105,6 +105,12 @@ def test_a_second_session_goes_on_and_measures_no_point_twice(tuned):
     assert run(small(), work_dir).trials == 0
 
 
+def test_a_strategy_that_knows_no_end_ends(tmp_path):
+    """TVM's ReplayTrace draws with replacement, for ever."""
+    result = run(FakeWorkload(rows=2), tmp_path, seconds=None, trials=99, strategy="replay-trace")
+    assert 1 < result.trials <= 2 * 4 + 1
+
+
 def test_the_history_on_disk_has_every_trial(tuned):
     work_dir, first, second, _ = tuned
     lines = (database(work_dir) / "history.jsonl").read_text().splitlines()

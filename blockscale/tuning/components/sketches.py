@@ -27,15 +27,16 @@ class _Sketches(PySpaceGenerator):
         self.sch_rules: list[Any] = []
         self.postprocs: list[Any] = []
         self.mutator_probs: dict[Mutator, float] = {MutateTileSize(): 1.0}
+        self._mod: Any = None
 
     @cached_property
     def space(self) -> Space:
         """The space as data; ValueError where no sketch can be scheduled."""
-        mod = self.workload.mod(self.level)
+        mod = self._mod or self.workload.mod(self.level)
         return Space(mod, self.workload.space(self.level), self.seed, facts_of(mod))
 
     def _initialize_with_tune_context(self, context: Any) -> None:
-        """Nothing is needed of it."""
+        self._mod = context.mod
 
     def generate_design_space(self, mod: Any) -> list[Schedule]:
         """Return a schedule of ``mod`` for every design."""
