@@ -70,14 +70,14 @@ class Session:
     workers: Workers
     site: Site
     report: Callable[[Task, dict[str, Any]], None]
+    started: float
     tasks: list[Task] = field(default_factory=list)
     history: list[dict[str, Any]] = field(default_factory=list)
-    started: float = field(default_factory=time.monotonic)
     _by_module: dict[int, Trial] = field(default_factory=dict)
     _by_library: dict[str, Trial] = field(default_factory=dict)
 
     def elapsed(self) -> float:
-        """Seconds since the session was made."""
+        """Seconds since the session began."""
         return time.monotonic() - self.started
 
     def room(self, task: Task) -> float:

@@ -149,7 +149,8 @@ def tune(
     if seconds is None and trials is None:
         raise ValueError("tune: seconds and trials are both None, so it would never end; set one")
     ends, most, each = (math.inf if n is None else n for n in (seconds, trials, trials_each))
-    limits = Limits(time.monotonic() + ends, most, each, *timeouts)
+    started = time.monotonic()
+    limits = Limits(started + ends, most, each, *timeouts)
     if strategy not in STRATEGIES:
         raise ValueError(f"tune: strategy={strategy!r} is none of {', '.join(STRATEGIES)}")
     chosen = _resolve(specs, level)
@@ -184,7 +185,7 @@ def tune(
             if callable(progress):
                 progress(line)
 
-        session = Session(limits, crew, site, report)
+        session = Session(limits, crew, site, report, started)
         display.start(session.tasks)
         for task in _opened(chosen, level, work_dir, seed_logs, display.say, machine, site.model):
             session.tasks.append(task)
