@@ -186,6 +186,7 @@ def test_kill_9_loses_no_finished_trial(tmp_path):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(1200)
 def test_kill_9_at_random_moments(tmp_path):
     """The database opens, the session resumes, and no trial is made twice or lost."""
     code = _TUNE_FOR_EVER.format(path=[p for p in sys.path if p], work_dir=str(tmp_path))
