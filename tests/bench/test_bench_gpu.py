@@ -307,7 +307,7 @@ def test_uses(monkeypatch):
     def made():
         return [torch.randn(4)]
 
-    # Inductor would have its C++ compiled, 8 s; test_torch_compile.py has what it makes of our calls.
+    # Inductor would have C++ compiled, 8 s; test_torch_compile.py has what it makes of our calls.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     assert host.compiled(lambda x: x.add_(1), made)
 
