@@ -140,6 +140,8 @@ class Task:
     def baselines(self, most: float) -> list[Trial]:
         """Return at most so many schedules to measure before the search, each only once."""
         if self.first is None:
+            if self.model is None and moe_gemm_of(self.mod) is None:
+                self.arguments()  # where they cannot be made, nothing is built
             record = not math.isfinite(self.default_us)
             self.first = [self.trial("default", self._default, record=record)]
             self.first += filter(None, (self._seed(*seed) for seed in self.seeds))

@@ -156,6 +156,21 @@ def test_a_workload_without_a_schedule_ends_alone(tmp_path, monkeypatch, capfd):
     assert message in capfd.readouterr().err
 
 
+def test_a_workload_without_arguments_ends_alone(tmp_path, monkeypatch, capfd):
+    """A size may be left open in its static instance."""
+
+    def arguments(self):
+        if self.workload.spec.cols == 256:
+            raise TypeError("how many?")
+        return made(self)
+
+    made = task.Task.arguments
+    monkeypatch.setattr(task.Task, "arguments", arguments)
+    result = run([small(cols=256), small()], tmp_path, trials=2)
+    assert [h["workload"] for h in result.history] == [small().tag] * 2
+    assert "not tuned, since scheduling failed (TypeError: how many?)" in capfd.readouterr().err
+
+
 def test_a_gpu_that_is_not_there_is_an_error(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="level='sm_100a': this machine's GPU does not run"):
         run([small()], tmp_path, target="sm_100a")
