@@ -25,6 +25,8 @@ ROOMS := $(sort $(foreach file,$(wildcard tests/*/test_*.py tests/*/*/test_*.py)
 ifneq ($(filter-out $(ROOMS),$(ROOM)),)
 $(error there is no room '$(filter-out $(ROOMS),$(ROOM))' in tests/; the rooms are: $(ROOMS))
 endif
+# Bytecode is kept: some hundred processes import the package, and its tests are rewritten by pytest.
+unexport PYTHONDONTWRITEBYTECODE
 # A process a core.  worksteal gives each a run of neighbours, so what a file compiles for its tests is
 # mostly compiled once, and a process that is through takes over from the others.
 PYTEST := $(BIN)/python -m pytest -n logical --dist worksteal

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import click
 
 from bench import emulator
 from bench.cpu import report as cpu_report
 from bench.cpu.report import FORMAT
-from bench.report import Results, fill_page, read, relative, render
+from bench.report import Results, fill_page, markdown_table, read, relative, render, us_text
+from blockscale.building.records import META
 from blockscale.demo.tables import disturbed
 from blockscale.demo.variants import LABELS
 
@@ -23,16 +27,48 @@ def demo_section(result: Results, source: str = "") -> str:
     return render("pages/demo.md.j2", r=result, labels=LABELS, weights=_BYTES, disturbed=busy)
 
 
+TUNED_HEADINGS = (
+    *("op", "tuned on", "workloads"),
+    *("median speed-up", "largest", "of", "default, us", "tuned, us"),
+)
+
+
+def tuned_row(meta: dict[str, Any]) -> list[str]:
+    """Return the cells of one op on one target."""
+    entries, found = meta["workloads"], {}
+    machines: dict[str, None] = {}
+    for tag, entry in entries.items():
+        unit = "modelled_us" if entry.get("modelled") else "us"
+        machine = entry.get("gpu") or entry.get("cpu") or "the model of a B200"
+        machines[f"{machine}, {entry['date']}"] = None
+        if entry.get(f"default_{unit}"):
+            found[tag] = entry[f"default_{unit}"], entry[f"best_{unit}"]
+    first = [f"`{meta['op']}`", f"{meta['level']}: {'; '.join(machines)}", str(len(entries))]
+    if not found:  # no default schedule was measured
+        return first + [""] * 5
+    gains = {tag: default / best for tag, (default, best) in found.items()}
+    most = max(gains, key=lambda tag: gains[tag])
+    speeds = [f"{median(gains.values()):.2f}", f"{gains[most]:.2f}"]
+    return [*first, *speeds, f"`{most}`", *map(us_text, found[most])]
+
+
+def tuned_section(logs: Path) -> str:
+    """Return the default schedules against the tuned ones by the logs in a folder, as a table."""
+    metas = [json.loads(path.read_text()) for path in sorted(logs.glob(f"*/*/{META}"))]
+    return markdown_table(TUNED_HEADINGS, [tuned_row(meta) for meta in metas], left=2)
+
+
 SECTIONS: dict[str, tuple[str, int, Callable[[Results, str], str]]] = {
     "bench": ("docs/cpu.md", FORMAT, cpu_report.section),
     "demo": ("docs/demo.md", 1, demo_section),
     "emulator": ("docs/emulator.md", emulator.FORMAT, emulator.section),
 }
 """By marker: page, the results' format, and what makes the text of them and of their path."""
+TUNED = "docs/tuning.md"
 
 
 def _results(option: str, about: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    path = click.Path(dir_okay=False, path_type=Path)
+    path = click.Path(path_type=Path)
     return click.option(option, type=path, help=about)
 
 
@@ -41,15 +77,16 @@ def _results(option: str, about: str) -> Callable[[Callable[..., None]], Callabl
 @_results("--bench", "Results of `python -m bench.cpu --out`; keep them in bench/results.")
 @_results("--demo", "Figures of the demo, dist/minilm-nvfp4.json.")
 @_results("--emulator", "Results of `python -m bench.emulator --out`; keep them in bench/results.")
-def main(page: Path | None, **files: Path | None) -> None:
+@_results("--tuned", "Folder of logs: tuning_logs.")
+def main(page: Path | None, tuned: Path | None, **files: Path | None) -> None:
     """Replace the measured tables of PAGE (else of the pages of docs/) by those of result files.
 
     Example: python -m bench.readme --bench bench/results/cpu-amd-epyc-2026-11-20.json
     """
     given = {marker: path for marker, path in files.items() if path is not None}
-    if not given:
+    if not given and tuned is None:
         raise click.UsageError(
-            "neither --bench, --demo nor --emulator is given: there is nothing to fill in"
+            "neither --bench, --demo, --emulator nor --tuned is given: there is nothing to fill in"
         )
     try:
         contents: dict[Path, dict[str, str]] = {}
@@ -58,6 +95,8 @@ def main(page: Path | None, **files: Path | None) -> None:
             target = page or Path(own)
             found = make(read(path, version), relative(path, target))
             contents.setdefault(target, {})[marker] = found
+        if tuned is not None:
+            contents.setdefault(page or Path(TUNED), {})["tuned"] = tuned_section(tuned)
         for target, sections in contents.items():
             fill_page(target, sections)
     except (OSError, ValueError) as error:

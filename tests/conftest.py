@@ -20,8 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Workers share the cores: threads that wait must not spin.  Read when torch is loaded.
+# Workers share the cores: threads that wait must not spin, which OpenBLAS's always do (a third of
+# the time of tests that emulate GEMMs).  Read when torch and numpy are loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 import pytest

@@ -136,6 +136,7 @@ class Design:
         """``facts``: decisions of the design by name, those of its choices as they were drawn."""
         self.instructions, decisions = trace
         self.facts = facts
+        self.drawn = decisions
         drawn = dict(decisions)
         keys = {i[1][-1]: i[2][0] for i in self.instructions if i[0] == "Annotate"}
         self.choices = [

@@ -143,7 +143,7 @@ class Store:
         path = folder / records.RECORDS  # the database reads traces
         register_named(path.read_text(errors="replace") if path.exists() else "")
         try:
-            self._database = JSONDatabase(work_dir=str(folder))
+            self.database = JSONDatabase(work_dir=str(folder))
         except Exception as error:
             if not self._set_aside(say):
                 raise LogError(
@@ -151,7 +151,7 @@ class Store:
                     "folder and tune again"
                 ) from error
             self._known = self._read()
-            self._database = JSONDatabase(work_dir=str(folder))
+            self.database = JSONDatabase(work_dir=str(folder))
         with suppress(FileNotFoundError):
             self._cut_history()
 
@@ -194,9 +194,14 @@ class Store:
         if len(whole) != len(data):
             path.write_bytes(whole)
 
-    def open(self, workload: Workload, level: str) -> tuple[Any, list[records.Record]]:
-        """Return the database's entry of ``workload`` and the records that it has."""
-        entry = self._database.commit_workload(workload.mod(level))
+    def open(
+        self, workload: Workload, level: str, mod: Any = None
+    ) -> tuple[Any, list[records.Record]]:
+        """Return the database's entry of ``workload`` and the records that it has.
+
+        ``mod`` is its module, which takes 0.1 s to make, if there is one.
+        """
+        entry = self.database.commit_workload(mod or workload.mod(level))
         digest = self._digest(entry)
         self._name(workload, level, digest)
         digests = [w[0] for w in records.read_workloads(self.folder)]
@@ -233,9 +238,9 @@ class Store:
         """Add one finished trial to the database and ``line`` to the history."""
         from tvm.s_tir.meta_schedule.database import TuningRecord
 
-        arguments = _argument_infos(entry.mod)
+        arguments = argument_infos(entry.mod)
         times = list(run_secs) or [records.FAILED_S]
-        self._database.commit_tuning_record(TuningRecord(trace, entry, times, target, arguments))
+        self.database.commit_tuning_record(TuningRecord(trace, entry, times, target, arguments))
         self.note(line)
 
     def note(self, line: dict[str, Any]) -> None:
@@ -245,7 +250,7 @@ class Store:
             file.write(json.dumps(safe) + "\n")
 
 
-def _argument_infos(mod: Any) -> Any:
+def argument_infos(mod: Any) -> Any:
     """Return what MetaSchedule notes of the arguments; None with numbers or symbols among them.
 
     It knows tensors of known sizes only, and nothing reads the note.

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from blockscale import specs
-from blockscale.cli.common import JSON, completed, console, print_json, signature
+from blockscale.cli.common import JSON, completed, console, echo, print_json, signature
 
 
 @click.command("list")
@@ -32,8 +32,8 @@ def list_names(filters: tuple[str, ...], every: bool, as_json: bool) -> None:
             _details(cls, examples)
     else:
         for cls, examples in found.items():
-            click.echo(f"{cls.op:16} {examples[0].name}")
-        click.echo()
+            echo(f"{cls.op:16} {examples[0].name}")
+        echo("")
         _indented(
             "'blockscale list FILTER' shows how names are made. n and k are a weight's rows and "
             "columns; a name without the dtype at its end stands for all dtypes.",
@@ -57,19 +57,19 @@ def _found(filters: tuple[str, ...]) -> dict[type[specs.Spec], list[specs.Spec]]
 
 def _details(cls: type[specs.Spec], examples: list[specs.Spec]) -> None:
     """Print how names of a family are made, and the arguments of examples."""
-    click.echo(f"{cls.op}: {cls.pattern.template}")
+    echo(f"{cls.op}: {cls.pattern.template}")
     for field, texts in cls.pattern.choices.items():
         shown = ", ".join(text.strip("_") or "(nothing)" for text in texts)
         _indented(f"{{{field}}}: {shown}", 2)
     for spec in examples:
-        click.echo(f"  {spec.name}")
+        echo(f"  {spec.name}")
         _indented(signature(_params(spec)), 6)
-    click.echo()
+    echo("")
 
 
 def _indented(text: str, columns: int) -> None:
     indent = " " * columns
-    click.echo(
+    echo(
         textwrap.fill(
             text,
             console().width,

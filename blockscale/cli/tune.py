@@ -68,6 +68,27 @@ if TYPE_CHECKING:
     help="Merge the best records into the folder of --logs; without --logs, into the logs inside "
     "the installed package (in a checkout: tuning_logs).",
 )
+@click.option(
+    "--tracker",
+    metavar="HOST:PORT",
+    help="Measure on the servers that have registered with TVM's RPC tracker there, and not on "
+    "this machine.",
+)
+@click.option("--key", metavar="NAME", help="What the servers of --tracker have registered as.")
+@click.option(
+    "--strategy",
+    type=click.Choice(["decisions", "evolutionary", "replay-trace"]),
+    default="decisions",
+    show_default=True,
+    help="What proposes schedules; the others are TVM's own.",
+)
+@click.option(
+    "--cost-model",
+    type=click.Choice(["xgb", "random"]),
+    default="xgb",
+    show_default=True,
+    help="What ranks the proposals.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the search.")
 @JSON
 def tune(
@@ -80,6 +101,10 @@ def tune(
     work_dir: Path,
     logs_dir: Path | None,
     keep: bool,
+    tracker: str | None,
+    key: str | None,
+    strategy: str,
+    cost_model: str,
     seed: int,
     as_json: bool,
 ) -> None:
@@ -105,6 +130,10 @@ def tune(
             work_dir=work_dir,
             seed_logs=[logs_dir] if logs_dir.is_dir() else [],
             seed=seed,
+            tracker=tracker,
+            key=key,
+            strategy=strategy,
+            cost_model=cost_model,
         )
     except Interrupted as stop:
         result, interrupted = stop.result, True

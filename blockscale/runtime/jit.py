@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 
 from blockscale.base import cache as kept
 from blockscale.base import host, words
@@ -90,14 +91,20 @@ def build(
         RuntimeError: the compiler is not installed.
         LogError, LinkError, CompileError: a log is damaged, a compiler is missing or fails.
     """
-    try:
-        from blockscale.building import builder
-    except ModuleNotFoundError as error:
-        raise RuntimeError(f"build: {words.missing(error)}") from error
+    builder = _builder("build: ")
     if isinstance(specs, str):
         raise TypeError(f"build: specs is a str; pass a list of names, [{specs!r}]")
     builder.build(specs, output, level=target, logs_dirs=[*logs, builder.committed_logs()], ptx=ptx)
     return runtime.load(output)
+
+
+def _builder(why: str) -> ModuleType:
+    """Return the module that builds; RuntimeError, beginning with ``why``: it has no compiler."""
+    try:
+        from blockscale.building import builder
+    except ModuleNotFoundError as error:
+        raise RuntimeError(why + words.missing(error)) from error
+    return builder
 
 
 def _cached_or_built(spec: Spec, target: str) -> Function:
@@ -108,13 +115,9 @@ def _cached_or_built(spec: Spec, target: str) -> Function:
                 "kernel, and the compiler does not survive that; build or load kernels before "
                 "forking, or start processes with multiprocessing's 'spawn'"
             )
-        try:
-            from blockscale.building import builder
-        except ModuleNotFoundError as error:
-            raise RuntimeError(
-                f"{spec.name}: no loaded library has it, and building it needs {error.name}; load "
-                f"one with blockscale.load(), or {words.install()}"
-            ) from error
+        builder = _builder(
+            f"{spec.name}: no loaded library has it (blockscale.load() loads one), and to be built "
+        )
         print(f"blockscale: building {spec.name} for {target} (first use; {fate})", file=sys.stderr)
         builder.build([spec], path, level=target)
 

@@ -14,8 +14,11 @@ from tvm_ffi import libinfo
 
 from blockscale.base import files
 from blockscale.building import export
-from blockscale.tuning.facts import moe_gemm_of
+from blockscale.tuning.components.facts import moe_gemm_of
 from blockscale.tuning.worker import PARAMS
+
+OPENMP, CUDA = (f"{__name__}:{name}" for name in ("export_openmp", "export_cuda"))
+"""How `worker.build` is told of the functions below."""
 
 
 def export_openmp(module: Any, target: str, out: Path) -> None:

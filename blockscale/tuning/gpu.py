@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import pairwise
@@ -116,25 +116,41 @@ def _driver_version() -> str:
 
 def measure(library: str, arguments: list[Argument], timing: Timing, reference: str) -> Measurement:
     """Run ``main`` of ``library``, compare with ``main`` of the library ``reference``, time it."""
+    return judged(
+        lambda anew: _hold(arguments, reference, anew), lambda: _load(library), timing, _drop
+    )
+
+
+def judged(
+    hold: Callable[[bool], Any],
+    load: Callable[[], Any],
+    timing: Timing,
+    drop: Callable[[], None],
+) -> Measurement:
+    """Compare what ``load`` returns with the default schedule, and time it.
+
+    Args:
+        hold: makes what it is run on, anew or not: ``differs`` and ``times`` of it are called.
+        drop: forgets all that `hold` made; the process is not trusted after an error: a capture
+            may have been broken off, or memory have run out.
+    """
     import torch
 
     try:
-        held = _hold(arguments, reference)
-        function = _load(library)
+        held, function = hold(False), load()
         wrong = held.differs(function)
         if wrong:  # or was it an earlier candidate that wrote where it must not?
-            held = _hold(arguments, reference, anew=True)
+            held = hold(True)
             wrong = held.differs(function)
-        found = () if wrong else times(function, held.sets, timing)
-        return Measurement(found, wrong)
+        return Measurement(() if wrong else held.times(function, timing), wrong)
     except Exception as error:
-        _drop()
+        drop()
+        why = error
         try:
             torch.cuda.synchronize()
         except Exception as lost:
-            return Measurement((), f"run: {brief(lost)}", broken=True)
-        # A capture that was broken off, or memory that ran out: this process is not trusted.
-        return Measurement((), f"run: {brief(error)}", broken=True)
+            why = lost
+        return Measurement((), f"run: {brief(why)}", broken=True)
 
 
 def brief(error: Exception) -> str:
@@ -273,6 +289,10 @@ class _Held:
                     "differ from the default schedule's"
                 )
         return None
+
+    def times(self, function: Any, timing: Timing) -> tuple[float, ...]:
+        """Return the run times of replays, per launch, in seconds."""
+        return times(function, self.sets, timing)
 
 
 _held: dict[str, _Held] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,6 @@ from blockscale.base.targets import TCGEN05, having, runs_on
 from blockscale.specs import Spec
 from blockscale.specs.plans.gemm import GemmPlan
 from blockscale.tuning import b200
-from blockscale.tuning.pipeline import Job, Pipeline
 from blockscale.tuning.worker import PARAMS, Measurement
 
 if TYPE_CHECKING:
@@ -96,31 +95,7 @@ def export(module: Any, target: str, out: Path) -> None:
     out.write_text(json.dumps(found))
 
 
-def describe(arch: str) -> dict[str, Any]:
-    """Return what logs say of the model, where they name a machine otherwise."""
-    return {"modelled": True, "model": model_name()}
-
-
 def measure(library: str, rows: int) -> Measurement:
     """Return the modelled time of what `export` wrote to ``library``, called with ``rows``."""
     plan = GemmPlan(**json.loads(Path(library).read_text())["plan"])
     return Measurement((float(f"{b200.time_us(plan, rows).us / 1e6:.5g}"),))
-
-
-class ModelledRunner(Pipeline):
-    """A session whose candidates are built, and timed by the model."""
-
-    needs = "tvm"
-
-    @property
-    def model(self) -> str | None:
-        """The model that times candidates."""
-        return model_name()
-
-    def describing(self, arch: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Return the job that describes what measures."""
-        return describe, (arch,)
-
-    def measuring(self, job: Job, reference: Path) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Return the job that times a candidate; there are no results to compare."""
-        return measure, (str(job.library), job.candidate.task.workload.rows)

@@ -22,8 +22,10 @@ _ROWS = 24
 class Display:
     """Shows the state of the tasks, drawn between trials so as not to disturb a measurement."""
 
-    def __init__(self, seconds: float) -> None:
-        self._console, self._live = _console()
+    def __init__(self, seconds: float, quiet: bool = False) -> None:
+        """``quiet``: show nothing but what the user must know (`say`)."""
+        self._quiet = quiet
+        self._console, self._live = (None, None) if quiet else _console()
         self._started = time.monotonic()
         self._seconds = seconds
         self._tasks: list[Task] = []
@@ -50,6 +52,7 @@ class Display:
         self._recent = [task.tag, *(tag for tag in self._recent if tag != task.tag)]
         if self._live:
             self._live.update(self._table(), refresh=True)
+        if self._live or self._quiet:
             return
         now = time.monotonic()
         news = line["failed"] or (line["us"] == line["best_us"] and line["trial"] > 0)
@@ -97,23 +100,6 @@ class Display:
                     str(task.failed) if task.failed else "",
                 )
         return table
-
-
-class Silent:
-    """A display that shows nothing but warnings."""
-
-    def start(self, tasks: list[Task]) -> None:
-        """Do nothing."""
-
-    def say(self, text: str) -> None:
-        """Print one sentence: it is something the user must know."""
-        print(text, file=sys.stderr)
-
-    def trial(self, task: Task, line: dict[str, Any]) -> None:
-        """Do nothing."""
-
-    def stop(self) -> None:
-        """Do nothing."""
 
 
 def _console() -> tuple[Console | None, Live | None]:

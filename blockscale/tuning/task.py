@@ -1,147 +1,107 @@
-"""One workload being tuned: its candidates, what is known about them, and how they are judged."""
+"""One workload being tuned: what is known about it, and what is to be tried first."""
 
 from __future__ import annotations
 
 import json
 import math
 import pickle
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
+
 from blockscale.base.targets import is_gpu
-from blockscale.building.records import Record, trace_key
-from blockscale.building.space import Point, Space, new_schedule, replay, trace_json
-from blockscale.building.store import Store, with_model
-from blockscale.tuning.facts import facts_of, moe_gemm_of
-from blockscale.tuning.model import Search
+from blockscale.building.records import trace_key
+from blockscale.building.space import new_schedule, replay, trace_json
+from blockscale.building.store import Store, argument_infos, with_model
+from blockscale.tuning.components.facts import moe_gemm_of
 from blockscale.tuning.worker import PARAMS, Argument, Timing
 
 if TYPE_CHECKING:
     from blockscale.catalog import Workload
-
-_MAX_ILLEGAL = 64
-"""Proposals in a row that TensorIR refuses before a workload is given up."""
 
 _SUSPECT = 4.0
 """A default schedule that seems so many times slower than the best is measured once more: it came
 first, and what is measured first in a process is most often disturbed."""
 
 
-@dataclass
-class Candidate:
-    """A schedule to be built and measured."""
+@dataclass(eq=False)
+class Trial:
+    """A candidate on its way through builder and runner."""
 
     task: Task
     kind: str
     """"default", "recheck" (default, once more), "committed" (from a log) or "search"."""
-    trace: Any
+    candidate: MeasureCandidate
     module: bytes
-    point: Point | None
     record: bool = True
-    """Whether to write it down: a default that is known is run again only for its outputs."""
+    """Whether to write it down: a default that is known is run again only for its results."""
 
 
-@dataclass
-class Proposal:
-    """A schedule to be tried, not applied yet; see `Candidate` for the fields."""
-
-    task: Task
-    kind: str
-    trace: list[Any] | None
-    """As JSON; None stands for the default schedule."""
-    point: Point | None = None
-    record: bool = True
-    source: str = ""
-    """The log that it comes from."""
-
-    def apply(self) -> Candidate | None:
-        """Return the candidate; None when TensorIR refuses the trace, or it is known."""
-        return self.task.apply(self)
-
-
-@dataclass
+@dataclass(eq=False)
 class Task:
     """The state of one workload in a tuning session."""
 
     workload: Workload
     level: str
+    store: Store
     seeds: Sequence[tuple[Any, str]]
     """Traces from logs with where they come from, measured before the search starts."""
-    folder: Path
-    """Where reference outputs lie, for this session only."""
+    say: Callable[[str], None]
     default_us: float = math.inf
     best_us: float = math.inf
     trials: int = 0
     failed: int = 0
+    illegal: int = 0
+    """Candidates that cannot be scheduled for what is shipped; they are not trials."""
+    refused: int = 0
+    """Points that TensorIR refused to schedule."""
     batches: int = 0
     gain: float = 0.0
-    illegal: int = 0
-    """Points that TensorIR refused to schedule; they are not trials."""
-    finished: bool = False
-    """Nothing more is proposed: the space is exhausted, or the default schedule failed."""
-    given_up: bool = False
-    """The default schedule failed: there is nothing to compare a candidate with."""
+    flying: int = 0
+    """Trials on their way."""
+    ended: bool = False
+    """The space is exhausted, or there is no default schedule to compare a candidate with."""
     ready: bool = False
-    """The outputs of the default schedule are there."""
-    messages: list[str] = field(default_factory=list)
+    """The default schedule has run."""
+    reference: str | None = None
+    """Library of the default schedule."""
 
-    def open(self, store: Store, seed: int) -> None:
-        """Make the search space and take over what earlier sessions measured."""
-        self.store = store
+    def __post_init__(self) -> None:
+        """Take over what earlier sessions measured."""
         self.mod = self.workload.mod(self.level)
-        self.model = store.model
+        self.model = self.store.model
         self.target = with_model(self.workload.target(self.level), self.model)
-        self.entry, known = store.open(self.workload, self.level)
-        self._default = self._apply_default()
-        default_key = trace_key(trace_json(self._default.trace))
-        self._seen: dict[str, float] = {}
-        self._seed = seed
-        self._measured = [(record.trace, record.us) for record in known]
-        self._opened: Search | None = None
-        for record in known:
-            self._recall(record, default_key)
-        self.measured_default = math.isfinite(self.default_us)
+        self.entry, self.known = self.store.open(self.workload, self.level, self.mod)
+        self._keys = {record.key for record in self.known}
+        for record in self.known:
+            self._count(record.us, record.key == self._default_key)
+        self.first: list[Trial] | None = None
+        """What is to be tried before the search; None: not even the default schedule has been."""
         self._rechecked = False
-        self.referenced = False
-        self._pending_seeds = [s for s in self.seeds if not self._is_known(s[0])]
 
-    @property
-    def search(self) -> Search:
-        """The search, with what is known told to it.
-
-        Made at its first use: drawing a space takes up to 0.5 s, for which nobody has to wait
-        before the first default schedule is built.
-        """
-        if self._opened is None:
-            draw = self.workload.space(self.level)
-            space = Space(self.mod, draw, self._seed, facts_of(self.mod))
-            self._opened = Search(space, self._seed)
-            for trace, us in self._measured:
-                self._tell(trace, us)
-        return self._opened
-
-    def _tell(self, trace: list[Any], us: float) -> None:
-        point = self.search.space.point(trace)
-        if point is not None:
-            self.search.tell(point, us)
-
-    def _is_known(self, trace: Any) -> bool:
-        return trace_key(trace_json(trace)) in self._seen
-
-    def _recall(self, record: Record, default_key: str) -> None:
+    def _count(self, us: float, default: bool) -> None:
         self.trials += 1
-        self.failed += math.isinf(record.us)
-        self.best_us = min(self.best_us, record.us)
-        self._seen[record.key] = min(record.us, self._seen.get(record.key, math.inf))
-        if record.key == default_key:
-            self.default_us = min(self.default_us, record.us)
+        self.failed += math.isinf(us)
+        self.best_us = min(self.best_us, us)
+        if default:
+            self.default_us = min(self.default_us, us)
 
-    def _apply_default(self) -> Any:
+    @cached_property
+    def _default(self) -> Any:
         sch = new_schedule(self.mod)
         self.workload.default(sch, self.level)
         return sch
+
+    @cached_property
+    def _default_key(self) -> str:
+        return trace_key(trace_json(self._default.trace))
+
+    @cached_property
+    def _symbolic(self) -> Any:
+        return self.workload.symbolic(self.level)
 
     @property
     def tag(self) -> str:
@@ -149,20 +109,15 @@ class Task:
         return self.workload.tag
 
     @property
-    def fresh(self) -> bool:
-        """Whether the default or a log's schedule is still to be measured."""
-        return not self.measured_default or bool(self._pending_seeds)
-
-    @property
-    def reference(self) -> str:
-        """File with the outputs of the default schedule."""
-        return str(self.folder / f"{self.tag}.npz")
+    def promise(self) -> float:
+        """What the next batch may gain, as a part of the best time."""
+        return self.gain + 1 / (1 + self.batches)
 
     @property
     def timing(self) -> Timing:
         """How to time a candidate: weights of a single row's product stream from memory."""
         flush = self.workload.op == "linear" and self.workload.rows == 1
-        return Timing(flush=flush, give_up_us=3 * self.best_us)
+        return Timing(flush=flush, give_up_us=3 * self.best_us, again_us=self.best_us)
 
     def arguments(self) -> list[Argument]:
         """Return what the kernel takes, shapes from its module and meaning from its spec."""
@@ -177,78 +132,64 @@ class Task:
                 value = int(variables[0].shape[-2])
             elif param.name == "offsets":  # rows of all experts: as many each
                 value = int(variables[0].shape[0])
-            found.append(
-                Argument(
-                    param.name,
-                    str(variable.ty.dtype),
-                    None if shape is None else tuple(map(int, shape)),
-                    param.output,
-                    param.storage,
-                    param.alias,
-                    value,
-                )
-            )
+            dims = None if shape is None else tuple(map(int, shape))
+            told = (param.output, param.storage, param.alias, value)
+            found.append(Argument(param.name, str(variable.ty.dtype), dims, *told))
         return found
 
-    def propose(self, count: int) -> list[Candidate]:
-        """Return up to ``count`` candidates; the default and the logs' schedules come first."""
-        baselines = [made for p in self.baselines() if (made := p.apply()) is not None]
-        return baselines or self._search(count)
-
-    def baselines(self) -> list[Proposal]:
-        """Return the schedules to measure before the search, each only once."""
-        found: list[Proposal] = []
-        if not self.referenced:
-            self.referenced = True
-            found.append(Proposal(self, "default", None, record=not self.measured_default))
-            self.measured_default = True
-        while self._pending_seeds:
-            trace, source = self._pending_seeds.pop(0)
-            found.append(Proposal(self, "committed", trace_json(trace), source=source))
-        if not found and not self._rechecked and self.default_us > _SUSPECT * self.best_us:
+    def baselines(self, most: float) -> list[Trial]:
+        """Return at most so many schedules to measure before the search, each only once."""
+        if self.first is None:
+            if self.model is None and moe_gemm_of(self.mod) is None:
+                self.arguments()  # where they cannot be made, nothing is built
+            record = not math.isfinite(self.default_us)
+            self.first = [self.trial("default", self._default, record=record)]
+            self.first += filter(None, (self._seed(*seed) for seed in self.seeds))
+        if not self.first and not self._rechecked and self.default_us > _SUSPECT * self.best_us:
             self._rechecked = True
-            found.append(Proposal(self, "recheck", None))
+            self.first.append(self.trial("recheck", self._default))
+        count = int(min(most, len(self.first)))
+        found, self.first = self.first[:count], self.first[count:]
         return found
 
-    def ask(self, count: int) -> list[Proposal]:
-        """Return up to ``count`` points of the search; none when the space is exhausted."""
-        points = self.search.ask(count)
-        return [Proposal(self, "search", self.search.space.trace(p), p) for p in points]
-
-    def _search(self, count: int) -> list[Candidate]:
-        found: list[Candidate] = []
-        illegal = 0
-        while len(found) < count and illegal < _MAX_ILLEGAL:
-            proposals = self.ask(count - len(found))
-            if not proposals:
-                break
-            made = [candidate for p in proposals if (candidate := p.apply()) is not None]
-            illegal += len(proposals) - len(made)
-            found += made
-        self.finished = not found
-        return found
-
-    def apply(self, proposal: Proposal) -> Candidate | None:
-        """Apply a trace; None when TensorIR refuses it or it is known by another name."""
-        point = proposal.point
-        if proposal.trace is None:
-            return self._candidate(proposal, self._default, self._shipped(self._default))
+    def _seed(self, trace: Any, source: str) -> Trial | None:
+        """Return the trial of a log's schedule; None when it is known or no longer applies."""
+        told = trace_json(trace)
+        if trace_key(told) in self._keys:
+            return None
         try:
-            sch = replay(self.mod, proposal.trace)
-            shipped = self._shipped(sch)
-        except Exception:  # e.g. the design needs another number of loops for these decisions
+            return self.trial("committed", replay(self.mod, told))
+        except Exception:
+            self.say(f"{self.tag}: the schedule of {source} no longer applies")
+            return None
+
+    def search(self, candidate: MeasureCandidate) -> Trial | None:
+        """Return the trial of what a strategy proposes; None when it is known or cannot be built.
+
+        A space may hold the default, or a log's schedule, by the same trace.
+        """
+        key = trace_key(trace_json(candidate.sch.trace))
+        if key in self._keys:
+            return None
+        try:
+            return self.trial("search", candidate.sch, candidate, key=key)
+        except Exception:
             self.illegal += 1
-            if point is not None:
-                self.search.tell(point, math.inf)
-            else:
-                where = proposal.source
-                self.messages.append(f"{self.tag}: the schedule of {where} no longer applies")
             return None
-        made = trace_key(trace_json(sch.trace))
-        if made in self._seen and point is not None:  # TVM clipped a tile to a known one
-            self.search.tell(point, self._seen[made])
-            return None
-        return self._candidate(proposal, sch, shipped)
+
+    def trial(
+        self,
+        kind: str,
+        sch: Any,
+        candidate: MeasureCandidate | None = None,
+        record: bool = True,
+        key: str | None = None,
+    ) -> Trial:
+        """Return the trial of a schedule, whose trace has ``key``."""
+        made = candidate or MeasureCandidate(sch, argument_infos(sch.mod) or [])
+        found = Trial(self, kind, made, pickle.dumps(self._shipped(sch)), record)
+        self._keys.add(key or trace_key(trace_json(sch.trace)))
+        return found
 
     def _shipped(self, sch: Any) -> Any:
         """Return the module to measure for the schedule ``sch`` of the static instance.
@@ -259,42 +200,16 @@ class Task:
         """
         if not is_gpu(self.level) or moe_gemm_of(self.mod) is not None:
             return sch.mod
-        made = new_schedule(self.workload.symbolic(self.level))
+        made = new_schedule(self._symbolic)
         sch.trace.apply_to_schedule(made, remove_postproc=False)
-        return self._with_params(made.mod)
-
-    def _candidate(self, proposal: Proposal, sch: Any, shipped: Any) -> Candidate:
-        self._seen.setdefault(trace_key(trace_json(sch.trace)), math.inf)
-        module = pickle.dumps(shipped)
-        return Candidate(self, proposal.kind, sch.trace, module, proposal.point, proposal.record)
-
-    def _with_params(self, mod: Any) -> Any:
-        """Return ``mod`` with what a CUDA library says of its parameters, for the exporter."""
         params = [param.to_manifest() for param in self.workload.spec.params()]
-        return type(mod)({"main": mod["main"].with_attr(PARAMS, json.dumps(params))})
+        return type(made.mod)({"main": made.mod["main"].with_attr(PARAMS, json.dumps(params))})
 
-    def give_up(self, error: str = "") -> None:
-        """End the task: without the default's outputs no candidate can be judged."""
-        self.finished = self.given_up = True
-        self._pending_seeds = []
-        why = f" ({error})" if error else ""
-        self.messages.append(f"{self.tag}: not tuned, since its default schedule failed{why}")
-
-    def finish(self, candidate: Candidate, us: float) -> None:
-        """Take over the result of ``candidate`` (infinite: it failed)."""
-        self.trials += 1
-        self.failed += math.isinf(us)
-        if candidate.kind in ("default", "recheck"):
-            self.default_us = min(self.default_us, us)
-            if math.isinf(self.default_us):
-                self.give_up()
-        trace = trace_json(candidate.trace)
-        key = trace_key(trace)
-        self._seen[key] = min(us, self._seen.get(key, math.inf))
-        if candidate.point is not None:
-            self.search.tell(candidate.point, us)
-        if self._opened is None:
-            self._measured.append((json.loads(key), us))
-        else:
-            self._tell(json.loads(key), us)
-        self.best_us = min(self.best_us, us)
+    def finish(self, trial: Trial, us: float, error: str | None) -> None:
+        """Take over the result of ``trial`` (infinite: it failed)."""
+        if trial.record:
+            self._count(us, trial.kind in ("default", "recheck"))
+        if trial.kind == "default":
+            self.ready, self.ended = error is None, error is not None
+            if error is not None:
+                self.say(f"{self.tag}: not tuned, since its default schedule failed ({error})")

@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,17 +20,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tvm.s_tir.meta_schedule import tune_tasks
+from tvm.s_tir.meta_schedule.database import MemoryDatabase
+from tvm.s_tir.meta_schedule.measure_callback import AddToDatabase, UpdateCostModel
+from tvm.s_tir.meta_schedule.search_strategy import SearchStrategy
+
 from blockscale.base import host
-from blockscale.base.targets import cpu, is_gpu, kind
+from blockscale.base.targets import cpu, kind
+from blockscale.building.commit import commit
+from blockscale.building.records import LogError, sentence
 from blockscale.building.store import Lock, Store, folder_of
 from blockscale.specs import Spec
-from blockscale.tuning.commit import commit
-from blockscale.tuning.modelled import EXPORTER as MODELLED_EXPORTER
-from blockscale.tuning.modelled import ModelledRunner, stands_in
-from blockscale.tuning.pipeline import Pipeline
-from blockscale.tuning.pool import Pool, Worker
-from blockscale.tuning.progress import Display, Silent
-from blockscale.tuning.session import Limits, Session
+from blockscale.tuning.components.builder import WorkerBuilder
+from blockscale.tuning.components.features import cost_model as make_model
+from blockscale.tuning.components.pool import Worker, Workers
+from blockscale.tuning.components.runner import WorkerRunner
+from blockscale.tuning.components.search import DecisionSearch
+from blockscale.tuning.components.sketches import Sketches
+from blockscale.tuning.fleet import Fleet
+from blockscale.tuning.loop import BestBet, Context, Limits, Session, Turns
+from blockscale.tuning.modelled import stands_in
+from blockscale.tuning.progress import Display
+from blockscale.tuning.site import Site
 from blockscale.tuning.task import Task
 
 if TYPE_CHECKING:
@@ -36,17 +49,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Interrupted", "TuneResult", "commit", "tune"]
 
-EXPORTER = "blockscale.tuning.exporter:export_openmp"
-GPU_EXPORTER = "blockscale.tuning.exporter:export_cuda"
-"""``module:function (module, target, out)`` that a worker calls to build a candidate."""
+STRATEGIES = ("decisions", "evolutionary", "replay-trace")
 
 _MODELLED = (
     "no GPU here runs code for {level}: candidates are built, and a model of a B200 ({model}) says "
     "what they take; nothing is measured"
 )
-
-_MEASUREMENTS = 5000
-"""After so many the measuring process is replaced: candidates stay loaded in it."""
+_GRACE_S = 1.0
+"""How far past its deadline a session may finish what runs on the CPU."""
+_TURNS = 3
+"""Batches of a workload at once where building and measuring go on side by side."""
+_NO_LIMIT = 1 << 30
+"""Trials for TVM's loop, which counts those of a default schedule that is known, too."""
 
 
 @dataclass
@@ -94,6 +108,10 @@ def tune(
     workers: int | None = None,
     timeouts: tuple[float, float] = (30.0, 10.0),
     exporter: str | None = None,
+    strategy: str = "decisions",
+    cost_model: str = "xgb",
+    tracker: str | None = None,
+    key: str | None = None,
 ) -> TuneResult:
     """Tune for at most ``seconds`` and ``trials``, whichever ends first; return what was found.
 
@@ -115,74 +133,137 @@ def tune(
             called with each line of the history.
         workers: builds at a time; one per core when None.  Measurements run one at a time.
         timeouts: seconds that a candidate may build and run; then it is killed and has failed.
-        exporter: how candidates are built, see `EXPORTER`; by the level when None.
+        exporter: how candidates are built (`worker.build`); by the level when None.
+        strategy: "decisions", or MetaSchedule's own "evolutionary" or "replay-trace".
+        cost_model: "xgb" or "random".
+        tracker: ``host:port`` of TVM's RPC tracker: the servers (`blockscale.tuning.fleet`) that
+            have registered there under ``key`` measure, and not this machine.
 
     Raises:
         ValueError: an unknown name, a level that this machine lacks, a damaged log or work folder.
-        RuntimeError: another process is tuning in ``work_dir``, or the machine has no such GPU.
+        RuntimeError: another process is tuning in ``work_dir``, the machine has no such GPU, or no
+            server is left.
         Interrupted: Ctrl-C.
     """
-    level = _checked_level(target)
-    limits = _limits(seconds, trials, trials_each, timeouts)
+    level = _checked_level(target, tracker)
+    if seconds is None and trials is None:
+        raise ValueError("tune: seconds and trials are both None, so it would never end; set one")
+    ends, most, each = (math.inf if n is None else n for n in (seconds, trials, trials_each))
+    started = time.monotonic()
+    limits = Limits(started + ends, most, each, *timeouts)
+    if strategy not in STRATEGIES:
+        raise ValueError(f"tune: strategy={strategy!r} is none of {', '.join(STRATEGIES)}")
     chosen = _resolve(specs, level)
-    flow = _flow(level, chosen)
-    exporter = exporter or _exporter(flow)
     work_dir, width = Path(work_dir), workers or os.cpu_count() or 1
-    display = Display(limits.left()) if progress is True else Silent()
-    report = _reporter(display, progress)
+    display = Display(limits.left(), quiet=progress is not True)
     with ExitStack() as stack:
         stack.enter_context(Lock(work_dir, "tuning"))
         folder = stack.enter_context(_session_folder(work_dir))
         log = work_dir / "workers.log"
-        tasks: list[Task] = []
-        session = flow(tasks, limits, exporter, folder, report, display.say)
-        machine: dict[str, Any] | None = None
-        if isinstance(session, Pipeline):
-            session.measurer = stack.enter_context(Worker(log, session.needs, _MEASUREMENTS))
-        pool = stack.enter_context(Pool(width, log))
+        site = (
+            Site(level, stands_in(level, chosen))
+            if tracker is None
+            else Fleet(level, tracker, key, limits.run_s)
+        )
+        builders = [Worker(log) for _ in range(width)]
+        crew = Workers(builders, site.measurers(log), site.exclusive, say=display.say)
+        stack.enter_context(crew)
         stack.callback(display.stop)
-        try:
-            if isinstance(session, Pipeline):
-                machine = session.describe(level)
-            if session.model is not None:
-                display.say(_MODELLED.format(level=level, model=session.model))
-            say, model = display.say, session.model
-            opener = _Opener(level, seed, work_dir, seed_logs, folder, say, machine, model)
-            if isinstance(session, Pipeline):
-                session.unopened, session.opener = iter(chosen), opener.open
-            else:
-                tasks += map(opener.open, chosen)
-            display.start(tasks)
-            session.run(pool, width)
-        except KeyboardInterrupt:
-            raise Interrupted(_result(session)) from None
-    return _result(session)
+        stack.enter_context(_interrupts(crew))
+        machine = site.describe(crew)  # also when the time is over: without a GPU none would do
+        if machine is not None and limits.left() <= 0:
+            raise RuntimeError(
+                f"tune: level={level!r}: the time was over before what measures was ready; give it "
+                "60 s"
+            )
+        crew.until = limits.deadline + (_GRACE_S if site.exclusive else 0.0)
+        if site.model is not None:
+            display.say(_MODELLED.format(level=level, model=site.model))
+
+        def report(task: Task, line: dict[str, Any]) -> None:
+            display.trial(task, line)
+            if callable(progress):
+                progress(line)
+
+        session = Session(limits, crew, site, report, started)
+        display.start(session.tasks)
+        for task in _opened(chosen, level, work_dir, seed_logs, display.say, machine, site.model):
+            session.tasks.append(task)
+            if crew.over():
+                break
+        made = exporter or site.exporter
+        builder = WorkerBuilder(crew, made, folder, limits.build_s, session.module, ahead=True)
+        if session.tasks and not crew.over():
+            _run(session, builder, strategy, cost_model, seed, work_dir)
+    result = _result(session)
+    if isinstance(crew.failure, KeyboardInterrupt):
+        raise Interrupted(result) from None
+    if crew.failure is not None:
+        raise crew.failure
+    return result
 
 
-def _flow(level: str, chosen: Sequence[Workload]) -> type[Session]:
-    """Return the kind of session: on the CPU, with a GPU, or with a model of one."""
-    if not is_gpu(level):
-        return Session
-    return ModelledRunner if stands_in(level, chosen) else Pipeline
+def _run(
+    session: Session,
+    builder: WorkerBuilder,
+    strategy: str,
+    cost_model: str,
+    seed: int,
+    work_dir: Path,
+) -> None:
+    """Run MetaSchedule's loop over the session's tasks."""
+    workers, exclusive = session.workers, session.site.exclusive
+    width, decisions = len(workers.builders), strategy == STRATEGIES[0]
+    known = MemoryDatabase()  # what the session finds is on disk before TVM's loop hears of it
+    for store in {id(task.store): task.store for task in session.tasks}.values():
+        for record in store.database.get_all_tuning_records():
+            known.commit_tuning_record(record)
+    spaces: dict[str, Any] = {}
+    contexts, turns = [], []
+    for task in session.tasks:
+        space = spaces[task.tag] = Sketches(task.workload, task.level, seed, eager=not decisions)
+        inner = (
+            SearchStrategy.create(strategy)
+            if not decisions
+            else DecisionSearch(space, seed, [(record.trace, record.us) for record in task.known])
+        )
+        for _ in range(1 if exclusive or not decisions else _TURNS):
+            turns.append(Turns(task, inner, session))
+            contexts.append(Context(task.mod, task.target, task.tag, space, turns[-1], seed))
+    tune_tasks(
+        tasks=contexts,
+        task_weights=[1.0] * len(contexts),
+        work_dir=str(work_dir),
+        max_trials_global=_NO_LIMIT,
+        num_trials_per_iter=2 * width if exclusive else max(4, width // 2),
+        builder=builder,
+        runner=WorkerRunner(workers, session.job, session.finish, builder.jobs),
+        database=known,
+        cost_model=make_model(cost_model, spaces),
+        measure_callbacks=[AddToDatabase(), UpdateCostModel()],
+        task_scheduler=BestBet(session, turns, 0 if exclusive else 3 * width),
+    )
 
 
-def _exporter(flow: type[Session]) -> str:
-    if issubclass(flow, ModelledRunner):
-        return MODELLED_EXPORTER
-    return GPU_EXPORTER if issubclass(flow, Pipeline) else EXPORTER
+@contextmanager
+def _interrupts(workers: Workers) -> Iterator[None]:
+    """Let Ctrl-C end the session when what it does is whole; TVM's loop would lose the error.
 
+    A second one comes through at once.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
-def _limits(
-    seconds: float | None,
-    trials: int | None,
-    each: int | None,
-    timeouts: tuple[float, float],
-) -> Limits:
-    if seconds is None and trials is None:
-        raise ValueError("tune: seconds and trials are both None, so it would never end; set one")
-    limit = math.inf if seconds is None else seconds
-    each_limit = math.inf if each is None else each
-    return Limits(time.monotonic() + limit, trials, *timeouts, each_limit)
+    def stop(*_: Any) -> None:
+        workers.abandon(KeyboardInterrupt())
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
@@ -203,29 +284,18 @@ def _result(session: Session) -> TuneResult:
         best={task.tag: task.best_us for task in session.tasks},
         default={task.tag: task.default_us for task in session.tasks},
         failed={task.tag: task.failed for task in session.tasks},
-        illegal={task.tag: task.illegal for task in session.tasks},
+        illegal={task.tag: task.illegal + task.refused for task in session.tasks},
         trials=len(session.history),
         elapsed_s=session.elapsed(),
-        model=session.model,
+        model=session.site.model,
     )
 
 
-def _reporter(
-    display: Display | Silent, progress: bool | Callable[[dict[str, Any]], None]
-) -> Callable[[Task, dict[str, Any]], None]:
-    def report(task: Task, line: dict[str, Any]) -> None:
-        display.trial(task, line)
-        if callable(progress):
-            progress(line)
-
-    return report
-
-
-def _checked_level(level: str | None) -> str:
+def _checked_level(level: str | None, tracker: str | None) -> str:
     own = host.level()
     if level is None:
         return own
-    if kind(level) == "cuda":  # the measuring process asks the driver
+    if kind(level) == "cuda" or tracker is not None:  # what measures is asked
         return level
     missing = set(cpu(level).features) - host.features()
     if missing:
@@ -253,29 +323,28 @@ def _resolve(items: Iterable[Workload | Spec | str], level: str) -> list[Workloa
     return list(found.values())
 
 
-@dataclass
-class _Opener:
-    """Makes tasks of workloads; the stores of a folder are opened once."""
+def _opened(
+    chosen: Sequence[Workload],
+    level: str,
+    work_dir: Path,
+    seed_logs: Sequence[Path | str],
+    say: Callable[[str], None],
+    machine: dict[str, Any] | None,
+    model: str | None,
+) -> Iterator[Task]:
+    """Yield the tasks of ``chosen``, with what earlier sessions and logs know of them."""
+    from blockscale.building import logs
 
-    level: str
-    seed: int
-    work_dir: Path
-    seed_logs: Sequence[Path | str]
-    folder: Path
-    say: Callable[[str], None]
-    machine: dict[str, Any] | None
-    model: str | None
-    _stores: dict[str, Store] = field(default_factory=dict)
-
-    def open(self, workload: Workload) -> Task:
-        """Return the task, with what earlier sessions and logs know of it."""
-        from blockscale.building import logs
-
-        if workload.op not in self._stores:
-            folder = folder_of(self.work_dir, workload.op, self.level)
-            self._stores[workload.op] = Store(folder, self.say, self.machine, self.model)
-        hits = [logs.find(workload, self.level, [d]) for d in self.seed_logs]
-        seeds = [(hit.trace, hit.source) for hit in hits if hit]
-        task = Task(workload, self.level, seeds, self.folder)
-        task.open(self._stores[workload.op], self.seed)
-        return task
+    stores: dict[str, Store] = {}
+    for workload in chosen:
+        try:
+            if workload.op not in stores:
+                folder = folder_of(work_dir, workload.op, level)
+                stores[workload.op] = Store(folder, say, machine, model)
+            hits = [logs.find(workload, level, [d]) for d in seed_logs]
+            seeds = [(hit.trace, hit.source) for hit in hits if hit]
+            yield Task(workload, level, stores[workload.op], seeds, say)
+        except LogError:
+            raise
+        except Exception as error:  # an op that fails must not end the others' session
+            say(f"{workload.tag}: not tuned, since scheduling failed ({sentence(error)})")

@@ -239,3 +239,22 @@ def test_scattered_times_are_told():
 )
 def test_time_text(seconds, text):
     assert report.time_text(seconds) == text
+
+
+def test_the_page_shows_the_committed_logs():
+    page = (report.ROOT / readme.TUNED).read_text()
+    shown = page.split("<!-- tuned:start -->")[1].split("<!-- tuned:end -->")[0]
+    assert shown.strip() == readme.tuned_section(report.ROOT / "tuning_logs")
+
+
+def test_a_row_of_tuned_workloads():
+    """A workload whose default was not measured counts as one, but has no speed-up."""
+    machine = {"gpu": "GPU", "date": "2026-01-02"}
+    times = {"a": (3.0, 2.0), "b": (2.0, 2.0), "c": (4.0, 1.0), "d": (None, 7.0)}
+    work = {tag: machine | {"default_us": d, "best_us": b} for tag, (d, b) in times.items()}
+    cells = readme.tuned_row({"op": "x", "level": "sm_90a", "workloads": work})
+    assert cells[:4] == ["`x`", "sm_90a: GPU, 2026-01-02", "4", "1.50"]
+    assert cells[4:] == ["4.00", "`c`", "4.00", "1.00"]
+    modelled = {"modelled": True, "date": "2026-01-02", "best_modelled_us": 5.0}
+    told = readme.tuned_row({"op": "x", "level": "sm_100a", "workloads": {"a": modelled}})
+    assert told[1:] == ["sm_100a: the model of a B200, 2026-01-02", "1", *[""] * 5]

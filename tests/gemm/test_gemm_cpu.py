@@ -1,7 +1,5 @@
 """CPU kernels of the block-scaled GEMMs: at every level, every schedule that can be drawn."""
 
-import subprocess
-import sys
 from functools import cache
 
 import numpy as np
@@ -15,6 +13,7 @@ from blockscale.building.space import replay, trace_json
 from blockscale.schedules.gemm import cpu as cpu_gemm
 from blockscale.specs import GroupedMmFp4, MmFp4
 from blockscale.tuning.worker import Argument
+from tests.kit import fresh
 from tests.kit.gemm_operands import FORMATS, grouped, operand, tensor
 from tests.kit.kernels import LEVELS, call, compiled, needs
 from tests.kit.pairwise import each
@@ -134,14 +133,5 @@ def test_a_fresh_process_registers_what_traces_name():
                 workload.default(sch, level)
                 steps = [step for step in trace_json(sch.trace)[0] if step[0] == "Tensorize"]
                 names |= {step[2][0].strip('"') for step in steps}
-    code = """
-import sys
-from blockscale.tir import intrin
-from tvm.s_tir import TensorIntrin
-text = sys.stdin.read()
-intrin.register_named(text)
-for name in text.split():
-    TensorIntrin.get(name)
-"""
     assert len(names) >= 6
-    subprocess.run([sys.executable, "-c", code], input="\n".join(names), text=True, check=True)
+    assert fresh.registers(names)

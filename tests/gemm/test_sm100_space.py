@@ -1,8 +1,6 @@
 """The space of tcgen05 GEMMs: every point is legal, and is read back as it was drawn."""
 
 import re
-import subprocess
-import sys
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
@@ -21,6 +19,7 @@ from blockscale.schedules.gemm import tcgen05_tiles as sm100_tiles
 from blockscale.schedules.steps import preferred, sampled
 from blockscale.specs.plans.gemm import RASTERS, SMEM_BYTES, GemmPlan
 from blockscale.tir.gemm.tiles import gemm_tiles
+from tests.kit import fresh
 from tests.kit.pairwise import each, few
 
 NVFP4 = ("nvfp4", "bfloat16", 4096, 7168, 0)
@@ -144,17 +143,7 @@ def test_a_fresh_process_registers_what_traces_name():
             sketch(sch, preferred)
             traces.append(trace_json(sch.trace))
     steps = [step for trace in traces for step in trace[0] if step[0] == "Tensorize"]
-    code = """
-import sys
-from blockscale.tir import intrin
-from tvm.s_tir import TensorIntrin
-text = sys.stdin.read()
-intrin.register_named(text)
-for name in text.split():
-    TensorIntrin.get(name.strip("'"))
-"""
-    text = "\n".join(sorted({f"'{step[2][0]}'" for step in steps}))
-    subprocess.run([sys.executable, "-c", code], input=text, text=True, check=True)
+    assert fresh.registers({step[2][0] for step in steps})
 
 
 POINTS = [(NVFP4, 4096, 3), (NVFP4, 64, 1), (GEMMS[5], 2048, 2)]

@@ -4,6 +4,7 @@ Blocks marked ``python gpu`` run where a GPU is.  What the others put on "cuda" 
 elsewhere.
 """
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -69,20 +70,20 @@ def run_example(code, folder):
 
 
 def test_python_examples_run(tmp_path):
-    """Tune, build, call, multiply, emulate; 15 s: five processes import torch or tvm."""
+    """Tune and build, then call, multiply and emulate; 15 s: processes import torch or tvm."""
     examples = [example(word, "README.md") for word in ("bs.tune", "bs.build", '"kernels.so")\nw')]
     examples += [example("mm_fp4", "docs/gemm.md"), example("launch", "docs/emulator.md")]
     for word in SMALLER:
         assert any(word in code for code in examples), f"{word} is in no example any more"
-    outputs = []
-    for code in examples:
-        for long, short in SMALLER.items():
-            code = code.replace(long, short)
-        code = f"{code}\nimport sys\nprint('tvm' in sys.modules)"
-        outputs.append(run_example(code, tmp_path))
-    tuned, built, called, multiplied, emulated = outputs
-    assert sum(line.startswith("linear_nvfp4_n64_k64_") for line in tuned) == 12
-    assert "scale_sweep_b16_f32" in built
+    for long, short in SMALLER.items():
+        examples = [code.replace(long, short) for code in examples]
+    tune, build, *others = examples
+    compiled = run_example(f"{tune}\n{build}", tmp_path)
+    called, multiplied, emulated = (
+        run_example(f"{code}\nimport sys\nprint('tvm' in sys.modules)", tmp_path) for code in others
+    )
+    assert sum(line.startswith("linear_nvfp4_n64_k64_") for line in compiled) == 12 + 3
+    assert "scale_sweep_b16_f32" in compiled
     assert called[-1] == "False", "the calling process imported tvm"
     assert emulated == ["20 [0. 2. 4. 6.]", "False"]
     for printed in (called, multiplied):
@@ -95,10 +96,10 @@ def gpu_library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gpu")
     short, line = [line for line in commands() if "--target sm_90a,sm_100a" in line]
     assert {*short.split()} < {*line.split()}, "README.md builds what docs/gpu.md does not"
-    command = [sys.executable, "-m", "blockscale.cli.command", *shlex.split(line)[1:]]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    run = subprocess.run(command, cwd=folder, env=environ, text=True, capture_output=True)
-    assert run.returncode == 0, run.stderr
+    command, arguments, _ = click_command(shlex.split(line))
+    with contextlib.chdir(folder):
+        run = CliRunner().invoke(command, arguments)
+    assert run.exit_code == 0, run.output
     return folder
 
 
@@ -108,7 +109,7 @@ def on_this_machine(code):
 
 @NEEDS_NVCC
 def test_the_gpu_example_runs(gpu_library):
-    """A library for two architectures, then calls, on the CPU where no GPU is; 10 s."""
+    """A library for two architectures, then calls, on the CPU where no GPU is; 10 s: nvcc."""
     held = read_manifest(gpu_library / "kernels-gpu.so")
     assert held["target"]["archs"] == ["sm_90a", "sm_100a"]
     code = example('"cuda"', "README.md")
@@ -202,7 +203,9 @@ def parse_other(words):
         bench_module(words[2]).arguments(words[3:])
     elif words[:2] == ["python", "-m"] and words[2] in ("bench.int4", "bench.layouts"):
         assert callable(bench_module(words[2]).main)
-    elif words[:2] == ["python", "-m"] and words[2].startswith("tests."):
+    elif words[:3] == ["python", "-m", "blockscale.tuning.server"]:
+        bench_module(words[2]).arguments(words[3:])
+    elif words[:2] == ["python", "-m"] and words[2].startswith(("tests.", "tvm.exec.")):
         assert importlib.util.find_spec(words[2]) is not None, words
     elif words[:3] == ["python", "-m", "pytest"] or words[0] == "compute-sanitizer":
         named = [ROOT / word for word in words if word.startswith("tests/")]
@@ -237,6 +240,7 @@ def test_commands_parse(line, tmp_path, monkeypatch):
     inner = r"\$\((.*?)\)"  # a command whose output is names of kernels
     for part in [*re.findall(inner, line), re.sub(inner, "linear_nvfp4_n64_k64_f32", line)]:
         words = shlex.split(part, comments=True)
+        words = words[words[0].startswith("CUDA_VISIBLE_DEVICES=") :]
         if parse_other(words):
             continue
         command, arguments, name = click_command(words)

@@ -24,7 +24,7 @@ def describe_any(arch: str) -> dict[str, Any]:
 
 
 def measure(library: str, arguments: list[Argument], timing: Timing, reference: str) -> Measurement:
-    result = worker.measure(library, arguments, timing, f"{reference}.npz")
+    result = worker.measure(library, arguments, timing, reference)
     broken = result.error is not None  # as after an illegal address
     return Measurement(result.run_secs, result.error, broken)
 

@@ -7,8 +7,6 @@ float64, so that rows have 0.05 and all together 1e-3.
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +19,7 @@ from blockscale.base import host
 from blockscale.building.space import replay, trace_json
 from blockscale.specs import FusedMoe, MoeRoute
 from blockscale.tir.moe import fused_moe as tir_moe
+from tests.kit import fresh
 from tests.kit.helpers import DTYPES
 from tests.kit.kernels import LEVELS, call, compiled, needs
 from tests.kit.pairwise import each, few
@@ -211,15 +210,7 @@ def test_a_fresh_process_registers_what_traces_name():
     text = json.dumps(trace_json(sch.trace))
     names = set(re.findall(r'"(\w+_(?:dots|sum)_avx2\w+)\\*"', text))
     assert len(names) == 2
-    code = """
-import sys
-from blockscale.tir import intrin
-from tvm.s_tir import TensorIntrin
-intrin.register_named(sys.argv[1])
-for name in sys.argv[1].split():
-    TensorIntrin.get(name)
-"""
-    subprocess.run([sys.executable, "-c", code, " ".join(names)], check=True)
+    assert fresh.registers(names)
 
 
 def test_a_library_that_torch_calls(tmp_path):

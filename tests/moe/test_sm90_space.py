@@ -1,7 +1,5 @@
 """The space of MoE GEMMs on Hopper: every point is legal, and is read back as it was drawn."""
 
-import subprocess
-import sys
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
@@ -23,6 +21,7 @@ from blockscale.schedules.steps import preferred, sampled
 from blockscale.specs import FusedMoe, Spec
 from blockscale.specs.plans.moe import MMA_TOKENS, SMEM_BYTES, WGMMA_TOKENS, MoeGemm, MoePlan
 from blockscale.tir.moe.tiles import TOKEN_TILE, moe_tiles
+from tests.kit import fresh
 from tests.kit.pairwise import each, few
 
 TOKENS = (1, 8, 64, 512, 4096)
@@ -159,18 +158,8 @@ def test_a_fresh_process_registers_what_traces_name():
             sch = new_schedule(module(gemm, None))
             sketch(sch, preferred)
             names |= {step[2][0] for step in trace_json(sch.trace)[0] if step[0] == "Tensorize"}
-    code = """
-import sys
-from blockscale.tir import intrin
-from tvm.s_tir import TensorIntrin
-text = sys.stdin.read()
-intrin.register_named(text)
-for name in text.split():
-    TensorIntrin.get(name.strip("'"))
-"""
-    text = "\n".join(sorted(f"'{name}'" for name in names))
     assert len(names) > 20
-    subprocess.run([sys.executable, "-c", code], input=text, text=True, check=True)
+    assert fresh.registers(names)
 
 
 POINTS = [(QWEN1, 8, 1), (QWEN1, 512, 7), (GEMMS[4], 64, 4)]

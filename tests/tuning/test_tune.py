@@ -16,13 +16,17 @@ from random import Random
 
 import numpy as np
 import pytest
+from tvm.s_tir.meta_schedule.runner import RunnerResult
 
 from blockscale.base import host
 from blockscale.building import logs, records
 from blockscale.building.space import Space
 from blockscale.building.store import Lock, Store, folder_of
 from blockscale.tuning import task, worker
-from blockscale.tuning.model import Search
+from blockscale.tuning.components.features import decision_model, point_of
+from blockscale.tuning.components.search import DecisionSearch
+from blockscale.tuning.components.sketches import Sketches
+from blockscale.tuning.loop import Context
 from blockscale.tuning.tuner import Interrupted, commit, tune
 from blockscale.tuning.worker import Argument
 from tests.kit.fake_workload import COLS, EXPORTER, FakeSpec, FakeWorkload
@@ -101,6 +105,12 @@ def test_a_second_session_goes_on_and_measures_no_point_twice(tuned):
     assert run(small(), work_dir).trials == 0
 
 
+def test_a_strategy_that_knows_no_end_ends(tmp_path):
+    """TVM's ReplayTrace draws with replacement, for ever."""
+    result = run(FakeWorkload(rows=2), tmp_path, seconds=None, trials=99, strategy="replay-trace")
+    assert 1 < result.trials <= 2 * 4 + 1
+
+
 def test_the_history_on_disk_has_every_trial(tuned):
     work_dir, first, second, _ = tuned
     lines = (database(work_dir) / "history.jsonl").read_text().splitlines()
@@ -173,6 +183,35 @@ def test_kill_9_loses_no_finished_trial(tmp_path):
     assert len(after) == len(finished) + 3
     assert len({r.key for r in after}) == len(after)
     assert not [pid for pid in workers if _alive(pid)]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1200)
+def test_kill_9_at_random_moments(tmp_path):
+    """The database opens, the session resumes, and no trial is made twice or lost."""
+    code = _TUNE_FOR_EVER.format(path=[p for p in sys.path if p], work_dir=str(tmp_path))
+    path, rng, known = database(tmp_path) / records.RECORDS, Random(20), []
+    for _ in range(20):
+        process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+        lines = path.read_bytes().count(b"\n") if path.exists() else 0
+        deadline = time.monotonic() + 60
+        while not path.exists() or path.read_bytes().count(b"\n") <= lines:
+            if process.poll() is not None or time.monotonic() > deadline:
+                break  # the space is exhausted
+            time.sleep(0.01)
+        time.sleep(rng.random())
+        process.kill()
+        process.wait()
+        if path.exists():
+            records.repair_tail(path.parent, lambda text: None)
+            after = records.read_records(path.parent)
+            assert after[: len(known)] == known
+            known = after
+    result = run(FakeWorkload(rows=1024), tmp_path)
+    after = records.read_records(path.parent)
+    assert after[: len(known)] == known
+    assert len(after) == len(known) + result.trials
+    assert len({record.key for record in after}) == len(after)
 
 
 def _children(pid: int) -> list[int]:
@@ -330,22 +369,6 @@ def test_a_nan_is_no_tie():
     assert "1 of 196608 elements of 'best_amax'" in differs(got, want, argument("best_amax"))
 
 
-def test_the_reference_is_written_as_a_whole(tmp_path, monkeypatch):
-    path = tmp_path / "w.npz"
-    worker._write(path, {"y": np.ones(3)})
-    assert [p.name for p in tmp_path.iterdir()] == ["w.npz"]
-    path.unlink()
-
-    def torn(file, **_):
-        file.write(b"PK")
-        raise OSError("disk full")
-
-    monkeypatch.setattr(np, "savez", torn)
-    with pytest.raises(OSError, match="disk full"):
-        worker._write(path, {"y": np.ones(3)})
-    assert not path.exists()
-
-
 def test_a_level_that_this_machine_lacks_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(host, "features", lambda: frozenset({"sse4_2"}))
     monkeypatch.setattr(host, "level", lambda: "plain")
@@ -366,7 +389,8 @@ def test_a_committed_schedule_is_measured_right_after_the_default(tuned, tmp_pat
 
 def test_the_openmp_exporter_measures_what_is_shipped(tmp_path):
     both = [small(), small(cols=2 * COLS)]  # the second fails when it gets the first's library
-    result = tune(both, seconds=60.0, trials=6, work_dir=tmp_path, progress=False)
+    options = {"seconds": 60.0, "trials": 6, "timeouts": (30.0, 30.0), "progress": False}
+    result = tune(both, work_dir=tmp_path, **options)
     assert [line["error"] for line in result.history] == [None] * 6
     assert {line["workload"] for line in result.history} == {w.tag for w in both}
 
@@ -388,11 +412,17 @@ def test_the_search_finds_the_best_point_without_measuring_all():
         (tile, step) = point[1]
         return 1 + abs(math.log2(tile[1]) - 4) + abs(step - 2)
 
-    search = Search(space, seed=3)
+    sketches = Sketches(workload, LEVEL)
+    model, search = decision_model(sketches), DecisionSearch(sketches, seed=3)
+    context = Context(workload.mod(LEVEL), workload.target(LEVEL), "a", sketches, search)
+    search.pre_tuning(99, 4, [], None, model)
     for _ in range(5):
-        for point in search.ask(4):
-            search.tell(point, cost(point))
-    assert min(search.known.values()) == 1
+        found = search.generate_measure_candidates()
+        points = [point_of(space, candidate) for candidate in found]
+        results = [RunnerResult([cost(point) * 1e-6], None) for point in points]
+        search.notify_runner_results(found, results)
+        model.update(context, found, results)
+    assert min(search.known.values()) == pytest.approx(1)
     assert len(search.known) == 20
 
 

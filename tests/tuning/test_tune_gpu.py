@@ -16,9 +16,11 @@ from tvm.tirx import Var
 from blockscale import catalog
 from blockscale.base.targets import runs_on
 from blockscale.building import logs, records
+from blockscale.building.space import replay
 from blockscale.building.store import Store, folder_of, folders, level_of
 from blockscale.specs import Spec
-from blockscale.tuning import gpu, pipeline, task
+from blockscale.tuning import gpu, site, task
+from blockscale.tuning.components.sketches import Sketches
 from blockscale.tuning.tuner import commit, tune
 from blockscale.tuning.worker import Argument, Timing
 from tests.kit import fake_gpu
@@ -32,7 +34,8 @@ POINTS = 3 * 4
 def _stand_in():
     """A default is measured again when it seems slow: the machine's load must not decide here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "gpu", fake_gpu)
+        patch.setattr(site, "gpu", fake_gpu)
+        patch.setattr(site, "_GPU_NEEDS", "tvm")
         patch.setattr(task, "_SUSPECT", math.inf)
         yield
 
@@ -88,9 +91,10 @@ def test_logs_of_a_gpu_lie_beside_those_of_cpus(tuned, tmp_path):
 
 def test_what_is_measured_is_the_function_for_any_sizes(tmp_path):
     workload = catalog.workloads(Spec.parse("quantize_nvfp4_128x4_bf16"), ARCH)[0]
-    tuning = task.Task(workload, ARCH, [], tmp_path)
-    tuning.open(Store(tmp_path, print), 1)
-    measured = [*tuning.propose(1), *tuning.propose(3)]
+    tuning = task.Task(workload, ARCH, Store(tmp_path, print), [], print)
+    space = Sketches(workload, ARCH).space
+    drawn = [replay(tuning.mod, space.trace(point)) for point in space.all()[:3]]
+    measured = [*tuning.baselines(9), *(tuning.trial("search", sch) for sch in drawn)]
     assert [c.kind for c in measured] == ["default"] + ["search"] * 3
     for candidate in measured:
         rows, cols = pickle.loads(candidate.module)["main"].params[0].shape
@@ -152,11 +156,27 @@ def test_a_workload_without_a_schedule_ends_alone(tmp_path, monkeypatch, capfd):
     assert message in capfd.readouterr().err
 
 
+def test_a_workload_without_arguments_ends_alone(tmp_path, monkeypatch, capfd):
+    """A size may be left open in its static instance."""
+
+    def arguments(self):
+        if self.workload.spec.cols == 256:
+            raise TypeError("how many?")
+        return made(self)
+
+    made = task.Task.arguments
+    monkeypatch.setattr(task.Task, "arguments", arguments)
+    result = run([small(cols=256), small()], tmp_path, trials=2)
+    assert [h["workload"] for h in result.history] == [small().tag] * 2
+    assert "not tuned, since scheduling failed (TypeError: how many?)" in capfd.readouterr().err
+
+
 def test_a_gpu_that_is_not_there_is_an_error(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="level='sm_100a': this machine's GPU does not run"):
         run([small()], tmp_path, target="sm_100a")
     if not torch.cuda.is_available():
-        monkeypatch.setattr(pipeline, "gpu", gpu)
+        monkeypatch.setattr(site, "gpu", gpu)
+        monkeypatch.setattr(site, "_GPU_NEEDS", "torch")
         with pytest.raises(RuntimeError, match=r"sm_90a': torch .* finds no CUDA GPU here"):
             run([small()], tmp_path)
         with pytest.raises(RuntimeError, match="finds no CUDA GPU"):  # however little time there is

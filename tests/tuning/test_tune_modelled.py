@@ -20,8 +20,8 @@ from blockscale.lower import nvcc
 from blockscale.lower.pipe.facts import plan as read
 from blockscale.specs import MmFp4
 from blockscale.specs.plans import PREFIX
-from blockscale.tuning import b200, modelled, pipeline, task, tuner
-from blockscale.tuning.facts import facts_of, plan_facts
+from blockscale.tuning import b200, modelled, site, task, tuner
+from blockscale.tuning.components.facts import facts_of, plan_facts
 from blockscale.tuning.worker import PARAMS
 from tests.kit import fake_gpu
 from tests.kit.fake_workload import DECODE, FakeSpec, FakeWorkload, from_meta
@@ -36,7 +36,8 @@ MODEL = modelled.model_name()
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch):
     monkeypatch.setattr(tuner, "stands_in", lambda level, workloads: level in modelled.LEVELS)
-    monkeypatch.setattr(pipeline, "gpu", fake_gpu)
+    monkeypatch.setattr(site, "gpu", fake_gpu)
+    monkeypatch.setattr(site, "_GPU_NEEDS", "tvm")
     monkeypatch.setattr(task, "_SUSPECT", math.inf)
 
 

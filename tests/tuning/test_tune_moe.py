@@ -19,7 +19,7 @@ from blockscale.catalog import moe as catalog_moe
 from blockscale.schedules.steps import preferred
 from blockscale.specs import Spec
 from blockscale.specs.plans.moe import MoeGemm
-from blockscale.tuning import gpu, pipeline
+from blockscale.tuning import gpu, site
 from blockscale.tuning.moe import data as moe_data
 from blockscale.tuning.moe import gpu as moe_gpu
 from blockscale.tuning.moe import kernels as moe_kernels
@@ -41,8 +41,9 @@ def tuned(tmp_path_factory):
     found = [w for w in catalog.workloads(SPEC, ARCH) if w.rows in (8, 512)]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "gpu", fake_moe_gpu)
-        patch.setattr(pipeline, "moe_gpu", fake_moe_gpu)
+        patch.setattr(site, "gpu", fake_moe_gpu)
+        patch.setattr(site, "_GPU_NEEDS", "tvm")
+        patch.setattr(site, "moe_gpu", fake_moe_gpu)
         result = tune(
             found, target=ARCH, seconds=60, trials_each=6, work_dir=work_dir, workers=2,
             progress=False, exporter="tests.kit.fake_moe_gpu:export",

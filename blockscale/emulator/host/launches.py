@@ -10,7 +10,7 @@ from functools import cached_property
 from blockscale.emulator.errors import EmulationError
 from blockscale.emulator.host.devices import DEFAULT_SHARED, RESERVED_SHARED, Device
 from blockscale.emulator.host.results import Refusal, Result
-from blockscale.emulator.launching.link import link
+from blockscale.emulator.launching.link import linked
 from blockscale.emulator.ptx.parser import parse
 from blockscale.emulator.ptx.syntax import Function, Var
 
@@ -89,7 +89,7 @@ class Kernel:
     @cached_property
     def static_smem(self) -> int:
         """Bytes of static shared memory."""
-        return link(parse(self.ptx), self.name).static_shared - RESERVED_SHARED
+        return linked(self.ptx, self.name).static_shared - RESERVED_SHARED
 
     def directive(self, name: str) -> Dim3 | None:
         """Return the sizes of ``.reqntid``, ``.maxntid`` or ``.reqnctapercluster``."""

@@ -39,19 +39,20 @@ class Compiler(Operands):
 
     def compile(self, unit: Unit, full: bool) -> Callable[[Any, Any], None]:
         """Return the function of a unit's straight-line part."""
-        lines = []
-        for ins in unit.instrs:
-            try:
-                lines += self.lines(ins, full)
-            except EmulationError as error:
-                raise error.at(
-                    Place(kernel=self.program.name, line=ins.line, opcode=ins.opcode)
-                ) from None
-        body = "\n ".join(lines) or "pass"
-        source = f"def unit(g, m):\n {body}\n"
-        scope = dict(self.names, copyto=np.copyto)
-        exec(compile(source, f"<unit {unit.index} of {self.program.name}>", "exec"), scope)
-        return scope["unit"]
+
+        def write() -> str:
+            lines = []
+            for ins in unit.instrs:
+                try:
+                    lines += self.lines(ins, full)
+                except EmulationError as error:
+                    raise error.at(
+                        Place(kernel=self.program.name, line=ins.line, opcode=ins.opcode)
+                    ) from None
+            body = "\n ".join(lines) or "pass"
+            return f"def made(g, m):\n {body}\n"
+
+        return self.made(write, f"<unit {unit.index} of {self.program.name}>")
 
     def lines(self, ins: Instr, full: bool) -> list[str]:
         """Return the statements of one instruction."""

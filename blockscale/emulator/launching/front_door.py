@@ -12,12 +12,11 @@ import numpy as np
 from blockscale.emulator.errors import EmulationError
 from blockscale.emulator.launching.arguments import Buffers, pack
 from blockscale.emulator.launching.execute import Execution
-from blockscale.emulator.launching.link import link
+from blockscale.emulator.launching.link import linked
 from blockscale.emulator.launching.ticker import Ticker
 from blockscale.emulator.machine.gangs import Machine
 from blockscale.emulator.machine.grid import Dim, Launch
 from blockscale.emulator.machine.memory import RESERVED, GlobalMemory
-from blockscale.emulator.ptx.parser import parse
 from blockscale.emulator.ptx.program import Program
 from blockscale.emulator.report import Report
 
@@ -88,7 +87,7 @@ def run(
     """
     grid, block, cluster = dims(grid, "grid"), dims(block, "block"), dims(cluster, "cluster")
     seed, dynamic_smem = whole(seed, "seed"), whole(dynamic_smem, "dynamic_smem")
-    program = link(parse(ptx), entry)
+    program = linked(ptx, entry)
     memory = GlobalMemory()
     for address, data in regions:
         memory.add(data.size, f"the buffer at {address:#x}", data, address)

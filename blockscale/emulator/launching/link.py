@@ -9,11 +9,12 @@ post-dominator of the branch, which is where hardware's convergence barriers are
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from blockscale.emulator.errors import Place, PtxError
 from blockscale.emulator.machine.memory import RESERVED
 from blockscale.emulator.ops.core import may_wait
-from blockscale.emulator.ptx.parser import MOST_BYTES
+from blockscale.emulator.ptx.parser import MOST_BYTES, parse
 from blockscale.emulator.ptx.program import Program, Unit, find_meeting_points
 from blockscale.emulator.ptx.reader import MAX_NESTING, MAX_REGISTERS, SIZES
 from blockscale.emulator.ptx.syntax import (
@@ -35,6 +36,12 @@ from blockscale.emulator.ptx.syntax import (
 ATOMIC_STEPS = 64  # an atomic takes its lanes one by one: so much longer than other instructions
 MAX_INSTRUCTIONS = 1 << 17  # of a kernel with the functions that it calls
 IGNORED_CALLS = {"vprintf", "__assertfail"}
+
+
+@lru_cache(maxsize=16)
+def linked(ptx: str, entry: str | None) -> Program:
+    """Return kernel `entry` of PTX text as a program, which launches share and do not change."""
+    return link(parse(ptx), entry)
 
 
 def link(module: Module, entry: str | None) -> Program:
@@ -279,27 +286,21 @@ class _Flat:
 
 def rename(op: Operand, names: dict[str, Operand], tag: str) -> Operand:
     """Return `op` with a callee's names made unique and its parameters bound."""
-
-    def walk(item: Operand) -> Operand:
-        if isinstance(item, Reg):
-            return Reg(item.name + tag)
-        if isinstance(item, Sym) and item.name in names:
-            new = names[item.name]
-            return Sym(new.name, new.offset + item.offset) if isinstance(new, Sym) else new
-        if isinstance(item, Mem):
-            base = walk(item.base)
-            return Mem(base, item.offset, tuple(walk(r) for r in item.rest))
-        if isinstance(item, Vec):
-            return Vec(tuple(walk(i) for i in item.items))
-        if isinstance(item, Group):
-            return Group(tuple(walk(i) for i in item.items))
-        if isinstance(item, Pair):
-            return Pair(walk(item.first), walk(item.second))
-        if isinstance(item, Not):
-            return Not(walk(item.item))
-        return item
-
-    return walk(op)
+    if isinstance(op, Reg):
+        return Reg(op.name + tag) if tag else op
+    if isinstance(op, Sym) and op.name in names:
+        new = names[op.name]
+        return Sym(new.name, new.offset + op.offset) if isinstance(new, Sym) else new
+    if isinstance(op, Mem):
+        rest = tuple(rename(item, names, tag) for item in op.rest)
+        return Mem(rename(op.base, names, tag), op.offset, rest)
+    if isinstance(op, Vec | Group):
+        return type(op)(tuple(rename(item, names, tag) for item in op.items))
+    if isinstance(op, Pair):
+        return Pair(rename(op.first, names, tag), rename(op.second, names, tag))
+    if isinstance(op, Not):
+        return Not(rename(op.item, names, tag))
+    return op
 
 
 def check_guards(units: list[Unit], regs: dict[str, tuple[str, int]], kernel: str) -> None:

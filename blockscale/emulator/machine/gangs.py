@@ -75,7 +75,7 @@ class Gang(Warps):
         new = Gang(self.machine, self.warps[which])
         lanes = (which[:, None] * LANES + np.arange(LANES)).reshape(-1)
         for name in REGISTERS:
-            setattr(new, name, np.ascontiguousarray(getattr(self, name)[:, lanes]))
+            setattr(new, name, of_warps(getattr(self, name), which))
         new.local = self.local[lanes]
         new.cc = self.cc[lanes]
         new.live = self.live[lanes]
@@ -210,6 +210,12 @@ class Gang(Warps):
         return self.local_views[size]
 
 
+def of_warps(rows: np.ndarray, which: np.ndarray) -> np.ndarray:
+    """Return registers [rows, lanes] of some warps; faster than with an index for each lane."""
+    by_warp = rows.reshape(len(rows), rows.shape[1] // LANES, LANES)
+    return by_warp.take(which, axis=1).reshape(len(rows), LANES * len(which))
+
+
 def ancestors(token: Token | None) -> list[Token | None]:
     """Return a token and those it is nested in, and at the end None."""
     chain: list[Token | None] = []
@@ -244,7 +250,7 @@ class Machine(State):
         lanes = (order[:, None] * LANES + np.arange(LANES)).reshape(-1)
         for name in REGISTERS:
             parts = np.concatenate([getattr(g, name) for g in gangs], axis=1)
-            setattr(new, name, np.ascontiguousarray(parts[:, lanes]))
+            setattr(new, name, of_warps(parts, order))
         new.local = np.concatenate([g.local for g in gangs])[lanes]
         new.cc = np.concatenate([g.cc for g in gangs])[lanes]
         new.live = np.concatenate([g.live for g in gangs])[lanes]

@@ -8,7 +8,7 @@ go on).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,7 @@ class State:
         self.traits = Traits.of(program)
         self.resident = self.room()
         self.make_memories()
-        self.units = program.units
+        self.units = [replace(unit, run=[None, None]) for unit in program.units]
         self.clusters: list[Cluster | None] = [None] * self.resident
         self.waiting = Waiting(self.total)  # clusters not launched yet
         self.mbarriers: dict[int, Any] = {}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -25,13 +27,19 @@ from blockscale.emulator.ptx.syntax import (
 Getter = Callable[[Any], Any]
 
 
+@lru_cache(maxsize=1 << 12)
+def code_of(text: str, name: str) -> CodeType:
+    """Return the compiled ``text``, which tracebacks call ``name``."""
+    return compile(text, name, "exec")
+
+
 class Operands:
     """Gives what the operands of one program mean on one machine."""
 
     def __init__(self, program: Program, machine: Machine) -> None:
         self.program = program
         self.machine = machine
-        self.names: dict[str, Any] = {"special": special}
+        self.names: dict[str, Any] = {}  # what the code that is being written calls by a name
 
     def reg(self, op: Operand) -> tuple[str, int]:
         """Return the (class, row) of a register operand."""
@@ -41,6 +49,19 @@ class Operands:
             return self.program.regs[op.name]
         except KeyError:
             raise PtxError(f"register {op.name} is not declared") from None
+
+    def made(self, write: Callable[[], str], name: str = "<operand>") -> Any:
+        """Return the function ``made``, whose definition `write` returns.
+
+        Its constants are numbered from the first on: other units and launches with the same text
+        need not compile it again.
+        """
+        outer, self.names = self.names, {"special": special, "copyto": np.copyto}
+        try:
+            exec(code_of(write(), name), self.names)  # our own text
+            return self.names.pop("made")
+        finally:
+            self.names = outer
 
     def constant(self, value: Any) -> str:
         """Return the name of a constant of the generated code."""
@@ -95,8 +116,7 @@ class Operands:
 
     def source(self, op: Operand, dtype: str) -> Getter:
         """Return a function of the gang that gives operand `op` as `dtype` (array or scalar)."""
-        text = self.source_text(op, dtype)
-        return eval(f"lambda g: {text}", self.names)  # our own text
+        return self.made(lambda: f"def made(g): return {self.source_text(op, dtype)}")
 
     def lanes_source(self, op: Operand, dtype: str) -> Getter:
         """Like `source`, but always an array over the lanes."""
@@ -115,9 +135,12 @@ class Operands:
         if isinstance(op, Sink):
             return lambda g, m, value: None
         text = self.dest_text(op, dtype)
-        scope = dict(self.names, copyto=np.copyto)
         both = f"copyto({text}, v) if m is None else copyto({text}, v, where=m)"
-        return eval(f"lambda g, m, v: {both}", scope)  # our own text
+        return self.made(lambda: f"def made(g, m, v): {both}")
+
+    def row(self, op: Operand, dtype: str) -> Getter:
+        """Return a function of the gang that gives the row of a result; see `dest_text`."""
+        return self.made(lambda: f"def made(g): return {self.dest_text(op, dtype)}")
 
     def dest_text(self, op: Operand, dtype: str) -> str:
         """Return an expression for the row that a result of `dtype` goes to; PTX widens it."""

@@ -358,7 +358,7 @@ def _on_cpu(
     out: Tensor,
 ) -> None:
     """Write the values of int4 codes by `blockscale.tir.int4.dequantize`."""
-    e, k, n = out.shape
+    e, k, n = map(int, out.shape)  # jit.trace has tensors there; the kernel says that it refuses
     spec = Int4Dequantize(
         *(n, k, group, checks.dtype_name(out.dtype)),
         "plain" if form is None else form.map_name,

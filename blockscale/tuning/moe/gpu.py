@@ -43,26 +43,12 @@ def measure(
     library: str, gemm: MoeGemm, tokens: int, timing: Timing, reference: str
 ) -> Measurement:
     """Run the kernel that ``library`` names, compare with that of ``reference``, time it."""
-    import torch
-
-    try:
-        held = _hold(gemm, tokens, reference)
-        kernel = Kernel.of(library)
-        wrong = held.differs(kernel)
-        if wrong:  # or was it an earlier candidate that wrote where it must not?
-            held = _hold(gemm, tokens, reference, anew=True)
-            wrong = held.differs(kernel)
-        times = () if wrong else held.times(kernel, timing)
-        return Measurement(times, wrong)
-    except Exception as error:
-        _held.clear()
-        _weights.cache_clear()
-        try:
-            torch.cuda.synchronize()
-        except Exception as lost:
-            return Measurement((), f"run: {gpu.brief(lost)}", broken=True)
-        # A capture that was broken off, or memory that ran out: this process is not trusted.
-        return Measurement((), f"run: {gpu.brief(error)}", broken=True)
+    return gpu.judged(
+        lambda anew: _hold(gemm, tokens, reference, anew),
+        lambda: Kernel.of(library),
+        timing,
+        _drop,
+    )
 
 
 @dataclass(frozen=True)
@@ -78,7 +64,8 @@ class Kernel:
     def of(library: str) -> Kernel:
         """Load the kernel that a candidate's file names; once for each."""
         said = json.loads(Path(library).read_text())
-        return _load(MoePlan(**said["plan"]), said["image"])
+        image = Path(library).parent / said["image"]  # a name, where both came from far away
+        return _load(MoePlan(**said["plan"]), str(image))
 
     def launch(self, arguments: list[Any], grid: int, stream: int) -> None:
         """Launch ``grid`` CTAs, at most those that the device holds."""
@@ -229,11 +216,15 @@ def _hold(gemm: MoeGemm, tokens: int, reference: str, anew: bool = False) -> _He
     key = gemm, tokens, reference
     memory = torch.cuda.get_device_properties(0).total_memory
     if anew or (key not in _held and torch.cuda.memory_allocated() > KEPT * memory):
-        _held.clear()
-        _weights.cache_clear()
+        _drop()
     if key not in _held:
         _held[key] = _Held(gemm, tokens, reference)
     return _held[key]
+
+
+def _drop() -> None:
+    _held.clear()
+    _weights.cache_clear()
 
 
 def _generator(seed: int) -> Any:

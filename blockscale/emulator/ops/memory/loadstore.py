@@ -208,9 +208,7 @@ def rows(c: Operands, op: Operand, dtype: str) -> list[Callable[..., None] | Non
         if cls == "16":
             result.append(_wide_row(row))
             continue
-        text = c.dest_text(item, dtype)
-        row_of = eval(f"lambda g: {text}")
-        result.append(_row(row_of))
+        result.append(_row(c.row(item, dtype)))
     return result
 
 

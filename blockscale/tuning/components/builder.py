@@ -1,0 +1,67 @@
+"""MetaSchedule's builder with workers that stay, for CPUs (LLVM, gcc) as for GPUs (nvcc)."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tvm.ir.utils import derived_object
+from tvm.s_tir.meta_schedule.builder import BuilderResult, PyBuilder
+
+from blockscale.tuning import worker
+from blockscale.tuning.components.pool import OVER, Answer, Job, Workers
+
+
+@derived_object
+class WorkerBuilder(PyBuilder):
+    """Builds the candidates of a batch into libraries in ``folder``.
+
+    Args:
+        workers: who builds.
+        exporter: ``module:function (module, target, out)`` that a worker calls.
+        folder: where libraries lie.
+        timeout: seconds that a candidate may take.
+        module: candidate's module, library -> the pickled module to build in its place.
+        ahead: return at once; `WorkerRunner` waits for the build of what it is to measure.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        exporter: str,
+        folder: Path,
+        timeout: float = 30.0,
+        module: Callable[[Any, str], bytes] = lambda mod, library: pickle.dumps(mod),
+        ahead: bool = False,
+    ) -> None:
+        self._workers, self._exporter, self._folder = workers, exporter, folder
+        self._timeout, self._module, self._ahead = timeout, module, ahead
+        self._count = 0
+        self.jobs: dict[str, Job] = {}
+        """Of libraries that were promised."""
+
+    def build(self, build_inputs: list[Any]) -> list[BuilderResult]:
+        """Return a library, or an error, for each input."""
+        made = {}
+        for each in build_inputs:
+            # A name is used once: dlopen() takes a library that it has for one of the same name.
+            self._count += 1
+            library = str(self._folder / f"{self._count}.so")
+            arguments = (self._module(each.mod, library), str(each.target), self._exporter, library)
+            made[library] = Job(worker.build, arguments, self._timeout)
+        self._workers.to_build += made.values()
+        if self._ahead:
+            self.jobs.update(made)
+            return [BuilderResult(library, None) for library in made]
+        self._workers.wait(lambda: all(job.answer is not None for job in made.values()))
+        return [_result(library, job.answer) for library, job in made.items()]
+
+
+def _result(library: str, answer: Answer | None) -> BuilderResult:
+    if answer is None:
+        return BuilderResult(None, OVER)
+    if answer.error is not None:
+        return BuilderResult(None, f"build: {answer.error}")
+    return BuilderResult(library, None)

@@ -1,0 +1,52 @@
+"""MetaSchedule's space generator for our sketches: one design space for each sketch that fits."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from tvm.ir.utils import derived_object
+from tvm.s_tir import Schedule
+from tvm.s_tir.meta_schedule.mutator import MutateTileSize, Mutator
+from tvm.s_tir.meta_schedule.space_generator import PySpaceGenerator
+
+from blockscale.building.space import Space, replay
+from blockscale.tuning.components.facts import facts_of
+
+
+class _Sketches(PySpaceGenerator):
+    """The search space of a workload (`catalog.Workload`) at a level, drawn at its first use.
+
+    ``eager=False`` generates nothing: for `DecisionSearch`, which asks for ``space`` when it needs
+    it.  Drawing takes up to 0.5 s, and nobody has to wait for it before the first build.
+    """
+
+    def __init__(self, workload: Any, level: str, seed: int = 0, eager: bool = True) -> None:
+        self.workload, self.level, self.seed, self.eager = workload, level, seed, eager
+        # Sketches are complete: no rule or postprocessor of TVM's changes what they say.
+        self.sch_rules: list[Any] = []
+        self.postprocs: list[Any] = []
+        self.mutator_probs: dict[Mutator, float] = {MutateTileSize(): 1.0}
+        self._mod: Any = None
+
+    @cached_property
+    def space(self) -> Space:
+        """The space as data; ValueError where no sketch can be scheduled."""
+        mod = self._mod or self.workload.mod(self.level)
+        return Space(mod, self.workload.space(self.level), self.seed, facts_of(mod))
+
+    def _initialize_with_tune_context(self, context: Any) -> None:
+        self._mod = context.mod
+
+    def generate_design_space(self, mod: Any) -> list[Schedule]:
+        """Return a schedule of ``mod`` for every design."""
+        if not self.eager:
+            return []
+        return [replay(mod, [d.instructions, d.drawn]) for d in self.space.designs]
+
+    def clone(self) -> Any:
+        """Return the same space for another context."""
+        return Sketches(self.workload, self.level, self.seed, self.eager)
+
+
+Sketches = derived_object(_Sketches)

@@ -1,0 +1,277 @@
+"""Measuring on machines that have registered with TVM's RPC tracker.
+
+Each server has a process here that holds its TVM RPC session (`connect`, `measure`), and there a
+`pool.Worker` that runs candidates, with the functions that measure on one machine: a candidate that
+crashes or hangs ends that worker and no session.  A server that dies, hangs or says what cannot be
+is given up by name (`pool.Lost`), and what it had to measure goes to another.
+
+TVM's RPC trusts everybody who can connect: use it in a network of your own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from blockscale.base import host
+from blockscale.base.targets import cpu, is_gpu
+from blockscale.base.version import VERSION
+from blockscale.building.records import sentence
+from blockscale.tuning import gpu
+from blockscale.tuning.components.pool import Answer, Lost, Worker, Workers
+from blockscale.tuning.site import Measuring, Site
+from blockscale.tuning.task import Task
+from blockscale.tuning.worker import Measurement
+
+SERVE = "blockscale.tuning.serve"
+"""Name of `serve` among the functions that TVM's RPC calls."""
+SLACK_S = 20.0
+"""Beside the time of a candidate, for its way to the server and back."""
+_START_S = 100.0
+"""For a server's worker to start and to describe its machine."""
+
+
+class Fleet(Site):
+    """The servers that have registered under ``key`` with ``tracker``, a ``host:port``.
+
+    Raises:
+        ValueError: ``tracker`` is no address, or there is no key.
+        RuntimeError: no tracker answers there, or it knows no free server of the key.
+    """
+
+    def __init__(self, level: str, tracker: str, key: str | None, run_s: float) -> None:
+        super().__init__(level)
+        self.exclusive, self.slack_s = False, SLACK_S
+        where, _, port = tracker.rpartition(":")
+        if not where or not port.isdecimal():
+            raise ValueError(f"tune: tracker={tracker!r} is no address; write host:port")
+        if not key:
+            raise ValueError(f"tune: tracker={tracker!r} needs a key; name that of its servers")
+        self._address, self._key, self._run_s = (where, int(port)), key, run_s
+
+    def measurers(self, log: Path) -> list[Worker]:
+        """Return a process for each server that is free now."""
+        from tvm import rpc
+
+        where = f"tracker {self._address[0]}:{self._address[1]}"
+        try:
+            told = rpc.connect_tracker(*self._address).summary()
+        except Exception as error:
+            raise RuntimeError(
+                f"tune: {where} does not answer ({sentence(error)}); start it with "
+                "python -m tvm.exec.rpc_tracker"
+            ) from error
+        free = told["queue_info"].get(self._key, {}).get("free", 0)
+        if not free:
+            known = sum(each["key"] == f"server:{self._key}" for each in told["server_info"])
+            raise RuntimeError(
+                f"tune: {where} knows no free server of key {self._key!r} ({known} in use); start "
+                "some with python -m blockscale.tuning.server"
+            )
+        return [Worker(log, max_jobs=1 << 30) for _ in range(free)]
+
+    def measuring(self, task: Task, library: str) -> Measuring:
+        """Return the job that has a candidate measured by a server."""
+        return measure, (*super().measuring(task, library), self._run_s)
+
+    def describing(self) -> Measuring:
+        """Return the job that connects to a server and describes its machine."""
+        return connect, (*self._address, self._key, self.level)
+
+    def judged(self, workers: Workers, answers: Sequence[Answer]) -> dict[str, Any]:
+        """Return what the machines of all servers are; do without those that differ."""
+        name = "gpu" if is_gpu(self.level) else "cpu"
+        kinds = Counter(a.value[name] for a in answers if a.error is None)
+        usual = kinds.most_common(1)[0][0] if kinds else None
+        found: dict[str, Any] = {}
+        for worker, answer in zip(workers.measurers, answers, strict=True):
+            why = answer.error
+            if why is None:
+                worker.place = f"server {answer.value['server']}"
+                if answer.value[name] == usual:
+                    found = found or {k: v for k, v in answer.value.items() if k != "server"}
+                    continue
+                why = (
+                    f"{worker.place}: has a {answer.value[name]}, and most others a {usual}, whose "
+                    "times do not compare"
+                )
+            worker.dead = why
+            worker.kill()
+            workers.say(f"not used: {why}")
+        if not found:
+            raise RuntimeError(f"tune: no server is of use; the last one: {worker.dead}")
+        return found
+
+
+# ---- here, in a server's process
+
+
+class _Link:
+    """The session with a server."""
+
+    def __init__(self, where: str, port: int, key: str) -> None:
+        from tvm import rpc
+
+        self.name = f"a server of {key!r} at tracker {where}:{port}"
+        self._session = rpc.connect_tracker(where, port).request(key)
+        try:
+            self._serve = self._session.get_function(SERVE)
+        except Exception:
+            raise Lost(
+                f"{self.name}: it runs TVM's rpc_server without blockscale; start "
+                "python -m blockscale.tuning.server there"
+            ) from None
+        self._sent: set[str] = set()
+
+    def call(self, function: Callable[..., Any], arguments: Sequence[Any], timeout: float) -> Any:
+        """Return the `pool.Answer` to a job there."""
+        try:
+            return pickle.loads(self._serve(pickle.dumps((function, tuple(arguments), timeout))))
+        except Exception as error:
+            raise Lost(f"server {self.name}: is gone ({gpu.brief(error)})") from None
+
+    def put(self, path: str) -> _File:
+        """Upload a library, once, and return its name there."""
+        if path in self._sent:
+            return _File(Path(path).name)
+        data = Path(path).read_bytes()
+        if data.startswith(b"{"):  # it says where machine code is
+            told = json.loads(data)
+            if image := told.get("image"):
+                told["image"] = str(self.put(image))
+                data = json.dumps(told).encode()
+        self._session.upload(bytearray(data), Path(path).name)
+        self._sent.add(path)
+        return _File(Path(path).name)
+
+    def remove(self, path: str) -> None:
+        """Remove a library there."""
+        self._session.remove(Path(path).name)
+        self._sent.discard(path)
+
+
+class _File(str):
+    """Name of a file in a server's folder."""
+
+
+_links: list[_Link] = []
+
+
+def connect(where: str, port: int, key: str, level: str) -> dict[str, Any]:
+    """Connect to the next free server and return what it says of its machine.
+
+    Raises:
+        Lost: it has no blockscale, another version of it, or a machine without ``level``.
+    """
+    link = _Link(where, port, key)
+    found = link.call(place, (), _START_S).value
+    link.name = found["server"]
+    if (there := found["blockscale"]) != VERSION:
+        raise Lost(
+            f"server {link.name}: runs blockscale {there}, and this is {VERSION}; install that"
+        )
+    asked = gpu.describe if is_gpu(level) else describe
+    described = link.call(asked, (level,), _START_S)
+    if described.error is not None:
+        raise Lost(f"server {link.name}: {described.error.removeprefix('RuntimeError: ')}")
+    _links[:] = [link]
+    return {"server": link.name, **described.value}
+
+
+def measure(function: Callable[..., Any], arguments: Sequence[Any], run_s: float) -> Measurement:
+    """Return what ``function``, which measures, returns on the server that is connected.
+
+    The first and the last of its arguments are libraries.
+
+    Raises:
+        Lost: the server is gone, or says what cannot be.
+    """
+    [link] = _links
+    library, *told, reference = arguments
+    try:
+        sent = [link.put(library), *told, link.put(reference)]
+    except FileNotFoundError:  # here
+        raise
+    except Exception as error:
+        raise Lost(f"server {link.name}: is gone ({gpu.brief(error)})") from None
+    started = time.monotonic()
+    answer = link.call(function, sent, run_s)
+    wall = time.monotonic() - started
+    found = Measurement((), f"run: {answer.error}") if answer.error else answer.value
+    if not isinstance(found, Measurement) or not _possible(found, wall):
+        raise Lost(f"server {link.name}: says what cannot be, {str(found)[:80]} after {wall:.2f} s")
+    if library != reference:
+        link.remove(library)
+    return found
+
+
+def _possible(found: Measurement, wall: float) -> bool:
+    """Return whether a measurement may have taken ``wall`` seconds."""
+    if found.error is not None:
+        return not found.run_secs
+    fine = all(isinstance(s, float) and math.isfinite(s) and s > 0 for s in found.run_secs)
+    return fine and 0 < sum(found.run_secs) < wall
+
+
+# ---- there, in the session's process
+
+_workers: dict[str, Worker] = {}
+
+
+def place() -> dict[str, Any]:
+    """Return which server this is, and its version."""
+    from tvm.rpc.server import PopenRPCServerState
+
+    state = PopenRPCServerState.current
+    name = f"{state.custom_addr or platform.node()}:{state.port}"
+    return {"server": name, "blockscale": VERSION}
+
+
+def describe(level: str) -> dict[str, Any]:
+    """Return this machine's CPU.
+
+    Raises:
+        RuntimeError: it lacks features of ``level``.
+    """
+    missing = set(cpu(level).features) - host.features()
+    if missing:
+        raise RuntimeError(
+            f"its CPU ({host.cpu_model()}) lacks {', '.join(sorted(missing))}, which {level} "
+            "needs; tune for a level that it has"
+        )
+    return {"cpu": host.cpu_model(), "cores": os.cpu_count()}
+
+
+def serve(request: bytes) -> bytes:
+    """Do a pickled job in a worker of the server and return its pickled `pool.Answer`."""
+    import tvm_ffi
+
+    function, arguments, timeout = pickle.loads(request)
+    if function is place:
+        return pickle.dumps(Answer(place()))
+    path = tvm_ffi.get_global_func("tvm.rpc.server.workpath")
+    told = [str(path(a)) if isinstance(a, _File) else a for a in arguments]
+    needs = "torch" if "gpu" in function.__module__ else "tvm"
+    if needs not in _workers:
+        _workers[needs] = Worker(Path(str(path("worker.log"))), needs)
+    answer = _workers[needs].call(function, *told, timeout=timeout)
+    if getattr(answer.value, "broken", False):  # its process, and not the one that asks
+        _workers[needs].kill()
+        answer = replace(answer, value=replace(answer.value, broken=False))
+    return pickle.dumps(answer)
+
+
+def register() -> None:
+    """Let TVM's RPC call `serve` in this process and those that it forks."""
+    import tvm_ffi
+
+    tvm_ffi.register_global_func(SERVE, serve, override=True)

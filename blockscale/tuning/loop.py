@@ -1,0 +1,278 @@
+"""A tuning session in MetaSchedule's loop: whose turn it is, and what becomes of the results."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tvm.ir.utils import derived_object
+from tvm.s_tir.meta_schedule import TuneContext, _ffi_api
+from tvm.s_tir.meta_schedule.logging import get_logging_func
+from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate, PySearchStrategy
+from tvm.s_tir.meta_schedule.task_scheduler import PyTaskScheduler
+
+from blockscale.building.records import median_us, sentence
+from blockscale.tuning.components.pool import OVER, Job, Workers
+from blockscale.tuning.site import Site
+from blockscale.tuning.task import Task, Trial
+from blockscale.tuning.worker import Measurement
+
+_POLL_S = 0.01
+_MOST_BARREN = 32
+"""Batches in a row without a candidate that is new, before a space is thought to be exhausted."""
+
+_QUIET = logging.getLogger("blockscale.tuning")
+_QUIET.addHandler(logging.NullHandler())
+_QUIET.propagate = False
+
+
+class Context(TuneContext):
+    """A `TuneContext`; the class of TVM registers all of its own intrinsics first, for 20 s."""
+
+    def __init__(
+        self, mod: Any, target: Any, name: str, space: Any, strategy: Any, seed: int = 0
+    ) -> None:
+        told = (mod, target, space, strategy, name, 1, seed + 1, get_logging_func(_QUIET))
+        self.__init_handle_by_constructor__(_ffi_api.TuneContext, *told)
+        _ffi_api.TuneContextInitialize(self)
+
+
+@dataclass
+class Limits:
+    """When a session ends: at ``deadline`` (monotonic clock) or after ``trials`` measurements.
+
+    ``build_s`` and ``run_s`` end a candidate, ``each`` trials, with those of earlier sessions, a
+    workload.
+    """
+
+    deadline: float
+    trials: float
+    each: float
+    build_s: float
+    run_s: float
+
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - time.monotonic()
+
+
+@dataclass(eq=False)
+class Session:
+    """The trials on their way, and those that have ended: they are on disk."""
+
+    limits: Limits
+    workers: Workers
+    site: Site
+    report: Callable[[Task, dict[str, Any]], None]
+    started: float
+    tasks: list[Task] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    _by_module: dict[int, Trial] = field(default_factory=dict)
+    _by_library: dict[str, Trial] = field(default_factory=dict)
+
+    def elapsed(self) -> float:
+        """Seconds since the session began."""
+        return time.monotonic() - self.started
+
+    def room(self, task: Task) -> float:
+        """Return how many trials of ``task`` may still be proposed."""
+        flying = sum(each.flying for each in self.tasks)
+        fits = self.limits.trials - len(self.history) - flying
+        return min(fits, self.limits.each - task.trials - task.flying)
+
+    def begin(self, trials: list[Trial]) -> list[MeasureCandidate]:
+        """Take note of trials that go to the builder next."""
+        for trial in trials:
+            self._by_module[_address(trial.candidate.sch.mod)] = trial
+            trial.task.flying += trial.record
+        return [trial.candidate for trial in trials]
+
+    def module(self, mod: Any, library: str) -> bytes:
+        """Return the pickled module to build for a candidate's ``mod``: what is shipped."""
+        trial = self._by_library[library] = self._by_module.pop(_address(mod))
+        if trial.kind == "default":
+            trial.task.reference = library
+        return trial.module
+
+    def job(self, library: str, args_info: Sequence[Any]) -> Job:
+        """Return the job that measures a candidate, at the site.
+
+        Workloads are its groups: their arguments and the default's results are where they were.
+        """
+        trial = self._by_library[library]
+        timeout = self.limits.run_s + self.site.slack_s
+        function, arguments = self.site.measuring(trial.task, library)
+        ready = partial(_comparable, trial)
+        return Job(function, arguments, timeout, group=trial.task.tag, ready=ready)
+
+    def finish(self, library: str, result: Measurement) -> None:
+        """Write down what came of a trial, as soon as it is there."""
+        trial = self._by_library.pop(library)
+        task, error = trial.task, result.error
+        task.flying -= trial.record
+        if task.reference != library:  # others are compared with that
+            Path(library).unlink(missing_ok=True)
+        if error == OVER:
+            return
+        times = () if error else result.run_secs
+        us = median_us(times)
+        task.finish(trial, us, error)
+        if not trial.record:
+            return
+        line = {
+            "workload": task.tag,
+            "trial": task.trials - 1,
+            "elapsed_s": round(self.elapsed(), 3),
+            "us": us,
+            "best_us": task.best_us,
+            "failed": error is not None,
+            "kind": trial.kind,
+            "error": error,
+            "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+        if task.model is not None:
+            line["model"] = task.model
+        task.store.append(task.entry, trial.candidate.sch.trace, times, task.target, line)
+        self.history.append(line)
+        try:
+            self.report(task, line)
+        except BaseException as failure:  # TVM's loop would make another error of it
+            self.workers.abandon(failure)
+
+
+def _address(mod: Any) -> int:
+    """Return what tells a module from others that live."""
+    return int(mod.__chandle__())
+
+
+def _comparable(trial: Trial) -> bool | None:
+    """Return whether the default schedule, which is compared with itself, has run; None: never."""
+    if trial.kind == "default" or trial.task.ready:
+        return True
+    return None if trial.task.ended else False
+
+
+class _Turns(PySearchStrategy):
+    """The default schedule and those of logs first, then what ``inner`` proposes.
+
+    Several contexts may take turns with one task: while candidates of one are built, those of
+    another are measured.
+    """
+
+    def __init__(self, task: Task, inner: Any, session: Session) -> None:
+        self.task, self._inner, self._session = task, inner, session
+        self.flying: list[Trial] = []
+        self._barren = 0
+
+    def _initialize_with_tune_context(self, context: Any) -> None:
+        self._inner._initialize_with_tune_context(context)
+
+    def pre_tuning(
+        self, max_trials: int, per_iter: int, designs: Any, database: Any, cost_model: Any
+    ) -> None:
+        """Prepare ``inner``."""
+        self._inner.pre_tuning(max_trials, per_iter, designs, database, cost_model)
+
+    def post_tuning(self) -> None:
+        """End ``inner``."""
+        self._inner.post_tuning()
+
+    def clone(self) -> Any:
+        """Return another turn with the same task."""
+        return Turns(self.task, self._inner, self._session)
+
+    def generate_measure_candidates(self) -> list[MeasureCandidate] | None:
+        """Return the next candidates; None when the task has ended."""
+        task, room = self.task, self._session.room(self.task)
+        self._before_us = task.best_us
+        if room <= 0 or task.ended:
+            return None
+        try:  # an op without a schedule, or a bad space, must not end the others' session
+            self.flying = task.baselines(room) or self._proposed(room)
+        except Exception as error:
+            task.ended = True
+            task.say(f"{task.tag}: not tuned, since scheduling failed ({sentence(error)})")
+        return self._session.begin(self.flying)
+
+    def _proposed(self, most: float) -> list[Trial]:
+        """Return the trials of what ``inner`` proposes next."""
+        task = self.task
+        task.batches += 1
+        proposed = self._inner.generate_measure_candidates()
+        task.refused = getattr(self._inner, "illegal", 0)
+        found: list[Trial] = []
+        for each in proposed or ():
+            trial = task.search(each) if len(found) < most else None
+            found += [trial] if trial is not None else []
+            self._session.workers.step(0.0)  # others' builds need not wait for this
+        self._barren = 0 if found else self._barren + 1
+        task.ended = not proposed or self._barren >= _MOST_BARREN
+        return found
+
+    def notify_runner_results(self, candidates: Any, results: Any) -> None:
+        """Tell ``inner`` what its candidates took."""
+        task, trials, self.flying = self.task, self.flying, []
+        ran = zip(trials, candidates, results, strict=True)
+        own = [(candidate, result) for t, candidate, result in ran if t.kind == "search"]
+        if own:
+            self._inner.notify_runner_results(*map(list, zip(*own, strict=True)))
+            known = math.isfinite(self._before_us) and self._before_us > 0
+            gained = 1 - task.best_us / self._before_us if known else 0.0
+            task.gain = 0.5 * task.gain + 0.5 * gained
+
+
+Turns = derived_object(_Turns)
+
+
+@derived_object
+class BestBet(PyTaskScheduler):
+    """Default schedules of every task first, then the task that promises most.
+
+    Args:
+        session: whose limits end the loop.
+        turns: the strategies (`Turns`) of the contexts, in their order.
+        ahead: most trials on their way at once; 0: those of one batch.
+    """
+
+    def __init__(self, session: Session, turns: Sequence[Any], ahead: int) -> None:
+        self._session, self._turns, self._ahead = session, turns, ahead
+
+    def next_task_id(self) -> int:
+        """Return which context is next; -1: the session is over, and what runs is joined."""
+        loop, workers = self._outer(), self._session.workers
+        while not workers.over():
+            for number, turn in enumerate(self._turns):
+                if turn.flying:
+                    loop.touch_task(number)  # joins it if it has ended
+            flying = [i for i, turn in enumerate(self._turns) if turn.flying]
+            under_way = sum(len(self._turns[i].flying) for i in flying)
+            found = self._next() if not flying or under_way < self._ahead else None
+            if found is not None:
+                loop.touch_task(found)  # its last batch may have been empty
+                return found
+            if not flying:
+                break
+            futures = [loop.tasks_[i].runner_futures for i in flying]
+            if not workers.wait(partial(_any_ended, futures)):
+                time.sleep(_POLL_S)  # another's runner, which has its own processes
+        return -1
+
+    def _next(self) -> int | None:
+        """Return the context of the best bet; None if none may have a trial now."""
+        idle = [(i, turn.task) for i, turn in enumerate(self._turns) if not turn.flying]
+        open_ = [(i, t) for i, t in idle if not t.ended and self._session.room(t) > 0]
+        for number, task in open_:
+            if task.first is None:
+                return number
+        ready = [(i, t) for i, t in open_ if t.ready]
+        return max(ready, key=lambda pair: pair[1].promise)[0] if ready else None
+
+
+def _any_ended(futures: Sequence[Any]) -> bool:
+    return any(each is not None and all(f.done() for f in each) for each in futures)

@@ -1,0 +1,101 @@
+"""Where candidates are measured: on this CPU, its GPU, or a model of one; `fleet` has servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from blockscale.base.targets import is_gpu
+from blockscale.tuning import exporter, gpu, modelled, worker
+from blockscale.tuning.components.facts import moe_gemm_of
+from blockscale.tuning.components.pool import Answer, Job, Worker, Workers
+from blockscale.tuning.moe import gpu as moe_gpu
+from blockscale.tuning.task import Task
+
+Measuring = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function that a worker calls, and its arguments."""
+
+_START_S = 120.0
+"""For what measures to find its GPU, or to answer from far away."""
+_GPU_NEEDS = "torch"
+"""The module that a process imports which measures on a GPU."""
+_MEASUREMENTS = 5000
+"""After so many a process that measures on a GPU is replaced: candidates stay loaded in it."""
+
+
+class Site:
+    """This machine's CPU or GPU for ``level``, or a model of a GPU."""
+
+    slack_s = 0.0
+    """For what a measurement needs beside its time, where that is kept elsewhere."""
+
+    def __init__(self, level: str, modelled_: bool = False) -> None:
+        self.level = level
+        self.model = modelled.model_name() if modelled_ else None
+        """The model that times candidates; None: they are measured."""
+        self.exclusive = not is_gpu(level)
+        """Candidates are never built while one is measured: both use this machine's CPU."""
+        self.exporter = exporter.CUDA if is_gpu(level) else exporter.OPENMP
+        if modelled_:
+            self.exporter = modelled.EXPORTER
+
+    def measurers(self, log: Path) -> list[Worker]:
+        """Return the processes that measure; none: the last builder, while the others idle."""
+        needs_own = is_gpu(self.level) and self.model is None
+        return [Worker(log, _GPU_NEEDS, _MEASUREMENTS)] if needs_own else []
+
+    def measuring(self, task: Task, library: str) -> Measuring:
+        """Return the job that measures a candidate of ``task``."""
+        reference = str(task.reference)
+        if self.model is not None:  # there are no results to compare
+            return modelled.measure, (library, task.workload.rows)
+        if not is_gpu(self.level):
+            return worker.measure, (library, task.arguments(), task.timing, reference)
+        gemm = moe_gemm_of(task.mod)
+        if gemm is None:
+            return gpu.measure, (library, task.arguments(), task.timing, reference)
+        return moe_gpu.measure, (library, gemm, task.workload.rows, task.timing, reference)
+
+    def describing(self) -> Measuring | None:
+        """Return the job that describes what measures; None: nothing need be asked."""
+        return (gpu.describe, (self.level,)) if is_gpu(self.level) and not self.model else None
+
+    def describe(self, workers: Workers) -> dict[str, Any] | None:
+        """Return what logs say of what measures; None: it is this machine's CPU.
+
+        Raises:
+            RuntimeError: nothing there runs code for the level.
+            CompileError: there is no nvcc.
+        """
+        import tvm
+        import tvm_ffi
+
+        found: dict[str, Any] = {}
+        if is_gpu(self.level):
+            from blockscale.lower import nvcc
+
+            found = {"nvcc": nvcc.version()}
+        if self.model is not None:
+            return {"modelled": True, "model": self.model, **found}
+        asked = self.describing()
+        if asked is None:
+            return None
+        jobs = [Job(*asked, timeout=_START_S) for _ in workers.measurers]
+        for each, job in zip(workers.measurers, jobs, strict=True):
+            each.send(job)
+        workers.wait(lambda: all(job.answer is not None for job in jobs))
+        answers = [job.answer for job in jobs if job.answer is not None]
+        versions = {"tvm": tvm.__version__, "tvm_ffi": tvm_ffi.__version__}
+        if len(answers) == len(jobs):  # or it was Ctrl-C
+            found |= self.judged(workers, answers)
+        return found | versions
+
+    def judged(self, workers: Workers, answers: Sequence[Answer]) -> dict[str, Any]:
+        """Return the description that the ``answers`` of all measurers give."""
+        [answer] = answers
+        if answer.error is not None:
+            why = answer.error.removeprefix("RuntimeError: ")
+            raise RuntimeError(f"tune: level={self.level!r}: {why}")
+        found: dict[str, Any] = answer.value
+        return found

@@ -1,0 +1,191 @@
+"""The loop is MetaSchedule's: each component of ours serves it, and gives way to TVM's own."""
+
+from __future__ import annotations
+
+import pytest
+from tvm.ir.utils import derived_object
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.meta_schedule.builder import PyBuilder
+from tvm.s_tir.meta_schedule.cost_model import PyCostModel, XGBModel
+from tvm.s_tir.meta_schedule.feature_extractor import PyFeatureExtractor, RandomFeatureExtractor
+from tvm.s_tir.meta_schedule.measure_callback import PyMeasureCallback
+from tvm.s_tir.meta_schedule.runner import PyRunner
+from tvm.s_tir.meta_schedule.search_strategy import PySearchStrategy
+from tvm.s_tir.meta_schedule.space_generator import PySpaceGenerator, ScheduleFn
+
+from blockscale.base import host
+from blockscale.building.space import new_schedule
+from blockscale.tuning.components import pool
+from blockscale.tuning.components.builder import WorkerBuilder
+from blockscale.tuning.components.features import (
+    DecisionFeatures,
+    PerTask,
+    decision_model,
+    stand_in,
+)
+from blockscale.tuning.components.runner import WorkerRunner
+from blockscale.tuning.components.search import DecisionSearch
+from blockscale.tuning.components.sketches import Sketches
+from blockscale.tuning.loop import Context
+from tests.kit.fake_workload import EXPORTER, FakeSpec, FakeWorkload
+
+LEVEL = host.level()
+WORKLOAD = FakeWorkload(FakeSpec(), rows=4)
+POINTS = 3 * 4
+SPIES = {
+    "space": (PySpaceGenerator, ["_initialize_with_tune_context", "generate_design_space"]),
+    "strategy": (
+        PySearchStrategy,
+        ["_initialize_with_tune_context", "pre_tuning", "generate_measure_candidates"]
+        + ["notify_runner_results", "post_tuning"],
+    ),
+    "extractor": (PyFeatureExtractor, ["extract_from"]),
+    "cost_model": (PyCostModel, ["update", "predict"]),
+    "builder": (PyBuilder, ["build"]),
+    "runner": (PyRunner, ["run"]),
+}
+
+
+def spy(kind: str, inner, calls: list[str]):
+    """Return a component that hands everything on to ``inner``, and says what was called."""
+    base, names = SPIES[kind]
+
+    def method(name):
+        def call(self, *args):
+            calls.append(name)
+            return getattr(inner, name)(*args)
+
+        return call
+
+    own = {"__init__": lambda self: None, **{name: method(name) for name in names}}
+    own |= {name: [] for name in ("sch_rules", "postprocs")} | {"mutator_probs": {}}
+    return derived_object(type("Spy", (base,), own))()
+
+
+@derived_object
+class Count(PyMeasureCallback):
+    def __init__(self):
+        self.errors: list[str | None] = []
+
+    def apply(self, scheduler, task_id, candidates, built, ran):
+        self.errors += [b.error_msg or r.error_msg for b, r in zip(built, ran, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory):
+    log = tmp_path_factory.mktemp("workers") / "log"
+    with pool.Workers([pool.Worker(log) for _ in range(2)], [pool.Worker(log)]) as own:
+        yield own
+
+
+def context(space, strategy):
+    return Context(WORKLOAD.mod(LEVEL), WORKLOAD.target(LEVEL), "a", space, strategy, 1)
+
+
+class Loop:
+    """One call of `tune_tasks` with components of ours, but for those that are given."""
+
+    def __init__(self, workers, tmp_path, **given):
+        self.sketches = given.get("sketches") or Sketches(WORKLOAD, LEVEL)
+        self.count, self.database = Count(), ms.database.JSONDatabase(work_dir=str(tmp_path))
+        self.part = {
+            "space": self.sketches,
+            "strategy": DecisionSearch(self.sketches, 1),
+            "extractor": DecisionFeatures(self.sketches),
+            "builder": WorkerBuilder(workers, EXPORTER, tmp_path),
+            "runner": WorkerRunner(workers),
+            "scheduler": "round-robin",
+        }
+        self.part |= given
+        self.part.setdefault(
+            "cost_model",
+            XGBModel(extractor=self.part["extractor"], num_warmup_samples=4, num_tuning_cores=1),
+        )
+        self.context = context(self.part["space"], self.part["strategy"])
+
+    def run(self, tmp_path, trials=POINTS):
+        ms.tune_tasks(
+            tasks=[self.context],
+            task_weights=[1.0],
+            work_dir=str(tmp_path),
+            max_trials_global=trials,
+            num_trials_per_iter=4,
+            builder=self.part["builder"],
+            runner=self.part["runner"],
+            database=self.database,
+            cost_model=self.part["cost_model"],
+            measure_callbacks=[
+                ms.measure_callback.AddToDatabase(),
+                self.count,
+                ms.measure_callback.UpdateCostModel(),
+            ],
+            task_scheduler=self.part["scheduler"],
+        )
+        assert self.count.errors
+        assert set(self.count.errors) == {None}
+        return self
+
+
+def test_our_components_serve_a_tune_tasks_of_ones_own(workers, tmp_path):
+    loop = Loop(workers, tmp_path).run(tmp_path, trials=100)
+    records = loop.database.get_all_tuning_records()
+    assert len({str(record.trace) for record in records}) == len(records) == POINTS
+
+
+def test_the_loop_calls_each_component(workers, tmp_path):
+    calls: dict[str, list[str]] = {kind: [] for kind in SPIES}
+    loop = Loop(workers, tmp_path)
+    inner = loop.part | {"extractor": spy("extractor", loop.part["extractor"], calls["extractor"])}
+    inner["cost_model"] = XGBModel(extractor=inner["extractor"], num_warmup_samples=4)
+    spies = {kind: spy(kind, inner[kind], calls[kind]) for kind in SPIES if kind != "extractor"}
+    Loop(workers, tmp_path, sketches=loop.sketches, **spies).run(tmp_path)
+    assert {kind: set(called) for kind, called in calls.items()} == {
+        kind: set(names) for kind, (_, names) in SPIES.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda: {"strategy": ms.search_strategy.ReplayTrace(), "scheduler": "gradient"},
+        lambda: {
+            "strategy": ms.search_strategy.EvolutionarySearch(population_size=8),
+            "extractor": RandomFeatureExtractor(feature_size=3),
+        },
+        lambda: {"cost_model": ms.cost_model.RandomModel()},
+        lambda: {
+            "space": ScheduleFn(WORKLOAD.space(LEVEL), [], [], {}),
+            "strategy": ms.search_strategy.ReplayTrace(),
+        },
+        pytest.param(  # their processes register all of TVM's intrinsics
+            lambda: {
+                "builder": ms.builder.LocalBuilder(max_workers=2),
+                "runner": ms.runner.LocalRunner(),
+            },
+            marks=pytest.mark.exhaustive,
+        ),
+    ],
+    ids=["replay-trace", "evolutionary", "random-model", "space", "builder"],
+)
+def test_tvms_own_take_their_place(workers, tmp_path, given):
+    Loop(workers, tmp_path, **given()).run(tmp_path, trials=4)
+
+
+def test_each_task_has_a_model_which_learns_when_it_is_asked():
+    """Stand-ins are what it learns and ranks here; that of another task knows nothing."""
+    space = Sketches(WORKLOAD, LEVEL)
+    models = {name: decision_model(space) for name in "ab"}
+    both = PerTask(models)
+    told = context(space, DecisionSearch(space))
+    points = space.space.all()
+    candidates = [stand_in(new_schedule(told.mod), point) for point in points]
+    seconds = [1e-6 * (1 + point[1][1]) for point in points]
+    for start in (0, 6):
+        part = slice(start, start + 6)
+        results = [ms.runner.RunnerResult([s], None) for s in seconds[part]]
+        both.update(told, candidates[part], results)
+    assert models["a"].data_size == 0
+    scores = both.predict(told, candidates)
+    assert (models["a"].data_size, models["b"].data_size) == (POINTS, 0)
+    order = sorted(range(POINTS), key=lambda i: -scores[i])
+    assert [points[i][1][1] for i in order] == sorted(point[1][1] for point in points)

@@ -1,0 +1,244 @@
+"""A fleet on loopback: TVM's tracker, and servers of which some die, hang, lie or do not fit."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from blockscale.base import host
+from blockscale.building import records
+from blockscale.building.store import folder_of
+from blockscale.tuning import fleet, task
+from blockscale.tuning.tuner import tune
+from blockscale.tuning.worker import Measurement
+from tests.kit.fake_workload import EXPORTER, FakeSpec, FakeWorkload
+
+LEVEL = host.level()
+KEY = "cpu"
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _no_rechecks(monkeypatch):
+    """A default is measured again when it seems slow: the machine's load must not decide here."""
+    monkeypatch.setattr(task, "_SUSPECT", math.inf)
+
+
+@contextmanager
+def started(*commands: list[str]):
+    """Run Python modules as processes of their own, and end all that they started."""
+    made = [
+        subprocess.Popen(
+            [sys.executable, "-m", *command],
+            cwd=ROOT,
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for command in commands
+    ]
+    try:
+        yield made
+    finally:
+        for process in made:
+            for pid in {process.pid, *_descendants(process.pid)}:
+                with_signal(pid, signal.SIGKILL)
+            process.wait()
+
+
+def with_signal(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _descendants(pid: int) -> list[int]:
+    """Return the processes below ``pid``, whichever thread started them."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found += [int(child) for child in path.read_text().split()]
+    return [each for child in found for each in (child, *_descendants(child))]
+
+
+@pytest.fixture(scope="module")
+def tracker():
+    """Return the address of a tracker."""
+    pytest.importorskip("tornado", reason="TVM's tracker needs it")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    command = ["tvm.exec.rpc_tracker", "--host", "127.0.0.1", "--port", port, "--silent"]
+    with started([*command, "--port-end", str(int(port) + 1)]):
+        yield f"127.0.0.1:{port}"
+
+
+def server(
+    tracker: str, port: int, key: str = KEY, module: str = "blockscale.tuning.server"
+) -> list[str]:
+    told = ["--tracker", tracker, "--key", key, "--host", "127.0.0.1", "--port", str(port)]
+    return [module, *told, "--port-end", str(port + 1), "--custom-addr", "127.0.0.1"]
+
+
+def registered(tracker: str, count: int, key: str = KEY) -> None:
+    """Wait until the tracker knows so many free servers."""
+    from tvm import rpc
+
+    where, port = tracker.split(":")
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        with suppress(OSError), socket.create_connection((where, int(port))):
+            break
+        time.sleep(0.05)
+    while time.monotonic() < deadline:
+        told = rpc.connect_tracker(where, int(port)).summary()["queue_info"]
+        if told.get(key, {}).get("free", 0) >= count:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"no {count} servers")
+
+
+def run(tracker: str, work_dir: Path, workloads=None, **options):
+    options = {"seconds": 300.0, "progress": False, "exporter": EXPORTER} | options
+    options = {"target": LEVEL, "tracker": tracker, "key": KEY, "workers": 2} | options
+    return tune(workloads or [FakeWorkload(rows=4)], work_dir=work_dir, **options)
+
+
+def harmed(tracker, ports, key, work_dir, workloads, after, **options):
+    """Tune on three servers, of which one is killed and one made to hang after so many trials."""
+    with started(*(server(tracker, port, key) for port in ports)) as servers:
+        registered(tracker, 3, key)
+        seen: list[dict] = []
+
+        def harm(line):
+            seen.append(line)
+            victims = dict(zip(after, [(0, signal.SIGKILL), (1, signal.SIGSTOP)], strict=True))
+            if len(seen) in victims:
+                victim, number = victims[len(seen)]
+                for pid in (servers[victim].pid, *_descendants(servers[victim].pid)):
+                    with_signal(pid, number)
+
+        result = run(tracker, work_dir, workloads, progress=harm, key=key, **options)
+    found = records.read_records(folder_of(work_dir, "row_sum", LEVEL))
+    assert len({(record.workload, record.key) for record in found}) == len(found) == result.trials
+    assert [h["us"] for h in seen] == [h["us"] for h in result.history]
+    return result
+
+
+def test_of_three_servers_one_is_killed_and_one_hangs(tracker, tmp_path, capfd, monkeypatch):
+    """The task ends, nothing that was measured is lost, and the message says which server."""
+    monkeypatch.setattr(fleet, "SLACK_S", 3.0)
+    ports, workload = (19191, 19192, 19193), FakeWorkload(FakeSpec(trap="fault"), rows=4)
+    options = {"timeouts": (30.0, 3.0)}
+    result = harmed(tracker, ports, "three", tmp_path, [workload], (2, 5), **options)
+    told = capfd.readouterr().err
+    assert "server 127.0.0.1:19191: is gone" in told
+    assert "server 127.0.0.1:19192: does not answer" in told
+    assert result.trials == 3 * 4 + 1
+    assert [h["error"] for h in result.history if h["failed"]] == ["run: crashed with SIGSEGV"] * 3
+    meta = records.read_meta(folder_of(tmp_path, "row_sum", LEVEL))
+    assert meta["machine"]["cpu"] == host.cpu_model()
+
+
+@pytest.mark.exhaustive
+def test_every_task_ends_when_servers_do_not(tracker, tmp_path, capfd):
+    """With the product's own time limits."""
+    ports = (19195, 19196, 19197)
+    workloads = [FakeWorkload(FakeSpec(cols), rows=1 << 6) for cols in (128, 256, 512)]
+    result = harmed(tracker, ports, "many", tmp_path, workloads, (10, 30), trials_each=25)
+    told = capfd.readouterr().err
+    assert "server 127.0.0.1:19195: is gone" in told
+    assert "server 127.0.0.1:19196: does not answer" in told
+    assert result.trials == 75
+    assert result.failed == {workload.tag: 0 for workload in workloads}
+
+
+def test_who_is_no_server_is_named(tracker, tmp_path):
+    with pytest.raises(RuntimeError, match=r"knows no free server of key 'cpu' \(0 in use\)"):
+        run(tracker, tmp_path)
+    with started(server(tracker, 19194, module="tvm.exec.rpc_server")):
+        registered(tracker, 1)
+        with pytest.raises(RuntimeError, match=r"it runs TVM's rpc_server without blockscale"):
+            run(tracker, tmp_path)
+
+
+def test_bad_addresses_are_errors(tmp_path):
+    with pytest.raises(ValueError, match="tracker='here' is no address; write host:port"):
+        run("here", tmp_path)
+    with pytest.raises(ValueError, match="needs a key"):
+        run("127.0.0.1:1", tmp_path, key=None)
+
+
+class Link:
+    """A server that says what it is told to."""
+
+    name = "far:9090"
+
+    def __init__(self, said):
+        self.said = said
+
+    def put(self, path):
+        return path
+
+    def remove(self, path):
+        pass
+
+    def call(self, function, arguments, timeout):
+        time.sleep(0.01)
+        return fleet.Answer(self.said)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        None,
+        Measurement((float("nan"),)),
+        Measurement((0.0,)),
+        Measurement((-1e-6,)),
+        Measurement(()),
+        Measurement((5.0,)),
+        Measurement((1e-6,), "wrong result"),
+    ],
+)
+def test_what_cannot_be_is_a_lie(monkeypatch, said):
+    monkeypatch.setattr(fleet, "_links", [Link(said)])
+    with pytest.raises(fleet.Lost, match="server far:9090: says what cannot be"):
+        fleet.measure(len, ("a.so", "b.so"), 1.0)
+    good = Measurement((1e-6, 2e-6))
+    monkeypatch.setattr(fleet, "_links", [Link(good)])
+    assert fleet.measure(len, ("a.so", "b.so"), 1.0) == good
+
+
+def test_a_machine_without_the_level_is_refused(monkeypatch):
+    monkeypatch.setattr(host, "features", lambda: frozenset({"sse4_2"}))
+    with pytest.raises(RuntimeError, match=r"its CPU .* lacks .*, which avx2 needs"):
+        fleet.describe("avx2")
+
+
+def test_servers_of_another_machine_are_not_used(monkeypatch):
+    told: list[str] = []
+
+    class Process:
+        dead, place = None, ""
+
+        def kill(self):
+            pass
+
+    workers = SimpleNamespace(measurers=[Process(), Process(), Process()], say=told.append)
+    site = fleet.Fleet(LEVEL, "127.0.0.1:1", KEY, 1.0)
+    cpus = {"a:1": "Epyc", "b:2": "Xeon", "c:3": "Epyc"}
+    answers = [fleet.Answer({"server": s, "cpu": c}) for s, c in cpus.items()]
+    assert site.judged(workers, answers) == {"cpu": "Epyc"}
+    assert [each.dead is None for each in workers.measurers] == [True, False, True]
+    assert told == [
+        "not used: server b:2: has a Xeon, and most others a Epyc, whose times do not compare"
+    ]
