@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from blockscale.base.formats import GEMM
-from blockscale.lower.gemm.maps import gemm_maps
-from blockscale.lower.gemm.source import constants, source
 from blockscale.lower.nvcc import compile_cuda_source
+from blockscale.lower.pipe.emit import emit
+from blockscale.lower.pipe.maps import tensor_maps
 from blockscale.specs.plans.gemm import GemmPlan, PlanError
 from tests.kit import gemm_harness as harness
 from tests.kit.pairwise import each, few, pairs, seeds, those
@@ -162,13 +162,13 @@ def test_compiles_without_spills(arch: str, fmt: str) -> None:
     """ptxas accepts the kernel for every target and spills nothing."""
     wide = {"cta_group": 2, "mma_n": 256, "store": "tma", "out_dtype": "bfloat16", "epi_cols": 64}
     plan = harness.plan(fmt=fmt, n=4096, k=7168, stages=4, acc_stages=1, **wide)
-    (used,) = compile_cuda_source(source(plan, "gemm"), arch).resources
+    (used,) = compile_cuda_source(emit(harness.kernel(plan), "gemm"), arch).resources
     assert used["spills"] == 0
     assert used["stack"] == 0
 
 
-def test_constants_follow_the_plan() -> None:
-    """Every decision reaches the kernel's source or its maps."""
+def test_every_decision_reaches_the_kernel() -> None:
+    """Its text or its maps."""
     base = harness.plan(n=1024, k=2048, store="tma", cluster_x=2, cluster_y=2)
     changes: dict[str, Any] = {
         "fmt": "mxfp4", "out_dtype": "bfloat16", "n": 512, "k": 1024, "swap": True,
@@ -178,8 +178,14 @@ def test_constants_follow_the_plan() -> None:
     fields = {name: getattr(base, name) for name in base.__dataclass_fields__}
     for name, value in changes.items():
         other = GemmPlan(**(fields | {name: value})).check()
-        assert constants(other) != constants(base), name
-    assert gemm_maps(base).d.box == (32, 32)
+        assert printed(other) != printed(base), name
+    assert tensor_maps(harness.kernel(base))[-1].box == (32, 32)
+
+
+def printed(plan: GemmPlan) -> tuple[Any, ...]:
+    """The kernel's text and maps."""
+    kernel = harness.kernel(plan)
+    return emit(kernel, "gemm"), tensor_maps(kernel)
 
 
 def test_judge_sees_wrong_rows() -> None:

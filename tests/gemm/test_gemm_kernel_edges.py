@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from blockscale import emulator
-from blockscale.lower.gemm.source import constants
 from blockscale.lower.nvcc import compile_cuda_source
+from blockscale.lower.pipe.emit import emit
 from blockscale.specs.plans.gemm import GemmPlan
 from tests.kit import gemm_harness as harness
 from tests.kit.pairwise import few, pairs
@@ -32,14 +32,11 @@ def order_in_python(plan: GemmPlan, row_tiles: int, col_tiles: int) -> list[tupl
 def test_order_of_tiles(swap: bool, raster: str, group: int) -> None:
     """``raster`` is the index that runs along a band of ``group`` tiles of the other index."""
     plan = harness.plan(n=640, swap=swap, raster=raster, group=group)
-    values = "\n".join(f"static constexpr int {k} = {v};" for k, v in constants(plan).items())
+    (order,) = set(re.findall(r"bs_order<[^>]+>", emit(harness.kernel(plan), "gemm")))
     text = f"""#include "gemm_tiles.cuh"
-struct P {{ {values} }};
-extern "C" __global__ void order(int *out, int m, int row_tiles) {{
-  BsCta<P> cta(0);
-  BsTiles<P> tiles(cta, m);
+extern "C" __global__ void order(int *out, int row_tiles, int col_tiles) {{
   int row, col;
-  tiles.order(threadIdx.x, row_tiles, row, col);
+  {order}(threadIdx.x, row_tiles, col_tiles, row, col);
   out[2 * threadIdx.x] = row, out[2 * threadIdx.x + 1] = col;
 }}"""
     ptx = compile_cuda_source(text, "sm_100a", ptx=True).image.decode()
@@ -47,7 +44,7 @@ extern "C" __global__ void order(int *out, int m, int row_tiles) {{
     out = np.full(2 * row_tiles * col_tiles, -1, np.int32)
     threads = row_tiles * col_tiles
     emulator.launch(
-        ptx, entry="order", grid=1, block=threads, args=[out, 128 * row_tiles, row_tiles]
+        ptx, entry="order", grid=1, block=threads, args=[out, row_tiles, col_tiles]
     ).check()
     got = [(int(row), int(col)) for row, col in out.reshape(-1, 2)]
     assert got == order_in_python(plan, row_tiles, col_tiles)

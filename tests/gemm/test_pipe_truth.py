@@ -61,7 +61,8 @@ RESIDUAL = (
 )
 RESIDUAL_SHAPE = [("rows", 1, -1, 2), ("cols", 1, N, 1)]
 K_MAJOR = (
-    ("b_scale: T.Buffer((T.int64(6), T.int64(2048))", "b_scale: T.Buffer((T.int64(4), T.int64(3072))"),
+    ("b_scale: T.Buffer((T.int64(6), T.int64(2048))",
+     "b_scale: T.Buffer((T.int64(4), T.int64(3072))"),
     ("b_scale[vo, va * T.int64(512) +", "b_scale[va, vo * T.int64(512) +"),
 )  # fmt: skip
 EDITS = {

@@ -12,13 +12,15 @@ import tvm
 
 from blockscale.base.errors import LoweringError
 from blockscale.building.space import new_schedule, replay, trace_json
+from blockscale.lower.pipe.derive import derive
+from blockscale.lower.pipe.emit import emit
 from blockscale.lower.pipe.facts import plan as read
 from blockscale.lower.pipe.host import sources
 from blockscale.schedules.gemm import tcgen05 as sm100
 from blockscale.schedules.gemm import tcgen05_tiles as sm100_tiles
 from blockscale.schedules.steps import preferred, sampled
 from blockscale.specs.plans.gemm import RASTERS, SMEM_BYTES, GemmPlan
-from blockscale.tir.gemm.tiles import gemm_tiles
+from blockscale.tir.gemm.tiles import PARAMS, gemm_tiles
 from tests.kit import fresh
 from tests.kit.pairwise import each, few
 
@@ -168,7 +170,7 @@ def test_every_tensorize_is_needed(point):
         less[1] = [[i - (i > number), value] for i, value in less[1]]
         sch = replay(module(point[0], point[1]), less)
         with pytest.raises(LoweringError) as error:
-            read(sch.mod["main"])
+            emit(derive(sch.mod["main"]), "kernel")
         if "_mma_" in trace[0][number][2][0]:
             assert "block 'gemm_update' is not tensorized" in str(error.value)
 
@@ -227,8 +229,8 @@ def test_what_is_no_schedule_of_a_gemm():
     func = module(NVFP4, None)["main"]
     with pytest.raises(LoweringError, match="block 'gemm' is not tensorized"):
         read(func)
-    with pytest.raises(LoweringError, match="without the attribute 'blockscale\\.gemm'"):
-        read(func.without_attr("blockscale.gemm"))
+    with pytest.raises(LoweringError, match="without the attribute 'blockscale\\.params'"):
+        read(func.without_attr(PARAMS))
     trace, _ = example(POINTS[0])
     less = [step for step in trace[0] if step[2] != ["blockscale.stages"]]
     gone = next(i for i, step in enumerate(trace[0]) if step[2] == ["blockscale.stages"])
@@ -251,24 +253,16 @@ def test_the_reasons_of_what_is_refused():
     assert all(isinstance(tile, GemmPlan) for tile in found)
 
 
-def with_sizes(func, **changes):
-    """Return the function with other true sizes in its attribute."""
-    return func.with_attr("blockscale.gemm", dict(func.attrs["blockscale.gemm"]) | changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"k": 7168 + 256}, "K of all stages is 7168, and the rest of the schedule implies 7424"),
-        ({"fmt": "mxfp4"}, "MMA kind is mxf4nvf4, and the rest of the schedule implies mxf4"),
-    ],
-)
-def test_what_disagrees_with_the_sizes(changes, message):
-    """The attribute of true sizes is of another GEMM than the loops."""
+@pytest.mark.parametrize(("name", "times"), [("a", 2), ("b", 2), ("b_scale", 0.5)])
+def test_what_disagrees_with_the_sizes(name, times):
+    """The attribute of true shapes is of another GEMM than the loops, or disagrees with itself."""
     sch = new_schedule(module(NVFP4, 4096))
     sm100.gemm_sketches(*NVFP4, 4096)[0](sch, preferred)
-    with pytest.raises(LoweringError, match=message):
-        read(with_sizes(sch.mod["main"], **changes))
+    func = sch.mod["main"]
+    shapes = {key: list(map(list, dims)) for key, dims in func.attrs[PARAMS].items()}
+    shapes[name][-1][2] = int(shapes[name][-1][2] * times)
+    with pytest.raises(LoweringError, match="loop over K: 28 stages, and the parameters have"):
+        read(func.with_attr(PARAMS, shapes))
 
 
 def test_what_disagrees_in_a_load(monkeypatch):
@@ -281,7 +275,7 @@ def test_what_disagrees_in_a_load(monkeypatch):
     monkeypatch.setattr(sm100, "_load_operand", halves)
     sch = new_schedule(module(NVFP4, 4096))
     sm100.gemm_sketches(*NVFP4, 4096)[0](sch, preferred)
-    with pytest.raises(LoweringError, match=r"tile is \(64, 128\), .* implies \(128, 128\)"):
+    with pytest.raises(LoweringError, match="tile of b_shared.dyn is 64, .* implies 128"):
         read(sch.mod["main"])
 
 

@@ -56,7 +56,7 @@ def load_case(rows, width, row_bytes, group, expert, swizzle):
         swizzle=swizzle,
     )
     source = f"&map, x, y + f.rank * {rows}, f.bar"
-    call = call_text(name).replace(", S)", f", {source})")
+    call = call_text(name).replace(f", S, {row_bytes})", f", {source})")
     assert source in call
     size = rows * row_bytes
     out = np.full((group, size), 0x55, np.uint8)

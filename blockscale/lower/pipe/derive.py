@@ -133,6 +133,7 @@ class _Derivation:
             loads.append(self._load(site.operands["S"], "tma_load_3d", site))
         for site in (s for s in self.in_k if s.what.startswith("tma_load")):
             self._expect(site, "CTA group", site.number, group)
+        self._same_k(loads)
         slots = [self._columns(site) for site in copies]
         self._shapes(x, y, loads, instruction, group)
         shift = self._shift(sy, slots[1])
@@ -172,6 +173,17 @@ class _Derivation:
             epilogue=epilogue,
             experts=experts or 0,
         )
+
+    def _same_k(self, loads: Sequence[Transfer]) -> None:
+        """All parameters have as many stages of K, and no more than the loop."""
+        most = int(self.reader.k_loop.extent)
+        counts = {
+            load.view.name: -(-(load.view.dims[-1].extent or 0) // load.slot.shape[-1])
+            for load in loads
+            if load.view.dims[-1].axis == "k"
+        }
+        if len(set(counts.values())) != 1 or max(counts.values()) > most:
+            raise LoweringError(f"loop over K: {most} stages, and the parameters have {counts}")
 
     def _expect(self, site: Site, what: str, found: Any, wanted: Any) -> None:
         if found != wanted:

@@ -254,9 +254,10 @@ class Reader:
         mma = [r.loops for r in raw if "_mma_" in called(r.block.body)[0]]
         load = [r.loops for r in raw if called(r.block.body)[0] == "tma_load_2d"]
         if not mma:
+            sums = [str(r.block.name_hint) for r in raw if _accumulates(r.block)]
             raise LoweringError(
-                "no block issues MMAs: block 'gemm_update' is not tensorized; map its loops onto "
-                "an intrinsic of blockscale.tir.intrin.tcgen05"
+                f"no block issues MMAs: {', '.join(f'block {n!r}' for n in sums) or 'none'} is not "
+                "tensorized; map its loops onto an intrinsic of blockscale.tir.intrin.tcgen05"
             )
         if not load:
             raise LoweringError("no block calls tma_load_2d: operands are loaded by TMA")
@@ -385,6 +386,13 @@ class Reader:
         indices = tuple(substituted(index, settled) for index in stmt.indices)
         buffer, indices = site.element(stmt.buffer, indices)
         return Store(buffer, indices, substituted(stmt.value, settled))
+
+
+def _accumulates(block: Any) -> bool:
+    """Whether a block adds to what it writes."""
+    written = [region.source for region in block.writes]
+    reads = (region.source for region in block.reads)
+    return block.init is not None or any(r.same_as(w) for r in reads for w in written)
 
 
 def _once(loop: Any) -> bool:
