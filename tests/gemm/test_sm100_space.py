@@ -275,7 +275,7 @@ def test_what_disagrees_in_a_load(monkeypatch):
     monkeypatch.setattr(sm100, "_load_operand", halves)
     sch = new_schedule(module(NVFP4, 4096))
     sm100.gemm_sketches(*NVFP4, 4096)[0](sch, preferred)
-    with pytest.raises(LoweringError, match="tile of b_shared.dyn is 64, .* implies 128"):
+    with pytest.raises(LoweringError, match=r"tile of b_shared\.dyn is 64, .* implies 128"):
         read(sch.mod["main"])
 
 
