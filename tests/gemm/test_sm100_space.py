@@ -229,7 +229,7 @@ def test_what_is_no_schedule_of_a_gemm():
     func = module(NVFP4, None)["main"]
     with pytest.raises(LoweringError, match="block 'gemm' is not tensorized"):
         read(func)
-    with pytest.raises(LoweringError, match="without the attribute 'blockscale\\.params'"):
+    with pytest.raises(LoweringError, match="without the attribute 'blockscale\\.shapes'"):
         read(func.without_attr(PARAMS))
     trace, _ = example(POINTS[0])
     less = [step for step in trace[0] if step[2] != ["blockscale.stages"]]

@@ -4,7 +4,7 @@ d[i, j] = round(alpha * sum_k (a[i, k] * sfa[i, k / block]) * (b[j, k] * sfb[j, 
                      + bias[j])
 
 Sizes are padded: rows of a and d to tiles of `ROW_TILE`, those of b to `COL_TILE`, K to `K_TILE`.
-The true sizes are in the attribute "blockscale.params": TMA loads zeros and leaves stores out
+The true sizes are in the attribute "blockscale.shapes": TMA loads zeros and leaves stores out
 beyond them, so that padding exists on paper only.  K is two axes, 128x4 tiles of scales and
 elements in one, so that every index is a sum.  Scales are [tiles of 128 rows, 512-byte tiles along
 K]: the byte of row r and column c is at
@@ -47,7 +47,7 @@ LANES = 32
 """Rows of 16 bytes in such a tile: bytes 4 q to 4 q + 3 of row r belong to row 32 q + r."""
 
 
-PARAMS, OPTIONAL = "blockscale.params", "blockscale.optional"
+PARAMS, OPTIONAL = "blockscale.shapes", "blockscale.optional"
 """Function attributes: the parameters' true shapes (`true_shapes`), and the values of those that
 may be null."""
 

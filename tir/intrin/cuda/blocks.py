@@ -300,8 +300,9 @@ def register_all() -> tuple[str, ...]:
             names += [encode(fmt, dtype, known) for known in (True, False)]
             roundings = ("ceil",) if row.scale is E4M3 else ("ceil", "floor")
             names += [scale_of(fmt, rounding, dtype) for rounding in roundings]
-    for hint in HINTS:  # codes, and the words that swizzle moves
-        names += [load("uint8", 4, hint), load("uint32", 4, hint), store("uint32", 4, hint)]
+    for hint in HINTS:  # codes, and the words that swizzle and other layouts move
+        names.append(load("uint8", 4, hint))
+        names += [move("uint32", words, hint) for move in (load, store) for words in (1, 2, 4)]
         names += [store("uint8", count, hint) for count in (8, 16)]
     names += [divisor_of(fmt) for fmt in QUANTIZED]
     return tuple(sorted(names))
