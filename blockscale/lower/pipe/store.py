@@ -435,6 +435,17 @@ class _Store:
                 found.append(f"{printer(self.analyzer.simplify(index))} < {dim.extent}")
         return found
 
+    def _stored(
+        self, view: View, indices: Sequence[PrimExpr], printer: Text, but_last: bool = False
+    ) -> list[str]:
+        """The same, but that the thread's own lane is one of d's, which is asked before."""
+        k = self.kernel
+        pair = k.at.cta * i64(128) if k.group == 2 else i64(0)
+        first = k.at.tiles[k.x_axis] * i64(k.x_tile) + pair + k.at.warp * i64(32)
+        own = self.analyzer.simplify(first + self.lane)
+        found = self._inside(view, indices, printer, but_last)
+        return [each for each in found if not each.startswith(f"{printer(own)} <")]
+
     def _address(self, view: View, indices: Sequence[PrimExpr], printer: Text) -> str:
         """Number of an element in a parameter."""
         parts = []
@@ -516,13 +527,13 @@ class _Store:
         if loop is not None and loop.extent * view.item >= 4 and len(site.loops) == 1:
             first = [substituted(index, {loop.var: i64(0)}) for index in body.indices]
             words = self._words(site, loop, view.dtype)
-            guard = self._guard([*self._own_lane(), *self._inside(view, first, printer, True)])
+            guard = self._guard([*self._own_lane(), *self._stored(view, first, printer, True)])
             return [
                 "{",
                 *indented([*words, f"{guard}{self._run_out(view, first, loop.extent, printer)}"]),
                 "}",
             ]
-        guard = self._guard([*self._own_lane(), *self._inside(view, body.indices, printer)])
+        guard = self._guard([*self._own_lane(), *self._stored(view, body.indices, printer)])
         address = f"{view.name} + {self._address(view, body.indices, printer)}"
         bits = self._bits(site, view.dtype)
         return self._loops(site, [f"{guard}bs_store_element({address}, {bits});"])
@@ -582,7 +593,7 @@ class _Store:
         made = [f"const uint32_t code = {self._bits(site, view.dtype)};"]
         shared = f"bs_store_shared<{view.item}>({place}, code);"
         if ragged:
-            guard = self._guard([*self._own_lane(), *self._inside(view, out, printer)])
+            guard = self._guard([*self._own_lane(), *self._stored(view, out, printer)])
             address = f"{view.name} + {self._address(view, out, printer)}"
             made += [f"if (whole) {shared}", f"else {guard}bs_store_element({address}, code);"]
         else:
