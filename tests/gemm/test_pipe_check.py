@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from blockscale.base.errors import LoweringError
 from blockscale.lower.pipe import check, simulate
+from blockscale.lower.pipe.emit import emit
 from blockscale.lower.pipe.kernel import Kernel, Stage
 from tests.kit import gemm_harness as harness
 
@@ -264,3 +266,29 @@ def test_a_barrier_s_phase_ends_with_the_last_arrival() -> None:
     assert not barrier.done(1)
     barrier.arrive(2)
     assert barrier.done(1)
+
+
+@pytest.mark.parametrize("k", [64, 96, 128, 448, 512, 544])
+def test_no_mma_is_beyond_k(k: int) -> None:
+    """A tile has as many stages as K begins, and the last one as many MMAs; padding has none."""
+    of = harness.kernel(harness.plan(k=k, block_k=256))
+    last = of.whole if of.last is None else of.last
+    assert of.k_stages == -(-k // 256)
+    assert len(of.whole.multiplies) == 4
+    assert len(last.multiplies) == -(-(k - 256 * (of.k_stages - 1)) // 64)
+    assert len(last.copies) == 2 * len(last.multiplies)
+
+
+@pytest.mark.parametrize(("k", "split"), [(640, 3), (896, 4), (512, 2), (384, 3)])
+def test_ctas_divide_the_stages_of_k(k: int, split: int) -> None:
+    """Each stage is one CTA's, and no CTA has two more than another."""
+    of = harness.kernel(harness.plan(k=k, split_k=split, acc_stages=1))
+    first, last = re.findall(r"k_first = (.*), k_last = (.*);", emit(of, "gemm"))[0]
+    ranges = [
+        range(
+            *(eval(text.replace("/", "//"), {"rank": rank, "int": int}) for text in (first, last))
+        )
+        for rank in range(split)
+    ]
+    assert [stage for each in ranges for stage in each] == [*range(of.k_stages)]
+    assert max(map(len, ranges)) - min(map(len, ranges)) <= 1
