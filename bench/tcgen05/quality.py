@@ -226,28 +226,10 @@ def missed(results: Results) -> dict[str, list[int]]:
     return {name: sizes for name, sizes in found.items() if sizes}
 
 
-_LOOP = (
-    "the loop over stages is unrolled four times in every kernel; nvcc unrolled the template's as "
-    "often as it pleased, and the whole kernel was longer for it"
-)
-_ELEMENT = (
-    "stores of single elements have a condition and a 64-bit address each, of which the template "
-    "shared more; not mended yet"
-)
 STRUCTURE_REASONS: Mapping[tuple[str, str], str] = {
-    ("direct", "registers"): "four more, without spills; a thread of 192 may have 255",
-    **dict.fromkeys(
-        [
-            (name, "per_load")
-            for name in (
-                *("direct, float32", "swap", "swap, TMA store", "multicast"),
-                *("split-K, swap", "grouped, swap"),
-            )
-        ],
-        _LOOP,
-    ),
-    **dict.fromkeys(
-        [(name, "per_element") for name in ("swap, pair", "split-K", "grouped, swap")], _ELEMENT
+    ("direct", "registers"): (
+        "four more, without spills; shared memory leaves room for one CTA on an SM, whose threads "
+        "may have 255"
     ),
 }
 """Why a figure of a structure may be worse than before."""

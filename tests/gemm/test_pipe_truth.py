@@ -100,6 +100,13 @@ EDITS = {
         RESIDUAL,
         {PARAMS: {"r": RESIDUAL_SHAPE}},
     ),
+    "residual of 16 bits": Edit(
+        f'{VALUE} + T.Cast("float32", h[vt, vi, vj])',
+        lambda c, alpha, bias, r: c * alpha + bias + np.round(r),
+        tuple((old, new.replace("r: T", "h: T").replace("float32", "float16"))
+              for old, new in RESIDUAL),
+        {PARAMS: {"h": RESIDUAL_SHAPE}},
+    ),
     "no alpha is a half": Edit(
         VALUE,
         lambda c, alpha, bias, r: 0.5 * c + bias,
@@ -147,6 +154,7 @@ def test_the_kernel_follows_its_function(name: str, plan: str) -> None:
         "alpha": np.float32([1.5]), "bias": rng.normal(0, 30, N).astype(np.float32),
         "r": rng.normal(0, 30, (ROWS, N)).astype(np.float32),
     }  # fmt: skip
+    named["h"] = np.round(named["r"]).astype(np.float16).view(np.uint16)  # whole numbers are exact
     given = edit.arrays(named | dict.fromkeys(edit.null))
     tiles = harness.clusters_of(of, [ROWS])
     report = harness.launch(kernel, text, given, ROWS, tiles if of.split_k > 1 else min(2, tiles))

@@ -17,6 +17,7 @@ import tvm
 from blockscale import emulator
 from blockscale.building.space import new_schedule
 from blockscale.lower.nvcc import compile_cuda_source
+from blockscale.lower.pipe.check import checked
 from blockscale.lower.pipe.derive import derive
 from blockscale.lower.pipe.emit import emit, pointers
 from blockscale.lower.pipe.kernel import THREADS, Kernel
@@ -52,7 +53,7 @@ def kernel(of: GemmPlan) -> Kernel:
     func = gemm_tiles(of.fmt, of.out_dtype, of.n, of.k, of.experts)
     sch = new_schedule(tvm.IRModule({"main": func}))
     tcgen05.decided(sch, of)
-    return derive(sch.mod["main"])
+    return checked(derive(sch.mod["main"]))
 
 
 @cache

@@ -252,6 +252,6 @@ def _epilogue(k: Kernel) -> str | None:
 
 CHECKS: tuple[Callable[[Kernel], str | None], ...] = (
     *(_shape, _cluster, _split, _boxes, _operands, _scales, _bytes, _senders),
-    *(_shared, _tensor_memory, _epilogue, _progress),
+    *(_tensor_memory, _shared, _epilogue, _progress),
 )
 """In the order in which they are asked."""

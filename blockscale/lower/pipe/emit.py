@@ -17,6 +17,7 @@ from blockscale.lower.pipe.kernel import (
     Transfer,
 )
 from blockscale.lower.pipe.share import share
+from blockscale.lower.pipe.split import store_split
 from blockscale.lower.pipe.text import indented, variables
 from blockscale.lower.pipe.tile import Tile
 
@@ -89,7 +90,7 @@ class _Emitter:
             "  }" + ("" if k.split > 1 else " else {"),
             *([] if k.split > 1 else [*indented(store.store(k, self.tile), 2), "  }"]),
             "  __syncwarp();",
-            *(indented(store.store_split(k, self.tile)) if k.split > 1 else []),
+            *(indented(store_split(k, self.tile)) if k.split > 1 else []),
             "  bs_tcgen05_fence_before();",
             f"  {self._meet()}  // others' MMAs and loads are done with this CTA",
             "  bs_tcgen05_fence_after();",
@@ -183,7 +184,8 @@ class _Emitter:
             *self.tile.loop(
                 [
                     *self._first_rows(),
-                    *([] if k.unpacks else ["#pragma unroll 4"]),
+                    # Left alone, nvcc unrolls a cluster's loop sixteen times.
+                    *(["#pragma unroll 8"] if k.cluster > 1 and not k.unpacks else []),
                     f"for (int k = {first}; k < {last}; ++k) {{",
                     f"  {empty}",
                     *indented(issue),

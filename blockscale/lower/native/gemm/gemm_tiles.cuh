@@ -147,6 +147,23 @@ BS_INLINE void bs_load_run(float *to, const float *from, int left) {
   }
 }
 
+// The same of 16-bit numbers of class F, widened; 8 of them are 16 bytes.
+template <class F, int COUNT, bool ALIGNED>
+BS_INLINE void bs_load_run_16(float *to, const uint16_t *from, int left) {
+  if (ALIGNED && reinterpret_cast<uintptr_t>(from) % 16 == 0) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i += 8) {
+      uint32_t words[4] = {0, 0, 0, 0};
+      if (i < left) bs_load<16, BS_KEEP>(words, from + i);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) to[i + j] = F::at(words, j);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) to[i] = i < left ? F::lo(from[i]) : 0.0f;
+  }
+}
+
 BS_INLINE void bs_store_element(uint8_t *to, uint32_t code) { *to = static_cast<uint8_t>(code); }
 BS_INLINE void bs_store_element(uint16_t *to, uint32_t code) { *to = static_cast<uint16_t>(code); }
 BS_INLINE void bs_store_element(float *to, uint32_t code) { *to = __uint_as_float(code); }
