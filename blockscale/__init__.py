@@ -30,7 +30,10 @@ if TYPE_CHECKING:
         swiglu_fp4quant,
     )
     from blockscale.ops.fused.norm import add_rmsnorm_fp4quant, rmsnorm_fp4quant
-    from blockscale.ops.gemm import grouped_mm_fp4, linear, mm_fp4
+    from blockscale.ops.gemm import grouped_mm_fp4, mm_fp4
+    from blockscale.ops.gemm_act import grouped_mm_act_fp4quant, interleave_gate_up
+    from blockscale.ops.linear.layer import linear
+    from blockscale.ops.linear.weights import LinearWeights, prepare_linear_weights
     from blockscale.ops.moe.layer import fused_moe, moe_route
     from blockscale.ops.moe.weights import MoeWeights, prepare_moe_weights
     from blockscale.ops.quant import (
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Library",
+    "LinearWeights",
     "MoeWeights",
     "__version__",
     "add_rmsnorm_fp4quant",
@@ -55,13 +59,16 @@ __all__ = [
     "fp8_scale_candidates",
     "fused_moe",
     "gelu_tanh_and_mul_fp4quant",
+    "grouped_mm_act_fp4quant",
     "grouped_mm_fp4",
     "grouped_quantize",
+    "interleave_gate_up",
     "linear",
     "load",
     "mm_fp4",
     "moe_route",
     "nvfp4_fp8_scale_sweep",
+    "prepare_linear_weights",
     "prepare_moe_weights",
     "quantize",
     "rmsnorm_fp4quant",
@@ -96,7 +103,10 @@ _HOMES = {
         "swizzle_scales",
         "unswizzle_scales",
     ),
-    "ops.gemm": ("grouped_mm_fp4", "linear", "mm_fp4"),
+    "ops.gemm": ("grouped_mm_fp4", "mm_fp4"),
+    "ops.gemm_act": ("grouped_mm_act_fp4quant", "interleave_gate_up"),
+    "ops.linear.layer": ("linear",),
+    "ops.linear.weights": ("LinearWeights", "prepare_linear_weights"),
     "ops.fused.norm": ("add_rmsnorm_fp4quant", "rmsnorm_fp4quant"),
     "ops.fused.act": (
         "gelu_tanh_and_mul_fp4quant",

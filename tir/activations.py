@@ -1,10 +1,19 @@
-"""Gated activations as TensorIR expressions, in float32.
+"""Activations as TensorIR expressions, in float32.
+
+Of one number (`of`):
+
+    silu:       x / (1 + exp(-x))
+    gelu_tanh:  x / (1 + exp(-t)),  t = x * (1.5957691 + 0.07135481 * x^2), which is
+                0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))
+    relu2:      max(x, 0)^2; a NaN stays one
+
+Gated (`gated`):
 
     silu:       gate / (1 + exp(-gate)) * up
-    gelu_tanh:  gate / (1 + exp(-t)) * up,  t = gate * (1.5957691 + 0.07135481 * gate^2), which is
-                0.5 * gate * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 * gate^3))) * up
+    gelu_tanh:  gelu_tanh(gate) * up
     swiglu:     g / (1 + exp(-alpha * g)) * (u + beta),  g = gate but at most limit, u = up within
                 -limit .. limit; NaNs stay (gpt-oss: alpha 1.702, beta 1, limit 7)
+    relu2:      max(gate, 0)^2 * up; NaNs stay
 
 exp is within 2 units in the last place; a CPU may fuse its products and sums.  So may a GPU, whose
 exp is another one: results agree after rounding to 16 bits, but for values next to a tie.
@@ -12,7 +21,7 @@ exp is another one: results agree after rounding to 16 bits, but for values next
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tvm import tirx
 from tvm.ir import Expr as PrimExpr
@@ -51,17 +60,29 @@ def exp(x: PrimExpr) -> PrimExpr:
     return result * _power_of_two(low) * _power_of_two(n - low)
 
 
+def of(activation: str, x: PrimExpr, exp: Callable[[PrimExpr], PrimExpr] = exp) -> PrimExpr:
+    """Return ``activation(x)``, "none" x itself; ``exp``: the exponential function of a target."""
+    if activation == "none":
+        return x
+    if activation == "relu2":
+        positive = tirx.Select(x < _f32(0.0), _f32(0.0), x)
+        return positive * positive
+    exponent = x if activation == "silu" else _gelu_exponent(x)
+    return x / (_f32(1.0) + exp(-exponent))
+
+
+def _gelu_exponent(x: PrimExpr) -> PrimExpr:
+    return x * (_f32(_GELU[0]) + _f32(_GELU[1]) * (x * x))
+
+
 def gated(
     activation: str, gate: PrimExpr, up: PrimExpr, numbers: Sequence[PrimExpr] = ()
 ) -> PrimExpr:
     """Return ``activation(gate) * up``; ``numbers``: alpha, beta and limit of "swiglu"."""
-    exponent = gate
-    if activation == "gelu_tanh":
-        exponent = gate * (_f32(_GELU[0]) + _f32(_GELU[1]) * (gate * gate))
-    elif activation == "swiglu":
-        alpha, beta, limit = numbers
-        gate = tirx.Select(gate > limit, limit, gate)
-        low = -limit
-        up = tirx.Select(up > limit, limit, tirx.Select(up < low, low, up)) + beta
-        exponent = alpha * gate
-    return gate / (_f32(1.0) + exp(-exponent)) * up
+    if activation != "swiglu":
+        return of(activation, gate) * up
+    alpha, beta, limit = numbers
+    gate = tirx.Select(gate > limit, limit, gate)
+    low = -limit
+    up = tirx.Select(up > limit, limit, tirx.Select(up < low, low, up)) + beta
+    return gate / (_f32(1.0) + exp(-(alpha * gate))) * up

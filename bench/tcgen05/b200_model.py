@@ -1,7 +1,7 @@
 """How far the model of a B200 is off where others have published times, and its best plans.
 
 ``python -m bench.tcgen05.b200_model`` prints the tables and fills docs/b200_model.md; with
-``--fit`` it searches the fitted numbers of `blockscale.tuning.b200.Machine` anew and prints them.
+``--fit`` it searches the fitted numbers of `specs.plans.b200.Machine` anew and prints them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import click
 from bench.report import ROOT, fill_page, markdown_table, render, show, us_text
 from bench.tcgen05.kernels import pair
 from blockscale.base.formats import GEMM
+from blockscale.specs.plans.b200 import B200, FITTED, VERSION, Machine, Modelled, time_us
 from blockscale.specs.plans.gemm import Y_TILES, GemmPlan
-from blockscale.tuning.b200 import B200, FITTED, VERSION, Machine, Modelled, time_us
 
 POINTS = Path(__file__).with_name("b200_points.json")
 """Times of block-scaled GEMMs on B200 that others have published."""

@@ -13,7 +13,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,23 +129,27 @@ def find(workload: Workload, level: str, dirs: Sequence[Path | str]) -> LogHit |
     Raises:
         LogError: a log is damaged; the message names file and line.
     """
+    made = cache(lambda: workload.mod(level))  # of 30 ms, for folders that have any log of the op
     for root in dirs:
         for logged in (level,) if is_gpu(level) else same_width(level):
-            hit = _find_in(Path(root), workload, level, logged)
+            hit = _find_in(Path(root), workload, made, logged)
             if hit is not None:
                 return hit
     return None
 
 
-def _find_in(root: Path, workload: Workload, level: str, logged: str) -> LogHit | None:
-    """Return the best record in ``root`` that was tuned at level ``logged`` and applies."""
+def _find_in(root: Path, workload: Workload, made: Callable[[], Any], logged: str) -> LogHit | None:
+    """Return the best record in ``root`` that was tuned at level ``logged`` and applies.
+
+    ``made`` returns the workload's function.
+    """
     from blockscale.building.space import replay
 
     folder = _folder(folder_of(root, workload.op, logged))
     if folder is None:
         return None
     wanted = target_key(workload.target(logged).export())
-    mod = workload.mod(level)
+    mod = made()
     fitting = [r for r in folder.of(mod) if math.isfinite(r.us) and target_key(r.target) == wanted]
     for record in sorted(fitting, key=lambda r: (r.model is not None, r.us)):
         try:

@@ -7,21 +7,32 @@ from collections.abc import Mapping
 from tvm.s_tir.schedule import Trace
 from tvm.tirx import PrimFunc
 
-from blockscale.base.targets import TCGEN05
+from blockscale.base.targets import BULK_COPIES, TCGEN05
 from blockscale.catalog.registry import Bucket, Road, register, scheduled
 from blockscale.lower.cuda import Source
 from blockscale.lower.pipe import host
 from blockscale.lower.pipe.maps import SPREAD_ALIGNMENT, spreads_codes
+from blockscale.lower.warp import host as warp_host
 from blockscale.schedules.gemm import cpu, cpu_linear, tcgen05
+from blockscale.schedules.gemm import linear as gpu_linear
 from blockscale.schedules.steps import Sketch
-from blockscale.specs import GroupedMmFp4, Linear, MmFp4
+from blockscale.specs import GroupedMmActFp4Quant, GroupedMmFp4, Linear, MmFp4
+from blockscale.tir.gemm.gated_tiles import gated_tiles
+from blockscale.tir.gemm.grouped_act import grouped_gemm_act
 from blockscale.tir.gemm.grouped_mm import grouped_gemm
 from blockscale.tir.gemm.linear import linear
+from blockscale.tir.gemm.linear_tiles import linear_tiles
 from blockscale.tir.gemm.mm import gemm
 from blockscale.tir.gemm.tiles import gemm_tiles
 
 LINEAR_BUCKETS = (Bucket(1, 1, 1), Bucket(4, 4, 4), Bucket(16, 48, 8), Bucket(128, None, 12))
 """On a CPU: decode (one row), a few rows, small batches, prefill."""
+
+LINEAR_GPU_BUCKETS = (
+    *(Bucket(1, 1), Bucket(8, 8), Bucket(16, 16), Bucket(32, 32), Bucket(64, 64)),
+    *(Bucket(128, 128), Bucket(256, 256), Bucket(1024, 1024), Bucket(4096, None)),
+)
+"""On a GPU: decode, small batches (the sizes of tiles), prefill."""
 
 FEW_ROWS = 8
 """Rows of an expert up to which lanes run along k, as for few rows of a linear layer."""
@@ -40,7 +51,7 @@ as many, the last one never."""
 Gemm = MmFp4 | GroupedMmFp4
 
 
-def _cpu_grouped_buckets(spec: GroupedMmFp4) -> tuple[Bucket, ...]:
+def _cpu_grouped_buckets(spec: GroupedMmFp4 | GroupedMmActFp4Quant) -> tuple[Bucket, ...]:
     """Few rows an expert, on average, and more."""
     return (
         Bucket(4 * spec.experts, FEW_ROWS * spec.experts, 4),
@@ -48,7 +59,7 @@ def _cpu_grouped_buckets(spec: GroupedMmFp4) -> tuple[Bucket, ...]:
     )
 
 
-def _cuda_buckets(spec: Gemm) -> tuple[Bucket, ...]:
+def _cuda_buckets(spec: Gemm | GroupedMmActFp4Quant) -> tuple[Bucket, ...]:
     if isinstance(spec, MmFp4):
         return GEMM_BUCKETS
     *most, last = (rows * spec.experts for rows in GROUPED_ROWS)
@@ -56,14 +67,39 @@ def _cuda_buckets(spec: Gemm) -> tuple[Bucket, ...]:
 
 
 def _linear(spec: Linear, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:
+    if spec.layout != "linear":
+        raise TypeError(
+            f"catalog: {spec.name} has a weight in layout {spec.layout}, that of CUDA kernels; "
+            "take Linear(layout='linear') for a CPU"
+        )
     compute = cpu_linear.compute_type(spec, level, bucket.tile)
-    return linear(spec, bucket.tile, compute, rows=rows)
+    pair = cpu_linear.pair_width(spec, level, bucket.tile)
+    return linear(spec, bucket.tile, compute, rows, pair)
+
+
+def _linear_on_gpu(spec: Linear, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:
+    if spec.layout != "tiles64":
+        raise TypeError(
+            f"{spec.name}: the weight is in layout {spec.layout!r}, which GPU kernels do not read; "
+            "build the spec with layout='tiles64', or for a CPU level"
+        )
+    return linear_tiles(spec, rows)
+
+
+def _linear_sources(spec: Linear, arch: str, traces: Mapping[str, Trace | None]) -> Source:
+    names = [param.name for param in spec.params()]
+    return warp_host.sources(scheduled(spec, arch, traces), spec.name, arch, names)
 
 
 def _mm(spec: Gemm, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:
     if isinstance(spec, MmFp4):
         return gemm(spec, bucket.tile, cpu.compute_type(spec, level, bucket.tile), rows)
     return grouped_gemm(spec, bucket.tile, cpu.compute_type(spec.matrix, level, bucket.tile), rows)
+
+
+def _mm_act(spec: GroupedMmActFp4Quant, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:
+    compute = cpu.compute_type(spec.product.matrix, level, bucket.tile)
+    return grouped_gemm_act(spec, bucket.tile, compute, rows)
 
 
 def _sizes(spec: Gemm) -> tuple[str, str, int, int, int]:
@@ -73,7 +109,8 @@ def _sizes(spec: Gemm) -> tuple[str, str, int, int, int]:
 
 
 def _tiles(spec: Gemm, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:
-    func = gemm_tiles(*_sizes(spec), rows)
+    extra = (spec.activation, spec.residual) if isinstance(spec, MmFp4) else ()
+    func = gemm_tiles(*_sizes(spec), rows, *extra)
     # Whole tiles are the same for several row counts, whose best schedules are not.
     return func if rows is None else func.with_attr("blockscale.rows", rows)
 
@@ -82,7 +119,19 @@ def _tile_sketches(spec: Gemm, bucket: Bucket, level: str) -> list[Sketch]:
     return tcgen05.gemm_sketches(*_sizes(spec), bucket.rows)
 
 
-def _tile_sources(spec: Gemm, arch: str, traces: Mapping[str, Trace | None]) -> Source:
+def _gated(spec: GroupedMmActFp4Quant, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:
+    func = gated_tiles(spec.fmt, spec.rule, spec.n, spec.k, spec.experts, rows)
+    return func if rows is None else func.with_attr("blockscale.rows", rows)
+
+
+def _gated_sketches(spec: GroupedMmActFp4Quant, bucket: Bucket, level: str) -> list[Sketch]:
+    sizes = spec.n, spec.k, spec.experts, bucket.rows
+    return tcgen05.gated_sketches(spec.fmt, spec.rule, *sizes)
+
+
+def _tile_sources(
+    spec: Gemm | GroupedMmActFp4Quant, arch: str, traces: Mapping[str, Trace | None]
+) -> Source:
     names = [param.name for param in spec.params()]
     return host.sources(scheduled(spec, arch, traces), spec.name, arch, names)
 
@@ -107,6 +156,14 @@ register(
         body=_linear,
         sketches=lambda spec, bucket, level: cpu_linear.linear_sketches(spec, level, bucket.tile),
     ),
+    cuda=Road(
+        buckets=lambda spec: LINEAR_GPU_BUCKETS,
+        body=_linear_on_gpu,
+        sketches=lambda spec, bucket, level: gpu_linear.linear_sketches(spec, bucket.rows, level),
+        lower=_linear_sources,
+        needs=frozenset({BULK_COPIES}),
+        alignments=lambda spec: dict.fromkeys((*"xy", "packed", "block_scale", "residual"), 16),
+    ),
 )
 register(
     MmFp4,
@@ -125,4 +182,19 @@ register(
         sketches=lambda spec, bucket, level: cpu.gemm_sketches(spec.matrix, level, bucket.tile),
     ),
     cuda=TENSOR_MEMORY,
+)
+register(
+    GroupedMmActFp4Quant,
+    cpu=Road(
+        buckets=_cpu_grouped_buckets,
+        body=_mm_act,
+        sketches=lambda spec, bucket, level: cpu.gemm_act_sketches(spec, level, bucket.tile),
+    ),
+    cuda=Road(
+        buckets=_cuda_buckets,
+        body=_gated,
+        sketches=_gated_sketches,
+        lower=_tile_sources,
+        needs=frozenset({TCGEN05}),
+    ),
 )

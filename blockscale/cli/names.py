@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import Any
 
@@ -57,7 +58,7 @@ def _found(filters: tuple[str, ...]) -> dict[type[specs.Spec], list[specs.Spec]]
 
 def _details(cls: type[specs.Spec], examples: list[specs.Spec]) -> None:
     """Print how names of a family are made, and the arguments of examples."""
-    echo(f"{cls.op}: {cls.pattern.template}")
+    _template(f"{cls.op}: {cls.pattern.template}")
     for field, texts in cls.pattern.choices.items():
         shown = ", ".join(text.strip("_") or "(nothing)" for text in texts)
         _indented(f"{{{field}}}: {shown}", 2)
@@ -65,6 +66,17 @@ def _details(cls: type[specs.Spec], examples: list[specs.Spec]) -> None:
         echo(f"  {spec.name}")
         _indented(signature(_params(spec)), 6)
     echo("")
+
+
+def _template(text: str) -> None:
+    """Print a template, broken before a field where the line is full."""
+    line, rest = "", re.split(r"(?=[\[{])", text)
+    for part in rest:
+        if len(line + part) > console().width:
+            echo(line)
+            line = "    "
+        line += part
+    echo(line)
 
 
 def _indented(text: str, columns: int) -> None:

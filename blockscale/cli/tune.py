@@ -115,7 +115,8 @@ def tune(
     Example: blockscale tune linear_nvfp4_n384_k384_f32 --seconds 30 --commit
     """
     wanted = specs_of(names)
-    from blockscale.tuning.tuner import Interrupted, commit
+    from blockscale.building.commit import commit
+    from blockscale.tuning.tuner import Interrupted
     from blockscale.tuning.tuner import tune as run
 
     logs_dir = logs_dir or committed()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,27 +16,25 @@ from blockscale.checkpoints.files.safetensors import DTYPES
 from blockscale.checkpoints.moves import joined
 from blockscale.checkpoints.weight import Weight
 from blockscale.nn.prepared import Device, Prepared, checked_device, opened, own
-from blockscale.ops import checks, gemm
+from blockscale.ops import checks
 from blockscale.ops.int4 import products
-from blockscale.ops.int4.weight import TENSORS, Int4Weight, prepare
-from blockscale.ops.quant import dequantize, quantize
+from blockscale.ops.int4.weight import Int4Weight, prepare
+from blockscale.ops.linear.layer import finished, linear
+from blockscale.ops.linear.weights import TENSORS, Given, LinearWeights, prepared
+from blockscale.ops.quant import quantize
+from blockscale.specs.gemm import ACTIVATIONS
 
 Tensor = torch.Tensor
 
-_OF_ROWS = ("packed", "block_scale", "weight")
-
 
 class Linear(Prepared):
-    """``y = x @ w.T + bias`` on an NVFP4 or MXFP4 weight (see `blockscale.linear`), or a dense one.
+    """`blockscale.linear` on a 4-bit weight, or the same on a dense one.
 
-    A dense weight is multiplied in the dtype of x.  On CUDA others are dequantised to it in every
-    call, by the kernel of `blockscale.dequantize`, and multiplied by torch: memory is saved, time
-    is not.
+    A 4-bit weight is in the layout of the device that it was prepared for, and moves there alone.
+    A dense one is multiplied in the dtype of x, and the product rounded to it before anything else.
     """
 
-    _names: tuple[str, ...] = (
-        *("packed", "block_scale", "global_scale", "bias", "weight", "pre_quant_scale"),
-    )
+    _names: tuple[str, ...] = (*TENSORS, "weight", "pre_quant_scale")
     packed: Tensor | None
     block_scale: Tensor | None
     global_scale: Tensor | None
@@ -46,7 +44,7 @@ class Linear(Prepared):
 
     def __init__(
         self,
-        packed: Tensor | None = None,
+        packed: Tensor | LinearWeights | None = None,
         block_scale: Tensor | None = None,
         fmt: str = "nvfp4",
         global_scale: Tensor | None = None,
@@ -54,23 +52,44 @@ class Linear(Prepared):
         *,
         weight: Tensor | None = None,
         pre_quant_scale: Tensor | None = None,
+        activation: str = "none",
+        gated: bool = False,
     ) -> None:
-        """Take what `blockscale.quantize` makes, or a dense weight.
+        """Take prepared weights, what `blockscale.quantize` makes, or a dense weight.
 
         Args:
-            packed: [N, K / 2]; None: to be loaded.
+            packed: of `blockscale.prepare_linear_weights`, with all that follows up to bias, and
+                gated; or codes [N, K / 2]; None: to be loaded.
             block_scale: [N, K / block], linear layout.
             fmt: "nvfp4" or "mxfp4"; "dense": ``weight`` is given instead.
-            global_scale: [1] float32; None: 1.
+            global_scale: [1] float32, gated also [2]; None: 1.
             bias: [N]; None: 0.
             weight: [N, K], of any float dtype.
             pre_quant_scale: [K], what x is multiplied with first; None: 1.
+            activation, gated: as in `blockscale.linear`.
+
+        Raises:
+            TypeError, ValueError: an argument that does not fit, as `blockscale.linear` says.
         """
         super().__init__()
         checks.choice("Linear", "fmt", fmt, (*QUANTIZED, "dense"))
-        tensors = (packed, block_scale, global_scale, bias, weight, pre_quant_scale)
-        kept = [None if value is None else value.detach() for value in tensors]
-        self._hold({"fmt": fmt}, dict(zip(self._names, kept, strict=True)))
+        checks.choice("Linear", "activation", activation, ACTIVATIONS)
+        tensors: dict[str, Tensor | None] = {"weight": weight, "bias": bias}
+        meta: dict[str, Any] = {"fmt": fmt, "gated": gated}
+        if packed is not None and not isinstance(packed, LinearWeights):
+            given = Given(packed, block_scale, fmt, global_scale, bias, gated)
+            packed = prepared("Linear", given, torch.bfloat16, None)
+        if packed is not None:
+            meta, tensors = packed.meta(), dict(packed.tensors())
+            gated = packed.gated
+        if gated and activation == "none":
+            raise ValueError(
+                "Linear: activation='none', but the weight is gated; pass that of the gates, such "
+                "as 'silu'"
+            )
+        self.activation = activation
+        tensors |= {"pre_quant_scale": pre_quant_scale}
+        self._hold(meta, {k: None if v is None else v.detach() for k, v in tensors.items()})
 
     @classmethod
     def from_float(cls, weight: Tensor | torch.nn.Linear, fmt: str = "nvfp4") -> Linear:
@@ -78,17 +97,8 @@ class Linear(Prepared):
         bias: Tensor | None = None
         if isinstance(weight, torch.nn.Linear):
             bias, weight = weight.bias, weight.weight
-        where = "Linear.from_float"
-        checks.choice(where, "fmt", fmt, QUANTIZED)
-        if isinstance(weight, torch.Tensor):
-            weight = weight.detach().contiguous()
-        values = checks.tensor(where, "weight", weight, checks.ACTIVATIONS, dims=2)
-        checks.block_multiple(where, "weight", values.shape[-1], fmt)
-        scale = None
-        if fmt == "nvfp4":  # so that the largest block scale is the largest E4M3 value
-            scale = (values.abs().amax().float() / (448 * 6)).clamp(min=1e-30).reshape(1)
-        packed, block_scale = quantize(values, fmt, scale)
-        return cls(packed, block_scale, fmt, scale, None if bias is None else bias.detach().float())
+        values = _quantised("Linear.from_float", weight, fmt)
+        return cls(*values, None if bias is None else bias.detach().float())
 
     @classmethod
     def from_checkpoint(
@@ -99,31 +109,40 @@ class Linear(Prepared):
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
         fmt: str | None = None,
+        activation: str = "none",
+        gated: bool | None = None,
+        layout: str | None = None,
     ) -> Linear:
         """Return the layer ``name`` of a checkpoint, with its bias and its pre_quant_scale.
 
         NVFP4 and MXFP4 weights run as they are stored, without any rounding but that of the
-        reciprocal of a global scale that divides (compressed-tensors); an INT4 weight becomes an
-        `Int4Linear`.  Plain and FP8 weights stay dense unless ``fmt`` asks for them to be
-        quantised.
+        reciprocal of a global scale that divides (compressed-tensors); an INT4 weight without an
+        activation becomes an `Int4Linear`.  Plain and FP8 weights stay dense unless ``fmt`` asks
+        for them to be quantised.
 
         Args:
             checkpoint: a folder, a file, or what `blockscale.checkpoints.open` returned.
             name: of the module or its weight; of a list the rows are put one below the other,
-                which takes one format and one global scale.
+                which takes one format and one global scale, or, gated, one for each of the two.
             device: where the weights go; None: the CPU.
             dtype: of a dense weight; None: as stored, bfloat16 if it is dequantised.  Of INT4 on
                 CUDA: of x, to which scales are rounded; None: bfloat16.
             fmt: None; "nvfp4" or "mxfp4": what a weight of more bits is quantised to; "dense": the
                 values of any weight.
+            activation: as in `blockscale.linear`.
+            gated: None: whether there is an activation, and ``name`` a list of two: gate and up.
+            layout: of a 4-bit weight, "linear" or "tiles64"; None: that of the device.
 
         Raises:
             CheckpointError: the checkpoint has no such weight (`UnknownNameError`), it is of
                 another kind, or damaged.
             ValueError: there is no such device.
         """
-        device = checked_device("Linear.from_checkpoint", device)
-        made = load(opened(checkpoint), name, fmt, dtype, device)
+        where = "Linear.from_checkpoint"
+        device = checked_device(where, device)
+        checks.choice(where, "activation", activation, ACTIVATIONS)
+        options = Options(fmt, dtype, activation, gated, layout)
+        made = load(opened(checkpoint), name, options, device)
         return made if device is None else made.to(device)
 
     @property
@@ -132,42 +151,82 @@ class Linear(Prepared):
         return str(self._meta["fmt"])
 
     @property
+    def gated(self) -> bool:
+        """Return whether the weight has rows of gates and of ups."""
+        return bool(self._meta.get("gated"))
+
+    @property
     def out_features(self) -> int:
-        """Return N; 0 before there is a weight."""
-        held = self.weight if self.fmt == "dense" else self.packed
-        return 0 if held is None else len(held)
+        """Return the columns of the result; 0 before there is a weight."""
+        rows = self._meta.get("n", 0) if self.weight is None else len(self.weight)
+        return int(rows) // (2 if self.gated else 1)
 
     @property
     def in_features(self) -> int:
         """Return K; 0 before there is a weight."""
-        if self.fmt == "dense":
-            return 0 if self.weight is None else self.weight.shape[1]
-        return 0 if self.packed is None else 2 * self.packed.shape[1]
+        return int(self._meta.get("k", 0) if self.weight is None else self.weight.shape[1])
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return [..., N] of x [..., K], in the dtype of x."""
-        if self.pre_quant_scale is not None:
-            x = (x.float() * self.pre_quant_scale.float()).to(x.dtype)
-        if self.fmt == "dense" and self.weight is not None:
-            bias = None if self.bias is None else self.bias.to(x.dtype)
-            return torch.nn.functional.linear(x, self.weight.to(x.dtype), bias)
-        if self.packed is None or self.block_scale is None:
+    @property
+    def weights(self) -> LinearWeights:
+        """The prepared weight: the module's buffers."""
+        if self._buffers["packed"] is None:  # as an attribute it takes ten times as long
             given = "weight" if self.fmt == "dense" else "packed and block_scale"
             raise ValueError(f"Linear: it has no weight yet; load a state_dict, or pass {given}")
-        if x.is_cuda:
-            return self._dequantized(x, self.packed, self.block_scale)
-        return gemm.linear(x, self.packed, self.block_scale, self.fmt, self.global_scale, self.bias)
+        return self._held(LinearWeights)
 
-    def _dequantized(self, x: Tensor, packed: Tensor, block_scale: Tensor) -> Tensor:
-        """Return the product with the weight in the dtype of x, as CUDA has no kernel of both."""
-        weight = dequantize(packed, block_scale, self.fmt, self.global_scale, dtype=x.dtype)
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return [..., out_features] of x [..., K], in the dtype of x.
+
+        ``residual``: like the result, added to it; None: 0.
+        """
+        smooth, weight = self._buffers["pre_quant_scale"], self._buffers["weight"]
+        if smooth is not None:
+            x = (x.float() * smooth.float()).to(x.dtype)
+        if weight is None:
+            return linear(x, self.weights, activation=self.activation, residual=residual)
         bias = None if self.bias is None else self.bias.to(x.dtype)
-        return torch.nn.functional.linear(x, weight, bias)
+        y = torch.nn.functional.linear(x, weight.to(x.dtype), bias)
+        if self.activation == "none" and residual is None:
+            return y
+        return finished(y, self.activation, self.gated, residual, x.dtype)
+
+    def _take(self, meta: dict[str, Any], state: Mapping[str, Any], prefix: str) -> None:
+        packed = state.get(prefix + "packed")
+        if packed is not None and "layout" not in meta:  # a state of version 0.1.0
+            group = QUANTIZED[meta["fmt"]].block
+            sizes = {"n": packed.shape[0], "k": 2 * packed.shape[1], "group": group}
+            meta = (
+                {"gated": False, "zeros": False, "layout": "linear", "dtype": None} | meta | sizes
+            )
+        super()._take(meta, state, prefix)
+
+    def _check_meta(self, meta: Mapping[str, Any]) -> None:
+        if bool(meta.get("gated")) != self.gated:
+            raise ValueError(
+                f"the state has gated={bool(meta.get('gated'))}, but the module has gated="
+                f"{self.gated}, activation={self.activation!r}; load it into a module of its kind"
+            )
 
     def extra_repr(self) -> str:
-        """Return sizes and format."""
-        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
-        return f"{sizes}, fmt={self.fmt}"
+        """Return sizes, format, and what is done to the product."""
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}, fmt={self.fmt}"
+        if self.activation == "none":
+            return sizes
+        return f"{sizes}, activation={self.activation}{', gated' if self.gated else ''}"
+
+
+def _quantised(where: str, weight: object, fmt: str) -> tuple[Tensor, Tensor, str, Tensor | None]:
+    """Return codes, block scales, format and global scale of a weight [N, K]."""
+    checks.choice(where, "fmt", fmt, QUANTIZED)
+    if isinstance(weight, torch.Tensor):
+        weight = weight.detach().contiguous()
+    values = checks.tensor(where, "weight", weight, checks.ACTIVATIONS, dims=2)
+    checks.block_multiple(where, "weight", values.shape[-1], fmt)
+    scale = None
+    if fmt == "nvfp4":  # so that the largest block scale is the largest E4M3 value
+        scale = (values.abs().amax().float() / (448 * 6)).clamp(min=1e-30).reshape(1)
+    packed, block_scale = quantize(values, fmt, scale)
+    return packed, block_scale, fmt, scale
 
 
 class Int4Linear(Linear):
@@ -176,7 +235,7 @@ class Int4Linear(Linear):
     The weight is in the layout of the device that it was prepared for, and moves there alone.
     """
 
-    _names = TENSORS
+    _names = Int4Weight.names
 
     def __init__(self, weight: Int4Weight | None = None) -> None:
         """Take what `blockscale.int4.prepare` makes of one weight; None: to be loaded."""
@@ -186,6 +245,7 @@ class Int4Linear(Linear):
                 f"Int4Linear: weight is a {type(weight).__name__}, not a prepared one; pass what "
                 "int4.prepare() returns for it"
             )
+        self.activation = "none"
         meta = {} if weight is None else weight.meta()
         self._hold({**meta, "fmt": "int4"}, {} if weight is None else dict(weight.tensors()))
 
@@ -194,7 +254,7 @@ class Int4Linear(Linear):
         """The weight: the module's buffers."""
         if self.packed is None:
             raise ValueError("Int4Linear: it has no weight yet; load a state_dict, or pass one")
-        return Int4Weight.of(self._meta, {name: self._buffers[name] for name in TENSORS})
+        return self._held(Int4Weight)
 
     @property
     def out_features(self) -> int:
@@ -206,32 +266,47 @@ class Int4Linear(Linear):
         """Return K; 0 before there is a weight."""
         return int(self._meta.get("k", 0))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return [..., N] of x [..., K], in the dtype of x."""
-        return products.linear(x, self.prepared)
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return [..., N] of x [..., K], in the dtype of x; ``residual`` is added to it."""
+        y = products.linear(x, self.prepared)
+        return y if residual is None else y + residual
 
 
 # ---- From a checkpoint --------------------------------------------------------------------------
 
 
+class Options(NamedTuple):
+    """What a layer of a checkpoint is to be; see `Linear.from_checkpoint`."""
+
+    fmt: str | None = None
+    dtype: torch.dtype | None = None
+    activation: str = "none"
+    gated: bool | None = None
+    layout: str | None = None
+
+
 def load(
     ckpt: Checkpoint,
     names: str | Sequence[str],
-    fmt: str | None,
-    dtype: torch.dtype | None,
-    device: Device,
+    options: Options | None = None,
+    device: Device = None,
 ) -> Linear:
     """Return the layer of one weight, or of several that are one above the other."""
+    options = options or Options()
     listed = [names] if isinstance(names, str) else [*names]
     if not listed:
         raise ValueError("Linear.from_checkpoint: no name is given; pass one, or a list of them")
-    checks.choice("Linear.from_checkpoint", "fmt", fmt, (None, "dense", *QUANTIZED))
+    checks.choice("Linear.from_checkpoint", "fmt", options.fmt, (None, "dense", *QUANTIZED))
+    if options.gated is None:
+        two = len(listed) == 2 and options.activation != "none"
+        options = options._replace(gated=two)
     found = [_matrix(ckpt, name) for name in listed]
     biases = [bias_of(ckpt, weight) for weight in found]
-    if fmt is None and all(weight.fmt == "int4" for weight in found):
-        return _int4(found, biases, dtype, device)
-    made = [_layer(w, b, fmt, dtype) for w, b in zip(found, biases, strict=True)]
-    return made[0] if len(made) == 1 else _stacked(listed, made)
+    bias = _bias(biases, [weight.shape[0] for weight in found])
+    if options.fmt is None and all(weight.fmt == "int4" for weight in found):
+        return _int4(found, bias, options, device)
+    parts = [_part(weight, options) for weight in found]
+    return _layer(_stacked(listed, parts, bool(options.gated)), bias, options, device)
 
 
 def _matrix(ckpt: Checkpoint, name: str) -> Weight:
@@ -258,20 +333,24 @@ def bias_of(ckpt: Checkpoint, weight: Weight) -> Tensor | None:
     return bias.data.float()
 
 
-def _layer(
-    weight: Weight, bias: Tensor | None, fmt: str | None, dtype: torch.dtype | None
-) -> Linear:
-    smooth = _float(weight.pre_quant_scale)
+class _Part(NamedTuple):
+    """Rows of a layer's weight, 4-bit or dense."""
+
+    fmt: str
+    packed: Tensor | None = None
+    block_scale: Tensor | None = None
+    global_scale: Tensor | None = None
+    weight: Tensor | None = None
+    pre_quant_scale: Tensor | None = None
+
+
+def _part(weight: Weight, options: Options) -> _Part:
+    fmt, smooth = options.fmt, _float(weight.pre_quant_scale)
     if weight.fmt in QUANTIZED and fmt in (None, weight.fmt):
         top = weight.global_scale
-        return Linear(
-            own(weight.packed),
-            own(weight.block_scale),
-            weight.fmt,
-            None if top is None else top.reshape(1).float(),
-            bias,
-            pre_quant_scale=smooth,
-        )
+        top = None if top is None else top.reshape(1).float()
+        held = own(weight.packed), own(weight.block_scale), top
+        return _Part(weight.fmt, *held, pre_quant_scale=smooth)
     if fmt is None and weight.fmt == "int4":
         raise CheckpointError(
             f"{weight.name} is int4 and others are not, so their rows cannot be one weight; load "
@@ -288,48 +367,66 @@ def _layer(
         )
     stored = DTYPES[weight.fmt.upper()] if weight.fmt in PLAIN else None
     if fmt in QUANTIZED:
-        made = Linear.from_float(weight.dequantize(stored or torch.float32), fmt)
-        values = (made.packed, made.block_scale, fmt, made.global_scale, bias)
-        return Linear(*values, pre_quant_scale=smooth)
-    dense = weight.dequantize(dtype or stored or torch.bfloat16)
-    held = own(dense) if dense is weight.data else dense
-    return Linear(fmt="dense", bias=bias, weight=held, pre_quant_scale=smooth)
+        values = weight.dequantize(stored or torch.float32)
+        packed, scale, _, top = _quantised("Linear.from_checkpoint", values, fmt)
+        return _Part(fmt, packed, scale, top, pre_quant_scale=smooth)
+    dense = weight.dequantize(options.dtype or stored or torch.bfloat16)
+    held_dense = own(dense) if dense is weight.data else dense
+    return _Part("dense", weight=held_dense, pre_quant_scale=smooth)
 
 
-def _stacked(names: Sequence[str], made: Sequence[Linear]) -> Linear:
-    """Return one layer of the rows of several.
+def _stacked(names: Sequence[str], parts: Sequence[_Part], gated: bool) -> _Part:
+    """Return the rows of several parts as one; gate and up may have a global scale each.
 
     Raises:
         CheckpointError: their formats, global scales or pre_quant_scales differ.
     """
-    first = made[0]
-    for name, other in zip(names[1:], made[1:], strict=True):
-        what = _different(first, other, "global_scale", "pre_quant_scale")
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    pair = gated and len(parts) == 2
+    alike = ("pre_quant_scale",) if pair else ("global_scale", "pre_quant_scale")
+    for name, other in zip(names[1:], parts[1:], strict=True):
+        what = _different(first, other, *alike)
         if other.fmt != first.fmt or what is not None:
             raise CheckpointError(
                 f"{names[0]!r} and {name!r} differ in {what or 'format'}, so their rows cannot be "
                 "one weight without rounding; load them one by one and concatenate what they give"
             )
-    dtypes = {layer.weight.dtype for layer in made if layer.weight is not None}
-    if len(dtypes) > 1:
+    if len({part.weight.dtype for part in parts if part.weight is not None}) > 1:
         raise CheckpointError(
             f"{', '.join(map(repr, names))} have different dtypes; pass dtype= for all of them"
         )
-    return Linear(
-        **{name: joined([getattr(layer, name) for layer in made]) for name in _OF_ROWS},
-        fmt=first.fmt,
-        global_scale=first.global_scale,
-        bias=_bias([layer.bias for layer in made], [layer.out_features for layer in made]),
-        pre_quant_scale=first.pre_quant_scale,
-    )
+    top = first.global_scale
+    if pair and _different(first, parts[1], "global_scale") is not None:
+        ones = torch.ones(1)
+        scales = [part.global_scale for part in parts]
+        top = torch.cat([ones if scale is None else scale for scale in scales])
+    rows: dict[str, Any] = {
+        name: joined([getattr(part, name) for part in parts])
+        for name in ("packed", "block_scale", "weight")
+    }
+    return first._replace(**rows, global_scale=top)
+
+
+def _layer(part: _Part, bias: Tensor | None, options: Options, device: Device) -> Linear:
+    """Return the layer of a part, its weight prepared on the device."""
+    to: dict[str, Any] = {"activation": options.activation, "pre_quant_scale": part.pre_quant_scale}
+    gated = bool(options.gated)
+    if part.packed is None:
+        return Linear(fmt="dense", bias=bias, weight=part.weight, gated=gated, **to)
+    moved: tuple[Tensor | None, ...] = (part.packed, part.block_scale, part.global_scale, bias)
+    if device is not None:
+        moved = tuple(None if value is None else value.to(device) for value in moved)
+    packed, scale, top, bias = moved
+    given = Given(packed, scale, part.fmt, top, bias, gated)
+    dtype = options.dtype or torch.bfloat16
+    return Linear(prepared("Linear.from_checkpoint", given, dtype, options.layout), **to)
 
 
 def _int4(
-    weights: Sequence[Weight],
-    biases: Sequence[Tensor | None],
-    dtype: torch.dtype | None,
-    device: Device,
-) -> Int4Linear:
+    weights: Sequence[Weight], bias: Tensor | None, options: Options, device: Device
+) -> Linear:
     """Return the layer of INT4 weights that are one above the other.
 
     Raises:
@@ -345,15 +442,29 @@ def _int4(
             )
     fields = ("packed", "block_scale", "zero")
     tensors: list[Any] = [joined([getattr(w, name) for w in weights]) for name in fields]
+    dtype, smooth = options.dtype or torch.bfloat16, _float(first.pre_quant_scale)
+    if options.activation != "none":
+        if first.group_index is not None:
+            raise CheckpointError(
+                f"{first.name} has its groups in another order (act-order), which kernels with an "
+                "activation do not have; leave activation out, and apply it to the result"
+            )
+        packed, scale, zero = tensors
+        part = Given(packed, scale, "int4", None, bias, bool(options.gated), zero=zero)
+        layout = options.layout
+        if layout is None and device is not None and torch.device(device).type == "cuda":
+            layout = "tiles64"
+        made = prepared("Linear.from_checkpoint", part, dtype, layout)
+        return Linear(made, activation=options.activation, pre_quant_scale=smooth)
     return Int4Linear(
         prepare(
             *tensors,
             group_size=first.group_size,
             layout="rows",
             group_index=first.group_index,
-            pre_quant_scale=_float(first.pre_quant_scale),
-            bias=_bias(biases, [weight.shape[0] for weight in weights]),
-            dtype=dtype or torch.bfloat16,
+            pre_quant_scale=smooth,
+            bias=bias,
+            dtype=dtype,
             target=None if device is None else torch.device(device).type,
         )
     )

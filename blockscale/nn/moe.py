@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.compiler import is_compiling
 
 from blockscale.base.errors import CheckpointError
 from blockscale.checkpoints.checkpoint import Checkpoint
@@ -45,9 +44,6 @@ class FusedMoE(Prepared):
     """
 
     _names = TENSORS
-    _known: tuple[list[Tensor | None], MoeWeights | None]
-    """The buffers of the last call as weights, which takes 9 us to make."""
-
     w13: Tensor | None
     correction_bias: Tensor | None
     a1_scale: Tensor | None
@@ -150,10 +146,6 @@ class FusedMoE(Prepared):
         device = checked_device("FusedMoE.from_checkpoint", device)
         return _load(opened(checkpoint), name, device, dtype, fmt, layout, options)
 
-    def _hold(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor | None]) -> None:
-        super()._hold(meta, tensors)
-        self._known = [None] * len(TENSORS), None
-
     @property
     def weights(self) -> MoeWeights:
         """The prepared weights: the module's buffers."""
@@ -161,14 +153,7 @@ class FusedMoE(Prepared):
             raise ValueError(
                 "FusedMoE: it has no weights yet; load a state_dict, or pass prepared weights"
             )
-        held = [self._buffers[name] for name in TENSORS]
-        if is_compiling():
-            return MoeWeights.of(self._meta, dict(zip(TENSORS, held, strict=True)))
-        tensors, known = self._known
-        if known is None or any(a is not b for a, b in zip(tensors, held, strict=True)):
-            known = MoeWeights.of(self._meta, dict(zip(TENSORS, held, strict=True)))
-            self._known = held, known
-        return known
+        return self._held(MoeWeights)
 
     def forward(
         self,
@@ -448,9 +433,7 @@ def _shared(ckpt: Checkpoint, stem: str, activation: str, device: Device) -> Sha
         if not ckpt.below(head):
             continue
         names = [f"{head}.{part}" for part in ("gate_proj", "up_proj", "down_proj")]
-        gate, up, down = (
-            linear.load(ckpt, n, None, None, device) if n in ckpt else None for n in names
-        )
+        gate, up, down = (linear.load(ckpt, n, device=device) if n in ckpt else None for n in names)
         if up is None or down is None or (gate is None) != (activation == "relu2"):
             raise CheckpointError(
                 f"{head} has {', '.join(ckpt.below(head)[:4])}, but must have up_proj and "

@@ -1,6 +1,6 @@
 """Torch functions that multiply by block-scaled operands: one matrix, or one for each expert.
 
-Formats and rounding: `blockscale.tir.gemm.mm`, `.grouped_gemm`, `.linear`.  What `mm_fp4` and
+Formats and rounding: `blockscale.tir.gemm.mm`, `.grouped_gemm`.  What `mm_fp4` and
 `grouped_mm_fp4` share:
 
 * fmt says what a and b hold: "nvfp4" (E2M1 codes, E4M3 scales of 16 elements), "mxfp4" (E2M1, E8M0
@@ -10,7 +10,7 @@ Formats and rounding: `blockscale.tir.gemm.mm`, `.grouped_gemm`, `.linear`.  Wha
   128x4 layout with its padded shape, or flat.  Scales that pad K must not be NaN: a GPU multiplies
   them with zeros (`quantize` and `swizzle_scales` write zeros).
 * K is a multiple of 32, N of 8.
-* The sum is accumulated in float32; alpha and bias are applied to it before the one rounding.
+* The sum is accumulated in float32; all else is applied to it before the one rounding.
 * Errors: TypeError for an argument that is no tensor or of another dtype; ValueError for an unknown
   option, a shape, stride or device that does not fit, tensors that overlap.
 """
@@ -23,14 +23,14 @@ from typing import Any
 
 import torch
 
-from blockscale.base.formats import GEMM, QUANTIZED
+from blockscale.base.formats import GEMM
 from blockscale.base.sizes import round_up
 from blockscale.ops import call, checks
 from blockscale.ops.call import Checked
 from blockscale.ops.checks import dtype_name, padded_shape
 from blockscale.runtime.arguments import brief
-from blockscale.specs import GroupedMmFp4, Linear, MmFp4
-from blockscale.specs.gemm import ATOM_ROWS, check_gemm
+from blockscale.specs import GroupedMmActFp4Quant, GroupedMmFp4, MmFp4
+from blockscale.specs.gemm import ACTIVATIONS, ATOM_ROWS, check_gemm
 
 Tensor = torch.Tensor
 
@@ -45,9 +45,11 @@ def mm_fp4(
     out_dtype: torch.dtype = torch.bfloat16,
     bias: Tensor | None = None,
     *,
+    residual: Tensor | None = None,
+    activation: str = "none",
     out: Tensor | None = None,
 ) -> Tensor:
-    """Return ``alpha * a @ b.T + bias`` [..., N] of ``out_dtype``, a and b dequantised.
+    """Return ``activation(alpha * a @ b.T + bias) + residual`` [..., N], a and b dequantised.
 
     Args:
         a: codes [..., K / 2], or E4M3 bytes [..., K].
@@ -59,29 +61,30 @@ def mm_fp4(
         fmt: "nvfp4", "mxfp4", "mxfp8xmxfp4" or "mxfp8".
         out_dtype: bfloat16, float16 or float32.
         bias: [N] float32, bfloat16 or float16; None: 0.
+        residual: [..., N] of ``out_dtype``, apart from out; None: none.
+        activation: "none", "silu", "gelu_tanh" (GELU in its tanh form) or "relu2" (max(x, 0)^2).
         out: output, [..., N] of ``out_dtype``; None: allocated.
 
     Raises:
         TypeError, ValueError: as the module says.
     """
-    shape = getattr(b, "shape", None)
-    return _MM.run((fmt, out_dtype, shape), (a, b, a_scale, b_scale, alpha, bias, out))
+    options = fmt, out_dtype, activation, residual is not None, getattr(b, "shape", None)
+    return _MM.run(options, (a, b, a_scale, b_scale, alpha, bias, residual, out))
 
 
 class _Mm(call.Op[Tensor]):
     flattens = False
 
     def recorded(self, options: Any, given: Any) -> Tensor:
-        fmt, out_dtype, _ = options
-        a, b, a_scale, b_scale, alpha, bias, out = given
-        made = _output(a, b.shape[0], out_dtype) if out is None else out
-        given = a, b, a_scale, b_scale, alpha, fmt, out_dtype, bias, made
-        call.operator(self.name)(*given)
+        fmt, out_dtype, activation, *_ = options
+        *inputs, bias, residual, out = given
+        made = _output(given[0], given[1].shape[0], out_dtype) if out is None else out
+        call.operator(self.name)(*inputs, fmt, out_dtype, bias, residual, activation, made)
         return made
 
     def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
-        a, b, a_scale, b_scale, alpha, bias, out = given
-        cols = _scale_cols(spec)
+        a, b, a_scale, b_scale, alpha, bias, residual, out = given
+        cols = scale_cols(spec)
         if bias is not None:
             if type(bias) not in call.PLAIN or bias.dtype not in checks.ACTIVATIONS:
                 return None
@@ -89,14 +92,17 @@ class _Mm(call.Op[Tensor]):
         if out is None:
             out = _output(a, spec.n, options[1])
         scales = checks.tiles(a_scale, cols), checks.tiles(b_scale, cols)
-        return (a, b, *scales, alpha, bias, out), out
+        added = () if residual is None else (residual,)
+        return (a, b, *scales, alpha, bias, *added, out), out
 
     def check(self, options: Any, given: Any) -> Checked:
-        fmt, out_dtype, _ = options
-        a, b, a_scale, b_scale, alpha, bias, out = given
-        spec, scales = _check_mm(a, b, a_scale, b_scale, alpha, fmt, out_dtype, bias)
+        fmt, out_dtype, activation, *_ = options
+        a, b, a_scale, b_scale, alpha, bias, residual, out = given
+        spec, scales = _check_mm(
+            a, b, a_scale, b_scale, alpha, fmt, out_dtype, bias, residual, activation
+        )
         d = _output(a, spec.n, out_dtype) if out is None else out
-        inputs = {"a": a, "b": b, "bias": bias, "alpha": alpha}
+        inputs = {"a": a, "b": b, "bias": bias, "alpha": alpha, "residual": residual}
         _check_output(self.name, d, out_dtype, a, spec.n, inputs)
         rows = prod(a.shape[:-1])
         arguments = (
@@ -105,6 +111,7 @@ class _Mm(call.Op[Tensor]):
             *scales,
             None if alpha is None else alpha.detach().reshape(1),
             None if bias is None else bias.detach().float(),
+            *([] if residual is None else [residual.detach().view(rows, spec.n)]),
             d.view(rows, spec.n),
         )
         return Checked(spec, arguments, d)
@@ -159,11 +166,11 @@ class _Grouped(call.Op[Tensor]):
 
     def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
         a, b, a_scale, b_scale, offsets, alpha, out = given
-        a_scale = checks.tiles(a_scale, _scale_cols(spec))
+        a_scale = checks.tiles(a_scale, scale_cols(spec))
         if not a.is_cuda:
             if type(a_scale) not in call.PLAIN or a_scale.dim() != 2:
                 return None
-            if _wrong_offsets(offsets, a.shape[0], a_scale.shape[0]):
+            if wrong_offsets(offsets, a.shape[0], a_scale.shape[0]):
                 return None
         if out is None:
             out = _output(a, spec.n, options[1])
@@ -172,12 +179,14 @@ class _Grouped(call.Op[Tensor]):
     def check(self, options: Any, given: Any) -> Checked:
         fmt, out_dtype, _ = options
         a, b, a_scale, b_scale, offsets, alpha, out = given
-        spec, scales = _check_grouped(a, b, a_scale, b_scale, offsets, alpha, fmt, out_dtype)
+        spec, scales = check_grouped(
+            self.name, a, b, a_scale, b_scale, offsets, alpha, fmt, out_dtype
+        )
         d = _output(a, spec.n, out_dtype) if out is None else out
         inputs = {"a": a, "b": b, "alpha": alpha}
         _check_output(self.name, d, out_dtype, a, spec.n, inputs)
         if offsets.device.type == "cpu":
-            wrong = _wrong_offsets(offsets, a.shape[0], scales[0].shape[0])
+            wrong = wrong_offsets(offsets, a.shape[0], scales[0].shape[0])
             if wrong:
                 raise ValueError(f"{self.name}: {wrong}")
         codes = a.view(torch.uint8), b.view(torch.uint8)
@@ -193,9 +202,14 @@ def _output(a: Tensor, n: int, dtype: torch.dtype) -> Tensor:
     return a.new_empty((*a.shape[:-1], n), dtype=dtype)
 
 
-def _scale_cols(spec: MmFp4 | GroupedMmFp4) -> int:
-    """Return columns of the scales, padding included."""
-    return round_up(spec.k // GEMM[spec.fmt].block, 4)
+def scale_cols(spec: MmFp4 | GroupedMmFp4 | GroupedMmActFp4Quant) -> int:
+    """Return columns of the operands' scales, padding included."""
+    return padded_cols(spec.k, spec.fmt)
+
+
+def padded_cols(k: int, fmt: str) -> int:
+    """Return columns of the scales of rows of ``k`` elements, padding included."""
+    return round_up(k // GEMM[fmt].block, 4)
 
 
 def _check_format(where: str, fmt: str, out_dtype: torch.dtype) -> None:
@@ -271,11 +285,14 @@ def _check_mm(
     fmt: str,
     out_dtype: torch.dtype,
     bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str,
 ) -> tuple[MmFp4, tuple[Tensor, Tensor]]:
     """Return the spec and both scales, as bytes of their padded shapes."""
     where = "mm_fp4"
     n, k = _check_operands(where, a, b, 2, fmt, out_dtype)
-    spec = MmFp4(n, k, fmt, dtype_name(out_dtype))
+    checks.choice(where, "activation", activation, ACTIVATIONS)
+    spec = MmFp4(n, k, fmt, dtype_name(out_dtype), activation, residual is not None)
     height = padded_shape(prod(a.shape[:-1]), 0)[0]
     scales = (
         _scale(where, "a_scale", a_scale, fmt, a, (height, spec.scale_cols), k),
@@ -285,10 +302,13 @@ def _check_mm(
     if bias is not None:
         checks.beside(where, "bias", bias, checks.ACTIVATIONS, "a", a)
         checks.sized(where, "bias", bias, [[n]], ", one per row of b")
+    if residual is not None:
+        checks.like(where, "residual", residual, (out_dtype,), "a", a, (*a.shape[:-1], n))
     return spec, scales
 
 
-def _check_grouped(
+def check_grouped(
+    where: str,
     a: Tensor,
     b: Tensor,
     a_scale: Tensor,
@@ -299,7 +319,6 @@ def _check_grouped(
     out_dtype: torch.dtype,
 ) -> tuple[GroupedMmFp4, tuple[Tensor, Tensor]]:
     """Return the spec and both scales, as bytes of their padded shapes."""
-    where = "grouped_mm_fp4"
     n, k = _check_operands(where, a, b, 3, fmt, out_dtype)
     if a.dim() != 2:
         raise ValueError(
@@ -338,7 +357,7 @@ def _grouped_scale(where: str, value: Tensor, fmt: str, a: Tensor, cols: int) ->
     return scale.view(torch.uint8).view(rows, cols)
 
 
-def _wrong_offsets(offsets: Any, rows: int, scale_rows: int) -> str:
+def wrong_offsets(offsets: Any, rows: int, scale_rows: int) -> str:
     """Return what is wrong, unless the ranges are in order, in a, and have their scales."""
     if type(offsets) not in call.PLAIN or not offsets.is_cpu or offsets.dim() != 1:
         return "offsets is no vector on the CPU"
@@ -374,7 +393,8 @@ def _check_output(
 
 
 def _mm_op(*given: Any) -> None:
-    mm_fp4(*given[:-1], out=given[-1])
+    *inputs, residual, activation, out = given
+    mm_fp4(*inputs, residual=residual, activation=activation, out=out)
 
 
 def _fake_mm(a: Tensor, *given: Any) -> None:
@@ -389,14 +409,14 @@ def _grouped_op(*given: Any) -> None:
 
 def _fake_grouped(a: Tensor, *given: Any) -> None:
     *inputs, out = given
-    spec, _ = _check_grouped(a, *inputs)
+    spec, _ = check_grouped("grouped_mm_fp4", a, *inputs)
     _check_output("grouped_mm_fp4", out, inputs[6], a, spec.n, {})
 
 
 call.define(
     "mm_fp4",
     "(Tensor a, Tensor b, Tensor a_scale, Tensor b_scale, Tensor? alpha, str fmt, "
-    "ScalarType out_dtype, Tensor? bias, Tensor! out) -> ()",
+    "ScalarType out_dtype, Tensor? bias, Tensor? residual, str activation, Tensor! out) -> ()",
     _mm_op,
     _fake_mm,
 )
@@ -406,118 +426,4 @@ call.define(
     "ScalarType out_dtype, Tensor! out) -> ()",
     _grouped_op,
     _fake_grouped,
-)
-
-
-# ---- A linear layer ----------------------------------------------------------------------------
-
-
-def linear(
-    x: Tensor,
-    packed: Tensor,
-    block_scale: Tensor,
-    fmt: str = "nvfp4",
-    global_scale: Tensor | None = None,
-    bias: Tensor | None = None,
-) -> Tensor:
-    """Return ``x @ w.T + bias`` [..., N] in the dtype of x, w the dequantised weight [N, K].
-
-    The sum is accumulated in float32; global scale and bias are applied to it before the one
-    rounding.
-
-    Args:
-        x: [..., K] float32, bfloat16 or float16.
-        packed: [N, K / 2] uint8 or float4_e2m1fn_x2.
-        block_scale: [N, K / block], linear layout.
-        fmt: "nvfp4" or "mxfp4".
-        global_scale: [1] float32; None: 1.
-        bias: [N] float32, bfloat16 or float16; None: 0.
-
-    Raises:
-        TypeError: an argument that is no tensor, or of another dtype.
-        ValueError: an unknown format, shape, device or stride.
-    """
-    shape = getattr(packed, "shape", None)
-    return _LINEAR.run((fmt, shape), (x, packed, block_scale, global_scale, bias))
-
-
-class _Linear(call.Op[Tensor]):
-    def recorded(self, options: Any, given: Any) -> Tensor:
-        x, packed, block_scale, global_scale, bias = given
-        given = x, packed, block_scale, options[0], global_scale, bias
-        made: Tensor = call.operator(self.name)(*given)
-        return made
-
-    def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
-        bias = given[4]
-        if type(bias) in call.PLAIN and bias.dtype in checks.SIXTEEN_BIT:
-            given = (*given[:4], bias.float())
-        return given, None
-
-    def check(self, options: Any, given: Any) -> Checked:
-        x, packed, block_scale, g, bias = given
-        n, k, scale = _check_linear(x, packed, block_scale, options[0], g, bias)
-        out = x.new_empty((*x.shape[:-1], n), dtype=x.dtype)
-        rows = prod(x.shape[:-1])
-        arguments = (
-            *(x.reshape(rows, k), packed.view(torch.uint8), scale),
-            None if g is None else g.reshape(1),
-            None if bias is None else bias.float(),
-            out.view(rows, n),
-        )
-        return Checked(Linear(n, k, options[0], dtype_name(x.dtype)), arguments, out)
-
-
-_LINEAR = _Linear("linear")
-
-
-def _check_linear(
-    x: Tensor,
-    packed: Tensor,
-    block_scale: Tensor,
-    fmt: str,
-    global_scale: Tensor | None,
-    bias: Tensor | None,
-) -> tuple[int, int, Tensor]:
-    """Return N, K and the scales as bytes [N, K / block]."""
-    where = "linear"
-    checks.choice(where, "fmt", fmt, tuple(QUANTIZED))
-    checks.tensor(where, "x", x, checks.ACTIVATIONS)
-    codes = checks.tensor(where, "packed", packed, checks.PACKED, dims=2)
-    if codes.dim() != 2:
-        raise ValueError(
-            f"{where}: packed has shape {list(packed.shape)}, but a weight has 2 dimensions, "
-            "[N, K / 2]"
-        )
-    n, k = int(codes.shape[0]), 2 * int(codes.shape[1])
-    if x.shape[-1] != k:
-        remedy = checks.transposed("packed", codes.shape, (codes.shape[1], x.shape[-1] // 2))
-        if n == x.shape[-1]:
-            remedy = "; it is made of the weight's transpose, so quantise the weight as [N, K]"
-        raise ValueError(
-            f"{where}: x has {x.shape[-1]} columns, but packed of shape {list(packed.shape)} holds "
-            f"rows of {k}{remedy or f'; pass activations with {k} features'}"
-        )
-    checks.block_multiple(where, "packed", k, fmt)
-    scale = checks.scales(where, block_scale, [n], k // QUANTIZED[fmt].block, fmt)
-    checks.same_device(where, "packed", packed, "x", x)
-    checks.same_device(where, "block_scale", scale, "x", x)
-    checks.one_element(where, "global_scale", global_scale, "x", x)
-    if bias is not None:
-        checks.beside(where, "bias", bias, checks.ACTIVATIONS, "x", x)
-        checks.sized(where, "bias", bias, [[n]], ", one per row of packed")
-    return n, k, scale
-
-
-def _fake_linear(x: Tensor, *given: Any) -> Tensor:
-    n, _, _ = _check_linear(x, *given)
-    return x.new_empty((*x.shape[:-1], n), dtype=x.dtype)
-
-
-call.define(
-    "linear",
-    "(Tensor x, Tensor packed, Tensor block_scale, str fmt='nvfp4', Tensor? global_scale=None, "
-    "Tensor? bias=None) -> Tensor",
-    linear,
-    _fake_linear,
 )

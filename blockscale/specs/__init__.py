@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from blockscale.specs.edgellm import EdgeDown, EdgeUp
 from blockscale.specs.fused import ActQuantize, NormQuantize
-from blockscale.specs.gemm import GroupedMmFp4, Linear, MmFp4
+from blockscale.specs.gemm import GroupedMmActFp4Quant, GroupedMmFp4, Linear, MmFp4
 from blockscale.specs.int4 import Int4Dequantize, Int4Mm
 from blockscale.specs.layout import Relayout
 from blockscale.specs.moe import FusedMoe, MoeRoute
@@ -35,6 +35,7 @@ __all__ = [
     "EdgeDown",
     "EdgeUp",
     "FusedMoe",
+    "GroupedMmActFp4Quant",
     "GroupedMmFp4",
     "Int4Dequantize",
     "Int4Mm",
@@ -55,5 +56,5 @@ __all__ = [
 
 # The order of the list of names, and of trying them.
 register(Linear, Quantize, Dequantize, Swizzle, Unswizzle, ScaleSweep, NormQuantize, ActQuantize)
-register(MmFp4, GroupedMmFp4, FusedMoe, MoeRoute, EdgeUp, EdgeDown, Relayout)
+register(MmFp4, GroupedMmFp4, GroupedMmActFp4Quant, FusedMoe, MoeRoute, EdgeUp, EdgeDown, Relayout)
 register(Int4Mm, Int4Dequantize)

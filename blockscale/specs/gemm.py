@@ -5,10 +5,14 @@ Both factors of the latter hold codes and 128x4 block scales.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from blockscale.base import formats
-from blockscale.base.sizes import round_up
+from blockscale.base.sizes import ceil_div, round_up
+from blockscale.specs.fused import SIXTEEN_BIT, SWIGLU_DEFAULTS, ActQuantize
+from blockscale.specs.plans.moe import scale_bytes
 from blockscale.specs.spec import (
     DTYPE_SUFFIX,
     GLOBAL_SCALE,
@@ -17,7 +21,9 @@ from blockscale.specs.spec import (
     FormatSpec,
     Name,
     Param,
+    check_choice,
     check_multiple,
+    flag,
     scales,
 )
 
@@ -29,6 +35,13 @@ N_MULTIPLE = 8
 
 ATOM_ROWS, ATOM_COLS = TILE_ROWS["128x4"], TILE_COLS
 """A 128x4 tile of block scales."""
+
+ACTIVATIONS = ("none", "silu", "gelu_tanh", "relu2")
+"""What a GEMM or a linear layer may apply to its elements (`blockscale.tir.activations.of`); of
+gated layers, to the gate, which is multiplied by the up."""
+
+GATED_ROWS = 16
+"""Rows of b that are gates, and then those that are ups, of a GEMM with a gated activation."""
 
 MAX_EXPERTS = 1024
 """Experts of a grouped GEMM: a GPU kernel keeps a table of them in shared memory."""
@@ -52,60 +65,182 @@ def check_gemm(where: str, n: int, k: int, fmt: str, out_dtype: str) -> None:
     check_multiple(where, "n", n, N_MULTIPLE, stored, "pad b with rows of zeros to N={}")
 
 
+def check_gated(where: str, n: int, fmt: str) -> None:
+    """ValueError unless rows of the quantised result have whole 128x4 tiles of scales."""
+    what = f"the rows of b of 4 blocks of {fmt}, gates and ups"
+    advice = "pad gates and ups with rows of zeros to N={}"
+    check_multiple(where, "n", n, 8 * formats.GEMM[fmt].block, what, advice)
+
+
+_ACTIVATION_TEXTS = {"none": "", **{name: f"_{name}" for name in ACTIVATIONS[1:]}}
+
+LINEAR_FORMATS = (*formats.QUANTIZED, "int4")
+"""Weights of a linear layer."""
+
+TILE = 64
+"""Rows and columns of a block of the layout "tiles64" (`blockscale.ops.moe.tiles`)."""
+
+
+def _only_group(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The group of formats that have one, which names leave out, and no zeros."""
+    blocks = next(row.blocks for row in formats.ROWS if row.name == fields["fmt"])
+    return {"group": blocks[0], "zero": False} if len(blocks) == 1 else {}
+
+
 @dataclass(frozen=True)
 class Linear(FormatSpec):
-    """``y[rows, n] = x[rows, k] @ w[n, k].T * global_scale + bias``.
+    """``y[rows, n] = act(x[rows, k] @ w[n, k].T * global_scale + bias) + residual``.
 
-    The weight w is ``packed`` and ``block_scale``, dequantised.
+    The weight w is ``packed`` and ``block_scale``, dequantised.  Gated: of the rows of w half are
+    gates and half are ups, and y is [rows, n / 2], ``act(gate) * up + residual``.
+
+    Attributes:
+        n, k: rows and columns of w.
+        fmt: of `LINEAR_FORMATS`; int4 in layout "tiles64" alone.
+        dtype: of x and residual.
+        group: elements of K that share a scale; 0: the only one of the format.
+        zero: whether int4 codes have zero points.
+        layout: of the weight: "linear" (CPU; gates, then ups), or "tiles64" (CUDA).
+        activation: of `ACTIVATIONS`.
+        gated, residual: see above.
+        out_dtype: of y; "": that of x.
     """
 
     n: int
     k: int
     fmt: str = "nvfp4"
     dtype: str = "float32"
+    group: int = 0
+    zero: bool = False
+    layout: str = "linear"
+    activation: str = "none"
+    gated: bool = False
+    residual: bool = False
+    out_dtype: str = ""
     op = "linear"
     pattern = Name(
-        "linear_{fmt}_n{n}_k{k}_{dtype}",
-        "linear_nvfp4_n384_k1536_bf16",
-        texts={"fmt": tuple(formats.QUANTIZED), "dtype": DTYPE_SUFFIX},
+        "linear_{fmt}[g{group}{zero}]_n{n}_k{k}{activation}{gated}{residual}{layout}"
+        "[_to_{out_dtype}]_{dtype}",
+        *("linear_nvfp4_n384_k1536_bf16", "linear_mxfp4_n5632_k1024_silu_gated_tiles64_bf16"),
+        texts={
+            "fmt": LINEAR_FORMATS,
+            "dtype": DTYPE_SUFFIX,
+            "out_dtype": DTYPE_SUFFIX,
+            "activation": _ACTIVATION_TEXTS,
+            "layout": {"linear": "", "tiles64": "_tiles64"},
+            "zero": flag("z"),
+            "gated": flag("_gated"),
+            "residual": flag("_res"),
+        },
+        absent=lambda fields: {"out_dtype": fields["dtype"], **_only_group(fields)},
     )
 
     def __post_init__(self) -> None:
+        where = "Linear"
+        check_choice(where, "fmt", self.fmt, LINEAR_FORMATS)
+        object.__setattr__(self, "group", self.group or self.format.blocks[-1])
+        object.__setattr__(self, "out_dtype", self.out_dtype or self.dtype)
         super().__post_init__()
+        check_choice(where, "group", self.group, self.format.blocks)
+        if self.zero and self.fmt != "int4":
+            raise ValueError(f"{where}: only int4 has zero points; leave zero out for {self.fmt}")
         what, advice = f"the block size of {self.fmt}", "pad K to {} when quantising the weight"
-        check_multiple("Linear", "k", self.k, self.block, what, advice)
+        check_multiple(where, "k", self.k, self.group, what, advice)
+        if self.gated:
+            check_multiple(where, "n", self.n, 2, "a gate and an up for each column", "pass {}")
+            if self.activation == "none":
+                raise ValueError(
+                    f"{where}: gated=True without an activation of the gates; choose one of "
+                    f"{', '.join(ACTIVATIONS[1:])}"
+                )
+        if self.layout == "linear" and self.fmt == "int4":
+            raise ValueError(
+                f"{where}: int4 in layout 'linear' has no kernel; Int4Mm has, or layout='tiles64'"
+            )
+        if self.layout == "tiles64":
+            check_choice(where, "dtype", self.dtype, ("bfloat16", "float16"))
+            check_choice(where, "out_dtype", self.out_dtype, {self.dtype, "float32"})
+
+    @property
+    def block(self) -> int:
+        """Elements that share a scale."""
+        return self.group
+
+    @property
+    def cols(self) -> int:
+        """Columns of y."""
+        return self.n // 2 if self.gated else self.n
+
+    @property
+    def padded_n(self) -> int:
+        """Rows of the weight in layout "tiles64": gates and ups are padded alike."""
+        return round_up(self.cols, TILE) * (2 if self.gated else 1)
+
+    @property
+    def padded_k(self) -> int:
+        """Columns of the weight in layout "tiles64"."""
+        return round_up(self.k, TILE)
 
     def params(self) -> tuple[Param, ...]:
-        """x, packed, block_scale, global_scale, bias, y."""
+        """x, packed, block_scale, global_scale, bias, [residual,] y.
+
+        The global scale of gated layers is [2], of gates and of ups.
+        """
+        storage, scale = self.format.codes.storage, self.format.scale.storage
+        factor = replace(GLOBAL_SCALE, shape=(2,)) if self.gated else GLOBAL_SCALE
+        weight: tuple[Param, ...] = (
+            Param("packed", "uint8", (self.n, self.k // 2), storage=storage),
+            scales("block_scale", scale, (self.n,), self.k // self.group),
+            factor,
+        )
+        if self.layout == "tiles64":
+            rows, wide = self.padded_n // TILE, scale_bytes(self.fmt, self.group, self.zero)
+            blocks = ceil_div(self.padded_k, max(TILE, self.group))
+            packed = (rows, self.padded_k // TILE, TILE * TILE // 2)
+            weight = (
+                Param("packed", "uint8", packed),
+                Param("block_scale", "uint8", (rows, blocks, wide)),
+                factor,
+            )
+        residual = (Param("residual", self.dtype, ("rows", self.cols)),)
         return (
             Param("x", self.dtype, ("rows", self.k)),
-            Param("packed", "uint8", (self.n, self.k // 2), storage=self.format.codes.storage),
-            scales("block_scale", self.format.scale.storage, (self.n,), self.k // self.block),
-            GLOBAL_SCALE,
+            *weight,
             Param("bias", "float32", (self.n,), default=0.0),
-            Param("y", self.dtype, ("rows", self.n), output=True),
+            *(residual if self.residual else ()),
+            Param("y", self.out_dtype, ("rows", self.cols), output=True),
         )
 
 
 @dataclass(frozen=True)
 class MmFp4(FormatSpec):
-    """``d[rows, n] = alpha * a[rows, k] @ b[n, k].T + bias``, a and b dequantised.
+    """``d[rows, n] = activation(alpha * a[rows, k] @ b[n, k].T + bias) + residual``, dequantised.
 
-    Block scales are in the 128x4 layout; ``out_dtype`` is the dtype of d.
+    Block scales are in the 128x4 layout; ``out_dtype`` is the dtype of d and of the residual, which
+    there is only with ``residual``.
     """
 
     n: int
     k: int
     fmt: str = "nvfp4"
     out_dtype: str = "bfloat16"
+    activation: str = "none"
+    residual: bool = False
     op = "mm_fp4"
     pattern = Name(
-        "mm_{fmt}_n{n}_k{k}_{out_dtype}",
+        "mm_{fmt}_n{n}_k{k}{activation}{residual}_{out_dtype}",
         *("mm_nvfp4_n4096_k7168_bf16", "mm_mxfp8xmxfp4_n4096_k7168_f32"),
-        texts={"fmt": tuple(formats.GEMM), "out_dtype": DTYPE_SUFFIX},
+        "mm_nvfp4_n4096_k7168_silu_residual_bf16",
+        texts={
+            "fmt": tuple(formats.GEMM),
+            "out_dtype": DTYPE_SUFFIX,
+            "activation": _ACTIVATION_TEXTS,
+            "residual": flag("_residual"),
+        },
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_gemm("MmFp4", self.n, self.k, self.fmt, self.out_dtype)
 
     @property
@@ -129,7 +264,8 @@ class MmFp4(FormatSpec):
         return round_up(self.n, ATOM_ROWS)
 
     def params(self) -> tuple[Param, ...]:
-        """a, b, a_scale, b_scale, alpha, bias, d."""
+        """a, b, a_scale, b_scale, alpha, bias, (residual), d."""
+        residual = Param("residual", self.out_dtype, ("rows", self.n))
         row, scale = self.format, f"{self.format.scale.storage} 128x4"
         rows = f"ceil_to(rows, {ATOM_ROWS})"
         return (
@@ -139,6 +275,7 @@ class MmFp4(FormatSpec):
             Param("b_scale", "uint8", (self.scale_rows, self.scale_cols), storage=scale),
             Param("alpha", "float32", (1,), default=1.0),
             Param("bias", "float32", (self.n,), default=0.0),
+            *([residual] if self.residual else []),
             Param("d", self.out_dtype, ("rows", self.n), output=True),
         )
 
@@ -185,4 +322,74 @@ class GroupedMmFp4(FormatSpec):
             Param("offsets", "int32", (self.experts + 1,)),
             Param("alpha", "float32", (self.experts,), default=1.0),
             Param("d", self.out_dtype, ("rows", self.n), output=True),
+        )
+
+
+@dataclass(frozen=True)
+class GroupedMmActFp4Quant(FormatSpec):
+    """`GroupedMmFp4` rounded to ``dtype``, and `ActQuantize` of it with a scale for each expert.
+
+    Rows of b are 16 gates, 16 ups, and so on.  Codes and scales are those of a of a `GroupedMmFp4`
+    with the same offsets: scales of the rows that fill an expert's last 128 are zero, and what is
+    of no expert is not written.
+    """
+
+    experts: int
+    n: int
+    k: int
+    fmt: str = "nvfp4"
+    activation: str = "silu"
+    dtype: str = "bfloat16"
+    op = "grouped_mm_act_fp4quant"
+    pattern = Name(
+        "grouped_mm_{fmt}_e{experts}_n{n}_k{k}_{activation}_fp4quant_{dtype}",
+        "grouped_mm_nvfp4_e8_n4096_k7168_swiglu_fp4quant_bf16",
+        texts={
+            "fmt": tuple(name for name, row in formats.GEMM.items() if row.a is formats.E2M1),
+            "activation": {
+                "silu": "silu_and_mul",
+                "gelu_tanh": "gelu_tanh_and_mul",
+                "swiglu": "swiglu",
+            },
+            "dtype": {dtype: DTYPE_SUFFIX[dtype] for dtype in SIXTEEN_BIT},
+        },
+    )
+
+    def __post_init__(self) -> None:
+        where = type(self).__name__
+        check_experts(where, self.experts)
+        super().__post_init__()
+        check_gemm(where, self.n, self.k, self.fmt, self.dtype)
+        check_gated(where, self.n, self.fmt)
+
+    @property
+    def product(self) -> GroupedMmFp4:
+        """The GEMM."""
+        return GroupedMmFp4(self.experts, self.n, self.k, self.fmt, self.dtype)
+
+    @property
+    def rule(self) -> ActQuantize:
+        """What is done with its result."""
+        scale = self.format.scale.name
+        return ActQuantize(self.activation, self.block, scale, self.dtype, "128x4")
+
+    def params(self) -> tuple[Param, ...]:
+        """a, b, a_scale, b_scale, offsets, alpha, global_scale, (numbers), packed, block_scale."""
+        *inputs, _ = self.product.params()
+        numbers = SWIGLU_DEFAULTS if self.activation == "swiglu" else {}
+        row, cols = self.format, self.n // 2
+        scale = f"{row.scale.storage} 128x4"
+        return (
+            *inputs,
+            Param("global_scale", "float32", (self.experts,), default=1.0),
+            *(
+                Param("gate_alpha" if name == "alpha" else name, "float32", None, default=value)
+                for name, value in numbers.items()
+            ),
+            Param("packed", "uint8", ("rows", cols // 2), output=True, storage=row.a.storage),
+            Param(
+                *("block_scale", "uint8", ("scale_rows", cols // self.block)),
+                output=True,
+                storage=scale,
+            ),
         )

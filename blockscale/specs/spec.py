@@ -240,6 +240,10 @@ class Name:
         self._regex = re.compile("".join(piece.pattern for piece in self._pieces))
         self.template = template
 
+    def texts(self, key: str) -> Mapping[Any, str]:
+        """How names spell the values of a field, or of a pair of fields."""
+        return self._texts[key]
+
     @property
     def choices(self) -> dict[str, list[str]]:
         """How names spell the fields that are no numbers, by what the template calls them."""

@@ -25,13 +25,14 @@ def tune(
     """Search for fast schedules of ``specs`` and return what was found; see `tuner.tune`.
 
     Args:
-        specs: `blockscale.specs`, or names of kernels; all their sizes are tuned.
+        specs: `blockscale.specs`, or names of kernels or overload sets; all sizes are tuned.
         target: a CPU level or a GPU architecture that this machine has; its CPU when None.  Without
-            a Blackwell GPU, tcgen05 GEMMs for "sm_100a" are ranked by a model, and say so.
-        seconds: time for everything; None for no limit.
-        trials: most new measurements; None for no limit.
-        work_dir: every trial is kept here, and a second call goes on from it; give it to `build` as
-            one of its ``logs``.
+            a Blackwell GPU, tcgen05 GEMMs for "sm_100a" are ranked by a model
+            (`blockscale.tuning.modelled`); their records and the result say so.
+        seconds: time for everything, builds included; None for no limit.
+        trials: most new measurements over all workloads; None for no limit.
+        work_dir: every trial is kept here, and a second call goes on from it, even when the first
+            was killed; give it to `build` as one of its ``logs``.
         progress: show a progress bar.
 
     Raises:

@@ -11,13 +11,13 @@ import ctypes
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from blockscale.base.sizes import round_up
 from blockscale.base.targets import runs_on
-from blockscale.tuning.worker import FLOOR, MAX_TURNED, RTOL, Argument, Measurement, Timing
+from blockscale.tuning.worker import FLOOR, RTOL, Argument, Measurement, Timing, verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,9 +116,8 @@ def _driver_version() -> str:
 
 def measure(library: str, arguments: list[Argument], timing: Timing, reference: str) -> Measurement:
     """Run ``main`` of ``library``, compare with ``main`` of the library ``reference``, time it."""
-    return judged(
-        lambda anew: _hold(arguments, reference, anew), lambda: _load(library), timing, _drop
-    )
+    hold, load = partial(_hold, arguments, reference), partial(_load, library)
+    return judged(hold, load, timing, _held.clear)
 
 
 def judged(
@@ -282,12 +281,10 @@ class _Held:
         described = [a for a in self._arguments if a.output]
         got = self._run(function)
         for argument, is_, wanted in zip(described, got, self._wanted, strict=True):
-            wrong, broken = count_wrong(is_, wanted)
-            if broken or wrong > (MAX_TURNED * is_.numel() if argument.has_ties else 0):
-                return (
-                    f"wrong result: {wrong} of {is_.numel()} elements of '{argument.name}' "
-                    "differ from the default schedule's"
-                )
+            counts = count_wrong(is_, wanted)
+            found = verdict(*counts, is_.numel(), argument.name, argument.has_ties)
+            if found:
+                return found
         return None
 
     def times(self, function: Any, timing: Timing) -> tuple[float, ...]:
@@ -301,26 +298,18 @@ _held: dict[str, _Held] = {}
 def _hold(arguments: list[Argument], reference: str, anew: bool = False) -> _Held:
     """Return the arguments of the workload whose default schedule is ``reference``."""
     if anew or reference not in _held:
-        _drop()
+        _held.clear()
         _held[reference] = _Held(arguments, reference)
     return _held[reference]
 
 
-def _drop() -> None:
-    _held.clear()
-
-
-def _itemsize(argument: Argument) -> int:
-    import torch
-
-    return int(getattr(torch, argument.dtype).itemsize)
-
-
 def _nbytes(argument: Argument) -> int:
     """Return the bytes of an argument; none for one that has another's memory."""
+    import torch
+
     if argument.shape is None or argument.alias is not None:
         return 0
-    return math.prod(argument.shape) * _itemsize(argument)
+    return math.prod(argument.shape) * int(getattr(torch, argument.dtype).itemsize)
 
 
 def _fill(argument: Argument, count: int, seed: int) -> list[Any]:

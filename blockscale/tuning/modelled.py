@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from blockscale.base.targets import TCGEN05, having, runs_on
 from blockscale.specs import Spec
+from blockscale.specs.plans import b200
 from blockscale.specs.plans.gemm import GemmPlan
-from blockscale.tuning import b200
 from blockscale.tuning.worker import PARAMS, Measurement
 
 if TYPE_CHECKING:

@@ -27,7 +27,6 @@ from tvm.s_tir.meta_schedule.search_strategy import SearchStrategy
 
 from blockscale.base import host
 from blockscale.base.targets import cpu, kind
-from blockscale.building.commit import commit
 from blockscale.building.records import LogError, sentence
 from blockscale.building.store import Lock, Store, folder_of
 from blockscale.specs import Spec
@@ -46,8 +45,6 @@ from blockscale.tuning.task import Task
 
 if TYPE_CHECKING:
     from blockscale.catalog import Workload
-
-__all__ = ["Interrupted", "TuneResult", "commit", "tune"]
 
 STRATEGIES = ("decisions", "evolutionary", "replay-trace")
 
@@ -116,17 +113,8 @@ def tune(
     """Tune for at most ``seconds`` and ``trials``, whichever ends first; return what was found.
 
     Args:
-        specs: what to tune; a spec (or its name, or the name of an overload set) stands for all of
-            its workloads.
-        target: CPU vector level, or GPU architecture ("sm_90a"), to tune for; this machine's CPU
-            when None.  The machine must have it, but tcgen05 GEMMs for sm_100a and sm_100f are
-            ranked by a model of a B200 (`blockscale.tuning.modelled`) where there is none; their
-            records and the result say so.
-        seconds: time for everything, builds included; None for no limit.
-        trials: number of new measurements over all workloads; None for no limit.
+        specs, target, seconds, trials, work_dir: as `blockscale.tune` takes them; and workloads.
         trials_each: most trials of one workload, those of earlier sessions in ``work_dir`` counted.
-        work_dir: where every trial is kept.  A second call with it goes on where the first ended,
-            even when that was killed.  Give it to `blockscale.build` as one of its ``logs``.
         seed_logs: folders of logs whose best schedules are tried first.
         seed: of the search.
         progress: True shows a live table on a terminal or plain lines elsewhere; a function is

@@ -6,6 +6,7 @@ A candidate may crash, hang or exhaust memory; it does so here and not in the tu
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import os
 import pickle
@@ -162,7 +163,7 @@ def _run(module: Any, arguments: list[Argument]) -> tuple[dict[str, np.ndarray],
     tensors = [_tensor(argument, seed) for seed, argument in enumerate(arguments)]
     module["main"](*tensors)
     pairs = zip(arguments, tensors, strict=True)
-    return {a.name: _read(tensor, a) for a, tensor in pairs if a.output}, tensors
+    return {a.name: tensor.numpy() for a, tensor in pairs if a.output}, tensors
 
 
 def _times(module: Any, tensors: list[Any], timing: Timing) -> tuple[float, ...]:
@@ -219,50 +220,27 @@ def _values(argument: Argument, rng: np.random.Generator) -> np.ndarray:
     low, high = argument.range
     if "int" in argument.dtype:
         return rng.integers(int(low), int(high), argument.shape, argument.dtype)
-    values = rng.uniform(low, high, argument.shape).astype("float32")
-    if argument.dtype == "bfloat16":
-        return (values.view("uint32") >> 16).astype("uint16")
-    return values.astype(argument.dtype)
+    return rng.uniform(low, high, argument.shape).astype(argument.dtype)
 
 
 def _tensor(argument: Argument, seed: int) -> Any:
     import tvm
 
-    shape = argument.shape
-    if shape is None:
+    if argument.shape is None:
         return int(argument.value) if "int" in argument.dtype else argument.value
-    tensor = tvm.runtime.empty(argument.shape, argument.dtype, tvm.cpu())
-    bits = "uint16" if argument.dtype == "bfloat16" else argument.dtype
-    nothing = 0x7FC0 if bits == "uint16" else (np.nan if "float" in bits else 0xA5 & 0x7F)
-    data = (
-        np.full(shape, nothing, bits)
-        if argument.output
-        else np.ascontiguousarray(_values(argument, np.random.default_rng(seed)))
-    )
-    ctypes.memmove(tensor.data_ptr(), data.ctypes.data, data.nbytes)
-    return tensor
-
-
-def _read(tensor: Any, argument: Argument) -> np.ndarray:
-    bits = "uint16" if argument.dtype == "bfloat16" else argument.dtype
-    assert argument.shape is not None, "numbers are no outputs"
-    data = np.empty(argument.shape, bits)
-    ctypes.memmove(data.ctypes.data, tensor.data_ptr(), data.nbytes)
-    if argument.dtype == "bfloat16":
-        return (data.astype("uint32") << 16).view("float32")
-    return data
+    if argument.output:
+        nothing = np.nan if "float" in argument.dtype else 0x25
+        return tvm.runtime.tensor(np.full(argument.shape, nothing, argument.dtype))
+    return tvm.runtime.tensor(_values(argument, np.random.default_rng(seed)))
 
 
 def _differs(
     outputs: dict[str, np.ndarray], reference: Mapping[str, np.ndarray], ties: Collection[str]
 ) -> str | None:
-    """Return a sentence when an output is not the reference's, up to rounding.
-
-    A small part of the outputs in ``ties`` may be anything but NaN or infinite.
-    """
+    """Return a sentence when an output is not the reference's, up to rounding; see `verdict`."""
     for name, got in outputs.items():
         want = reference[name]
-        if got.dtype.kind == "f":
+        if got.dtype.kind in "fV":  # V: bfloat16
             got, want = got.astype("float32"), want.astype("float32")  # float16 would overflow
             size = np.where(np.isfinite(want), np.abs(want), 0).max(
                 axis=-1, keepdims=True, initial=0
@@ -271,19 +249,27 @@ def _differs(
             broken = int(np.sum(~np.isfinite(got) & ~same))
         else:
             same, broken = got == want, 0
-        wrong = int(np.sum(~same))
-        if broken or wrong > (MAX_TURNED * same.size if name in ties else 0):
-            return (
-                f"wrong result: {wrong} of {same.size} elements of '{name}' differ from the "
-                "default schedule's"
-            )
+        found = verdict(int(np.sum(~same)), broken, same.size, name, name in ties)
+        if found:
+            return found
     return None
+
+
+def verdict(wrong: int, broken: int, size: int, name: str, ties: bool) -> str | None:
+    """Return a sentence when too many of the ``size`` elements of an output are not the default's.
+
+    ``broken`` are NaN or infinite; a small part of the others may be wrong where there are ties.
+    """
+    if not broken and wrong <= (MAX_TURNED * size if ties else 0):
+        return None
+    return (
+        f"wrong result: {wrong} of {size} elements of '{name}' differ from the default schedule's"
+    )
 
 
 def _die_with_parent(parent: int) -> None:
     """Ask Linux to kill this process when the tuner dies, by ``kill -9`` too."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
@@ -298,8 +284,11 @@ def main(pipe: int, parent: int, needs: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if needs != "torch":  # or tvm_ffi would import torch first, which takes 1.5 s
         sys.modules["torch"] = None  # type: ignore[assignment]
+    gc.disable()  # or it takes a fifth of what follows, and of every build
     with suppress(ModuleNotFoundError):  # a job that needs it says so
         importlib.import_module(needs)
+    gc.freeze()
+    gc.enable()
     jobs = Connection(pipe)
     jobs.send(None)  # ready
     with suppress(EOFError):

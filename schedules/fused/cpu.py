@@ -61,6 +61,13 @@ def act_quantize_sketches(spec: ActQuantize, level: str) -> list[Sketch]:
 
 
 def act_quantize(sch: Schedule, choose: Choose, spec: ActQuantize) -> None:
+    """Block by block, then the padding of scales."""
+    act_blocks(sch, spec)
+    if spec.layout != "linear":
+        _pad(sch, "pad_rows", "pad_cols")
+
+
+def act_blocks(sch: Schedule, spec: ActQuantize) -> None:
     """Block by block; the columns may be any number, so that scales are not a vector."""
     expert, row, block, _ = sch.get_loops(sch.get_sblock("value"))
     sch.parallel(sch.fuse(expert, row))
@@ -68,8 +75,6 @@ def act_quantize(sch: Schedule, choose: Choose, spec: ActQuantize) -> None:
     _move(sch, block, "store_scale")
     _vectorize_elements(sch, spec.block, "value")
     _encode(sch, spec.block)
-    if spec.layout != "linear":
-        _pad(sch, "pad_rows", "pad_cols")
 
 
 def _move(sch: Schedule, loop: LoopRV, *names: str) -> None:

@@ -136,8 +136,11 @@ def act_quantize(sch: Schedule, choose: Choose, spec: ActQuantize, order: str) -
     act_steps(sch, spec)
 
 
-def act_steps(sch: Schedule, spec: ActQuantize) -> None:
-    """What a thread does with a block of 16-bit values, or of gates and ups, in its registers."""
+def act_steps(sch: Schedule, spec: ActQuantize, held: bool = False) -> None:
+    """What a thread does with a block of 16-bit values, or of gates and ups, in its registers.
+
+    ``held``: the global scale is in a register too.
+    """
     sch.compute_inline(sch.get_sblock("magnitude"))
     sch.compute_inline(sch.get_sblock("code"))
     in_registers(sch, "amax", "scale", "factor", "pack")
@@ -147,7 +150,7 @@ def act_steps(sch: Schedule, spec: ActQuantize) -> None:
     amax = sch.get_sblock("amax")
     sch.decompose_reduction(amax, sch.get_loops(amax)[-1])
     _tensorize(sch, "amax_update", cuda_blocks.amax(spec.dtype, spec.block))
-    _act_codes(sch, spec)
+    _act_codes(sch, spec, held)
     _tensorize(sch, "store_codes", cuda_blocks.store("uint8", spec.block // 2, "BS_KEEP"))
 
 
@@ -179,7 +182,7 @@ def _bind_blocks(sch: Schedule, warps: ExprRV, order: str) -> None:
     sch.bind(expert, "blockIdx.z")
 
 
-def _act_codes(sch: Schedule, spec: ActQuantize) -> None:
+def _act_codes(sch: Schedule, spec: ActQuantize, held: bool) -> None:
     """Scales and codes of 16-bit values: those of `cuda_blocks`, or FlashInfer's exact mode."""
     if spec.convention == "flashinfer":
         _tensorize(sch, "scale", cuda_act.scale_of(spec.scale_format))
@@ -187,7 +190,7 @@ def _act_codes(sch: Schedule, spec: ActQuantize) -> None:
         _tensorize(sch, "pack", cuda_act.codes_of(spec.dtype, spec.block))
         return
     row = first_with(NUMBERS[spec.scale_format])
-    _tensorize(sch, "scale", cuda_blocks.scale_of(row.name, "ceil", spec.dtype))
-    _tensorize(sch, "factor", cuda_blocks.divisor_of(row.name))
+    _tensorize(sch, "scale", cuda_blocks.scale_of(row.name, "ceil", spec.dtype, held))
+    _tensorize(sch, "factor", cuda_blocks.divisor_of(row.name, held))
     _, inner = sch.split(last_loops(sch, sch.get_sblock("pack"), 1)[0], [None, row.block // 2])
     sch.tensorize(inner, cuda_blocks.encode(row.name, spec.dtype, True))

@@ -12,9 +12,10 @@ from tvm.s_tir import Schedule
 
 from blockscale.base.formats import E2M1, first_with
 from blockscale.base.targets import BF16_DOTS, CPU_TARGETS
+from blockscale.schedules.fused.cpu import act_blocks
 from blockscale.schedules.gemm import cpu_linear as cpu
 from blockscale.schedules.steps import Choose, Sketch, last_loops, vectorize_last
-from blockscale.specs import Linear, MmFp4
+from blockscale.specs import ActQuantize, GroupedMmActFp4Quant, Linear, MmFp4
 from blockscale.tir.block_grid import COLS_128X4
 from blockscale.tir.intrin.x86 import (
     gemm as x86_gemm,
@@ -64,6 +65,17 @@ def gemm_sketches(spec: MmFp4, level: str, row_tile: int) -> list[Sketch]:
         )
         for staged in order
     ]
+
+
+def gemm_act_sketches(spec: GroupedMmActFp4Quant, level: str, row_tile: int) -> list[Sketch]:
+    """Sketches of `blockscale.tir.gemm.grouped_act`: the GEMM's, then rows in parallel."""
+    products = gemm_sketches(spec.product.matrix, level, row_tile)
+    return [partial(_gemm_act, product=product, rule=spec.rule) for product in products]
+
+
+def _gemm_act(sch: Schedule, choose: Choose, product: Sketch, rule: ActQuantize) -> None:
+    product(sch, choose)
+    act_blocks(sch, rule)
 
 
 def gemm_rows(sch: Schedule, choose: Choose, spec: MmFp4, level: str, row_tile: int) -> None:

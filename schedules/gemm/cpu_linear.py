@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
 from blockscale.base.targets import BF16_DOTS, CPU_TARGETS
 from blockscale.schedules.steps import Choose, Sketch, keep_in_registers, last_loops, vectorize_last
@@ -36,7 +36,12 @@ MIN_PANEL_ROWS = 8
 
 def uses_panels(spec: Linear, level: str, row_tile: int) -> bool:
     """Whether lanes run along n for this row tile."""
-    return row_tile >= MIN_PANEL_ROWS and spec.n % x86.WIDTHS[level].lanes == 0
+    return row_tile >= MIN_PANEL_ROWS and spec.cols % x86.WIDTHS[level].lanes == 0
+
+
+def pair_width(spec: Linear, level: str, row_tile: int) -> int:
+    """Gates side by side, before their ups: a vector, or one where lanes run along k."""
+    return x86.WIDTHS[level].lanes if uses_panels(spec, level, row_tile) else 1
 
 
 def compute_type(spec: Linear, level: str, row_tile: int) -> str:
@@ -108,16 +113,19 @@ def linear_rows(
         _, lane = sch.split(k, [None, lanes])
     partial_sum = sch.rfactor(lane, 3)
 
-    most = max(1, (width.registers - LOOP_REGISTERS) // row_tile)
-    widths = [c for c in divisors(spec.n, (1, 2, 4, 8)) if c <= most]
-    columns = choose(sch, widths, 4 if row_tile == 1 else 1)
+    sums = 2 if spec.gated else 1
+    most = max(1, (width.registers - LOOP_REGISTERS) // (row_tile * sums))
+    widths = [c for c in divisors(spec.cols, (1, 2, 4, 8)) if c <= most]
+    columns = choose(sch, widths, 4 // sums if row_tile == 1 else 1)
     # Every pair of decisions divides n: a partial tile needs predicates, which do not tensorise.
-    task_size = choose(sch, divisors(spec.n // max(widths), (1, 2, 4, 8, 16)), 4)
+    task_size = choose(sch, divisors(spec.cols // max(widths), (1, 2, 4, 8, 16)), 4)
     t, i, n = sch.get_loops(epilogue)
     tile, column = sch.split(n, [None, columns])
     task, tile = sch.split(tile, [None, task_size])
     sch.reorder(task, t, tile, i, column)
     sch.parallel(task)
+    if spec.activation != "none":
+        tile = _activate_rows(sch, spec, columns)
     sch.compute_at(matmul, tile, preserve_unit_loops=True)
     sch.compute_at(partial_sum, tile, preserve_unit_loops=True)
     if not words:
@@ -142,6 +150,28 @@ def linear_rows(
         vectorize_last(sch, widen, spec.k, lanes)
     else:
         sch.compute_inline(widen)
+
+
+def _activate_rows(sch: Schedule, spec: Linear, columns: ExprRV) -> LoopRV:
+    """Apply the activation to all columns of a task at once: its steps wait for each other.
+
+    Return the loop over tiles of columns of the sums.
+    """
+    epilogue, activate, added = (sch.get_sblock(b) for b in ("epilogue", "activate", "sum"))
+    _, t, tile, i, column = sch.get_loops(epilogue)
+    sch.reorder(i, tile, column)
+    sch.fuse(tile, column)
+    for block in (activate, added):
+        sch.compute_at(block, t, preserve_unit_loops=True)
+    sch.vectorize(last_loops(sch, activate, 1)[0])
+    i, n = last_loops(sch, added, 2)
+    if spec.gated:
+        n, half = sch.split(n, [None, 2])
+    tile, column = sch.split(n, [None, columns])
+    if spec.gated:
+        column = sch.fuse(column, half)
+    sch.reorder(tile, i, column)
+    return tile
 
 
 WORD_CODES = 8
@@ -186,20 +216,31 @@ def panel_tiles(
     lanes: int,
     row_tile: int,
     pair: int,
+    spec: Linear | None = None,
 ) -> tuple[LoopRV, LoopRV]:
     """Tile matmul and epilogue, ``blocks``; return the parallel loop and that over steps of K.
 
     A task is some vectors of ``lanes`` of all ``columns``; in it, tiles of rows.  A step is
-    `x86_panels.BLOCK_CODES` elements of K, ``pair`` at a time.
+    `x86_panels.BLOCK_CODES` elements of K, ``pair`` at a time.  ``spec``: of a linear layer, which
+    may have an activation, and two sums for each column.
     """
     matmul, epilogue = blocks
-    vectors = choose(sch, divisors(columns // lanes, (1, 2, 3, 4)), 2)
+    two = spec is not None and spec.gated
+    vectors = choose(
+        sch, divisors(columns // lanes, (1, 2) if two else (1, 2, 3, 4)), 1 if two else 2
+    )
     rows = choose(sch, divisors(row_tile, (4, 6, 8, 12, 16)) or [row_tile], 8)
     t, i, n = sch.get_loops(epilogue)
     task, vector, lane = sch.split(n, [None, vectors, lanes])
     tile, row = sch.split(i, [None, rows])
     sch.reorder(task, t, tile, row, vector, lane)
     sch.parallel(task)
+    if spec is not None and spec.activation != "none":
+        for name in ("activate", "sum"):
+            block = sch.get_sblock(name)
+            sch.compute_at(block, tile, preserve_unit_loops=True)
+            _, lane = sch.split(last_loops(sch, block, 1)[0], [None, lanes])
+            sch.vectorize(lane)
     sch.compute_at(matmul, tile, preserve_unit_loops=True)
     unit, row, n, k = last_loops(sch, matmul, 4)
     vector, lane = sch.split(n, [None, lanes])
@@ -221,7 +262,8 @@ def linear_panels(
     lanes, pair = width.lanes, 2 if compute == "bfloat16" else 1
     matmul, epilogue = sch.get_sblock("matmul"), sch.get_sblock("epilogue")
     decode, scale, widen = (sch.get_sblock(b) for b in ("decode", "block_scale", "widen"))
-    task, step = panel_tiles(sch, choose, (matmul, epilogue), spec.n, lanes, row_tile, pair)
+    blocks = matmul, epilogue
+    task, step = panel_tiles(sch, choose, blocks, spec.cols, lanes, row_tile, pair, spec)
 
     sch.compute_at(decode, task if staged else step, preserve_unit_loops=True)
     sch.compute_at(scale, task, preserve_unit_loops=True)

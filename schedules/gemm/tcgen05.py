@@ -23,7 +23,6 @@ from blockscale.schedules.steps import Choose, Sketch, last_loops
 from blockscale.specs import ActQuantize
 from blockscale.specs.plans import ONCE, PREFIX
 from blockscale.specs.plans.gemm import K_LOOP, LANES, RASTERS, GemmPlan
-from blockscale.tir.gemm.gated_tiles import GATED
 from blockscale.tir.gemm.tiles import ATOM_BYTES
 from blockscale.tir.intrin import tcgen05, tma
 
@@ -42,9 +41,19 @@ def gemm_sketches(
     return [partial(gemm, tile=tile, rows=rows) for tile in found]
 
 
-def gemm(sch: Schedule, choose: Choose, tile: GemmPlan, rows: int) -> None:
+def gated_sketches(
+    fmt: str, rule: ActQuantize, n: int, k: int, experts: int, rows: int
+) -> list[Sketch]:
+    """Sketches of `gated_tiles` for about ``rows`` rows."""
+    found = sm100_tiles.gated_tiles(fmt, rule.block, n, k, experts, rows)
+    return [partial(gemm, tile=tile, rows=rows, rule=rule) for tile in found]
+
+
+def gemm(
+    sch: Schedule, choose: Choose, tile: GemmPlan, rows: int, rule: ActQuantize | None = None
+) -> None:
     """Schedule the GEMM in the shape of ``tile``; what it leaves open is chosen."""
-    tiles, stages = shape(sch, tile)
+    tiles, stages = shape(sch, tile, rule)
     open_ = sm100_tiles.options(tile, rows)
     for name, candidates in open_.candidates.items():
         value = choose(sch, list(candidates), open_.preferred[name])
@@ -72,7 +81,7 @@ def shape(sch: Schedule, tile: GemmPlan, rule: ActQuantize | None = None) -> tup
     if rule is None:
         _epilogue(sch, tiles, tile)
     else:
-        _gated_epilogue(sch, tiles, tile, rule)
+        _act_epilogue(sch, tiles, tile, rule)
     for side in "ab":
         _load_operand(sch, copies[side], stages, tile, side)
     _load_scales(sch, copies, stages, tile)
@@ -139,15 +148,15 @@ def _epilogue(sch: Schedule, tiles: LoopRV, tile: GemmPlan) -> None:
         sch.tensorize(sch.blockize(row), tma.store(rows, cols, tile.out_dtype))
 
 
-def _gated_epilogue(sch: Schedule, tiles: LoopRV, tile: GemmPlan, rule: ActQuantize) -> None:
+def _act_epilogue(sch: Schedule, tiles: LoopRV, tile: GemmPlan, rule: ActQuantize) -> None:
     """Read gates and ups to registers; activate, quantise and store them there."""
     block = sch.get_sblock("epilogue")
     read = sch.cache_read(block, 0, "local")
     for moved in (read, block):
         sch.reverse_compute_at(moved, tiles)
-    _read_accumulator(sch, read, _parts(sch, block, tile, tile.epi_cols // GATED), tile)
-    in_registers(sch, "gate", "up")
-    act_steps(sch, rule)
+    _read_accumulator(sch, read, _parts(sch, block, tile, tile.epi_cols // (2 * rule.block)), tile)
+    in_registers(sch, "own_scale", "gate", "up")
+    act_steps(sch, rule, held=True)
 
 
 def _parts(sch: Schedule, block: SBlockRV, tile: GemmPlan, columns: int) -> LoopRV:

@@ -185,6 +185,28 @@ def tiles(
     return found
 
 
+def gated_tiles(fmt: str, block: int, n: int, k: int, experts: int, rows: int) -> list[GemmPlan]:
+    """Return the legal tiles of a GEMM whose epilogue quantises in blocks, the default's first.
+
+    A thread has a row of d, and whole blocks of it, gates and ups: a is X, K is not split, parts of
+    a tile are whole blocks.  Tiles have more than one: TVM drops a loop over a single one.
+    """
+    bases = [
+        GemmPlan(
+            fmt, "uint8", n, k, experts, False, group, mma_n, block_k, stages=2,
+            cluster_x=group, cluster_y=1, split_k=1, acc_stages=1, epi_cols=cols,
+            store="direct", raster="x", group=1,
+        )
+        for group in (2, 1)
+        for mma_n in (256, 192, 128, 64)
+        for block_k in ((256, 128) if GEMM[fmt].a.bits == 4 else (128,))
+        for cols in (64, 32)
+        if cols >= 2 * block and mma_n > 2 * block
+    ]  # fmt: skip
+    legal = [base for base in bases if base.illegal() is None]
+    return sorted(legal, key=lambda base: _work(base, rows))
+
+
 def legal_tiles(
     fmt: str, out_dtype: str, n: int, k: int, experts: int, rows: int
 ) -> list[GemmPlan]:

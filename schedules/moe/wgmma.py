@@ -21,7 +21,7 @@ from blockscale.schedules.moe import wgmma_tiles as sm90_tiles
 from blockscale.schedules.steps import Choose, Sketch, last_loops
 from blockscale.specs.plans import PREFIX
 from blockscale.specs.plans.moe import MoeGemm, MoePlan
-from blockscale.tir.intrin import hopper
+from blockscale.tir.intrin import fragments, hopper
 from blockscale.tir.moe.tiles import WORDS
 
 STEP = 16
@@ -44,9 +44,9 @@ def moe_gemm(
     """Schedule the GEMM in the shape of ``tile``; of ``depths`` its ring's is chosen."""
     product = _product(sch, tile)
     for name in ("weights", "scales", "tokens"):
-        sch.set_scope(sch.get_sblock(name), 0, hopper.SMEM)
+        sch.set_scope(sch.get_sblock(name), 0, fragments.SMEM)
     for name in ("decode", "scaled"):
-        sch.set_scope(sch.get_sblock(name), 0, hopper.LOCAL)
+        sch.set_scope(sch.get_sblock(name), 0, fragments.LOCAL)
     tiles = _tiles(sch, tile)
     sums = [product] if tile.slices == 1 else [sch.get_sblock("gemm"), product]
     for block in (sch.get_sblock("scaled"), *sums):
@@ -63,13 +63,13 @@ def moe_gemm(
 def _product(sch: Schedule, tile: MoePlan) -> SBlockRV:
     """Return the block that multiplies: with slices, one with sums of each slice."""
     block = sch.get_sblock("gemm")
-    sch.set_scope(block, 0, hopper.LOCAL)
+    sch.set_scope(block, 0, fragments.LOCAL)
     if tile.slices == 1:
         return block
     *_, depth, _ = sch.get_loops(block)
     _, part, _ = sch.split(depth, [None, tile.slices, tile.blocks_k // tile.slices])
     own = sch.rfactor(part, 0)
-    sch.set_scope(own, 0, hopper.LOCAL)
+    sch.set_scope(own, 0, fragments.LOCAL)
     return own
 
 

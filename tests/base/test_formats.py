@@ -8,6 +8,7 @@ import pytest
 
 from blockscale.base import formats
 from blockscale.base.formats import E2M1, E4M3, UE8M0
+from tests.kit.paths import without_torch
 
 
 def test_numbers_have_the_values_that_their_names_say():
@@ -38,9 +39,10 @@ NEW_ROW = dedent("""
 """What a line more in `formats.ROWS` would do, before anything else is imported."""
 
 
-def in_new_process(text):
+def in_new_process(text, env=None):
     """Run Python after the row was added."""
-    done = execute([executable, "-c", NEW_ROW + dedent(text)], capture_output=True, text=True)
+    command = [executable, "-c", NEW_ROW + dedent(text)]
+    done = execute(command, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
 
 
@@ -74,10 +76,13 @@ def test_one_row_makes_a_format_of_cuda_kernels():
         nvcc.nvcc()
     except CompileError as error:
         pytest.skip(str(error))
-    in_new_process("""
+    text = """
         import tempfile
         import blockscale as bs
+        from tests.kit import compiled
+        compiled.install()
         names = ["quantize_mxfp4b16_floor_bf16", "dequantize_mxfp4b16_f32"]
         with tempfile.TemporaryDirectory() as folder:
             bs.build(names, f"{folder}/k.so", target="sm_90a")
-    """)
+    """
+    in_new_process(text, without_torch())

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from blockscale.building import logs, records
+from blockscale.building.commit import commit
 from blockscale.building.logs import LogError
 from blockscale.building.space import Space, replay
 from blockscale.building.store import Store, folder_of
-from blockscale.tuning.tuner import commit
 from tests.kit.fake_workload import FakeWorkload, from_meta
 from tests.kit.fuzz import changed_bytes, changed_json
 

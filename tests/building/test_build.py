@@ -14,11 +14,12 @@ from blockscale.base import host, manifest
 from blockscale.base.targets import CPU_TARGETS
 from blockscale.building import logs, records
 from blockscale.building.builder import build, committed_logs
+from blockscale.building.commit import commit
 from blockscale.building.store import Store, folder_of
 from blockscale.catalog import workloads
 from blockscale.runtime.library import LibraryError, open_library
 from blockscale.specs import Linear, Quantize, ScaleSweep, Spec, Swizzle
-from blockscale.tuning.tuner import commit, tune
+from blockscale.tuning.tuner import tune
 from tests.kit.kernels import LEVELS, check, needs
 
 LINEAR = Linear(16, 32, dtype="bfloat16")

@@ -11,6 +11,7 @@ from blockscale import catalog
 from blockscale.building.space import trace_json
 from blockscale.specs import Spec
 from tests.kit.pairwise import few
+from tests.kit.paths import without_torch
 
 NAMES = [
     "add_rmsnorm_nvfp4_h256_both_y_bf16",
@@ -38,7 +39,8 @@ from blockscale.tir.intrin import operands
 intrin.register_named("cuda_")
 print("\\n".join(operands._makers))
 """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    options = {"capture_output": True, "text": True, "check": True, "env": without_torch()}
+    run = subprocess.run([sys.executable, "-c", code], **options)
     return set(run.stdout.split())
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from blockscale.building import logs, records
+from blockscale.building.commit import commit
 from blockscale.building.logs import LogError
 from blockscale.building.space import Space, replay
 from blockscale.building.store import Store, folder_of
-from blockscale.tuning.tuner import commit
 from tests.kit.fake_workload import FakeSpec, FakeWorkload, from_meta
 
 LEVEL = "avx2"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from blockscale.specs.plans import b200
 from blockscale.specs.plans.gemm import SCALE_ATOM_BYTES
-from blockscale.tuning import b200
 from tests.kit import gemm_harness as harness
 from tests.kit.pairwise import few
 

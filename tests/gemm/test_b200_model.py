@@ -9,8 +9,8 @@ import pytest
 
 from bench.tcgen05 import b200_model
 from blockscale.base.formats import GEMM
+from blockscale.specs.plans.b200 import B200, FITTED, epilogue_clocks, grid, time_us
 from blockscale.specs.plans.gemm import OUT_BYTES, GemmPlan
-from blockscale.tuning.b200 import B200, FITTED, epilogue_clocks, grid, time_us
 from tests.kit.fake_workload import DECODE
 from tests.kit.pairwise import each
 from tests.kit.paths import ROOT

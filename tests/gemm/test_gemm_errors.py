@@ -4,13 +4,15 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.specs import GroupedMmFp4, MmFp4, Spec
+from blockscale.specs import GroupedMmActFp4Quant, GroupedMmFp4, MmFp4, Spec
+from tests.kit import gated
 from tests.kit.gemm_operands import grouped, operand
 from tests.kit.helpers import rejects, says
 
 A, B = operand(9, 128, "nvfp4", "a"), operand(64, 128, "nvfp4", "b")
 GIVEN = (A.stored, B.stored, A.scale, B.scale)
 CASE = grouped([0, 2, 130], 130, 64, 128, "nvfp4")
+HALF = torch.ones(9, 64, dtype=torch.bfloat16)
 EIGHT = torch.zeros(64, 128, dtype=torch.uint8)
 
 
@@ -58,6 +60,11 @@ MM = [
     (lambda: mm(bias=torch.ones(63)), ["bias", r"\[63\]", r"\[64\]"]),
     (lambda: mm(bias=torch.ones(64).int()), ["bias", "int32", "float32"]),
     (lambda: mm(bias=torch.ones(128)[::2]), ["bias", "contiguous"]),
+    (lambda: mm(activation="relu"), ["activation", "'relu'", "relu2"]),
+    (lambda: mm(residual=torch.ones(9, 64)), ["residual", "float32", "bfloat16"]),
+    (lambda: mm(residual=torch.ones(64).bfloat16()), ["residual", r"\[64\]", r"\[9, 64\]"]),
+    (lambda: mm(residual=HALF.t().contiguous().t()), ["residual", "contiguous"]),
+    (lambda: mm(residual=HALF, out=HALF), ["out overlaps residual", "clone"]),
     (lambda: mm(fmt="int4"), ["fmt", "int4", "nvfp4", "mxfp8xmxfp4"]),
     (lambda: mm(fmt="mxfp8"), ["a_scale", r"\[128, 8\]", r"\[128, 4\]"]),
     (lambda: mm(out_dtype=torch.int8), ["out_dtype", "int8", "bfloat16"]),
@@ -87,6 +94,50 @@ GROUPED = [
     (lambda: group(out_dtype=torch.float64), ["out_dtype", "float64"]),
     (lambda: group(out=torch.empty(130, 63).bfloat16()), ["out", r"\[130, 63\]", r"\[130, 64\]"]),
 ]
+
+
+GATED_SPEC = GroupedMmActFp4Quant(2, 128, 64)
+GATED_CASE = gated.case(GATED_SPEC, [0, 2, 130], 130)
+CODES, SCALES = GATED_CASE.outputs(GATED_SPEC)
+
+
+def act(**changed):
+    """Call grouped_mm_act_fp4quant with some arguments changed."""
+    names = ["a", "b", "a_scale", "b_scale", "offsets", "alpha", "global_scale"]
+    return bs.grouped_mm_act_fp4quant(
+        **dict(zip(names, GATED_CASE.tensors(), strict=True)) | changed
+    )
+
+
+ACT = [
+    (lambda: act(activation="relu2"), ["activation", "'relu2'", "swiglu"]),
+    (lambda: act(fmt="mxfp8"), ["fmt", "'mxfp8'", "nvfp4"]),
+    (lambda: act(dtype=torch.float32), ["dtype", "float32", "bfloat16"]),
+    (lambda: act(b_scale=GATED_CASE.b_scale[0]), ["b_scale", r"\[128, 4\]", r"\[2, 128, 4\]"]),
+    (
+        lambda: act(b=GATED_CASE.b[:, :64].clone(), b_scale=GATED_CASE.b_scale),
+        ["n=64", "multiple of 128", "gates and ups", "N=128"],
+    ),
+    (lambda: act(offsets=GATED_CASE.tensors()[4].flip(0)), ["offsets", "130, 2, 0", "rise"]),
+    (lambda: act(a_scale=GATED_CASE.a_scale[:128]), ["a_scale has 128 rows", "need 256"]),
+    (lambda: act(alpha=torch.ones(1)), ["alpha", r"\[1\]", r"\[2\]", "each expert"]),
+    (lambda: act(global_scale=torch.ones(1)), ["global_scale", r"\[1\]", r"\[2\]"]),
+    (lambda: act(global_scale=0.5), ["global_scale", "float", "tensor"]),
+    (lambda: act(activation="swiglu", limit=-1.0), ["limit=-1.0", "0 or more"]),
+    (lambda: act(activation="swiglu", gate_alpha=None), ["gate_alpha", "NoneType", "float"]),
+    (lambda: act(packed=CODES[:, :16].clone()), ["packed", r"\[130, 16\]", r"\[130, 32\]"]),
+    (lambda: act(packed=CODES.float()), ["packed", "float32", "uint8"]),
+    (lambda: act(block_scale=SCALES[:256].clone()), ["block_scale", r"\[256, 4\]", r"\[512, 4\]"]),
+    (lambda: act(packed=GATED_CASE.a), ["packed overlaps a", "clone"]),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), ACT)
+def test_grouped_mm_act(call, words):
+    for _ in range(2):
+        with rejects("grouped_mm_act_fp4quant", *words):
+            call()
+        act()
 
 
 @pytest.mark.parametrize(("call", "words"), MM)
@@ -132,6 +183,10 @@ def test_gradients():
         (lambda: MmFp4(8, 32, out_dtype="int8"), ["MmFp4", "out_dtype='int8'", "bfloat16"]),
         (lambda: GroupedMmFp4(0, 8, 32), ["GroupedMmFp4", "experts=0", "1 to 1024"]),
         (lambda: GroupedMmFp4(1025, 8, 32), ["GroupedMmFp4", "experts=1025", "several calls"]),
+        (lambda: GroupedMmActFp4Quant(2, 96, 32), ["n=96", "multiple of 128", "N=128"]),
+        (lambda: GroupedMmActFp4Quant(2, 128, 32, "mxfp4"), ["n=128", "multiple of 256", "N=256"]),
+        (lambda: GroupedMmActFp4Quant(2, 128, 32, "mxfp8"), ["fmt='mxfp8'", "nvfp4"]),
+        (lambda: GroupedMmActFp4Quant(0, 128, 32), ["experts=0", "1 to 1024"]),
         (lambda: GroupedMmFp4(2, 8, 16), ["GroupedMmFp4", "k=16", "multiple of 32"]),
     ],
 )

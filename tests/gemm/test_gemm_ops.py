@@ -66,6 +66,66 @@ def test_rounded_once(fmt, dtype):
     same(widen(half), ref.round_to(wide, dtype))
 
 
+ACTIVATIONS = ["none", "silu", "gelu_tanh", "relu2"]
+
+
+@each(activation=ACTIVATIONS, residual=[False, True], fmt=FORMATS)
+def test_activation_and_residual(activation, residual, fmt):
+    """In float32, in this order; few rows and many take different schedules."""
+    n, k = 64, 128
+    b, bias = operand(n, k, fmt, "b"), np.linspace(-2, 2, n).astype(np.float32)
+    for rows in (0, 1, 7, 130):
+        a = operand(rows, k, fmt, "a")
+        alpha = float(np.float32(1 / max(1.0, np.abs(ref.mm(a.value, b.value)).max(initial=0) / 9)))
+        wide = ref.activation(activation, ref.mm(a.value, b.value, alpha, bias))
+        r = np.random.default_rng(rows).normal(0, 2, (rows, n)).astype(np.float32)
+        options = {"residual": tensor(r)} if residual else {}
+        d = run(a, b, fmt, alpha=one(alpha), bias=tensor(bias), activation=activation, **options)
+        error = ref.row_error(d.numpy(), wide + r if residual else wide)
+        assert error.max(initial=0) < 1e-5
+
+
+@each(activation=ACTIVATIONS, dtype=["bfloat16", "float16"], residual=[True, False])
+def test_activation_is_rounded_once(activation, dtype, residual):
+    """With a residual of the output's dtype; the second call takes the short way."""
+    a, b = operand(130, 128, "nvfp4", "a"), operand(64, 128, "nvfp4", "b")
+    r = tensor(np.random.default_rng(1).normal(0, 2, (130, 64)).astype(np.float32)).to(
+        DTYPES[dtype]
+    )
+    options = {"alpha": one(2.0**-9), "activation": activation}
+    added = {"residual": r.float()} if residual else {}
+    wide = run(a, b, "nvfp4", **options, **added).numpy()
+    for _ in range(2):
+        half = run(a, b, "nvfp4", dtype, **options, **({"residual": r} if residual else {}))
+        same(widen(half), ref.round_to(wide, dtype))
+
+
+def test_residual_has_leading_dimensions():
+    """Those of a."""
+    a, b = operand(6, 128, "nvfp4", "a"), operand(64, 128, "nvfp4", "b")
+    r, given = torch.randn(2, 3, 64), (b.stored, a.scale, b.scale)
+    d = bs.mm_fp4(a.stored.view(2, 3, 64), *given, residual=r, out_dtype=torch.float32)
+    flat = bs.mm_fp4(a.stored, *given, residual=r.view(6, 64), out_dtype=torch.float32)
+    same(d.view(6, 64).numpy(), flat.numpy())
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_of_what_is_not_finite(activation):
+    """A NaN stays one; zeros of either sign, and the ends of float32, as the formula has them."""
+    a, b = operand(3, 32, "nvfp4", "a"), operand(8, 32, "nvfp4", "b")
+    bias = torch.tensor([np.nan, 0.0, -0.0, 1e30, -1e30, np.inf, 100.0, -100.0])
+    d = run(a, b, "nvfp4", alpha=one(0.0), bias=bias, activation=activation)
+    assert d[:, 0].isnan().all()
+    assert (d[:, 1:3] == 0).all()
+    top = torch.tensor(1e30 if activation != "relu2" else np.inf)
+    assert (d[:, 3] == top).all()
+    low = -1e30 if activation == "none" else 0
+    assert (d[:, 4] == low).all()
+    assert d[:, 5].isinf().all()
+    assert (d[:, 6] == (1e4 if activation == "relu2" else 100)).all()
+    assert (d[:, 7] == (-100 if activation == "none" else 0)).all() or activation == "silu"
+
+
 def one_hot(k, fmt):
     """Return a [k, k] whose elements are 1 on the diagonal: code and scale are 1."""
     a_code, _, block, scale = ref.GEMM[fmt]

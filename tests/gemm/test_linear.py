@@ -218,7 +218,8 @@ SWIZZLED = torch.zeros(128, 8, dtype=torch.uint8).view(torch.float8_e4m3fn)
             lambda: bs.linear(X, PACKED, SWIZZLED),
             ["block_scale", r"128, 8\b", r"7, 5\b", "unswizzle_scales"],
         ),
-        (lambda: bs.linear(X, PACKED, SCALE, fmt="int4"), ["fmt", "int4", "nvfp4"]),
+        (lambda: bs.linear(X, PACKED, SCALE, fmt="fp4"), ["fmt", "fp4", "nvfp4"]),
+        (lambda: bs.linear(X, PACKED, SCALE, fmt="int4"), ["block_scale", "e4m3", "float32"]),
         (
             lambda: bs.linear(X, PACKED, SCALE, global_scale=torch.ones(7)),
             ["global_scale", "one element"],

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from blockscale.base.errors import LoweringError
-from blockscale.lower.pipe import check, simulate
+from blockscale.lower.pipe import check, read, simulate
 from blockscale.lower.pipe.emit import emit
 from blockscale.lower.pipe.kernel import Kernel, Stage
 from tests.kit import gemm_harness as harness
@@ -292,3 +293,27 @@ def test_ctas_divide_the_stages_of_k(k: int, split: int) -> None:
     ]
     assert [stage for each in ranges for stage in each] == [*range(of.k_stages)]
     assert max(map(len, ranges)) - min(map(len, ranges)) <= 1
+
+
+# ---- Before there is a kernel -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parts", "count", "said"),
+    [
+        (({0, 64, 128}, {0, 16}), 6, None),
+        (({0, 64, 192}, {0}), 3, r"parts of S begin at \[0, 64, 192\], each 64 long"),
+        (({64, 128}, {0}), 2, r"begin at \[64, 128\]"),
+        (({0, 32}, {0, 16}), 4, r"begin at \[0, 32\]"),
+        (({0, 64}, {0, 16}), 2, r"do not fill a box of \[128, 32\]"),
+    ],
+)
+def test_what_a_block_fills_in_a_stage_is_a_box(parts: Any, count: int, said: str | None) -> None:
+    """Parts adjoin from the first on, and there are as many as fill it."""
+    site: Any = SimpleNamespace(where="block 'codes'")
+    operand: Any = SimpleNamespace(shape=(64, 16), buffer=SimpleNamespace(name="S"))
+    if said is None:
+        assert read.box(site, operand, parts, count) == (192, 32)
+        return
+    with pytest.raises(LoweringError, match=f"block 'codes'.*{said}"):
+        read.box(site, operand, parts, count)

@@ -1,4 +1,4 @@
-"""The table of host code: what a launch takes from the kernel that was derived."""
+"""The table of host code: which kernels there are, and what a launch takes from a derived one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from blockscale.lower.pipe.host import Bucket, host_code
+from blockscale.lower.pipe.host import Bucket, host_code, merged
 from tests.kit import gemm_harness as harness
 
 PARAMS = ("a", "b", "a_scale", "b_scale", "alpha", "bias", "d")
@@ -35,3 +35,14 @@ def test_a_launch_follows_the_kernel(changes: dict[str, Any], wanted: dict[str, 
     assert small == large
     given = {"shared": kernel.launch_bytes, "threads": 192, "ragged": 0, "map_count": 4}
     assert small.items() >= (wanted | given | {"pointer_count": 3}).items()
+
+
+def test_neighbours_of_the_same_text_are_one_bucket() -> None:
+    """One that comes again later is a kernel of its own."""
+    given = [(1, "a"), (8, "a"), (16, "b"), (32, "b"), (None, "a")]
+    made = merged(given, "f", lambda kernel, name: f"{name}: {kernel}")
+    assert made == [
+        Bucket("f_kernel0", "a", "f_kernel0: a", 8),
+        Bucket("f_kernel1", "b", "f_kernel1: b", 32),
+        Bucket("f_kernel2", "a", "f_kernel2: a", None),
+    ]

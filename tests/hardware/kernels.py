@@ -1,10 +1,10 @@
-"""Names of the kernels that test_gpu_ops, test_gpu_calls and test_gpu_limits use.
+"""Names of the kernels that test_gpu_ops, test_gpu_calls, test_gpu_limits, test_gpu_linear use.
 
 Functions that a loaded library lacks are built when they are first called.  To build all of them
 at once, before the tests:
 
     blockscale build --target sm_90a -o all.so $(python -m tests.hardware.kernels)
-    pytest -m gpu --library all.so tests/hardware/test_gpu_{ops,calls,limits}.py
+    pytest -m gpu --library all.so tests/hardware/test_gpu_{ops,calls,limits,linear}.py
 """
 
 NORMS = (
@@ -82,7 +82,24 @@ FI_GOLDEN = tuple(
 
 SWEEPS = ("scale_sweep_b16_bf16", "scale_sweep_b16_f32", "scale_sweep_b32_f16")
 
-NAMES = (*NORMS, *FI_NORMS, *BLOCKS, *DEQUANTIZES, *COPIES, *ACTS, *FI_GOLDEN, *SWEEPS)
+LINEAR = (
+    "linear_nvfp4_n4096_k4096_tiles64_bf16",
+    "linear_nvfp4_n4096_k4096_tiles64_f16",
+    "linear_nvfp4_n4096_k4096_tiles64_to_f32_bf16",
+    "linear_nvfp4_n2880_k2880_tiles64_bf16",
+    "linear_nvfp4_n512_k7168_tiles64_bf16",
+    "linear_nvfp4_n196_k720_tiles64_bf16",
+    "linear_nvfp4_n28672_k4096_silu_gated_tiles64_bf16",
+    "linear_mxfp4_n2880_k2880_tiles64_bf16",
+    "linear_mxfp4_n195_k2880_gelu_tanh_res_tiles64_bf16",
+    "linear_int4g128_n4096_k4096_tiles64_bf16",
+    "linear_int4g64_n2880_k2880_tiles64_bf16",
+    "linear_int4g32z_n4096_k4096_tiles64_bf16",
+    *("quantize_mxfp4_bf16", "dequantize_nvfp4_f32", "dequantize_mxfp4_bf16"),
+)
+"""With what quantises their weights, beside the kernels above."""
+
+NAMES = (*NORMS, *FI_NORMS, *BLOCKS, *DEQUANTIZES, *COPIES, *ACTS, *FI_GOLDEN, *SWEEPS, *LINEAR)
 
 if __name__ == "__main__":
     print(*NAMES)

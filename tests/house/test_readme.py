@@ -21,7 +21,7 @@ from click.testing import CliRunner
 
 import blockscale as bs
 from blockscale.base.manifest import read_manifest
-from tests.kit.paths import ROOT
+from tests.kit.paths import ROOT, without_torch
 
 README = ROOT / "README.md"
 if not README.is_file():
@@ -59,10 +59,10 @@ def commands():
     return [line for line in dict.fromkeys(found) if line and not line.startswith("#")]
 
 
-def run_example(code, folder):
+def run_example(code, folder, environ=None):
     """Run Python code in a process of its own, in ``folder``; return the lines that it prints."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    environ = environ or {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-c", code]
     run = subprocess.run(command, cwd=folder, env=environ, text=True, capture_output=True)
     assert run.returncode == 0, f"{code}\n{run.stderr}"
@@ -72,22 +72,25 @@ def run_example(code, folder):
 def test_python_examples_run(tmp_path):
     """Tune and build, then call, multiply and emulate; 15 s: processes import torch or tvm."""
     examples = [example(word, "README.md") for word in ("bs.tune", "bs.build", '"kernels.so")\nw')]
-    examples += [example("mm_fp4", "docs/gemm.md"), example("launch", "docs/emulator.md")]
+    examples += [example(word, "docs/gemm.md") for word in ("bs.mm_fp4", "bs.grouped_mm_act")]
+    examples += [example("launch", "docs/emulator.md")]
+    examples += [example("prepare_linear_weights", "docs/linear.md")]
     for word in SMALLER:
         assert any(word in code for code in examples), f"{word} is in no example any more"
     for long, short in SMALLER.items():
         examples = [code.replace(long, short) for code in examples]
     tune, build, *others = examples
-    compiled = run_example(f"{tune}\n{build}", tmp_path)
-    called, multiplied, emulated = (
+    compiled = run_example(f"{tune}\n{build}", tmp_path, without_torch())
+    called, multiplied, activated, emulated, _ = (
         run_example(f"{code}\nimport sys\nprint('tvm' in sys.modules)", tmp_path) for code in others
     )
     assert sum(line.startswith("linear_nvfp4_n64_k64_") for line in compiled) == 12 + 3
     assert "scale_sweep_b16_f32" in compiled
     assert called[-1] == "False", "the calling process imported tvm"
     assert emulated == ["20 [0. 2. 4. 6.]", "False"]
-    for printed in (called, multiplied):
-        assert 0.05 < float(re.search(r"relative error (\S+)", printed[0])[1]) < 0.15
+    # of one product of two 4-bit operands, and of three
+    for printed, most in ((called, 0.15), (multiplied, 0.15), (activated, 0.3)):
+        assert 0.05 < float(re.search(r"relative error (\S+)", printed[0])[1]) < most
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +204,9 @@ def parse_other(words):
         assert (ROOT / words[1]).is_file(), words
     elif words[:2] == ["python", "-m"] and words[2] in ("bench.gpu", "bench.moe"):
         bench_module(words[2]).arguments(words[3:])
-    elif words[:2] == ["python", "-m"] and words[2] in ("bench.int4", "bench.layouts"):
+    elif words[:2] == ["python", "-m"] and words[2] in (
+        *("bench.int4", "bench.layouts", "bench.gpu.linear"),
+    ):
         assert callable(bench_module(words[2]).main)
     elif words[:3] == ["python", "-m", "blockscale.tuning.server"]:
         bench_module(words[2]).arguments(words[3:])

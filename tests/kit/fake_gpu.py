@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 from blockscale.base.targets import runs_on
-from blockscale.tuning import worker
 from blockscale.tuning.worker import Argument, Measurement, Timing
+from tests.kit import fake_workload
 
 MACHINE = {"gpu": "Fake GPU", "driver": "1.2", "cuda": "13.0", "torch": "0", "l2_bytes": 1 << 20}
 
@@ -24,7 +24,7 @@ def describe_any(arch: str) -> dict[str, Any]:
 
 
 def measure(library: str, arguments: list[Argument], timing: Timing, reference: str) -> Measurement:
-    result = worker.measure(library, arguments, timing, reference)
+    result = fake_workload.measure(library, arguments, timing, reference)
     broken = result.error is not None  # as after an illegal address
     return Measurement(result.run_secs, result.error, broken)
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from blockscale.specs import Param
 from blockscale.specs.plans.gemm import GemmPlan
+from blockscale.tuning import worker
+from blockscale.tuning.worker import Measurement
 
 ROWS, COLS = 64, 512
 EXPORTER = "tests.kit.fake_workload:export"
@@ -119,6 +121,14 @@ def export(module: Any, target: str, out: Path) -> None:
         if trap in ("wrong", "fault"):
             module = _damaged(module, trap)
     tvm.compile(module, target=tvm.target.Target(target)).export_library(str(out))
+
+
+def measure(library: str, arguments: Any, timing: Any, reference: str) -> Measurement:
+    """Measure on this CPU; the default takes ten times as long, so that a log has another best."""
+    found = worker.measure(library, arguments, timing, reference)
+    if library == reference:
+        found = replace(found, run_secs=tuple(10 * seconds for seconds in found.run_secs))
+    return found
 
 
 DECODE = GemmPlan(

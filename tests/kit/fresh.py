@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterable
 from functools import cache
 
+from tests.kit.paths import without_torch
+
 SERVER = """
 import json, os, sys
 from blockscale.tir import intrin
@@ -27,7 +29,8 @@ for line in sys.stdin:
 def _server() -> subprocess.Popen[str]:
     """Return the process that imports the compiler, once, and forks for each question."""
     pipe = subprocess.PIPE
-    made = subprocess.Popen([sys.executable, "-c", SERVER], stdin=pipe, stdout=pipe, text=True)
+    options = {"stdin": pipe, "stdout": pipe, "text": True, "env": without_torch()}
+    made = subprocess.Popen([sys.executable, "-c", SERVER], **options)
     atexit.register(made.communicate)
     return made
 

@@ -24,7 +24,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tests.kit.paths import ROOT
+from tests.kit.paths import ROOT, without_torch
 
 SECONDS = 10
 WAIT = 600
@@ -55,7 +55,8 @@ def run(kind: str, *, seed: int = 0, first: int = 0, count: int) -> Result:
     while at < end:
         command = [sys.executable, "-m", "tests.kit.fuzz", kind, "--child", f"--seed={seed}"]
         command += [f"--first={at}", f"--count={min(BATCH, end - at)}"]
-        made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        env = without_torch() if kind == "logs" else None
+        made = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
         lines = [json.loads(line) for line in made.stdout.splitlines() if line.startswith("[")]
         for number, name, finding in lines:
             result.ends[name] += 1

@@ -47,10 +47,13 @@ def plan(**changes: Any) -> GemmPlan:
     return GemmPlan(**base).check()
 
 
+_unscheduled = cache(gemm_tiles)
+
+
 @cache
 def kernel(of: GemmPlan) -> Kernel:
     """Return the kernel that is derived from the schedule of a plan."""
-    func = gemm_tiles(of.fmt, of.out_dtype, of.n, of.k, of.experts)
+    func = _unscheduled(of.fmt, of.out_dtype, of.n, of.k, of.experts)
     sch = new_schedule(tvm.IRModule({"main": func}))
     tcgen05.decided(sch, of)
     return checked(derive(sch.mod["main"]))
@@ -148,6 +151,14 @@ def decode(out: np.ndarray, dtype: str) -> np.ndarray:
     return out.view({"float16": np.float16, "float32": np.float32}[dtype]).astype(np.float64)
 
 
+def encoded(value: np.ndarray, dtype: str) -> np.ndarray:
+    """Return the bits of values that ``dtype`` has."""
+    if dtype == "bfloat16":
+        return ref.bf16_bits(value.astype(np.float32))
+    bits = {"float16": np.uint16, "float32": np.uint32}[dtype]
+    return value.astype(dtype).view(bits)
+
+
 def launch(
     of: Kernel, text: str, named: dict[str, Any], m: int, clusters: int, seed: int = 0
 ) -> Any:
@@ -155,6 +166,7 @@ def launch(
     row_atoms = len(named["a_scale"])
     maps = [tensor_map(p, named[p.tensor], m, row_atoms) for p in tensor_maps(of)]
     given = [named[name] for name in pointers(of)] + ([named["offsets"]] if of.experts else [])
+    given += [np.float32(named[str(var.name)]) for var in of.scalars]
     return emulator.launch(
         text, entry="gemm", grid=clusters * of.cluster, block=THREADS, cluster=of.cluster,
         dynamic_smem=of.smem_bytes, args=[*maps, *given, m], seed=seed,
@@ -220,8 +232,6 @@ def judge(of: GemmPlan, result: Outcome) -> None:
 
 
 def rounded(value: np.ndarray, dtype: str) -> np.ndarray:
-    """Return the nearest bfloat16 or float16 values."""
-    if dtype == "float16":
-        with np.errstate(over="ignore"):  # to infinity, as the kernel does
-            return value.astype(np.float16).astype(np.float64)
-    return decode(ref.bf16_bits(value.astype(np.float32)), dtype)
+    """Return the nearest values of ``dtype``."""
+    with np.errstate(over="ignore"):  # to infinity, as the kernel does
+        return decode(encoded(value, dtype), dtype)

@@ -1,60 +1,128 @@
-"""Workers that outlive a session, for tests of the tuner: a process that imports tvm costs 2 s.
+"""Workers of the tuner that are there at once: forks of a process that has imported tvm, for 1 s.
 
-A session's idle workers are kept when it ends, and the next session starts with them.  None serves
-the same work folder twice: names of libraries begin anew there, and dlopen() would find old ones.
+Each is new, as in the product.  One that needs another module than tvm is started as there.
 """
 
 from __future__ import annotations
 
+import atexit
+import json
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from multiprocessing.connection import Pipe
 from typing import Any
 
 import pytest
 
 from blockscale.tuning.components import pool
+from tests.kit.paths import without_torch
 
-_MOST = 4
+NURSERY = """
+import gc, json, os, socket, sys
+sys.modules["torch"] = None
+import tvm
+from blockscale.tuning import exporter, fleet, modelled, worker
+from tests.kit import fake_gpu, fake_moe_gpu, fake_workload
+worker._warm_up_s.clear()  # no time is judged
+gc.freeze()
+asked = socket.socket(fileno=int(sys.argv[1]))
+own = os.getpid()
+asked.send(b"ready")
+while True:
+    said, fds, _, _ = socket.recv_fds(asked, 100, 2)
+    if not said:
+        break
+    pid = int(said)
+    if pid:  # how did it end?
+        found, status = os.waitpid(pid, os.WNOHANG)
+        answer = os.waitstatus_to_exitcode(status) if found else None
+    else:
+        pipe, log = fds
+        answer = os.fork()
+        if not answer:
+            asked.close()
+            os.setpgid(0, 0)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            worker.main(pipe, own, "tvm")
+            os._exit(0)
+        os.setpgid(answer, answer)  # whoever is first: it may be killed as a group from now on
+        os.close(pipe)
+        os.close(log)
+    asked.send(json.dumps(answer).encode())
+"""
 
-_idle: list[tuple[dict[str, Any], set[Path]]] = []
-"""What makes a worker a process, and the folders that it has served."""
+
+class Nursery:
+    """The process that forks."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", NURSERY, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env={"GOMP_SPINCOUNT": pool._SPIN_COUNT} | without_torch(),
+        )
+        theirs.close()
+        assert self._socket.recv(100) == b"ready"
+
+    def ask(self, pid: int, fds: list[int]) -> Any:
+        """Return the process that was forked (``pid`` 0), or the exit code of ``pid``."""
+        socket.send_fds(self._socket, [str(pid).encode()], fds)
+        return json.loads(self._socket.recv(100))
+
+    def close(self) -> None:
+        """End it, and all that it forked."""
+        self._socket.close()
+        self._process.wait()
+
+
+class Forked:
+    """What `pool.Worker` needs of a `subprocess.Popen`."""
+
+    returncode: int | None = None
+
+    def __init__(self, nursery: Nursery, fds: list[int]) -> None:
+        self._nursery, self.pid = nursery, nursery.ask(0, fds)
+
+    def wait(self, timeout: float) -> None:
+        """Wait for its end."""
+        deadline = time.monotonic() + timeout
+        while self.returncode is None:
+            self.returncode = self._nursery.ask(self.pid, [])
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("worker", timeout)
+            time.sleep(0.002)
+
+
+_nurseries: list[Nursery] = []
 
 
 @contextmanager
 def workers() -> Iterator[None]:
-    """Let sessions use workers of earlier ones."""
-    start, kill = pool.Worker.start, pool.Worker.kill
+    """Let workers be forks; the process that forks stays until the tests' own ends."""
+    start = pool.Worker.start
+    if not _nurseries:
+        _nurseries.append(Nursery())
+        atexit.register(_nurseries[0].close)
 
-    def warm_start(worker: pool.Worker) -> None:
-        folder = worker._log.parent
+    def fork(worker: pool.Worker) -> None:
+        if worker._needs != "tvm":
+            start(worker)
         if worker._process is not None:
             return
-        for kept in _idle:
-            state, served = kept
-            if state["_needs"] == worker._needs and folder not in served:
-                _idle.remove(kept)
-                worker.__dict__.update(state)
-                worker.served = served | {folder}  # type: ignore[attr-defined]
-                return
-        start(worker)
-        worker.served = {folder}  # type: ignore[attr-defined]
-
-    def leave(crew: pool.Workers, *_: object) -> None:
-        for worker in crew._all:
-            usable = worker._process is not None and worker.job is None
-            if usable and not worker.place and len(_idle) < _MOST:
-                names = ("_process", "pipe", "_jobs", "_ready", "_needs")
-                _idle.append(({n: getattr(worker, n) for n in names}, worker.served))
-                worker._process = None
-            else:
-                kill(worker)
+        worker.pipe, theirs = Pipe()
+        with worker._log.open("ab") as log:
+            process = Forked(_nurseries[0], [theirs.fileno(), log.fileno()])
+        theirs.close()
+        worker._process = process  # type: ignore[assignment]
+        worker._jobs, worker._ready = 0, False
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool.Worker, "start", warm_start)
-        patch.setattr(pool.Workers, "__exit__", leave)
+        patch.setattr(pool.Worker, "start", fork)
         yield
-    for state, _ in _idle:
-        state["_process"].kill()
-        state["_process"].wait()
-    _idle.clear()

@@ -12,6 +12,7 @@ from blockscale.ops.moe import tiles as moe_tiles
 from blockscale.ops.moe.tiles import K_ORDER, natural_order, paired_order
 from blockscale.specs import FusedMoe
 from tests.kit.helpers import rejects, same_bytes
+from tests.kit.tiles64 import BITS, slow_natural, slow_position
 from tests.reference import core as ref
 from tests.reference import moe as moe
 
@@ -51,20 +52,6 @@ def tiles(made, **changes):
 # ---- The layout, slowly -------------------------------------------------------------------------
 
 
-def slow_natural(at):
-    """Return what row ``at`` of the layout holds: q, t, b of 32 rows become t, q, b."""
-    q, t, b = at % 32 // 8, at % 8 // 2, at % 2
-    return at // 32 * 32 + 8 * t + 2 * q + b
-
-
-def slow_position(at, gated):
-    """Return the output position of GEMM 1's row ``at``, and whether it is the up row."""
-    if not gated:
-        return slow_natural(at), False
-    u, t, b = at % 32 // 16, at % 8 // 2, at % 2
-    return at // 32 * 16 + 4 * t + 2 * u + b, at % 16 >= 8
-
-
 def slow_order(rows, intermediate, activation, which):
     """Return the matrix's row of each row of the layout, -1 for padding."""
     if which == "w2":
@@ -80,17 +67,6 @@ def slow_order(rows, intermediate, activation, which):
         c = p // 64 * 64 + within
         order.append(-1 if c >= intermediate else c + (intermediate if up else 0))
     return order
-
-
-BITS = {
-    "e2m1": {
-        0: {3: 15, 2: 8, 1: 7, 0: 6},
-        1: {3: 12, 2: 5, 1: 4, 0: 3},
-        2: {3: 9, 2: 2, 1: 1, 0: 0},
-        3: {3: 14, 2: 11, 1: 10, 0: 13},
-    },
-    "int4": {a: {b: 4 * a + b for b in range(4)} for a in range(4)},
-}
 
 
 def slow_codes(codes, kind):

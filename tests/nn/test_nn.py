@@ -206,14 +206,79 @@ def test_linear(fmt, tmp_path):
     assert layer.bias.dtype == torch.float32
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
-def test_linear_dequantised(fmt):
-    """What a layer does on CUDA: near the kernel that decodes in its inner loop, bias and all."""
-    layer = nn.Linear.from_float(torch.nn.Linear(64, 32), fmt)
-    x = normal(7, 64)
-    got = layer._dequantized(x, layer.packed, layer.block_scale)
-    want = layer(x).double()
-    assert ((got - want).norm(dim=1) < 1e-5 * want.norm(dim=1)).all()
+def gated_layer(**options):
+    w = bs.prepare_linear_weights(
+        *bs.quantize(normal(32, 64)), bias=normal(32), gated=True, **options
+    )
+    return nn.Linear(w, activation="silu"), w
+
+
+def test_linear_of_prepared_weights(tmp_path):
+    """Gated, with an activation and a residual: bs.linear on its buffers, saved and loaded."""
+    layer, weights = gated_layer()
+    residual = normal(len(X), 16)
+    expected = bs.linear(X, weights, activation="silu", residual=residual)
+    same(layer(X, residual), expected)
+    assert (layer.in_features, layer.out_features) == (64, 16)
+    assert "fmt=nvfp4, activation=silu, gated" in repr(layer)
+    torch.save(layer.state_dict(), tmp_path / "layer.pt")
+    state = torch.load(tmp_path / "layer.pt", weights_only=True)
+    other = nn.Linear(gated=True, activation="silu")
+    other.load_state_dict(state)
+    same(other(X, residual), expected)
+    with pytest.raises(RuntimeError, match="gated=True, but the module has gated=False"):
+        nn.Linear().load_state_dict(state)
+    with rejects("Linear", "activation='none'", "gated"):
+        nn.Linear(weights)
+
+
+def test_linear_keeps_its_layout():
+    """As a layer in layout "tiles64" is moved, saved and loaded; the CPU says what it lacks."""
+    layer, weights = gated_layer(layout="tiles64")
+    assert layer.to(torch.float16).weights.meta() == weights.meta()
+    other = nn.Linear(gated=True, activation="silu")
+    other.load_state_dict(layer.state_dict())
+    for (name, a), (_, b) in zip(other.weights.tensors(), weights.tensors(), strict=True):
+        assert torch.equal(a, b), name
+    assert other.weights.meta() == weights.meta()
+    assert (other.in_features, other.out_features) == (64, 16)
+    with rejects("linear", "layout 'tiles64'", "'linear'"):
+        other(X)
+    made = layer.to("meta").to_empty(device="cpu")
+    made.load_state_dict(other.state_dict())
+    assert torch.equal(made.weights.packed, weights.packed)
+
+
+def test_linear_of_a_state_without_sizes():
+    """States that were saved before weights were prepared have a format alone."""
+    layer = nn.Linear.from_float(torch.nn.Linear(64, 32))
+    state = layer.state_dict()
+    state["meta"] = torch.tensor([*b'{"fmt": "nvfp4"}'], dtype=torch.uint8)
+    state["block_scale"] = state["block_scale"].view(torch.float8_e4m3fn)
+    other = nn.Linear()
+    other.load_state_dict(state)
+    same(other(X), layer(X))
+    assert (other.in_features, other.out_features) == (64, 32)
+
+
+def test_dense_linear_with_an_activation():
+    """The same on a dense weight, whose product torch computes."""
+    weight, bias = normal(32, 64), normal(32)
+    layer = nn.Linear(fmt="dense", weight=weight, bias=bias, gated=True, activation="relu2")
+    gate, up = torch.nn.functional.linear(X, weight, bias).chunk(2, -1)
+    residual = normal(len(X), 16)
+    assert torch.allclose(layer(X, residual), gate.relu() ** 2 * up + residual)
+    assert (layer.in_features, layer.out_features) == (64, 16)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compile_linear(backend):
+    """One graph, whose buffers are the operator's arguments."""
+    torch._dynamo.reset()
+    layer, _ = gated_layer()
+    compiled = torch.compile(layer, fullgraph=True, backend=backend)
+    for _ in range(2):
+        same(compiled(X), layer(X))
 
 
 def test_linear_zero_weight():

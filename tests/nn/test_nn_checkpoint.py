@@ -21,6 +21,7 @@ from blockscale.checkpoints.convert.convert import convert
 from tests.kit import checkpoint_files as files
 from tests.kit.helpers import same
 from tests.kit.paths import CHECKPOINTS as GOLDEN
+from tests.kit.tiles64 import weight_of
 from tests.reference import core as ref
 from tests.reference import moe as moe
 
@@ -518,6 +519,52 @@ def test_rows_of_several_weights(tmp_path):
     folder = files.folder(tmp_path / "b", tensors)
     with pytest.raises(CheckpointError, match=r"'m.q' and 'm.k' differ in global_scale, so their"):
         nn.Linear.from_checkpoint(folder, names)
+
+
+def silu(value):
+    return value * moe.sigmoid(value)
+
+
+@pytest.mark.parametrize("fmt", ["nvfp4", "int4", "bf16"])
+def test_gate_and_up_of_one_layer(tmp_path, fmt):
+    """A list of two with an activation: gate and up, each with a global scale of its own."""
+    rng = np.random.default_rng(13)
+    if fmt == "nvfp4":
+        tensors, values = codes(rng, {"gate": (24, H), "up": (24, H)}, "m")
+        gate, up = values["gate"], values["up"]
+        assert tensors["m.gate.weight_scale_2"] != tensors["m.up.weight_scale_2"]
+    elif fmt == "int4":
+        made = {name: gptq(rng, 24) for name in ("gate", "up")}
+        tensors = {f"m.{n}.{key}": v for n, (held, _) in made.items() for key, v in held.items()}
+        gate, up = (value.astype(np.float64) for _, value in made.values())
+    else:
+        names = "m.gate.weight", "m.up.weight"
+        tensors = {n: (rng.standard_normal((24, H)) / 8).astype(ml_dtypes.bfloat16) for n in names}
+        gate, up = (value.astype(np.float64) for value in tensors.values())
+    bias = rng.standard_normal(24).astype(np.float32)
+    ckpt = bs.checkpoints.open(files.folder(tmp_path / "in", tensors | {"m.up.bias": bias}))
+    options = {"activation": "silu", "dtype": torch.float32}
+    layer = nn.Linear.from_checkpoint(ckpt, ["m.gate", "m.up"], **options)
+    x = tokens() / 8
+    wide = x.astype(np.float64)
+    near(layer, x, silu(wide @ gate.T) * (wide @ up.T + bias), 1e-4 if fmt == "bf16" else TOLERANCE)
+    assert (layer.gated, layer.activation, layer.out_features) == (True, "silu", 24)
+    stacked = nn.Linear.from_checkpoint(ckpt, ["m.up"], **options)
+    near(stacked, x, silu(wide @ up.T + bias), 1e-4 if fmt == "bf16" else TOLERANCE)
+    if fmt != "bf16":
+        options |= {"layout": "tiles64", "dtype": torch.bfloat16}
+        tiles = nn.Linear.from_checkpoint(ckpt, ["m.gate", "m.up"], **options)
+        w = np.concatenate([gate, up])
+        assert np.allclose(weight_of(tiles.weights), w, rtol=2**-8 if fmt == "int4" else 1e-6)
+
+
+def test_act_order_has_no_activation(tmp_path):
+    rng = np.random.default_rng(14)
+    held, _ = gptq(rng, 16, order=rng.permutation(np.arange(H) // 32))
+    tensors = {f"o.{key}": value for key, value in held.items()}
+    ckpt = bs.checkpoints.open(files.folder(tmp_path / "in", tensors))
+    with pytest.raises(CheckpointError, match=r"act-order.*leave activation out"):
+        nn.Linear.from_checkpoint(ckpt, "o", activation="silu")
 
 
 def test_linear_that_is_none(tmp_path):

@@ -369,9 +369,24 @@ GOOD = {
     ),
     "nvfp4_fp8_scale_sweep": (bs.nvfp4_fp8_scale_sweep, {"x": ROWS, "global_amax": one(1)}),
     "linear": (bs.linear, {"x": ROWS, "packed": CODES, "block_scale": SCALE}),
+    "prepare_linear_weights": (
+        bs.prepare_linear_weights,
+        {"packed": CODES, "block_scale": SCALE},
+    ),
     "mm_fp4": (
         bs.mm_fp4,
         {"a": CODES, "b": CODES, "a_scale": filled(128, 24), "b_scale": filled(128, 24)},
+    ),
+    "grouped_mm_act_fp4quant": (
+        bs.grouped_mm_act_fp4quant,
+        {
+            "activation": "swiglu",
+            "a": CODES,
+            "b": filled(1, 128, 192),
+            "a_scale": filled(128, 24),
+            "b_scale": filled(1, 128, 24),
+            "offsets": torch.tensor([0, 64], dtype=torch.int32),
+        },
     ),
     "add_rmsnorm_fp4quant": (ADD, {"input": X, "residual": R, "weight": W}),
     "rmsnorm_fp4quant": (bs.rmsnorm_fp4quant, {"input": X, "weight": W}),
@@ -394,6 +409,7 @@ ANYTHING = {  # truth values, and what depends on other options
         "output_both_sf_layouts",
         "enable_pdl",
         "renormalize",
+        "gated",
         "int4_signed",
     ),
     *("block_scale_unswizzled", "moe", "sm"),

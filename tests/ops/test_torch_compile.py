@@ -63,6 +63,13 @@ MOE = bs.prepare_moe_weights(
     w13_scale=quantized(3, 128, 64, seed=4)[1],
     w2_scale=quantized(3, 64, 64, seed=5)[1],
 )
+LINEAR = bs.prepare_linear_weights(PACKED, SCALE, global_scale=G)
+W4A4 = bs.prepare_linear_weights(*quantized(8, 128, seed=3), layout="128x4")
+INT4 = bs.prepare_linear_weights(
+    quantized(6, 64, seed=4)[0], torch.full((6, 2), 0.01), fmt="int4", bias=torch.ones(6)
+)
+GATE_UP, GATE_UP_SCALE = quantized(128, 128, seed=6)
+GATE_UP, GATE_UP_SCALE = GATE_UP[None], swizzled(GATE_UP_SCALE)
 MOE_X, MOE_IDS = normal(5, 64), torch.tensor([[0, 2]] * 3 + [[1, -1]] * 2, dtype=torch.int32)
 MOE_FACTORS = torch.full((5, 2), 0.5)
 LOGITS = torch.arange(40.0).view(5, 8).sin()
@@ -112,7 +119,23 @@ FUNCTIONS = {
         lambda x, p, s: bs.linear(x[:, :128].contiguous(), p, s, global_scale=G),
         (X, PACKED, SCALE),
     ),
+    "linear gated": (
+        lambda x, p, s, r: bs.linear(
+            x[:, :128].contiguous(), p, s, activation="silu", gated=True, residual=r
+        ),
+        (X, *(t[:4].contiguous() for t in (PACKED, SCALE)), normal(5, 2)),
+    ),
+    "linear prepared": (
+        lambda x, y: bs.linear(x[:, :128].contiguous(), LINEAR, out=y) + y,
+        (X, torch.zeros(5, 5, dtype=X.dtype)),
+    ),
+    "linear int4": (lambda x: bs.linear(x, INT4, activation="gelu_tanh"), (MOE_X,)),
+    "linear w4a4": (lambda x: bs.linear(x, W4A4, act_fmt="nvfp4"), (X[:, :128].contiguous(),)),
     "mm": (lambda s: bs.mm_fp4(CODES, CODES, s, s, ALPHA, bias=BIAS) + 1, (GEMM_SCALE,)),
+    "mm activation residual": (
+        lambda s, r: bs.mm_fp4(CODES, CODES, s, s, residual=r * 2, activation="silu") + r,
+        (GEMM_SCALE, normal(8, 8)),
+    ),
     "mm given": (
         lambda s, d: bs.mm_fp4(CODES, CODES, s, s, out_dtype=torch.float32, out=d) + d,
         (GEMM_SCALE, torch.zeros(8, 8)),
@@ -124,6 +147,26 @@ FUNCTIONS = {
     "grouped mm given": (
         lambda s, o, d: bs.grouped_mm_fp4(CODES, CODES[None], s, s[None], o, out=d),
         (GEMM_SCALE, torch.tensor([2, 7], dtype=torch.int32), normal(8, 8)),
+    ),
+    "grouped mm act": (
+        lambda a, s: bs.grouped_mm_act_fp4quant(
+            a, GATE_UP, s, GATE_UP_SCALE[None], OFFSETS, ALPHA, ALPHA
+        ),
+        (CODES, GEMM_SCALE),
+    ),
+    "grouped mm act given": (
+        lambda s, p, o: bs.grouped_mm_act_fp4quant(
+            CODES,
+            GATE_UP,
+            s,
+            GATE_UP_SCALE[None],
+            OFFSETS,
+            activation="swiglu",
+            limit=3.0,
+            packed=p,
+            block_scale=o,
+        ),
+        (GEMM_SCALE, fresh(8, 32), fresh(128, 4)),
     ),
     "fused moe": (
         lambda x, i, w: bs.fused_moe(x * 2, MOE, i, w) + 1,
@@ -280,12 +323,17 @@ SAMPLES = {
     "linear": ((X[:, :128].contiguous(), PACKED, BYTES), {}),
     "mm_fp4": (
         (CODES, CODES, GEMM_BYTES, GEMM_BYTES, None, "nvfp4", torch.float32, BIAS)
-        + (torch.zeros(8, 8),),
+        + (torch.ones(8, 8), "silu", torch.zeros(8, 8)),
         {},
     ),
     "grouped_mm_fp4": (
         (CODES, CODES[None], GEMM_BYTES, GEMM_BYTES[None], OFFSETS, ALPHA, "nvfp4")
         + (torch.float32, torch.zeros(8, 8)),
+        {},
+    ),
+    "grouped_mm_act_fp4quant": (
+        (CODES, GATE_UP, GEMM_BYTES, GATE_UP_SCALE[None].view(torch.uint8), OFFSETS, None, ALPHA)
+        + ("swiglu", "nvfp4", torch.float16, [1.0, 0.0, 7.0], fresh(8, 32), fresh(128, 4)),
         {},
     ),
     "fused_moe": (
@@ -309,7 +357,8 @@ def test_opcheck(name):
 def test_every_function_is_an_operator():
     """Under its own name; FlashInfer's with a prefix."""
     public = {name for name in bs.__all__ if name.islower() and name[0] != "_"}
-    others = {"build", "fp8_scale_candidates", "load", "prepare_moe_weights", "tune"}
+    others = {"build", "fp8_scale_candidates", "load", "tune"}
+    others |= {"interleave_gate_up", "prepare_linear_weights", "prepare_moe_weights"}
     assert public - others <= set(call.NAMES)
     assert "flashinfer_fp4_quantize" in call.NAMES
     assert len(set(call.NAMES)) == len(call.NAMES)

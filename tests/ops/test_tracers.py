@@ -25,6 +25,8 @@ from tests.ops.test_torch_compile import (
     ALPHA,
     BIAS,
     CODES,
+    GATE_UP,
+    GATE_UP_SCALE,
     GEMM_SCALE,
     LOGITS,
     MASK,
@@ -88,6 +90,10 @@ CALLS = {
     "grouped mm": (
         bs.grouped_mm_fp4,
         (CODES, CODES[None], GEMM_SCALE, GEMM_SCALE[None], OFFSETS, ALPHA),
+    ),
+    "grouped mm act": (
+        bs.grouped_mm_act_fp4quant,
+        (CODES, GATE_UP, GEMM_SCALE, GATE_UP_SCALE[None], OFFSETS, ALPHA, ALPHA),
     ),
     "fused moe": (moe, (MOE_X, W13, W2, MOE_IDS, MOE_FACTORS, W13_SCALE, W2_SCALE)),
     "route": (lambda x: bs.moe_route(x, 3, scoring="sigmoid", scale=2.0), (LOGITS,)),
@@ -216,6 +222,7 @@ TENSORS = {
 
 WEIGHTS = {
     *(("sweep", 1), ("mm", 4), ("mm", 5), ("grouped mm", 5), ("marlin", 0)),
+    *(("grouped mm act", 5), ("grouped mm act", 6)),
     *(("int4", 2), ("int4 grouped", 2), ("int4 prepare", 1), ("int4 dequantize", 1)),
 }
 """Factors, and what is converted: they may require grad, and are taken as they are."""
@@ -341,7 +348,16 @@ IN_TORCH = {"prepare moe", "int4 prepare"}
 
 WRITES = {
     *("add_rmsnorm", "rmsnorm", "rmsnorm given", "silu", "gelu", "swiglu", "grouped"),
-    *("grouped silu", "mm", "grouped mm", "fused moe", "int4", "int4 grouped", "Int4Linear"),
+    *(
+        "grouped silu",
+        "mm",
+        "grouped mm",
+        "grouped mm act",
+        "fused moe",
+        "int4",
+        "int4 grouped",
+        "Int4Linear",
+    ),
     "flashinfer",
 }
 """Functions whose operators write what they are given."""

@@ -282,6 +282,16 @@ def mm(a: Array, b: Array, alpha: float = 1.0, bias: Array | None = None) -> NDA
     return d if bias is None else d + np.asarray(bias, np.float64)
 
 
+def activation(name: str, x: Array) -> NDArray[np.float64]:
+    """Return the activation of a GEMM's elements, in float64."""
+    x = np.asarray(x, np.float64)
+    if name == "relu2":
+        return np.maximum(x, 0) ** 2
+    inner = np.sqrt(8 / np.pi) * (x + 0.044715 * x**3) if name == "gelu_tanh" else x
+    with np.errstate(over="ignore"):
+        return x if name == "none" else x / (1 + np.exp(-inner))
+
+
 def grouped_mm(a: Array, b: Array, offsets: Array, alpha: Array) -> NDArray[np.float64]:
     """Return [M, N]: the rows offsets[e]..offsets[e + 1] of a times b[e]; other rows are NaN."""
     d = np.full((len(a), b.shape[1]), np.nan)

@@ -87,7 +87,7 @@ def inputs(name, params, rng):
         else:
             made[param] = torch.from_numpy(rng.integers(0, 256, size).astype(dtype))
     if name.startswith("cuda_scale_"):  # the maximum of elements of the dtype
-        dtype = name.rsplit("_", 1)[1]
+        dtype = name.removesuffix("_held").rsplit("_", 1)[1]
         short = random_floats(rng, 1, dtype).abs().float()
         made["A"] = short.view(torch.int32)
     if name.startswith("cuda_encode_") and name.endswith("_own"):

@@ -15,6 +15,7 @@ from tvm.s_tir import TensorIntrin
 from blockscale.emulator import launch
 from blockscale.lower import nvcc
 from blockscale.lower.moe.source import constants, wgmma
+from blockscale.specs.plans.moe import scale_count
 from blockscale.tir.intrin import hopper
 from tests.kit.half_tensors import fetch, tensor
 from tests.kit.moe_harness import bits, plan, values
@@ -223,7 +224,7 @@ def test_decode(fmt, group, zeros, dtype):
     for seed in range(4):
         rng = np.random.default_rng(seed)
         words = rng.integers(0, 2**32, 128).astype(np.uint32)
-        count = hopper.scale_count(fmt, group, zeros)
+        count = scale_count(fmt, group, zeros)
         scales = stored_scales(rng, fmt, zeros, dtype, count)
         out, factor = np.zeros((32, 16), np.uint32), np.zeros(1, np.float32)
         padded = scales.view(np.uint32)

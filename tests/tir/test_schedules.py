@@ -30,6 +30,9 @@ MORE_LINEAR = [
     Linear(16, 128, "mxfp4"),
     Linear(16, 96, "mxfp4", "float16"),  # 3 scales a row
     Linear(24, 32),  # vectors of 8 divide N, those of 16 do not
+    Linear(64, 64, dtype="bfloat16", activation="silu", gated=True, residual=True),
+    Linear(14, 128, "mxfp4", activation="gelu_tanh", gated=True),  # gates one by one
+    Linear(33, 80, "nvfp4", "bfloat16", activation="relu2", out_dtype="float32"),
 ]
 OTHERS = [
     Quantize("nvfp4", "float32"),
@@ -45,7 +48,7 @@ OTHERS = [
 EVERY = [*LINEAR, *MORE_LINEAR, *OTHERS]
 SEARCHED = [
     (spec, level)
-    for spec in (*LINEAR, *OTHERS)
+    for spec in (*LINEAR, *MORE_LINEAR[-3:], *OTHERS)
     for level in LEVELS
     if level != "avx512bf16" or spec.name.endswith("bf16")  # elsewhere the same as avx512
 ]
@@ -93,6 +96,7 @@ def compare(kernel, spec, level, rows=None):
 def test_every_op_is_here():
     """But those that have test modules of their own, which do so."""
     elsewhere = {"norm_quantize", "act_quantize", "mm_fp4", "grouped_mm_fp4"}
+    elsewhere |= {"grouped_mm_act_fp4quant"}
     elsewhere |= {"fused_moe", "moe_route", "edgellm_up", "edgellm_down", "relayout"}
     elsewhere |= {"int4_mm", "int4_dequantize"}
     assert {spec.op for spec in EVERY} | elsewhere == set(SPECS)
@@ -140,6 +144,6 @@ def test_static_workloads(spec, level):
 @pytest.mark.parametrize("n", [1, 7, 33])
 def test_decisions_divide_odd_sizes(n, level):
     """The smallest K, and an N that shares no divisor with a vector: every draw fits."""
-    spec = Linear(n, 16)
-    found, _ = traces(spec, level, seed=1)
-    compare(compiled(spec, level, found), spec, level)
+    for spec in (Linear(n, 16), Linear(2 * n, 16, activation="silu", gated=True)):
+        found, _ = traces(spec, level, seed=1)
+        compare(compiled(spec, level, found), spec, level)

@@ -9,7 +9,7 @@ from blockscale import catalog
 from blockscale.base import host
 from blockscale.specs import Spec
 from blockscale.tir import script
-from tests.kit.paths import ROOT
+from tests.kit.paths import without_torch
 
 NAMES = ("grouped_mm_nvfp4_e3_n48_k256_f32", "quantize_nvfp4_128x4_amax_f32")
 """Kernels with inlined functions."""
@@ -27,6 +27,7 @@ def test_same_functions():
         "for name in sys.argv[2:]: print(catalog.exported(Spec.parse(name), sys.argv[1], {}))"
     )
     command = [sys.executable, "-c", code, host.level(), *NAMES]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    options = {"capture_output": True, "text": True, "check": True, "env": without_torch()}
+    done = subprocess.run(command, **options)
     made = [str(catalog.exported(Spec.parse(name), host.level(), {})) for name in NAMES]
     assert done.stdout == "\n".join([*made, ""])

@@ -22,10 +22,10 @@ from blockscale.tuning import fleet, task
 from blockscale.tuning.tuner import tune
 from blockscale.tuning.worker import Measurement
 from tests.kit.fake_workload import EXPORTER, FakeSpec, FakeWorkload
+from tests.kit.paths import without_torch
 
 LEVEL = host.level()
 KEY = "cpu"
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def started(*commands: list[str]):
     made = [
         subprocess.Popen(
             [sys.executable, "-m", *command],
-            cwd=ROOT,
+            env=without_torch(),
             start_new_session=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -13,14 +13,15 @@ import pytest
 
 from blockscale import catalog
 from blockscale.building import builder, logs, records
+from blockscale.building.commit import commit
 from blockscale.building.space import Space, new_schedule, replay
 from blockscale.building.store import folder_of, read_history
 from blockscale.cli import build as cli_build
 from blockscale.lower import nvcc
 from blockscale.lower.pipe.facts import plan as read
 from blockscale.specs import MmFp4
-from blockscale.specs.plans import PREFIX
-from blockscale.tuning import b200, modelled, site, task, tuner
+from blockscale.specs.plans import PREFIX, b200
+from blockscale.tuning import modelled, site, task, tuner
 from blockscale.tuning.components.facts import facts_of, plan_facts
 from blockscale.tuning.worker import PARAMS
 from tests.kit import fake_gpu
@@ -83,7 +84,7 @@ def test_a_second_session_goes_on(work_dir):
 
 
 def test_logs_say_modelled(work_dir, tmp_path):
-    assert tuner.commit(work_dir, tmp_path).keys() == {WORKLOAD.tag}
+    assert commit(work_dir, tmp_path).keys() == {WORKLOAD.tag}
     [entry] = records.read_meta(folder_of(tmp_path, "row_sum", ARCH))["workloads"].values()
     assert entry["modelled"] is True
     assert entry["model"] == MODEL
@@ -96,7 +97,7 @@ def test_logs_say_modelled(work_dir, tmp_path):
 
 
 def test_a_log_that_hides_the_model_is_a_problem(work_dir, tmp_path):
-    tuner.commit(work_dir, tmp_path)
+    commit(work_dir, tmp_path)
     path = folder_of(tmp_path, "row_sum", ARCH) / records.META
     meta = json.loads(path.read_text())
     del meta["workloads"][WORKLOAD.tag]["modelled"]
@@ -127,16 +128,16 @@ def measured(tmp_path, work_dir=None):
 
 
 def test_measured_records_come_before_modelled_ones(work_dir, tmp_path):
-    tuner.commit(work_dir, tmp_path / "logs")
+    commit(work_dir, tmp_path / "logs")
     folder, result = measured(tmp_path)
     assert result.model is None
-    tuner.commit(folder, tmp_path / "logs")
+    commit(folder, tmp_path / "logs")
     [entry] = records.read_meta(folder_of(tmp_path / "logs", "row_sum", ARCH))["workloads"].values()
     assert "modelled" not in entry
     assert entry["best_us"] == pytest.approx(result.best[WORKLOAD.tag], abs=1e-3)
     found = records.read_records(folder_of(tmp_path / "logs", "row_sum", ARCH))
     assert {record.model for record in found} == {None}
-    assert tuner.commit(work_dir, tmp_path / "logs") == {}  # and the modelled ones do not come back
+    assert commit(work_dir, tmp_path / "logs") == {}  # and the modelled ones do not come back
     assert logs.check([tmp_path / "logs"], from_meta) == []
 
 
@@ -243,7 +244,7 @@ def test_designs_trade_their_choices():
 
 
 def test_logs_of_two_workloads_with_the_same_ir_are_a_problem(work_dir, tmp_path):
-    tuner.commit(work_dir, tmp_path)
+    commit(work_dir, tmp_path)
     path = folder_of(tmp_path, "row_sum", ARCH) / records.META
     meta = json.loads(path.read_text())
     meta["workloads"]["twin"] = meta["workloads"][WORKLOAD.tag]

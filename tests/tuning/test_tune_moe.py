@@ -13,6 +13,7 @@ import torch
 
 from blockscale import catalog, emulator
 from blockscale.building import logs, records
+from blockscale.building.commit import commit
 from blockscale.building.space import new_schedule
 from blockscale.building.store import folder_of
 from blockscale.catalog import moe as catalog_moe
@@ -23,7 +24,7 @@ from blockscale.tuning import gpu, site
 from blockscale.tuning.moe import data as moe_data
 from blockscale.tuning.moe import gpu as moe_gpu
 from blockscale.tuning.moe import kernels as moe_kernels
-from blockscale.tuning.tuner import commit, tune
+from blockscale.tuning.tuner import tune
 from blockscale.tuning.worker import Timing
 from tests.kit import fake_moe_gpu
 from tests.kit.moe_harness import blocks_of, plan, ptx

@@ -75,15 +75,15 @@ def _at(spec: ActQuantize) -> Callable[..., tuple[PrimExpr, ...]]:
     return lambda e, *rest: (e, *rest) if spec.grouped else rest
 
 
-def _value_step(spec: ActQuantize) -> Any:
-    """Step from the input to a."""
-    at, block = _at(spec), i64(spec.block)
+def value_step(spec: ActQuantize, load: Callable[..., PrimExpr]) -> Any:
+    """Step from the input to a; ``load(input, expert, row, column)``: an element as float32."""
+    block = i64(spec.block)
 
     def value(x, e, r, col, cols, numbers):
-        first = widen(x[at(e, r, col)])
+        first = load(x, e, r, col)
         if not spec.gated:
             return first
-        second = widen(x[at(e, r, cols + col)])
+        second = load(x, e, r, cols + col)
         return rounded(spec.dtype, activations.gated(spec.activation, first, second, numbers))
 
     @T.inline
@@ -103,9 +103,9 @@ def _value_step(spec: ActQuantize) -> Any:
     return activate
 
 
-def _encode_step(spec: ActQuantize) -> Any:
-    """Step from a to scale bytes and packed codes."""
-    at, block, half, two = _at(spec), i64(spec.block), i64(spec.block // 2), i64(2)
+def encode_step(spec: ActQuantize, at: Callable[..., tuple[PrimExpr, ...]]) -> Any:
+    """Step from a to scale bytes and packed codes, which lie where ``at`` says."""
+    block, half, two = i64(spec.block), i64(spec.block // 2), i64(2)
 
     @T.inline
     def encode(
@@ -199,7 +199,9 @@ def act_quantize(spec: ActQuantize, shape: tuple[int, ...] | None = None) -> Pri
     ``shape`` is the input's; None lets the function take any.
     """
     block, half = i64(spec.block), i64(spec.block // 2)
-    activate, encode = _value_step(spec), _encode_step(spec)
+    at = _at(spec)
+    activate = value_step(spec, lambda x, *place: widen(x[at(*place)]))
+    encode = encode_step(spec, at)
     store, pad = expert_store(spec.layout, spec.grouped)
 
     @T.inline

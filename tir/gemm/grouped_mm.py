@@ -34,11 +34,9 @@ def grouped_gemm(
     evenly among the experts.
     """
     one = spec.matrix
-    E, N, K, R, cols = i64(spec.experts), i64(one.n), i64(one.k), i64(row_tile), i64(one.scale_cols)
+    E, N, cols = i64(spec.experts), i64(one.n), i64(one.scale_cols)
     a_bytes, b_bytes, scale_rows = i64(one.a_bytes), i64(one.b_bytes), i64(one.scale_rows)
-    groups = i64(one.scale_cols // COLS_128X4)
-    operand, from_a, from_b = operand_dtype(compute), a_steps(one, compute), b_steps(one, compute)
-    one64, ranges = i64(1), _ranges_step()
+    ranges, multiply = ranges_step(), products_step(spec, row_tile, compute)
 
     @T.prim_func(s_tir=True)
     def main(
@@ -58,13 +56,42 @@ def grouped_gemm(
         start = T.sblock_alloc_buffer((E,), "int64")
         count = T.sblock_alloc_buffer((E,), "int64")
         scale_row = T.sblock_alloc_buffer((rows,), "int64")
+        ranges(offsets, start, count, scale_row, E, rows)
+        multiply(
+            *(a, b, a_scale, b_scale, alpha, d, start, count, scale_row, rows, scales_height),
+            lambda row, col: (row, col),
+            lambda value: formats.round_to(spec.out_dtype, value),
+        )
+
+    if rows is None:
+        return main
+    height_of_all = round_up(rows, spec.experts * ROWS_128X4)
+    fixed = fix_shape(main, "a", (rows, one.a_bytes))
+    return fix_shape(fixed, "a_scale", (height_of_all, one.scale_cols))
+
+
+def products_step(spec: GroupedMmFp4, row_tile: int, compute: str) -> Any:
+    """Step from the parameters and `ranges_step` to the products c [rows, N].
+
+    ``at``: where in c the element of a row and a column of b goes; ``rounded``: what goes there.
+    """
+    one = spec.matrix
+    E, N, K, R, cols = i64(spec.experts), i64(one.n), i64(one.k), i64(row_tile), i64(one.scale_cols)
+    b_bytes, scale_rows = i64(one.b_bytes), i64(one.scale_rows)
+    groups = i64(one.scale_cols // COLS_128X4)
+    operand, from_a, from_b = operand_dtype(compute), a_steps(one, compute), b_steps(one, compute)
+    one64 = i64(1)
+
+    @T.inline
+    def multiply(
+        a, b, a_scale, b_scale, alpha, c, start, count, scale_row, rows, scales_height, at, rounded
+    ):
         # The last tile of an expert may end beyond the last row.
         height = T.meta_var(rows + tirx.Min(rows, one64) * (R - one64))
         a_scale_bytes = T.sblock_alloc_buffer((one64, height, cols), "uint8")
         a_scales = T.sblock_alloc_buffer((one64, height, cols), "float32")
         A = T.sblock_alloc_buffer((one64, height, K), operand)
         source = T.meta_var(_scaled_row(scale_row, rows, scales_height))
-        ranges(offsets, start, count, scale_row, E, rows)
         from_a(a, a_scale, a_scale_bytes, a_scales, A, one64, height, source)
         for e in range(E):
             with T.sblock("expert"):
@@ -78,7 +105,7 @@ def grouped_gemm(
                     b_scale[ve, 0:scale_rows, 0:cols],
                     alpha[ve],
                 )
-                T.writes(d[0:rows, 0:N])
+                T.writes(c[0:rows, 0:N])
                 # One iteration: what is tensorized may name a variable and may not load it.
                 for s in T.serial(start[ve], start[ve] + one64):
                     for m in T.serial(count[ve], count[ve] + one64):
@@ -91,7 +118,7 @@ def grouped_gemm(
                                 b_scale[ve, 0:scale_rows, 0:cols],
                                 alpha[ve],
                             )
-                            T.writes(d[0:rows, 0:N])
+                            T.writes(c[0:rows, 0:N])
                             b_scale_bytes = T.sblock_alloc_buffer((N, cols), "uint8")
                             b_scales = T.sblock_alloc_buffer(
                                 (N, groups, i64(COLS_128X4)), "float32"
@@ -111,18 +138,14 @@ def grouped_gemm(
                                 with T.sblock("epilogue"):
                                     vt, vi, vn = T.axis.remap("SSS", [t, i, n])
                                     if vt * R + vi < mine:
-                                        d[before + vt * R + vi, vn] = formats.round_to(
-                                            spec.out_dtype, C[vt, vi, vn] * alpha[ve]
+                                        c[at(before + vt * R + vi, vn)] = rounded(
+                                            C[vt, vi, vn] * alpha[ve]
                                         )
 
-    if rows is None:
-        return main
-    height_of_all = round_up(rows, spec.experts * ROWS_128X4)
-    fixed = fix_shape(main, "a", (rows, one.a_bytes))
-    return fix_shape(fixed, "a_scale", (height_of_all, one.scale_cols))
+    return multiply
 
 
-def _ranges_step() -> Any:
+def ranges_step() -> Any:
     """Step from offsets to each expert's rows of a, and each row's row of scales (-1: none)."""
     zero, one64, tile = i64(0), i64(1), i64(ROWS_128X4)
 

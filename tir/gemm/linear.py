@@ -1,8 +1,12 @@
-"""Linear layer on 4-bit weights: y[m, n] = global_scale * sum_k x[m, k] * w[n, k] + bias[n].
+"""Linear layer on 4-bit weights: y = act(s) + residual, or gated, act(gate) * up + residual.
+
+s[m, n] = global_scale * sum_k x[m, k] * w[n, k] + bias[n]; gates are the first half of its columns,
+ups the second, each half with a global scale of its own.  Activations:
+`blockscale.tir.activations`.
 
 w[n, k] = e2m1(packed[n, k / 2], nibble k % 2) * block_scale[n, k / block], exactly; block is 16
-(NVFP4, E4M3 scales) or 32 (MXFP4, E8M0 scales).  The sum is accumulated in float32; the global
-scale and the bias are applied to it in float32, and y is rounded once to the dtype of x.
+(NVFP4, E4M3 scales) or 32 (MXFP4, E8M0 scales).  The sum is accumulated in float32; all that is
+done to it is float32 too, and y is rounded once to its dtype.
 
 ``compute`` is the type in which x and w are multiplied.  "float32" serves every dtype of x.
 "bfloat16" serves bfloat16 x and NVFP4: an E2M1 code times an E4M3 scale has at most 6 significant
@@ -10,9 +14,13 @@ bits, so w is exact in bfloat16, and two products at a time go to a float32 accu
 Its operands are held as uint16 bits.
 
 Rows are padded with zeros to a multiple of ``row_tile``, so that a schedule sees whole tiles.
+Between loads and stores the rows of a gated weight are in another order, ``pair`` gates and then
+their ups (`_Order`): a tile of neighbouring columns of y has neighbouring columns of sums.
 """
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 from tvm import tirx
 from tvm.ir import Expr as PrimExpr
@@ -20,8 +28,8 @@ from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from blockscale.specs import Linear
-from blockscale.tir import formats
-from blockscale.tir.common import fix_shape, i64, tiles_of, widen
+from blockscale.tir import activations, formats
+from blockscale.tir.common import fix_shape, i64, keep_params, tiles_of, widen
 
 
 def weight_value(packed_byte: PrimExpr, k: PrimExpr, scale: PrimExpr, compute: str) -> PrimExpr:
@@ -44,32 +52,111 @@ def from_operand(operand: PrimExpr) -> PrimExpr:
     return formats.from_bits(formats.cast(operand, "int32") << formats.const(16, operand, "int32"))
 
 
-def linear(
-    spec: Linear, row_tile: int, compute: str = "float32", rows: int | None = None
-) -> PrimFunc:
-    """Return the kernel ``(x[rows, K], packed, block_scale, global_scale, bias) -> y[rows, N]``.
+class _Order(NamedTuple):
+    """Positions of a weight's rows among the sums; ``pair`` 0: they stay where they are."""
 
-    ``rows`` None: symbolic, any number of rows per call.
+    cols: int
+    pair: int
+
+    def row(self, position: PrimExpr) -> PrimExpr:
+        """Return the row of the weight at ``position``."""
+        if not self.pair:
+            return position
+        pair = i64(self.pair)
+        within = position // (i64(2) * pair) * pair + position % pair
+        return self.half(position) * i64(self.cols) + within
+
+    def half(self, position: PrimExpr) -> PrimExpr | int:
+        """Return 0 for a gate, 1 for an up."""
+        return position // i64(self.pair) % i64(2) if self.pair else 0
+
+    def gate(self, col: PrimExpr) -> PrimExpr:
+        """Return the position of the gate of a column of y."""
+        return col // i64(self.pair) * i64(2 * self.pair) + col % i64(self.pair)
+
+
+def _finish(spec: Linear, order: _Order, row_tile: int) -> Any:
+    """Return the blocks from the products C to y: one; three where there is an activation."""
+    R, N, cols = i64(row_tile), i64(spec.n), i64(spec.cols)
+
+    def sum_of(C, global_scale, bias, t, i, n):
+        row, half = order.row(n), order.half(n)
+        return C[t, i, n] * global_scale[half] + bias[row]
+
+    def active(E, t, i, n):
+        if not spec.gated:
+            return activations.of(spec.activation, E[t, i, n])
+        gate = order.gate(n)
+        return activations.gated(spec.activation, E[t, i, gate], E[t, i, gate + i64(order.pair)])
+
+    def added(value, residual, row, n):
+        return value + widen(residual[row, n]) if spec.residual else value
+
+    @T.inline
+    def epilogue(C, global_scale, bias, residual, y, rows):
+        for t, i, n in T.grid(tiles_of(rows, row_tile), R, cols):
+            with T.sblock("epilogue"):
+                vt, vi, vn = T.axis.remap("SSS", [t, i, n])
+                if vt * R + vi < rows:
+                    y[vt * R + vi, vn] = formats.round_to(
+                        spec.out_dtype,
+                        added(sum_of(C, global_scale, bias, vt, vi, vn), residual, vt * R + vi, vn),
+                    )
+
+    @T.inline
+    def with_activation(C, global_scale, bias, residual, y, rows):
+        E = T.sblock_alloc_buffer((tiles_of(rows, row_tile), R, N), "float32")
+        H = T.sblock_alloc_buffer((tiles_of(rows, row_tile), R, cols), "float32")
+        for t, i, n in T.grid(tiles_of(rows, row_tile), R, N):
+            with T.sblock("sum"):
+                vt, vi, vn = T.axis.remap("SSS", [t, i, n])
+                E[vt, vi, vn] = sum_of(C, global_scale, bias, vt, vi, vn)
+        for t, i, n in T.grid(tiles_of(rows, row_tile), R, cols):
+            with T.sblock("activate"):
+                vt, vi, vn = T.axis.remap("SSS", [t, i, n])
+                H[vt, vi, vn] = active(E, vt, vi, vn)
+        for t, i, n in T.grid(tiles_of(rows, row_tile), R, cols):
+            with T.sblock("epilogue"):
+                vt, vi, vn = T.axis.remap("SSS", [t, i, n])
+                if vt * R + vi < rows:
+                    y[vt * R + vi, vn] = formats.round_to(
+                        spec.out_dtype, added(H[vt, vi, vn], residual, vt * R + vi, vn)
+                    )
+
+    return epilogue if spec.activation == "none" else with_activation
+
+
+def linear(
+    spec: Linear, row_tile: int, compute: str = "float32", rows: int | None = None, pair: int = 1
+) -> PrimFunc:
+    """Return the kernel with the parameters of ``spec.params()``.
+
+    ``rows`` None: symbolic, any number of rows per call.  ``pair``: neighbouring gates, which are
+    followed by their ups; divides the columns of y.
     """
-    N, K, R = i64(spec.n), i64(spec.k), i64(row_tile)
+    N, K, R, cols = i64(spec.n), i64(spec.k), i64(row_tile), i64(spec.cols)
     blocks, block = i64(spec.k // spec.block), i64(spec.block)
     half, two = i64(spec.k // 2), i64(2)
     operand = "float32" if compute == "float32" else "uint16"
     zero = tirx.const(0, operand)
+    order = _Order(spec.cols, pair if spec.gated else 0)
+    finish = _finish(spec, order, row_tile)
 
     @T.prim_func(s_tir=True)
     def main(
         x_handle: T.handle,
         packed: T.Buffer((N, half), "uint8"),
         block_scale: T.Buffer((N, blocks), "uint8"),
-        global_scale: T.Buffer((i64(1),), "float32"),
+        global_scale: T.Buffer((i64(2 if spec.gated else 1),), "float32"),
         bias: T.Buffer((N,), "float32"),
+        residual_handle: T.handle,
         y_handle: T.handle,
     ):
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         rows = T.int64()
         x = T.match_buffer(x_handle, (rows, K), spec.dtype)
-        y = T.match_buffer(y_handle, (rows, N), spec.dtype)
+        residual = T.match_buffer(residual_handle, (rows, cols), spec.dtype)
+        y = T.match_buffer(y_handle, (rows, cols), spec.out_dtype)
         A = T.sblock_alloc_buffer((tiles_of(rows, row_tile), R, K), operand)
         S = T.sblock_alloc_buffer((N, blocks), "float32")
         W = T.sblock_alloc_buffer((N, K), operand)
@@ -83,11 +170,15 @@ def linear(
         for n, b in T.grid(N, blocks):
             with T.sblock("block_scale"):
                 vn, vb = T.axis.remap("SS", [n, b])
-                S[vn, vb] = formats.decode(spec.format.scale, T.Cast("int32", block_scale[vn, vb]))
+                S[vn, vb] = formats.decode(
+                    spec.format.scale, T.Cast("int32", block_scale[order.row(vn), vb])
+                )
         for n, k in T.grid(N, K):
             with T.sblock("decode"):
                 vn, vk = T.axis.remap("SS", [n, k])
-                W[vn, vk] = weight_value(packed[vn, vk // two], vk, S[vn, vk // block], compute)
+                W[vn, vk] = weight_value(
+                    packed[order.row(vn), vk // two], vk, S[vn, vk // block], compute
+                )
         for t, i, n, k in T.grid(tiles_of(rows, row_tile), R, N, K):
             with T.sblock("matmul"):
                 vt, vi, vn, vk = T.axis.remap("SSSR", [t, i, n, k])
@@ -96,12 +187,7 @@ def linear(
                 C[vt, vi, vn] = C[vt, vi, vn] + from_operand(A[vt, vi, vk]) * from_operand(
                     W[vn, vk]
                 )
-        for t, i, n in T.grid(tiles_of(rows, row_tile), R, N):
-            with T.sblock("epilogue"):
-                vt, vi, vn = T.axis.remap("SSS", [t, i, n])
-                if vt * R + vi < rows:
-                    y[vt * R + vi, vn] = formats.round_to(
-                        spec.dtype, C[vt, vi, vn] * global_scale[0] + bias[vn]
-                    )
+        finish(C, global_scale, bias, residual, y, rows)
 
-    return main if rows is None else fix_shape(main, "x", (rows, spec.k))
+    func = keep_params(main, [param.name for param in spec.params()])
+    return func if rows is None else fix_shape(func, "x", (rows, spec.k))

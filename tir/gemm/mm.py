@@ -1,10 +1,13 @@
-"""GEMM of block-scaled operands on a CPU: d[m, n] = alpha * sum_k A[m, k] * B[n, k] + bias[n].
+"""GEMM of block-scaled operands on a CPU.
+
+    d[m, n] = activation(alpha * sum_k A[m, k] * B[n, k] + bias[n]) + residual[m, n]
 
 A[m, k] = code(a[m, k]) * scale(a_scale, m, k / block), and B likewise.  Codes are E2M1, two a byte
 (`formats.nibble`), or E4M3; scales are E4M3 of 16 elements (nvfp4) or E8M0 of 32, in the 128x4
 layout (`layouts.offset_128x4`), whose padding is not read.  A code times its scale is exact in
-float32 where it is a normal number of that type.  The sum is accumulated in float32, alpha and bias
-are applied to it in float32, and d is rounded once to its dtype.
+float32 where it is a normal number of that type.  The sum is accumulated in float32, all else is
+applied to it in float32, and d is rounded once to its dtype.  An activation and a residual are
+there only where the spec says so.
 
 ``compute`` is the type in which A and B are multiplied, as in `gemm.linear`: "float32",
 or for nvfp4 "bfloat16", in which an E2M1 code times an E4M3 scale is exact.
@@ -25,9 +28,9 @@ from tvm.tirx import PrimFunc
 
 from blockscale.base.formats import Number
 from blockscale.specs import MmFp4
-from blockscale.tir import formats
+from blockscale.tir import activations, formats
 from blockscale.tir.block_grid import COLS_128X4, index_128x4, padded_128x4
-from blockscale.tir.common import fix_shape, i64, tiles_of
+from blockscale.tir.common import fix_shape, i64, keep_params, tiles_of, widen
 from blockscale.tir.gemm.linear import from_operand, to_operand
 
 Source = Callable[[PrimExpr, PrimExpr], tuple[PrimExpr, PrimExpr, PrimExpr]]
@@ -107,14 +110,18 @@ def operand_dtype(compute: str) -> str:
 
 
 def gemm(spec: MmFp4, row_tile: int, compute: str = "float32", rows: int | None = None) -> PrimFunc:
-    """Return the kernel ``(a[rows, ..], b, a_scale, b_scale, alpha, bias) -> d[rows, N]``.
+    """Return the kernel ``(a[rows, ..], b, a_scale, b_scale, alpha, bias, ...) -> d[rows, N]``.
 
-    ``rows`` None: symbolic, any number of rows per call.
+    Its parameters are those of ``spec.params()``.  ``rows`` None: symbolic, any number per call.
     """
     N, K, R, cols = i64(spec.n), i64(spec.k), i64(row_tile), i64(spec.scale_cols)
     a_bytes, b_bytes, scale_rows = i64(spec.a_bytes), i64(spec.b_bytes), i64(spec.scale_rows)
     groups = i64(spec.scale_cols // COLS_128X4)
     operand, from_a, from_b = operand_dtype(compute), a_steps(spec, compute), b_steps(spec, compute)
+
+    def finished(value: PrimExpr, residual: Any, row: PrimExpr, col: PrimExpr) -> PrimExpr:
+        made = activations.of(spec.activation, value)
+        return made if residual is None else made + widen(residual[row, col])
 
     @T.prim_func(s_tir=True)
     def main(
@@ -124,13 +131,17 @@ def gemm(spec: MmFp4, row_tile: int, compute: str = "float32", rows: int | None 
         b_scale: T.Buffer((scale_rows, cols), "uint8"),
         alpha: T.Buffer((i64(1),), "float32"),
         bias: T.Buffer((N,), "float32"),
+        residual_handle: T.handle,
         d_handle: T.handle,
     ):
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         rows = T.int64()
         a = T.match_buffer(a_handle, (rows, a_bytes), "uint8")
         a_scale = T.match_buffer(a_scale_handle, padded_128x4(rows, cols), "uint8")
+        if spec.residual:
+            residual = T.match_buffer(residual_handle, (rows, N), spec.out_dtype)
         d = T.match_buffer(d_handle, (rows, N), spec.out_dtype)
+        added = T.meta_var(residual if spec.residual else None)
         tiles = T.meta_var(tiles_of(rows, row_tile))
         a_scale_bytes = T.sblock_alloc_buffer((tiles, R, cols), "uint8")
         a_scales = T.sblock_alloc_buffer((tiles, R, cols), "float32")
@@ -155,9 +166,11 @@ def gemm(spec: MmFp4, row_tile: int, compute: str = "float32", rows: int | None 
                 vt, vi, vn = T.axis.remap("SSS", [t, i, n])
                 if vt * R + vi < rows:
                     d[vt * R + vi, vn] = formats.round_to(
-                        spec.out_dtype, C[vt, vi, vn] * alpha[0] + bias[vn]
+                        spec.out_dtype,
+                        finished(C[vt, vi, vn] * alpha[0] + bias[vn], added, vt * R + vi, vn),
                     )
 
+    main = keep_params(main, [param.name for param in spec.params()])
     return main if rows is None else fix_shape(main, "a", (rows, spec.a_bytes))
 
 

@@ -1,8 +1,9 @@
 """The block-scaled GEMM in whole tiles, which the schedules for tcgen05 split without a remainder.
 
-d[i, j] = round(alpha * sum_k (a[i, k] * sfa[i, k / block]) * (b[j, k] * sfb[j, k / block])
-                     + bias[j])
+d[i, j] = round(activation(alpha * c[i, j] + bias[j]) + residual[i, j])
+c[i, j] = sum_k (a[i, k] * sfa[i, k / block]) * (b[j, k] * sfb[j, k / block])
 
+An activation and a residual are there only where they are asked for: other kernels pay nothing.
 Sizes are padded: rows of a and d to tiles of `ROW_TILE`, those of b to `COL_TILE`, K to `K_TILE`.
 The true sizes are in the attribute "blockscale.shapes": TMA loads zeros and leaves stores out
 beyond them, so that padding exists on paper only.  K is two axes, 128x4 tiles of scales and
@@ -20,13 +21,15 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
+from tvm import tirx
+from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from blockscale.base.formats import GEMM
 from blockscale.base.sizes import ceil_div, round_up
-from blockscale.tir import formats
-from blockscale.tir.common import fix_shape, i64
+from blockscale.tir import activations, formats
+from blockscale.tir.common import fix_shape, i64, keep_params
 
 ROW_TILE = 768
 """Rows of a are a multiple of this, which every tile's height divides: 256 and 192."""
@@ -46,6 +49,9 @@ ATOM_BYTES = 512
 LANES = 32
 """Rows of 16 bytes in such a tile: bytes 4 q to 4 q + 3 of row r belong to row 32 q + r."""
 
+
+EXPERT, ROWS = "expert_of_tile", "rows_of_tile"
+"""Parameters that a kernel finds in the offsets of the experts' rows."""
 
 PARAMS, OPTIONAL = "blockscale.shapes", "blockscale.optional"
 """Function attributes: the parameters' true shapes (`true_shapes`), and the values of those that
@@ -70,25 +76,36 @@ class Sizes(NamedTuple):
 
 
 def gemm_tiles(
-    fmt: str, out_dtype: str, n: int, k: int, experts: int = 0, rows: int | None = None
+    fmt: str,
+    out_dtype: str,
+    n: int,
+    k: int,
+    experts: int = 0,
+    rows: int | None = None,
+    activation: str = "none",
+    residual: bool = False,
 ) -> PrimFunc:
     """Return the unscheduled GEMM in whole tiles.
 
-    Parameters are (a, b, a_scale, b_scale, alpha, bias, d); with ``experts``, expert_of_tile
-    instead of bias.  ``rows`` None: any number of tiles of rows.
+    Parameters are (a, b, a_scale, b_scale, alpha, bias, (residual), d); with ``experts``,
+    expert_of_tile instead of bias, and neither activation nor residual.  ``rows`` None: any number
+    of tiles of rows.
     """
-    make = _grouped if experts else _plain
-    func = make(fmt, out_dtype, n, k, experts)
+    if experts:
+        func = _grouped(fmt, out_dtype, n, k, experts)
+    else:
+        func = _plain(fmt, out_dtype, n, k, activation, residual)
     if rows is not None:
         codes = GEMM[fmt].a.per_byte
         tiles = max(1, ceil_div(rows, ROW_TILE))
         func = fix_shape(func, "a", (tiles, ROW_TILE, round_up(k, K_TILE) // codes))
     optional = {"alpha": 1.0} if experts else {"alpha": 1.0, "bias": 0.0}
-    return func.with_attrs({PARAMS: true_shapes(fmt, n, k, experts), OPTIONAL: optional})
+    shapes = true_shapes(fmt, n, k, experts, residual)
+    return func.with_attrs({PARAMS: shapes, OPTIONAL: optional})
 
 
 def true_shapes(
-    fmt: str, n: int, k: int, experts: int
+    fmt: str, n: int, k: int, experts: int, residual: bool = False
 ) -> dict[str, list[tuple[str, int, int, int]]]:
     """Return the true dimensions of the parameters.
 
@@ -98,6 +115,7 @@ def true_shapes(
     row = GEMM[fmt]
     along = ceil_div(k, ATOM_SCALES * row.block) * ATOM_BYTES
     many = [("experts", 1, experts, 1)] if experts else []
+    out = [("rows", 1, -1, 2), ("cols", 1, n, 1)]
     return {
         "a": [("rows", 1, -1, 2), ("k", 1, k // row.a.per_byte, 1)],
         "b": [*many, ("cols", 1, n, 1), ("k", 1, k // row.b.per_byte, 1)],
@@ -105,13 +123,13 @@ def true_shapes(
         "b_scale": [*many, ("cols", 128, ceil_div(n, 128), 1), ("k", 1, along, 1)],
         "alpha": [("experts" if experts else "", 1, max(1, experts), 1)],
         **({} if experts else {"bias": [("cols", 1, n, 1)]}),
-        "d": [("rows", 1, -1, 2), ("cols", 1, n, 1)],
+        **({"residual": out} if residual else {}),
+        "d": out,
     }
 
 
-def _plain(fmt: str, out_dtype: str, n: int, k: int, experts: int) -> PrimFunc:
+def _plain(fmt: str, out_dtype: str, n: int, k: int, activation: str, adds: bool) -> PrimFunc:
     """The GEMM of one matrix b."""
-    del experts
     row = GEMM[fmt]
     a_codes, b_codes = row.a.per_byte, row.b.per_byte
     scale = partial(formats.decode_byte, row.scale)
@@ -123,6 +141,10 @@ def _plain(fmt: str, out_dtype: str, n: int, k: int, experts: int) -> PrimFunc:
     AD, BD = (i64(size.depth // codes) for codes in (a_codes, b_codes))
     AC, BC, block = i64(a_codes), i64(b_codes), i64(row.block)
 
+    def finished(value: PrimExpr, added: Any, *at: PrimExpr) -> PrimExpr:
+        made = activations.of(activation, value, exp=tirx.exp)
+        return made if added is None else made + formats.cast(added[at], "float32")
+
     @T.prim_func(s_tir=True)
     def main(
         a_handle: T.handle,
@@ -131,13 +153,17 @@ def _plain(fmt: str, out_dtype: str, n: int, k: int, experts: int) -> PrimFunc:
         b_scale: T.Buffer((NA, KA * AT), "uint8"),
         alpha: T.Buffer((one,), "float32"),
         bias: T.Buffer((N,), "float32"),
+        residual_handle: T.handle,
         d_handle: T.handle,
     ):
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         tiles = T.int64()
         a = T.match_buffer(a_handle, (tiles, R, AB), "uint8")
         a_scale = T.match_buffer(a_scale_handle, (tiles, RA, KA * AT), "uint8")
+        if adds:
+            residual = T.match_buffer(residual_handle, (tiles, R, N), out_dtype)
         d = T.match_buffer(d_handle, (tiles, R, N), out_dtype)
+        added = T.meta_var(residual if adds else None)
         SA = T.sblock_alloc_buffer((tiles, KA * L, RA * Q), "uint8")
         SB = T.sblock_alloc_buffer((KA * L, NA * Q), "uint8")
         C = T.sblock_alloc_buffer((tiles, R, N), "float32")
@@ -166,9 +192,12 @@ def _plain(fmt: str, out_dtype: str, n: int, k: int, experts: int) -> PrimFunc:
         for t, i, j in T.grid(tiles, R, N):
             with T.sblock("epilogue"):
                 vt, vi, vj = T.axis.remap("SSS", [t, i, j])
-                d[vt, vi, vj] = T.Cast(out_dtype, T.fma(C[vt, vi, vj], alpha[0], bias[vj]))
+                d[vt, vi, vj] = T.Cast(
+                    out_dtype,
+                    finished(T.fma(C[vt, vi, vj], alpha[0], bias[vj]), added, vt, vi, vj),
+                )
 
-    return main
+    return keep_params(main, list(true_shapes(fmt, n, k, 0, adds)))
 
 
 def products(fmt: str, n: int, k: int) -> Any:

@@ -13,6 +13,11 @@ def register_named(trace: str) -> None:
 
         hopper.register_named(trace)
         return
+    if "warp_" in trace:
+        from blockscale.tir.intrin import warp
+
+        warp.register_named(trace)
+        return
     if "tcgen05_" in trace:
         from blockscale.tir.intrin import tcgen05
 

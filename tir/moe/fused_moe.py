@@ -30,7 +30,7 @@ from tvm.tirx import PrimFunc
 from blockscale.base.formats import FLOAT
 from blockscale.specs import FusedMoe
 from blockscale.tir import formats
-from blockscale.tir.activations import gated
+from blockscale.tir.activations import gated, of
 from blockscale.tir.common import fix_shape, i64, keep_params, tiles_of, widen
 from blockscale.tir.gemm.linear import weight_value
 from blockscale.tir.moe.rows import rows_step, sort_step
@@ -100,8 +100,7 @@ def _activated(
     spec: FusedMoe, gate: PrimExpr, up: PrimExpr, alpha: PrimExpr, limit: PrimExpr
 ) -> PrimExpr:
     if spec.activation == "relu2":
-        positive = tirx.Select(gate < tirx.const(0, "float32"), tirx.const(0, "float32"), gate)
-        return positive * positive
+        return of("relu2", gate)
     if spec.activation == "gelu_tanh":
         return gated("gelu_tanh", gate, up)
     beta = tirx.const(1.0 if spec.activation == "swiglu_oai" else 0.0, "float32")

@@ -95,14 +95,23 @@ def scale_index(group: int, zeros: bool, row: PrimExpr, quad: PrimExpr, high: Pr
     return at * i64(2) if zeros else at
 
 
+def left_over(fmt: str, zeros: bool, dtype: str) -> float:
+    """What instructions that decode leave to be multiplied after the sum, a power of two."""
+    if fmt == "int4":
+        return 2.0**21 if dtype == "bfloat16" and not zeros else 1.0
+    return 2.0**16 if dtype == "bfloat16" else 2.0**7 if fmt == "nvfp4" else 1.0
+
+
 def weight(
-    fmt: str, dtype: str, number: PrimExpr, scale: PrimExpr, zero: PrimExpr | None
+    fmt: str, dtype: str, number: PrimExpr, scale: PrimExpr, zero: PrimExpr | None, left: float
 ) -> PrimExpr:
-    """A weight, rounded to ``dtype``, from its code's value and what its scale is stored as."""
+    """A weight / ``left``, rounded to ``dtype``: of its code's value and of its stored scale."""
     if fmt != "int4":
-        return tirx.Cast(dtype, number * _power_scale(fmt, scale))
-    origin = tirx.const(8.0, "float32") if zero is None else f32(zero)
-    return tirx.Cast(dtype, (number - origin) * f32(scale))
+        value = number * _power_scale(fmt, scale)
+    else:
+        origin = tirx.const(8.0, "float32") if zero is None else f32(zero)
+        value = (number - origin) * f32(scale)
+    return tirx.Cast(dtype, value if left == 1.0 else value * tirx.const(1 / left, "float32"))
 
 
 def _power_scale(fmt: str, byte: PrimExpr) -> PrimExpr:
@@ -123,18 +132,27 @@ def decoded(
     scales: T.Buffer,
     row: PrimExpr,
     position: PrimExpr,
-    tile: tuple[PrimExpr, PrimExpr] | None = None,
+    tile: tuple[PrimExpr, ...] | None = None,
     block: PrimExpr | None = None,
+    *,
+    raw: bool = False,
 ) -> PrimExpr:
     """The weight of ``row`` and ``position`` of a block of 64 k, from words and scales.
 
     Of buffers of 16 rows and such a block; or of all of them with ``tile``, indices of the block of
     64 rows, and ``block``, its number along K.
+
+    ``raw``: of a linear layer, without what is `left_over`; ``position`` is the channel then, each
+    thread has 16 neighbouring ones, and the words of a quad's threads begin with the thread g / 2.
     """
     lane_row, high = row % i64(8), row % i64(16) // i64(8)
     quad, word = position % i64(8) // i64(2), position // i64(16)
-    of_word = lane_row * i64(16) + quad * i64(4) + word
+    turned = quad
+    if raw:
+        quad, word = position // i64(16), position % i64(8) // i64(2)
+        turned = (quad + lane_row // i64(2)) % i64(4)
     of_scale = scale_index(group, zeros, lane_row, quad, high)
+    of_word = lane_row * i64(16) + turned * i64(4) + word
     of_block: tuple[PrimExpr, ...] = ()
     of_scales: tuple[PrimExpr, ...] = ()
     if tile is not None:
@@ -145,7 +163,8 @@ def decoded(
     bits = words[(*of_block, of_word)]
     zero = scales[(*of_scales, of_scale + i64(1))] if zeros else None
     number = code(fmt, bits, high, position % i64(16) // i64(8), position % i64(2))
-    return weight(fmt, dtype, number, scales[(*of_scales, of_scale)], zero)
+    left = left_over(fmt, zeros, dtype) if raw else 1.0
+    return weight(fmt, dtype, number, scales[(*of_scales, of_scale)], zero, left)
 
 
 def activated(

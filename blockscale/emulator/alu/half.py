@@ -24,6 +24,7 @@ from blockscale.emulator.alu.exact import (
     narrow,
     odd_sum,
     relu,
+    some,
     widen,
 )
 from blockscale.emulator.alu.integer import lanes, packed
@@ -38,7 +39,7 @@ def round_bf16(x: Any) -> Any:
     bits = np.asarray(x).view("u4")
     r = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype("u2")
     nan = x != x
-    return np.where(nan, NAN16, r) if np.any(nan) else r
+    return np.where(nan, NAN16, r) if some(nan) else r
 
 
 def odd32(x: Any) -> Any:

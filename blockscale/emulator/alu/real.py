@@ -20,6 +20,7 @@ from blockscale.emulator.alu.exact import (
     fma32,
     mul32,
     narrow,
+    some,
 )
 from blockscale.emulator.alu.integer import lanes, packed
 from blockscale.emulator.alu.wide import add64, div64, fma64, mul64, sqrt64
@@ -119,7 +120,7 @@ def extreme(a: Any, b: Any, largest: bool, nan: bool, dtype: str) -> Any:
     else:
         r = np.fmax(a, b) if largest else np.fmin(a, b)
     zero = r == 0
-    if np.any(zero):
+    if some(zero):
         # The sign of a zero that NumPy returns is that of whichever operand comes first.
         wanted = np.signbit(a) != largest
         found = (a == 0) & wanted | (b == 0) & (np.signbit(b) != largest)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from blockscale.emulator.alu.exact import canonical, directed, odd, two_sum, zero_sign
+from blockscale.emulator.alu.exact import canonical, directed, odd, some, two_sum, zero_sign
 
 _SPLIT = 134217729.0  # 2**27 + 1
 _HUGE, _SMALL = 2.0**990, 2.0**-960
@@ -91,7 +91,7 @@ def _slow_sqrt(a: float, mode: str) -> float:
 
 def _repair(r: Any, unsafe: Any, slow: Any, ins: tuple[Any, ...], mode: str) -> Any:
     """Replace the unsafe lanes by the slow function's results."""
-    if not np.any(unsafe):
+    if not some(unsafe):
         return r
     r, unsafe, *all_ins = (np.atleast_1d(x) for x in np.broadcast_arrays(r, unsafe, *ins))
     r = r.copy()

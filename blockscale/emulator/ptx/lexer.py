@@ -10,6 +10,7 @@ from blockscale.emulator.errors import Place, PtxError
 
 TOKEN = re.compile(
     r"""
+    [ \t]*(?:
     (?P<skip>\s+|//[^\n]*|/\*.*?\*/)
   | (?P<unended>/\*)
   | (?P<string>"[^"\n]*")
@@ -18,6 +19,8 @@ TOKEN = re.compile(
   | (?P<directive>\.[A-Za-z_][\w$]*(?:::[\w$]+)*)
   | (?P<name>(?:[A-Za-z]|[_$%][\w$%]|_)[\w$]*(?:(?:\.|::)[\w$]+)*)
   | (?P<punct><<|>>|==|!=|<=|>=|&&|\|\||[{}()\[\],;:@!+\-|=<>*/%~&^?])
+  | (?P<other>.)
+    )
     """,
     re.VERBOSE | re.DOTALL,
 )
@@ -44,27 +47,28 @@ def tokens(text: str) -> list[Token]:
         )
     text = LINE_DIRECTIVE.sub("", text.rstrip("\0"))
     result: list[Token] = []
-    at, line, end = 0, 1, len(text)
-    while at < end:
-        match = TOKEN.match(text, at)
-        if match is None:
+    line = 1
+    for match in TOKEN.finditer(text):
+        kind = str(match.lastgroup)
+        word = match[kind]
+        if kind == "skip":
+            line += word.count("\n")
+            continue
+        if kind == "other":
+            at = match.start(kind)
             near = text[at : at + 20].split("\n")[0]
             raise PtxError(
                 f"{near!r} is not PTX; pass the text that nvcc, NVRTC or Triton print"
             ).at(Place(line=line))
-        kind = str(match.lastgroup)
-        if kind in ("name", "directive") and len(match.group()) > MAX_NAME:
-            raise PtxError(
-                f"a name of {len(match.group())} characters; the emulator reads {MAX_NAME}"
-            ).at(Place(line=line))
+        if len(word) > MAX_NAME and kind in ("name", "directive"):
+            raise PtxError(f"a name of {len(word)} characters; the emulator reads {MAX_NAME}").at(
+                Place(line=line)
+            )
         if kind == "unended":
             raise PtxError("the comment that begins with /* has no end; write */").at(
                 Place(line=line)
             )
-        if kind != "skip":
-            result.append(Token(kind, match.group(), line))
-        line += text.count("\n", at, match.end())
-        at = match.end()
+        result.append(Token(kind, word, line))
     result.append(Token("end", "", line))
     return result
 

@@ -94,7 +94,8 @@ class Reader:
 
     def accept(self, text: str) -> bool:
         """Take the next token if it is `text`."""
-        if self.token.text == text and self.token.kind != "string":
+        token = self.tokens[self.at]
+        if token.text == text and token.kind != "string":
             self.at += 1
             return True
         return False
@@ -111,9 +112,11 @@ class Reader:
 
     def name(self) -> str:
         """Take a name."""
-        if self.token.kind != "name":
+        token = self.tokens[self.at]
+        if token.kind != "name":
             raise self.wanted("a name")
-        return self.next().text
+        self.at += 1
+        return token.text
 
     def literal(self) -> tuple[int | float, str]:
         """Take a number; see `lexer.number`."""
@@ -181,7 +184,9 @@ class Reader:
 
     def simple_operand(self) -> Operand:
         """Parse an operand that is no pair."""
-        token = self.token
+        token = self.tokens[self.at]
+        if token.kind == "name" and token.text != "_":
+            return self.named()
         if token.text == "{":
             return Vec(self.items("{", "}"))
         if token.text == "(":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from blockscale.lower.warp.multiply import wgmma
 from blockscale.specs.plans.launches import GEMM, listed
 from blockscale.specs.plans.moe import LOADER_REGISTERS, MoePlan
 
@@ -68,26 +69,3 @@ def source(plan: MoePlan, kernel_name: str) -> str:
             "",
         ]
     )
-
-
-def wgmma(bf16: bool, n: int) -> str:
-    """Return BsWgmma<bf16, n>: wgmma.mma_async.m64nNk16 with A in registers (PTX ISA 9.7.15.5)."""
-    count, kind = n // 2, "bf16" if bf16 else "f16"
-    name = f"BS_WGMMA_{kind.upper()}_{n}"
-    sums = ", ".join(f"%{i}" for i in range(count))
-    outs = ", ".join(f'"+f"(c[{i}])' for i in range(count))
-    a = ", ".join(f"%{count + i}" for i in range(4))
-    return f"""#ifndef {name}
-#define {name}
-template <>
-struct BsWgmma<{str(bf16).lower()}, {n}> {{
-  static BS_INLINE void run(float *c, const uint32_t *a, uint64_t b) {{
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} {{{sums}}}, {{{a}}}, "
-        "%{count + 4}, 1, 1, 1, 0;"
-        : {outs}
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-  }}
-}};
-#endif
-"""

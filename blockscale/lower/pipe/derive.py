@@ -23,7 +23,7 @@ from blockscale.lower.pipe.kernel import (
     Stage,
     Transfer,
 )
-from blockscale.lower.pipe.read import Operand, Reader, Site, substituted, var
+from blockscale.lower.pipe.read import Operand, Reader, Site, box, substituted, var
 from blockscale.lower.sites import function
 from blockscale.specs.plans import ONCE, PREFIX
 from blockscale.tir.common import i64
@@ -148,6 +148,7 @@ class _Derivation:
         return Kernel(
             at=self.at,
             views=loops.views,
+            scalars=loops.scalars,
             optional=loops.optional,
             x_axis=x_axis,
             y_axis=y_axis,
@@ -250,21 +251,12 @@ class _Derivation:
         """First element and extents of what ``site`` writes in one stage and CTA."""
         zero = {loop.var: i64(0) for loop in site.loops}
         base = tuple(self._at(index, zero) for index in operand.mins)
-        extents, covered = [], 1
-        for index, first, size in zip(operand.mins, base, operand.shape, strict=True):
-            offsets = {
-                self._number(self._at(index, point) - first, site) for point in _points(site)
-            }
-            if sorted(offsets) != [size * i for i in range(len(offsets))]:
-                raise LoweringError(
-                    f"{site.where}: parts of {operand.buffer.name} begin at {sorted(offsets)}, "
-                    f"each {size} long; one stage's must adjoin"
-                )
-            extents.append(size * len(offsets))
-            covered *= len(offsets)
-        if covered != len(list(_points(site))):
-            raise LoweringError(f"{site.where}: its loops do not fill a box of {extents}")
-        return base, tuple(extents)
+        points = list(_points(site))
+        parts = [
+            {self._number(self._at(index, point) - first, site) for point in points}
+            for index, first in zip(operand.mins, base, strict=True)
+        ]
+        return base, box(site, operand, parts, len(points))
 
     @staticmethod
     def _at(value: PrimExpr, point: Mapping[tirx.Var, Any]) -> PrimExpr:

@@ -21,6 +21,7 @@ from blockscale.lower.pipe.read import Site, View, substituted
 from blockscale.lower.pipe.text import Text, dtype, indented, kind, number, variables
 from blockscale.lower.pipe.tile import Tile
 from blockscale.tir.common import i64
+from blockscale.tir.gemm.tiles import EXPERT, ROW_TILE, ROWS
 
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1, "int32": 4}
 """Bytes of an element."""
@@ -78,8 +79,10 @@ class Elements:
         own = {"rows": "row_tile", "cols": "col_tile"}
         limit = {"rows": "rows", "cols": str(k.cols)}
         first = f"{own[k.x_axis]} * {k.x_tile}{pair} + warp * 32"
+        padded = f"const int x_padded = (({limit[k.x_axis]} + 127) & ~127) - ({first});"
         return [
             f"const int x_left = {limit[k.x_axis]} - ({first});",
+            *([padded] if self.pads else []),
             f"const int y_left = {limit[k.y_axis]} - {own[k.y_axis]} * {k.y_tile};",
         ]
 
@@ -176,8 +179,10 @@ class Elements:
                 return f"{c_name(name)}[{printer(place)}]"
             if name in self.kernel.views:
                 return self._parameter(self.kernel.views[name], indices, inner, printer)
-            if name == "expert_of_tile":
+            if name == EXPERT:
                 return "expert"
+            if name == ROWS:  # tiles of the TensorIR are of ROW_TILE rows each
+                return f"(rows - {printer(indices[0])} * {ROW_TILE})"
             raise LoweringError(f"epilogue: {site.where} reads {name}, which is no parameter")
 
         def pointer(buffer: Any) -> str:
@@ -363,10 +368,20 @@ class Elements:
         address = f"{view.name} + {self._address(view, first, printer)}"
         return f"bs_store_run<{size}, {self._rows(view, size)}>({address}, words, {left});"
 
-    @staticmethod
-    def _own_lane() -> list[str]:
-        """The condition that a thread's lane is one of d."""
-        return ["lane < x_left"]
+    @property
+    def pads(self) -> bool:
+        """Whether it writes whole tiles of 128 rows, those of scales."""
+        written = (str(site.writes().name) for site in self.epilogue.sites)
+        return any(self._whole_tiles(n) for n in written if n in self.kernel.views)
+
+    def _whole_tiles(self, name: str) -> bool:
+        """Whether lanes are rows of tiles of 128, of which a group of rows fills its last one."""
+        dims = self.kernel.views[name].dims
+        return not self.kernel.swap and any(d.axis == "rows" and d.unit > 1 for d in dims)
+
+    def _own_lane(self, name: str = "") -> list[str]:
+        """The condition that a thread's lane is one of d, or of what is written of tiles of it."""
+        return [] if name and self._whole_tiles(name) else ["lane < x_left"]
 
     @staticmethod
     def _guard(conditions: Sequence[str]) -> str:

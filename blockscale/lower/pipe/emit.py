@@ -109,7 +109,8 @@ class _Emitter:
             kind = _POINTERS[k.views[name].dtype]
             given.append(f"{'' if name in written else 'const '}{kind} *{name}")
         offsets = ["const int *offsets"] if k.experts else []
-        return ",\n    ".join([", ".join(maps), ", ".join([*given, *offsets, "int m"])])
+        numbers = [f"float {var.name}" for var in k.scalars]
+        return ",\n    ".join([", ".join(maps), ", ".join([*given, *offsets, *numbers, "int m"])])
 
     def _place(self) -> list[str]:
         """Where this CTA stands in its cluster."""

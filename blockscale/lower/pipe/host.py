@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 from tvm import tirx
 
@@ -18,20 +18,39 @@ from blockscale.lower.pipe.maps import DTYPES, SWIZZLES, MapPlan, tensor_maps
 
 LAUNCH = ("blockIdx.x", "threadIdx.x", "clusterCtaIdx.x", "tirx.use_dyn_shared_memory")
 
-MAX_MAPS, MAX_POINTERS = 6, 12
-"""BS_GEMM_MAPS and BS_GEMM_POINTERS of native/cuda_gemm.h."""
+MAX_MAPS, MAX_POINTERS, MAX_NUMBERS = 6, 12, 4
+"""BS_GEMM_MAPS, BS_GEMM_POINTERS and BS_GEMM_NUMBERS of native/cuda_gemm.h."""
+
+K = TypeVar("K")
 
 _SIZES = {1: "BS_OF_ROWS", 128: "BS_OF_SCALES"}
 """Sizes known when a kernel is called, by the rows that they count in."""
 
 
-class Bucket(NamedTuple):
-    """A kernel and the most rows of a that it is for; None: any number."""
+class Bucket(NamedTuple, Generic[K]):
+    """A kernel and the most rows that it is for; None: any number."""
 
     name: str
-    kernel: Kernel
+    kernel: K
     text: str
     limit: int | None
+
+
+def merged(
+    kernels: Iterable[tuple[int | None, K]], name: str, emit: Callable[[K, str], str]
+) -> list[Bucket[K]]:
+    """Return the buckets of exported function ``name``; neighbours of the same text are one.
+
+    ``kernels``: each with the most rows that it is for, ascending; ``emit(kernel, name)``: a text.
+    """
+    buckets: list[Bucket[K]] = []
+    for limit, kernel in kernels:
+        if buckets and buckets[-1].text == emit(kernel, buckets[-1].name):
+            buckets[-1] = buckets[-1]._replace(limit=limit)
+            continue
+        own = f"{name}_kernel{len(buckets)}"
+        buckets.append(Bucket(own, kernel, emit(kernel, own), limit))
+    return buckets
 
 
 def sources(
@@ -51,14 +70,8 @@ def sources(
     Raises:
         LoweringError: a schedule is no tcgen05 GEMM; the message says where.
     """
-    buckets: list[Bucket] = []
-    for limit, func in bodies:
-        kernel = checked(derive(func))
-        own = f"{name}_kernel{len(buckets)}"
-        if buckets and buckets[-1].text == emit(kernel, buckets[-1].name):
-            buckets[-1] = buckets[-1]._replace(limit=limit)
-        else:
-            buckets.append(Bucket(own, kernel, emit(kernel, own), limit))
+    kernels = ((limit, checked(derive(func))) for limit, func in bodies)
+    buckets = merged(kernels, name, emit)
     device = "\n".join(bucket.text for bucket in buckets)
     codes = tuple(KernelCode(b.name, kernel_params(b.kernel), LAUNCH) for b in buckets)
     return Source(host_code(symbol(name, arch), buckets, params), device, codes)
@@ -67,17 +80,26 @@ def sources(
 def kernel_params(kernel: Kernel) -> tuple[str, ...]:
     """Return the types of a kernel's parameters: tensor maps, pointers, rows of a."""
     handles = len(pointers(kernel)) + (kernel.experts > 0)
-    return ("tensormap",) * len(transfers(kernel)) + ("handle",) * handles + ("int32",)
+    numbers = ("float32",) * len(kernel.scalars)
+    return ("tensormap",) * len(transfers(kernel)) + ("handle",) * handles + numbers + ("int32",)
 
 
-def host_code(symbol: str, buckets: Sequence[Bucket], params: Sequence[str]) -> str:
+def host_code(symbol: str, buckets: Sequence[Bucket[Kernel]], params: Sequence[str]) -> str:
     """Return the C source of host function ``symbol``, which chooses one of ``buckets``.
 
     ``params`` are the names of the function's parameters, in order.
     """
     places = {name: i for i, name in enumerate(params)}
-    rows = ",\n".join(_row(bucket, places) for bucket in buckets)
     known = f".a = {places['a']}, .a_scale = {places['a_scale']}"
+    return table(symbol, [_row(bucket, places) for bucket in buckets], known)
+
+
+def table(symbol: str, kernels: Sequence[str], known: str) -> str:
+    """Return the C source of host function ``symbol``.
+
+    ``kernels``: initialisers of BsGemm, ascending; ``known``: of BsGemms, a and its scales.
+    """
+    rows = ",\n".join(kernels)
     return f"""#include "cuda_gemm.h"
 extern int TVMFFIEnvModLookupFromImports(void *context, const char *name, void **out);
 
@@ -87,31 +109,34 @@ static const BsGemm gemms[] = {{
 
 int32_t __tvm_ffi_{symbol}(void *self, void *args, int32_t count, void *result) {{
   static const BsGemms known = {{.gemms = gemms, .lookup = TVMFFIEnvModLookupFromImports,
-    .count = {len(buckets)}, {known}}};
+    .count = {len(kernels)}, {known}}};
   (void)count, (void)result;
   return blockscale_gemm(self, &known, args);
 }}
 """
 
 
-def _row(bucket: Bucket, places: dict[str, int]) -> str:
+def _row(bucket: Bucket[Kernel], places: dict[str, int]) -> str:
     """Return the initialiser of one BsGemm."""
     kernel = bucket.kernel
     made = tensor_maps(kernel)
     given = [places.get(name, -1) for name in pointers(kernel)]
     given += [places["offsets"]] if kernel.experts else []
-    if len(made) > MAX_MAPS or len(given) > MAX_POINTERS:
+    numbers = [places[str(var.name)] for var in kernel.scalars]
+    if len(made) > MAX_MAPS or len(given) > MAX_POINTERS or len(numbers) > MAX_NUMBERS:
         raise LoweringError(
-            f"{bucket.name}: {len(made)} tensor maps and {len(given)} pointers; {MAX_MAPS} and "
-            f"{MAX_POINTERS} are the most"
+            f"{bucket.name}: {len(made)} tensor maps, {len(given)} pointers and {len(numbers)} "
+            f"numbers; {MAX_MAPS}, {MAX_POINTERS} and {MAX_NUMBERS} are the most"
         )
-    maps = ",\n    ".join(_map(each, places) for each in made)
+    maps = ",\n    ".join(map_entry(each, places) for each in made)
     fields = {
         "name": f'"{bucket.name}"',
         "limit": 0 if bucket.limit is None else bucket.limit,
         "map_count": len(made),
         "pointer_count": len(given),
         "pointers": f"{{{', '.join(map(str, given))}}}",
+        "number_count": len(numbers),
+        "numbers": f"{{{', '.join(map(str, numbers or [0]))}}}",
         "cluster_rows": kernel.cluster_tile("rows"),
         "cluster_cols": kernel.col_tiles,
         "ragged": kernel.experts,
@@ -124,7 +149,7 @@ def _row(bucket: Bucket, places: dict[str, int]) -> str:
     return f"  {{{listed}, .maps = {{\n    {maps}}}}}"
 
 
-def _map(made: MapPlan, places: dict[str, int]) -> str:
+def map_entry(made: MapPlan, places: dict[str, int]) -> str:
     """Return the initialiser of one BsGemmMap."""
     dims = ", ".join(_SIZES[unit] if extent is None else str(extent) for extent, unit in made.dims)
     strides, box = (", ".join(map(str, values)) for values in (made.strides, made.box))

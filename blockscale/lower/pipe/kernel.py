@@ -195,7 +195,7 @@ class Kernel:
 
     Attributes:
         at: the coordinates of expressions.
-        views, optional: as `read.Reader` has them.
+        views, scalars, optional: as `read.Reader` has them.
         x_axis, y_axis: "rows" and "cols" of d, or the other way round.
         x_tile, y_tile: of d of a tile, on lanes (of a pair) and on columns.
         group: CTAs that multiply together, 1 or 2.
@@ -213,6 +213,7 @@ class Kernel:
 
     at: Coordinates
     views: dict[str, View]
+    scalars: tuple[tirx.Var, ...]
     optional: dict[str, float]
     x_axis: str
     y_axis: str

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, product
+from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -18,13 +19,19 @@ from tvm import tirx
 from tvm.ir import Expr as PrimExpr
 from tvm.sym import Analyzer
 from tvm.tirx import IndexMap, PrimFunc
+from tvm.tirx.buffer import BufferType
 
 from blockscale.base.errors import LoweringError
 from blockscale.lower.sites import called, constant, function
 from blockscale.tir.common import i64
 from blockscale.tir.gemm.tiles import OPTIONAL, PARAMS
 
-BOUND = {"clusterCtaIdx.x": "cta", "threadIdx.y": "warp", "threadIdx.x": "lane"}
+BOUND = {
+    "clusterCtaIdx.x": "cta",
+    "threadIdx.z": "slice",
+    "threadIdx.y": "warp",
+    "threadIdx.x": "lane",
+}
 """Threads that loops are bound to, and the coordinate that each is."""
 
 
@@ -182,17 +189,17 @@ class Site:
 
 
 class Coordinates:
-    """What expressions are in: the tile along each axis, CTA of a pair, stage, warp, lane."""
+    """What expressions are in: the tile along each axis, CTA, stage, slice of it, warp, lane."""
 
     def __init__(self) -> None:
         self.tiles = {"rows": var("row_tile"), "cols": var("col_tile")}
         self.cta, self.warp, self.lane = var("cta"), var("warp"), var("lane")
-        self.k = var("k")
+        self.k, self.slice = var("k"), var("slice")
 
     @property
     def all(self) -> tuple[tirx.Var, ...]:
         """All of them."""
-        return (*self.tiles.values(), self.cta, self.k, self.warp, self.lane)
+        return (*self.tiles.values(), self.cta, self.k, self.slice, self.warp, self.lane)
 
 
 class Reader:
@@ -200,12 +207,18 @@ class Reader:
 
     Attributes:
         views: true shapes of the parameters, by name.
+        scalars: parameters that are numbers.
         optional: what stands for a parameter that is null, by name.
         at: the coordinates.
         tile_size: rows and columns of d of a tile, by axis.
         sites: all blocks with something to do.
+        placed: what loops over tiles are, in coordinates.
         tile_loop, k_loop: the innermost loop over tiles, and that over stages of K.
     """
+
+    MMA, LOAD = "_mma_", "tma_load_2d"
+    """What is in the names of instructions that multiply, and that load an operand."""
+    INTRINSICS = "blockscale.tir.intrin.tcgen05"
 
     def __init__(self, func: PrimFunc) -> None:
         attrs = func.attrs or {}
@@ -215,12 +228,15 @@ class Reader:
             )
         self.func, self.at = func, Coordinates()
         given = {str(param.name): param.ty for param in func.params}
-        self.views = {name: self._view(name, given, dims) for name, dims in attrs[PARAMS].items()}
+        self.scalars = tuple(p for p in func.params if not isinstance(p.ty, BufferType))
+        shapes = {str(name): dims for name, dims in attrs[PARAMS].items()}
+        ordered = sorted(shapes, key=[*given].index) if shapes.keys() <= given.keys() else shapes
+        self.views = {name: self._view(name, given, shapes[name]) for name in ordered}
         self.optional = {str(k): float(v) for k, v in attrs.get(OPTIONAL, {}).items()}
         self.analyzer = Analyzer()
         raw = list(_blocks(func.body))
         self.tile_loops, self.k_loop = self._loops(raw)
-        self._tiles: dict[tirx.Var, PrimExpr] = {}
+        self.placed: dict[tirx.Var, PrimExpr] = {}
         self.tile_size = self._axes(raw)
         self.sites = [self._site(each) for each in raw]
 
@@ -248,26 +264,25 @@ class Reader:
 
     # ---- Loops ------------------------------------------------------------------------------
 
-    @staticmethod
-    def _loops(raw: Sequence[Raw]) -> tuple[list[Any], Any]:
+    def _loops(self, raw: Sequence[Raw]) -> tuple[list[Any], Any]:
         """The loops over tiles, and that over stages: those that loads and MMAs have in common."""
-        mma = [r.loops for r in raw if "_mma_" in called(r.block.body)[0]]
-        load = [r.loops for r in raw if called(r.block.body)[0] == "tma_load_2d"]
+        mma = [r.loops for r in raw if self.MMA in called(r.block.body)[0]]
+        load = [r.loops for r in raw if called(r.block.body)[0] == self.LOAD]
         if not mma:
             sums = [str(r.block.name_hint) for r in raw if _accumulates(r.block)]
             raise LoweringError(
                 f"no block issues MMAs: {', '.join(f'block {n!r}' for n in sums) or 'none'} is not "
-                "tensorized; map its loops onto an intrinsic of blockscale.tir.intrin.tcgen05"
+                f"tensorized; map its loops onto an intrinsic of {self.INTRINSICS}"
             )
         if not load:
-            raise LoweringError("no block calls tma_load_2d: operands are loaded by TMA")
+            raise LoweringError(f"no block calls {self.LOAD}, as loads of operands do")
         common = [a for a, b in zip(mma[0], load[0], strict=False) if a.same_as(b)]
         if len(common) < 2:
             raise LoweringError(
                 f"loads and MMAs are inside of {len(common)} common loops; they have loops over "
                 "tiles and one over stages of K around them"
             )
-        return common[:-1], common[-1]
+        return [loop for loop in common[:-1] if loop.thread_binding is None], common[-1]
 
     def _axes(self, raw: Sequence[Raw]) -> dict[str, int]:
         """Find which axis each loop over tiles runs along; return the sizes of tiles.
@@ -291,7 +306,7 @@ class Reader:
         unknown = [
             str(loop.loop_var.name)
             for loop in self.tile_loops
-            if loop.loop_var not in self._tiles and not _once(loop)
+            if loop.loop_var not in self.placed and not _once(loop)
         ]
         if unknown or len(sizes) != 2:
             raise LoweringError(
@@ -316,11 +331,11 @@ class Reader:
                     f"loops {outer.loop_var.name} and {inner.loop_var.name} over tiles step by "
                     f"{big} and {small} {dim.axis}, and the inner one runs {count} times"
                 )
-            self._tiles[outer.loop_var] = tirx.floordiv(left, i64(count))
+            self.placed[outer.loop_var] = tirx.floordiv(left, i64(count))
             left = tirx.floormod(left, i64(count))
         if not steps:
             return {}
-        self._tiles[steps[-1][1].loop_var] = left
+        self.placed[steps[-1][1].loop_var] = left
         return {dim.axis: steps[-1][0]}
 
     def step(self, index: PrimExpr, variable: tirx.Var) -> int:
@@ -338,7 +353,7 @@ class Reader:
     def _site(self, raw: Raw) -> Site:
         block, loops, values, matched = raw
         name = str(block.name_hint)
-        replaced: dict[Any, PrimExpr] = dict(self._tiles)
+        replaced: dict[Any, PrimExpr] = dict(self.placed)
         free, bound = [], []
         for loop in loops:
             if loop.loop_var in replaced:
@@ -386,6 +401,27 @@ class Reader:
         indices = tuple(substituted(index, settled) for index in stmt.indices)
         buffer, indices = site.element(stmt.buffer, indices)
         return Store(buffer, indices, substituted(stmt.value, settled))
+
+
+def box(site: Site, operand: Operand, parts: Sequence[set[int]], count: int) -> tuple[int, ...]:
+    """Return the extents of what ``count`` runs of a block's instruction fill in a stage.
+
+    ``parts``: along each axis, where they begin, counted from the first.
+
+    Raises:
+        LoweringError: they do not adjoin, or leave out a part of the box.
+    """
+    extents = []
+    for size, offsets in zip(operand.shape, parts, strict=True):
+        if sorted(offsets) != [size * i for i in range(len(offsets))]:
+            raise LoweringError(
+                f"{site.where}: parts of {operand.buffer.name} begin at {sorted(offsets)}, "
+                f"each {size} long; one stage's must adjoin"
+            )
+        extents.append(size * len(offsets))
+    if prod(len(offsets) for offsets in parts) != count:
+        raise LoweringError(f"{site.where}: its loops do not fill a box of {extents}")
+    return tuple(extents)
 
 
 def _accumulates(block: Any) -> bool:

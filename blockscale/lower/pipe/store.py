@@ -91,12 +91,12 @@ class _Store(Elements):
         k, e = self.kernel, self.epilogue
         shared = k.overlap // e.columns if k.overlap else e.chunks
         turned = f"slot == 0 ? {e.chunks - 1} - i : i" if k.overlap else "i"
-        blocks = self._nest(e.sites)
+        blocks, rows = self._nest(e.sites), "x_padded" if self.pads else "x_left"
         return [
             *(["// Shared columns are the last of accumulator 0 and the first of accumulator 1."]
               if k.overlap else []),
             f"const int chunk = {turned};",
-            f"const bool used = x_left > 0 && chunk * {e.columns} < y_left;",
+            f"const bool used = {rows} > 0 && chunk * {e.columns} < y_left;",
             f"uint32_t acc[{e.columns}];",
             "if (used) {",
             *indented(self._read(f"sums + chunk * {e.columns}", f"columns - chunk * {e.columns}")),
@@ -202,7 +202,8 @@ class _Store(Elements):
         ]
         if len(site.loops) == 1 and [step for step in steps if step != 0] == [1]:
             return self._column(site, view, steps.index(1), bits)
-        guard = self._guard([*self._own_lane(), *self._inside(view, body.indices, printer)])
+        own = self._own_lane(view.name)
+        guard = self._guard([*own, *self._inside(view, body.indices, printer)])
         address = f"{view.name} + {self._address(view, body.indices, printer)}"
         return self._loops(site, [f"{guard}bs_store_element({address}, {bits});"])
 

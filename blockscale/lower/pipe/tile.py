@@ -10,6 +10,7 @@ from tvm.ir import Expr as PrimExpr
 from blockscale.base.errors import LoweringError
 from blockscale.lower.pipe.kernel import THREADS, Kernel, MapDim
 from blockscale.lower.pipe.text import Text, indented
+from blockscale.tir.gemm.tiles import EXPERT
 
 
 class Tile:
@@ -23,6 +24,7 @@ class Tile:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         names = {var: str(var.name) for var in kernel.at.all}
+        names |= {var: str(var.name) for var in kernel.scalars}
         self.names: dict[Any, str] = names | {kernel.epilogue.chunk: "chunk"}
 
     # ---- The loop ---------------------------------------------------------------------------
@@ -121,7 +123,7 @@ class Tile:
     @staticmethod
     def _table_entry(buffer: Any, indices: Any) -> str:
         """The only buffer that an address may read is the table of experts."""
-        if str(buffer.name) != "expert_of_tile":
+        if str(buffer.name) != EXPERT:
             raise LoweringError(f"an address reads {buffer.name}{list(indices)}")
         return "expert"
 

@@ -221,6 +221,12 @@ class _Product(call.Op[Tensor]):
 
 
 _LINEAR, _GROUPED = _Product("int4.linear"), _Product("int4.grouped_mm")
+_OF_LINEAR = _Product("linear")
+
+
+def product(x: Tensor, weight: Int4Weight, out_dtype: torch.dtype, out: Tensor | None) -> Tensor:
+    """Return x [..., K] times one prepared weight, for `blockscale.linear`, as errors say."""
+    return _multiplied(_OF_LINEAR, x, None, weight, out_dtype, out)
 
 
 def _arguments(

@@ -6,9 +6,8 @@ that are added.  For CUDA everything goes to the layout "tiles64" (`blockscale.o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -17,7 +16,7 @@ from blockscale.ops import checks
 from blockscale.ops.checks import dtype_name
 from blockscale.ops.int4.layout import INTEGERS, layout_of, unprocess_weights, weight_bytes
 from blockscale.ops.moe import tiles as moe_tiles
-from blockscale.ops.moe.weights import INT4_LARGEST
+from blockscale.ops.weights import INT4_LARGEST, PreparedWeights
 from blockscale.specs.int4 import ACTIVATIONS, TILE_GROUPS, TILES
 
 Tensor = torch.Tensor
@@ -37,7 +36,7 @@ _META = ("n", "k", "group", "experts", "layout", "zeros", "activation")
 
 
 @dataclass(frozen=True, eq=False)
-class Int4Weight:
+class Int4Weight(PreparedWeights):
     """A weight [K, N], or one for each expert, ready for kernels; None: it has no such tensor.
 
     Attributes:
@@ -70,40 +69,8 @@ class Int4Weight:
     zeros: str
     activation: str
     dtype: torch.dtype | None = None
-
-    @property
-    def device(self) -> torch.device:
-        """Where the tensors are."""
-        return self.packed.device
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(value.nbytes for _, value in self.tensors())
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Return name and tensor of those that there are."""
-        for name in TENSORS:
-            value = getattr(self, name)
-            if value is not None:
-                yield name, value
-
-    def meta(self) -> dict[str, Any]:
-        """Return everything but the tensors, as plain values."""
-        values = {name: getattr(self, name) for name in _META}
-        return {**values, "dtype": None if self.dtype is None else dtype_name(self.dtype)}
-
-    @staticmethod
-    def of(meta: Mapping[str, Any], tensors: Mapping[str, Tensor | None]) -> Int4Weight:
-        """Return the weight of which `meta` and `tensors` are these."""
-        dtype = None if meta["dtype"] is None else getattr(torch, meta["dtype"])
-        found: dict[str, Any] = {name: tensors.get(name) for name in TENSORS}
-        return Int4Weight(**found, **{name: meta[name] for name in _META}, dtype=dtype)
-
-    def to(self, device: str | torch.device) -> Int4Weight:
-        """Return it on another device, in the same layout."""
-        moved: dict[str, Any] = {name: value.to(device) for name, value in self.tensors()}
-        return replace(self, **moved)
+    names: ClassVar[tuple[str, ...]] = TENSORS
+    described_by: ClassVar[tuple[str, ...]] = _META
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The layout "tiles64" of 4-bit matrices, in which the Hopper kernels of MoE layers load weights.
+"""The layout "tiles64" of 4-bit matrices, in which kernels of MoE and linear layers load weights.
 
 A matrix [R, K] is padded with zeros to multiples of 64.  Of block (rb, kb) of 64 x 64, the row
 ``16 m + 8 r + g`` (m16 tile m, r and g of a lane) and the column ``16 t + 4 j + i``:
@@ -83,11 +83,52 @@ def paired_order(intermediate: int, gated: bool) -> Tensor:
     position = torch.arange(round_up(intermediate, TILE))
     channel = position // TILE * TILE + torch.tensor(K_ORDER)[position % TILE]
     row = torch.where(channel < intermediate, channel, -1)
-    if not gated:
-        return row[natural_order(len(row))]
+    return _in_pairs(row, intermediate) if gated else row[natural_order(len(row))]
+
+
+def gated_order(cols: int) -> Tensor:
+    """Return the row of a gated linear layer's weight at each row of the layout; -1: padding.
+
+    As in `paired_order`, but the output position p is column p.
+    """
+    column = torch.arange(round_up(cols, TILE))
+    return _in_pairs(torch.where(column < cols, column, -1), cols)
+
+
+def _in_pairs(row: Tensor, count: int) -> Tensor:
+    """Return gate rows and their ups, which are ``count`` rows below, in tiles of 8 of each."""
     row = row.view(-1, 4, 2, 2).transpose(1, 2).reshape(-1, 8)  # t, u, b -> u, (t, b)
-    ups = torch.where(row < 0, -1, row + intermediate)
+    ups = torch.where(row < 0, -1, row + count)
     return torch.stack((row, ups), 1).reshape(-1)
+
+
+# ---- Linear layers ------------------------------------------------------------------------------
+
+
+def in_steps(codes: Tensor) -> Tensor:
+    """Return codes [rows, K / 2] in the order in which a linear layer's words have them.
+
+    Of each 16 channels word j of a thread then holds 2 j, 2 j + 1, 2 j + 8 and 2 j + 9, those of
+    thread j in an MMA's step of 16: x is taken as it is.
+    """
+    return codes.reshape(len(codes), -1, 2, 4).transpose(2, 3).reshape(codes.shape)
+
+
+def out_of_steps(codes: Tensor) -> Tensor:
+    """Return the codes of which `in_steps` returned these."""
+    return codes.reshape(len(codes), -1, 4, 2).transpose(2, 3).reshape(codes.shape)
+
+
+def turned(blocks: Tensor, back: bool = False) -> Tensor:
+    """Return blocks of codes with a quad's 16-byte words turned by g / 2, as linear layers have it.
+
+    Those of thread t lie at (t + g / 2) % 4: the words j of four rows are in different banks of
+    shared memory.  ``back``: the other way round.
+    """
+    words = blocks.view(*blocks.shape[:-1], TILE // 16, 8, 4, 16)  # m16, g, t, bytes
+    g, t = torch.arange(8, device=blocks.device)[:, None], torch.arange(4, device=blocks.device)
+    of = (t + g // 2) % 4 if back else (t - g // 2) % 4
+    return words[..., g, of, :].reshape(blocks.shape)
 
 
 # ---- Codes --------------------------------------------------------------------------------------

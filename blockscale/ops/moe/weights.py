@@ -11,24 +11,33 @@ Both hold the same values, up to the rounding of int4 scales to the dtype of the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from blockscale.base.formats import FLOAT, MOE
+from blockscale.base.formats import MOE
 from blockscale.base.sizes import round_up
 from blockscale.ops import checks
 from blockscale.ops.moe import tiles as moe_tiles
+from blockscale.ops.weights import (
+    SCALES,
+    PreparedWeights,
+    back,
+    check_zeros,
+    plain_codes,
+    plain_scales,
+    power,
+    refused_scales,
+    tiled,
+    untiled,
+)
 from blockscale.specs.gemm import MAX_EXPERTS
 from blockscale.specs.moe import ACTIVATIONS, GATED, LAYOUTS
 
 Tensor = torch.Tensor
-
-SIGN_BITS = 0x88
-"""What turns two's complement codes into those from 0 to 15: both of a byte plus 8."""
 
 TENSORS = (
     *("w13", "w13_scale", "w13_zero", "w13_global", "w13_bias"),
@@ -36,22 +45,11 @@ TENSORS = (
 )
 """Names of a `MoeWeights`' tensors, in the order of a kernel's parameters."""
 
-_META = ("fmt", "group", "experts", "hidden", "intermediate", "gated", "zero", "layout", "dtype")
-
-SCALES = {
-    name: checks.ACTIVATIONS if row.scale is FLOAT else checks.dtypes_of(row.scale)
-    for name, row in MOE.items()
-}
-"""Dtypes of block scales."""
-
-E8M0_BIAS, E8M0_NAN = 127, 255
-
-INT4_LARGEST = {torch.bfloat16: 2.0**15, torch.float16: 2.0**12}
-"""Scales of int4 are below: kernels multiply them by 2^112 (bfloat16), or by 15 (float16)."""
+_META = ("fmt", "group", "experts", "hidden", "intermediate", "gated", "zero", "layout")
 
 
 @dataclass(frozen=True, eq=False)
-class MoeWeights:
+class MoeWeights(PreparedWeights):
     """Both weights of an MoE layer, ready for kernels; None: the layer has no such tensor.
 
     Attributes:
@@ -88,11 +86,8 @@ class MoeWeights:
     zero: bool
     layout: str
     dtype: torch.dtype | None = None
-
-    @property
-    def device(self) -> torch.device:
-        """Where the tensors are."""
-        return self.w13.device
+    names: ClassVar[tuple[str, ...]] = TENSORS
+    described_by: ClassVar[tuple[str, ...]] = _META
 
     @property
     def rows(self) -> int:
@@ -103,46 +98,6 @@ class MoeWeights:
     def bias(self) -> bool:
         """Whether there are biases."""
         return self.w13_bias is not None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(value.nbytes for _, value in self.tensors())
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Return name and tensor of those that there are."""
-        for name in TENSORS:
-            value = getattr(self, name)
-            if value is not None:
-                yield name, value
-
-    def meta(self) -> dict[str, Any]:
-        """Return everything but the tensors, as plain values."""
-        values = {name: getattr(self, name) for name in _META}
-        values["dtype"] = None if self.dtype is None else str(self.dtype).removeprefix("torch.")
-        return values
-
-    @staticmethod
-    def of(meta: Mapping[str, Any], tensors: Mapping[str, Tensor | None]) -> MoeWeights:
-        """Return the weights of which `meta` and `tensors` are these."""
-        values = {name: meta[name] for name in _META}
-        if values["dtype"] is not None:
-            values["dtype"] = getattr(torch, values["dtype"])
-        return MoeWeights(**{name: tensors.get(name) for name in TENSORS}, **values)  # type: ignore[arg-type]
-
-    def to(self, device: str | torch.device) -> MoeWeights:
-        """Return them on another device, in the same layout."""
-        moved: dict[str, Any] = {name: value.to(device) for name, value in self.tensors()}
-        return replace(self, **moved)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return tensors by name, and under "meta" the rest; `load_state_dict` takes it."""
-        return {**dict(self.tensors()), "meta": self.meta()}
-
-    @staticmethod
-    def load_state_dict(state: Mapping[str, Any]) -> MoeWeights:
-        """Return the weights that `state_dict` described."""
-        return MoeWeights.of(state["meta"], {n: v for n, v in state.items() if n != "meta"})
 
     def to_linear(self) -> MoeWeights:
         """Return weights of the same values in layout "linear", on the same device.
@@ -226,10 +181,12 @@ def _plain(given: Given, sizes: Sizes) -> MoeWeights:
     experts, hidden, rows = sizes.experts, sizes.hidden, sizes.rows
     bias = given.w13_bias is not None or given.w2_bias is not None
     return MoeWeights(
-        *(_codes(given.w13, given), _scales(given.w13_scale, given.fmt), given.w13_zero),
+        plain_codes(given.w13, given.int4_signed),
+        *(plain_scales(given.w13_scale, given.fmt), given.w13_zero),
         _paired(_factor(given.w13_global_scale, experts, given.w13)),
         _bias(given.w13_bias, (experts, rows), given.w13) if bias else None,
-        *(_codes(given.w2, given), _scales(given.w2_scale, given.fmt), given.w2_zero),
+        plain_codes(given.w2, given.int4_signed),
+        *(plain_scales(given.w2_scale, given.fmt), given.w2_zero),
         _factor(given.w2_global_scale, experts, given.w2),
         _bias(given.w2_bias, (experts, hidden), given.w2) if bias else None,
         fmt=given.fmt,
@@ -241,15 +198,6 @@ def _plain(given: Given, sizes: Sizes) -> MoeWeights:
         zero=given.w13_zero is not None,
         layout="linear",
     )
-
-
-def _codes(value: Tensor, given: Given) -> Tensor:
-    codes = value.detach().view(torch.uint8)
-    return codes ^ SIGN_BITS if given.int4_signed else codes
-
-
-def _scales(value: Tensor, fmt: str) -> Tensor:
-    return value.detach().float() if fmt == "int4" else value.detach().view(torch.uint8)
 
 
 def _factor(value: Tensor | None, experts: int, like: Tensor) -> Tensor:
@@ -470,23 +418,13 @@ def _check_scale(
 
 def _check_int4(where: str, given: Given) -> None:
     """Errors for options that only int4 has."""
-    zeros = given.w13_zero is not None, given.w2_zero is not None
-    if given.fmt != "int4" and (any(zeros) or given.int4_signed):
-        name = "int4_signed" if not any(zeros) else "w13_zero" if zeros[0] else "w2_zero"
+    zeros = {"w13_zero": given.w13_zero, "w2_zero": given.w2_zero}
+    missing = [name for name, value in zeros.items() if value is None]
+    check_zeros(where, given.fmt, zeros, given.int4_signed)
+    if len(missing) == 1:
         raise ValueError(
-            f"{where}: {name} is given, but codes of {given.fmt} have no zero points; leave it "
-            "out, or pass fmt='int4'"
-        )
-    if zeros[0] != zeros[1]:
-        missing = "w2_zero" if zeros[0] else "w13_zero"
-        raise ValueError(
-            f"{where}: {missing} is missing, but the other weight has zeros; pass both, a tensor "
-            "of 8 for symmetric codes"
-        )
-    if zeros[0] and given.int4_signed:
-        raise ValueError(
-            f"{where}: int4_signed=True is given with zeros, which are of unsigned codes; pass "
-            "codes from 0 to 15, which are the signed ones ^ 0x88"
+            f"{where}: {missing[0]} is missing, but the other weight has zeros; pass both, a "
+            "tensor of 8 for symmetric codes"
         )
 
 
@@ -527,12 +465,8 @@ def _matrices(
     zero = getattr(plain, f"{name}_zero")
     outs: list[Tensor] = []
     for e in range(plain.experts):
-        if plain.fmt == "int4":
-            zeros = None if zero is None else zero[e].to(dtype)
-            made = moe_tiles.pack_int4(codes[e], scale[e].to(dtype), zeros, order)
-        else:
-            top = None if tops is None else tops[e]
-            made = moe_tiles.pack_fp4(codes[e], scale[e], top, order)
+        points, top = None if zero is None else zero[e], None if tops is None else tops[e]
+        made = tiled(plain.fmt, codes[e], scale[e], points, order, top, dtype)
         if not outs:
             outs = [value.new_empty((plain.experts, *value.shape)) for value in made]
         for out, value in zip(outs, made, strict=True):
@@ -548,7 +482,7 @@ def _largest(scale: Tensor) -> list[int]:
 
 def _powers(tops: list[int] | None, device: torch.device) -> Tensor:
     """Return 2^(largest scale byte - 127) of each expert of mxfp4, else ones."""
-    values = [1.0] if tops is None else [2.0 ** (top - E8M0_BIAS) for top in tops]
+    values = [1.0] if tops is None else [power(top) for top in tops]
     return torch.tensor(values, dtype=torch.float32, device=device)
 
 
@@ -568,37 +502,12 @@ def _ordered(bias: Tensor | None, order: Tensor) -> Tensor | None:
     return bias.index_select(1, order.clamp(min=0)).masked_fill_(order < 0, 0)
 
 
-def _check_int4_scales(where: str, plain: MoeWeights, dtype: torch.dtype) -> None:
-    limit = INT4_LARGEST[dtype]
-    for name in ("w13_scale", "w2_scale"):
-        for expert, scale in enumerate(getattr(plain, name)):
-            most = float(scale.abs().amax())
-            if not most < limit:  # NaN is not
-                kernels = f"kernels for {str(dtype).removeprefix('torch.')}"
-                raise ValueError(
-                    f"{where}: {name} of expert {expert} has a scale of magnitude {most:g}; "
-                    f"{kernels} take those below {limit:g}, so scale the weight down and the "
-                    "activations or the output up"
-                )
-
-
 def _check_scales(where: str, plain: MoeWeights, dtype: torch.dtype) -> None:
     """ValueError for scales that the kernels' decoding does not know."""
-    if plain.fmt == "int4":
-        _check_int4_scales(where, plain, dtype)
-        return
-    limit = moe_tiles.E4M3_LARGEST if plain.fmt == "nvfp4" else E8M0_NAN - 1
     for name in ("w13_scale", "w2_scale"):
-        scale = getattr(plain, name)
-        bad = int(scale.amax())
-        if bad <= limit:
-            continue
-        expert = int((scale.flatten(1).amax(1) > limit).nonzero()[0])
-        what = "NaN" if plain.fmt == "mxfp4" else "NaN or below zero"
-        raise ValueError(
-            f"{where}: {name} of expert {expert} has the byte {bad:#x}, which is {what}; block "
-            "scales must be finite and not negative, so quantise the weight again"
-        )
+        refused = refused_scales(getattr(plain, name), plain.fmt, dtype)
+        if refused is not None:
+            raise ValueError(f"{where}: {name} of expert {refused[0]} {refused[1]}")
 
 
 # ---- And back -----------------------------------------------------------------------------------
@@ -624,46 +533,17 @@ def _untiled(
     outs: list[list[Tensor]] = [[], [], []]
     gains = []
     codes, scale = getattr(tiles, name), getattr(tiles, f"{name}_scale")
-    blocks = cols // tiles.group
     for e in range(tiles.experts):
-        kind = "int4" if tiles.fmt == "int4" else "e2m1"
-        outs[0].append(_back(moe_tiles.unpack_codes(codes[e], kind), order, rows)[:, : cols // 2])
-        byte, zero, gain = _unscaled(tiles, scale[e])
+        sizes = rows, cols, tiles.group
+        *made, gain = untiled(tiles.fmt, codes[e], scale[e], order, sizes, tiles.zero, tiles.dtype)
         gains.append(gain)
-        for out, value in zip(outs[1:], (byte, zero), strict=True):
+        for out, value in zip(outs, made, strict=True):
             if value is not None:
-                out.append(_back(value, order, rows)[:, :blocks])
+                out.append(value)
     factors = torch.tensor(gains, dtype=torch.float32, device=tiles.device)
     zeros = torch.stack(outs[2]) if outs[2] else None
     return torch.stack(outs[0]), torch.stack(outs[1]), zeros, factors
 
 
-def _unscaled(tiles: MoeWeights, scale: Tensor) -> tuple[Tensor, Tensor | None, float]:
-    """Return scales and zeros [rows, blocks] of one expert, and the gain of its global scale."""
-    if tiles.fmt == "int4":
-        assert tiles.dtype is not None, "int4 scales have a dtype"
-        parts = 2 if tiles.zero else 1
-        values = moe_tiles.unpack_scales(scale.contiguous().view(tiles.dtype), tiles.group, parts)
-        zero = values[..., 1].to(torch.uint8) if tiles.zero else None
-        return values[..., 0].float(), zero, 1.0
-    byte = moe_tiles.unpack_scales(scale, tiles.group)[..., 0]
-    if tiles.fmt == "nvfp4":
-        return moe_tiles.e4m3_inverse().to(byte.device)[byte.long()], None, 1.0
-    # b' stands for 2^(b' - 237), an E8M0 byte for 2^(byte - 127): small ones need a shift
-    used = byte[byte > 0]
-    apart = moe_tiles.E8M0_TOP - E8M0_BIAS
-    shift = max(0, apart - int(used.min())) if used.numel() else 0
-    plain = (byte.int() - apart + shift).clamp(0).to(torch.uint8)
-    return plain, None, 2.0**-shift
-
-
-def _back(value: Tensor, order: Tensor, rows: int) -> Tensor:
-    """Return the rows of a matrix that lie in ``order``."""
-    out = value.new_empty((rows, value.shape[1]))
-    real = order >= 0
-    out[order[real]] = value[real]
-    return out
-
-
 def _unordered(bias: Tensor | None, order: Tensor, rows: int) -> Tensor | None:
-    return None if bias is None else _back(bias.T, order, rows).T.contiguous()
+    return None if bias is None else back(bias.T, order, rows).T.contiguous()

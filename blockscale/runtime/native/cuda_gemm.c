@@ -1,12 +1,9 @@
-/* The host side of tcgen05 GEMMs: checks shapes, chooses a kernel by the rows, describes tensors, launches.
+/* The host side of GEMMs: checks shapes, chooses a kernel by the rows, describes tensors, launches.
  *
- * blockscale/lower/pipe/host.py writes the tables.
+ * blockscale/lower/pipe/host.py and lower/warp/host.py write the tables.
  */
 #include "cuda_gemm.h"
-
-static int64_t rounded_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
-
-static const DLTensor *tensor(const TVMFFIAny *args, int i) { return args[i].v_ptr; }
+#include "cuda_values.h"
 
 static int wrong_size(const BsCall *call, int i, int d, int64_t got, int64_t wanted) {
   const BsParam *p = &call->function->params[i];
@@ -23,7 +20,7 @@ int blockscale_check_shapes(const BsCall *call, const TVMFFIAny *args, int64_t r
     for (int d = 0; d < f->params[i].rank; ++d) {
       int64_t wanted = f->params[i].dims[d], got = t->shape[d];
       if (wanted == BS_EXPRESSION) {
-        wanted = rounded_up(rows, BS_SCALE_ROWS);
+        wanted = up(rows, BS_SCALE_ROWS);
       } else if (wanted < 0) {
         int64_t *symbol = &symbols[-1 - wanted];
         if (*symbol < 0) *symbol = got;
@@ -57,29 +54,29 @@ static int describe(const BsCall *call, const BsGemm *gemm, const TVMFFIAny *arg
 }
 
 /* CTAs: as many clusters as the device holds, each of which takes tile after tile; -1 with an error raised.
- * A cluster more would begin when another has done all its tiles. */
-static int64_t grid(const BsCall *call, const BsGemm *gemm, BsKernel *kernel, int64_t rows) {
+ * A cluster more would begin when another has done all its tiles.  `shared` grows so that CTAs that share SMs
+ * are spread over all of them. */
+static int64_t grid(const BsCall *call, const BsGemm *gemm, BsKernel *kernel, int64_t rows, int64_t *shared) {
   int64_t tiles = ((rows + gemm->cluster_rows - 1) / gemm->cluster_rows + gemm->ragged) * gemm->cluster_cols;
-  int64_t resident = call->device->multiprocessors / gemm->cluster;
-  if (gemm->persistent && tiles > 1 && gemm->cluster > 1) {
+  int64_t sms = call->device->multiprocessors, resident = sms / gemm->cluster;
+  if (gemm->persistent && (gemm->sm_shared || (tiles > 1 && gemm->cluster > 1))) {
     int clusters = blockscale_active_clusters(call, kernel, gemm->cluster, gemm->threads, gemm->shared);
     if (clusters < 0) return -1;
-    if (clusters < resident) resident = clusters;
+    if (gemm->sm_shared) {
+      int64_t each = least(ceil_div(tiles, sms), clusters / sms);
+      *shared = spread(gemm->sm_shared, gemm->shared, each);
+      resident = clusters;
+    } else if (clusters < resident) {
+      resident = clusters;
+    }
   }
   if (gemm->persistent && tiles > resident && resident > 0) tiles = resident;
   return tiles * gemm->cluster;
 }
 
-static TVMFFIAny pointer(void *value) { return (TVMFFIAny){.type_index = kTVMFFIOpaquePtr, .v_ptr = value}; }
-
-static TVMFFIAny integer(int64_t value) { return (TVMFFIAny){.type_index = kTVMFFIInt, .v_int64 = value}; }
-
-static TVMFFIAny data_of(const TVMFFIAny *args, int param) {
-  return pointer(param < 0 ? NULL : tensor(args, param)->data);
-}
-
 int blockscale_gemm(const BsCall *call, const BsGemms *known, TVMFFIAny *args) {
-  int64_t rows = tensor(args, known->a)->shape[0], scale_rows = tensor(args, known->a_scale)->shape[0];
+  int64_t rows = tensor(args, known->a)->shape[0];
+  int64_t scale_rows = known->a_scale < 0 ? 0 : tensor(args, known->a_scale)->shape[0];
   if (blockscale_check_shapes(call, args, rows) != 0) return -1;
   if (rows > INT32_MAX - BS_MAX_ROW_TILE) {
     return blockscale_raise("ValueError", "%s: %lld rows are more than a kernel counts; pass fewer at a time",
@@ -96,19 +93,19 @@ int blockscale_gemm(const BsCall *call, const BsGemms *known, TVMFFIAny *args) {
   const BsGemm *gemm = &known->gemms[chosen];
   TVMFFIObjectHandle kernel = NULL;
   if (known->lookup(NULL, gemm->name, &kernel) != 0) return -1;
-  int64_t ctas = grid(call, gemm, kernel, rows);
+  int64_t shared = gemm->shared, ctas = grid(call, gemm, kernel, rows, &shared);
   if (ctas < 0) return -1;
   BsTensorMap maps[BS_GEMM_MAPS] = {0};
   if (describe(call, gemm, args, rows, scale_rows, maps) != 0) return -1;
-  TVMFFIAny values[BS_GEMM_MAPS + BS_GEMM_POINTERS + 5];
-  int count = 0;
-  for (; count < gemm->map_count; ++count) values[count] = pointer(&maps[count]);
-  for (int i = 0; i < gemm->pointer_count; ++i) values[count++] = data_of(args, gemm->pointers[i]);
-  values[count++] = integer(rows);
-  values[count++] = integer(ctas);
-  values[count++] = integer(gemm->threads);
-  values[count++] = integer(gemm->cluster);
-  values[count++] = integer(gemm->shared);
+  Values v = {.count = 0};
+  for (; v.count < gemm->map_count; ++v.count) set_pointer(&v, v.count, &maps[v.count]);
+  for (int i = 0; i < gemm->pointer_count; ++i) set_tensor(&v, v.count++, args, gemm->pointers[i]);
+  for (int i = 0; i < gemm->number_count; ++i) v.values[v.count++] = args[gemm->numbers[i]];
+  set_integer(&v, v.count++, rows);
+  set_integer(&v, v.count++, ctas);
+  set_integer(&v, v.count++, gemm->threads);
+  set_integer(&v, v.count++, gemm->cluster);
+  set_integer(&v, v.count++, shared);
   TVMFFIAny result = {.type_index = kTVMFFINone};
-  return blockscale_launch(call, kernel, values, count, &result);
+  return blockscale_launch(call, kernel, v.values, v.count, &result);
 }

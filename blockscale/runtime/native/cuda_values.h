@@ -1,4 +1,4 @@
-/* Arguments of kernels, and sizes of launches, of host functions that C code of ours has (cuda_moe.c, cuda_int4.c). */
+/* Arguments of kernels, and sizes of launches, of host functions that C code of ours has (cuda_gemm.c, cuda_moe.c, cuda_int4.c). */
 #ifndef BLOCKSCALE_CUDA_VALUES_H
 #define BLOCKSCALE_CUDA_VALUES_H
 

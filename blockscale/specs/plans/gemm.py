@@ -47,7 +47,8 @@ RASTERS = ("x", "y")
 """What the number of a raster means."""
 
 
-OUT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+OUT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "uint8": 1}
+"""Of an element of d by its dtype; uint8: codes that an epilogue has made of gates and ups."""
 
 
 class PlanError(ValueError):

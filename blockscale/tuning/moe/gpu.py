@@ -11,7 +11,7 @@ import ctypes
 import json
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from blockscale.specs.plans.moe import MoePlan
 from blockscale.tuning import gpu
 from blockscale.tuning.moe import data as moe_data
 from blockscale.tuning.moe.kernels import KERNEL
-from blockscale.tuning.worker import Measurement, Timing
+from blockscale.tuning.worker import Measurement, Timing, verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,12 +43,8 @@ def measure(
     library: str, gemm: MoeGemm, tokens: int, timing: Timing, reference: str
 ) -> Measurement:
     """Run the kernel that ``library`` names, compare with that of ``reference``, time it."""
-    return gpu.judged(
-        lambda anew: _hold(gemm, tokens, reference, anew),
-        lambda: Kernel.of(library),
-        timing,
-        _drop,
-    )
+    hold = partial(_hold, gemm, tokens, reference)
+    return gpu.judged(hold, lambda: Kernel.of(library), timing, _drop)
 
 
 @dataclass(frozen=True)
@@ -183,13 +179,8 @@ class _Held:
 
     def differs(self, kernel: Kernel) -> str | None:
         """Return a sentence when ``kernel`` computes something else, up to rounding."""
-        wrong, _ = gpu.count_wrong(self._run(kernel), self.wanted)
-        if not wrong:
-            return None
-        return (
-            f"wrong result: {wrong} of {self.out.numel()} elements differ from the default "
-            "schedule's"
-        )
+        counts = gpu.count_wrong(self._run(kernel), self.wanted)
+        return verdict(*counts, self.out.numel(), "out", ties=False)
 
     def times(self, kernel: Kernel, timing: Timing) -> tuple[float, ...]:
         """Return the run times of replays, per call, in seconds."""

@@ -132,15 +132,24 @@ def scalar_step(
 
 
 def _step(
-    name: str, out: str, expression: Callable[[PrimExpr, PrimExpr], PrimExpr], function: str
+    name: str,
+    out: str,
+    expression: Callable[[PrimExpr, PrimExpr], PrimExpr],
+    function: str,
+    held: bool,
 ) -> str:
-    """Register a step on one block: ``out[0] = expression(given[0], global_scale[0])``."""
-    given = local("A", (ONE,), "int32"), Operand("G", (ONE,), "float32")
+    """Register a step on one block: ``out[0] = expression(given[0], global_scale[0])``.
+
+    ``held``: the global scale is in a register.
+    """
+    scale = local("G", (ONE,), "float32") if held else Operand("G", (ONE,), "float32")
+    given = local("A", (ONE,), "int32"), scale
+    name = f"{name}_held" if held else name
     return scalar_step(name, given, out, expression, partial(call, function, dtype=out))
 
 
 @intrinsic
-def scale_of(fmt: str, rounding: str, dtype: str) -> str:
+def scale_of(fmt: str, rounding: str, dtype: str, held: bool = False) -> str:
     """Register and name: `quantize.scale_byte`, of the maximum of elements of ``dtype``."""
     spec = Quantize(fmt, dtype, rounding=rounding)
     short = "false" if dtype == "float32" else "true"
@@ -150,11 +159,12 @@ def scale_of(fmt: str, rounding: str, dtype: str) -> str:
         "int32",
         lambda most, g: scale_byte(spec, most, g),
         f"bs_scale_{fmt}{form}",
+        held,
     )
 
 
 @intrinsic
-def divisor_of(fmt: str) -> str:
+def divisor_of(fmt: str, held: bool = False) -> str:
     """Register and name: a scale byte's value times the global scale."""
     row = QUANTIZED[fmt]
     return _step(
@@ -162,6 +172,7 @@ def divisor_of(fmt: str) -> str:
         "float32",
         lambda byte, g: formats.decode(row.scale, byte) * g,
         f"bs_divisor_{fmt}",
+        held,
     )
 
 
@@ -300,9 +311,10 @@ def register_all() -> tuple[str, ...]:
             names += [encode(fmt, dtype, known) for known in (True, False)]
             roundings = ("ceil",) if row.scale is E4M3 else ("ceil", "floor")
             names += [scale_of(fmt, rounding, dtype) for rounding in roundings]
+            names.append(scale_of(fmt, "ceil", dtype, held=True))
     for hint in HINTS:  # codes, and the words that swizzle and other layouts move
         names.append(load("uint8", 4, hint))
         names += [move("uint32", words, hint) for move in (load, store) for words in (1, 2, 4)]
         names += [store("uint8", count, hint) for count in (8, 16)]
-    names += [divisor_of(fmt) for fmt in QUANTIZED]
+    names += [divisor_of(fmt, held) for fmt in QUANTIZED for held in (False, True)]
     return tuple(sorted(names))

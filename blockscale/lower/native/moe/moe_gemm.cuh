@@ -13,6 +13,7 @@
 // P holds the constants of a MoePlan (lower/moe_source.py).  Weights of GEMM 2 are loaded before the
 // preceding kernel has ended: blocks and order were written by the kernel before that.
 #pragma once
+#include "mma.cuh"
 #include "moe_decode.cuh"
 
 enum BsMoeActivation { BS_MOE_NONE, BS_MOE_SWIGLU, BS_MOE_SWIGLU_OAI, BS_MOE_GELU_TANH, BS_MOE_RELU2 };
@@ -78,15 +79,6 @@ BS_INLINE BsMoeTile bs_moe_tile(const BsMoe &a, int tile, int row_tiles) {
   int local = tile - any.z * row_tiles;
   int4 mine = __ldg(a.blocks + any.z + local % any.w);
   return {mine.x >> 16, local / any.w * P::ROWS, mine.y, mine.x & 0xFFFF};
-}
-
-BS_INLINE void bs_bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t bar,
-                            uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-      " [%0], [%1], %2, [%3], %4;" ::"r"(to),
-      "l"(from), "r"(bytes), "r"(bar), "l"(policy)
-      : "memory");
 }
 
 // One thread: weights and scales of all tiles.
@@ -192,17 +184,15 @@ BS_INLINE uint32_t bs_moe_scales(uint32_t stage, int m, int b) {
 
 // ---- Epilogue -----------------------------------------------------------------------------------
 
-BS_INLINE float bs_moe_sigmoid(float x) { return __fdividef(1.f, 1.f + __expf(-x)); }
-
 template <class P>
 BS_INLINE float bs_moe_activate(float gate, float up, float alpha, float limit) {
   if constexpr (P::ACTIVATION == BS_MOE_SWIGLU || P::ACTIVATION == BS_MOE_SWIGLU_OAI) {
     gate = fminf(gate, limit);
     up = fminf(fmaxf(up, -limit), limit) + (P::ACTIVATION == BS_MOE_SWIGLU_OAI ? 1.f : 0.f);
-    return gate * bs_moe_sigmoid(alpha * gate) * up;
+    return gate * bs_sigmoid(alpha * gate) * up;
   }
   float inner = 0.7978845608028654f * (gate + 0.044715f * gate * gate * gate);
-  return gate * bs_moe_sigmoid(2.f * inner) * up;  // gelu_tanh: (1 + tanh(z)) / 2 = sigmoid(2 z)
+  return gate * bs_sigmoid(2.f * inner) * up;  // gelu_tanh: (1 + tanh(z)) / 2 = sigmoid(2 z)
 }
 
 template <class P>
@@ -210,13 +200,6 @@ BS_INLINE uint32_t bs_moe_pack(float low, float high) {
   uint32_t d;
   if (P::BF16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
   else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-  return d;
-}
-
-// Rows and columns of an 8x8 matrix of 16-bit numbers change places.
-BS_INLINE uint32_t bs_transpose8(uint32_t a) {
-  uint32_t d;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(a));
   return d;
 }
 
@@ -349,16 +332,6 @@ BS_INLINE BsMoeRing<P> bs_moe_begin(char *smem) {
   }
   __syncthreads();
   return ring;
-}
-
-template <int REGISTERS>
-BS_INLINE void bs_more_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-}
-
-template <int REGISTERS>
-BS_INLINE void bs_fewer_registers() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
 // `consume(ring, tiles, row_tiles, warp, lane)` is run by the consumers.

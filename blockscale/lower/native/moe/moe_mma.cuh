@@ -5,28 +5,6 @@
 #pragma once
 #include "moe_gemm.cuh"
 
-BS_INLINE void bs_ldmatrix4(uint32_t *to, uint32_t from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(from)
-               : "memory");
-}
-
-template <bool BF16>
-BS_INLINE void bs_mma16816(float *c, const uint32_t *a, uint32_t b0, uint32_t b1) {
-  if (BF16) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
-}
-
 // One block of 64 k: c[m][n] += codes of m16 tiles `m0`... times the tokens at `x`.
 template <class P>
 BS_INLINE void bs_moe_mma_block(uint32_t stage, uint32_t x, int m0, int b, float (*c)[P::TOKENS / 2],

@@ -6,23 +6,6 @@
 #pragma once
 #include "moe_gemm.cuh"
 
-template <bool BF16, int N>
-struct BsWgmma;  // static void run(float *c, const uint32_t *a, uint64_t b): c += a b
-
-BS_INLINE void bs_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-BS_INLINE void bs_wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-
-template <int N>
-BS_INLINE void bs_wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
-}
-
-// Descriptor of rows of 128 bytes, swizzled: K-major, 8 rows to 1024 bytes (9.7.15.5.1.2).
-BS_INLINE uint64_t bs_wgmma_rows128(uint32_t at) {
-  return (static_cast<uint64_t>(1) << 62) | (static_cast<uint64_t>(64) << 32) |
-         (static_cast<uint64_t>(1) << 16) | ((at & 0x3FFFF) >> 4);
-}
-
 // c += what `codes` and `bytes` of scales say, times the tokens that `x` describes; a group.
 template <class P>
 BS_INLINE void bs_moe_wgmma_unit(uint4 codes, uint2 bytes, uint64_t x, float *c, uint32_t *a) {

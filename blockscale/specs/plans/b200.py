@@ -234,9 +234,14 @@ def loaded_bytes(plan: GemmPlan, x_share: int, y_share: int) -> float:
     return (x + scale) / x_share + y / y_copies + scale * plan.y_atoms / y_share
 
 
+def out_bytes(plan: GemmPlan) -> float:
+    """Return the bytes that a column of the product has in d: a gate and an up are 4 bits."""
+    return 0.25 if plan.out_dtype == "uint8" else OUT_BYTES[plan.out_dtype]
+
+
 def epilogue_clocks(plan: GemmPlan, machine: Machine = B200) -> tuple[float, float]:
     """Return what the epilogue of a CTA's tile costs: emptying tensor memory, and everything."""
-    size = OUT_BYTES[plan.out_dtype]
+    size = out_bytes(plan)
     columns = plan.mma_n / plan.split_k
     load = LANES * 4 / machine.tmem_bytes + machine.math_clocks
     if plan.store == "tma":  # into shared memory and out of it
@@ -279,7 +284,7 @@ def _operands(plan: GemmPlan, tiles: Grid) -> _Operands:
     a_bytes = tiles.rows * plan.k * (fmt.a.bits + scale) / 8
     b_bytes = plan.n * plan.k * (fmt.b.bits + scale) / 8
     x, y = (b_bytes, a_bytes) if plan.swap else (a_bytes, b_bytes)
-    out = tiles.rows * plan.n * OUT_BYTES[plan.out_dtype]
+    out = tiles.rows * plan.n * out_bytes(plan)
     x_tile, y_tile = x / tiles.along_x, y / tiles.along_y
     out_tile = out / tiles.along_x / tiles.along_y
     return _Operands(x_tile, y_tile, out_tile, (x + y + out) * tiles.groups)

@@ -1,0 +1,381 @@
+"""`read.WarpReader` -> `kernel.Kernel`: what buffers, loops, instructions of a schedule imply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from math import prod
+from typing import Any
+
+from tvm import tirx
+from tvm.ir import Expr as PrimExpr
+from tvm.tirx import PrimFunc
+
+from blockscale.base.errors import LoweringError
+from blockscale.base.formats import MOE
+from blockscale.base.sizes import round_up
+from blockscale.lower.pipe.read import Operand, Site, View, box, substituted
+from blockscale.lower.pipe.text import loads, variables
+from blockscale.lower.warp.kernel import Bulk, Format, Kernel, Place, Rows, Slot
+from blockscale.lower.warp.read import Numbers, WarpReader
+from blockscale.specs.plans import PREFIX
+from blockscale.tir.common import i64
+
+ITEM = {"uint32": 4, "uint8": 1, "bfloat16": 2, "float16": 2}
+
+SAMPLES = ((0, 0, 0, 0), (1, 1, 0, 0), (5, 3, 1, 1), (2, 7, 2, 1))
+"""Tiles, stages and CTAs at which offsets in a stage must be the same."""
+
+
+def derive(func: PrimFunc) -> Kernel:
+    """Return the kernel of a scheduled `linear_tiles`.
+
+    LoweringError says which block or loop is not that of such a GEMM.
+    """
+    return _Derivation(WarpReader(func)).kernel()
+
+
+class _Derivation:
+    """What is found on the way."""
+
+    def __init__(self, reader: WarpReader) -> None:
+        self.reader, self.at, self.numbers = reader, reader.at, Numbers()
+        self.sites = reader.sites
+        self.mma = self._one(lambda site: site.what.endswith("mma"), "multiplies")
+        self.unit = self.mma.what.removeprefix("warp_")
+        steps = "_steps" if self.unit == "wgmma" else ""
+        self.decode = self._writer(self.mma.operands["A"].buffer, f"warp_decode{steps}")
+        if self.unit == "mma":
+            self.fragment = self._writer(self.mma.operands["X"].buffer, "warp_fragment")
+            x = self.fragment.operands["S"]
+        else:
+            self.fragment, x = self.mma, self.mma.operands["X"]
+        self.loader = self._writer(x.buffer, "warp_bulk" if self.unit == "mma" else "warp_tma")
+        self.weights = self._writer(self.decode.operands["W"].buffer, "warp_bulk")
+        self.scales = self._writer(self.decode.operands["S"].buffer, "warp_bulk")
+
+    # ---- Finding ----------------------------------------------------------------------------
+
+    def _one(self, wanted: Any, what: str) -> Site:
+        found = [site for site in self.sites if wanted(site)]
+        if len(found) != 1:
+            raise LoweringError(f"{len(found)} blocks are such that each {what}; one is lowered")
+        return found[0]
+
+    def _writer(self, buffer: Any, *whats: str) -> Site:
+        """The block that fills ``buffer``, by one of these instructions."""
+        found = [site for site in self.sites if site.writes().same_as(buffer)]
+        if len(found) != 1 or found[0].what not in whats:
+            by = [site.what or site.name for site in found]
+            raise LoweringError(
+                f"{buffer.name} is filled by {by}, not by one block that calls {' or '.join(whats)}"
+            )
+        if not any(loop.same_as(self.reader.k_loop) for loop in found[0].outer):
+            raise LoweringError(f"{found[0].where} is not inside of the loop over stages of K")
+        return found[0]
+
+    def _scope(self, site: Site, operand: str, scope: str) -> None:
+        found = site.operands[operand]
+        if found.scope != scope:
+            raise LoweringError(
+                f"{site.where}: buffer {found.buffer.name} has scope {found.scope!r}, not {scope!r}"
+            )
+
+    def _extent(self, tag: str, *sites: Site) -> int:
+        """How many ``tag`` there are, the same around each of the blocks; 1: it is not bound."""
+        counts = set()
+        for site in sites:
+            bound = [
+                int(loop.extent)
+                for loop in site.outer
+                if loop.thread_binding is not None and str(loop.thread_binding.thread_tag) == tag
+            ]
+            counts.add(prod(bound))
+        if len(counts) != 1:
+            names = ", ".join(site.where for site in sites)
+            raise LoweringError(f"{names}: loops bound to {tag} have extents {sorted(counts)}")
+        return counts.pop()
+
+    # ---- The kernel -------------------------------------------------------------------------
+
+    def kernel(self) -> Kernel:
+        """Put all of it together."""
+        reader, size = self.reader, self.reader.tile_size
+        for site, operand, scope in (
+            (self.mma, "A", "local"),
+            (self.mma, "D", "local"),
+            (self.decode, "W", "shared.dyn"),
+            (self.decode, "S", "shared.dyn"),
+            (self.loader, "D", "shared.dyn"),
+        ):
+            self._scope(site, operand, scope)
+        warps = self._extent("threadIdx.y", self.mma, self.decode, self.fragment)
+        slices = self._extent("threadIdx.z", self.mma, self.decode, self.fragment)
+        ctas = self._extent("clusterCtaIdx.x", self.mma, self.loader, self.weights)
+        self.counts = warps, slices, ctas
+        stages = self._stages()
+        weights = self._bulk(self.weights, 0)
+        scales = self._bulk(self.scales, weights.slot.bytes)
+        at = round_up(weights.slot.bytes + scales.slot.bytes, 1024)
+        rows = self._rows(at)
+        blocks = rows.slot.shape[-3 if rows.tma else -2]
+        tiles_m = size["cols"] // (16 * warps)
+        args = [int(arg) for arg in self.decode.call.args[4:7]]
+        form = Format(
+            [*MOE][args[0]], args[1], bool(args[2]), str(self.mma.operands["A"].buffer.dtype)
+        )
+        k_dim = next(d for d in weights.view.dims if d.axis == "k")
+        codes = self._place(self.decode, "W", weights.slot, blocks // slices, tiles_m)
+        factors = self._place(self.decode, "S", scales.slot, blocks // slices, tiles_m)
+        n8 = size["rows"] // 8 if self.unit == "mma" else 1
+        tokens = self._place(
+            self.fragment, "S" if self.unit == "mma" else "X", rows.slot, blocks // slices, n8
+        )
+        self._check_product(size, tiles_m, blocks)
+        acc, epilogue = self._epilogue()
+        if ctas > 1 and (k_dim.extent or 0) // blocks <= (ctas - 1) * int(reader.k_loop.extent):
+            raise LoweringError(
+                f"loop over K: {k_dim.extent} blocks of 64 k leave a CTA of {ctas} without a whole "
+                f"stage of {blocks}; divide K among fewer CTAs"
+            )
+        return Kernel(
+            at=self.at,
+            views=reader.views,
+            optional=reader.optional,
+            unit=self.unit,
+            form=form,
+            rows_tile=size["rows"],
+            cols_tile=size["cols"],
+            fastest=self._fastest(),
+            warps=warps,
+            slices=slices,
+            ctas=ctas,
+            tiles_m=tiles_m,
+            blocks=blocks,
+            stages=stages,
+            k_stages=int(reader.k_loop.extent),
+            k_blocks=k_dim.extent or 0,
+            weights=weights,
+            scales=scales,
+            rows=rows,
+            codes=codes,
+            factors=factors,
+            tokens=tokens,
+            acc=acc,
+            epilogue=epilogue,
+        )
+
+    def _stages(self) -> int:
+        found = {str(key): value for key, value in self.reader.k_loop.annotations.items()}
+        unknown = set(found) - {f"{PREFIX}stages"}
+        if unknown or not found:
+            raise LoweringError(
+                f"loop over K: annotations {sorted(found)} are not '{PREFIX}stages' alone"
+            )
+        return int(found[f"{PREFIX}stages"])
+
+    def _fastest(self) -> str:
+        """The axis of the innermost loop over tiles."""
+        for loop in reversed(self.reader.tile_loops):
+            for axis, variable in self.at.tiles.items():
+                value = self.reader.placed.get(loop.loop_var)
+                if value is not None and any(v.same_as(variable) for v in variables(value)):
+                    return axis
+        raise LoweringError("no loop over tiles")
+
+    # ---- Slots and loads --------------------------------------------------------------------
+
+    def _samples(self) -> list[dict[Any, int]]:
+        """Values of coordinates that are not a thread's."""
+        rows, cols = self.at.tiles.values()
+        return [
+            {rows: r, cols: c, self.at.k: k, self.at.cta: cta if self.counts[2] > 1 else 0}
+            for r, c, k, cta in SAMPLES
+        ]
+
+    @staticmethod
+    def _offset(mins: Sequence[PrimExpr], slot: Slot) -> PrimExpr:
+        """Bytes of an element's place in a slot."""
+        total: PrimExpr = i64(0)
+        for index, base, stride in zip(mins, slot.base, slot.strides, strict=True):
+            total = total + (index - base) * i64(stride)
+        return total
+
+    def _box(self, site: Site, operand: Operand) -> tuple[tuple[PrimExpr, ...], tuple[int, ...]]:
+        """First element of a stage, and extents of what the block writes in one."""
+        zero = {loop.var: i64(0) for loop in site.loops}
+        base = tuple(substituted(index, zero) for index in operand.mins)
+        places = [point | sample for point in site.points() for sample in self._samples()]
+        parts = [
+            {self.numbers(index, place) - self.numbers(first, place) for place in places}
+            for index, first in zip(operand.mins, base, strict=True)
+        ]
+        return base, box(site, operand, parts, prod(loop.extent for loop in site.loops))
+
+    def _slot(self, site: Site, at: int) -> Slot:
+        target = site.operands["D"]
+        base, shape = self._box(site, target)
+        strides = [ITEM[str(target.buffer.dtype)]]
+        for extent in shape[:0:-1]:
+            strides.append(strides[-1] * extent)
+        return Slot(target.buffer, base, shape, tuple(strides[::-1]), at)
+
+    def _view(self, site: Site) -> View:
+        name = str(site.operands["S"].buffer.name)
+        if name not in self.reader.views:
+            raise LoweringError(f"{site.where}: source {name} is no parameter")
+        return self.reader.views[name]
+
+    def _bulk(self, site: Site, at: int) -> Bulk:
+        """Copies of codes or scales."""
+        slot, view, source = self._slot(site, at), self._view(site), site.operands["S"]
+        target = site.operands["D"]
+        zero = {loop.var: i64(0) for loop in site.loops}
+        first = view.index([substituted(index, zero) for index in source.mins])
+        parts = set()
+        for point in site.points():
+            found = set()
+            for sample in self._samples():
+                indices = tuple(
+                    self.numbers(index, sample | point) - self.numbers(begin, sample)
+                    for index, begin in zip(view.index(source.mins), first, strict=True)
+                )
+                offset = self._offset(target.mins, slot)
+                found.add((indices, self.numbers(offset, sample | point)))
+            if len(found) != 1:
+                raise LoweringError(f"{site.where}: its copies differ between tiles: {found}")
+            parts |= found
+        blocks = source.shape[-2] if len(source.shape) > 1 else 1
+        count = source.shape[-1]
+        if blocks > 1 and count != int(source.buffer.shape[-1]):
+            raise LoweringError(
+                f"{site.where}: {blocks} parts of {count} of {source.buffer.shape[-1]} elements "
+                "are not contiguous; copy blocks of 64 rows, or one at a time"
+            )
+        per = next(d.unit for d in view.dims if d.axis == "k") // 64
+        ordered = tuple(sorted(parts, key=lambda part: part[1]))
+        return Bulk(view, slot, first, ordered, blocks, count * slot.item, per)
+
+    def _rows(self, at: int) -> Rows:
+        """Copies of rows of x."""
+        site = self.loader
+        slot, view, source = self._slot(site, at), self._view(site), site.operands["S"]
+        rows = self.reader.tile_size["rows"]
+        tma = site.what == "warp_tma"
+        of_row, of_block = (-2, -3) if tma else (-3, -2)
+        if slot.shape[-1] != 64 or slot.shape[of_row] != rows:
+            raise LoweringError(f"{site.where}: a stage of x is {slot.shape}, not of {rows} x 64")
+        zero = {loop.var: i64(0) for loop in site.loops}
+        row, channel = view.index([substituted(index, zero) for index in source.mins])
+        row, channel = self.reader.simplify(row), self.reader.simplify(channel)
+        made = Rows(view, slot, row, channel, slot.strides[of_row], slot.strides[of_block], tma)
+        # The copy of row i and block b is to that place in the slot, and from there in x.
+        for point, sample in product(site.points(), self._samples()):
+            values = sample | point
+            at_row, at_channel = view.index(source.mins)
+            own = self.numbers(at_row, values) - self.numbers(row, sample)
+            block = self.numbers(at_channel, values) - self.numbers(channel, sample)
+            place = self.numbers(self._offset(site.operands["D"].mins, slot), values)
+            if block % 64 or place != own * made.row_stride + block // 64 * made.block_stride:
+                raise LoweringError(f"{site.where}: rows of x are not copied in their order")
+        whole = rows if tma else slot.shape[of_block]
+        if prod(source.shape) != 64 * whole:
+            raise LoweringError(
+                f"{site.where}: a copy is of {source.shape}, neither all rows nor a stage of one"
+            )
+        return made
+
+    def _place(self, site: Site, operand: str, slot: Slot, blocks: int, tiles: int) -> Place:
+        """Where a block's instructions read, by its loops over blocks and over tiles."""
+        mins = site.operands[operand].mins
+        linear = self._offset(mins, slot)
+        inside = [loop for loop in site.loops if loop.extent > 1]
+        if site is self.mma:  # the same rows of x for all tiles of 16 rows, and steps of K
+            inside = inside[: 1 if blocks > 1 else 0]
+        wanted = [extent for extent in (blocks, tiles) if extent > 1]
+        if [loop.extent for loop in inside] != wanted:
+            raise LoweringError(
+                f"{site.where}: loops of {[loop.extent for loop in inside]} inside of a stage, not "
+                f"{wanted}: blocks of 64 k, and tiles"
+            )
+        zero = {loop.var: i64(0) for loop in site.loops}
+        others = {v: i64(0) for v in (*self.at.tiles.values(), self.at.k, self.at.cta)}
+        first = self.reader.simplify(substituted(linear, zero | others))
+        warps, slices, _ = self.counts
+        own = [{self.at.warp: w, self.at.slice: s} for w, s in product(range(warps), range(slices))]
+        steps = []
+        for block in range(blocks):
+            line: list[int] = []
+            for tile in range(tiles):
+                digits = [v for v, extent in ((block, blocks), (tile, tiles)) if extent > 1]
+                point = {loop.var: v for loop, v in zip(inside, digits, strict=True)}
+                found = {
+                    self.numbers(linear, point | thread | sample) - self.numbers(first, thread)
+                    for thread, sample in product(own, self._samples())
+                }
+                if len(found) != 1:
+                    raise LoweringError(
+                        f"{site.where}: what it reads of {slot.buffer.name} differs between warps "  # type: ignore[attr-defined]
+                        "or tiles by more than where these begin"
+                    )
+                line += found
+            steps.append(tuple(line))
+        return Place(first, tuple(steps))
+
+    # ---- Products and what follows ----------------------------------------------------------
+
+    def _check_product(self, size: Mapping[str, int], tiles_m: int, blocks: int) -> None:
+        """Every product of the stage is there once, and adds to the sums of its part."""
+        warps, slices, ctas = self.counts
+        n = 8 if self.unit == "mma" else size["rows"]
+        wanted = [
+            blocks // slices,
+            tiles_m,
+            1 if n == 8 and self.unit == "mma" else 4,
+            size["rows"] // n,
+        ]
+        found = [loop.extent for loop in self.mma.loops if loop.extent > 1]
+        if found != [extent for extent in wanted if extent > 1]:
+            raise LoweringError(
+                f"{self.mma.where}: loops of {found} inside of a stage, not {wanted}: blocks of "
+                "64 k, tiles of 16 rows, steps of 16 k, tiles of rows of x"
+            )
+        if self.unit == "wgmma" and (slices > 1 or warps % 4):
+            raise LoweringError(f"{self.mma.where}: warps of a wgmma are four, and have all of K")
+        part = self.mma.operands["D"].mins[:-3]
+        if slices * ctas == 1 and not part:
+            return
+        for s, c in product(range(slices), range(ctas)):
+            values = {self.at.slice: s, self.at.cta: c}
+            if len(part) != 1 or self.numbers(part[0], values) != c * slices + s:
+                raise LoweringError(f"{self.mma.where}: slices and CTAs have no sums of their own")
+
+    def _epilogue(self) -> tuple[str, Site]:
+        """The sums that are read at the end, and the block that stores."""
+        sums = self.mma.operands["D"].buffer
+        stores = [s for s in self.sites if s.body and str(s.writes().name) in self.reader.views]
+        if len(stores) != 1:
+            raise LoweringError(f"{len(stores)} blocks write parameters; one is lowered")
+        warps, slices, ctas = self.counts
+        total = sums
+        for site in self.sites:
+            body = site.body
+            if body is None or site is stores[0]:
+                continue
+            zero = isinstance(body.value, tirx.FloatImm) and float(body.value) == 0
+            adds = [load.source for load in loads(body.value)]
+            if not zero:
+                own = slices * ctas > 1 and type(body.value).__name__ == "Add" and len(adds) == 2
+                if not own or not adds[0].same_as(body.buffer) or not adds[1].same_as(sums):
+                    raise LoweringError(
+                        f"{site.where} is neither a sum over slices of K, nor does it store"
+                    )
+                total = body.buffer
+        if (total is sums) != (slices * ctas == 1):
+            raise LoweringError("parts of K have sums of their own, and no block adds them up")
+        if self._extent("threadIdx.y", stores[0]) != warps:
+            raise LoweringError(f"{stores[0].where}: it is not divided among {warps} warps")
+        read = [load.source for load in loads(stores[0].body.value)]  # type: ignore[union-attr]
+        if not any(source.same_as(total) for source in read):
+            raise LoweringError(f"{stores[0].where} does not read the sums {total.name}")
+        return str(total.name), stores[0]

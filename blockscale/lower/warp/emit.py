@@ -1,0 +1,152 @@
+"""`kernel.Kernel` -> CUDA C++: flat text, every size a literal."""
+
+from __future__ import annotations
+
+from blockscale.base.sizes import round_up
+from blockscale.base.targets import CTA_RESERVED, GPU_TARGETS
+from blockscale.lower.pipe.maps import MapPlan
+from blockscale.lower.pipe.text import declarations, indented
+from blockscale.lower.warp.frame import Frame
+from blockscale.lower.warp.kernel import Kernel
+from blockscale.lower.warp.load import Loads
+from blockscale.lower.warp.multiply import Products, wgmma
+from blockscale.specs.plans.moe import LOADER_REGISTERS
+
+POINTERS = {"float32": "float", "bfloat16": "uint16_t", "float16": "uint16_t", "int32": "int"}
+"""Types of elements; codes and scales are addressed in bytes."""
+
+
+ADDRESSES = 44
+"""Registers of a thread for addresses, barriers, scales and what is decoded."""
+
+
+def pointers(kernel: Kernel) -> list[str]:
+    """Return the parameters that a kernel takes as pointers, in order."""
+    mapped = {kernel.rows.view.name} if kernel.rows.tma else set()
+    return [name for name in kernel.views if name not in mapped]
+
+
+def tensor_maps(kernel: Kernel) -> list[MapPlan]:
+    """Return the tensor maps that a kernel takes before its pointers."""
+    rows = kernel.rows
+    if not rows.tma:
+        return []
+    extent = rows.view.dims[-1].extent or 0
+    dims, box = ((extent, 1), (None, 1)), (64, kernel.rows_tile)
+    return [MapPlan(rows.view.name, rows.view.dtype.upper(), dims, (2 * extent,), box, 128)]
+
+
+def emit(kernel: Kernel, name: str) -> str:
+    """Return the CUDA text of the kernel ``name``."""
+    return _Emitter(kernel, name).text()
+
+
+class _Emitter(Frame):
+    """Prints one kernel."""
+
+    def __init__(self, kernel: Kernel, name: str) -> None:
+        super().__init__(kernel, name)
+        self.name, self.written = name, str(kernel.epilogue.writes().name)
+        self.loads, self.products = Loads(kernel, name), Products(kernel, name)
+
+    def text(self) -> str:
+        """All of it."""
+        k = self.kernel
+        tile = f"{k.rows_tile}"
+        body = [
+            "extern __shared__ __align__(1024) char bs_smem[];",
+            "const uint32_t smem = (bs_shared(bs_smem) + 1023) / 1024 * 1024;",
+            "const int warp_id = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);",
+            "const int lane = threadIdx.x % 32;",
+            *(["const int cta = bs_cluster_rank();"] if k.ctas > 1 else []),
+            f"const int row_tiles = (m + {k.rows_tile - 1}) / {tile};",
+            f"const int tiles = row_tiles * {k.col_tiles};",
+            "if (threadIdx.x == 0) {",
+            *indented(self._barriers()),
+            "}",
+            "__syncthreads();",
+            *(["bs_cluster_arrive();"] if k.ctas > 1 else []),
+            f"if (warp_id < {k.consumers}) {{",
+            *indented(self.products.lines()),
+            "} else {",
+            *indented(self._fewer()),
+            *indented(self._loader()),
+            "}",
+        ]
+        bulk = {k.weights.view.name, k.scales.view.name}
+        params = ", ".join(
+            f"{'' if n == self.written else 'const '}"
+            f"{'uint8_t' if n in bulk else POINTERS[v.dtype]} *{n}"
+            for n, v in k.views.items()
+            if n in pointers(k)
+        )
+        bounds = f"{k.threads}, {self._together()}"
+        if k.rows.tma:
+            params = f"const __grid_constant__ BsTensorMap map_{k.rows.view.name}, {params}"
+        return "\n".join(
+            [
+                *self._headers(),
+                *self._struct(),
+                f'extern "C" __global__ void __launch_bounds__({bounds}) {self.name}(',
+                f"    {params}, int m) {{",
+                *indented(body),
+                "}",
+                "",
+            ]
+        )
+
+    def _loader(self) -> list[str]:
+        """The warp that loads, the first of four where registers move."""
+        lines, k = self.loads.lines(), self.kernel
+        if k.moves_registers:
+            lines = [f"if (warp_id == {k.consumers}) {{", *indented(lines), "}"]
+        return [*lines, *(["__syncwarp();", "bs_no_sums();"] if k.ctas > 1 else [])]
+
+    def _together(self) -> int:
+        """CTAs of an SM for which registers are divided: those that share its memory.
+
+        Not so many that sums, fragments and addresses have too few.
+        """
+        k = self.kernel
+        if k.unit == "wgmma":
+            return 1
+        registers = round_up(k.tiles_m * k.rows_tile // 2 + k.rows_tile + ADDRESSES, 8)
+        room = GPU_TARGETS["sm_90a"].sm_shared // (k.shared + CTA_RESERVED)
+        return max(1, min(room, 65536 // (k.threads * registers)))
+
+    def _headers(self) -> list[str]:
+        k = self.kernel
+        body = k.epilogue.body
+        assert body is not None
+        own = ("mma", "moe_decode", "gemm_tiles", "warp_sums", "warp_steps")
+        named = [*(f'#include "{name}.cuh"' for name in own), *declarations(body.value)]
+        lines = [*dict.fromkeys(named)]
+        if k.unit == "wgmma":
+            lines.append(wgmma(k.form.dtype == "bfloat16", k.rows_tile))
+        return lines
+
+    def _struct(self) -> list[str]:
+        """What `BsDecode` knows of the weights."""
+        form = self.kernel.form
+        values = {
+            "FORMAT": f"BS_MOE_{form.fmt.upper()}",
+            "GROUP": form.group,
+            "ZEROS": int(form.zeros),
+            "BF16": int(form.dtype == "bfloat16"),
+        }
+        lines = [f"  static constexpr int {name} = {value};" for name, value in values.items()]
+        return [f"struct {self.format} {{", *lines, "};"]
+
+    def _barriers(self) -> list[str]:
+        k = self.kernel
+        lines = [
+            f"for (int i = 0; i < {k.stages}; ++i) {{",
+            "  bs_mbar_init(smem + 8 * i, 1);",
+            f"  bs_mbar_init(smem + {8 * k.stages} + 8 * i, {k.consumers});",
+            "}",
+        ]
+        return [*lines, "bs_mbar_init_fence();"]
+
+    def _fewer(self) -> list[str]:
+        few = self.registers()
+        return [f"bs_fewer_registers<{LOADER_REGISTERS}>();"] if few else []

@@ -1,0 +1,405 @@
+"""What consumers do with a tile's sums: the block that stores, over a warp's fragments.
+
+A thread (g = lane / 4, t = lane % 4) has, of the tile of 16 rows m and the 8 rows of x n, the sums
+of rows g and g + 8 (h) and of rows of x 2 t and 2 t + 1 (b).  Values of 16 bits change places
+within 8 x 8 of them before they are stored: then it has, of row n * 8 + g of x, the rows of the
+weight 16 m + 8 h + 2 t and its neighbour (e), which the layout of weights makes columns of y that
+follow each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import gcd
+from typing import Any
+
+from tvm.ir import Expr as PrimExpr
+from tvm.sym import Analyzer
+
+from blockscale.base.errors import LoweringError
+from blockscale.lower.pipe.elements import CLASS
+from blockscale.lower.pipe.read import View, substituted, var
+from blockscale.lower.pipe.text import Text, indented, kind, loads, number, variables
+from blockscale.lower.warp.kernel import Kernel
+from blockscale.lower.warp.read import Numbers, is_int
+from blockscale.tir.common import i64
+
+
+@dataclass(frozen=True, eq=False)
+class Register:
+    """Rows of the weight of a thread: of the tile of 16 rows ``m``, g + 8 ``h``.
+
+    ``loops``: the values of the block's loops over rows, where ``own`` stands for g.
+    """
+
+    m: int
+    h: int
+    loops: Mapping[Any, PrimExpr]
+
+
+class Epilogue:
+    """Prints the epilogue of one kernel."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel, self.site, self.numbers = kernel, kernel.epilogue, Numbers()
+        body = self.site.body
+        assert body is not None
+        self.body = body
+        self.view = kernel.views[str(body.buffer.name)]
+        self.analyzer = Analyzer()
+        self.own, self.t, self.n = var("own"), var("t"), var("n")
+        self.b = var("b")
+        self.token_loop, self.row_loops = self._loops()
+        self.registers = self._registers()
+        self.words = self.view.dtype in CLASS
+        self.tile_level: list[str] = []
+        self.row_level: list[str] = []
+        self.values: dict[str, str] = {}
+
+    # ---- Which thread computes what ---------------------------------------------------------
+
+    def _sums(self) -> list[Any]:
+        """Loads of the sums, in order."""
+        return [n for n in loads(self.body.value) if str(n.source.name) == self.kernel.acc]
+
+    def _step(self, index: PrimExpr, variable: Any) -> int:
+        return self.numbers(index, {variable: 1}) - self.numbers(index, {})
+
+    def _loops(self) -> tuple[Any, list[tuple[int, Any]]]:
+        """The loop over rows of x, and those over rows of the weight with their steps."""
+        *_, token, row = self._sums()[0].indices
+        tokens = [loop for loop in self.site.loops if self._step(token, loop.var)]
+        rows = [(self._step(row, loop.var), loop) for loop in self.site.loops if loop not in tokens]
+        rows = sorted(((s, loop) for s, loop in rows if s or loop.extent > 1), key=lambda r: -r[0])
+        if len(tokens) != 1 or not rows or rows[-1][0] != 1:
+            raise LoweringError(
+                f"{self.site.where}: its loops are not one over rows of x and some over rows of w"
+            )
+        return tokens[0], rows
+
+    def _registers(self) -> list[Register]:
+        """Those whose first sum is that of the block, once for each of its iterations."""
+        found = []
+        for m, h in product(range(self.kernel.tiles_m), range(2)):
+            left, values = 16 * m + 8 * h, {}
+            for step, loop in self.row_loops:
+                digit = left // step
+                if digit + (7 if step == 1 else 0) >= loop.extent:
+                    break
+                values[loop.var] = i64(digit) + (self.own if step == 1 else i64(0))
+                left -= digit * step
+            else:
+                found.append(Register(m, h, values))
+        count = 1
+        for _, loop in self.row_loops:
+            count *= loop.extent
+        if 8 * len(found) != count:
+            raise LoweringError(f"{self.site.where}: rows of w are not divided by 8 among lanes")
+        return found
+
+    def _at(self, value: PrimExpr, register: Register, token: PrimExpr, row: Any) -> PrimExpr:
+        """An expression of the block in this register; ``row``: the lane's among 8."""
+        ones = {loop.var: i64(0) for loop in self.site.loops if loop.extent == 1}
+        values = {v: substituted(e, {self.own: row}) for v, e in register.loops.items()}
+        return substituted(value, ones | values | {self.token_loop.var: token})
+
+    # ---- Text -------------------------------------------------------------------------------
+
+    def text(self, ahead: bool) -> tuple[list[str], list[str]]:
+        """What is loaded before the products, and what follows them; for a tile.
+
+        ``ahead``: all parameters that do not depend on the row of x are loaded before.
+        """
+        groups = []
+        size = self._together()
+        for at in range(0, len(self.registers), size):
+            groups.append(self._group(self.registers[at : at + size]))
+        rows = self.kernel.rows_tile
+        before = [f"const int left = min({rows}, m - row_tile * {rows});"]
+        after: list[str] = []
+        (before if ahead else after).extend(self.tile_level)
+        for row_level, body in groups:
+            if ahead:
+                before += row_level
+                after += ["{", *indented(body), "}"]
+            else:
+                after += ["{", *indented([*row_level, *body]), "}"]
+        return before, after
+
+    def _printer(self, register: Register, load: Any, **more: str) -> Text:
+        names = {v: str(v.name) for v in self.kernel.at.all}
+        return Text(names | {self.own: "g", self.t: "t", self.n: "n", self.b: "b"}, load)
+
+    def _token(self) -> PrimExpr:
+        """The row of x of a tile of the sums of a thread."""
+        return self.n * i64(8) + self.t * i64(2) + self.b
+
+    def _stored_token(self) -> PrimExpr:
+        """That of what it stores."""
+        return self.n * i64(8) + self.own
+
+    def _group(self, registers: Sequence[Register]) -> tuple[list[str], list[str]]:
+        """Some registers whose values are stored together: loads, and the loop over rows of x."""
+        self.row_level = []
+        values: dict[tuple[Register, int], str] = {}
+        for register, b in product(registers, range(2)):
+            values[register, b] = self._value(register, b)
+        inner: list[str] = []
+        if self.words:
+            inner += self._residual(registers)
+            count = len(registers)
+            inner.append(f"uint32_t words[{count}];")
+            for i, register in enumerate(registers):
+                low, high = values[register, 0], values[register, 1]
+                inner.append(
+                    f"words[{i}] = bs_transpose8({CLASS[self.view.dtype]}::pack({low}, {high}));"
+                )
+            inner += self._store_words(registers)
+        else:
+            for (register, b), value in values.items():
+                inner += self._store_element(register, b, value)
+        row_level, self.row_level = self.row_level, []
+        return row_level, [
+            "#pragma unroll",
+            f"for (int n = 0; n < {self.kernel.rows_tile // 8}; ++n) {{",
+            "  if (8 * n >= left) break;",
+            *indented(inner),
+            "}",
+        ]
+
+    def _value(self, register: Register, b: int) -> str:
+        """The float32 of one element before it is rounded."""
+        value = self.body.value
+        if self.words:
+            if kind(value) != "Cast":
+                raise LoweringError(f"{self.site.where}: {self.view.dtype} is stored of no cast")
+            value = value.value
+        token = substituted(self._token(), {self.b: i64(b)})
+        placed = self._at(value, register, token, self.own)
+
+        def load(buffer: Any, indices: Sequence[PrimExpr]) -> str:
+            return self._load(buffer, indices, register, b)
+
+        return self._printer(register, load)(placed)
+
+    def _load(self, buffer: Any, indices: Sequence[PrimExpr], register: Register, b: int) -> str:
+        name = str(buffer.name)
+        if name == self.kernel.acc:
+            return self._sum(indices, b)
+        if name not in self.kernel.views:
+            raise LoweringError(f"{self.site.where} reads {name}, neither a parameter nor the sums")
+        view = self.kernel.views[name]
+        used = {v for index in indices for v in variables(index)}
+        if self.n in used:
+            if self.words and self._stored_alike(view, indices, register, b):
+                i = self.registers.index(register)
+                half = ("lo", "hi")[b]
+                self.values[f"residual {i}"] = name
+                return f"{CLASS[view.dtype]}::{half}({name}_words[{self._place_of(register)}])"
+            return self._element(view, indices, "8 * n + 2 * t" + (" + 1" if b else ""))
+        key = f"{name}{list(map(str, indices))}"
+        per_tile = self.own not in used
+        if key not in self.values:
+            self.values[key] = f"{name}_{len(self.values)}"
+            text = f"const float {self.values[key]} = {self._element(view, indices)};"
+            (self.tile_level if per_tile else self.row_level).append(text)
+        return self.values[key]
+
+    def _place_of(self, register: Register) -> int:
+        size = self._together()
+        return self.registers.index(register) % size
+
+    def _sum(self, indices: Sequence[PrimExpr], b: int) -> str:
+        """A register of the sums."""
+        k, at = self.kernel, self.kernel.at
+        *_, token, row = indices
+        first = at.warp * i64(16 * k.tiles_m) if k.warps > 1 else i64(0)
+        moved = {tile: i64(0) for tile in at.tiles.values()}
+        offset = self.analyzer.simplify(substituted(row, moved) - first - self.own)
+        own = substituted(self._token(), {self.b: i64(b)})
+        same = self.analyzer.simplify(substituted(token, moved) - own)
+        cols = at.tiles["cols"]
+        if k.col_tiles > 1 and self.numbers(row, {cols: 1}) - self.numbers(row, {}) != k.cols_tile:
+            raise LoweringError(f"{self.site.where}: sums of another tile are read")
+        if not is_int(offset) or int(offset) % 8 or not is_int(same) or int(same):
+            raise LoweringError(
+                f"{self.site.where}: sum {list(indices)} is another thread's than the one that "
+                "needs it; a thread has rows of w that are 8 apart"
+            )
+        m, h = int(offset) // 16, int(offset) % 16 // 8
+        return f"c[{m}][4 * n + {2 * h + b}]"
+
+    # ---- Parameters -------------------------------------------------------------------------
+
+    def _index(self, view: View, indices: Sequence[PrimExpr]) -> list[PrimExpr]:
+        return [self.analyzer.simplify(index) for index in view.index(indices)]
+
+    def _limits(self, view: View, indices: Sequence[PrimExpr], printer: Text) -> list[str]:
+        """Conditions that an element is one of those that there are, of its columns."""
+        made = []
+        at = 0
+        for dim, index in zip(view.dims, self._index(view, indices), strict=True):
+            padded = 1
+            for size in view.shape[at : at + dim.merged]:
+                padded = padded * int(size) if is_int(size) else 0
+            at += dim.merged
+            if dim.extent is not None and padded > dim.extent:
+                made.append(f"{printer(index)} < {dim.extent}")
+        return made
+
+    def _address(self, view: View, indices: Sequence[PrimExpr], printer: Text) -> str:
+        parts = []
+        for index, pitch in zip(self._index(view, indices), view.pitches, strict=True):
+            text = printer(index)
+            parts.append(text if pitch == 1 else f"int64_t({text}) * {pitch}")
+        return f"{view.name} + ({' + '.join(parts)})"
+
+    def _element(self, view: View, indices: Sequence[PrimExpr], token: str = "") -> str:
+        """One element as float32; where there is none, what stands for a null parameter, or 0."""
+
+        def no_load(buffer: Any, indices: Any) -> str:
+            raise LoweringError(f"{self.site.where}: an index reads {buffer.name}{list(indices)}")
+
+        printer = self._printer(self.registers[0], no_load)
+        address = self._address(view, indices, printer)
+        if view.dtype == "float32":
+            text = f"__ldg({address})"
+        elif view.dtype in CLASS:
+            text = f"{CLASS[view.dtype]}::lo(__ldg({address}))"
+        else:
+            raise LoweringError(f"{self.site.where}: no load of {view.dtype}")
+        null = self.kernel.optional.get(view.name)
+        conditions = [view.name] if null is not None else []
+        conditions += [f"{token} < left"] if token else []
+        conditions += self._limits(view, indices, printer)
+        other = number(null or 0.0)
+        return f"({' && '.join(conditions)} ? {text} : {other})" if conditions else text
+
+    def _stored_alike(
+        self, view: View, indices: Sequence[PrimExpr], register: Register, b: int
+    ) -> bool:
+        """Whether an element lies where the one that is stored does."""
+        token = substituted(self._token(), {self.b: i64(b)})
+        stored = [self._at(index, register, token, self.own) for index in self.body.indices]
+        pairs = zip(view.index(indices), self.view.index(stored), strict=True)
+        same = all(
+            is_int(d) and int(d) == 0 for d in (self.analyzer.simplify(a - b) for a, b in pairs)
+        )
+        return same and view.dtype in CLASS and view.pitches == self.view.pitches
+
+    # ---- Stores -----------------------------------------------------------------------------
+
+    def _column(self, register: Register, e: PrimExpr) -> PrimExpr:
+        """The column of y of what a thread stores of a register."""
+        row = self.t * i64(2) + e
+        indices = [self._at(i, register, self._stored_token(), row) for i in self.body.indices]
+        return self.view.index(indices)[-1]
+
+    def _samples(self) -> list[dict[Any, int]]:
+        at = self.kernel.at
+        tiles, warps = range(4), range(self.kernel.warps)
+        return [
+            {at.tiles["cols"]: c, at.warp: w, self.t: t}
+            for c, w, t in product(tiles, warps, range(4))
+        ]
+
+    def _run(self, registers: Sequence[Register]) -> int:
+        """Bytes to which the first column is aligned, if the registers' words are neighbours."""
+        if not self.words:
+            return 0
+        aligned = 0
+        exprs = [self._column(r, i64(e)) for r, e in product(registers, range(2))]
+        for sample in self._samples():
+            columns = [self.numbers(expr, sample) for expr in exprs]
+            if columns != list(range(columns[0], columns[0] + len(columns))):
+                return 0
+            aligned = gcd(aligned, 2 * columns[0])
+        return aligned or 16
+
+    def _together(self) -> int:
+        """Registers whose words are stored together."""
+        for size in (4, 2, 1):
+            whole = len(self.registers) % size == 0
+            groups = [self.registers[i : i + size] for i in range(0, len(self.registers), size)]
+            if whole and all(self._run(group) for group in groups):
+                return size
+        if self.words:
+            raise LoweringError(
+                f"{self.site.where}: neighbouring rows of w of a thread are no neighbours in "
+                f"{self.view.name}; order rows so that they are"
+            )
+        return 1
+
+    def _wide(self, registers: Sequence[Register]) -> int:
+        """Bytes of a store: to what columns, rows and the run are aligned."""
+        pitch = (self.view.dims[-1].extent or 0) * 2
+        return gcd(gcd(self._run(registers), pitch), 4 * len(registers), 16)
+
+    def _first(self, registers: Sequence[Register]) -> tuple[str, str]:
+        """Address of the first element of a run in y, and elements that are left of its row."""
+
+        def no_load(buffer: Any, indices: Any) -> str:
+            raise LoweringError(f"{self.site.where}: an index reads {buffer.name}{list(indices)}")
+
+        printer = self._printer(registers[0], no_load)
+        row = self.t * i64(2)
+        indices = [self._at(i, registers[0], self._stored_token(), row) for i in self.body.indices]
+        *outer, column = [self.analyzer.simplify(i) for i in self.view.index(indices)]
+        parts = [
+            f"int64_t({printer(index)}) * {pitch}"
+            for index, pitch in zip(outer, self.view.pitches, strict=False)
+        ]
+        return " + ".join([*parts, self._column_name(registers)]), printer(column)
+
+    def _column_name(self, registers: Sequence[Register]) -> str:
+        return f"column_{self.registers.index(registers[0])}"
+
+    def _store_words(self, registers: Sequence[Register]) -> list[str]:
+        size, wide = 4 * len(registers), self._wide(registers)
+        address, column = self._first(registers)
+        self.row_level.append(f"const int {self._column_name(registers)} = {column};")
+        limit = (self.view.dims[-1].extent or 0) * 2
+        return [
+            f"if (8 * n + g < left) bs_store_run<{size}, {wide}>({self.view.name} + ({address}), "
+            f"words, {limit} - 2 * {self._column_name(registers)});"
+        ]
+
+    def _residual(self, registers: Sequence[Register]) -> list[str]:
+        """Words of a parameter that lies as y does, back to where the sums are."""
+        names = dict.fromkeys(
+            self.values[key]
+            for key in [f"residual {self.registers.index(r)}" for r in registers]
+            if key in self.values
+        )
+        lines = []
+        count, wide = len(registers), self._wide(registers)
+        limit = (self.view.dims[-1].extent or 0) * 2
+        for name in names:
+            address, _ = self._first(registers)
+            lines += [
+                f"uint32_t {name}_words[{count}] = {{}};",
+                f"if ({name}) {{",
+                f"  if (8 * n + g < left) bs_load_words<{4 * count}, {wide}>({name}_words, "
+                f"{name} + ({address}), {limit} - 2 * {self._column_name(registers)});",
+                "#pragma unroll",
+                f"  for (int q = 0; q < {count}; ++q) {name}_words[q] = "
+                f"bs_transpose8({name}_words[q]);",
+                "}",
+            ]
+        return lines
+
+    def _store_element(self, register: Register, b: int, value: str) -> list[str]:
+        """A float32, where the sums are."""
+
+        def no_load(buffer: Any, indices: Any) -> str:
+            raise LoweringError(f"{self.site.where}: an index reads {buffer.name}{list(indices)}")
+
+        printer = self._printer(register, no_load)
+        token = substituted(self._token(), {self.b: i64(b)})
+        indices = [self._at(index, register, token, self.own) for index in self.body.indices]
+        guards = [f"8 * n + 2 * t{' + 1' if b else ''} < left"]
+        guards += self._limits(self.view, indices, printer)
+        address = self._address(self.view, indices, printer)
+        return [f"if ({' && '.join(guards)}) *({address}) = {value};"]

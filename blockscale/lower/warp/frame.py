@@ -1,0 +1,114 @@
+"""Text that all warps of a kernel have in common: the loop over tiles, and that over stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from blockscale.lower.pipe.text import Text, indented
+from blockscale.lower.warp.kernel import CONTROL_BYTES, Kernel
+from blockscale.specs.plans.moe import LOADER_REGISTERS
+
+
+class Frame:
+    """Prints parts of one kernel."""
+
+    def __init__(self, kernel: Kernel, name: str) -> None:
+        self.kernel, self.format = kernel, f"{name}_format"
+        self.full, self.empty = "smem + 8 * stage", f"smem + {8 * kernel.stages} + 8 * stage"
+
+    def tiles(self, body: list[str]) -> list[str]:
+        """``body`` for every tile of this CTA or cluster."""
+        k = self.kernel
+        first, step = ("blockIdx.x", "gridDim.x")
+        if k.ctas > 1:
+            first, step = f"blockIdx.x / {k.ctas}", f"gridDim.x / {k.ctas}"
+        place = ["const int row_tile = tile % row_tiles, col_tile = tile / row_tiles;"]
+        if k.fastest == "cols":
+            place = [f"const int row_tile = tile / {k.col_tiles}, col_tile = tile % {k.col_tiles};"]
+        return [
+            f"for (int tile = {first}; tile < tiles; tile += {step}) {{",
+            *indented([*place, *body]),
+            "}",
+        ]
+
+    def stages(self, make: Callable[[int, bool], list[str]]) -> list[str]:
+        """A loop over stages; ``make(blocks, last)``: lines for one of so many blocks of 64 k.
+
+        The last of all is by itself where it has fewer blocks, or bulk copies of x fewer channels.
+        """
+        k = self.kernel
+        whole, rest = divmod(k.k_blocks, k.blocks)
+        if not rest and self.channels % 64 and not k.rows.tma:
+            whole, rest = whole - 1, k.blocks
+        each = k.k_stages
+        if whole >= k.ctas * each or k.ctas == 1:
+            lines = [
+                f"for (int k = 0; k < {min(whole, each)}; ++k) {{",
+                *indented(make(k.blocks, False)),
+                "}",
+            ]
+        elif k.unit == "mma":
+            lines = [
+                f"const int whole = max(0, min({each}, {whole} - cta * {each}));",
+                "for (int k = 0; k < whole; ++k) {",
+                *indented(make(k.blocks, False)),
+                "}",
+            ]
+        else:  # each CTA has a stage: a loop that may have none would copy sums that are in flight
+            lines = [
+                f"const int whole = min({each}, {whole} - cta * {each});",
+                "int k = 0;",
+                "do {",
+                *indented(make(k.blocks, False)),
+                "} while (++k < whole);",
+            ]
+        if rest:
+            number = whole % each if k.ctas > 1 else whole
+            lines += [
+                f"if (cta == {whole // each}) {{" if k.ctas > 1 else "{",
+                f"  const int k = {number};",
+                *indented(make(rest, True)),
+                "}",
+            ]
+        return lines
+
+    @property
+    def channels(self) -> int:
+        """Of a row of x."""
+        return self.kernel.rows.view.dims[-1].extent or 0
+
+    def next(self) -> str:
+        """Go on to the next stage of the ring."""
+        return f"if (++stage == {self.kernel.stages}) stage = 0, parity ^= 1;"
+
+    def at(self) -> str:
+        """Where the stage lies in shared memory."""
+        k = self.kernel
+        return f"const uint32_t at = smem + {CONTROL_BYTES} + stage * {k.stage_bytes};"
+
+    def expr(self, value: object, **names: str) -> str:
+        """An index as text; ``names``: other text for coordinates."""
+        own = {v: names.get(str(v.name), str(v.name)) for v in self.kernel.at.all}
+
+        def no_load(buffer: object, indices: object) -> str:
+            raise AssertionError(f"an address reads {buffer}")
+
+        return Text(own, no_load)(value)
+
+    def registers(self) -> int:
+        """Of a consumer once loaders gave theirs up; 0: nothing is moved."""
+        k = self.kernel
+        if not k.moves_registers:
+            return 0
+        whole = 65536 // k.threads // 8 * 8 * k.threads
+        loaders = k.threads - 32 * k.consumers
+        return (whole - LOADER_REGISTERS * loaders) // (32 * k.consumers) // 8 * 8
+
+    def ragged(self) -> str:
+        """How many blocks of 64 rows a tile has, if the last one has fewer."""
+        dim = self.kernel.weights.view.dims[0]
+        return "bands" if (dim.extent or 0) % self.bands() else ""
+
+    def bands(self) -> int:
+        """Blocks of 64 rows of the weight of a tile."""
+        return max(1, self.kernel.cols_tile // 64)

@@ -1,0 +1,209 @@
+"""A kernel as it is derived from its TensorIR.
+
+A CTA computes a tile: `cols_tile` rows of the weight, lanes and registers of warps, times
+`rows_tile` rows of x.  Consumers first, `warps` for each slice of a stage's K; then a warp that
+loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tvm.ir import Expr as PrimExpr
+
+from blockscale.base.sizes import round_up
+from blockscale.lower.pipe.read import Coordinates, Site, View
+
+CONTROL_BYTES = 1024
+"""Shared memory for mbarriers; operands of wgmma start at multiples of 1024."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """What a stage of a buffer takes.
+
+    Attributes:
+        buffer: in the TensorIR.
+        base: its first element in a stage, in coordinates.
+        shape: elements in the buffer's dimensions.
+        strides: bytes to the next index of each.
+        at: offset in the stage.
+    """
+
+    buffer: object
+    base: tuple[PrimExpr, ...]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    at: int
+
+    @property
+    def item(self) -> int:
+        """Bytes of an element."""
+        return self.strides[-1]
+
+    @property
+    def bytes(self) -> int:
+        """Of a stage."""
+        return max(extent * stride for extent, stride in zip(self.shape, self.strides, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class Bulk:
+    """Bulk copies of a stage, each of contiguous bytes.
+
+    Attributes:
+        view: the parameter.
+        slot: where they go.
+        first: indices of the first copy's first element, in coordinates.
+        parts: of each copy, by how much its indices and its offset in the slot (bytes) differ.
+        blocks: copies hold so many along K, of `block_bytes` each.
+        per_block: of 64 elements of K, how many a block of this buffer holds.
+    """
+
+    view: View
+    slot: Slot
+    first: tuple[PrimExpr, ...]
+    parts: tuple[tuple[tuple[int, ...], int], ...]
+    blocks: int
+    block_bytes: int
+    per_block: int
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Copies of rows of x of a stage.
+
+    Attributes:
+        view: the parameter.
+        slot: of rows and blocks of 64 channels.
+        row, channel: indices of the first row and its first channel, in coordinates.
+        row_stride, block_stride: bytes to the next row and block in the slot.
+        tma: whether boxes of all rows are loaded, swizzled; else each row is a bulk copy.
+    """
+
+    view: View
+    slot: Slot
+    row: PrimExpr
+    channel: PrimExpr
+    row_stride: int
+    block_stride: int
+    tma: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where a warp's instructions read in a slot.
+
+    Attributes:
+        first: offset in bytes of its first instruction, in warp and slice.
+        steps: of each block of a stage (of the slice's), for each tile of 16 rows (or 8 rows of
+            x), by how much the offset differs.
+    """
+
+    first: PrimExpr
+    steps: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Format:
+    """What is decoded: key of `formats.MOE`, elements of a scale, zero points, 16-bit dtype."""
+
+    fmt: str
+    group: int
+    zeros: bool
+    dtype: str
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """All of a kernel.
+
+    Attributes:
+        at, views, optional: as `read.Reader` has them.
+        unit: "mma" or "wgmma".
+        form: of weights.
+        rows_tile, cols_tile: rows of x and of the weight of a tile.
+        fastest: the axis along which tiles follow each other.
+        warps, slices, ctas: that divide a tile's rows of the weight, a stage's K, and all of K.
+        tiles_m: tiles of 16 rows of a warp.
+        blocks: of 64 k in a stage.
+        stages: of the ring.
+        k_stages: of a CTA, of K as it is padded.
+        k_blocks: that there are.
+        weights, scales, rows: loads.
+        codes, factors, tokens: where weights, scales and rows of x are read.
+        acc: the buffer of sums that the epilogue reads.
+        epilogue: its block.
+    """
+
+    at: Coordinates
+    views: Mapping[str, View]
+    optional: Mapping[str, float]
+    unit: str
+    form: Format
+    rows_tile: int
+    cols_tile: int
+    fastest: str
+    warps: int
+    slices: int
+    ctas: int
+    tiles_m: int
+    blocks: int
+    stages: int
+    k_stages: int
+    k_blocks: int
+    weights: Bulk
+    scales: Bulk
+    rows: Rows
+    codes: Place
+    factors: Place
+    tokens: Place
+    acc: str
+    epilogue: Site
+
+    @property
+    def consumers(self) -> int:
+        """Warps that multiply."""
+        return self.warps * self.slices
+
+    @property
+    def moves_registers(self) -> bool:
+        """Whether the warps that load give registers to those that multiply."""
+        return self.unit == "wgmma" and self.consumers > 4
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA: registers move between groups of four warps."""
+        return 32 * (self.consumers + (4 if self.moves_registers else 1))
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of a stage."""
+        return round_up(self.rows.slot.at + self.rows.slot.bytes, 1024)
+
+    @property
+    def col_tiles(self) -> int:
+        """Tiles of rows of the weight."""
+        dim = next(d for d in self.weights.view.dims if d.axis == "cols")
+        return -(-(dim.extent or 0) * dim.unit // self.cols_tile)
+
+    @property
+    def sums_at(self) -> int:
+        """Where sums of slices lie in shared memory; those of other CTAs follow."""
+        return CONTROL_BYTES + self.stages * self.stage_bytes
+
+    @property
+    def sum_bytes(self) -> int:
+        """Of all of a tile's sums."""
+        return self.rows_tile * self.cols_tile * 4
+
+    @property
+    def gathered_at(self) -> int:
+        """Where sums of other CTAs lie."""
+        return self.sums_at + (self.slices - 1) * self.sum_bytes
+
+    @property
+    def shared(self) -> int:
+        """Dynamic shared memory, with room to begin at a multiple of 1024."""
+        return self.gathered_at + (self.ctas - 1) * self.sum_bytes + 1024

@@ -1,0 +1,132 @@
+"""The warp that loads: codes and scales by bulk copies, rows of x by these or by TMA."""
+
+from __future__ import annotations
+
+from blockscale.lower.pipe.text import indented
+from blockscale.lower.warp.frame import Frame
+from blockscale.lower.warp.kernel import Bulk
+
+
+class Loads(Frame):
+    """Prints the warp that loads."""
+
+    def lines(self) -> list[str]:
+        """Codes, scales and rows of x of all tiles; bulk copies of rows by a lane each."""
+        k, rows = self.kernel, self.kernel.rows
+        both = (k.weights, k.scales)
+
+        def stage(blocks: int, last: bool) -> list[str]:
+            counts = sum(self._stage_bytes(load, blocks) for load in both)
+            expected = f"{self.ragged()} * {counts}" if self.ragged() else str(counts)
+            before, by_one, by_lanes, size = self._row_loads(blocks, last)
+            lines = [
+                self.at(),
+                f"bs_mbar_wait({self.empty}, parity ^ 1);",
+                *before,
+                f"if (lane == 0) bs_mbar_expect({self.full}, {expected} + {size});",
+                "__syncwarp();",
+                "if (lane == 0) {",
+            ]
+            for load in both:
+                lines += indented(self._bulk(load, blocks))
+            return [*lines, *indented(by_one), "}", *by_lanes, self.next()]
+
+        body = [*self._first_weights(), *self._first_rows()]
+        keep = [] if rows.tma else ["const uint64_t keep = bs_policy(false);"]
+        return [
+            "uint32_t stage = 0, parity = 0;",
+            "const uint64_t policy = bs_policy(true);",
+            *keep,
+            *self.tiles([*body, *self.stages(stage)]),
+        ]
+
+    def _row_loads(self, blocks: int, last: bool) -> tuple[list[str], list[str], list[str], str]:
+        """Of rows of x in a stage: what comes first, loads of one lane and of all, and bytes."""
+        k, rows = self.kernel, self.kernel.rows
+        if rows.tma:
+            box = k.rows_tile * 128
+            loads = [
+                f"bs_tma_load_2d<1>(at + {rows.slot.at + b * rows.block_stride}, "
+                f"&map_{rows.view.name}, channel + (k * {k.blocks} + {b}) * 64, row, {self.full});"
+                for b in range(blocks)
+            ]
+            return [], loads, [], str(blocks * box)
+        extent, channels = self.channels, 64 * blocks
+        before: list[str] = []
+        if last and extent % 64:
+            channels -= 64 - extent % 64
+            before = self._zeros(blocks, extent % 64)
+        copies = [
+            "for (int i = lane; i < left; i += 32)",
+            f"  bs_bulk_load(at + {rows.slot.at} + i * {rows.row_stride}, "
+            f"from + int64_t(i) * {extent} + k * {64 * k.blocks}, {2 * channels}, "
+            f"{self.full}, keep);",
+        ]
+        return before, [], copies, f"left * {2 * channels}"
+
+    def _zeros(self, blocks: int, rest: int) -> list[str]:
+        """Zeros in the channels of the last block that x does not have: a NaN times 0 is no 0."""
+        rows = self.kernel.rows
+        first = rows.slot.at + (blocks - 1) * rows.block_stride + 2 * rest
+        pieces = (64 - rest) // 8
+        return [
+            f"for (int i = lane; i < left * {pieces}; i += 32)",
+            f"  bs_store16_shared(at + {first} + i / {pieces} * {rows.row_stride} + "
+            f"i % {pieces} * 16, make_uint4(0, 0, 0, 0));",
+            "__syncwarp();",
+        ]
+
+    def _first_rows(self) -> list[str]:
+        """Where a tile's rows of x begin, and how many there are."""
+        k, rows, extent = self.kernel, self.kernel.rows, self.channels
+        row, channel = self.expr(rows.row), self.expr(rows.channel, k="0")
+        if rows.tma:
+            return [f"const int row = {row}, channel = {channel};"]
+        return [
+            f"const int left = min({k.rows_tile}, m - row_tile * {k.rows_tile});",
+            f"const uint16_t *from = {rows.view.name} + (int64_t({row}) * {extent} + {channel});",
+        ]
+
+    def _stage_bytes(self, load: Bulk, blocks: int) -> int:
+        """Bytes of a stage, or of a block of 64 rows of it where their number varies."""
+        along = -(-blocks // load.per_block)
+        rows = 1 if self.ragged() else self.bands()
+        return along * load.block_bytes * rows
+
+    def _first_weights(self) -> list[str]:
+        """Where a tile's weights begin."""
+        lines = []
+        if self.ragged():
+            bands, dim = self.bands(), self.kernel.weights.view.dims[0]
+            lines.append(f"const int bands = min({bands}, {dim.extent} - col_tile * {bands});")
+        for load in (self.kernel.weights, self.kernel.scales):
+            address = self._global(load)
+            lines.append(f"const uint8_t *{load.view.name}_at = {load.view.name} + {address};")
+        return lines
+
+    def _global(self, load: Bulk) -> str:
+        parts = []
+        for index, pitch in zip(load.first, load.view.pitches, strict=True):
+            text = self.expr(index, k="0")
+            parts.append(f"int64_t({text}) * {pitch * load.slot.item}")
+        return f"({' + '.join(parts)})"
+
+    def _bulk(self, load: Bulk, blocks: int) -> list[str]:
+        """Copies of one buffer of a stage of so many blocks of 64 k."""
+        along = -(-blocks // load.per_block)
+        per_stage = self.kernel.blocks // load.per_block or 1
+        step = load.view.pitches[-2] * load.slot.item * per_stage
+        lines = []
+        for differ, offset in load.parts:
+            band, block = differ[-3], differ[-2]
+            if block >= along:
+                continue
+            size = min(load.blocks, along - block) * load.block_bytes
+            pitches = [pitch * load.slot.item for pitch in load.view.pitches]
+            moved = sum(d * p for d, p in zip(differ, pitches, strict=True))
+            guard = f"if ({band} < bands) " if self.ragged() and band else ""
+            lines.append(
+                f"{guard}bs_bulk_load(at + {load.slot.at + offset}, {load.view.name}_at + "
+                f"int64_t(k) * {step} + {moved}, {size}, {self.full}, policy);"
+            )
+        return lines

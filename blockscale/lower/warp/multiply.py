@@ -1,0 +1,223 @@
+"""The warps that multiply: they decode fragments, multiply, add up parts of K, and store."""
+
+from __future__ import annotations
+
+from blockscale.lower.pipe.text import indented
+from blockscale.lower.warp.epilogue import Epilogue
+from blockscale.lower.warp.frame import Frame
+from blockscale.lower.warp.kernel import Place
+
+
+class Products(Frame):
+    """Prints the warps that multiply."""
+
+    def lines(self) -> list[str]:
+        """All of the role."""
+        k = self.kernel
+        more = self.registers()
+        self.before, self.after = Epilogue(k).text(ahead=k.unit == "mma")
+        return [
+            *([f"bs_more_registers<{more}>();"] if more else []),
+            f"[[maybe_unused]] const int warp = warp_id % {k.warps}, slice = warp_id / {k.warps};",
+            "const int g = lane / 4, t = lane % 4;",
+            "uint32_t stage = 0, parity = 0;",
+            *self._first_reads(),
+            *(self._wgmma() if k.unit == "wgmma" else self._mma()),
+        ]
+
+    def _first_reads(self) -> list[str]:
+        """Where a lane's codes, scales and rows of x lie in a stage."""
+        k = self.kernel
+        own = "g * 64 + (t + g / 2) % 4 * 16" if k.unit == "mma" else "g * 64 + t * 4"
+        lines = [
+            f"const uint32_t codes_at = {k.weights.slot.at} + {self.expr(k.codes.first)} + {own};",
+            f"const uint32_t scales_at = {k.scales.slot.at} + {self.expr(k.factors.first)};",
+        ]
+        rows = f"{k.rows.slot.at} + {self.expr(k.tokens.first)}"
+        if k.unit == "mma":  # a thread's 16 channels are two pieces of 16 bytes
+            rows += f" + lane / 4 * {k.rows.row_stride} + lane % 4 * 32"
+        lines.append(f"const uint32_t rows_at = {rows};")
+        if k.unit == "wgmma":
+            turns = ", ".join(f"(g / 2 + {j}) % 4 * 16u" for j in range(4))
+            lines.append(f"const uint32_t turn[4] = {{{turns}}};")
+        return lines
+
+    def _place(self, of: Place, block: int, tile: int) -> int:
+        return of.steps[block][tile]
+
+    def _end(self) -> list[str]:
+        """Sums of slices and CTAs, then the epilogue."""
+        k = self.kernel
+        store = self.after
+        count = k.tiles_m * k.rows_tile // 2
+        lines = []
+        holds = []
+        if k.slices > 1:
+            lines += [
+                f"bs_add_slices<{k.slices}, {k.warps}, {count}>(smem + {k.sums_at}, slice, warp, "
+                "&c[0][0], lane);",
+            ]
+            holds.append("slice == 0")
+        if k.ctas > 1:
+            arguments = f"smem + {k.gathered_at}, cta, warp, &c[0][0], lane"
+            add = f"bs_add_ctas<{k.ctas}, {k.warps}, {count}>({arguments});"
+            lines += [f"if (slice == 0) {add}", "else bs_no_sums();"] if k.slices > 1 else [add]
+            holds.append("cta == 0")
+        if holds:
+            return [*lines, f"if ({' && '.join(holds)}) {{", *indented(store), "}"]
+        return ["{", *indented(store), "}"]
+
+    def _mma(self) -> list[str]:
+        k = self.kernel
+        own = k.blocks // k.slices
+        bf16 = str(k.form.dtype == "bfloat16").lower()
+        n8 = k.rows_tile // 8
+
+        def block(inner: int, guard: str) -> list[str]:
+            lines = [f"uint4 code[{k.tiles_m}];", f"uint2 scale[{k.tiles_m}];"]
+            for i in range(k.tiles_m):
+                codes, scales = (self._place(p, inner, i) for p in (k.codes, k.factors))
+                lines += [
+                    f"code[{i}] = bs_load16_shared(at + codes_at + {codes});",
+                    f"scale[{i}] = BsDecode<{self.format}>::load(at + scales_at + {scales}, lane);",
+                ]
+            lines.append(f"uint4 x[{n8}][2];")
+            for n in range(n8):
+                at = self._place(k.tokens, inner, n)
+                lines += [
+                    f"x[{n}][0] = bs_load16_shared(at + rows_at + {at});",
+                    f"x[{n}][1] = bs_load16_shared(at + rows_at + {at + 16});",
+                ]
+            lines += [
+                "#pragma unroll",
+                f"for (int i = 0; i < {k.tiles_m}; ++i) {{",
+                f"  const BsDecode<{self.format}> scales(scale[i]);",
+                "  const uint32_t word[4] = {code[i].x, code[i].y, code[i].z, code[i].w};",
+                "#pragma unroll",
+                "  for (int j = 0; j < 4; ++j) {",
+                "    uint32_t a[4];",
+                "    scales.decode(word[j], a);",
+                "#pragma unroll",
+                f"    for (int n = 0; n < {n8}; ++n)",
+                f"      bs_mma16816<{bf16}>(c[i] + 4 * n, a, bs_word(x[n][0], j),",
+                "                         bs_word(x[n][1], j));",
+                "  }",
+                "}",
+            ]
+            return [f"{guard}{{", *indented(lines), "}"]
+
+        def stage(blocks: int, last: bool) -> list[str]:
+            lines = [self.at(), f"bs_mbar_wait({self.full}, parity);"]
+            for inner in range(own):
+                guard = ""
+                if blocks < k.blocks:
+                    guard = f"if (slice * {own} + {inner} < {blocks}) "
+                lines += block(inner, guard)
+            return [
+                *lines,
+                "__syncwarp();",
+                f"if (lane == 0) bs_mbar_arrive({self.empty});",
+                self.next(),
+            ]
+
+        return self.tiles(
+            [
+                f"float c[{k.tiles_m}][{k.rows_tile // 2}] = {{}};",
+                *self.before,
+                *self.stages(stage),
+                *self._end(),
+            ]
+        )
+
+    def _wgmma(self) -> list[str]:
+        """While a group of MMAs runs, the next tile of 16 rows is decoded into the other bank."""
+        k = self.kernel
+        product = f"BsWgmma<{str(k.form.dtype == 'bfloat16').lower()}, {k.rows_tile}>::run"
+        # With few rows of x the latency of loads counts, with many registers do.
+        early = k.rows_tile <= 96
+
+        def load(inner: int, i: int) -> list[str]:
+            unit = inner * k.tiles_m + i
+            codes, scales = (self._place(p, inner, i) for p in (k.codes, k.factors))
+            return [
+                f"const uint4 code{unit} = bs_load_steps(at + codes_at + {codes}, turn);",
+                f"const BsStepScales<{self.format}> scale{unit}(at + scales_at + {scales}, g);",
+            ]
+
+        def stage(blocks: int, last: bool) -> list[str]:
+            units = [(inner, i) for inner in range(blocks) for i in range(k.tiles_m)]
+            lines = [
+                self.at(),
+                f"bs_mbar_wait({self.full}, parity);",
+            ]
+            for inner, i in units if early else []:
+                lines += load(inner, i)
+            for number, (inner, i) in enumerate(units):
+                bank = f"bank{number % 2}"
+                lines += [
+                    "bs_wgmma_wait<1>();",
+                    "#pragma unroll",
+                    f'for (int q = 0; q < 16; ++q) asm volatile("" : "+r"({bank}[q]));',
+                ]
+                if number == 1:  # after the reads of all lanes
+                    lines += ["__syncwarp();", "if (before && lane == 0) bs_mbar_arrive(before);"]
+                if not early:
+                    lines += load(inner, i)
+                x = f"bs_wgmma_rows128(at + rows_at + {self._place(k.tokens, inner, 0)})"
+                lines += [
+                    *(
+                        f"scale{number}.of({j}).decode(code{number}.{c}, {bank} + {4 * j});"
+                        for j, c in enumerate("xyzw")
+                    ),
+                    "bs_wgmma_fence();",
+                    *(f"{product}(c[{i}], {bank} + {4 * j}, {x} + {2 * j});" for j in range(4)),
+                    "bs_wgmma_commit();",
+                ]
+            if len(units) == 1:  # the stage before has not been given back
+                lines[2:2] = [
+                    "bs_wgmma_wait<0>();",
+                    "__syncwarp();",
+                    "if (before && lane == 0) bs_mbar_arrive(before);",
+                ]
+            return [*lines, f"before = {self.empty};", self.next()]
+
+        count = k.rows_tile // 2
+        return [
+            f"float c[{k.tiles_m}][{count}];",
+            "uint32_t bank0[16] = {}, bank1[16] = {};",
+            *self.tiles(
+                [
+                    "uint32_t before = 0;",
+                    *self.before,
+                    "#pragma unroll",
+                    f"for (int q = 0; q < {k.tiles_m * count}; ++q) (&c[0][0])[q] = 0.f;",
+                    *self.stages(stage),
+                    "bs_wgmma_wait<0>();",
+                    "__syncwarp();",
+                    "if (lane == 0) bs_mbar_arrive(before);",
+                    *self._end(),
+                ]
+            ),
+        ]
+
+
+def wgmma(bf16: bool, n: int) -> str:
+    """Return BsWgmma<bf16, n>: wgmma.mma_async.m64nNk16 with A in registers (PTX ISA 9.7.15.5)."""
+    count, name = n // 2, "bf16" if bf16 else "f16"
+    guard = f"BS_WGMMA_{name.upper()}_{n}"
+    sums = ", ".join(f"%{i}" for i in range(count))
+    outs = ", ".join(f'"+f"(c[{i}])' for i in range(count))
+    a = ", ".join(f"%{count + i}" for i in range(4))
+    return f"""#ifndef {guard}
+#define {guard}
+template <>
+struct BsWgmma<{str(bf16).lower()}, {n}> {{
+  static BS_INLINE void run(float *c, const uint32_t *a, uint64_t b) {{
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{name}.{name} {{{sums}}}, {{{a}}}, "
+        "%{count + 4}, 1, 1, 1, 0;"
+        : {outs}
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  }}
+}};
+#endif"""

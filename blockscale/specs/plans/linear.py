@@ -1,0 +1,122 @@
+"""The shape of a linear layer's GEMM on GPUs: how a tile is divided, and what that takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from blockscale.base.sizes import ceil_div, round_up
+from blockscale.base.targets import Gpu
+from blockscale.specs.gemm import Linear
+from blockscale.specs.plans.moe import LOADER_REGISTERS, scale_bytes
+
+TILE_K = 64
+"""K of a block of weights, and of a row of x in shared memory."""
+
+CONTROL_BYTES = 1024
+"""Shared memory for mbarriers; operands of wgmma start at multiples of 1024."""
+
+MAX_CLUSTER = 8
+"""CTAs of a cluster that every GPU with clusters has."""
+
+SUMS = {"mma": 256, "wgmma": 320}
+"""The most accumulators of a thread, times two."""
+
+
+@dataclass(frozen=True)
+class LinearTile:
+    """One shape.
+
+    Attributes:
+        unit: "mma" (mma.sync) or "wgmma".
+        rows: of the weight in a CTA's tile.
+        tokens: the most rows of x of a tile.
+        warps: that share the rows; of a wgmma each four.
+        slices: of a stage's K, multiplied by other warps, which add up at the end.
+        ctas: of a cluster, which share K and add up at the end.
+        blocks_k: blocks of 64 k in a stage.
+        raster: along which tiles follow each other, "rows" (of x) or "cols" (rows of the weight).
+    """
+
+    unit: str
+    rows: int
+    tokens: int
+    warps: int
+    slices: int
+    ctas: int
+    blocks_k: int
+    raster: str = "rows"
+
+    @property
+    def tiles_m(self) -> int:
+        """Tiles of 16 rows of a warp."""
+        return self.rows // (16 * self.warps)
+
+    @property
+    def consumers(self) -> int:
+        """Warps that multiply."""
+        return self.warps * self.slices
+
+    @property
+    def loaders(self) -> int:
+        """Warps that do not multiply; one loads, and registers move between groups of four."""
+        return 4 if self.moves_registers else 1
+
+    @property
+    def moves_registers(self) -> bool:
+        """Whether those that load give registers to those that multiply."""
+        return self.unit == "wgmma" and self.consumers > 4
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return 32 * (self.consumers + self.loaders)
+
+    @property
+    def consumer_registers(self) -> int:
+        """Of a thread that multiplies once loaders gave theirs up; 0: nothing is moved."""
+        if not self.moves_registers:
+            return 0
+        whole = 65536 // self.threads // 8 * 8 * self.threads
+        return (whole - LOADER_REGISTERS * 32 * self.loaders) // (32 * self.consumers) // 8 * 8
+
+    def stage_bytes(self, spec: Linear) -> int:
+        """Shared memory of a stage of the ring."""
+        blocks = ceil_div(self.blocks_k, 2) if spec.group == 128 else self.blocks_k
+        scales = self.rows * scale_bytes(spec.fmt, spec.group, spec.zero) // 64 * blocks
+        weights = self.rows * TILE_K // 2 * self.blocks_k
+        return round_up(weights + scales, 1024) + self.tokens * TILE_K * 2 * self.blocks_k
+
+    def sum_bytes(self) -> int:
+        """Shared memory in which slices and CTAs add up."""
+        return (self.slices + self.ctas - 2) * self.rows * self.tokens * 4
+
+    def shared(self, spec: Linear, stages: int) -> int:
+        """Dynamic shared memory of a CTA."""
+        return CONTROL_BYTES + 1024 + stages * self.stage_bytes(spec) + self.sum_bytes()
+
+    def stages_in(self, spec: Linear, room: int) -> int:
+        """The most stages in so many bytes."""
+        return (room - self.shared(spec, 0)) // self.stage_bytes(spec)
+
+    def illegal(self, spec: Linear, arch: Gpu) -> str | None:
+        """Return why there is no such kernel, or None."""
+        wgmma, per = self.unit == "wgmma", 4 if self.unit == "wgmma" else 1
+        blocks = round_up(spec.padded_k, 512) // TILE_K
+        if wgmma and "wgmma" not in arch.features:
+            return "the architecture has no wgmma"
+        if self.warps % per or self.rows % (16 * self.warps):
+            return f"{self.rows} rows are not divided among {self.warps} warps"
+        if self.blocks_k % self.slices or blocks % (self.blocks_k * self.ctas):
+            return f"K is not divided into {self.slices} slices and {self.ctas} CTAs"
+        each = blocks // (self.blocks_k * self.ctas)
+        if self.ctas > 1 and spec.padded_k // TILE_K // self.blocks_k <= (self.ctas - 1) * each:
+            return "a CTA has no whole stage of K"
+        if spec.group == 128 and self.blocks_k % 2 and blocks > 1:
+            return "a stage has whole groups of 128"
+        if wgmma and (self.slices > 1 or self.tiles_m * self.blocks_k % 2 or self.blocks_k > 2):
+            return "wgmma takes K in one slice, and an even number of units in a stage"
+        if self.tiles_m * self.tokens > SUMS[self.unit]:
+            return "accumulators do not fit into registers"
+        if self.stages_in(spec, arch.cta_shared) < 2:
+            return "two stages do not fit into shared memory"
+        return None

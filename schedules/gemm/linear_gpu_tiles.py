@@ -1,0 +1,142 @@
+"""Which tiles a linear layer may have on a GPU for a number of rows of x.
+
+Few of them, each a kernel that nvcc compiles for a second.  Few rows of x are bound by the weight's
+bytes: many CTAs load at once, and K is divided among slices and CTAs until there are enough.  Many
+rows are bound by tensor cores: high and wide tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from blockscale.base.sizes import ceil_div, round_up
+from blockscale.base.targets import CTA_RESERVED, GPU_TARGETS, WGMMA, Gpu
+from blockscale.specs import Linear
+from blockscale.specs.plans.linear import LinearTile
+
+SMS = GPU_TARGETS["sm_90a"].sms
+"""Of an H100 SXM or H200; cards of other architectures have about as many, and fewer."""
+
+FILLED = 0.8
+"""CTAs for each SM that the default has at least, where there is such a tile."""
+
+DECODING = 4.2
+"""Clocks in which an SM decodes 64 k of a row of w, and does what else does not overlap."""
+
+WAITING = 120
+"""Clocks for each 64 k that hide behind neither."""
+
+CLUSTER = (860, 0.6)
+"""Clocks that CTAs need to meet, and for each sum of another."""
+
+MOST_STAGES = {"mma": 16, "wgmma": 8}
+"""Of the ring; deeper gains nothing."""
+
+MMA = {
+    8: (
+        *((128, 2, 2, 1, 4), (128, 4, 2, 1, 4), (64, 1, 8, 1, 8), (64, 1, 8, 2, 8)),
+        *((64, 2, 4, 2, 4), (32, 1, 4, 4, 4), (64, 2, 2, 4, 4), (64, 2, 2, 8, 2)),
+    ),
+    16: ((128, 2, 2, 1, 4), (64, 2, 2, 2, 4), (64, 2, 2, 4, 4), (64, 2, 2, 8, 2)),
+    32: ((128, 4, 2, 1, 2), (64, 2, 2, 2, 4), (64, 2, 2, 4, 4)),
+    64: ((128, 4, 2, 1, 2), (64, 4, 2, 2, 2), (64, 4, 2, 4, 2)),
+}
+"""Rows of w, warps, slices, CTAs and blocks of 64 k with mma.sync, by rows of x; highest first."""
+
+WGMMA_SHAPES = {
+    8: ((128, 4, 1), (64, 4, 2), (64, 4, 8)),
+    16: ((128, 4, 1), (64, 4, 2), (64, 4, 4), (64, 4, 8)),
+    32: ((256, 8, 1), (128, 4, 1), (64, 4, 2), (64, 4, 8)),
+    64: ((256, 8, 1), (128, 4, 1), (128, 8, 2), (64, 4, 2), (64, 4, 4), (64, 4, 8)),
+    128: ((256, 8, 1), (128, 8, 1), (128, 8, 2)),
+    152: ((256, 8, 1),),
+    256: ((128, 8, 1),),
+}
+"""Rows of w, warps and CTAs with wgmma, by rows of x of a tile; highest first.
+
+Of both tables, the best of some 1,000 tiles on an H200 for 1 to 4096 rows of four shapes.
+"""
+
+WIDTHS = (
+    *((8, (8,)), (16, (16,)), (32, (32,)), (64, (64,)), (256, (128, 64))),
+    (1024, (256, 128, 64)),
+)
+"""Rows of x of a tile, up to so many rows of x; more: `WIDEST`."""
+
+WIDEST = (256, 128, 152)
+
+
+def legal_tiles(spec: Linear, rows: int, arch: Gpu) -> list[LinearTile]:
+    """Return the tiles that are tried, the default's first."""
+    widths = next((tokens for most, tokens in WIDTHS if rows <= most), WIDEST)
+    wide = WGMMA in arch.features
+    found: list[LinearTile] = []
+    for tokens in widths:
+        few = LinearTile("mma", 0, min(tokens, 64), 0, 0, 0, 0)
+        mma = [_shaped(few, *shape) for shape in MMA[few.tokens]]
+        many = [
+            LinearTile("wgmma", height, tokens, warps, 1, ctas, 2, raster)
+            for height, warps, ctas in WGMMA_SHAPES.get(tokens, ())
+            for raster in (("rows", "cols") if rows > 256 else ("rows",))
+        ]
+        if not wide or tokens == 8:
+            found += [*mma, *(many if wide and rows > 1 else [])]
+        else:  # mma.sync is as fast up to 16 rows, where K is not divided
+            found += [*(mma[:1] if tokens == 16 else []), *many]
+    legal = [
+        tile
+        for tile in dict.fromkeys(found)
+        if tile.illegal(spec, arch) is None and depths(spec, tile, rows, arch)
+    ]
+    first = _default(spec, rows, legal)
+    return [first, *(tile for tile in legal if tile is not first)]
+
+
+def _default(spec: Linear, rows: int, legal: Sequence[LinearTile]) -> LinearTile:
+    """Return the highest tile of mma.sync with which CTAs fill the SMs; else the least `_cost`."""
+    few = [tile for tile in legal if tile.unit == "mma"]
+    full = [tile for tile in few if ctas(spec, tile, rows) >= FILLED * SMS]
+    many = [tile for tile in legal if tile.unit == "wgmma"]
+    if full:
+        return full[0]
+    if rows > 8 and many:
+        return min(many, key=lambda tile: (_cost(spec, tile, rows), tile.tokens))
+    return max(few, key=lambda tile: (ctas(spec, tile, rows), tile.ctas))
+
+
+def _cost(spec: Linear, tile: LinearTile, rows: int) -> float:
+    """Clocks of a tile with wgmma, about; of 130 tiles on an H200 the least was within 5 %."""
+    blocks = ceil_div(spec.padded_k, 64 * tile.ctas)
+    product, decoding = tile.rows * tile.tokens / 32, DECODING * tile.rows
+    time = blocks * (max(product, decoding) + WAITING)
+    if tile.ctas > 1:
+        time += CLUSTER[0] + CLUSTER[1] * tile.rows * tile.tokens * (tile.ctas - 1)
+    return ceil_div(ctas(spec, tile, rows), SMS) * time
+
+
+def _shaped(
+    of: LinearTile, rows: int, warps: int, slices: int, ctas: int, blocks: int
+) -> LinearTile:
+    return replace(of, rows=rows, warps=warps, slices=slices, ctas=ctas, blocks_k=blocks)
+
+
+def ctas(spec: Linear, tile: LinearTile, rows: int) -> int:
+    """CTAs that all tiles make."""
+    return ceil_div(rows, tile.tokens) * ceil_div(spec.padded_n, tile.rows) * tile.ctas
+
+
+def depths(spec: Linear, tile: LinearTile, rows: int, arch: Gpu) -> list[int]:
+    """Return the depths of the ring that are tried, the preferred one first.
+
+    As deep as lets the CTAs that there are share SMs; no deeper than a CTA's stages of K.
+    """
+    needed = round_up(spec.padded_k, 512) // (64 * tile.blocks_k * tile.ctas)
+    each = max(1, min(3, ceil_div(ctas(spec, tile, rows), SMS)))
+    if tile.consumer_registers:  # which take all of an SM's
+        each = 1
+    rooms = [
+        arch.cta_shared if n == 1 else arch.sm_shared // n - CTA_RESERVED for n in (each, 2, 1)
+    ]
+    most = [min(needed, MOST_STAGES[tile.unit], tile.stages_in(spec, room)) for room in rooms]
+    return [n for n in dict.fromkeys(most) if n >= 2] or [n for n in (2,) if most[-1] >= 1 < needed]

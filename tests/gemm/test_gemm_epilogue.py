@@ -1,0 +1,100 @@
+"""What a tcgen05 GEMM does with its sums, activation and residual, as shipped: in the emulator.
+
+Float32 results differ from float64 by less than 1e-5 of the element and 1e-6 of the row's largest
+product: sums are float32, and so are exp and the division.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import tvm
+
+from blockscale.building.builder import build
+from blockscale.building.space import new_schedule
+from blockscale.lower.nvcc import compile_cuda_source
+from blockscale.lower.pipe.check import checked
+from blockscale.lower.pipe.derive import derive
+from blockscale.lower.pipe.emit import emit
+from blockscale.schedules.gemm import tcgen05
+from blockscale.specs import MmFp4, Spec
+from blockscale.tir.gemm.tiles import gemm_tiles
+from tests.gemm.test_gemm_library import call, operands, scales
+from tests.gemm.test_pipe_truth import PLANS as STORES
+from tests.gemm.test_pipe_truth import ROWS, K, N
+from tests.kit import gemm_harness as harness
+from tests.kit.pairwise import pairs
+from tests.reference import core as ref
+
+PLANS = {
+    **STORES,
+    "split_columns": {"split_k": 2, "acc_stages": 1, "mma_n": 64, "swap": True},
+}
+
+
+@pairs(
+    plan=list(PLANS),
+    activation=["none", "silu", "gelu_tanh", "relu2"],
+    residual=[None, "float32", "bfloat16", "float16"],
+    legal=lambda plan, activation, residual: activation != "none" or residual is not None,
+)
+def test_epilogue(plan: str, activation: str, residual: str | None) -> None:
+    """Every way to store; rows and columns of a residual beyond d are not read; a NaN stays one."""
+    dtype = residual or "float32"
+    of = harness.plan(n=N, k=K, out_dtype=dtype, **PLANS[plan])
+    func = gemm_tiles("nvfp4", dtype, N, K, activation=activation, residual=residual is not None)
+    sch = new_schedule(tvm.IRModule({"main": func}))
+    tcgen05.decided(sch, of)
+    kernel = checked(derive(sch.mod["main"]))
+    text = compile_cuda_source(emit(kernel, "gemm"), "sm_100a", ptx=True).image.decode()
+    rng = np.random.default_rng(7)
+    a = harness.operand(rng, 4, "e4m3", 16, [ROWS], K)
+    b = harness.operand(rng, 4, "e4m3", 16, [N], K)
+    alpha, bias = np.float32([1 / 64]), rng.normal(0, 1, N).astype(np.float32)
+    bias[3] = np.nan
+    bits = np.uint32 if dtype == "float32" else np.uint16
+    out = np.full((ROWS, N), harness.UNWRITTEN[dtype], bits)
+    r = harness.rounded(rng.normal(0, 3, (ROWS, N)), dtype) if residual else np.zeros((ROWS, N))
+    named = {
+        "a": a.stored, "b": b.stored, "a_scale": a.scale, "b_scale": b.scale, "alpha": alpha,
+        "bias": bias, "residual": harness.encoded(r, dtype), "d": out,
+    }  # fmt: skip
+    tiles = harness.clusters_of(of, [ROWS])
+    limit = tiles if of.split_k > 1 else min(2, tiles)
+    report = harness.launch(kernel, text, named, ROWS, limit)
+    report.check()
+    assert not report.hazards
+    c = ref.mm(a.value, b.value, alpha[0])
+    want = ref.activation(activation, c + bias) + r
+    # 1e-6 of the row beside a tie either neighbour is right; relu2 squares the error
+    slack = 1e-5 * np.abs(want) + 1e-6 * np.abs(c).max(axis=1, keepdims=True)
+    low, high = (harness.rounded(want + s, dtype) for s in (-slack, slack))
+    got = harness.decode(out, dtype)
+    right = (got >= low) & (got <= high)
+    right[:, 3] = np.isnan(got[:, 3])
+    assert right.all()
+
+
+def test_library(tmp_path: Any) -> None:
+    """As users get it: a name of its own, one parameter more, every bucket's kernel."""
+    spec = MmFp4(128, 256, "nvfp4", "bfloat16", "gelu_tanh", True)
+    assert spec.name == "mm_nvfp4_n128_k256_gelu_tanh_residual_bf16"
+    assert Spec.parse(spec.name) == spec
+    assert [p.name for p in spec.params()][-2:] == ["residual", "d"]
+    build([spec], tmp_path / "k.so", level="sm_100a", ptx=True)
+    for rows in (5, 300):
+        a, b = operands(spec, [rows])
+        r = torch.randn(rows, 128).to(torch.bfloat16)
+        d = torch.full((rows, 128), float("nan"), dtype=torch.bfloat16)
+        stored = (torch.from_numpy(a.stored), torch.from_numpy(b.stored))
+        alpha = torch.tensor([1 / 64])
+        given = (*stored, scales(a), scales(b), alpha, None, r, d)
+        call(tmp_path / "k.so", spec, *given)
+        want = ref.activation("gelu_tanh", ref.mm(a.value, b.value, 1 / 64)) + r.double().numpy()
+        assert ref.row_error(d.double().numpy(), want).max() < 2**-8
+    short = torch.zeros(rows - 1, 128, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"residual has size 299 in dimension 0, but 300"):
+        call(tmp_path / "k.so", spec, *given[:6], short, d)

@@ -1,0 +1,290 @@
+"""Linear layers by mma.sync and wgmma: what their TensorIR says is what their kernels do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm.s_tir import Schedule
+
+from blockscale.base.errors import LoweringError
+from blockscale.base.targets import GPU_TARGETS
+from blockscale.building.space import new_schedule
+from blockscale.lower.nvcc import compile_cuda_source
+from blockscale.lower.warp.derive import derive
+from blockscale.lower.warp.emit import emit
+from blockscale.schedules.gemm import linear as schedules
+from blockscale.schedules.gemm.linear_gpu_tiles import ctas, depths, legal_tiles
+from blockscale.specs import Linear
+from blockscale.specs.plans.linear import LinearTile
+from blockscale.tir.gemm.linear_tiles import linear_tiles
+from tests.kit.linear_harness import ACT, kernel, run
+
+LIMITS = {"bfloat16": 4e-3, "float16": 1e-3, "float32": 4e-3}
+
+
+def spec(n: int, k: int, fmt: str = "nvfp4", dtype: str = "bfloat16", **more: Any) -> Linear:
+    return Linear(n, k, fmt, dtype, layout="tiles64", **more)
+
+
+def mma(
+    rows: int, tokens: int, warps: int, slices: int = 1, ctas: int = 1, blocks: int = 4
+) -> LinearTile:
+    return LinearTile("mma", rows, tokens, warps, slices, ctas, blocks)
+
+
+def wgmma(rows: int, tokens: int, warps: int, ctas: int = 1, blocks: int = 2) -> LinearTile:
+    return LinearTile("wgmma", rows, tokens, warps, 1, ctas, blocks)
+
+
+GATED = {"activation": "silu", "gated": True}
+CASES = {
+    # structures of mma.sync
+    "slices": (spec(192, 512), mma(64, 8, 2, 2), 5),
+    "ctas": (spec(192, 1024), mma(64, 8, 2, 2, 2), 5),
+    "4 ctas": (spec(192, 1024, dtype="float16"), mma(32, 16, 2, 1, 4, 2), 13),
+    "uneven ctas": (spec(195, 2880, residual=True), mma(64, 8, 4, 1, 2), 9),
+    "16 rows": (spec(128, 512), mma(16, 8, 1, 8, 1, 8), 3),
+    "32 rows": (spec(192, 512, "mxfp4"), mma(32, 8, 1, 4), 3),
+    "128 rows": (spec(192, 512, "mxfp4"), mma(128, 24, 4, 2, 1, 2), 30),
+    "256 rows": (spec(320, 512), mma(256, 8, 8, 1, 1, 2), 8),
+    # structures of wgmma
+    "wgmma": (spec(320, 512), wgmma(256, 64, 8), 70),
+    "wgmma, 64 rows": (spec(192, 576, dtype="float16", residual=True), wgmma(64, 32, 4), 33),
+    "wgmma, ctas": (spec(128, 1024, residual=True), wgmma(128, 40, 8, 2), 41),
+    "wgmma, uneven ctas": (spec(195, 2880, residual=True), wgmma(128, 24, 8, 4), 19),
+    "wgmma, odd stages": (spec(128, 704, "mxfp4"), wgmma(128, 16, 4), 10),
+    # epilogues
+    "gated": (spec(192, 512, **GATED, residual=True), mma(64, 8, 2, 2), 9),
+    "gelu, residual": (
+        spec(200, 512, "mxfp4", activation="gelu_tanh", residual=True),
+        mma(64, 16, 4),
+        9,
+    ),
+    "wgmma, gated": (spec(256, 1088, "mxfp4", **GATED), wgmma(128, 40, 4), 41),
+    "relu2 to float32": (
+        spec(196, 512, "mxfp4", activation="relu2", residual=True, out_dtype="float32"),
+        mma(64, 16, 4),
+        9,
+    ),
+    "gated to float32": (
+        spec(196, 512, "mxfp4", "float16", **GATED, residual=True, out_dtype="float32"),
+        mma(64, 8, 4),
+        9,
+    ),
+    # ragged sizes
+    "odd n": (spec(195, 512, residual=True), mma(64, 8, 4, 1, 1, 2), 9),
+    "odd k": (spec(128, 720), mma(64, 8, 2, 2), 9),
+    "odd k, ctas": (spec(128, 1360), mma(64, 8, 2, 2, 2), 9),
+    "odd k, whole stages": (spec(128, 752), mma(64, 8, 2, 2, 2, 2), 9),
+    "odd k, a CTA with the last stage alone": (spec(196, 720), mma(64, 8, 2, 4, 2), 5),
+    "wgmma, odd k": (spec(128, 720), wgmma(128, 16, 4, 1, 1), 10),
+    "wgmma, odd k, ctas": (spec(128, 1520), wgmma(128, 16, 8, 2), 9),
+    # int4
+    "int4": (spec(128, 512, "int4", group=128), mma(64, 8, 2, 2), 9),
+    "int4, zeros": (spec(128, 704, "int4", "float16", group=64, zero=True), mma(64, 8, 2, 2), 9),
+    "int4, groups of 32": (spec(128, 512, "int4", group=32, zero=True), mma(64, 8, 2, 2), 9),
+    "int4, half a group": (spec(128, 640, "int4", "float16", group=128), mma(64, 8, 2), 9),
+    **{
+        f"wgmma, int4 {group}{', zeros' if zero else ''}": (
+            spec(128, 640, "int4", dtype, group=group, zero=zero),
+            wgmma(128, 16, 4),
+            10,
+        )
+        for group, zero, dtype in (
+            *((32, False, "bfloat16"), (32, True, "float16"), (64, False, "float16")),
+            *((64, True, "bfloat16"), (128, False, "bfloat16"), (128, True, "float16")),
+        )
+    },
+}
+QUICK = (
+    *("slices", "uneven ctas", "16 rows", "128 rows", "wgmma", "wgmma, uneven ctas"),
+    *(
+        "wgmma, gated",
+        "gelu, residual",
+        "gated to float32",
+        "odd k, ctas",
+        "odd k, a CTA with the last stage alone",
+        "int4, groups of 32",
+        "wgmma, int4 32, zeros",
+        "wgmma, int4 128",
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.exhaustive) for n in CASES]
+)
+def test_kernels_multiply(name):
+    of, tile, rows = CASES[name]
+    run(of, tile, rows).judge(LIMITS[of.dtype])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_kernels_multiply_whatever_the_interleaving(name, seed):
+    of, tile, rows = CASES[name]
+    run(of, tile, rows, seed=seed, stages=2, bias=seed == 1).judge(LIMITS[of.dtype])
+
+
+def test_results_do_not_differ_from_run_to_run():
+    of, tile, rows = CASES["4 ctas"]
+    first, second = (run(of, tile, rows, seed=7) for _ in range(2))
+    assert np.array_equal(first.got, second.got)
+
+
+# ---- Kernels follow the function ----------------------------------------------------------------
+
+EDITED = spec(128, 256, residual=True), mma(64, 8, 2, 2)
+
+
+def edited(old: str, new: str, count: int = 1) -> Any:
+    """Return the PTX of a layer in whose TensorIR a text is replaced before it is scheduled."""
+    of, tile = EDITED
+    text = linear_tiles(of).script()
+    assert text.count(old) >= 1, f"{old} is not in the function"
+    sch = Schedule(tvm.script.from_source(text.replace(old, new, count)))
+    schedules.decided(sch, of, tile, 3)
+    return compile_cuda_source(emit(derive(sch.mod["main"]), "linear"), "sm_90a", ptx=True)
+
+
+FMA = "T.fma(C[vt, vi, vr], global_scale[0] * T.float32(65536.0), bias["
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "follows"),
+    [
+        ("T.float32(65536.0)", "T.float32(131072.0)", lambda s, b, r: 2 * s + b + r),
+        (
+            f'T.Cast("bfloat16", {FMA}',
+            f'T.Cast("bfloat16", T.float32(2) * {FMA}',
+            lambda s, b, r: 2 * (s + b) + r,
+        ),
+        (
+            ' + T.Cast("float32", residual[',
+            ' - T.Cast("float32", residual[',
+            lambda s, b, r: s + b - r,
+        ),
+        (
+            f'T.Cast("bfloat16", {FMA}',
+            'T.Cast("bfloat16", T.Cast("float32", residual[vt, vi, vr // T.int64(32) * T.int64(32)'
+            " + vr % T.int64(8) // T.int64(2) * T.int64(8) + vr % T.int64(32) // T.int64(8) * "
+            f"T.int64(2) + vr % T.int64(2)]) * {FMA}",
+            lambda s, b, r: r * (s + b) + r,
+        ),
+    ],
+)
+def test_kernels_follow_the_epilogue(old, new, follows):
+    of, tile = EDITED
+    image = edited(old, new)
+    made = run(of, tile, 5, text=image.image.decode())
+    parts = run(of, tile, 5, bias=True)
+    assert not np.allclose(made.got, parts.got, rtol=1e-2)
+    made.want = follows(made.sums, made.bias, made.residual)
+    made.judge(LIMITS["bfloat16"])
+
+
+def test_kernels_follow_the_null_value():
+    of, tile = EDITED
+    func = linear_tiles(of)
+    changed = dict(func.attrs["blockscale.optional"]) | {"bias": 3.0}
+    sch = new_schedule(tvm.IRModule({"main": func.with_attr("blockscale.optional", changed)}))
+    schedules.decided(sch, of, tile, 3)
+    text = emit(derive(sch.mod["main"]), "linear")
+    image = compile_cuda_source(text, "sm_90a", ptx=True).image.decode()
+    made = run(of, tile, 5, bias=False, text=image)
+    made.want = made.want + 3
+    made.judge(LIMITS["bfloat16"])
+
+
+def test_what_cannot_be_lowered_says_where():
+    of, tile = EDITED
+    for old, new, words in (
+        (
+            "T.float32(65536.0)",
+            'T.Cast("float32", T.Cast("int32", packed[T.int64(0), T.int64(0), T.int64(0)]))',
+            "no load of uint32",
+        ),
+        (
+            "T.fma(C[vt, vi, vr]",
+            "T.fma(C[vt, vi, vr // T.int64(8) * T.int64(8) + (vr + T.int64(4)) % T.int64(8)]",
+            "another thread",
+        ),
+    ):
+        with pytest.raises(LoweringError, match=words):
+            edited(old, new)
+    sch = new_schedule(tvm.IRModule({"main": linear_tiles(of)}))
+    schedules.shape(sch, of, tile)
+    with pytest.raises(LoweringError, match="stages"):
+        derive(sch.mod["main"])
+    with pytest.raises(LoweringError, match="MMA"):
+        derive(linear_tiles(of))
+
+
+def test_kernels_follow_the_schedule():
+    of = spec(256, 1024)
+    first = kernel(of, mma(64, 8, 2, 2), 3)
+    for tile, stages in ((mma(64, 8, 2, 2), 4), (mma(64, 8, 4), 3), (mma(32, 8, 2, 2), 3)):
+        assert emit(kernel(of, tile, stages), "linear") != emit(first, "linear")
+
+
+def test_activations_are_those_of_the_reference():
+    assert ACT["silu"](np.float64(1.0)) == pytest.approx(0.7310585786)
+    assert ACT["gelu_tanh"](np.float64(1.0)) == pytest.approx(0.8411919906)
+
+
+# ---- The search space ---------------------------------------------------------------------------
+
+SIZES = [(512, 7168), (64, 64)]
+MORE_SIZES = [(4096, 4096), (2880, 2880), (100, 720), (28672, 4096)]
+
+
+@pytest.mark.exhaustive
+def test_every_tile_of_more_sizes_makes_the_kernel_that_it_says(monkeypatch):
+    monkeypatch.setattr("tests.gemm.test_linear_kernel.SIZES", MORE_SIZES)
+    for arch in ("sm_90a", "sm_120a"):
+        test_every_tile_makes_the_kernel_that_it_says(arch, "nvfp4", {})
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_120a"])
+@pytest.mark.parametrize(
+    ("fmt", "more"),
+    [
+        ("nvfp4", {}),
+        ("mxfp4", GATED),
+        ("int4", {"group": 128}),
+        ("int4", {"group": 32, "zero": True}),
+    ],
+)
+def test_every_tile_makes_the_kernel_that_it_says(arch, fmt, more):
+    for n, k in SIZES if fmt == "nvfp4" else SIZES[:1]:
+        of = spec(n, -(-k // 128) * 128 if fmt == "int4" else k, fmt, **more)
+        room = GPU_TARGETS[arch]
+        for rows in (1, 64, 1000) if fmt == "nvfp4" else (1, 200):
+            tiles = legal_tiles(of, rows, room)
+            assert tiles, (n, k, rows)
+            for tile in tiles:
+                for stages in depths(of, tile, rows, room):
+                    made = kernel(of, tile, stages)
+                    said = (tile.rows, tile.tokens, tile.threads, tile.shared(of, stages))
+                    assert (made.cols_tile, made.rows_tile, made.threads, made.shared) == said
+                    assert made.shared <= room.cta_shared
+                    assert (made.warps, made.slices, made.ctas) == (
+                        tile.warps,
+                        tile.slices,
+                        tile.ctas,
+                    )
+
+
+def test_the_default_fills_the_machine_where_a_tile_can():
+    """The first of few rows has CTAs for most SMs, and divides K where rows of w are too few."""
+    room = GPU_TARGETS["sm_90a"]
+    for n, parts in ((28672, 1), (4096, 2), (512, 8)):
+        of = spec(n, 7168)
+        for rows in (1, 8):
+            first = legal_tiles(of, rows, room)[0]
+            assert first.ctas == parts
+            assert ctas(of, first, rows) >= (0.8 * room.sms if n > 512 else 64)

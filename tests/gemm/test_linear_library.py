@@ -1,0 +1,77 @@
+"""Linear layers as users get them on GPUs: built into a library, host code and kernels emulated."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from blockscale import emulator
+from blockscale.building.builder import build
+from blockscale.catalog.gemm import LINEAR_GPU_BUCKETS
+from blockscale.specs import Linear
+from tests.kit.linear_harness import ACT, prepared, weight
+from tests.kit.pairwise import few
+from tests.reference import moe
+
+PLAIN = Linear(192, 512, "nvfp4", "bfloat16", layout="tiles64")
+FULL = Linear(
+    256, 448, "mxfp4", "float16", layout="tiles64", activation="silu", gated=True, residual=True
+)  # fmt: skip
+SMS = 4
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    path = tmp_path_factory.mktemp("linear") / "linear.so"
+    build([PLAIN, FULL], path, level="sm_90a", ptx=True)
+    return path
+
+
+def call(library, spec, rows):
+    """Return the launches, y and what it should be."""
+    made, gains = weight(spec, rows), np.array([0.5, 1.5][: 1 + spec.gated])
+    w = prepared(spec, made, gains)
+    dtype = getattr(torch, spec.dtype)
+    x = torch.from_numpy(moe.random_hidden(rows, spec.k, spec.dtype, rows).astype(np.float32))
+    bias = torch.linspace(-1, 1, spec.n)
+    residual = [torch.linspace(-3, 3, rows * spec.cols).view(rows, -1).to(dtype)]
+    y = torch.full((rows, spec.cols), float("nan"), dtype=dtype)
+    given = [w.packed, w.block_scale, w.global_scale, bias, *residual[: spec.residual], y]
+    run = emulator.run_module(
+        library, spec.name, x.to(dtype), *given, target="sm_90a", multiprocessors=SMS
+    )
+    run.check()
+    sums = np.split(x.numpy().astype(np.float64) @ made.value.T, 1 + spec.gated, 1)
+    shifts = np.split(bias.numpy(), 1 + spec.gated)
+    parts = [s * g + b for s, g, b in zip(sums, gains, shifts, strict=True)]
+    want = ACT[spec.activation](parts[0]) * (parts[1] if spec.gated else 1)
+    want = want + (residual[0].double().numpy() if spec.residual else 0)
+    return run.launches, y.double().numpy(), want
+
+
+@pytest.mark.parametrize(("spec", "rows"), few([(PLAIN, 1), (PLAIN, 20), (FULL, 40), (FULL, 3)]))
+def test_each_bucket(library, spec, rows):
+    launches, got, want = call(library, spec, rows)
+    [launch] = launches
+    limits = [bucket.limit for bucket in LINEAR_GPU_BUCKETS]
+    assert any(launch.kernel.endswith(f"kernel{i}") for i in range(len(limits)))
+    error = np.sqrt(((got - want) ** 2).sum(1) / (want**2).sum(1))
+    assert error.max() < (4e-3 if spec.dtype == "bfloat16" else 1e-3)
+
+
+def test_few_rows_and_many_have_kernels_of_their_own(library):
+    first, second = (call(library, PLAIN, rows)[0][0] for rows in (1, 40))
+    assert first.kernel != second.kernel
+    assert (first.grid[0], second.grid[0]) != (0, 0)
+
+
+def test_wrong_shapes_are_refused(library):
+    x = torch.zeros((3, 500), dtype=torch.bfloat16)
+    w = prepared(PLAIN, weight(PLAIN, 0), np.ones(1))
+    y = torch.zeros((3, 192), dtype=torch.bfloat16)
+    with pytest.raises(Exception, match="512"):
+        emulator.run_module(
+            library, PLAIN.name, x, w.packed, w.block_scale, w.global_scale, None, y,
+            target="sm_90a", multiprocessors=SMS,
+        )  # fmt: skip

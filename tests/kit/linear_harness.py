@@ -1,0 +1,155 @@
+"""Run a linear layer's kernel in the emulator on random operands, and judge it against float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+import tvm
+
+from blockscale import emulator
+from blockscale.building.space import new_schedule
+from blockscale.lower.nvcc import compile_cuda_source
+from blockscale.lower.warp.derive import derive
+from blockscale.lower.warp.emit import emit, tensor_maps
+from blockscale.lower.warp.kernel import Kernel
+from blockscale.ops.linear.weights import prepare_linear_weights
+from blockscale.schedules.gemm import linear as schedules
+from blockscale.specs import Linear
+from blockscale.specs.plans.linear import LinearTile
+from blockscale.tir.gemm.linear_tiles import linear_tiles
+from tests.kit import moe_harness
+from tests.kit.moe_harness import UNWRITTEN, bits, values
+from tests.reference import moe
+
+GUARD_ROWS = 2
+
+
+@cache
+def kernel(spec: Linear, tile: LinearTile, stages: int) -> Kernel:
+    """Return the kernel that is derived from the schedule."""
+    sch = new_schedule(tvm.IRModule({"main": linear_tiles(spec)}))
+    schedules.decided(sch, spec, tile, stages)
+    return derive(sch.mod["main"])
+
+
+@cache
+def ptx(spec: Linear, tile: LinearTile, stages: int, arch: str = "sm_90a") -> str:
+    """Return the PTX of a kernel."""
+    text = emit(kernel(spec, tile, stages), "linear")
+    return compile_cuda_source(text, arch, ptx=True).image.decode()
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight as checkpoints have it, and its values [n, k]."""
+
+    codes: np.ndarray
+    scale: np.ndarray
+    zero: np.ndarray | None
+    value: np.ndarray
+
+
+def weight(spec: Linear, seed: int) -> Weight:
+    """Return a random weight: w2 of a layer of one expert."""
+    layer = moe.random_layer(
+        1, -(-spec.n // 128) * 128, spec.k, spec.fmt, group=spec.group, zeros=spec.zero,
+        activation="relu2", scale_dtype=spec.dtype, seed=seed,
+    )  # fmt: skip
+    overall = 1.0 if layer.w2_global_scale is None else float(layer.w2_global_scale[0])
+    zero = None if layer.w2_zero is None else layer.w2_zero[0, : spec.n]
+    value = layer.dense()[1][0, : spec.n] / overall
+    return Weight(layer.w2[0, : spec.n], layer.w2_scale[0, : spec.n], zero, value)
+
+
+def prepared(spec: Linear, made: Weight, overall: np.ndarray) -> Any:
+    """Return the weight in layout tiles64."""
+    zero = None if made.zero is None else torch.from_numpy(np.ascontiguousarray(made.zero))
+    return prepare_linear_weights(
+        torch.from_numpy(np.ascontiguousarray(made.codes)),
+        torch.from_numpy(np.ascontiguousarray(made.scale)),
+        fmt=spec.fmt, global_scale=torch.from_numpy(overall.astype(np.float32)), zero=zero,
+        gated=spec.gated, dtype=getattr(torch, spec.dtype), layout="tiles64",
+        group_size=spec.group if spec.fmt == "int4" else None,
+    )  # fmt: skip
+
+
+ACT = {
+    "none": lambda v: v,
+    "silu": lambda v: v / (1 + np.exp(-v)),
+    "gelu_tanh": lambda v: 0.5 * v * (1 + np.tanh(0.7978845608028654 * (v + 0.044715 * v**3))),
+    "relu2": lambda v: np.maximum(v, 0) ** 2,
+}
+
+
+@dataclass
+class Outcome(moe_harness.Outcome):
+    """What a kernel wrote and should have written, float64 [rows, columns], and its report."""
+
+    sums: np.ndarray
+    """x @ w.T * global_scale; with `bias` and `residual`, of a layer that is not gated."""
+    bias: Any
+    residual: Any
+
+
+def run(
+    spec: Linear,
+    tile: LinearTile,
+    m: int,
+    *,
+    stages: int = 3,
+    bias: bool = True,
+    ctas: int = 2,
+    seed: int = 0,
+    arch: str = "sm_90a",
+    text: str | None = None,
+) -> Outcome:
+    """Run a random layer; ``ctas``: clusters of the grid, where tiles are taken in turn."""
+    made, rng = weight(spec, seed), np.random.default_rng(seed)
+    of = kernel(spec, tile, stages)
+    x = moe.random_hidden(m, spec.k, spec.dtype, seed)
+    overall = np.array([0.75, 1.25][: 1 + spec.gated])
+    weights = prepared(spec, made, overall)
+    codes, scale, factor = (
+        value.contiguous()
+        .view(torch.uint8 if value.dtype != torch.float32 else value.dtype)
+        .numpy()
+        for value in (weights.packed, weights.block_scale, weights.global_scale)
+    )
+    shift = rng.normal(size=spec.n).astype(np.float32) if bias else None
+    other = moe.random_hidden(m, spec.cols, spec.dtype, seed + 1) if spec.residual else None
+    sixteen = spec.out_dtype != "float32"
+    y = np.full((m + GUARD_ROWS, spec.cols), UNWRITTEN, np.uint16 if sixteen else np.uint32)
+    row_tiles = -(-m // of.rows_tile)
+    grid = of.col_tiles * row_tiles if of.ctas > 1 else ctas
+    stored = bits(x, spec.dtype)
+    of_x: Any = stored
+    for each in tensor_maps(of):
+        of_x = emulator.TensorMap(
+            stored,
+            dtype=each.dtype,
+            global_dim=each.sizes(m, 0),
+            global_strides_bytes=each.strides,
+            box_dim=each.box,
+            swizzle="128B",
+        )
+    report = emulator.launch(
+        text or ptx(spec, tile, stages, arch), entry="linear", grid=grid * of.ctas, cluster=of.ctas,
+        block=of.threads, dynamic_smem=of.shared,
+        args=[of_x, codes, scale, factor, shift,
+              None if other is None else bits(other, spec.dtype), y, np.int32(m)],
+        seed=seed,
+    )  # fmt: skip
+    sums = x.astype(np.float64) @ made.value.T
+    halves = np.split(sums, 1 + spec.gated, axis=1)
+    shifts = np.split(np.zeros(spec.n) if shift is None else shift, 1 + spec.gated)
+    parts = [h * g + b for h, g, b in zip(halves, overall, shifts, strict=True)]
+    want = ACT[spec.activation](parts[0])
+    want = want * parts[1] if spec.gated else want
+    want = want + (0 if other is None else other.astype(np.float64))
+    got = values(y[:m], spec.dtype) if sixteen else y[:m].view(np.float32).astype(np.float64)
+    added = 0 if other is None else other.astype(np.float64)
+    return Outcome(got, want, y[m:], report, parts[0] - shifts[0], shifts[0], added)

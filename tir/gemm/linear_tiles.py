@@ -1,0 +1,236 @@
+"""The linear layer of 4-bit weights in whole tiles, which schedules for mma.sync and wgmma split.
+
+y[i, j] = round(act(fma(sum_k x[i, k] * w[j, k], global_scale, bias[j])) + residual[i, j])
+
+and of gated layers round(act(gate) * up + residual).  Weights are in the layout "tiles64"
+(`blockscale.ops.moe.tiles`): rows of w in an order in which a thread of an MMA has neighbouring
+columns of y; of each 16 channels, which a thread has, word j holds 2 j, 2 j + 1, 2 j + 8 and
+2 j + 9.  Sizes are padded: rows of w to `ROW_TILE`, K to `K_TILE`, rows of x to
+`TOKEN_TILE`; the true ones are in the attribute "blockscale.shapes".
+
+A decoded weight is w * 2^-LEFT_OVER: what 16-bit arithmetic makes of codes without a further step.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from tvm.backend.cuda.op import cuda_func_call
+from tvm.ir import Expr as PrimExpr
+from tvm.script import tirx as T
+from tvm.tirx import PrimFunc
+
+from blockscale.base.sizes import ceil_div, round_up
+from blockscale.specs import Linear
+from blockscale.specs.plans.moe import scale_count
+from blockscale.tir.common import i64
+from blockscale.tir.gemm.tiles import OPTIONAL, PARAMS
+from blockscale.tir.moe.tiles import (
+    BLOCK_WORDS,
+    K_TILE,
+    ROW_TILE,
+    TOKEN_TILE,
+    decoded,
+    f32,
+    left_over,
+    natural,
+)
+
+
+def column(sixteen: PrimExpr, row: PrimExpr) -> PrimExpr:
+    """The column of y of a gate: two tiles of 16 rows have 16, and a thread four neighbours."""
+    pair = row // i64(2) * i64(4) + sixteen % i64(2) * i64(2) + row % i64(2)
+    return sixteen // i64(2) * i64(16) + pair
+
+
+def linear_tiles(spec: Linear, rows: int | None = None) -> PrimFunc:
+    """Return the unscheduled layer in whole tiles.
+
+    Args:
+        spec: of layout "tiles64".
+        rows: of x, for which it is tuned; None: any number.
+
+    Parameters are those of the spec, and residual in any case; without one it is null.
+    """
+    func = (_gated if spec.gated else _plain)(spec)
+    optional = {"global_scale": 1.0, "bias": 0.0, "residual": 0.0}
+    func = func.with_attrs({PARAMS: true_shapes(spec), OPTIONAL: optional})
+    # Whole tiles are the same for several numbers of rows, whose best schedules are not.
+    return func if rows is None else func.with_attr("blockscale.rows", rows)
+
+
+def true_shapes(spec: Linear) -> dict[str, list[tuple[str, int, int, int]]]:
+    """Return the true dimensions of the parameters; see `tiles.true_shapes`."""
+    blocks = ceil_div(spec.padded_k, max(64, spec.group))
+    y = [("rows", 1, -1, 2), ("", 1, spec.cols, 1)]
+    return {
+        "x": [("rows", 1, -1, 2), ("k", 1, spec.k, 2)],
+        "packed": [
+            ("cols", 64, spec.padded_n // 64, 1),
+            ("k", 64, spec.padded_k // 64, 1),
+            ("", 1, BLOCK_WORDS, 1),
+        ],
+        "block_scale": [
+            ("cols", 64, spec.padded_n // 64, 1),
+            ("k", max(64, spec.group), blocks, 1),
+            ("", 1, 4 * scale_count(spec.fmt, spec.group, spec.zero), 1),
+        ],
+        "global_scale": [("", 1, 2 if spec.gated else 1, 1)],
+        "bias": [*([("", 1, 2, 1)] if spec.gated else []), ("", 1, spec.cols, 1)],
+        "residual": y,
+        "y": y,
+    }
+
+
+def activated(name: str, value: PrimExpr) -> PrimExpr:
+    """An activation in float32, from named device functions where hardware approximates it."""
+    if name == "none":
+        return value
+    if name == "relu2":
+        positive = T.max(value, T.float32(0))
+        return positive * positive
+    if name == "silu":
+        return value * sigmoid(value)
+    inner = T.float32(0.7978845608028654) * (value + T.float32(0.044715) * value * value * value)
+    return value * sigmoid(T.float32(2) * inner)  # (1 + tanh(z)) / 2 = sigmoid(2 z)
+
+
+def sigmoid(value: PrimExpr) -> PrimExpr:
+    """1 / (1 + exp(-value)) by the approximations of exp and of a quotient."""
+    return cuda_func_call(
+        "bs_sigmoid", value, source_code='#include "mma.cuh"\n', return_type="float32"
+    )
+
+
+def _sizes(spec: Linear) -> tuple[PrimExpr, ...]:
+    """Rows; blocks of 64 rows, of 64 k, and of scales; numbers in one of these; all padded."""
+    rows, k = round_up(spec.padded_n, ROW_TILE), round_up(spec.padded_k, K_TILE)
+    shared = max(1, spec.group // 64)
+    numbers = 4 * scale_count(spec.fmt, spec.group, spec.zero)
+    return tuple(i64(n) for n in (rows, rows // 64, k // 64, k // 64 // shared, numbers))
+
+
+def _products(spec: Linear) -> Any:
+    """Steps from x and the weight to sums C [tiles, rows of a tile, rows of w]."""
+    R, RB, KB, SB, SN = _sizes(spec)
+    N, dtype = i64(TOKEN_TILE), spec.dtype
+    numbers = dtype if spec.fmt == "int4" else "uint8"
+    decode = partial(decoded, spec.fmt, spec.group, spec.zero, dtype, raw=True)
+
+    @T.inline
+    def steps(x, packed, block_scale, C, tiles):
+        W = T.sblock_alloc_buffer((RB, KB, i64(BLOCK_WORDS)), "uint32")
+        S = T.sblock_alloc_buffer((RB, SB, SN), numbers)
+        X = T.sblock_alloc_buffer((tiles, KB, N, i64(64)), dtype)
+        A = T.sblock_alloc_buffer((KB, R, i64(64)), dtype)
+        for r, k, b in T.grid(RB, KB, i64(BLOCK_WORDS)):
+            with T.sblock("weights"):
+                vr, vk, vb = T.axis.remap("SSS", [r, k, b])
+                W[vr, vk, vb] = packed[vr, vk, vb]
+        for r, k, b in T.grid(RB, SB, SN):
+            with T.sblock("scales"):
+                vr, vk, vb = T.axis.remap("SSS", [r, k, b])
+                S[vr, vk, vb] = block_scale[vr, vk, vb]
+        for t, k, i, p in T.grid(tiles, KB, N, i64(64)):
+            with T.sblock("tokens"):
+                vt, vk, vi, vp = T.axis.remap("SSSS", [t, k, i, p])
+                X[vt, vk, vi, vp] = x[vt, vi, vk, vp]
+        for k, r, p in T.grid(KB, R, i64(64)):
+            with T.sblock("decode"):
+                vk, vr, vp = T.axis.remap("SSS", [k, r, p])
+                A[vk, vr, vp] = decode(W, S, vr, vp, (vr // i64(64),), vk)
+        for t, i, r, k, p in T.grid(tiles, N, R, KB, i64(64)):
+            with T.sblock("gemm"):
+                vt, vi, vr, vk, vp = T.axis.remap("SSSRR", [t, i, r, k, p])
+                with T.init():
+                    C[vt, vi, vr] = T.float32(0)
+                C[vt, vi, vr] = C[vt, vi, vr] + f32(A[vk, vr, vp]) * f32(X[vt, vk, vi, vp])
+
+    return steps
+
+
+def _plain(spec: Linear) -> PrimFunc:
+    """The layer whose rows of w are columns of y."""
+    R, RB, KB, SB, SN = _sizes(spec)
+    N, dtype, out_dtype, one = i64(TOKEN_TILE), spec.dtype, spec.out_dtype, i64(1)
+    numbers = dtype if spec.fmt == "int4" else "uint8"
+    multiply, act = _products(spec), partial(activated, spec.activation)
+    left = T.float32(left_over(spec.fmt, spec.zero, dtype))
+
+    @T.prim_func(s_tir=True)
+    def main(
+        x_handle: T.handle,
+        packed: T.Buffer((RB, KB, i64(BLOCK_WORDS)), "uint32"),
+        block_scale: T.Buffer((RB, SB, SN), numbers),
+        global_scale: T.Buffer((one,), "float32"),
+        bias: T.Buffer((R,), "float32"),
+        residual_handle: T.handle,
+        y_handle: T.handle,
+    ):
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        tiles = T.int64()
+        x = T.match_buffer(x_handle, (tiles, N, KB, i64(64)), dtype)
+        residual = T.match_buffer(residual_handle, (tiles, N, R), dtype)
+        y = T.match_buffer(y_handle, (tiles, N, R), out_dtype)
+        C = T.sblock_alloc_buffer((tiles, N, R), "float32")
+        multiply(x, packed, block_scale, C, tiles)
+        for t, i, r in T.grid(tiles, N, R):
+            with T.sblock("epilogue"):
+                vt, vi, vr = T.axis.remap("SSS", [t, i, r])
+                y[vt, vi, natural(vr)] = T.Cast(
+                    out_dtype,
+                    act(T.fma(C[vt, vi, vr], global_scale[0] * left, bias[natural(vr)]))
+                    + f32(residual[vt, vi, natural(vr)]),
+                )
+
+    return main
+
+
+def _gated(spec: Linear) -> PrimFunc:
+    """The layer whose rows of w are gates and ups, 8 of each in turn."""
+    R, RB, KB, SB, SN = _sizes(spec)
+    N, dtype, out_dtype, two = i64(TOKEN_TILE), spec.dtype, spec.out_dtype, i64(2)
+    numbers = dtype if spec.fmt == "int4" else "uint8"
+    multiply, act = _products(spec), partial(activated, spec.activation)
+    left = T.float32(left_over(spec.fmt, spec.zero, dtype))
+    half, eight, sixteen = R // two, i64(8), i64(16)
+
+    @T.prim_func(s_tir=True)
+    def main(
+        x_handle: T.handle,
+        packed: T.Buffer((RB, KB, i64(BLOCK_WORDS)), "uint32"),
+        block_scale: T.Buffer((RB, SB, SN), numbers),
+        global_scale: T.Buffer((two,), "float32"),
+        bias: T.Buffer((two, half), "float32"),
+        residual_handle: T.handle,
+        y_handle: T.handle,
+    ):
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        tiles = T.int64()
+        x = T.match_buffer(x_handle, (tiles, N, KB, i64(64)), dtype)
+        residual = T.match_buffer(residual_handle, (tiles, N, half), dtype)
+        y = T.match_buffer(y_handle, (tiles, N, half), out_dtype)
+        C = T.sblock_alloc_buffer((tiles, N, R), "float32")
+        multiply(x, packed, block_scale, C, tiles)
+        for t, i, q, p in T.grid(tiles, N, R // sixteen, eight):
+            with T.sblock("epilogue"):
+                vt, vi, vq, vp = T.axis.remap("SSSS", [t, i, q, p])
+                y[vt, vi, column(vq, vp)] = T.Cast(
+                    out_dtype,
+                    act(
+                        T.fma(
+                            C[vt, vi, vq * sixteen + vp],
+                            global_scale[0] * left,
+                            bias[0, column(vq, vp)],
+                        )
+                    )
+                    * T.fma(
+                        C[vt, vi, vq * sixteen + eight + vp],
+                        global_scale[1] * left,
+                        bias[1, column(vq, vp)],
+                    )
+                    + f32(residual[vt, vi, column(vq, vp)]),
+                )
+
+    return main

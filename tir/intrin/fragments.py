@@ -1,0 +1,89 @@
+"""What intrinsics that decode 4-bit weights to fragments of warps, and multiply these, mean.
+
+Scope "local" is registers: a fragment of 16 rows is spread over the lanes of a warp, one of 64 over
+those of a warpgroup, as the MMA wants it (PTX ISA 9.7.14.5.8, 9.7.15.5.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm.ir import Expr as PrimExpr
+from tvm.script import tirx as T
+
+from blockscale.base.formats import MOE
+from blockscale.specs.plans.moe import scale_count
+from blockscale.tir.common import i64
+from blockscale.tir.intrin.operands import Operand, describe
+from blockscale.tir.moe.tiles import WORDS, decoded, f32
+
+SMEM, LOCAL = "shared.dyn", "local"
+
+SHORT = {"bfloat16": "bf16", "float16": "f16"}
+"""Dtypes of fragments in names of intrinsics."""
+
+
+def decoding(
+    name: str, weight: tuple[str, int, bool], dtype: str, call: Callable[..., PrimExpr], raw: bool
+) -> str:
+    """Register and name: 16 rows x 64 k of a weight become the A fragments of four MMAs.
+
+    Args:
+        name: of the intrinsic.
+        weight: its format, elements of K that share a scale, whether codes have zero points.
+        dtype: of the fragments, "bfloat16" or "float16".
+        call: the device function, of fragments, codes, scales and the numbers of ``weight``.
+        raw: whether the power of two that `tir.moe.tiles.left_over` says is left to the epilogue.
+    """
+    fmt, group, zeros = weight
+    M, K, N, B = i64(16), i64(64), i64(WORDS), i64(scale_count(fmt, group, zeros))
+    numbers = [T.int32(number) for number in ([*MOE].index(fmt), group, int(zeros))]
+
+    @T.inline
+    def desc(W, S, A):
+        for r, p in T.grid(M, K):
+            with T.sblock("decode"):
+                vr, vp = T.axis.remap("SS", [r, p])
+                A[vr, vp] = decoded(fmt, group, zeros, dtype, W, S, vr, vp, raw=raw)
+
+    def impl(W: T.Buffer, S: T.Buffer, A: T.Buffer) -> PrimExpr:
+        return call(A.access_ptr("w"), W.access_ptr("r"), S.access_ptr("r"), *numbers)
+
+    operands = (
+        Operand("W", (N,), "uint32", scope=SMEM),
+        Operand("S", (B,), dtype if fmt == "int4" else "uint8", scope=SMEM),
+        Operand("A", (M, K), dtype, "w", LOCAL),
+    )
+    return describe(name, operands, desc, impl)
+
+
+def product(
+    name: str, shape: tuple[int, int, int], dtype: str, call: Callable[..., PrimExpr], scope: str
+) -> str:
+    """Register and name: d[token, row] += sum of a[row, k] * x[token, k], in float32.
+
+    Args:
+        name: of the intrinsic.
+        shape: rows, tokens, and elements of K.
+        dtype: of a and x, "bfloat16" or "float16".
+        call: the device function, of d, a and x.
+        scope: of x; a and d are in registers.
+    """
+    M, N, K = (i64(size) for size in shape)
+
+    @T.inline
+    def desc(A, X, D):
+        for n, m, k in T.grid(N, M, K):
+            with T.sblock("product"):
+                vn, vm, vk = T.axis.remap("SSR", [n, m, k])
+                D[vn, vm] = D[vn, vm] + f32(A[vm, vk]) * f32(X[vn, vk])
+
+    def impl(A: T.Buffer, X: T.Buffer, D: T.Buffer) -> PrimExpr:
+        return call(D.access_ptr("rw"), A.access_ptr("r"), X.access_ptr("r"))
+
+    operands = (
+        Operand("A", (M, K), dtype, scope=LOCAL),
+        Operand("X", (N, K), dtype, scope=scope),
+        Operand("D", (N, M), "float32", "rw", LOCAL),
+    )
+    return describe(name, operands, desc, impl)

@@ -1,0 +1,154 @@
+"""Tensor intrinsics of a GEMM whose 4-bit weights become fragments of warps: mma.sync and wgmma.
+
+Each is a *desc* in plain loops and an *impl* that names the device function of
+``blockscale/lower/native/mma.cuh`` that issues the instruction, whose further arguments
+`blockscale.lower.warp` derives.  Scope "local" is registers: a fragment of 16 rows is spread over
+the lanes of a warp as MMAs want it (PTX ISA 9.7.14.5.8); four warps issue a wgmma together, and
+each has its own 16 of the 64 rows (9.7.15.5.2).
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+from tvm.ir import Expr as PrimExpr
+from tvm.script import tirx as T
+
+from blockscale.base.formats import MOE
+from blockscale.tir.common import i64
+from blockscale.tir.intrin.cuda import blocks as cuda_blocks
+from blockscale.tir.intrin.fragments import LOCAL, SHORT, SMEM, decoding, product
+from blockscale.tir.intrin.operands import Operand, copy, describe, intrinsic
+
+HEADER = '#include "mma.cuh"\n'
+"""What declares the device functions."""
+
+ROW = 64
+"""Channels of a row of x that are copied at a time: 128 bytes, a swizzle atom's row."""
+
+_LONG = {short: dtype for dtype, short in SHORT.items()}
+
+call = partial(cuda_blocks.call, header=HEADER)
+
+
+def register_named(text: str) -> None:
+    """Register the intrinsics that ``text`` names."""
+    makers = {
+        r"warp_bulk_(\d+)x(\d+)_([a-z]+\d+)": lambda m: bulk(int(m[1]), int(m[2]), m[3]),
+        r"warp_tma_(\d+)x64_(bf16|f16)": lambda m: tma(int(m[1]), _LONG[m[2]]),
+        rf"warp_decode_({'|'.join(MOE)})_g(\d+)(z?)_(bf16|f16)(_steps)?": (
+            lambda m: decode(m[1], int(m[2]), bool(m[3]), _LONG[m[4]], bool(m[5]))
+        ),
+        r"warp_fragment_(bf16|f16)": lambda m: fragment(_LONG[m[1]]),
+        r"warp_mma_m16n8k64_(bf16|f16)": lambda m: mma(_LONG[m[1]]),
+        r"warp_wgmma_m16n(\d+)k16_(bf16|f16)": lambda m: wgmma(int(m[1]), _LONG[m[2]]),
+    }
+    for name in sorted(set(re.findall(r"\bwarp_\w+", text))):
+        for pattern, make in makers.items():
+            found = re.fullmatch(pattern, name)
+            if found is not None:
+                make(found)
+
+
+# ---- Loads --------------------------------------------------------------------------------------
+
+
+@intrinsic
+def bulk(blocks: int, count: int, dtype: str) -> str:
+    """Register and name: copy codes, scales or channels of a row of x to shared memory.
+
+    cp.async.bulk (PTX ISA 9.7.9.25.4.1) of contiguous bytes: ``blocks`` of ``count`` elements.
+    """
+
+    def move(target: T.Buffer, source: T.Buffer) -> PrimExpr:
+        return call("bs_warp_bulk", target.access_ptr("w"), source.access_ptr("r"))
+
+    shape = (i64(blocks), i64(count)) if blocks > 1 else (i64(count),)
+    return copy(f"warp_bulk_{blocks}x{count}_{dtype}", shape, dtype, ("global", SMEM), move)
+
+
+@intrinsic
+def tma(rows: int, dtype: str) -> str:
+    """Register and name: load 64 channels of rows of x to shared memory.
+
+    cp.async.bulk.tensor (PTX ISA 9.7.9.25.5.2), to rows of 128 bytes that are swizzled as wgmma
+    reads them; rows and channels that there are not become zeros.
+    """
+    N, K, one = i64(rows), i64(ROW), i64(1)
+
+    @T.inline
+    def desc(S, D):
+        for n, k in T.grid(N, K):
+            with T.sblock("copy"):
+                vn, vk = T.axis.remap("SS", [n, k])
+                D[vn, vk] = S[vn, 0, vk]
+
+    def impl(source: T.Buffer, target: T.Buffer) -> PrimExpr:
+        return call("bs_warp_tma", target.access_ptr("w"), source.access_ptr("r"))
+
+    operands = (
+        Operand("S", (N, one, K), dtype),
+        Operand("D", (N, K), dtype, "w", SMEM),
+    )
+    return describe(f"warp_tma_{rows}x64_{SHORT[dtype]}", operands, desc, impl)
+
+
+@intrinsic
+def fragment(dtype: str) -> str:
+    """Register and name: 8 rows of 64 channels to the B fragments of four MMAs, in registers.
+
+    A thread has 16 channels that are neighbours, of which MMA j takes 2 j, 2 j + 1, 2 j + 8 and
+    2 j + 9: those of the thread's word j of codes.
+    """
+    N, K, one = i64(8), i64(ROW), i64(1)
+
+    @T.inline
+    def desc(S, D):
+        for n, p in T.grid(N, K):
+            with T.sblock("fragment"):
+                vn, vp = T.axis.remap("SS", [n, p])
+                D[vn, vp] = S[vn, 0, vp]
+
+    def impl(source: T.Buffer, target: T.Buffer) -> PrimExpr:
+        return call("bs_warp_fragment", target.access_ptr("w"), source.access_ptr("r"))
+
+    operands = (
+        Operand("S", (N, one, K), dtype, scope=SMEM),
+        Operand("D", (N, K), dtype, "w", LOCAL),
+    )
+    return describe(f"warp_fragment_{SHORT[dtype]}", operands, desc, impl)
+
+
+# ---- Decoding -----------------------------------------------------------------------------------
+
+
+@intrinsic
+def decode(fmt: str, group: int, zeros: bool, dtype: str, steps: bool) -> str:
+    """Register and name: decode 16 rows x 64 k to the A fragments of four MMAs, in registers.
+
+    A word of codes is of rows g and g + 8.  A thread takes its own four, of 16 channels of each
+    row; with ``steps`` those of its quad's threads that have the channels of MMA j, 16 j to
+    16 j + 15.  `native/moe/moe_decode.cuh` says how, `tir.moe.tiles.left_over` what it leaves.
+    """
+    name = f"warp_decode_{fmt}_g{group}{'z' if zeros else ''}_{SHORT[dtype]}"
+    issue = partial(call, f"bs_warp_decode{'_steps' if steps else ''}")
+    name += "_steps" if steps else ""
+    return decoding(name, (fmt, group, zeros), dtype, issue, raw=True)
+
+
+# ---- Products -----------------------------------------------------------------------------------
+
+
+@intrinsic
+def mma(dtype: str) -> str:
+    """Register and name: 16 rows of w times 8 of x, four mma.sync (PTX ISA 9.7.14.5.14)."""
+    name = f"warp_mma_m16n8k64_{SHORT[dtype]}"
+    return product(name, (16, 8, 64), dtype, partial(call, "bs_warp_mma"), LOCAL)
+
+
+@intrinsic
+def wgmma(tokens: int, dtype: str) -> str:
+    """Register and name: a warp's part of a wgmma, with A in registers (PTX ISA 9.7.15.5.2)."""
+    name = f"warp_wgmma_m16n{tokens}k16_{SHORT[dtype]}"
+    return product(name, (16, tokens, 16), dtype, partial(call, f"bs_warp_wgmma<{tokens}>"), SMEM)
