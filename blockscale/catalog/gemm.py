@@ -60,9 +60,12 @@ def _cpu_grouped_buckets(spec: GroupedMmFp4 | GroupedMmActFp4Quant) -> tuple[Buc
 
 
 def _cuda_buckets(spec: Gemm | GroupedMmActFp4Quant) -> tuple[Bucket, ...]:
-    if isinstance(spec, MmFp4):
-        return GEMM_BUCKETS
-    *most, last = (rows * spec.experts for rows in GROUPED_ROWS)
+    return GEMM_BUCKETS if isinstance(spec, MmFp4) else grouped_buckets(spec.experts)
+
+
+def grouped_buckets(experts: int) -> tuple[Bucket, ...]:
+    """Return the buckets of a grouped GEMM on a GPU, by the rows of all experts."""
+    *most, last = (rows * experts for rows in GROUPED_ROWS)
     return (*(Bucket(rows, 2 * rows) for rows in most), Bucket(last, None))
 
 

@@ -1,7 +1,7 @@
 """MoE layers and their router; on a GPU a layer is two GEMMs, each a part with schedules.
 
 An exported function of a GPU holds a pair of kernels for each of `MOE_BUCKETS` and chooses by its
-number of tokens.
+number of tokens; where GEMMs multiply codes by codes, kernels of each GEMM for numbers of slots.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import Trace
 from tvm.tirx import PrimFunc
 
-from blockscale.base.targets import BULK_COPIES
-from blockscale.catalog.registry import Bucket, Road, Workload, register, workloads
+from blockscale.base.targets import BULK_COPIES, TCGEN05
+from blockscale.catalog.gemm import grouped_buckets
+from blockscale.catalog.registry import Bucket, Road, Workload, register, scheduled, workloads
 from blockscale.lower.cuda import Source
-from blockscale.lower.moe import kernel
+from blockscale.lower.moe import codes, kernel
 from blockscale.lower.moe.read import read
+from blockscale.schedules.gemm import tcgen05
 from blockscale.schedules.moe import cpu, wgmma
 from blockscale.schedules.steps import Sketch
 from blockscale.specs import FusedMoe, MoeRoute
 from blockscale.specs.plans.moe import MoeGemm, MoePlan
+from blockscale.tir.moe.fp4_tiles import moe_fp4_tiles, rule
 from blockscale.tir.moe.fused_moe import ROW_TILES, fused_moe
 from blockscale.tir.moe.route import moe_route
 from blockscale.tir.moe.tiles import moe_tiles
@@ -151,6 +154,52 @@ def _sources(spec: FusedMoe, arch: str, traces: Mapping[str, Trace | None]) -> S
     return kernel.sources(buckets(spec, arch, traces), spec, arch)
 
 
+def _codes_buckets(spec: FusedMoe) -> tuple[Bucket, ...]:
+    """By slots, as a grouped GEMM has them."""
+    return tuple(replace(b, part=part) for b in grouped_buckets(spec.experts) for part in PARTS)
+
+
+def _codes_body(spec: FusedMoe, bucket: Bucket, level: str, slots: int | None) -> PrimFunc:
+    assert bucket.part is not None
+    return moe_fp4_tiles(spec, bucket.part, slots)
+
+
+def _codes_sketches(spec: FusedMoe, bucket: Bucket, level: str) -> list[Sketch]:
+    if bucket.part == 1:
+        sizes = spec.rows, spec.hidden, spec.experts, bucket.rows
+        return tcgen05.gated_sketches(spec.fmt, rule(spec), *sizes)
+    sizes = spec.hidden, spec.intermediate, spec.experts, bucket.rows
+    return tcgen05.gemm_sketches(spec.fmt, spec.dtype, *sizes)
+
+
+def _codes_sources(spec: FusedMoe, arch: str, traces: Mapping[str, Trace | None]) -> Source:
+    parts = [workload.part for workload in workloads(spec, arch)]
+    bodies = list(zip(parts, scheduled(spec, arch, traces), strict=True))
+    first, second = ([body for own, body in bodies if own == part] for part in PARTS)
+    return codes.sources(first, second, spec, arch)
+
+
+DECODING = Road(
+    buckets=_gemm_buckets,
+    body=lambda spec, bucket, level, rows: moe_tiles(gemm_of(spec, bucket.part), rows),
+    sketches=_gemm_sketches,
+    lower=_sources,
+    needs=frozenset({BULK_COPIES}),
+    alignments=lambda spec: {"workspace": WORKSPACE_ALIGNMENT},
+    kin=_kin,
+)
+"""GEMMs that decode weights to 16 bits."""
+
+CODES = Road(
+    buckets=_codes_buckets,
+    body=_codes_body,
+    sketches=_codes_sketches,
+    lower=_codes_sources,
+    needs=frozenset({TCGEN05}),
+    alignments=lambda spec: dict.fromkeys(("hidden", "workspace"), WORKSPACE_ALIGNMENT),
+)
+"""GEMMs that multiply codes by codes."""
+
 register(
     FusedMoe,
     cpu=Road(
@@ -158,15 +207,7 @@ register(
         body=_layer,
         sketches=lambda spec, bucket, level: cpu.moe_sketches(spec, level, bucket.tile),
     ),
-    cuda=Road(
-        buckets=_gemm_buckets,
-        body=lambda spec, bucket, level, rows: moe_tiles(gemm_of(spec, bucket.part), rows),
-        sketches=_gemm_sketches,
-        lower=_sources,
-        needs=frozenset({BULK_COPIES}),
-        alignments=lambda spec: {"workspace": WORKSPACE_ALIGNMENT},
-        kin=_kin,
-    ),
+    cuda=lambda spec: CODES if spec.layout == "128x4" else DECODING,
 )
 register(
     MoeRoute,

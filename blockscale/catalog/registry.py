@@ -80,11 +80,14 @@ class Road:
     kin: Callable[[Any, int | None], Sequence[Spec]] = lambda spec, part: ()
 
 
-ROADS: dict[tuple[type[Spec], str], Road] = {}
+Roads = Road | Callable[[Any], Road]
+"""A road, or which one a spec takes."""
+
+ROADS: dict[tuple[type[Spec], str], Roads] = {}
 """By spec and kind of target, "cpu" or "cuda"."""
 
 
-def register(op: type[Spec], *, cpu: Road | None = None, cuda: Road | None = None) -> None:
+def register(op: type[Spec], *, cpu: Roads | None = None, cuda: Roads | None = None) -> None:
     """Say how kernels of ``op`` come about."""
     for kind, own in (("cpu", cpu), ("cuda", cuda)):
         if own is not None:
@@ -106,6 +109,8 @@ def road(spec: Spec, level: str) -> Road:
         raise TypeError(
             f"catalog: {type(spec).__name__} has no TensorIR; register its op in blockscale/catalog"
         )
+    if not isinstance(found, Road):
+        found = found(spec)
     for feature in found.needs:
         if feature not in gpu(level).features:
             raise TypeError(

@@ -12,6 +12,7 @@ from blockscale.specs.gemm import check_experts
 from blockscale.specs.plans.launches import (
     CHUNK,
     MAX_TOP_K,
+    MOE_FP4_PARTS,
     MOE_PARTS,
     PART,
     Part,
@@ -43,8 +44,15 @@ ACT_FORMATS = ("fp8", "fp8_tensor", "nvfp4")
 STATIC_SCALES = ("fp8_tensor", "nvfp4")
 """Formats of activations with a scale that the caller gives."""
 
-LAYOUTS = ("linear", "tiles64")
-"""Layouts of the weights: of CPU kernels, of CUDA kernels."""
+LAYOUTS = ("linear", "tiles64", "128x4")
+"""Layouts of the weights: of CPU kernels, of CUDA kernels that decode them, and of those whose
+tensor cores multiply codes and block scales."""
+
+ROW_TILE, COL_TILE = 128, 4
+"""Rows and columns of a tile of scales in layout "128x4"."""
+
+MULTIPLE = 64
+"""Of hidden and intermediate in layout "128x4": four block scales of 16, and 16 bytes of codes."""
 
 SCORINGS = ("softmax", "sigmoid")
 
@@ -92,7 +100,8 @@ class FusedMoe(FormatSpec):
             "fp8_tensor" (static scales) or "nvfp4" (E4M3 scales of 16, static global scales).
         zero: int4 with zero points.
         bias: both GEMMs have biases.
-        layout: of the weights, "linear" (CPU) or "tiles64" (CUDA).
+        layout: of the weights, "linear" (CPU), "tiles64" (CUDA), or "128x4", for ``act_fmt`` of
+            the weights' own format on GPUs whose tensor cores multiply it.
     """
 
     experts: int
@@ -117,7 +126,7 @@ class FusedMoe(FormatSpec):
             "fmt": tuple(formats.MOE),
             "activation": ACTIVATIONS,
             "act_fmt": {None: "", **{fmt: f"_a{fmt}" for fmt in ACT_FORMATS}},
-            "layout": {"linear": "", "tiles64": "_tiles64"},
+            "layout": {"linear": "", "tiles64": "_tiles64", "128x4": "_128x4"},
             "dtype": DTYPE_SUFFIX,
             "zero": flag("z"),
             "bias": flag("_bias"),
@@ -133,11 +142,13 @@ class FusedMoe(FormatSpec):
             object.__setattr__(self, "group", self.format.blocks[-1])
         check_choice(where, "group", self.group, self.format.blocks)
         super().__post_init__()
-        if self.layout == "tiles64" and self.dtype == "float32":
+        if self.layout != "linear" and self.dtype == "float32":
             raise ValueError(
-                f"{where}: dtype='float32' has no kernel with layout='tiles64'; choose 'bfloat16' "
-                "or 'float16'"
+                f"{where}: dtype='float32' has no kernel with layout={self.layout!r}; choose "
+                "'bfloat16' or 'float16'"
             )
+        if self.layout == "128x4":
+            self._check_codes(where)
         if self.zero and self.fmt != "int4":
             raise ValueError(
                 f"{where}: zero=True with fmt={self.fmt!r}, whose codes have no zero points; leave "
@@ -146,6 +157,22 @@ class FusedMoe(FormatSpec):
         what, advice = "the elements of a block scale", "pad it to {} when quantising the weights"
         check_multiple(where, "hidden", self.hidden, self.group, what, advice)
         check_multiple(where, "intermediate", self.intermediate, self.group, what, advice)
+
+    def _check_codes(self, where: str) -> None:
+        """ValueError unless tensor cores multiply both operands' codes."""
+        if self.fmt != "nvfp4" or self.act_fmt != "nvfp4":
+            raise ValueError(
+                f"{where}: layout='128x4' is for products of two nvfp4 operands, not for "
+                f"fmt={self.fmt!r} with act_fmt={self.act_fmt!r}; choose layout='tiles64'"
+            )
+        if not self.gated:
+            raise ValueError(
+                f"{where}: activation={self.activation!r} has no kernel with layout='128x4'; "
+                f"choose one of {', '.join(GATED)}, or layout='tiles64'"
+            )
+        advice = "pad it to {} when quantising the weights"
+        for name in ("hidden", "intermediate"):
+            check_multiple(where, name, getattr(self, name), MULTIPLE, "layout '128x4'", advice)
 
     @property
     def gated(self) -> bool:
@@ -182,9 +209,27 @@ class FusedMoe(FormatSpec):
         """Whether the activations have scales that the caller gives."""
         return self.act_fmt in STATIC_SCALES
 
+    def _codes_workspace(self) -> tuple[Part, ...]:
+        """In layout "128x4"; a "tile" is an expert that has rows, whose last 128 may be padding."""
+        scales1, scales2 = self.hidden // self.group, self.intermediate // self.group
+        sizes: dict[str, dict[str, int]] = {
+            "offsets": {"fixed": 4 * (self.experts + 1)},
+            "atoms": {"fixed": 4 * self.experts},
+            "order": {"slot": 4},
+            "place": {"slot": 4},
+            "x": {"slot": self.hidden // 2},
+            "x_scale": {"slot": scales1, "tile": (ROW_TILE - 1) * scales1},
+            "y1": {"slot": self.intermediate // 2},
+            "y1_scale": {"slot": scales2, "tile": (ROW_TILE - 1) * scales2},
+            "y2": {"slot": 2 * self.hidden},
+        }
+        return tuple(Part(name, **sizes[name]) for name in MOE_FP4_PARTS)
+
     @property
     def workspace(self) -> tuple[Part, ...]:
         """Parts of the memory that a CUDA kernel needs besides its tensors."""
+        if self.layout == "128x4":
+            return self._codes_workspace()
         sizes: dict[str, dict[str, int]] = {
             "blocks1": {"tile": 16},
             "count1": {"fixed": PART},
@@ -204,11 +249,13 @@ class FusedMoe(FormatSpec):
         tokens = min(tokens, CHUNK)
         slots = tokens * self.top_k
         tiles = most_tiles(slots, self.experts)
+        if self.layout == "128x4":
+            tiles = min(slots, self.experts)
         return workspace_bytes(self.workspace, tokens, slots, tiles)
 
     def params(self) -> tuple[Param, ...]:
         """Hidden, ids and weights, both weights of the layer, scales, alpha and limit, out."""
-        tiles = self.layout == "tiles64"
+        on_gpu = self.layout != "linear"
         static = (
             Param("a1_scale", "float32", (1,), default=1.0),
             Param("a2_scale", "float32", (1,), default=1.0),
@@ -223,7 +270,7 @@ class FusedMoe(FormatSpec):
             Param("alpha", "float32", None, default=ALPHA.get(self.activation, 1.0)),
             Param("limit", "float32", None, default=LIMIT.get(self.activation, NO_LIMIT)),
             Param("out", self.dtype, ("rows", self.hidden), output=True),
-            *((Param("workspace", "uint8", ("workspace_bytes",), output=True),) if tiles else ()),
+            *((Param("workspace", "uint8", ("workspace_bytes",), output=True),) if on_gpu else ()),
         )
 
     def _weight(self, name: str, rows: int, cols: int) -> tuple[Param, ...]:
@@ -241,6 +288,10 @@ class FusedMoe(FormatSpec):
             codes = Param(name, "uint8", (*lead, across // TILE, TILE_CODES), storage="tiles64")
             shape = (*lead, across // max(TILE, self.group), self.scale_bytes)
             scale = replace(scale, shape=shape, storage="tiles64")
+        elif self.layout == "128x4":
+            scales = cols // self.group
+            shape = (self.experts, round_up(rows, ROW_TILE), round_up(scales, COL_TILE))
+            scale = replace(scale, shape=shape)
         elif self.fmt == "int4":
             scale = Param(scale.name, "float32", shape)
         return (

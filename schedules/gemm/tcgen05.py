@@ -156,6 +156,8 @@ def _act_epilogue(sch: Schedule, tiles: LoopRV, tile: GemmPlan, rule: ActQuantiz
         sch.reverse_compute_at(moved, tiles)
     _read_accumulator(sch, read, _parts(sch, block, tile, tile.epi_cols // (2 * rule.block)), tile)
     in_registers(sch, "own_scale", "gate", "up")
+    if not rule.gated:  # the activation is of float32 sums, and no intrinsic
+        in_registers(sch, "value")
     act_steps(sch, rule, held=True)
 
 

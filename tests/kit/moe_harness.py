@@ -172,8 +172,8 @@ def host(tensor: torch.Tensor) -> np.ndarray:
     return np.ascontiguousarray(tensor.contiguous().numpy())
 
 
-def prepared(layer: moe.Layer, dtype: str) -> Any:
-    """Return the layer's weights in the layout tiles64."""
+def prepared(layer: moe.Layer, dtype: str, layout: str = "tiles64") -> Any:
+    """Return the layer's weights in a layout of CUDA kernels."""
     names = ("w13_scale", "w2_scale", "w13_global_scale", "w2_global_scale", "w13_bias", "w2_bias",
              "w13_zero", "w2_zero")  # fmt: skip
     given = {name: getattr(layer, name) for name in names}
@@ -185,5 +185,5 @@ def prepared(layer: moe.Layer, dtype: str) -> Any:
     return prepare_moe_weights(
         torch.from_numpy(layer.w13), torch.from_numpy(layer.w2), fmt=layer.fmt, **tensors,
         activation=layer.activation, group_size=block if layer.fmt == "int4" else None,
-        dtype=getattr(torch, dtype), layout="tiles64",
+        dtype=getattr(torch, dtype), layout=layout,
     )  # fmt: skip

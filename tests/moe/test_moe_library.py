@@ -87,7 +87,7 @@ def layer_of(spec, seed=0, **options):
 @cache
 def weights_of(spec, seed=0):
     layer = layer_of(spec, seed)
-    return layer, moe_harness.prepared(layer, spec.dtype)
+    return layer, moe_harness.prepared(layer, spec.dtype, spec.layout)
 
 
 class Call:

@@ -55,6 +55,44 @@ def host_code(
         arch: whose SMs have the shared memory over which CTAs are spread.
     """
     rows = ",\n".join(_bucket(bucket) for bucket in buckets)
+    table = f"static const BsMoeBucket buckets[] = {{\n{rows}\n}};"
+    room = GPU_TARGETS[arch].sm_shared
+    known = f".buckets = buckets, .count = {len(buckets)}, .sm_shared = {room}"
+    return _function(symbol, spec, table, known, names)
+
+
+def codes_host_code(
+    symbol: str, spec: FusedMoe, tables: Sequence[Sequence[str]], names: Mapping[str, str]
+) -> str:
+    """Return the C source of host function ``symbol``, whose GEMMs multiply codes by codes.
+
+    Args:
+        symbol: the host function.
+        spec: of the exported function.
+        tables: of GEMM 1 and GEMM 2, initialisers of BsGemm, ascending.
+        names: kernels "prepare", "prepare_many", "gather" and "combine".
+    """
+    gemms, known = [], []
+    for number, rows in enumerate(tables, 1):
+        listed = ",\n".join(rows)
+        gemms.append(f"static const BsGemm gemms{number}[] = {{\n{listed}\n}};")
+        known.append(
+            f".gemm{number} = {{.gemms = gemms{number}, .lookup = TVMFFIEnvModLookupFromImports, "
+            f".count = {len(rows)}}}"
+        )
+    others = {role: name for role, name in names.items() if role != "gather"}
+    gather = f'.gather = "{names["gather"]}"'
+    made = f"static const BsMoeCodes codes = {{{', '.join([gather, *known])}}};"
+    return _function(symbol, spec, "\n".join([*gemms, made]), ".codes = &codes", others)
+
+
+def _function(
+    symbol: str, spec: FusedMoe, tables: str, known: str, names: Mapping[str, str]
+) -> str:
+    """Return the C source of an MoE function.
+
+    ``tables``: of its GEMMs, ``known``: how BsMoe names them, ``names``: its other kernels.
+    """
     sizes = ", ".join(
         f".{name} = {getattr(spec, name)}"
         for name in (
@@ -66,16 +104,14 @@ def host_code(
     return f"""#include "cuda_moe.h"
 {_LOOKUP}
 
-static const BsMoeBucket buckets[] = {{
-{rows}
-}};
+{tables}
 static const BsPart parts[] = {{{initializers(spec.workspace)}}};
 
 int32_t __tvm_ffi_{symbol}(void *self, void *args, int32_t count, void *result) {{
-  static const BsMoe moe = {{.buckets = buckets, .parts = parts,
+  static const BsMoe moe = {{{known}, .parts = parts,
     .lookup = TVMFFIEnvModLookupFromImports,
-    .count = {len(buckets)}, {kernels},
-    {sizes}, .sm_shared = {GPU_TARGETS[arch].sm_shared},
+    {kernels},
+    {sizes},
     .at = {{{_places(spec, _ROLES)}}}}};
   (void)count, (void)result;
   return blockscale_moe(self, &moe, args);

@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from blockscale.lower.code import KernelCode
 from blockscale.specs.plans.launches import (
     COMBINE,
+    GATHER,
     PREPARE,
     REQUANTIZE,
     ROUTE,
     ROUTE_WARPS,
+    SORT,
     SORT_CLUSTER,
     SORT_THREADS,
     TEAM,
@@ -32,6 +34,7 @@ _ACT = {
 }
 
 HEADER = '#include "moe_rows.cuh"\n'
+FP4_HEADER = '#include "moe_fp4.cuh"\n#include "moe_rows.cuh"\n'
 ROUTE_HEADER = '#include "moe_route.cuh"\n'
 
 
@@ -79,15 +82,35 @@ def requantize_source(name: str, dtype: str, act_fmt: str) -> str:
     return _kernel(name, REQUANTIZE, TEAM, f"  {call}(y, scale, row_scale, count, pitch);\n")
 
 
-def combine_source(name: str, dtype: str) -> str:
-    """Return the kernel that adds up a token's rows."""
+def combine_source(name: str, dtype: str, *, placed: bool = False) -> str:
+    """Return the kernel that adds up a token's rows; ``placed``: they are not in its slots."""
     return _kernel(
         name,
         COMBINE,
         TEAM,
-        "  BsMoeCombine p = {y, {ids, experts, wide}, weights, out, rows, cols, top_k};\n"
-        f"  bs_moe_combine<{_FLOAT[dtype]}>(p);\n",
+        "  BsMoeCombine p = {y, {ids, experts, wide}, weights, place, out, rows, cols, top_k};\n"
+        f"  bs_moe_combine<{_FLOAT[dtype]}, {str(placed).lower()}>(p);\n",
     )
+
+
+def sort_source(name: str, *, many: bool = False) -> str:
+    """Return the kernel that sorts ids by expert; ``many`` as in `prepare_source`."""
+    ctas = SORT_CLUSTER if many else 1
+    body = (
+        "  BsMoeSort s = {{ids, experts, 0}, count, order, {}, offsets, atoms};\n"
+        f"  bs_moe_sort_fp4<{ctas}>(s);\n"
+    )
+    return _kernel(name, SORT, SORT_THREADS, body, ctas)
+
+
+def gather_source(name: str, dtype: str, fmt: str) -> str:
+    """Return the kernel that quantises rows into the experts' order."""
+    body = (
+        "  BsMoeGather p = {hidden, scale, {ids, experts, 0}, order, offsets, atoms, place,\n"
+        "                   codes, scales, top_k, cols};\n"
+        f"  bs_moe_gather<{_FLOAT[dtype]}, BS_{fmt.upper()}>(p);\n"
+    )
+    return _kernel(name, GATHER, TEAM, body)
 
 
 def route_source(name: str, dtype: str, constants: Mapping[str, int]) -> str:

@@ -91,7 +91,13 @@ def host_code(symbol: str, buckets: Sequence[Bucket[Kernel]], params: Sequence[s
     """
     places = {name: i for i, name in enumerate(params)}
     known = f".a = {places['a']}, .a_scale = {places['a_scale']}"
-    return table(symbol, [_row(bucket, places) for bucket in buckets], known)
+    return table(symbol, tables(buckets, params), known)
+
+
+def tables(buckets: Sequence[Bucket[Kernel]], params: Sequence[str]) -> list[str]:
+    """Return the initialisers of BsGemm, whose tensors are numbered as in ``params``."""
+    places = {name: i for i, name in enumerate(params)}
+    return [_row(bucket, places) for bucket in buckets]
 
 
 def table(symbol: str, kernels: Sequence[str], known: str) -> str:

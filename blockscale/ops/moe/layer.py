@@ -220,7 +220,7 @@ def _arguments(
     alpha = ALPHA.get(spec.activation, 1.0) if options.alpha is None else options.alpha
     limit = LIMIT.get(spec.activation, math.inf) if options.limit is None else options.limit
     tensors = [value for value in _tensors(weights) if value is not None]
-    if spec.layout != "tiles64":
+    if spec.layout == "linear":
         return (*rows, *tensors, *scales, alpha, limit, out)
     size = spec.workspace_bytes(len(rows[0]))
     workspace = torch.empty(size, dtype=torch.uint8, device=rows[0].device)
@@ -278,13 +278,14 @@ def _check_hidden(hidden: Tensor, weights: MoeWeights) -> None:
 def _check_layout(hidden: Tensor, weights: MoeWeights) -> None:
     kind = hidden.device.type
     wanted = "linear" if kind == "cpu" else "tiles64"
-    if weights.layout != wanted and kind != "meta":
+    known = ("linear",) if kind == "cpu" else ("tiles64", "128x4")
+    if weights.layout not in known and kind != "meta":
         raise ValueError(
             f"{WHERE}: the weights are in layout {weights.layout!r}, but kernels on {kind} read "
             f"{wanted!r}; prepare_moe_weights(layout={wanted!r}) makes it, and to_linear() the "
             "linear one"
         )
-    if weights.layout == "tiles64" and hidden.dtype == torch.float32:
+    if weights.layout != "linear" and hidden.dtype == torch.float32:
         raise TypeError(
             f"{WHERE}: hidden has dtype float32, but CUDA kernels take bfloat16 or float16; "
             "pass hidden.to(torch.bfloat16)"
@@ -315,12 +316,17 @@ def _check_options(weights: MoeWeights, options: Options, hidden: Tensor) -> Non
             )
         if name == "limit" and not value > 0:
             raise ValueError(f"{WHERE}: limit={value!r} is not above 0; leave it out for no bound")
-    _check_act_fmt(options, hidden)
+    _check_act_fmt(weights.layout, options, hidden)
 
 
-def _check_act_fmt(options: Options, hidden: Tensor) -> None:
+def _check_act_fmt(layout: str, options: Options, hidden: Tensor) -> None:
     if options.act_fmt is not None:
         checks.choice(WHERE, "act_fmt", options.act_fmt, ACT_FORMATS)
+    if layout == "128x4" and options.act_fmt != "nvfp4":
+        raise ValueError(
+            f"{WHERE}: act_fmt={options.act_fmt!r}, but weights in layout '128x4' are multiplied "
+            "by rows in NVFP4; pass act_fmt='nvfp4', or weights in layout 'tiles64'"
+        )
     for name in ("a1_scale", "a2_scale"):
         value = getattr(options, name)
         checks.one_element(WHERE, name, value, "hidden", hidden)

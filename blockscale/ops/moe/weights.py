@@ -5,13 +5,15 @@ is what `blockscale.fused_moe` and `blockscale.nn.FusedMoE` run on.  Layouts:
 
 * "linear" (CPU): the tensors as given, scales of int4 as float32.
 * "tiles64" (CUDA): `moe.tiles`, docs/moe.md.  Experts are converted one after the other.
+* "128x4" (GPUs whose tensor cores multiply codes): codes as given, rows of w13 as
+  `interleave_gate_up` orders them, scales of each expert in the 128x4 layout.
 
-Both hold the same values, up to the rounding of int4 scales to the dtype of the activations.
+All hold the same values, up to the rounding of int4 scales to the dtype of the activations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, ClassVar, NamedTuple
@@ -21,7 +23,9 @@ import torch
 from blockscale.base.formats import MOE
 from blockscale.base.sizes import round_up
 from blockscale.ops import checks
+from blockscale.ops.gemm_act import interleave_gate_up
 from blockscale.ops.moe import tiles as moe_tiles
+from blockscale.ops.quant import swizzle_scales, unswizzle_scales
 from blockscale.ops.weights import (
     SCALES,
     PreparedWeights,
@@ -35,7 +39,7 @@ from blockscale.ops.weights import (
     untiled,
 )
 from blockscale.specs.gemm import MAX_EXPERTS
-from blockscale.specs.moe import ACTIVATIONS, GATED, LAYOUTS
+from blockscale.specs.moe import ACTIVATIONS, GATED, LAYOUTS, MULTIPLE
 
 Tensor = torch.Tensor
 
@@ -63,7 +67,7 @@ class MoeWeights(PreparedWeights):
         experts, hidden, intermediate: the sizes E, H, I, without padding.
         gated: whether w13 has gate and up rows.
         zero: whether int4 codes have zeros other than 8.
-        layout: "linear" or "tiles64".
+        layout: "linear", "tiles64" or "128x4".
         dtype: of int4 scales in layout "tiles64", so that activations must have it too; else None.
     """
 
@@ -107,7 +111,7 @@ class MoeWeights(PreparedWeights):
         """
         if self.layout == "linear":
             return self
-        return to_linear(self)
+        return _from_codes(self) if self.layout == "128x4" else to_linear(self)
 
 
 def prepare_moe_weights(
@@ -150,7 +154,8 @@ def prepare_moe_weights(
         w2_zero: uint8 [E, H, I / group]; both or neither.
         int4_signed: int4 codes are two's complement, from -8 to 7, instead of 0 to 15.
         dtype: of the activations: on CUDA int4 scales are rounded to it.
-        layout: "linear" or "tiles64"; None: that of the tensors' device.
+        layout: "linear" or "tiles64"; None: that of the tensors' device.  "128x4": nvfp4, for
+            ``fused_moe(..., act_fmt="nvfp4")`` on GPUs whose tensor cores multiply codes (sm_100a).
 
     Raises:
         TypeError, ValueError: an argument that does not fit, a scale that no kernel can multiply
@@ -173,7 +178,7 @@ def prepared(where: str, given: Given, dtype: torch.dtype, layout: str | None) -
     if layout == "linear":
         return plain
     checks.activation(where, "dtype", dtype, checks.SIXTEEN_BIT, "has no kernel on CUDA")
-    return to_tiles(where, plain, dtype)
+    return to_codes(where, plain) if layout == "128x4" else to_tiles(where, plain, dtype)
 
 
 def _plain(given: Given, sizes: Sizes) -> MoeWeights:
@@ -508,6 +513,58 @@ def _check_scales(where: str, plain: MoeWeights, dtype: torch.dtype) -> None:
         refused = refused_scales(getattr(plain, name), plain.fmt, dtype)
         if refused is not None:
             raise ValueError(f"{where}: {name} of expert {refused[0]} {refused[1]}")
+
+
+# ---- Codes as they are --------------------------------------------------------------------------
+
+
+def to_codes(where: str, plain: MoeWeights) -> MoeWeights:
+    """Return linear weights in layout "128x4"."""
+    if plain.fmt != "nvfp4" or not plain.gated:
+        what = plain.fmt if plain.fmt != "nvfp4" else "weights without gates"
+        raise ValueError(
+            f"{where}: layout='128x4' is for products of two nvfp4 operands, not for {what}; "
+            "leave layout out"
+        )
+    for name, size in (("H", plain.hidden), ("I", plain.intermediate)):
+        if size % MULTIPLE:
+            raise ValueError(
+                f"{where}: {name}={size} is not a multiple of {MULTIPLE}, as layout='128x4' needs; "
+                f"pad {name} to {round_up(size, MULTIPLE)} when quantising, or leave layout out"
+            )
+    _check_scales(where, plain, torch.bfloat16)
+    made: dict[str, Tensor | None] = {
+        "w13": interleave_gate_up(plain.w13),
+        "w13_scale": _each(swizzle_scales, interleave_gate_up(plain.w13_scale)),
+        "w2_scale": _each(swizzle_scales, plain.w2_scale),
+    }
+    if plain.w13_bias is not None:
+        made["w13_bias"] = interleave_gate_up(plain.w13_bias, -1)
+    return replace(plain, **made, layout="128x4")  # type: ignore[arg-type]
+
+
+def _from_codes(weights: MoeWeights) -> MoeWeights:
+    """Return weights in layout "128x4" in layout "linear"."""
+    rows, hidden, intermediate = weights.rows, weights.hidden, weights.intermediate
+    order = interleave_gate_up(torch.arange(rows, device=weights.device), 0).argsort()
+
+    def linear(scale: Tensor, count: int, cols: int) -> Tensor:
+        blocks = cols // weights.group
+        return _each(lambda own: unswizzle_scales(own, count, blocks), scale)
+
+    made: dict[str, Tensor | None] = {
+        "w13": weights.w13.index_select(1, order),
+        "w13_scale": linear(weights.w13_scale, rows, hidden).index_select(1, order),
+        "w2_scale": linear(weights.w2_scale, hidden, intermediate),
+    }
+    if weights.w13_bias is not None:
+        made["w13_bias"] = weights.w13_bias.index_select(1, order)
+    return replace(weights, **made, layout="linear")  # type: ignore[arg-type]
+
+
+def _each(change: Callable[[Tensor], Tensor], scale: Tensor) -> Tensor:
+    """Return bytes of scales [E, ...] of which each expert's were changed."""
+    return torch.stack([change(own).view(torch.uint8) for own in scale])
 
 
 # ---- And back -----------------------------------------------------------------------------------

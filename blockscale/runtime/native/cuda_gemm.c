@@ -87,7 +87,11 @@ int blockscale_gemm(const BsCall *call, const BsGemms *known, TVMFFIAny *args) {
                             "%s: a_scale has %lld rows, no multiple of 128, the rows of a tile of scales; pad it",
                             call->function->name, (long long)scale_rows);
   }
-  if (rows == 0) return 0;
+  return rows == 0 ? 0 : blockscale_gemm_launch(call, known, args, rows, scale_rows);
+}
+
+int blockscale_gemm_launch(const BsCall *call, const BsGemms *known, const TVMFFIAny *args, int64_t rows,
+                           int64_t scale_rows) {
   int chosen = 0;
   while (chosen + 1 < known->count && rows > known->gemms[chosen].limit) ++chosen;
   const BsGemm *gemm = &known->gemms[chosen];

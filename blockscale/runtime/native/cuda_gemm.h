@@ -45,6 +45,11 @@ typedef struct {
  * scales. 0, or -1 with an error raised. */
 BS_HIDDEN int blockscale_check_shapes(const BsCall *call, const TVMFFIAny *args, int64_t rows);
 
+/* Launches the kernel for so many rows of a, whose scales have `scale_rows`; of tensors, memory is all that is
+ * asked of. 0, or -1 with an error raised. */
+BS_HIDDEN int blockscale_gemm_launch(const BsCall *call, const BsGemms *known, const TVMFFIAny *args, int64_t rows,
+                                     int64_t scale_rows);
+
 /* The body of a GEMM's host function; 0, or -1 with an error raised. */
 BS_HIDDEN int blockscale_gemm(const BsCall *call, const BsGemms *known, TVMFFIAny *args);
 

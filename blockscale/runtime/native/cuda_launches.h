@@ -71,6 +71,7 @@ enum { /* parameters of combine */
   BS_COMBINE_Y,
   BS_COMBINE_IDS,
   BS_COMBINE_WEIGHTS,
+  BS_COMBINE_PLACE,
   BS_COMBINE_OUT,
   BS_COMBINE_WIDE,
   BS_COMBINE_EXPERTS,
@@ -78,6 +79,32 @@ enum { /* parameters of combine */
   BS_COMBINE_ROWS,
   BS_COMBINE_COLS,
   BS_COMBINE_PARAMS,
+};
+
+enum { /* parameters of sort */
+  BS_SORT_IDS,
+  BS_SORT_ORDER,
+  BS_SORT_OFFSETS,
+  BS_SORT_ATOMS,
+  BS_SORT_EXPERTS,
+  BS_SORT_COUNT,
+  BS_SORT_PARAMS,
+};
+
+enum { /* parameters of gather */
+  BS_GATHER_HIDDEN,
+  BS_GATHER_SCALE,
+  BS_GATHER_IDS,
+  BS_GATHER_ORDER,
+  BS_GATHER_OFFSETS,
+  BS_GATHER_ATOMS,
+  BS_GATHER_PLACE,
+  BS_GATHER_CODES,
+  BS_GATHER_SCALES,
+  BS_GATHER_EXPERTS,
+  BS_GATHER_TOP_K,
+  BS_GATHER_COLS,
+  BS_GATHER_PARAMS,
 };
 
 enum { /* parameters of route */
@@ -106,6 +133,36 @@ enum { /* parameters of int4_prepare */
   BS_INT4_PREPARE_PARAMS,
 };
 
+enum { /* tensors of fp4_gemm1 */
+  BS_FP4_GEMM1_A,
+  BS_FP4_GEMM1_B,
+  BS_FP4_GEMM1_A_SCALE,
+  BS_FP4_GEMM1_B_SCALE,
+  BS_FP4_GEMM1_OFFSETS,
+  BS_FP4_GEMM1_W13_GLOBAL,
+  BS_FP4_GEMM1_A1_SCALE,
+  BS_FP4_GEMM1_BIAS,
+  BS_FP4_GEMM1_A2_SCALE,
+  BS_FP4_GEMM1_ALPHA,
+  BS_FP4_GEMM1_LIMIT,
+  BS_FP4_GEMM1_BLOCK_SCALE,
+  BS_FP4_GEMM1_PACKED,
+  BS_FP4_GEMM1_PARAMS,
+};
+
+enum { /* tensors of fp4_gemm2 */
+  BS_FP4_GEMM2_A,
+  BS_FP4_GEMM2_B,
+  BS_FP4_GEMM2_A_SCALE,
+  BS_FP4_GEMM2_B_SCALE,
+  BS_FP4_GEMM2_OFFSETS,
+  BS_FP4_GEMM2_W2_GLOBAL,
+  BS_FP4_GEMM2_A2_SCALE,
+  BS_FP4_GEMM2_BIAS,
+  BS_FP4_GEMM2_D,
+  BS_FP4_GEMM2_PARAMS,
+};
+
 enum { /* parts of the workspace of MOE */
   BS_MOE_WS_BLOCKS1,
   BS_MOE_WS_COUNT1,
@@ -118,6 +175,19 @@ enum { /* parts of the workspace of MOE */
   BS_MOE_WS_ROW_SCALE2,
   BS_MOE_WS_Y2,
   BS_MOE_WS_PARTS,
+};
+
+enum { /* parts of the workspace of MOE_FP4 */
+  BS_MOE_FP4_WS_OFFSETS,
+  BS_MOE_FP4_WS_ATOMS,
+  BS_MOE_FP4_WS_ORDER,
+  BS_MOE_FP4_WS_PLACE,
+  BS_MOE_FP4_WS_X,
+  BS_MOE_FP4_WS_X_SCALE,
+  BS_MOE_FP4_WS_Y1,
+  BS_MOE_FP4_WS_Y1_SCALE,
+  BS_MOE_FP4_WS_Y2,
+  BS_MOE_FP4_WS_PARTS,
 };
 
 enum { /* parts of the workspace of INT4 */

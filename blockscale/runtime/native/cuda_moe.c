@@ -8,6 +8,14 @@
  *
  * All but the first may begin before their predecessor has ended. Which experts have how many rows is
  * known on the device alone: grids are what the device holds, or an upper bound of the tiles.
+ * Of layers whose GEMMs multiply codes by codes (blockscale/lower/moe/codes.py)
+ *
+ *   prepare     sorts
+ *   gather      quantises rows into the experts' order
+ *   GEMM 1      and the activation, and codes and scales of that
+ *   GEMM 2      in the experts' order
+ *   combine     finds a token's rows
+ *
  * blockscale/lower/moe/host.py writes the tables; native/moe_*.cuh are the kernels.
  */
 #include "cuda_gemm.h"
@@ -23,17 +31,29 @@ typedef struct {
   int64_t tokens, slots;
   const char *hidden, *ids, *weights;
   char *out;
-  char *at[BS_MOE_WS_PARTS]; /* the workspace */
+  char *at[BS_MOE_WS_PARTS]; /* the workspace; of codes, fewer parts */
 } Pass;
+
+_Static_assert(BS_MOE_FP4_WS_PARTS <= BS_MOE_WS_PARTS, "Pass.at holds both");
 
 /* Bytes of the workspace of so many tokens, which FusedMoe.workspace_bytes tells callers. */
 static int64_t place(Pass *p, char *workspace) {
   int64_t tiles = most_tiles(p->slots, p->moe->experts);
+  if (p->moe->codes != NULL) {
+    int64_t used = least(p->slots, p->moe->experts);
+    return divide(p->moe->parts, BS_MOE_FP4_WS_PARTS, p->tokens, p->slots, used, workspace, p->at);
+  }
   return divide(p->moe->parts, BS_MOE_WS_PARTS, p->tokens, p->slots, tiles, workspace, p->at);
 }
 
 /* The table of GEMM 2, which is that of GEMM 1 if their tiles hold as many tokens. */
 static int second_table(const Pass *p) { return p->bucket->gemm1.tokens != p->bucket->gemm2.tokens; }
+
+/* Shared memory of a CTA that sorts. */
+static int64_t sort_bytes(const BsMoe *moe, int many) {
+  int64_t warps = BS_SORT_THREADS / 32;
+  return warps * 8 + (warps + (many ? 1 : 0)) * 4 * moe->experts;
+}
 
 static int prepare(const Pass *p) {
   const BsMoe *moe = p->moe;
@@ -64,8 +84,7 @@ static int prepare(const Pass *p) {
   int64_t threads = p->tokens * (moe->requantize ? BS_TEAM : moe->padded_hidden / 8);
   int64_t others = least(ceil_div(threads, BS_SORT_THREADS), p->call->device->multiprocessors - ctas);
   int64_t grid = ctas + up(others < 1 ? 1 : others, ctas);
-  int64_t warps = BS_SORT_THREADS / 32, shared = warps * 8 + (warps + (many ? 1 : 0)) * 4 * moe->experts;
-  return launch_shared(p->call, kernel, &v, grid, BS_SORT_THREADS, shared);
+  return launch_shared(p->call, kernel, &v, grid, BS_SORT_THREADS, sort_bytes(moe, many));
 }
 
 /* Most blocks of `tokens` of all rows: of experts that have rows, each may have one that is not full. */
@@ -125,10 +144,12 @@ static int requantize(const Pass *p) {
 }
 
 static int combine(const Pass *p) {
+  int placed = p->moe->codes != NULL;
   TVMFFIObjectHandle kernel = NULL;
   if (p->moe->lookup(NULL, p->moe->combine, &kernel) != 0) return -1;
   Values v = {.count = BS_COMBINE_PARAMS};
-  set_pointer(&v, BS_COMBINE_Y, p->at[BS_MOE_WS_Y2]);
+  set_pointer(&v, BS_COMBINE_Y, p->at[placed ? (int)BS_MOE_FP4_WS_Y2 : (int)BS_MOE_WS_Y2]);
+  set_pointer(&v, BS_COMBINE_PLACE, placed ? p->at[BS_MOE_FP4_WS_PLACE] : NULL);
   set_pointer(&v, BS_COMBINE_IDS, p->ids);
   set_pointer(&v, BS_COMBINE_WEIGHTS, p->weights);
   set_pointer(&v, BS_COMBINE_OUT, p->out);
@@ -140,7 +161,111 @@ static int combine(const Pass *p) {
   return launch(p->call, kernel, &v, ceil_div(p->tokens * (p->moe->hidden / 8), BS_TEAM), BS_TEAM);
 }
 
+/* ---- Codes by codes --------------------------------------------------------------------------- */
+
+static int sort(const Pass *p) {
+  const BsMoe *moe = p->moe;
+  TVMFFIObjectHandle kernel = NULL;
+  int many = p->slots > BS_SORT_SLOTS;
+  if (moe->lookup(NULL, many ? moe->prepare_many : moe->prepare, &kernel) != 0) return -1;
+  Values v = {.count = BS_SORT_PARAMS};
+  set_pointer(&v, BS_SORT_IDS, p->ids);
+  set_pointer(&v, BS_SORT_ORDER, p->at[BS_MOE_FP4_WS_ORDER]);
+  set_pointer(&v, BS_SORT_OFFSETS, p->at[BS_MOE_FP4_WS_OFFSETS]);
+  set_pointer(&v, BS_SORT_ATOMS, p->at[BS_MOE_FP4_WS_ATOMS]);
+  set_integer(&v, BS_SORT_EXPERTS, moe->experts);
+  set_integer(&v, BS_SORT_COUNT, p->slots);
+  return launch_shared(p->call, kernel, &v, many ? BS_SORT_CLUSTER : 1, BS_SORT_THREADS, sort_bytes(moe, many));
+}
+
+static int gather(const Pass *p) {
+  const BsMoe *moe = p->moe;
+  TVMFFIObjectHandle kernel = NULL;
+  if (moe->lookup(NULL, moe->codes->gather, &kernel) != 0) return -1;
+  Values v = {.count = BS_GATHER_PARAMS};
+  set_pointer(&v, BS_GATHER_HIDDEN, p->hidden);
+  set_tensor(&v, BS_GATHER_SCALE, p->args, moe->at.a1_scale);
+  set_pointer(&v, BS_GATHER_IDS, p->ids);
+  set_pointer(&v, BS_GATHER_ORDER, p->at[BS_MOE_FP4_WS_ORDER]);
+  set_pointer(&v, BS_GATHER_OFFSETS, p->at[BS_MOE_FP4_WS_OFFSETS]);
+  set_pointer(&v, BS_GATHER_ATOMS, p->at[BS_MOE_FP4_WS_ATOMS]);
+  set_pointer(&v, BS_GATHER_PLACE, p->at[BS_MOE_FP4_WS_PLACE]);
+  set_pointer(&v, BS_GATHER_CODES, p->at[BS_MOE_FP4_WS_X]);
+  set_pointer(&v, BS_GATHER_SCALES, p->at[BS_MOE_FP4_WS_X_SCALE]);
+  set_integer(&v, BS_GATHER_EXPERTS, moe->experts);
+  set_integer(&v, BS_GATHER_TOP_K, moe->top_k);
+  set_integer(&v, BS_GATHER_COLS, moe->hidden);
+  int64_t ctas = ceil_div(p->slots * (moe->hidden / 16), BS_TEAM), resident = 8 * (int64_t)p->call->device->multiprocessors;
+  return launch(p->call, kernel, &v, least(ctas, resident), BS_TEAM);
+}
+
+/* Tensors of a GEMM: parameters of the function, and parts of the workspace. */
+typedef struct {
+  DLTensor tensors[BS_MOE_WS_PARTS];
+  TVMFFIAny args[BS_FP4_GEMM1_PARAMS];
+  int count;
+} Operands;
+
+static void add_part(Operands *o, int at, char *part) {
+  DLTensor *own = &o->tensors[o->count++];
+  own->data = part;
+  o->args[at] = (TVMFFIAny){.type_index = kTVMFFIDLTensorPtr, .v_ptr = own};
+}
+
+/* A parameter, or NULL where the function has none. */
+static void add_param(Operands *o, int at, const Pass *p, int param) {
+  if (param < 0) add_part(o, at, NULL);
+  else o->args[at] = p->args[param];
+}
+
+static int first_product(const Pass *p, int64_t scale_rows) {
+  const BsMoePlaces *at = &p->moe->at;
+  Operands o = {.count = 0};
+  add_part(&o, BS_FP4_GEMM1_A, p->at[BS_MOE_FP4_WS_X]);
+  add_param(&o, BS_FP4_GEMM1_B, p, at->w13);
+  add_part(&o, BS_FP4_GEMM1_A_SCALE, p->at[BS_MOE_FP4_WS_X_SCALE]);
+  add_param(&o, BS_FP4_GEMM1_B_SCALE, p, at->w13_scale);
+  add_part(&o, BS_FP4_GEMM1_OFFSETS, p->at[BS_MOE_FP4_WS_OFFSETS]);
+  add_param(&o, BS_FP4_GEMM1_W13_GLOBAL, p, at->w13_global);
+  add_param(&o, BS_FP4_GEMM1_A1_SCALE, p, at->a1_scale);
+  add_param(&o, BS_FP4_GEMM1_BIAS, p, at->w13_bias);
+  add_param(&o, BS_FP4_GEMM1_A2_SCALE, p, at->a2_scale);
+  add_param(&o, BS_FP4_GEMM1_ALPHA, p, at->alpha);
+  add_param(&o, BS_FP4_GEMM1_LIMIT, p, at->limit);
+  add_part(&o, BS_FP4_GEMM1_BLOCK_SCALE, p->at[BS_MOE_FP4_WS_Y1_SCALE]);
+  add_part(&o, BS_FP4_GEMM1_PACKED, p->at[BS_MOE_FP4_WS_Y1]);
+  return blockscale_gemm_launch(p->call, &p->moe->codes->gemm1, o.args, p->slots, scale_rows);
+}
+
+static int second_product(const Pass *p, int64_t scale_rows) {
+  const BsMoePlaces *at = &p->moe->at;
+  Operands o = {.count = 0};
+  add_part(&o, BS_FP4_GEMM2_A, p->at[BS_MOE_FP4_WS_Y1]);
+  add_param(&o, BS_FP4_GEMM2_B, p, at->w2);
+  add_part(&o, BS_FP4_GEMM2_A_SCALE, p->at[BS_MOE_FP4_WS_Y1_SCALE]);
+  add_param(&o, BS_FP4_GEMM2_B_SCALE, p, at->w2_scale);
+  add_part(&o, BS_FP4_GEMM2_OFFSETS, p->at[BS_MOE_FP4_WS_OFFSETS]);
+  add_param(&o, BS_FP4_GEMM2_W2_GLOBAL, p, at->w2_global);
+  add_param(&o, BS_FP4_GEMM2_A2_SCALE, p, at->a2_scale);
+  add_param(&o, BS_FP4_GEMM2_BIAS, p, at->w2_bias);
+  add_part(&o, BS_FP4_GEMM2_D, p->at[BS_MOE_FP4_WS_Y2]);
+  return blockscale_gemm_launch(p->call, &p->moe->codes->gemm2, o.args, p->slots, scale_rows);
+}
+
+/* Rows of the tiles of scales: an expert's last tile may not be full. */
+static int64_t rows_of_scales(const Pass *p) {
+  int64_t used = least(p->slots, p->moe->experts);
+  return (p->slots + used * (BS_SCALE_ROWS - 1)) / BS_SCALE_ROWS * BS_SCALE_ROWS;
+}
+
+static int run_codes(const Pass *p) {
+  int64_t scale_rows = rows_of_scales(p);
+  if (sort(p) != 0 || gather(p) != 0) return -1;
+  return first_product(p, scale_rows) != 0 || second_product(p, scale_rows) != 0 || combine(p) != 0 ? -1 : 0;
+}
+
 static int run(const Pass *p) {
+  if (p->moe->codes != NULL) return run_codes(p);
   if (prepare(p) != 0 || gemm(p, 0) != 0) return -1;
   if (p->moe->requantize != NULL && requantize(p) != 0) return -1;
   return gemm(p, 1) != 0 || combine(p) != 0 ? -1 : 0;

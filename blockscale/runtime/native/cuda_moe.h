@@ -2,6 +2,7 @@
 #ifndef BLOCKSCALE_CUDA_MOE_H
 #define BLOCKSCALE_CUDA_MOE_H
 
+#include "cuda_gemm.h"
 #include "cuda_launches.h"
 #include "cuda_library.h"
 
@@ -28,12 +29,19 @@ typedef struct {
       a1_scale, a2_scale, alpha, limit, out, workspace;
 } BsMoePlaces;
 
+/* A function fused_moe whose GEMMs multiply codes by codes (layout 128x4). */
+typedef struct {
+  const char *gather;
+  BsGemms gemm1, gemm2;
+} BsMoeCodes;
+
 /* A function fused_moe. */
 typedef struct {
+  const BsMoeCodes *codes; /* NULL: GEMMs decode weights, and those of `buckets` run */
   const BsMoeBucket *buckets;
   const BsPart *parts; /* of the workspace */
   int (*lookup)(void *context, const char *name, TVMFFIObjectHandle *out);
-  const char *prepare, *prepare_many;         /* for up to BS_SORT_SLOTS, for more */
+  const char *prepare, *prepare_many;         /* for up to BS_SORT_SLOTS, for more; `codes`: that sort alone */
   const char *requantize, *combine;           /* requantize: NULL if activations stay what they are */
   int32_t count;                              /* of buckets */
   int32_t experts, top_k, hidden;

@@ -206,12 +206,13 @@ struct BsMoeCombine {
   const void *y;         // [rows * top_k, cols], of dropped slots anything
   BsMoeIds ids;
   const float *weights;  // [rows * top_k]
+  const int *place;      // of a slot, its row of y; without PLACED they are the slots
   void *out;             // [rows, cols]
   int rows, cols, top_k;
 };
 
 // out[t] = sum over j, ascending, of weights[t, j] * y[t, j], in float32; a thread for 8 columns.
-template <class F>
+template <class F, bool PLACED>
 BS_INLINE void bs_moe_combine(const BsMoeCombine &p) {
   constexpr int AHEAD = BS_COMBINE_AHEAD;
   int chunks = p.cols / 8, i = blockIdx.x * BS_TEAM + threadIdx.x;
@@ -234,7 +235,9 @@ BS_INLINE void bs_moe_combine(const BsMoeCombine &p) {
 #pragma unroll
     for (int a = 0; a < AHEAD; ++a) {
       v[a] = make_uint4(0, 0, 0, 0);
-      if (valid[a]) v[a] = bs_load16<BS_STREAM>(from + static_cast<size_t>(slot + j + a) * chunks);
+      int row = slot + j + a;
+      if (PLACED && valid[a]) row = static_cast<int>(bs_load4<BS_KEEP>(p.place + row));
+      if (valid[a]) v[a] = bs_load16<BS_STREAM>(from + static_cast<size_t>(row) * chunks);
     }
 #pragma unroll
     for (int a = 0; a < AHEAD; ++a) {

@@ -6,6 +6,8 @@
 // within 32 neighbours is that in which the hardware adds (no sum depends on it).
 // A table cuts each expert's rows into blocks of at most `tokens`, as equal as multiples of 8 allow;
 // an entry is {expert << 16 | rows, first row, index of the expert's first block, its blocks}.
+// Instead of a table there may be `offsets`, where each expert's rows begin, and `atoms`, where their
+// tiles of 128 rows do.
 #pragma once
 #include "cuda_launches.h"
 #include "tma.cuh"
@@ -59,11 +61,13 @@ struct BsMoeSort {
   int slots;
   int *order;
   BsMoeTable tables[2];
+  int *offsets, *atoms;  // [experts + 1], [experts]; null: there are tables
 };
 
 // Three counters in a number: rows, blocks of both tables; each below 2^20.
 BS_INLINE uint64_t bs_sort_pack(const BsMoeSort &s, int rows) {
   uint64_t first = s.tables[0].blocks_of(rows), second = s.tables[1].blocks_of(rows);
+  if (s.offsets != nullptr) first = (rows + 127) / 128;
   return static_cast<uint64_t>(rows) | first << 20 | second << 40;
 }
 
@@ -95,6 +99,18 @@ BS_INLINE void bs_sort_warp(const BsMoeSort &s) {
   for (int i = 0; i < 2; ++i) {
     if (leads) s.tables[i].write(expert, same, before, bs_sort_part(start, i + 1), 0, 1);
     if (lane == 0) s.tables[i].end(bs_sort_part(total, i + 1), bs_sort_part(total, 0));
+  }
+  if (s.offsets == nullptr) return;
+  for (int e = lane; e - lane <= s.ids.experts; e += 32) {
+    int rows = 0, tiles = 0;
+    for (int i = 0; i < s.slots; ++i) {
+      bool less = __shfl_sync(~0u, key, i) < static_cast<uint32_t>(e);
+      uint64_t other = __shfl_sync(~0u, own, i);
+      rows += less;
+      tiles += less ? bs_sort_part(other, 1) : 0;
+    }
+    if (e <= s.ids.experts) s.offsets[e] = rows;
+    if (e < s.ids.experts) s.atoms[e] = tiles;
   }
 }
 
@@ -220,6 +236,10 @@ BS_INLINE void bs_sort_starts(const BsMoeSort &s, int *counts, uint64_t *totals)
     }
     if (expert == 0 && writes) s.tables[i].end(bs_sort_part(total, i + 1), bs_sort_part(total, 0));
   }
+  if (s.offsets == nullptr || !writes || expert >= s.ids.experts) return;
+  s.offsets[expert] = bs_sort_part(start, 0);
+  s.atoms[expert] = bs_sort_part(start, 1);
+  if (expert == 0) s.offsets[s.ids.experts] = bs_sort_part(total, 0);
 }
 
 // Places slots by ranks that counting gave them.  `counts`: [warps][experts] and, of a cluster,

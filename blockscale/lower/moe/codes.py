@@ -1,0 +1,69 @@
+"""MoE functions whose GEMMs multiply codes by codes -> host C and CUDA C++.
+
+The GEMMs are derived from their schedules, as `mm_fp4`'s are (`lower/pipe`); around them are
+native/moe/moe_fp4.cuh and moe_rows.cuh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import tirx
+
+from blockscale.lower.code import KernelCode
+from blockscale.lower.cuda import Source, symbol
+from blockscale.lower.moe import small
+from blockscale.lower.moe.host import codes_host_code
+from blockscale.lower.pipe import host
+from blockscale.lower.pipe.check import checked
+from blockscale.lower.pipe.derive import derive
+from blockscale.lower.pipe.emit import emit
+from blockscale.specs.moe import FusedMoe
+from blockscale.specs.plans import launches
+
+Bodies = Sequence[tuple[int | None, tirx.PrimFunc]]
+"""Scheduled functions, each with the most slots that it is for (None: any number), ascending."""
+
+
+def sources(first: Bodies, second: Bodies, spec: FusedMoe, arch: str) -> Source:
+    """Return host and device code of the exported function of ``spec``.
+
+    Args:
+        first, second: GEMM 1 and GEMM 2.
+        spec: of layout "128x4".
+        arch: one with `targets.TCGEN05`.
+
+    Raises:
+        LoweringError: a schedule is no tcgen05 GEMM; the message says where.
+    """
+    name = spec.name
+    gemms = [
+        host.merged(((limit, checked(derive(f))) for limit, f in bodies), f"{name}_{part}", emit)
+        for part, bodies in (("gemm1", first), ("gemm2", second))
+    ]
+    kernels = {role: f"{name}_{role}" for role in ("prepare", "prepare_many", "gather", "combine")}
+    texts = [bucket.text for buckets in gemms for bucket in buckets]
+    texts += [
+        small.FP4_HEADER,
+        small.sort_source(kernels["prepare"]),
+        small.sort_source(kernels["prepare_many"], many=True),
+        small.gather_source(kernels["gather"], spec.dtype, spec.fmt),
+        small.combine_source(kernels["combine"], spec.dtype, placed=True),
+    ]
+    codes = [
+        KernelCode(bucket.name, host.kernel_params(bucket.kernel), host.LAUNCH)
+        for buckets in gemms
+        for bucket in buckets
+    ]
+    codes += [
+        small.code_of(kernels["prepare"], launches.SORT, shared=True),
+        small.code_of(kernels["prepare_many"], launches.SORT, shared=True),
+        small.code_of(kernels["gather"], launches.GATHER, follows=True),
+        small.code_of(kernels["combine"], launches.COMBINE, follows=True),
+    ]
+    tables = [
+        host.tables(buckets, params)
+        for buckets, params in zip(gemms, (launches.FP4_GEMM1, launches.FP4_GEMM2), strict=True)
+    ]
+    text = codes_host_code(symbol(name, arch), spec, tables, kernels)
+    return Source(text, "\n".join(texts), tuple(codes))

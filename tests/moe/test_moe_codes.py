@@ -1,0 +1,342 @@
+"""MoE layers whose GEMMs multiply codes by codes: built for tcgen05, all of a call emulated.
+
+The stages are judged one by one, from what the workspace holds after the call, each against float64
+on what the stage before it wrote: so a code that falls on the other side of a tie counts once.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from blockscale import emulator
+from blockscale.catalog import road, workloads
+from blockscale.ops.moe.weights import prepare_moe_weights
+from blockscale.specs import FusedMoe, Spec
+from tests.kit.gpu_library import library
+from tests.kit.moe_harness import prepared, values
+from tests.kit.pairwise import covering, exhaustive, few
+from tests.moe.test_moe_library import Call, layer_of
+from tests.reference import core as ref
+from tests.reference import moe as moe
+
+ARCH = "sm_100a"
+
+
+def spec_of(experts: int, hidden: int, intermediate: int, top_k: int, **more: Any) -> FusedMoe:
+    """A layer of the kind."""
+    sizes = experts, hidden, intermediate, top_k
+    return FusedMoe(*sizes, act_fmt="nvfp4", layout="128x4", **more)
+
+
+def parts_of(call: Call) -> dict[str, np.ndarray]:
+    """The parts of a call's workspace, as bytes."""
+    spec, slots = call.spec, call.ids.size
+    found, at = {}, 0
+    for part in spec.workspace:
+        size = part.size(len(call.ids), slots, min(slots, spec.experts))
+        found[part.name] = call.workspace[at : at + size].numpy()
+        at += size
+    assert at == len(call.workspace)
+    return found
+
+
+class Stages:
+    """What the kernels of a call left behind."""
+
+    def __init__(self, call: Call) -> None:
+        self.call, self.spec, self.parts = call, call.spec, parts_of(call)
+        spec, slots = self.spec, call.ids.size
+        self.offsets = self.parts["offsets"].view(np.int32)[: spec.experts + 1]
+        self.order = self.parts["order"].view(np.int32)[: self.offsets[-1]]
+        self.place = self.parts["place"].view(np.int32)[:slots]
+
+    def operand(self, name: str, cols: int) -> tuple[np.ndarray, np.ndarray]:
+        """Codes [rows, cols] and scale bytes [rows, cols / 16] of a part."""
+        rows, blocks = len(self.order), cols // 16
+        codes = ref.unpack(self.parts[name][: rows * cols // 2].reshape(rows, cols // 2))
+        stored, found, at = self.parts[f"{name}_scale"], [], 0
+        for first, end in pairwise(self.offsets):
+            tiles = -(-(end - first) // 128)
+            own = stored[at : at + tiles * 128 * blocks].reshape(tiles * 128, blocks)
+            found.append(ref.unswizzle(own, end - first, blocks))
+            at += tiles * 128 * blocks
+        return codes, np.concatenate(found)
+
+    def judge(self) -> None:
+        """Compare all stages."""
+        call, layer, spec = self.call, self.call.layer, self.spec
+        flat = call.ids.reshape(-1)
+        used = np.nonzero((flat >= 0) & (flat < spec.experts))[0]
+        assert sorted(self.order) == sorted(used)
+        counts = np.bincount(flat[used], minlength=spec.experts)
+        np.testing.assert_array_equal(np.diff(self.offsets), counts)
+        assert (np.diff(flat[self.order]) >= 0).all()
+        np.testing.assert_array_equal(self.place[self.order], np.arange(len(self.order)))
+        x = call.hidden[self.order // spec.top_k]
+        codes, byte = self.operand("x", spec.hidden)
+        want_codes, want_byte = ref.quantize(x, "nvfp4", float(np.float32(layer.a1_scale)))
+        np.testing.assert_array_equal(byte, want_byte)
+        np.testing.assert_array_equal(codes, want_codes)
+        left = ref.weight(codes, byte, "nvfp4", float(np.float32(layer.a1_scale)))
+        own = self.operand("y1", spec.intermediate)
+        self._between(left, *own)
+        middle = ref.weight(*own, "nvfp4", float(np.float32(layer.a2_scale)))
+        self._after(middle)
+
+    def _products(self, left: np.ndarray, weight: np.ndarray, bias: Any) -> np.ndarray:
+        """Each expert's rows times its weight."""
+        made = [
+            left[first:end] @ weight[e].T + (0 if bias is None else bias[e].astype(np.float64))
+            for e, (first, end) in enumerate(pairwise(self.offsets))
+        ]
+        return np.concatenate(made)
+
+    def _between(self, left: np.ndarray, codes: np.ndarray, byte: np.ndarray) -> None:
+        """Codes of the activation: those of float64, but next to a tie."""
+        layer, spec = self.call.layer, self.spec
+        product = self._products(left, layer.dense()[0], layer.w13_bias)
+        h = moe.activate(product, layer.activation, layer.alpha, layer.limit)
+        h = ref.round_to(h, spec.dtype)
+        want_codes, want_byte = ref.quantize(h, "nvfp4", float(np.float32(layer.a2_scale)))
+        same = byte == want_byte
+        assert (np.abs(byte.astype(int) - want_byte) <= 1).all()
+        alike = np.repeat(same, 16, axis=1)
+        sign = (codes ^ want_codes) & 8
+        steps = np.abs((codes & 7).astype(int) - (want_codes & 7))
+        small = (codes & 7 == 0) & (want_codes & 7 == 0)
+        assert ((sign == 0) | small | (steps <= 1))[alike].all()
+        assert (steps[alike] <= 1).all()
+        if codes.size:
+            assert same.mean() > 0.98
+            assert (steps == 0)[alike].mean() > 0.99
+            assert len(np.unique(codes)) > 8
+
+    def _after(self, middle: np.ndarray) -> None:
+        """Rows of GEMM 2 within its rounding, and the sums of each token's rows."""
+        call, layer, spec = self.call, self.call.layer, self.spec
+        want = self._products(middle, layer.dense()[1], layer.w2_bias)
+        rows = len(self.order)
+        stored = self.parts["y2"][: rows * spec.hidden * 2].view(np.uint16)
+        got = values(stored.reshape(rows, spec.hidden), spec.dtype)
+        if rows:
+            assert ref.row_error(got, want).max() <= (4e-3 if spec.dtype == "bfloat16" else 5e-4)
+        total = np.zeros((len(call.ids), spec.hidden), np.float32)
+        for j in range(spec.top_k):
+            valid = (call.ids[:, j] >= 0) & (call.ids[:, j] < spec.experts)
+            at = self.place.reshape(call.ids.shape)[valid, j]
+            factor = call.weights[valid, j, None].astype(np.float64)
+            total[valid] = (factor * got[at] + total[valid]).astype(np.float32)
+        out = call.out.float().numpy()
+        np.testing.assert_array_equal(out, ref.round_to(total, spec.dtype))
+
+
+def run(spec: FusedMoe, tokens: int, routing: str = "random", seed: int = 0) -> Call:
+    """Judge a call; return it."""
+    call = Call(spec, tokens, routing, seed)
+    if not tokens:
+        call.workspace = call.workspace[:0]
+        args = call.arguments()
+        made = emulator.run_module(library([spec], ARCH), spec.name, *args, target=ARCH)
+        assert not made.launches
+        return call
+    call(library([spec], ARCH), ARCH)
+    hazards = [h for report in call.run.reports for h in report.hazards]
+    assert not hazards, "\n".join(map(str, hazards[:5]))
+    Stages(call).judge()
+    return call
+
+
+PLAIN = spec_of(4, 128, 64, 2)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "routing"),
+    [(1, "random"), (7, "half_dropped"), (33, "one_expert"), (100, "each_its_own"), (5, "dropped")],
+)
+def test_tokens(tokens: int, routing: str) -> None:
+    """Every stage, whoever gets the tokens; tokens without experts get zeros."""
+    call = run(PLAIN, tokens, routing)
+    names = [launch.kernel.removeprefix(f"{PLAIN.name}_") for launch in call.run.launches]
+    kinds = [name.partition("_kernel")[0] for name in names]
+    assert kinds == ["prepare", "gather", "gemm1", "gemm2", "combine"]
+    assert [launch.programmatic for launch in call.run.launches] == [
+        False,
+        True,
+        False,
+        False,
+        True,
+    ]
+    if routing == "dropped":
+        assert (call.out == 0).all()
+
+
+SPECS = (
+    spec_of(3, 192, 128, 3, activation="swiglu_oai", bias=True),
+    spec_of(8, 256, 192, 2, activation="gelu_tanh", dtype="float16"),
+    spec_of(3, 64, 320, 1, bias=True, dtype="float16"),
+)
+
+
+@pytest.mark.parametrize("spec", few(SPECS), ids=lambda spec: spec.name)
+def test_activations(spec: FusedMoe) -> None:
+    """Biases, other dtypes, sizes that fill no tile."""
+    run(spec, 40, "half_dropped")
+
+
+def test_many_slots() -> None:
+    """More than one CTA sorts, in a cluster; the largest bucket."""
+    spec = spec_of(2, 64, 64, 2)
+    call = Call(spec, 2051, "dropped")
+    used = [0, 1, 1000, 2049, 2050]
+    call.ids[used, 0] = [0, 1, 1, 0, 1]
+    call.ids[used, 1] = [1, -1, 0, 1, 0]
+    call(library([spec], ARCH), ARCH)
+    assert call.run.launches[0].kernel.endswith("prepare_many")
+    Stages(call).judge()
+
+
+def test_numbers() -> None:
+    """Alpha and limit are those of the call; scales that are not given are 1."""
+    spec = SPECS[0]
+    for alpha, limit in ((1.0, 0.5), (3.0, 2.0)):
+        call = Call(spec, 9, alpha=alpha, limit=limit)(library([spec], ARCH), ARCH)
+        Stages(call).judge()
+    call = Call(PLAIN, 9)
+    call.layer.a1_scale, kept = 1.0, call.layer.a1_scale
+    try:
+        given = call.arguments()
+        given[9] = None  # a1_scale
+        run_of = emulator.run_module(
+            library([PLAIN], ARCH), PLAIN.name, *given, target=ARCH, multiprocessors=3
+        )
+        run_of.check()
+        Stages(call).judge()
+    finally:
+        call.layer.a1_scale = kept
+
+
+def test_what_the_workspace_held() -> None:
+    """Whatever it was, results are the same."""
+    outs = []
+    for fill in (0x00, 0x7F, 0xFF):
+        call = Call(PLAIN, 9, "half_dropped")
+        call.workspace.fill_(fill)
+        outs.append(call(library([PLAIN], ARCH), ARCH).out)
+    assert all(torch.equal(out, outs[0]) for out in outs)
+
+
+def test_too_small_a_workspace() -> None:
+    """The last byte is needed, and nothing is written without it."""
+    call = Call(PLAIN, 5)
+    args = call.arguments()
+    args[-1] = args[-1][:-1]
+    with pytest.raises(ValueError, match=r"workspace has \d+ bytes, but \d+ are needed for 5 rows"):
+        emulator.run_module(library([PLAIN], ARCH), PLAIN.name, *args, target=ARCH)
+    assert call.out.isnan().all()
+
+
+def test_the_default_emulation_agrees() -> None:
+    """The layer's numbers are those of the CPU's kernel, up to ties of the codes between GEMMs."""
+    call = run(PLAIN, 33)
+    call.judge(0.08, 0.012)
+
+
+# ---- Weights, and what is refused ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_weights_go_and_come_back(bias: bool) -> None:
+    """Bytes and biases of `to_linear` are what was given."""
+    layer = layer_of(spec_of(3, 128, 64, 2, bias=bias))
+    made = prepared(layer, "bfloat16", "128x4")
+    linear = made.to_linear()
+    for name in ("w13", "w2", "w13_scale", "w2_scale"):
+        np.testing.assert_array_equal(getattr(linear, name).numpy(), getattr(layer, name))
+    if bias:
+        np.testing.assert_array_equal(linear.w13_bias.numpy(), layer.w13_bias)
+        gates = made.w13_bias.reshape(3, 4, 2, 16)[:, :, 0].reshape(3, 64)
+        np.testing.assert_array_equal(gates.numpy(), layer.w13_bias[:, :64])
+    again = type(made).of(made.meta(), dict(made.tensors()))
+    assert again.layout == "128x4"
+    assert torch.equal(again.w13, made.w13)
+
+
+def codes(experts: int, rows: int, cols: int, fmt: str = "nvfp4") -> list[torch.Tensor]:
+    """Codes and scales of a weight."""
+    block = 16 if fmt == "nvfp4" else 32
+    packed = torch.zeros(experts, rows, cols // 2, dtype=torch.uint8)
+    return [packed, torch.full((experts, rows, cols // block), 0x38, dtype=torch.uint8)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "more", "message"),
+    [
+        ((64, 64), {"fmt": "mxfp4"}, "two nvfp4 operands, not for mxfp4; leave layout out"),
+        ((96, 64), {}, r"H=96 is not a multiple of 64.* pad H to 128"),
+        ((64, 48), {}, r"I=48 is not a multiple of 64.* pad I to 64"),
+        ((64, 64), {"activation": "relu2"}, "not for weights without gates"),
+    ],
+)
+def test_weights_that_have_no_such_layout(
+    sizes: tuple[int, int], more: dict[str, str], message: str
+) -> None:
+    hidden, intermediate = sizes
+    rows = intermediate if more.get("activation") == "relu2" else 2 * intermediate
+    (w13, s13), (w2, s2) = (
+        codes(2, rows, hidden, more.get("fmt", "nvfp4")),
+        codes(2, hidden, intermediate, more.get("fmt", "nvfp4")),
+    )
+    given = {"w13_scale": s13.view(torch.float8_e4m3fn), "w2_scale": s2.view(torch.float8_e4m3fn)}
+    if "fmt" in more:
+        given = {"w13_scale": s13, "w2_scale": s2}
+    with pytest.raises(ValueError, match=message):
+        prepare_moe_weights(w13, w2, **given, **more, layout="128x4")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"act_fmt": None}, "act_fmt=None; choose layout='tiles64'"),
+        ({"fmt": "mxfp4"}, "fmt='mxfp4' with act_fmt='nvfp4'"),
+        ({"activation": "relu2"}, "activation='relu2' has no kernel with layout='128x4'"),
+        ({"hidden": 96}, "hidden"),
+        ({"dtype": "float32"}, "dtype='float32' has no kernel with layout='128x4'"),
+    ],
+)
+def test_specs_that_there_are_not(changes: dict[str, Any], message: str) -> None:
+    given = {"experts": 4, "hidden": 128, "intermediate": 64, "top_k": 2, "act_fmt": "nvfp4"}
+    with pytest.raises(ValueError, match=message):
+        FusedMoe(**(given | changes), layout="128x4")
+
+
+def test_other_gpus() -> None:
+    """Kernels are for GPUs whose tensor cores multiply codes."""
+    for arch in ("sm_90a", "sm_120a"):
+        with pytest.raises(TypeError, match="which has no block-scaled tcgen05"):
+            road(PLAIN, arch)
+    tags = [workload.tag for workload in workloads(PLAIN, ARCH)]
+    assert tags[:2] == [f"{PLAIN.name}_gemm1_m64", f"{PLAIN.name}_gemm2_m64"]
+    assert Spec.parse(PLAIN.name) == PLAIN
+
+
+# ---- Exhaustive ---------------------------------------------------------------------------------
+
+
+TOKENS, EXPERTS, TOP_K, SIZES = [0, 1, 7, 33, 128, 300], [4, 8, 32], [1, 2, 8], [256, 384, 512]
+ROUTINGS, SEEDS = ["random", "one_expert", "half_dropped", "dropped"], range(5)
+VALUES: list[Any] = [TOKENS, EXPERTS, TOP_K, SIZES, SIZES, ROUTINGS, SEEDS]
+
+
+@exhaustive
+@pytest.mark.parametrize("chosen", list(covering([len(v) for v in VALUES])))
+def test_sizes(chosen: tuple[int, ...]) -> None:
+    """Every two values of tokens, experts, top k, sizes, routings and seeds meet."""
+    tokens, experts, top_k, hidden, intermediate, routing, seed = (
+        values_[i] for values_, i in zip(VALUES, chosen, strict=True)
+    )
+    run(spec_of(experts, hidden, intermediate, min(top_k, experts)), tokens, routing, seed)
