@@ -21,12 +21,13 @@ from blockscale.catalog.registry import Bucket, Road, Workload, register, schedu
 from blockscale.lower.cuda import Source
 from blockscale.lower.moe import codes, kernel
 from blockscale.lower.moe.read import read
+from blockscale.lower.pipe.maps import SPREAD_ALIGNMENT, spreads_codes
 from blockscale.schedules.gemm import tcgen05
 from blockscale.schedules.moe import cpu, wgmma
 from blockscale.schedules.steps import Sketch
 from blockscale.specs import FusedMoe, MoeRoute
 from blockscale.specs.plans.moe import MoeGemm, MoePlan
-from blockscale.tir.moe.fp4_tiles import moe_fp4_tiles, rule
+from blockscale.tir.moe.codes_tiles import moe_codes_tiles, rule
 from blockscale.tir.moe.fused_moe import ROW_TILES, fused_moe
 from blockscale.tir.moe.route import moe_route
 from blockscale.tir.moe.tiles import moe_tiles
@@ -161,15 +162,23 @@ def _codes_buckets(spec: FusedMoe) -> tuple[Bucket, ...]:
 
 def _codes_body(spec: FusedMoe, bucket: Bucket, level: str, slots: int | None) -> PrimFunc:
     assert bucket.part is not None
-    return moe_fp4_tiles(spec, bucket.part, slots)
+    return moe_codes_tiles(spec, bucket.part, slots)
 
 
 def _codes_sketches(spec: FusedMoe, bucket: Bucket, level: str) -> list[Sketch]:
     if bucket.part == 1:
-        sizes = spec.rows, spec.hidden, spec.experts, bucket.rows
-        return tcgen05.gated_sketches(spec.fmt, rule(spec), *sizes)
-    sizes = spec.hidden, spec.intermediate, spec.experts, bucket.rows
-    return tcgen05.gemm_sketches(spec.fmt, spec.dtype, *sizes)
+        sizes = spec.padded_rows, spec.padded_hidden, spec.experts, bucket.rows
+        return tcgen05.gated_sketches(spec.product, rule(spec), *sizes)
+    sizes = spec.hidden, spec.padded_intermediate, spec.experts, bucket.rows
+    return tcgen05.gemm_sketches(spec.product, spec.dtype, *sizes)
+
+
+def _codes_alignments(spec: FusedMoe) -> dict[str, int]:
+    found = dict.fromkeys(("hidden", "workspace"), WORKSPACE_ALIGNMENT)
+    for name, k in (("w13", spec.padded_hidden), ("w2", spec.padded_intermediate)):
+        if spreads_codes(spec.product, k):
+            found[name] = SPREAD_ALIGNMENT
+    return found
 
 
 def _codes_sources(spec: FusedMoe, arch: str, traces: Mapping[str, Trace | None]) -> Source:
@@ -196,7 +205,7 @@ CODES = Road(
     sketches=_codes_sketches,
     lower=_codes_sources,
     needs=frozenset({TCGEN05}),
-    alignments=lambda spec: dict.fromkeys(("hidden", "workspace"), WORKSPACE_ALIGNMENT),
+    alignments=_codes_alignments,
 )
 """GEMMs that multiply codes by codes."""
 

@@ -22,7 +22,7 @@ from blockscale.nn.prepared import Device, Prepared, checked_device, opened, own
 from blockscale.ops import checks
 from blockscale.ops.moe import layer as ops_moe
 from blockscale.ops.moe.layer import Options
-from blockscale.ops.moe.weights import TENSORS, MoeWeights, with_biases
+from blockscale.ops.moe.weights import TENSORS, MoeWeights, to_codes, with_biases
 from blockscale.specs.moe import ACTIVATIONS, GATED, SCORINGS
 
 Tensor = torch.Tensor
@@ -134,7 +134,8 @@ class FusedMoE(Prepared):
             dtype: of the activations.
             fmt: "nvfp4" or "mxfp4": what experts of more bits are quantised to; None: 4-bit ones
                 only, which are not rounded.
-            layout: "linear" or "tiles64"; None: that of the device.
+            layout: "linear", "tiles64" or "128x4", as in `prepare_moe_weights`; None: that of the
+                device.
             options: of the constructor, in place of what config.json says; ``router`` and
                 ``shared`` in place of the checkpoint's.
 
@@ -325,8 +326,10 @@ def _load(
     if experts is not None:
         weights = experts.prepare(dtype, layout, activation=said["activation"])
     assert weights is not None
-    if layout == "linear":
+    if layout != weights.layout:
         weights = weights.to_linear()
+        if layout == "128x4":
+            weights = to_codes("FusedMoE.from_checkpoint", weights)
     router = said.pop("router", None) or _router(ckpt, stem, weights.experts)
     shared = said.pop("shared", None) or _shared(ckpt, stem, said["activation"], device)
     if said.get("correction_bias") is None:

@@ -12,7 +12,7 @@ from blockscale.specs.gemm import check_experts
 from blockscale.specs.plans.launches import (
     CHUNK,
     MAX_TOP_K,
-    MOE_FP4_PARTS,
+    MOE_CODES_PARTS,
     MOE_PARTS,
     PART,
     Part,
@@ -38,8 +38,21 @@ ACTIVATIONS = ("swiglu", "swiglu_oai", "gelu_tanh", "relu2")
 GATED = ("swiglu", "swiglu_oai", "gelu_tanh")
 """Activations of pairs of gate and up."""
 
-ACT_FORMATS = ("fp8", "fp8_tensor", "nvfp4")
+ACT_FORMATS = ("fp8", "fp8_tensor", "nvfp4", "mxfp4", "mxfp8")
 """What the operands of both GEMMs are rounded to, if to anything."""
+
+MX_FORMATS = ("mxfp4", "mxfp8")
+"""Those whose scales are powers of two, which float16 cannot hold."""
+
+MX_BLOCK = formats.MOE["mxfp4"].block
+"""Elements of a row that share such a scale."""
+
+PRODUCTS = {
+    ("nvfp4", "nvfp4"): "nvfp4",
+    ("mxfp4", "mxfp4"): "mxfp4",
+    ("mxfp4", "mxfp8"): "mxfp8xmxfp4",
+}
+"""What tensor cores multiply, key of `formats.GEMM`, by formats of weights and of activations."""
 
 STATIC_SCALES = ("fp8_tensor", "nvfp4")
 """Formats of activations with a scale that the caller gives."""
@@ -51,8 +64,6 @@ tensor cores multiply codes and block scales."""
 ROW_TILE, COL_TILE = 128, 4
 """Rows and columns of a tile of scales in layout "128x4"."""
 
-MULTIPLE = 64
-"""Of hidden and intermediate in layout "128x4": four block scales of 16, and 16 bytes of codes."""
 
 SCORINGS = ("softmax", "sigmoid")
 
@@ -97,11 +108,12 @@ class FusedMoe(FormatSpec):
     Attributes:
         group: elements along K that share a block scale; 0: as usual, 128 of int4.
         act_fmt: what the operands of both GEMMs are rounded to: None, "fp8" (a scale per row),
-            "fp8_tensor" (static scales) or "nvfp4" (E4M3 scales of 16, static global scales).
+            "fp8_tensor" (static scales), "nvfp4" (E4M3 scales of 16, static global scales), "mxfp4"
+            or "mxfp8" (E8M0 scales of 32).
         zero: int4 with zero points.
         bias: both GEMMs have biases.
-        layout: of the weights, "linear" (CPU), "tiles64" (CUDA), or "128x4", for ``act_fmt`` of
-            the weights' own format on GPUs whose tensor cores multiply it.
+        layout: of the weights, "linear" (CPU), "tiles64" (CUDA), or "128x4", for `PRODUCTS` on
+            GPUs whose tensor cores multiply codes and block scales.
     """
 
     experts: int
@@ -147,6 +159,11 @@ class FusedMoe(FormatSpec):
                 f"{where}: dtype='float32' has no kernel with layout={self.layout!r}; choose "
                 "'bfloat16' or 'float16'"
             )
+        if self.act_fmt in MX_FORMATS and self.dtype == "float16":
+            raise ValueError(
+                f"{where}: act_fmt={self.act_fmt!r} has scales that dtype='float16' cannot hold; "
+                "choose 'bfloat16'"
+            )
         if self.layout == "128x4":
             self._check_codes(where)
         if self.zero and self.fmt != "int4":
@@ -155,24 +172,28 @@ class FusedMoe(FormatSpec):
                 "it out, or choose fmt='int4'"
             )
         what, advice = "the elements of a block scale", "pad it to {} when quantising the weights"
-        check_multiple(where, "hidden", self.hidden, self.group, what, advice)
-        check_multiple(where, "intermediate", self.intermediate, self.group, what, advice)
+        block = max(self.group, MX_BLOCK if self.act_fmt in MX_FORMATS else 1)
+        check_multiple(where, "hidden", self.hidden, block, what, advice)
+        check_multiple(where, "intermediate", self.intermediate, block, what, advice)
 
     def _check_codes(self, where: str) -> None:
         """ValueError unless tensor cores multiply both operands' codes."""
-        if self.fmt != "nvfp4" or self.act_fmt != "nvfp4":
+        if (self.fmt, self.act_fmt) not in PRODUCTS:
+            known = ", ".join(f"{fmt} with {act}" for fmt, act in PRODUCTS)
             raise ValueError(
-                f"{where}: layout='128x4' is for products of two nvfp4 operands, not for "
-                f"fmt={self.fmt!r} with act_fmt={self.act_fmt!r}; choose layout='tiles64'"
+                f"{where}: layout='128x4' is for products of codes, not for fmt={self.fmt!r} with "
+                f"act_fmt={self.act_fmt!r}; choose one of {known}, or layout='tiles64'"
             )
         if not self.gated:
             raise ValueError(
                 f"{where}: activation={self.activation!r} has no kernel with layout='128x4'; "
                 f"choose one of {', '.join(GATED)}, or layout='tiles64'"
             )
-        advice = "pad it to {} when quantising the weights"
-        for name in ("hidden", "intermediate"):
-            check_multiple(where, name, getattr(self, name), MULTIPLE, "layout '128x4'", advice)
+
+    @property
+    def product(self) -> str:
+        """What tensor cores multiply in layout "128x4", key of `formats.GEMM`."""
+        return PRODUCTS[self.fmt, self.act_fmt or ""]
 
     @property
     def gated(self) -> bool:
@@ -185,18 +206,23 @@ class FusedMoe(FormatSpec):
         return self.intermediate * (2 if self.gated else 1)
 
     @property
+    def _multiple(self) -> int:
+        """Of the padded sizes: blocks of tiles64, or whole rows of 128x4 tiles of scales."""
+        return COL_TILE * self.group if self.layout == "128x4" else TILE
+
+    @property
     def padded_hidden(self) -> int:
-        """H in layout tiles64."""
-        return round_up(self.hidden, TILE)
+        """H in layouts of CUDA kernels."""
+        return round_up(self.hidden, self._multiple)
 
     @property
     def padded_intermediate(self) -> int:
-        """I in layout tiles64."""
-        return round_up(self.intermediate, TILE)
+        """I in layouts of CUDA kernels."""
+        return round_up(self.intermediate, self._multiple)
 
     @property
     def padded_rows(self) -> int:
-        """Rows of w13 of an expert in layout tiles64."""
+        """Rows of w13 of an expert in layouts of CUDA kernels."""
         return self.padded_intermediate * (2 if self.gated else 1)
 
     @property
@@ -211,19 +237,21 @@ class FusedMoe(FormatSpec):
 
     def _codes_workspace(self) -> tuple[Part, ...]:
         """In layout "128x4"; a "tile" is an expert that has rows, whose last 128 may be padding."""
-        scales1, scales2 = self.hidden // self.group, self.intermediate // self.group
+        hidden, intermediate = self.padded_hidden, self.padded_intermediate
+        scales1, scales2 = hidden // self.group, intermediate // self.group
+        per_byte = formats.GEMM[self.product].a.per_byte
         sizes: dict[str, dict[str, int]] = {
             "offsets": {"fixed": 4 * (self.experts + 1)},
             "atoms": {"fixed": 4 * self.experts},
             "order": {"slot": 4},
             "place": {"slot": 4},
-            "x": {"slot": self.hidden // 2},
+            "x": {"slot": hidden // per_byte},
             "x_scale": {"slot": scales1, "tile": (ROW_TILE - 1) * scales1},
-            "y1": {"slot": self.intermediate // 2},
+            "y1": {"slot": intermediate // per_byte},
             "y1_scale": {"slot": scales2, "tile": (ROW_TILE - 1) * scales2},
             "y2": {"slot": 2 * self.hidden},
         }
-        return tuple(Part(name, **sizes[name]) for name in MOE_FP4_PARTS)
+        return tuple(Part(name, **sizes[name]) for name in MOE_CODES_PARTS)
 
     @property
     def workspace(self) -> tuple[Part, ...]:
@@ -289,8 +317,10 @@ class FusedMoe(FormatSpec):
             shape = (*lead, across // max(TILE, self.group), self.scale_bytes)
             scale = replace(scale, shape=shape, storage="tiles64")
         elif self.layout == "128x4":
-            scales = cols // self.group
-            shape = (self.experts, round_up(rows, ROW_TILE), round_up(scales, COL_TILE))
+            rows = self.padded_rows if name == "w13" else rows
+            across = self.padded_hidden if name == "w13" else self.padded_intermediate
+            codes = replace(codes, shape=(self.experts, rows, across // 2))
+            shape = (self.experts, round_up(rows, ROW_TILE), across // self.group)
             scale = replace(scale, shape=shape)
         elif self.fmt == "int4":
             scale = Param(scale.name, "float32", shape)

@@ -16,9 +16,11 @@ from blockscale.base.sizes import ceil_div, round_up
 from blockscale.schedules.gpu_steps import MAX_THREADS, WARP, bind, in_registers, tensorize
 from blockscale.schedules.steps import Choose, Sketch, last_loops
 from blockscale.specs import ActQuantize, NormQuantize
+from blockscale.tir.fused.mxfp8 import MxFp8Rule
 from blockscale.tir.intrin.cuda import act as cuda_act
 from blockscale.tir.intrin.cuda import blocks as cuda_blocks
 from blockscale.tir.intrin.cuda import fused as cuda_fused
+from blockscale.tir.intrin.cuda import mxfp8 as cuda_mxfp8
 
 MAX_ELEMENTS = 64
 """Elements of a row that a thread may hold: they take 128 registers."""
@@ -152,6 +154,19 @@ def act_steps(sch: Schedule, spec: ActQuantize, held: bool = False) -> None:
     _tensorize(sch, "amax_update", cuda_blocks.amax(spec.dtype, spec.block))
     _act_codes(sch, spec, held)
     _tensorize(sch, "store_codes", cuda_blocks.store("uint8", spec.block // 2, "BS_KEEP"))
+
+
+def mxfp8_steps(sch: Schedule, rule: MxFp8Rule) -> None:
+    """What a thread does with a block of 16-bit values in its registers to make MXFP8 of it."""
+    sch.compute_inline(sch.get_sblock("magnitude"))
+    in_registers(sch, "amax", "scale", "factor", "pack")
+    amax = sch.get_sblock("amax")
+    sch.decompose_reduction(amax, sch.get_loops(amax)[-1])
+    _tensorize(sch, "amax_update", cuda_blocks.amax(rule.dtype, rule.block))
+    _tensorize(sch, "scale", cuda_mxfp8.scale_of())
+    _tensorize(sch, "factor", cuda_mxfp8.divisor_of())
+    _tensorize(sch, "pack", cuda_mxfp8.encode(rule.dtype, rule.block))
+    _tensorize(sch, "store_codes", cuda_blocks.store("uint8", rule.block, "BS_KEEP"))
 
 
 def _bind_blocks(sch: Schedule, warps: ExprRV, order: str) -> None:

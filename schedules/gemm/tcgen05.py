@@ -16,13 +16,14 @@ from functools import partial
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from blockscale.schedules.fused.gpu import act_steps
+from blockscale.schedules.fused.gpu import act_steps, mxfp8_steps
 from blockscale.schedules.gemm import tcgen05_tiles as sm100_tiles
 from blockscale.schedules.gpu_steps import in_registers
 from blockscale.schedules.steps import Choose, Sketch, last_loops
 from blockscale.specs import ActQuantize
 from blockscale.specs.plans import ONCE, PREFIX
 from blockscale.specs.plans.gemm import K_LOOP, LANES, RASTERS, GemmPlan
+from blockscale.tir.fused.mxfp8 import MxFp8Rule
 from blockscale.tir.gemm.tiles import ATOM_BYTES
 from blockscale.tir.intrin import tcgen05, tma
 
@@ -31,6 +32,9 @@ WARPS, WARP = 4, 32
 
 PAIR = "clusterCtaIdx.x"
 """What the CTAs of a pair are bound to."""
+
+Rule = ActQuantize | MxFp8Rule
+"""How an epilogue quantises what it has activated."""
 
 
 def gemm_sketches(
@@ -41,16 +45,14 @@ def gemm_sketches(
     return [partial(gemm, tile=tile, rows=rows) for tile in found]
 
 
-def gated_sketches(
-    fmt: str, rule: ActQuantize, n: int, k: int, experts: int, rows: int
-) -> list[Sketch]:
+def gated_sketches(fmt: str, rule: Rule, n: int, k: int, experts: int, rows: int) -> list[Sketch]:
     """Sketches of `gated_tiles` for about ``rows`` rows."""
     found = sm100_tiles.gated_tiles(fmt, rule.block, n, k, experts, rows)
     return [partial(gemm, tile=tile, rows=rows, rule=rule) for tile in found]
 
 
 def gemm(
-    sch: Schedule, choose: Choose, tile: GemmPlan, rows: int, rule: ActQuantize | None = None
+    sch: Schedule, choose: Choose, tile: GemmPlan, rows: int, rule: Rule | None = None
 ) -> None:
     """Schedule the GEMM in the shape of ``tile``; what it leaves open is chosen."""
     tiles, stages = shape(sch, tile, rule)
@@ -60,7 +62,7 @@ def gemm(
         sch.annotate(stages if name in K_LOOP else tiles, PREFIX + name, value)
 
 
-def decided(sch: Schedule, plan: GemmPlan, rule: ActQuantize | None = None) -> None:
+def decided(sch: Schedule, plan: GemmPlan, rule: Rule | None = None) -> None:
     """Schedule the GEMM as ``plan`` says, with no choice left."""
     tiles, stages = shape(sch, plan, rule)
     for name in ("stages", "split_k"):
@@ -70,7 +72,7 @@ def decided(sch: Schedule, plan: GemmPlan, rule: ActQuantize | None = None) -> N
     sch.annotate(tiles, PREFIX + "raster", RASTERS.index(plan.raster))
 
 
-def shape(sch: Schedule, tile: GemmPlan, rule: ActQuantize | None = None) -> tuple[LoopRV, LoopRV]:
+def shape(sch: Schedule, tile: GemmPlan, rule: Rule | None = None) -> tuple[LoopRV, LoopRV]:
     """Schedule all that names instructions; return the loops over tiles and over stages.
 
     ``rule``: of the epilogue of `gemm.gated_tiles`.
@@ -148,17 +150,21 @@ def _epilogue(sch: Schedule, tiles: LoopRV, tile: GemmPlan) -> None:
         sch.tensorize(sch.blockize(row), tma.store(rows, cols, tile.out_dtype))
 
 
-def _act_epilogue(sch: Schedule, tiles: LoopRV, tile: GemmPlan, rule: ActQuantize) -> None:
+def _act_epilogue(sch: Schedule, tiles: LoopRV, tile: GemmPlan, rule: Rule) -> None:
     """Read gates and ups to registers; activate, quantise and store them there."""
     block = sch.get_sblock("epilogue")
     read = sch.cache_read(block, 0, "local")
     for moved in (read, block):
         sch.reverse_compute_at(moved, tiles)
     _read_accumulator(sch, read, _parts(sch, block, tile, tile.epi_cols // (2 * rule.block)), tile)
-    in_registers(sch, "own_scale", "gate", "up")
+    in_registers(sch, "gate", "up")
     if not rule.gated:  # the activation is of float32 sums, and no intrinsic
         in_registers(sch, "value")
-    act_steps(sch, rule, held=True)
+    if isinstance(rule, MxFp8Rule):
+        mxfp8_steps(sch, rule)
+    else:
+        in_registers(sch, "own_scale")
+        act_steps(sch, rule, held=True)
 
 
 def _parts(sch: Schedule, block: SBlockRV, tile: GemmPlan, columns: int) -> LoopRV:

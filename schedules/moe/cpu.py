@@ -46,8 +46,8 @@ def _moe(sch: Schedule, choose: Choose, spec: FusedMoe, level: str, row_tile: in
         _gemm(sch, choose, spec, product, level, row_tile)
     if row_tile > 1:
         names = ["rows1", "rows2"]
-        quantised = {"fp8": ["amax", "factor"], "nvfp4": ["amax", "factor"]}
-        for name in quantised.get(spec.act_fmt or "", []):
+        measured = spec.act_fmt not in (None, "fp8_tensor")
+        for name in ("amax", "factor") if measured else ():
             names += [f"{name}1", f"{name}2"]
         for name in names:
             t, i = last_loops(sch, sch.get_sblock(name), 3 if "amax" not in name else 4)[:2]

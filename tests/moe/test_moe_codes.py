@@ -15,11 +15,10 @@ import torch
 
 from blockscale import emulator
 from blockscale.catalog import road, workloads
-from blockscale.ops.moe.weights import prepare_moe_weights
 from blockscale.specs import FusedMoe, Spec
 from tests.kit.gpu_library import library
 from tests.kit.moe_harness import prepared, values
-from tests.kit.pairwise import covering, exhaustive, few
+from tests.kit.pairwise import covering, exhaustive
 from tests.moe.test_moe_library import Call, layer_of
 from tests.reference import core as ref
 from tests.reference import moe as moe
@@ -30,7 +29,7 @@ ARCH = "sm_100a"
 def spec_of(experts: int, hidden: int, intermediate: int, top_k: int, **more: Any) -> FusedMoe:
     """A layer of the kind."""
     sizes = experts, hidden, intermediate, top_k
-    return FusedMoe(*sizes, act_fmt="nvfp4", layout="128x4", **more)
+    return FusedMoe(*sizes, **{"act_fmt": "nvfp4", "layout": "128x4", **more})
 
 
 def parts_of(call: Call) -> dict[str, np.ndarray]:
@@ -55,21 +54,29 @@ class Stages:
         self.order = self.parts["order"].view(np.int32)[: self.offsets[-1]]
         self.place = self.parts["place"].view(np.int32)[:slots]
 
-    def operand(self, name: str, cols: int) -> tuple[np.ndarray, np.ndarray]:
-        """Codes [rows, cols] and scale bytes [rows, cols / 16] of a part."""
-        rows, blocks = len(self.order), cols // 16
-        codes = ref.unpack(self.parts[name][: rows * cols // 2].reshape(rows, cols // 2))
+    def operand(self, name: str, cols: int, padded: int) -> tuple[np.ndarray, np.ndarray]:
+        """Codes [rows, cols] and scale bytes [rows, blocks] of a part; padding is zeros."""
+        rows, eight = len(self.order), self.spec.act_fmt == "mxfp8"
+        pitch, blocks = padded if eight else padded // 2, padded // self.spec.group
+        codes = self.parts[name][: rows * pitch].reshape(rows, pitch)
+        codes = codes if eight else ref.unpack(codes)
+        assert (codes[:, cols:] == 0).all()
         stored, found, at = self.parts[f"{name}_scale"], [], 0
         for first, end in pairwise(self.offsets):
             tiles = -(-(end - first) // 128)
             own = stored[at : at + tiles * 128 * blocks].reshape(tiles * 128, blocks)
             found.append(ref.unswizzle(own, end - first, blocks))
             at += tiles * 128 * blocks
-        return codes, np.concatenate(found)
+        return codes[:, :cols], np.concatenate(found)[:, : cols // self.spec.group]
+
+    def factor(self, number: int) -> float:
+        """The static scale of the rows before a GEMM."""
+        given = (self.call.layer.a1_scale, self.call.layer.a2_scale)[number - 1]
+        return 1.0 if given is None else float(np.float32(given))
 
     def judge(self) -> None:
         """Compare all stages."""
-        call, layer, spec = self.call, self.call.layer, self.spec
+        call, spec = self.call, self.spec
         flat = call.ids.reshape(-1)
         used = np.nonzero((flat >= 0) & (flat < spec.experts))[0]
         assert sorted(self.order) == sorted(used)
@@ -78,15 +85,14 @@ class Stages:
         assert (np.diff(flat[self.order]) >= 0).all()
         np.testing.assert_array_equal(self.place[self.order], np.arange(len(self.order)))
         x = call.hidden[self.order // spec.top_k]
-        codes, byte = self.operand("x", spec.hidden)
-        want_codes, want_byte = ref.quantize(x, "nvfp4", float(np.float32(layer.a1_scale)))
+        codes, byte = self.operand("x", spec.hidden, spec.padded_hidden)
+        want_codes, want_byte = moe.codes_of(x, spec.act_fmt, self.factor(1))
         np.testing.assert_array_equal(byte, want_byte)
         np.testing.assert_array_equal(codes, want_codes)
-        left = ref.weight(codes, byte, "nvfp4", float(np.float32(layer.a1_scale)))
-        own = self.operand("y1", spec.intermediate)
+        left = moe.coded(codes, byte, spec.act_fmt, self.factor(1))
+        own = self.operand("y1", spec.intermediate, spec.padded_intermediate)
         self._between(left, *own)
-        middle = ref.weight(*own, "nvfp4", float(np.float32(layer.a2_scale)))
-        self._after(middle)
+        self._after(moe.coded(*own, spec.act_fmt, self.factor(2)))
 
     def _products(self, left: np.ndarray, weight: np.ndarray, bias: Any) -> np.ndarray:
         """Each expert's rows times its weight."""
@@ -102,13 +108,14 @@ class Stages:
         product = self._products(left, layer.dense()[0], layer.w13_bias)
         h = moe.activate(product, layer.activation, layer.alpha, layer.limit)
         h = ref.round_to(h, spec.dtype)
-        want_codes, want_byte = ref.quantize(h, "nvfp4", float(np.float32(layer.a2_scale)))
+        want_codes, want_byte = moe.codes_of(h, spec.act_fmt, self.factor(2))
         same = byte == want_byte
         assert (np.abs(byte.astype(int) - want_byte) <= 1).all()
-        alike = np.repeat(same, 16, axis=1)
-        sign = (codes ^ want_codes) & 8
-        steps = np.abs((codes & 7).astype(int) - (want_codes & 7))
-        small = (codes & 7 == 0) & (want_codes & 7 == 0)
+        alike = np.repeat(same, spec.group, axis=1)
+        top = 0x80 if spec.act_fmt == "mxfp8" else 8
+        sign, low = (codes ^ want_codes) & top, top - 1
+        steps = np.abs((codes & low).astype(int) - (want_codes & low))
+        small = (codes & low == 0) & (want_codes & low == 0)
         assert ((sign == 0) | small | (steps <= 1))[alike].all()
         assert (steps[alike] <= 1).all()
         if codes.size:
@@ -175,14 +182,18 @@ def test_tokens(tokens: int, routing: str) -> None:
         assert (call.out == 0).all()
 
 
+MXFP8: dict[str, Any] = {"fmt": "mxfp4", "act_fmt": "mxfp8"}
 SPECS = (
     spec_of(3, 192, 128, 3, activation="swiglu_oai", bias=True),
-    spec_of(8, 256, 192, 2, activation="gelu_tanh", dtype="float16"),
+    spec_of(8, 272, 176, 2, activation="gelu_tanh", dtype="float16"),
+    spec_of(3, 160, 96, 2, activation="swiglu_oai", bias=True, **MXFP8),
+    spec_of(3, 288, 160, 2, fmt="mxfp4", act_fmt="mxfp4"),
     spec_of(3, 64, 320, 1, bias=True, dtype="float16"),
+    spec_of(4, 256, 128, 2, activation="gelu_tanh", **MXFP8),
 )
 
 
-@pytest.mark.parametrize("spec", few(SPECS), ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_activations(spec: FusedMoe) -> None:
     """Biases, other dtypes, sizes that fill no tile."""
     run(spec, 40, "half_dropped")
@@ -249,69 +260,51 @@ def test_the_default_emulation_agrees() -> None:
 # ---- Weights, and what is refused ---------------------------------------------------------------
 
 
+@pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4"])
 @pytest.mark.parametrize("bias", [False, True])
-def test_weights_go_and_come_back(bias: bool) -> None:
-    """Bytes and biases of `to_linear` are what was given."""
-    layer = layer_of(spec_of(3, 128, 64, 2, bias=bias))
+def test_weights_go_and_come_back(fmt: str, bias: bool) -> None:
+    """Bytes and biases of `to_linear` are what was given; of sizes that are padded too."""
+    layer = layer_of(spec_of(3, 160, 96, 2, bias=bias, fmt=fmt, act_fmt=fmt))
     made = prepared(layer, "bfloat16", "128x4")
     linear = made.to_linear()
     for name in ("w13", "w2", "w13_scale", "w2_scale"):
         np.testing.assert_array_equal(getattr(linear, name).numpy(), getattr(layer, name))
     if bias:
         np.testing.assert_array_equal(linear.w13_bias.numpy(), layer.w13_bias)
-        gates = made.w13_bias.reshape(3, 4, 2, 16)[:, :, 0].reshape(3, 64)
-        np.testing.assert_array_equal(gates.numpy(), layer.w13_bias[:, :64])
+        gates = made.w13_bias.reshape(3, 8, 2, 16)[:, :, 0].reshape(3, 128)
+        np.testing.assert_array_equal(gates[:, :96].numpy(), layer.w13_bias[:, :96])
+        assert (gates[:, 96:] == 0).all()
     again = type(made).of(made.meta(), dict(made.tensors()))
     assert again.layout == "128x4"
     assert torch.equal(again.w13, made.w13)
 
 
-def codes(experts: int, rows: int, cols: int, fmt: str = "nvfp4") -> list[torch.Tensor]:
-    """Codes and scales of a weight."""
-    block = 16 if fmt == "nvfp4" else 32
-    packed = torch.zeros(experts, rows, cols // 2, dtype=torch.uint8)
-    return [packed, torch.full((experts, rows, cols // block), 0x38, dtype=torch.uint8)]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "more", "message"),
-    [
-        ((64, 64), {"fmt": "mxfp4"}, "two nvfp4 operands, not for mxfp4; leave layout out"),
-        ((96, 64), {}, r"H=96 is not a multiple of 64.* pad H to 128"),
-        ((64, 48), {}, r"I=48 is not a multiple of 64.* pad I to 64"),
-        ((64, 64), {"activation": "relu2"}, "not for weights without gates"),
-    ],
-)
-def test_weights_that_have_no_such_layout(
-    sizes: tuple[int, int], more: dict[str, str], message: str
-) -> None:
-    hidden, intermediate = sizes
-    rows = intermediate if more.get("activation") == "relu2" else 2 * intermediate
-    (w13, s13), (w2, s2) = (
-        codes(2, rows, hidden, more.get("fmt", "nvfp4")),
-        codes(2, hidden, intermediate, more.get("fmt", "nvfp4")),
-    )
-    given = {"w13_scale": s13.view(torch.float8_e4m3fn), "w2_scale": s2.view(torch.float8_e4m3fn)}
-    if "fmt" in more:
-        given = {"w13_scale": s13, "w2_scale": s2}
-    with pytest.raises(ValueError, match=message):
-        prepare_moe_weights(w13, w2, **given, **more, layout="128x4")
+@pytest.mark.parametrize("activation", ["relu2", "swiglu"])
+def test_weights_that_have_no_such_layout(activation: str) -> None:
+    """Those without gates, and those that tensor cores do not multiply as codes."""
+    fmt = "nvfp4" if activation == "relu2" else "int4"
+    layer = moe.random_layer(2, 64, 64, fmt, activation=activation)
+    message = "weights without gates" if fmt == "nvfp4" else "int4"
+    with pytest.raises(ValueError, match=f"gated weights in nvfp4 or mxfp4.* not for {message}"):
+        prepared(layer, "bfloat16", "128x4")
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"act_fmt": None}, "act_fmt=None; choose layout='tiles64'"),
+        ({"act_fmt": None}, "act_fmt=None; choose one of nvfp4 with nvfp4, mxfp4 with mxfp4"),
         ({"fmt": "mxfp4"}, "fmt='mxfp4' with act_fmt='nvfp4'"),
+        ({"fmt": "mxfp4", "act_fmt": "mxfp8", "dtype": "float16"}, "'float16' cannot hold"),
         ({"activation": "relu2"}, "activation='relu2' has no kernel with layout='128x4'"),
-        ({"hidden": 96}, "hidden"),
+        ({"hidden": 72}, "hidden"),
+        ({"hidden": 48, "act_fmt": "mxfp8", "layout": "tiles64"}, "hidden"),
         ({"dtype": "float32"}, "dtype='float32' has no kernel with layout='128x4'"),
     ],
 )
 def test_specs_that_there_are_not(changes: dict[str, Any], message: str) -> None:
     given = {"experts": 4, "hidden": 128, "intermediate": 64, "top_k": 2, "act_fmt": "nvfp4"}
     with pytest.raises(ValueError, match=message):
-        FusedMoe(**(given | changes), layout="128x4")
+        FusedMoe(**({"layout": "128x4"} | given | changes))
 
 
 def test_other_gpus() -> None:
@@ -329,14 +322,16 @@ def test_other_gpus() -> None:
 
 TOKENS, EXPERTS, TOP_K, SIZES = [0, 1, 7, 33, 128, 300], [4, 8, 32], [1, 2, 8], [256, 384, 512]
 ROUTINGS, SEEDS = ["random", "one_expert", "half_dropped", "dropped"], range(5)
-VALUES: list[Any] = [TOKENS, EXPERTS, TOP_K, SIZES, SIZES, ROUTINGS, SEEDS]
+KINDS = [("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("mxfp4", "mxfp8")]
+VALUES: list[Any] = [TOKENS, EXPERTS, TOP_K, SIZES, SIZES, ROUTINGS, SEEDS, KINDS]
 
 
 @exhaustive
 @pytest.mark.parametrize("chosen", list(covering([len(v) for v in VALUES])))
 def test_sizes(chosen: tuple[int, ...]) -> None:
     """Every two values of tokens, experts, top k, sizes, routings and seeds meet."""
-    tokens, experts, top_k, hidden, intermediate, routing, seed = (
+    tokens, experts, top_k, hidden, intermediate, routing, seed, (fmt, act_fmt) = (
         values_[i] for values_, i in zip(VALUES, chosen, strict=True)
     )
-    run(spec_of(experts, hidden, intermediate, min(top_k, experts)), tokens, routing, seed)
+    kind = {"fmt": fmt, "act_fmt": act_fmt}
+    run(spec_of(experts, hidden, intermediate, min(top_k, experts), **kind), tokens, routing, seed)

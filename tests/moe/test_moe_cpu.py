@@ -54,6 +54,8 @@ QUANTISED = [
     spec_of(128, 64, act_fmt="fp8_tensor", activation="relu2"),
     spec_of(128, 64, act_fmt="nvfp4", activation="swiglu_oai"),
     spec_of(80, 48, act_fmt="nvfp4", dtype="bfloat16"),
+    spec_of(96, 64, "mxfp4", act_fmt="mxfp8", activation="swiglu_oai", bias=True),
+    spec_of(64, 96, "mxfp4", act_fmt="mxfp4", dtype="bfloat16"),
     spec_of(64, 96, "mxfp4", act_fmt="fp8", dtype="float16"),
 ]
 by_name = {"ids": lambda spec: spec.name}

@@ -182,6 +182,8 @@ QUANTIZED = (
     FusedMoe(3, 128, 96, 2, act_fmt="fp8_tensor", dtype="float16", layout="tiles64"),
     FusedMoe(3, 96, 80, 2, act_fmt="nvfp4", activation="swiglu_oai", bias=True, layout="tiles64"),
     FusedMoe(3, 64, 64, 2, "int4", group=64, act_fmt="fp8", activation="relu2", layout="tiles64"),
+    FusedMoe(3, 96, 160, 2, "mxfp4", act_fmt="mxfp8", activation="swiglu_oai", layout="tiles64"),
+    FusedMoe(3, 160, 96, 2, "mxfp4", act_fmt="mxfp4", bias=True, layout="tiles64"),
 )
 
 

@@ -121,7 +121,7 @@ def test_route():
 
 
 @pytest.mark.parametrize("activation", ["swiglu", "swiglu_oai", "gelu_tanh", "relu2"])
-@pytest.mark.parametrize("act_fmt", [None, "fp8", "fp8_tensor", "nvfp4"])
+@pytest.mark.parametrize("act_fmt", [None, "fp8", "fp8_tensor", "nvfp4", "mxfp4", "mxfp8"])
 @pytest.mark.parametrize("fmt", ["mxfp4", "int4"])
 @pytest.mark.parametrize("layout", ["linear", "tiles64"])
 def test_arguments_are_the_spec_s(activation, act_fmt, fmt, layout):
@@ -172,6 +172,15 @@ def test_fake_tensors_on_cuda():
             bs.fused_moe(hidden.float(), weights, ids, factors)
         with rejects("'linear'", "cuda", "'tiles64'"):
             bs.fused_moe(hidden, PREPARED, ids, factors)
+        codes = CODED.meta(), {n: torch.empty_like(v, device="cuda") for n, v in CODED.tensors()}
+        weights = bs.MoeWeights.of(*codes)
+        y = bs.fused_moe(hidden, weights, ids, factors, act_fmt="nvfp4")
+        assert (y.shape, y.dtype) == (hidden.shape, hidden.dtype)
+        with rejects("act_fmt=None", "'128x4'", "pass act_fmt='nvfp4'"):
+            bs.fused_moe(hidden, weights, ids, factors)
+        weights = bs.MoeWeights.of(TILED.meta(), tensors)
+        with rejects("act_fmt='mxfp8'", "float16", "bfloat16"):
+            bs.fused_moe(hidden.half(), weights, ids, factors, act_fmt="mxfp8")
         with rejects("weights are on device cpu", "cuda:0", r"weights.to\(hidden.device\)"):
             bs.fused_moe(hidden, TILED, ids, factors)
 
@@ -249,6 +258,7 @@ def call(*, prepared=PREPARED, hidden=HIDDEN_ROWS, ids=IDS, factors=FACTORS, **o
 
 
 TILED = bs.prepare_moe_weights(**GIVEN, layout="tiles64")
+CODED = bs.prepare_moe_weights(**GIVEN, layout="128x4")
 REFUSED = [
     (lambda: call(hidden=[1]), ["hidden is a list", "tensor"]),
     (lambda: call(hidden=HIDDEN_ROWS.double()), ["hidden", "float64", "bfloat16"]),

@@ -192,6 +192,28 @@ def test_tiles64_is_what_prepare_makes(tmp_path):
             assert torch.equal(got, wanted), key
 
 
+@pytest.mark.parametrize("stored", ["as given", "tiles64"])
+def test_codes_for_tensor_cores(tmp_path, stored):
+    """Layout "128x4" is made of what is stored, and holds the same values."""
+    source = bs.checkpoints.open(GOLDEN / "modelopt_qwen3moe_nvfp4_default_cfg")
+    folder = source
+    if stored == "tiles64":
+        convert(source, tmp_path / "out", target="sm_90a")
+        folder = tmp_path / "out"
+    made = nn.FusedMoE.from_checkpoint(folder, MLP, layout="128x4").weights
+    assert made.layout == "128x4"
+    want = nn.FusedMoE.from_checkpoint(source, MLP, layout="linear").weights
+    back = made.to_linear()
+    for name in ("w13", "w2"):
+        values = [
+            bs.dequantize(
+                getattr(w, name)[0], getattr(w, f"{name}_scale")[0].view(torch.float8_e4m3fn)
+            )
+            for w in (back, want)
+        ]
+        assert torch.equal(*values)
+
+
 def test_mixtral(tmp_path):
     """w1 is gate, w3 up, w2 down; gate and up have global scales of their own."""
     rng = np.random.default_rng(1)

@@ -88,19 +88,40 @@ def activate(
     return gate * sigmoid(alpha * gate) * (up + (1.0 if oai else 0.0))
 
 
+def codes_of(
+    x: Array, act_fmt: str, scale: float = 1.0
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return codes [rows, K] and scale bytes of blocks; ``scale``: the global one of nvfp4."""
+    if act_fmt != "mxfp8":
+        return ref.quantize(x, act_fmt, scale)
+    blocks = np.asarray(x, f32).reshape(*x.shape[:-1], x.shape[-1] // 32, 32)
+    with np.errstate(all="ignore"):
+        byte = ref.ue8m0_encode_ceil(np.abs(blocks).max(-1) / f32(448))
+        codes = ref.e4m3_encode(blocks / ref.ue8m0_decode(byte)[..., None])
+    return codes.reshape(x.shape), byte
+
+
+def coded(codes: Array, byte: Array, act_fmt: str, scale: float = 1.0) -> NDArray[np.float64]:
+    """Return the numbers of codes and scale bytes."""
+    if act_fmt != "mxfp8":
+        return ref.weight(codes, byte, act_fmt, scale)
+    return ref.e4m3_decode(codes) * np.repeat(ref.ue8m0_decode(byte), 32, axis=-1)
+
+
 def qdq(x: Array, act_fmt: str | None, scale: float | None = None) -> NDArray[np.float64]:
     """Return x [rows, K] quantised as ``act_fmt`` says and taken back, factors included.
 
     fp8: s = amax / 448 of the row, e4m3(x / s) * s.  fp8_tensor: s is given.  nvfp4: blocks of 16,
-    s = e4m3(amax / (6 scale)), e2m1(x / (s scale)) * s * scale.  Every step is one in float32; a
-    scale of 0 gives zeros.
+    s = e4m3(amax / (6 scale)), e2m1(x / (s scale)) * s * scale.  mxfp4: blocks of 32, s the power
+    of two at or above amax / 6, e2m1(x / s) * s; mxfp8: likewise amax / 448, e4m3.  Every step is
+    one in float32; a scale of 0 gives zeros.
     """
     if act_fmt is None:
         return np.asarray(x, np.float64)
     x = np.asarray(x, f32)
-    if act_fmt == "nvfp4":
-        codes, byte = ref.quantize(x, "nvfp4", float(f32(scale)))
-        return ref.weight(codes, byte, "nvfp4", float(f32(scale)))
+    if act_fmt in ("nvfp4", "mxfp4", "mxfp8"):
+        factor = 1.0 if scale is None else float(f32(scale))
+        return coded(*codes_of(x, act_fmt, factor), act_fmt, factor)
     with np.errstate(all="ignore"):
         if act_fmt == "fp8":
             s = np.max(np.abs(x), axis=-1, keepdims=True, initial=0) / f32(448)

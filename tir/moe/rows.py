@@ -1,8 +1,9 @@
 """Rows of the MoE layer on a CPU: sorted by expert, quantised if asked for, laid out for the GEMMs.
 
 ``act_fmt`` of a row x (float32 steps): "fp8": s = max|x| / 448, e4m3(x / s) * s; "fp8_tensor": s is
-given; "nvfp4": blocks of 16, b = e4m3(max|x| / (6 s)), e2m1(x / (b s)) * (b s), s is given.  Where
-a factor is 0, zeros.
+given; "nvfp4": blocks of 16, b = e4m3(max|x| / (6 s)), e2m1(x / (b s)) * (b s), s is given;
+"mxfp4": blocks of 32, b the power of two at or above max|x| / 6, e2m1(x / b) * b; "mxfp8":
+likewise max|x| / 448 and e4m3.  Where a factor is 0, zeros.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from blockscale.specs import FusedMoe
 from blockscale.tir import formats
 from blockscale.tir.common import i64, tiles_of, widen
 
-FP8_MAX, FP4_MAX, ACT_BLOCK = 448.0, 6.0, 16
+FP8_MAX, FP4_MAX = 448.0, 6.0
+
+ACT_BLOCKS = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
+"""Elements that share a scale, of formats in which a row has several."""
 
 
 def sort_step(spec: FusedMoe, row_tile: int) -> Any:
@@ -67,7 +71,7 @@ def rows_step(spec: FusedMoe, which: int, lanes: int) -> Any:
     Element k of row i is at [k / (8 lanes), i, k % 8, k % (8 lanes) / 8].  Rows of no slot: zeros.
     """
     size = spec.hidden if which == 1 else spec.intermediate
-    block = ACT_BLOCK if spec.act_fmt == "nvfp4" else size
+    block = ACT_BLOCKS.get(spec.act_fmt or "", size)
     K, blocks, each, deep, word = map(i64, (size, size // block, block, 8 * lanes, 8))
     top_k, zero, f0 = i64(spec.top_k), i64(0), tirx.const(0.0, "float32")
 
@@ -84,13 +88,17 @@ def rows_step(spec: FusedMoe, which: int, lanes: int) -> Any:
             return largest / tirx.const(FP8_MAX, "float32")
         if spec.act_fmt == "fp8_tensor":
             return given[0]
+        if spec.act_fmt != "nvfp4":
+            most = FP4_MAX if spec.act_fmt == "mxfp4" else FP8_MAX
+            power = formats.ue8m0_encode_ceil(largest / tirx.const(most, "float32"))
+            return tirx.Select(largest > f0, formats.ue8m0_decode(power), f0)
         byte = formats.e4m3_encode(largest / (tirx.const(FP4_MAX, "float32") * given[0]))
         scale = formats.e4m3_decode(byte)
         return tirx.Select(largest > f0, scale * given[0], f0)
 
     def quantised(x: PrimExpr, factor: PrimExpr) -> PrimExpr:
         ratio = x / factor
-        if spec.act_fmt == "nvfp4":
+        if spec.act_fmt in ("nvfp4", "mxfp4"):
             code = formats.e2m1_decode(formats.e2m1_encode(ratio))
         else:
             code = formats.e4m3_decode(formats.e4m3_encode(ratio))

@@ -1,7 +1,7 @@
 """MoE functions whose GEMMs multiply codes by codes -> host C and CUDA C++.
 
 The GEMMs are derived from their schedules, as `mm_fp4`'s are (`lower/pipe`); around them are
-native/moe/moe_fp4.cuh and moe_rows.cuh.
+native/moe/moe_codes.cuh and moe_rows.cuh.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def sources(first: Bodies, second: Bodies, spec: FusedMoe, arch: str) -> Source:
     kernels = {role: f"{name}_{role}" for role in ("prepare", "prepare_many", "gather", "combine")}
     texts = [bucket.text for buckets in gemms for bucket in buckets]
     texts += [
-        small.FP4_HEADER,
+        small.CODES_HEADER,
         small.sort_source(kernels["prepare"]),
         small.sort_source(kernels["prepare_many"], many=True),
-        small.gather_source(kernels["gather"], spec.dtype, spec.fmt),
+        small.gather_source(kernels["gather"], spec.dtype, spec.act_fmt or ""),
         small.combine_source(kernels["combine"], spec.dtype, placed=True),
     ]
     codes = [
@@ -63,7 +63,7 @@ def sources(first: Bodies, second: Bodies, spec: FusedMoe, arch: str) -> Source:
     ]
     tables = [
         host.tables(buckets, params)
-        for buckets, params in zip(gemms, (launches.FP4_GEMM1, launches.FP4_GEMM2), strict=True)
+        for buckets, params in zip(gemms, (launches.CODES_GEMM1, launches.CODES_GEMM2), strict=True)
     ]
     text = codes_host_code(symbol(name, arch), spec, tables, kernels)
     return Source(text, "\n".join(texts), tuple(codes))

@@ -31,10 +31,12 @@ _ACT = {
     "fp8": "BS_ACT_FP8",
     "fp8_tensor": "BS_ACT_FP8_TENSOR",
     "nvfp4": "BS_ACT_NVFP4",
+    "mxfp4": "BS_ACT_MXFP4",
+    "mxfp8": "BS_ACT_MXFP8",
 }
 
 HEADER = '#include "moe_rows.cuh"\n'
-FP4_HEADER = '#include "moe_fp4.cuh"\n#include "moe_rows.cuh"\n'
+CODES_HEADER = '#include "moe_codes.cuh"\n#include "moe_rows.cuh"\n'
 ROUTE_HEADER = '#include "moe_route.cuh"\n'
 
 
@@ -98,17 +100,17 @@ def sort_source(name: str, *, many: bool = False) -> str:
     ctas = SORT_CLUSTER if many else 1
     body = (
         "  BsMoeSort s = {{ids, experts, 0}, count, order, {}, offsets, atoms};\n"
-        f"  bs_moe_sort_fp4<{ctas}>(s);\n"
+        f"  bs_moe_sort_offsets<{ctas}>(s);\n"
     )
     return _kernel(name, SORT, SORT_THREADS, body, ctas)
 
 
-def gather_source(name: str, dtype: str, fmt: str) -> str:
+def gather_source(name: str, dtype: str, act_fmt: str) -> str:
     """Return the kernel that quantises rows into the experts' order."""
     body = (
         "  BsMoeGather p = {hidden, scale, {ids, experts, 0}, order, offsets, atoms, place,\n"
-        "                   codes, scales, top_k, cols};\n"
-        f"  bs_moe_gather<{_FLOAT[dtype]}, BS_{fmt.upper()}>(p);\n"
+        "                   codes, scales, top_k, cols, pitch};\n"
+        f"  bs_moe_gather<BsCodes{act_fmt.capitalize()}<{_FLOAT[dtype]}>>(p);\n"
     )
     return _kernel(name, GATHER, TEAM, body)
 

@@ -172,6 +172,17 @@ BS_INLINE int bs_e4m3(float x) {  // saturating; NaN gives 0x7F
 #endif
 }
 
+// Two of them, `low` in the low byte.
+BS_INLINE uint32_t bs_e4m3x2(float low, float high) {
+#if BS_CVT_E4M3
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  return bs_e4m3(low) | bs_e4m3(high) << 8;
+#endif
+}
+
 BS_INLINE float bs_e4m3_value(int byte) {
 #if BS_CVT_E4M3
   uint32_t pair;
@@ -338,6 +349,30 @@ BS_INLINE void bs_encode(void *packed, const void *values, float d, int byte) {
     uint4 low = make_uint4(w[0], w[1], w[2], w[3]), high = make_uint4(0, 0, 0, 0);
     if (!F::IS_16) high = make_uint4(w[4], w[5], w[6], w[7]);
     out[i] = bs_codes8_rare<F, FORMAT>(low, high, d, byte);
+  }
+}
+
+// ---- MXFP8 --------------------------------------------------------------------------------------
+
+// E8M0 byte of the least power of two >= amax / 448; NaN gives 255.
+BS_INLINE int bs_scale_mxfp8(int amax) {
+  int bits = __float_as_int(__fdiv_rn(__int_as_float(amax), 448.0f));
+  int up = (min(bits, 0x7F800000) + 0x7FFFFF) >> 23;
+  return bits > 0x7F800000 ? 255 : bits > 0x00400000 ? min(up, 254) : 0;
+}
+
+// E4M3 codes of N 16-bit floats over d, a power of two or NaN, in `packed`.
+template <class F, int N>
+BS_INLINE void bs_encode_mxfp8(void *packed, const void *values, float d) {
+  const uint32_t *word = static_cast<const uint32_t *>(values);
+  uint32_t *out = static_cast<uint32_t *>(packed);
+  float r = __fdiv_rn(1.0f, d);  // exact
+#pragma unroll
+  for (int i = 0; i < N / 4; ++i) {
+    uint32_t low = bs_e4m3x2(__fmul_rn(F::lo(word[2 * i]), r), __fmul_rn(F::hi(word[2 * i]), r));
+    uint32_t high =
+        bs_e4m3x2(__fmul_rn(F::lo(word[2 * i + 1]), r), __fmul_rn(F::hi(word[2 * i + 1]), r));
+    out[i] = low | high << 16;
   }
 }
 

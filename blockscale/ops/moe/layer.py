@@ -25,6 +25,8 @@ from blockscale.specs.moe import (
     ALPHA,
     GATED,
     LIMIT,
+    MX_FORMATS,
+    PRODUCTS,
     SCORINGS,
     STATIC_SCALES,
 )
@@ -94,7 +96,8 @@ def fused_moe(
         alpha: factor in the sigmoid; None: 1.702 for swiglu_oai, else 1.
         limit: bound: gate <= limit, -limit <= up <= limit; None: 7 for swiglu_oai, else none.
         act_fmt: what the operands of both GEMMs are rounded to: None; "fp8": E4M3, one scale a row;
-            "fp8_tensor": E4M3, static scales; "nvfp4": E2M1, an E4M3 scale for 16.
+            "fp8_tensor": E4M3, static scales; "nvfp4": E2M1, an E4M3 scale for 16; "mxfp4" and
+            "mxfp8": E2M1 and E4M3, a power of two for 32 (not of float16).
         a1_scale: [1] float32, static scale of hidden: of "fp8_tensor", what the E4M3 codes are
             multiplied with; of "nvfp4", what the block scales are, None: 1.
         a2_scale: [1] float32, the same of what is between the GEMMs.
@@ -316,16 +319,23 @@ def _check_options(weights: MoeWeights, options: Options, hidden: Tensor) -> Non
             )
         if name == "limit" and not value > 0:
             raise ValueError(f"{WHERE}: limit={value!r} is not above 0; leave it out for no bound")
-    _check_act_fmt(weights.layout, options, hidden)
+    _check_act_fmt(weights, options, hidden)
 
 
-def _check_act_fmt(layout: str, options: Options, hidden: Tensor) -> None:
+def _check_act_fmt(weights: MoeWeights, options: Options, hidden: Tensor) -> None:
     if options.act_fmt is not None:
         checks.choice(WHERE, "act_fmt", options.act_fmt, ACT_FORMATS)
-    if layout == "128x4" and options.act_fmt != "nvfp4":
+    known = [act for fmt, act in PRODUCTS if fmt == weights.fmt]
+    if weights.layout == "128x4" and options.act_fmt not in known:
         raise ValueError(
-            f"{WHERE}: act_fmt={options.act_fmt!r}, but weights in layout '128x4' are multiplied "
-            "by rows in NVFP4; pass act_fmt='nvfp4', or weights in layout 'tiles64'"
+            f"{WHERE}: act_fmt={options.act_fmt!r}, but {weights.fmt} weights in layout '128x4' "
+            f"are multiplied by quantised rows; pass act_fmt={' or '.join(map(repr, known))}, or "
+            "weights in layout 'tiles64'"
+        )
+    if options.act_fmt in MX_FORMATS and hidden.dtype == torch.float16:
+        raise ValueError(
+            f"{WHERE}: act_fmt={options.act_fmt!r} has scales that float16 cannot hold; pass "
+            "hidden.to(torch.bfloat16)"
         )
     for name in ("a1_scale", "a2_scale"):
         value = getattr(options, name)

@@ -39,7 +39,7 @@ from blockscale.ops.weights import (
     untiled,
 )
 from blockscale.specs.gemm import MAX_EXPERTS
-from blockscale.specs.moe import ACTIVATIONS, GATED, LAYOUTS, MULTIPLE
+from blockscale.specs.moe import ACTIVATIONS, COL_TILE, GATED, LAYOUTS, PRODUCTS
 
 Tensor = torch.Tensor
 
@@ -154,8 +154,9 @@ def prepare_moe_weights(
         w2_zero: uint8 [E, H, I / group]; both or neither.
         int4_signed: int4 codes are two's complement, from -8 to 7, instead of 0 to 15.
         dtype: of the activations: on CUDA int4 scales are rounded to it.
-        layout: "linear" or "tiles64"; None: that of the tensors' device.  "128x4": nvfp4, for
-            ``fused_moe(..., act_fmt="nvfp4")`` on GPUs whose tensor cores multiply codes (sm_100a).
+        layout: "linear" or "tiles64"; None: that of the tensors' device.  "128x4": nvfp4 or
+            mxfp4, for `fused_moe` with an ``act_fmt`` on GPUs whose tensor cores multiply codes
+            (sm_100a).
 
     Raises:
         TypeError, ValueError: an argument that does not fit, a scale that no kernel can multiply
@@ -520,42 +521,62 @@ def _check_scales(where: str, plain: MoeWeights, dtype: torch.dtype) -> None:
 
 def to_codes(where: str, plain: MoeWeights) -> MoeWeights:
     """Return linear weights in layout "128x4"."""
-    if plain.fmt != "nvfp4" or not plain.gated:
-        what = plain.fmt if plain.fmt != "nvfp4" else "weights without gates"
+    known = list(dict.fromkeys(fmt for fmt, _ in PRODUCTS))
+    if plain.fmt not in known or not plain.gated:
+        what = plain.fmt if plain.fmt not in known else "weights without gates"
         raise ValueError(
-            f"{where}: layout='128x4' is for products of two nvfp4 operands, not for {what}; "
-            "leave layout out"
+            f"{where}: layout='128x4' is for gated weights in {' or '.join(known)}, which tensor "
+            f"cores multiply as codes, not for {what}; leave layout out"
         )
-    for name, size in (("H", plain.hidden), ("I", plain.intermediate)):
-        if size % MULTIPLE:
-            raise ValueError(
-                f"{where}: {name}={size} is not a multiple of {MULTIPLE}, as layout='128x4' needs; "
-                f"pad {name} to {round_up(size, MULTIPLE)} when quantising, or leave layout out"
-            )
     _check_scales(where, plain, torch.bfloat16)
+    step = COL_TILE * plain.group
+    rows = round_up(plain.intermediate, step)
     made: dict[str, Tensor | None] = {
-        "w13": interleave_gate_up(plain.w13),
-        "w13_scale": _each(swizzle_scales, interleave_gate_up(plain.w13_scale)),
-        "w2_scale": _each(swizzle_scales, plain.w2_scale),
+        "w13": interleave_gate_up(_gates_padded(_padded(plain.w13, step // 2), rows)),
+        "w13_scale": _scales128x4(_gates_padded(_padded(plain.w13_scale, COL_TILE), rows), True),
+        "w2": _padded(plain.w2, step // 2),
+        "w2_scale": _scales128x4(_padded(plain.w2_scale, COL_TILE), False),
     }
     if plain.w13_bias is not None:
-        made["w13_bias"] = interleave_gate_up(plain.w13_bias, -1)
+        halves = _gates_padded(plain.w13_bias[:, :, None], rows)[:, :, 0]
+        made["w13_bias"] = interleave_gate_up(halves, -1)
     return replace(plain, **made, layout="128x4")  # type: ignore[arg-type]
+
+
+def _padded(value: Tensor, step: int) -> Tensor:
+    """Return ``value`` with zeros up to a multiple of ``step`` columns."""
+    more = -value.shape[-1] % step
+    return torch.nn.functional.pad(value, (0, more)) if more else value.contiguous()
+
+
+def _gates_padded(value: Tensor, rows: int) -> Tensor:
+    """Return gates and ups [E, 2 I, X], each with zeros up to ``rows``."""
+    half = value.shape[1] // 2
+    both = value.unflatten(1, (2, half))
+    return torch.nn.functional.pad(both, (0, 0, 0, rows - half)).flatten(1, 2)
+
+
+def _scales128x4(scale: Tensor, gated: bool) -> Tensor:
+    """Return scales [E, rows, blocks], those of w13 interleaved, each expert's laid out."""
+    return _each(swizzle_scales, interleave_gate_up(scale) if gated else scale)
 
 
 def _from_codes(weights: MoeWeights) -> MoeWeights:
     """Return weights in layout "128x4" in layout "linear"."""
-    rows, hidden, intermediate = weights.rows, weights.hidden, weights.intermediate
-    order = interleave_gate_up(torch.arange(rows, device=weights.device), 0).argsort()
+    hidden, intermediate, group = weights.hidden, weights.intermediate, weights.group
+    rows = round_up(intermediate, COL_TILE * group)
+    order = interleave_gate_up(torch.arange(2 * rows, device=weights.device), 0).argsort()
+    order = order.view(2, rows)[:, :intermediate].reshape(-1)
 
     def linear(scale: Tensor, count: int, cols: int) -> Tensor:
-        blocks = cols // weights.group
-        return _each(lambda own: unswizzle_scales(own, count, blocks), scale)
+        blocks = round_up(cols, COL_TILE * group) // group
+        return _each(lambda own: unswizzle_scales(own, count, blocks), scale)[..., : cols // group]
 
     made: dict[str, Tensor | None] = {
-        "w13": weights.w13.index_select(1, order),
-        "w13_scale": linear(weights.w13_scale, rows, hidden).index_select(1, order),
-        "w2_scale": linear(weights.w2_scale, hidden, intermediate),
+        "w13": weights.w13[..., : hidden // 2].index_select(1, order),
+        "w13_scale": linear(weights.w13_scale, 2 * rows, hidden).index_select(1, order),
+        "w2": weights.w2[..., : intermediate // 2].contiguous(),
+        "w2_scale": linear(weights.w2_scale, hidden, intermediate).contiguous(),
     }
     if weights.w13_bias is not None:
         made["w13_bias"] = weights.w13_bias.index_select(1, order)

@@ -34,14 +34,14 @@ typedef struct {
   char *at[BS_MOE_WS_PARTS]; /* the workspace; of codes, fewer parts */
 } Pass;
 
-_Static_assert(BS_MOE_FP4_WS_PARTS <= BS_MOE_WS_PARTS, "Pass.at holds both");
+_Static_assert(BS_MOE_CODES_WS_PARTS <= BS_MOE_WS_PARTS, "Pass.at holds both");
 
 /* Bytes of the workspace of so many tokens, which FusedMoe.workspace_bytes tells callers. */
 static int64_t place(Pass *p, char *workspace) {
   int64_t tiles = most_tiles(p->slots, p->moe->experts);
   if (p->moe->codes != NULL) {
     int64_t used = least(p->slots, p->moe->experts);
-    return divide(p->moe->parts, BS_MOE_FP4_WS_PARTS, p->tokens, p->slots, used, workspace, p->at);
+    return divide(p->moe->parts, BS_MOE_CODES_WS_PARTS, p->tokens, p->slots, used, workspace, p->at);
   }
   return divide(p->moe->parts, BS_MOE_WS_PARTS, p->tokens, p->slots, tiles, workspace, p->at);
 }
@@ -148,8 +148,8 @@ static int combine(const Pass *p) {
   TVMFFIObjectHandle kernel = NULL;
   if (p->moe->lookup(NULL, p->moe->combine, &kernel) != 0) return -1;
   Values v = {.count = BS_COMBINE_PARAMS};
-  set_pointer(&v, BS_COMBINE_Y, p->at[placed ? (int)BS_MOE_FP4_WS_Y2 : (int)BS_MOE_WS_Y2]);
-  set_pointer(&v, BS_COMBINE_PLACE, placed ? p->at[BS_MOE_FP4_WS_PLACE] : NULL);
+  set_pointer(&v, BS_COMBINE_Y, p->at[placed ? (int)BS_MOE_CODES_WS_Y2 : (int)BS_MOE_WS_Y2]);
+  set_pointer(&v, BS_COMBINE_PLACE, placed ? p->at[BS_MOE_CODES_WS_PLACE] : NULL);
   set_pointer(&v, BS_COMBINE_IDS, p->ids);
   set_pointer(&v, BS_COMBINE_WEIGHTS, p->weights);
   set_pointer(&v, BS_COMBINE_OUT, p->out);
@@ -170,9 +170,9 @@ static int sort(const Pass *p) {
   if (moe->lookup(NULL, many ? moe->prepare_many : moe->prepare, &kernel) != 0) return -1;
   Values v = {.count = BS_SORT_PARAMS};
   set_pointer(&v, BS_SORT_IDS, p->ids);
-  set_pointer(&v, BS_SORT_ORDER, p->at[BS_MOE_FP4_WS_ORDER]);
-  set_pointer(&v, BS_SORT_OFFSETS, p->at[BS_MOE_FP4_WS_OFFSETS]);
-  set_pointer(&v, BS_SORT_ATOMS, p->at[BS_MOE_FP4_WS_ATOMS]);
+  set_pointer(&v, BS_SORT_ORDER, p->at[BS_MOE_CODES_WS_ORDER]);
+  set_pointer(&v, BS_SORT_OFFSETS, p->at[BS_MOE_CODES_WS_OFFSETS]);
+  set_pointer(&v, BS_SORT_ATOMS, p->at[BS_MOE_CODES_WS_ATOMS]);
   set_integer(&v, BS_SORT_EXPERTS, moe->experts);
   set_integer(&v, BS_SORT_COUNT, p->slots);
   return launch_shared(p->call, kernel, &v, many ? BS_SORT_CLUSTER : 1, BS_SORT_THREADS, sort_bytes(moe, many));
@@ -186,23 +186,24 @@ static int gather(const Pass *p) {
   set_pointer(&v, BS_GATHER_HIDDEN, p->hidden);
   set_tensor(&v, BS_GATHER_SCALE, p->args, moe->at.a1_scale);
   set_pointer(&v, BS_GATHER_IDS, p->ids);
-  set_pointer(&v, BS_GATHER_ORDER, p->at[BS_MOE_FP4_WS_ORDER]);
-  set_pointer(&v, BS_GATHER_OFFSETS, p->at[BS_MOE_FP4_WS_OFFSETS]);
-  set_pointer(&v, BS_GATHER_ATOMS, p->at[BS_MOE_FP4_WS_ATOMS]);
-  set_pointer(&v, BS_GATHER_PLACE, p->at[BS_MOE_FP4_WS_PLACE]);
-  set_pointer(&v, BS_GATHER_CODES, p->at[BS_MOE_FP4_WS_X]);
-  set_pointer(&v, BS_GATHER_SCALES, p->at[BS_MOE_FP4_WS_X_SCALE]);
+  set_pointer(&v, BS_GATHER_ORDER, p->at[BS_MOE_CODES_WS_ORDER]);
+  set_pointer(&v, BS_GATHER_OFFSETS, p->at[BS_MOE_CODES_WS_OFFSETS]);
+  set_pointer(&v, BS_GATHER_ATOMS, p->at[BS_MOE_CODES_WS_ATOMS]);
+  set_pointer(&v, BS_GATHER_PLACE, p->at[BS_MOE_CODES_WS_PLACE]);
+  set_pointer(&v, BS_GATHER_CODES, p->at[BS_MOE_CODES_WS_X]);
+  set_pointer(&v, BS_GATHER_SCALES, p->at[BS_MOE_CODES_WS_X_SCALE]);
   set_integer(&v, BS_GATHER_EXPERTS, moe->experts);
   set_integer(&v, BS_GATHER_TOP_K, moe->top_k);
   set_integer(&v, BS_GATHER_COLS, moe->hidden);
-  int64_t ctas = ceil_div(p->slots * (moe->hidden / 16), BS_TEAM), resident = 8 * (int64_t)p->call->device->multiprocessors;
+  set_integer(&v, BS_GATHER_PITCH, moe->padded_hidden);
+  int64_t ctas = ceil_div(p->slots * (moe->padded_hidden / 16), BS_TEAM), resident = 8 * (int64_t)p->call->device->multiprocessors;
   return launch(p->call, kernel, &v, least(ctas, resident), BS_TEAM);
 }
 
 /* Tensors of a GEMM: parameters of the function, and parts of the workspace. */
 typedef struct {
   DLTensor tensors[BS_MOE_WS_PARTS];
-  TVMFFIAny args[BS_FP4_GEMM1_PARAMS];
+  TVMFFIAny args[BS_CODES_GEMM1_PARAMS];
   int count;
 } Operands;
 
@@ -221,34 +222,34 @@ static void add_param(Operands *o, int at, const Pass *p, int param) {
 static int first_product(const Pass *p, int64_t scale_rows) {
   const BsMoePlaces *at = &p->moe->at;
   Operands o = {.count = 0};
-  add_part(&o, BS_FP4_GEMM1_A, p->at[BS_MOE_FP4_WS_X]);
-  add_param(&o, BS_FP4_GEMM1_B, p, at->w13);
-  add_part(&o, BS_FP4_GEMM1_A_SCALE, p->at[BS_MOE_FP4_WS_X_SCALE]);
-  add_param(&o, BS_FP4_GEMM1_B_SCALE, p, at->w13_scale);
-  add_part(&o, BS_FP4_GEMM1_OFFSETS, p->at[BS_MOE_FP4_WS_OFFSETS]);
-  add_param(&o, BS_FP4_GEMM1_W13_GLOBAL, p, at->w13_global);
-  add_param(&o, BS_FP4_GEMM1_A1_SCALE, p, at->a1_scale);
-  add_param(&o, BS_FP4_GEMM1_BIAS, p, at->w13_bias);
-  add_param(&o, BS_FP4_GEMM1_A2_SCALE, p, at->a2_scale);
-  add_param(&o, BS_FP4_GEMM1_ALPHA, p, at->alpha);
-  add_param(&o, BS_FP4_GEMM1_LIMIT, p, at->limit);
-  add_part(&o, BS_FP4_GEMM1_BLOCK_SCALE, p->at[BS_MOE_FP4_WS_Y1_SCALE]);
-  add_part(&o, BS_FP4_GEMM1_PACKED, p->at[BS_MOE_FP4_WS_Y1]);
+  add_part(&o, BS_CODES_GEMM1_A, p->at[BS_MOE_CODES_WS_X]);
+  add_param(&o, BS_CODES_GEMM1_B, p, at->w13);
+  add_part(&o, BS_CODES_GEMM1_A_SCALE, p->at[BS_MOE_CODES_WS_X_SCALE]);
+  add_param(&o, BS_CODES_GEMM1_B_SCALE, p, at->w13_scale);
+  add_part(&o, BS_CODES_GEMM1_OFFSETS, p->at[BS_MOE_CODES_WS_OFFSETS]);
+  add_param(&o, BS_CODES_GEMM1_W13_GLOBAL, p, at->w13_global);
+  add_param(&o, BS_CODES_GEMM1_A1_SCALE, p, at->a1_scale);
+  add_param(&o, BS_CODES_GEMM1_BIAS, p, at->w13_bias);
+  add_param(&o, BS_CODES_GEMM1_A2_SCALE, p, at->a2_scale);
+  add_param(&o, BS_CODES_GEMM1_ALPHA, p, at->alpha);
+  add_param(&o, BS_CODES_GEMM1_LIMIT, p, at->limit);
+  add_part(&o, BS_CODES_GEMM1_BLOCK_SCALE, p->at[BS_MOE_CODES_WS_Y1_SCALE]);
+  add_part(&o, BS_CODES_GEMM1_PACKED, p->at[BS_MOE_CODES_WS_Y1]);
   return blockscale_gemm_launch(p->call, &p->moe->codes->gemm1, o.args, p->slots, scale_rows);
 }
 
 static int second_product(const Pass *p, int64_t scale_rows) {
   const BsMoePlaces *at = &p->moe->at;
   Operands o = {.count = 0};
-  add_part(&o, BS_FP4_GEMM2_A, p->at[BS_MOE_FP4_WS_Y1]);
-  add_param(&o, BS_FP4_GEMM2_B, p, at->w2);
-  add_part(&o, BS_FP4_GEMM2_A_SCALE, p->at[BS_MOE_FP4_WS_Y1_SCALE]);
-  add_param(&o, BS_FP4_GEMM2_B_SCALE, p, at->w2_scale);
-  add_part(&o, BS_FP4_GEMM2_OFFSETS, p->at[BS_MOE_FP4_WS_OFFSETS]);
-  add_param(&o, BS_FP4_GEMM2_W2_GLOBAL, p, at->w2_global);
-  add_param(&o, BS_FP4_GEMM2_A2_SCALE, p, at->a2_scale);
-  add_param(&o, BS_FP4_GEMM2_BIAS, p, at->w2_bias);
-  add_part(&o, BS_FP4_GEMM2_D, p->at[BS_MOE_FP4_WS_Y2]);
+  add_part(&o, BS_CODES_GEMM2_A, p->at[BS_MOE_CODES_WS_Y1]);
+  add_param(&o, BS_CODES_GEMM2_B, p, at->w2);
+  add_part(&o, BS_CODES_GEMM2_A_SCALE, p->at[BS_MOE_CODES_WS_Y1_SCALE]);
+  add_param(&o, BS_CODES_GEMM2_B_SCALE, p, at->w2_scale);
+  add_part(&o, BS_CODES_GEMM2_OFFSETS, p->at[BS_MOE_CODES_WS_OFFSETS]);
+  add_param(&o, BS_CODES_GEMM2_W2_GLOBAL, p, at->w2_global);
+  add_param(&o, BS_CODES_GEMM2_A2_SCALE, p, at->a2_scale);
+  add_param(&o, BS_CODES_GEMM2_BIAS, p, at->w2_bias);
+  add_part(&o, BS_CODES_GEMM2_D, p->at[BS_MOE_CODES_WS_Y2]);
   return blockscale_gemm_launch(p->call, &p->moe->codes->gemm2, o.args, p->slots, scale_rows);
 }
 

@@ -87,7 +87,7 @@ GATHER: Params = (
     *(("const void *", "hidden"), ("const float *", "scale"), ("const void *", "ids")),
     *(("const int *", "order"), ("const int *", "offsets"), ("const int *", "atoms")),
     *(("int *", "place"), ("void *", "codes"), ("uint8_t *", "scales")),
-    *(("int ", "experts"), ("int ", "top_k"), ("int ", "cols")),
+    *(("int ", "experts"), ("int ", "top_k"), ("int ", "cols"), ("int ", "pitch")),
 )
 
 ROUTE: Params = (
@@ -145,18 +145,18 @@ MOE_PARTS = (
 )
 """Of an MoE layer: tables of tiles, the slots' order, rows before, between and after the GEMMs."""
 
-MOE_FP4_PARTS = (
+MOE_CODES_PARTS = (
     *("offsets", "atoms", "order", "place", "x", "x_scale"),
     *("y1", "y1_scale", "y2"),
 )
 """Of an MoE layer of quantised rows: where experts' rows and tiles of scales begin, the slots'
 order and back, codes and scales of the rows before the GEMMs, the rows after them."""
 
-FP4_GEMM1 = (
+CODES_GEMM1 = (
     *("a", "b", "a_scale", "b_scale", "offsets", "w13_global", "a1_scale", "bias"),
     *("a2_scale", "alpha", "limit", "block_scale", "packed"),
 )
-FP4_GEMM2 = (*("a", "b", "a_scale", "b_scale", "offsets", "w2_global", "a2_scale", "bias", "d"),)
+CODES_GEMM2 = (*("a", "b", "a_scale", "b_scale", "offsets", "w2_global", "a2_scale", "bias", "d"),)
 """What the tables of such a layer's GEMMs choose maps and pointers from."""
 
 INT4_PARTS = ("blocks", "count", "x")
@@ -184,10 +184,10 @@ def header() -> str:
     for kernel, params in _KERNELS.items():
         names = [f"BS_{kernel}_{name.upper()}" for _, name in params]
         enums.append(_enum(f"parameters of {kernel.lower()}", [*names, f"BS_{kernel}_PARAMS"]))
-    for gemm, tensors in (("FP4_GEMM1", FP4_GEMM1), ("FP4_GEMM2", FP4_GEMM2)):
+    for gemm, tensors in (("CODES_GEMM1", CODES_GEMM1), ("CODES_GEMM2", CODES_GEMM2)):
         names = [f"BS_{gemm}_{name.upper()}" for name in tensors]
         enums.append(_enum(f"tensors of {gemm.lower()}", [*names, f"BS_{gemm}_PARAMS"]))
-    for owner, parts in (("MOE", MOE_PARTS), ("MOE_FP4", MOE_FP4_PARTS), ("INT4", INT4_PARTS)):
+    for owner, parts in (("MOE", MOE_PARTS), ("MOE_CODES", MOE_CODES_PARTS), ("INT4", INT4_PARTS)):
         names = [f"BS_{owner}_WS_{name.upper()}" for name in parts]
         enums.append(_enum(f"parts of the workspace of {owner}", [*names, f"BS_{owner}_WS_PARTS"]))
     return (

@@ -13,7 +13,14 @@
 #include "fp4.cuh"
 #include "moe_sort.cuh"
 
-enum BsMoeAct { BS_ACT_NONE = 0, BS_ACT_FP8 = 1, BS_ACT_FP8_TENSOR = 2, BS_ACT_NVFP4 = 3 };
+enum BsMoeAct {
+  BS_ACT_NONE,
+  BS_ACT_FP8,
+  BS_ACT_FP8_TENSOR,
+  BS_ACT_NVFP4,
+  BS_ACT_MXFP4,  // of bfloat16, as the next one: powers of two are not all numbers of float16
+  BS_ACT_MXFP8,
+};
 
 constexpr int BS_TEAM_WARPS = BS_TEAM / 32;  // threads that share a row
 
@@ -75,6 +82,25 @@ BS_INLINE void bs_qdq_nvfp4(uint32_t (&w)[4], float scale) {
   }
 }
 
+// The same in blocks of 32: words q and q + 1 of all 8 lanes.
+template <class F, int ACT>
+BS_INLINE void bs_qdq_mx(uint32_t (&w)[4]) {
+#pragma unroll
+  for (int q = 0; q < 4; q += 2) {
+    uint32_t most = max(bs_word_most(w[q]), bs_word_most(w[q + 1]));
+#pragma unroll
+    for (int lane = 1; lane < 8; lane *= 2) most = max(most, __shfl_xor_sync(~0u, most, lane));
+    int amax = __float_as_int(F::lo(most));
+    float s = bs_ue8m0_value(ACT == BS_ACT_MXFP8 ? bs_scale_mxfp8(amax) : bs_scale_mxfp4_ceil(amax, 1.0f));
+#pragma unroll
+    for (int i = q; i < q + 2; ++i) {
+      float low = F::lo(w[i]), high = F::hi(w[i]);
+      if (ACT == BS_ACT_MXFP4) w[i] = F::pack(bs_e2m1_nearest(low, s, s), bs_e2m1_nearest(high, s, s));
+      else w[i] = F::pack(__fmul_rn(bs_e4m3_nearest(low, s), s), __fmul_rn(bs_e4m3_nearest(high, s), s));
+    }
+  }
+}
+
 // Largest magnitude of the row of a team, as bits of a 16-bit float.  `most` [warps of the team];
 // another one for the next row.
 template <class R>
@@ -107,6 +133,7 @@ BS_INLINE float bs_quantize_row(const R &from, uint32_t *to, int chunks, float g
     uint32_t w[4] = {0, 0, 0, 0};
     if (c < chunks) from.load(w, c);
     if constexpr (ACT == BS_ACT_NVFP4) bs_qdq_nvfp4<F>(w, factor);
+    else if constexpr (ACT == BS_ACT_MXFP4 || ACT == BS_ACT_MXFP8) bs_qdq_mx<F, ACT>(w);
     else bs_qdq_fp8<F>(w, factor);
     if (c < chunks) bs_store<16, BS_KEEP>(to + 4 * c, w);
   }

@@ -5,7 +5,7 @@ GEMM 1, of rows in the experts' order, with the activation and the next rows' qu
     gate[i, c] = fma(sum_k x[i, k] * w[e, 32 q + j, k], w13_global[e, 0] * a1_scale, bias[e, ..])
     up[i, c]:  rows 32 q + 16 + j of w, w13_global[e, 1]                       c = 16 q + j
     h[i, c] = round(activation(gate, up))                                      to 16 bits
-    packed, block_scale = codes of h / a2_scale, scales 128x4
+    packed, block_scale = codes of h / a2_scale, scales 128x4     (MX formats have no a2_scale)
 
 GEMM 2 reads these:
 
@@ -18,6 +18,8 @@ gates and ups in turn, 16 of each, so that a thread has both of a block.  rows_o
 
 from __future__ import annotations
 
+from typing import Any
+
 from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
@@ -27,7 +29,9 @@ from blockscale.base.sizes import ceil_div
 from blockscale.specs import ActQuantize, FusedMoe
 from blockscale.specs.gemm import GATED_ROWS
 from blockscale.tir.common import fix_shape, i64
+from blockscale.tir.fused import mxfp8
 from blockscale.tir.fused.act_quantize_threads import encode_step
+from blockscale.tir.fused.mxfp8 import MxFp8Rule
 from blockscale.tir.gemm.linear_tiles import sigmoid
 from blockscale.tir.gemm.tiles import ATOM_BYTES, OPTIONAL, PARAMS, ROW_TILE, Sizes, products
 from blockscale.tir.gemm.tiles import true_shapes as shapes_of
@@ -36,13 +40,15 @@ ONES = {"a1_scale": 1.0, "a2_scale": 1.0}
 """What stands for scales that are not given."""
 
 
-def rule(spec: FusedMoe) -> ActQuantize:
+def rule(spec: FusedMoe) -> ActQuantize | MxFp8Rule:
     """How rows between the GEMMs are quantised: blocks, scales, the dtype that is rounded to."""
-    row = GEMM[spec.fmt]
+    row = GEMM[spec.product]
+    if row.a.bits == 8:
+        return MxFp8Rule(spec.dtype)
     return ActQuantize("none", row.block, row.scale.name, spec.dtype, "128x4", True)
 
 
-def moe_fp4_tiles(spec: FusedMoe, part: int, slots: int | None = None) -> PrimFunc:
+def moe_codes_tiles(spec: FusedMoe, part: int, slots: int | None = None) -> PrimFunc:
     """Return GEMM ``part`` of ``spec``, unscheduled, for any number of rows, or tuned at ``slots``.
 
     Parameters are (a, b, a_scale, b_scale, w13_global, a1_scale, bias, expert_of_tile,
@@ -52,8 +58,8 @@ def moe_fp4_tiles(spec: FusedMoe, part: int, slots: int | None = None) -> PrimFu
     func = _first(spec) if part == 1 else _second(spec)
     if slots is None:
         return func
-    k = spec.hidden if part == 1 else spec.intermediate
-    size, row = Sizes.of(spec.fmt, 1, k), GEMM[spec.fmt]
+    k = spec.padded_hidden if part == 1 else spec.padded_intermediate
+    size, row = Sizes.of(spec.product, 1, k), GEMM[spec.product]
     tiles = max(1, ceil_div(slots, ROW_TILE))
     func = fix_shape(func, "a", (tiles, ROW_TILE, size.atoms * size.depth // row.a.per_byte))
     return func.with_attr("blockscale.rows", slots)
@@ -75,14 +81,14 @@ def activated(
 
 def _first(spec: FusedMoe) -> PrimFunc:
     """GEMM 1, its activation, and what GEMM 2 reads."""
-    fmt, n, k, experts = spec.fmt, spec.rows, spec.hidden, spec.experts
+    fmt, n, k, experts = spec.product, spec.padded_rows, spec.padded_hidden, spec.experts
     row, size, multiply, own = GEMM[fmt], Sizes.of(fmt, n, k), products(fmt, n, k), rule(spec)
-    encode, dtype, bits = encode_step(own), spec.dtype, own.block
+    encode, dtype, bits = _encode(own), spec.dtype, own.block
     N, NA, KA = i64(size.cols), i64(size.cols // 128), i64(size.atoms)
     R, RA, E, AT, one = i64(ROW_TILE), i64(ROW_TILE // 128), i64(experts), i64(ATOM_BYTES), i64(1)
     AB, BB = (i64(size.atoms * size.depth // code.per_byte) for code in (row.a, row.b))
     blocks, turn = size.cols // (2 * bits), i64(GATED_ROWS)
-    block, half, both = i64(bits), i64(bits // 2), i64(2 * bits)
+    block, stored, both = i64(bits), i64(bits // row.a.per_byte), i64(2 * bits)
     Q, along = i64(blocks), i64(ceil_div(blocks, 4) * ATOM_BYTES)
 
     def gate_of(q: PrimExpr, k: PrimExpr) -> PrimExpr:
@@ -114,7 +120,7 @@ def _first(spec: FusedMoe) -> PrimFunc:
         expert_of_tile = T.match_buffer(expert_handle, (tiles,), "int32")
         rows_of_tile = T.match_buffer(rows_handle, (tiles,), "int32")
         block_scale = T.match_buffer(scale_handle, (tiles, RA, along), "uint8")
-        packed = T.match_buffer(packed_handle, (tiles, R, Q * half), "uint8")
+        packed = T.match_buffer(packed_handle, (tiles, R, Q * stored), "uint8")
         C = T.sblock_alloc_buffer((tiles, R, N), "float32")
         multiply(a, b, a_scale, b_scale, expert_of_tile, C, tiles)
         for t, i, q in T.grid(tiles, R, Q):
@@ -130,22 +136,14 @@ def _first(spec: FusedMoe) -> PrimFunc:
                     a2_scale[0:1],
                 )
                 T.writes(
-                    packed[vt, vi, vq * half : vq * half + half], block_scale[vt, 0:RA, 0:along]
+                    packed[vt, vi, vq * stored : vq * stored + stored],
+                    block_scale[vt, 0:RA, 0:along],
                 )
-                own_scale = T.sblock_alloc_buffer((one,), "float32")
                 gate = T.sblock_alloc_buffer((block,), "float32")
                 up = T.sblock_alloc_buffer((block,), "float32")
                 h = T.sblock_alloc_buffer((block,), dtype)
-                magnitude = T.sblock_alloc_buffer((block,), "int32")
-                amax = T.sblock_alloc_buffer((one,), "int32")
                 byte = T.sblock_alloc_buffer((one,), "int32")
-                factor = T.sblock_alloc_buffer((one,), "float32")
-                code = T.sblock_alloc_buffer((block,), "int32")
-                pair = T.sblock_alloc_buffer((half,), "uint8")
-                for i in range(one):
-                    with T.sblock("own_scale"):
-                        vo = T.axis.spatial(one, i)
-                        own_scale[vo] = a2_scale[vo]
+                codes = T.sblock_alloc_buffer((stored,), "uint8")
                 for k in range(block):
                     with T.sblock("gate"):
                         vk = T.axis.spatial(block, k)
@@ -168,11 +166,11 @@ def _first(spec: FusedMoe) -> PrimFunc:
                         h[vk] = T.Cast(
                             dtype, activated(spec.activation, gate[vk], up[vk], alpha, limit)
                         )
-                encode(h, own_scale, magnitude, amax, byte, factor, code, pair, i64(0))
-                for j in range(half):
+                encode(h, a2_scale, byte, codes)
+                for j in range(stored):
                     with T.sblock("store_codes"):
-                        vj = T.axis.spatial(half, j)
-                        packed[vt, vi, vq * half + vj] = pair[vj]
+                        vj = T.axis.spatial(stored, j)
+                        packed[vt, vi, vq * stored + vj] = codes[vj]
                 with T.sblock("store_scale"):
                     block_scale[
                         vt,
@@ -193,14 +191,46 @@ def _first(spec: FusedMoe) -> PrimFunc:
         "bias": [("experts", 1, experts, 1), ("cols", 1, n, 1)],
         "a2_scale": [("", 1, 1, 1)],
         "block_scale": [("rows", 128, -1, 2), ("", 1, n // (8 * bits) * ATOM_BYTES, 1)],
-        "packed": [("rows", 1, -1, 2), ("cols", 1, n // 4, 1)],
+        "packed": [("rows", 1, -1, 2), ("cols", 1, n // (2 * row.a.per_byte), 1)],
     }
     return main.with_attrs({PARAMS: shapes, OPTIONAL: {**ONES, "bias": 0.0}})
 
 
+def _encode(own: ActQuantize | MxFp8Rule) -> Any:
+    """Step from a block of h to its scale byte and codes."""
+    block, one = i64(own.block), i64(1)
+    if isinstance(own, MxFp8Rule):
+        eight = mxfp8.encode_step(own)
+
+        @T.inline
+        def codes_of_8_bits(h, a2_scale, byte, codes):
+            magnitude = T.sblock_alloc_buffer((block,), "int32")
+            amax = T.sblock_alloc_buffer((one,), "int32")
+            factor = T.sblock_alloc_buffer((one,), "float32")
+            eight(h, magnitude, amax, byte, factor, codes)
+
+        return codes_of_8_bits
+    four = encode_step(own)
+
+    @T.inline
+    def codes_of_4_bits(h, a2_scale, byte, codes):
+        own_scale = T.sblock_alloc_buffer((one,), "float32")
+        magnitude = T.sblock_alloc_buffer((block,), "int32")
+        amax = T.sblock_alloc_buffer((one,), "int32")
+        factor = T.sblock_alloc_buffer((one,), "float32")
+        code = T.sblock_alloc_buffer((block,), "int32")
+        for i in range(one):
+            with T.sblock("own_scale"):
+                vo = T.axis.spatial(one, i)
+                own_scale[vo] = a2_scale[vo]
+        four(h, own_scale, magnitude, amax, byte, factor, code, codes, i64(0))
+
+    return codes_of_4_bits
+
+
 def _second(spec: FusedMoe) -> PrimFunc:
     """GEMM 2, of codes and scales that GEMM 1 wrote."""
-    fmt, n, k, experts = spec.fmt, spec.hidden, spec.intermediate, spec.experts
+    fmt, n, k, experts = spec.product, spec.hidden, spec.padded_intermediate, spec.experts
     row, size, multiply = GEMM[fmt], Sizes.of(fmt, n, k), products(fmt, n, k)
     N, NA, KA = i64(size.cols), i64(size.cols // 128), i64(size.atoms)
     R, RA, E, AT, one = i64(ROW_TILE), i64(ROW_TILE // 128), i64(experts), i64(ATOM_BYTES), i64(1)
