@@ -75,13 +75,14 @@ def test_python_examples_run(tmp_path):
     examples += [example(word, "docs/gemm.md") for word in ("bs.mm_fp4", "bs.grouped_mm_act")]
     examples += [example("launch", "docs/emulator.md")]
     examples += [example("prepare_linear_weights", "docs/linear.md")]
+    examples += [example("mxfp8", "docs/moe_codes.md")]
     for word in SMALLER:
         assert any(word in code for code in examples), f"{word} is in no example any more"
     for long, short in SMALLER.items():
         examples = [code.replace(long, short) for code in examples]
     tune, build, *others = examples
     compiled = run_example(f"{tune}\n{build}", tmp_path, without_torch())
-    called, multiplied, activated, emulated, _ = (
+    called, multiplied, activated, emulated, *_ = (
         run_example(f"{code}\nimport sys\nprint('tvm' in sys.modules)", tmp_path) for code in others
     )
     assert sum(line.startswith("linear_nvfp4_n64_k64_") for line in compiled) == 12 + 3

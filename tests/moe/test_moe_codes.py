@@ -6,16 +6,25 @@ on what the stage before it wrote: so a code that falls on the other side of a t
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tvm.s_tir import Schedule
 
 from blockscale import emulator
+from blockscale.catalog import moe as catalog_moe
 from blockscale.catalog import road, workloads
+from blockscale.catalog.moe import PARTS
+from blockscale.lower.moe.codes import sources
+from blockscale.schedules.steps import sampled
 from blockscale.specs import FusedMoe, Spec
+from blockscale.specs.moe import GATED
 from tests.kit.gpu_library import library
 from tests.kit.moe_harness import prepared, values
 from tests.kit.pairwise import covering, exhaustive
@@ -317,12 +326,58 @@ def test_other_gpus() -> None:
     assert Spec.parse(PLAIN.name) == PLAIN
 
 
-# ---- Exhaustive ---------------------------------------------------------------------------------
+# ---- Other schedules, other sizes ---------------------------------------------------------------
+
+KINDS = [("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("mxfp4", "mxfp8")]
+
+
+def drawn(seed: int) -> tuple[FusedMoe, list[Schedule]]:
+    """A layer of random sizes, and a random point of the space of each of its GEMMs."""
+    rng = Random(seed)
+    fmt, act_fmt = KINDS[seed % 3]
+    step = 32 if fmt == "mxfp4" else 16
+    sizes = rng.choice([2, 3, 4]), step * rng.randint(2, 20), step * rng.randint(2, 20)
+    kind = {"fmt": fmt, "act_fmt": act_fmt, "bias": rng.random() < 0.5}
+    spec = spec_of(*sizes, rng.choice([1, 2]), activation=rng.choice(GATED), **kind)
+    found = []
+    for part in PARTS:
+        own = [workload for workload in workloads(spec, ARCH) if workload.part == part]
+        workload = rng.choice(own)
+        sch = Schedule(workload.symbolic(ARCH), seed=rng.randint(1, 10**6))
+        rng.choice(workload.sketches(ARCH))(sch, sampled)
+        found.append(sch)
+    return spec, found
+
+
+def run_drawn(seed: int) -> None:
+    """Judge a call of the kernels that `drawn` gives."""
+    spec, found = drawn(seed)
+    first, second = ([(None, sch.mod["main"])] for sch in found)
+    rng = Random(seed + 10**6)
+    with pytest.MonkeyPatch.context() as patch:
+        made = sources(first, second, spec, ARCH)
+        patch.setattr(catalog_moe, "CODES", replace(catalog_moe.CODES, lower=lambda *_: made))
+        path = library([spec], ARCH, hashlib.sha256(made.device.encode()).hexdigest())
+    call = Call(spec, rng.choice([1, 7, 40, 150]), rng.choice(["random", "half_dropped"]), seed)
+    call(path, ARCH, rng.choice([1, 3, 8]))
+    assert not [h for report in call.run.reports for h in report.hazards]
+    Stages(call).judge()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_point_of_the_space(seed: int) -> None:
+    run_drawn(seed)
+
+
+@exhaustive
+@pytest.mark.parametrize("seed", range(3, 60))
+def test_points_of_the_space(seed: int) -> None:
+    """Two plans each."""
+    run_drawn(seed)
 
 
 TOKENS, EXPERTS, TOP_K, SIZES = [0, 1, 7, 33, 128, 300], [4, 8, 32], [1, 2, 8], [256, 384, 512]
 ROUTINGS, SEEDS = ["random", "one_expert", "half_dropped", "dropped"], range(5)
-KINDS = [("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("mxfp4", "mxfp8")]
 VALUES: list[Any] = [TOKENS, EXPERTS, TOP_K, SIZES, SIZES, ROUTINGS, SEEDS, KINDS]
 
 
