@@ -1,8 +1,8 @@
 """What the model of a B200 says of MoE layers whose GEMMs multiply codes by codes.
 
-``python -m bench.tcgen05.moe_model`` prints the table and fills docs/moe_codes.md: of each GEMM the best
-point of its space, as the tuner would rank it; of the three kernels around them their bytes at
-HBM's speed, or a launch.
+``python -m bench.tcgen05.moe_model`` prints the table and fills docs/moe_codes.md: of each GEMM the
+best point of its space, as the tuner would rank it; of the three kernels around them their bytes
+at HBM's speed, or a launch.
 """
 
 from __future__ import annotations

@@ -208,6 +208,17 @@ def test_activations(spec: FusedMoe) -> None:
     run(spec, 40, "half_dropped")
 
 
+def test_experts_without_rows() -> None:
+    """One of several has none, another exactly a tile; and there is only one."""
+    call = Call(PLAIN, 129)
+    call.ids[:] = [0, 3]
+    call.ids[128] = [2, 3]
+    call(library([PLAIN], ARCH), ARCH)
+    assert list(Stages(call).offsets) == [0, 128, 128, 129, 258]
+    Stages(call).judge()
+    run(spec_of(1, 64, 64, 1), 40)
+
+
 def test_many_slots() -> None:
     """More than one CTA sorts, in a cluster; the largest bucket."""
     spec = spec_of(2, 64, 64, 2)
