@@ -22,12 +22,12 @@ from blockscale.lower.cuda import Source
 from blockscale.lower.moe import codes, kernel
 from blockscale.lower.moe.read import read
 from blockscale.lower.pipe.maps import SPREAD_ALIGNMENT, spreads_codes
-from blockscale.schedules.gemm import tcgen05
+from blockscale.schedules.moe import codes as codes_schedules
 from blockscale.schedules.moe import cpu, wgmma
 from blockscale.schedules.steps import Sketch
 from blockscale.specs import FusedMoe, MoeRoute
 from blockscale.specs.plans.moe import MoeGemm, MoePlan
-from blockscale.tir.moe.codes_tiles import moe_codes_tiles, rule
+from blockscale.tir.moe.codes_tiles import moe_codes_tiles
 from blockscale.tir.moe.fused_moe import ROW_TILES, fused_moe
 from blockscale.tir.moe.route import moe_route
 from blockscale.tir.moe.tiles import moe_tiles
@@ -166,11 +166,8 @@ def _codes_body(spec: FusedMoe, bucket: Bucket, level: str, slots: int | None) -
 
 
 def _codes_sketches(spec: FusedMoe, bucket: Bucket, level: str) -> list[Sketch]:
-    if bucket.part == 1:
-        sizes = spec.padded_rows, spec.padded_hidden, spec.experts, bucket.rows
-        return tcgen05.gated_sketches(spec.product, rule(spec), *sizes)
-    sizes = spec.hidden, spec.padded_intermediate, spec.experts, bucket.rows
-    return tcgen05.gemm_sketches(spec.product, spec.dtype, *sizes)
+    assert bucket.part is not None
+    return codes_schedules.sketches(spec, bucket.part, bucket.rows)
 
 
 def _codes_alignments(spec: FusedMoe) -> dict[str, int]:

@@ -250,6 +250,7 @@ class FusedMoe(FormatSpec):
             "y1": {"slot": intermediate // per_byte},
             "y1_scale": {"slot": scales2, "tile": (ROW_TILE - 1) * scales2},
             "y2": {"slot": 2 * self.hidden},
+            "ready": {"slot": 1, "tile": 4},  # 4 for each 128 rows
         }
         return tuple(Part(name, **sizes[name]) for name in MOE_CODES_PARTS)
 

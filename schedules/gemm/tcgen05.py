@@ -53,13 +53,17 @@ def gated_sketches(fmt: str, rule: Rule, n: int, k: int, experts: int, rows: int
 
 def gemm(
     sch: Schedule, choose: Choose, tile: GemmPlan, rows: int, rule: Rule | None = None
-) -> None:
-    """Schedule the GEMM in the shape of ``tile``; what it leaves open is chosen."""
+) -> LoopRV:
+    """Schedule the GEMM in the shape of ``tile``; what it leaves open is chosen.
+
+    Returns the innermost loop over tiles.
+    """
     tiles, stages = shape(sch, tile, rule)
     open_ = sm100_tiles.options(tile, rows)
     for name, candidates in open_.candidates.items():
         value = choose(sch, list(candidates), open_.preferred[name])
         sch.annotate(stages if name in K_LOOP else tiles, PREFIX + name, value)
+    return tiles
 
 
 def decided(sch: Schedule, plan: GemmPlan, rule: Rule | None = None) -> None:

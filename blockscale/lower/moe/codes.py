@@ -18,11 +18,19 @@ from blockscale.lower.pipe import host
 from blockscale.lower.pipe.check import checked
 from blockscale.lower.pipe.derive import derive
 from blockscale.lower.pipe.emit import emit
+from blockscale.lower.pipe.kernel import Kernel
+from blockscale.lower.pipe.phases import Phases, apart, emit_phases, joined
 from blockscale.specs.moe import FusedMoe
 from blockscale.specs.plans import launches
 
 Bodies = Sequence[tuple[int | None, tirx.PrimFunc]]
 """Scheduled functions, each with the most slots that it is for (None: any number), ascending."""
+
+
+def _joined(first: Kernel, second: Kernel) -> Phases | None:
+    """Both GEMMs as one launch, if GEMM 2's schedule says so and they go together."""
+    wanted = second.one_launch and apart(first, second) is None
+    return joined(first, second) if wanted else None
 
 
 def sources(first: Bodies, second: Bodies, spec: FusedMoe, arch: str) -> Source:
@@ -37,12 +45,21 @@ def sources(first: Bodies, second: Bodies, spec: FusedMoe, arch: str) -> Source:
         LoweringError: a schedule is no tcgen05 GEMM; the message says where.
     """
     name = spec.name
+    kernels1, kernels2 = ([(limit, checked(derive(f))) for limit, f in b] for b in (first, second))
     gemms = [
-        host.merged(((limit, checked(derive(f))) for limit, f in bodies), f"{name}_{part}", emit)
-        for part, bodies in (("gemm1", first), ("gemm2", second))
+        host.merged(own, f"{name}_{part}", emit)
+        for part, own in (("gemm1", kernels1), ("gemm2", kernels2))
     ]
+    both = host.merged(
+        (
+            (limit, _joined(one, other))
+            for (limit, one), (_, other) in zip(kernels1, kernels2, strict=True)
+        ),
+        f"{name}_gemms",
+        lambda of, own: "" if of is None else emit_phases(of, own),
+    )
     kernels = {role: f"{name}_{role}" for role in ("prepare", "prepare_many", "gather", "combine")}
-    texts = [bucket.text for buckets in gemms for bucket in buckets]
+    texts = [bucket.text for buckets in (*gemms, both) for bucket in buckets]
     texts += [
         small.CODES_HEADER,
         small.sort_source(kernels["prepare"]),
@@ -56,6 +73,11 @@ def sources(first: Bodies, second: Bodies, spec: FusedMoe, arch: str) -> Source:
         for bucket in buckets
     ]
     codes += [
+        KernelCode(bucket.name, host.phases_params(bucket.kernel), host.LAUNCH)
+        for bucket in both
+        if bucket.kernel is not None
+    ]
+    codes += [
         small.code_of(kernels["prepare"], launches.SORT, shared=True),
         small.code_of(kernels["prepare_many"], launches.SORT, shared=True),
         small.code_of(kernels["gather"], launches.GATHER, follows=True),
@@ -65,5 +87,6 @@ def sources(first: Bodies, second: Bodies, spec: FusedMoe, arch: str) -> Source:
         host.tables(buckets, params)
         for buckets, params in zip(gemms, (launches.CODES_GEMM1, launches.CODES_GEMM2), strict=True)
     ]
+    tables.append(host.phases_table(both, launches.CODES_LAYER))
     text = codes_host_code(symbol(name, arch), spec, tables, kernels)
     return Source(text, "\n".join(texts), tuple(codes))

@@ -69,15 +69,15 @@ def codes_host_code(
     Args:
         symbol: the host function.
         spec: of the exported function.
-        tables: of GEMM 1 and GEMM 2, initialisers of BsGemm, ascending.
+        tables: of GEMM 1, GEMM 2 and both in one launch, initialisers of BsGemm, ascending.
         names: kernels "prepare", "prepare_many", "gather" and "combine".
     """
     gemms, known = [], []
-    for number, rows in enumerate(tables, 1):
+    for field, rows in zip(("gemm1", "gemm2", "both"), tables, strict=True):
         listed = ",\n".join(rows)
-        gemms.append(f"static const BsGemm gemms{number}[] = {{\n{listed}\n}};")
+        gemms.append(f"static const BsGemm {field}[] = {{\n{listed}\n}};")
         known.append(
-            f".gemm{number} = {{.gemms = gemms{number}, .lookup = TVMFFIEnvModLookupFromImports, "
+            f".{field} = {{.gemms = {field}, .lookup = TVMFFIEnvModLookupFromImports, "
             f".count = {len(rows)}}}"
         )
     others = {role: name for role, name in names.items() if role != "gather"}

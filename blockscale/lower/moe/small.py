@@ -109,7 +109,7 @@ def gather_source(name: str, dtype: str, act_fmt: str) -> str:
     """Return the kernel that quantises rows into the experts' order."""
     body = (
         "  BsMoeGather p = {hidden, scale, {ids, experts, 0}, order, offsets, atoms, place,\n"
-        "                   codes, scales, top_k, cols, pitch};\n"
+        "                   codes, scales, ready, top_k, cols, pitch, groups};\n"
         f"  bs_moe_gather<BsCodes{act_fmt.capitalize()}<{_FLOAT[dtype]}>>(p);\n"
     )
     return _kernel(name, GATHER, TEAM, body)

@@ -29,6 +29,7 @@ from blockscale.specs.plans import ONCE, PREFIX
 from blockscale.tir.common import i64
 
 TILE_LOOP = {"cluster_x": 0, "cluster_y": 1, "acc_stages": 1, "raster": 0, "group": 1}
+TILE_LOOP |= {"one_launch": 0}
 """Annotations of the innermost loop over tiles, and what holds without them (cluster_x: a pair)."""
 
 K_LOOP = {"stages": 0, "split_k": 1}
@@ -173,6 +174,7 @@ class _Derivation:
             stage_k=len(whole.multiplies) * STEP[self.mma.what],
             epilogue=epilogue,
             experts=experts or 0,
+            one_launch=on_tiles["one_launch"] == 1,
         )
 
     def _same_k(self, loads: Sequence[Transfer]) -> None:

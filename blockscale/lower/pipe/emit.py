@@ -29,7 +29,7 @@ _POINTERS |= {"uint8": "uint8_t"}
 
 def emit(kernel: Kernel, name: str) -> str:
     """Return the CUDA text of ``kernel``, whose function is ``name``."""
-    return _Emitter(kernel).text(name)
+    return Emitter(kernel).text(name)
 
 
 def transfers(kernel: Kernel) -> list[Transfer]:
@@ -42,11 +42,11 @@ def pointers(kernel: Kernel) -> list[str]:
     return store.pointers(kernel)
 
 
-class _Emitter:
-    """Prints one kernel."""
+class Emitter:
+    """Prints one kernel; ``more``: its warps go on to another one in the same launch."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel, self.tile = kernel, Tile(kernel)
+    def __init__(self, kernel: Kernel, more: bool = False) -> None:
+        self.kernel, self.tile, self.more = kernel, Tile(kernel), more
         self.at = kernel.places
         self.pair = kernel.group == 2
 
@@ -65,9 +65,9 @@ class _Emitter:
             "  const int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);  // uniform",
             "  const int lane = threadIdx.x % 32;",
             "  const uint32_t smem = bs_shared(bs_smem);",
-            *indented(self._place()),
+            *indented(self.place()),
             f"  if (warp == {LOAD_WARP} && bs_elect()) {{",
-            *indented(self._init(), 2),
+            *indented(self.init(), 2),
             "  }",
             *(["  __syncwarp();", "  bs_cluster_sync();  // both CTAs have started: tcgen05.alloc"]
               if self.pair else []),
@@ -77,22 +77,22 @@ class _Emitter:
             "    bs_tcgen05_fence_before();",
             "  }",
             "  __syncwarp();",
-            f"  {self._meet()}",
+            f"  {self.meet()}",
             "  bs_tcgen05_fence_after();",
             f"  const uint32_t tmem = *reinterpret_cast<const uint32_t *>(bs_smem + {at['tmem']});",
             "  bs_grid_wait();",
             *indented(self.tile.table()),
             *indented(self.tile.total()),
             f"  if (warp == {LOAD_WARP}) {{",
-            *indented(self._load(), 2),
+            *indented(self.load(), 2),
             f"  }} else if (warp == {MMA_WARP}) {{",
-            *indented(self._multiply(), 2),
+            *indented(self.multiply(), 2),
             "  }" + ("" if k.split > 1 else " else {"),
             *([] if k.split > 1 else [*indented(store.store(k, self.tile), 2), "  }"]),
             "  __syncwarp();",
             *(indented(store_split(k, self.tile)) if k.split > 1 else []),
             "  bs_tcgen05_fence_before();",
-            f"  {self._meet()}  // others' MMAs and loads are done with this CTA",
+            f"  {self.meet()}  // others' MMAs and loads are done with this CTA",
             "  bs_tcgen05_fence_after();",
             f"  if (warp == {MMA_WARP}) bs_tcgen05_dealloc<{k.group}>(tmem, {k.tmem_columns});",
             "}",
@@ -103,16 +103,20 @@ class _Emitter:
     def _params(self) -> str:
         k = self.kernel
         maps = [f"const __grid_constant__ BsTensorMap map_{t.view.name}" for t in transfers(k)]
-        written = store.written(k)
-        given = []
-        for name in pointers(k):
-            kind = _POINTERS[k.views[name].dtype]
-            given.append(f"{'' if name in written else 'const '}{kind} *{name}")
+        given = [f"{kind}{name}" for kind, name in self.given()]
         offsets = ["const int *offsets"] if k.experts else []
         numbers = [f"float {var.name}" for var in k.scalars]
         return ",\n    ".join([", ".join(maps), ", ".join([*given, *offsets, *numbers, "int m"])])
 
-    def _place(self) -> list[str]:
+    def given(self) -> list[tuple[str, str]]:
+        """Type and name of each pointer."""
+        k, written = self.kernel, store.written(self.kernel)
+        kinds = {name: _POINTERS[k.views[name].dtype] for name in pointers(k)}
+        return [
+            (f"{'' if name in written else 'const '}{kind} *", name) for name, kind in kinds.items()
+        ]
+
+    def place(self) -> list[str]:
         """Where this CTA stands in its cluster."""
         k = self.kernel
         if k.cluster == 1:
@@ -126,10 +130,12 @@ class _Emitter:
             lines.append("const int cta_x = rank;")
         return [*lines, "const int cta = cta_x % 2;"] if self.pair else lines
 
-    def _meet(self) -> str:
+    def meet(self) -> str:
+        """What all threads of the cluster wait in."""
         return "bs_cluster_sync();" if self.kernel.cluster > 1 else "__syncthreads();"
 
-    def _init(self) -> list[str]:
+    def init(self) -> list[str]:
+        """Barriers."""
         k, at = self.kernel, self.at
         counts = [
             ("full", k.stages, k.group if k.unpacks else 1),
@@ -161,13 +167,13 @@ class _Emitter:
             f"int(rank + 1) * {k.k_stages} / {k.split}",
         )
 
-    def _load(self) -> list[str]:
+    def load(self) -> list[str]:
         """All tiles' loads, by one thread, or by a warp that spreads codes too."""
         k, at = self.kernel, self.at
         first, last = self._bounds()
         empty = f"bs_mbar_wait(smem + {at['empty']} + 8 * stage, parity ^ 1);"
-        drain = [] if k.cluster == 1 else [
-            "// MMAs of other CTAs still report to this CTA's barriers.",
+        drain = [] if k.cluster == 1 and not self.more else [
+            "// MMAs still report to this CTA's barriers, and read what they loaded.",
             f"for (int i = 0; i < {k.stages}; ++i) {{",
             f"  {empty}",
             f"  {self._ring()}",
@@ -184,6 +190,7 @@ class _Emitter:
             *self._masks(),
             *self.tile.loop(
                 [
+                    *self.tile.before_loads,
                     *self._first_rows(),
                     # Left alone, nvcc unrolls a cluster's loop sixteen times.
                     *(["#pragma unroll 8"] if k.cluster > 1 and not k.unpacks else []),
@@ -196,7 +203,7 @@ class _Emitter:
                     "}",
                 ]
             ),
-            "bs_grid_launch();",
+            *([] if self.more else ["bs_grid_launch();"]),
             *(["for (; behind > 0; --behind) {", *indented(spread), "}"] if k.unpacks else []),
             *drain,
         ]  # fmt: skip
@@ -296,7 +303,7 @@ class _Emitter:
 
     # ---- The multiplying warp ---------------------------------------------------------------
 
-    def _multiply(self) -> list[str]:
+    def multiply(self) -> list[str]:
         """All tiles' MMAs, by a whole warp with uniform loops, of which one thread issues."""
         k, at = self.kernel, self.at
         first, last = self._bounds()
@@ -342,10 +349,18 @@ class _Emitter:
                 ],
                 count="number",
             ),
+            *(self._empty_accumulators() if self.more else []),
         ]  # fmt: skip
         if k.group == 1:
             return lines
         return ["if (cta == 0) {", *indented(lines), "}"]
+
+    def _empty_accumulators(self) -> list[str]:
+        """Wait until all of them have been read."""
+        k = self.kernel
+        free = f"smem + {self.at['free']} + 8 * (number % {k.frees})"
+        wait = f"bs_mbar_wait_from<{str(self.pair).lower()}>({free}, (number / {k.frees} & 1) ^ 1);"
+        return [f"for (int i = 0; i < {k.frees}; ++i, ++number) {wait}"]
 
     def _own(self) -> str:
         k = self.kernel

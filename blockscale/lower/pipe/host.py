@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from tvm import tirx
@@ -15,10 +15,11 @@ from blockscale.lower.pipe.derive import derive
 from blockscale.lower.pipe.emit import emit, pointers, transfers
 from blockscale.lower.pipe.kernel import THREADS, Kernel
 from blockscale.lower.pipe.maps import DTYPES, SWIZZLES, MapPlan, tensor_maps
+from blockscale.lower.pipe.phases import Phases, phase_parts
 
 LAUNCH = ("blockIdx.x", "threadIdx.x", "clusterCtaIdx.x", "tirx.use_dyn_shared_memory")
 
-MAX_MAPS, MAX_POINTERS, MAX_NUMBERS = 6, 12, 4
+MAX_MAPS, MAX_POINTERS, MAX_NUMBERS = 12, 24, 4
 """BS_GEMM_MAPS, BS_GEMM_POINTERS and BS_GEMM_NUMBERS of native/cuda_gemm.h."""
 
 K = TypeVar("K")
@@ -125,34 +126,93 @@ int32_t __tvm_ffi_{symbol}(void *self, void *args, int32_t count, void *result) 
 def _row(bucket: Bucket[Kernel], places: dict[str, int]) -> str:
     """Return the initialiser of one BsGemm."""
     kernel = bucket.kernel
-    made = tensor_maps(kernel)
     given = [places.get(name, -1) for name in pointers(kernel)]
     given += [places["offsets"]] if kernel.experts else []
     numbers = [places[str(var.name)] for var in kernel.scalars]
-    if len(made) > MAX_MAPS or len(given) > MAX_POINTERS or len(numbers) > MAX_NUMBERS:
-        raise LoweringError(
-            f"{bucket.name}: {len(made)} tensor maps, {len(given)} pointers and {len(numbers)} "
-            f"numbers; {MAX_MAPS}, {MAX_POINTERS} and {MAX_NUMBERS} are the most"
-        )
-    maps = ",\n    ".join(map_entry(each, places) for each in made)
-    fields = {
-        "name": f'"{bucket.name}"',
-        "limit": 0 if bucket.limit is None else bucket.limit,
-        "map_count": len(made),
-        "pointer_count": len(given),
-        "pointers": f"{{{', '.join(map(str, given))}}}",
-        "number_count": len(numbers),
-        "numbers": f"{{{', '.join(map(str, numbers or [0]))}}}",
+    maps = [map_entry(made, places) for made in tensor_maps(kernel)]
+    launch = {
         "cluster_rows": kernel.cluster_tile("rows"),
         "cluster_cols": kernel.col_tiles,
         "ragged": kernel.experts,
         "cluster": kernel.cluster,
-        "threads": THREADS,
         "shared": kernel.launch_bytes,
         "persistent": int(kernel.split == 1),
     }
-    listed = ", ".join(f".{name} = {value}" for name, value in fields.items())
-    return f"  {{{listed}, .maps = {{\n    {maps}}}}}"
+    return _entry(bucket.name, bucket.limit, maps, given, numbers, launch)
+
+
+def phases_table(buckets: Sequence[Bucket[Phases | None]], params: Sequence[str]) -> list[str]:
+    """Return the initialisers of BsGemm of two GEMMs each; without a name where there is none."""
+    places = {name: i for i, name in enumerate(params)}
+    return [_phases_row(bucket, places) for bucket in buckets]
+
+
+def _phases_row(bucket: Bucket[Phases | None], places: dict[str, int]) -> str:
+    of = bucket.kernel
+    if of is None:
+        return f"  {{.limit = {bucket.limit or 0}}}"
+    maps, given, numbers = [], [], []
+    for prefix, kernel in phase_parts(of):
+        own = {
+            name.removeprefix(prefix): i for name, i in places.items() if name.startswith(prefix)
+        }
+        maps += [map_entry(made, own) for made in tensor_maps(kernel)]
+        given += [own.get(name, -1) for name in pointers(kernel)]
+        numbers += [own[str(var.name)] for var in kernel.scalars]
+    given += [places["ready"], places["offsets"]]
+    launch = {
+        "cluster_rows": min(k.cluster_tile("rows") for k in (of.first, of.second)),
+        "cluster_cols": max(of.first.col_tiles, of.second.col_tiles),
+        "ragged": of.first.experts,
+        "cluster": of.first.group,
+        "shared": of.launch_bytes,
+        "persistent": 1,
+    }
+    return _entry(bucket.name, bucket.limit, maps, given, numbers, launch)
+
+
+def phases_params(of: Phases) -> tuple[str, ...]:
+    """Return the types of the parameters of two GEMMs in one launch."""
+    kernels = [kernel for _, kernel in phase_parts(of)]
+    maps = sum(len(transfers(kernel)) for kernel in kernels)
+    handles = sum(len(pointers(kernel)) for kernel in kernels) + 2
+    numbers = sum(len(kernel.scalars) for kernel in kernels)
+    kinds = ("tensormap",) * maps + ("handle",) * handles
+    return kinds + ("float32",) * numbers + ("int32",)
+
+
+def _entry(
+    name: str,
+    limit: int | None,
+    maps: Sequence[str],
+    given: Sequence[int],
+    numbers: Sequence[int],
+    launch: Mapping[str, int],
+) -> str:
+    """Return the initialiser of one BsGemm.
+
+    ``maps``: initialisers of BsGemmMap; ``given``, ``numbers``: places of pointers and numbers;
+    ``launch``: what else there is.
+    """
+    if len(maps) > MAX_MAPS or len(given) > MAX_POINTERS or len(numbers) > MAX_NUMBERS:
+        raise LoweringError(
+            f"{name}: {len(maps)} tensor maps, {len(given)} pointers and {len(numbers)} "
+            f"numbers; {MAX_MAPS}, {MAX_POINTERS} and {MAX_NUMBERS} are the most"
+        )
+    fields = {
+        "name": f'"{name}"',
+        "limit": 0 if limit is None else limit,
+        "map_count": len(maps),
+        "pointer_count": len(given),
+        "pointers": f"{{{', '.join(map(str, given))}}}",
+        "number_count": len(numbers),
+        "numbers": f"{{{', '.join(map(str, numbers or [0]))}}}",
+        "threads": THREADS,
+        **launch,
+    }
+    listed = ", ".join(f".{field} = {value}" for field, value in fields.items())
+    described = ",\n    ".join(maps)
+    return f"  {{{listed}, .maps = {{\n    {described}}}}}"
 
 
 def map_entry(made: MapPlan, places: dict[str, int]) -> str:

@@ -209,6 +209,8 @@ class Kernel:
         k_stages: of a tile, `last` included.
         stage_k: elements of K of a stage.
         experts: 0: not grouped.
+        one_launch: whether it is to begin in the launch of the GEMM that makes its rows (`phases`).
+        control_at: where tables and barriers begin in shared memory at the earliest.
     """
 
     at: Coordinates
@@ -238,6 +240,8 @@ class Kernel:
     stage_k: int
     epilogue: Epilogue
     experts: int
+    one_launch: bool = False
+    control_at: int = 0
 
     # ---- Tiles ------------------------------------------------------------------------------
 
@@ -342,6 +346,7 @@ class Kernel:
         put("out", self.staging)
         for name, load in (("sx", sx), ("sy", sy)):
             put(name, self.stages * load.slot.bytes)
+        at = max(at, self.control_at)
         put("table", EXPERT_BYTES * self.experts)
         at += EXPERT_BYTES
         for name in ("full", "empty", "packed"):

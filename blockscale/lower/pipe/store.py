@@ -80,6 +80,7 @@ class _Store(Elements):
                 f"for (int i = 0; i < {self.epilogue.chunks}; ++i) {{",
                 *indented(body),
                 "}",
+                *self.tile.after_stores,
             ],
             count="number",
         )

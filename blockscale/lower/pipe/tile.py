@@ -19,6 +19,9 @@ class Tile:
     In the loop there are: row_tile, col_tile (this CTA's, along both axes), rows (of d, or of the
     expert, that there are), first and first_atom (the expert's first row, and its first 128x4 tile
     of scales; not of a plain GEMM), expert, columns (of the MMA, where rows are on columns).
+
+    Attributes:
+        before_loads, after_stores: what the loading and the storing warps do besides, for a tile.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -26,6 +29,8 @@ class Tile:
         names = {var: str(var.name) for var in kernel.at.all}
         names |= {var: str(var.name) for var in kernel.scalars}
         self.names: dict[Any, str] = names | {kernel.epilogue.chunk: "chunk"}
+        self.before_loads: list[str] = []
+        self.after_stores: list[str] = []
 
     # ---- The loop ---------------------------------------------------------------------------
 

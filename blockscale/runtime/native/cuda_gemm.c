@@ -74,6 +74,12 @@ static int64_t grid(const BsCall *call, const BsGemm *gemm, BsKernel *kernel, in
   return tiles * gemm->cluster;
 }
 
+const BsGemm *blockscale_gemm_choose(const BsGemms *known, int64_t rows) {
+  int chosen = 0;
+  while (chosen + 1 < known->count && rows > known->gemms[chosen].limit) ++chosen;
+  return &known->gemms[chosen];
+}
+
 int blockscale_gemm(const BsCall *call, const BsGemms *known, TVMFFIAny *args) {
   int64_t rows = tensor(args, known->a)->shape[0];
   int64_t scale_rows = known->a_scale < 0 ? 0 : tensor(args, known->a_scale)->shape[0];
@@ -92,9 +98,7 @@ int blockscale_gemm(const BsCall *call, const BsGemms *known, TVMFFIAny *args) {
 
 int blockscale_gemm_launch(const BsCall *call, const BsGemms *known, const TVMFFIAny *args, int64_t rows,
                            int64_t scale_rows) {
-  int chosen = 0;
-  while (chosen + 1 < known->count && rows > known->gemms[chosen].limit) ++chosen;
-  const BsGemm *gemm = &known->gemms[chosen];
+  const BsGemm *gemm = blockscale_gemm_choose(known, rows);
   TVMFFIObjectHandle kernel = NULL;
   if (known->lookup(NULL, gemm->name, &kernel) != 0) return -1;
   int64_t shared = gemm->shared, ctas = grid(call, gemm, kernel, rows, &shared);

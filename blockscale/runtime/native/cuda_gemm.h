@@ -4,7 +4,7 @@
 
 #include "cuda_library.h"
 
-enum { BS_GEMM_MAPS = 6, BS_GEMM_POINTERS = 12, BS_GEMM_NUMBERS = 4 };
+enum { BS_GEMM_MAPS = 12, BS_GEMM_POINTERS = 24, BS_GEMM_NUMBERS = 4 };
 enum { BS_SCALE_ROWS = 128, BS_MAX_ROW_TILE = 8 * 256 /* of a cluster */ };
 
 enum { BS_OF_ROWS = -1, BS_OF_SCALES = -2 }; /* sizes known when called: rows of a, row tiles of a_scale */
@@ -44,6 +44,9 @@ typedef struct {
 /* Checks sizes of all tensors against the function's parameters; an expression is `rows` rounded up to tiles of
  * scales. 0, or -1 with an error raised. */
 BS_HIDDEN int blockscale_check_shapes(const BsCall *call, const TVMFFIAny *args, int64_t rows);
+
+/* The kernel for so many rows; its name is NULL where there is none. */
+BS_HIDDEN const BsGemm *blockscale_gemm_choose(const BsGemms *known, int64_t rows);
 
 /* Launches the kernel for so many rows of a, whose scales have `scale_rows`; of tensors, memory is all that is
  * asked of. 0, or -1 with an error raised. */

@@ -34,7 +34,7 @@ typedef struct {
   char *at[BS_MOE_WS_PARTS]; /* the workspace; of codes, fewer parts */
 } Pass;
 
-_Static_assert(BS_MOE_CODES_WS_PARTS <= BS_MOE_WS_PARTS, "Pass.at holds both");
+_Static_assert((int)BS_MOE_CODES_WS_PARTS <= (int)BS_MOE_WS_PARTS, "Pass.at holds both");
 
 /* Bytes of the workspace of so many tokens, which FusedMoe.workspace_bytes tells callers. */
 static int64_t place(Pass *p, char *workspace) {
@@ -178,6 +178,12 @@ static int sort(const Pass *p) {
   return launch_shared(p->call, kernel, &v, many ? BS_SORT_CLUSTER : 1, BS_SORT_THREADS, sort_bytes(moe, many));
 }
 
+/* Rows of the tiles of scales: an expert's last tile may not be full. */
+static int64_t rows_of_scales(const Pass *p) {
+  int64_t used = least(p->slots, p->moe->experts);
+  return (p->slots + used * (BS_SCALE_ROWS - 1)) / BS_SCALE_ROWS * BS_SCALE_ROWS;
+}
+
 static int gather(const Pass *p) {
   const BsMoe *moe = p->moe;
   TVMFFIObjectHandle kernel = NULL;
@@ -196,14 +202,16 @@ static int gather(const Pass *p) {
   set_integer(&v, BS_GATHER_TOP_K, moe->top_k);
   set_integer(&v, BS_GATHER_COLS, moe->hidden);
   set_integer(&v, BS_GATHER_PITCH, moe->padded_hidden);
+  set_pointer(&v, BS_GATHER_READY, p->at[BS_MOE_CODES_WS_READY]);
+  set_integer(&v, BS_GATHER_GROUPS, rows_of_scales(p) / BS_SCALE_ROWS);
   int64_t ctas = ceil_div(p->slots * (moe->padded_hidden / 16), BS_TEAM), resident = 8 * (int64_t)p->call->device->multiprocessors;
   return launch(p->call, kernel, &v, least(ctas, resident), BS_TEAM);
 }
 
 /* Tensors of a GEMM: parameters of the function, and parts of the workspace. */
 typedef struct {
-  DLTensor tensors[BS_MOE_WS_PARTS];
-  TVMFFIAny args[BS_CODES_GEMM1_PARAMS];
+  DLTensor tensors[BS_CODES_LAYER_PARAMS];
+  TVMFFIAny args[BS_CODES_LAYER_PARAMS];
   int count;
 } Operands;
 
@@ -219,22 +227,27 @@ static void add_param(Operands *o, int at, const Pass *p, int param) {
   else o->args[at] = p->args[param];
 }
 
-static int first_product(const Pass *p, int64_t scale_rows) {
+/* Those of GEMM 1, which come first in a launch of both. */
+static void add_first(Operands *o, const Pass *p) {
   const BsMoePlaces *at = &p->moe->at;
+  add_part(o, BS_CODES_GEMM1_A, p->at[BS_MOE_CODES_WS_X]);
+  add_param(o, BS_CODES_GEMM1_B, p, at->w13);
+  add_part(o, BS_CODES_GEMM1_A_SCALE, p->at[BS_MOE_CODES_WS_X_SCALE]);
+  add_param(o, BS_CODES_GEMM1_B_SCALE, p, at->w13_scale);
+  add_part(o, BS_CODES_GEMM1_OFFSETS, p->at[BS_MOE_CODES_WS_OFFSETS]);
+  add_param(o, BS_CODES_GEMM1_W13_GLOBAL, p, at->w13_global);
+  add_param(o, BS_CODES_GEMM1_A1_SCALE, p, at->a1_scale);
+  add_param(o, BS_CODES_GEMM1_BIAS, p, at->w13_bias);
+  add_param(o, BS_CODES_GEMM1_A2_SCALE, p, at->a2_scale);
+  add_param(o, BS_CODES_GEMM1_ALPHA, p, at->alpha);
+  add_param(o, BS_CODES_GEMM1_LIMIT, p, at->limit);
+  add_part(o, BS_CODES_GEMM1_BLOCK_SCALE, p->at[BS_MOE_CODES_WS_Y1_SCALE]);
+  add_part(o, BS_CODES_GEMM1_PACKED, p->at[BS_MOE_CODES_WS_Y1]);
+}
+
+static int first_product(const Pass *p, int64_t scale_rows) {
   Operands o = {.count = 0};
-  add_part(&o, BS_CODES_GEMM1_A, p->at[BS_MOE_CODES_WS_X]);
-  add_param(&o, BS_CODES_GEMM1_B, p, at->w13);
-  add_part(&o, BS_CODES_GEMM1_A_SCALE, p->at[BS_MOE_CODES_WS_X_SCALE]);
-  add_param(&o, BS_CODES_GEMM1_B_SCALE, p, at->w13_scale);
-  add_part(&o, BS_CODES_GEMM1_OFFSETS, p->at[BS_MOE_CODES_WS_OFFSETS]);
-  add_param(&o, BS_CODES_GEMM1_W13_GLOBAL, p, at->w13_global);
-  add_param(&o, BS_CODES_GEMM1_A1_SCALE, p, at->a1_scale);
-  add_param(&o, BS_CODES_GEMM1_BIAS, p, at->w13_bias);
-  add_param(&o, BS_CODES_GEMM1_A2_SCALE, p, at->a2_scale);
-  add_param(&o, BS_CODES_GEMM1_ALPHA, p, at->alpha);
-  add_param(&o, BS_CODES_GEMM1_LIMIT, p, at->limit);
-  add_part(&o, BS_CODES_GEMM1_BLOCK_SCALE, p->at[BS_MOE_CODES_WS_Y1_SCALE]);
-  add_part(&o, BS_CODES_GEMM1_PACKED, p->at[BS_MOE_CODES_WS_Y1]);
+  add_first(&o, p);
   return blockscale_gemm_launch(p->call, &p->moe->codes->gemm1, o.args, p->slots, scale_rows);
 }
 
@@ -253,15 +266,29 @@ static int second_product(const Pass *p, int64_t scale_rows) {
   return blockscale_gemm_launch(p->call, &p->moe->codes->gemm2, o.args, p->slots, scale_rows);
 }
 
-/* Rows of the tiles of scales: an expert's last tile may not be full. */
-static int64_t rows_of_scales(const Pass *p) {
-  int64_t used = least(p->slots, p->moe->experts);
-  return (p->slots + used * (BS_SCALE_ROWS - 1)) / BS_SCALE_ROWS * BS_SCALE_ROWS;
+/* Both in one launch. */
+static int products(const Pass *p, int64_t scale_rows) {
+  const BsMoePlaces *at = &p->moe->at;
+  Operands o = {.count = 0};
+  add_first(&o, p);
+  add_part(&o, BS_CODES_LAYER_SECOND_A, p->at[BS_MOE_CODES_WS_Y1]);
+  add_param(&o, BS_CODES_LAYER_SECOND_B, p, at->w2);
+  add_part(&o, BS_CODES_LAYER_SECOND_A_SCALE, p->at[BS_MOE_CODES_WS_Y1_SCALE]);
+  add_param(&o, BS_CODES_LAYER_SECOND_B_SCALE, p, at->w2_scale);
+  add_param(&o, BS_CODES_LAYER_SECOND_W2_GLOBAL, p, at->w2_global);
+  add_param(&o, BS_CODES_LAYER_SECOND_A2_SCALE, p, at->a2_scale);
+  add_param(&o, BS_CODES_LAYER_SECOND_BIAS, p, at->w2_bias);
+  add_part(&o, BS_CODES_LAYER_SECOND_D, p->at[BS_MOE_CODES_WS_Y2]);
+  add_part(&o, BS_CODES_LAYER_READY, p->at[BS_MOE_CODES_WS_READY]);
+  return blockscale_gemm_launch(p->call, &p->moe->codes->both, o.args, p->slots, scale_rows);
 }
 
 static int run_codes(const Pass *p) {
   int64_t scale_rows = rows_of_scales(p);
   if (sort(p) != 0 || gather(p) != 0) return -1;
+  const BsGemms *both = &p->moe->codes->both;
+  if (both->count > 0 && blockscale_gemm_choose(both, p->slots)->name != NULL)
+    return products(p, scale_rows) != 0 || combine(p) != 0 ? -1 : 0;
   return first_product(p, scale_rows) != 0 || second_product(p, scale_rows) != 0 || combine(p) != 0 ? -1 : 0;
 }
 

@@ -33,6 +33,7 @@ typedef struct {
 typedef struct {
   const char *gather;
   BsGemms gemm1, gemm2;
+  BsGemms both; /* in one launch, for numbers of slots for which that was chosen; of no kernels: for none */
 } BsMoeCodes;
 
 /* A function fused_moe. */

@@ -13,7 +13,7 @@ static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline const DLTensor *tensor(const TVMFFIAny *args, int i) { return args[i].v_ptr; }
 
 typedef struct {
-  TVMFFIAny values[32];
+  TVMFFIAny values[48];
   int32_t count;
 } Values;
 

@@ -36,6 +36,9 @@ SORT_SLOTS = 4096
 SORT_CLUSTER = 8
 """CTAs that sort many slots: what every GPU's clusters may have (CUDA C++ Programming Guide)."""
 
+ROW_GROUP = 128
+"""Rows of a tile of scales; an expert's rows begin at one of their own."""
+
 TEAM = 256
 """Threads that share a row (native/moe/moe_rows.cuh): a CTA of requantise and combine."""
 
@@ -44,7 +47,7 @@ ROUTE_WARPS = 4
 
 _CONSTANTS = (
     *("CHUNK", "MAX_TOP_K", "MIN_TOKENS", "PART", "SORT_THREADS", "SORT_SLOTS", "SORT_CLUSTER"),
-    *("TEAM", "ROUTE_WARPS"),
+    *("ROW_GROUP", "TEAM", "ROUTE_WARPS"),
 )
 
 Params = tuple[tuple[str, str], ...]
@@ -86,8 +89,9 @@ SORT: Params = (
 GATHER: Params = (
     *(("const void *", "hidden"), ("const float *", "scale"), ("const void *", "ids")),
     *(("const int *", "order"), ("const int *", "offsets"), ("const int *", "atoms")),
-    *(("int *", "place"), ("void *", "codes"), ("uint8_t *", "scales")),
+    *(("int *", "place"), ("void *", "codes"), ("uint8_t *", "scales"), ("int *", "ready")),
     *(("int ", "experts"), ("int ", "top_k"), ("int ", "cols"), ("int ", "pitch")),
+    ("int ", "groups"),
 )
 
 ROUTE: Params = (
@@ -147,17 +151,23 @@ MOE_PARTS = (
 
 MOE_CODES_PARTS = (
     *("offsets", "atoms", "order", "place", "x", "x_scale"),
-    *("y1", "y1_scale", "y2"),
+    *("y1", "y1_scale", "y2", "ready"),
 )
 """Of an MoE layer of quantised rows: where experts' rows and tiles of scales begin, the slots'
-order and back, codes and scales of the rows before the GEMMs, the rows after them."""
+order and back, codes and scales of the rows before the GEMMs, the rows after them, and how many
+parts of `ROW_GROUP` rows of an expert GEMM 1 has stored."""
 
 CODES_GEMM1 = (
     *("a", "b", "a_scale", "b_scale", "offsets", "w13_global", "a1_scale", "bias"),
     *("a2_scale", "alpha", "limit", "block_scale", "packed"),
 )
 CODES_GEMM2 = (*("a", "b", "a_scale", "b_scale", "offsets", "w2_global", "a2_scale", "bias", "d"),)
-"""What the tables of such a layer's GEMMs choose maps and pointers from."""
+CODES_LAYER = (
+    *CODES_GEMM1,
+    *(f"second_{name}" for name in CODES_GEMM2 if name != "offsets"),
+    "ready",
+)
+"""What the tables of such a layer's GEMMs choose maps and pointers from; of both in one launch."""
 
 INT4_PARTS = ("blocks", "count", "x")
 """Of an INT4 product: the table of tiles, copies of rows."""
@@ -184,7 +194,11 @@ def header() -> str:
     for kernel, params in _KERNELS.items():
         names = [f"BS_{kernel}_{name.upper()}" for _, name in params]
         enums.append(_enum(f"parameters of {kernel.lower()}", [*names, f"BS_{kernel}_PARAMS"]))
-    for gemm, tensors in (("CODES_GEMM1", CODES_GEMM1), ("CODES_GEMM2", CODES_GEMM2)):
+    for gemm, tensors in (
+        ("CODES_GEMM1", CODES_GEMM1),
+        ("CODES_GEMM2", CODES_GEMM2),
+        ("CODES_LAYER", CODES_LAYER),
+    ):
         names = [f"BS_{gemm}_{name.upper()}" for name in tensors]
         enums.append(_enum(f"tensors of {gemm.lower()}", [*names, f"BS_{gemm}_PARAMS"]))
     for owner, parts in (("MOE", MOE_PARTS), ("MOE_CODES", MOE_CODES_PARTS), ("INT4", INT4_PARTS)):

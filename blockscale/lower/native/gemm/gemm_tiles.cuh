@@ -108,6 +108,22 @@ BS_INLINE void bs_build_table(char *place, char *sums, const int *offsets, int m
   __syncthreads();
 }
 
+// ---- One GEMM after another ---------------------------------------------------------------------
+
+// A warp has stored its part of some rows; what its other lanes stored counts too.
+BS_INLINE void bs_signal_rows(int *ready) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(ready) : "memory");
+}
+
+// Until `many` warps have; what they stored may then be loaded by TMA.
+BS_INLINE void bs_await_rows(const int *ready, uint32_t many) {
+  uint32_t found;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(ready) : "memory");
+  } while (found < many);
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
 // ---- Packed codes -------------------------------------------------------------------------------
 
 // Bytes of 16 codes, one code in 4 bits, to 8 bytes of each 16 in rows of 128 bytes, swizzled.

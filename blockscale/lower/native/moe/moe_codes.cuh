@@ -22,7 +22,8 @@ struct BsMoeGather {
   int *place;            // [slots]: the row of a slot
   void *codes;           // [rows, pitch] elements, zeros from cols on
   uint8_t *scales;       // [tiles of 128 rows, pitch / BLOCK / 4, 512]
-  int top_k, cols, pitch;
+  int *ready;            // [groups]: 0
+  int top_k, cols, pitch, groups;
 };
 
 // A block of 16-bit elements as each kind of product has it: its scale's byte, and its codes.
@@ -62,6 +63,7 @@ BS_INLINE void bs_moe_gather(const BsMoeGather &p) {
   constexpr int BLOCK = C::BLOCK, WORDS = C::WORDS;
   bs_grid_wait();
   bs_grid_launch();
+  for (int i = blockIdx.x * BS_TEAM + threadIdx.x; i < p.groups; i += gridDim.x * BS_TEAM) p.ready[i] = 0;
   int blocks = p.pitch / BLOCK, lane = threadIdx.x % 32, step = gridDim.x * BS_TEAM;
   int all = static_cast<int>(bs_load4<BS_KEEP>(p.offsets + p.ids.experts)) * blocks;
   float g = p.scale == nullptr ? 1.0f : __uint_as_float(bs_load4<BS_KEEP>(p.scale));

@@ -1,0 +1,201 @@
+"""Two GEMMs in one launch: the second one's tiles begin when the first one's rows are there.
+
+Each role of a CTA does all its tiles of the first GEMM, then those of the second, so that no CTA
+waits for tiles that nobody has begun; all CTAs are resident.  The storing warps of the first
+count, for each 128x4 tile of scales, the parts of its rows that are stored; the loading warps of
+the second wait for the rows that a tile needs.  Both GEMMs share the ring's memory and tensor
+memory, so roles wait between them until the first is through with both in their own CTA.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from blockscale.base.errors import LoweringError
+from blockscale.base.sizes import round_up
+from blockscale.lower.pipe import store
+from blockscale.lower.pipe.check import checked
+from blockscale.lower.pipe.emit import HEADER, Emitter, transfers
+from blockscale.lower.pipe.kernel import LANES, LOAD_WARP, MMA_WARP, STORE_WARPS, THREADS, Kernel
+from blockscale.lower.pipe.text import indented
+from blockscale.specs.plans.launches import ROW_GROUP
+
+SECOND = "second_"
+"""What names of the second GEMM's parameters begin with."""
+
+
+@dataclass(frozen=True, eq=False)
+class Phases:
+    """Two GEMMs of one launch, whose rows are the same; see `joined`."""
+
+    first: Kernel
+    second: Kernel
+
+    @property
+    def tmem_columns(self) -> int:
+        """Columns of tensor memory that both use in turn."""
+        return max(self.first.tmem_columns, self.second.tmem_columns)
+
+    @property
+    def launch_bytes(self) -> int:
+        """Dynamic shared memory."""
+        return max(self.first.launch_bytes, self.second.launch_bytes)
+
+    @property
+    def target(self) -> int:
+        """Parts that the rows of a tile of scales are stored in."""
+        return STORE_WARPS * self.first.col_tiles
+
+
+def apart(first: Kernel, second: Kernel) -> str | None:
+    """Why two GEMMs do not go into one launch; None if they do."""
+    for kernel, which in ((first, "first"), (second, "second")):
+        if kernel.split > 1 or kernel.cluster != kernel.group or not kernel.experts:
+            return (
+                f"the {which} one divides K or tiles among CTAs, or has no experts; leave split_k "
+                "at 1 and the cluster at the pair"
+            )
+    if first.group != second.group or first.experts != second.experts:
+        return (
+            f"{first.group} and {second.group} CTAs multiply together, of {first.experts} and "
+            f"{second.experts} experts; choose the same"
+        )
+    if first.swap or first.epilogue.stores:
+        return "the first one does not store its rows directly, each CTA 128 of them"
+    return None
+
+
+def joined(first: Kernel, second: Kernel) -> Phases:
+    """Return both GEMMs as one launch.
+
+    LoweringError: the schedules do not go together.
+    """
+    reason = apart(first, second)
+    if reason is not None:
+        raise LoweringError(f"two GEMMs in one launch: {reason}")
+    control = max(kernel.places["table"] for kernel in (first, second))
+    first = replace(first, control_at=control)
+    behind = round_up(first.places["end"], 16)
+    return Phases(checked(first), checked(replace(second, control_at=behind)))
+
+
+def emit_phases(of: Phases, name: str) -> str:
+    """Return the CUDA text of the kernel ``name``."""
+    first, second = Emitter(of.first, more=True), Emitter(of.second)
+    first.tile.after_stores = _signal(of.first)
+    second.tile.before_loads = _await(of.second, of.target)
+    group = of.first.group
+    cluster = f"__cluster_dims__({group}, 1, 1) " if group > 1 else ""
+    at = of.first.places["tmem"]
+    names = _aliases(second)
+
+    def roles(one: list[str], other: list[str]) -> list[str]:
+        made = []
+        for emitter, lines in ((first, one), (second, [*names, *other])):
+            made += ["{", *indented([*emitter.tile.total(), *lines]), "}"]
+        return made
+
+    lines = [
+        *dict.fromkeys((HEADER, *store.headers(of.first), *store.headers(of.second))),
+        "",
+        f'extern "C" __global__ void __launch_bounds__({THREADS}, 1) {cluster}{name}(',
+        f"    {_params(of)}) {{",
+        "  extern __shared__ __align__(1024) char bs_smem[];",
+        "  const int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);  // uniform",
+        "  const int lane = threadIdx.x % 32;",
+        "  const uint32_t smem = bs_shared(bs_smem);",
+        *indented(first.place()),
+        f"  if (warp == {LOAD_WARP} && bs_elect()) {{",
+        *indented(first.init(), 2),
+        *indented(["{", *indented([*names, *second.init()]), "}"], 2),
+        "  }",
+        *(["  __syncwarp();", "  bs_cluster_sync();  // both CTAs have started: tcgen05.alloc"]
+          if group > 1 else []),
+        f"  if (warp == {MMA_WARP}) {{",
+        f"    bs_tcgen05_alloc<{group}>(smem + {at}, {of.tmem_columns});",
+        f"    bs_tcgen05_relinquish<{group}>();",
+        "    bs_tcgen05_fence_before();",
+        "  }",
+        "  __syncwarp();",
+        f"  {first.meet()}",
+        "  bs_tcgen05_fence_after();",
+        f"  const uint32_t tmem = *reinterpret_cast<const uint32_t *>(bs_smem + {at});",
+        "  bs_grid_wait();",
+        *indented([*first.tile.table(), *second.tile.table()]),
+        f"  if (warp == {LOAD_WARP}) {{",
+        *indented(roles(first.load(), second.load()), 2),
+        f"  }} else if (warp == {MMA_WARP}) {{",
+        *indented(roles(first.multiply(), second.multiply()), 2),
+        "  } else {",
+        *indented(roles(store.store(of.first, first.tile), store.store(of.second, second.tile)), 2),
+        "  }",
+        "  __syncwarp();",
+        "  bs_tcgen05_fence_before();",
+        f"  {first.meet()}  // others' MMAs and loads are done with this CTA",
+        "  bs_tcgen05_fence_after();",
+        f"  if (warp == {MMA_WARP}) bs_tcgen05_dealloc<{group}>(tmem, {of.tmem_columns});",
+        "}",
+        "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def phase_parts(of: Phases) -> list[tuple[str, Kernel]]:
+    """Return the prefix of names and the kernel of each GEMM, in the order of parameters."""
+    return [("", of.first), (SECOND, of.second)]
+
+
+def _params(of: Phases) -> str:
+    maps = [
+        f"const __grid_constant__ BsTensorMap {prefix}map_{t.view.name}"
+        for prefix, kernel in phase_parts(of)
+        for t in transfers(kernel)
+    ]
+    given = [
+        f"{kind}{prefix}{name}"
+        for prefix, kernel in phase_parts(of)
+        for kind, name in Emitter(kernel).given()
+    ]
+    numbers = [
+        f"float {prefix}{var.name}" for prefix, kernel in phase_parts(of) for var in kernel.scalars
+    ]
+    rest = [*given, "int *ready", "const int *offsets", *numbers, "int m"]
+    return ",\n    ".join([", ".join(maps), ", ".join(rest)])
+
+
+def _aliases(second: Emitter) -> list[str]:
+    """The second GEMM's parameters by the names that its own text has."""
+    k = second.kernel
+    lines = [
+        f"[[maybe_unused]] const BsTensorMap &map_{t.view.name} = {SECOND}map_{t.view.name};"
+        for t in transfers(k)
+    ]
+    lines += [f"[[maybe_unused]] {kind}{name} = {SECOND}{name};" for kind, name in second.given()]
+    lines += [f"[[maybe_unused]] const float {var.name} = {SECOND}{var.name};" for var in k.scalars]
+    return lines
+
+
+def _signal(k: Kernel) -> list[str]:
+    """A storing warp is done with its part of a tile."""
+    cta = " + cta" if k.group == 2 else ""
+    group = f"row_tile * {k.x_tile // LANES}{cta}"
+    return [
+        f"const int row_group = {group};",
+        "__syncwarp();",
+        f"if (lane == 0 && row_group * {ROW_GROUP} < rows)",
+        "  bs_signal_rows(ready + first_atom + row_group);",
+    ]
+
+
+def _await(k: Kernel, target: int) -> list[str]:
+    """Rows that a tile's loads read are stored."""
+    if k.swap:
+        begin, count = f"row_tile * {k.y_tile}", k.y_tile
+    else:
+        begin = f"row_tile * {k.x_tile}" + (f" + cta * {LANES}" if k.group == 2 else "")
+        count = LANES
+    return [
+        f"const int needed = {begin};",
+        f"for (int i = needed / {ROW_GROUP}; i * {ROW_GROUP} < min(needed + {count}, rows); ++i)",
+        f"  bs_await_rows(ready + first_atom + i, {target});",
+    ]

@@ -1,0 +1,163 @@
+"""Both GEMMs of an MoE layer in one launch: rows are waited for across CTAs, all of it emulated."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tvm.s_tir import Schedule
+
+from blockscale.base.errors import LoweringError
+from blockscale.catalog import moe as catalog_moe
+from blockscale.catalog import workloads
+from blockscale.catalog.moe import PARTS
+from blockscale.lower.moe.codes import sources
+from blockscale.lower.pipe.check import checked
+from blockscale.lower.pipe.derive import derive
+from blockscale.lower.pipe.kernel import Kernel
+from blockscale.lower.pipe.phases import apart, emit_phases, joined
+from blockscale.schedules.steps import Choose, preferred
+from blockscale.specs import FusedMoe
+from tests.kit.gpu_library import library
+from tests.kit.pairwise import exhaustive
+from tests.moe.test_moe_codes import ARCH, MXFP8, PLAIN, Stages, spec_of
+from tests.moe.test_moe_library import Call
+
+Bodies = list[tuple[int | None, Any]]
+
+
+def choosing(one_launch: int) -> Choose:
+    """Preferred decisions, and where GEMM 2 begins."""
+
+    def choose(sch: Schedule, candidates: list[int], prefer: int) -> Any:
+        return preferred(sch, candidates, one_launch if list(candidates) == [0, 1] else prefer)
+
+    return choose
+
+
+def scheduled(spec: FusedMoe, part: int, bucket: int, sketch: int, one_launch: int = 1) -> Any:
+    """GEMM ``part`` as a sketch of a bucket schedules it."""
+    workload = [w for w in workloads(spec, ARCH) if w.part == part][bucket]
+    sch = Schedule(workload.symbolic(ARCH))
+    workload.sketches(ARCH)[sketch](sch, choosing(one_launch))
+    return sch.mod["main"]
+
+
+def second_for(spec: FusedMoe, first: Any, bucket: int) -> Any:
+    """The first schedule of GEMM 2 that goes with one of GEMM 1."""
+    count = len([w for w in workloads(spec, ARCH) if w.part == 2][bucket].sketches(ARCH))
+    for sketch in range(count):
+        made = scheduled(spec, 2, bucket, sketch)
+        if apart(derive(first), derive(made)) is None:
+            return made
+    raise AssertionError("no schedule goes with it")
+
+
+def built(spec: FusedMoe, first: Bodies, second: Bodies) -> Path:
+    """A library of these GEMMs."""
+    made = sources(first, second, spec, ARCH)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(catalog_moe, "CODES", replace(catalog_moe.CODES, lower=lambda *_: made))
+        text = made.device + made.host_c
+        return library([spec], ARCH, hashlib.sha256(text.encode()).hexdigest())
+
+
+def judged(spec: FusedMoe, path: Path, tokens: int, routing: str, sms: int) -> list[str]:
+    """Judge a call; return its kernels."""
+    call = Call(spec, tokens, routing)(path, ARCH, sms)
+    assert not [h for report in call.run.reports for h in report.hazards]
+    Stages(call).judge()
+    return [launch.kernel.removeprefix(f"{spec.name}_") for launch in call.run.launches]
+
+
+CASES = [
+    (PLAIN, 0, 0),  # a pair; few rows, which are columns of GEMM 2's MMA
+    (PLAIN, 0, -1),  # one CTA
+    (spec_of(3, 160, 96, 2, activation="swiglu_oai", bias=True, **MXFP8), 0, 0),  # spreads codes
+    (PLAIN, 2, 0),  # a pair; rows are rows of both
+]
+
+
+@pytest.mark.parametrize(("spec", "bucket", "sketch"), CASES)
+def test_rows_are_waited_for(spec: FusedMoe, bucket: int, sketch: int) -> None:
+    """With one cluster, and with as many as there are tiles, whose work overlaps."""
+    first = scheduled(spec, 1, bucket, sketch)
+    second = second_for(spec, first, bucket)
+    path = built(spec, [(None, first)], [(None, second)])
+    for tokens, routing, sms in ((7, "half_dropped", 2), (100, "one_expert", 16)):
+        names = judged(spec, path, tokens, routing, sms)
+        assert names == ["prepare", "gather", "gemms_kernel0", "combine"]
+
+
+@exhaustive
+@pytest.mark.parametrize("sms", [1, 3, 5, 8, 16, 32])
+@pytest.mark.parametrize("tokens", [1, 64, 300])
+def test_any_number_of_ctas(sms: int, tokens: int) -> None:
+    spec = spec_of(8, 256, 256, 2)
+    first = scheduled(spec, 1, 0, 0)
+    path = built(spec, [(None, first)], [(None, second_for(spec, first, 0))])
+    judged(spec, path, tokens, "random", max(sms, derive(first).group))
+
+
+def test_a_launch_for_some_sizes() -> None:
+    """Each bucket is one launch, or two."""
+    first = scheduled(PLAIN, 1, 0, -1)
+    second, apart_ = second_for(PLAIN, first, 0), scheduled(PLAIN, 2, 1, 0, 0)
+    later = scheduled(PLAIN, 1, 1, 0)
+    path = built(PLAIN, [(16, first), (None, later)], [(16, second), (None, apart_)])
+    assert judged(PLAIN, path, 8, "random", 3)[2] == "gemms_kernel0"
+    kinds = [name.partition("_kernel")[0] for name in judged(PLAIN, path, 9, "random", 3)]
+    assert kinds == ["prepare", "gather", "gemm1", "gemm2", "combine"]
+
+
+def pair() -> tuple[Kernel, Kernel]:
+    first = scheduled(PLAIN, 1, 0, 0)
+    return checked(derive(first)), checked(derive(second_for(PLAIN, first, 0)))
+
+
+def test_what_does_not_go_together() -> None:
+    """Why, in words; and schedules that ask for it make two launches."""
+    first, second = pair()
+    assert apart(first, second) is None
+    for one, other, message in (
+        (first, replace(second, group=1, cluster_x=1), "2 and 1 CTAs multiply together"),
+        (first, replace(second, cluster_y=2), "the second one divides K or tiles"),
+        (second, second, "the first one does not store its rows directly"),
+    ):
+        with pytest.raises(LoweringError, match=message):
+            joined(one, other)
+    single = scheduled(PLAIN, 1, 0, -1)  # and a pair
+    path = built(PLAIN, [(None, single)], [(None, second_for(PLAIN, scheduled(PLAIN, 1, 0, 0), 0))])
+    assert len(judged(PLAIN, path, 3, "random", 2)) == 5
+
+
+def test_shared_memory_is_shared() -> None:
+    """The rings lie on each other, tables and barriers behind both, each for itself."""
+    first, second = pair()
+    both = joined(first, second)
+    one, other = both.first.places, both.second.places
+    assert one["x"] == other["x"] == 0
+    assert one["table"] >= max(first.places["table"], second.places["table"])
+    assert one["end"] <= other["table"]
+    assert both.launch_bytes >= other["end"]
+    assert both.tmem_columns == max(first.tmem_columns, second.tmem_columns)
+
+
+def test_what_is_printed() -> None:
+    """Roles empty what they share before the second GEMM; counts are those of all stores."""
+    text = emit_phases(joined(*pair()), "gemms")
+    load = text[text.rindex("if (warp == 4) {") : text.rindex("else if (warp == 5) {")]
+    assert load.index("MMAs still report") < load.index("bs_await_rows(ready + first_atom + i, ")
+    assert text.count("bs_signal_rows(") == text.count("bs_await_rows(") == 1
+    assert text.count("bs_grid_launch();") == 1
+    assert f"first_atom + i, {4 * pair()[0].col_tiles})" in text
+
+
+def test_every_part_has_the_choice() -> None:
+    """GEMM 2's space holds it, GEMM 1's does not."""
+    for part in PARTS:
+        text = scheduled(PLAIN, part, 0, 0).script()
+        assert ("blockscale.one_launch" in text) == (part == 2)
