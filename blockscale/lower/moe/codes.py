@@ -27,6 +27,11 @@ Bodies = Sequence[tuple[int | None, tirx.PrimFunc]]
 """Scheduled functions, each with the most slots that it is for (None: any number), ascending."""
 
 
+def _kernels(bodies: Bodies) -> list[tuple[int | None, Kernel]]:
+    """What is derived from scheduled functions."""
+    return [(limit, checked(derive(func))) for limit, func in bodies]
+
+
 def _joined(first: Kernel, second: Kernel) -> Phases | None:
     """Both GEMMs as one launch, if GEMM 2's schedule says so and they go together."""
     wanted = second.one_launch and apart(first, second) is None
@@ -45,7 +50,7 @@ def sources(first: Bodies, second: Bodies, spec: FusedMoe, arch: str) -> Source:
         LoweringError: a schedule is no tcgen05 GEMM; the message says where.
     """
     name = spec.name
-    kernels1, kernels2 = ([(limit, checked(derive(f))) for limit, f in b] for b in (first, second))
+    kernels1, kernels2 = _kernels(first), _kernels(second)
     gemms = [
         host.merged(own, f"{name}_{part}", emit)
         for part, own in (("gemm1", kernels1), ("gemm2", kernels2))
@@ -59,7 +64,8 @@ def sources(first: Bodies, second: Bodies, spec: FusedMoe, arch: str) -> Source:
         lambda of, own: "" if of is None else emit_phases(of, own),
     )
     kernels = {role: f"{name}_{role}" for role in ("prepare", "prepare_many", "gather", "combine")}
-    texts = [bucket.text for buckets in (*gemms, both) for bucket in buckets]
+    texts = [bucket.text for buckets in gemms for bucket in buckets]
+    texts += [bucket.text for bucket in both]
     texts += [
         small.CODES_HEADER,
         small.sort_source(kernels["prepare"]),
