@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tvm
 from tvm.s_tir import Schedule
 
 from blockscale.base.errors import LoweringError
@@ -21,6 +23,8 @@ from blockscale.lower.pipe.kernel import Kernel
 from blockscale.lower.pipe.phases import apart, emit_phases, joined
 from blockscale.schedules.steps import Choose, preferred
 from blockscale.specs import FusedMoe
+from blockscale.specs.plans.b200 import B200
+from blockscale.tuning import modelled
 from tests.kit.gpu_library import library
 from tests.kit.pairwise import exhaustive
 from tests.moe.test_moe_codes import ARCH, MXFP8, PLAIN, Stages, spec_of
@@ -87,7 +91,8 @@ def test_rows_are_waited_for(spec: FusedMoe, bucket: int, sketch: int) -> None:
     first = scheduled(spec, 1, bucket, sketch)
     second = second_for(spec, first, bucket)
     path = built(spec, [(None, first)], [(None, second)])
-    for tokens, routing, sms in ((7, "half_dropped", 2), (100, "one_expert", 16)):
+    many = 300 if bucket else 100
+    for tokens, routing, sms in ((7, "half_dropped", 2), (many, "one_expert", 16)):
         names = judged(spec, path, tokens, routing, sms)
         assert names == ["prepare", "gather", "gemms_kernel0", "combine"]
 
@@ -154,6 +159,17 @@ def test_what_is_printed() -> None:
     assert text.count("bs_signal_rows(") == text.count("bs_await_rows(") == 1
     assert text.count("bs_grid_launch();") == 1
     assert f"first_atom + i, {4 * pair()[0].col_tiles})" in text
+
+
+def test_the_model_knows_of_it(tmp_path: Path) -> None:
+    """A GEMM in another one's launch has none of its own."""
+    times = []
+    for one_launch in (0, 1):
+        module = tvm.IRModule({"main": scheduled(PLAIN, 2, 0, 0, one_launch)})
+        modelled.export(module, json.dumps({"kind": "cuda", "arch": ARCH}), tmp_path / "plan")
+        (seconds,) = modelled.measure(str(tmp_path / "plan"), 64).run_secs
+        times.append(seconds * 1e6)
+    assert times[0] - times[1] == pytest.approx(B200.launch_us, rel=1e-3)
 
 
 def test_every_part_has_the_choice() -> None:
