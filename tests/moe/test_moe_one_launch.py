@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from blockscale.base.errors import LoweringError
 from blockscale.catalog import moe as catalog_moe
 from blockscale.catalog import workloads
 from blockscale.catalog.moe import PARTS
+from blockscale.lower import nvcc
 from blockscale.lower.moe.codes import sources
 from blockscale.lower.pipe.check import checked
 from blockscale.lower.pipe.derive import derive
@@ -159,6 +161,28 @@ def test_what_is_printed() -> None:
     assert text.count("bs_signal_rows(") == text.count("bs_await_rows(") == 1
     assert text.count("bs_grid_launch();") == 1
     assert f"first_atom + i, {4 * pair()[0].col_tiles})" in text
+
+
+def test_fences_between_ctas() -> None:
+    """The emulator does not judge the order of global memory: the PTX has what the manual asks for.
+
+    A release after a barrier of the warp, for stores of all its lanes; an acquire, then a fence
+    between it and TMA, which is another proxy (PTX ISA 8.6, 9.7.13.4).
+    """
+    text = emit_phases(joined(*pair()), "gemms")
+    ptx = nvcc.compile_cuda_source(text, ARCH, ptx=True).image.decode()
+    orders = re.findall(
+        r"(bar\.warp\.sync|red\.\w+\.gpu\.global\.add\.u32|ld\.\w+\.gpu\.global\.u32|"
+        r"fence\.proxy\.async\.global)",
+        ptx,
+    )
+    gives = [i for i, name in enumerate(orders) if name.startswith("red")]
+    takes = [i for i, name in enumerate(orders) if name.startswith("ld")]
+    assert {orders[i] for i in gives} == {"red.release.gpu.global.add.u32"}
+    assert {orders[i] for i in takes} == {"ld.acquire.gpu.global.u32"}
+    assert all(orders[i - 1] == "bar.warp.sync" for i in gives)
+    assert all(orders[i + 1] == "fence.proxy.async.global" for i in takes)
+    assert len(gives) == len(takes) == 1
 
 
 def test_the_model_knows_of_it(tmp_path: Path) -> None:
