@@ -6,6 +6,8 @@ full stage waits for `parity`, who waits for an empty one for `parity ^ 1`.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from blockscale.lower.pipe import store
 from blockscale.lower.pipe.kernel import (
     LOAD_WARP,
@@ -42,6 +44,25 @@ def pointers(kernel: Kernel) -> list[str]:
     return store.pointers(kernel)
 
 
+class Body(NamedTuple):
+    """What differs between kernels of one GEMM and of several; lines of text."""
+
+    headers: list[str]
+    """What declares the instructions of threads."""
+    params: str
+    init: list[str]
+    """By one thread."""
+    tables: list[str]
+    """By all threads, before they part."""
+    load: list[str]
+    multiply: list[str]
+    stores: list[str]
+    """Of the roles; no stores: all threads store, `after` them."""
+    after: list[str]
+    columns: int
+    """Of tensor memory."""
+
+
 class Emitter:
     """Prints one kernel; ``more``: its warps go on to another one in the same launch."""
 
@@ -54,47 +75,64 @@ class Emitter:
 
     def text(self, name: str) -> str:
         """The kernel."""
-        k, at = self.kernel, self.at
+        k = self.kernel
+        return self.whole(
+            name,
+            Body(
+                headers=store.headers(k),
+                params=self._params(),
+                init=self.init(),
+                tables=[*self.tile.table(), *self.tile.total()],
+                load=self.load(),
+                multiply=self.multiply(),
+                stores=[] if k.split > 1 else store.store(k, self.tile),
+                after=store_split(k, self.tile) if k.split > 1 else [],
+                columns=k.tmem_columns,
+            ),
+        )
+
+    def whole(self, name: str, of: Body) -> str:
+        """The text of a kernel of these parts, whose cluster and barriers are this one's."""
+        k, tmem = self.kernel, self.at["tmem"]
         cluster = f"__cluster_dims__({k.cluster}, 1, 1) " if k.cluster > 1 else ""
         lines = [
-            *dict.fromkeys((HEADER, *store.headers(k))),
+            *dict.fromkeys((HEADER, *of.headers)),
             "",
             f'extern "C" __global__ void __launch_bounds__({THREADS}, 1) {cluster}{name}(',
-            f"    {self._params()}) {{",
+            f"    {of.params}) {{",
             "  extern __shared__ __align__(1024) char bs_smem[];",
             "  const int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);  // uniform",
             "  const int lane = threadIdx.x % 32;",
             "  const uint32_t smem = bs_shared(bs_smem);",
             *indented(self.place()),
             f"  if (warp == {LOAD_WARP} && bs_elect()) {{",
-            *indented(self.init(), 2),
+            *indented(of.init, 2),
             "  }",
             *(["  __syncwarp();", "  bs_cluster_sync();  // both CTAs have started: tcgen05.alloc"]
               if self.pair else []),
             f"  if (warp == {MMA_WARP}) {{",
-            f"    bs_tcgen05_alloc<{k.group}>(smem + {at['tmem']}, {k.tmem_columns});",
+            f"    bs_tcgen05_alloc<{k.group}>(smem + {tmem}, {of.columns});",
             f"    bs_tcgen05_relinquish<{k.group}>();",
             "    bs_tcgen05_fence_before();",
             "  }",
             "  __syncwarp();",
-            f"  {self.meet()}",
+            f"  {self._meet()}",
             "  bs_tcgen05_fence_after();",
-            f"  const uint32_t tmem = *reinterpret_cast<const uint32_t *>(bs_smem + {at['tmem']});",
+            f"  const uint32_t tmem = *reinterpret_cast<const uint32_t *>(bs_smem + {tmem});",
             "  bs_grid_wait();",
-            *indented(self.tile.table()),
-            *indented(self.tile.total()),
+            *indented(of.tables),
             f"  if (warp == {LOAD_WARP}) {{",
-            *indented(self.load(), 2),
+            *indented(of.load, 2),
             f"  }} else if (warp == {MMA_WARP}) {{",
-            *indented(self.multiply(), 2),
-            "  }" + ("" if k.split > 1 else " else {"),
-            *([] if k.split > 1 else [*indented(store.store(k, self.tile), 2), "  }"]),
+            *indented(of.multiply, 2),
+            "  }" + (" else {" if of.stores else ""),
+            *([*indented(of.stores, 2), "  }"] if of.stores else []),
             "  __syncwarp();",
-            *(indented(store_split(k, self.tile)) if k.split > 1 else []),
+            *indented(of.after),
             "  bs_tcgen05_fence_before();",
-            f"  {self.meet()}  // others' MMAs and loads are done with this CTA",
+            f"  {self._meet()}  // others' MMAs and loads are done with this CTA",
             "  bs_tcgen05_fence_after();",
-            f"  if (warp == {MMA_WARP}) bs_tcgen05_dealloc<{k.group}>(tmem, {k.tmem_columns});",
+            f"  if (warp == {MMA_WARP}) bs_tcgen05_dealloc<{k.group}>(tmem, {of.columns});",
             "}",
             "",
         ]  # fmt: skip
@@ -130,8 +168,7 @@ class Emitter:
             lines.append("const int cta_x = rank;")
         return [*lines, "const int cta = cta_x % 2;"] if self.pair else lines
 
-    def meet(self) -> str:
-        """What all threads of the cluster wait in."""
+    def _meet(self) -> str:
         return "bs_cluster_sync();" if self.kernel.cluster > 1 else "__syncthreads();"
 
     def init(self) -> list[str]:

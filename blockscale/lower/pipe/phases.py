@@ -15,8 +15,8 @@ from blockscale.base.errors import LoweringError
 from blockscale.base.sizes import round_up
 from blockscale.lower.pipe import store
 from blockscale.lower.pipe.check import checked
-from blockscale.lower.pipe.emit import HEADER, Emitter, transfers
-from blockscale.lower.pipe.kernel import LANES, LOAD_WARP, MMA_WARP, STORE_WARPS, THREADS, Kernel
+from blockscale.lower.pipe.emit import Body, Emitter, transfers
+from blockscale.lower.pipe.kernel import LANES, STORE_WARPS, Kernel
 from blockscale.lower.pipe.text import indented
 from blockscale.specs.plans.launches import ROW_GROUP
 
@@ -84,9 +84,6 @@ def emit_phases(of: Phases, name: str) -> str:
     first, second = Emitter(of.first, more=True), Emitter(of.second)
     first.tile.after_stores = _signal(of.first)
     second.tile.before_loads = _await(of.second, of.target)
-    group = of.first.group
-    cluster = f"__cluster_dims__({group}, 1, 1) " if group > 1 else ""
-    at = of.first.places["tmem"]
     names = _aliases(second)
 
     def roles(one: list[str], other: list[str]) -> list[str]:
@@ -95,49 +92,20 @@ def emit_phases(of: Phases, name: str) -> str:
             made += ["{", *indented([*emitter.tile.total(), *lines]), "}"]
         return made
 
-    lines = [
-        *dict.fromkeys((HEADER, *store.headers(of.first), *store.headers(of.second))),
-        "",
-        f'extern "C" __global__ void __launch_bounds__({THREADS}, 1) {cluster}{name}(',
-        f"    {_params(of)}) {{",
-        "  extern __shared__ __align__(1024) char bs_smem[];",
-        "  const int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);  // uniform",
-        "  const int lane = threadIdx.x % 32;",
-        "  const uint32_t smem = bs_shared(bs_smem);",
-        *indented(first.place()),
-        f"  if (warp == {LOAD_WARP} && bs_elect()) {{",
-        *indented(first.init(), 2),
-        *indented(["{", *indented([*names, *second.init()]), "}"], 2),
-        "  }",
-        *(["  __syncwarp();", "  bs_cluster_sync();  // both CTAs have started: tcgen05.alloc"]
-          if group > 1 else []),
-        f"  if (warp == {MMA_WARP}) {{",
-        f"    bs_tcgen05_alloc<{group}>(smem + {at}, {of.tmem_columns});",
-        f"    bs_tcgen05_relinquish<{group}>();",
-        "    bs_tcgen05_fence_before();",
-        "  }",
-        "  __syncwarp();",
-        f"  {first.meet()}",
-        "  bs_tcgen05_fence_after();",
-        f"  const uint32_t tmem = *reinterpret_cast<const uint32_t *>(bs_smem + {at});",
-        "  bs_grid_wait();",
-        *indented([*first.tile.table(), *second.tile.table()]),
-        f"  if (warp == {LOAD_WARP}) {{",
-        *indented(roles(first.load(), second.load()), 2),
-        f"  }} else if (warp == {MMA_WARP}) {{",
-        *indented(roles(first.multiply(), second.multiply()), 2),
-        "  } else {",
-        *indented(roles(store.store(of.first, first.tile), store.store(of.second, second.tile)), 2),
-        "  }",
-        "  __syncwarp();",
-        "  bs_tcgen05_fence_before();",
-        f"  {first.meet()}  // others' MMAs and loads are done with this CTA",
-        "  bs_tcgen05_fence_after();",
-        f"  if (warp == {MMA_WARP}) bs_tcgen05_dealloc<{group}>(tmem, {of.tmem_columns});",
-        "}",
-        "",
-    ]  # fmt: skip
-    return "\n".join(lines)
+    return first.whole(
+        name,
+        Body(
+            headers=[*store.headers(of.first), *store.headers(of.second)],
+            params=_params(of),
+            init=[*first.init(), "{", *indented([*names, *second.init()]), "}"],
+            tables=[*first.tile.table(), *second.tile.table()],
+            load=roles(first.load(), second.load()),
+            multiply=roles(first.multiply(), second.multiply()),
+            stores=roles(store.store(of.first, first.tile), store.store(of.second, second.tile)),
+            after=[],
+            columns=of.tmem_columns,
+        ),
+    )
 
 
 def phase_parts(of: Phases) -> list[tuple[str, Kernel]]:
