@@ -76,6 +76,8 @@ def judged(spec: FusedMoe, path: Path, tokens: int, routing: str, sms: int) -> l
     call = Call(spec, tokens, routing)(path, ARCH, sms)
     assert not [h for report in call.run.reports for h in report.hazards]
     Stages(call).judge()
+    together = [launch.cooperative for launch in call.run.launches]
+    assert together == ["gemms_kernel" in launch.kernel for launch in call.run.launches]
     return [launch.kernel.removeprefix(f"{spec.name}_") for launch in call.run.launches]
 
 

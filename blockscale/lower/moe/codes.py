@@ -79,7 +79,7 @@ def sources(first: Bodies, second: Bodies, spec: FusedMoe, arch: str) -> Source:
         for bucket in buckets
     ]
     codes += [
-        KernelCode(bucket.name, host.phases_params(bucket.kernel), host.LAUNCH)
+        KernelCode(bucket.name, host.phases_params(bucket.kernel), host.TOGETHER)
         for bucket in both
         if bucket.kernel is not None
     ]

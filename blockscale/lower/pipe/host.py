@@ -19,6 +19,9 @@ from blockscale.lower.pipe.phases import Phases, phase_parts
 
 LAUNCH = ("blockIdx.x", "threadIdx.x", "clusterCtaIdx.x", "tirx.use_dyn_shared_memory")
 
+TOGETHER = (*LAUNCH, "tirx.use_cooperative_launch")
+"""Of a kernel whose CTAs wait for each other: all of them are on the GPU at a time, or none."""
+
 MAX_MAPS, MAX_POINTERS, MAX_NUMBERS = 12, 24, 4
 """BS_GEMM_MAPS, BS_GEMM_POINTERS and BS_GEMM_NUMBERS of native/cuda_gemm.h."""
 
