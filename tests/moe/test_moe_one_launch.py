@@ -29,7 +29,7 @@ from blockscale.specs.plans.b200 import B200
 from blockscale.tuning import modelled
 from tests.kit.gpu_library import library
 from tests.kit.pairwise import exhaustive
-from tests.moe.test_moe_codes import ARCH, MXFP8, PLAIN, Stages, spec_of
+from tests.moe.test_moe_codes import ARCH, MXFP8, PLAIN, Stages, drawn, run_drawn, spec_of
 from tests.moe.test_moe_library import Call
 
 Bodies = list[tuple[int | None, Any]]
@@ -52,11 +52,11 @@ def scheduled(spec: FusedMoe, part: int, bucket: int, sketch: int, one_launch: i
     return sch.mod["main"]
 
 
-def second_for(spec: FusedMoe, first: Any, bucket: int) -> Any:
+def second_for(spec: FusedMoe, first: Any, bucket: int, one_launch: int = 1) -> Any:
     """The first schedule of GEMM 2 that goes with one of GEMM 1."""
     count = len([w for w in workloads(spec, ARCH) if w.part == 2][bucket].sketches(ARCH))
     for sketch in range(count):
-        made = scheduled(spec, 2, bucket, sketch)
+        made = scheduled(spec, 2, bucket, sketch, one_launch)
         if apart(derive(first), derive(made)) is None:
             return made
     raise AssertionError("no schedule goes with it")
@@ -101,6 +101,17 @@ def test_rows_are_waited_for(spec: FusedMoe, bucket: int, sketch: int) -> None:
         assert names == ["prepare", "gather", "gemms_kernel0", "combine"]
 
 
+def test_accumulators_that_overlap() -> None:
+    """They are given back before they have been read: GEMM 2 waits longer."""
+    seed = 51
+    _, (first, second) = drawn(seed)
+    kernels = derive(first.mod["main"]), derive(second.mod["main"])
+    assert kernels[0].overlap
+    assert kernels[1].one_launch
+    assert apart(*kernels) is None
+    run_drawn(seed)
+
+
 @exhaustive
 @pytest.mark.parametrize("sms", [1, 3, 5, 8, 16, 32])
 @pytest.mark.parametrize("tokens", [1, 64, 300])
@@ -114,8 +125,8 @@ def test_any_number_of_ctas(sms: int, tokens: int) -> None:
 def test_a_launch_for_some_sizes() -> None:
     """Each bucket is one launch, or two."""
     first = scheduled(PLAIN, 1, 0, -1)
-    second, apart_ = second_for(PLAIN, first, 0), scheduled(PLAIN, 2, 1, 0, 0)
-    later = scheduled(PLAIN, 1, 1, 0)
+    later = scheduled(PLAIN, 1, 1, -1)
+    second, apart_ = second_for(PLAIN, first, 0), second_for(PLAIN, later, 1, one_launch=0)
     path = built(PLAIN, [(16, first), (None, later)], [(16, second), (None, apart_)])
     assert judged(PLAIN, path, 8, "random", 3)[2] == "gemms_kernel0"
     kinds = [name.partition("_kernel")[0] for name in judged(PLAIN, path, 9, "random", 3)]

@@ -70,6 +70,8 @@ class Emitter:
         self.kernel, self.tile, self.more = kernel, Tile(kernel), more
         self.at = kernel.places
         self.pair = kernel.group == 2
+        if more:
+            self.tile.at_end = self._drain()
 
     # ---- The whole --------------------------------------------------------------------------
 
@@ -180,6 +182,7 @@ class Emitter:
             *([("packed", k.stages, 1)] if k.unpacks else []),
             ("done", k.acc_stages, 1),
             ("free", k.frees, STORE_WARPS * k.group),
+            *([("drained", 1, STORE_WARPS * k.group)] if self.more else []),
         ]
         lines = [
             f"for (int i = 0; i < {many}; ++i) bs_mbar_init(smem + {at[name]} + 8 * i, {count});"
@@ -386,18 +389,28 @@ class Emitter:
                 ],
                 count="number",
             ),
-            *(self._empty_accumulators() if self.more else []),
+            *(self._drained() if self.more else []),
         ]  # fmt: skip
         if k.group == 1:
             return lines
         return ["if (cta == 0) {", *indented(lines), "}"]
 
-    def _empty_accumulators(self) -> list[str]:
-        """Wait until all of them have been read."""
-        k = self.kernel
-        free = f"smem + {self.at['free']} + 8 * (number % {k.frees})"
-        wait = f"bs_mbar_wait_from<{str(self.pair).lower()}>({free}, (number / {k.frees} & 1) ^ 1);"
-        return [f"for (int i = 0; i < {k.frees}; ++i, ++number) {wait}"]
+    def _drained(self) -> list[str]:
+        """Wait until all accumulators have been read; they are free before that, if they overlap."""
+        return [
+            f"bs_mbar_wait_from<{str(self.pair).lower()}>(smem + {self.at['drained']}, 0);",
+            "bs_tcgen05_fence_after();",
+        ]
+
+    def _drain(self) -> list[str]:
+        """A storing warp has read its part of all accumulators."""
+        bar = f"smem + {self.at['drained']}"
+        leader = f"bs_map_rank({bar}, rank & ~1u)" if self.pair else bar
+        return [
+            "bs_tcgen05_fence_before();",
+            "__syncwarp();",
+            f"if (lane == 0) bs_mbar_arrive_cluster({leader});",
+        ]
 
     def _own(self) -> str:
         k = self.kernel

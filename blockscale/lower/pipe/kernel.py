@@ -351,7 +351,8 @@ class Kernel:
         at += EXPERT_BYTES
         for name in ("full", "empty", "packed"):
             put(name, 8 * self.stages)
-        for name, size in (("done", 16), ("free", 16), ("tmem", 16), ("scan", 96)):
+        sizes = {"done": 16, "free": 16, "tmem": 16, "scan": 96, "drained": 16}
+        for name, size in sizes.items():
             put(name, size)
         found["end"] = at
         return found

@@ -85,7 +85,8 @@ class _Store(Elements):
             count="number",
         )
         end = ["if (lane == 0) bs_bulk_wait<0>();"] if self.epilogue.stores else []
-        return [f"const uint32_t free = {leader};", "uint32_t number = 0;", *lines, *loop, *end]
+        begin = [f"const uint32_t free = {leader};", "uint32_t number = 0;"]
+        return [*begin, *lines, *loop, *end, *self.tile.at_end]
 
     def _chunk(self) -> list[str]:
         """One part of a tile."""

@@ -22,6 +22,7 @@ class Tile:
 
     Attributes:
         before_loads, after_stores: what the loading and the storing warps do besides, for a tile.
+        at_end: what the storing warps do after all tiles.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -31,6 +32,7 @@ class Tile:
         self.names: dict[Any, str] = names | {kernel.epilogue.chunk: "chunk"}
         self.before_loads: list[str] = []
         self.after_stores: list[str] = []
+        self.at_end: list[str] = []
 
     # ---- The loop ---------------------------------------------------------------------------
 
