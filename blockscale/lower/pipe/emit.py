@@ -396,7 +396,7 @@ class Emitter:
         return ["if (cta == 0) {", *indented(lines), "}"]
 
     def _drained(self) -> list[str]:
-        """Wait until all accumulators have been read; they are free before that, if they overlap."""
+        """Wait until all accumulators have been read: those that overlap are free before that."""
         return [
             f"bs_mbar_wait_from<{str(self.pair).lower()}>(smem + {self.at['drained']}, 0);",
             "bs_tcgen05_fence_after();",
