@@ -7,6 +7,7 @@ is left; then the modules are built from the checkpoint, one at a time, and put 
 
 from __future__ import annotations
 
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +45,14 @@ class BlockscaleQuantizer(HfQuantizer):
 
     def __init__(self, quantization_config: BlockscaleConfig, **options: Any) -> None:
         """Take the configuration of the checkpoint, or what it is to become."""
-        super().__init__(quantization_config, **options)
+        # a copy, since what is saved goes into it, and callers may pass theirs once more
+        super().__init__(copy(quantization_config), **options)
         self.notes: list[str] = []
         self._ckpt: Checkpoint | None = None
         self._jobs: list[Job] = []
         self._dtype, self._device = torch.bfloat16, torch.device("cpu")
         self._conversions: Any = None
+        self._was_quantised = self.pre_quantized
 
     # ---- What transformers asks -----------------------------------------------------------------
 
@@ -115,6 +118,9 @@ class BlockscaleQuantizer(HfQuantizer):
             model.set_submodule(job.module, Pending())
         known = model._keys_to_ignore_on_load_unexpected or ()
         model._keys_to_ignore_on_load_unexpected = {*known, *ignored(model, self._jobs)}
+        # What is left is plain, and wants the model's dtype: of a checkpoint that is quantised,
+        # transformers 5.17 leaves the dtype of weights whose names change.
+        self._was_quantised, self.pre_quantized = self.pre_quantized, False
         return model
 
     def _check_arguments(self, model: Any, use_kernels: bool) -> None:
@@ -131,6 +137,7 @@ class BlockscaleQuantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model: Any, **others: Any) -> Any:
         """Put the modules in, with their weights."""
+        self.pre_quantized = self._was_quantised
         ckpt, self._ckpt = self._ckpt, None
         assert ckpt is not None
         for job in self._jobs:
