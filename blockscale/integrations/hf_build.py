@@ -40,9 +40,7 @@ def build(ckpt: Checkpoint, job: Job, device: torch.device, dtype: torch.dtype) 
     return made.to(device)
 
 
-def _int4(
-    ckpt: Checkpoint, job: Job, device: torch.device, dtype: torch.dtype
-) -> torch.nn.Module:
+def _int4(ckpt: Checkpoint, job: Job, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
     plain = ckpt.weight(job.source)
     weight = to_int4(plain, job.group)
     packed, scale, zero = weight.packed, weight.block_scale, weight.zero

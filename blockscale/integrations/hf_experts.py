@@ -110,9 +110,7 @@ class ModelExperts(torch.nn.Module):
     def __init__(self, weights: MoeWeights, act: Act) -> None:
         """Take prepared weights, and what is between their GEMMs."""
         super().__init__()
-        self.moe = FusedMoE(
-            weights, 1, activation=act.activation, alpha=act.alpha, limit=act.limit
-        )
+        self.moe = FusedMoE(weights, 1, activation=act.activation, alpha=act.alpha, limit=act.limit)
 
     @property
     def num_experts(self) -> int:

@@ -54,9 +54,7 @@ _module("transformers")
 HfQuantizer = _of("transformers.quantizers.base", "HfQuantizer")
 QuantizationConfigMixin = _of("transformers.utils.quantization_config", "QuantizationConfigMixin")
 register_quantizer = _of("transformers.quantizers.auto", "register_quantizer")
-register_quantization_config = _of(
-    "transformers.quantizers.auto", "register_quantization_config"
-)
+register_quantization_config = _of("transformers.quantizers.auto", "register_quantization_config")
 PreTrainedConfig = _of("transformers.configuration_utils", "PreTrainedConfig")
 
 # Not documented: the table that registering fills, which refuses a name it has already.

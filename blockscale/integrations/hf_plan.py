@@ -167,8 +167,8 @@ class _Planner:
             )
         if len(formats) > 1:
             raise CheckpointError(
-                f"{name} has experts of {' and '.join(sorted(formats))}, but all weights of a layer "
-                "must have one format; quantise them again, all of them or none"
+                f"{name} has experts of {' and '.join(sorted(formats))}, but all of a layer must "
+                "have one format; quantise them again, all of them or none"
             )
         self._check_experts(place, module, name, group)
         if formats == {"fp8"}:
@@ -192,9 +192,7 @@ class _Planner:
             alternating=first is not None and alternates(first, self.ckpt.facts),
         )
 
-    def _check_experts(
-        self, place: str, module: torch.nn.Module, name: str, group: Group
-    ) -> None:
+    def _check_experts(self, place: str, module: torch.nn.Module, name: str, group: Group) -> None:
         """Refuse experts of other numbers or sizes than the model's."""
         hidden, inner = _sizes(module)
         count = len(_parameter(module, "down_proj"))

@@ -1,15 +1,17 @@
 """Models that transformers loads from 4-bit checkpoints, against stock models of the same values.
 
 Checkpoints are made by `tests.kit.hf_models`, which shares nothing with the package.  In float32
-both sum the same products in another order: 1e-4 of a row's norm is some 100 times what is seen.  In
-bfloat16 each model rounds its activations in its own places, 5e-3 to 9e-3 of a row of logits when
-layers add little to the embeddings (initializer_range 0.02), and stock models round weights as well.
+both models sum the same products in another order: 1e-4 of a row's norm is some 100 times what is
+seen.  In bfloat16 a model rounds its activations, 4e-3 to 8e-3 of a row of logits beside the stock
+model in float32 if layers add little to the embeddings (FLAT); there each token goes to all
+experts, since of two that are nearly equal either may be chosen.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +33,14 @@ transformers = pytest.importorskip("transformers")
 hf = pytest.importorskip("blockscale.integrations.transformers")
 
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
-FLAT = 0.02
+FLAT = 0.015
+"""initializer_range of models in bfloat16."""
+ALL = {
+    "qwen3_moe": {"num_experts_per_tok": 4},
+    "mixtral": {"num_experts_per_tok": 4},
+    "gpt_oss": {"num_experts_per_tok": 4},
+    "deepseek_v3": {"num_experts_per_tok": 8, "topk_group": 2},
+}
 
 LLAMA = ("modelopt-nvfp4", "modelopt-mxfp4", "modelopt-mixed", "ct-nvfp4", "ct-mxfp4")
 INT4 = ("ct-int4", "awq", "gptq")
@@ -59,8 +68,8 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def near(model: Any, dense: Path, dtype: torch.dtype = torch.float32) -> None:
-    """The logits of ``model`` are those of a stock model of ``dense``."""
-    found, wanted = logits(model), logits(loaded(dense, dtype))
+    """The logits of ``model`` are those of a stock model of ``dense`` in float32."""
+    found, wanted = logits(model), logits(loaded(dense))
     assert found.dtype == dtype
     error = row_error(found.double().numpy(), wanted.double().numpy())
     assert error.max() <= BOUNDS[dtype], error.max()
@@ -90,10 +99,7 @@ def saved_again(model: Any, path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "scheme"),
-    [
-        pytest.param(*case, marks=() if case in QUICK else pytest.mark.exhaustive)
-        for case in CASES
-    ],
+    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.exhaustive) for case in CASES],
 )
 def test_logits_are_those_of_the_dequantised_model(tmp_path, kind, scheme):
     stored = made(tmp_path, kind, scheme, shards=3)
@@ -105,17 +111,15 @@ def test_logits_are_those_of_the_dequantised_model(tmp_path, kind, scheme):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("kind", "scheme"), CASES)
 def test_bfloat16(tmp_path, kind, scheme):
-    stored = made(tmp_path, kind, scheme, initializer_range=FLAT)
+    stored = made(tmp_path, kind, scheme, initializer_range=FLAT, **ALL.get(kind, {}))
     model = loaded(stored.folder, torch.bfloat16)
     near(model, stored.dense, torch.bfloat16)
     saved_again(model, tmp_path / "again")
 
 
 def test_modelopt_nvfp4_with_bias_tied_embeddings_and_layers_left_out(tmp_path, monkeypatch):
-    """All that a Llama of ModelOpt may have, in three files; no 4-bit weight is ever dequantised."""
-    config = hf_models.config(
-        "llama", tie_word_embeddings=True, attention_bias=True, mlp_bias=True
-    )
+    """All that a Llama of ModelOpt may have, in three files; 4-bit weights are not dequantised."""
+    config = hf_models.config("llama", tie_word_embeddings=True, attention_bias=True, mlp_bias=True)
     left = [r"layers\.0\.mlp\.down_proj", r"layers\.1\.self_attn\.[qk]_proj"]
     stored = hf_models.pair(tmp_path, config, "modelopt-nvfp4", keep=left, shards=3)
     rows = Weight.rows
@@ -251,11 +255,11 @@ def test_torch_compile(tmp_path, kind, scheme):
 @pytest.mark.parametrize(
     ("kind", "fmt", "bound"),
     [
-        ("llama", "int4", 0.08),
+        ("llama", "int4", 0.1),
         ("mixtral", "nvfp4", 0.12),
         pytest.param("gpt_oss", "mxfp4", 0.16, marks=pytest.mark.exhaustive),
-        pytest.param("gpt_oss", "int4", 0.08, marks=pytest.mark.exhaustive),
-        pytest.param("qwen3_moe", "int4", 0.08, marks=pytest.mark.exhaustive),
+        pytest.param("gpt_oss", "int4", 0.1, marks=pytest.mark.exhaustive),
+        pytest.param("qwen3_moe", "int4", 0.1, marks=pytest.mark.exhaustive),
         pytest.param("deepseek_v3", "nvfp4", 0.12, marks=pytest.mark.exhaustive),
         pytest.param("llama", "mxfp4", 0.16, marks=pytest.mark.exhaustive),
     ],
@@ -263,7 +267,8 @@ def test_torch_compile(tmp_path, kind, scheme):
 def test_a_plain_model_is_quantised_while_it_loads(tmp_path, kind, fmt, bound):
     """Values that are saved are near the plain ones, and logits are those of these values.
 
-    ``bound`` is for rows of normal numbers: half a step of the format's largest gap in most blocks.
+    ``bound``: of normal numbers in blocks of 32 and 15 steps from -2.05 to 2.05 sigma, the error of
+    a row is 0.08, and more where ends are cut off; E2M1 is coarser at its ends, MXFP4's scales too.
     """
     plain = hf_models.stock(tmp_path / "plain", hf_models.config(kind))
     config = hf.BlockscaleConfig(fmt, skip=["v_proj", "model.layers.1.self_attn"])
@@ -285,8 +290,8 @@ def test_a_plain_model_is_quantised_while_it_loads(tmp_path, kind, fmt, bound):
         if kind == "gpt_oss" and "experts" in name:
             dense = dense.swapaxes(1, 2)
         values[name] = np.ascontiguousarray(dense)
-        error = row_error(values[name].reshape(-1, dense.shape[-1]), value.reshape(dense.shape))
-        assert 0 < error.max() < 3 * bound, name
+        error = row_error(values[name], value)
+        assert 0 < error.max() < 4 * bound, name
         assert error.mean() < bound, name
     assert ckpt.entries["lm_head.weight"].fmt == "f32"
     dense = hf_models.files.folder(
@@ -533,7 +538,4 @@ def test_a_transformers_that_is_not_there_or_too_old_is_named(tmp_path, content,
     run = python(code + "import blockscale.integrations.transformers", tmp_path)
     assert run.returncode == 1
     assert run.stderr.strip().splitlines()[-1].startswith(("ImportError", "ModuleNotFoundError"))
-    assert run.stderr.count("Error:") == 1, run.stderr
-    import re
-
-    assert re.search(words, run.stderr), run.stderr
+    assert re.search(words, run.stderr.strip().splitlines()[-1]), run.stderr

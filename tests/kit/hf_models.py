@@ -235,12 +235,8 @@ SCHEMES = {
     ),
     "ct-nvfp4": Scheme(compressed_nvfp4, _compressed("nvfp4-pack-quantized", type="float")),
     "ct-mxfp4": Scheme(compressed_mxfp4, _compressed("mxfp4-pack-quantized", type="float")),
-    "ct-int4": Scheme(
-        compressed_int4, _compressed("pack-quantized", type="int", group_size=GROUP)
-    ),
-    "awq": Scheme(
-        awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}
-    ),
+    "ct-int4": Scheme(compressed_int4, _compressed("pack-quantized", type="int", group_size=GROUP)),
+    "awq": Scheme(awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}),
     "gptq": Scheme(
         gptq, {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": True}
     ),
@@ -317,7 +313,7 @@ def stock(path: Path, config: Any) -> dict[str, np.ndarray]:
         for name, value in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 value.add_(0.1 * torch.randn(value.shape))
-    model.float().save_pretrained(path)
+    model.bfloat16().float().save_pretrained(path)  # so that a model in bfloat16 rounds no weight
     return {name: value.numpy() for name, value in load_file(path / "model.safetensors").items()}
 
 
