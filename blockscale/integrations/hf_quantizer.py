@@ -42,6 +42,7 @@ class BlockscaleQuantizer(HfQuantizer):
 
     requires_calibration = False
     quantization_config: BlockscaleConfig
+    pre_quantized: bool
 
     def __init__(self, quantization_config: BlockscaleConfig, **options: Any) -> None:
         """Take the configuration of the checkpoint, or what it is to become."""
