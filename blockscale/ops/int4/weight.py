@@ -75,17 +75,18 @@ class Int4Weight(PreparedWeights):
     def to_rows(self) -> Rows:
         """Return a dense weight of layout "rows", or one prepared of it for CUDA, as it was given.
 
-        Zeros that were given as numbers that are added come back as points, from 0 to 16.  For CUDA
-        scales are those that were rounded, and a group may be a part of the one given.
+        For CUDA scales are those that were rounded, and a group may be a part of the one given.
 
         Raises:
-            ValueError: it is of experts, or was given in another layout.
+            ValueError: it is of experts, was given in another layout, or has a factor or zeros that
+                are no points.
         """
-        if self.experts or self.layout not in ("rows", TILES) or self.alpha is not None:
+        plain = not self.experts and self.alpha is None and self.zeros != "term"
+        if self.layout not in ("rows", TILES) or not plain:
             raise ValueError(
                 f"Int4Weight.to_rows: layout={self.layout!r}, experts={self.experts}, "
-                f"alpha={self.alpha}, but only a dense weight [N, K] without a factor has rows; "
-                "prepare one in layout 'rows'"
+                f"zeros={self.zeros!r}, alpha={self.alpha}, but only a dense weight in layout "
+                "'rows' with zero points, or none, and no factor comes back; prepare such a one"
             )
         return _from_tiles(self) if self.layout == TILES else _from_rows(self)
 
