@@ -218,7 +218,10 @@ def parse_other(words):
         options = [word for word in words if re.match("--(device|library)", word)]
         assert all(word.split("=")[0] in page("tests/conftest.py") for word in options), words
     else:
-        return words[0] in (".venv/bin/pre-commit", "git", "pip") or words[:2] == ["python", "-c"]
+        return words[0] in (".venv/bin/pre-commit", "git", "hf", "pip") or words[:2] == [
+            "python",
+            "-c",
+        ]
     return True
 
 

@@ -492,7 +492,7 @@ def test_rows_come_back(rng, target, group, points, order):
 def test_rows_that_do_not_come_back():
     weight = Weight(64, 16, 32, 2)
     packed, scale, zero, options = weight.tensors("plain", dense=False)
-    with pytest.raises(ValueError, match=r"Int4Weight.to_rows: layout='plain', experts=2.* prepare"):
+    with pytest.raises(ValueError, match=r"to_rows: layout='plain', experts=2.* prepare"):
         bs.int4.prepare(packed, scale, zero, **options).to_rows()
 
 

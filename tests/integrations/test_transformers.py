@@ -29,6 +29,7 @@ from tests.kit import hf_models
 from tests.kit.paths import ROOT
 from tests.reference.core import row_error
 
+tokenizers = pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
 hf = pytest.importorskip("blockscale.integrations.transformers")
 
@@ -539,3 +540,33 @@ def test_a_transformers_that_is_not_there_or_too_old_is_named(tmp_path, content,
     assert run.returncode == 1
     assert run.stderr.strip().splitlines()[-1].startswith(("ImportError", "ModuleNotFoundError"))
     assert re.search(words, run.stderr.strip().splitlines()[-1]), run.stderr
+
+
+# ---- The page -----------------------------------------------------------------------------------
+
+
+def test_the_examples_of_the_page_run(tmp_path):
+    """docs/engines.md: from a folder with a tokenizer to tokens; then a plain one is quantised."""
+    page = (ROOT / "docs" / "engines.md").read_text()
+    first, second = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    stored = made(tmp_path, "llama", "modelopt-nvfp4", initializer_range=FLAT)
+    stored.folder.rename(tmp_path / "model")
+    words = ["[UNK]", "The", "answer", "is", *(f"word{i}" for i in range(hf_models.V - 4))]
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]")
+    )
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[UNK]"
+    ).save_pretrained(tmp_path / "model")
+    code = f"{first}\nprint(type(model.model.layers[0].mlp.up_proj).__module__)\n{second}"
+    run = python(f"import os; os.chdir({str(tmp_path)!r})\n{code}")
+    assert run.returncode == 0, run.stderr
+    text, module = run.stdout.splitlines()
+    assert text.startswith("The answer is ")
+    assert len(text.split()) == 3 + 20
+    assert module == "blockscale.nn.linear"
+    again = bs.checkpoints.open(tmp_path / "quantised")
+    assert again.entries["model.layers.1.self_attn.q_proj.weight"].fmt == "nvfp4"
+    assert again.entries["model.layers.0.self_attn.q_proj.weight"].fmt == "f32"
+    assert again.entries["model.layers.1.self_attn.o_proj.weight"].fmt == "f32"
