@@ -191,6 +191,20 @@ def test_fp8_layers_are_dequantised(tmp_path):
     saved_again(model, tmp_path / "again")
 
 
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
+def test_fp8_experts_are_dequantised(tmp_path, kind):
+    """One by one, and all in one tensor, whose rows of gate and up alternate, [E, in, out]."""
+    if kind == "gpt_oss":
+        stored = hf_models.gpt_oss(tmp_path, hf_models.config(kind), eight=True)
+    else:
+        stored = made(tmp_path, kind, "modelopt-mixed-experts")
+    model = loaded(stored.folder)
+    assert isinstance(model.model.layers[0].self_attn.q_proj, bs.nn.Linear)
+    assert isinstance(model.model.layers[0].mlp.experts.down_proj, torch.nn.Parameter)
+    near(model, stored.dense)
+    saved_again(model, tmp_path / "again")
+
+
 def test_bfloat16_quick(tmp_path):
     stored = made(tmp_path, "llama", "modelopt-nvfp4", initializer_range=FLAT)
     near(loaded(stored.folder, torch.bfloat16), stored.dense, torch.bfloat16)

@@ -141,15 +141,28 @@ def modelopt_mxfp4(p: str, values: np.ndarray, rng: Any) -> Made:
     return {f"{p}.weight": files.nibbles(codes), f"{p}.weight_scale": scale}, dense
 
 
-def modelopt_mixed(p: str, values: np.ndarray, rng: Any) -> Made:
-    """FP8 attention beside NVFP4."""
-    if "self_attn" not in p:
-        return modelopt_nvfp4(p, values, rng)
+def fp8(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """E4M3 numbers, the tensor's scale, values."""
     scale = np.float32(np.abs(values).max() / 448)
     eight = (values / scale).astype(files.E4M3)
-    return {f"{p}.weight": eight, f"{p}.weight_scale": np.asarray(scale)}, eight.astype(
-        float
-    ) * float(scale)
+    return eight, np.asarray(scale), eight.astype(float) * float(scale)
+
+
+def modelopt_fp8(p: str, values: np.ndarray, rng: Any) -> Made:
+    eight, scale, dense = fp8(values)
+    return {f"{p}.weight": eight, f"{p}.weight_scale": scale}, dense
+
+
+def modelopt_mixed(p: str, values: np.ndarray, rng: Any) -> Made:
+    """FP8 attention beside NVFP4."""
+    store = modelopt_fp8 if "self_attn" in p else modelopt_nvfp4
+    return store(p, values, rng)
+
+
+def modelopt_mixed_experts(p: str, values: np.ndarray, rng: Any) -> Made:
+    """FP8 experts beside NVFP4."""
+    store = modelopt_fp8 if ".experts." in p else modelopt_nvfp4
+    return store(p, values, rng)
 
 
 def compressed_nvfp4(p: str, values: np.ndarray, rng: Any) -> Made:
@@ -233,6 +246,9 @@ SCHEMES = {
     "modelopt-mixed": Scheme(
         modelopt_mixed, {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
     ),
+    "modelopt-mixed-experts": Scheme(
+        modelopt_mixed_experts, {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
+    ),
     "ct-nvfp4": Scheme(compressed_nvfp4, _compressed("nvfp4-pack-quantized", type="float")),
     "ct-mxfp4": Scheme(compressed_mxfp4, _compressed("mxfp4-pack-quantized", type="float")),
     "ct-int4": Scheme(compressed_int4, _compressed("pack-quantized", type="int", group_size=GROUP)),
@@ -285,20 +301,37 @@ def pair(
     return _written(path, tensors, values, done, said or SCHEMES[scheme].said, shards)
 
 
-def gpt_oss(path: Path, config: Any, shards: int = 1) -> Pair:
-    """Write gpt-oss as OpenAI quantised it: experts in MXFP4, everything else as it is."""
+def gpt_oss(path: Path, config: Any, shards: int = 1, *, eight: bool = False) -> Pair:
+    """Write gpt-oss as OpenAI quantised it: experts in MXFP4, everything else as it is.
+
+    ``eight``: experts in FP8, [E, in, out], and the projections of attention in NVFP4.
+    """
+    rng = np.random.default_rng(5)
     tensors, values, done = {}, {}, []
     for name, value in stock(path / "plain", config).items():
         if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
             tensors[name] = values[name] = value
+            if eight and name.endswith("proj.weight"):
+                p = name.removesuffix(".weight")
+                parts, dense = modelopt_nvfp4(p, value.astype(np.float64), rng)
+                del tensors[name]
+                tensors |= parts
+                values[name] = dense.astype(np.float32)
+            continue
+        done.append(name)
+        if eight:
+            tensors[name], scale, dense = fp8(value.astype(np.float64))
+            tensors[f"{name}_weight_scale"] = scale
+            values[name] = dense.astype(np.float32)
             continue
         rows = value.astype(np.float64).swapaxes(1, 2)  # [E, out, in]
         codes, scale, dense = mxfp4(rows)
         tensors[f"{name}_blocks"] = files.nibbles(codes).reshape(*scale.shape, 16)
         tensors[f"{name}_scales"] = scale
         values[name] = np.ascontiguousarray(dense.swapaxes(1, 2)).astype(np.float32)
-        done.append(name)
     said = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    if eight:
+        said = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
     return _written(path, tensors, values, done, said, shards)
 
 
