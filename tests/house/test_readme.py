@@ -239,7 +239,7 @@ def parse(command, arguments, name, parent=None):
 def test_commands_parse(line, tmp_path, monkeypatch):
     """Every line of the bash blocks names something that exists, with options that it has."""
     monkeypatch.chdir(tmp_path)
-    for folder in ("logs", "tuning_logs", "tirx"):
+    for folder in ("logs", "tuning_logs", "tirx", "model"):
         (tmp_path / folder).mkdir()
     (tmp_path / "bench" / "results").mkdir(parents=True)
     results = [f"bench/results/{name}" for name in GPU_RESULTS]
