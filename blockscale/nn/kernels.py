@@ -58,7 +58,7 @@ def _dtype(ckpt: Checkpoint, cuda: bool) -> str:
     config = ckpt.configs.get("config.json", {})
     said = [c.get(key) for c in (text_config(config), config) for key in ("dtype", "torch_dtype")]
     known = DTYPES[:2] if cuda else DTYPES
-    return next((dtype for dtype in said if dtype in known), DTYPES[0])
+    return next((str(dtype) for dtype in said if dtype in known), DTYPES[0])
 
 
 def _layout(cuda: bool) -> str:

@@ -20,11 +20,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
 import blockscale as bs
 from blockscale.base.errors import CheckpointError
 from blockscale.checkpoints.entry import CODES
 from blockscale.checkpoints.weight import Weight
+from blockscale.cli.command import cli
 from tests.kit import hf_models
 from tests.kit.paths import ROOT
 from tests.reference.core import row_error
@@ -191,6 +193,18 @@ def test_fp8_layers_are_dequantised(tmp_path):
     saved_again(model, tmp_path / "again")
 
 
+def test_a_model_of_fp8_alone_becomes_a_plain_one(tmp_path):
+    config = hf_models.config("llama", num_hidden_layers=1)
+    stored = hf_models.pair(tmp_path, config, "modelopt-fp8", keep=["o_proj"])
+    model = loaded(stored.folder)
+    assert not modules(model, bs.nn.Linear)
+    assert not getattr(model, "is_quantized", False)
+    near(model, stored.dense)
+    model.save_pretrained(tmp_path / "again")
+    assert "quantization_config" not in json.loads((tmp_path / "again/config.json").read_text())
+    assert torch.equal(logits(loaded(tmp_path / "again")), logits(model))
+
+
 @pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
 def test_fp8_experts_are_dequantised(tmp_path, kind):
     """One by one, and all in one tensor, whose rows of gate and up alternate, [E, in, out]."""
@@ -262,6 +276,39 @@ def test_torch_compile(tmp_path, kind, scheme):
     with torch.no_grad():
         found = compiled(tokens()).logits.flatten(0, 1)
     assert row_error(found.numpy(), before.numpy()).max() <= BOUNDS[torch.float32]
+
+
+@pytest.mark.parametrize(
+    ("kind", "scheme"),
+    [
+        ("gpt_oss", "openai"),
+        pytest.param("qwen3_moe", "modelopt-nvfp4", marks=pytest.mark.exhaustive),
+        pytest.param("llama", "gptq", marks=pytest.mark.exhaustive),
+        pytest.param("deepseek_v3", "ct-int4", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_kernels_that_were_built_ahead_are_all_that_are_called(tmp_path, kind, scheme):
+    """A process with an empty cache and without the compiler; 10 s: kernels are compiled."""
+    stored = made(tmp_path, kind, scheme)
+    words = ["build", "--checkpoint", str(stored.folder), "--dtype", "f32"]
+    run = CliRunner().invoke(cli, [*words, "-o", str(tmp_path / "model.so")])
+    assert run.exit_code == 0, run.output
+    code = f"""
+import os, sys
+os.environ["BLOCKSCALE_CACHE"] = {str(tmp_path / "empty")!r}
+sys.modules["tvm"] = None
+import torch, blockscale, blockscale.integrations.transformers
+from transformers import AutoModelForCausalLM
+blockscale.load({str(tmp_path / "model.so")!r})
+model = AutoModelForCausalLM.from_pretrained({str(stored.folder)!r}, dtype=torch.float32)
+print(model.generate(torch.arange(2, 12)[None], max_new_tokens=3, do_sample=False).tolist())
+"""
+    run = python(code)
+    assert run.returncode == 0, run.stderr
+    wanted = loaded(stored.dense).generate(
+        torch.arange(2, 12)[None], max_new_tokens=3, do_sample=False
+    )
+    assert run.stdout.strip() == str(wanted.tolist())
 
 
 # ---- Quantising while loading -------------------------------------------------------------------

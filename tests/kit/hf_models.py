@@ -246,6 +246,7 @@ SCHEMES = {
     "modelopt-mixed": Scheme(
         modelopt_mixed, {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
     ),
+    "modelopt-fp8": Scheme(modelopt_fp8, {"quant_method": "modelopt", "quant_algo": "FP8"}),
     "modelopt-mixed-experts": Scheme(
         modelopt_mixed_experts, {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
     ),
