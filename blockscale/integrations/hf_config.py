@@ -30,7 +30,7 @@ class BlockscaleConfig(QuantizationConfigMixin):
     """What a model becomes while `from_pretrained` loads it: pass it as ``quantization_config``.
 
     Every `torch.nn.Linear` and every module of experts of a plain checkpoint is quantised, one at a
-    time.  Left as they are: the output embeddings, weights that are tied, norms, routers, what
+    time.  Left as they are: embeddings, lm_head, weights that are tied, norms, routers, what
     ``skip`` names, and sizes that the format does not hold.  A checkpoint that is quantised needs
     none; weights of 4 bits stay as they are stored.
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from blockscale.base.words import install
 
-OLDEST = "5.17"
-"""The oldest release that is tested; docs/engines.md has the newest."""
+OLDEST, NEWEST = "5.17", "5.23"
+"""The releases that are tested; see docs/engines.md."""
 
 _EXTRA = "transformers"
 
@@ -43,9 +43,8 @@ def _of(module: str, name: str) -> Any:
 def _too_old(missing: str) -> ImportError:
     version = _module("transformers").__version__
     return ImportError(
-        f"blockscale.integrations.transformers: transformers {version} has no {missing}, which "
-        f"releases from {OLDEST} on have; install a release that docs/engines.md names, "
-        f"{install(_EXTRA)}"
+        f"blockscale.integrations.transformers: transformers {version} has no {missing}, but must "
+        f"have what {OLDEST} and {NEWEST} have; install one of these, e.g. {install(_EXTRA)}"
     )
 
 

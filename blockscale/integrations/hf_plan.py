@@ -260,10 +260,7 @@ class _Planner:
     def _left(self, place: str, name: str) -> bool:
         """Return whether a plain weight stays as it is."""
         tied = self.model.all_tied_weights_keys
-        output = self.model.get_output_embeddings()
         if f"{place}.weight" in {*tied.keys(), *tied.values()}:
-            return True
-        if output is not None and self.model.get_submodule(place) is output:
             return True
         if any(fnmatchcase(name, pattern) for pattern in KEPT):
             return True

@@ -148,6 +148,7 @@ class BlockscaleQuantizer(HfQuantizer):
         if not self._jobs:
             self.remove_quantization_config(model)
             return model
+        model.requires_grad_(False)  # or a call outside of torch.no_grad() would be refused
         # names in the checkpoint are given back below; what is saved is not to be renamed again
         self._conversions, model._weight_conversions = model._weight_conversions, []
         self.quantization_config.stored = quantization(model, self._jobs, ())

@@ -24,6 +24,7 @@ from click.testing import CliRunner
 
 import blockscale as bs
 from blockscale.base.errors import CheckpointError
+from blockscale.checkpoints.convert.convert import convert
 from blockscale.checkpoints.entry import CODES
 from blockscale.checkpoints.weight import Weight
 from blockscale.cli.command import cli
@@ -152,6 +153,7 @@ def test_modelopt_nvfp4_with_bias_tied_embeddings_and_layers_left_out(tmp_path, 
         assert torch.equal(ckpt[name].packed, before[name].packed), name
         assert torch.equal(ckpt[name].dequantize(), before[name].dequantize()), name
     assert "lm_head.weight" not in ckpt.names
+    assert torch.equal(model(tokens()).logits.flatten(0, 1), logits(model)), "without no_grad()"
 
 
 def test_experts_of_modelopt_keep_their_names(tmp_path):
@@ -222,6 +224,21 @@ def test_fp8_experts_are_dequantised(tmp_path, kind):
 def test_bfloat16_quick(tmp_path):
     stored = made(tmp_path, "llama", "modelopt-nvfp4", initializer_range=FLAT)
     near(loaded(stored.folder, torch.bfloat16), stored.dense, torch.bfloat16)
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_90a"])
+def test_what_convert_writes_is_loaded(tmp_path, target):
+    """Also experts in the layout of Hopper's kernels, and under their names of before."""
+    hf_models.stock(tmp_path / "plain", hf_models.config("qwen3_moe"))
+    convert(bs.checkpoints.open(tmp_path / "plain"), tmp_path / "out", "nvfp4", target=target)
+    ckpt = bs.checkpoints.open(tmp_path / "out")
+    values = {name: ckpt.weight(name).dequantize().numpy() for name in ckpt.names}
+    about = json.loads((tmp_path / "plain" / "config.json").read_text())
+    dense = hf_models.files.folder(tmp_path / "dense", values, about)
+    model = loaded(tmp_path / "out")
+    assert isinstance(model.model.layers[0].self_attn.q_proj, bs.nn.Linear)
+    assert type(model.model.layers[0].mlp.experts).__name__ == "ModelExperts"
+    near(model, dense)
 
 
 @pytest.mark.parametrize("name", ["hf_quant_config.json", "quantize_config.json"])
@@ -586,7 +603,7 @@ def test_formats_that_are_not_ours_go_where_they_went(said):
         (None, r"needs transformers, which is not installed; pip install '.\[transformers\]'"),
         (
             "__version__ = '4.57.1'",
-            "transformers 4.57.1 has no transformers.quantizers.base, which releases from 5.17 on",
+            "transformers 4.57.1 has no transformers.quantizers.base, but must have what 5.17",
         ),
     ],
 )
