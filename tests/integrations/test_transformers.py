@@ -35,6 +35,7 @@ from tests.reference.core import row_error
 tokenizers = pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
 hf = pytest.importorskip("blockscale.integrations.transformers")
+hf_build = pytest.importorskip("blockscale.integrations.hf_build")
 
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
 FLAT = 0.015
@@ -334,8 +335,9 @@ print(model.generate(torch.arange(2, 12)[None], max_new_tokens=3, do_sample=Fals
 @pytest.mark.parametrize(
     ("kind", "fmt", "bound"),
     [
-        ("llama", "int4", 0.1),
+        ("mixtral", "int4", 0.1),
         ("mixtral", "nvfp4", 0.12),
+        pytest.param("llama", "int4", 0.1, marks=pytest.mark.exhaustive),
         pytest.param("gpt_oss", "mxfp4", 0.16, marks=pytest.mark.exhaustive),
         pytest.param("gpt_oss", "int4", 0.1, marks=pytest.mark.exhaustive),
         pytest.param("qwen3_moe", "int4", 0.1, marks=pytest.mark.exhaustive),
@@ -378,6 +380,33 @@ def test_a_plain_model_is_quantised_while_it_loads(tmp_path, kind, fmt, bound):
     )
     near(model, dense)
     assert config.stored is None, "the caller's configuration is as it was"
+
+
+@pytest.mark.parametrize("group", [32, 64])
+def test_int4_is_within_a_step_and_keeps_zeros(rng, monkeypatch, group):
+    """A step is a 15th of the block's range; zero points move ends by up to half of one.
+
+    Rows are quantised some at a time.
+    """
+    values = rng.standard_normal((5, 24, 128)).astype(np.float32)
+    values[1] += 5  # blocks on one side of zero, which zero still belongs to
+    values[2] -= 5
+    values[..., 3] = 0
+    values[3, 4] = 0
+    weight = Weight("w", "f32", values.shape, data=torch.from_numpy(values))
+    whole = hf_build.to_int4(weight, group)
+    monkeypatch.setattr(hf_build, "_CHUNK", 7 * 128)
+    found = hf_build.to_int4(weight, group)
+    for name in ("packed", "block_scale", "zero"):
+        assert torch.equal(getattr(found, name), getattr(whole, name)), name
+    blocks = values.reshape(-1, group)
+    step = (np.maximum(blocks.max(-1), 0) - np.minimum(blocks.min(-1), 0)) / 15
+    np.testing.assert_allclose(found.block_scale.flatten()[step > 0], step[step > 0], rtol=2**-8)
+    gap = np.abs(found.dequantize().numpy().reshape(blocks.shape) - blocks)
+    assert (gap <= 1.1 * step[:, None]).all()
+    inner = np.sort(gap, -1)[:, : group // 2]
+    assert (inner <= 0.51 * step[:, None]).all()
+    assert (gap[blocks == 0] == 0).all()
 
 
 def test_sizes_that_a_format_does_not_hold_stay_plain(tmp_path):
