@@ -142,7 +142,8 @@ class BlockscaleQuantizer(HfQuantizer):
         ckpt, self._ckpt = self._ckpt, None
         assert ckpt is not None
         for job in self._jobs:
-            module = build(ckpt, job, self._device, self._dtype)
+            with torch.device("cpu"):  # whatever the caller's default is
+                module = build(ckpt, job, self._device, self._dtype)
             model.set_submodule(job.module, module.eval())
         self._jobs = [job for job in self._jobs if not isinstance(job, DenseJob)]
         if not self._jobs:
@@ -187,7 +188,9 @@ def _opened(files: list[str] | None) -> Checkpoint:
             f"{_WHERE}: weights come from {len(folders)} folders, but must be the files of one "
             "checkpoint; save them into one folder, and leave state_dict= out"
         )
-    return open_checkpoint(folders.pop())
+    assert files is not None
+    # transformers takes model.safetensors even if there is an index, e.g. of what was saved before
+    return open_checkpoint(folders.pop() if len(files) > 1 else files[0])
 
 
 def _one_device(device_map: Any) -> torch.device:

@@ -9,6 +9,7 @@ experts, since of two that are nearly equal either may be chosen.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -225,6 +226,23 @@ def test_fp8_experts_are_dequantised(tmp_path, kind):
 def test_bfloat16_quick(tmp_path):
     stored = made(tmp_path, "llama", "modelopt-nvfp4", initializer_range=FLAT)
     near(loaded(stored.folder, torch.bfloat16), stored.dense, torch.bfloat16)
+
+
+def test_saving_over_the_source_and_models_without_a_head(tmp_path):
+    """The index of three files stays behind; what is there with or without a prefix is found."""
+    stored = made(tmp_path, "gpt_oss", "openai", shards=3)
+    model = loaded(stored.folder)
+    before = logits(model)
+    assert torch.equal(logits(copy.deepcopy(model)), before)
+    model.save_pretrained(stored.folder)
+    assert torch.equal(logits(model), before)
+    assert torch.equal(logits(loaded(stored.folder)), before)
+    base = transformers.AutoModel.from_pretrained(stored.folder, dtype=torch.float32)
+    states = base(tokens()).last_hidden_state
+    assert torch.equal(model.lm_head(states).flatten(0, 1), before)
+    base.save_pretrained(tmp_path / "base")
+    again = loaded(tmp_path / "base")  # its head is new
+    assert torch.equal(again.model(tokens()).last_hidden_state, states)
 
 
 @pytest.mark.parametrize("target", ["cpu", "sm_90a"])
