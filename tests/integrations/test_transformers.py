@@ -155,13 +155,15 @@ def test_modelopt_nvfp4_with_bias_tied_embeddings_and_layers_left_out(tmp_path, 
         assert torch.equal(ckpt[name].packed, before[name].packed), name
         assert torch.equal(ckpt[name].dequantize(), before[name].dequantize()), name
     assert "lm_head.weight" not in ckpt.names
+    assert "lm_head.weight" not in model.hf_quantizer.get_state_dict_and_metadata(model)[0]
     assert torch.equal(model(tokens()).logits.flatten(0, 1), logits(model)), "without no_grad()"
 
 
 def test_experts_of_modelopt_keep_their_names(tmp_path):
     """Experts one by one, beside a dense layer; bytes and names are those that were read."""
     stored = made(tmp_path, "qwen3_moe", "modelopt-nvfp4", shards=2)
-    model = loaded(stored.folder)
+    model, info = loaded(stored.folder, output_loading_info=True)
+    assert not any(info.values()), "something is missing, or nobody expected it"
     near(model, stored.dense)
     assert [type(layer.mlp.experts).__name__ for layer in model.model.layers[:1]] == [
         "ModelExperts"
