@@ -97,6 +97,13 @@ def plan(model: Any, ckpt: Checkpoint, config: BlockscaleConfig) -> list[Job]:
     quantise = config.stored is None and not any(e.fmt in CODES for e in ckpt.entries.values())
     planner = _Planner(model, ckpt, config, quantise)
     jobs = [*planner.experts(), *planner.layers()]
+    lost = next((e.name for e in ckpt.entries.values() if e.fmt in CODES), None)
+    if lost is not None and not jobs:
+        raise CheckpointError(
+            f"{ckpt.path}: {type(model).__name__} has none of the 4-bit weights, e.g. {lost}; "
+            "config.json is of another model, or key_mapping= is needed, which blockscale does not "
+            "see: rename the tensors in the files"
+        )
     _check_tied(model, jobs)
     return jobs
 

@@ -150,8 +150,7 @@ class BlockscaleQuantizer(HfQuantizer):
             self.remove_quantization_config(model)
             return model
         model.requires_grad_(False)  # or a call outside of torch.no_grad() would be refused
-        # names in the checkpoint are given back below; what is saved is not to be renamed again
-        self._conversions, model._weight_conversions = model._weight_conversions, []
+        self._conversions = model._weight_conversions
         self.quantization_config.stored = quantization(model, self._jobs, ())
         return model
 
@@ -170,7 +169,7 @@ class BlockscaleQuantizer(HfQuantizer):
         try:
             state = revert_weight_conversion(model, state)
         finally:
-            model._weight_conversions = []
+            model._weight_conversions = []  # transformers does not rename these once more
         plain = [
             name.removesuffix(".weight")
             for name, value in state.items()

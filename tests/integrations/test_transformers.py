@@ -542,6 +542,37 @@ def test_a_truncated_file_is_refused_before_weights_are_made(tmp_path, monkeypat
     refused(stored.folder, monkeypatch, rf"{path.name}.*truncated, so copy it again")
 
 
+def renamed(stored: hf_models.Pair, new: str) -> None:
+    def change(tensors: dict[str, np.ndarray]) -> None:
+        for name in [*tensors]:
+            tensors[name.replace("model.layers", new)] = tensors.pop(name)
+
+    rewritten(stored, change)
+
+
+def test_weights_of_another_model_are_refused(tmp_path, monkeypatch):
+    stored = made(tmp_path, "llama", "modelopt-nvfp4", num_hidden_layers=1)
+    renamed(stored, "model.body.layers")
+    refused(stored.folder, monkeypatch, "LlamaForCausalLM has none of the 4-bit weights, e.g. mod")
+
+
+def test_names_that_transformers_maps_are_mapped_once(tmp_path, monkeypatch):
+    """Of a mapping that is registered: its reverse, done twice, would give body.body.layers."""
+    from transformers import conversion_mapping
+    from transformers.core_model_loading import WeightRenaming
+
+    stored = made(tmp_path, "llama", "modelopt-nvfp4", num_hidden_layers=1)
+    renamed(stored, "model.body.layers")
+    conversion_mapping.get_checkpoint_conversion_mapping("llama")  # so that there is a table
+    table = dict(conversion_mapping._checkpoint_conversion_mapping_cache)
+    table["llama"] = [WeightRenaming("body.layers", "layers")]
+    monkeypatch.setattr(conversion_mapping, "_checkpoint_conversion_mapping_cache", table)
+    model = loaded(stored.folder)
+    saved_again(model, tmp_path / "again")
+    names = [bs.checkpoints.open(p).names for p in (stored.folder, tmp_path / "again")]
+    assert sorted(names[0]) == sorted(names[1])
+
+
 def test_sizes_of_experts_are_compared_with_the_model(tmp_path, monkeypatch):
     stored = made(tmp_path, "gpt_oss", "openai")
     path = stored.folder / "config.json"

@@ -104,7 +104,7 @@ def test_names_for_a_gpu(opened, rng, store, wanted):
 
 
 def test_gpt_oss_and_deepseek(opened, rng):
-    """Biases and all experts in one tensor; a correction and groups."""
+    """Biases and all experts in one tensor, with gates or without; a correction and groups."""
     oss = {}
     for leaf, rows, cols in (("gate_up_proj", 64, 64), ("down_proj", 64, 32)):
         codes, scale, _ = files.mxfp4(rng, 4, rows, cols)
@@ -117,6 +117,14 @@ def test_gpt_oss_and_deepseek(opened, rng):
         "fused_moe_mxfp4_e4_k2_h64_i32_swiglu_oai_bias_bf16",
         "moe_route_e4_k2_softmax_norm_f32",
     }
+    whole = {}
+    for leaf, rows, cols in (("gate_up_proj", 64, 64), ("down_proj", 64, 32)):
+        codes, scale, _, _ = files.nvfp4(rng, 4, rows, cols)
+        name = f"{MLP}.experts.{leaf}"
+        whole |= {name: files.nibbles(codes), f"{name}_weight_scale": scale}
+        whole[f"{name}_weight_scale_2"] = np.ones(4, np.float32)
+    found = {spec.name for spec in kernels_of(opened(whole, {}, **QWEN), cuda=False)}
+    assert "fused_moe_nvfp4_e4_k2_h64_i32_swiglu_bf16" in found
     config = {
         **QWEN,
         "model_type": "deepseek_v3",
