@@ -16,11 +16,13 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 import torch
-import transformers
-from safetensors.torch import load_file
 
 from tests.kit import checkpoint_files as files
+
+transformers = pytest.importorskip("transformers")  # of whoever imports this
+load_file = pytest.importorskip("safetensors.torch").load_file
 
 H, I, V = 64, 96, 80  # noqa: E741 - sizes that are no multiples of each other
 GROUP = 32
