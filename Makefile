@@ -54,7 +54,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "make: .venv was not made by make; move it away, or remove it: make distclean" >&2; \
 	  exit 1; fi
 	@if [ "$$(cat $@ 2>/dev/null)" != "$(CURDIR)" ]; then \
-	  echo "make: a new .venv (2.8 GB on disk, one to three minutes) ..."; \
+	  echo "make: a new .venv (3 GB on disk, one to three minutes) ..."; \
 	  mkdir -p .venv && touch $@ && rm -rf .venv/* && $(PYTHON) -m venv .venv; fi
 	@echo unfinished > $@
 	@echo "make: the packages of constraints.txt ..."

@@ -15,7 +15,7 @@ from rich.text import Text
 from blockscale.cli.common import (
     JSON,
     LEVEL,
-    NAMES,
+    completed,
     console,
     counted,
     echo,
@@ -24,10 +24,24 @@ from blockscale.cli.common import (
     signature,
     specs_of,
 )
+from blockscale.specs import Spec
+
+_DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 
 
 @click.command()
-@NAMES
+@click.argument("names", nargs=-1, metavar="[NAMES...]", shell_complete=completed)
+@click.option(
+    "--checkpoint",
+    type=click.Path(exists=True, path_type=Path),
+    metavar="DIR",
+    help="Build what the modules of a 4-bit checkpoint call; NAMES come on top.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice([*_DTYPES]),
+    help="Of the activations, with --checkpoint; what config.json says by default.",
+)
 @click.option(
     "-o",
     "--output",
@@ -57,6 +71,8 @@ from blockscale.cli.common import (
 @JSON
 def build(
     names: tuple[str, ...],
+    checkpoint: Path | None,
+    dtype: str | None,
     output: Path,
     level: str | None,
     archs: tuple[str, ...],
@@ -73,7 +89,15 @@ def build(
     chosen = [arch.strip() for listed in archs for arch in listed.split(",")]
     if chosen and level:
         raise click.UsageError("--level is for CPUs and --target for GPUs; give one of them")
+    if not names and checkpoint is None:
+        raise click.UsageError("Missing argument 'NAMES...', or --checkpoint.")
+    if dtype and checkpoint is None:
+        raise click.UsageError("--dtype is for --checkpoint; NAMES say theirs")
     wanted = specs_of(names)
+    if checkpoint is not None:
+        known = {spec.name for spec in wanted}
+        more = _of_checkpoint(checkpoint, cuda=bool(chosen), dtype=dtype)
+        wanted += [spec for spec in more if spec.name not in known]
     from blockscale.building.builder import build as run
 
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
@@ -83,6 +107,16 @@ def build(
         print_json({"library": str(output), **manifest})
     else:
         print_library(output, manifest)
+
+
+def _of_checkpoint(path: Path, *, cuda: bool, dtype: str | None) -> list[Spec]:
+    """Return what the modules of a checkpoint call."""
+    from blockscale import checkpoints
+    from blockscale.nn.kernels import kernels_of
+
+    return kernels_of(
+        checkpoints.open(path), cuda=cuda, dtype=None if dtype is None else _DTYPES[dtype]
+    )
 
 
 def print_library(path: Path, manifest: dict[str, Any]) -> None:

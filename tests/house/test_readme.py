@@ -219,7 +219,10 @@ def parse_other(words):
         options = [word for word in words if re.match("--(device|library)", word)]
         assert all(word.split("=")[0] in page("tests/conftest.py") for word in options), words
     else:
-        return words[0] in (".venv/bin/pre-commit", "git", "pip") or words[:2] == ["python", "-c"]
+        return words[0] in (".venv/bin/pre-commit", "git", "hf", "pip") or words[:2] == [
+            "python",
+            "-c",
+        ]
     return True
 
 
@@ -237,7 +240,7 @@ def parse(command, arguments, name, parent=None):
 def test_commands_parse(line, tmp_path, monkeypatch):
     """Every line of the bash blocks names something that exists, with options that it has."""
     monkeypatch.chdir(tmp_path)
-    for folder in ("logs", "tuning_logs", "tirx"):
+    for folder in ("logs", "tuning_logs", "tirx", "model"):
         (tmp_path / folder).mkdir()
     (tmp_path / "bench" / "results").mkdir(parents=True)
     results = [f"bench/results/{name}" for name in GPU_RESULTS]

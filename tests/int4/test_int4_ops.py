@@ -458,6 +458,44 @@ def test_refused_specs(values, words):
         Int4Mm(**({"n": 16, "k": 64, "group": 32} | values))
 
 
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("points", [False, True])
+@pytest.mark.parametrize("order", [False, True])
+def test_rows_come_back(rng, target, group, points, order):
+    """Codes, scales, zeros and the order of groups are those given, also out of tiles of CUDA."""
+    n, k = 72, 256
+    codes = torch.from_numpy(rng.integers(0, 256, (n, k // 2)).astype(np.uint8))
+    scale = torch.from_numpy(rng.uniform(0.01, 0.1, (n, k // group))).bfloat16()
+    zero = torch.from_numpy(rng.integers(0, 17, scale.shape).astype(np.uint8)) if points else None
+    index = torch.from_numpy(rng.permutation(np.arange(k) // group)).int() if order else None
+    smooth, bias = torch.from_numpy(rng.uniform(0.5, 2, k)).bfloat16(), torch.ones(n)
+    made = bs.int4.prepare(
+        *(codes, scale, zero),
+        layout="rows",
+        group_size=group,
+        group_index=index,
+        pre_quant_scale=smooth,
+        bias=bias,
+        target=target,
+    )
+    rows = made.to_rows()
+    assert torch.equal(rows.packed, codes)
+    assert torch.equal(rows.scale, scale.float())
+    assert torch.equal(rows.pre_quant_scale.float(), smooth.float())
+    assert torch.equal(rows.bias, bias)
+    for found, given in ((rows.zero, zero), (rows.group_index, index)):
+        assert (found is None) == (given is None)
+        assert given is None or torch.equal(found, given)
+
+
+def test_rows_that_do_not_come_back():
+    weight = Weight(64, 16, 32, 2)
+    packed, scale, zero, options = weight.tensors("plain", dense=False)
+    with pytest.raises(ValueError, match=r"to_rows: layout='plain', experts=2.* prepare"):
+        bs.int4.prepare(packed, scale, zero, **options).to_rows()
+
+
 def test_names():
     """Every spec is what its name says."""
     for spec in (

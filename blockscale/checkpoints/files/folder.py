@@ -40,24 +40,37 @@ class Folder:
     @property
     def quantization(self) -> dict[str, Any]:
         """Return what the configuration says on quantisation, from whichever file has it."""
-        config = self.configs.get("config.json", {})
-        text = config.get("text_config")
-        places = [config, text if isinstance(text, dict) else {}]
-        inner = [p.get(k) for k in ("quantization_config", "compression_config") for p in places]
-        found = next((value for value in inner if isinstance(value, dict) and value), None)
-        old = self.configs.get("quant_config.json", {})
-        gptq = self.configs.get("quantize_config.json", {})
-        if found is not None:
-            return {**gptq, **found} if found.get("quant_method") == "gptq" else found
-        modelopt = self.configs.get("hf_quant_config.json", {}).get("quantization")
-        if isinstance(modelopt, dict):
-            return {"quant_method": "modelopt", **modelopt}
-        if gptq:
-            return {"quant_method": "gptq", **gptq}
-        if "w_bit" in old:
-            renamed = {"bits": old["w_bit"], "group_size": old.get("q_group_size")}
-            return {"quant_method": "awq", **old, **renamed}
-        return {}
+        return _quantization(self.configs)
+
+
+def _quantization(configs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    config = configs.get("config.json", {})
+    text = config.get("text_config")
+    places = [config, text if isinstance(text, dict) else {}]
+    inner = [p.get(k) for k in ("quantization_config", "compression_config") for p in places]
+    found = next((value for value in inner if isinstance(value, dict) and value), None)
+    old = configs.get("quant_config.json", {})
+    gptq = configs.get("quantize_config.json", {})
+    if found is not None:
+        return {**gptq, **found} if found.get("quant_method") == "gptq" else found
+    modelopt = configs.get("hf_quant_config.json", {}).get("quantization")
+    if isinstance(modelopt, dict):
+        return {"quant_method": "modelopt", **modelopt}
+    if gptq:
+        return {"quant_method": "gptq", **gptq}
+    if "w_bit" in old:
+        renamed = {"bits": old["w_bit"], "group_size": old.get("q_group_size")}
+        return {"quant_method": "awq", **old, **renamed}
+    return {}
+
+
+def quantization_in(path: Path) -> dict[str, Any]:
+    """Return what the JSON files of a folder say on quantisation; {}: nothing.
+
+    Raises:
+        CheckpointError: one of them is damaged.
+    """
+    return _quantization(_configs(path))
 
 
 def read_folder(path: Path) -> Folder:

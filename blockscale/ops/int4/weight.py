@@ -7,7 +7,7 @@ that are added.  For CUDA everything goes to the layout "tiles64" (`blockscale.o
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -16,7 +16,7 @@ from blockscale.ops import checks
 from blockscale.ops.checks import dtype_name
 from blockscale.ops.int4.layout import INTEGERS, layout_of, unprocess_weights, weight_bytes
 from blockscale.ops.moe import tiles as moe_tiles
-from blockscale.ops.weights import INT4_LARGEST, PreparedWeights
+from blockscale.ops.weights import INT4_LARGEST, PreparedWeights, untiled
 from blockscale.specs.int4 import ACTIVATIONS, TILE_GROUPS, TILES
 
 Tensor = torch.Tensor
@@ -71,6 +71,39 @@ class Int4Weight(PreparedWeights):
     dtype: torch.dtype | None = None
     names: ClassVar[tuple[str, ...]] = TENSORS
     described_by: ClassVar[tuple[str, ...]] = _META
+
+    def to_rows(self) -> Rows:
+        """Return a dense weight of layout "rows", or one prepared of it for CUDA, as it was given.
+
+        For CUDA scales are those that were rounded, and a group may be a part of the one given.
+
+        Raises:
+            ValueError: it is of experts, was given in another layout, or has a factor or zeros that
+                are no points.
+        """
+        plain = not self.experts and self.alpha is None and self.zeros != "term"
+        if self.layout not in ("rows", TILES) or not plain:
+            raise ValueError(
+                f"Int4Weight.to_rows: layout={self.layout!r}, experts={self.experts}, "
+                f"zeros={self.zeros!r}, alpha={self.alpha}, but only a dense weight in layout "
+                "'rows' with zero points, or none, and no factor comes back; prepare such a one"
+            )
+        return _from_tiles(self) if self.layout == TILES else _from_rows(self)
+
+
+class Rows(NamedTuple):
+    """A dense weight as `prepare` takes it in layout "rows"; None: it has none.
+
+    ``packed`` [N, K / 2] codes from 0 to 15, ``scale`` float32 [N, G], ``zero`` uint8 [N, G],
+    ``group_index`` int32 [K], ``pre_quant_scale`` [K], ``bias`` float32 [N].
+    """
+
+    packed: Tensor
+    scale: Tensor
+    zero: Tensor | None
+    group_index: Tensor | None
+    pre_quant_scale: Tensor | None
+    bias: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -434,3 +467,41 @@ def _in_mma_order(codes: Tensor, group: int) -> Tensor:
     out = torch.empty_like(codes).view(codes.shape[0], -1, moe_tiles.TILE // 2)
     out[:, :, places] = codes.view(out.shape)
     return out.view(codes.shape)
+
+
+# ---- And back -----------------------------------------------------------------------------------
+
+
+def _from_rows(weight: Int4Weight) -> Rows:
+    scale = weight.scale[0].T.contiguous()
+    zero = None
+    if weight.zero is not None:
+        steps = torch.where(scale == 0, 0.0, weight.zero[0].T / scale)
+        zero = (8 - steps).round().clamp(0, MOST_POINT).to(torch.uint8)
+    return _in_own_order(weight, weight.packed[0], scale, zero)
+
+
+def _from_tiles(weight: Int4Weight) -> Rows:
+    order = moe_tiles.natural_order(weight.n).to(weight.device)
+    sizes = weight.n, weight.k, weight.group
+    zeros = weight.zeros != "none"
+    codes, scale, zero, _ = untiled(
+        "int4", weight.packed[0], weight.scale[0], order, sizes, zeros, weight.dtype
+    )
+    if weight.group != 32:
+        places = torch.tensor(moe_tiles.K_ORDER[0::2], device=codes.device) // 2
+        codes = codes.reshape(weight.n, -1, moe_tiles.TILE // 2)[:, :, places].flatten(1)
+    return _in_own_order(weight, codes, scale, zero)
+
+
+def _in_own_order(weight: Int4Weight, codes: Tensor, scale: Tensor, zero: Tensor | None) -> Rows:
+    """Return the weight with its columns where they were before act-order parted them."""
+    pre = None if weight.pre_quant_scale is None else weight.pre_quant_scale[0]
+    bias = None if weight.bias is None else weight.bias[0]
+    if weight.order is None:
+        return Rows(codes, scale, zero, None, pre, bias)
+    back = torch.argsort(weight.order)
+    single = torch.stack((codes & 15, codes >> 4), -1).flatten(1)[:, back]
+    index = (back // weight.group).to(torch.int32)
+    packed = single[:, 0::2] | single[:, 1::2] << 4
+    return Rows(packed, scale, zero, index, None if pre is None else pre[back], bias)

@@ -1,0 +1,1 @@
+"""Engines that load models themselves: ``import blockscale.integrations.transformers``."""
