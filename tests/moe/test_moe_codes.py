@@ -194,15 +194,22 @@ def test_tokens(tokens: int, routing: str) -> None:
 MXFP8: dict[str, Any] = {"fmt": "mxfp4", "act_fmt": "mxfp8"}
 SPECS = (
     spec_of(3, 192, 128, 3, activation="swiglu_oai", bias=True),
-    spec_of(8, 272, 176, 2, activation="gelu_tanh", dtype="float16"),
+    spec_of(4, 144, 80, 2, activation="gelu_tanh", dtype="float16"),
     spec_of(3, 160, 96, 2, activation="swiglu_oai", bias=True, **MXFP8),
-    spec_of(3, 288, 160, 2, fmt="mxfp4", act_fmt="mxfp4"),
-    spec_of(3, 64, 320, 1, bias=True, dtype="float16"),
-    spec_of(4, 256, 128, 2, activation="gelu_tanh", **MXFP8),
+    spec_of(3, 160, 96, 2, fmt="mxfp4", act_fmt="mxfp4"),
+    *(
+        pytest.param(spec, marks=exhaustive, id=spec.name)
+        for spec in (
+            spec_of(8, 272, 176, 2, activation="gelu_tanh", dtype="float16"),
+            spec_of(3, 288, 160, 2, fmt="mxfp4", act_fmt="mxfp4"),
+            spec_of(3, 64, 320, 1, bias=True, dtype="float16"),
+            spec_of(4, 256, 128, 2, activation="gelu_tanh", **MXFP8),
+        )
+    ),
 )
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: getattr(spec, "name", None))
 def test_activations(spec: FusedMoe) -> None:
     """Biases, other dtypes, sizes that fill no tile."""
     run(spec, 40, "half_dropped")
@@ -254,7 +261,7 @@ def test_numbers() -> None:
 def test_what_the_workspace_held() -> None:
     """Whatever it was, results are the same."""
     outs = []
-    for fill in (0x00, 0x7F, 0xFF):
+    for fill in (0x00, 0x7F):  # and 0xFF everywhere else
         call = Call(PLAIN, 9, "half_dropped")
         call.workspace.fill_(fill)
         outs.append(call(library([PLAIN], ARCH), ARCH).out)
@@ -375,13 +382,8 @@ def run_drawn(seed: int) -> None:
     Stages(call).judge()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_point_of_the_space(seed: int) -> None:
-    run_drawn(seed)
-
-
 @exhaustive
-@pytest.mark.parametrize("seed", range(3, 60))
+@pytest.mark.parametrize("seed", range(60))
 def test_points_of_the_space(seed: int) -> None:
     """Two plans each."""
     run_drawn(seed)

@@ -285,19 +285,30 @@ def test_requantized_rows(act_fmt, sizes, dtype):
     sizes=[(1, 1, 64), (17, 8, 96), (5, 11, 2880)],
     kind=["random", "half_dropped", "dropped"],
     dtype=["bfloat16", "float16"],
+    placed=[False, True],
 )
-def test_combine(sizes, kind, dtype):
-    """Weighted rows in float32, in order; rows of dropped slots are NaN and do not count."""
+def test_combine(sizes, kind, dtype, placed):
+    """Weighted rows in float32, in order; rows of dropped slots are NaN and do not count.
+
+    Placed, rows are found by a table, which is not read for dropped slots.
+    """
     tokens, top_k, cols = sizes
     ids, weights = moe.random_routing(tokens, 16, top_k, kind)
     valid = (ids >= 0) & (ids < 16)
     z = hidden_of(tokens * top_k, cols, dtype)
     codes = bits(z, dtype)
     codes[~valid.reshape(-1)] = 0x7FFF
+    place = None
+    if placed:
+        place = np.random.default_rng(0).permutation(len(codes)).astype(np.int32)
+        moved = np.empty_like(codes)
+        moved[place] = codes
+        codes = moved
+        place[~valid.reshape(-1)] = 2**30
     out = np.full((tokens + 1, cols), 0x5A5A, np.uint16)
-    source = moe_small.HEADER + moe_small.combine_source("combine", dtype)
+    source = moe_small.HEADER + moe_small.combine_source("combine", dtype, placed=placed)
     grid = -(-tokens * cols // 8 // 256)
-    args = [codes, ids, weights, out, 1, 16, top_k, tokens, cols]
+    args = [codes, ids, weights, place, out, 1, 16, top_k, tokens, cols]
     launch(source, "combine", grid, 256, args)
     want = np.zeros((tokens, cols), np.float32)
     for j in range(top_k):
