@@ -36,7 +36,11 @@ class Products(Frame):
         rows = f"{k.rows.slot.at} + {self.expr(k.tokens.first)}"
         if k.unit == "mma":  # a thread's 16 channels are two pieces of 16 bytes
             rows += f" + lane / 4 * {k.rows.row_stride} + lane % 4 * 32"
+        if k.copies == "async":  # which change places in odd rows
+            rows += " + g % 2 * 16"
         lines.append(f"const uint32_t rows_at = {rows};")
+        if k.copies == "async":
+            lines.append("const uint32_t others_at = rows_at ^ 16;")
         if k.unit == "wgmma":
             turns = ", ".join(f"(g / 2 + {j}) % 4 * 16u" for j in range(4))
             lines.append(f"const uint32_t turn[4] = {{{turns}}};")
@@ -84,9 +88,10 @@ class Products(Frame):
             lines.append(f"uint4 x[{n8}][2];")
             for n in range(n8):
                 at = self._place(k.tokens, inner, n)
+                other = f"others_at + {at}" if k.copies == "async" else f"rows_at + {at + 16}"
                 lines += [
                     f"x[{n}][0] = bs_load16_shared(at + rows_at + {at});",
-                    f"x[{n}][1] = bs_load16_shared(at + rows_at + {at + 16});",
+                    f"x[{n}][1] = bs_load16_shared(at + {other});",
                 ]
             lines += [
                 "#pragma unroll",
