@@ -112,9 +112,13 @@ class _Emitter(Frame):
         k = self.kernel
         if k.unit == "wgmma":
             return 1
-        registers = round_up(k.tiles_m * k.rows_tile // 2 + k.rows_tile + ADDRESSES, 8)
+        fragments = 16 * k.tiles_m + 16 if k.in_pairs else k.rows_tile
+        registers = round_up(k.tiles_m * k.rows_tile // 2 + fragments + ADDRESSES, 8)
         room = GPU_TARGETS[LARGEST[k.copies]].sm_shared // (k.shared + CTA_RESERVED)
-        return max(1, min(room, 65536 // (k.threads * registers)))
+        threads = 65536 // registers
+        if k.copies == "async":  # of whole warps of a quarter of an SM; bulk copies: as measured
+            threads = 16384 // (32 * registers) * 128
+        return max(1, min(room, threads // k.threads))
 
     def _headers(self) -> list[str]:
         k = self.kernel

@@ -170,6 +170,11 @@ class Kernel:
         return self.warps * self.slices
 
     @property
+    def in_pairs(self) -> bool:
+        """Whether mma.sync takes rows of x 16 at a time, as weights take fewer registers than all."""
+        return self.copies == "async" and self.rows_tile > 16 * self.tiles_m
+
+    @property
     def moves_registers(self) -> bool:
         """Whether the warps that load give registers to those that multiply."""
         return self.unit == "wgmma" and self.consumers > 4
