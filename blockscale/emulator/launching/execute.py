@@ -74,6 +74,8 @@ class Execution(Machine):
                 if self.waiting and any(c is None for c in self.clusters):
                     residents.launch_wave(self)
                     continue
+                if let_poll(self):
+                    continue
                 if self.gangs:
                     diagnose.dead(self, "no warp can go on and nothing asynchronous is pending")
                 break
@@ -136,6 +138,14 @@ def run_gang(m: Execution, gang: Gang, quantum: int) -> None:
 def may_go(m: Execution, fragment: Fragment) -> bool:
     """Return whether something has happened since a fragment was held up that may let it go."""
     return fragment.tried != m.progress and (fragment.until is None or fragment.until())
+
+
+def let_poll(m: Execution) -> bool:
+    """Let fragments that poll go on, as nothing else can; return whether there are any."""
+    found = [(gang, f) for gang in m.gangs for f in gang.fragments if f.polls]
+    for gang, fragment in found:
+        fragment.tried, fragment.until, gang.ready = -1, None, -1
+    return bool(found)
 
 
 def make_way(m: Execution, gang: Gang, fragment: Fragment, turn: int, before: int) -> None:

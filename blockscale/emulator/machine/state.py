@@ -200,3 +200,4 @@ class Fragment:
     seen: int = -1  # that progress
     until: Callable[[], bool] | None = None  # cheap to ask: is trying again worth it?
     asked: tuple[int, int] = (-1, -1)  # a test of an mbarrier that failed: line, that progress
+    polls: bool = False  # held up until something happens, though it need not be
