@@ -25,6 +25,7 @@ from blockscale.emulator.report import Report
 
 PATIENCE = 128  # units that a part of a warp may run without progress before the others go on
 QUANTUM = 256  # units that a gang runs in its turn with seed 0
+VAIN = 2000  # tests of mbarriers by all that is left, after which nothing will change
 
 
 class Execution(Machine):
@@ -41,6 +42,7 @@ class Execution(Machine):
         super().__init__(program, launch, memory, params)
         self.compiler = Compiler(program, self)
         self.ticker = ticker
+        self.polled = (-1, 0)  # progress when only polls could go on, and how often they did
 
     def run(self) -> Report:
         """Run the launch to its end."""
@@ -141,7 +143,14 @@ def may_go(m: Execution, fragment: Fragment) -> bool:
 
 
 def let_poll(m: Execution) -> bool:
-    """Let fragments that poll go on, as nothing else can; return whether there are any."""
+    """Let fragments that poll go on, as nothing else can; return whether there are any.
+
+    False also where they have done nothing else for long: they will for ever.
+    """
+    progress, times = m.polled
+    m.polled = m.progress, times + 1 if progress == m.progress else 1
+    if m.polled[1] > VAIN:
+        return False
     found = [(gang, f) for gang in m.gangs for f in gang.fragments if f.polls]
     for gang, fragment in found:
         fragment.tried, fragment.until, gang.ready = -1, None, -1
