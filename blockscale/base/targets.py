@@ -26,7 +26,7 @@ class Gpu(NamedTuple):
     tensor_columns: int = 0
     """Columns of an SM's tensor memory: 128 lanes of 32 bits each."""
     least_shared: int = 0
-    """Bytes of shared memory of the SMs with the least that run the same code; 0: none have less."""
+    """The least `sm_shared` of the architectures that run its code too; 0: none has less."""
 
     @property
     def cta_shared(self) -> int:

@@ -1,11 +1,12 @@
 """Schedules of linear layers for mma.sync and wgmma: tiles, memories, threads, tensor intrinsics.
 
 `blockscale.tir.gemm.linear_tiles` becomes loops over tiles (of rows of x, of rows of w), within
-them one over stages of K: copies of codes, scales and rows of x to shared memory, bulk ones (of
-rows of x for wgmma TMA) or, where the architecture has none, by cp.async; then each warp decodes its tiles of 16 rows into registers and multiplies.  What divides a tile is
-bound: warps with rows of their own to "threadIdx.y", warps with slices of K to "threadIdx.z", CTAs
-of a cluster with parts of K to "clusterCtaIdx.x".  The ring's depth is annotated,
-"blockscale.stages" on the loop over K.  `blockscale.lower.warp` makes the kernel of it.
+them one over stages of K: copies of codes, scales and rows of x to shared memory, in bulk (for
+wgmma TMA loads rows of x) or, where the architecture cannot, by cp.async; then each warp decodes
+its tiles of 16 rows into registers and multiplies.  What divides a tile is bound: warps with rows
+of their own to "threadIdx.y", warps with slices of K to "threadIdx.z", CTAs of a cluster with parts
+of K to "clusterCtaIdx.x".  The ring's depth is annotated, "blockscale.stages" on the loop over K.
+`blockscale.lower.warp` makes the kernel of it.
 """
 
 from __future__ import annotations

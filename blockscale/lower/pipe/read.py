@@ -216,8 +216,10 @@ class Reader:
         tile_loop, k_loop: the innermost loop over tiles, and that over stages of K.
     """
 
-    MMA, LOADS = "_mma_", ("tma_load_2d",)
-    """What is in the names of instructions that multiply; those that load an operand."""
+    MMA = "_mma_"
+    """What is in the names of instructions that multiply."""
+    LOADS: tuple[str, ...] = ("tma_load_2d",)
+    """Names of those that load an operand."""
     INTRINSICS = "blockscale.tir.intrin.tcgen05"
 
     def __init__(self, func: PrimFunc) -> None:
@@ -275,7 +277,8 @@ class Reader:
                 f"tensorized; map its loops onto an intrinsic of {self.INTRINSICS}"
             )
         if not load:
-            raise LoweringError(f"no block calls {' or '.join(self.LOADS)}, as loads of operands do")
+            names = " or ".join(self.LOADS)
+            raise LoweringError(f"no block calls {names}, as loads of operands do")
         common = [a for a, b in zip(mma[0], load[0], strict=False) if a.same_as(b)]
         if len(common) < 2:
             raise LoweringError(

@@ -171,7 +171,7 @@ class Kernel:
 
     @property
     def in_pairs(self) -> bool:
-        """Whether mma.sync takes rows of x 16 at a time, as weights take fewer registers than all."""
+        """Whether rows of x come 16 at a time: decoded weights take fewer registers than all."""
         return self.copies == "async" and self.rows_tile > 16 * self.tiles_m
 
     @property

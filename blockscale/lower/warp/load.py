@@ -1,4 +1,4 @@
-"""The warp that loads: codes and scales by bulk copies or cp.async, rows of x by these or by TMA."""
+"""The warp that loads: codes, scales and rows of x, by bulk copies (TMA) or by cp.async."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@
 #include "tma.cuh"
 
 // fma, mul and add of two 16-bit numbers, rounded once each; BF16 or float16.  Before sm_90 bfloat16
-// has no mul and add (9.7.4.2, 9.7.4.3): a b + -0 and a 1 + b are the same numbers, zeros included.
+// has no add and mul (9.7.4.1, 9.7.4.3): a b + -0 and a 1 + b are the same numbers, zeros included.
 template <bool BF16>
 BS_INLINE uint32_t bs_fma2(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t d;
