@@ -182,7 +182,9 @@ def test_one_kind_of_copies_loads_all():
             derive(tvm.script.from_source(mixed))
 
 
-@pytest.mark.parametrize("n", [64, 512, 4096])
+@pytest.mark.parametrize(
+    "n", [512, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (64, 4096))]
+)
 def test_every_tile_makes_the_kernel_that_it_says(n):
     """They need no more shared memory than a GPU of 8.6 has, which runs code for sm_80 too."""
     of, least = spec(n, 1024), min(GPU_TARGETS[arch].sm_shared for arch in ARCHS) - 1024
