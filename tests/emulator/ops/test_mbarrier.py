@@ -259,6 +259,20 @@ def test_a_loop_of_tests_waits_for_what_it_tests(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_a_loop_of_tests_may_end_for_another_reason(seed):
+    """It gives up after some tests in vain, and makes the arrivals itself."""
+    body = f"""
+        {INIT.format(count=32)} mov.u32 %r10, 0;
+        AGAIN: add.u32 %r10, %r10, 1;
+        mbarrier.test_wait.parity.shared.b64 %p28, [%r60], 0;
+        setp.lt.u32 %p27, %r10, 100; @%p28 bra DONE; @%p27 bra AGAIN;
+        mbarrier.arrive.shared.b64 _, [%r60]; bra AGAIN;
+        DONE: st.global.b32 [%o], %r10;
+    """
+    assert (kit.values(body, seed=seed, module=MODULE) == 101).all()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_tests_of_two_barriers_in_turn_end_with_either(seed):
     body = f"""
         {INIT.format(count=32)} @%p31 mbarrier.init.shared::cta.b64 [%r60 + 8], 32; bar.sync 0;
