@@ -13,6 +13,7 @@ import tvm
 from tvm.s_tir import Schedule
 
 from blockscale import emulator
+from blockscale.base import host
 from blockscale.base.errors import LoweringError
 from blockscale.base.targets import GPU_TARGETS, Gpu
 from blockscale.building.builder import build
@@ -298,6 +299,20 @@ def test_no_rows_are_no_launch(library):
     )
     made.check()
     assert not made.launches
+
+
+@pytest.mark.parametrize(
+    ("capability", "arch"),
+    [((8, 0), "sm_80"), ((8, 6), "sm_86"), ((8, 7), "sm_80"), ((8, 9), "sm_89")],
+)
+def test_kernels_are_built_for_the_gpu_at_hand(monkeypatch, capability, arch):
+    """On first use: what `runtime.jit` asks for, and which kernels that has."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert host.local("cuda") == arch
+    assert [work.rows for work in registry.workloads(PLAIN, arch)] == [
+        bucket.rows for bucket in LINEAR_GPU_BUCKETS
+    ]
 
 
 @pytest.mark.parametrize("arch", GPU_TARGETS)

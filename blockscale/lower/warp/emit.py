@@ -153,7 +153,7 @@ class _Emitter(Frame):
             f"  bs_mbar_init(smem + {8 * k.stages} + 8 * i, {k.consumers});",
             "}",
         ]
-        # Copies by threads see what the CTA's barrier orders; those of TMA are of another proxy.
+        # cp.async sees what the CTA's barrier orders; bulk copies belong to another proxy.
         return [*lines, *([] if k.copies == "async" else ["bs_mbar_init_fence();"])]
 
     def _fewer(self) -> list[str]:
