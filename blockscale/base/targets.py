@@ -20,23 +20,25 @@ class Gpu(NamedTuple):
     sm_shared: int
     """Bytes of shared memory of an SM, of which the system keeps `CTA_RESERVED` for each CTA."""
     features: tuple[str, ...] = ()
-    """`BULK_COPIES` (with mbarriers and programmatic dependent launches), `WGMMA`, `TCGEN05`."""
+    """`BULK_COPIES` (with clusters and programmatic dependent launches), `WGMMA`, `TCGEN05`."""
     sms: int = 0
     """SMs of the GPU for which schedules choose tiles; 0: schedules do not ask."""
     tensor_columns: int = 0
     """Columns of an SM's tensor memory: 128 lanes of 32 bits each."""
+    least_shared: int = 0
+    """The least `sm_shared` of the architectures that run its code too; 0: none has less."""
 
     @property
     def cta_shared(self) -> int:
         """Bytes of shared memory that one CTA may ask for."""
-        return self.sm_shared - CTA_RESERVED
+        return (self.least_shared or self.sm_shared) - CTA_RESERVED
 
 
 CTA_RESERVED = 1024
 """Bytes of shared memory that the system keeps for each CTA."""
 
 GPU_TARGETS = {
-    "sm_80": Gpu(164 << 10),
+    "sm_80": Gpu(164 << 10, least_shared=100 << 10),  # A100; its code also runs on 8.6 and 8.9
     "sm_86": Gpu(100 << 10),
     "sm_89": Gpu(100 << 10),
     "sm_90a": Gpu(228 << 10, (BULK_COPIES, WGMMA), 132),  # H100 SXM, H200

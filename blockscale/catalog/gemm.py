@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from tvm.s_tir.schedule import Trace
 from tvm.tirx import PrimFunc
 
-from blockscale.base.targets import BULK_COPIES, TCGEN05
+from blockscale.base.targets import TCGEN05
 from blockscale.catalog.registry import Bucket, Road, register, scheduled
 from blockscale.lower.cuda import Source
 from blockscale.lower.pipe import host
@@ -164,7 +164,6 @@ register(
         body=_linear_on_gpu,
         sketches=lambda spec, bucket, level: gpu_linear.linear_sketches(spec, bucket.rows, level),
         lower=_linear_sources,
-        needs=frozenset({BULK_COPIES}),
         alignments=lambda spec: dict.fromkeys((*"xy", "packed", "block_scale", "residual"), 16),
     ),
 )

@@ -1,11 +1,12 @@
 """Schedules of linear layers for mma.sync and wgmma: tiles, memories, threads, tensor intrinsics.
 
 `blockscale.tir.gemm.linear_tiles` becomes loops over tiles (of rows of x, of rows of w), within
-them one over stages of K: bulk copies of codes, scales and rows of x (TMA: wgmma) to shared memory;
-then each warp decodes its tiles of 16 rows into registers and multiplies.  What divides a tile is
-bound: warps with rows of their own to "threadIdx.y", warps with slices of K to "threadIdx.z", CTAs
-of a cluster with parts of K to "clusterCtaIdx.x".  The ring's depth is annotated,
-"blockscale.stages" on the loop over K.  `blockscale.lower.warp` makes the kernel of it.
+them one over stages of K: copies of codes, scales and rows of x to shared memory, in bulk (for
+wgmma TMA loads rows of x) or, where the architecture cannot, by cp.async; then each warp decodes
+its tiles of 16 rows into registers and multiplies.  What divides a tile is bound: warps with rows
+of their own to "threadIdx.y", warps with slices of K to "threadIdx.z", CTAs of a cluster with parts
+of K to "clusterCtaIdx.x".  The ring's depth is annotated, "blockscale.stages" on the loop over K.
+`blockscale.lower.warp` makes the kernel of it.
 """
 
 from __future__ import annotations
@@ -151,7 +152,8 @@ def _stages(
 
 
 def _tensorize_loads(sch: Schedule, spec: Linear, tile: LinearTile, rows: SBlockRV) -> None:
-    """Map the copies onto bulk copies and TMA."""
+    """Map the copies onto bulk copies and TMA, or onto those of a warp."""
+    run = warp.bulk if tile.copies == "bulk" else warp.run
     sixteens = min(4, tile.rows // 16)
     scales = scale_count(spec.fmt, spec.group, spec.zero)
     for name, count, dtype in (
@@ -162,13 +164,13 @@ def _tensorize_loads(sch: Schedule, spec: Linear, tile: LinearTile, rows: SBlock
         blocks = int(sch.get(deep).extent) if sixteens == 4 else 1  # what is contiguous
         _, deep = sch.split(deep, [None, blocks])
         first = deep if blocks > 1 else last
-        sch.tensorize(sch.blockize(first), warp.bulk(blocks, sixteens * count, dtype))
+        sch.tensorize(sch.blockize(first), run(blocks, sixteens * count, dtype))
     if tile.unit == "wgmma":
         copied = sch.blockize(last_loops(sch, rows, 2)[0])
         sch.tensorize(copied, warp.tma(tile.tokens, spec.dtype))
         return
     first = last_loops(sch, rows, 2)[tile.blocks_k == 1]
-    sch.tensorize(sch.blockize(first), warp.bulk(tile.blocks_k, ROW, spec.dtype))
+    sch.tensorize(sch.blockize(first), run(tile.blocks_k, ROW, spec.dtype))
 
 
 def _tensorize_product(

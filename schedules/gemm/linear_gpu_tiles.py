@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from blockscale.base.sizes import ceil_div, round_up
-from blockscale.base.targets import CTA_RESERVED, GPU_TARGETS, WGMMA, Gpu
+from blockscale.base.targets import BULK_COPIES, CTA_RESERVED, GPU_TARGETS, WGMMA, Gpu
 from blockscale.specs import Linear
 from blockscale.specs.plans.linear import LinearTile
 
@@ -44,6 +44,14 @@ MMA = {
 }
 """Rows of w, warps, slices, CTAs and blocks of 64 k with mma.sync, by rows of x; highest first."""
 
+MMA_ALONE = {
+    8: ((128, 2, 2, 1, 4), (128, 4, 2, 1, 4), (64, 1, 8, 1, 8), (32, 1, 8, 1, 8), (16, 1, 8, 1, 8)),
+    16: ((128, 2, 2, 1, 4), (64, 2, 4, 1, 4), (32, 1, 8, 1, 8), (16, 1, 8, 1, 8)),
+    32: ((128, 4, 2, 1, 2), (64, 2, 4, 1, 4), (32, 2, 4, 1, 4), (16, 1, 8, 1, 8)),
+    64: ((128, 4, 2, 1, 2), (64, 4, 2, 1, 2), (32, 2, 2, 1, 2), (16, 1, 4, 1, 4)),
+}
+"""The same where no cluster can divide K: lower tiles, and more slices; not measured."""
+
 WGMMA_SHAPES = {
     8: ((128, 4, 1), (64, 4, 2), (64, 4, 8)),
     16: ((128, 4, 1), (64, 4, 2), (64, 4, 4), (64, 4, 8)),
@@ -55,7 +63,7 @@ WGMMA_SHAPES = {
 }
 """Rows of w, warps and CTAs with wgmma, by rows of x of a tile; highest first.
 
-Of both tables, the best of some 1,000 tiles on an H200 for 1 to 4096 rows of four shapes.
+Of this table and `MMA`, the best of some 1,000 tiles on an H200 for 1 to 4096 rows of four shapes.
 """
 
 WIDTHS = (
@@ -70,11 +78,12 @@ WIDEST = (256, 128, 152)
 def legal_tiles(spec: Linear, rows: int, arch: Gpu) -> list[LinearTile]:
     """Return the tiles that are tried, the default's first."""
     widths = next((tokens for most, tokens in WIDTHS if rows <= most), WIDEST)
-    wide = WGMMA in arch.features
+    wide, bulk = WGMMA in arch.features, BULK_COPIES in arch.features
     found: list[LinearTile] = []
     for tokens in widths:
         few = LinearTile("mma", 0, min(tokens, 64), 0, 0, 0, 0)
-        mma = [_shaped(few, *shape) for shape in MMA[few.tokens]]
+        few = few if bulk else replace(few, copies="async")
+        mma = [_shaped(few, *shape) for shape in (MMA if bulk else MMA_ALONE)[few.tokens]]
         many = [
             LinearTile("wgmma", height, tokens, warps, 1, ctas, 2, raster)
             for height, warps, ctas in WGMMA_SHAPES.get(tokens, ())

@@ -28,7 +28,7 @@ def library(tmp_path_factory):
     return path
 
 
-def call(library, spec, rows):
+def call(library, spec, rows, target="sm_90a"):
     """Return the launches, y and what it should be."""
     made, gains = weight(spec, rows), np.array([0.5, 1.5][: 1 + spec.gated])
     w = prepared(spec, made, gains)
@@ -39,7 +39,7 @@ def call(library, spec, rows):
     y = torch.full((rows, spec.cols), float("nan"), dtype=dtype)
     given = [w.packed, w.block_scale, w.global_scale, bias, *residual[: spec.residual], y]
     run = emulator.run_module(
-        library, spec.name, x.to(dtype), *given, target="sm_90a", multiprocessors=SMS
+        library, spec.name, x.to(dtype), *given, target=target, multiprocessors=SMS
     )
     run.check()
     sums = np.split(x.numpy().astype(np.float64) @ made.value.T, 1 + spec.gated, 1)

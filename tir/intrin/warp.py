@@ -36,6 +36,7 @@ def register_named(text: str) -> None:
     """Register the intrinsics that ``text`` names."""
     makers = {
         r"warp_bulk_(\d+)x(\d+)_([a-z]+\d+)": lambda m: bulk(int(m[1]), int(m[2]), m[3]),
+        r"warp_async_(\d+)x(\d+)_([a-z]+\d+)": lambda m: run(int(m[1]), int(m[2]), m[3]),
         r"warp_tma_(\d+)x64_(bf16|f16)": lambda m: tma(int(m[1]), _LONG[m[2]]),
         rf"warp_decode_({'|'.join(MOE)})_g(\d+)(z?)_(bf16|f16)(_steps)?": (
             lambda m: decode(m[1], int(m[2]), bool(m[3]), _LONG[m[4]], bool(m[5]))
@@ -60,12 +61,24 @@ def bulk(blocks: int, count: int, dtype: str) -> str:
 
     cp.async.bulk (PTX ISA 9.7.9.25.4.1) of contiguous bytes: ``blocks`` of ``count`` elements.
     """
+    return _contiguous("bulk", blocks, count, dtype)
 
+
+@intrinsic
+def run(blocks: int, count: int, dtype: str) -> str:
+    """Register and name: the same copy by a warp, for architectures without bulk copies.
+
+    cp.async (PTX ISA 9.7.9.25.3.1) of 16 bytes of each lane in turn.
+    """
+    return _contiguous("async", blocks, count, dtype)
+
+
+def _contiguous(how: str, blocks: int, count: int, dtype: str) -> str:
     def move(target: T.Buffer, source: T.Buffer) -> PrimExpr:
-        return call("bs_warp_bulk", target.access_ptr("w"), source.access_ptr("r"))
+        return call(f"bs_warp_{how}", target.access_ptr("w"), source.access_ptr("r"))
 
     shape = (i64(blocks), i64(count)) if blocks > 1 else (i64(count),)
-    return copy(f"warp_bulk_{blocks}x{count}_{dtype}", shape, dtype, ("global", SMEM), move)
+    return copy(f"warp_{how}_{blocks}x{count}_{dtype}", shape, dtype, ("global", SMEM), move)
 
 
 @intrinsic

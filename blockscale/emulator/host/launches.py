@@ -52,6 +52,7 @@ class Launch:
         dynamic_smem: bytes of dynamic shared memory.
         stream: the stream's handle; 0 is the default stream.
         programmatic: programmatic dependent launch was allowed.
+        asks_for_clusters: it has the attribute, be they of one CTA.
     """
 
     kernel: str
@@ -62,6 +63,7 @@ class Launch:
     stream: int = 0
     cooperative: bool = False
     programmatic: bool = False
+    asks_for_clusters: bool = False
 
 
 @dataclass
@@ -132,6 +134,7 @@ def read_config(address: int, kernel: Kernel) -> Launch:
         config.stream or 0,
         cooperative,
         programmatic,
+        asked is not None,
     )
 
 
@@ -196,10 +199,10 @@ def check(launch: Launch, kernel: Kernel, device: Device) -> None:
 
 def _check_cluster(launch: Launch, kernel: Kernel, device: Device) -> None:
     size = math.prod(launch.cluster)
+    if device.capability < (9, 0) and (launch.asks_for_clusters or size > 1):
+        raise _refuse(kernel, f"{device.arch} has no clusters; build for sm_90a or newer")
     if launch.cluster == (1, 1, 1):
         return
-    if device.capability < (9, 0):
-        raise _refuse(kernel, f"{device.arch} has no clusters; build for sm_90a or newer")
     if size == 0 or any(g % c for g, c in zip(launch.grid, launch.cluster, strict=True)):
         raise _refuse(
             kernel,

@@ -25,6 +25,7 @@ from blockscale.emulator.report import Report
 
 PATIENCE = 128  # units that a part of a warp may run without progress before the others go on
 QUANTUM = 256  # units that a gang runs in its turn with seed 0
+VAIN = 2000  # tests of mbarriers by all that is left, after which nothing will change
 
 
 class Execution(Machine):
@@ -41,6 +42,7 @@ class Execution(Machine):
         super().__init__(program, launch, memory, params)
         self.compiler = Compiler(program, self)
         self.ticker = ticker
+        self.polled = (-1, 0)  # progress when only polls could go on, and how often they did
 
     def run(self) -> Report:
         """Run the launch to its end."""
@@ -73,6 +75,8 @@ class Execution(Machine):
                 residents.retire(self)
                 if self.waiting and any(c is None for c in self.clusters):
                     residents.launch_wave(self)
+                    continue
+                if let_poll(self):
                     continue
                 if self.gangs:
                     diagnose.dead(self, "no warp can go on and nothing asynchronous is pending")
@@ -136,6 +140,21 @@ def run_gang(m: Execution, gang: Gang, quantum: int) -> None:
 def may_go(m: Execution, fragment: Fragment) -> bool:
     """Return whether something has happened since a fragment was held up that may let it go."""
     return fragment.tried != m.progress and (fragment.until is None or fragment.until())
+
+
+def let_poll(m: Execution) -> bool:
+    """Let fragments that poll go on, as nothing else can; return whether there are any.
+
+    False also where they have done nothing else for long: they will for ever.
+    """
+    progress, times = m.polled
+    m.polled = m.progress, times + 1 if progress == m.progress else 1
+    if m.polled[1] > VAIN:
+        return False
+    found = [(gang, f) for gang in m.gangs for f in gang.fragments if f.polls]
+    for gang, fragment in found:
+        fragment.tried, fragment.until, gang.ready = -1, None, -1
+    return bool(found)
 
 
 def make_way(m: Execution, gang: Gang, fragment: Fragment, turn: int, before: int) -> None:

@@ -91,12 +91,31 @@ TARGETS = (  # beginning of the opcode, part of it, families that have it, where
     ("mma.", ".kind::", ("120", "121"), "9.7.14.5.14"),
 )
 
+HOPPER = (  # beginning of an opcode that no target before sm_90 has, part of it, where that is said
+    ("cp.async.bulk", "", "9.7.9.25.4"),
+    ("mbarrier.try_wait", "", "9.7.13.15.16"),
+    ("barrier.cluster", "", "9.7.13.4"),
+    ("griddepcontrol", "", "9.7.13.13"),
+    ("mapa", "", "9.7.9.23"),
+    ("elect", "", "9.7.13.15"),
+    ("setmaxnreg", "", "9.7.19.5"),
+    ("add.", "bf16", "9.7.4.1"),
+    ("sub.", "bf16", "9.7.4.2"),
+    ("mul.", "bf16", "9.7.4.3"),
+)
+
 
 def check_target(units: list[Unit], target: str, kernel: str) -> None:
     """Refuse instructions that the module's .target does not have."""
     number = target.removeprefix("sm_")
     family, suffix = number.rstrip("af"), number[-1:] in ("a", "f")
     for ins in (i for u in units for i in u.everything):
+        for start, part, section in HOPPER if int(family) < 90 else ():
+            if ins.opcode.startswith(start) and part in ins.opcode:
+                raise PtxError(
+                    f"{ins.opcode} does not exist on .target {target} (PTX ISA {section}); compile "
+                    "for sm_90 or newer, or do without it"
+                ).at(Place(kernel=kernel, line=ins.line, opcode=ins.opcode))
         for start, part, families, section in TARGETS:
             if not ins.opcode.startswith(start) or part not in ins.opcode:
                 continue

@@ -199,3 +199,5 @@ class Fragment:
     idle: int = 0  # units run without any progress of the machine
     seen: int = -1  # that progress
     until: Callable[[], bool] | None = None  # cheap to ask: is trying again worth it?
+    asked: tuple[int, int] = (-1, -1)  # a test of an mbarrier that failed: line, that progress
+    polls: bool = False  # held up until something happens, though it need not be

@@ -21,7 +21,14 @@ BS_INLINE void bs_cp_async16(uint32_t to, const void *from, int bytes = 16) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
-// The same of 4 bytes.
+// All 16, with an L2 cache policy.
+BS_INLINE void bs_cp_async16_hint(uint32_t to, const void *from, uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "l"(policy)
+               : "memory");
+}
+
+// 4 bytes, of which `bytes` are loaded.
 BS_INLINE void bs_cp_async4(uint32_t to, const void *from, int bytes = 4) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }

@@ -130,14 +130,24 @@ BS_INLINE void bs_mbar_expect(uint32_t bar, uint32_t bytes) {
                : "memory");
 }
 
-// 9.7.13.16.16 mbarrier.try_wait.parity, until the phase of this parity has completed.
+// 9.7.13.16.16 mbarrier.try_wait.parity, until the phase of this parity has completed; test_wait,
+// which does not suspend the thread, before sm_90.
 BS_INLINE void bs_mbar_wait(uint32_t bar, uint32_t parity) {
+#if __CUDA_ARCH__ >= 900
   asm volatile(
       "{\n .reg .pred p;\n"
       "again:\n mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n @!p bra again;\n}" ::"r"(
           bar),
       "r"(parity)
       : "memory");
+#else
+  asm volatile(
+      "{\n .reg .pred p;\n"
+      "again:\n mbarrier.test_wait.parity.shared::cta.b64 p, [%0], %1;\n @!p bra again;\n}" ::"r"(
+          bar),
+      "r"(parity)
+      : "memory");
+#endif
 }
 
 // The same where threads of other CTAs arrive.  Not for TMA and tcgen05.commit, which need no

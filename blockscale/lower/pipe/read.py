@@ -216,8 +216,10 @@ class Reader:
         tile_loop, k_loop: the innermost loop over tiles, and that over stages of K.
     """
 
-    MMA, LOAD = "_mma_", "tma_load_2d"
-    """What is in the names of instructions that multiply, and that load an operand."""
+    MMA = "_mma_"
+    """What is in the names of instructions that multiply."""
+    LOADS: tuple[str, ...] = ("tma_load_2d",)
+    """Names of those that load an operand."""
     INTRINSICS = "blockscale.tir.intrin.tcgen05"
 
     def __init__(self, func: PrimFunc) -> None:
@@ -267,7 +269,7 @@ class Reader:
     def _loops(self, raw: Sequence[Raw]) -> tuple[list[Any], Any]:
         """The loops over tiles, and that over stages: those that loads and MMAs have in common."""
         mma = [r.loops for r in raw if self.MMA in called(r.block.body)[0]]
-        load = [r.loops for r in raw if called(r.block.body)[0] == self.LOAD]
+        load = [r.loops for r in raw if called(r.block.body)[0] in self.LOADS]
         if not mma:
             sums = [str(r.block.name_hint) for r in raw if _accumulates(r.block)]
             raise LoweringError(
@@ -275,7 +277,8 @@ class Reader:
                 f"tensorized; map its loops onto an intrinsic of {self.INTRINSICS}"
             )
         if not load:
-            raise LoweringError(f"no block calls {self.LOAD}, as loads of operands do")
+            names = " or ".join(self.LOADS)
+            raise LoweringError(f"no block calls {names}, as loads of operands do")
         common = [a for a, b in zip(mma[0], load[0], strict=False) if a.same_as(b)]
         if len(common) < 2:
             raise LoweringError(

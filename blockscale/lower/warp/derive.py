@@ -16,12 +16,15 @@ from blockscale.base.formats import MOE
 from blockscale.base.sizes import round_up
 from blockscale.lower.pipe.read import Operand, Site, View, box, substituted
 from blockscale.lower.pipe.text import loads, variables
-from blockscale.lower.warp.kernel import Bulk, Format, Kernel, Place, Rows, Slot
+from blockscale.lower.warp.kernel import Format, Kernel, Place, Rows, Runs, Slot
 from blockscale.lower.warp.read import Numbers, WarpReader
 from blockscale.specs.plans import PREFIX
 from blockscale.tir.common import i64
 
 ITEM = {"uint32": 4, "uint8": 1, "bfloat16": 2, "float16": 2}
+
+COPIES = {"warp_bulk": "bulk", "warp_async": "async"}
+"""Instructions that copy runs of bytes to shared memory."""
 
 SAMPLES = ((0, 0, 0, 0), (1, 1, 0, 0), (5, 3, 1, 1), (2, 7, 2, 1))
 """Tiles, stages and CTAs at which offsets in a stage must be the same."""
@@ -50,9 +53,10 @@ class _Derivation:
             x = self.fragment.operands["S"]
         else:
             self.fragment, x = self.mma, self.mma.operands["X"]
-        self.loader = self._writer(x.buffer, "warp_bulk" if self.unit == "mma" else "warp_tma")
-        self.weights = self._writer(self.decode.operands["W"].buffer, "warp_bulk")
-        self.scales = self._writer(self.decode.operands["S"].buffer, "warp_bulk")
+        self.weights = self._writer(self.decode.operands["W"].buffer, *COPIES)
+        copy = self.weights.what
+        self.scales = self._writer(self.decode.operands["S"].buffer, copy)
+        self.loader = self._writer(x.buffer, copy if self.unit == "mma" else "warp_tma")
 
     # ---- Finding ----------------------------------------------------------------------------
 
@@ -114,8 +118,8 @@ class _Derivation:
         ctas = self._extent("clusterCtaIdx.x", self.mma, self.loader, self.weights)
         self.counts = warps, slices, ctas
         stages = self._stages()
-        weights = self._bulk(self.weights, 0)
-        scales = self._bulk(self.scales, weights.slot.bytes)
+        weights = self._runs(self.weights, 0)
+        scales = self._runs(self.scales, weights.slot.bytes)
         at = round_up(weights.slot.bytes + scales.slot.bytes, 1024)
         rows = self._rows(at)
         blocks = rows.slot.shape[-3 if rows.tma else -2]
@@ -143,6 +147,7 @@ class _Derivation:
             views=reader.views,
             optional=reader.optional,
             unit=self.unit,
+            copies=COPIES[self.weights.what],
             form=form,
             rows_tile=size["rows"],
             cols_tile=size["cols"],
@@ -226,7 +231,7 @@ class _Derivation:
             raise LoweringError(f"{site.where}: source {name} is no parameter")
         return self.reader.views[name]
 
-    def _bulk(self, site: Site, at: int) -> Bulk:
+    def _runs(self, site: Site, at: int) -> Runs:
         """Copies of codes or scales."""
         slot, view, source = self._slot(site, at), self._view(site), site.operands["S"]
         target = site.operands["D"]
@@ -254,7 +259,7 @@ class _Derivation:
             )
         per = next(d.unit for d in view.dims if d.axis == "k") // 64
         ordered = tuple(sorted(parts, key=lambda part: part[1]))
-        return Bulk(view, slot, first, ordered, blocks, count * slot.item, per)
+        return Runs(view, slot, first, ordered, blocks, count * slot.item, per)
 
     def _rows(self, at: int) -> Rows:
         """Copies of rows of x."""

@@ -15,6 +15,8 @@ from blockscale.specs.plans.moe import LOADER_REGISTERS
 POINTERS = {"float32": "float", "bfloat16": "uint16_t", "float16": "uint16_t", "int32": "int"}
 """Types of elements; codes and scales are addressed in bytes."""
 
+LARGEST = {"bulk": "sm_90a", "async": "sm_80"}
+"""Of the architectures for which there are such copies, one with the largest shared memory."""
 
 ADDRESSES = 44
 """Registers of a thread for addresses, barriers, scales and what is decoded."""
@@ -110,15 +112,20 @@ class _Emitter(Frame):
         k = self.kernel
         if k.unit == "wgmma":
             return 1
-        registers = round_up(k.tiles_m * k.rows_tile // 2 + k.rows_tile + ADDRESSES, 8)
-        room = GPU_TARGETS["sm_90a"].sm_shared // (k.shared + CTA_RESERVED)
-        return max(1, min(room, 65536 // (k.threads * registers)))
+        fragments = 16 * k.tiles_m + 16 if k.in_pairs else k.rows_tile
+        registers = round_up(k.tiles_m * k.rows_tile // 2 + fragments + ADDRESSES, 8)
+        room = GPU_TARGETS[LARGEST[k.copies]].sm_shared // (k.shared + CTA_RESERVED)
+        threads = 65536 // registers
+        if k.copies == "async":  # of whole warps of a quarter of an SM; bulk copies: as measured
+            threads = 16384 // (32 * registers) * 128
+        return max(1, min(room, threads // k.threads))
 
     def _headers(self) -> list[str]:
         k = self.kernel
         body = k.epilogue.body
         assert body is not None
-        own = ("mma", "moe_decode", "gemm_tiles", "warp_sums", "warp_steps")
+        own = ["mma", "moe_decode", "gemm_tiles", "warp_sums", "warp_steps"]
+        own += ["warp_async"] if k.copies == "async" else []
         named = [*(f'#include "{name}.cuh"' for name in own), *declarations(body.value)]
         lines = [*dict.fromkeys(named)]
         if k.unit == "wgmma":
@@ -139,13 +146,15 @@ class _Emitter(Frame):
 
     def _barriers(self) -> list[str]:
         k = self.kernel
+        loads = 32 if k.copies == "async" else 1  # lanes that arrive
         lines = [
             f"for (int i = 0; i < {k.stages}; ++i) {{",
-            "  bs_mbar_init(smem + 8 * i, 1);",
+            f"  bs_mbar_init(smem + 8 * i, {loads});",
             f"  bs_mbar_init(smem + {8 * k.stages} + 8 * i, {k.consumers});",
             "}",
         ]
-        return [*lines, "bs_mbar_init_fence();"]
+        # cp.async sees what the CTA's barrier orders; bulk copies belong to another proxy.
+        return [*lines, *([] if k.copies == "async" else ["bs_mbar_init_fence();"])]
 
     def _fewer(self) -> list[str]:
         few = self.registers()

@@ -26,7 +26,7 @@ def sources(
     Args:
         bodies: scheduled functions, each with the most rows that it is for (None: any), ascending.
         name: of the exported function.
-        arch: one with `targets.BULK_COPIES`.
+        arch: the one that schedules chose tiles for.
         params: names of its parameters.
 
     Raises:

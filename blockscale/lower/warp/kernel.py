@@ -2,7 +2,7 @@
 
 A CTA computes a tile: `cols_tile` rows of the weight, lanes and registers of warps, times
 `rows_tile` rows of x.  Consumers first, `warps` for each slice of a stage's K; then a warp that
-loads.
+loads, by bulk copies of its first lane or by cp.async of all.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Slot:
 
 
 @dataclass(frozen=True, eq=False)
-class Bulk:
-    """Bulk copies of a stage, each of contiguous bytes.
+class Runs:
+    """Copies of a stage, each of contiguous bytes.
 
     Attributes:
         view: the parameter.
@@ -79,7 +79,7 @@ class Rows:
         slot: of rows and blocks of 64 channels.
         row, channel: indices of the first row and its first channel, in coordinates.
         row_stride, block_stride: bytes to the next row and block in the slot.
-        tma: whether boxes of all rows are loaded, swizzled; else each row is a bulk copy.
+        tma: whether boxes of all rows are loaded, swizzled; else each row is a copy.
     """
 
     view: View
@@ -122,6 +122,7 @@ class Kernel:
     Attributes:
         at, views, optional: as `read.Reader` has them.
         unit: "mma" or "wgmma".
+        copies: "bulk", or "async" (cp.async).
         form: of weights.
         rows_tile, cols_tile: rows of x and of the weight of a tile.
         fastest: the axis along which tiles follow each other.
@@ -141,6 +142,7 @@ class Kernel:
     views: Mapping[str, View]
     optional: Mapping[str, float]
     unit: str
+    copies: str
     form: Format
     rows_tile: int
     cols_tile: int
@@ -153,8 +155,8 @@ class Kernel:
     stages: int
     k_stages: int
     k_blocks: int
-    weights: Bulk
-    scales: Bulk
+    weights: Runs
+    scales: Runs
     rows: Rows
     codes: Place
     factors: Place
@@ -166,6 +168,11 @@ class Kernel:
     def consumers(self) -> int:
         """Warps that multiply."""
         return self.warps * self.slices
+
+    @property
+    def in_pairs(self) -> bool:
+        """Whether rows of x come 16 at a time: decoded weights take fewer registers than all."""
+        return self.copies == "async" and self.rows_tile > 16 * self.tiles_m
 
     @property
     def moves_registers(self) -> bool:

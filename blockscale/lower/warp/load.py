@@ -1,43 +1,58 @@
-"""The warp that loads: codes and scales by bulk copies, rows of x by these or by TMA."""
+"""The warp that loads: codes, scales and rows of x, by bulk copies (TMA) or by cp.async."""
 
 from __future__ import annotations
 
 from blockscale.lower.pipe.text import indented
 from blockscale.lower.warp.frame import Frame
-from blockscale.lower.warp.kernel import Bulk
+from blockscale.lower.warp.kernel import Runs
 
 
 class Loads(Frame):
     """Prints the warp that loads."""
 
     def lines(self) -> list[str]:
-        """Codes, scales and rows of x of all tiles; bulk copies of rows by a lane each."""
+        """Codes, scales and rows of x of all tiles."""
         k, rows = self.kernel, self.kernel.rows
-        both = (k.weights, k.scales)
-
-        def stage(blocks: int, last: bool) -> list[str]:
-            counts = sum(self._stage_bytes(load, blocks) for load in both)
-            expected = f"{self.ragged()} * {counts}" if self.ragged() else str(counts)
-            before, by_one, by_lanes, size = self._row_loads(blocks, last)
-            lines = [
-                self.at(),
-                f"bs_mbar_wait({self.empty}, parity ^ 1);",
-                *before,
-                f"if (lane == 0) bs_mbar_expect({self.full}, {expected} + {size});",
-                "__syncwarp();",
-                "if (lane == 0) {",
-            ]
-            for load in both:
-                lines += indented(self._bulk(load, blocks))
-            return [*lines, *indented(by_one), "}", *by_lanes, self.next()]
-
         body = [*self._first_weights(), *self._first_rows()]
+        first = ["uint32_t stage = 0, parity = 0;", "const uint64_t policy = bs_policy(true);"]
+        if k.copies == "async":  # none may be on its way when the warp ends
+            tiles = self.tiles([*body, *self.stages(self._async_stage)])
+            return [*first, *tiles, "bs_cp_async_wait_all();"]
         keep = [] if rows.tma else ["const uint64_t keep = bs_policy(false);"]
+        return [*first, *keep, *self.tiles([*body, *self.stages(self._bulk_stage)])]
+
+    def _bulk_stage(self, blocks: int, last: bool) -> list[str]:
+        """Bulk copies by the first lane, those of rows of x by a lane each."""
+        both = (self.kernel.weights, self.kernel.scales)
+        counts = sum(self._stage_bytes(load, blocks) for load in both)
+        expected = f"{self.ragged()} * {counts}" if self.ragged() else str(counts)
+        before, by_one, by_lanes, size = self._row_loads(blocks, last)
+        lines = [
+            self.at(),
+            f"bs_mbar_wait({self.empty}, parity ^ 1);",
+            *before,
+            f"if (lane == 0) bs_mbar_expect({self.full}, {expected} + {size});",
+            "__syncwarp();",
+            "if (lane == 0) {",
+        ]
+        for load in both:
+            lines += indented(self._runs(load, blocks))
+        return [*lines, *indented(by_one), "}", *by_lanes, self.next()]
+
+    def _async_stage(self, blocks: int, last: bool) -> list[str]:
+        """Copies by all lanes; each lane arrives when its own are done."""
+        k, rows, extent = self.kernel, self.kernel.rows, self.channels
+        pieces = 8 * blocks
+        held = pieces - (64 - extent % 64) // 8 if last and extent % 64 else pieces
+        sizes = f"{pieces}, {held}, {rows.row_stride}, {extent}"
         return [
-            "uint32_t stage = 0, parity = 0;",
-            "const uint64_t policy = bs_policy(true);",
-            *keep,
-            *self.tiles([*body, *self.stages(stage)]),
+            self.at(),
+            f"bs_mbar_wait({self.empty}, parity ^ 1);",
+            *self._runs(k.weights, blocks),
+            *self._runs(k.scales, blocks),
+            f"bs_async_rows<{sizes}>(at + {rows.slot.at}, from + k * {64 * k.blocks}, left, lane);",
+            f"bs_cp_async_arrive({self.full});",
+            self.next(),
         ]
 
     def _row_loads(self, blocks: int, last: bool) -> tuple[list[str], list[str], list[str], str]:
@@ -87,7 +102,7 @@ class Loads(Frame):
             f"const uint16_t *from = {rows.view.name} + (int64_t({row}) * {extent} + {channel});",
         ]
 
-    def _stage_bytes(self, load: Bulk, blocks: int) -> int:
+    def _stage_bytes(self, load: Runs, blocks: int) -> int:
         """Bytes of a stage, or of a block of 64 rows of it where their number varies."""
         along = -(-blocks // load.per_block)
         rows = 1 if self.ragged() else self.bands()
@@ -104,14 +119,14 @@ class Loads(Frame):
             lines.append(f"const uint8_t *{load.view.name}_at = {load.view.name} + {address};")
         return lines
 
-    def _global(self, load: Bulk) -> str:
+    def _global(self, load: Runs) -> str:
         parts = []
         for index, pitch in zip(load.first, load.view.pitches, strict=True):
             text = self.expr(index, k="0")
             parts.append(f"int64_t({text}) * {pitch * load.slot.item}")
         return f"({' + '.join(parts)})"
 
-    def _bulk(self, load: Bulk, blocks: int) -> list[str]:
+    def _runs(self, load: Runs, blocks: int) -> list[str]:
         """Copies of one buffer of a stage of so many blocks of 64 k."""
         along = -(-blocks // load.per_block)
         per_stage = self.kernel.blocks // load.per_block or 1
@@ -125,8 +140,10 @@ class Loads(Frame):
             pitches = [pitch * load.slot.item for pitch in load.view.pitches]
             moved = sum(d * p for d, p in zip(differ, pitches, strict=True))
             guard = f"if ({band} < bands) " if self.ragged() and band else ""
-            lines.append(
-                f"{guard}bs_bulk_load(at + {load.slot.at + offset}, {load.view.name}_at + "
-                f"int64_t(k) * {step} + {moved}, {size}, {self.full}, policy);"
-            )
+            to = f"at + {load.slot.at + offset}"
+            source = f"{load.view.name}_at + int64_t(k) * {step} + {moved}"
+            if self.kernel.copies == "async":
+                lines.append(f"{guard}bs_async_run<{size}>({to}, {source}, lane, policy);")
+            else:
+                lines.append(f"{guard}bs_bulk_load({to}, {source}, {size}, {self.full}, policy);")
         return lines

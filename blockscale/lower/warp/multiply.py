@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from blockscale.lower.pipe.text import indented
 from blockscale.lower.warp.epilogue import Epilogue
 from blockscale.lower.warp.frame import Frame
@@ -36,11 +38,20 @@ class Products(Frame):
         rows = f"{k.rows.slot.at} + {self.expr(k.tokens.first)}"
         if k.unit == "mma":  # a thread's 16 channels are two pieces of 16 bytes
             rows += f" + lane / 4 * {k.rows.row_stride} + lane % 4 * 32"
+        if k.copies == "async":  # which change places in odd rows
+            rows += " + g % 2 * 16"
         lines.append(f"const uint32_t rows_at = {rows};")
+        if k.copies == "async":
+            lines.append("const uint32_t others_at = rows_at ^ 16;")
         if k.unit == "wgmma":
             turns = ", ".join(f"(g / 2 + {j}) % 4 * 16u" for j in range(4))
             lines.append(f"const uint32_t turn[4] = {{{turns}}};")
         return lines
+
+    @property
+    def bf16(self) -> str:
+        """Whether the 16-bit numbers are bfloat16."""
+        return str(self.kernel.form.dtype == "bfloat16").lower()
 
     def _place(self, of: Place, block: int, tile: int) -> int:
         return of.steps[block][tile]
@@ -67,44 +78,88 @@ class Products(Frame):
             return [*lines, f"if ({' && '.join(holds)}) {{", *indented(store), "}"]
         return ["{", *indented(store), "}"]
 
-    def _mma(self) -> list[str]:
+    def _block(self, inner: int) -> list[str]:
+        """Products of a block of 64 k, of the slice's ``inner`` one."""
         k = self.kernel
-        own = k.blocks // k.slices
-        bf16 = str(k.form.dtype == "bfloat16").lower()
-        n8 = k.rows_tile // 8
-
-        def block(inner: int, guard: str) -> list[str]:
-            lines = [f"uint4 code[{k.tiles_m}];", f"uint2 scale[{k.tiles_m}];"]
-            for i in range(k.tiles_m):
-                codes, scales = (self._place(p, inner, i) for p in (k.codes, k.factors))
-                lines += [
-                    f"code[{i}] = bs_load16_shared(at + codes_at + {codes});",
-                    f"scale[{i}] = BsDecode<{self.format}>::load(at + scales_at + {scales}, lane);",
-                ]
-            lines.append(f"uint4 x[{n8}][2];")
-            for n in range(n8):
-                at = self._place(k.tokens, inner, n)
-                lines += [
-                    f"x[{n}][0] = bs_load16_shared(at + rows_at + {at});",
-                    f"x[{n}][1] = bs_load16_shared(at + rows_at + {at + 16});",
-                ]
+        lines = [f"uint4 code[{k.tiles_m}];", f"uint2 scale[{k.tiles_m}];"]
+        for i in range(k.tiles_m):
+            codes, scales = (self._place(p, inner, i) for p in (k.codes, k.factors))
             lines += [
+                f"code[{i}] = bs_load16_shared(at + codes_at + {codes});",
+                f"scale[{i}] = BsDecode<{self.format}>::load(at + scales_at + {scales}, lane);",
+            ]
+        return [*lines, *(self._in_pairs(inner) if k.in_pairs else self._in_one(inner))]
+
+    def _rows(self, inner: int, numbers: Sequence[int]) -> list[str]:
+        """Load ``x``, a thread's channels of some rows of x, 8 rows of them at a number."""
+        k = self.kernel
+        lines = [f"uint4 x[{len(numbers)}][2];"]
+        for i, n in enumerate(numbers):
+            at = self._place(k.tokens, inner, n)
+            other = f"others_at + {at}" if k.copies == "async" else f"rows_at + {at + 16}"
+            lines += [
+                f"x[{i}][0] = bs_load16_shared(at + rows_at + {at});",
+                f"x[{i}][1] = bs_load16_shared(at + {other});",
+            ]
+        return lines
+
+    def _in_one(self, inner: int) -> list[str]:
+        """All rows of x are in registers while weights are decoded."""
+        k = self.kernel
+        n8 = k.rows_tile // 8
+        return [
+            *self._rows(inner, range(n8)),
+            "#pragma unroll",
+            f"for (int i = 0; i < {k.tiles_m}; ++i) {{",
+            f"  const BsDecode<{self.format}> scales(scale[i]);",
+            "  const uint32_t word[4] = {code[i].x, code[i].y, code[i].z, code[i].w};",
+            "#pragma unroll",
+            "  for (int j = 0; j < 4; ++j) {",
+            "    uint32_t a[4];",
+            "    scales.decode(word[j], a);",
+            "#pragma unroll",
+            f"    for (int n = 0; n < {n8}; ++n)",
+            f"      bs_mma16816<{self.bf16}>(c[i] + 4 * n, a, bs_word(x[n][0], j),",
+            "                         bs_word(x[n][1], j));",
+            "  }",
+            "}",
+        ]
+
+    def _in_pairs(self, inner: int) -> list[str]:
+        """Decoded weights are in registers while rows of x come, 16 at a time."""
+        k = self.kernel
+        lines = [
+            f"uint32_t a[{k.tiles_m}][4][4];",
+            "#pragma unroll",
+            f"for (int i = 0; i < {k.tiles_m}; ++i) {{",
+            f"  const BsDecode<{self.format}> scales(scale[i]);",
+            "  const uint32_t word[4] = {code[i].x, code[i].y, code[i].z, code[i].w};",
+            "#pragma unroll",
+            "  for (int j = 0; j < 4; ++j) scales.decode(word[j], a[i][j]);",
+            "}",
+        ]
+        for first in range(0, k.rows_tile // 8, 2):
+            numbers = range(first, min(first + 2, k.rows_tile // 8))
+            products = [
+                *self._rows(inner, numbers),
                 "#pragma unroll",
-                f"for (int i = 0; i < {k.tiles_m}; ++i) {{",
-                f"  const BsDecode<{self.format}> scales(scale[i]);",
-                "  const uint32_t word[4] = {code[i].x, code[i].y, code[i].z, code[i].w};",
+                "for (int j = 0; j < 4; ++j) {",
                 "#pragma unroll",
-                "  for (int j = 0; j < 4; ++j) {",
-                "    uint32_t a[4];",
-                "    scales.decode(word[j], a);",
+                f"  for (int i = 0; i < {k.tiles_m}; ++i) {{",
                 "#pragma unroll",
-                f"    for (int n = 0; n < {n8}; ++n)",
-                f"      bs_mma16816<{bf16}>(c[i] + 4 * n, a, bs_word(x[n][0], j),",
+                f"    for (int n = 0; n < {len(numbers)}; ++n)",
+                f"      bs_mma16816<{self.bf16}>(c[i] + {4 * first} + 4 * n, a[i][j], "
+                "bs_word(x[n][0], j),",
                 "                         bs_word(x[n][1], j));",
                 "  }",
                 "}",
             ]
-            return [f"{guard}{{", *indented(lines), "}"]
+            lines += ["{", *indented(products), "}"]
+        return lines
+
+    def _mma(self) -> list[str]:
+        k = self.kernel
+        own = k.blocks // k.slices
 
         def stage(blocks: int, last: bool) -> list[str]:
             lines = [self.at(), f"bs_mbar_wait({self.full}, parity);"]
@@ -112,7 +167,7 @@ class Products(Frame):
                 guard = ""
                 if blocks < k.blocks:
                     guard = f"if (slice * {own} + {inner} < {blocks}) "
-                lines += block(inner, guard)
+                lines += [f"{guard}{{", *indented(self._block(inner)), "}"]
             return [
                 *lines,
                 "__syncwarp();",
@@ -132,7 +187,7 @@ class Products(Frame):
     def _wgmma(self) -> list[str]:
         """While a group of MMAs runs, the next tile of 16 rows is decoded into the other bank."""
         k = self.kernel
-        product = f"BsWgmma<{str(k.form.dtype == 'bfloat16').lower()}, {k.rows_tile}>::run"
+        product = f"BsWgmma<{self.bf16}, {k.rows_tile}>::run"
         # With few rows of x the latency of loads counts, with many registers do.
         early = k.rows_tile <= 96
 

@@ -16,7 +16,7 @@ from blockscale.lower.sites import called
 class WarpReader(Reader):
     """A scheduled GEMM of `blockscale.tir.intrin.warp`."""
 
-    MMA, LOAD = "mma", "warp_bulk"
+    MMA, LOADS = "mma", ("warp_bulk", "warp_async")
     INTRINSICS = "blockscale.tir.intrin.warp"
 
     def _axes(self, raw: Sequence[Raw]) -> dict[str, int]:

@@ -37,7 +37,7 @@ typedef struct {
 enum { NOT_INITIALIZED = 3 };                                                /* CUresult */
 enum { MULTIPROCESSORS = 16, MAJOR = 75, MINOR = 76 };                       /* CUdevice_attribute */
 enum { MAX_DYNAMIC_SHARED = 8, NON_PORTABLE_CLUSTER = 14 };                  /* CUfunction_attribute */
-enum { PROGRAMMATIC_FROM = 9 }; /* the first compute capability with programmatic dependent launches */
+enum { HOPPER = 9 }; /* the first compute capability with clusters and programmatic dependent launches */
 enum { COOPERATIVE = 2, CLUSTER = 4, PROGRAMMATIC = 6, PREFERRED_CLUSTER = 11 }; /* CUlaunchAttributeID */
 enum { NO_INTERLEAVE = 0, L2_128B = 2, ZEROS = 0 }; /* CUtensorMap's interleave, promotion, fill */
 enum { PORTABLE_CLUSTER = 8, NON_BLOCKING = 1, RELAXED = 2 };
@@ -323,7 +323,7 @@ int blockscale_active_clusters(const BsCall *call, BsKernel *kernel, int32_t siz
 static uint32_t add_attributes(const BsCall *call, const BsKernel *kernel, const uint32_t *sizes,
                                Attribute *attributes) {
   uint32_t count = 0;
-  if (kernel->options & BS_HAS_CLUSTER) {
+  if (kernel->options & BS_HAS_CLUSTER && call->device->major >= HOPPER) { /* of one CTA before it */
     attributes[count].id = CLUSTER;
     memcpy(attributes[count++].value.dim, sizes + BS_CLUSTER, 12);
   }
@@ -336,7 +336,7 @@ static uint32_t add_attributes(const BsCall *call, const BsKernel *kernel, const
     attributes[count++].value.flag = 1;
   }
   int asked = kernel->options & BS_PROGRAMMATIC || call->flags & BS_FLAG_PROGRAMMATIC;
-  if (asked && call->device->major >= PROGRAMMATIC_FROM) {
+  if (asked && call->device->major >= HOPPER) {
     attributes[count].id = PROGRAMMATIC;
     attributes[count++].value.flag = 1;
   }

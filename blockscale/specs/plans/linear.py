@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from blockscale.base.sizes import ceil_div, round_up
-from blockscale.base.targets import Gpu
+from blockscale.base.targets import BULK_COPIES, WGMMA, Gpu
 from blockscale.specs.gemm import Linear
 from blockscale.specs.plans.moe import LOADER_REGISTERS, scale_bytes
 
@@ -35,6 +35,7 @@ class LinearTile:
         ctas: of a cluster, which share K and add up at the end.
         blocks_k: blocks of 64 k in a stage.
         raster: along which tiles follow each other, "rows" (of x) or "cols" (rows of the weight).
+        copies: to shared memory, "bulk" (of rows of x for wgmma by TMA) or "async" (cp.async).
     """
 
     unit: str
@@ -45,6 +46,7 @@ class LinearTile:
     ctas: int
     blocks_k: int
     raster: str = "rows"
+    copies: str = "bulk"
 
     @property
     def tiles_m(self) -> int:
@@ -102,8 +104,14 @@ class LinearTile:
         """Return why there is no such kernel, or None."""
         wgmma, per = self.unit == "wgmma", 4 if self.unit == "wgmma" else 1
         blocks = round_up(spec.padded_k, 512) // TILE_K
-        if wgmma and "wgmma" not in arch.features:
+        if wgmma and WGMMA not in arch.features:
             return "the architecture has no wgmma"
+        if self.copies == "bulk" and BULK_COPIES not in arch.features:
+            return "the architecture has no bulk copies"
+        if self.ctas > 1 and BULK_COPIES not in arch.features:
+            return "the architecture has no clusters, whose CTAs could share K"
+        if wgmma and self.copies == "async":
+            return "wgmma reads rows of x as TMA stores them"
         if self.warps % per or self.rows % (16 * self.warps):
             return f"{self.rows} rows are not divided among {self.warps} warps"
         if self.blocks_k % self.slices or blocks % (self.blocks_k * self.ctas):

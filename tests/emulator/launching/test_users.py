@@ -52,6 +52,10 @@ def test_a_huge_grid_costs_what_runs_of_it():
         ("sm_90a", "tcgen05.wait::st.sync.aligned;", "sm_100a"),
         ("sm_100a", "wgmma.commit_group.sync.aligned;", "sm_90a"),
         ("sm_90", "wgmma.commit_group.sync.aligned;", "sm_90a"),
+        ("sm_80", "griddepcontrol.wait;", "sm_90"),
+        ("sm_86", "cp.async.bulk.commit_group;", "sm_90"),
+        ("sm_89", "mul.rn.bf16x2 %r0, %r0, %r0;", "sm_90"),
+        ("sm_89", "barrier.cluster.arrive;", "sm_90"),
     ],
 )
 def test_instructions_belong_to_their_targets(target, body, needs):

@@ -227,8 +227,64 @@ def test_a_wait_at_another_cta_is_refused():
         kit.run(body, np.zeros(1, np.uint32), grid=2, cluster=2, module=MODULE)
 
 
-def test_a_wait_that_never_ends_says_what_is_missing():
-    body = ONE + WAIT.format(label="W", wait="try_wait.parity.shared.b64", token="0", more="")
+@pytest.mark.parametrize("wait", ["try_wait", "test_wait"])
+def test_a_wait_that_never_ends_says_what_is_missing(wait):
+    body = ONE + WAIT.format(label="W", wait=f"{wait}.parity.shared.b64", token="0", more="")
     with pytest.raises(emulator.Deadlock, match="waits for 4 of 4 arrivals") as error:
         kit.run(body, np.zeros(1, np.uint32), module=MODULE)
     assert "warp 0: line" in str(error.value)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_loop_of_tests_waits_for_what_it_tests(seed):
+    """One warp copies when the other has long begun to test; no test is made in vain for long."""
+    body = f"""
+        {INIT.format(count=32)} setp.ge.u32 %p29, %x, 32; @!%p29 bra READ;
+        mov.u32 %r10, 0;
+        LONG: add.u32 %r10, %r10, 1; setp.lt.u32 %p28, %r10, 2000; @%p28 bra LONG;
+        mov.u32 %r0, sh; shl.b32 %r1, %x, 2; add.u32 %r0, %r0, %r1; cvt.u64.u32 %d0, %r1;
+        add.u64 %d0, %d0, %a0; cp.async.ca.shared.global [%r0], [%d0], 4;
+        cp.async.mbarrier.arrive.noinc.shared.b64 [%r60]; cp.async.wait_all; bra END;
+        READ: {WAIT.format(label="W", wait="test_wait.parity.shared.b64", token="0", more="")}
+        mov.u32 %r0, sh; shl.b32 %r1, %x, 2; add.u32 %r0, %r0, %r1;
+        ld.shared.b32 %r2, [%r0 + 128]; cvt.u64.u32 %d1, %r1; add.u64 %d1, %d1, %a1;
+        st.global.b32 [%d1], %r2;
+        END:
+    """
+    x, y = np.arange(64, dtype=np.uint32), np.zeros(32, np.uint32)
+    report = kit.run(body, x, y, block=64, seed=seed, module=MODULE)
+    assert (y == x[32:]).all()
+    [tests] = [n for name, n in report.instructions.items() if "test_wait" in name]
+    assert 1 <= tests < 20
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_loop_of_tests_may_end_for_another_reason(seed):
+    """It gives up after some tests in vain, and makes the arrivals itself."""
+    body = f"""
+        {INIT.format(count=32)} mov.u32 %r10, 0;
+        AGAIN: add.u32 %r10, %r10, 1;
+        mbarrier.test_wait.parity.shared.b64 %p28, [%r60], 0;
+        setp.lt.u32 %p27, %r10, 100; @%p28 bra DONE; @%p27 bra AGAIN;
+        mbarrier.arrive.shared.b64 _, [%r60]; bra AGAIN;
+        DONE: st.global.b32 [%o], %r10;
+    """
+    assert (kit.values(body, seed=seed, module=MODULE) == 101).all()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_tests_of_two_barriers_in_turn_end_with_either(seed):
+    body = f"""
+        {INIT.format(count=32)} @%p31 mbarrier.init.shared::cta.b64 [%r60 + 8], 32; bar.sync 0;
+        setp.ge.u32 %p29, %x, 32; @!%p29 bra READ;
+        mbarrier.arrive.shared.b64 _, [%r60 + 8]; bra END;
+        READ:
+        mbarrier.test_wait.parity.shared.b64 %p28, [%r60], 0;
+        mbarrier.test_wait.parity.shared.b64 %p27, [%r60 + 8], 0;
+        or.pred %p28, %p28, %p27; @!%p28 bra READ;
+        mad.wide.u32 %d1, %x, 4, %a0; st.global.b32 [%d1], %x;
+        END:
+    """
+    y = np.zeros(32, np.uint32)
+    kit.run(body, y, block=64, seed=seed, module=MODULE)
+    assert (y == np.arange(32)).all()

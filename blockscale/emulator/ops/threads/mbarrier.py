@@ -376,6 +376,14 @@ def wait(c: Operands, ins: Instr) -> Callable[..., Any]:
             ):
                 f.until = changed(machine, [b for _, b in pairs])
                 return False
+        if not blocking and not some.any():
+            # A loop of tests: nothing has happened since the last, and others come first.
+            asked, f.asked = f.asked, (ins.line, machine.progress)
+            if asked == f.asked and not f.polls:
+                f.polls, f.until = True, changed(machine, [b for _, b in pairs])
+                f.reason = f"mbarrier {pairs[0][1].offset % machine.shared.stride:#x}"
+                return False
+        f.polls = False
         seen: set[tuple[int, int]] = set()
         for lane, b in pairs:
             w = lane // LANES

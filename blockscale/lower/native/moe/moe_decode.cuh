@@ -17,7 +17,8 @@
 #include "formats.h"
 #include "tma.cuh"
 
-// fma, mul and add of two 16-bit numbers, rounded once each; BF16 or float16.
+// fma, mul and add of two 16-bit numbers, rounded once each; BF16 or float16.  Before sm_90 bfloat16
+// has no add and mul (9.7.4.1, 9.7.4.3): a b + -0 and a 1 + b are the same numbers, zeros included.
 template <bool BF16>
 BS_INLINE uint32_t bs_fma2(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t d;
@@ -29,6 +30,9 @@ BS_INLINE uint32_t bs_fma2(uint32_t a, uint32_t b, uint32_t c) {
 template <bool BF16>
 BS_INLINE uint32_t bs_mul2(uint32_t a, uint32_t b) {
   uint32_t d;
+#if __CUDA_ARCH__ < 900
+  if (BF16) return bs_fma2<true>(a, b, 0x80008000u);
+#endif
   if (BF16) asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
   else asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
   return d;
@@ -37,6 +41,9 @@ BS_INLINE uint32_t bs_mul2(uint32_t a, uint32_t b) {
 template <bool BF16>
 BS_INLINE uint32_t bs_add2(uint32_t a, uint32_t b) {
   uint32_t d;
+#if __CUDA_ARCH__ < 900
+  if (BF16) return bs_fma2<true>(a, 0x3F803F80u, b);
+#endif
   if (BF16) asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
   else asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
   return d;
