@@ -86,7 +86,7 @@ def _build_cpu(
             compiled = compile_cpu(catalog.exported(spec, level, traces), catalog.target(level))
             objects.append(folder / f"{spec.name}.o")
             compiled.write_to_file(str(objects[-1]), "o")
-        _report_misses(functions, targets.log_folder(level))
+        _report_misses(wanted, {level: functions}, targets.log_folder(level))
         features = sorted(targets.cpu(level).features)
         target = {"kind": "cpu", "level": level, "features": features}
         contents = contents_of(target, {"cpu": host.cpu_model()}, functions, meta)
@@ -118,7 +118,7 @@ def _build_cuda(
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for processes of the compiler
         codes = list(pool.map(compiled, jobs))
-    _report_misses(functions, ", ".join(archs))
+    _report_misses(wanted, dict.fromkeys(archs, functions), ", ".join(archs))
     target = {"kind": "cuda", "level": "+".join(archs), "features": [], "archs": [*archs]}
     contents = contents_of(target, {"nvcc": nvcc.version()}, functions, meta)
     write_cuda_library(codes, contents, out)
@@ -191,16 +191,22 @@ def _entry(spec: Spec, level: str, buckets: list[dict[str, Any]]) -> dict[str, A
     }
 
 
-def _report_misses(functions: Mapping[str, Any], where: str) -> None:
-    """Warn once of all buckets that no log knows."""
-    buckets = [(name, b) for name, entry in functions.items() for b in entry["buckets"]]
-    missed = [f"{name}_m{bucket['rows']}" for name, bucket in buckets if not bucket["tuned"]]
+def _report_misses(specs: Sequence[Spec], levels: Mapping[str, Any], where: str) -> None:
+    """Warn once of all workloads that no log knows; ``levels``: the functions of each."""
+    known: list[tuple[str, bool]] = []
+    for level, functions in levels.items():
+        for spec in specs:
+            buckets = functions[spec.name]["buckets"]
+            own = [bucket for bucket in buckets if bucket.get("arch", level) == level]
+            tags = [workload.tag for workload in catalog.workloads(spec, level)]
+            known += [(tag, b["tuned"]) for tag, b in zip(tags, own, strict=True)]
+    missed = [tag for tag, tuned in known if not tuned]
     if missed:
         listed = ", ".join(missed[:4]) + (", ..." if len(missed) > 4 else "")
         LOGGER.warning(
             "%d of %d workloads have no log for %s and get default schedules: %s",
             len(missed),
-            len(buckets),
+            len(known),
             where,
             listed,
         )

@@ -12,13 +12,13 @@ from tvm.s_tir import Schedule
 import blockscale
 from blockscale.base import host, manifest
 from blockscale.base.targets import CPU_TARGETS
-from blockscale.building import logs, records
+from blockscale.building import builder, logs, records
 from blockscale.building.builder import build, committed_logs
 from blockscale.building.commit import commit
 from blockscale.building.store import Store, folder_of
 from blockscale.catalog import workloads
 from blockscale.runtime.library import LibraryError, open_library
-from blockscale.specs import Linear, Quantize, ScaleSweep, Spec, Swizzle
+from blockscale.specs import FusedMoe, Linear, Quantize, ScaleSweep, Spec, Swizzle
 from blockscale.tuning.tuner import tune
 from tests.kit.kernels import LEVELS, check, needs
 
@@ -143,6 +143,18 @@ def test_default_schedules_are_reported(tmp_path, caplog):
     [tag] = [workload.tag for workload in workloads(Swizzle(), host.level())]
     assert f"1 of 1 workloads have no log for cpu-{host.level()}" in caplog.text
     assert tag in caplog.text
+
+
+def test_parts_of_a_function_are_reported_by_name(caplog):
+    spec = FusedMoe(4, 128, 64, 2, act_fmt="nvfp4", layout="128x4")
+    tags = [workload.tag for workload in workloads(spec, "sm_100a")]
+    buckets = [{"tuned": i == 0, "arch": "sm_100a"} for i in range(len(tags))]
+    functions = {spec.name: {"buckets": [{"tuned": False, "arch": "sm_90a"}, *buckets]}}
+    builder._report_misses([spec], {"sm_100a": functions}, "sm_100a")
+    assert f"5 of 6 workloads have no log for sm_100a and get default schedules: {tags[1]}" in (
+        caplog.text
+    )
+    assert tags[0] not in caplog.text
 
 
 def test_logs_of_the_package_are_the_default():
