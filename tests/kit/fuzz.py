@@ -73,13 +73,17 @@ def run(kind: str, *, seed: int = 0, first: int = 0, count: int) -> Result:
     return result
 
 
+def addresses() -> int:
+    """Bytes of addresses that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
 def child(kind: str, seed: int, first: int, count: int) -> None:
     """Try inputs in this process; one line of JSON for each."""
     target = import_module(TARGETS.get(kind, kind))
     with tempfile.TemporaryDirectory() as name:
         with_errors(target, random.Random(0), Path(name) / "warm")  # imports, threads, caches
-        size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (size + BYTES,) * 2)
+        resource.setrlimit(resource.RLIMIT_AS, (addresses() + BYTES,) * 2)
         print("ready", flush=True)
         for number in range(first, first + count):
             signal.setitimer(signal.ITIMER_PROF, SECONDS)  # their signals end the process

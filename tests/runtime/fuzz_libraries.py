@@ -1,7 +1,8 @@
 """Mutates a library, and inspects and loads what comes out: a batch of `test_library_fuzz`.
 
-``python -m tests.runtime.fuzz_libraries LIB.so SEED COUNT`` may use 2 GiB.  It names every mutation
-before it tries it, so the last line tells which one ended the process.
+``python -m tests.runtime.fuzz_libraries LIB.so SEED COUNT`` may use 2 GiB beside what torch takes
+(a CUDA build alone 3 GiB of addresses).  It names every mutation before it tries it, so the last
+line tells which one ended the process.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from blockscale.base.errors import LibraryError
 from blockscale.base.manifest import parse
 from blockscale.cli import command
 from blockscale.runtime.library import open_library
+from tests.kit.fuzz import addresses
 from tests.kit.library_seal import image_and_text, seal
 
 MOST_BYTES = 2 << 30
@@ -150,7 +152,8 @@ def load(path: Path) -> str:
 
 
 def main(library: bytes, seed: str, count: int) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    most = addresses() + MOST_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
     seen: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         for i in range(count):

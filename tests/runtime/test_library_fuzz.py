@@ -29,7 +29,7 @@ BATCHES = (
 
 @pytest.mark.parametrize(("seed", "count"), BATCHES)
 def test_mutated_libraries(seed, count):
-    """In a process of 2 GiB; a crash or a hang names its mutation in the last line."""
+    """In a process with 2 GiB to spare; a crash or a hang names its mutation in the last line."""
     command = [sys.executable, "-m", "tests.runtime.fuzz_libraries"]
     done = subprocess.run(
         [*command, str(library_file()), seed, str(count)],
