@@ -17,6 +17,7 @@ import pytest
 import torch
 from tvm.s_tir import Schedule
 
+import blockscale as bs
 from blockscale import emulator
 from blockscale.catalog import moe as catalog_moe
 from blockscale.catalog import road, workloads
@@ -278,10 +279,25 @@ def test_too_small_a_workspace() -> None:
     assert call.out.isnan().all()
 
 
-def test_the_default_emulation_agrees() -> None:
-    """The layer's numbers are those of the CPU's kernel, up to ties of the codes between GEMMs."""
-    call = run(PLAIN, 33)
+@pytest.mark.parametrize("spec", [PLAIN, SPECS[2]], ids=["nvfp4", "mxfp8"])
+def test_a_cpu_gives_the_same_numbers(spec: FusedMoe) -> None:
+    """From the same prepared weights, up to ties of the codes between GEMMs; float64 too."""
+    call = run(spec, 33)
     call.judge(0.08, 0.012)
+    static = (call.layer.a1_scale, call.layer.a2_scale) if spec.static_scales else (None, None)
+    y = bs.fused_moe(
+        torch.from_numpy(call.hidden.astype(np.float32)).bfloat16(),
+        call.made.to_linear(),
+        torch.from_numpy(call.ids.astype(np.int32)),
+        torch.from_numpy(call.weights),
+        activation=spec.activation,
+        act_fmt=spec.act_fmt,
+        a1_scale=None if static[0] is None else torch.tensor([static[0]], dtype=torch.float32),
+        a2_scale=None if static[1] is None else torch.tensor([static[1]], dtype=torch.float32),
+    )
+    error = ref.row_error(call.out.float().numpy(), y.double().numpy())
+    assert error.max() < 0.08
+    assert np.median(error) < 6e-3
 
 
 # ---- Weights, and what is refused ---------------------------------------------------------------

@@ -140,6 +140,22 @@ def test_layer(spec):
     check(compiled(spec, host.level()), spec)
 
 
+@pytest.mark.parametrize("act_fmt", ["mxfp4", "mxfp8"])
+def test_small_numbers_beside_a_large_one(act_fmt):
+    """What is left of them tells the scale of their block: E4M3 keeps them, E2M1 does not."""
+    spec = spec_of(64, 64, "mxfp4", act_fmt=act_fmt)
+    layer = layer_of(spec)
+    layer.w13[:, :, [0, 16]] &= 0xF0  # nothing meets the large ones, in columns 0 and 32
+    hidden = moe.random_hidden(17, 64, spec.dtype) / 8
+    hidden[:, [0, 32]] = 448
+    ids, weights = moe.random_routing(17, spec.experts, spec.top_k)
+    y = run(compiled(spec, host.level()), spec, layer, hidden, ids, weights)
+    truth = moe.fused_moe(hidden, layer, ids, weights, spec.dtype)
+    assert (y == 0).all() == (act_fmt == "mxfp4")
+    if act_fmt == "mxfp8":
+        assert ref.row_error(y.reshape(1, -1), truth.reshape(1, -1)).max() < 1e-3
+
+
 @each(level=LEVELS, spec=[SPECS[0], SPECS[5]])
 def test_levels(spec, level):
     """Vectors of other widths."""

@@ -69,12 +69,12 @@ def _value_steps(spec: ActQuantize) -> tuple[Any, Any]:
     return load, activate
 
 
-def encode_step(spec: ActQuantize) -> Any:
-    """Step from a block of a to its scale byte and packed codes."""
-    block, half, two = i64(spec.block), i64(spec.block // 2), i64(2)
+def amax_step(size: int) -> Any:
+    """Step from a block of ``size`` elements to the bits of its largest magnitude, int32 [1]."""
+    block = i64(size)
 
     @T.inline
-    def encode(a, g, magnitude, amax, byte, factor, code, pair, e):
+    def largest(a, magnitude, amax):
         for k in range(block):
             with T.sblock("magnitude"):
                 vk = T.axis.spatial(block, k)
@@ -85,6 +85,18 @@ def encode_step(spec: ActQuantize) -> Any:
                 with T.init():
                     amax[i64(0)] = 0
                 amax[i64(0)] = T.max(amax[i64(0)], magnitude[vk])
+
+    return largest
+
+
+def encode_step(spec: ActQuantize) -> Any:
+    """Step from a block of a to its scale byte and packed codes."""
+    block, half, two = i64(spec.block), i64(spec.block // 2), i64(2)
+    largest = amax_step(spec.block)
+
+    @T.inline
+    def encode(a, g, magnitude, amax, byte, factor, code, pair, e):
+        largest(a, magnitude, amax)
         for i in range(i64(1)):
             with T.sblock("scale"):
                 vi = T.axis.spatial(i64(1), i)

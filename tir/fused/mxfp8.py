@@ -17,6 +17,7 @@ from tvm.script import tirx as T
 from blockscale.base.formats import E4M3, GEMM
 from blockscale.tir import formats
 from blockscale.tir.common import i64, widen
+from blockscale.tir.fused.act_quantize_threads import amax_step
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,9 @@ class MxFp8Rule:
     """How rows between two GEMMs become MXFP8; stands where an `ActQuantize` does.
 
     Attributes:
-        dtype: of the values, 16 bits.
+        dtype: of the values, "bfloat16" or "float16".
+        block: values that share a scale.
+        gated: False: the values are activated already.
     """
 
     dtype: str
@@ -54,20 +57,11 @@ def code(value: PrimExpr, by: PrimExpr) -> PrimExpr:
 
 def encode_step(rule: MxFp8Rule) -> Any:
     """Step from a block of values to its scale byte and its codes, in the registers of a thread."""
-    block = i64(rule.block)
+    block, largest = i64(rule.block), amax_step(rule.block)
 
     @T.inline
     def encode(a, magnitude, amax, byte, factor, codes):
-        for k in range(block):
-            with T.sblock("magnitude"):
-                vk = T.axis.spatial(block, k)
-                magnitude[vk] = formats.abs_bits(widen(a[vk]))
-        for k in range(block):
-            with T.sblock("amax"):
-                vk = T.axis.reduce(block, k)
-                with T.init():
-                    amax[i64(0)] = 0
-                amax[i64(0)] = T.max(amax[i64(0)], magnitude[vk])
+        largest(a, magnitude, amax)
         for i in range(i64(1)):
             with T.sblock("scale"):
                 vi = T.axis.spatial(i64(1), i)

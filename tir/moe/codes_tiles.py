@@ -53,7 +53,10 @@ def moe_codes_tiles(spec: FusedMoe, part: int, slots: int | None = None) -> Prim
 
     Parameters are (a, b, a_scale, b_scale, w13_global, a1_scale, bias, expert_of_tile,
     rows_of_tile, a2_scale, alpha, limit, block_scale, packed), or (a, b, a_scale, b_scale,
-    w2_global, a2_scale, bias, expert_of_tile, d).
+    w2_global, a2_scale, bias, expert_of_tile, d).  Of codes (uint8): a [tiles, 768, K / per byte],
+    b [E, N, K / 2]; of scales (uint8) [.., 128-row tiles, 512-byte tiles along K]; float32
+    w13_global [E, 2], w2_global [E], bias [E, N], a1_scale and a2_scale [1]; d [tiles, 768, N] of
+    the layer's dtype.  All sizes are padded as in `gemm.tiles`; true ones are in its attributes.
     """
     func = _first(spec) if part == 1 else _second(spec)
     if slots is None:

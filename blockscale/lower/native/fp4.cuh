@@ -238,12 +238,16 @@ BS_INLINE int bs_byte_e4m3(int amax, float g) {
   return bs_scale_e4m3_ieee(amax, d);
 }
 
-// E8M0 byte of the least power of two >= amax / (6 g); NaN gives 255.
-BS_INLINE int bs_byte_ue8m0_ceil(int amax, float g) {
-  int bits = __float_as_int(__fdiv_rn(__int_as_float(amax), __fmul_rn(6.0f, g))) & 0x7FFFFFFF;
+// E8M0 byte of the least power of two >= amax / d; NaN gives 255.
+BS_INLINE int bs_byte_ue8m0_over(int amax, float d) {
+  int bits = __float_as_int(__fdiv_rn(__int_as_float(amax), d)) & 0x7FFFFFFF;
   int up = (min(bits, 0x7F800000) + 0x7FFFFF) >> 23;
   int byte = bits > 0x00400000 ? min(up, 254) : 0;
   return amax > 0 ? (bits > 0x7F800000 ? 255 : byte) : 0;
+}
+
+BS_INLINE int bs_byte_ue8m0_ceil(int amax, float g) {
+  return bs_byte_ue8m0_over(amax, __fmul_rn(6.0f, g));
 }
 
 // E8M0 byte of 2^(floor(log2(amax / g)) - 2); NaN gives 255.
@@ -354,12 +358,7 @@ BS_INLINE void bs_encode(void *packed, const void *values, float d, int byte) {
 
 // ---- MXFP8 --------------------------------------------------------------------------------------
 
-// E8M0 byte of the least power of two >= amax / 448; NaN gives 255.
-BS_INLINE int bs_scale_mxfp8(int amax) {
-  int bits = __float_as_int(__fdiv_rn(__int_as_float(amax), 448.0f));
-  int up = (min(bits, 0x7F800000) + 0x7FFFFF) >> 23;
-  return bits > 0x7F800000 ? 255 : bits > 0x00400000 ? min(up, 254) : 0;
-}
+BS_INLINE int bs_scale_mxfp8(int amax) { return bs_byte_ue8m0_over(amax, 448.0f); }
 
 // E4M3 codes of N 16-bit floats over d, a power of two or NaN, in `packed`.
 template <class F, int N>
