@@ -9,18 +9,28 @@ from tvm.tirx import PrimFunc
 
 from blockscale.base.targets import BULK_COPIES
 from blockscale.catalog.moe import WORKSPACE_ALIGNMENT
-from blockscale.catalog.registry import Bucket, Road, register
+from blockscale.catalog.registry import Bucket, Road, register, scheduled
 from blockscale.lower.cuda import Source
 from blockscale.lower.int4 import kernel
-from blockscale.lower.int4.plan import plans
-from blockscale.schedules.int4 import cpu
+from blockscale.schedules.int4 import cpu, wgmma
 from blockscale.specs import Int4Dequantize, Int4Mm
 from blockscale.specs.int4 import TILES
 from blockscale.tir.int4.dequantize import int4_dequantize
 from blockscale.tir.int4.mm import int4_mm
+from blockscale.tir.int4.tiles import int4_tiles
 
 ROWS = ((1, 1, 1), (8, 8, 4), (128, None, 8))
 """Rows of a weight, on average: tuned at, used up to, in tiles of."""
+
+
+LIMITS = (8, 16, 32, 64, 128, 256, 1024, None)
+"""On a GPU: rows up to which one weight has a kernel of its own; None: any number."""
+
+GROUPED_ROWS = ((1, 2), (8, 24), (64, 160), (512, 1536), (4096, None))
+"""On a GPU: rows of all experts for which a kernel is tuned, and up to which it is used."""
+
+MANY_ROWS = 4096
+"""Rows for which the kernel of any number is tuned."""
 
 
 def _buckets(spec: Int4Mm) -> tuple[Bucket, ...]:
@@ -39,9 +49,25 @@ def _product(spec: Int4Mm, bucket: Bucket, level: str, rows: int | None) -> Prim
     return int4_mm(spec, cpu.form(spec, level), cpu.tiling(spec, level, bucket.tile), rows)
 
 
+def _gpu_buckets(spec: Int4Mm) -> tuple[Bucket, ...]:
+    """By rows: for one weight numbers up to which tiles differ, for experts as MoE layers do."""
+    if spec.experts:
+        return tuple(Bucket(rows, most) for rows, most in GROUPED_ROWS)
+    return tuple(Bucket(most or MANY_ROWS, most) for most in LIMITS)
+
+
+def _tiles(spec: Int4Mm, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:
+    """Return the unscheduled product in whole tiles."""
+    if spec.layout != TILES:
+        raise TypeError(
+            f"{spec.name}: the weight is in layout {spec.layout!r}, which GPU kernels do not read; "
+            f"build the spec with layout={TILES!r}, or for a CPU level"
+        )
+    return int4_tiles(spec, rows)
+
+
 def _sources(spec: Int4Mm, arch: str, traces: Mapping[str, Trace | None]) -> Source:
-    """The host and device code; the plans are chosen by rule, for there is nothing to search."""
-    return kernel.sources(plans(spec, arch), spec, arch)
+    return kernel.sources(scheduled(spec, arch, traces), spec, arch)
 
 
 register(
@@ -52,7 +78,9 @@ register(
         sketches=lambda spec, bucket, level: cpu.int4_sketches(spec, level, bucket.tile),
     ),
     cuda=Road(
-        buckets=lambda spec: (),
+        buckets=_gpu_buckets,
+        body=_tiles,
+        sketches=lambda spec, bucket, level: wgmma.int4_sketches(spec, bucket.rows, level),
         lower=_sources,
         needs=frozenset({BULK_COPIES}),
         alignments=lambda spec: {"workspace": WORKSPACE_ALIGNMENT},

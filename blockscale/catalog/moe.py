@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple
 
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import Trace
@@ -20,13 +19,14 @@ from blockscale.catalog.gemm import grouped_buckets
 from blockscale.catalog.registry import Bucket, Road, Workload, register, scheduled, workloads
 from blockscale.lower.cuda import Source
 from blockscale.lower.moe import codes, kernel
-from blockscale.lower.moe.read import read
 from blockscale.lower.pipe.maps import SPREAD_ALIGNMENT, spreads_codes
+from blockscale.lower.warp.derive import derive
+from blockscale.lower.warp.kernel import Kernel
 from blockscale.schedules.moe import codes as codes_schedules
 from blockscale.schedules.moe import cpu, wgmma
 from blockscale.schedules.steps import Sketch
 from blockscale.specs import FusedMoe, MoeRoute
-from blockscale.specs.plans.moe import MoeGemm, MoePlan
+from blockscale.specs.plans.moe import MoeGemm, MoeTile
 from blockscale.tir.moe.codes_tiles import moe_codes_tiles
 from blockscale.tir.moe.fused_moe import ROW_TILES, fused_moe
 from blockscale.tir.moe.route import moe_route
@@ -42,14 +42,6 @@ WORKSPACE_ALIGNMENT = 16
 """Of the memory that a function divides: all its kernels load 16 bytes at a time."""
 
 
-class MoeBucket(NamedTuple):
-    """The kernels for up to ``limit`` tokens; None: for any number."""
-
-    limit: int | None
-    gemm1: MoePlan
-    gemm2: MoePlan
-
-
 def gemm_of(spec: FusedMoe, part: int | None) -> MoeGemm:
     """Return GEMM ``part`` of a layer."""
     first = part == 1
@@ -63,47 +55,53 @@ def gemm_of(spec: FusedMoe, part: int | None) -> MoeGemm:
         rows=spec.padded_rows if first else spec.padded_hidden,
         k=spec.padded_hidden if first else spec.padded_intermediate,
         top_k=spec.top_k,
+        cols=0 if first else spec.hidden,
     )
 
 
-def buckets(spec: FusedMoe, level: str, traces: Mapping[str, Trace | None]) -> list[MoeBucket]:
-    """Return the kernels of the exported function, ascending; equal neighbours are one bucket.
+def bodies(spec: FusedMoe, level: str, traces: Mapping[str, Trace | None]) -> list[kernel.Pair]:
+    """Return the scheduled GEMMs of the exported function, ascending.
 
     ``traces`` maps a workload's tag to the trace that won; None or absent: the default schedule.
     """
-    plans = {(w.rows, w.part): _plan(spec, w, level, traces) for w in workloads(spec, level)}
-    found: list[MoeBucket] = []
-    for bucket in MOE_BUCKETS:
-        first, second = (plans[bucket.rows, part] for part in PARTS)
-        if found and found[-1][1:] == (first, second):
-            found.pop()
-        found.append(MoeBucket(bucket.limit, first, second))
-    return found
+    found = {(w.rows, w.part): _body(spec, w, level, traces) for w in workloads(spec, level)}
+    return [
+        kernel.Pair(bucket.limit, *(found[bucket.rows, part] for part in PARTS))
+        for bucket in MOE_BUCKETS
+    ]
 
 
-def _plan(
+def _body(
     spec: FusedMoe, workload: Workload, level: str, traces: Mapping[str, Trace | None]
-) -> MoePlan:
-    """Return the plan of a trace (of the workload or one of its kin), or of the default."""
+) -> PrimFunc:
+    """Return the GEMM in the schedule of a trace (of the workload or its kin), or the default's."""
     trace = traces.get(workload.tag)
     if trace is None:
         sch = Schedule(workload.symbolic(level))
         workload.default(sch, level)
-        return read(sch.mod["main"]).check()
-    own = gemm_of(spec, workload.part)
+        return sch.mod["main"]
     *others, last = (workload, *workload.kin(level))
     for candidate in others:
         with suppress(ScheduleError):
-            return _replayed(candidate, level, trace, own)
-    return _replayed(last, level, trace, own)
+            return _replayed(candidate, level, trace, workload)
+    return _replayed(last, level, trace, workload)
 
 
-def _replayed(workload: Workload, level: str, trace: Trace, own: MoeGemm) -> MoePlan:
-    """Return the plan of a workload's trace, for the GEMM ``own``."""
-    sch = Schedule(workload.symbolic(level), debug_mask="none", error_render_level="fast")
+def _replayed(candidate: Workload, level: str, trace: Trace, own: Workload) -> PrimFunc:
+    """Return the GEMM of ``own`` in the schedule that a trace is of ``candidate``."""
+    sch = Schedule(candidate.symbolic(level), debug_mask="none", error_render_level="fast")
     trace.apply_to_schedule(sch, remove_postproc=False)
-    plan = read(sch.mod["main"])
-    return replace(plan, dtype=own.dtype, activation=own.activation).check()
+    if candidate.spec == own.spec:
+        return sch.mod["main"]
+    made = derive(sch.mod["main"])
+    sch = Schedule(own.symbolic(level))
+    wgmma.decided(sch, gemm_of(own.spec, own.part), tile_of(made), made.stages)
+    return sch.mod["main"]
+
+
+def tile_of(made: Kernel) -> MoeTile:
+    """Return the shape of a kernel's tile."""
+    return MoeTile(made.unit, made.cols_tile, made.rows_tile, made.slices, made.blocks)
 
 
 def _kin(spec: FusedMoe, part: int | None) -> list[FusedMoe]:
@@ -152,7 +150,7 @@ def _gemm_sketches(spec: FusedMoe, bucket: Bucket, level: str) -> list[Sketch]:
 
 
 def _sources(spec: FusedMoe, arch: str, traces: Mapping[str, Trace | None]) -> Source:
-    return kernel.sources(buckets(spec, arch, traces), spec, arch)
+    return kernel.sources(bodies(spec, arch, traces), spec, arch)
 
 
 def _codes_buckets(spec: FusedMoe) -> tuple[Bucket, ...]:

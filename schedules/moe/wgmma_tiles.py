@@ -1,25 +1,24 @@
 """What a grouped GEMM of an MoE layer may be on Hopper: tiles for a number of tokens.
 
-A tile is a `MoePlan` whose decisions of shape are made (they name tensor intrinsics, so each is a
-sketch of its own); the depth of its ring is left to choose.  Which tiles make sense depends on the
-tokens that an expert gets; `MoePlan.illegal` says what hardware and kernel forbid.  There are few
-of them, some 40 for all numbers of tokens: each is a kernel that nvcc compiles for seconds.
+A `MoeTile` is a sketch of its own, for it names tensor intrinsics; the depth of its ring is left to
+choose.  Which tiles make sense depends on the tokens that an expert gets; `MoeTile.illegal` says what
+hardware and lowering forbid.  There are few of them, some 40 for all numbers of tokens: each is a
+kernel that nvcc compiles for seconds.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import sqrt
 
 from blockscale.base import targets
 from blockscale.base.targets import CTA_RESERVED, GPU_TARGETS, Gpu
-from blockscale.specs.plans.moe import MoeGemm, MoePlan
+from blockscale.specs.plans.moe import MoeGemm, MoeTile
 
 HOPPER = GPU_TARGETS["sm_90a"]
 """An H100 SXM or H200; architectures without wgmma multiply many tokens by mma.sync, too."""
 
-MOST_STAGES, WGMMA_STAGES = 16, 8
-"""Of the ring, and of one of wgmma: from 4 to 9 it gained 1 % on an H200."""
+WGMMA_STAGES = 8
+"""Of a ring of wgmma: from 4 to 9 it gained 1 % on an H200."""
 
 MMA = {
     8: (
@@ -71,48 +70,25 @@ def expected_tokens(gemm: MoeGemm, tokens: int) -> float:
     return mean + sqrt(mean) if mean > 1.5 else mean
 
 
-def stages_in(plan: MoePlan, room: int) -> int:
-    """Return the most stages with which a CTA takes at most ``room`` bytes."""
-    one_less = plan.smem_bytes - plan.stages * plan.stage_bytes
-    return min(MOST_STAGES, (room - one_less) // plan.stage_bytes)
-
-
-def depths(tile: MoePlan, arch: Gpu = HOPPER) -> tuple[int, ...]:
+def depths(gemm: MoeGemm, tile: MoeTile, arch: Gpu = HOPPER) -> tuple[int, ...]:
     """Return the depths of the ring that are tried, the preferred one first.
 
     With mma.sync as deep as lets three to five or two CTAs share an SM: while one stores, the
     others load.  Registers of eight warps of wgmma leave no room for a second CTA; its ring need
     not be deep.
     """
+    deepest = tile.stages_in(gemm, arch.cta_shared)
     if tile.unit == "wgmma" and tile.consumers == 8:
-        deepest = stages_in(tile, arch.cta_shared)
         found = [min(n, deepest) for n in (WGMMA_STAGES, 4, 3)]
     else:
         shares = [arch.sm_shared // ctas - CTA_RESERVED for ctas in (3, 4, 5, 2, 1)]
-        found = [stages_in(tile, share) for share in shares]
+        found = [tile.stages_in(gemm, share) for share in shares]
         found = [n for n in found[:4] if n >= 3] or found[4:]
-    return tuple(n for n in dict.fromkeys(found) if replace(tile, stages=n).illegal() is None)
+    return tuple(n for n in dict.fromkeys(found) if 2 <= n <= deepest)
 
 
-def _base(gemm: MoeGemm, unit: str, tokens: int, rows: int, slices: int, blocks: int) -> MoePlan:
-    return MoePlan(
-        unit=unit,
-        fmt=gemm.fmt,
-        group=gemm.group,
-        zeros=gemm.zeros,
-        dtype=gemm.dtype,
-        activation=gemm.activation,
-        gather=gemm.gather,
-        rows=rows,
-        tokens=tokens,
-        slices=slices,
-        stages=2,
-        blocks_k=blocks,
-    )
-
-
-def tiles(gemm: MoeGemm, tokens: int, arch: Gpu = HOPPER) -> dict[MoePlan, str | None]:
-    """Return the tiles for about ``tokens`` tokens, and why one is illegal; two stages each."""
+def tiles(gemm: MoeGemm, tokens: int, arch: Gpu = HOPPER) -> dict[MoeTile, str | None]:
+    """Return the tiles for about ``tokens`` tokens, and why one is illegal."""
     wanted = expected_tokens(gemm, tokens)
     few, many = next((few, many) for limit, few, many in TOKENS if wanted <= limit)
     if targets.WGMMA not in arch.features:
@@ -121,14 +97,15 @@ def tiles(gemm: MoeGemm, tokens: int, arch: Gpu = HOPPER) -> dict[MoePlan, str |
         few = ()  # an instruction of wgmma is never slower
     shapes = [("wgmma", width, rows, 1, k) for rows, k in WGMMA for width in many]
     shapes += [("mma", width, *shape) for width in few for shape in MMA[width]]
-    found: dict[MoePlan, str | None] = {}
-    for shape in shapes:
-        tile = _base(gemm, *shape)
-        found[tile] = tile.illegal() or (None if depths(tile, arch) else "no ring of it fits")
+    found: dict[MoeTile, str | None] = {}
+    for unit, width, rows, slices, blocks in shapes:
+        tile = MoeTile(unit, rows, width, slices, blocks)
+        fits = None if depths(gemm, tile, arch) else "no ring of it fits"
+        found[tile] = tile.illegal(gemm) or fits
     return found
 
 
-def legal_tiles(gemm: MoeGemm, tokens: int, arch: Gpu = HOPPER) -> list[MoePlan]:
+def legal_tiles(gemm: MoeGemm, tokens: int, arch: Gpu = HOPPER) -> list[MoeTile]:
     """Return the legal ones of `tiles`, the default's first."""
     legal = [tile for tile, reason in tiles(gemm, tokens, arch).items() if reason is None]
     if legal[0].unit == "mma" and legal[0].tokens == 8:

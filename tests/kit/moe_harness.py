@@ -1,4 +1,4 @@
-"""Run one `MoePlan`'s kernel in the emulator on random operands, and judge it against float64."""
+"""Run a kernel of `moe_tiles` in the emulator on random operands, and judge it against float64."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ from typing import Any
 
 import numpy as np
 import torch
+import tvm
+from tvm.s_tir import Schedule
+from tvm.tirx import PrimFunc
 
 from blockscale import emulator
 from blockscale.base.sizes import ceil_div, round_up
-from blockscale.lower.moe.source import source
 from blockscale.lower.nvcc import compile_cuda_source
+from blockscale.lower.warp.derive import derive
+from blockscale.lower.warp.emit import emit
+from blockscale.lower.warp.kernel import Kernel
 from blockscale.ops.moe.tiles import K_ORDER
 from blockscale.ops.moe.weights import prepare_moe_weights
-from blockscale.specs.plans.moe import MoePlan
+from blockscale.schedules.moe import wgmma
+from blockscale.specs.plans.moe import MoeGemm, MoeTile
+from blockscale.tir.moe.tiles import moe_tiles
 from tests.reference import core as ref
 from tests.reference import moe as moe
 
@@ -23,22 +30,58 @@ UNWRITTEN = 0x7FC1
 """16 bits that no kernel writes: a NaN of bfloat16 and of float16."""
 
 
-def plan(**changes: Any) -> MoePlan:
-    """Return a plan with these decisions; all others are plain ones."""
-    base: dict[str, Any] = {
-        "unit": "mma", "fmt": "nvfp4", "group": 16, "zeros": False, "dtype": "bfloat16",
-        "activation": "swiglu", "gather": True, "rows": 64, "tokens": 8, "slices": 2, "stages": 3,
-        "blocks_k": 2,
-    }  # fmt: skip
-    base |= changes
-    base["gather"] = base["activation"] != "none"
-    return MoePlan(**base).check()
+@dataclass(frozen=True)
+class Of:
+    """The decisions of a kernel but for the layer's sizes; see `MoeGemm` and `MoeTile`."""
+
+    unit: str = "mma"
+    fmt: str = "nvfp4"
+    group: int = 16
+    zeros: bool = False
+    dtype: str = "bfloat16"
+    activation: str = "swiglu"
+    rows: int = 64
+    tokens: int = 8
+    slices: int = 2
+    stages: int = 3
+    blocks_k: int = 2
+
+    @property
+    def gather(self) -> bool:
+        """Whether it is GEMM 1."""
+        return self.activation != "none"
+
+    @property
+    def tile(self) -> MoeTile:
+        """The tile's shape."""
+        return MoeTile(self.unit, self.rows, self.tokens, self.slices, self.blocks_k)
+
+    def gemm(self, experts: int, rows: int, k: int, top_k: int, cols: int = 0) -> MoeGemm:
+        """The GEMM of these sizes."""
+        form = (self.fmt, self.group, self.zeros, self.dtype, self.activation)
+        return MoeGemm(*form, experts, rows, k, top_k, cols)
+
+
+def plan(**changes: Any) -> Of:
+    """Return a kernel with these decisions; all others are plain ones."""
+    return Of(**changes)
 
 
 @cache
-def ptx(of: MoePlan, arch: str = "sm_90a") -> str:
-    """Return the PTX of a plan's kernel."""
-    return compile_cuda_source(source(of, "moe"), arch, ptx=True).image.decode()
+def scheduled(of: Of, gemm: MoeGemm) -> PrimFunc:
+    """Return the scheduled GEMM."""
+    reason = of.tile.illegal(gemm)
+    assert reason is None, reason
+    sch = Schedule(tvm.IRModule({"main": moe_tiles(gemm)}))
+    wgmma.decided(sch, gemm, of.tile, of.stages)
+    return sch.mod["main"]
+
+
+@cache
+def kernel(of: Of, gemm: MoeGemm, arch: str = "sm_90a") -> tuple[Kernel, str]:
+    """Return the kernel of a scheduled GEMM, and its PTX."""
+    made = derive(scheduled(of, gemm))
+    return made, compile_cuda_source(emit(made, "moe"), arch, ptx=True).image.decode()
 
 
 def blocks_of(ids: np.ndarray, experts: int, tokens: int) -> tuple[np.ndarray, np.ndarray]:
@@ -96,7 +139,7 @@ class Outcome:
 
 
 def run(
-    of: MoePlan,
+    of: Of,
     ids: np.ndarray,
     *,
     experts: int = 3,
@@ -109,7 +152,7 @@ def run(
     seed: int = 0,
     arch: str = "sm_90a",
 ) -> Outcome:
-    """Run GEMM 1 (a plan that gathers) or GEMM 2 of a random layer.
+    """Run GEMM 1 (which gathers) or GEMM 2 of a random layer.
 
     ``scaled``: rows have scales; ``limits``: alpha and limit of the activation.
     """
@@ -138,12 +181,13 @@ def run(
         (1.702, 7.0) if of.activation == "swiglu_oai" else (1.0, float(np.finfo(np.float32).max))
     )
     kind = limits or defaults
+    scalars = [np.float32(v) for v in kind] if of.gather else []
+    gemm = of.gemm(experts, w.shape[1] * 64, round_up(k, 64), top_k, 0 if of.gather else columns)
+    made_kernel, code = kernel(of, gemm, arch)
     report = emulator.launch(
-        ptx(of, arch), entry="moe", grid=ctas, block=of.threads, dynamic_smem=of.smem_bytes,
+        code, entry="moe", grid=ctas, block=made_kernel.threads, dynamic_smem=made_kernel.shared,
         args=[stored, w, ws, overall, shift, factor, order, blocks,
-              np.array([len(blocks)], np.int32), out, w.shape[1] * 64,
-              round_up(k, 64), round_up(k, 64), columns, columns, top_k,
-              *(np.float32(v) for v in kind)],
+              np.array([len(blocks)], np.int32), out, *scalars],
         seed=seed,
     )  # fmt: skip
     scale = np.ones(len(x)) if factor is None else factor.astype(np.float64)

@@ -1,7 +1,8 @@
-"""The GEMMs of MoE layers (native/moe_gemm.cuh) in the emulator, and what ptxas makes of them."""
+"""The GEMMs of MoE layers that decode weights in the emulator, and what ptxas makes of them."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,13 @@ from bench.tcgen05 import sass
 from blockscale import catalog
 from blockscale.base.formats import MOE
 from blockscale.catalog import moe as catalog_moe
-from blockscale.lower.moe.source import source
 from blockscale.lower.nvcc import compile_cuda_source
+from blockscale.lower.warp.derive import derive
+from blockscale.lower.warp.emit import LOADER_REGISTERS, emit
 from blockscale.specs import FusedMoe
-from blockscale.specs.plans.moe import MoePlan, PlanError
+from blockscale.specs.plans.moe import MoeGemm
 from tests.kit import moe_harness
-from tests.kit.moe_harness import plan
+from tests.kit.moe_harness import Of, plan
 from tests.kit.pairwise import each, pairs, seeds, those
 from tests.reference import moe as moe
 
@@ -42,7 +44,7 @@ def ids_of(tokens: int, top_k: int = 2, experts: int = 3, seed: int = 0) -> np.n
     return ids
 
 
-def right(of: MoePlan, ids: np.ndarray, **options: Any) -> None:
+def right(of: Of, ids: np.ndarray, **options: Any) -> None:
     """Fail unless the kernel's rows are right."""
     limit = (INT4_LIMIT if of.fmt == "int4" else LIMIT)[of.dtype]
     moe_harness.run(of, ids, **options).judge(limit)
@@ -83,7 +85,7 @@ def test_ragged_sizes(unit: str, sizes: tuple[int, int], activation: str) -> Non
 def test_ragged_sizes_of_neighbouring_tiles(unit: str, activation: str) -> None:
     """A thread that stores 16 bytes of two tiles at once stores none beyond a row's end."""
     of = plan(**UNITS[unit] | {"rows": 256, "tokens": 8, "slices": 1}, activation=activation)
-    assert of.tiles_m == 2
+    assert of.tile.tiles_m == 2
     right(of, ids_of(11), hidden=48, intermediate=48, bias=True)
 
 
@@ -154,8 +156,10 @@ def test_routings(unit: str, kind: str) -> None:
 
 def test_what_cp_async_wrote_is_fenced_before_wgmma_reads_it() -> None:
     """By its text: cp.async is of the generic proxy, wgmma of the asynchronous one."""
-    assert "fence.proxy.async" in moe_harness.ptx(plan(**UNITS["wgmma"]))
-    assert "fence.proxy.async" not in moe_harness.ptx(plan(**UNITS["mma"]))
+    for unit, wanted in (("wgmma", True), ("mma", False)):
+        of = plan(**UNITS[unit])
+        _, code = moe_harness.kernel(of, of.gemm(3, 256, 128, 2))
+        assert ("fence.proxy.async" in code) == wanted
 
 
 def test_mma_is_right_on_blackwell() -> None:
@@ -173,64 +177,70 @@ def test_ptxas_keeps_wgmma_asynchronous_and_spills_nothing_where_it_runs(
     request: pytest.FixtureRequest,
 ) -> None:
     """Of default plans: serialised, wgmma waits after each; only loading warps may spill."""
-    plans = [
-        one
+    kernels = [
+        derive(body)
         for spec in SPECS
-        for bucket in catalog_moe.buckets(spec, "sm_90a", {})
-        for one in (bucket.gemm1, bucket.gemm2)
+        for _, *pair in catalog_moe.bodies(spec, "sm_90a", {})
+        for body in pair
     ]
     if not request.config.getoption("--exhaustive"):  # seconds each: one of a format and unit
-        plans = [*{(one.fmt, one.unit): one for one in plans}.values()]
-    widest = plan(unit="wgmma", rows=256, tokens=160, slices=1, blocks_k=2)
-    assert any(one.unit == "wgmma" for one in plans)
-    for one in dict.fromkeys([*plans, widest]):
-        made = compile_cuda_source(source(one, "moe"), "sm_90a")
-        assert not made.losses, f"{one}: {made.losses}"
-        if one.unit == "mma":
-            assert made.resources[0]["spills"] == 0, f"{one}: {made.resources}"
+        kernels = [*{(one.form.fmt, one.unit): one for one in kernels}.values()]
+    of = plan(unit="wgmma", rows=256, tokens=160, slices=1, blocks_k=2)
+    widest, _ = moe_harness.kernel(of, of.gemm(8, 1536, 2048, 2))
+    assert any(one.unit == "wgmma" for one in kernels)
+    for text in dict.fromkeys(emit(one, "moe") for one in [*kernels, widest]):
+        made = compile_cuda_source(text, "sm_90a")
+        assert not made.losses, f"{text[-300:]}: {made.losses}"
+        if "wgmma" not in text:
+            assert made.resources[0]["spills"] == 0, made.resources
             continue
         stems = [
             instruction.stem for instruction in sass.disassemble(made.image, "moe").instructions
         ]
         first, last = (f(i for i, stem in enumerate(stems) if stem == "HGMMA") for f in (min, max))
-        assert not {"STL", "LDL"} & set(stems[first : last + 1]), f"{one}: {made.resources}"
+        assert not {"STL", "LDL"} & set(stems[first : last + 1]), made.resources
 
 
 def test_registers_of_a_cta_stay_what_they_were() -> None:
     """More than at the start would wait for ever."""
     for rows, tokens in ((128, 64), (256, 8), (256, 160)):
         of = plan(unit="wgmma", rows=rows, tokens=tokens, slices=1, blocks_k=2)
-        start = 65536 // of.threads // 8 * 8 * of.threads
-        asked = of.consumers * 32 * of.consumer_registers + of.producers * 32 * 56
-        assert asked <= start
-        assert of.consumer_registers % 8 == 0
+        made, code = moe_harness.kernel(of, of.gemm(3, 256, 128, 2))
+        (more,) = (int(n) for n in re.findall(r"setmaxnreg.inc\S* (\d+)", code))
+        start = 65536 // made.threads // 8 * 8 * made.threads
+        assert more * 32 * made.consumers + LOADER_REGISTERS * 32 * made.loaders <= start
+        assert more % 8 == 0
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"unit": "fma"}, "neither"),
-        ({"fmt": "nvfp4", "group": 32}, "groups of 32"),
-        ({"zeros": True}, "only int4"),
         ({"tokens": 12}, "12 tokens"),
         ({"rows": 48}, "48 rows"),
         ({"slices": 3}, "3 slices"),
         ({"slices": 4, "blocks_k": 2}, "do not make 4 slices"),
         ({"rows": 256, "tokens": 64, "slices": 8, "blocks_k": 8}, "registers"),
-        ({"stages": 1}, "between 2 and 16"),
-        ({"stages": 16, "rows": 256, "slices": 1}, "shared memory"),
+        ({"rows": 256, "tokens": 16, "slices": 8, "blocks_k": 8}, "shared memory"),
         ({"unit": "wgmma", "slices": 1, "rows": 128, "blocks_k": 1}, "even number"),
         ({"unit": "wgmma", "slices": 2, "rows": 128}, "one slice"),
     ],
 )
-def test_illegal_plans(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(PlanError, match=said):
-        plan(**changes)
+def test_illegal_tiles(changes: dict[str, Any], said: str) -> None:
+    of = plan(**changes)
+    reason = of.tile.illegal(of.gemm(3, 256, 128, 2))
+    assert reason is not None
+    assert said in reason
+
+
+def test_groups_of_128_are_whole_in_a_stage() -> None:
+    gemm = MoeGemm("int4", 128, False, "bfloat16", "swiglu", 3, 256, 256, 2)
+    assert "groups of 128" in str(plan(slices=1, blocks_k=1).tile.illegal(gemm))
 
 
 def test_every_bucket_has_a_plan_at_every_level() -> None:
     for level in ("sm_90a", "sm_100a", "sm_120a"):
         for spec in SPECS:
-            found = catalog_moe.buckets(spec, level, {})
-            assert found[-1].limit is None
+            found = catalog_moe.bodies(spec, level, {})
+            assert found[-1][0] is None
             assert len(catalog.workloads(spec, level)) == 10

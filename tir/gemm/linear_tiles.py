@@ -16,7 +16,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from tvm.backend.cuda.op import cuda_func_call
 from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
@@ -31,17 +30,14 @@ from blockscale.tir.moe.tiles import (
     K_TILE,
     ROW_TILE,
     TOKEN_TILE,
+    approximate_sigmoid,
+    column,
     decoded,
     f32,
     left_over,
     natural,
+    relu2,
 )
-
-
-def column(sixteen: PrimExpr, row: PrimExpr) -> PrimExpr:
-    """The column of y of a gate: two tiles of 16 rows have 16, and a thread four neighbours."""
-    pair = row // i64(2) * i64(4) + sixteen % i64(2) * i64(2) + row % i64(2)
-    return sixteen // i64(2) * i64(16) + pair
 
 
 def linear_tiles(spec: Linear, rows: int | None = None) -> PrimFunc:
@@ -88,19 +84,11 @@ def activated(name: str, value: PrimExpr) -> PrimExpr:
     if name == "none":
         return value
     if name == "relu2":
-        positive = T.max(value, T.float32(0))
-        return positive * positive
+        return relu2(value)
     if name == "silu":
-        return value * sigmoid(value)
+        return value * approximate_sigmoid(value)
     inner = T.float32(0.7978845608028654) * (value + T.float32(0.044715) * value * value * value)
-    return value * sigmoid(T.float32(2) * inner)  # (1 + tanh(z)) / 2 = sigmoid(2 z)
-
-
-def sigmoid(value: PrimExpr) -> PrimExpr:
-    """1 / (1 + exp(-value)) by the approximations of exp and of a quotient."""
-    return cuda_func_call(
-        "bs_sigmoid", value, source_code='#include "mma.cuh"\n', return_type="float32"
-    )
+    return value * approximate_sigmoid(T.float32(2) * inner)  # (1 + tanh(z)) / 2 = sigmoid(2 z)
 
 
 def _sizes(spec: Linear) -> tuple[PrimExpr, ...]:
@@ -116,7 +104,7 @@ def _products(spec: Linear) -> Any:
     R, RB, KB, SB, SN = _sizes(spec)
     N, dtype = i64(TOKEN_TILE), spec.dtype
     numbers = dtype if spec.fmt == "int4" else "uint8"
-    decode = partial(decoded, spec.fmt, spec.group, spec.zero, dtype, raw=True)
+    decode = partial(decoded, spec.fmt, spec.group, spec.zero, dtype, channels=True)
 
     @T.inline
     def steps(x, packed, block_scale, C, tiles):

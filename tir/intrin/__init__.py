@@ -8,11 +8,6 @@ from functools import cache
 
 def register_named(trace: str) -> None:
     """Register the intrinsics that ``trace`` may name: TVM must know them to read it."""
-    if "cp_async_" in trace:  # the others have none
-        from blockscale.tir.intrin import hopper
-
-        hopper.register_named(trace)
-        return
     if "warp_" in trace:
         from blockscale.tir.intrin import warp
 

@@ -24,16 +24,22 @@ SHORT = {"bfloat16": "bf16", "float16": "f16"}
 
 
 def decoding(
-    name: str, weight: tuple[str, int, bool], dtype: str, call: Callable[..., PrimExpr], raw: bool
+    name: str,
+    weight: tuple[str, int, int],
+    dtype: str,
+    call: Callable[..., PrimExpr],
+    channels: bool,
 ) -> str:
     """Register and name: 16 rows x 64 k of a weight become the A fragments of four MMAs.
 
+    What `tir.moe.tiles.left_over` says is left to the epilogue.
+
     Args:
         name: of the intrinsic.
-        weight: its format, elements of K that share a scale, whether codes have zero points.
+        weight: its format, elements of K that share a scale, kind of zeros (`MoeGemm.zeros`).
         dtype: of the fragments, "bfloat16" or "float16".
         call: the device function, of fragments, codes, scales and the numbers of ``weight``.
-        raw: whether the power of two that `tir.moe.tiles.left_over` says is left to the epilogue.
+        channels: whether K is in the order of channels, or of positions; see `tir.moe.tiles.decoded`.
     """
     fmt, group, zeros = weight
     M, K, N, B = i64(16), i64(64), i64(WORDS), i64(scale_count(fmt, group, zeros))
@@ -44,7 +50,7 @@ def decoding(
         for r, p in T.grid(M, K):
             with T.sblock("decode"):
                 vr, vp = T.axis.remap("SS", [r, p])
-                A[vr, vp] = decoded(fmt, group, zeros, dtype, W, S, vr, vp, raw=raw)
+                A[vr, vp] = decoded(fmt, group, zeros, dtype, W, S, vr, vp, channels=channels)
 
     def impl(W: T.Buffer, S: T.Buffer, A: T.Buffer) -> PrimExpr:
         return call(A.access_ptr("w"), W.access_ptr("r"), S.access_ptr("r"), *numbers)

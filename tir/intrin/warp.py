@@ -10,6 +10,7 @@ each has its own 16 of the 64 rows (9.7.15.5.2).
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
 
 from tvm.ir import Expr as PrimExpr
@@ -29,19 +30,26 @@ ROW = 64
 
 _LONG = {short: dtype for dtype, short in SHORT.items()}
 
+_ZEROS = ("", "z", "t")
+"""Kinds of zeros in names; see `MoeGemm.zeros`."""
+
 call = partial(cuda_blocks.call, header=HEADER)
 
 
 def register_named(text: str) -> None:
     """Register the intrinsics that ``text`` names."""
     makers = {
-        r"warp_bulk_(\d+)x(\d+)_([a-z]+\d+)": lambda m: bulk(int(m[1]), int(m[2]), m[3]),
+        r"warp_bulk_(\d+)x(\d+)_([a-z]+\d+)(_of)?": (
+            lambda m: bulk(int(m[1]), int(m[2]), m[3], bool(m[4]))
+        ),
         r"warp_async_(\d+)x(\d+)_([a-z]+\d+)": lambda m: run(int(m[1]), int(m[2]), m[3]),
         r"warp_tma_(\d+)x64_(bf16|f16)": lambda m: tma(int(m[1]), _LONG[m[2]]),
-        rf"warp_decode_({'|'.join(MOE)})_g(\d+)(z?)_(bf16|f16)(_steps)?": (
-            lambda m: decode(m[1], int(m[2]), bool(m[3]), _LONG[m[4]], bool(m[5]))
+        r"warp_row64_(bf16|f16)(_of)?": lambda m: row(_LONG[m[1]], bool(m[2])),
+        rf"warp_decode_({'|'.join(MOE)})_g(\d+)([zt]?)_(bf16|f16)(_steps|_positions)?": (
+            lambda m: decode(m[1], int(m[2]), _ZEROS.index(m[3]), _LONG[m[4]], (m[5] or "")[1:])
         ),
         r"warp_fragment_(bf16|f16)": lambda m: fragment(_LONG[m[1]]),
+        r"warp_matrices_(bf16|f16)": lambda m: matrices(_LONG[m[1]]),
         r"warp_mma_m16n8k64_(bf16|f16)": lambda m: mma(_LONG[m[1]]),
         r"warp_wgmma_m16n(\d+)k16_(bf16|f16)": lambda m: wgmma(int(m[1]), _LONG[m[2]]),
     }
@@ -56,12 +64,13 @@ def register_named(text: str) -> None:
 
 
 @intrinsic
-def bulk(blocks: int, count: int, dtype: str) -> str:
+def bulk(blocks: int, count: int, dtype: str, table: bool = False) -> str:
     """Register and name: copy codes, scales or channels of a row of x to shared memory.
 
     cp.async.bulk (PTX ISA 9.7.9.25.4.1) of contiguous bytes: ``blocks`` of ``count`` elements.
+    With ``table`` they are the expert's that a table names.
     """
-    return _contiguous("bulk", blocks, count, dtype)
+    return _contiguous("bulk", blocks, count, dtype, table)
 
 
 @intrinsic
@@ -73,12 +82,26 @@ def run(blocks: int, count: int, dtype: str) -> str:
     return _contiguous("async", blocks, count, dtype)
 
 
-def _contiguous(how: str, blocks: int, count: int, dtype: str) -> str:
-    def move(target: T.Buffer, source: T.Buffer) -> PrimExpr:
-        return call(f"bs_warp_{how}", target.access_ptr("w"), source.access_ptr("r"))
-
+def _contiguous(how: str, blocks: int, count: int, dtype: str, table: bool = False) -> str:
     shape = (i64(blocks), i64(count)) if blocks > 1 else (i64(count),)
-    return copy(f"warp_{how}_{blocks}x{count}_{dtype}", shape, dtype, ("global", SMEM), move)
+    name = f"warp_{how}_{blocks}x{count}_{dtype}{'_of' if table else ''}"
+    return copy(name, shape, dtype, ("global", SMEM), _moves(f"bs_warp_{how}"), table)
+
+
+def _moves(function: str) -> Callable[[T.Buffer, T.Buffer], PrimExpr]:
+    """Return what calls the device function, of the target and the source."""
+    return lambda target, source: call(function, target.access_ptr("w"), source.access_ptr("r"))
+
+
+@intrinsic
+def row(dtype: str, table: bool) -> str:
+    """Register and name: copy 64 positions of a row of x to a row of 128 bytes in shared memory.
+
+    Eight lanes' cp.async of 16 bytes (PTX ISA 9.7.9.25.3.1), swizzled by the row as wgmma and
+    ldmatrix read it.  With ``table`` it is the row that a table names.
+    """
+    name = f"warp_row64_{SHORT[dtype]}{'_of' if table else ''}"
+    return copy(name, (i64(ROW),), dtype, ("global", SMEM), _moves("bs_warp_row"), table)
 
 
 @intrinsic
@@ -133,21 +156,47 @@ def fragment(dtype: str) -> str:
     return describe(f"warp_fragment_{SHORT[dtype]}", operands, desc, impl)
 
 
+@intrinsic
+def matrices(dtype: str) -> str:
+    """Register and name: 8 rows of 64 positions to the B fragments of four MMAs, in registers.
+
+    Two ldmatrix of four matrices (PTX ISA 9.7.14.5.15): MMA j takes positions 16 j to 16 j + 15.
+    """
+    N, K = i64(8), i64(ROW)
+
+    @T.inline
+    def desc(S, D):
+        for n, p in T.grid(N, K):
+            with T.sblock("fragment"):
+                vn, vp = T.axis.remap("SS", [n, p])
+                D[vn, vp] = S[vn, vp]
+
+    def impl(source: T.Buffer, target: T.Buffer) -> PrimExpr:
+        return call("bs_warp_matrices", target.access_ptr("w"), source.access_ptr("r"))
+
+    operands = (
+        Operand("S", (N, K), dtype, scope=SMEM),
+        Operand("D", (N, K), dtype, "w", LOCAL),
+    )
+    return describe(f"warp_matrices_{SHORT[dtype]}", operands, desc, impl)
+
+
 # ---- Decoding -----------------------------------------------------------------------------------
 
 
 @intrinsic
-def decode(fmt: str, group: int, zeros: bool, dtype: str, steps: bool) -> str:
+def decode(fmt: str, group: int, zeros: int, dtype: str, order: str = "") -> str:
     """Register and name: decode 16 rows x 64 k to the A fragments of four MMAs, in registers.
 
-    A word of codes is of rows g and g + 8.  A thread takes its own four, of 16 channels of each
-    row; with ``steps`` those of its quad's threads that have the channels of MMA j, 16 j to
-    16 j + 15.  `native/moe/moe_decode.cuh` says how, `tir.moe.tiles.left_over` what it leaves.
+    A word of codes is of rows g and g + 8.  A thread takes its own four: ``order`` "" of 16
+    channels of each row; "positions" word j of the positions that MMA j takes of it; and "steps"
+    those of its quad's threads that have the channels of MMA j, 16 j to 16 j + 15.
+    `native/moe/moe_decode.cuh` says how, `tir.moe.tiles.left_over` what it leaves.
     """
-    name = f"warp_decode_{fmt}_g{group}{'z' if zeros else ''}_{SHORT[dtype]}"
-    issue = partial(call, f"bs_warp_decode{'_steps' if steps else ''}")
-    name += "_steps" if steps else ""
-    return decoding(name, (fmt, group, zeros), dtype, issue, raw=True)
+    suffix = f"_{order}" if order else ""
+    name = f"warp_decode_{fmt}_g{group}{_ZEROS[int(zeros)]}_{SHORT[dtype]}{suffix}"
+    issue = partial(call, f"bs_warp_decode{suffix}")
+    return decoding(name, (fmt, group, zeros), dtype, issue, channels=order != "positions")
 
 
 # ---- Products -----------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from blockscale.tir.common import fix_shape, i64
 from blockscale.tir.fused import mxfp8
 from blockscale.tir.fused.act_quantize_threads import encode_step
 from blockscale.tir.fused.mxfp8 import MxFp8Rule
-from blockscale.tir.gemm.linear_tiles import sigmoid
+from blockscale.tir.moe.tiles import approximate_sigmoid
 from blockscale.tir.gemm.tiles import ATOM_BYTES, OPTIONAL, PARAMS, ROW_TILE, Sizes, products
 from blockscale.tir.gemm.tiles import true_shapes as shapes_of
 
@@ -74,12 +74,12 @@ def activated(
     """The activation in float32, by the sigmoid that GPUs approximate."""
     if activation == "gelu_tanh":  # (1 + tanh(z)) / 2 = sigmoid(2 z)
         cubed = T.float32(0.044715) * gate * gate * gate
-        return gate * sigmoid(T.float32(2 * 0.7978845608028654) * (gate + cubed)) * up
+        return gate * approximate_sigmoid(T.float32(2 * 0.7978845608028654) * (gate + cubed)) * up
     gate = T.min(gate, limit)
     up = T.max(T.min(up, limit), T.float32(0) - limit)
     if activation == "swiglu_oai":
         up = up + T.float32(1)
-    return gate * sigmoid(alpha * gate) * up
+    return gate * approximate_sigmoid(alpha * gate) * up
 
 
 def _first(spec: FusedMoe) -> PrimFunc:

@@ -3,38 +3,44 @@
 GEMM 1 gathers, multiplies, and applies the activation to pairs of rows (gate, up):
 
     acc[r] = sum_k x[order[s] / top_k, k] * w[e, r, k]        row r of the weights, sorted slot s
-    out[s, p] = round(act(acc[gate of p] * factor[e, 0] * f + bias, acc[up of p] * factor[e, 1] ..))
+    out[s, p] = round(act(fma(acc[gate of p], factor[e, 0] * f, bias), fma(acc[up of p], ..)))
 
-GEMM 2 reads what GEMM 1 wrote, and scatters: out[order[s], r] = round(acc[r] * factor[e] * f +
-bias[e, r]).  f is the row's scale (activations in FP8 or NVFP4), sums are float32.
+GEMM 2 reads what GEMM 1 wrote, and scatters: out[order[s], r] = round(fma(acc[r], factor[e] * f,
+bias[e, r])).  f is the row's scale (activations in FP8 or NVFP4), sums are float32.
 
 Weights are "tiles64" (`moe.tiles`): [experts, rows / 64, K / 64, 4 tiles of 16 rows x
 32 lanes x 4 words] of 32 bits; K is in the order of positions, 16 to a step of the MMA.  Word j of
 lane 4 g + t holds rows g and g + 8, positions 16 j + 2 t, + 1, + 8, + 9.  Scales likewise, per
-tile of 16 rows.  A decoded weight is rounded to the dtype of x.  With a gate, tiles of 16 rows are
-8 of gate, then 8 of up; `natural` and `_position` say which columns rows of the layout become.
+tile of 16 rows.  A decoded weight is w * 2^-LEFT_OVER, rounded to the dtype of x.  With a gate,
+tiles of 16 rows are 8 of gate, then 8 of up; `natural` and `column` say which columns rows of the
+layout become.
 
 Slots are padded: those of an expert to tiles of `TOKEN_TILE`.  A padding slot's order is the
 number of slots: it reads the row behind the last one of x (zeros), and writes the row behind the
 last one of out, which nobody reads.  Rows and K are padded to `ROW_TILE` and `K_TILE`.  Padding
-exists on paper only: a kernel's tiles end where the block of tokens, rows and K do.
+exists on paper only: a kernel's tiles end where the block of tokens, rows and K do; the true sizes
+are in the attribute "blockscale.shapes".
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache, partial
+from typing import Any
 
 from tvm import tirx
+from tvm.backend.cuda.op import cuda_func_call
 from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from blockscale.base.formats import E4M3, MOE
-from blockscale.base.sizes import round_up
-from blockscale.specs.plans.moe import ATTRIBUTE, MoeGemm, scale_count
+from blockscale.base.sizes import ceil_div, round_up
+from blockscale.specs.plans.moe import AFTER, ATTRIBUTE, TERM, MoeGemm, scale_count
 from blockscale.tir import formats
 from blockscale.tir.common import i64
+from blockscale.tir.gemm.tiles import OPTIONAL, PARAMS
 
 TOKEN_TILE = 8 * 6983776800
 """Slots of a padded tile, which every plan's tokens divide: multiples of 8 up to 256, but those of
@@ -84,7 +90,7 @@ def _u32(value: int) -> PrimExpr:
     return tirx.const(value, "uint32")
 
 
-def scale_index(group: int, zeros: bool, row: PrimExpr, quad: PrimExpr, high: PrimExpr) -> PrimExpr:
+def scale_index(group: int, zeros: int, row: PrimExpr, quad: PrimExpr, high: PrimExpr) -> PrimExpr:
     """Where the scale of row ``row`` (g; + 8 if ``high``) for the k of thread ``quad`` lies."""
     if group == 16:
         return (row * i64(4) + quad) * i64(2) + high
@@ -95,7 +101,7 @@ def scale_index(group: int, zeros: bool, row: PrimExpr, quad: PrimExpr, high: Pr
     return at * i64(2) if zeros else at
 
 
-def left_over(fmt: str, zeros: bool, dtype: str) -> float:
+def left_over(fmt: str, zeros: int, dtype: str) -> float:
     """What instructions that decode leave to be multiplied after the sum, a power of two."""
     if fmt == "int4":
         return 2.0**21 if dtype == "bfloat16" and not zeros else 1.0
@@ -103,11 +109,22 @@ def left_over(fmt: str, zeros: bool, dtype: str) -> float:
 
 
 def weight(
-    fmt: str, dtype: str, number: PrimExpr, scale: PrimExpr, zero: PrimExpr | None, left: float
+    fmt: str,
+    dtype: str,
+    number: PrimExpr,
+    scale: PrimExpr,
+    zero: PrimExpr | None,
+    left: float,
+    term: bool = False,
 ) -> PrimExpr:
-    """A weight / ``left``, rounded to ``dtype``: of its code's value and of its stored scale."""
+    """A weight / ``left``, rounded to ``dtype``: of its code's value and of its stored scale.
+
+    ``term``: ``zero`` is added to the product; else it is what codes are counted from.
+    """
     if fmt != "int4":
         value = number * _power_scale(fmt, scale)
+    elif term:
+        value = T.fma(number - T.float32(8), f32(scale), f32(zero))
     else:
         origin = tirx.const(8.0, "float32") if zero is None else f32(zero)
         value = (number - origin) * f32(scale)
@@ -126,7 +143,7 @@ def _power_scale(fmt: str, byte: PrimExpr) -> PrimExpr:
 def decoded(
     fmt: str,
     group: int,
-    zeros: bool,
+    zeros: int,
     dtype: str,
     words: T.Buffer,
     scales: T.Buffer,
@@ -135,20 +152,20 @@ def decoded(
     tile: tuple[PrimExpr, ...] | None = None,
     block: PrimExpr | None = None,
     *,
-    raw: bool = False,
+    channels: bool = False,
 ) -> PrimExpr:
-    """The weight of ``row`` and ``position`` of a block of 64 k, from words and scales.
+    """The weight of ``row`` and ``position`` of a block of 64 k, without what is `left_over`.
 
     Of buffers of 16 rows and such a block; or of all of them with ``tile``, indices of the block of
     64 rows, and ``block``, its number along K.
 
-    ``raw``: of a linear layer, without what is `left_over`; ``position`` is the channel then, each
-    thread has 16 neighbouring ones, and the words of a quad's threads begin with the thread g / 2.
+    ``channels``: of a linear layer; ``position`` is the channel, each thread has 16 neighbouring
+    ones, and the words of a quad's threads begin with the thread g / 2.
     """
     lane_row, high = row % i64(8), row % i64(16) // i64(8)
     quad, word = position % i64(8) // i64(2), position // i64(16)
     turned = quad
-    if raw:
+    if channels:
         quad, word = position // i64(16), position % i64(8) // i64(2)
         turned = (quad + lane_row // i64(2)) % i64(4)
     of_scale = scale_index(group, zeros, lane_row, quad, high)
@@ -163,60 +180,109 @@ def decoded(
     bits = words[(*of_block, of_word)]
     zero = scales[(*of_scales, of_scale + i64(1))] if zeros else None
     number = code(fmt, bits, high, position % i64(16) // i64(8), position % i64(2))
-    left = left_over(fmt, zeros, dtype) if raw else 1.0
-    return weight(fmt, dtype, number, scales[(*of_scales, of_scale)], zero, left)
+    left = left_over(fmt, zeros, dtype)
+    scale = scales[(*of_scales, of_scale)]
+    return weight(fmt, dtype, number, scale, zero, left, term=zeros == TERM)
+
+
+def approximate_sigmoid(value: PrimExpr) -> PrimExpr:
+    """1 / (1 + exp(-value)) by the approximations of exp and of a quotient."""
+    return cuda_func_call(
+        "bs_sigmoid", value, source_code='#include "mma.cuh"\n', return_type="float32"
+    )
+
+
+Sigmoid = Callable[[PrimExpr], PrimExpr]
 
 
 def activated(
-    activation: str, gate: PrimExpr, other: PrimExpr, alpha: PrimExpr, limit: PrimExpr
+    activation: str,
+    gate: PrimExpr,
+    up: PrimExpr,
+    alpha: PrimExpr,
+    limit: PrimExpr,
+    sigmoid: Sigmoid,
 ) -> PrimExpr:
-    """Float32 activation of a gate and the ``other`` row, its up; relu2 has none."""
-    one = tirx.const(1.0, "float32")
-    if activation == "relu2":
-        positive = tirx.Max(gate, tirx.const(0.0, "float32"))
-        return positive * positive
+    """Float32 activation of a gate and its up."""
     if activation == "gelu_tanh":
-        inner = gate * (one * 1.5957691216057308 + gate * gate * 0.07135481627159927)
-        return gate / (one + tirx.exp(-inner)) * other
+        inner = T.float32(0.7978845608028654) * (gate + T.float32(0.044715) * gate * gate * gate)
+        return gate * sigmoid(T.float32(2) * inner) * up  # (1 + tanh(z)) / 2 = sigmoid(2 z)
     gate = tirx.Min(gate, limit)
-    other = tirx.Max(tirx.Min(other, limit), -limit)
+    up = tirx.Min(tirx.Max(up, -limit), limit)
     if activation == "swiglu_oai":
-        other = other + one
-    return gate / (one + tirx.exp(-(alpha * gate))) * other
+        up = up + T.float32(1)
+    return gate * sigmoid(alpha * gate) * up
+
+
+def relu2(value: PrimExpr) -> PrimExpr:
+    """The square of what is positive."""
+    positive = tirx.Max(value, T.float32(0))
+    return positive * positive
 
 
 @cache
-def moe_tiles(gemm: MoeGemm, tokens: int | None = None, token_tile: int = TOKEN_TILE) -> PrimFunc:
+def moe_tiles(
+    gemm: MoeGemm,
+    tokens: int | None = None,
+    token_tile: int = TOKEN_TILE,
+    sigmoid: Sigmoid = approximate_sigmoid,
+) -> PrimFunc:
     """Return the unscheduled GEMM for any number of tokens and tiles, or tuned at ``tokens``.
 
     Parameters of GEMM 1 are (x [tokens + 1, K], w, scales, factor [experts, 2], bias [experts,
-    rows], row_scale [tokens + 1], order [tiles, slots], expert_of_tile [tiles], alpha [1], limit
-    [1], out [tiles, slots, positions]), of GEMM 2 (x [tiles, slots, K], .., row_scale [tiles,
-    slots], order, expert_of_tile, out [slots + 1, rows]).
+    rows], row_scale [tokens + 1], order [tiles, slots], expert_of_tile [tiles], out [tiles, slots,
+    positions], alpha, limit), of GEMM 2 (x [tiles, slots, K], .., row_scale [tiles, slots], order,
+    expert_of_tile, out [slots + 1, rows]).  bias and row_scale may be null.
     """
-    func = _gemm1(gemm, token_tile) if gemm.gather else _gemm2(gemm, token_tile)
-    func = func.with_attr(ATTRIBUTE, asdict(gemm))
+    if gemm.gated:
+        func = _gated(gemm, token_tile, sigmoid)
+    else:
+        func = _square(gemm, token_tile) if gemm.gather else _scattered(gemm, token_tile)
+    optional = {"bias": 0.0, "row_scale": 1.0}
+    func = func.with_attrs(
+        {
+            ATTRIBUTE: asdict(gemm),
+            PARAMS: true_shapes(gemm),
+            OPTIONAL: optional,
+        }
+    )
+    # What the kernel before it writes: prepare the tables too, GEMM 1 and requantise the rows.
+    tables = ["order", "expert_of_tile"] if gemm.gather else []
+    func = func.with_attr(AFTER, ["x", "row_scale", *tables])
     # Whole tiles are the same for several numbers of tokens, whose best schedules are not.
     return func if tokens is None else func.with_attr("blockscale.tokens", tokens)
 
 
-def _sizes(gemm: MoeGemm) -> tuple[PrimExpr, ...]:
+def true_shapes(gemm: MoeGemm) -> dict[str, list[tuple[str, int, int, int]]]:
+    """Return the true dimensions of the parameters; see `gemm.tiles.true_shapes`."""
+    experts, rows = ("experts", 1, gemm.experts, 1), ("rows", 1, -1, 2)
+    any_row, cols = ("", 1, -1, 1), ("", 1, gemm.columns, 1)
+    deep = max(64, gemm.group)
+    k_blocks, bands = gemm.k // 64, ("cols", 64, gemm.rows // 64, 1)
+    return {
+        "x": [any_row if gemm.gather else rows, ("k", 1, gemm.k, 1 if gemm.gather else 2)],
+        "w": [experts, bands, ("k", 64, k_blocks, 1), ("", 1, BLOCK_WORDS, 1)],
+        "scales": [
+            experts,
+            bands,
+            ("k", deep, ceil_div(gemm.k, deep), 1),
+            ("", 1, 4 * gemm.scales, 1),
+        ],
+        "factor": [experts, ("", 1, 2, 1)] if gemm.gather else [experts],
+        "bias": [experts, ("", 1, gemm.rows, 1)],
+        "row_scale": [any_row if gemm.gather else rows],
+        "order": [rows],
+        "expert_of_tile": [any_row],
+        "out": [rows if gemm.gather else any_row, cols],
+    }
+
+
+def sizes(gemm: MoeGemm) -> tuple[PrimExpr, ...]:
     """Experts; rows; blocks of 64 rows, of 64 k, and of scales; numbers in one of these."""
     rows, k = round_up(gemm.rows, ROW_TILE), round_up(gemm.k, K_TILE)
     shared = max(1, gemm.group // 64)
-    sizes = (gemm.experts, rows, rows // 64, k // 64, k // 64 // shared, 4 * gemm.scales)
-    return tuple(i64(size) for size in sizes)
-
-
-def _is_up(row: PrimExpr) -> PrimExpr:
-    """1 if a row is one of up, else 0."""
-    return row % i64(16) // i64(8)
-
-
-def _is_single(row: PrimExpr) -> PrimExpr:
-    """0: rows are not pairs."""
-    del row
-    return i64(0)
+    found = (gemm.experts, rows, rows // 64, k // 64, k // 64 // shared, 4 * gemm.scales)
+    return tuple(i64(size) for size in found)
 
 
 def natural(row: PrimExpr) -> PrimExpr:
@@ -228,25 +294,75 @@ def natural(row: PrimExpr) -> PrimExpr:
     return row // i64(32) * i64(32) + pair * i64(8) + quarter * i64(2) + row % i64(2)
 
 
-def _natural_of_tile(sixteen: PrimExpr, row: PrimExpr) -> PrimExpr:
-    """`natural` of a row of a tile of 16 rows."""
-    return natural(sixteen * i64(16) + row)
-
-
-def _position(sixteen: PrimExpr, row: PrimExpr) -> PrimExpr:
-    """Output position of a gate: two tiles of 16 rows have 16, and t has four neighbours."""
+def column(sixteen: PrimExpr, row: PrimExpr) -> PrimExpr:
+    """The column of a gate: two tiles of 16 rows have 16, and a thread four neighbours."""
     pair = row // i64(2) * i64(4) + sixteen % i64(2) * i64(2) + row % i64(2)
     return sixteen // i64(2) * i64(16) + pair
 
 
-def _gemm1(gemm: MoeGemm, token_tile: int) -> PrimFunc:
-    """The GEMM whose rows of x are gathered, with its activation."""
-    E, R, RB, KB, SB, SN = _sizes(gemm)
-    N, one = i64(token_tile), i64(1)
-    side, column = (_is_up, _position) if gemm.gated else (_is_single, _natural_of_tile)
-    BOTH, P, TK = i64(1 + gemm.gated), i64(8 if gemm.gated else 16), i64(gemm.top_k)
-    dtype = gemm.dtype
+def products(gemm: MoeGemm, token_tile: int) -> Any:
+    """Steps from rows of x, an element of which ``read`` returns, to sums C [tiles, slots, rows].
+
+    ``expert``: returns that of a padded tile.
+    """
+    _, R, RB, KB, SB, SN = sizes(gemm)
+    N, dtype = i64(token_tile), gemm.dtype
     decode = partial(decoded, gemm.fmt, gemm.group, gemm.zeros, dtype)
+
+    @T.inline
+    def steps(read, expert, w, scales, C, tiles):
+        W = T.sblock_alloc_buffer((tiles, RB, KB, i64(BLOCK_WORDS)), "uint32")
+        S = T.sblock_alloc_buffer((tiles, RB, SB, SN), gemm.scale_dtype)
+        X = T.sblock_alloc_buffer((tiles, KB, N, i64(64)), dtype)
+        A = T.sblock_alloc_buffer((tiles, KB, R, i64(64)), dtype)
+        for t, r, k, b in T.grid(tiles, RB, KB, i64(BLOCK_WORDS)):
+            with T.sblock("weights"):
+                vt, vr, vk, vb = T.axis.remap("SSSS", [t, r, k, b])
+                W[vt, vr, vk, vb] = w[expert(vt), vr, vk, vb]
+        for t, r, k, b in T.grid(tiles, RB, SB, SN):
+            with T.sblock("scales"):
+                vt, vr, vk, vb = T.axis.remap("SSSS", [t, r, k, b])
+                S[vt, vr, vk, vb] = scales[expert(vt), vr, vk, vb]
+        for t, k, i, p in T.grid(tiles, KB, N, i64(64)):
+            with T.sblock("tokens"):
+                vt, vk, vi, vp = T.axis.remap("SSSS", [t, k, i, p])
+                X[vt, vk, vi, vp] = read(vt, vi, vk, vp)
+        for t, k, r, p in T.grid(tiles, KB, R, i64(64)):
+            with T.sblock("decode"):
+                vt, vk, vr, vp = T.axis.remap("SSSS", [t, k, r, p])
+                A[vt, vk, vr, vp] = decode(W, S, vr, vp, (vt, vr // i64(64)), vk)
+        for t, i, r, k, p in T.grid(tiles, N, R, KB, i64(64)):
+            with T.sblock("gemm"):
+                vt, vi, vr, vk, vp = T.axis.remap("SSSRR", [t, i, r, k, p])
+                with T.init():
+                    C[vt, vi, vr] = T.float32(0)
+                C[vt, vi, vr] = C[vt, vi, vr] + f32(A[vt, vk, vr, vp]) * f32(X[vt, vk, vi, vp])
+
+    return steps
+
+
+def _gathered(x: T.Buffer, order: T.Buffer, top_k: int) -> Callable[..., PrimExpr]:
+    """Return what reads an element of the row of x of a slot's token."""
+    return lambda t, i, k, p: x[order[t, i] // i64(top_k), k * i64(64) + p]
+
+
+def in_table(expert_of_tile: T.Buffer) -> Callable[[PrimExpr], PrimExpr]:
+    """Return what finds the expert of a padded tile."""
+    return lambda t: expert_of_tile[t]
+
+
+def sorted_rows(x: T.Buffer) -> Callable[..., PrimExpr]:
+    """Return what reads an element of the row of a slot."""
+    return lambda t, i, k, p: x[t, i, k, p]
+
+
+def _gated(gemm: MoeGemm, token_tile: int, sigmoid: Sigmoid) -> PrimFunc:
+    """GEMM 1 whose rows of w are gates and ups, 8 of each in turn."""
+    E, R, RB, KB, SB, SN = sizes(gemm)
+    N, TK, dtype = i64(token_tile), i64(gemm.top_k), gemm.dtype
+    multiply, act = products(gemm, token_tile), partial(activated, gemm.activation)
+    left = T.float32(left_over(gemm.fmt, gemm.zeros, dtype))
+    eight, sixteen = i64(8), i64(16)
 
     @T.prim_func(s_tir=True)
     def main(
@@ -258,9 +374,9 @@ def _gemm1(gemm: MoeGemm, token_tile: int) -> PrimFunc:
         row_scale_handle: T.handle,
         order_handle: T.handle,
         expert_handle: T.handle,
-        alpha: T.Buffer((one,), "float32"),
-        limit: T.Buffer((one,), "float32"),
         out_handle: T.handle,
+        alpha: T.float32,
+        limit: T.float32,
     ):
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         tiles, tokens = T.int64(), T.int64()
@@ -268,66 +384,87 @@ def _gemm1(gemm: MoeGemm, token_tile: int) -> PrimFunc:
         row_scale = T.match_buffer(row_scale_handle, (tokens,), "float32")
         order = T.match_buffer(order_handle, (tiles, N), "int32")
         expert_of_tile = T.match_buffer(expert_handle, (tiles,), "int32")
-        out = T.match_buffer(out_handle, (tiles, N, R // i64(16) * P), dtype)
-        W = T.sblock_alloc_buffer((tiles, RB, KB, i64(BLOCK_WORDS)), "uint32")
-        S = T.sblock_alloc_buffer((tiles, RB, SB, SN), gemm.scale_dtype)
-        X = T.sblock_alloc_buffer((tiles, KB, N, i64(64)), dtype)
-        A = T.sblock_alloc_buffer((tiles, KB, R, i64(64)), dtype)
+        out = T.match_buffer(out_handle, (tiles, N, R // i64(2)), dtype)
         C = T.sblock_alloc_buffer((tiles, N, R), "float32")
-        Z = T.sblock_alloc_buffer((tiles, N, R // i64(16), BOTH, P), "float32")
-        for t, r, k, b in T.grid(tiles, RB, KB, i64(BLOCK_WORDS)):
-            with T.sblock("weights"):
-                vt, vr, vk, vb = T.axis.remap("SSSS", [t, r, k, b])
-                W[vt, vr, vk, vb] = w[expert_of_tile[vt], vr, vk, vb]
-        for t, r, k, b in T.grid(tiles, RB, SB, SN):
-            with T.sblock("scales"):
-                vt, vr, vk, vb = T.axis.remap("SSSS", [t, r, k, b])
-                S[vt, vr, vk, vb] = scales[expert_of_tile[vt], vr, vk, vb]
-        for t, k, i, p in T.grid(tiles, KB, N, i64(64)):
-            with T.sblock("tokens"):
-                vt, vk, vi, vp = T.axis.remap("SSSS", [t, k, i, p])
-                X[vt, vk, vi, vp] = x[order[vt, vi] // TK, vk * i64(64) + vp]
-        for t, k, r, p in T.grid(tiles, KB, R, i64(64)):
-            with T.sblock("decode"):
-                vt, vk, vr, vp = T.axis.remap("SSSS", [t, k, r, p])
-                A[vt, vk, vr, vp] = decode(W, S, vr, vp, (vt, vr // i64(64)), vk)
-        for t, i, r, k, p in T.grid(tiles, N, R, KB, i64(64)):
-            with T.sblock("gemm"):
-                vt, vi, vr, vk, vp = T.axis.remap("SSSRR", [t, i, r, k, p])
-                with T.init():
-                    C[vt, vi, vr] = T.float32(0)
-                C[vt, vi, vr] = C[vt, vi, vr] + f32(A[vt, vk, vr, vp]) * f32(X[vt, vk, vi, vp])
-        for t, i, r in T.grid(tiles, N, R):
-            with T.sblock("scaled"):
-                vt, vi, vr = T.axis.remap("SSS", [t, i, r])
-                Z[vt, vi, vr // i64(16), side(vr), vr % P] = (
-                    C[vt, vi, vr]
-                    * factor[expert_of_tile[vt], side(vr)]
-                    * row_scale[order[vt, vi] // TK]
-                    + bias[expert_of_tile[vt], vr]
-                )
-        for t, i, q, p in T.grid(tiles, N, R // i64(16), P):
+        multiply(_gathered(x, order, gemm.top_k), in_table(expert_of_tile), w, scales, C, tiles)
+        for t, i, q, p in T.grid(tiles, N, R // sixteen, eight):
             with T.sblock("epilogue"):
                 vt, vi, vq, vp = T.axis.remap("SSSS", [t, i, q, p])
                 out[vt, vi, column(vq, vp)] = tirx.Cast(
                     dtype,
-                    activated(
-                        gemm.activation,
-                        Z[vt, vi, vq, 0, vp],
-                        Z[vt, vi, vq, BOTH - one, vp],
-                        alpha[0],
-                        limit[0],
+                    act(
+                        T.fma(
+                            C[vt, vi, vq * sixteen + vp],
+                            factor[expert_of_tile[vt], 0] * left * row_scale[order[vt, vi] // TK],
+                            bias[expert_of_tile[vt], vq * sixteen + vp],
+                        ),
+                        T.fma(
+                            C[vt, vi, vq * sixteen + eight + vp],
+                            factor[expert_of_tile[vt], 1] * left * row_scale[order[vt, vi] // TK],
+                            bias[expert_of_tile[vt], vq * sixteen + eight + vp],
+                        ),
+                        alpha,
+                        limit,
+                        sigmoid,
                     ),
                 )
 
     return main
 
 
-def _gemm2(gemm: MoeGemm, token_tile: int) -> PrimFunc:
-    """The GEMM whose rows of x are sorted, and whose results are scattered."""
-    E, R, RB, KB, SB, SN = _sizes(gemm)
+def _square(gemm: MoeGemm, token_tile: int) -> PrimFunc:
+    """GEMM 1 without gates: relu2."""
+    E, R, RB, KB, SB, SN = sizes(gemm)
+    N, TK, dtype = i64(token_tile), i64(gemm.top_k), gemm.dtype
+    multiply = products(gemm, token_tile)
+    left = T.float32(left_over(gemm.fmt, gemm.zeros, dtype))
+
+    @T.prim_func(s_tir=True)
+    def main(
+        x_handle: T.handle,
+        w: T.Buffer((E, RB, KB, i64(BLOCK_WORDS)), "uint32"),
+        scales: T.Buffer((E, RB, SB, SN), gemm.scale_dtype),
+        factor: T.Buffer((E, i64(2)), "float32"),
+        bias: T.Buffer((E, R), "float32"),
+        row_scale_handle: T.handle,
+        order_handle: T.handle,
+        expert_handle: T.handle,
+        out_handle: T.handle,
+        alpha: T.float32,
+        limit: T.float32,
+    ):
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        tiles, tokens = T.int64(), T.int64()
+        x = T.match_buffer(x_handle, (tokens, KB * i64(64)), dtype)
+        row_scale = T.match_buffer(row_scale_handle, (tokens,), "float32")
+        order = T.match_buffer(order_handle, (tiles, N), "int32")
+        expert_of_tile = T.match_buffer(expert_handle, (tiles,), "int32")
+        out = T.match_buffer(out_handle, (tiles, N, R), dtype)
+        C = T.sblock_alloc_buffer((tiles, N, R), "float32")
+        multiply(_gathered(x, order, gemm.top_k), in_table(expert_of_tile), w, scales, C, tiles)
+        for t, i, r in T.grid(tiles, N, R):
+            with T.sblock("epilogue"):
+                vt, vi, vr = T.axis.remap("SSS", [t, i, r])
+                out[vt, vi, natural(vr)] = tirx.Cast(
+                    dtype,
+                    relu2(
+                        T.fma(
+                            C[vt, vi, vr],
+                            factor[expert_of_tile[vt], 0] * left * row_scale[order[vt, vi] // TK],
+                            bias[expert_of_tile[vt], vr],
+                        )
+                    ),
+                )
+
+    return main
+
+
+def _scattered(gemm: MoeGemm, token_tile: int) -> PrimFunc:
+    """GEMM 2: its rows of x are sorted, and its results are scattered."""
+    E, R, RB, KB, SB, SN = sizes(gemm)
     N, dtype = i64(token_tile), gemm.dtype
-    decode = partial(decoded, gemm.fmt, gemm.group, gemm.zeros, dtype)
+    multiply = products(gemm, token_tile)
+    left = T.float32(left_over(gemm.fmt, gemm.zeros, dtype))
 
     @T.prim_func(s_tir=True)
     def main(
@@ -348,44 +485,18 @@ def _gemm2(gemm: MoeGemm, token_tile: int) -> PrimFunc:
         order = T.match_buffer(order_handle, (tiles, N), "int32")
         expert_of_tile = T.match_buffer(expert_handle, (tiles,), "int32")
         out = T.match_buffer(out_handle, (slots, R), dtype)
-        W = T.sblock_alloc_buffer((tiles, RB, KB, i64(BLOCK_WORDS)), "uint32")
-        S = T.sblock_alloc_buffer((tiles, RB, SB, SN), gemm.scale_dtype)
-        X = T.sblock_alloc_buffer((tiles, KB, N, i64(64)), dtype)
-        A = T.sblock_alloc_buffer((tiles, KB, R, i64(64)), dtype)
         C = T.sblock_alloc_buffer((tiles, N, R), "float32")
-        Z = T.sblock_alloc_buffer((tiles, N, R), "float32")
-        for t, r, k, b in T.grid(tiles, RB, KB, i64(BLOCK_WORDS)):
-            with T.sblock("weights"):
-                vt, vr, vk, vb = T.axis.remap("SSSS", [t, r, k, b])
-                W[vt, vr, vk, vb] = w[expert_of_tile[vt], vr, vk, vb]
-        for t, r, k, b in T.grid(tiles, RB, SB, SN):
-            with T.sblock("scales"):
-                vt, vr, vk, vb = T.axis.remap("SSSS", [t, r, k, b])
-                S[vt, vr, vk, vb] = scales[expert_of_tile[vt], vr, vk, vb]
-        for t, k, i, p in T.grid(tiles, KB, N, i64(64)):
-            with T.sblock("tokens"):
-                vt, vk, vi, vp = T.axis.remap("SSSS", [t, k, i, p])
-                X[vt, vk, vi, vp] = x[vt, vi, vk, vp]
-        for t, k, r, p in T.grid(tiles, KB, R, i64(64)):
-            with T.sblock("decode"):
-                vt, vk, vr, vp = T.axis.remap("SSSS", [t, k, r, p])
-                A[vt, vk, vr, vp] = decode(W, S, vr, vp, (vt, vr // i64(64)), vk)
-        for t, i, r, k, p in T.grid(tiles, N, R, KB, i64(64)):
-            with T.sblock("gemm"):
-                vt, vi, vr, vk, vp = T.axis.remap("SSSRR", [t, i, r, k, p])
-                with T.init():
-                    C[vt, vi, vr] = T.float32(0)
-                C[vt, vi, vr] = C[vt, vi, vr] + f32(A[vt, vk, vr, vp]) * f32(X[vt, vk, vi, vp])
-        for t, i, r in T.grid(tiles, N, R):
-            with T.sblock("scaled"):
-                vt, vi, vr = T.axis.remap("SSS", [t, i, r])
-                Z[vt, vi, vr] = (
-                    C[vt, vi, vr] * factor[expert_of_tile[vt]] * row_scale[vt, vi]
-                    + bias[expert_of_tile[vt], vr]
-                )
+        multiply(sorted_rows(x), in_table(expert_of_tile), w, scales, C, tiles)
         for t, i, r in T.grid(tiles, N, R):
             with T.sblock("epilogue"):
                 vt, vi, vr = T.axis.remap("SSS", [t, i, r])
-                out[order[vt, vi], natural(vr)] = tirx.Cast(dtype, Z[vt, vi, vr])
+                out[order[vt, vi], natural(vr)] = tirx.Cast(
+                    dtype,
+                    T.fma(
+                        C[vt, vi, vr],
+                        factor[expert_of_tile[vt]] * left * row_scale[vt, vi],
+                        bias[expert_of_tile[vt], vr],
+                    ),
+                )
 
     return main

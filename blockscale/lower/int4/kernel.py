@@ -1,24 +1,26 @@
-"""Products of INT4 weights -> host C and CUDA C++: a kernel for each plan, and one before it."""
+"""Products of INT4 weights -> host C and CUDA C++: a kernel for each number of rows, one before it.
+
+The products are derived from their schedules (`lower.warp`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tvm.tirx import PrimFunc
+
 from blockscale.base.targets import GPU_TARGETS
 from blockscale.lower.code import KernelCode
 from blockscale.lower.cuda import Source, symbol
-from blockscale.lower.int4.plan import Int4Plan
 from blockscale.lower.moe import small as moe_small
-from blockscale.lower.moe.source import source
-from blockscale.specs.int4 import TILES, Int4Mm
-from blockscale.specs.plans.launches import (
-    GEMM,
-    INT4_PREPARE,
-    SORT_THREADS,
-    initializers,
-    kinds,
-    listed,
-)
+from blockscale.lower.moe.host import initializer
+from blockscale.lower.pipe.host import Bucket, merged
+from blockscale.lower.warp.derive import derive
+from blockscale.lower.warp.emit import emit
+from blockscale.lower.warp.host import kernel_params
+from blockscale.lower.warp.kernel import Kernel
+from blockscale.specs.int4 import Int4Mm
+from blockscale.specs.plans.launches import INT4_PREPARE, SORT_THREADS, initializers, listed
 
 HEADER = '#include "int4_rows.cuh"\n'
 
@@ -33,36 +35,29 @@ _ROLES = (
 _LOOKUP = "extern int TVMFFIEnvModLookupFromImports(void *context, const char *name, void **out);"
 
 
-def check_layout(spec: Int4Mm) -> None:
-    """TypeError unless GPU kernels read the weight of ``spec``."""
-    if spec.layout != TILES:
-        raise TypeError(
-            f"{spec.name}: the weight is in layout {spec.layout!r}, which GPU kernels do not read; "
-            f"build the spec with layout={TILES!r}, or for a CPU level"
-        )
-
-
-def sources(buckets: Sequence[tuple[int | None, Int4Plan]], spec: Int4Mm, arch: str) -> Source:
+def sources(
+    bodies: Sequence[tuple[int | None, PrimFunc]], spec: Int4Mm, arch: str
+) -> Source:
     """Return host and device code of the exported function of ``spec``.
 
     Args:
-        buckets: the most rows (None: any number) and the plan, ascending.
+        bodies: scheduled functions, each with the most rows that it is for (None: any), ascending.
         spec: of layout "tiles64".
         arch: one with `targets.BULK_COPIES`.
+
+    Raises:
+        LoweringError: a schedule is no such product; the message says where.
     """
-    check_layout(spec)
     name = spec.name
     prepare = f"{name}_prepare" if spec.experts or spec.copies_rows else None
-    kernels: dict[Int4Plan, str] = {}
-    for _, plan in buckets:
-        kernels.setdefault(plan.check(), f"{name}_gemm{len(kernels)}")  # type: ignore[arg-type]
-    texts = [source(plan, kernel) for plan, kernel in kernels.items()]
+    buckets = merged(((limit, derive(func)) for limit, func in bodies), name, emit)
+    texts = [bucket.text for bucket in buckets]
     launch = ALONE if prepare is None else FOLLOWS
-    codes = [KernelCode(kernel, kinds(GEMM), launch) for kernel in kernels.values()]
+    codes = [KernelCode(b.name, kernel_params(b.kernel), launch) for b in buckets]
     if prepare is not None:
         texts += [HEADER, _prepare_source(prepare, spec)]
         codes.append(moe_small.code_of(prepare, INT4_PREPARE))
-    host = _host_code(symbol(name, arch), spec, buckets, kernels, prepare, arch)
+    host = _host_code(symbol(name, arch), spec, buckets, prepare, arch)
     return Source(host, "\n".join(texts), tuple(codes))
 
 
@@ -83,16 +78,14 @@ def _prepare_source(name: str, spec: Int4Mm) -> str:
 def _host_code(
     symbol: str,
     spec: Int4Mm,
-    buckets: Sequence[tuple[int | None, Int4Plan]],
-    kernels: dict[Int4Plan, str],
+    buckets: Sequence[Bucket[Kernel]],
     prepare: str | None,
     arch: str,
 ) -> str:
     """Return the C source of host function ``symbol``."""
     rows = ",\n".join(
-        f'  {{.limit = {limit or 0}, .gemm = {{"{kernels[plan]}", .rows = {plan.rows}, '
-        f".tokens = {plan.tokens}, .threads = {plan.threads}, .shared = {plan.smem_bytes}}}}}"
-        for limit, plan in buckets
+        f"  {{.limit = {bucket.limit or 0}, .gemm = {initializer(bucket.name, bucket.kernel)}}}"
+        for bucket in buckets
     )
     places = {param.name: i for i, param in enumerate(spec.params())}
     at = ", ".join(f".{role} = {places.get(role, -1)}" for role in _ROLES)

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from blockscale.base.targets import GPU_TARGETS
 from blockscale.lower.code import KernelCode
+from blockscale.lower.warp.host import kernel_params
+from blockscale.lower.warp.kernel import Kernel
 from blockscale.specs.moe import FusedMoe, MoeRoute
-from blockscale.specs.plans.launches import GEMM, initializers, kinds
-from blockscale.specs.plans.moe import MoePlan
+from blockscale.specs.plans.launches import initializers
 
 _GEMM_LAUNCH = (
     *("blockIdx.x", "threadIdx.x", "tirx.use_dyn_shared_memory"),
@@ -30,15 +31,15 @@ class Bucket(NamedTuple):
     """The GEMMs for up to ``limit`` tokens (None: any number), and their kernels' names."""
 
     limit: int | None
-    gemm1: MoePlan
-    gemm2: MoePlan
+    gemm1: Kernel
+    gemm2: Kernel
     name1: str
     name2: str
 
 
-def gemm_code(name: str) -> KernelCode:
+def gemm_code(name: str, kernel: Kernel) -> KernelCode:
     """Return what the export must know of a GEMM's kernel."""
-    return KernelCode(name, kinds(GEMM), _GEMM_LAUNCH)
+    return KernelCode(name, kernel_params(kernel), _GEMM_LAUNCH)
 
 
 def host_code(
@@ -141,12 +142,13 @@ def _places(spec: FusedMoe | MoeRoute, roles: Sequence[str]) -> str:
 
 def _bucket(bucket: Bucket) -> str:
     limit = 0 if bucket.limit is None else bucket.limit
-    first, second = _gemm(bucket.name1, bucket.gemm1), _gemm(bucket.name2, bucket.gemm2)
+    first, second = initializer(bucket.name1, bucket.gemm1), initializer(bucket.name2, bucket.gemm2)
     return f"  {{.limit = {limit}, .gemm1 = {first},\n   .gemm2 = {second}}}"
 
 
-def _gemm(name: str, plan: MoePlan) -> str:
+def initializer(name: str, kernel: Kernel) -> str:
+    """Return the initialiser of a BsMoeGemm."""
     return (
-        f'{{"{name}", .rows = {plan.rows}, .tokens = {plan.tokens}, .threads = {plan.threads}, '
-        f".shared = {plan.smem_bytes}}}"
+        f'{{"{name}", .rows = {kernel.cols_tile}, .tokens = {kernel.rows_tile}, '
+        f".threads = {kernel.threads}, .shared = {kernel.shared}}}"
     )

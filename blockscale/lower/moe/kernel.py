@@ -1,55 +1,64 @@
-"""MoE functions -> host C and CUDA C++: plans of their GEMMs, and the kernels around these.
+"""MoE functions whose GEMMs decode weights -> host C and CUDA C++, with the kernels around these.
 
-Each distinct plan is compiled once; sizes of the layer are arguments of all kernels.
+The GEMMs are derived from their schedules (`lower.warp`); each distinct one is compiled once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from blockscale.base.targets import GPU_TARGETS, WGMMA
+from tvm.tirx import PrimFunc
+
 from blockscale.lower.cuda import Source, symbol
 from blockscale.lower.moe import small as moe_small
 from blockscale.lower.moe.host import Bucket, gemm_code, host_code, route_host_code
-from blockscale.lower.moe.source import source
+from blockscale.lower.warp.derive import derive
+from blockscale.lower.warp.emit import emit
+from blockscale.lower.warp.kernel import Kernel
 from blockscale.specs.moe import FusedMoe, MoeRoute
 from blockscale.specs.plans import launches
-from blockscale.specs.plans.moe import MoePlan
 
 
-def sources(
-    buckets: Sequence[tuple[int | None, MoePlan, MoePlan]], spec: FusedMoe, arch: str
-) -> Source:
+class Pair(NamedTuple):
+    """Scheduled GEMMs 1 and 2 for up to ``limit`` tokens; None: for any number."""
+
+    limit: int | None
+    first: PrimFunc
+    second: PrimFunc
+
+
+def sources(pairs: Sequence[Pair], spec: FusedMoe, arch: str) -> Source:
     """Return host and device code of the exported function of ``spec``.
 
     Args:
-        buckets: the most tokens (None: any number), and plans of GEMM 1 and GEMM 2, ascending.
+        pairs: ascending.
         spec: of layout "tiles64".
         arch: one with `targets.BULK_COPIES`.
 
     Raises:
-        PlanError: there is no such kernel.
-        TypeError: the weights' layout, or instructions of a plan, are not those of ``arch``.
+        LoweringError: a schedule is no GEMM of `moe_tiles`; the message says where.
+        TypeError: the weights' layout is not that of ``arch``.
     """
     name = spec.name
     check_layout(spec)
-    kernels: dict[MoePlan, str] = {}
-    found = []
-    for limit, first, second in buckets:
-        for plan in (first, second):
-            _check(plan, spec, arch)
-            kernels.setdefault(plan, f"{name}_gemm{len(kernels)}")
-        found.append(Bucket(limit, first, second, kernels[first], kernels[second]))
+    kernels = Kernels(f"{name}_gemm")
+    found: list[Bucket] = []
+    for limit, *gemms in pairs:
+        first, second = (kernels.add(derive(func)) for func in gemms)
+        if found and (found[-1].name1, found[-1].name2) == (first, second):
+            found.pop()
+        found.append(Bucket(limit, kernels.of[first], kernels.of[second], first, second))
     small = {role: f"{name}_{role}" for role in ("prepare", "prepare_many", "combine")}
     texts = [
-        *(source(plan, kernel) for plan, kernel in kernels.items()),
+        *kernels.texts,
         moe_small.HEADER,
         moe_small.prepare_source(small["prepare"], spec.dtype, spec.act_fmt),
         moe_small.prepare_source(small["prepare_many"], spec.dtype, spec.act_fmt, many=True),
         moe_small.combine_source(small["combine"], spec.dtype),
     ]
     codes = [
-        *(gemm_code(kernel) for kernel in kernels.values()),
+        *(gemm_code(own, kernel) for own, kernel in kernels.of.items()),
         moe_small.code_of(small["prepare"], launches.PREPARE, shared=True),
         moe_small.code_of(small["prepare_many"], launches.PREPARE, shared=True),
         moe_small.code_of(small["combine"], launches.COMBINE, follows=True),
@@ -62,30 +71,36 @@ def sources(
     return Source(host, "\n".join(texts), tuple(codes))
 
 
+class Kernels:
+    """Kernels of one function, and their texts; equal ones are one.
+
+    Attributes:
+        of: by name.
+        texts: of each.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.of: dict[str, Kernel] = {}
+        self.texts: list[str] = []
+        self._names: dict[str, str] = {}
+
+    def add(self, kernel: Kernel) -> str:
+        """Return the name of ``kernel``."""
+        key = emit(kernel, self.name)
+        if key not in self._names:
+            own = self._names[key] = f"{self.name}{len(self._names)}"
+            self.of[own] = kernel
+            self.texts.append(emit(kernel, own))
+        return self._names[key]
+
+
 def check_layout(spec: FusedMoe) -> None:
     """TypeError unless GPU kernels read the weights of ``spec``."""
     if spec.layout != "tiles64":
         raise TypeError(
             f"{spec.name}: weights are in layout {spec.layout!r}, which GPU kernels do not read; "
             "build the spec with layout='tiles64', or for a CPU level"
-        )
-
-
-def _check(plan: MoePlan, spec: FusedMoe, arch: str) -> None:
-    plan.check()
-    if plan.unit == "wgmma" and WGMMA not in GPU_TARGETS[arch].features:
-        raise TypeError(
-            f"{spec.name}: a plan multiplies with wgmma, which {arch} lacks; choose plans with "
-            "unit 'mma' for it"
-        )
-    if (plan.fmt, plan.group, plan.zeros) != (spec.fmt, spec.group, spec.zero):
-        raise TypeError(
-            f"{spec.name}: a plan is for {plan.fmt} with groups of {plan.group}, zeros "
-            f"{plan.zeros}; choose plans for the spec's weights"
-        )
-    if plan.dtype != spec.dtype:
-        raise TypeError(
-            f"{spec.name}: a plan is for {plan.dtype}; choose plans for {spec.dtype} activations"
         )
 
 

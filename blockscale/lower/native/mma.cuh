@@ -21,6 +21,11 @@ BS_INLINE void bs_cp_async16(uint32_t to, const void *from, int bytes = 16) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
+// All 16.
+BS_INLINE void bs_cp_async16_whole(uint32_t to, const void *from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
 // All 16, with an L2 cache policy.
 BS_INLINE void bs_cp_async16_hint(uint32_t to, const void *from, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from),

@@ -222,13 +222,15 @@ class Reader:
     """Names of those that load an operand."""
     INTRINSICS = "blockscale.tir.intrin.tcgen05"
 
+    at: Coordinates
+
     def __init__(self, func: PrimFunc) -> None:
         attrs = func.attrs or {}
         if PARAMS not in attrs:
             raise LoweringError(
                 f"function without the attribute {PARAMS!r}: it is no GEMM of gemm_tiles"
             )
-        self.func, self.at = func, Coordinates()
+        self.func, self.at = func, self.coordinates()
         given = {str(param.name): param.ty for param in func.params}
         self.scalars = tuple(p for p in func.params if not isinstance(p.ty, BufferType))
         shapes = {str(name): dims for name, dims in attrs[PARAMS].items()}
@@ -241,6 +243,11 @@ class Reader:
         self.placed: dict[tirx.Var, PrimExpr] = {}
         self.tile_size = self._axes(raw)
         self.sites = [self._site(each) for each in raw]
+
+    @staticmethod
+    def coordinates() -> Coordinates:
+        """Return what expressions are to be in."""
+        return Coordinates()
 
     @staticmethod
     def _view(name: str, given: Mapping[str, Any], dims: Any) -> View:

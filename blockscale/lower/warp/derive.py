@@ -17,7 +17,7 @@ from blockscale.base.sizes import round_up
 from blockscale.lower.pipe.read import Operand, Site, View, box, substituted
 from blockscale.lower.pipe.text import loads, variables
 from blockscale.lower.warp.kernel import Format, Kernel, Place, Rows, Runs, Slot
-from blockscale.lower.warp.read import Numbers, WarpReader
+from blockscale.lower.warp.read import ORDER, Numbers, WarpReader, replaced
 from blockscale.specs.plans import PREFIX
 from blockscale.tir.common import i64
 
@@ -25,6 +25,15 @@ ITEM = {"uint32": 4, "uint8": 1, "bfloat16": 2, "float16": 2}
 
 COPIES = {"warp_bulk": "bulk", "warp_async": "async"}
 """Instructions that copy runs of bytes to shared memory."""
+
+ORDERS = {
+    "mma": ("warp_decode", "warp_decode_positions"),
+    "wgmma": ("warp_decode_steps", "warp_decode_positions"),
+}
+"""Instructions that decode for each unit."""
+
+LOADS = {"warp_tma": "tma", "warp_row": "row", "warp_bulk": "run", "warp_async": "run"}
+"""Of instructions that copy rows of x, how they do."""
 
 SAMPLES = ((0, 0, 0, 0), (1, 1, 0, 0), (5, 3, 1, 1), (2, 7, 2, 1))
 """Tiles, stages and CTAs at which offsets in a stage must be the same."""
@@ -46,17 +55,20 @@ class _Derivation:
         self.sites = reader.sites
         self.mma = self._one(lambda site: site.what.endswith("mma"), "multiplies")
         self.unit = self.mma.what.removeprefix("warp_")
-        steps = "_steps" if self.unit == "wgmma" else ""
-        self.decode = self._writer(self.mma.operands["A"].buffer, f"warp_decode{steps}")
+        self.decode = self._writer(self.mma.operands["A"].buffer, *ORDERS[self.unit])
+        self.order = self.decode.what.removeprefix("warp_decode").removeprefix("_")
+        by_rows = self.order == "positions"
         if self.unit == "mma":
-            self.fragment = self._writer(self.mma.operands["X"].buffer, "warp_fragment")
+            made = "warp_matrices" if by_rows else "warp_fragment"
+            self.fragment = self._writer(self.mma.operands["X"].buffer, made)
             x = self.fragment.operands["S"]
         else:
             self.fragment, x = self.mma, self.mma.operands["X"]
         self.weights = self._writer(self.decode.operands["W"].buffer, *COPIES)
         copy = self.weights.what
         self.scales = self._writer(self.decode.operands["S"].buffer, copy)
-        self.loader = self._writer(x.buffer, copy if self.unit == "mma" else "warp_tma")
+        whole = copy if self.unit == "mma" else "warp_tma"
+        self.loader = self._writer(x.buffer, "warp_row" if by_rows else whole)
 
     # ---- Finding ----------------------------------------------------------------------------
 
@@ -122,12 +134,11 @@ class _Derivation:
         scales = self._runs(self.scales, weights.slot.bytes)
         at = round_up(weights.slot.bytes + scales.slot.bytes, 1024)
         rows = self._rows(at)
-        blocks = rows.slot.shape[-3 if rows.tma else -2]
+        blocks = rows.slot.shape[-2 if rows.how == "run" else -3]
         tiles_m = size["cols"] // (16 * warps)
         args = [int(arg) for arg in self.decode.call.args[4:7]]
-        form = Format(
-            [*MOE][args[0]], args[1], bool(args[2]), str(self.mma.operands["A"].buffer.dtype)
-        )
+        dtype = str(self.mma.operands["A"].buffer.dtype)
+        form = Format([*MOE][args[0]], args[1], args[2], dtype, self.order)
         k_dim = next(d for d in weights.view.dims if d.axis == "k")
         codes = self._place(self.decode, "W", weights.slot, blocks // slices, tiles_m)
         factors = self._place(self.decode, "S", scales.slot, blocks // slices, tiles_m)
@@ -146,6 +157,9 @@ class _Derivation:
             at=self.at,
             views=reader.views,
             optional=reader.optional,
+            scalars=reader.scalars,
+            grouped=reader.grouped,
+            after=reader.after,
             unit=self.unit,
             copies=COPIES[self.weights.what],
             form=form,
@@ -185,8 +199,20 @@ class _Derivation:
             for axis, variable in self.at.tiles.items():
                 value = self.reader.placed.get(loop.loop_var)
                 if value is not None and any(v.same_as(variable) for v in variables(value)):
+                    self._check_order(axis)
                     return axis
         raise LoweringError("no loop over tiles")
+
+    def _check_order(self, fastest: str) -> None:
+        """Tiles of experts' rows are found in a table, in which those of an expert are together."""
+        outer, rows = self.reader.tile_loops[0], self.at.tiles["rows"]
+        place = self.reader.placed.get(outer.loop_var)
+        of_rows = place is not None and any(v.same_as(rows) for v in variables(place))
+        if self.reader.grouped and (fastest != "rows" or not of_rows):
+            raise LoweringError(
+                "loops over tiles: tiles of an expert follow each other, and in them those of rows "
+                "of x; put the loop over padded tiles first, and the one over tiles in these last"
+            )
 
     # ---- Slots and loads --------------------------------------------------------------------
 
@@ -265,29 +291,58 @@ class _Derivation:
         """Copies of rows of x."""
         site = self.loader
         slot, view, source = self._slot(site, at), self._view(site), site.operands["S"]
-        rows = self.reader.tile_size["rows"]
-        tma = site.what == "warp_tma"
-        of_row, of_block = (-2, -3) if tma else (-3, -2)
+        rows, how = self.reader.tile_size["rows"], LOADS[site.what]
+        of_row, of_block = (-3, -2) if how == "run" else (-2, -3)
         if slot.shape[-1] != 64 or slot.shape[of_row] != rows:
             raise LoweringError(f"{site.where}: a stage of x is {slot.shape}, not of {rows} x 64")
         zero = {loop.var: i64(0) for loop in site.loops}
-        row, channel = view.index([substituted(index, zero) for index in source.mins])
-        row, channel = self.reader.simplify(row), self.reader.simplify(channel)
-        made = Rows(view, slot, row, channel, slot.strides[of_row], slot.strides[of_block], tma)
+        at_row, at_channel = view.index(source.mins)
+        first = self.reader.simplify(substituted(at_channel, zero))
+        if how == "row":
+            place = site.operands["D"].mins[of_row] - slot.base[of_row]
+            own = self.reader.simplify(place)
+            row = self._row_of(site, at_row, own)
+        else:
+            row = self.reader.simplify(substituted(at_row, zero))
+            own = at_row - row
+        made = Rows(view, slot, row, first, slot.strides[of_row], slot.strides[of_block], how)
         # The copy of row i and block b is to that place in the slot, and from there in x.
         for point, sample in product(site.points(), self._samples()):
             values = sample | point
-            at_row, at_channel = view.index(source.mins)
-            own = self.numbers(at_row, values) - self.numbers(row, sample)
-            block = self.numbers(at_channel, values) - self.numbers(channel, sample)
+            number = self.numbers(own, values)
+            block = self.numbers(at_channel, values) - self.numbers(first, sample)
             place = self.numbers(self._offset(site.operands["D"].mins, slot), values)
-            if block % 64 or place != own * made.row_stride + block // 64 * made.block_stride:
+            if block % 64 or place != number * made.row_stride + block // 64 * made.block_stride:
                 raise LoweringError(f"{site.where}: rows of x are not copied in their order")
-        whole = rows if tma else slot.shape[of_block]
+        whole = {"tma": rows, "run": slot.shape[of_block], "row": 1}[how]
         if prod(source.shape) != 64 * whole:
             raise LoweringError(
-                f"{site.where}: a copy is of {source.shape}, neither all rows nor a stage of one"
+                f"{site.where}: a copy is of {source.shape}, neither all rows nor a stage of one, "
+                "nor a block of one"
             )
+        return made
+
+    def _row_of(self, site: Site, row: PrimExpr, place: PrimExpr) -> PrimExpr:
+        """The row of x that is copied to ``place`` of a tile, in the number of a sorted row."""
+        wanted = self.at.tiles["rows"] * i64(self.reader.tile_size["rows"]) + place
+
+        def check(found: PrimExpr) -> None:
+            for point, sample in product(site.points(), self._samples()):
+                values = sample | point
+                if self.numbers(found, values) != self.numbers(wanted, values):
+                    raise LoweringError(f"{site.where}: row {row} of x is not that of its place")
+
+        def slot(load: Any) -> PrimExpr:
+            if str(load.source.name) != ORDER:
+                raise LoweringError(f"{site.where}: an index reads {load}")
+            (flat,) = self.reader.views[ORDER].index(load.indices)
+            check(flat)
+            return self.at.slot
+
+        made = replaced(row, slot)
+        if made.same_as(row):
+            check(row)
+            return self.at.sorted
         return made
 
     def _place(self, site: Site, operand: str, slot: Slot, blocks: int, tiles: int) -> Place:

@@ -11,6 +11,7 @@ from blockscale.lower.warp.kernel import Kernel
 from blockscale.lower.warp.load import Loads
 from blockscale.lower.warp.multiply import Products, wgmma
 from blockscale.specs.plans.moe import LOADER_REGISTERS
+from blockscale.tir.gemm.tiles import EXPERT
 
 POINTERS = {"float32": "float", "bfloat16": "uint16_t", "float16": "uint16_t", "int32": "int"}
 """Types of elements; codes and scales are addressed in bytes."""
@@ -54,20 +55,20 @@ class _Emitter(Frame):
     def text(self) -> str:
         """All of it."""
         k = self.kernel
-        tile = f"{k.rows_tile}"
         body = [
             "extern __shared__ __align__(1024) char bs_smem[];",
             "const uint32_t smem = (bs_shared(bs_smem) + 1023) / 1024 * 1024;",
             "const int warp_id = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);",
             "const int lane = threadIdx.x % 32;",
             *(["const int cta = bs_cluster_rank();"] if k.ctas > 1 else []),
-            f"const int row_tiles = (m + {k.rows_tile - 1}) / {tile};",
-            f"const int tiles = row_tiles * {k.col_tiles};",
             "if (threadIdx.x == 0) {",
             *indented(self._barriers()),
             "}",
             "__syncthreads();",
             *(["bs_cluster_arrive();"] if k.ctas > 1 else []),
+            *(["bs_grid_wait();"] if self.waits_first() else []),
+            *(["bs_grid_launch();"] if k.after is not None else []),
+            *self._tiles(),
             f"if (warp_id < {k.consumers}) {{",
             *indented(self.products.lines()),
             "} else {",
@@ -75,32 +76,49 @@ class _Emitter(Frame):
             *indented(self._loader()),
             "}",
         ]
-        bulk = {k.weights.view.name, k.scales.view.name}
-        params = ", ".join(
-            f"{'' if n == self.written else 'const '}"
-            f"{'uint8_t' if n in bulk else POINTERS[v.dtype]} *{n}"
-            for n, v in k.views.items()
-            if n in pointers(k)
-        )
         bounds = f"{k.threads}, {self._together()}"
-        if k.rows.tma:
-            params = f"const __grid_constant__ BsTensorMap map_{k.rows.view.name}, {params}"
         return "\n".join(
             [
                 *self._headers(),
                 *self._struct(),
                 f'extern "C" __global__ void __launch_bounds__({bounds}) {self.name}(',
-                f"    {params}, int m) {{",
+                f"    {', '.join(self._params())}) {{",
                 *indented(body),
                 "}",
                 "",
             ]
         )
 
+    def _params(self) -> list[str]:
+        """Declarations of the parameters: tensor maps, pointers, numbers."""
+        k = self.kernel
+        bulk = {k.weights.view.name, k.scales.view.name}
+        params = []
+        if k.rows.tma:
+            params.append(f"const __grid_constant__ BsTensorMap map_{k.rows.view.name}")
+        for name in pointers(k):
+            if name == EXPERT:  # blocks of rows, and how many there are
+                params += ["const int4 *blocks", "const int *n_blocks"]
+                continue
+            kind = "uint8_t" if name in bulk else POINTERS[k.views[name].dtype]
+            params.append(f"{'' if name == self.written else 'const '}{kind} *{name}")
+        params += [f"float {scalar.name}" for scalar in k.scalars]
+        return [*params, *([] if k.grouped else ["int m"])]
+
+    def _tiles(self) -> list[str]:
+        """How many tiles there are."""
+        k = self.kernel
+        if k.grouped:
+            return [f"const int tiles = __ldg(n_blocks) * {k.col_tiles};"]
+        return [
+            f"const int row_tiles = (m + {k.rows_tile - 1}) / {k.rows_tile};",
+            f"const int tiles = row_tiles * {k.col_tiles};",
+        ]
+
     def _loader(self) -> list[str]:
         """The warp that loads, the first of four where registers move."""
         lines, k = self.loads.lines(), self.kernel
-        if k.moves_registers:
+        if k.moves_registers and not k.row_loaders:
             lines = [f"if (warp_id == {k.consumers}) {{", *indented(lines), "}"]
         return [*lines, *(["__syncwarp();", "bs_no_sums();"] if k.ctas > 1 else [])]
 
@@ -110,7 +128,7 @@ class _Emitter(Frame):
         Not so many that sums, fragments and addresses have too few.
         """
         k = self.kernel
-        if k.unit == "wgmma":
+        if k.unit == "wgmma" or k.has_first:
             return 1
         fragments = 16 * k.tiles_m + 16 if k.in_pairs else k.rows_tile
         registers = round_up(k.tiles_m * k.rows_tile // 2 + fragments + ADDRESSES, 8)
@@ -126,6 +144,7 @@ class _Emitter(Frame):
         assert body is not None
         own = ["mma", "moe_decode", "gemm_tiles", "warp_sums", "warp_steps"]
         own += ["warp_async"] if k.copies == "async" else []
+        own += ["warp_groups"] if k.grouped else []
         named = [*(f'#include "{name}.cuh"' for name in own), *declarations(body.value)]
         lines = [*dict.fromkeys(named)]
         if k.unit == "wgmma":
@@ -138,7 +157,7 @@ class _Emitter(Frame):
         values = {
             "FORMAT": f"BS_MOE_{form.fmt.upper()}",
             "GROUP": form.group,
-            "ZEROS": int(form.zeros),
+            "ZEROS": form.zeros,
             "BF16": int(form.dtype == "bfloat16"),
         }
         lines = [f"  static constexpr int {name} = {value};" for name, value in values.items()]
@@ -146,7 +165,7 @@ class _Emitter(Frame):
 
     def _barriers(self) -> list[str]:
         k = self.kernel
-        loads = 32 if k.copies == "async" else 1  # lanes that arrive
+        loads = 32 if k.copies == "async" else 1 + 32 * k.row_loaders  # lanes that arrive
         lines = [
             f"for (int i = 0; i < {k.stages}; ++i) {{",
             f"  bs_mbar_init(smem + 8 * i, {loads});",

@@ -23,8 +23,9 @@ from blockscale.lower.pipe.elements import CLASS
 from blockscale.lower.pipe.read import View, substituted, var
 from blockscale.lower.pipe.text import Text, indented, kind, loads, number, variables
 from blockscale.lower.warp.kernel import Kernel
-from blockscale.lower.warp.read import Numbers, is_int
+from blockscale.lower.warp.read import ORDER, Numbers, is_int, is_zero, replaced
 from blockscale.tir.common import i64
+from blockscale.tir.gemm.tiles import EXPERT
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,11 +52,15 @@ class Epilogue:
         self.analyzer = Analyzer()
         self.own, self.t, self.n = var("own"), var("t"), var("n")
         self.b = var("b")
+        self.first = var("first")
+        # What a table has for a row of x: of what a thread stores, and of its sums.
+        self.slots = {"slot": var("slot"), "slot0": var("slot0"), "slot1": var("slot1")}
         self.token_loop, self.row_loops = self._loops()
         self.registers = self._registers()
         self.words = self.view.dtype in CLASS
         self.tile_level: list[str] = []
         self.row_level: list[str] = []
+        self.inner_level: dict[str, list[str]] = {}
         self.values: dict[str, str] = {}
 
     # ---- Which thread computes what ---------------------------------------------------------
@@ -117,7 +122,9 @@ class Epilogue:
         for at in range(0, len(self.registers), size):
             groups.append(self._group(self.registers[at : at + size]))
         rows = self.kernel.rows_tile
-        before = [f"const int left = min({rows}, m - row_tile * {rows});"]
+        before: list[str] = []
+        if not self.kernel.has_first:
+            before.append(f"const int left = min({rows}, m - row_tile * {rows});")
         after: list[str] = []
         (before if ahead else after).extend(self.tile_level)
         for row_level, body in groups:
@@ -129,8 +136,9 @@ class Epilogue:
         return before, after
 
     def _printer(self, register: Register, load: Any, **more: str) -> Text:
-        names = {v: str(v.name) for v in self.kernel.at.all}
-        return Text(names | {self.own: "g", self.t: "t", self.n: "n", self.b: "b"}, load)
+        own = (self.t, self.n, self.b, self.first, *self.slots.values(), *self.kernel.scalars)
+        names = {v: str(v.name) for v in (*self.kernel.at.all, *own)}
+        return Text(names | {self.own: "g"}, load)
 
     def _token(self) -> PrimExpr:
         """The row of x of a tile of the sums of a thread."""
@@ -142,7 +150,7 @@ class Epilogue:
 
     def _group(self, registers: Sequence[Register]) -> tuple[list[str], list[str]]:
         """Some registers whose values are stored together: loads, and the loop over rows of x."""
-        self.row_level = []
+        self.row_level, self.inner_level = [], {}
         values: dict[tuple[Register, int], str] = {}
         for register, b in product(registers, range(2)):
             values[register, b] = self._value(register, b)
@@ -161,11 +169,12 @@ class Epilogue:
             for (register, b), value in values.items():
                 inner += self._store_element(register, b, value)
         row_level, self.row_level = self.row_level, []
+        first = [line for lines in self.inner_level.values() for line in lines]
         return row_level, [
             "#pragma unroll",
             f"for (int n = 0; n < {self.kernel.rows_tile // 8}; ++n) {{",
             "  if (8 * n >= left) break;",
-            *indented(inner),
+            *indented([*first, *inner]),
             "}",
         ]
 
@@ -198,7 +207,10 @@ class Epilogue:
                 half = ("lo", "hi")[b]
                 self.values[f"residual {i}"] = name
                 return f"{CLASS[view.dtype]}::{half}({name}_words[{self._place_of(register)}])"
-            return self._element(view, indices, "8 * n + 2 * t" + (" + 1" if b else ""))
+            token = "8 * n + 2 * t" + (" + 1" if b else "")
+            if not self.kernel.has_first:
+                return self._element(view, indices, token)
+            return self._row_element(view, indices, b, token)
         key = f"{name}{list(map(str, indices))}"
         per_tile = self.own not in used
         if key not in self.values:
@@ -206,6 +218,33 @@ class Epilogue:
             text = f"const float {self.values[key]} = {self._element(view, indices)};"
             (self.tile_level if per_tile else self.row_level).append(text)
         return self.values[key]
+
+    def _row_element(self, view: View, indices: Sequence[PrimExpr], b: int, token: str) -> str:
+        """One number of a row of x, the same for all rows of the weight."""
+        used = {v for index in indices for v in variables(index)}
+        if self.own in used or view.dtype != "float32":
+            raise LoweringError(
+                f"{self.site.where}: {view.name}{list(indices)} is not one float32 of a row of x"
+            )
+        name = f"{view.name}_{b}"
+        if name not in self.inner_level:
+            index = self._index(view, indices)  # which may need a slot
+            own = self.slots[f"slot{b}"]
+            slot = [f"const int {own.name} = bs_slot(slots, n, {token});"]
+            needed = any(v.same_as(own) for i in index for v in variables(i))
+            null = self.kernel.optional.get(view.name, 0.0)
+            address = self._address(view, indices, self._printer(self.registers[0], self._no_load))
+            self.inner_level[name] = [
+                f"float {name} = {number(null)};",
+                f"if ({view.name}) {{" if view.name in self.kernel.optional else "{",
+                *indented(slot if needed else []),
+                f"  if ({token} < left) {name} = __ldg({address});",
+                "}",
+            ]
+        return name
+
+    def _no_load(self, buffer: Any, indices: Any) -> str:
+        raise LoweringError(f"{self.site.where}: an index reads {buffer.name}{list(indices)}")
 
     def _place_of(self, register: Register) -> int:
         size = self._together()
@@ -234,7 +273,48 @@ class Epilogue:
     # ---- Parameters -------------------------------------------------------------------------
 
     def _index(self, view: View, indices: Sequence[PrimExpr]) -> list[PrimExpr]:
-        return [self.analyzer.simplify(index) for index in view.index(indices)]
+        return [self._in_group(self.analyzer.simplify(index)) for index in view.index(indices)]
+
+    def _in_group(self, index: PrimExpr) -> PrimExpr:
+        """An index by the tile's first row of x, its expert, and what tables have for its rows."""
+        if not self.kernel.has_first:
+            return index
+        index = replaced(index, self._of_table)
+        rows = self.kernel.at.tiles["rows"]
+        step = self._step(index, rows)
+        if step == 0:
+            return index
+        if step != self.kernel.rows_tile:
+            raise LoweringError(f"{self.site.where}: index {index} is no row of x of the tile")
+        return self.analyzer.simplify(substituted(index, {rows: i64(0)}) + self.first)
+
+    def _of_table(self, load: Any) -> PrimExpr:
+        """What stands for an element of a table: the tile's expert, or what a row of x has."""
+        at, name = self.kernel.at, str(load.source.name)
+        if name == EXPERT:  # of the loops over tiles, as for the weights that the tile has
+            return at.expert
+        if name != ORDER:
+            raise LoweringError(f"{self.site.where}: an index reads {load}")
+        (flat,) = self.kernel.views[ORDER].index(load.indices)
+        place = self._in_group(self.analyzer.simplify(flat)) - self.first
+        for own, token in zip(
+            self.slots.values(), (self._stored_token(), *self._tokens()), strict=True
+        ):
+            if is_zero(place - token):
+                if not any("bs_load_slots" in line for line in self.tile_level):
+                    count = -(-self.kernel.rows_tile // 32)
+                    self.tile_level += [
+                        f"int slots[{count}];",
+                        f"bs_load_slots(slots, {ORDER} + first, left, lane);",
+                    ]
+                return own
+        raise LoweringError(f"{self.site.where}: {load} is not of a row of x that the thread has")
+
+    def _tokens(self) -> tuple[PrimExpr, PrimExpr]:
+        """The rows of x of a tile of a thread's sums."""
+        both = (substituted(self._token(), {self.b: i64(b)}) for b in range(2))
+        first, second = both
+        return first, second
 
     def _limits(self, view: View, indices: Sequence[PrimExpr], printer: Text) -> list[str]:
         """Conditions that an element is one of those that there are, of its columns."""
@@ -258,11 +338,7 @@ class Epilogue:
 
     def _element(self, view: View, indices: Sequence[PrimExpr], token: str = "") -> str:
         """One element as float32; where there is none, what stands for a null parameter, or 0."""
-
-        def no_load(buffer: Any, indices: Any) -> str:
-            raise LoweringError(f"{self.site.where}: an index reads {buffer.name}{list(indices)}")
-
-        printer = self._printer(self.registers[0], no_load)
+        printer = self._printer(self.registers[0], self._no_load)
         address = self._address(view, indices, printer)
         if view.dtype == "float32":
             text = f"__ldg({address})"
@@ -339,14 +415,14 @@ class Epilogue:
 
     def _first(self, registers: Sequence[Register]) -> tuple[str, str]:
         """Address of the first element of a run in y, and elements that are left of its row."""
-
-        def no_load(buffer: Any, indices: Any) -> str:
-            raise LoweringError(f"{self.site.where}: an index reads {buffer.name}{list(indices)}")
-
-        printer = self._printer(registers[0], no_load)
+        printer = self._printer(registers[0], self._no_load)
         row = self.t * i64(2)
         indices = [self._at(i, registers[0], self._stored_token(), row) for i in self.body.indices]
-        *outer, column = [self.analyzer.simplify(i) for i in self.view.index(indices)]
+        *outer, column = self._index(self.view, indices)
+        slot = self.slots["slot"]
+        if any(v.same_as(slot) for index in outer for v in variables(index)):
+            row_of = f"const int {slot.name} = bs_slot(slots, n, 8 * n + g);"
+            self.inner_level["slot"] = [row_of]
         parts = [
             f"int64_t({printer(index)}) * {pitch}"
             for index, pitch in zip(outer, self.view.pitches, strict=False)
@@ -392,11 +468,7 @@ class Epilogue:
 
     def _store_element(self, register: Register, b: int, value: str) -> list[str]:
         """A float32, where the sums are."""
-
-        def no_load(buffer: Any, indices: Any) -> str:
-            raise LoweringError(f"{self.site.where}: an index reads {buffer.name}{list(indices)}")
-
-        printer = self._printer(register, no_load)
+        printer = self._printer(register, self._no_load)
         token = substituted(self._token(), {self.b: i64(b)})
         indices = [self._at(index, register, token, self.own) for index in self.body.indices]
         guards = [f"8 * n + 2 * t{' + 1' if b else ''} < left"]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from blockscale.lower.pipe.text import Text, indented
 from blockscale.lower.warp.kernel import CONTROL_BYTES, Kernel
 from blockscale.specs.plans.moe import LOADER_REGISTERS
+from blockscale.tir.gemm.tiles import EXPERT
 
 
 class Frame:
@@ -23,8 +24,19 @@ class Frame:
         if k.ctas > 1:
             first, step = f"blockIdx.x / {k.ctas}", f"gridDim.x / {k.ctas}"
         place = ["const int row_tile = tile % row_tiles, col_tile = tile / row_tiles;"]
-        if k.fastest == "cols":
+        if k.grouped:
+            place = [
+                f"const BsGroupTile at_tile = bs_group_tile(blocks, tile, {k.col_tiles});",
+                "[[maybe_unused]] const int expert = at_tile.expert, col_tile = at_tile.col;",
+                "[[maybe_unused]] const int first = at_tile.first, left = at_tile.left;",
+            ]
+        elif k.fastest == "cols":
             place = [f"const int row_tile = tile / {k.col_tiles}, col_tile = tile % {k.col_tiles};"]
+        if k.has_first and not k.grouped:
+            place += [
+                f"[[maybe_unused]] const int first = row_tile * {k.rows_tile};",
+                f"const int left = min({k.rows_tile}, m - first);",
+            ]
         return [
             f"for (int tile = {first}; tile < tiles; tile += {step}) {{",
             *indented([*place, *body]),
@@ -38,7 +50,7 @@ class Frame:
         """
         k = self.kernel
         whole, rest = divmod(k.k_blocks, k.blocks)
-        if not rest and self.channels % 64 and not k.rows.tma:
+        if not rest and self.channels % 64 and k.rows.how == "run":
             whole, rest = whole - 1, k.blocks
         each = k.k_stages
         if whole >= k.ctas * each or k.ctas == 1:
@@ -71,6 +83,10 @@ class Frame:
                 "}",
             ]
         return lines
+
+    def waits_first(self) -> bool:
+        """Whether all warps wait for the kernel before: it writes the table of tiles."""
+        return EXPERT in (self.kernel.after or ())
 
     @property
     def channels(self) -> int:
@@ -106,8 +122,7 @@ class Frame:
 
     def ragged(self) -> str:
         """How many blocks of 64 rows a tile has, if the last one has fewer."""
-        dim = self.kernel.weights.view.dims[0]
-        return "bands" if (dim.extent or 0) % self.bands() else ""
+        return "bands" if self.kernel.bands % self.bands() else ""
 
     def bands(self) -> int:
         """Blocks of 64 rows of the weight of a tile."""

@@ -42,9 +42,14 @@ def sources(
 
 
 def kernel_params(kernel: Kernel) -> tuple[str, ...]:
-    """Return the types of a kernel's parameters: tensor maps, pointers, rows of x."""
+    """Return the types of a kernel's parameters: tensor maps, pointers, numbers, rows of x.
+
+    Of rows that experts have there are two pointers, a table of tiles and their number.
+    """
     maps = ("tensormap",) * len(tensor_maps(kernel))
-    return (*maps, *("handle",) * len(pointers(kernel)), "int32")
+    numbers = ("float32",) * len(kernel.scalars)
+    handles = ("handle",) * (len(pointers(kernel)) + kernel.grouped)
+    return (*maps, *handles, *numbers, *(() if kernel.grouped else ("int32",)))
 
 
 def _row(bucket: Bucket[Kernel], places: dict[str, int], sm_shared: int) -> str:

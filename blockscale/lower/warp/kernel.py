@@ -2,7 +2,8 @@
 
 A CTA computes a tile: `cols_tile` rows of the weight, lanes and registers of warps, times
 `rows_tile` rows of x.  Consumers first, `warps` for each slice of a stage's K; then a warp that
-loads, by bulk copies of its first lane or by cp.async of all.
+loads, by bulk copies of its first lane or by cp.async of all; and where rows of x are copied one by
+one, warps that do.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tvm.ir import Expr as PrimExpr
+from tvm.tirx import Var
 
 from blockscale.base.sizes import round_up
-from blockscale.lower.pipe.read import Coordinates, Site, View
+from blockscale.lower.pipe.read import Site, View
+from blockscale.lower.warp.read import WarpCoordinates
 
 CONTROL_BYTES = 1024
 """Shared memory for mbarriers; operands of wgmma start at multiples of 1024."""
@@ -77,9 +80,11 @@ class Rows:
     Attributes:
         view: the parameter.
         slot: of rows and blocks of 64 channels.
-        row, channel: indices of the first row and its first channel, in coordinates.
+        row, channel: indices of the first row and its first channel, in coordinates; by "row" that
+            of any row, in `WarpCoordinates.sorted` or `.slot`.
         row_stride, block_stride: bytes to the next row and block in the slot.
-        tma: whether boxes of all rows are loaded, swizzled; else each row is a copy.
+        how: "tma" loads boxes of all rows, swizzled, "row" 64 channels of a row, swizzled, by the
+            lanes of warps of its own; "run" all of a row's by the warp that loads weights.
     """
 
     view: View
@@ -88,7 +93,12 @@ class Rows:
     channel: PrimExpr
     row_stride: int
     block_stride: int
-    tma: bool
+    how: str
+
+    @property
+    def tma(self) -> bool:
+        """Whether a tensor map describes x."""
+        return self.how == "tma"
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,12 +117,17 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Format:
-    """What is decoded: key of `formats.MOE`, elements of a scale, zero points, 16-bit dtype."""
+    """What is decoded.
+
+    ``fmt``: key of `formats.MOE`; ``group``: elements of a scale; ``zeros``: kind of
+    zeros (`MoeGemm.zeros`); ``dtype``: of 16 bits; ``order``: of K among threads and MMAs, see `intrin.warp.decode`.
+    """
 
     fmt: str
     group: int
-    zeros: bool
+    zeros: int
     dtype: str
+    order: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +135,7 @@ class Kernel:
     """All of a kernel.
 
     Attributes:
-        at, views, optional: as `read.Reader` has them.
+        at, views, optional, scalars, grouped, after: as `read.WarpReader` has them.
         unit: "mma" or "wgmma".
         copies: "bulk", or "async" (cp.async).
         form: of weights.
@@ -138,9 +153,12 @@ class Kernel:
         epilogue: its block.
     """
 
-    at: Coordinates
+    at: WarpCoordinates
     views: Mapping[str, View]
     optional: Mapping[str, float]
+    scalars: tuple[Var, ...]
+    grouped: bool
+    after: tuple[str, ...] | None
     unit: str
     copies: str
     form: Format
@@ -180,9 +198,24 @@ class Kernel:
         return self.unit == "wgmma" and self.consumers > 4
 
     @property
+    def row_loaders(self) -> int:
+        """Warps that copy rows of x one by one, beside the one that loads weights."""
+        return 0 if self.rows.how != "row" else 3 if self.unit == "wgmma" else 1
+
+    @property
+    def has_first(self) -> bool:
+        """Whether tiles say where their rows of x begin, and how many these are."""
+        return self.grouped or self.rows.how == "row"
+
+    @property
+    def loaders(self) -> int:
+        """Warps that do not multiply: registers move between groups of four."""
+        return 4 if self.moves_registers else 1 + self.row_loaders
+
+    @property
     def threads(self) -> int:
-        """Threads of a CTA: registers move between groups of four warps."""
-        return 32 * (self.consumers + (4 if self.moves_registers else 1))
+        """Threads of a CTA."""
+        return 32 * (self.consumers + self.loaders)
 
     @property
     def stage_bytes(self) -> int:
@@ -192,8 +225,13 @@ class Kernel:
     @property
     def col_tiles(self) -> int:
         """Tiles of rows of the weight."""
+        return -(-self.bands * 64 // self.cols_tile)
+
+    @property
+    def bands(self) -> int:
+        """Blocks of 64 rows of the weight."""
         dim = next(d for d in self.weights.view.dims if d.axis == "cols")
-        return -(-(dim.extent or 0) * dim.unit // self.cols_tile)
+        return (dim.extent or 0) * dim.unit // 64
 
     @property
     def sums_at(self) -> int:

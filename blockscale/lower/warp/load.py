@@ -5,6 +5,7 @@ from __future__ import annotations
 from blockscale.lower.pipe.text import indented
 from blockscale.lower.warp.frame import Frame
 from blockscale.lower.warp.kernel import Runs
+from blockscale.lower.warp.read import ORDER
 
 
 class Loads(Frame):
@@ -13,6 +14,8 @@ class Loads(Frame):
     def lines(self) -> list[str]:
         """Codes, scales and rows of x of all tiles."""
         k, rows = self.kernel, self.kernel.rows
+        if rows.how == "row":
+            return self._divided()
         body = [*self._first_weights(), *self._first_rows()]
         first = ["uint32_t stage = 0, parity = 0;", "const uint64_t policy = bs_policy(true);"]
         if k.copies == "async":  # none may be on its way when the warp ends
@@ -20,6 +23,81 @@ class Loads(Frame):
             return [*first, *tiles, "bs_cp_async_wait_all();"]
         keep = [] if rows.tma else ["const uint64_t keep = bs_policy(false);"]
         return [*first, *keep, *self.tiles([*body, *self.stages(self._bulk_stage)])]
+
+    def _divided(self) -> list[str]:
+        """The first warp loads weights, by one lane; the others rows of x."""
+        k = self.kernel
+        weights = [
+            "uint32_t stage = 0, parity = 0;",
+            "const uint64_t policy = bs_policy(true);",
+            *self.tiles([*self._first_weights(), *self.stages(self._weight_stage)]),
+        ]
+        step = 4 * k.row_loaders
+        count = -(-k.rows_tile // step)
+        names = {"sorted": "from", "slot": "__ldg(order + from)"}
+        pitch = self.channels // 8
+        rows = [
+            "uint32_t stage = 0, parity = 0;",
+            f"const int begin = (warp_id - {k.consumers + 1}) * 4 + lane / 8, piece = lane % 8;",
+            f"const uint32_t to = {k.rows.slot.at} + begin * {k.rows.row_stride} + "
+            "(piece ^ begin & 7) * 16;",
+            f"const uint4 *row = reinterpret_cast<const uint4 *>({k.rows.view.name}) + piece;",
+            *self.tiles(
+                [
+                    f"const int mine = (left - begin + {step - 1}) / {step};",
+                    f"uint32_t source[{count}];  // in 16 bytes",
+                    "#pragma unroll",
+                    f"for (int i = 0; i < {count}; ++i) {{",
+                    f"  const int from = first + begin + i * {step};",
+                    f"  source[i] = i < mine ? {self.expr(k.rows.row, **names)} * {pitch}u : 0;",
+                    "}",
+                    *self.stages(self._row_stage),
+                ]
+            ),
+            "bs_cp_async_wait_all();",
+        ]
+        waits = [name for name in self._read_by_rows() if name in (k.after or ())]
+        wait = ["bs_grid_wait();"] if waits and not self.waits_first() else []
+        return [
+            f"if (warp_id == {k.consumers}) {{",
+            "  if (lane == 0) {",
+            *indented(weights, 2),
+            "  }",
+            "} else {",
+            *indented([*wait, *rows]),
+            "}",
+        ]
+
+    def _read_by_rows(self) -> list[str]:
+        """Parameters that the warps which copy rows of x read."""
+        return [self.kernel.rows.view.name, ORDER]
+
+    def _weight_stage(self, blocks: int, last: bool) -> list[str]:
+        """Bulk copies of codes and scales."""
+        both = (self.kernel.weights, self.kernel.scales)
+        counts = sum(self._stage_bytes(load, blocks) for load in both)
+        expected = f"{self.ragged()} * {counts}" if self.ragged() else str(counts)
+        return [
+            self.at(),
+            f"bs_mbar_wait({self.empty}, parity ^ 1);",
+            f"bs_mbar_expect({self.full}, {expected});",
+            *(line for load in both for line in self._runs(load, blocks)),
+            self.next(),
+        ]
+
+    def _row_stage(self, blocks: int, last: bool) -> list[str]:
+        """Rows of x, 16 bytes of a lane; rows that a tile does not have are not loaded."""
+        k, rows = self.kernel, self.kernel.rows
+        step = 4 * k.row_loaders
+        sizes = f"{-(-k.rows_tile // step)}, {step}, {blocks}, {rows.block_stride}"
+        channel = self.expr(rows.channel)
+        return [
+            self.at(),
+            f"bs_mbar_wait({self.empty}, parity ^ 1);",
+            f"bs_async_pieces<{sizes}>(at + to, row + {channel} / 8, source, mine);",
+            f"bs_cp_async_arrive({self.full});",
+            self.next(),
+        ]
 
     def _bulk_stage(self, blocks: int, last: bool) -> list[str]:
         """Bulk copies by the first lane, those of rows of x by a lane each."""
@@ -112,8 +190,8 @@ class Loads(Frame):
         """Where a tile's weights begin."""
         lines = []
         if self.ragged():
-            bands, dim = self.bands(), self.kernel.weights.view.dims[0]
-            lines.append(f"const int bands = min({bands}, {dim.extent} - col_tile * {bands});")
+            bands, whole = self.bands(), self.kernel.bands
+            lines.append(f"const int bands = min({bands}, {whole} - col_tile * {bands});")
         for load in (self.kernel.weights, self.kernel.scales):
             address = self._global(load)
             lines.append(f"const uint8_t *{load.view.name}_at = {load.view.name} + {address};")

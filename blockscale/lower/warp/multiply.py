@@ -17,9 +17,10 @@ class Products(Frame):
         """All of the role."""
         k = self.kernel
         more = self.registers()
-        self.before, self.after = Epilogue(k).text(ahead=k.unit == "mma")
+        self.before, self.after = Epilogue(k).text(ahead=k.unit == "mma" and not k.has_first)
         return [
             *([f"bs_more_registers<{more}>();"] if more else []),
+            *(["bs_grid_wait();"] if k.after is not None and not self.waits_first() else []),
             f"[[maybe_unused]] const int warp = warp_id % {k.warps}, slice = warp_id / {k.warps};",
             "const int g = lane / 4, t = lane % 4;",
             "uint32_t stage = 0, parity = 0;",
@@ -30,20 +31,25 @@ class Products(Frame):
     def _first_reads(self) -> list[str]:
         """Where a lane's codes, scales and rows of x lie in a stage."""
         k = self.kernel
-        own = "g * 64 + (t + g / 2) % 4 * 16" if k.unit == "mma" else "g * 64 + t * 4"
+        own = {"": "g * 64 + (t + g / 2) % 4 * 16", "steps": "g * 64 + t * 4"}
+        lane = own.get(k.form.order, "lane * 16")
         lines = [
-            f"const uint32_t codes_at = {k.weights.slot.at} + {self.expr(k.codes.first)} + {own};",
+            f"const uint32_t codes_at = {k.weights.slot.at} + {self.expr(k.codes.first)} + {lane};",
             f"const uint32_t scales_at = {k.scales.slot.at} + {self.expr(k.factors.first)};",
         ]
         rows = f"{k.rows.slot.at} + {self.expr(k.tokens.first)}"
-        if k.unit == "mma":  # a thread's 16 channels are two pieces of 16 bytes
+        if k.unit == "mma" and k.rows.how == "row":  # its matrix's row, a piece of 16 bytes
+            rows += " + lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16"
+        elif k.unit == "mma":  # a thread's 16 channels are two pieces of 16 bytes
             rows += f" + lane / 4 * {k.rows.row_stride} + lane % 4 * 32"
         if k.copies == "async":  # which change places in odd rows
             rows += " + g % 2 * 16"
         lines.append(f"const uint32_t rows_at = {rows};")
         if k.copies == "async":
             lines.append("const uint32_t others_at = rows_at ^ 16;")
-        if k.unit == "wgmma":
+        elif k.unit == "mma" and k.rows.how == "row":
+            lines.append("const uint32_t others_at = rows_at ^ 64;")
+        if k.form.order == "steps":
             turns = ", ".join(f"(g / 2 + {j}) % 4 * 16u" for j in range(4))
             lines.append(f"const uint32_t turn[4] = {{{turns}}};")
         return lines
@@ -88,7 +94,39 @@ class Products(Frame):
                 f"code[{i}] = bs_load16_shared(at + codes_at + {codes});",
                 f"scale[{i}] = BsDecode<{self.format}>::load(at + scales_at + {scales}, lane);",
             ]
+        if k.rows.how == "row":
+            return [*lines, *self._in_halves(inner)]
         return [*lines, *(self._in_pairs(inner) if k.in_pairs else self._in_one(inner))]
+
+    def _in_halves(self, inner: int) -> list[str]:
+        """Rows of x are in registers for 32 positions at a time."""
+        k = self.kernel
+        n8 = k.rows_tile // 8
+        lines: list[str] = []
+        for half, words in enumerate(("xy", "zw")):
+            at = ("rows_at", "others_at")[half]
+            products = [
+                f"uint32_t x[{n8}][4];",
+                *(
+                    f"bs_ldmatrix4(x[{n}], at + {at} + {self._place(k.tokens, inner, n)});"
+                    for n in range(n8)
+                ),
+                "#pragma unroll",
+                f"for (int i = 0; i < {k.tiles_m}; ++i) {{",
+                f"  const BsDecode<{self.format}> scales(scale[i]);",
+                f"  const uint32_t word[2] = {{code[i].{words[0]}, code[i].{words[1]}}};",
+                "#pragma unroll",
+                "  for (int j = 0; j < 2; ++j) {",
+                "    uint32_t a[4];",
+                "    scales.decode(word[j], a);",
+                "#pragma unroll",
+                f"    for (int n = 0; n < {n8}; ++n)",
+                f"      bs_mma16816<{self.bf16}>(c[i] + 4 * n, a, x[n][2 * j], x[n][2 * j + 1]);",
+                "  }",
+                "}",
+            ]
+            lines += ["{", *indented(products), "}"]
+        return lines
 
     def _rows(self, inner: int, numbers: Sequence[int]) -> list[str]:
         """Load ``x``, a thread's channels of some rows of x, 8 rows of them at a number."""
@@ -190,10 +228,17 @@ class Products(Frame):
         product = f"BsWgmma<{self.bf16}, {k.rows_tile}>::run"
         # With few rows of x the latency of loads counts, with many registers do.
         early = k.rows_tile <= 96
+        steps = k.form.order == "steps"
 
         def load(inner: int, i: int) -> list[str]:
             unit = inner * k.tiles_m + i
             codes, scales = (self._place(p, inner, i) for p in (k.codes, k.factors))
+            if not steps:
+                return [
+                    f"const uint4 code{unit} = bs_load16_shared(at + codes_at + {codes});",
+                    f"const uint2 scale{unit} = "
+                    f"BsDecode<{self.format}>::load(at + scales_at + {scales}, lane);",
+                ]
             return [
                 f"const uint4 code{unit} = bs_load_steps(at + codes_at + {codes}, turn);",
                 f"const BsStepScales<{self.format}> scale{unit}(at + scales_at + {scales}, g);",
@@ -204,6 +249,7 @@ class Products(Frame):
             lines = [
                 self.at(),
                 f"bs_mbar_wait({self.full}, parity);",
+                *(["bs_fence_async();"] if k.rows.how == "row" else []),  # cp.async wrote it
             ]
             for inner, i in units if early else []:
                 lines += load(inner, i)
@@ -219,9 +265,13 @@ class Products(Frame):
                 if not early:
                     lines += load(inner, i)
                 x = f"bs_wgmma_rows128(at + rows_at + {self._place(k.tokens, inner, 0)})"
+                of = f"scale{number}.of({{}})"
+                if not steps:
+                    lines.append(f"const BsDecode<{self.format}> scales{number}(scale{number});")
+                    of = f"scales{number}"
                 lines += [
                     *(
-                        f"scale{number}.of({j}).decode(code{number}.{c}, {bank} + {4 * j});"
+                        f"{of.format(j)}.decode(code{number}.{c}, {bank} + {4 * j});"
                         for j, c in enumerate("xyzw")
                     ),
                     "bs_wgmma_fence();",

@@ -3,21 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tvm import tirx
 from tvm.ir import Expr as PrimExpr
+from tvm.sym import Analyzer
+from tvm.tirx import PrimFunc
 
 from blockscale.base.errors import LoweringError
-from blockscale.lower.pipe.read import Dim, Raw, Reader, substituted
+from blockscale.lower.pipe.read import Coordinates, Dim, Raw, Reader, Site, substituted, var
 from blockscale.lower.sites import called
+from blockscale.specs.plans.moe import AFTER
+from blockscale.tir.common import i64
+from blockscale.tir.gemm.tiles import EXPERT
+
+ORDER = "order"
+"""Parameter of tables of rows: the number of a sorted row."""
+
+
+class WarpCoordinates(Coordinates):
+    """Coordinates, and what a tile's rows of x are where experts have them.
+
+    Attributes:
+        expert: of the tile.
+        sorted: the number of a row of x among those of all experts.
+        slot: what the table `ORDER` has for it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expert, self.sorted, self.slot = var("expert"), var("sorted"), var("slot")
+
+    @property
+    def all(self) -> tuple[tirx.Var, ...]:
+        """All of them."""
+        return (*super().all, self.expert, self.sorted, self.slot)
 
 
 class WarpReader(Reader):
-    """A scheduled GEMM of `blockscale.tir.intrin.warp`."""
+    """A scheduled GEMM of `blockscale.tir.intrin.warp`.
+
+    Attributes:
+        grouped: whether tiles are found in a table of the experts' rows.
+        padded: rows of x of a padded tile.
+        after: what the kernel before it writes; None: it begins after that one.
+    """
 
     MMA, LOADS = "mma", ("warp_bulk", "warp_async")
     INTRINSICS = "blockscale.tir.intrin.warp"
+
+    at: WarpCoordinates
+
+    def __init__(self, func: PrimFunc) -> None:
+        super().__init__(func)
+        self.grouped = EXPERT in self.views
+        after = (func.attrs or {}).get(AFTER)
+        self.after = None if after is None else tuple(str(name) for name in after)
+
+    @staticmethod
+    def coordinates() -> WarpCoordinates:
+        """Return what expressions are to be in."""
+        return WarpCoordinates()
+
+    def _site(self, raw: Raw) -> Site:
+        """A block whose operands are the expert's."""
+        site = super()._site(raw)
+        once = {loop.var: i64(0) for loop in site.loops if loop.extent == 1}
+        for key, operand in site.operands.items():
+            mins = tuple(
+                replaced(substituted(index, once), self.of_table) for index in operand.mins
+            )
+            site.operands[key] = replace(operand, mins=mins)
+        return site
+
+    def of_table(self, load: Any) -> PrimExpr:
+        """What stands for an element of a table: the expert is a coordinate, others stay."""
+        if str(load.source.name) != EXPERT:
+            return load
+        tiles = self.padded // self.tile_size["rows"]  # of a padded one, whose expert is one
+        if not is_zero(load.indices[0] - tirx.floordiv(self.at.tiles["rows"], i64(tiles))):
+            raise LoweringError(f"{EXPERT}{list(load.indices)} is not the expert of the tile")
+        return self.at.expert
 
     def _axes(self, raw: Sequence[Raw]) -> dict[str, int]:
         """Find which axis each loop over tiles runs along; return the sizes of tiles."""
@@ -26,12 +93,26 @@ class WarpReader(Reader):
         mins = [substituted(r.min, mma.values) for r in sums.region]
         shape = sums.source.shape
         token = mins[-3] * shape[-2] + mins[-2]
+        self.padded = int(shape[-2])
         sizes: dict[str, int] = {}
         for axis, index in (("rows", token), ("cols", mins[-1])):
             sizes |= self._steps(Dim(axis, 1, None, 1), index)
         if "rows" not in sizes:
             raise LoweringError("no loop over tiles runs along rows of x")
         return {"cols": int(shape[-1])} | sizes  # one tile may hold all rows of w
+
+
+def replaced(expr: PrimExpr, by: Callable[[Any], PrimExpr]) -> PrimExpr:
+    """An index with what ``by`` makes of the elements that it reads."""
+    name = type(expr).__name__
+    if name == "TensorLoad":
+        return by(expr)
+    if name == "Cast":
+        return tirx.Cast(str(expr.ty), replaced(expr.value, by))
+    if name in _OPERATORS or name in ("Max", "Min"):
+        a, b = replaced(expr.a, by), replaced(expr.b, by)
+        return expr if a.same_as(expr.a) and b.same_as(expr.b) else type(expr)(a, b)
+    return expr
 
 
 # ---- Numbers ------------------------------------------------------------------------------------
@@ -75,3 +156,9 @@ def _python(expr: Any, names: dict[Any, str]) -> str:
 def is_int(expr: Any) -> bool:
     """Whether an expression is a number."""
     return isinstance(expr, tirx.IntImm)
+
+
+def is_zero(expr: Any) -> bool:
+    """Whether an expression is 0 for all values of its variables."""
+    found = Analyzer().simplify(expr)
+    return is_int(found) and int(found) == 0

@@ -5,7 +5,7 @@
  *
  * and the GEMM alone where x is read as it is and there is one weight. How many rows an expert has is known on
  * the device alone: grids are what the device holds, or an upper bound of the tiles.
- * blockscale/lower/int4/kernel.py writes the tables; native/int4_rows.cuh and native/moe_gemm.cuh are the kernels.
+ * blockscale/lower/int4/kernel.py writes the tables.
  */
 #include "cuda_gemm.h"
 #include "cuda_int4.h"
@@ -54,27 +54,20 @@ static int gemm(const Product *p) {
   const BsMoeGemm *g = p->gemm;
   TVMFFIObjectHandle kernel = NULL;
   if (mm->lookup(NULL, g->name, &kernel) != 0) return -1;
-  Values v = {.count = BS_GEMM_PARAMS};
-  if (mm->copies) set_pointer(&v, BS_GEMM_X, p->at[BS_INT4_WS_X]);
-  else set_tensor(&v, BS_GEMM_X, p->args, mm->at.x);
-  set_tensor(&v, BS_GEMM_W, p->args, mm->at.packed);
-  set_tensor(&v, BS_GEMM_WS, p->args, mm->at.scale);
-  set_tensor(&v, BS_GEMM_GLOBAL, p->args, mm->at.alpha);
-  set_tensor(&v, BS_GEMM_BIAS, p->args, mm->at.bias);
-  set_pointer(&v, BS_GEMM_ROW_SCALE, NULL); /* factors of rows */
-  set_pointer(&v, BS_GEMM_ORDER, NULL); /* their order */
-  set_pointer(&v, BS_GEMM_BLOCKS, p->at[BS_INT4_WS_BLOCKS]);
-  set_pointer(&v, BS_GEMM_N_BLOCKS, p->at[BS_INT4_WS_COUNT]);
-  set_tensor(&v, BS_GEMM_OUT, p->args, mm->at.out);
-  set_integer(&v, BS_GEMM_ROWS, mm->padded_n);
-  set_integer(&v, BS_GEMM_K, mm->padded_k);
-  set_integer(&v, BS_GEMM_X_PITCH, mm->padded_k); /* pitch of x, which is k where x is no copy */
-  set_integer(&v, BS_GEMM_OUT_PITCH, mm->n);
-  set_integer(&v, BS_GEMM_OUT_COLS, mm->n);
-  set_integer(&v, BS_GEMM_TOP_K, p->rows);
-  TVMFFIAny none = {.type_index = kTVMFFIFloat, .v_float64 = 0};
-  v.values[BS_GEMM_ALPHA] = none;
-  v.values[BS_GEMM_LIMIT] = none;
+  Values v = {.count = mm->experts ? BS_INT4_GROUPED_PARAMS : BS_INT4_DENSE_PARAMS};
+  if (mm->copies) set_pointer(&v, BS_INT4_DENSE_X, p->at[BS_INT4_WS_X]);
+  else set_tensor(&v, BS_INT4_DENSE_X, p->args, mm->at.x);
+  set_tensor(&v, BS_INT4_DENSE_W, p->args, mm->at.packed);
+  set_tensor(&v, BS_INT4_DENSE_WS, p->args, mm->at.scale);
+  set_tensor(&v, BS_INT4_DENSE_ALPHA, p->args, mm->at.alpha);
+  set_tensor(&v, BS_INT4_DENSE_BIAS, p->args, mm->at.bias);
+  set_tensor(&v, BS_INT4_DENSE_OUT, p->args, mm->at.out);
+  if (mm->experts) {
+    set_pointer(&v, BS_INT4_GROUPED_BLOCKS, p->at[BS_INT4_WS_BLOCKS]);
+    set_pointer(&v, BS_INT4_GROUPED_N_BLOCKS, p->at[BS_INT4_WS_COUNT]);
+  } else {
+    set_integer(&v, BS_INT4_DENSE_ROWS, p->rows);
+  }
   int64_t used = mm->experts ? least(p->rows, mm->experts) : 1; /* each may have a block that is not full */
   int64_t tiles = (p->rows + used * (g->tokens - 1)) / g->tokens * ceil_div(mm->padded_n, g->rows);
   int64_t sms = p->call->device->multiprocessors;

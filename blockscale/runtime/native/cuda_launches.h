@@ -26,12 +26,6 @@ enum { /* parameters of gemm */
   BS_GEMM_BLOCKS,
   BS_GEMM_N_BLOCKS,
   BS_GEMM_OUT,
-  BS_GEMM_ROWS,
-  BS_GEMM_K,
-  BS_GEMM_X_PITCH,
-  BS_GEMM_OUT_PITCH,
-  BS_GEMM_OUT_COLS,
-  BS_GEMM_TOP_K,
   BS_GEMM_ALPHA,
   BS_GEMM_LIMIT,
   BS_GEMM_PARAMS,
@@ -135,6 +129,29 @@ enum { /* parameters of int4_prepare */
   BS_INT4_PREPARE_PITCH,
   BS_INT4_PREPARE_SCALES,
   BS_INT4_PREPARE_PARAMS,
+};
+
+enum { /* parameters of int4_dense */
+  BS_INT4_DENSE_X,
+  BS_INT4_DENSE_W,
+  BS_INT4_DENSE_WS,
+  BS_INT4_DENSE_ALPHA,
+  BS_INT4_DENSE_BIAS,
+  BS_INT4_DENSE_OUT,
+  BS_INT4_DENSE_ROWS,
+  BS_INT4_DENSE_PARAMS,
+};
+
+enum { /* parameters of int4_grouped */
+  BS_INT4_GROUPED_X,
+  BS_INT4_GROUPED_W,
+  BS_INT4_GROUPED_WS,
+  BS_INT4_GROUPED_ALPHA,
+  BS_INT4_GROUPED_BIAS,
+  BS_INT4_GROUPED_OUT,
+  BS_INT4_GROUPED_BLOCKS,
+  BS_INT4_GROUPED_N_BLOCKS,
+  BS_INT4_GROUPED_PARAMS,
 };
 
 enum { /* tensors of codes_gemm1 */

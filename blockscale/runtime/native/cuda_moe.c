@@ -102,9 +102,7 @@ static int gemm(const Pass *p, int second) {
   TVMFFIObjectHandle kernel = NULL;
   if (moe->lookup(NULL, g->name, &kernel) != 0) return -1;
   int64_t rows = second ? moe->padded_hidden : moe->padded_rows;
-  int64_t pitch = second ? moe->padded_intermediate : moe->padded_hidden;
-  int64_t cols = second ? moe->hidden : moe->padded_intermediate;
-  Values v = {.count = BS_GEMM_PARAMS};
+  Values v = {.count = second ? BS_GEMM_ALPHA : BS_GEMM_PARAMS}; /* GEMM 2 ends before alpha */
   set_pointer(&v, BS_GEMM_X, p->at[second ? BS_MOE_WS_Y1 : BS_MOE_WS_X]);
   set_tensor(&v, BS_GEMM_W, p->args, second ? at->w2 : at->w13);
   set_tensor(&v, BS_GEMM_WS, p->args, second ? at->w2_scale : at->w13_scale);
@@ -115,12 +113,6 @@ static int gemm(const Pass *p, int second) {
   set_pointer(&v, BS_GEMM_BLOCKS, p->at[table ? BS_MOE_WS_BLOCKS2 : BS_MOE_WS_BLOCKS1]);
   set_pointer(&v, BS_GEMM_N_BLOCKS, p->at[table ? BS_MOE_WS_COUNT2 : BS_MOE_WS_COUNT1]);
   set_pointer(&v, BS_GEMM_OUT, p->at[second ? BS_MOE_WS_Y2 : BS_MOE_WS_Y1]);
-  set_integer(&v, BS_GEMM_ROWS, rows);
-  set_integer(&v, BS_GEMM_K, pitch); /* K, padded */
-  set_integer(&v, BS_GEMM_X_PITCH, pitch);
-  set_integer(&v, BS_GEMM_OUT_PITCH, cols);
-  set_integer(&v, BS_GEMM_OUT_COLS, cols);
-  set_integer(&v, BS_GEMM_TOP_K, moe->top_k);
   v.values[BS_GEMM_ALPHA] = p->args[at->alpha];
   v.values[BS_GEMM_LIMIT] = p->args[at->limit];
   int64_t tiles = most_blocks(p, g->tokens) * ceil_div(rows, g->rows);

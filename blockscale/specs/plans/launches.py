@@ -57,10 +57,9 @@ GEMM: Params = (
     *(("const void *", "x"), ("const uint8_t *", "w"), ("const void *", "ws")),
     *(("const float *", "global"), ("const float *", "bias"), ("const float *", "row_scale")),
     *(("const int *", "order"), ("const int4 *", "blocks"), ("const int *", "n_blocks")),
-    *(("void *", "out"), ("int ", "rows"), ("int ", "k"), ("int ", "x_pitch")),
-    *(("int ", "out_pitch"), ("int ", "out_cols"), ("int ", "top_k")),
-    *(("float ", "alpha"), ("float ", "limit")),
+    *(("void *", "out"), ("float ", "alpha"), ("float ", "limit")),
 )
+"""Of `moe_tiles`, as `lower.warp` takes them; GEMM 2 has neither alpha nor limit."""
 
 PREPARE: Params = (
     *(("const void *", "ids"), ("const void *", "hidden"), ("const float *", "scale")),
@@ -106,6 +105,17 @@ INT4_PREPARE: Params = (
     *(("int ", "pitch"), ("int ", "scales")),
 )
 
+INT4_DENSE: Params = (
+    *(("const void *", "x"), ("const uint8_t *", "w"), ("const void *", "ws")),
+    *(("const float *", "alpha"), ("const float *", "bias"), ("void *", "out")),
+    ("int ", "rows"),
+)
+INT4_GROUPED: Params = (
+    *INT4_DENSE[:-1],
+    *(("const int4 *", "blocks"), ("const int *", "n_blocks")),
+)
+"""Of `int4_tiles`, as `lower.warp` takes them."""
+
 _KERNELS = {
     "GEMM": GEMM,
     "PREPARE": PREPARE,
@@ -115,6 +125,8 @@ _KERNELS = {
     "GATHER": GATHER,
     "ROUTE": ROUTE,
     "INT4_PREPARE": INT4_PREPARE,
+    "INT4_DENSE": INT4_DENSE,
+    "INT4_GROUPED": INT4_GROUPED,
 }
 
 

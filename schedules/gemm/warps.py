@@ -1,0 +1,219 @@
+"""Steps that schedules of GEMMs whose weights become fragments of warps have in common.
+
+What divides a tile is bound: warps with rows of their own to "threadIdx.y", warps with slices of K
+to "threadIdx.z", CTAs of a cluster with parts of K to "clusterCtaIdx.x".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from blockscale.schedules.steps import last_loops
+from blockscale.specs.plans.moe import scale_count
+from blockscale.tir.intrin import fragments, warp
+from blockscale.tir.moe.tiles import WORDS
+
+STEPS = {"mma": 64, "wgmma": 16}
+"""K of what the intrinsics multiply."""
+
+ROW_WARPS, SLICES, CTAS = "threadIdx.y", "threadIdx.z", "clusterCtaIdx.x"
+"""What loops over parts of a tile are bound to."""
+
+
+class Tile(Protocol):
+    """The shape of a tile; see `specs.plans.linear.LinearTile`."""
+
+    @property
+    def unit(self) -> str:
+        """What multiplies: "mma" or "wgmma"."""
+
+    @property
+    def rows(self) -> int:
+        """Of the weight."""
+
+    @property
+    def tokens(self) -> int:
+        """The most rows of x."""
+
+    @property
+    def warps(self) -> int:
+        """That share the rows."""
+
+    @property
+    def tiles_m(self) -> int:
+        """Tiles of 16 rows of a warp."""
+
+    @property
+    def slices(self) -> int:
+        """Of a stage's K."""
+
+    @property
+    def ctas(self) -> int:
+        """Of a cluster, which share K."""
+
+    @property
+    def blocks_k(self) -> int:
+        """Blocks of 64 k in a stage."""
+
+
+class Weight(NamedTuple):
+    """What a weight's codes and scales are."""
+
+    fmt: str
+    group: int
+    zeros: int
+    dtype: str
+
+    @property
+    def scales(self) -> tuple[int, str]:
+        """Numbers of 16 rows and 64 k, and their dtype."""
+        dtype = self.dtype if self.fmt == "int4" else "uint8"
+        return scale_count(self.fmt, self.group, self.zeros), dtype
+
+
+def parts(sch: Schedule, block: SBlockRV, tile: Tile) -> SBlockRV:
+    """Give each slice and each CTA sums of their own; return the block that multiplies."""
+    if tile.slices * tile.ctas == 1:
+        return block
+    *_, depth, _ = sch.get_loops(block)
+    each = tile.blocks_k // tile.slices
+    cta, stage, part, inner = sch.split(depth, [tile.ctas, None, tile.slices, each])
+    sch.reorder(cta, part, stage, inner)
+    own = sch.rfactor(sch.fuse(cta, part), 0)
+    sch.set_scope(own, 0, fragments.LOCAL)
+    return own
+
+
+def tiles(
+    sch: Schedule, tile: Tile, order: Callable[[LoopRV, LoopRV, LoopRV], Sequence[LoopRV]]
+) -> LoopRV:
+    """Split what is stored into tiles and these among warps; return the last loop over tiles.
+
+    ``order``: the loops over padded tiles of rows of x, tiles in these, and tiles of rows of w, as
+    they are to follow each other.
+    """
+    group, token, row, *rest = sch.get_loops(sch.get_sblock("epilogue"))
+    token_tile, token_in = sch.split(token, [None, tile.tokens])
+    # Rows of a gated layer are tiles of 16 and positions in them.
+    height = tile.tiles_m if rest else 16 * tile.tiles_m
+    row_tile, own, row_in = sch.split(row, [None, tile.warps, height])
+    ordered = order(group, token_tile, row_tile)
+    sch.reorder(*ordered, own, token_in, row_in, *rest)
+    sch.bind(own, ROW_WARPS)
+    return ordered[-1]
+
+
+def stages(
+    sch: Schedule, product: SBlockRV, total: SBlockRV, tile: Tile
+) -> tuple[LoopRV, LoopRV, LoopRV, LoopRV | None]:
+    """Split into CTAs, stages, slices, warps, blocks of 64 k and instructions.
+
+    Returns the loops over stages, over blocks of a stage, over tiles of 16 rows, and over CTAs.
+    """
+    bound: list[LoopRV] = []
+    if product is total:
+        unit, token, row, depth, position = last_loops(sch, product, 5)
+        stage, inner = sch.split(depth, [None, tile.blocks_k])
+    else:
+        part, unit, token, row, stage, inner, position = last_loops(sch, product, 7)
+        cta, part = sch.split(part, [tile.ctas, tile.slices])
+        bound = [cta, part]
+    wide = tile.tokens if tile.unit == "wgmma" else 8
+    token_mma, token_in = sch.split(token, [None, wide])
+    own, sixteen, row_in = sch.split(row, [tile.warps, None, 16])
+    step, element = sch.split(position, [None, STEPS[tile.unit]])
+    inside = (own, inner, sixteen, step, token_mma, token_in, row_in, element)
+    sch.reorder(unit, *bound[:1], stage, *bound[1:], *inside)
+    sch.bind(own, ROW_WARPS)
+    if bound:
+        sch.bind(bound[1], SLICES)
+    return stage, inner, sixteen, bound[0] if bound else None
+
+
+def tensorize_weights(
+    sch: Schedule, weight: Weight, tile: Tile, run: Callable[[int, int, str], str]
+) -> None:
+    """Map the copies of codes and scales onto ``run``."""
+    sixteens = min(4, tile.rows // 16)
+    for name, (count, dtype) in {"weights": (WORDS, "uint32"), "scales": weight.scales}.items():
+        deep, last = last_loops(sch, sch.get_sblock(name), 2)
+        blocks = int(sch.get(deep).extent) if sixteens == 4 else 1  # what is contiguous
+        _, deep = sch.split(deep, [None, blocks])
+        first = deep if blocks > 1 else last
+        sch.tensorize(sch.blockize(first), run(blocks, sixteens * count, dtype))
+
+
+def tensorize_product(
+    sch: Schedule,
+    weight: Weight,
+    tile: Tile,
+    blocks: tuple[SBlockRV, SBlockRV, SBlockRV | None],
+    stage: LoopRV,
+    names: tuple[str, str],
+) -> None:
+    """Map what warps do onto their instructions.
+
+    ``blocks``: that multiplies, that adds up parts of K (the same one: there are none), and that
+    makes fragments of rows of x (mma.sync); ``stage``: the loop over stages; ``names``: intrinsics
+    that decode, and that make such fragments.
+    """
+    product, total, fragment = blocks
+    decode, load = names
+    row, _ = last_loops(sch, sch.get_sblock("decode"), 2)
+    sch.tensorize(sch.blockize(row), decode)
+    if fragment is not None:
+        token = last_loops(sch, fragment, 2)[0]
+        _, token = sch.split(token, [None, 8])
+        sch.tensorize(sch.blockize(token), load)
+    sch.decompose_reduction(product, stage)
+    block = sch.blockize(last_loops(sch, product, 3)[0], preserve_unit_iters=False)
+    wgmma = tile.unit == "wgmma"
+    sch.tensorize(
+        block, warp.wgmma(tile.tokens, weight.dtype) if wgmma else warp.mma(weight.dtype)
+    )
+    if product is not total:
+        sch.decompose_reduction(total, last_loops(sch, total, 4)[0])
+
+
+def by_rows(
+    sch: Schedule, weight: Weight, tile: Tile, *, gathered: bool = False, table: bool = True
+) -> LoopRV:
+    """Schedule a GEMM whose rows of x are copied one by one; return the loop over stages.
+
+    ``gathered``: a table says which row; ``table``: one says which expert a tile's rows have.
+    """
+    total = sch.get_sblock("gemm")
+    sch.set_scope(total, 0, fragments.LOCAL)
+    product = parts(sch, total, tile)
+    for name in ("weights", "scales", "tokens"):
+        sch.set_scope(sch.get_sblock(name), 0, fragments.SMEM)
+    sch.set_scope(sch.get_sblock("decode"), 0, fragments.LOCAL)
+    # Tiles of an expert follow each other, in them those of its rows: weights come once from memory.
+    last = tiles(sch, tile, lambda group, token, row: (group, row, token) if table else (row, group, token))
+    for block in (total, *([product] if product is not total else [])):
+        sch.compute_at(block, last, preserve_unit_loops=True)
+    fragment = _fragment(sch, product) if tile.unit == "mma" else None
+    stage, block, sixteen, _ = stages(sch, product, total, tile)
+    sch.compute_at(sch.get_sblock("decode"), sixteen, preserve_unit_loops=True)
+    if fragment is not None:
+        sch.compute_at(fragment, block, preserve_unit_loops=True)
+    for name in ("tokens", "scales", "weights"):
+        sch.compute_at(sch.get_sblock(name), stage, preserve_unit_loops=True)
+    tensorize_weights(sch, weight, tile, partial(warp.bulk, table=table))
+    copied = sch.blockize(last_loops(sch, sch.get_sblock("tokens"), 1)[0])
+    sch.tensorize(copied, warp.row(weight.dtype, gathered))
+    names = (warp.decode(*weight, "positions"), warp.matrices(weight.dtype))
+    tensorize_product(sch, weight, tile, (product, total, fragment), stage, names)
+    return stage
+
+
+def _fragment(sch: Schedule, product: SBlockRV) -> SBlockRV:
+    """Let rows of x go through registers; return the block that loads them."""
+    rows = sch.get(sch.get_sblock("tokens")).writes[0].source
+    read = [region.source.same_as(rows) for region in sch.get(product).reads]
+    return sch.cache_read(product, read.index(True), fragments.LOCAL)

@@ -1,0 +1,113 @@
+"""Schedules of products of INT4 weights for tensor cores: those of an MoE layer's GEMM 2.
+
+Where experts share the rows, the tiles are those that win for MoE layers (`moe.wgmma_tiles`).  One
+weight meets all rows: there the default weighs how many tiles the SMs take at a time.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tvm.s_tir import Schedule
+
+from blockscale.base.sizes import ceil_div
+from blockscale.base.targets import GPU_TARGETS, WGMMA, Gpu
+from blockscale.schedules.gemm import warps
+from blockscale.schedules.moe import wgmma_tiles
+from blockscale.schedules.moe.wgmma_tiles import HOPPER, WGMMA_STAGES
+from blockscale.schedules.steps import Choose, Sketch
+from blockscale.specs.int4 import Int4Mm
+from blockscale.specs.plans import PREFIX
+from blockscale.specs.plans.moe import MMA_TOKENS, WGMMA_TOKENS, MoeGemm, MoeTile
+from blockscale.tir.int4.tiles import gemm_of
+
+MMA_ROWS = 16
+"""Rows up to which mma.sync is as fast: for 64 it took 32 us and wgmma 11 (N = K = 4096, H200)."""
+
+MMA_SHAPES = ((64, 2, 4), (64, 2, 2), (32, 4, 4), (16, 8, 8))
+"""Rows, slices and blocks of 64 k of a stage with mma.sync, which CTAs share an SM with."""
+
+WGMMA_ROWS = {256: 20, 128: 23, 64: 26}
+"""Rows with wgmma, and what a product of a row costs: `moe.wgmma_tiles.WGMMA` has measured it."""
+
+FILLED = 0.9
+"""Tiles for each SM that few rows of x should make: weights come as fast as SMs ask for them."""
+
+DECODING = 32
+"""What decoding a tile's weights costs, in rows of x that could be multiplied meanwhile."""
+
+
+def int4_sketches(spec: Int4Mm, rows: int, level: str) -> list[Sketch]:
+    """Sketches of `int4_tiles` for about ``rows`` rows of x, the default's first."""
+    arch, gemm = GPU_TARGETS[level], gemm_of(spec)
+    if spec.experts:
+        found = wgmma_tiles.legal_tiles(gemm, rows, arch)
+    else:
+        found = dense_tiles(gemm, rows, arch)
+    return [
+        partial(int4_mm, spec=spec, tile=tile, stages=_depths(spec, tile, rows, arch))
+        for tile in found
+    ]
+
+
+def int4_mm(
+    sch: Schedule, choose: Choose, spec: Int4Mm, tile: MoeTile, stages: tuple[int, ...]
+) -> None:
+    """Schedule the product in the shape of ``tile``; of ``stages`` its ring's depth is chosen."""
+    gemm = gemm_of(spec)
+    weight = warps.Weight(gemm.fmt, gemm.group, gemm.zeros, gemm.dtype)
+    k_loop = warps.by_rows(sch, weight, tile, table=spec.experts > 0)
+    sch.annotate(k_loop, f"{PREFIX}stages", choose(sch, list(stages), stages[0]))
+
+
+def dense_tiles(gemm: MoeGemm, rows: int, arch: Gpu) -> list[MoeTile]:
+    """Return the tiles that are tried for one weight, the default's first.
+
+    Up to `MMA_ROWS`: mma.sync, the highest tiles that fill the SMs.  More: wgmma, least `_cost`.
+    """
+    if rows <= MMA_ROWS or WGMMA not in arch.features:
+        tokens = next((t for t in MMA_TOKENS if t >= rows), MMA_TOKENS[-1])
+        few = [MoeTile("mma", high, tokens, *shape) for high, *shape in MMA_SHAPES]
+        found = _legal(gemm, few, arch)
+        blocks = ceil_div(rows, tokens)
+        full = [t for t in found if blocks * gemm.rows >= FILLED * HOPPER.sms * t.rows]
+        best = (full or found[-1:])[0]
+    else:
+        widths = [t for t in WGMMA_TOKENS if 32 <= t <= rows]
+        many = [MoeTile("wgmma", high, width, 1, 2) for high in WGMMA_ROWS for width in widths]
+        found = sorted(_legal(gemm, many, arch), key=lambda tile: _cost(tile, gemm, rows))
+        best, found = found[0], found[:TRIED]
+    return [best, *(tile for tile in found if tile != best)]
+
+
+TRIED = 8
+"""Tiles with wgmma that are tried: those of least `_cost`."""
+
+
+def _depths(spec: Int4Mm, tile: MoeTile, rows: int, arch: Gpu) -> tuple[int, ...]:
+    """Return the depths of the ring that are tried: first the most, where no CTA shares its SM."""
+    gemm = gemm_of(spec)
+    shared = wgmma_tiles.depths(gemm, tile, arch)
+    if spec.experts or _tiles(tile, gemm, rows) > HOPPER.sms:
+        return shared
+    most = tile.stages_in(gemm, arch.cta_shared)
+    most = min(most, WGMMA_STAGES) if tile.unit == "wgmma" else most
+    return tuple(dict.fromkeys((most, *shared)))
+
+
+def _legal(gemm: MoeGemm, tiles: list[MoeTile], arch: Gpu) -> list[MoeTile]:
+    return [
+        tile
+        for tile in tiles
+        if tile.illegal(gemm) is None and wgmma_tiles.depths(gemm, tile, arch)
+    ]
+
+
+def _tiles(tile: MoeTile, gemm: MoeGemm, rows: int) -> int:
+    return ceil_div(rows, tile.tokens) * ceil_div(gemm.rows, tile.rows)
+
+
+def _cost(tile: MoeTile, gemm: MoeGemm, rows: int) -> int:
+    """How long a tile takes, times how many an SM has."""
+    each = tile.rows * (tile.tokens + DECODING) * WGMMA_ROWS[tile.rows]
+    return ceil_div(_tiles(tile, gemm, rows), HOPPER.sms) * each
