@@ -8,14 +8,24 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+import tvm
+from tvm.s_tir import Schedule
 
 import blockscale as bs
 from blockscale import catalog, emulator
 from blockscale.base.index_maps import TRTLLM
+from blockscale.base.targets import GPU_TARGETS
+from blockscale.building.space import new_schedule, replay, trace_json
 from blockscale.catalog import int4 as catalog_int4
-from blockscale.lower.int4 import plan as int4_plan
+from blockscale.catalog.moe import tile_of
+from blockscale.lower.warp.derive import derive
+from blockscale.lower.warp.emit import emit
+from blockscale.schedules.int4 import wgmma
+from blockscale.schedules.steps import preferred
 from blockscale.specs import Int4Dequantize, Int4Mm, Spec
+from blockscale.specs.plans.moe import SMEM_BYTES, MoeTile
 from blockscale.tir.int4.forms import MAPS, form_of
+from blockscale.tir.int4.tiles import gemm_of, int4_tiles
 from tests.kit.gpu_library import library as gpu_library
 from tests.kit.helpers import DTYPES, rejects
 from tests.kit.kernels import LEVELS, compiled, needs
@@ -533,9 +543,13 @@ def emulated(monkeypatch, weight, layout, dtype, m, shape, ends=None, **more):
         *(made.activation, made.zeros, made.pre_quant_scale is not None),
     )
 
-    chosen = replace(int4_plan._plan(spec, *shape[:5]), stages=shape[5]).check()
-    monkeypatch.setattr(catalog_int4, "plans", lambda spec, arch: [(None, chosen)])
-    library = gpu_library([spec], "sm_90a", repr(chosen))
+    unit, tokens, high, slices, blocks, stages = shape
+    tile = MoeTile(unit, high, tokens, slices, blocks)
+    sch = Schedule(tvm.IRModule({"main": int4_tiles(spec)}))
+    wgmma.int4_mm(sch, preferred, spec, tile, (stages,))
+    body = sch.mod["main"]
+    monkeypatch.setattr(catalog_int4, "scheduled", lambda spec, arch, _: [(None, body)])
+    library = gpu_library([spec], "sm_90a", repr(shape))
     x = rows_of(m, weight.k, dtype)
     out = torch.full((m, weight.n), float("nan"), dtype=DTYPES[dtype])
     size = spec.workspace_bytes(m)
@@ -578,7 +592,7 @@ def test_emulated_dense(monkeypatch, layout, group, dtype, zero, shape):
     x, out, kernels = emulated(monkeypatch, weight, layout, dtype, m, shape, **more)
     want = weight.reference(x.double().numpy(), 0, 0.5, more["bias"].double().numpy())
     judge(out, want, ROUNDED[dtype])
-    assert kernels == ["gemm0"]
+    assert kernels == ["kernel0"]
 
 
 @pytest.mark.parametrize(
@@ -600,7 +614,7 @@ def test_emulated_experts(monkeypatch, group, dtype, zero, shape, k, activation,
     ends = [1, 1, 12, 27]
     given = monkeypatch, weight, "plain", dtype, 30, shape, ends
     x, out, kernels = emulated(*given, **more)
-    assert kernels == ["prepare", "gemm0"]
+    assert kernels == ["prepare", "kernel0"]
     assert out[:1].isnan().all()
     assert out[27:].isnan().all()
     for e in range(3):
@@ -610,14 +624,50 @@ def test_emulated_experts(monkeypatch, group, dtype, zero, shape, k, activation,
         judge(out[mine], want, ROUNDED[dtype])
 
 
-def test_plans_are_legal():
-    """Every bucket of real sizes has a kernel, on every architecture."""
+def test_tiles_are_legal():
+    """Every bucket of real sizes has kernels to choose from, on every architecture."""
     for n, k, experts in ((4096, 4096, 0), (28672, 4096, 0), (64, 128, 0), (2048, 2048, 64)):
         spec = Int4Mm(n, k, 128, experts=experts, layout="tiles64")
         for arch in ("sm_90a", "sm_100a", "sm_120a"):
-            found = int4_plan.plans(spec, arch)
-            assert found[-1][0] is None
-            limits = [limit for limit, _ in found[:-1]]
-            assert limits == sorted(limits)
-            assert all(plan.illegal() is None for _, plan in found)
-            assert arch == "sm_90a" or all(plan.unit == "mma" for _, plan in found)
+            found = catalog.workloads(spec, arch)
+            limits = [workload.limit(arch) for workload in found]
+            assert limits[-1] is None
+            assert limits[:-1] == sorted(limits[:-1])
+            for workload in found:
+                sketches = workload.sketches(arch)
+                tiles = [sketch.keywords["tile"] for sketch in sketches]
+                gemm = gemm_of(spec)
+                assert all(tile.illegal(gemm) is None for tile in tiles)
+                assert all(
+                    tile.shared(gemm, depth) <= SMEM_BYTES
+                    for tile, sketch in zip(tiles, sketches, strict=True)
+                    for depth in sketch.keywords["stages"]
+                )
+                assert arch == "sm_90a" or all(tile.unit == "mma" for tile in tiles)
+
+
+def test_tiles_of_one_weight_fill_the_machine():
+    """Few rows of x: the highest tiles that make a CTA for most SMs; many: wgmma."""
+    gemm, arch = gemm_of(Int4Mm(28672, 4096, 128, layout="tiles64")), GPU_TARGETS["sm_90a"]
+    few, small = wgmma.dense_tiles(gemm, 8, arch)[0], gemm_of(Int4Mm(512, 4096, layout="tiles64"))
+    assert (few.unit, few.rows, few.tokens) == ("mma", 64, 8)
+    assert wgmma.dense_tiles(small, 8, arch)[0].rows == 16
+    assert wgmma.dense_tiles(gemm, 4096, arch)[0].unit == "wgmma"
+
+
+@pytest.mark.parametrize("level", ["sm_90a", "sm_120a"])
+def test_every_sketch_is_lowered(level):
+    """The kernel that is derived has the sketch's tile; a trace of it is replayed."""
+    for spec in (
+        Int4Mm(256, 512, 128, zero="term", layout="tiles64"),
+        Int4Mm(320, 448, 64, "float16", "float16", 3, "tiles64", zero="point"),
+    ):
+        for workload in catalog.workloads(spec, level)[::3]:
+            for sketch in workload.sketches(level)[:2]:
+                sch = new_schedule(workload.mod(level))
+                sketch(sch, preferred)
+                made = derive(sch.mod["main"])
+                assert tile_of(made) == sketch.keywords["tile"]
+                assert made.stages == sketch.keywords["stages"][0]
+                again = replay(workload.symbolic(level), trace_json(sch.trace))
+                assert emit(derive(again.mod["main"]), "mm") == emit(made, "mm")

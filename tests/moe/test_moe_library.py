@@ -16,9 +16,8 @@ from blockscale import emulator
 from blockscale.building.builder import build
 from blockscale.catalog import moe as catalog_moe
 from blockscale.catalog import road
-from blockscale.lower.moe.kernel import sources
+from blockscale.lower.moe.kernel import Pair, sources
 from blockscale.specs import FusedMoe, MoeRoute
-from blockscale.specs.plans.moe import MoePlan
 from tests.kit import moe_harness
 from tests.kit.gpu_library import library
 from tests.kit.pairwise import each, few
@@ -30,41 +29,41 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def plan(spec, second, **changes):
-    """A plan of GEMM 1, or of GEMM 2, of ``spec``."""
+    """A kernel of GEMM 1, or of GEMM 2, of ``spec``."""
     activation = "none" if second else spec.activation
-    chosen = {"rows": 64, "tokens": 8, "slices": 2, "stages": 3, "blocks_k": 2, "unit": "mma"}
-    return MoePlan(
-        fmt=spec.fmt,
-        group=spec.group,
-        zeros=spec.zero,
-        dtype=spec.dtype,
-        activation=activation,
-        gather=not second,
-        **(chosen | changes),
-    ).check()
+    form = {"fmt": spec.fmt, "group": spec.group, "zeros": spec.zero, "dtype": spec.dtype}
+    return moe_harness.plan(**form, activation=activation, **changes)
 
 
-def buckets_of(spec, arch):
+def pairs_of(spec, arch):
     """Few tokens with tables of their own, then one table; then wgmma where there is one."""
-    narrow = {"tokens": 16, "slices": 1, "blocks_k": 1}
-    found = [
-        (4, plan(spec, False), plan(spec, True, **narrow)),
-        (40, plan(spec, False, **narrow), plan(spec, True, **narrow)),
-    ]
+    narrow = {"tokens": 16, "slices": 1, "blocks_k": 2}
     wide = {"unit": "wgmma", "rows": 128, "slices": 1, "blocks_k": 2, "tokens": 64}
     wide = wide if arch == "sm_90a" else narrow | {"tokens": 64, "rows": 16}
-    found.append((None, plan(spec, False, **wide), plan(spec, True, **(wide | {"tokens": 32}))))
-    return found
+    return [
+        (4, plan(spec, False), plan(spec, True, **narrow)),
+        (40, plan(spec, False, **narrow), plan(spec, True, **narrow)),
+        (None, plan(spec, False, **wide), plan(spec, True, **(wide | {"tokens": 32}))),
+    ]
+
+
+def bodies_of(spec, arch):
+    """The scheduled GEMMs of `pairs_of`."""
+    gemms = [catalog_moe.gemm_of(spec, part) for part in catalog_moe.PARTS]
+    return [
+        Pair(limit, *(moe_harness.scheduled(*of) for of in zip(pair, gemms, strict=True)))
+        for limit, *pair in pairs_of(spec, arch)
+    ]
 
 
 @pytest.fixture(scope="module")
 def built():
-    """Return the library of a spec with the plans of `buckets_of`, built when first asked for."""
+    """Return the library of a spec with the kernels of `pairs_of`, built when first asked for."""
 
     def of(spec, arch="sm_90a"):
-        plans = repr(buckets_of(spec, arch)) if isinstance(spec, FusedMoe) else ""
+        plans = repr(pairs_of(spec, arch)) if isinstance(spec, FusedMoe) else ""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(catalog_moe, "buckets", lambda spec, arch, _: buckets_of(spec, arch))
+            patch.setattr(catalog_moe, "bodies", lambda spec, arch, _: bodies_of(spec, arch))
             return library([spec], arch, plans)
 
     return of
@@ -307,22 +306,22 @@ def test_workspace_overlaps_no_tensor(built):
         emulator.run_module(built(PLAIN), PLAIN.name, *args, target="sm_90a")
 
 
-def test_refused_plans():
-    """Plans for other weights or dtypes, other architectures and layouts are refused."""
-    other = FusedMoe(4, 128, 64, 2, "mxfp4", layout="tiles64")
-    with pytest.raises(TypeError, match="a plan is for mxfp4 with groups of 32"):
-        sources(buckets_of(other, "sm_90a"), PLAIN, "sm_90a")
-    half = FusedMoe(4, 128, 64, 2, dtype="float16", layout="tiles64")
-    with pytest.raises(TypeError, match="a plan is for float16"):
-        sources(buckets_of(half, "sm_90a"), PLAIN, "sm_90a")
-    with pytest.raises(TypeError, match="multiplies with wgmma, which sm_100a lacks"):
-        sources(buckets_of(PLAIN, "sm_90a"), PLAIN, "sm_100a")
+def test_what_no_gpu_reads():
+    """Architectures and layouts without kernels."""
     with pytest.raises(TypeError, match="no kernel of fused_moe for sm_80"):
         road(PLAIN, "sm_80")
     with pytest.raises(TypeError, match="layout 'linear', which GPU kernels do not read"):
-        sources(buckets_of(PLAIN, "sm_90a"), FusedMoe(4, 128, 64, 2), "sm_90a")
+        sources(bodies_of(PLAIN, "sm_90a"), FusedMoe(4, 128, 64, 2), "sm_90a")
     with pytest.raises(TypeError, match="no kernel of moe_route for sm_89"):
         road(MoeRoute(8, 2), "sm_89")
+
+
+def test_equal_kernels_are_one():
+    """Of GEMM 2 of the first two buckets, which differ in GEMM 1."""
+    made = sources(bodies_of(PLAIN, "sm_90a"), PLAIN, "sm_90a")
+    gemms = {code.name for code in made.kernels if "_gemm" in code.name}
+    assert len(gemms) == 5
+    assert made.host.count(f'"{PLAIN.name}_gemm1"') == 2
 
 
 @pytest.mark.parametrize(

@@ -264,6 +264,7 @@ class _Derivation:
         zero = {loop.var: i64(0) for loop in site.loops}
         first = view.index([substituted(index, zero) for index in source.mins])
         parts = set()
+        offset = self._offset(target.mins, slot)
         for point in site.points():
             found = set()
             for sample in self._samples():
@@ -271,7 +272,6 @@ class _Derivation:
                     self.numbers(index, sample | point) - self.numbers(begin, sample)
                     for index, begin in zip(view.index(source.mins), first, strict=True)
                 )
-                offset = self._offset(target.mins, slot)
                 found.add((indices, self.numbers(offset, sample | point)))
             if len(found) != 1:
                 raise LoweringError(f"{site.where}: its copies differ between tiles: {found}")
@@ -307,11 +307,12 @@ class _Derivation:
             own = at_row - row
         made = Rows(view, slot, row, first, slot.strides[of_row], slot.strides[of_block], how)
         # The copy of row i and block b is to that place in the slot, and from there in x.
+        target = self._offset(site.operands["D"].mins, slot)
         for point, sample in product(site.points(), self._samples()):
             values = sample | point
             number = self.numbers(own, values)
             block = self.numbers(at_channel, values) - self.numbers(first, sample)
-            place = self.numbers(self._offset(site.operands["D"].mins, slot), values)
+            place = self.numbers(target, values)
             if block % 64 or place != number * made.row_stride + block // 64 * made.block_stride:
                 raise LoweringError(f"{site.where}: rows of x are not copied in their order")
         whole = {"tma": rows, "run": slot.shape[of_block], "row": 1}[how]

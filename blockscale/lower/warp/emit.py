@@ -144,7 +144,7 @@ class _Emitter(Frame):
         assert body is not None
         own = ["mma", "moe_decode", "gemm_tiles", "warp_sums", "warp_steps"]
         own += ["warp_async"] if k.copies == "async" else []
-        own += ["warp_groups"] if k.grouped else []
+        own += ["warp_groups"] if k.has_first else []
         named = [*(f'#include "{name}.cuh"' for name in own), *declarations(body.value)]
         lines = [*dict.fromkeys(named)]
         if k.unit == "wgmma":

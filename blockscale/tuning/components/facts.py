@@ -40,13 +40,13 @@ def gemm_facts(sch: Any) -> dict[str, float]:
 
 
 def moe_facts(sch: Any) -> dict[str, float]:
-    """Return the plan of a scheduled GEMM of an MoE layer as numbers, likewise."""
-    from blockscale.lower.moe.read import read
+    """Return the kernel of a scheduled GEMM of an MoE layer as numbers, likewise."""
+    from blockscale.lower.warp.derive import derive
 
-    plan = read(sch.mod["main"])
-    names = ("rows", "tokens", "slices", "stages", "blocks_k", "consumers", "stage_bytes")
-    found = {name: float(getattr(plan, name)) for name in names}
-    found["wgmma"] = float(plan.unit == "wgmma")
+    kernel = derive(sch.mod["main"])
+    names = ("rows_tile", "cols_tile", "slices", "stages", "blocks", "consumers", "stage_bytes")
+    found = {name: float(getattr(kernel, name)) for name in names}
+    found["wgmma"] = float(kernel.unit == "wgmma")
     return {f"{PREFIX}{name}": value for name, value in found.items()}
 
 

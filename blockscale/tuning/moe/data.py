@@ -58,7 +58,7 @@ class Operands:
             gemm.k,
             slots,
             x_rows=tokens if gemm.gather else slots,
-            columns=gemm.rows // 2 if gemm.gated else gemm.rows,
+            columns=gemm.columns,
             scale_blocks=ceil_div(gemm.k, max(64, gemm.group)),
             scale_count=4 * gemm.scales,
             scale_size=2 if gemm.fmt == "int4" else 1,

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from blockscale.base.sizes import ceil_div
-from blockscale.specs.plans.moe import MoePlan
 from blockscale.tuning import gpu
 from blockscale.tuning.moe import data as moe_data
-from blockscale.tuning.moe.kernels import KERNEL
+from blockscale.tuning.moe.kernels import KERNEL, Launch
 from blockscale.tuning.worker import Measurement, Timing, verdict
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def measure(
 class Kernel:
     """A loaded kernel and what its launch needs."""
 
-    plan: MoePlan
+    about: Launch
     function: ctypes.c_void_p
     resident: int
     """CTAs that the device holds."""
@@ -61,15 +60,15 @@ class Kernel:
         """Load the kernel that a candidate's file names; once for each."""
         said = json.loads(Path(library).read_text())
         image = Path(library).parent / said["image"]  # a name, where both came from far away
-        return _load(MoePlan(**said["plan"]), str(image))
+        return _load(Launch(**said["launch"]), str(image))
 
     def launch(self, arguments: list[Any], grid: int, stream: int) -> None:
         """Launch ``grid`` CTAs, at most those that the device holds."""
         cells = (ctypes.c_void_p * len(arguments))(
             *(ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in arguments)
         )
-        shape = (max(1, min(grid, self.resident)), 1, 1, self.plan.threads, 1, 1)
-        bytes_ = self.plan.smem_bytes
+        shape = (max(1, min(grid, self.resident)), 1, 1, self.about.threads, 1, 1)
+        bytes_ = self.about.shared
         _call("cuLaunchKernel", self.function, *shape, bytes_, ctypes.c_void_p(stream), cells, None)
 
 
@@ -85,22 +84,22 @@ def _call(name: str, *arguments: Any) -> None:
 
 
 @cache
-def _load(plan: MoePlan, image: str) -> Kernel:
+def _load(about: Launch, image: str) -> Kernel:
     import torch
 
     torch.cuda.current_stream()  # there is a context
     module, function, count = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
     _call("cuModuleLoadData", ctypes.byref(module), Path(image).read_bytes())
     _call("cuModuleGetFunction", ctypes.byref(function), module, KERNEL.encode())
-    _call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, plan.smem_bytes)
+    _call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, about.shared)
     _call(
         "cuOccupancyMaxActiveBlocksPerMultiprocessor",
-        *(ctypes.byref(count), function, plan.threads, ctypes.c_size_t(plan.smem_bytes)),
+        *(ctypes.byref(count), function, about.threads, ctypes.c_size_t(about.shared)),
     )
     if not count.value:
         raise RuntimeError("an SM holds no CTA of the kernel")
     sms = torch.cuda.get_device_properties(0).multi_processor_count
-    return Kernel(plan, function, sms * count.value)
+    return Kernel(about, function, sms * count.value)
 
 
 @dataclass
@@ -152,20 +151,18 @@ class _Held:
         """Launch one call on torch's stream."""
         import torch
 
-        size, table = self.size, self._table(routing, kernel.plan.tokens)
+        size, table = self.size, self._table(routing, kernel.about.tokens)
         codes, scales = self.weights[copy]
         pointers = (
             *(self.x, codes, scales, self.factor, None, None),
             *(self.orders[routing], table.blocks, table.count, self.out),
         )
-        numbers = (size.rows, size.k, size.k, size.columns, size.columns, self.gemm.top_k)
-        alpha, limit = ALPHA_LIMIT.get(self.gemm.activation, NO_LIMIT)
+        numbers = ALPHA_LIMIT.get(self.gemm.activation, NO_LIMIT) if self.gemm.gather else ()
         arguments = [
             *(ctypes.c_void_p(None if t is None else t.data_ptr()) for t in pointers),
-            *(ctypes.c_int(number) for number in numbers),
-            *(ctypes.c_float(number) for number in (alpha, limit)),
+            *(ctypes.c_float(number) for number in numbers),
         ]
-        tiles = table.number * ceil_div(size.rows, kernel.plan.rows)
+        tiles = table.number * ceil_div(size.rows, kernel.about.rows)
         kernel.launch(arguments, tiles, torch.cuda.current_stream().cuda_stream)
 
     def _run(self, kernel: Kernel) -> Tensor:
@@ -185,7 +182,7 @@ class _Held:
     def times(self, kernel: Kernel, timing: Timing) -> tuple[float, ...]:
         """Return the run times of replays, per call, in seconds."""
         for routing in range(len(self.ids)):  # nothing may be copied while a graph is captured
-            self._table(routing, kernel.plan.tokens)
+            self._table(routing, kernel.about.tokens)
         return gpu.times(
             lambda routing, copy: self.launch(kernel, routing, copy), self.calls(), timing
         )

@@ -1,7 +1,6 @@
-"""How candidates of MoE GEMMs are built: a kernel for each distinct plan, compiled once.
+"""How candidates of MoE GEMMs are built: a kernel for each distinct text, compiled once.
 
-A kernel's text depends on its plan alone, as sizes of the layer are arguments, so the workloads of
-all models, buckets and sessions in a work folder share its machine code.
+Buckets and sessions in a work folder share its machine code.
 """
 
 from __future__ import annotations
@@ -9,9 +8,8 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from blockscale.base import files, formats
 from blockscale.base.files import CUDA_HEADERS
@@ -28,16 +26,24 @@ def export(func: Any, arch: str, out: Path) -> None:
 
     Raises:
         LoweringError: it is no schedule of such a GEMM.
-        PlanError: there is no such kernel.
         RuntimeError: nvcc refuses it.
     """
-    from blockscale.lower.moe.read import read
-    from blockscale.lower.moe.source import source
+    from blockscale.lower.warp.derive import derive
+    from blockscale.lower.warp.emit import emit
 
-    plan = read(func).check()
-    text = source(plan, KERNEL)
-    image = compiled(text, arch, out.resolve().parent.parent / FOLDER)
-    out.write_text(json.dumps({"plan": asdict(plan), "image": str(image)}))
+    kernel = derive(func)
+    image = compiled(emit(kernel, KERNEL), arch, out.resolve().parent.parent / FOLDER)
+    launch = Launch(kernel.cols_tile, kernel.rows_tile, kernel.threads, kernel.shared)
+    out.write_text(json.dumps({"launch": launch._asdict(), "image": str(image)}))
+
+
+class Launch(NamedTuple):
+    """What a launch needs to know of a kernel: its tile, threads, dynamic shared memory in bytes."""
+
+    rows: int
+    tokens: int
+    threads: int
+    shared: int
 
 
 def compiled(text: str, arch: str, folder: Path) -> Path:
