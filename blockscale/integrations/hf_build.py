@@ -67,7 +67,7 @@ def _experts(
     elif job.fmt is not None:
         experts = experts.quantized(job.fmt)
     layout = "tiles64" if device.type == "cuda" else "linear"
-    weights = experts.prepare(dtype, layout, activation=job.act.activation)
+    weights = experts.prepare(dtype, layout, activation=job.act.activation, device=device)
     if layout == "linear":  # tensors may still lie in the file, which may be written anew
         weights = weights.of(weights.meta(), {name: own(v) for name, v in weights.tensors()})
     return ModelExperts(weights, job.act).to(device)

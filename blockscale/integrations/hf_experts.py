@@ -120,6 +120,8 @@ class ModelExperts(torch.nn.Module):
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Return the weighted sums [T, H] of rows [T, H], by experts [T, k] and weights [T, k]."""
         made: Tensor = self.moe(
-            hidden_states, topk_ids=top_k_index, topk_weights=top_k_weights.float()
+            hidden_states,
+            topk_ids=top_k_index.to(torch.int32),
+            topk_weights=top_k_weights.float(),
         )
         return made

@@ -175,10 +175,11 @@ class Linear(Prepared):
         return self._held(LinearWeights)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Return [..., out_features] of x [..., K], in the dtype of x.
+        """Return [..., out_features] of x [..., K], of any strides, in the dtype of x.
 
         ``residual``: like the result, added to it; None: 0.
         """
+        x = x.contiguous()  # a model's last hidden states are rows of all of them
         smooth, weight = self._buffers["pre_quant_scale"], self._buffers["weight"]
         if smooth is not None:
             x = (x.float() * smooth.float()).to(x.dtype)
@@ -268,7 +269,7 @@ class Int4Linear(Linear):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return [..., N] of x [..., K], in the dtype of x; ``residual`` is added to it."""
-        y = products.linear(x, self.prepared)
+        y = products.linear(x.contiguous(), self.prepared)
         return y if residual is None else y + residual
 
 

@@ -324,7 +324,7 @@ def _load(
         weights = _with_biases(ckpt, weights, stem)
     said = moe_options(ckpt.configs.get("config.json", {}), gated, options, stem)
     if experts is not None:
-        weights = experts.prepare(dtype, layout, activation=said["activation"])
+        weights = experts.prepare(dtype, layout, activation=said["activation"], device=device)
     assert weights is not None
     if layout != weights.layout:
         weights = weights.to_linear()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -122,13 +122,15 @@ class Experts:
         layout: str | None = None,
         *,
         activation: str | None = None,
+        device: str | torch.device | None = None,
     ) -> MoeWeights:
         """Return the weights as kernels load them, by `blockscale.prepare_moe_weights`.
 
         Args:
             dtype: of the activations.
-            layout: "linear" or "tiles64"; None: that of the CPU.
+            layout: "linear" or "tiles64"; None: that of the device.
             activation: None: "swiglu" if gated, else "relu2".
+            device: where they go, and are converted; None: the CPU.
 
         Raises:
             CheckpointError: the format is none of the kernels', or a weight has smoothing or
@@ -141,22 +143,27 @@ class Experts:
         zeros = up.zero, down.zero
         if all(zero is None or bool((zero == 8).all()) for zero in zeros):
             zeros = None, None
-        tensors = (up.packed, up.block_scale, down.packed, down.block_scale)
-        w13, w13_scale, w2, w2_scale = (value for value in tensors if value is not None)
+        tensors = {
+            "w13": up.packed,
+            "w2": down.packed,
+            "w13_scale": up.block_scale,
+            "w2_scale": down.block_scale,
+            "w13_global_scale": up.global_scale,
+            "w2_global_scale": down.global_scale,
+            "w13_bias": self.gate_up_bias,
+            "w2_bias": self.down_bias,
+            "w13_zero": zeros[0],
+            "w2_zero": zeros[1],
+        }
+        moved: dict[str, Any] = {
+            name: value if value is None or device is None else value.to(device)
+            for name, value in tensors.items()
+        }
         return prepare_moe_weights(
-            w13,
-            w2,
+            **moved,
             fmt=up.fmt,
-            w13_scale=w13_scale,
-            w2_scale=w2_scale,
-            w13_global_scale=up.global_scale,
-            w2_global_scale=down.global_scale,
-            w13_bias=self.gate_up_bias,
-            w2_bias=self.down_bias,
             activation=activation or ("swiglu" if self.gated else "relu2"),
             group_size=up.group_size if up.fmt == "int4" else None,
-            w13_zero=zeros[0],
-            w2_zero=zeros[1],
             dtype=dtype,
             layout=layout,
         )

@@ -1,0 +1,135 @@
+"""bench.gpu.engines on a CPU with tiny models: everything but graphs and real sizes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import blockscale as bs
+from tests.reference.core import e2m1_decode
+
+pytest.importorskip("transformers")
+engine_models = pytest.importorskip("bench.gpu.engine_models")
+engines = pytest.importorskip("bench.gpu.engines")
+
+FEW = ("--tiny", "--no-compile", "--batches", "1", "2", "--prompt", "24", "--context", "12")
+STEPS = ("--steps", "2", "--replays", "3")
+
+
+def test_a_checkpoint_holds_what_its_headers_say(tmp_path):
+    """Random values of the deviation that is asked for; without data the same headers."""
+    shape = engine_models.TINY["tiny-qwen3-moe"]
+    size = engine_models.write(shape, tmp_path / "whole")
+    assert engine_models.write(shape, tmp_path / "hollow", data=False) == size
+    whole, hollow = (bs.checkpoints.open(tmp_path / name) for name in ("whole", "hollow"))
+    assert whole.kind == hollow.kind == "modelopt-nvfp4"
+    assert whole.names == hollow.names
+    weight = whole["model.layers.1.mlp.experts.3.down_proj"]
+    assert weight.shape == (256, 128)
+    codes = np.stack([weight.packed.numpy() & 15, weight.packed.numpy() >> 4], -1)
+    assert np.bincount(codes.ravel(), minlength=16).min() > codes.size / 32
+    values = e2m1_decode(codes.reshape(256, 128)) * np.repeat(
+        weight.block_scale.float().numpy(), 16, 1
+    )
+    values *= float(weight.global_scale)
+    assert np.allclose(values, weight.dequantize(), rtol=1e-6, atol=0)
+    assert 0.8 < values.std() / engine_models.STD < 1.25
+    assert not torch.equal(weight.packed, whole["model.layers.0.mlp.experts.3.down_proj"].packed)
+
+
+def test_names_are_all_kernels_of_the_models_that_are_chosen(capsys):
+    assert engines.main(["--names", "--only", "gpt-oss-20b"]) == 0
+    names = capsys.readouterr().out.split()
+    assert "fused_moe_mxfp4_e32_k4_h2880_i2880_swiglu_oai_bias_tiles64_bf16" in names
+    assert "linear_nvfp4_n512_k256_tiles64_bf16" in names, "the tiny models are checked too"
+    assert not any("n128256" in name for name in names), "nobody asked for Llama"
+
+
+def test_headers_are_described(tmp_path):
+    assert engines.main(["--describe", str(tmp_path), "--only", "llama-3-8b-head"]) == 0
+    ckpt = bs.checkpoints.open(tmp_path / "llama-3-8b-head")
+    assert ckpt.entries["lm_head.weight"].shape == (128256, 4096)
+    assert ckpt.entries["lm_head.weight"].fmt == "nvfp4"
+
+
+def test_tiny_models_are_right(tmp_path):
+    """The check that runs first on a GPU: logits, and those of steps with a static cache."""
+    out = tmp_path / "check.json"
+    given = ["--part", "tiny", "check", "--folder", str(tmp_path), "--out", str(out), *STEPS]
+    assert engines.main([*given, "--context", "12"]) == 0
+    found = json.loads(out.read_text())
+    assert not engines.bad([found])
+    for name in engine_models.TINY:
+        assert 1e-4 < found[name]["error"] < engines.BOUND, "bfloat16 beside float32"
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gpt-oss"])
+def test_every_road_is_measured(tmp_path, capfd, name):
+    """Processes, results as they come, the table; a road that fails does not stop the others."""
+    out = tmp_path / "engines.json"
+    given = [*FEW, *STEPS, "--only", name, "--folder", str(tmp_path), "--out", str(out)]
+    assert engines.main(given) == 0
+    results = json.loads(out.read_text())
+    roads = {row["road"]: row for row in results["rows"]}
+    assert [*roads] == [*engines.ROADS.get(engine_models.TINY[name].kind, ("ours", "bfloat16"))]
+    for road, row in roads.items():
+        batches = [each["batch"] for each in row["decode"]]
+        assert batches in ([1, 2], [1, 2, 1, 2])
+        assert all(each["error"] < engines.BOUND for each in row["decode"])
+        assert row["prefill"]["tokens"] == 24
+        assert ("write_s" in row) == (road != "bfloat16")
+    assert roads["ours"]["generated"] == [2, 9]
+    assert roads["ours"]["bytes"] < 0.6 * roads["bfloat16"]["bytes"]
+    assert "x1.00 of bfloat16" in capfd.readouterr().out
+    assert [p.name for p in tmp_path.iterdir()] == ["engines.json"], "checkpoints are removed"
+
+
+def test_a_part_that_fails_is_told(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(engines, "write", lambda _, folder: folder.mkdir())
+    out = tmp_path / "engines.json"
+    given = [*FEW, *STEPS, "--only", "tiny-llama", "--folder", str(tmp_path), "--out", str(out)]
+    assert engines.main(given) == 1
+    ours, plain = json.loads(out.read_text())["rows"]
+    assert "config.json" in ours["failed"]
+    assert [each["batch"] for each in plain["decode"]] == [1, 2]
+    assert "wrong or failed: tiny-llama ours" in capfd.readouterr().err
+
+
+def test_bounds_count_the_experts_that_are_hit():
+    """Of four experts one token meets all of its four; of 32 some."""
+    shape = engine_models.Shape(
+        "qwen3_moe", {**engine_models.TINY["tiny-qwen3-moe"].config, "num_experts": 32}
+    )
+    model = engines.plain(shape)
+    experts = sum(p.nbytes for n, p in model.named_parameters() if ".experts." in n)
+    others = sum(p.nbytes for n, p in model.named_parameters() if ".experts." not in n)
+    others -= model.model.embed_tokens.weight.nbytes
+    buffers = sum(b.nbytes for b in model.buffers())
+    assert engines.weight_bytes(model, 1) == others + buffers + experts * 4 // 32
+    assert engines.weight_bytes(model, 1000) == pytest.approx(others + buffers + experts, rel=1e-6)
+    layer = 256 * 64 * 2 * (4 + 2) + 3 * 256 * 128 * 4
+    assert engines.active(shape) == 2 * layer
+
+
+def test_the_table_says_how_much_faster():
+    row = {"how": "graph", "batch": 1, "tokens_s": 100.0, "floor_us": 1.0, "error": 0.0}
+    rows = [
+        {"case": "m-head", "road": "ours", "decode": [{**row, "us": 40.0}]},
+        {
+            "case": "m",
+            "road": "bfloat16",
+            "decode": [{**row, "us": 120.0}, {**row, "us": 100.0}, {"failed": "memory"}],
+        },
+    ]
+    first, *others = engines.lines(rows)
+    assert first.endswith("x2.50 of bfloat16"), "the faster of both ways to run experts"
+    assert [line[-18:] for line in others[:2]] == [" x0.83 of bfloat16", " x1.00 of bfloat16"]
+    assert "memory" in others[2]
+
+
+def test_roomier_of_both_places():
+    assert Path(engines.spacious()).is_dir()
