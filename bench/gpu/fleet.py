@@ -1,8 +1,8 @@
 """One list of kernels tuned by fleets of 1 and of 2 servers: ``python -m bench.gpu.fleet``.
 
-On a host with several GPUs: starts TVM's RPC tracker and a server for each GPU, tunes the kernels of
-``python -m bench.gpu --names`` until their spaces are exhausted, each time in a fresh process and
-work folder, and compares the wall times.  Needs torch, the packages of the extra ``build`` and nvcc.
+On a host with several GPUs: starts TVM's RPC tracker and a server for each GPU, tunes the kernels
+of ``python -m bench.gpu --names`` until their spaces are exhausted, each time in a fresh process
+and work folder, and compares wall times.  Needs torch, the packages of the extra ``build``, nvcc.
 Results are written after each fleet; one that fails leaves its error there, and the others go on.
 """
 
@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ def _server(tracker: int, gpu: int) -> tuple[list[str], Mapping[str, str]]:
 
 
 def _registered(port: int, count: int) -> None:
-    """Wait until the tracker knows so many free servers.
+    """Wait until the tracker answers and knows so many free servers.
 
     Raises:
         RuntimeError: it does not in time.
@@ -141,12 +141,13 @@ def tuned(names: list[str], servers: int, options: dict[str, Any]) -> dict[str, 
     own = multiprocessing.get_context("spawn")
     port = _free_port()
     try:
-        with (
-            tempfile.TemporaryDirectory() as work_dir,
-            _processes([_tracker(port), *(_server(port, gpu) for gpu in range(servers))]),
-            ProcessPoolExecutor(1, own) as process,
-        ):
+        with ExitStack() as stack:
+            work_dir = stack.enter_context(tempfile.TemporaryDirectory())
+            stack.enter_context(_processes([_tracker(port)]))
+            _registered(port, 0)
+            stack.enter_context(_processes([_server(port, gpu) for gpu in range(servers)]))
             _registered(port, servers)
+            process = stack.enter_context(ProcessPoolExecutor(1, own))
             job = process.submit(_session, names, port, Path(work_dir), options)
             try:
                 found |= job.result(options["seconds"] + _START_S + _LATE_S)
@@ -227,7 +228,9 @@ def main(given: Sequence[str] | None = None) -> int:
     if is_gpu(told.target) and measure.refused("bench.gpu.fleet"):
         return 2
     names = told.kernels or list(dict.fromkeys(case.kernel for case in all_cases("cpu")))
-    options = {name: getattr(told, name) for name in ("target", "seconds", "trials_each", "workers")}
+    options = {
+        name: getattr(told, name) for name in ("target", "seconds", "trials_each", "workers")
+    }
     results: dict[str, Any] = {
         "format": FORMAT,
         "date": measure.now(),
