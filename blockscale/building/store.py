@@ -123,20 +123,15 @@ class Store:
         self,
         folder: Path,
         say: Callable[[str], None],
-        machine: dict[str, Any] | None = None,
         model: str | None = None,
     ) -> None:
-        """Open ``folder``; ``machine`` is noted as the one that measures from now on.
-
-        Of its records those count that ``model`` made, or that were measured if it is None.
-        """
+        """Open ``folder``: of its records those count that ``model`` made, or measured ones."""
         from tvm.s_tir.meta_schedule.database import JSONDatabase
 
         from blockscale.tir.intrin import register_named
 
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self._machine = machine
         self.model = model
         records.repair_tail(folder, say)
         self._known = self._read()
@@ -220,17 +215,23 @@ class Store:
 
     def _name(self, workload: Workload, level: str, digest: str) -> None:
         """Enter in `meta.json` which workload of the database this is."""
-        path = self.folder / records.META
-        meta: dict[str, Any] = {"format": 1, "workloads": {}}
-        if path.exists():
-            meta = records.read_meta(self.folder)
-        before = json.dumps(meta)
-        meta.update(op=workload.op, level=level)
-        if self._machine is not None:
-            meta["machine"] = self._machine
-        meta["workloads"][workload.tag] = {"workload": digest, **workload.entry()}
-        if json.dumps(meta) != before:
-            files.write(path, json.dumps(meta, indent=1) + "\n")
+        meta = self._meta()
+        known = {**meta["workloads"], workload.tag: {"workload": digest, **workload.entry()}}
+        self._write_meta(meta | {"op": workload.op, "level": level, "workloads": known})
+
+    def measured_on(self, machine: dict[str, Any] | None) -> None:
+        """Note the machine that measures from now on; None: this one's CPU."""
+        if machine is not None:
+            self._write_meta(self._meta() | {"machine": machine})
+
+    def _meta(self) -> dict[str, Any]:
+        if (self.folder / records.META).exists():
+            return records.read_meta(self.folder)
+        return {"format": 1, "workloads": {}}
+
+    def _write_meta(self, meta: dict[str, Any]) -> None:
+        if meta != self._meta():
+            files.write(self.folder / records.META, json.dumps(meta, indent=1) + "\n")
 
     def append(
         self, entry: Any, trace: Any, run_secs: Sequence[float], target: Any, line: dict[str, Any]

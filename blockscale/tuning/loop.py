@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+import pickle
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,13 +18,17 @@ from tvm.s_tir.meta_schedule import TuneContext, _ffi_api
 from tvm.s_tir.meta_schedule.logging import get_logging_func
 from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate, PySearchStrategy
 from tvm.s_tir.meta_schedule.task_scheduler import PyTaskScheduler
+from tvm_ffi.serialization import from_json_graph_str
 
 from blockscale.building.records import median_us, sentence
+from blockscale.building.space import replay
+from blockscale.tuning.components.features import trace_of
 from blockscale.tuning.components.pool import OVER, Job, Workers
 from blockscale.tuning.site import Site
 from blockscale.tuning.task import Task, Trial
-from blockscale.tuning.worker import Measurement
+from blockscale.tuning.worker import Illegal, Measurement
 
+_ILLEGAL = f"build: {Illegal.__name__}: "
 _POLL_S = 0.01
 _MOST_BARREN = 32
 """Batches in a row without a candidate that is new, before a space is thought to be exhausted."""
@@ -73,7 +79,7 @@ class Session:
     started: float
     tasks: list[Task] = field(default_factory=list)
     history: list[dict[str, Any]] = field(default_factory=list)
-    _by_module: dict[int, Trial] = field(default_factory=dict)
+    _to_build: deque[Trial] = field(default_factory=deque)
     _by_library: dict[str, Trial] = field(default_factory=dict)
 
     def elapsed(self) -> float:
@@ -89,23 +95,28 @@ class Session:
     def begin(self, trials: list[Trial]) -> list[MeasureCandidate]:
         """Take note of trials that go to the builder next."""
         for trial in trials:
-            self._by_module[_address(trial.candidate.sch.mod)] = trial
+            self._to_build.append(trial)
             trial.task.flying += trial.record
         return [trial.candidate for trial in trials]
 
-    def module(self, mod: Any, library: str) -> bytes:
-        """Return the pickled module to build for a candidate's ``mod``: what is shipped."""
-        trial = self._by_library[library] = self._by_module.pop(_address(mod))
+    def module(self, mod: Any, library: str) -> tuple[bytes, Any]:
+        """Return what to build for the next candidate; TVM's loop hands them on in their order.
+
+        Buckets of a kernel have the same functions for any sizes: by the same trace, one library.
+        """
+        trial = self._by_library[library] = self._to_build.popleft()
         if trial.kind == "default":
             trial.task.reference = library
-        return trial.module
+        made = trial.task.to_build(trial)
+        return pickle.dumps(made), (trial.key, made.shipped or made.module)
 
-    def job(self, library: str, args_info: Sequence[Any]) -> Job:
+    def job(self, library: str, args_info: Sequence[Any], built: str) -> Job:
         """Return the job that measures a candidate, at the site.
 
         Workloads are its groups: their arguments and the default's results are where they were.
         """
         trial = self._by_library[library]
+        trial.built = built
         timeout = self.limits.run_s + self.site.slack_s
         function, arguments = self.site.measuring(trial.task, library)
         ready = partial(_comparable, trial)
@@ -119,6 +130,13 @@ class Session:
         if task.reference != library:  # others are compared with that
             Path(library).unlink(missing_ok=True)
         if error == OVER:
+            return
+        if error is not None and error.startswith(_ILLEGAL):
+            task.refuse(trial, error.removeprefix(_ILLEGAL))
+            return
+        applied = trial.built and from_json_graph_str(trial.built)
+        trace = applied or replay(task.mod, trial.trace).trace
+        if not task.is_new(trial, trace):
             return
         times = () if error else result.run_secs
         us = median_us(times)
@@ -138,17 +156,12 @@ class Session:
         }
         if task.model is not None:
             line["model"] = task.model
-        task.store.append(task.entry, trial.candidate.sch.trace, times, task.target, line)
+        task.store.append(task.entry, trace, times, task.target, line)
         self.history.append(line)
         try:
             self.report(task, line)
         except BaseException as failure:  # TVM's loop would make another error of it
             self.workers.abandon(failure)
-
-
-def _address(mod: Any) -> int:
-    """Return what tells a module from others that live."""
-    return int(mod.__chandle__())
 
 
 def _comparable(trial: Trial) -> bool | None:
@@ -165,8 +178,8 @@ class _Turns(PySearchStrategy):
     another are measured.
     """
 
-    def __init__(self, task: Task, inner: Any, session: Session) -> None:
-        self.task, self._inner, self._session = task, inner, session
+    def __init__(self, task: Task, inner: Any, session: Session, sketches: Any) -> None:
+        self.task, self._inner, self._session, self._sketches = task, inner, session, sketches
         self.flying: list[Trial] = []
         self._barren = 0
 
@@ -185,11 +198,13 @@ class _Turns(PySearchStrategy):
 
     def clone(self) -> Any:
         """Return another turn with the same task."""
-        return Turns(self.task, self._inner, self._session)
+        return Turns(self.task, self._inner, self._session, self._sketches)
 
     def generate_measure_candidates(self) -> list[MeasureCandidate] | None:
         """Return the next candidates; None when the task has ended."""
         task, room = self.task, self._session.room(self.task)
+        if task.first is None and not self._sketches.eager:
+            self._sketches.begin(self._session.workers)
         self._before_us = task.best_us
         if room <= 0 or task.ended:
             return None
@@ -205,12 +220,11 @@ class _Turns(PySearchStrategy):
         task = self.task
         task.batches += 1
         proposed = self._inner.generate_measure_candidates()
-        task.refused = getattr(self._inner, "illegal", 0)
         found: list[Trial] = []
         for each in proposed or ():
-            trial = task.search(each) if len(found) < most else None
+            trace = trace_of(self._sketches, each)
+            trial = task.search(each, trace) if len(found) < most else None
             found += [trial] if trial is not None else []
-            self._session.workers.step(0.0)  # others' builds need not wait for this
         self._barren = 0 if found else self._barren + 1
         task.ended = not proposed or self._barren >= _MOST_BARREN
         return found

@@ -61,7 +61,17 @@ class Site:
         """Return the job that describes what measures; None: nothing need be asked."""
         return (gpu.describe, (self.level,)) if is_gpu(self.level) and not self.model else None
 
-    def describe(self, workers: Workers) -> dict[str, Any] | None:
+    def ask(self, workers: Workers) -> list[Job]:
+        """Have what measures describe itself, which takes seconds; for `describe`."""
+        asked = self.describing()
+        if asked is None:
+            return []
+        jobs = [Job(*asked, timeout=_START_S) for _ in workers.measurers]
+        for each, job in zip(workers.measurers, jobs, strict=True):
+            each.send(job)
+        return jobs
+
+    def describe(self, workers: Workers, jobs: list[Job]) -> dict[str, Any] | None:
         """Return what logs say of what measures; None: it is this machine's CPU.
 
         Raises:
@@ -78,12 +88,8 @@ class Site:
             found = {"nvcc": nvcc.version()}
         if self.model is not None:
             return {"modelled": True, "model": self.model, **found}
-        asked = self.describing()
-        if asked is None:
+        if not jobs:
             return None
-        jobs = [Job(*asked, timeout=_START_S) for _ in workers.measurers]
-        for each, job in zip(workers.measurers, jobs, strict=True):
-            each.send(job)
         workers.wait(lambda: all(job.answer is not None for job in jobs))
         answers = [job.answer for job in jobs if job.answer is not None]
         versions = {"tvm": tvm.__version__, "tvm_ffi": tvm_ffi.__version__}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +16,7 @@ from blockscale.building.records import trace_key
 from blockscale.building.space import new_schedule, replay, trace_json
 from blockscale.building.store import Store, argument_infos, with_model
 from blockscale.tuning.components.facts import moe_gemm_of
-from blockscale.tuning.worker import PARAMS, Argument, Timing
+from blockscale.tuning.worker import Argument, Timing, Unscheduled, packed
 
 if TYPE_CHECKING:
     from blockscale.catalog import Workload
@@ -25,6 +24,9 @@ if TYPE_CHECKING:
 _SUSPECT = 4.0
 """A default schedule that seems so many times slower than the best is measured once more: it came
 first, and what is measured first in a process is most often disturbed."""
+
+_MOST_REFUSED = 64
+"""Points in a row that TensorIR refuses before the search is given up."""
 
 
 @dataclass(eq=False)
@@ -35,9 +37,12 @@ class Trial:
     kind: str
     """"default", "recheck" (default, once more), "committed" (from a log) or "search"."""
     candidate: MeasureCandidate
-    module: bytes
+    trace: list[Any]
+    key: str
     record: bool = True
     """Whether to write it down: a default that is known is run again only for its results."""
+    built: str = ""
+    """Its trace as it was applied (`worker.Unscheduled.scheduled`)."""
 
 
 @dataclass(eq=False)
@@ -55,9 +60,9 @@ class Task:
     trials: int = 0
     failed: int = 0
     illegal: int = 0
-    """Candidates that cannot be scheduled for what is shipped; they are not trials."""
+    """Points that TensorIR refused to schedule; they are not trials."""
     refused: int = 0
-    """Points that TensorIR refused to schedule."""
+    """Of these the last in a row."""
     batches: int = 0
     gain: float = 0.0
     flying: int = 0
@@ -100,8 +105,18 @@ class Task:
         return trace_key(trace_json(self._default.trace))
 
     @cached_property
-    def _symbolic(self) -> Any:
-        return self.workload.symbolic(self.level)
+    def _modules(self) -> tuple[bytes, bytes | None, str]:
+        """What `worker.Unscheduled` has beside a trace.
+
+        For a GPU it is the function for any sizes, which a library has: its bounds and indices cost
+        more than those of the static instance, and other schedules win.  Quantising 8192 x 8192 on
+        an H200: one block a thread 41.6 us static, 47.8 us for any sizes; two 42.0 and 44.0.
+        """
+        if not is_gpu(self.level) or moe_gemm_of(self.mod) is not None:
+            return packed(self.mod), None, ""
+        params = [param.to_manifest() for param in self.workload.spec.params()]
+        shipped = packed(self.workload.symbolic(self.level))
+        return packed(self.mod), shipped, json.dumps(params)
 
     @property
     def tag(self) -> str:
@@ -143,11 +158,11 @@ class Task:
             if self.model is None and moe_gemm_of(self.mod) is None:
                 self.arguments()  # where they cannot be made, nothing is built
             record = not math.isfinite(self.default_us)
-            self.first = [self.trial("default", self._default, record=record)]
+            self.first = [self._scheduled("default", self._default, record)]
             self.first += filter(None, (self._seed(*seed) for seed in self.seeds))
         if not self.first and not self._rechecked and self.default_us > _SUSPECT * self.best_us:
             self._rechecked = True
-            self.first.append(self.trial("recheck", self._default))
+            self.first.append(self._scheduled("recheck", self._default))
         count = int(min(most, len(self.first)))
         found, self.first = self.first[:count], self.first[count:]
         return found
@@ -158,55 +173,54 @@ class Task:
         if trace_key(told) in self._keys:
             return None
         try:
-            return self.trial("committed", replay(self.mod, told))
+            return self._scheduled("committed", replay(self.mod, told))
         except Exception:
             self.say(f"{self.tag}: the schedule of {source} no longer applies")
             return None
 
-    def search(self, candidate: MeasureCandidate) -> Trial | None:
-        """Return the trial of what a strategy proposes; None when it is known or cannot be built.
+    def _scheduled(self, kind: str, sch: Any, record: bool = True) -> Trial:
+        made = MeasureCandidate(sch, argument_infos(sch.mod) or [])
+        return self.trial(kind, made, trace_json(sch.trace), record)
+
+    def search(self, candidate: MeasureCandidate, trace: list[Any]) -> Trial | None:
+        """Return the trial of what a strategy proposes; None when it is known.
 
         A space may hold the default, or a log's schedule, by the same trace.
         """
-        key = trace_key(trace_json(candidate.sch.trace))
-        if key in self._keys:
-            return None
-        try:
-            return self.trial("search", candidate.sch, candidate, key=key)
-        except Exception:
-            self.illegal += 1
-            return None
+        known = trace_key(trace) in self._keys
+        return None if known else self.trial("search", candidate, trace)
 
     def trial(
-        self,
-        kind: str,
-        sch: Any,
-        candidate: MeasureCandidate | None = None,
-        record: bool = True,
-        key: str | None = None,
+        self, kind: str, candidate: MeasureCandidate, trace: list[Any], record: bool = True
     ) -> Trial:
-        """Return the trial of a schedule, whose trace has ``key``."""
-        made = candidate or MeasureCandidate(sch, argument_infos(sch.mod) or [])
-        found = Trial(self, kind, made, pickle.dumps(self._shipped(sch)), record)
-        self._keys.add(key or trace_key(trace_json(sch.trace)))
+        """Return the trial of a candidate which has, or stands for, the ``trace``."""
+        found = Trial(self, kind, candidate, trace, trace_key(trace), record)
+        self._keys.add(found.key)
         return found
 
-    def _shipped(self, sch: Any) -> Any:
-        """Return the module to measure for the schedule ``sch`` of the static instance.
+    def to_build(self, trial: Trial) -> Unscheduled:
+        """Return what is built for ``trial``."""
+        return Unscheduled(trial.trace, *self._modules)
 
-        For a GPU it is the function for any sizes, which a library has: its bounds and indices cost
-        more than those of the static instance, and other schedules win.  Quantising 8192 x 8192 on
-        an H200: one block a thread 41.6 us static, 47.8 us for any sizes; two 42.0 and 44.0.
-        """
-        if not is_gpu(self.level) or moe_gemm_of(self.mod) is not None:
-            return sch.mod
-        made = new_schedule(self._symbolic)
-        sch.trace.apply_to_schedule(made, remove_postproc=False)
-        params = [param.to_manifest() for param in self.workload.spec.params()]
-        return type(made.mod)({"main": made.mod["main"].with_attr(PARAMS, json.dumps(params))})
+    def is_new(self, trial: Trial, trace: Any) -> bool:
+        """Return whether the ``trace`` that was applied is no other trial's: TVM clips tiles."""
+        key = trace_key(trace_json(trace))
+        known = key != trial.key and key in self._keys
+        self._keys.add(key)
+        return not known
+
+    def refuse(self, trial: Trial, error: str) -> None:
+        """Take note that ``trial`` cannot be scheduled."""
+        self.illegal += 1
+        self.refused += 1
+        self.ended |= self.refused >= _MOST_REFUSED
+        if trial.kind == "default":
+            self.ended = True
+            self.say(f"{self.tag}: not tuned, since scheduling failed ({error})")
 
     def finish(self, trial: Trial, us: float, error: str | None) -> None:
         """Take over the result of ``trial`` (infinite: it failed)."""
+        self.refused = 0
         if trial.record:
             self._count(us, trial.kind in ("default", "recheck"))
         if trial.kind == "default":

@@ -158,7 +158,19 @@ def tune(
         stack.enter_context(crew)
         stack.callback(display.stop)
         stack.enter_context(_interrupts(crew))
-        machine = site.describe(crew)  # also when the time is over: without a GPU none would do
+        asked = site.ask(crew)
+
+        def report(task: Task, line: dict[str, Any]) -> None:
+            display.trial(task, line)
+            if callable(progress):
+                progress(line)
+
+        session = Session(limits, crew, site, report, started)
+        for task in _opened(chosen, level, work_dir, seed_logs, display.say, site.model):
+            session.tasks.append(task)
+            if crew.over() or limits.left() <= 0:
+                break
+        machine = site.describe(crew, asked)  # also when the time is over: is there a GPU at all?
         if machine is not None and limits.left() <= 0:
             raise RuntimeError(
                 f"tune: level={level!r}: the time was over before what measures was ready; give it "
@@ -167,18 +179,9 @@ def tune(
         crew.until = limits.deadline + (_GRACE_S if site.exclusive else 0.0)
         if site.model is not None:
             display.say(_MODELLED.format(level=level, model=site.model))
-
-        def report(task: Task, line: dict[str, Any]) -> None:
-            display.trial(task, line)
-            if callable(progress):
-                progress(line)
-
-        session = Session(limits, crew, site, report, started)
+        for task in session.tasks:
+            task.store.measured_on(machine)
         display.start(session.tasks)
-        for task in _opened(chosen, level, work_dir, seed_logs, display.say, machine, site.model):
-            session.tasks.append(task)
-            if crew.over():
-                break
         made = exporter or site.exporter
         builder = WorkerBuilder(crew, made, folder, limits.build_s, session.module, ahead=True)
         if session.tasks and not crew.over():
@@ -213,10 +216,10 @@ def _run(
         inner = (
             SearchStrategy.create(strategy)
             if not decisions
-            else DecisionSearch(space, seed, [(record.trace, record.us) for record in task.known])
+            else DecisionSearch(space, seed, [(r.trace, r.us) for r in task.known], schedules=False)
         )
         for _ in range(1 if exclusive or not decisions else _TURNS):
-            turns.append(Turns(task, inner, session))
+            turns.append(Turns(task, inner, session, space))
             contexts.append(Context(task.mod, task.target, task.tag, space, turns[-1], seed))
     tune_tasks(
         tasks=contexts,
@@ -228,7 +231,9 @@ def _run(
         runner=WorkerRunner(workers, session.job, session.finish, builder.jobs),
         database=known,
         cost_model=make_model(cost_model, spaces),
-        measure_callbacks=[AddToDatabase(), UpdateCostModel()],
+        measure_callbacks=[UpdateCostModel()]
+        if decisions
+        else [AddToDatabase(), UpdateCostModel()],
         task_scheduler=BestBet(session, turns, 0 if exclusive else 3 * width),
     )
 
@@ -272,7 +277,7 @@ def _result(session: Session) -> TuneResult:
         best={task.tag: task.best_us for task in session.tasks},
         default={task.tag: task.default_us for task in session.tasks},
         failed={task.tag: task.failed for task in session.tasks},
-        illegal={task.tag: task.illegal + task.refused for task in session.tasks},
+        illegal={task.tag: task.illegal for task in session.tasks},
         trials=len(session.history),
         elapsed_s=session.elapsed(),
         model=session.site.model,
@@ -317,7 +322,6 @@ def _opened(
     work_dir: Path,
     seed_logs: Sequence[Path | str],
     say: Callable[[str], None],
-    machine: dict[str, Any] | None,
     model: str | None,
 ) -> Iterator[Task]:
     """Yield the tasks of ``chosen``, with what earlier sessions and logs know of them."""
@@ -328,7 +332,7 @@ def _opened(
         try:
             if workload.op not in stores:
                 folder = folder_of(work_dir, workload.op, level)
-                stores[workload.op] = Store(folder, say, machine, model)
+                stores[workload.op] = Store(folder, say, model)
             hits = [logs.find(workload, level, [d]) for d in seed_logs]
             seeds = [(hit.trace, hit.source) for hit in hits if hit]
             yield Task(workload, level, stores[workload.op], seeds, say)

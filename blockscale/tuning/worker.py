@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import hashlib
 import importlib
 import os
 import pickle
+import shutil
 import signal
 import sys
 import time
 import traceback
+import zlib
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from blockscale.base import files
 from blockscale.base.formats import E4M3, UE8M0
 from blockscale.building.records import median_us, sentence
 from blockscale.tuning.components.pool import Lost
@@ -128,10 +132,71 @@ PARAMS = "blockscale.params"
 """Attribute of a candidate for a GPU: the parameters of its spec as JSON, for the exporter."""
 
 
-def build(module: bytes, target: str, exporter: str, out: str) -> None:
-    """Compile a pickled, scheduled module and write the shared library ``out``."""
+class Illegal(Exception):
+    """A trace does not apply to what is built."""
+
+
+def packed(module: Any) -> bytes:
+    """Return ``module`` pickled and compressed, or it would fill the pipe of a starting worker."""
+    return zlib.compress(pickle.dumps(module), 1)
+
+
+@dataclass(frozen=True)
+class Unscheduled:
+    """A candidate that its builder schedules: that takes 0.1 s, and the search is one process.
+
+    ``module`` (`packed`) is what records know, ``shipped`` what is built by the same trace instead:
+    the function for any sizes, which has the parameters ``params``.
+    """
+
+    trace: list[Any]
+    module: bytes
+    shipped: bytes | None = None
+    params: str = ""
+
+    def scheduled(self) -> tuple[Any, str]:
+        """Return the module to build, and its trace as tvm_ffi's JSON.
+
+        Raises:
+            Illegal: TensorIR refuses to schedule it so.
+        """
+        from tvm_ffi.serialization import to_json_graph_str
+
+        from blockscale.building.space import new_schedule, replay
+
+        try:
+            sch = replay(pickle.loads(zlib.decompress(self.module)), self.trace)
+            mod = sch.mod
+            if self.shipped is not None:
+                made = new_schedule(pickle.loads(zlib.decompress(self.shipped)))
+                sch.trace.apply_to_schedule(made, remove_postproc=False)
+                mod = type(mod)({"main": made.mod["main"].with_attr(PARAMS, self.params)})
+        except Exception as error:  # e.g. the design has another number of loops for the decisions
+            raise Illegal(sentence(error)) from error
+        return mod, to_json_graph_str(sch.trace)
+
+
+def build(module: bytes, target: str, exporter: str, out: str) -> str | None:
+    """Compile a pickled module into the shared library ``out``.
+
+    One that has to be scheduled first returns its trace, and leaves a copy of the library for
+    others that come out the same.
+    """
     where, name = exporter.split(":")
-    getattr(importlib.import_module(where), name)(pickle.loads(module), target, Path(out))
+    export, path = getattr(importlib.import_module(where), name), Path(out)
+    made = pickle.loads(module)
+    if not isinstance(made, Unscheduled):
+        export(made, target, path)
+        return None
+    made, trace = made.scheduled()
+    key = hashlib.sha256(f"{target} {exporter} ".encode() + pickle.dumps(made)).hexdigest()
+    kept = path.with_name(f"{key[:24]}.kept")
+    if kept.exists():
+        shutil.copyfile(kept, path)
+    else:
+        export(made, target, path)
+        files.write(kept, path.read_bytes())
+    return trace
 
 
 def measure(library: str, arguments: list[Argument], timing: Timing, reference: str) -> Measurement:

@@ -109,7 +109,7 @@ class Loop:
             task_weights=[1.0],
             work_dir=str(tmp_path),
             max_trials_global=trials,
-            num_trials_per_iter=4,
+            num_trials_per_iter=2,  # fewer than are left when the model is asked
             builder=self.part["builder"],
             runner=self.part["runner"],
             database=self.database,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 import re
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,12 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 from tvm.tirx import Var
+from tvm_ffi.serialization import from_json_graph_str
 
 from blockscale import catalog
 from blockscale.base.targets import runs_on
 from blockscale.building import logs, records
 from blockscale.building.commit import commit
-from blockscale.building.space import replay
+from blockscale.building.space import trace_json
 from blockscale.building.store import Store, folder_of, folders, level_of
 from blockscale.specs import Spec
 from blockscale.tuning import gpu, site, task
@@ -94,13 +94,15 @@ def test_what_is_measured_is_the_function_for_any_sizes(tmp_path):
     workload = catalog.workloads(Spec.parse("quantize_nvfp4_128x4_bf16"), ARCH)[0]
     tuning = task.Task(workload, ARCH, Store(tmp_path, print), [], print)
     space = Sketches(workload, ARCH).space
-    drawn = [replay(tuning.mod, space.trace(point)) for point in space.all()[:3]]
-    measured = [*tuning.baselines(9), *(tuning.trial("search", sch) for sch in drawn)]
-    assert [c.kind for c in measured] == ["default"] + ["search"] * 3
-    for candidate in measured:
-        rows, cols = pickle.loads(candidate.module)["main"].params[0].shape
+    [default] = tuning.baselines(9)
+    traces = [space.trace(point) for point in space.all()[:3]]
+    for trial in [default, *(tuning.search(default.candidate, trace) for trace in traces)]:
+        built, applied = tuning.to_build(trial).scheduled()
+        rows, cols = built["main"].params[0].shape
         assert isinstance(rows, Var)
         assert isinstance(cols, Var)
+        assert "threadIdx.x" in built.script()
+        assert trace_json(from_json_graph_str(applied)) == trial.trace
     assert tuning.arguments()[0].shape == (workload.rows, 8192)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ class WorkerBuilder(PyBuilder):
         exporter: ``module:function (module, target, out)`` that a worker calls.
         folder: where libraries lie.
         timeout: seconds that a candidate may take.
-        module: candidate's module, library -> the pickled module to build in its place.
+        module: candidate's module, library -> the pickled module to build in its place, and a key:
+            of those with the same one (`worker.build` keeps libraries) the first is built alone.
         ahead: return at once; `WorkerRunner` waits for the build of what it is to measure.
     """
 
@@ -33,12 +35,16 @@ class WorkerBuilder(PyBuilder):
         exporter: str,
         folder: Path,
         timeout: float = 30.0,
-        module: Callable[[Any, str], bytes] = lambda mod, library: pickle.dumps(mod),
+        module: Callable[[Any, str], tuple[bytes, Any]] = lambda mod, name: (
+            pickle.dumps(mod),
+            name,
+        ),
         ahead: bool = False,
     ) -> None:
         self._workers, self._exporter, self._folder = workers, exporter, folder
         self._timeout, self._module, self._ahead = timeout, module, ahead
         self._count = 0
+        self._first: dict[Any, Job] = {}
         self.jobs: dict[str, Job] = {}
         """Of libraries that were promised."""
 
@@ -49,14 +55,21 @@ class WorkerBuilder(PyBuilder):
             # A name is used once: dlopen() takes a library that it has for one of the same name.
             self._count += 1
             library = str(self._folder / f"{self._count}.so")
-            arguments = (self._module(each.mod, library), str(each.target), self._exporter, library)
-            made[library] = Job(worker.build, arguments, self._timeout)
+            module, key = self._module(each.mod, library)
+            arguments = (module, str(each.target), self._exporter, library)
+            made[library] = job = Job(worker.build, arguments, self._timeout)
+            if (first := self._first.setdefault(key, job)) is not job:
+                job.ready = partial(_answered, first)
         self._workers.to_build += made.values()
         if self._ahead:
             self.jobs.update(made)
             return [BuilderResult(library, None) for library in made]
         self._workers.wait(lambda: all(job.answer is not None for job in made.values()))
         return [_result(library, job.answer) for library, job in made.items()]
+
+
+def _answered(job: Job) -> bool:
+    return job.answer is not None
 
 
 def _result(library: str, answer: Answer | None) -> BuilderResult:

@@ -34,12 +34,24 @@ def stand_in(sch: Any, point: Point) -> MeasureCandidate:
     return MeasureCandidate(sch, [TensorInfo(_POINT, [point[0], *flat])])
 
 
+def _stands_in(candidate: MeasureCandidate) -> bool:
+    told = candidate.args_info
+    return len(told) == 1 and str(told[0].dtype) == _POINT
+
+
+def trace_of(sketches: Any, candidate: MeasureCandidate) -> list[Any]:
+    """Return the trace of ``candidate`` as JSON, or that of the point for which it stands."""
+    if not _stands_in(candidate):
+        return trace_json(candidate.sch.trace)
+    found: list[Any] = sketches.space.trace(point_of(sketches.space, candidate))
+    return found
+
+
 def point_of(space: Space, candidate: MeasureCandidate) -> Point | None:
     """Return the point of ``space`` that a candidate is, or stands for; None if it is outside."""
-    told = candidate.args_info
-    if len(told) != 1 or str(told[0].dtype) != _POINT:
+    if not _stands_in(candidate):
         return space.point(trace_json(candidate.sch.trace))
-    number, *flat = map(int, told[0].shape)
+    number, *flat = map(int, candidate.args_info[0].shape)
     decisions: list[Any] = []
     for choice in space.designs[number].choices:
         parts = choice.options[0]

@@ -18,7 +18,7 @@ from blockscale.tuning.components.pool import OVER, Answer, Job, Workers
 from blockscale.tuning.worker import Argument, Measurement, Timing
 
 
-def alone(library: str, args_info: Sequence[Any]) -> Job:
+def alone(library: str, args_info: Sequence[Any], built: Any) -> Job:
     """Return the job that times a candidate of which nothing is known but types and shapes."""
     arguments = [
         Argument(f"a{i}", str(info.dtype), tuple(map(int, info.shape)), False, None)
@@ -33,7 +33,8 @@ class WorkerRunner(PyRunner):
 
     Args:
         workers: who measures.
-        job: library, types and shapes -> the job that measures, which returns a `Measurement`.
+        job: library, types and shapes, what its build returned -> the job that measures, which
+            returns a `Measurement`.
         finish: is told a library and its `Measurement` as soon as it is there; TVM's callbacks
             hear of it when the whole batch has ended, too late for one that may be killed.
         built: builds that may still go on, by library (`WorkerBuilder.jobs`).
@@ -42,7 +43,7 @@ class WorkerRunner(PyRunner):
     def __init__(
         self,
         workers: Workers,
-        job: Callable[[str, Sequence[Any]], Job] = alone,
+        job: Callable[[str, Sequence[Any], Any], Job] = alone,
         finish: Callable[[str, Measurement], None] = lambda library, result: None,
         built: dict[str, Job] | None = None,
     ) -> None:
@@ -71,7 +72,7 @@ class Measured(PyRunnerFuture):
         if answer.error is not None:
             self._finish(Measurement((), f"build: {answer.error}"))
             return
-        job = self._runner.job(self._library, self._args_info)
+        job = self._runner.job(self._library, self._args_info, answer.value)
         job.then = self._measured
         self._runner.workers.to_measure.append(job)
 

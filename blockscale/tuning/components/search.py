@@ -38,12 +38,18 @@ class _DecisionSearch(PySearchStrategy):
     """Proposes points of the space of ``sketches``, best guess first, never one that is known.
 
     ``known``: traces as JSON with microseconds (infinite: it failed), of earlier sessions.
+    ``schedules=False``: candidates stand for points (`features.stand_in`); who builds schedules.
     """
 
     def __init__(
-        self, sketches: Any, seed: int = 0, known: Iterable[tuple[Any, float]] = ()
+        self,
+        sketches: Any,
+        seed: int = 0,
+        known: Iterable[tuple[Any, float]] = (),
+        schedules: bool = True,
     ) -> None:
         self._sketches, self._seed, self._earlier = sketches, seed, list(known)
+        self._schedules = schedules
         self._rng = Random(seed)
         self.known: dict[Point, float] = {}
         self.illegal = 0
@@ -68,7 +74,7 @@ class _DecisionSearch(PySearchStrategy):
 
     def clone(self) -> Any:
         """Return a strategy that has measured nothing."""
-        return DecisionSearch(self._sketches, self._seed, self._earlier)
+        return DecisionSearch(self._sketches, self._seed, self._earlier, self._schedules)
 
     @property
     def space(self) -> Space:
@@ -97,6 +103,10 @@ class _DecisionSearch(PySearchStrategy):
 
     def _candidate(self, point: Point) -> MeasureCandidate | None:
         """Schedule ``point``; None when TensorIR refuses it, or made a known one of it."""
+        if not self._schedules:
+            [made] = self._standing([point])
+            self._flying[made.__chandle__()] = (point,)
+            return made
         try:
             sch = replay(self._context.mod, self.space.trace(point))
         except Exception:  # e.g. the design needs another number of loops for these decisions
@@ -130,6 +140,8 @@ class _DecisionSearch(PySearchStrategy):
         self._all = space.all() if space.size <= _ENUMERATE else None
         if sum(math.isfinite(us) for us in self.known.values()) < _WARMUP:
             return self._fresh(self._draws(count * 8), count)
+        if self._all is not None and len(left := self._draws(count + 1)) <= count:
+            return self._fresh(left, count)  # whatever the model says
         guess = round(count * (1 - _RANDOM_SHARE) + self._rng.random() - 0.5)
         chosen = self._fresh(self._ranked(), min(max(guess, 1), count))
         return chosen + self._fresh(self._draws(count * 8), count - len(chosen))

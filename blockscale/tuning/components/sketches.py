@@ -12,6 +12,13 @@ from tvm.s_tir.meta_schedule.space_generator import PySpaceGenerator
 
 from blockscale.building.space import Space, replay
 from blockscale.tuning.components.facts import facts_of
+from blockscale.tuning.components.pool import Job, Workers
+
+
+def draw(workload: Any, level: str, seed: int, mod: Any = None) -> Space:
+    """Return the space of ``workload`` as data; ValueError where no sketch can be scheduled."""
+    mod = mod or workload.mod(level)
+    return Space(mod, workload.space(level), seed, facts_of(mod))
 
 
 class _Sketches(PySpaceGenerator):
@@ -28,12 +35,23 @@ class _Sketches(PySpaceGenerator):
         self.postprocs: list[Any] = []
         self.mutator_probs: dict[Mutator, float] = {MutateTileSize(): 1.0}
         self._mod: Any = None
+        self._drawn: tuple[Workers, Job] | None = None
+
+    def begin(self, workers: Workers) -> None:
+        """Have one of ``workers`` draw the space."""
+        self._drawn = workers, Job(draw, (self.workload, self.level, self.seed))
+        workers.to_build.append(self._drawn[1])
 
     @cached_property
     def space(self) -> Space:
         """The space as data; ValueError where no sketch can be scheduled."""
-        mod = self._mod or self.workload.mod(self.level)
-        return Space(mod, self.workload.space(self.level), self.seed, facts_of(mod))
+        if self._drawn is not None:
+            workers, job = self._drawn
+            workers.wait(lambda: job.answer is not None)
+            if job.answer is not None and job.answer.error is None:
+                found: Space = job.answer.value
+                return found
+        return draw(self.workload, self.level, self.seed, self._mod)
 
     def _initialize_with_tune_context(self, context: Any) -> None:
         self._mod = context.mod
