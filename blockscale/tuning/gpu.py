@@ -100,7 +100,7 @@ def describe(arch: str) -> dict[str, Any]:
         "gpu": properties.name,
         "driver": _driver_version(),
         "cuda": torch.version.cuda,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # its class would be torch's
         "l2_bytes": properties.L2_cache_size,
     }
 
