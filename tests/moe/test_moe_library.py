@@ -321,7 +321,7 @@ def test_equal_kernels_are_one():
     made = sources(bodies_of(PLAIN, "sm_90a"), PLAIN, "sm_90a")
     gemms = {code.name for code in made.kernels if "_gemm" in code.name}
     assert len(gemms) == 5
-    assert made.host.count(f'"{PLAIN.name}_gemm1"') == 2
+    assert made.host_c.count(f'"{PLAIN.name}_gemm1"') == 2
 
 
 @pytest.mark.parametrize(
