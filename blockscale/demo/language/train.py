@@ -12,6 +12,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from blockscale.base import host, targets
 from blockscale.demo.language.text import END, encoded, topics, trained_tokenizer
 
 SIZES = {
@@ -80,7 +81,8 @@ def trained(
             group["lr"] = RATE * min(1.0, (found.steps + 1) / WARM_STEPS) * left
         starts = torch.randint(len(tokens) - LENGTH, (BATCH,), generator=chance).tolist()
         rows = torch.stack([tokens[at : at + LENGTH + 1] for at in starts])
-        loss = loss_of(model, rows)
+        with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16()):
+            loss = loss_of(model, rows)
         adam.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -93,6 +95,11 @@ def trained(
         told(found.seconds, found.steps, found.history[-1][1])
     model.eval()
     return found
+
+
+def has_bfloat16() -> bool:
+    """Return whether this CPU multiplies bfloat16 numbers, which makes a step 1.5 times as fast."""
+    return "avx512_bf16" in targets.cpu(host.level()).features
 
 
 def loss_of(model: Any, rows: Tensor) -> Tensor:
