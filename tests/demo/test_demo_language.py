@@ -117,7 +117,7 @@ def test_perplexity_is_that_of_loops(monkeypatch):
 
 
 def test_one_library_serves_the_encoder_and_the_language_model(tmp_path):
-    """Its layers have shapes that the encoder has: nothing more is built, tuned kernels serve it."""
+    """Its layers have shapes that the encoder has, so nothing more is built."""
     train.write(train.model_of(text.VOCABULARY), text.trained_tokenizer(["a"]), tmp_path / "plain")
     convert(checkpoints.open(tmp_path / "plain"), tmp_path / "nvfp4")
     minilm = BertConfig(384, 1536, layers=6, heads=12, eps=1e-12, positions=512)

@@ -56,7 +56,7 @@ def model_of(vocabulary: int, **changes: Any) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+    special: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
     return LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, **special, **{**SIZES, **changes}))
 
 
