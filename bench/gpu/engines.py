@@ -93,8 +93,9 @@ def plain(shape: Shape, dtype: torch.dtype = torch.bfloat16) -> Any:
 def weight_bytes(model: Any, batch: int) -> int:
     """Return the bytes of weights that a step of ``batch`` tokens reads."""
     config, total = model.config, 0.0
-    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", 1)
-    share = 1 - (1 - getattr(config, "num_experts_per_tok", 1) / experts) ** batch
+    counts = [getattr(config, name, None) for name in ("num_experts", "num_local_experts")]
+    experts = next(filter(None, counts), 1)
+    share = 1 - (1 - float(getattr(config, "num_experts_per_tok", 1)) / float(experts)) ** batch
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         if "embed_tokens" not in name:
             total += value.nbytes * (share if ".experts." in name else 1)
@@ -193,7 +194,9 @@ def started(model: Any, batch: int, given: Namespace, forward: Callable[..., Any
 
     length = given.context + WARM + given.steps * given.replays + 2
     length = -(-length // 64) * 64
-    layers = [StaticLayer(max_cache_len=length) for _ in range(model.config.num_hidden_layers)]
+    layers: list[Any] = [
+        StaticLayer(max_cache_len=length) for _ in range(model.config.num_hidden_layers)
+    ]
     cache = Cache(layers=layers)
     tokens = random_tokens(model, batch, given.context)
     logits = model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]

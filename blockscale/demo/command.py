@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,13 +33,15 @@ class Demo:
 
     def __init__(self, out: Path, seconds: float, console: Console) -> None:
         """Look for all that the run needs; PrerequisiteError says what is missing."""
-        files.need_modules("torch", "tvm", "safetensors", "tokenizers", "matplotlib", "jinja2")
+        needed = ("torch", "tvm", "safetensors", "tokenizers", "matplotlib", "jinja2")
+        files.need_modules(*needed, "transformers", "pydoc_data")
         self.model = files.find_model()
         self.out, self.seconds, self.console = out, seconds, console
         self.weights = out / f"{NAME}.safetensors"
         self.library = out / f"{NAME}-cpu.so"
         self.figures = out / f"{NAME}.json"
         self.report = out / "report.html"
+        self.language = out / "demo-language-model"
         self.work = out / "tuning"  # every trial of every run: a later run goes on from there
         self.stages: dict[str, float] = {}
 
@@ -96,23 +100,57 @@ class Demo:
 
     def infer(self) -> dict[str, Any]:
         """Measure in a second process, which prints its tables; return what it found."""
+        options = {"--library": self.library, "--weights": self.weights}
+        return self.process("blockscale.demo.infer", options)
+
+    def process(self, module: str, options: Mapping[str, Path]) -> dict[str, Any]:
+        """Return what a module of the demo wrote, in a process of its own, which prints tables."""
         with tempfile.TemporaryDirectory() as folder:
             result = Path(folder) / "result.json"
-            command = [sys.executable, "-m", "blockscale.demo.infer", "--out", str(result)]
-            command += ["--library", str(self.library), "--weights", str(self.weights)]
+            command = [sys.executable, "-m", module, "--out", str(result)]
+            command += [str(word) for pair in options.items() for word in pair]
             self.console.file.flush()
             # With --json, standard output is for the summary alone.
             target = sys.stderr if self.console.stderr else None
             code = subprocess.run(command, stdout=target, check=False).returncode
             if code:
                 raise files.PrerequisiteError(
-                    f"demo: the second process ended with status {code}; its message is above, "
-                    f"and {self.figures} and {self.report} stay as they were"
+                    f"demo: the process of {module} ended with status {code}; its message is "
+                    f"above, and {self.figures} and {self.report} stay as they were"
                 )
             found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
             return found
 
-    def run(self, tuned: bool) -> dict[str, Any]:
+    def train(self, seconds: float) -> dict[str, Any]:
+        """Train the language model, and convert its checkpoint to NVFP4; return how that went."""
+        from blockscale import checkpoints
+        from blockscale.checkpoints.convert.convert import convert
+
+        from .language.train import make
+
+        shutil.rmtree(self.language, ignore_errors=True)
+        plain, quantised = self.language / "float32", self.language / "nvfp4"
+        with self.console.status("training") as status:
+
+            def told(second: float, step: int, loss: float) -> None:
+                status.update(f"training: {second:.0f} s, step {step}, loss {loss:.2f}")
+
+            training = make(plain, seconds, told)
+        convert(checkpoints.open(plain), quantised)
+        first, last = training.history[0][1], training.history[-1][1]
+        self.console.print(
+            f"  {training.steps} steps, {training.tokens} tokens of a text of {training.read}; "
+            f"loss {first:.2f} at first, {last:.2f} at last"
+        )
+        self.console.print(f"  wrote {plain} and {quantised}")
+        return asdict(training)
+
+    def write(self) -> dict[str, Any]:
+        """Measure the language model in a process of its own; return what it found."""
+        options = {"--folder": self.language, "--library": self.library}
+        return self.process("blockscale.demo.language.run", options)
+
+    def run(self, tuned: bool, language: float) -> dict[str, Any]:
         """Run all stages and return every figure; writes the JSON file and the report last."""
         from .report import write_report
 
@@ -126,11 +164,18 @@ class Demo:
             self.build()
         with self.stage("Run the model in a process without tvm"):
             found = self.infer()
+        model: dict[str, Any] = {}
+        if language > 0:
+            with self.stage(f"Train a language model on Python's documentation, {language:.0f} s"):
+                training = self.train(language)
+            with self.stage("Run it through transformers in a process without tvm"):
+                model = {"language": {**self.write(), "training": training}}
         result = {
             "format": 1,
             "model": "all-MiniLM-L6-v2",
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             **found,
+            **model,
             "quantised": quantised,
             "search": search,
             "stages": self.stages,
@@ -158,12 +203,19 @@ def summary(result: dict[str, Any], demo: Demo) -> dict[str, Any]:
         "library": demo.library,
         "figures": demo.figures,
         "report": demo.report,
+        "language": demo.language,
     }
     return {**kept, "files": {name: str(path) for name, path in paths.items()}}
 
 
 @click.command()
 @click.option("--seconds", default=60.0, show_default=True, help="Time for the search.")
+@click.option(
+    "--language-seconds",
+    default=60.0,
+    show_default=True,
+    help="Time for training the language model; 0 leaves it out.",
+)
 @click.option(
     "--out",
     default="dist",
@@ -175,15 +227,17 @@ def summary(result: dict[str, Any], demo: Demo) -> dict[str, Any]:
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the figures as JSON on standard output."
 )
-def main(seconds: float, out: Path, no_tune: bool, as_json: bool) -> None:
+def main(seconds: float, language_seconds: float, out: Path, no_tune: bool, as_json: bool) -> None:
     """Put a sentence encoder (MiniLM) into 4 bits and run it with kernels tuned for this machine.
+
+    Then train a small language model, and run it in 4 bits through transformers.
 
     Example: python -m blockscale.demo --seconds 120 --out dist
     """
     console = Console(stderr=as_json)
     try:
         demo = Demo(out, seconds, console)
-        result = demo.run(tuned=not no_tune and seconds > 0)
+        result = demo.run(not no_tune and seconds > 0, language_seconds)
     except (files.PrerequisiteError, LibraryError, LinkError, LogError) as error:
         raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:

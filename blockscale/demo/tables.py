@@ -219,3 +219,44 @@ def print_all(console: Console, result: Mapping[str, Any]) -> None:
     console.print(latency(result["latency"]))
     console.print(sizes(result["bytes"]))
     console.print(f"tvm imported in this process: {'yes' if result['tvm_imported'] else 'no'}")
+
+
+# ---- The language model -------------------------------------------------------------------------
+
+
+def language(found: Mapping[str, Any]) -> Table:
+    """Return the table of the language model: how good, how fast."""
+    speed = found["speed"]
+    names = {"fp32": "fp32", "bf16": "bf16", "nvfp4": "NVFP4"}
+    sizes = ", ".join(f"{label} {mebibytes(found['bytes'][key])}" for key, label in names.items())
+    note = (
+        f"perplexity: of {found['tokens']} tokens of topics that were held out.  Times are medians "
+        f"of interleaved runs.  Linear weights: {sizes}.  A model of "
+        f"{found['bytes']['parameters'] / 1e6:.1f} million weights spends most of the time of a "
+        "single token between kernels, in Python."
+    )
+    busy = warning(speed)
+    return _table(
+        "A language model through transformers",
+        ["", "perplexity", "same next\ntoken", "reading,\ntokens/s", "writing,\ntokens/s"],
+        (
+            [
+                label,
+                f"{found['perplexity'][variant]:.2f}",
+                percent(found["same_token"][variant], 1),
+                *(f"{row['tokens_s'][variant]:.0f}" for row in speed),
+            ]
+            for variant, label in LABELS.items()
+        ),
+        f"{note}  {busy}" if busy else note,
+    )
+
+
+def print_language(console: Console, result: Mapping[str, Any]) -> None:
+    """Print what the language model's process measured, and what the model writes."""
+    console.print(language(result))
+    for row in result["samples"]:
+        for variant in (REFERENCE, "ours_bf16"):
+            said = " ".join(row["texts"][variant].split())
+            console.print(f"  {LABELS[variant]}: {row['prompt']} {said}", markup=False)
+    console.print(f"tvm imported in this process: {'yes' if result['tvm_imported'] else 'no'}")

@@ -52,6 +52,26 @@ def sample() -> dict:
     }
 
 
+def language() -> dict:
+    """Figures of the language model."""
+    rates = dict(zip(variants.LABELS, (400.0, 300.0, 350.0, 512.0), strict=True))
+    ppl = dict(zip(variants.LABELS, (61.04, 61.2, 64.71, 64.9), strict=True))
+    text = dict.fromkeys(variants.LABELS, " is <b>evaluated</b> [first]")
+    return {
+        "tokens": 1234,
+        "perplexity": {**ppl, "decoded": 64.71},
+        "same_token": dict.fromkeys(variants.LABELS, 0.875),
+        "speed": [
+            {"what": what, "tokens_s": rates, "watched": {}} for what in ("reading", "writing")
+        ],
+        "bytes": {"fp32": 64 << 20, "bf16": 32 << 20, "nvfp4": 9 << 20, "parameters": 5_500_000},
+        "samples": [{"prompt": "The value", "texts": text}],
+        "kind": "modelopt-nvfp4",
+        "training": {"seconds": 60.2, "steps": 471, "tokens": 241152, "read": 89000},
+        "tvm_imported": False,
+    }
+
+
 def test_report_shows_the_figures():
     pytest.importorskip("matplotlib")
     pytest.importorskip("jinja2")
@@ -111,6 +131,30 @@ def test_tables_show_the_figures():
         "tvm imported in this process: no",
     ):
         assert part in text
+
+
+def test_the_language_model_is_told():
+    """In the report and the console, whatever the model writes; an older file has none."""
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("jinja2")
+    rich = pytest.importorskip("rich.console")
+    from blockscale.demo import report, tables
+
+    html = report.render({**sample(), "language": language()})
+    for part in ("64.90", "512", "87.5 %", "471 steps", "modelopt-nvfp4", "5.5 million", "9.0 MiB"):
+        assert part in html
+    assert html.count("The value</b> is &lt;b&gt;evaluated&lt;/b&gt; [first]") == 2
+    assert "language model" not in report.render(sample())
+    console = rich.Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    busy = language()
+    busy["speed"][1]["watched"] = {"disturbed": "other programs took 51% of the cores' time"}
+    tables.print_language(console, busy)
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= 80
+    for part in ("61.04", "512", "87.5 %", "The value is <b>evaluated</b> [first]", "busy"):
+        assert part in text
+    assert "without tvm" in html
+    assert "tvm imported in this process: no" in text
 
 
 def disturbed_sample() -> dict:

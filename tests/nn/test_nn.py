@@ -213,6 +213,21 @@ def gated_layer(**options):
     return nn.Linear(w, activation="silu"), w
 
 
+@pytest.mark.parametrize("fmt", ["nvfp4", "int4"])
+def test_layers_take_rows_of_any_strides(fmt):
+    """A model passes the last of its hidden states; torch's own layers take them too."""
+    if fmt == "int4":
+        codes = torch.randint(0, 256, (32, 32), dtype=torch.uint8)
+        weight = bs.int4.prepare(codes, torch.rand(32, 2) + 0.5, group_size=32, layout="rows")
+        layer = nn.Int4Linear(weight)
+    else:
+        layer = nn.Linear(*bs.quantize(normal(32, 64)))
+    x = normal(2, 3, 64)
+    for rows in (x[:, -1:], x.transpose(0, 1), x[:, ::2]):
+        assert not rows.is_contiguous()
+        same(layer(rows), layer(rows.clone(memory_format=torch.contiguous_format)))
+
+
 def test_linear_of_prepared_weights(tmp_path):
     """Gated, with an activation and a residual: bs.linear on its buffers, saved and loaded."""
     layer, weights = gated_layer()

@@ -1,0 +1,1 @@
+"""The demo's causal language model: trained on the spot, put into NVFP4, run by transformers."""
