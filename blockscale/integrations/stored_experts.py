@@ -27,11 +27,13 @@ class Stored(NamedTuple):
         fmt: of the codes.
         leaves: ends of the parameters' names that are released afterwards.
         parts: from layer and "w13" or "w2" to codes, scales, global scale and points.
+        bias: end of a bias' name.
     """
 
     fmt: str
     leaves: tuple[str, ...]
     parts: Callable[[Any, str], tuple[Tensor, Tensor, Tensor | None, Tensor | None]]
+    bias: str = "bias"
 
 
 def _modelopt(layer: Any, which: str) -> Any:
@@ -81,14 +83,16 @@ def _getter(layer: Any, which: str) -> Callable[[str], Tensor]:
 
 _FP4 = ("weight", "weight_scale", "weight_scale_2", "input_scale")
 _CT = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_global_scale")
+_SWIZZLED = ("blockscale_swizzled",)
 _QWEIGHT = ("qweight", "scales", "qzeros", "g_idx", "g_idx_sort_indices")
 
 STORED = {
-    "modelopt": Stored("nvfp4", _FP4, _modelopt),
+    "modelopt": Stored("nvfp4", _FP4 + _SWIZZLED, _modelopt),
     "ct-nvfp4": Stored("nvfp4", (*_CT, "input_global_scale"), _divided),
     "ct-mxfp4": Stored("mxfp4", _CT, _packed),
     "ct-int4": Stored("int4", (*_CT, "weight_g_idx", "g_idx_sort_indices"), _words),
     "gpt-oss": Stored("mxfp4", _FP4, _plain),
+    "sglang-gpt-oss": Stored("mxfp4", _FP4, _plain, "weight_bias"),
     "gptq": Stored("int4", _QWEIGHT, _gptq),
     "awq": Stored("int4", _QWEIGHT, _awq),
 }
@@ -106,7 +110,7 @@ def take(
     """Return the experts of a layer, which gets the module `layers.HELD` in place of parameters.
 
     Args:
-        layer: with parameters as `STORED` says; biases are called ``w13_bias`` and ``w2_bias``.
+        layer: with parameters as `STORED` says.
         kind: name of a row of `STORED`.
         act: what is between the GEMMs.
         dtype: of the activations.
@@ -116,7 +120,7 @@ def take(
     tensors: dict[str, Tensor | None] = {}
     for which in _BOTH:
         codes, scale, factor, zero = stored.parts(layer, which)
-        bias = getattr(layer, f"{which}_bias", None)
+        bias = getattr(layer, f"{which}_{stored.bias}", None)
         found = [codes, scale, zero, None if bias is None else bias.data]
         if alternating and which == "w13":
             found = [None if value is None else layers.halves(value) for value in found]
@@ -138,6 +142,6 @@ def take(
         group_size=group,
         dtype=dtype,
     )
-    released = [f"{which}_{leaf}" for which in _BOTH for leaf in (*stored.leaves, "bias")]
+    released = [f"{which}_{leaf}" for which in _BOTH for leaf in (*stored.leaves, stored.bias)]
     layers.hold_experts(layer, weights, act, released)
     return weights
