@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -60,6 +61,19 @@ def awq_zeros(words: Tensor) -> Tensor:
     return unpacked(words, -1, _AWQ).mT.contiguous()
 
 
+# ---- Methods of engines -------------------------------------------------------------------------
+
+
+@cache
+def ending_in(cls: type, ours: type, kind: str) -> type:
+    """Return a subclass of an engine's method, by the same name, with what ``ours`` defines.
+
+    An instance of ``cls`` may be given this class; ``kind`` is an attribute of it.
+    """
+    defined = {name: value for name, value in vars(ours).items() if not name.startswith("__")}
+    return type(cls.__name__, (cls,), {**defined, "kind": kind})
+
+
 # ---- What takes the place of parameters ---------------------------------------------------------
 
 
@@ -67,7 +81,7 @@ def release(layer: torch.nn.Module, names: Iterable[str]) -> None:
     """Take the parameters off the layer, and their memory, whoever else still holds them."""
     for name in names:
         value = getattr(layer, name, None)
-        if name in layer._parameters or name in layer._buffers or hasattr(layer, name):
+        if hasattr(layer, name):
             delattr(layer, name)
         if isinstance(value, torch.nn.Parameter):
             value.data = torch.empty(0, dtype=value.dtype, device=value.device)

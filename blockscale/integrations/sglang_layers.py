@@ -212,13 +212,6 @@ def _fits_linear(holder: Any, kind: str) -> bool:
     return not getattr(config, "is_awq", False) and getattr(config, "group_size", 16) == 16
 
 
-@cache
-def _adopted(cls: type, kind: str) -> type:
-    """Return the class of a method or a scheme, by the same name, that ends with our kernels."""
-    mixin = _Linear if kind.startswith(_LINEAR) else _Experts
-    return type(cls.__name__, (mixin, cls), {"kind": kind})
-
-
 def adopt(method: Any, layer: Any) -> Any:
     """Return the method; if our kernels take the layer, it, or its scheme, is of another class."""
     scheme = getattr(layer, "scheme", None)
@@ -228,11 +221,10 @@ def adopt(method: Any, layer: Any) -> Any:
         return method
     linear = kind.startswith(_LINEAR)
     if _fits_linear(holder, kind) if linear else fits_experts(layer, kind):
-        attributes = vars(holder)
-        holder.__class__ = _adopted(type(holder), kind)
-        for name in vars(_Experts):  # flags of an instance hide those of its class
-            if not linear and not name.startswith("__"):
-                attributes.pop(name, None)
+        ours = _Linear if linear else _Experts
+        holder.__class__ = layers.ending_in(type(holder), ours, kind)
+        for name in vars(ours):  # flags of an instance hide those of its class
+            vars(holder).pop(name, None)
     return method
 
 

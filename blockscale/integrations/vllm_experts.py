@@ -190,7 +190,7 @@ class _Adopted:
         """Convert the weights, release what they were made of, and build vLLM's kernel."""
         for bias in ("w13_bias", "w2_bias"):  # GPTQ's are there whether or not they were loaded
             if self.kind == "gptq" and bias not in layer._loaded_expert_biases:
-                setattr(layer, bias, None)
+                layers.release(layer, [bias])
         act = activation_of(self.moe)
         assert act is not None
         alternating = self.moe.activation == MoEActivation.SWIGLUOAI
@@ -273,18 +273,12 @@ def _int4_fits(kind: str, method: Any) -> bool:
     return bits == 4 and config.group_size in (32, 64, 128) and bool(plain)
 
 
-@cache
-def _adopted(cls: type, kind: str) -> type:
-    """Return the class of a method, by the same name, that ends with our kernels."""
-    return type(cls.__name__, (_Adopted, cls), {"kind": kind})
-
-
 def adopt(method: Any) -> Any:
     """Return the method; if our kernels take its experts, it is of a class that runs them."""
     if isinstance(method, FusedMoEMethodBase):
         kind = fits(method).kind
         if kind is not None:
-            method.__class__ = _adopted(type(method), kind)
+            method.__class__ = layers.ending_in(type(method), _Adopted, kind)
             method.use_global_sf = False
     return method
 

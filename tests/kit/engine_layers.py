@@ -1,0 +1,123 @@
+"""What layers of an engine are given: tiny weights as checkpoints store them, and their values.
+
+`SCHEMES` has, for each way to store a weight, what config.json says about it in the words that vLLM
+and SGLang read.  As `hf_models`, it shares nothing with the package.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.kit import checkpoint_files as files
+from tests.kit import hf_models
+
+GROUP = hf_models.GROUP
+TOP = np.float32(2.0**-11)
+"""Global scale of NVFP4, the same for all weights, as tools write it for layers that are fused."""
+
+
+def nvfp4(p: str, values: np.ndarray, rng: Any = None) -> hf_models.Made:
+    """ModelOpt's NVFP4 under `TOP`."""
+    codes, scale, dense = _nvfp4(values)
+    tensors = {"weight": files.nibbles(codes), "weight_scale": scale, "weight_scale_2": TOP}
+    tensors["input_scale"] = np.float32(0.5)
+    return {f"{p}.{name}": np.asarray(value) for name, value in tensors.items()}, dense
+
+
+def ct_nvfp4(p: str, values: np.ndarray, rng: Any = None) -> hf_models.Made:
+    """NVFP4 of compressed-tensors under `TOP`."""
+    codes, scale, dense = _nvfp4(values)
+    tensors = {"weight_packed": files.nibbles(codes), "weight_scale": scale}
+    tensors["weight_global_scale"] = np.array([1 / TOP], np.float32)
+    return {f"{p}.{name}": value for name, value in tensors.items()}, dense
+
+
+def _nvfp4(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    blocks = values.reshape(*values.shape[:-1], -1, 16)
+    scale = (np.abs(blocks).max(-1) / 6 / TOP).astype(files.E4M3)
+    each = np.repeat(scale.astype(np.float64) * float(TOP), 16, -1)
+    codes = hf_models.e2m1(np.clip(values / np.where(each == 0, 1, each), -6, 6))
+    return codes, scale, files.E2M1[codes] * each
+
+
+def gptq(p: str, values: np.ndarray, rng: Any = None) -> hf_models.Made:
+    """GPTQ without zero points or act-order."""
+    scale = (np.abs(values.reshape(len(values), -1, GROUP)).max(-1) / 7).astype(np.float16)
+    each = np.repeat(scale.astype(float), GROUP, -1)
+    codes = np.clip(np.rint(values / each) + 8, 0, 15).astype(np.uint8)
+    zero = np.full((scale.shape[1], len(values)), 7, np.uint8)  # stored is one less
+    tensors = {
+        "qweight": np.ascontiguousarray(files.words(codes, files.STRAIGHT).T),
+        "qzeros": files.words(zero, files.STRAIGHT),
+        "scales": np.ascontiguousarray(scale.T),
+        "g_idx": (np.arange(values.shape[1]) // GROUP).astype(np.int32),
+    }
+    return {f"{p}.{name}": value for name, value in tensors.items()}, (codes - 8.0) * each
+
+
+def symmetric(p: str, values: np.ndarray, rng: Any = None) -> hf_models.Made:
+    """INT4 of compressed-tensors without zero points."""
+    tensors, dense = gptq("", values)
+    words = np.ascontiguousarray(tensors[".qweight"].T)
+    made = {"weight_packed": words, "weight_scale": np.ascontiguousarray(tensors[".scales"].T)}
+    made["weight_shape"] = np.array(values.shape, np.int64)
+    return {f"{p}.{name}": value for name, value in made.items()}, dense
+
+
+def _compressed(form: str, **weights: Any) -> dict[str, Any]:
+    weights = {"num_bits": 4, "symmetric": True, "dynamic": False, **weights}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}}
+    said = {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}
+    return {**said, "ignore": ["lm_head"], "quantization_status": "compressed"}
+
+
+_INT4 = {"type": "int", "strategy": "group", "group_size": GROUP}
+_MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}
+_MODELOPT |= {"ignore": ["lm_head"], "exclude_modules": ["lm_head"], "kv_cache_quant_algo": None}
+
+SCHEMES = {
+    "modelopt-nvfp4": hf_models.Scheme(nvfp4, _MODELOPT),
+    "modelopt-w4a16": hf_models.Scheme(nvfp4, {**_MODELOPT, "quant_algo": "W4A16_NVFP4"}),
+    "ct-nvfp4": hf_models.Scheme(
+        ct_nvfp4,
+        _compressed(
+            *("nvfp4-pack-quantized",), type="float", strategy="tensor_group", group_size=16
+        ),
+    ),
+    "ct-mxfp4": hf_models.Scheme(
+        hf_models.compressed_mxfp4,
+        _compressed(
+            *("mxfp4-pack-quantized",),
+            type="float",
+            strategy="group",
+            group_size=32,
+            scale_dtype="torch.uint8",
+        ),
+    ),
+    "ct-int4": hf_models.Scheme(
+        hf_models.compressed_int4, _compressed("pack-quantized", **_INT4, **{"symmetric": False})
+    ),
+    "ct-int4-sym": hf_models.Scheme(symmetric, _compressed("pack-quantized", **_INT4)),
+    "awq": hf_models.Scheme(
+        hf_models.awq,
+        {
+            "quant_method": "awq",
+            "bits": 4,
+            "group_size": GROUP,
+            "version": "gemm",
+            "zero_point": True,
+        },
+    ),
+    "gptq": hf_models.Scheme(
+        gptq,
+        {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": True},
+    ),
+}
+"""As `hf_models.SCHEMES`, in the words that engines want."""
+
+
+def weight(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Values of a weight [N, K]."""
+    return rng.standard_normal(shape) * 0.15
