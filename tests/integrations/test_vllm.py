@@ -42,9 +42,22 @@ from blockscale.integrations import layers, vllm_experts, vllm_linear
 from blockscale.integrations import vllm as plugin
 from tests.kit import checkpoint_files as files
 from tests.kit import engine_layers, hf_models
+from tests.kit.engine_layers import (
+    SHARDS,
+    E,
+    I,
+    K,
+    N,
+    dtype_of,
+    routed,
+    silu,
+    stored_experts,
+    torch_of,
+    truth,
+    worst,
+)
 from tests.kit.paths import ROOT
 
-K, N, E, I = 128, 96, 4, 64  # noqa: E741
 NEAR = 1e-5
 """Largest error of a row over its norm, in float32."""
 
@@ -95,11 +108,6 @@ def _number(capability):
     return capability[0] * 10 + capability[1] if isinstance(capability, tuple) else capability
 
 
-def dtype_of(scheme):
-    """The dtype of the model: scales of INT4 are in it, those of the tests have 11 bits."""
-    return torch.bfloat16 if scheme.endswith(("fp4", "w4a16")) else torch.float16
-
-
 def config_of(scheme):
     said = engine_layers.SCHEMES[scheme].said
     cls = get_quantization_config(NAMES[said["quant_method"]])
@@ -115,19 +123,6 @@ def loaded(layer, tensors):
         leaf = name.rpartition(".")[2]
         if leaf in params:
             params[leaf].weight_loader(params[leaf], torch_of(value))
-
-
-def torch_of(value):
-    value = np.asarray(value)
-    if value.dtype == files.E4M3:
-        return torch.from_numpy(value.view(np.uint8)).view(torch.float8_e4m3fn)
-    return torch.from_numpy(np.ascontiguousarray(value)).reshape(value.shape)
-
-
-def worst(found, wanted):
-    found, wanted = found.double().numpy(), np.asarray(wanted, np.float64)
-    assert found.shape == wanted.shape
-    return float((np.linalg.norm(found - wanted, axis=-1) / np.linalg.norm(wanted, axis=-1)).max())
 
 
 # ---- Registration -------------------------------------------------------------------------------
@@ -243,7 +238,7 @@ def test_a_layer_is_compiled_without_a_break(scheme, rng):
 
 
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize("scheme", ["modelopt-nvfp4", "modelopt-w4a16", "ct-int4"])
+@pytest.mark.parametrize("scheme", ["modelopt-w4a16", "ct-int4"])
 def test_a_kernel_that_is_disabled_by_name_is_not_selected(scheme, rng, monkeypatch):
     names = [kernel.__name__ for kernel in vllm_linear.KERNELS.values()]
     monkeypatch.setattr(vllm_linear.envs, "VLLM_DISABLED_KERNELS", names, raising=False)
@@ -315,44 +310,6 @@ def experts_layer(config, *, activation=MoEActivation.SILU, dtype=torch.bfloat16
         enable_eplb=False,
     )
     return RoutedExperts(PREFIX, dtype, settings, config, manager)
-
-
-def routed(rng, tokens=7):
-    ids = np.stack([rng.permutation(E)[:2] for _ in range(tokens)])
-    factors = rng.random((tokens, 2)).astype(np.float32)
-    x = torch.randn(tokens, K)
-    return x, ids, factors
-
-
-def silu(gate, up):
-    return gate / (1 + np.exp(-gate)) * up
-
-
-def truth(x, ids, factors, gate_up, down, act, biases=None):
-    """The layer in float64, token by token."""
-    x = x.double().numpy()
-    made = np.zeros_like(x)
-    for t, e, factor in ((t, e, factors[t, j]) for t in range(len(x)) for j, e in enumerate(ids[t])):
-        sums = gate_up[e] @ x[t] + (biases[0][e] if biases else 0)
-        h = act(sums[:I], sums[I:])
-        made[t] += factor * (down[e] @ h + (biases[1][e] if biases else 0))
-    return made
-
-
-def stored_experts(scheme, rng):
-    """Tensors of all experts by projection, and their values."""
-    store = engine_layers.SCHEMES[scheme].store
-    values, tensors = {}, []
-    for e in range(E):
-        for name, shape in (("gate_proj", (I, K)), ("up_proj", (I, K)), ("down_proj", (K, I))):
-            parts, dense = store(f"{e}.{name}", engine_layers.weight(rng, *shape), rng)
-            tensors += parts.items()
-            values[e, name] = dense
-    gate_up = [np.concatenate([values[e, "gate_proj"], values[e, "up_proj"]]) for e in range(E)]
-    return tensors, gate_up, [values[e, "down_proj"] for e in range(E)]
-
-
-SHARDS = {"gate_proj": ("w13", "w1"), "up_proj": ("w13", "w3"), "down_proj": ("w2", "w2")}
 
 
 def load_experts(layer, tensors):

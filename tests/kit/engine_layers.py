@@ -9,10 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
 from tests.kit import checkpoint_files as files
 from tests.kit import hf_models
 
+K, N, E, I = 128, 96, 4, 64  # noqa: E741 - of a linear layer; of experts: hidden size K
 GROUP = hf_models.GROUP
 TOP = np.float32(2.0**-11)
 """Global scale of NVFP4, the same for all weights, as tools write it for layers that are fused."""
@@ -121,3 +123,62 @@ SCHEMES = {
 def weight(rng: np.random.Generator, *shape: int) -> np.ndarray:
     """Values of a weight [N, K]."""
     return rng.standard_normal(shape) * 0.15
+
+
+def dtype_of(scheme):
+    """The dtype of the model: scales of INT4 are in it, those of the tests have 11 bits."""
+    return torch.bfloat16 if scheme.endswith(("fp4", "w4a16")) else torch.float16
+
+
+def torch_of(value):
+    value = np.asarray(value)
+    if value.dtype == files.E4M3:
+        return torch.from_numpy(value.view(np.uint8)).view(torch.float8_e4m3fn)
+    return torch.from_numpy(np.ascontiguousarray(value)).reshape(value.shape)
+
+
+def worst(found, wanted):
+    found, wanted = found.double().numpy(), np.asarray(wanted, np.float64)
+    assert found.shape == wanted.shape
+    return float((np.linalg.norm(found - wanted, axis=-1) / np.linalg.norm(wanted, axis=-1)).max())
+
+
+# ---- Experts ------------------------------------------------------------------------------------
+
+SHARDS = {"gate_proj": ("w13", "w1"), "up_proj": ("w13", "w3"), "down_proj": ("w2", "w2")}
+"""Names of a projection's parameters and of its shard."""
+
+
+def routed(rng, tokens=7):
+    ids = np.stack([rng.permutation(E)[:2] for _ in range(tokens)])
+    factors = rng.random((tokens, 2)).astype(np.float32)
+    x = torch.randn(tokens, K)
+    return x, ids, factors
+
+
+def silu(gate, up):
+    return gate / (1 + np.exp(-gate)) * up
+
+
+def truth(x, ids, factors, gate_up, down, act, biases=None):
+    """The layer in float64, token by token."""
+    x = x.double().numpy()
+    made = np.zeros_like(x)
+    for t, e, factor in ((t, e, factors[t, j]) for t in range(len(x)) for j, e in enumerate(ids[t])):
+        sums = gate_up[e] @ x[t] + (biases[0][e] if biases else 0)
+        h = act(sums[:I], sums[I:])
+        made[t] += factor * (down[e] @ h + (biases[1][e] if biases else 0))
+    return made
+
+
+def stored_experts(scheme, rng):
+    """Tensors of all experts by projection, and their values."""
+    store = SCHEMES[scheme].store
+    values, tensors = {}, []
+    for e in range(E):
+        for name, shape in (("gate_proj", (I, K)), ("up_proj", (I, K)), ("down_proj", (K, I))):
+            parts, dense = store(f"{e}.{name}", weight(rng, *shape), rng)
+            tensors += parts.items()
+            values[e, name] = dense
+    gate_up = [np.concatenate([values[e, "gate_proj"], values[e, "up_proj"]]) for e in range(E)]
+    return tensors, gate_up, [values[e, "down_proj"] for e in range(E)]
