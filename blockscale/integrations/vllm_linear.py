@@ -153,9 +153,10 @@ class BlockscaleInt4LinearKernel(MPLinearKernel):  # type: ignore[misc]
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Convert the weight, and release what it was made of."""
-        codes, scale, zero = self._get_weight_params(layer)
+        codes, scale = getattr(layer, self.w_q_name), getattr(layer, self.w_s_name)
         points = None
         if self.config.zero_points:
+            zero = getattr(layer, self.w_zp_name)
             points = layers.unpacked(zero.data, zero.packed_dim)
             points = points if zero.output_dim == 0 else points.mT.contiguous()
         weights = layers.prepared_int4(

@@ -29,7 +29,7 @@ from sglang.srt.server_args import ServerArgs
 from blockscale.integrations import layers, sglang_layers
 from blockscale.integrations import sglang as plugin
 from tests.kit import checkpoint_files as files
-from tests.kit import engine_layers, hf_models
+from tests.kit import engine_facts, engine_layers, hf_models
 from tests.kit.engine_layers import (
     SHARDS,
     E,
@@ -37,6 +37,9 @@ from tests.kit.engine_layers import (
     K,
     N,
     dtype_of,
+    generator,
+    gpt_oss_experts,
+    gpt_oss_truth,
     routed,
     silu,
     stored_experts,
@@ -122,7 +125,8 @@ def test_gpus_with_other_kernels_keep_them(monkeypatch, capability, taken):
 LINEAR = ["modelopt-nvfp4", "modelopt-w4a16", "ct-nvfp4", "ct-int4", "ct-int4-sym"]
 
 
-def linear_layer(scheme, rng, *, bias=True):
+def linear_layer(scheme, *, bias=True):
+    rng = generator(scheme)
     name = f"{NAME}.down_proj"
     tensors, dense = engine_layers.SCHEMES[scheme].store(
         name, engine_layers.weight(rng, N, K), rng
@@ -145,7 +149,8 @@ def linear_layer(scheme, rng, *, bias=True):
 def test_a_linear_layer_is_adopted_loaded_and_multiplied(scheme, rng, monkeypatch):
     # compressed-tensors asks torch for the GPU, whether or not there is one
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    layer, dense = linear_layer(scheme, rng)
+    layer, dense = linear_layer(scheme)
+    engine_facts.see(f"linear/{scheme}", layer)
     layer.quant_method.process_weights_after_loading(layer)
     assert [name for name, _ in layer.named_parameters()] == ["bias"], "the engine's are released"
     weights = getattr(layer, layers.HELD).weights
@@ -162,7 +167,7 @@ def test_a_linear_layer_is_adopted_loaded_and_multiplied(scheme, rng, monkeypatc
 
 
 def test_a_layer_is_compiled_without_a_break(rng):
-    layer, dense = linear_layer("modelopt-nvfp4", rng)
+    layer, dense = linear_layer("modelopt-nvfp4")
     layer.quant_method.process_weights_after_loading(layer)
     compiled = torch.compile(lambda x: layer.quant_method.apply(layer, x, layer.bias), fullgraph=True)
     x = torch.randn(5, K)
@@ -217,8 +222,9 @@ def kind_of(layer):
 def test_experts_are_adopted_loaded_and_run(server, scheme, kind, rng):
     layer = experts_layer(server, config_of(scheme), routed_scaling_factor=2.5)
     assert kind_of(layer) == kind
-    tensors, gate_up, down = stored_experts(scheme, rng)
+    tensors, gate_up, down = stored_experts(scheme, generator(scheme))
     load_experts(layer, tensors)
+    engine_facts.see(f"experts/{scheme}", layer)
     layer.quant_method.process_weights_after_loading(layer)
     assert not list(layer.parameters()), "the engine's are released"
     weights = getattr(layer, layers.HELD).weights
@@ -254,9 +260,7 @@ def test_gpt_oss_experts_are_taken_apart_into_gates_and_ups(server, rng):
     )
     assert kind_of(layer) == "sglang-gpt-oss"
     inner = layer.w2_weight.shape[2] * 2
-    made = [hf_models.mxfp4(engine_layers.weight(rng, 2 * I, K)) for _ in range(E)]
-    down = [hf_models.mxfp4(engine_layers.weight(rng, K, I)) for _ in range(E)]
-    biases = rng.standard_normal((E, 2 * I)), rng.standard_normal((E, K))
+    made, down, biases = gpt_oss_experts(generator("gpt-oss"))
     assert inner == I
     for which, parts, bias in (("w13", made, biases[0]), ("w2", down, biases[1])):
         codes = np.stack([files.nibbles(part[0]) for part in parts])
@@ -265,18 +269,11 @@ def test_gpt_oss_experts_are_taken_apart_into_gates_and_ups(server, rng):
             torch_of(np.stack([part[1] for part in parts]))
         )
         getattr(layer, f"{which}_weight_bias").data.copy_(torch.from_numpy(bias))
-    rounded = [torch.from_numpy(bias).bfloat16().double().numpy() for bias in biases]
+    engine_facts.see("experts/gpt-oss", layer)
     layer.quant_method.process_weights_after_loading(layer)
     assert not list(layer.parameters()), "the engine's are released"
     x, ids, factors = routed(rng)
-    split = [np.concatenate([part[2][0::2], part[2][1::2]]) for part in made]
-    ups = np.concatenate([rounded[0][:, 0::2], rounded[0][:, 1::2]], 1)
-
-    def act(gate, up):
-        gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
-        return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
-
-    wanted = truth(x, ids, factors, split, [part[2] for part in down], act, (ups, rounded[1]))
+    wanted = gpt_oss_truth(x, ids, factors, (made, down, biases))
     assert worst(run_layer(layer, x, ids, factors), wanted) < NEAR
 
 
@@ -295,3 +292,11 @@ def test_a_backend_that_is_asked_for_is_taken(server):
         assert not sglang_layers.fits_experts(layer, "modelopt")
     finally:
         flags.runner_backend = MoeRunnerBackend.MARLIN
+
+
+# ---- The record that CI has ---------------------------------------------------------------------
+
+
+def test_the_record_is_what_this_engine_has():
+    """Written by ``python -m tests.kit.engine_facts sglang``; the tests before have seen layers."""
+    assert engine_facts.same("sglang")

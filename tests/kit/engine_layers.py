@@ -6,6 +6,7 @@ and SGLang read.  As `hf_models`, it shares nothing with the package.
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from tests.kit import checkpoint_files as files
 from tests.kit import hf_models
 
-K, N, E, I = 128, 96, 4, 64  # noqa: E741 - of a linear layer; of experts: hidden size K
+K, N, E, I = 128, 96, 3, 64  # noqa: E741 - of a linear layer; of experts: hidden size K
 GROUP = hf_models.GROUP
 TOP = np.float32(2.0**-11)
 """Global scale of NVFP4, the same for all weights, as tools write it for layers that are fused."""
@@ -118,6 +119,33 @@ SCHEMES = {
     ),
 }
 """As `hf_models.SCHEMES`, in the words that engines want."""
+
+
+def generator(name: str) -> np.random.Generator:
+    """The generator of a weight whose parameters are recorded (`engine_facts`)."""
+    return np.random.default_rng(zlib.crc32(name.encode()))
+
+
+def gpt_oss_experts(rng: np.random.Generator) -> tuple[Any, Any, tuple[np.ndarray, np.ndarray]]:
+    """(codes, scales, values) of each expert's w13, gates and ups in turns, and w2; biases."""
+    made = [hf_models.mxfp4(weight(rng, 2 * I, K)) for _ in range(E)]
+    down = [hf_models.mxfp4(weight(rng, K, I)) for _ in range(E)]
+    biases = rng.standard_normal((E, 2 * I)), rng.standard_normal((E, K))
+    rounded = [torch.from_numpy(bias).bfloat16().double().numpy() for bias in biases]
+    return made, down, (rounded[0], rounded[1])
+
+
+def gpt_oss_truth(x: torch.Tensor, ids: np.ndarray, factors: np.ndarray, stored: Any) -> np.ndarray:
+    """`truth` of experts of `gpt_oss_experts`."""
+    made, down, biases = stored
+    split = [np.concatenate([part[2][0::2], part[2][1::2]]) for part in made]
+    ups = np.concatenate([biases[0][:, 0::2], biases[0][:, 1::2]], 1)
+
+    def act(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+        gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+        return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+
+    return truth(x, ids, factors, split, [part[2] for part in down], act, (ups, biases[1]))
 
 
 def weight(rng: np.random.Generator, *shape: int) -> np.ndarray:
