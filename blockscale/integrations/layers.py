@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -65,7 +65,7 @@ def awq_zeros(words: Tensor) -> Tensor:
 
 
 @cache
-def ending_in(cls: type, ours: type, kind: str) -> type:
+def ending_in(cls: Any, ours: Any, kind: str) -> type:
     """Return a subclass of an engine's method, by the same name, with what ``ours`` defines.
 
     An instance of ``cls`` may be given this class; ``kind`` is an attribute of it.
@@ -88,7 +88,7 @@ def release(layer: torch.nn.Module, names: Iterable[str]) -> None:
 
 
 class HeldLinear(Linear):
-    """`bs.nn.Linear` in a layer of an engine, which passes the bias in each call or leaves it out."""
+    """`bs.nn.Linear` in a layer of an engine, which passes the bias in each call, or not."""
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return [..., N]: the product with x [..., K], plus ``bias`` [N], rounded once."""

@@ -131,10 +131,10 @@ def take(
         tensors["w13_global_scale"] = tensors["w13_global_scale"].reshape(-1)
     group = None
     if stored.fmt == "int4":
-        codes, scale = tensors["w13"], tensors["w13_scale"]
-        assert codes is not None
-        assert scale is not None
-        group = 2 * codes.shape[-1] // scale.shape[-1]
+        whole, parts = tensors["w13"], tensors["w13_scale"]
+        assert whole is not None
+        assert parts is not None
+        group = 2 * whole.shape[-1] // parts.shape[-1]
     weights = prepare_moe_weights(
         **tensors,  # type: ignore[arg-type]
         fmt=stored.fmt,

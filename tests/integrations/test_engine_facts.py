@@ -112,7 +112,7 @@ def test_calls_of_the_engine_fit_its_parameters(engine):
     }
     renamed = {"make_prepare_finalize": "maybe_make_prepare_finalize"}
     calls = 0
-    for path in FOLDER.glob(f"{engine}_*.py"):
+    for path in (FOLDER / engine).glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
                 continue
@@ -273,7 +273,9 @@ def test_a_parameter_that_is_released_is_empty_whoever_holds_it():
 
 
 def test_experts_without_gates_have_one_global_scale_each(rng):
-    stored = [engine_layers.nvfp4("", engine_layers.weight(rng, *shape)) for shape in ((I, K), (K, I))]
+    stored = [
+        engine_layers.nvfp4("", engine_layers.weight(rng, *shape)) for shape in ((I, K), (K, I))
+    ]
     layer = torch.nn.Module()
     for which, (tensors, _) in zip(("w13", "w2"), stored, strict=True):
         for leaf in ("weight", "weight_scale"):

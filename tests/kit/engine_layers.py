@@ -100,7 +100,7 @@ SCHEMES = {
         ),
     ),
     "ct-int4": hf_models.Scheme(
-        hf_models.compressed_int4, _compressed("pack-quantized", **_INT4, **{"symmetric": False})
+        hf_models.compressed_int4, _compressed("pack-quantized", **_INT4, symmetric=False)
     ),
     "ct-int4-sym": hf_models.Scheme(symmetric, _compressed("pack-quantized", **_INT4)),
     "awq": hf_models.Scheme(
@@ -192,10 +192,10 @@ def truth(x, ids, factors, gate_up, down, act, biases=None):
     """The layer in float64, token by token."""
     x = x.double().numpy()
     made = np.zeros_like(x)
-    for t, e, factor in ((t, e, factors[t, j]) for t in range(len(x)) for j, e in enumerate(ids[t])):
+    for (t, j), e in np.ndenumerate(ids):
         sums = gate_up[e] @ x[t] + (biases[0][e] if biases else 0)
         h = act(sums[:I], sums[I:])
-        made[t] += factor * (down[e] @ h + (biases[1][e] if biases else 0))
+        made[t] += factors[t, j] * (down[e] @ h + (biases[1][e] if biases else 0))
     return made
 
 

@@ -12,6 +12,6 @@ def register() -> None:
     Raises:
         ImportError: the installed SGLang lacks something that this needs; the sentence names both.
     """
-    from blockscale.integrations import sglang_layers
+    from blockscale.integrations.sglang import layers
 
-    sglang_layers.register()
+    layers.register()

@@ -12,7 +12,7 @@ def register() -> None:
     Raises:
         ImportError: the installed vLLM lacks something that this needs; the sentence names both.
     """
-    from blockscale.integrations import vllm_experts, vllm_linear
+    from blockscale.integrations.vllm import experts, linear
 
-    vllm_linear.register()
-    vllm_experts.register()
+    linear.register()
+    experts.register()

@@ -15,7 +15,7 @@ import torch
 
 from blockscale.integrations import layers, stored_experts
 from blockscale.integrations.layers import Activation
-from blockscale.integrations.vllm_interfaces import (
+from blockscale.integrations.vllm.interfaces import (
     CONFIGS,
     METHODS,
     UNQUANTIZED,
@@ -29,7 +29,7 @@ from blockscale.integrations.vllm_interfaces import (
     mk,
     register_quantization_config,
 )
-from blockscale.integrations.vllm_linear import fits_device
+from blockscale.integrations.vllm.linear import fits_device
 from blockscale.specs.moe import ALPHA, LIMIT
 
 Tensor = torch.Tensor
@@ -55,7 +55,7 @@ def activation_of(config: Any) -> Activation | None:
     return None
 
 
-class BlockscaleExperts(FusedMoEExpertsModular):  # type: ignore[misc]
+class BlockscaleExperts(FusedMoEExpertsModular):
     """Both GEMMs of all experts, and the weighted sum, in one call of `blockscale.fused_moe`."""
 
     held: Any = None
@@ -158,9 +158,10 @@ class _Adopted:
         moe_parallel_config: Any,
     ) -> tuple[int, int]:
         """Return the sizes, without what a kernel of vLLM's would pad them to."""
-        return FusedMoEMethodBase.maybe_roundup_sizes(  # type: ignore[no-any-return]
+        sizes: tuple[int, int] = FusedMoEMethodBase.maybe_roundup_sizes(
             self, hidden_size, intermediate_size_per_partition, act_dtype, moe_parallel_config
         )
+        return sizes
 
     @property
     def skip_forward_padding(self) -> bool:
@@ -237,7 +238,7 @@ class Fit(NamedTuple):
 
 
 def fits(method: Any) -> Fit:
-    """Return how the experts of a method are stored if our kernels take them, else why they do not."""
+    """Return how the experts of a method are stored if our kernels take them, else why not."""
     known = [kind for kind, cls in METHODS.items() if type(method) is cls]
     if not known:
         return Fit(None, f"{type(method).__name__} has no kernel")
@@ -278,7 +279,8 @@ def adopt(method: Any) -> Any:
     if isinstance(method, FusedMoEMethodBase):
         kind = fits(method).kind
         if kind is not None:
-            method.__class__ = layers.ending_in(type(method), _Adopted, kind)
+            cls: Any = type(method)
+            method.__class__ = layers.ending_in(cls, _Adopted, kind)
             method.use_global_sf = False
     return method
 
@@ -290,7 +292,9 @@ def _extended(base: type) -> type:
     def get_quant_method(self: Any, layer: Any, prefix: str) -> Any:
         return adopt(base.get_quant_method(self, layer, prefix))  # type: ignore[attr-defined]
 
-    return type(base.__name__, (base,), {"get_quant_method": get_quant_method, "__module__": __name__})
+    return type(
+        base.__name__, (base,), {"get_quant_method": get_quant_method, "__module__": __name__}
+    )
 
 
 EXTENDED = {name: _extended(base) for name, base in CONFIGS.items()}

@@ -1,9 +1,9 @@
 """Layers of SGLang: methods that it chose go on with our weights and kernels after loading.
 
 A configuration gives each layer a method, which allocates the parameters of the checkpoint; of
-compressed-tensors, a scheme in the layer does.  Where a kernel of ours fits, that object gets a class
-of the same name that ends in it.  Experts run in SGLang's `MoeRunner`, on the runner core that is
-registered under `BACKEND`.
+compressed-tensors, a scheme in the layer does.  Where a kernel of ours fits, that object gets a
+class of the same name that ends in it.  Experts run in SGLang's `MoeRunner`, on the runner core
+that is registered under `BACKEND`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from blockscale.integrations import layers, stored_experts
 from blockscale.integrations.layers import Activation
-from blockscale.integrations.sglang_interfaces import (
+from blockscale.integrations.sglang.interfaces import (
     CONFIGS,
     CPU_QUANTIZATION_METHODS,
     METHODS,
@@ -83,8 +83,8 @@ def _take_linear(layer: Any, kind: str) -> None:
         global_scale=factor,
         bias=layers.bias_of(layer),
     )
-    names = ("weight", "weight_packed", "weight_scale", "weight_scale_2", "weight_global_scale")
-    layers.hold_linear(layer, weights, (*names, "input_scale", "input_global_scale"))
+    ends = ("weight", "weight_packed", "weight_scale", "weight_scale_2", "weight_global_scale")
+    layers.hold_linear(layer, weights, (*ends, "input_scale", "input_global_scale"))
 
 
 class _Linear:
@@ -108,13 +108,13 @@ class _Linear:
 
 
 @dataclass
-class BlockscaleQuantInfo(MoeQuantInfo):  # type: ignore[misc]
+class BlockscaleQuantInfo(MoeQuantInfo):
     """What the runner core needs besides tokens: the module with the weights."""
 
     held: Any
 
 
-class BlockscaleRunnerCore(DispatchMoeRunnerCore):  # type: ignore[misc]
+class BlockscaleRunnerCore(DispatchMoeRunnerCore):
     """Both GEMMs of all experts, and the weighted sum, in one call of `blockscale.fused_moe`."""
 
     @property
@@ -221,8 +221,9 @@ def adopt(method: Any, layer: Any) -> Any:
         return method
     linear = kind.startswith(_LINEAR)
     if _fits_linear(holder, kind) if linear else fits_experts(layer, kind):
-        ours = _Linear if linear else _Experts
-        holder.__class__ = layers.ending_in(type(holder), ours, kind)
+        ours: Any = _Linear if linear else _Experts
+        cls: Any = type(holder)
+        holder.__class__ = layers.ending_in(cls, ours, kind)
         for name in vars(ours):  # flags of an instance hide those of its class
             vars(holder).pop(name, None)
     return method
@@ -239,7 +240,7 @@ def extended(base: type) -> type:
 
 
 def register() -> None:
-    """Put the extended configurations in the place of SGLang's; once, however often it is called."""
+    """Put the extended configurations in the place of SGLang's, once for all calls."""
     for name, base in CONFIGS.items():
         for known in (QUANTIZATION_METHODS, CPU_QUANTIZATION_METHODS):
             if known.get(name) is base:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from blockscale.integrations import layers
-from blockscale.integrations.vllm_interfaces import (
+from blockscale.integrations.vllm.interfaces import (
     INIT_NVFP4,
     INIT_NVFP4_USERS,
     LINEAR,
@@ -58,12 +58,12 @@ def fits_device(capability: int | None = None) -> tuple[bool, str | None]:
     return True, None
 
 
-def _apply(layer: torch.nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
+def _apply(layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
     held: layers.HeldLinear = getattr(layer, layers.HELD)
     return held.product(x, bias)
 
 
-class BlockscaleNvFp4LinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
+class BlockscaleNvFp4LinearKernel(NvFp4LinearKernel):
     """NVFP4 weights, 16-bit activations; scales of activations in the checkpoint are ignored."""
 
     @classmethod
@@ -76,7 +76,7 @@ class BlockscaleNvFp4LinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
         """Return that any layer is: sizes are not known yet."""
         return True, None
 
-    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+    def process_weights_after_loading(self, layer: Any) -> None:
         """Convert the weight, and release what it was made of."""
         weights = prepare_linear_weights(
             *(layer.weight.data, layer.weight_scale.data),
@@ -87,14 +87,12 @@ class BlockscaleNvFp4LinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
         scales = ("input_global_scale", "input_global_scale_inv")
         layers.hold_linear(layer, weights, names + scales)
 
-    def apply_weights(
-        self, layer: torch.nn.Module, x: Tensor, bias: Tensor | None = None
-    ) -> Tensor:
+    def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return [..., N] of x [..., K]."""
         return _apply(layer, x, bias)
 
 
-class BlockscaleMxFp4LinearKernel(MxFp4LinearKernel):  # type: ignore[misc]
+class BlockscaleMxFp4LinearKernel(MxFp4LinearKernel):
     """MXFP4 weights, 16-bit activations."""
 
     @classmethod
@@ -109,7 +107,7 @@ class BlockscaleMxFp4LinearKernel(MxFp4LinearKernel):  # type: ignore[misc]
             return False, f"activations must be MXFP4 or plain, not {config.activation_quant_key}"
         return True, None
 
-    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+    def process_weights_after_loading(self, layer: Any) -> None:
         """Convert the weight, and release what it was made of."""
         weights = prepare_linear_weights(
             *(layer.weight.data, layer.weight_scale.data),
@@ -118,14 +116,12 @@ class BlockscaleMxFp4LinearKernel(MxFp4LinearKernel):  # type: ignore[misc]
         )
         layers.hold_linear(layer, weights, ("weight", "weight_scale"))
 
-    def apply_weights(
-        self, layer: torch.nn.Module, x: Tensor, bias: Tensor | None = None
-    ) -> Tensor:
+    def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return [..., N] of x [..., K]."""
         return _apply(layer, x, bias)
 
 
-class BlockscaleInt4LinearKernel(MPLinearKernel):  # type: ignore[misc]
+class BlockscaleInt4LinearKernel(MPLinearKernel):
     """INT4 weights with or without zero points: compressed-tensors, AWQ, GPTQ."""
 
     @classmethod
@@ -151,7 +147,7 @@ class BlockscaleInt4LinearKernel(MPLinearKernel):  # type: ignore[misc]
             return False, f"groups must be multiples of 32 that divide K={k}, not of {group}"
         return True, None
 
-    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+    def process_weights_after_loading(self, layer: Any) -> None:
         """Convert the weight, and release what it was made of."""
         codes, scale = getattr(layer, self.w_q_name), getattr(layer, self.w_s_name)
         points = None
@@ -169,9 +165,7 @@ class BlockscaleInt4LinearKernel(MPLinearKernel):  # type: ignore[misc]
         names = (self.w_q_name, self.w_s_name, self.w_zp_name or "", "weight_shape")
         layers.hold_linear(layer, weights, filter(None, names))
 
-    def apply_weights(
-        self, layer: torch.nn.Module, x: Tensor, bias: Tensor | None = None
-    ) -> Tensor:
+    def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return [..., N] of x [..., K]."""
         return _apply(layer, x, bias)
 
