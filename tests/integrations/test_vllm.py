@@ -471,8 +471,11 @@ def test_vllm_generates_what_the_dequantised_model_does(tmp_path, monkeypatch, s
     stored = hf_models.pair(tmp_path, hf_models.config("llama", head_dim=32), scheme)
     (tmp_path / "serve.py").write_text(_SERVE)
     command = [sys.executable, "serve.py", str(stored.folder), how, dtype]
+    env = dict(os.environ)
+    env.pop("TORCHINDUCTOR_FORCE_DISABLE_CACHES", None)  # without them vLLM does not compile
+    env["VLLM_CACHE_ROOT"] = str(tmp_path / "cache")
     run = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, check=False, env=dict(os.environ)
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, env=env
     )
     found = re.search(r"^RESULT (.*)$", run.stdout, re.M)
     assert found, run.stderr[-3000:]
