@@ -1,1 +1,1 @@
-"""Engines that load models themselves: ``import blockscale.integrations.transformers``."""
+"""Engines that load models themselves: Hugging Face transformers, vLLM, SGLang."""

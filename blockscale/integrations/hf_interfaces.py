@@ -5,50 +5,18 @@ Names that are no part of its documented interface are marked; another release m
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 from blockscale.base.words import install
+from blockscale.integrations.interfaces import Engine
 
 OLDEST, NEWEST = "5.17", "5.23"
 """The releases that are tested; see docs/engines.md."""
 
-_EXTRA = "transformers"
+_ENGINE = Engine("transformers", f"{OLDEST} and {NEWEST}", install("transformers"))
+_of = _ENGINE.of
 
-
-def _module(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        top = name.partition(".")[0]
-        if error.name == top:
-            raise ModuleNotFoundError(
-                f"blockscale.integrations.transformers needs {top}, which is not installed; "
-                f"{install(_EXTRA)}",
-                name=top,
-            ) from None
-        if error.name and name.startswith(error.name):
-            raise _too_old(name) from error
-        raise
-
-
-def _of(module: str, name: str) -> Any:
-    """Return what ``module`` of transformers calls ``name``."""
-    try:
-        return getattr(_module(module), name)
-    except AttributeError as error:
-        raise _too_old(f"{module}.{name}") from error
-
-
-def _too_old(missing: str) -> ImportError:
-    version = _module("transformers").__version__
-    return ImportError(
-        f"blockscale.integrations.transformers: transformers {version} has no {missing}, but must "
-        f"have what {OLDEST} and {NEWEST} have; install one of these, e.g. {install(_EXTRA)}"
-    )
-
-
-_module("transformers")
+_ENGINE.module("transformers")
 
 HfQuantizer = _of("transformers.quantizers.base", "HfQuantizer")
 QuantizationConfigMixin = _of("transformers.utils.quantization_config", "QuantizationConfigMixin")
