@@ -386,8 +386,16 @@ def test_rounding_is_no_difference():
     assert gpu.count_wrong(codes, codes.flip(0)) == (64, 0)
 
 
-def test_progress_needs_no_rich(tmp_path, monkeypatch, capfd):
-    for name in ("rich", "rich.console", "rich.live"):
-        monkeypatch.setitem(__import__("sys").modules, name, None)
-    run([small()], tmp_path, trials=2, progress=True)
-    assert re.search(r"trial 0: [\d.]+ us \(default\)", capfd.readouterr().err)
+def test_news_is_a_line(tmp_path, capfd):
+    """The default, and what is better; no bar where there is no terminal."""
+    result = run([small()], tmp_path, trials=6, progress=True)
+    told = capfd.readouterr().err.splitlines()
+    assert re.fullmatch(
+        rf"\[\d+/60 s\] {small().tag} trial 0: [\d.]+ us \(default\); "
+        r"best ([\d.]+) us of \1, failed 0",
+        told[0],
+    )
+    best = [h for h in result.history[1:] if h["us"] == h["best_us"]]
+    assert best
+    for line in best:
+        assert sum(f"trial {line['trial']}: " in each for each in told) == 1

@@ -24,7 +24,7 @@ FOLDER = "kernels"
 
 
 def export(func: Any, arch: str, out: Path) -> None:
-    """Compile the kernel of a scheduled `moe_tiles`, unless it is there, and say in ``out`` where.
+    """Compile the kernel of a scheduled `moe_tiles`, unless it is there; write plan and code.
 
     Raises:
         LoweringError: it is no schedule of such a GEMM.
@@ -37,7 +37,7 @@ def export(func: Any, arch: str, out: Path) -> None:
     plan = read(func).check()
     text = source(plan, KERNEL)
     image = compiled(text, arch, out.resolve().parent.parent / FOLDER)
-    out.write_text(json.dumps({"plan": asdict(plan), "image": str(image)}))
+    out.write_bytes(json.dumps(asdict(plan)).encode() + b"\n" + image.read_bytes())
 
 
 def compiled(text: str, arch: str, folder: Path) -> Path:
