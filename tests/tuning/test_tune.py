@@ -463,3 +463,12 @@ def test_logs_found_in_the_work_folder(tuned):
     hit = logs.find(small(), LEVEL, [tuned[0]])
     assert hit is not None
     assert hit.us == tuned[2].best[small().tag]
+
+
+def test_edgellms_passes_are_measured(tmp_path):
+    """A GEMV of every expert, with its ids: one schedule, whose results are finite."""
+    result = tune(["edgellm_down_h64_i64_silu_f32"], seconds=60, work_dir=tmp_path, progress=False)
+    assert [(h["kind"], h["error"]) for h in result.history] == [("default", None)]
+    [(tag, us)] = result.best.items()
+    assert tag == "edgellm_down_h64_i64_silu_f32_m16"
+    assert us > 0
