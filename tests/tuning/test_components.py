@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
+
 import pytest
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
@@ -27,6 +30,7 @@ from blockscale.tuning.components.runner import WorkerRunner
 from blockscale.tuning.components.search import DecisionSearch
 from blockscale.tuning.components.sketches import Sketches
 from blockscale.tuning.loop import Context
+from blockscale.tuning.worker import Unscheduled, packed
 from tests.kit.fake_workload import EXPORTER, FakeSpec, FakeWorkload
 
 LEVEL = host.level()
@@ -189,3 +193,49 @@ def test_each_task_has_a_model_which_learns_when_it_is_asked():
     assert (models["a"].data_size, models["b"].data_size) == (POINTS, 0)
     order = sorted(range(POINTS), key=lambda i: -scores[i])
     assert [points[i][1][1] for i in order] == sorted(point[1][1] for point in points)
+
+
+def test_a_worker_draws_a_space(workers):
+    """And the search does it itself where the worker could not."""
+    own, far, lost = (Sketches(WORKLOAD, LEVEL) for _ in range(3))
+    far.begin(workers)
+    [job] = workers.to_build
+    assert far.space.all() == own.space.all()
+    assert far.space is job.answer.value
+    assert [far.space.trace(p) for p in far.space.all()] == list(
+        map(own.space.trace, own.space.all())
+    )
+    lost.begin(workers)
+    workers.to_build.pop().end(pool.Answer(None, "crashed with SIGSEGV"))
+    assert lost.space.all() == own.space.all()
+
+
+def export_and_count(module, target, out):
+    """Write a library that says which it is of all that were exported."""
+    with (out.parent / "exports").open("a") as file:
+        file.write("x")
+    out.write_text(str((out.parent / "exports").stat().st_size))
+
+
+def test_what_comes_out_the_same_is_built_once(workers, tmp_path):
+    """Buckets differ in what records know, and not in what is shipped."""
+    space = Sketches(WORKLOAD, LEVEL).space
+    first, second = (space.trace(point) for point in (space.all()[0], space.all()[-1]))
+    known = [packed(FakeWorkload(FakeSpec(), rows=rows).mod(LEVEL)) for rows in (4, 8)]
+    made = [
+        Unscheduled(trace, mod, known[0], "[]")
+        for trace, mod in [(first, known[0]), (first, known[1]), (second, known[0])]
+    ]
+    keys = iter(made)
+
+    def module(mod, library):
+        each = next(keys)
+        return pickle.dumps(each), (repr(each.trace), each.shipped)
+
+    own = WorkerBuilder(workers, f"{__name__}:export_and_count", tmp_path, module=module)
+    asked = [ms.builder.BuilderInput(WORKLOAD.mod(LEVEL), WORKLOAD.target(LEVEL)) for _ in made]
+    built = [Path(str(each.artifact_path)) for each in own.build(asked)]
+    assert len(set(built)) == 3
+    contents = [path.read_text() for path in built]
+    assert contents[0] == contents[1] != contents[2]
+    assert (tmp_path / "exports").read_text() == "xx"
