@@ -402,7 +402,7 @@ def test_news_is_a_line(tmp_path, capfd):
         assert sum(f"trial {line['trial']}: " in each for each in told) == 1
 
 
-EDGE = ["edgellm_up_h128_i192_f16", "edgellm_up_h128_i64_nvfp4", "edgellm_down_h64_i128_relu2_f32"]
+EDGE = ["edgellm_up_h64_i128_f16", "edgellm_up_h192_i64_nvfp4", "edgellm_down_h64_i192_relu2_f32"]
 
 
 @pytest.mark.parametrize("name", EDGE)
