@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import cached_property
 from random import Random
 from typing import Any
 
@@ -197,12 +198,10 @@ class _DecisionSearch(PySearchStrategy):
                 self._stand_ins[point] = stand_in(self._blank, point)
         return [self._stand_ins[point] for point in points]
 
-    @property
+    @cached_property
     def _blank(self) -> Schedule:
         """A schedule without a step."""
-        if not hasattr(self, "_unscheduled"):
-            self._unscheduled = new_schedule(self._context.mod)
-        return self._unscheduled
+        return new_schedule(self._context.mod)
 
 
 DecisionSearch = derived_object(_DecisionSearch)
