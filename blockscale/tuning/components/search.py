@@ -53,7 +53,6 @@ class _DecisionSearch(PySearchStrategy):
         self._schedules = schedules
         self._rng = Random(seed)
         self.known: dict[Point, float] = {}
-        self.illegal = 0
         self._pending: set[Point] = set()
         self._stand_ins: dict[Point, MeasureCandidate] = {}
         self._untold: list[Point] = []
@@ -111,7 +110,6 @@ class _DecisionSearch(PySearchStrategy):
         try:
             sch = replay(self._context.mod, self.space.trace(point))
         except Exception:  # e.g. the design needs another number of loops for these decisions
-            self.illegal += 1
             self.tell(point, math.inf)
             return None
         same = self.space.point(trace_json(sch.trace)) or point
