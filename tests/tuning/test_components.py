@@ -108,13 +108,13 @@ class Loop:
         )
         self.context = context(self.part["space"], self.part["strategy"])
 
-    def run(self, tmp_path, trials=POINTS):
+    def run(self, tmp_path, trials=POINTS, batch=4):
         ms.tune_tasks(
             tasks=[self.context],
             task_weights=[1.0],
             work_dir=str(tmp_path),
             max_trials_global=trials,
-            num_trials_per_iter=2,  # fewer than are left when the model is asked
+            num_trials_per_iter=batch,
             builder=self.part["builder"],
             runner=self.part["runner"],
             database=self.database,
@@ -143,7 +143,8 @@ def test_the_loop_calls_each_component(workers, tmp_path):
     inner = loop.part | {"extractor": spy("extractor", loop.part["extractor"], calls["extractor"])}
     inner["cost_model"] = XGBModel(extractor=inner["extractor"], num_warmup_samples=4)
     spies = {kind: spy(kind, inner[kind], calls[kind]) for kind in SPIES if kind != "extractor"}
-    Loop(workers, tmp_path, sketches=loop.sketches, **spies).run(tmp_path)
+    # Batches are smaller than what is left when the model could be asked.
+    Loop(workers, tmp_path, sketches=loop.sketches, **spies).run(tmp_path, batch=2)
     assert {kind: set(called) for kind, called in calls.items()} == {
         kind: set(names) for kind, (_, names) in SPIES.items()
     }
@@ -164,8 +165,8 @@ def test_the_loop_calls_each_component(workers, tmp_path):
         },
         pytest.param(  # their processes register all of TVM's intrinsics
             lambda: {
-                "builder": ms.builder.LocalBuilder(max_workers=2),
-                "runner": ms.runner.LocalRunner(),
+                "builder": ms.builder.LocalBuilder(max_workers=2, timeout_sec=250.0),
+                "runner": ms.runner.LocalRunner(timeout_sec=250.0),
             },
             marks=pytest.mark.exhaustive,
         ),
