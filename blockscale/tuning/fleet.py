@@ -10,7 +10,6 @@ TVM's RPC trusts everybody who can connect: use it in a network of your own.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import pickle
@@ -141,16 +140,9 @@ class _Link:
 
     def put(self, path: str) -> _File:
         """Upload a library, once, and return its name there."""
-        if path in self._sent:
-            return _File(Path(path).name)
-        data = Path(path).read_bytes()
-        if data.startswith(b"{"):  # it says where machine code is
-            told = json.loads(data)
-            if image := told.get("image"):
-                told["image"] = str(self.put(image))
-                data = json.dumps(told).encode()
-        self._session.upload(bytearray(data), Path(path).name)
-        self._sent.add(path)
+        if path not in self._sent:
+            self._session.upload(bytearray(Path(path).read_bytes()), Path(path).name)
+            self._sent.add(path)
         return _File(Path(path).name)
 
     def remove(self, path: str) -> None:

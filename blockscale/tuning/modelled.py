@@ -8,7 +8,6 @@ before modelled ones.
 
 from __future__ import annotations
 
-import ctypes
 import json
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -28,9 +27,6 @@ LEVELS = tuple(name for name in having(TCGEN05) if runs_on(name, 10, 0))
 """Architectures whose kernels run on a B200."""
 
 EXPORTER = f"{__name__}:export"
-
-_MAJOR, _MINOR = 75, 76
-"""CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR."""
 
 
 def model_name() -> str:
@@ -55,17 +51,10 @@ def _modelled(spec: Spec, level: str) -> bool:
 
 
 def _has_gpu(arch: str) -> bool:
-    """Return whether the driver finds a GPU that runs code for ``arch``."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    count, major, minor = ctypes.c_int(0), ctypes.c_int(0), ctypes.c_int(0)
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
-        return False
-    driver.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, 0)
-    driver.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, 0)
-    return runs_on(arch, major.value, minor.value)
+    """Return whether there is a GPU that runs code for ``arch``."""
+    import torch
+
+    return torch.cuda.is_available() and runs_on(arch, *torch.cuda.get_device_capability(0))
 
 
 def export(module: Any, target: str, out: Path) -> None:

@@ -137,8 +137,10 @@ class Task:
     def arguments(self) -> list[Argument]:
         """Return what the kernel takes, shapes from its module and meaning from its spec."""
         variables = self.mod["main"].params
+        params = self.workload.spec.params()
+        names = [param.name for param in params]
         found = []
-        for param, variable in zip(self.workload.spec.params(), variables, strict=True):
+        for param, variable in zip(params, variables, strict=True):
             shape = getattr(variable, "shape", None)
             value = 0.0
             if shape is None:
@@ -147,6 +149,8 @@ class Task:
                 value = int(variables[0].shape[-2])
             elif param.name == "offsets":  # rows of all experts: as many each
                 value = int(variables[0].shape[0])
+            elif param.name == "topk_ids":  # how many experts: they have a slot in turn
+                value = int(variables[names.index("payload")].shape[0])
             dims = None if shape is None else tuple(map(int, shape))
             told = (param.output, param.storage, param.alias, value)
             found.append(Argument(param.name, str(variable.ty.dtype), dims, *told))

@@ -181,7 +181,7 @@ def tune(
             display.say(_MODELLED.format(level=level, model=site.model))
         for task in session.tasks:
             task.store.measured_on(machine)
-        display.start(session.tasks)
+        display.start()
         made = exporter or site.exporter
         builder = WorkerBuilder(crew, made, folder, limits.build_s, session.module, ahead=True)
         if session.tasks and not crew.over():

@@ -9,6 +9,7 @@ import ctypes
 import gc
 import hashlib
 import importlib
+import math
 import os
 import pickle
 import shutil
@@ -67,7 +68,9 @@ class Argument:
         """
         if self.dtype == "uint8":
             storage = (self.storage or "").split(" ")[0]
-            return {E4M3.storage: (0x20, 0x48), UE8M0.storage: (122, 132)}.get(storage, (0, 256))
+            # S0E5M3 has the exponents of float16: 2^-3 to 2
+            scales = {E4M3.storage: (0x20, 0x48), UE8M0.storage: (122, 132), "s0e5m3": (96, 129)}
+            return scales.get(storage, (0, 256))
         if "int" in self.dtype:
             return self.value, self.value + 1
         if self.name == "global_amax":
@@ -78,8 +81,11 @@ class Argument:
     def values(self) -> np.ndarray | None:
         """Contents that are not random: the candidates of a sweep, which kernels may know.
 
-        And the ranges of rows of a grouped GEMM, which has ``value`` of them.
+        And the ranges of rows of a grouped GEMM, which has ``value`` of them, or experts in turn.
         """
+        if self.name == "topk_ids" and self.shape is not None:
+            ids = np.arange(math.prod(self.shape)) % int(self.value)
+            return ids.astype(self.dtype).reshape(self.shape)
         if self.name == "offsets" and self.shape is not None:
             return np.linspace(0, self.value, self.shape[0]).astype(self.dtype)
         if self.name != "candidates" or self.shape is None:

@@ -23,10 +23,10 @@ def seconds(plan: dict[str, Any], tokens: int) -> float:
 
 
 def measure(library: str, gemm: Any, tokens: int, timing: Timing, reference: str) -> Measurement:
-    said = json.loads(Path(library).read_text())
+    plan = json.loads(Path(library).read_text())
     assert Path(reference).exists()
-    assert said["plan"]["fmt"] == gemm.fmt
-    return Measurement((seconds(said["plan"], tokens),) * 3)
+    assert plan["fmt"] == gemm.fmt
+    return Measurement((seconds(plan, tokens),) * 3)
 
 
 def export(module: Any, target: str, out: Path) -> None:
@@ -35,4 +35,4 @@ def export(module: Any, target: str, out: Path) -> None:
 
     from blockscale.lower.moe.read import read
 
-    out.write_text(json.dumps({"plan": asdict(read(module["main"]).check()), "image": ""}))
+    out.write_text(json.dumps(asdict(read(module["main"]).check())))

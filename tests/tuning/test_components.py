@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
+import time
+from pathlib import Path
+
 import pytest
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
@@ -27,6 +31,7 @@ from blockscale.tuning.components.runner import WorkerRunner
 from blockscale.tuning.components.search import DecisionSearch
 from blockscale.tuning.components.sketches import Sketches
 from blockscale.tuning.loop import Context
+from blockscale.tuning.worker import Unscheduled, packed
 from tests.kit.fake_workload import EXPORTER, FakeSpec, FakeWorkload
 
 LEVEL = host.level()
@@ -103,13 +108,13 @@ class Loop:
         )
         self.context = context(self.part["space"], self.part["strategy"])
 
-    def run(self, tmp_path, trials=POINTS):
+    def run(self, tmp_path, trials=POINTS, batch=4):
         ms.tune_tasks(
             tasks=[self.context],
             task_weights=[1.0],
             work_dir=str(tmp_path),
             max_trials_global=trials,
-            num_trials_per_iter=2,  # fewer than are left when the model is asked
+            num_trials_per_iter=batch,
             builder=self.part["builder"],
             runner=self.part["runner"],
             database=self.database,
@@ -138,7 +143,8 @@ def test_the_loop_calls_each_component(workers, tmp_path):
     inner = loop.part | {"extractor": spy("extractor", loop.part["extractor"], calls["extractor"])}
     inner["cost_model"] = XGBModel(extractor=inner["extractor"], num_warmup_samples=4)
     spies = {kind: spy(kind, inner[kind], calls[kind]) for kind in SPIES if kind != "extractor"}
-    Loop(workers, tmp_path, sketches=loop.sketches, **spies).run(tmp_path)
+    # Batches are smaller than what is left when the model could be asked.
+    Loop(workers, tmp_path, sketches=loop.sketches, **spies).run(tmp_path, batch=2)
     assert {kind: set(called) for kind, called in calls.items()} == {
         kind: set(names) for kind, (_, names) in SPIES.items()
     }
@@ -159,8 +165,8 @@ def test_the_loop_calls_each_component(workers, tmp_path):
         },
         pytest.param(  # their processes register all of TVM's intrinsics
             lambda: {
-                "builder": ms.builder.LocalBuilder(max_workers=2),
-                "runner": ms.runner.LocalRunner(),
+                "builder": ms.builder.LocalBuilder(max_workers=2, timeout_sec=250.0),
+                "runner": ms.runner.LocalRunner(timeout_sec=250.0),
             },
             marks=pytest.mark.exhaustive,
         ),
@@ -189,3 +195,50 @@ def test_each_task_has_a_model_which_learns_when_it_is_asked():
     assert (models["a"].data_size, models["b"].data_size) == (POINTS, 0)
     order = sorted(range(POINTS), key=lambda i: -scores[i])
     assert [points[i][1][1] for i in order] == sorted(point[1][1] for point in points)
+
+
+def test_a_worker_draws_a_space(workers):
+    """And the search does it itself where the worker could not."""
+    own, far, lost = (Sketches(WORKLOAD, LEVEL) for _ in range(3))
+    far.begin(workers)
+    [job] = workers.to_build
+    assert far.space.all() == own.space.all()
+    assert far.space is job.answer.value
+    assert [far.space.trace(p) for p in far.space.all()] == list(
+        map(own.space.trace, own.space.all())
+    )
+    lost.begin(workers)
+    workers.to_build.pop().end(pool.Answer(None, "crashed with SIGSEGV"))
+    assert lost.space.all() == own.space.all()
+
+
+def export_and_count(module, target, out):
+    """Write what is to be built, and that it was."""
+    with (out.parent / "exports").open("a") as file:
+        file.write("x")
+    time.sleep(0.3)  # another builder would have begun
+    out.write_text(module.script())
+
+
+def test_what_comes_out_the_same_is_built_once(workers, tmp_path):
+    """Buckets differ in what records know, and not in what is shipped."""
+    space = Sketches(WORKLOAD, LEVEL).space
+    first, second = (space.trace(point) for point in (space.all()[0], space.all()[-1]))
+    known = [packed(FakeWorkload(FakeSpec(), rows=rows).mod(LEVEL)) for rows in (4, 8)]
+    made = [
+        Unscheduled(trace, mod, known[0], "[]")
+        for trace, mod in [(first, known[0]), (first, known[1]), (second, known[0])]
+    ]
+    keys = iter(made)
+
+    def module(mod, library):
+        each = next(keys)
+        return pickle.dumps(each), (repr(each.trace), each.shipped)
+
+    own = WorkerBuilder(workers, f"{__name__}:export_and_count", tmp_path, module=module)
+    asked = [ms.builder.BuilderInput(WORKLOAD.mod(LEVEL), WORKLOAD.target(LEVEL)) for _ in made]
+    built = [Path(str(each.artifact_path)) for each in own.build(asked)]
+    assert len(set(built)) == 3
+    contents = [path.read_text() for path in built]
+    assert contents[0] == contents[1] != contents[2]
+    assert (tmp_path / "exports").read_text() == "xx"

@@ -17,17 +17,19 @@ from random import Random
 import numpy as np
 import pytest
 from tvm.s_tir.meta_schedule.runner import RunnerResult
+from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
 
 from blockscale.base import host
 from blockscale.building import logs, records
 from blockscale.building.commit import commit
-from blockscale.building.space import Space
+from blockscale.building.space import Space, replay, trace_json
 from blockscale.building.store import Lock, Store, folder_of
 from blockscale.tuning import task, worker
 from blockscale.tuning.components.features import decision_model, point_of
 from blockscale.tuning.components.search import DecisionSearch
 from blockscale.tuning.components.sketches import Sketches
 from blockscale.tuning.loop import Context
+from blockscale.tuning.task import Task
 from blockscale.tuning.tuner import Interrupted, tune
 from blockscale.tuning.worker import Argument
 from tests.kit import fake_workload
@@ -463,3 +465,55 @@ def test_logs_found_in_the_work_folder(tuned):
     hit = logs.find(small(), LEVEL, [tuned[0]])
     assert hit is not None
     assert hit.us == tuned[2].best[small().tag]
+
+
+def test_edgellms_passes_are_measured(tmp_path):
+    """A GEMV of every expert, with its ids: one schedule, whose results are finite."""
+    result = tune(["edgellm_down_h64_i64_silu_f32"], seconds=60, work_dir=tmp_path, progress=False)
+    assert [(h["kind"], h["error"]) for h in result.history] == [("default", None)]
+    [(tag, us)] = result.best.items()
+    assert tag == "edgellm_down_h64_i64_silu_f32_m16"
+    assert us > 0
+
+
+class Refusing(FakeWorkload):
+    """Of three steps TensorIR refuses the first: twice 1 is less than the columns."""
+
+    def space(self, level):
+        def draw(sch):
+            _, col = sch.get_loops(sch.get_sblock("row_sum"))
+            sch.split(col, [2, sch.sample_categorical([1, 256, 512], [1 / 3] * 3)])
+
+        return draw
+
+
+def test_points_that_tensorir_refuses_are_no_trials(tmp_path, capfd):
+    workload = Refusing()
+    for trials in (3, 0):  # a later session is refused once more
+        result = run(workload, tmp_path)
+        assert (result.trials, result.failed) == (trials, {workload.tag: 0})
+        assert result.illegal == {workload.tag: 1}
+    assert len(records.read_records(folder_of(tmp_path, "row_sum", LEVEL))) == 3
+    assert "refuse" not in capfd.readouterr().err
+
+
+def test_a_search_that_is_only_refused_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(task, "_MOST_REFUSED", 1)
+    result = run(Refusing(), tmp_path, workers=1)
+    assert result.illegal == {Refusing().tag: 1}
+    assert result.trials < 3 or result.history[-1]["kind"] == "search"
+
+
+def test_a_trace_that_another_trial_has_is_no_trial(tmp_path):
+    """TVM clips tiles: two proposals may come out the same."""
+    workload = FakeWorkload(rows=4)
+    tuning = Task(workload, LEVEL, Store(tmp_path, print), [], print)
+    drawn = Sketches(workload, LEVEL).space
+    sch = [replay(tuning.mod, drawn.trace(point)) for point in drawn.all()[:3]]
+    made = MeasureCandidate(sch[0], [])
+    one, two = (tuning.search(made, trace_json(s.trace)) for s in sch[:2])
+    assert tuning.search(made, one.trace) is None
+    assert tuning.is_new(one, sch[0].trace)
+    assert not tuning.is_new(two, sch[0].trace)
+    assert tuning.is_new(two, sch[2].trace)
+    assert not tuning.is_new(one, sch[2].trace)

@@ -8,6 +8,7 @@ import re
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tvm.tirx import Var
@@ -386,8 +387,44 @@ def test_rounding_is_no_difference():
     assert gpu.count_wrong(codes, codes.flip(0)) == (64, 0)
 
 
-def test_progress_needs_no_rich(tmp_path, monkeypatch, capfd):
-    for name in ("rich", "rich.console", "rich.live"):
-        monkeypatch.setitem(__import__("sys").modules, name, None)
-    run([small()], tmp_path, trials=2, progress=True)
-    assert re.search(r"trial 0: [\d.]+ us \(default\)", capfd.readouterr().err)
+def test_news_is_a_line(tmp_path, capfd):
+    """The default, and what is better; no bar where there is no terminal."""
+    result = run([small()], tmp_path, trials=6, progress=True)
+    told = capfd.readouterr().err.splitlines()
+    assert re.fullmatch(
+        rf"\[\d+/60 s\] {small().tag} trial 0: [\d.]+ us \(default\); "
+        r"best ([\d.]+) us of \1, failed 0",
+        told[0],
+    )
+    best = [h for h in result.history[1:] if h["us"] == h["best_us"]]
+    assert best
+    for line in best:
+        assert sum(f"trial {line['trial']}: " in each for each in told) == 1
+
+
+EDGE = ["edgellm_up_h64_i128_f16", "edgellm_up_h192_i64_nvfp4", "edgellm_down_h64_i192_relu2_f32"]
+
+
+@pytest.mark.parametrize("name", EDGE)
+def test_edgellms_passes_can_be_tuned(tmp_path, name):
+    """Weights streamed or cached; what they are measured on reads every expert once."""
+    [workload] = catalog.workloads(Spec.parse(name), ARCH)
+    tuning = task.Task(workload, ARCH, Store(tmp_path, print), [], print)
+    space = Sketches(workload, ARCH).space
+    [default] = tuning.baselines(9)
+    traces = [space.trace(point) for point in space.all()]
+    assert len(traces) == 2
+    assert default.trace in traces
+    for trace in traces:
+        built, _ = tuning.to_build(tuning.trial("search", default.candidate, trace)).scheduled()
+        assert all(isinstance(size, Var) for size in built["main"].params[-1].shape[:1])
+    arguments = {argument.name: argument for argument in tuning.arguments()}
+    ids = arguments["topk_ids"].values
+    experts = arguments["payload"].shape[0]
+    assert ids.dtype == np.int32
+    assert ids.shape == arguments["topk_ids"].shape
+    assert sorted(ids.reshape(-1)) == sorted([*range(experts)] * (ids.size // experts))
+    low, high = arguments["decode_scales"].range
+    assert (low, high) == arguments.get("x_scale", arguments["decode_scales"]).range
+    scales = (np.arange(low, high, dtype=np.uint16) << 7).view(np.float16)  # S0E5M3
+    assert (scales[0], scales[-1]) == (2**-3, 2.0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import cached_property
 from random import Random
 from typing import Any
 
@@ -52,7 +53,6 @@ class _DecisionSearch(PySearchStrategy):
         self._schedules = schedules
         self._rng = Random(seed)
         self.known: dict[Point, float] = {}
-        self.illegal = 0
         self._pending: set[Point] = set()
         self._stand_ins: dict[Point, MeasureCandidate] = {}
         self._untold: list[Point] = []
@@ -110,7 +110,6 @@ class _DecisionSearch(PySearchStrategy):
         try:
             sch = replay(self._context.mod, self.space.trace(point))
         except Exception:  # e.g. the design needs another number of loops for these decisions
-            self.illegal += 1
             self.tell(point, math.inf)
             return None
         same = self.space.point(trace_json(sch.trace)) or point
@@ -197,12 +196,10 @@ class _DecisionSearch(PySearchStrategy):
                 self._stand_ins[point] = stand_in(self._blank, point)
         return [self._stand_ins[point] for point in points]
 
-    @property
+    @cached_property
     def _blank(self) -> Schedule:
         """A schedule without a step."""
-        if not hasattr(self, "_unscheduled"):
-            self._unscheduled = new_schedule(self._context.mod)
-        return self._unscheduled
+        return new_schedule(self._context.mod)
 
 
 DecisionSearch = derived_object(_DecisionSearch)

@@ -58,9 +58,8 @@ class Kernel:
     @staticmethod
     def of(library: str) -> Kernel:
         """Load the kernel that a candidate's file names; once for each."""
-        said = json.loads(Path(library).read_text())
-        image = Path(library).parent / said["image"]  # a name, where both came from far away
-        return _load(Launch(**said["launch"]), str(image))
+        about, _, image = Path(library).read_bytes().partition(b"\n")
+        return _load(Launch(**json.loads(about)), image)
 
     def launch(self, arguments: list[Any], grid: int, stream: int) -> None:
         """Launch ``grid`` CTAs, at most those that the device holds."""
@@ -84,12 +83,12 @@ def _call(name: str, *arguments: Any) -> None:
 
 
 @cache
-def _load(about: Launch, image: str) -> Kernel:
+def _load(about: Launch, image: bytes) -> Kernel:
     import torch
 
     torch.cuda.current_stream()  # there is a context
     module, function, count = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
-    _call("cuModuleLoadData", ctypes.byref(module), Path(image).read_bytes())
+    _call("cuModuleLoadData", ctypes.byref(module), image)
     _call("cuModuleGetFunction", ctypes.byref(function), module, KERNEL.encode())
     _call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, about.shared)
     _call(

@@ -22,7 +22,7 @@ FOLDER = "kernels"
 
 
 def export(func: Any, arch: str, out: Path) -> None:
-    """Compile the kernel of a scheduled `moe_tiles`, unless it is there, and say in ``out`` where.
+    """Compile the kernel of a scheduled `moe_tiles`, unless it is there; write plan and code.
 
     Raises:
         LoweringError: it is no schedule of such a GEMM.
@@ -34,7 +34,7 @@ def export(func: Any, arch: str, out: Path) -> None:
     kernel = derive(func)
     image = compiled(emit(kernel, KERNEL), arch, out.resolve().parent.parent / FOLDER)
     launch = Launch(kernel.cols_tile, kernel.rows_tile, kernel.threads, kernel.shared)
-    out.write_text(json.dumps({"launch": launch._asdict(), "image": str(image)}))
+    out.write_bytes(json.dumps(launch._asdict()).encode() + b"\n" + image.read_bytes())
 
 
 class Launch(NamedTuple):
