@@ -107,6 +107,20 @@ def test_search_takes_both_candidates(kind):
     assert 0.2 < (byte != usual).mean() < 0.8
 
 
+@pytest.mark.parametrize("kind", ["mae", "mae_scaled"])
+@pytest.mark.parametrize("scaling", ["", "_token"])
+def test_near_ties(kind, scaling):
+    """Halves of small integers: errors that differ by a rounding, so that its place decides."""
+    values = np.random.default_rng(0).integers(-12, 13, (3, 40, 128))[0 if scaling else 2] / 2
+    spec = Spec.parse(f"quantize_nvfp4{scaling}_4over6_{kind}_fi_bf16")
+    other = "mae" if kind == "mae_scaled" else "mae_scaled"
+    g = 1 / SPAN if scaling else 100.0
+    given = {"input": tensor(values, "bfloat16"), "global_scale": torch.tensor([g])}
+    check(spec, given)
+    otherwise = expected(Spec.parse(f"quantize_nvfp4{scaling}_4over6_{other}_fi_bf16"), given)
+    assert (as_bytes(run(spec, **given)["block_scale"]) != otherwise[1]).any()
+
+
 @pytest.mark.parametrize("g", [1e-6, 1.0, 3e8])
 @pytest.mark.parametrize("name", ["quantize_nvfp4_4over6_mse_fi_bf16", "quantize_nvfp4_fi_f8"])
 def test_global_scale(name, g):

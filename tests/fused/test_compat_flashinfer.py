@@ -289,21 +289,20 @@ def test_scales_of_rows():
 
 
 RECIPES = [
-    None,
-    fi.NVFP44Over6Config(),
-    fi.NVFP44Over6Config(256, "mse"),
-    fi.NVFP44Over6Config(448, 1, True),
+    (None, "none", 2688.0),
+    (fi.NVFP44Over6Config(), "mae", 2688.0),
+    (fi.NVFP44Over6Config(256, "mse"), "mse", 1536.0),
+    (fi.NVFP44Over6Config(448, 1, True), "mse_scaled", 2688.0),
 ]
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=repr)
-def test_per_token(recipe):
+@pytest.mark.parametrize(("recipe", "search", "span"), RECIPES, ids=[str(r[0]) for r in RECIPES])
+def test_per_token(recipe, search, span):
     """Rows find their own scales; its reciprocal and the base belong together."""
     x = normal(130, 128) * torch.logspace(-3, 3, 130, dtype=torch.bfloat16)[:, None]
     x[7] = 0
     base = fi.make_nvfp4_global_scale(x, True, nvfp4_4over6_config=recipe)
     factor, stored, top = fused.token_scales(widen(x), base.numpy()[0])
-    search, span = fi_recipes.searched(recipe), fi_recipes.span(recipe)
     assert base.item() == pytest.approx(1 / span)
     if recipe is None:
         each = zip(widen(x)[:, None], factor, strict=True)
@@ -393,6 +392,8 @@ def test_recipes():
     recipe = fi.NVFP44Over6Config(256, "mse", True)
     assert recipe.err_mode is fi.NVFP44Over6ErrMode.MSE
     assert recipe.err_mode_name == "MSE"
+    assert fi_recipes.searched(recipe) == "mse_scaled"
+    assert fi_recipes.searched(fi.NVFP44Over6Config(256)) == "mae"
     known = {"NVFP44Over6Config": fi.NVFP44Over6Config, "NVFP44Over6ErrMode": fi.NVFP44Over6ErrMode}
     for one_of_them in (recipe, fi.NVFP44Over6Config()):
         assert eval(repr(one_of_them), known) == one_of_them

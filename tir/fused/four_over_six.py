@@ -35,8 +35,8 @@ MOST = {"six": 1.0, "four": 1.5}
 
 def candidate_byte(name: str, amax_bits: PrimExpr, g: PrimExpr) -> PrimExpr:
     """Scale byte (int32) of a candidate."""
-    amax = formats.from_bits(amax_bits)
-    s = (amax / formats.const(6.0, amax, "float32")) * g
+    largest = formats.from_bits(amax_bits)
+    s = (largest / formats.const(6.0, largest, "float32")) * g
     more = MOST[name]
     return formats.e4m3_encode(s if more == 1.0 else s * formats.const(more, s, "float32"))
 
