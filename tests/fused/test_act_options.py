@@ -130,6 +130,17 @@ def test_global_scale(name, g):
     check(spec, {**given, "global_scale": torch.tensor([g])})
 
 
+def test_scales_at_ties():
+    """(amax / 6) * gs in that order: gs puts it next to a tie of E4M3, where it shows."""
+    spec = Spec.parse("quantize_nvfp4_4over6_mae_fi_f16")
+    table = ref.e4m3_decode(np.arange(0x30, 0x70))
+    for seed in range(63):
+        x = inputs(spec, 2, 1, seed=seed)["input"][:1].contiguous()
+        tie = (table[seed] + table[seed + 1]) / 2
+        g = torch.tensor([6 * tie / np.abs(widen(x)).max()], dtype=torch.float32)
+        check(spec, {"input": x, "global_scale": g})
+
+
 def test_span_and_base():
     """Of a recipe with scales up to 256."""
     for kind in ("mae", "mse"):
