@@ -21,6 +21,8 @@ from blockscale.tir import formats
 SIXTH = 0.16666667163372040
 """1/6 rounded to float32 (0x3E2AAAAB)."""
 
+_LARGEST = 3.4028234663852886e38
+
 _MAX_E4M3 = 448.0
 _INF_BITS = 0x7F800000
 _UE8M0_ONE = 127
@@ -76,3 +78,14 @@ def inverse_scale(scale_format: str, byte: PrimExpr, gs: PrimExpr | None) -> Pri
 def reciprocal(x: PrimExpr) -> PrimExpr:
     """``1 / x``."""
     return formats.const(1.0, x, "float32") / x
+
+
+def clipped(x: PrimExpr) -> PrimExpr:
+    """Return ``x``, the largest number at most; a NaN stays."""
+    largest = formats.const(_LARGEST, x, "float32")
+    return tirx.Select(x > largest, largest, x)
+
+
+def bounded(x: PrimExpr) -> PrimExpr:
+    """``1 / x``, the largest number at most."""
+    return clipped(reciprocal(x))

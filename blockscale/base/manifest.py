@@ -219,6 +219,7 @@ def validate(manifest: object, where: str) -> None:
     _key(top, "blockscale", str, where, "")
     abi = _key(top, "abi", dict, where, "")
     _key(abi, "tvm_ffi", str, where, "abi.")
+    _validate_facts(_key(abi, "facts", dict, where, "abi."), where)
     _key(abi, "blockscale", int, where, "abi.")
     target = _key(top, "target", dict, where, "")
     _key(target, "kind", str, where, "target.")
@@ -239,6 +240,20 @@ def validate(manifest: object, where: str) -> None:
         if not name.isidentifier():
             raise _wrong(where, "functions", name, "C identifiers as names")
         _validate_function(function, where, f"functions.{name}")
+
+
+def _validate_facts(facts: dict[str, Any], where: str) -> None:
+    """Check the facts of `base.abi`."""
+    for name, fact in facts.items():
+        at = f"abi.facts.{name}"
+        if not isinstance(fact, dict):
+            _typed(fact, int, where, at)
+            continue
+        _key(fact, "size", int, where, f"{at}.")
+        for member, place in _key(fact, "members", dict, where, f"{at}.").items():
+            pair = _typed(place, list, where, f"{at}.members.{member}")
+            if len(pair) != 2 or not all(type(number) is int for number in pair):
+                raise _wrong(where, f"{at}.members.{member}", place, "an offset and a size")
 
 
 def _validate_function(function: object, where: str, at: str) -> None:

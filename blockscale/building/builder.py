@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from blockscale import catalog
-from blockscale.base import files, host, manifest, targets
+from blockscale.base import abi, files, host, manifest, targets
 from blockscale.base.version import VERSION
 from blockscale.building import export, logs
 from blockscale.building.export_cuda import write_cuda_library
@@ -134,6 +134,7 @@ def contents_of(
         "blockscale": VERSION,
         "abi": {
             "tvm_ffi": metadata.version("apache-tvm-ffi"),
+            "facts": abi.declared(),
             "blockscale": manifest.BLOCKSCALE_ABI,
         },
         "target": target,

@@ -6,7 +6,7 @@ from blockscale.catalog.registry import CPU_COLS, CUDA_COLS, Bucket, Road, regis
 from blockscale.schedules.fused import cpu, gpu
 from blockscale.specs import ActQuantize, NormQuantize
 from blockscale.tir.fused.act_quantize import act_quantize
-from blockscale.tir.fused.act_quantize_threads import act_rows
+from blockscale.tir.fused.act_quantize_threads import act_rows, token_rows
 from blockscale.tir.fused.norm_quantize import norm_quantize
 from blockscale.tir.fused.norm_quantize_threads import norm_rows
 
@@ -57,7 +57,9 @@ register(
     ),
     cuda=Road(
         buckets=lambda spec: ACT_BUCKETS,
-        body=lambda spec, bucket, level, shape: act_rows(spec, shape),
+        body=lambda spec, bucket, level, shape: (token_rows if spec.finds_scale else act_rows)(
+            spec, shape
+        ),
         sketches=lambda spec, bucket, level: gpu.act_quantize_sketches(spec),
         tuned=lambda spec, bucket: _act_shape(spec, bucket.rows, CUDA_COLS),
     ),

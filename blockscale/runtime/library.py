@@ -17,7 +17,7 @@ from typing import Any
 
 import tvm_ffi
 
-from blockscale.base import forks, host, manifest
+from blockscale.base import abi, forks, host, manifest
 from blockscale.base.errors import LibraryError
 from blockscale.runtime.function import Function, Overloads
 from blockscale.runtime.function_cuda import CudaFunction
@@ -220,6 +220,24 @@ def _symbol(module: Any, name: str, path: Path) -> Any:
         ) from None
 
 
+def _check_abi(built: dict[str, Any], where: str) -> None:
+    """LibraryError unless the installed apache-tvm-ffi declares what the library was built for."""
+    installed, remedy = tvm_ffi.__version__, "install another release or build the library again"
+    try:
+        different = abi.differences(built["facts"], abi.declared())
+    except (OSError, RuntimeError, ValueError) as error:
+        raise LibraryError(
+            f"{where}: cannot tell whether it fits the installed apache-tvm-ffi {installed}, whose "
+            f"headers cannot be read ({error}); {remedy}"
+        ) from error
+    if different:
+        more = f", and {len(different) - 3} more" if len(different) > 3 else ""
+        raise LibraryError(
+            f"{where}: was built with apache-tvm-ffi {built['tvm_ffi']}, but in the installed "
+            f"{installed} {', '.join(different[:3])}{more}; {remedy}"
+        )
+
+
 def check_machine(
     contents: manifest.Manifest,
     elf_machine: int | None,
@@ -239,20 +257,14 @@ def check_machine(
             f"{where}: holds code for {made_for}, but this machine is {machine}; build the "
             "library for this architecture"
         )
-    abi, target = contents["abi"], contents["target"]
-    if abi["blockscale"] != manifest.BLOCKSCALE_ABI:
+    built, target = contents["abi"], contents["target"]
+    if built["blockscale"] != manifest.BLOCKSCALE_ABI:
         raise LibraryError(
-            f"{where}: uses calling convention {abi['blockscale']}, but blockscale "
+            f"{where}: uses calling convention {built['blockscale']}, but blockscale "
             f"{contents['blockscale']} that built it and this one ({manifest.BLOCKSCALE_ABI}) "
             "differ; build the library with this version"
         )
-    installed = tvm_ffi.__version__
-    if abi["tvm_ffi"].split(".")[:2] != installed.split(".")[:2]:
-        raise LibraryError(
-            f"{where}: was built with apache-tvm-ffi {abi['tvm_ffi']}, but {installed} is "
-            "installed, and only the last part of the version may differ; install that version or "
-            "build the library again"
-        )
+    _check_abi(built, where)
     if target["kind"] not in ("cpu", "cuda"):
         raise LibraryError(
             f"{where}: is for target {target['kind']!r}, but this version runs 'cpu' and 'cuda' "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from blockscale.base.formats import E2M1, FUSED, NUMBERS, QUANTIZED
+from blockscale.base.formats import E2M1, E4M3, FUSED, NUMBERS, QUANTIZED
 from blockscale.base.sizes import round_up
 from blockscale.specs.spec import (
     DTYPE_SUFFIX,
@@ -139,13 +139,32 @@ class NormQuantize(_Fused):
 SWIGLU_DEFAULTS: dict[str, float] = {"alpha": 1.702, "beta": 1.0, "limit": 7.0}
 """Numbers of "swiglu", with the values of gpt-oss."""
 
+FP8 = "float8_e4m3fn"
+"""The input dtype of one byte, of "none" alone."""
+
+SCALINGS = {"one": "", "rows": "_rows", "token": "_token"}
+"""Global scales: one (per expert), one per row, or one per row that the kernel finds."""
+
+SEARCHES = {
+    "none": "",
+    **{kind: f"_4over6_{kind}" for kind in ("mae", "mse", "mae_scaled", "mse_scaled")},
+}
+"""How a block finds its scale: of its maximum over 6, or the better one of that over 6 and over 4.
+
+By the sum of absolute or squared errors; "scaled": of values times the global scale.
+"""
+
+SPAN = 448.0 * 6.0
+"""What the largest block scale and the largest code make."""
+
 
 @dataclass(frozen=True)
 class ActQuantize(_Fused):
     """Codes and block scales of ``activation(gate) * up``, per expert if ``grouped``.
 
     Grouped: only the first ``mask[expert]`` rows are read, and their codes written; scales of the
-    others are zero.  ``convention`` as in `NormQuantize`.
+    others are zero.  ``convention`` as in `NormQuantize`; "flashinfer" alone has bytes as input
+    (`FP8`), `SCALINGS` and `SEARCHES`.
     """
 
     activation: str = "silu"
@@ -155,12 +174,16 @@ class ActQuantize(_Fused):
     layout: str = "linear"
     grouped: bool = False
     convention: str = "divide"
+    scaling: str = "one"
+    search: str = "none"
     op = "act_quantize"
     pattern = Name(
-        "{activation}_{block_size,scale_format}{grouped}{layout}{convention}_{dtype}",
+        "{activation}_{block_size,scale_format}{grouped}{scaling}{search}{layout}{convention}_{dtype}",
         *("silu_and_mul_nvfp4_128x4_bf16", "swiglu_nvfp4_grouped_128x4_fi_bf16"),
+        *("quantize_nvfp4_token_4over6_mse_8x4_fi_bf16", "quantize_mxfp4_fi_f8"),
         texts={
             **_TEXTS,
+            "dtype": {**{dtype: DTYPE_SUFFIX[dtype] for dtype in SIXTEEN_BIT}, FP8: "f8"},
             "activation": {
                 "none": "quantize",
                 "silu": "silu_and_mul",
@@ -170,6 +193,8 @@ class ActQuantize(_Fused):
             "layout": {"linear": "", **{layout: f"_{layout}" for layout in TILE_ROWS}},
             "grouped": flag("_grouped"),
             "convention": CONVENTIONS,
+            "scaling": SCALINGS,
+            "search": SEARCHES,
         },
     )
 
@@ -187,6 +212,36 @@ class ActQuantize(_Fused):
                 "ActQuantize: activation='none' with convention='divide' is what Quantize does; "
                 "use Quantize, or choose an activation, grouped=True or convention='flashinfer'"
             )
+        self._check_options()
+
+    def _check_options(self) -> None:
+        """ValueError for options that do not go together."""
+        nvfp4 = (self.block_size, self.scale_format) == (16, "e4m3")
+        whole = self.activation == "none" and not self.grouped
+        rules = (
+            ("dtype", self.dtype == FP8, self.activation == "none", "activation='none'"),
+            ("dtype", self.dtype == FP8, self.search == "none", "search='none'"),
+            ("search", self.search != "none", nvfp4, "block_size=16 and scale_format='e4m3'"),
+            ("scaling", self.scaling != "one", not self.grouped, "grouped=False"),
+            ("scaling", self.finds_scale, nvfp4 and whole, "NVFP4 and activation='none'"),
+            ("scaling", self.finds_scale, self.dtype in SIXTEEN_BIT, "an input of 16 bits"),
+        )
+        for name, used, fits, needed in rules:
+            if used and not (fits and self.convention == "flashinfer"):
+                raise ValueError(
+                    f"ActQuantize: {name}={getattr(self, name)!r} needs convention='flashinfer' "
+                    f"and {needed}; choose these, or leave {name} at its default"
+                )
+
+    @property
+    def finds_scale(self) -> bool:
+        """Whether the kernel finds the global scale of every row."""
+        return self.scaling == "token"
+
+    @property
+    def held(self) -> str:
+        """Dtype of what is quantised: that of the input, of bytes float16."""
+        return "float16" if self.dtype == FP8 else self.dtype
 
     @property
     def gated(self) -> bool:
@@ -194,16 +249,27 @@ class ActQuantize(_Fused):
         return self.activation != "none"
 
     def params(self) -> tuple[Param, ...]:
-        """input, (mask), global_scale, (alpha, beta, limit), packed, block_scale."""
+        """input, (mask), global_scale, (numbers), packed, block_scale, (row_scale).
+
+        Numbers: alpha, beta, limit of "swiglu"; span, what a row's maximum becomes when it is
+        encoded, of "token" with a search in the values themselves.  The global scale of "token" is
+        the base, by which a row's maximum becomes row_scale.
+        """
         lead: tuple[int | str, ...] = ("experts", "rows") if self.grouped else ("rows",)
         scalars = SWIGLU_DEFAULTS if self.activation == "swiglu" else {}
-        count = "experts" if self.grouped else 1
+        if self.finds_scale and self.search in ("mae", "mse"):
+            scalars = {"span": SPAN}
+        count = "experts" if self.grouped else "rows" if self.scaling == "rows" else 1
+        usual = 1 / SPAN if self.finds_scale else 1.0
         storage, blocks = self.scale_storage, f"cols // {self.block}"
+        wide = (*lead, "2 * cols" if self.gated else "cols")
+        codes = Param("input", "uint8", wide, storage=E4M3.storage)
         return (
-            Param("input", self.dtype, (*lead, "2 * cols" if self.gated else "cols")),
+            codes if self.dtype == FP8 else Param("input", self.dtype, wide),
             *([Param("mask", "int32", ("experts",))] if self.grouped else []),
-            Param("global_scale", "float32", (count,), default=1.0),
+            Param("global_scale", "float32", (count,), default=usual),
             *(Param(name, "float32", None, default=value) for name, value in scalars.items()),
             Param("packed", "uint8", (*lead, "cols // 2"), output=True, storage=E2M1.storage),
             scales("block_scale", storage, lead, blocks, self.layout, output=True),
+            *([Param("row_scale", "float32", lead, output=True)] if self.finds_scale else []),
         )

@@ -15,6 +15,7 @@ from tvm.s_tir.schedule import LoopRV
 from blockscale.schedules.steps import Choose, Sketch, last_loops, vectorize_last
 from blockscale.specs import ActQuantize, NormQuantize
 from blockscale.tir.block_grid import COLS_128X4
+from blockscale.tir.fused.four_over_six import MOST
 from blockscale.tir.intrin.x86 import fused as x86_fused
 from blockscale.tir.intrin.x86 import rows as x86_rows
 
@@ -70,11 +71,35 @@ def act_quantize(sch: Schedule, choose: Choose, spec: ActQuantize) -> None:
 def act_blocks(sch: Schedule, spec: ActQuantize) -> None:
     """Block by block; the columns may be any number, so that scales are not a vector."""
     expert, row, block, _ = sch.get_loops(sch.get_sblock("value"))
-    sch.parallel(sch.fuse(expert, row))
-    _move(sch, block, "magnitude", "amax", "scale", "factor", "code", "pack", "store_codes")
+    steps: tuple[str, ...] = ("scale", "factor", "code")
+    if spec.search != "none":
+        kinds = ("byte", "value", "factor", "code", "loss", "error")
+        steps = (*(f"{kind}_{name}" for name in MOST for kind in kinds), "scale", "code")
+    _move(sch, block, "magnitude", "amax", *steps, "pack", "store_codes")
     _move(sch, block, "store_scale")
+    if spec.finds_scale:
+        row = _find_scale(sch, spec)
+    else:
+        row = sch.fuse(expert, row)
+    sch.parallel(row)
     _vectorize_elements(sch, spec.block, "value")
+    if spec.search != "none":
+        for name in MOST:
+            _vectorize_elements(sch, spec.block, f"code_{name}", f"loss_{name}")
+            error = sch.get_sblock(f"error_{name}")
+            sch.decompose_reduction(error, last_loops(sch, error, 1)[0])
     _encode(sch, spec.block)
+
+
+def _find_scale(sch: Schedule, spec: ActQuantize) -> LoopRV:
+    """The largest magnitude of a row, a vector of lanes at first; return the loop over rows."""
+    part, most = sch.get_sblock("row_part"), sch.get_sblock("row_most")
+    _vectorize_elements(sch, spec.block, "row_part")
+    sch.decompose_reduction(part, sch.get_loops(part)[0])
+    element = last_loops(sch, most, 1)[0]
+    sch.decompose_reduction(most, element)
+    sch.tensorize(element, x86_rows.lane_max(spec.block))
+    return sch.get_loops(sch.get_sblock("row"))[0]
 
 
 def _move(sch: Schedule, loop: LoopRV, *names: str) -> None:

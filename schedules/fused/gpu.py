@@ -16,6 +16,8 @@ from blockscale.base.sizes import ceil_div, round_up
 from blockscale.schedules.gpu_steps import MAX_THREADS, WARP, bind, in_registers, tensorize
 from blockscale.schedules.steps import Choose, Sketch, last_loops
 from blockscale.specs import ActQuantize, NormQuantize
+from blockscale.specs.fused import FP8
+from blockscale.tir.fused.four_over_six import MOST
 from blockscale.tir.fused.mxfp8 import MxFp8Rule
 from blockscale.tir.intrin.cuda import act as cuda_act
 from blockscale.tir.intrin.cuda import blocks as cuda_blocks
@@ -124,6 +126,8 @@ ACT_WARPS = (2, 4, 8)
 
 def act_quantize_sketches(spec: ActQuantize) -> list[Sketch]:
     """Sketches of `fused.act_quantize_threads`: a CTA in a tile of scales, a CTA in a row."""
+    if spec.finds_scale:
+        return [partial(token_quantize, spec=spec)]
     layouts = [spec.layout, "linear"] if spec.layout != "linear" else ["linear"]
     return [partial(act_quantize, spec=spec, order=order) for order in layouts]
 
@@ -134,8 +138,33 @@ def act_quantize(sch: Schedule, choose: Choose, spec: ActQuantize, order: str) -
     loads = ["load_gate", "load_up"] if spec.gated else ["load_input"]
     in_registers(sch, *loads)
     for name in loads:
-        _tensorize(sch, name, cuda_blocks.load(spec.dtype, spec.block, "BS_KEEP"))
+        dtype = "uint8" if spec.dtype == FP8 else spec.dtype
+        _tensorize(sch, name, cuda_blocks.load(dtype, spec.block, "BS_KEEP"))
+    if spec.dtype == FP8:
+        in_registers(sch, "value")
+        _unroll(sch, "value")
     act_steps(sch, spec)
+
+
+def token_quantize(sch: Schedule, choose: Choose, spec: ActQuantize) -> None:
+    """A row a CTA: the largest magnitude of each thread's blocks, a reduction, then the codes."""
+    sch.bind(sch.get_loops(sch.get_sblock("row"))[0], "blockIdx.x")
+    for name in ("part", "total", "row_scale", "encode"):
+        sch.bind(sch.get_loops(sch.get_sblock(name))[0], "threadIdx.x")
+    if spec.layout != "linear":
+        sch.bind(sch.get_loops(sch.get_sblock("pad"))[1], "threadIdx.x")  # after that over rows
+    in_registers(sch, "start", "keep", "total", "row_top", "row_factor")
+    in_registers(sch, "peek", "load_input")
+    for name in ("peek", "load_input"):
+        _tensorize(sch, name, cuda_blocks.load(spec.dtype, spec.block, "BS_KEEP"))
+    _unroll(sch, "most")
+    act_steps(sch, spec)
+
+
+def _unroll(sch: Schedule, *names: str) -> None:
+    """Unroll the innermost loops of these blocks."""
+    for name in names:
+        sch.unroll(last_loops(sch, sch.get_sblock(name), 1)[0])
 
 
 def act_steps(sch: Schedule, spec: ActQuantize, held: bool = False) -> None:
@@ -143,16 +172,21 @@ def act_steps(sch: Schedule, spec: ActQuantize, held: bool = False) -> None:
 
     ``held``: the global scale is in a register too.
     """
+    searches = spec.search != "none"
     sch.compute_inline(sch.get_sblock("magnitude"))
-    sch.compute_inline(sch.get_sblock("code"))
-    in_registers(sch, "amax", "scale", "factor", "pack")
+    if not searches:
+        sch.compute_inline(sch.get_sblock("code"))
+    in_registers(sch, "amax", "scale", *([] if searches else ["factor"]), "pack")
     if spec.gated:
         in_registers(sch, "value", *(["numbers"] if spec.activation == "swiglu" else []))
         _tensorize(sch, "value", cuda_act.activate(spec.activation, spec.dtype, spec.block))
     amax = sch.get_sblock("amax")
     sch.decompose_reduction(amax, sch.get_loops(amax)[-1])
-    _tensorize(sch, "amax_update", cuda_blocks.amax(spec.dtype, spec.block))
-    _act_codes(sch, spec, held)
+    _tensorize(sch, "amax_update", cuda_blocks.amax(spec.held, spec.block))
+    if searches:
+        _search_steps(sch, spec)
+    else:
+        _act_codes(sch, spec, held)
     _tensorize(sch, "store_codes", cuda_blocks.store("uint8", spec.block // 2, "BS_KEEP"))
 
 
@@ -200,12 +234,27 @@ def _bind_blocks(sch: Schedule, warps: ExprRV, order: str) -> None:
 def _act_codes(sch: Schedule, spec: ActQuantize, held: bool) -> None:
     """Scales and codes of 16-bit values: those of `cuda_blocks`, or FlashInfer's exact mode."""
     if spec.convention == "flashinfer":
-        _tensorize(sch, "scale", cuda_act.scale_of(spec.scale_format))
-        _tensorize(sch, "factor", cuda_act.factor_of(spec.scale_format))
-        _tensorize(sch, "pack", cuda_act.codes_of(spec.dtype, spec.block))
+        if spec.dtype != FP8 and not spec.finds_scale:
+            _tensorize(sch, "scale", cuda_act.scale_of(spec.scale_format))
+            _tensorize(sch, "factor", cuda_act.factor_of(spec.scale_format))
+        _tensorize(sch, "pack", cuda_act.codes_of(spec.held, spec.block))
         return
     row = first_with(NUMBERS[spec.scale_format])
     _tensorize(sch, "scale", cuda_blocks.scale_of(row.name, "ceil", spec.dtype, held))
     _tensorize(sch, "factor", cuda_blocks.divisor_of(row.name, held))
     _, inner = sch.split(last_loops(sch, sch.get_sblock("pack"), 1)[0], [None, row.block // 2])
     sch.tensorize(inner, cuda_blocks.encode(row.name, spec.dtype, True))
+
+
+def _search_steps(sch: Schedule, spec: ActQuantize) -> None:
+    """Both candidates of `four_over_six.search_threads`: codes, their values, errors; a choice."""
+    for name in MOST:
+        sch.compute_inline(sch.get_sblock(f"code_{name}"))
+        steps = ("byte", "value", "factor", "pack", "weigh", "error")
+        in_registers(sch, *(f"{step}_{name}" for step in steps))
+        _tensorize(sch, f"pack_{name}", cuda_act.codes_of(spec.dtype, spec.block))
+        _tensorize(sch, f"weigh_{name}", cuda_blocks.decode(spec.block))
+        error = sch.get_sblock(f"error_{name}")
+        sch.decompose_reduction(error, sch.get_loops(error)[-1])
+        _unroll(sch, f"error_{name}_update")
+    _unroll(sch, "pack")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blockscale.base import files
+from blockscale.base import abi, files
 from blockscale.base.errors import LibraryError, LinkError
 from blockscale.base.manifest import MAGIC, append_manifest, elf_machine, read_manifest
 from blockscale.building.export import write_library
@@ -199,6 +199,9 @@ PARAM = "functions.crop.params.0"
         ("format", "1", "manifest key format is '1', expected an integer"),
         ("format", ..., "the manifest has no format"),
         ("abi.tvm_ffi", 3, "manifest key abi.tvm_ffi is 3, expected a string"),
+        ("abi.facts", 3, "manifest key abi.facts is 3, expected an object"),
+        ("abi.facts.kTVMFFINone", "0", "abi.facts.kTVMFFINone is '0'"),
+        ("abi.facts.TVMFFIAny.members.v_ptr", [8], "an offset and a size"),
         ("target.features", "avx2", "target.features is 'avx2', expected a list"),
         ("target.features", [1], r"target.features\[0\] is 1, expected a string"),
         ("functions", {}, "expected at least one function"),
@@ -240,7 +243,13 @@ def test_newer_format_is_refused_on_load(tmp_path):
     [
         ("target.features", ["fpu", "avx9000"], r"needs the CPU features avx9000, .*level"),
         ("target.kind", "metal", "is for target 'metal', but"),
-        ("abi.tvm_ffi", "0.9.1", r"built with apache-tvm-ffi 0\.9\.1, but .* is installed"),
+        (
+            "abi.facts.TVMFFIAny.size",
+            24,
+            r"built with apache-tvm-ffi 0\.1.*, but in the installed .* TVMFFIAny has 16 bytes "
+            "instead of 24; install another",
+        ),
+        ("abi.facts.TVM_FFI_VERSION_MINOR", 2, "TVM_FFI_VERSION_MINOR is 1 instead of 2"),
         ("abi.blockscale", 9, "uses calling convention 9, but"),
         ("functions.extra", None, "the manifest lists extra, but the code has no such function"),
     ],
@@ -253,11 +262,24 @@ def test_library_for_another_machine_or_version(tmp_path, path, value, sentence)
         load(variant(tmp_path / "other.so", change))
 
 
-def test_patch_release_of_tvm_ffi_is_accepted(tmp_path):
-    import tvm_ffi
+def test_names_of_releases_do_not_matter(tmp_path):
+    """What the headers declare decides, not what the release that built it is called."""
+    assert load(variant(tmp_path / "any.so", edit("abi.tvm_ffi", "9.9.9")))["crop"]
 
-    version = ".".join(tvm_ffi.__version__.split(".")[:2]) + ".999"
-    assert load(variant(tmp_path / "patch.so", edit("abi.tvm_ffi", version)))["crop"]
+
+def test_headers_that_cannot_be_read(tmp_path, monkeypatch):
+    """A release without headers is refused, and the message says why."""
+    from tvm_ffi import libinfo
+
+    path = variant(tmp_path / "none.so", lambda contents: None)
+    abi.declared.cache_clear()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(libinfo, "find_dlpack_include_path", lambda: str(tmp_path))
+            with pytest.raises(LibraryError, match=r"cannot tell whether .*No such file"):
+                load(path)
+    finally:
+        abi.declared.cache_clear()
 
 
 def test_cpu_features_can_be_given(tmp_path):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from blockscale import specs
-from blockscale.base import host
+from blockscale.base import abi, host
 from blockscale.base.manifest import append_manifest
 from blockscale.cli import command as cli
 from blockscale.cli import common
@@ -59,7 +59,7 @@ def manifest() -> dict:
     return {
         "format": 1,
         "blockscale": "0.1.0",
-        "abi": {"tvm_ffi": "0.1.14.post0", "blockscale": 1},
+        "abi": {"tvm_ffi": "0.1.14.post0", "facts": abi.declared(), "blockscale": 1},
         "target": {"kind": "cpu", "level": "avx512", "features": ["avx512f"]},
         "built": {"date": "2026-01-01"},
         "functions": {NAME: entry},

@@ -1,6 +1,12 @@
 """FlashInfer's functions by its names: golden data, shapes, dtypes, conventions, refusals."""
 
+import copy
 import inspect
+import pickle
+import sys
+import warnings
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +14,8 @@ import torch
 
 import blockscale as bs
 from blockscale.compat import flashinfer as fi
+from blockscale.compat.flashinfer import errors as fi_errors
+from blockscale.compat.flashinfer import recipes as fi_recipes
 from blockscale.ops.checks import FP4
 from tests.kit.helpers import as_bytes, golden, one, rejects, same, same_bytes, widen
 from tests.reference import core as ref
@@ -232,7 +240,242 @@ def test_block_scale_interleave():
     same(widen(wide), flat.float().numpy())
 
 
+FP8 = torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize("block", [16, 32])
+def test_fp8_input(block):
+    """Codes and scales of ``input * 6 / global_scale``; experts, columns, scales of rows."""
+    x, g = (normal(10, 128, dtype=torch.float32) * 20).to(FP8), one(40.0)
+    ue8m0 = block == 32
+    packed, scale = fi.fp4_quantize(x, g, block, ue8m0, is_sf_swizzled_layout=False)
+    codes, byte = fused.byte_mode(as_bytes(x), block, "ue8m0" if ue8m0 else "e4m3", 40.0)
+    same_bytes(packed.numpy(), ref.pack(codes))
+    same_bytes(scale.numpy(), byte)
+    values = fi.e2m1_and_ufp8sf_scale_to_float(
+        packed, scale, 1 / g, block, int(not ue8m0), is_sf_swizzled_layout=False
+    )
+    meant = x.float() * 6 / (1 if ue8m0 else g)
+    meant = meant / g if ue8m0 else meant
+    error = (values / (g if ue8m0 else 1) - meant).norm() / meant.norm()
+    assert error < (0.2 if ue8m0 else 0.12)
+    each = torch.full((10,), 40.0)
+    rows = fi.fp4_quantize(x, each, block, ue8m0, is_sf_swizzled_layout=False)
+    same_bytes(rows[0].numpy(), packed.numpy())
+    same_bytes(rows[1].numpy(), scale.numpy())
+    if not ue8m0:
+        batch = fi.nvfp4_batched_quantize(torch.stack((x, x)), one(40.0))
+        same_bytes(batch[0][1].numpy(), packed.numpy())
+        same_bytes(fi.nvfp4_quantize(x, 40.0)[0].numpy(), packed.numpy())
+    else:
+        plain = fi.mxfp4_quantize(x)[0]
+        same_bytes(plain.numpy(), fi.mxfp4_quantize((x.float() * 6).half())[0].numpy())
+
+
+def test_scales_of_rows():
+    """One given for each row, as for that row alone; MXFP4 ignores them."""
+    x, g = normal(6, 64), torch.tensor([1.0, 3.0, 30.0, 300.0, 0.2, 7.0])
+    packed, scale = fi.fp4_quantize(x, g, is_sf_swizzled_layout=False)
+    again = fi.fp4_quantize(x, 1 / g, is_sf_swizzled_layout=False, is_global_scale_inversed=True)
+    for r in range(6):
+        alone = fi.fp4_quantize(x[r : r + 1], g[r : r + 1], is_sf_swizzled_layout=False)
+        same_bytes(packed[r].numpy(), alone[0][0].numpy())
+        same_bytes(scale[r].numpy(), alone[1][0].numpy())
+    assert (again[0] == packed).float().mean() > 0.99
+    for one_scale in (None, g):
+        same_bytes(
+            fi.fp4_quantize(x, one_scale, 32, True)[0].numpy(), fi.mxfp4_quantize(x)[0].numpy()
+        )
+
+
+RECIPES = [
+    (None, "none", 2688.0),
+    (fi.NVFP44Over6Config(), "mae", 2688.0),
+    (fi.NVFP44Over6Config(256, "mse"), "mse", 1536.0),
+    (fi.NVFP44Over6Config(448, 1, True), "mse_scaled", 2688.0),
+]
+
+
+@pytest.mark.parametrize(("recipe", "search", "span"), RECIPES, ids=[str(r[0]) for r in RECIPES])
+def test_per_token(recipe, search, span):
+    """Rows find their own scales; its reciprocal and the base belong together."""
+    x = normal(130, 128) * torch.logspace(-3, 3, 130, dtype=torch.bfloat16)[:, None]
+    x[7] = 0
+    base = fi.make_nvfp4_global_scale(x, True, nvfp4_4over6_config=recipe)
+    factor, stored, top = fused.token_scales(widen(x), base.numpy()[0])
+    assert base.item() == pytest.approx(1 / span)
+    if recipe is None:
+        each = zip(widen(x)[:, None], factor, strict=True)
+        made = [fused.exact_mode(row, 16, "e4m3", own) for row, own in each]
+        codes, byte = (np.concatenate(part) for part in zip(*made, strict=True))
+    else:
+        codes, byte = fused.four_over_six(widen(x), factor, search, span, top)
+    for layout, as_stored in (
+        (LAYOUTS.layout_linear, lambda scale: scale),
+        (LAYOUTS.layout_128x4, ref.swizzle),
+        (LAYOUTS.layout_8x4, fused.swizzle_8x4),
+    ):
+        packed, scale, row = fi.nvfp4_quantize(
+            x, base, layout, per_token_activation=True, nvfp4_4over6=recipe
+        )
+        same_bytes(packed.numpy(), ref.pack(codes))
+        same_bytes(scale.numpy(), as_stored(byte))
+        same(row.numpy(), stored)
+    more = fi.nvfp4_quantize(
+        *(x, base.item()),
+        backend="cute-dsl",
+        per_token_activation=True,
+        nvfp4_4over6=recipe,
+        out_scale=one(2.0),
+    )
+    same(more[2].numpy(), 2 * stored)
+    again = {"expanded_idx_to_permuted_idx": torch.arange(130, dtype=torch.int32)}
+    listed = fi.nvfp4_quantize(x, base, per_token_activation=True, nvfp4_4over6=recipe, **again)
+    same_bytes(listed[0].numpy(), packed.numpy())
+
+
+def test_per_token_in_a_graph():
+    """torch.compile sees one operator with three results."""
+    x, base = normal(5, 64), one(1 / 2688)
+
+    def run(x, base):
+        return fi.nvfp4_quantize(x, base, per_token_activation=True, nvfp4_4over6=None)
+
+    torch._dynamo.reset()
+    got = torch.compile(run, backend="aot_eager", fullgraph=True)(x, base)
+    for made, want in zip(got, run(x, base), strict=True):
+        assert torch.equal(made, want)
+
+
+SETTINGS = [
+    ({}, None),
+    ({"": "1"}, fi.NVFP44Over6Config()),
+    ({"": "true"}, None),
+    ({"": "1", "_ERR_MODE": "mse"}, fi.NVFP44Over6Config(err_mode="MSE")),
+    ({"": "1", "_E4M3_USE_256": "1"}, fi.NVFP44Over6Config(256)),
+    (
+        {"": "1", "_ERR_USE_FAST_MATH": "1", "_E4M3_USE_256": "0"},
+        fi.NVFP44Over6Config(err_use_fast_math=True),
+    ),
+]
+
+
+@pytest.mark.parametrize(("said", "recipe"), SETTINGS, ids=[str(said) for said, _ in SETTINGS])
+def test_environment(monkeypatch, said, recipe):
+    """Read at every call that leaves the argument out, with a warning; not merged with one."""
+    for suffix, value in said.items():
+        monkeypatch.setenv(f"FLASHINFER_NVFP4_4OVER6{suffix}", value)
+    x, g = normal(8, 256, seed=4), one(300.0)
+    warned = nullcontext() if recipe is None else pytest.warns(FutureWarning, match="nvfp4_4over6=")
+    with warned:
+        assert fi.resolve_nvfp4_4over6() == recipe
+    with warned if recipe is None else pytest.warns(FutureWarning, match=r"OVER6") as caught:
+        left_out = fi.fp4_quantize(x, g)
+    assert recipe is None or caught[0].filename == __file__
+    explicit = fi.fp4_quantize(x, g, nvfp4_4over6=recipe)
+    other = fi.fp4_quantize(x, g, nvfp4_4over6=None if recipe else fi.NVFP44Over6Config())
+    for got, want in zip(left_out, explicit, strict=True):
+        same_bytes(got.numpy(), want.numpy())
+    assert (left_out[1] != other[1]).any()
+    fp8 = x.to(FP8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        fi.fp4_quantize(fp8, g)  # ignored, as FlashInfer's CUDA kernels do
+        if recipe is not None:
+            with pytest.raises(ValueError, match="float8_e4m3fn"):
+                fi.fp4_quantize(fp8, g, backend="cute-dsl")
+        fi.mxfp4_quantize(x)
+
+
+def test_recipes():
+    """Names of modes, what is refused, copies."""
+    recipe = fi.NVFP44Over6Config(256, "mse", True)
+    assert recipe.err_mode is fi.NVFP44Over6ErrMode.MSE
+    assert recipe.err_mode_name == "MSE"
+    assert fi_recipes.searched(recipe) == "mse_scaled"
+    assert fi_recipes.searched(fi.NVFP44Over6Config(256)) == "mae"
+    known = {"NVFP44Over6Config": fi.NVFP44Over6Config, "NVFP44Over6ErrMode": fi.NVFP44Over6ErrMode}
+    for one_of_them in (recipe, fi.NVFP44Over6Config()):
+        assert eval(repr(one_of_them), known) == one_of_them
+        assert hash(copy.deepcopy(one_of_them)) == hash(one_of_them)
+    assert repr(fi.NVFP44Over6Config()) == "NVFP44Over6Config()"
+    assert pickle.loads(pickle.dumps(fi_recipes.UNSET)) is fi_recipes.UNSET
+    for bad, words in ((300, "256 or 448"), (448, "MAE or MSE")):
+        with pytest.raises(ValueError, match=words):
+            fi.NVFP44Over6Config(bad, "MAE" if bad == 300 else "MAX")
+    x = normal(4, 64)
+    assert fi.make_nvfp4_global_scale(x, False, 3.0).item() == 3.0
+    assert fi.make_nvfp4_global_scale(x, False).item() == pytest.approx(2688 / x.abs().max().item())
+    zeros = fi.make_nvfp4_global_scale(torch.zeros(2, 16), False)
+    assert zeros.item() == torch.finfo(torch.float32).max
+
+
+def test_silu_and_experts_with_a_recipe():
+    """Other quantisers take the recipe as well: each expert as alone."""
+    recipe = fi.NVFP44Over6Config(err_mode="MSE")
+    mask, g = torch.tensor([9, 5], dtype=torch.int32), torch.tensor([300.0, 500.0])
+    for gated in (False, True):
+        a = normal(2, 9, 256 if gated else 128)
+        run = fi.silu_and_mul_scaled_nvfp4_experts_quantize if gated else None
+        packed, _ = (run or fi.scaled_fp4_grouped_quantize)(a, mask, g, nvfp4_4over6=recipe)
+        single = fi.silu_and_mul_nvfp4_quantize if gated else fi.fp4_quantize
+        for e, rows in enumerate(mask.tolist()):
+            part = a[e, :rows].contiguous()
+            alone = single(part, g[e : e + 1], nvfp4_4over6=recipe)[0]
+            same_bytes(packed[:rows, :, e].numpy(), alone.numpy())
+            assert (alone != single(part, g[e : e + 1], nvfp4_4over6=None)[0]).any()
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+def test_shuffle(per_token):
+    """Of every 32 rows, row 4 i + j goes to place 8 j + i; scales and rows' scales go with it."""
+    x = normal(256, 128)
+    base = 1 / 2688 if per_token else 300.0
+    options = {"per_token_activation": per_token, "nvfp4_4over6": None}
+    plain = fi.nvfp4_quantize(x, base, LAYOUTS.layout_linear, **options)
+    shuffled = fi.nvfp4_quantize(x, base, do_shuffle=True, **options)
+    places = [32 * (r // 32) + 8 * (r % 4) + r % 32 // 4 for r in range(256)]
+    for got, want in zip(shuffled, plain, strict=True):
+        linear = got.numpy()
+        if got.dtype == torch.uint8 and got.shape[1] == 8:
+            linear = ref.unswizzle(linear, 256, 8)
+        assert (linear[places] == want.numpy()).all()
+    rows = torch.arange(32)[:, None].expand(32, 4).to(torch.uint8)
+    sixteen = fi.shuffle_matrix_a(rows, 64)[:, 0].tolist()
+    assert sixteen[:16] == [0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15]
+
+
+@pytest.mark.parametrize("layout", [(True, False), (True, True), (False, False)])
+@pytest.mark.parametrize(("block", "kind"), [(16, 0), (32, 1)])
+def test_other_pairs_are_dequantised(block, kind, layout):
+    """UE8M0 scales of 16 elements, E4M3 scales of 32, in every layout."""
+    rng = np.random.default_rng(0)
+    codes, blocks = rng.integers(0, 16, (10, 96)).astype(np.uint8), 96 // block
+    byte = rng.integers(1, 120, (10, blocks)).astype(np.uint8)
+    swizzled, eight = layout
+    stored = byte if not swizzled else fused.swizzle_8x4(byte) if eight else ref.swizzle(byte)
+    got = fi.e2m1_and_ufp8sf_scale_to_float(
+        *(torch.from_numpy(ref.pack(codes)), torch.from_numpy(np.ascontiguousarray(stored))),
+        *(one(0.5), block, kind, swizzled, eight),
+    )
+    scale = ref.e4m3_decode(byte) * 0.5 if kind else ref.ue8m0_decode(byte)
+    want = ref.e2m1_decode(codes) * np.repeat(scale, block, axis=-1)
+    same(got.numpy(), want.astype(np.float32))
+
+
+def test_interleave_into_a_buffer():
+    """The caller's memory is filled and returned."""
+    for scale in (torch.randint(0, 256, (130, 11)).byte(), normal(2, 130, 11)):
+        want = fi.block_scale_interleave(scale)
+        out = torch.empty_like(want)
+        assert fi.block_scale_interleave(scale, out=out).data_ptr() == out.data_ptr()
+        assert torch.equal(out, want)
+    with pytest.raises(ValueError, match="out has shape"):
+        fi.block_scale_interleave(scale, out=out[:512])
+
+
 X, G = normal(4, 64), one(1)
+RECIPE = fi.NVFP44Over6Config()
 
 
 @pytest.mark.parametrize(
@@ -241,20 +484,54 @@ X, G = normal(4, 64), one(1)
         (lambda: fi.fp4_quantize(X), ValueError, "global_scale is missing"),
         (lambda: fi.fp4_quantize(X, G, 8), NotImplementedError, "sf_vec_size=8"),
         (lambda: fi.fp4_quantize(X, G, 32), ValueError, "sf_use_ue8m0"),
-        (lambda: fi.fp4_quantize(X, torch.ones(4)), NotImplementedError, "4 elements"),
+        (lambda: fi.fp4_quantize(X, torch.ones(3)), ValueError, r"shape \[3\]"),
+        (lambda: fi.fp4_quantize(X, G, backend="trtllm"), ValueError, "backend='trtllm'"),
         (
-            lambda: fi.fp4_quantize(X.to(torch.float8_e4m3fn), G),
-            NotImplementedError,
+            lambda: fi.fp4_quantize(X, None, 32, True, nvfp4_4over6=RECIPE),
+            ValueError,
+            "E4M3 scales",
+        ),
+        (
+            lambda: fi.fp4_quantize(X.to(torch.float8_e4m3fn), G, nvfp4_4over6=RECIPE),
+            ValueError,
             "float8_e4m3fn",
         ),
+        (lambda: fi.fp4_quantize(X, G, nvfp4_4over6="MAE"), TypeError, "is a str"),
         (lambda: fi.fp4_quantize(X.float(), G), TypeError, "float32"),
         (lambda: fi.fp4_quantize(X[:, :40], G), ValueError, "multiple of 16"),
-        (lambda: fi.nvfp4_quantize(X, G, do_shuffle=True), NotImplementedError, "do_shuffle"),
+        (lambda: fi.nvfp4_quantize(X, G, do_shuffle=True), ValueError, "4 rows"),
         (
-            lambda: fi.nvfp4_quantize(X, G, per_token_activation=True),
-            NotImplementedError,
-            "per_token_activation",
+            lambda: fi.nvfp4_quantize(X, G, LAYOUTS.layout_linear, True),
+            ValueError,
+            "do_shuffle=True needs",
         ),
+        (lambda: fi.nvfp4_quantize(X, G, sf_vec_size=32), ValueError, "sf_vec_size=32"),
+        (lambda: fi.nvfp4_quantize(X, G, backend="cake"), ValueError, "needs per_token"),
+        (lambda: fi.nvfp4_quantize(X, G, out_scale=G), ValueError, "out_scale needs"),
+        (
+            lambda: fi.nvfp4_quantize(X, G, expanded_idx_to_permuted_idx=torch.arange(4)),
+            ValueError,
+            "needs per_token_activation",
+        ),
+        (
+            lambda: fi.nvfp4_quantize(X, 1 / 2688, per_token_activation=True, out_scale=G),
+            ValueError,
+            "does not go with backend='cuda'",
+        ),
+        (
+            lambda: fi.nvfp4_quantize(
+                X, 1 / 2688, per_token_activation=True, nvfp4_4over6=fi.NVFP44Over6Config(256)
+            ),
+            ValueError,
+            "the recipe .* implies 0.00065",
+        ),
+        (
+            lambda: fi.nvfp4_quantize(X.to(torch.float8_e4m3fn), G, per_token_activation=True),
+            NotImplementedError,
+            "needs bfloat16 or float16",
+        ),
+        (lambda: fi.shuffle_matrix_a(X, 128), ValueError, "4 rows"),
+        (lambda: fi.shuffle_matrix_sf_a(X[:, :8], 64), ValueError, "multiple of 128"),
         (lambda: fi.nvfp4_batched_quantize(X, G), ValueError, "3 dimension"),
         (
             lambda: fi.scaled_fp4_grouped_quantize(X[None], torch.ones(1).int(), torch.ones(3)),
@@ -286,6 +563,22 @@ def test_refusals(call, error, words):
             call()
 
 
+def test_theirs_is_caught(monkeypatch):
+    """A program that has FlashInfer catches its class, too; ours is one and the same otherwise."""
+
+    class BackendSupportedError(Exception):
+        pass
+
+    utils = SimpleNamespace(BackendSupportedError=BackendSupportedError)
+    monkeypatch.setitem(sys.modules, "flashinfer.utils", utils)
+    for error in (BackendSupportedError, ValueError, fi_errors.BadValueError):
+        with pytest.raises(error, match="backend='trtllm'"):
+            fi.fp4_quantize(X, G, backend="trtllm")
+    with pytest.raises(BackendSupportedError, match="is a str"):
+        fi.fp4_quantize(X, G, nvfp4_4over6="MAE")
+
+
+LEFT_OUT = "nvfp4_4over6=<left out: FLASHINFER_NVFP4_4OVER6 decides>"
 SIGNATURES = {
     "add_rmsnorm_fp4quant": "input residual weight y_fp4=None block_scale=None global_scale=None "
     "eps=1e-06 block_size=16 scale_format=None is_sf_swizzled_layout=False "
@@ -294,12 +587,17 @@ SIGNATURES = {
     "block_size=16 scale_format=None is_sf_swizzled_layout=False enable_pdl=None",
     "fp4_quantize": "input global_scale=None sf_vec_size=16 sf_use_ue8m0=False "
     "is_sf_swizzled_layout=True is_sf_8x4_layout=False is_global_scale_inversed=False "
-    "enable_pdl=None backend='cuda'",
-    "nvfp4_batched_quantize": "a a_global_sf sf_vec_size=16",
-    "scaled_fp4_grouped_quantize": "a mask a_global_sf",
-    "silu_and_mul_scaled_nvfp4_experts_quantize": "a mask a_global_sf",
+    f"enable_pdl=None backend='cuda' {LEFT_OUT}",
+    "nvfp4_quantize": "a a_global_sf sfLayout=<SfLayout.layout_128x4: 0> do_shuffle=False "
+    "sf_vec_size=16 enable_pdl=None backend='cuda' per_token_activation=False "
+    f"expanded_idx_to_permuted_idx=None out_scale=None {LEFT_OUT}",
+    "nvfp4_batched_quantize": f"a a_global_sf sf_vec_size=16 {LEFT_OUT}",
+    "scaled_fp4_grouped_quantize": f"a mask a_global_sf {LEFT_OUT}",
+    "silu_and_mul_scaled_nvfp4_experts_quantize": f"a mask a_global_sf {LEFT_OUT}",
+    "make_nvfp4_global_scale": "input_tensor per_token_activation global_scale=None "
+    "nvfp4_4over6_config=None",
     "silu_and_mul_nvfp4_quantize": "input global_scale sf_vec_size=16 is_sf_swizzled_layout=True "
-    "is_sf_8x4_layout=False enable_pdl=None",
+    f"is_sf_8x4_layout=False enable_pdl=None {LEFT_OUT}",
     "mxfp4_dequantize_host": "weight scale group_size=32",
 }
 

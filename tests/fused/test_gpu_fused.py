@@ -13,6 +13,7 @@ from blockscale.emulator import run_module
 from blockscale.lower import cuda, nvcc
 from blockscale.schedules.fused import gpu as gpu_fused
 from blockscale.specs import Param, Spec
+from tests.fused import test_act_options as options
 from tests.fused import test_act_quantize as acts
 from tests.fused import test_norm_quantize as norms
 from tests.kit import fused_kernels
@@ -192,6 +193,38 @@ def test_activation(use, arch, rows, blocks, name):
     use(arch)
     spec = Spec.parse(name)
     acts.check(spec, acts.inputs(spec, rows, blocks, seed=rows))
+
+
+OPTIONS = [
+    (SM90, 5, 9, "quantize_nvfp4_fi_f8"),
+    (SM100, 130, 4, "quantize_mxfp4_128x4_fi_f8"),
+    (SM90, 7, 5, "quantize_nvfp4_rows_128x4_fi_bf16"),
+    (SM90, 9, 6, "quantize_nvfp4_4over6_mae_fi_bf16"),
+    (SM100, 9, 6, "quantize_nvfp4_4over6_mse_scaled_8x4_fi_f16"),
+    (SM90, 130, 7, "quantize_nvfp4_token_128x4_fi_f16"),
+    (SM90, 3, 300, "quantize_nvfp4_token_fi_bf16"),
+    (SM100, 9, 6, "quantize_nvfp4_token_4over6_mse_fi_bf16"),
+    (SM90, 9, 6, "quantize_nvfp4_token_4over6_mae_scaled_8x4_fi_f16"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arch", "rows", "blocks", "name"),
+    few(OPTIONS, every=3),
+    ids=[f"{n}-{r}" for _, r, _, n in OPTIONS],
+)
+def test_options(use, arch, rows, blocks, name):
+    """FP8 input, scales of rows, searches; rows of more blocks than a CTA has threads."""
+    use(arch)
+    spec = Spec.parse(name)
+    options.check(spec, options.inputs(spec, rows, blocks, seed=rows))
+
+
+def test_special_options(use):
+    """NaN, infinity and the ends of the range, in rows that find their scale."""
+    use(SM90)
+    options.test_ends_of_the_range("bf16", "_4over6_mse")
+    options.test_not_a_number()
 
 
 @pytest.mark.parametrize("cols", [48, 50, 65])

@@ -95,6 +95,76 @@ def exact_mode(
     return codes, byte
 
 
+def byte_mode(
+    x: Array, block: int, scale_format: str, gs: Array | float
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return codes and scale bytes of E4M3 bytes [rows, cols] as FlashInfer takes them."""
+    g = np.broadcast_to(np.asarray(gs, f32).reshape(-1, 1), (len(x), 1))
+    with np.errstate(all="ignore"):
+        a = (ref.e4m3_decode(x).astype(f32) * (f32(6) * (f32(1) / g))).astype(np.float16)
+        a = a.astype(f32)
+        amax = np.max(np.abs(a.reshape(len(a), a.shape[1] // block, block)), axis=-1)
+        s = g * (amax * SIXTH)
+        e4m3 = scale_format == "e4m3"
+        byte = ref.e4m3_encode(s) if e4m3 else ref.ue8m0_encode_ceil(s)
+        value = ref.e4m3_decode(byte).astype(f32)
+        if not e4m3:
+            value = np.where(byte == 255, np.nan, np.ldexp(1.0, byte.astype(int) - 127)).astype(f32)
+        factor = np.where(byte == 0, f32(0), g * (f32(1) / value))
+        codes = ref.e2m1_encode(a * np.repeat(factor, block, axis=-1))
+    return codes, byte.astype(np.uint8)
+
+
+def token_scales(x: Array, base: float) -> tuple[NDArray[np.float32], ...]:
+    """Return per row: the factor of its values, what is stored, its largest magnitude (no NaN)."""
+    with np.errstate(all="ignore"):
+        top = np.fmax.reduce(np.abs(x), axis=-1, initial=f32(0))
+        factor = np.minimum((f32(1) / f32(base)) / top, np.finfo(f32).max)
+        factor = np.where(factor > 0, factor, f32(1))
+        stored = np.where(top > 0, f32(1) / factor, f32(0))
+    return factor, stored, top
+
+
+def four_over_six(
+    x: Array, gs: Array | float, search: str, span: float = 0.0, top: Array | None = None
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return codes and scale bytes of FlashInfer's search, in its exact mode; see the op.
+
+    ``gs``: one number or one per row; ``top``: maxima of rows, for errors as "token" has them.
+    """
+    codes, byte = np.zeros(x.shape, np.uint8), np.zeros((len(x), x.shape[1] // 16), np.uint8)
+    scales = np.broadcast_to(np.asarray(gs, f32), (len(x),))
+    with np.errstate(all="ignore"):
+        for r, row in enumerate(x.reshape(len(x), -1, 16)):
+            g = scales[r]
+            for b, values in enumerate(row):
+                most = np.max(np.abs(values))
+                if most == 0:
+                    continue
+                first = (most / f32(6)) * g
+                tried = []
+                for s in (first, first * f32(1.5)):
+                    one = ref.e4m3_encode(s.reshape(1))
+                    value = ref.e4m3_decode(one).astype(f32)[0]
+                    factor = np.minimum(f32(1) / (value * (f32(1) / g)), np.finfo(f32).max)
+                    own = ref.e2m1_encode(values * factor)
+                    weighed = ref.e2m1_decode(own).astype(f32) * value
+                    error = f32(0)
+                    for w, v in zip(weighed, values, strict=True):
+                        if search.endswith("_scaled"):
+                            d = w - v * g
+                        elif top is not None:
+                            d = (w * top[r]) / f32(span) - v
+                        else:
+                            d = w * (f32(1) / g) - v
+                        error = error + (d * d if search.startswith("mse") else abs(d))
+                    tried.append((error, own, one[0]))
+                _, codes[r, 16 * b : 16 * b + 16], byte[r, b] = tried[
+                    int(tried[1][0] < tried[0][0])
+                ]
+    return codes, byte
+
+
 def divide_mode(
     x: Array, block: int, scale_format: str, g: float
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

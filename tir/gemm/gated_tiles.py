@@ -143,7 +143,7 @@ def gated_tiles(
                         h[vk] = activated(
                             rule.activation, dtype, gate[vk], up[vk], numbers if swiglu else None
                         )
-                encode(h, own_scale, magnitude, amax, byte, factor, code, pair, i64(0))
+                encode(h, own_scale, magnitude, amax, byte, factor, code, pair, i64(0), ())
                 for j in range(half):
                     with T.sblock("store_codes"):
                         vj = T.axis.spatial(half, j)

@@ -107,7 +107,7 @@ def grouped_gemm_act(
                 pair = T.sblock_alloc_buffer((rows, unit, blocks, half), "uint8")
                 steps = T.meta_var((magnitude, amax, byte, factor, code, pair))
                 activate(c, used, h, rows, unit, inner, numbers)
-                encode(h, own_scale, used, *steps, packed, rows, unit, blocks)
+                encode(h, own_scale, used, *steps, packed, rows, unit, blocks, ())
                 store(byte, block_scale, used, scale_row, start, count, rows, scales_height)
 
     main = keep_params(main, [param.name for param in spec.params()])

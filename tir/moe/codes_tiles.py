@@ -226,7 +226,7 @@ def _encode(own: ActQuantize | MxFp8Rule) -> Any:
             with T.sblock("own_scale"):
                 vo = T.axis.spatial(one, i)
                 own_scale[vo] = a2_scale[vo]
-        four(h, own_scale, magnitude, amax, byte, factor, code, codes, i64(0))
+        four(h, own_scale, magnitude, amax, byte, factor, code, codes, i64(0), ())
 
     return codes_of_4_bits
 

@@ -20,14 +20,17 @@ _SCHEMA = (
     "(Tensor input, Tensor? mask, Tensor! y_fp4, Tensor! block_scale, Tensor? global_scale, "
     "SymInt block_size, str? scale_format, str layout, bool? enable_pdl, float[] scalars) -> ()"
 )
+_FI_SCHEMA = _SCHEMA.replace("Tensor? global_scale", "Tensor!? row_scale, Tensor? global_scale")
+_FI_SCHEMA = _FI_SCHEMA.replace("scalars)", "scalars, str scaling, str search)")
 LAYOUTS = ("linear", "128x4", "8x4")
 
 
-class ActOp(call.Op[tuple[Tensor, Tensor]]):
+class ActOp(call.Op[tuple[Tensor, ...]]):
     """One of the functions that quantise activations; with its operator.
 
     Its options are (block_size, scale_format, layout, enable_pdl), given are (input, mask, y_fp4,
-    block_scale, global_scale, scalars); see `silu_and_mul_fp4quant`.
+    block_scale, global_scale, scalars); see `silu_and_mul_fp4quant`.  FlashInfer's may have two
+    more options, scaling and search of `ActQuantize`, and a third result, the scales of rows.
 
     Attributes:
         activation: see `ActQuantize`.
@@ -55,50 +58,62 @@ class ActOp(call.Op[tuple[Tensor, Tensor]]):
         self.codes = codes
         self.flat = flat
         self.names = names
-        call.define(name, _SCHEMA, self.operate)
+        plain = convention == "divide"
+        call.define(name, _SCHEMA if plain else _FI_SCHEMA, self.operate)
 
     def operate(self, *arguments: Any) -> None:
         """Run the operator, or check its arguments where they have no data."""
+        row: list[Tensor] = []
+        more: tuple[str, ...] = ()
+        if self.convention != "divide":
+            row = [tensor for tensor in arguments[4:5] if tensor is not None]
+            arguments, more = (*arguments[:4], *arguments[5:-2]), arguments[-2:]
         *tensors, block_size, chosen, layout, enable_pdl, scalars = arguments
-        options, given = (block_size, chosen, layout, enable_pdl), (*tensors, tuple(scalars))
+        options = block_size, chosen, layout, enable_pdl, *more
+        given = *tensors, tuple(scalars), *row
         if checks.has_data():
             self.run(options, given)
         else:
             self.spec(options, given)
             self.check_tensors(options, given)
 
-    def recorded(self, options: Any, given: Any) -> tuple[Tensor, Tensor]:
+    def recorded(self, options: Any, given: Any) -> tuple[Tensor, ...]:
         """Return the results of the operator."""
-        block_size, chosen, layout, enable_pdl = options
-        input, mask, y_fp4, _, global_scale, scalars = given
+        block_size, chosen, *others = options
+        input, mask, y_fp4, _, global_scale, scalars, *_ = given
         chosen = checks.scale_format(self.name, block_size, chosen)
-        options = block_size, chosen, layout, enable_pdl
+        options = block_size, chosen, *others
         # Inductor (torch 2.13) cannot allocate float4_e2m1fn_x2; it can view bytes as such.
-        codes, scale = self.outputs(options, given, torch.uint8)
-        tensors = input, mask, codes, scale, global_scale
-        call.operator(self.name)(*tensors, *options, list(scalars))
-        return codes.view(self.codes) if y_fp4 is None else codes, scale
+        codes, scale, *row = self.outputs(options, given, torch.uint8)
+        tensors: list[Tensor | None] = [input, mask, codes, scale]
+        more: tuple[str, ...] = ()
+        if self.convention != "divide":
+            tensors.append(row[0] if row else None)
+            more = _more(options)
+        call.operator(self.name)(*tensors, global_scale, *options[:4], list(scalars), *more)
+        return codes.view(self.codes) if y_fp4 is None else codes, scale, *row
 
     def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
         """Return what the kernel takes."""
-        x, mask, codes, scale, g, scalars = given
+        row: list[Tensor]
+        x, mask, codes, scale, g, scalars, *row = given
         if codes is None or scale is None:
-            codes, scale = self.outputs(options, given, self.codes)
+            codes, scale, *row = self.outputs(options, given, self.codes)
         rows = scale
         if options[2] != "linear" and getattr(scale, "ndim", 0) == 1:
             rows = checks.tiles(scale, round_up(self.sizes(x)[1] // options[0], 4))
         if not self.grouped:
             given = (x, g, *scalars, codes, rows) if scalars else (x, g, codes, rows)
-            return given, (codes, scale)
+            return (*given, *row), (codes, scale, *row)
         mask = _full_mask(x) if mask is None else mask
         return (x, mask, g, *scalars, codes, rows), (codes, scale)
 
     def check(self, options: Any, given: Any) -> Checked:
         """Return the call with flattened rows, but for experts."""
         spec = self.spec(options, given)
-        x, mask, _, _, g, scalars = given
-        codes, scale = self.outputs(options, given, self.codes)
-        self.check_tensors(options, (x, mask, codes, scale, g, scalars))
+        x, mask, _, _, g, scalars, *_ = given
+        codes, scale, *row = self.outputs(options, given, self.codes)
+        self.check_tensors(options, (x, mask, codes, scale, g, scalars, *row))
         lead, cols = self.sizes(x)
         flat = lead if self.grouped else (prod(lead),)
         shape: tuple[int, ...] = (*flat, cols // options[0])
@@ -109,9 +124,9 @@ class ActOp(call.Op[tuple[Tensor, Tensor]]):
         elif options[2] != "linear":
             shape = _padded(flat[0], shape[-1], options[2])
         if g is not None and not self.grouped:
-            g = g.reshape(1)
+            g = g.reshape(-1)
         arguments += [g, *map(float, scalars), codes.view(*flat, cols // 2), scale.view(shape)]
-        return Checked(spec, tuple(arguments), (codes, scale), options[3])
+        return Checked(spec, (*arguments, *row), (codes, scale, *row), options[3])
 
     def sizes(self, x: Tensor) -> tuple[tuple[int, ...], int]:
         """Return the leading dimensions of ``x``, and the columns of what is quantised."""
@@ -130,10 +145,13 @@ class ActOp(call.Op[tuple[Tensor, Tensor]]):
         flat = (padded[0] * padded[1],)
         return (flat, padded) if self.flat else (padded, flat)
 
-    def outputs(self, options: Any, given: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return codes and scales: those given, the others new, codes of ``dtype``."""
-        block_size, chosen, layout, _ = options
-        input, _, y_fp4, block_scale, *_ = given
+    def outputs(self, options: Any, given: Any, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """Return codes, scales and, of "token", those of rows: given ones, or new ones.
+
+        ``dtype``: of new codes.
+        """
+        block_size, chosen, layout, *_ = options
+        input, _, y_fp4, block_scale, _, _, *row = given
         lead, cols = self.sizes(input)
         if y_fp4 is None:
             y_fp4 = input.new_empty((*lead, cols // 2), dtype=dtype)
@@ -141,17 +159,23 @@ class ActOp(call.Op[tuple[Tensor, Tensor]]):
             dtype = SCALE_DTYPES[chosen or SCALE_FORMAT[block_size]][0]
             shape = self.scale_shapes(lead, cols // block_size, layout)[0]
             block_scale = input.new_empty(shape, dtype=dtype)
-        return y_fp4, block_scale
+        if _more(options)[0] != "token":
+            return y_fp4, block_scale
+        if not row:
+            row = [input.new_empty((prod(lead),), dtype=torch.float32)]
+        return y_fp4, block_scale, row[0]
 
     def spec(self, options: Any, given: Any) -> ActQuantize | Quantize:
         """Return the spec of a call after the checks of its options and of ``input``."""
-        where, (block, chosen, layout, _) = self.name, options
+        where, (block, chosen, layout, *_) = self.name, options
         chosen = checks.scale_format(where, block, chosen)
         checks.choice(where, "layout", layout, LAYOUTS)
         for name, value in zip(("alpha", "beta", "limit"), given[5], strict=False):
             checks.number(where, name, value, 0 if name == "limit" else -inf)
         source = self.names[0]
-        x = checks.tensor(where, source, given[0], checks.SIXTEEN_BIT)
+        bytes_too = self.convention != "divide" and self.activation == "none"
+        dtypes = (*checks.SIXTEEN_BIT, torch.float8_e4m3fn) if bytes_too else checks.SIXTEEN_BIT
+        x = checks.tensor(where, source, given[0], dtypes)
         if self.grouped and x.dim() != 3:
             raise ValueError(
                 f"{where}: {source} has shape {list(x.shape)}, but must have 3 dimensions, "
@@ -170,12 +194,12 @@ class ActOp(call.Op[tuple[Tensor, Tensor]]):
         if plain and name in QUANTIZED and layout != "8x4":
             return Quantize(name, dtype, layout)
         shape = layout, self.grouped, self.convention
-        return ActQuantize(self.activation, block, chosen, dtype, *shape)
+        return ActQuantize(self.activation, block, chosen, dtype, *shape, *options[4:])
 
     def check_tensors(self, options: Any, given: Any) -> None:
         """Check all tensors but ``input``, outputs included."""
-        block, chosen, layout, _ = options
-        x, mask, codes, scale, g, _ = given
+        block, chosen, layout, *_ = options
+        x, mask, codes, scale, g, _, *row = given
         lead, cols = self.sizes(x)
 
         where, (source, packed) = self.name, self.names
@@ -183,12 +207,23 @@ class ActOp(call.Op[tuple[Tensor, Tensor]]):
             checks.like(where, "mask", mask, (torch.int32,), source, x, lead[:1])
         if self.grouped and g is not None:
             checks.like(where, "global_scale", g, (torch.float32,), source, x, lead[:1])
+        elif g is not None and _more(options)[0] == "rows":
+            rows = (prod(lead),)
+            checks.like(where, "global_scale", g, (torch.float32,), source, x, rows)
         elif not self.grouped:
             checks.one_element(where, "global_scale", g, source, x)
+        if row:
+            rows = (prod(lead),)
+            checks.like(where, "row_scale", row[0], (torch.float32,), source, x, rows, output=True)
         half, dtypes = (*lead, cols // 2), SCALE_DTYPES[chosen or SCALE_FORMAT[block]]
         checks.like(where, packed, codes, checks.PACKED, source, x, half, output=True)
         shapes = self.scale_shapes(lead, cols // block, layout)
         checks.like(where, "block_scale", scale, dtypes, source, x, *shapes, output=True)
+
+
+def _more(options: tuple[Any, ...]) -> tuple[str, ...]:
+    """Return scaling and search."""
+    return options[4:] or ("one", "none")
 
 
 def _full_mask(input: Tensor) -> Tensor:
@@ -216,7 +251,7 @@ def silu_and_mul_fp4quant(
     scale_format: str | None = None,
     is_sf_swizzled_layout: bool = False,
     enable_pdl: bool | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Return FP4 codes and block scales of ``silu(gate) * up``, rounded once to input's dtype.
 
     Args:
@@ -239,7 +274,7 @@ def gelu_tanh_and_mul_fp4quant(
     scale_format: str | None = None,
     is_sf_swizzled_layout: bool = False,
     enable_pdl: bool | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Return FP4 codes and block scales of ``gelu(gate) * up``, GELU in its tanh form.
 
     Arguments and results as in `silu_and_mul_fp4quant`.
@@ -262,7 +297,7 @@ def swiglu_fp4quant(
     alpha: float = 1.702,
     beta: float = 1.0,
     limit: float = 7.0,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Return FP4 codes and block scales of gpt-oss's SwiGLU.
 
     That is ``g * sigmoid(alpha * g) * (u + beta)`` of ``g = min(gate, limit)`` and
@@ -282,7 +317,7 @@ def grouped_quantize(
     block_size: int = 16,
     scale_format: str | None = None,
     enable_pdl: bool | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Return FP4 codes and block scales of the rows of every expert that are in use.
 
     Args:
@@ -310,7 +345,7 @@ def silu_and_mul_grouped_fp4quant(
     block_size: int = 16,
     scale_format: str | None = None,
     enable_pdl: bool | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Return FP4 codes and block scales of ``silu(gate) * up`` of every expert's rows in use.
 
     Args:

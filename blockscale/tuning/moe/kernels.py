@@ -22,7 +22,7 @@ FOLDER = "kernels"
 
 
 def export(func: Any, arch: str, out: Path) -> None:
-    """Compile the kernel of a scheduled `moe_tiles`, unless it is there; write plan and code.
+    """Compile the kernel of a scheduled `moe_tiles`, unless it is there; write what a launch needs, and the code.
 
     Raises:
         LoweringError: it is no schedule of such a GEMM.
@@ -38,7 +38,7 @@ def export(func: Any, arch: str, out: Path) -> None:
 
 
 class Launch(NamedTuple):
-    """What a launch needs to know of a kernel: its tile, threads, dynamic shared memory in bytes."""
+    """What a launch needs: the tile, threads, dynamic shared memory in bytes."""
 
     rows: int
     tokens: int
