@@ -27,6 +27,7 @@ from blockscale.tir.intrin import fragments, warp
 ROW = 64
 """Channels of a block of a row of x."""
 
+
 def linear_sketches(spec: Linear, rows: int, level: str) -> list[Sketch]:
     """Sketches of `linear_tiles` for about ``rows`` rows of x, the default's first."""
     arch = GPU_TARGETS[level]

@@ -173,9 +173,7 @@ def tensorize_product(
     sch.decompose_reduction(product, stage)
     block = sch.blockize(last_loops(sch, product, 3)[0], preserve_unit_iters=False)
     wgmma = tile.unit == "wgmma"
-    sch.tensorize(
-        block, warp.wgmma(tile.tokens, weight.dtype) if wgmma else warp.mma(weight.dtype)
-    )
+    sch.tensorize(block, warp.wgmma(tile.tokens, weight.dtype) if wgmma else warp.mma(weight.dtype))
     if product is not total:
         sch.decompose_reduction(total, last_loops(sch, total, 4)[0])
 
@@ -194,7 +192,9 @@ def by_rows(
         sch.set_scope(sch.get_sblock(name), 0, fragments.SMEM)
     sch.set_scope(sch.get_sblock("decode"), 0, fragments.LOCAL)
     # Tiles of an expert follow each other, in them those of its rows: weights come once from memory.
-    last = tiles(sch, tile, lambda group, token, row: (group, row, token) if table else (row, group, token))
+    last = tiles(
+        sch, tile, lambda group, token, row: (group, row, token) if table else (row, group, token)
+    )
     for block in (total, *([product] if product is not total else [])):
         sch.compute_at(block, last, preserve_unit_loops=True)
     fragment = _fragment(sch, product) if tile.unit == "mma" else None

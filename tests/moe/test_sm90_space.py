@@ -1,4 +1,4 @@
-"""The space of MoE GEMMs on Hopper: every point is legal, and is read back as it was drawn."""
+"""The space of MoE GEMMs on Hopper: every point is legal, and the kernel is as it was drawn."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -14,12 +14,14 @@ from blockscale.base.errors import LoweringError
 from blockscale.base.targets import GPU_TARGETS, WGMMA
 from blockscale.building.space import new_schedule, replay, trace_json
 from blockscale.catalog import moe as catalog_moe
-from blockscale.lower.moe.read import read
+from blockscale.catalog.moe import tile_of
+from blockscale.lower.warp.derive import derive
+from blockscale.lower.warp.emit import emit
 from blockscale.schedules.moe import wgmma as sm90
 from blockscale.schedules.moe import wgmma_tiles as sm90_tiles
 from blockscale.schedules.steps import preferred, sampled
 from blockscale.specs import FusedMoe, Spec
-from blockscale.specs.plans.moe import MMA_TOKENS, SMEM_BYTES, WGMMA_TOKENS, MoeGemm, MoePlan
+from blockscale.specs.plans.moe import MMA_TOKENS, SMEM_BYTES, WGMMA_TOKENS, MoeGemm, MoeTile
 from blockscale.tir.moe.tiles import TOKEN_TILE, moe_tiles
 from tests.kit import fresh
 from tests.kit.pairwise import each, few
@@ -48,8 +50,14 @@ def module(gemm, tokens):
     return tvm.IRModule({"main": moe_tiles(gemm, tokens)})
 
 
+def read(func):
+    """Return the tile and the depth of the ring of the kernel that is derived from a schedule."""
+    made = derive(func)
+    return tile_of(made), made.stages
+
+
 def drawn(gemm, tokens, seed):
-    """Return a random point: its schedule, and the plan that its decision makes."""
+    """Return a random point: its schedule, and its tile and depth."""
     sketch = Random(seed).choice(sm90.moe_sketches(gemm, tokens))
     values = []
 
@@ -60,51 +68,55 @@ def drawn(gemm, tokens, seed):
     sch = new_schedule(module(gemm, tokens), seed=seed + 1)
     sketch(sch, choose)
     (stages,) = values
-    return sch, replace(sketch.keywords["tile"], stages=int(sch.get(stages)))
+    return sch, (sketch.keywords["tile"], int(sch.get(stages)))
 
 
-def plans(gemm, tokens, level="sm_90a"):
-    """Every point of the space, as a plan, the default's first."""
+def points(gemm, tokens, level="sm_90a"):
+    """Every point of the space, tile and depth, the default's first."""
     room = GPU_TARGETS[level]
     for tile in sm90_tiles.legal_tiles(gemm, tokens, room):
-        for stages in sm90_tiles.depths(tile, room):
-            yield replace(tile, stages=stages)
+        for stages in sm90_tiles.depths(gemm, tile, room):
+            yield tile, stages
 
 
 @each(gemm=GEMMS, tokens=TOKENS)
 def test_every_point_is_legal(gemm, tokens):
     """On each level; no two are one kernel, and there is something to choose."""
     for level in LEVELS:
-        found = list(plans(gemm, tokens, level))
-        assert [plan.illegal() for plan in found if plan.illegal()] == []
+        found = list(points(gemm, tokens, level))
+        assert [tile.illegal(gemm) for tile, _ in found if tile.illegal(gemm)] == []
         assert len(set(found)) == len(found) >= (10 if level == "sm_90a" else 2)
         room = GPU_TARGETS[level]
         most = min(SMEM_BYTES, room.cta_shared)
-        assert all(plan.smem_bytes <= most for plan in found)
+        assert all(stages >= 2 and tile.shared(gemm, stages) <= most for tile, stages in found)
         if WGMMA not in room.features:
-            assert {plan.unit for plan in found} == {"mma"}
+            assert {tile.unit for tile, _ in found} == {"mma"}
 
 
 def test_there_are_few_kernels():
     """Each is compiled once for all models, 0.5 s of nvcc."""
     for gemm in GEMMS:
-        assert len({plan for tokens in TOKENS for plan in plans(gemm, tokens)}) <= 150
+        assert len({point for tokens in TOKENS for point in points(gemm, tokens)}) <= 150
 
 
 @pytest.mark.parametrize(("gemm", "tokens", "seed"), few(DRAWS, every=3), ids=str)
-def test_a_point_is_read_as_it_was_drawn(gemm, tokens, seed):
+def test_a_kernel_is_as_it_was_drawn(gemm, tokens, seed):
     """From the module of a bucket and from the one for any number of tokens, by its trace."""
-    sch, plan = drawn(gemm, tokens, seed)
-    assert read(sch.mod["main"]) == plan
-    trace = trace_json(sch.trace)
-    assert read(replay(module(gemm, None), trace).mod["main"]) == plan
+    sch, point = drawn(gemm, tokens, seed)
+    made = derive(sch.mod["main"])
+    assert (tile_of(made), made.stages) == point
+    tile, stages = point
+    assert made.shared == tile.shared(gemm, stages)
+    assert (made.warps, made.slices) == (tile.warps, tile.slices)
+    again = replay(module(gemm, None), trace_json(sch.trace))
+    assert emit(derive(again.mod["main"]), "moe") == emit(made, "moe")
 
 
 def test_a_trace_serves_every_size():
     """It says nothing of the layer: another model's GEMM of the same format takes it."""
-    sch, plan = drawn(QWEN1, 64, 3)
+    sch, point = drawn(QWEN1, 64, 3)
     other = replace(QWEN1, experts=8, rows=512, k=448, top_k=2)
-    assert read(replay(module(other, None), trace_json(sch.trace)).mod["main"]) == plan
+    assert read(replay(module(other, None), trace_json(sch.trace)).mod["main"]) == point
 
 
 def test_every_shape_of_a_tile():
@@ -119,20 +131,19 @@ def test_every_shape_of_a_tile():
     }
     for number, (unit, rows, tokens, slices, blocks) in enumerate(sorted(shapes)):
         gemm = GEMMS[number % len(GEMMS)]
-        fixed = (gemm.fmt, gemm.group, gemm.zeros, gemm.dtype, gemm.activation, gemm.gather)
-        plan = MoePlan(unit, *fixed, rows, tokens, slices, 2, blocks)
-        if plan.illegal():
+        tile = MoeTile(unit, rows, tokens, slices, blocks)
+        if tile.illegal(gemm):
             continue
         sch = new_schedule(module(gemm, None))
-        sm90.moe_gemm(sch, preferred, gemm, plan, [2])
-        assert read(sch.mod["main"]) == plan
+        sm90.moe_gemm(sch, preferred, gemm, tile, [2])
+        assert read(sch.mod["main"]) == (tile, 2)
         assert TOKEN_TILE % tokens == 0
 
 
 def test_defaults():
     """Few tokens of an expert: mma.sync and small tiles; many: wgmma and 256 rows."""
     for gemm, tokens in product(GEMMS[:5], TOKENS):
-        plan = next(plans(gemm, tokens))
+        plan, _ = next(points(gemm, tokens))
         each = sm90_tiles.expected_tokens(gemm, tokens)
         assert plan.unit == ("mma" if each <= 12 else "wgmma"), (gemm, tokens)
         assert plan.tokens <= max(8, 2 * each)
@@ -163,53 +174,53 @@ def test_a_fresh_process_registers_what_traces_name():
 
 
 POINTS = [(QWEN1, 8, 1), (QWEN1, 512, 7), (GEMMS[4], 64, 4)]
-BLOCKS = ("weights", "scales", "tokens", "decode")
 
 
 @cache
 def example(point):
-    """Return the trace and the plan of a point."""
+    """Return the trace, the tile and the depth of a point."""
     sch, plan = drawn(*point)
     return trace_json(sch.trace), plan
 
 
 @pytest.mark.parametrize("point", POINTS, ids=str)
 def test_every_tensorize_is_needed(point):
-    """A block that keeps its loops is an error that names it."""
+    """A block that keeps its loops is an error that names it, or what needs it."""
     trace, _ = example(point)
     numbers = [i for i, step in enumerate(trace[0]) if step[0] == "Tensorize"]
-    assert len(numbers) == 5
+    wgmma = "warp_wgmma" in repr(trace)
+    assert len(numbers) == 5 + (not wgmma)
     messages = []
     for number in numbers:
         less = deepcopy(trace)
         del less[0][number]
         less[1] = [[i - (i > number), value] for i, value in less[1]]
         sch = replay(module(point[0], point[1]), less)
-        with pytest.raises(LoweringError, match="is not tensorized") as error:
-            read(sch.mod["main"])
+        with pytest.raises(LoweringError) as error:
+            derive(sch.mod["main"])
         messages.append(str(error.value))
-    for name, message in zip(BLOCKS, messages, strict=False):
-        assert f"block '{name}" in message
-    assert "block 'gemm" in messages[-1]
+    assert "W" in messages[0]
+    assert "S" in messages[1]
+    assert all("is filled by" in message for message in messages[2:-1])
+    assert "no block issues MMAs: block 'gemm" in messages[-1]
 
 
 @pytest.mark.parametrize("point", POINTS, ids=str)
-def test_every_decision_changes_its_field(point):
+def test_every_decision_changes_the_kernel(point):
     """Another candidate changes the depth of the ring, and nothing else."""
-    trace, plan = example(point)
+    trace, (tile, _) = example(point)
     ((number, _),) = trace[1]
     candidates = trace[0][number][2][0]
     assert len(candidates) > 1
     for other, stages in enumerate(candidates):
         changed = [trace[0], [[number, other]]]
-        found = read(replay(module(point[0], point[1]), changed).mod["main"])
-        assert found == replace(plan, stages=stages)
+        assert read(replay(module(point[0], point[1]), changed).mod["main"]) == (tile, stages)
 
 
 WRONG = [
-    ("decode_nvfp4_g16_16x64_bf16", "decode_mxfp4_g32_16x64_bf16", None),
-    ("cp_async_row64_bf16_gather", "cp_async_row64_bf16", None),
-    ("blockscale.stages", "blockscale.stagse", "annotation 'blockscale.stagse' is none of"),
+    ("warp_decode_nvfp4_g16_bf16_positions", "warp_decode_mxfp4_g32_bf16_positions", None),
+    ("warp_row64_bf16_of", "warp_row64_bf16", None),
+    ("blockscale.stages", "blockscale.stagse", r"annotations \['blockscale.stagse'\] are not"),
 ]
 
 
@@ -228,28 +239,86 @@ def test_a_schedule_must_agree_with_itself(old, new, message):
         return
     sch = replay(module(QWEN1, 8), [changed, trace[1]])
     with pytest.raises(LoweringError, match=message):
-        read(sch.mod["main"])
+        derive(sch.mod["main"])
 
 
 def test_what_is_no_schedule_of_a_gemm():
-    """Unscheduled, of other true sizes, or another function."""
+    """Unscheduled, or of no known shapes."""
     func = module(QWEN1, None)["main"]
-    with pytest.raises(LoweringError, match="block 'weights' is not tensorized"):
-        read(func)
-    with pytest.raises(LoweringError, match="without the attribute 'blockscale\\.moe'"):
-        read(func.without_attr("blockscale.moe"))
-    sch, _ = drawn(*POINTS[0])
-    func = sch.mod["main"]
-    sizes = dict(func.attrs["blockscale.moe"])
-    with pytest.raises(LoweringError, match=r"K of all stages is 2048, .* implies 2560"):
-        read(func.with_attr("blockscale.moe", sizes | {"k": 2560}))
-    with pytest.raises(LoweringError, match=r"bytes of a stage is 1024, .* implies 512"):
-        read(func.with_attr("blockscale.moe", sizes | {"fmt": "mxfp4", "group": 32}))
-    sch, _ = drawn(GEMMS[6], 8, 1)
-    func = sch.mod["main"]
-    sizes = dict(func.attrs["blockscale.moe"])
-    with pytest.raises(LoweringError, match=r"format is .*'mxfp4', 32, .* implies .*'int4', 64"):
-        read(func.with_attr("blockscale.moe", sizes | {"fmt": "int4", "group": 64}))
+    with pytest.raises(LoweringError, match="no block issues MMAs: block 'gemm' is not tensorized"):
+        derive(func)
+    with pytest.raises(LoweringError, match="without the attribute 'blockscale\\.shapes'"):
+        derive(func.without_attr("blockscale.shapes"))
+
+
+def text_of(gemm=QWEN1, old="", new="", tile=None, change=None):
+    """Return the kernel of a GEMM in whose TensorIR a text, or attribute, is replaced."""
+    func = moe_tiles(gemm)
+    if old:
+        script = func.script()
+        assert old in script, script
+        func = tvm.script.from_source(script.replace(old, new))
+    if change is not None:
+        func = change(func)
+    sch = new_schedule(tvm.IRModule({"main": func}))
+    sm90.decided(sch, gemm, tile or MoeTile("mma", 64, 8, 2, 2), 3)
+    return emit(derive(sch.mod["main"]), "moe")
+
+
+EDITS = [
+    ("order[vt, vi]) // T.int64(8)", "order[vt, vi]) // T.int64(4)", ("/ 4) * 256u", "slot0 / 4")),
+    ("T.float32(65536.0)", "T.float32(32768.0)", ("32768.0f",)),
+    ("bias[expert_of_tile[vt], vq", "bias[expert_of_tile[vt], T.int64(16) + vq", ("+ 16)",)),
+    ("factor[expert_of_tile[vt], 1]", "factor[expert_of_tile[vt], 0]", ()),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "found"), EDITS, ids=lambda value: str(value)[:24])
+def test_kernels_follow_the_tensorir(old, new, found):
+    """What the function says of rows, factors and biases is what the kernel does."""
+    plain, changed = text_of(), text_of(old=old, new=new)
+    assert plain != changed
+    for text in found:
+        assert text in changed
+        assert text not in plain
+
+
+def test_kernels_follow_what_is_written_before():
+    """Tables of the kernel before make all warps wait, its rows those that read them; or none."""
+
+    def after(*names):
+        return text_of(change=lambda func: func.with_attr("blockscale.after", list(names)))
+
+    assert text_of() == after("x", "row_scale", "order", "expert_of_tile")
+    head, _, tail = text_of().partition("const int tiles")
+    assert "bs_grid_wait" in head
+    assert "bs_grid_wait" not in tail
+    head, _, tail = after("x").partition("const int tiles")
+    assert "bs_grid_wait" not in head
+    assert tail.count("bs_grid_wait();") == 2
+    assert "bs_grid" not in text_of(change=lambda func: func.without_attr("blockscale.after"))
+
+
+def test_kernels_follow_the_null_value():
+    """What stands for a bias that is null."""
+    other = {"bias": 0.25, "row_scale": 1.0}
+    text = text_of(change=lambda func: func.with_attr("blockscale.optional", other))
+    assert ": 0.25f)" in text
+    assert ": 0.25f)" not in text_of()
+
+
+SLOT, NEXT = "order[vt, vi])", "order[vt, vi + T.int64(1)])"
+REFUSED = [
+    ("expert_of_tile[vt], vr, vk, vb]", "expert_of_tile[0], vr, vk, vb]", "is not the expert of"),
+    (f'x[T.Cast("int64", {SLOT}', f'x[T.Cast("int64", {NEXT}', "is not that of its place"),
+    (f'row_scale[T.Cast("int64", {SLOT}', f'row_scale[T.Cast("int64", {NEXT}', "thread has"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), REFUSED, ids=["expert", "row", "scale"])
+def test_what_cannot_be_lowered_says_where(old, new, message):
+    with pytest.raises(LoweringError, match=message):
+        text_of(old=old, new=new)
 
 
 NAME = "fused_moe_nvfp4_e128_k8_h2048_i768_swiglu_tiles64_bf16"
@@ -262,14 +331,11 @@ def test_buckets_of_a_layer():
     assert [w.tag for w in found][:2] == [f"{NAME}_gemm1_m1", f"{NAME}_gemm2_m1"]
     assert [w.rows for w in found] == [t for t in TOKENS for _ in (1, 2)]
     assert [w.limit("sm_90a") for w in found][::2] == [2, 24, 160, 1536, None]
-    buckets = catalog_moe.buckets(spec, "sm_90a", {})
-    limits = [bucket.limit for bucket in buckets]
-    assert limits[-1] is None
-    assert sorted(limits[:-1]) == limits[:-1]
-    pairs = [bucket[1:] for bucket in buckets]
+    bodies = catalog_moe.bodies(spec, "sm_90a", {})
+    limits = [pair.limit for pair in bodies]
+    assert limits == [2, 24, 160, 1536, None]
+    pairs = [tuple(read(body) for body in pair[1:]) for pair in bodies]
     assert all(first != second for first, second in pairwise(pairs))
-    for bucket in buckets:
-        assert (bucket.gemm1.gather, bucket.gemm2.gather) == (True, False)
 
 
 def test_a_trace_wins_over_the_default():
@@ -280,9 +346,9 @@ def test_a_trace_wins_over_the_default():
     sch = new_schedule(work.mod("sm_90a"))
     sketch(sch, preferred)
     wanted = read(sch.mod["main"])
-    buckets = catalog_moe.buckets(spec, "sm_90a", {work.tag: sch.trace})
-    assert next(bucket for bucket in buckets if bucket.limit == 24).gemm1 == wanted
-    assert buckets != catalog_moe.buckets(spec, "sm_90a", {})
+    found, plain = (catalog_moe.bodies(spec, "sm_90a", t) for t in ({work.tag: sch.trace}, {}))
+    assert read(found[1].first) == wanted != read(plain[1].first)
+    assert read(found[1].second) == read(plain[1].second)
 
 
 def test_sizes_are_padded():
@@ -318,7 +384,7 @@ def test_kin_lend_their_schedules():
     *_, sketch = own.sketches("sm_90a")
     sch = new_schedule(own.mod("sm_90a"))
     sketch(sch, preferred)
-    buckets = catalog_moe.buckets(other.spec, "sm_90a", {other.tag: sch.trace})
-    found = next(bucket for bucket in buckets if bucket.limit == 24).gemm1
-    wanted = replace(read(sch.mod["main"]), dtype="float16", activation="gelu_tanh")
-    assert found == wanted
+    found = catalog_moe.bodies(other.spec, "sm_90a", {other.tag: sch.trace})[1].first
+    assert read(found) == read(sch.mod["main"])
+    assert derive(found).form.dtype == "float16"
+    assert "0.044715" in emit(derive(found), "moe")

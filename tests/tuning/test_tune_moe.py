@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,9 +16,10 @@ from blockscale.building.commit import commit
 from blockscale.building.space import new_schedule
 from blockscale.building.store import folder_of
 from blockscale.catalog import moe as catalog_moe
+from blockscale.lower.warp.derive import derive
 from blockscale.schedules.steps import preferred
 from blockscale.specs import Spec
-from blockscale.specs.plans.moe import MoeGemm, MoePlan
+from blockscale.specs.plans.moe import MoeGemm, scale_bytes
 from blockscale.tuning import gpu, site
 from blockscale.tuning.moe import data as moe_data
 from blockscale.tuning.moe import gpu as moe_gpu
@@ -26,7 +27,7 @@ from blockscale.tuning.moe import kernels as moe_kernels
 from blockscale.tuning.tuner import tune
 from blockscale.tuning.worker import Timing
 from tests.kit import fake_moe_gpu
-from tests.kit.moe_harness import blocks_of, plan, ptx
+from tests.kit.moe_harness import blocks_of, kernel, plan
 
 NAME = "fused_moe_nvfp4_e8_k2_h512_i256_swiglu_tiles64_bf16"
 SPEC = Spec.parse(NAME)
@@ -78,10 +79,10 @@ def test_committed_logs_choose_the_plans(tuned, tmp_path):
         if hit is not None:
             traces[work.tag] = hit.trace
             assert hit.us == pytest.approx(result.best[work.tag])
-    for bucket in catalog_moe.buckets(SPEC, ARCH, traces):
+    for bucket in catalog_moe.bodies(SPEC, ARCH, traces):
         for part, tokens in ((1, {24: 8, 1536: 512}.get(bucket.limit)),):
             if tokens is not None:
-                us = 1e6 * fake_moe_gpu.seconds(asdict(bucket[part]), tokens)
+                us = 1e6 * fake_moe_gpu.seconds(fake_moe_gpu.plan_of(bucket[part]), tokens)
                 assert us == pytest.approx(result.best[f"{NAME}_gemm{part}_m{tokens}"])
 
 
@@ -102,7 +103,7 @@ def scheduled(tmp_path, number):
 
 
 def test_a_kernel_is_compiled_once(tmp_path, monkeypatch):
-    """Other candidates, of other models too, find its machine code; so does a later session."""
+    """Other candidates find its machine code; so does a later session."""
     calls = []
 
     class Compiled:
@@ -116,8 +117,10 @@ def test_a_kernel_is_compiled_once(tmp_path, monkeypatch):
     for number in (0, 1, 0):
         func, out = scheduled(tmp_path, number)
         moe_kernels.export(func, ARCH, out)
-        plan, code = out.read_bytes().split(b"\n")
-        assert MoePlan(**json.loads(plan)).check()
+        about, code = out.read_bytes().split(b"\n")
+        made = derive(func)
+        wanted = (made.cols_tile, made.rows_tile, made.threads, made.shared)
+        assert moe_kernels.Launch(**json.loads(about)) == wanted
         assert code == b"code"
     assert len([*(tmp_path / "kernels").glob("*.cubin")]) == 2
     assert len(calls) == 2
@@ -169,16 +172,16 @@ def test_routings_are_uniform_and_cold():
 
 
 def test_sizes():
-    """Codes are half a byte; scales are those of `MoePlan.scale_bytes`."""
+    """Codes are half a byte; scales are those of `scale_bytes`."""
     for fmt, group, zeros in (("nvfp4", 16, False), ("mxfp4", 32, False), ("int4", 128, True),
                               ("int4", 64, False), ("int4", 32, True)):  # fmt: skip
         gemm = replace(SMALL, fmt=fmt, group=group, zeros=zeros, k=256)
         size = moe_data.Operands.of(gemm, 4)
-        of = plan(fmt=fmt, group=group, zeros=zeros)
-        assert size.scale_count * size.scale_size == of.scale_bytes
+        each = scale_bytes(fmt, group, zeros)
+        assert size.scale_count * size.scale_size == each
         assert size.scale_blocks == (2 if group == 128 else 4)
         blocks = 128 // 64 * size.scale_blocks
-        assert size.expert_bytes == 128 * 256 // 2 + blocks * of.scale_bytes
+        assert size.expert_bytes == 128 * 256 // 2 + blocks * each
         assert (size.slots, size.x_rows, size.columns) == (8, 4, 64)
 
 
@@ -188,14 +191,16 @@ def test_sizes():
 class Emulated:
     """A kernel whose launches the emulator runs, on the memory that arguments point to."""
 
-    def __init__(self, of, held):
-        self.plan, self.held = of, held
+    def __init__(self, of, gemm, held):
+        self.kernel, self.code = kernel(of, gemm)
+        self.held = held
+        self.about = moe_kernels.Launch(of.rows, of.tokens, self.kernel.threads, self.kernel.shared)
 
     def launch(self, arguments, grid, stream):
         assert stream == 0
         held = self.held()
         tensors = [held.x, *held.weights[0], held.factor, None, None, held.orders[0]]
-        tables = held._tables[0, self.plan.tokens]
+        tables = held._tables[0, self.about.tokens]
         tensors += [tables.blocks, tables.count, held.out]
         pointers, numbers = arguments[:10], arguments[10:]
         for pointer, each in zip(pointers, tensors, strict=True):
@@ -203,8 +208,8 @@ class Emulated:
             assert pointer.value == (None if each is None else each.data_ptr())
         arrays = [None if each is None else as_array(each) for each in tensors]
         report = emulator.launch(
-            ptx(self.plan), entry="moe", grid=min(grid, 2), block=self.plan.threads,
-            dynamic_smem=self.plan.smem_bytes,
+            self.code, entry="moe", grid=min(grid, 2), block=self.about.threads,
+            dynamic_smem=self.about.shared,
             args=[*arrays, *(number_of(number) for number in numbers)],
         )  # fmt: skip
         report.check()
@@ -274,7 +279,7 @@ def test_candidates_agree_with_the_default(gemm, on_cpu, monkeypatch):
 
     monkeypatch.setattr(moe_gpu._Held, "_run", run)
     monkeypatch.setattr(
-        moe_gpu.Kernel, "of", staticmethod(lambda library: Emulated(plans[library], holding))
+        moe_gpu.Kernel, "of", staticmethod(lambda library: Emulated(plans[library], gemm, holding))
     )
     good = moe_gpu.measure("other", gemm, 4, Timing(), "default")
     assert (good.run_secs, good.error, good.broken) == ((1e-5,), None, False)

@@ -35,9 +35,7 @@ _ROLES = (
 _LOOKUP = "extern int TVMFFIEnvModLookupFromImports(void *context, const char *name, void **out);"
 
 
-def sources(
-    bodies: Sequence[tuple[int | None, PrimFunc]], spec: Int4Mm, arch: str
-) -> Source:
+def sources(bodies: Sequence[tuple[int | None, PrimFunc]], spec: Int4Mm, arch: str) -> Source:
     """Return host and device code of the exported function of ``spec``.
 
     Args:
