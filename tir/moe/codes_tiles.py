@@ -32,9 +32,9 @@ from blockscale.tir.common import fix_shape, i64
 from blockscale.tir.fused import mxfp8
 from blockscale.tir.fused.act_quantize_threads import encode_step
 from blockscale.tir.fused.mxfp8 import MxFp8Rule
-from blockscale.tir.moe.tiles import approximate_sigmoid
 from blockscale.tir.gemm.tiles import ATOM_BYTES, OPTIONAL, PARAMS, ROW_TILE, Sizes, products
 from blockscale.tir.gemm.tiles import true_shapes as shapes_of
+from blockscale.tir.moe.tiles import approximate_sigmoid
 
 ONES = {"a1_scale": 1.0, "a2_scale": 1.0}
 """What stands for scales that are not given."""

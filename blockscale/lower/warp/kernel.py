@@ -119,8 +119,9 @@ class Place:
 class Format:
     """What is decoded.
 
-    ``fmt``: key of `formats.MOE`; ``group``: elements of a scale; ``zeros``: kind of
-    zeros (`MoeGemm.zeros`); ``dtype``: of 16 bits; ``order``: of K among threads and MMAs, see `intrin.warp.decode`.
+    ``fmt``: key of `formats.MOE`; ``group``: elements of a scale; ``zeros``: kind of zeros
+    (`MoeGemm.zeros`); ``dtype``: of 16 bits; ``order``: of K among threads and MMAs, see
+    `intrin.warp.decode`.
     """
 
     fmt: str

@@ -22,7 +22,9 @@ FOLDER = "kernels"
 
 
 def export(func: Any, arch: str, out: Path) -> None:
-    """Compile the kernel of a scheduled `moe_tiles`, unless it is there; write what a launch needs, and the code.
+    """Compile the kernel of a scheduled `moe_tiles`, unless it is there.
+
+    ``out`` gets what a launch needs, and the code.
 
     Raises:
         LoweringError: it is no schedule of such a GEMM.
