@@ -95,6 +95,7 @@ def _replayed(candidate: Workload, level: str, trace: Trace, own: Workload) -> P
         return sch.mod["main"]
     made = derive(sch.mod["main"])
     sch = Schedule(own.symbolic(level))
+    assert isinstance(own.spec, FusedMoe)
     wgmma.decided(sch, gemm_of(own.spec, own.part), tile_of(made), made.stages)
     return sch.mod["main"]
 

@@ -191,7 +191,7 @@ def by_rows(
     for name in ("weights", "scales", "tokens"):
         sch.set_scope(sch.get_sblock(name), 0, fragments.SMEM)
     sch.set_scope(sch.get_sblock("decode"), 0, fragments.LOCAL)
-    # Tiles of an expert follow each other, in them those of its rows: weights come once from memory.
+    # In tiles of an expert those of its rows follow each other: weights come once from memory.
     last = tiles(
         sch, tile, lambda group, token, row: (group, row, token) if table else (row, group, token)
     )

@@ -1,11 +1,11 @@
 """Schedules of an MoE layer's grouped GEMMs on Hopper: tiles, memories, tensor intrinsics.
 
 `blockscale.tir.moe.tiles` becomes loops over tiles of out (padded tiles of an expert's slots, in
-these tiles of rows, in these of tokens: weights come once from memory), within them one over stages
-of K: bulk copies of codes and scales and copies of rows of x to shared memory; then each warp decodes
-its tiles of 16 rows into registers and multiplies, by mma.sync or wgmma (`schedules.gemm.warps`).
-The ring's depth is annotated: "blockscale.stages" on the loop over K.  `blockscale.lower.warp` makes
-the kernel of it.
+these tiles of rows, in these of tokens: weights come once from memory), within them one over
+stages of K: bulk copies of codes and scales and copies of rows of x to shared memory; then each
+warp decodes its tiles of 16 rows into registers and multiplies, by mma.sync or wgmma
+(`schedules.gemm.warps`).  The ring's depth is annotated: "blockscale.stages" on the loop over K.
+`blockscale.lower.warp` makes the kernel of it.
 """
 
 from __future__ import annotations

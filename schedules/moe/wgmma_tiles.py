@@ -1,9 +1,9 @@
 """What a grouped GEMM of an MoE layer may be on Hopper: tiles for a number of tokens.
 
-A `MoeTile` is a sketch of its own, for it names tensor intrinsics; the depth of its ring is left to
-choose.  Which tiles make sense depends on the tokens that an expert gets; `MoeTile.illegal` says what
-hardware and lowering forbid.  There are few of them, some 40 for all numbers of tokens: each is a
-kernel that nvcc compiles for seconds.
+A `MoeTile` is a sketch of its own, for it names tensor intrinsics; the depth of its ring is left
+to choose.  Which tiles make sense depends on the tokens that an expert gets; `MoeTile.illegal` says
+what hardware and lowering forbid.  There are few of them, some 40 for all numbers of tokens: each
+is a kernel that nvcc compiles for seconds.
 """
 
 from __future__ import annotations

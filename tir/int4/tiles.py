@@ -2,8 +2,8 @@
 
     out[i, j] = round(fma(sum_k x[i, k] * w[e, j, k], alpha[e], bias[e, j]))
 
-for the rows i of expert e, or of one weight.  It is GEMM 2 of an MoE layer (`tir.moe.tiles`: layout,
-order of K, padding) whose rows keep their order.
+for the rows i of expert e, or of one weight.  It is GEMM 2 of an MoE layer (`tir.moe.tiles`:
+layout, order of K, padding) whose rows keep their order.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def decoding(
         weight: its format, elements of K that share a scale, kind of zeros (`MoeGemm.zeros`).
         dtype: of the fragments, "bfloat16" or "float16".
         call: the device function, of fragments, codes, scales and the numbers of ``weight``.
-        channels: whether K is in the order of channels, or of positions; see `tir.moe.tiles.decoded`.
+        channels: whether K is in the order of channels; see `tir.moe.tiles.decoded`.
     """
     fmt, group, zeros = weight
     M, K, N, B = i64(16), i64(64), i64(WORDS), i64(scale_count(fmt, group, zeros))
