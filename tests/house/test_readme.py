@@ -209,6 +209,8 @@ def parse_other(words):
         *("bench.int4", "bench.layouts", "bench.gpu.linear", "bench.gpu.engines"),
     ):
         assert callable(bench_module(words[2]).main)
+    elif words[0] == "vllm" or words[:3] == ["python", "-m", "sglang.launch_server"]:
+        assert "model" in words  # an engine's own command
     elif words[:3] == ["python", "-m", "blockscale.tuning.server"]:
         bench_module(words[2]).arguments(words[3:])
     elif words[:2] == ["python", "-m"] and words[2].startswith(("tests.", "tvm.exec.")):
