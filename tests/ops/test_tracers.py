@@ -228,12 +228,16 @@ WEIGHTS = {
 """Factors, and what is converted: they may require grad, and are taken as they are."""
 
 
+COPIES = ("flashinfer", "nn.Linear", "Int4Linear")
+"""What takes tensors of any strides."""
+
+
 def expected(name, what, place):
     """Return the words; None: it works; "": there is nothing to try."""
     tensor = CALLS[name][1][place]
     nothing = {
         "read-only": place in WRITTEN.get(name, ()),  # nobody can know it: it is a crash
-        "expanded": tensor.dim() == 0 or tensor.shape[0] == 1 or name == "flashinfer",  # it copies
+        "expanded": tensor.dim() == 0 or tensor.shape[0] == 1 or name in COPIES,
         "grad": tensor.dtype not in FLOATS,
     }
     if nothing.get(what):
