@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import blockscale as bs
+from tests.kit.pairwise import exhaustive
 from tests.reference.core import e2m1_decode
 
 pytest.importorskip("transformers")
@@ -67,7 +68,7 @@ def test_tiny_models_are_right(tmp_path):
         assert 1e-4 < found[name]["error"] < engines.BOUND, "bfloat16 beside float32"
 
 
-@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gpt-oss"])
+@pytest.mark.parametrize("name", ["tiny-llama", pytest.param("tiny-gpt-oss", marks=exhaustive)])
 def test_every_road_is_measured(tmp_path, capfd, name):
     """Processes, results as they come, the table; a road that fails does not stop the others."""
     out = tmp_path / "engines.json"
