@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
+from tvm.tirx import IntImm
 
 from blockscale.base.targets import is_gpu
 from blockscale.building.records import trace_key
@@ -151,10 +152,23 @@ class Task:
                 value = int(variables[0].shape[0])
             elif param.name == "topk_ids":  # how many experts: they have a slot in turn
                 value = int(variables[names.index("payload")].shape[0])
-            dims = None if shape is None else tuple(map(int, shape))
+            dims = None if shape is None else self._static(param.name, shape)
             told = (param.output, param.storage, param.alias, value)
             found.append(Argument(param.name, str(variable.ty.dtype), dims, *told))
         return found
+
+    def _static(self, name: str, shape: Sequence[Any]) -> tuple[int, ...]:
+        """Return the sizes of a tensor of the static instance.
+
+        Raises:
+            TypeError: the function leaves one open.
+        """
+        if not all(isinstance(size, IntImm) for size in shape):
+            raise TypeError(
+                f"{name} has sizes {list(shape)}: its TensorIR is of whole tiles of any number, "
+                "which nothing can be measured on yet; its default schedule is what libraries get"
+            )
+        return tuple(map(int, shape))
 
     def baselines(self, most: float) -> list[Trial]:
         """Return at most so many schedules to measure before the search, each only once."""
