@@ -277,9 +277,14 @@ def library(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize(("rows", "device"), [(1, "sm_80"), (20, "sm_86"), (70, "sm_89")])
+@pytest.mark.parametrize(
+    ("rows", "device"), [(1, "sm_80"), (20, "sm_86"), (70, "sm_89"), (70, "sm_90a")]
+)
 def test_a_library_for_sm_80_serves_all_of_them(library, rows, device):
-    """Its launches ask for no clusters, and for no more shared memory than the least have."""
+    """Its launches ask for no clusters, and for no more shared memory than the least have.
+
+    Nor do they begin early, not even on a GPU that could let them: its code waits for no kernel.
+    """
     [launch], got, want = call(library, PLAIN, rows, device)
     assert (launch.cluster, launch.asks_for_clusters, launch.programmatic) == (
         (1, 1, 1),

@@ -288,3 +288,20 @@ def test_the_default_fills_the_machine_where_a_tile_can():
             first = legal_tiles(of, rows, room)[0]
             assert first.ctas == parts
             assert ctas(of, first, rows) >= (0.8 * room.sms if n > 512 else 64)
+
+
+def test_all_that_reads_waits_for_the_kernel_before():
+    """A GPU that lets the kernel begin early: warps that load and that multiply wait before."""
+    for name in ("slices", "wgmma"):
+        of, tile, _ = CASES[name]
+        text = emit(kernel(of, tile, 2), "linear")
+        multiplies, loads = _roles(text)
+        assert multiplies.index("bs_grid_wait();") < multiplies.index("bs_mbar_wait(")
+        assert loads.index("bs_grid_wait();") < loads.index("bs_mbar_wait(")
+
+
+def _roles(text):
+    """The texts of the warps that multiply and of those that load."""
+    begin = text.index("if (warp_id <")
+    end = text.index("\n  } else {\n", begin)
+    return text[begin:end], text[end:]

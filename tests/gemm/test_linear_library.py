@@ -9,6 +9,7 @@ import torch
 from blockscale import emulator
 from blockscale.building.builder import build
 from blockscale.catalog.gemm import LINEAR_GPU_BUCKETS
+from blockscale.runtime.function_cuda import PROGRAMMATIC
 from blockscale.specs import Linear
 from tests.kit.linear_harness import ACT, prepared, weight
 from tests.kit.pairwise import few
@@ -28,7 +29,7 @@ def library(tmp_path_factory):
     return path
 
 
-def call(library, spec, rows, target="sm_90a"):
+def call(library, spec, rows, target="sm_90a", flags=PROGRAMMATIC):
     """Return the launches, y and what it should be."""
     made, gains = weight(spec, rows), np.array([0.5, 1.5][: 1 + spec.gated])
     w = prepared(spec, made, gains)
@@ -39,9 +40,11 @@ def call(library, spec, rows, target="sm_90a"):
     y = torch.full((rows, spec.cols), float("nan"), dtype=dtype)
     given = [w.packed, w.block_scale, w.global_scale, bias, *residual[: spec.residual], y]
     run = emulator.run_module(
-        library, spec.name, x.to(dtype), *given, target=target, multiprocessors=SMS
+        library, spec.name, x.to(dtype), *given, flags, target=target, multiprocessors=SMS
     )
     run.check()
+    hazards = [hazard.kind for report in run.reports for hazard in report.hazards]
+    assert "programmatic launch" not in hazards
     sums = np.split(x.numpy().astype(np.float64) @ made.value.T, 1 + spec.gated, 1)
     shifts = np.split(bias.numpy(), 1 + spec.gated)
     parts = [s * g + b for s, g, b in zip(sums, gains, shifts, strict=True)]
@@ -54,6 +57,7 @@ def call(library, spec, rows, target="sm_90a"):
 def test_each_bucket(library, spec, rows):
     launches, got, want = call(library, spec, rows)
     [launch] = launches
+    assert launch.programmatic
     limits = [bucket.limit for bucket in LINEAR_GPU_BUCKETS]
     assert any(launch.kernel.endswith(f"kernel{i}") for i in range(len(limits)))
     error = np.sqrt(((got - want) ** 2).sum(1) / (want**2).sum(1))

@@ -40,8 +40,8 @@ from blockscale.tir.moe.tiles import (
     relu2,
 )
 
-WEIGHT = ("packed", "block_scale", "scale")
-"""Parameters that are written once, when a weight is prepared, which ends before the call does."""
+WEIGHT = ("packed", "block_scale")
+"""Parameters that are written once, long before."""
 
 
 def linear_tiles(spec: Linear, rows: int | None = None) -> PrimFunc:
