@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tvm.s_tir import Schedule
 from tvm.tirx import PrimFunc
 
 from blockscale.base.sizes import ceil_div, round_up
@@ -15,10 +16,12 @@ from blockscale.lower.pipe import host
 from blockscale.lower.pipe.maps import SPREAD_ALIGNMENT, spreads_codes
 from blockscale.lower.warp import facts as warp_facts
 from blockscale.lower.warp import host as warp_host
+from blockscale.lower.warp.derive import derive
 from blockscale.schedules.gemm import cpu, cpu_linear, tcgen05
 from blockscale.schedules.gemm import linear as gpu_linear
 from blockscale.schedules.steps import Sketch
 from blockscale.specs import GroupedMmActFp4Quant, GroupedMmFp4, Linear, MmFp4
+from blockscale.specs.plans.linear import LinearTile
 from blockscale.tir.gemm.gated_tiles import gated_tiles
 from blockscale.tir.gemm.grouped_act import grouped_gemm_act
 from blockscale.tir.gemm.grouped_mm import grouped_gemm
@@ -93,6 +96,31 @@ def _linear_on_gpu(spec: Linear, bucket: Bucket, level: str, rows: int | None) -
 
 def _linear_sources(spec: Linear, arch: str, bodies: Sequence[Body], name: str) -> Source:
     return warp_host.sources(bodies, name, arch, [param.name for param in spec.params()])
+
+
+def _linear_kin(spec: Linear, part: int | None) -> list[Linear]:
+    """Return the layers whose kernels are as fast as its own: what follows the sums is little.
+
+    They differ in dtype, activation and residual.
+    """
+    if spec.layout != "tiles64":
+        return []
+    plain = Linear(
+        *(spec.n, spec.k, spec.fmt, "bfloat16", spec.group, spec.zero, spec.layout),
+        activation="silu" if spec.gated else "none",
+        gated=spec.gated,
+    )
+    return [plain] if plain != spec else []
+
+
+def _linear_adopt(sch: Schedule, spec: Linear, part: int | None, of: PrimFunc) -> None:
+    """Schedule the layer as another one is."""
+    made = derive(of)
+    tile = LinearTile(
+        *(made.unit, made.cols_tile, made.rows_tile, made.warps, made.slices, made.ctas),
+        *(made.blocks, made.fastest, made.copies),
+    )
+    gpu_linear.decided(sch, spec, tile, made.stages)
 
 
 def _mm(spec: Gemm, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:
@@ -175,6 +203,8 @@ register(
         lower=_linear_sources,
         facts=warp_facts.decisions,
         sizes=lambda spec, rows: {"rows": rows},
+        kin=_linear_kin,
+        adopt=_linear_adopt,
         alignments=lambda spec: dict.fromkeys((*"xy", "packed", "block_scale", "residual"), 16),
     ),
 )

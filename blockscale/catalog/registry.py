@@ -7,6 +7,7 @@ function takes any number of rows; it holds one scheduled body per bucket and ch
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 from tvm.ir import Expr as PrimExpr
-from tvm.s_tir import Schedule
+from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import Trace
 from tvm.target import Target
 from tvm.tirx import PrimFunc
@@ -66,7 +67,7 @@ class Road:
         sketches: spec, bucket, level -> the sketches, the one of the default schedule first.
         tuned: spec, bucket -> size of the static instance, as ``body`` takes it.
         size: spec, function -> what the buckets limit, in the function's symbols.
-        bodies: spec, level, traces by tag -> what ``lower`` takes: functions with limits, ascending.
+        bodies: spec, level, traces by tag -> what ``lower`` takes: `Body`s, ascending.
         lower: spec, architecture, bodies, name -> host and device code; None: by TVM's passes.
         facts: schedule -> its decisions by name, where they are a plan; None: its trace tells them.
         sizes: spec, rows -> what symbols of its parameters' shapes are in the instance for so many
@@ -74,6 +75,7 @@ class Road:
         needs: features of `base.targets` without which there is no such kernel.
         alignments: spec -> bytes of which a parameter's address is a multiple, if more than usual.
         kin: spec, part -> specs whose schedules serve this one where it has none.
+        adopt: schedule, spec, part, a scheduled function of its kin -> nothing; schedules likewise.
     """
 
     buckets: Callable[[Any], Sequence[Bucket]] | None = None
@@ -90,6 +92,7 @@ class Road:
     needs: frozenset[str] = frozenset()
     alignments: Callable[[Any], dict[str, int]] = lambda spec: {}
     kin: Callable[[Any, int | None], Sequence[Spec]] = lambda spec, part: ()
+    adopt: Callable[[Schedule, Any, int | None, PrimFunc], None] = _nothing
 
 
 Roads = Road | Callable[[Any], Road]
@@ -271,20 +274,34 @@ def exported(spec: Spec, level: str, traces: Mapping[str, Trace | None]) -> tvm.
     return tvm.IRModule({spec.name: func.with_attr("global_symbol", spec.name)})
 
 
-def scheduled(
-    spec: Spec, level: str, traces: Mapping[str, Trace | None]
-) -> list[Body]:
+def scheduled(spec: Spec, level: str, traces: Mapping[str, Trace | None]) -> list[Body]:
     """Return the bucket's limits and functions for any number of rows; see `exported`."""
-    bodies = []
-    for workload in workloads(spec, level):
+    found = workloads(spec, level)
+    return [(work.limit(level), _body(work, level, traces.get(work.tag))) for work in found]
+
+
+def _body(workload: Workload, level: str, trace: Trace | None) -> PrimFunc:
+    """Return the function in the schedule of a trace (the workload's or its kin's), or default."""
+    if trace is None:
         sch = Schedule(workload.symbolic(level))
-        trace = traces.get(workload.tag)
-        if trace is None:
-            workload.default(sch, level)
-        else:
-            trace.apply_to_schedule(sch, remove_postproc=False)
-        bodies.append((workload.limit(level), sch.mod["main"]))
-    return bodies
+        workload.default(sch, level)
+        return sch.mod["main"]
+    *others, last = (workload, *workload.kin(level))
+    for candidate in others:
+        with suppress(ScheduleError):
+            return _replayed(candidate, level, trace, workload)
+    return _replayed(last, level, trace, workload)
+
+
+def _replayed(candidate: Workload, level: str, trace: Trace, own: Workload) -> PrimFunc:
+    """Return the function of ``own`` in the schedule that a trace is of ``candidate``."""
+    sch = Schedule(candidate.symbolic(level), debug_mask="none", error_render_level="fast")
+    trace.apply_to_schedule(sch, remove_postproc=False)
+    if candidate.spec == own.spec:
+        return sch.mod["main"]
+    adopted = Schedule(own.symbolic(level))
+    road(own.spec, level).adopt(adopted, own.spec, own.part, sch.mod["main"])
+    return adopted.mod["main"]
 
 
 def cuda_source(spec: Spec, arch: str, traces: Mapping[str, Trace | None]) -> lower_cuda.Source:

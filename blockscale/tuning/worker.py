@@ -44,7 +44,7 @@ _SIGNED = ("x", "input", "residual", "bias", "a", "b")
 """Arguments of both signs; what scales others is positive."""
 TILE_SCALES = {"nvfp4": "tiles64-nvfp4", "mxfp4": "tiles64-mxfp4", "int4": "tiles64-int4"}
 """Storage of the scales of a weight in layout "tiles64", by its format."""
-_SCALES = {
+SCALES = {
     E4M3.storage: (0x20, 0x48),
     UE8M0.storage: (122, 132),
     "s0e5m3": (96, 129),  # exponents of float16: 2^-3 to 2
@@ -80,7 +80,7 @@ class Argument:
         """
         if self.dtype == "uint8":
             storage = (self.storage or "").split(" ")[0]
-            return _SCALES.get(storage, (0, 256))
+            return SCALES.get(storage, (0, 256))
         if "int" in self.dtype:
             return self.value, self.value + 1
         if self.name == "global_amax":

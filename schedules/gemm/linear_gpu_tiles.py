@@ -144,9 +144,7 @@ def _more(widths: Sequence[int], rows: int) -> list[LinearTile]:
     return found
 
 
-def _legal(
-    spec: Linear, rows: int, arch: Gpu, tiles: Iterable[LinearTile]
-) -> list[LinearTile]:
+def _legal(spec: Linear, rows: int, arch: Gpu, tiles: Iterable[LinearTile]) -> list[LinearTile]:
     return [
         tile
         for tile in dict.fromkeys(tiles)

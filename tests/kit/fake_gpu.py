@@ -40,6 +40,16 @@ def measure_slowly(
     return measure(library, arguments, timing, reference)
 
 
+def export_source(module: Any, target: str, out: Path) -> None:
+    """Write the candidate's code: nothing is compiled."""
+    from tvm.target import Target
+
+    from blockscale.tuning.exporter import source_of
+
+    _, source = source_of(module["main"], str(Target(target).attrs["arch"]))
+    out.write_text(f"{source.host_c}\n{source.device}")
+
+
 def measure_bytes(
     library: str, arguments: list[Argument], timing: Timing, reference: str
 ) -> Measurement:

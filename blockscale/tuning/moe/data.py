@@ -28,9 +28,6 @@ More than one for many tokens, too: the fullest expert may just fit into a tile,
 tokens and 8 experts a GEMM took 190 us or 350 us.
 """
 
-SCALE_BYTES = {"nvfp4": (80, 112), "mxfp4": (230, 238)}
-"""Stored scales from and to (not included): 2^-3 to 2^1, and 2^-7 to 1."""
-
 
 def moe_gemm_of(mod: Any) -> MoeGemm | None:
     """Return the GEMM of an MoE layer that ``mod`` is; None if it is something else.
