@@ -135,7 +135,7 @@ class Task:
 
     def arguments(self) -> list[Argument]:
         """Return what the function takes, as its spec says, in the static instance's sizes."""
-        spec, sizes = self.workload.spec, self.workload.sizes(self.level)
+        spec, sizes = self.workload.spec, self._sizes
         shapes = {p.name: tuple(d.evaluate(sizes) for d in p.dims) for p in spec.params()}
         first = next(iter(shapes.values()))
         numbers = {
@@ -151,6 +151,10 @@ class Task:
             found.append(Argument(p.name, p.dtype, None if p.scalar else shapes[p.name], *told))
         return found
 
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        return self.workload.sizes(self.level)
+
     def _tile_scales(self, name: str) -> str | None:
         """Return how scales of a weight in whole tiles are stored; None for another parameter."""
         spec = self.workload.spec
@@ -160,6 +164,8 @@ class Task:
     def baselines(self, most: float) -> list[Trial]:
         """Return at most so many schedules to measure before the search, each only once."""
         if self.first is None:
+            if self.model is None and moe_gemm_of(self.mod) is None:
+                self.arguments()  # where they cannot be made, nothing is built
             record = not math.isfinite(self.default_us)
             self.first = [self._scheduled("default", self._default, record)]
             self.first += filter(None, (self._seed(*seed) for seed in self.seeds))
