@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
-from tvm.s_tir.schedule import Trace
 from tvm.tirx import PrimFunc
 
+from blockscale.base.sizes import ceil_div, round_up
 from blockscale.base.targets import TCGEN05
-from blockscale.catalog.registry import Bucket, Road, register, scheduled
+from blockscale.catalog.registry import Body, Bucket, Road, register
 from blockscale.lower.cuda import Source
+from blockscale.lower.pipe import facts as pipe_facts
 from blockscale.lower.pipe import host
 from blockscale.lower.pipe.maps import SPREAD_ALIGNMENT, spreads_codes
+from blockscale.lower.warp import facts as warp_facts
 from blockscale.lower.warp import host as warp_host
 from blockscale.schedules.gemm import cpu, cpu_linear, tcgen05
 from blockscale.schedules.gemm import linear as gpu_linear
@@ -89,9 +91,8 @@ def _linear_on_gpu(spec: Linear, bucket: Bucket, level: str, rows: int | None) -
     return linear_tiles(spec, rows)
 
 
-def _linear_sources(spec: Linear, arch: str, traces: Mapping[str, Trace | None]) -> Source:
-    names = [param.name for param in spec.params()]
-    return warp_host.sources(scheduled(spec, arch, traces), spec.name, arch, names)
+def _linear_sources(spec: Linear, arch: str, bodies: Sequence[Body], name: str) -> Source:
+    return warp_host.sources(bodies, name, arch, [param.name for param in spec.params()])
 
 
 def _mm(spec: Gemm, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:
@@ -133,10 +134,16 @@ def _gated_sketches(spec: GroupedMmActFp4Quant, bucket: Bucket, level: str) -> l
 
 
 def _tile_sources(
-    spec: Gemm | GroupedMmActFp4Quant, arch: str, traces: Mapping[str, Trace | None]
+    spec: Gemm | GroupedMmActFp4Quant, arch: str, bodies: Sequence[Body], name: str
 ) -> Source:
-    names = [param.name for param in spec.params()]
-    return host.sources(scheduled(spec, arch, traces), spec.name, arch, names)
+    return host.sources(bodies, name, arch, [param.name for param in spec.params()])
+
+
+def _tile_sizes(spec: Gemm | GroupedMmActFp4Quant, rows: int) -> dict[str, int]:
+    """Rows, and those of a's scales where experts, with as many rows each, have tiles of 128."""
+    if isinstance(spec, MmFp4):
+        return {"rows": rows}
+    return {"rows": rows, "scale_rows": spec.experts * round_up(ceil_div(rows, spec.experts), 128)}
 
 
 def _tile_alignments(spec: Gemm) -> dict[str, int]:
@@ -148,6 +155,8 @@ TENSOR_MEMORY = Road(
     body=_tiles,
     sketches=_tile_sketches,
     lower=_tile_sources,
+    facts=pipe_facts.decisions,
+    sizes=_tile_sizes,
     needs=frozenset({TCGEN05}),
     alignments=_tile_alignments,
 )
@@ -164,6 +173,8 @@ register(
         body=_linear_on_gpu,
         sketches=lambda spec, bucket, level: gpu_linear.linear_sketches(spec, bucket.rows, level),
         lower=_linear_sources,
+        facts=warp_facts.decisions,
+        sizes=lambda spec, rows: {"rows": rows},
         alignments=lambda spec: dict.fromkeys((*"xy", "packed", "block_scale", "residual"), 16),
     ),
 )
@@ -197,6 +208,8 @@ register(
         body=_gated,
         sketches=_gated_sketches,
         lower=_tile_sources,
+        facts=pipe_facts.decisions,
+        sizes=_tile_sizes,
         needs=frozenset({TCGEN05}),
     ),
 )

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from tvm.s_tir.schedule import Trace
 from tvm.tirx import PrimFunc
 
 from blockscale.base.targets import BULK_COPIES
 from blockscale.catalog.moe import WORKSPACE_ALIGNMENT
-from blockscale.catalog.registry import Bucket, Road, register, scheduled
-from blockscale.lower.cuda import Source
+from blockscale.catalog.registry import Bucket, Road, register
 from blockscale.lower.int4 import kernel
+from blockscale.lower.warp import facts as warp_facts
 from blockscale.schedules.int4 import cpu, wgmma
 from blockscale.specs import Int4Dequantize, Int4Mm
 from blockscale.specs.int4 import TILES
@@ -66,8 +63,8 @@ def _tiles(spec: Int4Mm, bucket: Bucket, level: str, rows: int | None) -> PrimFu
     return int4_tiles(spec, rows)
 
 
-def _sources(spec: Int4Mm, arch: str, traces: Mapping[str, Trace | None]) -> Source:
-    return kernel.sources(scheduled(spec, arch, traces), spec, arch)
+def _sizes(spec: Int4Mm, rows: int) -> dict[str, int]:
+    return {"rows": rows, "bytes": spec.workspace_bytes(rows), "scales": spec.matrices}
 
 
 register(
@@ -81,7 +78,9 @@ register(
         buckets=_gpu_buckets,
         body=_tiles,
         sketches=lambda spec, bucket, level: wgmma.int4_sketches(spec, bucket.rows, level),
-        lower=_sources,
+        lower=lambda spec, arch, bodies, name: kernel.sources(bodies, spec, arch, name),
+        facts=warp_facts.decisions,
+        sizes=_sizes,
         needs=frozenset({BULK_COPIES}),
         alignments=lambda spec: {"workspace": WORKSPACE_ALIGNMENT},
     ),

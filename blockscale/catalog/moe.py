@@ -6,7 +6,7 @@ number of tokens; where GEMMs multiply codes by codes, kernels of each GEMM for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -16,10 +16,12 @@ from tvm.tirx import PrimFunc
 
 from blockscale.base.targets import BULK_COPIES, TCGEN05
 from blockscale.catalog.gemm import grouped_buckets
-from blockscale.catalog.registry import Bucket, Road, Workload, register, scheduled, workloads
+from blockscale.catalog.registry import Body, Bucket, Road, Workload, register, workloads
 from blockscale.lower.cuda import Source
 from blockscale.lower.moe import codes, kernel
+from blockscale.lower.pipe import facts as pipe_facts
 from blockscale.lower.pipe.maps import SPREAD_ALIGNMENT, spreads_codes
+from blockscale.lower.warp import facts as warp_facts
 from blockscale.lower.warp.derive import derive
 from blockscale.lower.warp.kernel import Kernel
 from blockscale.schedules.moe import codes as codes_schedules
@@ -150,8 +152,8 @@ def _gemm_sketches(spec: FusedMoe, bucket: Bucket, level: str) -> list[Sketch]:
     return wgmma.moe_sketches(gemm_of(spec, bucket.part), bucket.rows, level)
 
 
-def _sources(spec: FusedMoe, arch: str, traces: Mapping[str, Trace | None]) -> Source:
-    return kernel.sources(bodies(spec, arch, traces), spec, arch)
+def _sources(spec: FusedMoe, arch: str, pairs: Sequence[kernel.Pair], name: str) -> Source:
+    return kernel.sources(pairs, spec, arch)
 
 
 def _codes_buckets(spec: FusedMoe) -> tuple[Bucket, ...]:
@@ -177,10 +179,10 @@ def _codes_alignments(spec: FusedMoe) -> dict[str, int]:
     return found
 
 
-def _codes_sources(spec: FusedMoe, arch: str, traces: Mapping[str, Trace | None]) -> Source:
+def _codes_sources(spec: FusedMoe, arch: str, bodies: Sequence[Body], name: str) -> Source:
     parts = [workload.part for workload in workloads(spec, arch)]
-    bodies = list(zip(parts, scheduled(spec, arch, traces), strict=True))
-    first, second = ([body for own, body in bodies if own == part] for part in PARTS)
+    known = list(zip(parts, bodies, strict=True))
+    first, second = ([body for own, body in known if own == part] for part in PARTS)
     return codes.sources(first, second, spec, arch)
 
 
@@ -188,7 +190,9 @@ DECODING = Road(
     buckets=_gemm_buckets,
     body=lambda spec, bucket, level, rows: moe_tiles(gemm_of(spec, bucket.part), rows),
     sketches=_gemm_sketches,
+    bodies=bodies,
     lower=_sources,
+    facts=warp_facts.decisions,
     needs=frozenset({BULK_COPIES}),
     alignments=lambda spec: {"workspace": WORKSPACE_ALIGNMENT},
     kin=_kin,
@@ -200,6 +204,7 @@ CODES = Road(
     body=_codes_body,
     sketches=_codes_sketches,
     lower=_codes_sources,
+    facts=pipe_facts.decisions,
     needs=frozenset({TCGEN05}),
     alignments=_codes_alignments,
 )
@@ -222,7 +227,7 @@ register(
     ),
     cuda=Road(
         buckets=lambda spec: (),
-        lower=lambda spec, arch, traces: kernel.route_sources(spec, arch),
+        lower=lambda spec, arch, bodies, name: kernel.route_sources(spec, arch),
         needs=frozenset({BULK_COPIES}),
     ),
 )

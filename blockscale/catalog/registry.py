@@ -42,6 +42,9 @@ class Bucket:
     part: int | None = None
 
 
+Body = tuple[int | None, PrimFunc]
+"""A scheduled function, and the largest size that it is for; None: any."""
+
 CPU_ROWS, CUDA_ROWS = 512, 8192
 CPU_COLS, CUDA_COLS = 4096, 8192
 """Of the static instance on which an op for any number of them is tuned."""
@@ -63,7 +66,11 @@ class Road:
         sketches: spec, bucket, level -> the sketches, the one of the default schedule first.
         tuned: spec, bucket -> size of the static instance, as ``body`` takes it.
         size: spec, function -> what the buckets limit, in the function's symbols.
-        lower: spec, architecture, traces by tag -> host and device code; None: by TVM's passes.
+        bodies: spec, level, traces by tag -> what ``lower`` takes: functions with limits, ascending.
+        lower: spec, architecture, bodies, name -> host and device code; None: by TVM's passes.
+        facts: schedule -> its decisions by name, where they are a plan; None: its trace tells them.
+        sizes: spec, rows -> what symbols of its parameters' shapes are in the instance for so many
+            rows; None: what they are in ``body``, which is not of whole tiles.
         needs: features of `base.targets` without which there is no such kernel.
         alignments: spec -> bytes of which a parameter's address is a multiple, if more than usual.
         kin: spec, part -> specs whose schedules serve this one where it has none.
@@ -74,7 +81,12 @@ class Road:
     sketches: Callable[[Any, Bucket, str], list[Sketch]] = _nothing
     tuned: Callable[[Any, Bucket], Any] = lambda spec, bucket: bucket.rows
     size: Callable[[Any, PrimFunc], PrimExpr] = lambda spec, func: func.params[0].shape[0]
-    lower: Callable[[Any, str, Mapping[str, Trace | None]], lower_cuda.Source] | None = None
+    bodies: Callable[[Any, str, Mapping[str, Trace | None]], Sequence[Any]] = (
+        lambda spec, level, traces: scheduled(spec, level, traces)
+    )
+    lower: Callable[[Any, str, Sequence[Any], str], lower_cuda.Source] | None = None
+    facts: Callable[[Schedule], Mapping[str, float]] | None = None
+    sizes: Callable[[Any, int], Mapping[str, int]] | None = None
     needs: frozenset[str] = frozenset()
     alignments: Callable[[Any], dict[str, int]] = lambda spec: {}
     kin: Callable[[Any, int | None], Sequence[Spec]] = lambda spec, part: ()
@@ -199,6 +211,19 @@ class Workload:
         """Return the sketches, the one of the default schedule first."""
         return road(self.spec, level).sketches(self.spec, self.bucket(level), level)
 
+    def facts(self, level: str) -> Callable[[Schedule], Mapping[str, float]] | None:
+        """Return what tells the decisions of a schedule; None if only its trace does."""
+        return road(self.spec, level).facts
+
+    def sizes(self, level: str) -> dict[str, int]:
+        """Return what symbols of the parameters' shapes are in the static instance."""
+        told = road(self.spec, level).sizes
+        if told is not None:
+            return dict(told(self.spec, self.rows))
+        pairs = zip(self.spec.params(), self.mod(level)["main"].params, strict=True)
+        dims = (pair for p, v in pairs if p.dims for pair in zip(p.dims, v.shape, strict=True))
+        return dict(filter(None, (dim.solve(int(size)) for dim, size in dims)))
+
     def space(self, level: str) -> Callable[[Schedule], list[Schedule]]:
         """Return the space function: one schedule per sketch, with sampled decisions."""
         sketches = self.sketches(level)
@@ -248,7 +273,7 @@ def exported(spec: Spec, level: str, traces: Mapping[str, Trace | None]) -> tvm.
 
 def scheduled(
     spec: Spec, level: str, traces: Mapping[str, Trace | None]
-) -> list[tuple[int | None, PrimFunc]]:
+) -> list[Body]:
     """Return the bucket's limits and functions for any number of rows; see `exported`."""
     bodies = []
     for workload in workloads(spec, level):
@@ -264,13 +289,13 @@ def scheduled(
 
 def cuda_source(spec: Spec, arch: str, traces: Mapping[str, Trace | None]) -> lower_cuda.Source:
     """Return host and device code of the exported function ``spec.name``; see `exported`."""
-    lower = road(spec, arch).lower
-    if lower is not None:
-        return lower(spec, arch, traces)
+    own = road(spec, arch)
+    if own.lower is not None:
+        return own.lower(spec, arch, own.bodies(spec, arch, traces), spec.name)
     return lower_cuda.sources(exported(spec, arch, traces)[spec.name], spec.name, arch)
 
 
-def _dispatch(spec: Spec, level: str, bodies: list[tuple[int | None, PrimFunc]]) -> PrimFunc:
+def _dispatch(spec: Spec, level: str, bodies: list[Body]) -> PrimFunc:
     """Join functions of one signature: the first whose limit is not exceeded runs."""
     first = bodies[0][1]
     size = road(spec, level).size(spec, first)

@@ -14,8 +14,9 @@ from tvm_ffi import libinfo
 
 from blockscale.base import files
 from blockscale.building import export
-from blockscale.tuning.components.facts import moe_gemm_of
-from blockscale.tuning.worker import PARAMS
+from blockscale.specs import Spec
+from blockscale.tuning.moe.data import moe_gemm_of
+from blockscale.tuning.worker import SPEC
 
 OPENMP, CUDA = (f"{__name__}:{name}" for name in ("export_openmp", "export_cuda"))
 """How `worker.build` is told of the functions below."""
@@ -52,22 +53,22 @@ def export_cuda(module: Any, target: str, out: Path) -> None:
     if moe_gemm_of(module) is not None:
         moe_kernels.export(func, arch, out)
         return
-    params = json.loads(str(func.attrs[PARAMS]))
+    spec = Spec.from_json(json.loads(str(func.attrs[SPEC])))
+    params = [param.to_manifest() for param in spec.params()]
     target_of = {"kind": "cuda", "level": arch, "features": [], "archs": [arch]}
     contents = contents_of(target_of, {}, {"main": {"base": "main", "params": params}}, {})
-    write_cuda_library([_cuda_code(func.without_attr(PARAMS), params, arch)], contents, out)
+    write_cuda_library([_cuda_code(func.without_attr(SPEC), spec, arch)], contents, out)
 
 
-def _cuda_code(func: Any, params: list[dict[str, Any]], arch: str) -> Any:
-    """Return the machine code of ``main``; a tcgen05 GEMM is not lowered by TVM."""
+def _cuda_code(func: Any, spec: Spec, arch: str) -> Any:
+    """Return the machine code of ``main``, which is lowered as that of a library is."""
+    from blockscale.catalog import road
     from blockscale.lower import cuda
-    from blockscale.lower.pipe import host as pipe
-    from blockscale.tir.gemm.tiles import PARAMS as TRUE_SHAPES
 
-    if TRUE_SHAPES not in func.attrs:
+    lower = road(spec, arch).lower
+    if lower is None:
         return cuda.compile_cuda(func, "main", arch)
-    names = [str(param["name"]) for param in params]
-    return cuda.compile_sources(pipe.sources([(None, func)], "main", arch, names), "main", arch)
+    return cuda.compile_sources(lower(spec, arch, [(None, func)], "main"), "main", arch)
 
 
 def _runtime(folder: Path) -> Path:
