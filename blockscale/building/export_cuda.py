@@ -268,9 +268,10 @@ def _code_tables(number: int, code: FunctionCode, folder: Path) -> str:
     for i, kernel in enumerate(code.kernels):
         kinds = [_KINDS.get(kind, "BS_DIRECT") for kind in kernel.params]
         places = [_PLACES[tag] for tag in kernel.launch if tag in _PLACES]
-        options = sorted(
-            {o for tag in kernel.launch for t, o in _OPTIONS.items() if tag.startswith(t)}
-        )
+        found = {o for tag in kernel.launch for t, o in _OPTIONS.items() if tag.startswith(t)}
+        if kernel.waits and int(_ARCH.fullmatch(code.arch)[1]) >= 9:  # type: ignore[index]
+            found.add("BS_WAITS")
+        options = sorted(found)
         own = f"{number}_{i}"
         lines.append(f"static const uint8_t kinds_{own}[] = {{{', '.join(kinds) or 0}}};")
         lines.append(f"static const uint8_t places_{own}[] = {{{', '.join(places) or 0}}};")

@@ -29,16 +29,24 @@ PARTS = (1, 2, 4)
 
 def quantize_sketches(spec: Quantize) -> list[Sketch]:
     """Sketches of `blocks_threads.quantize`: with default caching, and streaming."""
-    return [partial(quantize, spec=spec, hint=hint) for hint in cuda_blocks.HINTS]
+    orders = ("tiles", "rows") if spec.layout != "linear" else ("linear",)
+    return [
+        partial(quantize, spec=spec, hint=hint, order=order)
+        for order in orders
+        for hint in cuda_blocks.HINTS
+    ]
 
 
-def quantize(sch: Schedule, choose: Choose, spec: Quantize, hint: str) -> None:
+def quantize(sch: Schedule, choose: Choose, spec: Quantize, hint: str, order: str) -> None:
     """A block a thread: load, scale, codes, store."""
-    swizzled, dtype = spec.layout != "linear", spec.dtype
+    dtype = spec.dtype
     # Registers: a block is 8 of them as bfloat16, and 32 as MXFP4 in float32.
-    parts = choose(sch, list(PARTS), 4 if swizzled else 2)
+    parts = choose(sch, list(PARTS), 4 if order == "rows" else 2)
     warps = choose(sch, list(WARPS), 8)
-    _bind(sch, ("load", "codes"), parts, warps, swizzled, clamped=True)
+    if order == "tiles":
+        _bind_tile_order(sch, ("load", "codes"), parts, warps)
+    else:
+        _bind(sch, ("load", "codes"), parts, warps, order == "rows", clamped=True)
     in_registers(sch, "load", "amax", "scale", "divisor", "pack")
     tensorize(sch, "load", cuda_blocks.load(dtype, spec.block, hint))
     if not spec.given_amax:
@@ -111,6 +119,29 @@ def _bind(
     bind(sch, [sch.fuse(warp, lane)], ["threadIdx.x"])
     for name in nests:
         sch.unroll(sch.get_loops(sch.get_sblock(name))[len(outer) + 1])
+
+
+def _bind_tile_order(sch: Schedule, nests: tuple[str, str], parts: ExprRV, warps: ExprRV) -> None:
+    """Bind both nests so that what a warp stores of scales lies together in the 128x4 layout.
+
+    Its lanes are four blocks of the rows r, r + 1, r + 32, ... r + 97: scales are 32 bytes, a
+    sector, where those of 32 blocks of a row would be eight pieces of four bytes.  The parts of a
+    thread are the next pairs of rows, the next sectors; the warps beside it have the next columns.
+    """
+    merged = []
+    for name in nests:
+        row, block = sch.get_loops(sch.get_sblock(name))[:2]
+        tile, quarter, pair, inner = sch.split(row, [None, 4, 16, 2])
+        pair, part = sch.split(pair, [None, parts])
+        group, warp, col = sch.split(block, [None, warps, 4], disable_predication=True)
+        sch.reorder(tile, pair, group, warp, inner, quarter, col, part)
+        merged.append(col)
+    sch.merge(*merged)
+    tile, pair, group, warp, *lanes = sch.get_loops(sch.get_sblock(nests[0]))[:7]
+    bind(sch, [sch.fuse(tile, pair), group], ["blockIdx.x", "blockIdx.y"])
+    bind(sch, [sch.fuse(warp, *lanes)], ["threadIdx.x"])
+    for name in nests:
+        sch.unroll(sch.get_loops(sch.get_sblock(name))[3])
 
 
 def swizzle_sketches(spec: Swizzle | Unswizzle) -> list[Sketch]:

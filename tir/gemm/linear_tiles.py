@@ -13,6 +13,7 @@ A decoded weight is w * 2^-LEFT_OVER: what 16-bit arithmetic makes of codes with
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from tvm.tirx import PrimFunc
 
 from blockscale.base.sizes import ceil_div, round_up
 from blockscale.specs import Linear
-from blockscale.specs.plans.moe import scale_count
+from blockscale.specs.plans.moe import AFTER, scale_count
 from blockscale.tir.common import i64
 from blockscale.tir.gemm.tiles import OPTIONAL, PARAMS
 from blockscale.tir.moe.tiles import (
@@ -39,6 +40,9 @@ from blockscale.tir.moe.tiles import (
     relu2,
 )
 
+WEIGHT = ("packed", "block_scale", "scale")
+"""Parameters that are written once, when a weight is prepared, which ends before the call does."""
+
 
 def linear_tiles(spec: Linear, rows: int | None = None) -> PrimFunc:
     """Return the unscheduled layer in whole tiles.
@@ -51,9 +55,15 @@ def linear_tiles(spec: Linear, rows: int | None = None) -> PrimFunc:
     """
     func = (_gated if spec.gated else _plain)(spec)
     optional = {"global_scale": 1.0, "bias": 0.0, "residual": 0.0}
-    func = func.with_attrs({PARAMS: true_shapes(spec), OPTIONAL: optional})
+    shapes = true_shapes(spec)
+    func = func.with_attrs({PARAMS: shapes, OPTIONAL: optional, AFTER: after(shapes)})
     # Whole tiles are the same for several numbers of rows, whose best schedules are not.
     return func if rows is None else func.with_attr("blockscale.rows", rows)
+
+
+def after(shapes: Iterable[str]) -> list[str]:
+    """Return the parameters that the kernel before may write, or read: all but the weight."""
+    return [name for name in shapes if name not in WEIGHT]
 
 
 def true_shapes(spec: Linear) -> dict[str, list[tuple[str, int, int, int]]]:

@@ -52,7 +52,10 @@ def sources(
     buckets = merged(((limit, derive(func)) for limit, func in bodies), name, emit)
     texts = [bucket.text for bucket in buckets]
     launch = ALONE if prepare is None else FOLLOWS
-    codes = [KernelCode(b.name, kernel_params(b.kernel), launch) for b in buckets]
+    codes = [
+        KernelCode(b.name, kernel_params(b.kernel), launch, b.kernel.after is not None)
+        for b in buckets
+    ]
     if prepare is not None:
         texts += [HEADER, _prepare_source(prepare, spec)]
         codes.append(moe_small.code_of(prepare, INT4_PREPARE))

@@ -159,7 +159,8 @@ class _Derivation:
             optional=reader.optional,
             scalars=reader.scalars,
             grouped=reader.grouped,
-            after=reader.after,
+            # GPUs that have no bulk copies let no kernel begin before the one before has ended.
+            after=reader.after if COPIES[self.weights.what] == "bulk" else None,
             unit=self.unit,
             copies=COPIES[self.weights.what],
             form=form,

@@ -36,7 +36,10 @@ def sources(
     places = {param: i for i, param in enumerate(params)}
     rows = [_row(bucket, places, GPU_TARGETS[arch].sm_shared) for bucket in buckets]
     known = f".a = {places['x']}, .a_scale = -1"
-    codes = tuple(KernelCode(b.name, kernel_params(b.kernel), LAUNCH) for b in buckets)
+    codes = tuple(
+        KernelCode(b.name, kernel_params(b.kernel), LAUNCH, b.kernel.after is not None)
+        for b in buckets
+    )
     text = "\n".join(bucket.text for bucket in buckets)
     return Source(table(symbol(name, arch), rows, known), text, codes)
 

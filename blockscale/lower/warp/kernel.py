@@ -211,7 +211,9 @@ class Kernel:
     @property
     def loaders(self) -> int:
         """Warps that do not multiply: registers move between groups of four."""
-        return 4 if self.moves_registers else 1 + self.row_loaders
+        if self.copies == "async":
+            return 1
+        return 4 if self.moves_registers else 1 + (self.row_loaders or 1)
 
     @property
     def threads(self) -> int:

@@ -13,30 +13,49 @@ class Loads(Frame):
 
     def lines(self) -> list[str]:
         """Codes, scales and rows of x of all tiles."""
-        k, rows = self.kernel, self.kernel.rows
-        if rows.how == "row":
-            return self._divided()
-        body = [*self._first_weights(), *self._first_rows()]
-        first = ["uint32_t stage = 0, parity = 0;", "const uint64_t policy = bs_policy(true);"]
-        if k.copies == "async":  # none may be on its way when the warp ends
-            tiles = self.tiles([*body, *self.stages(self._async_stage)])
-            return [*first, *tiles, "bs_cp_async_wait_all();"]
-        keep = [] if rows.tma else ["const uint64_t keep = bs_policy(false);"]
-        return [*first, *keep, *self.tiles([*body, *self.stages(self._bulk_stage)])]
-
-    def _divided(self) -> list[str]:
-        """The first warp loads weights, by one lane; the others rows of x."""
         k = self.kernel
-        weights = [
-            "uint32_t stage = 0, parity = 0;",
-            "const uint64_t policy = bs_policy(true);",
-            *self.tiles([*self._first_weights(), *self.stages(self._weight_stage)]),
+        if k.copies == "async":  # none may be on its way when the warp ends
+            body = [*self._first_weights(), *self._first_rows(), *self.stages(self._async_stage)]
+            return [*self._ring(True), *self.tiles(body), "bs_cp_async_wait_all();"]
+        weights = [*self._first_weights(), *self.stages(self._weight_stage)]
+        rows = self._single_rows() if k.rows.how == "row" else self._whole_rows()
+        waits = [name for name in self._read_by_rows() if name in (k.after or ())]
+        wait = ["bs_grid_wait();"] if waits and not self.waits_first() else []
+        spare = k.moves_registers and not k.row_loaders
+        second = f"if (warp_id == {k.consumers + 1}) " if spare else ""
+        return [
+            f"if (warp_id == {k.consumers}) {{",
+            "  if (lane == 0) {",
+            *indented([*self._ring(True), *self.tiles(weights)], 2),
+            "  }",
+            f"}} else {second}{{",
+            *indented([*wait, *rows]),
+            "}",
         ]
+
+    @staticmethod
+    def _ring(once: bool) -> list[str]:
+        """Where a warp is in the ring; ``once``: what it loads is read once."""
+        return [
+            "uint32_t stage = 0, parity = 0;",
+            "const uint64_t policy = bs_policy(true);"
+            if once
+            else "const uint64_t keep = bs_policy(false);",
+        ]
+
+    def _whole_rows(self) -> list[str]:
+        """Rows of x of all tiles by bulk copies."""
+        ring = self._ring(False)[: 1 if self.kernel.rows.tma else 2]
+        return [*ring, *self.tiles([*self._first_rows(), *self.stages(self._whole_row_stage)])]
+
+    def _single_rows(self) -> list[str]:
+        """Rows of x of all tiles one by one, by cp.async."""
+        k = self.kernel
         step = 4 * k.row_loaders
         count = -(-k.rows_tile // step)
         names = {"sorted": "from", "slot": "__ldg(order + from)"}
         pitch = self.channels // 8
-        rows = [
+        return [
             "uint32_t stage = 0, parity = 0;",
             f"const int begin = (warp_id - {k.consumers + 1}) * 4 + lane / 8, piece = lane % 8;",
             f"const uint32_t to = {k.rows.slot.at} + begin * {k.rows.row_stride} + "
@@ -55,17 +74,6 @@ class Loads(Frame):
                 ]
             ),
             "bs_cp_async_wait_all();",
-        ]
-        waits = [name for name in self._read_by_rows() if name in (k.after or ())]
-        wait = ["bs_grid_wait();"] if waits and not self.waits_first() else []
-        return [
-            f"if (warp_id == {k.consumers}) {{",
-            "  if (lane == 0) {",
-            *indented(weights, 2),
-            "  }",
-            "} else {",
-            *indented([*wait, *rows]),
-            "}",
         ]
 
     def _read_by_rows(self) -> list[str]:
@@ -99,23 +107,18 @@ class Loads(Frame):
             self.next(),
         ]
 
-    def _bulk_stage(self, blocks: int, last: bool) -> list[str]:
-        """Bulk copies by the first lane, those of rows of x by a lane each."""
-        both = (self.kernel.weights, self.kernel.scales)
-        counts = sum(self._stage_bytes(load, blocks) for load in both)
-        expected = f"{self.ragged()} * {counts}" if self.ragged() else str(counts)
+    def _whole_row_stage(self, blocks: int, last: bool) -> list[str]:
+        """Bulk copies of rows of x: a box by the first lane, or rows by a lane each."""
         before, by_one, by_lanes, size = self._row_loads(blocks, last)
-        lines = [
+        return [
             self.at(),
             f"bs_mbar_wait({self.empty}, parity ^ 1);",
             *before,
-            f"if (lane == 0) bs_mbar_expect({self.full}, {expected} + {size});",
-            "__syncwarp();",
-            "if (lane == 0) {",
+            f"if (lane == 0) bs_mbar_expect({self.full}, {size});",
+            *(["if (lane == 0) {", *indented(by_one), "}"] if by_one else ["__syncwarp();"]),
+            *by_lanes,
+            self.next(),
         ]
-        for load in both:
-            lines += indented(self._runs(load, blocks))
-        return [*lines, *indented(by_one), "}", *by_lanes, self.next()]
 
     def _async_stage(self, blocks: int, last: bool) -> list[str]:
         """Copies by all lanes; each lane arrives when its own are done."""

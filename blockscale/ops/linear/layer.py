@@ -96,13 +96,13 @@ def linear(
         if packed.layout == "tiles64" and act_fmt is None and act_global_scale is None:
             w = packed
             given = x, w.packed, w.block_scale, w.global_scale, w.bias, residual, out
-            return _LINEAR.run((activation, out_dtype, residual is None, w.facts), given)
+            return _LINEAR.run((activation, out_dtype, residual is None, w.facts, None), given)
         weights = packed
     else:
         gated = bool(gated)
         plain = act_fmt is None and act_global_scale is None and fmt != "int4"
         if plain and group_size is None and zero is None and not getattr(x, "is_cuda", False):
-            options = activation, out_dtype, residual is None, (fmt, gated, _shape(packed))
+            options = activation, out_dtype, residual is None, (fmt, gated, _shape(packed)), None
             return _LINEAR.run(options, (x, packed, block_scale, global_scale, bias, residual, out))
         tensors = Given(packed, block_scale, fmt, global_scale, bias, gated, group_size, zero)
         weights = _converted(x, tensors, act_fmt)
@@ -130,7 +130,9 @@ def _prepared(
         return _int4(x, weights, epilogue, out)
     kind = w.facts if w.layout == "tiles64" else (w.fmt, w.gated, w.packed.shape)
     given = x, w.packed, w.block_scale, w.global_scale, w.bias, residual, out
-    return _LINEAR.run((activation, out_dtype, residual is None, kind), given)
+    # Tiles that get here are still being written; a kernel that begins early reads them at once.
+    early = False if w.layout == "tiles64" else None
+    return _LINEAR.run((activation, out_dtype, residual is None, kind, early), given)
 
 
 def _nothing_more() -> None:
@@ -155,15 +157,15 @@ def _converted(x: Tensor, given: Given, act_fmt: str | None) -> LinearWeights:
 
 
 class _Linear(call.Op[Tensor]):
-    """Options: activation, out_dtype, whether there is no residual, and the weight's kind.
+    """Options: activation, out_dtype, whether there is no residual, the weight's kind, enable_pdl.
 
-    That is the `Facts` of a weight in layout "tiles64"; of one in layout "linear", whose tensors
+    The kind is the `Facts` of a weight in layout "tiles64"; of one in layout "linear", whose tensors
     may be anything until checked, its format, whether it is gated, and the shape of its codes.
     """
 
     def recorded(self, options: Any, given: Any) -> Tensor:
         x, packed, block_scale, g, bias, residual, out = given
-        activation, out_dtype, _, kind = options
+        activation, out_dtype, _, kind, _ = options
         facts = kind if isinstance(kind, Facts) else Facts(kind[0], 0, 0, 0, kind[1])
         fmt, n, k, group, gated, *rest = facts
         made = call.operator(self.name)(
@@ -208,7 +210,7 @@ class _Linear(call.Op[Tensor]):
             return Checked(None, (), y)
         added = () if residual is None else (residual.view(rows, spec.cols),)
         arguments = x.view(rows, spec.k), *weight, *added, y.view(rows, spec.cols)
-        return Checked(spec, arguments, y)
+        return Checked(spec, arguments, y, options[-1])
 
 
 _LINEAR = _Linear(WHERE)
@@ -226,7 +228,7 @@ def _check_call(
     x: Tensor, weight: tuple[Any, ...], residual: Any, options: Any
 ) -> tuple[Linear, tuple[Any, ...]]:
     """Return the spec of the kernel, and the weight's tensors as it takes them."""
-    activation, out_dtype, _, kind = options
+    activation, out_dtype, _, kind, _ = options
     if isinstance(kind, Facts):
         facts = kind
         checks.tensor(WHERE, "x", x, checks.ACTIVATIONS)
@@ -433,7 +435,7 @@ def _linear_op(
     if layout == "tiles64":
         kind = Facts(fmt, n, k, group, gated, zeros, layout, scale_dtype)
     weight = packed, block_scale, global_scale, bias
-    options = activation, out_dtype, residual is None, kind
+    options = activation, out_dtype, residual is None, kind, None
     if checks.has_data():
         return _LINEAR.run(options, (x, *weight, residual, None))
     spec, _ = _check_call(x, weight, residual, options)

@@ -169,6 +169,9 @@ def prepare_linear_weights(
 ) -> LinearWeights:
     """Return the weight as kernels load it; keep it, and pass it in place of ``packed``.
 
+    On CUDA it waits until the weight is written: kernels read it before the kernel before them in
+    the stream has ended.  Whoever writes to its tensors afterwards has to wait for that likewise.
+
     Args:
         packed: codes [N, K / 2] uint8 or float4_e2m1fn_x2, even k in the low nibble; int4: from 0
             to 15.  Gated: the rows of gates, then those of ups.
@@ -194,7 +197,17 @@ def prepare_linear_weights(
         *(packed, block_scale, fmt, global_scale, bias, bool(gated), group_size, zero),
         int4_signed=int4_signed,
     )
-    return prepared(WHERE, given, dtype, layout)
+    made = prepared(WHERE, given, dtype, layout)
+    _wait_for(made.packed)
+    return made
+
+
+def _wait_for(tensor: Tensor) -> None:
+    """Wait until the current stream has written a tensor, where there is a stream."""
+    if not tensor.is_cuda or is_compiling() or type(tensor) is not Tensor:
+        return
+    if not torch.cuda.is_current_stream_capturing():
+        torch.cuda.current_stream(tensor.device).synchronize()
 
 
 def prepared(where: str, given: Given, dtype: torch.dtype, layout: str | None) -> LinearWeights:

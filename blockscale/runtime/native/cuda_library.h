@@ -40,7 +40,8 @@ enum { BS_DIRECT, BS_FLOAT32, BS_BY_ADDRESS };
 /* Where a launch argument goes. */
 enum { BS_GRID = 0, BS_BLOCK = 3, BS_CLUSTER = 6, BS_PREFERRED_CLUSTER = 9, BS_SHARED = 12, BS_PLACES };
 
-enum { BS_HAS_CLUSTER = 1, BS_HAS_PREFERRED_CLUSTER = 2, BS_PROGRAMMATIC = 4, BS_COOPERATIVE = 8 };
+enum { BS_HAS_CLUSTER = 1, BS_HAS_PREFERRED_CLUSTER = 2, BS_PROGRAMMATIC = 4, BS_COOPERATIVE = 8,
+       BS_WAITS = 16 /* for the kernel before it: code for sm_90 and later alone can */ };
 
 typedef struct {
   const char *name;

@@ -336,7 +336,7 @@ static uint32_t add_attributes(const BsCall *call, const BsKernel *kernel, const
     attributes[count++].value.flag = 1;
   }
   int asked = kernel->options & BS_PROGRAMMATIC || call->flags & BS_FLAG_PROGRAMMATIC;
-  if (asked && call->device->major >= HOPPER) {
+  if (asked && kernel->options & BS_WAITS && call->device->major >= HOPPER) {
     attributes[count].id = PROGRAMMATIC;
     attributes[count++].value.flag = 1;
   }

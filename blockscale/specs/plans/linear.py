@@ -60,8 +60,11 @@ class LinearTile:
 
     @property
     def loaders(self) -> int:
-        """Warps that do not multiply; one loads, and registers move between groups of four."""
-        return 4 if self.moves_registers else 1
+        """Warps that do not multiply; registers move between groups of four.
+
+        One loads weights by bulk copies and one rows of x, or one everything by cp.async.
+        """
+        return 4 if self.moves_registers else 2 if self.copies == "bulk" else 1
 
     @property
     def moves_registers(self) -> bool:
