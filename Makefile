@@ -88,10 +88,12 @@ format: venv ## let ruff sort imports, mend what it can, and format
 bench: venv ## measure the CPU kernels of this machine
 	@$(BIN)/python -m bench.cpu
 
-gpu: venv ## build for an H200 what bench.gpu measures (needs nvcc, no GPU)
+gpu: venv ## build for an H200 what bench.gpu and bench.gpu.linear measure (needs nvcc, no GPU)
 	@mkdir -p dist
 	@$(BIN)/python -m bench.gpu --names | \
 	  xargs $(BIN)/blockscale build --target sm_90a -o dist/kernels-sm90a.so
+	@$(BIN)/python -m bench.gpu.linear --names | \
+	  xargs $(BIN)/blockscale build --target sm_90a -o dist/linear-sm90a.so
 
 typings: venv ## show type checkers the package as a wheel has it
 	@mkdir -p typings/blockscale

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
-from tvm.s_tir.schedule import Trace
+from tvm.s_tir import Schedule
 from tvm.tirx import PrimFunc
 
+from blockscale.base.sizes import ceil_div, round_up
 from blockscale.base.targets import TCGEN05
-from blockscale.catalog.registry import Bucket, Road, register, scheduled
+from blockscale.catalog.registry import Body, Bucket, Road, register
 from blockscale.lower.cuda import Source
+from blockscale.lower.pipe import facts as pipe_facts
 from blockscale.lower.pipe import host
 from blockscale.lower.pipe.maps import SPREAD_ALIGNMENT, spreads_codes
+from blockscale.lower.warp import facts as warp_facts
 from blockscale.lower.warp import host as warp_host
+from blockscale.lower.warp.derive import derive
 from blockscale.schedules.gemm import cpu, cpu_linear, tcgen05
 from blockscale.schedules.gemm import linear as gpu_linear
 from blockscale.schedules.steps import Sketch
 from blockscale.specs import GroupedMmActFp4Quant, GroupedMmFp4, Linear, MmFp4
+from blockscale.specs.plans.linear import LinearTile
 from blockscale.tir.gemm.gated_tiles import gated_tiles
 from blockscale.tir.gemm.grouped_act import grouped_gemm_act
 from blockscale.tir.gemm.grouped_mm import grouped_gemm
@@ -89,9 +94,33 @@ def _linear_on_gpu(spec: Linear, bucket: Bucket, level: str, rows: int | None) -
     return linear_tiles(spec, rows)
 
 
-def _linear_sources(spec: Linear, arch: str, traces: Mapping[str, Trace | None]) -> Source:
-    names = [param.name for param in spec.params()]
-    return warp_host.sources(scheduled(spec, arch, traces), spec.name, arch, names)
+def _linear_sources(spec: Linear, arch: str, bodies: Sequence[Body], name: str) -> Source:
+    return warp_host.sources(bodies, name, arch, [param.name for param in spec.params()])
+
+
+def _linear_kin(spec: Linear, part: int | None) -> list[Linear]:
+    """Return the layers whose kernels are as fast as its own: what follows the sums is little.
+
+    They differ in dtype, activation and residual.
+    """
+    if spec.layout != "tiles64":
+        return []
+    plain = Linear(
+        *(spec.n, spec.k, spec.fmt, "bfloat16", spec.group, spec.zero, spec.layout),
+        activation="silu" if spec.gated else "none",
+        gated=spec.gated,
+    )
+    return [plain] if plain != spec else []
+
+
+def _linear_adopt(sch: Schedule, spec: Linear, part: int | None, of: PrimFunc) -> None:
+    """Schedule the layer as another one is."""
+    made = derive(of)
+    tile = LinearTile(
+        *(made.unit, made.cols_tile, made.rows_tile, made.warps, made.slices, made.ctas),
+        *(made.blocks, made.fastest, made.copies),
+    )
+    gpu_linear.decided(sch, spec, tile, made.stages)
 
 
 def _mm(spec: Gemm, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:
@@ -133,10 +162,16 @@ def _gated_sketches(spec: GroupedMmActFp4Quant, bucket: Bucket, level: str) -> l
 
 
 def _tile_sources(
-    spec: Gemm | GroupedMmActFp4Quant, arch: str, traces: Mapping[str, Trace | None]
+    spec: Gemm | GroupedMmActFp4Quant, arch: str, bodies: Sequence[Body], name: str
 ) -> Source:
-    names = [param.name for param in spec.params()]
-    return host.sources(scheduled(spec, arch, traces), spec.name, arch, names)
+    return host.sources(bodies, name, arch, [param.name for param in spec.params()])
+
+
+def _tile_sizes(spec: Gemm | GroupedMmActFp4Quant, rows: int) -> dict[str, int]:
+    """Rows, and those of a's scales where experts, with as many rows each, have tiles of 128."""
+    if isinstance(spec, MmFp4):
+        return {"rows": rows}
+    return {"rows": rows, "scale_rows": spec.experts * round_up(ceil_div(rows, spec.experts), 128)}
 
 
 def _tile_alignments(spec: Gemm) -> dict[str, int]:
@@ -148,6 +183,8 @@ TENSOR_MEMORY = Road(
     body=_tiles,
     sketches=_tile_sketches,
     lower=_tile_sources,
+    facts=pipe_facts.decisions,
+    sizes=_tile_sizes,
     needs=frozenset({TCGEN05}),
     alignments=_tile_alignments,
 )
@@ -164,6 +201,10 @@ register(
         body=_linear_on_gpu,
         sketches=lambda spec, bucket, level: gpu_linear.linear_sketches(spec, bucket.rows, level),
         lower=_linear_sources,
+        facts=warp_facts.decisions,
+        sizes=lambda spec, rows: {"rows": rows},
+        kin=_linear_kin,
+        adopt=_linear_adopt,
         alignments=lambda spec: dict.fromkeys((*"xy", "packed", "block_scale", "residual"), 16),
     ),
 )
@@ -197,6 +238,8 @@ register(
         body=_gated,
         sketches=_gated_sketches,
         lower=_tile_sources,
+        facts=pipe_facts.decisions,
+        sizes=_tile_sizes,
         needs=frozenset({TCGEN05}),
     ),
 )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 
-from tvm.s_tir.schedule import Trace
+from tvm.s_tir import Schedule
 from tvm.tirx import PrimFunc
 
 from blockscale.base.targets import BULK_COPIES
-from blockscale.catalog.moe import WORKSPACE_ALIGNMENT
-from blockscale.catalog.registry import Bucket, Road, register, scheduled
-from blockscale.lower.cuda import Source
+from blockscale.catalog.moe import WORKSPACE_ALIGNMENT, tile_of
+from blockscale.catalog.registry import Bucket, Road, register
 from blockscale.lower.int4 import kernel
+from blockscale.lower.warp import facts as warp_facts
+from blockscale.lower.warp.derive import derive
 from blockscale.schedules.int4 import cpu, wgmma
+from blockscale.schedules.steps import preferred
 from blockscale.specs import Int4Dequantize, Int4Mm
 from blockscale.specs.int4 import TILES
 from blockscale.tir.int4.dequantize import int4_dequantize
@@ -66,8 +68,20 @@ def _tiles(spec: Int4Mm, bucket: Bucket, level: str, rows: int | None) -> PrimFu
     return int4_tiles(spec, rows)
 
 
-def _sources(spec: Int4Mm, arch: str, traces: Mapping[str, Trace | None]) -> Source:
-    return kernel.sources(scheduled(spec, arch, traces), spec, arch)
+def _sizes(spec: Int4Mm, rows: int) -> dict[str, int]:
+    return {"rows": rows, "bytes": spec.workspace_bytes(rows), "scales": spec.matrices}
+
+
+def _kin(spec: Int4Mm, part: int | None) -> list[Int4Mm]:
+    """Return the products whose kernels are as fast as its own, after that which copies rows."""
+    plain = replace(spec, dtype="bfloat16", out_dtype="bfloat16", activation="a16", pre_quant=False)
+    return [plain] if plain != spec else []
+
+
+def _adopt(sch: Schedule, spec: Int4Mm, part: int | None, of: PrimFunc) -> None:
+    """Schedule the product as another one is."""
+    made = derive(of)
+    wgmma.int4_mm(sch, preferred, spec, tile_of(made), (made.stages,))
 
 
 register(
@@ -81,7 +95,11 @@ register(
         buckets=_gpu_buckets,
         body=_tiles,
         sketches=lambda spec, bucket, level: wgmma.int4_sketches(spec, bucket.rows, level),
-        lower=_sources,
+        lower=lambda spec, arch, bodies, name: kernel.sources(bodies, spec, arch, name),
+        facts=warp_facts.decisions,
+        sizes=_sizes,
+        kin=_kin,
+        adopt=_adopt,
         needs=frozenset({BULK_COPIES}),
         alignments=lambda spec: {"workspace": WORKSPACE_ALIGNMENT},
     ),

@@ -6,20 +6,21 @@ number of tokens; where GEMMs multiply codes by codes, kernels of each GEMM for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tvm.s_tir import Schedule, ScheduleError
+from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Trace
 from tvm.tirx import PrimFunc
 
 from blockscale.base.targets import BULK_COPIES, TCGEN05
 from blockscale.catalog.gemm import grouped_buckets
-from blockscale.catalog.registry import Bucket, Road, Workload, register, scheduled, workloads
+from blockscale.catalog.registry import Body, Bucket, Road, register, scheduled, workloads
 from blockscale.lower.cuda import Source
 from blockscale.lower.moe import codes, kernel
+from blockscale.lower.pipe import facts as pipe_facts
 from blockscale.lower.pipe.maps import SPREAD_ALIGNMENT, spreads_codes
+from blockscale.lower.warp import facts as warp_facts
 from blockscale.lower.warp.derive import derive
 from blockscale.lower.warp.kernel import Kernel
 from blockscale.schedules.moe import codes as codes_schedules
@@ -60,44 +61,18 @@ def gemm_of(spec: FusedMoe, part: int | None) -> MoeGemm:
 
 
 def bodies(spec: FusedMoe, level: str, traces: Mapping[str, Trace | None]) -> list[kernel.Pair]:
-    """Return the scheduled GEMMs of the exported function, ascending.
-
-    ``traces`` maps a workload's tag to the trace that won; None or absent: the default schedule.
-    """
-    found = {(w.rows, w.part): _body(spec, w, level, traces) for w in workloads(spec, level)}
+    """Return the scheduled GEMMs of the exported function, ascending; see `scheduled`."""
+    found = scheduled(spec, level, traces)
     return [
-        kernel.Pair(bucket.limit, *(found[bucket.rows, part] for part in PARTS))
-        for bucket in MOE_BUCKETS
+        kernel.Pair(limit, first, second)
+        for (limit, first), (_, second) in zip(found[::2], found[1::2], strict=True)
     ]
 
 
-def _body(
-    spec: FusedMoe, workload: Workload, level: str, traces: Mapping[str, Trace | None]
-) -> PrimFunc:
-    """Return the GEMM in the schedule of a trace (of the workload or its kin), or the default's."""
-    trace = traces.get(workload.tag)
-    if trace is None:
-        sch = Schedule(workload.symbolic(level))
-        workload.default(sch, level)
-        return sch.mod["main"]
-    *others, last = (workload, *workload.kin(level))
-    for candidate in others:
-        with suppress(ScheduleError):
-            return _replayed(candidate, level, trace, workload)
-    return _replayed(last, level, trace, workload)
-
-
-def _replayed(candidate: Workload, level: str, trace: Trace, own: Workload) -> PrimFunc:
-    """Return the GEMM of ``own`` in the schedule that a trace is of ``candidate``."""
-    sch = Schedule(candidate.symbolic(level), debug_mask="none", error_render_level="fast")
-    trace.apply_to_schedule(sch, remove_postproc=False)
-    if candidate.spec == own.spec:
-        return sch.mod["main"]
-    made = derive(sch.mod["main"])
-    sch = Schedule(own.symbolic(level))
-    assert isinstance(own.spec, FusedMoe)
-    wgmma.decided(sch, gemm_of(own.spec, own.part), tile_of(made), made.stages)
-    return sch.mod["main"]
+def _adopt(sch: Schedule, spec: FusedMoe, part: int | None, of: PrimFunc) -> None:
+    """Schedule the GEMM as another one is."""
+    made = derive(of)
+    wgmma.decided(sch, gemm_of(spec, part), tile_of(made), made.stages)
 
 
 def tile_of(made: Kernel) -> MoeTile:
@@ -150,8 +125,8 @@ def _gemm_sketches(spec: FusedMoe, bucket: Bucket, level: str) -> list[Sketch]:
     return wgmma.moe_sketches(gemm_of(spec, bucket.part), bucket.rows, level)
 
 
-def _sources(spec: FusedMoe, arch: str, traces: Mapping[str, Trace | None]) -> Source:
-    return kernel.sources(bodies(spec, arch, traces), spec, arch)
+def _sources(spec: FusedMoe, arch: str, pairs: Sequence[kernel.Pair], name: str) -> Source:
+    return kernel.sources(pairs, spec, arch)
 
 
 def _codes_buckets(spec: FusedMoe) -> tuple[Bucket, ...]:
@@ -177,10 +152,10 @@ def _codes_alignments(spec: FusedMoe) -> dict[str, int]:
     return found
 
 
-def _codes_sources(spec: FusedMoe, arch: str, traces: Mapping[str, Trace | None]) -> Source:
+def _codes_sources(spec: FusedMoe, arch: str, bodies: Sequence[Body], name: str) -> Source:
     parts = [workload.part for workload in workloads(spec, arch)]
-    bodies = list(zip(parts, scheduled(spec, arch, traces), strict=True))
-    first, second = ([body for own, body in bodies if own == part] for part in PARTS)
+    known = list(zip(parts, bodies, strict=True))
+    first, second = ([body for own, body in known if own == part] for part in PARTS)
     return codes.sources(first, second, spec, arch)
 
 
@@ -188,10 +163,13 @@ DECODING = Road(
     buckets=_gemm_buckets,
     body=lambda spec, bucket, level, rows: moe_tiles(gemm_of(spec, bucket.part), rows),
     sketches=_gemm_sketches,
+    bodies=bodies,
     lower=_sources,
+    facts=warp_facts.decisions,
     needs=frozenset({BULK_COPIES}),
     alignments=lambda spec: {"workspace": WORKSPACE_ALIGNMENT},
     kin=_kin,
+    adopt=_adopt,
 )
 """GEMMs that decode weights to 16 bits."""
 
@@ -200,6 +178,7 @@ CODES = Road(
     body=_codes_body,
     sketches=_codes_sketches,
     lower=_codes_sources,
+    facts=pipe_facts.decisions,
     needs=frozenset({TCGEN05}),
     alignments=_codes_alignments,
 )
@@ -222,7 +201,7 @@ register(
     ),
     cuda=Road(
         buckets=lambda spec: (),
-        lower=lambda spec, arch, traces: kernel.route_sources(spec, arch),
+        lower=lambda spec, arch, bodies, name: kernel.route_sources(spec, arch),
         needs=frozenset({BULK_COPIES}),
     ),
 )

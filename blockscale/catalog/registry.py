@@ -7,6 +7,7 @@ function takes any number of rows; it holds one scheduled body per bucket and ch
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 from tvm.ir import Expr as PrimExpr
-from tvm.s_tir import Schedule
+from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import Trace
 from tvm.target import Target
 from tvm.tirx import PrimFunc
@@ -42,6 +43,9 @@ class Bucket:
     part: int | None = None
 
 
+Body = tuple[int | None, PrimFunc]
+"""A scheduled function, and the largest size that it is for; None: any."""
+
 CPU_ROWS, CUDA_ROWS = 512, 8192
 CPU_COLS, CUDA_COLS = 4096, 8192
 """Of the static instance on which an op for any number of them is tuned."""
@@ -63,10 +67,15 @@ class Road:
         sketches: spec, bucket, level -> the sketches, the one of the default schedule first.
         tuned: spec, bucket -> size of the static instance, as ``body`` takes it.
         size: spec, function -> what the buckets limit, in the function's symbols.
-        lower: spec, architecture, traces by tag -> host and device code; None: by TVM's passes.
+        bodies: spec, level, traces by tag -> what ``lower`` takes: `Body`s, ascending.
+        lower: spec, architecture, bodies, name -> host and device code; None: by TVM's passes.
+        facts: schedule -> its decisions by name, where they are a plan; None: its trace tells them.
+        sizes: spec, rows -> what symbols of its parameters' shapes are in the instance for so many
+            rows; None: what they are in ``body``, which is not of whole tiles.
         needs: features of `base.targets` without which there is no such kernel.
         alignments: spec -> bytes of which a parameter's address is a multiple, if more than usual.
         kin: spec, part -> specs whose schedules serve this one where it has none.
+        adopt: schedule, spec, part, a scheduled function of its kin -> nothing; schedules likewise.
     """
 
     buckets: Callable[[Any], Sequence[Bucket]] | None = None
@@ -74,10 +83,16 @@ class Road:
     sketches: Callable[[Any, Bucket, str], list[Sketch]] = _nothing
     tuned: Callable[[Any, Bucket], Any] = lambda spec, bucket: bucket.rows
     size: Callable[[Any, PrimFunc], PrimExpr] = lambda spec, func: func.params[0].shape[0]
-    lower: Callable[[Any, str, Mapping[str, Trace | None]], lower_cuda.Source] | None = None
+    bodies: Callable[[Any, str, Mapping[str, Trace | None]], Sequence[Any]] = (
+        lambda spec, level, traces: scheduled(spec, level, traces)
+    )
+    lower: Callable[[Any, str, Sequence[Any], str], lower_cuda.Source] | None = None
+    facts: Callable[[Schedule], Mapping[str, float]] | None = None
+    sizes: Callable[[Any, int], Mapping[str, int]] | None = None
     needs: frozenset[str] = frozenset()
     alignments: Callable[[Any], dict[str, int]] = lambda spec: {}
     kin: Callable[[Any, int | None], Sequence[Spec]] = lambda spec, part: ()
+    adopt: Callable[[Schedule, Any, int | None, PrimFunc], None] = _nothing
 
 
 Roads = Road | Callable[[Any], Road]
@@ -199,6 +214,19 @@ class Workload:
         """Return the sketches, the one of the default schedule first."""
         return road(self.spec, level).sketches(self.spec, self.bucket(level), level)
 
+    def facts(self, level: str) -> Callable[[Schedule], Mapping[str, float]] | None:
+        """Return what tells the decisions of a schedule; None if only its trace does."""
+        return road(self.spec, level).facts
+
+    def sizes(self, level: str) -> dict[str, int]:
+        """Return what symbols of the parameters' shapes are in the static instance."""
+        told = road(self.spec, level).sizes
+        if told is not None:
+            return dict(told(self.spec, self.rows))
+        pairs = zip(self.spec.params(), self.mod(level)["main"].params, strict=True)
+        dims = (pair for p, v in pairs if p.dims for pair in zip(p.dims, v.shape, strict=True))
+        return dict(filter(None, (dim.solve(int(size)) for dim, size in dims)))
+
     def space(self, level: str) -> Callable[[Schedule], list[Schedule]]:
         """Return the space function: one schedule per sketch, with sampled decisions."""
         sketches = self.sketches(level)
@@ -246,31 +274,45 @@ def exported(spec: Spec, level: str, traces: Mapping[str, Trace | None]) -> tvm.
     return tvm.IRModule({spec.name: func.with_attr("global_symbol", spec.name)})
 
 
-def scheduled(
-    spec: Spec, level: str, traces: Mapping[str, Trace | None]
-) -> list[tuple[int | None, PrimFunc]]:
+def scheduled(spec: Spec, level: str, traces: Mapping[str, Trace | None]) -> list[Body]:
     """Return the bucket's limits and functions for any number of rows; see `exported`."""
-    bodies = []
-    for workload in workloads(spec, level):
+    found = workloads(spec, level)
+    return [(work.limit(level), _body(work, level, traces.get(work.tag))) for work in found]
+
+
+def _body(workload: Workload, level: str, trace: Trace | None) -> PrimFunc:
+    """Return the function in the schedule of a trace (the workload's or its kin's), or default."""
+    if trace is None:
         sch = Schedule(workload.symbolic(level))
-        trace = traces.get(workload.tag)
-        if trace is None:
-            workload.default(sch, level)
-        else:
-            trace.apply_to_schedule(sch, remove_postproc=False)
-        bodies.append((workload.limit(level), sch.mod["main"]))
-    return bodies
+        workload.default(sch, level)
+        return sch.mod["main"]
+    *others, last = (workload, *workload.kin(level))
+    for candidate in others:
+        with suppress(ScheduleError):
+            return _replayed(candidate, level, trace, workload)
+    return _replayed(last, level, trace, workload)
+
+
+def _replayed(candidate: Workload, level: str, trace: Trace, own: Workload) -> PrimFunc:
+    """Return the function of ``own`` in the schedule that a trace is of ``candidate``."""
+    sch = Schedule(candidate.symbolic(level), debug_mask="none", error_render_level="fast")
+    trace.apply_to_schedule(sch, remove_postproc=False)
+    if candidate.spec == own.spec:
+        return sch.mod["main"]
+    adopted = Schedule(own.symbolic(level))
+    road(own.spec, level).adopt(adopted, own.spec, own.part, sch.mod["main"])
+    return adopted.mod["main"]
 
 
 def cuda_source(spec: Spec, arch: str, traces: Mapping[str, Trace | None]) -> lower_cuda.Source:
     """Return host and device code of the exported function ``spec.name``; see `exported`."""
-    lower = road(spec, arch).lower
-    if lower is not None:
-        return lower(spec, arch, traces)
+    own = road(spec, arch)
+    if own.lower is not None:
+        return own.lower(spec, arch, own.bodies(spec, arch, traces), spec.name)
     return lower_cuda.sources(exported(spec, arch, traces)[spec.name], spec.name, arch)
 
 
-def _dispatch(spec: Spec, level: str, bodies: list[tuple[int | None, PrimFunc]]) -> PrimFunc:
+def _dispatch(spec: Spec, level: str, bodies: list[Body]) -> PrimFunc:
     """Join functions of one signature: the first whose limit is not exceeded runs."""
     first = bodies[0][1]
     size = road(spec, level).size(spec, first)

@@ -8,14 +8,18 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm_ffi import libinfo
 
 from blockscale.base import files
 from blockscale.building import export
-from blockscale.tuning.components.facts import moe_gemm_of
-from blockscale.tuning.worker import PARAMS
+from blockscale.specs import Spec
+from blockscale.tuning.moe.data import moe_gemm_of
+from blockscale.tuning.worker import SPEC
+
+if TYPE_CHECKING:
+    from blockscale.lower.cuda import Source
 
 OPENMP, CUDA = (f"{__name__}:{name}" for name in ("export_openmp", "export_cuda"))
 """How `worker.build` is told of the functions below."""
@@ -45,6 +49,7 @@ def export_cuda(module: Any, target: str, out: Path) -> None:
 
     from blockscale.building.builder import contents_of
     from blockscale.building.export_cuda import write_cuda_library
+    from blockscale.lower.cuda import compile_sources
     from blockscale.tuning.moe import kernels as moe_kernels
 
     arch = str(Target(target).attrs["arch"])
@@ -52,22 +57,23 @@ def export_cuda(module: Any, target: str, out: Path) -> None:
     if moe_gemm_of(module) is not None:
         moe_kernels.export(func, arch, out)
         return
-    params = json.loads(str(func.attrs[PARAMS]))
+    spec, source = source_of(func, arch)
+    params = [param.to_manifest() for param in spec.params()]
     target_of = {"kind": "cuda", "level": arch, "features": [], "archs": [arch]}
     contents = contents_of(target_of, {}, {"main": {"base": "main", "params": params}}, {})
-    write_cuda_library([_cuda_code(func.without_attr(PARAMS), params, arch)], contents, out)
+    write_cuda_library([compile_sources(source, "main", arch)], contents, out)
 
 
-def _cuda_code(func: Any, params: list[dict[str, Any]], arch: str) -> Any:
-    """Return the machine code of ``main``; a tcgen05 GEMM is not lowered by TVM."""
-    from blockscale.lower import cuda
-    from blockscale.lower.pipe import host as pipe
-    from blockscale.tir.gemm.tiles import PARAMS as TRUE_SHAPES
+def source_of(func: Any, arch: str) -> tuple[Spec, Source]:
+    """Return the spec of a candidate, and its code: it is lowered as that of a library is."""
+    from blockscale.catalog import road
+    from blockscale.lower.cuda import sources
 
-    if TRUE_SHAPES not in func.attrs:
-        return cuda.compile_cuda(func, "main", arch)
-    names = [str(param["name"]) for param in params]
-    return cuda.compile_sources(pipe.sources([(None, func)], "main", arch, names), "main", arch)
+    spec = Spec.from_json(json.loads(str(func.attrs[SPEC])))
+    own, func = road(spec, arch), func.without_attr(SPEC)
+    if own.lower is None:
+        return spec, sources(func, "main", arch)
+    return spec, own.lower(spec, arch, [(None, func)], "main")
 
 
 def _runtime(folder: Path) -> Path:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from blockscale.base.sizes import round_up
 from blockscale.base.targets import runs_on
+from blockscale.runtime.function_cuda import PROGRAMMATIC
 from blockscale.tuning.worker import FLOOR, RTOL, Argument, Measurement, Timing, verdict
 
 if TYPE_CHECKING:
@@ -266,19 +267,19 @@ class _Held:
         self._wanted = [out.clone() for out in self._run(_load(reference))]
 
     def _run(self, function: Any) -> list[Tensor]:
-        """Return the outputs of the first set, which were poisoned before."""
-        outputs = [i for i, a in enumerate(self._arguments) if a.output]
+        """Return what is compared of the outputs of the first set, which were poisoned before."""
         with _on_stream():
-            for i in outputs:
-                _poison(self._first[i])
+            for argument, tensor in zip(self._arguments, self._first, strict=True):
+                if argument.output:
+                    _poison(tensor)
             for i, before in self._overwritten.items():
                 self._first[i].copy_(before)
             function(*self.sets[0])
-        return [self._first[i] for i in outputs]
+        return [t for a, t in zip(self._arguments, self._first, strict=True) if a.compared]
 
     def differs(self, function: Any) -> str | None:
         """Return a sentence when ``function`` computes something else, up to rounding."""
-        described = [a for a in self._arguments if a.output]
+        described = [a for a in self._arguments if a.compared]
         got = self._run(function)
         for argument, is_, wanted in zip(described, got, self._wanted, strict=True):
             counts = count_wrong(is_, wanted)
@@ -288,8 +289,8 @@ class _Held:
         return None
 
     def times(self, function: Any, timing: Timing) -> tuple[float, ...]:
-        """Return the run times of replays, per launch, in seconds."""
-        return times(function, self.sets, timing)
+        """Return the run times of replays, per launch, in seconds; launches as shipped."""
+        return times(lambda *given: function(*given, PROGRAMMATIC), self.sets, timing)
 
 
 _held: dict[str, _Held] = {}

@@ -18,7 +18,7 @@ from blockscale.base.targets import TCGEN05, having, runs_on
 from blockscale.specs import Spec
 from blockscale.specs.plans import b200
 from blockscale.specs.plans.gemm import GemmPlan
-from blockscale.tuning.worker import PARAMS, Measurement
+from blockscale.tuning.worker import SPEC, Measurement
 
 if TYPE_CHECKING:
     from blockscale.catalog import Workload
@@ -73,7 +73,7 @@ def export(module: Any, target: str, out: Path) -> None:
     from blockscale.lower.pipe.emit import emit
     from blockscale.lower.pipe.facts import facts
 
-    kernel = checked(derive(module["main"].without_attr(PARAMS)))
+    kernel = checked(derive(module["main"].without_attr(SPEC)))
     plan = facts(kernel)
     arch = str(Target(target).attrs["arch"])
     compiled = nvcc.compile_cuda_source(emit(kernel, "kernel"), arch)

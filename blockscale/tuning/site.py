@@ -8,9 +8,9 @@ from typing import Any
 
 from blockscale.base.targets import is_gpu
 from blockscale.tuning import exporter, gpu, modelled, worker
-from blockscale.tuning.components.facts import moe_gemm_of
 from blockscale.tuning.components.pool import Answer, Job, Worker, Workers
 from blockscale.tuning.moe import gpu as moe_gpu
+from blockscale.tuning.moe.data import moe_gemm_of
 from blockscale.tuning.task import Task
 
 Measuring = tuple[Callable[..., Any], tuple[Any, ...]]

@@ -10,14 +10,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
-from tvm.tirx import IntImm
 
 from blockscale.base.targets import is_gpu
 from blockscale.building.records import trace_key
 from blockscale.building.space import new_schedule, replay, trace_json
 from blockscale.building.store import Store, argument_infos, with_model
-from blockscale.tuning.components.facts import moe_gemm_of
-from blockscale.tuning.worker import Argument, Timing, Unscheduled, packed
+from blockscale.tuning.moe.data import moe_gemm_of
+from blockscale.tuning.worker import TILE_SCALES, Argument, Timing, Unscheduled, packed
 
 if TYPE_CHECKING:
     from blockscale.catalog import Workload
@@ -115,9 +114,8 @@ class Task:
         """
         if not is_gpu(self.level) or moe_gemm_of(self.mod) is not None:
             return packed(self.mod), None, ""
-        params = [param.to_manifest() for param in self.workload.spec.params()]
         shipped = packed(self.workload.symbolic(self.level))
-        return packed(self.mod), shipped, json.dumps(params)
+        return packed(self.mod), shipped, json.dumps(self.workload.spec.to_json())
 
     @property
     def tag(self) -> str:
@@ -136,39 +134,32 @@ class Task:
         return Timing(flush=flush, give_up_us=3 * self.best_us, again_us=self.best_us)
 
     def arguments(self) -> list[Argument]:
-        """Return what the kernel takes, shapes from its module and meaning from its spec."""
-        variables = self.mod["main"].params
-        params = self.workload.spec.params()
-        names = [param.name for param in params]
+        """Return what the function takes, as its spec says, in the static instance's sizes."""
+        spec, sizes = self.workload.spec, self._sizes
+        shapes = {p.name: tuple(d.evaluate(sizes) for d in p.dims) for p in spec.params()}
+        first = next(iter(shapes.values()))
+        numbers = {
+            "mask": first[-2:][0],  # rows in use of each expert: all
+            "offsets": first[0],  # rows of all experts: as many each
+            "topk_ids": shapes.get("payload", (getattr(spec, "experts", 0),))[0],  # each in turn
+        }
         found = []
-        for param, variable in zip(params, variables, strict=True):
-            shape = getattr(variable, "shape", None)
-            value = 0.0
-            if shape is None:
-                value = 1.0 if param.default is None else param.default
-            elif param.name == "mask":  # rows in use of each expert: all
-                value = int(variables[0].shape[-2])
-            elif param.name == "offsets":  # rows of all experts: as many each
-                value = int(variables[0].shape[0])
-            elif param.name == "topk_ids":  # how many experts: they have a slot in turn
-                value = int(variables[names.index("payload")].shape[0])
-            dims = None if shape is None else self._static(param.name, shape)
-            told = (param.output, param.storage, param.alias, value)
-            found.append(Argument(param.name, str(variable.ty.dtype), dims, *told))
+        for p in spec.params():
+            number = 1.0 if p.default is None else p.default
+            value = number if p.scalar else numbers.get(p.name, 0)
+            told = (p.output, p.storage or self._tile_scales(p.name), p.alias, value)
+            found.append(Argument(p.name, p.dtype, None if p.scalar else shapes[p.name], *told))
         return found
 
-    def _static(self, name: str, shape: Sequence[Any]) -> tuple[int, ...]:
-        """Return the sizes of a tensor of the static instance.
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        return self.workload.sizes(self.level)
 
-        Raises:
-            TypeError: the function leaves one open.
-        """
-        if not all(isinstance(size, IntImm) for size in shape):
-            raise TypeError(
-                f"{name} has sizes {list(shape)}: its TensorIR is of whole tiles of any number, "
-                "which nothing can be measured on yet; its default schedule is what libraries get"
-            )
-        return tuple(map(int, shape))
+    def _tile_scales(self, name: str) -> str | None:
+        """Return how scales of a weight in whole tiles are stored; None for another parameter."""
+        spec = self.workload.spec
+        tiled = name in ("block_scale", "scale") and getattr(spec, "layout", "") == "tiles64"
+        return TILE_SCALES[getattr(spec, "fmt", "int4")] if tiled else None
 
     def baselines(self, most: float) -> list[Trial]:
         """Return at most so many schedules to measure before the search, each only once."""

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from blockscale.base import files
+from blockscale.base.errors import LoweringError
 from blockscale.base.formats import E4M3, UE8M0
 from blockscale.building.records import median_us, sentence
 from blockscale.tuning.components.pool import Lost
@@ -41,6 +42,17 @@ RTOL = 2e-2
 """Two steps of bfloat16."""
 _SIGNED = ("x", "input", "residual", "bias", "a", "b")
 """Arguments of both signs; what scales others is positive."""
+TILE_SCALES = {"nvfp4": "tiles64-nvfp4", "mxfp4": "tiles64-mxfp4", "int4": "tiles64-int4"}
+"""Storage of the scales of a weight in layout "tiles64", by its format."""
+SCALES = {
+    E4M3.storage: (0x20, 0x48),
+    UE8M0.storage: (122, 132),
+    "s0e5m3": (96, 129),  # exponents of float16: 2^-3 to 2
+    "tiles64-nvfp4": (80, 112),  # 2^-3 to 2
+    "tiles64-mxfp4": (230, 238),  # 2^-7 to 1
+    "tiles64-int4": (0x3C, 0x3F),  # two bytes: 0.011 to 0.19 as bfloat16, 1.06 to 1.56 as float16
+}
+"""Scales to draw, from and to (not included), by how they are stored."""
 FLOOR = 2e-3
 """Difference that is always rounding, as a part of the row's largest value: sums cancel."""
 
@@ -68,9 +80,7 @@ class Argument:
         """
         if self.dtype == "uint8":
             storage = (self.storage or "").split(" ")[0]
-            # S0E5M3 has the exponents of float16: 2^-3 to 2
-            scales = {E4M3.storage: (0x20, 0x48), UE8M0.storage: (122, 132), "s0e5m3": (96, 129)}
-            return scales.get(storage, (0, 256))
+            return SCALES.get(storage, (0, 256))
         if "int" in self.dtype:
             return self.value, self.value + 1
         if self.name == "global_amax":
@@ -92,6 +102,11 @@ class Argument:
             return None
         found = np.resize(np.array(E4M3.values[1:127], np.float32) / np.float32(448), self.shape)
         return found.astype(np.float32)
+
+    @property
+    def compared(self) -> bool:
+        """Whether it must be what the default schedule makes of it."""
+        return self.output and self.name != "workspace"
 
     @property
     def has_ties(self) -> bool:
@@ -134,12 +149,12 @@ _AGAIN_S = 4.0
 """A candidate that took so long to time is not timed twice: it has 10 s, and little disturbs it."""
 
 
-PARAMS = "blockscale.params"
-"""Attribute of a candidate for a GPU: the parameters of its spec as JSON, for the exporter."""
+SPEC = "blockscale.spec"
+"""Attribute of a candidate for a GPU: its spec as JSON, for the exporter."""
 
 
 class Illegal(Exception):
-    """A trace does not apply to what is built."""
+    """A trace does not apply to what is built, or makes no kernel."""
 
 
 def packed(module: Any) -> bytes:
@@ -152,13 +167,13 @@ class Unscheduled:
     """A candidate that its builder schedules: that takes 0.1 s, and the search is one process.
 
     ``module`` (`packed`) is what records know, ``shipped`` what is built by the same trace instead:
-    the function for any sizes, which has the parameters ``params``.
+    the function for any sizes, of the ``spec`` (JSON).
     """
 
     trace: list[Any]
     module: bytes
     shipped: bytes | None = None
-    params: str = ""
+    spec: str = ""
 
     def scheduled(self) -> tuple[Any, str]:
         """Return the module to build, and its trace as tvm_ffi's JSON.
@@ -176,7 +191,7 @@ class Unscheduled:
             if self.shipped is not None:
                 made = new_schedule(pickle.loads(zlib.decompress(self.shipped)))
                 sch.trace.apply_to_schedule(made, remove_postproc=False)
-                mod = type(mod)({"main": made.mod["main"].with_attr(PARAMS, self.params)})
+                mod = type(mod)({"main": made.mod["main"].with_attr(SPEC, self.spec)})
         except Exception as error:  # e.g. the design has another number of loops for the decisions
             raise Illegal(sentence(error)) from error
         return mod, to_json_graph_str(sch.trace)
@@ -200,7 +215,10 @@ def build(module: bytes, target: str, exporter: str, out: str) -> str | None:
     if kept.exists():
         shutil.copyfile(kept, path)
     else:
-        export(made, target, path)
+        try:
+            export(made, target, path)
+        except LoweringError as error:
+            raise Illegal(sentence(error)) from error
         files.write(kept, path.read_bytes())
     return trace
 
@@ -234,7 +252,7 @@ def _run(module: Any, arguments: list[Argument]) -> tuple[dict[str, np.ndarray],
     tensors = [_tensor(argument, seed) for seed, argument in enumerate(arguments)]
     module["main"](*tensors)
     pairs = zip(arguments, tensors, strict=True)
-    return {a.name: tensor.numpy() for a, tensor in pairs if a.output}, tensors
+    return {a.name: tensor.numpy() for a, tensor in pairs if a.compared}, tensors
 
 
 def _times(module: Any, tensors: list[Any], timing: Timing) -> tuple[float, ...]:

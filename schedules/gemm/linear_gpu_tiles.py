@@ -7,7 +7,7 @@ rows are bound by tensor cores: high and wide tiles.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from blockscale.base.sizes import ceil_div, round_up
@@ -66,6 +66,32 @@ WGMMA_SHAPES = {
 Of this table and `MMA`, the best of some 1,000 tiles on an H200 for 1 to 4096 rows of four shapes.
 """
 
+MORE_MMA = {
+    8: (
+        *((128, 8, 1, 1, 2), (128, 4, 4, 1, 4), (128, 2, 4, 1, 8), (128, 4, 2, 2, 4)),
+        *((64, 4, 2, 1, 4), (64, 2, 4, 1, 4)),
+        *((64, 2, 4, 1, 8), (64, 4, 2, 2, 4), (64, 2, 4, 4, 4), (32, 2, 4, 1, 8)),
+        *((32, 1, 8, 1, 8), (32, 1, 8, 2, 8), (32, 2, 4, 2, 4), (16, 1, 8, 1, 8)),
+        *((16, 1, 8, 2, 8), (16, 1, 4, 4, 4)),
+    ),
+    16: (
+        *((128, 4, 2, 1, 4), (128, 8, 2, 1, 2), (128, 4, 2, 2, 4), (64, 4, 2, 1, 4)),
+        *((64, 2, 4, 1, 4), (64, 2, 4, 2, 4), (32, 2, 4, 1, 8), (32, 2, 4, 2, 4)),
+    ),
+}
+MORE_WGMMA = {
+    8: ((256, 8, 1), (128, 4, 2), (64, 4, 1), (64, 4, 4)),
+    16: ((256, 8, 1), (128, 8, 1), (128, 4, 2), (64, 4, 1)),
+    32: ((128, 8, 1), (128, 4, 2), (64, 4, 1), (64, 4, 4)),
+    64: ((256, 8, 2), (128, 8, 1), (128, 4, 2), (64, 4, 1)),
+    96: ((256, 8, 1), (128, 8, 1), (128, 8, 2), (128, 4, 1), (64, 4, 2)),
+    128: ((256, 8, 2), (128, 4, 1), (128, 4, 2), (64, 4, 1), (64, 4, 2), (64, 4, 4)),
+    192: ((128, 8, 1), (64, 4, 1)),
+    256: ((128, 8, 2), (64, 4, 1), (64, 4, 2)),
+}
+MORE_WIDTHS = ((32, ()), (64, (32,)), (256, (96,)), (1024, (96, 192)))
+"""What the search tries beyond these where CTAs may be clusters; no default is one of them."""
+
 WIDTHS = (
     *((8, (8,)), (16, (16,)), (32, (32,)), (64, (64,)), (256, (128, 64))),
     (1024, (256, 128, 64)),
@@ -84,22 +110,46 @@ def legal_tiles(spec: Linear, rows: int, arch: Gpu) -> list[LinearTile]:
         few = LinearTile("mma", 0, min(tokens, 64), 0, 0, 0, 0)
         few = few if bulk else replace(few, copies="async")
         mma = [_shaped(few, *shape) for shape in (MMA if bulk else MMA_ALONE)[few.tokens]]
-        many = [
-            LinearTile("wgmma", height, tokens, warps, 1, ctas, 2, raster)
-            for height, warps, ctas in WGMMA_SHAPES.get(tokens, ())
-            for raster in (("rows", "cols") if rows > 256 else ("rows",))
-        ]
+        many = _with_wgmma(tokens, rows, WGMMA_SHAPES)
         if not wide or tokens == 8:
             found += [*mma, *(many if wide and rows > 1 else [])]
         else:  # mma.sync is as fast up to 16 rows, where K is not divided
             found += [*(mma[:1] if tokens == 16 else []), *many]
-    legal = [
+    legal = _legal(spec, rows, arch, found)
+    first = _default(spec, rows, legal)
+    more = _legal(spec, rows, arch, _more(widths, rows)) if wide else []
+    return list(dict.fromkeys((first, *legal, *more)))
+
+
+def _with_wgmma(
+    tokens: int, rows: int, shapes: Mapping[int, Sequence[tuple[int, int, int]]]
+) -> list[LinearTile]:
+    return [
+        LinearTile("wgmma", height, tokens, warps, 1, ctas, 2, raster)
+        for height, warps, ctas in shapes.get(tokens, ())
+        for raster in (("rows", "cols") if rows > 256 else ("rows",))
+    ]
+
+
+def _more(widths: Sequence[int], rows: int) -> list[LinearTile]:
+    """Return the tiles that the search alone tries, of ``widths`` and `MORE_WIDTHS`."""
+    others = next((tokens for most, tokens in MORE_WIDTHS if rows <= most), ())
+    found: list[LinearTile] = []
+    for tokens in (*widths, *others):
+        few = LinearTile("mma", 0, tokens, 0, 0, 0, 0)
+        found += [_shaped(few, *shape) for shape in MORE_MMA.get(tokens, ())]
+        if rows > 1:
+            known = WGMMA_SHAPES.get(tokens, ()) if tokens in others else ()
+            found += _with_wgmma(tokens, rows, {tokens: (*known, *MORE_WGMMA.get(tokens, ()))})
+    return found
+
+
+def _legal(spec: Linear, rows: int, arch: Gpu, tiles: Iterable[LinearTile]) -> list[LinearTile]:
+    return [
         tile
-        for tile in dict.fromkeys(found)
+        for tile in dict.fromkeys(tiles)
         if tile.illegal(spec, arch) is None and depths(spec, tile, rows, arch)
     ]
-    first = _default(spec, rows, legal)
-    return [first, *(tile for tile in legal if tile is not first)]
 
 
 def _default(spec: Linear, rows: int, legal: Sequence[LinearTile]) -> LinearTile:
@@ -141,11 +191,11 @@ def depths(spec: Linear, tile: LinearTile, rows: int, arch: Gpu) -> list[int]:
     As deep as lets the CTAs that there are share SMs; no deeper than a CTA's stages of K.
     """
     needed = round_up(spec.padded_k, 512) // (64 * tile.blocks_k * tile.ctas)
-    each = max(1, min(3, ceil_div(ctas(spec, tile, rows), SMS)))
+    wanted = ceil_div(ctas(spec, tile, rows), SMS)
+    each = max(1, min(3, wanted))
     if tile.consumer_registers:  # which take all of an SM's
-        each = 1
-    rooms = [
-        arch.cta_shared if n == 1 else arch.sm_shared // n - CTA_RESERVED for n in (each, 2, 1)
-    ]
+        each = wanted = 1
+    shares = (each, 2, 1, *(n for n in (3, 4) if n <= wanted))
+    rooms = [arch.cta_shared if n == 1 else arch.sm_shared // n - CTA_RESERVED for n in shares]
     most = [min(needed, MOST_STAGES[tile.unit], tile.stages_in(spec, room)) for room in rooms]
-    return [n for n in dict.fromkeys(most) if n >= 2] or [n for n in (2,) if most[-1] >= 1 < needed]
+    return [n for n in dict.fromkeys(most) if n >= 2] or [n for n in (2,) if most[2] >= 1 < needed]

@@ -27,6 +27,9 @@ MMA_ROWS = 16
 MMA_SHAPES = ((64, 2, 4), (64, 2, 2), (32, 4, 4), (16, 8, 8))
 """Rows, slices and blocks of 64 k of a stage with mma.sync, which CTAs share an SM with."""
 
+MORE_MMA = ((128, 2, 4), (64, 4, 4), (64, 4, 8), (32, 8, 8), (32, 2, 4), (16, 4, 4), (16, 8, 4))
+"""What the search tries beyond these."""
+
 WGMMA_ROWS = {256: 20, 128: 23, 64: 26}
 """Rows with wgmma, and what a product of a row costs: `moe.wgmma_tiles.WGMMA` has measured it."""
 
@@ -72,6 +75,7 @@ def dense_tiles(gemm: MoeGemm, rows: int, arch: Gpu) -> list[MoeTile]:
         blocks = ceil_div(rows, tokens)
         full = [t for t in found if blocks * gemm.rows >= FILLED * HOPPER.sms * t.rows]
         best = (full or found[-1:])[0]
+        found += _legal(gemm, [MoeTile("mma", high, tokens, *s) for high, *s in MORE_MMA], arch)
     else:
         widths = [t for t in WGMMA_TOKENS if 32 <= t <= rows]
         many = [MoeTile("wgmma", high, width, 1, 2) for high in WGMMA_ROWS for width in widths]
@@ -80,7 +84,7 @@ def dense_tiles(gemm: MoeGemm, rows: int, arch: Gpu) -> list[MoeTile]:
     return [best, *(tile for tile in found if tile != best)]
 
 
-TRIED = 8
+TRIED = 12
 """Tiles with wgmma that are tried: those of least `_cost`."""
 
 

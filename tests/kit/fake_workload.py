@@ -62,6 +62,12 @@ class FakeWorkload:
     def kin(self, level: str) -> list[Any]:
         return []
 
+    def facts(self, level: str) -> None:
+        return None
+
+    def sizes(self, level: str) -> dict[str, int]:
+        return {"rows": self.rows}
+
     def mod(self, level: str) -> Any:
         import tvm
         from tvm.script import tirx as T

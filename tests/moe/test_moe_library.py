@@ -6,6 +6,7 @@ puts them together: buckets, workspace, grids, chunks, and what is refused.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -63,7 +64,10 @@ def built():
     def of(spec, arch="sm_90a"):
         plans = repr(pairs_of(spec, arch)) if isinstance(spec, FusedMoe) else ""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(catalog_moe, "bodies", lambda spec, arch, _: bodies_of(spec, arch))
+            of_plans = replace(
+                catalog_moe.DECODING, bodies=lambda spec, arch, _: bodies_of(spec, arch)
+            )
+            patch.setattr(catalog_moe, "DECODING", of_plans)
             return library([spec], arch, plans)
 
     return of

@@ -18,12 +18,12 @@ from blockscale.building.space import Space, new_schedule, replay
 from blockscale.building.store import folder_of, read_history
 from blockscale.cli import build as cli_build
 from blockscale.lower import nvcc
+from blockscale.lower.pipe import facts as pipe_facts
 from blockscale.lower.pipe.facts import plan as read
 from blockscale.specs import MmFp4
-from blockscale.specs.plans import PREFIX, b200
+from blockscale.specs.plans import b200
 from blockscale.tuning import modelled, site, task, tuner
-from blockscale.tuning.components.facts import facts_of, plan_facts
-from blockscale.tuning.worker import PARAMS
+from blockscale.tuning.worker import SPEC
 from tests.kit import fake_gpu
 from tests.kit.fake_workload import DECODE, FakeSpec, FakeWorkload, from_meta
 
@@ -188,7 +188,7 @@ def scheduled(rows: int):
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 def test_a_gemm_is_built_and_timed(tmp_path):
     workload, sch = scheduled(catalog.workloads(GEMM, ARCH)[0].rows)
-    mod = type(sch.mod)({"main": sch.mod["main"].with_attr(PARAMS, "[]")})
+    mod = type(sch.mod)({"main": sch.mod["main"].with_attr(SPEC, "[]")})
     modelled.export(mod, str(catalog.target(ARCH)), tmp_path / "1.so")
     found = json.loads((tmp_path / "1.so").read_text())
     assert [kernel["spills"] for kernel in found["kernels"]] == [0]
@@ -199,7 +199,7 @@ def test_a_gemm_is_built_and_timed(tmp_path):
 
 def test_machine_code_that_spills_is_no_candidate(tmp_path, monkeypatch):
     _, sch = scheduled(catalog.workloads(GEMM, ARCH)[0].rows)
-    mod = type(sch.mod)({"main": sch.mod["main"].with_attr(PARAMS, "[]")})
+    mod = type(sch.mod)({"main": sch.mod["main"].with_attr(SPEC, "[]")})
     spilled = nvcc.Compiled(b"", ({"name": "kernel", "spills": 8},))
     monkeypatch.setattr(nvcc, "compile_cuda_source", lambda *_: spilled)
     with pytest.raises(RuntimeError, match="ptxas spills 8 bytes of registers for sm_100a"):
@@ -215,21 +215,21 @@ def test_workloads_of_a_gemm_do_not_share_records():
 
 def test_the_cost_model_sees_decisions_by_name():
     workload = catalog.workloads(GEMM, ARCH)[-1]
-    space = Space(workload.mod(ARCH), workload.space(ARCH), 1, facts_of(workload.mod(ARCH)))
+    space = Space(workload.mod(ARCH), workload.space(ARCH), 1, workload.facts(ARCH))
     names = sorted({name for design in space.designs for name in design.facts})
     rng = Random(1)
     points = [space.random(rng) for _ in range(6)]
     for point, row in zip(points, space.features(points), strict=True):
         plan = read(replay(workload.mod(ARCH), space.trace(point)).mod["main"])
         assert plan.illegal() is None
-        wanted = {f"{PREFIX}{name}": value for name, value in plan_facts(plan).items()}
+        wanted = pipe_facts.named(plan)
         got = dict(zip(names, row, strict=True))
         assert got == pytest.approx({name: math.log2(1 + v) for name, v in wanted.items()})
 
 
 def test_designs_trade_their_choices():
     workload = catalog.workloads(GEMM, ARCH)[-1]
-    space = Space(workload.mod(ARCH), workload.space(ARCH), 1, facts_of(workload.mod(ARCH)))
+    space = Space(workload.mod(ARCH), workload.space(ARCH), 1, workload.facts(ARCH))
     rng = Random(1)
     for _ in range(50):
         first, second = space.random(rng), space.random(rng)

@@ -35,8 +35,10 @@ _ROLES = (
 _LOOKUP = "extern int TVMFFIEnvModLookupFromImports(void *context, const char *name, void **out);"
 
 
-def sources(bodies: Sequence[tuple[int | None, PrimFunc]], spec: Int4Mm, arch: str) -> Source:
-    """Return host and device code of the exported function of ``spec``.
+def sources(
+    bodies: Sequence[tuple[int | None, PrimFunc]], spec: Int4Mm, arch: str, name: str
+) -> Source:
+    """Return host and device code of the exported function ``name`` of ``spec``.
 
     Args:
         bodies: scheduled functions, each with the most rows that it is for (None: any), ascending.
@@ -46,7 +48,6 @@ def sources(bodies: Sequence[tuple[int | None, PrimFunc]], spec: Int4Mm, arch: s
     Raises:
         LoweringError: a schedule is no such product; the message says where.
     """
-    name = spec.name
     prepare = f"{name}_prepare" if spec.experts or spec.copies_rows else None
     buckets = merged(((limit, derive(func)) for limit, func in bodies), name, emit)
     texts = [bucket.text for bucket in buckets]

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
+from tvm.s_tir import Schedule
 from tvm.tirx import PrimFunc
 
 from blockscale.base.formats import GEMM
 from blockscale.lower.pipe.check import checked
 from blockscale.lower.pipe.derive import derive
 from blockscale.lower.pipe.kernel import Kernel
+from blockscale.specs.plans import PREFIX
 from blockscale.specs.plans.gemm import RASTERS, GemmPlan
 from blockscale.tir.intrin import tcgen05
+
+_SIZES = ("fmt", "out_dtype", "n", "k", "experts")
+"""Fields of a plan that are the workload's."""
+
+
+def decisions(sch: Schedule) -> dict[str, float]:
+    """Return the plan of a scheduled GEMM as numbers, under the keys of annotations."""
+    return named(plan(sch.mod["main"]))
+
+
+def named(plan: GemmPlan) -> dict[str, float]:
+    """Return the decisions of ``plan`` as numbers, and what a tile of it takes, likewise."""
+    found = {name: value for name, value in asdict(plan).items() if name not in _SIZES}
+    found |= {"store": plan.store == "tma", "raster": plan.raster == "y"}
+    found |= {name: getattr(plan, name) for name in ("tile_rows", "tile_cols")}
+    found |= {name: getattr(plan, name) for name in ("stage_bytes", "scale_columns")}
+    return {f"{PREFIX}{name}": float(value) for name, value in found.items()}
 
 
 def plan(func: PrimFunc) -> GemmPlan:

@@ -11,14 +11,13 @@ from tvm.s_tir.meta_schedule.mutator import MutateTileSize, Mutator
 from tvm.s_tir.meta_schedule.space_generator import PySpaceGenerator
 
 from blockscale.building.space import Space, replay
-from blockscale.tuning.components.facts import facts_of
 from blockscale.tuning.components.pool import Job, Workers
 
 
 def draw(workload: Any, level: str, seed: int, mod: Any = None) -> Space:
     """Return the space of ``workload`` as data; ValueError where no sketch can be scheduled."""
     mod = mod or workload.mod(level)
-    return Space(mod, workload.space(level), seed, facts_of(mod))
+    return Space(mod, workload.space(level), seed, workload.facts(level))
 
 
 class _Sketches(PySpaceGenerator):

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from blockscale.base.sizes import ceil_div, round_up
-from blockscale.specs.plans.moe import MoeGemm
+from blockscale.specs.plans.moe import ATTRIBUTE, MoeGemm
 
 L2_TIMES = 3
 """Weights of a round of calls are at least so many times as large as the L2 cache."""
@@ -27,8 +28,14 @@ More than one for many tokens, too: the fullest expert may just fit into a tile,
 tokens and 8 experts a GEMM took 190 us or 350 us.
 """
 
-SCALE_BYTES = {"nvfp4": (80, 112), "mxfp4": (230, 238)}
-"""Stored scales from and to (not included): 2^-3 to 2^1, and 2^-7 to 1."""
+
+def moe_gemm_of(mod: Any) -> MoeGemm | None:
+    """Return the GEMM of an MoE layer that ``mod`` is; None if it is something else.
+
+    It is a kernel and no function, and tuned for any sizes: they are arguments.
+    """
+    func = mod["main"]
+    return MoeGemm.of(func) if ATTRIBUTE in (func.attrs or {}) else None
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from blockscale.base.sizes import ceil_div
 from blockscale.tuning import gpu
 from blockscale.tuning.moe import data as moe_data
 from blockscale.tuning.moe.kernels import KERNEL, Launch
-from blockscale.tuning.worker import Measurement, Timing, verdict
+from blockscale.tuning.worker import SCALES, TILE_SCALES, Measurement, Timing, verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -239,7 +239,7 @@ def _weights(gemm: MoeGemm, seed: int) -> tuple[Tensor, Tensor]:
     shape = (*blocks, size.scale_blocks, size.scale_count)
     if gemm.fmt != "int4":
         scales = torch.empty(shape, dtype=torch.uint8, device=gpu.DEVICE)
-        return codes, scales.random_(*moe_data.SCALE_BYTES[gemm.fmt], generator=made)
+        return codes, scales.random_(*SCALES[TILE_SCALES[gemm.fmt]], generator=made)
     dtype = getattr(torch, gemm.dtype)
     scales = torch.empty(shape, dtype=dtype, device=gpu.DEVICE).uniform_(0.1, 0.5, generator=made)
     if gemm.zeros:
