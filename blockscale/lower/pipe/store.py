@@ -49,10 +49,10 @@ def headers(kernel: Kernel) -> list[str]:
 
 def store(kernel: Kernel, tile: Tile) -> list[str]:
     """The loop of the storing warps over all tiles."""
-    return _Store(kernel, tile).text()
+    return Store(kernel, tile).text()
 
 
-class _Store(Elements):
+class Store(Elements):
     """Prints the storing warps of one kernel."""
 
     # ---- Tiles ------------------------------------------------------------------------------
@@ -93,12 +93,12 @@ class _Store(Elements):
         k, e = self.kernel, self.epilogue
         shared = k.overlap // e.columns if k.overlap else e.chunks
         turned = f"slot == 0 ? {e.chunks - 1} - i : i" if k.overlap else "i"
-        blocks, rows = self._nest(e.sites), "x_padded" if self.pads else "x_left"
+        blocks = self._nest(e.sites)
         return [
             *(["// Shared columns are the last of accumulator 0 and the first of accumulator 1."]
               if k.overlap else []),
             f"const int chunk = {turned};",
-            f"const bool used = {rows} > 0 && chunk * {e.columns} < y_left;",
+            self._used(),
             f"uint32_t acc[{e.columns}];",
             "if (used) {",
             *indented(self._read(f"sums + chunk * {e.columns}", f"columns - chunk * {e.columns}")),
@@ -113,6 +113,11 @@ class _Store(Elements):
             *blocks,
             *self._send(),
         ]  # fmt: skip
+
+    def _used(self) -> str:
+        """Whether d, or what fills its last tile of scales, has any of a part of a tile."""
+        rows = "x_padded" if self.pads else "x_left"
+        return f"const bool used = {rows} > 0 && chunk * {self.epilogue.columns} < y_left;"
 
     # ---- Blocks -----------------------------------------------------------------------------
 
