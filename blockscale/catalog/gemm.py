@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from tvm.s_tir.schedule import Trace
 from tvm.tirx import PrimFunc
 
-from blockscale.base.targets import TCGEN05
+from blockscale.base.targets import SCALED, SCALED_MMA, gpu
 from blockscale.catalog.registry import Bucket, Road, register, scheduled
 from blockscale.lower.cuda import Source
 from blockscale.lower.pipe import host
 from blockscale.lower.pipe.maps import SPREAD_ALIGNMENT, spreads_codes
+from blockscale.lower.sync.emit import SCALED_MMA as BY_WARPS
 from blockscale.lower.warp import host as warp_host
-from blockscale.schedules.gemm import cpu, cpu_linear, tcgen05
+from blockscale.schedules.gemm import cpu, cpu_linear, sync, tcgen05
 from blockscale.schedules.gemm import linear as gpu_linear
 from blockscale.schedules.steps import Sketch
 from blockscale.specs import GroupedMmActFp4Quant, GroupedMmFp4, Linear, MmFp4
@@ -118,8 +119,19 @@ def _tiles(spec: Gemm, bucket: Bucket, level: str, rows: int | None) -> PrimFunc
     return func if rows is None else func.with_attr("blockscale.rows", rows)
 
 
+def by_warps(level: str) -> bool:
+    """Whether block-scaled MMAs of an architecture are those of warps, mma.sync; else tcgen05."""
+    return SCALED_MMA in gpu(level).features
+
+
+def lowering(level: str) -> host.Lowering:
+    """How kernels of block-scaled MMAs come of their schedules."""
+    return BY_WARPS if by_warps(level) else host.TCGEN05
+
+
 def _tile_sketches(spec: Gemm, bucket: Bucket, level: str) -> list[Sketch]:
-    return tcgen05.gemm_sketches(*_sizes(spec), bucket.rows)
+    schedules = sync if by_warps(level) else tcgen05
+    return schedules.gemm_sketches(*_sizes(spec), bucket.rows)
 
 
 def _gated(spec: GroupedMmActFp4Quant, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:
@@ -129,26 +141,27 @@ def _gated(spec: GroupedMmActFp4Quant, bucket: Bucket, level: str, rows: int | N
 
 def _gated_sketches(spec: GroupedMmActFp4Quant, bucket: Bucket, level: str) -> list[Sketch]:
     sizes = spec.n, spec.k, spec.experts, bucket.rows
-    return tcgen05.gated_sketches(spec.fmt, spec.rule, *sizes)
+    schedules = sync if by_warps(level) else tcgen05
+    return schedules.gated_sketches(spec.fmt, spec.rule, *sizes)
 
 
 def _tile_sources(
     spec: Gemm | GroupedMmActFp4Quant, arch: str, traces: Mapping[str, Trace | None]
 ) -> Source:
     names = [param.name for param in spec.params()]
-    return host.sources(scheduled(spec, arch, traces), spec.name, arch, names)
+    return host.sources(scheduled(spec, arch, traces), spec.name, arch, names, lowering(arch))
 
 
 def _tile_alignments(spec: Gemm) -> dict[str, int]:
     return {"b": SPREAD_ALIGNMENT} if spreads_codes(spec.fmt, spec.k) else {}
 
 
-TENSOR_MEMORY = Road(
+CODES = Road(
     buckets=_cuda_buckets,
     body=_tiles,
     sketches=_tile_sketches,
     lower=_tile_sources,
-    needs=frozenset({TCGEN05}),
+    needs=frozenset({SCALED}),
     alignments=_tile_alignments,
 )
 
@@ -174,7 +187,7 @@ register(
         body=_mm,
         sketches=lambda spec, bucket, level: cpu.gemm_sketches(spec, level, bucket.tile),
     ),
-    cuda=TENSOR_MEMORY,
+    cuda=CODES,
 )
 register(
     GroupedMmFp4,
@@ -183,7 +196,7 @@ register(
         body=_mm,
         sketches=lambda spec, bucket, level: cpu.gemm_sketches(spec.matrix, level, bucket.tile),
     ),
-    cuda=TENSOR_MEMORY,
+    cuda=CODES,
 )
 register(
     GroupedMmActFp4Quant,
@@ -197,6 +210,6 @@ register(
         body=_gated,
         sketches=_gated_sketches,
         lower=_tile_sources,
-        needs=frozenset({TCGEN05}),
+        needs=frozenset({SCALED}),
     ),
 )

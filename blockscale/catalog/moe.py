@@ -14,8 +14,8 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import Trace
 from tvm.tirx import PrimFunc
 
-from blockscale.base.targets import BULK_COPIES, TCGEN05
-from blockscale.catalog.gemm import grouped_buckets
+from blockscale.base.targets import BULK_COPIES, SCALED
+from blockscale.catalog.gemm import by_warps, grouped_buckets, lowering
 from blockscale.catalog.registry import Bucket, Road, Workload, register, scheduled, workloads
 from blockscale.lower.cuda import Source
 from blockscale.lower.moe import codes, kernel
@@ -166,7 +166,7 @@ def _codes_body(spec: FusedMoe, bucket: Bucket, level: str, slots: int | None) -
 
 def _codes_sketches(spec: FusedMoe, bucket: Bucket, level: str) -> list[Sketch]:
     assert bucket.part is not None
-    return codes_schedules.sketches(spec, bucket.part, bucket.rows)
+    return codes_schedules.sketches(spec, bucket.part, bucket.rows, by_warps(level))
 
 
 def _codes_alignments(spec: FusedMoe) -> dict[str, int]:
@@ -181,7 +181,7 @@ def _codes_sources(spec: FusedMoe, arch: str, traces: Mapping[str, Trace | None]
     parts = [workload.part for workload in workloads(spec, arch)]
     bodies = list(zip(parts, scheduled(spec, arch, traces), strict=True))
     first, second = ([body for own, body in bodies if own == part] for part in PARTS)
-    return codes.sources(first, second, spec, arch)
+    return codes.sources(first, second, spec, arch, lowering(arch))
 
 
 DECODING = Road(
@@ -200,7 +200,7 @@ CODES = Road(
     body=_codes_body,
     sketches=_codes_sketches,
     lower=_codes_sources,
-    needs=frozenset({TCGEN05}),
+    needs=frozenset({SCALED}),
     alignments=_codes_alignments,
 )
 """GEMMs that multiply codes by codes."""

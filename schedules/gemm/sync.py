@@ -111,7 +111,7 @@ def shape(
     block = sch.get_sblock("gemm")
     copies = tcgen05.memories(sch, block, plan, sync.LOCAL)
     tiles, stages = tcgen05.tile_loops(sch, block, plan)
-    reads = partial(_read, columns=plan.epi_cols)
+    reads = partial(_read, columns=plan.read_cols)
     if rule is None:
         tcgen05.epilogue(sch, tiles, plan, reads, tma.SMEM)
     else:
@@ -141,9 +141,14 @@ def _read(
     """
     assert staged is not None
     sch.compute_at(read, warp)
-    chunk, _, row, _ = last_loops(sch, read, 4)
+    chunk, _, row, column = last_loops(sch, read, 4)
+    part, column = sch.split(column, [None, columns])
+    sch.reorder(part, row, column)
     sch.tensorize(sch.blockize(row), sync.row_of(columns))
     sch.compute_at(staged, chunk)
-    own, inner = sch.split(last_loops(sch, staged, 2)[0], [WARPS, WARP_ROWS])
+    row, column = last_loops(sch, staged, 2)
+    own, row = sch.split(row, [WARPS, WARP_ROWS])
+    part, column = sch.split(column, [None, columns])
+    sch.reorder(own, part, row, column)
     sch.bind(own, "threadIdx.y")
-    sch.tensorize(sch.blockize(inner), sync.stage(columns))
+    sch.tensorize(sch.blockize(row), sync.stage(columns))

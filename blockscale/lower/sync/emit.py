@@ -228,18 +228,21 @@ class _Rows(store.Store):
         """One part of a tile."""
         e = self.epilogue
         blocks = self._nest(e.sites)
-        cases = [
-            f"if (chunk == {i}) bs_sync_stage<{e.columns}>(rows_at, sums + {i * e.columns}, lane);"
-            for i in range(e.chunks)
-        ]
+        reads: list[str] = []
+        for part in range(0, e.columns, e.width):
+            stage = f"bs_sync_stage<{e.width}>(rows_at, sums + {{}}, lane);"
+            places = [i * e.columns + part for i in range(e.chunks)]
+            reads += [
+                "__syncwarp();  // what was staged has been read",
+                *(f"if (chunk == {i}) {stage.format(at)}" for i, at in enumerate(places)),
+                "__syncwarp();",
+                f"bs_sync_row<{e.width}>(acc + {part}, rows_at, lane);",
+            ]
         return [
             self._used(),
             "if (!used) break;",
-            "__syncwarp();  // what was staged has been read",
-            *cases,
-            "__syncwarp();",
             f"uint32_t acc[{e.columns}];",
-            f"bs_sync_row<{e.columns}>(acc, rows_at, lane);",
+            *reads,
             *self.chunk_level,
             *blocks,
             *self._send(),

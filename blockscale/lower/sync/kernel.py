@@ -43,7 +43,7 @@ class SyncKernel(Kernel):
     @property
     def pitch(self) -> int:
         """Bytes from a row of sums in shared memory to the next."""
-        return 4 * (self.epilogue.columns + PITCH_PAD)
+        return 4 * (self.epilogue.width + PITCH_PAD)
 
     @property
     def used_columns(self) -> int:

@@ -25,6 +25,9 @@ Y_ROWS = (32, 64, 128)
 """Rows of Y of a tile: columns of 32 of a 128x4 tile of scales, of which 4 * 128 sums of a thread
 are as many as registers hold."""
 
+READ_COLUMNS = 32
+"""The most columns of sums in shared memory at a time."""
+
 PITCH_PAD = 4
 """Words behind a row of sums in shared memory: lanes that read rows then meet no bank twice."""
 
@@ -97,9 +100,14 @@ class SyncPlan:
         return rows * self.row_bytes + 2 * SCALE_ATOM_BYTES * self.atoms_k
 
     @property
+    def read_cols(self) -> int:
+        """Columns of sums that are in shared memory at a time."""
+        return min(self.epi_cols, READ_COLUMNS)
+
+    @property
     def sum_bytes(self) -> int:
         """Shared memory through which sums go from the MMAs' order to a row a thread."""
-        return X_ROWS * (self.epi_cols + PITCH_PAD) * 4
+        return X_ROWS * (self.read_cols + PITCH_PAD) * 4
 
     @property
     def store_bytes(self) -> int:
