@@ -40,8 +40,6 @@ def gemm_sketches(
     widths = [w for w in (32, 64, 128) if w >= min(each, 128)] if each <= SWAP_ROWS else []
     shapes = [(True, width) for width in widths]
     shapes += [(False, width) for width in (128, 64)] if each > 64 else []
-    if each > SWAP_ROWS:
-        shapes.sort()
     found = [
         _plan(fmt, out_dtype, n, k, experts, swap, width, block_k, cols, store)
         for swap, width in shapes
