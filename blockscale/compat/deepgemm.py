@@ -1,9 +1,10 @@
 """DeepGEMM's mega MoE calls on our kernels, for one rank.
 
 Names and order of arguments, shapes and bytes of weights are those of DeepGEMM's
-`fp8_fp4_mega_moe` (MXFP8 rows, MXFP4 weights) and of its NVFP4 fork's `fp4_fp4_mega_moe`: allocate a
-buffer once, transform weights once, and for each step copy rows, scales and top-k into the buffer's
-views and call.  Rows are int32 words of four block scales, byte j of word w that of block 4 w + j.
+`fp8_fp4_mega_moe` (MXFP8 rows, MXFP4 weights) and of its NVFP4 fork's `fp4_fp4_mega_moe`: allocate
+a buffer once, transform weights once, and for each step copy rows, scales and top-k into the
+buffer's views and call.  A row's scales are int32 words of four: byte j of word w is that of block
+4 w + j.
 
 What differs:
 
@@ -16,7 +17,7 @@ What differs:
   in before it quantises (MXFP8);
 * transformed weights hold ours beside DeepGEMM's bytes; bytes from elsewhere are converted in every
   call;
-* ``fast_math`` changes nothing, and ``l2_activation`` scales of experts must be one number.
+* ``fast_math`` changes nothing, and ``a2_scales`` of experts must be one number.
 """
 
 from __future__ import annotations
@@ -362,6 +363,7 @@ def _check_blocks(where: str, magnitudes: Tensor, factor: Tensor) -> None:
     if len(wrong):
         row, block = wrong[0].tolist()
         raise ValueError(
-            f"{where}: block {block} of row {row} of x has the largest code {int(top[row, block])}, "
-            "not 7 (6.0), so that it would be rounded again; quantise rows with amax / 6"
+            f"{where}: block {block} of row {row} of x has the largest code "
+            f"{int(top[row, block])}, not 7 (6.0), so that it would be rounded again; quantise "
+            "rows with amax / 6"
         )

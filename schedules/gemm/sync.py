@@ -1,6 +1,6 @@
-"""Schedules of block-scaled GEMMs for mma.sync (sm_120a, sm_121a): those of `gemm.tcgen05`, but
+"""Schedules of block-scaled GEMMs for mma.sync (sm_120a, sm_121a), from those of `gemm.tcgen05`.
 
-operands go from shared memory to the registers of four warps, each with 32 rows of X, which
+But operands go from shared memory to the registers of four warps, each with 32 rows of X, which
 multiply; sums are there too ("local"), and go through shared memory to a row a thread, which the
 epilogue takes as it takes one of tensor memory.  `blockscale.lower.sync` makes the kernel of it.
 """
@@ -102,9 +102,7 @@ def decided(sch: Schedule, plan: SyncPlan, rule: tcgen05.Rule | None = None) -> 
     sch.annotate(tiles, f"{PREFIX}group", plan.group)
 
 
-def shape(
-    sch: Schedule, plan: SyncPlan, rule: tcgen05.Rule | None = None
-) -> tuple[LoopRV, LoopRV]:
+def shape(sch: Schedule, plan: SyncPlan, rule: tcgen05.Rule | None = None) -> tuple[LoopRV, LoopRV]:
     """Schedule all that names instructions; return the loops over tiles and over stages."""
     block = sch.get_sblock("gemm")
     copies = tcgen05.memories(sch, block, plan, sync.LOCAL)

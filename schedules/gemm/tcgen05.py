@@ -130,9 +130,7 @@ def memories(
     return copies
 
 
-def tile_loops(
-    sch: Schedule, block: SBlockRV, tile: GemmPlan | SyncPlan
-) -> tuple[LoopRV, LoopRV]:
+def tile_loops(sch: Schedule, block: SBlockRV, tile: GemmPlan | SyncPlan) -> tuple[LoopRV, LoopRV]:
     """Split into tiles, stages and instructions.
 
     Return the innermost loop over tiles, and that over stages.

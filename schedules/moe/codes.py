@@ -1,7 +1,8 @@
 """Schedules of the GEMMs of an MoE layer that multiply codes by codes.
 
-They are those of `gemm.tcgen05`, or of `gemm.sync`.  By tcgen05, GEMM 2 may begin in GEMM 1's launch: "blockscale.one_launch" on its loop over tiles.  It
-does where both multiply with as many CTAs together, and neither divides K.
+They are those of `gemm.tcgen05`, or of `gemm.sync`.  By tcgen05, GEMM 2 may begin in GEMM 1's
+launch: "blockscale.one_launch" on its loop over tiles.  It does where both multiply with as many
+CTAs together, and neither divides K.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Run the kernel of a `GemmPlan` or `SyncPlan` in the emulator on random operands, and judge it against float64.
+"""Run the kernel of a `GemmPlan` or `SyncPlan` in the emulator, and judge it against float64.
 
-Scales of padded rows are NaN, and memory behind the output is watched: a kernel that lets either
-matter is wrong.
+Operands are random, scales of padded rows NaN, and memory behind the output is watched: a kernel
+that lets either matter is wrong.
 """
 
 from __future__ import annotations

@@ -14,13 +14,13 @@ from blockscale.ops import layouts
 from tests.reference import core as ref
 from tests.reference import moe
 
-E, H, I, TOP_K = 3, 256, 128, 2
+E, H, INNER, TOP_K = 3, 256, 128, 2
 KINDS = {"fp8xfp4": "mxfp4", "fp4xfp4": "nvfp4"}
 
 
 def layer_of(mma_type: str) -> moe.Layer:
     """A random layer whose weights have no global scales."""
-    layer = moe.random_layer(E, H, I, KINDS[mma_type])
+    layer = moe.random_layer(E, H, INNER, KINDS[mma_type])
     layer.w13_global_scale = layer.w2_global_scale = None
     return layer
 
@@ -44,7 +44,7 @@ def rows(mma_type: str, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarr
 def buffer_of(mma_type: str, count: int) -> tuple[deepgemm.SymmBuffer, np.ndarray, np.ndarray]:
     """A filled buffer, values of its rows, ids."""
     made = deepgemm.get_symm_buffer_for_mega_moe(
-        None, E, count, TOP_K, H, I, mma_type=mma_type, device="cpu"
+        None, E, count, TOP_K, H, INNER, mma_type=mma_type, device="cpu"
     )
     stored, byte, value = rows(mma_type, count)
     rng = np.random.default_rng(1)
@@ -63,8 +63,8 @@ def test_bytes_of_transformed_weights(mma_type: str) -> None:
     layer = layer_of(mma_type)
     first, second = deepgemm.transform_weights_for_mega_moe(*tensors(layer), mma_type=mma_type)
     order = []
-    for begin in range(0, I, 8):
-        order += [*range(begin, begin + 8), *range(I + begin, I + begin + 8)]
+    for begin in range(0, INNER, 8):
+        order += [*range(begin, begin + 8), *range(INNER + begin, INNER + begin + 8)]
     codes = layer.w13[:, order]
     np.testing.assert_array_equal(first[0].numpy().view(np.uint8), codes)
     np.testing.assert_array_equal(second[0].numpy().view(np.uint8), layer.w2)
@@ -72,9 +72,9 @@ def test_bytes_of_transformed_weights(mma_type: str) -> None:
         count, words = scales.shape[1], scales.shape[2] // 4
         assert made.shape == (E, count, words)
         assert made.stride() == (count * words, 1, count)
-        got = np.frombuffer(
-            made.transpose(1, 2).contiguous().numpy().tobytes(), np.uint8
-        ).reshape(E, words, count // 128, 512)
+        got = np.frombuffer(made.transpose(1, 2).contiguous().numpy().tobytes(), np.uint8).reshape(
+            E, words, count // 128, 512
+        )
         for e, w, r in product(range(E), range(words), range(count)):
             at = 16 * (r % 128 % 32) + 4 * (r % 128 // 32)  # as in an atom of the 128x4 layout
             want = scales[e, r, 4 * w : 4 * w + 4]
@@ -112,7 +112,7 @@ def expected(
         e = ids[t, j]
         if e < 0:
             continue
-        both = (value[t] @ w13[e].T) * np.repeat(factors[0][e], I)
+        both = (value[t] @ w13[e].T) * np.repeat(factors[0][e], INNER)
         h = moe.activate(both[None], "swiglu", 1.0, more.get("limit"))
         codes, byte = moe.codes_of(ref.round_to(h, "bfloat16"), act_fmt, g2)
         middle = moe.coded(codes, byte, act_fmt, g2)[0]
@@ -179,24 +179,24 @@ def test_what_is_refused() -> None:
     """In words."""
     make = deepgemm.get_symm_buffer_for_mega_moe
     with pytest.raises(ValueError, match=r"mma_type='bf16xbf16' is none of \['fp8xfp4', 'fp4xfp4'"):
-        make(None, E, 8, 2, H, I, mma_type="bf16xbf16")
+        make(None, E, 8, 2, H, INNER, mma_type="bf16xbf16")
     with pytest.raises(ValueError, match="hidden=192 is not a multiple of 128"):
-        make(None, E, 8, 2, 192, I)
+        make(None, E, 8, 2, 192, INNER)
     with pytest.raises(ValueError, match="activation='situ'"):
-        make(None, E, 8, 2, H, I, activation="situ")
+        make(None, E, 8, 2, H, INNER, activation="situ")
 
     class Ranks:
         def size(self) -> int:
             return 4
 
     with pytest.raises(ValueError, match="group has 4 ranks, and one is computed"):
-        make(Ranks(), E, 8, 2, H, I)
+        make(Ranks(), E, 8, 2, H, INNER)
     buffer, *_ = buffer_of("fp4xfp4", 5)
     l1, l2 = deepgemm.transform_weights_for_mega_moe(
         *tensors(layer_of("fp4xfp4")), mma_type="fp4xfp4"
     )
     y = torch.empty((5, H), dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match="buffer.mma_type is 'fp4xfp4', not 'fp8xfp4'"):
+    with pytest.raises(ValueError, match=r"buffer\.mma_type is 'fp4xfp4', not 'fp8xfp4'"):
         deepgemm.fp8_fp4_mega_moe(y, l1, l2, buffer)
     with pytest.raises(ValueError, match=r"recipe is \(1, 1, 32\), not \(1, 1, 16\)"):
         deepgemm.fp4_fp4_mega_moe(y, l1, l2, buffer, recipe=(1, 1, 32))

@@ -1,7 +1,7 @@
 """MoE functions whose GEMMs multiply codes by codes -> host C and CUDA C++.
 
-The GEMMs are derived from their schedules, as `mm_fp4`'s are (`lower/pipe`, `lower/sync`); around them are
-native/moe/moe_codes.cuh and moe_rows.cuh.
+The GEMMs are derived from their schedules, as `mm_fp4`'s are (`lower/pipe`, `lower/sync`); around
+them are native/moe/moe_codes.cuh and moe_rows.cuh.
 """
 
 from __future__ import annotations

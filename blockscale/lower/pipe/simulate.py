@@ -102,6 +102,7 @@ def _reached(kernel: Kernel, load: int) -> list[int]:
 
 
 def next_place(stage: int, parity: int, stages: int) -> tuple[int, int]:
+    """Return the next stage of a ring of so many, and its parity."""
     return (0, parity ^ 1) if stage + 1 == stages else (stage + 1, parity)
 
 

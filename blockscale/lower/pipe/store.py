@@ -61,11 +61,7 @@ class Store(Elements):
         """All of the role."""
         k, at = self.kernel, self.kernel.places
         body = self._chunk()
-        staging = sum(2 * move.slot.bytes for move in self.epilogue.stores.values())
-        lines = []
-        if self.epilogue.stores:
-            lines.append(f"const uint32_t staging = smem + {at['out']} + warp * {staging};")
-            lines.append("uint32_t buffer = 0;")
+        lines = self._staging()
         free = f"smem + {at['free']}"
         leader = f"bs_map_rank({free}, rank & ~1u)" if k.group == 2 else free
         loop = self.tile.loop(
@@ -84,9 +80,23 @@ class Store(Elements):
             ],
             count="number",
         )
-        end = ["if (lane == 0) bs_bulk_wait<0>();"] if self.epilogue.stores else []
         begin = [f"const uint32_t free = {leader};", "uint32_t number = 0;"]
-        return [*begin, *lines, *loop, *end, *self.tile.at_end]
+        return [*begin, *lines, *loop, *self._sent(), *self.tile.at_end]
+
+    def _staging(self) -> list[str]:
+        """Where a warp stages what TMA stores."""
+        if not self.epilogue.stores:
+            return []
+        staging = sum(2 * move.slot.bytes for move in self.epilogue.stores.values())
+        place = self.kernel.places["out"]
+        return [
+            f"const uint32_t staging = smem + {place} + warp * {staging};",
+            "uint32_t buffer = 0;",
+        ]
+
+    def _sent(self) -> list[str]:
+        """Wait for the last stores."""
+        return ["if (lane == 0) bs_bulk_wait<0>();"] if self.epilogue.stores else []
 
     def _chunk(self) -> list[str]:
         """One part of a tile."""

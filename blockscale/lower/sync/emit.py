@@ -119,9 +119,7 @@ class _SyncEmitter(Emitter):
         """Offset in a stage of shared memory of that tile."""
         line = self._line(slot, column)
         return next(
-            c.source
-            for c in stage.copies
-            if c.side == side and self._line(slot, c.column) == line
+            c.source for c in stage.copies if c.side == side and self._line(slot, c.column) == line
         )
 
     def _scales(self, stage: Stage, step: Multiply) -> list[str]:
@@ -188,7 +186,6 @@ class _Rows(store.Store):
         """All of the role."""
         k, at = self.kernel, self.kernel.places
         chunk = self._chunk()
-        staging = sum(2 * move.slot.bytes for move in self.epilogue.stores.values())
         x, y = k.loads[:2]
         rows = f"const uint32_t rows_at = smem + {at['sums']} + warp * {WARP_ROWS * k.pitch};"
         begin = [
@@ -200,11 +197,7 @@ class _Rows(store.Store):
             f"const uint32_t y_rows = smem + (lane / 16 * 8 + lane % 8) * {y.slot.row_bytes} + "
             f"(lane / 8 % 2 ^ {self._turn(y.slot)}) * 16;",
         ]
-        end = []
-        if self.epilogue.stores:
-            begin.append(f"const uint32_t staging = smem + {at['out']} + warp * {staging};")
-            begin.append("uint32_t buffer = 0;")
-            end = ["if (lane == 0) bs_bulk_wait<0>();"]
+        begin += self._staging()
         loop = self.tile.loop(
             [
                 *self._extents(),
@@ -217,7 +210,7 @@ class _Rows(store.Store):
                 *self.tile.after_stores,
             ]
         )
-        return [*begin, *loop, *end, *self.tile.at_end]
+        return [*begin, *loop, *self._sent(), *self.tile.at_end]
 
     @staticmethod
     def _turn(slot: Slot) -> str:

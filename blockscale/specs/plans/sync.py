@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from blockscale.base import formats
 from blockscale.base.formats import Format
 from blockscale.base.targets import GPU_TARGETS
-from blockscale.specs.plans.gemm import CTRL_BYTES, MAX_EXPERTS, OUT_BYTES, SCALE_ATOM_BYTES
+from blockscale.specs.plans.gemm import (
+    CTRL_BYTES,
+    OUT_BYTES,
+    SCALE_ATOM_BYTES,
+    illegal_stages,
+    illegal_stores,
+)
 
 SM120 = GPU_TARGETS["sm_120a"]
 
@@ -129,22 +135,9 @@ class SyncPlan:
         """Why there is no such kernel; None if there is."""
         if self.mma_n not in Y_ROWS:
             return f"mma_n={self.mma_n} is none of {Y_ROWS}; choose one of them"
-        widths = (128, 256) if self.format.a.bits == 4 else (128,)
-        if self.block_k not in widths:
-            return f"block_k={self.block_k} is none of {widths}, which make rows of 64 or 128 bytes"
-        if self.stages < 2:
-            return f"stages={self.stages}: loads overlap with MMAs from 2 stages on"
-        if self.experts > MAX_EXPERTS:
-            return f"experts={self.experts} are more than {MAX_EXPERTS}"
-        if self.epi_cols not in (16, 32, 64) or self.mma_n % self.epi_cols:
-            return f"epi_cols={self.epi_cols} is not 16, 32 or 64, or does not divide {self.mma_n}"
-        if self.store not in ("tma", "direct"):
-            return f"store={self.store!r} is neither 'tma' nor 'direct'"
-        wide = self.epi_cols * OUT_BYTES[self.out_dtype]
-        if self.store == "tma" and not self.swap and wide not in (32, 64, 128):
-            return f"a TMA store of rows of {wide} bytes has no swizzle; it has for 32, 64 and 128"
-        if self.store == "tma" and self.n * OUT_BYTES[self.out_dtype] % 16:
-            return f"n={self.n}: rows of d are no multiple of 16 bytes, which TMA wants"
+        reason = illegal_stages(self) or illegal_stores(self)
+        if reason is not None:
+            return reason
         if self.smem_bytes > SM120.cta_shared:
             return (
                 f"{self.stages} stages of {self.stage_bytes} bytes and others are "

@@ -40,7 +40,7 @@ SAMPLES = 16  # executions per line whose bank conflicts are counted
 class Space:
     """Reads and writes of one access size in one state space; "" finds the window per address.
 
-    ``looked``: of the bytes of an access to shared memory those that it looks at, from the first on.
+    ``looked``: of the bytes of an access to shared memory those that it looks at, the first ones.
     """
 
     def __init__(
