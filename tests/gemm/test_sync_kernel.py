@@ -133,6 +133,13 @@ def test_default_kernels_do_not_spill(fmt: str) -> None:
     assert kinds == {wanted.get(fmt, ("mxf8f6f4", "1X"))}
 
 
+def test_lanes_exchange_sums_between_barriers() -> None:
+    """The emulator lets lanes of a warp wait for each other: the text has what hardware needs."""
+    text = harness.text(harness.sync_plan(mma_n=128, epi_cols=64))
+    found = re.findall(r"__syncwarp|bs_sync_stage|bs_sync_row", text[text.index("int chunk = 0") :])
+    assert found == 2 * ["__syncwarp", *2 * ["bs_sync_stage"], "__syncwarp", "bs_sync_row"]
+
+
 def test_sm_121a() -> None:
     """The same text is accepted for the other architecture."""
     source = cuda_source(GroupedMmFp4(4, 512, 512), "sm_121a", {})
