@@ -59,16 +59,41 @@ class PlanError(ValueError):
 class Stored(Protocol):
     """What plans of all kinds of MMAs decide on stages and stores; see `GemmPlan`."""
 
-    fmt: str
-    out_dtype: str
-    n: int
-    experts: int
-    swap: bool
-    mma_n: int
-    block_k: int
-    stages: int
-    epi_cols: int
-    store: str
+    @property
+    def out_dtype(self) -> str:
+        """Key of `OUT_BYTES`."""
+
+    @property
+    def n(self) -> int:
+        """Columns of d."""
+
+    @property
+    def experts(self) -> int:
+        """0 for a plain GEMM."""
+
+    @property
+    def swap(self) -> bool:
+        """Whether X is b."""
+
+    @property
+    def mma_n(self) -> int:
+        """Rows of Y in a tile."""
+
+    @property
+    def block_k(self) -> int:
+        """Elements of K in a stage."""
+
+    @property
+    def stages(self) -> int:
+        """Of the ring."""
+
+    @property
+    def epi_cols(self) -> int:
+        """Columns of sums that the epilogue takes at a time."""
+
+    @property
+    def store(self) -> str:
+        """Either "tma" or "direct"."""
 
     @property
     def format(self) -> Format:
