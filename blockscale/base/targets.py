@@ -11,6 +11,8 @@ from typing import NamedTuple
 BULK_COPIES = "bulk copies"
 WGMMA = "wgmma"
 TCGEN05 = "block-scaled tcgen05.mma"
+SCALED_MMA = "block-scaled mma.sync"
+SCALED = "block-scaled tensor cores"
 """What some architectures have and kernels may need, in the words of an error."""
 
 
@@ -20,7 +22,8 @@ class Gpu(NamedTuple):
     sm_shared: int
     """Bytes of shared memory of an SM, of which the system keeps `CTA_RESERVED` for each CTA."""
     features: tuple[str, ...] = ()
-    """`BULK_COPIES` (with clusters and programmatic dependent launches), `WGMMA`, `TCGEN05`."""
+    """`BULK_COPIES` (with clusters and programmatic dependent launches), `WGMMA`, `SCALED` with
+    either `TCGEN05` or `SCALED_MMA`."""
     sms: int = 0
     """SMs of the GPU for which schedules choose tiles; 0: schedules do not ask."""
     tensor_columns: int = 0
@@ -42,11 +45,11 @@ GPU_TARGETS = {
     "sm_86": Gpu(100 << 10),
     "sm_89": Gpu(100 << 10),
     "sm_90a": Gpu(228 << 10, (BULK_COPIES, WGMMA), 132),  # H100 SXM, H200
-    "sm_100a": Gpu(228 << 10, (BULK_COPIES, TCGEN05), 148, 512),  # B200
-    "sm_100f": Gpu(228 << 10, (BULK_COPIES, TCGEN05), 148, 512),
-    "sm_103a": Gpu(228 << 10, (BULK_COPIES, TCGEN05), 148, 512),
-    "sm_120a": Gpu(100 << 10, (BULK_COPIES,)),
-    "sm_121a": Gpu(100 << 10, (BULK_COPIES,)),
+    "sm_100a": Gpu(228 << 10, (BULK_COPIES, SCALED, TCGEN05), 148, 512),  # B200
+    "sm_100f": Gpu(228 << 10, (BULK_COPIES, SCALED, TCGEN05), 148, 512),
+    "sm_103a": Gpu(228 << 10, (BULK_COPIES, SCALED, TCGEN05), 148, 512),
+    "sm_120a": Gpu(100 << 10, (BULK_COPIES, SCALED, SCALED_MMA)),
+    "sm_121a": Gpu(100 << 10, (BULK_COPIES, SCALED, SCALED_MMA)),
 }
 """GPU architectures that kernels are built for, as nvcc spells them."""
 

@@ -8,16 +8,17 @@ from tvm.s_tir import Schedule
 from tvm.tirx import PrimFunc
 
 from blockscale.base.sizes import ceil_div, round_up
-from blockscale.base.targets import TCGEN05
-from blockscale.catalog.registry import Body, Bucket, Road, register
+from blockscale.base.targets import SCALED, SCALED_MMA, gpu
+from blockscale.catalog.registry import Body, Bucket, Facts, Road, register
 from blockscale.lower.cuda import Source
 from blockscale.lower.pipe import facts as pipe_facts
 from blockscale.lower.pipe import host
 from blockscale.lower.pipe.maps import SPREAD_ALIGNMENT, spreads_codes
+from blockscale.lower.sync.emit import SCALED_MMA as BY_WARPS
 from blockscale.lower.warp import facts as warp_facts
 from blockscale.lower.warp import host as warp_host
 from blockscale.lower.warp.derive import derive
-from blockscale.schedules.gemm import cpu, cpu_linear, tcgen05
+from blockscale.schedules.gemm import cpu, cpu_linear, sync, tcgen05
 from blockscale.schedules.gemm import linear as gpu_linear
 from blockscale.schedules.steps import Sketch
 from blockscale.specs import GroupedMmActFp4Quant, GroupedMmFp4, Linear, MmFp4
@@ -147,8 +148,19 @@ def _tiles(spec: Gemm, bucket: Bucket, level: str, rows: int | None) -> PrimFunc
     return func if rows is None else func.with_attr("blockscale.rows", rows)
 
 
+def by_warps(level: str) -> bool:
+    """Whether block-scaled MMAs of an architecture are those of warps, mma.sync; else tcgen05."""
+    return SCALED_MMA in gpu(level).features
+
+
+def lowering(level: str) -> host.Lowering:
+    """How kernels of block-scaled MMAs come of their schedules."""
+    return BY_WARPS if by_warps(level) else host.TCGEN05
+
+
 def _tile_sketches(spec: Gemm, bucket: Bucket, level: str) -> list[Sketch]:
-    return tcgen05.gemm_sketches(*_sizes(spec), bucket.rows)
+    schedules = sync if by_warps(level) else tcgen05
+    return schedules.gemm_sketches(*_sizes(spec), bucket.rows)
 
 
 def _gated(spec: GroupedMmActFp4Quant, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:
@@ -158,13 +170,15 @@ def _gated(spec: GroupedMmActFp4Quant, bucket: Bucket, level: str, rows: int | N
 
 def _gated_sketches(spec: GroupedMmActFp4Quant, bucket: Bucket, level: str) -> list[Sketch]:
     sizes = spec.n, spec.k, spec.experts, bucket.rows
-    return tcgen05.gated_sketches(spec.fmt, spec.rule, *sizes)
+    schedules = sync if by_warps(level) else tcgen05
+    return schedules.gated_sketches(spec.fmt, spec.rule, *sizes)
 
 
 def _tile_sources(
     spec: Gemm | GroupedMmActFp4Quant, arch: str, bodies: Sequence[Body], name: str
 ) -> Source:
-    return host.sources(bodies, name, arch, [param.name for param in spec.params()])
+    names = [param.name for param in spec.params()]
+    return host.sources(bodies, name, arch, names, lowering(arch))
 
 
 def _tile_sizes(spec: Gemm | GroupedMmActFp4Quant, rows: int) -> dict[str, int]:
@@ -174,18 +188,23 @@ def _tile_sizes(spec: Gemm | GroupedMmActFp4Quant, rows: int) -> dict[str, int]:
     return {"rows": rows, "scale_rows": spec.experts * round_up(ceil_div(rows, spec.experts), 128)}
 
 
+def tile_facts(level: str) -> Facts | None:
+    """The plan is that of tcgen05; of mma.sync no model knows one."""
+    return None if by_warps(level) else pipe_facts.decisions
+
+
 def _tile_alignments(spec: Gemm) -> dict[str, int]:
     return {"b": SPREAD_ALIGNMENT} if spreads_codes(spec.fmt, spec.k) else {}
 
 
-TENSOR_MEMORY = Road(
+CODES = Road(
     buckets=_cuda_buckets,
     body=_tiles,
     sketches=_tile_sketches,
     lower=_tile_sources,
-    facts=pipe_facts.decisions,
+    facts=tile_facts,
     sizes=_tile_sizes,
-    needs=frozenset({TCGEN05}),
+    needs=frozenset({SCALED}),
     alignments=_tile_alignments,
 )
 
@@ -201,7 +220,7 @@ register(
         body=_linear_on_gpu,
         sketches=lambda spec, bucket, level: gpu_linear.linear_sketches(spec, bucket.rows, level),
         lower=_linear_sources,
-        facts=warp_facts.decisions,
+        facts=lambda level: warp_facts.decisions,
         sizes=lambda spec, rows: {"rows": rows},
         kin=_linear_kin,
         adopt=_linear_adopt,
@@ -215,7 +234,7 @@ register(
         body=_mm,
         sketches=lambda spec, bucket, level: cpu.gemm_sketches(spec, level, bucket.tile),
     ),
-    cuda=TENSOR_MEMORY,
+    cuda=CODES,
 )
 register(
     GroupedMmFp4,
@@ -224,7 +243,7 @@ register(
         body=_mm,
         sketches=lambda spec, bucket, level: cpu.gemm_sketches(spec.matrix, level, bucket.tile),
     ),
-    cuda=TENSOR_MEMORY,
+    cuda=CODES,
 )
 register(
     GroupedMmActFp4Quant,
@@ -238,8 +257,8 @@ register(
         body=_gated,
         sketches=_gated_sketches,
         lower=_tile_sources,
-        facts=pipe_facts.decisions,
+        facts=tile_facts,
         sizes=_tile_sizes,
-        needs=frozenset({TCGEN05}),
+        needs=frozenset({SCALED}),
     ),
 )

@@ -96,7 +96,7 @@ register(
         body=_tiles,
         sketches=lambda spec, bucket, level: wgmma.int4_sketches(spec, bucket.rows, level),
         lower=lambda spec, arch, bodies, name: kernel.sources(bodies, spec, arch, name),
-        facts=warp_facts.decisions,
+        facts=lambda level: warp_facts.decisions,
         sizes=_sizes,
         kin=_kin,
         adopt=_adopt,

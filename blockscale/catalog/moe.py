@@ -13,12 +13,11 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Trace
 from tvm.tirx import PrimFunc
 
-from blockscale.base.targets import BULK_COPIES, TCGEN05
-from blockscale.catalog.gemm import grouped_buckets
+from blockscale.base.targets import BULK_COPIES, SCALED
+from blockscale.catalog.gemm import by_warps, grouped_buckets, lowering, tile_facts
 from blockscale.catalog.registry import Body, Bucket, Road, register, scheduled, workloads
 from blockscale.lower.cuda import Source
 from blockscale.lower.moe import codes, kernel
-from blockscale.lower.pipe import facts as pipe_facts
 from blockscale.lower.pipe.maps import SPREAD_ALIGNMENT, spreads_codes
 from blockscale.lower.warp import facts as warp_facts
 from blockscale.lower.warp.derive import derive
@@ -141,7 +140,7 @@ def _codes_body(spec: FusedMoe, bucket: Bucket, level: str, slots: int | None) -
 
 def _codes_sketches(spec: FusedMoe, bucket: Bucket, level: str) -> list[Sketch]:
     assert bucket.part is not None
-    return codes_schedules.sketches(spec, bucket.part, bucket.rows)
+    return codes_schedules.sketches(spec, bucket.part, bucket.rows, by_warps(level))
 
 
 def _codes_alignments(spec: FusedMoe) -> dict[str, int]:
@@ -156,7 +155,7 @@ def _codes_sources(spec: FusedMoe, arch: str, bodies: Sequence[Body], name: str)
     parts = [workload.part for workload in workloads(spec, arch)]
     known = list(zip(parts, bodies, strict=True))
     first, second = ([body for own, body in known if own == part] for part in PARTS)
-    return codes.sources(first, second, spec, arch)
+    return codes.sources(first, second, spec, arch, lowering(arch))
 
 
 DECODING = Road(
@@ -165,7 +164,7 @@ DECODING = Road(
     sketches=_gemm_sketches,
     bodies=bodies,
     lower=_sources,
-    facts=warp_facts.decisions,
+    facts=lambda level: warp_facts.decisions,
     needs=frozenset({BULK_COPIES}),
     alignments=lambda spec: {"workspace": WORKSPACE_ALIGNMENT},
     kin=_kin,
@@ -178,8 +177,8 @@ CODES = Road(
     body=_codes_body,
     sketches=_codes_sketches,
     lower=_codes_sources,
-    facts=pipe_facts.decisions,
-    needs=frozenset({TCGEN05}),
+    facts=tile_facts,
+    needs=frozenset({SCALED}),
     alignments=_codes_alignments,
 )
 """GEMMs that multiply codes by codes."""

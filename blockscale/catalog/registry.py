@@ -55,6 +55,10 @@ def _nothing(*_: Any) -> Any:
     raise AssertionError("a road without buckets has nothing to schedule")
 
 
+Facts = Callable[[Schedule], Mapping[str, float]]
+"""What tells the decisions of a schedule by name."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Road:
     """How the kernels of an op come about on a kind of target.
@@ -69,7 +73,8 @@ class Road:
         size: spec, function -> what the buckets limit, in the function's symbols.
         bodies: spec, level, traces by tag -> what ``lower`` takes: `Body`s, ascending.
         lower: spec, architecture, bodies, name -> host and device code; None: by TVM's passes.
-        facts: schedule -> its decisions by name, where they are a plan; None: its trace tells them.
+        facts: level -> what tells the decisions of a schedule by name, where they are a plan; None:
+            its trace does.
         sizes: spec, rows -> what symbols of its parameters' shapes are in the instance for so many
             rows; None: what they are in ``body``, which is not of whole tiles.
         needs: features of `base.targets` without which there is no such kernel.
@@ -87,7 +92,7 @@ class Road:
         lambda spec, level, traces: scheduled(spec, level, traces)
     )
     lower: Callable[[Any, str, Sequence[Any], str], lower_cuda.Source] | None = None
-    facts: Callable[[Schedule], Mapping[str, float]] | None = None
+    facts: Callable[[str], Facts | None] = lambda level: None
     sizes: Callable[[Any, int], Mapping[str, int]] | None = None
     needs: frozenset[str] = frozenset()
     alignments: Callable[[Any], dict[str, int]] = lambda spec: {}
@@ -214,9 +219,9 @@ class Workload:
         """Return the sketches, the one of the default schedule first."""
         return road(self.spec, level).sketches(self.spec, self.bucket(level), level)
 
-    def facts(self, level: str) -> Callable[[Schedule], Mapping[str, float]] | None:
+    def facts(self, level: str) -> Facts | None:
         """Return what tells the decisions of a schedule; None if only its trace does."""
-        return road(self.spec, level).facts
+        return road(self.spec, level).facts(level)
 
     def sizes(self, level: str) -> dict[str, int]:
         """Return what symbols of the parameters' shapes are in the static instance."""

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blockscale.base.targets import TCGEN05, having, runs_on
+from blockscale.base.targets import SCALED, TCGEN05, having, runs_on
 from blockscale.specs import Spec
 from blockscale.specs.plans import b200
 from blockscale.specs.plans.gemm import GemmPlan
@@ -45,7 +45,7 @@ def _modelled(spec: Spec, level: str) -> bool:
     from blockscale.catalog import road
 
     try:
-        return TCGEN05 in road(spec, level).needs
+        return SCALED in road(spec, level).needs
     except TypeError:  # there is no such kernel at all
         return False
 

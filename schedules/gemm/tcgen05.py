@@ -11,6 +11,7 @@ innermost loop over tiles.  `blockscale.lower.pipe` makes the kernel of it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from tvm.s_tir import Schedule
@@ -23,6 +24,7 @@ from blockscale.schedules.steps import Choose, Sketch, last_loops
 from blockscale.specs import ActQuantize
 from blockscale.specs.plans import ONCE, PREFIX
 from blockscale.specs.plans.gemm import K_LOOP, LANES, RASTERS, GemmPlan
+from blockscale.specs.plans.sync import SyncPlan
 from blockscale.tir.fused.mxfp8 import MxFp8Rule
 from blockscale.tir.gemm.tiles import ATOM_BYTES
 from blockscale.tir.intrin import tcgen05, tma
@@ -35,6 +37,9 @@ PAIR = "clusterCtaIdx.x"
 
 Rule = ActQuantize | MxFp8Rule
 """How an epilogue quantises what it has activated."""
+
+Reads = Callable[[Schedule, SBlockRV | None, SBlockRV, LoopRV], None]
+"""How sums come to registers: blocks that stage and read them, and the loop over warps."""
 
 
 def gemm_sketches(
@@ -82,15 +87,16 @@ def shape(sch: Schedule, tile: GemmPlan, rule: Rule | None = None) -> tuple[Loop
     ``rule``: of the epilogue of `gemm.gated_tiles`.
     """
     block = sch.get_sblock("gemm")
-    copies = _memories(sch, block, tile)
-    tiles, stages = _tile_loops(sch, block, tile)
+    copies = memories(sch, block, tile)
+    tiles, stages = tile_loops(sch, block, tile)
+    reads = partial(_read_accumulator, tile=tile)
     if rule is None:
-        _epilogue(sch, tiles, tile)
+        epilogue(sch, tiles, tile, reads)
     else:
-        _act_epilogue(sch, tiles, tile, rule)
+        act_epilogue(sch, tiles, tile, rule, reads)
     for side in "ab":
-        _load_operand(sch, copies[side], stages, tile, side)
-    _load_scales(sch, copies, stages, tile)
+        load_operand(sch, copies[side], stages, tile, side)
+    load_scales(sch, copies, stages, tile, tcgen05.scale_copy(tile.cta_group))
     sch.decompose_reduction(block, stages)
     inner = sch.blockize(last_loops(sch, block, 3)[0], preserve_unit_iters=False)
     instruction = tcgen05.Mma(tile.fmt, tile.mma_m, tile.mma_n, tile.row_bytes, tile.swap)
@@ -98,8 +104,13 @@ def shape(sch: Schedule, tile: GemmPlan, rule: Rule | None = None) -> tuple[Loop
     return tiles, stages
 
 
-def _memories(sch: Schedule, block: SBlockRV, tile: GemmPlan) -> dict[str, SBlockRV]:
-    """Give every buffer its memory; return the copies to shared memory and tensor memory."""
+def memories(
+    sch: Schedule, block: SBlockRV, tile: GemmPlan | SyncPlan, sums: str = tma.TMEM
+) -> dict[str, SBlockRV]:
+    """Give every buffer its memory; return the copies to shared memory and tensor memory.
+
+    ``sums``: the memory of the accumulator and of the scales that MMAs read.
+    """
     copies = {"a": sch.cache_read(block, 0, tma.SMEM)}
     for side in "ab":
         lanes = copies[f"{side}_scale_lanes"] = sch.get_sblock(f"{side}_scale_lanes")
@@ -110,16 +121,16 @@ def _memories(sch: Schedule, block: SBlockRV, tile: GemmPlan) -> dict[str, SBloc
                 sch.set_scope(copies[name], 0, tma.SMEM)
         else:
             copies[f"{side}_scale"] = sch.cache_read(lanes, 0, tma.SMEM)
-        sch.set_scope(lanes, 0, tma.TMEM)
+        sch.set_scope(lanes, 0, sums)
     if not tile.experts:
         copies["b"] = sch.cache_read(block, 2, tma.SMEM)
-    sch.set_scope(block, 0, tma.TMEM)
+    sch.set_scope(block, 0, sums)
     if tile.swap:  # lanes of the accumulator are columns of d
         sch.transform_layout(block, ("write", 0), lambda t, i, j: (t, j, i))
     return copies
 
 
-def _tile_loops(sch: Schedule, block: SBlockRV, tile: GemmPlan) -> tuple[LoopRV, LoopRV]:
+def tile_loops(sch: Schedule, block: SBlockRV, tile: GemmPlan | SyncPlan) -> tuple[LoopRV, LoopRV]:
     """Split into tiles, stages and instructions.
 
     Return the innermost loop over tiles, and that over stages.
@@ -133,20 +144,23 @@ def _tile_loops(sch: Schedule, block: SBlockRV, tile: GemmPlan) -> tuple[LoopRV,
     return col_tile, stage
 
 
-def _epilogue(sch: Schedule, tiles: LoopRV, tile: GemmPlan) -> None:
+def epilogue(
+    sch: Schedule, tiles: LoopRV, tile: GemmPlan | SyncPlan, reads: Reads, sums: str = ""
+) -> None:
     """Read some columns of the accumulator to registers, scale and round them, store them.
 
     128 lanes at a time, as a CTA has them; of a pair each CTA stores its own.  A warp stores what
-    it has read.
+    it has read.  ``reads``: how; ``sums``: a memory that sums go through, if any.
     """
     block = sch.get_sblock("epilogue")
+    staged = sch.cache_read(block, 0, sums) if sums else None
     read = sch.cache_read(block, 0, "local")
     store = sch.cache_write(block, 0, tma.SMEM) if tile.store == "tma" else None
-    for moved in (read, block, store):
+    for moved in (staged, read, block, store):
         if moved is not None:
             sch.reverse_compute_at(moved, tiles)
     warp = _parts(sch, block, tile, tile.epi_cols)
-    _read_accumulator(sch, read, warp, tile)
+    reads(sch, staged, read, warp)
     if store is not None:
         sch.reverse_compute_at(store, warp)
         rows, cols = (tile.epi_cols, WARP) if tile.swap else (WARP, tile.epi_cols)
@@ -154,13 +168,22 @@ def _epilogue(sch: Schedule, tiles: LoopRV, tile: GemmPlan) -> None:
         sch.tensorize(sch.blockize(row), tma.store(rows, cols, tile.out_dtype))
 
 
-def _act_epilogue(sch: Schedule, tiles: LoopRV, tile: GemmPlan, rule: Rule) -> None:
-    """Read gates and ups to registers; activate, quantise and store them there."""
+def act_epilogue(
+    sch: Schedule,
+    tiles: LoopRV,
+    tile: GemmPlan | SyncPlan,
+    rule: Rule,
+    reads: Reads,
+    sums: str = "",
+) -> None:
+    """Read gates and ups to registers; activate, quantise and store them there; see `epilogue`."""
     block = sch.get_sblock("epilogue")
+    staged = sch.cache_read(block, 0, sums) if sums else None
     read = sch.cache_read(block, 0, "local")
-    for moved in (read, block):
-        sch.reverse_compute_at(moved, tiles)
-    _read_accumulator(sch, read, _parts(sch, block, tile, tile.epi_cols // (2 * rule.block)), tile)
+    for moved in (staged, read, block):
+        if moved is not None:
+            sch.reverse_compute_at(moved, tiles)
+    reads(sch, staged, read, _parts(sch, block, tile, tile.epi_cols // (2 * rule.block)))
     in_registers(sch, "gate", "up")
     if not rule.gated:  # the activation is of float32 sums, and no intrinsic
         in_registers(sch, "value")
@@ -171,7 +194,7 @@ def _act_epilogue(sch: Schedule, tiles: LoopRV, tile: GemmPlan, rule: Rule) -> N
         act_steps(sch, rule, held=True)
 
 
-def _parts(sch: Schedule, block: SBlockRV, tile: GemmPlan, columns: int) -> LoopRV:
+def _parts(sch: Schedule, block: SBlockRV, tile: GemmPlan | SyncPlan, columns: int) -> LoopRV:
     """Divide a tile among CTAs, warps and lanes, ``columns`` at a time; return the warps' loop."""
     lanes, along = last_loops(sch, block, 2)[:: -1 if tile.swap else 1]
     cta, warp, lane = sch.split(lanes, [None, WARPS, WARP])
@@ -183,8 +206,11 @@ def _parts(sch: Schedule, block: SBlockRV, tile: GemmPlan, columns: int) -> Loop
     return warp
 
 
-def _read_accumulator(sch: Schedule, read: SBlockRV, warp: LoopRV, tile: GemmPlan) -> None:
+def _read_accumulator(
+    sch: Schedule, staged: SBlockRV | None, read: SBlockRV, warp: LoopRV, tile: GemmPlan
+) -> None:
     """Read a part of the accumulator by the warps that store it."""
+    assert staged is None
     sch.compute_at(read, warp)
     # With rows of a on columns, an MMA writes multiples of 16 of them.
     width = tcgen05.READ_COLUMNS[0] if tile.swap else min(tile.epi_cols, tcgen05.READ_COLUMNS[-1])
@@ -194,10 +220,14 @@ def _read_accumulator(sch: Schedule, read: SBlockRV, warp: LoopRV, tile: GemmPla
     sch.tensorize(sch.blockize(lane), tcgen05.read_accumulator(width))
 
 
-def _load_scales(
-    sch: Schedule, copies: dict[str, SBlockRV], stages: LoopRV, tile: GemmPlan
+def load_scales(
+    sch: Schedule,
+    copies: dict[str, SBlockRV],
+    stages: LoopRV,
+    tile: GemmPlan | SyncPlan,
+    copied: str,
 ) -> None:
-    """Load and copy whole 128x4 tiles of scales: those that a stage's rows touch.
+    """Load and copy whole 128x4 tiles of scales, by ``copied``: those that a stage's rows touch.
 
     TVM cannot prove that they hold what tiles of 192 rows read, and then moves no more blocks:
     all of them move after all is tensorized, at the end.
@@ -205,7 +235,7 @@ def _load_scales(
     moved = []
     for side in "ab":
         lanes = sch.blockize(last_loops(sch, copies[f"{side}_scale_lanes"], 2)[0])
-        sch.tensorize(lanes, tcgen05.scale_copy(tile.cta_group))
+        sch.tensorize(lanes, copied)
         _, atom = sch.split(last_loops(sch, copies[f"{side}_scale"], 1)[0], [None, ATOM_BYTES])
         load = sch.blockize(atom)
         expert = side == "b" and tile.experts > 0
@@ -220,7 +250,9 @@ def _load_scales(
         sch.bind(sch.get_loops(load)[depth], PAIR)
 
 
-def _load_operand(sch: Schedule, copy: SBlockRV, stages: LoopRV, tile: GemmPlan, side: str) -> None:
+def load_operand(
+    sch: Schedule, copy: SBlockRV, stages: LoopRV, tile: GemmPlan | SyncPlan, side: str
+) -> None:
     """Load a stage of an operand: of a pair each CTA half of the rows."""
     sch.compute_at(copy, stages)
     row, _ = last_loops(sch, copy, 2)

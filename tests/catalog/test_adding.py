@@ -140,9 +140,11 @@ def test_an_architecture_without_a_feature_is_refused(monkeypatch):
     monkeypatch.setitem(targets.GPU_TARGETS, "sm_87", targets.Gpu(164 << 10))
     spec = Spec.parse("mm_nvfp4_n4096_k7168_bf16")
     with pytest.raises(
-        TypeError, match=r"for sm_87, which has no block-scaled tcgen05\.mma; build"
+        TypeError, match=r"for sm_87, which has no block-scaled tensor cores; build"
     ):
         catalog.cuda_source(spec, "sm_87", {})
-    monkeypatch.setitem(targets.GPU_TARGETS, "sm_110a", targets.Gpu(228 << 10, (targets.TCGEN05,)))
-    with pytest.raises(TypeError, match="sm_103a, sm_110a, or for a CPU level"):
+    monkeypatch.setitem(
+        targets.GPU_TARGETS, "sm_110a", targets.Gpu(228 << 10, (targets.SCALED, targets.TCGEN05))
+    )
+    with pytest.raises(TypeError, match="sm_121a, sm_110a, or for a CPU level"):
         catalog.cuda_source(spec, "sm_87", {})

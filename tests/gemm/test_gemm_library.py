@@ -178,10 +178,10 @@ def test_one_library_for_three_targets(tmp_path):
     assert data.count(b"\x7fELF") == 1 + len(archs)
 
 
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_120a"])
-def test_other_targets(tmp_path, arch):
-    with pytest.raises(TypeError, match=f"no kernel of mm_fp4 for {arch}, which has no block-scal"):
-        build([PLAIN], tmp_path / "k.so", level=arch)
+def test_other_targets(tmp_path):
+    message = "no kernel of mm_fp4 for sm_90a, which has no block-scaled tensor cores.*sm_121a"
+    with pytest.raises(TypeError, match=message):
+        build([PLAIN], tmp_path / "k.so", level="sm_90a")
     assert not (tmp_path / "k.so").exists()
 
 

@@ -251,9 +251,9 @@ def test_roles_that_wait_for_each_other_are_found() -> None:
         yield wait, 0
         then.arrive(1)
 
-    assert simulate._stepped({"a": role(first, second), "b": role(second, first)}) == ["a", "b"]
+    assert simulate.stepped({"a": role(first, second), "b": role(second, first)}) == ["a", "b"]
     first.arrive(1)
-    assert simulate._stepped({"a": role(first, second), "b": role(second, first)}) == []
+    assert simulate.stepped({"a": role(first, second), "b": role(second, first)}) == []
 
 
 def test_a_barrier_s_phase_ends_with_the_last_arrival() -> None:

@@ -267,12 +267,12 @@ def test_what_disagrees_with_the_sizes(name, times):
 
 def test_what_disagrees_in_a_load(monkeypatch):
     """A load of half of the rows that the MMA reads, twice as often."""
-    load = sm100._load_operand
+    load = sm100.load_operand
 
     def halves(sch, copy, stages, tile, side):
         load(sch, copy, stages, replace(tile, mma_n=128) if side == "b" else tile, side)
 
-    monkeypatch.setattr(sm100, "_load_operand", halves)
+    monkeypatch.setattr(sm100, "load_operand", halves)
     sch = new_schedule(module(NVFP4, 4096))
     sm100.gemm_sketches(*NVFP4, 4096)[0](sch, preferred)
     with pytest.raises(LoweringError, match=r"tile of b_shared\.dyn is 64, .* implies 128"):

@@ -1,7 +1,7 @@
-"""Run a `GemmPlan`'s kernel in the emulator on random operands, and judge it against float64.
+"""Run the kernel of a `GemmPlan` or `SyncPlan` in the emulator, and judge it against float64.
 
-Scales of padded rows are NaN, and memory behind the output is watched: a kernel that lets either
-matter is wrong.
+Operands are random, scales of padded rows NaN, and memory behind the output is watched: a kernel
+that lets either matter is wrong.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import tvm
 from blockscale import emulator
 from blockscale.building.space import new_schedule
 from blockscale.lower.nvcc import compile_cuda_source
-from blockscale.lower.pipe.check import checked
-from blockscale.lower.pipe.derive import derive
-from blockscale.lower.pipe.emit import emit, pointers
-from blockscale.lower.pipe.kernel import THREADS, Kernel
+from blockscale.lower.pipe.emit import pointers
+from blockscale.lower.pipe.host import TCGEN05, Lowering
+from blockscale.lower.pipe.kernel import Kernel
 from blockscale.lower.pipe.maps import MapPlan, tensor_maps
-from blockscale.schedules.gemm import tcgen05
+from blockscale.lower.sync.emit import SCALED_MMA
+from blockscale.schedules.gemm import sync, tcgen05
 from blockscale.specs.plans.gemm import OUT_BYTES, GemmPlan
+from blockscale.specs.plans.sync import SyncPlan
 from blockscale.tir.gemm.tiles import gemm_tiles
 from tests.reference import core as ref
 
@@ -47,22 +48,49 @@ def plan(**changes: Any) -> GemmPlan:
     return GemmPlan(**base).check()
 
 
+def sync_plan(**changes: Any) -> SyncPlan:
+    """Return a plan for mma.sync with these decisions; all others are plain ones."""
+    base: dict[str, Any] = {
+        "fmt": "nvfp4", "out_dtype": "float32", "n": 256, "k": 512, "experts": 0, "swap": False,
+        "mma_n": 128, "block_k": 128, "stages": 2, "epi_cols": 32, "store": "direct",
+        "raster": "x", "group": 1,
+    }  # fmt: skip
+    made = SyncPlan(**base | changes)
+    assert made.illegal() is None, made.illegal()
+    return made
+
+
+Plan = GemmPlan | SyncPlan
+
 _unscheduled = cache(gemm_tiles)
 
 
+def way(of: Plan) -> tuple[Any, Lowering, str]:
+    """Return the schedule of a plan, its lowering, and an architecture."""
+    if isinstance(of, SyncPlan):
+        return sync.decided, SCALED_MMA, "sm_120a"
+    return tcgen05.decided, TCGEN05, "sm_100a"
+
+
 @cache
-def kernel(of: GemmPlan) -> Kernel:
+def kernel(of: Plan) -> Kernel:
     """Return the kernel that is derived from the schedule of a plan."""
     func = _unscheduled(of.fmt, of.out_dtype, of.n, of.k, of.experts)
     sch = new_schedule(tvm.IRModule({"main": func}))
-    tcgen05.decided(sch, of)
-    return checked(derive(sch.mod["main"]))
+    decided, how, _ = way(of)
+    decided(sch, of)
+    return how.kernel(sch.mod["main"])
+
+
+def text(of: Plan) -> str:
+    """Return the CUDA text of a plan's kernel."""
+    return way(of)[1].emit(kernel(of), "gemm")
 
 
 @cache
-def ptx(of: GemmPlan) -> str:
+def ptx(of: Plan) -> str:
     """Return the PTX of a plan's kernel; M is not in it."""
-    return compile_cuda_source(emit(kernel(of), "gemm"), "sm_100a", ptx=True).image.decode()
+    return compile_cuda_source(text(of), way(of)[2], ptx=True).image.decode()
 
 
 @dataclass(frozen=True)
@@ -137,10 +165,11 @@ class Outcome:
         return np.sqrt(((self.got - self.want) ** 2).sum(1)) / np.maximum(length, 1e-300)
 
 
-def clusters_of(of: GemmPlan, rows: Sequence[int]) -> int:
+def clusters_of(of: Plan, rows: Sequence[int]) -> int:
     """Return the number of tiles of the clusters of a plan."""
-    row_tile = of.mma_n * of.cluster_y if of.swap else 128 * of.cluster_x
-    col_tile = 128 * of.cluster_x if of.swap else of.mma_n * of.cluster_y
+    along_x, along_y = (1, 1) if isinstance(of, SyncPlan) else (of.cluster_x, of.cluster_y)
+    row_tile = of.mma_n * along_y if of.swap else 128 * along_x
+    col_tile = 128 * along_x if of.swap else of.mma_n * along_y
     return sum(-(-count // row_tile) for count in rows) * -(-of.n // col_tile)
 
 
@@ -168,13 +197,13 @@ def launch(
     given = [named[name] for name in pointers(of)] + ([named["offsets"]] if of.experts else [])
     given += [np.float32(named[str(var.name)]) for var in of.scalars]
     return emulator.launch(
-        text, entry="gemm", grid=clusters * of.cluster, block=THREADS, cluster=of.cluster,
+        text, entry="gemm", grid=clusters * of.cluster, block=of.threads, cluster=of.cluster,
         dynamic_smem=of.smem_bytes, args=[*maps, *given, m], seed=seed,
     )  # fmt: skip
 
 
 def run(
-    of: GemmPlan,
+    of: Plan,
     rows: int | Sequence[int],
     *,
     seed: int = 0,
@@ -203,7 +232,7 @@ def run(
     named = {"a": a.stored, "b": b.stored, "a_scale": a.scale, "b_scale": b.scale}
     named |= {"d": out, "alpha": scales, "bias": shift, "offsets": starts}
     tiles = clusters_of(of, groups)
-    limit = max(1, tiles if of.split_k > 1 else min(tiles, clusters))
+    limit = max(1, tiles if isinstance(of, GemmPlan) and of.split_k > 1 else min(tiles, clusters))
     report = launch(kernel(of), ptx(of), named, m, limit, seed)
     want = np.zeros((used, of.n))
     for e in range(experts):
@@ -214,7 +243,7 @@ def run(
     return Outcome(decode(out[:used], of.out_dtype), want, out[used:], report)
 
 
-def judge(of: GemmPlan, result: Outcome) -> None:
+def judge(of: Plan, result: Outcome) -> None:
     """Fail unless the kernel is right and its run had no errors and no warnings."""
     result.report.check()
     assert not result.report.hazards, "\n".join(map(str, result.report.hazards))

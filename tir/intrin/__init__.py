@@ -13,7 +13,11 @@ def register_named(trace: str) -> None:
 
         warp.register_named(trace)
         return
-    if "tcgen05_" in trace:
+    if "sync_" in trace:
+        from blockscale.tir.intrin import sync
+
+        sync.register_named(trace)
+    if "tcgen05_" in trace or "sync_" in trace:
         from blockscale.tir.intrin import tcgen05
 
         tcgen05.register_named(trace)

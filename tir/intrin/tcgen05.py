@@ -21,7 +21,7 @@ from blockscale.tir import formats
 from blockscale.tir.common import i64
 from blockscale.tir.gemm.tiles import ATOM_BYTES
 from blockscale.tir.intrin import tma
-from blockscale.tir.intrin.operands import Operand, describe, intrinsic, nest
+from blockscale.tir.intrin.operands import Body, Operand, describe, intrinsic, nest
 from blockscale.tir.intrin.tma import SMEM, TMEM, call, tile_copy
 
 _NAMES = {
@@ -49,7 +49,7 @@ def _describe(kind: str, parts: tuple[str, ...]) -> str:
     """Register the intrinsic of a name's parts."""
     if kind == "mma":
         instruction, m, n, codes, row_bytes, swap = parts
-        return mma(Mma(_format(instruction, codes), int(m), int(n), int(row_bytes), bool(swap)))
+        return mma(Mma(format_of(instruction, codes), int(m), int(n), int(row_bytes), bool(swap)))
     numbers = [int(part) for part in parts if part.isdigit()]
     expert = parts[-1] == "_expert"
     if kind == "load":
@@ -61,7 +61,7 @@ def _describe(kind: str, parts: tuple[str, ...]) -> str:
     return (scale_copy if kind == "copy" else read_accumulator)(numbers[0])
 
 
-def _format(instruction: str, codes: str) -> str:
+def format_of(instruction: str, codes: str) -> str:
     """Format of operands that are multiplied by this kind of MMA."""
     for name, row in GEMM.items():
         both = [row.a.name, row.b.name]
@@ -103,8 +103,20 @@ def mma(shape: Mma) -> str:
 
     Buffers in the order of the op: a, a's scales, b, b's scales, d [m, n].
     """
-    row = GEMM[shape.fmt]
     rows, cols = (shape.n, shape.m) if shape.swap else (shape.m, shape.n)
+    desc, operands = scaled_product(shape.fmt, rows, cols, shape.swap)
+    return describe(shape.name, operands, desc, partial(_issue, shape))
+
+
+def scaled_product(
+    fmt: str, rows: int, cols: int, swap: bool
+) -> tuple[Body, tuple[Operand, Operand, Operand, Operand, Operand]]:
+    """What block-scaled MMAs compute of ``rows`` of a and ``cols`` of b in a step of K.
+
+    Returns the body of the desc, and operands in the memories of tcgen05.mma: a, a's scales, b,
+    b's scales, and d [rows, cols], or [cols, rows] with ``swap``.
+    """
+    row = GEMM[fmt]
     scale = partial(formats.decode_byte, row.scale)
     R, C, K, L = i64(rows), i64(cols), i64(row.step), i64(32)
     AC, BC, block = i64(row.a.per_byte), i64(row.b.per_byte), i64(row.block)
@@ -113,21 +125,21 @@ def mma(shape: Mma) -> str:
 
     def desc(A: T.Buffer, SA: T.Buffer, B: T.Buffer, SB: T.Buffer, D: T.Buffer) -> None:
         with nest("gemm", "SSR", R, C, K) as (vi, vj, vk):
-            at = (vj, vi) if shape.swap else (vi, vj)
+            at = (vj, vi) if swap else (vi, vj)
             a = formats.element(row.a, A[vi, vk // AC], vk)
             b = formats.element(row.b, B[vj, vk // BC], vk)
             a_scale = scale(SA[vi % L, vi // L * 4 + vk // block])
             b_scale = scale(SB[vj % L, vj // L * 4 + vk // block])
             T.buffer_store(D, D[at] + (a * a_scale) * (b * b_scale), at)
 
-    operands = (
+    m, n = (cols, rows) if swap else (rows, cols)
+    return desc, (
         Operand("A", (R, i64(row.step // row.a.per_byte)), "uint8", scope=SMEM),
         Operand("SA", (L, RS), "uint8", scope=TMEM),
         Operand("B", (C, i64(row.step // row.b.per_byte)), "uint8", scope=SMEM),
         Operand("SB", (L, CS), "uint8", scope=TMEM),
-        Operand("D", (i64(shape.m), i64(shape.n)), "float32", "rw", TMEM),
+        Operand("D", (i64(m), i64(n)), "float32", "rw", TMEM),
     )
-    return describe(shape.name, operands, desc, partial(_issue, shape))
 
 
 def _issue(

@@ -1,7 +1,7 @@
 """MoE functions whose GEMMs multiply codes by codes -> host C and CUDA C++.
 
-The GEMMs are derived from their schedules, as `mm_fp4`'s are (`lower/pipe`); around them are
-native/moe/moe_codes.cuh and moe_rows.cuh.
+The GEMMs are derived from their schedules, as `mm_fp4`'s are (`lower/pipe`, `lower/sync`); around
+them are native/moe/moe_codes.cuh and moe_rows.cuh.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ from blockscale.lower.cuda import Source, symbol
 from blockscale.lower.moe import small
 from blockscale.lower.moe.host import codes_host_code
 from blockscale.lower.pipe import host
-from blockscale.lower.pipe.check import checked
-from blockscale.lower.pipe.derive import derive
-from blockscale.lower.pipe.emit import emit
 from blockscale.lower.pipe.kernel import Kernel
 from blockscale.lower.pipe.phases import Phases, apart, emit_phases, joined
 from blockscale.specs.moe import FusedMoe
@@ -27,9 +24,9 @@ Bodies = Sequence[tuple[int | None, tirx.PrimFunc]]
 """Scheduled functions, each with the most slots that it is for (None: any number), ascending."""
 
 
-def _kernels(bodies: Bodies) -> list[tuple[int | None, Kernel]]:
+def _kernels(bodies: Bodies, how: host.Lowering) -> list[tuple[int | None, Kernel]]:
     """What is derived from scheduled functions."""
-    return [(limit, checked(derive(func))) for limit, func in bodies]
+    return [(limit, how.kernel(func)) for limit, func in bodies]
 
 
 def _joined(first: Kernel, second: Kernel) -> Phases | None:
@@ -38,21 +35,28 @@ def _joined(first: Kernel, second: Kernel) -> Phases | None:
     return joined(first, second) if wanted else None
 
 
-def sources(first: Bodies, second: Bodies, spec: FusedMoe, arch: str) -> Source:
+def sources(
+    first: Bodies,
+    second: Bodies,
+    spec: FusedMoe,
+    arch: str,
+    how: host.Lowering = host.TCGEN05,
+) -> Source:
     """Return host and device code of the exported function of ``spec``.
 
     Args:
         first, second: GEMM 1 and GEMM 2.
         spec: of layout "128x4".
-        arch: one with `targets.TCGEN05`.
+        arch: one that ``how`` is for.
+        how: kernels are derived and printed.
 
     Raises:
-        LoweringError: a schedule is no tcgen05 GEMM; the message says where.
+        LoweringError: a schedule is no such GEMM; the message says where.
     """
     name = spec.name
-    kernels1, kernels2 = _kernels(first), _kernels(second)
+    kernels1, kernels2 = _kernels(first, how), _kernels(second, how)
     gemms = [
-        host.merged(own, f"{name}_{part}", emit)
+        host.merged(own, f"{name}_{part}", how.emit)
         for part, own in (("gemm1", kernels1), ("gemm2", kernels2))
     ]
     both = host.merged(

@@ -203,11 +203,11 @@ def _progress(k: Kernel) -> str | None:
 
 
 def _shared(k: Kernel) -> str | None:
-    if k.smem_bytes > SM100.cta_shared:
+    if k.smem_bytes > k.gpu.cta_shared:
         stage = sum(load.slot.bytes for load in k.loads)
         return (
             f"{k.stages} stages of {stage} bytes, {k.staging} of the epilogue and others are "
-            f"{k.smem_bytes} bytes of shared memory, and {SM100.cta_shared} are the limit; take "
+            f"{k.smem_bytes} bytes of shared memory, and {k.gpu.cta_shared} are the limit; take "
             "fewer stages"
         )
     if k.places["end"] > k.smem_bytes:
@@ -255,3 +255,6 @@ CHECKS: tuple[Callable[[Kernel], str | None], ...] = (
     *(_tensor_memory, _shared, _epilogue, _progress),
 )
 """In the order in which they are asked."""
+
+OF_TENSOR_MEMORY = frozenset({_tensor_memory, _progress})
+"""Those that ask for tensor memory, and for the roles around it."""

@@ -35,8 +35,8 @@ TILE_LOOP |= {"one_launch": 0}
 K_LOOP = {"stages": 0, "split_k": 1}
 """Annotations of the loop over stages; stages must be there."""
 
-STEP = {f"tcgen05_mma_{row.kind}": row.step for row in GEMM.values()}
-"""Elements of K of an MMA."""
+STEP = {row.kind: row.step for row in GEMM.values()}
+"""Elements of K of a kind of MMA."""
 
 WORD, ATOM, SCALE_LANES = 4, 512, 32
 """Bytes of an element of scales' maps and of a 128x4 tile of scales; lanes of that tile."""
@@ -47,24 +47,40 @@ def derive(func: PrimFunc) -> Kernel:
 
     LoweringError says which block or loop is not that of a tcgen05 GEMM.
     """
-    return _Derivation(Reader(func)).kernel()
+    return Derivation(Reader(func)).kernel()
 
 
-class _Derivation:
+class Derivation:
     """What is found on the way."""
+
+    MMA, SCALES, READ = "tcgen05_mma_", "tcgen05_cp", "tcgen05_ld"
+    """Instructions that multiply, bring scales to where MMAs read them, and sums to registers."""
+    MOVES: tuple[str, ...] = (READ, "tma_store_2d")
+    """Those of the epilogue that are not printed as its blocks are."""
+    SUMS = "shared.tmem"
+    """The memory of sums and of their scales."""
+    ROWS, SHAPE = "bs_matrix_desc", "bs_instruction_desc"
+    """What the MMA's call has of operands, and of its own shape and formats."""
+    MADE: type[Kernel] = Kernel
 
     def __init__(self, reader: Reader) -> None:
         self.reader, self.at = reader, reader.at
         self.sites = reader.sites
         self.in_k = [site for site in self.sites if self._inside(site, reader.k_loop)]
-        self.mma = self._one("tcgen05_mma_", "it multiplies")
+        self.mma = self._one(self.MMA, "it multiplies")
         self.call = self.mma.call.args
+        self.group = self._group()
+        self.step = STEP[self.mma.what.removeprefix(self.MMA)]
 
     # ---- Finding ----------------------------------------------------------------------------
 
     @staticmethod
     def _inside(site: Site, loop: Any) -> bool:
         return any(each.same_as(loop) for each in site.outer)
+
+    def _group(self) -> int:
+        """CTAs that multiply together."""
+        return self.mma.number
 
     def _one(self, what: str, why: str) -> Site:
         found = [site for site in self.sites if site.what.startswith(what)]
@@ -119,20 +135,18 @@ class _Derivation:
             raise LoweringError(f"loop over K: annotation '{PREFIX}stages' is missing")
         if on_tiles["raster"] not in (0, 1):
             raise LoweringError(f"loop over tiles: raster={on_tiles['raster']} is neither 0 nor 1")
-        acc, group = self._operand(self.call[1]), self.mma.number
-        self._scope(self.mma, acc, "shared.tmem", "sums are in tensor memory")
+        acc, group = self._operand(self.call[1]), self.group
+        self._scope(self.mma, acc, self.SUMS, "sums are where MMAs add to them")
         x_axis, y_axis = self._sides(acc)
         x, y = self._operand(self.call[2].args[1]), self._operand(self.call[3].args[1])
         sx, sy = self._operand(self.call[5]), self._operand(self.call[6])
         instruction = self._instruction(acc, x, y, group)
         loads = [self._load(operand, "tma_load_2d") for operand in (x, y)]
-        copies = [self._writer(operand.buffer, "tcgen05_cp", self.mma) for operand in (sx, sy)]
+        copies = [self._writer(operand.buffer, self.SCALES, self.mma) for operand in (sx, sy)]
         for operand in (sx, sy):
-            self._scope(self.mma, operand, "shared.tmem", "scales are in tensor memory")
-        for site in copies:
-            self._expect(site, "CTA group", site.number, group)
-            loads.append(self._load(site.operands["S"], "tma_load_3d", site))
-        for site in (s for s in self.in_k if s.what.startswith("tma_load")):
+            self._scope(self.mma, operand, self.SUMS, "scales are where MMAs read them")
+        loads += [self._load(site.operands["S"], "tma_load_3d", site) for site in copies]
+        for site in self._of_group(copies):
             self._expect(site, "CTA group", site.number, group)
         self._same_k(loads)
         slots = [self._columns(site) for site in copies]
@@ -146,7 +160,7 @@ class _Derivation:
             (d.extent for v in loops.views.values() for d in v.dims if d.axis == "experts"), 0
         )
         self._expect_blocks(acc, epilogue)
-        return Kernel(
+        return self.MADE(
             at=self.at,
             views=loops.views,
             scalars=loops.scalars,
@@ -171,11 +185,15 @@ class _Derivation:
             whole=whole,
             last=last,
             k_stages=k_stages,
-            stage_k=len(whole.multiplies) * STEP[self.mma.what],
+            stage_k=len(whole.multiplies) * self.step,
             epilogue=epilogue,
             experts=experts or 0,
             one_launch=on_tiles["one_launch"] == 1,
         )
+
+    def _of_group(self, copies: Sequence[Site]) -> list[Site]:
+        """Blocks whose instructions name the CTAs that multiply together."""
+        return [*copies, *(s for s in self.in_k if s.what.startswith("tma_load"))]
 
     def _same_k(self, loads: Sequence[Transfer]) -> None:
         """All parameters have as many stages of K, and no more than the loop."""
@@ -198,7 +216,7 @@ class _Derivation:
         """Every block is one that the kernel has."""
         known = {id(site) for site in (*self.in_k, *epilogue.sites)}
         for site in self.sites:
-            if id(site) in known or site.what in ("tcgen05_ld", "tma_store_2d"):
+            if id(site) in known or site.what in self.MOVES:
                 continue
             body = site.body
             zero = body is not None and isinstance(body.value, tirx.FloatImm)
@@ -208,11 +226,11 @@ class _Derivation:
                     "set the accumulator to zero"
                 )
         for site in self.in_k:
-            if site.what not in ("tma_load_2d", "tma_load_3d", "tcgen05_cp", self.mma.what):
+            if site.what not in ("tma_load_2d", "tma_load_3d", self.SCALES, self.mma.what):
                 raise LoweringError(
                     f"{site.where} is not tensorized: inside of the loop over K there are loads, "
                     "copies of scales and MMAs; map it onto an intrinsic of "
-                    "blockscale.tir.intrin.tcgen05"
+                    f"{self.reader.INTRINSICS}"
                 )
 
     def _sides(self, acc: Operand) -> tuple[str, str]:
@@ -235,10 +253,7 @@ class _Derivation:
     # ---- The MMA ----------------------------------------------------------------------------
 
     def _instruction(self, acc: Operand, x: Operand, y: Operand, group: int) -> Instruction:
-        desc = self.call[4]
-        if function(desc) != "bs_instruction_desc":
-            raise LoweringError(f"{self.mma.where}: argument 4 is no instruction descriptor")
-        m, n, x_format, y_format, ue8m0 = (int(arg) for arg in desc.args[1:6])
+        m, n, x_format, y_format, ue8m0 = self._shape_of()
         self._expect(self.mma, "shape of the accumulator", acc.shape[-2:], (m, n))
         self._expect(self.mma, "M of the MMA", m, 128 * group)
         self._expect(self.mma, "rows of X", x.shape[-2], m)
@@ -246,6 +261,13 @@ class _Derivation:
         for operand in (x, y):
             self._scope(self.mma, operand, "shared.dyn", "operands are in shared memory")
         return Instruction(f"bs_{self.mma.what}", m, n, x_format, y_format, ue8m0)
+
+    def _shape_of(self) -> list[int]:
+        """M, N, formats of both operands, and whether scales are UE8M0."""
+        desc = self.call[4]
+        if function(desc) != self.SHAPE:
+            raise LoweringError(f"{self.mma.where}: argument 4 is no {self.SHAPE}")
+        return [int(arg) for arg in desc.args[1:6]]
 
     # ---- Slots and loads --------------------------------------------------------------------
 
@@ -299,7 +321,7 @@ class _Derivation:
             slot=slot,
             along_x=any(self._depends(index, self.at.tiles[self._x]) for index in source.mins),
             along_y=any(self._depends(index, self.at.tiles[self._y]) for index in source.mins),
-            along_pair="cta" in site.bound or self.mma.number == 1,
+            along_pair="cta" in site.bound or self.group == 1,
             once=ONCE in site.annotations,
             packed=packed,
         )
@@ -389,7 +411,7 @@ class _Derivation:
             (y, loads[1], 3, made.n // group),
         ):
             matrix = function(self.call[number])
-            wanted = f"bs_matrix_desc<{load.slot.row_bytes}>"
+            wanted = f"{self.ROWS}<{load.slot.row_bytes}>"
             self._expect(self.mma, f"matrix of {operand.buffer.name}", matrix, wanted)
             name = f"tile of {operand.buffer.name}"
             self._expect(self.mma, name, load.slot.shape[-2], rows)
@@ -485,10 +507,8 @@ class _Derivation:
     # ---- The epilogue -----------------------------------------------------------------------
 
     def _epilogue(self, acc: Operand, made: Instruction, group: int) -> Epilogue:
-        reads = self._one("tcgen05_ld", "the accumulator is read by it")
+        reads = self._reads(acc)
         source, target = reads.operands["S"], reads.operands["D"]
-        if not source.buffer.same_as(acc.buffer):
-            self._expect(reads, "source", source.buffer.name, acc.buffer.name)
         self._scope(reads, target, "local", "the accumulator is read to registers")
         self._expect(reads, "columns of a read", source.shape[-1], reads.number)
         after = [site for site in self.sites if self._behind(site)]
@@ -499,7 +519,7 @@ class _Derivation:
         for site in after:
             if chunk_loop is not None:
                 self._rename(site, chunk_loop.loop_var, chunk)
-            if site is not reads and site.what != "tma_store_2d":
+            if site.what not in self.MOVES:
                 sites.append(site)
         parts = sorted(
             self._number(
@@ -521,6 +541,17 @@ class _Derivation:
         base = tuple(self._at(index, zero) for index in reads.operands["D"].mins)
         name = str(target.buffer.name)
         return Epilogue(chunk, chunks, columns, reads.number, tuple(sites), name, base, stores)
+
+    def _reads(self, acc: Operand) -> Site:
+        """The block that brings sums to registers."""
+        reads = self._one(self.READ, "the accumulator is read by it")
+        self._expect_source(reads, acc.buffer)
+        return reads
+
+    def _expect_source(self, site: Site, buffer: Any) -> None:
+        source = site.operands["S"].buffer
+        if not source.same_as(buffer):
+            self._expect(site, "source", source.name, buffer.name)
 
     def _behind(self, site: Site) -> bool:
         """Whether a block is in the epilogue: in the loops over tiles, with lanes or warps."""

@@ -176,7 +176,17 @@ class Emitter:
     def init(self) -> list[str]:
         """Barriers."""
         k, at = self.kernel, self.at
-        counts = [
+        lines = [
+            f"for (int i = 0; i < {many}; ++i) bs_mbar_init(smem + {at[name]} + 8 * i, {count});"
+            for name, many, count in self.barriers()
+        ]
+        lines.append("bs_mbar_init_fence();")
+        return lines + [f"bs_tma_prefetch_map(&map_{t.view.name});" for t in transfers(k)]
+
+    def barriers(self) -> list[tuple[str, int, int]]:
+        """Names, how many, and arrivals that each counts."""
+        k = self.kernel
+        return [
             ("full", k.stages, k.group if k.unpacks else 1),
             ("empty", k.stages, k.senders),
             *([("packed", k.stages, 1)] if k.unpacks else []),
@@ -184,12 +194,6 @@ class Emitter:
             ("free", k.frees, STORE_WARPS * k.group),
             *([("drained", 1, STORE_WARPS * k.group)] if self.more else []),
         ]
-        lines = [
-            f"for (int i = 0; i < {many}; ++i) bs_mbar_init(smem + {at[name]} + 8 * i, {count});"
-            for name, many, count in counts
-        ]
-        lines.append("bs_mbar_init_fence();")
-        return lines + [f"bs_tma_prefetch_map(&map_{t.view.name});" for t in transfers(k)]
 
     # ---- The loading warp -------------------------------------------------------------------
 

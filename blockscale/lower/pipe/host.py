@@ -57,25 +57,37 @@ def merged(
     return buckets
 
 
+class Lowering(NamedTuple):
+    """How kernels come of scheduled functions: what is derived and checked, and its text."""
+
+    kernel: Callable[[tirx.PrimFunc], Kernel]
+    emit: Callable[[Kernel, str], str]
+
+
+TCGEN05 = Lowering(lambda func: checked(derive(func)), emit)
+
+
 def sources(
     bodies: Sequence[tuple[int | None, tirx.PrimFunc]],
     name: str,
     arch: str,
     params: Sequence[str],
+    how: Lowering = TCGEN05,
 ) -> Source:
     """Return host and device code of the exported function ``name``.
 
     Args:
         bodies: scheduled functions, each with the most rows that it is for (None: any), ascending.
         name: of the exported function.
-        arch: one with `targets.TCGEN05`.
+        arch: one that ``how`` is for.
         params: names of its parameters.
+        how: kernels are derived and printed.
 
     Raises:
-        LoweringError: a schedule is no tcgen05 GEMM; the message says where.
+        LoweringError: a schedule is no such GEMM; the message says where.
     """
-    kernels = ((limit, checked(derive(func))) for limit, func in bodies)
-    buckets = merged(kernels, name, emit)
+    kernels = ((limit, how.kernel(func)) for limit, func in bodies)
+    buckets = merged(kernels, name, how.emit)
     device = "\n".join(bucket.text for bucket in buckets)
     codes = tuple(KernelCode(b.name, kernel_params(b.kernel), LAUNCH) for b in buckets)
     return Source(host_code(symbol(name, arch), buckets, params), device, codes)
@@ -140,6 +152,7 @@ def _row(bucket: Bucket[Kernel], places: dict[str, int]) -> str:
         "cluster": kernel.cluster,
         "shared": kernel.launch_bytes,
         "persistent": int(kernel.split == 1),
+        "threads": kernel.threads,
     }
     return _entry(bucket.name, bucket.limit, maps, given, numbers, launch)
 
@@ -170,6 +183,7 @@ def _phases_row(bucket: Bucket[Phases | None], places: dict[str, int]) -> str:
         "cluster": of.first.group,
         "shared": of.launch_bytes,
         "persistent": 1,
+        "threads": THREADS,
     }
     return _entry(bucket.name, bucket.limit, maps, given, numbers, launch)
 
@@ -210,7 +224,6 @@ def _entry(
         "pointers": f"{{{', '.join(map(str, given))}}}",
         "number_count": len(numbers),
         "numbers": f"{{{', '.join(map(str, numbers or [0]))}}}",
-        "threads": THREADS,
         **launch,
     }
     listed = ", ".join(f".{field} = {value}" for field, value in fields.items())

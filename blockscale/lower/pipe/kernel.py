@@ -13,7 +13,7 @@ from tvm import tirx
 from tvm.ir import Expr as PrimExpr
 
 from blockscale.base.sizes import round_up
-from blockscale.base.targets import CTA_RESERVED, GPU_TARGETS
+from blockscale.base.targets import CTA_RESERVED, GPU_TARGETS, Gpu
 from blockscale.lower.pipe.read import Coordinates, Site, View
 
 SM100 = GPU_TARGETS["sm_100a"]
@@ -242,6 +242,16 @@ class Kernel:
     experts: int
     one_launch: bool = False
     control_at: int = 0
+
+    @property
+    def gpu(self) -> Gpu:
+        """Its architecture, or one like it."""
+        return SM100
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return THREADS
 
     # ---- Tiles ------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ one CTA's stores are stepped, with barriers that count and flip as `mbarrier` do
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from blockscale.lower.pipe.kernel import STORE_WARPS, Kernel
@@ -41,13 +41,19 @@ class Barrier:
 Role = Generator[tuple[Barrier, int]]
 """Yields what it waits for: a barrier and a parity."""
 
+Run = Callable[[Kernel, int, int], list[str]]
+"""The roles of a kernel that do not end with so many tiles, of so many stages."""
 
-def deadlock(kernel: Kernel) -> str | None:
-    """Return which role waits for ever, with how many tiles and stages; None if none does."""
+
+def deadlock(kernel: Kernel, run: Run | None = None) -> str | None:
+    """Return which role waits for ever, with how many tiles and stages; None if none does.
+
+    ``run``: of a kernel, tiles and stages, the roles that do not end; None: those of tcgen05.
+    """
     depth = kernel.stages
     for tiles in range(4):
         for k_stages in {1, depth - 1, depth, depth + 1, 2 * depth + 1} - {0}:
-            stuck = _run(kernel, tiles, k_stages)
+            stuck = (run or _run)(kernel, tiles, k_stages)
             if stuck:
                 return f"with {tiles} tiles of {k_stages} stages {', '.join(stuck)} wait for ever"
     return None
@@ -67,10 +73,10 @@ def _run(kernel: Kernel, tiles: int, k_stages: int) -> list[str]:
         for _ in range(tiles * k_stages):
             yield empty[stage], parity ^ 1
             full[stage].arrive(1)
-            stage, parity = _next(stage, parity, kernel.stages)
+            stage, parity = next_place(stage, parity, kernel.stages)
         for _ in range(kernel.stages if kernel.cluster > 1 else 0):
             yield empty[stage], parity ^ 1
-            stage, parity = _next(stage, parity, kernel.stages)
+            stage, parity = next_place(stage, parity, kernel.stages)
 
     def multiply() -> Role:
         stage = parity = 0
@@ -79,7 +85,7 @@ def _run(kernel: Kernel, tiles: int, k_stages: int) -> list[str]:
             for _ in range(k_stages):
                 yield full[stage], parity
                 empty[stage].arrive(len(pairs))
-                stage, parity = _next(stage, parity, kernel.stages)
+                stage, parity = next_place(stage, parity, kernel.stages)
             done[number % kernel.acc_stages].arrive(1)
 
     def store() -> Role:
@@ -87,7 +93,7 @@ def _run(kernel: Kernel, tiles: int, k_stages: int) -> list[str]:
             yield done[number % kernel.acc_stages], number // kernel.acc_stages % 2
             free[number % kernel.frees].arrive(STORE_WARPS * kernel.group)
 
-    return _stepped({"loads": load(), "MMAs": multiply(), "stores": store()})
+    return stepped({"loads": load(), "MMAs": multiply(), "stores": store()})
 
 
 def _reached(kernel: Kernel, load: int) -> list[int]:
@@ -95,11 +101,12 @@ def _reached(kernel: Kernel, load: int) -> list[int]:
     return share(kernel, kernel.loads[load]).members(0)
 
 
-def _next(stage: int, parity: int, stages: int) -> tuple[int, int]:
+def next_place(stage: int, parity: int, stages: int) -> tuple[int, int]:
+    """Return the next stage of a ring of so many, and its parity."""
     return (0, parity ^ 1) if stage + 1 == stages else (stage + 1, parity)
 
 
-def _stepped(roles: dict[str, Role]) -> list[str]:
+def stepped(roles: dict[str, Role]) -> list[str]:
     """Run all roles as far as they get; return those that still wait."""
     waits = {name: next(role, None) for name, role in roles.items()}
     moved = True

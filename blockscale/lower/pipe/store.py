@@ -49,10 +49,10 @@ def headers(kernel: Kernel) -> list[str]:
 
 def store(kernel: Kernel, tile: Tile) -> list[str]:
     """The loop of the storing warps over all tiles."""
-    return _Store(kernel, tile).text()
+    return Store(kernel, tile).text()
 
 
-class _Store(Elements):
+class Store(Elements):
     """Prints the storing warps of one kernel."""
 
     # ---- Tiles ------------------------------------------------------------------------------
@@ -61,11 +61,7 @@ class _Store(Elements):
         """All of the role."""
         k, at = self.kernel, self.kernel.places
         body = self._chunk()
-        staging = sum(2 * move.slot.bytes for move in self.epilogue.stores.values())
-        lines = []
-        if self.epilogue.stores:
-            lines.append(f"const uint32_t staging = smem + {at['out']} + warp * {staging};")
-            lines.append("uint32_t buffer = 0;")
+        lines = self._staging()
         free = f"smem + {at['free']}"
         leader = f"bs_map_rank({free}, rank & ~1u)" if k.group == 2 else free
         loop = self.tile.loop(
@@ -84,21 +80,35 @@ class _Store(Elements):
             ],
             count="number",
         )
-        end = ["if (lane == 0) bs_bulk_wait<0>();"] if self.epilogue.stores else []
         begin = [f"const uint32_t free = {leader};", "uint32_t number = 0;"]
-        return [*begin, *lines, *loop, *end, *self.tile.at_end]
+        return [*begin, *lines, *loop, *self._sent(), *self.tile.at_end]
+
+    def _staging(self) -> list[str]:
+        """Where a warp stages what TMA stores."""
+        if not self.epilogue.stores:
+            return []
+        staging = sum(2 * move.slot.bytes for move in self.epilogue.stores.values())
+        place = self.kernel.places["out"]
+        return [
+            f"const uint32_t staging = smem + {place} + warp * {staging};",
+            "uint32_t buffer = 0;",
+        ]
+
+    def _sent(self) -> list[str]:
+        """Wait for the last stores."""
+        return ["if (lane == 0) bs_bulk_wait<0>();"] if self.epilogue.stores else []
 
     def _chunk(self) -> list[str]:
         """One part of a tile."""
         k, e = self.kernel, self.epilogue
         shared = k.overlap // e.columns if k.overlap else e.chunks
         turned = f"slot == 0 ? {e.chunks - 1} - i : i" if k.overlap else "i"
-        blocks, rows = self._nest(e.sites), "x_padded" if self.pads else "x_left"
+        blocks = self._nest(e.sites)
         return [
             *(["// Shared columns are the last of accumulator 0 and the first of accumulator 1."]
               if k.overlap else []),
             f"const int chunk = {turned};",
-            f"const bool used = {rows} > 0 && chunk * {e.columns} < y_left;",
+            self._used(),
             f"uint32_t acc[{e.columns}];",
             "if (used) {",
             *indented(self._read(f"sums + chunk * {e.columns}", f"columns - chunk * {e.columns}")),
@@ -113,6 +123,11 @@ class _Store(Elements):
             *blocks,
             *self._send(),
         ]  # fmt: skip
+
+    def _used(self) -> str:
+        """Whether d, or what fills its last tile of scales, has any of a part of a tile."""
+        rows = "x_padded" if self.pads else "x_left"
+        return f"const bool used = {rows} > 0 && chunk * {self.epilogue.columns} < y_left;"
 
     # ---- Blocks -----------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any
 from tvm.ir import Expr as PrimExpr
 
 from blockscale.base.errors import LoweringError
-from blockscale.lower.pipe.kernel import THREADS, Kernel, MapDim
+from blockscale.lower.pipe.kernel import Kernel, MapDim
 from blockscale.lower.pipe.text import Text, indented
 from blockscale.tir.gemm.tiles import EXPERT
 
@@ -42,7 +42,7 @@ class Tile:
         if not k.experts:
             return []
         place = f"bs_smem + {k.places['table']}, bs_smem + {k.places['scan']}"
-        size = f"{k.experts}, {k.cluster_tile('rows')}, {THREADS}"
+        size = f"{k.experts}, {k.cluster_tile('rows')}, {k.threads}"
         return [f"bs_build_table<{size}>({place}, offsets, m);"]
 
     def total(self) -> list[str]:

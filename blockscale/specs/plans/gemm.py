@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 from blockscale.base import formats
 from blockscale.base.formats import Format
@@ -53,6 +54,79 @@ OUT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "uint8": 1}
 
 class PlanError(ValueError):
     """A combination of decisions that the hardware or the kernel does not have."""
+
+
+class Stored(Protocol):
+    """What plans of all kinds of MMAs decide on stages and stores; see `GemmPlan`."""
+
+    @property
+    def out_dtype(self) -> str:
+        """Key of `OUT_BYTES`."""
+
+    @property
+    def n(self) -> int:
+        """Columns of d."""
+
+    @property
+    def experts(self) -> int:
+        """0 for a plain GEMM."""
+
+    @property
+    def swap(self) -> bool:
+        """Whether X is b."""
+
+    @property
+    def mma_n(self) -> int:
+        """Rows of Y in a tile."""
+
+    @property
+    def block_k(self) -> int:
+        """Elements of K in a stage."""
+
+    @property
+    def stages(self) -> int:
+        """Of the ring."""
+
+    @property
+    def epi_cols(self) -> int:
+        """Columns of sums that the epilogue takes at a time."""
+
+    @property
+    def store(self) -> str:
+        """Either "tma" or "direct"."""
+
+    @property
+    def format(self) -> Format:
+        """The row of the format."""
+
+
+def illegal_stages(plan: Stored) -> str | None:
+    """Why there is no ring of such stages; None if there is."""
+    widths = (128, 256) if plan.format.a.bits == 4 else (128,)
+    if plan.block_k not in widths:
+        return (
+            f"block_k={plan.block_k} is none of {widths}, which make rows of 64 or 128 bytes, "
+            "the swizzles of shared memory"
+        )
+    if plan.stages < 2:
+        return f"stages={plan.stages}: loads overlap with MMAs from 2 stages on"
+    if plan.experts > MAX_EXPERTS:
+        return f"experts={plan.experts} are more than {MAX_EXPERTS}"
+    return None
+
+
+def illegal_stores(plan: Stored) -> str | None:
+    """Why there is no epilogue that stores so; None if there is."""
+    if plan.epi_cols not in (16, 32, 64) or plan.mma_n % plan.epi_cols:
+        return f"epi_cols={plan.epi_cols} is not 16, 32 or 64, or does not divide {plan.mma_n}"
+    if plan.store not in ("tma", "direct"):
+        return f"store={plan.store!r} is neither 'tma' nor 'direct'"
+    wide = plan.epi_cols * OUT_BYTES[plan.out_dtype]
+    if plan.store == "tma" and not plan.swap and wide not in (32, 64, 128):
+        return f"a TMA store of rows of {wide} bytes has no swizzle; it has for 32, 64 and 128"
+    if plan.store == "tma" and plan.n * OUT_BYTES[plan.out_dtype] % 16:
+        return f"n={plan.n}: rows of d are no multiple of 16 bytes, which TMA wants"
+    return None
 
 
 @dataclass(frozen=True)
@@ -270,17 +344,7 @@ class GemmPlan:
             return f"cta_group={self.cta_group} is neither 1 nor 2"
         if self.mma_n not in Y_TILES:
             return f"mma_n={self.mma_n} is none of {Y_TILES}; choose one of them"
-        widths = (128, 256) if self.format.a.bits == 4 else (128,)
-        if self.block_k not in widths:
-            return (
-                f"block_k={self.block_k} is none of {widths}, which make rows of 64 or 128 bytes, "
-                "the swizzles of shared memory"
-            )
-        if self.stages < 2:
-            return f"stages={self.stages}: loads overlap with MMAs from 2 stages on"
-        if self.experts > MAX_EXPERTS:
-            return f"experts={self.experts} are more than {MAX_EXPERTS}"
-        return None
+        return illegal_stages(self)
 
     def _illegal_cluster(self) -> str | None:
         if self.cluster > MAX_CLUSTER:
@@ -310,22 +374,16 @@ class GemmPlan:
     def _illegal_epilogue(self) -> str | None:
         if self.acc_stages not in (1, 2):
             return f"acc_stages={self.acc_stages} is neither 1 nor 2"
+        stores = illegal_stores(self)
+        if stores is not None:
+            return stores
         if self.split_k > 1 and (self.acc_stages > 1 or self.store != "direct"):
             return "split_k computes one tile a cluster and stores directly; acc_stages is 1"
-        if self.epi_cols not in (16, 32, 64) or self.mma_n % self.epi_cols:
-            return f"epi_cols={self.epi_cols} is not 16, 32 or 64, or does not divide {self.mma_n}"
         if self.overlap > self.mma_n // 2:
             return (
                 f"two accumulators of {self.mma_n} columns would share {self.overlap}, more than "
                 "half; take one accumulator"
             )
-        if self.store not in ("tma", "direct"):
-            return f"store={self.store!r} is neither 'tma' nor 'direct'"
-        wide = self.epi_cols * OUT_BYTES[self.out_dtype]
-        if self.store == "tma" and not self.swap and wide not in (32, 64, 128):
-            return f"a TMA store of rows of {wide} bytes has no swizzle; it has for 32, 64 and 128"
-        if self.store == "tma" and self.n * OUT_BYTES[self.out_dtype] % 16:
-            return f"n={self.n}: rows of d are no multiple of 16 bytes, which TMA wants"
         if self.raster not in ("x", "y") or self.group < 1:
             return f"raster={self.raster!r}, group={self.group} is no order of tiles"
         return None

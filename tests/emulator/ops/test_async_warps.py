@@ -62,6 +62,27 @@ def test_ldmatrix(trans):
     refused("16 of the warp's 32 threads", odd + OUT, both(x), block=64)
 
 
+def test_ldmatrix_looks_at_no_padding():
+    """Of 16 codes of 4 bits the 8 bytes behind them: nobody needs to have written these."""
+    load = "ldmatrix.sync.aligned.m8n16.x4.shared.b8x16.b4x16_p64 {%r10, %r11, %r12, %r13}, [%r2];"
+    half = TILE.replace("st.shared.v4.b32 [%r2], {%r4, %r5, %r6, %r7}", "st.shared.b64 [%r2], %d2")
+    half = half.replace("bar.warp", "bar.warp", 1).replace(
+        "st.shared.b64", "mov.b64 %d2, {%r4, %r5}; st.shared.b64"
+    )
+    x = matrices()
+    codes = x.view(np.uint8).reshape(2, 4, 8, 16)[..., :8]
+    nibbles = np.stack([codes & 15, codes >> 4], -1).reshape(2, 32, 4, 4)
+
+    def judge(_, y):
+        got = y.view(np.uint8).reshape(2, 32, 4, 4)
+        assert (got.transpose(0, 2, 1, 3).reshape(2, 32, 4, 4) == nibbles).all()
+
+    silent(half + load + OUT, both(x), judge, block=64, seeds=range(2))
+    late = half.replace("st.shared.b64 [%r2], %d2", "st.shared.b32 [%r2 + 8], %r4")
+    found = kit.run(late + load + OUT, *both(x)(), block=64)
+    assert {h.kind for h in found.hazards} == {"uninitialised read"}
+
+
 def test_stmatrix_and_movmatrix():
     x = matrices()
     body = (

@@ -38,11 +38,17 @@ SAMPLES = 16  # executions per line whose bank conflicts are counted
 
 
 class Space:
-    """Reads and writes of one access size in one state space; "" finds the window per address."""
+    """Reads and writes of one access size in one state space; "" finds the window per address.
 
-    def __init__(self, c: Operands, space: str, size: int, sync: bool) -> None:
+    ``looked``: of the bytes of an access to shared memory those that it looks at, the first ones.
+    """
+
+    def __init__(
+        self, c: Operands, space: str, size: int, sync: bool, looked: int | None = None
+    ) -> None:
         self.machine = c.machine
         self.space, self.size, self.sync = space, size, sync
+        self.looked = looked or size
         self.sampled = 0
         self.last: dict[int, np.uint64] = {}  # gang -> where it read last
 
@@ -62,7 +68,7 @@ class Space:
         if space.startswith("shared"):
             offsets = shared_offsets(g, lanes, at, size, own=space != "shared::cluster")
             m.report.moved("shared", read=len(at) * size)
-            m.hazards.shared(g, lanes, offsets, size, False, self.sync)
+            m.hazards.shared(g, lanes, offsets, self.looked, False, self.sync)
             self.banks(g, lanes, offsets)
             return m.shared.views[size].take(offsets >> (size.bit_length() - 1))
         if space == "local":

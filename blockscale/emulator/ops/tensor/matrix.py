@@ -52,7 +52,7 @@ def ldmatrix(c: Operands, ins: Instr) -> Callable[..., Any]:
     puts = [c.dest(item, "u4") for item in items_of(ins.operands[0])]
     if len(puts) != op.registers:
         raise PtxError(f"{ins.opcode} fills {op.registers} registers and has {len(puts)}")
-    space = Space(c, "shared" if op.space else "", op.row_bytes, False)
+    space = Space(c, "shared" if op.space else "", op.row_bytes, False, op.data_bytes)
 
     def run(g: Gang, m: np.ndarray | None, f: Fragment) -> bool:
         if not aligned(g, m, f):
