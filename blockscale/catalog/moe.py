@@ -14,7 +14,7 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import Trace
 from tvm.tirx import PrimFunc
 
-from blockscale.base.targets import BULK_COPIES, TCGEN05
+from blockscale.base.targets import BULK_COPIES, GPU_TARGETS, TCGEN05, WGMMA
 from blockscale.catalog.gemm import grouped_buckets
 from blockscale.catalog.registry import Bucket, Road, Workload, register, scheduled, workloads
 from blockscale.lower.cuda import Source
@@ -26,7 +26,7 @@ from blockscale.schedules.moe import codes as codes_schedules
 from blockscale.schedules.moe import cpu, wgmma
 from blockscale.schedules.steps import Sketch
 from blockscale.specs import FusedMoe, MoeRoute
-from blockscale.specs.plans.moe import MoeGemm, MoeTile
+from blockscale.specs.plans.moe import E4M3, MoeGemm, MoeTile
 from blockscale.tir.moe.codes_tiles import moe_codes_tiles
 from blockscale.tir.moe.fused_moe import ROW_TILES, fused_moe
 from blockscale.tir.moe.route import moe_route
@@ -42,9 +42,14 @@ WORKSPACE_ALIGNMENT = 16
 """Of the memory that a function divides: all its kernels load 16 bytes at a time."""
 
 
-def gemm_of(spec: FusedMoe, part: int | None) -> MoeGemm:
-    """Return GEMM ``part`` of a layer."""
-    first = part == 1
+BYTE_ROWS = 512
+"""Tokens from which a bucket multiplies in 8 bits, where a layer can."""
+
+
+def gemm_of(spec: FusedMoe, part: int | None, rows: int = 0, level: str = "sm_90a") -> MoeGemm:
+    """Return GEMM ``part`` of a layer, in the bucket that is tuned at ``rows`` tokens."""
+    first, wgmma = part == 1, WGMMA in GPU_TARGETS[level].features
+    by_bytes = spec.by_bytes and rows >= BYTE_ROWS and wgmma
     return MoeGemm(
         fmt=spec.fmt,
         group=spec.group,
@@ -56,6 +61,8 @@ def gemm_of(spec: FusedMoe, part: int | None) -> MoeGemm:
         k=spec.padded_hidden if first else spec.padded_intermediate,
         top_k=spec.top_k,
         cols=0 if first else spec.hidden,
+        bytewise=spec.layout == "tiles64e",
+        operand=E4M3 if by_bytes else "",
     )
 
 
@@ -96,13 +103,14 @@ def _replayed(candidate: Workload, level: str, trace: Trace, own: Workload) -> P
     made = derive(sch.mod["main"])
     sch = Schedule(own.symbolic(level))
     assert isinstance(own.spec, FusedMoe)
-    wgmma.decided(sch, gemm_of(own.spec, own.part), tile_of(made), made.stages)
+    wgmma.decided(sch, gemm_of(own.spec, own.part, own.rows, level), tile_of(made), made.stages)
     return sch.mod["main"]
 
 
 def tile_of(made: Kernel) -> MoeTile:
     """Return the shape of a kernel's tile."""
-    return MoeTile(made.unit, made.cols_tile, made.rows_tile, made.slices, made.blocks)
+    sizes = made.cols_tile, made.rows_tile, made.slices, made.blocks
+    return MoeTile(made.unit, *sizes, partial=made.partial)
 
 
 def _kin(spec: FusedMoe, part: int | None) -> list[FusedMoe]:
@@ -147,7 +155,7 @@ def _gemm_buckets(spec: FusedMoe) -> tuple[Bucket, ...]:
 
 
 def _gemm_sketches(spec: FusedMoe, bucket: Bucket, level: str) -> list[Sketch]:
-    return wgmma.moe_sketches(gemm_of(spec, bucket.part), bucket.rows, level)
+    return wgmma.moe_sketches(gemm_of(spec, bucket.part, bucket.rows, level), bucket.rows, level)
 
 
 def _sources(spec: FusedMoe, arch: str, traces: Mapping[str, Trace | None]) -> Source:
@@ -186,7 +194,9 @@ def _codes_sources(spec: FusedMoe, arch: str, traces: Mapping[str, Trace | None]
 
 DECODING = Road(
     buckets=_gemm_buckets,
-    body=lambda spec, bucket, level, rows: moe_tiles(gemm_of(spec, bucket.part), rows),
+    body=lambda spec, bucket, level, rows: moe_tiles(
+        gemm_of(spec, bucket.part, bucket.rows, level), rows
+    ),
     sketches=_gemm_sketches,
     lower=_sources,
     needs=frozenset({BULK_COPIES}),

@@ -45,6 +45,9 @@ class Of:
     slices: int = 2
     stages: int = 3
     blocks_k: int = 2
+    bytewise: bool = False
+    operand: str = ""
+    partial: bool = False
 
     @property
     def gather(self) -> bool:
@@ -54,12 +57,13 @@ class Of:
     @property
     def tile(self) -> MoeTile:
         """The tile's shape."""
-        return MoeTile(self.unit, self.rows, self.tokens, self.slices, self.blocks_k)
+        sizes = self.rows, self.tokens, self.slices, self.blocks_k
+        return MoeTile(self.unit, *sizes, partial=self.partial)
 
     def gemm(self, experts: int, rows: int, k: int, top_k: int, cols: int = 0) -> MoeGemm:
         """The GEMM of these sizes."""
         form = (self.fmt, self.group, self.zeros, self.dtype, self.activation)
-        return MoeGemm(*form, experts, rows, k, top_k, cols)
+        return MoeGemm(*form, experts, rows, k, top_k, cols, self.bytewise, self.operand)
 
 
 def plan(**changes: Any) -> Of:
