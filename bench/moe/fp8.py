@@ -109,9 +109,7 @@ class Road:
         return lambda: self.kernel(*arguments), out
 
 
-def case(
-    weights: Weights, roads: Mapping[str, Road], tokens: int, replays: int
-) -> dict[str, Any]:
+def case(weights: Weights, roads: Mapping[str, Road], tokens: int, replays: int) -> dict[str, Any]:
     """Return the results of one number of tokens."""
     model = weights.model
     ids = uniform_ids(model, tokens, seed=0).to("cuda")

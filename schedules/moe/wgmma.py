@@ -4,9 +4,9 @@
 these tiles of rows, in these of tokens: weights come once from memory), within them one over
 stages of K: bulk copies of codes and scales and copies of rows of x to shared memory; then each
 warp decodes its tiles of 16 rows into registers and multiplies, by mma.sync or wgmma
-(`schedules.gemm.warps`).  The ring's depth is annotated: "blockscale.stages" on the loop over K; there
-"blockscale.partial", if the products of a stage are summed up by themselves before they are added.
-`blockscale.lower.warp` makes the kernel of it.
+(`schedules.gemm.warps`).  The ring's depth is annotated: "blockscale.stages" on the loop over K;
+and there "blockscale.partial", if products of a stage are summed up by themselves before they are
+added to the tile's.  `blockscale.lower.warp` makes the kernel of it.
 """
 
 from __future__ import annotations

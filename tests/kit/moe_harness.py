@@ -26,9 +26,7 @@ from blockscale.tir.moe.tiles import moe_tiles
 from tests.reference import core as ref
 from tests.reference import moe as moe
 
-BYTE_ORDER = tuple(
-    16 * (p % 16 // 4) + 4 * (p // 16) + (0, 2, 1, 3)[p % 4] for p in range(64)
-)
+BYTE_ORDER = tuple(16 * (p % 16 // 4) + 4 * (p // 16) + (0, 2, 1, 3)[p % 4] for p in range(64))
 """The channel at each position of a block's K, of rows of bytes."""
 
 UNWRITTEN = 0x7FC1

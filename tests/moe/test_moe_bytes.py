@@ -33,11 +33,13 @@ from tests.reference import moe as moe
 MXFP4 = {"fmt": "mxfp4", "group": 32, "bytewise": True}
 BYTES: dict[str, Any] = {
     **MXFP4,
-    **{"operand": E4M3, "unit": "wgmma", "rows": 256, "tokens": 24, "slices": 1},
+    "operand": E4M3,
+    "unit": "wgmma",
+    "rows": 256,
+    "tokens": 24,
+    "slices": 1,
     "partial": True,
 }
-SUMS = 2e-6
-"""Relative error of a row of float32 sums that the emulator makes of exact products."""
 
 # ---- Decoding -----------------------------------------------------------------------------------
 
@@ -62,7 +64,8 @@ def decoded(words: np.ndarray, pairs: np.ndarray, dtype: str) -> np.ndarray:
     out = np.zeros((len(words), made), np.uint32)
     code = compile_cuda_source(text, "sm_90a", ptx=True).image.decode()
     report = emulator.launch(
-        code, entry="decode", grid=-(-len(words) // 32), block=32, args=[words, pairs, out, len(words)]
+        code, entry="decode", grid=-(-len(words) // 32), block=32,
+        args=[words, pairs, out, len(words)],
     )  # fmt: skip
     report.check()
     if not by_bytes:
@@ -215,7 +218,7 @@ def test_16_bits_of_the_same_bytes(unit: str, activation: str) -> None:
 
 def test_partial_is_for_bytes_alone() -> None:
     of = plan(unit="wgmma", rows=256, tokens=24, slices=1, partial=True)
-    with pytest.raises(LoweringError, match="are not 'blockscale.stages' alone"):
+    with pytest.raises(LoweringError, match=r"are not 'blockscale\.stages' alone"):
         derive(moe_harness.scheduled(of, of.gemm(3, 256, 128, 2)))
 
 
@@ -238,7 +241,8 @@ def test_where_8_bits_are_multiplied() -> None:
     spec = FusedMoe(8, 128, 128, 2, "mxfp4", act_fmt="fp8", layout="tiles64e")
     for level, count in (("sm_90a", 2), ("sm_100a", 0)):
         found = catalog_moe.bodies(spec, level, {})
-        assert [derive(pair[1]).by_bytes for pair in found] == [False] * (5 - count) + [True] * count
+        made = [derive(pair[1]).by_bytes for pair in found]
+        assert made == [False] * (5 - count) + [True] * count
     with pytest.raises(ValueError, match="layout='tiles64e' is for fmt='mxfp4'"):
         FusedMoe(8, 128, 128, 2, "nvfp4", act_fmt="fp8", layout="tiles64e")
 

@@ -46,7 +46,7 @@ def register_named(text: str) -> None:
         r"warp_async_(\d+)x(\d+)_([a-z]+\d+)": lambda m: run(int(m[1]), int(m[2]), m[3]),
         r"warp_tma_(\d+)x64_(bf16|f16)": lambda m: tma(int(m[1]), _LONG[m[2]]),
         r"warp_row64_(bf16|f16|e4m3)(_of)?": lambda m: row(_LONG[m[1]], bool(m[2])),
-        rf"warp_decode_({'|'.join(MOE)})_g(\d+)([zt]?)_(bf16|f16|e4m3)(_steps|_positions|_bytes)?": (
+        rf"warp_decode_({'|'.join(MOE)})_g(\d+)([zt]?)_(bf16|f16|e4m3)(_[a-z]+)?": (
             lambda m: decode(m[1], int(m[2]), _ZEROS.index(m[3]), _LONG[m[4]], (m[5] or "")[1:])
         ),
         r"warp_fragment_(bf16|f16)": lambda m: fragment(_LONG[m[1]]),

@@ -14,7 +14,10 @@ from blockscale.specs.plans.moe import E4M3, LOADER_REGISTERS
 from blockscale.tir.gemm.tiles import EXPERT
 
 POINTERS = {
-    **{"float32": "float", "bfloat16": "uint16_t", "float16": "uint16_t", "int32": "int"},
+    "float32": "float",
+    "bfloat16": "uint16_t",
+    "float16": "uint16_t",
+    "int32": "int",
     E4M3: "uint8_t",
 }
 """Types of elements; codes and scales are addressed in bytes."""

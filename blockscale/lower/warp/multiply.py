@@ -322,8 +322,8 @@ class Products(Frame):
     def _wgmma_bytes(self) -> list[str]:
         """The same of operands of 8 bits, a stage of a tile of 16 rows at a time.
 
-        With `Kernel.partial` a unit's sums are apart: registers take them over once it is done, while
-        other warps' products run.
+        With `Kernel.partial` a unit's sums are apart: once it is done they are added to the tile's,
+        while other warps' products run.
         """
         k = self.kernel
         product = f"BsWgmma<{OPERANDS[k.form.dtype]}, {k.rows_tile}>::run"

@@ -336,9 +336,9 @@ def _check_act_fmt(weights: MoeWeights, options: Options, hidden: Tensor) -> Non
         )
     if weights.layout == "tiles64e" and options.act_fmt not in (None, *BYTE_ACTS):
         raise ValueError(
-            f"{WHERE}: act_fmt={options.act_fmt!r}, but weights in layout 'tiles64e' are multiplied "
-            f"by rows as they are or in E4M3; pass act_fmt={' or '.join(map(repr, BYTE_ACTS))}, or "
-            "weights in layout 'tiles64'"
+            f"{WHERE}: act_fmt={options.act_fmt!r}, but weights in layout 'tiles64e' take rows as "
+            f"they are or in E4M3; pass act_fmt={' or '.join(map(repr, BYTE_ACTS))}, or weights in "
+            "layout 'tiles64'"
         )
     if weights.layout == "tiles64e" and hidden.dtype != torch.bfloat16:
         raise TypeError(

@@ -8,17 +8,17 @@ It is "tiles64" (`ops.moe.tiles`) but for three things:
   all zeros; where b is the least one, it is at least `LEAST`.  Blocks of zeros have `LEAST`.
 * Each row has a factor, its global scale times 2^(top - 127).
 
-So the row's factor times 2^-6 is a base of which a block's weights are code * 2^d, d = 6 - (top - b)
-from -5 to 6: 0.5 * 2^-5 = 2^-6 to 6 * 2^6 = 384, normal numbers of E4M3 (2^-6 to 448), exactly.
-E4M3's subnormal numbers would hold three exponents more; kernels make a table of a scale with one
-multiplication, which they do not allow.
+So in units of the row's factor times 2^-6 a block's weights are code * 2^d, d = 6 - (top - b) from
+-5 to 6: 0.5 * 2^-5 = 2^-6 to 6 * 2^6 = 384 are normal numbers of E4M3 (2^-6 to 448), exactly, and
+with d = 7 it has no 6 * 2^7.  Subnormal numbers, multiples of 2^-9, would allow for d from -8 on:
+0.5 * 2^-8 and 1.5 * 2^-8 are 1 and 3 of them.  But kernels make a scale's table with one
+multiplication and one addition, of normal numbers alone.
 """
 
 from __future__ import annotations
 
 import torch
 
-from blockscale.base.sizes import round_up
 from blockscale.ops.moe import tiles
 
 Tensor = torch.Tensor
@@ -92,8 +92,3 @@ def linear(scale: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
     below = (exponent - largest)[:, None]
     byte = (scale.int() + below).clamp(0).to(torch.uint8)
     return byte, torch.ldexp(most, torch.tensor(127 - tiles.E8M0_TOP, device=most.device))
-
-
-def padded(rows: int) -> int:
-    """Return the rows of the layout."""
-    return round_up(rows, tiles.TILE)
