@@ -14,6 +14,7 @@ import blockscale as bs
 from blockscale import emulator
 from blockscale.base.errors import LoweringError
 from blockscale.catalog import moe as catalog_moe
+from blockscale.lower.moe.kernel import Pair
 from blockscale.lower.nvcc import compile_cuda_source
 from blockscale.lower.warp.derive import derive
 from blockscale.ops.moe import rows as moe_rows
@@ -21,11 +22,13 @@ from blockscale.ops.moe import weights as moe_weights
 from blockscale.specs import FusedMoe
 from blockscale.specs.plans.moe import E4M3
 from tests.kit import moe_harness
+from tests.kit.gpu_library import library
 from tests.kit.moe_harness import BYTE_ORDER, Of, plan
 from tests.kit.pairwise import each
 from tests.kit.tiles64 import BITS, E2M1, codes_of
 from tests.moe.test_moe_gemm import ids_of
 from tests.moe.test_moe_kernels import bits, launch
+from tests.moe.test_moe_library import Call
 from tests.moe.test_moe_weights import given, slow_order
 from tests.reference import core as ref
 from tests.reference import moe as moe
@@ -275,3 +278,42 @@ def test_rows_between_become_codes(cols: int) -> None:
     assert (got[:rows] == moe.qdq(h[:rows], "fp8")).all()
     assert (codes[rows:] == 0x5A).all()
     assert scale[rows] == -1
+
+
+# ---- Functions ----------------------------------------------------------------------------------
+
+LAYERS = (
+    FusedMoe(4, 320, 192, 2, "mxfp4", act_fmt="fp8", bias=True, layout="tiles64e"),
+    FusedMoe(
+        3, 96, 96, 2, "mxfp4", activation="swiglu_oai", act_fmt="fp8_tensor", layout="tiles64e"
+    ),
+)
+
+
+def bodies_of(spec: FusedMoe) -> list[Pair]:
+    """Return the GEMMs for up to 4 tokens, in 16 bits, and for more, in 8 bits."""
+    made = []
+    few = {**MXFP4, "tokens": 16, "slices": 1}
+    for limit, rows, form in ((4, 1, few), (None, 4096, BYTES)):
+        pair = []
+        for part in catalog_moe.PARTS:
+            of = plan(**form, activation=spec.activation if part == 1 else "none")
+            pair.append(moe_harness.scheduled(of, catalog_moe.gemm_of(spec, part, rows)))
+        made.append(Pair(limit, *pair))
+    return made
+
+
+@pytest.mark.parametrize("spec", LAYERS, ids=lambda spec: spec.name)
+def test_layers_are_those_of_their_operands(
+    spec: FusedMoe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both roads of a function: rows agree with float64 on what act_fmt makes of x and h."""
+    monkeypatch.setattr(catalog_moe, "bodies", lambda spec, arch, traces: bodies_of(spec))
+    built = library([spec], "sm_90a", repr(BYTES))
+    for tokens, tail in ((3, "requantize"), (60, "requantize_bytes")):
+        call = Call(spec, tokens, "half_dropped")(built)
+        names = [launch.kernel.removeprefix(f"{spec.name}_") for launch in call.run.launches]
+        assert names[2] == tail
+        assert names[0] == tail.replace("requantize", "prepare")
+        call.judge(0.08, 0.006)
+        assert call.out.abs().sum() > 0

@@ -96,8 +96,8 @@ class MoeGemm:
         said = dict(func.attrs[ATTRIBUTE])
         text = {key: str(said[key]) for key in ("fmt", "dtype", "activation")}
         sizes = {key: int(said[key]) for key in ("group", "experts", "rows", "k", "top_k", "cols")}
-        more = {"bytewise": bool(said.get("bytewise", False))}
-        more |= {"operand": str(said.get("operand", ""))}
+        more: dict[str, Any] = {"bytewise": bool(said.get("bytewise", False))}
+        more["operand"] = str(said.get("operand", ""))
         return MoeGemm(**text, **sizes, **more, zeros=int(said["zeros"]))  # type: ignore[arg-type]
 
     def attribute(self) -> dict[str, Any]:
