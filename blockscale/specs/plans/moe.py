@@ -6,7 +6,7 @@ w[row, k]`.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from blockscale.base.sizes import ceil_div, round_up
@@ -177,7 +177,7 @@ class MoeTile:
     tokens: int
     slices: int
     blocks_k: int
-    partial: bool = False
+    partial: bool = field(default=False, kw_only=True)
 
     # ---- Warps ------------------------------------------------------------------------------
 
