@@ -9,7 +9,7 @@ from tvm.tirx import PrimFunc
 
 from blockscale.base.sizes import ceil_div, round_up
 from blockscale.base.targets import SCALED, SCALED_MMA, gpu
-from blockscale.catalog.registry import Body, Bucket, Facts, Road, register
+from blockscale.catalog.registry import Body, Bucket, Facts, Road, Workload, register
 from blockscale.lower.cuda import Source
 from blockscale.lower.pipe import facts as pipe_facts
 from blockscale.lower.pipe import host
@@ -114,14 +114,15 @@ def _linear_kin(spec: Linear, part: int | None) -> list[Linear]:
     return [plain] if plain != spec else []
 
 
-def _linear_adopt(sch: Schedule, spec: Linear, part: int | None, of: PrimFunc) -> None:
+def _linear_adopt(sch: Schedule, own: Workload, level: str, of: PrimFunc) -> None:
     """Schedule the layer as another one is."""
     made = derive(of)
     tile = LinearTile(
         *(made.unit, made.cols_tile, made.rows_tile, made.warps, made.slices, made.ctas),
         *(made.blocks, made.fastest, made.copies),
     )
-    gpu_linear.decided(sch, spec, tile, made.stages)
+    assert isinstance(own.spec, Linear)
+    gpu_linear.decided(sch, own.spec, tile, made.stages)
 
 
 def _mm(spec: Gemm, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:

@@ -9,7 +9,7 @@ from tvm.tirx import PrimFunc
 
 from blockscale.base.targets import BULK_COPIES
 from blockscale.catalog.moe import WORKSPACE_ALIGNMENT, tile_of
-from blockscale.catalog.registry import Bucket, Road, register
+from blockscale.catalog.registry import Bucket, Road, Workload, register
 from blockscale.lower.int4 import kernel
 from blockscale.lower.warp import facts as warp_facts
 from blockscale.lower.warp.derive import derive
@@ -78,10 +78,11 @@ def _kin(spec: Int4Mm, part: int | None) -> list[Int4Mm]:
     return [plain] if plain != spec else []
 
 
-def _adopt(sch: Schedule, spec: Int4Mm, part: int | None, of: PrimFunc) -> None:
+def _adopt(sch: Schedule, own: Workload, level: str, of: PrimFunc) -> None:
     """Schedule the product as another one is."""
     made = derive(of)
-    wgmma.int4_mm(sch, preferred, spec, tile_of(made), (made.stages,))
+    assert isinstance(own.spec, Int4Mm)
+    wgmma.int4_mm(sch, preferred, own.spec, tile_of(made), (made.stages,))
 
 
 register(

@@ -13,9 +13,17 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Trace
 from tvm.tirx import PrimFunc
 
-from blockscale.base.targets import BULK_COPIES, SCALED
+from blockscale.base.targets import BULK_COPIES, GPU_TARGETS, SCALED, WGMMA
 from blockscale.catalog.gemm import by_warps, grouped_buckets, lowering, tile_facts
-from blockscale.catalog.registry import Body, Bucket, Road, register, scheduled, workloads
+from blockscale.catalog.registry import (
+    Body,
+    Bucket,
+    Road,
+    Workload,
+    register,
+    scheduled,
+    workloads,
+)
 from blockscale.lower.cuda import Source
 from blockscale.lower.moe import codes, kernel
 from blockscale.lower.pipe.maps import SPREAD_ALIGNMENT, spreads_codes
@@ -26,7 +34,7 @@ from blockscale.schedules.moe import codes as codes_schedules
 from blockscale.schedules.moe import cpu, wgmma
 from blockscale.schedules.steps import Sketch
 from blockscale.specs import FusedMoe, MoeRoute
-from blockscale.specs.plans.moe import MoeGemm, MoeTile
+from blockscale.specs.plans.moe import E4M3, MoeGemm, MoeTile
 from blockscale.tir.moe.codes_tiles import moe_codes_tiles
 from blockscale.tir.moe.fused_moe import ROW_TILES, fused_moe
 from blockscale.tir.moe.route import moe_route
@@ -42,9 +50,14 @@ WORKSPACE_ALIGNMENT = 16
 """Of the memory that a function divides: all its kernels load 16 bytes at a time."""
 
 
-def gemm_of(spec: FusedMoe, part: int | None) -> MoeGemm:
-    """Return GEMM ``part`` of a layer."""
-    first = part == 1
+BYTE_ROWS = 512
+"""Tokens from which a bucket multiplies in 8 bits, where a layer can."""
+
+
+def gemm_of(spec: FusedMoe, part: int | None, rows: int = 0, level: str = "sm_90a") -> MoeGemm:
+    """Return GEMM ``part`` of a layer, in the bucket that is tuned at ``rows`` tokens."""
+    first, wgmma = part == 1, WGMMA in GPU_TARGETS[level].features
+    by_bytes = spec.by_bytes and rows >= BYTE_ROWS and wgmma
     return MoeGemm(
         fmt=spec.fmt,
         group=spec.group,
@@ -56,6 +69,8 @@ def gemm_of(spec: FusedMoe, part: int | None) -> MoeGemm:
         k=spec.padded_hidden if first else spec.padded_intermediate,
         top_k=spec.top_k,
         cols=0 if first else spec.hidden,
+        bytewise=spec.layout == "tiles64e",
+        operand=E4M3 if by_bytes else "",
     )
 
 
@@ -68,15 +83,17 @@ def bodies(spec: FusedMoe, level: str, traces: Mapping[str, Trace | None]) -> li
     ]
 
 
-def _adopt(sch: Schedule, spec: FusedMoe, part: int | None, of: PrimFunc) -> None:
+def _adopt(sch: Schedule, own: Workload, level: str, of: PrimFunc) -> None:
     """Schedule the GEMM as another one is."""
     made = derive(of)
-    wgmma.decided(sch, gemm_of(spec, part), tile_of(made), made.stages)
+    assert isinstance(own.spec, FusedMoe)
+    wgmma.decided(sch, gemm_of(own.spec, own.part, own.rows, level), tile_of(made), made.stages)
 
 
 def tile_of(made: Kernel) -> MoeTile:
     """Return the shape of a kernel's tile."""
-    return MoeTile(made.unit, made.cols_tile, made.rows_tile, made.slices, made.blocks)
+    sizes = made.cols_tile, made.rows_tile, made.slices, made.blocks
+    return MoeTile(made.unit, *sizes, partial=made.partial)
 
 
 def _kin(spec: FusedMoe, part: int | None) -> list[FusedMoe]:
@@ -121,7 +138,7 @@ def _gemm_buckets(spec: FusedMoe) -> tuple[Bucket, ...]:
 
 
 def _gemm_sketches(spec: FusedMoe, bucket: Bucket, level: str) -> list[Sketch]:
-    return wgmma.moe_sketches(gemm_of(spec, bucket.part), bucket.rows, level)
+    return wgmma.moe_sketches(gemm_of(spec, bucket.part, bucket.rows, level), bucket.rows, level)
 
 
 def _sources(spec: FusedMoe, arch: str, pairs: Sequence[kernel.Pair], name: str) -> Source:
@@ -160,7 +177,9 @@ def _codes_sources(spec: FusedMoe, arch: str, bodies: Sequence[Body], name: str)
 
 DECODING = Road(
     buckets=_gemm_buckets,
-    body=lambda spec, bucket, level, rows: moe_tiles(gemm_of(spec, bucket.part), rows),
+    body=lambda spec, bucket, level, rows: moe_tiles(
+        gemm_of(spec, bucket.part, bucket.rows, level), rows
+    ),
     sketches=_gemm_sketches,
     bodies=bodies,
     lower=_sources,

@@ -80,7 +80,8 @@ class Road:
         needs: features of `base.targets` without which there is no such kernel.
         alignments: spec -> bytes of which a parameter's address is a multiple, if more than usual.
         kin: spec, part -> specs whose schedules serve this one where it has none.
-        adopt: schedule, spec, part, a scheduled function of its kin -> nothing; schedules likewise.
+        adopt: schedule, workload, level, a scheduled function of its kin -> nothing; schedules
+            likewise.
     """
 
     buckets: Callable[[Any], Sequence[Bucket]] | None = None
@@ -97,7 +98,7 @@ class Road:
     needs: frozenset[str] = frozenset()
     alignments: Callable[[Any], dict[str, int]] = lambda spec: {}
     kin: Callable[[Any, int | None], Sequence[Spec]] = lambda spec, part: ()
-    adopt: Callable[[Schedule, Any, int | None, PrimFunc], None] = _nothing
+    adopt: Callable[[Schedule, Workload, str, PrimFunc], None] = _nothing
 
 
 Roads = Road | Callable[[Any], Road]
@@ -305,7 +306,7 @@ def _replayed(candidate: Workload, level: str, trace: Trace, own: Workload) -> P
     if candidate.spec == own.spec:
         return sch.mod["main"]
     adopted = Schedule(own.symbolic(level))
-    road(own.spec, level).adopt(adopted, own.spec, own.part, sch.mod["main"])
+    road(own.spec, level).adopt(adopted, own, level, sch.mod["main"])
     return adopted.mod["main"]
 
 

@@ -57,9 +57,15 @@ PRODUCTS = {
 STATIC_SCALES = ("fp8_tensor", "nvfp4")
 """Formats of activations with a scale that the caller gives."""
 
-LAYOUTS = ("linear", "tiles64", "128x4")
-"""Layouts of the weights: of CPU kernels, of CUDA kernels that decode them, and of those whose
-tensor cores multiply codes and block scales."""
+LAYOUTS = ("linear", "tiles64", "tiles64e", "128x4")
+"""Layouts of the weights: of CPU kernels, of CUDA kernels that decode them, of those that also
+decode them to E4M3, and of those whose tensor cores multiply codes and block scales."""
+
+TILED = ("tiles64", "tiles64e")
+"""Layouts that kernels decode."""
+
+BYTE_ACTS = ("fp8", "fp8_tensor")
+"""Formats of activations whose codes are E4M3, which kernels of "tiles64e" multiply as such."""
 
 ROW_TILE, COL_TILE = 128, 4
 """Rows and columns of a tile of scales in layout "128x4"."""
@@ -138,7 +144,12 @@ class FusedMoe(FormatSpec):
             "fmt": tuple(formats.MOE),
             "activation": ACTIVATIONS,
             "act_fmt": {None: "", **{fmt: f"_a{fmt}" for fmt in ACT_FORMATS}},
-            "layout": {"linear": "", "tiles64": "_tiles64", "128x4": "_128x4"},
+            "layout": {
+                "linear": "",
+                "tiles64": "_tiles64",
+                "tiles64e": "_tiles64e",
+                "128x4": "_128x4",
+            },
             "dtype": DTYPE_SUFFIX,
             "zero": flag("z"),
             "bias": flag("_bias"),
@@ -166,6 +177,8 @@ class FusedMoe(FormatSpec):
             )
         if self.layout == "128x4":
             self._check_codes(where)
+        if self.layout == "tiles64e":
+            self._check_bytes(where)
         if self.zero and self.fmt != "int4":
             raise ValueError(
                 f"{where}: zero=True with fmt={self.fmt!r}, whose codes have no zero points; leave "
@@ -189,6 +202,26 @@ class FusedMoe(FormatSpec):
                 f"{where}: activation={self.activation!r} has no kernel with layout='128x4'; "
                 f"choose one of {', '.join(GATED)}, or layout='tiles64'"
             )
+
+    def _check_bytes(self, where: str) -> None:
+        """ValueError unless codes can become E4M3."""
+        form = self.fmt, self.dtype
+        if form != ("mxfp4", "bfloat16") or self.act_fmt not in (None, *BYTE_ACTS):
+            raise ValueError(
+                f"{where}: layout='tiles64e' is for fmt='mxfp4', dtype='bfloat16' and act_fmt "
+                f"{' or '.join(map(repr, (None, *BYTE_ACTS)))}, not for fmt={self.fmt!r}, "
+                f"dtype={self.dtype!r}, act_fmt={self.act_fmt!r}; choose layout='tiles64'"
+            )
+
+    @property
+    def tiled(self) -> bool:
+        """Whether kernels decode the weights."""
+        return self.layout in TILED
+
+    @property
+    def by_bytes(self) -> bool:
+        """Whether many tokens are multiplied as E4M3."""
+        return self.layout == "tiles64e" and self.act_fmt in BYTE_ACTS
 
     @property
     def product(self) -> str:
@@ -270,6 +303,7 @@ class FusedMoe(FormatSpec):
             "y1": {"slot": 2 * self.padded_intermediate},
             "row_scale2": {"slot": 4},
             "y2": {"slot": 2 * self.hidden},
+            "y1_codes": {"slot": self.padded_intermediate if self.by_bytes else 0},
         }
         return tuple(Part(name, **sizes[name]) for name in MOE_PARTS)
 
@@ -305,7 +339,7 @@ class FusedMoe(FormatSpec):
     def _weight(self, name: str, rows: int, cols: int) -> tuple[Param, ...]:
         """Return codes, scale, zero, global scales and bias of one of the weights."""
         count = (self.experts, 2) if name == "w13" else (self.experts,)
-        tiles = self.layout == "tiles64"
+        tiles = self.tiled
         shape: tuple[int, ...] = (self.experts, rows, cols // self.group)
         codes = Param(
             name, "uint8", (self.experts, rows, cols // 2), storage=self.format.codes.storage
@@ -314,9 +348,11 @@ class FusedMoe(FormatSpec):
         if tiles:
             rows = self.padded_rows if name == "w13" else self.padded_hidden
             lead, across = (self.experts, rows // TILE), round_up(cols, TILE)
-            codes = Param(name, "uint8", (*lead, across // TILE, TILE_CODES), storage="tiles64")
+            codes = Param(name, "uint8", (*lead, across // TILE, TILE_CODES), storage=self.layout)
             shape = (*lead, across // max(TILE, self.group), self.scale_bytes)
-            scale = replace(scale, shape=shape, storage="tiles64")
+            scale = replace(scale, shape=shape, storage=self.layout)
+            if self.layout == "tiles64e":
+                count = (self.experts, rows)
         elif self.layout == "128x4":
             rows = self.padded_rows if name == "w13" else rows
             across = self.padded_hidden if name == "w13" else self.padded_intermediate

@@ -73,7 +73,7 @@ def shape(sch: Schedule, spec: Linear, tile: LinearTile) -> LoopRV:
     )
     for block in (total, *([product] if product is not total else [])):
         sch.compute_at(block, tiles, preserve_unit_loops=True)
-    stages, block, sixteen, cta = warps.stages(sch, product, total, tile)
+    stages, block, sixteen, cta = warps.stages(sch, product, total, tile, spec.dtype)
     sch.compute_at(sch.get_sblock("decode"), sixteen, preserve_unit_loops=True)
     if tile.unit == "mma":
         sch.compute_at(tokens, block, preserve_unit_loops=True)

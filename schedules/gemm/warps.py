@@ -18,8 +18,8 @@ from blockscale.specs.plans.moe import scale_count
 from blockscale.tir.intrin import fragments, warp
 from blockscale.tir.moe.tiles import WORDS
 
-STEPS = {"mma": 64, "wgmma": 16}
-"""K of what the intrinsics multiply."""
+MMA_K = 64
+"""K of what the intrinsic of mma.sync multiplies."""
 
 ROW_WARPS, SLICES, CTAS = "threadIdx.y", "threadIdx.z", "clusterCtaIdx.x"
 """What loops over parts of a tile are bound to."""
@@ -109,9 +109,9 @@ def tiles(
 
 
 def stages(
-    sch: Schedule, product: SBlockRV, total: SBlockRV, tile: Tile
+    sch: Schedule, product: SBlockRV, total: SBlockRV, tile: Tile, dtype: str
 ) -> tuple[LoopRV, LoopRV, LoopRV, LoopRV | None]:
-    """Split into CTAs, stages, slices, warps, blocks of 64 k and instructions.
+    """Split into CTAs, stages, slices, warps, blocks of 64 k and instructions of ``dtype``.
 
     Returns the loops over stages, over blocks of a stage, over tiles of 16 rows, and over CTAs.
     """
@@ -126,7 +126,8 @@ def stages(
     wide = tile.tokens if tile.unit == "wgmma" else 8
     token_mma, token_in = sch.split(token, [None, wide])
     own, sixteen, row_in = sch.split(row, [tile.warps, None, 16])
-    step, element = sch.split(position, [None, STEPS[tile.unit]])
+    deep = warp.wgmma_k(dtype) if tile.unit == "wgmma" else MMA_K
+    step, element = sch.split(position, [None, deep])
     inside = (own, inner, sixteen, step, token_mma, token_in, row_in, element)
     sch.reorder(unit, *bound[:1], stage, *bound[1:], *inside)
     sch.bind(own, ROW_WARPS)
@@ -179,11 +180,18 @@ def tensorize_product(
 
 
 def by_rows(
-    sch: Schedule, weight: Weight, tile: Tile, *, gathered: bool = False, table: bool = True
+    sch: Schedule,
+    weight: Weight,
+    tile: Tile,
+    *,
+    gathered: bool = False,
+    table: bool = True,
+    order: str = "positions",
 ) -> LoopRV:
     """Schedule a GEMM whose rows of x are copied one by one; return the loop over stages.
 
-    ``gathered``: a table says which row; ``table``: one says which expert a tile's rows have.
+    ``gathered``: a table says which row; ``table``: one says which expert a tile's rows have;
+    ``order``: of K, see `intrin.warp.decode`.
     """
     total = sch.get_sblock("gemm")
     sch.set_scope(total, 0, fragments.LOCAL)
@@ -198,7 +206,7 @@ def by_rows(
     for block in (total, *([product] if product is not total else [])):
         sch.compute_at(block, last, preserve_unit_loops=True)
     fragment = _fragment(sch, product) if tile.unit == "mma" else None
-    stage, block, sixteen, _ = stages(sch, product, total, tile)
+    stage, block, sixteen, _ = stages(sch, product, total, tile, weight.dtype)
     sch.compute_at(sch.get_sblock("decode"), sixteen, preserve_unit_loops=True)
     if fragment is not None:
         sch.compute_at(fragment, block, preserve_unit_loops=True)
@@ -207,7 +215,8 @@ def by_rows(
     tensorize_weights(sch, weight, tile, partial(warp.bulk, table=table))
     copied = sch.blockize(last_loops(sch, sch.get_sblock("tokens"), 1)[0])
     sch.tensorize(copied, warp.row(weight.dtype, gathered))
-    names = (warp.decode(*weight, "positions"), warp.matrices(weight.dtype))
+    load = warp.matrices(weight.dtype) if fragment is not None else ""
+    names = (warp.decode(*weight, order), load)
     tensorize_product(sch, weight, tile, (product, total, fragment), stage, names)
     return stage
 

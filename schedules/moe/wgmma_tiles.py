@@ -54,6 +54,14 @@ The number is the mean of the experts that have any, and its root: what most of 
 default has the first of wgmma, or of mma.sync without one.
 """
 
+BYTE_TOKENS: tuple[tuple[float, tuple[int, ...]], ...] = (
+    (24.0, (24, 32, 16, 40)),
+    (48.0, (48, 40, 64, 32)),
+    (80.0, (80, 96, 64, 112)),
+    (float("inf"), (112, 96, 80)),
+)
+"""Likewise of wgmma with operands of 8 bits, whose sums of a stage take registers of their own."""
+
 HIGHER = ((1400, 64), (float("inf"), 128))
 """Rows of the default with mma.sync, up to so many tiles of 64 rows of all experts, on an H200."""
 
@@ -90,6 +98,8 @@ def depths(gemm: MoeGemm, tile: MoeTile, arch: Gpu = HOPPER) -> tuple[int, ...]:
 def tiles(gemm: MoeGemm, tokens: int, arch: Gpu = HOPPER) -> dict[MoeTile, str | None]:
     """Return the tiles for about ``tokens`` tokens, and why one is illegal."""
     wanted = expected_tokens(gemm, tokens)
+    if gemm.operand:
+        return _of_bytes(gemm, wanted, arch)
     few, many = next((few, many) for limit, few, many in TOKENS if wanted <= limit)
     if targets.WGMMA not in arch.features:
         many = ()
@@ -100,6 +110,16 @@ def tiles(gemm: MoeGemm, tokens: int, arch: Gpu = HOPPER) -> dict[MoeTile, str |
     found: dict[MoeTile, str | None] = {}
     for unit, width, rows, slices, blocks in shapes:
         tile = MoeTile(unit, rows, width, slices, blocks)
+        fits = None if depths(gemm, tile, arch) else "no ring of it fits"
+        found[tile] = tile.illegal(gemm) or fits
+    return found
+
+
+def _of_bytes(gemm: MoeGemm, wanted: float, arch: Gpu) -> dict[MoeTile, str | None]:
+    """Return `tiles` of operands of 8 bits."""
+    found: dict[MoeTile, str | None] = {}
+    for width in next(widths for limit, widths in BYTE_TOKENS if wanted <= limit):
+        tile = MoeTile("wgmma", 256, width, 1, 2, partial=True)
         fits = None if depths(gemm, tile, arch) else "no ring of it fits"
         found[tile] = tile.illegal(gemm) or fits
     return found

@@ -26,6 +26,9 @@ from blockscale.tir.moe.tiles import moe_tiles
 from tests.reference import core as ref
 from tests.reference import moe as moe
 
+BYTE_ORDER = tuple(16 * (p % 16 // 4) + 4 * (p // 16) + (0, 2, 1, 3)[p % 4] for p in range(64))
+"""The channel at each position of a block's K, of rows of bytes."""
+
 UNWRITTEN = 0x7FC1
 """16 bits that no kernel writes: a NaN of bfloat16 and of float16."""
 
@@ -45,6 +48,9 @@ class Of:
     slices: int = 2
     stages: int = 3
     blocks_k: int = 2
+    bytewise: bool = False
+    operand: str = ""
+    partial: bool = False
 
     @property
     def gather(self) -> bool:
@@ -54,12 +60,13 @@ class Of:
     @property
     def tile(self) -> MoeTile:
         """The tile's shape."""
-        return MoeTile(self.unit, self.rows, self.tokens, self.slices, self.blocks_k)
+        sizes = self.rows, self.tokens, self.slices, self.blocks_k
+        return MoeTile(self.unit, *sizes, partial=self.partial)
 
     def gemm(self, experts: int, rows: int, k: int, top_k: int, cols: int = 0) -> MoeGemm:
         """The GEMM of these sizes."""
         form = (self.fmt, self.group, self.zeros, self.dtype, self.activation)
-        return MoeGemm(*form, experts, rows, k, top_k, cols)
+        return MoeGemm(*form, experts, rows, k, top_k, cols, self.bytewise, self.operand)
 
 
 def plan(**changes: Any) -> Of:
@@ -160,16 +167,19 @@ def run(
         experts, hidden, intermediate, of.fmt, group=of.group, zeros=of.zeros, bias=bias,
         activation=of.activation if of.gather else "swiglu", scale_dtype=of.dtype, seed=seed,
     )  # fmt: skip
-    made = prepared(layer, of.dtype)
+    made = prepared(layer, of.dtype, "tiles64e" if of.bytewise else "tiles64")
     w13, w2 = layer.dense()
     order, blocks = blocks_of(ids, experts, of.tokens)
     top_k, slots = ids.shape[1], ids.size
     rng = np.random.default_rng(seed)
     k, columns = (hidden, round_up(intermediate, 64)) if of.gather else (intermediate, hidden)
     x = moe.random_hidden(len(ids) if of.gather else slots, k, of.dtype, seed)
-    stored = np.zeros((len(x), round_up(k, 64)), np.uint16)
-    stored[:, :k] = bits(x, of.dtype)
-    stored = stored.reshape(len(x), -1, 64)[:, :, list(K_ORDER)].reshape(len(x), round_up(k, 64))
+    if of.operand:
+        x = ref.e4m3_decode(ref.e4m3_encode(x.astype(np.float32) * 64))
+    stored = np.zeros((len(x), round_up(k, 64)), np.uint8 if of.operand else np.uint16)
+    stored[:, :k] = ref.e4m3_encode(x) if of.operand else bits(x, of.dtype)
+    places = list(BYTE_ORDER if of.operand else K_ORDER)
+    stored = stored.reshape(len(x), -1, 64)[:, :, places].reshape(len(x), round_up(k, 64))
     factor = np.exp2(rng.uniform(-1, 1, len(x))).astype(np.float32) if scaled else None
     out = np.full((slots + 1, columns), UNWRITTEN, np.uint16)
     part = ("w13", "w13_scale", "w13_global", "w13_bias")

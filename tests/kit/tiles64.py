@@ -18,6 +18,12 @@ BITS = {
         3: {3: 14, 2: 11, 1: 10, 0: 13},
     },
     "int4": {a: {b: 4 * a + b for b in range(4)} for a in range(4)},
+    "e2m1e": {
+        0: {3: 7, 2: 2, 1: 1, 0: 0},
+        1: {3: 3, 2: 10, 1: 9, 0: 8},
+        2: {3: 15, 2: 6, 1: 5, 0: 4},
+        3: {3: 11, 2: 14, 1: 13, 0: 12},
+    },
 }
 """Where the bits of the codes a0..a3 are in a half of a word."""
 

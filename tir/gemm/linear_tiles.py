@@ -114,7 +114,7 @@ def _products(spec: Linear) -> Any:
     R, RB, KB, SB, SN = _sizes(spec)
     N, dtype = i64(TOKEN_TILE), spec.dtype
     numbers = dtype if spec.fmt == "int4" else "uint8"
-    decode = partial(decoded, spec.fmt, spec.group, spec.zero, dtype, channels=True)
+    decode = partial(decoded, spec.fmt, spec.group, spec.zero, dtype)
 
     @T.inline
     def steps(x, packed, block_scale, C, tiles):

@@ -12,14 +12,14 @@ from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
 
 from blockscale.base.formats import MOE
-from blockscale.specs.plans.moe import scale_count
+from blockscale.specs.plans.moe import E4M3, scale_count
 from blockscale.tir.common import i64
 from blockscale.tir.intrin.operands import Operand, describe
 from blockscale.tir.moe.tiles import WORDS, decoded, f32
 
 SMEM, LOCAL = "shared.dyn", "local"
 
-SHORT = {"bfloat16": "bf16", "float16": "f16"}
+SHORT = {"bfloat16": "bf16", "float16": "f16", E4M3: "e4m3"}
 """Dtypes of fragments in names of intrinsics."""
 
 
@@ -28,7 +28,7 @@ def decoding(
     weight: tuple[str, int, int],
     dtype: str,
     call: Callable[..., PrimExpr],
-    channels: bool,
+    order: str,
 ) -> str:
     """Register and name: 16 rows x 64 k of a weight become the A fragments of four MMAs.
 
@@ -37,9 +37,9 @@ def decoding(
     Args:
         name: of the intrinsic.
         weight: its format, elements of K that share a scale, kind of zeros (`MoeGemm.zeros`).
-        dtype: of the fragments, "bfloat16" or "float16".
+        dtype: of the fragments, a key of `SHORT`.
         call: the device function, of fragments, codes, scales and the numbers of ``weight``.
-        channels: whether K is in the order of channels; see `tir.moe.tiles.decoded`.
+        order: of K; see `tir.moe.tiles.decoded`.
     """
     fmt, group, zeros = weight
     M, K, N, B = i64(16), i64(64), i64(WORDS), i64(scale_count(fmt, group, zeros))
@@ -50,7 +50,7 @@ def decoding(
         for r, p in T.grid(M, K):
             with T.sblock("decode"):
                 vr, vp = T.axis.remap("SS", [r, p])
-                A[vr, vp] = decoded(fmt, group, zeros, dtype, W, S, vr, vp, channels=channels)
+                A[vr, vp] = decoded(fmt, group, zeros, dtype, W, S, vr, vp, order=order)
 
     def impl(W: T.Buffer, S: T.Buffer, A: T.Buffer) -> PrimExpr:
         return call(A.access_ptr("w"), W.access_ptr("r"), S.access_ptr("r"), *numbers)
@@ -71,7 +71,7 @@ def product(
     Args:
         name: of the intrinsic.
         shape: rows, tokens, and elements of K.
-        dtype: of a and x, "bfloat16" or "float16".
+        dtype: of a and x, a key of `SHORT`.
         call: the device function, of d, a and x.
         scope: of x; a and d are in registers.
     """

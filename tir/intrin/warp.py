@@ -17,6 +17,7 @@ from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
 
 from blockscale.base.formats import MOE
+from blockscale.specs.plans.moe import E4M3
 from blockscale.tir.common import i64
 from blockscale.tir.intrin.cuda import blocks as cuda_blocks
 from blockscale.tir.intrin.fragments import LOCAL, SHORT, SMEM, decoding, product
@@ -44,14 +45,14 @@ def register_named(text: str) -> None:
         ),
         r"warp_async_(\d+)x(\d+)_([a-z]+\d+)": lambda m: run(int(m[1]), int(m[2]), m[3]),
         r"warp_tma_(\d+)x64_(bf16|f16)": lambda m: tma(int(m[1]), _LONG[m[2]]),
-        r"warp_row64_(bf16|f16)(_of)?": lambda m: row(_LONG[m[1]], bool(m[2])),
-        rf"warp_decode_({'|'.join(MOE)})_g(\d+)([zt]?)_(bf16|f16)(_steps|_positions)?": (
+        r"warp_row64_(bf16|f16|e4m3)(_of)?": lambda m: row(_LONG[m[1]], bool(m[2])),
+        rf"warp_decode_({'|'.join(MOE)})_g(\d+)([zt]?)_(bf16|f16|e4m3)(_[a-z]+)?": (
             lambda m: decode(m[1], int(m[2]), _ZEROS.index(m[3]), _LONG[m[4]], (m[5] or "")[1:])
         ),
         r"warp_fragment_(bf16|f16)": lambda m: fragment(_LONG[m[1]]),
         r"warp_matrices_(bf16|f16)": lambda m: matrices(_LONG[m[1]]),
         r"warp_mma_m16n8k64_(bf16|f16)": lambda m: mma(_LONG[m[1]]),
-        r"warp_wgmma_m16n(\d+)k16_(bf16|f16)": lambda m: wgmma(int(m[1]), _LONG[m[2]]),
+        r"warp_wgmma_m16n(\d+)k(?:16|32)_(bf16|f16|e4m3)": lambda m: wgmma(int(m[1]), _LONG[m[2]]),
     }
     for name in sorted(set(re.findall(r"\bwarp_\w+", text))):
         for pattern, make in makers.items():
@@ -98,7 +99,8 @@ def row(dtype: str, table: bool) -> str:
     """Register and name: copy 64 positions of a row of x to a row of 128 bytes in shared memory.
 
     Eight lanes' cp.async of 16 bytes (PTX ISA 9.7.9.25.3.1), swizzled by the row as wgmma and
-    ldmatrix read it.  With ``table`` it is the row that a table names.
+    ldmatrix read it; of E4M3 four lanes', to a row of 64 bytes.  With ``table`` it is the row that
+    a table names.
     """
     name = f"warp_row64_{SHORT[dtype]}{'_of' if table else ''}"
     return copy(name, (i64(ROW),), dtype, ("global", SMEM), _moves("bs_warp_row"), table)
@@ -190,13 +192,14 @@ def decode(fmt: str, group: int, zeros: int, dtype: str, order: str = "") -> str
 
     A word of codes is of rows g and g + 8.  A thread takes its own four: ``order`` "" of 16
     channels of each row; "positions" word j of the positions that MMA j takes of it; and "steps"
-    those of its quad's threads that have the channels of MMA j, 16 j to 16 j + 15.
+    those of its quad's threads that have the channels of MMA j, 16 j to 16 j + 15.  "bytes" is
+    "positions" of layout "tiles64e", and to E4M3 the fragments of two MMAs (`moe_bytes.cuh`).
     `native/moe/moe_decode.cuh` says how, `tir.moe.tiles.left_over` what it leaves.
     """
     suffix = f"_{order}" if order else ""
     name = f"warp_decode_{fmt}_g{group}{_ZEROS[int(zeros)]}_{SHORT[dtype]}{suffix}"
     issue = partial(call, f"bs_warp_decode{suffix}")
-    return decoding(name, (fmt, group, zeros), dtype, issue, channels=order != "positions")
+    return decoding(name, (fmt, group, zeros), dtype, issue, order=order)
 
 
 # ---- Products -----------------------------------------------------------------------------------
@@ -209,8 +212,14 @@ def mma(dtype: str) -> str:
     return product(name, (16, 8, 64), dtype, partial(call, "bs_warp_mma"), LOCAL)
 
 
+def wgmma_k(dtype: str) -> int:
+    """K of a wgmma: 32 bytes."""
+    return 32 if dtype == E4M3 else 16
+
+
 @intrinsic
 def wgmma(tokens: int, dtype: str) -> str:
     """Register and name: a warp's part of a wgmma, with A in registers (PTX ISA 9.7.15.5.2)."""
-    name = f"warp_wgmma_m16n{tokens}k16_{SHORT[dtype]}"
-    return product(name, (16, tokens, 16), dtype, partial(call, f"bs_warp_wgmma<{tokens}>"), SMEM)
+    deep = wgmma_k(dtype)
+    name = f"warp_wgmma_m16n{tokens}k{deep}_{SHORT[dtype]}"
+    return product(name, (16, tokens, deep), dtype, partial(call, f"bs_warp_wgmma<{tokens}>"), SMEM)

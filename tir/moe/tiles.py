@@ -15,6 +15,11 @@ tile of 16 rows.  A decoded weight is w * 2^-LEFT_OVER, rounded to the dtype of 
 tiles of 16 rows are 8 of gate, then 8 of up; `natural` and `column` say which columns rows of the
 layout become.
 
+Of layout "tiles64e" (`MoeGemm.bytewise`) words have their bits elsewhere (`bytewise_code`), a row's
+scales are relative to its largest, and each row has a factor.  Their weights may become E4M3, with
+x in E4M3 (`MoeGemm.operand`): then word j has positions 16 j + 4 t to 16 j + 4 t + 3, of which 1
+and 2 are the channels 2 and 1 of the thread's four.
+
 Slots are padded: those of an expert to tiles of `TOKEN_TILE`.  A padding slot's order is the
 number of slots: it reads the row behind the last one of x (zeros), and writes the row behind the
 last one of out, which nobody reads.  Rows and K are padded to `ROW_TILE` and `K_TILE`.  Padding
@@ -25,7 +30,6 @@ are in the attribute "blockscale.shapes".
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import cache, partial
 from typing import Any
 
@@ -38,6 +42,7 @@ from tvm.tirx import PrimFunc
 from blockscale.base.formats import E4M3, MOE
 from blockscale.base.sizes import ceil_div, round_up
 from blockscale.specs.plans.moe import AFTER, ATTRIBUTE, TERM, MoeGemm, scale_count
+from blockscale.specs.plans.moe import E4M3 as E4M3_DTYPE
 from blockscale.tir import formats
 from blockscale.tir.common import i64
 from blockscale.tir.gemm.tiles import OPTIONAL, PARAMS
@@ -81,8 +86,22 @@ def code(fmt: str, word: PrimExpr, high: PrimExpr, pair: PrimExpr, odd: PrimExpr
     return tiny * tirx.const(2.0**126, "float32")  # also of the subnormal 0.5
 
 
+def bytewise_code(word: PrimExpr, high: PrimExpr, pair: PrimExpr, odd: PrimExpr) -> PrimExpr:
+    """The same of layout "tiles64e", of e2m1.
+
+    In each half of the word nibble ``pair + 2 high`` has the magnitude; the sign is bit 7 + 8 pair
+    of row g, and bit 3 + 8 pair of row g + 8.
+    """
+    high, pair = (tirx.Cast("uint32", value) for value in (high, pair))
+    start = tirx.Cast("uint32", odd) * _u32(16)
+    sign = (word >> (start + _u32(7) + pair * _u32(8) - high * _u32(4))) & _u32(1)
+    magnitude = (word >> (start + pair * _u32(4) + high * _u32(8))) & _u32(7)
+    bits = (sign << _u32(31)) | (magnitude << _u32(22))
+    return tirx.reinterpret("float32", bits) * tirx.const(2.0**126, "float32")
+
+
 def f32(value: PrimExpr) -> PrimExpr:
-    """A 16-bit number as float32, exactly."""
+    """A number of 16 or 8 bits as float32, exactly."""
     return tirx.Cast("float32", value)
 
 
@@ -103,6 +122,8 @@ def scale_index(group: int, zeros: int, row: PrimExpr, quad: PrimExpr, high: Pri
 
 def left_over(fmt: str, zeros: int, dtype: str) -> float:
     """What instructions that decode leave to be multiplied after the sum, a power of two."""
+    if dtype == E4M3_DTYPE:
+        return 2.0**-6
     if fmt == "int4":
         return 2.0**21 if dtype == "bfloat16" and not zeros else 1.0
     return 2.0**16 if dtype == "bfloat16" else 2.0**7 if fmt == "nvfp4" else 1.0
@@ -152,20 +173,28 @@ def decoded(
     tile: tuple[PrimExpr, ...] | None = None,
     block: PrimExpr | None = None,
     *,
-    channels: bool = False,
+    order: str = "",
 ) -> PrimExpr:
     """The weight of ``row`` and ``position`` of a block of 64 k, without what is `left_over`.
 
     Of buffers of 16 rows and such a block; or of all of them with ``tile``, indices of the block of
     64 rows, and ``block``, its number along K.
 
-    ``channels``: of a linear layer; ``position`` is the channel, each thread has 16 neighbouring
-    ones, and the words of a quad's threads begin with the thread g / 2.
+    ``order``: "positions" and "bytes" (layout "tiles64e"): of MMAs' K; else that of a linear
+    layer: ``position`` is the channel, each thread has 16 neighbouring ones, and the words of a
+    quad's threads begin with the thread g / 2.
     """
     lane_row, high = row % i64(8), row % i64(16) // i64(8)
     quad, word = position % i64(8) // i64(2), position // i64(16)
+    pair, odd = position % i64(16) // i64(8), position % i64(2)
+    if dtype == E4M3_DTYPE:
+        quad, pair, odd = (
+            position % i64(16) // i64(4),
+            position % i64(2),
+            position % i64(4) // i64(2),
+        )
     turned = quad
-    if channels:
+    if order not in ("positions", "bytes"):
         quad, word = position // i64(16), position % i64(8) // i64(2)
         turned = (quad + lane_row // i64(2)) % i64(4)
     of_scale = scale_index(group, zeros, lane_row, quad, high)
@@ -179,7 +208,10 @@ def decoded(
         of_scale = sixteen * i64(scale_count(fmt, group, zeros)) + of_scale
     bits = words[(*of_block, of_word)]
     zero = scales[(*of_scales, of_scale + i64(1))] if zeros else None
-    number = code(fmt, bits, high, position % i64(16) // i64(8), position % i64(2))
+    if order == "bytes":
+        number = bytewise_code(bits, high, pair, odd)
+    else:
+        number = code(fmt, bits, high, pair, odd)
     left = left_over(fmt, zeros, dtype)
     scale = scales[(*of_scales, of_scale)]
     return weight(fmt, dtype, number, scale, zero, left, term=zeros == TERM)
@@ -241,7 +273,7 @@ def moe_tiles(
     optional = {"bias": 0.0, "row_scale": 1.0}
     func = func.with_attrs(
         {
-            ATTRIBUTE: asdict(gemm),
+            ATTRIBUTE: gemm.attribute(),
             PARAMS: true_shapes(gemm),
             OPTIONAL: optional,
         }
@@ -268,13 +300,20 @@ def true_shapes(gemm: MoeGemm) -> dict[str, list[tuple[str, int, int, int]]]:
             ("k", deep, ceil_div(gemm.k, deep), 1),
             ("", 1, 4 * gemm.scales, 1),
         ],
-        "factor": [experts, ("", 1, 2, 1)] if gemm.gather else [experts],
+        "factor": [experts, *_of_factor(gemm)],
         "bias": [experts, ("", 1, gemm.rows, 1)],
         "row_scale": [any_row if gemm.gather else rows],
         "order": [rows],
         "expert_of_tile": [any_row],
         "out": [rows if gemm.gather else any_row, cols],
     }
+
+
+def _of_factor(gemm: MoeGemm) -> list[tuple[str, int, int, int]]:
+    """Return the dimensions of factors behind that of experts."""
+    if gemm.bytewise:
+        return [("", 1, gemm.rows, 1)]
+    return [("", 1, 2, 1)] if gemm.gather else []
 
 
 def sizes(gemm: MoeGemm) -> tuple[PrimExpr, ...]:
@@ -306,8 +345,8 @@ def products(gemm: MoeGemm, token_tile: int) -> Any:
     ``expert``: returns that of a padded tile.
     """
     _, R, RB, KB, SB, SN = sizes(gemm)
-    N, dtype = i64(token_tile), gemm.dtype
-    decode = partial(decoded, gemm.fmt, gemm.group, gemm.zeros, dtype)
+    N, dtype = i64(token_tile), gemm.multiplied
+    decode = partial(decoded, gemm.fmt, gemm.group, gemm.zeros, dtype, order=gemm.order)
 
     @T.inline
     def steps(read, expert, w, scales, C, tiles):
@@ -341,6 +380,23 @@ def products(gemm: MoeGemm, token_tile: int) -> Any:
     return steps
 
 
+def factors_of(gemm: MoeGemm) -> tuple[PrimExpr, ...]:
+    """Return the shape of factors: of experts, of gates and ups, of rows."""
+    E, R, *_ = sizes(gemm)
+    if gemm.bytewise:
+        return E, R
+    return (E, i64(2)) if gemm.gather else (E,)
+
+
+def factor_of(
+    gemm: MoeGemm, factor: T.Buffer, expert: PrimExpr, half: int | None, row: PrimExpr
+) -> PrimExpr:
+    """A row's factor; ``half``: that of gates, 0, or ups, 1; None: there is one of all."""
+    if gemm.bytewise:
+        return factor[expert, row]
+    return factor[expert] if half is None else factor[expert, half]
+
+
 def _gathered(x: T.Buffer, order: T.Buffer, top_k: int) -> Callable[..., PrimExpr]:
     """Return what reads an element of the row of x of a slot's token."""
     return lambda t, i, k, p: x[order[t, i] // i64(top_k), k * i64(64) + p]
@@ -361,15 +417,16 @@ def _gated(gemm: MoeGemm, token_tile: int, sigmoid: Sigmoid) -> PrimFunc:
     E, R, RB, KB, SB, SN = sizes(gemm)
     N, TK, dtype = i64(token_tile), i64(gemm.top_k), gemm.dtype
     multiply, act = products(gemm, token_tile), partial(activated, gemm.activation)
-    left = T.float32(left_over(gemm.fmt, gemm.zeros, dtype))
+    left = T.float32(left_over(gemm.fmt, gemm.zeros, gemm.multiplied))
     eight, sixteen = i64(8), i64(16)
+    factors, of_row = factors_of(gemm), partial(factor_of, gemm)
 
     @T.prim_func(s_tir=True)
     def main(
         x_handle: T.handle,
         w: T.Buffer((E, RB, KB, i64(BLOCK_WORDS)), "uint32"),
         scales: T.Buffer((E, RB, SB, SN), gemm.scale_dtype),
-        factor: T.Buffer((E, i64(2)), "float32"),
+        factor: T.Buffer(factors, "float32"),
         bias: T.Buffer((E, R), "float32"),
         row_scale_handle: T.handle,
         order_handle: T.handle,
@@ -380,7 +437,7 @@ def _gated(gemm: MoeGemm, token_tile: int, sigmoid: Sigmoid) -> PrimFunc:
     ):
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         tiles, tokens = T.int64(), T.int64()
-        x = T.match_buffer(x_handle, (tokens, KB * i64(64)), dtype)
+        x = T.match_buffer(x_handle, (tokens, KB * i64(64)), gemm.multiplied)
         row_scale = T.match_buffer(row_scale_handle, (tokens,), "float32")
         order = T.match_buffer(order_handle, (tiles, N), "int32")
         expert_of_tile = T.match_buffer(expert_handle, (tiles,), "int32")
@@ -395,12 +452,16 @@ def _gated(gemm: MoeGemm, token_tile: int, sigmoid: Sigmoid) -> PrimFunc:
                     act(
                         T.fma(
                             C[vt, vi, vq * sixteen + vp],
-                            factor[expert_of_tile[vt], 0] * left * row_scale[order[vt, vi] // TK],
+                            of_row(factor, expert_of_tile[vt], 0, vq * sixteen + vp)
+                            * left
+                            * row_scale[order[vt, vi] // TK],
                             bias[expert_of_tile[vt], vq * sixteen + vp],
                         ),
                         T.fma(
                             C[vt, vi, vq * sixteen + eight + vp],
-                            factor[expert_of_tile[vt], 1] * left * row_scale[order[vt, vi] // TK],
+                            of_row(factor, expert_of_tile[vt], 1, vq * sixteen + eight + vp)
+                            * left
+                            * row_scale[order[vt, vi] // TK],
                             bias[expert_of_tile[vt], vq * sixteen + eight + vp],
                         ),
                         alpha,
@@ -417,14 +478,15 @@ def _square(gemm: MoeGemm, token_tile: int) -> PrimFunc:
     E, R, RB, KB, SB, SN = sizes(gemm)
     N, TK, dtype = i64(token_tile), i64(gemm.top_k), gemm.dtype
     multiply = products(gemm, token_tile)
-    left = T.float32(left_over(gemm.fmt, gemm.zeros, dtype))
+    left = T.float32(left_over(gemm.fmt, gemm.zeros, gemm.multiplied))
+    factors, of_row = factors_of(gemm), partial(factor_of, gemm)
 
     @T.prim_func(s_tir=True)
     def main(
         x_handle: T.handle,
         w: T.Buffer((E, RB, KB, i64(BLOCK_WORDS)), "uint32"),
         scales: T.Buffer((E, RB, SB, SN), gemm.scale_dtype),
-        factor: T.Buffer((E, i64(2)), "float32"),
+        factor: T.Buffer(factors, "float32"),
         bias: T.Buffer((E, R), "float32"),
         row_scale_handle: T.handle,
         order_handle: T.handle,
@@ -435,7 +497,7 @@ def _square(gemm: MoeGemm, token_tile: int) -> PrimFunc:
     ):
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         tiles, tokens = T.int64(), T.int64()
-        x = T.match_buffer(x_handle, (tokens, KB * i64(64)), dtype)
+        x = T.match_buffer(x_handle, (tokens, KB * i64(64)), gemm.multiplied)
         row_scale = T.match_buffer(row_scale_handle, (tokens,), "float32")
         order = T.match_buffer(order_handle, (tiles, N), "int32")
         expert_of_tile = T.match_buffer(expert_handle, (tiles,), "int32")
@@ -450,7 +512,9 @@ def _square(gemm: MoeGemm, token_tile: int) -> PrimFunc:
                     relu2(
                         T.fma(
                             C[vt, vi, vr],
-                            factor[expert_of_tile[vt], 0] * left * row_scale[order[vt, vi] // TK],
+                            of_row(factor, expert_of_tile[vt], 0, vr)
+                            * left
+                            * row_scale[order[vt, vi] // TK],
                             bias[expert_of_tile[vt], vr],
                         )
                     ),
@@ -464,14 +528,15 @@ def _scattered(gemm: MoeGemm, token_tile: int) -> PrimFunc:
     E, R, RB, KB, SB, SN = sizes(gemm)
     N, dtype = i64(token_tile), gemm.dtype
     multiply = products(gemm, token_tile)
-    left = T.float32(left_over(gemm.fmt, gemm.zeros, dtype))
+    left = T.float32(left_over(gemm.fmt, gemm.zeros, gemm.multiplied))
+    factors, of_row = factors_of(gemm), partial(factor_of, gemm)
 
     @T.prim_func(s_tir=True)
     def main(
         x_handle: T.handle,
         w: T.Buffer((E, RB, KB, i64(BLOCK_WORDS)), "uint32"),
         scales: T.Buffer((E, RB, SB, SN), gemm.scale_dtype),
-        factor: T.Buffer((E,), "float32"),
+        factor: T.Buffer(factors, "float32"),
         bias: T.Buffer((E, R), "float32"),
         row_scale_handle: T.handle,
         order_handle: T.handle,
@@ -480,7 +545,7 @@ def _scattered(gemm: MoeGemm, token_tile: int) -> PrimFunc:
     ):
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         tiles, slots = T.int64(), T.int64()
-        x = T.match_buffer(x_handle, (tiles, N, KB, i64(64)), dtype)
+        x = T.match_buffer(x_handle, (tiles, N, KB, i64(64)), gemm.multiplied)
         row_scale = T.match_buffer(row_scale_handle, (tiles, N), "float32")
         order = T.match_buffer(order_handle, (tiles, N), "int32")
         expert_of_tile = T.match_buffer(expert_handle, (tiles,), "int32")
@@ -494,7 +559,7 @@ def _scattered(gemm: MoeGemm, token_tile: int) -> PrimFunc:
                     dtype,
                     T.fma(
                         C[vt, vi, vr],
-                        factor[expert_of_tile[vt]] * left * row_scale[vt, vi],
+                        of_row(factor, expert_of_tile[vt], None, vr) * left * row_scale[vt, vi],
                         bias[expert_of_tile[vt], vr],
                     ),
                 )

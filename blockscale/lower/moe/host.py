@@ -143,7 +143,8 @@ def _places(spec: FusedMoe | MoeRoute, roles: Sequence[str]) -> str:
 def _bucket(bucket: Bucket) -> str:
     limit = 0 if bucket.limit is None else bucket.limit
     first, second = initializer(bucket.name1, bucket.gemm1), initializer(bucket.name2, bucket.gemm2)
-    return f"  {{.limit = {limit}, .gemm1 = {first},\n   .gemm2 = {second}}}"
+    by_bytes = ", .by_bytes = 1" if bucket.gemm1.by_bytes else ""
+    return f"  {{.limit = {limit}, .gemm1 = {first},\n   .gemm2 = {second}{by_bytes}}}"
 
 
 def initializer(name: str, kernel: Kernel) -> str:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from tvm.tirx import PrimFunc
 
+from blockscale.lower.code import KernelCode
 from blockscale.lower.cuda import Source, symbol
 from blockscale.lower.moe import small as moe_small
 from blockscale.lower.moe.host import Bucket, gemm_code, host_code, route_host_code
@@ -67,8 +68,27 @@ def sources(pairs: Sequence[Pair], spec: FusedMoe, arch: str) -> Source:
         small["requantize"] = f"{name}_requantize"
         texts.append(moe_small.requantize_source(small["requantize"], spec.dtype, spec.act_fmt))
         codes.append(moe_small.code_of(small["requantize"], launches.REQUANTIZE, follows=True))
+    if spec.by_bytes:
+        made = _by_bytes(spec)
+        small |= {role: code.name for role, (code, _) in made.items()}
+        codes += [code for code, _ in made.values()]
+        texts += [text for _, text in made.values()]
     host = host_code(symbol(name, arch), spec, found, small, arch)
     return Source(host, "\n".join(texts), tuple(codes))
+
+
+def _by_bytes(spec: FusedMoe) -> dict[str, tuple[KernelCode, str]]:
+    """Return the kernels around GEMMs of 8 bits, and their texts."""
+    assert spec.act_fmt is not None
+    made = {}
+    for role, many in (("prepare_bytes", False), ("prepare_many_bytes", True)):
+        name = f"{spec.name}_{role}"
+        text = moe_small.prepare_source(name, spec.dtype, spec.act_fmt, many=many, by_bytes=True)
+        made[role] = moe_small.code_of(name, launches.PREPARE, shared=True), text
+    name = f"{spec.name}_requantize_bytes"
+    text = moe_small.requantize_bytes_source(name, spec.dtype, spec.act_fmt)
+    code = moe_small.code_of(name, launches.REQUANTIZE_BYTES, follows=True)
+    return made | {"requantize_bytes": (code, text)}
 
 
 class Kernels:
@@ -97,7 +117,7 @@ class Kernels:
 
 def check_layout(spec: FusedMoe) -> None:
     """TypeError unless GPU kernels read the weights of ``spec``."""
-    if spec.layout != "tiles64":
+    if not spec.tiled:
         raise TypeError(
             f"{spec.name}: weights are in layout {spec.layout!r}, which GPU kernels do not read; "
             "build the spec with layout='tiles64', or for a CPU level"

@@ -14,6 +14,7 @@ from blockscale.specs.plans.launches import (
     GATHER,
     PREPARE,
     REQUANTIZE,
+    REQUANTIZE_BYTES,
     ROUTE,
     ROUTE_WARPS,
     SORT,
@@ -63,17 +64,21 @@ def _kernel(name: str, params: Params, threads: int, body: str, cluster: int = 1
     return f'extern "C" __global__ void {bounds} {name}({listed(params)}) {{\n{body}}}\n'
 
 
-def prepare_source(name: str, dtype: str, act_fmt: str | None, *, many: bool = False) -> str:
+def prepare_source(
+    name: str, dtype: str, act_fmt: str | None, *, many: bool = False, by_bytes: bool = False
+) -> str:
     """Return the kernel that sorts ids, and permutes (and quantises) rows of hidden.
 
     With ``many``, that of any number of slots, whose grid consists of clusters; else of 4096.
+    ``by_bytes``: rows become codes of 8 bits.
     """
+    own = "bs_moe_prepare_bytes" if by_bytes else "bs_moe_prepare"
     ctas = SORT_CLUSTER if many else 1
     body = (
         "  BsMoePrepare p = {{{ids, experts, wide}, rows * top_k, order, "
         "{{blocks1, count1, tokens1}, {blocks2, count2, tokens2}}},\n"
         "                    hidden, scale, x, row_scale, rows, cols, pitch};\n"
-        f"  bs_moe_prepare<{_FLOAT[dtype]}, {_ACT[act_fmt]}, {ctas}>(p);\n"
+        f"  {own}<{_FLOAT[dtype]}, {_ACT[act_fmt]}, {ctas}>(p);\n"
     )
     return _kernel(name, PREPARE, SORT_THREADS, body, ctas)
 
@@ -82,6 +87,13 @@ def requantize_source(name: str, dtype: str, act_fmt: str) -> str:
     """Return the kernel that quantises the rows between the GEMMs in place."""
     call = f"bs_moe_requantize<{_FLOAT[dtype]}, {_ACT[act_fmt]}>"
     return _kernel(name, REQUANTIZE, TEAM, f"  {call}(y, scale, row_scale, count, pitch);\n")
+
+
+def requantize_bytes_source(name: str, dtype: str, act_fmt: str) -> str:
+    """Return the kernel that quantises the rows between the GEMMs to codes of 8 bits."""
+    call = f"bs_moe_requantize_bytes<{_FLOAT[dtype]}, {_ACT[act_fmt]}>"
+    body = f"  {call}(y, scale, row_scale, count, codes, pitch);\n"
+    return _kernel(name, REQUANTIZE_BYTES, TEAM, body)
 
 
 def combine_source(name: str, dtype: str, *, placed: bool = False) -> str:

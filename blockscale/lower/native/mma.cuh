@@ -78,8 +78,11 @@ BS_INLINE void bs_mma16816(float *c, const uint32_t *a, uint32_t b0, uint32_t b1
 
 // ---- wgmma --------------------------------------------------------------------------------------
 
-template <bool BF16, int N>
-struct BsWgmma;  // static void run(float *c, const uint32_t *a, uint64_t b): c += a b
+enum BsOperand { BS_OF_F16, BS_OF_BF16, BS_OF_E4M3 };
+
+// template <int ADD = 1> static void run(float *c, const uint32_t *a, uint64_t b): c = a b + ADD c
+template <BsOperand TYPE, int N>
+struct BsWgmma;
 
 BS_INLINE void bs_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 BS_INLINE void bs_wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -92,6 +95,12 @@ BS_INLINE void bs_wgmma_wait() {
 // Descriptor of rows of 128 bytes, swizzled: K-major, 8 rows to 1024 bytes (9.7.15.5.1.2).
 BS_INLINE uint64_t bs_wgmma_rows128(uint32_t at) {
   return (static_cast<uint64_t>(1) << 62) | (static_cast<uint64_t>(64) << 32) |
+         (static_cast<uint64_t>(1) << 16) | ((at & 0x3FFFF) >> 4);
+}
+
+// The same of rows of 64 bytes: 8 rows to 512 bytes.
+BS_INLINE uint64_t bs_wgmma_rows64(uint32_t at) {
+  return (static_cast<uint64_t>(2) << 62) | (static_cast<uint64_t>(32) << 32) |
          (static_cast<uint64_t>(1) << 16) | ((at & 0x3FFFF) >> 4);
 }
 

@@ -19,16 +19,17 @@ from blockscale.lower.pipe.text import loads, variables
 from blockscale.lower.warp.kernel import Format, Kernel, Place, Rows, Runs, Slot
 from blockscale.lower.warp.read import ORDER, Numbers, WarpReader, replaced
 from blockscale.specs.plans import PREFIX
+from blockscale.specs.plans.moe import E4M3
 from blockscale.tir.common import i64
 
-ITEM = {"uint32": 4, "uint8": 1, "bfloat16": 2, "float16": 2}
+ITEM = {"uint32": 4, "uint8": 1, "bfloat16": 2, "float16": 2, E4M3: 1}
 
 COPIES = {"warp_bulk": "bulk", "warp_async": "async"}
 """Instructions that copy runs of bytes to shared memory."""
 
 ORDERS = {
-    "mma": ("warp_decode", "warp_decode_positions"),
-    "wgmma": ("warp_decode_steps", "warp_decode_positions"),
+    "mma": ("warp_decode", "warp_decode_positions", "warp_decode_bytes"),
+    "wgmma": ("warp_decode_steps", "warp_decode_positions", "warp_decode_bytes"),
 }
 """Instructions that decode for each unit."""
 
@@ -57,7 +58,7 @@ class _Derivation:
         self.unit = self.mma.what.removeprefix("warp_")
         self.decode = self._writer(self.mma.operands["A"].buffer, *ORDERS[self.unit])
         self.order = self.decode.what.removeprefix("warp_decode").removeprefix("_")
-        by_rows = self.order == "positions"
+        by_rows = self.order in ("positions", "bytes")
         if self.unit == "mma":
             made = "warp_matrices" if by_rows else "warp_fragment"
             self.fragment = self._writer(self.mma.operands["X"].buffer, made)
@@ -129,7 +130,7 @@ class _Derivation:
         slices = self._extent("threadIdx.z", self.mma, self.decode, self.fragment)
         ctas = self._extent("clusterCtaIdx.x", self.mma, self.loader, self.weights)
         self.counts = warps, slices, ctas
-        stages = self._stages()
+        stages, partial = self._annotated()
         weights = self._runs(self.weights, 0)
         scales = self._runs(self.scales, weights.slot.bytes)
         at = round_up(weights.slot.bytes + scales.slot.bytes, 1024)
@@ -173,6 +174,7 @@ class _Derivation:
             tiles_m=tiles_m,
             blocks=blocks,
             stages=stages,
+            partial=partial,
             k_stages=int(reader.k_loop.extent),
             k_blocks=k_dim.extent or 0,
             weights=weights,
@@ -185,14 +187,18 @@ class _Derivation:
             epilogue=epilogue,
         )
 
-    def _stages(self) -> int:
+    def _annotated(self) -> tuple[int, bool]:
+        """The ring's depth, and whether a stage's products are summed up by themselves."""
+        stages, partial = f"{PREFIX}stages", f"{PREFIX}partial"
         found = {str(key): value for key, value in self.reader.k_loop.annotations.items()}
-        unknown = set(found) - {f"{PREFIX}stages"}
-        if unknown or not found:
+        by_bytes = str(self.mma.operands["A"].buffer.dtype) == E4M3
+        known = {stages, partial} if by_bytes else {stages}
+        if set(found) - known or stages not in found:
             raise LoweringError(
                 f"loop over K: annotations {sorted(found)} are not '{PREFIX}stages' alone"
+                + (f" or with '{partial}'" if by_bytes else "")
             )
-        return int(found[f"{PREFIX}stages"])
+        return int(found[stages]), bool(found.get(partial, 0))
 
     def _fastest(self) -> str:
         """The axis of the innermost loop over tiles."""
@@ -393,14 +399,14 @@ class _Derivation:
         wanted = [
             blocks // slices,
             tiles_m,
-            1 if n == 8 and self.unit == "mma" else 4,
+            1 if n == 8 and self.unit == "mma" else 64 // self.mma.operands["A"].shape[-1],
             size["rows"] // n,
         ]
         found = [loop.extent for loop in self.mma.loops if loop.extent > 1]
         if found != [extent for extent in wanted if extent > 1]:
             raise LoweringError(
                 f"{self.mma.where}: loops of {found} inside of a stage, not {wanted}: blocks of "
-                "64 k, tiles of 16 rows, steps of 16 k, tiles of rows of x"
+                "64 k, tiles of 16 rows, steps of the MMA's k, tiles of rows of x"
             )
         if self.unit == "wgmma" and (slices > 1 or warps % 4):
             raise LoweringError(f"{self.mma.where}: warps of a wgmma are four, and have all of K")

@@ -10,10 +10,16 @@ from blockscale.lower.warp.frame import Frame
 from blockscale.lower.warp.kernel import Kernel
 from blockscale.lower.warp.load import Loads
 from blockscale.lower.warp.multiply import Products, wgmma
-from blockscale.specs.plans.moe import LOADER_REGISTERS
+from blockscale.specs.plans.moe import E4M3, LOADER_REGISTERS
 from blockscale.tir.gemm.tiles import EXPERT
 
-POINTERS = {"float32": "float", "bfloat16": "uint16_t", "float16": "uint16_t", "int32": "int"}
+POINTERS = {
+    "float32": "float",
+    "bfloat16": "uint16_t",
+    "float16": "uint16_t",
+    "int32": "int",
+    E4M3: "uint8_t",
+}
 """Types of elements; codes and scales are addressed in bytes."""
 
 LARGEST = {"bulk": "sm_90a", "async": "sm_80"}
@@ -143,12 +149,13 @@ class _Emitter(Frame):
         body = k.epilogue.body
         assert body is not None
         own = ["mma", "moe_decode", "gemm_tiles", "warp_sums", "warp_steps"]
+        own += ["moe_bytes"] if k.form.order == "bytes" else []
         own += ["warp_async"] if k.copies == "async" else []
         own += ["warp_groups"] if k.has_first else []
         named = [*(f'#include "{name}.cuh"' for name in own), *declarations(body.value)]
         lines = [*dict.fromkeys(named)]
         if k.unit == "wgmma":
-            lines.append(wgmma(k.form.dtype == "bfloat16", k.rows_tile))
+            lines.append(wgmma(k.form.dtype, k.rows_tile))
         return lines
 
     def _struct(self) -> list[str]:
@@ -160,6 +167,8 @@ class _Emitter(Frame):
             "ZEROS": form.zeros,
             "BF16": int(form.dtype == "bfloat16"),
         }
+        if form.order == "bytes":
+            values["E4M3"] = int(self.kernel.by_bytes)
         lines = [f"  static constexpr int {name} = {value};" for name, value in values.items()]
         return [f"struct {self.format} {{", *lines, "};"]
 

@@ -17,6 +17,7 @@ from tvm.tirx import Var
 from blockscale.base.sizes import round_up
 from blockscale.lower.pipe.read import Site, View
 from blockscale.lower.warp.read import WarpCoordinates
+from blockscale.specs.plans.moe import E4M3
 
 CONTROL_BYTES = 1024
 """Shared memory for mbarriers; operands of wgmma start at multiples of 1024."""
@@ -120,7 +121,7 @@ class Format:
     """What is decoded.
 
     ``fmt``: key of `formats.MOE`; ``group``: elements of a scale; ``zeros``: kind of zeros
-    (`MoeGemm.zeros`); ``dtype``: of 16 bits; ``order``: of K among threads and MMAs, see
+    (`MoeGemm.zeros`); ``dtype``: of what is multiplied; ``order``: of K among threads and MMAs, see
     `intrin.warp.decode`.
     """
 
@@ -146,6 +147,7 @@ class Kernel:
         tiles_m: tiles of 16 rows of a warp.
         blocks: of 64 k in a stage.
         stages: of the ring.
+        partial: whether the products of a stage are summed up by themselves.
         k_stages: of a CTA, of K as it is padded.
         k_blocks: that there are.
         weights, scales, rows: loads.
@@ -172,6 +174,7 @@ class Kernel:
     tiles_m: int
     blocks: int
     stages: int
+    partial: bool
     k_stages: int
     k_blocks: int
     weights: Runs
@@ -182,6 +185,11 @@ class Kernel:
     tokens: Place
     acc: str
     epilogue: Site
+
+    @property
+    def by_bytes(self) -> bool:
+        """Whether operands have 8 bits."""
+        return self.form.dtype == E4M3
 
     @property
     def consumers(self) -> int:

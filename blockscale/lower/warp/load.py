@@ -36,12 +36,12 @@ class Loads(Frame):
         step = 4 * k.row_loaders
         count = -(-k.rows_tile // step)
         names = {"sorted": "from", "slot": "__ldg(order + from)"}
-        pitch = self.channels // 8
+        pitch = self.channels * k.rows.slot.item // 16
         rows = [
             "uint32_t stage = 0, parity = 0;",
             f"const int begin = (warp_id - {k.consumers + 1}) * 4 + lane / 8, piece = lane % 8;",
             f"const uint32_t to = {k.rows.slot.at} + begin * {k.rows.row_stride} + "
-            "(piece ^ begin & 7) * 16;",
+            f"{self._piece()};",
             f"const uint4 *row = reinterpret_cast<const uint4 *>({k.rows.view.name}) + piece;",
             *self.tiles(
                 [
@@ -69,6 +69,12 @@ class Loads(Frame):
             "}",
         ]
 
+    def _piece(self) -> str:
+        """Where a lane's 16 bytes of a row lie behind the row's beginning."""
+        if not self.kernel.by_bytes:
+            return "(piece ^ begin & 7) * 16"
+        return f"piece / 4 * {self.kernel.rows.block_stride} + (piece % 4 ^ begin / 2 & 3) * 16"
+
     def _read_by_rows(self) -> list[str]:
         """Parameters that the warps which copy rows of x read."""
         return [self.kernel.rows.view.name, ORDER]
@@ -90,12 +96,18 @@ class Loads(Frame):
         """Rows of x, 16 bytes of a lane; rows that a tile does not have are not loaded."""
         k, rows = self.kernel, self.kernel.rows
         step = 4 * k.row_loaders
-        sizes = f"{-(-k.rows_tile // step)}, {step}, {blocks}, {rows.block_stride}"
         channel = self.expr(rows.channel)
+        if k.by_bytes:  # a lane's piece is of the first or the second block
+            sizes = f"{-(-k.rows_tile // step)}, {step}"
+            mine = "mine" if blocks == 2 else "piece < 4 ? mine : 0"
+            copy = f"bs_async_halves<{sizes}>(at + to, row + {channel} / 16, source, {mine});"
+        else:
+            sizes = f"{-(-k.rows_tile // step)}, {step}, {blocks}, {rows.block_stride}"
+            copy = f"bs_async_pieces<{sizes}>(at + to, row + {channel} / 8, source, mine);"
         return [
             self.at(),
             f"bs_mbar_wait({self.empty}, parity ^ 1);",
-            f"bs_async_pieces<{sizes}>(at + to, row + {channel} / 8, source, mine);",
+            copy,
             f"bs_cp_async_arrive({self.full});",
             self.next(),
         ]

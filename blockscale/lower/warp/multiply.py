@@ -8,6 +8,9 @@ from blockscale.lower.pipe.text import indented
 from blockscale.lower.warp.epilogue import Epilogue
 from blockscale.lower.warp.frame import Frame
 from blockscale.lower.warp.kernel import Place
+from blockscale.specs.plans.moe import E4M3
+from blockscale.tir.intrin.fragments import SHORT
+from blockscale.tir.intrin.warp import wgmma_k
 
 
 class Products(Frame):
@@ -25,8 +28,13 @@ class Products(Frame):
             "const int g = lane / 4, t = lane % 4;",
             "uint32_t stage = 0, parity = 0;",
             *self._first_reads(),
-            *(self._wgmma() if k.unit == "wgmma" else self._mma()),
+            *self._products(),
         ]
+
+    def _products(self) -> list[str]:
+        if self.kernel.unit == "mma":
+            return self._mma()
+        return self._wgmma_bytes() if self.kernel.by_bytes else self._wgmma()
 
     def _first_reads(self) -> list[str]:
         """Where a lane's codes, scales and rows of x lie in a stage."""
@@ -53,6 +61,12 @@ class Products(Frame):
             turns = ", ".join(f"(g / 2 + {j}) % 4 * 16u" for j in range(4))
             lines.append(f"const uint32_t turn[4] = {{{turns}}};")
         return lines
+
+    @property
+    def decoder(self) -> str:
+        """What decodes."""
+        bytewise = self.kernel.form.order == "bytes"
+        return f"BsDecode{'Bytes' if bytewise else ''}<{self.format}>"
 
     @property
     def bf16(self) -> str:
@@ -92,7 +106,7 @@ class Products(Frame):
             codes, scales = (self._place(p, inner, i) for p in (k.codes, k.factors))
             lines += [
                 f"code[{i}] = bs_load16_shared(at + codes_at + {codes});",
-                f"scale[{i}] = BsDecode<{self.format}>::load(at + scales_at + {scales}, lane);",
+                f"scale[{i}] = {self.decoder}::load(at + scales_at + {scales}, lane);",
             ]
         if k.rows.how == "row":
             return [*lines, *self._in_halves(inner)]
@@ -113,7 +127,7 @@ class Products(Frame):
                 ),
                 "#pragma unroll",
                 f"for (int i = 0; i < {k.tiles_m}; ++i) {{",
-                f"  const BsDecode<{self.format}> scales(scale[i]);",
+                f"  const {self.decoder} scales(scale[i]);",
                 f"  const uint32_t word[2] = {{code[i].{words[0]}, code[i].{words[1]}}};",
                 "#pragma unroll",
                 "  for (int j = 0; j < 2; ++j) {",
@@ -149,7 +163,7 @@ class Products(Frame):
             *self._rows(inner, range(n8)),
             "#pragma unroll",
             f"for (int i = 0; i < {k.tiles_m}; ++i) {{",
-            f"  const BsDecode<{self.format}> scales(scale[i]);",
+            f"  const {self.decoder} scales(scale[i]);",
             "  const uint32_t word[4] = {code[i].x, code[i].y, code[i].z, code[i].w};",
             "#pragma unroll",
             "  for (int j = 0; j < 4; ++j) {",
@@ -170,7 +184,7 @@ class Products(Frame):
             f"uint32_t a[{k.tiles_m}][4][4];",
             "#pragma unroll",
             f"for (int i = 0; i < {k.tiles_m}; ++i) {{",
-            f"  const BsDecode<{self.format}> scales(scale[i]);",
+            f"  const {self.decoder} scales(scale[i]);",
             "  const uint32_t word[4] = {code[i].x, code[i].y, code[i].z, code[i].w};",
             "#pragma unroll",
             "  for (int j = 0; j < 4; ++j) scales.decode(word[j], a[i][j]);",
@@ -225,7 +239,7 @@ class Products(Frame):
     def _wgmma(self) -> list[str]:
         """While a group of MMAs runs, the next tile of 16 rows is decoded into the other bank."""
         k = self.kernel
-        product = f"BsWgmma<{self.bf16}, {k.rows_tile}>::run"
+        product = f"BsWgmma<{OPERANDS[k.form.dtype]}, {k.rows_tile}>::run"
         # With few rows of x the latency of loads counts, with many registers do.
         early = k.rows_tile <= 96
         steps = k.form.order == "steps"
@@ -237,7 +251,7 @@ class Products(Frame):
                 return [
                     f"const uint4 code{unit} = bs_load16_shared(at + codes_at + {codes});",
                     f"const uint2 scale{unit} = "
-                    f"BsDecode<{self.format}>::load(at + scales_at + {scales}, lane);",
+                    f"{self.decoder}::load(at + scales_at + {scales}, lane);",
                 ]
             return [
                 f"const uint4 code{unit} = bs_load_steps(at + codes_at + {codes}, turn);",
@@ -267,7 +281,7 @@ class Products(Frame):
                 x = f"bs_wgmma_rows128(at + rows_at + {self._place(k.tokens, inner, 0)})"
                 of = f"scale{number}.of({{}})"
                 if not steps:
-                    lines.append(f"const BsDecode<{self.format}> scales{number}(scale{number});")
+                    lines.append(f"const {self.decoder} scales{number}(scale{number});")
                     of = f"scales{number}"
                 lines += [
                     *(
@@ -305,10 +319,99 @@ class Products(Frame):
             ),
         ]
 
+    def _wgmma_bytes(self) -> list[str]:
+        """The same of operands of 8 bits, a stage of a tile of 16 rows at a time.
 
-def wgmma(bf16: bool, n: int) -> str:
-    """Return BsWgmma<bf16, n>: wgmma.mma_async.m64nNk16 with A in registers (PTX ISA 9.7.15.5)."""
-    count, name = n // 2, "bf16" if bf16 else "f16"
+        With `Kernel.partial` a unit's sums are apart: once it is done they are added to the tile's,
+        while other warps' products run.
+        """
+        k = self.kernel
+        product = f"BsWgmma<{OPERANDS[k.form.dtype]}, {k.rows_tile}>::run"
+        count = k.rows_tile // 2
+
+        def take(i: int) -> list[str]:
+            """Wait for the unit before, the ``i``-th of a stage, and add its sums."""
+            lines = ["bs_wgmma_wait<0>();"]
+            if not k.partial:
+                return lines
+            return [
+                *lines,
+                "#pragma unroll",
+                f"for (int q = 0; q < {count}; ++q) {{",
+                '  asm volatile("" : "+f"(part[q]));',
+                f"  c[{i}][q] += part[q];",
+                "}",
+            ]
+
+        def stage(blocks: int, last: bool) -> list[str]:
+            lines = [
+                self.at(),
+                f"bs_mbar_wait({self.full}, parity);",
+                "bs_fence_async();",  # cp.async wrote it
+            ]
+            for i in range(k.tiles_m):
+                bank = f"bank{i % 2}"
+                for b in range(blocks):
+                    codes, scales = (self._place(p, b, i) for p in (k.codes, k.factors))
+                    lines += [
+                        "{",
+                        f"  const uint4 code = bs_load16_shared(at + codes_at + {codes});",
+                        f"  const {self.decoder} scales({self.decoder}::load(at + scales_at + "
+                        f"{scales}, lane));",
+                        *(
+                            f"  scales.decode(code.{c}, {bank} + {8 * b + 2 * j});"
+                            for j, c in enumerate("xyzw")
+                        ),
+                        "}",
+                    ]
+                lines += take((i - 1) % k.tiles_m)
+                if i == 0:  # after the reads of all lanes
+                    lines += ["__syncwarp();", "if (before && lane == 0) bs_mbar_arrive(before);"]
+                lines.append("bs_wgmma_fence();")
+                sums = "part" if k.partial else f"c[{i}]"
+                for b in range(blocks):
+                    x = f"bs_wgmma_rows64(at + rows_at + {self._place(k.tokens, b, 0)})"
+                    for j in range(2):
+                        first = "<0>" if k.partial and b + j == 0 else ""
+                        lines.append(
+                            f"{product}{first}({sums}, {bank} + {8 * b + 4 * j}, {x} + {2 * j});"
+                        )
+                lines.append("bs_wgmma_commit();")
+            return [*lines, f"before = {self.empty};", self.next()]
+
+        return [
+            f"float c[{k.tiles_m}][{count}];",
+            *([f"float part[{count}];"] if k.partial else []),
+            "uint32_t bank0[16] = {}, bank1[16] = {};",
+            *self.tiles(
+                [
+                    "uint32_t before = 0;",
+                    *self.before,
+                    "#pragma unroll",
+                    f"for (int q = 0; q < {k.tiles_m * count}; ++q) (&c[0][0])[q] = 0.f;",
+                    *(
+                        ["#pragma unroll", f"for (int q = 0; q < {count}; ++q) part[q] = 0.f;"]
+                        if k.partial
+                        else []
+                    ),
+                    *self.stages(stage),
+                    *take(k.tiles_m - 1),
+                    "__syncwarp();",
+                    "if (lane == 0) bs_mbar_arrive(before);",
+                    *self._end(),
+                ]
+            ),
+        ]
+
+
+OPERANDS = {"float16": "BS_OF_F16", "bfloat16": "BS_OF_BF16", E4M3: "BS_OF_E4M3"}
+"""Types of operands in CUDA."""
+
+
+def wgmma(dtype: str, n: int) -> str:
+    """Return BsWgmma<.., n>: wgmma.mma_async.m64nN with A in registers (PTX ISA 9.7.15.5)."""
+    count, name = n // 2, SHORT[dtype]
+    deep, transposed = wgmma_k(dtype), "" if dtype == E4M3 else ", 0"
     guard = f"BS_WGMMA_{name.upper()}_{n}"
     sums = ", ".join(f"%{i}" for i in range(count))
     outs = ", ".join(f'"+f"(c[{i}])' for i in range(count))
@@ -316,13 +419,14 @@ def wgmma(bf16: bool, n: int) -> str:
     return f"""#ifndef {guard}
 #define {guard}
 template <>
-struct BsWgmma<{str(bf16).lower()}, {n}> {{
+struct BsWgmma<{OPERANDS[dtype]}, {n}> {{
+  template <int ADD = 1>
   static BS_INLINE void run(float *c, const uint32_t *a, uint64_t b) {{
     asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{name}.{name} {{{sums}}}, {{{a}}}, "
-        "%{count + 4}, 1, 1, 1, 0;"
+        "wgmma.mma_async.sync.aligned.m64n{n}k{deep}.f32.{name}.{name} {{{sums}}}, {{{a}}}, "
+        "%{count + 4}, %{count + 5}, 1, 1{transposed};"
         : {outs}
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADD));
   }}
 }};
 #endif"""

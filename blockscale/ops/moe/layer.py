@@ -23,12 +23,14 @@ from blockscale.specs.moe import (
     ACT_FORMATS,
     ACTIVATIONS,
     ALPHA,
+    BYTE_ACTS,
     GATED,
     LIMIT,
     MX_FORMATS,
     PRODUCTS,
     SCORINGS,
     STATIC_SCALES,
+    TILED,
 )
 from blockscale.specs.plans.launches import MAX_TOP_K
 
@@ -281,7 +283,7 @@ def _check_hidden(hidden: Tensor, weights: MoeWeights) -> None:
 def _check_layout(hidden: Tensor, weights: MoeWeights) -> None:
     kind = hidden.device.type
     wanted = "linear" if kind == "cpu" else "tiles64"
-    known = ("linear",) if kind == "cpu" else ("tiles64", "128x4")
+    known = ("linear",) if kind == "cpu" else (*TILED, "128x4")
     if weights.layout not in known and kind != "meta":
         raise ValueError(
             f"{WHERE}: the weights are in layout {weights.layout!r}, but kernels on {kind} read "
@@ -331,6 +333,17 @@ def _check_act_fmt(weights: MoeWeights, options: Options, hidden: Tensor) -> Non
             f"{WHERE}: act_fmt={options.act_fmt!r}, but {weights.fmt} weights in layout '128x4' "
             f"are multiplied by quantised rows; pass act_fmt={' or '.join(map(repr, known))}, or "
             "weights in layout 'tiles64'"
+        )
+    if weights.layout == "tiles64e" and options.act_fmt not in (None, *BYTE_ACTS):
+        raise ValueError(
+            f"{WHERE}: act_fmt={options.act_fmt!r}, but weights in layout 'tiles64e' take rows as "
+            f"they are or in E4M3; pass act_fmt={' or '.join(map(repr, BYTE_ACTS))}, or weights in "
+            "layout 'tiles64'"
+        )
+    if weights.layout == "tiles64e" and hidden.dtype != torch.bfloat16:
+        raise TypeError(
+            f"{WHERE}: hidden has dtype {dtype_name(hidden.dtype)}, but weights in layout "
+            "'tiles64e' are for bfloat16; pass hidden.to(torch.bfloat16)"
         )
     if options.act_fmt in MX_FORMATS and hidden.dtype == torch.float16:
         raise ValueError(

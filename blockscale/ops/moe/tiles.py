@@ -38,11 +38,12 @@ AT_ONCE = 1 << 24
 CODE_BITS = {
     "e2m1": ((15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (14, 11, 10, 13)),
     "int4": ((3, 2, 1, 0), (7, 6, 5, 4), (11, 10, 9, 8), (15, 14, 13, 12)),
+    "e2m1e": ((7, 2, 1, 0), (3, 10, 9, 8), (15, 6, 5, 4), (11, 14, 13, 12)),
 }
 """Where bits 3, 2, 1, 0 of the codes a0..a3 are in a half of a word.
 
 a0: row g, k 0 and 1 of the word's four; a1: row g + 8, k 0, 1; a2: row g, k 2, 3; a3: row g + 8,
-k 2, 3.  The even k is in the low half.
+k 2, 3.  The even k is in the low half.  "e2m1e" is that of the layout "tiles64e" (`moe.rows`).
 """
 
 E4M3_BIAS, E4M3_ZERO, E4M3_LARGEST = 13, 0x20, 0x7E
@@ -265,6 +266,24 @@ def pack_fp4(codes: Tensor, scale: Tensor, top: int | None, order: Tensor) -> tu
         scales = _padded(byte, part, depth // block, fill)
         packed = pack_codes(plain.view(len(part), depth // 2), "e2m1")
         outs.append((packed, pack_scales(scales, block)))
+    return _joined(outs)
+
+
+def pack_bytes(codes: Tensor, byte: Tensor, order: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """Return codes and scales of a matrix of E2M1 codes with a scale byte for 32, as they are.
+
+    Args:
+        codes: [rows, K / 2] uint8.
+        byte: [rows, K / 32] uint8; of padding 0.
+        order: the matrix's row at each row of the layout; -1: padding.
+        kind: of `CODE_BITS`.
+    """
+    depth = round_up(2 * codes.shape[1], TILE)
+    outs = []
+    for part in _parts(order, depth):
+        plain = _padded(codes, part, depth // 2, 0)
+        scales = _padded(byte, part, depth // 32, 0)
+        outs.append((pack_codes(plain, kind), pack_scales(scales, 32)))
     return _joined(outs)
 
 

@@ -5,6 +5,8 @@ is what `blockscale.fused_moe` and `blockscale.nn.FusedMoE` run on.  Layouts:
 
 * "linear" (CPU): the tensors as given, scales of int4 as float32.
 * "tiles64" (CUDA): `moe.tiles`, docs/moe.md.  Experts are converted one after the other.
+* "tiles64e" (CUDA, mxfp4 whose blocks' exponents allow it): `moe.rows`; many tokens are multiplied
+  as FP8, if they are asked for in it.
 * "128x4" (GPUs whose tensor cores multiply codes): codes as given, rows of w13 as
   `interleave_gate_up` orders them, scales of each expert in the 128x4 layout.
 
@@ -13,6 +15,7 @@ All hold the same values, up to the rounding of int4 scales to the dtype of the 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -24,6 +27,7 @@ from blockscale.base.formats import MOE
 from blockscale.base.sizes import round_up
 from blockscale.ops import checks
 from blockscale.ops.gemm_act import interleave_gate_up
+from blockscale.ops.moe import rows as moe_rows
 from blockscale.ops.moe import tiles as moe_tiles
 from blockscale.ops.quant import swizzle_scales, unswizzle_scales
 from blockscale.ops.weights import (
@@ -39,7 +43,15 @@ from blockscale.ops.weights import (
     untiled,
 )
 from blockscale.specs.gemm import MAX_EXPERTS
-from blockscale.specs.moe import ACTIVATIONS, COL_TILE, GATED, LAYOUTS, PRODUCTS
+from blockscale.specs.moe import (
+    ACT_FORMATS,
+    ACTIVATIONS,
+    BYTE_ACTS,
+    COL_TILE,
+    GATED,
+    LAYOUTS,
+    PRODUCTS,
+)
 
 Tensor = torch.Tensor
 
@@ -60,14 +72,14 @@ class MoeWeights(PreparedWeights):
         w13, w2: codes, uint8.
         w13_scale, w2_scale: block scales; of int4, zeros are in them in layout "tiles64".
         w13_zero, w2_zero: uint8, in layout "linear" only.
-        w13_global, w2_global: float32 [E, 2] (gate, up) and [E].
+        w13_global, w2_global: float32 [E, 2] (gate, up) and [E]; in layout "tiles64e" of rows.
         w13_bias, w2_bias: float32; both or neither.
         fmt: "nvfp4", "mxfp4" or "int4".
         group: elements of K that share a scale.
         experts, hidden, intermediate: the sizes E, H, I, without padding.
         gated: whether w13 has gate and up rows.
         zero: whether int4 codes have zeros other than 8.
-        layout: "linear", "tiles64" or "128x4".
+        layout: "linear", "tiles64", "tiles64e" or "128x4".
         dtype: of int4 scales in layout "tiles64", so that activations must have it too; else None.
     """
 
@@ -111,6 +123,8 @@ class MoeWeights(PreparedWeights):
         """
         if self.layout == "linear":
             return self
+        if self.layout == "tiles64e":
+            return _from_rows(self)
         return _from_codes(self) if self.layout == "128x4" else to_linear(self)
 
 
@@ -132,6 +146,7 @@ def prepare_moe_weights(
     int4_signed: bool = False,
     dtype: torch.dtype = torch.bfloat16,
     layout: str | None = None,
+    act_fmt: str | None = None,
 ) -> MoeWeights:
     """Return the weights as kernels load them; keep it, and pass it in place of ``w13``.
 
@@ -156,29 +171,46 @@ def prepare_moe_weights(
         dtype: of the activations: on CUDA int4 scales are rounded to it.
         layout: "linear" or "tiles64"; None: that of the tensors' device.  "128x4": nvfp4 or
             mxfp4, for `fused_moe` with an ``act_fmt`` on GPUs whose tensor cores multiply codes
-            (sm_100a).
+            (sm_100a).  "tiles64e": mxfp4 for bfloat16, for `fused_moe` with act_fmt "fp8" or
+            "fp8_tensor" on GPUs with wgmma (sm_90a), which multiply many tokens in 8 bits.
+        act_fmt: of the calls that are to follow; "fp8" and "fp8_tensor" make it "tiles64e" on CUDA
+            where the weight can be, and warn where exponents of a row's blocks are too far apart.
 
     Raises:
         TypeError, ValueError: an argument that does not fit, a scale that no kernel can multiply
-            with (NaN, or below zero for nvfp4).
+            with (NaN, or below zero for nvfp4), layout "tiles64e" of a weight that cannot be.
     """
     given = Given(
         *(w13, w2, fmt, w13_scale, w2_scale, w13_global_scale, w2_global_scale),
         *(w13_bias, w2_bias, activation, group_size, w13_zero, w2_zero, int4_signed),
     )
-    return prepared("prepare_moe_weights", given, dtype, layout)
+    return prepared("prepare_moe_weights", given, dtype, layout, act_fmt)
 
 
-def prepared(where: str, given: Given, dtype: torch.dtype, layout: str | None) -> MoeWeights:
+def prepared(
+    where: str,
+    given: Given,
+    dtype: torch.dtype,
+    layout: str | None,
+    act_fmt: str | None = None,
+) -> MoeWeights:
     """Return the weights of ``given``; errors begin with ``where``."""
     sizes = check_weights(where, given)
     checks.activation(where, "dtype", dtype)
+    if act_fmt is not None:
+        checks.choice(where, "act_fmt", act_fmt, ACT_FORMATS)
+    wanted = layout is None and act_fmt in BYTE_ACTS and given.w13.device.type != "cpu"
+    by_rows = wanted and (given.fmt, dtype) == ("mxfp4", torch.bfloat16)
     layout = layout or ("linear" if given.w13.device.type == "cpu" else "tiles64")
     checks.choice(where, "layout", layout, LAYOUTS)
     plain = _plain(given, sizes)
     if layout == "linear":
         return plain
     checks.activation(where, "dtype", dtype, checks.SIXTEEN_BIT, "has no kernel on CUDA")
+    if by_rows or layout == "tiles64e":
+        made = _to_rows(where, plain, dtype, must=not by_rows)
+        if made is not None:
+            return made
     return to_codes(where, plain) if layout == "128x4" else to_tiles(where, plain, dtype)
 
 
@@ -514,6 +546,100 @@ def _check_scales(where: str, plain: MoeWeights, dtype: torch.dtype) -> None:
         refused = refused_scales(getattr(plain, name), plain.fmt, dtype)
         if refused is not None:
             raise ValueError(f"{where}: {name} of expert {refused[0]} {refused[1]}")
+
+
+# ---- Factors of rows ----------------------------------------------------------------------------
+
+
+def _to_rows(where: str, plain: MoeWeights, dtype: torch.dtype, *, must: bool) -> MoeWeights | None:
+    """Return linear weights in layout "tiles64e"; None, after a warning, if they cannot be.
+
+    ``must``: then it is an error.
+    """
+    if (plain.fmt, dtype) != ("mxfp4", torch.bfloat16):
+        raise ValueError(
+            f"{where}: layout='tiles64e' is for mxfp4 weights and dtype=torch.bfloat16, not for "
+            f"{plain.fmt} and {dtype}; leave layout out"
+        )
+    _check_scales(where, plain, dtype)
+    found = {name: _ranges(plain, name) for name in ("w13", "w2")}
+    for name, (top, least) in found.items():
+        spread = top - least
+        widest = int(spread.amax())
+        if widest > moe_rows.SPREAD:
+            e, row = divmod(int(spread.argmax()), spread.shape[1])
+            said = (
+                f"{where}: {name}_scale of expert {e}, row {row} has exponents {widest} apart, but "
+                f"E4M3 holds blocks of a row exactly that are at most {moe_rows.SPREAD} apart"
+            )
+            if must:
+                raise ValueError(f"{said}; leave layout out, for products of 16 bits")
+            warnings.warn(
+                f"{said}; the weights are in layout 'tiles64', for products of 16 bits",
+                stacklevel=4,
+            )
+            return None
+    made: dict[str, Tensor | None] = {}
+    for name, order in _orders(plain):
+        top = found[name][0]
+        made |= {name: None, f"{name}_bias": _ordered(getattr(plain, f"{name}_bias"), order)}
+        codes, scale = getattr(plain, name), getattr(plain, f"{name}_scale")
+        each = [moe_rows.pack(*some, order) for some in zip(codes, scale, top, strict=True)]
+        made[name], made[f"{name}_scale"] = (torch.stack(part) for part in zip(*each, strict=True))
+        factor = _of_rows(getattr(plain, f"{name}_global"), codes.shape[1])
+        rows = [moe_rows.factors(*some, order) for some in zip(factor, top, strict=True)]
+        made[f"{name}_global"] = torch.stack(rows)
+    return replace(plain, **made, layout="tiles64e")  # type: ignore[arg-type]
+
+
+def _ranges(plain: MoeWeights, name: str) -> tuple[Tensor, Tensor]:
+    """Return `moe.rows.ranges` [E, rows] of one of the weights, expert by expert."""
+    pairs = zip(getattr(plain, name), getattr(plain, f"{name}_scale"), strict=True)
+    each = [moe_rows.ranges(codes, scale) for codes, scale in pairs]
+    top, least = (torch.stack(part) for part in zip(*each, strict=True))
+    return top, least
+
+
+def _of_rows(factor: Tensor, rows: int) -> Tensor:
+    """Return the global scale of each row [E, rows] of global scales [E] or [E, 2]."""
+    wide = factor.view(len(factor), -1)
+    return wide.repeat_interleave(rows // wide.shape[1], 1)
+
+
+def _from_rows(tiles: MoeWeights) -> MoeWeights:
+    """Return weights in layout "tiles64e" in layout "linear"."""
+    made: dict[str, Tensor | None] = {}
+    halves = 2 if tiles.gated else 1
+    for (name, order), rows, cols, parts in zip(
+        _orders(tiles), (tiles.rows, tiles.hidden), (tiles.hidden, tiles.intermediate), (halves, 1),
+        strict=True,
+    ):  # fmt: skip
+        codes, scales, factors = [], [], []
+        for e in range(tiles.experts):
+            packed, byte = moe_rows.unpack(
+                getattr(tiles, name)[e], getattr(tiles, f"{name}_scale")[e]
+            )
+            plain = [
+                back(value, order, rows)
+                for value in (packed[:, : cols // 2], byte[:, : cols // 32])
+            ]
+            own = back(getattr(tiles, f"{name}_global")[e][:, None], order, rows)[:, 0]
+            pairs = [
+                moe_rows.linear(*some)
+                for some in zip(plain[1].chunk(parts), own.chunk(parts), strict=True)
+            ]
+            codes.append(plain[0])
+            scales.append(torch.cat([byte for byte, _ in pairs]))
+            factors.append(torch.stack([factor for _, factor in pairs]))
+        factor = torch.stack(factors)
+        if name == "w2":
+            factor = factor[:, 0]
+        elif parts == 1:
+            factor = factor.repeat(1, 2)
+        made |= {name: torch.stack(codes), f"{name}_scale": torch.stack(scales)}
+        made[f"{name}_global"] = factor
+        made[f"{name}_bias"] = _unordered(getattr(tiles, f"{name}_bias"), order, rows)
+    return replace(tiles, **made, layout="linear")  # type: ignore[arg-type]
 
 
 # ---- Codes as they are --------------------------------------------------------------------------

@@ -62,6 +62,16 @@ enum { /* parameters of requantize */
   BS_REQUANTIZE_PARAMS,
 };
 
+enum { /* parameters of requantize_bytes */
+  BS_REQUANTIZE_BYTES_Y,
+  BS_REQUANTIZE_BYTES_SCALE,
+  BS_REQUANTIZE_BYTES_ROW_SCALE,
+  BS_REQUANTIZE_BYTES_COUNT,
+  BS_REQUANTIZE_BYTES_CODES,
+  BS_REQUANTIZE_BYTES_PITCH,
+  BS_REQUANTIZE_BYTES_PARAMS,
+};
+
 enum { /* parameters of combine */
   BS_COMBINE_Y,
   BS_COMBINE_IDS,
@@ -221,6 +231,7 @@ enum { /* parts of the workspace of MOE */
   BS_MOE_WS_Y1,
   BS_MOE_WS_ROW_SCALE2,
   BS_MOE_WS_Y2,
+  BS_MOE_WS_Y1_CODES,
   BS_MOE_WS_PARTS,
 };
 

@@ -61,7 +61,9 @@ static int prepare(const Pass *p) {
   TVMFFIObjectHandle kernel = NULL;
   int many = p->slots > BS_SORT_SLOTS;
   int64_t ctas = many ? BS_SORT_CLUSTER : 1; /* that sort, and of a cluster */
-  if (moe->lookup(NULL, many ? moe->prepare_many : moe->prepare, &kernel) != 0) return -1;
+  const char *few = bucket->by_bytes ? moe->prepare_bytes : moe->prepare;
+  const char *more = bucket->by_bytes ? moe->prepare_many_bytes : moe->prepare_many;
+  if (moe->lookup(NULL, many ? more : few, &kernel) != 0) return -1;
   Values v = {.count = BS_PREPARE_PARAMS};
   set_pointer(&v, BS_PREPARE_IDS, p->ids);
   set_pointer(&v, BS_PREPARE_HIDDEN, p->hidden);
@@ -81,7 +83,8 @@ static int prepare(const Pass *p) {
   set_integer(&v, BS_PREPARE_PITCH, moe->padded_hidden);
   set_integer(&v, BS_PREPARE_TOKENS1, bucket->gemm1.tokens);
   set_integer(&v, BS_PREPARE_TOKENS2, bucket->gemm2.tokens);
-  int64_t threads = p->tokens * (moe->requantize ? BS_TEAM : moe->padded_hidden / 8);
+  int64_t quantizers = bucket->by_bytes ? 32 : BS_TEAM;
+  int64_t threads = p->tokens * (moe->requantize ? quantizers : moe->padded_hidden / 8);
   int64_t others = least(ceil_div(threads, BS_SORT_THREADS), p->call->device->multiprocessors - ctas);
   int64_t grid = ctas + up(others < 1 ? 1 : others, ctas);
   return launch_shared(p->call, kernel, &v, grid, BS_SORT_THREADS, sort_bytes(moe, many));
@@ -103,7 +106,8 @@ static int gemm(const Pass *p, int second) {
   if (moe->lookup(NULL, g->name, &kernel) != 0) return -1;
   int64_t rows = second ? moe->padded_hidden : moe->padded_rows;
   Values v = {.count = second ? BS_GEMM_ALPHA : BS_GEMM_PARAMS}; /* GEMM 2 ends before alpha */
-  set_pointer(&v, BS_GEMM_X, p->at[second ? BS_MOE_WS_Y1 : BS_MOE_WS_X]);
+  int between = p->bucket->by_bytes ? BS_MOE_WS_Y1_CODES : BS_MOE_WS_Y1;
+  set_pointer(&v, BS_GEMM_X, p->at[second ? between : BS_MOE_WS_X]);
   set_tensor(&v, BS_GEMM_W, p->args, second ? at->w2 : at->w13);
   set_tensor(&v, BS_GEMM_WS, p->args, second ? at->w2_scale : at->w13_scale);
   set_tensor(&v, BS_GEMM_GLOBAL, p->args, second ? at->w2_global : at->w13_global);
@@ -133,6 +137,20 @@ static int requantize(const Pass *p) {
   set_integer(&v, BS_REQUANTIZE_PITCH, p->moe->padded_intermediate);
   int64_t resident = 8 * (int64_t)p->call->device->multiprocessors;
   return launch(p->call, kernel, &v, least(p->slots, resident), BS_TEAM);
+}
+
+static int requantize_bytes(const Pass *p) {
+  TVMFFIObjectHandle kernel = NULL;
+  if (p->moe->lookup(NULL, p->moe->requantize_bytes, &kernel) != 0) return -1;
+  Values v = {.count = BS_REQUANTIZE_BYTES_PARAMS};
+  set_pointer(&v, BS_REQUANTIZE_BYTES_Y, p->at[BS_MOE_WS_Y1]);
+  set_tensor(&v, BS_REQUANTIZE_BYTES_SCALE, p->args, p->moe->at.a2_scale);
+  set_pointer(&v, BS_REQUANTIZE_BYTES_ROW_SCALE, p->at[BS_MOE_WS_ROW_SCALE2]);
+  set_pointer(&v, BS_REQUANTIZE_BYTES_COUNT, p->at[BS_MOE_WS_COUNT1]);
+  set_pointer(&v, BS_REQUANTIZE_BYTES_CODES, p->at[BS_MOE_WS_Y1_CODES]);
+  set_integer(&v, BS_REQUANTIZE_BYTES_PITCH, p->moe->padded_intermediate);
+  int64_t resident = 4 * (int64_t)p->call->device->multiprocessors;
+  return launch(p->call, kernel, &v, least(ceil_div(p->slots, BS_TEAM / 32), resident), BS_TEAM);
 }
 
 static int combine(const Pass *p) {
@@ -287,7 +305,7 @@ static int run_codes(const Pass *p) {
 static int run(const Pass *p) {
   if (p->moe->codes != NULL) return run_codes(p);
   if (prepare(p) != 0 || gemm(p, 0) != 0) return -1;
-  if (p->moe->requantize != NULL && requantize(p) != 0) return -1;
+  if (p->bucket->by_bytes ? requantize_bytes(p) != 0 : p->moe->requantize != NULL && requantize(p) != 0) return -1;
   return gemm(p, 1) != 0 || combine(p) != 0 ? -1 : 0;
 }
 

@@ -21,6 +21,7 @@ typedef struct {
 typedef struct {
   int64_t limit;
   BsMoeGemm gemm1, gemm2;
+  int32_t by_bytes; /* rows are codes of 8 bits */
 } BsMoeBucket;
 
 /* Which parameter of the function is what; -1: it has none. */
@@ -44,6 +45,7 @@ typedef struct {
   int (*lookup)(void *context, const char *name, TVMFFIObjectHandle *out);
   const char *prepare, *prepare_many;         /* for up to BS_SORT_SLOTS, for more; `codes`: that sort alone */
   const char *requantize, *combine;           /* requantize: NULL if activations stay what they are */
+  const char *prepare_bytes, *prepare_many_bytes, *requantize_bytes; /* of buckets of bytes */
   int32_t count;                              /* of buckets */
   int32_t experts, top_k, hidden;
   int32_t padded_rows, padded_hidden, padded_intermediate; /* of w13, of both */

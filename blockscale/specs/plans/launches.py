@@ -74,6 +74,11 @@ REQUANTIZE: Params = (
     *(("const int *", "count"), ("int ", "pitch")),
 )
 
+REQUANTIZE_BYTES: Params = (
+    *(("const void *", "y"), ("const float *", "scale"), ("float *", "row_scale")),
+    *(("const int *", "count"), ("void *", "codes"), ("int ", "pitch")),
+)
+
 COMBINE: Params = (
     *(("const void *", "y"), ("const void *", "ids"), ("const float *", "weights")),
     *(("const int *", "place"), ("void *", "out"), ("int ", "wide"), ("int ", "experts")),
@@ -120,6 +125,7 @@ _KERNELS = {
     "GEMM": GEMM,
     "PREPARE": PREPARE,
     "REQUANTIZE": REQUANTIZE,
+    "REQUANTIZE_BYTES": REQUANTIZE_BYTES,
     "COMBINE": COMBINE,
     "SORT": SORT,
     "GATHER": GATHER,
@@ -157,9 +163,10 @@ class Part(NamedTuple):
 
 MOE_PARTS = (
     *("blocks1", "count1", "blocks2", "count2", "order"),
-    *("x", "row_scale1", "y1", "row_scale2", "y2"),
+    *("x", "row_scale1", "y1", "row_scale2", "y2", "y1_codes"),
 )
-"""Of an MoE layer: tables of tiles, the slots' order, rows before, between and after the GEMMs."""
+"""Of an MoE layer: tables of tiles, the slots' order, rows before, between and after the GEMMs, and
+E4M3 codes of those between."""
 
 MOE_CODES_PARTS = (
     *("offsets", "atoms", "order", "place", "x", "x_scale"),

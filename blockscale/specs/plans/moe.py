@@ -6,7 +6,7 @@ w[row, k]`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from blockscale.base.sizes import ceil_div, round_up
@@ -39,10 +39,20 @@ WGMMA_TOKENS = (
 LOADER_REGISTERS = 56
 """Of a thread that loads, where the others take what it leaves."""
 
+PARTIAL_REGISTERS = 168
+"""Sums of a thread that leave registers for two banks of 16, codes and addresses."""
+
 ACTIVATIONS = ("none", "swiglu", "swiglu_oai", "gelu_tanh", "relu2")
 """What the epilogue does; all but none and relu2 take pairs of rows (gate, up)."""
 
 DTYPES = ("bfloat16", "float16")
+
+E4M3 = "float8_e4m3fn"
+"""Dtype of operands of 8 bits."""
+
+PARTIAL_K = 128
+"""Channels whose products an FP8 MMA sums up before float32 registers take them over: its own sums
+keep some 14 bits."""
 
 
 TERM = 2
@@ -62,7 +72,9 @@ class MoeGemm:
 
     ``zeros``: 0: none, 1: points that are subtracted from codes, `TERM`: terms that are added to
     products; ``rows``: of the weights of an expert, gate and up counted both; ``cols``: of out,
-    where that has fewer than rows make.
+    where that has fewer than rows make; ``bytewise``: layout "tiles64e", words whose codes become
+    bytes, and a factor for each row; ``operand``: dtype of x and of decoded weights, if it is not
+    ``dtype``: `E4M3`.
     """
 
     fmt: str
@@ -75,6 +87,8 @@ class MoeGemm:
     k: int
     top_k: int
     cols: int = 0
+    bytewise: bool = False
+    operand: str = ""
 
     @staticmethod
     def of(func: Any) -> MoeGemm:
@@ -82,7 +96,29 @@ class MoeGemm:
         said = dict(func.attrs[ATTRIBUTE])
         text = {key: str(said[key]) for key in ("fmt", "dtype", "activation")}
         sizes = {key: int(said[key]) for key in ("group", "experts", "rows", "k", "top_k", "cols")}
-        return MoeGemm(**text, **sizes, zeros=int(said["zeros"]))  # type: ignore[arg-type]
+        more: dict[str, Any] = {"bytewise": bool(said.get("bytewise", False))}
+        more["operand"] = str(said.get("operand", ""))
+        return MoeGemm(**text, **sizes, **more, zeros=int(said["zeros"]))  # type: ignore[arg-type]
+
+    def attribute(self) -> dict[str, Any]:
+        """Return its fields, but those that layouts other than "tiles64e" leave as they are."""
+        more = {"bytewise", "operand"}
+        return {key: value for key, value in asdict(self).items() if key not in more or value}
+
+    @property
+    def multiplied(self) -> str:
+        """Dtype of x and of decoded weights."""
+        return self.operand or self.dtype
+
+    @property
+    def item(self) -> int:
+        """Bytes of an element of x."""
+        return 1 if self.operand else 2
+
+    @property
+    def order(self) -> str:
+        """Of K among threads and MMAs; see `tir.intrin.warp.decode`."""
+        return "bytes" if self.bytewise else "positions"
 
     @property
     def gather(self) -> bool:
@@ -132,6 +168,8 @@ class MoeTile:
         tokens: the most of a tile.
         slices: of a stage's K, each multiplied by other warps (mma), which add up at the end.
         blocks_k: blocks of 64 k in a stage; a multiple of slices.
+        partial: whether the products of a stage are summed up by themselves before float32
+            registers add them (operands of 8 bits).
     """
 
     unit: str
@@ -139,6 +177,7 @@ class MoeTile:
     tokens: int
     slices: int
     blocks_k: int
+    partial: bool = field(default=False, kw_only=True)
 
     # ---- Warps ------------------------------------------------------------------------------
 
@@ -178,7 +217,7 @@ class MoeTile:
     def stage_bytes(self, gemm: MoeGemm) -> int:
         """Shared memory of a stage, in which tokens, rows of 128 bytes, start at 1024 times n."""
         weights = round_up(self.weight_stage() + self.scale_stage(gemm), 1024)
-        return weights + self.tokens * TILE_K * 2 * self.blocks_k
+        return weights + self.tokens * TILE_K * gemm.item * self.blocks_k
 
     def reduce_bytes(self) -> int:
         """Shared memory in which slices add up: fp32 of all but the first."""
@@ -213,10 +252,26 @@ class MoeTile:
             return "a stage has whole groups of 128"
         if self.tiles_m * self.tokens > (320 if wgmma else 256):
             return "accumulators do not fit into registers"
+        if gemm.operand:
+            return self._illegal_bytes(gemm)
         if wgmma and self.tiles_m * self.blocks_k % 2:
             return "a stage of wgmma has an even number of units of 64 rows and 64 k"
         if wgmma and self.blocks_k > 2:
             return "a stage of wgmma has one or two blocks of 64 k"
+        return self._too_large(gemm)
+
+    def _illegal_bytes(self, gemm: MoeGemm) -> str | None:
+        """The same of operands of 8 bits, of which only wgmma multiplies tiles of MoE layers."""
+        if self.unit != "wgmma" or self.blocks_k != PARTIAL_K // TILE_K:
+            return f"operands of 8 bits are multiplied by wgmma, {PARTIAL_K} k in a stage"
+        if self.tiles_m != 2:
+            return "operands of 8 bits take tiles of 256 rows: two units of a warp in turns"
+        sums = (self.tiles_m + self.partial) * self.tokens // 2
+        if sums > PARTIAL_REGISTERS:
+            return f"{sums} sums of a thread are more than {PARTIAL_REGISTERS}"
+        return self._too_large(gemm)
+
+    def _too_large(self, gemm: MoeGemm) -> str | None:
         if self.shared(gemm, 2) > SMEM_BYTES:
             return f"{self.shared(gemm, 2)} bytes of shared memory are more than {SMEM_BYTES}"
         return None

@@ -34,6 +34,17 @@ BS_INLINE void bs_async_pieces(uint32_t to, const uint4 *from, const uint32_t (&
   }
 }
 
+// The same 16 bytes of each row of bytes, one of 64 positions of which takes 64 bytes: each STEP flips
+// bit 1 of the number of a piece.
+template <int COUNT, int STEP>
+BS_INLINE void bs_async_halves(uint32_t to, const uint4 *from, const uint32_t (&source)[COUNT], int mine) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    if (i >= mine) break;
+    bs_cp_async16_whole((i % 2 ? to ^ 32 : to) + i * STEP * 64, from + source[i]);
+  }
+}
+
 // What a table has for the rows of a tile: lane l has those of rows l, l + 32, ...
 template <int COUNT>
 BS_INLINE void bs_load_slots(int (&slots)[COUNT], const int *table, int rows, int lane) {

@@ -225,6 +225,125 @@ BS_INLINE void bs_moe_requantize(void *y, const float *scale, float *row_scale, 
   }
 }
 
+// ---- Codes of bytes -------------------------------------------------------------------------------
+//
+// GEMMs in 8 bits (moe_bytes.cuh) want the E4M3 codes themselves: position 16 j + 4 t + b holds channel
+// 16 t + 4 j + i, i = 0, 2, 1, 3 for b = 0, 1, 2, 3.  A lane makes 16 positions of a row, a warp the row.
+
+constexpr int BS_HELD_CHUNKS = 4;  // of a lane, which are read once
+
+// Words 2 t and 2 t + 1 of a chunk: channels 16 t + 4 j, + 1 and + 2, + 3.
+struct BsNaturalBytes {
+  const uint32_t *row;
+  int words;  // pairs of channels; zeros follow
+  BS_INLINE void load(uint32_t (&w)[8], int chunk) const {
+    int first = chunk / 4 * 32 + chunk % 4 * 2;
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      w[2 * t] = w[2 * t + 1] = 0;
+      if (first + 8 * t < words) bs_load<8, BS_KEEP>(w + 2 * t, row + first + 8 * t);
+    }
+  }
+};
+
+// Of a row that is permuted for GEMMs of 16 bits.
+struct BsPermutedBytes {
+  const uint32_t *row;
+  BS_INLINE void load(uint32_t (&w)[8], int chunk) const {
+    uint4 low = bs_load16<BS_STREAM>(row + 8 * chunk), high = bs_load16<BS_STREAM>(row + 8 * chunk + 4);
+    w[0] = low.x, w[2] = low.y, w[4] = low.z, w[6] = low.w;
+    w[1] = high.x, w[3] = high.y, w[5] = high.z, w[7] = high.w;
+  }
+};
+
+template <class F>
+BS_INLINE void bs_store_codes(uint4 *to, const uint32_t (&w)[8], float scale) {
+  uint32_t codes[4];
+  auto over = [scale](float x) { return scale == 0.0f ? 0.0f : __fdiv_rn(x, scale); };
+#pragma unroll
+  for (int t = 0; t < 4; ++t) {
+    uint32_t low = bs_e4m3x2(over(F::lo(w[2 * t])), over(F::lo(w[2 * t + 1])));
+    codes[t] = low | bs_e4m3x2(over(F::hi(w[2 * t])), over(F::hi(w[2 * t + 1]))) << 16;
+  }
+  bs_store<16, BS_KEEP>(to, codes);
+}
+
+// One row of a warp to `to`, `chunks` of 16 positions; returns its factor.
+template <class F, int ACT, class R>
+BS_INLINE float bs_quantize_bytes(const R &from, uint4 *to, int chunks, float given) {
+  int lane = threadIdx.x % 32;
+  uint32_t held[BS_HELD_CHUNKS][8], other[8], own = 0;
+#pragma unroll
+  for (int a = 0; a < BS_HELD_CHUNKS; ++a) {
+    int c = lane + 32 * a;
+    if (c < chunks) from.load(held[a], c);
+  }
+  float factor = given;
+  if constexpr (ACT == BS_ACT_FP8) {
+#pragma unroll
+    for (int a = 0; a < BS_HELD_CHUNKS; ++a) {
+#pragma unroll
+      for (int q = 0; q < 8; ++q) {
+        if (lane + 32 * a < chunks) own = max(own, bs_word_most(held[a][q]));
+      }
+    }
+#pragma unroll 2
+    for (int c = lane + 32 * BS_HELD_CHUNKS; c < chunks; c += 32) {
+      from.load(other, c);
+#pragma unroll
+      for (int q = 0; q < 8; ++q) own = max(own, bs_word_most(other[q]));
+    }
+    factor = __fdiv_rn(F::lo(__reduce_max_sync(~0u, own)), 448.0f);
+  }
+#pragma unroll
+  for (int a = 0; a < BS_HELD_CHUNKS; ++a) {
+    if (lane + 32 * a < chunks) bs_store_codes<F>(to + lane + 32 * a, held[a], factor);
+  }
+#pragma unroll 2
+  for (int c = lane + 32 * BS_HELD_CHUNKS; c < chunks; c += 32) {
+    from.load(other, c);
+    bs_store_codes<F>(to + c, other, factor);
+  }
+  return factor;
+}
+
+// As bs_moe_prepare, to codes [rows, pitch] of a byte.
+template <class F, int ACT, int CTAS>
+BS_INLINE void bs_moe_prepare_bytes(const BsMoePrepare &p) {
+  extern __shared__ __align__(16) char bs_prepare_shared[];
+  bs_grid_wait();
+  bs_grid_launch();
+  int cta = blockIdx.x - CTAS, warps = (gridDim.x - CTAS) * (BS_SORT_THREADS / 32);
+  if (cta < 0) {
+    bs_moe_sort<CTAS>(p.sort, bs_prepare_shared);
+    return;
+  }
+  float given = bs_given_scale(p.scale);
+  for (int row = cta * (BS_SORT_THREADS / 32) + threadIdx.x / 32; row < p.rows; row += warps) {
+    size_t at = static_cast<size_t>(row) * (p.cols / 2);
+    BsNaturalBytes from = {static_cast<const uint32_t *>(p.hidden) + at, p.cols / 2};
+    uint4 *to = static_cast<uint4 *>(p.x) + static_cast<size_t>(row) * (p.pitch / 16);
+    float factor = bs_quantize_bytes<F, ACT>(from, to, p.pitch / 16, given);
+    if (threadIdx.x % 32 == 0) p.row_scale[row] = factor;
+  }
+}
+
+// As bs_moe_requantize, to `codes` [.., pitch] of a byte.
+template <class F, int ACT>
+BS_INLINE void bs_moe_requantize_bytes(const void *y, const float *scale, float *row_scale,
+                                       const int *count, void *codes, int pitch) {
+  bs_grid_wait();
+  bs_grid_launch();
+  float given = bs_given_scale(scale);
+  int rows = static_cast<int>(bs_load4<BS_KEEP>(count + 1)), warps = BS_TEAM / 32;
+  for (int row = blockIdx.x * warps + threadIdx.x / 32; row < rows; row += gridDim.x * warps) {
+    BsPermutedBytes from = {static_cast<const uint32_t *>(y) + static_cast<size_t>(row) * (pitch / 2)};
+    uint4 *to = static_cast<uint4 *>(codes) + static_cast<size_t>(row) * (pitch / 16);
+    float factor = bs_quantize_bytes<F, ACT>(from, to, pitch / 16, given);
+    if (threadIdx.x % 32 == 0) row_scale[row] = factor;
+  }
+}
+
 // ---- After GEMM 2 ---------------------------------------------------------------------------------
 
 constexpr int BS_COMBINE_AHEAD = 8;

@@ -1,0 +1,189 @@
+"""Measure MoE layers with FP8 activations on this GPU: ``python -m bench.moe.fp8``.
+
+MXFP4 weights; three roads of ours in CUDA graphs that are replayed in turns:
+
+* "16 bits": rows of x as they are;
+* "fp8 in 16 bits": rows in E4M3 with a scale each, multiplied in 16 bits (layout "tiles64");
+* "fp8": the same numbers, many tokens multiplied in 8 bits (layout "tiles64e").
+
+Of each the two GEMMs alone and the whole layer.  Errors are those of rows, of the last two against
+a layer in float64 whose operands are quantised likewise; and what the last two differ by.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench import measure
+from bench.measure import Captured, bound, row_error
+from bench.moe import data
+from bench.moe.cases import MODELS, Model, spec_of, uniform_ids
+from bench.moe.data import Inputs, Weights
+from bench.moe.ours import keep_gemms
+from blockscale.specs import FusedMoe
+
+FORMAT = 1
+FMT = "mxfp4"
+TOKENS = (256, 512, 1024, 4096)
+ROADS = {
+    "16 bits": ("tiles64", None),
+    "fp8 in 16 bits": ("tiles64", "fp8"),
+    "fp8": ("tiles64e", "fp8"),
+}
+"""Layout of the weights and ``act_fmt``, by road."""
+
+GRAPH_US = 3000.0
+GUESS = 300e6
+"""FLOP a microsecond, for how many calls a graph has."""
+
+
+def spec_on(model: Model, road: str) -> FusedMoe:
+    """Return the function of a road."""
+    layout, act_fmt = ROADS[road]
+    return replace(spec_of(model, FMT), layout=layout, act_fmt=act_fmt)
+
+
+def names(only: Sequence[str] | None = None) -> list[str]:
+    """Return the functions to build."""
+    keys = measure.chosen(MODELS, only)
+    return [spec_on(MODELS[key], road).name for key in keys for road in ROADS]
+
+
+def prepared(weights: Weights, layout: str) -> Any:
+    """Return the weights in a layout."""
+    from blockscale import prepare_moe_weights
+
+    return prepare_moe_weights(
+        *(weights.w13, weights.w2), fmt=FMT, w13_scale=weights.w13_scale,
+        w2_scale=weights.w2_scale, activation=weights.model.activation, layout=layout,
+    )  # fmt: skip
+
+
+def quantised(x: Tensor) -> Tensor:
+    """Return rows rounded as "fp8" says, float32."""
+    scale = x.float().abs().amax(-1, keepdim=True) / 448
+    return (x.float() / scale).to(torch.float8_e4m3fn).float() * scale
+
+
+def wanted(weights: Weights, inputs: Inputs, token: int) -> Tensor:
+    """Return a token's row of the layer whose operands are in FP8, float32 [H]."""
+    x = quantised(inputs.x[token : token + 1])
+    total = torch.zeros(weights.model.hidden, device=x.device)
+    for expert, factor in zip(
+        inputs.ids[token].tolist(), inputs.weights[token].tolist(), strict=True
+    ):
+        y = data.times(weights, "w13", expert, x)
+        h = quantised(data.activated(weights.model, y).to(torch.bfloat16))
+        total += factor * data.times(weights, "w2", expert, h)[0]
+    return total
+
+
+class Road:
+    """Calls of one function on one layer."""
+
+    def __init__(self, kernel: Any, spec: FusedMoe, weights: Any) -> None:
+        self.kernel, self.spec, self.weights = kernel, spec, weights
+
+    def call(self, inputs: Inputs) -> tuple[Any, Tensor]:
+        """Return what runs the layer, and its result."""
+        out = torch.full_like(inputs.x, float("nan"))
+        size = self.spec.workspace_bytes(len(inputs.x))
+        given = {
+            "hidden": inputs.x,
+            "topk_ids": inputs.ids,
+            "topk_weights": inputs.weights,
+            "out": out,
+            "workspace": torch.zeros(size, dtype=torch.uint8, device=inputs.x.device),
+        }
+        for name in ("w13", "w13_scale", "w13_global", "w2", "w2_scale", "w2_global"):
+            given[name] = getattr(self.weights, name)
+        arguments = bound(self.kernel, given)
+        return lambda: self.kernel(*arguments), out
+
+
+def case(weights: Weights, roads: Mapping[str, Road], tokens: int, replays: int) -> dict[str, Any]:
+    """Return the results of one number of tokens."""
+    model = weights.model
+    ids = uniform_ids(model, tokens, seed=0).to("cuda")
+    x = torch.randn(tokens, model.hidden, dtype=torch.bfloat16, device="cuda")
+    factors = torch.rand(tokens, model.top_k, device="cuda").add_(0.1)
+    inputs = Inputs(x, ids, factors / factors.sum(1, keepdim=True))
+    flop = 6 * tokens * model.top_k * model.hidden * model.intermediate
+    count = measure.launches_of(flop / GUESS, 1, GRAPH_US, 64)
+    graphs: dict[str, Captured] = {}
+    outs: dict[str, Tensor] = {}
+    errors: dict[str, float] = {}
+    for name, road in roads.items():
+        run, out = road.call(inputs)
+        run()
+        torch.cuda.synchronize()
+        outs[name] = out.clone()
+        truth = partial(data.layer_of if road.spec.act_fmt is None else wanted, weights, inputs)
+        errors[name] = max(row_error(out[t], truth(t)) for t in data.some(tokens))
+        graphs[f"{name}, GEMMs"] = measure.capture([run], count, partial(keep_gemms, count=count))
+        graphs[name] = measure.capture([run], count)
+    base = outs.get("fp8 in 16 bits")
+    apart = {name: row_error(out, base) for name, out in outs.items() if base is not None}
+    times = measure.interleaved(graphs, replays)
+    return {
+        "name": f"{model.key} T={tokens}",
+        "model": model.key,
+        "tokens": tokens,
+        "flop": flop,
+        "times": {name: timing.to_json() for name, timing in times.items()},
+        "errors": errors,
+        "apart": apart,
+    }
+
+
+def line(found: Mapping[str, Any]) -> str:
+    """Return a case in one line: microseconds, times faster, errors."""
+    us = {name: timing["us"] for name, timing in found["times"].items()}
+    parts = [f"{name} {value:.1f}" for name, value in us.items()]
+    for kind in (", GEMMs", ""):
+        base = min(us[f"{road}{kind}"] for road in ROADS if road != "fp8" and f"{road}{kind}" in us)
+        parts += [
+            f"{name}: {base / value:.3f} x"
+            for name, value in us.items()
+            if name.startswith("fp8") and "16" not in name and ("GEMMs" in name) == bool(kind)
+        ]
+    parts += [f"{name} error {value:.1e}" for name, value in found["errors"].items()]
+    parts += [f"{name} apart {value:.1e}" for name, value in found["apart"].items()]
+    return f"{found['name']}: " + ", ".join(parts)
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Run."""
+    made: argparse.ArgumentParser = measure.parser("bench.moe.fp8", __doc__, replays=11)
+    options = measure.parsed(made, given)
+    if options.names:
+        print("\n".join(names(options.only)))
+        return 0
+    if measure.refused("bench.moe.fp8"):
+        return 1
+    session = measure.Session("moe-fp8", options, FORMAT)
+    measure.warm_up()
+    for key in measure.chosen(MODELS, options.only):
+        weights = data.random_weights(MODELS[key], FMT)
+        tiles = {layout: prepared(weights, layout) for layout in ("tiles64", "tiles64e")}
+        roads = {}
+        for road, (layout, _) in ROADS.items():
+            spec = spec_on(MODELS[key], road)
+            roads[road] = Road(session.kernels[spec.name], spec, tiles[layout])
+        for tokens in TOKENS:
+            found = case(weights, roads, tokens, options.replays)
+            session.add(found, line(found))
+    session.end()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+// MXFP4 weights of the layout tiles64e to A fragments of bytes (E4M3) or of bfloat16, in registers.
+//
+// Word j of a thread holds the same codes as in tiles64 (moe_decode.cuh): rows g and g + 8, k_i = 16 t
+// + 4 j + i.  In each half, the low one of k_0 and k_2, the high one of k_1 and k_3, four nibbles have
+// the magnitudes e e m of
+//
+//   2..0: row g, k_0 (k_1)   6..4: row g, k_2 (k_3)   10..8: row g + 8, k_0 (k_1)   14..12: .., k_2 (k_3)
+//
+// and the signs of row g are bits 7 and 15, those of row g + 8 bits 3 and 11.  So two bytes of a word
+// select four of a table's eight, and signs are in place, or four bits below it.  A register of bytes
+// is k_0, k_2, k_1, k_3.  Scales are relative to the row's largest, whose byte is 237, at least 226:
+// code * 2^(byte - 231) is a normal number of E4M3, 0.5 * 2^-5 to 6 * 2^6.
+#pragma once
+#include "moe_decode.cuh"
+
+BS_INLINE uint32_t bs_prmt2(uint32_t low, uint32_t high, uint32_t select) {
+  uint32_t d;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(low), "r"(high), "r"(select));
+  return d;
+}
+
+template <class P>
+struct BsDecodeBytes {
+  static constexpr bool E4M3 = P::E4M3;
+  // Of rows g and g + 8: E4M3 of 0, 0.5, 1, 1.5 and of 2, 3, 4, 6 times the scale; or scales in pairs.
+  uint32_t low[2], high[2];
+
+  static BS_INLINE uint2 load(uint32_t at, int lane) {
+    return {bs_load_scales<2>(at + 4 * (lane / 4) + 2 * (lane % 4 / 2)), 0};
+  }
+
+  BS_INLINE explicit BsDecodeBytes(uint2 bytes) {
+    of_row(bytes.x & 0xFF, 0), of_row(bytes.x >> 8, 1);
+  }
+
+  // 0x30, .. are E4M3 of 0.5, 1, 1.5, .. at byte 231; each more adds one to exponents, 8 to a byte.
+  BS_INLINE void of_row(uint32_t byte, int row) {
+    if constexpr (E4M3) {
+      low[row] = byte * 0x08080800u + (0x3C383000u - 231u * 0x08080800u);
+      high[row] = byte * 0x08080808u + (0x4C484440u - 231u * 0x08080808u);
+    } else {
+      low[row] = byte * 0x00800080u;
+    }
+  }
+
+  // E4M3: registers a[0] of row g, a[1] of row g + 8; bfloat16: those of a k16 step.
+  BS_INLINE void decode(uint32_t w, uint32_t *a) const {
+    if constexpr (E4M3) {
+      constexpr uint32_t SIGNS = 0x80808080u;
+      uint32_t magnitudes = w & 0x77777777u;
+      a[0] = bs_and_or(w, SIGNS, bs_prmt2(low[0], high[0], bs_prmt(magnitudes, 0x4420)));
+      a[1] = bs_and_or(w * 16, SIGNS, bs_prmt2(low[1], high[1], bs_prmt(magnitudes, 0x4431)));
+    } else {
+      constexpr uint32_t SIGNS = 0x80008000u, REST = 0x01C001C0u;
+      a[0] = bs_and_or(w * 64, REST, (w * 256) & SIGNS);
+      a[1] = bs_and_or(w >> 2, REST, (w * 4096) & SIGNS);
+      a[2] = bs_and_or(w * 4, REST, w & SIGNS);
+      a[3] = bs_and_or(w >> 6, REST, (w * 16) & SIGNS);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[i] = bs_mul2<true>(a[i], low[i % 2]);
+    }
+  }
+};

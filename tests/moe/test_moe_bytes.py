@@ -1,0 +1,319 @@
+"""MXFP4 weights that become E4M3 (layout "tiles64e"): words, scales, and GEMMs of 8 bits."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import blockscale as bs
+from blockscale import emulator
+from blockscale.base.errors import LoweringError
+from blockscale.catalog import moe as catalog_moe
+from blockscale.lower.moe.kernel import Pair
+from blockscale.lower.nvcc import compile_cuda_source
+from blockscale.lower.warp.derive import derive
+from blockscale.ops.moe import rows as moe_rows
+from blockscale.ops.moe import weights as moe_weights
+from blockscale.specs import FusedMoe
+from blockscale.specs.plans.moe import E4M3
+from tests.kit import moe_harness
+from tests.kit.gpu_library import library
+from tests.kit.moe_harness import BYTE_ORDER, Of, plan
+from tests.kit.pairwise import each
+from tests.kit.tiles64 import BITS, E2M1, codes_of
+from tests.moe.test_moe_gemm import ids_of
+from tests.moe.test_moe_kernels import bits, launch
+from tests.moe.test_moe_library import Call
+from tests.moe.test_moe_weights import given, slow_order
+from tests.reference import core as ref
+from tests.reference import moe as moe
+
+MXFP4 = {"fmt": "mxfp4", "group": 32, "bytewise": True}
+BYTES: dict[str, Any] = {
+    **MXFP4,
+    "operand": E4M3,
+    "unit": "wgmma",
+    "rows": 256,
+    "tokens": 24,
+    "slices": 1,
+    "partial": True,
+}
+
+# ---- Decoding -----------------------------------------------------------------------------------
+
+DECODE = """#include "moe_bytes.cuh"
+struct Form {{
+  static constexpr int FORMAT = BS_MOE_MXFP4, GROUP = 32, ZEROS = 0, BF16 = {bf16}, E4M3 = {e4m3};
+}};
+extern "C" __global__ void decode(const uint32_t *words, const uint32_t *pairs, uint32_t *out,
+                                  int count) {{
+  int i = blockIdx.x * 32 + threadIdx.x;
+  if (i >= count) return;
+  BsDecodeBytes<Form>(uint2{{pairs[i], 0}}).decode(words[i], out + {made} * i);
+}}
+"""
+
+
+def decoded(words: np.ndarray, pairs: np.ndarray, dtype: str) -> np.ndarray:
+    """Return [words, slot a0..a3, k even or odd] of what device code makes of words, float64."""
+    by_bytes = dtype == E4M3
+    made = 2 if by_bytes else 4
+    text = DECODE.format(bf16=int(not by_bytes), e4m3=int(by_bytes), made=made)
+    out = np.zeros((len(words), made), np.uint32)
+    code = compile_cuda_source(text, "sm_90a", ptx=True).image.decode()
+    report = emulator.launch(
+        code, entry="decode", grid=-(-len(words) // 32), block=32,
+        args=[words, pairs, out, len(words)],
+    )  # fmt: skip
+    report.check()
+    if not by_bytes:
+        return moe_harness.values(out.view(np.uint16).reshape(-1, 4, 2), "bfloat16")
+    taken = out.view(ml_dtypes.float8_e4m3fn).reshape(-1, 2, 2, 2)  # row, odd, pair
+    return taken.astype(np.float64).transpose(0, 3, 1, 2).reshape(-1, 4, 2)
+
+
+@pytest.mark.parametrize("dtype", [E4M3, "bfloat16"])
+def test_every_code_at_every_exponent_is_exact(dtype: str) -> None:
+    """All codes in all eight places of a word, rows of all pairs of scale bytes."""
+    least, most = moe_rows.LEAST, 237
+    codes = np.array([np.roll(np.arange(16), n)[:8] for n in range(16)])  # slot, odd
+    codes = codes.reshape(-1, 4, 2)
+    words = np.zeros(len(codes), np.uint32)
+    for slot, places in BITS["e2m1e"].items():
+        for bit, place in places.items():
+            for odd in range(2):
+                field = (codes[:, slot, odd].astype(np.uint32) >> bit & 1) << (16 * odd + place)
+                words |= field.astype(np.uint32)
+    low, high = np.meshgrid(np.arange(least, most + 1), np.arange(least, most + 1))
+    pairs = (high << 8 | low).reshape(-1).astype(np.uint32)
+    found = decoded(np.repeat(words, len(pairs)), np.tile(pairs, len(words)), dtype)
+    value = np.where(codes >= 8, -1.0, 1.0) * E2M1[codes % 8]
+    scale = np.stack([low.reshape(-1), high.reshape(-1)], -1)[:, [0, 1, 0, 1]]  # of rows g, g + 8
+    left = 231 if dtype == E4M3 else 237 + 16
+    want = value[:, None] * 2.0 ** (scale[None, :, :, None] - left)
+    assert (found == want.reshape(-1, 4, 2)).all()
+    assert len(np.unique(np.abs(want))) > 8
+
+
+# ---- Weights ------------------------------------------------------------------------------------
+
+
+def spread_layer(spread: int, activation: str = "swiglu") -> moe.Layer:
+    """Return a layer, each of whose rows has blocks so many exponents apart, and dead ones."""
+    layer = moe.random_layer(2, 128, 96, "mxfp4", activation=activation, bias=True)
+    rng = np.random.default_rng(spread)
+    for name in ("w13", "w2"):
+        scale, codes = getattr(layer, f"{name}_scale"), getattr(layer, name)
+        top = rng.integers(40, 180, scale.shape[:2])[..., None]
+        scale[:] = top - rng.integers(0, spread + 1, scale.shape)
+        scale[..., :1], scale[..., 1:2] = top, top - spread
+        dead = codes.reshape(*scale.shape, 16)
+        dead[:, ::3, 2] &= 0x88  # of zeros, some of them negative
+        scale[:, ::3, 2] = rng.integers(0, 255, scale[:, ::3, 2].shape)
+        codes[:, 5] = 0
+    rows = layer.w13.shape[1]
+    halves = (2, 2) if activation != "relu2" else (2,)
+    layer.w13_global_scale = np.exp2(rng.uniform(-1, 1, halves)).astype(np.float32)
+    layer.w2_global_scale = np.exp2(rng.uniform(-1, 1, 2)).astype(np.float32)
+    assert rows in (96, 192)
+    return layer
+
+
+def dense_of(made: Any, which: str, activation: str) -> np.ndarray:
+    """Return a weight [E, R, K] float64 of layout "tiles64e", read element by element."""
+    first = which == "w13"
+    cols = made.hidden if first else made.intermediate
+    count = made.rows if first else made.hidden
+    order = np.array(slow_order(count, made.intermediate, activation, which))
+    out = np.full((made.experts, count, cols), np.nan)
+    for e in range(made.experts):
+        codes = codes_of(getattr(made, which)[e].numpy(), "e2m1e")
+        scale = getattr(made, f"{which}_scale")[e].numpy()
+        halves = scale.reshape(*scale.shape[:2], 4, 8, 2, 2).astype(np.int64)
+        factor = getattr(made, f"{which}_global")[e].double().numpy()
+        row, k = np.indices(codes.shape)
+        byte = halves[row // 64, k // 64, row % 64 // 16, row % 8, k % 64 // 32, row % 16 // 8]
+        value = np.where(codes >= 8, -1.0, 1.0) * E2M1[codes % 8] * 2.0 ** (byte - 237)
+        there = order >= 0
+        assert (byte[there, :cols] >= moe_rows.LEAST).all()
+        assert not value[~there].any()
+        assert not value[:, cols:].any()
+        out[e, order[there]] = (value * factor[:, None])[there, :cols]
+    return out
+
+
+@each(activation=["swiglu", "relu2"], spread=[0, 11])
+def test_values_are_those_of_the_weight(activation: str, spread: int) -> None:
+    layer = spread_layer(spread, activation)
+    made = bs.prepare_moe_weights(**given(layer, layout="tiles64e"))
+    assert made.layout == "tiles64e"
+    for which, want in zip(("w13", "w2"), layer.dense(), strict=True):
+        found = dense_of(made, which, activation)
+        assert np.allclose(found, want, rtol=1e-7, atol=0)  # a factor is rounded once
+    back = made.to_linear()
+    assert back.layout == "linear"
+    again = bs.prepare_moe_weights(
+        back.w13, back.w2, fmt="mxfp4", w13_scale=back.w13_scale, w2_scale=back.w2_scale,
+        w13_global_scale=back.w13_global if made.gated else back.w13_global[:, 0].contiguous(),
+        w2_global_scale=back.w2_global, w13_bias=back.w13_bias, w2_bias=back.w2_bias,
+        activation=activation, layout="tiles64e",
+    )  # fmt: skip
+    for which, want in zip(("w13", "w2"), layer.dense(), strict=True):
+        assert np.allclose(dense_of(again, which, activation), want, rtol=1e-6, atol=0)
+
+
+def test_exponents_too_far_apart_are_refused_or_keep_16_bits() -> None:
+    layer = spread_layer(12)
+    with pytest.raises(ValueError, match=r"w13_scale of expert 0, row \d+ has exponents 12 apart"):
+        bs.prepare_moe_weights(**given(layer, layout="tiles64e"))
+    plain = bs.prepare_moe_weights(**given(layer, layout="linear"))
+    with pytest.warns(UserWarning, match="at most 11 apart.*'tiles64', for products of 16 bits"):
+        kept = moe_weights._to_rows("here", plain, torch.bfloat16, must=False)
+    assert kept is None
+
+
+def test_act_fmt_alone_asks_for_nothing_on_a_cpu() -> None:
+    layer = moe.random_layer(2, 64, 64, "mxfp4")
+    assert bs.prepare_moe_weights(**given(layer, act_fmt="fp8")).layout == "linear"
+    with pytest.raises(ValueError, match="act_fmt='e4m3' is not known"):
+        bs.prepare_moe_weights(**given(layer, act_fmt="e4m3"))
+    nvfp4 = given(moe.random_layer(2, 64, 64, "nvfp4"), layout="tiles64e")
+    with pytest.raises(ValueError, match="is for mxfp4 weights"):
+        bs.prepare_moe_weights(**nvfp4)
+
+
+# ---- GEMMs --------------------------------------------------------------------------------------
+
+
+def right(of: Of, ids: np.ndarray, limit: float = 4e-3, **options: Any) -> None:
+    """Fail unless the kernel's rows are right."""
+    moe_harness.run(of, ids, **options).judge(limit)
+
+
+@each(
+    activation=["swiglu", "relu2", "none"],
+    partial=[True, False],
+    sizes=[(320, 192), (96, 96), (256, 448)],
+)
+def test_gemms_of_bytes(activation: str, partial: bool, sizes: tuple[int, int]) -> None:
+    """K that ends within a stage, rows within a tile, several tiles and stages in a small ring."""
+    hidden, intermediate = sizes
+    of = plan(**BYTES | {"activation": activation, "partial": partial, "stages": 2})
+    right(of, ids_of(60), hidden=hidden, intermediate=intermediate, bias=True, scaled=True)
+
+
+@pytest.mark.parametrize("tokens", [8, 40, 112])
+def test_widths(tokens: int) -> None:
+    right(plan(**BYTES | {"tokens": tokens}), ids_of(130), hidden=192, intermediate=64)
+
+
+@each(unit=["mma", "wgmma"], activation=["swiglu", "none"])
+def test_16_bits_of_the_same_bytes(unit: str, activation: str) -> None:
+    rows = {"mma": 64, "wgmma": 128}[unit]
+    of = plan(**MXFP4, unit=unit, rows=rows, tokens=16, slices=1, activation=activation)
+    right(of, ids_of(21), hidden=160, intermediate=96, bias=True, scaled=True)
+
+
+def test_partial_is_for_bytes_alone() -> None:
+    of = plan(unit="wgmma", rows=256, tokens=24, slices=1, partial=True)
+    with pytest.raises(LoweringError, match=r"are not 'blockscale\.stages' alone"):
+        derive(moe_harness.scheduled(of, of.gemm(3, 256, 128, 2)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"unit": "mma", "rows": 64}, "multiplied by wgmma"),
+        ({"blocks_k": 1}, "128 k in a stage"),
+        ({"rows": 128}, "256 rows"),
+        ({"tokens": 128}, "192 sums"),
+    ],
+)
+def test_illegal_tiles(changes: dict[str, Any], said: str) -> None:
+    of = plan(**BYTES | changes)
+    assert said in str(of.tile.illegal(of.gemm(3, 256, 128, 2)))
+
+
+def test_where_8_bits_are_multiplied() -> None:
+    """Many tokens on GPUs with wgmma, of rows in E4M3; ptxas neither serialises nor spills."""
+    spec = FusedMoe(8, 128, 128, 2, "mxfp4", act_fmt="fp8", layout="tiles64e")
+    for level, count in (("sm_90a", 2), ("sm_100a", 0)):
+        found = catalog_moe.bodies(spec, level, {})
+        made = [derive(pair[1]).by_bytes for pair in found]
+        assert made == [False] * (5 - count) + [True] * count
+    with pytest.raises(ValueError, match="layout='tiles64e' is for fmt='mxfp4'"):
+        FusedMoe(8, 128, 128, 2, "nvfp4", act_fmt="fp8", layout="tiles64e")
+
+
+# ---- Rows of codes ------------------------------------------------------------------------------
+
+
+@cache
+def source(name: str) -> str:
+    """Return the device code of the kernel that quantises rows between the GEMMs."""
+    from blockscale.lower.moe import small
+
+    return small.HEADER + small.requantize_bytes_source(name, "bfloat16", "fp8")
+
+
+@pytest.mark.parametrize("cols", [64, 192, 4160])
+def test_rows_between_become_codes(cols: int) -> None:
+    """Of as many rows as the table says; more chunks than a lane holds; a row of zeros."""
+    rng, rows = np.random.default_rng(cols), 11
+    h = ref.round_to(rng.standard_normal((rows + 1, cols)), "bfloat16")
+    h[3] = 0
+    stored = bits(h, "bfloat16").reshape(len(h), -1, 64)[:, :, list(moe_harness.K_ORDER)]
+    scale, codes = np.full(rows + 1, -1, np.float32), np.full((rows + 1, cols), 0x5A, np.uint8)
+    count = np.array([1, rows], np.int32)
+    args = [np.ascontiguousarray(stored), None, scale, count, codes, cols]
+    launch(source("between"), "between", 2, 256, args)
+    found = np.empty((rows + 1, cols // 64, 64), np.uint8)
+    found[:, :, list(BYTE_ORDER)] = codes.reshape(rows + 1, -1, 64)
+    got = ref.e4m3_decode(found.reshape(rows + 1, cols)) * scale[:, None].astype(np.float64)
+    assert (got[:rows] == moe.qdq(h[:rows], "fp8")).all()
+    assert (codes[rows:] == 0x5A).all()
+    assert scale[rows] == -1
+
+
+# ---- Functions ----------------------------------------------------------------------------------
+
+LAYERS = (
+    FusedMoe(4, 320, 192, 2, "mxfp4", act_fmt="fp8", bias=True, layout="tiles64e"),
+    FusedMoe(
+        3, 96, 96, 2, "mxfp4", activation="swiglu_oai", act_fmt="fp8_tensor", layout="tiles64e"
+    ),
+)
+
+
+def bodies_of(spec: FusedMoe) -> list[Pair]:
+    """Return the GEMMs for up to 4 tokens, in 16 bits, and for more, in 8 bits."""
+    made = []
+    few = {**MXFP4, "tokens": 16, "slices": 1}
+    for limit, rows, form in ((4, 1, few), (None, 4096, BYTES)):
+        pair = []
+        for part in catalog_moe.PARTS:
+            of = plan(**form, activation=spec.activation if part == 1 else "none")
+            pair.append(moe_harness.scheduled(of, catalog_moe.gemm_of(spec, part, rows)))
+        made.append(Pair(limit, *pair))
+    return made
+
+
+@pytest.mark.parametrize("spec", LAYERS, ids=lambda spec: spec.name)
+def test_layers_are_those_of_their_operands(
+    spec: FusedMoe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both roads of a function: rows agree with float64 on what act_fmt makes of x and h."""
+    monkeypatch.setattr(catalog_moe, "bodies", lambda spec, arch, traces: bodies_of(spec))
+    built = library([spec], "sm_90a", repr(BYTES))
+    for tokens, tail in ((3, "requantize"), (60, "requantize_bytes")):
+        call = Call(spec, tokens, "half_dropped")(built)
+        names = [launch.kernel.removeprefix(f"{spec.name}_") for launch in call.run.launches]
+        assert names[2] == tail
+        assert names[0] == tail.replace("requantize", "prepare")
+        call.judge(0.08, 0.006)
+        assert call.out.abs().sum() > 0
