@@ -72,9 +72,7 @@ def _joinable(ckpt: Checkpoint, job: MergedJob) -> bool:
     return all(a is b is None or (a is not None and a.equal(b)) for a, b in pairs)
 
 
-def _merged(
-    ckpt: Checkpoint, job: MergedJob, device: torch.device, dtype: torch.dtype
-) -> Linear:
+def _merged(ckpt: Checkpoint, job: MergedJob, device: torch.device, dtype: torch.dtype) -> Linear:
     names = [part.source for part in job.parts]
     if job.fmt != "int4":
         options = Options(job.fmt, dtype, job.activation, job.gated)

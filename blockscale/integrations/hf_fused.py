@@ -56,9 +56,7 @@ def chosen() -> Fusions:
 
 
 @contextmanager
-def fusing(
-    *, projections: bool = True, mlps: bool = True, norms: bool = True
-) -> Iterator[Fusions]:
+def fusing(*, projections: bool = True, mlps: bool = True, norms: bool = True) -> Iterator[Fusions]:
     """Choose what models that are loaded within fuse; outside, all of it.
 
     Args:

@@ -29,16 +29,8 @@ from blockscale.integrations.hf_interfaces import (
     get_model_conversion_mapping,
     rename_source_key,
 )
+from blockscale.nn.kernels import GATES, MERGED
 from blockscale.specs.int4 import TILE_GROUPS
-
-GATES = ("gate_proj", "up_proj")
-MERGED = {
-    ("q_proj", "k_proj", "v_proj"): "qkv_proj",
-    ("q_a_proj", "kv_a_proj_with_mqa"): "qkv_a_proj",
-    ("q_proj", "kv_a_proj_with_mqa"): "qkv_proj",
-    GATES: "gate_up_proj",
-}
-"""Layers of a module that read the same tensor, by their names, and the name of all of them."""
 
 _NUMBER = re.compile(r"(?<=\\\.)\d+(?=\\\.)")
 

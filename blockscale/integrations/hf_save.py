@@ -66,9 +66,7 @@ def _parts(name: str, roles: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
     return {named[role]: value for role, value in roles.items() if value is not None}
 
 
-def _rows_of(
-    layer: Linear, sizes: tuple[int, ...] | None
-) -> Iterator[dict[str, Tensor | None]]:
+def _rows_of(layer: Linear, sizes: tuple[int, ...] | None) -> Iterator[dict[str, Tensor | None]]:
     """Yield the tensors of a layer by role, those of ``sizes`` rows after each other; None: all."""
     tops: list[Tensor | None]
     if isinstance(layer, Int4Linear):

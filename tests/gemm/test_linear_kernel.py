@@ -107,7 +107,16 @@ CASES = {
     },
 }
 QUICK = (
-    *("by row", "wgmma, by row", "slices", "uneven ctas", "16 rows", "128 rows", "wgmma", "wgmma, uneven ctas"),
+    *(
+        "by row",
+        "wgmma, by row",
+        "slices",
+        "uneven ctas",
+        "16 rows",
+        "128 rows",
+        "wgmma",
+        "wgmma, uneven ctas",
+    ),
     *(
         "wgmma, gated",
         "gelu, residual",

@@ -2,10 +2,10 @@
 
 y[i, j] = round(act(fma(sum_k x[i, k] * w[j, k], global_scale, bias[j])) + residual[i, j])
 
-and of gated layers round(act(gate) * up + residual); by row, global_scale[j].  Weights are in the layout "tiles64"
-(`blockscale.ops.moe.tiles`): rows of w in an order in which a thread of an MMA has neighbouring
-columns of y; of each 16 channels, which a thread has, word j holds 2 j, 2 j + 1, 2 j + 8 and
-2 j + 9.  Sizes are padded: rows of w to `ROW_TILE`, K to `K_TILE`, rows of x to
+and of gated layers round(act(gate) * up + residual); by row, global_scale[j].  Weights are in the
+layout "tiles64" (`blockscale.ops.moe.tiles`): rows of w in an order in which a thread of an MMA has
+neighbouring columns of y; of each 16 channels, which a thread has, word j holds 2 j, 2 j + 1,
+2 j + 8 and 2 j + 9.  Sizes are padded: rows of w to `ROW_TILE`, K to `K_TILE`, rows of x to
 `TOKEN_TILE`; the true ones are in the attribute "blockscale.shapes".
 
 A decoded weight is w * 2^-LEFT_OVER: what 16-bit arithmetic makes of codes without a further step.
@@ -172,11 +172,7 @@ def _plain(spec: Linear) -> PrimFunc:
                 vt, vi, vr = T.axis.remap("SSS", [t, i, r])
                 y[vt, vi, natural(vr)] = T.Cast(
                     out_dtype,
-                    act(
-                        T.fma(
-                            C[vt, vi, vr], global_scale[factor_of(vr)] * left, bias[natural(vr)]
-                        )
-                    )
+                    act(T.fma(C[vt, vi, vr], global_scale[factor_of(vr)] * left, bias[natural(vr)]))
                     + f32(residual[vt, vi, natural(vr)]),
                 )
 
