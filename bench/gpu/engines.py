@@ -199,7 +199,7 @@ def started(model: Any, batch: int, given: Namespace, forward: Callable[..., Any
     """
     from transformers.cache_utils import Cache, StaticLayer
 
-    length = given.context + WARM + given.steps * given.replays + 2
+    length = given.context + WARM + given.steps * (given.replays + 1) + 2
     length = -(-length // 64) * 64
     layers: list[Any] = [
         StaticLayer(max_cache_len=length) for _ in range(model.config.num_hidden_layers)
@@ -239,9 +239,11 @@ def decoded(
     given: Namespace,
     forward: Callable[..., Any] | None = None,
     experts: str | None = None,
+    kept: list[Callable[[], object]] | None = None,
 ) -> dict[str, Any]:
     """Return the time of a step, its bound, and the error of the last one.
 
+    ``kept``: gets the replay of a graph, for `kernel_times`.
     ``experts``: how transformers runs them in a step; prompts always go by the first of `EXPERTS`,
     since the second copies the weights of each token's experts.
     """
@@ -259,8 +261,8 @@ def decoded(
     read = weight_bytes(model, batch)
     row = {"us": us, "tokens_s": 1e6 * batch / us, "bytes": read, "floor_us": read / BYTES_A_US}
     row |= {"error": batch_of.error(), "ready_s": ready}
-    if batch == 1 and torch.cuda.is_available():
-        row["kernels"] = kernel_times(replay, given.steps)
+    if kept is not None and torch.cuda.is_available():
+        kept.append(replay)
     return row
 
 
@@ -308,6 +310,7 @@ class Part:
     def __init__(self, case: str, road: str, out: Path) -> None:
         self.row: dict[str, Any] = {"case": case, "road": road, "decode": []}
         self._out, self._start = out, time.perf_counter()
+        self.replays: dict[str, list[Callable[[], object]]] = {}
 
     def keep(self, **found: Any) -> None:
         """Keep, write and print."""
@@ -354,25 +357,38 @@ def run_part(part: Part, shape: Shape, given: Namespace) -> None:
     for experts in EXPERTS if stock_experts else (None,):
         for batch in given.batches:
             what = {"batch": batch, "how": "graph", **({"experts": experts} if experts else {})}
-            part.tried(what, partial(decoded, model, batch, given, experts=experts))
+            kept = part.replays.setdefault("graph", []) if batch == 1 else None
+            part.tried(what, partial(decoded, model, batch, given, experts=experts, kept=kept))
     part.keep(prefill=prefilled(model, shape, given), peak_bytes=peak())
+    decode_in_other_ways(part, model, shape, given)
+    for how, replays in part.replays.items():
+        for replay in replays[:1]:
+            part.keep(**{f"kernels of {how}": kernel_times(replay, given.steps)})
+
+
+def decode_in_other_ways(part: Part, model: Any, shape: Shape, given: Namespace) -> None:
+    """Measure steps after `torch.compile`, and with our attention."""
+    road = part.row["road"]
     compiles = shape.kind == "llama" and given.compile and road != "apart"
     if compiles and not (road == "ours" and shape.head):
-        part.tried({"batch": 1, "how": "compile"}, partial(compiled, model, given))
+        compiled(part, model, given, "compile")
     if road != "ours" or shape.kind not in ATTENTION:
         return
     model.set_attn_implementation(ATTENTION[shape.kind])
     for batch in given.batches:
         what = {"batch": batch, "how": "graph, attention"}
-        part.tried(what, partial(decoded, model, batch, given))
+        kept = part.replays.setdefault("graph, attention", []) if batch == 1 else None
+        part.tried(what, partial(decoded, model, batch, given, kept=kept))
     if compiles:
-        part.tried({"batch": 1, "how": "compile, attention"}, partial(compiled, model, given))
+        compiled(part, model, given, "compile, attention")
 
 
-def compiled(model: Any, given: Namespace) -> dict[str, Any]:
-    """Return what `decoded` does of one token after `torch.compile`."""
+def compiled(part: Part, model: Any, given: Namespace, how: str) -> None:
+    """Measure steps of one token after `torch.compile`."""
     torch._dynamo.reset()
-    return decoded(model, 1, given, torch.compile(model.forward, dynamic=False))
+    forward = torch.compile(model.forward, dynamic=False)
+    kept = part.replays.setdefault(how, [])
+    part.tried({"batch": 1, "how": how}, partial(decoded, model, 1, given, forward, kept=kept))
 
 
 def ours(given: Namespace) -> None:
