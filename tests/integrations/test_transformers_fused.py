@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import blockscale as bs
-from tests.integrations.test_transformers import FLAT, logits, loaded, made, near, saved_again
+from tests.integrations.test_transformers import FLAT, loaded, logits, made, near, saved_again
 from tests.kit import hf_models
 from tests.kit.helpers import rejects
 
