@@ -68,7 +68,7 @@ def _parts(name: str, roles: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
 
 def _rows_of(layer: Linear, sizes: tuple[int, ...] | None) -> Iterator[dict[str, Tensor | None]]:
     """Yield the tensors of a layer by role, those of ``sizes`` rows after each other; None: all."""
-    tops: list[Tensor | None]
+    tops: list[Tensor]
     if isinstance(layer, Int4Linear):
         rows = layer.prepared.to_rows()
         whole = {"group_index": rows.group_index, "pre_quant_scale": rows.pre_quant_scale}
@@ -84,7 +84,8 @@ def _rows_of(layer: Linear, sizes: tuple[int, ...] | None) -> Iterator[dict[str,
     for number, (start, size) in enumerate(zip(starts, sizes, strict=True)):
         mine = slice(start, start + size)
         at = {1: 0, 2: number}.get(len(tops), start)  # one, of gates and of ups, or of each row
-        block, top = scale[mine], None
+        block: Tensor = scale[mine]
+        top: Tensor | None = None
         if tops:
             block, top = _scales(fmt, block, tops[at])
         rows_of = {name: None if value is None else value[mine] for name, value in by_row.items()}

@@ -721,9 +721,9 @@ def test_a_transformers_that_is_not_there_or_too_old_is_named(tmp_path, content,
 
 
 def test_the_examples_of_the_page_run(tmp_path):
-    """docs/engines.md: from a folder with a tokenizer to tokens; then a plain one is quantised."""
+    """docs/engines.md: from a folder with a tokenizer to tokens; unfused; a plain one quantised."""
     page = (ROOT / "docs" / "engines.md").read_text()
-    first, second = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    first, apart, second = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
     stored = made(tmp_path, "llama", "modelopt-nvfp4", initializer_range=FLAT)
     stored.folder.rename(tmp_path / "model")
     words = ["[UNK]", "The", "answer", "is", *(f"word{i}" for i in range(hf_models.V - 4))]
@@ -734,10 +734,12 @@ def test_the_examples_of_the_page_run(tmp_path):
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[UNK]"
     ).save_pretrained(tmp_path / "model")
-    code = f"{first}\nprint(type(model.model.layers[0].mlp.gate_up_proj).__module__)\n{second}"
+    code = f"{first}\nprint(type(model.model.layers[0].mlp.gate_up_proj).__module__)\n{apart}"
+    code += f"print(type(model.model.layers[0].mlp).__name__)\n{second}"
     run = python(f"import os; os.chdir({str(tmp_path)!r})\n{code}")
     assert run.returncode == 0, run.stderr
-    text, module = run.stdout.splitlines()
+    text, module, mlp = run.stdout.splitlines()
+    assert mlp == "LlamaMLP"
     assert text.startswith("The answer is ")
     assert len(text.split()) == 3 + 20
     assert module == "blockscale.nn.linear"
