@@ -148,7 +148,7 @@ def _plain(spec: Linear) -> PrimFunc:
     factors = R if spec.by_row else i64(1)
 
     def factor_of(row):
-        return natural(row) if spec.by_row else i64(0)
+        return natural(row) if spec.by_row else 0
 
     @T.prim_func(s_tir=True)
     def main(
