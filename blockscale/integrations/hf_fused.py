@@ -24,7 +24,7 @@ from blockscale.nn.linear import Linear
 
 Tensor = torch.Tensor
 
-_NEAR = 1e-5
+_SAME = 1e-5
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 _TRIED = 8, 6
 """Columns of the input, and of gate and up, of the MLP that is tried."""
@@ -93,14 +93,13 @@ class Shared:
         that another thread finds all of it or nothing.
         """
         held, version = self.held, _version(x)
+        made: tuple[Tensor | None, ...] = ()
         if held is not None and held[0] is x and held[1] == version:
             made = held[2]
-        else:
+        if not made or made[number] is None:
             made = self.layer(x).split(self.sizes, -1)
         found = made[number]
-        if found is None:
-            made = self.layer(x).split(self.sizes, -1)
-            found = made[number]
+        assert found is not None
         left = tuple(None if i == number else y for i, y in enumerate(made))
         self.held = None if all(y is None for y in left) else (x, version, left)
         return found
@@ -204,7 +203,7 @@ def _tried(module: torch.nn.Module, x: Tensor, **state: Any) -> Tensor | None:
 def _alike(found: Tensor | None, wanted: Tensor) -> bool:
     if found is None or found.shape != wanted.shape or found.dtype != wanted.dtype:
         return False
-    return torch.allclose(found, wanted, rtol=_NEAR, atol=_NEAR)
+    return torch.allclose(found, wanted, rtol=_SAME, atol=_SAME)
 
 
 # ---- Norms --------------------------------------------------------------------------------------
