@@ -209,13 +209,16 @@ def _alike(found: Tensor | None, wanted: Tensor) -> bool:
 # ---- Norms --------------------------------------------------------------------------------------
 
 
-def fuse_norms(model: torch.nn.Module) -> None:
-    """Put `torch.nn.RMSNorm` in place of modules that compute it, with their weights."""
+def fuse_norms(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Put `torch.nn.RMSNorm` in place of modules that compute it, with their weights.
+
+    ``dtype``: of activations; a weight of another may make the result one of its own.
+    """
     for name, module in [*model.named_modules()]:
         eps = norm_eps(module)
-        if eps is None:
+        weight = next(module.parameters(recurse=False), None)
+        if eps is None or weight is None or weight.dtype != dtype:
             continue
-        (weight,) = module.parameters()
         made = torch.nn.RMSNorm(weight.shape[0], eps, device="meta", dtype=weight.dtype)
         made.weight = weight
         model.set_submodule(name, made.train(module.training))

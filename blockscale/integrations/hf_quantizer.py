@@ -153,7 +153,7 @@ class BlockscaleQuantizer(HfQuantizer):
             self.remove_quantization_config(model)
             return model
         if self._fused.norms:
-            fuse_norms(model)
+            fuse_norms(model, self._dtype)
         model.requires_grad_(False)  # or a call outside of torch.no_grad() would be refused
         self._conversions = model._weight_conversions
         self.quantization_config.stored = quantization(model, self._jobs, ())

@@ -97,8 +97,9 @@ def test_a_part_that_fails_is_told(tmp_path, capfd, monkeypatch):
     out = tmp_path / "engines.json"
     given = [*FEW, *STEPS, "--only", "tiny-llama", "--folder", str(tmp_path), "--out", str(out)]
     assert engines.main(given) == 1
-    ours, plain = json.loads(out.read_text())["rows"]
+    ours, apart, plain = json.loads(out.read_text())["rows"]
     assert "config.json" in ours["failed"]
+    assert "config.json" in apart["failed"]
     assert [each["batch"] for each in plain["decode"]] == [1, 2]
     assert "wrong or failed: tiny-llama ours" in capfd.readouterr().err
 

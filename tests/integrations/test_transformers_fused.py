@@ -235,11 +235,12 @@ def test_norms_are_tried():
         "layer": Norm(mean=True),
         "doubled": Doubled(),
         "torch": torch.nn.RMSNorm(16),
+        "wider": Norm().double(),
     }
     model = torch.nn.ModuleDict({"rms": Norm(1e-3), **kept})
     x, weight = random(3, 16), model["rms"].weight
     before = model["rms"](x)
-    fused.fuse_norms(model)
+    fused.fuse_norms(model, torch.float32)
     assert {name: model[name] for name in kept} == kept
     assert type(model["rms"]) is torch.nn.RMSNorm
     assert model["rms"].weight is weight
