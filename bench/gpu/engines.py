@@ -7,12 +7,14 @@ The first where the compiler is, the second where the GPU is.  Models have the s
 and random weights (`bench.gpu.engine_models`); a checkpoint is written, loaded and removed, model
 after model.  Each part of the work is a process, so that none takes another with it: "check" (tiny
 models against stock ones of the same values), and for each model the roads "ours", "bfloat16" (the
-same shape in stock transformers) and, where transformers has one for the checkpoint, "stock".
+same shape in stock transformers) and, where transformers has one for the checkpoint, "stock"; of
+Llama also "apart": ours without fused layers and norms.
 
 A step of decoding is the model's forward with a static cache, argmax, and the token as the next
-input: captured in a CUDA graph, as it is ("graph") and after torch.compile ("compile").  Its bound
-is the time in which memory gives the bytes of the weights that it reads; experts count as often as
-uniform choices hit them.
+input: captured in a CUDA graph, as it is ("graph") and after torch.compile ("compile"), of ours
+also with ``attn_implementation="blockscale"`` ("graph, attention").  The kernels of a step of one
+token are listed by their time.  Its bound is the time in which memory gives the bytes of the
+weights that it reads; experts count as often as uniform choices hit them.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -51,6 +54,10 @@ PART_S = 200
 """A part that takes longer is ended."""
 ROADS = {"gpt_oss": ("ours", "stock", "bfloat16")}
 """Of others: "ours" and "bfloat16", since transformers cannot load ModelOpt's NVFP4."""
+ATTENTION = {"llama": "blockscale", "qwen3_moe": "blockscale"}
+"""Ours, of models whose attention it is."""
+KERNELS = 14
+"""Kernels of a step that are listed."""
 EXPERTS = ("grouped_mm", "batched_mm")
 """How transformers runs experts; the faster one counts."""
 
@@ -192,7 +199,7 @@ def started(model: Any, batch: int, given: Namespace, forward: Callable[..., Any
     """
     from transformers.cache_utils import Cache, StaticLayer
 
-    length = given.context + WARM + given.steps * given.replays + 2
+    length = given.context + WARM + given.steps * (given.replays + 1) + 2
     length = -(-length // 64) * 64
     layers: list[Any] = [
         StaticLayer(max_cache_len=length) for _ in range(model.config.num_hidden_layers)
@@ -232,9 +239,11 @@ def decoded(
     given: Namespace,
     forward: Callable[..., Any] | None = None,
     experts: str | None = None,
+    kept: list[Callable[[], object]] | None = None,
 ) -> dict[str, Any]:
     """Return the time of a step, its bound, and the error of the last one.
 
+    ``kept``: gets the replay of a graph, for `kernel_times`.
     ``experts``: how transformers runs them in a step; prompts always go by the first of `EXPERTS`,
     since the second copies the weights of each token's experts.
     """
@@ -251,7 +260,29 @@ def decoded(
             model.set_experts_implementation(EXPERTS[0])
     read = weight_bytes(model, batch)
     row = {"us": us, "tokens_s": 1e6 * batch / us, "bytes": read, "floor_us": read / BYTES_A_US}
-    return {**row, "error": batch_of.error(), "ready_s": ready}
+    row |= {"error": batch_of.error(), "ready_s": ready}
+    if kept is not None and torch.cuda.is_available():
+        kept.append(replay)
+    return row
+
+
+def kernel_times(call: Callable[[], object], calls: int) -> list[dict[str, Any]]:
+    """Return the kernels of a call that take the most of it: name, how many, microseconds."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(calls):
+            call()
+        synchronize()
+    events = [e for e in found.key_averages() if e.device_time_total]
+    events.sort(key=lambda e: -e.device_time_total)
+    listed = [
+        {"name": e.key[:90], "calls": e.count / calls, "us": e.device_time_total / calls}
+        for e in events[:KERNELS]
+    ]
+    rest = events[KERNELS:]
+    more = {"name": f"{len(rest)} others", "calls": sum(e.count for e in rest) / calls}
+    return [*listed, {**more, "us": sum(e.device_time_total for e in rest) / calls}]
 
 
 def prefilled(model: Any, shape: Shape, given: Namespace) -> dict[str, Any]:
@@ -279,6 +310,7 @@ class Part:
     def __init__(self, case: str, road: str, out: Path) -> None:
         self.row: dict[str, Any] = {"case": case, "road": road, "decode": []}
         self._out, self._start = out, time.perf_counter()
+        self.replays: dict[str, list[Callable[[], object]]] = {}
 
     def keep(self, **found: Any) -> None:
         """Keep, write and print."""
@@ -305,14 +337,15 @@ class Part:
 def run_part(part: Part, shape: Shape, given: Namespace) -> None:
     """Measure one road of one model."""
     road, folder = part.row["road"], given.folder / part.row["case"]
-    if road == "ours":
+    if road in ("ours", "apart"):
         ours(given)
     if torch.cuda.is_available():
         torch.ones(1, device="cuda")  # or making the context counts as loading
         synchronize()
         torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
-    model = plain(shape) if road == "bfloat16" else loaded(folder)
+    with apart() if road == "apart" else nullcontext():
+        model = plain(shape) if road == "bfloat16" else loaded(folder)
     synchronize()
     held = sum(v.nbytes for v in [*model.parameters(), *model.buffers()])
     part.keep(load_s=time.perf_counter() - start, load_peak_bytes=peak(), bytes=held)
@@ -320,17 +353,42 @@ def run_part(part: Part, shape: Shape, given: Namespace) -> None:
         tokens = random_tokens(model, 2, 5)
         made = model.generate(tokens, max_new_tokens=4, do_sample=False)
         part.keep(generated=list(made.shape))
-    stock_experts = road != "ours" and shape.kind != "llama"
+    stock_experts = road in ("stock", "bfloat16") and shape.kind != "llama"
     for experts in EXPERTS if stock_experts else (None,):
         for batch in given.batches:
             what = {"batch": batch, "how": "graph", **({"experts": experts} if experts else {})}
-            part.tried(what, partial(decoded, model, batch, given, experts=experts))
+            kept = part.replays.setdefault("graph", []) if batch == 1 else None
+            part.tried(what, partial(decoded, model, batch, given, experts=experts, kept=kept))
     part.keep(prefill=prefilled(model, shape, given), peak_bytes=peak())
-    if shape.kind == "llama" and given.compile:
-        forward = torch.compile(model.forward, dynamic=False)
-        for batch in given.batches[:1]:
-            what = {"batch": batch, "how": "compile"}
-            part.tried(what, partial(decoded, model, batch, given, forward))
+    decode_in_other_ways(part, model, shape, given)
+    for how, replays in part.replays.items():
+        for replay in replays[:1]:
+            part.keep(**{f"kernels of {how}": kernel_times(replay, given.steps)})
+
+
+def decode_in_other_ways(part: Part, model: Any, shape: Shape, given: Namespace) -> None:
+    """Measure steps after `torch.compile`, and with our attention."""
+    road = part.row["road"]
+    compiles = shape.kind == "llama" and given.compile and road != "apart"
+    if compiles and not (road == "ours" and shape.head):
+        compiled(part, model, given, "compile")
+    if road != "ours" or shape.kind not in ATTENTION:
+        return
+    model.set_attn_implementation(ATTENTION[shape.kind])
+    for batch in given.batches:
+        what = {"batch": batch, "how": "graph, attention"}
+        kept = part.replays.setdefault("graph, attention", []) if batch == 1 else None
+        part.tried(what, partial(decoded, model, batch, given, kept=kept))
+    if compiles:
+        compiled(part, model, given, "compile, attention")
+
+
+def compiled(part: Part, model: Any, given: Namespace, how: str) -> None:
+    """Measure steps of one token after `torch.compile`."""
+    torch._dynamo.reset()
+    forward = torch.compile(model.forward, dynamic=False)
+    kept = part.replays.setdefault(how, [])
+    part.tried({"batch": 1, "how": how}, partial(decoded, model, 1, given, forward, kept=kept))
 
 
 def ours(given: Namespace) -> None:
@@ -340,6 +398,13 @@ def ours(given: Namespace) -> None:
 
     for path in given.library:
         blockscale.load(path)
+
+
+def apart() -> AbstractContextManager[Any]:
+    """Return the context in which models are loaded without fused layers and norms."""
+    from blockscale.integrations.transformers import fusing
+
+    return fusing(projections=False, mlps=False, norms=False)
 
 
 @torch.no_grad()
@@ -463,7 +528,7 @@ def run(given: Namespace) -> list[dict[str, Any]]:
             start = time.perf_counter()
             size = write(shape, given.folder / name)
             written = {"write_s": time.perf_counter() - start, "checkpoint_bytes": size}
-            for road in ROADS.get(shape.kind, ("ours", "bfloat16")):
+            for road in roads(name, shape):
                 if road == "bfloat16":
                     shutil.rmtree(given.folder / name)
                     written = {}
@@ -471,6 +536,13 @@ def run(given: Namespace) -> list[dict[str, Any]]:
                     add(name, road, **written)
     session.end()
     return session.cases
+
+
+def roads(name: str, shape: Shape) -> tuple[str, ...]:
+    """Return what is measured of a model."""
+    if shape.kind == "llama" and not name.endswith("-head"):
+        return "ours", "apart", "bfloat16"
+    return ROADS.get(shape.kind, ("ours", "bfloat16"))
 
 
 def lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -492,7 +564,8 @@ def lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             if "us" not in each:
                 said.append(f"{head} {each}")
                 continue
-            known = plain.get((row["case"].removesuffix("-head"), each["how"], each["batch"]))
+            way = each["how"].removesuffix(", attention")
+            known = plain.get((row["case"].removesuffix("-head"), way, each["batch"]))
             times = "" if known is None else f" x{known / each['us']:.2f} of bfloat16"
             rate = f"{each['tokens_s']:9.1f} tokens/s {each['us']:9.1f} us"
             bound = f"(bytes {each['floor_us']:.1f}) error {each['error']:.1e}"

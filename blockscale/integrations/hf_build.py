@@ -11,10 +11,10 @@ from blockscale.checkpoints.checkpoint import Checkpoint
 from blockscale.checkpoints.experts.experts import Experts
 from blockscale.checkpoints.weight import Weight
 from blockscale.integrations.hf_experts import ModelExperts
-from blockscale.integrations.hf_plan import DenseJob, ExpertsJob, Job
-from blockscale.nn.linear import Int4Linear, Options, bias_of, load
+from blockscale.integrations.hf_fused import GatedMlp, Part, Shared
+from blockscale.integrations.hf_plan import DenseJob, ExpertsJob, Job, MergedJob
+from blockscale.nn.linear import Linear, Options, bias_of, int4_layer, load, stacked_biases
 from blockscale.nn.prepared import own
-from blockscale.ops.int4.weight import prepare
 
 Tensor = torch.Tensor
 
@@ -40,21 +40,52 @@ def build(ckpt: Checkpoint, job: Job, device: torch.device, dtype: torch.dtype) 
     return made.to(device)
 
 
+def put(
+    model: Any, ckpt: Checkpoint, job: Job, device: torch.device, dtype: torch.dtype
+) -> list[Job]:
+    """Put what ``job`` makes into the model; return the jobs that were done.
+
+    Those are the parts of a `MergedJob`, if their data do not fit into one weight; errors: `build`.
+    """
+    if not isinstance(job, MergedJob):
+        model.set_submodule(job.module, build(ckpt, job, device, dtype).eval())
+        return [job]
+    if not _joinable(ckpt, job):
+        return [done for part in job.parts for done in put(model, ckpt, part, device, dtype)]
+    layer = _merged(ckpt, job, device, dtype).eval()
+    parent, _, leaf = job.module.rpartition(".")
+    if job.gated:
+        model.set_submodule(parent, GatedMlp(layer, model.get_submodule(parent).down_proj).eval())
+        return [job]
+    model.get_submodule(parent).add_module(leaf, layer)
+    shared = Shared(layer, job.sizes)
+    for number, part in enumerate(job.parts):
+        model.set_submodule(part.module, Part(shared, number).eval())
+    return [job]
+
+
+def _joinable(ckpt: Checkpoint, job: MergedJob) -> bool:
+    """Return whether the parts have the same order of groups and factors of their input."""
+    first, *others = (ckpt.weight(part.source) for part in job.parts)
+    names = ("group_index", "pre_quant_scale")
+    pairs = [(getattr(first, n), getattr(other, n)) for n in names for other in others]
+    return all(a is b is None or (a is not None and a.equal(b)) for a, b in pairs)
+
+
+def _merged(ckpt: Checkpoint, job: MergedJob, device: torch.device, dtype: torch.dtype) -> Linear:
+    names = [part.source for part in job.parts]
+    if job.fmt != "int4":
+        options = Options(job.fmt, dtype, job.activation, job.gated)
+        return load(ckpt, names, options, device).to(device)
+    plain = [ckpt.weight(name) for name in names]
+    weights = [to_int4(weight, job.group) for weight in plain]
+    return int4_layer(weights, stacked_biases(ckpt, plain), Options(dtype=dtype), device).to(device)
+
+
 def _int4(ckpt: Checkpoint, job: Job, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
     plain = ckpt.weight(job.source)
-    weight = to_int4(plain, job.group)
-    packed, scale, zero = weight.packed, weight.block_scale, weight.zero
-    assert packed is not None
-    assert scale is not None
-    made = prepare(
-        *(packed, scale, zero),
-        group_size=job.group,
-        layout="rows",
-        bias=bias_of(ckpt, plain),
-        dtype=dtype,
-        target=device.type,
-    )
-    return Int4Linear(made).to(device)
+    weight, bias = to_int4(plain, job.group), bias_of(ckpt, plain)
+    return int4_layer([weight], bias, Options(dtype=dtype), device).to(device)
 
 
 def _experts(

@@ -24,6 +24,12 @@ register_quantizer = _of("transformers.quantizers.auto", "register_quantizer")
 register_quantization_config = _of("transformers.quantizers.auto", "register_quantization_config")
 PreTrainedConfig = _of("transformers.configuration_utils", "PreTrainedConfig")
 
+AttentionInterface = _of("transformers", "AttentionInterface")
+AttentionMaskInterface = _of("transformers", "AttentionMaskInterface")
+
+# Not documented: what the names "sdpa" of both stand for.
+sdpa_attention_forward = _of("transformers.integrations.sdpa_attention", "sdpa_attention_forward")
+sdpa_mask = _of("transformers.masking_utils", "sdpa_mask")
 # Not documented: the table that registering fills, which refuses a name it has already.
 CONFIGS: dict[str, Any] = _of("transformers.quantizers.auto", "AUTO_QUANTIZATION_CONFIG_MAPPING")
 # Not documented: how names in a checkpoint become names in a model, and back.

@@ -22,12 +22,14 @@ from blockscale.checkpoints.entry import CODES, PLAIN, Entry, alternates
 from blockscale.checkpoints.experts.modules import ALL, Group
 from blockscale.integrations.hf_config import BlockscaleConfig
 from blockscale.integrations.hf_experts import Act, activation_of, is_experts
+from blockscale.integrations.hf_fused import Fusions, mlp_activation
 from blockscale.integrations.hf_interfaces import (
     WeightConverter,
     WeightRenaming,
     get_model_conversion_mapping,
     rename_source_key,
 )
+from blockscale.nn.kernels import GATES, MERGED
 from blockscale.specs.int4 import TILE_GROUPS
 
 _NUMBER = re.compile(r"(?<=\\\.)\d+(?=\\\.)")
@@ -61,6 +63,26 @@ class Job:
 @dataclass(frozen=True)
 class LinearJob(Job):
     """A linear layer of 4 bits."""
+
+
+@dataclass(frozen=True)
+class MergedJob(Job):
+    """Linear layers whose weights become rows of one.
+
+    Attributes:
+        parts: the layers, in the order of their rows.
+        sizes: how many rows each has.
+        activation: of gates; "none": they are no gates and ups.
+    """
+
+    parts: tuple[LinearJob, ...] = ()
+    sizes: tuple[int, ...] = ()
+    activation: str = "none"
+
+    @property
+    def gated(self) -> bool:
+        """Return whether the parts are gates and ups."""
+        return self.activation != "none"
 
 
 @dataclass(frozen=True)
@@ -106,6 +128,47 @@ def plan(model: Any, ckpt: Checkpoint, config: BlockscaleConfig) -> list[Job]:
         )
     _check_tied(model, jobs)
     return jobs
+
+
+def merged(model: Any, ckpt: Checkpoint, jobs: Iterable[Job], fused: Fusions) -> list[Job]:
+    """Return the jobs with those together whose layers may be one: see `MERGED`.
+
+    The model has its own modules still, which are tried.
+    """
+    found = list(jobs)
+    linear = {job.module: job for job in found if isinstance(job, LinearJob)}
+    for parent in dict.fromkeys(name.rpartition(".")[0] for name in linear):
+        for leaves, whole in MERGED.items():
+            parts = tuple(linear[f"{parent}.{n}"] for n in leaves if f"{parent}.{n}" in linear)
+            if len(parts) < len(leaves) or not _one_kind(ckpt, parts):
+                continue
+            act = "none"
+            if leaves == GATES and _kind(ckpt, parts[0])[0] in QUANTIZED:
+                module = model.get_submodule(parent)
+                act = (mlp_activation(module) if fused.mlps else None) or "none"
+            if act == "none" and not fused.projections:
+                continue
+            sizes = tuple(ckpt.entries[part.source].shape[0] for part in parts)
+            first = parts[0]
+            made = MergedJob(
+                *(f"{parent}.{whole}", first.source, first.fmt, first.group, parts, sizes, act)
+            )
+            found[found.index(first)] = made
+            found = [job for job in found if job not in parts]
+            break
+    return found
+
+
+def _one_kind(ckpt: Checkpoint, parts: Iterable[LinearJob]) -> bool:
+    return len({_kind(ckpt, part) for part in parts}) == 1
+
+
+def _kind(ckpt: Checkpoint, part: LinearJob) -> tuple[Any, ...]:
+    """Return what layers must have in common for one kernel: format, group, K and parts."""
+    entry = ckpt.entries[part.source]
+    fmt = part.fmt or entry.fmt
+    group = part.group if part.fmt else entry.group
+    return fmt, group, entry.shape[1], tuple(sorted(entry.parts)), part.fmt is None
 
 
 def ignored(model: Any, jobs: Iterable[Job]) -> set[str]:

@@ -16,14 +16,15 @@ import torch
 from blockscale.base.errors import CheckpointError
 from blockscale.checkpoints.checkpoint import Checkpoint
 from blockscale.checkpoints.checkpoint import open as open_checkpoint
-from blockscale.integrations.hf_build import build
+from blockscale.integrations.hf_build import put
 from blockscale.integrations.hf_config import METHOD, BlockscaleConfig
+from blockscale.integrations.hf_fused import chosen, fuse_norms
 from blockscale.integrations.hf_interfaces import (
     HfQuantizer,
     register_quantizer,
     revert_weight_conversion,
 )
-from blockscale.integrations.hf_plan import DenseJob, Job, Pending, ignored, plan
+from blockscale.integrations.hf_plan import DenseJob, Job, Pending, ignored, merged, plan
 from blockscale.integrations.hf_save import quantization, tensors_of
 
 Tensor = torch.Tensor
@@ -53,6 +54,7 @@ class BlockscaleQuantizer(HfQuantizer):
         self._jobs: list[Job] = []
         self._dtype, self._device = torch.bfloat16, torch.device("cpu")
         self._conversions: Any = None
+        self._fused = chosen()
         self._was_quantised = self.pre_quantized
 
     # ---- What transformers asks -----------------------------------------------------------------
@@ -114,11 +116,12 @@ class BlockscaleQuantizer(HfQuantizer):
         with torch.device("cpu"):  # this runs under torch.device("meta")
             self._ckpt = _opened(checkpoint_files)
             self.notes = [*self._ckpt.notes]
-            self._jobs = plan(model, self._ckpt, self.quantization_config)
-        for job in self._jobs:
+            jobs = plan(model, self._ckpt, self.quantization_config)
+            self._jobs = merged(model, self._ckpt, jobs, self._fused)
+        for job in jobs:
             model.set_submodule(job.module, Pending())
         known = model._keys_to_ignore_on_load_unexpected or ()
-        model._keys_to_ignore_on_load_unexpected = {*known, *ignored(model, self._jobs)}
+        model._keys_to_ignore_on_load_unexpected = {*known, *ignored(model, jobs)}
         # What is left is plain, and wants the model's dtype: of a checkpoint that is quantised,
         # transformers 5.17 leaves the dtype of weights whose names change.
         self._was_quantised, self.pre_quantized = self.pre_quantized, False
@@ -141,14 +144,16 @@ class BlockscaleQuantizer(HfQuantizer):
         self.pre_quantized = self._was_quantised
         ckpt, self._ckpt = self._ckpt, None
         assert ckpt is not None
+        done: list[Job] = []
         for job in self._jobs:
             with torch.device("cpu"):  # whatever the caller's default is
-                module = build(ckpt, job, self._device, self._dtype)
-            model.set_submodule(job.module, module.eval())
-        self._jobs = [job for job in self._jobs if not isinstance(job, DenseJob)]
+                done += put(model, ckpt, job, self._device, self._dtype)
+        self._jobs = [job for job in done if not isinstance(job, DenseJob)]
         if not self._jobs:
             self.remove_quantization_config(model)
             return model
+        if self._fused.norms:
+            fuse_norms(model, self._dtype)
         model.requires_grad_(False)  # or a call outside of torch.no_grad() would be refused
         self._conversions = model._weight_conversions
         self.quantization_config.stored = quantization(model, self._jobs, ())

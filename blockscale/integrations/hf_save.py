@@ -6,14 +6,14 @@ are those that the checkpoint had.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from blockscale.checkpoints.entry import NAMES
 from blockscale.integrations.hf_experts import ModelExperts
-from blockscale.integrations.hf_plan import ExpertsJob, Job
+from blockscale.integrations.hf_plan import ExpertsJob, Job, MergedJob
 from blockscale.nn import Int4Linear, Linear
 from blockscale.ops.moe.weights import MoeWeights
 
@@ -28,10 +28,11 @@ def tensors_of(model: Any, jobs: Iterable[Job]) -> dict[str, Tensor]:
         if isinstance(job, ExpertsJob):
             assert isinstance(module, ModelExperts)
             found |= _experts(module.moe.weights, job)
-        elif isinstance(module, Int4Linear):
-            found |= _int4(module, job.source)
         elif isinstance(module, Linear):
-            found |= _linear(module, job.source)
+            parts = job.parts if isinstance(job, MergedJob) else (job,)
+            sizes = job.sizes if isinstance(job, MergedJob) else None
+            for part, roles in zip(parts, _rows_of(module, sizes), strict=True):
+                found |= _parts(part.source, roles)
     return {name: value.detach().cpu().contiguous().clone() for name, value in found.items()}
 
 
@@ -61,34 +62,34 @@ def _parts(name: str, roles: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
     base = name.removesuffix("weight") if name.endswith(".weight") else f"{name}_"
     named = {"packed": name, "block_scale": f"{base}weight_scale"}
     named |= {role: base + leaf for role, leaf in NAMES.items()}
+    named["bias"] = f"{name.removesuffix('.weight')}.bias"
     return {named[role]: value for role, value in roles.items() if value is not None}
 
 
-def _linear(layer: Linear, name: str) -> dict[str, Tensor]:
-    weights = layer.weights.to_linear()
-    scale, top = _scales(weights.fmt, weights.block_scale, weights.global_scale.reshape(()))
-    roles = {"packed": weights.packed, "block_scale": scale, "global_scale": top}
-    made = _parts(name, {**roles, "pre_quant_scale": layer.pre_quant_scale})
-    return made if weights.bias is None else {**made, _bias_name(name): weights.bias}
-
-
-def _int4(layer: Int4Linear, name: str) -> dict[str, Tensor]:
-    rows = layer.prepared.to_rows()
-    made = _parts(
-        name,
-        {
-            "packed": rows.packed,
-            "block_scale": rows.scale,
-            "zero": _points(rows.zero, rows.scale),
-            "group_index": rows.group_index,
-            "pre_quant_scale": rows.pre_quant_scale,
-        },
-    )
-    return made if rows.bias is None else {**made, _bias_name(name): rows.bias}
-
-
-def _bias_name(name: str) -> str:
-    return f"{name.removesuffix('.weight')}.bias"
+def _rows_of(layer: Linear, sizes: tuple[int, ...] | None) -> Iterator[dict[str, Tensor | None]]:
+    """Yield the tensors of a layer by role, those of ``sizes`` rows after each other; None: all."""
+    tops: list[Tensor]
+    if isinstance(layer, Int4Linear):
+        rows = layer.prepared.to_rows()
+        whole = {"group_index": rows.group_index, "pre_quant_scale": rows.pre_quant_scale}
+        fmt, scale, tops = "int4", rows.scale, []
+        by_row = {"packed": rows.packed, "zero": _points(rows.zero, scale), "bias": rows.bias}
+    else:
+        weights = layer.weights.to_linear()
+        whole = {"pre_quant_scale": layer.pre_quant_scale}
+        fmt, scale, tops = weights.fmt, weights.block_scale, [*weights.global_scale]
+        by_row = {"packed": weights.packed, "bias": weights.bias}
+    sizes = (len(scale),) if sizes is None else sizes
+    starts = [sum(sizes[:number]) for number in range(len(sizes))]
+    for number, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+        mine = slice(start, start + size)
+        at = {1: 0, 2: number}.get(len(tops), start)  # one, of gates and of ups, or of each row
+        block: Tensor = scale[mine]
+        top: Tensor | None = None
+        if tops:
+            block, top = _scales(fmt, block, tops[at])
+        rows_of = {name: None if value is None else value[mine] for name, value in by_row.items()}
+        yield {**rows_of, "block_scale": block, "global_scale": top, **whole}
 
 
 def _points(zero: Tensor | None, scale: Tensor) -> Tensor:

@@ -12,11 +12,13 @@ Raises:
 
 from __future__ import annotations
 
-from blockscale.integrations import hf_config, hf_quantizer
+from blockscale.integrations import hf_attention, hf_config, hf_quantizer
 from blockscale.integrations.hf_config import BlockscaleConfig
+from blockscale.integrations.hf_fused import fusing
 from blockscale.integrations.hf_quantizer import BlockscaleQuantizer
 
-__all__ = ["BlockscaleConfig", "BlockscaleQuantizer"]
+__all__ = ["BlockscaleConfig", "BlockscaleQuantizer", "fusing"]
 
 hf_config.register()
 hf_quantizer.register()
+hf_attention.register()

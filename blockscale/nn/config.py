@@ -105,6 +105,14 @@ def moe_options(
     return merged
 
 
+def dense_activation(config: Config) -> str | None:
+    """Return the activation of gates in dense MLPs, as in `blockscale.linear`; None: another."""
+    config = text_config(config)
+    said = next((config[name] for name in _ACTS if config.get(name)), None)
+    known = dict.fromkeys(_SWIGLU, "silu") | dict.fromkeys(_GELU, "gelu_tanh")
+    return {**known, **dict.fromkeys(_RELU2, "relu2")}.get(str(said))
+
+
 def _groups(config: Config) -> dict[str, Any]:
     """Return the groups of experts, unless each token chooses among all."""
     count, kept = config.get("n_group"), config.get("topk_group")

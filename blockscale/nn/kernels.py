@@ -9,18 +9,28 @@ from blockscale.base.formats import MOE, QUANTIZED
 from blockscale.checkpoints.checkpoint import Checkpoint
 from blockscale.checkpoints.entry import CODES, Entry
 from blockscale.checkpoints.experts.modules import ALL, Group
-from blockscale.nn.config import moe_options, text_config
+from blockscale.nn.config import dense_activation, moe_options, text_config
 from blockscale.specs import FusedMoe, Int4Mm, Linear, MoeRoute, Spec
 from blockscale.specs.int4 import TILE_GROUPS
 
 DTYPES = ("bfloat16", "float16", "float32")
 
+GATES = ("gate_proj", "up_proj")
+MERGED = {
+    ("q_proj", "k_proj", "v_proj"): "qkv_proj",
+    ("q_a_proj", "kv_a_proj_with_mqa"): "qkv_a_proj",
+    ("q_proj", "kv_a_proj_with_mqa"): "qkv_proj",
+    GATES: "gate_up_proj",
+}
+"""Layers of a module that read the same tensor, by their names, and the name of all of them."""
+
 
 def kernels_of(ckpt: Checkpoint, *, cuda: bool, dtype: str | None = None) -> list[Spec]:
     """Return the kernels that `Linear`, `Int4Linear` and `FusedMoE` of its 4-bit weights call.
 
-    Layers that join several weights (a list of names) and activations in a linear layer are not
-    among them.  Experts of INT4 with zeros are there with and without: those that are all 8 need
+    Layers whose weights are rows of one where models run in an engine (q, k and v; gate and up) are
+    there apart and as one; other lists of names, and other activations, are not.  Experts of INT4
+    with zeros are there with and without: those that are all 8 need
     none, which only the data say.
 
     Args:
@@ -46,6 +56,8 @@ def kernels_of(ckpt: Checkpoint, *, cuda: bool, dtype: str | None = None) -> lis
         if entry.fmt in CODES and len(entry.shape) == 2 and entry.name not in members:
             spec = _linear(entry, cuda, dtype)
             found.setdefault(spec.name, spec)
+    for entries in _joined(ckpt, members):
+        found |= {spec.name: spec for spec in _merged(ckpt, entries, cuda, dtype)}
     if not found:
         raise CheckpointError(
             f"{ckpt.path} has no weight of 4 bits, so its modules call no kernel; quantise it: "
@@ -65,8 +77,42 @@ def _layout(cuda: bool) -> str:
     return "tiles64" if cuda else "linear"
 
 
-def _linear(entry: Entry, cuda: bool, dtype: str) -> Spec:
-    n, k = entry.shape
+def _joined(ckpt: Checkpoint, members: set[str]) -> Iterator[list[Entry]]:
+    """Yield the weights that are rows of one, those with the same names in `MERGED`."""
+    for name in ckpt.entries:
+        stem, _, leaf = name.removesuffix(".weight").rpartition(".")
+        for leaves in MERGED:
+            names = [f"{stem}.{each}.weight" for each in leaves]
+            entries = [ckpt.entries[each] for each in names if each in ckpt.entries]
+            if leaf != leaves[0] or name in members or len(entries) < len(leaves):
+                continue
+            kinds = {(e.fmt, e.group, e.shape[1:], *sorted(e.parts)) for e in entries}
+            if len(kinds) == 1 and entries[0].fmt in CODES and len(entries[0].shape) == 2:
+                yield entries
+                break
+
+
+def _merged(ckpt: Checkpoint, entries: list[Entry], cuda: bool, dtype: str) -> Iterator[Spec]:
+    """Yield the kernels of weights that are rows of one.
+
+    With a global scale for each row and without: whether those of NVFP4 differ only the data say.
+    """
+    first, rows = entries[0], sum(entry.shape[0] for entry in entries)
+    fmt, gates = first.fmt, first.name.endswith(f".{GATES[0]}.weight")
+    if fmt not in QUANTIZED:
+        yield _linear(first, cuda, dtype, rows)
+        return
+    k, layout = first.shape[1], _layout(cuda)
+    act = dense_activation(ckpt.configs.get("config.json", {})) if gates else None
+    if act is not None:
+        yield Linear(rows, k, fmt, dtype, layout=layout, activation=act, gated=True)
+        return
+    for by_row in (False, True) if fmt == "nvfp4" else (False,):
+        yield Linear(rows, k, fmt, dtype, layout=layout, by_row=by_row)
+
+
+def _linear(entry: Entry, cuda: bool, dtype: str, rows: int | None = None) -> Spec:
+    n, k = rows or entry.shape[0], entry.shape[1]
     if entry.fmt in QUANTIZED:
         return Linear(n, k, entry.fmt, dtype, layout=_layout(cuda))
     group = entry.group

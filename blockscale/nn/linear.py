@@ -123,7 +123,7 @@ class Linear(Prepared):
         Args:
             checkpoint: a folder, a file, or what `blockscale.checkpoints.open` returned.
             name: of the module or its weight; of a list the rows are put one below the other,
-                which takes one format and one global scale, or, gated, one for each of the two.
+                which takes one format.
             device: where the weights go; None: the CPU.
             dtype: of a dense weight; None: as stored, bfloat16 if it is dequantised.  Of INT4 on
                 CUDA: of x, to which scales are rounded; None: bfloat16.
@@ -302,10 +302,9 @@ def load(
         two = len(listed) == 2 and options.activation != "none"
         options = options._replace(gated=two)
     found = [_matrix(ckpt, name) for name in listed]
-    biases = [bias_of(ckpt, weight) for weight in found]
-    bias = _bias(biases, [weight.shape[0] for weight in found])
+    bias = stacked_biases(ckpt, found)
     if options.fmt is None and all(weight.fmt == "int4" for weight in found):
-        return _int4(found, bias, options, device)
+        return int4_layer(found, bias, options, device)
     parts = [_part(weight, options) for weight in found]
     return _layer(_stacked(listed, parts, bool(options.gated)), bias, options, device)
 
@@ -377,18 +376,20 @@ def _part(weight: Weight, options: Options) -> _Part:
 
 
 def _stacked(names: Sequence[str], parts: Sequence[_Part], gated: bool) -> _Part:
-    """Return the rows of several parts as one; gate and up may have a global scale each.
+    """Return the rows of several parts as one.
+
+    Global scales that differ are those of gates and ups, or one for each row.
 
     Raises:
-        CheckpointError: their formats, global scales or pre_quant_scales differ.
+        CheckpointError: their formats or pre_quant_scales differ.
     """
     first = parts[0]
     if len(parts) == 1:
         return first
-    pair = gated and len(parts) == 2
-    alike = ("pre_quant_scale",) if pair else ("global_scale", "pre_quant_scale")
     for name, other in zip(names[1:], parts[1:], strict=True):
-        what = _different(first, other, *alike)
+        what = _different(first, other, "pre_quant_scale")
+        if gated and len(parts) != 2 and what is None:
+            what = _different(first, other, "global_scale")
         if other.fmt != first.fmt or what is not None:
             raise CheckpointError(
                 f"{names[0]!r} and {name!r} differ in {what or 'format'}, so their rows cannot be "
@@ -399,10 +400,13 @@ def _stacked(names: Sequence[str], parts: Sequence[_Part], gated: bool) -> _Part
             f"{', '.join(map(repr, names))} have different dtypes; pass dtype= for all of them"
         )
     top = first.global_scale
-    if pair and _different(first, parts[1], "global_scale") is not None:
+    if any(_different(first, other, "global_scale") is not None for other in parts[1:]):
         ones = torch.ones(1)
-        scales = [part.global_scale for part in parts]
-        top = torch.cat([ones if scale is None else scale for scale in scales])
+        scales = [ones if part.global_scale is None else part.global_scale for part in parts]
+        if not (gated and len(parts) == 2):
+            counts = [len(part.packed) for part in parts if part.packed is not None]
+            scales = [s.expand(n) for s, n in zip(scales, counts, strict=True)]
+        top = torch.cat(scales)
     rows: dict[str, Any] = {
         name: joined([getattr(part, name) for part in parts])
         for name in ("packed", "block_scale", "weight")
@@ -425,7 +429,7 @@ def _layer(part: _Part, bias: Tensor | None, options: Options, device: Device) -
     return Linear(prepared("Linear.from_checkpoint", given, dtype, options.layout), **to)
 
 
-def _int4(
+def int4_layer(
     weights: Sequence[Weight], bias: Tensor | None, options: Options, device: Device
 ) -> Linear:
     """Return the layer of INT4 weights that are one above the other.
@@ -471,12 +475,13 @@ def _int4(
     )
 
 
-def _bias(biases: Sequence[Tensor | None], rows: Sequence[int]) -> Tensor | None:
-    """Return all biases, one after the other; None: there is none at all."""
+def stacked_biases(ckpt: Checkpoint, weights: Sequence[Weight]) -> Tensor | None:
+    """Return the biases of all weights [N, K], one after the other; None: there is none at all."""
+    biases = [bias_of(ckpt, weight) for weight in weights]
     if all(bias is None for bias in biases):
         return None
-    pairs = zip(biases, rows, strict=True)
-    return torch.cat([torch.zeros(count) if bias is None else bias for bias, count in pairs])
+    pairs = zip(biases, weights, strict=True)
+    return torch.cat([torch.zeros(w.shape[0]) if bias is None else bias for bias, w in pairs])
 
 
 def _float(value: Tensor | None) -> Tensor | None:

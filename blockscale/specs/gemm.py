@@ -104,6 +104,8 @@ class Linear(FormatSpec):
         activation: of `ACTIVATIONS`.
         gated, residual: see above.
         out_dtype: of y; "": that of x.
+        by_row: whether each row of w has a global scale of its own, as rows of several weights
+            have; not gated, and not int4.
     """
 
     n: int
@@ -117,9 +119,10 @@ class Linear(FormatSpec):
     gated: bool = False
     residual: bool = False
     out_dtype: str = ""
+    by_row: bool = False
     op = "linear"
     pattern = Name(
-        "linear_{fmt}[g{group}{zero}]_n{n}_k{k}{activation}{gated}{residual}{layout}"
+        "linear_{fmt}[g{group}{zero}]_n{n}_k{k}{by_row}{activation}{gated}{residual}{layout}"
         "[_to_{out_dtype}]_{dtype}",
         *("linear_nvfp4_n384_k1536_bf16", "linear_mxfp4_n5632_k1024_silu_gated_tiles64_bf16"),
         texts={
@@ -129,6 +132,7 @@ class Linear(FormatSpec):
             "activation": _ACTIVATION_TEXTS,
             "layout": {"linear": "", "tiles64": "_tiles64"},
             "zero": flag("z"),
+            "by_row": flag("_byrow"),
             "gated": flag("_gated"),
             "residual": flag("_res"),
         },
@@ -153,6 +157,11 @@ class Linear(FormatSpec):
                     f"{where}: gated=True without an activation of the gates; choose one of "
                     f"{', '.join(ACTIVATIONS[1:])}"
                 )
+        if self.by_row and (self.gated or self.fmt == "int4"):
+            raise ValueError(
+                f"{where}: by_row=True, but {'gates and ups have' if self.gated else 'int4 has'} "
+                "no global scale of each row; leave by_row out"
+            )
         if self.layout == "linear" and self.fmt == "int4":
             raise ValueError(
                 f"{where}: int4 in layout 'linear' has no kernel; Int4Mm has, or layout='tiles64'"
@@ -172,6 +181,11 @@ class Linear(FormatSpec):
         return self.n // 2 if self.gated else self.n
 
     @property
+    def factors(self) -> int:
+        """How many global scales there are."""
+        return self.n if self.by_row else 2 if self.gated else 1
+
+    @property
     def padded_n(self) -> int:
         """Rows of the weight in layout "tiles64": gates and ups are padded alike."""
         return round_up(self.cols, TILE) * (2 if self.gated else 1)
@@ -184,10 +198,10 @@ class Linear(FormatSpec):
     def params(self) -> tuple[Param, ...]:
         """x, packed, block_scale, global_scale, bias, [residual,] y.
 
-        The global scale of gated layers is [2], of gates and of ups.
+        The global scale of gated layers is [2], of gates and of ups; by row, [n].
         """
         storage, scale = self.format.codes.storage, self.format.scale.storage
-        factor = replace(GLOBAL_SCALE, shape=(2,)) if self.gated else GLOBAL_SCALE
+        factor = replace(GLOBAL_SCALE, shape=(self.factors,))
         weight: tuple[Param, ...] = (
             Param("packed", "uint8", (self.n, self.k // 2), storage=storage),
             scales("block_scale", scale, (self.n,), self.k // self.group),

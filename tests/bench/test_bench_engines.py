@@ -76,10 +76,13 @@ def test_every_road_is_measured(tmp_path, capfd, name):
     assert engines.main(given) == 0
     results = json.loads(out.read_text())
     roads = {row["road"]: row for row in results["rows"]}
-    assert [*roads] == [*engines.ROADS.get(engine_models.TINY[name].kind, ("ours", "bfloat16"))]
+    kind = engine_models.TINY[name].kind
+    wanted = ["ours", "apart", "bfloat16"] if kind == "llama" else ["ours", "stock", "bfloat16"]
+    assert [*roads] == wanted
     for road, row in roads.items():
         batches = [each["batch"] for each in row["decode"]]
-        assert batches in ([1, 2], [1, 2, 1, 2])
+        twice = row["road"] == "ours" if kind == "llama" else row["road"] != "ours"
+        assert batches == [1, 2] * (2 if twice else 1)
         assert all(each["error"] < engines.BOUND for each in row["decode"])
         assert row["prefill"]["tokens"] == 24
         assert ("write_s" in row) == (road != "bfloat16")
@@ -94,8 +97,9 @@ def test_a_part_that_fails_is_told(tmp_path, capfd, monkeypatch):
     out = tmp_path / "engines.json"
     given = [*FEW, *STEPS, "--only", "tiny-llama", "--folder", str(tmp_path), "--out", str(out)]
     assert engines.main(given) == 1
-    ours, plain = json.loads(out.read_text())["rows"]
+    ours, apart, plain = json.loads(out.read_text())["rows"]
     assert "config.json" in ours["failed"]
+    assert "config.json" in apart["failed"]
     assert [each["batch"] for each in plain["decode"]] == [1, 2]
     assert "wrong or failed: tiny-llama ours" in capfd.readouterr().err
 

@@ -221,8 +221,8 @@ SWIZZLED = torch.zeros(128, 8, dtype=torch.uint8).view(torch.float8_e4m3fn)
         (lambda: bs.linear(X, PACKED, SCALE, fmt="fp4"), ["fmt", "fp4", "nvfp4"]),
         (lambda: bs.linear(X, PACKED, SCALE, fmt="int4"), ["block_scale", "e4m3", "float32"]),
         (
-            lambda: bs.linear(X, PACKED, SCALE, global_scale=torch.ones(7)),
-            ["global_scale", "one element"],
+            lambda: bs.linear(X, PACKED, SCALE, global_scale=torch.ones(6)),
+            ["global_scale", "one of the whole weight"],
         ),
         (lambda: bs.linear(X, PACKED, SCALE, bias=torch.ones(8)), ["bias", r"\b8\b", r"\b7\b"]),
         (

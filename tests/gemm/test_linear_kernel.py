@@ -82,6 +82,13 @@ CASES = {
         mma(64, 8, 4),
         9,
     ),
+    "by row": (spec(195, 512, by_row=True, residual=True), mma(64, 8, 2, 2), 5),
+    "wgmma, by row": (spec(200, 512, "mxfp4", by_row=True), wgmma(128, 24, 8), 19),
+    "by row to float32": (
+        spec(196, 512, by_row=True, activation="silu", out_dtype="float32"),
+        mma(64, 16, 4),
+        9,
+    ),
     # ragged sizes
     "odd n": (spec(195, 512, residual=True), mma(64, 8, 4, 1, 1, 2), 9),
     "odd k": (spec(128, 720), mma(64, 8, 2, 2), 9),
@@ -108,7 +115,16 @@ CASES = {
     },
 }
 QUICK = (
-    *("slices", "uneven ctas", "16 rows", "128 rows", "wgmma", "wgmma, uneven ctas"),
+    *(
+        "by row",
+        "wgmma, by row",
+        "slices",
+        "uneven ctas",
+        "16 rows",
+        "128 rows",
+        "wgmma",
+        "wgmma, uneven ctas",
+    ),
     *(
         "wgmma, gated",
         "gelu, residual",

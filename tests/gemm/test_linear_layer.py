@@ -119,6 +119,40 @@ def test_numerics(case, size, dtype, activation, gated, residual, out_dtype):
         assert torch.equal(made.run(rows, weights, **options), y)
 
 
+@pytest.mark.parametrize("case", ["nvfp4", "mxfp4"])
+def test_each_row_may_have_a_global_scale(case):
+    """Of tensors and of prepared weights, which come back from a state and from tiles."""
+    made = Case(case, 15, 3, "float32")
+    factors = np.random.default_rng(3).uniform(0.25, 4, 15).astype(np.float32)
+    plain = dense(*made.made, np.float32([1])) * factors[:, None].astype(np.float64)
+    made.truth = reference.layer(widen(made.x), plain, made.bias, "none", False, None)
+    made.tensors["global_scale"] = torch.from_numpy(factors)
+    weights = made.prepared()
+    for rows in (1, 17):
+        y = made.run(rows)
+        made.check(y, rows)
+        assert torch.equal(made.run(rows, weights), y)
+    again = bs.LinearWeights.load_state_dict(weights.state_dict())
+    assert again.by_row
+    assert torch.equal(made.run(3, again), made.run(3, weights))
+    tiles = bs.prepare_linear_weights(
+        **made.tensors, dtype=torch.bfloat16, layout="tiles64"
+    ).to_linear()
+    made.check(made.run(3, tiles), 3)
+    with rejects("global_scale has shape", "one of each row"):
+        bs.linear(made.x, **{**made.tensors, "global_scale": torch.ones(14)})
+    if case == "nvfp4":
+        with rejects("a global scale of each row"):
+            made.prepared(layout="128x4")
+
+
+def test_int4_and_gates_have_no_global_scale_of_each_row():
+    with pytest.raises(ValueError, match="by_row=True, but gates and ups have"):
+        Linear(32, 64, activation="silu", gated=True, by_row=True)
+    with pytest.raises(ValueError, match="by_row=True, but int4 has"):
+        Linear(32, 64, "int4", "bfloat16", layout="tiles64", by_row=True)
+
+
 INT4_CASES = [
     ("int4 32 zeros", "bfloat16", "silu", True, True),
     ("int4 128", "float32", "none", False, False),

@@ -180,7 +180,7 @@ REFUSED = [
     (lambda: call(packed=torch.zeros(0, 16, dtype=torch.uint8)), [r"\[0, 16\]", "none of them 0"]),
     (lambda: call(made=arrays("nvfp4", 7, 2), gated=True), ["7 rows", "gated=True", "ups"]),
     (lambda: call(gated=True, global_scale=torch.ones(3)), ["global_scale", r"\[3\]", r"\[2\]"]),
-    (lambda: call(global_scale=torch.ones(2)), ["global_scale", "one element"]),
+    (lambda: call(global_scale=torch.ones(2)), ["global_scale", "one of the whole weight"]),
     (lambda: call(bias=torch.ones(4)), ["bias", r"\[4\]", r"\[8\]", "one per row"]),
     (lambda: call(group_size=32), ["group_size=32", "nvfp4", "16"]),
     (lambda: call(zero=torch.zeros(8, 2)), ["zero", "no zero points", "int4"]),

@@ -1,10 +1,10 @@
-"""Names of the kernels that test_gpu_ops, test_gpu_calls, test_gpu_limits, test_gpu_linear use.
+"""Names of the kernels that test_gpu_{ops,calls,limits,linear,flashinfer}.py use.
 
 Functions that a loaded library lacks are built when they are first called.  To build all of them
 at once, before the tests:
 
     blockscale build --target sm_90a -o all.so $(python -m tests.hardware.kernels)
-    pytest -m gpu --library all.so tests/hardware/test_gpu_{ops,calls,limits,linear}.py
+    pytest -m gpu --library all.so tests/hardware/test_gpu_{ops,calls,limits,linear,flashinfer}.py
 """
 
 NORMS = (
@@ -80,6 +80,25 @@ FI_GOLDEN = tuple(
 )
 """FlashInfer's exact quantiser."""
 
+FI_OPTIONS = (
+    "quantize_nvfp4_fi_f8",
+    "quantize_nvfp4_128x4_fi_f8",
+    "quantize_mxfp4_128x4_fi_f8",
+    "quantize_nvfp4_rows_8x4_fi_f8",
+    "quantize_nvfp4_rows_128x4_fi_bf16",
+    "quantize_nvfp4_4over6_mae_fi_bf16",
+    "quantize_nvfp4_4over6_mse_8x4_fi_f16",
+    "quantize_nvfp4_4over6_mae_scaled_128x4_fi_f16",
+    "quantize_nvfp4_rows_4over6_mse_scaled_fi_bf16",
+    "quantize_nvfp4_token_fi_bf16",
+    "quantize_nvfp4_token_128x4_fi_f16",
+    "quantize_nvfp4_token_4over6_mae_fi_f16",
+    "quantize_nvfp4_token_4over6_mse_8x4_fi_bf16",
+    "quantize_nvfp4_token_4over6_mae_scaled_fi_bf16",
+    "quantize_nvfp4_token_4over6_mse_scaled_fi_bf16",
+)
+"""Its quantisers of FP8, with a scale of each row, given or found, and with four-over-six."""
+
 SWEEPS = ("scale_sweep_b16_bf16", "scale_sweep_b16_f32", "scale_sweep_b32_f16")
 
 LINEAR = (
@@ -99,7 +118,18 @@ LINEAR = (
 )
 """With what quantises their weights, beside the kernels above."""
 
-NAMES = (*NORMS, *FI_NORMS, *BLOCKS, *DEQUANTIZES, *COPIES, *ACTS, *FI_GOLDEN, *SWEEPS, *LINEAR)
+NAMES = (
+    *NORMS,
+    *FI_NORMS,
+    *BLOCKS,
+    *DEQUANTIZES,
+    *COPIES,
+    *ACTS,
+    *FI_GOLDEN,
+    *FI_OPTIONS,
+    *SWEEPS,
+    *LINEAR,
+)
 
 if __name__ == "__main__":
     print(*NAMES)

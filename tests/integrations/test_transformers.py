@@ -137,7 +137,15 @@ def test_modelopt_nvfp4_with_bias_tied_embeddings_and_layers_left_out(tmp_path, 
     with monkeypatch.context() as patch:
         patch.setattr(Weight, "rows", dense_only)
         model = loaded(stored.folder)
-    assert sorted(modules(model, bs.nn.Linear)) == sorted(stored.quantised)
+    layers = [f"model.layers.{number}." for number in range(2)]
+    assert sorted(modules(model, bs.nn.Linear)) == sorted(
+        [
+            *(f"{layers[0]}self_attn.{name}_proj" for name in ("qkv", "o")),
+            *(f"{layers[1]}self_attn.{name}_proj" for name in "vo"),
+            *(f"{layer}mlp.gate_up_proj" for layer in layers),
+            f"{layers[1]}mlp.down_proj",
+        ]
+    )
     assert len(stored.quantised) == 11
     assert modules(model, torch.nn.Linear) == [
         *("model.layers.0.mlp.down_proj", "model.layers.1.self_attn.q_proj"),
@@ -168,7 +176,7 @@ def test_experts_of_modelopt_keep_their_names(tmp_path):
     assert [type(layer.mlp.experts).__name__ for layer in model.model.layers[:1]] == [
         "ModelExperts"
     ]
-    assert isinstance(model.model.layers[1].mlp.gate_proj, bs.nn.Linear)
+    assert isinstance(model.model.layers[1].mlp.gate_up_proj, bs.nn.Linear)
     saved_again(model, tmp_path / "again")
     before, after = (bs.checkpoints.open(p) for p in (stored.folder, tmp_path / "again"))
     assert set(after.names) == set(before.names)
@@ -219,7 +227,7 @@ def test_fp8_experts_are_dequantised(tmp_path, kind):
     else:
         stored = made(tmp_path, kind, "modelopt-mixed-experts")
     model = loaded(stored.folder)
-    assert isinstance(model.model.layers[0].self_attn.q_proj, bs.nn.Linear)
+    assert isinstance(model.model.layers[0].self_attn.qkv_proj, bs.nn.Linear)
     assert isinstance(model.model.layers[0].mlp.experts.down_proj, torch.nn.Parameter)
     near(model, stored.dense)
     saved_again(model, tmp_path / "again")
@@ -257,7 +265,7 @@ def test_what_convert_writes_is_loaded(tmp_path, target):
     about = json.loads((tmp_path / "plain" / "config.json").read_text())
     dense = hf_models.files.folder(tmp_path / "dense", values, about)
     model = loaded(tmp_path / "out")
-    assert isinstance(model.model.layers[0].self_attn.q_proj, bs.nn.Linear)
+    assert isinstance(model.model.layers[0].self_attn.qkv_proj, bs.nn.Linear)
     assert type(model.model.layers[0].mlp.experts).__name__ == "ModelExperts"
     near(model, dense)
 
@@ -273,7 +281,13 @@ def test_the_configuration_may_be_in_a_file_of_its_own(tmp_path, name):
         said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}
     (stored.folder / name).write_text(json.dumps(said))
     model = loaded(stored.folder)
-    assert sorted(modules(model, bs.nn.Linear)) == sorted(stored.quantised)
+    layer = "model.layers.0"
+    fused = [
+        *(f"{layer}.mlp.{leaf}_proj" for leaf in ("down", "gate_up")),
+        *(f"{layer}.self_attn.{leaf}_proj" for leaf in ("o", "qkv")),
+    ]
+    apart = scheme == "gptq"  # in act-order
+    assert sorted(modules(model, bs.nn.Linear)) == (sorted(stored.quantised) if apart else fused)
     near(model, stored.dense)
 
 
@@ -707,9 +721,9 @@ def test_a_transformers_that_is_not_there_or_too_old_is_named(tmp_path, content,
 
 
 def test_the_examples_of_the_page_run(tmp_path):
-    """docs/engines.md: from a folder with a tokenizer to tokens; then a plain one is quantised."""
+    """docs/engines.md: from a folder with a tokenizer to tokens; unfused; a plain one quantised."""
     page = (ROOT / "docs" / "engines.md").read_text()
-    first, second = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    first, apart, second = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
     stored = made(tmp_path, "llama", "modelopt-nvfp4", initializer_range=FLAT)
     stored.folder.rename(tmp_path / "model")
     words = ["[UNK]", "The", "answer", "is", *(f"word{i}" for i in range(hf_models.V - 4))]
@@ -720,10 +734,12 @@ def test_the_examples_of_the_page_run(tmp_path):
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[UNK]"
     ).save_pretrained(tmp_path / "model")
-    code = f"{first}\nprint(type(model.model.layers[0].mlp.up_proj).__module__)\n{second}"
+    code = f"{first}\nprint(type(model.model.layers[0].mlp.gate_up_proj).__module__)\n{apart}"
+    code += f"print(type(model.model.layers[0].mlp).__name__)\n{second}"
     run = python(f"import os; os.chdir({str(tmp_path)!r})\n{code}")
     assert run.returncode == 0, run.stderr
-    text, module = run.stdout.splitlines()
+    text, module, mlp = run.stdout.splitlines()
+    assert mlp == "LlamaMLP"
     assert text.startswith("The answer is ")
     assert len(text.split()) == 3 + 20
     assert module == "blockscale.nn.linear"

@@ -21,7 +21,7 @@ from tests.kit.checkpoint_files import folder
 pytest.importorskip("blockscale.integrations.transformers")
 
 from blockscale.integrations.hf_experts import Act, ModelExperts
-from blockscale.integrations.hf_plan import ExpertsJob, LinearJob
+from blockscale.integrations.hf_plan import ExpertsJob, LinearJob, MergedJob
 from blockscale.integrations.hf_save import tensors_of
 
 E, H, I = 3, 64, 32  # noqa: E741
@@ -70,6 +70,54 @@ def test_a_linear_layer(tmp_path, rng, scheme, layout):
     assert torch.equal(again[P].dequantize(), wanted)
     np.testing.assert_array_equal(again[f"{P}.bias"].data, bias)
     assert again[P].fmt == ckpt[P].fmt
+
+
+@pytest.mark.parametrize("scheme", ["modelopt-nvfp4", "modelopt-mxfp4", "awq"])
+@pytest.mark.parametrize("layout", ["linear", "tiles64"])
+@pytest.mark.parametrize("activation", ["none", "silu"])
+def test_layers_that_are_rows_of_one(tmp_path, rng, scheme, layout, activation):
+    """Parts come back with scales, biases and names of their own; gates and ups have one size."""
+    if scheme == "awq" and activation != "none":
+        pytest.skip("INT4 layers with an activation are not made of a model's")
+    rows = {"gate": 96, "up": 96} if activation != "none" else {"q": 96, "k": 32, "v": 32}
+    tensors: dict[str, np.ndarray] = {}
+    for leaf, count in rows.items():
+        tensors |= hf_models.SCHEMES[scheme].store(f"m.{leaf}", random(rng, count, H), rng)[0]
+    tensors["m.gate.bias" if activation != "none" else "m.k.bias"] = rng.standard_normal(
+        96 if activation != "none" else 32
+    ).astype(np.float32)
+    ckpt = bs.checkpoints.open(folder(tmp_path / "in", tensors, {}))
+    names = [f"m.{leaf}" for leaf in rows]
+    if scheme == "awq":
+        parts = [ckpt[name] for name in names]
+        joined = [
+            torch.cat([getattr(part, name) for part in parts])
+            for name in ("packed", "block_scale", "zero")
+        ]
+        bias = torch.zeros(160)
+        bias[96:128] = torch.from_numpy(tensors["m.k.bias"])
+        target = "cuda" if layout == "tiles64" else "cpu"
+        module: Any = bs.nn.Int4Linear(
+            prepare(
+                *joined,
+                group_size=parts[0].group_size,
+                layout="rows",
+                bias=bias,
+                dtype=torch.float16,
+                target=target,
+            )
+        )
+    else:
+        module = load(ckpt, names, Options(activation=activation, layout=layout))
+    jobs = tuple(LinearJob(name, f"{name}.weight") for name in names)
+    job = MergedJob("m", "m", None, 0, jobs, tuple(rows.values()), activation)
+    again = written(tmp_path / "out", tensors_of(model(module), [job]))
+    for name in names:
+        assert torch.equal(again[name].dequantize(), ckpt[name].dequantize()), name
+        bias_was = tensors.get(f"{name}.bias")
+        count = rows[name.removeprefix("m.")]
+        expected = np.zeros(count, np.float32) if bias_was is None else bias_was
+        np.testing.assert_array_equal(again[f"{name}.bias"].data, expected)
 
 
 @pytest.mark.parametrize("scheme", ["modelopt-nvfp4", "modelopt-mxfp4", "awq"])

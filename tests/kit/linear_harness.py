@@ -112,6 +112,8 @@ def run(
     of = kernel(spec, tile, stages)
     x = moe.random_hidden(m, spec.k, spec.dtype, seed)
     overall = np.array([0.75, 1.25][: 1 + spec.gated])
+    if spec.by_row:
+        overall = rng.uniform(0.5, 2, spec.n).astype(np.float32).astype(np.float64)
     weights = prepared(spec, made, overall)
     codes, scale, factor = (
         value.contiguous()
@@ -146,7 +148,8 @@ def run(
     sums = x.astype(np.float64) @ made.value.T
     halves = np.split(sums, 1 + spec.gated, axis=1)
     shifts = np.split(np.zeros(spec.n) if shift is None else shift, 1 + spec.gated)
-    parts = [h * g + b for h, g, b in zip(halves, overall, shifts, strict=True)]
+    factors = [overall] if spec.by_row else overall
+    parts = [h * g + b for h, g, b in zip(halves, factors, shifts, strict=True)]
     want = ACT[spec.activation](parts[0])
     want = want * parts[1] if spec.gated else want
     want = want + (0 if other is None else other.astype(np.float64))

@@ -525,7 +525,7 @@ def test_int4_weights(tmp_path):
 
 
 def test_rows_of_several_weights(tmp_path):
-    """One global scale: one weight; different ones are refused, not rounded."""
+    """One global scale, or one for each row, so that nothing is rounded; formats are one."""
     rng = np.random.default_rng(11)
     tensors, values = codes(rng, {"q": (32, H), "k": (16, H), "v": (16, H)}, "m")
     top = tensors["m.q.weight_scale_2"]
@@ -538,9 +538,15 @@ def test_rows_of_several_weights(tmp_path):
     shift = np.concatenate([np.zeros(32), np.ones(16), np.zeros(16)])
     x = tokens()
     near(layer, x, x.astype(np.float64) @ expected.T + shift)
-    folder = files.folder(tmp_path / "b", tensors)
-    with pytest.raises(CheckpointError, match=r"'m.q' and 'm.k' differ in global_scale, so their"):
-        nn.Linear.from_checkpoint(folder, names)
+    assert layer.global_scale.shape == (1,)
+    layer = nn.Linear.from_checkpoint(files.folder(tmp_path / "b", tensors), names)
+    expected = np.concatenate([values[n] for n in "qkv"])
+    near(layer, x, x.astype(np.float64) @ expected.T)
+    assert layer.weights.by_row
+    other = {n: v for n, v in tensors.items() if not n.startswith("m.k")}
+    other["m.k.weight"] = np.ones((16, H), np.float32)
+    with pytest.raises(CheckpointError, match=r"'m.q' and 'm.k' differ in format, so their"):
+        nn.Linear.from_checkpoint(files.folder(tmp_path / "c", other), names)
 
 
 def silu(value):

@@ -103,6 +103,54 @@ def test_names_for_a_gpu(opened, rng, store, wanted):
     assert sorted(spec.name for spec in kernels_of(ckpt, cuda=True)) == wanted
 
 
+@pytest.mark.parametrize(
+    ("store", "act", "wanted"),
+    [
+        (
+            fp4,
+            "silu",
+            [
+                "linear_nvfp4_n160_k64_byrow_tiles64_bf16",
+                "linear_nvfp4_n160_k64_tiles64_bf16",
+                "linear_nvfp4_n192_k64_silu_gated_tiles64_bf16",
+            ],
+        ),
+        (
+            fp4,
+            "gelu",
+            [
+                "linear_nvfp4_n160_k64_byrow_tiles64_bf16",
+                "linear_nvfp4_n160_k64_tiles64_bf16",
+                "linear_nvfp4_n192_k64_byrow_tiles64_bf16",
+                "linear_nvfp4_n192_k64_tiles64_bf16",
+            ],
+        ),
+        (
+            awq,
+            "silu",
+            [
+                "int4_mm_tiles64_n160_k64_g32z_a16_bf16",
+                "int4_mm_tiles64_n192_k64_g32z_a16_bf16",
+            ],
+        ),
+    ],
+)
+def test_layers_that_engines_have_as_one(opened, rng, store, act, wanted):
+    """Beside each by itself; what is plain, or has another K, is with none."""
+    layer = "model.layers.0"
+    sizes = {"self_attn.q": (96, 64), "self_attn.k": (32, 64), "self_attn.v": (32, 64)}
+    sizes |= {"mlp.gate": (96, 64), "mlp.up": (96, 64), "other.q": (96, 64), "other.k": (32, 64)}
+    sizes |= {"wide.gate": (96, 64), "wide.up": (96, 128)}
+    found = {}
+    for name, size in sizes.items():
+        found |= store(rng, f"{layer}.{name}_proj", *size)
+    found[f"{layer}.other.v_proj.weight"] = rng.standard_normal((32, 64)).astype(np.float32)
+    ckpt = opened(found, {}, model_type="llama", hidden_act=act)
+    names = [spec.name for spec in kernels_of(ckpt, cuda=True)]
+    assert sorted(n for n in names if "n160" in n or "n192" in n) == wanted
+    assert len([n for n in names if "n96" in n or "n32" in n]) == 3, "and each by itself"
+
+
 def test_gpt_oss_and_deepseek(opened, rng):
     """Biases and all experts in one tensor, with gates or without; a correction and groups."""
     oss = {}

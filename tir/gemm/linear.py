@@ -1,8 +1,8 @@
 """Linear layer on 4-bit weights: y = act(s) + residual, or gated, act(gate) * up + residual.
 
 s[m, n] = global_scale * sum_k x[m, k] * w[n, k] + bias[n]; gates are the first half of its columns,
-ups the second, each half with a global scale of its own.  Activations:
-`blockscale.tir.activations`.
+ups the second, each half with a global scale of its own.  By row, it is global_scale[n].
+Activations: `blockscale.tir.activations`.
 
 w[n, k] = e2m1(packed[n, k / 2], nibble k % 2) * block_scale[n, k / block], exactly; block is 16
 (NVFP4, E4M3 scales) or 32 (MXFP4, E8M0 scales).  The sum is accumulated in float32; all that is
@@ -80,8 +80,8 @@ def _finish(spec: Linear, order: _Order, row_tile: int) -> Any:
     R, N, cols = i64(row_tile), i64(spec.n), i64(spec.cols)
 
     def sum_of(C, global_scale, bias, t, i, n):
-        row, half = order.row(n), order.half(n)
-        return C[t, i, n] * global_scale[half] + bias[row]
+        row = order.row(n)
+        return C[t, i, n] * global_scale[row if spec.by_row else order.half(n)] + bias[row]
 
     def active(E, t, i, n):
         if not spec.gated:
@@ -136,7 +136,7 @@ def linear(
     """
     N, K, R, cols = i64(spec.n), i64(spec.k), i64(row_tile), i64(spec.cols)
     blocks, block = i64(spec.k // spec.block), i64(spec.block)
-    half, two = i64(spec.k // 2), i64(2)
+    half, two, factors = i64(spec.k // 2), i64(2), i64(spec.factors)
     operand = "float32" if compute == "float32" else "uint16"
     zero = tirx.const(0, operand)
     order = _Order(spec.cols, pair if spec.gated else 0)
@@ -147,7 +147,7 @@ def linear(
         x_handle: T.handle,
         packed: T.Buffer((N, half), "uint8"),
         block_scale: T.Buffer((N, blocks), "uint8"),
-        global_scale: T.Buffer((i64(2 if spec.gated else 1),), "float32"),
+        global_scale: T.Buffer((factors,), "float32"),
         bias: T.Buffer((N,), "float32"),
         residual_handle: T.handle,
         y_handle: T.handle,

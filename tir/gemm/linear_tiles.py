@@ -2,10 +2,10 @@
 
 y[i, j] = round(act(fma(sum_k x[i, k] * w[j, k], global_scale, bias[j])) + residual[i, j])
 
-and of gated layers round(act(gate) * up + residual).  Weights are in the layout "tiles64"
-(`blockscale.ops.moe.tiles`): rows of w in an order in which a thread of an MMA has neighbouring
-columns of y; of each 16 channels, which a thread has, word j holds 2 j, 2 j + 1, 2 j + 8 and
-2 j + 9.  Sizes are padded: rows of w to `ROW_TILE`, K to `K_TILE`, rows of x to
+and of gated layers round(act(gate) * up + residual); by row, global_scale[j].  Weights are in the
+layout "tiles64" (`blockscale.ops.moe.tiles`): rows of w in an order in which a thread of an MMA has
+neighbouring columns of y; of each 16 channels, which a thread has, word j holds 2 j, 2 j + 1,
+2 j + 8 and 2 j + 9.  Sizes are padded: rows of w to `ROW_TILE`, K to `K_TILE`, rows of x to
 `TOKEN_TILE`; the true ones are in the attribute "blockscale.shapes".
 
 A decoded weight is w * 2^-LEFT_OVER: what 16-bit arithmetic makes of codes without a further step.
@@ -82,7 +82,7 @@ def true_shapes(spec: Linear) -> dict[str, list[tuple[str, int, int, int]]]:
             ("k", max(64, spec.group), blocks, 1),
             ("", 1, 4 * scale_count(spec.fmt, spec.group, spec.zero), 1),
         ],
-        "global_scale": [("", 1, 2 if spec.gated else 1, 1)],
+        "global_scale": [("", 1, spec.factors, 1)],
         "bias": [*([("", 1, 2, 1)] if spec.gated else []), ("", 1, spec.cols, 1)],
         "residual": y,
         "y": y,
@@ -151,17 +151,21 @@ def _products(spec: Linear) -> Any:
 def _plain(spec: Linear) -> PrimFunc:
     """The layer whose rows of w are columns of y."""
     R, RB, KB, SB, SN = _sizes(spec)
-    N, dtype, out_dtype, one = i64(TOKEN_TILE), spec.dtype, spec.out_dtype, i64(1)
+    N, dtype, out_dtype = i64(TOKEN_TILE), spec.dtype, spec.out_dtype
     numbers = dtype if spec.fmt == "int4" else "uint8"
     multiply, act = _products(spec), partial(activated, spec.activation)
     left = T.float32(left_over(spec.fmt, spec.zero, dtype))
+    factors = R if spec.by_row else i64(1)
+
+    def factor_of(row):
+        return natural(row) if spec.by_row else 0
 
     @T.prim_func(s_tir=True)
     def main(
         x_handle: T.handle,
         packed: T.Buffer((RB, KB, i64(BLOCK_WORDS)), "uint32"),
         block_scale: T.Buffer((RB, SB, SN), numbers),
-        global_scale: T.Buffer((one,), "float32"),
+        global_scale: T.Buffer((factors,), "float32"),
         bias: T.Buffer((R,), "float32"),
         residual_handle: T.handle,
         y_handle: T.handle,
@@ -178,7 +182,7 @@ def _plain(spec: Linear) -> PrimFunc:
                 vt, vi, vr = T.axis.remap("SSS", [t, i, r])
                 y[vt, vi, natural(vr)] = T.Cast(
                     out_dtype,
-                    act(T.fma(C[vt, vi, vr], global_scale[0] * left, bias[natural(vr)]))
+                    act(T.fma(C[vt, vi, vr], global_scale[factor_of(vr)] * left, bias[natural(vr)]))
                     + f32(residual[vt, vi, natural(vr)]),
                 )
 

@@ -19,6 +19,7 @@ from blockscale.ops.linear.weights import (
     Facts,
     Given,
     LinearWeights,
+    by_row,
     check_beside,
     global_scales,
     prepared,
@@ -102,7 +103,8 @@ def linear(
         gated = bool(gated)
         plain = act_fmt is None and act_global_scale is None and fmt != "int4"
         if plain and group_size is None and zero is None and not getattr(x, "is_cuda", False):
-            options = activation, out_dtype, residual is None, (fmt, gated, _shape(packed))
+            kind = fmt, gated, _shape(packed), _shape(global_scale)
+            options = activation, out_dtype, residual is None, kind
             return _LINEAR.run(options, (x, packed, block_scale, global_scale, bias, residual, out))
         tensors = Given(packed, block_scale, fmt, global_scale, bias, gated, group_size, zero)
         weights = _converted(x, tensors, act_fmt)
@@ -128,7 +130,8 @@ def _prepared(
     _check_layout(x, w.facts)
     if w.fmt == "int4" and w.layout == "linear":
         return _int4(x, weights, epilogue, out)
-    kind = w.facts if w.layout == "tiles64" else (w.fmt, w.gated, w.packed.shape)
+    plain = w.fmt, w.gated, w.packed.shape, w.global_scale.shape
+    kind = w.facts if w.layout == "tiles64" else plain
     given = x, w.packed, w.block_scale, w.global_scale, w.bias, residual, out
     return _LINEAR.run((activation, out_dtype, residual is None, kind), given)
 
@@ -158,17 +161,18 @@ class _Linear(call.Op[Tensor]):
     """Options: activation, out_dtype, whether there is no residual, and the weight's kind.
 
     That is the `Facts` of a weight in layout "tiles64"; of one in layout "linear", whose tensors
-    may be anything until checked, its format, whether it is gated, and the shape of its codes.
+    may be anything until checked, its format, whether it is gated, and the shapes of its codes and
+    of its global scale.
     """
 
     def recorded(self, options: Any, given: Any) -> Tensor:
         x, packed, block_scale, g, bias, residual, out = given
         activation, out_dtype, _, kind = options
         facts = kind if isinstance(kind, Facts) else Facts(kind[0], 0, 0, 0, kind[1])
-        fmt, n, k, group, gated, *rest = facts
+        fmt, n, k, group, gated, zeros, layout, scale_dtype, _ = facts
         made = call.operator(self.name)(
             *(x, packed, block_scale, fmt, g, bias, residual, activation, gated, out_dtype),
-            *(n, k, group, *rest),
+            *(n, k, group, zeros, layout, scale_dtype),
         )
         return call.copied(out, made)
 
@@ -190,7 +194,7 @@ class _Linear(call.Op[Tensor]):
         if type(bias) in call.PLAIN and bias.dtype in checks.SIXTEEN_BIT:
             bias = bias.float()
         if spec.gated and type(g) in call.PLAIN and g.numel() == 1:
-            g = global_scales(g, True, x)
+            g = g.reshape(-1).expand(2).contiguous()
         return (*given[:3], g, bias, *given[5:], out), None
 
     def check(self, options: Any, given: Any) -> Checked:
@@ -243,6 +247,7 @@ def _check_call(
     spec = Linear(
         *(facts.n, facts.k, facts.fmt, dtype_name(x.dtype), facts.group, facts.zeros),
         *(facts.layout, activation, facts.gated, residual is not None, dtype_name(to)),
+        by_row=facts.by_row,
     )
     if residual is not None:
         wide = *x.shape[:-1], spec.cols
@@ -309,13 +314,13 @@ def _check_linear(
         remedy = "; it is made of the weight's transpose, so quantise the weight as [N, K]"
     _check_columns(x, k, f"packed of shape {list(packed.shape)} holds rows of {k}", remedy)
     checks.block_multiple(WHERE, "packed", k, fmt)
-    facts = Facts(fmt, n, k, QUANTIZED[fmt].block, gated)
+    given = Given(packed, block_scale, fmt, global_scale, bias, gated)
+    facts = Facts(fmt, n, k, QUANTIZED[fmt].block, gated, by_row=by_row(given))
     scale = checks.scales(WHERE, block_scale, [n], k // facts.group, fmt)
     checks.same_device(WHERE, "packed", packed, "x", x)
     checks.same_device(WHERE, "block_scale", scale, "x", x)
-    given = Given(packed, block_scale, fmt, global_scale, bias, gated)
     check_beside(WHERE, given, n, "x", x)
-    g = None if global_scale is None else global_scales(global_scale, gated, x)
+    g = None if global_scale is None else global_scales(given, x)
     return facts, (packed.view(torch.uint8), scale, g, None if bias is None else bias.float())
 
 
@@ -429,9 +434,10 @@ def _linear_op(
     scale_dtype: str | None = None,
 ) -> Tensor:
     """Run `linear` on a weight in layout "linear", or on one in "tiles64" with its facts."""
-    kind: tuple[Any, ...] = (fmt, gated, packed.shape)
+    kind: tuple[Any, ...] = (fmt, gated, packed.shape, _shape(global_scale))
     if layout == "tiles64":
-        kind = Facts(fmt, n, k, group, gated, zeros, layout, scale_dtype)
+        rows = by_row(Given(packed, block_scale, fmt, global_scale, bias, gated))
+        kind = Facts(fmt, n, k, group, gated, zeros, layout, scale_dtype, rows)
     weight = packed, block_scale, global_scale, bias
     options = activation, out_dtype, residual is None, kind
     if checks.has_data():

@@ -12,9 +12,10 @@ is what `blockscale.linear` and `blockscale.nn.Linear` run on.  Layouts:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch.compiler import is_compiling
@@ -64,6 +65,7 @@ class Facts(NamedTuple):
     zeros: bool = False
     layout: str = "linear"
     dtype: str | None = None
+    by_row: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +76,7 @@ class LinearWeights(PreparedWeights):
         packed: codes, uint8.
         block_scale: block scales; of int4, zeros are in them in layout "tiles64".
         zero: of int4 in layout "linear".
-        global_scale: float32 [1]; gated [2], of gates and of ups.
+        global_scale: float32 [1]; gated [2], of gates and of ups; by row [N].
         bias: float32 [N], gates first.
         fmt: "nvfp4", "mxfp4" or "int4".
         n, k: the sizes N and K, without padding.
@@ -83,6 +85,7 @@ class LinearWeights(PreparedWeights):
         zeros: whether int4 codes have zero points other than 8.
         layout: "linear", "tiles64" or "128x4".
         dtype: of int4 scales in layout "tiles64", so that x must have it too; else None.
+        by_row: whether each row has a global scale of its own.
     """
 
     packed: Tensor
@@ -98,8 +101,19 @@ class LinearWeights(PreparedWeights):
     zeros: bool
     layout: str
     dtype: torch.dtype | None = None
+    by_row: bool = False
     names: ClassVar[tuple[str, ...]] = TENSORS
     described_by: ClassVar[tuple[str, ...]] = _META
+
+    def meta(self) -> dict[str, Any]:
+        """Return everything but the tensors, as plain values."""
+        return {**super().meta(), **({"by_row": True} if self.by_row else {})}
+
+    @classmethod
+    def of(cls, meta: Mapping[str, Any], tensors: Mapping[str, Tensor | None]) -> Self:
+        """Return the weights of which `meta` and `tensors` are these."""
+        found = super().of(meta, tensors)
+        return replace(found, by_row=True) if meta.get("by_row") else found
 
     @property
     def facts(self) -> Facts:
@@ -175,7 +189,8 @@ def prepare_linear_weights(
         block_scale: [N, K / block]: E4M3 (nvfp4) or E8M0 (mxfp4) bytes, or, for int4, float32,
             bfloat16 or float16.
         fmt: "nvfp4" (blocks of 16), "mxfp4" (blocks of 32) or "int4".
-        global_scale: [1] float32, or, gated, [2] for gates and ups, multiplied; None: 1.
+        global_scale: [1] float32, or, gated, [2] for gates and ups, or else [N] for each row, not
+            of int4; multiplied; None: 1.
         bias: [N] float32, bfloat16 or float16; None: 0.
         gated: whether the result is act(gate) * up.
         group_size: int4: a multiple of 32 that divides K; None: what the scales' shape says.
@@ -261,11 +276,21 @@ def check_beside(where: str, given: Given, n: int, of: str, first: Tensor) -> No
         checks.beside(where, "global_scale", scale, (torch.float32,), of, first, dims=0)
         rest = ": one of the whole weight, or one of gates and one of ups"
         checks.sized(where, "global_scale", scale, [[], [1], [2]], rest)
+    elif by_row(given):
+        checks.beside(where, "global_scale", scale, (torch.float32,), of, first)
+        rest = ": one of the whole weight, or one of each row"
+        checks.sized(where, "global_scale", scale, [[], [1], [n]], rest)
     else:
         checks.one_element(where, "global_scale", scale, of, first)
     if bias is not None:
         checks.beside(where, "bias", bias, checks.ACTIVATIONS, of, first)
         checks.sized(where, "bias", bias, [[n]], ", one per row of packed")
+
+
+def by_row(given: Given) -> bool:
+    """Return whether there is a global scale for each row."""
+    scale, several = given.global_scale, given.gated or given.fmt == "int4"
+    return isinstance(scale, torch.Tensor) and scale.numel() > 1 and not several
 
 
 def _block(where: str, given: Given, n: int, k: int) -> int:
@@ -323,7 +348,7 @@ def _plain(given: Given, sizes: Sizes) -> LinearWeights:
         zero = None if zero is None else zero.repeat_interleave(fold, 1)
     return LinearWeights(
         *(plain_codes(given.packed, given.int4_signed), scale, zero),
-        global_scales(given.global_scale, given.gated, given.packed).detach(),
+        global_scales(given, given.packed).detach(),
         None if given.bias is None else given.bias.detach().float(),
         fmt=given.fmt,
         n=sizes.n,
@@ -332,15 +357,17 @@ def _plain(given: Given, sizes: Sizes) -> LinearWeights:
         gated=given.gated,
         zeros=zero is not None,
         layout="linear",
+        by_row=by_row(given),
     )
 
 
-def global_scales(value: Tensor | None, gated: bool, like: Tensor) -> Tensor:
-    """Return the global scale [1], or those of gates and ups [2]."""
-    count = 2 if gated else 1
+def global_scales(given: Given, like: Tensor) -> Tensor:
+    """Return the global scale [1], those of gates and ups [2], or of all rows [N]."""
+    count, value = 2 if given.gated else 1, given.global_scale
     if value is None:
         return torch.ones(count, dtype=torch.float32, device=like.device)
-    return value.reshape(-1).expand(count).contiguous()
+    flat: Tensor = value.reshape(-1)
+    return flat.contiguous() if by_row(given) else flat.expand(count).contiguous()
 
 
 def _terms(plain: LinearWeights) -> LinearWeights:
@@ -356,8 +383,9 @@ def _terms(plain: LinearWeights) -> LinearWeights:
 
 
 def _to_128x4(where: str, plain: LinearWeights) -> LinearWeights:
-    if plain.fmt != "nvfp4" or plain.gated:
-        what = "a gated weight" if plain.gated else plain.fmt
+    if plain.fmt != "nvfp4" or plain.gated or plain.by_row:
+        what = "a global scale of each row" if plain.by_row else plain.fmt
+        what = "a gated weight" if plain.gated else what
         raise ValueError(
             f"{where}: layout='128x4' is for products of two nvfp4 operands, not for {what}; "
             "leave layout out"
@@ -417,8 +445,8 @@ def _to_linear(weights: LinearWeights) -> LinearWeights:
     )
     factor = weights.global_scale * gain
     plain = replace(
-        *(weights,), packed=moe_tiles.out_of_steps(codes), block_scale=scale, zero=zero,
-        global_scale=factor,
+        *(weights,), packed=moe_tiles.out_of_steps(codes), block_scale=scale.contiguous(),
+        zero=zero, global_scale=factor,
         layout="linear", dtype=None,
     )  # fmt: skip
     return _terms(plain)
