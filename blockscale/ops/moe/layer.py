@@ -8,6 +8,7 @@ shape, stride or device that does not fit, tensors that overlap.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -199,6 +200,48 @@ class _Experts(call.Op[Tensor]):
 
 
 _EXPERTS = _Experts(WHERE)
+
+
+def run_slots(hidden: Tensor, weights: MoeWeights, ids: Tensor, options: Options) -> Tensor:
+    """Return [T, k, H]: each slot's result of its expert, rounded and not weighted.
+
+    Args:
+        hidden, weights, options: as in `run_experts`.
+        ids: [T, k] int32; of slots that others have than 0 to E - 1, the result is anything.
+    """
+    static = options.a1_scale is None, options.a2_scale is None, weights.bias
+    how = options[:4] + static + _flat(weights)
+    return _SLOTS.run((checks.last_size(ids), how), (hidden, ids, weights, options))
+
+
+class _Slots(call.Op[Tensor]):
+    def recorded(self, options: Any, given: Any) -> Tensor:
+        raise RuntimeError(
+            f"{self.name}: experts of several ranks cannot be traced; call the layer outside of "
+            "what is compiled"
+        )
+
+    def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
+        hidden, ids, weights, choices = given
+        if not len(hidden) or ids.dtype != torch.int32:
+            return None
+        return self._ready(spec, given)
+
+    def check(self, options: Any, given: Any) -> Checked:
+        hidden, ids, weights, choices = given
+        spec = replace(
+            check_call(hidden, weights, ids, ids.view(torch.float32), choices), slots=True
+        )
+        arguments, y = self._ready(spec, given)
+        return Checked(spec if len(hidden) else None, arguments, y)
+
+    def _ready(self, spec: FusedMoe, given: Any) -> tuple[tuple[Any, ...], Tensor]:
+        hidden, ids, weights, choices = given
+        y = hidden.new_empty((len(hidden), spec.top_k, spec.hidden))
+        return _arguments(spec, (hidden, ids), weights, choices, y), y
+
+
+_SLOTS = _Slots("fused_moe(ep=...)")
 _tensors = attrgetter(*TENSORS)
 
 

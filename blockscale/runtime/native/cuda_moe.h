@@ -43,7 +43,7 @@ typedef struct {
   const BsPart *parts; /* of the workspace */
   int (*lookup)(void *context, const char *name, TVMFFIObjectHandle *out);
   const char *prepare, *prepare_many;         /* for up to BS_SORT_SLOTS, for more; `codes`: that sort alone */
-  const char *requantize, *combine;           /* requantize: NULL if activations stay what they are */
+  const char *requantize, *combine;           /* NULL: activations stay what they are; rows of slots are the output */
   int32_t count;                              /* of buckets */
   int32_t experts, top_k, hidden;
   int32_t padded_rows, padded_hidden, padded_intermediate; /* of w13, of both */
