@@ -17,6 +17,7 @@ from blockscale.base.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from blockscale import checkpoints as checkpoints
+    from blockscale import distributed as distributed
     from blockscale import nn as nn
     from blockscale import specs as specs
     from blockscale.compat import edgellm as edgellm
@@ -89,6 +90,7 @@ _MODULES = {
     "edgellm": "compat.edgellm",
     "int4": "ops.int4",
     "layouts": "ops.layouts",
+    "distributed": "distributed",
     "nn": "nn",
     "specs": "specs",
 }

@@ -48,6 +48,6 @@ register(
     EpReduce,
     cpu=Road(
         body=lambda spec, bucket, level, rows: tir.reduce(spec, rows),
-        sketches=lambda spec, bucket, level: schedules.reduce_sketches(spec.hidden),
+        sketches=lambda spec, bucket, level: schedules.reduce_sketches(),
     ),
 )

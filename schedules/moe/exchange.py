@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
-from blockscale.schedules.gemm.cpu_linear import divisors
 from blockscale.schedules.gpu_steps import bind
 from blockscale.schedules.steps import Choose, Sketch, last_loops
-
-VECTOR = (8, 16, 1)
-"""Elements of a row that a CPU adds at a time."""
-
 
 def dispatch_sketches() -> list[Sketch]:
     """The sketch of `blockscale.tir.moe.exchange.dispatch`."""
@@ -34,24 +29,16 @@ def combine_sketches() -> list[Sketch]:
     return [threads]
 
 
-def reduce_sketches(hidden: int) -> list[Sketch]:
+def reduce_sketches() -> list[Sketch]:
     """The sketch of `blockscale.tir.moe.exchange.reduce`: vectors of a row, tokens in parallel."""
 
     def vectors(sch: Schedule, choose: Choose) -> None:
         total = sch.get_sblock("sum")
-        token, column, slot = sch.get_loops(total)
-        width = choose(sch, divisors(hidden, VECTOR), 8)
-        group, lane = sch.split(column, [None, width])
-        sch.reorder(token, group, slot, lane)
-        sch.vectorize(lane)
-        store = sch.get_sblock("store")
-        row, column = sch.get_loops(store)
-        outer, inner = sch.split(column, [None, width])
-        sch.vectorize(inner)
-        sch.compute_at(total, outer, preserve_unit_loops=True)
-        slot, lane = last_loops(sch, total, 2)
+        slot, m = last_loops(sch, total, 2)
+        sch.vectorize(m)
         init = sch.decompose_reduction(total, slot)
         sch.vectorize(last_loops(sch, init, 1)[0])
-        sch.parallel(row)
+        sch.vectorize(last_loops(sch, sch.get_sblock("store"), 1)[0])
+        sch.parallel(sch.get_loops(sch.get_sblock("token"))[0])
 
     return [vectors]

@@ -5,8 +5,9 @@
     combine:   the result of slot (t, j) goes back to row t * k + j of its token's rank
     reduce:    out[t] = round(sum over j, ascending, of topk_weights[t, j] * slot[t, j]), float32
 
-Slots with an id outside [0, experts) are left out.  As in `tir.moe.fused_moe` (CPU) and
-`native/moe/moe_rows.cuh` (CUDA, a fused multiply-add), so that sums have the same bits.
+Slots with an id outside [0, experts) are left out; a rank without tokens passes one row of such.
+Sums are as in `tir.moe.fused_moe` (CPU) and `native/moe/moe_rows.cuh` (CUDA, a fused multiply-add),
+so that they have the same bits.
 
 Loops ``p`` run over the parts of a unit of work that a CTA's threads take.  What a rank stores into
 another's memory, and how they tell each other, are device functions (`native/moe/moe_peers.cuh`,
@@ -47,11 +48,6 @@ CAST = {"bfloat16": "BsBf16", "float16": "BsF16"}
 
 def _call(name: str, *args: Any, dtype: str = "void") -> PrimExpr:
     return cuda_func_call(name, *args, source_code=HEADER, return_type=dtype)
-
-
-def _at_least_one(count: PrimExpr) -> PrimExpr:
-    """A rank without tokens has a CTA all the same: it tells the others, and waits for them."""
-    return tirx.Max(count, i64(1))
 
 
 def _owner(spec: EpDispatch) -> Callable[..., PrimExpr]:
@@ -100,7 +96,7 @@ def dispatch(spec: EpDispatch, parts: int, ahead: int, rows: int | None = None) 
         topk_ids = T.match_buffer(topk_ids_handle, (rows, k), "int32")
         owner = T.match_buffer(owner_handle, (E, replicas), "int32")
         landed_ids = T.match_buffer(landed_ids_handle, (landed, k), "int32")
-        for t, p in T.grid(_at_least_one(rows), P):
+        for t, p in T.grid(rows, P):
             with T.sblock("send"):
                 vt, vp = T.axis.remap("SS", [t, p])
                 T.reads(x[0:rows, 0:H], topk_ids[0:rows, 0:k], owner[0:E, 0:replicas])
@@ -265,7 +261,7 @@ def combine(spec: EpCombine, parts: int, slots: int, rows: int | None = None) ->
                         T.Cast("int32", rows),
                     )
                 )
-        for g, p in T.grid(_at_least_one(tiles_of(rows * chunks, parts)), P):
+        for g, p in T.grid(tiles_of(rows * chunks, parts), P):
             with T.sblock("reduce"):
                 vg, vp = T.axis.remap("SS", [g, p])
                 T.reads(topk_ids[0:rows, 0:k], topk_weights[0:rows, 0:k], came[0:most, 0:H])
@@ -310,7 +306,7 @@ def combine(spec: EpCombine, parts: int, slots: int, rows: int | None = None) ->
 
 def reduce(spec: EpReduce, rows: int | None = None) -> PrimFunc:
     """Return the sum over slots, for a CPU, with the parameters of ``spec.params()``."""
-    H, k = i64(spec.hidden), i64(spec.top_k)
+    H, k, cols = i64(spec.hidden), i64(spec.top_k), i64(CHUNK_ELEMENTS)
 
     @T.prim_func(s_tir=True)
     def main(
@@ -325,20 +321,32 @@ def reduce(spec: EpReduce, rows: int | None = None) -> PrimFunc:
         topk_ids = T.match_buffer(topk_ids_handle, (rows, k), "int32")
         topk_weights = T.match_buffer(topk_weights_handle, (rows, k), "float32")
         out = T.match_buffer(out_handle, (rows, H), spec.dtype)
-        total = T.sblock_alloc_buffer((rows, H), "float32")
-        for t, m, j in T.grid(rows, H, k):
-            with T.sblock("sum"):
-                vt, vm, vj = T.axis.remap("SSR", [t, m, j])
-                with T.init():
-                    total[vt, vm] = T.float32(0)
-                total[vt, vm] = total[vt, vm] + T.if_then_else(
-                    topk_ids[vt, vj] >= 0 and topk_ids[vt, vj] < spec.experts,
-                    topk_weights[vt, vj] * widen(slots[vt, vj, vm]),
-                    T.float32(0),
-                )
-        for t, m in T.grid(rows, H):
-            with T.sblock("store"):
-                vt, vm = T.axis.remap("SS", [t, m])
-                out[vt, vm] = formats.round_to(spec.dtype, total[vt, vm])
+        for t, g in T.grid(rows, H // cols):
+            with T.sblock("token"):
+                vt, vg = T.axis.remap("SS", [t, g])
+                total = T.sblock_alloc_buffer((cols,), "float32")
+                place = T.sblock_alloc_buffer((k,), "int64")
+                for j in T.serial(k):  # one comparison at each sum, as in the layer: the same code
+                    with T.sblock("place"):
+                        vj = T.axis.spatial(k, j)
+                        place[vj] = T.Select(
+                            topk_ids[vt, vj] >= 0 and topk_ids[vt, vj] < spec.experts,
+                            vj,
+                            i64(-1),
+                        )
+                for j, m in T.grid(k, cols):
+                    with T.sblock("sum"):
+                        vj, vm = T.axis.remap("RS", [j, m])
+                        with T.init():
+                            total[vm] = T.float32(0)
+                        total[vm] = total[vm] + T.if_then_else(
+                            place[vj] >= i64(0),
+                            topk_weights[vt, vj] * widen(slots[vt, place[vj], vg * cols + vm]),
+                            T.float32(0),
+                        )
+                for m in T.serial(cols):
+                    with T.sblock("store"):
+                        vm = T.axis.spatial(cols, m)
+                        out[vt, vg * cols + vm] = formats.round_to(spec.dtype, total[vm])
 
     return main if rows is None else fix_shape(main, "slots", (rows, spec.top_k, spec.hidden))

@@ -77,6 +77,7 @@ def fused_moe(
     a1_scale: Tensor | None = None,
     a2_scale: Tensor | None = None,
     out: Tensor | None = None,
+    ep: Any = None,
 ) -> Tensor:
     """Return ``sum_j topk_weights[t, j] * expert(topk_ids[t, j])(hidden[t])`` [T, H].
 
@@ -103,9 +104,11 @@ def fused_moe(
             multiplied with; of "nvfp4", what the block scales are, None: 1.
         a2_scale: [1] float32, the same of what is between the GEMMs.
         out: output, [T, H] like hidden; None: allocated.
+        ep: `blockscale.distributed.ExpertParallel`: topk_ids are of the experts of all its ranks,
+            the prepared weights those of this rank's.
 
     Raises:
-        TypeError, ValueError: as the module says.
+        TypeError, ValueError: as the module says; RuntimeError with ``ep``: a rank did not come.
     """
     options = Options(activation, alpha, limit, act_fmt, a1_scale, a2_scale)
     tensors = (w13_scale, w2_scale, w13_global_scale, w2_global_scale, w13_bias, w2_bias)
@@ -114,7 +117,15 @@ def fused_moe(
         if topk_weights is None:  # (hidden, prepared, topk_ids, topk_weights)
             w2, topk_ids, topk_weights = None, w2, topk_ids
         _no_second(w2)
+        if ep is not None:
+            made: Tensor = ep.run(hidden, w13, topk_ids, topk_weights, options, out)
+            return made
         return run_experts(hidden, w13, topk_ids, topk_weights, options, out)
+    if ep is not None:
+        raise TypeError(
+            f"{WHERE}: w13 is a {type(w13).__name__}, but ep takes prepared weights; pass what "
+            "prepare_moe_weights() returns for the experts of ep.local_experts"
+        )
     given = Given(
         *(w13, w2, fmt, *tensors, activation, group_size, w13_zero, w2_zero),
         int4_signed=int4_signed,
