@@ -201,3 +201,44 @@ def test_rows_go_and_come_back(ranks):
     for call, none in enumerate(((), (0,), (ranks - 1,), ())):  # epochs 1 to 4
         bound = 3 - call % 2
         one_call(group, routing(10 * ranks + call, ranks, bound, none=none), bound)
+
+
+def test_an_expert_on_several_ranks_shares_its_tokens():
+    owners = [[5, 0, 1, 2], [3, 0, 4], [0, 5]]
+    group = Group(3, capacity=3, seed=7, owners=owners)
+    for call in range(3):
+        one_call(group, routing(70 + call, 3, 3), bound=3)
+
+
+@pytest.mark.parametrize(("step", "told"), [("dispatch", "timeout"), ("dispatch", "bound")])
+def test_who_does_not_come_is_named_by_all(step, told):
+    """A rank is missing, or has another bound: all others report it, and later calls send nothing."""
+    group = Group(3, capacity=3, seed=5, timeout=400_000 if told == "timeout" else TIMEOUT)
+    one_call(group, routing(1, 3, 3), bound=3)
+    given, bounds = routing(2, 3, 2), [3, 3, 2]
+    if told == "timeout":
+        given[2], bounds[2] = (None, None, None), 3
+    group.dispatch(given, bounds)
+    for r in (0, 1):
+        code, at, rank, epoch = group.ranks[r].status
+        assert (CODES[code], STEPS[at], rank, epoch) in (
+            (told, step, 2, 2),
+            ("gave_up", step, 2, 2),
+        )
+        landed = group.part(r, "ids", np.int32, 3 * 3, 2)
+        assert (landed.reshape(3, 3, 2)[2] == -1).all()
+        assert group.ranks[r].state[STATE.index("failed")] == 1
+    if told == "timeout":
+        before = group.ranks[2].buffer.copy()
+        group.dispatch([*given[:2], routing(3, 3, 3)[2]], [3, 3, 3])  # it comes too late
+        assert STEPS[group.ranks[2].status[1]] == step
+        assert CODES[group.ranks[2].status[0]] == "gave_up"
+        at, size = group.parts["rows"]
+        own = slice(at + 2 * 3 * HIDDEN * 2, at + 3 * 3 * HIDDEN * 2)  # what it sends itself
+        after = group.ranks[2].buffer.copy()
+        after[own] = before[own]
+        assert (after[at : at + size] == before[at : at + size]).all()
+        rows = given[:2] + [(np.zeros((0, HIDDEN), BF16), np.zeros((0, 2), np.int32),
+                             np.zeros((0, 2), np.float32))]  # fmt: skip
+        y = [np.ones((9, 2, HIDDEN), BF16)] * 3
+        assert all(np.isnan(out.astype(float)).all() for out in group.combine(rows, [3] * 3, y))

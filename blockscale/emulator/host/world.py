@@ -46,6 +46,10 @@ class LibraryWorld:
         self._tensors.append((device, data, name))
         return data.view(array.dtype).reshape(array.shape)
 
+    def adopt(self, device: int, array: np.ndarray, name: str = "tensor") -> None:
+        """Let a contiguous array be memory of a device as it is; it must stay where it is."""
+        self._tensors.append((device, array.reshape(-1).view(np.uint8), name))
+
     @staticmethod
     def address(array: np.ndarray) -> int:
         """Return the address of a tensor, on all devices."""
