@@ -130,7 +130,9 @@ class Exchange:
         kernel = call.kernel(self.specs[1], y.device)
         given, to = (ids, weights), out
         if not len(out):
-            to, *given = (tensor.clone() if i == 0 else tensor for i, tensor in enumerate(self.nothing))
+            to, *given = (
+                tensor.clone() if i == 0 else tensor for i, tensor in enumerate(self.nothing)
+            )
         kernel.call(y, landed_ids, *given, self.slots, frame, self.state, to, *flags)
         return out
 

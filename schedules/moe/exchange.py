@@ -7,6 +7,7 @@ from tvm.s_tir import Schedule
 from blockscale.schedules.gpu_steps import bind
 from blockscale.schedules.steps import Choose, Sketch, last_loops
 
+
 def dispatch_sketches() -> list[Sketch]:
     """The sketch of `blockscale.tir.moe.exchange.dispatch`."""
 

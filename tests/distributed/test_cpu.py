@@ -1,6 +1,7 @@
 """Expert parallelism over gloo: the same bits as the layer of one process; errors on every rank.
 
-What is compared: `blockscale.fused_moe` of all experts in one process, which has tests of its own.
+What is compared: `blockscale.fused_moe` of all experts in one process, which has tests of its own;
+in float32, where no rounding at the end hides a difference.
 """
 
 import os
@@ -14,9 +15,14 @@ from torch.distributed import distributed_c10d as c10d
 
 import blockscale as bs
 from blockscale.base.formats import MOE
+from blockscale.runtime import jit
+from blockscale.specs import EpReduce, FusedMoe
 from tests.distributed import group
 
 EXPERTS, HIDDEN, INTERMEDIATE, TOP_K, MOST = 8, 64, 32, 3, 6
+ROUNDINGS = 3e-7
+"""Of a single token: LLVM fuses some of the layer's multiplications and additions there."""
+
 SHORT = 3.0
 """Seconds after which a rank that does not come is given up."""
 
@@ -55,29 +61,43 @@ def tokens(seed, rank, count, dtype, experts=EXPERTS):
     return x, ids, torch.rand(count, TOP_K, generator=made)
 
 
-def owners_of(kind, ranks):
-    if kind == "map":  # expert 1 lies on all ranks, rank 0 has most
-        shares = [[e for e in range(EXPERTS) if e % (ranks + 1) in (r, *([ranks] * (r == 0)))]
-                  for r in range(ranks)]  # fmt: skip
-        return [sorted({1, *own}, reverse=True) for own in shares]
-    return None
+MAPS = {
+    1: [[7, 6, 5, 4, 3, 2, 1, 0]],
+    2: [[6, 0, 2, 4], [1, 3, 7, 5]],
+    4: [[0, 1, 2, 3], [4, 5, 0, 1], [6, 7, 0, 2], [3, 5, 0, 6]],  # some on several ranks
+}
+"""The experts of each rank, by ranks; numbers of experts for which there are kernels anyway."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _built():
+    """Build the kernels once, not in every rank's process."""
+    for dtype, counts in (("float32", (8, 4, 2)), ("bfloat16", (4,))):
+        sizes = {"hidden": HIDDEN, "intermediate": INTERMEDIATE, "top_k": TOP_K, "dtype": dtype}
+        specs = [FusedMoe(count, **sizes, slots=True) for count in counts]
+        specs += [FusedMoe(EXPERTS, **sizes), EpReduce(EXPERTS, TOP_K, HIDDEN, dtype)]
+        for spec in specs:
+            jit.function(spec)
+    jit.function(EpReduce(9, TOP_K, HIDDEN, "float32"))
 
 
 def _same_as_one(rank, ranks):
     weights, found = layer(), []
     whole = prepared(weights, range(EXPERTS))
-    for case, (kind, dtype) in enumerate((("equal", torch.bfloat16), ("map", torch.float32))):
+    for case, owners in enumerate((None, MAPS[ranks])):
         ep = bs.distributed.ExpertParallel(
-            None, EXPERTS, HIDDEN, TOP_K, MOST, owners=owners_of(kind, ranks), dtype=dtype,
-            device="cpu",
-        )  # fmt: skip
+            None, EXPERTS, HIDDEN, TOP_K, MOST, owners=owners, dtype=torch.float32, device="cpu"
+        )
         mine = prepared(weights, ep.local_experts)
         for call in range(5):
             count = (call * 2 + rank * 3 + case) % (MOST + 1)
             count = 0 if call == 3 and rank == ranks - 1 else count
-            x, ids, factors = tokens(10 * case + call, rank, count, dtype)
+            x, ids, factors = tokens(10 * case + call, rank, count, torch.float32)
             y = bs.fused_moe(x, mine, ids, factors, ep=ep)
-            found.append(torch.equal(y, bs.fused_moe(x, whole, ids, factors)) and len(y) == count)
+            truth = bs.fused_moe(x, whole, ids, factors)
+            apart = (y - truth).abs().max() / truth.abs().max() if count == 1 else 0
+            same = torch.equal(y, truth) if count != 1 else float(apart) < ROUNDINGS
+            found.append(same and len(y) == count)
     return found
 
 

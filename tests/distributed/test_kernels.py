@@ -125,8 +125,10 @@ def padded(x, ids, weights):
     """Return one row that goes nowhere in place of none, as `distributed.cuda` does."""
     if len(x):
         return x, ids, weights
-    return np.zeros((1, HIDDEN), BF16), np.full((1, ids.shape[1]), -1, np.int32), np.zeros(
-        (1, ids.shape[1]), np.float32
+    return (
+        np.zeros((1, HIDDEN), BF16),
+        np.full((1, ids.shape[1]), -1, np.int32),
+        np.zeros((1, ids.shape[1]), np.float32),
     )
 
 

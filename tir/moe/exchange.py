@@ -199,7 +199,10 @@ def combine(spec: EpCombine, parts: int, slots: int, rows: int | None = None) ->
     entries, states = i64(len(FRAME) + spec.ranks), i64(len(STATE))
     sent = f"bs_ep_sent<{spec.ranks}, BS_EP_COMBINE>"
     arrived = f"bs_ep_all_arrived<{spec.ranks}, BS_EP_COMBINE>"
-    add, store = f"bs_ep_add<{CAST[spec.dtype]}>", f"bs_store_rounded<{CAST[spec.dtype]}, 8, BS_KEEP>"
+    add, store = (
+        f"bs_ep_add<{CAST[spec.dtype]}>",
+        f"bs_store_rounded<{CAST[spec.dtype]}, 8, BS_KEEP>",
+    )
 
     @T.prim_func(s_tir=True)
     def main(
@@ -236,9 +239,7 @@ def combine(spec: EpCombine, parts: int, slots: int, rows: int | None = None) ->
                                         _call(
                                             "bs_load<16, BS_STREAM>",
                                             raw.access_ptr("w"),
-                                            T.address_of(
-                                                y[vn, vg * S + j, (i * P + vp) * chunk]
-                                            ),
+                                            T.address_of(y[vn, vg * S + j, (i * P + vp) * chunk]),
                                         )
                                     )
                                     T.evaluate(
@@ -297,9 +298,7 @@ def combine(spec: EpCombine, parts: int, slots: int, rows: int | None = None) ->
                                     topk_weights[t, j],
                                 )
                             )
-                    T.evaluate(
-                        _call(store, T.address_of(out[t, c * chunk]), total.access_ptr("r"))
-                    )
+                    T.evaluate(_call(store, T.address_of(out[t, c * chunk]), total.access_ptr("r")))
 
     return main if rows is None else fix_shape(main, "out", (rows, spec.hidden))
 

@@ -112,4 +112,3 @@ def _claimed(value: Any, position: int) -> Any:
         return value
     argument = argument_of(value, f"argument {position}")
     return claim(argument, argument.address if value.size else 0)
-

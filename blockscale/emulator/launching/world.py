@@ -159,12 +159,9 @@ class World:
     def _begin(self, device: _Device) -> Execution:
         q = device.queue.popleft()
         seed = self.seed * 1009 + 31 * device.number + len(device.reports)
-        launch = Launch(
-            q.grid, q.block, q.cluster, q.dynamic_smem, seed, self.max_instructions
-        )
+        launch = Launch(q.grid, q.block, q.cluster, q.dynamic_smem, seed, self.max_instructions)
         machine = Execution(q.program, launch, self.memory, q.params, Ticker(False))
         front_door.place_globals(machine)
         machine.device, machine.watch, machine.timer = device.number, self.watch, self.now
         self.watch.begin(device.number)
         return machine
-

@@ -180,9 +180,7 @@ class Watch:
         found: np.ndarray = there & (clock > self.know[agent, np.maximum(other, 0)])
         return found
 
-    def _report(
-        self, g: Any, lane: int, first: tuple[int, int, str], verb: str, line: int
-    ) -> None:
+    def _report(self, g: Any, lane: int, first: tuple[int, int, str], verb: str, line: int) -> None:
         machine, (agent, other, did) = g.machine, first
         device = agent // self.warps
         key = machine.device, device, line, other, verb
