@@ -2,11 +2,10 @@
 
     torchrun --nproc-per-node 4 -m bench.ep [--layers deepseek qwen gptoss] [--out FILE]
 
-Every rank needs a GPU; kernels are built on first use.  Times are medians of replays of CUDA graphs
-of `CALLS` calls, of the slowest rank.  "nccl" is all_to_all_single of equal splits of T rows to each
-rank, the least that an exchange without compaction sends.  The layer beside ours sends rows by
-all_to_all_single and computes with the same experts.  On CPUs (gloo) it runs too, to try it out:
-those times mean nothing.
+Every rank needs a GPU; kernels are built on first use.  Times are medians of replays of CUDA
+graphs of `CALLS` calls, of the slowest rank.  "nccl" is all_to_all_single of equal splits of T rows
+to each rank, there and back.  The layer beside ours sends rows by all_to_all_single and computes
+with the same experts.  On CPUs (gloo) it runs too, to try it out: those times mean nothing.
 """
 
 from __future__ import annotations

@@ -2,16 +2,17 @@
 
     python -m bench.ep.one_gpu LIBRARY... [--routings 1000] [--out FILE]
 
-Both ranks' buffers are plain memory of the same GPU, so the kernels and their protocol run for real,
-the links between GPUs do not.  Ranks must be able to run at the same time: few tokens.  Checks, bit
-for bit: random routings against the layer of one rank and against a reference in torch, one CUDA
-graph with changed routing.  Times: dispatch and combine of a group of one rank, in graphs.
+Both ranks' buffers are plain memory of the same GPU, so the kernels and their protocol run for
+real, the links between GPUs do not.  Ranks must be able to run at the same time: few tokens.
+Checks, bit for bit: random routings against the layer of one rank and against a reference in torch,
+one CUDA graph with changed routing.  Times: dispatch and combine of a group of one rank, in graphs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,8 +20,8 @@ from typing import Any
 import torch
 
 import blockscale
-from blockscale.distributed import cuda
-from blockscale.distributed.config import Config, owners_of
+from blockscale.ops.distributed import cuda
+from blockscale.ops.distributed.config import Config, owners_of
 from blockscale.ops.moe.layer import Options, run_slots
 from blockscale.specs.exchange import symmetric_bytes
 
@@ -216,16 +217,17 @@ def timings() -> list[dict[str, Any]]:
         x = torch.randn(tokens, hidden, device="cuda").bfloat16()
         ids = torch.rand(tokens, experts, device="cuda").topk(top_k, 1).indices.to(torch.int32)
         weights, out = torch.rand(tokens, top_k, device="cuda"), torch.empty_like(x)
-        rows, landed = own.send(x, ids, tokens)
+        _, landed = own.send(x, ids, tokens)
         y = torch.randn(tokens, top_k, hidden, device="cuda").bfloat16()
         own.bring_back(y, landed, ids, weights, out)
         torch.cuda.synchronize()
         own.check()
         row: dict[str, Any] = {"tokens": tokens}
-        for name, call in (
-            ("dispatch", lambda: own.send(x, ids, tokens)),
-            ("combine", lambda: own.bring_back(y, landed, ids, weights, out)),
-        ):
+        calls = {
+            "dispatch": partial(own.send, x, ids, tokens),
+            "combine": partial(own.bring_back, y, landed, ids, weights, out),
+        }
+        for name, call in calls.items():
             times = []
             graph, count = torch.cuda.CUDAGraph(), 50
             with torch.cuda.graph(graph):

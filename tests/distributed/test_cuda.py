@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from blockscale import emulator
-from blockscale.distributed import cuda
-from blockscale.distributed.config import Config, owners_of
+from blockscale.ops.distributed import cuda
+from blockscale.ops.distributed.config import Config, owners_of
 from blockscale.specs.exchange import STATE, symmetric_bytes
 from tests.distributed import test_kernels as kernels
 from tests.kit.gpu_library import library
@@ -70,8 +70,9 @@ class Ranks:
     def all(self, function):
         """Return what ``function(rank, exchange)`` returns, after the kernels of all have run."""
         found = []
-        for self.now, own in enumerate(self.ranks):
-            found.append(function(self.now, own))
+        for rank, own in enumerate(self.ranks):
+            self.now = rank
+            found.append(function(rank, own))
         kernels.Group.check(self.world.run())
         return found
 

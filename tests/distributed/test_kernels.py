@@ -214,7 +214,7 @@ def test_an_expert_on_several_ranks_shares_its_tokens():
 
 @pytest.mark.parametrize(("step", "told"), [("dispatch", "timeout"), ("dispatch", "bound")])
 def test_who_does_not_come_is_named_by_all(step, told):
-    """A rank is missing, or has another bound: all others report it, and later calls send nothing."""
+    """A rank is missing, or has another bound: all others report it, and send nothing more."""
     group = Group(3, capacity=3, seed=5, timeout=400_000 if told == "timeout" else TIMEOUT)
     one_call(group, routing(1, 3, 3), bound=3)
     given, bounds = routing(2, 3, 2), [3, 3, 2]

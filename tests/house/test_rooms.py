@@ -22,7 +22,6 @@ MAY_IMPORT = {
     "tuning": {*COMPILER, "runtime"},
     "compat": set(CALLER),
     "checkpoints": set(CALLER),
-    "distributed": set(CALLER),
     "nn": {*CALLER, "checkpoints"},
     "integrations": {*CALLER, "checkpoints", "nn"},
     "emulator": {"base"},

@@ -20,8 +20,8 @@ class LibraryWorld:
 
     `tensor` gives a device memory.  `call` runs a function's host code on such tensors at once and
     keeps its launches; `run` then runs those of all devices side by side, as
-    `blockscale.emulator.launching.world` says, and reports races.  An address of one device is valid
-    on all of them, and `address` tells it.
+    `blockscale.emulator.launching.world` says, and reports races.  An address of one device is
+    valid on all of them, and `address` tells it.
     """
 
     def __init__(

@@ -233,7 +233,7 @@ class _Slots(call.Op[Tensor]):
         )
 
     def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
-        hidden, ids, weights, choices = given
+        hidden, ids, *_ = given
         if not len(hidden) or ids.dtype != torch.int32:
             return None
         return self._ready(spec, given)

@@ -105,7 +105,8 @@ def agree(config: Config, group: Any) -> None:
     found: list[dict[str, Any] | None] = [None] * config.ranks
     dist.all_gather_object(found, asdict(config), group=group)
     for rank, other in enumerate(found):
-        assert other is not None and found[0] is not None
+        assert other is not None
+        assert found[0] is not None
         for name, value in found[0].items():
             if other[name] != value:
                 raise ValueError(

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from blockscale.distributed import cpu, cuda
-from blockscale.distributed.config import WHERE, Config, agree, owners_of
 from blockscale.ops import checks
 from blockscale.ops.checks import dtype_name
+from blockscale.ops.distributed import cpu, cuda
+from blockscale.ops.distributed.config import WHERE, Config, agree, owners_of
 from blockscale.ops.moe.layer import Options, run_slots
 from blockscale.ops.moe.weights import MoeWeights
 from blockscale.specs.exchange import symmetric_bytes
@@ -40,16 +40,16 @@ class ExpertParallel:
     """Sends rows to the ranks of their experts and brings the results back.
 
     A rank calls `dispatch`, computes with its experts, and calls `combine`; or all of it by
-    ``blockscale.fused_moe(..., ep=ep)``.  All ranks make the same calls in the same order, each with
-    its own number of tokens.  The calls need no synchronisation with the host; on CUDA they may be
-    captured in a graph, after one call with the same `bound`.
+    ``blockscale.fused_moe(..., ep=ep)``.  All ranks make the same calls in the same order, each
+    with its own number of tokens.  The calls need no synchronisation with the host; on CUDA they
+    may be captured in a graph, after one call with the same `bound`.
 
     Attributes:
         config: what all ranks have agreed upon.
         rank: of this process in the group.
         local_experts: the experts whose weights this rank has to have, in this order.
-        bound: most tokens of a rank in the calls that follow, the same on all ranks; memory and time
-            on CUDA grow with it.  At first ``max_tokens``.
+        bound: most tokens of a rank in the calls that follow, the same on all ranks; time on CUDA
+            grows with it.  At first ``max_tokens``.
     """
 
     def __init__(

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from blockscale.distributed.config import WHERE, Config
 from blockscale.ops import call
 from blockscale.ops.checks import dtype_name
+from blockscale.ops.distributed.config import WHERE, Config
 from blockscale.specs.exchange import OWNER_BITS, EpReduce
 
 Tensor = torch.Tensor

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from blockscale.distributed.config import WHERE, Config
 from blockscale.ops import call
+from blockscale.ops.distributed.config import WHERE, Config
 from blockscale.specs.exchange import (
     CODES,
     FRAME,
