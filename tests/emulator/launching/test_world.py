@@ -104,12 +104,13 @@ def test_launches_of_a_device_are_in_order():
     world = emulator.World(1)
     data, flag, out = np.zeros(64, np.uint32), np.zeros(2, np.uint32), np.zeros(64, np.uint32)
     places = [world.add(0, array, "a") for array in (data, flag, out)]
-    for sends in (1, 0, 1, 0):
-        world.launch(0, ptx, block=64, args=[sends, *places])
+    for sends in (1, 0, 1, 0):  # warp 0 reads what warp 1 wrote
+        block, first = (64, 0) if sends else (32, 128)
+        world.launch(0, ptx, block=block, args=[sends, places[0] + first, *places[1:]])
     (reports,) = world.run()
     assert len(reports) == 4
     assert not [hazard for report in reports for hazard in report.errors]
-    assert (out == np.arange(64) + 100).all()
+    assert (out[:32] == np.arange(32, 64) + 100).all()
 
 
 def test_who_waits_for_ever_is_given_up():
