@@ -93,13 +93,14 @@ class World:
         ``args`` may be the parameter block itself.
         """
         program = linked(ptx, entry)
-        sizes = [front_door.dims(given) for given in (grid, block, cluster)]
-        sizes[2] = front_door.check_launch(program, *sizes, dynamic_smem)
+        ctas, threads = front_door.dims(grid, "grid"), front_door.dims(block, "block")
+        asked = front_door.dims(cluster, "cluster")
+        together = front_door.check_launch(program, ctas, threads, asked, dynamic_smem)
         if not isinstance(args, bytes):
             args = pack(program, args, Buffers(self.memory))
         block_of_params = args.ljust(program.param_bytes, b"\0")
         self.devices[device].queue.append(
-            _Queued(program, sizes[0], sizes[1], sizes[2], dynamic_smem, block_of_params)
+            _Queued(program, ctas, threads, together, dynamic_smem, block_of_params)
         )
 
     def run(self, max_instructions: int = MAX_INSTRUCTIONS) -> list[list[Report]]:

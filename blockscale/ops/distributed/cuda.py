@@ -46,7 +46,7 @@ def symmetric_memory(config: Config, group: Any, device: torch.device) -> Memory
     import torch.distributed._symmetric_memory as symm
 
     own = symm.empty(size, dtype=torch.uint8, device=device)
-    handle = symm.rendezvous(own, group)
+    handle = symm.rendezvous(own, dist.group.WORLD if group is None else group)
     own.zero_()
     torch.cuda.synchronize(device)
     dist.barrier(group)
