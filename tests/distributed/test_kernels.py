@@ -225,10 +225,9 @@ def test_who_does_not_come_is_named_by_all(step, told):
     group.dispatch(given, bounds, races=told == "bound")  # rows of other bounds overlap
     for r in (0, 1):
         code, at, rank, epoch = group.ranks[r].status
-        assert (CODES[code], STEPS[at], rank, epoch) in (
-            (told, step, 2, 2),
-            ("gave_up", step, 2, 2),
-        )
+        assert CODES[code] in (told, "gave_up")
+        assert (STEPS[at], epoch) == (step, 2)
+        assert rank == 2 or told == "bound"  # to rank 2 it is the others that have another one
         landed = group.part(r, "ids", np.int32, 3 * 3, 2)
         assert told == "bound" or (landed.reshape(3, 3, 2)[2] == -1).all()
         assert group.ranks[r].state[STATE.index("failed")] == 1
