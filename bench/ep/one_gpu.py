@@ -223,7 +223,7 @@ def timings() -> list[dict[str, Any]]:
         torch.cuda.synchronize()
         own.check()
         row: dict[str, Any] = {"tokens": tokens}
-        calls = {
+        calls: dict[str, Any] = {
             "dispatch": partial(own.send, x, ids, tokens),
             "combine": partial(own.bring_back, y, landed, ids, weights, out),
         }

@@ -99,9 +99,11 @@ class Exchange:
             sends = [dist.isend(own, group=self.group, group_dst=rank) for rank in others]
             waits = [dist.irecv(cells[r], group=self.group, group_src=r) for r in others]
             for blamed, work in zip(others, waits, strict=True):  # noqa: B007 - kept for the error
-                work.wait(self.timeout)
+                if work is not None:
+                    work.wait(self.timeout)
             for blamed, work in zip(others, sends, strict=True):  # noqa: B007
-                work.wait(self.timeout)
+                if work is not None:
+                    work.wait(self.timeout)
         except RuntimeError as error:
             raise RuntimeError(
                 f"{WHERE}.{step}: rank {blamed} did not come to call {self.epoch} within "

@@ -46,7 +46,9 @@ def symmetric_memory(config: Config, group: Any, device: torch.device) -> Memory
     import torch.distributed._symmetric_memory as symm
 
     own = symm.empty(size, dtype=torch.uint8, device=device)
-    handle = symm.rendezvous(own, dist.group.WORLD if group is None else group)
+    world = dist.group.WORLD if group is None else group
+    assert world is not None
+    handle = symm.rendezvous(own, world)
     own.zero_()
     torch.cuda.synchronize(device)
     dist.barrier(group)
@@ -128,12 +130,11 @@ class Exchange:
         frame = self.frame(len(y) // self.config.ranks)
         flags = call.launch_flags(True)
         kernel = call.kernel(self.specs[1], y.device)
-        given, to = (ids, weights), out
+        to = out
         if not len(out):
-            to, *given = (
-                tensor.clone() if i == 0 else tensor for i, tensor in enumerate(self.nothing)
-            )
-        kernel.call(y, landed_ids, *given, self.slots, frame, self.state, to, *flags)
+            row, ids, weights = self.nothing
+            to = torch.empty_like(row)
+        kernel.call(y, landed_ids, ids, weights, self.slots, frame, self.state, to, *flags)
         return out
 
     def give_up(self, step: str) -> None:
