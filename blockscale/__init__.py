@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from blockscale import nn as nn
     from blockscale import specs as specs
     from blockscale.compat import edgellm as edgellm
+    from blockscale.ops import distributed as distributed
     from blockscale.ops import int4 as int4
     from blockscale.ops import layouts as layouts
     from blockscale.ops.fused.act import (
@@ -89,6 +90,7 @@ _MODULES = {
     "edgellm": "compat.edgellm",
     "int4": "ops.int4",
     "layouts": "ops.layouts",
+    "distributed": "ops.distributed",
     "nn": "nn",
     "specs": "specs",
 }

@@ -4,6 +4,7 @@
 """
 
 from blockscale.catalog import edgellm as edgellm
+from blockscale.catalog import exchange as exchange
 from blockscale.catalog import fused as fused
 from blockscale.catalog import gemm as gemm
 from blockscale.catalog import int4 as int4

@@ -99,16 +99,19 @@ def tile_of(made: Kernel) -> MoeTile:
 def _kin(spec: FusedMoe, part: int | None) -> list[FusedMoe]:
     """Return the layers whose kernels are as fast as its own.
 
-    Those of bfloat16, which float16 differs from in a step of decoding; and of the other gates.
+    Those of bfloat16, which float16 differs from in a step of decoding; of the other gates; and
+    those that add up their slots, whose GEMMs are the same.
     """
     gates = ("swiglu", "swiglu_oai") if spec.gated else ()
     specs = [
-        replace(spec, dtype="bfloat16", activation=activation)
+        replace(spec, dtype="bfloat16", activation=activation, slots=False)
         for activation in (spec.activation, *gates)
     ]
+    if spec.slots:
+        specs.insert(0, replace(spec, slots=False))
     own = gemm_of(spec, part)
     found = {gemm_of(spec, part): spec for spec in reversed(specs)}
-    return [spec for gemm, spec in reversed(found.items()) if gemm != own]
+    return [other for gemm, other in reversed(found.items()) if gemm != own or spec.slots]
 
 
 def _cpu_buckets(spec: FusedMoe) -> tuple[Bucket, ...]:

@@ -76,7 +76,8 @@ def need_file(path: Path, what: str, remedy: str) -> Path:
 
 def sentence_groups() -> list[list[str]]:
     """Return the demo's sentences, one list for each group of related sentences."""
-    text = resources.files(__package__).joinpath("sentences.txt").read_text(encoding="utf-8")
+    file = resources.files(__package__).joinpath("language", "sentences.txt")
+    text = file.read_text(encoding="utf-8")
     groups = [
         [line.strip() for line in part.splitlines() if line.strip() and not line.startswith("#")]
         for part in text.split("\n\n")

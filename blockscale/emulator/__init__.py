@@ -33,11 +33,12 @@ from blockscale.emulator.errors import (
 )
 from blockscale.emulator.launching.arguments import Struct
 from blockscale.emulator.launching.front_door import launch
+from blockscale.emulator.launching.world import World
 from blockscale.emulator.report import Hazard, HazardError, Report
 from blockscale.emulator.tma import TensorMap
 
 if TYPE_CHECKING:
-    from blockscale.emulator.host import Run, run_module
+    from blockscale.emulator.host import LibraryWorld, Run, run_module
 
 __all__ = [
     "Deadlock",
@@ -46,12 +47,14 @@ __all__ = [
     "HazardError",
     "IllegalOperation",
     "InstructionLimit",
+    "LibraryWorld",
     "Place",
     "PtxError",
     "Report",
     "Run",
     "Struct",
     "TensorMap",
+    "World",
     "launch",
     "run_module",
 ]
@@ -59,7 +62,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import the host side when asked for: it brings tvm_ffi, which `launch` does not need."""
-    if name in ("Run", "run_module"):
+    if name in ("LibraryWorld", "Run", "run_module"):
         from blockscale.emulator import host
 
         return getattr(host, name)

@@ -69,6 +69,7 @@ class FusedMoE(Prepared):
         router: torch.nn.Module | None = None,
         shared: torch.nn.Module | None = None,
         weight_on_input: bool = False,
+        ep: Any = None,
     ) -> None:
         """Take prepared weights and the options of the functions.
 
@@ -83,6 +84,8 @@ class FusedMoE(Prepared):
             shared: what is added for every token: a module from [T, H] to [T, H].
             weight_on_input: top_k=1 only: the weight multiplies the expert's input and not its
                 result, as in Llama 4.
+            ep: `blockscale.distributed.ExpertParallel`: the weights are those of this rank's
+                experts, all else is of the whole layer; shared runs beside the exchange.
         """
         super().__init__()
         checks.choice("FusedMoE", "activation", activation, ACTIVATIONS)
@@ -105,7 +108,7 @@ class FusedMoE(Prepared):
                 f"FusedMoE: weight_on_input=True with top_k={top_k}, but a token's input is the "
                 "same for all its experts; pass top_k=1"
             )
-        self.weight_on_input = weight_on_input
+        self.weight_on_input, self.ep = weight_on_input, ep
         self.register_buffer("correction_bias", correction_bias)
         self.register_buffer("a1_scale", a1_scale)
         self.register_buffer("a2_scale", a2_scale)
@@ -187,6 +190,11 @@ class FusedMoE(Prepared):
         if self.weight_on_input and topk_weights is not None:
             inputs = (rows.float() * topk_weights.float()).to(rows.dtype)
             topk_weights = torch.ones_like(topk_weights)
+        shared = self.shared
+        if self.ep is not None:
+            beside = None if shared is None else (lambda: shared(rows))
+            y = self.ep.run(inputs, weights, topk_ids, topk_weights, options, None, beside)
+            return y.reshape(hidden.shape)
         y = ops_moe.run_experts(inputs, weights, topk_ids, topk_weights, options, None)
         if self.shared is not None:
             y = y + self.shared(rows)

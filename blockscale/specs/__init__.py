@@ -9,6 +9,7 @@ tvm nor torch, so that the process that only *calls* kernels can name and check 
 from __future__ import annotations
 
 from blockscale.specs.edgellm import EdgeDown, EdgeUp
+from blockscale.specs.exchange import EpCombine, EpDispatch, EpReduce
 from blockscale.specs.fused import ActQuantize, NormQuantize
 from blockscale.specs.gemm import GroupedMmActFp4Quant, GroupedMmFp4, Linear, MmFp4
 from blockscale.specs.int4 import Int4Dequantize, Int4Mm
@@ -34,6 +35,9 @@ __all__ = [
     "Dequantize",
     "EdgeDown",
     "EdgeUp",
+    "EpCombine",
+    "EpDispatch",
+    "EpReduce",
     "FusedMoe",
     "GroupedMmActFp4Quant",
     "GroupedMmFp4",
@@ -57,4 +61,4 @@ __all__ = [
 # The order of the list of names, and of trying them.
 register(Linear, Quantize, Dequantize, Swizzle, Unswizzle, ScaleSweep, NormQuantize, ActQuantize)
 register(MmFp4, GroupedMmFp4, GroupedMmActFp4Quant, FusedMoe, MoeRoute, EdgeUp, EdgeDown, Relayout)
-register(Int4Mm, Int4Dequantize)
+register(Int4Mm, Int4Dequantize, EpDispatch, EpCombine, EpReduce)

@@ -120,6 +120,8 @@ class FusedMoe(FormatSpec):
         bias: both GEMMs have biases.
         layout: of the weights, "linear" (CPU), "tiles64" (CUDA), or "128x4", for `PRODUCTS` on
             GPUs whose tensor cores multiply codes and block scales.
+        slots: the result is that of each slot, unweighted, ``out[t, j]``; of slots that are left
+            out, anything. There are no weights then.
     """
 
     experts: int
@@ -134,10 +136,11 @@ class FusedMoe(FormatSpec):
     zero: bool = False
     bias: bool = False
     layout: str = "linear"
+    slots: bool = False
     op = "fused_moe"
     pattern = Name(
         "fused_moe_{fmt}[g{group}{zero}]_e{experts}_k{top_k}_h{hidden}_i{intermediate}"
-        "_{activation}{act_fmt}{bias}{layout}_{dtype}",
+        "_{activation}{act_fmt}{bias}{layout}{slots}_{dtype}",
         "fused_moe_nvfp4_e8_k2_h1024_i2816_swiglu_bf16",
         "fused_moe_int4g128_e128_k8_h2048_i768_swiglu_tiles64_bf16",
         texts={
@@ -153,6 +156,7 @@ class FusedMoe(FormatSpec):
             "dtype": DTYPE_SUFFIX,
             "zero": flag("z"),
             "bias": flag("_bias"),
+            "slots": flag("_slots"),
         },
         absent=_only_group,
     )
@@ -191,6 +195,11 @@ class FusedMoe(FormatSpec):
 
     def _check_codes(self, where: str) -> None:
         """ValueError unless tensor cores multiply both operands' codes."""
+        if self.slots:
+            raise ValueError(
+                f"{where}: slots=True has no kernel with layout='128x4', which adds up the slots "
+                "of a token; choose layout='tiles64'"
+            )
         if (self.fmt, self.act_fmt) not in PRODUCTS:
             known = ", ".join(f"{fmt} with {act}" for fmt, act in PRODUCTS)
             raise ValueError(
@@ -302,7 +311,7 @@ class FusedMoe(FormatSpec):
             "row_scale1": {"token": 4},
             "y1": {"slot": 2 * self.padded_intermediate},
             "row_scale2": {"slot": 4},
-            "y2": {"slot": 2 * self.hidden},
+            "y2": {} if self.slots else {"slot": 2 * self.hidden},
             "y1_codes": {"slot": self.padded_intermediate if self.by_bytes else 0},
         }
         return tuple(Part(name, **sizes[name]) for name in MOE_PARTS)
@@ -319,6 +328,7 @@ class FusedMoe(FormatSpec):
     def params(self) -> tuple[Param, ...]:
         """Hidden, ids and weights, both weights of the layer, scales, alpha and limit, out."""
         on_gpu = self.layout != "linear"
+        out = ("rows", *((self.top_k,) if self.slots else ()), self.hidden)
         static = (
             Param("a1_scale", "float32", (1,), default=1.0),
             Param("a2_scale", "float32", (1,), default=1.0),
@@ -326,13 +336,13 @@ class FusedMoe(FormatSpec):
         return (
             Param("hidden", self.dtype, ("rows", self.hidden)),
             Param("topk_ids", "int32", ("rows", self.top_k)),
-            Param("topk_weights", "float32", ("rows", self.top_k)),
+            *(() if self.slots else (Param("topk_weights", "float32", ("rows", self.top_k)),)),
             *self._weight("w13", self.rows, self.hidden),
             *self._weight("w2", self.hidden, self.intermediate),
             *(static if self.static_scales else ()),
             Param("alpha", "float32", None, default=ALPHA.get(self.activation, 1.0)),
             Param("limit", "float32", None, default=LIMIT.get(self.activation, NO_LIMIT)),
-            Param("out", self.dtype, ("rows", self.hidden), output=True),
+            Param("out", self.dtype, out, output=True),
             *((Param("workspace", "uint8", ("workspace_bytes",), output=True),) if on_gpu else ()),
         )
 

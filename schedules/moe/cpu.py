@@ -52,7 +52,7 @@ def _moe(sch: Schedule, choose: Choose, spec: FusedMoe, level: str, row_tile: in
         for name in names:
             t, i = last_loops(sch, sch.get_sblock(name), 3 if "amax" not in name else 4)[:2]
             sch.parallel(sch.fuse(t, i))
-    _combine(sch, row_tile)
+    _combine(sch, row_tile, spec.slots)
 
 
 def _gemm(
@@ -97,13 +97,14 @@ def _vectorize_block(sch: Schedule, name: str, extent: int) -> None:
     sch.vectorize(inner)
 
 
-def _combine(sch: Schedule, row_tile: int) -> None:
+def _combine(sch: Schedule, row_tile: int, slots: bool) -> None:
     """Columns by vectors, the slots of a token in turn; tokens in parallel where they are many."""
-    combine = sch.get_sblock("combine")
-    slot, m = last_loops(sch, combine, 2)
-    sch.vectorize(m)
-    init = sch.decompose_reduction(combine, slot)
-    sch.vectorize(last_loops(sch, init, 1)[0])
+    if not slots:
+        combine = sch.get_sblock("combine")
+        slot, m = last_loops(sch, combine, 2)
+        sch.vectorize(m)
+        init = sch.decompose_reduction(combine, slot)
+        sch.vectorize(last_loops(sch, init, 1)[0])
     sch.vectorize(last_loops(sch, sch.get_sblock("store"), 1)[0])
     if row_tile > 1:
         sch.parallel(last_loops(sch, sch.get_sblock("token"), 2)[0])

@@ -163,6 +163,34 @@ def test_each_bucket(built, tokens, routing):
     assert [launch.programmatic for launch in call.run.launches] == [False, True, True, True]
 
 
+@pytest.mark.parametrize("tokens", [3, 41])
+def test_results_of_slots(built, tokens):
+    """Those that the layer adds up, of the same bits; nobody writes those of slots without one."""
+    spec = replace(PLAIN, slots=True)
+    whole = Call(PLAIN, tokens, "random")(built(PLAIN))
+    hidden, ids, weights, *others, _, _ = whole.arguments()
+    out = torch.full((tokens, spec.top_k, spec.hidden), float("nan"), dtype=torch.bfloat16)
+    workspace = torch.full((spec.workspace_bytes(tokens),), 0xFF, dtype=torch.uint8)
+    given = hidden, ids, *others, out, workspace
+    run = emulator.run_module(built(spec), spec.name, *given, target="sm_90a", multiprocessors=SMS)
+    run.check()
+    names = [launch.kernel.removeprefix(f"{spec.name}_") for launch in run.launches]
+    assert len(names) == 3
+    assert names[0] == "prepare"
+    total = torch.zeros(tokens, spec.hidden, dtype=torch.float64)
+    for j in range(spec.top_k):
+        there = ((ids[:, j] >= 0) & (ids[:, j] < spec.experts))[:, None]
+        added = (weights[:, j, None].double() * out[:, j].double() + total).float().double()
+        total = torch.where(there, added, total)
+        assert out[:, j].isnan().all(1).equal(~there[:, 0])
+    assert torch.equal(total.float().to(torch.bfloat16), whole.out)
+
+
+def test_slots_want_layout_tiles64():
+    with pytest.raises(ValueError, match="slots=True has no kernel with layout='128x4'"):
+        FusedMoe(4, 128, 64, 2, act_fmt="nvfp4", layout="128x4", slots=True)
+
+
 SPECS = (
     FusedMoe(3, 96, 96, 2, "mxfp4", activation="swiglu_oai", bias=True, layout="tiles64"),
     FusedMoe(3, 128, 128, 2, "int4", group=128, dtype="float16", layout="tiles64"),

@@ -98,7 +98,7 @@ def test_every_op_is_here():
     elsewhere = {"norm_quantize", "act_quantize", "mm_fp4", "grouped_mm_fp4"}
     elsewhere |= {"grouped_mm_act_fp4quant"}
     elsewhere |= {"fused_moe", "moe_route", "edgellm_up", "edgellm_down", "relayout"}
-    elsewhere |= {"int4_mm", "int4_dequantize"}
+    elsewhere |= {"int4_mm", "int4_dequantize", "ep_dispatch", "ep_combine", "ep_reduce"}
     assert {spec.op for spec in EVERY} | elsewhere == set(SPECS)
 
 

@@ -264,6 +264,34 @@ def _combine_step(spec: FusedMoe) -> Any:
     return step
 
 
+def _slots_step(spec: FusedMoe) -> Any:
+    """Step from rows of tiles to out [rows, k, H]: those of each slot; left out ones: zeros."""
+    top_k, H, cols = i64(spec.top_k), i64(spec.hidden), i64(COLUMNS)
+
+    @T.inline
+    def step(Z, place, topk_weights, out, first, tokens, row_tile):
+        for t, g in T.grid(tokens, H // cols):
+            with T.sblock("token"):
+                vt, vg = T.axis.remap("SS", [t, g])
+                for j, m in T.grid(top_k, cols):
+                    with T.sblock("store"):
+                        vj, vm = T.axis.remap("SS", [j, m])
+                        out[first + vt, vj, vg * cols + vm] = formats.round_to(
+                            spec.dtype,
+                            T.if_then_else(
+                                place[vt, vj] >= i64(0),
+                                Z[
+                                    place[vt, vj] // row_tile,
+                                    place[vt, vj] % row_tile,
+                                    vg * cols + vm,
+                                ],
+                                T.float32(0),
+                            ),
+                        )
+
+    return step
+
+
 def _used_params(spec: FusedMoe) -> list[str]:
     return [param.name for param in spec.params()]
 
@@ -288,7 +316,13 @@ def fused_moe(
     x_rows, h_rows = rows_step(spec, 1, lanes[0]), rows_step(spec, 2, lanes[1])
     gemm1 = _product_step(spec, first_gemm, row_tile, _finish1(spec))
     gemm2 = _product_step(spec, second_gemm, row_tile, _finish2(spec))
-    combine = _combine_step(spec)
+    combine = _slots_step(spec) if spec.slots else _combine_step(spec)
+    of_row = (k, H) if spec.slots else (H,)
+    all_of_row = [slice(i64(0), size) for size in of_row]
+
+    def used_rows(hidden: Any, topk_ids: Any, topk_weights: Any, rows: PrimExpr) -> list[Any]:
+        weights = [] if spec.slots else [topk_weights[0:rows, 0:k]]
+        return [hidden[0:rows, 0:H], topk_ids[0:rows, 0:k], *weights]
 
     @T.prim_func(s_tir=True)
     def main(
@@ -316,12 +350,12 @@ def fused_moe(
         hidden = T.match_buffer(hidden_handle, (rows, H), spec.dtype)
         topk_ids = T.match_buffer(topk_ids_handle, (rows, k), "int32")
         topk_weights = T.match_buffer(topk_weights_handle, (rows, k), "float32")
-        out = T.match_buffer(out_handle, (rows, H), spec.dtype)
+        out = T.match_buffer(out_handle, (rows, *of_row), spec.dtype)
         for c in range(tiles_of(rows, chunk_tokens(spec))):
             with T.sblock("chunk"):
                 vc = T.axis.spatial(tiles_of(rows, chunk_tokens(spec)), c)
-                T.reads(hidden[0:rows, 0:H], topk_ids[0:rows, 0:k], topk_weights[0:rows, 0:k])
-                T.writes(out[0:rows, 0:H])
+                T.reads(*used_rows(hidden, topk_ids, topk_weights, rows))
+                T.writes(out[(slice(i64(0), rows), *all_of_row)])
                 first = T.meta_var(vc * chunk)
                 tokens = T.meta_var(tirx.Min(chunk, rows - vc * chunk))
                 # Memory as for the largest chunk: its size must not depend on the loop.

@@ -1,5 +1,6 @@
 """The host side of an exported GPU library, run on a machine without a GPU."""
 
 from blockscale.emulator.host.library import Run, run_module
+from blockscale.emulator.host.world import LibraryWorld
 
-__all__ = ["Run", "run_module"]
+__all__ = ["LibraryWorld", "Run", "run_module"]

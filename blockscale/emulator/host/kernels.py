@@ -37,6 +37,8 @@ class Options:
 
     seed: int = 0
     max_instructions: int | None = None
+    keep: Callable[[Kernel, Launch, bytes], None] | None = None
+    """Takes launches, with their parameters, which are not run then."""
 
 
 @dataclass
@@ -281,6 +283,9 @@ class EmulatedDriver(Driver):
         launches.check(launch, kernel, self.device)
         block = launches.pack(kernel, params, extra)
         self.launches.append(launch)
+        if self.options.keep is not None:
+            self.options.keep(kernel, launch, block)
+            return
         try:
             report = self._run(kernel, launch, block)
         except EmulationError as error:

@@ -69,16 +69,16 @@ def run_module(
             PTX for the device.
         TypeError, ValueError, ...: the function's own checks, as it raises them.
     """
-    library = _open(lib, target, multiprocessors)
+    library = opened(lib, target, multiprocessors)
     driver = library.driver
     with library.answering():
-        compiled = _find(library, function)
+        compiled = find(library, function)
         driver.begin(Options(seed, max_instructions))
         with Arguments(tensors, driver.memory) as arguments:
             try:
                 result = compiled(*arguments.values)
             except Exception as error:
-                cause = _cause(driver, error, f"{library.name}: {function}")
+                cause = cause_of(driver, error, f"{library.name}: {function}")
                 if cause is error:
                     raise
                 raise cause from error
@@ -88,7 +88,8 @@ def run_module(
     return Run(result, driver.launches, driver.reports, driver.device.arch)
 
 
-def _open(lib: Any, target: str | None, multiprocessors: int | None) -> Emulated:
+def opened(lib: Any, target: str | None, multiprocessors: int | None) -> Emulated:
+    """Return the library that `run_module` was given."""
     if isinstance(lib, str | os.PathLike):
         return open_file(Path(lib), target, multiprocessors)
     if isinstance(getattr(lib, "path", None), str | os.PathLike):
@@ -101,7 +102,8 @@ def _open(lib: Any, target: str | None, multiprocessors: int | None) -> Emulated
     )
 
 
-def _find(library: Emulated, function: str) -> Any:
+def find(library: Emulated, function: str) -> Any:
+    """Return a function of a library; AttributeError if it has none of this name."""
     try:
         return library.module.get_function(function)
     except AttributeError:
@@ -111,7 +113,7 @@ def _find(library: Emulated, function: str) -> Any:
         ) from None
 
 
-def _cause(driver: EmulatedDriver, error: Exception, what: str) -> BaseException:
+def cause_of(driver: EmulatedDriver, error: Exception, what: str) -> BaseException:
     """Return what to raise when the function raised ``error``."""
     refused = driver.failure(probes=True)
     if driver.error is not None or refused is None:

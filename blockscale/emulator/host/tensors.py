@@ -82,7 +82,8 @@ class _Argument:
     writable: bool
 
 
-def _argument(value: Any, position: str) -> _Argument:
+def argument_of(value: Any, position: str) -> _Argument:
+    """Return what DLPack says of a tensor on the CPU; ValueError if it is elsewhere."""
     described = tensors.describe(value)
     if described is not None and described.device != "cpu":
         raise ValueError(
@@ -174,7 +175,7 @@ class Arguments:
         if isinstance(value, list | tuple):
             return [self._visit(item, f"{position}[{i}]") for i, item in enumerate(value)]
         if isinstance(value, tvm_ffi.Tensor | np.ndarray) or hasattr(value, "__dlpack__"):
-            self._found.append(_argument(value, position))
+            self._found.append(argument_of(value, position))
             return self._found[-1]
         return value
 

@@ -7,6 +7,7 @@ function for all lanes, and only its tail is interpreted here.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -44,12 +45,22 @@ class Execution(Machine):
         self.ticker = ticker
         self.polled = (-1, 0)  # progress when only polls could go on, and how often they did
 
+        self.turning = self.loop()
+        self.began = time.perf_counter()
+        self.woken = 0  # progress that was that of other devices
+
     def run(self) -> Report:
         """Run the launch to its end."""
-        began = time.perf_counter()
+        with np.errstate(all="ignore"):
+            while self.go(QUANTUM):
+                pass
+        return self.report
+
+    def go(self, turns: int) -> bool:
+        """Run for some turns of gangs; return whether there is more to do."""
+        more = False
         try:
-            with np.errstate(all="ignore"):
-                self.loop()
+            more = all(next(self.turning, False) for _ in range(turns))
         except EmulationError as error:
             error.report = self.report
             found = [*self.report.errors, *self.report.warnings][:3]
@@ -58,12 +69,23 @@ class Execution(Machine):
                 error.args = (f"{error.args[0]}; before it: {before}",)
             raise
         finally:
-            self.ticker.end()
-            self.count(time.perf_counter() - began)
-        return self.report
+            if not more:
+                self.ticker.end()
+                self.count(time.perf_counter() - self.began)
+        return more
 
-    def loop(self) -> None:
-        """Run until every cluster has come and gone."""
+    @property
+    def advanced(self) -> int:
+        """Progress of its own."""
+        return self.progress - self.woken
+
+    def wake(self) -> None:
+        """Let everything that is held up look again: another device has gone on."""
+        self.progress += 1
+        self.woken += 1
+
+    def loop(self) -> Iterator[bool]:
+        """Run until every cluster has come and gone; yield True after every turn."""
         engine, rng = self.engine, self.rng
         residents.launch_wave(self)
         while self.gangs or self.waiting or engine.pending:
@@ -77,6 +99,9 @@ class Execution(Machine):
                     residents.launch_wave(self)
                     continue
                 if let_poll(self):
+                    continue
+                if self.gangs and not self.alone:
+                    yield True
                     continue
                 if self.gangs:
                     diagnose.dead(self, "no warp can go on and nothing asynchronous is pending")
@@ -93,6 +118,7 @@ class Execution(Machine):
             engine.maybe()
             if not self.gangs:
                 self.finish_wave()
+            yield True
 
     def finish_wave(self) -> None:
         """All warps have left: drain the engines, retire, launch the next wave."""

@@ -57,7 +57,7 @@ def check_progress(m: Machine) -> None:
         m.engine.run_one()
     elif m.waiting and any(c is None for c in m.clusters):
         residents.launch_wave(m)
-    elif m.steps - m.moved > STALE and m.turns - m.moved_turn > 4 * len(m.gangs):
+    elif m.alone and m.steps - m.moved > STALE and m.turns - m.moved_turn > 4 * len(m.gangs):
         dead(m, "the warps only poll, and nothing changes (livelock)")
 
 

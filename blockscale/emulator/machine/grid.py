@@ -83,6 +83,8 @@ class Barrier:
     line: int = 0
     votes: list[bool] = field(default_factory=list)
     result: tuple[int, bool, bool] = (0, False, False)  # popc, and, or
+    seen: np.ndarray | None = None  # of several devices: what those who came know (`watch`)
+    told: np.ndarray | None = None
 
 
 @dataclass(eq=False)

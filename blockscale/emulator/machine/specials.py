@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -40,9 +39,9 @@ def compute(m: Machine, g: Gang, name: str) -> Any:
             "gt": ~((bit - one) | bit), "ge": ~(bit - one),
         }[head[10:]].astype(np.uint32)  # fmt: skip
     if head in ("%clock64", "%globaltimer"):
-        return np.full(g.n, int(g.time) if head == "%clock64" else time.time_ns(), np.uint64)
+        return np.full(g.n, int(g.time) if head == "%clock64" else m.timer(), np.uint64)
     if head in ("%globaltimer_lo", "%globaltimer_hi"):
-        return one * np.uint32(time.time_ns() >> (32 if head[-2:] == "hi" else 0) & 0xFFFFFFFF)
+        return one * np.uint32(m.timer() >> (32 if head[-2:] == "hi" else 0) & 0xFFFFFFFF)
     constants = {
         "%nwarpid": m.cta_warps, "%nsmid": SMS, "%gridid": 0, "WARP_SZ": LANES,
         "%cluster_nctarank": m.cluster_ctas, "%clock": int(g.time) & 0xFFFFFFFF, "%clock_hi": 0,

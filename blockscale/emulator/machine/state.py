@@ -7,6 +7,7 @@ go on).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,7 @@ from blockscale.emulator.errors import EmulationError
 from blockscale.emulator.machine.clocks import Clocks, Shadow, Vector
 from blockscale.emulator.machine.grid import LANES, SMS, Cluster, Launch, Waiting, Warp
 from blockscale.emulator.machine.memory import RESERVED, GlobalMemory, SharedMemory
+from blockscale.emulator.machine.watch import Watch
 from blockscale.emulator.ptx.analysis import Traits
 from blockscale.emulator.ptx.program import Program
 from blockscale.emulator.ptx.syntax import Instr
@@ -71,6 +73,10 @@ class State:
         self.moved = 0  # steps when something had
         self.moved_turn = 0
         self.last_look = (0, 0)  # progress and motion then
+        self.device = 0  # of several that run at once
+        self.alone = True  # no other device may still store what this one waits for
+        self.watch: Watch | None = None  # finds races on global memory, of several devices
+        self.timer: Callable[[], int] = time.time_ns  # %globaltimer
 
     def room(self) -> int:
         """Return how many clusters are resident at once: bounded by SMs and by memory."""

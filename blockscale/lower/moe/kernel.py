@@ -50,20 +50,22 @@ def sources(pairs: Sequence[Pair], spec: FusedMoe, arch: str) -> Source:
         if found and (found[-1].name1, found[-1].name2) == (first, second):
             found.pop()
         found.append(Bucket(limit, kernels.of[first], kernels.of[second], first, second))
-    small = {role: f"{name}_{role}" for role in ("prepare", "prepare_many", "combine")}
+    roles = ("prepare", "prepare_many", *(() if spec.slots else ("combine",)))
+    small = {role: f"{name}_{role}" for role in roles}
     texts = [
         *kernels.texts,
         moe_small.HEADER,
         moe_small.prepare_source(small["prepare"], spec.dtype, spec.act_fmt),
         moe_small.prepare_source(small["prepare_many"], spec.dtype, spec.act_fmt, many=True),
-        moe_small.combine_source(small["combine"], spec.dtype),
     ]
     codes = [
         *(gemm_code(own, kernel) for own, kernel in kernels.of.items()),
         moe_small.code_of(small["prepare"], launches.PREPARE, shared=True),
         moe_small.code_of(small["prepare_many"], launches.PREPARE, shared=True),
-        moe_small.code_of(small["combine"], launches.COMBINE, follows=True),
     ]
+    if not spec.slots:
+        texts.append(moe_small.combine_source(small["combine"], spec.dtype))
+        codes.append(moe_small.code_of(small["combine"], launches.COMBINE, follows=True))
     if spec.act_fmt is not None:
         small["requantize"] = f"{name}_requantize"
         texts.append(moe_small.requantize_source(small["requantize"], spec.dtype, spec.act_fmt))

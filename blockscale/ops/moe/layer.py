@@ -8,6 +8,7 @@ shape, stride or device that does not fit, tensors that overlap.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -78,6 +79,7 @@ def fused_moe(
     a1_scale: Tensor | None = None,
     a2_scale: Tensor | None = None,
     out: Tensor | None = None,
+    ep: Any = None,
 ) -> Tensor:
     """Return ``sum_j topk_weights[t, j] * expert(topk_ids[t, j])(hidden[t])`` [T, H].
 
@@ -104,9 +106,11 @@ def fused_moe(
             multiplied with; of "nvfp4", what the block scales are, None: 1.
         a2_scale: [1] float32, the same of what is between the GEMMs.
         out: output, [T, H] like hidden; None: allocated.
+        ep: `blockscale.distributed.ExpertParallel`: topk_ids are of the experts of all its ranks,
+            the prepared weights those of this rank's.
 
     Raises:
-        TypeError, ValueError: as the module says.
+        TypeError, ValueError: as the module says; RuntimeError with ``ep``: a rank did not come.
     """
     options = Options(activation, alpha, limit, act_fmt, a1_scale, a2_scale)
     tensors = (w13_scale, w2_scale, w13_global_scale, w2_global_scale, w13_bias, w2_bias)
@@ -115,7 +119,15 @@ def fused_moe(
         if topk_weights is None:  # (hidden, prepared, topk_ids, topk_weights)
             w2, topk_ids, topk_weights = None, w2, topk_ids
         _no_second(w2)
+        if ep is not None:
+            made: Tensor = ep.run(hidden, w13, topk_ids, topk_weights, options, out)
+            return made
         return run_experts(hidden, w13, topk_ids, topk_weights, options, out)
+    if ep is not None:
+        raise TypeError(
+            f"{WHERE}: w13 is a {type(w13).__name__}, but ep takes prepared weights; pass what "
+            "prepare_moe_weights() returns for the experts of ep.local_experts"
+        )
     given = Given(
         *(w13, w2, fmt, *tensors, activation, group_size, w13_zero, w2_zero),
         int4_signed=int4_signed,
@@ -201,6 +213,48 @@ class _Experts(call.Op[Tensor]):
 
 
 _EXPERTS = _Experts(WHERE)
+
+
+def run_slots(hidden: Tensor, weights: MoeWeights, ids: Tensor, options: Options) -> Tensor:
+    """Return [T, k, H]: each slot's result of its expert, rounded and not weighted.
+
+    Args:
+        hidden, weights, options: as in `run_experts`.
+        ids: [T, k] int32; of slots that others have than 0 to E - 1, the result is anything.
+    """
+    static = options.a1_scale is None, options.a2_scale is None, weights.bias
+    how = options[:4] + static + _flat(weights)
+    return _SLOTS.run((checks.last_size(ids), how), (hidden, ids, weights, options))
+
+
+class _Slots(call.Op[Tensor]):
+    def recorded(self, options: Any, given: Any) -> Tensor:
+        raise RuntimeError(
+            f"{self.name}: experts of several ranks cannot be traced; call the layer outside of "
+            "what is compiled"
+        )
+
+    def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
+        hidden, ids, *_ = given
+        if not len(hidden) or ids.dtype != torch.int32:
+            return None
+        return self._ready(spec, given)
+
+    def check(self, options: Any, given: Any) -> Checked:
+        hidden, ids, weights, choices = given
+        spec = replace(
+            check_call(hidden, weights, ids, ids.view(torch.float32), choices), slots=True
+        )
+        arguments, y = self._ready(spec, given)
+        return Checked(spec if len(hidden) else None, arguments, y)
+
+    def _ready(self, spec: FusedMoe, given: Any) -> tuple[tuple[Any, ...], Tensor]:
+        hidden, ids, weights, choices = given
+        y = hidden.new_empty((len(hidden), spec.top_k, spec.hidden))
+        return _arguments(spec, (hidden, ids), weights, choices, y), y
+
+
+_SLOTS = _Slots("fused_moe(ep=...)")
 _tensors = attrgetter(*TENSORS)
 
 

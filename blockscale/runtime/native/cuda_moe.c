@@ -306,7 +306,8 @@ static int run(const Pass *p) {
   if (p->moe->codes != NULL) return run_codes(p);
   if (prepare(p) != 0 || gemm(p, 0) != 0) return -1;
   if (p->bucket->by_bytes ? requantize_bytes(p) != 0 : p->moe->requantize != NULL && requantize(p) != 0) return -1;
-  return gemm(p, 1) != 0 || combine(p) != 0 ? -1 : 0;
+  if (gemm(p, 1) != 0) return -1;
+  return p->moe->combine == NULL ? 0 : combine(p); /* NULL: GEMM 2 has written the function's output */
 }
 
 /* ---- Functions --------------------------------------------------------------------------------- */
@@ -315,6 +316,7 @@ int blockscale_moe(const BsCall *call, const BsMoe *moe, TVMFFIAny *args) {
   if (blockscale_check_shapes(call, args, 0) != 0) return -1;
   const BsMoePlaces *at = &moe->at;
   int64_t rows = tensor(args, at->hidden)->shape[0], row_bytes = 2 * (int64_t)moe->hidden;
+  int64_t out_bytes = moe->combine == NULL ? moe->top_k * row_bytes : row_bytes;
   Pass p = {.call = call, .moe = moe, .args = args, .tokens = least(rows, BS_CHUNK)};
   const DLTensor *workspace = tensor(args, at->workspace);
   if (rows == 0) return 0;
@@ -333,8 +335,9 @@ int blockscale_moe(const BsCall *call, const BsMoe *moe, TVMFFIAny *args) {
     place(&p, workspace->data);
     p.hidden = (const char *)tensor(args, at->hidden)->data + done * row_bytes;
     p.ids = (const char *)tensor(args, at->topk_ids)->data + done * moe->top_k * 4;
-    p.weights = (const char *)tensor(args, at->topk_weights)->data + done * moe->top_k * 4;
-    p.out = (char *)tensor(args, at->out)->data + done * row_bytes;
+    if (at->topk_weights >= 0) p.weights = (const char *)tensor(args, at->topk_weights)->data + done * moe->top_k * 4;
+    p.out = (char *)tensor(args, at->out)->data + done * out_bytes;
+    if (moe->combine == NULL) p.at[BS_MOE_WS_Y2] = p.out;
     while (chosen + 1 < moe->count && p.tokens > moe->buckets[chosen].limit) ++chosen;
     p.bucket = &moe->buckets[chosen];
     if (run(&p) != 0) return -1;

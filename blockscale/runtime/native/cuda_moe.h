@@ -44,7 +44,7 @@ typedef struct {
   const BsPart *parts; /* of the workspace */
   int (*lookup)(void *context, const char *name, TVMFFIObjectHandle *out);
   const char *prepare, *prepare_many;         /* for up to BS_SORT_SLOTS, for more; `codes`: that sort alone */
-  const char *requantize, *combine;           /* requantize: NULL if activations stay what they are */
+  const char *requantize, *combine;           /* NULL: activations stay what they are; rows of slots are the output */
   const char *prepare_bytes, *prepare_many_bytes, *requantize_bytes; /* of buckets of bytes */
   int32_t count;                              /* of buckets */
   int32_t experts, top_k, hidden;

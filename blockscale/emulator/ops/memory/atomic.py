@@ -11,6 +11,7 @@ from blockscale.emulator import alu
 from blockscale.emulator.errors import IllegalOperation, PtxError
 from blockscale.emulator.machine.gangs import Gang
 from blockscale.emulator.machine.memory import misaligned
+from blockscale.emulator.machine.watch import GPU
 from blockscale.emulator.ops.core import (
     address,
     known_modifiers,
@@ -225,6 +226,8 @@ def build(
         where = pick(at(g), m, lanes)
         atomic.check(lanes, where)
         release(g, lanes, where)
+        if g.machine.watch is not None:
+            g.machine.watch.give(g, lanes, where, ins.mods, GPU)
         for i, put in enumerate(outs):
             spot = where + np.uint64(i * size) if count > 1 else where
             values = pick(b[i](g), m, lanes)
@@ -233,6 +236,8 @@ def build(
             if put is not None:
                 put(g, None if m is None else lanes, old)
         acquire(g, lanes, where)
+        if g.machine.watch is not None:
+            g.machine.watch.take(g, lanes, where, ins.mods, GPU)
 
     return run
 

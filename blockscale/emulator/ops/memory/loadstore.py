@@ -11,6 +11,7 @@ from blockscale.emulator.errors import IllegalOperation, PtxError
 from blockscale.emulator.machine.gangs import Gang
 from blockscale.emulator.machine.grid import LANES
 from blockscale.emulator.machine.memory import misaligned
+from blockscale.emulator.machine.watch import SYSTEM
 from blockscale.emulator.ops.core import (
     address,
     at_lane,
@@ -64,6 +65,8 @@ class Space:
         if space in ("global", "const"):
             m.report.moved(space, read=len(at) * size)
             offsets = self.globally(at, lanes)
+            if m.watch is not None and not self.sync:
+                m.watch.access(g, lanes, offsets, size, writes=False)
             return m.memory.views[size].take(offsets >> (size.bit_length() - 1))
         if space.startswith("shared"):
             offsets = shared_offsets(g, lanes, at, size, own=space != "shared::cluster")
@@ -118,6 +121,8 @@ class Space:
         if space == "global":
             m.report.moved("global", written=len(at) * size)
             offsets = self.globally(at, lanes)
+            if m.watch is not None and not self.sync:
+                m.watch.access(g, lanes, offsets, size, writes=True)
             m.memory.views[size][offsets >> (size.bit_length() - 1)] = items
         elif space.startswith("shared"):
             offsets = shared_offsets(g, lanes, at, size, own=space != "shared::cluster")
@@ -260,6 +265,8 @@ def load(c: Operands, ins: Instr) -> Callable[..., None]:
         items = space.read(g, lanes, where)
         if gains:
             acquire(g, lanes, where)
+            if g.machine.watch is not None:
+                g.machine.watch.take(g, lanes, where, ins.mods, SYSTEM)
         some = None if m is None else lanes
         if count == 1:
             if outs[0] is not None:
@@ -301,6 +308,8 @@ def store(c: Operands, ins: Instr) -> Callable[..., None]:
             items = buffer.reshape(-1).view(whole_type(size * count))
         if gives:
             release(g, lanes, where)
+            if g.machine.watch is not None:
+                g.machine.watch.give(g, lanes, where, ins.mods, SYSTEM)
         space.write(g, lanes, where, items)
 
     return run

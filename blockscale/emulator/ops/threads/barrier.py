@@ -57,6 +57,8 @@ def arrive(
     cluster, agent = int(g.w_cluster[w]), int(g.w_agent[w])
     barrier.vector = union(barrier.vector, machine.clocks.both(cluster, agent))
     machine.clocks.release(cluster, agent)
+    if machine.watch is not None:
+        barrier.seen = machine.watch.came(g, w, barrier.seen)
     barrier.time = max(barrier.time, g.time)
 
 
@@ -64,6 +66,7 @@ def complete(machine: Machine, barrier: Barrier) -> None:
     """End a barrier's generation."""
     barrier.generation += 1
     barrier.done, barrier.done_time = barrier.vector, barrier.time
+    barrier.told, barrier.seen = barrier.seen, None
     barrier.arrived = None
     votes = barrier.votes
     barrier.result = (sum(votes), all(votes), any(votes))
@@ -205,6 +208,8 @@ def know(g: Gang, w: int, b: Barrier) -> None:
     """Let warp position `w` know what those knew who came to the barrier."""
     assert b.done is not None
     g.machine.clocks.join(int(g.w_cluster[w]), int(g.w_agent[w]), b.done)
+    if b.told is not None and g.machine.watch is not None:
+        g.machine.watch.went(g, w, b.told)
     g.time = max(g.time, b.done_time)
     g.flow = None
 

@@ -98,9 +98,15 @@ def getctarank(c: Operands, ins: Instr) -> Callable[..., None]:
 
 @register("membar", "fence", "tcgen05.fence", "wgmma.fence", operands=(0, 2))
 def fence(c: Operands, ins: Instr) -> Callable[..., None]:
-    """Fences: only fence.proxy.async changes what the model tracks (9.7.13.4)."""
+    """Fences (9.7.13.4): of one device, only fence.proxy.async changes what the model tracks."""
     if "proxy" not in ins.mods or not any(m.startswith("async") for m in ins.mods):
-        return lambda g, m: None
+        machine = c.machine
+
+        def between_devices(g: Gang, m: np.ndarray | None) -> None:
+            if machine.watch is not None and ins.base in ("fence", "membar"):
+                machine.watch.fence(g, m, ins.mods)
+
+        return between_devices
     clocks = c.machine.clocks
 
     def run(g: Gang, m: np.ndarray | None) -> None:

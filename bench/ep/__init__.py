@@ -1,0 +1,1 @@
+"""Measurements of MoE layers across GPUs."""

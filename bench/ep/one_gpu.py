@@ -1,0 +1,291 @@
+"""What one GPU can tell of expert parallelism: two ranks as two streams of one process.
+
+    python -m bench.ep.one_gpu LIBRARY... [--routings 1000] [--out FILE]
+
+Both ranks' buffers are plain memory of the same GPU, so the kernels and their protocol run for
+real, the links between GPUs do not.  Ranks must be able to run at the same time: few tokens.
+Checks, bit for bit: random routings against the layer of one rank and against a reference in torch,
+one CUDA graph with changed routing.  Times: dispatch and combine of a group of one rank, in graphs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+import blockscale
+from blockscale.ops.distributed import cuda
+from blockscale.ops.distributed.config import Config, owners_of
+from blockscale.ops.moe.layer import Options, run_slots
+from blockscale.specs.exchange import symmetric_bytes
+
+Tensor = torch.Tensor
+
+EXPERTS, HIDDEN, INTERMEDIATE, TOP_K, MOST = 32, 1024, 512, 4, 32
+"""Of the layer that is checked."""
+
+TIMED = (256, 7168, 8)
+"""Experts, hidden and top_k of what is timed."""
+
+TOKENS = (1, 8, 64, 128, 512, 4096)
+
+
+def group(ranks: int, experts: int, hidden: int, top_k: int, most: int) -> list[cuda.Exchange]:
+    """Return the exchanges of ranks that share this GPU."""
+    config = Config(
+        *(ranks, experts, hidden, top_k, most, "bf16", "bfloat16", "cuda"),
+        owners_of(ranks, experts, None),
+    )
+    size = symmetric_bytes(ranks, most, top_k, hidden)
+    buffers = [torch.zeros(size, dtype=torch.uint8, device="cuda") for _ in range(ranks)]
+    return [
+        cuda.Exchange(config, rank, cuda.Memory(buffers[rank], buffers), 10.0)
+        for rank in range(ranks)
+    ]
+
+
+def routing(made: torch.Generator, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return rows, ids (some dropped) and weights of a rank."""
+    x = torch.randn(count, HIDDEN, device="cuda", generator=made).bfloat16()
+    scores = torch.rand(count, EXPERTS + 1, device="cuda", generator=made)
+    ids = scores.topk(TOP_K, 1).indices.to(torch.int32)
+    weights = torch.rand(count, TOP_K, device="cuda", generator=made)
+    return x, torch.where(ids == EXPERTS, -1, ids), weights
+
+
+def layer() -> list[blockscale.MoeWeights]:
+    """Return weights of all experts, and of each of two ranks."""
+    made = torch.Generator().manual_seed(5)
+
+    def numbers(low: int, high: int, *shape: int) -> Tensor:
+        return torch.randint(low, high, shape, dtype=torch.uint8, generator=made)
+
+    w13 = numbers(0, 256, EXPERTS, 2 * INTERMEDIATE, HIDDEN // 2)
+    w2 = numbers(0, 256, EXPERTS, HIDDEN, INTERMEDIATE // 2)
+    s13 = numbers(30, 50, EXPERTS, 2 * INTERMEDIATE, HIDDEN // 16)
+    s2 = numbers(30, 50, EXPERTS, HIDDEN, INTERMEDIATE // 16)
+    found = []
+    for own in (slice(None), slice(0, EXPERTS // 2), slice(EXPERTS // 2, None)):
+        count = len(w13[own])
+        weights = blockscale.prepare_moe_weights(
+            w13[own], w2[own], fmt="nvfp4", w13_scale=s13[own], w2_scale=s2[own],
+            w13_global_scale=torch.full((count, 2), 0.01),
+            w2_global_scale=torch.full((count,), 0.01), layout="tiles64", dtype=torch.bfloat16,
+        )  # fmt: skip
+        found.append(weights.to("cuda"))
+    return found
+
+
+def simple(e: Tensor, x: Tensor) -> Tensor:
+    """Return what a stand-in for an expert makes of rows: exact in torch."""
+    return ((e.float() + 1) * x.float()).bfloat16()
+
+
+def reference(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    """Return the sums of `simple`, each step rounded once to float32, as a fused multiply-add."""
+    total = torch.zeros(x.shape, device="cuda", dtype=torch.float32)
+    for j in range(TOP_K):
+        z = simple(ids[:, j, None], x).double()
+        added = (weights[:, j, None].double() * z + total.double()).float()
+        total = torch.where(ids[:, j, None] >= 0, added, total)
+    return total.bfloat16()
+
+
+class Pair:
+    """Two ranks on two streams."""
+
+    def __init__(self) -> None:
+        self.streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+        self.ranks = group(2, EXPERTS, HIDDEN, TOP_K, MOST)
+        alone, _ = group(2, EXPERTS, HIDDEN, TOP_K, MOST)
+        # Loading a kernel may wait for those that run: load all while none waits for another.
+        alone.timeout, alone.check = 1e-3, lambda: None  # type: ignore[method-assign]
+        x, ids, weights = routing(torch.Generator("cuda").manual_seed(0), MOST)
+        rows, landed = alone.send(x, ids, MOST)
+        y = stand_in(0, rows, landed)
+        alone.bring_back(y, landed, ids, weights, torch.empty_like(x))
+        for rank in self.ranks:
+            for bound in range(1, MOST + 1):
+                rank.frame(bound)
+        torch.cuda.synchronize()
+
+    def run(self, given: list[Any], bound: int, expert: Any) -> list[Tensor]:
+        """Return both ranks' results; ``expert(rank, rows, ids)`` makes those of slots."""
+        start, found = torch.cuda.current_stream(), []
+        for rank, (x, ids, weights) in enumerate(given):
+            stream = self.streams[rank]
+            stream.wait_stream(start)
+            with torch.cuda.stream(stream):
+                own = self.ranks[rank]
+                rows, landed = own.send(x, ids, bound)
+                y = expert(rank, rows, landed)
+                found.append(own.bring_back(y, landed, ids, weights, torch.empty_like(x)))
+        for stream in self.streams:
+            start.wait_stream(stream)
+        return found
+
+    def check(self) -> None:
+        """Raise what a kernel has reported."""
+        torch.cuda.synchronize()
+        for rank in self.ranks:
+            rank.check()
+
+
+def stand_in(rank: int, rows: Tensor, ids: Tensor) -> Tensor:
+    """Return [n, k, H] of `simple` experts of a rank."""
+    whole = torch.where(ids >= 0, ids + rank * EXPERTS // 2, -1)
+    return simple(whole[..., None], rows[:, None])
+
+
+def check_routings(pair: Pair, count: int) -> dict[str, Any]:
+    """Return how many routings gave other bits than the references."""
+    made = torch.Generator("cuda").manual_seed(1)
+    sizes = torch.Generator().manual_seed(2)
+    whole, *shares = layer()
+    wrong = torch.zeros(2, dtype=torch.int64, device="cuda")
+    largest = torch.zeros((), device="cuda")
+
+    for rows in (2, 20, 2 * MOST):  # of each bucket
+        for share in shares:
+            ids = torch.zeros(rows, TOP_K, dtype=torch.int32, device="cuda")
+            run_slots(torch.zeros(rows, HIDDEN, device="cuda").bfloat16(), share, ids, Options())
+    torch.cuda.synchronize()
+
+    def experts(rank: int, rows: Tensor, ids: Tensor) -> Tensor:
+        return run_slots(rows, shares[rank], ids, Options())
+
+    for number in range(count):
+        bound = int(torch.randint(1, MOST + 1, (), generator=sizes))
+        tokens = [int(torch.randint(0, bound + 1, (), generator=sizes)) for _ in range(2)]
+        given = [routing(made, t) for t in tokens]
+        truths = [
+            [reference(*own) for own in given],
+            [blockscale.fused_moe(own[0], whole, own[1], own[2]) for own in given],
+        ]
+        for which, expert in enumerate((stand_in, experts)):
+            if which and number % 4:
+                continue
+            for y, truth in zip(pair.run(given, bound, expert), truths[which], strict=True):
+                wrong[which] += (y.view(torch.int16) != truth.view(torch.int16)).any()
+                if which and len(y):
+                    apart = (y.float() - truth.float()).abs().max() / truth.float().abs().max()
+                    largest = torch.maximum(largest, apart)
+        if number % 50 == 49:
+            pair.check()
+    pair.check()
+    return {
+        "routings": count,
+        "ranks with other bits than the reference": int(wrong[0]),
+        "ranks with other bits than the layer (of a quarter of the routings)": int(wrong[1]),
+        "largest difference from the layer, relative": float(largest),
+    }
+
+
+def check_graph(pair: Pair, replays: int = 1000) -> dict[str, Any]:
+    """Return how many replays of one graph, with other routing each time, gave other bits."""
+    made = torch.Generator("cuda").manual_seed(3)
+    given = [routing(made, t) for t in (MOST, MOST - 5)]
+    pair.run(given, MOST, stand_in)
+    pair.check()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = pair.run(given, MOST, stand_in)
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(replays):
+        for own in given:
+            for old, new in zip(own, routing(made, len(own[0])), strict=True):
+                old.copy_(new)
+        graph.replay()
+        for own, y in zip(given, found, strict=True):
+            wrong += (y.view(torch.int16) != reference(*own).view(torch.int16)).any()
+    pair.check()
+    return {"replays": replays, "ranks with other bits": int(wrong)}
+
+
+def timings() -> list[dict[str, Any]]:
+    """Return microseconds of a group of one rank, by tokens: medians of 7 replays of graphs."""
+    experts, hidden, top_k = TIMED
+    found = []
+    for tokens in TOKENS:
+        (own,) = group(1, experts, hidden, top_k, tokens)
+        x = torch.randn(tokens, hidden, device="cuda").bfloat16()
+        ids = torch.rand(tokens, experts, device="cuda").topk(top_k, 1).indices.to(torch.int32)
+        weights, out = torch.rand(tokens, top_k, device="cuda"), torch.empty_like(x)
+        _, landed = own.send(x, ids, tokens)
+        y = torch.randn(tokens, top_k, hidden, device="cuda").bfloat16()
+        own.bring_back(y, landed, ids, weights, out)
+        torch.cuda.synchronize()
+        own.check()
+        row: dict[str, Any] = {"tokens": tokens}
+        calls: dict[str, Any] = {
+            "dispatch": partial(own.send, x, ids, tokens),
+            "combine": partial(own.bring_back, y, landed, ids, weights, out),
+        }
+        for name, call in calls.items():
+            times = []
+            graph, count = torch.cuda.CUDAGraph(), 50
+            with torch.cuda.graph(graph):
+                for _ in range(count):
+                    call()
+            for _ in range(8):
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                begin.record()
+                graph.replay()
+                end.record()
+                end.synchronize()
+                times.append(begin.elapsed_time(end) * 1000 / count)
+            row[name] = round(median(times[1:]), 2)
+        own.check()
+        found.append(row)
+        print(row, flush=True)
+    return found
+
+
+def dies() -> str:
+    """Return what a rank says whose peer does not come."""
+    own = group(2, EXPERTS, HIDDEN, TOP_K, MOST)[0]
+    own.timeout = 0.2
+    x, ids, _ = routing(torch.Generator("cuda").manual_seed(4), 3)
+    own.send(x, ids, MOST)
+    torch.cuda.synchronize()
+    try:
+        own.check()
+    except RuntimeError as error:
+        return str(error)
+    return "nothing was raised"
+
+
+def main() -> None:
+    """Check, time, print, and write it down."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("libraries", nargs="*", type=Path)
+    parser.add_argument("--routings", type=int, default=1000)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    for library in args.libraries:
+        blockscale.load(library)
+    results: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    parts = {
+        "times": timings,
+        "absent": dies,
+        "graph": lambda: check_graph(Pair()),
+        "random": lambda: check_routings(Pair(), args.routings),
+    }
+    for name, part in parts.items():
+        try:
+            results[name] = part()
+        except Exception as error:
+            results[name] = f"{type(error).__name__}: {error}"
+        print(name, results[name], flush=True)
+        if args.out is not None:
+            args.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

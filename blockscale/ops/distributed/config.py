@@ -1,0 +1,115 @@
+"""What the ranks of a group agree upon: sizes, and which rank has which experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from blockscale.ops import checks
+from blockscale.specs.exchange import MAX_RANKS, MAX_TOKENS, OWNER_BITS
+from blockscale.specs.spec import check_positive
+
+WHERE = "ExpertParallel"
+
+DISPATCHES = ("bf16",)
+"""What rows are sent as: "bf16", the 16 bits (on CPUs also 32) that they are."""
+
+Owners = tuple[tuple[int, ...], ...]
+"""The experts of each rank, in the order of its weights."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """What has to be equal on all ranks."""
+
+    ranks: int
+    experts: int
+    hidden: int
+    top_k: int
+    max_tokens: int
+    dispatch: str
+    dtype: str
+    device: str
+    owners: Owners
+
+    def __post_init__(self) -> None:
+        for name in ("experts", "hidden", "top_k", "max_tokens"):
+            check_positive(WHERE, name, getattr(self, name))
+        checks.choice(WHERE, "dispatch", self.dispatch, DISPATCHES)
+        for name, most in (("max_tokens", MAX_TOKENS), ("ranks", MAX_RANKS)):
+            if getattr(self, name) > most:
+                raise ValueError(
+                    f"{WHERE}: {name}={getattr(self, name)} is more than {most}; use fewer, or "
+                    "several calls"
+                )
+        if self.top_k > self.experts:
+            raise ValueError(
+                f"{WHERE}: top_k={self.top_k} is more than experts={self.experts}; pass both of "
+                "the layer"
+            )
+        self._check_owners()
+
+    def _check_owners(self) -> None:
+        if len(self.owners) != self.ranks:
+            raise ValueError(
+                f"{WHERE}: owners has {len(self.owners)} entries, but the group has {self.ranks} "
+                "ranks; pass the experts of each rank"
+            )
+        for rank, own in enumerate(self.owners):
+            wrong = [e for e in own if not 0 <= e < self.experts]
+            if wrong or len(set(own)) != len(own) or not own:
+                raise ValueError(
+                    f"{WHERE}: owners[{rank}] is {list(own)}, but must be one or more different "
+                    f"experts from 0 to {self.experts - 1}"
+                )
+        missing = set(range(self.experts)) - {e for own in self.owners for e in own}
+        if missing:
+            raise ValueError(
+                f"{WHERE}: owners names no rank for the experts {sorted(missing)[:8]}; every "
+                "expert lies on a rank"
+            )
+
+    def owner_table(self) -> torch.Tensor:
+        """Return [experts, replicas] int32: ``rank << 16 | local expert``.
+
+        An expert with fewer replicas than another is repeated, in turn.
+        """
+        found: list[list[int]] = [[] for _ in range(self.experts)]
+        for rank, own in enumerate(self.owners):
+            for local, expert in enumerate(own):
+                found[expert].append(rank << OWNER_BITS | local)
+        most = max(map(len, found))
+        rows = [[places[i % len(places)] for i in range(most)] for places in found]
+        return torch.tensor(rows, dtype=torch.int32)
+
+
+def owners_of(ranks: int, experts: int, owners: Sequence[Sequence[int]] | None) -> Owners:
+    """Return the experts of each rank; None: equal shares of neighbours."""
+    if owners is not None:
+        return tuple(tuple(map(int, own)) for own in owners)
+    if experts % ranks:
+        raise ValueError(
+            f"{WHERE}: experts={experts} are not a multiple of the {ranks} ranks; pass owners, the "
+            "experts of each rank"
+        )
+    each = experts // ranks
+    return tuple(tuple(range(r * each, (r + 1) * each)) for r in range(ranks))
+
+
+def agree(config: Config, group: Any) -> None:
+    """ValueError on every rank, with rank and values, unless all ranks have the same ``config``."""
+    found: list[dict[str, Any] | None] = [None] * config.ranks
+    dist.all_gather_object(found, asdict(config), group=group)
+    for rank, other in enumerate(found):
+        assert other is not None
+        assert found[0] is not None
+        for name, value in found[0].items():
+            if other[name] != value:
+                raise ValueError(
+                    f"{WHERE}: rank {rank} has {name}={other[name]!r}, but rank 0 has {value!r}; "
+                    "construct it with the same arguments on all ranks"
+                )

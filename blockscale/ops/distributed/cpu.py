@@ -1,0 +1,139 @@
+"""Rows between the ranks of a group of CPUs: the same numbers as on GPUs, by torch.distributed."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from blockscale.ops import call
+from blockscale.ops.checks import dtype_name
+from blockscale.ops.distributed.config import WHERE, Config
+from blockscale.specs.exchange import OWNER_BITS, EpReduce
+
+Tensor = torch.Tensor
+
+
+class Sent(NamedTuple):
+    """What a rank keeps of its tokens until their results come back.
+
+    Attributes:
+        to: [T, k] the rank of each slot; -1: dropped.
+        landed_ids: [n, k] the own experts of the rows that came.
+        came: of each source, how many rows.
+    """
+
+    to: Tensor
+    landed_ids: Tensor
+    came: list[int]
+
+
+class Exchange:
+    """One rank's part: `send`, `bring_back`."""
+
+    def __init__(self, config: Config, rank: int, group: Any, timeout: float) -> None:
+        self.config, self.rank, self.group = config, rank, group
+        self.timeout = timedelta(seconds=timeout)
+        self.owner = config.owner_table()
+        self.epoch = 0
+
+    def send(self, x: Tensor, ids: Tensor, bound: int) -> tuple[Tensor, Sent]:
+        """Return rows [n, H] that came, and what is kept."""
+        self.epoch += 1
+        tokens = self._meet("dispatch", len(x), bound)
+        for rank, count in enumerate(tokens):
+            if count > bound:
+                raise ValueError(
+                    f"{WHERE}.dispatch: rank {rank} has {count} tokens, but the bound is {bound}; "
+                    "pass fewer at a time, or set a larger bound on all ranks"
+                )
+        place = self._places(ids)
+        to = torch.where(place < 0, -1, place >> OWNER_BITS)
+        local = place & (1 << OWNER_BITS) - 1
+        rows, mine, counts = [], [], []
+        for rank in range(self.config.ranks):
+            there = to == rank
+            picked = there.any(1)
+            rows.append(x[picked])
+            mine.append(torch.where(there, local, -1)[picked].to(torch.int32))
+            counts.append(int(picked.sum()))
+        came = self._swap_counts(counts)
+        landed = self._swap(torch.cat(rows), counts, came)
+        landed_ids = self._swap(torch.cat(mine), counts, came)
+        return landed, Sent(to, landed_ids, came)
+
+    def bring_back(
+        self, y: Tensor, sent: Sent, ids: Tensor, weights: Tensor, out: Tensor
+    ) -> Tensor:
+        """Return out [T, H], the sums of the slots' results y [n, k, H] of all ranks."""
+        self._meet("combine", len(ids), 0)
+        ours = sent.landed_ids >= 0
+        back = [int(part.sum()) for part in ours.split(sent.came)]
+        slots = y.new_empty((*ids.shape, y.shape[-1]))
+        counts = [int((sent.to == rank).sum()) for rank in range(self.config.ranks)]
+        results = self._swap(y[ours], back, counts)
+        for rank, part in enumerate(results.split(counts)):
+            slots[sent.to == rank] = part
+        c = self.config
+        if len(ids):
+            spec = EpReduce(c.experts, c.top_k, c.hidden, dtype_name(y.dtype))
+            call.kernel(spec, y.device).call(slots, ids, weights, out)
+        return out
+
+    def _places(self, ids: Tensor) -> Tensor:
+        """Return entries of the owner table [T, k]; -1 where an id is none of an expert."""
+        replica = (torch.arange(len(ids)) + self.rank) % self.owner.shape[1]
+        inside = (ids >= 0) & (ids < self.config.experts)
+        found = self.owner[torch.where(inside, ids, 0).long(), replica[:, None]].long()
+        return torch.where(inside, found, -1)
+
+    def _meet(self, step: str, tokens: int, bound: int) -> list[int]:
+        """Return the tokens of each rank; RuntimeError names one that does not come in time."""
+        own = torch.tensor([self.epoch, tokens, bound])
+        cells = [own.clone() for _ in range(self.config.ranks)]
+        others = [rank for rank in range(self.config.ranks) if rank != self.rank]
+        blamed = others[0] if others else self.rank
+        try:
+            sends = [dist.isend(own, group=self.group, group_dst=rank) for rank in others]
+            waits = [dist.irecv(cells[r], group=self.group, group_src=r) for r in others]
+            for blamed, work in zip(others, waits, strict=True):  # noqa: B007 - kept for the error
+                if work is not None:
+                    work.wait(self.timeout)
+            for blamed, work in zip(others, sends, strict=True):  # noqa: B007
+                if work is not None:
+                    work.wait(self.timeout)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"{WHERE}.{step}: rank {blamed} did not come to call {self.epoch} within "
+                f"{self.timeout.total_seconds():g} s (seen by rank {self.rank}); see what it said, "
+                "and start the group anew"
+            ) from error
+        for rank, cell in enumerate(cells):
+            if int(cell[2]) != bound:
+                raise ValueError(
+                    f"{WHERE}.{step}: rank {rank} has bound={int(cell[2])}, but rank {self.rank} "
+                    f"has {bound}; set the same on all ranks"
+                )
+        return [int(cell[1]) for cell in cells]
+
+    def _swap_counts(self, counts: list[int]) -> list[int]:
+        came = torch.empty(len(counts), dtype=torch.int64)
+        self._all_to_all(came, torch.tensor(counts), None, None)
+        return [int(count) for count in came]
+
+    def _swap(self, rows: Tensor, counts: list[int], came: list[int]) -> Tensor:
+        """Return the rows that other ranks have for this one, by rank."""
+        flat = rows.contiguous().view(torch.uint8)
+        landed = flat.new_empty((sum(came), *flat.shape[1:]))
+        self._all_to_all(landed, flat, came, counts)
+        return landed.view(rows.dtype)
+
+    def _all_to_all(
+        self, out: Tensor, given: Tensor, came: list[int] | None, counts: list[int] | None
+    ) -> None:
+        if self.config.ranks == 1:
+            out.copy_(given)
+        else:
+            dist.all_to_all_single(out, given, came, counts, group=self.group)

@@ -1,0 +1,258 @@
+"""`ExpertParallel`: an MoE layer's experts on the ranks of a group of torch.distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from blockscale.ops import checks
+from blockscale.ops.checks import dtype_name
+from blockscale.ops.distributed import cpu, cuda
+from blockscale.ops.distributed.config import WHERE, Config, agree, owners_of
+from blockscale.ops.moe.layer import Options, run_slots
+from blockscale.ops.moe.weights import MoeWeights
+from blockscale.specs.exchange import symmetric_bytes
+
+Tensor = torch.Tensor
+
+TIMEOUT = 30.0
+"""Seconds that a rank waits for another."""
+
+
+class Dispatched(NamedTuple):
+    """What `ExpertParallel.dispatch` returns.
+
+    Attributes:
+        hidden: [n, H] rows that came to this rank.
+        topk_ids: [n, k] int32 this rank's experts, by the number of their weights here; -1: none.
+        kept: what `ExpertParallel.combine` needs besides.
+    """
+
+    hidden: Tensor
+    topk_ids: Tensor
+    kept: Any
+
+
+class ExpertParallel:
+    """Sends rows to the ranks of their experts and brings the results back.
+
+    A rank calls `dispatch`, computes with its experts, and calls `combine`; or all of it by
+    ``blockscale.fused_moe(..., ep=ep)``.  All ranks make the same calls in the same order, each
+    with its own number of tokens.  The calls need no synchronisation with the host; on CUDA they
+    may be captured in a graph, after one call with the same `bound`.
+
+    Attributes:
+        config: what all ranks have agreed upon.
+        rank: of this process in the group.
+        local_experts: the experts whose weights this rank has to have, in this order.
+        bound: most tokens of a rank in the calls that follow, the same on all ranks; time on CUDA
+            grows with it.  At first ``max_tokens``.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        experts: int,
+        hidden: int,
+        top_k: int,
+        max_tokens: int,
+        dispatch: str = "bf16",
+        *,
+        owners: Sequence[Sequence[int]] | None = None,
+        device: str | torch.device | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        """Allocate the buffers; all ranks of the group call it.
+
+        Args:
+            group: None: the default group; if there is none, this process alone.
+            experts: of the layer, on all ranks together.
+            hidden: elements of a row, a multiple of 8.
+            top_k: experts of a token.
+            max_tokens: of a rank, in one call.
+            dispatch: what rows are sent as: "bf16", as they are.
+            owners: the experts of each rank; one may lie on several ranks, which then share its
+                tokens.  None: equal shares of neighbours.
+            device: None: the current GPU if the group has NCCL, else the CPU.
+            dtype: of the rows.
+            timeout: seconds that a rank waits for another before a call fails.
+
+        Raises:
+            ValueError: an argument does not fit; or it differs between ranks: then on all of them.
+        """
+        alone = group is None and not (dist.is_available() and dist.is_initialized())
+        self.group = group
+        self.rank = 0 if alone else dist.get_rank(group)
+        ranks = 1 if alone else dist.get_world_size(group)
+        self.device = _device(device, group, alone)
+        checks.choice(WHERE, "device", self.device.type, ("cpu", "cuda"))
+        shares = owners_of(ranks, experts, owners)
+        self.config = Config(
+            *(ranks, experts, hidden, top_k, max_tokens, dispatch),
+            *(dtype_name(dtype), self.device.type, shares),
+        )
+        self.dtype = dtype
+        if not alone:
+            agree(self.config, group)
+        self.bound = max_tokens
+        self.local_experts = self.config.owners[self.rank]
+        self._open = False
+        self._failed: Exception | None = None
+        self._exchange: Any
+        if self.device.type == "cuda":
+            memory = cuda.symmetric_memory(self.config, group, self.device)
+            self._exchange = cuda.Exchange(self.config, self.rank, memory, timeout)
+            self._beside = torch.cuda.Stream(self.device)
+        else:
+            self._exchange = cpu.Exchange(self.config, self.rank, group, timeout)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of this rank's symmetric buffer; 0 on a CPU."""
+        c = self.config
+        if self.device.type == "cpu":
+            return 0
+        return symmetric_bytes(c.ranks, c.max_tokens, c.top_k, c.hidden)
+
+    def dispatch(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Dispatched:
+        """Send each row once to every rank that has an expert of it; return what came here.
+
+        Args:
+            x: [T, H], T from 0 to `bound`.
+            topk_ids: [T, k] int32 or int64; others than 0 to experts - 1 are dropped.
+            topk_weights: [T, k] float32.
+
+        Raises:
+            ValueError, TypeError: an argument does not fit; too many tokens; or the last dispatch
+                has had no combine.
+            RuntimeError: a rank did not come in time; every later call raises the same.
+        """
+        self._check_rows("dispatch", x, topk_ids, topk_weights)
+        if self._open:
+            raise ValueError(
+                f"{WHERE}.dispatch: the last dispatch has had no combine; call combine() first"
+            )
+        if topk_ids.dtype == torch.int64:
+            topk_ids = topk_ids.clamp(-1, self.config.experts).to(torch.int32)
+        rows = x.contiguous(), topk_ids.contiguous(), topk_weights.contiguous()
+        landed, kept = self._step(self._exchange.send, rows[0], rows[1], self.bound)
+        self._open = True
+        ids = kept.landed_ids if isinstance(kept, cpu.Sent) else kept
+        return Dispatched(landed, ids, (kept, *rows[1:]))
+
+    def combine(self, y: Tensor, dispatched: Dispatched, out: Tensor | None = None) -> Tensor:
+        """Return [T, H]: the sum of the slots of each token, weighted, in float32, rounded once.
+
+        Args:
+            y: [n, k, H] the result of each slot of ``dispatched``, not weighted; where its id is
+                -1, anything.
+            dispatched: of the last `dispatch`.
+            out: output; None: allocated.
+
+        Raises:
+            ValueError, TypeError, RuntimeError: as `dispatch`.
+        """
+        if not self._open:
+            raise ValueError(f"{WHERE}.combine: there is no open dispatch; call dispatch() first")
+        kept, ids, weights = dispatched.kept
+        wanted = (*dispatched.topk_ids.shape, self.config.hidden)
+        if y.shape != wanted or y.dtype != self.dtype:
+            raise ValueError(
+                f"{WHERE}.combine: y is {dtype_name(y.dtype)} {list(y.shape)}, but must be "
+                f"{dtype_name(self.dtype)} {list(wanted)}: the result of each slot of the rows "
+                "that came"
+            )
+        made = y.new_empty((len(ids), self.config.hidden)) if out is None else out
+        result: Tensor = self._step(
+            self._exchange.bring_back, y.contiguous(), kept, ids, weights, made
+        )
+        self._open = False
+        return result
+
+    def run(
+        self,
+        hidden: Tensor,
+        weights: MoeWeights,
+        topk_ids: Tensor,
+        topk_weights: Tensor,
+        options: Options,
+        out: Tensor | None = None,
+        beside: Callable[[], Tensor] | None = None,
+    ) -> Tensor:
+        """Return the whole layer [T, H]: dispatch, this rank's experts, combine.
+
+        ``beside``: makes what is added, such as shared experts; on CUDA on a stream of its own.
+        """
+        if weights.experts != len(self.local_experts):
+            raise ValueError(
+                f"{WHERE}: the weights are of {weights.experts} experts, but rank {self.rank} has "
+                f"{len(self.local_experts)}; pass those of ep.local_experts"
+            )
+        added = None if beside is None else self._aside(beside)
+        came = self.dispatch(hidden, topk_ids, topk_weights)
+        y = run_slots(came.hidden, weights, came.topk_ids, options)
+        made = self.combine(y, came, out)
+        if added is None:
+            return made
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).wait_stream(self._beside)
+        return made.add_(added)
+
+    def check(self) -> None:
+        """Wait for the GPU; RuntimeError with rank and step if a call has failed."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            self._exchange.check()
+
+    def _aside(self, beside: Callable[[], Tensor]) -> Tensor:
+        if self.device.type == "cpu":
+            return beside()
+        self._beside.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._beside):
+            made = beside()
+        made.record_stream(torch.cuda.current_stream(self.device))
+        return made
+
+    def _step(self, function: Callable[..., Any], *given: Any) -> Any:
+        if self._failed is not None:
+            raise type(self._failed)(*self._failed.args)
+        try:
+            return function(*given)
+        except Exception as error:
+            self._failed = error  # what has been sent cannot be taken back
+            raise
+
+    def _check_rows(self, step: str, x: Tensor, ids: Tensor, weights: Tensor) -> None:
+        where, c = f"{WHERE}.{step}", self.config
+        checks.tensor(where, "x", x, (self.dtype,), dims=2)
+        checks.beside(where, "topk_ids", ids, (torch.int32, torch.int64), "x", x)
+        checks.beside(where, "topk_weights", weights, (torch.float32,), "x", x)
+        wanted = {
+            "x": (x, [len(x), c.hidden]),
+            "topk_ids": (ids, [len(x), c.top_k]),
+            "topk_weights": (weights, [len(x), c.top_k]),
+        }
+        for name, (tensor, shape) in wanted.items():
+            if list(tensor.shape) != shape:
+                raise ValueError(
+                    f"{where}: {name} has shape {list(tensor.shape)}, but must have {shape}; pass "
+                    "rows, ids and weights of the same tokens"
+                )
+        if x.device.type != self.device.type:
+            raise ValueError(
+                f"{where}: x is on {x.device}, but the group is on {self.device}; pass "
+                f"x.to({str(self.device)!r})"
+            )
+
+
+def _device(given: str | torch.device | None, group: Any, alone: bool) -> torch.device:
+    if given is not None:
+        return torch.device(given)
+    if alone:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    nccl = "nccl" in dist.get_backend(group)
+    return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")

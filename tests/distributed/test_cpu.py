@@ -1,0 +1,232 @@
+"""Expert parallelism over gloo: the same bits as the layer of one process; errors on every rank.
+
+What is compared: `blockscale.fused_moe` of all experts in one process, which has tests of its own;
+in float32, where no rounding at the end hides a difference.
+"""
+
+import os
+import re
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed import distributed_c10d as c10d
+
+import blockscale as bs
+from blockscale.base.formats import MOE
+from blockscale.runtime import jit
+from blockscale.specs import EpReduce, FusedMoe
+from tests.distributed import group
+
+EXPERTS, HIDDEN, INTERMEDIATE, TOP_K, MOST = 8, 64, 32, 3, 6
+ROUNDINGS = 3e-7
+"""Of a single token: LLVM fuses some of the layer's multiplications and additions there."""
+
+SHORT = 3.0
+"""Seconds after which a rank that does not come is given up."""
+
+
+def layer(seed=0):
+    """Return weights of all experts, as checkpoints hold them."""
+    made = np.random.default_rng(seed)
+    block = MOE["nvfp4"].block
+
+    def numbers(low, high, *shape):
+        return torch.from_numpy(made.integers(low, high, shape, dtype=np.uint8))
+
+    return {
+        "w13": numbers(0, 256, EXPERTS, 2 * INTERMEDIATE, HIDDEN // 2),
+        "w2": numbers(0, 256, EXPERTS, HIDDEN, INTERMEDIATE // 2),
+        "w13_scale": numbers(40, 60, EXPERTS, 2 * INTERMEDIATE, HIDDEN // block),
+        "w2_scale": numbers(40, 60, EXPERTS, HIDDEN, INTERMEDIATE // block),
+        "w13_global_scale": torch.ones(EXPERTS, 2),
+        "w2_global_scale": torch.ones(EXPERTS),
+    }
+
+
+def prepared(weights, experts):
+    picked = {name: value[list(experts)] for name, value in weights.items()}
+    w13, w2 = picked.pop("w13"), picked.pop("w2")
+    return bs.prepare_moe_weights(w13, w2, fmt="nvfp4", layout="linear", **picked)
+
+
+def tokens(seed, rank, count, dtype, experts=EXPERTS):
+    made = torch.Generator().manual_seed(1000 * seed + rank)
+    x = torch.randn(count, HIDDEN, generator=made).to(dtype)
+    ids = torch.stack(
+        [torch.randperm(experts + 1, generator=made)[:TOP_K] for _ in range(count)]
+    ) if count else torch.empty(0, TOP_K, dtype=torch.int64)  # fmt: skip
+    ids = torch.where(ids == experts, -1, ids)  # some slots are dropped
+    return x, ids, torch.rand(count, TOP_K, generator=made)
+
+
+MAPS = {
+    1: [[7, 6, 5, 4, 3, 2, 1, 0]],
+    2: [[6, 0, 2, 4], [1, 3, 7, 5]],
+    4: [[0, 1, 2, 3], [4, 5, 0, 1], [6, 7, 0, 2], [3, 5, 0, 6]],  # some on several ranks
+}
+"""The experts of each rank, by ranks; numbers of experts for which there are kernels anyway."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _built():
+    """Build the kernels once, not in every rank's process."""
+    for dtype, counts in (("float32", (8, 4, 2)), ("bfloat16", (4,))):
+        sizes = {"hidden": HIDDEN, "intermediate": INTERMEDIATE, "top_k": TOP_K, "dtype": dtype}
+        specs = [FusedMoe(count, **sizes, slots=True) for count in counts]
+        specs += [FusedMoe(EXPERTS, **sizes), EpReduce(EXPERTS, TOP_K, HIDDEN, dtype)]
+        for spec in specs:
+            jit.function(spec)
+    jit.function(EpReduce(9, TOP_K, HIDDEN, "float32"))
+
+
+def _same_as_one(rank, ranks):
+    weights, found = layer(), []
+    whole = prepared(weights, range(EXPERTS))
+    for case, owners in enumerate((None, MAPS[ranks])):
+        ep = bs.distributed.ExpertParallel(
+            None, EXPERTS, HIDDEN, TOP_K, MOST, owners=owners, dtype=torch.float32, device="cpu"
+        )
+        mine = prepared(weights, ep.local_experts)
+        for call in range(5):
+            count = (call * 2 + rank * 3 + case) % (MOST + 1)
+            count = 0 if call == 3 and rank == ranks - 1 else count
+            x, ids, factors = tokens(10 * case + call, rank, count, torch.float32)
+            y = bs.fused_moe(x, mine, ids, factors, ep=ep)
+            truth = bs.fused_moe(x, whole, ids, factors)
+            apart = (y - truth).abs().max() / truth.abs().max() if count == 1 else 0
+            same = torch.equal(y, truth) if count != 1 else float(apart) < ROUNDINGS
+            found.append(same and len(y) == count)
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_equals_the_layer_of_one_process(ranks, tmp_path):
+    assert group.run(ranks, tmp_path, _same_as_one) == {r: [True] * 10 for r in range(ranks)}
+
+
+def _module(rank, ranks):
+    weights = layer(1)
+    ep = bs.distributed.ExpertParallel(None, EXPERTS, HIDDEN, TOP_K, MOST, dtype=torch.bfloat16)
+    torch.manual_seed(0)
+    router = bs.nn.moe.Router(torch.randn(EXPERTS, HIDDEN))
+    shared = torch.nn.Linear(HIDDEN, HIDDEN, bias=False, dtype=torch.bfloat16)
+    options = {"router": router, "shared": shared}
+    one = bs.nn.FusedMoE(prepared(weights, range(EXPERTS)), TOP_K, **options)
+    ours = bs.nn.FusedMoE(prepared(weights, ep.local_experts), TOP_K, **options, ep=ep)
+    x = tokens(0, rank, 4 - rank, torch.bfloat16)[0]
+    with torch.no_grad():
+        return torch.equal(ours(x), one(x))
+
+
+def test_module_routes_and_adds_shared_experts(tmp_path):
+    assert group.run(2, tmp_path, _module) == {0: True, 1: True}
+
+
+def _text(function):
+    began = time.monotonic()
+    try:
+        function()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}", time.monotonic() - began
+    return "nothing was raised", 0.0
+
+
+def _configurations(rank, ranks):
+    def differs(**values):
+        sizes = {"experts": 9, "hidden": HIDDEN, "top_k": TOP_K, "max_tokens": MOST} | values
+        return _text(lambda: bs.distributed.ExpertParallel(None, **sizes))[0]
+
+    return [differs(hidden=HIDDEN + 8 * (rank == 1)), differs(max_tokens=MOST + rank // 2)]
+
+
+def test_other_configuration_is_an_error_on_every_rank(tmp_path):
+    for said in group.run(3, tmp_path, _configurations).values():
+        assert "rank 1 has hidden=72, but rank 0 has 64" in said[0]
+        assert "rank 2 has max_tokens=7, but rank 0 has 6" in said[1]
+
+
+def _failures(rank, ranks, how):
+    ep = bs.distributed.ExpertParallel(
+        None, 9, HIDDEN, TOP_K, MOST, timeout=SHORT, dtype=torch.float32
+    )
+    x, ids, factors = tokens(0, rank, 2, torch.float32)
+    came = ep.dispatch(x, ids, factors)
+    y = torch.zeros(*came.topk_ids.shape, HIDDEN)
+    if how == "tokens":
+        ep.combine(y, came)
+        count = MOST + 1 if rank == 1 else 1
+        given = tokens(1, rank, count, torch.float32)
+        said = _text(lambda: ep.dispatch(*given))
+    elif how == "dies" and rank == 2:
+        os._exit(1)
+    elif how == "hangs" and rank == 2:
+        time.sleep(3 * SHORT)
+        return "slept", 0.0, ""
+    elif how == "bound":
+        ep.combine(y, came)
+        ep.bound = MOST - rank
+        said = _text(lambda: ep.dispatch(x, ids, factors))
+    else:
+        said = _text(lambda: ep.combine(y, came))
+    return *said, _text(lambda: ep.dispatch(x, ids, factors))[0]
+
+
+@pytest.mark.parametrize(
+    ("how", "names"),
+    [
+        ("tokens", r"ValueError: ExpertParallel.dispatch: rank 1 has 7 tokens, but the bound is 6"),
+        ("dies", r"RuntimeError: ExpertParallel.combine: rank 2 did not come to call 1 within 3 s"),
+        ("hangs", r"RuntimeError: ExpertParallel.combine: rank 2 did not come to call 1 within 3"),
+        ("bound", r"ValueError: ExpertParallel.dispatch: rank \d has bound="),
+    ],
+)
+def test_failures_name_rank_and_step(how, names, tmp_path):
+    found = group.run(3, tmp_path, _failures, how, silent=int(how == "dies"))
+    for rank in {0, 1, 2} - ({2} if how in ("dies", "hangs") else set()):
+        said, seconds, later = found[rank]
+        assert seconds < 3 * SHORT
+        assert re.search(names, said), said
+        if how != "tokens":  # the same again, at once: no later call is corrupted
+            assert later == said or "had no combine" in later
+
+
+def alone(**values):
+    sizes = {"experts": EXPERTS, "hidden": HIDDEN, "top_k": TOP_K, "max_tokens": MOST} | values
+    return bs.distributed.ExpertParallel(None, **sizes, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("values", "match"),
+    [
+        ({"hidden": 0}, "hidden=0 is not a positive integer"),
+        ({"max_tokens": 70000}, "max_tokens=70000 is more than 65535"),
+        ({"top_k": 9}, "top_k=9 is more than experts=8"),
+        ({"dispatch": "bf8"}, "dispatch"),
+        ({"owners": [[0, 1], [2]]}, "owners has 2 entries, but the group has 1"),
+        ({"owners": [[0, 1, 1, 2, 3, 4, 5, 6, 7]]}, "one or more different experts"),
+        ({"owners": [[0, 1, 2, 4, 5, 6, 7]]}, r"no rank for the experts \[3\]"),
+    ],
+)
+def test_bad_arguments(values, match):
+    with pytest.raises(ValueError, match=match):
+        alone(**values)
+
+
+def test_calls_out_of_order():
+    ep = alone(dtype=torch.float32)
+    x, ids, factors = tokens(0, 0, 2, torch.float32)
+    came = ep.dispatch(x, ids, factors)
+    with pytest.raises(ValueError, match="had no combine"):
+        ep.dispatch(x, ids, factors)
+    with pytest.raises(ValueError, match="the result of each slot"):
+        ep.combine(x, came)
+    ep.combine(torch.zeros(*came.topk_ids.shape, HIDDEN), came)
+    with pytest.raises(ValueError, match="no open dispatch"):
+        ep.combine(x, came)
+    with pytest.raises(ValueError, match="topk_ids has shape"):
+        ep.dispatch(x, ids[:1], factors)
+    with pytest.raises(ValueError, match="weights are of 2 experts"):
+        bs.fused_moe(x, prepared(layer(), [0, 1]), ids, factors, ep=ep)
+    assert not c10d.is_initialized()

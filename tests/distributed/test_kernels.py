@@ -1,0 +1,247 @@
+"""Dispatch and combine on emulated GPUs, of 1 to 4 ranks, against NumPy; races are failures.
+
+The library is the one that `blockscale.build` makes, host code included; every rank has memory of
+its own, and the seed decides which rank runs when.
+"""
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from blockscale import emulator
+from blockscale.specs import EpCombine, EpDispatch
+from blockscale.specs.exchange import CODES, FRAME, STATE, STATUS, STEPS, symmetric, symmetric_bytes
+from tests.kit.gpu_library import library
+
+ARCH, HIDDEN, EXPERTS = "sm_90a", 24, 6
+BF16 = np.dtype(ml_dtypes.bfloat16)
+TIMEOUT = 2_000_000_000
+"""Nanoseconds of the emulator's clock: none is reached where all ranks come."""
+
+
+def specs(ranks, top_k=2):
+    return [kind(ranks, EXPERTS, top_k, HIDDEN) for kind in (EpDispatch, EpCombine)]
+
+
+ALL = [spec for ranks in (1, 2, 3, 4) for spec in specs(ranks)]
+
+
+@dataclass
+class Rank:
+    """One emulated rank's tensors."""
+
+    buffer: np.ndarray
+    state: np.ndarray
+    status: np.ndarray
+    owner: np.ndarray
+    frames: dict
+
+
+class Group:
+    """Ranks with symmetric buffers, and the layer that they compute: y = (expert + 1) * x."""
+
+    def __init__(self, ranks, capacity, seed=0, top_k=2, owners=None, timeout=TIMEOUT, changed=""):
+        path = library(ALL, ARCH, changed)
+        self.world = emulator.LibraryWorld(path, ranks, target=ARCH, seed=seed, multiprocessors=4)
+        self.n, self.capacity, self.k = ranks, capacity, top_k
+        self.names = [spec.name for spec in specs(ranks, top_k)]
+        self.parts = symmetric(ranks, capacity, top_k, HIDDEN)
+        size = symmetric_bytes(ranks, capacity, top_k, HIDDEN)
+        each = EXPERTS // ranks if EXPERTS % ranks == 0 else None
+        self.owners = owners or [
+            [e for e in range(EXPERTS) if (e // each if each else e % ranks) == r]
+            for r in range(ranks)
+        ]
+        places = [[] for _ in range(EXPERTS)]
+        for rank, own in enumerate(self.owners):
+            for local, expert in enumerate(own):
+                places[expert].append((rank, local))
+        most = max(map(len, places))
+        self.places = [[own[i % len(own)] for i in range(most)] for own in places]
+        table = np.array([[r << 16 | e for r, e in own] for own in self.places], np.int32)
+        self.ranks = []
+        for r in range(ranks):
+            new = self.world.tensor
+            buffer = new(r, np.zeros(size, np.uint8), "buffer")
+            buffer[self.parts["ids"][0] :] = 0xFF  # nobody may rely on what is not sent
+            state = new(r, np.zeros(len(STATE), np.int32), "state")
+            status = new(r, np.zeros(len(STATUS), np.int64), "status")
+            self.ranks.append(Rank(buffer, state, status, new(r, table, "owner"), {}))
+        self.timeout = timeout
+
+    def frame(self, r, bound):
+        own = self.ranks[r]
+        if bound not in own.frames:
+            said = {"rank": r, "bound": bound, "timeout": self.timeout}
+            said["status"] = self.world.address(own.status)
+            said |= {name: at for name, (at, _) in self.parts.items()}
+            peers = [self.world.address(rank.buffer) for rank in self.ranks]
+            values = np.array([said[name] for name in FRAME] + peers, np.int64)
+            own.frames[bound] = self.world.tensor(r, values, "frame")
+        return own.frames[bound]
+
+    def part(self, r, name, dtype, *shape):
+        at, _ = self.parts[name]
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        return self.ranks[r].buffer[at : at + size].view(dtype).reshape(shape)
+
+    def dispatch(self, given, bounds, races=False):
+        for r, (x, ids, _) in enumerate(given):
+            if x is None:
+                continue
+            own = self.ranks[r]
+            landed = self.part(r, "ids", np.int32, self.n * bounds[r], self.k)
+            x, ids, _ = padded(x, ids, ids)
+            x, ids = self.world.tensor(r, x, "x"), self.world.tensor(r, ids, "ids")
+            frame = self.frame(r, bounds[r])
+            self.world.call(r, self.names[0], x, ids, own.owner, frame, own.state, landed)
+        reports = self.world.run()
+        if not races:
+            self.check(reports)
+
+    def combine(self, given, bounds, results):
+        outs = []
+        for r, rows in enumerate(given):
+            x, ids, weights = padded(*rows)
+            own, new = self.ranks[r], self.world.tensor
+            landed = self.part(r, "ids", np.int32, self.n * bounds[r], self.k)
+            slots = self.part(r, "slots", BF16, self.capacity * self.k, HIDDEN)
+            out = new(r, np.full(x.shape, np.nan, BF16), "out")
+            choice = new(r, ids, "ids"), new(r, weights, "weights")
+            y = new(r, results[r], "y")
+            frame = self.frame(r, bounds[r])
+            self.world.call(r, self.names[1], y, landed, *choice, slots, frame, own.state, out)
+            outs.append(out[: len(rows[0])])
+        self.check(self.world.run())
+        return outs
+
+    @staticmethod
+    def check(reports):
+        for report in (report for own in reports for report in own):
+            report.check()
+
+
+def padded(x, ids, weights):
+    """Return one row that goes nowhere in place of none, as `distributed.cuda` does."""
+    if len(x):
+        return x, ids, weights
+    return (
+        np.zeros((1, HIDDEN), BF16),
+        np.full((1, ids.shape[1]), -1, np.int32),
+        np.zeros((1, ids.shape[1]), np.float32),
+    )
+
+
+def routing(seed, ranks, bound, top_k=2, none=()):
+    made = np.random.default_rng(seed)
+    given = []
+    for r in range(ranks):
+        count = 0 if r in none else int(made.integers(0, bound + 1))
+        x = made.standard_normal((count, HIDDEN)).astype(BF16)
+        ids = np.stack([made.permutation(EXPERTS + 1)[:top_k] for _ in range(count)] or
+                       [np.zeros(top_k, int)])[:count].astype(np.int32)  # fmt: skip
+        ids = np.where(ids == EXPERTS, made.choice([-1, EXPERTS, 1 << 20]), ids).astype(np.int32)
+        given.append((x, ids, made.random((count, top_k)).astype(np.float32)))
+    return given
+
+
+def expert(e, x):
+    return ((e + 1) * x.astype(np.float32)).astype(BF16)
+
+
+def landed_truth(group, given, bound):
+    """Return ids [ranks, ranks * bound, k] and the rows that have to be there, by (rank, row)."""
+    ids = np.full((group.n, group.n * bound, group.k), -1, np.int32)
+    rows = {}
+    for source, (x, chosen, _) in enumerate(given):
+        for t in range(len(x)):
+            for j in range(group.k):
+                e = chosen[t, j]
+                if 0 <= e < EXPERTS:
+                    places = group.places[e]
+                    rank, local = places[(t + source) % len(places)]
+                    ids[rank, source * bound + t, j] = local
+                    rows[rank, source * bound + t] = x[t]
+    return ids, rows
+
+
+def sums(given):
+    """Return the float32 sums, one rounding a step (a fused multiply-add), rounded to bfloat16."""
+    found = []
+    for x, ids, weights in given:
+        total = np.zeros(x.shape, np.float32)
+        for t, j in np.ndindex(*ids.shape):
+            if 0 <= ids[t, j] < EXPERTS:
+                z = expert(ids[t, j], x[t]).astype(np.float64)
+                total[t] = (np.float64(weights[t, j]) * z + total[t]).astype(np.float32)
+        found.append(total.astype(BF16))
+    return found
+
+
+def one_call(group, given, bound):
+    bounds = [bound] * group.n
+    group.dispatch(given, bounds)
+    ids, rows = landed_truth(group, given, bound)
+    results = []
+    for r in range(group.n):
+        landed = group.part(r, "ids", np.int32, group.n * bound, group.k)
+        assert (landed == ids[r]).all()
+        hidden = group.part(r, "rows", BF16, group.n * bound, HIDDEN)
+        y = np.full((*landed.shape, HIDDEN), np.nan, BF16)
+        for i, j in np.ndindex(*landed.shape):
+            if landed[i, j] >= 0:
+                assert (hidden[i].view(np.uint16) == rows[r, i].view(np.uint16)).all()
+                y[i, j] = expert(group.owners[r][landed[i, j]], hidden[i])
+        results.append(y)
+    for out, truth in zip(group.combine(given, bounds, results), sums(given), strict=True):
+        assert (out.view(np.uint16) == truth.view(np.uint16)).all()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_rows_go_and_come_back(ranks):
+    group = Group(ranks, capacity=3, seed=ranks)
+    for call, none in enumerate(((), (0,), (ranks - 1,), ())):  # epochs 1 to 4
+        bound = 3 - call % 2
+        one_call(group, routing(10 * ranks + call, ranks, bound, none=none), bound)
+
+
+def test_an_expert_on_several_ranks_shares_its_tokens():
+    owners = [[5, 0, 1, 2], [3, 0, 4], [0, 5]]
+    group = Group(3, capacity=3, seed=7, owners=owners)
+    for call in range(3):
+        one_call(group, routing(70 + call, 3, 3), bound=3)
+
+
+@pytest.mark.parametrize(("step", "told"), [("dispatch", "timeout"), ("dispatch", "bound")])
+def test_who_does_not_come_is_named_by_all(step, told):
+    """A rank is missing, or has another bound: all others report it, and send nothing more."""
+    group = Group(3, capacity=3, seed=5, timeout=400_000 if told == "timeout" else TIMEOUT)
+    one_call(group, routing(1, 3, 3), bound=3)
+    given, bounds = routing(2, 3, 2), [3, 3, 2]
+    if told == "timeout":
+        given[2], bounds[2] = (None, None, None), 3
+    group.dispatch(given, bounds, races=told == "bound")  # rows of other bounds overlap
+    for r in (0, 1):
+        code, at, rank, epoch = group.ranks[r].status
+        assert CODES[code] in (told, "gave_up")
+        assert (STEPS[at], epoch) == (step, 2)
+        assert rank == 2 or told == "bound"  # to rank 2 it is the others that have another one
+        landed = group.part(r, "ids", np.int32, 3 * 3, 2)
+        assert told == "bound" or (landed.reshape(3, 3, 2)[2] == -1).all()
+        assert group.ranks[r].state[STATE.index("failed")] == 1
+    if told == "timeout":
+        before = group.ranks[2].buffer.copy()
+        group.dispatch([*given[:2], routing(3, 3, 3)[2]], [3, 3, 3])  # it comes too late
+        assert STEPS[group.ranks[2].status[1]] == step
+        assert CODES[group.ranks[2].status[0]] == "gave_up"
+        at, size = group.parts["rows"]
+        own = slice(at + 2 * 3 * HIDDEN * 2, at + 3 * 3 * HIDDEN * 2)  # what it sends itself
+        after = group.ranks[2].buffer.copy()
+        after[own] = before[own]
+        assert (after[at : at + size] == before[at : at + size]).all()
+        rows = given[:2] + [(np.zeros((0, HIDDEN), BF16), np.zeros((0, 2), np.int32),
+                             np.zeros((0, 2), np.float32))]  # fmt: skip
+        y = [np.ones((9, 2, HIDDEN), BF16)] * 3
+        assert all(np.isnan(out.astype(float)).all() for out in group.combine(rows, [3] * 3, y))
