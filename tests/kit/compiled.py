@@ -1,11 +1,11 @@
 """What compilers made, kept by content: shared by the workers of a run, and by later runs.
 
-`install` and those after it put themselves before three doors: `subprocess.run`, for calls of nvcc,
-ptxas and gcc, `tvm.tirx.build`, for CPU kernels, and the emulator's `linked`, for PTX.  The key of an
-entry is all that decides what comes out: the command, the contents of every file it reads (the
-headers of its folders too), the compiler; or the TensorIR as JSON, its target, TVM's version; or PTX
-and the emulator's source.  So nothing stale is served, whatever was changed since, and copies of a
-checkout may share one folder.  Only success is kept.
+`install` and those after it put themselves before three doors: `subprocess.run`, for calls of
+nvcc, ptxas and gcc, `tvm.tirx.build`, for CPU kernels, and the emulator's `linked`, for PTX.  The
+key of an entry is all that decides what comes out: the command, the contents of every file it reads
+(the headers of its folders too), the compiler; or the TensorIR as JSON, its target, TVM's version;
+or PTX and the emulator's source.  So nothing stale is served, whatever was changed since, and
+copies of a checkout may share one folder.  Only success is kept.
 
 The folder is ``.cache/test-compiled`` of the checkout, or BLOCKSCALE_TEST_CACHE.  ``make clean``
 empties the former; `trim` keeps both below `LIMIT_BYTES`.

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,7 +117,7 @@ KINDS = (
 
 
 def _kind(stack: str) -> str:
-    """Return the kind of work of a stack: the innermost frame that a row of `KINDS` knows decides."""
+    """Return the kind of work of a stack: that of the innermost frame in `KINDS`."""
     for frame in stack.split(";"):
         for name, pattern in KINDS[:-2]:
             if re.search(pattern, frame):
