@@ -25,6 +25,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -331,14 +332,16 @@ def _keeping_programs(linked: Callable[..., Any]) -> Callable[..., Any]:
         if len(ptx) < LONG_PTX:
             return linked(ptx, entry)
         key = digest("program", _emulators_source(), ptx, str(entry))
-        made = kept(key, ".program", lambda path: _pickled(linked(ptx, entry), path))
+        made = kept(key, ".program", lambda path: _write_program(linked(ptx, entry), path))
         return pickle.loads(made.read_bytes())
 
     return kept_linked
 
 
-def _pickled(value: Any, path: Path) -> None:
-    path.write_bytes(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
+def _write_program(program: Any, path: Path) -> None:
+    """Write a program; of its module a run needs the variables alone."""
+    module = replace(program.module, functions={})
+    path.write_bytes(pickle.dumps(replace(program, module=module), pickle.HIGHEST_PROTOCOL))
 
 
 # ---- The doors -----------------------------------------------------------------------------------
