@@ -56,6 +56,9 @@ def pytest_configure(config: pytest.Config) -> None:
     compiled.install()
     # Inductor's cache does not see that an operator's schema has changed.
     os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
+    # Nor shall it compile a program to see which vector instructions there are (what the CPU says
+    # suffices), or start processes for a few lines of C++: ten seconds of each worker.
+    os.environ |= {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     package = Path(blockscale.__file__).resolve().parent
     if package.parent == ROOT:  # MetaSchedule's workers must import this checkout, not another one
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -80,7 +83,8 @@ def pytest_report_header() -> list[str]:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is marked exhaustive, unless it is asked for."""
-    compiled.install_tvm()  # the test modules have imported it by now
+    compiled.install_tvm()  # the test modules have imported it by now, and the emulator
+    compiled.install_emulator()
     if config.getoption("--exhaustive"):
         return
     out = [item for item in items if item.get_closest_marker("exhaustive")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -68,9 +69,16 @@ def test_tiny_models_are_right(tmp_path):
         assert 1e-4 < found[name]["error"] < engines.BOUND, "bfloat16 beside float32"
 
 
+def here(command, **options):
+    """Run a part in this process, which has imported what it needs."""
+    return subprocess.CompletedProcess(command, engines.main(command[3:]))
+
+
 @pytest.mark.parametrize("name", ["tiny-llama", pytest.param("tiny-gpt-oss", marks=exhaustive)])
-def test_every_road_is_measured(tmp_path, capfd, name):
-    """Processes, results as they come, the table; a road that fails does not stop the others."""
+def test_every_road_is_measured(tmp_path, capfd, monkeypatch, name):
+    """Results as they come, the table; the next test has a part in a process of its own."""
+    if name == "tiny-llama":
+        monkeypatch.setattr(engines.subprocess, "run", here)
     out = tmp_path / "engines.json"
     given = [*FEW, *STEPS, "--only", name, "--folder", str(tmp_path), "--out", str(out)]
     assert engines.main(given) == 0
@@ -93,6 +101,13 @@ def test_every_road_is_measured(tmp_path, capfd, name):
 
 
 def test_a_part_that_fails_is_told(tmp_path, capfd, monkeypatch):
+    """And does not stop the others: it is a process of its own, as every part."""
+    start = subprocess.run
+
+    def started(command, **options):
+        return (start if "ours" in command else here)(command, **options)
+
+    monkeypatch.setattr(engines.subprocess, "run", started)
     monkeypatch.setattr(engines, "write", lambda _, folder: folder.mkdir())
     out = tmp_path / "engines.json"
     given = [*FEW, *STEPS, "--only", "tiny-llama", "--folder", str(tmp_path), "--out", str(out)]

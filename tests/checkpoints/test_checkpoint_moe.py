@@ -18,13 +18,17 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(3)
 
 
-def test_prepared_experts_are_those_of_the_checkpoint(opened, rng):
-    """Bytes of `prepare` in layout "linear" are the checkpoint's; zeros of 16 go through."""
+@pytest.mark.parametrize("zero_point", [8, 16])
+def test_prepared_experts_are_those_of_the_checkpoint(opened, rng, zero_point):
+    """Bytes of `prepare` in layout "linear" are the checkpoint's; zeros of 16 go through.
+
+    Where all zeros are 8, which codes without zeros have too, neither weight keeps them.
+    """
     tensors = {}
     for e in range(E):
         for p, (out, inner) in (("w1", (I, H)), ("w3", (I, H)), ("w2", (H, I))):
             codes, zero, scale, _ = files.int4(rng, out, inner, 32)
-            zero[:] = 16
+            zero[:] = zero_point
             base = f"m.experts.{e}.{p}."
             stored = words((zero - 1).T, files.STRAIGHT)
             tensors |= {
@@ -35,10 +39,12 @@ def test_prepared_experts_are_those_of_the_checkpoint(opened, rng):
     found = opened(tensors)["m"]
     weights = found.prepare(layout="linear")
     assert torch.equal(weights.w13, found.packed.gate_up)
-    assert (weights.w13_zero == 16).all()
     tiles = found.prepare(torch.float16, layout="tiles64").to_linear()
     assert torch.equal(tiles.w13, found.packed.gate_up)
-    assert (tiles.w13_zero == 16).all()
+    for made in (weights, tiles):
+        assert made.zero == (zero_point != 8)
+        for zero in (made.w13_zero, made.w2_zero):
+            assert zero is None if zero_point == 8 else (zero == zero_point).all()
 
 
 def test_prepared_nvfp4_keeps_global_scales_of_gate_and_up(opened, rng):

@@ -262,14 +262,18 @@ def test_grouped_split_k(split):
     assert errors(d.numpy().astype(np.float64), want).max() < 1e-5
 
 
-def test_no_more_clusters_than_run_at_a_time(library, monkeypatch):
-    """SMs that no cluster fits on are not counted: the driver is asked how many run."""
+@pytest.mark.parametrize(("active", "sms"), [(1, 62), (99, 2)])
+def test_no_more_clusters_than_run_at_a_time(library, monkeypatch, active, sms):
+    """SMs that no cluster fits on are not counted: the driver is asked how many run.
+
+    Where it says that several CTAs of a kernel fit on an SM, one of them is launched.
+    """
     from blockscale.emulator.host import launches
 
     a, b = operands(PLAIN, [300])
     stored = (torch.from_numpy(a.stored), torch.from_numpy(b.stored))
     d = torch.full((300, PLAIN.n), float("nan"))
-    monkeypatch.setattr(launches, "active_clusters", lambda *_: 1)
-    run = call(library, PLAIN, *stored, scales(a), scales(b), None, None, d, sms=62)
+    monkeypatch.setattr(launches, "active_clusters", lambda *_: active)
+    run = call(library, PLAIN, *stored, scales(a), scales(b), None, None, d, sms=sms)
     assert run.launches[0].grid[0] == run.launches[0].cluster[0] > 1
     assert errors(d.numpy().astype(np.float64), a.value @ b.value.T).max() < 1e-5

@@ -270,9 +270,10 @@ MORE_SIZES = [(4096, 4096), (2880, 2880), (100, 720), (28672, 4096)]
 def test_every_tile_of_more_sizes_makes_the_kernel_that_it_says(monkeypatch):
     monkeypatch.setattr("tests.gemm.test_linear_kernel.SIZES", MORE_SIZES)
     for arch in ("sm_90a", "sm_120a"):
-        test_every_tile_makes_the_kernel_that_it_says(arch, "nvfp4", {})
+        test_tiles_make_the_kernels_that_they_say(arch, "nvfp4", {}, 1)
 
 
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_120a"])
 @pytest.mark.parametrize(
     ("fmt", "more"),
@@ -283,24 +284,25 @@ def test_every_tile_of_more_sizes_makes_the_kernel_that_it_says(monkeypatch):
         ("int4", {"group": 32, "zero": True}),
     ],
 )
-def test_every_tile_makes_the_kernel_that_it_says(arch, fmt, more):
+def test_tiles_make_the_kernels_that_they_say(arch, fmt, more, step):
+    """Every ``step``-th tile and depth, beginning at another one for each number of rows."""
     for n, k in SIZES if fmt == "nvfp4" else SIZES[:1]:
         of = spec(n, -(-k // 128) * 128 if fmt == "int4" else k, fmt, **more)
         room = GPU_TARGETS[arch]
-        for rows in (1, 64, 1000) if fmt == "nvfp4" else (1, 200):
+        for first, rows in enumerate((1, 64, 1000) if fmt == "nvfp4" else (1, 200)):
             tiles = legal_tiles(of, rows, room)
             assert tiles, (n, k, rows)
-            for tile in tiles:
-                for stages in depths(of, tile, rows, room):
-                    made = kernel(of, tile, stages)
-                    said = (tile.rows, tile.tokens, tile.threads, tile.shared(of, stages))
-                    assert (made.cols_tile, made.rows_tile, made.threads, made.shared) == said
-                    assert made.shared <= room.cta_shared
-                    assert (made.warps, made.slices, made.ctas) == (
-                        tile.warps,
-                        tile.slices,
-                        tile.ctas,
-                    )
+            points = [(tile, stages) for tile in tiles for stages in depths(of, tile, rows, room)]
+            for tile, stages in points[first % step :: step]:
+                made = kernel(of, tile, stages)
+                said = (tile.rows, tile.tokens, tile.threads, tile.shared(of, stages))
+                assert (made.cols_tile, made.rows_tile, made.threads, made.shared) == said
+                assert made.shared <= room.cta_shared
+                assert (made.warps, made.slices, made.ctas) == (
+                    tile.warps,
+                    tile.slices,
+                    tile.ctas,
+                )
 
 
 def test_the_default_fills_the_machine_where_a_tile_can():

@@ -220,3 +220,28 @@ def test_programs_of_hardware_need_no_compiler():
     files = sorted((ROOT / "tests" / "hardware").glob("[!_]*.py"))
     assert len(files) > len(HARDWARE)
     without_compilers(code, *(f"tests.hardware.{path.stem}" for path in files))
+
+
+def test_programs_of_the_emulator_are_kept_by_text_and_entry(tmp_path, monkeypatch):
+    """One is parsed once; without functions, which a run does not need; short texts never kept."""
+    from blockscale.emulator.launching.link import linked
+
+    monkeypatch.setenv("BLOCKSCALE_TEST_CACHE", str(tmp_path))
+    head = ".version 9.0\n.target sm_90a\n.address_size 64\n.global .u32 here;\n"
+    text = head + "".join(f".visible .entry {name}()\n{{\nret;\n}}\n" for name in "ab")
+    long = text + "// " + "x" * compiled.LONG_PTX + "\n"
+    asked = []
+
+    def counted(ptx, entry):
+        asked.append(entry)
+        return linked(ptx, entry)
+
+    for _ in range(2):  # as two processes
+        kept = compiled._keeping_programs(counted)
+        for entry in "ab":
+            program, own = kept(long, entry), linked(long, entry)
+            assert (program.units, program.places) == (own.units, own.places)
+            assert program.module.variables == own.module.variables
+            assert program.name == entry
+        kept(text, "a")
+    assert asked == ["a", "b", "a", "a"]

@@ -1,10 +1,11 @@
 """What compilers made, kept by content: shared by the workers of a run, and by later runs.
 
-`install` puts itself before two doors: `subprocess.run`, for calls of nvcc, ptxas and gcc, and
-`tvm.tirx.build`, for CPU kernels.  The key of an entry is all that decides what comes out: the
-command, the contents of every file it reads (the headers of its folders too), the compiler; or the
-TensorIR as JSON, its target, TVM's version.  So nothing stale is served, whatever was changed
-since, and copies of a checkout may share one folder.  Only success is kept.
+`install` and those after it put themselves before three doors: `subprocess.run`, for calls of
+nvcc, ptxas and gcc, `tvm.tirx.build`, for CPU kernels, and the emulator's `linked`, for PTX.  The
+key of an entry is all that decides what comes out: the command, the contents of every file it reads
+(the headers of its folders too), the compiler; or the TensorIR as JSON, its target, TVM's version;
+or PTX and the emulator's source.  So nothing stale is served, whatever was changed since, and
+copies of a checkout may share one folder.  Only success is kept.
 
 The folder is ``.cache/test-compiled`` of the checkout, or BLOCKSCALE_TEST_CACHE.  ``make clean``
 empties the former; `trim` keeps both below `LIMIT_BYTES`.
@@ -16,6 +17,7 @@ import fcntl
 import hashlib
 import json
 import os
+import pickle
 import re
 import secrets
 import shutil
@@ -23,7 +25,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from dataclasses import replace
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -307,12 +310,57 @@ def module(key: Iterable[str], make: Callable[[], Any]) -> Any:
     return loaded(obj, whole)
 
 
+# ---- The emulator --------------------------------------------------------------------------------
+
+LONG_PTX = 1 << 14
+"""Characters of PTX that are parsed once; shorter texts are what the parser's own tests give it."""
+
+
+@cache
+def _emulators_source() -> str:
+    """Return the digest of the emulator, and of what it imports."""
+    package = Path(sys.modules["blockscale"].__file__ or "").parent
+    files = (f for room in ("emulator", "base") for f in sorted((package / room).rglob("*.py")))
+    return digest(sys.version, *(f"{f.relative_to(package)}={_of_file(f)}" for f in files))
+
+
+def _keeping_programs(linked: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the emulator's `linked` with a memory: lexing and linking are a tenth of its time."""
+
+    @lru_cache(maxsize=32)
+    def kept_linked(ptx: str, entry: str | None) -> Any:
+        if len(ptx) < LONG_PTX:
+            return linked(ptx, entry)
+        key = digest("program", _emulators_source(), ptx, str(entry))
+        made = kept(key, ".program", lambda path: _write_program(linked(ptx, entry), path))
+        return pickle.loads(made.read_bytes())
+
+    return kept_linked
+
+
+def _write_program(program: Any, path: Path) -> None:
+    """Write a program; of its module a run needs the variables alone."""
+    module = replace(program.module, functions={})
+    path.write_bytes(pickle.dumps(replace(program, module=module), pickle.HIGHEST_PROTOCOL))
+
+
 # ---- The doors -----------------------------------------------------------------------------------
 
 
 def install() -> None:
     """Keep what compilers make from now on in this process."""
     subprocess.run = run  # type: ignore[assignment]
+
+
+def install_emulator() -> None:
+    """Keep the programs that the emulator makes of PTX, if it is loaded."""
+    made: dict[Any, Any] = {}
+    for name in ("launching.front_door", "host.launches"):
+        module = sys.modules.get(f"blockscale.emulator.{name}")
+        if module is not None and not hasattr(module.linked, "kept"):
+            plain = module.linked
+            made.setdefault(plain, _keeping_programs(plain)).kept = plain
+            module.linked = made[plain]
 
 
 def install_tvm() -> None:

@@ -48,17 +48,14 @@ def codes_of(packed: Array, kind: str, linear: bool = False) -> NDArray[np.int64
     """Return codes [R, K] of bytes [R / 64, K / 64, 2048]; ``linear``: of a linear layer."""
     rows, cols = packed.shape[:2]
     words = np.ascontiguousarray(packed).view("<u4").reshape(rows, cols, 4, 32, 4).astype(np.int64)
-    out = np.empty((64 * rows, 64 * cols), np.int64)
-    for row in range(64 * rows):
-        m, high, g = row % 64 // 16, row % 16 // 8, row % 8
-        for k in range(64):
-            t, j, i, turn = k // 16, k % 16 // 4, k % 4, 0
-            if linear:  # MMAs take 16 neighbours, of which thread j has 2 j, + 1, + 8, + 9
-                j, i, turn = k % 8 // 2, k % 2 + 2 * (k % 16 // 8), g // 2
-            word = words[row // 64, :, m, 4 * g + (t + turn) % 4, j] >> (16 * (i % 2))
-            places = BITS[kind][high + 2 * (i // 2)]
-            out[row, k::64] = sum((word >> place & 1) << bit for bit, place in places.items())
-    return out
+    row, k = np.indices((64 * rows, 64 * cols))
+    m, high, g = row % 64 // 16, row % 16 // 8, row % 8
+    t, j, i, turn = k % 64 // 16, k % 16 // 4, k % 4, 0
+    if linear:  # MMAs take 16 neighbours, of which thread j has 2 j, + 1, + 8, + 9
+        j, i, turn = k % 8 // 2, k % 2 + 2 * (k % 16 // 8), g // 2
+    word = words[row // 64, k // 64, m, 4 * g + (t + turn) % 4, j] >> (16 * (i % 2))
+    place = np.array([[BITS[kind][a][b] for b in range(4)] for a in range(4)])[high + 2 * (i // 2)]
+    return sum((word >> place[..., bit] & 1) << bit for bit in range(4))
 
 
 def values_of(

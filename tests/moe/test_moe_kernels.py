@@ -155,13 +155,13 @@ def test_sort_of_many_equals():
         check_sort(got, ids, experts, (16, 24))
 
 
-@pytest.mark.parametrize("kind", few(moe.ROUTINGS))
-def test_sort_by_a_cluster(kind):
+@each(kind=moe.ROUTINGS, sizes=[(3, 4, 2), (500, 128, 8), (3000, 256, 3)])
+def test_sort_by_a_cluster(kind, sizes):
     """Slots of eight CTAs: fewer than warps, of some CTAs, of all; more experts than a warp."""
-    for tokens, experts, top_k in ((3, 4, 2), (500, 128, 8), (3000, 256, 3)):
-        ids, _ = moe.random_routing(tokens, experts, top_k, kind)
-        got = Prepared(ids.astype(np.int32), hidden_of(tokens), experts, (8, 24), many=True)
-        check_sort(got, ids, experts, (8, 24))
+    tokens, experts, top_k = sizes
+    ids, _ = moe.random_routing(tokens, experts, top_k, kind)
+    got = Prepared(ids.astype(np.int32), hidden_of(tokens), experts, (8, 24), many=True)
+    check_sort(got, ids, experts, (8, 24))
 
 
 def test_sort_of_a_whole_pass():

@@ -71,16 +71,15 @@ def slow_order(rows, intermediate, activation, which):
 
 def slow_codes(codes, kind):
     """Return [R / 64, K / 64, 4, 32, 4] words of codes [R, K], whole blocks."""
-    rows, cols = codes.shape
-    words = np.zeros((rows // 64, cols // 64, 4, 32, 4), np.uint32)
-    for row in range(rows):
-        for k in range(cols):
-            m, high, g = row % 64 // 16, row % 16 // 8, row % 8
-            t, j, i = k % 64 // 16, k % 16 // 4, k % 4
-            slot = high + 2 * (i // 2)  # a0..a3
-            for bit, place in BITS[kind][slot].items():
-                value = int(codes[row, k]) >> bit & 1
-                words[row // 64, k // 64, m, 4 * g + t, j] |= value << (16 * (i % 2) + place)
+    row, k = np.indices(codes.shape)
+    words = np.zeros((len(codes) // 64, codes.shape[1] // 64, 4, 32, 4), np.uint32)
+    m, high, g = row % 64 // 16, row % 16 // 8, row % 8
+    t, j, i = k % 64 // 16, k % 16 // 4, k % 4
+    slot = high + 2 * (i // 2)  # a0..a3
+    places = np.array([[BITS[kind][a][bit] for bit in range(4)] for a in range(4)])
+    for bit in range(4):
+        value = (codes >> bit & 1).astype(np.uint32) << (16 * (i % 2) + places[slot, bit])
+        np.bitwise_or.at(words, (row // 64, k // 64, m, 4 * g + t, j), value.astype(np.uint32))
     return words
 
 

@@ -193,8 +193,7 @@ def check_swizzle(name, rows, cols):
     same_bytes(out.numpy(), wanted.numpy())
 
 
-@pytest.mark.parametrize("name", ["swizzle_128x4", "unswizzle_128x4"])
-@pytest.mark.parametrize("cols", [1, 6, 12, 16, 35, 70, 180, 272])
+@each(cols=[1, 6, 12, 16, 35, 70, 180, 272], name=["swizzle_128x4", "unswizzle_128x4"])
 def test_swizzle(name, cols):
     """Each of the three kernels, at all places of a tile; padding is zero."""
     for rows in (7, 130):

@@ -23,7 +23,7 @@ from blockscale.specs import ScaleSweep
 from blockscale.tir.quant.scale_sweep import scale_sweep_threads
 from tests.kit.helpers import DTYPES, same, tensor
 from tests.kit.kernels import compiled
-from tests.kit.pairwise import few
+from tests.kit.pairwise import each, few
 from tests.quant.test_scale_sweep import judge
 from tests.reference import core as ref
 
@@ -143,8 +143,7 @@ def data(dtype, g, unit=None):
         return tensor(np.concatenate(parts), dtype)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@each(dtype=list(DTYPES), arch=ARCHS)
 def test_default_candidates(dtype, arch):
     """Everything above, with g the true size of the data, and so small that blocks are clipped."""
     spec = ScaleSweep(dtype)

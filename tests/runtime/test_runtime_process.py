@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from blockscale.runtime.library import load
+from tests.kit.pairwise import each
 from tests.kit.paths import ROOT
 from tests.kit.tiny_kernels import WIDTH, library_file
 
@@ -162,8 +163,7 @@ def test_set_num_threads():
     )
 
 
-@pytest.mark.parametrize("loaded", ["before", "after"])
-@pytest.mark.parametrize("by", ["kernel", "torch", "numpy"])
+@each(by=["kernel", "torch", "numpy"], loaded=["before", "after"])
 def test_fork_after_threads_ran(by, loaded):
     """libgomp's threads do not survive a fork; a child that waited for them would hang.
 
