@@ -326,6 +326,14 @@ def test_all_that_reads_waits_for_the_kernel_before():
         assert loads.index("bs_grid_wait();") < loads.index("bs_mbar_wait(")
 
 
+def test_slots_are_given_back_when_they_were_read():
+    """Loads of mma.sync are through, not only issued, before a bulk copy may overwrite them."""
+    of, tile, _ = CASES["slices"]
+    multiplies, _ = _roles(emit(kernel(of, tile, 2), "linear"))
+    before, _, _ = multiplies.partition("bs_mbar_arrive(")
+    assert "bs_fence_async();" in before[before.rindex("bs_load16_shared(") :]
+
+
 def _roles(text):
     """The texts of the warps that multiply and of those that load."""
     begin = text.index("if (warp_id <")

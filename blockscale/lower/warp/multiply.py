@@ -220,8 +220,12 @@ class Products(Frame):
                 if blocks < k.blocks:
                     guard = f"if (slice * {own} + {inner} < {blocks}) "
                 lines += [f"{guard}{{", *indented(self._block(inner)), "}"]
+            # A bulk copy belongs to another proxy, which does not wait for loads that were issued;
+            # ptxas puts the arrival right behind them.
+            fence = ["bs_fence_async();"] if k.copies == "bulk" else []
             return [
                 *lines,
+                *fence,
                 "__syncwarp();",
                 f"if (lane == 0) bs_mbar_arrive({self.empty});",
                 self.next(),
