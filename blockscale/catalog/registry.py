@@ -225,12 +225,21 @@ class Workload:
         return road(self.spec, level).facts(level)
 
     def sizes(self, level: str) -> dict[str, int]:
-        """Return what symbols of the parameters' shapes are in the static instance."""
+        """Return what symbols of the parameters' shapes are in the static instance.
+
+        Raises:
+            TypeError: some depend on more than the rows of one rank.
+        """
         told = road(self.spec, level).sizes
         if told is not None:
             return dict(told(self.spec, self.rows))
         pairs = zip(self.spec.params(), self.mod(level)["main"].params, strict=True)
-        dims = (pair for p, v in pairs if p.dims for pair in zip(p.dims, v.shape, strict=True))
+        dims = [pair for p, v in pairs if p.dims for pair in zip(p.dims, v.shape, strict=True)]
+        if any(isinstance(size, tirx.Var) for _, size in dims):
+            raise TypeError(
+                f"{self.spec.name}: its sizes depend on a group of ranks, so that it cannot be "
+                "measured, or tuned, alone; it is built in its default schedule"
+            )
         return dict(filter(None, (dim.solve(int(size)) for dim, size in dims)))
 
     def space(self, level: str) -> Callable[[Schedule], list[Schedule]]:

@@ -8,12 +8,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -25,7 +25,11 @@ from blockscale.building.records import LogError
 
 from . import files, tables, timing
 
+if TYPE_CHECKING:
+    from blockscale.specs import Spec
+
 NAME = "minilm-nvfp4"
+LANGUAGE_LIBRARY = "kernels.so"
 
 
 class Demo:
@@ -91,12 +95,16 @@ class Demo:
         return search
 
     def build(self) -> None:
-        """Build the library from this machine's trials, then from the committed logs."""
+        """Build the encoder's library."""
+        self.write_library(self.specs, self.library)
+
+    def write_library(self, specs: Sequence[Spec], path: Path) -> None:
+        """Build a library from this machine's trials, then from the committed logs."""
         from blockscale.building.builder import build
 
         dirs = [path for path in (self.work, logs.committed()) if path.is_dir()]
-        build(self.specs, self.library, logs_dirs=dirs, meta={"model": NAME})
-        self.console.print(f"  wrote {self.library}, {self.library.stat().st_size / 1024:.0f} KiB")
+        build(specs, path, logs_dirs=dirs, meta={"model": NAME})
+        self.console.print(f"  wrote {path}, {path.stat().st_size / 1024:.0f} KiB")
 
     def infer(self) -> dict[str, Any]:
         """Measure in a second process, which prints its tables; return what it found."""
@@ -122,10 +130,11 @@ class Demo:
             return found
 
     def train(self, seconds: float) -> dict[str, Any]:
-        """Train the language model, and convert its checkpoint to NVFP4; return how that went."""
+        """Train the language model, convert it, build its kernels; return how training went."""
         from blockscale import checkpoints
         from blockscale.checkpoints.convert.convert import convert
 
+        from .language.run import needed_specs
         from .language.train import make
 
         shutil.rmtree(self.language, ignore_errors=True)
@@ -137,6 +146,8 @@ class Demo:
 
             training = make(plain, seconds, told)
         convert(checkpoints.open(plain), quantised)
+        specs = needed_specs(checkpoints.open(quantised))
+        self.write_library(specs, self.language / LANGUAGE_LIBRARY)
         first, last = training.history[0][1], training.history[-1][1]
         self.console.print(
             f"  {training.steps} steps, {training.tokens} tokens of a text of {training.read}; "
@@ -147,7 +158,7 @@ class Demo:
 
     def write(self) -> dict[str, Any]:
         """Measure the language model in a process of its own; return what it found."""
-        options = {"--folder": self.language, "--library": self.library}
+        options = {"--folder": self.language, "--library": self.language / LANGUAGE_LIBRARY}
         return self.process("blockscale.demo.language.run", options)
 
     def run(self, tuned: bool, language: float) -> dict[str, Any]:

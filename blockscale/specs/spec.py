@@ -262,7 +262,8 @@ class Name:
     def respelt(self, word: str) -> str:
         """Return the part of such names that ``word`` is, or was probably meant to be."""
         known, form = self._words
-        return word if form.fullmatch(word) else words.near(word, known) or word
+        right = word in known or (form.fullmatch(word) and any(map(str.isdigit, word)))
+        return word if right else words.near(word, known) or word
 
     def spell(self, fields: Mapping[str, Any]) -> str:
         """Return the name of the spec with these fields."""

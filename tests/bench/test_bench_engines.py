@@ -69,9 +69,17 @@ def test_tiny_models_are_right(tmp_path):
         assert 1e-4 < found[name]["error"] < engines.BOUND, "bfloat16 beside float32"
 
 
+START = subprocess.run
+
+
 def here(command, **options):
-    """Run a part in this process, which has imported what it needs."""
-    return subprocess.CompletedProcess(command, engines.main(command[3:]))
+    """Run a part in this process, which has imported what it needs; compilers as they are."""
+    if command[2:3] != ["bench.gpu.engines"]:
+        return START(command, **options)
+    try:
+        return subprocess.CompletedProcess(command, engines.main(command[3:]))
+    except ValueError as error:
+        return subprocess.CompletedProcess(command, 1, stderr=str(error))
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", pytest.param("tiny-gpt-oss", marks=exhaustive)])
@@ -102,10 +110,9 @@ def test_every_road_is_measured(tmp_path, capfd, monkeypatch, name):
 
 def test_a_part_that_fails_is_told(tmp_path, capfd, monkeypatch):
     """And does not stop the others: it is a process of its own, as every part."""
-    start = subprocess.run
 
     def started(command, **options):
-        return (start if "ours" in command else here)(command, **options)
+        return (START if "ours" in command else here)(command, **options)
 
     monkeypatch.setattr(engines.subprocess, "run", started)
     monkeypatch.setattr(engines, "write", lambda _, folder: folder.mkdir())

@@ -24,8 +24,6 @@ from blockscale.building.builder import build  # noqa: E402
 from blockscale.checkpoints.convert.convert import convert  # noqa: E402
 from blockscale.demo import variants  # noqa: E402
 from blockscale.demo.language import run, text, train  # noqa: E402
-from blockscale.demo.model import BertConfig  # noqa: E402
-from blockscale.nn.kernels import kernels_of  # noqa: E402
 from tests.kit.paths import ROOT  # noqa: E402
 
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
@@ -124,18 +122,19 @@ def test_perplexity_is_that_of_loops(monkeypatch):
     assert run.wrong({"ours_f32": 0.0, "ours_bf16": math.nan})
 
 
-def test_one_library_serves_the_encoder_and_the_language_model(tmp_path):
-    """Its layers have shapes that the encoder has, so nothing more is built."""
-    train.write(train.model_of(text.VOCABULARY), text.trained_tokenizer(["a"]), tmp_path / "plain")
+def test_a_library_that_lacks_a_kernel_is_refused(tmp_path):
+    """Kernels are those of joined projections, and of both dtypes."""
+    train.write(small(300), text.trained_tokenizer(["a"], 300), tmp_path / "plain")
     convert(checkpoints.open(tmp_path / "plain"), tmp_path / "nvfp4")
-    minilm = BertConfig(384, 1536, layers=6, heads=12, eps=1e-12, positions=512)
-    names = dict.fromkeys(variants.needed_functions(minilm).values())
-    run.check_library(checkpoints.open(tmp_path / "nvfp4"), names, Path("x.so"))
+    ckpt = checkpoints.open(tmp_path / "nvfp4")
+    names = dict.fromkeys(spec.name for spec in run.needed_specs(ckpt))
+    assert {"linear_nvfp4_n96_k32_f32", "linear_nvfp4_n128_k32_silu_gated_bf16"} <= {*names}
+    run.check_library(ckpt, names, Path("x.so"))
     names.popitem()
     with pytest.raises(
         run.files.PrerequisiteError, match=r"x\.so has no function linear_.*language"
     ):
-        run.check_library(checkpoints.open(tmp_path / "nvfp4"), names, Path("x.so"))
+        run.check_library(ckpt, names, Path("x.so"))
 
 
 @pytest.fixture(scope="module")
@@ -146,8 +145,7 @@ def made(tmp_path_factory) -> Path:
     train.write(small(300), tokenizer, folder / "float32")
     convert(checkpoints.open(folder / "float32"), folder / "nvfp4")
     ckpt = checkpoints.open(folder / "nvfp4")
-    specs = {s.name: s for d in variants.DTYPES for s in kernels_of(ckpt, cuda=False, dtype=d)}
-    build([*specs.values()], folder / "kernels.so")
+    build(run.needed_specs(ckpt), folder / "kernels.so")
     return folder
 
 

@@ -150,7 +150,7 @@ def test_int4_and_gates_have_no_global_scale_of_each_row():
     with pytest.raises(ValueError, match="by_row=True, but gates and ups have"):
         Linear(32, 64, activation="silu", gated=True, by_row=True)
     with pytest.raises(ValueError, match="by_row=True, but int4 has"):
-        Linear(32, 64, "int4", "bfloat16", layout="tiles64", by_row=True)
+        Linear(32, 128, "int4", "bfloat16", layout="tiles64", by_row=True)
 
 
 INT4_CASES = [

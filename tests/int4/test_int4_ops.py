@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -15,7 +16,7 @@ from blockscale import catalog, emulator
 from blockscale.base.index_maps import TRTLLM
 from blockscale.base.targets import GPU_TARGETS
 from blockscale.building.space import new_schedule, replay, trace_json
-from blockscale.catalog import int4 as catalog_int4
+from blockscale.catalog import registry
 from blockscale.catalog.moe import tile_of
 from blockscale.lower.warp.derive import derive
 from blockscale.lower.warp.emit import emit
@@ -547,7 +548,8 @@ def emulated(monkeypatch, weight, layout, dtype, m, shape, ends=None, **more):
     sch = Schedule(tvm.IRModule({"main": int4_tiles(spec)}))
     wgmma.int4_mm(sch, preferred, spec, tile, (stages,))
     body = sch.mod["main"]
-    monkeypatch.setattr(catalog_int4, "scheduled", lambda spec, arch, _: [(None, body)])
+    one = replace(catalog.road(spec, "sm_90a"), bodies=lambda *_: [(None, body)])
+    monkeypatch.setitem(registry.ROADS, (Int4Mm, "cuda"), one)
     library = gpu_library([spec], "sm_90a", repr(shape))
     x = rows_of(m, weight.k, dtype)
     out = torch.full((m, weight.n), float("nan"), dtype=DTYPES[dtype])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -308,7 +309,8 @@ def test_layers_are_those_of_their_operands(
     spec: FusedMoe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both roads of a function: rows agree with float64 on what act_fmt makes of x and h."""
-    monkeypatch.setattr(catalog_moe, "bodies", lambda spec, arch, traces: bodies_of(spec))
+    road = replace(catalog_moe.DECODING, bodies=lambda spec, arch, traces: bodies_of(spec))
+    monkeypatch.setattr(catalog_moe, "DECODING", road)
     built = library([spec], "sm_90a", repr(BYTES))
     for tokens, tail in ((3, "requantize"), (60, "requantize_bytes")):
         call = Call(spec, tokens, "half_dropped")(built)

@@ -155,11 +155,17 @@ def test_routings(unit: str, kind: str) -> None:
 
 
 def test_what_cp_async_wrote_is_fenced_before_wgmma_reads_it() -> None:
-    """By its text: cp.async is of the generic proxy, wgmma of the asynchronous one."""
-    for unit, wanted in (("wgmma", True), ("mma", False)):
+    """By its text: cp.async is of the generic proxy, wgmma of the asynchronous one.
+
+    What bulk copies wrote is given back by those that read it for mma.sync, behind a fence.
+    """
+    for unit, before in (("wgmma", "cp.async.wait"), ("mma", "mma.sync")):
         of = plan(**UNITS[unit])
         _, code = moe_harness.kernel(of, of.gemm(3, 256, 128, 2))
-        assert ("fence.proxy.async" in code) == wanted
+        found = re.findall(r"cp\.async\.wait|mma\.sync|fence\.proxy\.async", code)
+        fences = [i for i, each in enumerate(found) if each == "fence.proxy.async"]
+        assert fences
+        assert all(found[i - 1].startswith(before) for i in fences), found
 
 
 def test_mma_is_right_on_blackwell() -> None:

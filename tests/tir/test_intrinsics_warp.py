@@ -14,7 +14,7 @@ from tvm.s_tir import TensorIntrin
 
 from blockscale.emulator import launch
 from blockscale.lower import nvcc
-from blockscale.lower.warp.multiply import wgmma
+from blockscale.lower.warp.multiply import OPERANDS, wgmma
 from blockscale.specs.plans.moe import TERM, scale_count
 from blockscale.tir.intrin import warp
 from blockscale.tir.moe.tiles import left_over
@@ -351,10 +351,9 @@ def test_wgmma(tokens, dtype):
     """A from registers of four warps, x from swizzled rows, at each of a block's steps of K."""
     name = warp.wgmma(tokens, dtype)
     assert call_text(name) == f"bs_warp_wgmma<{tokens}>(D, A, X)"
-    flag = str(dtype == "bfloat16").lower()
     kernel = f"""
 #include "mma.cuh"
-{wgmma(dtype == "bfloat16", tokens)}
+{wgmma(dtype, tokens)}
 extern "C" __global__ void product(const uint32_t *a, const uint4 *x, float *d, int step) {{
   extern __shared__ __align__(1024) uint4 rows[];
   for (int i = threadIdx.x; i < {8 * tokens}; i += 128)
@@ -367,7 +366,7 @@ extern "C" __global__ void product(const uint32_t *a, const uint4 *x, float *d, 
   for (int i = 0; i < 4; ++i) A[i] = a[threadIdx.x * 4 + i];
   for (int i = 0; i < {tokens // 2}; ++i) D[i] = d[threadIdx.x * {tokens // 2} + i];
   bs_wgmma_fence();
-  BsWgmma<{flag}, {tokens}>::run(D, A, X);
+  BsWgmma<{OPERANDS[dtype]}, {tokens}>::run(D, A, X);
   bs_wgmma_commit();
   bs_wgmma_wait<0>();
   for (int i = 0; i < {tokens // 2}; ++i) d[threadIdx.x * {tokens // 2} + i] = D[i];

@@ -12,11 +12,14 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from blockscale.demo import files, metrics, timing
+
+if TYPE_CHECKING:
+    from blockscale.specs import Spec
 
 LENGTH, ROWS = 128, 8
 """Tokens of a window of held-out text, whose first one is not predicted; windows of a batch."""
@@ -167,13 +170,18 @@ def weight_bytes(model: Any, ckpt: Any) -> dict[str, int]:
     return {"fp32": 4 * count, "bf16": 2 * count, "nvfp4": packed, "parameters": whole}
 
 
-def check_library(ckpt: Any, functions: Mapping[str, Any], path: Path) -> None:
-    """Raise PrerequisiteError unless ``functions`` has all that the model calls."""
+def needed_specs(ckpt: Any) -> list[Spec]:
+    """Return the kernels that the model calls, of each dtype of its activations."""
     from blockscale.demo.variants import DTYPES
     from blockscale.nn.kernels import kernels_of
 
-    needed = [spec.name for dtype in DTYPES for spec in kernels_of(ckpt, cuda=False, dtype=dtype)]
-    missing = [name for name in needed if name not in functions]
+    found = [spec for dtype in DTYPES for spec in kernels_of(ckpt, cuda=False, dtype=dtype)]
+    return [*{spec.name: spec for spec in found}.values()]
+
+
+def check_library(ckpt: Any, functions: Mapping[str, Any], path: Path) -> None:
+    """Raise PrerequisiteError unless ``functions`` has all that the model calls."""
+    missing = [spec.name for spec in needed_specs(ckpt) if spec.name not in functions]
     if missing:
         raise files.PrerequisiteError(
             f"demo: the library {path} has no function {', '.join(missing)}, but the language "
@@ -228,7 +236,7 @@ def main(folder: Path, library: Path, seconds: float, out: Path | None, as_json:
     """Run the demo's language model with the kernels of a library, beside torch.
 
     Example: python -m blockscale.demo.language.run --folder dist/demo-language-model
-    --library dist/minilm-nvfp4-cpu.so
+    --library dist/demo-language-model/kernels.so
     """
     try:
         files.need_modules("rich")

@@ -24,7 +24,6 @@ SIZES = {
     "max_position_embeddings": 512,
     "tie_word_embeddings": True,
 }
-"""Its linear layers have the shapes of the encoder's, so that one library serves both."""
 BATCH, LENGTH = 4, 128
 RATE, WARM_STEPS = 3e-3, 20
 """Of AdamW: the learning rate rises for so many steps, then falls to 0 with the time left."""
