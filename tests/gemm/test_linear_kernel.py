@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -323,7 +324,28 @@ def test_all_that_reads_waits_for_the_kernel_before():
         text = emit(kernel(of, tile, 2), "linear")
         multiplies, loads = _roles(text)
         assert multiplies.index("bs_grid_wait();") < multiplies.index("bs_mbar_wait(")
-        assert loads.index("bs_grid_wait();") < loads.index("bs_mbar_wait(")
+        before, _, after = loads.partition("bs_grid_wait();")
+        assert "bs_mbar_wait(" not in before
+        assert all("map_x" not in part and "from +" not in part for part in _copies(before))
+        assert _copies(before)
+        assert any("packed_at" in part for part in _copies(after))
+        assert text.index("bs_grid_launch();") < text.index("bs_grid_wait();")
+
+
+def _copies(text: str) -> list[str]:
+    """Return the lines that start copies."""
+    return re.findall(r"bs_(?:bulk_load|tma_load_2d<1>)\(.*", text)
+
+
+@pytest.mark.parametrize("name", ["slices", "uneven ctas", "wgmma, ctas", "wgmma, 64 rows"])
+@pytest.mark.parametrize("stages", [2, 5])
+def test_weights_that_come_ahead_are_not_loaded_again(name, stages, monkeypatch):
+    """As many stages as a ring has, or a tile: each is awaited once, and has its bytes once."""
+    of, tile, rows = CASES[name]
+    monkeypatch.setattr("blockscale.lower.warp.load.AHEAD_BYTES", 1 << 20)
+    source = emit(kernel(of, tile, stages), "linear")
+    text = compile_cuda_source(source, "sm_90a", ptx=True).image.decode()
+    run(of, tile, rows, stages=stages, text=text).judge(LIMITS[of.dtype])
 
 
 def test_slots_are_given_back_when_they_were_read():

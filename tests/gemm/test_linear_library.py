@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from blockscale import emulator
+from blockscale.base.targets import CTA_RESERVED, GPU_TARGETS
 from blockscale.building.builder import build
 from blockscale.catalog.gemm import LINEAR_GPU_BUCKETS
 from blockscale.runtime.function_cuda import PROGRAMMATIC
@@ -29,7 +30,7 @@ def library(tmp_path_factory):
     return path
 
 
-def call(library, spec, rows, target="sm_90a", flags=PROGRAMMATIC):
+def call(library, spec, rows, target="sm_90a", flags=PROGRAMMATIC, sms=SMS):
     """Return the launches, y and what it should be."""
     made, gains = weight(spec, rows), np.array([0.5, 1.5][: 1 + spec.gated])
     w = prepared(spec, made, gains)
@@ -40,7 +41,7 @@ def call(library, spec, rows, target="sm_90a", flags=PROGRAMMATIC):
     y = torch.full((rows, spec.cols), float("nan"), dtype=dtype)
     given = [w.packed, w.block_scale, w.global_scale, bias, *residual[: spec.residual], y]
     run = emulator.run_module(
-        library, spec.name, x.to(dtype), *given, flags, target=target, multiprocessors=SMS
+        library, spec.name, x.to(dtype), *given, flags, target=target, multiprocessors=sms
     )
     run.check()
     hazards = [hazard.kind for report in run.reports for hazard in report.hazards]
@@ -68,6 +69,17 @@ def test_few_rows_and_many_have_kernels_of_their_own(library):
     first, second = (call(library, PLAIN, rows)[0][0] for rows in (1, 40))
     assert first.kernel != second.kernel
     assert (first.grid[0], second.grid[0]) != (0, 0)
+
+
+@pytest.mark.parametrize(("sms", "alone"), [(6, True), (5, False)])
+def test_ctas_have_an_sm_each_where_all_fit(library, sms, alone):
+    """Else those of a kernel that begins early would share the SMs which become free first."""
+    [launch], got, want = call(library, PLAIN, 1, sms=sms)
+    assert launch.cluster[0] > 1
+    assert launch.grid[0] == 6
+    half = GPU_TARGETS["sm_90a"].sm_shared // 2 - CTA_RESERVED
+    assert (launch.dynamic_smem > half) == alone
+    assert np.abs(got - want).max() < 4e-3 * np.abs(want).max()
 
 
 def test_wrong_shapes_are_refused(library):

@@ -73,7 +73,7 @@ class _Emitter(Frame):
             "__syncthreads();",
             *(["bs_cluster_arrive();"] if k.ctas > 1 else []),
             *(["bs_grid_wait();"] if self.waits_first() else []),
-            *(["bs_grid_launch();"] if k.after is not None and k.has_first else []),
+            *(["bs_grid_launch();"] if k.after is not None else []),
             *self._tiles(),
             f"if (warp_id < {k.consumers}) {{",
             *indented(self.products.lines()),

@@ -17,8 +17,8 @@ class Frame:
         self.kernel, self.format = kernel, f"{name}_format"
         self.full, self.empty = "smem + 8 * stage", f"smem + {8 * kernel.stages} + 8 * stage"
 
-    def tiles(self, body: list[str]) -> list[str]:
-        """``body`` for every tile of this CTA or cluster."""
+    def tiles(self, body: list[str], first_alone: bool = False) -> list[str]:
+        """``body`` for every tile of this CTA or cluster, or for its first one."""
         k = self.kernel
         first, step = ("blockIdx.x", "gridDim.x")
         if k.ctas > 1:
@@ -37,8 +37,9 @@ class Frame:
                 f"[[maybe_unused]] const int first = row_tile * {k.rows_tile};",
                 f"const int left = min({k.rows_tile}, m - first);",
             ]
+        loop = f"for (int tile = {first}; tile < tiles; tile += {step}) {{"
         return [
-            f"for (int tile = {first}; tile < tiles; tile += {step}) {{",
+            f"if (const int tile = {first}; tile < tiles) {{" if first_alone else loop,
             *indented([*place, *body]),
             "}",
         ]
@@ -49,26 +50,23 @@ class Frame:
         The last of all is by itself where it has fewer blocks, or bulk copies of x fewer channels.
         """
         k = self.kernel
-        whole, rest = divmod(k.k_blocks, k.blocks)
-        if not rest and self.channels % 64 and k.rows.how == "run":
-            whole, rest = whole - 1, k.blocks
-        each = k.k_stages
-        if whole >= k.ctas * each or k.ctas == 1:
+        (whole, rest), each, mine = self._parts(), k.k_stages, self.whole_stages()
+        if mine.isdigit():
             lines = [
-                f"for (int k = 0; k < {min(whole, each)}; ++k) {{",
+                f"for (int k = 0; k < {mine}; ++k) {{",
                 *indented(make(k.blocks, False)),
                 "}",
             ]
         elif k.unit == "mma":
             lines = [
-                f"const int whole = max(0, min({each}, {whole} - cta * {each}));",
+                f"const int whole = {mine};",
                 "for (int k = 0; k < whole; ++k) {",
                 *indented(make(k.blocks, False)),
                 "}",
             ]
         else:  # each CTA has a stage: a loop that may have none would copy sums that are in flight
             lines = [
-                f"const int whole = min({each}, {whole} - cta * {each});",
+                f"const int whole = {mine};",
                 "int k = 0;",
                 "do {",
                 *indented(make(k.blocks, False)),
@@ -83,6 +81,22 @@ class Frame:
                 "}",
             ]
         return lines
+
+    def whole_stages(self) -> str:
+        """How many stages of all its blocks this CTA has in a tile."""
+        k, (whole, _) = self.kernel, self._parts()
+        if whole >= k.ctas * k.k_stages or k.ctas == 1:
+            return str(min(whole, k.k_stages))
+        least = f"min({k.k_stages}, {whole} - cta * {k.k_stages})"
+        return f"max(0, {least})" if k.unit == "mma" else least
+
+    def _parts(self) -> tuple[int, int]:
+        """Stages of a tile that are alike, and blocks of the one that is by itself."""
+        k = self.kernel
+        whole, rest = divmod(k.k_blocks, k.blocks)
+        if not rest and self.channels % 64 and k.rows.how == "run":
+            return whole - 1, k.blocks
+        return whole, rest
 
     def waits_first(self) -> bool:
         """Whether all warps wait for the kernel before: it writes the table of tiles."""

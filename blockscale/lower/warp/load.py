@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from blockscale.lower.pipe.text import indented
 from blockscale.lower.warp.frame import Frame
-from blockscale.lower.warp.kernel import Runs
+from blockscale.lower.warp.kernel import CONTROL_BYTES, Runs
 from blockscale.lower.warp.read import ORDER
+
+AHEAD_BYTES = 20 << 10
+"""Of a CTA, that come from memory while the kernel before ends.  Rows of x queue up behind them."""
 
 
 class Loads(Frame):
@@ -22,8 +25,38 @@ class Loads(Frame):
             tiles = self.tiles([*body, *self.stages(self._async_stage)])
             return [*first, *tiles, "bs_cp_async_wait_all();"]
         keep = [] if rows.tma else ["const uint64_t keep = bs_policy(false);"]
-        wait = [] if k.after is None else ["bs_grid_wait();"]
-        return [*wait, *first, *keep, *self.tiles([*body, *self.stages(self._bulk_stage)])]
+        loop = self.tiles([*body, *self.stages(self._bulk_stage)])
+        if k.after is None:
+            return [*first, *keep, *loop]
+        return [*first, *keep, *self._ahead(), "bs_grid_wait();", *loop]
+
+    def _ahead(self) -> list[str]:
+        """Codes and scales of the first tile's first stages: no kernel before writes them."""
+        k = self.kernel
+        number = self.whole_stages()
+        few = min(k.stages, AHEAD_BYTES // k.stage_bytes + 1)
+        most = str(min(int(number), few)) if number.isdigit() else f"min({number}, {few})"
+        size = self._row_loads(k.blocks, False)[-1]
+        stage = [
+            f"const uint32_t at = smem + {CONTROL_BYTES} + k * {k.stage_bytes};",
+            "const uint32_t full = smem + 8 * k;",
+            f"bs_mbar_expect(full, {self._expected(k.blocks)} + {size});",
+            *self._weight_runs(k.blocks, "full"),
+        ]
+        return [
+            "int ahead = 0;  // stages whose codes and scales are on their way",
+            *self.tiles(
+                [
+                    *self._first_weights(),
+                    *self._first_rows(),
+                    f"ahead = {most};",
+                    "for (int k = 0; k < ahead && lane == 0; ++k) {",
+                    *indented(stage),
+                    "}",
+                ],
+                first_alone=True,
+            ),
+        ]
 
     def _divided(self) -> list[str]:
         """The first warp loads weights, by one lane; the others rows of x."""
@@ -81,16 +114,24 @@ class Loads(Frame):
 
     def _weight_stage(self, blocks: int, last: bool) -> list[str]:
         """Bulk copies of codes and scales."""
-        both = (self.kernel.weights, self.kernel.scales)
-        counts = sum(self._stage_bytes(load, blocks) for load in both)
-        expected = f"{self.ragged()} * {counts}" if self.ragged() else str(counts)
         return [
             self.at(),
             f"bs_mbar_wait({self.empty}, parity ^ 1);",
-            f"bs_mbar_expect({self.full}, {expected});",
-            *(line for load in both for line in self._runs(load, blocks)),
+            f"bs_mbar_expect({self.full}, {self._expected(blocks)});",
+            *self._weight_runs(blocks, self.full),
             self.next(),
         ]
+
+    def _expected(self, blocks: int) -> str:
+        """Bytes of codes and scales in a stage."""
+        both = (self.kernel.weights, self.kernel.scales)
+        counts = sum(self._stage_bytes(load, blocks) for load in both)
+        return f"{self.ragged()} * {counts}" if self.ragged() else str(counts)
+
+    def _weight_runs(self, blocks: int, full: str) -> list[str]:
+        """Bulk copies of codes and scales, which arrive at ``full``."""
+        both = (self.kernel.weights, self.kernel.scales)
+        return [line for load in both for line in self._runs(load, blocks, full)]
 
     def _row_stage(self, blocks: int, last: bool) -> list[str]:
         """Rows of x, 16 bytes of a lane; rows that a tile does not have are not loaded."""
@@ -114,21 +155,25 @@ class Loads(Frame):
 
     def _bulk_stage(self, blocks: int, last: bool) -> list[str]:
         """Bulk copies by the first lane, those of rows of x by a lane each."""
-        both = (self.kernel.weights, self.kernel.scales)
-        counts = sum(self._stage_bytes(load, blocks) for load in both)
-        expected = f"{self.ragged()} * {counts}" if self.ragged() else str(counts)
         before, by_one, by_lanes, size = self._row_loads(blocks, last)
-        lines = [
+        early = self.kernel.after is not None
+        weights = [
+            f"bs_mbar_expect({self.full}, {self._expected(blocks)} + {size});",
+            *self._weight_runs(blocks, self.full),
+        ]
+        return [
             self.at(),
             f"bs_mbar_wait({self.empty}, parity ^ 1);",
             *before,
-            f"if (lane == 0) bs_mbar_expect({self.full}, {expected} + {size});",
+            f"if (lane == 0{' && ahead <= 0' if early else ''}) {{",
+            *indented(weights),
+            "}",
+            *(["--ahead;"] if early else []),
             "__syncwarp();",
-            "if (lane == 0) {",
+            *(["if (lane == 0) {", *indented(by_one), "}"] if by_one else []),
+            *by_lanes,
+            self.next(),
         ]
-        for load in both:
-            lines += indented(self._runs(load, blocks))
-        return [*lines, *indented(by_one), "}", *by_lanes, self.next()]
 
     def _async_stage(self, blocks: int, last: bool) -> list[str]:
         """Copies by all lanes; each lane arrives when its own are done."""
@@ -139,8 +184,8 @@ class Loads(Frame):
         return [
             self.at(),
             f"bs_mbar_wait({self.empty}, parity ^ 1);",
-            *self._runs(k.weights, blocks),
-            *self._runs(k.scales, blocks),
+            *self._runs(k.weights, blocks, self.full),
+            *self._runs(k.scales, blocks, self.full),
             f"bs_async_rows<{sizes}>(at + {rows.slot.at}, from + k * {64 * k.blocks}, left, lane);",
             f"bs_cp_async_arrive({self.full});",
             self.next(),
@@ -217,7 +262,7 @@ class Loads(Frame):
             parts.append(f"int64_t({text}) * {pitch * load.slot.item}")
         return f"({' + '.join(parts)})"
 
-    def _runs(self, load: Runs, blocks: int) -> list[str]:
+    def _runs(self, load: Runs, blocks: int, full: str) -> list[str]:
         """Copies of one buffer of a stage of so many blocks of 64 k."""
         along = -(-blocks // load.per_block)
         per_stage = self.kernel.blocks // load.per_block or 1
@@ -236,5 +281,5 @@ class Loads(Frame):
             if self.kernel.copies == "async":
                 lines.append(f"{guard}bs_async_run<{size}>({to}, {source}, lane, policy);")
             else:
-                lines.append(f"{guard}bs_bulk_load({to}, {source}, {size}, {self.full}, policy);")
+                lines.append(f"{guard}bs_bulk_load({to}, {source}, {size}, {full}, policy);")
         return lines

@@ -55,7 +55,7 @@ static int describe(const BsCall *call, const BsGemm *gemm, const TVMFFIAny *arg
 
 /* CTAs: as many clusters as the device holds, each of which takes tile after tile; -1 with an error raised.
  * A cluster more would begin when another has done all its tiles.  `shared` grows so that CTAs that share SMs
- * are spread over all of them. */
+ * are spread over all of them, also those of a kernel that begins before another has ended. */
 static int64_t grid(const BsCall *call, const BsGemm *gemm, BsKernel *kernel, int64_t rows, int64_t *shared) {
   int64_t tiles = ((rows + gemm->cluster_rows - 1) / gemm->cluster_rows + gemm->ragged) * gemm->cluster_cols;
   int64_t sms = call->device->multiprocessors, resident = sms / gemm->cluster;
@@ -69,6 +69,12 @@ static int64_t grid(const BsCall *call, const BsGemm *gemm, BsKernel *kernel, in
     } else if (clusters < resident) {
       resident = clusters;
     }
+  }
+  if (!gemm->persistent && gemm->sm_shared) {
+    int64_t alone = spread(gemm->sm_shared, gemm->shared, 1);
+    int clusters = blockscale_active_clusters(call, kernel, gemm->cluster, gemm->threads, (int32_t)alone);
+    if (clusters < 0) return -1;
+    if (tiles <= clusters) *shared = alone;
   }
   if (gemm->persistent && tiles > resident && resident > 0) tiles = resident;
   return tiles * gemm->cluster;
