@@ -54,13 +54,18 @@ The number is the mean of the experts that have any, and its root: what most of 
 default has the first of wgmma, or of mma.sync without one.
 """
 
-BYTE_TOKENS: tuple[tuple[float, tuple[int, ...]], ...] = (
-    (24.0, (24, 32, 16, 40)),
-    (48.0, (48, 40, 64, 32)),
-    (80.0, (80, 96, 64, 112)),
-    (float("inf"), (112, 96, 80)),
+BYTE_TOKENS: tuple[tuple[float, tuple[tuple[int, int], ...]], ...] = (
+    (24.0, ((256, 24), (256, 32), (256, 16), (256, 40))),
+    (48.0, ((256, 48), (256, 40), (256, 64), (256, 32))),
+    (80.0, ((256, 80), (256, 96), (256, 64), (256, 112))),
+    (112.0, ((256, 112), (256, 96), (256, 80), (128, 152))),
+    (152.0, ((128, 152), (128, 144), (128, 160), (256, 80))),
+    (float("inf"), ((256, 112), (256, 96), (128, 160), (128, 152))),
 )
-"""Likewise of wgmma with operands of 8 bits, whose sums of a stage take registers of their own."""
+"""Rows and tokens of a tile with operands of 8 bits; sums of a stage have registers of their own.
+
+Decoding bounds them: half the rows take more tokens, where these save the experts a second tile.
+"""
 
 HIGHER = ((1400, 64), (float("inf"), 128))
 """Rows of the default with mma.sync, up to so many tiles of 64 rows of all experts, on an H200."""
@@ -118,8 +123,8 @@ def tiles(gemm: MoeGemm, tokens: int, arch: Gpu = HOPPER) -> dict[MoeTile, str |
 def _of_bytes(gemm: MoeGemm, wanted: float, arch: Gpu) -> dict[MoeTile, str | None]:
     """Return `tiles` of operands of 8 bits."""
     found: dict[MoeTile, str | None] = {}
-    for width in next(widths for limit, widths in BYTE_TOKENS if wanted <= limit):
-        tile = MoeTile("wgmma", 256, width, 1, 2, partial=True)
+    for rows, width in next(shapes for limit, shapes in BYTE_TOKENS if wanted <= limit):
+        tile = MoeTile("wgmma", rows, width, 1, 2, partial=True)
         fits = None if depths(gemm, tile, arch) else "no ring of it fits"
         found[tile] = tile.illegal(gemm) or fits
     return found

@@ -208,9 +208,18 @@ def test_gemms_of_bytes(activation: str, partial: bool, sizes: tuple[int, int]) 
     right(of, ids_of(60), hidden=hidden, intermediate=intermediate, bias=True, scaled=True)
 
 
-@pytest.mark.parametrize("tokens", [8, 40, 112])
-def test_widths(tokens: int) -> None:
-    right(plan(**BYTES | {"tokens": tokens}), ids_of(130), hidden=192, intermediate=64)
+@pytest.mark.parametrize(("rows", "tokens"), [(256, 8), (256, 40), (256, 112), (128, 152)])
+def test_widths(rows: int, tokens: int) -> None:
+    of = plan(**BYTES | {"rows": rows, "tokens": tokens})
+    right(of, ids_of(170), hidden=192, intermediate=64)
+
+
+@each(activation=["swiglu", "none"], sizes=[(320, 192), (96, 96)], stages=[2, 3])
+def test_one_unit_of_a_warp(activation: str, sizes: tuple[int, int], stages: int) -> None:
+    """128 rows: it is decoded when the products of the stage before are done."""
+    hidden, intermediate = sizes
+    of = plan(**BYTES | {"activation": activation, "rows": 128, "stages": stages})
+    right(of, ids_of(60), hidden=hidden, intermediate=intermediate, bias=True, scaled=True)
 
 
 @each(unit=["mma", "wgmma"], activation=["swiglu", "none"])
@@ -231,7 +240,8 @@ def test_partial_is_for_bytes_alone() -> None:
     [
         ({"unit": "mma", "rows": 64}, "multiplied by wgmma"),
         ({"blocks_k": 1}, "128 k in a stage"),
-        ({"rows": 128}, "256 rows"),
+        ({"rows": 64}, "eight warps"),
+        ({"rows": 128, "tokens": 176}, "176 sums"),
         ({"tokens": 128}, "192 sums"),
     ],
 )

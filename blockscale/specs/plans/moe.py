@@ -264,8 +264,8 @@ class MoeTile:
         """The same of operands of 8 bits, of which only wgmma multiplies tiles of MoE layers."""
         if self.unit != "wgmma" or self.blocks_k != PARTIAL_K // TILE_K:
             return f"operands of 8 bits are multiplied by wgmma, {PARTIAL_K} k in a stage"
-        if self.tiles_m != 2:
-            return "operands of 8 bits take tiles of 256 rows: two units of a warp in turns"
+        if self.consumers != 8 or self.tiles_m > 2:
+            return "operands of 8 bits are multiplied by eight warps, one or two units each"
         sums = (self.tiles_m + self.partial) * self.tokens // 2
         if sums > PARTIAL_REGISTERS:
             return f"{sums} sums of a thread are more than {PARTIAL_REGISTERS}"
