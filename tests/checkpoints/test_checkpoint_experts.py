@@ -8,6 +8,8 @@ import torch
 
 import blockscale as bs
 from blockscale.base.errors import CheckpointError
+from blockscale.checkpoints.experts.stack import turned
+from blockscale.checkpoints.weight import Weight
 from tests.checkpoints.test_checkpoints import GOLDEN
 from tests.kit import checkpoint_files as files
 from tests.kit.checkpoint_files import BF16, E4M3, fp4, nibbles, same, words
@@ -257,6 +259,14 @@ def test_fp8_experts_in_blocks(opened, rng):
         np.testing.assert_array_equal(found.dequantize().gate_up[e], wanted)
     with pytest.raises(CheckpointError, match="has experts of fp8 with groups of"):
         found.prepare()
+
+
+def test_blocks_are_turned_with_the_values():
+    """Blocks that are not square: 2 rows x 4 columns become 4 x 2."""
+    data = torch.arange(2 * 4 * 8, dtype=torch.float32).view(2, 4, 8).to(torch.float8_e4m3fn)
+    scale = torch.tensor([0.5, 1, 2, 4]).view(1, 2, 2).expand(2, 2, 2).contiguous()
+    weight = Weight("w", "fp8", (2, 4, 8), data=data, block_scale=scale, block=(2, 4))
+    assert torch.equal(turned(weight).dequantize(), weight.dequantize().transpose(1, 2))
 
 
 @pytest.mark.parametrize("scale", [(), (2, 1, 2)])
