@@ -115,8 +115,12 @@ class Call:
         first = ("w13", "w13_scale", "w13_global", "w13_bias")
         second = ("w2", "w2_scale", "w2_global", "w2_bias")
         given = [getattr(self.made, name) for name in (*first, *second)]
+        hidden = torch.from_numpy(self.hidden.astype(np.float32)).to(dtype)
+        if self.spec.coded:
+            rows = moe.coded_rows(self.hidden, self.spec.act_fmt, self.layer.a1_scale)
+            hidden = torch.from_numpy(rows)
         return [
-            torch.from_numpy(self.hidden.astype(np.float32)).to(dtype),
+            hidden,
             torch.from_numpy(self.ids.astype(np.int32)),
             torch.from_numpy(self.weights),
             *(t for t in given if t is not None),
@@ -229,6 +233,16 @@ def test_quantized_activations(built, spec):
         call = Call(spec, tokens, routing)(built(spec))
         assert [launch.kernel.rpartition("_")[2] for launch in call.run.launches][2] == "requantize"
         call.judge(0.08, 0.012)
+
+
+@pytest.mark.parametrize("spec", [QUANTIZED[0], QUANTIZED[2]], ids=lambda spec: spec.name)
+def test_coded_rows(built, spec):
+    """Rows that are codes and scales already: the bits of the layer that makes them itself."""
+    own = replace(spec, coded=True)
+    for tokens, routing in ((2, "random"), (50, "half_dropped")):
+        calls = [Call(each, tokens, routing)(built(each)) for each in (own, spec)]
+        assert torch.equal(calls[0].out, calls[1].out)
+        assert calls[0].out.abs().sum() > 0
 
 
 def test_numbers(built):
