@@ -127,7 +127,7 @@ class _Exchange(Spec):
         )
 
 
-ACT_TEXTS = {None: "", **{fmt: f"_a{fmt}" for fmt in CODED_FORMATS}}
+ACT_TEXTS: dict[str | None, str] = {None: "", **{fmt: f"_a{fmt}" for fmt in CODED_FORMATS}}
 """How names spell what rows are coded as, like those of layers."""
 
 

@@ -16,9 +16,9 @@ from torch.distributed import distributed_c10d as c10d
 
 import blockscale as bs
 from blockscale.base.formats import MOE
+from blockscale.ops.distributed import cpu
 from blockscale.runtime import jit
 from blockscale.specs import EpReduce, FusedMoe, Quantize
-from blockscale.ops.distributed import cpu
 from blockscale.specs.plans.coded import CodedRow
 from tests.distributed import group
 from tests.reference import core as ref
@@ -156,7 +156,9 @@ def test_rows_are_coded_by_their_owner(dispatch, tmp_path):
         if dispatch == "nvfp4":
             assert forms == (torch.uint8, torch.float8_e4m3fn, HIDDEN // 2)
             assert np.array_equal(codes, truth[:, : HIDDEN // 2])
-            assert np.array_equal(scales, ref.e4m3_decode(truth[:, HIDDEN // 2 :][:, : HIDDEN // 16]))
+            assert np.array_equal(
+                scales, ref.e4m3_decode(truth[:, HIDDEN // 2 :][:, : HIDDEN // 16])
+            )
         else:
             assert forms == (torch.float8_e4m3fn, torch.float32, HIDDEN)
             numbers = moe.decoded_rows(truth, dispatch, HIDDEN)
@@ -276,7 +278,10 @@ def alone(**values):
         ({"max_tokens": 70000}, "max_tokens=70000 is more than 65535"),
         ({"top_k": 9}, "top_k=9 is more than experts=8"),
         ({"dispatch": "bf8"}, "dispatch"),
-        ({"dispatch": "fp8", "hidden": 72}, "hidden=72 is not a multiple of 16, the elements whose"),
+        (
+            {"dispatch": "fp8", "hidden": 72},
+            "hidden=72 is not a multiple of 16, the elements whose",
+        ),
         ({"dispatch": "nvfp4", "hidden": 80}, "hidden=80 is not a multiple of 32"),
         ({"owners": [[0, 1], [2]]}, "owners has 2 entries, but the group has 1"),
         ({"owners": [[0, 1, 1, 2, 3, 4, 5, 6, 7]]}, "one or more different experts"),

@@ -191,7 +191,9 @@ def routing(seed, ranks, bound, top_k=2, none=(), hidden=HIDDEN):
     given = []
     for r in range(ranks):
         count = 0 if r in none else int(made.integers(0, bound + 1))
-        x = made.standard_normal((count, hidden)) * made.choice([0, 2.0**-12, 1, 2.0**12], (count, 1))
+        x = made.standard_normal((count, hidden)) * made.choice(
+            [0, 2.0**-12, 1, 2.0**12], (count, 1)
+        )
         x = x.astype(BF16)  # rows of zeros, and of what nvfp4 with a static scale cannot hold
         ids = np.stack([made.permutation(EXPERTS + 1)[:top_k] for _ in range(count)] or
                        [np.zeros(top_k, int)])[:count].astype(np.int32)  # fmt: skip
@@ -279,12 +281,12 @@ def test_coded_rows(act_fmt, ranks):
 
 @pytest.mark.parametrize(("act_fmt", "hidden"), [("fp8", 8208), ("nvfp4", 16416)])
 def test_threads_with_several_pieces_of_a_row(act_fmt, hidden):
-    """One piece more than a CTA has threads; the largest element is in the last one."""
+    """One piece more than a CTA has threads; the largest element in the last, and in the middle."""
     built = [spec for kind in (("fp8", 8208), ("nvfp4", 16416)) for spec in specs(1, *kind)]
-    group = Group(1, capacity=1, act_fmt=act_fmt, hidden=hidden, built=built)
-    x = np.random.default_rng(hidden).standard_normal((1, hidden)).astype(BF16)
-    x[0, -1] = 40
-    one_call(group, [(x, np.array([[5, 0]], np.int32), np.ones((1, 2), np.float32))], 1)
+    group = Group(1, capacity=2, act_fmt=act_fmt, hidden=hidden, built=built)
+    x = np.random.default_rng(hidden).standard_normal((2, hidden)).astype(BF16)
+    x[[0, 1], [-1, hidden // 2]] = 40
+    one_call(group, [(x, np.array([[5, 0], [1, -1]], np.int32), np.ones((2, 2), np.float32))], 2)
 
 
 def test_an_expert_on_several_ranks_shares_its_tokens():

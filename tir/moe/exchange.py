@@ -190,9 +190,7 @@ def _coded_row(spec: EpDispatch, parts: int) -> Any:
                     dtype="int32",
                 )
                 put(ALIGNMENT, frame, goes, vt, u * P + vp, codes.access_ptr("r"))
-                put(
-                    SCALES_BYTES, frame, goes, vt, scales[SCALES_BYTES] + u * P + vp, both[0]
-                )
+                put(SCALES_BYTES, frame, goes, vt, scales[SCALES_BYTES] + u * P + vp, both[0])
 
     return rows_of_fp8 if fp8 else rows_of_nvfp4
 

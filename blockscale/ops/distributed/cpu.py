@@ -37,7 +37,7 @@ E4M3_MAX = 448.0
 
 def coded(x: Tensor, row: CodedRow, a1_scale: Tensor | None) -> Tensor:
     """Return x [T, H] as coded rows [T, bytes]: the bytes that the kernels of GPUs make."""
-    rows = torch.zeros((len(x), row.bytes), dtype=torch.uint8)
+    rows = torch.zeros((len(x), row.bytes), dtype=torch.uint8, device=x.device)
     if not len(x):
         return rows
     if row.act_fmt == "nvfp4":

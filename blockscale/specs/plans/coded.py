@@ -26,13 +26,7 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class CodedRow:
-    """Where the bytes of a row of ``cols`` elements are.
-
-    Attributes:
-        step: elements whose codes take 16 bytes; ``cols`` is a multiple of it.
-        codes: bytes of the codes, behind which are the scales.
-        scales: bytes of the scales.
-    """
+    """Where the bytes of a row of ``cols`` elements are."""
 
     act_fmt: str
     cols: int
@@ -42,14 +36,17 @@ class CodedRow:
 
     @property
     def step(self) -> int:
+        """Elements whose codes take 16 bytes; ``cols`` is a multiple of it."""
         return ALIGNMENT if self.act_fmt == "fp8" else 2 * ALIGNMENT
 
     @property
     def codes(self) -> int:
+        """Bytes of the codes, behind which are the scales."""
         return self.cols * ALIGNMENT // self.step
 
     @property
     def scales(self) -> int:
+        """Bytes of the scales."""
         return FLOAT_BYTES if self.act_fmt == "fp8" else self.cols // SCALE_BLOCK
 
     @property
