@@ -1,11 +1,14 @@
 """Dispatch, combine and whole MoE layers on several GPUs, beside NCCL.
 
-    torchrun --nproc-per-node 4 -m bench.ep [--layers deepseek qwen gptoss] [--out FILE]
+    torchrun --nproc-per-node 4 -m bench.ep [--layers deepseek qwen gptoss] [--dispatch fp8]
+        [--halves] [--out FILE]
 
 Every rank needs a GPU; kernels are built on first use.  Times are medians of replays of CUDA
 graphs of `CALLS` calls, of the slowest rank.  "nccl" is all_to_all_single of equal splits of T rows
-to each rank, there and back.  The layer beside ours sends rows by all_to_all_single and computes
-with the same experts.  On CPUs (gloo) it runs too, to try it out: those times mean nothing.
+of 16 bits to each rank, there and back.  The layer beside ours sends rows by all_to_all_single and
+computes with the same experts.  ``--halves``: also the layer as two half batches on two streams,
+each with an `ExpertParallel` of its own.  On CPUs (gloo) it runs too, to try it out: those times
+mean nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import torch.distributed as dist
 
 import blockscale
 from blockscale.base.formats import MOE
+from blockscale.ops.distributed.config import DISPATCHES
 
 Tensor = torch.Tensor
 
@@ -116,11 +120,46 @@ def prepared(layer: Layer, count: int, device: Any) -> blockscale.MoeWeights:
     return weights.to(device)
 
 
-def one(ranks: Ranks, layer: Layer, tokens: int, mine: blockscale.MoeWeights) -> dict[str, Any]:
+class Halves:
+    """A layer as two half batches, each on a stream of its own."""
+
+    def __init__(self, ranks: Ranks, layer: Layer, tokens: int, dispatch: str) -> None:
+        sizes = layer.experts, layer.hidden, layer.top_k, -(-tokens // 2), dispatch
+        self.eps = [blockscale.distributed.ExpertParallel(None, *sizes) for _ in range(2)]
+        self.streams = [torch.cuda.Stream() for _ in range(2)] if ranks.cuda else [None, None]
+
+    def __call__(self, mine: blockscale.MoeWeights, *rows: Tensor, **how: Any) -> list[Tensor]:
+        """Return both halves' results."""
+        halves = zip(*(part.chunk(2) for part in rows), strict=True)
+        made, now = [], torch.cuda.current_stream() if self.streams[0] else None
+        for ep, stream, (x, ids, weights) in zip(self.eps, self.streams, halves, strict=True):
+            if stream is not None:
+                stream.wait_stream(now)
+            with torch.cuda.stream(stream):
+                made.append(blockscale.fused_moe(x, mine, ids, weights, ep=ep, **how))
+        for stream in filter(None, self.streams):
+            torch.cuda.current_stream().wait_stream(stream)
+        return made
+
+    def check(self) -> None:
+        """Raise what a kernel has reported."""
+        for ep in self.eps:
+            ep.check()
+
+
+def one(
+    ranks: Ranks,
+    layer: Layer,
+    tokens: int,
+    mine: blockscale.MoeWeights,
+    dispatch: str,
+    halves: bool,
+) -> dict[str, Any]:
     """Return the times of a layer with so many tokens on each rank."""
     ep = blockscale.distributed.ExpertParallel(
-        None, layer.experts, layer.hidden, layer.top_k, tokens
+        *(None, layer.experts, layer.hidden, layer.top_k, tokens, dispatch)
     )
+    how = {"act_fmt": None if dispatch == "bf16" else dispatch}
     made = torch.Generator().manual_seed(ranks.rank)
     x = torch.randn(tokens, layer.hidden, generator=made).bfloat16().to(ranks.device)
     scores = torch.rand(tokens, layer.experts, generator=made)
@@ -129,7 +168,7 @@ def one(ranks: Ranks, layer: Layer, tokens: int, mine: blockscale.MoeWeights) ->
 
     def pair() -> None:
         came = ep.dispatch(x, ids, weights)
-        y = came.hidden.new_empty((*came.topk_ids.shape, layer.hidden))
+        y = x.new_empty((*came.topk_ids.shape, layer.hidden))
         ep.combine(y, came)
 
     rows = x.repeat(ranks.count, 1)
@@ -140,7 +179,7 @@ def one(ranks: Ranks, layer: Layer, tokens: int, mine: blockscale.MoeWeights) ->
 
     def nccl_layer() -> None:
         dist.all_to_all_single(back, rows)
-        y = blockscale.fused_moe(back, mine, local, shares)
+        y = blockscale.fused_moe(back, mine, local, shares, **how)
         dist.all_to_all_single(rows, y)
 
     found = {
@@ -149,9 +188,13 @@ def one(ranks: Ranks, layer: Layer, tokens: int, mine: blockscale.MoeWeights) ->
         "nccl, there and back": ranks.us(
             lambda: [dist.all_to_all_single(back, rows) for _ in range(2)]
         ),
-        "layer": ranks.us(lambda: blockscale.fused_moe(x, mine, ids, weights, ep=ep)),
+        "layer": ranks.us(lambda: blockscale.fused_moe(x, mine, ids, weights, ep=ep, **how)),
         "layer by nccl": ranks.us(nccl_layer),
     }
+    if halves and tokens > 1:
+        both = Halves(ranks, layer, tokens, dispatch)
+        found["layer in halves"] = ranks.us(lambda: both(mine, x, ids, weights, **how))
+        both.check()
     ep.check()
     return found
 
@@ -162,17 +205,22 @@ def main() -> None:
     names = [name for name in LAYERS if name != "tiny"]
     parser.add_argument("--layers", nargs="+", choices=LAYERS, default=names)
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--dispatch", choices=DISPATCHES, default="bf16", help="what rows go as")
+    parser.add_argument(
+        "--halves", action="store_true", help="two half batches on two streams, too"
+    )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     ranks = Ranks()
     name = torch.cuda.get_device_name() if ranks.cuda else "CPU"
     results: dict[str, Any] = {"ranks": ranks.count, "device": name, "torch": torch.__version__}
+    results["dispatch"] = args.dispatch
     for key in args.layers:
         layer = LAYERS[key]
         mine = prepared(layer, layer.experts // ranks.count, ranks.device)
         results[key] = []
         for tokens in args.tokens:
-            results[key].append(one(ranks, layer, tokens, mine))
+            results[key].append(one(ranks, layer, tokens, mine, args.dispatch, args.halves))
             if ranks.rank == 0:
                 print(key, results[key][-1], flush=True)
     if ranks.rank == 0 and args.out is not None:

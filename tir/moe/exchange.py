@@ -155,9 +155,8 @@ def _coded_row(spec: EpDispatch, parts: int) -> Any:
         for w in T.unroll(words):
             factor[w] = T.float32(0)
         factor[0] = _call(
-            f"bs_coded_factor<{cast}>",
+            f"bs_coded_factor<{cast}, {held * row.step // 2}>",
             raw.access_ptr("r"),
-            T.Cast("int32", U * loads * words),
             dtype="float32",
         )
         for u in T.unroll(U):

@@ -18,12 +18,13 @@ BS_INLINE uint32_t bs_word_most(uint32_t w) { return max(w & 0x7FFFu, w >> 16 & 
 // x over the factor of its row; zeros where that is 0.
 BS_INLINE float bs_over(float x, float factor) { return factor == 0.0f ? 0.0f : __fdiv_rn(x, factor); }
 
-// The factor of a CTA's row, of which each thread has seen `words`, zeros where it has none.
-template <class F>
-BS_INLINE float bs_coded_factor(const uint32_t *words, int count) {
+// The factor of a CTA's row, of which each thread has WORDS, zeros where there are none.
+template <class F, int WORDS>
+BS_INLINE float bs_coded_factor(const uint32_t *words) {
   __shared__ uint32_t most[32];
   uint32_t own = 0;
-  for (int i = 0; i < count; ++i) own = max(own, bs_word_most(words[i]));
+#pragma unroll
+  for (int i = 0; i < WORDS; ++i) own = max(own, bs_word_most(words[i]));
   own = __reduce_max_sync(~0u, own);
   if (threadIdx.x % 32 == 0) most[threadIdx.x / 32] = own;
   __syncthreads();
