@@ -45,7 +45,8 @@ def coded(x: Tensor, row: CodedRow, a1_scale: Tensor | None) -> Tensor:
     else:
         scales = x.float().abs().amax(1, keepdim=True) / E4M3_MAX
         ratio = torch.where(scales == 0, 0, x.float() / scales)
-        codes = ratio.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+        ratio = ratio.clamp(-E4M3_MAX, E4M3_MAX)  # torch does not promise to saturate
+        codes = ratio.to(torch.float8_e4m3fn)
     rows[:, : row.codes] = codes.view(torch.uint8)
     rows[:, row.codes : row.codes + row.scales] = scales.view(torch.uint8)
     return rows
