@@ -126,24 +126,25 @@ class Halves:
     def __init__(self, ranks: Ranks, layer: Layer, tokens: int, dispatch: str) -> None:
         sizes = layer.experts, layer.hidden, layer.top_k, -(-tokens // 2), dispatch
         self.eps = [blockscale.distributed.ExpertParallel(None, *sizes) for _ in range(2)]
-        self.streams = [torch.cuda.Stream() for _ in range(2)] if ranks.cuda else [None, None]
+        self.streams = [torch.cuda.Stream() for _ in range(2)] if ranks.cuda else []
 
-    def __call__(self, mine: blockscale.MoeWeights, *rows: Tensor, **how: Any) -> list[Tensor]:
-        """Return both halves' results."""
-        halves = zip(*(part.chunk(2) for part in rows), strict=True)
-        made, now = [], torch.cuda.current_stream() if self.streams[0] else None
-        for ep, stream, (x, ids, weights) in zip(self.eps, self.streams, halves, strict=True):
-            if stream is not None:
-                stream.wait_stream(now)
-            with torch.cuda.stream(stream):
-                made.append(blockscale.fused_moe(x, mine, ids, weights, ep=ep, **how))
-        for stream in filter(None, self.streams):
+    def __call__(
+        self, mine: blockscale.MoeWeights, rows: list[Tensor], how: dict[str, Any]
+    ) -> None:
+        """Start both halves at the same time."""
+        for stream in self.streams:
+            stream.wait_stream(torch.cuda.current_stream())
+        for i, (x, ids, weights) in enumerate(zip(*(part.chunk(2) for part in rows), strict=True)):
+            with torch.cuda.stream(self.streams[i] if self.streams else None):
+                blockscale.fused_moe(x, mine, ids, weights, ep=self.eps[i], **how)
+        for stream in self.streams:
             torch.cuda.current_stream().wait_stream(stream)
-        return made
 
-    def check(self) -> None:
-        """Raise what a kernel has reported."""
-        for ep in self.eps:
+    def load(self, mine: blockscale.MoeWeights, rows: list[Tensor], how: dict[str, Any]) -> None:
+        """Call one after the other: loading a kernel may wait for those that run and wait."""
+        for ep, *half in zip(self.eps, *(part.chunk(2) for part in rows), strict=True):
+            x, ids, weights = half
+            blockscale.fused_moe(x, mine, ids, weights, ep=ep, **how)
             ep.check()
 
 
@@ -159,7 +160,7 @@ def one(
     ep = blockscale.distributed.ExpertParallel(
         *(None, layer.experts, layer.hidden, layer.top_k, tokens, dispatch)
     )
-    how = {"act_fmt": None if dispatch == "bf16" else dispatch}
+    how: dict[str, Any] = {"act_fmt": None if dispatch == "bf16" else dispatch}
     made = torch.Generator().manual_seed(ranks.rank)
     x = torch.randn(tokens, layer.hidden, generator=made).bfloat16().to(ranks.device)
     scores = torch.rand(tokens, layer.experts, generator=made)
@@ -192,9 +193,11 @@ def one(
         "layer by nccl": ranks.us(nccl_layer),
     }
     if halves and tokens > 1:
-        both = Halves(ranks, layer, tokens, dispatch)
-        found["layer in halves"] = ranks.us(lambda: both(mine, x, ids, weights, **how))
-        both.check()
+        both, given = Halves(ranks, layer, tokens, dispatch), [x, ids, weights]
+        both.load(mine, given, how)
+        found["layer in halves"] = ranks.us(lambda: both(mine, given, how))
+        for own in both.eps:
+            own.check()
     ep.check()
     return found
 
