@@ -37,8 +37,8 @@ CODED_HIDDEN = 96
 A1_SCALE = 0.013
 
 
-def specs(ranks, act_fmt=None, hidden=HIDDEN):
-    sizes = ranks, EXPERTS, 2, hidden
+def specs(ranks, act_fmt=None, hidden=HIDDEN, dtype="bfloat16"):
+    sizes = ranks, EXPERTS, 2, hidden, dtype
     return [EpDispatch(*sizes, act_fmt=act_fmt), EpCombine(*sizes)]
 
 
@@ -74,13 +74,14 @@ class Group:
         timeout=TIMEOUT,
         act_fmt=None,
         hidden=HIDDEN,
+        dtype="bfloat16",
         built=ALL,
     ):
         path = library(built, ARCH)
         self.world = emulator.LibraryWorld(path, ranks, target=ARCH, seed=seed, multiprocessors=4)
         self.n, self.capacity, self.k = ranks, capacity, 2
-        self.act_fmt, self.hidden = act_fmt, hidden
-        self.names = [spec.name for spec in specs(ranks, act_fmt, hidden)]
+        self.act_fmt, self.hidden, self.dtype = act_fmt, hidden, np.dtype(dtype)
+        self.names = [spec.name for spec in specs(ranks, act_fmt, hidden, dtype)]
         padding = {"nvfp4": -(hidden // 2 + hidden // 16) % 16}.get(act_fmt, 0)
         self.sent = row_bytes(hidden, act_fmt) - padding
         self.parts = symmetric(ranks, capacity, self.k, hidden, act_fmt)
@@ -145,8 +146,8 @@ class Group:
             x, ids, weights = padded(*rows)
             own, new = self.ranks[r], self.world.tensor
             landed = self.part(r, "ids", np.int32, self.n * bounds[r], self.k)
-            slots = self.part(r, "slots", BF16, self.capacity * self.k, self.hidden)
-            out = new(r, np.full(x.shape, np.nan, BF16), "out")
+            slots = self.part(r, "slots", self.dtype, self.capacity * self.k, self.hidden)
+            out = new(r, np.full(x.shape, np.nan, self.dtype), "out")
             choice = new(r, ids, "ids"), new(r, weights, "weights")
             y = new(r, results[r], "y")
             frame = self.frame(r, bounds[r])
@@ -166,7 +167,7 @@ def padded(x, ids, weights):
     if len(x):
         return x, ids, weights
     return (
-        np.zeros((1, x.shape[1]), BF16),
+        np.zeros((1, x.shape[1]), x.dtype),
         np.full((1, ids.shape[1]), -1, np.int32),
         np.zeros((1, ids.shape[1]), np.float32),
     )
@@ -179,11 +180,11 @@ def coded(x, act_fmt):
     return moe.coded_rows(x.astype(np.float32), act_fmt, A1_SCALE)
 
 
-def decoded(rows, act_fmt, hidden):
-    """Return the numbers of rows as bytes, rounded to bfloat16."""
+def decoded(rows, act_fmt, hidden, dtype=BF16):
+    """Return the numbers of rows as bytes, rounded to ``dtype``."""
     if act_fmt is None:
-        return rows.view(BF16)
-    return moe.decoded_rows(rows, act_fmt, hidden, A1_SCALE).astype(BF16)
+        return rows.view(dtype)
+    return moe.decoded_rows(rows, act_fmt, hidden, A1_SCALE).astype(dtype)
 
 
 def routing(seed, ranks, bound, top_k=2, none=(), hidden=HIDDEN):
@@ -203,7 +204,7 @@ def routing(seed, ranks, bound, top_k=2, none=(), hidden=HIDDEN):
 
 
 def expert(e, x):
-    return ((e + 1) * x.astype(np.float32)).astype(BF16)
+    return ((e + 1) * x.astype(np.float32)).astype(x.dtype)
 
 
 def landed_truth(group, given, bound):
@@ -223,16 +224,16 @@ def landed_truth(group, given, bound):
 
 
 def sums(given, act_fmt=None):
-    """Return the float32 sums, one rounding a step (a fused multiply-add), rounded to bfloat16."""
+    """Return the float32 sums, one rounding a step (a fused multiply-add), rounded to 16 bits."""
     found = []
     for x, ids, weights in given:
-        x = decoded(coded(x, act_fmt), act_fmt, x.shape[1])
+        x = decoded(coded(x, act_fmt), act_fmt, x.shape[1], x.dtype)
         total = np.zeros(x.shape, np.float32)
         for t, j in np.ndindex(*ids.shape):
             if 0 <= ids[t, j] < EXPERTS:
                 z = expert(ids[t, j], x[t]).astype(np.float64)
                 total[t] = (np.float64(weights[t, j]) * z + total[t]).astype(np.float32)
-        found.append(total.astype(BF16))
+        found.append(total.astype(x.dtype))
     return found
 
 
@@ -246,8 +247,8 @@ def one_call(group, given, bound):
         assert (landed == ids[r]).all()
         size = row_bytes(group.hidden, group.act_fmt)
         came = group.part(r, "rows", np.uint8, group.n * bound, size)
-        hidden = decoded(came, group.act_fmt, group.hidden)
-        y = np.full((*landed.shape, group.hidden), np.nan, BF16)
+        hidden = decoded(came, group.act_fmt, group.hidden, group.dtype)
+        y = np.full((*landed.shape, group.hidden), np.nan, group.dtype)
         for i, j in np.ndindex(*landed.shape):
             if landed[i, j] >= 0:
                 truth = coded(rows[r, i][None], group.act_fmt)[0]
@@ -281,10 +282,12 @@ def test_coded_rows(act_fmt, ranks):
 
 @pytest.mark.parametrize(("act_fmt", "hidden"), [("fp8", 8208), ("nvfp4", 16416)])
 def test_threads_with_several_pieces_of_a_row(act_fmt, hidden):
-    """One piece more than a CTA has threads; the largest element in the last, and in the middle."""
-    built = [spec for kind in (("fp8", 8208), ("nvfp4", 16416)) for spec in specs(1, *kind)]
-    group = Group(1, capacity=2, act_fmt=act_fmt, hidden=hidden, built=built)
-    x = np.random.default_rng(hidden).standard_normal((2, hidden)).astype(BF16)
+    """float16; one piece more than threads; the largest element in the last, and in the middle."""
+    forms = (("fp8", 8208, "float16"), ("nvfp4", 16416, "float16"))
+    built = [spec for form in forms for spec in specs(1, *form)]
+    form = {"act_fmt": act_fmt, "hidden": hidden, "dtype": "float16", "built": built}
+    group = Group(1, capacity=2, **form)
+    x = np.random.default_rng(hidden).standard_normal((2, hidden)).astype(np.float16)
     x[[0, 1], [-1, hidden // 2]] = 40
     one_call(group, [(x, np.array([[5, 0], [1, -1]], np.int32), np.ones((2, 2), np.float32))], 2)
 
