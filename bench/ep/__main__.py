@@ -1,11 +1,14 @@
 """Dispatch, combine and whole MoE layers on several GPUs, beside NCCL.
 
-    torchrun --nproc-per-node 4 -m bench.ep [--layers deepseek qwen gptoss] [--out FILE]
+    torchrun --nproc-per-node 4 -m bench.ep [--layers deepseek qwen gptoss] [--dispatch fp8]
+        [--halves] [--out FILE]
 
 Every rank needs a GPU; kernels are built on first use.  Times are medians of replays of CUDA
 graphs of `CALLS` calls, of the slowest rank.  "nccl" is all_to_all_single of equal splits of T rows
-to each rank, there and back.  The layer beside ours sends rows by all_to_all_single and computes
-with the same experts.  On CPUs (gloo) it runs too, to try it out: those times mean nothing.
+of 16 bits to each rank, there and back.  The layer beside ours sends rows by all_to_all_single and
+computes with the same experts.  ``--halves``: also the layer as two half batches on two streams,
+each with an `ExpertParallel` of its own.  On CPUs (gloo) it runs too, to try it out: those times
+mean nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import torch.distributed as dist
 
 import blockscale
 from blockscale.base.formats import MOE
+from blockscale.ops.distributed.config import DISPATCHES
 
 Tensor = torch.Tensor
 
@@ -116,11 +120,47 @@ def prepared(layer: Layer, count: int, device: Any) -> blockscale.MoeWeights:
     return weights.to(device)
 
 
-def one(ranks: Ranks, layer: Layer, tokens: int, mine: blockscale.MoeWeights) -> dict[str, Any]:
+class Halves:
+    """A layer as two half batches, each on a stream of its own."""
+
+    def __init__(self, ranks: Ranks, layer: Layer, tokens: int, dispatch: str) -> None:
+        sizes = layer.experts, layer.hidden, layer.top_k, -(-tokens // 2), dispatch
+        self.eps = [blockscale.distributed.ExpertParallel(None, *sizes) for _ in range(2)]
+        self.streams = [torch.cuda.Stream() for _ in range(2)] if ranks.cuda else []
+
+    def __call__(
+        self, mine: blockscale.MoeWeights, rows: list[Tensor], how: dict[str, Any]
+    ) -> None:
+        """Start both halves at the same time."""
+        for stream in self.streams:
+            stream.wait_stream(torch.cuda.current_stream())
+        for i, (x, ids, weights) in enumerate(zip(*(part.chunk(2) for part in rows), strict=True)):
+            with torch.cuda.stream(self.streams[i] if self.streams else None):
+                blockscale.fused_moe(x, mine, ids, weights, ep=self.eps[i], **how)
+        for stream in self.streams:
+            torch.cuda.current_stream().wait_stream(stream)
+
+    def load(self, mine: blockscale.MoeWeights, rows: list[Tensor], how: dict[str, Any]) -> None:
+        """Call one after the other: loading a kernel may wait for those that run and wait."""
+        for ep, *half in zip(self.eps, *(part.chunk(2) for part in rows), strict=True):
+            x, ids, weights = half
+            blockscale.fused_moe(x, mine, ids, weights, ep=ep, **how)
+            ep.check()
+
+
+def one(
+    ranks: Ranks,
+    layer: Layer,
+    tokens: int,
+    mine: blockscale.MoeWeights,
+    dispatch: str,
+    halves: bool,
+) -> dict[str, Any]:
     """Return the times of a layer with so many tokens on each rank."""
     ep = blockscale.distributed.ExpertParallel(
-        None, layer.experts, layer.hidden, layer.top_k, tokens
+        *(None, layer.experts, layer.hidden, layer.top_k, tokens, dispatch)
     )
+    how: dict[str, Any] = {"act_fmt": None if dispatch == "bf16" else dispatch}
     made = torch.Generator().manual_seed(ranks.rank)
     x = torch.randn(tokens, layer.hidden, generator=made).bfloat16().to(ranks.device)
     scores = torch.rand(tokens, layer.experts, generator=made)
@@ -129,7 +169,7 @@ def one(ranks: Ranks, layer: Layer, tokens: int, mine: blockscale.MoeWeights) ->
 
     def pair() -> None:
         came = ep.dispatch(x, ids, weights)
-        y = came.hidden.new_empty((*came.topk_ids.shape, layer.hidden))
+        y = x.new_empty((*came.topk_ids.shape, layer.hidden))
         ep.combine(y, came)
 
     rows = x.repeat(ranks.count, 1)
@@ -140,7 +180,7 @@ def one(ranks: Ranks, layer: Layer, tokens: int, mine: blockscale.MoeWeights) ->
 
     def nccl_layer() -> None:
         dist.all_to_all_single(back, rows)
-        y = blockscale.fused_moe(back, mine, local, shares)
+        y = blockscale.fused_moe(back, mine, local, shares, **how)
         dist.all_to_all_single(rows, y)
 
     found = {
@@ -149,9 +189,15 @@ def one(ranks: Ranks, layer: Layer, tokens: int, mine: blockscale.MoeWeights) ->
         "nccl, there and back": ranks.us(
             lambda: [dist.all_to_all_single(back, rows) for _ in range(2)]
         ),
-        "layer": ranks.us(lambda: blockscale.fused_moe(x, mine, ids, weights, ep=ep)),
+        "layer": ranks.us(lambda: blockscale.fused_moe(x, mine, ids, weights, ep=ep, **how)),
         "layer by nccl": ranks.us(nccl_layer),
     }
+    if halves and tokens > 1:
+        both, given = Halves(ranks, layer, tokens, dispatch), [x, ids, weights]
+        both.load(mine, given, how)
+        found["layer in halves"] = ranks.us(lambda: both(mine, given, how))
+        for own in both.eps:
+            own.check()
     ep.check()
     return found
 
@@ -162,17 +208,22 @@ def main() -> None:
     names = [name for name in LAYERS if name != "tiny"]
     parser.add_argument("--layers", nargs="+", choices=LAYERS, default=names)
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--dispatch", choices=DISPATCHES, default="bf16", help="what rows go as")
+    parser.add_argument(
+        "--halves", action="store_true", help="two half batches on two streams, too"
+    )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     ranks = Ranks()
     name = torch.cuda.get_device_name() if ranks.cuda else "CPU"
     results: dict[str, Any] = {"ranks": ranks.count, "device": name, "torch": torch.__version__}
+    results["dispatch"] = args.dispatch
     for key in args.layers:
         layer = LAYERS[key]
         mine = prepared(layer, layer.experts // ranks.count, ranks.device)
         results[key] = []
         for tokens in args.tokens:
-            results[key].append(one(ranks, layer, tokens, mine))
+            results[key].append(one(ranks, layer, tokens, mine, args.dispatch, args.halves))
             if ranks.rank == 0:
                 print(key, results[key][-1], flush=True)
     if ranks.rank == 0 and args.out is not None:

@@ -1,6 +1,6 @@
 """What one GPU can tell of expert parallelism: two ranks as two streams of one process.
 
-    python -m bench.ep.one_gpu LIBRARY... [--routings 1000] [--out FILE]
+    python -m bench.ep.one_gpu LIBRARY... [--dispatch fp8] [--routings 1000] [--out FILE]
 
 Both ranks' buffers are plain memory of the same GPU, so the kernels and their protocol run for
 real, the links between GPUs do not.  Ranks must be able to run at the same time: few tokens.
@@ -20,10 +20,11 @@ from typing import Any
 import torch
 
 import blockscale
-from blockscale.ops.distributed import cuda
-from blockscale.ops.distributed.config import Config, owners_of
-from blockscale.ops.moe.layer import Options, run_slots
+from blockscale.ops.distributed import cpu, cuda
+from blockscale.ops.distributed.config import DISPATCHES, Config, owners_of
+from blockscale.ops.moe.layer import Options, run_experts, run_slots
 from blockscale.specs.exchange import symmetric_bytes
+from blockscale.specs.plans.coded import CodedRow
 
 Tensor = torch.Tensor
 
@@ -35,14 +36,51 @@ TIMED = (256, 7168, 8)
 
 TOKENS = (1, 8, 64, 128, 512, 4096)
 
+A1_SCALE = 0.013
+"""Static scale of nvfp4 rows."""
 
-def group(ranks: int, experts: int, hidden: int, top_k: int, most: int) -> list[cuda.Exchange]:
+
+class Form:
+    """What rows are sent as, and what that makes of them."""
+
+    def __init__(self, dispatch: str) -> None:
+        self.dispatch = dispatch
+        self.act_fmt = None if dispatch == "bf16" else dispatch
+        self.scale = torch.full((1,), A1_SCALE, device="cuda") if dispatch == "nvfp4" else None
+        self.options = Options(act_fmt=self.act_fmt, a1_scale=self.scale)
+
+    def bytes(self, x: Tensor) -> Tensor:
+        """Return rows as the road of CPUs codes them."""
+        if self.act_fmt is None:
+            return x
+        return cpu.coded(x, CodedRow(self.act_fmt, x.shape[1]), self.scale)
+
+    def numbers(self, rows: Tensor) -> Tensor:
+        """Return what came as numbers of 16 bits."""
+        if self.act_fmt is None:
+            return rows
+        row = CodedRow(self.act_fmt, HIDDEN)
+        codes = rows[:, : row.codes]
+        scales = rows[:, row.codes : row.codes + row.scales].contiguous()
+        if self.act_fmt == "fp8":
+            made = codes.view(torch.float8_e4m3fn).float() * scales.view(torch.float32)
+            return made.bfloat16()
+        nibbles = torch.stack([codes & 15, codes >> 4], -1).flatten(1)
+        values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device=rows.device)
+        made = torch.cat([values, -values])[nibbles.long()]
+        factor = scales.view(torch.float8_e4m3fn).float() * A1_SCALE
+        return (made * factor.repeat_interleave(16, 1)).bfloat16()
+
+
+def group(
+    ranks: int, experts: int, hidden: int, top_k: int, most: int, form: Form
+) -> list[cuda.Exchange]:
     """Return the exchanges of ranks that share this GPU."""
     config = Config(
-        *(ranks, experts, hidden, top_k, most, "bf16", "bfloat16", "cuda"),
+        *(ranks, experts, hidden, top_k, most, form.dispatch, "bfloat16", "cuda"),
         owners_of(ranks, experts, None),
     )
-    size = symmetric_bytes(ranks, most, top_k, hidden)
+    size = symmetric_bytes(*config.sizes)
     buffers = [torch.zeros(size, dtype=torch.uint8, device="cuda") for _ in range(ranks)]
     return [
         cuda.Exchange(config, rank, cuda.Memory(buffers[rank], buffers), 10.0)
@@ -100,15 +138,16 @@ def reference(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
 class Pair:
     """Two ranks on two streams."""
 
-    def __init__(self) -> None:
+    def __init__(self, form: Form) -> None:
+        self.form = form
         self.streams = [torch.cuda.Stream(), torch.cuda.Stream()]
-        self.ranks = group(2, EXPERTS, HIDDEN, TOP_K, MOST)
-        alone, _ = group(2, EXPERTS, HIDDEN, TOP_K, MOST)
+        self.ranks = group(2, EXPERTS, HIDDEN, TOP_K, MOST, form)
+        alone, _ = group(2, EXPERTS, HIDDEN, TOP_K, MOST, form)
         # Loading a kernel may wait for those that run: load all while none waits for another.
         alone.timeout, alone.check = 1e-3, lambda: None  # type: ignore[method-assign]
         x, ids, weights = routing(torch.Generator("cuda").manual_seed(0), MOST)
-        rows, landed = alone.send(x, ids, MOST)
-        y = stand_in(0, rows, landed)
+        rows, landed = alone.send(x, ids, MOST, form.scale)
+        y = self.stand_in(0, rows, landed)
         alone.bring_back(y, landed, ids, weights, torch.empty_like(x))
         for rank in self.ranks:
             for bound in range(1, MOST + 1):
@@ -123,7 +162,7 @@ class Pair:
             stream.wait_stream(start)
             with torch.cuda.stream(stream):
                 own = self.ranks[rank]
-                rows, landed = own.send(x, ids, bound)
+                rows, landed = own.send(x, ids, bound, self.form.scale)
                 y = expert(rank, rows, landed)
                 found.append(own.bring_back(y, landed, ids, weights, torch.empty_like(x)))
         for stream in self.streams:
@@ -136,11 +175,14 @@ class Pair:
         for rank in self.ranks:
             rank.check()
 
+    def stand_in(self, rank: int, rows: Tensor, ids: Tensor) -> Tensor:
+        """Return [n, k, H] of `simple` experts of a rank."""
+        whole = torch.where(ids >= 0, ids + rank * EXPERTS // 2, -1)
+        return simple(whole[..., None], self.form.numbers(rows)[:, None])
 
-def stand_in(rank: int, rows: Tensor, ids: Tensor) -> Tensor:
-    """Return [n, k, H] of `simple` experts of a rank."""
-    whole = torch.where(ids >= 0, ids + rank * EXPERTS // 2, -1)
-    return simple(whole[..., None], rows[:, None])
+    def reference(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """Return the sums of `simple` of what is sent of x."""
+        return reference(self.form.numbers(self.form.bytes(x)), ids, weights)
 
 
 def check_routings(pair: Pair, count: int) -> dict[str, Any]:
@@ -149,26 +191,28 @@ def check_routings(pair: Pair, count: int) -> dict[str, Any]:
     sizes = torch.Generator().manual_seed(2)
     whole, *shares = layer()
     wrong = torch.zeros(2, dtype=torch.int64, device="cuda")
-    largest = torch.zeros((), device="cuda")
-
-    for rows in (2, 20, 2 * MOST):  # of each bucket
-        for share in shares:
-            ids = torch.zeros(rows, TOP_K, dtype=torch.int32, device="cuda")
-            run_slots(torch.zeros(rows, HIDDEN, device="cuda").bfloat16(), share, ids, Options())
-    torch.cuda.synchronize()
+    largest, form = torch.zeros((), device="cuda"), pair.form
+    coded = None if form.act_fmt is None else torch.bfloat16
 
     def experts(rank: int, rows: Tensor, ids: Tensor) -> Tensor:
-        return run_slots(rows, shares[rank], ids, Options())
+        return run_slots(rows, shares[rank], ids, form.options, coded)
+
+    for rows in (2, 20, 2 * MOST):  # of each bucket
+        for rank in range(2):
+            ids = torch.zeros(rows, TOP_K, dtype=torch.int32, device="cuda")
+            x = torch.zeros(rows, HIDDEN, device="cuda").bfloat16()
+            experts(rank, form.bytes(x), ids)
+    torch.cuda.synchronize()
 
     for number in range(count):
         bound = int(torch.randint(1, MOST + 1, (), generator=sizes))
         tokens = [int(torch.randint(0, bound + 1, (), generator=sizes)) for _ in range(2)]
         given = [routing(made, t) for t in tokens]
         truths = [
-            [reference(*own) for own in given],
-            [blockscale.fused_moe(own[0], whole, own[1], own[2]) for own in given],
+            [pair.reference(*own) for own in given],
+            [run_experts(own[0], whole, *own[1:], form.options, None) for own in given],
         ]
-        for which, expert in enumerate((stand_in, experts)):
+        for which, expert in enumerate((pair.stand_in, experts)):
             if which and number % 4:
                 continue
             for y, truth in zip(pair.run(given, bound, expert), truths[which], strict=True):
@@ -191,11 +235,11 @@ def check_graph(pair: Pair, replays: int = 1000) -> dict[str, Any]:
     """Return how many replays of one graph, with other routing each time, gave other bits."""
     made = torch.Generator("cuda").manual_seed(3)
     given = [routing(made, t) for t in (MOST, MOST - 5)]
-    pair.run(given, MOST, stand_in)
+    pair.run(given, MOST, pair.stand_in)
     pair.check()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = pair.run(given, MOST, stand_in)
+        found = pair.run(given, MOST, pair.stand_in)
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
     for _ in range(replays):
         for own in given:
@@ -203,28 +247,28 @@ def check_graph(pair: Pair, replays: int = 1000) -> dict[str, Any]:
                 old.copy_(new)
         graph.replay()
         for own, y in zip(given, found, strict=True):
-            wrong += (y.view(torch.int16) != reference(*own).view(torch.int16)).any()
+            wrong += (y.view(torch.int16) != pair.reference(*own).view(torch.int16)).any()
     pair.check()
     return {"replays": replays, "ranks with other bits": int(wrong)}
 
 
-def timings() -> list[dict[str, Any]]:
+def timings(form: Form) -> list[dict[str, Any]]:
     """Return microseconds of a group of one rank, by tokens: medians of 7 replays of graphs."""
     experts, hidden, top_k = TIMED
     found = []
     for tokens in TOKENS:
-        (own,) = group(1, experts, hidden, top_k, tokens)
+        (own,) = group(1, experts, hidden, top_k, tokens, form)
         x = torch.randn(tokens, hidden, device="cuda").bfloat16()
         ids = torch.rand(tokens, experts, device="cuda").topk(top_k, 1).indices.to(torch.int32)
         weights, out = torch.rand(tokens, top_k, device="cuda"), torch.empty_like(x)
-        _, landed = own.send(x, ids, tokens)
+        _, landed = own.send(x, ids, tokens, form.scale)
         y = torch.randn(tokens, top_k, hidden, device="cuda").bfloat16()
         own.bring_back(y, landed, ids, weights, out)
         torch.cuda.synchronize()
         own.check()
         row: dict[str, Any] = {"tokens": tokens}
         calls: dict[str, Any] = {
-            "dispatch": partial(own.send, x, ids, tokens),
+            "dispatch": partial(own.send, x, ids, tokens, form.scale),
             "combine": partial(own.bring_back, y, landed, ids, weights, out),
         }
         for name, call in calls.items():
@@ -247,12 +291,12 @@ def timings() -> list[dict[str, Any]]:
     return found
 
 
-def dies() -> str:
+def dies(form: Form) -> str:
     """Return what a rank says whose peer does not come."""
-    own = group(2, EXPERTS, HIDDEN, TOP_K, MOST)[0]
+    own = group(2, EXPERTS, HIDDEN, TOP_K, MOST, form)[0]
     own.timeout = 0.2
     x, ids, _ = routing(torch.Generator("cuda").manual_seed(4), 3)
-    own.send(x, ids, MOST)
+    own.send(x, ids, MOST, form.scale)
     torch.cuda.synchronize()
     try:
         own.check()
@@ -265,17 +309,20 @@ def main() -> None:
     """Check, time, print, and write it down."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("libraries", nargs="*", type=Path)
+    parser.add_argument("--dispatch", choices=DISPATCHES, default="bf16")
     parser.add_argument("--routings", type=int, default=1000)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     for library in args.libraries:
         blockscale.load(library)
     results: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    form = Form(args.dispatch)
+    results["dispatch"] = args.dispatch
     parts = {
-        "times": timings,
-        "absent": dies,
-        "graph": lambda: check_graph(Pair()),
-        "random": lambda: check_routings(Pair(), args.routings),
+        "times": lambda: timings(form),
+        "absent": lambda: dies(form),
+        "graph": lambda: check_graph(Pair(form)),
+        "random": lambda: check_routings(Pair(form), args.routings),
     }
     for name, part in parts.items():
         try:

@@ -100,18 +100,19 @@ def _kin(spec: FusedMoe, part: int | None) -> list[FusedMoe]:
     """Return the layers whose kernels are as fast as its own.
 
     Those of bfloat16, which float16 differs from in a step of decoding; of the other gates; and
-    those that add up their slots, whose GEMMs are the same.
+    those that add up their slots or quantise their rows, whose GEMMs are the same.
     """
     gates = ("swiglu", "swiglu_oai") if spec.gated else ()
     specs = [
-        replace(spec, dtype="bfloat16", activation=activation, slots=False)
+        replace(spec, dtype="bfloat16", activation=activation, slots=False, coded=False)
         for activation in (spec.activation, *gates)
     ]
-    if spec.slots:
-        specs.insert(0, replace(spec, slots=False))
+    same = spec.slots or spec.coded
+    if same:
+        specs.insert(0, replace(spec, slots=False, coded=False))
     own = gemm_of(spec, part)
     found = {gemm_of(spec, part): spec for spec in reversed(specs)}
-    return [other for gemm, other in reversed(found.items()) if gemm != own or spec.slots]
+    return [other for gemm, other in reversed(found.items()) if gemm != own or same]
 
 
 def _cpu_buckets(spec: FusedMoe) -> tuple[Bucket, ...]:

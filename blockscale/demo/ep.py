@@ -22,6 +22,7 @@ from rich.table import Table
 
 import blockscale
 from blockscale.base.formats import MOE
+from blockscale.ops.distributed.config import DISPATCHES
 
 Tensor = torch.Tensor
 
@@ -34,6 +35,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--intermediate", type=int, default=128)
     parser.add_argument("--top-k", type=int, default=4)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 64], help="of each rank")
+    parser.add_argument("--dispatch", choices=DISPATCHES, default="bf16", help="what rows go as")
     parser.add_argument("--calls", type=int, default=20, help="that are timed")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
     return parser.parse_args()
@@ -104,8 +106,9 @@ def main() -> None:
     rank, ranks = join(device)
     most = max(args.tokens)
     ep = blockscale.distributed.ExpertParallel(
-        None, args.experts, args.hidden, args.top_k, most, device=device
+        *(None, args.experts, args.hidden, args.top_k, most, args.dispatch), device=device
     )
+    act_fmt = ep.config.act_fmt
     mine = weights(args, list(ep.local_experts), device)
     whole = weights(args, list(range(args.experts)), device)
     table = Table(title=f"{args.experts} experts, top {args.top_k}, on {ranks} x {device}")
@@ -118,18 +121,22 @@ def main() -> None:
         logits = torch.randn(tokens, args.experts, generator=made).to(device)
         ids, factors = blockscale.moe_route(logits, args.top_k)
         ep.bound = tokens
-        y = blockscale.fused_moe(x, mine, ids, factors, ep=ep)
+
+        def sent(x: Tensor = x, ids: Tensor = ids, factors: Tensor = factors) -> Tensor:
+            return blockscale.fused_moe(x, mine, ids, factors, act_fmt=act_fmt, ep=ep)
+
+        def here(x: Tensor = x, ids: Tensor = ids, factors: Tensor = factors) -> Tensor:
+            return blockscale.fused_moe(x, whole, ids, factors, act_fmt=act_fmt)
+
+        y = sent()
         ep.check()
-        truth = blockscale.fused_moe(x, whole, ids, factors)
+        truth = here()
         equal = torch.tensor([int((y == truth).all(1).sum())], device=device)
         if ranks > 1:
             dist.all_reduce(equal)
         wrong += tokens * ranks - int(equal)
-        one = timed(lambda: blockscale.fused_moe(x, whole, ids, factors), args.calls, device, ranks)  # noqa: B023
-        all_of = timed(
-            lambda: blockscale.fused_moe(x, mine, ids, factors, ep=ep),  # noqa: B023
-            *(args.calls, device, ranks),
-        )
+        one = timed(here, args.calls, device, ranks)
+        all_of = timed(sent, args.calls, device, ranks)
         table.add_row(
             str(tokens), f"{one:.0f}", f"{all_of:.0f}", f"{int(equal)} / {tokens * ranks}"
         )

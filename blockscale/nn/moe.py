@@ -108,6 +108,8 @@ class FusedMoE(Prepared):
                 f"FusedMoE: weight_on_input=True with top_k={top_k}, but a token's input is the "
                 "same for all its experts; pass top_k=1"
             )
+        if ep is not None:
+            ep.check_act_fmt("FusedMoE", act_fmt)
         self.weight_on_input, self.ep = weight_on_input, ep
         self.register_buffer("correction_bias", correction_bias)
         self.register_buffer("a1_scale", a1_scale)

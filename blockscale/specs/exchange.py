@@ -10,6 +10,7 @@ from typing import Any
 
 from blockscale.base.sizes import round_up
 from blockscale.specs.gemm import MAX_EXPERTS
+from blockscale.specs.plans.coded import CODED_FORMATS, CodedRow
 from blockscale.specs.plans.launches import MAX_TOP_K
 from blockscale.specs.spec import DTYPE_SUFFIX, Name, Param, Spec, check_multiple
 
@@ -48,16 +49,23 @@ OWNER_BITS = 16
 """An entry of the owner table is ``rank << OWNER_BITS | local expert``."""
 
 
-def symmetric(ranks: int, capacity: int, top_k: int, hidden: int) -> dict[str, tuple[int, int]]:
+def row_bytes(hidden: int, act_fmt: str | None) -> int:
+    """Return the bytes that a row is sent as: 16 bits an element, or codes and scales."""
+    return 2 * hidden if act_fmt is None else CodedRow(act_fmt, hidden).bytes
+
+
+def symmetric(
+    ranks: int, capacity: int, top_k: int, hidden: int, act_fmt: str | None = None
+) -> dict[str, tuple[int, int]]:
     """Return offset and bytes of each part of a rank's symmetric buffer.
 
-    cells [2, ranks] of 8 bytes; ids [ranks * capacity, top_k] of 4; rows [ranks * capacity, hidden]
-    of 2: what other ranks send; slots [capacity * top_k, hidden] of 2: what comes back.
+    cells [2, ranks] of 8 bytes; ids [ranks * capacity, top_k] of 4; rows [ranks * capacity] of
+    `row_bytes`: what other ranks send; slots [capacity * top_k, hidden] of 2: what comes back.
     """
     sizes = {
         "cells": len(STEPS) * ranks * 8,
         "ids": ranks * capacity * top_k * 4,
-        "rows": ranks * capacity * hidden * 2,
+        "rows": ranks * capacity * row_bytes(hidden, act_fmt),
         "slots": capacity * top_k * hidden * 2,
     }
     found, at = {}, 0
@@ -67,10 +75,16 @@ def symmetric(ranks: int, capacity: int, top_k: int, hidden: int) -> dict[str, t
     return found
 
 
-def symmetric_bytes(ranks: int, capacity: int, top_k: int, hidden: int) -> int:
+def symmetric_bytes(
+    ranks: int, capacity: int, top_k: int, hidden: int, act_fmt: str | None = None
+) -> int:
     """Return the bytes of a rank's symmetric buffer."""
-    offset, size = symmetric(ranks, capacity, top_k, hidden)["slots"]
+    offset, size = symmetric(ranks, capacity, top_k, hidden, act_fmt)["slots"]
     return offset + round_up(size, ALIGNMENT)
+
+
+A1_SCALE = Param("a1_scale", "float32", (1,), default=1.0)
+"""The static scale of nvfp4 rows, what their block scales are multiplied with."""
 
 
 def _check(spec: Any) -> None:
@@ -113,12 +127,8 @@ class _Exchange(Spec):
         )
 
 
-def _name(op: str) -> Name:
-    return Name(
-        f"{op}_r{{ranks}}_e{{experts}}_k{{top_k}}_h{{hidden}}_{{dtype}}",
-        f"{op}_r4_e256_k8_h7168_bf16",
-        texts={"dtype": DTYPE_SUFFIX},
-    )
+ACT_TEXTS: dict[str | None, str] = {None: "", **{fmt: f"_a{fmt}" for fmt in CODED_FORMATS}}
+"""How names spell what rows are coded as, like those of layers."""
 
 
 @dataclass(frozen=True)
@@ -127,15 +137,36 @@ class EpDispatch(_Exchange):
 
     Row t of a source s comes to row ``s * bound + t`` of rows and ids of the receiver's symmetric
     buffer, with an id for each slot: the receiver's own expert, or -1.
+
+    Attributes:
+        act_fmt: None: rows come as they are; else as `CodedRow`, once quantised.
     """
 
+    act_fmt: str | None = None
     op = "ep_dispatch"
-    pattern = _name("ep_dispatch")
+    pattern = Name(
+        "ep_dispatch_r{ranks}_e{experts}_k{top_k}_h{hidden}{act_fmt}_{dtype}",
+        "ep_dispatch_r4_e256_k8_h7168_bf16",
+        "ep_dispatch_r4_e256_k8_h7168_afp8_bf16",
+        texts={"dtype": DTYPE_SUFFIX, "act_fmt": ACT_TEXTS},
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.act_fmt is not None:
+            self.row.check("EpDispatch")
+
+    @property
+    def row(self) -> CodedRow:
+        """Where the bytes of a coded row are."""
+        assert self.act_fmt is not None
+        return CodedRow(self.act_fmt, self.hidden)
 
     def params(self) -> tuple[Param, ...]:
         """Rows, ids and owners; the group; ids of the rows that have come."""
         return (
             Param("x", self.dtype, ("rows", self.hidden)),
+            *((A1_SCALE,) if self.act_fmt == "nvfp4" else ()),
             Param("topk_ids", "int32", ("rows", self.top_k)),
             Param("owner", "int32", (self.experts, "replicas")),
             *self.group,
@@ -151,7 +182,11 @@ class EpCombine(_Exchange):
     """
 
     op = "ep_combine"
-    pattern = _name("ep_combine")
+    pattern = Name(
+        "ep_combine_r{ranks}_e{experts}_k{top_k}_h{hidden}_{dtype}",
+        "ep_combine_r4_e256_k8_h7168_bf16",
+        texts={"dtype": DTYPE_SUFFIX},
+    )
 
     def params(self) -> tuple[Param, ...]:
         """Results and ids of the rows that came; ids and weights of the own rows; the group."""

@@ -9,6 +9,7 @@ from typing import Any
 from blockscale.base import formats
 from blockscale.base.sizes import round_up
 from blockscale.specs.gemm import check_experts
+from blockscale.specs.plans.coded import ALIGNMENT, CODED_FORMATS, CodedRow
 from blockscale.specs.plans.launches import (
     CHUNK,
     MAX_TOP_K,
@@ -122,6 +123,7 @@ class FusedMoe(FormatSpec):
             GPUs whose tensor cores multiply codes and block scales.
         slots: the result is that of each slot, unweighted, ``out[t, j]``; of slots that are left
             out, anything. There are no weights then.
+        coded: hidden [T, bytes] holds rows that ``act_fmt`` has coded already (`CodedRow`).
     """
 
     experts: int
@@ -137,10 +139,11 @@ class FusedMoe(FormatSpec):
     bias: bool = False
     layout: str = "linear"
     slots: bool = False
+    coded: bool = False
     op = "fused_moe"
     pattern = Name(
         "fused_moe_{fmt}[g{group}{zero}]_e{experts}_k{top_k}_h{hidden}_i{intermediate}"
-        "_{activation}{act_fmt}{bias}{layout}{slots}_{dtype}",
+        "_{activation}{act_fmt}{bias}{layout}{slots}{coded}_{dtype}",
         "fused_moe_nvfp4_e8_k2_h1024_i2816_swiglu_bf16",
         "fused_moe_int4g128_e128_k8_h2048_i768_swiglu_tiles64_bf16",
         texts={
@@ -157,6 +160,7 @@ class FusedMoe(FormatSpec):
             "zero": flag("z"),
             "bias": flag("_bias"),
             "slots": flag("_slots"),
+            "coded": flag("_coded"),
         },
         absent=_only_group,
     )
@@ -183,6 +187,8 @@ class FusedMoe(FormatSpec):
             self._check_codes(where)
         if self.layout == "tiles64e":
             self._check_bytes(where)
+        if self.coded:
+            self._check_coded(where)
         if self.zero and self.fmt != "int4":
             raise ValueError(
                 f"{where}: zero=True with fmt={self.fmt!r}, whose codes have no zero points; leave "
@@ -211,6 +217,16 @@ class FusedMoe(FormatSpec):
                 f"{where}: activation={self.activation!r} has no kernel with layout='128x4'; "
                 f"choose one of {', '.join(GATED)}, or layout='tiles64'"
             )
+
+    def _check_coded(self, where: str) -> None:
+        """ValueError unless there are kernels that take coded rows."""
+        if self.act_fmt not in CODED_FORMATS or self.layout == "128x4":
+            raise ValueError(
+                f"{where}: coded=True is for act_fmt {' or '.join(map(repr, CODED_FORMATS))} and "
+                f"layouts other than '128x4', not for act_fmt={self.act_fmt!r}, "
+                f"layout={self.layout!r}; leave it out"
+            )
+        CodedRow(self.act_fmt, self.hidden).check(where)
 
     def _check_bytes(self, where: str) -> None:
         """ValueError unless codes can become E4M3."""
@@ -273,6 +289,14 @@ class FusedMoe(FormatSpec):
         return scale_bytes(self.fmt, self.group, self.zero)
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of hidden."""
+        if self.coded:
+            assert self.act_fmt is not None
+            return CodedRow(self.act_fmt, self.hidden).bytes
+        return self.hidden * (4 if self.dtype == "float32" else 2)
+
+    @property
     def static_scales(self) -> bool:
         """Whether the activations have scales that the caller gives."""
         return self.act_fmt in STATIC_SCALES
@@ -333,8 +357,11 @@ class FusedMoe(FormatSpec):
             Param("a1_scale", "float32", (1,), default=1.0),
             Param("a2_scale", "float32", (1,), default=1.0),
         )
+        hidden = Param("hidden", self.dtype, ("rows", self.hidden))
+        if self.coded:
+            hidden = Param("hidden", "uint8", ("rows", self.row_bytes), align=ALIGNMENT)
         return (
-            Param("hidden", self.dtype, ("rows", self.hidden)),
+            hidden,
             Param("topk_ids", "int32", ("rows", self.top_k)),
             *(() if self.slots else (Param("topk_weights", "float32", ("rows", self.top_k)),)),
             *self._weight("w13", self.rows, self.hidden),

@@ -48,7 +48,7 @@ def _moe(sch: Schedule, choose: Choose, spec: FusedMoe, level: str, row_tile: in
         names = ["rows1", "rows2"]
         measured = spec.act_fmt not in (None, "fp8_tensor")
         for name in ("amax", "factor") if measured else ():
-            names += [f"{name}1", f"{name}2"]
+            names += [f"{name}2"] if spec.coded else [f"{name}1", f"{name}2"]
         for name in names:
             t, i = last_loops(sch, sch.get_sblock(name), 3 if "amax" not in name else 4)[:2]
             sch.parallel(sch.fuse(t, i))

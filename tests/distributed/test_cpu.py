@@ -15,9 +15,13 @@ from torch.distributed import distributed_c10d as c10d
 
 import blockscale as bs
 from blockscale.base.formats import MOE
+from blockscale.ops.distributed import cpu
 from blockscale.runtime import jit
-from blockscale.specs import EpReduce, FusedMoe
+from blockscale.specs import EpReduce, FusedMoe, Quantize
+from blockscale.specs.plans.coded import CodedRow
 from tests.distributed import group
+from tests.reference import core as ref
+from tests.reference import moe as moe
 
 EXPERTS, HIDDEN, INTERMEDIATE, TOP_K, MOST = 8, 64, 32, 3, 6
 ROUNDINGS = 3e-7
@@ -72,47 +76,115 @@ MAPS = {
 @pytest.fixture(scope="module", autouse=True)
 def _built():
     """Build the kernels once, not in every rank's process."""
-    for dtype, counts in (("float32", (8, 4, 2)), ("bfloat16", (4,))):
+    forms = [("float32", None, (8, 4, 2)), ("bfloat16", None, (4,)), ("bfloat16", "fp8", (4,))]
+    forms += [("float32", "nvfp4", (8, 4)), ("float32", "fp8", (2, 4))]
+    for dtype, act_fmt, counts in forms:
         sizes = {"hidden": HIDDEN, "intermediate": INTERMEDIATE, "top_k": TOP_K, "dtype": dtype}
-        specs = [FusedMoe(count, **sizes, slots=True) for count in counts]
+        sizes["act_fmt"] = act_fmt
+        how = {"slots": True, "coded": act_fmt is not None}
+        specs = [FusedMoe(count, **sizes, **how) for count in counts]
         specs += [FusedMoe(EXPERTS, **sizes), EpReduce(EXPERTS, TOP_K, HIDDEN, dtype)]
         for spec in specs:
             jit.function(spec)
+    for dtype in ("float32", "bfloat16"):
+        jit.function(Quantize("nvfp4", dtype=dtype))
     jit.function(EpReduce(9, TOP_K, HIDDEN, "float32"))
 
 
-def _same_as_one(rank, ranks):
+def _same_as_one(rank, ranks, dispatch):
     weights, found = layer(), []
     whole = prepared(weights, range(EXPERTS))
+    how = {"act_fmt": None if dispatch == "bf16" else dispatch}
+    if dispatch == "nvfp4":
+        how["a1_scale"] = torch.tensor([0.0031])
     for case, owners in enumerate((None, MAPS[ranks])):
         ep = bs.distributed.ExpertParallel(
-            None, EXPERTS, HIDDEN, TOP_K, MOST, owners=owners, dtype=torch.float32, device="cpu"
+            *(None, EXPERTS, HIDDEN, TOP_K, MOST, dispatch),
+            owners=owners,
+            dtype=torch.float32,
+            device="cpu",
         )
         mine = prepared(weights, ep.local_experts)
         for call in range(5):
             count = (call * 2 + rank * 3 + case) % (MOST + 1)
             count = 0 if call == 3 and rank == ranks - 1 else count
             x, ids, factors = tokens(10 * case + call, rank, count, torch.float32)
-            y = bs.fused_moe(x, mine, ids, factors, ep=ep)
-            truth = bs.fused_moe(x, whole, ids, factors)
+            y = bs.fused_moe(x, mine, ids, factors, ep=ep, **how)
+            truth = bs.fused_moe(x, whole, ids, factors, **how)
             apart = (y - truth).abs().max() / truth.abs().max() if count == 1 else 0
             same = torch.equal(y, truth) if count != 1 else float(apart) < ROUNDINGS
             found.append(same and len(y) == count)
     return found
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_equals_the_layer_of_one_process(ranks, tmp_path):
-    assert group.run(ranks, tmp_path, _same_as_one) == {r: [True] * 10 for r in range(ranks)}
+@pytest.mark.parametrize(
+    ("ranks", "dispatch"),
+    [(1, "bf16"), (2, "bf16"), (4, "bf16"), (1, "nvfp4"), (2, "nvfp4"), (4, "fp8")],
+)
+def test_equals_the_layer_of_one_process(ranks, dispatch, tmp_path):
+    found = group.run(ranks, tmp_path, _same_as_one, dispatch)
+    assert found == {r: [True] * 10 for r in range(ranks)}
 
 
-def _module(rank, ranks):
+def _rows_that_came(rank, ranks, dispatch):
+    """Return the numbers of the rows that came, and those that every rank has sent."""
+    scale = None if dispatch == "fp8" else 0.0031
+    given = None if scale is None else torch.tensor([scale])
+    ep = bs.distributed.ExpertParallel(None, EXPERTS, HIDDEN, TOP_K, MOST, dispatch)
+    came = ep.dispatch(*tokens(5, rank, MOST - rank, torch.bfloat16), given)
+    ep.combine(torch.zeros(*came.topk_ids.shape, HIDDEN, dtype=torch.bfloat16), came)
+    forms = came.hidden.dtype, came.scale.dtype, came.hidden.shape[1]
+    return came.kept.rows.numpy(), came.hidden.float().numpy(), came.scale.float().numpy(), forms
+
+
+@pytest.mark.parametrize("dispatch", ["fp8", "nvfp4"])
+def test_rows_are_coded_by_their_owner(dispatch, tmp_path):
+    """The bytes of the reference, as views with the dtypes that hold them."""
+    scale = None if dispatch == "fp8" else 0.0031
+    for rank, (rows, codes, scales, forms) in group.run(
+        2, tmp_path, _rows_that_came, dispatch
+    ).items():
+        truth = []
+        for source in range(2):
+            x, ids, _ = tokens(5, source, MOST - source, torch.bfloat16)
+            there = ((ids >= 4 * rank) & (ids < 4 * rank + 4)).any(1)
+            truth.append(moe.coded_rows(x[there].float().numpy(), dispatch, scale))
+        truth = np.concatenate(truth)
+        assert len(truth)
+        assert np.array_equal(rows, truth)
+        if dispatch == "nvfp4":
+            assert forms == (torch.uint8, torch.float8_e4m3fn, HIDDEN // 2)
+            assert np.array_equal(codes, truth[:, : HIDDEN // 2])
+            assert np.array_equal(
+                scales, ref.e4m3_decode(truth[:, HIDDEN // 2 :][:, : HIDDEN // 16])
+            )
+        else:
+            assert forms == (torch.float8_e4m3fn, torch.float32, HIDDEN)
+            numbers = moe.decoded_rows(truth, dispatch, HIDDEN)
+            assert np.array_equal(codes * scales[:, None], numbers)
+
+
+@pytest.mark.parametrize("act_fmt", ["fp8", "nvfp4"])
+def test_bytes_of_odd_rows(act_fmt):
+    """Zeros of both signs, numbers beyond what scales hold, subnormal factors."""
+    made = np.random.default_rng(3)
+    x = made.standard_normal((8, 96)).astype(np.float32)
+    x *= 2.0 ** np.array([-149, -140, -120, -20, 0, 20, 100, 120])[:, None]
+    x[4, :50], x[5, 7] = 0, -0.0
+    x[1] = 0
+    x[1, 5] = 640 * 2.0**-149  # the factor is rounded to 2^-149, of which it is more than 448
+    rows = cpu.coded(torch.from_numpy(x), CodedRow(act_fmt, 96), None).numpy()
+    assert np.array_equal(rows, moe.coded_rows(x, act_fmt))
+
+
+def _module(rank, ranks, dispatch):
     weights = layer(1)
-    ep = bs.distributed.ExpertParallel(None, EXPERTS, HIDDEN, TOP_K, MOST, dtype=torch.bfloat16)
+    ep = bs.distributed.ExpertParallel(None, EXPERTS, HIDDEN, TOP_K, MOST, dispatch)
     torch.manual_seed(0)
     router = bs.nn.moe.Router(torch.randn(EXPERTS, HIDDEN))
     shared = torch.nn.Linear(HIDDEN, HIDDEN, bias=False, dtype=torch.bfloat16)
     options = {"router": router, "shared": shared}
+    options["act_fmt"] = None if dispatch == "bf16" else dispatch
     one = bs.nn.FusedMoE(prepared(weights, range(EXPERTS)), TOP_K, **options)
     ours = bs.nn.FusedMoE(prepared(weights, ep.local_experts), TOP_K, **options, ep=ep)
     x = tokens(0, rank, 4 - rank, torch.bfloat16)[0]
@@ -120,8 +192,9 @@ def _module(rank, ranks):
         return torch.equal(ours(x), one(x))
 
 
-def test_module_routes_and_adds_shared_experts(tmp_path):
-    assert group.run(2, tmp_path, _module) == {0: True, 1: True}
+@pytest.mark.parametrize("dispatch", ["bf16", "fp8"])
+def test_module_routes_and_adds_shared_experts(dispatch, tmp_path):
+    assert group.run(2, tmp_path, _module, dispatch) == {0: True, 1: True}
 
 
 def _text(function):
@@ -204,6 +277,11 @@ def alone(**values):
         ({"max_tokens": 70000}, "max_tokens=70000 is more than 65535"),
         ({"top_k": 9}, "top_k=9 is more than experts=8"),
         ({"dispatch": "bf8"}, "dispatch"),
+        (
+            {"dispatch": "fp8", "hidden": 72},
+            "hidden=72 is not a multiple of 16, the elements whose",
+        ),
+        ({"dispatch": "nvfp4", "hidden": 80}, "hidden=80 is not a multiple of 32"),
         ({"owners": [[0, 1], [2]]}, "owners has 2 entries, but the group has 1"),
         ({"owners": [[0, 1, 1, 2, 3, 4, 5, 6, 7]]}, "one or more different experts"),
         ({"owners": [[0, 1, 2, 4, 5, 6, 7]]}, r"no rank for the experts \[3\]"),
@@ -230,3 +308,24 @@ def test_calls_out_of_order():
     with pytest.raises(ValueError, match="weights are of 2 experts"):
         bs.fused_moe(x, prepared(layer(), [0, 1]), ids, factors, ep=ep)
     assert not c10d.is_initialized()
+
+
+def test_the_layer_has_to_take_what_is_sent():
+    """Rows as fp8 and a layer of 16 bits; a scale for rows that have none of the caller."""
+    weights = prepared(layer(), range(EXPERTS))
+    rows = tokens(0, 0, 2, torch.bfloat16)
+    x, ids, factors = rows
+    said = "act_fmt=None, but ep sends rows as dispatch='fp8' codes; pass act_fmt='fp8', or"
+    with pytest.raises(ValueError, match=f"ExpertParallel: {said}"):
+        bs.fused_moe(x, weights, ids, factors, ep=alone(dispatch="fp8"))
+    with pytest.raises(ValueError, match="act_fmt='fp8', but ep sends rows as dispatch='nvfp4'"):
+        bs.fused_moe(x, weights, ids, factors, act_fmt="fp8", ep=alone(dispatch="nvfp4"))
+    with pytest.raises(ValueError, match=f"FusedMoE: {said}"):
+        bs.nn.FusedMoE(weights, TOP_K, ep=alone(dispatch="fp8"))
+    with pytest.raises(ValueError, match="a1_scale is given, but dispatch='fp8' has no static"):
+        alone(dispatch="fp8").dispatch(*rows, torch.ones(1))
+    with pytest.raises(ValueError, match="a1_scale has shape"):
+        alone(dispatch="nvfp4").dispatch(*rows, torch.ones(2))
+    with pytest.raises(TypeError, match="a1_scale has dtype float64"):
+        alone(dispatch="nvfp4").dispatch(*rows, torch.ones(1, dtype=torch.float64))
+    assert alone(dispatch="fp8").buffer_bytes == 0

@@ -27,19 +27,22 @@ class Kernel:
 class Ranks:
     """Ranks of one group, of the class itself."""
 
-    def __init__(self, monkeypatch, count, timeout=2.0):
+    def __init__(self, monkeypatch, count, timeout=2.0, dispatch="bf16"):
+        coded = dispatch != "bf16"
+        built = [*kernels.CODED.values()] if coded else kernels.ALL
+        hidden = kernels.CODED_HIDDEN if coded else kernels.HIDDEN
         self.world = emulator.LibraryWorld(
-            library(kernels.ALL, kernels.ARCH), count, target=kernels.ARCH, multiprocessors=4
+            library(built, kernels.ARCH), count, target=kernels.ARCH, multiprocessors=4
         )
         self.mine, self.now, self.spans = [], 0, []
         monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
         monkeypatch.setattr(cuda.call, "kernel", lambda spec, device: Kernel(self, spec.name))
         monkeypatch.setattr(cuda.call, "launch_flags", lambda on: ())
         config = Config(
-            *(count, kernels.EXPERTS, kernels.HIDDEN, 2, MOST, "bf16", "bfloat16", "cuda"),
+            *(count, kernels.EXPERTS, hidden, 2, MOST, dispatch, "bfloat16", "cuda"),
             owners_of(count, kernels.EXPERTS, None),
         )
-        size = symmetric_bytes(count, MOST, 2, kernels.HIDDEN)
+        size = symmetric_bytes(*config.sizes)
         buffers = [torch.zeros(size, dtype=torch.uint8) for _ in range(count)]
         for rank, buffer in enumerate(buffers):
             self.adopt(rank, buffer)
@@ -61,6 +64,9 @@ class Ranks:
     def call(self, name, args):
         given = []
         for tensor in args:
+            if tensor is None:
+                given.append(None)
+                continue
             self.adopt(self.now, tensor)
             bits = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
             array = bits.numpy()
@@ -83,14 +89,21 @@ def rows_of(given):
     return bits, torch.from_numpy(ids), torch.from_numpy(weights)
 
 
-def test_calls_in_a_row(monkeypatch):
-    ranks = Ranks(monkeypatch, 2)
+@pytest.mark.parametrize("dispatch", ["bf16", "fp8", "nvfp4"])
+def test_calls_in_a_row(monkeypatch, dispatch):
+    ranks = Ranks(monkeypatch, 2, dispatch=dispatch)
+    form = None if dispatch == "bf16" else dispatch
+    hidden = kernels.HIDDEN if form is None else kernels.CODED_HIDDEN
+    scale = torch.tensor([kernels.A1_SCALE]) if dispatch == "nvfp4" else None
     for call, bound in enumerate((3, 2, 3)):
-        numbers = kernels.routing(40 + call, 2, bound, none=(call,))
+        numbers = kernels.routing(40 + call, 2, bound, none=(call,), hidden=hidden)
         given = [rows_of(own) for own in numbers]
-        came = ranks.all(lambda r, own, given=given, b=bound: own.send(*given[r][:2], b))
+        came = ranks.all(lambda r, own, given=given, b=bound: own.send(*given[r][:2], b, scale))
         results = []
         for r, (rows, ids) in enumerate(came):
+            if form is not None:
+                made = kernels.decoded(rows.numpy(), form, hidden).view(np.int16)
+                rows = torch.from_numpy(made).view(torch.bfloat16)
             whole = torch.where(ids >= 0, ids + 3 * r, 0)[..., None]
             results.append(((whole + 1).float() * rows[:, None].float()).bfloat16())
         outs = ranks.all(
@@ -98,7 +111,7 @@ def test_calls_in_a_row(monkeypatch):
                 y[r], came[r][1], *given[r][1:], torch.full_like(given[r][0], float("nan"))
             )
         )
-        for out, truth in zip(outs, kernels.sums(numbers), strict=True):
+        for out, truth in zip(outs, kernels.sums(numbers, form), strict=True):
             assert (out.view(torch.int16).numpy() == truth.view(np.int16)).all()
         for own in ranks.ranks:
             own.check()

@@ -12,8 +12,18 @@ import pytest
 
 from blockscale import emulator
 from blockscale.specs import EpCombine, EpDispatch
-from blockscale.specs.exchange import CODES, FRAME, STATE, STATUS, STEPS, symmetric, symmetric_bytes
+from blockscale.specs.exchange import (
+    CODES,
+    FRAME,
+    STATE,
+    STATUS,
+    STEPS,
+    row_bytes,
+    symmetric,
+    symmetric_bytes,
+)
 from tests.kit.gpu_library import library
+from tests.reference import moe as moe
 
 ARCH, HIDDEN, EXPERTS = "sm_90a", 24, 6
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -21,11 +31,24 @@ TIMEOUT = 2_000_000_000
 """Nanoseconds of the emulator's clock: none is reached where all ranks come."""
 
 
-def specs(ranks, top_k=2):
-    return [kind(ranks, EXPERTS, top_k, HIDDEN) for kind in (EpDispatch, EpCombine)]
+CODED_HIDDEN = 96
+"""Elements of coded rows: of nvfp4, 48 bytes of codes, 6 of scales and 10 of padding."""
+
+A1_SCALE = 0.013
+
+
+def specs(ranks, act_fmt=None, hidden=HIDDEN, dtype="bfloat16"):
+    sizes = ranks, EXPERTS, 2, hidden, dtype
+    return [EpDispatch(*sizes, act_fmt=act_fmt), EpCombine(*sizes)]
 
 
 ALL = [spec for ranks in (1, 2, 3, 4) for spec in specs(ranks)]
+CODED = {
+    spec.name: spec
+    for act_fmt in ("fp8", "nvfp4")
+    for ranks in (1, 2, 3, 4)
+    for spec in specs(ranks, act_fmt, CODED_HIDDEN)
+}
 
 
 @dataclass
@@ -42,13 +65,27 @@ class Rank:
 class Group:
     """Ranks with symmetric buffers, and the layer that they compute: y = (expert + 1) * x."""
 
-    def __init__(self, ranks, capacity, seed=0, top_k=2, owners=None, timeout=TIMEOUT, changed=""):
-        path = library(ALL, ARCH, changed)
+    def __init__(
+        self,
+        ranks,
+        capacity,
+        seed=0,
+        owners=None,
+        timeout=TIMEOUT,
+        act_fmt=None,
+        hidden=HIDDEN,
+        dtype="bfloat16",
+        built=ALL,
+    ):
+        path = library(built, ARCH)
         self.world = emulator.LibraryWorld(path, ranks, target=ARCH, seed=seed, multiprocessors=4)
-        self.n, self.capacity, self.k = ranks, capacity, top_k
-        self.names = [spec.name for spec in specs(ranks, top_k)]
-        self.parts = symmetric(ranks, capacity, top_k, HIDDEN)
-        size = symmetric_bytes(ranks, capacity, top_k, HIDDEN)
+        self.n, self.capacity, self.k = ranks, capacity, 2
+        self.act_fmt, self.hidden, self.dtype = act_fmt, hidden, np.dtype(dtype)
+        self.names = [spec.name for spec in specs(ranks, act_fmt, hidden, dtype)]
+        padding = {"nvfp4": -(hidden // 2 + hidden // 16) % 16}.get(act_fmt, 0)
+        self.sent = row_bytes(hidden, act_fmt) - padding
+        self.parts = symmetric(ranks, capacity, self.k, hidden, act_fmt)
+        size = symmetric_bytes(ranks, capacity, self.k, hidden, act_fmt)
         each = EXPERTS // ranks if EXPERTS % ranks == 0 else None
         self.owners = owners or [
             [e for e in range(EXPERTS) if (e // each if each else e % ranks) == r]
@@ -95,8 +132,10 @@ class Group:
             landed = self.part(r, "ids", np.int32, self.n * bounds[r], self.k)
             x, ids, _ = padded(x, ids, ids)
             x, ids = self.world.tensor(r, x, "x"), self.world.tensor(r, ids, "ids")
+            scale = self.world.tensor(r, np.full(1, A1_SCALE, np.float32), "scale")
+            given = (x, scale) if self.act_fmt == "nvfp4" else (x,)
             frame = self.frame(r, bounds[r])
-            self.world.call(r, self.names[0], x, ids, own.owner, frame, own.state, landed)
+            self.world.call(r, self.names[0], *given, ids, own.owner, frame, own.state, landed)
         reports = self.world.run()
         if not races:
             self.check(reports)
@@ -107,8 +146,8 @@ class Group:
             x, ids, weights = padded(*rows)
             own, new = self.ranks[r], self.world.tensor
             landed = self.part(r, "ids", np.int32, self.n * bounds[r], self.k)
-            slots = self.part(r, "slots", BF16, self.capacity * self.k, HIDDEN)
-            out = new(r, np.full(x.shape, np.nan, BF16), "out")
+            slots = self.part(r, "slots", self.dtype, self.capacity * self.k, self.hidden)
+            out = new(r, np.full(x.shape, np.nan, self.dtype), "out")
             choice = new(r, ids, "ids"), new(r, weights, "weights")
             y = new(r, results[r], "y")
             frame = self.frame(r, bounds[r])
@@ -128,18 +167,35 @@ def padded(x, ids, weights):
     if len(x):
         return x, ids, weights
     return (
-        np.zeros((1, HIDDEN), BF16),
+        np.zeros((1, x.shape[1]), x.dtype),
         np.full((1, ids.shape[1]), -1, np.int32),
         np.zeros((1, ids.shape[1]), np.float32),
     )
 
 
-def routing(seed, ranks, bound, top_k=2, none=()):
+def coded(x, act_fmt):
+    """Return the bytes that rows are sent as."""
+    if act_fmt is None:
+        return np.ascontiguousarray(x).view(np.uint8)
+    return moe.coded_rows(x.astype(np.float32), act_fmt, A1_SCALE)
+
+
+def decoded(rows, act_fmt, hidden, dtype=BF16):
+    """Return the numbers of rows as bytes, rounded to ``dtype``."""
+    if act_fmt is None:
+        return rows.view(dtype)
+    return moe.decoded_rows(rows, act_fmt, hidden, A1_SCALE).astype(dtype)
+
+
+def routing(seed, ranks, bound, top_k=2, none=(), hidden=HIDDEN):
     made = np.random.default_rng(seed)
     given = []
     for r in range(ranks):
         count = 0 if r in none else int(made.integers(0, bound + 1))
-        x = made.standard_normal((count, HIDDEN)).astype(BF16)
+        x = made.standard_normal((count, hidden)) * made.choice(
+            [0, 2.0**-12, 1, 2.0**12], (count, 1)
+        )
+        x = x.astype(BF16)  # rows of zeros, and of what nvfp4 with a static scale cannot hold
         ids = np.stack([made.permutation(EXPERTS + 1)[:top_k] for _ in range(count)] or
                        [np.zeros(top_k, int)])[:count].astype(np.int32)  # fmt: skip
         ids = np.where(ids == EXPERTS, made.choice([-1, EXPERTS, 1 << 20]), ids).astype(np.int32)
@@ -148,7 +204,7 @@ def routing(seed, ranks, bound, top_k=2, none=()):
 
 
 def expert(e, x):
-    return ((e + 1) * x.astype(np.float32)).astype(BF16)
+    return ((e + 1) * x.astype(np.float32)).astype(x.dtype)
 
 
 def landed_truth(group, given, bound):
@@ -167,16 +223,17 @@ def landed_truth(group, given, bound):
     return ids, rows
 
 
-def sums(given):
-    """Return the float32 sums, one rounding a step (a fused multiply-add), rounded to bfloat16."""
+def sums(given, act_fmt=None):
+    """Return the float32 sums, one rounding a step (a fused multiply-add), rounded to 16 bits."""
     found = []
     for x, ids, weights in given:
+        x = decoded(coded(x, act_fmt), act_fmt, x.shape[1], x.dtype)
         total = np.zeros(x.shape, np.float32)
         for t, j in np.ndindex(*ids.shape):
             if 0 <= ids[t, j] < EXPERTS:
                 z = expert(ids[t, j], x[t]).astype(np.float64)
                 total[t] = (np.float64(weights[t, j]) * z + total[t]).astype(np.float32)
-        found.append(total.astype(BF16))
+        found.append(total.astype(x.dtype))
     return found
 
 
@@ -188,14 +245,18 @@ def one_call(group, given, bound):
     for r in range(group.n):
         landed = group.part(r, "ids", np.int32, group.n * bound, group.k)
         assert (landed == ids[r]).all()
-        hidden = group.part(r, "rows", BF16, group.n * bound, HIDDEN)
-        y = np.full((*landed.shape, HIDDEN), np.nan, BF16)
+        size = row_bytes(group.hidden, group.act_fmt)
+        came = group.part(r, "rows", np.uint8, group.n * bound, size)
+        hidden = decoded(came, group.act_fmt, group.hidden, group.dtype)
+        y = np.full((*landed.shape, group.hidden), np.nan, group.dtype)
         for i, j in np.ndindex(*landed.shape):
             if landed[i, j] >= 0:
-                assert (hidden[i].view(np.uint16) == rows[r, i].view(np.uint16)).all()
+                truth = coded(rows[r, i][None], group.act_fmt)[0]
+                assert (came[i] == truth)[: group.sent].all()
                 y[i, j] = expert(group.owners[r][landed[i, j]], hidden[i])
         results.append(y)
-    for out, truth in zip(group.combine(given, bounds, results), sums(given), strict=True):
+    sent_back = group.combine(given, bounds, results)
+    for out, truth in zip(sent_back, sums(given, group.act_fmt), strict=True):
         assert (out.view(np.uint16) == truth.view(np.uint16)).all()
 
 
@@ -205,6 +266,30 @@ def test_rows_go_and_come_back(ranks):
     for call, none in enumerate(((), (0,), (ranks - 1,), ())):  # epochs 1 to 4
         bound = 3 - call % 2
         one_call(group, routing(10 * ranks + call, ranks, bound, none=none), bound)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("act_fmt", ["fp8", "nvfp4"])
+def test_coded_rows(act_fmt, ranks):
+    """Quantised on the way, byte for byte; what their numbers make comes back."""
+    form = {"act_fmt": act_fmt, "hidden": CODED_HIDDEN, "built": [*CODED.values()]}
+    group = Group(ranks, capacity=3, seed=20 + ranks, **form)
+    for call, none in enumerate(((), (ranks - 1,))):
+        bound = 3 - call
+        given = routing(20 * ranks + call, ranks, bound, none=none, hidden=CODED_HIDDEN)
+        one_call(group, given, bound)
+
+
+@pytest.mark.parametrize(("act_fmt", "hidden"), [("fp8", 8208), ("nvfp4", 16416)])
+def test_threads_with_several_pieces_of_a_row(act_fmt, hidden):
+    """float16; one piece more than threads; the largest element in the last, and in the middle."""
+    forms = (("fp8", 8208, "float16"), ("nvfp4", 16416, "float16"))
+    built = [spec for form in forms for spec in specs(1, *form)]
+    form = {"act_fmt": act_fmt, "hidden": hidden, "dtype": "float16", "built": built}
+    group = Group(1, capacity=2, **form)
+    x = np.random.default_rng(hidden).standard_normal((2, hidden)).astype(np.float16)
+    x[[0, 1], [-1, hidden // 2]] = 40
+    one_call(group, [(x, np.array([[5, 0], [1, -1]], np.int32), np.ones((2, 2), np.float32))], 2)
 
 
 def test_an_expert_on_several_ranks_shares_its_tokens():
@@ -241,6 +326,8 @@ def test_who_does_not_come_is_named_by_all(step, told):
         after = group.ranks[2].buffer.copy()
         after[own] = before[own]
         assert (after[at : at + size] == before[at : at + size]).all()
+        cells = group.part(2, "cells", np.uint64, len(STEPS), 3)
+        assert (cells[:, :2] >> np.uint64(32) == 0xFFFFFFFF).all()  # given up, not another call's
         rows = given[:2] + [(np.zeros((0, HIDDEN), BF16), np.zeros((0, 2), np.int32),
                              np.zeros((0, 2), np.float32))]  # fmt: skip
         y = [np.ones((9, 2, HIDDEN), BF16)] * 3

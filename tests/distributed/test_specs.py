@@ -7,10 +7,16 @@ from tvm.s_tir import Schedule
 
 from blockscale import catalog
 from blockscale.specs import EpCombine, EpDispatch, EpReduce, Spec
-from blockscale.specs.exchange import symmetric, symmetric_bytes
+from blockscale.specs.exchange import row_bytes, symmetric, symmetric_bytes
 from tests.kit.kernels import call, compiled
 
-SPECS = [EpDispatch(4, 8, 2, 64), EpCombine(2, 8, 3, 48, "float16"), EpReduce(8, 3, 24, "float32")]
+SPECS = [
+    EpDispatch(4, 8, 2, 64),
+    EpCombine(2, 8, 3, 48, "float16"),
+    EpReduce(8, 3, 24, "float32"),
+    EpDispatch(2, 8, 2, 96, act_fmt="nvfp4"),
+    EpDispatch(4, 8, 2, 48, "float16", "fp8"),
+]
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
@@ -32,11 +38,23 @@ def test_sizes_of_the_buffer():
     assert symmetric_bytes(4, 512, 8, 7168) == 4 * 512 * 8 * 4 + 2 * (4 + 8) * 512 * 7168 + 256
 
 
+def test_bytes_of_rows():
+    """DeepSeek-V3's: a half and 28 % of the 16 bits; whole multiples of 16."""
+    assert [row_bytes(7168, form) for form in (None, "fp8", "nvfp4")] == [14336, 7184, 4032]
+    assert [row_bytes(96, form) for form in (None, "fp8", "nvfp4")] == [192, 112, 64]
+    sizes = {name: size for name, (_, size) in symmetric(3, 5, 2, 96, "nvfp4").items()}
+    assert sizes == {"cells": 48, "ids": 120, "rows": 960, "slots": 1920}
+    assert symmetric_bytes(3, 5, 2, 96, "nvfp4") == 256 + 256 + 1024 + 2048
+
+
 @pytest.mark.parametrize(
     ("make", "match"),
     [
         (lambda: EpDispatch(33, 64, 2, 64), "ranks=33 is more than 32"),
         (lambda: EpDispatch(2, 64, 2, 60), "hidden=60 is not a multiple of 8"),
+        (lambda: EpDispatch(2, 64, 2, 72, act_fmt="fp8"), "hidden=72 is not a multiple of 16"),
+        (lambda: EpDispatch(2, 64, 2, 80, act_fmt="nvfp4"), "hidden=80 is not a multiple of 32"),
+        (lambda: EpDispatch(2, 64, 2, 64, act_fmt="mxfp8"), "act_fmt='mxfp8' is not known"),
         (lambda: EpCombine(2, 64, 2, 64, "float32"), "dtype='float32' has no kernel"),
         (lambda: EpReduce(64, 65, 64), "top_k=65 is more than 64"),
     ],
@@ -46,7 +64,7 @@ def test_refused(make, match):
         make()
 
 
-@pytest.mark.parametrize("spec", SPECS[:2], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", [*SPECS[:2], *SPECS[3:]], ids=lambda spec: spec.name)
 def test_workloads_have_schedules(spec):
     """Every bucket's static instance, as a tuner takes it."""
     for workload in catalog.workloads(spec, "sm_90a"):

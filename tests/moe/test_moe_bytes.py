@@ -329,3 +329,17 @@ def test_layers_are_those_of_their_operands(
         assert names[0] == tail.replace("requantize", "prepare")
         call.judge(0.08, 0.006)
         assert call.out.abs().sum() > 0
+
+
+def test_coded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are codes and scales already: the bits of the layer that makes them itself."""
+    road = replace(catalog_moe.DECODING, bodies=lambda spec, arch, traces: bodies_of(spec))
+    monkeypatch.setattr(catalog_moe, "DECODING", road)
+    specs = [replace(LAYERS[0], coded=coded) for coded in (True, False)]
+    for tokens in (3, 60):
+        calls = [
+            Call(spec, tokens, "half_dropped")(library([spec], "sm_90a", repr(BYTES)))
+            for spec in specs
+        ]
+        assert torch.equal(calls[0].out, calls[1].out)
+        assert calls[0].out.abs().sum() > 0

@@ -77,13 +77,18 @@ def layer_of(spec, **options):
     )
 
 
+def rows_of(spec, layer, hidden):
+    """Return hidden as the function takes it."""
+    return moe.coded_rows(hidden, spec.act_fmt, layer.a1_scale) if spec.coded else hidden
+
+
 def arguments(spec, layer, hidden, ids, weights):
     """Return what the function takes but for out, in order."""
     ones = np.ones(spec.experts, np.float32)
     first = ones if layer.w13_global_scale is None else layer.w13_global_scale
     oai = spec.activation == "swiglu_oai"
     values = vars(layer) | {
-        "hidden": hidden,
+        "hidden": rows_of(spec, layer, hidden),
         "topk_ids": ids.astype(np.int32),
         "topk_weights": weights,
         "w13_global": first if first.ndim == 2 else np.stack([first, first], axis=1),
@@ -100,7 +105,8 @@ def arguments(spec, layer, hidden, ids, weights):
         else:
             array = np.ascontiguousarray(values[param.name])
             tensor = torch.from_numpy(array.reshape(-1).copy()).view(array.shape)
-            made.append(tensor.to(DTYPES[spec.dtype]) if param.name == "hidden" else tensor)
+            rows = param.name == "hidden" and not spec.coded
+            made.append(tensor.to(DTYPES[spec.dtype]) if rows else tensor)
     return made
 
 
@@ -113,7 +119,9 @@ def run(kernel, spec, layer, hidden, ids, weights):
     def with_numbers(*views):
         kernel(*views[:-1], *numbers, views[-1])
 
-    out = torch.empty(hidden.shape, dtype=DTYPES[spec.dtype])
+    slots = (spec.top_k,) if spec.slots else ()
+    shape = len(hidden), *slots, spec.hidden
+    out = torch.empty(shape, dtype=DTYPES[spec.dtype])
     return call(with_numbers, tensors, [out])[0].float().numpy()
 
 
@@ -154,6 +162,41 @@ def test_small_numbers_beside_a_large_one(act_fmt):
     assert (y == 0).all() == (act_fmt == "mxfp4")
     if act_fmt == "mxfp8":
         assert ref.row_error(y.reshape(1, -1), truth.reshape(1, -1)).max() < 1e-3
+
+
+CODED = [
+    spec_of(128, 64, act_fmt="fp8", bias=True),
+    spec_of(96, 48, act_fmt="nvfp4", dtype="bfloat16", slots=True),
+    spec_of(96, 64, "mxfp4", act_fmt="fp8", dtype="float16"),
+]
+
+
+@pytest.mark.parametrize("spec", CODED, **by_name)
+def test_coded_rows(spec):
+    """Rows that are codes and scales already: the bits of the layer that makes them itself."""
+    layer, own = layer_of(spec), replace(spec, coded=True)
+    kernels = [(compiled(each, "plain"), each) for each in (own, spec)]
+    for count in (0, 2, 17):
+        hidden = moe.random_hidden(count, spec.hidden, spec.dtype)
+        hidden[1:2] = 0
+        ids, weights = moe.random_routing(count, spec.experts, spec.top_k)
+        y, truth = (run(*kernel, layer, hidden, ids, weights) for kernel in kernels)
+        assert np.array_equal(y, truth)
+        assert count == 0 or np.abs(y).max() > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"act_fmt": None}, "coded=True is for act_fmt 'fp8' or 'nvfp4'"),
+        ({"act_fmt": "fp8_tensor"}, "coded=True is for act_fmt 'fp8' or 'nvfp4'"),
+        ({"act_fmt": "nvfp4", "layout": "128x4"}, "layouts other than '128x4'"),
+        ({"act_fmt": "nvfp4"}, "hidden=80 is not a multiple of 32"),
+    ],
+)
+def test_rows_that_cannot_be_coded(fields, said):
+    with pytest.raises(ValueError, match=said):
+        spec_of(80, 48, dtype="bfloat16", coded=True, **fields)
 
 
 @each(level=LEVELS, spec=[SPECS[0], SPECS[5]])

@@ -83,14 +83,16 @@ class Prepared:
         self.x = np.full((rows + 1, pitch), 0x5A5A, np.uint16)
         self.row_scale = np.full(rows + 1, -1, np.float32)
         factor = None if scale is None else np.array([scale], np.float32)
+        coded = options.pop("coded", False)
+        given = moe.coded_rows(hidden, act_fmt, scale) if coded else bits(hidden, dtype)
         second = (None, None) if one else (self.tables[1], self.counts[1])
         args = [
-            *(ids, bits(hidden, dtype), factor, self.order, self.tables[0], self.counts[0]),
+            *(ids, given, factor, self.order, self.tables[0], self.counts[0]),
             *(*second, self.x, self.row_scale, int(ids.dtype == np.int64), experts, top_k),
             *(rows, cols, pitch, *tokens),
         ]
         many = options.pop("many", False)
-        text = moe_small.prepare_source("prepare", dtype, act_fmt, many=many)
+        text = moe_small.prepare_source("prepare", dtype, act_fmt, many=many, coded=coded)
         source = moe_small.HEADER + text
         shared = SORT_SHARED + 4 * (33 if many else 32) * experts
         grid = options.pop("grid", 16 if many else 3)
@@ -253,6 +255,25 @@ def test_quantized_rows(act_fmt, sizes, dtype):
     padded[:, :cols] = want
     assert (got.row_scale[:-1] == factor).all()
     np.testing.assert_allclose(decode(got.x[:-1], dtype), padded[:, order], 1e-12)
+    assert (got.x[-1] == 0x5A5A).all()
+
+
+@pairs(
+    act_fmt=["fp8", "nvfp4"],
+    sizes=[(1, 64), (7, 96), (6, 2880)],
+    dtype=["bfloat16", "float16"],
+)
+def test_coded_rows(act_fmt, sizes, dtype):
+    """Rows that are codes and scales already: as test_quantized_rows, by other loads."""
+    tokens, cols = sizes
+    ids, _ = moe.random_routing(tokens, 4, 1)
+    hidden = hidden_of(tokens, cols, dtype)
+    if tokens > 2:
+        hidden[1], hidden[2] = 0, hidden[2] * 128
+    form = {"act_fmt": act_fmt, "scale": SCALES[act_fmt], "dtype": dtype}
+    got, own = Prepared(ids, hidden, 4, coded=True, **form), Prepared(ids, hidden, 4, **form)
+    assert (got.row_scale == own.row_scale).all()
+    assert (decode(got.x[:-1], dtype) == decode(own.x[:-1], dtype)).all()  # zeros have no sign
     assert (got.x[-1] == 0x5A5A).all()
 
 

@@ -115,8 +115,12 @@ class Call:
         first = ("w13", "w13_scale", "w13_global", "w13_bias")
         second = ("w2", "w2_scale", "w2_global", "w2_bias")
         given = [getattr(self.made, name) for name in (*first, *second)]
+        hidden = torch.from_numpy(self.hidden.astype(np.float32)).to(dtype)
+        if self.spec.coded:
+            rows = moe.coded_rows(self.hidden, self.spec.act_fmt, self.layer.a1_scale)
+            hidden = torch.from_numpy(rows)
         return [
-            torch.from_numpy(self.hidden.astype(np.float32)).to(dtype),
+            hidden,
             torch.from_numpy(self.ids.astype(np.int32)),
             torch.from_numpy(self.weights),
             *(t for t in given if t is not None),
@@ -231,6 +235,16 @@ def test_quantized_activations(built, spec):
         call.judge(0.08, 0.012)
 
 
+@pytest.mark.parametrize("spec", [QUANTIZED[0], QUANTIZED[2]], ids=lambda spec: spec.name)
+def test_coded_rows(built, spec):
+    """Rows that are codes and scales already: the bits of the layer that makes them itself."""
+    own = replace(spec, coded=True)
+    for tokens, routing in ((2, "random"), (50, "half_dropped")):
+        calls = [Call(each, tokens, routing)(built(each)) for each in (own, spec)]
+        assert torch.equal(calls[0].out, calls[1].out)
+        assert calls[0].out.abs().sum() > 0
+
+
 def test_numbers(built):
     """Alpha and limit are those of the call."""
     spec = SPECS[0]
@@ -274,17 +288,20 @@ FEW = ("prepare", "gemm0", "gemm1", "combine")
 """Kernels of three tokens."""
 
 
-def test_chunks(built):
+@pytest.mark.parametrize("act_fmt", [None, "fp8"])
+def test_chunks(built, act_fmt):
     """More than 8192 tokens are so many passes in the workspace of 8192; a cluster sorts them."""
-    spec = FusedMoe(2, 64, 64, 2, layout="tiles64")
+    coded = act_fmt is not None
+    spec = FusedMoe(2, 64, 64, 2, layout="tiles64", act_fmt=act_fmt, coded=coded)
     tokens = 8192 + 3
     call = Call(spec, tokens, "dropped")
     assert len(call.workspace) == spec.workspace_bytes(8192) == spec.workspace_bytes(65536)
     used = [0, 1, 4000, 8191, 8192, 8194]
     call.ids[used, 0] = [0, 1, 1, 0, 1, 0]
     call.ids[used, 1] = [1, -1, 0, 1, 0, -1]
-    call(built(spec)).judge()
+    call(built(spec)).judge(*((0.08, 0.012) if coded else ()))
     names = [launch.kernel.removeprefix(f"{spec.name}_") for launch in call.run.launches]
+    names = [name for name in names if name != "requantize"]
     assert names == ["prepare_many", "gemm3", "gemm4", "combine", *FEW]
     assert call.run.launches[0].grid[0] % 8 == 0
 

@@ -380,6 +380,9 @@ def test_kin_lend_their_schedules():
     other = replace(own, spec=replace(spec, dtype="float16", activation="gelu_tanh"))
     assert [w.spec.activation for w in other.kin("sm_90a")] == ["gelu_tanh", "swiglu", "swiglu_oai"]
     assert other.kin("sm_90a")[1] == own
+    plain = replace(own.spec, act_fmt="fp8")
+    coded = replace(own, spec=replace(plain, slots=True, coded=True))
+    assert coded.kin("sm_90a")[0].spec == plain
     assert [w.spec.dtype for w in replace(other, part=2).kin("sm_90a")] == ["bfloat16"]
     *_, sketch = own.sketches("sm_90a")
     sch = new_schedule(own.mod("sm_90a"))

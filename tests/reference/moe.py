@@ -131,6 +131,38 @@ def qdq(x: Array, act_fmt: str | None, scale: float | None = None) -> NDArray[np
     return ref.e4m3_decode(code) * s.astype(np.float64)
 
 
+def coded_rows(x: Array, act_fmt: str, scale: float | None = None) -> NDArray[np.uint8]:
+    """Return rows x [T, H] as codes, then scales, then zeros up to a multiple of 16 bytes.
+
+    fp8: E4M3 codes and the row's float32 factor.  nvfp4: two E2M1 codes a byte, the even element
+    low, and the E4M3 scales of blocks of 16.  The numbers are those of `qdq`.
+    """
+    x = np.asarray(x, f32)
+    if act_fmt == "nvfp4":
+        codes, scales = codes_of(x, act_fmt, 1.0 if scale is None else float(f32(scale)))
+        parts = [codes[:, ::2] | codes[:, 1::2] << 4, scales]
+    else:
+        factor = np.max(np.abs(x), axis=-1, keepdims=True, initial=0) / f32(448)
+        with np.errstate(all="ignore"):
+            codes = ref.e4m3_encode(np.where(factor == 0, f32(0), x / factor)).astype(np.uint8)
+        parts = [codes, factor.view(np.uint8)]
+    made = np.concatenate(parts, axis=1)
+    return np.pad(made, [(0, 0), (0, -made.shape[1] % 16)])
+
+
+def decoded_rows(
+    rows: Array, act_fmt: str, hidden: int, scale: float | None = None
+) -> NDArray[np.float32]:
+    """Return the numbers [T, H] of `coded_rows`, each product rounded to float32."""
+    if act_fmt == "nvfp4":
+        half = rows[:, : hidden // 2]
+        codes = np.stack([half & 15, half >> 4], -1).reshape(len(rows), hidden)
+        scales = rows[:, hidden // 2 : hidden // 2 + hidden // 16]
+        return ref.dequantize(codes, scales, "nvfp4", 1.0 if scale is None else scale)
+    factor = np.ascontiguousarray(rows[:, hidden : hidden + 4]).view(f32)
+    return ref.e4m3_decode(rows[:, :hidden]).astype(f32) * factor
+
+
 # ---------------------------------------------------------------------------------------- routing
 def best(values: Array, count: int) -> NDArray[np.int64]:
     """Return the indices of the ``count`` largest of each row, descending; ties: lower first."""

@@ -1,7 +1,8 @@
 """Rows of an MoE layer between ranks: dispatch, combine, and the sum over the slots of a token.
 
     rank, expert = owner[topk_ids[t, j], (t + own rank) % replicas]
-    dispatch:  row t goes once to every rank that has an expert of it; ids [t, j] to all ranks
+    dispatch:  row t goes once to every rank that has an expert of it; ids [t, j] to all ranks;
+               with an act_fmt, as codes and scales (`CodedRow`) that are made once
     combine:   the result of slot (t, j) goes back to row t * k + j of its token's rank
     reduce:    out[t] = round(sum over j, ascending, of topk_weights[t, j] * slot[t, j]), float32
 
@@ -34,14 +35,18 @@ from blockscale.specs.exchange import (
     EpDispatch,
     EpReduce,
 )
+from blockscale.specs.plans.coded import ALIGNMENT
 from blockscale.tir import formats
-from blockscale.tir.common import fix_shape, i64, tiles_of, widen
+from blockscale.tir.common import fix_shape, i64, keep_params, tiles_of, widen
 
-HEADER = '#include "fp4.cuh"\n#include "moe_peers.cuh"\n'
+HEADER = '#include "fp4.cuh"\n#include "moe_coded.cuh"\n#include "moe_peers.cuh"\n'
 """What declares the device functions."""
 
 WORDS = 4
 """Words of 32 bits that a thread moves at a time."""
+
+SCALES_BYTES = 2
+"""Bytes of scales of the elements of 16 bytes of nvfp4 codes."""
 
 CAST = {"bfloat16": "BsBf16", "float16": "BsF16"}
 
@@ -63,27 +68,157 @@ def _owner(spec: EpDispatch) -> Callable[..., PrimExpr]:
     return owner_of
 
 
+def _whole_row(spec: EpDispatch, parts: int, ahead: int) -> Any:
+    """Step that stores row vt of x to the ranks whose bits ``goes`` has."""
+    R, P, A, chunk, words = map(i64, (spec.ranks, parts, ahead, CHUNK_ELEMENTS, WORDS))
+    chunks = i64(spec.hidden // CHUNK_ELEMENTS)
+
+    @T.inline
+    def step(x, a1_scale, frame, goes, vt, vp):
+        raw = T.sblock_alloc_buffer((A, words), "uint32", scope="local")
+        for i in T.serial(tiles_of(chunks, parts * ahead)):
+            for a in T.unroll(A):
+                if goes[0] != 0 and (i * A + a) * P + vp < chunks:
+                    T.evaluate(
+                        _call(
+                            "bs_load<16, BS_KEEP>",
+                            raw.access_ptr("rw", offset=a * words),
+                            T.address_of(x[vt, ((i * A + a) * P + vp) * chunk]),
+                        )
+                    )
+            for r in T.unroll(R):
+                for a in T.unroll(A):
+                    if (goes[0] >> T.Cast("int32", r)) & 1 != 0 and (i * A + a) * P + vp < chunks:
+                        T.evaluate(
+                            _call(
+                                "bs_ep_put16",
+                                frame.access_ptr("r"),
+                                T.Cast("int32", r),
+                                T.int32(2),
+                                (frame[i64(0)] * frame[i64(1)] + vt) * chunks
+                                + (i * A + a) * P
+                                + vp,
+                                raw.access_ptr("rw", offset=a * words),
+                            )
+                        )
+
+    return step
+
+
+def _coded_row(spec: EpDispatch, parts: int) -> Any:
+    """Step that codes row vt of x, and stores it to the ranks whose bits ``goes`` has.
+
+    A thread holds all its pieces of the row, of which each makes 16 bytes of codes.
+    """
+    row, fp8, cast = spec.row, spec.act_fmt == "fp8", CAST[spec.dtype]
+    held = -(-row.cols // (row.step * parts))
+    R, P, U, chunk, words = map(i64, (spec.ranks, parts, held, CHUNK_ELEMENTS, WORDS))
+    loads, pieces = i64(row.step // CHUNK_ELEMENTS), i64(row.cols // row.step)
+    scales = {size: i64(row.codes // size) for size in (ALIGNMENT, SCALES_BYTES)}
+
+    @T.inline
+    def put(size, frame, goes, vt, place, value):
+        for r in T.unroll(R):
+            if (goes[0] >> T.Cast("int32", r)) & 1 != 0:
+                T.evaluate(
+                    _call(
+                        f"bs_ep_put{size}",
+                        frame.access_ptr("r"),
+                        T.Cast("int32", r),
+                        T.int32(2),
+                        (frame[i64(0)] * frame[i64(1)] + vt) * i64(row.bytes // size) + place,
+                        value,
+                    )
+                )
+
+    @T.inline
+    def load(x, goes, raw, vt, vp):
+        for u in T.unroll(U):
+            for a in T.unroll(loads):
+                for w in T.unroll(words):
+                    raw[u, a * words + w] = T.uint32(0)
+                if goes[0] != 0 and u * P + vp < pieces:
+                    T.evaluate(
+                        _call(
+                            "bs_load<16, BS_KEEP>",
+                            raw.access_ptr("rw", offset=(u * loads + a) * words),
+                            T.address_of(x[vt, ((u * P + vp) * loads + a) * chunk]),
+                        )
+                    )
+
+    @T.inline
+    def rows_of_fp8(x, a1_scale, frame, goes, vt, vp):
+        raw = T.sblock_alloc_buffer((U, loads * words), "uint32", scope="local")
+        codes = T.sblock_alloc_buffer((words,), "uint32", scope="local")
+        factor = T.sblock_alloc_buffer((words,), "float32", scope="local")
+        load(x, goes, raw, vt, vp)
+        for w in T.unroll(words):
+            factor[w] = T.float32(0)
+        factor[0] = _call(
+            f"bs_coded_factor<{cast}, {held * row.step // 2}>",
+            raw.access_ptr("r"),
+            dtype="float32",
+        )
+        for u in T.unroll(U):
+            if u * P + vp < pieces:
+                T.evaluate(
+                    _call(
+                        f"bs_coded_fp8<{cast}>",
+                        codes.access_ptr("w"),
+                        raw.access_ptr("r", offset=u * loads * words),
+                        factor[0],
+                    )
+                )
+                put(ALIGNMENT, frame, goes, vt, u * P + vp, codes.access_ptr("r"))
+        if vp == 0:
+            put(ALIGNMENT, frame, goes, vt, scales[ALIGNMENT], factor.access_ptr("r"))
+
+    @T.inline
+    def rows_of_nvfp4(x, a1_scale, frame, goes, vt, vp):
+        raw = T.sblock_alloc_buffer((U, loads * words), "uint32", scope="local")
+        codes = T.sblock_alloc_buffer((words,), "uint32", scope="local")
+        both = T.sblock_alloc_buffer((i64(1),), "int32", scope="local")
+        load(x, goes, raw, vt, vp)
+        for u in T.unroll(U):
+            if u * P + vp < pieces:
+                both[0] = _call(
+                    f"bs_coded_nvfp4<{cast}>",
+                    codes.access_ptr("w"),
+                    raw.access_ptr("r", offset=u * loads * words),
+                    a1_scale[0],
+                    dtype="int32",
+                )
+                put(ALIGNMENT, frame, goes, vt, u * P + vp, codes.access_ptr("r"))
+                put(SCALES_BYTES, frame, goes, vt, scales[SCALES_BYTES] + u * P + vp, both[0])
+
+    return rows_of_fp8 if fp8 else rows_of_nvfp4
+
+
 def dispatch(spec: EpDispatch, parts: int, ahead: int, rows: int | None = None) -> PrimFunc:
     """Return the kernels with the parameters of ``spec.params()``: "send", then "settle".
 
     Args:
         spec: of the exported function.
         parts: threads that share a row.
-        ahead: chunks of a thread whose loads come before their stores.
+        ahead: chunks of a thread whose loads come before their stores; of rows that are coded, all.
         rows: of x; None: symbolic.
     """
-    H, k, R, E = i64(spec.hidden), i64(spec.top_k), i64(spec.ranks), i64(spec.experts)
-    P, A, chunk, words = i64(parts), i64(ahead), i64(CHUNK_ELEMENTS), i64(WORDS)
-    chunks = i64(spec.hidden // CHUNK_ELEMENTS)
+    H, k, R, E, P = map(i64, (spec.hidden, spec.top_k, spec.ranks, spec.experts, parts))
     entries = i64(len(FRAME) + spec.ranks)
+    send_row = _whole_row(spec, parts, ahead) if spec.act_fmt is None else _coded_row(spec, parts)
     states, owner_of = i64(len(STATE)), _owner(spec)
     shift, mask = tirx.const(OWNER_BITS), tirx.const((1 << OWNER_BITS) - 1)
     sent = f"bs_ep_sent<{spec.ranks}, BS_EP_DISPATCH>"
     arrived = f"bs_ep_arrived<{spec.ranks}, BS_EP_DISPATCH>"
 
+    def used(x: Any, a1_scale: Any, topk_ids: Any, owner: Any, rows: Any, replicas: Any) -> Any:
+        scale = [a1_scale[0:1]] if spec.act_fmt == "nvfp4" else []
+        return [x[0:rows, 0:H], *scale, topk_ids[0:rows, 0:k], owner[0:E, 0:replicas]]
+
     @T.prim_func(s_tir=True)
     def main(
         x_handle: T.handle,
+        a1_scale: T.Buffer((i64(1),), "float32"),
         topk_ids_handle: T.handle,
         owner_handle: T.handle,
         frame: T.Buffer((entries,), "int64"),
@@ -99,11 +234,10 @@ def dispatch(spec: EpDispatch, parts: int, ahead: int, rows: int | None = None) 
         for t, p in T.grid(rows, P):
             with T.sblock("send"):
                 vt, vp = T.axis.remap("SS", [t, p])
-                T.reads(x[0:rows, 0:H], topk_ids[0:rows, 0:k], owner[0:E, 0:replicas])
+                T.reads(*used(x, a1_scale, topk_ids, owner, rows, replicas))
                 T.writes(state[0:states])
                 goes = T.sblock_alloc_buffer((i64(1),), "int32", scope="local")
                 own = T.sblock_alloc_buffer((i64(1),), "int32", scope="local")
-                raw = T.sblock_alloc_buffer((A, words), "uint32", scope="local")
                 if _call("bs_ep_takes_part", state.access_ptr("r"), dtype="bool"):
                     goes[0] = 0
                     for j in T.unroll(k):
@@ -128,33 +262,7 @@ def dispatch(spec: EpDispatch, parts: int, ahead: int, rows: int | None = None) 
                                     ),
                                 )
                             )
-                    for i in T.serial(tiles_of(chunks, parts * ahead)):
-                        for a in T.unroll(A):
-                            if goes[0] != 0 and (i * A + a) * P + vp < chunks:
-                                T.evaluate(
-                                    _call(
-                                        "bs_load<16, BS_KEEP>",
-                                        raw.access_ptr("rw", offset=a * words),
-                                        T.address_of(x[vt, ((i * A + a) * P + vp) * chunk]),
-                                    )
-                                )
-                        for r in T.unroll(R):
-                            for a in T.unroll(A):
-                                if (goes[0] >> T.Cast("int32", r)) & 1 != 0 and (
-                                    i * A + a
-                                ) * P + vp < chunks:
-                                    T.evaluate(
-                                        _call(
-                                            "bs_ep_put16",
-                                            frame.access_ptr("r"),
-                                            T.Cast("int32", r),
-                                            T.int32(2),
-                                            (frame[i64(0)] * frame[i64(1)] + vt) * chunks
-                                            + (i * A + a) * P
-                                            + vp,
-                                            raw.access_ptr("rw", offset=a * words),
-                                        )
-                                    )
+                    send_row(x, a1_scale, frame, goes, vt, vp)
                 T.evaluate(
                     _call(
                         sent,
@@ -181,7 +289,8 @@ def dispatch(spec: EpDispatch, parts: int, ahead: int, rows: int | None = None) 
                 if T.Cast("int64", T.max(tokens[0], 0)) * k <= at and at < size:
                     landed_ids[T.floordiv(vs * size + at, k), T.floormod(vs * size + at, k)] = -1
 
-    return main if rows is None else fix_shape(main, "x", (rows, spec.hidden))
+    func = keep_params(main, [param.name for param in spec.params()])
+    return func if rows is None else fix_shape(func, "x", (rows, spec.hidden))
 
 
 def combine(spec: EpCombine, parts: int, slots: int, rows: int | None = None) -> PrimFunc:

@@ -319,10 +319,13 @@ def fused_moe(
     combine = _slots_step(spec) if spec.slots else _combine_step(spec)
     of_row = (k, H) if spec.slots else (H,)
     all_of_row = [slice(i64(0), size) for size in of_row]
+    across, x_dtype = (
+        (i64(spec.row_bytes), "uint8") if spec.coded else (i64(spec.hidden), spec.dtype)
+    )
 
     def used_rows(hidden: Any, topk_ids: Any, topk_weights: Any, rows: PrimExpr) -> list[Any]:
         weights = [] if spec.slots else [topk_weights[0:rows, 0:k]]
-        return [hidden[0:rows, 0:H], topk_ids[0:rows, 0:k], *weights]
+        return [hidden[0:rows, 0:across], topk_ids[0:rows, 0:k], *weights]
 
     @T.prim_func(s_tir=True)
     def main(
@@ -347,7 +350,7 @@ def fused_moe(
     ):
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         rows = T.int64()
-        hidden = T.match_buffer(hidden_handle, (rows, H), spec.dtype)
+        hidden = T.match_buffer(hidden_handle, (rows, across), x_dtype)
         topk_ids = T.match_buffer(topk_ids_handle, (rows, k), "int32")
         topk_weights = T.match_buffer(topk_weights_handle, (rows, k), "float32")
         out = T.match_buffer(out_handle, (rows, *of_row), spec.dtype)
@@ -385,8 +388,7 @@ def fused_moe(
     func = keep_params(main, _used_params(spec))
     if rows is None:
         return func
-    fixed = fix_shape(func, "hidden", (rows, spec.hidden))
-    return fixed
+    return fix_shape(func, "hidden", (rows, spec.row_bytes if spec.coded else spec.hidden))
 
 
 def most_tiles(slots: PrimExpr, experts: int, row_tile: int) -> PrimExpr:

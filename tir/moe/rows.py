@@ -15,6 +15,7 @@ from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
 
 from blockscale.specs import FusedMoe
+from blockscale.specs.plans.coded import SCALE_BLOCK, CodedRow
 from blockscale.tir import formats
 from blockscale.tir.common import i64, tiles_of, widen
 
@@ -63,6 +64,23 @@ def sort_step(spec: FusedMoe, row_tile: int) -> Any:
                         place[t, j] = i64(-1)
 
     return step
+
+
+def coded_value(spec: FusedMoe, rows: Any, given: Any, row: PrimExpr, k: PrimExpr) -> PrimExpr:
+    """Element k of a coded row (`CodedRow`), float32."""
+    at = CodedRow(spec.act_fmt or "", spec.hidden)
+
+    def byte(place: PrimExpr) -> PrimExpr:
+        return tirx.Cast("int32", rows[row, place])
+
+    if spec.act_fmt == "fp8":
+        bits = byte(i64(at.codes))
+        for i in range(1, 4):
+            bits = bits | byte(i64(at.codes + i)) << tirx.const(8 * i, "int32")
+        return formats.e4m3_decode(byte(k)) * formats.from_bits(bits)
+    code = formats.e2m1_decode(formats.nibble(byte(tirx.floordiv(k, i64(2))), k))
+    scale = formats.e4m3_decode(byte(i64(at.codes) + tirx.floordiv(k, i64(SCALE_BLOCK))))
+    return code * (scale * given[0])
 
 
 def rows_step(spec: FusedMoe, which: int, lanes: int) -> Any:
@@ -149,4 +167,24 @@ def rows_step(spec: FusedMoe, which: int, lanes: int) -> Any:
                     values, source, first, vt, vi, vk
                 )
 
+    @T.inline
+    def decode(values, given, laid, source, used, first, tiles, R):
+        for t, i, k in T.grid(tiles, R, K):
+            with T.sblock(f"rows{which}"):
+                vt, vi, vk = T.axis.remap("SSS", [t, i, k])
+                T.where(t < used[0])
+                laid[vt, vk // deep, vi, vk % word, vk % deep // word] = tirx.if_then_else(
+                    source[vt, vi] >= zero,
+                    coded_value(
+                        spec,
+                        values,
+                        given,
+                        first + tirx.floordiv(tirx.Max(source[vt, vi], zero), top_k),
+                        vk,
+                    ),
+                    f0,
+                )
+
+    if spec.coded and which == 1:
+        return decode
     return copy if spec.act_fmt is None else quantise

@@ -98,7 +98,7 @@ def _function(
         f".{name} = {getattr(spec, name)}"
         for name in (
             *("experts", "top_k", "hidden"),
-            *("padded_rows", "padded_hidden", "padded_intermediate"),
+            *("padded_rows", "padded_hidden", "padded_intermediate", "row_bytes"),
         )
     )
     kernels = ", ".join(f'.{role} = "{name}"' for role, name in names.items())

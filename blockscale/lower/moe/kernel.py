@@ -52,11 +52,12 @@ def sources(pairs: Sequence[Pair], spec: FusedMoe, arch: str) -> Source:
         found.append(Bucket(limit, kernels.of[first], kernels.of[second], first, second))
     roles = ("prepare", "prepare_many", *(() if spec.slots else ("combine",)))
     small = {role: f"{name}_{role}" for role in roles}
+    form = spec.dtype, spec.act_fmt
     texts = [
         *kernels.texts,
         moe_small.HEADER,
-        moe_small.prepare_source(small["prepare"], spec.dtype, spec.act_fmt),
-        moe_small.prepare_source(small["prepare_many"], spec.dtype, spec.act_fmt, many=True),
+        moe_small.prepare_source(small["prepare"], *form, coded=spec.coded),
+        moe_small.prepare_source(small["prepare_many"], *form, many=True, coded=spec.coded),
     ]
     codes = [
         *(gemm_code(own, kernel) for own, kernel in kernels.of.items()),
@@ -85,7 +86,9 @@ def _by_bytes(spec: FusedMoe) -> dict[str, tuple[KernelCode, str]]:
     made = {}
     for role, many in (("prepare_bytes", False), ("prepare_many_bytes", True)):
         name = f"{spec.name}_{role}"
-        text = moe_small.prepare_source(name, spec.dtype, spec.act_fmt, many=many, by_bytes=True)
+        text = moe_small.prepare_source(
+            name, spec.dtype, spec.act_fmt, many=many, by_bytes=True, coded=spec.coded
+        )
         made[role] = moe_small.code_of(name, launches.PREPARE, shared=True), text
     name = f"{spec.name}_requantize_bytes"
     text = moe_small.requantize_bytes_source(name, spec.dtype, spec.act_fmt)

@@ -65,20 +65,27 @@ def _kernel(name: str, params: Params, threads: int, body: str, cluster: int = 1
 
 
 def prepare_source(
-    name: str, dtype: str, act_fmt: str | None, *, many: bool = False, by_bytes: bool = False
+    name: str,
+    dtype: str,
+    act_fmt: str | None,
+    *,
+    many: bool = False,
+    by_bytes: bool = False,
+    coded: bool = False,
 ) -> str:
     """Return the kernel that sorts ids, and permutes (and quantises) rows of hidden.
 
     With ``many``, that of any number of slots, whose grid consists of clusters; else of 4096.
-    ``by_bytes``: rows become codes of 8 bits.
+    ``by_bytes``: rows become codes of 8 bits.  ``coded``: rows of hidden are quantised already.
     """
     own = "bs_moe_prepare_bytes" if by_bytes else "bs_moe_prepare"
     ctas = SORT_CLUSTER if many else 1
+    more = ", true" if coded else ""
     body = (
         "  BsMoePrepare p = {{{ids, experts, wide}, rows * top_k, order, "
         "{{blocks1, count1, tokens1}, {blocks2, count2, tokens2}}},\n"
         "                    hidden, scale, x, row_scale, rows, cols, pitch};\n"
-        f"  {own}<{_FLOAT[dtype]}, {_ACT[act_fmt]}, {ctas}>(p);\n"
+        f"  {own}<{_FLOAT[dtype]}, {_ACT[act_fmt]}, {ctas}{more}>(p);\n"
     )
     return _kernel(name, PREPARE, SORT_THREADS, body, ctas)
 

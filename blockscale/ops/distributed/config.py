@@ -10,13 +10,15 @@ import torch
 import torch.distributed as dist
 
 from blockscale.ops import checks
-from blockscale.specs.exchange import MAX_RANKS, MAX_TOKENS, OWNER_BITS
+from blockscale.specs.exchange import MAX_RANKS, MAX_TOKENS, OWNER_BITS, row_bytes
+from blockscale.specs.plans.coded import CODED_FORMATS, CodedRow
 from blockscale.specs.spec import check_positive
 
 WHERE = "ExpertParallel"
 
-DISPATCHES = ("bf16",)
-"""What rows are sent as: "bf16", the 16 bits (on CPUs also 32) that they are."""
+DISPATCHES = ("bf16", *CODED_FORMATS)
+"""What rows are sent as: "bf16", the 16 bits (on CPUs also 32) that they are; else codes and scales
+(`CodedRow`), those that a layer with this ``act_fmt`` makes of them."""
 
 Owners = tuple[tuple[int, ...], ...]
 """The experts of each rank, in the order of its weights."""
@@ -40,6 +42,8 @@ class Config:
         for name in ("experts", "hidden", "top_k", "max_tokens"):
             check_positive(WHERE, name, getattr(self, name))
         checks.choice(WHERE, "dispatch", self.dispatch, DISPATCHES)
+        if self.row is not None:
+            self.row.check(WHERE)
         for name, most in (("max_tokens", MAX_TOKENS), ("ranks", MAX_RANKS)):
             if getattr(self, name) > most:
                 raise ValueError(
@@ -52,6 +56,26 @@ class Config:
                 "the layer"
             )
         self._check_owners()
+
+    @property
+    def act_fmt(self) -> str | None:
+        """What rows are quantised to before they are sent, if to anything."""
+        return None if self.dispatch == "bf16" else self.dispatch
+
+    @property
+    def row(self) -> CodedRow | None:
+        """Where the bytes of a coded row are."""
+        return None if self.act_fmt is None else CodedRow(self.act_fmt, self.hidden)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of 16 bits an element, or of a coded one, as it is sent on CUDA."""
+        return row_bytes(self.hidden, self.act_fmt)
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, str | None]:
+        """What the parts of a symmetric buffer depend on."""
+        return self.ranks, self.max_tokens, self.top_k, self.hidden, self.act_fmt
 
     def _check_owners(self) -> None:
         if len(self.owners) != self.ranks:

@@ -11,7 +11,9 @@ import torch.distributed as dist
 from blockscale.ops import call
 from blockscale.ops.checks import dtype_name
 from blockscale.ops.distributed.config import WHERE, Config
+from blockscale.ops.quant import quantize
 from blockscale.specs.exchange import OWNER_BITS, EpReduce
+from blockscale.specs.plans.coded import CodedRow
 
 Tensor = torch.Tensor
 
@@ -30,6 +32,26 @@ class Sent(NamedTuple):
     came: list[int]
 
 
+E4M3_MAX = 448.0
+
+
+def coded(x: Tensor, row: CodedRow, a1_scale: Tensor | None) -> Tensor:
+    """Return x [T, H] as coded rows [T, bytes]: the bytes that the kernels of GPUs make."""
+    rows = torch.zeros((len(x), row.bytes), dtype=torch.uint8, device=x.device)
+    if not len(x):
+        return rows
+    if row.act_fmt == "nvfp4":
+        codes, scales = quantize(x, "nvfp4", a1_scale)
+    else:
+        scales = x.float().abs().amax(1, keepdim=True) / E4M3_MAX
+        ratio = torch.where(scales == 0, 0, x.float() / scales)
+        ratio = ratio.clamp(-E4M3_MAX, E4M3_MAX)  # torch does not promise to saturate
+        codes = ratio.to(torch.float8_e4m3fn)
+    rows[:, : row.codes] = codes.view(torch.uint8)
+    rows[:, row.codes : row.codes + row.scales] = scales.view(torch.uint8)
+    return rows
+
+
 class Exchange:
     """One rank's part: `send`, `bring_back`."""
 
@@ -39,8 +61,10 @@ class Exchange:
         self.owner = config.owner_table()
         self.epoch = 0
 
-    def send(self, x: Tensor, ids: Tensor, bound: int) -> tuple[Tensor, Sent]:
-        """Return rows [n, H] that came, and what is kept."""
+    def send(
+        self, x: Tensor, ids: Tensor, bound: int, a1_scale: Tensor | None = None
+    ) -> tuple[Tensor, Sent]:
+        """Return rows that came, [n, H], or coded ones [n, bytes], and what is kept."""
         self.epoch += 1
         tokens = self._meet("dispatch", len(x), bound)
         for rank, count in enumerate(tokens):
@@ -49,6 +73,7 @@ class Exchange:
                     f"{WHERE}.dispatch: rank {rank} has {count} tokens, but the bound is {bound}; "
                     "pass fewer at a time, or set a larger bound on all ranks"
                 )
+        given = x if self.config.row is None else coded(x, self.config.row, a1_scale)
         place = self._places(ids)
         to = torch.where(place < 0, -1, place >> OWNER_BITS)
         local = place & (1 << OWNER_BITS) - 1
@@ -56,7 +81,7 @@ class Exchange:
         for rank in range(self.config.ranks):
             there = to == rank
             picked = there.any(1)
-            rows.append(x[picked])
+            rows.append(given[picked])
             mine.append(torch.where(there, local, -1)[picked].to(torch.int32))
             counts.append(int(picked.sum()))
         came = self._swap_counts(counts)

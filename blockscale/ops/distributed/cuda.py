@@ -39,7 +39,7 @@ class Memory(NamedTuple):
 
 def symmetric_memory(config: Config, group: Any, device: torch.device) -> Memory:
     """Return zeroed buffers; all ranks call it."""
-    size = symmetric_bytes(config.ranks, config.max_tokens, config.top_k, config.hidden)
+    size = symmetric_bytes(*config.sizes)
     if config.ranks == 1:
         own = torch.zeros(size, dtype=torch.uint8, device=device)
         return Memory(own, [own])
@@ -71,8 +71,8 @@ class Exchange:
         self.status = torch.zeros(len(STATUS), dtype=torch.int64).pin_memory()
         self._status = self.status.numpy()
         sizes = config.ranks, config.experts, config.top_k, config.hidden, config.dtype
-        self.specs = EpDispatch(*sizes), EpCombine(*sizes)
-        self.parts = symmetric(config.ranks, config.max_tokens, config.top_k, config.hidden)
+        self.specs = EpDispatch(*sizes, act_fmt=config.act_fmt), EpCombine(*sizes)
+        self.parts = symmetric(*config.sizes)
         self.frames: dict[int, Tensor] = {}
         row = torch.zeros((1, config.hidden), dtype=getattr(torch, config.dtype), device=device)
         dropped = torch.full((1, config.top_k), -1, dtype=torch.int32, device=device)
@@ -97,16 +97,22 @@ class Exchange:
         return self.frames[bound]
 
     def landed(self, bound: int) -> tuple[Tensor, Tensor]:
-        """Return views of the own buffer: rows [ranks * bound, H] and ids [ranks * bound, k]."""
-        c, dtype = self.config, getattr(torch, self.config.dtype)
-        count = c.ranks * bound
-        at, own = {name: offset for name, (offset, _) in self.parts.items()}, self.memory.own
-        rows = own[at["rows"] : at["rows"] + count * c.hidden * 2].view(dtype)
-        ids = own[at["ids"] : at["ids"] + count * c.top_k * 4].view(torch.int32)
-        return rows.view(count, c.hidden), ids.view(count, c.top_k)
+        """Return views of the own buffer: rows [ranks * bound, H] and ids [ranks * bound, k].
 
-    def send(self, x: Tensor, ids: Tensor, bound: int) -> tuple[Tensor, Tensor]:
-        """Return rows [ranks * bound, H] that came, and their ids [ranks * bound, k]."""
+        Coded rows are bytes, [ranks * bound, bytes].
+        """
+        c, count = self.config, self.config.ranks * bound
+        at, own = {name: offset for name, (offset, _) in self.parts.items()}, self.memory.own
+        rows = own[at["rows"] : at["rows"] + count * c.row_bytes].view(count, c.row_bytes)
+        ids = own[at["ids"] : at["ids"] + count * c.top_k * 4].view(torch.int32)
+        if c.row is None:
+            rows = rows.view(getattr(torch, c.dtype))
+        return rows, ids.view(count, c.top_k)
+
+    def send(
+        self, x: Tensor, ids: Tensor, bound: int, a1_scale: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return rows that came and their ids [ranks * bound, k], as `landed`."""
         self.check()
         if len(x) > bound:
             self.give_up("dispatch")
@@ -119,7 +125,8 @@ class Exchange:
         rows, landed_ids = self.landed(bound)
         flags = call.launch_flags(True)
         kernel = call.kernel(self.specs[0], x.device)
-        kernel.call(x, ids, self.owner, self.frame(bound), self.state, landed_ids, *flags)
+        given = (x, a1_scale) if self.config.act_fmt == "nvfp4" else (x,)
+        kernel.call(*given, ids, self.owner, self.frame(bound), self.state, landed_ids, *flags)
         return rows, landed_ids
 
     def bring_back(

@@ -15,6 +15,7 @@ from blockscale.ops.distributed.config import WHERE, Config, agree, owners_of
 from blockscale.ops.moe.layer import Options, run_slots
 from blockscale.ops.moe.weights import MoeWeights
 from blockscale.specs.exchange import symmetric_bytes
+from blockscale.specs.plans.coded import CodedRow
 
 Tensor = torch.Tensor
 
@@ -26,14 +27,33 @@ class Dispatched(NamedTuple):
     """What `ExpertParallel.dispatch` returns.
 
     Attributes:
-        hidden: [n, H] rows that came to this rank.
+        hidden: [n, H] rows that came to this rank; codes of dispatch="fp8", float8_e4m3fn, and of
+            "nvfp4", [n, H / 2] uint8, the even element in the low nibble.
         topk_ids: [n, k] int32 this rank's experts, by the number of their weights here; -1: none.
         kept: what `ExpertParallel.combine` needs besides.
+        scale: what codes are multiplied with: of "fp8" [n] float32; of "nvfp4" [n, H / 16]
+            float8_e4m3fn, and `a1_scale`.
     """
 
     hidden: Tensor
     topk_ids: Tensor
-    kept: Any
+    kept: Kept
+    scale: Tensor | None = None
+
+
+class Kept(NamedTuple):
+    """What a rank keeps between dispatch and combine.
+
+    Attributes:
+        sent: what the exchange needs to bring results back.
+        topk_ids, topk_weights: of its own tokens.
+        rows: that came, as they lie in memory.
+    """
+
+    sent: Any
+    topk_ids: Tensor
+    topk_weights: Tensor
+    rows: Tensor
 
 
 class ExpertParallel:
@@ -74,7 +94,9 @@ class ExpertParallel:
             hidden: elements of a row, a multiple of 8.
             top_k: experts of a token.
             max_tokens: of a rank, in one call.
-            dispatch: what rows are sent as: "bf16", as they are.
+            dispatch: what rows are sent as: "bf16", as they are; "fp8" or "nvfp4", codes and scales
+                of what `blockscale.fused_moe` with this ``act_fmt`` makes of them, at half or 28 %
+                of the bytes.
             owners: the experts of each rank; one may lie on several ranks, which then share its
                 tokens.  None: equal shares of neighbours.
             device: None: the current GPU if the group has NCCL, else the CPU.
@@ -116,15 +138,19 @@ class ExpertParallel:
         c = self.config
         if self.device.type == "cpu":
             return 0
-        return symmetric_bytes(c.ranks, c.max_tokens, c.top_k, c.hidden)
+        return symmetric_bytes(*c.sizes)
 
-    def dispatch(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Dispatched:
+    def dispatch(
+        self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, a1_scale: Tensor | None = None
+    ) -> Dispatched:
         """Send each row once to every rank that has an expert of it; return what came here.
 
         Args:
             x: [T, H], T from 0 to `bound`.
             topk_ids: [T, k] int32 or int64; others than 0 to experts - 1 are dropped.
             topk_weights: [T, k] float32.
+            a1_scale: [1] float32, of dispatch="nvfp4": what block scales are multiplied with, the
+                same on all ranks; None: 1.
 
         Raises:
             ValueError, TypeError: an argument does not fit; too many tokens; or the last dispatch
@@ -138,11 +164,16 @@ class ExpertParallel:
             )
         if topk_ids.dtype == torch.int64:
             topk_ids = topk_ids.clamp(-1, self.config.experts).to(torch.int32)
+        self._check_scale("dispatch", a1_scale, x)
+        scale = None if a1_scale is None else a1_scale.reshape(1)
         rows = x.contiguous(), topk_ids.contiguous(), topk_weights.contiguous()
-        landed, kept = self._step(self._exchange.send, rows[0], rows[1], self.bound)
+        landed, sent = self._step(self._exchange.send, rows[0], rows[1], self.bound, scale)
         self._open = True
-        ids = kept.landed_ids if isinstance(kept, cpu.Sent) else kept
-        return Dispatched(landed, ids, (kept, *rows[1:]))
+        ids = sent.landed_ids if isinstance(sent, cpu.Sent) else sent
+        kept = Kept(sent, *rows[1:], landed)
+        if self.config.row is None:
+            return Dispatched(landed, ids, kept)
+        return _codes(landed, self.config.row, ids, kept)
 
     def combine(self, y: Tensor, dispatched: Dispatched, out: Tensor | None = None) -> Tensor:
         """Return [T, H]: the sum of the slots of each token, weighted, in float32, rounded once.
@@ -158,7 +189,7 @@ class ExpertParallel:
         """
         if not self._open:
             raise ValueError(f"{WHERE}.combine: there is no open dispatch; call dispatch() first")
-        kept, ids, weights = dispatched.kept
+        sent, ids, weights, _ = dispatched.kept
         wanted = (*dispatched.topk_ids.shape, self.config.hidden)
         if y.shape != wanted or y.dtype != self.dtype:
             raise ValueError(
@@ -168,7 +199,7 @@ class ExpertParallel:
             )
         made = y.new_empty((len(ids), self.config.hidden)) if out is None else out
         result: Tensor = self._step(
-            self._exchange.bring_back, y.contiguous(), kept, ids, weights, made
+            self._exchange.bring_back, y.contiguous(), sent, ids, weights, made
         )
         self._open = False
         return result
@@ -192,15 +223,27 @@ class ExpertParallel:
                 f"{WHERE}: the weights are of {weights.experts} experts, but rank {self.rank} has "
                 f"{len(self.local_experts)}; pass those of ep.local_experts"
             )
+        self.check_act_fmt(WHERE, options.act_fmt)
         added = None if beside is None else self._aside(beside)
-        came = self.dispatch(hidden, topk_ids, topk_weights)
-        y = run_slots(came.hidden, weights, came.topk_ids, options)
+        sent = self.config.act_fmt == "nvfp4"
+        came = self.dispatch(hidden, topk_ids, topk_weights, options.a1_scale if sent else None)
+        coded = None if self.config.row is None else self.dtype
+        y = run_slots(came.kept.rows, weights, came.topk_ids, options, coded)
         made = self.combine(y, came, out)
         if added is None:
             return made
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).wait_stream(self._beside)
         return made.add_(added)
+
+    def check_act_fmt(self, where: str, act_fmt: str | None) -> None:
+        """ValueError unless a layer with this ``act_fmt`` takes the rows that come."""
+        sent = self.config.act_fmt
+        if sent not in (None, act_fmt):
+            raise ValueError(
+                f"{where}: act_fmt={act_fmt!r}, but ep sends rows as dispatch={sent!r} codes; pass "
+                f"act_fmt={sent!r}, or construct ep with dispatch='bf16'"
+            )
 
     def check(self) -> None:
         """Wait for the GPU; RuntimeError with rank and step if a call has failed."""
@@ -226,6 +269,15 @@ class ExpertParallel:
             self._failed = error  # what has been sent cannot be taken back
             raise
 
+    def _check_scale(self, step: str, scale: Tensor | None, x: Tensor) -> None:
+        where = f"{WHERE}.{step}"
+        checks.one_element(where, "a1_scale", scale, "x", x)
+        if scale is not None and self.config.act_fmt != "nvfp4":
+            raise ValueError(
+                f"{where}: a1_scale is given, but dispatch={self.config.dispatch!r} has no static "
+                "scale; leave it out, or construct it with dispatch='nvfp4'"
+            )
+
     def _check_rows(self, step: str, x: Tensor, ids: Tensor, weights: Tensor) -> None:
         where, c = f"{WHERE}.{step}", self.config
         checks.tensor(where, "x", x, (self.dtype,), dims=2)
@@ -247,6 +299,16 @@ class ExpertParallel:
                 f"{where}: x is on {x.device}, but the group is on {self.device}; pass "
                 f"x.to({str(self.device)!r})"
             )
+
+
+def _codes(rows: Tensor, row: CodedRow, ids: Tensor, kept: Kept) -> Dispatched:
+    """Return views of coded rows."""
+    codes, scales = rows[:, : row.codes], rows[:, row.codes : row.codes + row.scales]
+    if row.act_fmt == "nvfp4":
+        return Dispatched(codes, ids, kept, scales.view(torch.float8_e4m3fn))
+    return Dispatched(
+        codes.view(torch.float8_e4m3fn), ids, kept, scales.view(torch.float32).squeeze(1)
+    )
 
 
 def _device(given: str | torch.device | None, group: Any, alone: bool) -> torch.device:

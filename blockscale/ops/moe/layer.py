@@ -215,16 +215,23 @@ class _Experts(call.Op[Tensor]):
 _EXPERTS = _Experts(WHERE)
 
 
-def run_slots(hidden: Tensor, weights: MoeWeights, ids: Tensor, options: Options) -> Tensor:
+def run_slots(
+    hidden: Tensor,
+    weights: MoeWeights,
+    ids: Tensor,
+    options: Options,
+    coded: torch.dtype | None = None,
+) -> Tensor:
     """Return [T, k, H]: each slot's result of its expert, rounded and not weighted.
 
     Args:
         hidden, weights, options: as in `run_experts`.
         ids: [T, k] int32; of slots that others have than 0 to E - 1, the result is anything.
+        coded: hidden [T, bytes] has rows of this dtype coded as ``act_fmt`` says (`CodedRow`).
     """
-    static = options.a1_scale is None, options.a2_scale is None, weights.bias
+    static = options.a1_scale is None, options.a2_scale is None, weights.bias, coded
     how = options[:4] + static + _flat(weights)
-    return _SLOTS.run((checks.last_size(ids), how), (hidden, ids, weights, options))
+    return _SLOTS.run((checks.last_size(ids), how), (hidden, ids, weights, options, coded))
 
 
 class _Slots(call.Op[Tensor]):
@@ -241,16 +248,18 @@ class _Slots(call.Op[Tensor]):
         return self._ready(spec, given)
 
     def check(self, options: Any, given: Any) -> Checked:
-        hidden, ids, weights, choices = given
-        spec = replace(
-            check_call(hidden, weights, ids, ids.view(torch.float32), choices), slots=True
-        )
+        hidden, ids, weights, choices, coded = given
+        rows = hidden
+        if coded is not None:  # what it was made of
+            rows = hidden.new_empty((len(hidden), weights.hidden), dtype=coded)
+        spec = check_call(rows, weights, ids, ids.view(torch.float32), choices)
+        spec = replace(spec, slots=True, coded=coded is not None)
         arguments, y = self._ready(spec, given)
         return Checked(spec if len(hidden) else None, arguments, y)
 
     def _ready(self, spec: FusedMoe, given: Any) -> tuple[tuple[Any, ...], Tensor]:
-        hidden, ids, weights, choices = given
-        y = hidden.new_empty((len(hidden), spec.top_k, spec.hidden))
+        hidden, ids, weights, choices, coded = given
+        y = hidden.new_empty((len(hidden), spec.top_k, spec.hidden), dtype=coded)
         return _arguments(spec, (hidden, ids), weights, choices, y), y
 
 

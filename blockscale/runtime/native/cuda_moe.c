@@ -315,8 +315,8 @@ static int run(const Pass *p) {
 int blockscale_moe(const BsCall *call, const BsMoe *moe, TVMFFIAny *args) {
   if (blockscale_check_shapes(call, args, 0) != 0) return -1;
   const BsMoePlaces *at = &moe->at;
-  int64_t rows = tensor(args, at->hidden)->shape[0], row_bytes = 2 * (int64_t)moe->hidden;
-  int64_t out_bytes = moe->combine == NULL ? moe->top_k * row_bytes : row_bytes;
+  int64_t rows = tensor(args, at->hidden)->shape[0], out_bytes = 2 * (int64_t)moe->hidden;
+  if (moe->combine == NULL) out_bytes *= moe->top_k;
   Pass p = {.call = call, .moe = moe, .args = args, .tokens = least(rows, BS_CHUNK)};
   const DLTensor *workspace = tensor(args, at->workspace);
   if (rows == 0) return 0;
@@ -333,7 +333,7 @@ int blockscale_moe(const BsCall *call, const BsMoe *moe, TVMFFIAny *args) {
     p.tokens = least(rows - done, BS_CHUNK);
     p.slots = p.tokens * moe->top_k;
     place(&p, workspace->data);
-    p.hidden = (const char *)tensor(args, at->hidden)->data + done * row_bytes;
+    p.hidden = (const char *)tensor(args, at->hidden)->data + done * moe->row_bytes;
     p.ids = (const char *)tensor(args, at->topk_ids)->data + done * moe->top_k * 4;
     if (at->topk_weights >= 0) p.weights = (const char *)tensor(args, at->topk_weights)->data + done * moe->top_k * 4;
     p.out = (char *)tensor(args, at->out)->data + done * out_bytes;

@@ -49,6 +49,7 @@ typedef struct {
   int32_t count;                              /* of buckets */
   int32_t experts, top_k, hidden;
   int32_t padded_rows, padded_hidden, padded_intermediate; /* of w13, of both */
+  int32_t row_bytes;                          /* of hidden */
   int32_t sm_shared;                          /* bytes of shared memory of an SM */
   BsMoePlaces at;
 } BsMoe;

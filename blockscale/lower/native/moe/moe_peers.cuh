@@ -56,7 +56,7 @@ BS_INLINE uint64_t *bs_ep_cell(const int64_t *frame, int ranks, int of, int step
   return reinterpret_cast<uint64_t *>(bs_ep_part(frame, of, BS_EP_CELLS)) + step * ranks + from;
 }
 
-// 16 bytes, and a word, into a part of a rank's buffer.
+// 16 bytes, a word, and half a word, into a part of a rank's buffer, at a multiple of their size.
 BS_INLINE void bs_ep_put16(const int64_t *frame, int rank, int part, int64_t at, const void *from) {
   const uint32_t *w = static_cast<const uint32_t *>(from);
   *reinterpret_cast<uint4 *>(bs_ep_part(frame, rank, part) + 16 * at) = make_uint4(w[0], w[1], w[2], w[3]);
@@ -64,6 +64,10 @@ BS_INLINE void bs_ep_put16(const int64_t *frame, int rank, int part, int64_t at,
 
 BS_INLINE void bs_ep_put4(const int64_t *frame, int rank, int part, int64_t at, int value) {
   *reinterpret_cast<int *>(bs_ep_part(frame, rank, part) + 4 * at) = value;
+}
+
+BS_INLINE void bs_ep_put2(const int64_t *frame, int rank, int part, int64_t at, int value) {
+  *reinterpret_cast<uint16_t *>(bs_ep_part(frame, rank, part) + 2 * at) = static_cast<uint16_t>(value);
 }
 
 // Whether this rank still takes part: nothing is sent after a failure.

@@ -11,16 +11,8 @@
 // float16; the row's (or tensor's) factor goes to `row_scale`, with which the GEMM multiplies.
 #pragma once
 #include "fp4.cuh"
+#include "moe_coded.cuh"
 #include "moe_sort.cuh"
-
-enum BsMoeAct {
-  BS_ACT_NONE,
-  BS_ACT_FP8,
-  BS_ACT_FP8_TENSOR,
-  BS_ACT_NVFP4,
-  BS_ACT_MXFP4,  // of bfloat16, as the next one: powers of two are not all numbers of float16
-  BS_ACT_MXFP8,
-};
 
 constexpr int BS_TEAM_WARPS = BS_TEAM / 32;  // threads that share a row
 
@@ -45,9 +37,6 @@ struct BsPermutedRow {
     w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
   }
 };
-
-// Larger magnitude of a word's two numbers, as the bits of a 16-bit float.
-BS_INLINE uint32_t bs_word_most(uint32_t w) { return max(w & 0x7FFFu, w >> 16 & 0x7FFFu); }
 
 BS_INLINE float bs_e4m3_nearest(float x, float scale) {
   return scale == 0.0f ? 0.0f : bs_e4m3_value(bs_e4m3(__fdiv_rn(x, scale)));
@@ -148,7 +137,7 @@ BS_INLINE float bs_given_scale(const float *scale) {
 
 struct BsMoePrepare {
   BsMoeSort sort;
-  const void *hidden;   // [rows, cols]
+  const void *hidden;   // [rows, cols], or coded rows
   const float *scale;   // of the whole tensor, for BS_ACT_FP8_TENSOR and BS_ACT_NVFP4
   void *x;              // [rows, pitch]
   float *row_scale;     // [rows]
@@ -191,8 +180,25 @@ BS_INLINE void bs_quantize_rows(const BsMoePrepare &p, int cta, int ctas, uint32
   }
 }
 
-// The first CTAS sort, all others permute; of a kernel whose clusters have so many.
-template <class F, int ACT, int CTAS>
+// Rows that are codes and scales already.
+template <class F, int ACT>
+BS_INLINE void bs_decode_rows(const BsMoePrepare &p, int cta, int ctas) {
+  using Row = BsCodedRow<F, ACT>;
+  int chunks = p.pitch / 8, all = p.rows * chunks;
+  float given = bs_given_scale(p.scale);
+  for (int i = cta * BS_SORT_THREADS + threadIdx.x; i < all; i += ctas * BS_SORT_THREADS) {
+    int row = i / chunks, chunk = i - row * chunks;
+    Row from = {static_cast<const char *>(p.hidden) + row * Row::bytes(p.cols), p.cols};
+    uint32_t w[4];
+    from.load(w, chunk);
+    bs_store<16, BS_KEEP>(static_cast<uint4 *>(p.x) + i, w);
+    if (chunk == 0) p.row_scale[row] = from.factor(given);
+  }
+}
+
+// The first CTAS sort, all others permute; of a kernel whose clusters have so many.  CODED: hidden are
+// coded rows.
+template <class F, int ACT, int CTAS, bool CODED = false>
 BS_INLINE void bs_moe_prepare(const BsMoePrepare &p) {
   extern __shared__ __align__(16) char bs_prepare_shared[];
   __shared__ uint32_t most[2 * BS_SORT_WARPS];
@@ -200,6 +206,7 @@ BS_INLINE void bs_moe_prepare(const BsMoePrepare &p) {
   bs_grid_launch();
   int cta = blockIdx.x - CTAS, ctas = gridDim.x - CTAS;
   if (cta < 0) bs_moe_sort<CTAS>(p.sort, bs_prepare_shared);
+  else if constexpr (CODED) bs_decode_rows<F, ACT>(p, cta, ctas);
   else if constexpr (ACT == BS_ACT_NONE) bs_permute_rows(p, cta, ctas);
   else bs_quantize_rows<F, ACT>(p, cta, ctas, most);
 }
@@ -259,11 +266,10 @@ struct BsPermutedBytes {
 template <class F>
 BS_INLINE void bs_store_codes(uint4 *to, const uint32_t (&w)[8], float scale) {
   uint32_t codes[4];
-  auto over = [scale](float x) { return scale == 0.0f ? 0.0f : __fdiv_rn(x, scale); };
 #pragma unroll
   for (int t = 0; t < 4; ++t) {
-    uint32_t low = bs_e4m3x2(over(F::lo(w[2 * t])), over(F::lo(w[2 * t + 1])));
-    codes[t] = low | bs_e4m3x2(over(F::hi(w[2 * t])), over(F::hi(w[2 * t + 1]))) << 16;
+    uint32_t low = bs_e4m3x2(bs_over(F::lo(w[2 * t]), scale), bs_over(F::lo(w[2 * t + 1]), scale));
+    codes[t] = low | bs_e4m3x2(bs_over(F::hi(w[2 * t]), scale), bs_over(F::hi(w[2 * t + 1]), scale)) << 16;
   }
   bs_store<16, BS_KEEP>(to, codes);
 }
@@ -307,8 +313,23 @@ BS_INLINE float bs_quantize_bytes(const R &from, uint4 *to, int chunks, float gi
   return factor;
 }
 
+// Rows that are E4M3 codes and scales already.
+template <class F>
+BS_INLINE void bs_permute_codes(const BsMoePrepare &p, int cta, int ctas) {
+  using Row = BsCodedRow<F, BS_ACT_FP8>;
+  int chunks = p.pitch / 16, all = p.rows * chunks;
+  for (int i = cta * BS_SORT_THREADS + threadIdx.x; i < all; i += ctas * BS_SORT_THREADS) {
+    int row = i / chunks, chunk = i - row * chunks;
+    Row from = {static_cast<const char *>(p.hidden) + row * Row::bytes(p.cols), p.cols};
+    uint32_t codes[4];
+    bs_coded_bytes(codes, from.row, p.cols, chunk);
+    bs_store<16, BS_KEEP>(static_cast<uint4 *>(p.x) + i, codes);
+    if (chunk == 0) p.row_scale[row] = from.factor(0.0f);
+  }
+}
+
 // As bs_moe_prepare, to codes [rows, pitch] of a byte.
-template <class F, int ACT, int CTAS>
+template <class F, int ACT, int CTAS, bool CODED = false>
 BS_INLINE void bs_moe_prepare_bytes(const BsMoePrepare &p) {
   extern __shared__ __align__(16) char bs_prepare_shared[];
   bs_grid_wait();
@@ -316,6 +337,10 @@ BS_INLINE void bs_moe_prepare_bytes(const BsMoePrepare &p) {
   int cta = blockIdx.x - CTAS, warps = (gridDim.x - CTAS) * (BS_SORT_THREADS / 32);
   if (cta < 0) {
     bs_moe_sort<CTAS>(p.sort, bs_prepare_shared);
+    return;
+  }
+  if constexpr (CODED) {
+    bs_permute_codes<F>(p, cta, gridDim.x - CTAS);
     return;
   }
   float given = bs_given_scale(p.scale);
