@@ -27,6 +27,9 @@ DECODING = 4.2
 WAITING = 120
 """Clocks for each 64 k that hide behind neither."""
 
+TAKING = 40
+"""Clocks for each 64 k in which a warpgroup waits for its 8-bit products; a guess."""
+
 CLUSTER = (860, 0.6)
 """Clocks that CTAs need to meet, and for each sum of another."""
 
@@ -101,8 +104,29 @@ WIDTHS = (
 WIDEST = (256, 128, 152)
 
 
+BYTE_ROWS = 64
+"""Rows of x from which a bucket multiplies in 8 bits, where a layer can; by `_cost`, not measured:
+with fewer, few of a tile's columns are rows, and the kernel before takes the time that is saved."""
+
+BYTE_SHAPES = ((256, 8, 1), (128, 4, 1), (128, 4, 2), (128, 4, 4))
+"""Rows of w, warps and CTAs of operands of 8 bits; a warp has two tiles of 16 rows."""
+
+BYTE_TRIED = 8
+"""Of these tiles are tried, those of least `_cost`."""
+
+BYTE_WIDTHS = (112, 96, 80, 64, 48, 32)
+"""Rows of x of a tile of theirs; the sums of a stage take registers of their own."""
+
+
+def multiplies_bytes(spec: Linear, rows: int, arch: Gpu) -> bool:
+    """Whether about ``rows`` rows are multiplied as E4M3."""
+    return spec.layout == "tiles64e" and rows >= BYTE_ROWS and WGMMA in arch.features
+
+
 def legal_tiles(spec: Linear, rows: int, arch: Gpu) -> list[LinearTile]:
     """Return the tiles that are tried, the default's first."""
+    if multiplies_bytes(spec, rows, arch):
+        return _of_bytes(spec, rows, arch)
     widths = next((tokens for most, tokens in WIDTHS if rows <= most), WIDEST)
     wide, bulk = WGMMA in arch.features, BULK_COPIES in arch.features
     found: list[LinearTile] = []
@@ -119,6 +143,19 @@ def legal_tiles(spec: Linear, rows: int, arch: Gpu) -> list[LinearTile]:
     first = _default(spec, rows, legal)
     more = _legal(spec, rows, arch, _more(widths, rows)) if wide else []
     return list(dict.fromkeys((first, *legal, *more)))
+
+
+def _of_bytes(spec: Linear, rows: int, arch: Gpu) -> list[LinearTile]:
+    """Return the tiles of operands of 8 bits: of each shape and order those of least `_cost`."""
+    made = [
+        LinearTile("wgmma", height, tokens, warps, 1, ctas, 2, raster, by_bytes=True)
+        for height, warps, ctas in BYTE_SHAPES
+        for tokens in BYTE_WIDTHS
+        if tokens <= max(rows, 64)
+        for raster in (("rows", "cols") if rows > 256 else ("rows",))
+    ]
+    legal = _legal(spec, rows, arch, made)
+    return sorted(legal, key=lambda tile: _cost(spec, tile, rows))[:BYTE_TRIED]
 
 
 def _with_wgmma(
@@ -168,6 +205,10 @@ def _cost(spec: Linear, tile: LinearTile, rows: int) -> float:
     """Clocks of a tile with wgmma, about; of 130 tiles on an H200 the least was within 5 %."""
     blocks = ceil_div(spec.padded_k, 64 * tile.ctas)
     product, decoding = tile.rows * tile.tokens / 32, DECODING * tile.rows
+    if tile.by_bytes:  # twice as fast, in half as many instructions; a model, not measured
+        product, decoding = product / 2, decoding / 2
+        if tile.warps == 4:  # of two warpgroups one multiplies while the other adds its sums up
+            product += tile.tokens / 2 + TAKING
     time = blocks * (max(product, decoding) + WAITING)
     if tile.ctas > 1:
         time += CLUSTER[0] + CLUSTER[1] * tile.rows * tile.tokens * (tile.ctas - 1)

@@ -46,7 +46,7 @@ class Products(Frame):
             f"const uint32_t scales_at = {k.scales.slot.at} + {self.expr(k.factors.first)};",
         ]
         rows = f"{k.rows.slot.at} + {self.expr(k.tokens.first)}"
-        if k.unit == "mma" and k.rows.how == "row":  # its matrix's row, a piece of 16 bytes
+        if k.unit == "mma" and k.rows.swizzled:  # its matrix's row, a piece of 16 bytes
             rows += " + lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16"
         elif k.unit == "mma":  # a thread's 16 channels are two pieces of 16 bytes
             rows += f" + lane / 4 * {k.rows.row_stride} + lane % 4 * 32"
@@ -55,7 +55,7 @@ class Products(Frame):
         lines.append(f"const uint32_t rows_at = {rows};")
         if k.copies == "async":
             lines.append("const uint32_t others_at = rows_at ^ 16;")
-        elif k.unit == "mma" and k.rows.how == "row":
+        elif k.unit == "mma" and k.rows.swizzled:
             lines.append("const uint32_t others_at = rows_at ^ 64;")
         if k.form.order == "steps":
             turns = ", ".join(f"(g / 2 + {j}) % 4 * 16u" for j in range(4))
@@ -108,7 +108,7 @@ class Products(Frame):
                 f"code[{i}] = bs_load16_shared(at + codes_at + {codes});",
                 f"scale[{i}] = {self.decoder}::load(at + scales_at + {scales}, lane);",
             ]
-        if k.rows.how == "row":
+        if k.rows.swizzled:
             return [*lines, *self._in_halves(inner)]
         return [*lines, *(self._in_pairs(inner) if k.in_pairs else self._in_one(inner))]
 
@@ -351,7 +351,7 @@ class Products(Frame):
             lines = [
                 self.at(),
                 f"bs_mbar_wait({self.full}, parity);",
-                "bs_fence_async();",  # cp.async wrote it
+                *(["bs_fence_async();"] if k.rows.how == "row" else []),  # cp.async wrote it
             ]
             for i in range(k.tiles_m):
                 bank = f"bank{i % 2}"
