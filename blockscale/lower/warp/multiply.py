@@ -383,6 +383,8 @@ class Products(Frame):
                 lines.append("bs_wgmma_commit();")
             return [*lines, f"before = {self.empty};", self.next()]
 
+        none = ["#pragma unroll", f"for (int q = 0; q < {count}; ++q) part[q] = 0.f;"]
+        none = none if k.partial else []
         return [
             f"float c[{k.tiles_m}][{count}];",
             *([f"float part[{count}];"] if k.partial else []),
@@ -393,12 +395,9 @@ class Products(Frame):
                     *self.before,
                     "#pragma unroll",
                     f"for (int q = 0; q < {k.tiles_m * count}; ++q) (&c[0][0])[q] = 0.f;",
-                    *(
-                        ["#pragma unroll", f"for (int q = 0; q < {count}; ++q) part[q] = 0.f;"]
-                        if k.partial
-                        else []
-                    ),
-                    *self.stages(stage),
+                    *none,
+                    # A branch would copy sums that are in flight.
+                    *self.stages(stage, before=[*take(k.tiles_m - 1), *none]),
                     *take(k.tiles_m - 1),
                     "__syncwarp();",
                     "if (lane == 0) bs_mbar_arrive(before);",
