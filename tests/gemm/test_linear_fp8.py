@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from blockscale import emulator
+from blockscale.building.builder import build
+from blockscale.runtime.function_cuda import PROGRAMMATIC
 from blockscale.specs import Linear
 from blockscale.specs.plans.linear import LinearTile
-from tests.kit.linear_harness import run
+from tests.kit.linear_harness import ACT, prepared, rows_of, run, weight
+from tests.kit.pairwise import few
+from tests.reference import moe
 
 LIMITS = {"bfloat16": 4e-3, "float16": 1e-3, "float32": 2e-5}
 
@@ -71,3 +78,70 @@ CASES = {
 def test_kernels_multiply(name: str) -> None:
     of, tile, rows = CASES[name]
     run(of, tile, rows).judge(LIMITS[of.out_dtype])
+
+
+# ---- Functions ----------------------------------------------------------------------------------
+
+PLAIN = spec(195, 544, residual=True)
+FULL = spec(264, 448, "float16", **GATED, **FLOAT)
+SIXTEEN = spec(136, 480, "float16", fmt="nvfp4", layout="tiles64", activation="relu2")
+SMS = 4
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = tmp_path_factory.mktemp("linear_fp8") / "linear.so"
+    build([PLAIN, FULL, SIXTEEN], path, level="sm_90a", ptx=True)
+    return path
+
+
+def call(library: Any, of: Linear, rows: int, flags: int = PROGRAMMATIC) -> Any:
+    """Return the launches, y and what it should be, of rows one of which is zeros."""
+    made, gains = weight(of, rows), np.array([0.5, 1.5][: 1 + of.gated])
+    w = prepared(of, made, gains)
+    dtype = getattr(torch, of.dtype)
+    x = moe.random_hidden(rows, of.k, of.dtype, rows).astype(np.float32)
+    x[rows // 2 : rows // 2 + (rows > 1)] = 0
+    bias = torch.linspace(-1, 1, of.n)
+    residual = [torch.linspace(-3, 3, rows * of.cols).view(rows, of.cols).to(dtype)]
+    y = torch.full((rows, of.cols), float("nan"), dtype=getattr(torch, of.out_dtype))
+    workspace = torch.full((of.workspace_bytes(rows),), 0xFF, dtype=torch.uint8)
+    given = [w.packed, w.block_scale, w.global_scale, bias, *residual[: of.residual], y, workspace]
+    ran = emulator.run_module(
+        library, of.name, torch.from_numpy(x).to(dtype), *given, flags, target="sm_90a",
+        multiprocessors=SMS,
+    )  # fmt: skip
+    ran.check()
+    hazards = [hazard.kind for report in ran.reports for hazard in report.hazards]
+    assert "programmatic launch" not in hazards
+    value = rows_of(of, False, x)[2]
+    sums = np.split(value @ made.value.T, 1 + of.gated, 1)
+    shifts = np.split(bias.numpy().astype(np.float64), 1 + of.gated)
+    parts = [s * g + b for s, g, b in zip(sums, gains, shifts, strict=True)]
+    want = ACT[of.activation](parts[0]) * (parts[1] if of.gated else 1)
+    want = want + (residual[0].double().numpy() if of.residual else 0)
+    return ran.launches, y.double().numpy(), want
+
+
+@pytest.mark.parametrize(
+    ("of", "rows"),
+    few(
+        [
+            *((PLAIN, 1), (PLAIN, 64), (PLAIN, 17), (FULL, 3)),
+            *((PLAIN, 200), (SIXTEEN, 70), (FULL, 40), (FULL, 130), (SIXTEEN, 9)),
+        ]
+    ),
+)
+def test_a_call_quantises_and_multiplies(library: Any, of: Linear, rows: int) -> None:
+    launches, got, want = call(library, of, rows)
+    first, second = launches
+    form = "natural" if of is SIXTEEN else "bytes" if rows > 32 else "permuted"
+    assert first.kernel == f"{of.name}_quantize_{form}"
+    assert second.programmatic
+    error = np.sqrt(((got - want) ** 2).sum(1) / (want**2).sum(1))
+    assert error.max() < LIMITS[of.out_dtype]
+
+
+def test_no_rows(library: Any) -> None:
+    launches, got, _ = call(library, PLAIN, 0)
+    assert (len(launches), got.shape) == (0, (0, 195))
