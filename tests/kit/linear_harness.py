@@ -89,15 +89,15 @@ def rows_of(spec: Linear, by_bytes: bool, x: np.ndarray) -> tuple[np.ndarray, An
     scale = most / np.float32(448)
     ratio = np.divide(x.astype(np.float32), scale, out=np.zeros_like(x, np.float32), where=most > 0)
     byte = ref.e4m3_encode(ratio)
-    code = ref.e4m3_decode(byte)
-    value = code.astype(np.float64) * scale
+    code, value = ref.e4m3_decode(byte), moe.qdq(x, "fp8")
     if spec.layout == "tiles64":
         return bits(code, spec.dtype), scale[:, 0], value
     stored = byte if by_bytes else bits(code, "bfloat16")
     padded = np.zeros((len(x), spec.padded_k), stored.dtype)
     padded[:, : spec.k] = stored
     order = list(BYTE_ORDER if by_bytes else K_ORDER)
-    return padded.reshape(len(x), -1, 64)[:, :, order].reshape(padded.shape), scale[:, 0], value
+    blocks = padded.reshape(len(x), spec.padded_k // 64, 64)
+    return blocks[:, :, order].reshape(padded.shape), scale[:, 0], value
 
 
 ACT = {
