@@ -80,7 +80,7 @@ class Frame:
         if rest:
             number = whole % each if k.ctas > 1 else whole
             lines += [
-                *(before if k.ctas > 1 else ()),
+                *before,
                 f"if (cta == {whole // each}) {{" if k.ctas > 1 else "{",
                 f"  const int k = {number};",
                 *indented(make(rest, True)),
