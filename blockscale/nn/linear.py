@@ -138,7 +138,7 @@ class Linear(Prepared):
                 values of any weight.
             activation: as in `blockscale.linear`.
             gated: None: whether there is an activation, and ``name`` a list of two: gate and up.
-            layout: of a 4-bit weight, "linear" or "tiles64"; None: that of the device and of act_fmt.
+            layout: of a 4-bit weight, "linear" or "tiles64"; None: that of the device and act_fmt.
             act_fmt: of the calls, as in `blockscale.linear`; an INT4 weight with one becomes a
                 `Linear`.
 
@@ -476,7 +476,7 @@ def int4_layer(
         if layout is None and device is not None and torch.device(device).type == "cuda":
             layout = "tiles64"
         made = prepared("Linear.from_checkpoint", part, dtype, layout, options.act_fmt)
-        to = {"activation": options.activation, "act_fmt": options.act_fmt}
+        to: dict[str, Any] = {"activation": options.activation, "act_fmt": options.act_fmt}
         return Linear(made, **to, pre_quant_scale=smooth)
     return Int4Linear(
         prepare(

@@ -192,8 +192,8 @@ class Linear(FormatSpec):
             )
         if self.layout == "tiles64e" and self.by_row:
             raise ValueError(
-                f"{where}: by_row=True, but in layout='tiles64e' each row has a global scale in any "
-                "case; leave by_row out"
+                f"{where}: by_row=True, but in layout='tiles64e' each row has a global scale in "
+                "any case; leave by_row out"
             )
 
     @property

@@ -6,18 +6,29 @@ rows agree to 1e-3 where results are not rounded to 16 bits.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import tvm
+from tvm.s_tir import Schedule
 
 from blockscale import emulator
+from blockscale.base.targets import GPU_TARGETS
 from blockscale.building.builder import build
+from blockscale.building.space import new_schedule
+from blockscale.catalog import registry
+from blockscale.lower.nvcc import compile_cuda_source
+from blockscale.lower.warp.derive import derive
+from blockscale.lower.warp.emit import emit
 from blockscale.runtime.function_cuda import PROGRAMMATIC
+from blockscale.schedules.gemm import linear as schedules
 from blockscale.specs import Linear
 from blockscale.specs.plans.linear import LinearTile
-from tests.kit.linear_harness import ACT, prepared, rows_of, run, weight
+from blockscale.tir.gemm.linear_tiles import linear_tiles
+from tests.kit.linear_harness import ACT, kernel, prepared, rows_of, run, weight
 from tests.kit.pairwise import few
 from tests.reference import moe
 
@@ -80,6 +91,73 @@ def test_kernels_multiply(name: str) -> None:
     run(of, tile, rows).judge(LIMITS[of.out_dtype])
 
 
+@pytest.mark.parametrize("k", [512, 2880])
+def test_products_run_beside_decoding(k: int) -> None:
+    """Of whole stages of K and half a one at the end, ptxas serialises no wgmma."""
+    of = kernel(spec(2880, k, residual=True), byte(256, 96), 4)
+    made = compile_cuda_source(emit(of, "linear"), "sm_90a")
+    assert not made.losses
+    assert not any(found["spills"] for found in made.resources)
+
+
+def test_kernels_follow_the_function() -> None:
+    """A text of the TensorIR is replaced before it is scheduled: scales of rows count twice."""
+    of, tile = spec(128, 256, **FLOAT), byte(128, 16)
+    text = linear_tiles(of, by_bytes=True).script()
+    assert text.count("* row_scale[vt, vi]") == 1
+    twice = text.replace("* row_scale[vt, vi]", "* (row_scale[vt, vi] + row_scale[vt, vi])")
+    sch = Schedule(tvm.script.from_source(twice))
+    schedules.decided(sch, of, tile, 3)
+    image = compile_cuda_source(emit(derive(sch.mod["main"]), "linear"), "sm_90a", ptx=True)
+    made = run(of, tile, 9, text=image.image.decode())
+    made.want = 2 * made.sums + made.bias
+    made.judge(LIMITS["float32"])
+
+
+def test_where_8_bits_are_multiplied() -> None:
+    """Of many rows on GPUs with wgmma; by mma.sync, where rows are few or there is none."""
+    of = spec(4096, 4096)
+    for arch, units in (("sm_90a", ["bytes"] * 5), ("sm_100a", ["mma"] * 5)):
+        found = []
+        for workload in registry.workloads(of, arch):
+            sch = new_schedule(workload.symbolic(arch))
+            workload.default(sch, arch)
+            made = derive(sch.mod["main"])
+            found.append("bytes" if made.by_bytes else made.unit)
+        assert found[-5:] == units
+        assert found[:2] == ["mma", "mma"]
+    with pytest.raises(TypeError, match="bulk copies"):
+        registry.road(of, "sm_80")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"unit": "mma", "warps": 4}, "multiplied by wgmma"),
+        ({"blocks_k": 1}, "128 k in a stage"),
+        ({"warps": 8}, "two tiles of 16 rows"),
+        ({"tokens": 128}, "more than 168 sums"),
+    ],
+)
+def test_illegal_tiles(changes: dict[str, Any], said: str) -> None:
+    tile = replace(byte(128, 64), **changes)
+    assert said in str(tile.illegal(spec(128, 512), GPU_TARGETS["sm_90a"]))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"fmt": "nvfp4"}, "'tiles64e' is for fmt='mxfp4' and act_fmt='fp8'"),
+        ({"act_fmt": ""}, "'tiles64e' is for fmt='mxfp4' and act_fmt='fp8'"),
+        ({"by_row": True}, "each row has a global scale in any case"),
+        ({"act_fmt": "int8"}, "act_fmt='int8' is not known"),
+    ],
+)
+def test_no_such_function(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        spec(128, 512, **options)
+
+
 # ---- Functions ----------------------------------------------------------------------------------
 
 PLAIN = spec(195, 544, residual=True)
@@ -140,6 +218,18 @@ def test_a_call_quantises_and_multiplies(library: Any, of: Linear, rows: int) ->
     assert second.programmatic
     error = np.sqrt(((got - want) ** 2).sum(1) / (want**2).sum(1))
     assert error.max() < LIMITS[of.out_dtype]
+
+
+def test_a_small_workspace_is_refused(library: Any) -> None:
+    w = prepared(PLAIN, weight(PLAIN, 0), np.ones(1))
+    x = torch.zeros((3, 544)).bfloat16()
+    residual, y = torch.zeros((2, 3, 195)).bfloat16()
+    workspace = torch.zeros(PLAIN.workspace_bytes(3) - 1, dtype=torch.uint8)
+    with pytest.raises(Exception, match=r"workspace has \d+ bytes, but \d+ are needed for 3"):
+        emulator.run_module(
+            library, PLAIN.name, x, w.packed, w.block_scale, w.global_scale, None, residual, y,
+            workspace, target="sm_90a", multiprocessors=SMS,
+        )  # fmt: skip
 
 
 def test_no_rows(library: Any) -> None:

@@ -283,7 +283,9 @@ def test_rows_of_fp8(case, size, dtype, activation, gated, residual):
     exact = made.run(3, weights, out_dtype=torch.float32)
     made.check(exact, 3, "float32")
     zeros = bs.linear(torch.zeros_like(made.x[:2]), weights, act_fmt="fp8", activation=activation)
-    assert torch.equal(zeros, bs.linear(torch.zeros_like(made.x[:2]), weights, activation=activation))
+    assert torch.equal(
+        zeros, bs.linear(torch.zeros_like(made.x[:2]), weights, activation=activation)
+    )
 
 
 # ---- What CUDA kernels are handed ---------------------------------------------------------------

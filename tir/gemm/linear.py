@@ -13,8 +13,8 @@ done to it is float32 too, and y is rounded once to its dtype.
 bits, so w is exact in bfloat16, and two products at a time go to a float32 accumulator (VDPBF16PS).
 Its operands are held as uint16 bits.
 
-With act_fmt "fp8" rows of codes e4m3(x / f), f = max |x| / 448 of the row, are multiplied instead of
-x, and s is f * global_scale times the sum; where f is 0 they are zeros.
+With act_fmt "fp8" rows of codes e4m3(x / f), f = max |x| / 448 of the row, are multiplied instead
+of x, and s is f * global_scale times the sum; where f is 0 they are zeros.
 
 Rows are padded with zeros to a multiple of ``row_tile``, so that a schedule sees whole tiles.
 Between loads and stores the rows of a gated weight are in another order, ``pair`` gates and then

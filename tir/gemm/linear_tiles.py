@@ -49,9 +49,7 @@ WEIGHT = ("packed", "block_scale")
 """Parameters that are written once, long before."""
 
 
-def linear_tiles(
-    spec: Linear, rows: int | None = None, *, by_bytes: bool = False
-) -> PrimFunc:
+def linear_tiles(spec: Linear, rows: int | None = None, *, by_bytes: bool = False) -> PrimFunc:
     """Return the unscheduled layer in whole tiles.
 
     Args:

@@ -1,4 +1,4 @@
-"""Linear layers that quantise their rows -> host C and CUDA C++: GEMMs, and a kernel before each."""
+"""Linear layers that quantise their rows -> host C and CUDA C++: GEMMs, a kernel before each."""
 
 from __future__ import annotations
 

@@ -103,8 +103,9 @@ def linear(
         if packed.layout in TILED and act_fmt in (None, "fp8") and act_global_scale is None:
             w = packed
             given = x, w.packed, w.block_scale, w.global_scale, w.bias, residual, out
-            options = activation, out_dtype, residual is None, w.facts, act_fmt or ""
-            return _LINEAR.run(options, given)
+            return _LINEAR.run(
+                (activation, out_dtype, residual is None, w.facts, act_fmt or ""), given
+            )
         weights = packed
     else:
         gated = bool(gated)
@@ -169,9 +170,9 @@ def _converted(x: Tensor, given: Given, act_fmt: str | None) -> LinearWeights:
 class _Linear(call.Op[Tensor]):
     """Options: activation, out_dtype, whether there is no residual, the weight's kind, and act_fmt.
 
-    The kind is the `Facts` of a weight in a layout of `TILED`; of one in layout "linear", whose tensors
-    may be anything until checked, its format, whether it is gated, and the shapes of its codes and
-    of its global scale.
+    The kind is the `Facts` of a weight in a layout of `TILED`; of one in layout "linear", whose
+    tensors may be anything until checked, its format, whether it is gated, and the shapes of its
+    codes and of its global scale.
     """
 
     def recorded(self, options: Any, given: Any) -> Tensor:
@@ -419,8 +420,8 @@ def _quantised(
     activation, residual, out_dtype = epilogue
     if act_fmt in (None, "fp8"):
         raise ValueError(
-            f"{WHERE}: act_global_scale is given with act_fmt={act_fmt!r}; pass act_fmt='nvfp4', or "
-            "leave it out"
+            f"{WHERE}: act_global_scale is given with act_fmt={act_fmt!r}; pass act_fmt='nvfp4', "
+            "or leave it out"
         )
     checks.choice(WHERE, "act_fmt", act_fmt, ACTS)
     checks.tensor(WHERE, "x", x, checks.ACTIVATIONS)

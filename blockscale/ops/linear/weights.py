@@ -458,15 +458,16 @@ def _to_rows(where: str, plain: LinearWeights, *, must: bool) -> LinearWeights |
     """
     if plain.fmt != "mxfp4":
         raise ValueError(
-            f"{where}: layout='tiles64e' is for mxfp4 weights, not for {plain.fmt}; leave layout out"
+            f"{where}: layout='tiles64e' is for mxfp4 weights, not for {plain.fmt}; leave layout "
+            "out"
         )
     _check_scales(where, plain, torch.bfloat16)
     top, least = moe_rows.ranges(plain.packed, plain.block_scale)
     widest, row = (int(value) for value in (top - least).max(0))
     if widest > moe_rows.SPREAD:
         said = (
-            f"{where}: block_scale of row {row} has exponents {widest} apart, but E4M3 holds blocks "
-            f"of a row exactly that are at most {moe_rows.SPREAD} apart"
+            f"{where}: block_scale of row {row} has exponents {widest} apart, but E4M3 holds "
+            f"blocks of a row exactly that are at most {moe_rows.SPREAD} apart"
         )
         if must:
             raise ValueError(f"{said}; leave layout out, for products of 16 bits")
@@ -534,7 +535,9 @@ def _from_rows(weights: LinearWeights) -> LinearWeights:
     if weights.by_row:
         byte = byte - (moe_tiles.E8M0_TOP - E8M0_BIAS)
     else:
-        halves = zip(*(value.chunk(2 if weights.gated else 1) for value in (byte, factor)), strict=True)
+        halves = zip(
+            *(value.chunk(2 if weights.gated else 1) for value in (byte, factor)), strict=True
+        )
         scales, factors = zip(*(moe_rows.linear(*half) for half in halves), strict=True)
         byte, factor = torch.cat(scales), torch.stack(factors)
     return replace(

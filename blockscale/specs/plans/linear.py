@@ -134,7 +134,8 @@ class LinearTile:
             return "wgmma takes K in one slice, and an even number of units in a stage"
         if self.tiles_m * self.tokens > SUMS[self.unit]:
             return "accumulators do not fit into registers"
-        if self.by_bytes and (not wgmma or self.tiles_m != 2 or self.blocks_k * TILE_K != PARTIAL_K):
+        whole = self.blocks_k * TILE_K == PARTIAL_K
+        if self.by_bytes and not (wgmma and whole and self.tiles_m == 2):
             return (
                 f"operands of 8 bits are multiplied by wgmma, {PARTIAL_K} k in a stage, two tiles "
                 "of 16 rows of a warp in turns"
