@@ -123,6 +123,7 @@ def test_where_8_bits_are_multiplied() -> None:
             sch = new_schedule(workload.symbolic(arch))
             workload.default(sch, arch)
             made = derive(sch.mod["main"])
+            assert made.partial == made.by_bytes
             found.append("bytes" if made.by_bytes else made.unit)
         assert found[-5:] == units
         assert found[:2] == ["mma", "mma"]
@@ -205,14 +206,16 @@ def call(library: Any, of: Linear, rows: int, flags: int = PROGRAMMATIC) -> Any:
     ("of", "rows"),
     few(
         [
-            *((PLAIN, 1), (PLAIN, 64), (PLAIN, 17), (FULL, 3)),
+            *((PLAIN, 1), (PLAIN, 64), (FULL, 3), (PLAIN, 17)),
             *((PLAIN, 200), (SIXTEEN, 70), (FULL, 40), (FULL, 130), (SIXTEEN, 9)),
         ]
     ),
 )
 def test_a_call_quantises_and_multiplies(library: Any, of: Linear, rows: int) -> None:
-    launches, got, want = call(library, of, rows)
+    flags = PROGRAMMATIC if rows > 1 else 0
+    launches, got, want = call(library, of, rows, flags)
     first, second = launches
+    assert first.programmatic == bool(flags)
     form = "natural" if of is SIXTEEN else "bytes" if rows > 32 else "permuted"
     assert first.kernel == f"{of.name}_quantize_{form}"
     assert second.programmatic

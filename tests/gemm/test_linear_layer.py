@@ -154,6 +154,15 @@ def test_each_row_may_have_a_global_scale(case):
             made.prepared(layout="128x4")
 
 
+def test_each_row_may_have_a_global_scale_in_tiles64e(fake_cuda):
+    made = Case("mxfp4", 70, 3, "bfloat16", act_fmt="fp8")
+    factors = np.random.default_rng(3).uniform(0.25, 4, 70).astype(np.float32)
+    w = dense(*made.made, np.float32([1])) * factors[:, None].astype(np.float64)
+    made.truth = reference.layer(moe.qdq(widen(made.x), "fp8"), w, made.bias)
+    made.tensors["global_scale"] = torch.from_numpy(factors)
+    made.check(made.run(3, made.prepared(layout="tiles64e")), 3)
+
+
 def test_int4_and_gates_have_no_global_scale_of_each_row():
     with pytest.raises(ValueError, match="by_row=True, but gates and ups have"):
         Linear(32, 64, activation="silu", gated=True, by_row=True)
@@ -393,12 +402,21 @@ def test_cuda_output_is_all_that_is_allocated(fake_cuda, monkeypatch):
         assert value is passed
 
 
-def test_cuda_weights_compile(fake_cuda):
+def test_tiles64e_is_for_rows_of_fp8(fake_cuda):
+    made = Case("mxfp4", 14, 2, "bfloat16", act_fmt="fp8")
+    weights = made.prepared(layout="tiles64e")
+    with rejects("layout 'tiles64e'", "pass act_fmt='fp8'", "layout='tiles64'"):
+        bs.linear(made.x, weights)
+
+
+@pytest.mark.parametrize("case", ["int4 64 zeros", "mxfp4"])
+def test_cuda_weights_compile(case, fake_cuda):
     """One graph: the operator takes a weight in tiles, and knows the shape of the result."""
-    made = Case("int4 64 zeros", 70, 3, "bfloat16", "silu", True, True)
-    weights = made.prepared(layout="tiles64")
+    act_fmt = "fp8" if case == "mxfp4" else None
+    made = Case(case, 70, 3, "bfloat16", "silu", True, True, act_fmt)
+    weights = made.prepared(layout="tiles64e" if act_fmt else "tiles64")
     torch._dynamo.reset()
-    options = {"activation": "silu", "out_dtype": torch.float32}
+    options = {"activation": "silu", "out_dtype": torch.float32, "act_fmt": act_fmt}
     function = torch.compile(
         lambda x, residual: bs.linear(x, weights, residual=residual, **options),
         fullgraph=True,

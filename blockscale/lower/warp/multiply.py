@@ -73,6 +73,10 @@ class Products(Frame):
         """Whether the 16-bit numbers are bfloat16."""
         return str(self.kernel.form.dtype == "bfloat16").lower()
 
+    def _rows_fence(self) -> list[str]:
+        """What lets wgmma read rows that cp.async wrote."""
+        return ["bs_fence_async();"] if self.kernel.rows.how == "row" else []
+
     def _place(self, of: Place, block: int, tile: int) -> int:
         return of.steps[block][tile]
 
@@ -267,7 +271,7 @@ class Products(Frame):
             lines = [
                 self.at(),
                 f"bs_mbar_wait({self.full}, parity);",
-                *(["bs_fence_async();"] if k.rows.how == "row" else []),  # cp.async wrote it
+                *self._rows_fence(),
             ]
             for inner, i in units if early else []:
                 lines += load(inner, i)
@@ -351,7 +355,7 @@ class Products(Frame):
             lines = [
                 self.at(),
                 f"bs_mbar_wait({self.full}, parity);",
-                *(["bs_fence_async();"] if k.rows.how == "row" else []),  # cp.async wrote it
+                *self._rows_fence(),
             ]
             for i in range(k.tiles_m):
                 bank = f"bank{i % 2}"
