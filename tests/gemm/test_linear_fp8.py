@@ -91,6 +91,12 @@ def test_kernels_multiply(name: str) -> None:
     run(of, tile, rows).judge(LIMITS[of.out_dtype])
 
 
+@pytest.mark.parametrize("name", ["bytes", "bytes, uneven ctas", "mma", "wgmma"])
+def test_plans_know_the_memory_of_kernels(name: str) -> None:
+    of, tile, _ = CASES[name]
+    assert kernel(of, tile, 3).shared == tile.shared(of, 3)
+
+
 @pytest.mark.parametrize("k", [512, 2880])
 def test_products_run_beside_decoding(k: int) -> None:
     """Of whole stages of K and half a one at the end, ptxas serialises no wgmma."""
