@@ -144,10 +144,22 @@ def test_exponents_too_far_apart():
         assert weights_of_linear._to_rows("here", plain, must=False) is None
 
 
-def test_act_fmt_asks_for_a_layout():
-    """Of a CPU for none but that of nvfp4, which is another one."""
+def test_act_fmt_asks_for_a_layout(monkeypatch):
+    """Of a CPU for none but that of nvfp4; elsewhere of mxfp4, unless a layout is given."""
     assert prepare("mxfp4", 8, 2, None, act_fmt="fp8").layout == "linear"
     assert prepare("nvfp4", 8, 2, None, act_fmt="nvfp4").layout == "128x4"
+    monkeypatch.setattr(weights_of_linear, "_to_rows", lambda where, plain, must: ("rows", must))
+    monkeypatch.setattr(weights_of_linear, "_to_tiles", lambda where, plain, dtype: "tiles")
+    for fmt, options, want in (
+        ("mxfp4", {"act_fmt": "fp8"}, ("rows", False)),
+        ("mxfp4", {"layout": "tiles64e"}, ("rows", True)),
+        ("mxfp4", {"act_fmt": "fp8", "layout": "tiles64"}, "tiles"),
+        ("mxfp4", {}, "tiles"),
+        ("nvfp4", {"act_fmt": "fp8"}, "tiles"),
+    ):
+        tensors = given(*arrays(fmt, 8, 2))
+        tensors |= {name: tensors[name].to("meta") for name in ("packed", "block_scale")}
+        assert bs.prepare_linear_weights(**tensors, **options) == want
 
 
 def test_gated_order():
