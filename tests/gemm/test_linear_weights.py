@@ -144,22 +144,23 @@ def test_exponents_too_far_apart():
         assert weights_of_linear._to_rows("here", plain, must=False) is None
 
 
-def test_act_fmt_asks_for_a_layout(monkeypatch):
+@pytest.mark.parametrize(
+    ("fmt", "act_fmt", "layout", "on_cpu", "want"),
+    [
+        ("mxfp4", "fp8", None, True, ("linear", False)),
+        ("nvfp4", "nvfp4", None, True, ("128x4", False)),
+        ("mxfp4", "fp8", None, False, ("tiles64e", True)),
+        ("mxfp4", "fp8", "tiles64e", False, ("tiles64e", False)),
+        ("mxfp4", "fp8", "tiles64", False, ("tiles64", False)),
+        ("mxfp4", None, None, False, ("tiles64", False)),
+        ("nvfp4", "fp8", None, False, ("tiles64", False)),
+    ],
+)
+def test_act_fmt_asks_for_a_layout(fmt, act_fmt, layout, on_cpu, want):
     """Of a CPU for none but that of nvfp4; elsewhere of mxfp4, unless a layout is given."""
-    assert prepare("mxfp4", 8, 2, None, act_fmt="fp8").layout == "linear"
-    assert prepare("nvfp4", 8, 2, None, act_fmt="nvfp4").layout == "128x4"
-    monkeypatch.setattr(weights_of_linear, "_to_rows", lambda where, plain, must: ("rows", must))
-    monkeypatch.setattr(weights_of_linear, "_to_tiles", lambda where, plain, dtype: "tiles")
-    for fmt, options, want in (
-        ("mxfp4", {"act_fmt": "fp8"}, ("rows", False)),
-        ("mxfp4", {"layout": "tiles64e"}, ("rows", True)),
-        ("mxfp4", {"act_fmt": "fp8", "layout": "tiles64"}, "tiles"),
-        ("mxfp4", {}, "tiles"),
-        ("nvfp4", {"act_fmt": "fp8"}, "tiles"),
-    ):
-        tensors = given(*arrays(fmt, 8, 2))
-        tensors |= {name: tensors[name].to("meta") for name in ("packed", "block_scale")}
-        assert bs.prepare_linear_weights(**tensors, **options) == want
+    assert weights_of_linear._layout(fmt, act_fmt, layout, on_cpu) == want
+    if on_cpu:
+        assert prepare(fmt, 8, 2, layout, act_fmt=act_fmt).layout == want[0]
 
 
 def test_gated_order():

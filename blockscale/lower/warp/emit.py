@@ -175,8 +175,8 @@ class _Emitter(Frame):
 
     def _barriers(self) -> list[str]:
         k = self.kernel
-        loads = 1 + 32 * k.row_loaders + k.apart  # lanes that arrive
-        loads = 32 if k.copies == "async" else loads
+        loads = 32 if k.copies == "async" else 1 + 32 * k.row_loaders  # lanes that arrive
+        loads += k.apart
         lines = [
             f"for (int i = 0; i < {k.stages}; ++i) {{",
             f"  bs_mbar_init(smem + 8 * i, {loads});",

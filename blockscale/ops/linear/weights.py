@@ -241,10 +241,7 @@ def prepared(
     if act_fmt is not None:
         checks.choice(where, "act_fmt", act_fmt, ACTS)
     on_cpu = given.packed.device.type == "cpu"
-    by_rows = layout is None and (act_fmt, given.fmt, on_cpu) == ("fp8", "mxfp4", False)
-    if layout is None and act_fmt == "nvfp4":
-        layout = "128x4"
-    layout = layout or ("linear" if on_cpu else "tiles64")
+    layout, if_it_can = _layout(given.fmt, act_fmt, layout, on_cpu)
     checks.choice(where, "layout", layout, LAYOUTS)
     plain = _plain(given, sizes)
     if layout == "linear":
@@ -252,11 +249,23 @@ def prepared(
     if layout == "128x4":
         return _to_128x4(where, plain)
     checks.activation(where, "dtype", dtype, checks.SIXTEEN_BIT, "has no kernel on CUDA")
-    if by_rows or layout == "tiles64e":
-        made = _to_rows(where, plain, must=not by_rows)
+    if layout == "tiles64e":
+        made = _to_rows(where, plain, must=not if_it_can)
         if made is not None:
             return made
     return _to_tiles(where, plain, dtype)
+
+
+def _layout(fmt: str, act_fmt: str | None, layout: str | None, on_cpu: bool) -> tuple[str, bool]:
+    """Return the layout to make, and whether "tiles64" takes its place where it cannot be."""
+    if layout is not None:
+        return layout, False
+    if act_fmt == "nvfp4":
+        return "128x4", False
+    if on_cpu:
+        return "linear", False
+    bytewise = (fmt, act_fmt) == ("mxfp4", "fp8")
+    return ("tiles64e", True) if bytewise else ("tiles64", False)
 
 
 # ---- Checks -------------------------------------------------------------------------------------
