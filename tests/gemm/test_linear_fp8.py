@@ -91,21 +91,6 @@ def test_kernels_multiply(name: str) -> None:
     run(of, tile, rows).judge(LIMITS[of.out_dtype])
 
 
-@pytest.mark.parametrize("name", ["bytes", "mma", "wgmma, ctas", "16 bits, by row"])
-def test_weights_come_while_rows_are_quantised(name: str) -> None:
-    """The warp that loads weights does not wait for the kernel before; those that read rows do."""
-    of, tile, _ = CASES[name]
-    made = kernel(of, tile, 3)
-    text = emit(made, "linear")
-    others, loads = text.split(f"if (warp_id == {made.consumers}) {{")
-    weights, rows = loads.split(f"}} else if (warp_id == {made.consumers + 1}) {{")
-    assert "bs_bulk_load" in weights
-    assert "bs_grid_wait" not in weights
-    assert "map_x" not in weights
-    assert rows.index("bs_grid_wait") < rows.index("bs_tma_load_2d")
-    assert others.index("bs_grid_wait") < others.index("bs_mbar_wait")
-
-
 @pytest.mark.parametrize("name", ["bytes", "bytes, uneven ctas", "mma", "wgmma"])
 def test_plans_know_the_memory_of_kernels(name: str) -> None:
     of, tile, _ = CASES[name]

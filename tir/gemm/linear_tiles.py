@@ -28,7 +28,7 @@ from tvm.tirx import PrimFunc
 
 from blockscale.base.sizes import ceil_div, round_up
 from blockscale.specs import Linear
-from blockscale.specs.plans.moe import AFTER, E4M3, ROW_SCALE, scale_count
+from blockscale.specs.plans.moe import AFTER, E4M3, scale_count
 from blockscale.tir.common import i64, keep_params
 from blockscale.tir.gemm.tiles import OPTIONAL, PARAMS
 from blockscale.tir.moe.tiles import (
@@ -87,7 +87,7 @@ def true_shapes(spec: Linear) -> dict[str, list[tuple[str, int, int, int]]]:
     blocks = ceil_div(spec.padded_k, max(64, spec.group))
     y = [("rows", 1, -1, 2), ("", 1, spec.cols, 1)]
     k = spec.padded_k if spec.layout == "tiles64e" else spec.k
-    row_scale = {ROW_SCALE: [("rows", 1, -1, 2)]} if spec.act_fmt else {}
+    row_scale = {"row_scale": [("rows", 1, -1, 2)]} if spec.act_fmt else {}
     return {
         "x": [("rows", 1, -1, 2), ("k", 1, k, 2)],
         **row_scale,

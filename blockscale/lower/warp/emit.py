@@ -125,7 +125,7 @@ class _Emitter(Frame):
     def _loader(self) -> list[str]:
         """The warp that loads, the first of four where registers move."""
         lines, k = self.loads.lines(), self.kernel
-        if k.moves_registers and not (k.row_loaders or k.apart):
+        if k.moves_registers and not k.row_loaders:
             lines = [f"if (warp_id == {k.consumers}) {{", *indented(lines), "}"]
         return [*lines, *(["__syncwarp();", "bs_no_sums();"] if k.ctas > 1 else [])]
 
@@ -176,7 +176,6 @@ class _Emitter(Frame):
     def _barriers(self) -> list[str]:
         k = self.kernel
         loads = 32 if k.copies == "async" else 1 + 32 * k.row_loaders  # lanes that arrive
-        loads += k.apart
         lines = [
             f"for (int i = 0; i < {k.stages}; ++i) {{",
             f"  bs_mbar_init(smem + 8 * i, {loads});",

@@ -17,7 +17,7 @@ from tvm.tirx import Var
 from blockscale.base.sizes import round_up
 from blockscale.lower.pipe.read import Site, View
 from blockscale.lower.warp.read import WarpCoordinates
-from blockscale.specs.plans.moe import E4M3, ROW_SCALE
+from blockscale.specs.plans.moe import E4M3
 
 CONTROL_BYTES = 1024
 """Shared memory for mbarriers; operands of wgmma start at multiples of 1024."""
@@ -222,14 +222,6 @@ class Kernel:
         return 0 if self.rows.how != "row" else 3 if self.unit == "wgmma" else 1
 
     @property
-    def apart(self) -> bool:
-        """Whether TMA loads rows of x for a warp of its own, which the kernel before quantises.
-
-        Weights come meanwhile.
-        """
-        return self.rows.tma and ROW_SCALE in self.views
-
-    @property
     def has_first(self) -> bool:
         """Whether tiles say where their rows of x begin, and how many these are."""
         return self.grouped or self.rows.how == "row"
@@ -237,7 +229,7 @@ class Kernel:
     @property
     def loaders(self) -> int:
         """Warps that do not multiply: registers move between groups of four."""
-        return 4 if self.moves_registers else 1 + self.row_loaders + self.apart
+        return 4 if self.moves_registers else 1 + self.row_loaders
 
     @property
     def threads(self) -> int:

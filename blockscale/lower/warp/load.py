@@ -16,8 +16,6 @@ class Loads(Frame):
         k, rows = self.kernel, self.kernel.rows
         if rows.how == "row":
             return self._divided()
-        if k.apart:
-            return self._apart()
         body = [*self._first_weights(), *self._first_rows()]
         first = ["uint32_t stage = 0, parity = 0;", "const uint64_t policy = bs_policy(true);"]
         if k.copies == "async":  # none may be on its way when the warp ends
@@ -69,32 +67,6 @@ class Loads(Frame):
             "} else {",
             *indented([*wait, *rows]),
             "}",
-        ]
-
-    def _apart(self) -> list[str]:
-        """A lane of the first warp loads weights, one of the second rows once they are there."""
-        k = self.kernel
-        start = ["uint32_t stage = 0, parity = 0;"]
-        policy = ["const uint64_t policy = bs_policy(true);"]
-        weights = self.tiles([*self._first_weights(), *self.stages(self._weight_stage)])
-        rows = self.tiles([*self._first_rows(), *self.stages(self._box_stage)])
-        return [
-            f"if (warp_id == {k.consumers}) {{",
-            *indented(["if (lane == 0) {", *indented([*start, *policy, *weights]), "}"]),
-            f"}} else if (warp_id == {k.consumers + 1}) {{",
-            *indented(["bs_grid_wait();", "if (lane == 0) {", *indented([*start, *rows]), "}"]),
-            "}",
-        ]
-
-    def _box_stage(self, blocks: int, last: bool) -> list[str]:
-        """Boxes of rows of x."""
-        _, boxes, _, size = self._row_loads(blocks, last)
-        return [
-            self.at(),
-            f"bs_mbar_wait({self.empty}, parity ^ 1);",
-            f"bs_mbar_expect({self.full}, {size});",
-            *boxes,
-            self.next(),
         ]
 
     def _piece(self) -> str:

@@ -50,9 +50,6 @@ DTYPES = ("bfloat16", "float16")
 E4M3 = "float8_e4m3fn"
 """Dtype of operands of 8 bits."""
 
-ROW_SCALE = "row_scale"
-"""Parameter of kernels whose rows of x another one has quantised: scales of them."""
-
 PARTIAL_K = 128
 """Channels whose products an FP8 MMA sums up before float32 registers take them over: its own sums
 keep some 14 bits."""
