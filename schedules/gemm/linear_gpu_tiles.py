@@ -27,9 +27,6 @@ DECODING = 4.2
 WAITING = 120
 """Clocks for each 64 k that hide behind neither."""
 
-TAKING = 40
-"""Clocks for each 64 k in which a warpgroup waits for its 8-bit products; a guess."""
-
 CLUSTER = (860, 0.6)
 """Clocks that CTAs need to meet, and for each sum of another."""
 
@@ -108,13 +105,17 @@ BYTE_ROWS = 64
 """Rows of x from which a bucket multiplies in 8 bits, where a layer can; by `_cost`, not measured:
 with fewer, few of a tile's columns are rows, and the kernel before takes the time that is saved."""
 
-BYTE_SHAPES = ((256, 8, 1), (128, 4, 1), (128, 4, 2), (128, 4, 4))
-"""Rows of w, warps and CTAs of operands of 8 bits; a warp has two tiles of 16 rows."""
+BYTE_SHAPES = ((256, 8, 1), (128, 8, 1), (128, 8, 2), (128, 4, 1), (128, 4, 2), (128, 4, 4))
+"""Rows of w, warps and CTAs of operands of 8 bits."""
+
+BYTE_DECODING = 3.0
+"""Clocks in which an SM decodes 64 k of a row of w to E4M3 and adds up sums apart: in MoE layers on
+an H200 a stage of 256 rows and 128 k took some 1,750, whatever the number of tokens."""
 
 BYTE_TRIED = 8
 """Of these tiles are tried, those of least `_cost`."""
 
-BYTE_WIDTHS = (112, 96, 80, 64, 48, 32)
+BYTE_WIDTHS = (160, 152, 144, 128, 112, 96, 80, 64, 48, 32)
 """Rows of x of a tile of theirs; the sums of a stage take registers of their own."""
 
 
@@ -205,10 +206,10 @@ def _cost(spec: Linear, tile: LinearTile, rows: int) -> float:
     """Clocks of a tile with wgmma, about; of 130 tiles on an H200 the least was within 5 %."""
     blocks = ceil_div(spec.padded_k, 64 * tile.ctas)
     product, decoding = tile.rows * tile.tokens / 32, DECODING * tile.rows
-    if tile.by_bytes:  # twice as fast, in half as many instructions; a model, not measured
-        product, decoding = product / 2, decoding / 2
-        if tile.warps == 4:  # of two warpgroups one multiplies while the other adds its sums up
-            product += tile.tokens / 2 + TAKING
+    if tile.by_bytes:
+        product, decoding = product / 2, BYTE_DECODING * tile.rows
+        if tile.rows < 256:  # in MoE layers on an H200 neither hid behind the other
+            product += decoding
     time = blocks * (max(product, decoding) + WAITING)
     if tile.ctas > 1:
         time += CLUSTER[0] + CLUSTER[1] * tile.rows * tile.tokens * (tile.ctas - 1)

@@ -60,6 +60,11 @@ CASES = {
     "bytes, cols": (spec(512, 320, "float16"), byte(256, 112, raster="cols"), 230),
     "bytes, ctas": (spec(200, 1408, **FLOAT, residual=True), byte(128, 40, 2), 33),
     "bytes, uneven ctas": (spec(128, 2880, "float16", **FLOAT), byte(128, 16, 4), 17),
+    "bytes, one unit": (
+        spec(195, 704, "float16", **FLOAT, residual=True),
+        LinearTile("wgmma", 128, 152, 8, 1, 1, 2, by_bytes=True),
+        155,
+    ),
     "bytes, gated": (spec(330, 416, **GATED, **FLOAT, residual=True), byte(256, 48), 50),
     "bytes, relu2": (spec(129, 96, activation="relu2"), byte(128, 80), 81),
     "mma": (spec(192, 512, **FLOAT), mma(64, 8, 2, 2), 5),
@@ -142,7 +147,7 @@ def test_where_8_bits_are_multiplied() -> None:
     [
         ({"unit": "mma", "warps": 4}, "multiplied by wgmma"),
         ({"blocks_k": 1}, "128 k in a stage"),
-        ({"warps": 8}, "two tiles of 16 rows"),
+        ({"rows": 256, "tokens": 32}, "one or two tiles of 16 rows"),
         ({"tokens": 128}, "more than 168 sums"),
     ],
 )

@@ -359,9 +359,10 @@ class Products(Frame):
             ]
             for i in range(k.tiles_m):
                 bank = f"bank{i % 2}"
+                decoded = []
                 for b in range(blocks):
                     codes, scales = (self._place(p, b, i) for p in (k.codes, k.factors))
-                    lines += [
+                    decoded += [
                         "{",
                         f"  const uint4 code = bs_load16_shared(at + codes_at + {codes});",
                         f"  const {self.decoder} scales({self.decoder}::load(at + scales_at + "
@@ -372,7 +373,9 @@ class Products(Frame):
                         ),
                         "}",
                     ]
-                lines += take((i - 1) % k.tiles_m)
+                taken = take((i - 1) % k.tiles_m)
+                # One unit: decoded later it takes no registers beside the sums that are added.
+                lines += [*decoded, *taken] if k.tiles_m > 1 else [*taken, *decoded]
                 if i == 0:  # after the reads of all lanes
                     lines += ["__syncwarp();", "if (before && lane == 0) bs_mbar_arrive(before);"]
                 lines.append("bs_wgmma_fence();")

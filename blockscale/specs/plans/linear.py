@@ -135,10 +135,10 @@ class LinearTile:
         if self.tiles_m * self.tokens > SUMS[self.unit]:
             return "accumulators do not fit into registers"
         whole = self.blocks_k * TILE_K == PARTIAL_K
-        if self.by_bytes and not (wgmma and whole and self.tiles_m == 2):
+        if self.by_bytes and not (wgmma and whole and self.tiles_m <= 2):
             return (
-                f"operands of 8 bits are multiplied by wgmma, {PARTIAL_K} k in a stage, two tiles "
-                "of 16 rows of a warp in turns"
+                f"operands of 8 bits are multiplied by wgmma, {PARTIAL_K} k in a stage, one or two "
+                "tiles of 16 rows of a warp"
             )
         if self.by_bytes and (self.tiles_m + 1) * self.tokens // 2 > PARTIAL_REGISTERS:
             return f"a thread has more than {PARTIAL_REGISTERS} sums"
