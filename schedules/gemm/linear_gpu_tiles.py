@@ -102,10 +102,12 @@ WIDEST = (256, 128, 152)
 
 
 BYTE_ROWS = 64
-"""Rows of x from which a bucket multiplies in 8 bits, where a layer can; by `_cost`, not measured:
-with fewer, few of a tile's columns are rows, and the kernel before takes the time that is saved."""
+"""Rows of x from which a bucket may multiply in 8 bits, where a layer can; not measured."""
 
-BYTE_SHAPES = ((256, 8, 1), (128, 8, 1), (128, 8, 2), (128, 4, 1), (128, 4, 2), (128, 4, 4))
+BYTE_SHAPES = (
+    *((256, 8, 1), (256, 8, 2), (128, 8, 1), (128, 8, 2), (128, 8, 4)),
+    *((64, 4, 1), (64, 4, 2), (64, 4, 4), (64, 4, 8)),
+)
 """Rows of w, warps and CTAs of operands of 8 bits."""
 
 BYTE_DECODING = 3.0
@@ -120,14 +122,23 @@ BYTE_WIDTHS = (160, 152, 144, 128, 112, 96, 80, 64, 48, 32)
 
 
 def multiplies_bytes(spec: Linear, rows: int, arch: Gpu) -> bool:
-    """Whether about ``rows`` rows are multiplied as E4M3."""
-    return spec.layout == "tiles64e" and rows >= BYTE_ROWS and WGMMA in arch.features
+    """Whether about ``rows`` rows are multiplied as E4M3: by `_cost` it takes no longer."""
+    if spec.layout != "tiles64e" or rows < BYTE_ROWS or WGMMA not in arch.features:
+        return False
+    eight, sixteen = _of_bytes(spec, rows, arch), _of_words(spec, rows, arch)
+    words = [_cost(spec, tile, rows) for tile in sixteen if tile.unit == "wgmma"]
+    return bool(eight) and _cost(spec, eight[0], rows) <= min(words)
 
 
 def legal_tiles(spec: Linear, rows: int, arch: Gpu) -> list[LinearTile]:
     """Return the tiles that are tried, the default's first."""
     if multiplies_bytes(spec, rows, arch):
         return _of_bytes(spec, rows, arch)
+    return _of_words(spec, rows, arch)
+
+
+def _of_words(spec: Linear, rows: int, arch: Gpu) -> list[LinearTile]:
+    """Return the tiles of operands of 16 bits, the default's first."""
     widths = next((tokens for most, tokens in WIDTHS if rows <= most), WIDEST)
     wide, bulk = WGMMA in arch.features, BULK_COPIES in arch.features
     found: list[LinearTile] = []
