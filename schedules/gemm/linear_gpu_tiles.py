@@ -123,7 +123,7 @@ BYTE_WIDTHS = (160, 152, 144, 128, 112, 96, 80, 64, 48, 32)
 
 def multiplies_bytes(spec: Linear, rows: int, arch: Gpu) -> bool:
     """Whether about ``rows`` rows are multiplied as E4M3: by `_cost` it takes no longer."""
-    if spec.layout != "tiles64e" or rows < BYTE_ROWS or WGMMA not in arch.features:
+    if spec.layout != "tiles64e" or rows < BYTE_ROWS:
         return False
     eight, sixteen = _of_bytes(spec, rows, arch), _of_words(spec, rows, arch)
     words = [_cost(spec, tile, rows) for tile in sixteen if tile.unit == "wgmma"]
