@@ -25,6 +25,7 @@ from blockscale.lower.warp.derive import derive
 from blockscale.lower.warp.emit import emit
 from blockscale.runtime.function_cuda import PROGRAMMATIC
 from blockscale.schedules.gemm import linear as schedules
+from blockscale.schedules.gemm.linear_gpu_tiles import legal_tiles
 from blockscale.specs import Linear
 from blockscale.specs.plans.linear import LinearTile
 from blockscale.tir.gemm.linear_tiles import linear_tiles
@@ -141,6 +142,8 @@ def test_where_8_bits_are_multiplied() -> None:
         assert found[:2] == ["mma", "mma"]
     with pytest.raises(TypeError, match="bulk copies"):
         registry.road(of, "sm_80")
+    plain = replace(of, layout="tiles64")
+    assert not any(tile.by_bytes for tile in legal_tiles(plain, 64, GPU_TARGETS["sm_90a"]))
 
 
 @pytest.mark.parametrize(
