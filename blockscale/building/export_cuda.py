@@ -29,7 +29,7 @@ from blockscale.specs.spec import Param
 
 RUNTIME_SOURCES = (
     *("cuda_runtime.c", "cuda_arguments.c", "cuda_choice.c"),
-    *("cuda_gemm.c", "cuda_moe.c", "cuda_int4.c"),
+    *("cuda_gemm.c", "cuda_linear.c", "cuda_moe.c", "cuda_int4.c"),
 )
 HOST_CFLAGS = ("-O1", "-fPIC", "-fvisibility=hidden", "-w", "-Dhalf=uint16_t")  # as TVM writes C
 

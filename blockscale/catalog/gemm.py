@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tvm.s_tir import Schedule
 from tvm.tirx import PrimFunc
 
 from blockscale.base.sizes import ceil_div, round_up
-from blockscale.base.targets import SCALED, SCALED_MMA, gpu
+from blockscale.base.targets import BULK_COPIES, GPU_TARGETS, SCALED, SCALED_MMA, gpu
 from blockscale.catalog.registry import Body, Bucket, Facts, Road, Workload, register
 from blockscale.lower.cuda import Source
 from blockscale.lower.pipe import facts as pipe_facts
@@ -17,9 +18,11 @@ from blockscale.lower.pipe.maps import SPREAD_ALIGNMENT, spreads_codes
 from blockscale.lower.sync.emit import SCALED_MMA as BY_WARPS
 from blockscale.lower.warp import facts as warp_facts
 from blockscale.lower.warp import host as warp_host
+from blockscale.lower.warp import rows as warp_rows
 from blockscale.lower.warp.derive import derive
 from blockscale.schedules.gemm import cpu, cpu_linear, sync, tcgen05
 from blockscale.schedules.gemm import linear as gpu_linear
+from blockscale.schedules.gemm.linear_gpu_tiles import multiplies_bytes
 from blockscale.schedules.steps import Sketch
 from blockscale.specs import GroupedMmActFp4Quant, GroupedMmFp4, Linear, MmFp4
 from blockscale.specs.plans.linear import LinearTile
@@ -87,29 +90,34 @@ def _linear(spec: Linear, bucket: Bucket, level: str, rows: int | None) -> PrimF
 
 
 def _linear_on_gpu(spec: Linear, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:
-    if spec.layout != "tiles64":
+    if not spec.tiled:
         raise TypeError(
             f"{spec.name}: the weight is in layout {spec.layout!r}, which GPU kernels do not read; "
             "build the spec with layout='tiles64', or for a CPU level"
         )
-    return linear_tiles(spec, rows)
+    by_bytes = multiplies_bytes(spec, bucket.rows, GPU_TARGETS[level])
+    return linear_tiles(spec, rows, by_bytes=by_bytes)
 
 
 def _linear_sources(spec: Linear, arch: str, bodies: Sequence[Body], name: str) -> Source:
+    if spec.copies_rows:
+        return warp_rows.sources(bodies, spec, arch, name)
     return warp_host.sources(bodies, name, arch, [param.name for param in spec.params()])
 
 
 def _linear_kin(spec: Linear, part: int | None) -> list[Linear]:
     """Return the layers whose kernels are as fast as its own: what follows the sums is little.
 
-    They differ in dtype, activation and residual.
+    They differ in dtype, activation and residual; of layout "tiles64" also in whether rows are
+    quantised before.
     """
-    if spec.layout != "tiles64":
+    if not spec.tiled:
         return []
     plain = Linear(
         *(spec.n, spec.k, spec.fmt, "bfloat16", spec.group, spec.zero, spec.layout),
         activation="silu" if spec.gated else "none",
         gated=spec.gated,
+        act_fmt=spec.act_fmt if spec.layout == "tiles64e" else "",
     )
     return [plain] if plain != spec else []
 
@@ -119,7 +127,7 @@ def _linear_adopt(sch: Schedule, own: Workload, level: str, of: PrimFunc) -> Non
     made = derive(of)
     tile = LinearTile(
         *(made.unit, made.cols_tile, made.rows_tile, made.warps, made.slices, made.ctas),
-        *(made.blocks, made.fastest, made.copies),
+        *(made.blocks, made.fastest, made.copies, made.by_bytes),
     )
     assert isinstance(own.spec, Linear)
     gpu_linear.decided(sch, own.spec, tile, made.stages)
@@ -209,6 +217,27 @@ CODES = Road(
     alignments=_tile_alignments,
 )
 
+LINEAR = Road(
+    buckets=lambda spec: LINEAR_GPU_BUCKETS,
+    body=_linear_on_gpu,
+    sketches=lambda spec, bucket, level: gpu_linear.linear_sketches(spec, bucket.rows, level),
+    lower=_linear_sources,
+    facts=lambda level: warp_facts.decisions,
+    sizes=lambda spec, rows: {"rows": rows},
+    kin=_linear_kin,
+    adopt=_linear_adopt,
+    alignments=lambda spec: dict.fromkeys((*"xy", "packed", "block_scale", "residual"), 16),
+)
+"""A linear layer whose kernel reads rows of x as they are."""
+
+LINEAR_ROWS = replace(
+    LINEAR,
+    sizes=lambda spec, rows: {"rows": rows, "bytes": spec.workspace_bytes(rows)},
+    alignments=lambda spec: LINEAR.alignments(spec) | {"workspace": 16},
+    needs=frozenset({BULK_COPIES}),
+)
+"""One before whose kernel another quantises them."""
+
 register(
     Linear,
     cpu=Road(
@@ -216,17 +245,7 @@ register(
         body=_linear,
         sketches=lambda spec, bucket, level: cpu_linear.linear_sketches(spec, level, bucket.tile),
     ),
-    cuda=Road(
-        buckets=lambda spec: LINEAR_GPU_BUCKETS,
-        body=_linear_on_gpu,
-        sketches=lambda spec, bucket, level: gpu_linear.linear_sketches(spec, bucket.rows, level),
-        lower=_linear_sources,
-        facts=lambda level: warp_facts.decisions,
-        sizes=lambda spec, rows: {"rows": rows},
-        kin=_linear_kin,
-        adopt=_linear_adopt,
-        alignments=lambda spec: dict.fromkeys((*"xy", "packed", "block_scale", "residual"), 16),
-    ),
+    cuda=lambda spec: LINEAR_ROWS if spec.copies_rows else LINEAR,
 )
 register(
     MmFp4,

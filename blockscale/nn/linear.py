@@ -20,7 +20,7 @@ from blockscale.ops import checks
 from blockscale.ops.int4 import products
 from blockscale.ops.int4.weight import Int4Weight, prepare
 from blockscale.ops.linear.layer import finished, linear
-from blockscale.ops.linear.weights import TENSORS, Given, LinearWeights, prepared
+from blockscale.ops.linear.weights import ACTS, TENSORS, Given, LinearWeights, prepared
 from blockscale.ops.quant import quantize
 from blockscale.specs.gemm import ACTIVATIONS
 
@@ -54,6 +54,7 @@ class Linear(Prepared):
         pre_quant_scale: Tensor | None = None,
         activation: str = "none",
         gated: bool = False,
+        act_fmt: str | None = None,
     ) -> None:
         """Take prepared weights, what `blockscale.quantize` makes, or a dense weight.
 
@@ -66,7 +67,7 @@ class Linear(Prepared):
             bias: [N]; None: 0.
             weight: [N, K], of any float dtype.
             pre_quant_scale: [K], what x is multiplied with first; None: 1.
-            activation, gated: as in `blockscale.linear`.
+            activation, gated, act_fmt: as in `blockscale.linear`; a dense weight has no act_fmt.
 
         Raises:
             TypeError, ValueError: an argument that does not fit, as `blockscale.linear` says.
@@ -78,7 +79,7 @@ class Linear(Prepared):
         meta: dict[str, Any] = {"fmt": fmt, "gated": gated}
         if packed is not None and not isinstance(packed, LinearWeights):
             given = Given(packed, block_scale, fmt, global_scale, bias, gated)
-            packed = prepared("Linear", given, torch.bfloat16, None)
+            packed = prepared("Linear", given, torch.bfloat16, None, act_fmt)
         if packed is not None:
             meta, tensors = packed.meta(), dict(packed.tensors())
             gated = packed.gated
@@ -87,7 +88,12 @@ class Linear(Prepared):
                 "Linear: activation='none', but the weight is gated; pass that of the gates, such "
                 "as 'silu'"
             )
-        self.activation = activation
+        checks.choice("Linear", "act_fmt", act_fmt, (None, *ACTS))
+        if act_fmt is not None and fmt == "dense":
+            raise ValueError(
+                f"Linear: act_fmt={act_fmt!r} is for 4-bit weights, but fmt='dense'; leave it out"
+            )
+        self.activation, self.act_fmt = activation, act_fmt
         tensors |= {"pre_quant_scale": pre_quant_scale}
         self._hold(meta, {k: None if v is None else v.detach() for k, v in tensors.items()})
 
@@ -112,6 +118,7 @@ class Linear(Prepared):
         activation: str = "none",
         gated: bool | None = None,
         layout: str | None = None,
+        act_fmt: str | None = None,
     ) -> Linear:
         """Return the layer ``name`` of a checkpoint, with its bias and its pre_quant_scale.
 
@@ -131,7 +138,9 @@ class Linear(Prepared):
                 values of any weight.
             activation: as in `blockscale.linear`.
             gated: None: whether there is an activation, and ``name`` a list of two: gate and up.
-            layout: of a 4-bit weight, "linear" or "tiles64"; None: that of the device.
+            layout: of a 4-bit weight, "linear" or "tiles64"; None: that of the device and act_fmt.
+            act_fmt: of the calls, as in `blockscale.linear`; an INT4 weight with one becomes a
+                `Linear`.
 
         Raises:
             CheckpointError: the checkpoint has no such weight (`UnknownNameError`), it is of
@@ -141,7 +150,7 @@ class Linear(Prepared):
         where = "Linear.from_checkpoint"
         device = checked_device(where, device)
         checks.choice(where, "activation", activation, ACTIVATIONS)
-        options = Options(fmt, dtype, activation, gated, layout)
+        options = Options(fmt, dtype, activation, gated, layout, act_fmt)
         made = load(opened(checkpoint), name, options, device)
         return made if device is None else made.to(device)
 
@@ -184,7 +193,8 @@ class Linear(Prepared):
         if smooth is not None:
             x = (x.float() * smooth.float()).to(x.dtype)
         if weight is None:
-            return linear(x, self.weights, activation=self.activation, residual=residual)
+            act, fmt = self.activation, self.act_fmt
+            return linear(x, self.weights, activation=act, residual=residual, act_fmt=fmt)
         bias = None if self.bias is None else self.bias.to(x.dtype)
         y = torch.nn.functional.linear(x, weight.to(x.dtype), bias)
         if self.activation == "none" and residual is None:
@@ -211,6 +221,8 @@ class Linear(Prepared):
     def extra_repr(self) -> str:
         """Return sizes, format, and what is done to the product."""
         sizes = f"in_features={self.in_features}, out_features={self.out_features}, fmt={self.fmt}"
+        if self.act_fmt is not None:
+            sizes += f", act_fmt={self.act_fmt}"
         if self.activation == "none":
             return sizes
         return f"{sizes}, activation={self.activation}{', gated' if self.gated else ''}"
@@ -246,7 +258,7 @@ class Int4Linear(Linear):
                 f"Int4Linear: weight is a {type(weight).__name__}, not a prepared one; pass what "
                 "int4.prepare() returns for it"
             )
-        self.activation = "none"
+        self.activation, self.act_fmt = "none", None
         meta = {} if weight is None else weight.meta()
         self._hold({**meta, "fmt": "int4"}, {} if weight is None else dict(weight.tensors()))
 
@@ -284,6 +296,7 @@ class Options(NamedTuple):
     activation: str = "none"
     gated: bool | None = None
     layout: str | None = None
+    act_fmt: str | None = None
 
 
 def load(
@@ -417,6 +430,7 @@ def _stacked(names: Sequence[str], parts: Sequence[_Part], gated: bool) -> _Part
 def _layer(part: _Part, bias: Tensor | None, options: Options, device: Device) -> Linear:
     """Return the layer of a part, its weight prepared on the device."""
     to: dict[str, Any] = {"activation": options.activation, "pre_quant_scale": part.pre_quant_scale}
+    to |= {"act_fmt": options.act_fmt}
     gated = bool(options.gated)
     if part.packed is None:
         return Linear(fmt="dense", bias=bias, weight=part.weight, gated=gated, **to)
@@ -426,7 +440,8 @@ def _layer(part: _Part, bias: Tensor | None, options: Options, device: Device) -
     packed, scale, top, bias = moved
     given = Given(packed, scale, part.fmt, top, bias, gated)
     dtype = options.dtype or torch.bfloat16
-    return Linear(prepared("Linear.from_checkpoint", given, dtype, options.layout), **to)
+    made = prepared("Linear.from_checkpoint", given, dtype, options.layout, options.act_fmt)
+    return Linear(made, **to)
 
 
 def int4_layer(
@@ -448,19 +463,21 @@ def int4_layer(
     fields = ("packed", "block_scale", "zero")
     tensors: list[Any] = [joined([getattr(w, name) for w in weights]) for name in fields]
     dtype, smooth = options.dtype or torch.bfloat16, _float(first.pre_quant_scale)
-    if options.activation != "none":
+    if options.activation != "none" or options.act_fmt is not None:
         if first.group_index is not None:
             raise CheckpointError(
                 f"{first.name} has its groups in another order (act-order), which kernels with an "
-                "activation do not have; leave activation out, and apply it to the result"
+                "activation or an act_fmt do not have; leave both out, and apply an activation to "
+                "the result"
             )
         packed, scale, zero = tensors
         part = Given(packed, scale, "int4", None, bias, bool(options.gated), zero=zero)
         layout = options.layout
         if layout is None and device is not None and torch.device(device).type == "cuda":
             layout = "tiles64"
-        made = prepared("Linear.from_checkpoint", part, dtype, layout)
-        return Linear(made, activation=options.activation, pre_quant_scale=smooth)
+        made = prepared("Linear.from_checkpoint", part, dtype, layout, options.act_fmt)
+        to: dict[str, Any] = {"activation": options.activation, "act_fmt": options.act_fmt}
+        return Linear(made, **to, pre_quant_scale=smooth)
     return Int4Linear(
         prepare(
             *tensors,

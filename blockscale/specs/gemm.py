@@ -12,6 +12,7 @@ from typing import Any
 from blockscale.base import formats
 from blockscale.base.sizes import ceil_div, round_up
 from blockscale.specs.fused import SIXTEEN_BIT, SWIGLU_DEFAULTS, ActQuantize
+from blockscale.specs.plans.launches import LINEAR_PARTS, Part, workspace_bytes
 from blockscale.specs.plans.moe import scale_bytes
 from blockscale.specs.spec import (
     DTYPE_SUFFIX,
@@ -80,6 +81,12 @@ LINEAR_FORMATS = (*formats.QUANTIZED, "int4")
 TILE = 64
 """Rows and columns of a block of the layout "tiles64" (`blockscale.ops.moe.tiles`)."""
 
+TILED = ("tiles64", "tiles64e")
+"""Layouts of a linear layer's weight that CUDA kernels decode."""
+
+ACT_FORMATS = ("", "fp8")
+"""What a linear layer's kernel rounds rows of x to: E4M3, each with a scale; "": nothing."""
+
 
 def _only_group(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The group of formats that have one, which names leave out, and no zeros."""
@@ -94,18 +101,24 @@ class Linear(FormatSpec):
     The weight w is ``packed`` and ``block_scale``, dequantised.  Gated: of the rows of w half are
     gates and half are ups, and y is [rows, n / 2], ``act(gate) * up + residual``.
 
+    "fp8": x is first rounded to e4m3(x / s) * s, s the largest magnitude of its row / 448; codes
+    are multiplied, and s after the sum.
+
     Attributes:
         n, k: rows and columns of w.
         fmt: of `LINEAR_FORMATS`; int4 in layout "tiles64" alone.
         dtype: of x and residual.
         group: elements of K that share a scale; 0: the only one of the format.
         zero: whether int4 codes have zero points.
-        layout: of the weight: "linear" (CPU; gates, then ups), or "tiles64" (CUDA).
+        layout: of the weight: "linear" (CPU; gates, then ups), "tiles64" (CUDA), or "tiles64e"
+            (mxfp4 and "fp8"; `blockscale.ops.moe.rows`), which has a global scale for each row, and
+            many rows of which are multiplied as E4M3.
         activation: of `ACTIVATIONS`.
         gated, residual: see above.
         out_dtype: of y; "": that of x.
         by_row: whether each row of w has a global scale of its own, as rows of several weights
             have; not gated, and not int4.
+        act_fmt: of `ACT_FORMATS`.
     """
 
     n: int
@@ -120,17 +133,20 @@ class Linear(FormatSpec):
     residual: bool = False
     out_dtype: str = ""
     by_row: bool = False
+    act_fmt: str = ""
     op = "linear"
     pattern = Name(
-        "linear_{fmt}[g{group}{zero}]_n{n}_k{k}{by_row}{activation}{gated}{residual}{layout}"
-        "[_to_{out_dtype}]_{dtype}",
+        "linear_{fmt}[g{group}{zero}]_n{n}_k{k}{by_row}{activation}{gated}{residual}{act_fmt}"
+        "{layout}[_to_{out_dtype}]_{dtype}",
         *("linear_nvfp4_n384_k1536_bf16", "linear_mxfp4_n5632_k1024_silu_gated_tiles64_bf16"),
+        "linear_mxfp4_n4096_k4096_fp8_tiles64e_bf16",
         texts={
             "fmt": LINEAR_FORMATS,
             "dtype": DTYPE_SUFFIX,
             "out_dtype": DTYPE_SUFFIX,
             "activation": _ACTIVATION_TEXTS,
-            "layout": {"linear": "", "tiles64": "_tiles64"},
+            "layout": {"linear": "", **{name: f"_{name}" for name in TILED}},
+            "act_fmt": {"": "", "fp8": "_fp8"},
             "zero": flag("z"),
             "by_row": flag("_byrow"),
             "gated": flag("_gated"),
@@ -166,9 +182,19 @@ class Linear(FormatSpec):
             raise ValueError(
                 f"{where}: int4 in layout 'linear' has no kernel; Int4Mm has, or layout='tiles64'"
             )
-        if self.layout == "tiles64":
+        if self.tiled:
             check_choice(where, "dtype", self.dtype, ("bfloat16", "float16"))
             check_choice(where, "out_dtype", self.out_dtype, {self.dtype, "float32"})
+        if self.layout == "tiles64e" and ((self.fmt, self.act_fmt) != ("mxfp4", "fp8")):
+            raise ValueError(
+                f"{where}: layout='tiles64e' is for fmt='mxfp4' and act_fmt='fp8', not for "
+                f"fmt={self.fmt!r} and act_fmt={self.act_fmt!r}; choose layout='tiles64'"
+            )
+        if self.layout == "tiles64e" and self.by_row:
+            raise ValueError(
+                f"{where}: by_row=True, but in layout='tiles64e' each row has a global scale in "
+                "any case; leave by_row out"
+            )
 
     @property
     def block(self) -> int:
@@ -182,8 +208,30 @@ class Linear(FormatSpec):
 
     @property
     def factors(self) -> int:
-        """How many global scales there are."""
+        """How many global scales there are; in layout "tiles64e", in the order of its rows."""
+        if self.layout == "tiles64e":
+            return self.padded_n
         return self.n if self.by_row else 2 if self.gated else 1
+
+    @property
+    def tiled(self) -> bool:
+        """Whether it is for CUDA, where kernels decode blocks of the weight."""
+        return self.layout in TILED
+
+    @property
+    def copies_rows(self) -> bool:
+        """Whether a CUDA kernel quantises x before the one that multiplies, in a workspace."""
+        return self.tiled and bool(self.act_fmt)
+
+    @property
+    def workspace(self) -> tuple[Part, ...]:
+        """Parts of the memory that `copies_rows` needs: rows of 8 or 16 bits, and their scales."""
+        sizes = {"x": 2 * self.padded_k, "row_scale": 4}
+        return tuple(Part(name, token=sizes[name]) for name in LINEAR_PARTS)
+
+    def workspace_bytes(self, rows: int) -> int:
+        """Return the bytes of `workspace` for so many rows."""
+        return workspace_bytes(self.workspace, rows, rows, 0)
 
     @property
     def padded_n(self) -> int:
@@ -196,7 +244,7 @@ class Linear(FormatSpec):
         return round_up(self.k, TILE)
 
     def params(self) -> tuple[Param, ...]:
-        """x, packed, block_scale, global_scale, bias, [residual,] y.
+        """x, packed, block_scale, global_scale, bias, [residual,] y[, workspace].
 
         The global scale of gated layers is [2], of gates and of ups; by row, [n].
         """
@@ -207,7 +255,7 @@ class Linear(FormatSpec):
             scales("block_scale", scale, (self.n,), self.k // self.group),
             factor,
         )
-        if self.layout == "tiles64":
+        if self.tiled:
             rows, wide = self.padded_n // TILE, scale_bytes(self.fmt, self.group, self.zero)
             blocks = ceil_div(self.padded_k, max(TILE, self.group))
             packed = (rows, self.padded_k // TILE, TILE * TILE // 2)
@@ -223,6 +271,7 @@ class Linear(FormatSpec):
             Param("bias", "float32", (self.n,), default=0.0),
             *(residual if self.residual else ()),
             Param("y", self.out_dtype, ("rows", self.cols), output=True),
+            *((Param("workspace", "uint8", ("bytes",), output=True),) if self.copies_rows else ()),
         )
 
 

@@ -105,6 +105,8 @@ def linear_rows(
     matmul, epilogue, decode, scale, widen = (
         sch.get_sblock(name) for name in ("matmul", "epilogue", "decode", "block_scale", "widen")
     )
+    if spec.act_fmt:
+        _quantise_rows(sch, spec, lanes)
     k = sch.get_loops(matmul)[-1]
     if words:
         sch.compute_inline(decode)
@@ -146,10 +148,19 @@ def linear_rows(
     sch.tensorize(lane, x86_rows.lane_sum(width.level))
     if coded is not None:
         coded.decode_rows(sch, words)
-    elif words or row_tile > 1 or spec.dtype != "float32":
+    elif words or row_tile > 1 or spec.dtype != "float32" or spec.act_fmt:
         vectorize_last(sch, widen, spec.k, lanes)
     else:
         sch.compute_inline(widen)
+
+
+def _quantise_rows(sch: Schedule, spec: Linear, lanes: int) -> None:
+    """Quantise one row after the other, each while it is in the cache."""
+    _, row, _ = sch.get_loops(sch.get_sblock("row_most"))
+    for name in ("row_factor", "row_ratio", "row_code", "widen"):
+        sch.reverse_compute_at(sch.get_sblock(name), row)
+    for name in ("row_ratio", "row_code"):
+        vectorize_last(sch, sch.get_sblock(name), spec.k, lanes)
 
 
 def _activate_rows(sch: Schedule, spec: Linear, columns: ExprRV) -> LoopRV:
@@ -264,6 +275,8 @@ def linear_panels(
     decode, scale, widen = (sch.get_sblock(b) for b in ("decode", "block_scale", "widen"))
     blocks = matmul, epilogue
     task, step = panel_tiles(sch, choose, blocks, spec.cols, lanes, row_tile, pair, spec)
+    if spec.act_fmt:
+        _quantise_rows(sch, spec, lanes)
 
     sch.compute_at(decode, task if staged else step, preserve_unit_loops=True)
     sch.compute_at(scale, task, preserve_unit_loops=True)

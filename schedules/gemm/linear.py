@@ -4,7 +4,9 @@
 them one over stages of K: copies of codes, scales and rows of x to shared memory, in bulk (for
 wgmma TMA loads rows of x) or, where the architecture cannot, by cp.async; then each warp decodes
 its tiles of 16 rows into registers and multiplies (`schedules.gemm.warps`).  The ring's depth is
-annotated, "blockscale.stages" on the loop over K.  `blockscale.lower.warp` makes the kernel of it.
+annotated, "blockscale.stages" on the loop over K, and of 8-bit operands that the products of a
+stage are summed up by themselves, "blockscale.partial".  `blockscale.lower.warp` makes the kernel
+of it.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from blockscale.schedules.steps import Choose, Sketch, last_loops
 from blockscale.specs import Linear
 from blockscale.specs.plans import PREFIX
 from blockscale.specs.plans.linear import LinearTile
+from blockscale.tir.gemm.linear_tiles import operand_of
 from blockscale.tir.intrin import fragments, warp
 
 ROW = 64
@@ -52,20 +55,21 @@ def decided(sch: Schedule, spec: Linear, tile: LinearTile, stages: int) -> None:
 
 def shape(sch: Schedule, spec: Linear, tile: LinearTile) -> LoopRV:
     """Schedule all that names instructions; return the loop over stages."""
-    weight = warps.Weight(spec.fmt, spec.group, spec.zero, spec.dtype)
+    weight = warps.Weight(spec.fmt, spec.group, spec.zero, operand_of(spec, tile.by_bytes))
     total = sch.get_sblock("gemm")
     sch.set_scope(total, 0, fragments.LOCAL)
     product = warps.parts(sch, total, tile)
     for name in ("weights", "scales"):
         sch.set_scope(sch.get_sblock(name), 0, fragments.SMEM)
     sch.set_scope(sch.get_sblock("decode"), 0, fragments.LOCAL)
-    tokens = sch.get_sblock("tokens")
-    rows = tokens
-    if tile.unit == "mma":
-        rows = sch.cache_read(tokens, 0, fragments.SMEM)
+    rows = tokens = sch.get_sblock("tokens")
+    fragment = None
+    if tile.unit == "mma" and spec.layout == "tiles64":
+        rows, fragment = sch.cache_read(tokens, 0, fragments.SMEM), tokens
         sch.set_scope(tokens, 0, fragments.LOCAL)
     else:
         sch.set_scope(tokens, 0, fragments.SMEM)
+        fragment = warps.matrices(sch, product) if tile.unit == "mma" else None
     # Where tiles of rows of x follow each other weights come once from memory, else rows of x.
     by_rows = tile.raster == "rows"
     tiles = warps.tiles(
@@ -73,30 +77,35 @@ def shape(sch: Schedule, spec: Linear, tile: LinearTile) -> LoopRV:
     )
     for block in (total, *([product] if product is not total else [])):
         sch.compute_at(block, tiles, preserve_unit_loops=True)
-    stages, block, sixteen, cta = warps.stages(sch, product, total, tile, spec.dtype)
+    stages, block, sixteen, cta = warps.stages(sch, product, total, tile, weight.dtype)
     sch.compute_at(sch.get_sblock("decode"), sixteen, preserve_unit_loops=True)
-    if tile.unit == "mma":
-        sch.compute_at(tokens, block, preserve_unit_loops=True)
+    if fragment is not None:
+        sch.compute_at(fragment, block, preserve_unit_loops=True)
     for loaded in (rows, sch.get_sblock("scales"), sch.get_sblock("weights")):
         sch.compute_at(loaded, stages, preserve_unit_loops=True)
     if cta is not None:  # bound earlier, it would make TVM load the parts of all CTAs
         sch.bind(cta, warps.CTAS)
     run = warp.bulk if tile.copies == "bulk" else warp.run
     warps.tensorize_weights(sch, weight, tile, run)
-    _tensorize_rows(sch, spec, tile, rows)
-    order = "steps" if tile.unit == "wgmma" else ""
-    names = (warp.decode(*weight, order), warp.fragment(spec.dtype))
-    fragment = tokens if tile.unit == "mma" else None
+    _tensorize_rows(sch, spec, tile, rows, weight.dtype)
+    order, load = "steps" if tile.unit == "wgmma" else "", warp.fragment
+    if spec.layout == "tiles64e":
+        order, load = "bytes", warp.matrices
+    names = (warp.decode(*weight, order), load(weight.dtype) if tile.unit == "mma" else "")
     warps.tensorize_product(sch, weight, tile, (product, total, fragment), stages, names)
+    if tile.by_bytes:
+        sch.annotate(stages, f"{PREFIX}partial", 1)
     return stages
 
 
-def _tensorize_rows(sch: Schedule, spec: Linear, tile: LinearTile, rows: SBlockRV) -> None:
+def _tensorize_rows(
+    sch: Schedule, spec: Linear, tile: LinearTile, rows: SBlockRV, dtype: str
+) -> None:
     """Map the copies of rows of x onto bulk copies and TMA, or onto those of a warp."""
-    if tile.unit == "wgmma":
+    if tile.unit == "wgmma" or spec.layout == "tiles64e":
         copied = sch.blockize(last_loops(sch, rows, 2)[0])
-        sch.tensorize(copied, warp.tma(tile.tokens, spec.dtype))
+        sch.tensorize(copied, warp.tma(tile.tokens, dtype))
         return
     run = warp.bulk if tile.copies == "bulk" else warp.run
     first = last_loops(sch, rows, 2)[tile.blocks_k == 1]
-    sch.tensorize(sch.blockize(first), run(tile.blocks_k, ROW, spec.dtype))
+    sch.tensorize(sch.blockize(first), run(tile.blocks_k, ROW, dtype))

@@ -101,8 +101,44 @@ WIDTHS = (
 WIDEST = (256, 128, 152)
 
 
+BYTE_ROWS = 64
+"""Rows of x from which a bucket may multiply in 8 bits, where a layer can; not measured."""
+
+BYTE_SHAPES = (
+    *((256, 8, 1), (256, 8, 2), (128, 8, 1), (128, 8, 2), (128, 8, 4)),
+    *((64, 4, 1), (64, 4, 2), (64, 4, 4), (64, 4, 8)),
+)
+"""Rows of w, warps and CTAs of operands of 8 bits."""
+
+BYTE_DECODING = 3.0
+"""Clocks in which an SM decodes 64 k of a row of w to E4M3 and adds up sums apart: in MoE layers on
+an H200 a stage of 256 rows and 128 k took some 1,750, whatever the number of tokens."""
+
+BYTE_TRIED = 8
+"""Of these tiles are tried, those of least `_cost`."""
+
+BYTE_WIDTHS = (160, 152, 144, 128, 112, 96, 80, 64, 48, 32)
+"""Rows of x of a tile of theirs; the sums of a stage take registers of their own."""
+
+
+def multiplies_bytes(spec: Linear, rows: int, arch: Gpu) -> bool:
+    """Whether about ``rows`` rows are multiplied as E4M3: by `_cost` it takes no longer."""
+    if spec.layout != "tiles64e" or rows < BYTE_ROWS:
+        return False
+    eight, sixteen = _of_bytes(spec, rows, arch), _of_words(spec, rows, arch)
+    words = [_cost(spec, tile, rows) for tile in sixteen if tile.unit == "wgmma"]
+    return bool(eight) and _cost(spec, eight[0], rows) <= min(words)
+
+
 def legal_tiles(spec: Linear, rows: int, arch: Gpu) -> list[LinearTile]:
     """Return the tiles that are tried, the default's first."""
+    if multiplies_bytes(spec, rows, arch):
+        return _of_bytes(spec, rows, arch)
+    return _of_words(spec, rows, arch)
+
+
+def _of_words(spec: Linear, rows: int, arch: Gpu) -> list[LinearTile]:
+    """Return the tiles of operands of 16 bits, the default's first."""
     widths = next((tokens for most, tokens in WIDTHS if rows <= most), WIDEST)
     wide, bulk = WGMMA in arch.features, BULK_COPIES in arch.features
     found: list[LinearTile] = []
@@ -119,6 +155,19 @@ def legal_tiles(spec: Linear, rows: int, arch: Gpu) -> list[LinearTile]:
     first = _default(spec, rows, legal)
     more = _legal(spec, rows, arch, _more(widths, rows)) if wide else []
     return list(dict.fromkeys((first, *legal, *more)))
+
+
+def _of_bytes(spec: Linear, rows: int, arch: Gpu) -> list[LinearTile]:
+    """Return the tiles of operands of 8 bits: of each shape and order those of least `_cost`."""
+    made = [
+        LinearTile("wgmma", height, tokens, warps, 1, ctas, 2, raster, by_bytes=True)
+        for height, warps, ctas in BYTE_SHAPES
+        for tokens in BYTE_WIDTHS
+        if tokens <= max(rows, 64)
+        for raster in (("rows", "cols") if rows > 256 else ("rows",))
+    ]
+    legal = _legal(spec, rows, arch, made)
+    return sorted(legal, key=lambda tile: _cost(spec, tile, rows))[:BYTE_TRIED]
 
 
 def _with_wgmma(
@@ -168,6 +217,10 @@ def _cost(spec: Linear, tile: LinearTile, rows: int) -> float:
     """Clocks of a tile with wgmma, about; of 130 tiles on an H200 the least was within 5 %."""
     blocks = ceil_div(spec.padded_k, 64 * tile.ctas)
     product, decoding = tile.rows * tile.tokens / 32, DECODING * tile.rows
+    if tile.by_bytes:
+        product, decoding = product / 2, BYTE_DECODING * tile.rows
+        if tile.rows < 256:  # in MoE layers on an H200 neither hid behind the other
+            product += decoding
     time = blocks * (max(product, decoding) + WAITING)
     if tile.ctas > 1:
         time += CLUSTER[0] + CLUSTER[1] * tile.rows * tile.tokens * (tile.ctas - 1)

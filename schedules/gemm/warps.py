@@ -205,7 +205,7 @@ def by_rows(
     )
     for block in (total, *([product] if product is not total else [])):
         sch.compute_at(block, last, preserve_unit_loops=True)
-    fragment = _fragment(sch, product) if tile.unit == "mma" else None
+    fragment = matrices(sch, product) if tile.unit == "mma" else None
     stage, block, sixteen, _ = stages(sch, product, total, tile, weight.dtype)
     sch.compute_at(sch.get_sblock("decode"), sixteen, preserve_unit_loops=True)
     if fragment is not None:
@@ -221,8 +221,8 @@ def by_rows(
     return stage
 
 
-def _fragment(sch: Schedule, product: SBlockRV) -> SBlockRV:
-    """Let rows of x go through registers; return the block that loads them."""
+def matrices(sch: Schedule, product: SBlockRV) -> SBlockRV:
+    """Let rows of x in shared memory go through registers; return the block that loads them."""
     rows = sch.get(sch.get_sblock("tokens")).writes[0].source
     read = [region.source.same_as(rows) for region in sch.get(product).reads]
     return sch.cache_read(product, read.index(True), fragments.LOCAL)

@@ -18,7 +18,7 @@ from blockscale.base.errors import LoweringError
 from blockscale.base.targets import GPU_TARGETS, Gpu
 from blockscale.building.builder import build
 from blockscale.catalog import registry
-from blockscale.catalog.gemm import LINEAR_GPU_BUCKETS
+from blockscale.catalog.gemm import LINEAR, LINEAR_GPU_BUCKETS
 from blockscale.lower import nvcc
 from blockscale.lower.warp.derive import derive
 from blockscale.lower.warp.emit import emit
@@ -326,5 +326,5 @@ def test_kernels_are_built_for_the_gpu_at_hand(monkeypatch, capability, arch):
 
 @pytest.mark.parametrize("arch", GPU_TARGETS)
 def test_every_architecture_has_the_layer(arch):
-    assert registry.road(PLAIN, arch) is registry.ROADS[Linear, "cuda"]
+    assert registry.road(PLAIN, arch) is LINEAR
     assert all(workload.sketches(arch) for workload in registry.workloads(PLAIN, arch))

@@ -16,13 +16,14 @@ from blockscale.ops import call as protocol
 from blockscale.ops import checks
 from blockscale.ops.linear import layer as ops_linear
 from blockscale.specs import Linear
-from blockscale.specs.gemm import ACTIVATIONS
+from blockscale.specs.gemm import ACTIVATIONS, TILED
 from tests.gemm.test_linear_weights import CASES, arrays, dense, given
 from tests.kit.helpers import DTYPES, fill_freed_memory, rejects, tensor, widen
 from tests.kit.pairwise import exhaustive, pairs
 from tests.kit.tiles64 import weight_of
 from tests.reference import core as ref
 from tests.reference import linear as reference
+from tests.reference import moe
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 4e-3, "float16": 2e-3}
 ROWS = (1, 2, 3, 8, 17, 33)
@@ -32,14 +33,19 @@ GLOBAL = {False: np.float32([0.5]), True: np.float32([0.5, 0.25])}
 class Case:
     """A layer whose sums are of size 1: its arguments, and the truth of its result."""
 
-    def __init__(self, case, n, blocks, dtype, activation="none", gated=False, residual=False):
+    def __init__(
+        self, case, n, blocks, dtype, activation="none", gated=False, residual=False, act_fmt=None
+    ):
         self.made = arrays(case, n, blocks, seed=n + blocks)
         fmt, packed, scale, _ = self.made
         if fmt != "int4":
             scale %= 16
             scale += 0x28 if fmt == "nvfp4" else 118
+        if fmt == "mxfp4" and act_fmt:  # what tiles64e holds
+            scale[:] = scale % 12 + 118
         self.n, self.k, self.dtype = n, 2 * packed.shape[1], dtype
         self.activation, self.gated, self.residual = activation, gated, residual
+        self.act_fmt = act_fmt
         rng = np.random.default_rng(7)
         factors = GLOBAL[gated]
         w = dense(*self.made, factors)
@@ -49,7 +55,8 @@ class Case:
         cols = n // 2 if gated else n
         self.added = tensor(rng.standard_normal((max(ROWS), cols)), dtype) if residual else None
         added = None if self.added is None else widen(self.added)
-        self.truth = reference.layer(widen(self.x), w, self.bias, activation, gated, added)
+        x = moe.qdq(widen(self.x), "fp8") if act_fmt else widen(self.x)
+        self.truth = reference.layer(x, w, self.bias, activation, gated, added)
         self.tensors = given(*self.made, gated=gated, global_scale=torch.from_numpy(factors))
         self.tensors["bias"] = self.bias
 
@@ -60,6 +67,7 @@ class Case:
         """Return the result for the first rows."""
         x = self.x[:rows]
         options.setdefault("activation", self.activation)
+        options.setdefault("act_fmt", self.act_fmt)
         if self.residual:
             options["residual"] = self.added[:rows]
         fill_freed_memory(rows * self.truth.shape[1] * 4)
@@ -144,6 +152,15 @@ def test_each_row_may_have_a_global_scale(case):
     if case == "nvfp4":
         with rejects("a global scale of each row"):
             made.prepared(layout="128x4")
+
+
+def test_each_row_may_have_a_global_scale_in_tiles64e(fake_cuda):
+    made = Case("mxfp4", 70, 3, "bfloat16", act_fmt="fp8")
+    factors = np.random.default_rng(3).uniform(0.25, 4, 70).astype(np.float32)
+    w = dense(*made.made, np.float32([1])) * factors[:, None].astype(np.float64)
+    made.truth = reference.layer(moe.qdq(widen(made.x), "fp8"), w, made.bias)
+    made.tensors["global_scale"] = torch.from_numpy(factors)
+    made.check(made.run(3, made.prepared(layout="tiles64e")), 3)
 
 
 def test_int4_and_gates_have_no_global_scale_of_each_row():
@@ -252,6 +269,34 @@ def test_w4a4(prepared, given_scale):
     assert ref.row_error(widen(y), truth).max() < TOLERANCE["bfloat16"]
 
 
+@pytest.mark.parametrize(
+    ("case", "size", "dtype", "activation", "gated", "residual"),
+    [
+        ("mxfp4", (96, 8), "bfloat16", "silu", True, True),
+        ("nvfp4", (15, 3), "float32", "none", False, False),
+        ("mxfp4", (14, 3), "float16", "relu2", False, True),
+        ("int4 64 zeros", (14, 2), "float16", "none", False, False),
+        ("int4 64 zeros", (14, 2), "bfloat16", "gelu_tanh", True, True),
+    ],
+)
+def test_rows_of_fp8(case, size, dtype, activation, gated, residual):
+    """Each row is e4m3(x / s) * s, s = max |x| / 448; rows of zeros stay zeros."""
+    made = Case(case, *size, dtype, activation, gated, residual, "fp8")
+    weights = made.prepared(act_fmt="fp8")
+    assert weights.layout == "linear"
+    for rows in ROWS:
+        y = made.run(rows, weights)
+        made.check(y, rows)
+        if "int4" not in case:
+            assert torch.equal(made.run(rows), y)
+    exact = made.run(3, weights, out_dtype=torch.float32)
+    made.check(exact, 3, "float32")
+    zeros = bs.linear(torch.zeros_like(made.x[:2]), weights, act_fmt="fp8", activation=activation)
+    assert torch.equal(
+        zeros, bs.linear(torch.zeros_like(made.x[:2]), weights, activation=activation)
+    )
+
+
 # ---- What CUDA kernels are handed ---------------------------------------------------------------
 
 
@@ -262,18 +307,19 @@ class FakeKernel:
 
     def __init__(self, spec):
         assert isinstance(spec, Linear)
-        assert spec.layout == "tiles64"
+        assert spec.layout in TILED
         self.spec = spec
 
     def call(self, *arguments):
         params = self.spec.params()
         assert len(arguments) == len(params)
         rows, values = len(arguments[0]), {}
+        sizes = {"rows": rows, "bytes": self.spec.workspace_bytes(rows)}
         for param, value in zip(params, arguments, strict=True):
             if value is None:
                 assert param.default is not None
                 continue
-            shape = tuple(rows if size == "rows" else size for size in param.shape)
+            shape = tuple(sizes.get(size, size) for size in param.shape)
             assert tuple(value.shape) == shape, param.name
             assert str(value.dtype) == f"torch.{param.dtype}", param.name
             assert value.is_contiguous()
@@ -290,9 +336,8 @@ class FakeKernel:
         )
         bias = values["bias"].numpy() if "bias" in values else None
         added = widen(values["residual"]) if "residual" in values else None
-        truth = reference.layer(
-            widen(values["x"]), weight_of(weights), bias, s.activation, s.gated, added
-        )
+        x = moe.qdq(widen(values["x"]), "fp8") if s.act_fmt else widen(values["x"])
+        truth = reference.layer(x, weight_of(weights), bias, s.activation, s.gated, added)
         return torch.from_numpy(truth)
 
 
@@ -307,18 +352,22 @@ def fake_cuda(monkeypatch):
 
 @pairs(
     legal=gates_need_an_activation,
-    case=["nvfp4", "mxfp4", "int4 32", "int4 64 zeros", "int4 128 zeros"],
+    case=["nvfp4", "mxfp4", "int4 32", "int4 64 zeros", "int4 128 zeros", "mxfp4 tiles64e"],
     size=[(6, 1), (70, 3)],
     dtype=["bfloat16", "float16"],
     activation=ACTIVATIONS,
     gated=[False, True],
     residual=[False, True],
     out_dtype=[None, "float32"],
+    act_fmt=[None, "fp8"],
 )
-def test_cuda_contract(case, size, dtype, activation, gated, residual, out_dtype, fake_cuda):
+def test_cuda_contract(
+    case, size, dtype, activation, gated, residual, out_dtype, act_fmt, fake_cuda
+):
     """Calls in full and known ones hand over what the spec says, whose numbers are right."""
-    made = Case(case, *size, dtype, activation, gated, residual)
-    weights = made.prepared(layout="tiles64")
+    case, layout, _ = case.partition(" tiles64e")
+    made = Case(case, *size, dtype, activation, gated, residual, "fp8" if layout else act_fmt)
+    weights = made.prepared(layout="tiles64e" if layout else "tiles64")
     options = {} if out_dtype is None else {"out_dtype": DTYPES[out_dtype]}
     for rows in (3, 3, 5):
         made.check(made.run(rows, weights, **options), rows, out_dtype)
@@ -353,12 +402,21 @@ def test_cuda_output_is_all_that_is_allocated(fake_cuda, monkeypatch):
         assert value is passed
 
 
-def test_cuda_weights_compile(fake_cuda):
+def test_tiles64e_is_for_rows_of_fp8(fake_cuda):
+    made = Case("mxfp4", 14, 2, "bfloat16", act_fmt="fp8")
+    weights = made.prepared(layout="tiles64e")
+    with rejects("layout 'tiles64e'", "pass act_fmt='fp8'", "layout='tiles64'"):
+        bs.linear(made.x, weights)
+
+
+@pytest.mark.parametrize("case", ["int4 64 zeros", "mxfp4"])
+def test_cuda_weights_compile(case, fake_cuda):
     """One graph: the operator takes a weight in tiles, and knows the shape of the result."""
-    made = Case("int4 64 zeros", 70, 3, "bfloat16", "silu", True, True)
-    weights = made.prepared(layout="tiles64")
+    act_fmt = "fp8" if case == "mxfp4" else None
+    made = Case(case, 70, 3, "bfloat16", "silu", True, True, act_fmt)
+    weights = made.prepared(layout="tiles64e" if act_fmt else "tiles64")
     torch._dynamo.reset()
-    options = {"activation": "silu", "out_dtype": torch.float32}
+    options = {"activation": "silu", "out_dtype": torch.float32, "act_fmt": act_fmt}
     function = torch.compile(
         lambda x, residual: bs.linear(x, weights, residual=residual, **options),
         fullgraph=True,
@@ -414,7 +472,13 @@ REFUSED = [
     (lambda: bs.linear(X, WEIGHTS, out_dtype=torch.int8), ["out_dtype", "int8", "bfloat16"]),
     (lambda: bs.linear(X, INT4, out_dtype=torch.int8), ["out_dtype", "int8", "bfloat16"]),
     (lambda: bs.linear(X[:, :32].contiguous(), WEIGHTS), ["32 columns", "64"]),
-    (lambda: bs.linear(X, WEIGHTS, act_fmt="fp8"), ["act_fmt='fp8'", "nvfp4"]),
+    (lambda: bs.linear(X, WEIGHTS, act_fmt="int8"), ["act_fmt='int8'", "nvfp4"]),
+    (
+        lambda: bs.linear(X, WEIGHTS, act_fmt="fp8", act_global_scale=torch.ones(1)),
+        ["act_global_scale", "act_fmt='fp8'", "act_fmt='nvfp4'"],
+    ),
+    (lambda: LAYER.prepared(act_fmt="int8"), ["act_fmt='int8'", "fp8"]),
+    (lambda: LAYER.prepared(layout="tiles64e"), ["tiles64e", "mxfp4", "not for nvfp4"]),
     (lambda: bs.linear(X, WEIGHTS, act_fmt="nvfp4"), ["layout '128x4'", "'linear'"]),
     (lambda: bs.linear(X, LAYER.prepared(layout="128x4")), ["layout '128x4'", "cpu", "'linear'"]),
     (

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import blockscale as bs
+from blockscale.ops.linear import weights as weights_of_linear
 from blockscale.ops.moe.tiles import gated_order
 from blockscale.specs import Linear
 from tests.kit.helpers import rejects, scale_tensor
@@ -90,6 +91,76 @@ def test_tiles(case, gated, size):
         count = len(factors)
         gains = np.repeat(back.global_scale.double().numpy(), size[0] // count)
         assert (again * gains[:, None] == want).all()
+
+
+def spread(n, k, apart, seed=0):
+    """Return a random MXFP4 weight, each of whose rows has blocks so many exponents apart."""
+    rng = np.random.default_rng(seed)
+    packed = rng.integers(0, 256, (n, k // 2), dtype=np.uint8)
+    top = rng.integers(40, 180, (n, 1))
+    scale = top - rng.integers(0, apart + 1, (n, k // 32))
+    scale[:, :1], scale[:, 1:2] = top, top - apart
+    packed.reshape(n, k // 32, 16)[::3, 2] &= 0x88  # of zeros, some of them negative
+    scale[::3, 2] = rng.integers(0, 255, scale[::3, 2].shape)
+    packed[5] = 0
+    return "mxfp4", packed, scale.astype(np.uint8), None
+
+
+@pairs(
+    legal=lambda factors, gated, **_: (factors == 2) == gated,
+    apart=[0, 11],
+    factors=[1, 2, 70],
+    gated=[False, True],
+    k=[96, 320],
+)
+def test_rows_that_become_e4m3(apart, factors, gated, k):
+    """Layout tiles64e: every element, a factor of each row, and back."""
+    made = spread(70, k, apart)
+    gains = np.random.default_rng(1).uniform(0.5, 2, factors).astype(np.float32)
+    options = {"gated": gated, "global_scale": torch.from_numpy(gains)}
+    tiles = bs.prepare_linear_weights(**given(*made, layout="tiles64e", **options))
+    assert tiles.layout == "tiles64e"
+    want = dense(*made, gains)
+    assert np.allclose(weight_of(tiles), want, rtol=1e-7, atol=0)  # a factor is rounded once
+    params = Linear(70, k, "mxfp4", "bfloat16", layout="tiles64e", act_fmt="fp8", gated=gated,
+                    activation="silu").params()  # fmt: skip
+    shapes = {param.name: param.shape for param in params}
+    for name, value in tiles.tensors():
+        assert shapes[name] == tuple(value.shape)
+    back = bs.LinearWeights.load_state_dict(tiles.state_dict()).to_linear()
+    assert (back.layout, back.global_scale.numel()) == ("linear", factors)
+    again = dense("mxfp4", back.packed.numpy(), back.block_scale.numpy(), None,
+                  back.global_scale.double().numpy())  # fmt: skip
+    assert np.allclose(again, want, rtol=1e-6, atol=0)
+
+
+def test_exponents_too_far_apart():
+    """An error where the layout is asked for; else a warning, and the layout of 16 bits."""
+    made = spread(70, 96, 12)
+    with rejects("block_scale of row", "exponents 12 apart", "leave layout out"):
+        bs.prepare_linear_weights(**given(*made, layout="tiles64e"))
+    plain = bs.prepare_linear_weights(**given(*made, layout="linear"))
+    with pytest.warns(UserWarning, match="at most 11 apart.*'tiles64', for products of 16 bits"):
+        assert weights_of_linear._to_rows("here", plain, must=False) is None
+
+
+@pytest.mark.parametrize(
+    ("fmt", "act_fmt", "layout", "on_cpu", "want"),
+    [
+        ("mxfp4", "fp8", None, True, ("linear", False)),
+        ("nvfp4", "nvfp4", None, True, ("128x4", False)),
+        ("mxfp4", "fp8", None, False, ("tiles64e", True)),
+        ("mxfp4", "fp8", "tiles64e", False, ("tiles64e", False)),
+        ("mxfp4", "fp8", "tiles64", False, ("tiles64", False)),
+        ("mxfp4", None, None, False, ("tiles64", False)),
+        ("nvfp4", "fp8", None, False, ("tiles64", False)),
+    ],
+)
+def test_act_fmt_asks_for_a_layout(fmt, act_fmt, layout, on_cpu, want):
+    """Of a CPU for none but that of nvfp4; elsewhere of mxfp4, unless a layout is given."""
+    assert weights_of_linear._layout(fmt, act_fmt, layout, on_cpu) == want
+    if on_cpu:
+        assert prepare(fmt, 8, 2, layout, act_fmt=act_fmt).layout == want[0]
 
 
 def test_gated_order():

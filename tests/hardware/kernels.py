@@ -114,6 +114,10 @@ LINEAR = (
     "linear_int4g128_n4096_k4096_tiles64_bf16",
     "linear_int4g64_n2880_k2880_tiles64_bf16",
     "linear_int4g32z_n4096_k4096_tiles64_bf16",
+    "linear_mxfp4_n2880_k2880_fp8_tiles64e_to_f32_bf16",
+    "linear_mxfp4_n2880_k2880_fp8_tiles64_to_f32_bf16",
+    "linear_mxfp4_n28672_k4096_silu_gated_fp8_tiles64e_bf16",
+    "linear_mxfp4_n195_k2880_gelu_tanh_res_fp8_tiles64e_f16",
     *("quantize_mxfp4_bf16", "dequantize_nvfp4_f32", "dequantize_mxfp4_bf16"),
 )
 """With what quantises their weights, beside the kernels above."""

@@ -98,6 +98,47 @@ def test_float32_results():
         assert error(y, x.double() @ values.T) < 1e-3
 
 
+def in_fp8(x):
+    """Return rows as "fp8" rounds them, float64."""
+    scale = x.float().abs().amax(-1, keepdim=True) / 448
+    return torch.where(scale == 0, 0, x.float() / scale).to(torch.float8_e4m3fn).double() * scale
+
+
+def test_rows_of_fp8():
+    """In 8 bits from 33 rows on; both layouts multiply the same numbers."""
+    w, values = weight(2880, 2880, "mxfp4", act_fmt="fp8")
+    sixteen, _ = weight(2880, 2880, "mxfp4")
+    assert (w.layout, sixteen.layout) == ("tiles64e", "tiles64")
+    for rows in ROWS:
+        x = torch.randn(rows, 2880, device="cuda").bfloat16() * torch.rand(rows, 1, device="cuda")
+        x = x.bfloat16()
+        x[rows // 2 : rows // 2 + 1] = 0
+        want = in_fp8(x) @ values.T
+        some = want.norm(dim=-1) > 0
+        options = {"act_fmt": "fp8", "out_dtype": torch.float32}
+        for each in (w, sixteen):
+            y = bs.linear(x, each, **options)
+            assert error(y[some], want[some]) < 1e-3, (rows, each.layout)
+            assert not y[~some].any()
+            assert torch.equal(y, bs.linear(x, each, **options)), "it differs from run to run"
+
+
+@pytest.mark.parametrize("rows", [1, 20, 40, 300])
+def test_rows_of_fp8_with_what_follows(rows):
+    w, values = weight(28672, 4096, "mxfp4", gated=True, act_fmt="fp8")
+    x = torch.randn(rows, 4096, device="cuda").bfloat16() / 16
+    gate, up = (in_fp8(x) @ values.T).chunk(2, 1)
+    y = bs.linear(x, w, activation="silu", act_fmt="fp8")
+    assert error(y, functional.silu(gate) * up) < 5e-3
+    bias = torch.randn(195, device="cuda")
+    w, values = weight(195, 2880, "mxfp4", bias=bias, act_fmt="fp8")
+    x = torch.randn(rows, 2880, device="cuda").half()
+    residual = 30 * torch.randn(rows, 195, device="cuda").half()
+    want = ACT["gelu_tanh"](in_fp8(x) @ values.T + bias) + residual
+    y = bs.linear(x, w, activation="gelu_tanh", residual=residual, act_fmt="fp8")
+    assert error(y, want) < 2e-3
+
+
 def test_graphs_and_no_allocation():
     w, values = weight(4096, 4096, "nvfp4")
     x = torch.randn(4, 4096, device="cuda").bfloat16()

@@ -207,6 +207,7 @@ def parse_other(words):
         bench_module(words[2]).arguments(words[3:])
     elif words[:2] == ["python", "-m"] and words[2] in (
         *("bench.int4", "bench.layouts", "bench.gpu.linear", "bench.gpu.engines", "bench.moe.fp8"),
+        "bench.gpu.linear_fp8",
     ):
         assert callable(bench_module(words[2]).main)
     elif words[0] == "vllm" or words[:3] == ["python", "-m", "sglang.launch_server"]:

@@ -22,7 +22,8 @@ from blockscale.specs import Linear
 from blockscale.specs.plans.linear import LinearTile
 from blockscale.tir.gemm.linear_tiles import linear_tiles
 from tests.kit import moe_harness
-from tests.kit.moe_harness import UNWRITTEN, bits, values
+from tests.kit.moe_harness import BYTE_ORDER, K_ORDER, UNWRITTEN, bits, values
+from tests.reference import core as ref
 from tests.reference import moe
 
 GUARD_ROWS = 2
@@ -31,7 +32,7 @@ GUARD_ROWS = 2
 @cache
 def kernel(spec: Linear, tile: LinearTile, stages: int) -> Kernel:
     """Return the kernel that is derived from the schedule."""
-    sch = new_schedule(tvm.IRModule({"main": linear_tiles(spec)}))
+    sch = new_schedule(tvm.IRModule({"main": linear_tiles(spec, by_bytes=tile.by_bytes)}))
     schedules.decided(sch, spec, tile, stages)
     return derive(sch.mod["main"])
 
@@ -66,15 +67,37 @@ def weight(spec: Linear, seed: int) -> Weight:
 
 
 def prepared(spec: Linear, made: Weight, overall: np.ndarray) -> Any:
-    """Return the weight in layout tiles64."""
+    """Return the weight in the spec's layout."""
     zero = None if made.zero is None else torch.from_numpy(np.ascontiguousarray(made.zero))
     return prepare_linear_weights(
         torch.from_numpy(np.ascontiguousarray(made.codes)),
         torch.from_numpy(np.ascontiguousarray(made.scale)),
         fmt=spec.fmt, global_scale=torch.from_numpy(overall.astype(np.float32)), zero=zero,
-        gated=spec.gated, dtype=getattr(torch, spec.dtype), layout="tiles64",
+        gated=spec.gated, dtype=getattr(torch, spec.dtype), layout=spec.layout,
         group_size=spec.group if spec.fmt == "int4" else None,
     )  # fmt: skip
+
+
+def rows_of(spec: Linear, by_bytes: bool, x: np.ndarray) -> tuple[np.ndarray, Any, np.ndarray]:
+    """Return rows as a kernel reads them, their scales (None: it takes none), and their values.
+
+    Of "fp8" layers: E4M3 codes as bytes or 16-bit numbers, in the order of the weight's layout.
+    """
+    if not spec.act_fmt:
+        return bits(x, spec.dtype), None, x.astype(np.float64)
+    most = np.abs(x.astype(np.float32)).max(1, keepdims=True)
+    scale = most / np.float32(448)
+    ratio = np.divide(x.astype(np.float32), scale, out=np.zeros_like(x, np.float32), where=most > 0)
+    byte = ref.e4m3_encode(ratio)
+    code, value = ref.e4m3_decode(byte), moe.qdq(x, "fp8")
+    if spec.layout == "tiles64":
+        return bits(code, spec.dtype), scale[:, 0], value
+    stored = byte if by_bytes else bits(code, "bfloat16")
+    padded = np.zeros((len(x), spec.padded_k), stored.dtype)
+    padded[:, : spec.k] = stored
+    order = list(BYTE_ORDER if by_bytes else K_ORDER)
+    blocks = padded.reshape(len(x), spec.padded_k // 64, 64)
+    return blocks[:, :, order].reshape(padded.shape), scale[:, 0], value
 
 
 ACT = {
@@ -127,7 +150,7 @@ def run(
     y = np.full((m + GUARD_ROWS, spec.cols), UNWRITTEN, np.uint16 if sixteen else np.uint32)
     row_tiles = -(-m // of.rows_tile)
     grid = of.col_tiles * row_tiles if of.ctas > 1 else ctas
-    stored = bits(x, spec.dtype)
+    stored, row_scale, value = rows_of(spec, tile.by_bytes, x)
     of_x: Any = stored
     for each in tensor_maps(of):
         of_x = emulator.TensorMap(
@@ -136,16 +159,16 @@ def run(
             global_dim=each.sizes(m, 0),
             global_strides_bytes=each.strides,
             box_dim=each.box,
-            swizzle="128B",
+            swizzle=f"{each.swizzle}B",
         )
     report = emulator.launch(
         text or ptx(spec, tile, stages, arch), entry="linear", grid=grid * of.ctas, cluster=of.ctas,
         block=of.threads, dynamic_smem=of.shared,
-        args=[of_x, codes, scale, factor, shift,
+        args=[of_x, *(() if row_scale is None else (row_scale,)), codes, scale, factor, shift,
               None if other is None else bits(other, spec.dtype), y, np.int32(m)],
         seed=seed,
     )  # fmt: skip
-    sums = x.astype(np.float64) @ made.value.T
+    sums = value @ made.value.T
     halves = np.split(sums, 1 + spec.gated, axis=1)
     shifts = np.split(np.zeros(spec.n) if shift is None else shift, 1 + spec.gated)
     factors = [overall] if spec.by_row else overall

@@ -59,13 +59,22 @@ def codes_of(packed: Array, kind: str, linear: bool = False) -> NDArray[np.int64
 
 
 def values_of(
-    packed: Array, scale: Array, fmt: str, group: int, zeros: bool, dtype: str | None
+    packed: Array,
+    scale: Array,
+    fmt: str,
+    group: int,
+    zeros: bool,
+    dtype: str | None,
+    layout: str = "tiles64",
 ) -> NDArray[np.float64]:
-    """Return the values [R, K] of a linear layer's weight in layout "tiles64", all rows.
+    """Return the values [R, K] of a linear layer's weight in a layout of tiles, all rows.
 
     Without global scale.
     """
-    codes = codes_of(packed, "int4" if fmt == "int4" else "e2m1", linear=True)
+    if layout == "tiles64e":
+        codes = codes_of(packed, "e2m1e")
+    else:
+        codes = codes_of(packed, "int4" if fmt == "int4" else "e2m1", linear=True)
     row, k = np.indices(codes.shape)
     m, high, g, block = row % 64 // 16, row % 16 // 8, row % 8, k // 64
     if fmt == "nvfp4":
@@ -89,11 +98,11 @@ def values_of(
 
 
 def weight_of(weights: Any) -> NDArray[np.float64]:
-    """Return [N, K] of a `LinearWeights` in layout "tiles64", global scales included."""
+    """Return [N, K] of a `LinearWeights` in a layout of tiles, global scales included."""
     w = weights
     dtype = None if w.dtype is None else str(w.dtype).removeprefix("torch.")
     whole = values_of(
-        w.packed.numpy(), w.block_scale.numpy(), w.fmt, w.group, w.zeros, dtype
+        w.packed.numpy(), w.block_scale.numpy(), w.fmt, w.group, w.zeros, dtype, w.layout
     )  # fmt: skip
     factors = w.global_scale.double().numpy()
     out, cols = np.full((w.n, w.k), np.nan), w.n // 2
@@ -101,7 +110,7 @@ def weight_of(weights: Any) -> NDArray[np.float64]:
         p, up = slow_position(at, w.gated)
         row = p + cols * up
         if p < (cols if w.gated else w.n):
-            out[row] = values[: w.k] * factors[int(up)]
+            out[row] = values[: w.k] * factors[at if w.layout == "tiles64e" else int(up)]
         else:
             assert not values.any(), "padding"
         assert not values[w.k :].any(), "padding"

@@ -18,6 +18,7 @@ from blockscale.catalog import moe as catalog_moe
 from blockscale.lower.moe.kernel import Pair
 from blockscale.lower.nvcc import compile_cuda_source
 from blockscale.lower.warp.derive import derive
+from blockscale.lower.warp.emit import emit
 from blockscale.ops.moe import rows as moe_rows
 from blockscale.ops.moe import weights as moe_weights
 from blockscale.specs import FusedMoe
@@ -227,6 +228,13 @@ def test_16_bits_of_the_same_bytes(unit: str, activation: str) -> None:
     rows = {"mma": 64, "wgmma": 128}[unit]
     of = plan(**MXFP4, unit=unit, rows=rows, tokens=16, slices=1, activation=activation)
     right(of, ids_of(21), hidden=160, intermediate=96, bias=True, scaled=True)
+
+
+def test_half_a_stage_at_the_end_serialises_no_products() -> None:
+    """K of 45 blocks of 64, as gpt-oss has it."""
+    of = plan(**BYTES | {"tokens": 96, "stages": 4})
+    text = emit(derive(moe_harness.scheduled(of, of.gemm(3, 256, 2880, 2))), "moe")
+    assert not compile_cuda_source(text, "sm_90a").losses
 
 
 def test_partial_is_for_bytes_alone() -> None:

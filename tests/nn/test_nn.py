@@ -302,3 +302,18 @@ def test_linear_zero_weight():
     assert not layer(X).any()
     with rejects("Linear.from_float", "weight is a list"):
         nn.Linear.from_float([1.0])
+
+
+def test_rows_of_fp8():
+    """The module passes act_fmt on, of tensors and of a prepared weight; a dense one has none."""
+    packed, scale = bs.quantize(normal(32, 64), "mxfp4")
+    x = normal(3, 64, seed=1)
+    weights = bs.prepare_linear_weights(packed, scale, fmt="mxfp4", act_fmt="fp8")
+    want = bs.linear(x, weights, act_fmt="fp8")
+    for given in ((weights,), (packed, scale, "mxfp4")):
+        layer = nn.Linear(*given, act_fmt="fp8")
+        same(layer(x), want)
+        assert "act_fmt=fp8" in repr(layer)
+    assert not torch.equal(want, bs.linear(x, weights))
+    with rejects("Linear: act_fmt='fp8'", "fmt='dense'"):
+        nn.Linear(fmt="dense", weight=normal(32, 64), act_fmt="fp8")

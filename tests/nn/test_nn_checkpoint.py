@@ -468,6 +468,9 @@ def test_dense_weights(tmp_path, fmt):
     ckpt = bs.checkpoints.open(files.folder(tmp_path / "in", tensors))
     if fmt == "int4":
         near(nn.Linear.from_checkpoint(ckpt, name), tokens(), tokens().astype(np.float64) @ value.T)
+    if fmt in ("int4", "mxfp4"):
+        rows = moe.qdq(tokens(), "fp8")
+        near(nn.Linear.from_checkpoint(ckpt, name, act_fmt="fp8"), tokens(), rows @ value.T)
     given = None if fmt in ("fp8", "bf16") else "dense"
     layer = nn.Linear.from_checkpoint(ckpt, name, dtype=torch.float32, fmt=given)
     assert (layer.fmt, layer.in_features, layer.out_features) == ("dense", H, 32)

@@ -9,6 +9,11 @@ neighbouring columns of y; of each 16 channels, which a thread has, word j holds
 `TOKEN_TILE`; the true ones are in the attribute "blockscale.shapes".
 
 A decoded weight is w * 2^-LEFT_OVER: what 16-bit arithmetic makes of codes without a further step.
+
+Of a layer that quantises its rows ("fp8") x holds their codes as another kernel wrote them, numbers
+of 16 bits, and each row's scale is multiplied with the sum.  In layout "tiles64e" K lies as in
+`moe.tiles` ("bytes"), each row of w has a global scale, weights become bfloat16 or E4M3, and so
+does x.
 """
 
 from __future__ import annotations
@@ -23,8 +28,8 @@ from tvm.tirx import PrimFunc
 
 from blockscale.base.sizes import ceil_div, round_up
 from blockscale.specs import Linear
-from blockscale.specs.plans.moe import AFTER, scale_count
-from blockscale.tir.common import i64
+from blockscale.specs.plans.moe import AFTER, E4M3, scale_count
+from blockscale.tir.common import i64, keep_params
 from blockscale.tir.gemm.tiles import OPTIONAL, PARAMS
 from blockscale.tir.moe.tiles import (
     BLOCK_WORDS,
@@ -44,21 +49,32 @@ WEIGHT = ("packed", "block_scale")
 """Parameters that are written once, long before."""
 
 
-def linear_tiles(spec: Linear, rows: int | None = None) -> PrimFunc:
+def linear_tiles(spec: Linear, rows: int | None = None, *, by_bytes: bool = False) -> PrimFunc:
     """Return the unscheduled layer in whole tiles.
 
     Args:
-        spec: of layout "tiles64".
+        spec: of layout "tiles64" or "tiles64e".
         rows: of x, for which it is tuned; None: any number.
+        by_bytes: of layout "tiles64e": whether E4M3 is multiplied, not bfloat16.
 
-    Parameters are those of the spec, and residual in any case; without one it is null.
+    Parameters are those of the spec, residual in any case (without one it is null), and where rows
+    are quantised row_scale, behind x, in place of a workspace.
     """
-    func = (_gated if spec.gated else _plain)(spec)
+    operand = operand_of(spec, by_bytes)
+    func = (_gated if spec.gated else _plain)(spec, operand)
     optional = {"global_scale": 1.0, "bias": 0.0, "residual": 0.0}
     shapes = true_shapes(spec)
+    func = keep_params(func, [*shapes])
     func = func.with_attrs({PARAMS: shapes, OPTIONAL: optional, AFTER: after(shapes)})
     # Whole tiles are the same for several numbers of rows, whose best schedules are not.
     return func if rows is None else func.with_attr("blockscale.rows", rows)
+
+
+def operand_of(spec: Linear, by_bytes: bool) -> str:
+    """Return the dtype of x and of decoded weights as they are multiplied."""
+    if spec.layout == "tiles64e":
+        return E4M3 if by_bytes else "bfloat16"
+    return spec.dtype
 
 
 def after(shapes: Iterable[str]) -> list[str]:
@@ -70,8 +86,11 @@ def true_shapes(spec: Linear) -> dict[str, list[tuple[str, int, int, int]]]:
     """Return the true dimensions of the parameters; see `tiles.true_shapes`."""
     blocks = ceil_div(spec.padded_k, max(64, spec.group))
     y = [("rows", 1, -1, 2), ("", 1, spec.cols, 1)]
+    k = spec.padded_k if spec.layout == "tiles64e" else spec.k
+    row_scale = {"row_scale": [("rows", 1, -1, 2)]} if spec.act_fmt else {}
     return {
-        "x": [("rows", 1, -1, 2), ("k", 1, spec.k, 2)],
+        "x": [("rows", 1, -1, 2), ("k", 1, k, 2)],
+        **row_scale,
         "packed": [
             ("cols", 64, spec.padded_n // 64, 1),
             ("k", 64, spec.padded_k // 64, 1),
@@ -109,12 +128,13 @@ def _sizes(spec: Linear) -> tuple[PrimExpr, ...]:
     return tuple(i64(n) for n in (rows, rows // 64, k // 64, k // 64 // shared, numbers))
 
 
-def _products(spec: Linear) -> Any:
-    """Steps from x and the weight to sums C [tiles, rows of a tile, rows of w]."""
+def _products(spec: Linear, dtype: str) -> Any:
+    """Steps from x and the weight to sums C [tiles, rows of a tile, rows of w], of ``dtype``."""
     R, RB, KB, SB, SN = _sizes(spec)
-    N, dtype = i64(TOKEN_TILE), spec.dtype
+    N = i64(TOKEN_TILE)
     numbers = dtype if spec.fmt == "int4" else "uint8"
-    decode = partial(decoded, spec.fmt, spec.group, spec.zero, dtype)
+    order = "bytes" if spec.layout == "tiles64e" else ""
+    decode = partial(decoded, spec.fmt, spec.group, spec.zero, dtype, order=order)
 
     @T.inline
     def steps(x, packed, block_scale, C, tiles):
@@ -148,21 +168,36 @@ def _products(spec: Linear) -> Any:
     return steps
 
 
-def _plain(spec: Linear) -> PrimFunc:
+def _factors(spec: Linear, operand: str) -> tuple[PrimExpr, Any]:
+    """How many global scales there are, and what returns that of a sum, with what is left over.
+
+    It takes them, the rows' scales, the half (0: gates, 1: ups), and the indices of the sum.
+    """
+    left = T.float32(left_over(spec.fmt, spec.zero, operand))
+    rows, *_ = _sizes(spec)
+
+    def factor(global_scale, row_scale, half, tile, i, row):
+        at = row if spec.layout == "tiles64e" else natural(row) if spec.by_row else half
+        value = global_scale[at] * left
+        return value * row_scale[tile, i] if spec.act_fmt else value
+
+    if spec.layout == "tiles64e" or spec.by_row:
+        return rows, factor
+    return i64(2 if spec.gated else 1), factor
+
+
+def _plain(spec: Linear, operand: str) -> PrimFunc:
     """The layer whose rows of w are columns of y."""
     R, RB, KB, SB, SN = _sizes(spec)
     N, dtype, out_dtype = i64(TOKEN_TILE), spec.dtype, spec.out_dtype
-    numbers = dtype if spec.fmt == "int4" else "uint8"
-    multiply, act = _products(spec), partial(activated, spec.activation)
-    left = T.float32(left_over(spec.fmt, spec.zero, dtype))
-    factors = R if spec.by_row else i64(1)
-
-    def factor_of(row):
-        return natural(row) if spec.by_row else 0
+    numbers = operand if spec.fmt == "int4" else "uint8"
+    multiply, act = _products(spec, operand), partial(activated, spec.activation)
+    factors, factor = _factors(spec, operand)
 
     @T.prim_func(s_tir=True)
     def main(
         x_handle: T.handle,
+        row_scale_handle: T.handle,
         packed: T.Buffer((RB, KB, i64(BLOCK_WORDS)), "uint32"),
         block_scale: T.Buffer((RB, SB, SN), numbers),
         global_scale: T.Buffer((factors,), "float32"),
@@ -172,7 +207,8 @@ def _plain(spec: Linear) -> PrimFunc:
     ):
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         tiles = T.int64()
-        x = T.match_buffer(x_handle, (tiles, N, KB, i64(64)), dtype)
+        x = T.match_buffer(x_handle, (tiles, N, KB, i64(64)), operand)
+        row_scale = T.match_buffer(row_scale_handle, (tiles, N), "float32")
         residual = T.match_buffer(residual_handle, (tiles, N, R), dtype)
         y = T.match_buffer(y_handle, (tiles, N, R), out_dtype)
         C = T.sblock_alloc_buffer((tiles, N, R), "float32")
@@ -182,35 +218,43 @@ def _plain(spec: Linear) -> PrimFunc:
                 vt, vi, vr = T.axis.remap("SSS", [t, i, r])
                 y[vt, vi, natural(vr)] = T.Cast(
                     out_dtype,
-                    act(T.fma(C[vt, vi, vr], global_scale[factor_of(vr)] * left, bias[natural(vr)]))
+                    act(
+                        T.fma(
+                            C[vt, vi, vr],
+                            factor(global_scale, row_scale, 0, vt, vi, vr),
+                            bias[natural(vr)],
+                        )
+                    )
                     + f32(residual[vt, vi, natural(vr)]),
                 )
 
     return main
 
 
-def _gated(spec: Linear) -> PrimFunc:
+def _gated(spec: Linear, operand: str) -> PrimFunc:
     """The layer whose rows of w are gates and ups, 8 of each in turn."""
     R, RB, KB, SB, SN = _sizes(spec)
     N, dtype, out_dtype, two = i64(TOKEN_TILE), spec.dtype, spec.out_dtype, i64(2)
-    numbers = dtype if spec.fmt == "int4" else "uint8"
-    multiply, act = _products(spec), partial(activated, spec.activation)
-    left = T.float32(left_over(spec.fmt, spec.zero, dtype))
+    numbers = operand if spec.fmt == "int4" else "uint8"
+    multiply, act = _products(spec, operand), partial(activated, spec.activation)
+    factors, factor = _factors(spec, operand)
     half, eight, sixteen = R // two, i64(8), i64(16)
 
     @T.prim_func(s_tir=True)
     def main(
         x_handle: T.handle,
+        row_scale_handle: T.handle,
         packed: T.Buffer((RB, KB, i64(BLOCK_WORDS)), "uint32"),
         block_scale: T.Buffer((RB, SB, SN), numbers),
-        global_scale: T.Buffer((two,), "float32"),
+        global_scale: T.Buffer((factors,), "float32"),
         bias: T.Buffer((two, half), "float32"),
         residual_handle: T.handle,
         y_handle: T.handle,
     ):
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         tiles = T.int64()
-        x = T.match_buffer(x_handle, (tiles, N, KB, i64(64)), dtype)
+        x = T.match_buffer(x_handle, (tiles, N, KB, i64(64)), operand)
+        row_scale = T.match_buffer(row_scale_handle, (tiles, N), "float32")
         residual = T.match_buffer(residual_handle, (tiles, N, half), dtype)
         y = T.match_buffer(y_handle, (tiles, N, half), out_dtype)
         C = T.sblock_alloc_buffer((tiles, N, R), "float32")
@@ -223,13 +267,13 @@ def _gated(spec: Linear) -> PrimFunc:
                     act(
                         T.fma(
                             C[vt, vi, vq * sixteen + vp],
-                            global_scale[0] * left,
+                            factor(global_scale, row_scale, 0, vt, vi, vq * sixteen + vp),
                             bias[0, column(vq, vp)],
                         )
                     )
                     * T.fma(
                         C[vt, vi, vq * sixteen + eight + vp],
-                        global_scale[1] * left,
+                        factor(global_scale, row_scale, 1, vt, vi, vq * sixteen + eight + vp),
                         bias[1, column(vq, vp)],
                     )
                     + f32(residual[vt, vi, column(vq, vp)]),

@@ -44,7 +44,7 @@ def register_named(text: str) -> None:
             lambda m: bulk(int(m[1]), int(m[2]), m[3], bool(m[4]))
         ),
         r"warp_async_(\d+)x(\d+)_([a-z]+\d+)": lambda m: run(int(m[1]), int(m[2]), m[3]),
-        r"warp_tma_(\d+)x64_(bf16|f16)": lambda m: tma(int(m[1]), _LONG[m[2]]),
+        r"warp_tma_(\d+)x64_(bf16|f16|e4m3)": lambda m: tma(int(m[1]), _LONG[m[2]]),
         r"warp_row64_(bf16|f16|e4m3)(_of)?": lambda m: row(_LONG[m[1]], bool(m[2])),
         rf"warp_decode_({'|'.join(MOE)})_g(\d+)([zt]?)_(bf16|f16|e4m3)(_[a-z]+)?": (
             lambda m: decode(m[1], int(m[2]), _ZEROS.index(m[3]), _LONG[m[4]], (m[5] or "")[1:])
@@ -110,8 +110,8 @@ def row(dtype: str, table: bool) -> str:
 def tma(rows: int, dtype: str) -> str:
     """Register and name: load 64 channels of rows of x to shared memory.
 
-    cp.async.bulk.tensor (PTX ISA 9.7.9.25.5.2), to rows of 128 bytes that are swizzled as wgmma
-    reads them; rows and channels that there are not become zeros.
+    cp.async.bulk.tensor (PTX ISA 9.7.9.25.5.2), to rows of 128 bytes (of E4M3 64) that are swizzled
+    as wgmma and ldmatrix read them; rows and channels that there are not become zeros.
     """
     N, K, one = i64(rows), i64(ROW), i64(1)
 

@@ -231,7 +231,7 @@ def _entry(
     return f"  {{{listed}, .maps = {{\n    {described}}}}}"
 
 
-def map_entry(made: MapPlan, places: dict[str, int]) -> str:
+def map_entry(made: MapPlan, places: Mapping[str, int]) -> str:
     """Return the initialiser of one BsGemmMap."""
     dims = ", ".join(_SIZES[unit] if extent is None else str(extent) for extent, unit in made.dims)
     strides, box = (", ".join(map(str, values)) for values in (made.strides, made.box))

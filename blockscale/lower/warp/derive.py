@@ -69,7 +69,7 @@ class _Derivation:
         copy = self.weights.what
         self.scales = self._writer(self.decode.operands["S"].buffer, copy)
         whole = copy if self.unit == "mma" else "warp_tma"
-        self.loader = self._writer(x.buffer, "warp_row" if by_rows else whole)
+        self.loader = self._writer(x.buffer, *(("warp_row", "warp_tma") if by_rows else (whole,)))
 
     # ---- Finding ----------------------------------------------------------------------------
 

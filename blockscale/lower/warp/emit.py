@@ -40,9 +40,10 @@ def tensor_maps(kernel: Kernel) -> list[MapPlan]:
     rows = kernel.rows
     if not rows.tma:
         return []
-    extent = rows.view.dims[-1].extent or 0
+    extent, item = rows.view.dims[-1].extent or 0, rows.slot.item
     dims, box = ((extent, 1), (None, 1)), (64, kernel.rows_tile)
-    return [MapPlan(rows.view.name, rows.view.dtype.upper(), dims, (2 * extent,), box, 128)]
+    dtype = "UINT8" if rows.view.dtype == E4M3 else rows.view.dtype.upper()
+    return [MapPlan(rows.view.name, dtype, dims, (item * extent,), box, rows.box_row)]
 
 
 def emit(kernel: Kernel, name: str) -> str:

@@ -208,7 +208,7 @@ class Epilogue:
                 self.values[f"residual {i}"] = name
                 return f"{CLASS[view.dtype]}::{half}({name}_words[{self._place_of(register)}])"
             token = "8 * n + 2 * t" + (" + 1" if b else "")
-            if not self.kernel.has_first:
+            if self.own in used and not self.kernel.has_first:
                 return self._element(view, indices, token)
             return self._row_element(view, indices, b, token)
         key = f"{name}{list(map(str, indices))}"
@@ -357,13 +357,13 @@ class Epilogue:
         self, view: View, indices: Sequence[PrimExpr], register: Register, b: int
     ) -> bool:
         """Whether an element lies where the one that is stored does."""
+        if view.dtype not in CLASS or view.pitches != self.view.pitches:
+            return False
         token = substituted(self._token(), {self.b: i64(b)})
         stored = [self._at(index, register, token, self.own) for index in self.body.indices]
         pairs = zip(view.index(indices), self.view.index(stored), strict=True)
-        same = all(
-            is_int(d) and int(d) == 0 for d in (self.analyzer.simplify(a - b) for a, b in pairs)
-        )
-        return same and view.dtype in CLASS and view.pitches == self.view.pitches
+        differ = (self.analyzer.simplify(a - b) for a, b in pairs)
+        return all(is_int(d) and int(d) == 0 for d in differ)
 
     # ---- Stores -----------------------------------------------------------------------------
 

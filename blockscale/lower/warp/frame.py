@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from blockscale.lower.pipe.text import Text, indented
 from blockscale.lower.warp.kernel import CONTROL_BYTES, Kernel
@@ -44,10 +44,13 @@ class Frame:
             "}",
         ]
 
-    def stages(self, make: Callable[[int, bool], list[str]]) -> list[str]:
+    def stages(
+        self, make: Callable[[int, bool], list[str]], before: Sequence[str] = ()
+    ) -> list[str]:
         """A loop over stages; ``make(blocks, last)``: lines for one of so many blocks of 64 k.
 
         The last of all is by itself where it has fewer blocks, or bulk copies of x fewer channels.
+        ``before``: what comes before it where one of the CTAs alone has it.
         """
         k = self.kernel
         (whole, rest), each, mine = self._parts(), k.k_stages, self.whole_stages()
@@ -75,6 +78,7 @@ class Frame:
         if rest:
             number = whole % each if k.ctas > 1 else whole
             lines += [
+                *before,
                 f"if (cta == {whole // each}) {{" if k.ctas > 1 else "{",
                 f"  const int k = {number};",
                 *indented(make(rest, True)),

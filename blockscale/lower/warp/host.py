@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tvm import tirx
 
@@ -34,7 +34,7 @@ def sources(
     """
     buckets = merged(((limit, derive(func)) for limit, func in bodies), name, emit)
     places = {param: i for i, param in enumerate(params)}
-    rows = [_row(bucket, places, GPU_TARGETS[arch].sm_shared) for bucket in buckets]
+    rows = [entry(bucket, places, GPU_TARGETS[arch].sm_shared) for bucket in buckets]
     known = f".a = {places['x']}, .a_scale = -1"
     codes = tuple(
         KernelCode(b.name, kernel_params(b.kernel), LAUNCH, b.kernel.after is not None)
@@ -55,8 +55,8 @@ def kernel_params(kernel: Kernel) -> tuple[str, ...]:
     return (*maps, *handles, *numbers, *(() if kernel.grouped else ("int32",)))
 
 
-def _row(bucket: Bucket[Kernel], places: dict[str, int], sm_shared: int) -> str:
-    """Return the initialiser of one BsGemm."""
+def entry(bucket: Bucket[Kernel], places: Mapping[str, int], sm_shared: int) -> str:
+    """Return the initialiser of one BsGemm, whose tensors are numbered as in ``places``."""
     kernel = bucket.kernel
     given = [places.get(name, -1) for name in pointers(kernel)]
     maps = [map_entry(each, places) for each in tensor_maps(kernel)]

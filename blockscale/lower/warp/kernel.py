@@ -101,6 +101,16 @@ class Rows:
         """Whether a tensor map describes x."""
         return self.how == "tma"
 
+    @property
+    def swizzled(self) -> bool:
+        """Whether the 16 bytes of a row lie as ldmatrix and wgmma read them."""
+        return self.how != "run"
+
+    @property
+    def box_row(self) -> int:
+        """Bytes of 64 channels of a row, which swizzling permutes."""
+        return 64 * self.slot.item
+
 
 @dataclass(frozen=True, eq=False)
 class Place:

@@ -195,7 +195,7 @@ class Loads(Frame):
         """Of rows of x in a stage: what comes first, loads of one lane and of all, and bytes."""
         k, rows = self.kernel, self.kernel.rows
         if rows.tma:
-            box = k.rows_tile * 128
+            box = k.rows_tile * rows.box_row
             loads = [
                 f"bs_tma_load_2d<1>(at + {rows.slot.at + b * rows.block_stride}, "
                 f"&map_{rows.view.name}, channel + (k * {k.blocks} + {b}) * 64, row, {self.full});"

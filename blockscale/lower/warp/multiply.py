@@ -46,7 +46,7 @@ class Products(Frame):
             f"const uint32_t scales_at = {k.scales.slot.at} + {self.expr(k.factors.first)};",
         ]
         rows = f"{k.rows.slot.at} + {self.expr(k.tokens.first)}"
-        if k.unit == "mma" and k.rows.how == "row":  # its matrix's row, a piece of 16 bytes
+        if k.unit == "mma" and k.rows.swizzled:  # its matrix's row, a piece of 16 bytes
             rows += " + lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16"
         elif k.unit == "mma":  # a thread's 16 channels are two pieces of 16 bytes
             rows += f" + lane / 4 * {k.rows.row_stride} + lane % 4 * 32"
@@ -55,7 +55,7 @@ class Products(Frame):
         lines.append(f"const uint32_t rows_at = {rows};")
         if k.copies == "async":
             lines.append("const uint32_t others_at = rows_at ^ 16;")
-        elif k.unit == "mma" and k.rows.how == "row":
+        elif k.unit == "mma" and k.rows.swizzled:
             lines.append("const uint32_t others_at = rows_at ^ 64;")
         if k.form.order == "steps":
             turns = ", ".join(f"(g / 2 + {j}) % 4 * 16u" for j in range(4))
@@ -72,6 +72,10 @@ class Products(Frame):
     def bf16(self) -> str:
         """Whether the 16-bit numbers are bfloat16."""
         return str(self.kernel.form.dtype == "bfloat16").lower()
+
+    def _rows_fence(self) -> list[str]:
+        """What lets wgmma read rows that cp.async wrote."""
+        return ["bs_fence_async();"] if self.kernel.rows.how == "row" else []
 
     def _place(self, of: Place, block: int, tile: int) -> int:
         return of.steps[block][tile]
@@ -108,7 +112,7 @@ class Products(Frame):
                 f"code[{i}] = bs_load16_shared(at + codes_at + {codes});",
                 f"scale[{i}] = {self.decoder}::load(at + scales_at + {scales}, lane);",
             ]
-        if k.rows.how == "row":
+        if k.rows.swizzled:
             return [*lines, *self._in_halves(inner)]
         return [*lines, *(self._in_pairs(inner) if k.in_pairs else self._in_one(inner))]
 
@@ -267,7 +271,7 @@ class Products(Frame):
             lines = [
                 self.at(),
                 f"bs_mbar_wait({self.full}, parity);",
-                *(["bs_fence_async();"] if k.rows.how == "row" else []),  # cp.async wrote it
+                *self._rows_fence(),
             ]
             for inner, i in units if early else []:
                 lines += load(inner, i)
@@ -351,7 +355,7 @@ class Products(Frame):
             lines = [
                 self.at(),
                 f"bs_mbar_wait({self.full}, parity);",
-                "bs_fence_async();",  # cp.async wrote it
+                *self._rows_fence(),
             ]
             for i in range(k.tiles_m):
                 bank = f"bank{i % 2}"
@@ -386,6 +390,8 @@ class Products(Frame):
                 lines.append("bs_wgmma_commit();")
             return [*lines, f"before = {self.empty};", self.next()]
 
+        none = ["#pragma unroll", f"for (int q = 0; q < {count}; ++q) part[q] = 0.f;"]
+        none = none if k.partial else []
         return [
             f"float c[{k.tiles_m}][{count}];",
             *([f"float part[{count}];"] if k.partial else []),
@@ -396,12 +402,9 @@ class Products(Frame):
                     *self.before,
                     "#pragma unroll",
                     f"for (int q = 0; q < {k.tiles_m * count}; ++q) (&c[0][0])[q] = 0.f;",
-                    *(
-                        ["#pragma unroll", f"for (int q = 0; q < {count}; ++q) part[q] = 0.f;"]
-                        if k.partial
-                        else []
-                    ),
-                    *self.stages(stage),
+                    *none,
+                    # A branch would copy sums that are in flight.
+                    *self.stages(stage, before=[*take(k.tiles_m - 1), *none]),
                     *take(k.tiles_m - 1),
                     "__syncwarp();",
                     "if (lane == 0) bs_mbar_arrive(before);",

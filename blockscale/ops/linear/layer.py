@@ -16,6 +16,7 @@ from blockscale.ops.call import Checked
 from blockscale.ops.checks import dtype_name
 from blockscale.ops.int4.products import product
 from blockscale.ops.linear.weights import (
+    ACTS,
     Facts,
     Given,
     LinearWeights,
@@ -26,7 +27,7 @@ from blockscale.ops.linear.weights import (
 )
 from blockscale.ops.quant import quantize
 from blockscale.specs import Linear
-from blockscale.specs.gemm import ACTIVATIONS, LINEAR_FORMATS
+from blockscale.specs.gemm import ACTIVATIONS, LINEAR_FORMATS, TILED
 
 Tensor = torch.Tensor
 
@@ -37,6 +38,9 @@ LARGEST = 448.0 * 6.0
 
 LEAST = 1e-30
 """Least global scale of activations: those of zeros have one too."""
+
+FP8_MAX = 448.0
+"""The largest value of E4M3."""
 
 Epilogue = tuple[str, Tensor | None, torch.dtype | None]
 """Activation, residual and dtype of the result; None: no residual, the dtype of x."""
@@ -74,9 +78,11 @@ def linear(
         activation: "none", "silu", "gelu_tanh" or "relu2", max(s, 0)^2; gated: of the gate.
         residual: [..., N], or [..., N / 2], of the dtype of x; None: 0.
         out_dtype: None: that of x; float32, on the CPU any of the three.
-        act_fmt: "nvfp4": x is quantised too, and multiplied as by `mm_fp4` (CPU, sm_100a), whose
-            limits of N and K, and lack of activation, gate and residual, are this call's as well.
-            The weight is nvfp4, prepared with layout="128x4".
+        act_fmt: "fp8": each row of x is rounded to E4M3 times its largest magnitude / 448, whatever
+            the weight's format; of one prepared with act_fmt="fp8" that is in layout "tiles64e",
+            many rows are multiplied in 8 bits (sm_90a).  "nvfp4": x is quantised too, and
+            multiplied as by `mm_fp4` (CPU, sm_100a), whose limits of N and K, and lack of gates,
+            are this call's as well; the weight is nvfp4, prepared with layout="128x4".
         act_global_scale: [1] float32 that divides x before it is quantised; None: the largest
             magnitude of x / (448 * 6), computed in every call.
         out: output [..., N] or [..., N / 2] of out_dtype, in memory of its own; None: allocated.
@@ -94,24 +100,26 @@ def linear(
                 f"{WHERE}: gated=True, but the weight was prepared without gates; pass gated=True "
                 "to prepare_linear_weights()"
             )
-        if packed.layout == "tiles64" and act_fmt is None and act_global_scale is None:
+        if packed.layout in TILED and act_fmt in (None, "fp8") and act_global_scale is None:
             w = packed
             given = x, w.packed, w.block_scale, w.global_scale, w.bias, residual, out
-            return _LINEAR.run((activation, out_dtype, residual is None, w.facts), given)
+            return _LINEAR.run(
+                (activation, out_dtype, residual is None, w.facts, act_fmt or ""), given
+            )
         weights = packed
     else:
         gated = bool(gated)
-        plain = act_fmt is None and act_global_scale is None and fmt != "int4"
+        plain = act_fmt in (None, "fp8") and act_global_scale is None and fmt != "int4"
         if plain and group_size is None and zero is None and not getattr(x, "is_cuda", False):
             kind = fmt, gated, _shape(packed), _shape(global_scale)
-            options = activation, out_dtype, residual is None, kind
+            options = activation, out_dtype, residual is None, kind, act_fmt or ""
             return _LINEAR.run(options, (x, packed, block_scale, global_scale, bias, residual, out))
         tensors = Given(packed, block_scale, fmt, global_scale, bias, gated, group_size, zero)
         weights = _converted(x, tensors, act_fmt)
     epilogue = activation, residual, out_dtype
-    if act_fmt is not None or act_global_scale is not None:
+    if act_global_scale is not None or act_fmt not in (None, "fp8"):
         return _quantised(x, weights, epilogue, act_fmt, act_global_scale, out)
-    return _prepared(x, weights, epilogue, out)
+    return _prepared(x, weights, epilogue, act_fmt or "", out)
 
 
 def _shape(value: object) -> Any:
@@ -122,6 +130,7 @@ def _prepared(
     x: Tensor,
     weights: LinearWeights,
     epilogue: Epilogue,
+    act_fmt: str,
     out: Tensor | None,
 ) -> Tensor:
     """Return `linear` of prepared weights, whatever their layout."""
@@ -129,11 +138,11 @@ def _prepared(
     w = weights
     _check_layout(x, w.facts)
     if w.fmt == "int4" and w.layout == "linear":
-        return _int4(x, weights, epilogue, out)
+        return _int4(x, weights, epilogue, act_fmt, out)
     plain = w.fmt, w.gated, w.packed.shape, w.global_scale.shape
-    kind = w.facts if w.layout == "tiles64" else plain
+    kind = w.facts if w.layout in TILED else plain
     given = x, w.packed, w.block_scale, w.global_scale, w.bias, residual, out
-    return _LINEAR.run((activation, out_dtype, residual is None, kind), given)
+    return _LINEAR.run((activation, out_dtype, residual is None, kind, act_fmt), given)
 
 
 def _nothing_more() -> None:
@@ -154,25 +163,26 @@ def _converted(x: Tensor, given: Given, act_fmt: str | None) -> LinearWeights:
         )
     if isinstance(given.packed, torch.Tensor):
         checks.same_device(WHERE, "packed", given.packed, "x", x)
-    return prepared(WHERE, given, x.dtype, None if act_fmt is None else "128x4")
+    layout = None if act_fmt in (None, "fp8") else "128x4"
+    return prepared(WHERE, given, x.dtype, layout, act_fmt)
 
 
 class _Linear(call.Op[Tensor]):
-    """Options: activation, out_dtype, whether there is no residual, and the weight's kind.
+    """Options: activation, out_dtype, whether there is no residual, the weight's kind, and act_fmt.
 
-    That is the `Facts` of a weight in layout "tiles64"; of one in layout "linear", whose tensors
-    may be anything until checked, its format, whether it is gated, and the shapes of its codes and
-    of its global scale.
+    The kind is the `Facts` of a weight in a layout of `TILED`; of one in layout "linear", whose
+    tensors may be anything until checked, its format, whether it is gated, and the shapes of its
+    codes and of its global scale.
     """
 
     def recorded(self, options: Any, given: Any) -> Tensor:
         x, packed, block_scale, g, bias, residual, out = given
-        activation, out_dtype, _, kind = options
+        activation, out_dtype, _, kind, act_fmt = options
         facts = kind if isinstance(kind, Facts) else Facts(kind[0], 0, 0, 0, kind[1])
         fmt, n, k, group, gated, zeros, layout, scale_dtype, _ = facts
         made = call.operator(self.name)(
             *(x, packed, block_scale, fmt, g, bias, residual, activation, gated, out_dtype),
-            *(n, k, group, zeros, layout, scale_dtype),
+            *(n, k, group, zeros, layout, scale_dtype, act_fmt),
         )
         return call.copied(out, made)
 
@@ -187,10 +197,10 @@ class _Linear(call.Op[Tensor]):
             given = *given[:5], residual
         else:
             given = given[:5]
-        if spec.layout == "tiles64":
+        if spec.tiled:
             if out is None:
                 out = x.new_empty((*x.shape[:-1], spec.cols), dtype=_dtype(spec))
-            return (*given, out), out
+            return (*given, out, *_workspace(spec, x)), out
         if type(bias) in call.PLAIN and bias.dtype in checks.SIXTEEN_BIT:
             bias = bias.float()
         if spec.gated and type(g) in call.PLAIN and g.numel() == 1:
@@ -212,10 +222,18 @@ class _Linear(call.Op[Tensor]):
             return Checked(None, (), y)
         added = () if residual is None else (residual.view(rows, spec.cols),)
         arguments = x.view(rows, spec.k), *weight, *added, y.view(rows, spec.cols)
-        return Checked(spec, arguments, y)
+        return Checked(spec, (*arguments, *_workspace(spec, x)), y)
 
 
 _LINEAR = _Linear(WHERE)
+
+
+def _workspace(spec: Linear, x: Tensor) -> tuple[Tensor, ...]:
+    """Return the memory that a kernel needs beside its tensors, if it needs any."""
+    if not spec.copies_rows:
+        return ()
+    size = spec.workspace_bytes(x.numel() // spec.k)
+    return (torch.empty(size, dtype=torch.uint8, device=x.device),)
 
 
 def _dtype(spec: Linear) -> torch.dtype:
@@ -230,7 +248,7 @@ def _check_call(
     x: Tensor, weight: tuple[Any, ...], residual: Any, options: Any
 ) -> tuple[Linear, tuple[Any, ...]]:
     """Return the spec of the kernel, and the weight's tensors as it takes them."""
-    activation, out_dtype, _, kind = options
+    activation, out_dtype, _, kind, act_fmt = options
     if isinstance(kind, Facts):
         facts = kind
         checks.tensor(WHERE, "x", x, checks.ACTIVATIONS)
@@ -240,14 +258,20 @@ def _check_call(
     else:
         facts, weight = _check_linear(x, weight, *kind[:2])
     _check_activation(activation, facts.gated)
-    tiles = facts.layout == "tiles64"
+    if facts.layout == "tiles64e" and not act_fmt:
+        raise ValueError(
+            f"{WHERE}: the weight is in layout 'tiles64e', which kernels multiply with rows of FP8 "
+            "alone; pass act_fmt='fp8', or layout='tiles64' to prepare_linear_weights()"
+        )
+    tiles = facts.layout in TILED
     to = x.dtype if out_dtype is None else out_dtype
     allowed = (x.dtype, torch.float32) if tiles else checks.ACTIVATIONS
     checks.activation(WHERE, "out_dtype", to, allowed)
     spec = Linear(
         *(facts.n, facts.k, facts.fmt, dtype_name(x.dtype), facts.group, facts.zeros),
         *(facts.layout, activation, facts.gated, residual is not None, dtype_name(to)),
-        by_row=facts.by_row,
+        by_row=facts.by_row and facts.layout != "tiles64e",
+        act_fmt=act_fmt,
     )
     if residual is not None:
         wide = *x.shape[:-1], spec.cols
@@ -269,13 +293,13 @@ def _check_layout(x: Tensor, facts: Facts) -> None:
     checks.tensor(WHERE, "x", x, checks.ACTIVATIONS)
     kind = x.device.type
     wanted = "linear" if kind == "cpu" else "tiles64"
-    if facts.layout != wanted and kind != "meta":
+    if kind != "meta" and facts.layout not in (TILED if wanted == "tiles64" else (wanted,)):
         raise ValueError(
             f"{WHERE}: the weight is in layout {facts.layout!r}, but kernels on {kind} read "
             f"{wanted!r}; prepare_linear_weights(layout={wanted!r}) makes it, and to_linear() the "
             "linear one"
         )
-    if facts.layout == "tiles64" and x.dtype == torch.float32:
+    if facts.layout in TILED and x.dtype == torch.float32:
         raise TypeError(
             f"{WHERE}: x has dtype float32, but CUDA kernels take bfloat16 or float16; pass "
             "x.to(torch.bfloat16)"
@@ -331,6 +355,7 @@ def _int4(
     x: Tensor,
     weights: LinearWeights,
     epilogue: Epilogue,
+    act_fmt: str,
     out: Tensor | None,
 ) -> Tensor:
     """Return `linear` of int4 on a CPU: a product, and what follows it in float32."""
@@ -338,20 +363,28 @@ def _int4(
     _check_activation(activation, weights.gated)
     to = x.dtype if out_dtype is None else out_dtype
     checks.activation(WHERE, "out_dtype", to)
+    given, x = x, _rounded(x) if act_fmt else x
     if activation == "none" and residual is None and not weights.gated:
         return product(x, weights.product, to, out)
     n = weights.n // 2 if weights.gated else weights.n
     wide = *x.shape[:-1], n
     if residual is not None:
-        checks.like(WHERE, "residual", residual, (x.dtype,), "x", x, wide)
+        checks.like(WHERE, "residual", residual, (given.dtype,), "x", given, wide)
     if out is not None:
-        checks.like(WHERE, "out", out, (to,), "x", x, wide, output=True)
+        checks.like(WHERE, "out", out, (to,), "x", given, wide, output=True)
     sums = product(x, weights.product, torch.float32, None)
     if weights.gated:
         sums = sums * weights.global_scale.repeat_interleave(n)
         sums = sums if weights.bias is None else sums + weights.bias
     y = finished(sums, activation, weights.gated, residual, to)
     return y if out is None else call.copied(out, y)
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """Return rows as "fp8" rounds them, float32."""
+    scale = x.abs().amax(-1, keepdim=True).float() / FP8_MAX
+    ratio = torch.where(scale == 0, 0, x.float() / scale)
+    return ratio.to(torch.float8_e4m3fn).float() * scale
 
 
 def finished(
@@ -385,12 +418,12 @@ def _quantised(
 ) -> Tensor:
     """Return `linear` of quantised activations: `quantize`, then `mm_fp4`."""
     activation, residual, out_dtype = epilogue
-    if act_fmt is None:
+    if act_fmt in (None, "fp8"):
         raise ValueError(
-            f"{WHERE}: act_global_scale is given without act_fmt; pass act_fmt='nvfp4', or leave "
-            "it out"
+            f"{WHERE}: act_global_scale is given with act_fmt={act_fmt!r}; pass act_fmt='nvfp4', "
+            "or leave it out"
         )
-    checks.choice(WHERE, "act_fmt", act_fmt, ("nvfp4",))
+    checks.choice(WHERE, "act_fmt", act_fmt, ACTS)
     checks.tensor(WHERE, "x", x, checks.ACTIVATIONS)
     checks.one_element(WHERE, "act_global_scale", act_global_scale, "x", x)
     if weights.layout != "128x4":
@@ -432,14 +465,15 @@ def _linear_op(
     zeros: bool = False,
     layout: str = "linear",
     scale_dtype: str | None = None,
+    act_fmt: str = "",
 ) -> Tensor:
-    """Run `linear` on a weight in layout "linear", or on one in "tiles64" with its facts."""
+    """Run `linear` on a weight in layout "linear", or on one of `TILED` with its facts."""
     kind: tuple[Any, ...] = (fmt, gated, packed.shape, _shape(global_scale))
-    if layout == "tiles64":
+    if layout in TILED:
         rows = by_row(Given(packed, block_scale, fmt, global_scale, bias, gated))
         kind = Facts(fmt, n, k, group, gated, zeros, layout, scale_dtype, rows)
     weight = packed, block_scale, global_scale, bias
-    options = activation, out_dtype, residual is None, kind
+    options = activation, out_dtype, residual is None, kind, act_fmt
     if checks.has_data():
         return _LINEAR.run(options, (x, *weight, residual, None))
     spec, _ = _check_call(x, weight, residual, options)
@@ -451,6 +485,6 @@ call.define(
     "(Tensor x, Tensor packed, Tensor block_scale, str fmt='nvfp4', Tensor? global_scale=None, "
     "Tensor? bias=None, Tensor? residual=None, str activation='none', bool gated=False, "
     "ScalarType? out_dtype=None, SymInt n=0, SymInt k=0, SymInt group=0, bool zeros=False, "
-    "str layout='linear', str? scale_dtype=None) -> Tensor",
+    "str layout='linear', str? scale_dtype=None, str act_fmt='') -> Tensor",
     _linear_op,
 )

@@ -7,11 +7,14 @@ is what `blockscale.linear` and `blockscale.nn.Linear` run on.  Layouts:
   zeros, as terms (8 - point) * scale that are added to (code - 8) * scale.
 * "tiles64" (CUDA): `moe.tiles`, with words as `in_steps` and `turned` say; rows in `natural_order`,
   gated in `gated_order`.
+* "tiles64e" (CUDA, mxfp4 whose blocks' exponents allow it): `moe.rows`, rows in the same order;
+  for ``act_fmt="fp8"``, which multiplies many rows of x as E4M3.
 * "128x4": codes as given, scales in the 128x4 layout, for ``act_fmt="nvfp4"``.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,11 +26,14 @@ from torch.compiler import is_compiling
 from blockscale.base.formats import QUANTIZED
 from blockscale.ops import checks
 from blockscale.ops.int4.weight import Int4Weight
+from blockscale.ops.moe import rows as moe_rows
 from blockscale.ops.moe import tiles as moe_tiles
 from blockscale.ops.quant import swizzle_scales, unswizzle_scales
 from blockscale.ops.weights import (
+    E8M0_BIAS,
     SCALES,
     PreparedWeights,
+    back,
     check_zeros,
     plain_codes,
     plain_scales,
@@ -43,7 +49,10 @@ Tensor = torch.Tensor
 
 WHERE = "prepare_linear_weights"
 
-LAYOUTS = ("linear", "tiles64", "128x4")
+LAYOUTS = ("linear", "tiles64", "tiles64e", "128x4")
+
+ACTS = ("fp8", "nvfp4")
+"""Formats of activations that `blockscale.linear` knows."""
 
 TENSORS = ("packed", "block_scale", "zero", "global_scale", "bias")
 """Names of a `LinearWeights`' tensors."""
@@ -76,16 +85,17 @@ class LinearWeights(PreparedWeights):
         packed: codes, uint8.
         block_scale: block scales; of int4, zeros are in them in layout "tiles64".
         zero: of int4 in layout "linear".
-        global_scale: float32 [1]; gated [2], of gates and of ups; by row [N].
+        global_scale: float32 [1]; gated [2], of gates and of ups; by row [N]; in layout "tiles64e"
+            one for each row of the layout.
         bias: float32 [N], gates first.
         fmt: "nvfp4", "mxfp4" or "int4".
         n, k: the sizes N and K, without padding.
         group: elements of K that share a scale, as kernels have it: it may divide the one given.
         gated: whether the first half of the rows are gates, the second their ups.
         zeros: whether int4 codes have zero points other than 8.
-        layout: "linear", "tiles64" or "128x4".
+        layout: "linear", "tiles64", "tiles64e" or "128x4".
         dtype: of int4 scales in layout "tiles64", so that x must have it too; else None.
-        by_row: whether each row has a global scale of its own.
+        by_row: whether each row was given a global scale of its own.
     """
 
     packed: Tensor
@@ -180,6 +190,7 @@ def prepare_linear_weights(
     int4_signed: bool = False,
     dtype: torch.dtype = torch.bfloat16,
     layout: str | None = None,
+    act_fmt: str | None = None,
 ) -> LinearWeights:
     """Return the weight as kernels load it; keep it, and pass it in place of ``packed``.
 
@@ -199,24 +210,38 @@ def prepare_linear_weights(
         int4_signed: int4 codes are two's complement, from -8 to 7, instead of 0 to 15.
         dtype: of the activations: on CUDA int4 scales are rounded to it.
         layout: "linear" or "tiles64"; None: that of the tensors' device.  "128x4": nvfp4, for
-            ``linear(..., act_fmt="nvfp4")``.
+            ``linear(..., act_fmt="nvfp4")``.  "tiles64e": mxfp4, for ``linear(..., act_fmt="fp8")``
+            on GPUs with wgmma (sm_90a), which multiply many rows in 8 bits.
+        act_fmt: of the calls that are to follow; "fp8" makes mxfp4 "tiles64e" on CUDA where the
+            weight can be, and warns where exponents of a row's blocks are too far apart; "nvfp4"
+            makes it "128x4".
 
     Raises:
         TypeError, ValueError: an argument that does not fit, a scale that no kernel can multiply
-            with (NaN, or below zero for nvfp4; of int4, one too large).
+            with (NaN, or below zero for nvfp4; of int4, one too large), layout "tiles64e" of a
+            weight that cannot be.
     """
     given = Given(
         *(packed, block_scale, fmt, global_scale, bias, bool(gated), group_size, zero),
         int4_signed=int4_signed,
     )
-    return prepared(WHERE, given, dtype, layout)
+    return prepared(WHERE, given, dtype, layout, act_fmt)
 
 
-def prepared(where: str, given: Given, dtype: torch.dtype, layout: str | None) -> LinearWeights:
+def prepared(
+    where: str,
+    given: Given,
+    dtype: torch.dtype,
+    layout: str | None,
+    act_fmt: str | None = None,
+) -> LinearWeights:
     """Return the weight of ``given``; errors begin with ``where``."""
     sizes = check_weight(where, given)
     checks.activation(where, "dtype", dtype)
-    layout = layout or ("linear" if given.packed.device.type == "cpu" else "tiles64")
+    if act_fmt is not None:
+        checks.choice(where, "act_fmt", act_fmt, ACTS)
+    on_cpu = given.packed.device.type == "cpu"
+    layout, if_it_can = _layout(given.fmt, act_fmt, layout, on_cpu)
     checks.choice(where, "layout", layout, LAYOUTS)
     plain = _plain(given, sizes)
     if layout == "linear":
@@ -224,7 +249,23 @@ def prepared(where: str, given: Given, dtype: torch.dtype, layout: str | None) -
     if layout == "128x4":
         return _to_128x4(where, plain)
     checks.activation(where, "dtype", dtype, checks.SIXTEEN_BIT, "has no kernel on CUDA")
+    if layout == "tiles64e":
+        made = _to_rows(where, plain, must=not if_it_can)
+        if made is not None:
+            return made
     return _to_tiles(where, plain, dtype)
+
+
+def _layout(fmt: str, act_fmt: str | None, layout: str | None, on_cpu: bool) -> tuple[str, bool]:
+    """Return the layout to make, and whether "tiles64" takes its place where it cannot be."""
+    if layout is not None:
+        return layout, False
+    if act_fmt == "nvfp4":
+        return "128x4", False
+    if on_cpu:
+        return "linear", False
+    bytewise = (fmt, act_fmt) == ("mxfp4", "fp8")
+    return ("tiles64e", True) if bytewise else ("tiles64", False)
 
 
 # ---- Checks -------------------------------------------------------------------------------------
@@ -403,9 +444,7 @@ def _order(weights: LinearWeights) -> Tensor:
 
 def _to_tiles(where: str, plain: LinearWeights, dtype: torch.dtype) -> LinearWeights:
     """Return a weight of `_plain` in layout "tiles64"."""
-    refused = refused_scales(plain.block_scale[None], plain.fmt, dtype)
-    if refused is not None:
-        raise ValueError(f"{where}: block_scale {refused[1]}")
+    _check_scales(where, plain, dtype)
     _check_points(where, plain.zero)
     top = int(plain.block_scale.amax()) if plain.fmt == "mxfp4" else None
     codes = moe_tiles.in_steps(plain.packed)
@@ -419,6 +458,48 @@ def _to_tiles(where: str, plain: LinearWeights, dtype: torch.dtype) -> LinearWei
         global_scale=factor,
         layout="tiles64", dtype=kept,
     )  # fmt: skip
+
+
+def _to_rows(where: str, plain: LinearWeights, *, must: bool) -> LinearWeights | None:
+    """Return a weight of `_plain` in layout "tiles64e"; None, after a warning, if it cannot be.
+
+    ``must``: then it is an error.
+    """
+    if plain.fmt != "mxfp4":
+        raise ValueError(
+            f"{where}: layout='tiles64e' is for mxfp4 weights, not for {plain.fmt}; leave layout "
+            "out"
+        )
+    _check_scales(where, plain, torch.bfloat16)
+    top, least = moe_rows.ranges(plain.packed, plain.block_scale)
+    widest, row = (int(value) for value in (top - least).max(0))
+    if widest > moe_rows.SPREAD:
+        said = (
+            f"{where}: block_scale of row {row} has exponents {widest} apart, but E4M3 holds "
+            f"blocks of a row exactly that are at most {moe_rows.SPREAD} apart"
+        )
+        if must:
+            raise ValueError(f"{said}; leave layout out, for products of 16 bits")
+        warnings.warn(
+            f"{said}; the weight is in layout 'tiles64', for products of 16 bits", stacklevel=4
+        )
+        return None
+    order = _order(plain)
+    packed, scale = moe_rows.pack(plain.packed, plain.block_scale, top, order)
+    each = plain.global_scale.repeat_interleave(plain.n // plain.global_scale.numel())
+    return replace(
+        plain,
+        packed=packed,
+        block_scale=scale,
+        global_scale=moe_rows.factors(each, top, order),
+        layout="tiles64e",
+    )
+
+
+def _check_scales(where: str, plain: LinearWeights, dtype: torch.dtype) -> None:
+    refused = refused_scales(plain.block_scale[None], plain.fmt, dtype)
+    if refused is not None:
+        raise ValueError(f"{where}: block_scale {refused[1]}")
 
 
 def _check_points(where: str, zero: Tensor | None) -> None:
@@ -437,6 +518,8 @@ def _to_linear(weights: LinearWeights) -> LinearWeights:
     if weights.layout == "128x4":
         scale = unswizzle_scales(weights.block_scale, weights.n, weights.k // weights.group)
         return replace(weights, block_scale=scale, layout="linear")
+    if weights.layout == "tiles64e":
+        return _from_rows(weights)
     sizes = weights.n, weights.k, weights.group
     codes, scale, zero, gain = untiled(
         *(weights.fmt, moe_tiles.turned(weights.packed, back=True), weights.block_scale),
@@ -450,3 +533,26 @@ def _to_linear(weights: LinearWeights) -> LinearWeights:
         layout="linear", dtype=None,
     )  # fmt: skip
     return _terms(plain)
+
+
+def _from_rows(weights: LinearWeights) -> LinearWeights:
+    """Return a weight of layout "tiles64e" in layout "linear"."""
+    n, k, order = weights.n, weights.k, _order(weights)
+    codes, byte = moe_rows.unpack(weights.packed, weights.block_scale)
+    codes, byte = back(codes, order, n)[:, : k // 2], back(byte, order, n)[:, : k // weights.group]
+    factor = back(weights.global_scale[:, None], order, n)[:, 0]
+    if weights.by_row:
+        byte = byte - (moe_tiles.E8M0_TOP - E8M0_BIAS)
+    else:
+        halves = zip(
+            *(value.chunk(2 if weights.gated else 1) for value in (byte, factor)), strict=True
+        )
+        scales, factors = zip(*(moe_rows.linear(*half) for half in halves), strict=True)
+        byte, factor = torch.cat(scales), torch.stack(factors)
+    return replace(
+        weights,
+        packed=codes.contiguous(),
+        block_scale=byte.contiguous(),
+        global_scale=factor,
+        layout="linear",
+    )

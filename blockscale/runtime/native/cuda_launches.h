@@ -53,6 +53,16 @@ enum { /* parameters of prepare */
   BS_PREPARE_PARAMS,
 };
 
+enum { /* parameters of linear_quantize */
+  BS_LINEAR_QUANTIZE_X,
+  BS_LINEAR_QUANTIZE_TO,
+  BS_LINEAR_QUANTIZE_ROW_SCALE,
+  BS_LINEAR_QUANTIZE_ROWS,
+  BS_LINEAR_QUANTIZE_COLS,
+  BS_LINEAR_QUANTIZE_PITCH,
+  BS_LINEAR_QUANTIZE_PARAMS,
+};
+
 enum { /* parameters of requantize */
   BS_REQUANTIZE_Y,
   BS_REQUANTIZE_SCALE,
@@ -254,6 +264,12 @@ enum { /* parts of the workspace of INT4 */
   BS_INT4_WS_COUNT,
   BS_INT4_WS_X,
   BS_INT4_WS_PARTS,
+};
+
+enum { /* parts of the workspace of LINEAR */
+  BS_LINEAR_WS_X,
+  BS_LINEAR_WS_ROW_SCALE,
+  BS_LINEAR_WS_PARTS,
 };
 
 #endif

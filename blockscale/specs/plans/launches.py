@@ -1,4 +1,4 @@
-"""What the host code and the kernels of MoE layers and INT4 products agree on, said once.
+"""What host code and kernels of MoE layers, INT4 products and linear layers agree on, said once.
 
 Parameters of kernels, parts of workspaces, and sizes of launches.  C and CUDA code include them as
 ``blockscale/runtime/native/cuda_launches.h``, which `write` writes and a test compares.
@@ -79,6 +79,11 @@ REQUANTIZE_BYTES: Params = (
     *(("const int *", "count"), ("void *", "codes"), ("int ", "pitch")),
 )
 
+LINEAR_QUANTIZE: Params = (
+    *(("const void *", "x"), ("void *", "to"), ("float *", "row_scale")),
+    *(("int ", "rows"), ("int ", "cols"), ("int ", "pitch")),
+)
+
 COMBINE: Params = (
     *(("const void *", "y"), ("const void *", "ids"), ("const float *", "weights")),
     *(("const int *", "place"), ("void *", "out"), ("int ", "wide"), ("int ", "experts")),
@@ -124,6 +129,7 @@ INT4_GROUPED: Params = (
 _KERNELS = {
     "GEMM": GEMM,
     "PREPARE": PREPARE,
+    "LINEAR_QUANTIZE": LINEAR_QUANTIZE,
     "REQUANTIZE": REQUANTIZE,
     "REQUANTIZE_BYTES": REQUANTIZE_BYTES,
     "COMBINE": COMBINE,
@@ -192,6 +198,10 @@ INT4_PARTS = ("blocks", "count", "x")
 """Of an INT4 product: the table of tiles, copies of rows."""
 
 
+LINEAR_PARTS = ("x", "row_scale")
+"""Of a linear layer that quantises its rows: these, and their scales."""
+
+
 def most_tiles(slots: int, experts: int) -> int:
     """Return the most tiles that so many rows make: an expert's last one may not be full."""
     return min(slots, experts + slots // MIN_TOKENS)
@@ -220,7 +230,10 @@ def header() -> str:
     ):
         names = [f"BS_{gemm}_{name.upper()}" for name in tensors]
         enums.append(_enum(f"tensors of {gemm.lower()}", [*names, f"BS_{gemm}_PARAMS"]))
-    for owner, parts in (("MOE", MOE_PARTS), ("MOE_CODES", MOE_CODES_PARTS), ("INT4", INT4_PARTS)):
+    for owner, parts in (
+        *(("MOE", MOE_PARTS), ("MOE_CODES", MOE_CODES_PARTS)),
+        *(("INT4", INT4_PARTS), ("LINEAR", LINEAR_PARTS)),
+    ):
         names = [f"BS_{owner}_WS_{name.upper()}" for name in parts]
         enums.append(_enum(f"parts of the workspace of {owner}", [*names, f"BS_{owner}_WS_PARTS"]))
     return (

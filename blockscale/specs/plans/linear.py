@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from blockscale.base.sizes import ceil_div, round_up
 from blockscale.base.targets import BULK_COPIES, WGMMA, Gpu
 from blockscale.specs.gemm import Linear
-from blockscale.specs.plans.moe import LOADER_REGISTERS, scale_bytes
+from blockscale.specs.plans.moe import (
+    LOADER_REGISTERS,
+    PARTIAL_K,
+    PARTIAL_REGISTERS,
+    scale_bytes,
+)
 
 TILE_K = 64
 """K of a block of weights, and of a row of x in shared memory."""
@@ -36,6 +41,8 @@ class LinearTile:
         blocks_k: blocks of 64 k in a stage.
         raster: along which tiles follow each other, "rows" (of x) or "cols" (rows of the weight).
         copies: to shared memory, "bulk" (of rows of x for wgmma by TMA) or "async" (cp.async).
+        by_bytes: whether operands are E4M3; then a stage's products are summed up by themselves
+            before they are added to the tile's.
     """
 
     unit: str
@@ -47,6 +54,7 @@ class LinearTile:
     blocks_k: int
     raster: str = "rows"
     copies: str = "bulk"
+    by_bytes: bool = False
 
     @property
     def tiles_m(self) -> int:
@@ -86,7 +94,8 @@ class LinearTile:
         blocks = ceil_div(self.blocks_k, 2) if spec.group == 128 else self.blocks_k
         scales = self.rows * scale_bytes(spec.fmt, spec.group, spec.zero) // 64 * blocks
         weights = self.rows * TILE_K // 2 * self.blocks_k
-        return round_up(weights + scales, 1024) + self.tokens * TILE_K * 2 * self.blocks_k
+        item = 1 if self.by_bytes else 2
+        return round_up(weights + scales, 1024) + self.tokens * TILE_K * item * self.blocks_k
 
     def sum_bytes(self) -> int:
         """Shared memory in which slices and CTAs add up."""
@@ -110,8 +119,8 @@ class LinearTile:
             return "the architecture has no bulk copies"
         if self.ctas > 1 and BULK_COPIES not in arch.features:
             return "the architecture has no clusters, whose CTAs could share K"
-        if wgmma and self.copies == "async":
-            return "wgmma reads rows of x as TMA stores them"
+        if self.copies == "async" and (wgmma or spec.layout == "tiles64e"):
+            return "wgmma, and weights of tiles64e, take rows of x as TMA stores them"
         if self.warps % per or self.rows % (16 * self.warps):
             return f"{self.rows} rows are not divided among {self.warps} warps"
         if self.blocks_k % self.slices or blocks % (self.blocks_k * self.ctas):
@@ -125,6 +134,14 @@ class LinearTile:
             return "wgmma takes K in one slice, and an even number of units in a stage"
         if self.tiles_m * self.tokens > SUMS[self.unit]:
             return "accumulators do not fit into registers"
+        whole = self.blocks_k * TILE_K == PARTIAL_K
+        if self.by_bytes and not (wgmma and whole and self.tiles_m <= 2):
+            return (
+                f"operands of 8 bits are multiplied by wgmma, {PARTIAL_K} k in a stage, one or two "
+                "tiles of 16 rows of a warp"
+            )
+        if self.by_bytes and (self.tiles_m + 1) * self.tokens // 2 > PARTIAL_REGISTERS:
+            return f"a thread has more than {PARTIAL_REGISTERS} sums"
         if self.stages_in(spec, arch.cta_shared) < 2:
             return "two stages do not fit into shared memory"
         return None

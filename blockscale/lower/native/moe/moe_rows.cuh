@@ -42,11 +42,12 @@ BS_INLINE float bs_e4m3_nearest(float x, float scale) {
   return scale == 0.0f ? 0.0f : bs_e4m3_value(bs_e4m3(__fdiv_rn(x, scale)));
 }
 
-template <class F>
+// Numbers F become numbers To.
+template <class F, class To>
 BS_INLINE void bs_qdq_fp8(uint32_t (&w)[4], float scale) {
 #pragma unroll
   for (int q = 0; q < 4; ++q) {
-    w[q] = F::pack(bs_e4m3_nearest(F::lo(w[q]), scale), bs_e4m3_nearest(F::hi(w[q]), scale));
+    w[q] = To::pack(bs_e4m3_nearest(F::lo(w[q]), scale), bs_e4m3_nearest(F::hi(w[q]), scale));
   }
 }
 
@@ -110,7 +111,7 @@ BS_INLINE uint32_t bs_row_most(const R &from, int chunks, int team, uint32_t *mo
 }
 
 // One row of a team, quantised to `to`; returns its factor.
-template <class F, int ACT, class R>
+template <class F, int ACT, class To = F, class R>
 BS_INLINE float bs_quantize_row(const R &from, uint32_t *to, int chunks, float given, int team,
                                 uint32_t *most) {
   float factor = given;
@@ -123,7 +124,7 @@ BS_INLINE float bs_quantize_row(const R &from, uint32_t *to, int chunks, float g
     if (c < chunks) from.load(w, c);
     if constexpr (ACT == BS_ACT_NVFP4) bs_qdq_nvfp4<F>(w, factor);
     else if constexpr (ACT == BS_ACT_MXFP4 || ACT == BS_ACT_MXFP8) bs_qdq_mx<F, ACT>(w);
-    else bs_qdq_fp8<F>(w, factor);
+    else bs_qdq_fp8<F, To>(w, factor);
     if (c < chunks) bs_store<16, BS_KEEP>(to + 4 * c, w);
   }
   return factor;

@@ -1,0 +1,147 @@
+"""Linear layers on MXFP4 weights with FP8 rows on a GPU: right or not, and how fast.
+
+    blockscale build --target sm_90a -o dist/fp8.so $(python -m bench.gpu.linear_fp8 --names)
+    python -m bench.gpu.linear_fp8 --library dist/fp8.so --out linear-fp8.json
+
+The first where nvcc is, the second where the GPU is.  Roads of ours, each a whole call of
+`blockscale.linear`:
+
+* "16 bits": rows of x as they are;
+* "fp8 in 16 bits": rows in E4M3 with a scale each, multiplied in 16 bits (layout "tiles64");
+* "fp8": the same numbers, many rows multiplied in 8 bits (layout "tiles64e").
+
+Beside them torch's bfloat16 product, and torch._scaled_mm of E4M3 by E4M3 with scales of rows; its
+rows were quantised before, and its time is that of the product alone.  Errors are those of rows, of
+FP8 against products of the rounded rows.  Calls are captured in a CUDA graph, each on another copy
+of the weight.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import blockscale as bs
+from bench import measure
+from bench.gpu.linear import BOUND, CALLS, COLD_BYTES, SIZES, microseconds
+from bench.moe.fp8 import quantised
+from blockscale.specs import Linear
+
+FORMAT = 1
+FMT = "mxfp4"
+ROWS = (1, 16, 64, 128, 256, 512, 1024, 4096)
+ROADS = {
+    "16 bits": ("tiles64", ""),
+    "fp8 in 16 bits": ("tiles64", "fp8"),
+    "fp8": ("tiles64e", "fp8"),
+}
+"""Layout of the weight and ``act_fmt``, by road."""
+
+CHECKED = 64
+"""Rows that are compared."""
+
+
+def spec_on(n: int, k: int, road: str) -> Linear:
+    """Return the function of a road."""
+    layout, act_fmt = ROADS[road]
+    return Linear(n, k, FMT, "bfloat16", layout=layout, act_fmt=act_fmt)
+
+
+def copies(weight: bs.LinearWeights) -> list[bs.LinearWeights]:
+    """Return as many copies of a weight as do not fit into the L2 cache, `CALLS` at most."""
+    count = max(1, min(CALLS, COLD_BYTES // (weight.packed.nbytes + weight.block_scale.nbytes)))
+    return [
+        bs.LinearWeights.of(weight.meta(), {name: t.clone() for name, t in weight.tensors()})
+        for _ in range(count)
+    ]
+
+
+def scaled(dense: Tensor) -> tuple[Tensor, Tensor]:
+    """Return E4M3 codes of rows, and their scales [rows, 1]."""
+    scale = dense.float().abs().amax(-1, keepdim=True) / 448
+    return (dense.float() / scale).to(torch.float8_e4m3fn), scale
+
+
+def contenders(
+    x: Tensor, weights: Mapping[str, Sequence[bs.LinearWeights]], dense: Tensor
+) -> dict[str, list[Any]]:
+    """Return what is timed: calls, each on another copy of the weight."""
+    made: dict[str, list[Any]] = {}
+    for road, each in weights.items():
+        act_fmt = ROADS[road][1] or None
+        made[road] = [partial(bs.linear, x, weight, act_fmt=act_fmt) for weight in each]
+    count = max(1, min(CALLS, COLD_BYTES // dense.nbytes))
+    made["torch"] = [partial(functional.linear, x, dense.clone()) for _ in range(count)]
+    (codes, scale), (rows, of_rows) = scaled(dense), scaled(x)
+    for _ in range(max(1, min(CALLS, COLD_BYTES // codes.nbytes))):
+        other = codes.clone().t()
+        call = partial(torch._scaled_mm, rows, other, scale_a=of_rows, scale_b=scale.t(),
+                       out_dtype=torch.bfloat16)  # fmt: skip
+        made.setdefault("_scaled_mm", []).append(call)
+    return made
+
+
+def measured(n: int, k: int, session: measure.Session, device: str = "cuda") -> None:
+    """Add a row of the table for each number of rows of x."""
+    made = torch.Generator(device).manual_seed(0)
+    values = torch.randn(n, k, generator=made, device=device, dtype=torch.bfloat16)
+    packed, scale = bs.quantize(values, FMT)
+    dense = bs.dequantize(packed, scale, FMT, dtype=torch.bfloat16)
+    prepared = {
+        road: bs.prepare_linear_weights(packed, scale, fmt=FMT, layout=layout)
+        for road, (layout, _) in ROADS.items()
+    }
+    weights = {road: copies(weight) for road, weight in prepared.items()}
+    for rows in ROWS:
+        x = torch.randn(rows, k, device=device, dtype=torch.bfloat16)
+        row: dict[str, Any] = {"n": n, "k": k, "rows": rows, "errors": {}}
+        for road, (_, act_fmt) in ROADS.items():
+            some = quantised(x[:CHECKED]) if act_fmt else x[:CHECKED]
+            want = functional.linear(some.double(), dense.double())
+            got = bs.linear(x, prepared[road], act_fmt=act_fmt or None)[:CHECKED]
+            row["errors"][road] = measure.row_error(got, want)
+        row["right"] = max(row["errors"].values()) < BOUND
+        if row["right"]:
+            calls = contenders(x, weights, dense)
+            row["us"] = {name: microseconds(each) for name, each in calls.items()}
+        session.add(row, line(row))
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """Return a line of the table."""
+    head = f"{row['n']:6} x {row['k']:6} M={row['rows']:5}"
+    errors = ", ".join(f"{name} {value:.1e}" for name, value in row["errors"].items())
+    if not row["right"]:
+        return f"{head}  WRONG: {errors}"
+    times = ", ".join(f"{name} {us:.1f}" for name, us in row["us"].items())
+    return f"{head}  us: {times}; errors: {errors}"
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Print names, or measure; return 1 if a result is wrong."""
+    parser = measure.parser("bench.gpu.linear_fp8", __doc__)
+    options = measure.parsed(parser, given, needed=())
+    sizes = {f"{n}x{k}": (n, k) for n, k in SIZES}
+    chosen = [sizes[name] for name in measure.chosen(sizes, options.only)]
+    if options.names:
+        print("\n".join(spec_on(n, k, road).name for n, k in chosen for road in ROADS))
+        return 0
+    if measure.refused("bench.gpu.linear_fp8"):
+        return 2
+    about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    session = measure.Session("linear-fp8", options, FORMAT, rows="rows", **about)
+    torch.manual_seed(0)
+    for n, k in chosen:
+        measured(n, k, session)
+    wrong = [f"{row['n']}x{row['k']}" for row in session.cases if not row["right"]]
+    return measure.status("bench.gpu.linear_fp8", wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""The benchmark of linear layers with FP8 rows, on a CPU: names, what is compared and timed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+linear_fp8 = pytest.importorskip(
+    "bench.gpu.linear_fp8", reason="bench/ is part of the checkout, not of the wheel"
+)
+from blockscale.specs import Spec  # noqa: E402
+
+
+class Session:
+    """What a run adds."""
+
+    def __init__(self) -> None:
+        self.cases: list[dict[str, Any]] = []
+
+    def add(self, row: dict[str, Any], said: str) -> None:
+        self.cases.append(row | {"said": said})
+
+
+def test_names_are_those_of_the_roads(capsys: pytest.CaptureFixture[str]) -> None:
+    assert linear_fp8.main(["--names", "--only", "2880x2880"]) == 0
+    found = [Spec.parse(name) for name in capsys.readouterr().out.split()]
+    assert found == [linear_fp8.spec_on(2880, 2880, road) for road in linear_fp8.ROADS]
+
+
+def test_all_contenders_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every road is right against its own rows, and wrong against the other's."""
+    roads = {"16 bits": ("linear", ""), "fp8": ("linear", "fp8")}
+    monkeypatch.setattr(linear_fp8, "ROADS", roads)
+    monkeypatch.setattr(linear_fp8, "ROWS", (1, 17))
+    monkeypatch.setattr(linear_fp8, "COLD_BYTES", 1)
+    monkeypatch.setattr(linear_fp8, "microseconds", lambda calls: float(len([c() for c in calls])))
+    session = Session()
+    linear_fp8.measured(96, 256, session, "cpu")
+    assert [row["rows"] for row in session.cases] == [1, 17]
+    for row in session.cases:
+        assert row["right"], row
+        assert list(row["us"]) == [*roads, "torch", "_scaled_mm"]
+        assert row["us"]["fp8"] == 1.0
+        assert "96 x    256" in row["said"]
+    monkeypatch.setattr(linear_fp8, "quantised", lambda x: x.float())
+    linear_fp8.measured(96, 256, session, "cpu")
+    assert not session.cases[-1]["right"]
+    assert "WRONG" in session.cases[-1]["said"]

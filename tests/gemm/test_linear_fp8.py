@@ -1,0 +1,255 @@
+"""Linear layers that quantise their rows to FP8: kernels, what comes before them, calls.
+
+Truth is float64 on quantised rows and dequantised weights: the emulator's sums are float32, so that
+rows agree to 1e-3 where results are not rounded to 16 bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import tvm
+from tvm.s_tir import Schedule
+
+from blockscale import emulator
+from blockscale.base.targets import GPU_TARGETS
+from blockscale.building.builder import build
+from blockscale.building.space import new_schedule
+from blockscale.catalog import registry
+from blockscale.lower.nvcc import compile_cuda_source
+from blockscale.lower.warp.derive import derive
+from blockscale.lower.warp.emit import emit
+from blockscale.runtime.function_cuda import PROGRAMMATIC
+from blockscale.schedules.gemm import linear as schedules
+from blockscale.schedules.gemm.linear_gpu_tiles import legal_tiles
+from blockscale.specs import Linear
+from blockscale.specs.plans.linear import LinearTile
+from blockscale.tir.gemm.linear_tiles import linear_tiles
+from tests.kit.linear_harness import ACT, kernel, prepared, rows_of, run, weight
+from tests.kit.pairwise import few
+from tests.reference import moe
+
+LIMITS = {"bfloat16": 4e-3, "float16": 1e-3, "float32": 2e-5}
+
+
+def spec(n: int, k: int, dtype: str = "bfloat16", **more: Any) -> Linear:
+    options = {"layout": "tiles64e", "act_fmt": "fp8", **more}
+    return Linear(n, k, options.pop("fmt", "mxfp4"), dtype, **options)
+
+
+def mma(rows: int, tokens: int, warps: int, slices: int = 1, ctas: int = 1) -> LinearTile:
+    return LinearTile("mma", rows, tokens, warps, slices, ctas, 4)
+
+
+def wgmma(rows: int, tokens: int, warps: int, ctas: int = 1) -> LinearTile:
+    return LinearTile("wgmma", rows, tokens, warps, 1, ctas, 2)
+
+
+def byte(rows: int, tokens: int, ctas: int = 1, raster: str = "rows") -> LinearTile:
+    return LinearTile("wgmma", rows, tokens, rows // 32, 1, ctas, 2, raster, by_bytes=True)
+
+
+GATED = {"activation": "silu", "gated": True}
+FLOAT = {"out_dtype": "float32"}
+CASES = {
+    "bytes": (spec(320, 704, **FLOAT), byte(256, 64), 70),
+    "bytes, 16 bits out": (spec(195, 512, residual=True), byte(128, 32), 41),
+    "bytes, cols": (spec(512, 320, "float16"), byte(256, 112, raster="cols"), 230),
+    "bytes, ctas": (spec(200, 1408, **FLOAT, residual=True), byte(128, 40, 2), 33),
+    "bytes, uneven ctas": (spec(128, 2880, "float16", **FLOAT), byte(128, 16, 4), 17),
+    "bytes, one unit": (
+        spec(195, 704, "float16", **FLOAT, residual=True),
+        LinearTile("wgmma", 128, 152, 8, 1, 1, 2, by_bytes=True),
+        155,
+    ),
+    "bytes, gated": (spec(330, 416, **GATED, **FLOAT, residual=True), byte(256, 48), 50),
+    "bytes, relu2": (spec(129, 96, activation="relu2"), byte(128, 80), 81),
+    "mma": (spec(192, 512, **FLOAT), mma(64, 8, 2, 2), 5),
+    "mma, gated": (spec(66, 672, "float16", **GATED, residual=True), mma(64, 16, 2, 2), 13),
+    "mma, ctas": (spec(195, 1440, **FLOAT), mma(64, 8, 4, 1, 2), 8),
+    "wgmma": (spec(320, 672, **FLOAT), wgmma(128, 40, 4), 77),
+    "wgmma, ctas": (spec(128, 1024, "float16", activation="gelu_tanh"), wgmma(64, 32, 4, 2), 30),
+    "16 bits of any format": (
+        spec(128, 512, fmt="nvfp4", layout="tiles64", **FLOAT),
+        mma(64, 8, 2, 2),
+        9,
+    ),
+    "16 bits, by row": (
+        spec(195, 720, "float16", fmt="nvfp4", layout="tiles64", by_row=True, **FLOAT),
+        wgmma(128, 24, 4),
+        30,
+    ),
+    "16 bits of int4": (
+        spec(128, 512, "float16", fmt="int4", group=128, layout="tiles64"),
+        wgmma(128, 16, 4),
+        19,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_multiply(name: str) -> None:
+    of, tile, rows = CASES[name]
+    run(of, tile, rows).judge(LIMITS[of.out_dtype])
+
+
+@pytest.mark.parametrize("name", ["bytes", "bytes, uneven ctas", "mma", "wgmma"])
+def test_plans_know_the_memory_of_kernels(name: str) -> None:
+    of, tile, _ = CASES[name]
+    assert kernel(of, tile, 3).shared == tile.shared(of, 3)
+
+
+@pytest.mark.parametrize("k", [512, 2880])
+def test_products_run_beside_decoding(k: int) -> None:
+    """Of whole stages of K and half a one at the end, ptxas serialises no wgmma."""
+    of = kernel(spec(2880, k, residual=True), byte(256, 96), 4)
+    made = compile_cuda_source(emit(of, "linear"), "sm_90a")
+    assert not made.losses
+    assert not any(found["spills"] for found in made.resources)
+
+
+def test_kernels_follow_the_function() -> None:
+    """A text of the TensorIR is replaced before it is scheduled: scales of rows count twice."""
+    of, tile = spec(128, 256, **FLOAT), byte(128, 16)
+    text = linear_tiles(of, by_bytes=True).script()
+    assert text.count("* row_scale[vt, vi]") == 1
+    twice = text.replace("* row_scale[vt, vi]", "* (row_scale[vt, vi] + row_scale[vt, vi])")
+    sch = Schedule(tvm.script.from_source(twice))
+    schedules.decided(sch, of, tile, 3)
+    image = compile_cuda_source(emit(derive(sch.mod["main"]), "linear"), "sm_90a", ptx=True)
+    made = run(of, tile, 9, text=image.image.decode())
+    made.want = 2 * made.sums + made.bias
+    made.judge(LIMITS["float32"])
+
+
+def test_where_8_bits_are_multiplied() -> None:
+    """Where the model says so; by mma.sync, where rows are few or there is no wgmma."""
+    of = spec(4096, 4096)
+    on_hopper = ["bytes", "wgmma", "wgmma", "wgmma", "bytes"]
+    for arch, units in (("sm_90a", on_hopper), ("sm_100a", ["mma"] * 5)):
+        found = []
+        for workload in registry.workloads(of, arch):
+            sch = new_schedule(workload.symbolic(arch))
+            workload.default(sch, arch)
+            made = derive(sch.mod["main"])
+            assert made.partial == made.by_bytes
+            found.append("bytes" if made.by_bytes else made.unit)
+        assert found[-5:] == units
+        assert found[:2] == ["mma", "mma"]
+    with pytest.raises(TypeError, match="bulk copies"):
+        registry.road(of, "sm_80")
+    plain = replace(of, layout="tiles64")
+    assert not any(tile.by_bytes for tile in legal_tiles(plain, 64, GPU_TARGETS["sm_90a"]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"unit": "mma", "warps": 4}, "multiplied by wgmma"),
+        ({"blocks_k": 1}, "128 k in a stage"),
+        ({"rows": 256, "tokens": 32}, "one or two tiles of 16 rows"),
+        ({"tokens": 128}, "more than 168 sums"),
+    ],
+)
+def test_illegal_tiles(changes: dict[str, Any], said: str) -> None:
+    tile = replace(byte(128, 64), **changes)
+    assert said in str(tile.illegal(spec(128, 512), GPU_TARGETS["sm_90a"]))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"fmt": "nvfp4"}, "'tiles64e' is for fmt='mxfp4' and act_fmt='fp8'"),
+        ({"act_fmt": ""}, "'tiles64e' is for fmt='mxfp4' and act_fmt='fp8'"),
+        ({"by_row": True}, "each row has a global scale in any case"),
+        ({"act_fmt": "int8"}, "act_fmt='int8' is not known"),
+    ],
+)
+def test_no_such_function(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        spec(128, 512, **options)
+
+
+# ---- Functions ----------------------------------------------------------------------------------
+
+PLAIN = spec(195, 544, residual=True)
+FULL = spec(264, 448, "float16", **GATED, **FLOAT)
+SIXTEEN = spec(136, 480, "float16", fmt="nvfp4", layout="tiles64", activation="relu2")
+SMS = 4
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = tmp_path_factory.mktemp("linear_fp8") / "linear.so"
+    build([PLAIN, FULL, SIXTEEN], path, level="sm_90a", ptx=True)
+    return path
+
+
+def call(library: Any, of: Linear, rows: int, flags: int = PROGRAMMATIC) -> Any:
+    """Return the launches, y and what it should be, of rows one of which is zeros."""
+    made, gains = weight(of, rows), np.array([0.5, 1.5][: 1 + of.gated])
+    w = prepared(of, made, gains)
+    dtype = getattr(torch, of.dtype)
+    x = moe.random_hidden(rows, of.k, of.dtype, rows).astype(np.float32)
+    x[rows // 2 : rows // 2 + (rows > 1)] = 0
+    bias = torch.linspace(-1, 1, of.n)
+    residual = [torch.linspace(-3, 3, rows * of.cols).view(rows, of.cols).to(dtype)]
+    y = torch.full((rows, of.cols), float("nan"), dtype=getattr(torch, of.out_dtype))
+    workspace = torch.full((of.workspace_bytes(rows),), 0xFF, dtype=torch.uint8)
+    given = [w.packed, w.block_scale, w.global_scale, bias, *residual[: of.residual], y, workspace]
+    ran = emulator.run_module(
+        library, of.name, torch.from_numpy(x).to(dtype), *given, flags, target="sm_90a",
+        multiprocessors=SMS,
+    )  # fmt: skip
+    ran.check()
+    hazards = [hazard.kind for report in ran.reports for hazard in report.hazards]
+    assert "programmatic launch" not in hazards
+    value = rows_of(of, False, x)[2]
+    sums = np.split(value @ made.value.T, 1 + of.gated, 1)
+    shifts = np.split(bias.numpy().astype(np.float64), 1 + of.gated)
+    parts = [s * g + b for s, g, b in zip(sums, gains, shifts, strict=True)]
+    want = ACT[of.activation](parts[0]) * (parts[1] if of.gated else 1)
+    want = want + (residual[0].double().numpy() if of.residual else 0)
+    return ran.launches, y.double().numpy(), want
+
+
+@pytest.mark.parametrize(
+    ("of", "rows"),
+    few(
+        [
+            *((PLAIN, 1), (PLAIN, 64), (FULL, 3), (PLAIN, 17)),
+            *((PLAIN, 200), (SIXTEEN, 70), (FULL, 40), (FULL, 130), (SIXTEEN, 9)),
+        ]
+    ),
+)
+def test_a_call_quantises_and_multiplies(library: Any, of: Linear, rows: int) -> None:
+    flags = PROGRAMMATIC if rows > 1 else 0
+    launches, got, want = call(library, of, rows, flags)
+    first, second = launches
+    assert first.programmatic == bool(flags)
+    form = "natural" if of is SIXTEEN else "bytes" if rows > 32 else "permuted"
+    assert first.kernel == f"{of.name}_quantize_{form}"
+    assert second.programmatic
+    error = np.sqrt(((got - want) ** 2).sum(1) / (want**2).sum(1))
+    assert error.max() < LIMITS[of.out_dtype]
+
+
+def test_a_small_workspace_is_refused(library: Any) -> None:
+    w = prepared(PLAIN, weight(PLAIN, 0), np.ones(1))
+    x = torch.zeros((3, 544)).bfloat16()
+    residual, y = (torch.zeros((3, 195)).bfloat16() for _ in range(2))
+    workspace = torch.zeros(PLAIN.workspace_bytes(3) - 1, dtype=torch.uint8)
+    with pytest.raises(Exception, match=r"workspace has \d+ bytes, but \d+ are needed for 3"):
+        emulator.run_module(
+            library, PLAIN.name, x, w.packed, w.block_scale, w.global_scale, None, residual, y,
+            workspace, target="sm_90a", multiprocessors=SMS,
+        )  # fmt: skip
+
+
+def test_no_rows(library: Any) -> None:
+    launches, got, _ = call(library, PLAIN, 0)
+    assert (len(launches), got.shape) == (0, (0, 195))
