@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import ExprRV
+from tvm.s_tir.schedule import ExprRV, LoopRV
 
 from blockscale.base.formats import NUMBERS, first_with
 from blockscale.base.sizes import ceil_div, round_up
@@ -34,6 +34,9 @@ Above, CTAs with fewer threads and more blocks overlap better: 1024 rows of 1638
 36.3 us with 1024 threads a row, 33.9 us with 512, 33.1 us with 256.
 """
 
+ROW_WARPS = (2, 4, 8)
+"""Rows of a CTA that has a warp for each."""
+
 SMALL_BATCH = 64
 """Rows up to which what counts is how soon a row is done: as many threads as it has blocks."""
 
@@ -53,19 +56,57 @@ def _preferred_threads(spec: NormQuantize, rows: int) -> int:
 
 
 def norm_quantize_sketches(spec: NormQuantize, rows: int) -> list[Sketch]:
-    """Sketches of `fused.norm_quantize_threads`, tuned at ``rows``: cache hints of the stores."""
+    """Sketches of `fused.norm_quantize_threads`, tuned at ``rows``.
+
+    They differ in the cache hints of the stores and in which rows CTAs take one after the other;
+    where a warp can hold a row, also CTAs of several rows.
+    """
     threads = _preferred_threads(spec, rows)
-    return [
-        partial(norm_quantize, spec=spec, hint=hint, prefer=threads) for hint in cuda_blocks.HINTS
+    sketches: list[Sketch] = [
+        partial(norm_quantize, spec=spec, hint=hint, prefer=threads, order=order)
+        for order in (["rows", "tiles"] if spec.layout != "linear" else ["rows"])
+        for hint in cuda_blocks.HINTS
     ]
+    if ceil_div(spec.blocks, WARP) * spec.block <= MAX_ELEMENTS:
+        sketches += [partial(norm_of_warps, spec=spec, hint=hint) for hint in cuda_blocks.HINTS]
+    return sketches
 
 
 def norm_quantize(
-    sch: Schedule, choose: Choose, spec: NormQuantize, hint: str, prefer: int
+    sch: Schedule, choose: Choose, spec: NormQuantize, hint: str, prefer: int, order: str
 ) -> None:
     """A row: loads, h and the sum of its squares, a reduction in the CTA, y and its codes."""
     threads = choose(sch, row_threads(spec.blocks, spec.block), prefer)
-    sch.bind(sch.get_loops(sch.get_sblock("row"))[0], "blockIdx.x")
+    row = sch.get_loops(sch.get_sblock("row"))[0]
+    if order == "tiles":
+        row = _sector_after_sector(sch, row)
+    sch.bind(row, "blockIdx.x")
+    _norm_row(sch, spec, threads, hint)
+
+
+def norm_of_warps(sch: Schedule, choose: Choose, spec: NormQuantize, hint: str) -> None:
+    """A row a warp, several a CTA: a sum of 32 lanes needs no barrier."""
+    warps = choose(sch, list(ROW_WARPS), ROW_WARPS[-1])
+    row = sch.get_loops(sch.get_sblock("row"))[0]
+    if spec.layout != "linear":
+        row = _sector_after_sector(sch, row)
+    bind(sch, sch.split(row, [None, warps]), ("blockIdx.x", "threadIdx.y"))
+    _norm_row(sch, spec, WARP, hint)
+
+
+def _sector_after_sector(sch: Schedule, row: LoopRV) -> LoopRV:
+    """Return the loop over rows in the order of their scales in the 128x4 layout.
+
+    The rows r, r + 32, r + 64, r + 96, and those after each, write eight parts of four bytes of the
+    same sectors: CTAs that run at the same time.
+    """
+    tile, quarter, pair, inner = sch.split(row, [None, 4, 16, 2])
+    sch.reorder(tile, pair, inner, quarter)
+    return sch.fuse(tile, pair, inner, quarter)
+
+
+def _norm_row(sch: Schedule, spec: NormQuantize, threads: ExprRV | int, hint: str) -> None:
+    """Divide a row among ``threads``; from the first load to the last store in registers."""
     # BS_INPLACE: of the weight too, or ptxas sinks its loads below the reduction.
     loads = {"load_input": "BS_KEEP", "load_weight": "BS_INPLACE"}
     if spec.residual:
@@ -90,10 +131,10 @@ def norm_quantize(
     _tensorize(sch, "store_codes", cuda_blocks.store("uint8", spec.block // 2, hint))
 
 
-def _share(sch: Schedule, name: str, threads: ExprRV) -> None:
-    """Divide the loop over blocks that block ``name`` is in among the threads of a CTA."""
+def _share(sch: Schedule, name: str, threads: ExprRV | int) -> None:
+    """Divide the loop over blocks that block ``name`` is in among the threads of a row."""
     loops = sch.get_loops(sch.get_sblock(name))
-    block = loops[1] if name == "pad" else loops[0]  # that one is beside "row", in its loop
+    block = loops[-1] if name == "pad" else loops[0]  # that one is beside "row", in its loops
     part, thread = sch.split(block, [None, threads])
     sch.reorder(thread, part)
     sch.bind(thread, "threadIdx.x")
