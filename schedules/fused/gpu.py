@@ -100,9 +100,9 @@ def _sector_after_sector(sch: Schedule, row: LoopRV) -> LoopRV:
     The rows r, r + 32, r + 64, r + 96, and those after each, write eight parts of four bytes of the
     same sectors: CTAs that run at the same time.
     """
-    tile, quarter, pair, inner = sch.split(row, [None, 4, 16, 2])
-    sch.reorder(tile, pair, inner, quarter)
-    return sch.fuse(tile, pair, inner, quarter)
+    tile, quarter, within = sch.split(row, [None, 4, 32])
+    sch.reorder(tile, within, quarter)
+    return sch.fuse(tile, within, quarter)
 
 
 def _norm_row(sch: Schedule, spec: NormQuantize, threads: ExprRV | int, hint: str) -> None:

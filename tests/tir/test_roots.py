@@ -7,6 +7,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from blockscale.emulator import launch
+from blockscale.emulator.alu import approx
 from blockscale.lower import cuda, nvcc, roots
 from tests.kit.helpers import same
 
@@ -44,9 +45,10 @@ def numbers(by=1):
     rng = np.random.default_rng(by)
     any_bits = rng.integers(0, 2**32, SIZE, dtype=np.uint32).view(np.float32)
     ends = np.float32([0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 1.2e-38, 3.4e38, 2.0**-100])
-    few = np.arange(4096, dtype=np.uint32).view(np.float32)  # quotients between two of the least
+    halves = np.arange(1, min(8192, 2**25 // by), 2) * by // 2  # quotients between two of the least
+    few = (halves * 2.0**-149).astype(np.float32)
     near = np.float32(by) * rng.integers(1, 1 << 12, 4096).astype(np.float32)
-    x = np.concatenate([ends, few * np.float32(by), near, np.nextafter(near, np.float32(0))])
+    x = np.concatenate([ends, few, near, np.nextafter(near, np.float32(0))])
     return np.concatenate([x, any_bits])[:SIZE].astype(np.float32)
 
 
@@ -61,7 +63,12 @@ def test_quotient(by):
     assert ("bs_over(" in device.partition("__global__")[2]) == (by & (by - 1) > 0)
 
 
-def test_inverse_root():
+@pytest.mark.parametrize("wrong", [0, 2.0**-23, -(2.0**-23)])
+def test_inverse_root(monkeypatch, wrong):
+    """Also where the approximations are wrong by as much as the manual lets them be."""
+    for name in ("rcp", "rsqrt"):
+        exact = approx.FUNCTIONS[name]
+        monkeypatch.setitem(approx.FUNCTIONS, name, lambda x, f=exact: f(x) * (1 + wrong))
     x = numbers()
     with np.errstate(all="ignore"):
         wanted = np.float32(1) / np.sqrt(x)
