@@ -81,6 +81,7 @@ def norm_quantize(
     if order == "tiles":
         row = _sector_after_sector(sch, row)
     sch.bind(row, "blockIdx.x")
+    _share_padding(sch, spec, threads)
     _norm_row(sch, spec, threads, hint)
 
 
@@ -91,7 +92,30 @@ def norm_of_warps(sch: Schedule, choose: Choose, spec: NormQuantize, hint: str) 
     if spec.layout != "linear":
         row = _sector_after_sector(sch, row)
     bind(sch, sch.split(row, [None, warps]), ("blockIdx.x", "threadIdx.y"))
+    _share_padding(sch, spec, WARP)
     _norm_row(sch, spec, WARP, hint)
+
+
+def norm_sectors_sketches(spec: NormQuantize, rows: int) -> list[Sketch]:
+    """Sketches of `fused.norm_quantize_threads.norm_sectors`, tuned at ``rows``."""
+    threads = _preferred_threads(spec, rows)
+    return [
+        partial(norm_of_sectors, spec=spec, hint=hint, prefer=threads)
+        for hint in cuda_blocks.HINTS
+    ]
+
+
+def norm_of_sectors(
+    sch: Schedule, choose: Choose, spec: NormQuantize, hint: str, prefer: int
+) -> None:
+    """The rows of a sector of scales one after the other; the scales wait in shared memory."""
+    threads = choose(sch, row_threads(spec.blocks, spec.block), prefer)
+    sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("rows"))), "blockIdx.x")
+    for name in ("clear", "store_scale"):
+        _, thread = sch.split(sch.fuse(*sch.get_loops(sch.get_sblock(name))), [None, threads])
+        sch.bind(thread, "threadIdx.x")
+    sch.set_scope(sch.get_sblock("keep_scale"), 0, "shared")
+    _norm_row(sch, spec, threads, hint)
 
 
 def _sector_after_sector(sch: Schedule, row: LoopRV) -> LoopRV:
@@ -115,8 +139,6 @@ def _norm_row(sch: Schedule, spec: NormQuantize, threads: ExprRV | int, hint: st
     shared = [name for name in loads if not (late and name == "load_weight")]
     for name in (*shared, "h", "sum", "total", "encode"):
         _share(sch, name, threads)
-    if spec.layout != "linear":
-        _share(sch, "pad", threads)
     sch.compute_inline(sch.get_sblock("magnitude"))
     sch.compute_inline(sch.get_sblock("code"))
     in_registers(sch, *loads, "gs", "h", "square_sum", "total", "rstd", "norm")
@@ -139,6 +161,11 @@ def _share(sch: Schedule, name: str, threads: ExprRV | int) -> None:
     sch.reorder(thread, part)
     sch.bind(thread, "threadIdx.x")
     sch.unroll(part)
+
+
+def _share_padding(sch: Schedule, spec: NormQuantize, threads: ExprRV | int) -> None:
+    if spec.layout != "linear":
+        _share(sch, "pad", threads)
 
 
 def _tensorize(sch: Schedule, name: str, intrinsic: str) -> None:

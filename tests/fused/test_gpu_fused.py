@@ -294,6 +294,14 @@ def test_space(monkeypatch, name, rows, blocks, pick):
         acts.check(spec, acts.inputs(spec, rows, blocks))
 
 
+@pytest.mark.parametrize("name", ["add_rmsnorm_nvfp4_h80_y_bf16", "add_rmsnorm_mxfp4_h160_y_f16"])
+def test_sectors_of_two_lanes(use, name):
+    """Five blocks: the last lane's neighbour has none, and each lane of the others stores a half."""
+    use(SM90)
+    spec = Spec.parse(name)
+    norms.check(spec, norms.inputs(spec, 3))
+
+
 ORDERS = [
     (SM90, "add_rmsnorm_nvfp4_h256_128x4_bf16", 130, "norm_quantize", "tiles"),
     (SM100, "add_rmsnorm_mxfp4_h1536_both_y_f16", 5, "norm_quantize", "tiles"),
@@ -316,17 +324,19 @@ def chosen_sketch(sketches, name, order):
 )
 def test_order_of_rows(monkeypatch, arch, name, rows, sketch, order):
     """CTAs in the order of sectors, and a row a warp: padding rows, and warps without a row."""
+    monkeypatch.setattr(fused, "NORM_BUCKETS", (Bucket(256, None),))
     spec = Spec.parse(name)
     sketches = catalog.workloads(spec, arch)[0].sketches(arch)
     chosen = [chosen_sketch(sketches, sketch, order)]
     monkeypatch.setattr(catalog.Workload, "sketches", lambda *_: chosen)
-    kernel = on_emulator(library([spec], arch, f"{ONE_BUCKET}, {sketch} {order}"), spec, arch)
+    kernel = on_emulator(library([spec], arch, f"a small bucket, {sketch} {order}"), spec, arch)
     monkeypatch.setattr(fused_kernels, "kernel", lambda spec, level: kernel)
     norms.check(spec, norms.inputs(spec, rows))
 
 
-def test_rows_of_a_sector():
+def test_rows_of_a_sector(monkeypatch):
     """A CTA's scales are next to those of the CTA before it: 8 of them fill a sector."""
+    monkeypatch.setattr(fused, "NORM_BUCKETS", (Bucket(256, None),))
     spec = Spec.parse("add_rmsnorm_nvfp4_h256_128x4_bf16")
     next_to = "((((int64_t)blockIdx.x) & (int64_t)127) * (int64_t)4)"  # of a tile's 128 CTAs
     [workload] = catalog.workloads(spec, SM90)
