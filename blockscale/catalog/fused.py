@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from tvm.tirx import PrimFunc
-
 from blockscale.catalog.registry import CPU_COLS, CUDA_COLS, Bucket, Road, register
 from blockscale.schedules.fused import cpu, gpu
-from blockscale.schedules.steps import Sketch
 from blockscale.specs import ActQuantize, NormQuantize
 from blockscale.tir.fused.act_quantize import act_quantize
 from blockscale.tir.fused.act_quantize_threads import act_rows, token_rows
 from blockscale.tir.fused.norm_quantize import norm_quantize
-from blockscale.tir.fused.norm_quantize_threads import norm_rows, norm_sectors
+from blockscale.tir.fused.norm_quantize_threads import norm_rows
 
 NORM_BUCKETS = (Bucket(8, 64), Bucket(256, 512), Bucket(1024, 2048), Bucket(8192, None))
 """On a GPU: decode (fewer rows than SMs), one wave of CTAs, a few, many."""
@@ -27,25 +24,6 @@ ACT_BUCKETS = (Bucket(16, 64), Bucket(4096, None))
 
 TUNED_EXPERTS = 8
 """Experts among which a static instance divides its rows."""
-
-
-SECTOR_ROWS = 8192
-"""Bucket from which a CTA takes the rows of a sector of 128x4 scales: there are enough of them."""
-
-
-def _norm_body(spec: NormQuantize, bucket: Bucket, rows: int | None) -> PrimFunc:
-    if _sectors(spec, bucket):
-        return norm_sectors(spec, rows)
-    return norm_rows(spec, rows, _late_weight(spec, bucket))
-
-
-def _norm_sketches(spec: NormQuantize, bucket: Bucket) -> list[Sketch]:
-    sketches = gpu.norm_sectors_sketches if _sectors(spec, bucket) else gpu.norm_quantize_sketches
-    return sketches(spec, bucket.rows)
-
-
-def _sectors(spec: NormQuantize, bucket: Bucket) -> bool:
-    return spec.layout != "linear" and bucket.rows >= SECTOR_ROWS
 
 
 def _late_weight(spec: NormQuantize, bucket: Bucket) -> bool:
@@ -66,8 +44,8 @@ register(
     ),
     cuda=Road(
         buckets=lambda spec: NORM_BUCKETS,
-        body=lambda spec, bucket, level, rows: _norm_body(spec, bucket, rows),
-        sketches=lambda spec, bucket, level: _norm_sketches(spec, bucket),
+        body=lambda spec, bucket, level, rows: norm_rows(spec, rows, _late_weight(spec, bucket)),
+        sketches=lambda spec, bucket, level: gpu.norm_quantize_sketches(spec, bucket.rows),
     ),
 )
 register(

@@ -1,4 +1,4 @@
-"""Quotients and roots of TensorIR that are lowered without branches: ``native/roots.cuh``."""
+"""Quotients and roots that a schedule wants without branches: ``native/roots.cuh``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 import tvm_ffi
 from tvm import tirx
 from tvm.backend.cuda.op import cuda_func_call
+from tvm.s_tir.stmt import SBlock
 from tvm.tirx import PrimFunc
+
+from blockscale.schedules.gpu_steps import BRANCH_FREE
 
 LARGEST = 2.0**24
 """Divisors that are constants are smaller, and integers: as text they are exact."""
@@ -18,8 +21,24 @@ _call = partial(cuda_func_call, source_code='#include "roots.cuh"\n', return_typ
 
 
 def branch_free(func: PrimFunc) -> PrimFunc:
-    """Return ``func`` with the float32 quotients that `quotient` knows as calls: the same bits."""
-    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.Div, quotient)))
+    """Return ``func``, in its blocks with `BRANCH_FREE` what `quotient` makes: the same bits."""
+    return func.with_body(tvm_ffi.structural_map(func.body, (SBlock, _block)))
+
+
+def _block(block: Any) -> Any:
+    if BRANCH_FREE not in block.annotations:
+        return block
+    return SBlock(
+        block.iter_vars,
+        block.reads,
+        block.writes,
+        block.name_hint,
+        tvm_ffi.structural_map(block.body, (tirx.Div, quotient)),
+        block.init,
+        block.alloc_buffers,
+        block.match_buffers,
+        {key: value for key, value in block.annotations.items() if key != BRANCH_FREE},
+    )
 
 
 def quotient(node: Any) -> Any:

@@ -13,12 +13,20 @@ from tvm.s_tir.schedule import ExprRV, LoopRV
 
 from blockscale.base.formats import NUMBERS, first_with
 from blockscale.base.sizes import ceil_div, round_up
-from blockscale.schedules.gpu_steps import MAX_THREADS, WARP, bind, in_registers, tensorize
+from blockscale.schedules.gpu_steps import (
+    BRANCH_FREE,
+    MAX_THREADS,
+    WARP,
+    bind,
+    in_registers,
+    tensorize,
+)
 from blockscale.schedules.steps import Choose, Sketch, last_loops
 from blockscale.specs import ActQuantize, NormQuantize
 from blockscale.specs.fused import FP8
 from blockscale.tir.fused.four_over_six import MOST
 from blockscale.tir.fused.mxfp8 import MxFp8Rule
+from blockscale.tir.fused.norm_quantize import GROUP
 from blockscale.tir.intrin.cuda import act as cuda_act
 from blockscale.tir.intrin.cuda import blocks as cuda_blocks
 from blockscale.tir.intrin.cuda import fused as cuda_fused
@@ -40,6 +48,13 @@ ROW_WARPS = (2, 4, 8)
 SMALL_BATCH = 64
 """Rows up to which what counts is how soon a row is done: as many threads as it has blocks."""
 
+LARGE_BATCH = 1024
+"""Rows from which a thread of a row of NVFP4 with linear scales has several blocks: fewer sums.
+
+4096 rows of 7168 on an H200 (2026-11-23): one block 54.0 us, two 53.6, three 51.7, four 49.9; with
+128x4 scales one block 52.8, four 53.9; MXFP4 one block 52.3, two 54.3.
+"""
+
 
 def row_threads(blocks: int, block: int) -> list[int]:
     """Threads that may share a row of ``blocks``: whole warps, which the reduction needs."""
@@ -50,7 +65,8 @@ def row_threads(blocks: int, block: int) -> list[int]:
 
 def _preferred_threads(spec: NormQuantize, rows: int) -> int:
     every = round_up(spec.blocks, WARP)
-    if rows <= SMALL_BATCH or every <= ONE_BLOCK_THREADS:
+    small = rows < LARGE_BATCH or spec.layout != "linear" or spec.block > GROUP
+    if rows <= SMALL_BATCH or (small and every <= ONE_BLOCK_THREADS):
         return every
     return every * spec.block // MAX_ELEMENTS
 
@@ -58,22 +74,46 @@ def _preferred_threads(spec: NormQuantize, rows: int) -> int:
 def norm_quantize_sketches(spec: NormQuantize, rows: int) -> list[Sketch]:
     """Sketches of `fused.norm_quantize_threads`, tuned at ``rows``.
 
-    They differ in the cache hints of the stores and in which rows CTAs take one after the other;
-    where a warp can hold a row, also CTAs of several rows.
+    They differ in the cache hints of the stores, in which rows CTAs take one after the other, in
+    whether rstd is computed without branches, and in whether two lanes store each sector of what
+    has 16 bits; where a warp can hold a row, also CTAs of several rows.
     """
     threads = _preferred_threads(spec, rows)
+    hints = cuda_blocks.HINTS if spec.block != GROUP else cuda_blocks.HINTS[::-1]
+    tiled = spec.layout != "linear"
+    forms = [("tiles", True, False), ("tiles", True, True)] if tiled else []
+    forms += [("rows", True, False), ("rows", False, False), ("rows", True, True)]
     sketches: list[Sketch] = [
-        partial(norm_quantize, spec=spec, hint=hint, prefer=threads, order=order)
-        for order in (["rows", "tiles"] if spec.layout != "linear" else ["rows"])
-        for hint in cuda_blocks.HINTS
+        partial(
+            norm_quantize,
+            spec=spec,
+            hint=hint,
+            prefer=threads,
+            order=order,
+            branch_free=branch_free,
+            sectors=sectors,
+        )
+        for order, branch_free, sectors in forms
+        for hint in hints
     ]
     if ceil_div(spec.blocks, WARP) * spec.block <= MAX_ELEMENTS:
-        sketches += [partial(norm_of_warps, spec=spec, hint=hint) for hint in cuda_blocks.HINTS]
+        sketches += [
+            partial(norm_of_warps, spec=spec, hint=hint, sectors=sectors)
+            for sectors in (False, True)
+            for hint in hints
+        ]
     return sketches
 
 
 def norm_quantize(
-    sch: Schedule, choose: Choose, spec: NormQuantize, hint: str, prefer: int, order: str
+    sch: Schedule,
+    choose: Choose,
+    spec: NormQuantize,
+    hint: str,
+    prefer: int,
+    order: str,
+    branch_free: bool,
+    sectors: bool,
 ) -> None:
     """A row: loads, h and the sum of its squares, a reduction in the CTA, y and its codes."""
     threads = choose(sch, row_threads(spec.blocks, spec.block), prefer)
@@ -81,41 +121,22 @@ def norm_quantize(
     if order == "tiles":
         row = _sector_after_sector(sch, row)
     sch.bind(row, "blockIdx.x")
-    _share_padding(sch, spec, threads)
-    _norm_row(sch, spec, threads, hint)
+    _norm_row(sch, spec, threads, hint, sectors)
+    if branch_free:
+        sch.annotate(sch.get_sblock("rstd"), BRANCH_FREE, 1)
 
 
-def norm_of_warps(sch: Schedule, choose: Choose, spec: NormQuantize, hint: str) -> None:
+def norm_of_warps(
+    sch: Schedule, choose: Choose, spec: NormQuantize, hint: str, sectors: bool
+) -> None:
     """A row a warp, several a CTA: a sum of 32 lanes needs no barrier."""
     warps = choose(sch, list(ROW_WARPS), ROW_WARPS[-1])
     row = sch.get_loops(sch.get_sblock("row"))[0]
     if spec.layout != "linear":
         row = _sector_after_sector(sch, row)
     bind(sch, sch.split(row, [None, warps]), ("blockIdx.x", "threadIdx.y"))
-    _share_padding(sch, spec, WARP)
-    _norm_row(sch, spec, WARP, hint)
-
-
-def norm_sectors_sketches(spec: NormQuantize, rows: int) -> list[Sketch]:
-    """Sketches of `fused.norm_quantize_threads.norm_sectors`, tuned at ``rows``."""
-    threads = _preferred_threads(spec, rows)
-    return [
-        partial(norm_of_sectors, spec=spec, hint=hint, prefer=threads)
-        for hint in cuda_blocks.HINTS
-    ]
-
-
-def norm_of_sectors(
-    sch: Schedule, choose: Choose, spec: NormQuantize, hint: str, prefer: int
-) -> None:
-    """The rows of a sector of scales one after the other; the scales wait in shared memory."""
-    threads = choose(sch, row_threads(spec.blocks, spec.block), prefer)
-    sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("rows"))), "blockIdx.x")
-    for name in ("clear", "store_scale"):
-        _, thread = sch.split(sch.fuse(*sch.get_loops(sch.get_sblock(name))), [None, threads])
-        sch.bind(thread, "threadIdx.x")
-    sch.set_scope(sch.get_sblock("keep_scale"), 0, "shared")
-    _norm_row(sch, spec, threads, hint)
+    _norm_row(sch, spec, WARP, hint, sectors)
+    sch.annotate(sch.get_sblock("rstd"), BRANCH_FREE, 1)
 
 
 def _sector_after_sector(sch: Schedule, row: LoopRV) -> LoopRV:
@@ -129,7 +150,9 @@ def _sector_after_sector(sch: Schedule, row: LoopRV) -> LoopRV:
     return sch.fuse(tile, within, quarter)
 
 
-def _norm_row(sch: Schedule, spec: NormQuantize, threads: ExprRV | int, hint: str) -> None:
+def _norm_row(
+    sch: Schedule, spec: NormQuantize, threads: ExprRV | int, hint: str, sectors: bool
+) -> None:
     """Divide a row among ``threads``; from the first load to the last store in registers."""
     # BS_INPLACE: of the weight too, or ptxas sinks its loads below the reduction.
     loads = {"load_input": "BS_KEEP", "load_weight": "BS_INPLACE"}
@@ -139,6 +162,8 @@ def _norm_row(sch: Schedule, spec: NormQuantize, threads: ExprRV | int, hint: st
     shared = [name for name in loads if not (late and name == "load_weight")]
     for name in (*shared, "h", "sum", "total", "encode"):
         _share(sch, name, threads)
+    if spec.layout != "linear":
+        _share(sch, "pad", threads)
     sch.compute_inline(sch.get_sblock("magnitude"))
     sch.compute_inline(sch.get_sblock("code"))
     in_registers(sch, *loads, "gs", "h", "square_sum", "total", "rstd", "norm")
@@ -147,7 +172,8 @@ def _norm_row(sch: Schedule, spec: NormQuantize, threads: ExprRV | int, hint: st
         tensorize(sch, name, cuda_blocks.load(spec.dtype, spec.block, kind))
     _tensorize(sch, "gs", cuda_fused.factor(spec.convention))
     _norm_arithmetic(sch, spec)
-    rounded = cuda_blocks.store_rounded(spec.dtype, spec.block, hint)
+    store = cuda_blocks.store_sectors if sectors else cuda_blocks.store_rounded
+    rounded = store(spec.dtype, spec.block, hint)
     for name in (*(["residual"] if spec.residual else []), *(["y_out"] if spec.y_out else [])):
         _tensorize(sch, name, rounded)
     _tensorize(sch, "store_codes", cuda_blocks.store("uint8", spec.block // 2, hint))
@@ -161,11 +187,6 @@ def _share(sch: Schedule, name: str, threads: ExprRV | int) -> None:
     sch.reorder(thread, part)
     sch.bind(thread, "threadIdx.x")
     sch.unroll(part)
-
-
-def _share_padding(sch: Schedule, spec: NormQuantize, threads: ExprRV | int) -> None:
-    if spec.layout != "linear":
-        _share(sch, "pad", threads)
 
 
 def _tensorize(sch: Schedule, name: str, intrinsic: str) -> None:

@@ -9,13 +9,14 @@ from tvm.script import tirx as T
 from blockscale.emulator import launch
 from blockscale.emulator.alu import approx
 from blockscale.lower import cuda, nvcc, roots
+from blockscale.schedules.gpu_steps import BRANCH_FREE
 from tests.kit.helpers import same
 
 SIZE = 1 << 15
 DIVISORS = [1, 3, 16, 96, 2880, 7168, 8191, 16384, 131072, (1 << 24) - 1]
 
 
-def kernel(expression):
+def kernel(expression, marked=True):
     """Return the TensorIR of ``y[i] = expression(x[i])``, a number a thread."""
 
     @T.prim_func(s_tir=True)
@@ -24,6 +25,7 @@ def kernel(expression):
         for b in T.thread_binding(SIZE // 256, thread="blockIdx.x"):
             for t in T.thread_binding(256, thread="threadIdx.x"):
                 with T.sblock("y"):
+                    T.sblock_attr({BRANCH_FREE: 1} if marked else {})
                     i = T.axis.spatial(SIZE, b * 256 + t)
                     y[i] = expression(x[i])
 
@@ -94,7 +96,7 @@ def test_no_branches():
     assert "sqrt.rn" not in ptx
 
 
-def test_module_is_kept():
-    """Without quotients nothing changes."""
-    func = kernel(lambda v: v * T.float32(3))
+def test_other_blocks_stay():
+    """Quotients are those of the target where no schedule wants them otherwise."""
+    func = kernel(lambda v: T.float32(1) / T.sqrt(v / T.float32(7168)), marked=False)
     tvm.ir.assert_structural_equal(roots.branch_free(func), func)

@@ -15,7 +15,7 @@ from tvm.tirx import PrimFunc
 
 from blockscale.specs import NormQuantize
 from blockscale.tir import encode, formats
-from blockscale.tir.common import i64, tiles_of, widen
+from blockscale.tir.common import i64, widen
 from blockscale.tir.fused.norm_quantize import GROUP, factor, norm_kernel, normed, square_sum
 from blockscale.tir.quant.quantize import pack_codes
 from blockscale.tir.scale_store import scale_index, scale_shape
@@ -235,98 +235,5 @@ def norm_rows(spec: NormQuantize, rows: int | None = None, late_weight: bool = F
                                 linear[vr, vb] = T.Cast("uint8", byte[i64(0)])
             if layout != "linear":
                 pad(block_scale, r, rows)
-
-    return norm_kernel(spec, rows, body)
-
-
-QUARTER = 32
-"""Rows between those whose scales lie beside each other in the 128x4 layout."""
-
-
-def norm_sectors(spec: NormQuantize, rows: int | None = None, pairs: int = 2) -> PrimFunc:
-    """Return the same kernel with scales that are kept until whole sectors of them can be written.
-
-    A block "rows" holds the ``4 * pairs`` rows r + 32 q + i (q = 0 .. 3, i below ``pairs``), whose
-    scales of four columns are ``16 * pairs`` bytes in the 128x4 layout: what "row" makes of a row,
-    and zeros where there is none, is stored by "store_scale" when all are done.
-    """
-    hidden, blocks, block = i64(spec.hidden), i64(spec.blocks), i64(spec.block)
-    half, groups, one = i64(spec.block // 2), i64(spec.block // GROUP), i64(1)
-    every, quarters, each = tiles_of(blocks, 4), i64(4), i64(pairs)
-    load_input, load_residual, load_weight = (
-        _load_step(spec, name) for name in ("load_input", "load_residual", "load_weight")
-    )
-    (take, add_up, reduce), (take_factor, scale) = _sum_steps(spec), _scale_steps(spec)
-    store, _ = _store_steps(spec)
-
-    @T.inline
-    def one_row(given, made, eps, gs, kept, vr, vi, vq):
-        input, residual, weight = T.meta_var(given)
-        packed, block_scale, linear, y_out, residual_out = T.meta_var(made)
-        x = T.sblock_alloc_buffer((blocks, block), spec.dtype)
-        old = T.sblock_alloc_buffer((blocks, block), spec.dtype)
-        w = T.sblock_alloc_buffer((blocks, block), spec.dtype)
-        h = T.sblock_alloc_buffer((blocks, block), "float32")
-        group_sum = T.sblock_alloc_buffer((blocks, groups), "float32")
-        total = T.sblock_alloc_buffer((one,), "float64")
-        rstd = T.sblock_alloc_buffer((one,), "float32")
-        load_input(input, x, vr)
-        if spec.residual:
-            load_residual(residual, old, vr)
-        load_weight(weight, w, None)
-        take(x, old, h)
-        for b in range(blocks):
-            with T.sblock("sum"):
-                vb = T.axis.spatial(blocks, b)
-                add_up(h, group_sum, residual_out, vr, vb)
-        reduce(group_sum, total, rstd, eps)
-        for b in range(blocks):
-            with T.sblock("encode"):
-                vb = T.axis.spatial(blocks, b)
-                y = T.sblock_alloc_buffer((block,), "float32")
-                magnitude = T.sblock_alloc_buffer((block,), "int32")
-                amax = T.sblock_alloc_buffer((one,), "int32")
-                byte = T.sblock_alloc_buffer((one,), "int32")
-                inverse = T.sblock_alloc_buffer((one,), "float32")
-                code = T.sblock_alloc_buffer((block,), "int32")
-                pair = T.sblock_alloc_buffer((half,), "uint8")
-                scale(h, w, rstd, gs, y, magnitude, amax, byte, inverse, vb)
-                store(y, inverse, code, pair, y_out, packed, vr, vb)
-                with T.sblock("keep_scale"):
-                    kept[vb // quarters, vi, vq, vb % quarters] = T.Cast("uint8", byte[i64(0)])
-                if spec.layout == "both":
-                    with T.sblock("store_scale_linear"):
-                        linear[vr, vb] = T.Cast("uint8", byte[i64(0)])
-
-    @T.inline
-    def body(given, global_scale, eps, made, rows):
-        input, residual, weight = T.meta_var(given)
-        packed, block_scale, linear, y_out, residual_out = T.meta_var(made)
-        for t, p in T.grid(tiles_of(rows, 128), i64(QUARTER // pairs)):
-            with T.sblock("rows"):
-                vt, vp = T.axis.remap("SS", [t, p])
-                gs = T.sblock_alloc_buffer((one,), "float32")
-                kept = T.sblock_alloc_buffer((every, each, quarters, quarters), "uint8")
-                take_factor(global_scale, gs)
-                for g, i, q, c in T.grid(every, each, quarters, quarters):
-                    with T.sblock("clear"):
-                        vg, vi, vq, vc = T.axis.remap("SSSS", [g, i, q, c])
-                        T.reads()
-                        T.writes()
-                        row = T.meta_var(vt * i64(128) + vq * i64(QUARTER) + vp * each + vi)
-                        if row >= rows or vg * quarters + vc >= blocks:
-                            kept[vg, vi, vq, vc] = T.uint8(0)
-                for i, q in T.grid(each, quarters):
-                    with T.sblock("row"):
-                        vi, vq = T.axis.remap("SS", [i, q])
-                        T.where(vt * i64(128) + q * i64(QUARTER) + vp * each + i < rows)
-                        at = T.meta_var(vt * i64(128) + vq * i64(QUARTER) + vp * each + vi)
-                        one_row(given, made, eps, gs, kept, at, vi, vq)
-                for g, i, q, c in T.grid(every, each, quarters, quarters):
-                    with T.sblock("store_scale"):
-                        vg, vi, vq, vc = T.axis.remap("SSSS", [g, i, q, c])
-                        row = T.meta_var(vt * i64(128) + vq * i64(QUARTER) + vp * each + vi)
-                        to = T.meta_var(scale_index("128x4", row, vg * quarters + vc, blocks))
-                        block_scale[to[0], to[1]] = kept[vg, vi, vq, vc]
 
     return norm_kernel(spec, rows, body)
