@@ -380,7 +380,7 @@ RESOURCES = [
 
 @pytest.mark.parametrize("branch_free", [False, True])
 def test_a_row_waits_in_16_bits(branch_free):
-    """Between its sum and its codes h takes half a register an element, 168 if it takes a whole one.
+    """Between its sum and its codes h takes half a register an element: else there are 168.
 
     ptxas sees that both sides of the reduction round the same numbers, if no branch is between.
     """
