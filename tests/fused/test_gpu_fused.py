@@ -296,12 +296,12 @@ def test_space(monkeypatch, name, rows, blocks, pick):
 
 SKETCHES = [
     (SM90, "add_rmsnorm_nvfp4_h256_128x4_bf16", 130, "norm_quantize", {"order": "tiles"}),
+    (SM90, "add_rmsnorm_nvfp4_h2048_y_bf16", 5, "norm_of_warps", {"sectors": True}),
     (SM90, "add_rmsnorm_nvfp4_h80_y_bf16", 3, "norm_quantize", {"sectors": True}),
     (SM90, "rmsnorm_nvfp4_h80_128x4_fi_bf16", 131, "norm_of_warps", {"sectors": False}),
-    (SM100, "add_rmsnorm_mxfp4_h160_y_f16", 3, "norm_quantize", {"sectors": True}),
     (SM90, "add_rmsnorm_nvfp4_h256_128x4_bf16", 5, "norm_quantize", {"branch_free": False}),
     (SM100, "add_rmsnorm_mxfp4_h1536_both_y_f16", 5, "norm_quantize", {"order": "rows"}),
-    (SM90, "add_rmsnorm_nvfp4_h2048_y_bf16", 5, "norm_of_warps", {"sectors": True}),
+    (SM100, "add_rmsnorm_mxfp4_h160_y_f16", 3, "norm_quantize", {"sectors": True}),
     (SM100, "add_rmsnorm_mxfp4_h1536_both_bf16", 7, "norm_of_warps", {"sectors": True}),
 ]
 
