@@ -14,6 +14,9 @@ MAX_THREADS = 1024
 
 WARP = 32
 
+BRANCH_FREE = "blockscale.branch_free"
+"""Annotation of a block whose quotients and roots are lowered without branches: `lower.roots`."""
+
 
 def move(sch: Schedule, loop: LoopRV, *names: str) -> None:
     """Compute these blocks, each after what it reads, inside of ``loop``."""

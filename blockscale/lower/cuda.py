@@ -17,7 +17,7 @@ from tvm.target import Target
 from tvm.tirx.build import split_host_device_mods
 
 from blockscale.base.targets import gpu
-from blockscale.lower import nvcc
+from blockscale.lower import nvcc, roots
 from blockscale.lower.code import FunctionCode, KernelCode
 
 MAX_THREADS = 1024
@@ -76,7 +76,7 @@ def symbol(name: str, arch: str) -> str:
 def sources(func: tirx.PrimFunc, name: str, arch: str) -> Source:
     """Return host and device code of the scheduled ``func``, exported as ``name``."""
     own = symbol(name, arch)
-    mod = tvm.IRModule({own: func.with_attr("global_symbol", own)})
+    mod = tvm.IRModule({own: roots.branch_free(func).with_attr("global_symbol", own)})
     kind = target(arch)
     with _source_only(), kind:
         passes, finish_host, finish_device = tirx.get_tir_pipeline("s_tir")

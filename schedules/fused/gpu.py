@@ -9,16 +9,24 @@ from __future__ import annotations
 from functools import partial
 
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import ExprRV
+from tvm.s_tir.schedule import ExprRV, LoopRV
 
 from blockscale.base.formats import NUMBERS, first_with
 from blockscale.base.sizes import ceil_div, round_up
-from blockscale.schedules.gpu_steps import MAX_THREADS, WARP, bind, in_registers, tensorize
+from blockscale.schedules.gpu_steps import (
+    BRANCH_FREE,
+    MAX_THREADS,
+    WARP,
+    bind,
+    in_registers,
+    tensorize,
+)
 from blockscale.schedules.steps import Choose, Sketch, last_loops
 from blockscale.specs import ActQuantize, NormQuantize
 from blockscale.specs.fused import FP8
 from blockscale.tir.fused.four_over_six import MOST
 from blockscale.tir.fused.mxfp8 import MxFp8Rule
+from blockscale.tir.fused.norm_quantize import GROUP
 from blockscale.tir.intrin.cuda import act as cuda_act
 from blockscale.tir.intrin.cuda import blocks as cuda_blocks
 from blockscale.tir.intrin.cuda import fused as cuda_fused
@@ -34,8 +42,18 @@ Above, CTAs with fewer threads and more blocks overlap better: 1024 rows of 1638
 36.3 us with 1024 threads a row, 33.9 us with 512, 33.1 us with 256.
 """
 
+ROW_WARPS = (2, 4, 8)
+"""Rows of a CTA that has a warp for each."""
+
 SMALL_BATCH = 64
 """Rows up to which what counts is how soon a row is done: as many threads as it has blocks."""
+
+LARGE_BATCH = 1024
+"""Rows from which a thread of a row of NVFP4 with linear scales has several blocks: fewer sums.
+
+4096 rows of 7168 on an H200 (2026-11-23): one block 54.0 us, two 53.6, three 51.7, four 49.9; with
+128x4 scales one block 52.8, four 53.9; MXFP4 one block 52.3, two 54.3.
+"""
 
 
 def row_threads(blocks: int, block: int) -> list[int]:
@@ -47,25 +65,95 @@ def row_threads(blocks: int, block: int) -> list[int]:
 
 def _preferred_threads(spec: NormQuantize, rows: int) -> int:
     every = round_up(spec.blocks, WARP)
-    if rows <= SMALL_BATCH or every <= ONE_BLOCK_THREADS:
+    small = rows < LARGE_BATCH or spec.layout != "linear" or spec.block > GROUP
+    if rows <= SMALL_BATCH or (small and every <= ONE_BLOCK_THREADS):
         return every
     return every * spec.block // MAX_ELEMENTS
 
 
 def norm_quantize_sketches(spec: NormQuantize, rows: int) -> list[Sketch]:
-    """Sketches of `fused.norm_quantize_threads`, tuned at ``rows``: cache hints of the stores."""
+    """Sketches of `fused.norm_quantize_threads`, tuned at ``rows``.
+
+    They differ in the cache hints of the stores, in which rows CTAs take one after the other, in
+    whether rstd is computed without branches, and in whether two lanes store each sector of what
+    has 16 bits; where a warp can hold a row, also CTAs of several rows.
+    """
     threads = _preferred_threads(spec, rows)
-    return [
-        partial(norm_quantize, spec=spec, hint=hint, prefer=threads) for hint in cuda_blocks.HINTS
+    hints = cuda_blocks.HINTS if spec.block != GROUP else cuda_blocks.HINTS[::-1]
+    tiled = spec.layout != "linear"
+    forms = [("tiles", True, False), ("tiles", True, True)] if tiled else []
+    forms += [("rows", True, False), ("rows", False, False), ("rows", True, True)]
+    sketches: list[Sketch] = [
+        partial(
+            norm_quantize,
+            spec=spec,
+            hint=hint,
+            prefer=threads,
+            order=order,
+            branch_free=branch_free,
+            sectors=sectors,
+        )
+        for order, branch_free, sectors in forms
+        for hint in hints
     ]
+    if ceil_div(spec.blocks, WARP) * spec.block <= MAX_ELEMENTS:
+        sketches += [
+            partial(norm_of_warps, spec=spec, hint=hint, sectors=sectors)
+            for sectors in (False, True)
+            for hint in hints
+        ]
+    return sketches
 
 
 def norm_quantize(
-    sch: Schedule, choose: Choose, spec: NormQuantize, hint: str, prefer: int
+    sch: Schedule,
+    choose: Choose,
+    spec: NormQuantize,
+    hint: str,
+    prefer: int,
+    order: str,
+    branch_free: bool,
+    sectors: bool,
 ) -> None:
     """A row: loads, h and the sum of its squares, a reduction in the CTA, y and its codes."""
     threads = choose(sch, row_threads(spec.blocks, spec.block), prefer)
-    sch.bind(sch.get_loops(sch.get_sblock("row"))[0], "blockIdx.x")
+    row = sch.get_loops(sch.get_sblock("row"))[0]
+    if order == "tiles":
+        row = _sector_after_sector(sch, row)
+    sch.bind(row, "blockIdx.x")
+    _norm_row(sch, spec, threads, hint, sectors)
+    if branch_free:
+        sch.annotate(sch.get_sblock("rstd"), BRANCH_FREE, 1)
+
+
+def norm_of_warps(
+    sch: Schedule, choose: Choose, spec: NormQuantize, hint: str, sectors: bool
+) -> None:
+    """A row a warp, several a CTA: a sum of 32 lanes needs no barrier."""
+    warps = choose(sch, list(ROW_WARPS), ROW_WARPS[-1])
+    row = sch.get_loops(sch.get_sblock("row"))[0]
+    if spec.layout != "linear":
+        row = _sector_after_sector(sch, row)
+    bind(sch, sch.split(row, [None, warps]), ("blockIdx.x", "threadIdx.y"))
+    _norm_row(sch, spec, WARP, hint, sectors)
+    sch.annotate(sch.get_sblock("rstd"), BRANCH_FREE, 1)
+
+
+def _sector_after_sector(sch: Schedule, row: LoopRV) -> LoopRV:
+    """Return the loop over rows in the order of their scales in the 128x4 layout.
+
+    The rows r, r + 32, r + 64, r + 96, and those after each, write eight parts of four bytes of the
+    same sectors: CTAs that run at the same time.
+    """
+    tile, quarter, within = sch.split(row, [None, 4, 32])
+    sch.reorder(tile, within, quarter)
+    return sch.fuse(tile, within, quarter)
+
+
+def _norm_row(
+    sch: Schedule, spec: NormQuantize, threads: ExprRV | int, hint: str, sectors: bool
+) -> None:
+    """Divide a row among ``threads``; from the first load to the last store in registers."""
     # BS_INPLACE: of the weight too, or ptxas sinks its loads below the reduction.
     loads = {"load_input": "BS_KEEP", "load_weight": "BS_INPLACE"}
     if spec.residual:
@@ -84,16 +172,17 @@ def norm_quantize(
         tensorize(sch, name, cuda_blocks.load(spec.dtype, spec.block, kind))
     _tensorize(sch, "gs", cuda_fused.factor(spec.convention))
     _norm_arithmetic(sch, spec)
-    rounded = cuda_blocks.store_rounded(spec.dtype, spec.block, hint)
+    store = cuda_blocks.store_sectors if sectors else cuda_blocks.store_rounded
+    rounded = store(spec.dtype, spec.block, hint)
     for name in (*(["residual"] if spec.residual else []), *(["y_out"] if spec.y_out else [])):
         _tensorize(sch, name, rounded)
     _tensorize(sch, "store_codes", cuda_blocks.store("uint8", spec.block // 2, hint))
 
 
-def _share(sch: Schedule, name: str, threads: ExprRV) -> None:
-    """Divide the loop over blocks that block ``name`` is in among the threads of a CTA."""
+def _share(sch: Schedule, name: str, threads: ExprRV | int) -> None:
+    """Divide the loop over blocks that block ``name`` is in among the threads of a row."""
     loops = sch.get_loops(sch.get_sblock(name))
-    block = loops[1] if name == "pad" else loops[0]  # that one is beside "row", in its loop
+    block = loops[-1] if name == "pad" else loops[0]  # that one is beside "row", in its loops
     part, thread = sch.split(block, [None, threads])
     sch.reorder(thread, part)
     sch.bind(thread, "threadIdx.x")

@@ -6,12 +6,14 @@ What is compared is in `test_norm_quantize` and `test_act_quantize`, whose refer
 import numpy as np
 import pytest
 import torch
+from tvm.s_tir import Schedule
 
 from blockscale import catalog
 from blockscale.catalog import Bucket, fused, registry
 from blockscale.emulator import run_module
 from blockscale.lower import cuda, nvcc
 from blockscale.schedules.fused import gpu as gpu_fused
+from blockscale.schedules.steps import preferred
 from blockscale.specs import Param, Spec
 from tests.fused import test_act_options as options
 from tests.fused import test_act_quantize as acts
@@ -292,6 +294,61 @@ def test_space(monkeypatch, name, rows, blocks, pick):
         acts.check(spec, acts.inputs(spec, rows, blocks))
 
 
+SKETCHES = [
+    (SM90, "add_rmsnorm_nvfp4_h256_128x4_bf16", 130, "norm_quantize", {"order": "tiles"}),
+    (SM90, "add_rmsnorm_nvfp4_h2048_y_bf16", 5, "norm_of_warps", {"sectors": True}),
+    (SM90, "add_rmsnorm_nvfp4_h80_y_bf16", 3, "norm_quantize", {"sectors": True}),
+    (SM90, "rmsnorm_nvfp4_h80_128x4_fi_bf16", 131, "norm_of_warps", {"sectors": False}),
+    (SM90, "add_rmsnorm_nvfp4_h256_128x4_bf16", 5, "norm_quantize", {"branch_free": False}),
+    (SM100, "add_rmsnorm_mxfp4_h1536_both_y_f16", 5, "norm_quantize", {"order": "rows"}),
+    (SM100, "add_rmsnorm_mxfp4_h160_y_f16", 3, "norm_quantize", {"sectors": True}),
+    (SM100, "add_rmsnorm_mxfp4_h1536_both_bf16", 7, "norm_of_warps", {"sectors": True}),
+]
+
+
+def chosen_sketch(sketches, name, wanted):
+    """Return the first sketch of a function whose arguments are as ``wanted``."""
+    found = (s for s in sketches if s.func.__name__ == name)
+    return next(s for s in found if wanted.items() <= s.keywords.items())
+
+
+@pytest.mark.parametrize(
+    ("arch", "name", "rows", "sketch", "wanted"),
+    few(SKETCHES, every=3),
+    ids=[f"{name}-{sketch}-{rows}" for _, name, rows, sketch, _ in SKETCHES],
+)
+def test_sketches_of_norms(monkeypatch, arch, name, rows, sketch, wanted):
+    """Rows of padding, warps without a row; five blocks, of which the last has no neighbour."""
+    spec = Spec.parse(name)
+    chosen = [chosen_sketch(catalog.workloads(spec, arch)[0].sketches(arch), sketch, wanted)]
+    monkeypatch.setattr(catalog.Workload, "sketches", lambda *_: chosen)
+    kernel = on_emulator(library([spec], arch, f"{ONE_BUCKET}, {sketch} {wanted}"), spec, arch)
+    monkeypatch.setattr(fused_kernels, "kernel", lambda spec, level: kernel)
+    norms.check(spec, norms.inputs(spec, rows))
+
+
+def test_rows_of_a_sector():
+    """A CTA's scales are next to those of the CTA before it: 8 of them fill a sector."""
+    spec = Spec.parse("add_rmsnorm_nvfp4_h256_128x4_bf16")
+    next_to = "((((int64_t)blockIdx.x) & (int64_t)127) * (int64_t)4)"  # of a tile's 128 CTAs
+    [workload] = catalog.workloads(spec, SM90)
+    for order in ("rows", "tiles"):
+        sch = Schedule(workload.symbolic(SM90))
+        chosen_sketch(workload.sketches(SM90), "norm_quantize", {"order": order})(
+            sch, registry.preferred
+        )
+        device = cuda.sources(sch.mod["main"], spec.name, SM90).device
+        assert (next_to in device) == (order == "tiles")
+
+
+def test_warps_take_rows_that_fit():
+    """A lane holds at most 64 elements: wider rows have no such sketch."""
+    for hidden, there in ((2048, True), (2064, False), (64, True)):
+        sketches = gpu_fused.norm_quantize_sketches(Spec.parse(f"rmsnorm_nvfp4_h{hidden}_bf16"), 8)
+        assert any(s.func is gpu_fused.norm_of_warps for s in sketches) == there
+        assert not any(s.keywords.get("order") == "tiles" for s in sketches)
+
+
 @pytest.mark.parametrize("hidden", [64, 96, 2880, 7168, 16384, 28672, 32768, 131072])
 def test_threads_of_a_row(hidden):
     """Whole warps, of which none is without a block."""
@@ -319,6 +376,43 @@ RESOURCES = [
     "silu_and_mul_nvfp4_128x4_bf16",
     "swiglu_mxfp4_grouped_128x4_fi_f16",
 ]
+
+
+@pytest.mark.parametrize("branch_free", [False, True])
+def test_a_row_waits_in_16_bits(branch_free):
+    """Between its sum and its codes h takes half a register an element: else there are 168.
+
+    ptxas sees that both sides of the reduction round the same numbers, if no branch is between.
+    """
+    spec = Spec.parse("add_rmsnorm_nvfp4_h2048_bf16")
+    [workload] = catalog.workloads(spec, SM90)
+    sch = Schedule(workload.symbolic(SM90))
+    wanted = {"branch_free": branch_free, "sectors": False}
+    chosen_sketch(workload.sketches(SM90), "norm_quantize", wanted)(sch, preferred)
+    device = cuda.sources(sch.mod["main"], spec.name, SM90).device
+    [used] = nvcc.compile_cuda_source(device, SM90).resources
+    assert (used["registers"] <= 128) == branch_free
+
+
+DEFAULTS = [
+    ("add_rmsnorm_nvfp4_h7168_bf16", [448, 448, 128, 128]),
+    ("add_rmsnorm_nvfp4_h2048_bf16", [128, 128, 32, 32]),
+    ("add_rmsnorm_nvfp4_h16384_bf16", [1024, 256, 256, 256]),
+    ("add_rmsnorm_nvfp4_h7168_128x4_bf16", [448, 448, 448, 448]),
+    ("add_rmsnorm_mxfp4_h7168_bf16", [224, 224, 224, 224]),
+]
+
+
+@pytest.mark.parametrize(("name", "threads"), DEFAULTS, ids=[name for name, _ in DEFAULTS])
+def test_default_threads(name, threads):
+    """What was fastest on an H200, for 8, 256, 1024 and 8192 rows."""
+    spec = Spec.parse(name)
+    found = []
+    for rows in (8, 256, 1024, 8192):
+        prefer = gpu_fused.norm_quantize_sketches(spec, rows)[0].keywords["prefer"]
+        candidates = gpu_fused.row_threads(spec.blocks, spec.block)
+        found.append(min(candidates, key=lambda threads, prefer=prefer: abs(threads - prefer)))
+    assert found == threads
 
 
 @pytest.mark.parametrize("name", few(RESOURCES))

@@ -255,9 +255,22 @@ def decode(count: int) -> str:
 @intrinsic
 def store_rounded(dtype: str, count: int, hint: str) -> str:
     """Register and name: ``count`` float32 rounded to ``dtype`` and stored."""
-    function = f"bs_store_rounded<{CLASS[dtype]}, {count}, {hint}>"
+    return _store_rounded("store_rounded", dtype, count, hint)
+
+
+@intrinsic
+def store_sectors(dtype: str, count: int, hint: str) -> str:
+    """Register and name: the same, two lanes to a sector; a lane's place is after the one before's.
+
+    16 or 32 numbers, rounded to 16 bits; lanes are those of ``threadIdx.x``.
+    """
+    return _store_rounded("store_sectors", dtype, count, hint)
+
+
+def _store_rounded(kind: str, dtype: str, count: int, hint: str) -> str:
+    function = f"bs_{kind}<{CLASS[dtype]}, {count}, {hint}>"
     return mapped(
-        f"cuda_store_rounded_{dtype}x{count}_{hint}",
+        f"cuda_{kind}_{dtype}x{count}_{hint}",
         "out",
         [local("V", (i64(count),), "float32")],
         Operand("D", (i64(count),), dtype, "w"),
@@ -304,6 +317,8 @@ def register_all() -> tuple[str, ...]:
     for dtype in CLASS:
         for hint in HINTS:
             names += [store_rounded(dtype, count, hint) for count in (8, 16, 32)]
+            if dtype != "float32":
+                names += [store_sectors(dtype, count, hint) for count in (16, 32)]
         for hint in (*HINTS, "BS_INPLACE"):
             names += [load(dtype, count, hint) for count in (16, 32)]
         for fmt, row in QUANTIZED.items():
