@@ -74,7 +74,7 @@ def test_few_rows_and_many_have_kernels_of_their_own(library):
 @pytest.mark.parametrize(("sms", "alone"), [(6, True), (5, False)])
 def test_ctas_have_an_sm_each_where_all_fit(library, sms, alone):
     """Else those of a kernel that begins early would share the SMs which become free first."""
-    [launch], got, want = call(library, PLAIN, 1, sms=sms)
+    [launch], got, want = call(library, PLAIN, 16, sms=sms)
     assert launch.cluster[0] > 1
     assert launch.grid[0] == 6
     half = GPU_TARGETS["sm_90a"].sm_shared // 2 - CTA_RESERVED
