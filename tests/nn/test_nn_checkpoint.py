@@ -594,7 +594,7 @@ def test_act_order_has_no_activation(tmp_path):
     held, _ = gptq(rng, 16, order=rng.permutation(np.arange(H) // 32))
     tensors = {f"o.{key}": value for key, value in held.items()}
     ckpt = bs.checkpoints.open(files.folder(tmp_path / "in", tensors))
-    with pytest.raises(CheckpointError, match=r"act-order.*leave activation out"):
+    with pytest.raises(CheckpointError, match=r"act-order.*leave both out"):
         nn.Linear.from_checkpoint(ckpt, "o", activation="silu")
 
 
