@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import tvm
-from tvm.s_tir import Schedule
+from tvm.s_tir import Schedule, TensorIntrin
 
 from blockscale import emulator
 from blockscale.base.errors import LoweringError
@@ -33,6 +33,7 @@ from blockscale.schedules.gemm import sync, tcgen05
 from blockscale.schedules.steps import sampled
 from blockscale.specs import GroupedMmActFp4Quant, GroupedMmFp4, MmFp4
 from blockscale.specs.plans.sync import Y_ROWS, SyncPlan
+from blockscale.tir import intrin
 from blockscale.tir.gemm.tiles import gemm_tiles
 from tests.gemm.test_gemm_library import errors, operands, scales
 from tests.kit import gated
@@ -360,3 +361,11 @@ def drawn() -> list[tuple[SyncPlan, Any, dict[str, Any]]]:
 def test_random_plans(first: int) -> None:
     for plan, rows, options in drawn()[first : first + EACH]:
         run(plan, rows, **options)
+
+
+def test_traces_name_loads_of_tcgen05() -> None:
+    """They are registered when a trace is read that names no other instruction of tcgen05's."""
+    name = "tma_load_24x64_sw64_cg1"  # of no schedule
+    assert TensorIntrin.get(name, allow_missing=True) is None
+    intrin.register_named(f'sch.tensorize(b0, "sync_scales")\nsch.tensorize(b1, "{name}")')
+    assert TensorIntrin.get(name, allow_missing=True) is not None
