@@ -24,7 +24,7 @@ from blockscale.tir.common import i64
 from blockscale.tir.gemm.tiles import ATOM_BYTES
 from blockscale.tir.intrin.cuda import blocks as cuda_blocks
 from blockscale.tir.intrin.operands import Operand, copy, describe, intrinsic
-from blockscale.tir.intrin.tcgen05 import element_format, format_of, scaled_product
+from blockscale.tir.intrin.tcgen05 import element_format, format_of, product_name, scaled_product
 from blockscale.tir.intrin.tma import SMEM
 
 HEADER = '#include "scaled_mma.cuh"\n'
@@ -49,12 +49,8 @@ class Mma(NamedTuple):
 
     @property
     def name(self) -> str:
-        """For example ``sync_mma_mxf4nvf4_32x128x64_e2m1e2m1f32_sw128``."""
-        row = GEMM[self.fmt]
-        x, y = (row.a, row.b)[:: -1 if self.swap else 1]
-        shape = f"{ROWS}x{self.n}x{row.step}"
-        turned = "_swap" if self.swap else ""
-        return f"sync_mma_{row.kind}_{shape}_{x.name}{y.name}f32_sw{self.row_bytes}{turned}"
+        """See `product_name`."""
+        return product_name("sync", ROWS, self.n, self.fmt, self.row_bytes, self.swap)
 
 
 def register_named(text: str) -> None:

@@ -70,6 +70,17 @@ def format_of(instruction: str, codes: str) -> str:
     raise ValueError(f"register_named: no format multiplies {codes} by kind {instruction}")
 
 
+def product_name(room: str, m: int, n: int, fmt: str, row_bytes: int, swap: bool) -> str:
+    """Name of a product X [m, step] times Y [n, step] transposed; X is b with ``swap``.
+
+    For example ``tcgen05_mma_mxf4nvf4_256x256x64_e2m1e2m1f32_sw128``.
+    """
+    row = GEMM[fmt]
+    x, y = (row.a, row.b)[:: -1 if swap else 1]
+    turned = "_swap" if swap else ""
+    return f"{room}_mma_{row.kind}_{m}x{n}x{row.step}_{x.name}{y.name}f32_sw{row_bytes}{turned}"
+
+
 class Mma(NamedTuple):
     """One tcgen05.mma: X [m, step] times Y [n, step] transposed; X is b with ``swap``."""
 
@@ -82,12 +93,8 @@ class Mma(NamedTuple):
 
     @property
     def name(self) -> str:
-        """For example ``tcgen05_mma_mxf4nvf4_256x256x64_e2m1e2m1f32_sw128``."""
-        row = GEMM[self.fmt]
-        x, y = (row.a, row.b)[:: -1 if self.swap else 1]
-        shape = f"{self.m}x{self.n}x{row.step}"
-        turned = "_swap" if self.swap else ""
-        return f"tcgen05_mma_{row.kind}_{shape}_{x.name}{y.name}f32_sw{self.row_bytes}{turned}"
+        """See `product_name`."""
+        return product_name("tcgen05", self.m, self.n, self.fmt, self.row_bytes, self.swap)
 
 
 def element_format(kind: str, code: Number) -> int:

@@ -308,9 +308,15 @@ class Products(Frame):
                 ]
             return [*lines, f"before = {self.empty};", self.next()]
 
+        return self._asynchronous([], [*self.stages(stage), "bs_wgmma_wait<0>();"])
+
+    def _asynchronous(self, declared: list[str], products: list[str]) -> list[str]:
+        """All tiles by wgmma: ``products`` of one, which are done at the end of them."""
+        k = self.kernel
         count = k.rows_tile // 2
         return [
             f"float c[{k.tiles_m}][{count}];",
+            *declared,
             "uint32_t bank0[16] = {}, bank1[16] = {};",
             *self.tiles(
                 [
@@ -318,8 +324,7 @@ class Products(Frame):
                     *self.before,
                     "#pragma unroll",
                     f"for (int q = 0; q < {k.tiles_m * count}; ++q) (&c[0][0])[q] = 0.f;",
-                    *self.stages(stage),
-                    "bs_wgmma_wait<0>();",
+                    *products,
                     "__syncwarp();",
                     "if (lane == 0) bs_mbar_arrive(before);",
                     *self._end(),
@@ -392,26 +397,10 @@ class Products(Frame):
 
         none = ["#pragma unroll", f"for (int q = 0; q < {count}; ++q) part[q] = 0.f;"]
         none = none if k.partial else []
-        return [
-            f"float c[{k.tiles_m}][{count}];",
-            *([f"float part[{count}];"] if k.partial else []),
-            "uint32_t bank0[16] = {}, bank1[16] = {};",
-            *self.tiles(
-                [
-                    "uint32_t before = 0;",
-                    *self.before,
-                    "#pragma unroll",
-                    f"for (int q = 0; q < {k.tiles_m * count}; ++q) (&c[0][0])[q] = 0.f;",
-                    *none,
-                    # A branch would copy sums that are in flight.
-                    *self.stages(stage, before=[*take(k.tiles_m - 1), *none]),
-                    *take(k.tiles_m - 1),
-                    "__syncwarp();",
-                    "if (lane == 0) bs_mbar_arrive(before);",
-                    *self._end(),
-                ]
-            ),
-        ]
+        last = take(k.tiles_m - 1)
+        # A branch would copy sums that are in flight.
+        products = [*none, *self.stages(stage, before=[*last, *none]), *last]
+        return self._asynchronous([f"float part[{count}];"] if k.partial else [], products)
 
 
 OPERANDS = {"float16": "BS_OF_F16", "bfloat16": "BS_OF_BF16", E4M3: "BS_OF_E4M3"}
