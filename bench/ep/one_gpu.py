@@ -48,6 +48,9 @@ class Form:
         self.act_fmt = None if dispatch == "bf16" else dispatch
         self.scale = torch.full((1,), A1_SCALE, device="cuda") if dispatch == "nvfp4" else None
         self.options = Options(act_fmt=self.act_fmt, a1_scale=self.scale)
+        # Nothing may be copied to the GPU while one rank's kernel waits for the other's.
+        values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device="cuda")
+        self.values = torch.cat([values, -values])
 
     def bytes(self, x: Tensor) -> Tensor:
         """Return rows as the road of CPUs codes them."""
@@ -66,8 +69,7 @@ class Form:
             made = codes.view(torch.float8_e4m3fn).float() * scales.view(torch.float32)
             return made.bfloat16()
         nibbles = torch.stack([codes & 15, codes >> 4], -1).flatten(1)
-        values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device=rows.device)
-        made = torch.cat([values, -values])[nibbles.long()]
+        made = self.values[nibbles.long()]
         factor = scales.view(torch.float8_e4m3fn).float() * A1_SCALE
         return (made * factor.repeat_interleave(16, 1)).bfloat16()
 

@@ -133,6 +133,7 @@ class Decoding:
     position: Tensor
     history: Tensor
     logits: Tensor | None = None
+    graph: Any = None
 
     def mask(self) -> Any:
         """Return what a step may look at, by the position on the device, as the model takes it.
@@ -180,8 +181,12 @@ class Decoding:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self.step()
-        replay: Callable[[], object] = graph.replay
-        return replay
+        self.graph = graph
+        return self.replay
+
+    def replay(self) -> None:
+        """Decode a token of each row by the graph, whose tensors this object keeps."""
+        self.graph.replay()
 
     def error(self) -> float:
         """Return how far the last step's logits are from those of all tokens at once."""

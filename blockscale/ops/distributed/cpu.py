@@ -43,7 +43,8 @@ def coded(x: Tensor, row: CodedRow, a1_scale: Tensor | None) -> Tensor:
     if row.act_fmt == "nvfp4":
         codes, scales = quantize(x, "nvfp4", a1_scale)
     else:
-        scales = x.float().abs().amax(1, keepdim=True) / E4M3_MAX
+        most = torch.full((1,), E4M3_MAX, device=x.device)  # by a number torch multiplies on GPUs
+        scales = x.float().abs().amax(1, keepdim=True) / most
         ratio = torch.where(scales == 0, 0, x.float() / scales)
         ratio = ratio.clamp(-E4M3_MAX, E4M3_MAX)  # torch does not promise to saturate
         codes = ratio.to(torch.float8_e4m3fn)
