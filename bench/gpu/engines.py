@@ -12,9 +12,9 @@ Llama also "apart": ours without fused layers and norms.
 
 A step of decoding is the model's forward with a static cache, argmax, and the token as the next
 input: captured in a CUDA graph, as it is ("graph") and after torch.compile ("compile"), of ours
-also with ``attn_implementation="blockscale"`` ("graph, attention").  The kernels of a step of one
-token are listed by their time.  Its bound is the time in which memory gives the bytes of the
-weights that it reads; experts count as often as uniform choices hit them.
+also with ``attn_implementation="blockscale"`` ("graph, attention"); "PDL": see `PDL`.  The kernels
+of a step of one token are listed by their time.  Its bound is the time in which memory gives the
+bytes of the weights that it reads; experts count as often as uniform choices hit them.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from statistics import median
 from typing import Any
 
 import torch
+import torch._inductor.config
 from torch import Tensor
 
 from bench import measure
@@ -56,6 +57,8 @@ ROADS = {"gpt_oss": ("ours", "stock", "bfloat16")}
 """Of others: "ours" and "bfloat16", since transformers cannot load ModelOpt's NVFP4."""
 ATTENTION = {"llama": "blockscale", "qwen3_moe": "blockscale"}
 """Ours, of models whose attention it is."""
+PDL = {"triton.enable_pdl": True}
+"""Of Inductor (TORCHINDUCTOR_ENABLE_PDL=1): kernels let the next one begin early, as ours do."""
 KERNELS = 14
 """Kernels of a step that are listed."""
 EXPERTS = ("grouped_mm", "batched_mm")
@@ -377,6 +380,8 @@ def decode_in_other_ways(part: Part, model: Any, shape: Shape, given: Namespace)
     compiles = shape.kind == "llama" and given.compile and road != "apart"
     if compiles and not (road == "ours" and shape.head):
         compiled(part, model, given, "compile")
+    if compiles and road == "bfloat16":
+        compiled(part, model, given, "compile, PDL")
     if road != "ours" or shape.kind not in ATTENTION:
         return
     model.set_attn_implementation(ATTENTION[shape.kind])
@@ -386,14 +391,16 @@ def decode_in_other_ways(part: Part, model: Any, shape: Shape, given: Namespace)
         part.tried(what, partial(decoded, model, batch, given, kept=kept))
     if compiles:
         compiled(part, model, given, "compile, attention")
+        compiled(part, model, given, "compile, attention, PDL")
 
 
 def compiled(part: Part, model: Any, given: Namespace, how: str) -> None:
-    """Measure steps of one token after `torch.compile`."""
+    """Measure steps of one token after `torch.compile`; "PDL": with `PDL`."""
     torch._dynamo.reset()
-    forward = torch.compile(model.forward, dynamic=False)
     kept = part.replays.setdefault(how, [])
-    part.tried({"batch": 1, "how": how}, partial(decoded, model, 1, given, forward, kept=kept))
+    with torch._inductor.config.patch(PDL if how.endswith(", PDL") else {}):
+        forward = torch.compile(model.forward, dynamic=False)
+        part.tried({"batch": 1, "how": how}, partial(decoded, model, 1, given, forward, kept=kept))
 
 
 def ours(given: Namespace) -> None:
@@ -569,7 +576,7 @@ def lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             if "us" not in each:
                 said.append(f"{head} {each}")
                 continue
-            way = each["how"].removesuffix(", attention")
+            way = each["how"].replace(", attention", "")
             known = plain.get((row["case"].removesuffix("-head"), way, each["batch"]))
             times = "" if known is None else f" x{known / each['us']:.2f} of bfloat16"
             rate = f"{each['tokens_s']:9.1f} tokens/s {each['us']:9.1f} us"

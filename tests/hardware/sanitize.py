@@ -16,7 +16,7 @@ import torch
 
 import blockscale
 from blockscale.base.shapes import UnboundSymbolError
-from blockscale.specs import FusedMoe, Spec
+from blockscale.specs import FusedMoe, Linear, Spec
 
 SIZES = (
     {"rows": 1, "cols": 64, "blocks": 5, "experts": 2, "count": 126},
@@ -50,6 +50,8 @@ def call(function, sizes):
     if isinstance(spec, FusedMoe):
         memory = spec.workspace_bytes(sizes["rows"])
         sizes = {**sizes, "workspace_bytes": memory, "all_experts": spec.experts}
+    if isinstance(spec, Linear) and spec.copies_rows:
+        sizes = {**sizes, "bytes": spec.workspace_bytes(sizes["rows"])}
     for param in function.params:
         alias = getattr(param, "alias", None)
         given[param.name] = given[alias] if alias else argument(param, sizes)
