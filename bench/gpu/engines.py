@@ -12,9 +12,9 @@ Llama also "apart": ours without fused layers and norms.
 
 A step of decoding is the model's forward with a static cache, argmax, and the token as the next
 input: captured in a CUDA graph, as it is ("graph") and after torch.compile ("compile"), of ours
-also with ``attn_implementation="blockscale"`` ("graph, attention"); "PDL": see `PDL`.  The kernels
-of a step of one token are listed by their time.  Its bound is the time in which memory gives the
-bytes of the weights that it reads; experts count as often as uniform choices hit them.
+also with ``attn_implementation="blockscale"`` ("graph, attention"); "early": see `INDUCTOR`.  The
+kernels of a step of one token are listed by their time.  Its bound is the time in which memory
+gives the bytes of the weights that it reads; experts count as often as uniform choices hit them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from statistics import median
 from typing import Any
 
 import torch
-import torch._inductor.config
 from torch import Tensor
 
 from bench import measure
@@ -57,8 +56,9 @@ ROADS = {"gpt_oss": ("ours", "stock", "bfloat16")}
 """Of others: "ours" and "bfloat16", since transformers cannot load ModelOpt's NVFP4."""
 ATTENTION = {"llama": "blockscale", "qwen3_moe": "blockscale"}
 """Ours, of models whose attention it is."""
-PDL = {"triton.enable_pdl": True}
-"""Of Inductor (TORCHINDUCTOR_ENABLE_PDL=1): kernels let the next one begin early, as ours do."""
+INDUCTOR = {"triton.enable_pdl": True, "combo_kernels": True}
+"""Options of torch.compile for "early": its kernels let the next one begin early, as ours do, and
+those that do not depend on each other are one."""
 KERNELS = 14
 """Kernels of a step that are listed."""
 EXPERTS = ("grouped_mm", "batched_mm")
@@ -381,7 +381,7 @@ def decode_in_other_ways(part: Part, model: Any, shape: Shape, given: Namespace)
     if compiles and not (road == "ours" and shape.head):
         compiled(part, model, given, "compile")
     if compiles and road == "bfloat16":
-        compiled(part, model, given, "compile, PDL")
+        compiled(part, model, given, "compile, early")
     if road != "ours" or shape.kind not in ATTENTION:
         return
     model.set_attn_implementation(ATTENTION[shape.kind])
@@ -391,16 +391,16 @@ def decode_in_other_ways(part: Part, model: Any, shape: Shape, given: Namespace)
         part.tried(what, partial(decoded, model, batch, given, kept=kept))
     if compiles:
         compiled(part, model, given, "compile, attention")
-        compiled(part, model, given, "compile, attention, PDL")
+        compiled(part, model, given, "compile, attention, early")
 
 
 def compiled(part: Part, model: Any, given: Namespace, how: str) -> None:
-    """Measure steps of one token after `torch.compile`; "PDL": with `PDL`."""
+    """Measure steps of one token after `torch.compile`; "early": with `INDUCTOR`."""
     torch._dynamo.reset()
     kept = part.replays.setdefault(how, [])
-    with torch._inductor.config.patch(PDL if how.endswith(", PDL") else {}):
-        forward = torch.compile(model.forward, dynamic=False)
-        part.tried({"batch": 1, "how": how}, partial(decoded, model, 1, given, forward, kept=kept))
+    options = INDUCTOR if how.endswith(", early") else None
+    forward = torch.compile(model.forward, dynamic=False, options=options)
+    part.tried({"batch": 1, "how": how}, partial(decoded, model, 1, given, forward, kept=kept))
 
 
 def ours(given: Namespace) -> None:
