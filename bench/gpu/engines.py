@@ -56,7 +56,7 @@ ROADS = {"gpt_oss": ("ours", "stock", "bfloat16")}
 """Of others: "ours" and "bfloat16", since transformers cannot load ModelOpt's NVFP4."""
 ATTENTION = {"llama": "blockscale", "qwen3_moe": "blockscale"}
 """Ours, of models whose attention it is."""
-INDUCTOR = {"triton.enable_pdl": True, "combo_kernels": True}
+INDUCTOR: dict[str, Any] = {"triton.enable_pdl": True, "combo_kernels": True}
 """Options of torch.compile for "early": its kernels let the next one begin early, as ours do, and
 those that do not depend on each other are one."""
 KERNELS = 14
@@ -398,7 +398,7 @@ def compiled(part: Part, model: Any, given: Namespace, how: str) -> None:
     """Measure steps of one token after `torch.compile`; "early": with `INDUCTOR`."""
     torch._dynamo.reset()
     kept = part.replays.setdefault(how, [])
-    options = INDUCTOR if how.endswith(", early") else None
+    options: dict[str, Any] | None = INDUCTOR if how.endswith(", early") else None
     forward = torch.compile(model.forward, dynamic=False, options=options)
     part.tried({"batch": 1, "how": how}, partial(decoded, model, 1, given, forward, kept=kept))
 
