@@ -398,7 +398,7 @@ DEFAULTS = [
     ("add_rmsnorm_nvfp4_h7168_bf16", [448, 448, 128, 128]),
     ("add_rmsnorm_nvfp4_h2048_bf16", [128, 128, 32, 32]),
     ("add_rmsnorm_nvfp4_h16384_bf16", [1024, 256, 256, 256]),
-    ("add_rmsnorm_nvfp4_h7168_128x4_bf16", [448, 448, 448, 448]),
+    ("add_rmsnorm_nvfp4_h7168_128x4_bf16", [448, 448, 448, 224]),
     ("add_rmsnorm_mxfp4_h7168_bf16", [224, 224, 224, 224]),
 ]
 
@@ -413,6 +413,20 @@ def test_default_threads(name, threads):
         candidates = gpu_fused.row_threads(spec.blocks, spec.block)
         found.append(min(candidates, key=lambda threads, prefer=prefer: abs(threads - prefer)))
     assert found == threads
+
+
+def test_default_stores():
+    """Of many rows with 128x4 scales NVFP4 is stored as MXFP4 is: to stay in the cache."""
+    hints = {
+        (fmt, layout, rows): gpu_fused.norm_quantize_sketches(
+            Spec.parse(f"add_rmsnorm_{fmt}_h7168{layout}_bf16"), rows
+        )[0].keywords["hint"]
+        for fmt in ("nvfp4", "mxfp4")
+        for layout in ("", "_128x4")
+        for rows in (1024, 4096)
+    }
+    gone = {case for case, hint in hints.items() if hint == "BS_STREAM"}
+    assert gone == {("nvfp4", "", 1024), ("nvfp4", "", 4096), ("nvfp4", "_128x4", 1024)}
 
 
 @pytest.mark.parametrize("name", few(RESOURCES))
