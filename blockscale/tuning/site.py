@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from blockscale.base.targets import is_gpu
-from blockscale.tuning import exporter, gpu, modelled, worker
+from blockscale.tuning import exporter, gpu, modelled, moe, worker
 from blockscale.tuning.components.pool import Answer, Job, Worker, Workers
-from blockscale.tuning.moe import gpu as moe_gpu
-from blockscale.tuning.moe.data import moe_gemm_of
 from blockscale.tuning.task import Task
 
 Measuring = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -52,10 +50,10 @@ class Site:
             return modelled.measure, (library, task.workload.rows)
         if not is_gpu(self.level):
             return worker.measure, (library, task.arguments(), task.timing, reference)
-        gemm = moe_gemm_of(task.mod)
+        gemm = moe.gemm_of(task.mod)
         if gemm is None:
             return gpu.measure, (library, task.arguments(), task.timing, reference)
-        return moe_gpu.measure, (library, gemm, task.workload.rows, task.timing, reference)
+        return moe.measure, (library, gemm, task.workload.rows, task.timing, reference)
 
     def describing(self) -> Measuring | None:
         """Return the job that describes what measures; None: nothing need be asked."""

@@ -15,7 +15,7 @@ from blockscale.base.targets import is_gpu
 from blockscale.building.records import trace_key
 from blockscale.building.space import new_schedule, replay, trace_json
 from blockscale.building.store import Store, argument_infos, with_model
-from blockscale.tuning.moe.data import moe_gemm_of
+from blockscale.tuning import moe
 from blockscale.tuning.worker import TILE_SCALES, Argument, Timing, Unscheduled, packed
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Task:
         more than those of the static instance, and other schedules win.  Quantising 8192 x 8192 on
         an H200: one block a thread 41.6 us static, 47.8 us for any sizes; two 42.0 and 44.0.
         """
-        if not is_gpu(self.level) or moe_gemm_of(self.mod) is not None:
+        if not is_gpu(self.level) or moe.gemm_of(self.mod) is not None:
             return packed(self.mod), None, ""
         shipped = packed(self.workload.symbolic(self.level))
         return packed(self.mod), shipped, json.dumps(self.workload.spec.to_json())
@@ -164,7 +164,7 @@ class Task:
     def baselines(self, most: float) -> list[Trial]:
         """Return at most so many schedules to measure before the search, each only once."""
         if self.first is None:
-            if self.model is None and moe_gemm_of(self.mod) is None:
+            if self.model is None and moe.gemm_of(self.mod) is None:
                 self.arguments()  # where they cannot be made, nothing is built
             record = not math.isfinite(self.default_us)
             self.first = [self._scheduled("default", self._default, record)]

@@ -309,9 +309,15 @@ def argument(name, dtype="float32", storage=None):
     return Argument(name, dtype, (128, 1536), True, storage)
 
 
+class Held(worker.Held):
+    """What is run are its results."""
+
+    load = run = lambda self, results: results
+    times = None
+
+
 def differs(got, want, of=None):
-    of = of or argument("y")
-    return worker._differs({of.name: got}, {of.name: want}, {of.name} if of.has_ties else set())
+    return Held([of or argument("y")], [want]).differs([got])
 
 
 @pytest.fixture(scope="module")

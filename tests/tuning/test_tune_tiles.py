@@ -258,11 +258,11 @@ def test_what_is_compared_is_not_the_workspace(monkeypatch):
 
         return run
 
-    monkeypatch.setattr(gpu, "_load", load)
+    monkeypatch.setattr(gpu.Held, "load", lambda self, library: load(library))
     monkeypatch.setattr(gpu, "DEVICE", "cpu")
     monkeypatch.setattr(gpu, "l2_bytes", lambda: 64)
     monkeypatch.setattr(gpu, "_on_stream", nullcontext)
-    held = gpu._Held(made, "default")
+    held = gpu.Held(made, "default")
     assert held.differs(load("other")) is None
     assert "'out'" in held.differs(load("wrong"))
 
