@@ -49,34 +49,21 @@ class Context(TuneContext):
         _ffi_api.TuneContextInitialize(self)
 
 
-@dataclass
-class Limits:
-    """When a session ends: at ``deadline`` (monotonic clock) or after ``trials`` measurements.
-
-    ``build_s`` and ``run_s`` end a candidate, ``each`` trials, with those of earlier sessions, a
-    workload.
-    """
-
-    deadline: float
-    trials: float
-    each: float
-    build_s: float
-    run_s: float
-
-    def left(self) -> float:
-        """Seconds until the deadline."""
-        return self.deadline - time.monotonic()
-
-
 @dataclass(eq=False)
 class Session:
     """The trials on their way, and those that have ended: they are on disk."""
 
-    limits: Limits
     workers: Workers
     site: Site
     report: Callable[[Task, dict[str, Any]], None]
     started: float
+    """By the monotonic clock."""
+    most: float
+    """Trials of the session."""
+    each: float
+    """Trials of a workload, with those of earlier sessions."""
+    timeouts: tuple[float, float]
+    """Seconds that a candidate may build and run."""
     tasks: list[Task] = field(default_factory=list)
     history: list[dict[str, Any]] = field(default_factory=list)
     _to_build: deque[Trial] = field(default_factory=deque)
@@ -89,8 +76,7 @@ class Session:
     def room(self, task: Task) -> float:
         """Return how many trials of ``task`` may still be proposed."""
         flying = sum(each.flying for each in self.tasks)
-        fits = self.limits.trials - len(self.history) - flying
-        return min(fits, self.limits.each - task.trials - task.flying)
+        return min(self.most - len(self.history) - flying, self.each - task.trials - task.flying)
 
     def begin(self, trials: list[Trial]) -> list[MeasureCandidate]:
         """Take note of trials that go to the builder next."""
@@ -117,7 +103,7 @@ class Session:
         """
         trial = self._by_library[library]
         trial.built = built
-        timeout = self.limits.run_s + self.site.slack_s
+        timeout = self.timeouts[1] + self.site.slack_s
         function, arguments = self.site.measuring(trial.task, library)
         ready = partial(_comparable, trial)
         return Job(function, arguments, timeout, group=trial.task.tag, ready=ready)
@@ -171,7 +157,8 @@ def _comparable(trial: Trial) -> bool | None:
     return None if trial.task.ended else False
 
 
-class _Turns(PySearchStrategy):
+@derived_object
+class Turns(PySearchStrategy):
     """The default schedule and those of logs first, then what ``inner`` proposes.
 
     Several contexts may take turns with one task: while candidates of one are built, those of
@@ -196,10 +183,6 @@ class _Turns(PySearchStrategy):
         """End ``inner``."""
         self._inner.post_tuning()
 
-    def clone(self) -> Any:
-        """Return another turn with the same task."""
-        return Turns(self.task, self._inner, self._session, self._sketches)
-
     def generate_measure_candidates(self) -> list[MeasureCandidate] | None:
         """Return the next candidates; None when the task has ended."""
         task, room = self.task, self._session.room(self.task)
@@ -217,14 +200,12 @@ class _Turns(PySearchStrategy):
 
     def _proposed(self, most: float) -> list[Trial]:
         """Return the trials of what ``inner`` proposes next."""
-        task = self.task
+        task, found = self.task, list[Trial]()
         task.batches += 1
         proposed = self._inner.generate_measure_candidates()
-        found: list[Trial] = []
         for each in proposed or ():
-            trace = trace_of(self._sketches, each)
-            trial = task.search(each, trace) if len(found) < most else None
-            found += [trial] if trial is not None else []
+            if len(found) < most:
+                found += task.trials_of("search", each, trace_of(self._sketches, each))
         self._barren = 0 if found else self._barren + 1
         task.ended = not proposed or self._barren >= _MOST_BARREN
         return found
@@ -239,9 +220,6 @@ class _Turns(PySearchStrategy):
             known = math.isfinite(self._before_us) and self._before_us > 0
             gained = 1 - task.best_us / self._before_us if known else 0.0
             task.gain = 0.5 * task.gain + 0.5 * gained
-
-
-Turns = derived_object(_Turns)
 
 
 @derived_object
@@ -261,19 +239,17 @@ class BestBet(PyTaskScheduler):
         """Return which context is next; -1: the session is over, and what runs is joined."""
         loop, workers = self._outer(), self._session.workers
         while not workers.over():
-            for number, turn in enumerate(self._turns):
-                if turn.flying:
-                    loop.touch_task(number)  # joins it if it has ended
+            for number in range(len(self._turns)):
+                loop.touch_task(number)  # joins it if it has ended
             flying = [i for i, turn in enumerate(self._turns) if turn.flying]
             under_way = sum(len(self._turns[i].flying) for i in flying)
             found = self._next() if not flying or under_way < self._ahead else None
             if found is not None:
-                loop.touch_task(found)  # its last batch may have been empty
                 return found
             if not flying:
                 break
             futures = [loop.tasks_[i].runner_futures for i in flying]
-            if not workers.wait(partial(_any_ended, futures)):
+            if not workers.wait(lambda of=futures: any(all(f.done() for f in each) for each in of)):
                 time.sleep(_POLL_S)  # another's runner, which has its own processes
         return -1
 
@@ -286,7 +262,3 @@ class BestBet(PyTaskScheduler):
                 return number
         ready = [(i, t) for i, t in open_ if t.ready]
         return max(ready, key=lambda pair: pair[1].promise)[0] if ready else None
-
-
-def _any_ended(futures: Sequence[Any]) -> bool:
-    return any(each is not None and all(f.done() for f in each) for each in futures)

@@ -517,8 +517,8 @@ def test_a_trace_that_another_trial_has_is_no_trial(tmp_path):
     drawn = Sketches(workload, LEVEL).space
     sch = [replay(tuning.mod, drawn.trace(point)) for point in drawn.all()[:3]]
     made = MeasureCandidate(sch[0], [])
-    one, two = (tuning.search(made, trace_json(s.trace)) for s in sch[:2])
-    assert tuning.search(made, one.trace) is None
+    [one], [two] = (tuning.trials_of("search", made, trace_json(s.trace)) for s in sch[:2])
+    assert tuning.trials_of("search", made, one.trace) == []
     assert tuning.is_new(one, sch[0].trace)
     assert not tuning.is_new(two, sch[0].trace)
     assert tuning.is_new(two, sch[2].trace)

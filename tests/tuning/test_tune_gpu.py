@@ -6,6 +6,7 @@ import json
 import math
 import re
 from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -97,7 +98,8 @@ def test_what_is_measured_is_the_function_for_any_sizes(tmp_path):
     space = Sketches(workload, ARCH).space
     [default] = tuning.baselines(9)
     traces = [space.trace(point) for point in space.all()[:3]]
-    for trial in [default, *(tuning.search(default.candidate, trace) for trace in traces)]:
+    searched = [tuning.trials_of("search", default.candidate, trace) for trace in traces]
+    for trial in [default, *chain(*searched)]:
         built, applied = tuning.to_build(trial).scheduled()
         rows, cols = built["main"].params[0].shape
         assert isinstance(rows, Var)
@@ -416,8 +418,10 @@ def test_edgellms_passes_can_be_tuned(tmp_path, name):
     traces = [space.trace(point) for point in space.all()]
     assert len(traces) == 2
     assert default.trace in traces
-    for trace in traces:
-        built, _ = tuning.to_build(tuning.trial("search", default.candidate, trace)).scheduled()
+    searched = [tuning.trials_of("search", default.candidate, trace) for trace in traces]
+    assert sorted(map(len, searched)) == [0, 1]  # one is the default
+    for trial in [default, *chain(*searched)]:
+        built, _ = tuning.to_build(trial).scheduled()
         assert all(isinstance(size, Var) for size in built["main"].params[-1].shape[:1])
     arguments = {argument.name: argument for argument in tuning.arguments()}
     ids = arguments["topk_ids"].values
