@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from tvm_ffi import libinfo
 
 from blockscale.base import files, formats
 from blockscale.base.errors import CompileError
@@ -33,13 +30,11 @@ def export_openmp(module: Any, target: str, out: Path) -> None:
 
     from blockscale.lower.cpu import compile_cpu
 
-    kernel = out.with_suffix(".o")
-    compile_cpu(module, Target(target)).write_to_file(str(kernel), "o")
-    try:
-        objects = [str(kernel), str(_runtime(out.parent)), libinfo.find_libtvm_ffi()]
-        export.run(["gcc", *export.LDFLAGS, *objects, *export.LDLIBS, "-o", str(out)])
-    finally:
-        kernel.unlink(missing_ok=True)
+    with files.temporary_folder() as folder:
+        kernel = folder / "kernel.o"
+        compile_cpu(module, Target(target)).write_to_file(str(kernel), "o")
+        runtime = _runtime(out.parent)
+        out.write_bytes(export.link([kernel, runtime], ["main"], folder, "gcc"))
 
 
 def export_cuda(module: Any, target: str, out: Path) -> None:
@@ -120,9 +115,8 @@ def _runtime(folder: Path) -> Path:
     """Return the runtime's object file, compiled once per session."""
     made = folder / "runtime.o"
     if not made.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as own:
-            compiled = Path(own) / made.name
-            source = str(export.RUNTIME_SOURCE)
-            export.run(["gcc", *export.CFLAGS, "-c", source, "-o", str(compiled)])
-            files.write(made, compiled.read_bytes())
+        with files.temporary_folder() as own:
+            new, source = own / made.name, str(export.RUNTIME_SOURCE)
+            export.run(["gcc", *export.CFLAGS, "-c", source, "-o", str(new)])
+            files.write(made, new.read_bytes())
     return made

@@ -109,16 +109,6 @@ class PerTask(PyCostModel):
         self._models = models
         self._untold: dict[str, tuple[list[Any], list[Any]]] = {}
 
-    def load(self, path: str) -> None:
-        """Load the model of every task."""
-        for name, model in self._models.items():
-            model.load(f"{path}.{name}")
-
-    def save(self, path: str) -> None:
-        """Save the model of every task."""
-        for name, model in self._models.items():
-            model.save(f"{path}.{name}")
-
     def update(self, context: Any, candidates: list[Any], results: list[Any]) -> None:
         """Keep what the model of the context's task has to learn."""
         ran, took = self._untold.setdefault(context.task_name, ([], []))

@@ -20,7 +20,8 @@ def draw(workload: Any, level: str, seed: int, mod: Any = None) -> Space:
     return Space(mod, workload.space(level), seed, workload.facts(level))
 
 
-class _Sketches(PySpaceGenerator):
+@derived_object
+class Sketches(PySpaceGenerator):
     """The search space of a workload (`catalog.Workload`) at a level, drawn at its first use.
 
     ``eager=False`` generates nothing: for `DecisionSearch`, which asks for ``space`` when it needs
@@ -30,8 +31,7 @@ class _Sketches(PySpaceGenerator):
     def __init__(self, workload: Any, level: str, seed: int = 0, eager: bool = True) -> None:
         self.workload, self.level, self.seed, self.eager = workload, level, seed, eager
         # Sketches are complete: no rule or postprocessor of TVM's changes what they say.
-        self.sch_rules: list[Any] = []
-        self.postprocs: list[Any] = []
+        self.sch_rules, self.postprocs = list[Any](), list[Any]()
         self.mutator_probs: dict[Mutator, float] = {MutateTileSize(): 1.0}
         self._mod: Any = None
         self._drawn: tuple[Workers, Job] | None = None
@@ -64,6 +64,3 @@ class _Sketches(PySpaceGenerator):
     def clone(self) -> Any:
         """Return the same space for another context."""
         return Sketches(self.workload, self.level, self.seed, self.eager)
-
-
-Sketches = derived_object(_Sketches)
