@@ -22,7 +22,6 @@ from tvm_ffi.serialization import from_json_graph_str
 
 from blockscale.building.records import median_us, sentence
 from blockscale.building.space import replay
-from blockscale.tuning.components.features import trace_of
 from blockscale.tuning.components.pool import OVER, Job, Workers
 from blockscale.tuning.site import Site
 from blockscale.tuning.task import Task, Trial
@@ -205,7 +204,7 @@ class Turns(PySearchStrategy):
         proposed = self._inner.generate_measure_candidates()
         for each in proposed or ():
             if len(found) < most:
-                found += task.trials_of("search", each, trace_of(self._sketches, each))
+                found += task.trials_of("search", each, self._sketches.trace(each))
         self._barren = 0 if found else self._barren + 1
         task.ended = not proposed or self._barren >= _MOST_BARREN
         return found

@@ -146,8 +146,10 @@ def tune(
     display = Display(ends, quiet=progress is not True)
     with ExitStack() as stack:
         stack.enter_context(Lock(work_dir, "tuning"))
-        folder = stack.enter_context(_session_folder(work_dir))
-        log = work_dir / "workers.log"
+        folder, log = work_dir.resolve() / ".session", work_dir / "workers.log"
+        shutil.rmtree(folder, ignore_errors=True)  # that of a killed tuner
+        folder.mkdir()
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
         site = (
             Site(level, stands_in(level, chosen))
             if tracker is None
@@ -229,7 +231,7 @@ def _run(session: Session, builder: Any, strategy: str, cost_model: str, seed: i
         max_trials_global=_NO_LIMIT,
         num_trials_per_iter=2 * width if exclusive else max(4, width // 2),
         builder=builder,
-        runner=WorkerRunner(workers, session.job, session.finish, builder.jobs),
+        runner=WorkerRunner(workers, session.job, session.finish),
         database=known,
         cost_model=make_model(cost_model, spaces),
         measure_callbacks=[*([] if decisions else [AddToDatabase()]), UpdateCostModel()],
@@ -256,18 +258,6 @@ def _interrupts(workers: Workers) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def _session_folder(work_dir: Path) -> Iterator[Path]:
-    """Make a folder for candidates, and remove it, as well as one that a killed tuner left."""
-    folder = work_dir.resolve() / ".session"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _checked_level(level: str | None, tracker: str | None) -> str:

@@ -25,7 +25,7 @@ from blockscale.building.commit import commit
 from blockscale.building.space import Space, replay, trace_json
 from blockscale.building.store import Lock, Store, folder_of
 from blockscale.tuning import task, worker
-from blockscale.tuning.components.features import decision_model, point_of
+from blockscale.tuning.components.features import decision_model
 from blockscale.tuning.components.search import DecisionSearch
 from blockscale.tuning.components.sketches import Sketches
 from blockscale.tuning.loop import Context
@@ -430,7 +430,7 @@ def test_the_search_finds_the_best_point_without_measuring_all():
     search.pre_tuning(99, 4, [], None, model)
     for _ in range(5):
         found = search.generate_measure_candidates()
-        points = [point_of(space, candidate) for candidate in found]
+        points = [sketches.point(candidate) for candidate in found]
         results = [RunnerResult([cost(point) * 1e-6], None) for point in points]
         search.notify_runner_results(found, results)
         model.update(context, found, results)

@@ -45,8 +45,6 @@ class WorkerBuilder(PyBuilder):
         self._timeout, self._module, self._ahead = timeout, module, ahead
         self._count = 0
         self._first: dict[Any, Job] = {}
-        self.jobs: dict[str, Job] = {}
-        """Of libraries that were promised."""
 
     def build(self, build_inputs: list[Any]) -> list[BuilderResult]:
         """Return a library, or an error, for each input."""
@@ -61,8 +59,8 @@ class WorkerBuilder(PyBuilder):
             if (first := self._first.setdefault(key, job)) is not job:
                 job.ready = partial(_answered, first)
         self._workers.to_build += made.values()
+        self._workers.builds.update(made)
         if self._ahead:
-            self.jobs.update(made)
             return [BuilderResult(library, None) for library in made]
         self._workers.wait(lambda: all(job.answer is not None for job in made.values()))
         return [_result(library, job.answer) for library, job in made.items()]

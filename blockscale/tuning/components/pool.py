@@ -243,6 +243,8 @@ class Workers:
     say: Callable[[str], None] = print
     to_build: list[Job] = field(default_factory=list)
     to_measure: list[Job] = field(default_factory=list)
+    builds: dict[str, Job] = field(default_factory=dict)
+    """By library, of those that nobody has asked to measure."""
 
     def __post_init__(self) -> None:
         """Let a builder measure where nobody else does."""

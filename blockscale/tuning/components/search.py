@@ -13,14 +13,12 @@ from random import Random
 from typing import Any
 
 from tvm.ir.utils import derived_object
-from tvm.s_tir import Schedule
 from tvm.s_tir.meta_schedule.runner import RunnerResult
 from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate, PySearchStrategy
 
 from blockscale.building.records import FAILED_S, median_us
-from blockscale.building.space import Point, Space, new_schedule, replay, trace_json
+from blockscale.building.space import Point, Space, replay, trace_json
 from blockscale.building.store import argument_infos
-from blockscale.tuning.components.features import point_of, stand_in
 
 _WARMUP = 8
 """Measured points before the model is asked; below, points are drawn at random."""
@@ -40,7 +38,7 @@ class DecisionSearch(PySearchStrategy):
     """Proposes points of the space of ``sketches``, best guess first, never one that is known.
 
     ``known``: traces as JSON with microseconds (infinite: it failed), of earlier sessions.
-    ``schedules=False``: candidates stand for points (`features.stand_in`); who builds schedules.
+    ``schedules=False``: candidates stand for points (`Sketches.stand_in`); who builds schedules.
     """
 
     def __init__(
@@ -55,7 +53,6 @@ class DecisionSearch(PySearchStrategy):
         self._rng = Random(seed)
         self.known: dict[Point, float] = {}
         self._pending: set[Point] = set()
-        self._stand_ins: dict[Point, MeasureCandidate] = {}
 
     def _initialize_with_tune_context(self, context: Any) -> None:
         self._context = context
@@ -83,7 +80,9 @@ class DecisionSearch(PySearchStrategy):
         if self.known:
             seconds = (us / 1e6 if us < math.inf else FAILED_S for us in self.known.values())
             results = [RunnerResult([each], None) for each in seconds]
-            self._model.update(self._context, self._standing(list(self.known)), results)
+            self._model.update(
+                self._context, list(map(self._sketches.stand_in, self.known)), results
+            )
         return space
 
     def generate_measure_candidates(self) -> list[MeasureCandidate] | None:
@@ -102,7 +101,7 @@ class DecisionSearch(PySearchStrategy):
     def _candidate(self, point: Point) -> MeasureCandidate | None:
         """Schedule ``point``; None when TensorIR refuses it, or made a known one of it."""
         if not self._schedules:
-            return self._standing([point])[0]
+            return self._sketches.stand_in(point)
         try:
             sch = replay(self._context.mod, self.space.trace(point))
         except Exception:  # e.g. the design needs another number of loops for these decisions
@@ -118,7 +117,7 @@ class DecisionSearch(PySearchStrategy):
     def notify_runner_results(self, candidates: Any, results: Any) -> None:
         """Learn what candidates took; one without a result that was not run is known no better."""
         for candidate, result in zip(candidates, results, strict=True):
-            if (point := point_of(self.space, candidate)) is not None:
+            if (point := self._sketches.point(candidate)) is not None:
                 self.tell(point, median_us([float(s) for s in result.run_secs or ()]))
 
     def tell(self, point: Point, us: float) -> None:
@@ -172,15 +171,5 @@ class DecisionSearch(PySearchStrategy):
     def _sorted(self, points: list[Point]) -> list[Point]:
         if not points:
             return []
-        scores = self._model.predict(self._context, self._standing(points))
+        scores = self._model.predict(self._context, list(map(self._sketches.stand_in, points)))
         return [points[i] for i in (-scores).argsort(kind="stable")]
-
-    def _standing(self, points: list[Point]) -> list[MeasureCandidate]:
-        new = [point for point in points if point not in self._stand_ins]
-        self._stand_ins.update((point, stand_in(self._blank, point)) for point in new)
-        return [self._stand_ins[point] for point in points]
-
-    @cached_property
-    def _blank(self) -> Schedule:
-        """A schedule without a step."""
-        return new_schedule(self._context.mod)
