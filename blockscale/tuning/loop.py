@@ -74,14 +74,13 @@ class Session:
 
     def room(self, task: Task) -> float:
         """Return how many trials of ``task`` may still be proposed."""
-        flying = sum(each.flying for each in self.tasks)
-        return min(self.most - len(self.history) - flying, self.each - task.trials - task.flying)
+        flying = [t.task for t in (*self._to_build, *self._by_library.values()) if t.record]
+        left = self.most - len(self.history) - len(flying)
+        return min(left, self.each - task.trials - flying.count(task))
 
     def begin(self, trials: list[Trial]) -> list[MeasureCandidate]:
         """Take note of trials that go to the builder next."""
-        for trial in trials:
-            self._to_build.append(trial)
-            trial.task.flying += trial.record
+        self._to_build += trials
         return [trial.candidate for trial in trials]
 
     def module(self, mod: Any, library: str) -> tuple[bytes, Any]:
@@ -111,7 +110,6 @@ class Session:
         """Write down what came of a trial, as soon as it is there."""
         trial = self._by_library.pop(library)
         task, error = trial.task, result.error
-        task.flying -= trial.record
         if task.reference != library:  # others are compared with that
             Path(library).unlink(missing_ok=True)
         if error == OVER:
@@ -212,11 +210,9 @@ class Turns(PySearchStrategy):
     def notify_runner_results(self, candidates: Any, results: Any) -> None:
         """Tell ``inner`` what its candidates took."""
         task, trials, self.flying = self.task, self.flying, []
-        ran = zip(trials, candidates, results, strict=True)
-        own = [(candidate, result) for t, candidate, result in ran if t.kind == "search"]
-        if own:
-            self._inner.notify_runner_results(*map(list, zip(*own, strict=True)))
-            known = math.isfinite(self._before_us) and self._before_us > 0
+        if trials and trials[0].kind == "search":  # as all of the batch
+            self._inner.notify_runner_results(candidates, results)
+            known = 0 < self._before_us < math.inf
             gained = 1 - task.best_us / self._before_us if known else 0.0
             task.gain = 0.5 * task.gain + 0.5 * gained
 
@@ -248,7 +244,7 @@ class BestBet(PyTaskScheduler):
             if not flying:
                 break
             futures = [loop.tasks_[i].runner_futures for i in flying]
-            if not workers.wait(lambda of=futures: any(all(f.done() for f in each) for each in of)):
+            if not workers.wait(partial(_any_ended, futures)):
                 time.sleep(_POLL_S)  # another's runner, which has its own processes
         return -1
 
@@ -261,3 +257,7 @@ class BestBet(PyTaskScheduler):
                 return number
         ready = [(i, t) for i, t in open_ if t.ready]
         return max(ready, key=lambda pair: pair[1].promise)[0] if ready else None
+
+
+def _any_ended(futures: Sequence[Any]) -> bool:
+    return any(all(future.done() for future in each) for each in futures)

@@ -166,8 +166,10 @@ class Held(worker.Held):
         import torch
 
         blocks, count = self.table(routing, kernel.about.tokens)
-        pointers = (self.x, *self.weights[copy], self.factor, None, None)
-        pointers += (self.orders[routing], blocks, count, self.out)
+        pointers = (
+            *(self.x, *self.weights[copy], self.factor, None, None),
+            *(self.orders[routing], blocks, count, self.out),
+        )
         numbers = ALPHA_LIMIT.get(self.gemm.activation, NO_LIMIT) if self.gemm.gather else ()
         arguments = [
             *(ctypes.c_void_p(None if t is None else t.data_ptr()) for t in pointers),

@@ -65,8 +65,6 @@ class Task:
     """Of these the last in a row."""
     batches: int = 0
     gain: float = 0.0
-    flying: int = 0
-    """Trials on their way."""
     ended: bool = False
     """The space is exhausted, or there is no default schedule to compare a candidate with."""
     ready: bool = False

@@ -319,12 +319,11 @@ class _OnCpu(Held):
         import tvm
 
         found = (_contents(argument, seed) for seed, argument in enumerate(arguments))
-        self._given = [tvm.runtime.tensor(a) if isinstance(a, np.ndarray) else a for a in found]
-        self._written = [
-            (argument, tensor)
-            for argument, tensor in zip(arguments, self._given, strict=True)
-            if argument.output
+        self._given: list[Any] = [
+            tvm.runtime.tensor(a) if isinstance(a, np.ndarray) else a for a in found
         ]
+        pairs = zip(arguments, self._given, strict=True)
+        self._written = [(argument, tensor) for argument, tensor in pairs if argument.output]
         super().__init__([a for a in arguments if a.compared], reference)
 
     def load(self, library: str) -> Any:
@@ -353,9 +352,14 @@ class _OnCpu(Held):
         import tvm
 
         def evaluate(repeat: int, min_repeat_ms: int, flush: bool = False) -> list[float]:
-            told = {"number": 1, "repeat": repeat, "min_repeat_ms": min_repeat_ms}
-            told |= {"f_preproc": "cache_flush_cpu_non_first_arg"} if flush else {}
-            evaluator = module.time_evaluator("main", tvm.cpu(), **told)
+            evaluator = module.time_evaluator(
+                "main",
+                tvm.cpu(),
+                number=1,
+                repeat=repeat,
+                min_repeat_ms=min_repeat_ms,
+                f_preproc="cache_flush_cpu_non_first_arg" if flush else "",
+            )
             return list(map(float, evaluator(*self._given).results))
 
         warm_until = time.perf_counter() + _warm_up_s.pop() if _warm_up_s else 0.0
