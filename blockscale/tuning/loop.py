@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ from blockscale.building.space import replay
 from blockscale.tuning.components.pool import OVER, Job, Workers
 from blockscale.tuning.site import Site
 from blockscale.tuning.task import Task, Trial
-from blockscale.tuning.worker import Illegal, Measurement
+from blockscale.tuning.worker import Illegal, Measurement, Unscheduled
 
 _ILLEGAL = f"build: {Illegal.__name__}: "
 _POLL_S = 0.01
@@ -83,7 +82,7 @@ class Session:
         self._to_build += trials
         return [trial.candidate for trial in trials]
 
-    def module(self, mod: Any, library: str) -> tuple[bytes, Any]:
+    def module(self, mod: Any, library: str) -> tuple[Unscheduled, Any]:
         """Return what to build for the next candidate; TVM's loop hands them on in their order.
 
         Buckets of a kernel have the same functions for any sizes: by the same trace, one library.
@@ -92,7 +91,7 @@ class Session:
         if trial.kind == "default":
             trial.task.reference = library
         made = trial.task.to_build(trial)
-        return pickle.dumps(made), (trial.key, made.shipped or made.module)
+        return made, (trial.key, made.shipped or made.module)
 
     def job(self, library: str, args_info: Sequence[Any], built: str) -> Job:
         """Return the job that measures a candidate, at the site.

@@ -79,10 +79,26 @@ class Kernel:
     """CTAs that the device holds."""
 
     @staticmethod
+    @cache
     def of(library: str) -> Kernel:
-        """Load the kernel that a candidate's file names; once for each."""
-        about, _, image = Path(library).read_bytes().partition(b"\n")
-        return _load(Launch(**json.loads(about)), image)
+        """Load the kernel that a candidate's file has."""
+        import torch
+
+        torch.cuda.current_stream()  # there is a context
+        told, _, image = Path(library).read_bytes().partition(b"\n")
+        about = Launch(**json.loads(told))
+        module, function, count = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
+        _call("cuModuleLoadData", ctypes.byref(module), image)
+        _call("cuModuleGetFunction", ctypes.byref(function), module, KERNEL.encode())
+        _call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, about.shared)
+        _call(
+            "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+            *(ctypes.byref(count), function, about.threads, ctypes.c_size_t(about.shared)),
+        )
+        if not count.value:
+            raise RuntimeError("an SM holds no CTA of the kernel")
+        sms = torch.cuda.get_device_properties(0).multi_processor_count
+        return Kernel(about, function, sms * count.value)
 
     def launch(self, arguments: list[Any], grid: int, stream: int) -> None:
         """Launch ``grid`` CTAs, at most those that the device holds."""
@@ -103,25 +119,6 @@ def _call(name: str, *arguments: Any) -> None:
     code = getattr(_driver(), name)(*arguments)
     if code:
         raise RuntimeError(f"{name}: CUresult {code}")
-
-
-@cache
-def _load(about: Launch, image: bytes) -> Kernel:
-    import torch
-
-    torch.cuda.current_stream()  # there is a context
-    module, function, count = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
-    _call("cuModuleLoadData", ctypes.byref(module), image)
-    _call("cuModuleGetFunction", ctypes.byref(function), module, KERNEL.encode())
-    _call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, about.shared)
-    _call(
-        "cuOccupancyMaxActiveBlocksPerMultiprocessor",
-        *(ctypes.byref(count), function, about.threads, ctypes.c_size_t(about.shared)),
-    )
-    if not count.value:
-        raise RuntimeError("an SM holds no CTA of the kernel")
-    sms = torch.cuda.get_device_properties(0).multi_processor_count
-    return Kernel(about, function, sms * count.value)
 
 
 class Held(worker.Held):

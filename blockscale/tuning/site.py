@@ -83,7 +83,7 @@ class Site:
             return {"modelled": True, "model": self.model, **found}
         if not self._asked:
             return None
-        if workers.wait(lambda: all(job.answer is not None for job in self._asked)):
+        if workers.wait(lambda: all(job.done() for job in self._asked)):
             found |= self.judged(workers, [job.answer for job in self._asked if job.answer])
         return found | {"tvm": tvm.__version__, "tvm_ffi": tvm_ffi.__version__}
 

@@ -200,19 +200,18 @@ class Unscheduled:
         return mod, to_json_graph_str(sch.trace)
 
 
-def build(module: bytes, target: str, exporter: str, out: str) -> str | None:
-    """Compile a pickled module into the shared library ``out``.
+def build(module: Any, target: str, exporter: str, out: str) -> str | None:
+    """Compile a module into the shared library ``out``.
 
-    One that has to be scheduled first returns its trace, and leaves a copy of the library for
-    others that come out the same.
+    One that is `Unscheduled` returns its trace, and leaves a copy of the library for others that
+    come out the same.
     """
     where, name = exporter.split(":")
     export, path = getattr(importlib.import_module(where), name), Path(out)
-    made = pickle.loads(module)
-    if not isinstance(made, Unscheduled):
-        export(made, target, path)
+    if not isinstance(module, Unscheduled):
+        export(module, target, path)
         return None
-    made, trace = made.scheduled()
+    made, trace = module.scheduled()
     key = hashlib.sha256(f"{target} {exporter} ".encode() + pickle.dumps(made)).hexdigest()
     kept = path.with_name(f"{key[:24]}.kept")
     if kept.exists():

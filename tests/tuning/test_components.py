@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from pathlib import Path
 
@@ -231,7 +230,7 @@ def test_what_comes_out_the_same_is_built_once(workers, tmp_path):
 
     def module(mod, library):
         each = next(keys)
-        return pickle.dumps(each), (repr(each.trace), each.shipped)
+        return each, (repr(each.trace), each.shipped)
 
     own = WorkerBuilder(workers, f"{__name__}:export_and_count", tmp_path, module=module)
     asked = [ms.builder.BuilderInput(WORKLOAD.mod(LEVEL), WORKLOAD.target(LEVEL)) for _ in made]

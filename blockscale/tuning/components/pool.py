@@ -62,6 +62,10 @@ class Answer:
     lost: bool = False
     """The error is the worker's and not the job's: another worker may try."""
 
+    def why(self, doing: str) -> str | None:
+        """Return the error as records have it."""
+        return self.error if self.error in (None, OVER) else f"{doing}: {self.error}"
+
 
 class Lost(Exception):
     """Raised by a job whose machine is gone or not to be trusted; the message names it."""
@@ -81,6 +85,10 @@ class Job:
     """Whether it may start; None: it never will, and is answered with `OVER`."""
     answer: Answer | None = None
     tries: int = 0
+
+    def done(self) -> bool:
+        """Return whether there is an answer."""
+        return self.answer is not None
 
     def end(self, answer: Answer) -> None:
         """Take the answer, and hand it on."""

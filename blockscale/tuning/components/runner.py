@@ -60,21 +60,21 @@ class Measured(PyRunnerFuture):
         self._runner, self._library, self._args_info = runner, library, args_info
         self._result: Measurement | None = None
         build = runner.workers.builds.pop(library, None)
-        if build is not None and build.answer is None:
+        if build is not None and not build.done():
             build.then = self._built
         else:
-            self._built(build.answer if build is not None else Answer(None))
+            self._built((build and build.answer) or Answer(None))
 
     def _built(self, answer: Answer) -> None:
         if answer.error is not None:
-            self._finish(Measurement((), f"build: {answer.error}"))
+            self._finish(Measurement((), answer.why("build")))
             return
         job = self._runner.job(self._library, self._args_info, answer.value)
         job.then = self._measured
         self._runner.workers.to_measure.append(job)
 
     def _measured(self, answer: Answer) -> None:
-        why = answer.error and (answer.error if answer.error == OVER else f"run: {answer.error}")
+        why = answer.why("run")
         self._finish(Measurement((), why) if why else answer.value)
 
     def _finish(self, result: Measurement) -> None:

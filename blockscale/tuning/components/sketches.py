@@ -53,7 +53,7 @@ class Sketches(PySpaceGenerator):
         """The space as data; ValueError where no sketch can be scheduled."""
         if self._drawn is not None:
             workers, job = self._drawn
-            workers.wait(lambda: job.answer is not None)
+            workers.wait(job.done)
             if job.answer is not None and job.answer.error is None:
                 found: Space = job.answer.value
                 return found
