@@ -27,7 +27,7 @@ from blockscale.base.targets import cpu, is_gpu
 from blockscale.base.version import VERSION
 from blockscale.building.records import sentence
 from blockscale.tuning import gpu
-from blockscale.tuning.components.pool import Answer, Lost, Worker, Workers
+from blockscale.tuning.components.pool import Answer, Job, Lost, Worker, Workers
 from blockscale.tuning.site import Measuring, Site
 from blockscale.tuning.task import Task
 from blockscale.tuning.worker import Measurement
@@ -220,7 +220,7 @@ def _possible(found: Measurement, wall: float) -> bool:
 
 # ---- there, in the session's process
 
-_workers: list[Worker] = []
+_crew: list[Workers] = []
 
 
 def place() -> str:
@@ -253,11 +253,13 @@ def serve(request: bytes) -> bytes:
     function, arguments, timeout, needs = pickle.loads(request)
     path = tvm_ffi.get_global_func("tvm.rpc.server.workpath")
     told = [str(path(a)) if isinstance(a, _File) else a for a in arguments]
-    if not _workers:
-        _workers.append(Worker(Path(str(path("worker.log"))), needs))
-    answer = _workers[0].call(function, *told, timeout=timeout)
-    if getattr(answer.value, "broken", False):  # its process, and not the one that asks
-        _workers[0].kill()
+    if not _crew:
+        _crew.append(Workers([], [Worker(Path(str(path("worker.log"))), needs)]))
+    job = Job(function, told, timeout)
+    _crew[0].to_measure.append(job)
+    _crew[0].wait(job.done)
+    answer = job.answer
+    if answer and getattr(answer.value, "broken", False):  # its process, and not the one that asks
         answer = replace(answer, value=replace(answer.value, broken=False))
     return pickle.dumps(answer)
 

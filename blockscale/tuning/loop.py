@@ -102,8 +102,7 @@ class Session:
         trial.built = built
         timeout = self.timeouts[1] + self.site.slack_s
         function, arguments = self.site.measuring(trial.task, library)
-        ready = partial(_comparable, trial)
-        return Job(function, arguments, timeout, group=trial.task.tag, ready=ready)
+        return Job(function, arguments, timeout, group=trial.task.tag, ready=trial.comparable)
 
     def finish(self, library: str, result: Measurement) -> None:
         """Write down what came of a trial, as soon as it is there."""
@@ -144,13 +143,6 @@ class Session:
             self.report(task, line)
         except BaseException as failure:  # TVM's loop would make another error of it
             self.workers.abandon(failure)
-
-
-def _comparable(trial: Trial) -> bool | None:
-    """Return whether the default schedule, which is compared with itself, has run; None: never."""
-    if trial.kind == "default" or trial.task.ready:
-        return True
-    return None if trial.task.ended else False
 
 
 @derived_object

@@ -44,6 +44,12 @@ class Trial:
     built: str = ""
     """Its trace as it was applied (`worker.Unscheduled.scheduled`)."""
 
+    def comparable(self) -> bool | None:
+        """Return whether the default, which is compared with itself, has run; None: never."""
+        if self.kind == "default" or self.task.ready:
+            return True
+        return None if self.task.ended else False
+
 
 @dataclass(eq=False)
 class Task:

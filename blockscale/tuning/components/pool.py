@@ -171,14 +171,6 @@ class Worker:
             return Answer(None, f"{self.place}: does not answer ({why})", lost=True)
         return Answer(None, why)
 
-    def call(self, function: Callable[..., Any], *arguments: Any, timeout: float) -> Answer:
-        """Run a job alone and wait for its answer."""
-        self.send(Job(function, arguments, timeout))
-        while (answer := self.poll()) is None:
-            wait([self.pipe], 0.1)
-        self.job = None
-        return answer
-
     def _death(self) -> str:
         assert self.process is not None
         with suppress(subprocess.TimeoutExpired):
