@@ -206,25 +206,16 @@ def operands(gemm: MoeGemm, tokens: int) -> list[Argument]:
     GEMM 2 scatters to slots, GEMM 1 writes them sorted: as many rows.
     """
     slots, blocks = tokens * gemm.top_k, (gemm.experts, gemm.rows // 64)
+    groups = ceil_div(gemm.k, max(64, gemm.group))
     scales = 4 * gemm.scales * (2 if gemm.fmt == "int4" else 1)
-    shapes: dict[str, tuple[int, ...]] = {
-        "x": (tokens if gemm.gather else slots, gemm.k),
-        "packed": (*blocks, gemm.k // 64, 2048),
-        "block_scale": (*blocks, ceil_div(gemm.k, max(64, gemm.group)), scales),
-        "factor": (gemm.experts, 2) if gemm.gather else (gemm.experts,),
-        "out": (slots, gemm.columns),
-    }
-    dtypes = {"x": gemm.dtype, "out": gemm.dtype, "factor": "float32"}
+    factors = (gemm.experts, 2) if gemm.gather else (gemm.experts,)
+    stored = TILE_SCALES[gemm.fmt]
     return [
-        Argument(
-            name,
-            dtypes.get(name, "uint8"),
-            shape,
-            name == "out",
-            TILE_SCALES[gemm.fmt] if name == "block_scale" else None,
-            value=FACTOR if name == "factor" else 0,
-        )
-        for name, shape in shapes.items()
+        Argument("x", gemm.dtype, (tokens if gemm.gather else slots, gemm.k), False, None),
+        Argument("packed", "uint8", (*blocks, gemm.k // 64, 2048), False, None),
+        Argument("block_scale", "uint8", (*blocks, groups, scales), False, stored),
+        Argument("factor", "float32", factors, False, None, value=FACTOR),
+        Argument("out", gemm.dtype, (slots, gemm.columns), True, None),
     ]
 
 
