@@ -15,7 +15,6 @@ import os
 import pickle
 import platform
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,7 +26,7 @@ from blockscale.base.targets import cpu, is_gpu
 from blockscale.base.version import VERSION
 from blockscale.building.records import sentence
 from blockscale.tuning import gpu
-from blockscale.tuning.components.pool import Answer, Job, Lost, Worker, Workers
+from blockscale.tuning.components.pool import Job, Lost, Worker, Workers
 from blockscale.tuning.site import Measuring, Site
 from blockscale.tuning.task import Task
 from blockscale.tuning.worker import Measurement
@@ -86,30 +85,6 @@ class Fleet(Site):
     def describing(self) -> Measuring:
         """Return the job that connects to a server and describes its machine."""
         return connect, (*self._address, self._key, self.level)
-
-    def judged(self, workers: Workers, answers: Sequence[Answer]) -> dict[str, Any]:
-        """Return what the machines of all servers are; do without those that differ."""
-        name = "gpu" if is_gpu(self.level) else "cpu"
-        kinds = Counter(a.value[name] for a in answers if a.error is None)
-        usual = kinds.most_common(1)[0][0] if kinds else None
-        found: dict[str, Any] = {}
-        for worker, answer in zip(workers.measurers, answers, strict=True):
-            why = answer.error
-            if why is None:
-                worker.place = f"server {answer.value['server']}"
-                if answer.value[name] == usual:
-                    found = found or {k: v for k, v in answer.value.items() if k != "server"}
-                    continue
-                why = (
-                    f"{worker.place}: has a {answer.value[name]}, and most others a {usual}, whose "
-                    "times do not compare"
-                )
-            worker.dead = why
-            worker.kill()
-            workers.say(f"not used: {why}")
-        if not found:
-            raise RuntimeError(f"tune: no server is of use; the last one: {worker.dead}")
-        return found
 
 
 # ---- here, in a server's process

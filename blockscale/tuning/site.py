@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -88,10 +89,26 @@ class Site:
         return found | {"tvm": tvm.__version__, "tvm_ffi": tvm_ffi.__version__}
 
     def judged(self, workers: Workers, answers: Sequence[Answer]) -> dict[str, Any]:
-        """Return the description that the ``answers`` of all measurers give."""
-        [answer] = answers
-        if answer.error is not None:
-            why = answer.error.removeprefix("RuntimeError: ")
-            raise RuntimeError(f"tune: level={self.level!r}: {why}")
-        found: dict[str, Any] = answer.value
+        """Return what the machines of all measurers are; do without those that differ."""
+        name = "gpu" if is_gpu(self.level) else "cpu"
+        kinds = Counter(a.value[name] for a in answers if a.error is None)
+        usual = kinds.most_common(1)[0][0] if kinds else None
+        found: dict[str, Any] = {}
+        for each, answer in zip(workers.measurers, answers, strict=True):
+            why, told = answer.error, dict(answer.value or {})
+            if why is None:
+                each.place = f"server {told.pop('server')}" if "server" in told else ""
+                if told[name] == usual:
+                    found = found or told
+                    continue
+                why = (
+                    f"{each.place}: has a {told[name]}, and most others a {usual}, whose times "
+                    "do not compare"
+                )
+            each.dead = why.removeprefix("RuntimeError: ")
+            each.kill()
+            if len(answers) > 1:
+                workers.say(f"not used: {each.dead}")
+        if not found:
+            raise RuntimeError(f"tune: level={self.level!r}: {each.dead}")
         return found
