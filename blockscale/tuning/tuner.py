@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -159,7 +159,7 @@ def tune(
         crew = Workers(builders, site.measurers(log), site.exclusive, say=display.say)
         stack.enter_context(crew)
         stack.callback(display.stop)
-        stack.enter_context(_interrupts(crew))
+        _catch_interrupts(crew, stack)
         site.ask(crew)
 
         def report(task: Task, line: dict[str, Any]) -> None:
@@ -239,14 +239,12 @@ def _run(session: Session, builder: Any, strategy: str, cost_model: str, seed: i
     )
 
 
-@contextmanager
-def _interrupts(workers: Workers) -> Iterator[None]:
+def _catch_interrupts(workers: Workers, stack: ExitStack) -> None:
     """Let Ctrl-C end the session when what it does is whole; TVM's loop would lose the error.
 
     A second one comes through at once.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield
         return
 
     def stop(*_: Any) -> None:
@@ -254,10 +252,7 @@ def _interrupts(workers: Workers) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
     before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    stack.callback(signal.signal, signal.SIGINT, before)
 
 
 def _checked_level(level: str | None, tracker: str | None) -> str:
