@@ -5,17 +5,16 @@ Times measured on TVM's own thread pool would rank schedules for a runtime that 
 
 from __future__ import annotations
 
+import hashlib
 import json
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvm_ffi import libinfo
-
-from blockscale.base import files
+from blockscale.base import files, formats
+from blockscale.base.errors import CompileError
 from blockscale.building import export
 from blockscale.specs import Spec
-from blockscale.tuning.moe.data import moe_gemm_of
+from blockscale.tuning.moe import KERNEL, Launch, gemm_of
 from blockscale.tuning.worker import SPEC
 
 if TYPE_CHECKING:
@@ -31,31 +30,33 @@ def export_openmp(module: Any, target: str, out: Path) -> None:
 
     from blockscale.lower.cpu import compile_cpu
 
-    kernel = out.with_suffix(".o")
-    compile_cpu(module, Target(target)).write_to_file(str(kernel), "o")
-    try:
-        objects = [str(kernel), str(_runtime(out.parent)), libinfo.find_libtvm_ffi()]
-        export.run(["gcc", *export.LDFLAGS, *objects, *export.LDLIBS, "-o", str(out)])
-    finally:
-        kernel.unlink(missing_ok=True)
+    with files.temporary_folder() as folder:
+        kernel = folder / "kernel.o"
+        compile_cpu(module, Target(target)).write_to_file(str(kernel), "o")
+        runtime = _runtime(out.parent)
+        out.write_bytes(export.link([kernel, runtime], ["main"], folder, "gcc"))
 
 
 def export_cuda(module: Any, target: str, out: Path) -> None:
     """Compile ``module`` with nvcc and write the CUDA library ``out``; needs no GPU.
 
-    A GEMM of an MoE layer is a kernel, not a function: ``out`` says where its machine code is.
+    A GEMM of an MoE layer is a kernel, not a function: ``out`` gets what a launch needs, and the
+    machine code.
+
+    Raises:
+        LoweringError: there is no such kernel.
+        CompileError: nvcc refuses it.
     """
     from tvm.target import Target
 
     from blockscale.building.builder import contents_of
     from blockscale.building.export_cuda import write_cuda_library
     from blockscale.lower.cuda import compile_sources
-    from blockscale.tuning.moe import kernels as moe_kernels
 
     arch = str(Target(target).attrs["arch"])
     func = module["main"]
-    if moe_gemm_of(module) is not None:
-        moe_kernels.export(func, arch, out)
+    if gemm_of(module) is not None:
+        _export_moe(func, arch, out)
         return
     spec, source = source_of(func, arch)
     params = [param.to_manifest() for param in spec.params()]
@@ -76,13 +77,46 @@ def source_of(func: Any, arch: str) -> tuple[Spec, Source]:
     return spec, own.lower(spec, arch, [(None, func)], "main")
 
 
+def _export_moe(func: Any, arch: str, out: Path) -> None:
+    from blockscale.lower.warp.derive import derive
+    from blockscale.lower.warp.emit import emit
+
+    kernel = derive(func)
+    code = compiled(emit(kernel, KERNEL), arch, out.resolve().parent.parent / "kernels")
+    launch = Launch(kernel.cols_tile, kernel.rows_tile, kernel.threads, kernel.shared)
+    out.write_bytes(json.dumps(launch._asdict()).encode() + b"\n" + code)
+
+
+def compiled(text: str, arch: str, folder: Path) -> bytes:
+    """Return the machine code of ``text``, which buckets and sessions share in ``folder``.
+
+    Raises:
+        CompileError: nvcc refuses it, now or at an earlier try.
+    """
+    from blockscale.lower import nvcc
+
+    folder.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256(f"{arch} {nvcc.version()} {formats.header()} {text}".encode())
+    for header in sorted(files.CUDA_HEADERS.rglob("*.cuh")):
+        digest.update(header.read_bytes())
+    image, refused = (folder / f"{digest.hexdigest()[:24]}.{end}" for end in ("cubin", "error"))
+    if refused.exists():
+        raise CompileError(refused.read_text())
+    if not image.exists():
+        try:
+            files.write(image, nvcc.compile_cuda_source(text, arch).image)
+        except CompileError as error:
+            files.write(refused, str(error))
+            raise
+    return image.read_bytes()
+
+
 def _runtime(folder: Path) -> Path:
     """Return the runtime's object file, compiled once per session."""
     made = folder / "runtime.o"
     if not made.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as own:
-            compiled = Path(own) / made.name
-            source = str(export.RUNTIME_SOURCE)
-            export.run(["gcc", *export.CFLAGS, "-c", source, "-o", str(compiled)])
-            files.write(made, compiled.read_bytes())
+        with files.temporary_folder() as own:
+            new, source = own / made.name, str(export.RUNTIME_SOURCE)
+            export.run(["gcc", *export.CFLAGS, "-c", source, "-o", str(new)])
+            files.write(made, new.read_bytes())
     return made

@@ -15,8 +15,8 @@ import os
 import pickle
 import platform
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,13 @@ from blockscale.base.targets import cpu, is_gpu
 from blockscale.base.version import VERSION
 from blockscale.building.records import sentence
 from blockscale.tuning import gpu
-from blockscale.tuning.components.pool import Answer, Lost, Worker, Workers
+from blockscale.tuning.components.pool import Job, Lost, Worker, Workers
 from blockscale.tuning.site import Measuring, Site
 from blockscale.tuning.task import Task
 from blockscale.tuning.worker import Measurement
 
-SERVE = "blockscale.tuning.serve"
-"""Name of `serve` among the functions that TVM's RPC calls."""
+SERVE, PLACE = "blockscale.tuning.serve", "blockscale.tuning.place"
+"""Names of `serve` and `place` among the functions that TVM's RPC calls."""
 SLACK_S = 20.0
 """Beside the time of a candidate, for its way to the server and back."""
 _START_S = 100.0
@@ -86,69 +86,55 @@ class Fleet(Site):
         """Return the job that connects to a server and describes its machine."""
         return connect, (*self._address, self._key, self.level)
 
-    def judged(self, workers: Workers, answers: Sequence[Answer]) -> dict[str, Any]:
-        """Return what the machines of all servers are; do without those that differ."""
-        name = "gpu" if is_gpu(self.level) else "cpu"
-        kinds = Counter(a.value[name] for a in answers if a.error is None)
-        usual = kinds.most_common(1)[0][0] if kinds else None
-        found: dict[str, Any] = {}
-        for worker, answer in zip(workers.measurers, answers, strict=True):
-            why = answer.error
-            if why is None:
-                worker.place = f"server {answer.value['server']}"
-                if answer.value[name] == usual:
-                    found = found or {k: v for k, v in answer.value.items() if k != "server"}
-                    continue
-                why = (
-                    f"{worker.place}: has a {answer.value[name]}, and most others a {usual}, whose "
-                    "times do not compare"
-                )
-            worker.dead = why
-            worker.kill()
-            workers.say(f"not used: {why}")
-        if not found:
-            raise RuntimeError(f"tune: no server is of use; the last one: {worker.dead}")
-        return found
-
 
 # ---- here, in a server's process
 
 
 class _Link:
-    """The session with a server."""
+    """The session with the next free server, whose jobs need the module ``needs``."""
 
-    def __init__(self, where: str, port: int, key: str) -> None:
+    def __init__(self, where: str, port: int, key: str, needs: str) -> None:
         from tvm import rpc
 
-        self.name = f"a server of {key!r} at tracker {where}:{port}"
-        self._session = rpc.connect_tracker(where, port).request(key)
+        self._session, self._needs = rpc.connect_tracker(where, port).request(key), needs
         try:
-            self._serve = self._session.get_function(SERVE)
+            told = self._session.get_function(PLACE)()
         except Exception:
             raise Lost(
-                f"{self.name}: it runs TVM's rpc_server without blockscale; start "
-                "python -m blockscale.tuning.server there"
+                f"a server of {key!r} at tracker {where}:{port}: it runs TVM's rpc_server without "
+                "blockscale; start python -m blockscale.tuning.server there"
             ) from None
+        self.name, self.version = str(told).split()
+        self._serve = self._session.get_function(SERVE)
         self._sent: set[str] = set()
 
     def call(self, function: Callable[..., Any], arguments: Sequence[Any], timeout: float) -> Any:
         """Return the `pool.Answer` to a job there."""
-        try:
-            return pickle.loads(self._serve(pickle.dumps((function, tuple(arguments), timeout))))
-        except Exception as error:
-            raise Lost(f"server {self.name}: is gone ({gpu.brief(error)})") from None
+        request = pickle.dumps((function, tuple(arguments), timeout, self._needs))
+        with self._held():
+            return pickle.loads(self._serve(request))
 
     def put(self, path: str) -> _File:
         """Upload a library, once, and return its name there."""
         if path not in self._sent:
-            self._session.upload(bytearray(Path(path).read_bytes()), Path(path).name)
+            data = bytearray(Path(path).read_bytes())
+            with self._held():
+                self._session.upload(data, Path(path).name)
             self._sent.add(path)
         return _File(Path(path).name)
 
     def remove(self, path: str) -> None:
         """Remove a library there."""
-        self._session.remove(Path(path).name)
+        with self._held():
+            self._session.remove(Path(path).name)
         self._sent.discard(path)
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            raise Lost(f"server {self.name}: is gone ({gpu.brief(error)})") from None
 
 
 class _File(str):
@@ -164,15 +150,13 @@ def connect(where: str, port: int, key: str, level: str) -> dict[str, Any]:
     Raises:
         Lost: it has no blockscale, another version of it, or a machine without ``level``.
     """
-    link = _Link(where, port, key)
-    found = link.call(place, (), _START_S).value
-    link.name = found["server"]
-    if (there := found["blockscale"]) != VERSION:
+    link = _Link(where, port, key, "torch" if is_gpu(level) else "tvm")
+    if link.version != VERSION:
         raise Lost(
-            f"server {link.name}: runs blockscale {there}, and this is {VERSION}; install that"
+            f"server {link.name}: runs blockscale {link.version}, and this is {VERSION}; install "
+            "that"
         )
-    asked = gpu.describe if is_gpu(level) else describe
-    described = link.call(asked, (level,), _START_S)
+    described = link.call(gpu.describe if is_gpu(level) else describe, (level,), _START_S)
     if described.error is not None:
         raise Lost(f"server {link.name}: {described.error.removeprefix('RuntimeError: ')}")
     _links[:] = [link]
@@ -189,12 +173,7 @@ def measure(function: Callable[..., Any], arguments: Sequence[Any], run_s: float
     """
     [link] = _links
     library, *told, reference = arguments
-    try:
-        sent = [link.put(library), *told, link.put(reference)]
-    except FileNotFoundError:  # here
-        raise
-    except Exception as error:
-        raise Lost(f"server {link.name}: is gone ({gpu.brief(error)})") from None
+    sent = [link.put(library), *told, link.put(reference)]
     started = time.monotonic()
     answer = link.call(function, sent, run_s)
     wall = time.monotonic() - started
@@ -216,16 +195,15 @@ def _possible(found: Measurement, wall: float) -> bool:
 
 # ---- there, in the session's process
 
-_workers: dict[str, Worker] = {}
+_crew: list[Workers] = []
 
 
-def place() -> dict[str, Any]:
+def place() -> str:
     """Return which server this is, and its version."""
     from tvm.rpc.server import PopenRPCServerState
 
     state = PopenRPCServerState.current
-    name = f"{state.custom_addr or platform.node()}:{state.port}"
-    return {"server": name, "blockscale": VERSION}
+    return f"{state.custom_addr or platform.node()}:{state.port} {VERSION}"
 
 
 def describe(level: str) -> dict[str, Any]:
@@ -247,23 +225,23 @@ def serve(request: bytes) -> bytes:
     """Do a pickled job in a worker of the server and return its pickled `pool.Answer`."""
     import tvm_ffi
 
-    function, arguments, timeout = pickle.loads(request)
-    if function is place:
-        return pickle.dumps(Answer(place()))
+    function, arguments, timeout, needs = pickle.loads(request)
     path = tvm_ffi.get_global_func("tvm.rpc.server.workpath")
     told = [str(path(a)) if isinstance(a, _File) else a for a in arguments]
-    needs = "torch" if "gpu" in function.__module__ else "tvm"
-    if needs not in _workers:
-        _workers[needs] = Worker(Path(str(path("worker.log"))), needs)
-    answer = _workers[needs].call(function, *told, timeout=timeout)
-    if getattr(answer.value, "broken", False):  # its process, and not the one that asks
-        _workers[needs].kill()
+    if not _crew:
+        _crew.append(Workers([], [Worker(Path(str(path("worker.log"))), needs)]))
+    job = Job(function, told, timeout)
+    _crew[0].to_measure.append(job)
+    _crew[0].wait(job.done)
+    answer = job.answer
+    if answer and getattr(answer.value, "broken", False):  # its process, and not the one that asks
         answer = replace(answer, value=replace(answer.value, broken=False))
     return pickle.dumps(answer)
 
 
 def register() -> None:
-    """Let TVM's RPC call `serve` in this process and those that it forks."""
+    """Let TVM's RPC call `serve` and `place` in this process and those that it forks."""
     import tvm_ffi
 
     tvm_ffi.register_global_func(SERVE, serve, override=True)
+    tvm_ffi.register_global_func(PLACE, place, override=True)

@@ -15,10 +15,11 @@ from functools import cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from blockscale.base.sizes import round_up
+from blockscale.base.sizes import ceil_div, round_up
 from blockscale.base.targets import runs_on
 from blockscale.runtime.function_cuda import PROGRAMMATIC
-from blockscale.tuning.worker import FLOOR, RTOL, Argument, Measurement, Timing, verdict
+from blockscale.tuning import worker
+from blockscale.tuning.worker import POISON, Argument, Measurement, Timing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,9 +29,11 @@ L2_TIMES = 3
 """The sets of arguments together are at least so many times as large as the L2 cache."""
 MAX_BYTES = 8 << 30
 """Memory that the sets of arguments may take."""
-MAX_SETS = 256
-"""A call whose arguments are smaller than 0.7 MB finds them in L2, as it does after the kernel that
-made them; more sets would make graphs of thousands of launches."""
+MAX_CALLS = 256
+"""Before the first set comes again.  A call whose arguments are smaller than 0.7 MB finds them in
+L2, as it does after the kernel that made them; more would make graphs of thousands of launches."""
+KEPT = 0.6
+"""Part of the GPU's memory up to which the arguments of earlier workloads stay there."""
 REPLAY_US = 200.0
 """Least time of one replay: the resolution of events is about 0.5 us."""
 MIN_LAUNCHES = 20
@@ -47,15 +50,15 @@ GIVE_UP_US = 30.0
 
 _ALIGN = 256
 """Bytes; what the allocator of torch gives."""
-_CHUNK = 1 << 26
-"""Elements compared at a time."""
-_POISON = 0x25
 
 
-def set_count(set_bytes: int, l2_bytes: int) -> int:
-    """Return how many sets of arguments of ``set_bytes`` each to go round over."""
-    wanted = max(2, math.ceil(L2_TIMES * l2_bytes / max(1, set_bytes)))
-    return max(1, min(wanted, MAX_SETS, MAX_BYTES // max(1, set_bytes)))
+def set_count(round_bytes: int, set_bytes: int, l2_bytes: int, calls: int = 1) -> int:
+    """Return how many sets of arguments of ``set_bytes`` each to go round over.
+
+    ``calls``: those of a round with one set, which reads or writes ``round_bytes`` of it.
+    """
+    wanted = max(ceil_div(2, calls), ceil_div(L2_TIMES * l2_bytes, max(1, round_bytes)))
+    return max(1, min(wanted, MAX_CALLS // calls, MAX_BYTES // max(1, set_bytes)))
 
 
 def launch_count(us: float, sets: int) -> int:
@@ -117,34 +120,24 @@ def _driver_version() -> str:
 
 def measure(library: str, arguments: list[Argument], timing: Timing, reference: str) -> Measurement:
     """Run ``main`` of ``library``, compare with ``main`` of the library ``reference``, time it."""
-    hold, load = partial(_hold, arguments, reference), partial(_load, library)
-    return judged(hold, load, timing, _held.clear)
+    return judged(partial(Held, arguments), library, timing, reference)
 
 
 def judged(
-    hold: Callable[[bool], Any],
-    load: Callable[[], Any],
-    timing: Timing,
-    drop: Callable[[], None],
+    make: Callable[[str], worker.Held], library: str, timing: Timing, reference: str
 ) -> Measurement:
-    """Compare what ``load`` returns with the default schedule, and time it.
+    """Do as `worker.judged`; after an error the process is not trusted.
 
-    Args:
-        hold: makes what it is run on, anew or not: ``differs`` and ``times`` of it are called.
-        drop: forgets all that `hold` made; the process is not trusted after an error: a capture
-            may have been broken off, or memory have run out.
+    A capture may have been broken off, or memory have run out.
     """
     import torch
 
     try:
-        held, function = hold(False), load()
-        wrong = held.differs(function)
-        if wrong:  # or was it an earlier candidate that wrote where it must not?
-            held = hold(True)
-            wrong = held.differs(function)
-        return Measurement(() if wrong else held.times(function, timing), wrong)
+        if reference not in worker.held and crowded():
+            worker.held.clear()
+        return worker.judged(make, library, timing, reference)
     except Exception as error:
-        drop()
+        worker.held.clear()
         why = error
         try:
             torch.cuda.synchronize()
@@ -153,15 +146,20 @@ def judged(
         return Measurement((), f"run: {brief(why)}", broken=True)
 
 
+def crowded() -> bool:
+    """Return whether another workload's arguments do not fit beside those that are there.
+
+    Those stay, as the tuner goes to and fro between workloads.
+    """
+    import torch
+
+    memory = torch.cuda.get_device_properties(0).total_memory
+    return torch.cuda.memory_allocated() > KEPT * memory
+
+
 def brief(error: Exception) -> str:
     """Return what ``error`` says first."""
     return " ".join(str(error).split("\n")[0].split())[:200] or type(error).__name__
-
-
-def _load(library: str) -> Any:
-    import tvm_ffi
-
-    return tvm_ffi.load_module(library)["main"]
 
 
 def times(function: Any, sets: Sequence[Sequence[Any]], timing: Timing) -> tuple[float, ...]:
@@ -236,8 +234,8 @@ def l2_bytes() -> int:
     return int(torch.cuda.get_device_properties(0).L2_cache_size)
 
 
-class _Held:
-    """Arguments of one workload on the GPU, and what its default schedule makes of the first set.
+class Held(worker.Held):
+    """Arguments of one workload on the GPU.
 
     An output that may be the same tensor as an input is: so the shipped function is called.
     """
@@ -246,65 +244,42 @@ class _Held:
         import torch
         import tvm_ffi
 
-        self._arguments = arguments
-        count = set_count(sum(map(_nbytes, arguments)), l2_bytes())
-        filled = [_fill(argument, count, seed) for seed, argument in enumerate(arguments)]
-        names = [a.name for a in arguments]
-        for i, argument in enumerate(arguments):
-            if argument.alias is not None:
-                filled[i] = filled[names.index(argument.alias)]
-        rows = list(zip(*filled, strict=True))
+        self.xp = torch
+        size = sum(map(nbytes, arguments))
+        count = set_count(size, size, l2_bytes())
+        made = {a.name: filled(a, count, seed) for seed, a in enumerate(arguments)}
+        rows = list(zip(*(made[a.alias or a.name] for a in arguments), strict=True))
         self.sets = [
             [tvm_ffi.from_dlpack(v) if isinstance(v, torch.Tensor) else v for v in row]
             for row in rows
         ]
-        self._first = rows[0]
-        self._overwritten = {
-            names.index(a.alias): self._first[i].clone()
-            for i, a in enumerate(arguments)
-            if a.alias is not None
-        }
-        self._wanted = [out.clone() for out in self._run(_load(reference))]
+        self._first = list(zip(arguments, rows[0], strict=True))
+        self._overwritten = [(t, t.clone()) for a, t in self._first if a.alias is not None]
+        super().__init__([a for a in arguments if a.compared], reference)
 
-    def _run(self, function: Any) -> list[Tensor]:
-        """Return what is compared of the outputs of the first set, which were poisoned before."""
+    def load(self, library: str) -> Any:
+        """Return the library's function."""
+        import tvm_ffi
+
+        return tvm_ffi.load_module(library)["main"]
+
+    def run(self, function: Any) -> list[Any]:
+        """Return the outputs of the first set."""
         with _on_stream():
-            for argument, tensor in zip(self._arguments, self._first, strict=True):
+            for argument, tensor in self._first:
                 if argument.output:
-                    _poison(tensor)
-            for i, before in self._overwritten.items():
-                self._first[i].copy_(before)
+                    poison(tensor)
+            for tensor, before in self._overwritten:
+                tensor.copy_(before)
             function(*self.sets[0])
-        return [t for a, t in zip(self._arguments, self._first, strict=True) if a.compared]
-
-    def differs(self, function: Any) -> str | None:
-        """Return a sentence when ``function`` computes something else, up to rounding."""
-        described = [a for a in self._arguments if a.compared]
-        got = self._run(function)
-        for argument, is_, wanted in zip(described, got, self._wanted, strict=True):
-            counts = count_wrong(is_, wanted)
-            found = verdict(*counts, is_.numel(), argument.name, argument.has_ties)
-            if found:
-                return found
-        return None
+        return [tensor.clone() for argument, tensor in self._first if argument.compared]
 
     def times(self, function: Any, timing: Timing) -> tuple[float, ...]:
         """Return the run times of replays, per launch, in seconds; launches as shipped."""
         return times(lambda *given: function(*given, PROGRAMMATIC), self.sets, timing)
 
 
-_held: dict[str, _Held] = {}
-
-
-def _hold(arguments: list[Argument], reference: str, anew: bool = False) -> _Held:
-    """Return the arguments of the workload whose default schedule is ``reference``."""
-    if anew or reference not in _held:
-        _held.clear()
-        _held[reference] = _Held(arguments, reference)
-    return _held[reference]
-
-
-def _nbytes(argument: Argument) -> int:
+def nbytes(argument: Argument) -> int:
     """Return the bytes of an argument; none for one that has another's memory."""
     import torch
 
@@ -313,58 +288,31 @@ def _nbytes(argument: Argument) -> int:
     return math.prod(argument.shape) * int(getattr(torch, argument.dtype).itemsize)
 
 
-def _fill(argument: Argument, count: int, seed: int) -> list[Any]:
+def filled(argument: Argument, count: int, seed: int) -> list[Any]:
     """Return ``count`` tensors of random contents within the argument's range, or its number."""
     import torch
 
-    whole = "int" in argument.dtype
     if argument.shape is None:
-        return [int(argument.value) if whole else argument.value] * count
+        return [argument.number] * count
     if argument.alias is not None:
         return []
-    dtype = getattr(torch, argument.dtype)
     if argument.values is not None:
         return [torch.from_numpy(argument.values).to(DEVICE)] * count
+    dtype = getattr(torch, argument.dtype)
     size = math.prod(argument.shape)
     step = round_up(size * dtype.itemsize, _ALIGN) // dtype.itemsize
     data = torch.empty(max(1, count * step), dtype=dtype, device=DEVICE)
     low, high = argument.range
     generator = torch.Generator(DEVICE).manual_seed(seed)
     if argument.output:
-        _poison(data)
-    elif whole:
+        poison(data)
+    elif "int" in argument.dtype:
         data.random_(int(low), int(high), generator=generator)
     else:
         data.uniform_(low, high, generator=generator)
     return [data[i * step : i * step + size].view(argument.shape) for i in range(count)]
 
 
-def _poison(tensor: Tensor) -> None:
-    tensor.fill_(math.nan if tensor.is_floating_point() else _POISON)
-
-
-def count_wrong(got: Tensor, wanted: Tensor) -> tuple[int, int]:
-    """Return how many elements differ by more than rounding, and how many are not finite of these.
-
-    The rule is that of `worker._differs`: differences are measured by the largest of the row.
-    """
-    import torch
-
-    if torch.equal(got.view(torch.uint8), wanted.view(torch.uint8)):
-        return 0, 0
-    if not got.is_floating_point():
-        return int((got != wanted).sum()), 0
-    wrong = broken = 0
-    width = got.shape[-1] if got.dim() else 1
-    rows = max(1, _CHUNK // max(1, width))
-    pairs = zip(
-        got.reshape(-1, width).split(rows), wanted.reshape(-1, width).split(rows), strict=True
-    )
-    for is_, want in ((a.float(), b.float()) for a, b in pairs):
-        magnitude = torch.where(want.isfinite(), want.abs(), 0)
-        bound = RTOL * magnitude + FLOOR * magnitude.amax(-1, keepdim=True)
-        # Infinities of one sign are equal; their difference is NaN.
-        same = ((is_ - want).abs() <= bound) | (is_ == want) | (is_.isnan() & want.isnan())
-        wrong += int((~same).sum())
-        broken += int((~same & ~is_.isfinite()).sum())
-    return wrong, broken
+def poison(tensor: Tensor) -> None:
+    """Fill an output with what no kernel should leave there."""
+    tensor.fill_(math.nan if tensor.is_floating_point() else POISON)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,11 +21,10 @@ from tvm_ffi.serialization import from_json_graph_str
 
 from blockscale.building.records import median_us, sentence
 from blockscale.building.space import replay
-from blockscale.tuning.components.features import trace_of
 from blockscale.tuning.components.pool import OVER, Job, Workers
 from blockscale.tuning.site import Site
 from blockscale.tuning.task import Task, Trial
-from blockscale.tuning.worker import Illegal, Measurement
+from blockscale.tuning.worker import Illegal, Measurement, Unscheduled
 
 _ILLEGAL = f"build: {Illegal.__name__}: "
 _POLL_S = 0.01
@@ -49,34 +47,21 @@ class Context(TuneContext):
         _ffi_api.TuneContextInitialize(self)
 
 
-@dataclass
-class Limits:
-    """When a session ends: at ``deadline`` (monotonic clock) or after ``trials`` measurements.
-
-    ``build_s`` and ``run_s`` end a candidate, ``each`` trials, with those of earlier sessions, a
-    workload.
-    """
-
-    deadline: float
-    trials: float
-    each: float
-    build_s: float
-    run_s: float
-
-    def left(self) -> float:
-        """Seconds until the deadline."""
-        return self.deadline - time.monotonic()
-
-
 @dataclass(eq=False)
 class Session:
     """The trials on their way, and those that have ended: they are on disk."""
 
-    limits: Limits
     workers: Workers
     site: Site
     report: Callable[[Task, dict[str, Any]], None]
     started: float
+    """By the monotonic clock."""
+    most: float
+    """Trials of the session."""
+    each: float
+    """Trials of a workload, with those of earlier sessions."""
+    timeouts: tuple[float, float]
+    """Seconds that a candidate may build and run."""
     tasks: list[Task] = field(default_factory=list)
     history: list[dict[str, Any]] = field(default_factory=list)
     _to_build: deque[Trial] = field(default_factory=deque)
@@ -88,18 +73,16 @@ class Session:
 
     def room(self, task: Task) -> float:
         """Return how many trials of ``task`` may still be proposed."""
-        flying = sum(each.flying for each in self.tasks)
-        fits = self.limits.trials - len(self.history) - flying
-        return min(fits, self.limits.each - task.trials - task.flying)
+        flying = [t.task for t in (*self._to_build, *self._by_library.values()) if t.record]
+        left = self.most - len(self.history) - len(flying)
+        return min(left, self.each - task.trials - flying.count(task))
 
     def begin(self, trials: list[Trial]) -> list[MeasureCandidate]:
         """Take note of trials that go to the builder next."""
-        for trial in trials:
-            self._to_build.append(trial)
-            trial.task.flying += trial.record
+        self._to_build += trials
         return [trial.candidate for trial in trials]
 
-    def module(self, mod: Any, library: str) -> tuple[bytes, Any]:
+    def module(self, mod: Any, library: str) -> tuple[Unscheduled, Any]:
         """Return what to build for the next candidate; TVM's loop hands them on in their order.
 
         Buckets of a kernel have the same functions for any sizes: by the same trace, one library.
@@ -108,7 +91,7 @@ class Session:
         if trial.kind == "default":
             trial.task.reference = library
         made = trial.task.to_build(trial)
-        return pickle.dumps(made), (trial.key, made.shipped or made.module)
+        return made, (trial.key, made.shipped or made.module)
 
     def job(self, library: str, args_info: Sequence[Any], built: str) -> Job:
         """Return the job that measures a candidate, at the site.
@@ -117,16 +100,14 @@ class Session:
         """
         trial = self._by_library[library]
         trial.built = built
-        timeout = self.limits.run_s + self.site.slack_s
+        timeout = self.timeouts[1] + self.site.slack_s
         function, arguments = self.site.measuring(trial.task, library)
-        ready = partial(_comparable, trial)
-        return Job(function, arguments, timeout, group=trial.task.tag, ready=ready)
+        return Job(function, arguments, timeout, group=trial.task.tag, ready=trial.comparable)
 
     def finish(self, library: str, result: Measurement) -> None:
         """Write down what came of a trial, as soon as it is there."""
         trial = self._by_library.pop(library)
         task, error = trial.task, result.error
-        task.flying -= trial.record
         if task.reference != library:  # others are compared with that
             Path(library).unlink(missing_ok=True)
         if error == OVER:
@@ -164,14 +145,8 @@ class Session:
             self.workers.abandon(failure)
 
 
-def _comparable(trial: Trial) -> bool | None:
-    """Return whether the default schedule, which is compared with itself, has run; None: never."""
-    if trial.kind == "default" or trial.task.ready:
-        return True
-    return None if trial.task.ended else False
-
-
-class _Turns(PySearchStrategy):
+@derived_object
+class Turns(PySearchStrategy):
     """The default schedule and those of logs first, then what ``inner`` proposes.
 
     Several contexts may take turns with one task: while candidates of one are built, those of
@@ -196,10 +171,6 @@ class _Turns(PySearchStrategy):
         """End ``inner``."""
         self._inner.post_tuning()
 
-    def clone(self) -> Any:
-        """Return another turn with the same task."""
-        return Turns(self.task, self._inner, self._session, self._sketches)
-
     def generate_measure_candidates(self) -> list[MeasureCandidate] | None:
         """Return the next candidates; None when the task has ended."""
         task, room = self.task, self._session.room(self.task)
@@ -217,14 +188,12 @@ class _Turns(PySearchStrategy):
 
     def _proposed(self, most: float) -> list[Trial]:
         """Return the trials of what ``inner`` proposes next."""
-        task = self.task
+        task, found = self.task, list[Trial]()
         task.batches += 1
         proposed = self._inner.generate_measure_candidates()
-        found: list[Trial] = []
         for each in proposed or ():
-            trace = trace_of(self._sketches, each)
-            trial = task.search(each, trace) if len(found) < most else None
-            found += [trial] if trial is not None else []
+            if len(found) < most:
+                found += task.trials_of("search", each, self._sketches.trace(each))
         self._barren = 0 if found else self._barren + 1
         task.ended = not proposed or self._barren >= _MOST_BARREN
         return found
@@ -232,16 +201,11 @@ class _Turns(PySearchStrategy):
     def notify_runner_results(self, candidates: Any, results: Any) -> None:
         """Tell ``inner`` what its candidates took."""
         task, trials, self.flying = self.task, self.flying, []
-        ran = zip(trials, candidates, results, strict=True)
-        own = [(candidate, result) for t, candidate, result in ran if t.kind == "search"]
-        if own:
-            self._inner.notify_runner_results(*map(list, zip(*own, strict=True)))
-            known = math.isfinite(self._before_us) and self._before_us > 0
+        if trials and trials[0].kind == "search":  # as all of the batch
+            self._inner.notify_runner_results(candidates, results)
+            known = 0 < self._before_us < math.inf
             gained = 1 - task.best_us / self._before_us if known else 0.0
             task.gain = 0.5 * task.gain + 0.5 * gained
-
-
-Turns = derived_object(_Turns)
 
 
 @derived_object
@@ -261,14 +225,12 @@ class BestBet(PyTaskScheduler):
         """Return which context is next; -1: the session is over, and what runs is joined."""
         loop, workers = self._outer(), self._session.workers
         while not workers.over():
-            for number, turn in enumerate(self._turns):
-                if turn.flying:
-                    loop.touch_task(number)  # joins it if it has ended
+            for number in range(len(self._turns)):
+                loop.touch_task(number)  # joins it if it has ended
             flying = [i for i, turn in enumerate(self._turns) if turn.flying]
             under_way = sum(len(self._turns[i].flying) for i in flying)
             found = self._next() if not flying or under_way < self._ahead else None
             if found is not None:
-                loop.touch_task(found)  # its last batch may have been empty
                 return found
             if not flying:
                 break
@@ -289,4 +251,4 @@ class BestBet(PyTaskScheduler):
 
 
 def _any_ended(futures: Sequence[Any]) -> bool:
-    return any(each is not None and all(f.done() for f in each) for each in futures)
+    return any(all(future.done() for future in each) for each in futures)

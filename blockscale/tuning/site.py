@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from blockscale.base.targets import is_gpu
-from blockscale.tuning import exporter, gpu, modelled, worker
+from blockscale.tuning import exporter, gpu, modelled, moe, worker
 from blockscale.tuning.components.pool import Answer, Job, Worker, Workers
-from blockscale.tuning.moe import gpu as moe_gpu
-from blockscale.tuning.moe.data import moe_gemm_of
 from blockscale.tuning.task import Task
 
 Measuring = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -47,31 +46,26 @@ class Site:
 
     def measuring(self, task: Task, library: str) -> Measuring:
         """Return the job that measures a candidate of ``task``."""
-        reference = str(task.reference)
+        how = task.timing, str(task.reference)
         if self.model is not None:  # there are no results to compare
             return modelled.measure, (library, task.workload.rows)
-        if not is_gpu(self.level):
-            return worker.measure, (library, task.arguments(), task.timing, reference)
-        gemm = moe_gemm_of(task.mod)
-        if gemm is None:
-            return gpu.measure, (library, task.arguments(), task.timing, reference)
-        return moe_gpu.measure, (library, gemm, task.workload.rows, task.timing, reference)
+        if task.gemm is not None:
+            return moe.measure, (library, task.gemm, task.workload.rows, *how)
+        measure = gpu.measure if is_gpu(self.level) else worker.measure
+        return measure, (library, task.arguments(), *how)
 
     def describing(self) -> Measuring | None:
         """Return the job that describes what measures; None: nothing need be asked."""
         return (gpu.describe, (self.level,)) if is_gpu(self.level) and not self.model else None
 
-    def ask(self, workers: Workers) -> list[Job]:
+    def ask(self, workers: Workers) -> None:
         """Have what measures describe itself, which takes seconds; for `describe`."""
         asked = self.describing()
-        if asked is None:
-            return []
-        jobs = [Job(*asked, timeout=_START_S) for _ in workers.measurers]
-        for each, job in zip(workers.measurers, jobs, strict=True):
+        self._asked = [Job(*asked, timeout=_START_S) for _ in workers.measurers] if asked else []
+        for each, job in zip(workers.measurers, self._asked, strict=False):
             each.send(job)
-        return jobs
 
-    def describe(self, workers: Workers, jobs: list[Job]) -> dict[str, Any] | None:
+    def describe(self, workers: Workers) -> dict[str, Any] | None:
         """Return what logs say of what measures; None: it is this machine's CPU.
 
         Raises:
@@ -88,20 +82,33 @@ class Site:
             found = {"nvcc": nvcc.version()}
         if self.model is not None:
             return {"modelled": True, "model": self.model, **found}
-        if not jobs:
+        if not self._asked:
             return None
-        workers.wait(lambda: all(job.answer is not None for job in jobs))
-        answers = [job.answer for job in jobs if job.answer is not None]
-        versions = {"tvm": tvm.__version__, "tvm_ffi": tvm_ffi.__version__}
-        if len(answers) == len(jobs):  # or it was Ctrl-C
-            found |= self.judged(workers, answers)
-        return found | versions
+        if workers.wait(lambda: all(job.done() for job in self._asked)):
+            found |= self.judged(workers, [job.answer for job in self._asked if job.answer])
+        return found | {"tvm": tvm.__version__, "tvm_ffi": tvm_ffi.__version__}
 
     def judged(self, workers: Workers, answers: Sequence[Answer]) -> dict[str, Any]:
-        """Return the description that the ``answers`` of all measurers give."""
-        [answer] = answers
-        if answer.error is not None:
-            why = answer.error.removeprefix("RuntimeError: ")
-            raise RuntimeError(f"tune: level={self.level!r}: {why}")
-        found: dict[str, Any] = answer.value
+        """Return what the machines of all measurers are; do without those that differ."""
+        name = "gpu" if is_gpu(self.level) else "cpu"
+        kinds = Counter(a.value[name] for a in answers if a.error is None)
+        usual = kinds.most_common(1)[0][0] if kinds else None
+        found: dict[str, Any] = {}
+        for each, answer in zip(workers.measurers, answers, strict=True):
+            why, told = answer.error, dict(answer.value or {})
+            if why is None:
+                each.place = f"server {told.pop('server')}" if "server" in told else ""
+                if told[name] == usual:
+                    found = found or told
+                    continue
+                why = (
+                    f"{each.place}: has a {told[name]}, and most others a {usual}, whose times "
+                    "do not compare"
+                )
+            each.dead = why.removeprefix("RuntimeError: ")
+            each.kill()
+            if len(answers) > 1:
+                workers.say(f"not used: {each.dead}")
+        if not found:
+            raise RuntimeError(f"tune: level={self.level!r}: {each.dead}")
         return found

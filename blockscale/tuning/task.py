@@ -15,7 +15,7 @@ from blockscale.base.targets import is_gpu
 from blockscale.building.records import trace_key
 from blockscale.building.space import new_schedule, replay, trace_json
 from blockscale.building.store import Store, argument_infos, with_model
-from blockscale.tuning.moe.data import moe_gemm_of
+from blockscale.tuning import moe
 from blockscale.tuning.worker import TILE_SCALES, Argument, Timing, Unscheduled, packed
 
 if TYPE_CHECKING:
@@ -44,6 +44,12 @@ class Trial:
     built: str = ""
     """Its trace as it was applied (`worker.Unscheduled.scheduled`)."""
 
+    def comparable(self) -> bool | None:
+        """Return whether the default, which is compared with itself, has run; None: never."""
+        if self.kind == "default" or self.task.ready:
+            return True
+        return None if self.task.ended else False
+
 
 @dataclass(eq=False)
 class Task:
@@ -65,8 +71,6 @@ class Task:
     """Of these the last in a row."""
     batches: int = 0
     gain: float = 0.0
-    flying: int = 0
-    """Trials on their way."""
     ended: bool = False
     """The space is exhausted, or there is no default schedule to compare a candidate with."""
     ready: bool = False
@@ -86,6 +90,7 @@ class Task:
         self.first: list[Trial] | None = None
         """What is to be tried before the search; None: not even the default schedule has been."""
         self._rechecked = False
+        self.gemm = moe.gemm_of(self.mod)
 
     def _count(self, us: float, default: bool) -> None:
         self.trials += 1
@@ -112,7 +117,7 @@ class Task:
         more than those of the static instance, and other schedules win.  Quantising 8192 x 8192 on
         an H200: one block a thread 41.6 us static, 47.8 us for any sizes; two 42.0 and 44.0.
         """
-        if not is_gpu(self.level) or moe_gemm_of(self.mod) is not None:
+        if not is_gpu(self.level) or self.gemm is not None:
             return packed(self.mod), None, ""
         shipped = packed(self.workload.symbolic(self.level))
         return packed(self.mod), shipped, json.dumps(self.workload.spec.to_json())
@@ -153,6 +158,7 @@ class Task:
 
     @cached_property
     def _sizes(self) -> dict[str, int]:
+        """Kept, as the op's function is made for them, which takes 0.1 s."""
         return self.workload.sizes(self.level)
 
     def _tile_scales(self, name: str) -> str | None:
@@ -164,48 +170,36 @@ class Task:
     def baselines(self, most: float) -> list[Trial]:
         """Return at most so many schedules to measure before the search, each only once."""
         if self.first is None:
-            if self.model is None and moe_gemm_of(self.mod) is None:
+            if self.model is None and self.gemm is None:
                 self.arguments()  # where they cannot be made, nothing is built
-            record = not math.isfinite(self.default_us)
-            self.first = [self._scheduled("default", self._default, record)]
-            self.first += filter(None, (self._seed(*seed) for seed in self.seeds))
+            self.first = self._scheduled("default", self._default)
+            self.first[0].record = math.isinf(self.default_us)
+            for trace, source in self.seeds:
+                try:
+                    self.first += self._scheduled("committed", replay(self.mod, trace_json(trace)))
+                except Exception:
+                    self.say(f"{self.tag}: the schedule of {source} no longer applies")
         if not self.first and not self._rechecked and self.default_us > _SUSPECT * self.best_us:
             self._rechecked = True
-            self.first.append(self._scheduled("recheck", self._default))
+            self.first = self._scheduled("recheck", self._default)
         count = int(min(most, len(self.first)))
         found, self.first = self.first[:count], self.first[count:]
         return found
 
-    def _seed(self, trace: Any, source: str) -> Trial | None:
-        """Return the trial of a log's schedule; None when it is known or no longer applies."""
-        told = trace_json(trace)
-        if trace_key(told) in self._keys:
-            return None
-        try:
-            return self._scheduled("committed", replay(self.mod, told))
-        except Exception:
-            self.say(f"{self.tag}: the schedule of {source} no longer applies")
-            return None
-
-    def _scheduled(self, kind: str, sch: Any, record: bool = True) -> Trial:
+    def _scheduled(self, kind: str, sch: Any) -> list[Trial]:
         made = MeasureCandidate(sch, argument_infos(sch.mod) or [])
-        return self.trial(kind, made, trace_json(sch.trace), record)
+        return self.trials_of(kind, made, trace_json(sch.trace))
 
-    def search(self, candidate: MeasureCandidate, trace: list[Any]) -> Trial | None:
-        """Return the trial of what a strategy proposes; None when it is known.
+    def trials_of(self, kind: str, candidate: Any, trace: list[Any]) -> list[Trial]:
+        """Return the trial of a candidate which has, or stands for, the ``trace``; none: known.
 
         A space may hold the default, or a log's schedule, by the same trace.
         """
-        known = trace_key(trace) in self._keys
-        return None if known else self.trial("search", candidate, trace)
-
-    def trial(
-        self, kind: str, candidate: MeasureCandidate, trace: list[Any], record: bool = True
-    ) -> Trial:
-        """Return the trial of a candidate which has, or stands for, the ``trace``."""
-        found = Trial(self, kind, candidate, trace, trace_key(trace), record)
-        self._keys.add(found.key)
-        return found
+        key = trace_key(trace)
+        if key in self._keys and kind in ("committed", "search"):
+            return []
+        self._keys.add(key)
+        return [Trial(self, kind, candidate, trace, key)]
 
     def to_build(self, trial: Trial) -> Unscheduled:
         """Return what is built for ``trial``."""

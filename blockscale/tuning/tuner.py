@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ from blockscale.tuning.components.runner import WorkerRunner
 from blockscale.tuning.components.search import DecisionSearch
 from blockscale.tuning.components.sketches import Sketches
 from blockscale.tuning.fleet import Fleet
-from blockscale.tuning.loop import BestBet, Context, Limits, Session, Turns
+from blockscale.tuning.loop import BestBet, Context, Session, Turns
 from blockscale.tuning.modelled import stands_in
 from blockscale.tuning.progress import Display
 from blockscale.tuning.site import Site
@@ -138,55 +138,65 @@ def tune(
         raise ValueError("tune: seconds and trials are both None, so it would never end; set one")
     ends, most, each = (math.inf if n is None else n for n in (seconds, trials, trials_each))
     started = time.monotonic()
-    limits = Limits(started + ends, most, each, *timeouts)
+    deadline = started + ends
     if strategy not in STRATEGIES:
         raise ValueError(f"tune: strategy={strategy!r} is none of {', '.join(STRATEGIES)}")
     chosen = _resolve(specs, level)
     work_dir, width = Path(work_dir), workers or os.cpu_count() or 1
-    display = Display(limits.left(), quiet=progress is not True)
+    display = Display(ends, quiet=progress is not True)
     with ExitStack() as stack:
         stack.enter_context(Lock(work_dir, "tuning"))
-        folder = stack.enter_context(_session_folder(work_dir))
-        log = work_dir / "workers.log"
+        folder, log = work_dir.resolve() / ".session", work_dir / "workers.log"
+        shutil.rmtree(folder, ignore_errors=True)  # that of a killed tuner
+        folder.mkdir()
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
         site = (
             Site(level, stands_in(level, chosen))
             if tracker is None
-            else Fleet(level, tracker, key, limits.run_s)
+            else Fleet(level, tracker, key, timeouts[1])
         )
         builders = [Worker(log) for _ in range(width)]
         crew = Workers(builders, site.measurers(log), site.exclusive, say=display.say)
         stack.enter_context(crew)
         stack.callback(display.stop)
-        stack.enter_context(_interrupts(crew))
-        asked = site.ask(crew)
+        _catch_interrupts(crew, stack)
+        site.ask(crew)
 
         def report(task: Task, line: dict[str, Any]) -> None:
             display.trial(task, line)
             if callable(progress):
                 progress(line)
 
-        session = Session(limits, crew, site, report, started)
+        session = Session(crew, site, report, started, most, each, timeouts)
         for task in _opened(chosen, level, work_dir, seed_logs, display.say, site.model):
             session.tasks.append(task)
-            if crew.over() or limits.left() <= 0:
+            if crew.over() or time.monotonic() >= deadline:
                 break
-        machine = site.describe(crew, asked)  # also when the time is over: is there a GPU at all?
-        if machine is not None and limits.left() <= 0:
+        machine = site.describe(crew)  # also when the time is over: is there a GPU at all?
+        if machine is not None and time.monotonic() >= deadline:
             raise RuntimeError(
                 f"tune: level={level!r}: the time was over before what measures was ready; give it "
                 "60 s"
             )
-        crew.until = limits.deadline + (_GRACE_S if site.exclusive else 0.0)
+        crew.until = deadline + (_GRACE_S if site.exclusive else 0.0)
         if site.model is not None:
             display.say(_MODELLED.format(level=level, model=site.model))
         for task in session.tasks:
             task.store.measured_on(machine)
         display.start()
-        made = exporter or site.exporter
-        builder = WorkerBuilder(crew, made, folder, limits.build_s, session.module, ahead=True)
+        told = (exporter or site.exporter, folder, timeouts[0], session.module)
         if session.tasks and not crew.over():
-            _run(session, builder, strategy, cost_model, seed, work_dir)
-    result = _result(session)
+            _run(session, WorkerBuilder(crew, *told, ahead=True), strategy, cost_model, seed)
+    result = TuneResult(
+        history=session.history,
+        best={task.tag: task.best_us for task in session.tasks},
+        default={task.tag: task.default_us for task in session.tasks},
+        failed={task.tag: task.failed for task in session.tasks},
+        illegal={task.tag: task.illegal for task in session.tasks},
+        trials=len(session.history),
+        elapsed_s=session.elapsed(),
+        model=site.model,
+    )
     if isinstance(crew.failure, KeyboardInterrupt):
         raise Interrupted(result) from None
     if crew.failure is not None:
@@ -194,20 +204,13 @@ def tune(
     return result
 
 
-def _run(
-    session: Session,
-    builder: WorkerBuilder,
-    strategy: str,
-    cost_model: str,
-    seed: int,
-    work_dir: Path,
-) -> None:
+def _run(session: Session, builder: Any, strategy: str, cost_model: str, seed: int) -> None:
     """Run MetaSchedule's loop over the session's tasks."""
     workers, exclusive = session.workers, session.site.exclusive
     width, decisions = len(workers.builders), strategy == STRATEGIES[0]
     known = MemoryDatabase()  # what the session finds is on disk before TVM's loop hears of it
-    for store in {id(task.store): task.store for task in session.tasks}.values():
-        for record in store.database.get_all_tuning_records():
+    for database in {task.store.database for task in session.tasks}:
+        for record in database.get_all_tuning_records():
             known.commit_tuning_record(record)
     spaces: dict[str, Any] = {}
     contexts, turns = [], []
@@ -224,28 +227,24 @@ def _run(
     tune_tasks(
         tasks=contexts,
         task_weights=[1.0] * len(contexts),
-        work_dir=str(work_dir),
+        work_dir="",
         max_trials_global=_NO_LIMIT,
         num_trials_per_iter=2 * width if exclusive else max(4, width // 2),
         builder=builder,
-        runner=WorkerRunner(workers, session.job, session.finish, builder.jobs),
+        runner=WorkerRunner(workers, session.job, session.finish),
         database=known,
         cost_model=make_model(cost_model, spaces),
-        measure_callbacks=[UpdateCostModel()]
-        if decisions
-        else [AddToDatabase(), UpdateCostModel()],
+        measure_callbacks=[*([] if decisions else [AddToDatabase()]), UpdateCostModel()],
         task_scheduler=BestBet(session, turns, 0 if exclusive else 3 * width),
     )
 
 
-@contextmanager
-def _interrupts(workers: Workers) -> Iterator[None]:
+def _catch_interrupts(workers: Workers, stack: ExitStack) -> None:
     """Let Ctrl-C end the session when what it does is whole; TVM's loop would lose the error.
 
     A second one comes through at once.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield
         return
 
     def stop(*_: Any) -> None:
@@ -253,35 +252,7 @@ def _interrupts(workers: Workers) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
     before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def _session_folder(work_dir: Path) -> Iterator[Path]:
-    """Make a folder for candidates, and remove it, as well as one that a killed tuner left."""
-    folder = work_dir.resolve() / ".session"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _result(session: Session) -> TuneResult:
-    return TuneResult(
-        history=session.history,
-        best={task.tag: task.best_us for task in session.tasks},
-        default={task.tag: task.default_us for task in session.tasks},
-        failed={task.tag: task.failed for task in session.tasks},
-        illegal={task.tag: task.illegal for task in session.tasks},
-        trials=len(session.history),
-        elapsed_s=session.elapsed(),
-        model=session.site.model,
-    )
+    stack.callback(signal.signal, signal.SIGINT, before)
 
 
 def _checked_level(level: str | None, tracker: str | None) -> str:

@@ -5,23 +5,17 @@ A candidate may crash, hang or exhaust memory; it does so here and not in the tu
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import hashlib
 import importlib
 import math
-import os
 import pickle
 import shutil
-import signal
-import sys
 import time
-import traceback
 import zlib
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +25,7 @@ from blockscale.base import files
 from blockscale.base.errors import LoweringError
 from blockscale.base.formats import E4M3, UE8M0
 from blockscale.building.records import median_us, sentence
-from blockscale.tuning.components.pool import Lost
 
-_PR_SET_PDEATHSIG = 1
 MAX_TURNED = 1e-3
 """Part of an output with ties that may differ from the default's: another order of sums turns them.
 
@@ -55,6 +47,10 @@ SCALES = {
 """Scales to draw, from and to (not included), by how they are stored."""
 FLOOR = 2e-3
 """Difference that is always rounding, as a part of the row's largest value: sums cancel."""
+POISON = 0x25
+"""What integers of an output are before a run; floats are NaN."""
+_CHUNK = 1 << 26
+"""Elements compared at a time."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +66,12 @@ class Argument:
     alias: str | None = None
     """The input that an output shares its memory with, where kernels may be called so."""
     value: float = 0.0
-    """What every element of an integer tensor is."""
+    """What every element of an integer tensor is; of a float one, unless it is 0."""
+
+    @property
+    def number(self) -> float:
+        """What is passed by value."""
+        return int(self.value) if "int" in self.dtype else self.value
 
     @property
     def range(self) -> tuple[float, float]:
@@ -83,6 +84,8 @@ class Argument:
             return SCALES.get(storage, (0, 256))
         if "int" in self.dtype:
             return self.value, self.value + 1
+        if self.value:
+            return self.value, self.value
         if self.name == "global_amax":
             return 1, 1.25  # not below the data, as a sweep's is
         return (-1 if self.name in _SIGNED else 0.25), 1
@@ -197,19 +200,18 @@ class Unscheduled:
         return mod, to_json_graph_str(sch.trace)
 
 
-def build(module: bytes, target: str, exporter: str, out: str) -> str | None:
-    """Compile a pickled module into the shared library ``out``.
+def build(module: Any, target: str, exporter: str, out: str) -> str | None:
+    """Compile a module into the shared library ``out``.
 
-    One that has to be scheduled first returns its trace, and leaves a copy of the library for
-    others that come out the same.
+    One that is `Unscheduled` returns its trace, and leaves a copy of the library for others that
+    come out the same.
     """
     where, name = exporter.split(":")
     export, path = getattr(importlib.import_module(where), name), Path(out)
-    made = pickle.loads(module)
-    if not isinstance(made, Unscheduled):
-        export(made, target, path)
+    if not isinstance(module, Unscheduled):
+        export(module, target, path)
         return None
-    made, trace = made.scheduled()
+    made, trace = module.scheduled()
     key = hashlib.sha256(f"{target} {exporter} ".encode() + pickle.dumps(made)).hexdigest()
     kept = path.with_name(f"{key[:24]}.kept")
     if kept.exists():
@@ -223,176 +225,181 @@ def build(module: bytes, target: str, exporter: str, out: str) -> str | None:
     return trace
 
 
+class Held(ABC):
+    """What candidates of a workload are run on, and what its default schedule makes of it.
+
+    A subclass says how that is on one kind of machine, with arrays of the module ``xp``: numpy's or
+    torch's.
+    """
+
+    xp: Any = np
+
+    def __init__(self, outputs: Sequence[Argument], reference: str) -> None:
+        """``outputs``: those that are compared; ``reference``: the default schedule's library."""
+        self._outputs = outputs
+        self._wanted = self.run(self.load(reference))
+
+    @abstractmethod
+    def load(self, library: str) -> Any:
+        """Return what `run` and `times` take."""
+
+    @abstractmethod
+    def run(self, function: Any) -> list[Any]:
+        """Return copies of the outputs, which were poisoned before."""
+
+    @abstractmethod
+    def times(self, function: Any, timing: Timing) -> tuple[float, ...]:
+        """Return run times in seconds."""
+
+    def differs(self, function: Any) -> str | None:
+        """Return a sentence when ``function`` computes something else, up to rounding."""
+        for output, *both in zip(self._outputs, self.run(function), self._wanted, strict=True):
+            wrong, broken = count_wrong(self.xp, *both)
+            size = math.prod(both[0].shape)
+            if broken or wrong > (MAX_TURNED * size if output.has_ties else 0):
+                return (
+                    f"wrong result: {wrong} of {size} elements of '{output.name}' differ from the "
+                    "default schedule's"
+                )
+        return None
+
+
+held: dict[str, Held] = {}
+"""By the library of the default schedule, which is run again by a process that starts anew."""
+
+
+def judged(
+    make: Callable[[str], Held], library: str, timing: Timing, reference: str
+) -> Measurement:
+    """Compare ``library`` with the library ``reference`` on what ``make`` holds, and time it."""
+    if reference not in held:
+        held[reference] = make(reference)
+    function = held[reference].load(library)
+    wrong = held[reference].differs(function)
+    if wrong:  # or was it an earlier candidate that wrote where it must not?
+        held.clear()
+        held[reference] = make(reference)
+        wrong = held[reference].differs(function)
+    return Measurement(() if wrong else held[reference].times(function, timing), wrong)
+
+
+def count_wrong(xp: Any, got: Any, wanted: Any) -> tuple[int, int]:
+    """Return how many elements differ by more than rounding, and how many are not finite of these.
+
+    Differences are measured by the largest of the row.  Arrays are those of the module ``xp``.
+    """
+    if "float" not in str(got.dtype):
+        return int((got != wanted).sum()), 0
+    wrong = broken = 0
+    width = max(1, got.shape[-1] if got.ndim else 1)
+    got, wanted, rows = got.reshape(-1, width), wanted.reshape(-1, width), max(1, _CHUNK // width)
+    for part in (slice(at, at + rows) for at in range(0, len(got), rows)):
+        is_, want = (xp.asarray(each[part], dtype=xp.float32) for each in (got, wanted))
+        with np.errstate(invalid="ignore"):  # infinities of one sign are equal; they differ by NaN
+            magnitude = xp.where(xp.isfinite(want), abs(want), 0)
+            bound = RTOL * magnitude + FLOOR * xp.amax(magnitude, axis=-1, keepdims=True)
+            same = (abs(is_ - want) <= bound) | (is_ == want) | (xp.isnan(is_) & xp.isnan(want))
+        wrong += int((~same).sum())
+        broken += int((~same & ~xp.isfinite(is_)).sum())
+    return wrong, broken
+
+
 def measure(library: str, arguments: list[Argument], timing: Timing, reference: str) -> Measurement:
     """Run ``main`` of ``library``, compare with ``main`` of the library ``reference``, time it."""
-    import tvm
-
-    if reference not in _wanted:
-        _wanted.clear()
-        _wanted[reference] = _run(tvm.runtime.load_module(reference), arguments)[0]
-    module = tvm.runtime.load_module(library)
-    outputs, tensors = _run(module, arguments)
-    wrong = _differs(outputs, _wanted[reference], {a.name for a in arguments if a.has_ties})
-    if wrong:
-        return Measurement((), wrong)
-    started = time.perf_counter()
-    times = _times(module, tensors, timing)
-    short = time.perf_counter() - started < _AGAIN_S
-    if short and median_us(times) < timing.again_us:
-        times += _times(module, tensors, timing)
-    return Measurement(times)
+    if reference not in held:  # another workload's
+        held.clear()
+    return judged(partial(_OnCpu, arguments), library, timing, reference)
 
 
-_wanted: dict[str, dict[str, np.ndarray]] = {}
-"""What the default schedule makes of the arguments, by its library."""
+class _OnCpu(Held):
+    """Arguments of one workload in this machine's memory."""
 
+    def __init__(self, arguments: list[Argument], reference: str) -> None:
+        import tvm
 
-def _run(module: Any, arguments: list[Argument]) -> tuple[dict[str, np.ndarray], list[Any]]:
-    """Call ``main`` once and return its outputs, and the arguments."""
-    tensors = [_tensor(argument, seed) for seed, argument in enumerate(arguments)]
-    module["main"](*tensors)
-    pairs = zip(arguments, tensors, strict=True)
-    return {a.name: tensor.numpy() for a, tensor in pairs if a.compared}, tensors
+        found = (_contents(argument, seed) for seed, argument in enumerate(arguments))
+        self._given: list[Any] = [
+            tvm.runtime.tensor(a) if isinstance(a, np.ndarray) else a for a in found
+        ]
+        pairs = zip(arguments, self._given, strict=True)
+        self._written = [(argument, tensor) for argument, tensor in pairs if argument.output]
+        super().__init__([a for a in arguments if a.compared], reference)
 
+    def load(self, library: str) -> Any:
+        """Return the module."""
+        import tvm
 
-def _times(module: Any, tensors: list[Any], timing: Timing) -> tuple[float, ...]:
-    """Return the faster half of the run times, in seconds."""
-    import tvm
+        return tvm.runtime.load_module(library)
 
-    def evaluate(repeat: int, min_repeat_ms: int, flush: bool = False) -> list[float]:
-        f_preproc = "cache_flush_cpu_non_first_arg" if flush else ""
-        evaluator = module.time_evaluator(
-            "main",
-            tvm.cpu(),
-            number=1,
-            repeat=repeat,
-            min_repeat_ms=min_repeat_ms,
-            f_preproc=f_preproc,
-        )
-        return list(map(float, evaluator(*tensors).results))
+    def run(self, function: Any) -> list[Any]:
+        """Return the outputs."""
+        for argument, tensor in self._written:
+            tensor.copyfrom(_contents(argument, 0))
+        function["main"](*self._given)
+        return [tensor.numpy() for argument, tensor in self._written if argument.compared]
 
-    run = module["main"]
-    warm_until = time.perf_counter() + _warm_up_s.pop() if _warm_up_s else 0.0
-    while time.perf_counter() < warm_until:
-        run(*tensors)
-    first: list[float] = []
-    for _ in range(timing.rounds):
-        first += evaluate(2, 1)
-        if min(first) * 1e6 <= timing.give_up_us:
-            break
-        time.sleep(_PAUSE_S)
-    else:
-        return _faster_half(first)
-    times: list[float] = []
-    for _ in range(timing.rounds):
-        if timing.flush:
-            times += evaluate(2 * timing.repeats, 0, flush=True)
+    def times(self, function: Any, timing: Timing) -> tuple[float, ...]:
+        """Return the faster half of the run times."""
+        started = time.perf_counter()
+        found = self._times(function, timing)
+        short = time.perf_counter() - started < _AGAIN_S
+        if short and median_us(found) < timing.again_us:
+            found += self._times(function, timing)
+        return found
+
+    def _times(self, module: Any, timing: Timing) -> tuple[float, ...]:
+        import tvm
+
+        def evaluate(repeat: int, min_repeat_ms: int, flush: bool = False) -> list[float]:
+            evaluator = module.time_evaluator(
+                "main",
+                tvm.cpu(),
+                number=1,
+                repeat=repeat,
+                min_repeat_ms=min_repeat_ms,
+                f_preproc="cache_flush_cpu_non_first_arg" if flush else "",
+            )
+            return list(map(float, evaluator(*self._given).results))
+
+        warm_until = time.perf_counter() + _warm_up_s.pop() if _warm_up_s else 0.0
+        while time.perf_counter() < warm_until:
+            module["main"](*self._given)
+        times: list[float] = []
+        for _ in range(timing.rounds):
+            times += evaluate(2, 1)
+            if min(times) * 1e6 <= timing.give_up_us:
+                break
+            time.sleep(_PAUSE_S)
         else:
-            times += evaluate(timing.repeats, timing.min_repeat_ms)
-        time.sleep(_PAUSE_S)
-    return _faster_half(times)
-
-
-def _faster_half(times: list[float]) -> tuple[float, ...]:
-    return tuple(sorted(times)[: max(1, len(times) // 2)])
+            return _faster_half(times)
+        times = []
+        for _ in range(timing.rounds):
+            if timing.flush:
+                times += evaluate(2 * timing.repeats, 0, flush=True)
+            else:
+                times += evaluate(timing.repeats, timing.min_repeat_ms)
+            time.sleep(_PAUSE_S)
+        return _faster_half(times)
 
 
 _warm_up_s = [0.3]
 """Time for the system to spread a new process's threads over the cores; for the first run."""
 
 
-def _values(argument: Argument, rng: np.random.Generator) -> np.ndarray:
-    """Return random contents within `Argument.range`."""
-    assert argument.shape is not None, "numbers are no arrays"
+def _faster_half(times: list[float]) -> tuple[float, ...]:
+    return tuple(sorted(times)[: max(1, len(times) // 2)])
+
+
+def _contents(argument: Argument, seed: int) -> np.ndarray | float:
+    """Return what an argument is before a run: poison, or random within `Argument.range`."""
+    if argument.shape is None:
+        return argument.number
+    if argument.output:
+        nothing = np.nan if "float" in argument.dtype else POISON
+        return np.full(argument.shape, nothing, argument.dtype)
     if argument.values is not None:
         return argument.values
-    low, high = argument.range
+    rng, (low, high) = np.random.default_rng(seed), argument.range
     if "int" in argument.dtype:
         return rng.integers(int(low), int(high), argument.shape, argument.dtype)
     return rng.uniform(low, high, argument.shape).astype(argument.dtype)
-
-
-def _tensor(argument: Argument, seed: int) -> Any:
-    import tvm
-
-    if argument.shape is None:
-        return int(argument.value) if "int" in argument.dtype else argument.value
-    if argument.output:
-        nothing = np.nan if "float" in argument.dtype else 0x25
-        return tvm.runtime.tensor(np.full(argument.shape, nothing, argument.dtype))
-    return tvm.runtime.tensor(_values(argument, np.random.default_rng(seed)))
-
-
-def _differs(
-    outputs: dict[str, np.ndarray], reference: Mapping[str, np.ndarray], ties: Collection[str]
-) -> str | None:
-    """Return a sentence when an output is not the reference's, up to rounding; see `verdict`."""
-    for name, got in outputs.items():
-        want = reference[name]
-        if got.dtype.kind in "fV":  # V: bfloat16
-            got, want = got.astype("float32"), want.astype("float32")  # float16 would overflow
-            size = np.where(np.isfinite(want), np.abs(want), 0).max(
-                axis=-1, keepdims=True, initial=0
-            )
-            same = np.isclose(got, want, rtol=RTOL, atol=FLOOR * size, equal_nan=True)
-            broken = int(np.sum(~np.isfinite(got) & ~same))
-        else:
-            same, broken = got == want, 0
-        found = verdict(int(np.sum(~same)), broken, same.size, name, name in ties)
-        if found:
-            return found
-    return None
-
-
-def verdict(wrong: int, broken: int, size: int, name: str, ties: bool) -> str | None:
-    """Return a sentence when too many of the ``size`` elements of an output are not the default's.
-
-    ``broken`` are NaN or infinite; a small part of the others may be wrong where there are ties.
-    """
-    if not broken and wrong <= (MAX_TURNED * size if ties else 0):
-        return None
-    return (
-        f"wrong result: {wrong} of {size} elements of '{name}' differ from the default schedule's"
-    )
-
-
-def _die_with_parent(parent: int) -> None:
-    """Ask Linux to kill this process when the tuner dies, by ``kill -9`` too."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def main(pipe: int, parent: int, needs: str) -> None:
-    """Serve ``(function, arguments)`` jobs until the tuner closes the pipe.
-
-    ``needs`` is the module that the jobs use, "tvm" or "torch": importing it takes seconds, while
-    the tuner prepares its search spaces.
-    """
-    _die_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if needs != "torch":  # or tvm_ffi would import torch first, which takes 1.5 s
-        sys.modules["torch"] = None  # type: ignore[assignment]
-    gc.disable()  # or it takes a fifth of what follows, and of every build
-    with suppress(ModuleNotFoundError):  # a job that needs it says so
-        importlib.import_module(needs)
-    gc.freeze()
-    gc.enable()
-    jobs = Connection(pipe)
-    jobs.send(None)  # ready
-    with suppress(EOFError):
-        while True:
-            jobs.send(_answer(jobs))
-
-
-def _answer(jobs: Connection) -> dict[str, Any]:
-    """Do the next job and return what `pool.Answer` says of it."""
-    data = jobs.recv_bytes()
-    try:
-        function, arguments = pickle.loads(data)
-        return {"value": function(*arguments)}
-    except Lost as error:
-        return {"value": None, "error": str(error), "lost": True}
-    except Exception as error:
-        traceback.print_exc()
-        return {"value": None, "error": sentence(error)}

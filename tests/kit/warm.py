@@ -26,6 +26,7 @@ import gc, json, os, socket, sys
 sys.modules["torch"] = None
 import tvm
 from blockscale.tuning import exporter, fleet, modelled, worker
+from blockscale.tuning.components import pool
 from tests.kit import fake_gpu, fake_moe_gpu, fake_workload
 worker._warm_up_s.clear()  # no time is judged
 gc.freeze()
@@ -48,7 +49,7 @@ while True:
             os.setpgid(0, 0)
             os.dup2(log, 1)
             os.dup2(log, 2)
-            worker.main(pipe, own, "tvm")
+            pool.main(pipe, own, "tvm")
             os._exit(0)
         os.setpgid(answer, answer)  # whoever is first: it may be killed as a group from now on
         os.close(pipe)
@@ -112,16 +113,16 @@ def workers() -> Iterator[None]:
         atexit.register(_nurseries[0].close)
 
     def fork(worker: pool.Worker) -> None:
-        if worker._needs != "tvm":
+        if worker.needs != "tvm":
             start(worker)
-        if worker._process is not None:
+        if worker.process is not None:
             return
         worker.pipe, theirs = Pipe()
-        with worker._log.open("ab") as log:
+        with worker.log.open("ab") as log:
             process = Forked(_nurseries[0], [theirs.fileno(), log.fileno()])
         theirs.close()
-        worker._process = process  # type: ignore[assignment]
-        worker._jobs, worker._ready = 0, False
+        worker.process = process  # type: ignore[assignment]
+        worker.jobs, worker.ready = 0, False
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool.Worker, "start", fork)

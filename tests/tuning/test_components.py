@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from pathlib import Path
 
@@ -18,14 +17,12 @@ from tvm.s_tir.meta_schedule.search_strategy import PySearchStrategy
 from tvm.s_tir.meta_schedule.space_generator import PySpaceGenerator, ScheduleFn
 
 from blockscale.base import host
-from blockscale.building.space import new_schedule
 from blockscale.tuning.components import pool
 from blockscale.tuning.components.builder import WorkerBuilder
 from blockscale.tuning.components.features import (
     DecisionFeatures,
     PerTask,
     decision_model,
-    stand_in,
 )
 from blockscale.tuning.components.runner import WorkerRunner
 from blockscale.tuning.components.search import DecisionSearch
@@ -184,7 +181,7 @@ def test_each_task_has_a_model_which_learns_when_it_is_asked():
     both = PerTask(models)
     told = context(space, DecisionSearch(space))
     points = space.space.all()
-    candidates = [stand_in(new_schedule(told.mod), point) for point in points]
+    candidates = list(map(space.stand_in, points))
     seconds = [1e-6 * (1 + point[1][1]) for point in points]
     for start in (0, 6):
         part = slice(start, start + 6)
@@ -233,7 +230,7 @@ def test_what_comes_out_the_same_is_built_once(workers, tmp_path):
 
     def module(mod, library):
         each = next(keys)
-        return pickle.dumps(each), (repr(each.trace), each.shipped)
+        return each, (repr(each.trace), each.shipped)
 
     own = WorkerBuilder(workers, f"{__name__}:export_and_count", tmp_path, module=module)
     asked = [ms.builder.BuilderInput(WORKLOAD.mod(LEVEL), WORKLOAD.target(LEVEL)) for _ in made]

@@ -19,6 +19,7 @@ from blockscale.base import host
 from blockscale.building import records
 from blockscale.building.store import folder_of
 from blockscale.tuning import fleet, task
+from blockscale.tuning.components import pool
 from blockscale.tuning.tuner import tune
 from blockscale.tuning.worker import Measurement
 from tests.kit.fake_workload import EXPORTER, FakeSpec, FakeWorkload
@@ -194,7 +195,7 @@ class Link:
 
     def call(self, function, arguments, timeout):
         time.sleep(0.01)
-        return fleet.Answer(self.said)
+        return pool.Answer(self.said)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +237,7 @@ def test_servers_of_another_machine_are_not_used(monkeypatch):
     workers = SimpleNamespace(measurers=[Process(), Process(), Process()], say=told.append)
     site = fleet.Fleet(LEVEL, "127.0.0.1:1", KEY, 1.0)
     cpus = {"a:1": "Epyc", "b:2": "Xeon", "c:3": "Epyc"}
-    answers = [fleet.Answer({"server": s, "cpu": c}) for s, c in cpus.items()]
+    answers = [pool.Answer({"server": s, "cpu": c}) for s, c in cpus.items()]
     assert site.judged(workers, answers) == {"cpu": "Epyc"}
     assert [each.dead is None for each in workers.measurers] == [True, False, True]
     assert told == [

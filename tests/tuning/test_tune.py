@@ -25,7 +25,7 @@ from blockscale.building.commit import commit
 from blockscale.building.space import Space, replay, trace_json
 from blockscale.building.store import Lock, Store, folder_of
 from blockscale.tuning import task, worker
-from blockscale.tuning.components.features import decision_model, point_of
+from blockscale.tuning.components.features import decision_model
 from blockscale.tuning.components.search import DecisionSearch
 from blockscale.tuning.components.sketches import Sketches
 from blockscale.tuning.loop import Context
@@ -309,9 +309,15 @@ def argument(name, dtype="float32", storage=None):
     return Argument(name, dtype, (128, 1536), True, storage)
 
 
+class Held(worker.Held):
+    """What is run are its results."""
+
+    load = run = lambda self, results: results
+    times = None
+
+
 def differs(got, want, of=None):
-    of = of or argument("y")
-    return worker._differs({of.name: got}, {of.name: want}, {of.name} if of.has_ties else set())
+    return Held([of or argument("y")], [want]).differs([got])
 
 
 @pytest.fixture(scope="module")
@@ -424,7 +430,7 @@ def test_the_search_finds_the_best_point_without_measuring_all():
     search.pre_tuning(99, 4, [], None, model)
     for _ in range(5):
         found = search.generate_measure_candidates()
-        points = [point_of(space, candidate) for candidate in found]
+        points = [sketches.point(candidate) for candidate in found]
         results = [RunnerResult([cost(point) * 1e-6], None) for point in points]
         search.notify_runner_results(found, results)
         model.update(context, found, results)
@@ -511,8 +517,8 @@ def test_a_trace_that_another_trial_has_is_no_trial(tmp_path):
     drawn = Sketches(workload, LEVEL).space
     sch = [replay(tuning.mod, drawn.trace(point)) for point in drawn.all()[:3]]
     made = MeasureCandidate(sch[0], [])
-    one, two = (tuning.search(made, trace_json(s.trace)) for s in sch[:2])
-    assert tuning.search(made, one.trace) is None
+    [one], [two] = (tuning.trials_of("search", made, trace_json(s.trace)) for s in sch[:2])
+    assert tuning.trials_of("search", made, one.trace) == []
     assert tuning.is_new(one, sch[0].trace)
     assert not tuning.is_new(two, sch[0].trace)
     assert tuning.is_new(two, sch[2].trace)

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from blockscale.building.commit import commit
 from blockscale.building.space import trace_json
 from blockscale.building.store import Store, folder_of, folders, level_of
 from blockscale.specs import Spec
-from blockscale.tuning import gpu, site, task
+from blockscale.tuning import gpu, site, task, worker
 from blockscale.tuning.components.sketches import Sketches
 from blockscale.tuning.tuner import tune
 from blockscale.tuning.worker import Argument, Timing
@@ -97,7 +98,8 @@ def test_what_is_measured_is_the_function_for_any_sizes(tmp_path):
     space = Sketches(workload, ARCH).space
     [default] = tuning.baselines(9)
     traces = [space.trace(point) for point in space.all()[:3]]
-    for trial in [default, *(tuning.search(default.candidate, trace) for trace in traces)]:
+    searched = [tuning.trials_of("search", default.candidate, trace) for trace in traces]
+    for trial in [default, *chain(*searched)]:
         built, applied = tuning.to_build(trial).scheduled()
         rows, cols = built["main"].params[0].shape
         assert isinstance(rows, Var)
@@ -219,7 +221,7 @@ def test_level_of_folders():
 @pytest.mark.parametrize(
     ("set_bytes", "sets"),
     [
-        (1, gpu.MAX_SETS),
+        (1, gpu.MAX_CALLS),
         (1 << 20, 180),  # 3 x 60 MiB
         (50 << 20, 4),
         (1 << 30, 2),
@@ -228,7 +230,7 @@ def test_level_of_folders():
     ],
 )
 def test_sets_of_arguments_exceed_l2_but_not_the_memory(set_bytes, sets):
-    assert gpu.set_count(set_bytes, 60 << 20) == sets
+    assert gpu.set_count(set_bytes, set_bytes, 60 << 20) == sets
 
 
 @pytest.mark.parametrize(
@@ -317,12 +319,13 @@ def on_the_cpu(monkeypatch):
     monkeypatch.setattr(gpu, "DEVICE", "cpu")
     monkeypatch.setattr(gpu, "_on_stream", nullcontext)
     monkeypatch.setattr(gpu, "l2_bytes", lambda: 4096)
-    monkeypatch.setattr(gpu, "_load", lambda path: Library(path)["main"])
+    monkeypatch.setattr(gpu, "crowded", lambda: True)
+    monkeypatch.setattr(gpu.Held, "load", lambda self, path: Library(path)["main"])
     monkeypatch.setattr(gpu, "times", lambda *_: (1e-6,))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    gpu._held.clear()
+    worker.held.clear()
     yield
-    gpu._held.clear()
+    worker.held.clear()
 
 
 def measured(library: str) -> tuple[bool, str | None]:
@@ -355,9 +358,9 @@ def test_what_cannot_run_ends_the_process(on_the_cpu):
 
 
 def test_arguments_on_the_gpu(on_the_cpu):
-    held = gpu._hold(ARGUMENTS, "default")
+    held = gpu.Held(ARGUMENTS, "default")
     nbytes = 2 * 8 * 32 * 2 + 16 + 8 + 128 + 8 * 32 * 4
-    assert len(held.sets) == gpu.set_count(nbytes, 4096) == 6
+    assert len(held.sets) == gpu.set_count(nbytes, nbytes, 4096) == 6
     rows = [[torch.from_dlpack(a) if not isinstance(a, float) else a for a in s] for s in held.sets]
     for row in rows:
         assert row[4] == 0.5
@@ -377,14 +380,14 @@ def test_rounding_is_no_difference():
     rng = torch.Generator().manual_seed(0)
     want = torch.randn(64, 96, generator=rng)
     noise = want.abs().amax(-1, keepdim=True) * (torch.rand(64, 96, generator=rng) - 0.5) * 2e-3
-    assert gpu.count_wrong(want + noise, want) == (0, 0)
+    assert worker.count_wrong(torch, want + noise, want) == (0, 0)
     special = want.clone()
     special[0, :3] = torch.tensor([math.nan, math.inf, -math.inf])
-    assert gpu.count_wrong(special + 1e-6, special) == (0, 0)
-    assert gpu.count_wrong(want, special) == (3, 0)
-    assert gpu.count_wrong(special, want) == (3, 3)
+    assert worker.count_wrong(torch, special + 1e-6, special) == (0, 0)
+    assert worker.count_wrong(torch, want, special) == (3, 0)
+    assert worker.count_wrong(torch, special, want) == (3, 3)
     codes = torch.arange(64, dtype=torch.uint8)
-    assert gpu.count_wrong(codes, codes.flip(0)) == (64, 0)
+    assert worker.count_wrong(torch, codes, codes.flip(0)) == (64, 0)
 
 
 def test_news_is_a_line(tmp_path, capfd):
@@ -415,8 +418,10 @@ def test_edgellms_passes_can_be_tuned(tmp_path, name):
     traces = [space.trace(point) for point in space.all()]
     assert len(traces) == 2
     assert default.trace in traces
-    for trace in traces:
-        built, _ = tuning.to_build(tuning.trial("search", default.candidate, trace)).scheduled()
+    searched = [tuning.trials_of("search", default.candidate, trace) for trace in traces]
+    assert sorted(map(len, searched)) == [0, 1]  # one is the default
+    for trial in [default, *chain(*searched)]:
+        built, _ = tuning.to_build(trial).scheduled()
         assert all(isinstance(size, Var) for size in built["main"].params[-1].shape[:1])
     arguments = {argument.name: argument for argument in tuning.arguments()}
     ids = arguments["topk_ids"].values

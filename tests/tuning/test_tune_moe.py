@@ -20,10 +20,7 @@ from blockscale.lower.warp.derive import derive
 from blockscale.schedules.steps import preferred
 from blockscale.specs import Spec
 from blockscale.specs.plans.moe import MoeGemm, scale_bytes
-from blockscale.tuning import gpu, site
-from blockscale.tuning.moe import data as moe_data
-from blockscale.tuning.moe import gpu as moe_gpu
-from blockscale.tuning.moe import kernels as moe_kernels
+from blockscale.tuning import exporter, gpu, moe, site, worker
 from blockscale.tuning.tuner import tune
 from blockscale.tuning.worker import Timing
 from tests.kit import fake_moe_gpu
@@ -44,7 +41,7 @@ def tuned(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(site, "gpu", fake_moe_gpu)
         patch.setattr(site, "_GPU_NEEDS", "tvm")
-        patch.setattr(site, "moe_gpu", fake_moe_gpu)
+        patch.setattr(moe, "measure", fake_moe_gpu.measure)
         result = tune(
             found, target=ARCH, seconds=60, trials_each=6, work_dir=work_dir, workers=2,
             progress=False, exporter="tests.kit.fake_moe_gpu:export",
@@ -116,11 +113,11 @@ def test_a_kernel_is_compiled_once(tmp_path, monkeypatch):
     monkeypatch.setattr("blockscale.lower.nvcc.compile_cuda_source", compile_cuda_source)
     for number in (0, 1, 0):
         func, out = scheduled(tmp_path, number)
-        moe_kernels.export(func, ARCH, out)
+        exporter._export_moe(func, ARCH, out)
         about, code = out.read_bytes().split(b"\n")
         made = derive(func)
         wanted = (made.cols_tile, made.rows_tile, made.threads, made.shared)
-        assert moe_kernels.Launch(**json.loads(about)) == wanted
+        assert moe.Launch(**json.loads(about)) == wanted
         assert code == b"code"
     assert len([*(tmp_path / "kernels").glob("*.cubin")]) == 2
     assert len(calls) == 2
@@ -130,7 +127,7 @@ def test_what_nvcc_refuses_is_not_tried_again(tmp_path):
     text = "this is no CUDA"
     for _ in range(2):
         with pytest.raises(RuntimeError, match="nvcc: ended with status"):
-            moe_kernels.compiled(text, ARCH, tmp_path)
+            exporter.compiled(text, ARCH, tmp_path)
     assert len(list(tmp_path.glob("*.error"))) == 1
 
 
@@ -143,32 +140,33 @@ def test_blocks(tokens):
     rng = np.random.default_rng(tokens)
     ids = rng.integers(0, 7, (200, 3)).astype(np.int32)
     ids[ids == 4] = 5
-    order, counts = moe_data.sorted_slots(ids, 7)
+    order, counts = moe.sorted_slots(ids, 7)
     want_order, want = blocks_of(ids, 7, tokens)
     assert np.array_equal(order, want_order)
-    assert np.array_equal(moe_data.blocks_of(counts, tokens), want)
+    assert np.array_equal(moe.blocks_of(counts, tokens), want)
 
 
 def test_routings_are_uniform_and_cold():
     """One token: no expert comes again before all had their turn; else distinct for each token."""
-    calls = moe_data.routings(128, 8, 1)
+    calls = moe.routings(128, 8, 1)
     assert len(calls) == 16
     assert len(set(np.concatenate(calls).ravel())) == 128
     for tokens in (8, 64, 512):
-        for ids in moe_data.routings(32, 8, tokens):
+        for ids in moe.routings(32, 8, tokens):
             assert ids.shape == (tokens, 8)
             assert all(len(set(row)) == 8 for row in ids)
     for experts, top_k, rows, k, tokens in (
         (128, 8, 1536, 2048, 1), (128, 8, 2048, 768, 8), (8, 2, 28672, 4096, 64),
     ):  # fmt: skip
-        size = moe_data.Operands.of(
-            replace(SMALL, experts=experts, top_k=top_k, rows=rows, k=k), tokens
-        )
-        calls = moe_data.routings(experts, top_k, tokens)
-        sets = moe_data.set_count(size, calls, 50 << 20)
-        touched = [np.unique(ids).size * size.expert_bytes for ids in calls]
-        moved = sets * (sum(touched) if tokens == 1 else min(touched))
-        assert moved >= 3 * (50 << 20)
+        gemm = replace(SMALL, experts=experts, top_k=top_k, rows=rows, k=k)
+        calls = moe.routings(experts, top_k, tokens)
+        made = moe.operands(gemm, tokens)
+        each, size = moe.weight_bytes(gemm, made, calls)
+        expert = rows * k // 2 + rows * k // 16
+        assert size == experts * expert
+        touched = [np.unique(ids).size * expert for ids in calls]
+        assert each == (sum(touched) if tokens == 1 else min(touched))
+        assert gpu.set_count(each, size, 50 << 20, len(calls)) * each >= 3 * (50 << 20)
 
 
 def test_sizes():
@@ -176,13 +174,14 @@ def test_sizes():
     for fmt, group, zeros in (("nvfp4", 16, False), ("mxfp4", 32, False), ("int4", 128, True),
                               ("int4", 64, False), ("int4", 32, True)):  # fmt: skip
         gemm = replace(SMALL, fmt=fmt, group=group, zeros=zeros, k=256)
-        size = moe_data.Operands.of(gemm, 4)
-        each = scale_bytes(fmt, group, zeros)
-        assert size.scale_count * size.scale_size == each
-        assert size.scale_blocks == (2 if group == 128 else 4)
-        blocks = 128 // 64 * size.scale_blocks
-        assert size.expert_bytes == 128 * 256 // 2 + blocks * each
-        assert (size.slots, size.x_rows, size.columns) == (8, 4, 64)
+        made = {each.name: each for each in moe.operands(gemm, 4)}
+        assert np.prod(made["packed"].shape) == 3 * 128 * 256 // 2
+        blocks = (3, 128 // 64, 2 if group == 128 else 4)
+        assert made["block_scale"].shape == (*blocks, scale_bytes(fmt, group, zeros))
+        assert made["block_scale"].dtype == "uint8"
+        assert made["x"].shape == (4, 256)
+        assert made["out"].shape == (8, 64)
+        assert made["factor"].range == (2.0**-6, 2.0**-6)
 
 
 # ---- A candidate --------------------------------------------------------------------------------
@@ -194,14 +193,13 @@ class Emulated:
     def __init__(self, of, gemm, held):
         self.kernel, self.code = kernel(of, gemm)
         self.held = held
-        self.about = moe_kernels.Launch(of.rows, of.tokens, self.kernel.threads, self.kernel.shared)
+        self.about = moe.Launch(of.rows, of.tokens, self.kernel.threads, self.kernel.shared)
 
     def launch(self, arguments, grid, stream):
         assert stream == 0
         held = self.held()
         tensors = [held.x, *held.weights[0], held.factor, None, None, held.orders[0]]
-        tables = held._tables[0, self.about.tokens]
-        tensors += [tables.blocks, tables.count, held.out]
+        tensors += [*held.tables[0, self.about.tokens], held.out]
         pointers, numbers = arguments[:10], arguments[10:]
         for pointer, each in zip(pointers, tensors, strict=True):
             assert isinstance(pointer, ctypes.c_void_p)
@@ -236,17 +234,11 @@ def on_cpu(monkeypatch):
     monkeypatch.setattr(gpu, "l2_bytes", lambda: 1)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 0)
-
-    class Properties:
-        total_memory = 1 << 30
-
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
+    monkeypatch.setattr(gpu, "crowded", lambda: True)
     timed = []
     monkeypatch.setattr(gpu, "times", lambda run, sets, timing: timed.append(sets) or (1e-5,))
     yield timed
-    moe_gpu._held.clear()
-    moe_gpu._weights.cache_clear()
+    worker.held.clear()
 
 
 GEMMS = [
@@ -267,31 +259,30 @@ def test_candidates_agree_with_the_default(gemm, on_cpu, monkeypatch):
     }
 
     def holding():
-        (held,) = moe_gpu._held.values() or (making[0],)
-        return held
+        return making[0]
 
     making = []
-    first = moe_gpu._Held._run
+    first = moe.Held.run
 
     def run(self, kernel):
         making[:] = [self]
         return first(self, kernel)
 
-    monkeypatch.setattr(moe_gpu._Held, "_run", run)
+    monkeypatch.setattr(moe.Held, "run", run)
     monkeypatch.setattr(
-        moe_gpu.Kernel, "of", staticmethod(lambda library: Emulated(plans[library], gemm, holding))
+        moe.Kernel, "of", staticmethod(lambda library: Emulated(plans[library], gemm, holding))
     )
-    good = moe_gpu.measure("other", gemm, 4, Timing(), "default")
+    good = moe.measure("other", gemm, 4, Timing(), "default")
     assert (good.run_secs, good.error, good.broken) == ((1e-5,), None, False)
-    (held,) = moe_gpu._held.values()
+    (held,) = worker.held.values()
     assert torch.isfinite(held.out.float()).all()
     assert held.out.float().abs().mean() > 1e-3
     assert on_cpu == [held.calls()]
     # While a graph is captured, nothing may be copied to the GPU.
-    assert {key for key in held._tables if key[1] == 16} == {(i, 16) for i in range(len(held.ids))}
-    held.wanted[1, 3] += 1
-    monkeypatch.setattr(moe_gpu, "_hold", lambda *_, **__: held)
-    bad = moe_gpu.measure("other", gemm, 4, Timing(), "default")
+    assert {key for key in held.tables if key[1] == 16} == {(i, 16) for i in range(len(held.ids))}
+    held._wanted[0][1, 3] += 1
+    monkeypatch.setattr(moe, "Held", lambda *_: held)
+    bad = moe.measure("other", gemm, 4, Timing(), "default")
     assert "1 of" in str(bad.error)
     assert "differ from the default schedule's" in str(bad.error)
 
@@ -302,7 +293,7 @@ def test_a_launch_that_fails_ends_the_process(on_cpu, monkeypatch):
     def fail(library):
         raise RuntimeError("cuLaunchKernel: CUresult 700")
 
-    monkeypatch.setattr(moe_gpu.Kernel, "of", staticmethod(fail))
-    found = moe_gpu.measure("a", SMALL, 4, Timing(), "a")
+    monkeypatch.setattr(moe.Kernel, "of", staticmethod(fail))
+    found = moe.measure("a", SMALL, 4, Timing(), "a")
     assert found.broken
     assert found.error == "run: cuLaunchKernel: CUresult 700"

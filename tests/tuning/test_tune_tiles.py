@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from contextlib import nullcontext
 
 import numpy as np
@@ -99,7 +98,7 @@ def test_a_candidate_becomes_a_library(tmp_path, name):
     work = of(name, 16)
     tuning = task.Task(work, ARCH, Store(tmp_path, print), [], print)
     [default] = tuning.baselines(9)
-    built = pickle.dumps(tuning.to_build(default))
+    built = tuning.to_build(default)
     target = str(tuning.target)
     assert worker.build(built, target, exporter.CUDA, str(tmp_path / "x.so"))
     told = read_manifest(tmp_path / "x.so")
@@ -258,11 +257,11 @@ def test_what_is_compared_is_not_the_workspace(monkeypatch):
 
         return run
 
-    monkeypatch.setattr(gpu, "_load", load)
+    monkeypatch.setattr(gpu.Held, "load", lambda self, library: load(library))
     monkeypatch.setattr(gpu, "DEVICE", "cpu")
     monkeypatch.setattr(gpu, "l2_bytes", lambda: 64)
     monkeypatch.setattr(gpu, "_on_stream", nullcontext)
-    held = gpu._Held(made, "default")
+    held = gpu.Held(made, "default")
     assert held.differs(load("other")) is None
     assert "'out'" in held.differs(load("wrong"))
 
@@ -296,6 +295,6 @@ def test_what_no_kernel_can_be_made_of_is_no_trial(tmp_path):
     work = of(LINEAR, 1)
     tuning = task.Task(work, ARCH, Store(tmp_path, print), [], print)
     [default] = tuning.baselines(9)
-    made = pickle.dumps(tuning.to_build(default))
+    made = tuning.to_build(default)
     with pytest.raises(worker.Illegal, match="two stages do not fit"):
         worker.build(made, "{}", f"{__name__}:refuse", str(tmp_path / "x.so"))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +22,8 @@ class WorkerBuilder(PyBuilder):
         exporter: ``module:function (module, target, out)`` that a worker calls.
         folder: where libraries lie.
         timeout: seconds that a candidate may take.
-        module: candidate's module, library -> the pickled module to build in its place, and a key:
-            of those with the same one (`worker.build` keeps libraries) the first is built alone.
+        module: candidate's module, library -> what `worker.build` is to build in its place, and a
+            key: of those with the same one (it keeps libraries) the first is built alone.
         ahead: return at once; `WorkerRunner` waits for the build of what it is to measure.
     """
 
@@ -35,18 +33,13 @@ class WorkerBuilder(PyBuilder):
         exporter: str,
         folder: Path,
         timeout: float = 30.0,
-        module: Callable[[Any, str], tuple[bytes, Any]] = lambda mod, name: (
-            pickle.dumps(mod),
-            name,
-        ),
+        module: Callable[[Any, str], tuple[Any, Any]] = lambda mod, library: (mod, library),
         ahead: bool = False,
     ) -> None:
         self._workers, self._exporter, self._folder = workers, exporter, folder
         self._timeout, self._module, self._ahead = timeout, module, ahead
         self._count = 0
         self._first: dict[Any, Job] = {}
-        self.jobs: dict[str, Job] = {}
-        """Of libraries that were promised."""
 
     def build(self, build_inputs: list[Any]) -> list[BuilderResult]:
         """Return a library, or an error, for each input."""
@@ -59,22 +52,14 @@ class WorkerBuilder(PyBuilder):
             arguments = (module, str(each.target), self._exporter, library)
             made[library] = job = Job(worker.build, arguments, self._timeout)
             if (first := self._first.setdefault(key, job)) is not job:
-                job.ready = partial(_answered, first)
+                job.ready = first.done
         self._workers.to_build += made.values()
+        self._workers.builds.update(made)
         if self._ahead:
-            self.jobs.update(made)
             return [BuilderResult(library, None) for library in made]
-        self._workers.wait(lambda: all(job.answer is not None for job in made.values()))
-        return [_result(library, job.answer) for library, job in made.items()]
-
-
-def _answered(job: Job) -> bool:
-    return job.answer is not None
-
-
-def _result(library: str, answer: Answer | None) -> BuilderResult:
-    if answer is None:
-        return BuilderResult(None, OVER)
-    if answer.error is not None:
-        return BuilderResult(None, f"build: {answer.error}")
-    return BuilderResult(library, None)
+        self._workers.wait(lambda: all(job.done() for job in made.values()))
+        found = {library: job.answer or Answer(None, OVER) for library, job in made.items()}
+        return [
+            BuilderResult(None if answer.error else library, answer.why("build"))
+            for library, answer in found.items()
+        ]

@@ -12,55 +12,12 @@ from typing import Any
 import numpy as np
 from tvm import runtime
 from tvm.ir.utils import derived_object
-from tvm.s_tir.meta_schedule.arg_info import TensorInfo
 from tvm.s_tir.meta_schedule.cost_model import PyCostModel, RandomModel, XGBModel
 from tvm.s_tir.meta_schedule.cost_model.xgb_model import XGBConfig
 from tvm.s_tir.meta_schedule.feature_extractor import PyFeatureExtractor
 from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
 
-from blockscale.building.space import Point, Space, trace_json
-
-_POINT = "int64"
-"""Type of the only argument of a candidate that stands for a point."""
-
-
-def stand_in(sch: Any, point: Point) -> MeasureCandidate:
-    """Return a candidate that stands for ``point``, which nobody has scheduled.
-
-    A cost model is asked for thousands; to replay a trace takes milliseconds.  Its schedule ``sch``
-    says nothing, the shape of its only argument is the point in numbers.
-    """
-    flat = [part for d in point[1] for part in (d if isinstance(d, tuple) else (d,))]
-    return MeasureCandidate(sch, [TensorInfo(_POINT, [point[0], *flat])])
-
-
-def _stands_in(candidate: MeasureCandidate) -> bool:
-    told = candidate.args_info
-    return len(told) == 1 and str(told[0].dtype) == _POINT
-
-
-def trace_of(sketches: Any, candidate: MeasureCandidate) -> list[Any]:
-    """Return the trace of ``candidate`` as JSON, or that of the point for which it stands."""
-    if not _stands_in(candidate):
-        return trace_json(candidate.sch.trace)
-    found: list[Any] = sketches.space.trace(point_of(sketches.space, candidate))
-    return found
-
-
-def point_of(space: Space, candidate: MeasureCandidate) -> Point | None:
-    """Return the point of ``space`` that a candidate is, or stands for; None if it is outside."""
-    if not _stands_in(candidate):
-        return space.point(trace_json(candidate.sch.trace))
-    number, *flat = map(int, candidate.args_info[0].shape)
-    decisions: list[Any] = []
-    for choice in space.designs[number].choices:
-        parts = choice.options[0]
-        if isinstance(parts, tuple):
-            decisions.append(tuple(flat[: len(parts)]))
-            del flat[: len(parts)]
-        else:
-            decisions.append(flat.pop(0))
-    return number, tuple(decisions)
+from blockscale.building.space import Point
 
 
 @derived_object
@@ -76,12 +33,11 @@ class DecisionFeatures(PyFeatureExtractor):
         return [self._row(candidate) for candidate in candidates]
 
     def _row(self, candidate: MeasureCandidate) -> Any:
-        space = self._sketches.space
-        point = point_of(space, candidate)
+        point = self._sketches.point(candidate)
         if point is None:
             return runtime.tensor(np.zeros((0, 1), "float32"))
         if point not in self._rows:
-            row = np.asarray(space.features([point]), "float32")
+            row = np.asarray(self._sketches.space.features([point]), "float32")
             self._rows[point] = runtime.tensor(row)
         return self._rows[point]
 
@@ -108,16 +64,6 @@ class PerTask(PyCostModel):
     def __init__(self, models: Mapping[str, Any]) -> None:
         self._models = models
         self._untold: dict[str, tuple[list[Any], list[Any]]] = {}
-
-    def load(self, path: str) -> None:
-        """Load the model of every task."""
-        for name, model in self._models.items():
-            model.load(f"{path}.{name}")
-
-    def save(self, path: str) -> None:
-        """Save the model of every task."""
-        for name, model in self._models.items():
-            model.save(f"{path}.{name}")
 
     def update(self, context: Any, candidates: list[Any], results: list[Any]) -> None:
         """Keep what the model of the context's task has to learn."""

@@ -2,23 +2,31 @@
 
 MetaSchedule's LocalBuilder starts new processes for every batch (importing tvm costs 1.6 s each
 time), and its timeouts are kept by the worker itself, which a kernel that hangs need not allow.
-These workers stay, and the tuner keeps the time.
+These workers stay, and the tuner keeps the time.  A candidate may crash, hang or exhaust memory; it
+does so in a worker and not in the tuner.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import importlib
 import math
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Pipe, wait
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
+
+from blockscale.building.records import sentence
 
 OVER = "not measured: the session's time was up"
 """Error of a result that is none: nothing is known of the candidate."""
@@ -30,6 +38,8 @@ _KILL_TIMEOUT_S = 10.0
 _MAX_TRIES = 3
 """Servers that a job may lose before it is thought to be the cause."""
 
+_PR_SET_PDEATHSIG = 1
+
 _SPIN_COUNT = "100000"
 """Rounds that an idle OpenMP thread of a measurement spins before it sleeps (GOMP_SPINCOUNT).
 
@@ -39,7 +49,7 @@ default that was gone.  Under a load of 4 the default once gave 16 ms for a kern
 
 _START = (
     "import sys; sys.path[:] = {path!r}; "
-    "from blockscale.tuning.worker import main; main({pipe}, {parent}, {needs!r})"
+    "from blockscale.tuning.components.pool import main; main({pipe}, {parent}, {needs!r})"
 )
 
 
@@ -51,6 +61,10 @@ class Answer:
     error: str | None = None
     lost: bool = False
     """The error is the worker's and not the job's: another worker may try."""
+
+    def why(self, doing: str) -> str | None:
+        """Return the error as records have it."""
+        return self.error if self.error in (None, OVER) else f"{doing}: {self.error}"
 
 
 class Lost(Exception):
@@ -72,38 +86,46 @@ class Job:
     answer: Answer | None = None
     tries: int = 0
 
+    def done(self) -> bool:
+        """Return whether there is an answer."""
+        return self.answer is not None
+
     def end(self, answer: Answer) -> None:
         """Take the answer, and hand it on."""
         self.answer = answer
         self.then(answer)
 
 
+@dataclass(eq=False)
 class Worker:
     """One process; started by the first job, and again by the first job after it died."""
 
-    def __init__(self, log: Path, needs: str = "tvm", max_jobs: int = _MAX_JOBS) -> None:
-        """``log``: where its output goes; ``needs``: the module that it imports at its start."""
-        self._log, self._needs, self._max_jobs = log, needs, max_jobs
-        self._process: subprocess.Popen[bytes] | None = None
-        self.job: Job | None = None
-        self.group = ""
-        self.dead: str | None = None
-        """Why it is given no more jobs."""
-        self.measures = False
-        """Whether its job is a measurement."""
-        self.place = ""
-        """The machine far away for which it stands, and which is lost with it."""
+    log: Path
+    """Where its output goes."""
+    needs: str = "tvm"
+    """The module that its jobs use, "tvm" or "torch": importing it takes seconds, while the tuner
+    prepares its search spaces."""
+    max_jobs: int = _MAX_JOBS
+    job: Job | None = None
+    group: str = ""
+    dead: str | None = None
+    """Why it is given no more jobs."""
+    measures: bool = False
+    """Whether its job is a measurement."""
+    place: str = ""
+    """The machine far away for which it stands, and which is lost with it."""
+    process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start the process unless it runs; returns before it is ready."""
-        if self._process is not None:
+        if self.process is not None:
             return
         self.pipe, theirs = Pipe()
         path = [os.path.abspath(p) for p in sys.path]
-        needs = {"path": path, "pipe": theirs.fileno(), "parent": os.getpid(), "needs": self._needs}
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _START.format(**needs)],
+        told = {"path": path, "pipe": theirs.fileno(), "parent": os.getpid(), "needs": self.needs}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _START.format(**told)],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -112,55 +134,48 @@ class Worker:
                 start_new_session=True,
             )
         theirs.close()
-        self._jobs, self._ready = 0, False
+        self.jobs, self.ready = 0, False
 
     def send(self, job: Job) -> None:
         """Hand over a job; its timeout does not count the start of the process."""
-        if self._process is not None and self._jobs >= self._max_jobs:
+        if self.process is not None and self.jobs >= self.max_jobs:
             self.kill()
         self.start()
-        self._jobs += 1
+        self.jobs += 1
         self.job, self.group = job, job.group
-        self.deadline = time.monotonic() + (job.timeout if self._ready else _START_TIMEOUT_S)
+        self._begin()
         with suppress(BrokenPipeError, ConnectionResetError):  # it died: poll() says so
             self.pipe.send((job.function, tuple(job.arguments)))
 
+    def _begin(self) -> None:
+        assert self.job is not None
+        self._limit = self.job.timeout if self.ready else _START_TIMEOUT_S
+        self.deadline = time.monotonic() + self._limit
+
     def poll(self) -> Answer | None:
         """Return the answer, if it is there or its time is up; does not wait."""
-        assert self.job is not None
         try:
             while self.pipe.poll():
-                said = self.pipe.recv()
-                if self._ready:
-                    return Answer(**said)
-                self._ready = True
-                self.deadline = time.monotonic() + self.job.timeout
+                answer: Answer = self.pipe.recv()
+                if self.ready:
+                    return answer
+                self.ready = True
+                self._begin()
+            if time.monotonic() < self.deadline:
+                return None
+            why = f"timeout: killed after {self._limit:.1f} s"
         except (EOFError, ConnectionResetError):
-            return self._failed(self._death())
-        if time.monotonic() < self.deadline:
-            return None
-        limit = self.job.timeout if self._ready else _START_TIMEOUT_S
-        return self._failed(f"timeout: killed after {limit:.1f} s")
-
-    def call(self, function: Callable[..., Any], *arguments: Any, timeout: float) -> Answer:
-        """Run a job alone and wait for its answer."""
-        self.send(Job(function, arguments, timeout))
-        while (answer := self.poll()) is None:
-            wait([self.pipe], 0.1)
-        self.job = None
-        return answer
-
-    def _failed(self, why: str) -> Answer:
+            why = self._death()
         self.kill()
         if self.place:
             return Answer(None, f"{self.place}: does not answer ({why})", lost=True)
         return Answer(None, why)
 
     def _death(self) -> str:
-        assert self._process is not None
+        assert self.process is not None
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(5)
-        code = self._process.returncode
+            self.process.wait(5)
+        code = self.process.returncode
         if code is not None and code < 0:
             with suppress(ValueError):
                 return f"crashed with {signal.Signals(-code).name}"
@@ -168,14 +183,45 @@ class Worker:
 
     def kill(self) -> None:
         """End the process and everything it started."""
-        if self._process is None:
+        if self.process is None:
             return
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self.process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):  # a driver may hold it until a kernel ends
-            self._process.wait(_KILL_TIMEOUT_S)
+            self.process.wait(_KILL_TIMEOUT_S)
         self.pipe.close()
-        self._process = None
+        self.process = None
+
+
+def main(pipe: int, parent: int, needs: str) -> None:
+    """Serve ``(function, arguments)`` jobs in a worker until the tuner closes the pipe."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # the tuner's ``kill -9`` too
+    if os.getppid() != parent:
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if needs != "torch":  # or tvm_ffi would import torch first, which takes 1.5 s
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    gc.disable()  # or it takes a fifth of what follows, and of every build
+    with suppress(ModuleNotFoundError):  # a job that needs it says so
+        importlib.import_module(needs)
+    gc.freeze()
+    gc.enable()
+    jobs = Connection(pipe)
+    jobs.send(None)  # ready
+    with suppress(EOFError):
+        while True:
+            jobs.send(_answer(jobs.recv_bytes()))
+
+
+def _answer(data: bytes) -> Answer:
+    try:
+        function, arguments = pickle.loads(data)
+        return Answer(function(*arguments))
+    except Lost as error:
+        return Answer(None, str(error), lost=True)
+    except Exception as error:
+        traceback.print_exc()
+        return Answer(None, sentence(error))
 
 
 @dataclass
@@ -197,6 +243,8 @@ class Workers:
     say: Callable[[str], None] = print
     to_build: list[Job] = field(default_factory=list)
     to_measure: list[Job] = field(default_factory=list)
+    builds: dict[str, Job] = field(default_factory=dict)
+    """By library, of those that nobody has asked to measure."""
 
     def __post_init__(self) -> None:
         """Let a builder measure where nobody else does."""
@@ -239,25 +287,20 @@ class Workers:
         """Give every idle worker of ``own`` a job of ``queue``, if possible one of its group."""
         measures = queue is self.to_measure
         for worker in own:
-            others = (each for each in self._all if each.job is not None)
-            if self.exclusive and any(each.measures != measures for each in others):
+            busy = {each.measures for each in self._all if each.job is not None}
+            if self.exclusive and (not measures) in busy:
                 return
-            ready = self._ready(queue) if worker.job is None and worker.dead is None else []
-            if ready:
-                job = next((j for j in ready if j.group == worker.group), ready[0])
+            if worker.job is not None or worker.dead is not None:
+                continue
+            ready = {job: job.ready() for job in queue}
+            for job in [job for job, may in ready.items() if may is None]:
+                queue.remove(job)
+                job.end(Answer(None, OVER))
+            if fit := [job for job, may in ready.items() if may]:
+                job = next((each for each in fit if each.group == worker.group), fit[0])
                 queue.remove(job)
                 worker.measures = measures
                 worker.send(job)
-
-    @staticmethod
-    def _ready(queue: list[Job]) -> list[Job]:
-        """Return the jobs that may start; answer those that never will."""
-        found = [(job, job.ready()) for job in queue]
-        for job, ready in found:
-            if ready is None:
-                queue.remove(job)
-                job.end(Answer(None, OVER))
-        return [job for job, ready in found if ready]
 
     def _take(self, worker: Worker) -> None:
         """Take a worker's answer if it is there, and hand it on."""

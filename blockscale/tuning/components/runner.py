@@ -37,7 +37,6 @@ class WorkerRunner(PyRunner):
             returns a `Measurement`.
         finish: is told a library and its `Measurement` as soon as it is there; TVM's callbacks
             hear of it when the whole batch has ended, too late for one that may be killed.
-        built: builds that may still go on, by library (`WorkerBuilder.jobs`).
     """
 
     def __init__(
@@ -45,10 +44,8 @@ class WorkerRunner(PyRunner):
         workers: Workers,
         job: Callable[[str, Sequence[Any], Any], Job] = alone,
         finish: Callable[[str, Measurement], None] = lambda library, result: None,
-        built: dict[str, Job] | None = None,
     ) -> None:
         self.workers, self.job, self.finish = workers, job, finish
-        self.built = {} if built is None else built
 
     def run(self, runner_inputs: list[Any]) -> list[Any]:
         """Return a future for each input."""
@@ -62,22 +59,22 @@ class Measured(PyRunnerFuture):
     def __init__(self, runner: Any, library: str, args_info: Any) -> None:
         self._runner, self._library, self._args_info = runner, library, args_info
         self._result: Measurement | None = None
-        build = runner.built.pop(library, Job(len, (), answer=Answer(None)))
-        if build.answer is None:
+        build = runner.workers.builds.pop(library, None)
+        if build is not None and not build.done():
             build.then = self._built
         else:
-            self._built(build.answer)
+            self._built((build and build.answer) or Answer(None))
 
     def _built(self, answer: Answer) -> None:
         if answer.error is not None:
-            self._finish(Measurement((), f"build: {answer.error}"))
+            self._finish(Measurement((), answer.why("build")))
             return
         job = self._runner.job(self._library, self._args_info, answer.value)
         job.then = self._measured
         self._runner.workers.to_measure.append(job)
 
     def _measured(self, answer: Answer) -> None:
-        why = answer.error and (answer.error if answer.error == OVER else f"run: {answer.error}")
+        why = answer.why("run")
         self._finish(Measurement((), why) if why else answer.value)
 
     def _finish(self, result: Measurement) -> None:

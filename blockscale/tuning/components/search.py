@@ -13,14 +13,12 @@ from random import Random
 from typing import Any
 
 from tvm.ir.utils import derived_object
-from tvm.s_tir import Schedule
 from tvm.s_tir.meta_schedule.runner import RunnerResult
 from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate, PySearchStrategy
 
 from blockscale.building.records import FAILED_S, median_us
-from blockscale.building.space import Point, Space, new_schedule, replay, trace_json
+from blockscale.building.space import Point, Space, replay, trace_json
 from blockscale.building.store import argument_infos
-from blockscale.tuning.components.features import stand_in
 
 _WARMUP = 8
 """Measured points before the model is asked; below, points are drawn at random."""
@@ -35,11 +33,12 @@ _MAX_ILLEGAL = 64
 """Points in a row that TensorIR refuses before the search is given up."""
 
 
-class _DecisionSearch(PySearchStrategy):
+@derived_object
+class DecisionSearch(PySearchStrategy):
     """Proposes points of the space of ``sketches``, best guess first, never one that is known.
 
     ``known``: traces as JSON with microseconds (infinite: it failed), of earlier sessions.
-    ``schedules=False``: candidates stand for points (`features.stand_in`); who builds schedules.
+    ``schedules=False``: candidates stand for points (`Sketches.stand_in`); who builds schedules.
     """
 
     def __init__(
@@ -54,11 +53,6 @@ class _DecisionSearch(PySearchStrategy):
         self._rng = Random(seed)
         self.known: dict[Point, float] = {}
         self._pending: set[Point] = set()
-        self._stand_ins: dict[Point, MeasureCandidate] = {}
-        self._untold: list[Point] = []
-        self._flying: dict[int, tuple[Point, ...]] = {}
-        """Points of candidates that are being measured, by address."""
-        self._space: Space | None = None
 
     def _initialize_with_tune_context(self, context: Any) -> None:
         self._context = context
@@ -76,17 +70,20 @@ class _DecisionSearch(PySearchStrategy):
         """Return a strategy that has measured nothing."""
         return DecisionSearch(self._sketches, self._seed, self._earlier, self._schedules)
 
-    @property
+    @cached_property
     def space(self) -> Space:
-        """The space, with what is known of it told."""
-        if self._space is None:
-            self._space = self._sketches.space
-            found = [(self._space.point(trace), us) for trace, us in self._earlier]
-            for point, us in found:
-                if point is not None:
-                    self.tell(point, us)
-                    self._untold.append(point)
-        return self._space
+        """The space, with what is known of it told, to the model as well."""
+        space: Space = self._sketches.space
+        for trace, us in self._earlier:
+            if (point := space.point(trace)) is not None:
+                self.tell(point, us)
+        if self.known:
+            seconds = (us / 1e6 if us < math.inf else FAILED_S for us in self.known.values())
+            results = [RunnerResult([each], None) for each in seconds]
+            self._model.update(
+                self._context, list(map(self._sketches.stand_in, self.known)), results
+            )
+        return space
 
     def generate_measure_candidates(self) -> list[MeasureCandidate] | None:
         """Return the next candidates; None when the space is exhausted."""
@@ -104,9 +101,7 @@ class _DecisionSearch(PySearchStrategy):
     def _candidate(self, point: Point) -> MeasureCandidate | None:
         """Schedule ``point``; None when TensorIR refuses it, or made a known one of it."""
         if not self._schedules:
-            [made] = self._standing([point])
-            self._flying[made.__chandle__()] = (point,)
-            return made
+            return self._sketches.stand_in(point)
         try:
             sch = replay(self._context.mod, self.space.trace(point))
         except Exception:  # e.g. the design needs another number of loops for these decisions
@@ -114,18 +109,15 @@ class _DecisionSearch(PySearchStrategy):
             return None
         same = self.space.point(trace_json(sch.trace)) or point
         if same != point:  # TVM clipped a tile
-            if same in self.known or same in self._pending:
-                self.tell(point, self.known.get(same, math.inf))
+            self.tell(point, self.known.get(same, math.inf))
+            if not self._fresh([same], 1):
                 return None
-            self._pending.add(same)
-        made = MeasureCandidate(sch, argument_infos(sch.mod) or [])
-        self._flying[made.__chandle__()] = (point, same)
-        return made
+        return MeasureCandidate(sch, argument_infos(sch.mod) or [])
 
     def notify_runner_results(self, candidates: Any, results: Any) -> None:
         """Learn what candidates took; one without a result that was not run is known no better."""
         for candidate, result in zip(candidates, results, strict=True):
-            for point in self._flying.pop(candidate.__chandle__(), ()):
+            if (point := self._sketches.point(candidate)) is not None:
                 self.tell(point, median_us([float(s) for s in result.run_secs or ()]))
 
     def tell(self, point: Point, us: float) -> None:
@@ -145,19 +137,18 @@ class _DecisionSearch(PySearchStrategy):
         chosen = self._fresh(self._ranked(), min(max(guess, 1), count))
         return chosen + self._fresh(self._draws(count * 8), count - len(chosen))
 
+    def _unknown(self, points: list[Point]) -> list[Point]:
+        return [p for p in points if p not in self.known and p not in self._pending]
+
     def _fresh(self, points: list[Point], count: int) -> list[Point]:
-        found: dict[Point, None] = {}
-        for point in points:
-            if len(found) >= count:
-                break
-            if point not in self.known and point not in self._pending:
-                found[point] = None
+        """Return at most so many of ``points`` that are unknown, each once; they are pending."""
+        found = list(dict.fromkeys(self._unknown(points)))[:count]
         self._pending.update(found)
-        return list(found)
+        return found
 
     def _draws(self, count: int) -> list[Point]:
         if self._all is not None:
-            unknown = [p for p in self._all if p not in self.known and p not in self._pending]
+            unknown = self._unknown(self._all)
             return self._rng.sample(unknown, min(count, len(unknown)))
         return [self.space.random(self._rng) for _ in range(count)]
 
@@ -180,26 +171,5 @@ class _DecisionSearch(PySearchStrategy):
     def _sorted(self, points: list[Point]) -> list[Point]:
         if not points:
             return []
-        if self._untold:
-            told, self._untold = self._untold, []
-            self._model.update(self._context, self._standing(told), list(map(self._said, told)))
-        scores = self._model.predict(self._context, self._standing(points))
+        scores = self._model.predict(self._context, list(map(self._sketches.stand_in, points)))
         return [points[i] for i in (-scores).argsort(kind="stable")]
-
-    def _said(self, point: Point) -> RunnerResult:
-        us = self.known[point]
-        return RunnerResult([us / 1e6 if math.isfinite(us) else FAILED_S], None)
-
-    def _standing(self, points: list[Point]) -> list[MeasureCandidate]:
-        for point in points:
-            if point not in self._stand_ins:
-                self._stand_ins[point] = stand_in(self._blank, point)
-        return [self._stand_ins[point] for point in points]
-
-    @cached_property
-    def _blank(self) -> Schedule:
-        """A schedule without a step."""
-        return new_schedule(self._context.mod)
-
-
-DecisionSearch = derived_object(_DecisionSearch)

@@ -1,1 +1,0 @@
-"""Measuring the GEMMs of MoE layers."""
