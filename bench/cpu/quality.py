@@ -1,6 +1,6 @@
 """What 4-bit weights and FP8 rows cost two small language models that are trained here: perplexity.
 
-    python -m bench.quality --seconds 180 --out quality.json
+    python -m bench.cpu.quality --seconds 180 --out quality.json
 
 A Llama and a Mixtral (8 experts, 2 of them a token) read Python's documentation for ``--seconds``
 each, as in the demo; topics that they have not read are then predicted with weights of each format
