@@ -14,6 +14,7 @@ from blockscale.base.sizes import ceil_div, round_up
 from blockscale.base.targets import BULK_COPIES, CTA_RESERVED, GPU_TARGETS, WGMMA, Gpu
 from blockscale.specs import Linear
 from blockscale.specs.plans.linear import LinearTile
+from blockscale.specs.plans.moe import BYTE_SUMS
 
 SMS = GPU_TARGETS["sm_90a"].sms
 """Of an H100 SXM or H200; cards of other architectures have about as many, and fewer."""
@@ -160,8 +161,13 @@ def _of_words(spec: Linear, rows: int, arch: Gpu) -> list[LinearTile]:
 def _of_bytes(spec: Linear, rows: int, arch: Gpu) -> list[LinearTile]:
     """Return the tiles of operands of 8 bits: of each shape and order those of least `_cost`."""
     made = [
-        LinearTile("wgmma", height, tokens, warps, 1, ctas, 2, raster, by_bytes=True)
+        LinearTile(
+            *("wgmma", height, tokens, warps, 1, ctas, blocks, raster),
+            by_bytes=True,
+            partial=part,
+        )
         for height, warps, ctas in BYTE_SHAPES
+        for blocks, part in BYTE_SUMS[False]
         for tokens in BYTE_WIDTHS
         if tokens <= max(rows, 64)
         for raster in (("rows", "cols") if rows > 256 else ("rows",))

@@ -43,7 +43,7 @@ BYTES: dict[str, Any] = {
     "rows": 256,
     "tokens": 24,
     "slices": 1,
-    "partial": True,
+    "partial": 128,
 }
 
 # ---- Decoding -----------------------------------------------------------------------------------
@@ -199,13 +199,15 @@ def right(of: Of, ids: np.ndarray, limit: float = 4e-3, **options: Any) -> None:
 
 @each(
     activation=["swiglu", "relu2", "none"],
-    partial=[True, False],
+    form=[(128, 2), (256, 4), (128, 4), (0, 2), (0, 4)],
     sizes=[(320, 192), (96, 96), (256, 448)],
 )
-def test_gemms_of_bytes(activation: str, partial: bool, sizes: tuple[int, int]) -> None:
+def test_gemms_of_bytes(activation: str, form: tuple[int, int], sizes: tuple[int, int]) -> None:
     """K that ends within a stage, rows within a tile, several tiles and stages in a small ring."""
     hidden, intermediate = sizes
-    of = plan(**BYTES | {"activation": activation, "partial": partial, "stages": 2})
+    partial, blocks = form
+    sums = {"partial": partial, "fast": not partial, "blocks_k": blocks, "stages": 2}
+    of = plan(**BYTES | sums | {"activation": activation})
     right(of, ids_of(60), hidden=hidden, intermediate=intermediate, bias=True, scaled=True)
 
 
