@@ -118,6 +118,7 @@ def _linear_kin(spec: Linear, part: int | None) -> list[Linear]:
         activation="silu" if spec.gated else "none",
         gated=spec.gated,
         act_fmt=spec.act_fmt if spec.layout == "tiles64e" else "",
+        fast_accum=spec.fast_accum,
     )
     return [plain] if plain != spec else []
 

@@ -167,7 +167,7 @@ def _of_bytes(spec: Linear, rows: int, arch: Gpu) -> list[LinearTile]:
             partial=part,
         )
         for height, warps, ctas in BYTE_SHAPES
-        for blocks, part in BYTE_SUMS[False]
+        for blocks, part in BYTE_SUMS[spec.fast_accum]
         for tokens in BYTE_WIDTHS
         if tokens <= max(rows, 64)
         for raster in (("rows", "cols") if rows > 256 else ("rows",))

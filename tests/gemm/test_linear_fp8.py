@@ -49,9 +49,16 @@ def wgmma(rows: int, tokens: int, warps: int, ctas: int = 1) -> LinearTile:
     return LinearTile("wgmma", rows, tokens, warps, 1, ctas, 2)
 
 
-def byte(rows: int, tokens: int, ctas: int = 1, raster: str = "rows") -> LinearTile:
-    sizes = rows, tokens, rows // 32, 1, ctas, 2, raster
-    return LinearTile("wgmma", *sizes, by_bytes=True, partial=128)
+def byte(
+    rows: int,
+    tokens: int,
+    ctas: int = 1,
+    raster: str = "rows",
+    blocks: int = 2,
+    partial: int = 128,
+) -> LinearTile:
+    sizes = rows, tokens, rows // 32, 1, ctas, blocks, raster
+    return LinearTile("wgmma", *sizes, by_bytes=True, partial=partial)
 
 
 GATED = {"activation": "silu", "gated": True}
@@ -66,6 +73,17 @@ CASES = {
         spec(195, 704, "float16", **FLOAT, residual=True),
         LinearTile("wgmma", 128, 152, 8, 1, 1, 2, by_bytes=True, partial=128),
         155,
+    ),
+    "bytes, 256 of K": (spec(320, 1472, **FLOAT), byte(256, 40, blocks=4, partial=256), 37),
+    "bytes, fast": (
+        spec(320, 1472, **FLOAT, fast_accum=True),
+        byte(256, 40, blocks=2, partial=0),
+        37,
+    ),
+    "bytes, fast, ctas": (
+        spec(128, 2880, **FLOAT, fast_accum=True),
+        byte(128, 16, 4, blocks=4, partial=0),
+        17,
     ),
     "bytes, gated": (spec(330, 416, **GATED, **FLOAT, residual=True), byte(256, 48), 50),
     "bytes, relu2": (spec(129, 96, activation="relu2"), byte(128, 80), 81),
@@ -150,10 +168,11 @@ def test_where_8_bits_are_multiplied() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"unit": "mma", "warps": 4}, "multiplied by wgmma"),
-        ({"blocks_k": 1}, "128 k in a stage"),
+        ({"unit": "mma", "warps": 4}, "wgmma multiplies operands of 8 bits"),
+        ({"blocks_k": 1}, "has 2 or 4 blocks of K"),
+        ({"partial": 192}, "192 channels do not divide the 128 of a stage"),
         ({"rows": 256, "tokens": 32}, "one or two tiles of 16 rows"),
-        ({"tokens": 128}, "more than 168 sums"),
+        ({"rows": 256, "warps": 8, "tokens": 128}, "192 sums of a thread are more than 168"),
     ],
 )
 def test_illegal_tiles(changes: dict[str, Any], said: str) -> None:
@@ -164,6 +183,7 @@ def test_illegal_tiles(changes: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"layout": "tiles64", "fast_accum": True}, "fast_accum=True is for layout='tiles64e'"),
         ({"fmt": "nvfp4"}, "'tiles64e' is for fmt='mxfp4' and act_fmt='fp8'"),
         ({"act_fmt": ""}, "'tiles64e' is for fmt='mxfp4' and act_fmt='fp8'"),
         ({"by_row": True}, "each row has a global scale in any case"),

@@ -248,8 +248,10 @@ def test_partial_is_for_bytes_alone() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"unit": "mma", "rows": 64}, "multiplied by wgmma"),
-        ({"blocks_k": 1}, "128 k in a stage"),
+        ({"unit": "mma", "rows": 64}, "eight warps of wgmma"),
+        ({"blocks_k": 1}, "has 2 or 4 blocks of K"),
+        ({"partial": 96}, "96 channels do not divide the 128 of a stage"),
+        ({"partial": 256}, "256 channels do not divide the 128 of a stage"),
         ({"rows": 64}, "eight warps"),
         ({"rows": 128, "tokens": 176}, "176 sums"),
         ({"tokens": 128}, "192 sums"),

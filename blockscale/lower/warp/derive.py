@@ -202,7 +202,7 @@ class _Derivation:
         return int(found[stages]), int(found.get(partial, 0))
 
     def _check_partial(self, partial: int, blocks: int) -> None:
-        """MMAs sum up part of a stage, or all of K where the function allows for their precision."""
+        """MMAs sum up part of a stage, or all of K where the function allows it."""
         name = f"{PREFIX}partial"
         if partial % 64 or (partial and blocks % (partial // 64)):
             raise LoweringError(
@@ -212,9 +212,8 @@ class _Derivation:
         by_bytes = str(self.mma.operands["A"].buffer.dtype) == E4M3
         if by_bytes and not partial and not self.reader.fast:
             raise LoweringError(
-                f"loop over K: without '{name}' MMAs of 8 bits sum up all of K in some 14 bits, but "
-                f"the function has no attribute '{FAST}'; annotate '{name}', or let it have fast "
-                "sums"
+                f"loop over K: without '{name}' MMAs of 8 bits sum up all of K in some 14 bits, "
+                f"but the function has no attribute '{FAST}'; annotate '{name}'"
             )
 
     def _fastest(self) -> str:

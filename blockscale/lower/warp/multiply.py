@@ -340,8 +340,8 @@ class Products(Frame):
     def _wgmma_bytes(self) -> list[str]:
         """The same of operands of 8 bits, 64 of K of a tile of 16 rows at a time: a unit.
 
-        With `Kernel.partial` some units of a tile, a run, have sums of their own: once they are done
-        these are added to the tile's, while other warps' products run.  Else a unit is decoded
+        With `Kernel.partial` some units of a tile, a run, have sums of their own: once they are
+        done these are added to the tile's, while other warps' products run.  Else a unit is decoded
         while the products of those before run.
         """
         k = self.kernel

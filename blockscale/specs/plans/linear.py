@@ -143,5 +143,5 @@ class LinearTile:
             odd = wgmma and (self.tiles_m * self.blocks_k % 2 or self.blocks_k > 2)
             return "wgmma takes an even number of units in a stage" if odd else None
         if not wgmma or self.tiles_m > 2:
-            return "operands of 8 bits are multiplied by wgmma, one or two tiles of 16 rows of a warp"
+            return "wgmma multiplies operands of 8 bits, one or two tiles of 16 rows of a warp"
         return illegal_bytes(self.blocks_k, self.partial, self.tiles_m, self.tokens)

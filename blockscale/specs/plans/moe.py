@@ -64,7 +64,7 @@ ATTRIBUTE = "blockscale.moe"
 """Function attribute: the fields of `MoeGemm`."""
 
 FAST = "blockscale.fast_accum"
-"""Function attribute: the MMA's sums of 8-bit operands, which have some 14 bits, are good enough."""
+"""Function attribute: MMAs of 8 bits, whose sums have some 14 bits, may sum up all of K."""
 
 AFTER = "blockscale.after"
 """Function attribute: parameters that the kernel before it in the stream writes, which it may not
