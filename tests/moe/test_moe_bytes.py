@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+import tvm
 
 import blockscale as bs
 from blockscale import emulator
@@ -232,15 +233,51 @@ def test_16_bits_of_the_same_bytes(unit: str, activation: str) -> None:
     right(of, ids_of(21), hidden=160, intermediate=96, bias=True, scaled=True)
 
 
-def test_half_a_stage_at_the_end_serialises_no_products() -> None:
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"tokens": 96, "blocks_k": 4, "partial": 256},
+        {"tokens": 152, "partial": 0, "fast": True},
+    ],
+)
+def test_part_of_a_stage_at_the_end_serialises_no_products(form: dict[str, Any]) -> None:
     """K of 45 blocks of 64, as gpt-oss has it."""
-    of = plan(**BYTES | {"tokens": 96, "stages": 4})
+    of = plan(**BYTES | form | {"stages": 3})
     text = emit(derive(moe_harness.scheduled(of, of.gemm(3, 256, 2880, 2))), "moe")
-    assert not compile_cuda_source(text, "sm_90a").losses
+    made = compile_cuda_source(text, "sm_90a")
+    assert not made.losses
+    if form["partial"]:
+        assert not any(found["spills"] for found in made.resources)
+
+
+def test_sums_apart_are_what_the_function_says() -> None:
+    """An edit of the annotation's text changes when sums are added; one that does not fit fails."""
+    of = plan(**BYTES | {"partial": 256, "blocks_k": 4})
+    text = moe_harness.scheduled(of, of.gemm(3, 256, 512, 2)).script()
+    said = '"blockscale.partial": 256'
+    assert text.count(said) == 1
+    for channels, count in ((256, 2), (128, 4), (64, 8)):
+        edited = derive(
+            tvm.script.from_source(text.replace(said, said.replace("256", str(channels))))
+        )
+        assert edited.partial == channels
+        # Of a loop, and of the last run behind it.
+        assert emit(edited, "moe").count("+= part[q];") == count + 1
+    with pytest.raises(LoweringError, match="192, which does not divide the 256 channels"):
+        derive(tvm.script.from_source(text.replace(said, said.replace("256", "192"))))
+
+
+def test_fast_sums_want_an_attribute() -> None:
+    of = plan(**BYTES | {"partial": 0})
+    with pytest.raises(LoweringError, match=r"without 'blockscale\.partial'.*no attribute"):
+        derive(moe_harness.scheduled(of, of.gemm(3, 256, 256, 2)))
+    fast = replace(of, fast=True)
+    made = derive(moe_harness.scheduled(fast, fast.gemm(3, 256, 256, 2)))
+    assert "part[" not in emit(made, "moe")
 
 
 def test_partial_is_for_bytes_alone() -> None:
-    of = plan(unit="wgmma", rows=256, tokens=24, slices=1, partial=True)
+    of = plan(unit="wgmma", rows=256, tokens=24, slices=1, partial=128)
     with pytest.raises(LoweringError, match=r"are not 'blockscale\.stages' alone"):
         derive(moe_harness.scheduled(of, of.gemm(3, 256, 128, 2)))
 
