@@ -356,8 +356,6 @@ class Products(Frame):
                 self.at(),
                 f"bs_mbar_wait({self.full}, parity);",
                 *self._rows_fence(),
-                # Registers of the loop would be copied while products read them.
-                *([f"uint32_t {self._banks(banks)};"] if last else []),
                 *self._byte_codes(0, *units[0]),
             ]
             for number, (i, b) in enumerate(units):
