@@ -53,7 +53,7 @@ E4M3 = "float8_e4m3fn"
 BYTE_BLOCKS = (2, 4)
 """Blocks of 64 k in a stage of operands of 8 bits."""
 
-BYTE_SUMS = {False: ((4, 256), (2, 128)), True: ((2, 0), (4, 0))}
+BYTE_SUMS = {False: ((4, 256), (2, 128)), True: ((4, 0), (2, 0))}
 """Blocks of 64 k of a stage and `MoeTile.partial` that are tried, without and with fast sums."""
 
 
