@@ -361,12 +361,12 @@ class Products(Frame):
             for number, (i, b) in enumerate(units):
                 bank = b % run if run else number % banks
                 before = units[number - 1][0] if number else k.tiles_m - 1
-                if run and b % run == 0 and not (last and number == 0):
-                    lines += self._take(before, banks)
-                elif not run and not last:
+                taken = self._take(before, banks) if run and b % run == 0 else []
+                if last and taken:  # few units: all before are done
+                    lines += taken if number else []
+                    taken = []
+                elif not last and (taken or not run):
                     lines += [f"bs_wgmma_wait<{banks - 1}>();", *self._held([bank])]
-                if number == release:
-                    lines += ["__syncwarp();", "if (before && lane == 0) bs_mbar_arrive(before);"]
                 if number + 1 < len(units):
                     lines += self._byte_codes(number + 1, *units[number + 1])
                 lines += [
@@ -375,6 +375,12 @@ class Products(Frame):
                         f"scales{number}.decode(code{number}.{c}, bank{bank} + {2 * j});"
                         for j, c in enumerate("xyzw")
                     ),
+                    # Without the first fence ptxas decodes when the products are done.
+                    *(["bs_wgmma_fence();", *taken] if taken else []),
+                ]
+                if number == release:
+                    lines += ["__syncwarp();", "if (before && lane == 0) bs_mbar_arrive(before);"]
+                lines += [
                     "bs_wgmma_fence();",
                     *self._byte_products(i, b, f"bank{bank}"),
                     "bs_wgmma_commit();",
