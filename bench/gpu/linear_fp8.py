@@ -31,7 +31,7 @@ from torch.nn import functional
 import blockscale as bs
 from bench import measure
 from bench.gpu.linear import BOUND, CALLS, COLD_BYTES, SIZES, microseconds
-from bench.moe.fp8 import quantised
+from bench.moe.fp8 import quantised, row_scales
 from blockscale.specs import Linear
 
 FORMAT = 1
@@ -75,7 +75,7 @@ def copies(weight: bs.LinearWeights) -> list[bs.LinearWeights]:
 
 def scaled(dense: Tensor) -> tuple[Tensor, Tensor]:
     """Return E4M3 codes of rows, and their scales [rows, 1]."""
-    scale = dense.float().abs().amax(-1, keepdim=True) / 448
+    scale = row_scales(dense)
     return (dense.float() / scale).to(torch.float8_e4m3fn), scale
 
 

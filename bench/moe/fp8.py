@@ -19,6 +19,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from bench.moe.data import Inputs, Weights
 from bench.moe.ours import keep_gemms
 from blockscale.specs import FusedMoe
 
-FORMAT = 1
+FORMAT = 2
 FMT = "mxfp4"
 TOKENS = (256, 512, 1024, 4096)
 ROADS = {
@@ -72,8 +73,13 @@ def prepared(weights: Weights, layout: str) -> Any:
 
 def quantised(x: Tensor) -> Tensor:
     """Return rows rounded as "fp8" says, float32."""
-    scale = x.float().abs().amax(-1, keepdim=True) / 448
+    scale = row_scales(x)
     return (x.float() / scale).to(torch.float8_e4m3fn).float() * scale
+
+
+def row_scales(x: Tensor) -> Tensor:
+    """Return the scales of "fp8", [rows, 1]; a quotient by a number would be a product on a GPU."""
+    return x.float().abs().amax(-1, keepdim=True) / torch.full((1,), 448.0, device=x.device)
 
 
 def wanted(weights: Weights, inputs: Inputs, token: int) -> Tensor:
@@ -123,18 +129,18 @@ def case(weights: Weights, roads: Mapping[str, Road], tokens: int, replays: int)
     count = measure.launches_of(flop / GUESS, 1, GRAPH_US, 64)
     graphs: dict[str, Captured] = {}
     outs: dict[str, Tensor] = {}
-    errors: dict[str, float] = {}
+    errors: dict[str, dict[str, float]] = {}
     for name, road in roads.items():
         run, out = road.call(inputs)
         run()
         torch.cuda.synchronize()
         outs[name] = out.clone()
         truth = partial(data.layer_of if road.spec.act_fmt is None else wanted, weights, inputs)
-        errors[name] = max(row_error(out[t], truth(t)) for t in data.some(tokens))
+        errors[name] = spread([row_error(out[t], truth(t)) for t in data.some(tokens)])
         graphs[f"{name}, GEMMs"] = measure.capture([run], count, partial(keep_gemms, count=count))
         graphs[name] = measure.capture([run], count)
     base = outs.get("fp8 in 16 bits")
-    apart = {name: row_error(out, base) for name, out in outs.items() if base is not None}
+    apart = {name: apart_of(out, base) for name, out in outs.items() if base is not None}
     times = measure.interleaved(graphs, replays)
     return {
         "name": f"{model.key} T={tokens}",
@@ -147,19 +153,37 @@ def case(weights: Weights, roads: Mapping[str, Road], tokens: int, replays: int)
     }
 
 
+def spread(errors: Sequence[float]) -> dict[str, float]:
+    """Return the median and the worst of some rows' errors."""
+    return {"median": median(errors), "worst": max(errors)}
+
+
+def apart_of(out: Tensor, base: Tensor) -> dict[str, float]:
+    """Return by how much rows of two results differ."""
+    differ = (out.double() - base.double()).norm(dim=1) / base.double().norm(dim=1)
+    return spread(differ.tolist())
+
+
 def line(found: Mapping[str, Any]) -> str:
     """Return a case in one line: microseconds, times faster, errors."""
     us = {name: timing["us"] for name, timing in found["times"].items()}
     parts = [f"{name} {value:.1f}" for name, value in us.items()]
     for kind in (", GEMMs", ""):
-        base = min(us[f"{road}{kind}"] for road in ROADS if road != "fp8" and f"{road}{kind}" in us)
+        base = min(
+            us[f"{road}{kind}"]
+            for road, (layout, *_) in ROADS.items()
+            if layout == "tiles64" and f"{road}{kind}" in us
+        )
         parts += [
             f"{name}: {base / value:.3f} x"
             for name, value in us.items()
             if name.startswith("fp8") and "16" not in name and ("GEMMs" in name) == bool(kind)
         ]
-    parts += [f"{name} error {value:.1e}" for name, value in found["errors"].items()]
-    parts += [f"{name} apart {value:.1e}" for name, value in found["apart"].items()]
+    for kind, key in (("error", "errors"), ("apart", "apart")):
+        parts += [
+            f"{name} {kind} {value['median']:.1e} (worst {value['worst']:.1e})"
+            for name, value in found[key].items()
+        ]
     return f"{found['name']}: " + ", ".join(parts)
 
 
