@@ -48,8 +48,8 @@ ROADS = {
 CHECKED = 64
 """Rows that are compared."""
 
-FAST_BOUND = 4e-2
-"""The same as `BOUND` with ``fast_accum``: MoE layers of 14,336 channels were 1.4e-2 apart."""
+FAST_BOUND = 1e-2
+"""The same as `BOUND` with ``fast_accum``."""
 
 
 def spec_on(n: int, k: int, road: str) -> Linear:
@@ -150,7 +150,7 @@ def main(given: Sequence[str] | None = None) -> int:
         return 2
     about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     session = measure.Session("linear-fp8", options, FORMAT, rows="rows", **about)
-    torch.manual_seed(0)
+    torch.manual_seed(1)  # not that of weights: rows of x would be rows of the weight
     for n, k in chosen:
         measured(n, k, session)
     wrong = [f"{row['n']}x{row['k']}" for row in session.cases if not row["right"]]

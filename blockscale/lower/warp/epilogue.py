@@ -235,10 +235,12 @@ class Epilogue:
             )
         name = f"{view.name}_{b}"
         if name not in self.inner_level:
-            self.inner_level[name] = [
-                f"const float {name} = __shfl_sync(0xFFFFFFFFu, {view.name}_of[n / 4], "
-                f"({token}) % 32);"
-            ]
+            shuffled = f"__shfl_sync(0xFFFFFFFFu, {view.name}_of[n / 4], ({token}) % 32)"
+            lines = [f"const float {name} = {shuffled};"]
+            if view.name in self.kernel.optional:
+                null = number(self.kernel.optional[view.name])
+                lines = [f"float {name} = {null};", f"if ({view.name}) {name} = {shuffled};"]
+            self.inner_level[name] = lines
         if f"{view.name}_of" not in self.values:
             self.values[f"{view.name}_of"] = view.name
             printer = self._printer(self.registers[0], self._no_load)
