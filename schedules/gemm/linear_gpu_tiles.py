@@ -102,8 +102,9 @@ WIDTHS = (
 WIDEST = (256, 128, 152)
 
 
-BYTE_ROWS = 64
-"""Rows of x from which a bucket may multiply in 8 bits, where a layer can; not measured."""
+BYTE_ROWS = 256
+"""Rows of x from which a bucket may multiply in 8 bits, where a layer can: of 64 and 128 that took
+1.04 to 1.5 times as long as 16 bits of the same numbers on an H200."""
 
 BYTE_SHAPES = (
     *((256, 8, 1), (256, 8, 2), (128, 8, 1), (128, 8, 2), (128, 8, 4)),
