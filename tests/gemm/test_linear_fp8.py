@@ -147,15 +147,19 @@ def test_kernels_follow_the_function() -> None:
 
 def test_where_8_bits_are_multiplied() -> None:
     """Where the model says so; by mma.sync, where rows are few or there is no wgmma."""
-    of = spec(4096, 4096)
-    on_hopper = ["bytes", "wgmma", "wgmma", "wgmma", "bytes"]
-    for arch, units in (("sm_90a", on_hopper), ("sm_100a", ["mma"] * 5)):
+    of, fast = spec(4096, 4096), spec(4096, 4096, fast_accum=True)
+    wide, others = ["wgmma"] * 4, ["mma"] * 5
+    for asked, arch, units in (
+        (of, "sm_90a", [*wide, "bytes"]),
+        (fast, "sm_90a", [*wide[:2], *["bytes"] * 3]),
+        (fast, "sm_100a", others),
+    ):
         found = []
-        for workload in registry.workloads(of, arch):
+        for workload in registry.workloads(asked, arch):
             sch = new_schedule(workload.symbolic(arch))
             workload.default(sch, arch)
             made = derive(sch.mod["main"])
-            assert bool(made.partial) == made.by_bytes
+            assert bool(made.partial) == (made.by_bytes and asked is of)
             found.append("bytes" if made.by_bytes else made.unit)
         assert found[-5:] == units
         assert found[:2] == ["mma", "mma"]
@@ -252,7 +256,7 @@ def test_a_call_quantises_and_multiplies(library: Any, of: Linear, rows: int) ->
     launches, got, want = call(library, of, rows, flags)
     first, second = launches
     assert first.programmatic == bool(flags)
-    form = "natural" if of is SIXTEEN else "bytes" if rows > 32 else "permuted"
+    form = "natural" if of is SIXTEEN else "bytes" if rows > 128 else "permuted"
     assert first.kernel == f"{of.name}_quantize_{form}"
     assert second.programmatic
     error = np.sqrt(((got - want) ** 2).sum(1) / (want**2).sum(1))
