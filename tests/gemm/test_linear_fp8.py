@@ -166,7 +166,7 @@ def test_where_8_bits_are_multiplied() -> None:
     with pytest.raises(TypeError, match="bulk copies"):
         registry.road(of, "sm_80")
     plain = replace(of, layout="tiles64")
-    assert not any(tile.by_bytes for tile in legal_tiles(plain, 64, GPU_TARGETS["sm_90a"]))
+    assert not any(tile.by_bytes for tile in legal_tiles(plain, 4096, GPU_TARGETS["sm_90a"]))
 
 
 @pytest.mark.parametrize(
