@@ -1,13 +1,15 @@
 """Measure MoE layers with FP8 activations on this GPU: ``python -m bench.moe.fp8``.
 
-MXFP4 weights; three roads of ours in CUDA graphs that are replayed in turns:
+MXFP4 weights; four roads of ours in CUDA graphs that are replayed in turns:
 
 * "16 bits": rows of x as they are;
 * "fp8 in 16 bits": rows in E4M3 with a scale each, multiplied in 16 bits (layout "tiles64");
-* "fp8": the same numbers, many tokens multiplied in 8 bits (layout "tiles64e").
+* "fp8": the same numbers, many tokens multiplied in 8 bits (layout "tiles64e");
+* "fp8 fast": the same with ``fast_accum``.
 
-Of each the two GEMMs alone and the whole layer.  Errors are those of rows, of the last two against
-a layer in float64 whose operands are quantised likewise; and what the last two differ by.
+Of each the two GEMMs alone and the whole layer.  Errors are those of rows, of all but the first
+against a layer in float64 whose operands are quantised likewise; and by how much results in 8 bits
+differ from those in 16 bits of the same numbers.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
@@ -30,15 +33,16 @@ from bench.moe.data import Inputs, Weights
 from bench.moe.ours import keep_gemms
 from blockscale.specs import FusedMoe
 
-FORMAT = 1
+FORMAT = 2
 FMT = "mxfp4"
 TOKENS = (256, 512, 1024, 4096)
 ROADS = {
-    "16 bits": ("tiles64", None),
-    "fp8 in 16 bits": ("tiles64", "fp8"),
-    "fp8": ("tiles64e", "fp8"),
+    "16 bits": ("tiles64", None, False),
+    "fp8 in 16 bits": ("tiles64", "fp8", False),
+    "fp8": ("tiles64e", "fp8", False),
+    "fp8 fast": ("tiles64e", "fp8", True),
 }
-"""Layout of the weights and ``act_fmt``, by road."""
+"""Layout of the weights, ``act_fmt`` and ``fast_accum``, by road."""
 
 GRAPH_US = 3000.0
 GUESS = 300e6
@@ -47,8 +51,8 @@ GUESS = 300e6
 
 def spec_on(model: Model, road: str) -> FusedMoe:
     """Return the function of a road."""
-    layout, act_fmt = ROADS[road]
-    return replace(spec_of(model, FMT), layout=layout, act_fmt=act_fmt)
+    layout, act_fmt, fast = ROADS[road]
+    return replace(spec_of(model, FMT), layout=layout, act_fmt=act_fmt, fast_accum=fast)
 
 
 def names(only: Sequence[str] | None = None) -> list[str]:
@@ -125,18 +129,18 @@ def case(weights: Weights, roads: Mapping[str, Road], tokens: int, replays: int)
     count = measure.launches_of(flop / GUESS, 1, GRAPH_US, 64)
     graphs: dict[str, Captured] = {}
     outs: dict[str, Tensor] = {}
-    errors: dict[str, float] = {}
+    errors: dict[str, dict[str, float]] = {}
     for name, road in roads.items():
         run, out = road.call(inputs)
         run()
         torch.cuda.synchronize()
         outs[name] = out.clone()
         truth = partial(data.layer_of if road.spec.act_fmt is None else wanted, weights, inputs)
-        errors[name] = max(row_error(out[t], truth(t)) for t in data.some(tokens))
+        errors[name] = spread([row_error(out[t], truth(t)) for t in data.some(tokens)])
         graphs[f"{name}, GEMMs"] = measure.capture([run], count, partial(keep_gemms, count=count))
         graphs[name] = measure.capture([run], count)
     base = outs.get("fp8 in 16 bits")
-    apart = {name: row_error(out, base) for name, out in outs.items() if base is not None}
+    apart = {name: apart_of(out, base) for name, out in outs.items() if base is not None}
     times = measure.interleaved(graphs, replays)
     return {
         "name": f"{model.key} T={tokens}",
@@ -149,19 +153,37 @@ def case(weights: Weights, roads: Mapping[str, Road], tokens: int, replays: int)
     }
 
 
+def spread(errors: Sequence[float]) -> dict[str, float]:
+    """Return the median and the worst of some rows' errors."""
+    return {"median": median(errors), "worst": max(errors)}
+
+
+def apart_of(out: Tensor, base: Tensor) -> dict[str, float]:
+    """Return by how much rows of two results differ."""
+    differ = (out.double() - base.double()).norm(dim=1) / base.double().norm(dim=1)
+    return spread(differ.tolist())
+
+
 def line(found: Mapping[str, Any]) -> str:
     """Return a case in one line: microseconds, times faster, errors."""
     us = {name: timing["us"] for name, timing in found["times"].items()}
     parts = [f"{name} {value:.1f}" for name, value in us.items()]
     for kind in (", GEMMs", ""):
-        base = min(us[f"{road}{kind}"] for road in ROADS if road != "fp8" and f"{road}{kind}" in us)
+        base = min(
+            us[f"{road}{kind}"]
+            for road, (layout, *_) in ROADS.items()
+            if layout == "tiles64" and f"{road}{kind}" in us
+        )
         parts += [
             f"{name}: {base / value:.3f} x"
             for name, value in us.items()
             if name.startswith("fp8") and "16" not in name and ("GEMMs" in name) == bool(kind)
         ]
-    parts += [f"{name} error {value:.1e}" for name, value in found["errors"].items()]
-    parts += [f"{name} apart {value:.1e}" for name, value in found["apart"].items()]
+    for kind, key in (("error", "errors"), ("apart", "apart")):
+        parts += [
+            f"{name} {kind} {value['median']:.1e} (worst {value['worst']:.1e})"
+            for name, value in found[key].items()
+        ]
     return f"{found['name']}: " + ", ".join(parts)
 
 
@@ -180,7 +202,7 @@ def main(given: Sequence[str] | None = None) -> int:
         weights = data.random_weights(MODELS[key], FMT)
         tiles = {layout: prepared(weights, layout) for layout in ("tiles64", "tiles64e")}
         roads = {}
-        for road, (layout, _) in ROADS.items():
+        for road, (layout, *_) in ROADS.items():
             spec = spec_on(MODELS[key], road)
             roads[road] = Road(session.kernels[spec.name], spec, tiles[layout])
         for tokens in TOKENS:

@@ -118,6 +118,7 @@ def _linear_kin(spec: Linear, part: int | None) -> list[Linear]:
         activation="silu" if spec.gated else "none",
         gated=spec.gated,
         act_fmt=spec.act_fmt if spec.layout == "tiles64e" else "",
+        fast_accum=spec.fast_accum,
     )
     return [plain] if plain != spec else []
 
@@ -127,7 +128,7 @@ def _linear_adopt(sch: Schedule, own: Workload, level: str, of: PrimFunc) -> Non
     made = derive(of)
     tile = LinearTile(
         *(made.unit, made.cols_tile, made.rows_tile, made.warps, made.slices, made.ctas),
-        *(made.blocks, made.fastest, made.copies, made.by_bytes),
+        *(made.blocks, made.fastest, made.copies, made.by_bytes, made.partial),
     )
     assert isinstance(own.spec, Linear)
     gpu_linear.decided(sch, own.spec, tile, made.stages)

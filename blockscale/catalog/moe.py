@@ -71,6 +71,7 @@ def gemm_of(spec: FusedMoe, part: int | None, rows: int = 0, level: str = "sm_90
         cols=0 if first else spec.hidden,
         bytewise=spec.layout == "tiles64e",
         operand=E4M3 if by_bytes else "",
+        fast=by_bytes and spec.fast_accum,
     )
 
 

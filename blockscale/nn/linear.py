@@ -55,6 +55,7 @@ class Linear(Prepared):
         activation: str = "none",
         gated: bool = False,
         act_fmt: str | None = None,
+        fast_accum: bool = False,
     ) -> None:
         """Take prepared weights, what `blockscale.quantize` makes, or a dense weight.
 
@@ -67,7 +68,8 @@ class Linear(Prepared):
             bias: [N]; None: 0.
             weight: [N, K], of any float dtype.
             pre_quant_scale: [K], what x is multiplied with first; None: 1.
-            activation, gated, act_fmt: as in `blockscale.linear`; a dense weight has no act_fmt.
+            activation, gated, act_fmt, fast_accum: as in `blockscale.linear`; a dense weight has no
+                act_fmt.
 
         Raises:
             TypeError, ValueError: an argument that does not fit, as `blockscale.linear` says.
@@ -93,7 +95,12 @@ class Linear(Prepared):
             raise ValueError(
                 f"Linear: act_fmt={act_fmt!r} is for 4-bit weights, but fmt='dense'; leave it out"
             )
-        self.activation, self.act_fmt = activation, act_fmt
+        if fast_accum and act_fmt != "fp8":
+            raise ValueError(
+                f"Linear: fast_accum=True is for act_fmt='fp8', not for act_fmt={act_fmt!r}; leave "
+                "it out"
+            )
+        self.activation, self.act_fmt, self.fast_accum = activation, act_fmt, fast_accum
         tensors |= {"pre_quant_scale": pre_quant_scale}
         self._hold(meta, {k: None if v is None else v.detach() for k, v in tensors.items()})
 
@@ -119,6 +126,7 @@ class Linear(Prepared):
         gated: bool | None = None,
         layout: str | None = None,
         act_fmt: str | None = None,
+        fast_accum: bool = False,
     ) -> Linear:
         """Return the layer ``name`` of a checkpoint, with its bias and its pre_quant_scale.
 
@@ -139,8 +147,8 @@ class Linear(Prepared):
             activation: as in `blockscale.linear`.
             gated: None: whether there is an activation, and ``name`` a list of two: gate and up.
             layout: of a 4-bit weight, "linear" or "tiles64"; None: that of the device and act_fmt.
-            act_fmt: of the calls, as in `blockscale.linear`; an INT4 weight with one becomes a
-                `Linear`.
+            act_fmt, fast_accum: of the calls, as in `blockscale.linear`; an INT4 weight with an
+                act_fmt becomes a `Linear`.
 
         Raises:
             CheckpointError: the checkpoint has no such weight (`UnknownNameError`), it is of
@@ -150,7 +158,7 @@ class Linear(Prepared):
         where = "Linear.from_checkpoint"
         device = checked_device(where, device)
         checks.choice(where, "activation", activation, ACTIVATIONS)
-        options = Options(fmt, dtype, activation, gated, layout, act_fmt)
+        options = Options(fmt, dtype, activation, gated, layout, act_fmt, fast_accum)
         made = load(opened(checkpoint), name, options, device)
         return made if device is None else made.to(device)
 
@@ -193,8 +201,13 @@ class Linear(Prepared):
         if smooth is not None:
             x = (x.float() * smooth.float()).to(x.dtype)
         if weight is None:
-            act, fmt = self.activation, self.act_fmt
-            return linear(x, self.weights, activation=act, residual=residual, act_fmt=fmt)
+            return linear(
+                *(x, self.weights),
+                activation=self.activation,
+                residual=residual,
+                act_fmt=self.act_fmt,
+                fast_accum=self.fast_accum,
+            )
         bias = None if self.bias is None else self.bias.to(x.dtype)
         y = torch.nn.functional.linear(x, weight.to(x.dtype), bias)
         if self.activation == "none" and residual is None:
@@ -222,7 +235,7 @@ class Linear(Prepared):
         """Return sizes, format, and what is done to the product."""
         sizes = f"in_features={self.in_features}, out_features={self.out_features}, fmt={self.fmt}"
         if self.act_fmt is not None:
-            sizes += f", act_fmt={self.act_fmt}"
+            sizes += f", act_fmt={self.act_fmt}{', fast_accum' if self.fast_accum else ''}"
         if self.activation == "none":
             return sizes
         return f"{sizes}, activation={self.activation}{', gated' if self.gated else ''}"
@@ -258,7 +271,7 @@ class Int4Linear(Linear):
                 f"Int4Linear: weight is a {type(weight).__name__}, not a prepared one; pass what "
                 "int4.prepare() returns for it"
             )
-        self.activation, self.act_fmt = "none", None
+        self.activation, self.act_fmt, self.fast_accum = "none", None, False
         meta = {} if weight is None else weight.meta()
         self._hold({**meta, "fmt": "int4"}, {} if weight is None else dict(weight.tensors()))
 
@@ -297,6 +310,7 @@ class Options(NamedTuple):
     gated: bool | None = None
     layout: str | None = None
     act_fmt: str | None = None
+    fast_accum: bool = False
 
 
 def load(
@@ -430,7 +444,7 @@ def _stacked(names: Sequence[str], parts: Sequence[_Part], gated: bool) -> _Part
 def _layer(part: _Part, bias: Tensor | None, options: Options, device: Device) -> Linear:
     """Return the layer of a part, its weight prepared on the device."""
     to: dict[str, Any] = {"activation": options.activation, "pre_quant_scale": part.pre_quant_scale}
-    to |= {"act_fmt": options.act_fmt}
+    to |= {"act_fmt": options.act_fmt, "fast_accum": options.fast_accum}
     gated = bool(options.gated)
     if part.packed is None:
         return Linear(fmt="dense", bias=bias, weight=part.weight, gated=gated, **to)
@@ -477,7 +491,7 @@ def int4_layer(
             layout = "tiles64"
         made = prepared("Linear.from_checkpoint", part, dtype, layout, options.act_fmt)
         to: dict[str, Any] = {"activation": options.activation, "act_fmt": options.act_fmt}
-        return Linear(made, **to, pre_quant_scale=smooth)
+        return Linear(made, **to, fast_accum=options.fast_accum, pre_quant_scale=smooth)
     return Int4Linear(
         prepare(
             *tensors,

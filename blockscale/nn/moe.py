@@ -60,6 +60,7 @@ class FusedMoE(Prepared):
         act_fmt: str | None = None,
         a1_scale: Tensor | None = None,
         a2_scale: Tensor | None = None,
+        fast_accum: bool = False,
         scoring: str = "softmax",
         renormalize: bool = True,
         correction_bias: Tensor | None = None,
@@ -76,7 +77,8 @@ class FusedMoE(Prepared):
         Args:
             weights: of `blockscale.prepare_moe_weights`; None: to be loaded.
             top_k: experts of a token.
-            activation, alpha, limit, act_fmt, a1_scale, a2_scale: as in `blockscale.fused_moe`.
+            activation, alpha, limit, act_fmt, a1_scale, a2_scale, fast_accum: as in
+                `blockscale.fused_moe`.
             scoring, renormalize, correction_bias, n_group, topk_group, scale: as in
                 `blockscale.moe_route`.
             router: makes logits [T, E] of hidden; None: the caller passes logits, or ids and
@@ -101,7 +103,8 @@ class FusedMoE(Prepared):
             self._hold(weights.meta(), dict(weights.tensors()))
         self.top_k = top_k
         self.activation, self.alpha, self.limit = activation, alpha, limit
-        self.act_fmt, self.scoring, self.renormalize = act_fmt, scoring, renormalize
+        self.act_fmt, self.fast_accum = act_fmt, fast_accum
+        self.scoring, self.renormalize = scoring, renormalize
         self.n_group, self.topk_group, self.scale = n_group, topk_group, scale
         if weight_on_input and top_k != 1:
             raise ValueError(
@@ -185,7 +188,7 @@ class FusedMoE(Prepared):
             topk_ids = topk_ids.reshape(-1, topk_ids.shape[-1])
             topk_weights = topk_weights.reshape(-1, topk_weights.shape[-1])
         options = Options(
-            *(self.activation, self.alpha, self.limit, self.act_fmt),
+            *(self.activation, self.alpha, self.limit, self.act_fmt, self.fast_accum),
             *(self.a1_scale, self.a2_scale),
         )
         inputs = rows

@@ -119,6 +119,8 @@ class Linear(FormatSpec):
         by_row: whether each row of w has a global scale of its own, as rows of several weights
             have; not gated, and not int4.
         act_fmt: of `ACT_FORMATS`.
+        fast_accum: in layout "tiles64e", MMAs of 8 bits may sum up all of K, in some 14 bits
+            (Hopper); what is multiplied in 16 bits is the same.
     """
 
     n: int
@@ -134,10 +136,11 @@ class Linear(FormatSpec):
     out_dtype: str = ""
     by_row: bool = False
     act_fmt: str = ""
+    fast_accum: bool = False
     op = "linear"
     pattern = Name(
         "linear_{fmt}[g{group}{zero}]_n{n}_k{k}{by_row}{activation}{gated}{residual}{act_fmt}"
-        "{layout}[_to_{out_dtype}]_{dtype}",
+        "{fast_accum}{layout}[_to_{out_dtype}]_{dtype}",
         *("linear_nvfp4_n384_k1536_bf16", "linear_mxfp4_n5632_k1024_silu_gated_tiles64_bf16"),
         "linear_mxfp4_n4096_k4096_fp8_tiles64e_bf16",
         texts={
@@ -151,6 +154,7 @@ class Linear(FormatSpec):
             "by_row": flag("_byrow"),
             "gated": flag("_gated"),
             "residual": flag("_res"),
+            "fast_accum": flag("_fast"),
         },
         absent=lambda fields: {"out_dtype": fields["dtype"], **_only_group(fields)},
     )
@@ -189,6 +193,11 @@ class Linear(FormatSpec):
             raise ValueError(
                 f"{where}: layout='tiles64e' is for fmt='mxfp4' and act_fmt='fp8', not for "
                 f"fmt={self.fmt!r} and act_fmt={self.act_fmt!r}; choose layout='tiles64'"
+            )
+        if self.fast_accum and self.layout != "tiles64e":
+            raise ValueError(
+                f"{where}: fast_accum=True is for layout='tiles64e', not for layout="
+                f"{self.layout!r}, whose sums are float32; leave it out"
             )
         if self.layout == "tiles64e" and self.by_row:
             raise ValueError(

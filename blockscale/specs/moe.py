@@ -124,6 +124,8 @@ class FusedMoe(FormatSpec):
         slots: the result is that of each slot, unweighted, ``out[t, j]``; of slots that are left
             out, anything. There are no weights then.
         coded: hidden [T, bytes] holds rows that ``act_fmt`` has coded already (`CodedRow`).
+        fast_accum: in layout "tiles64e", MMAs of 8 bits may sum up all of K, in some 14 bits
+            (Hopper); what is multiplied in 16 bits is the same.
     """
 
     experts: int
@@ -140,10 +142,11 @@ class FusedMoe(FormatSpec):
     layout: str = "linear"
     slots: bool = False
     coded: bool = False
+    fast_accum: bool = False
     op = "fused_moe"
     pattern = Name(
         "fused_moe_{fmt}[g{group}{zero}]_e{experts}_k{top_k}_h{hidden}_i{intermediate}"
-        "_{activation}{act_fmt}{bias}{layout}{slots}{coded}_{dtype}",
+        "_{activation}{act_fmt}{fast_accum}{bias}{layout}{slots}{coded}_{dtype}",
         "fused_moe_nvfp4_e8_k2_h1024_i2816_swiglu_bf16",
         "fused_moe_int4g128_e128_k8_h2048_i768_swiglu_tiles64_bf16",
         texts={
@@ -161,6 +164,7 @@ class FusedMoe(FormatSpec):
             "bias": flag("_bias"),
             "slots": flag("_slots"),
             "coded": flag("_coded"),
+            "fast_accum": flag("_fast"),
         },
         absent=_only_group,
     )
@@ -189,6 +193,12 @@ class FusedMoe(FormatSpec):
             self._check_bytes(where)
         if self.coded:
             self._check_coded(where)
+        if self.fast_accum and not self.by_bytes:
+            raise ValueError(
+                f"{where}: fast_accum=True is for layout='tiles64e' and act_fmt "
+                f"{' or '.join(map(repr, BYTE_ACTS))}, not for layout={self.layout!r} and "
+                f"act_fmt={self.act_fmt!r}, whose sums are float32; leave it out"
+            )
         if self.zero and self.fmt != "int4":
             raise ValueError(
                 f"{where}: zero=True with fmt={self.fmt!r}, whose codes have no zero points; leave "

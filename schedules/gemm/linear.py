@@ -4,9 +4,8 @@
 them one over stages of K: copies of codes, scales and rows of x to shared memory, in bulk (for
 wgmma TMA loads rows of x) or, where the architecture cannot, by cp.async; then each warp decodes
 its tiles of 16 rows into registers and multiplies (`schedules.gemm.warps`).  The ring's depth is
-annotated, "blockscale.stages" on the loop over K, and of 8-bit operands that the products of a
-stage are summed up by themselves, "blockscale.partial".  `blockscale.lower.warp` makes the kernel
-of it.
+annotated, "blockscale.stages" on the loop over K, and of 8-bit operands how many channels' products
+are summed up by themselves, "blockscale.partial".  `blockscale.lower.warp` makes the kernel of it.
 """
 
 from __future__ import annotations
@@ -93,8 +92,8 @@ def shape(sch: Schedule, spec: Linear, tile: LinearTile) -> LoopRV:
         order, load = "bytes", warp.matrices
     names = (warp.decode(*weight, order), load(weight.dtype) if tile.unit == "mma" else "")
     warps.tensorize_product(sch, weight, tile, (product, total, fragment), stages, names)
-    if tile.by_bytes:
-        sch.annotate(stages, f"{PREFIX}partial", 1)
+    if tile.partial:
+        sch.annotate(stages, f"{PREFIX}partial", tile.partial)
     return stages
 
 

@@ -5,8 +5,8 @@ these tiles of rows, in these of tokens: weights come once from memory), within 
 stages of K: bulk copies of codes and scales and copies of rows of x to shared memory; then each
 warp decodes its tiles of 16 rows into registers and multiplies, by mma.sync or wgmma
 (`schedules.gemm.warps`).  The ring's depth is annotated: "blockscale.stages" on the loop over K;
-and there "blockscale.partial", if products of a stage are summed up by themselves before they are
-added to the tile's.  `blockscale.lower.warp` makes the kernel of it.
+and there "blockscale.partial": of operands of 8 bits, how many channels' products are summed up by
+themselves before they are added to the tile's.  `blockscale.lower.warp` makes the kernel of it.
 """
 
 from __future__ import annotations
@@ -52,5 +52,5 @@ def shape(sch: Schedule, gemm: MoeGemm, tile: MoeTile) -> LoopRV:
     weight = warps.Weight(gemm.fmt, gemm.group, gemm.zeros, gemm.multiplied)
     k_loop = warps.by_rows(sch, weight, tile, gathered=gemm.gather, order=gemm.order)
     if tile.partial:
-        sch.annotate(k_loop, f"{PREFIX}partial", 1)
+        sch.annotate(k_loop, f"{PREFIX}partial", tile.partial)
     return k_loop

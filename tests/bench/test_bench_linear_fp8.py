@@ -30,7 +30,8 @@ def test_names_are_those_of_the_roads(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_all_contenders_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every road is right against its own rows, and wrong against the other's."""
-    roads = {"16 bits": ("linear", ""), "fp8": ("linear", "fp8")}
+    made = {"16 bits": ("", False), "fp8": ("fp8", False), "fp8 fast": ("fp8", True)}
+    roads = {road: ("linear", *acts) for road, acts in made.items()}
     monkeypatch.setattr(linear_fp8, "ROADS", roads)
     monkeypatch.setattr(linear_fp8, "ROWS", (1, 17))
     monkeypatch.setattr(linear_fp8, "COLD_BYTES", 1)
@@ -41,7 +42,7 @@ def test_all_contenders_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
     for row in session.cases:
         assert row["right"], row
         assert list(row["us"]) == [*roads, "torch", "_scaled_mm"]
-        assert row["us"]["fp8"] == 1.0
+        assert row["us"]["fp8"] == row["us"]["fp8 fast"] == 1.0
         assert "96 x    256" in row["said"]
     monkeypatch.setattr(linear_fp8, "quantised", lambda x: x.float())
     linear_fp8.measured(96, 256, session, "cpu")

@@ -49,8 +49,16 @@ def wgmma(rows: int, tokens: int, warps: int, ctas: int = 1) -> LinearTile:
     return LinearTile("wgmma", rows, tokens, warps, 1, ctas, 2)
 
 
-def byte(rows: int, tokens: int, ctas: int = 1, raster: str = "rows") -> LinearTile:
-    return LinearTile("wgmma", rows, tokens, rows // 32, 1, ctas, 2, raster, by_bytes=True)
+def byte(
+    rows: int,
+    tokens: int,
+    ctas: int = 1,
+    raster: str = "rows",
+    blocks: int = 2,
+    partial: int = 128,
+) -> LinearTile:
+    sizes = rows, tokens, rows // 32, 1, ctas, blocks, raster
+    return LinearTile("wgmma", *sizes, by_bytes=True, partial=partial)
 
 
 GATED = {"activation": "silu", "gated": True}
@@ -63,8 +71,19 @@ CASES = {
     "bytes, uneven ctas": (spec(128, 2880, "float16", **FLOAT), byte(128, 16, 4), 17),
     "bytes, one unit": (
         spec(195, 704, "float16", **FLOAT, residual=True),
-        LinearTile("wgmma", 128, 152, 8, 1, 1, 2, by_bytes=True),
+        LinearTile("wgmma", 128, 152, 8, 1, 1, 2, by_bytes=True, partial=128),
         155,
+    ),
+    "bytes, 256 of K": (spec(320, 1472, **FLOAT), byte(256, 40, blocks=4, partial=256), 37),
+    "bytes, fast": (
+        spec(320, 1472, **FLOAT, fast_accum=True),
+        byte(256, 40, blocks=2, partial=0),
+        37,
+    ),
+    "bytes, fast, ctas": (
+        spec(128, 2880, **FLOAT, fast_accum=True),
+        byte(128, 16, 4, blocks=4, partial=0),
+        17,
     ),
     "bytes, gated": (spec(330, 416, **GATED, **FLOAT, residual=True), byte(256, 48), 50),
     "bytes, relu2": (spec(129, 96, activation="relu2"), byte(128, 80), 81),
@@ -128,31 +147,36 @@ def test_kernels_follow_the_function() -> None:
 
 def test_where_8_bits_are_multiplied() -> None:
     """Where the model says so; by mma.sync, where rows are few or there is no wgmma."""
-    of = spec(4096, 4096)
-    on_hopper = ["bytes", "wgmma", "wgmma", "wgmma", "bytes"]
-    for arch, units in (("sm_90a", on_hopper), ("sm_100a", ["mma"] * 5)):
+    of, fast = spec(4096, 4096), spec(4096, 4096, fast_accum=True)
+    wide, others = ["wgmma"] * 4, ["mma"] * 5
+    for asked, arch, units in (
+        (of, "sm_90a", [*wide, "bytes"]),
+        (fast, "sm_90a", [*wide[:2], *["bytes"] * 3]),
+        (fast, "sm_100a", others),
+    ):
         found = []
-        for workload in registry.workloads(of, arch):
+        for workload in registry.workloads(asked, arch):
             sch = new_schedule(workload.symbolic(arch))
             workload.default(sch, arch)
             made = derive(sch.mod["main"])
-            assert made.partial == made.by_bytes
+            assert bool(made.partial) == (made.by_bytes and asked is of)
             found.append("bytes" if made.by_bytes else made.unit)
         assert found[-5:] == units
         assert found[:2] == ["mma", "mma"]
     with pytest.raises(TypeError, match="bulk copies"):
         registry.road(of, "sm_80")
     plain = replace(of, layout="tiles64")
-    assert not any(tile.by_bytes for tile in legal_tiles(plain, 64, GPU_TARGETS["sm_90a"]))
+    assert not any(tile.by_bytes for tile in legal_tiles(plain, 4096, GPU_TARGETS["sm_90a"]))
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"unit": "mma", "warps": 4}, "multiplied by wgmma"),
-        ({"blocks_k": 1}, "128 k in a stage"),
+        ({"unit": "mma", "warps": 4}, "wgmma multiplies operands of 8 bits"),
+        ({"blocks_k": 1}, "has 2 or 4 blocks of K"),
+        ({"partial": 192}, "192 channels do not divide the 128 of a stage"),
         ({"rows": 256, "tokens": 32}, "one or two tiles of 16 rows"),
-        ({"tokens": 128}, "more than 168 sums"),
+        ({"rows": 256, "warps": 8, "tokens": 128}, "192 sums of a thread are more than 168"),
     ],
 )
 def test_illegal_tiles(changes: dict[str, Any], said: str) -> None:
@@ -163,6 +187,7 @@ def test_illegal_tiles(changes: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"layout": "tiles64", "fast_accum": True}, "fast_accum=True is for layout='tiles64e'"),
         ({"fmt": "nvfp4"}, "'tiles64e' is for fmt='mxfp4' and act_fmt='fp8'"),
         ({"act_fmt": ""}, "'tiles64e' is for fmt='mxfp4' and act_fmt='fp8'"),
         ({"by_row": True}, "each row has a global scale in any case"),
@@ -231,7 +256,7 @@ def test_a_call_quantises_and_multiplies(library: Any, of: Linear, rows: int) ->
     launches, got, want = call(library, of, rows, flags)
     first, second = launches
     assert first.programmatic == bool(flags)
-    form = "natural" if of is SIXTEEN else "bytes" if rows > 32 else "permuted"
+    form = "natural" if of is SIXTEEN else "bytes" if rows > 128 else "permuted"
     assert first.kernel == f"{of.name}_quantize_{form}"
     assert second.programmatic
     error = np.sqrt(((got - want) ** 2).sum(1) / (want**2).sum(1))

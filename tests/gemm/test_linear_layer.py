@@ -308,7 +308,7 @@ class FakeKernel:
     def __init__(self, spec):
         assert isinstance(spec, Linear)
         assert spec.layout in TILED
-        self.spec = spec
+        self.spec = FakeKernel.last = spec
 
     def call(self, *arguments):
         params = self.spec.params()
@@ -407,6 +407,8 @@ def test_tiles64e_is_for_rows_of_fp8(fake_cuda):
     weights = made.prepared(layout="tiles64e")
     with rejects("layout 'tiles64e'", "pass act_fmt='fp8'", "layout='tiles64'"):
         bs.linear(made.x, weights)
+    with rejects("fast_accum=True", "act_fmt=None", "'fp8'"):
+        bs.linear(made.x, weights, fast_accum=True)
 
 
 @pytest.mark.parametrize("case", ["int4 64 zeros", "mxfp4"])
@@ -417,6 +419,7 @@ def test_cuda_weights_compile(case, fake_cuda):
     weights = made.prepared(layout="tiles64e" if act_fmt else "tiles64")
     torch._dynamo.reset()
     options = {"activation": "silu", "out_dtype": torch.float32, "act_fmt": act_fmt}
+    options["fast_accum"] = bool(act_fmt)
     function = torch.compile(
         lambda x, residual: bs.linear(x, weights, residual=residual, **options),
         fullgraph=True,
@@ -425,6 +428,7 @@ def test_cuda_weights_compile(case, fake_cuda):
     y = function(made.x[:3], made.added[:3])
     made.check(y, 3, "float32")
     assert FakeKernel.calls == 1
+    assert FakeKernel.last.fast_accum == bool(act_fmt)  # of a layout of 8 bits
 
 
 def test_cuda_tensors_are_not_converted_in_a_graph():

@@ -50,7 +50,8 @@ class Of:
     blocks_k: int = 2
     bytewise: bool = False
     operand: str = ""
-    partial: bool = False
+    partial: int = 0
+    fast: bool = False
 
     @property
     def gather(self) -> bool:
@@ -66,7 +67,7 @@ class Of:
     def gemm(self, experts: int, rows: int, k: int, top_k: int, cols: int = 0) -> MoeGemm:
         """The GEMM of these sizes."""
         form = (self.fmt, self.group, self.zeros, self.dtype, self.activation)
-        return MoeGemm(*form, experts, rows, k, top_k, cols, self.bytewise, self.operand)
+        return MoeGemm(*form, experts, rows, k, top_k, cols, self.bytewise, self.operand, self.fast)
 
 
 def plan(**changes: Any) -> Of:

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+import tvm
 
 import blockscale as bs
 from blockscale import emulator
@@ -43,7 +44,7 @@ BYTES: dict[str, Any] = {
     "rows": 256,
     "tokens": 24,
     "slices": 1,
-    "partial": True,
+    "partial": 128,
 }
 
 # ---- Decoding -----------------------------------------------------------------------------------
@@ -199,13 +200,15 @@ def right(of: Of, ids: np.ndarray, limit: float = 4e-3, **options: Any) -> None:
 
 @each(
     activation=["swiglu", "relu2", "none"],
-    partial=[True, False],
+    form=[(128, 2), (256, 4), (128, 4), (0, 2), (0, 4)],
     sizes=[(320, 192), (96, 96), (256, 448)],
 )
-def test_gemms_of_bytes(activation: str, partial: bool, sizes: tuple[int, int]) -> None:
+def test_gemms_of_bytes(activation: str, form: tuple[int, int], sizes: tuple[int, int]) -> None:
     """K that ends within a stage, rows within a tile, several tiles and stages in a small ring."""
     hidden, intermediate = sizes
-    of = plan(**BYTES | {"activation": activation, "partial": partial, "stages": 2})
+    partial, blocks = form
+    sums = {"partial": partial, "fast": not partial, "blocks_k": blocks, "stages": 2}
+    of = plan(**BYTES | sums | {"activation": activation})
     right(of, ids_of(60), hidden=hidden, intermediate=intermediate, bias=True, scaled=True)
 
 
@@ -230,15 +233,51 @@ def test_16_bits_of_the_same_bytes(unit: str, activation: str) -> None:
     right(of, ids_of(21), hidden=160, intermediate=96, bias=True, scaled=True)
 
 
-def test_half_a_stage_at_the_end_serialises_no_products() -> None:
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"tokens": 96, "blocks_k": 4, "partial": 256},
+        {"tokens": 152, "partial": 0, "fast": True},
+    ],
+)
+def test_part_of_a_stage_at_the_end_serialises_no_products(form: dict[str, Any]) -> None:
     """K of 45 blocks of 64, as gpt-oss has it."""
-    of = plan(**BYTES | {"tokens": 96, "stages": 4})
+    of = plan(**BYTES | form | {"stages": 3})
     text = emit(derive(moe_harness.scheduled(of, of.gemm(3, 256, 2880, 2))), "moe")
-    assert not compile_cuda_source(text, "sm_90a").losses
+    made = compile_cuda_source(text, "sm_90a")
+    assert not made.losses
+    if form["partial"]:
+        assert not any(found["spills"] for found in made.resources)
+
+
+def test_sums_apart_are_what_the_function_says() -> None:
+    """An edit of the annotation's text changes when sums are added; one that does not fit fails."""
+    of = plan(**BYTES | {"partial": 256, "blocks_k": 4})
+    text = moe_harness.scheduled(of, of.gemm(3, 256, 512, 2)).script()
+    said = '"blockscale.partial": 256'
+    assert text.count(said) == 1
+    for channels, count in ((256, 2), (128, 4), (64, 8)):
+        edited = derive(
+            tvm.script.from_source(text.replace(said, said.replace("256", str(channels))))
+        )
+        assert edited.partial == channels
+        # Of a loop, and of the last run behind it.
+        assert emit(edited, "moe").count("+= part[q];") == count + 1
+    with pytest.raises(LoweringError, match="192, which does not divide the 256 channels"):
+        derive(tvm.script.from_source(text.replace(said, said.replace("256", "192"))))
+
+
+def test_fast_sums_want_an_attribute() -> None:
+    of = plan(**BYTES | {"partial": 0})
+    with pytest.raises(LoweringError, match=r"without 'blockscale\.partial'.*no attribute"):
+        derive(moe_harness.scheduled(of, of.gemm(3, 256, 256, 2)))
+    fast = replace(of, fast=True)
+    made = derive(moe_harness.scheduled(fast, fast.gemm(3, 256, 256, 2)))
+    assert "part[" not in emit(made, "moe")
 
 
 def test_partial_is_for_bytes_alone() -> None:
-    of = plan(unit="wgmma", rows=256, tokens=24, slices=1, partial=True)
+    of = plan(unit="wgmma", rows=256, tokens=24, slices=1, partial=128)
     with pytest.raises(LoweringError, match=r"are not 'blockscale\.stages' alone"):
         derive(moe_harness.scheduled(of, of.gemm(3, 256, 128, 2)))
 
@@ -246,8 +285,10 @@ def test_partial_is_for_bytes_alone() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"unit": "mma", "rows": 64}, "multiplied by wgmma"),
-        ({"blocks_k": 1}, "128 k in a stage"),
+        ({"unit": "mma", "rows": 64}, "eight warps of wgmma"),
+        ({"blocks_k": 1}, "has 2 or 4 blocks of K"),
+        ({"partial": 96}, "96 channels do not divide the 128 of a stage"),
+        ({"partial": 256}, "256 channels do not divide the 128 of a stage"),
         ({"rows": 64}, "eight warps"),
         ({"rows": 128, "tokens": 176}, "176 sums"),
         ({"tokens": 128}, "192 sums"),

@@ -135,7 +135,7 @@ def test_arguments_are_the_spec_s(activation, act_fmt, fmt, layout):
     hidden = torch.zeros(5, 64, dtype=torch.bfloat16)
     ids, factors = torch.zeros(5, 2, dtype=torch.int32), torch.zeros(5, 2)
     static = torch.tensor(0.5) if act_fmt == "fp8_tensor" else None
-    options = Options(activation, None, None, act_fmt, static, static)
+    options = Options(activation, None, None, act_fmt, False, static, static)
     checked = bs.prepare_moe_weights(*codes, fmt=fmt, activation=activation, **given)
     spec = ops_moe.check_call(hidden, checked, ids, factors, options)
     spec = Spec.from_json(spec.to_json() | {"layout": layout})
@@ -153,6 +153,35 @@ def test_arguments_are_the_spec_s(activation, act_fmt, fmt, layout):
     alpha, limit = arguments[-2 - (layout == "tiles64") - 1 :][:2]
     assert alpha == (1.702 if activation == "swiglu_oai" else 1.0)
     assert limit == (7.0 if activation == "swiglu_oai" else np.inf)
+
+
+def test_fast_sums_are_those_of_8_bits():
+    """The spec has them in layout "tiles64e" alone: others, and CPUs, sum up in float32."""
+    made = moe.random_layer(2, 64, 64, "mxfp4")
+    given = {n: torch.from_numpy(getattr(made, n)) for n in ("w13", "w2", "w13_scale", "w2_scale")}
+    hidden = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    ids, factors = torch.tensor([[0, 1], [1, 0], [1, 1]], dtype=torch.int32), torch.ones(3, 2)
+    fast = Options(act_fmt="fp8", fast_accum=True)
+    for layout in ("tiles64", "tiles64e"):
+        tiled = bs.prepare_moe_weights(**given, fmt="mxfp4", layout=layout)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            tensors = {n: torch.empty_like(t, device="cuda") for n, t in tiled.tensors()}
+            weights = bs.MoeWeights.of(tiled.meta(), tensors)
+            on = [torch.empty_like(t, device="cuda") for t in (hidden, ids, factors)]
+            spec = ops_moe.check_call(on[0], weights, *on[1:], fast)
+            assert spec.fast_accum == (layout == "tiles64e")
+            assert ("_afp8_fast_" in spec.name) == spec.fast_accum
+            assert Spec.parse(spec.name) == spec
+    weights = bs.prepare_moe_weights(**given, fmt="mxfp4")
+    y = [
+        bs.fused_moe(hidden, weights, ids, factors, act_fmt="fp8", fast_accum=kind)
+        for kind in (False, True)
+    ]
+    assert torch.equal(*y)
+    module = bs.nn.FusedMoE(weights, 2, act_fmt="fp8", fast_accum=True)
+    assert torch.equal(module(hidden, topk_ids=ids, topk_weights=factors), y[0])
+    with rejects("fast_accum=True", "act_fmt='nvfp4'"):
+        bs.nn.FusedMoE(weights, 2, act_fmt="nvfp4", fast_accum=True)(hidden, torch.zeros(3, 2))
 
 
 def test_fake_tensors_on_cuda():
@@ -232,6 +261,10 @@ SPECS = [
     (lambda: FusedMoe(8, 64, 64, 1, zero=True), ["zero=True", "int4"]),
     (lambda: FusedMoe(8, 64, 64, 1, dtype="float32", layout="tiles64"), ["dtype='float32'"]),
     (lambda: FusedMoe(8, 64, 64, 1, act_fmt="fp4"), ["act_fmt='fp4'", "fp8"]),
+    (
+        lambda: FusedMoe(8, 64, 64, 1, act_fmt="fp8", fast_accum=True),
+        ["fast_accum=True is for layout='tiles64e'", "layout='linear'", "float32"],
+    ),
     (lambda: MoeRoute(8, 9), ["top_k=9", "8"]),
     (lambda: MoeRoute(8, 1, n_group=3), ["n_group=3", "divisor"]),
     (lambda: MoeRoute(8, 1, n_group=2, topk_group=3), ["topk_group=3", "n_group=2"]),
@@ -280,6 +313,7 @@ REFUSED = [
     (lambda: call(alpha="1"), ["alpha", "str", "number"]),
     (lambda: call(act_fmt="fp4"), ["act_fmt='fp4'", "fp8_tensor"]),
     (lambda: call(act_fmt="fp8_tensor"), ["a1_scale is missing", "act_fmt='fp8'"]),
+    (lambda: call(fast_accum=True), ["fast_accum=True", "act_fmt=None", "'fp8'"]),
     (lambda: call(a1_scale=torch.ones(1)), ["a1_scale", "act_fmt=None", "no static"]),
     (
         lambda: call(act_fmt="nvfp4", a1_scale=torch.ones(4)),

@@ -311,9 +311,13 @@ def test_rows_of_fp8():
     weights = bs.prepare_linear_weights(packed, scale, fmt="mxfp4", act_fmt="fp8")
     want = bs.linear(x, weights, act_fmt="fp8")
     for given in ((weights,), (packed, scale, "mxfp4")):
-        layer = nn.Linear(*given, act_fmt="fp8")
-        same(layer(x), want)
-        assert "act_fmt=fp8" in repr(layer)
+        for fast in (False, True):  # which only products of 8 bits differ by
+            layer = nn.Linear(*given, act_fmt="fp8", fast_accum=fast)
+            same(layer(x), want)
+            assert "act_fmt=fp8" in repr(layer)
+            assert ("fast_accum" in repr(layer)) == fast
     assert not torch.equal(want, bs.linear(x, weights))
     with rejects("Linear: act_fmt='fp8'", "fmt='dense'"):
         nn.Linear(fmt="dense", weight=normal(32, 64), act_fmt="fp8")
+    with rejects("Linear: fast_accum=True", "act_fmt=None"):
+        nn.Linear(weights, fast_accum=True)

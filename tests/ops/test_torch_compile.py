@@ -339,7 +339,7 @@ SAMPLES = {
     "fused_moe": (
         (MOE_X, MOE_IDS, MOE_FACTORS, MOE.w13, MOE.w13_scale, None, MOE.w13_global, None, MOE.w2)
         + (MOE.w2_scale, None, MOE.w2_global, None, "nvfp4", 16, 3, 64, 64, True, False)
-        + ("linear", None, "swiglu", None, 7.0, None, None, None, torch.zeros_like(MOE_X)),
+        + ("linear", None, "swiglu", None, 7.0, None, False, None, None, torch.zeros_like(MOE_X)),
         {},
     ),
     "moe_route": ((LOGITS, 3, "softmax", True, None, 2, 1, 2.5), {}),

@@ -28,7 +28,7 @@ from tvm.tirx import PrimFunc
 
 from blockscale.base.sizes import ceil_div, round_up
 from blockscale.specs import Linear
-from blockscale.specs.plans.moe import AFTER, E4M3, scale_count
+from blockscale.specs.plans.moe import AFTER, E4M3, FAST, scale_count
 from blockscale.tir.common import i64, keep_params
 from blockscale.tir.gemm.tiles import OPTIONAL, PARAMS
 from blockscale.tir.moe.tiles import (
@@ -66,6 +66,8 @@ def linear_tiles(spec: Linear, rows: int | None = None, *, by_bytes: bool = Fals
     shapes = true_shapes(spec)
     func = keep_params(func, [*shapes])
     func = func.with_attrs({PARAMS: shapes, OPTIONAL: optional, AFTER: after(shapes)})
+    if by_bytes and spec.fast_accum:
+        func = func.with_attr(FAST, True)
     # Whole tiles are the same for several numbers of rows, whose best schedules are not.
     return func if rows is None else func.with_attr("blockscale.rows", rows)
 

@@ -41,7 +41,7 @@ from tvm.tirx import PrimFunc
 
 from blockscale.base.formats import E4M3, MOE
 from blockscale.base.sizes import ceil_div, round_up
-from blockscale.specs.plans.moe import AFTER, ATTRIBUTE, TERM, MoeGemm, scale_count
+from blockscale.specs.plans.moe import AFTER, ATTRIBUTE, FAST, TERM, MoeGemm, scale_count
 from blockscale.specs.plans.moe import E4M3 as E4M3_DTYPE
 from blockscale.tir import formats
 from blockscale.tir.common import i64
@@ -281,6 +281,8 @@ def moe_tiles(
     # What the kernel before it writes: prepare the tables too, GEMM 1 and requantise the rows.
     tables = ["order", "expert_of_tile"] if gemm.gather else []
     func = func.with_attr(AFTER, ["x", "row_scale", *tables])
+    if gemm.fast:
+        func = func.with_attr(FAST, True)
     # Whole tiles are the same for several numbers of tokens, whose best schedules are not.
     return func if tokens is None else func.with_attr("blockscale.tokens", tokens)
 

@@ -19,7 +19,7 @@ from blockscale.lower.pipe.text import loads, variables
 from blockscale.lower.warp.kernel import Format, Kernel, Place, Rows, Runs, Slot
 from blockscale.lower.warp.read import ORDER, Numbers, WarpReader, replaced
 from blockscale.specs.plans import PREFIX
-from blockscale.specs.plans.moe import E4M3
+from blockscale.specs.plans.moe import E4M3, FAST
 from blockscale.tir.common import i64
 
 ITEM = {"uint32": 4, "uint8": 1, "bfloat16": 2, "float16": 2, E4M3: 1}
@@ -136,6 +136,7 @@ class _Derivation:
         at = round_up(weights.slot.bytes + scales.slot.bytes, 1024)
         rows = self._rows(at)
         blocks = rows.slot.shape[-2 if rows.how == "run" else -3]
+        self._check_partial(partial, blocks)
         tiles_m = size["cols"] // (16 * warps)
         args = [int(arg) for arg in self.decode.call.args[4:7]]
         dtype = str(self.mma.operands["A"].buffer.dtype)
@@ -187,8 +188,8 @@ class _Derivation:
             epilogue=epilogue,
         )
 
-    def _annotated(self) -> tuple[int, bool]:
-        """The ring's depth, and whether a stage's products are summed up by themselves."""
+    def _annotated(self) -> tuple[int, int]:
+        """The ring's depth, and how many channels' products are summed up by themselves, or 0."""
         stages, partial = f"{PREFIX}stages", f"{PREFIX}partial"
         found = {str(key): value for key, value in self.reader.k_loop.annotations.items()}
         by_bytes = str(self.mma.operands["A"].buffer.dtype) == E4M3
@@ -198,7 +199,22 @@ class _Derivation:
                 f"loop over K: annotations {sorted(found)} are not '{PREFIX}stages' alone"
                 + (f" or with '{partial}'" if by_bytes else "")
             )
-        return int(found[stages]), bool(found.get(partial, 0))
+        return int(found[stages]), int(found.get(partial, 0))
+
+    def _check_partial(self, partial: int, blocks: int) -> None:
+        """MMAs sum up part of a stage, or all of K where the function allows it."""
+        name = f"{PREFIX}partial"
+        if partial % 64 or (partial and blocks % (partial // 64)):
+            raise LoweringError(
+                f"loop over K: '{name}' is {partial}, which does not divide the {64 * blocks} "
+                "channels of a stage into parts of whole blocks of 64"
+            )
+        by_bytes = str(self.mma.operands["A"].buffer.dtype) == E4M3
+        if by_bytes and not partial and not self.reader.fast:
+            raise LoweringError(
+                f"loop over K: without '{name}' MMAs of 8 bits sum up all of K in some 14 bits, "
+                f"but the function has no attribute '{FAST}'; annotate '{name}'"
+            )
 
     def _fastest(self) -> str:
         """The axis of the innermost loop over tiles."""

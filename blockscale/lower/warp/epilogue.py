@@ -53,8 +53,9 @@ class Epilogue:
         self.own, self.t, self.n = var("own"), var("t"), var("n")
         self.b = var("b")
         self.first = var("first")
-        # What a table has for a row of x: of what a thread stores, and of its sums.
-        self.slots = {"slot": var("slot"), "slot0": var("slot0"), "slot1": var("slot1")}
+        self.row = var("row")
+        # What a table has for a row of x: of what a thread stores, and of any.
+        self.slots = {"slot": var("slot"), "slots[i]": var("slots[i]")}
         self.token_loop, self.row_loops = self._loops()
         self.registers = self._registers()
         self.words = self.view.dtype in CLASS
@@ -136,7 +137,8 @@ class Epilogue:
         return before, after
 
     def _printer(self, register: Register, load: Any, **more: str) -> Text:
-        own = (self.t, self.n, self.b, self.first, *self.slots.values(), *self.kernel.scalars)
+        own = (self.t, self.n, self.b, self.first, self.row)
+        own = (*own, *self.slots.values(), *self.kernel.scalars)
         names = {v: str(v.name) for v in (*self.kernel.at.all, *own)}
         return Text(names | {self.own: "g"}, load)
 
@@ -210,7 +212,7 @@ class Epilogue:
             token = "8 * n + 2 * t" + (" + 1" if b else "")
             if self.own in used and not self.kernel.has_first:
                 return self._element(view, indices, token)
-            return self._row_element(view, indices, b, token)
+            return self._row_element(view, register, b, token)
         key = f"{name}{list(map(str, indices))}"
         per_tile = self.own not in used
         if key not in self.values:
@@ -219,26 +221,41 @@ class Epilogue:
             (self.tile_level if per_tile else self.row_level).append(text)
         return self.values[key]
 
-    def _row_element(self, view: View, indices: Sequence[PrimExpr], b: int, token: str) -> str:
-        """One number of a row of x, the same for all rows of the weight."""
-        used = {v for index in indices for v in variables(index)}
-        if self.own in used or view.dtype != "float32":
+    def _row_element(self, view: View, register: Register, b: int, token: str) -> str:
+        """One number of a row of x, the same for all rows of the weight.
+
+        Lane l loads those of rows l, l + 32, .. of the tile, before the loop over rows of x.
+        """
+        load = next(n for n in loads(self.body.value) if str(n.source.name) == view.name)
+        indices = [self._at(index, register, self.row, self.own) for index in load.indices]
+        if view.dtype != "float32" or self.own in {v for i in indices for v in variables(i)}:
             raise LoweringError(
-                f"{self.site.where}: {view.name}{list(indices)} is not one float32 of a row of x"
+                f"{self.site.where}: {view.name}{list(load.indices)} is not one float32 of a row "
+                "of x"
             )
         name = f"{view.name}_{b}"
         if name not in self.inner_level:
-            index = self._index(view, indices)  # which may need a slot
-            own = self.slots[f"slot{b}"]
-            slot = [f"const int {own.name} = bs_slot(slots, n, {token});"]
-            needed = any(v.same_as(own) for i in index for v in variables(i))
-            null = self.kernel.optional.get(view.name, 0.0)
-            address = self._address(view, indices, self._printer(self.registers[0], self._no_load))
-            self.inner_level[name] = [
-                f"float {name} = {number(null)};",
-                f"if ({view.name}) {{" if view.name in self.kernel.optional else "{",
-                *indented(slot if needed else []),
-                f"  if ({token} < left) {name} = __ldg({address});",
+            shuffled = f"__shfl_sync(0xFFFFFFFFu, {view.name}_of[n / 4], ({token}) % 32)"
+            lines = [f"const float {name} = {shuffled};"]
+            if view.name in self.kernel.optional:
+                null = number(self.kernel.optional[view.name])
+                lines = [f"float {name} = {null};", f"if ({view.name}) {name} = {shuffled};"]
+            self.inner_level[name] = lines
+        if f"{view.name}_of" not in self.values:
+            self.values[f"{view.name}_of"] = view.name
+            printer = self._printer(self.registers[0], self._no_load)
+            address = self._address(view, indices, printer)  # which may need slots
+            count = -(-self.kernel.rows_tile // 32)
+            there = (
+                f"{view.name} && row < left" if view.name in self.kernel.optional else "row < left"
+            )
+            null = number(self.kernel.optional.get(view.name, 0.0))
+            self.tile_level += [
+                f"float {view.name}_of[{count}];",
+                "#pragma unroll",
+                f"for (int i = 0; i < {count}; ++i) {{",
+                "  const int row = 32 * i + lane;",
+                f"  {view.name}_of[i] = {there} ? __ldg({address}) : {null};",
                 "}",
             ]
         return name
@@ -297,9 +314,8 @@ class Epilogue:
             raise LoweringError(f"{self.site.where}: an index reads {load}")
         (flat,) = self.kernel.views[ORDER].index(load.indices)
         place = self._in_group(self.analyzer.simplify(flat)) - self.first
-        for own, token in zip(
-            self.slots.values(), (self._stored_token(), *self._tokens()), strict=True
-        ):
+        tokens = self._stored_token(), self.row
+        for own, token in zip(self.slots.values(), tokens, strict=True):
             if is_zero(place - token):
                 if not any("bs_load_slots" in line for line in self.tile_level):
                     count = -(-self.kernel.rows_tile // 32)
@@ -309,12 +325,6 @@ class Epilogue:
                     ]
                 return own
         raise LoweringError(f"{self.site.where}: {load} is not of a row of x that the thread has")
-
-    def _tokens(self) -> tuple[PrimExpr, PrimExpr]:
-        """The rows of x of a tile of a thread's sums."""
-        both = (substituted(self._token(), {self.b: i64(b)}) for b in range(2))
-        first, second = both
-        return first, second
 
     def _limits(self, view: View, indices: Sequence[PrimExpr], printer: Text) -> list[str]:
         """Conditions that an element is one of those that there are, of its columns."""

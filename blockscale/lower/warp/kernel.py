@@ -157,7 +157,8 @@ class Kernel:
         tiles_m: tiles of 16 rows of a warp.
         blocks: of 64 k in a stage.
         stages: of the ring.
-        partial: whether the products of a stage are summed up by themselves.
+        partial: channels whose products are summed up by themselves, of a stage's; 0: all are
+            summed up in the tile's sums.
         k_stages: of a CTA, of K as it is padded.
         k_blocks: that there are.
         weights, scales, rows: loads.
@@ -184,7 +185,7 @@ class Kernel:
     tiles_m: int
     blocks: int
     stages: int
-    partial: bool
+    partial: int
     k_stages: int
     k_blocks: int
     weights: Runs

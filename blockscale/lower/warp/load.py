@@ -138,12 +138,10 @@ class Loads(Frame):
         k, rows = self.kernel, self.kernel.rows
         step = 4 * k.row_loaders
         channel = self.expr(rows.channel)
-        if k.by_bytes:  # a lane's piece is of the first or the second block
-            sizes = f"{-(-k.rows_tile // step)}, {step}"
-            mine = "mine" if blocks == 2 else "piece < 4 ? mine : 0"
-            copy = f"bs_async_halves<{sizes}>(at + to, row + {channel} / 16, source, {mine});"
+        sizes = f"{-(-k.rows_tile // step)}, {step}, {blocks}, {rows.block_stride}"
+        if k.by_bytes:
+            copy = f"bs_async_halves<{sizes}>(at + to, row + {channel} / 16, source, mine, piece);"
         else:
-            sizes = f"{-(-k.rows_tile // step)}, {step}, {blocks}, {rows.block_stride}"
             copy = f"bs_async_pieces<{sizes}>(at + to, row + {channel} / 8, source, mine);"
         return [
             self.at(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from blockscale.lower.pipe.text import indented
 from blockscale.lower.warp.epilogue import Epilogue
@@ -310,14 +310,19 @@ class Products(Frame):
 
         return self._asynchronous([], [*self.stages(stage), "bs_wgmma_wait<0>();"])
 
-    def _asynchronous(self, declared: list[str], products: list[str]) -> list[str]:
-        """All tiles by wgmma: ``products`` of one, which are done at the end of them."""
+    def _asynchronous(
+        self, declared: list[str], products: list[str], banks: int = 2, size: int = 16
+    ) -> list[str]:
+        """All tiles by wgmma: ``products`` of one, which are done at the end of them.
+
+        ``banks``: of fragments, ``size`` registers each.
+        """
         k = self.kernel
         count = k.rows_tile // 2
         return [
             f"float c[{k.tiles_m}][{count}];",
             *declared,
-            "uint32_t bank0[16] = {}, bank1[16] = {};",
+            f"uint32_t {self._banks(banks, size)};",
             *self.tiles(
                 [
                     "uint32_t before = 0;",
@@ -333,75 +338,117 @@ class Products(Frame):
         ]
 
     def _wgmma_bytes(self) -> list[str]:
-        """The same of operands of 8 bits, a stage of a tile of 16 rows at a time.
+        """The same of operands of 8 bits, 64 of K of a tile of 16 rows at a time: a unit.
 
-        With `Kernel.partial` a unit's sums are apart: once it is done they are added to the tile's,
-        while other warps' products run.
+        With `Kernel.partial` some units of a tile, a run, have sums of their own: once they are
+        done these are added to the tile's, while other warps' products run.  Else a unit is decoded
+        while the products of those before run.
         """
         k = self.kernel
-        product = f"BsWgmma<{OPERANDS[k.form.dtype]}, {k.rows_tile}>::run"
-        count = k.rows_tile // 2
-
-        def take(i: int) -> list[str]:
-            """Wait for the unit before, the ``i``-th of a stage, and add its sums."""
-            lines = ["bs_wgmma_wait<0>();"]
-            if not k.partial:
-                return lines
-            return [
-                *lines,
-                "#pragma unroll",
-                f"for (int q = 0; q < {count}; ++q) {{",
-                '  asm volatile("" : "+f"(part[q]));',
-                f"  c[{i}][q] += part[q];",
-                "}",
-            ]
+        run = k.partial // 64
+        banks = run or min(BYTE_BANKS, k.tiles_m * k.blocks)
 
         def stage(blocks: int, last: bool) -> list[str]:
+            units = [(i, b) for i in range(k.tiles_m) for b in range(blocks)]
+            # When the products of the stage before are done, after the reads of all lanes.
+            release = 0 if run or last else banks - 1
             lines = [
                 self.at(),
                 f"bs_mbar_wait({self.full}, parity);",
                 *self._rows_fence(),
+                *self._byte_codes(0, *units[0]),
             ]
-            for i in range(k.tiles_m):
-                bank = f"bank{i % 2}"
-                decoded = []
-                for b in range(blocks):
-                    codes, scales = (self._place(p, b, i) for p in (k.codes, k.factors))
-                    decoded += [
-                        "{",
-                        f"  const uint4 code = bs_load16_shared(at + codes_at + {codes});",
-                        f"  const {self.decoder} scales({self.decoder}::load(at + scales_at + "
-                        f"{scales}, lane));",
-                        *(
-                            f"  scales.decode(code.{c}, {bank} + {8 * b + 2 * j});"
-                            for j, c in enumerate("xyzw")
-                        ),
-                        "}",
-                    ]
-                taken = take((i - 1) % k.tiles_m)
-                # One unit: decoded later it takes no registers beside the sums that are added.
-                lines += [*decoded, *taken] if k.tiles_m > 1 else [*taken, *decoded]
-                if i == 0:  # after the reads of all lanes
+            for number, (i, b) in enumerate(units):
+                bank = b % run if run else number % banks
+                before = units[number - 1][0] if number else k.tiles_m - 1
+                taken = self._take(before, banks) if run and b % run == 0 else []
+                if last and taken:  # few units: all before are done
+                    lines += taken if number else []
+                    taken = []
+                elif not last and (taken or not run):
+                    lines += [f"bs_wgmma_wait<{banks - 1}>();", *self._held([bank])]
+                if number + 1 < len(units):
+                    lines += self._byte_codes(number + 1, *units[number + 1])
+                lines += [
+                    f"const {self.decoder} scales{number}(scale{number});",
+                    *(
+                        f"scales{number}.decode(code{number}.{c}, bank{bank} + {2 * j});"
+                        for j, c in enumerate("xyzw")
+                    ),
+                    # Without the first fence ptxas decodes when the products are done.
+                    *(["bs_wgmma_fence();", *taken] if taken else []),
+                ]
+                if number == release:
                     lines += ["__syncwarp();", "if (before && lane == 0) bs_mbar_arrive(before);"]
-                lines.append("bs_wgmma_fence();")
-                sums = "part" if k.partial else f"c[{i}]"
-                for b in range(blocks):
-                    x = f"bs_wgmma_rows64(at + rows_at + {self._place(k.tokens, b, 0)})"
-                    for j in range(2):
-                        first = "<0>" if k.partial and b + j == 0 else ""
-                        lines.append(
-                            f"{product}{first}({sums}, {bank} + {8 * b + 4 * j}, {x} + {2 * j});"
-                        )
-                lines.append("bs_wgmma_commit();")
+                lines += [
+                    "bs_wgmma_fence();",
+                    *self._byte_products(i, b, f"bank{bank}"),
+                    "bs_wgmma_commit();",
+                ]
+            if last:
+                lines += self._done(k.tiles_m - 1, banks)
             return [*lines, f"before = {self.empty};", self.next()]
 
+        count = k.rows_tile // 2
         none = ["#pragma unroll", f"for (int q = 0; q < {count}; ++q) part[q] = 0.f;"]
-        none = none if k.partial else []
-        last = take(k.tiles_m - 1)
-        # A branch would copy sums that are in flight.
-        products = [*none, *self.stages(stage, before=[*last, *none]), *last]
-        return self._asynchronous([f"float part[{count}];"] if k.partial else [], products)
+        end = self._done(k.tiles_m - 1, banks)
+        ended = self._parts()[1] > 0  # by a stage with fewer blocks
+        products = [*self.stages(stage, before=end), *([] if ended else end)]
+        products = [*none, *products] if run else products
+        declared = [f"float part[{count}];"] if run else []
+        return self._asynchronous(declared, products, banks=banks, size=8)
 
+    def _banks(self, banks: int, size: int = 8) -> str:
+        """Declare registers of fragments."""
+        return ", ".join(f"bank{i}[{size}] = {{}}" for i in range(banks))
+
+    def _held(self, banks: Iterable[int]) -> list[str]:
+        """Keep fragments in their registers until here: products read them."""
+        lines = ["#pragma unroll", "for (int q = 0; q < 8; ++q) {"]
+        return [*lines, *(f'  asm volatile("" : "+r"(bank{i}[q]));' for i in banks), "}"]
+
+    def _done(self, i: int, banks: int) -> list[str]:
+        """Wait for all products, the last of the ``i``-th tile."""
+        if self.kernel.partial:
+            return self._take(i, banks)
+        return ["bs_wgmma_wait<0>();", *self._held(range(banks))]
+
+    def _byte_codes(self, number: int, i: int, b: int) -> list[str]:
+        """Load codes and scales of a unit: of the ``i``-th tile, the stage's ``b``-th block."""
+        codes, scales = (self._place(p, b, i) for p in (self.kernel.codes, self.kernel.factors))
+        return [
+            f"const uint4 code{number} = bs_load16_shared(at + codes_at + {codes});",
+            f"const uint2 scale{number} = {self.decoder}::load(at + scales_at + {scales}, lane);",
+        ]
+
+    def _byte_products(self, i: int, b: int, bank: str) -> list[str]:
+        """Products of a unit, whose fragments are in a bank."""
+        k = self.kernel
+        product = f"BsWgmma<{OPERANDS[k.form.dtype]}, {k.rows_tile}>::run"
+        x = f"bs_wgmma_rows64(at + rows_at + {self._place(k.tokens, b, 0)})"
+        lines = []
+        for j in range(2):
+            first = "<0>" if k.partial and 64 * b % k.partial == j == 0 else ""
+            sums = "part" if k.partial else f"c[{i}]"
+            lines.append(f"{product}{first}({sums}, {bank} + {4 * j}, {x} + {2 * j});")
+        return lines
+
+    def _take(self, i: int, banks: int) -> list[str]:
+        """Wait for the products of a run, and add its sums to those of the ``i``-th tile."""
+        return [
+            "bs_wgmma_wait<0>();",
+            *self._held(range(banks)),
+            "#pragma unroll",
+            f"for (int q = 0; q < {self.kernel.rows_tile // 2}; ++q) {{",
+            '  asm volatile("" : "+f"(part[q]));',
+            f"  c[{i}][q] += part[q];",
+            "}",
+        ]
+
+
+BYTE_BANKS = 4
+"""The most units of 64 k of 8-bit operands whose fragments a warp has: products of three run while
+it decodes the fourth."""
 
 OPERANDS = {"float16": "BS_OF_F16", "bfloat16": "BS_OF_BF16", E4M3: "BS_OF_E4M3"}
 """Types of operands in CUDA."""

@@ -45,6 +45,9 @@ FP8_MAX = 448.0
 Epilogue = tuple[str, Tensor | None, torch.dtype | None]
 """Activation, residual and dtype of the result; None: no residual, the dtype of x."""
 
+Acts = tuple[str, bool]
+"""What rows are rounded to ("": nothing), and whether MMAs of 8 bits sum up all of K."""
+
 
 def linear(
     x: Tensor,
@@ -60,6 +63,7 @@ def linear(
     out_dtype: torch.dtype | None = None,
     act_fmt: str | None = None,
     act_global_scale: Tensor | None = None,
+    fast_accum: bool = False,
     group_size: int | None = None,
     zero: Tensor | None = None,
     out: Tensor | None = None,
@@ -85,6 +89,9 @@ def linear(
             are this call's as well; the weight is nvfp4, prepared with layout="128x4".
         act_global_scale: [1] float32 that divides x before it is quantised; None: the largest
             magnitude of x / (448 * 6), computed in every call.
+        fast_accum: of "fp8", as torch._scaled_mm's use_fast_accum: tensor cores that multiply in 8
+            bits (layout "tiles64e", sm_90a) sum up all of K, in some 14 bits; docs/linear.md says
+            what it costs and gains.
         out: output [..., N] or [..., N / 2] of out_dtype, in memory of its own; None: allocated.
 
     Raises:
@@ -92,6 +99,7 @@ def linear(
         ValueError: an unknown option, a shape, device or stride that does not fit, tensors that
             overlap.
     """
+    acts = act_fmt or "", bool(fast_accum)
     if isinstance(packed, LinearWeights):
         if not (block_scale is None and global_scale is None and bias is None and zero is None):
             _nothing_more()
@@ -103,23 +111,22 @@ def linear(
         if packed.layout in TILED and act_fmt in (None, "fp8") and act_global_scale is None:
             w = packed
             given = x, w.packed, w.block_scale, w.global_scale, w.bias, residual, out
-            return _LINEAR.run(
-                (activation, out_dtype, residual is None, w.facts, act_fmt or ""), given
-            )
+            return _LINEAR.run((activation, out_dtype, residual is None, w.facts, acts), given)
         weights = packed
     else:
         gated = bool(gated)
         plain = act_fmt in (None, "fp8") and act_global_scale is None and fmt != "int4"
         if plain and group_size is None and zero is None and not getattr(x, "is_cuda", False):
             kind = fmt, gated, _shape(packed), _shape(global_scale)
-            options = activation, out_dtype, residual is None, kind, act_fmt or ""
+            options = activation, out_dtype, residual is None, kind, acts
             return _LINEAR.run(options, (x, packed, block_scale, global_scale, bias, residual, out))
         tensors = Given(packed, block_scale, fmt, global_scale, bias, gated, group_size, zero)
         weights = _converted(x, tensors, act_fmt)
     epilogue = activation, residual, out_dtype
     if act_global_scale is not None or act_fmt not in (None, "fp8"):
+        _check_fast(acts)
         return _quantised(x, weights, epilogue, act_fmt, act_global_scale, out)
-    return _prepared(x, weights, epilogue, act_fmt or "", out)
+    return _prepared(x, weights, epilogue, acts, out)
 
 
 def _shape(value: object) -> Any:
@@ -130,7 +137,7 @@ def _prepared(
     x: Tensor,
     weights: LinearWeights,
     epilogue: Epilogue,
-    act_fmt: str,
+    acts: Acts,
     out: Tensor | None,
 ) -> Tensor:
     """Return `linear` of prepared weights, whatever their layout."""
@@ -138,11 +145,11 @@ def _prepared(
     w = weights
     _check_layout(x, w.facts)
     if w.fmt == "int4" and w.layout == "linear":
-        return _int4(x, weights, epilogue, act_fmt, out)
+        return _int4(x, weights, epilogue, acts, out)
     plain = w.fmt, w.gated, w.packed.shape, w.global_scale.shape
     kind = w.facts if w.layout in TILED else plain
     given = x, w.packed, w.block_scale, w.global_scale, w.bias, residual, out
-    return _LINEAR.run((activation, out_dtype, residual is None, kind, act_fmt), given)
+    return _LINEAR.run((activation, out_dtype, residual is None, kind, acts), given)
 
 
 def _nothing_more() -> None:
@@ -168,7 +175,7 @@ def _converted(x: Tensor, given: Given, act_fmt: str | None) -> LinearWeights:
 
 
 class _Linear(call.Op[Tensor]):
-    """Options: activation, out_dtype, whether there is no residual, the weight's kind, and act_fmt.
+    """Options: activation, out_dtype, whether there is no residual, the weight's kind, and `Acts`.
 
     The kind is the `Facts` of a weight in a layout of `TILED`; of one in layout "linear", whose
     tensors may be anything until checked, its format, whether it is gated, and the shapes of its
@@ -177,12 +184,12 @@ class _Linear(call.Op[Tensor]):
 
     def recorded(self, options: Any, given: Any) -> Tensor:
         x, packed, block_scale, g, bias, residual, out = given
-        activation, out_dtype, _, kind, act_fmt = options
+        activation, out_dtype, _, kind, acts = options
         facts = kind if isinstance(kind, Facts) else Facts(kind[0], 0, 0, 0, kind[1])
         fmt, n, k, group, gated, zeros, layout, scale_dtype, _ = facts
         made = call.operator(self.name)(
             *(x, packed, block_scale, fmt, g, bias, residual, activation, gated, out_dtype),
-            *(n, k, group, zeros, layout, scale_dtype, act_fmt),
+            *(n, k, group, zeros, layout, scale_dtype, *acts),
         )
         return call.copied(out, made)
 
@@ -248,7 +255,9 @@ def _check_call(
     x: Tensor, weight: tuple[Any, ...], residual: Any, options: Any
 ) -> tuple[Linear, tuple[Any, ...]]:
     """Return the spec of the kernel, and the weight's tensors as it takes them."""
-    activation, out_dtype, _, kind, act_fmt = options
+    activation, out_dtype, _, kind, acts = options
+    act_fmt, fast = acts
+    _check_fast(acts)
     if isinstance(kind, Facts):
         facts = kind
         checks.tensor(WHERE, "x", x, checks.ACTIVATIONS)
@@ -272,11 +281,21 @@ def _check_call(
         *(facts.layout, activation, facts.gated, residual is not None, dtype_name(to)),
         by_row=facts.by_row and facts.layout != "tiles64e",
         act_fmt=act_fmt,
+        fast_accum=fast and facts.layout == "tiles64e",  # other layouts' sums are float32
     )
     if residual is not None:
         wide = *x.shape[:-1], spec.cols
         checks.like(WHERE, "residual", residual, (x.dtype,), "x", x, wide)
     return spec, weight
+
+
+def _check_fast(acts: Acts) -> None:
+    act_fmt, fast = acts
+    if fast and act_fmt != "fp8":
+        raise ValueError(
+            f"{WHERE}: fast_accum=True, but act_fmt={act_fmt or None!r} has no sums of 8-bit "
+            "products; leave it out, or pass act_fmt='fp8'"
+        )
 
 
 def _check_activation(activation: str, gated: bool) -> None:
@@ -355,15 +374,16 @@ def _int4(
     x: Tensor,
     weights: LinearWeights,
     epilogue: Epilogue,
-    act_fmt: str,
+    acts: Acts,
     out: Tensor | None,
 ) -> Tensor:
     """Return `linear` of int4 on a CPU: a product, and what follows it in float32."""
     activation, residual, out_dtype = epilogue
+    _check_fast(acts)
     _check_activation(activation, weights.gated)
     to = x.dtype if out_dtype is None else out_dtype
     checks.activation(WHERE, "out_dtype", to)
-    given, x = x, _rounded(x) if act_fmt else x
+    given, x = x, _rounded(x) if acts[0] else x
     if activation == "none" and residual is None and not weights.gated:
         return product(x, weights.product, to, out)
     n = weights.n // 2 if weights.gated else weights.n
@@ -466,6 +486,7 @@ def _linear_op(
     layout: str = "linear",
     scale_dtype: str | None = None,
     act_fmt: str = "",
+    fast_accum: bool = False,
 ) -> Tensor:
     """Run `linear` on a weight in layout "linear", or on one of `TILED` with its facts."""
     kind: tuple[Any, ...] = (fmt, gated, packed.shape, _shape(global_scale))
@@ -473,7 +494,7 @@ def _linear_op(
         rows = by_row(Given(packed, block_scale, fmt, global_scale, bias, gated))
         kind = Facts(fmt, n, k, group, gated, zeros, layout, scale_dtype, rows)
     weight = packed, block_scale, global_scale, bias
-    options = activation, out_dtype, residual is None, kind, act_fmt
+    options = activation, out_dtype, residual is None, kind, (act_fmt, fast_accum)
     if checks.has_data():
         return _LINEAR.run(options, (x, *weight, residual, None))
     spec, _ = _check_call(x, weight, residual, options)
@@ -485,6 +506,6 @@ call.define(
     "(Tensor x, Tensor packed, Tensor block_scale, str fmt='nvfp4', Tensor? global_scale=None, "
     "Tensor? bias=None, Tensor? residual=None, str activation='none', bool gated=False, "
     "ScalarType? out_dtype=None, SymInt n=0, SymInt k=0, SymInt group=0, bool zeros=False, "
-    "str layout='linear', str? scale_dtype=None, str act_fmt='') -> Tensor",
+    "str layout='linear', str? scale_dtype=None, str act_fmt='', bool fast_accum=False) -> Tensor",
     _linear_op,
 )

@@ -50,8 +50,13 @@ class Options(NamedTuple):
     alpha: float | None = None
     limit: float | None = None
     act_fmt: str | None = None
+    fast_accum: bool = False
     a1_scale: Tensor | None = None
     a2_scale: Tensor | None = None
+
+
+MODES = 5
+"""Of `Options`, how many come before the tensors."""
 
 
 def fused_moe(
@@ -78,6 +83,7 @@ def fused_moe(
     act_fmt: str | None = None,
     a1_scale: Tensor | None = None,
     a2_scale: Tensor | None = None,
+    fast_accum: bool = False,
     out: Tensor | None = None,
     ep: Any = None,
 ) -> Tensor:
@@ -105,6 +111,9 @@ def fused_moe(
         a1_scale: [1] float32, static scale of hidden: of "fp8_tensor", what the E4M3 codes are
             multiplied with; of "nvfp4", what the block scales are, None: 1.
         a2_scale: [1] float32, the same of what is between the GEMMs.
+        fast_accum: of "fp8" and "fp8_tensor", as torch._scaled_mm's use_fast_accum: tensor cores
+            that multiply in 8 bits (weights in layout "tiles64e", many tokens, sm_90a) sum up all
+            of K, in some 14 bits; docs/moe.md says what it costs and gains.
         out: output, [T, H] like hidden; None: allocated.
         ep: `blockscale.distributed.ExpertParallel`: topk_ids are of the experts of all its ranks,
             the prepared weights those of this rank's.
@@ -112,7 +121,7 @@ def fused_moe(
     Raises:
         TypeError, ValueError: as the module says; RuntimeError with ``ep``: a rank did not come.
     """
-    options = Options(activation, alpha, limit, act_fmt, a1_scale, a2_scale)
+    options = Options(activation, alpha, limit, act_fmt, bool(fast_accum), a1_scale, a2_scale)
     tensors = (w13_scale, w2_scale, w13_global_scale, w2_global_scale, w13_bias, w2_bias)
     if isinstance(w13, MoeWeights):
         _nothing_more((*tensors, w13_zero, w2_zero))
@@ -173,7 +182,7 @@ def run_experts(
 ) -> Tensor:
     """Return `fused_moe` of prepared weights."""
     static = options.a1_scale is None, options.a2_scale is None, weights.bias
-    how = options[:4] + static + _flat(weights)
+    how = options[:MODES] + static + _flat(weights)
     given = hidden, topk_ids, topk_weights, weights, options, out
     return _EXPERTS.run((checks.last_size(topk_ids), how), given)
 
@@ -194,7 +203,7 @@ class _Experts(call.Op[Tensor]):
             return None
         if not len(hidden) or ids.dtype != torch.int32:  # a tensor, as it has a last size
             return None
-        for scale in choices[4:]:
+        for scale in choices[MODES:]:
             if scale is not None and (type(scale) not in call.PLAIN or scale.numel() != 1):
                 return None
         y = torch.empty_like(hidden) if out is None else out
@@ -230,7 +239,7 @@ def run_slots(
         coded: hidden [T, bytes] has rows of this dtype coded as ``act_fmt`` says (`CodedRow`).
     """
     static = options.a1_scale is None, options.a2_scale is None, weights.bias, coded
-    how = options[:4] + static + _flat(weights)
+    how = options[:MODES] + static + _flat(weights)
     return _SLOTS.run((checks.last_size(ids), how), (hidden, ids, weights, options, coded))
 
 
@@ -283,7 +292,7 @@ def _arguments(
     out: Tensor,
 ) -> tuple[Any, ...]:
     """Return what the kernel takes."""
-    given = options[4:] if spec.static_scales else ()
+    given = (options.a1_scale, options.a2_scale) if spec.static_scales else ()
     scales = [None if scale is None else scale.reshape(1) for scale in given]
     alpha = ALPHA.get(spec.activation, 1.0) if options.alpha is None else options.alpha
     limit = LIMIT.get(spec.activation, math.inf) if options.limit is None else options.limit
@@ -329,7 +338,9 @@ def check_call(
     w = weights
     sizes = w.experts, w.hidden, w.intermediate, int(ids.shape[1])
     modes = options.activation, dtype_name(hidden.dtype), options.act_fmt
-    return FusedMoe(*sizes, w.fmt, w.group, *modes, w.zero, w.bias, w.layout)
+    form = *sizes, w.fmt, w.group, *modes, w.zero, w.bias, w.layout
+    fast = options.fast_accum and w.layout == "tiles64e"  # other layouts' sums are float32
+    return FusedMoe(*form, fast_accum=fast)
 
 
 def _check_hidden(hidden: Tensor, weights: MoeWeights) -> None:
@@ -413,6 +424,11 @@ def _check_act_fmt(weights: MoeWeights, options: Options, hidden: Tensor) -> Non
             f"{WHERE}: act_fmt={options.act_fmt!r} has scales that float16 cannot hold; pass "
             "hidden.to(torch.bfloat16)"
         )
+    if options.fast_accum and options.act_fmt not in BYTE_ACTS:
+        raise ValueError(
+            f"{WHERE}: fast_accum=True, but act_fmt={options.act_fmt!r} has no sums of 8-bit "
+            f"products; leave it out, or pass act_fmt={' or '.join(map(repr, BYTE_ACTS))}"
+        )
     for name in ("a1_scale", "a2_scale"):
         value = getattr(options, name)
         checks.one_element(WHERE, name, value, "hidden", hidden)
@@ -440,7 +456,7 @@ def check_output(out: Tensor, hidden: Tensor) -> None:
 
 def _moe_op(hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, *given: Any) -> None:
     count, out = len(TENSORS), given[-1]
-    flat, choices = given[count:-7], given[-7:-1]
+    flat, choices = given[count:-8], given[-8:-1]
     dtype = None if flat[-1] is None else getattr(torch, flat[-1])
     fields: tuple[Any, ...] = (*given[:count], *flat[:-1], dtype)
     weights = MoeWeights(*fields)
@@ -459,7 +475,7 @@ call.define(
     "Tensor? w2_zero, Tensor w2_global, Tensor? w2_bias, str fmt, SymInt group, SymInt experts, "
     "SymInt hidden_size, SymInt intermediate, bool gated, bool zero, str layout, "
     "str? scale_dtype, str activation, float? alpha, float? limit, str? act_fmt, "
-    "Tensor? a1_scale, Tensor? a2_scale, Tensor! out) -> ()",
+    "bool fast_accum, Tensor? a1_scale, Tensor? a2_scale, Tensor! out) -> ()",
     _moe_op,
 )
 

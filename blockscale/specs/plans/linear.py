@@ -7,12 +7,7 @@ from dataclasses import dataclass
 from blockscale.base.sizes import ceil_div, round_up
 from blockscale.base.targets import BULK_COPIES, WGMMA, Gpu
 from blockscale.specs.gemm import Linear
-from blockscale.specs.plans.moe import (
-    LOADER_REGISTERS,
-    PARTIAL_K,
-    PARTIAL_REGISTERS,
-    scale_bytes,
-)
+from blockscale.specs.plans.moe import LOADER_REGISTERS, illegal_bytes, scale_bytes
 
 TILE_K = 64
 """K of a block of weights, and of a row of x in shared memory."""
@@ -41,8 +36,8 @@ class LinearTile:
         blocks_k: blocks of 64 k in a stage.
         raster: along which tiles follow each other, "rows" (of x) or "cols" (rows of the weight).
         copies: to shared memory, "bulk" (of rows of x for wgmma by TMA) or "async" (cp.async).
-        by_bytes: whether operands are E4M3; then a stage's products are summed up by themselves
-            before they are added to the tile's.
+        by_bytes: whether operands are E4M3.
+        partial: then, how many channels' products are summed up by themselves; see `MoeTile`.
     """
 
     unit: str
@@ -55,6 +50,7 @@ class LinearTile:
     raster: str = "rows"
     copies: str = "bulk"
     by_bytes: bool = False
+    partial: int = 0
 
     @property
     def tiles_m(self) -> int:
@@ -130,18 +126,22 @@ class LinearTile:
             return "a CTA has no whole stage of K"
         if spec.group == 128 and self.blocks_k % 2 and blocks > 1:
             return "a stage has whole groups of 128"
-        if wgmma and (self.slices > 1 or self.tiles_m * self.blocks_k % 2 or self.blocks_k > 2):
-            return "wgmma takes K in one slice, and an even number of units in a stage"
         if self.tiles_m * self.tokens > SUMS[self.unit]:
             return "accumulators do not fit into registers"
-        whole = self.blocks_k * TILE_K == PARTIAL_K
-        if self.by_bytes and not (wgmma and whole and self.tiles_m <= 2):
-            return (
-                f"operands of 8 bits are multiplied by wgmma, {PARTIAL_K} k in a stage, one or two "
-                "tiles of 16 rows of a warp"
-            )
-        if self.by_bytes and (self.tiles_m + 1) * self.tokens // 2 > PARTIAL_REGISTERS:
-            return f"a thread has more than {PARTIAL_REGISTERS} sums"
+        if reason := self._illegal_units():
+            return reason
         if self.stages_in(spec, arch.cta_shared) < 2:
             return "two stages do not fit into shared memory"
         return None
+
+    def _illegal_units(self) -> str | None:
+        """Why a stage is not divided into what wgmma multiplies, or None."""
+        wgmma = self.unit == "wgmma"
+        if wgmma and self.slices > 1:
+            return "wgmma takes K in one slice"
+        if not self.by_bytes:
+            odd = wgmma and (self.tiles_m * self.blocks_k % 2 or self.blocks_k > 2)
+            return "wgmma takes an even number of units in a stage" if odd else None
+        if not wgmma or self.tiles_m > 2:
+            return "wgmma multiplies operands of 8 bits, one or two tiles of 16 rows of a warp"
+        return illegal_bytes(self.blocks_k, self.partial, self.tiles_m, self.tokens)

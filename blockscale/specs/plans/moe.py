@@ -31,7 +31,7 @@ MMA_TOKENS = (8, 16, 24, 32, 48, 64)
 """Tokens of a tile, unit mma."""
 
 WGMMA_TOKENS = (
-    *(8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128),
+    *(8, 16, 24, 32, 40, 48, 64, 80, 96, 104, 112, 128),
     *(136, 144, 152, 160, 176, 192, 208, 224, 256),
 )
 """Tokens of a tile, unit wgmma."""
@@ -50,9 +50,11 @@ DTYPES = ("bfloat16", "float16")
 E4M3 = "float8_e4m3fn"
 """Dtype of operands of 8 bits."""
 
-PARTIAL_K = 128
-"""Channels whose products an FP8 MMA sums up before float32 registers take them over: its own sums
-keep some 14 bits."""
+BYTE_BLOCKS = (2, 4)
+"""Blocks of 64 k in a stage of operands of 8 bits."""
+
+BYTE_SUMS = {False: ((4, 256), (2, 128)), True: ((4, 0), (2, 0))}
+"""Blocks of 64 k of a stage and `MoeTile.partial` that are tried, without and with fast sums."""
 
 
 TERM = 2
@@ -60,6 +62,9 @@ TERM = 2
 
 ATTRIBUTE = "blockscale.moe"
 """Function attribute: the fields of `MoeGemm`."""
+
+FAST = "blockscale.fast_accum"
+"""Function attribute: MMAs of 8 bits, whose sums have some 14 bits, may sum up all of K."""
 
 AFTER = "blockscale.after"
 """Function attribute: parameters that the kernel before it in the stream writes, which it may not
@@ -74,7 +79,7 @@ class MoeGemm:
     products; ``rows``: of the weights of an expert, gate and up counted both; ``cols``: of out,
     where that has fewer than rows make; ``bytewise``: layout "tiles64e", words whose codes become
     bytes, and a factor for each row; ``operand``: dtype of x and of decoded weights, if it is not
-    ``dtype``: `E4M3`.
+    ``dtype``: `E4M3`; ``fast``: whether sums of such operands may be those of MMAs (`FAST`).
     """
 
     fmt: str
@@ -89,6 +94,7 @@ class MoeGemm:
     cols: int = 0
     bytewise: bool = False
     operand: str = ""
+    fast: bool = False
 
     @staticmethod
     def of(func: Any) -> MoeGemm:
@@ -97,12 +103,12 @@ class MoeGemm:
         text = {key: str(said[key]) for key in ("fmt", "dtype", "activation")}
         sizes = {key: int(said[key]) for key in ("group", "experts", "rows", "k", "top_k", "cols")}
         more: dict[str, Any] = {"bytewise": bool(said.get("bytewise", False))}
-        more["operand"] = str(said.get("operand", ""))
+        more |= {"operand": str(said.get("operand", "")), "fast": bool(said.get("fast", False))}
         return MoeGemm(**text, **sizes, **more, zeros=int(said["zeros"]))  # type: ignore[arg-type]
 
     def attribute(self) -> dict[str, Any]:
         """Return its fields, but those that layouts other than "tiles64e" leave as they are."""
-        more = {"bytewise", "operand"}
+        more = {"bytewise", "operand", "fast"}
         return {key: value for key, value in asdict(self).items() if key not in more or value}
 
     @property
@@ -158,6 +164,18 @@ def scale_bytes(fmt: str, group: int, zeros: int) -> int:
     return 4 * scale_count(fmt, group, zeros) * (2 if fmt == "int4" else 1)
 
 
+def illegal_bytes(blocks_k: int, partial: int, tiles_m: int, tokens: int) -> str | None:
+    """Return why a tile of 8-bit operands has no kernel, or None; see `MoeTile`."""
+    if blocks_k not in BYTE_BLOCKS:
+        return f"a stage of operands of 8 bits has {' or '.join(map(str, BYTE_BLOCKS))} blocks of K"
+    if partial % TILE_K or (partial and blocks_k % (partial // TILE_K)):
+        return f"{partial} channels do not divide the {blocks_k * TILE_K} of a stage"
+    sums = (tiles_m + bool(partial)) * tokens // 2
+    if sums > PARTIAL_REGISTERS:
+        return f"{sums} sums of a thread are more than {PARTIAL_REGISTERS}"
+    return None
+
+
 @dataclass(frozen=True)
 class MoeTile:
     """The shape of a tile of a grouped GEMM.
@@ -168,8 +186,8 @@ class MoeTile:
         tokens: the most of a tile.
         slices: of a stage's K, each multiplied by other warps (mma), which add up at the end.
         blocks_k: blocks of 64 k in a stage; a multiple of slices.
-        partial: whether the products of a stage are summed up by themselves before float32
-            registers add them (operands of 8 bits).
+        partial: operands of 8 bits: channels whose products the MMA, whose sums have some 14 bits,
+            sums up by themselves before float32 registers add them; 0: those of all.
     """
 
     unit: str
@@ -177,7 +195,7 @@ class MoeTile:
     tokens: int
     slices: int
     blocks_k: int
-    partial: bool = field(default=False, kw_only=True)
+    partial: int = field(default=0, kw_only=True)
 
     # ---- Warps ------------------------------------------------------------------------------
 
@@ -262,14 +280,10 @@ class MoeTile:
 
     def _illegal_bytes(self, gemm: MoeGemm) -> str | None:
         """The same of operands of 8 bits, of which only wgmma multiplies tiles of MoE layers."""
-        if self.unit != "wgmma" or self.blocks_k != PARTIAL_K // TILE_K:
-            return f"operands of 8 bits are multiplied by wgmma, {PARTIAL_K} k in a stage"
-        if self.consumers != 8 or self.tiles_m > 2:
-            return "operands of 8 bits are multiplied by eight warps, one or two units each"
-        sums = (self.tiles_m + self.partial) * self.tokens // 2
-        if sums > PARTIAL_REGISTERS:
-            return f"{sums} sums of a thread are more than {PARTIAL_REGISTERS}"
-        return self._too_large(gemm)
+        if self.unit != "wgmma" or self.consumers != 8 or self.tiles_m > 2:
+            return "operands of 8 bits are multiplied by eight warps of wgmma, 128 or 256 rows"
+        reason = illegal_bytes(self.blocks_k, self.partial, self.tiles_m, self.tokens)
+        return reason or self._too_large(gemm)
 
     def _too_large(self, gemm: MoeGemm) -> str | None:
         if self.shared(gemm, 2) > SMEM_BYTES:

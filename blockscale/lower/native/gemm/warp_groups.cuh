@@ -34,14 +34,20 @@ BS_INLINE void bs_async_pieces(uint32_t to, const uint4 *from, const uint32_t (&
   }
 }
 
-// The same 16 bytes of each row of bytes, one of 64 positions of which takes 64 bytes: each STEP flips
-// bit 1 of the number of a piece.
-template <int COUNT, int STEP>
-BS_INLINE void bs_async_halves(uint32_t to, const uint4 *from, const uint32_t (&source)[COUNT], int mine) {
+// The same of rows of bytes, 64 positions of which take 64 bytes: `piece` 0 to 7 of each two blocks,
+// PITCH bytes apart; of the last one of an odd number half of the lanes.  Each STEP flips bit 1 of the
+// number of a piece.
+template <int COUNT, int STEP, int BLOCKS, int PITCH>
+BS_INLINE void bs_async_halves(uint32_t to, const uint4 *from, const uint32_t (&source)[COUNT], int mine,
+                               int piece) {
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
     if (i >= mine) break;
-    bs_cp_async16_whole((i % 2 ? to ^ 32 : to) + i * STEP * 64, from + source[i]);
+    const uint4 *row = from + source[i];
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b += 2)
+      if (b + 1 < BLOCKS || piece < 4)
+        bs_cp_async16_whole((i % 2 ? to ^ 32 : to) + b * PITCH + i * STEP * 64, row + b * 4);
   }
 }
 
