@@ -26,23 +26,27 @@ from tests.gemm.test_gemm_library import call, operands, scales
 from tests.gemm.test_pipe_truth import PLANS as STORES
 from tests.gemm.test_pipe_truth import ROWS, K, N
 from tests.kit import gemm_harness as harness
-from tests.kit.pairwise import pairs
+from tests.kit.pairwise import each
 from tests.reference import core as ref
 
 PLANS = {
     **STORES,
     "split_columns": {"split_k": 2, "acc_stages": 1, "mma_n": 64, "swap": True},
 }
+RULES = [
+    (activation, residual)
+    for activation in ("none", "silu", "gelu_tanh", "relu2")
+    for residual in (None, "float32", "bfloat16", "float16")
+    if activation != "none" or residual is not None
+]
 
 
-@pairs(
-    plan=list(PLANS),
-    activation=["none", "silu", "gelu_tanh", "relu2"],
-    residual=[None, "float32", "bfloat16", "float16"],
-    legal=lambda plan, activation, residual: activation != "none" or residual is not None,
+@each(
+    plan=list(PLANS), rule=[pytest.param(rule, id=f"{rule[0]}-{rule[1]}") for rule in RULES]
 )
-def test_epilogue(plan: str, activation: str, residual: str | None) -> None:
+def test_epilogue(plan: str, rule: tuple[str, str | None]) -> None:
     """Every way to store; rows and columns of a residual beyond d are not read; a NaN stays one."""
+    activation, residual = rule
     dtype = residual or "float32"
     of = harness.plan(n=N, k=K, out_dtype=dtype, **PLANS[plan])
     func = gemm_tiles("nvfp4", dtype, N, K, activation=activation, residual=residual is not None)

@@ -22,6 +22,8 @@ import pytest
 FOLDER = Path(os.environ.get("TESTS_CPU") or "/tmp/tests-cpu")
 EVERY_S = 0.01
 DEPTH = 60
+DUMP_EVERY = 600
+"""Rows, three a test: what is known is written now and then."""
 
 _stacks: Counter[str] = Counter()
 _last = 0.0
@@ -82,6 +84,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     yield from _timed(item, "teardown")
+    if len(_rows) % DUMP_EVERY < 3:
+        _dump()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
