@@ -17,7 +17,6 @@ from tvm.s_tir import Schedule
 
 from blockscale import emulator
 from blockscale.base.targets import GPU_TARGETS
-from blockscale.building.builder import build
 from blockscale.building.space import new_schedule
 from blockscale.catalog import registry
 from blockscale.lower.nvcc import compile_cuda_source
@@ -29,6 +28,7 @@ from blockscale.schedules.gemm.linear_gpu_tiles import legal_tiles
 from blockscale.specs import Linear
 from blockscale.specs.plans.linear import LinearTile
 from blockscale.tir.gemm.linear_tiles import linear_tiles
+from tests.kit.gpu_library import library as gpu_library
 from tests.kit.linear_harness import ACT, kernel, prepared, rows_of, run, weight
 from tests.kit.pairwise import few
 from tests.reference import moe
@@ -183,10 +183,8 @@ SMS = 4
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    path = tmp_path_factory.mktemp("linear_fp8") / "linear.so"
-    build([PLAIN, FULL, SIXTEEN], path, level="sm_90a", ptx=True)
-    return path
+def library() -> Any:
+    return gpu_library([PLAIN, FULL, SIXTEEN], "sm_90a")
 
 
 def call(library: Any, of: Linear, rows: int, flags: int = PROGRAMMATIC) -> Any:
