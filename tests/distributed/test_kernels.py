@@ -269,7 +269,7 @@ def test_rows_go_and_come_back(ranks):
         one_call(group, routing(10 * ranks + call, ranks, bound, none=none), bound)
 
 
-@each(ranks=[1, 2, 3, 4], act_fmt=["fp8", "nvfp4"])
+@each(ranks=[1, 2, 3, 4], act_fmt=["nvfp4", "fp8"])
 def test_coded_rows(act_fmt, ranks):
     """Quantised on the way, byte for byte; what their numbers make comes back."""
     form = {"act_fmt": act_fmt, "hidden": CODED_HIDDEN, "built": [*CODED.values()]}

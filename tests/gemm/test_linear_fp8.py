@@ -30,7 +30,7 @@ from blockscale.specs.plans.linear import LinearTile
 from blockscale.tir.gemm.linear_tiles import linear_tiles
 from tests.kit.gpu_library import library as gpu_library
 from tests.kit.linear_harness import ACT, kernel, prepared, rows_of, run, weight
-from tests.kit.pairwise import few
+from tests.kit.pairwise import exhaustive, few
 from tests.reference import moe
 
 LIMITS = {"bfloat16": 4e-3, "float16": 1e-3, "float32": 2e-5}
@@ -91,7 +91,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+LATER = ("bytes, cols", "bytes, relu2", "mma, gated", "wgmma", "16 bits of any format")
+"""Of parts that others have, too: exhaustive."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=exhaustive if n in LATER else ()) for n in CASES]
+)
 def test_kernels_multiply(name: str) -> None:
     of, tile, rows = CASES[name]
     run(of, tile, rows).judge(LIMITS[of.out_dtype])

@@ -203,9 +203,7 @@ def barrier(c: Operands, ins: Instr) -> Callable[..., Any]:
     return run
 
 
-def held_up(
-    g: Gang, f: Fragment, active: np.ndarray, entries: list[tuple[Barrier, int]]
-) -> Any:
+def held_up(g: Gang, f: Fragment, active: np.ndarray, entries: list[tuple[Barrier, int]]) -> Any:
     """Return the answer of warps that wait for barriers, some of which may have completed."""
 
     def completed() -> bool:
