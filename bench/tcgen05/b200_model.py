@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -77,10 +78,12 @@ def _legal_plans(fmt: str, out_dtype: str, n: int, k: int) -> Iterator[GemmPlan]
 
 def _deepest(plan: GemmPlan) -> GemmPlan:
     """Return ``plan`` with as many stages as fit: by the model more are never slower."""
-    deeper = replace(plan, stages=plan.stages + 1)
-    if deeper.stages > MAX_STAGES or deeper.illegal() is not None:
-        return plan
-    return _deepest(deeper)
+
+    def too_many(stages: int) -> bool:
+        return replace(plan, stages=stages).illegal() is not None
+
+    more = bisect_left(range(plan.stages + 1, MAX_STAGES + 1), True, key=too_many)
+    return replace(plan, stages=plan.stages + more)
 
 
 def ranked(

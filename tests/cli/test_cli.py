@@ -20,6 +20,7 @@ from blockscale.base.manifest import append_manifest
 from blockscale.cli import command as cli
 from blockscale.cli import common
 from blockscale.tuning.tuner import Interrupted, TuneResult
+from tests.kit import warm
 from tests.kit.library_seal import seal
 
 NAME = "linear_nvfp4_n64_k64_f32"
@@ -300,9 +301,10 @@ def test_logs_check(monkeypatch, capsys, tmp_path):
 def test_tune_commits_and_prints_json(monkeypatch, capsys, tmp_path):
     work, logs = tmp_path / "work", tmp_path / "tuned"
     options = ["--work-dir", str(work), "--logs", str(logs), "--json", "--commit"]
-    code, out, _ = call(
-        monkeypatch, capsys, "tune", NAME, *options, "--trials", "5", "--seconds", "250"
-    )
+    with warm.workers():
+        code, out, _ = call(
+            monkeypatch, capsys, "tune", NAME, *options, "--trials", "5", "--seconds", "250"
+        )
     assert code == 0
     report = json.loads(out)
     assert report["trials"] == 5

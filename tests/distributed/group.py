@@ -1,4 +1,7 @@
-"""Groups of processes over gloo: the same function on every rank, its results by rank."""
+"""Groups of processes over gloo: the same function on every rank, its results by rank.
+
+The processes are forks of one that has imported what they need, and has run nothing.
+"""
 
 import os
 import sys
@@ -35,7 +38,8 @@ def run(ranks, folder, function, *args, silent=0):
 
     ``silent``: so many ranks say nothing, as they end within the function.
     """
-    context = mp.get_context("spawn")
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload([function.__module__])
     results = context.Queue()
     file = folder / f"store{time.monotonic_ns()}"
     given = [(rank, ranks, file, results, function, args) for rank in range(ranks)]

@@ -235,7 +235,7 @@ def _failures(rank, ranks, how):
     elif how == "dies" and rank == 2:
         os._exit(1)
     elif how == "hangs" and rank == 2:
-        time.sleep(3 * SHORT)
+        time.sleep(2 * SHORT)
         return "slept", 0.0, ""
     elif how == "bound":
         ep.combine(y, came)

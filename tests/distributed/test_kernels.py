@@ -23,6 +23,7 @@ from blockscale.specs.exchange import (
     symmetric_bytes,
 )
 from tests.kit.gpu_library import library
+from tests.kit.pairwise import each
 from tests.reference import moe as moe
 
 ARCH, HIDDEN, EXPERTS = "sm_90a", 24, 6
@@ -263,13 +264,12 @@ def one_call(group, given, bound):
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_rows_go_and_come_back(ranks):
     group = Group(ranks, capacity=3, seed=ranks)
-    for call, none in enumerate(((), (0,), (ranks - 1,), ())):  # epochs 1 to 4
+    for call, none in enumerate(((0,), (ranks - 1,), ())):  # epochs 1 to 3
         bound = 3 - call % 2
         one_call(group, routing(10 * ranks + call, ranks, bound, none=none), bound)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("act_fmt", ["fp8", "nvfp4"])
+@each(ranks=[1, 2, 3, 4], act_fmt=["nvfp4", "fp8"])
 def test_coded_rows(act_fmt, ranks):
     """Quantised on the way, byte for byte; what their numbers make comes back."""
     form = {"act_fmt": act_fmt, "hidden": CODED_HIDDEN, "built": [*CODED.values()]}

@@ -1,7 +1,6 @@
 """The grouped GEMM with a gated activation and FP4 in its epilogue: tcgen05, in the emulator."""
 
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ import torch
 import tvm
 
 from blockscale import emulator
-from blockscale.building.builder import build
 from blockscale.building.space import new_schedule, replay, trace_json
 from blockscale.lower.nvcc import compile_cuda_source
 from blockscale.lower.pipe.check import checked
@@ -26,6 +24,7 @@ from tests.fused.test_gpu_fused import SM100, emulated
 from tests.kit import gated
 from tests.kit import gemm_harness as harness
 from tests.kit.gemm_operands import operand
+from tests.kit.gpu_library import library
 from tests.kit.pairwise import exhaustive, few
 from tests.reference import core as ref
 
@@ -113,14 +112,14 @@ def test_codes_and_scales_are_those_of_two_kernels(number: int) -> None:
     assert (named["block_scale"][atom:] == 0xFF).all()
 
 
-def test_library(tmp_path: Path) -> None:
+def test_library() -> None:
     """As users get it: few rows and many, against NumPy; the next GEMM takes what it gives."""
     spec = GroupedMmActFp4Quant(3, 256, 96, "nvfp4", "swiglu", "bfloat16")
     after = GroupedMmFp4(3, 64, 128, "nvfp4", "float32")
-    build([spec, after], tmp_path / "k.so", level=SM100, ptx=True)
+    path = library([spec, after], SM100)
 
     def call(name: str, *given: Any) -> None:
-        run = emulator.run_module(tmp_path / "k.so", name, *given, target=SM100, multiprocessors=4)
+        run = emulator.run_module(path, name, *given, target=SM100, multiprocessors=4)
         run.check()
         assert not [hazard for report in run.reports for hazard in report.hazards]
 

@@ -6,14 +6,11 @@ product: sums are float32, and so are exp and the division.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 import tvm
 
-from blockscale.building.builder import build
 from blockscale.building.space import new_schedule
 from blockscale.lower.nvcc import compile_cuda_source
 from blockscale.lower.pipe.check import checked
@@ -26,23 +23,26 @@ from tests.gemm.test_gemm_library import call, operands, scales
 from tests.gemm.test_pipe_truth import PLANS as STORES
 from tests.gemm.test_pipe_truth import ROWS, K, N
 from tests.kit import gemm_harness as harness
-from tests.kit.pairwise import pairs
+from tests.kit.gpu_library import library
+from tests.kit.pairwise import each
 from tests.reference import core as ref
 
 PLANS = {
     **STORES,
     "split_columns": {"split_k": 2, "acc_stages": 1, "mma_n": 64, "swap": True},
 }
+RULES = [
+    (activation, residual)
+    for activation in ("none", "silu", "gelu_tanh", "relu2")
+    for residual in (None, "float32", "bfloat16", "float16")
+    if activation != "none" or residual is not None
+]
 
 
-@pairs(
-    plan=list(PLANS),
-    activation=["none", "silu", "gelu_tanh", "relu2"],
-    residual=[None, "float32", "bfloat16", "float16"],
-    legal=lambda plan, activation, residual: activation != "none" or residual is not None,
-)
-def test_epilogue(plan: str, activation: str, residual: str | None) -> None:
+@each(plan=list(PLANS), rule=[pytest.param(rule, id=f"{rule[0]}-{rule[1]}") for rule in RULES])
+def test_epilogue(plan: str, rule: tuple[str, str | None]) -> None:
     """Every way to store; rows and columns of a residual beyond d are not read; a NaN stays one."""
+    activation, residual = rule
     dtype = residual or "float32"
     of = harness.plan(n=N, k=K, out_dtype=dtype, **PLANS[plan])
     func = gemm_tiles("nvfp4", dtype, N, K, activation=activation, residual=residual is not None)
@@ -78,13 +78,13 @@ def test_epilogue(plan: str, activation: str, residual: str | None) -> None:
     assert right.all()
 
 
-def test_library(tmp_path: Any) -> None:
+def test_library() -> None:
     """As users get it: a name of its own, one parameter more, every bucket's kernel."""
     spec = MmFp4(128, 256, "nvfp4", "bfloat16", "gelu_tanh", True)
     assert spec.name == "mm_nvfp4_n128_k256_gelu_tanh_residual_bf16"
     assert Spec.parse(spec.name) == spec
     assert [p.name for p in spec.params()][-2:] == ["residual", "d"]
-    build([spec], tmp_path / "k.so", level="sm_100a", ptx=True)
+    path = library([spec], "sm_100a")
     for rows in (5, 300):
         a, b = operands(spec, [rows])
         r = torch.randn(rows, 128).to(torch.bfloat16)
@@ -92,9 +92,9 @@ def test_library(tmp_path: Any) -> None:
         stored = (torch.from_numpy(a.stored), torch.from_numpy(b.stored))
         alpha = torch.tensor([1 / 64])
         given = (*stored, scales(a), scales(b), alpha, None, r, d)
-        call(tmp_path / "k.so", spec, *given)
+        call(path, spec, *given)
         want = ref.activation("gelu_tanh", ref.mm(a.value, b.value, 1 / 64)) + r.double().numpy()
         assert ref.row_error(d.double().numpy(), want).max() < 2**-8
     short = torch.zeros(rows - 1, 128, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match=r"residual has size 299 in dimension 0, but 300"):
-        call(tmp_path / "k.so", spec, *given[:6], short, d)
+        call(path, spec, *given[:6], short, d)

@@ -15,6 +15,7 @@ from blockscale.base.formats import GEMM
 from blockscale.building.builder import build
 from blockscale.specs import GroupedMmFp4, MmFp4
 from tests.kit import gemm_harness as harness
+from tests.kit.gpu_library import library as gpu_library
 from tests.kit.pairwise import few
 
 PLAIN = MmFp4(384, 448, "nvfp4", "float32")
@@ -26,10 +27,8 @@ SMS = 4
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    path = tmp_path_factory.mktemp("gemm") / "gemm.so"
-    build([PLAIN, MIXED, GROUPED], path, level="sm_100a", ptx=True)
-    return path
+def library():
+    return gpu_library([PLAIN, MIXED, GROUPED], "sm_100a")
 
 
 def operands(spec, groups):
@@ -232,10 +231,8 @@ def test_build_of_specs(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def split(tmp_path_factory):
-    path = tmp_path_factory.mktemp("gemm") / "split.so"
-    build([SPLIT, SPLIT_GROUPED], path, level="sm_100a", ptx=True)
-    return path
+def split():
+    return gpu_library([SPLIT, SPLIT_GROUPED], "sm_100a")
 
 
 def test_split_k(split):

@@ -16,7 +16,6 @@ from blockscale import emulator
 from blockscale.base import host
 from blockscale.base.errors import LoweringError
 from blockscale.base.targets import GPU_TARGETS, Gpu
-from blockscale.building.builder import build
 from blockscale.catalog import registry
 from blockscale.catalog.gemm import LINEAR, LINEAR_GPU_BUCKETS
 from blockscale.lower import nvcc
@@ -29,6 +28,7 @@ from blockscale.specs.plans.linear import LinearTile
 from blockscale.tir.gemm.linear_tiles import linear_tiles
 from tests.gemm.test_linear_kernel import GATED, LIMITS, mma, spec
 from tests.gemm.test_linear_library import call
+from tests.kit.gpu_library import library as gpu_library
 from tests.kit.linear_harness import kernel, prepared, run, weight
 
 ARCHS = ("sm_80", "sm_86", "sm_89")
@@ -278,10 +278,8 @@ PLAIN = Linear(192, 512, "nvfp4", "bfloat16", layout="tiles64")
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    path = tmp_path_factory.mktemp("linear") / "linear.so"
-    build([PLAIN], path, level="sm_80", ptx=True)
-    return path
+def library():
+    return gpu_library([PLAIN], "sm_80")
 
 
 @pytest.mark.parametrize(

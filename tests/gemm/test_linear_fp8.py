@@ -17,7 +17,6 @@ from tvm.s_tir import Schedule
 
 from blockscale import emulator
 from blockscale.base.targets import GPU_TARGETS
-from blockscale.building.builder import build
 from blockscale.building.space import new_schedule
 from blockscale.catalog import registry
 from blockscale.lower.nvcc import compile_cuda_source
@@ -29,8 +28,9 @@ from blockscale.schedules.gemm.linear_gpu_tiles import legal_tiles
 from blockscale.specs import Linear
 from blockscale.specs.plans.linear import LinearTile
 from blockscale.tir.gemm.linear_tiles import linear_tiles
+from tests.kit.gpu_library import library as gpu_library
 from tests.kit.linear_harness import ACT, kernel, prepared, rows_of, run, weight
-from tests.kit.pairwise import few
+from tests.kit.pairwise import exhaustive, few
 from tests.reference import moe
 
 LIMITS = {"bfloat16": 4e-3, "float16": 1e-3, "float32": 2e-5}
@@ -110,7 +110,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+LATER = ("bytes, cols", "bytes, relu2", "mma, gated", "wgmma", "16 bits of any format")
+"""Of parts that others have, too: exhaustive."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=exhaustive if n in LATER else ()) for n in CASES]
+)
 def test_kernels_multiply(name: str) -> None:
     of, tile, rows = CASES[name]
     run(of, tile, rows).judge(LIMITS[of.out_dtype])
@@ -208,10 +214,8 @@ SMS = 4
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    path = tmp_path_factory.mktemp("linear_fp8") / "linear.so"
-    build([PLAIN, FULL, SIXTEEN], path, level="sm_90a", ptx=True)
-    return path
+def library() -> Any:
+    return gpu_library([PLAIN, FULL, SIXTEEN], "sm_90a")
 
 
 def call(library: Any, of: Linear, rows: int, flags: int = PROGRAMMATIC) -> Any:

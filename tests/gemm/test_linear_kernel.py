@@ -22,6 +22,7 @@ from blockscale.specs import Linear
 from blockscale.specs.plans.linear import LinearTile
 from blockscale.tir.gemm.linear_tiles import linear_tiles
 from tests.kit.linear_harness import ACT, kernel, run
+from tests.kit.pairwise import each
 
 LIMITS = {"bfloat16": 4e-3, "float16": 1e-3, "float32": 4e-3}
 
@@ -274,7 +275,7 @@ def test_every_tile_of_more_sizes_makes_the_kernel_that_it_says(monkeypatch):
         test_tiles_make_the_kernels_that_they_say(arch, "nvfp4", {}, 1)
 
 
-@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_120a"])
 @pytest.mark.parametrize(
     ("fmt", "more"),
@@ -337,8 +338,7 @@ def _copies(text: str) -> list[str]:
     return re.findall(r"bs_(?:bulk_load|tma_load_2d<1>)\(.*", text)
 
 
-@pytest.mark.parametrize("name", ["slices", "uneven ctas", "wgmma, ctas", "wgmma, 64 rows"])
-@pytest.mark.parametrize("stages", [2, 5])
+@each(name=["slices", "uneven ctas", "wgmma, ctas", "wgmma, 64 rows"], stages=[2, 5])
 def test_weights_that_come_ahead_are_not_loaded_again(name, stages, monkeypatch):
     """As many stages as a ring has, or a tile: each is awaited once, and has its bytes once."""
     of, tile, rows = CASES[name]

@@ -8,10 +8,10 @@ import torch
 
 from blockscale import emulator
 from blockscale.base.targets import CTA_RESERVED, GPU_TARGETS
-from blockscale.building.builder import build
 from blockscale.catalog.gemm import LINEAR_GPU_BUCKETS
 from blockscale.runtime.function_cuda import PROGRAMMATIC
 from blockscale.specs import Linear
+from tests.kit.gpu_library import library as gpu_library
 from tests.kit.linear_harness import ACT, prepared, weight
 from tests.kit.pairwise import few
 from tests.reference import moe
@@ -24,10 +24,8 @@ SMS = 4
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    path = tmp_path_factory.mktemp("linear") / "linear.so"
-    build([PLAIN, FULL], path, level="sm_90a", ptx=True)
-    return path
+def library():
+    return gpu_library([PLAIN, FULL], "sm_90a")
 
 
 def call(library, spec, rows, target="sm_90a", flags=PROGRAMMATIC, sms=SMS):

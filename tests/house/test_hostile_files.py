@@ -4,7 +4,7 @@ import pytest
 
 from tests.kit import fuzz
 
-FEW = {"ptx": 100, "logs": 25, "checkpoints": 60}
+FEW = {"ptx": 40, "logs": 12, "checkpoints": 30}
 
 
 @pytest.mark.parametrize("kind", fuzz.TARGETS)

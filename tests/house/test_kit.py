@@ -119,6 +119,18 @@ def test_kernels_of_tvm_are_kept_by_their_text(monkeypatch, tmp_path):
     assert len(list(tmp_path.glob("??/*.o"))) == 2
 
 
+def test_kernels_of_tvm_are_found_wherever_their_text_stands(monkeypatch, tmp_path):
+    """In another file, or further down in it."""
+    monkeypatch.setenv("BLOCKSCALE_TEST_CACHE", str(tmp_path))
+    text = adds(3).script()
+    for moved in (text, f"\n\n{text}"):
+        assert '"line":' in tvm.ir.save_json(tvm.script.from_source(moved))
+        x = torch.zeros(4, dtype=torch.int32)
+        tvm.compile(tvm.script.from_source(moved), target="llvm")(x)
+        assert x.tolist() == [3] * 4
+    assert len(list(tmp_path.glob("??/*.o"))) == 1
+
+
 def test_trim_removes_what_was_not_used_for_longest(monkeypatch, tmp_path):
     monkeypatch.setenv("BLOCKSCALE_TEST_CACHE", str(tmp_path))
     made = [

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,9 @@ import pytest
 
 FOLDER = Path(os.environ.get("TESTS_CPU") or "/tmp/tests-cpu")
 EVERY_S = 0.01
-DEPTH = 60
+DEPTH = 40
+DUMP_EVERY_S = 60.0
+"""What is known is written now and then: a run may end before its time."""
 
 _stacks: Counter[str] = Counter()
 _last = 0.0
@@ -54,6 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 _rows: list[Any] = []
+_dumped = time.monotonic()
 
 
 def _timed(item: pytest.Item, phase: str) -> Iterator[None]:
@@ -64,6 +68,8 @@ def _timed(item: pytest.Item, phase: str) -> Iterator[None]:
 
 
 def _dump() -> None:
+    global _dumped
+    _dumped = time.monotonic()
     (FOLDER / f"{os.getpid()}.json").write_text(
         json.dumps({"rows": _rows, "stacks": _stacks.copy()})
     )
@@ -82,6 +88,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     yield from _timed(item, "teardown")
+    if time.monotonic() > _dumped + DUMP_EVERY_S:
+        _dump()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -12,10 +12,8 @@ import pytest
 from blockscale.base.formats import E2M1, E4M3, GEMM
 from blockscale.emulator import EmulationError, launch
 from blockscale.tir.intrin import tcgen05
-from tests.kit.pairwise import few
+from tests.kit.pairwise import few, seeds
 from tests.kit.tcgen05_kernels import call_text, compiled, kernel, padded, run, run_desc, swizzled
-
-SEEDS = range(3)
 
 # ---- MMA --------------------------------------------------------------------------------------
 
@@ -141,10 +139,10 @@ def run_mma(ptx, entry, shape, rng):
 
 
 @pytest.mark.parametrize("number", few(range(len(MMAS))), ids=[shape.name for shape in MMAS])
-def test_mma(number):
+@seeds(3)
+def test_mma(number, seed):
     """Every kind, M 128 and 256, N from 32 to 256, both orders of operands."""
-    for seed in SEEDS:
-        assert run_mma(mma_ptx(), f"mma{number}", MMAS[number], np.random.default_rng(seed))
+    assert run_mma(mma_ptx(), f"mma{number}", MMAS[number], np.random.default_rng(seed))
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ class Compiler(Operands):
             body = "\n ".join(lines) or "pass"
             return f"def made(g, m):\n {body}\n"
 
-        return self.made(write, f"<unit {unit.index} of {self.program.name}>")
+        return self.made(write, "<unit>")
 
     def lines(self, ins: Instr, full: bool) -> list[str]:
         """Return the statements of one instruction."""

@@ -147,7 +147,8 @@ def run_gang(m: Execution, gang: Gang, quantum: int) -> None:
     while quantum > 0 and gang.fragments:
         fragment = next((f for f in reversed(gang.fragments) if may_go(m, f)), None)
         if fragment is None:
-            break
+            gang.ready = m.progress
+            return
         parted = len(gang.fragments) > 1 or fragment.token is not None
         turn, before = (min(quantum, PATIENCE) if parted else quantum), m.progress
         left = run_fragment(m, gang, fragment, turn)

@@ -208,8 +208,8 @@ def _selector(op: MmaOpcode, name: str, value: Any, legal: tuple[int, ...]) -> A
             f"{op.text}: {name} differs between lanes of a warp; all lanes take the same "
             "selector (PTX ISA 9.7.14.3), so compute it from warp-uniform values"
         )
-    wrong = column[~np.isin(column, legal)]
-    if wrong.size:
+    wrong = [number for number in column.ravel().tolist() if number not in legal]
+    if wrong:
         raise IllegalOperation(
             f"{op.text}: {name} is {wrong[0]}; with .scale_vec::{op.scale_vec}X it is "
             f"one of {', '.join(map(str, legal))} (PTX ISA 9.7.14.3)"

@@ -27,7 +27,7 @@ from blockscale.emulator.ptx.syntax import (
 Getter = Callable[[Any], Any]
 
 
-@lru_cache(maxsize=1 << 12)
+@lru_cache(maxsize=1 << 14)
 def code_of(text: str, name: str) -> CodeType:
     """Return the compiled ``text``, which tracebacks call ``name``."""
     return compile(text, name, "exec")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -252,8 +253,10 @@ def wait_group(c: Operands, ins: Instr) -> Callable[..., Any]:
             if groups:
                 due = list(groups)[: max(len(groups) - left, 0)]
                 waiting.append((warp, groups, due))
-        if not all(finished(op, read) for _, _, due in waiting for group in due for op in group):
-            f.reason = "bulk copy groups"
+        asked = (op for _, _, due in waiting for group in due for op in group)
+        late = next((op for op in asked if not finished(op, read)), None)
+        if late is not None:
+            f.reason, f.until = "bulk copy groups", partial(finished, late, read)
             return False
         for warp, groups, due in waiting:
             for op in (op for group in due for op in group):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -183,8 +184,9 @@ def wait_group(c: Operands, ins: Instr) -> Callable[..., Any]:
         for w in g.active_warps(m):
             warp = machine.warp(g.warps[w])
             due = list(warp.wgmma_groups)[: max(len(warp.wgmma_groups) - left, 0)]
-            if not all(o.done for group in due for o in group):
-                f.reason = "wgmma groups"
+            late = next((o for group in due for o in group if not o.done), None)
+            if late is not None:
+                f.reason, f.until = "wgmma groups", partial(getattr, late, "done")
                 return False
         for w in g.active_warps(m):
             warp = machine.warp(g.warps[w])

@@ -175,10 +175,9 @@ class CtaBarrier:
         """Go on when the barrier has completed."""
         active = g.active_warps(m)
         entries = [f.wait.entries[int(g.warps[w])] for w in active]
-        ready = np.array([b.generation != generation for b, generation in entries])
-        if not ready.all():
+        if not all(b.generation != generation for b, generation in entries):
             f.reason = f"barrier {int(self.number(g)[g.lanes(m)[0]])}"
-            return split_keys(g, active, ready)
+            return held_up(g, f, active, entries)
         for w, (b, _) in zip(active, entries, strict=True):
             know(g, int(w), b)
         if self.put is not None:
@@ -202,6 +201,17 @@ def barrier(c: Operands, ins: Instr) -> Callable[..., Any]:
         return True if this.kind == "arrive" else this.leave(g, m, f)
 
     return run
+
+
+def held_up(g: Gang, f: Fragment, active: np.ndarray, entries: list[tuple[Barrier, int]]) -> Any:
+    """Return the answer of warps that wait for barriers, some of which may have completed."""
+
+    def completed() -> bool:
+        return any(b.generation != generation for b, generation in entries)
+
+    f.until = completed
+    ready = np.array([b.generation != generation for b, generation in entries])
+    return split_keys(g, active, ready)
 
 
 def know(g: Gang, w: int, b: Barrier) -> None:
@@ -283,7 +293,7 @@ def cluster_arrive(g: Gang, m: np.ndarray | None, f: Fragment, line: int) -> boo
 def cluster_wait(g: Gang, m: np.ndarray | None, f: Fragment, line: int) -> Any:
     """Let lanes go on when the barrier at which they arrived has completed."""
     machine, active = g.machine, g.active_warps(m)
-    ready = []
+    entries = []
     for w in active:
         warp = machine.warp(g.warps[w])
         if int(g.warps[w]) not in machine.cluster_waits:
@@ -292,10 +302,10 @@ def cluster_wait(g: Gang, m: np.ndarray | None, f: Fragment, line: int) -> Any:
                 "arrive first",
                 lane=int(w) * LANES + int(g.by_warp(m)[w].argmax()),
             )
-        ready.append(warp.cta.cluster.barrier.generation != machine.cluster_waits[int(g.warps[w])])
-    if not all(ready):
+        entries.append((warp.cta.cluster.barrier, machine.cluster_waits[int(g.warps[w])]))
+    if not all(b.generation != generation for b, generation in entries):
         f.reason = "barrier of the cluster"
-        return split_keys(g, active, np.array(ready))
+        return held_up(g, f, active, entries)
     here = g.by_warp(m)
     for w in active:
         know(g, int(w), machine.warp(g.warps[w]).cta.cluster.barrier)
