@@ -285,7 +285,7 @@ def test_partial_is_for_bytes_alone() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"unit": "mma", "rows": 64}, "eight warps of wgmma"),
+        ({"unit": "mma", "rows": 128}, "eight warps of wgmma"),
         ({"blocks_k": 1}, "has 2 or 4 blocks of K"),
         ({"partial": 96}, "96 channels do not divide the 128 of a stage"),
         ({"partial": 256}, "256 channels do not divide the 128 of a stage"),
