@@ -266,7 +266,11 @@ def text_of(gemm=QWEN1, old="", new="", tile=None, change=None):
 
 
 EDITS = [
-    ("order[vt, vi]) // T.int64(8)", "order[vt, vi]) // T.int64(4)", ("/ 4) * 256u", "slots[i] / 4")),
+    (
+        "order[vt, vi]) // T.int64(8)",
+        "order[vt, vi]) // T.int64(4)",
+        ("/ 4) * 256u", "slots[i] / 4"),
+    ),
     ("T.float32(65536.0)", "T.float32(32768.0)", ("32768.0f",)),
     ("bias[expert_of_tile[vt], vq", "bias[expert_of_tile[vt], T.int64(16) + vq", ("+ 16)",)),
     ("factor[expert_of_tile[vt], 1]", "factor[expert_of_tile[vt], 0]", ()),
