@@ -428,7 +428,8 @@ class Products(Frame):
         x = f"bs_wgmma_rows64(at + rows_at + {self._place(k.tokens, b, 0)})"
         lines = []
         for j in range(2):
-            first = "<0>" if k.partial and 64 * b % k.partial == j == 0 else ""
+            begins = k.partial and j == 0 and 64 * b % k.partial == 0
+            first = "<0>" if begins else ""
             sums = "part" if k.partial else f"c[{i}]"
             lines.append(f"{product}{first}({sums}, {bank} + {4 * j}, {x} + {2 * j});")
         return lines
