@@ -2,7 +2,9 @@
 
 Of one new token, the queries that share a head of keys are rows of one query, so that keys and
 values are read once and not copied for each of them; transformers' "sdpa" repeats them wherever
-there is a mask (5.17), or where it is compiled (5.23).  All else goes to "sdpa".
+there is a mask (5.17), or where it is compiled (5.23).  Where a batch has few heads of keys
+(`few`), torch's attention, one CTA for each, leaves most of a GPU idle: there it is two products
+with a softmax of float32 scores between them.  All else goes to "sdpa".
 """
 
 from __future__ import annotations
@@ -21,6 +23,11 @@ from blockscale.integrations.hf_interfaces import (
 Tensor = torch.Tensor
 
 NAME = "blockscale"
+
+HEADS = 64
+"""From so many heads of keys in a batch on, a CTA for each fills a GPU."""
+LENGTH = 1024
+"""Keys from which on the kernels of the products take less than one CTA a head, uncompiled too."""
 
 
 def attention(
@@ -50,14 +57,44 @@ def attention(
             module, query, key, value, attention_mask, **options
         )
         return made
-    found = torch.nn.functional.scaled_dot_product_attention(
-        query.reshape(batch, groups, heads // groups, size),
-        key,
-        value,
-        attn_mask=attention_mask,
-        scale=options.get("scaling"),
-    )
+    rows = query.reshape(batch, groups, heads // groups, size)
+    scale = options.get("scaling") or size**-0.5
+    if few(rows, key):
+        found = products(rows, key, value, attention_mask, scale)
+    else:
+        found = torch.nn.functional.scaled_dot_product_attention(
+            rows, key, value, attn_mask=attention_mask, scale=scale
+        )
     return found.reshape(batch, 1, heads, value.shape[-1]), None
+
+
+def few(rows: Tensor, key: Tensor) -> bool:
+    """Return whether the attention of rows [B, groups, R, D] is to be two products on this GPU."""
+    if not rows.is_cuda or rows.dtype == torch.float32 or rows.requires_grad:
+        return False
+    if "dtype" not in torch.ops.aten.bmm.overloads():  # before torch 2.8: no sums in float32
+        return False
+    compiling: bool = torch.compiler.is_compiling()
+    return rows.shape[0] * rows.shape[1] < HEADS and (compiling or key.shape[2] >= LENGTH)
+
+
+def products(rows: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Return [B, groups, R, D]: softmax of the scores, which stay float32, times the values.
+
+    Args:
+        rows: [B, groups, R, D].
+        key, value: [B, groups, L, D].
+        mask: [B or 1, 1, 1, L], bool (of what is seen) or added to the scores.
+        scale: of the scores.
+    """
+    flat, turned = rows.flatten(0, 1), key.flatten(0, 1).transpose(1, 2)
+    if rows.is_cuda:
+        scores = torch.bmm(flat, turned, out_dtype=torch.float32)
+    else:
+        scores = torch.bmm(flat.float(), turned.float())
+    scores = scores.unflatten(0, rows.shape[:2]) * scale
+    seen = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    return torch.matmul(torch.softmax(seen, -1).to(value.dtype), value)
 
 
 def register() -> None:

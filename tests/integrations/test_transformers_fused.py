@@ -326,8 +326,11 @@ def test_layers_that_are_quantised_while_loading_are_fused(tmp_path):
 # ---- Attention ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_attention_of_one_token(rows, monkeypatch):
+@pytest.mark.parametrize(
+    ("rows", "few", "added"),
+    [(1, True, False), (3, True, True), (3, False, True), (1, False, False)],
+)
+def test_attention_of_one_token(rows, few, added, monkeypatch):
     """Queries that share keys; a mask for each row of the batch; beside NumPy in float64."""
     from blockscale.integrations import hf_attention
 
@@ -337,8 +340,10 @@ def test_attention_of_one_token(rows, monkeypatch):
     )
     mask = torch.arange(length) <= torch.arange(4, 4 + rows)[:, None, None, None]
     monkeypatch.setattr(hf_attention, "sdpa_attention_forward", None)  # is not called
+    monkeypatch.setattr(hf_attention, "few", lambda *_: few)
     module = torch.nn.Identity()
-    got, _ = hf_attention.attention(module, q, k, v, mask, scaling=0.3)
+    given = torch.where(mask, 0.0, -torch.inf) if added else mask
+    got, _ = hf_attention.attention(module, q, k, v, given, scaling=0.3)
     assert got.shape == (rows, 1, heads, size)
     for b in range(rows):
         for h in range(heads):
@@ -347,6 +352,35 @@ def test_attention_of_one_token(rows, monkeypatch):
             weights = np.where(mask[b, 0, 0].numpy(), np.exp(scores - scores.max()), 0)
             want = weights @ values / weights.sum()
             np.testing.assert_allclose(got[b, 0, h].numpy(), want, rtol=1e-5, atol=1e-6)
+
+
+def test_products_are_for_few_heads_of_keys(monkeypatch):
+    """Of GPUs alone; compiled always, else for long caches; without `out_dtype` never."""
+    from blockscale.integrations import hf_attention
+
+    class Fake:
+        """What `few` asks of a tensor."""
+
+        is_cuda, requires_grad, dtype = True, False, torch.bfloat16
+
+        def __init__(self, *shape):
+            self.shape = shape
+
+    def asked(batch, length):
+        return hf_attention.few(Fake(batch, 8, 4, 128), Fake(batch, 8, length, 128))
+
+    many = hf_attention.HEADS // 8
+    long = hf_attention.LENGTH
+    assert [asked(1, long), asked(1, long - 1), asked(many - 1, long)] == [True, False, True]
+    assert not asked(many, long)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert asked(1, 64)
+    assert not asked(many, 64)
+    monkeypatch.setattr(Fake, "dtype", torch.float32)
+    assert not asked(1, long)
+    monkeypatch.setattr(Fake, "dtype", torch.float16)
+    monkeypatch.setattr(Fake, "is_cuda", False)
+    assert not asked(1, long)
 
 
 def test_attention_of_a_model(tmp_path):
