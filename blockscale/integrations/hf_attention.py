@@ -25,9 +25,9 @@ Tensor = torch.Tensor
 NAME = "blockscale"
 
 HEADS = 64
-"""From so many heads of keys in a batch on, a CTA for each fills a GPU."""
+"""Of keys, in a batch: up to so many the products take less time than a CTA for each head does if
+torch.compile joins what is between them, or `LENGTH` keys or more; up to half of them always."""
 LENGTH = 1024
-"""Keys from which on the kernels of the products take less than one CTA a head, uncompiled too."""
 
 
 def attention(
@@ -50,9 +50,13 @@ def attention(
         )
     batch, heads, tokens, size = query.shape
     groups = key.shape[1]
-    alike = attention_mask is not None and attention_mask.shape[1] == 1
     plain = not options.get("dropout") and options.get("position_bias") is None
-    if tokens != 1 or heads == groups or not alike or not plain:
+    if (
+        tokens != 1
+        or heads == groups
+        or not plain
+        or (attention_mask is None or attention_mask.shape[1] != 1)
+    ):
         made: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, **options
         )
@@ -74,8 +78,9 @@ def few(rows: Tensor, key: Tensor) -> bool:
         return False
     if "dtype" not in torch.ops.aten.bmm.overloads():  # before torch 2.8: no sums in float32
         return False
-    compiling: bool = torch.compiler.is_compiling()
-    return rows.shape[0] * rows.shape[1] < HEADS and (compiling or key.shape[2] >= LENGTH)
+    heads, compiling = rows.shape[0] * rows.shape[1], torch.compiler.is_compiling()
+    most = HEADS if compiling or key.shape[2] >= LENGTH else HEADS // 2
+    return bool(heads <= most)
 
 
 def products(rows: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:

@@ -355,7 +355,7 @@ def test_attention_of_one_token(rows, few, added, monkeypatch):
 
 
 def test_products_are_for_few_heads_of_keys(monkeypatch):
-    """Of GPUs alone; compiled always, else for long caches; without `out_dtype` never."""
+    """Of GPUs alone; of more heads where it is compiled or keys are many; of 16 bits."""
     from blockscale.integrations import hf_attention
 
     class Fake:
@@ -369,13 +369,11 @@ def test_products_are_for_few_heads_of_keys(monkeypatch):
     def asked(batch, length):
         return hf_attention.few(Fake(batch, 8, 4, 128), Fake(batch, 8, length, 128))
 
-    many = hf_attention.HEADS // 8
-    long = hf_attention.LENGTH
-    assert [asked(1, long), asked(1, long - 1), asked(many - 1, long)] == [True, False, True]
-    assert not asked(many, long)
+    many, long = hf_attention.HEADS // 8, hf_attention.LENGTH
+    assert [asked(many, long), asked(many + 1, long), asked(many, long - 1)] == [True, False, False]
+    assert [asked(many // 2, 64), asked(many // 2 + 1, 64)] == [True, False]
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert asked(1, 64)
-    assert not asked(many, 64)
+    assert [asked(many, 64), asked(many + 1, long)] == [True, False]
     monkeypatch.setattr(Fake, "dtype", torch.float32)
     assert not asked(1, long)
     monkeypatch.setattr(Fake, "dtype", torch.float16)
