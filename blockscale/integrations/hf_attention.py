@@ -28,6 +28,9 @@ HEADS = 64
 """Of keys, in a batch: up to so many the products take less time than a CTA for each head does if
 torch.compile joins what is between them, or `LENGTH` keys or more; up to half of them always."""
 LENGTH = 1024
+FLOAT_SUMS = "dtype" in torch.ops.aten.bmm.overloads()
+"""Whether `torch.bmm` gives float32 of 16-bit operands on GPUs, as from torch 2.8 on.  Not asked when
+a call is traced: there it would break torch.compile's graph."""
 
 
 def attention(
@@ -74,9 +77,7 @@ def attention(
 
 def few(rows: Tensor, key: Tensor) -> bool:
     """Return whether the attention of rows [B, groups, R, D] is to be two products on this GPU."""
-    if not rows.is_cuda or rows.dtype == torch.float32 or rows.requires_grad:
-        return False
-    if "dtype" not in torch.ops.aten.bmm.overloads():  # before torch 2.8: no sums in float32
+    if not rows.is_cuda or rows.dtype == torch.float32 or rows.requires_grad or not FLOAT_SUMS:
         return False
     heads, compiling = rows.shape[0] * rows.shape[1], torch.compiler.is_compiling()
     most = HEADS if compiling or key.shape[2] >= LENGTH else HEADS // 2
