@@ -25,6 +25,11 @@ _SUSPECT = 4.0
 """A default schedule that seems so many times slower than the best is measured once more: it came
 first, and what is measured first in a process is most often disturbed."""
 
+_RUNS = 50
+"""Runs of the default schedule in whose time a candidate, which has some 30, is to be measured."""
+_LONGEST = 12
+"""Times its usual limit a default may take, and a candidate of a default that takes long."""
+
 _MOST_REFUSED = 64
 """Points in a row that TensorIR refuses before the search is given up."""
 
@@ -137,6 +142,10 @@ class Task:
         """How to time a candidate: weights of a single row's product stream from memory."""
         flush = self.workload.op == "linear" and self.workload.rows == 1
         return Timing(flush=flush, give_up_us=3 * self.best_us, again_us=self.best_us)
+
+    def limit_s(self, least: float) -> float:
+        """Return the seconds that a candidate may run: ``least``, or longer as its default does."""
+        return min(max(least, _RUNS * self.default_us / 1e6), _LONGEST * least)
 
     def arguments(self) -> list[Argument]:
         """Return what the function takes, as its spec says, in the static instance's sizes."""

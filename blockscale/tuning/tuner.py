@@ -124,6 +124,7 @@ def tune(
             called with each line of the history.
         workers: builds at a time; one per core when None.  Measurements run one at a time.
         timeouts: seconds that a candidate may build and run; then it is killed and has failed.
+            Where the default schedule takes long, candidates may run longer (`Task.limit_s`).
         exporter: how candidates are built (`worker.build`); by the level when None.
         strategy: "decisions", or MetaSchedule's own "evolutionary" or "replay-trace".
         cost_model: "xgb" or "random".
@@ -156,7 +157,7 @@ def tune(
         site = (
             Site(level, stands_in(level, chosen))
             if tracker is None
-            else Fleet(level, tracker, key, timeouts[1])
+            else Fleet(level, tracker, key)
         )
         builders = [Worker(log) for _ in range(width)]
         crew = Workers(builders, site.measurers(log), site.exclusive, say=display.say)

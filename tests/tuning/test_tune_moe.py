@@ -299,6 +299,7 @@ def test_candidates_agree_with_the_default(gemm, on_cpu, monkeypatch):
     (held,) = worker.held.values()
     assert torch.isfinite(held.out.float()).all()
     assert held.out.float().abs().mean() > 1e-3
+    assert (held.row_scale is None) == (not gemm.operand)  # as a layer calls it
     assert on_cpu == [held.calls()]
     # While a graph is captured, nothing may be copied to the GPU.
     assert {key for key in held.tables if key[1] == 16} == {(i, 16) for i in range(len(held.ids))}
