@@ -211,7 +211,9 @@ class Store:
                 f"{digest}, its own; delete the folder and tune again"
             )
         number = digests.index(digest)
-        best = min((r for r in self._known if r.workload == number), key=lambda r: r.us, default=None)
+        best = min(
+            (r for r in self._known if r.workload == number), key=lambda r: r.us, default=None
+        )
         if best is not None and not replays(mod, best.trace):
             self._set_aside()
         own = (r for r in self._known if r.workload == number)

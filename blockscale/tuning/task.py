@@ -25,7 +25,7 @@ _SUSPECT = 4.0
 """A default schedule that seems so many times slower than the best is measured once more: it came
 first, and what is measured first in a process is most often disturbed."""
 
-_RUNS = 50
+_RUNS = 100
 """Runs of the default schedule in whose time a candidate, which has some 30, is to be measured."""
 _LONGEST = 12
 """Times its usual limit a default may take, and a candidate of a default that takes long."""
@@ -172,8 +172,8 @@ class Task:
 
     def _tile_scales(self, name: str) -> str | None:
         """Return how scales of a weight in whole tiles are stored; None for another parameter."""
-        spec = self.workload.spec
-        tiled = name in ("block_scale", "scale") and getattr(spec, "layout", "") == "tiles64"
+        spec, layout = self.workload.spec, getattr(self.workload.spec, "layout", "")
+        tiled = name in ("block_scale", "scale") and layout.startswith("tiles64")
         return TILE_SCALES[getattr(spec, "fmt", "int4")] if tiled else None
 
     def baselines(self, most: float) -> list[Trial]:

@@ -155,9 +155,7 @@ def tune(
         folder.mkdir()
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         site = (
-            Site(level, stands_in(level, chosen))
-            if tracker is None
-            else Fleet(level, tracker, key)
+            Site(level, stands_in(level, chosen)) if tracker is None else Fleet(level, tracker, key)
         )
         builders = [Worker(log) for _ in range(width)]
         crew = Workers(builders, site.measurers(log), site.exclusive, say=display.say)

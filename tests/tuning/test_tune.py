@@ -532,4 +532,4 @@ def test_the_limit_of_a_run_follows_the_default(tmp_path):
     for default_us in (math.inf, 9.0, 1e6, 1e8):
         tuning.default_us = default_us
         found.append(tuning.limit_s(10.0))
-    assert found == [120.0, 10.0, 50.0, 120.0]
+    assert found == [120.0, 10.0, 100.0, 120.0]
