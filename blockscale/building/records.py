@@ -88,11 +88,13 @@ def sentence(error: BaseException) -> str:
 
 
 def canonical(value: Any, levels: int = MOST_LEVELS) -> Any:
-    """Return ``value`` with index maps (JSON in a string) and booleans in one spelling.
+    """Return ``value`` with index maps (JSON in a string), booleans and numbers in one spelling.
+
+    TVM writes the probability 1.0 as 1.
 
     ValueError: such a string is no JSON, or lists lie deeper than ``levels``.
     """
-    if isinstance(value, bool):
+    if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
         return int(value)
     if isinstance(value, str) and value.startswith("{"):
         return json.dumps(parse(value), separators=(",", ":"))

@@ -33,10 +33,8 @@ def plain(value: Any) -> Any:
     from tvm.ir import save_json
     from tvm.tirx import IndexMap
 
-    if isinstance(value, bool):
-        return int(value)
     if value is None or isinstance(value, int | float):
-        return value
+        return canonical(value)
     if isinstance(value, str):
         return canonical(str(value))
     if isinstance(value, IndexMap):

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from blockscale.catalog import Workload
 
 HISTORY = "history.jsonl"
+_APPENDED = ".records"
+"""Link to the records, for a database that only adds to them."""
 
 _CPU = "cpu-"
 
@@ -126,29 +128,30 @@ class Store:
         model: str | None = None,
     ) -> None:
         """Open ``folder``: of its records those count that ``model`` made, or measured ones."""
-        from tvm.s_tir.meta_schedule.database import JSONDatabase
-
-        from blockscale.tir.intrin import register_named
-
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-        self.model = model
+        self.folder, self.model, self._say = folder, model, say
         records.repair_tail(folder, say)
         self._known = self._read()
-        path = folder / records.RECORDS  # the database reads traces
-        register_named(path.read_text(errors="replace") if path.exists() else "")
-        try:
-            self.database = JSONDatabase(work_dir=str(folder))
-        except Exception as error:
-            if not self._set_aside(say):
-                raise LogError(
-                    f"{folder}: no database opens it ({records.sentence(error)}); delete the "
-                    "folder and tune again"
-                ) from error
-            self._known = self._read()
-            self.database = JSONDatabase(work_dir=str(folder))
+        self.database = self._appending()
         with suppress(FileNotFoundError):
             self._cut_history()
+
+    def _appending(self) -> Any:
+        """Return a database that adds to the records, and has read none of them.
+
+        TVM's would apply all of them, in several threads, to modules that they share.  Schedules
+        change some statements in place (`unshared`): a folder with two records of a norm or of
+        Edge-LLM's passes for a GPU did not open, or the process crashed.
+        """
+        from tvm.s_tir.meta_schedule.database import JSONDatabase
+
+        link = self.folder / _APPENDED
+        link.unlink(missing_ok=True)
+        link.symlink_to(os.devnull)
+        made = JSONDatabase(str(self.folder / records.WORKLOADS), str(link))
+        link.unlink()
+        link.symlink_to(records.RECORDS)
+        return made
 
     def _read(self) -> list[records.Record]:
         if (self.folder / records.PACKED_WORKLOADS).exists():
@@ -156,12 +159,12 @@ class Store:
                 f"{self.folder / records.PACKED_WORKLOADS}: is of committed logs, which a database "
                 "does not go on with; tune in a work folder of its own"
             )
-        if (self.folder / records.RECORDS).exists():  # tvm crashes on lines that are no records
+        if (self.folder / records.RECORDS).exists():
             return records.read_records(self.folder)
         return []
 
-    def _set_aside(self, say: Callable[[str], None]) -> int:
-        """Move the records that no longer apply, with which no database opens, to another file."""
+    def _set_aside(self) -> None:
+        """Move the records that no longer apply to another file."""
         from blockscale.building.space import replays
 
         path = self.folder / records.RECORDS
@@ -173,14 +176,12 @@ class Store:
                 kept += line
             else:
                 unfit += line
-        if not unfit:
-            return 0
         with path.with_name(f"{records.RECORDS}.unfit").open("a") as file:
             file.write(unfit)
         files.write(path, kept)
         count = unfit.count("\n")
-        say(f"{path}: records that no longer apply: {count}; moved to {records.RECORDS}.unfit")
-        return count
+        self._say(f"{path}: records that no longer apply: {count}; moved to {path.name}.unfit")
+        self._known = self._read()
 
     def _cut_history(self) -> None:
         path = self.folder / HISTORY
@@ -194,9 +195,13 @@ class Store:
     ) -> tuple[Any, list[records.Record]]:
         """Return the database's entry of ``workload`` and the records that it has.
 
-        ``mod`` is its module, which takes 0.1 s to make, if there is one.
+        ``mod`` is its module, which takes 0.1 s to make, if there is one.  Where the best record
+        no longer applies, all such are set aside.
         """
-        entry = self.database.commit_workload(mod or workload.mod(level))
+        from blockscale.building.space import replays
+
+        mod = mod or workload.mod(level)
+        entry = self.database.commit_workload(mod)
         digest = self._digest(entry)
         self._name(workload, level, digest)
         digests = [w[0] for w in records.read_workloads(self.folder)]
@@ -206,6 +211,11 @@ class Store:
                 f"{digest}, its own; delete the folder and tune again"
             )
         number = digests.index(digest)
+        best = min(
+            (r for r in self._known if r.workload == number), key=lambda r: r.us, default=None
+        )
+        if best is not None and not replays(mod, best.trace):
+            self._set_aside()
         own = (r for r in self._known if r.workload == number)
         return entry, [r for r in own if r.model == self.model]
 

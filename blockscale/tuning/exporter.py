@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blockscale.base import files, formats
-from blockscale.base.errors import CompileError
 from blockscale.building import export
 from blockscale.specs import Spec
 from blockscale.tuning.moe import KERNEL, Launch, gemm_of
@@ -91,7 +90,7 @@ def compiled(text: str, arch: str, folder: Path) -> bytes:
     """Return the machine code of ``text``, which buckets and sessions share in ``folder``.
 
     Raises:
-        CompileError: nvcc refuses it, now or at an earlier try.
+        CompileError: nvcc refuses it.
     """
     from blockscale.lower import nvcc
 
@@ -99,15 +98,9 @@ def compiled(text: str, arch: str, folder: Path) -> bytes:
     digest = hashlib.sha256(f"{arch} {nvcc.version()} {formats.header()} {text}".encode())
     for header in sorted(files.CUDA_HEADERS.rglob("*.cuh")):
         digest.update(header.read_bytes())
-    image, refused = (folder / f"{digest.hexdigest()[:24]}.{end}" for end in ("cubin", "error"))
-    if refused.exists():
-        raise CompileError(refused.read_text())
+    image = folder / f"{digest.hexdigest()[:24]}.cubin"
     if not image.exists():
-        try:
-            files.write(image, nvcc.compile_cuda_source(text, arch).image)
-        except CompileError as error:
-            files.write(refused, str(error))
-            raise
+        files.write(image, nvcc.compile_cuda_source(text, arch).image)
     return image.read_bytes()
 
 

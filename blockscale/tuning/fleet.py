@@ -47,7 +47,7 @@ class Fleet(Site):
         RuntimeError: no tracker answers there, or it knows no free server of the key.
     """
 
-    def __init__(self, level: str, tracker: str, key: str | None, run_s: float) -> None:
+    def __init__(self, level: str, tracker: str, key: str | None) -> None:
         super().__init__(level)
         self.exclusive, self.slack_s = False, SLACK_S
         where, _, port = tracker.rpartition(":")
@@ -55,7 +55,7 @@ class Fleet(Site):
             raise ValueError(f"tune: tracker={tracker!r} is no address; write host:port")
         if not key:
             raise ValueError(f"tune: tracker={tracker!r} needs a key; name that of its servers")
-        self._address, self._key, self._run_s = (where, int(port)), key, run_s
+        self._address, self._key = (where, int(port)), key
 
     def measurers(self, log: Path) -> list[Worker]:
         """Return a process for each server that is free now."""
@@ -78,9 +78,9 @@ class Fleet(Site):
             )
         return [Worker(log, max_jobs=1 << 30) for _ in range(free)]
 
-    def measuring(self, task: Task, library: str) -> Measuring:
+    def measuring(self, task: Task, library: str, limit_s: float) -> Measuring:
         """Return the job that has a candidate measured by a server."""
-        return measure, (*super().measuring(task, library), self._run_s)
+        return measure, (*super().measuring(task, library, limit_s), limit_s)
 
     def describing(self) -> Measuring:
         """Return the job that connects to a server and describes its machine."""

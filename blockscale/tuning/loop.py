@@ -100,8 +100,9 @@ class Session:
         """
         trial = self._by_library[library]
         trial.built = built
-        timeout = self.timeouts[1] + self.site.slack_s
-        function, arguments = self.site.measuring(trial.task, library)
+        limit = trial.task.limit_s(self.timeouts[1])
+        function, arguments = self.site.measuring(trial.task, library, limit)
+        timeout = limit + self.site.slack_s
         return Job(function, arguments, timeout, group=trial.task.tag, ready=trial.comparable)
 
     def finish(self, library: str, result: Measurement) -> None:

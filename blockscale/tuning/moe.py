@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from blockscale.base import formats
 from blockscale.base.sizes import ceil_div, round_up
 from blockscale.specs.plans.moe import ATTRIBUTE, MoeGemm
 from blockscale.tuning import gpu, worker
@@ -132,9 +133,10 @@ class Held(worker.Held):
         told = operands(gemm, tokens)
         touched, size = weight_bytes(gemm, told, self.ids)
         sets = gpu.set_count(touched, size, gpu.l2_bytes(), len(self.ids))
-        counts = (1, sets, sets, 1, 1)
+        counts = (1, sets, sets, *(1 for _ in told[3:]))
         made = map(gpu.filled, told, counts, range(len(told)))
-        [self.x], codes, scales, [self.factor], [self.out] = made
+        [self.x], codes, scales, [self.factor], [row_scale], [self.out] = made
+        self.row_scale = row_scale if gemm.operand else None
         self.weights = list(zip(codes, scales, strict=True))
         sorted_ = [sorted_slots(ids, gemm.experts) for ids in self.ids]
         self.orders = [_put(order) for order, _ in sorted_]
@@ -164,7 +166,7 @@ class Held(worker.Held):
 
         blocks, count = self.table(routing, kernel.about.tokens)
         pointers = (
-            *(self.x, *self.weights[copy], self.factor, None, None),
+            *(self.x, *self.weights[copy], self.factor, None, self.row_scale),
             *(self.orders[routing], blocks, count, self.out),
         )
         numbers = ALPHA_LIMIT.get(self.gemm.activation, NO_LIMIT) if self.gemm.gather else ()
@@ -201,20 +203,24 @@ def _put(array: Any) -> Tensor:
 
 
 def operands(gemm: MoeGemm, tokens: int) -> list[Argument]:
-    """Return x, codes, scales, global factors and the output of ``gemm``.
+    """Return x, codes, scales, global factors, scales of rows and the output of ``gemm``.
 
-    GEMM 2 scatters to slots, GEMM 1 writes them sorted: as many rows.
+    GEMM 2 scatters to slots, GEMM 1 writes them sorted: as many rows.  Rows of E4M3 are bytes.
     """
     slots, blocks = tokens * gemm.top_k, (gemm.experts, gemm.rows // 64)
+    rows = tokens if gemm.gather else slots
     groups = ceil_div(gemm.k, max(64, gemm.group))
     scales = 4 * gemm.scales * (2 if gemm.fmt == "int4" else 1)
     factors = (gemm.experts, 2) if gemm.gather else (gemm.experts,)
-    stored = TILE_SCALES[gemm.fmt]
+    if gemm.bytewise:
+        factors = (gemm.experts, gemm.rows)
+    x = ("uint8", formats.E4M3.storage) if gemm.operand else (gemm.dtype, None)
     return [
-        Argument("x", gemm.dtype, (tokens if gemm.gather else slots, gemm.k), False, None),
+        Argument("x", x[0], (rows, gemm.k), False, x[1]),
         Argument("packed", "uint8", (*blocks, gemm.k // 64, 2048), False, None),
-        Argument("block_scale", "uint8", (*blocks, groups, scales), False, stored),
+        Argument("block_scale", "uint8", (*blocks, groups, scales), False, TILE_SCALES[gemm.fmt]),
         Argument("factor", "float32", factors, False, None, value=FACTOR),
+        Argument("row_scale", "float32", (rows,), False, None, value=1.0),
         Argument("out", gemm.dtype, (slots, gemm.columns), True, None),
     ]
 

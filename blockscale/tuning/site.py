@@ -44,8 +44,8 @@ class Site:
         needs_own = is_gpu(self.level) and self.model is None
         return [Worker(log, _GPU_NEEDS, _MEASUREMENTS)] if needs_own else []
 
-    def measuring(self, task: Task, library: str) -> Measuring:
-        """Return the job that measures a candidate of ``task``."""
+    def measuring(self, task: Task, library: str, limit_s: float) -> Measuring:
+        """Return the job that measures a candidate of ``task`` within ``limit_s``."""
         how = task.timing, str(task.reference)
         if self.model is not None:  # there are no results to compare
             return modelled.measure, (library, task.workload.rows)

@@ -25,6 +25,11 @@ _SUSPECT = 4.0
 """A default schedule that seems so many times slower than the best is measured once more: it came
 first, and what is measured first in a process is most often disturbed."""
 
+_RUNS = 100
+"""Runs of the default schedule in whose time a candidate, which has some 30, is to be measured."""
+_LONGEST = 12
+"""Times its usual limit a default may take, and a candidate of a default that takes long."""
+
 _MOST_REFUSED = 64
 """Points in a row that TensorIR refuses before the search is given up."""
 
@@ -138,6 +143,10 @@ class Task:
         flush = self.workload.op == "linear" and self.workload.rows == 1
         return Timing(flush=flush, give_up_us=3 * self.best_us, again_us=self.best_us)
 
+    def limit_s(self, least: float) -> float:
+        """Return the seconds that a candidate may run: ``least``, or longer as its default does."""
+        return min(max(least, _RUNS * self.default_us / 1e6), _LONGEST * least)
+
     def arguments(self) -> list[Argument]:
         """Return what the function takes, as its spec says, in the static instance's sizes."""
         spec, sizes = self.workload.spec, self._sizes
@@ -163,8 +172,8 @@ class Task:
 
     def _tile_scales(self, name: str) -> str | None:
         """Return how scales of a weight in whole tiles are stored; None for another parameter."""
-        spec = self.workload.spec
-        tiled = name in ("block_scale", "scale") and getattr(spec, "layout", "") == "tiles64"
+        spec, layout = self.workload.spec, getattr(self.workload.spec, "layout", "")
+        tiled = name in ("block_scale", "scale") and layout.startswith("tiles64")
         return TILE_SCALES[getattr(spec, "fmt", "int4")] if tiled else None
 
     def baselines(self, most: float) -> list[Trial]:

@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvm.s_tir.meta_schedule import tune_tasks
-from tvm.s_tir.meta_schedule.database import MemoryDatabase
+from tvm.s_tir.meta_schedule.database import MemoryDatabase, TuningRecord
 from tvm.s_tir.meta_schedule.measure_callback import AddToDatabase, UpdateCostModel
 from tvm.s_tir.meta_schedule.search_strategy import SearchStrategy
 
 from blockscale.base import host
 from blockscale.base.targets import cpu, kind
 from blockscale.building.records import LogError, sentence
+from blockscale.building.space import replay
 from blockscale.building.store import Lock, Store, folder_of
 from blockscale.specs import Spec
 from blockscale.tuning.components.builder import WorkerBuilder
@@ -56,6 +57,8 @@ _GRACE_S = 1.0
 """How far past its deadline a session may finish what runs on the CPU."""
 _TURNS = 3
 """Batches of a workload at once where building and measuring go on side by side."""
+_PARENTS = 16
+"""Best records of earlier sessions that TVM's own strategies start from."""
 _NO_LIMIT = 1 << 30
 """Trials for TVM's loop, which counts those of a default schedule that is known, too."""
 
@@ -121,6 +124,7 @@ def tune(
             called with each line of the history.
         workers: builds at a time; one per core when None.  Measurements run one at a time.
         timeouts: seconds that a candidate may build and run; then it is killed and has failed.
+            Where the default schedule takes long, candidates may run longer (`Task.limit_s`).
         exporter: how candidates are built (`worker.build`); by the level when None.
         strategy: "decisions", or MetaSchedule's own "evolutionary" or "replay-trace".
         cost_model: "xgb" or "random".
@@ -151,9 +155,7 @@ def tune(
         folder.mkdir()
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         site = (
-            Site(level, stands_in(level, chosen))
-            if tracker is None
-            else Fleet(level, tracker, key, timeouts[1])
+            Site(level, stands_in(level, chosen)) if tracker is None else Fleet(level, tracker, key)
         )
         builders = [Worker(log) for _ in range(width)]
         crew = Workers(builders, site.measurers(log), site.exclusive, say=display.say)
@@ -209,18 +211,19 @@ def _run(session: Session, builder: Any, strategy: str, cost_model: str, seed: i
     workers, exclusive = session.workers, session.site.exclusive
     width, decisions = len(workers.builders), strategy == STRATEGIES[0]
     known = MemoryDatabase()  # what the session finds is on disk before TVM's loop hears of it
-    for database in {task.store.database for task in session.tasks}:
-        for record in database.get_all_tuning_records():
-            known.commit_tuning_record(record)
     spaces: dict[str, Any] = {}
     contexts, turns = [], []
     for task in session.tasks:
         space = spaces[task.tag] = Sketches(task.workload, task.level, seed, eager=not decisions)
-        inner = (
-            SearchStrategy.create(strategy)
-            if not decisions
-            else DecisionSearch(space, seed, [(r.trace, r.us) for r in task.known], schedules=False)
-        )
+        if decisions:
+            told = [(record.trace, record.us) for record in task.known]
+            inner = DecisionSearch(space, seed, told, schedules=False)
+        else:
+            inner = SearchStrategy.create(strategy)
+            entry = known.commit_workload(task.mod)
+            for r in sorted(task.known, key=lambda r: r.us)[:_PARENTS]:
+                trace = replay(task.mod, r.trace).trace
+                known.commit_tuning_record(TuningRecord(trace, entry, [*r.run_secs], task.target))
         for _ in range(1 if exclusive or not decisions else _TURNS):
             turns.append(Turns(task, inner, session, space))
             contexts.append(Context(task.mod, task.target, task.tag, space, turns[-1], seed))

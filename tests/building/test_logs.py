@@ -15,7 +15,7 @@ import pytest
 from blockscale.building import logs, records
 from blockscale.building.commit import commit
 from blockscale.building.logs import LogError
-from blockscale.building.space import Space, replay
+from blockscale.building.space import Space, new_schedule, replay, trace_json
 from blockscale.building.store import Store, folder_of
 from tests.kit.fake_workload import FakeSpec, FakeWorkload, from_meta
 
@@ -237,6 +237,17 @@ def test_a_commit_drops_records_that_do_not_apply(committed, tmp_path, lines):
     [entry] = records.read_meta(folder(committed))["workloads"].values()
     assert entry["best_us"] == times(committed)[0]
     assert logs.check([committed], from_meta) == []
+
+
+def test_a_record_has_the_key_of_its_trace(tmp_path):
+    """TVM writes the probability of the only candidate, 1.0, as 1: a session knows it again."""
+    sch = new_schedule(WORKLOAD.mod(LEVEL))
+    sch.sample_categorical([3], [1.0])
+    store = Store(folder(tmp_path), print)
+    entry, _ = store.open(WORKLOAD, LEVEL)
+    store.append(entry, sch.trace, [1e-6], WORKLOAD.target(LEVEL), {})
+    [again] = records.read_records(folder(tmp_path))
+    assert again.key == records.trace_key(trace_json(sch.trace))
 
 
 def test_a_commit_takes_no_record_that_does_not_apply(committed, tmp_path):

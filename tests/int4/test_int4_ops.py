@@ -651,9 +651,14 @@ def test_tiles_of_one_weight_fill_the_machine():
     """Few rows of x: the highest tiles that make a CTA for most SMs; many: wgmma."""
     gemm, arch = gemm_of(Int4Mm(28672, 4096, 128, layout="tiles64")), GPU_TARGETS["sm_90a"]
     few, small = wgmma.dense_tiles(gemm, 8, arch)[0], gemm_of(Int4Mm(512, 4096, layout="tiles64"))
-    assert (few.unit, few.rows, few.tokens) == ("mma", 64, 8)
+    assert (few.unit, few.rows, few.tokens) == ("mma", 128, 8)
+    assert wgmma.dense_tiles(gemm, 8, GPU_TARGETS["sm_120a"])[0].rows == 64
     assert wgmma.dense_tiles(small, 8, arch)[0].rows == 16
     assert wgmma.dense_tiles(gemm, 4096, arch)[0].unit == "wgmma"
+    # As measured on an H200: higher tiles of fewer rows of x, less so where zeros are subtracted.
+    for zero, rows, high in (("none", 128, 128), ("point", 128, 64), ("point", 256, 128)):
+        own = gemm_of(Int4Mm(4096, 4096, zero=zero, layout="tiles64"))
+        assert wgmma.dense_tiles(own, rows, arch)[0].rows == high
 
 
 @pytest.mark.parametrize("level", ["sm_90a", "sm_120a"])

@@ -181,8 +181,11 @@ def test_every_intrinsic_is_here():
     ],
 )
 def test_traces_with_int4_are_read(name):
-    """Sizes are in the names, from which they are registered when a trace is read."""
-    intrin.register_named(f'sch.tensorize(block_or_loop=b0, tensor_intrin="{name}")')
+    """Sizes are in the names, from which they are registered when a trace is read.
+
+    A record has its target beside it, whose warps are no intrinsics.
+    """
+    intrin.register_named(f'["Tensorize",["b0"],["{name}",true],[]], {{"thread_warp_size": 32}}')
     assert TensorIntrin.get(name, allow_missing=True) is not None
 
 

@@ -235,7 +235,7 @@ def test_servers_of_another_machine_are_not_used(monkeypatch):
             pass
 
     workers = SimpleNamespace(measurers=[Process(), Process(), Process()], say=told.append)
-    site = fleet.Fleet(LEVEL, "127.0.0.1:1", KEY, 1.0)
+    site = fleet.Fleet(LEVEL, "127.0.0.1:1", KEY)
     cpus = {"a:1": "Epyc", "b:2": "Xeon", "c:3": "Epyc"}
     answers = [pool.Answer({"server": s, "cpu": c}) for s, c in cpus.items()]
     assert site.judged(workers, answers) == {"cpu": "Epyc"}

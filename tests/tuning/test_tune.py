@@ -523,3 +523,13 @@ def test_a_trace_that_another_trial_has_is_no_trial(tmp_path):
     assert not tuning.is_new(two, sch[0].trace)
     assert tuning.is_new(two, sch[2].trace)
     assert not tuning.is_new(one, sch[2].trace)
+
+
+def test_the_limit_of_a_run_follows_the_default(tmp_path):
+    """A default of which nothing is known, or that takes long, may run for longer."""
+    tuning = Task(FakeWorkload(), LEVEL, Store(tmp_path, print), [], print)
+    found = []
+    for default_us in (math.inf, 9.0, 1e6, 1e8):
+        tuning.default_us = default_us
+        found.append(tuning.limit_s(10.0))
+    assert found == [120.0, 10.0, 100.0, 120.0]

@@ -19,7 +19,7 @@ from blockscale import catalog
 from blockscale.base.targets import runs_on
 from blockscale.building import logs, records
 from blockscale.building.commit import commit
-from blockscale.building.space import trace_json
+from blockscale.building.space import replay, trace_json
 from blockscale.building.store import Store, folder_of, folders, level_of
 from blockscale.specs import Spec
 from blockscale.tuning import gpu, site, task, worker
@@ -433,3 +433,15 @@ def test_edgellms_passes_can_be_tuned(tmp_path, name):
     assert (low, high) == arguments.get("x_scale", arguments["decode_scales"]).range
     scales = (np.arange(low, high, dtype=np.uint16) << 7).view(np.float16)  # S0E5M3
     assert (scales[0], scales[-1]) == (2**-3, 2.0)
+
+
+def test_a_work_folder_of_branches_is_gone_on_with(tmp_path):
+    """TVM would apply both records to one module, whose branches the first one has changed."""
+    [workload] = catalog.workloads(Spec.parse(EDGE[2]), ARCH)
+    tuning = task.Task(workload, ARCH, Store(tmp_path, print), [], print)
+    for point in Sketches(workload, ARCH).space.all():
+        trace = replay(tuning.mod, Sketches(workload, ARCH).space.trace(point)).trace
+        tuning.store.append(tuning.entry, trace, [1e-6], tuning.target, {})
+    again = task.Task(workload, ARCH, Store(tmp_path, print), [], print)
+    assert [record.us for record in again.known] == [pytest.approx(1.0)] * 2
+    assert again.trials == 2

@@ -161,6 +161,10 @@ WHOLE_TILES = {
         "x": (8, 512), "packed": (4, 8, 2048), "block_scale": (4, 8, 128), "global_scale": (2,),
         "bias": (200,), "residual": (8, 100), "y": (8, 100),
     },
+    ("linear_mxfp4_n192_k512_fp8_tiles64e_bf16", 1024): {
+        "x": (1024, 512), "packed": (3, 8, 2048), "block_scale": (3, 8, 128),
+        "global_scale": (192,), "bias": (192,), "y": (1024, 192),
+    },
     ("int4_mm_tiles64_e8_n512_k256_g64z_a8_f16", 64): {
         "x": (64, 256), "offsets": (9,), "packed": (8, 8, 4, 2048), "scale": (8, 8, 4, 256),
         "alpha": (8,), "bias": (8, 512), "out": (64, 512),
@@ -178,7 +182,10 @@ def test_arguments_of_whole_tiles_have_true_sizes(tmp_path, name, rows):
         assert workspace.shape == (work.spec.workspace_bytes(rows),)
         assert workspace.output
         assert not workspace.compared
+    if "offsets" in made:
         assert (made["offsets"].values == np.arange(9) * 8).all()
+    [scale] = (each for name, each in made.items() if name in ("block_scale", "scale"))
+    assert scale.storage == worker.TILE_SCALES[getattr(work.spec, "fmt", "int4")]
     assert [a.name for a in made.values() if a.compared] == [[*WHOLE_TILES[name, rows]][-1]]
 
 

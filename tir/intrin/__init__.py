@@ -8,7 +8,7 @@ from functools import cache
 
 def register_named(trace: str) -> None:
     """Register the intrinsics that ``trace`` may name: TVM must know them to read it."""
-    if "warp_" in trace:
+    if re.search(r"\bwarp_", trace):  # a GPU's target has "thread_warp_size"
         from blockscale.tir.intrin import warp
 
         warp.register_named(trace)
