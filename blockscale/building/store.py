@@ -148,8 +148,15 @@ class Store:
         link = self.folder / _APPENDED
         link.unlink(missing_ok=True)
         link.symlink_to(os.devnull)
-        made = JSONDatabase(str(self.folder / records.WORKLOADS), str(link))
-        link.unlink()
+        try:
+            made = JSONDatabase(str(self.folder / records.WORKLOADS), str(link))
+        except Exception as error:  # of a damaged workload
+            raise LogError(
+                f"{self.folder}: no database opens it ({records.sentence(error)}); delete the "
+                "folder and tune again"
+            ) from error
+        finally:
+            link.unlink()
         link.symlink_to(records.RECORDS)
         return made
 

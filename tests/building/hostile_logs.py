@@ -36,7 +36,7 @@ def sound() -> dict[str, bytes]:
             trace = replay(WORKLOAD.mod(LEVEL), space.trace(point)).trace
             line = {"workload": WORKLOAD.tag, "us": 5.0, "kind": "search", "failed": False}
             store.append(entry, trace, [(5 + number) * 1e-6], WORKLOAD.target(LEVEL), line)
-        return {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()}
+        return {path.name: path.read_bytes() for path in place.glob("[!.]*")}
 
 
 def changed_line(rng: random.Random, line: bytes) -> bytes:
