@@ -8,7 +8,7 @@ from tvm.s_tir import Schedule
 from tvm.tirx import PrimFunc
 
 from blockscale.base.targets import BULK_COPIES
-from blockscale.catalog.moe import WORKSPACE_ALIGNMENT, tile_of
+from blockscale.catalog.moe import MOE_BUCKETS, WORKSPACE_ALIGNMENT, tile_of
 from blockscale.catalog.registry import Bucket, Road, Workload, register
 from blockscale.lower.int4 import kernel
 from blockscale.lower.warp import facts as warp_facts
@@ -27,9 +27,6 @@ ROWS = ((1, 1, 1), (8, 8, 4), (128, None, 8))
 
 LIMITS = (8, 16, 32, 64, 128, 256, 1024, None)
 """On a GPU: rows up to which one weight has a kernel of its own; None: any number."""
-
-GROUPED_ROWS = ((1, 2), (8, 24), (64, 160), (512, 1536), (4096, None))
-"""On a GPU: rows of all experts for which a kernel is tuned, and up to which it is used."""
 
 MANY_ROWS = 4096
 """Rows for which the kernel of any number is tuned."""
@@ -54,7 +51,7 @@ def _product(spec: Int4Mm, bucket: Bucket, level: str, rows: int | None) -> Prim
 def _gpu_buckets(spec: Int4Mm) -> tuple[Bucket, ...]:
     """By rows: for one weight numbers up to which tiles differ, for experts as MoE layers do."""
     if spec.experts:
-        return tuple(Bucket(rows, most) for rows, most in GROUPED_ROWS)
+        return MOE_BUCKETS
     return tuple(Bucket(most or MANY_ROWS, most) for most in LIMITS)
 
 

@@ -40,8 +40,14 @@ from blockscale.tir.moe.fused_moe import ROW_TILES, fused_moe
 from blockscale.tir.moe.route import moe_route
 from blockscale.tir.moe.tiles import moe_tiles
 
-MOE_BUCKETS = (Bucket(1, 2), Bucket(8, 24), Bucket(64, 160), Bucket(512, 1536), Bucket(4096, None))
-"""Tokens: one expert each, several experts, tokens that meet in an expert, many."""
+_TUNED = (1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072)
+MOE_BUCKETS = (*(Bucket(rows, rows + max(1, rows // 8)) for rows in _TUNED), Bucket(4096, None))
+"""Tokens.  An expert whose tokens fill a second tile has its weights decoded twice, so widths of
+tiles follow the tokens closely.  Equal kernels are one.
+
+On an H200 128 tokens of Mixtral took 0.61 of the time that they had as the last of 64 to 160, 1024
+of gpt-oss 0.64 of that among 512 to 1536.
+"""
 
 PARTS = (1, 2)
 """GEMM 1 and GEMM 2."""
@@ -50,7 +56,7 @@ WORKSPACE_ALIGNMENT = 16
 """Of the memory that a function divides: all its kernels load 16 bytes at a time."""
 
 
-BYTE_ROWS = 512
+BYTE_ROWS = 256
 """Tokens from which a bucket multiplies in 8 bits, where a layer can."""
 
 
