@@ -29,8 +29,10 @@ HEADS = 64
 torch.compile joins what is between them, or `LENGTH` keys or more; up to half of them always."""
 LENGTH = 1024
 FLOAT_SUMS = "dtype" in torch.ops.aten.bmm.overloads()
-"""Whether `torch.bmm` gives float32 of 16-bit operands on GPUs, as from torch 2.8 on.  Not asked when
-a call is traced: there it would break torch.compile's graph."""
+"""Whether `torch.bmm` gives float32 of 16-bit operands on GPUs, as from torch 2.8 on.
+
+Not asked when a call is traced: there it would break torch.compile's graph.
+"""
 
 
 def attention(

@@ -1,9 +1,10 @@
 """The space of MoE GEMMs on Hopper: every point is legal, and the kernel is as it was drawn."""
 
+import re
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise, product
+from itertools import product
 from random import Random
 
 import pytest
@@ -15,6 +16,7 @@ from blockscale.base.targets import GPU_TARGETS, WGMMA
 from blockscale.building.space import new_schedule, replay, trace_json
 from blockscale.catalog import moe as catalog_moe
 from blockscale.catalog.moe import tile_of
+from blockscale.catalog.registry import cuda_source
 from blockscale.lower.warp.derive import derive
 from blockscale.lower.warp.emit import emit
 from blockscale.schedules.moe import wgmma as sm90
@@ -329,17 +331,36 @@ NAME = "fused_moe_nvfp4_e128_k8_h2048_i768_swiglu_tiles64_bf16"
 
 
 def test_buckets_of_a_layer():
-    """Both GEMMs of five buckets; neighbours of one pair of kernels are one bucket."""
+    """Both GEMMs of each; the plans of neighbours are one bucket where they are equal."""
     spec = Spec.parse(NAME)
     found = catalog.workloads(spec, "sm_90a")
     assert [w.tag for w in found][:2] == [f"{NAME}_gemm1_m1", f"{NAME}_gemm2_m1"]
-    assert [w.rows for w in found] == [t for t in TOKENS for _ in (1, 2)]
-    assert [w.limit("sm_90a") for w in found][::2] == [2, 24, 160, 1536, None]
+    rows = [w.rows for w in found][::2]
+    assert rows == sorted(rows) == [w.rows for w in found][1::2]
+    assert {*TOKENS} < {*rows}
+    limits = [w.limit("sm_90a") for w in found][::2]
+    assert limits == [2, 9, *(n * 9 // 8 for n in rows[2:-1]), None]
     bodies = catalog_moe.bodies(spec, "sm_90a", {})
-    limits = [pair.limit for pair in bodies]
-    assert limits == [2, 24, 160, 1536, None]
+    assert [pair.limit for pair in bodies] == limits
     pairs = [tuple(read(body) for body in pair[1:]) for pair in bodies]
-    assert all(first != second for first, second in pairwise(pairs))
+    kept = [
+        limit
+        for limit, own, after in zip(limits, pairs, [*pairs[1:], ()], strict=True)
+        if own != after
+    ]
+    host = cuda_source(spec, "sm_90a", {}).host_c
+    listed = re.findall(r"\.limit = (\d+), \.gemm1", host)
+    assert [int(n) or None for n in listed] == kept != limits
+
+
+@each(gemm=GEMMS, rows=[b.rows for b in catalog_moe.MOE_BUCKETS])
+def test_tiles_hold_what_most_experts_get(gemm, rows):
+    """An expert whose tokens fill a second tile has its weights decoded twice."""
+    tile, wanted = sm90_tiles.legal_tiles(gemm, rows)[0], sm90_tiles.expected_tokens(gemm, rows)
+    if tile.unit == "wgmma" and wanted <= 126:
+        assert wanted <= tile.tokens <= max(24, 1.5 * wanted)
+    elif tile.unit == "wgmma":
+        assert tile.tokens == 152
 
 
 def test_a_trace_wins_over_the_default():
