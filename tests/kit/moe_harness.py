@@ -169,6 +169,7 @@ def run(
         activation=of.activation if of.gather else "swiglu", scale_dtype=of.dtype, seed=seed,
     )  # fmt: skip
     made = prepared(layer, of.dtype, "tiles64e" if of.bytewise else "tiles64")
+    layer.rounded = of.bytewise and of.fmt == "nvfp4"
     w13, w2 = layer.dense()
     order, blocks = blocks_of(ids, experts, of.tokens)
     top_k, slots = ids.shape[1], ids.size
@@ -241,4 +242,10 @@ def prepared(layer: moe.Layer, dtype: str, layout: str = "tiles64") -> Any:
         torch.from_numpy(layer.w13), torch.from_numpy(layer.w2), fmt=layer.fmt, **tensors,
         activation=layer.activation, group_size=block if layer.fmt == "int4" else None,
         dtype=getattr(torch, dtype), layout=layout,
+        **({"rounded": True, "act_fmt": "fp8"} if is_rounded(layer.fmt, layout) else {}),
     )  # fmt: skip
+
+
+def is_rounded(fmt: str, layout: str) -> bool:
+    """Whether weights of a layout are rounded."""
+    return (fmt, layout) == ("nvfp4", "tiles64e")
