@@ -61,7 +61,8 @@ def inspect(path: Path, headers: bool, every: bool, as_json: bool) -> None:
     never loaded: this is safe with a library for another machine.
 
     Of a checkpoint (a folder, or a .safetensors file): weights, formats, bytes, ranges of values,
-    and the shares of block scales that are zero or subnormal, with a warning.
+    and the shares of block scales that are zero or subnormal, with a warning; of NVFP4 weights also
+    by how much rounding them to E4M3 (rounded=True) would change them.
 
     Example: blockscale inspect kernels.so --json
     """
@@ -115,13 +116,16 @@ def _read(found: Checkpoint, rows: list[_Row]) -> None:
 
 
 def _json(path: Path, found: Checkpoint, rows: list[_Row]) -> dict[str, Any]:
+    from blockscale.checkpoints.stats import COUNTS
+
     weights = []
     for row in rows:
         entry = row.entry
         facts: dict[str, Any] = {"name": row.name, "fmt": entry.fmt, "scheme": entry.scheme}
         facts |= {"shape": list(entry.shape), "group_size": entry.group, "bytes": row.nbytes}
         if row.stats is not None:
-            counts = {k: v for k, v in vars(row.stats).items() if k not in ("low", "high")}
+            counts = {name: getattr(row.stats, name) for name in COUNTS}
+            counts |= {} if entry.fmt != "nvfp4" else {"rounding_error": row.stats.rounding}
             ends = {k: v if isfinite(v) else None for k, v in _ends(row.stats).items()}
             facts |= {**ends, **counts, "warnings": row.warnings}
         weights.append(facts)
@@ -152,7 +156,7 @@ def _print(path: Path, found: Checkpoint, rows: list[_Row]) -> None:
     table = Table()
     for name in ("weights", "format"):
         table.add_column(name, overflow="fold")
-    for name in ("number", "shape", "bytes", "range", "zero", "subnormal"):
+    for name in ("number", "shape", "bytes", "range", "zero", "subnormal", "rounding"):
         table.add_column(name, justify="right", overflow="fold")
     for row in rows:
         cells = [row.name, _format(row.entry), str(row.count)]
@@ -173,11 +177,12 @@ def _format(entry: Entry) -> str:
 
 def _stat_cells(stats: Stats | None) -> list[str]:
     if stats is None or stats.low > stats.high:
-        return ["", "", ""]
+        return ["", "", "", ""]
     ends = f"{stats.low:.3g} .. {stats.high:.3g}"
     if not stats.blocks:
-        return [ends, "", ""]
-    return [ends, f"{stats.zero / stats.blocks:.1%}", f"{stats.subnormal / stats.blocks:.1%}"]
+        return [ends, "", "", ""]
+    shares = [f"{count / stats.blocks:.1%}" for count in (stats.zero, stats.subnormal)]
+    return [ends, *shares, "" if stats.rounding is None else f"{stats.rounding:.2%}"]
 
 
 def _size(nbytes: float) -> str:

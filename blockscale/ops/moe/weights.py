@@ -227,7 +227,7 @@ def prepared(
         return plain
     checks.activation(where, "dtype", dtype, checks.SIXTEEN_BIT, "has no kernel on CUDA")
     if rounded:
-        return _to_rounded(where, plain, dtype)
+        return to_rounded(where, plain, dtype)
     if by_rows or layout == "tiles64e":
         made = _to_rows(where, plain, dtype, must=not by_rows)
         if made is not None:
@@ -613,7 +613,7 @@ def _to_rows(where: str, plain: MoeWeights, dtype: torch.dtype, *, must: bool) -
     return replace(plain, **made, layout="tiles64e")  # type: ignore[arg-type]
 
 
-def _to_rounded(where: str, plain: MoeWeights, dtype: torch.dtype) -> MoeWeights:
+def to_rounded(where: str, plain: MoeWeights, dtype: torch.dtype) -> MoeWeights:
     """Return linear weights of nvfp4 in layout "tiles64e", after a warning of what it changed."""
     if dtype != torch.bfloat16:
         raise ValueError(
