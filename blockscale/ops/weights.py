@@ -205,7 +205,7 @@ def check_rounded(
 
 def say_rounded(where: str, names: Sequence[str], errors: Sequence[float]) -> None:
     """Warn by how much weights of these names were changed."""
-    each = ", ".join(f"{name} by {error:.2%}" for name, error in zip(names, errors, strict=True))
+    each = " and ".join(f"{n} by {error:.2%}" for n, error in zip(names, errors, strict=True))
     warnings.warn(
         f"{where}: rounding nvfp4 weights to E4M3 has changed {each} of their norm", stacklevel=5
     )
