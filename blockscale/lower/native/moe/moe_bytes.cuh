@@ -32,6 +32,13 @@ BS_INLINE uint32_t bs_select(uint32_t a, uint32_t mask, uint32_t b) {
   return d;
 }
 
+// a & mask, which nvcc does not exchange with a shift that follows: it would mask once more.
+BS_INLINE uint32_t bs_mask(uint32_t a, uint32_t mask) {
+  uint32_t d;
+  asm("and.b32 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(mask));
+  return d;
+}
+
 template <class P>
 struct BsDecodeBytes {
   static constexpr bool E4M3 = P::E4M3, NVFP4 = P::FORMAT == BS_MOE_NVFP4;
@@ -80,11 +87,13 @@ struct BsDecodeBytes {
       a[0] = bs_select(w, SIGNS, bs_prmt2(low[0], high[0], bs_prmt(magnitudes, 0x4420)));
       a[1] = bs_select(w * 16, SIGNS, bs_prmt2(low[1], high[1], bs_prmt(magnitudes, 0x4431)));
     } else {
-      constexpr uint32_t SIGNS = 0x80008000u, REST = 0x01C001C0u;
-      a[0] = bs_and_or(w * 64, REST, (w * 256) & SIGNS);
-      a[1] = bs_and_or(w >> 2, REST, (w * 4096) & SIGNS);
-      a[2] = bs_and_or(w * 4, REST, w & SIGNS);
-      a[3] = bs_and_or(w >> 6, REST, (w * 16) & SIGNS);
+      // Of two signs of a row one moves to bit 15, the other to bit 7, where magnitudes are.
+      constexpr uint32_t REST = 0x01C001C0u;
+      uint32_t even = bs_mask(w, 0x80808080u), odd = bs_mask(w, 0x08080808u);
+      a[0] = bs_select(w * 64, REST, even * 256);
+      a[1] = bs_select(w >> 2, REST, odd * 4096);
+      a[2] = bs_select(w * 4, REST, even);
+      a[3] = bs_select(w >> 6, REST, odd * 16);
       // p = code * scale has up to 6 bits of significand, 17 p rounded to 8 less 16 p four, to nearest
       // even: 17 p < 32 where p is from 1 to 2, as it is 1.875 at most (15 / 8, or 45 / 32, ..).
 #pragma unroll
