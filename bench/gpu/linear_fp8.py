@@ -3,8 +3,8 @@
     blockscale build --target sm_90a -o dist/fp8.so $(python -m bench.gpu.linear_fp8 --names)
     python -m bench.gpu.linear_fp8 --library dist/fp8.so --out linear-fp8.json
 
-The first where nvcc is, the second where the GPU is; ``--fmt nvfp4`` for both.  Roads of ours, each a whole call of
-`blockscale.linear`:
+The first where nvcc is, the second where the GPU is; ``--fmt nvfp4`` for both.  Roads of ours, each
+a whole call of `blockscale.linear`:
 
 * "16 bits": rows of x as they are;
 * "fp8 in 16 bits": rows in E4M3 with a scale each, multiplied in 16 bits (layout "tiles64");
@@ -14,8 +14,8 @@ The first where nvcc is, the second where the GPU is; ``--fmt nvfp4`` for both. 
 
 Beside them torch's bfloat16 product, and torch._scaled_mm of E4M3 by E4M3 with scales of rows; its
 rows were quantised before, and its time is that of the product alone.  Errors are those of rows, of
-FP8 against products of the rounded rows (and weight).  Calls are captured in a CUDA graph, each on another copy
-of the weight.
+FP8 against products of the rounded rows (and weight).  Calls are captured in a CUDA graph, each on
+another copy of the weight.
 """
 
 from __future__ import annotations

@@ -324,7 +324,7 @@ def _load(
     how: tuple[str | None, bool],
     options: dict[str, Any],
 ) -> FusedMoE:
-    """Return the MoE layer ``name``: experts, router and shared expert; ``how``: layout, rounded."""
+    """Return the MoE layer ``name``: experts, router, shared expert; ``how``: layout, rounded."""
     stem = name.rstrip(".").removesuffix(".experts")
     latent = next((k for k in _LATENT if f"{stem}.{k}.weight" in ckpt.entries), None)
     if latent is not None:

@@ -51,7 +51,8 @@ BYTES: dict[str, Any] = {
 
 DECODE = """#include "moe_bytes.cuh"
 struct Form {{
-  static constexpr int FORMAT = BS_MOE_{fmt}, GROUP = {group}, ZEROS = 0, BF16 = {bf16}, E4M3 = {e4m3};
+  static constexpr int FORMAT = BS_MOE_{fmt}, GROUP = {group}, ZEROS = 0;
+  static constexpr int BF16 = {bf16}, E4M3 = {e4m3};
 }};
 extern "C" __global__ void decode(const uint32_t *words, const uint32_t *pairs, uint32_t *out,
                                   int count) {{

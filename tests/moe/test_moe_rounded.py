@@ -227,7 +227,7 @@ def test_weights_are_rounded_only_if_asked_for(changes: dict[str, Any], said: st
 
 
 def test_other_weights_are_not_rounded() -> None:
-    with pytest.raises(ValueError, match="rounded=True is for nvfp4 weights.*not for mxfp4"):
+    with pytest.raises(ValueError, match=r"rounded=True is for nvfp4 weights.*not for mxfp4"):
         asked(moe.random_layer(2, 64, 64, "mxfp4"))
     for byte in (0x7F, 0x80, 0xB0):
         layer = moe.random_layer(2, 64, 64)
@@ -257,9 +257,7 @@ def test_gemms_of_bytes(activation: str, form: tuple[int, int], sizes: tuple[int
 @each(unit=["mma", "wgmma"], activation=["swiglu", "none"])
 def test_16_bits_of_the_same_weights(unit: str, activation: str) -> None:
     rows = {"mma": 64, "wgmma": 128}[unit]
-    of = plan(
-        **MXFP4 | NVFP4, unit=unit, rows=rows, tokens=16, slices=1, activation=activation
-    )
+    of = plan(**MXFP4 | NVFP4, unit=unit, rows=rows, tokens=16, slices=1, activation=activation)
     options = {"hidden": 160, "intermediate": 96, "bias": True, "scaled": True}
     moe_harness.run(of, ids_of(21), **options).judge(4e-3)
 

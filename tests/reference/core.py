@@ -245,8 +245,8 @@ def rounded_weight(codes: Array, byte: Array) -> NDArray[np.float64]:
     """Return NVFP4 weights [N, K] rounded to E4M3 times a power of two of their row, in float64.
 
     One is the largest with which six times the largest scale of the row's blocks that are not all
-    zeros is at most 448.  Blocks whose scale is then less than 2^-5 have it doubled until it is not,
-    and their codes halved as often, then rounded to the nearest ones.
+    zeros is at most 448.  Blocks whose scale is then less than 2^-5 have it doubled until it is
+    not, and their codes halved as often, then rounded to the nearest ones.
     """
     scale, codes = scale_value(byte, "nvfp4"), np.asarray(codes).copy()
     out = np.zeros(codes.shape)

@@ -17,8 +17,9 @@ layout become.
 
 Of layout "tiles64e" (`MoeGemm.bytewise`) words have their bits elsewhere (`bytewise_code`), a row's
 scales are relative to its largest, and each row has a factor.  Weights of nvfp4 are rounded to E4M3
-there (`bytewise_weight`).  They may become E4M3, with x in E4M3 (`MoeGemm.operand`): then word j has positions 16 j + 4 t to 16 j + 4 t + 3, of which 1
-and 2 are the channels 2 and 1 of the thread's four.
+there (`bytewise_weight`).  They may become E4M3, with x in E4M3 (`MoeGemm.operand`): then word j
+has positions 16 j + 4 t to 16 j + 4 t + 3, of which 1 and 2 are the channels 2 and 1 of the
+thread's four.
 
 Slots are padded: those of an expert to tiles of `TOKEN_TILE`.  A padding slot's order is the
 number of slots: it reads the row behind the last one of x (zeros), and writes the row behind the

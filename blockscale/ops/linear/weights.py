@@ -142,7 +142,9 @@ class LinearWeights(PreparedWeights):
         return self._told()
 
     def _told(self) -> Facts:
-        return Facts(**{name: value for name, value in self.meta().items() if name in Facts._fields})
+        return Facts(
+            **{name: value for name, value in self.meta().items() if name in Facts._fields}
+        )
 
     @property
     def product(self) -> Int4Weight:
