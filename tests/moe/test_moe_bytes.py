@@ -330,9 +330,14 @@ def source(name: str) -> str:
     return small.HEADER + small.requantize_bytes_source(name, "bfloat16", "fp8")
 
 
-@pytest.mark.parametrize("cols", [64, 192, 4160])
-def test_rows_between_become_codes(cols: int) -> None:
-    """Of as many rows as the table says; more chunks than a lane holds; a row of zeros."""
+@pytest.mark.parametrize(
+    ("cols", "ctas"), [(64, 2), (192, 2), (4160, 2), (64, 3), (4160, 3), (16448, 3)]
+)
+def test_rows_between_become_codes(cols: int, ctas: int) -> None:
+    """Of as many rows as the table says; more chunks than a lane holds; a row of zeros.
+
+    Two CTAs are few enough for a warp to a row, of three each makes a row at a time.
+    """
     rng, rows = np.random.default_rng(cols), 11
     h = ref.round_to(rng.standard_normal((rows + 1, cols)), "bfloat16")
     h[3] = 0
@@ -340,7 +345,7 @@ def test_rows_between_become_codes(cols: int) -> None:
     scale, codes = np.full(rows + 1, -1, np.float32), np.full((rows + 1, cols), 0x5A, np.uint8)
     count = np.array([1, rows], np.int32)
     args = [np.ascontiguousarray(stored), None, scale, count, codes, cols]
-    launch(source("between"), "between", 2, 256, args)
+    launch(source("between"), "between", ctas, 256, args)
     found = np.empty((rows + 1, cols // 64, 64), np.uint8)
     found[:, :, list(BYTE_ORDER)] = codes.reshape(rows + 1, -1, 64)
     got = ref.e4m3_decode(found.reshape(rows + 1, cols)) * scale[:, None].astype(np.float64)

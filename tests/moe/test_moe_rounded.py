@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -11,16 +12,19 @@ import torch
 
 import blockscale as bs
 from blockscale.catalog import moe as catalog_moe
+from blockscale.lower.moe.kernel import Pair
 from blockscale.lower.warp.derive import derive
 from blockscale.ops.moe import rounded
 from blockscale.specs import FusedMoe
 from blockscale.specs.plans.moe import E4M3
 from tests.kit import moe_harness
+from tests.kit.gpu_library import library
 from tests.kit.moe_harness import plan
 from tests.kit.pairwise import each
 from tests.kit.tiles64 import E2M1, codes_of
 from tests.moe.test_moe_bytes import BYTES, MXFP4, all_codes, decoded
 from tests.moe.test_moe_gemm import ids_of
+from tests.moe.test_moe_library import Call
 from tests.moe.test_moe_weights import given, slow_order
 from tests.reference import core as ref
 from tests.reference import moe
@@ -262,10 +266,41 @@ def test_16_bits_of_the_same_weights(unit: str, activation: str) -> None:
     moe_harness.run(of, ids_of(21), **options).judge(4e-3)
 
 
+LAYER = FusedMoe(4, 320, 192, 2, "nvfp4", act_fmt="fp8", bias=True, layout="tiles64e")
+
+
+def bodies_of(spec: FusedMoe) -> list[Pair]:
+    """Return the GEMMs for up to 4 tokens and for more."""
+    made = []
+    for limit, form in ((4, {"rows": 128, "tokens": 8}), (None, {})):
+        pair = []
+        for part in catalog_moe.PARTS:
+            of = plan(**BYTES | NVFP4 | form, activation=spec.activation if part == 1 else "none")
+            pair.append(moe_harness.scheduled(of, catalog_moe.gemm_of(spec, part, 1)))
+        made.append(Pair(limit, *pair))
+    return made
+
+
+@rounds
+def test_layers_of_few_and_of_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows agree with float64 on rounded weights, and on what act_fmt makes of x and h."""
+    road = replace(catalog_moe.DECODING, bodies=lambda spec, arch, traces: bodies_of(spec))
+    monkeypatch.setattr(catalog_moe, "DECODING", road)
+    built = library([LAYER], "sm_90a", repr(NVFP4))
+    for tokens in (1, 3, 60):
+        call = Call(LAYER, tokens, "half_dropped")(built)
+        names = [launch.kernel.removeprefix(f"{LAYER.name}_") for launch in call.run.launches]
+        assert names[0] == "prepare_bytes"
+        assert names[2] == "requantize_bytes"
+        call.judge(0.08, 0.006)
+    assert call.out.abs().sum() > 0
+
+
 def test_where_8_bits_are_multiplied() -> None:
-    """As MXFP4: many tokens, on GPUs with wgmma, of a layout that is asked for."""
+    """Any number of tokens, on GPUs with wgmma, of a layout that is asked for."""
     spec = FusedMoe(8, 128, 128, 2, "nvfp4", act_fmt="fp8", layout="tiles64e")
     assert spec.name == "fused_moe_nvfp4_e8_k2_h128_i128_swiglu_afp8_tiles64e_bf16"
-    for level, count in (("sm_90a", 2), ("sm_100a", 0)):
-        made = [derive(pair[1]).by_bytes for pair in catalog_moe.bodies(spec, level, {})]
-        assert made == [False] * (5 - count) + [True] * count
+    for level, said in (("sm_90a", True), ("sm_100a", False)):
+        for rows in (spec, replace(spec, act_fmt=None)):
+            made = [derive(pair[1]).by_bytes for pair in catalog_moe.bodies(rows, level, {})]
+            assert made == [said and rows is spec] * 5
