@@ -97,7 +97,7 @@ def times(weights: Weights, which: str, expert: int, x: Tensor, rounded: bool) -
     factor = getattr(weights, f"{which}_global")
     if not rounded:
         return data.times(weights, which, expert, x)
-    values = data.dequantised(replace(weights, **{f"{which}_global": None}), which, expert)
+    values = data.dequantised(replace(weights, w13_global=None, w2_global=None), which, expert)
     return (x.double() @ (four_bits(values) * factor[expert]).double().T).float()
 
 

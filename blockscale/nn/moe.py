@@ -348,9 +348,13 @@ def _load(
     said = moe_options(ckpt.configs.get("config.json", {}), gated, options, stem)
     if experts is not None:
         weights = experts.prepare(
-            dtype, layout, activation=said["activation"], device=device,
-            **({"act_fmt": act_fmt, "rounded": True} if rounded else {}),
-        )  # fmt: skip
+            dtype,
+            layout,
+            activation=said["activation"],
+            device=device,
+            act_fmt=act_fmt if rounded else None,
+            rounded=rounded,
+        )
     assert weights is not None
     if rounded and weights.layout != "tiles64e":
         weights = to_rounded(WHERE, weights.to_linear(), dtype)

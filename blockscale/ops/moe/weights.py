@@ -625,16 +625,15 @@ def to_rounded(where: str, plain: MoeWeights, dtype: torch.dtype) -> MoeWeights:
     for name, order in _orders(plain):
         codes, scale = getattr(plain, name), getattr(plain, f"{name}_scale")
         factor = _of_rows(getattr(plain, f"{name}_global"), codes.shape[1])
-        packed, scales, factors, squares = [], [], [], []
+        outs: list[tuple[Tensor, ...]] = []
         for one in zip(codes, scale, factor, strict=True):
             of = moe_rounded.rounded(*one[:2])
-            squares.append(torch.stack(moe_rounded.squares(of, *one[:2])))
-            for out, value in zip((packed, scales), moe_rounded.pack(of, order), strict=True):
-                out.append(value)
-            factors.append(moe_rounded.factors(one[2], of.octaves, order))
-        errors.append(moe_rounded.relative(*torch.cat(squares, 1), factor.reshape(-1)))
-        made |= {name: torch.stack(packed), f"{name}_scale": torch.stack(scales)}
-        made |= {f"{name}_global": torch.stack(factors)}
+            own = moe_rounded.factors(one[2], of.octaves, order)
+            squares = moe_rounded.squares(of, *one[:2])
+            outs.append((*moe_rounded.pack(of, order), own, *squares))
+        packed, scales, factors, changed, whole = map(torch.stack, zip(*outs, strict=True))
+        errors.append(moe_rounded.relative(changed, whole, factor))
+        made |= {name: packed, f"{name}_scale": scales, f"{name}_global": factors}
         made |= {f"{name}_bias": _ordered(getattr(plain, f"{name}_bias"), order)}
     say_rounded(where, ("w13", "w2"), errors)
     return replace(plain, **made, layout="tiles64e", added_error=tuple(errors))  # type: ignore[arg-type]
