@@ -156,7 +156,7 @@ def _print(path: Path, found: Checkpoint, rows: list[_Row]) -> None:
     table = Table()
     for name in ("weights", "format"):
         table.add_column(name, overflow="fold")
-    for name in ("number", "shape", "bytes", "range", "zero", "subnormal", "rounding"):
+    for name in ("number", "shape", "bytes", "range", "zero", "subnormal"):
         table.add_column(name, justify="right", overflow="fold")
     for row in rows:
         cells = [row.name, _format(row.entry), str(row.count)]
@@ -164,6 +164,9 @@ def _print(path: Path, found: Checkpoint, rows: list[_Row]) -> None:
         cells += [shape, _size(row.nbytes), *_stat_cells(row.stats)]
         table.add_row(*(Text(cell) for cell in cells))
     console().print(table)
+    for row in rows:
+        if row.stats is not None and row.stats.rounding is not None:
+            echo(f"{escaped(row.name)}: rounded=True would change it by {row.stats.rounding:.2%}")
     warned = [(row.name, warning) for row in rows for warning in row.warnings]
     for name, warning in warned:
         echo(f"warning: {escaped(name)}: {escaped(warning)}")
@@ -177,12 +180,11 @@ def _format(entry: Entry) -> str:
 
 def _stat_cells(stats: Stats | None) -> list[str]:
     if stats is None or stats.low > stats.high:
-        return ["", "", "", ""]
+        return ["", "", ""]
     ends = f"{stats.low:.3g} .. {stats.high:.3g}"
     if not stats.blocks:
-        return [ends, "", "", ""]
-    shares = [f"{count / stats.blocks:.1%}" for count in (stats.zero, stats.subnormal)]
-    return [ends, *shares, "" if stats.rounding is None else f"{stats.rounding:.2%}"]
+        return [ends, "", ""]
+    return [ends, f"{stats.zero / stats.blocks:.1%}", f"{stats.subnormal / stats.blocks:.1%}"]
 
 
 def _size(nbytes: float) -> str:

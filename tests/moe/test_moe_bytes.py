@@ -331,12 +331,12 @@ def source(name: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("cols", "ctas"), [(64, 2), (192, 2), (4160, 2), (64, 3), (4160, 3), (16448, 3)]
+    ("cols", "ctas"), [(64, 2), (192, 2), (4160, 2), (576, 11), (4160, 3), (16448, 3)]
 )
 def test_rows_between_become_codes(cols: int, ctas: int) -> None:
     """Of as many rows as the table says; more chunks than a lane holds; a row of zeros.
 
-    Two CTAs are few enough for a warp to a row, of three each makes a row at a time.
+    Of two CTAs each warp makes a row, of more each CTA.
     """
     rng, rows = np.random.default_rng(cols), 11
     h = ref.round_to(rng.standard_normal((rows + 1, cols)), "bfloat16")

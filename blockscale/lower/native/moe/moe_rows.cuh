@@ -241,9 +241,17 @@ BS_INLINE void bs_moe_requantize(void *y, const float *scale, float *row_scale, 
 //
 // GEMMs in 8 bits (moe_bytes.cuh) want the E4M3 codes themselves: position 16 j + 4 t + b holds channel
 // 16 t + 4 j + i, i = 0, 2, 1, 3 for b = 0, 1, 2, 3.  A lane makes 16 positions of a row, a warp the row;
-// of few rows a team: a warp took 20 us for 14,336 channels on an H200.
+// of few wide rows a team: a warp took 20 us for 14,336 channels on an H200.
 
 constexpr int BS_HELD_CHUNKS = 4;  // of a lane, which are read once
+
+// Whether teams have fewer turns of rows, times turns of a row's chunks, than warps.
+BS_INLINE bool bs_teams_pay(int rows, int chunks, int warps) {
+  int teams = warps / BS_TEAM_WARPS;
+  int of_warps = (rows + warps - 1) / warps * ((chunks + 31) / 32);
+  int of_teams = (rows + teams - 1) / teams * ((chunks + BS_TEAM - 1) / BS_TEAM);
+  return of_teams < of_warps;
+}
 
 // Words 2 t and 2 t + 1 of a chunk: channels 16 t + 4 j, + 1 and + 2, + 3.
 struct BsNaturalBytes {
@@ -361,10 +369,11 @@ BS_INLINE void bs_moe_prepare_bytes(const BsMoePrepare &p) {
   bs_grid_wait();
   bs_grid_launch();
   int cta = blockIdx.x - CTAS, ctas = gridDim.x - CTAS;
+  bool teams = bs_teams_pay(p.rows, p.pitch / 16, ctas * BS_SORT_WARPS);
   if (cta < 0) bs_moe_sort<CTAS>(p.sort, bs_prepare_shared);
   else if constexpr (CODED) bs_permute_codes<F>(p, cta, ctas);
-  else if (2 * p.rows > ctas * BS_SORT_WARPS) bs_quantize_hidden<F, ACT, 32>(p, cta, ctas, most);
-  else bs_quantize_hidden<F, ACT, BS_TEAM>(p, cta, ctas, most);
+  else if (teams) bs_quantize_hidden<F, ACT, BS_TEAM>(p, cta, ctas, most);
+  else bs_quantize_hidden<F, ACT, 32>(p, cta, ctas, most);
 }
 
 // Rows that were permuted for GEMMs of 16 bits, by CTAs of BS_TEAM threads; LANES as above.
@@ -392,10 +401,10 @@ BS_INLINE void bs_moe_requantize_bytes(const void *y, const float *scale, float 
   bs_grid_launch();
   float given = bs_given_scale(scale);
   int rows = static_cast<int>(bs_load4<BS_KEEP>(count + 1));
-  if (2 * rows > static_cast<int>(gridDim.x) * BS_TEAM_WARPS) {
-    bs_requantize_rows<F, ACT, 32>(y, given, row_scale, rows, codes, pitch, most);
-  } else {
+  if (bs_teams_pay(rows, pitch / 16, static_cast<int>(gridDim.x) * BS_TEAM_WARPS)) {
     bs_requantize_rows<F, ACT, BS_TEAM>(y, given, row_scale, rows, codes, pitch, most);
+  } else {
+    bs_requantize_rows<F, ACT, 32>(y, given, row_scale, rows, codes, pitch, most);
   }
 }
 
