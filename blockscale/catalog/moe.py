@@ -54,7 +54,7 @@ BYTE_ROWS = {"mxfp4": 512, "nvfp4": 1}
 """Tokens from which a bucket multiplies in 8 bits, where a layer can, by format of the weights.
 
 Of rounded nvfp4 all: decoding eight weights to 16 bits takes nine instructions more than exact ones
-need, and GEMMs of up to 160 tokens took 1.1 to 3.0 times as long as in 8 bits on an H200.
+need, and GEMMs of up to 64 tokens took 1.1 to 1.8 times as long as in 8 bits on an H200.
 """
 
 

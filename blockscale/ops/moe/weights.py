@@ -183,12 +183,12 @@ def prepare_moe_weights(
             mxfp4, for `fused_moe` with an ``act_fmt`` on GPUs whose tensor cores multiply codes
             (sm_100a).  "tiles64e": mxfp4, or nvfp4 with ``rounded``, for bfloat16, for `fused_moe`
             with act_fmt "fp8" or "fp8_tensor" on GPUs with wgmma (sm_90a), which multiply many
-            tokens in 8 bits.
+            tokens in 8 bits, of nvfp4 any number.
         act_fmt: of the calls that are to follow; "fp8" and "fp8_tensor" make it "tiles64e" on CUDA
             where the weight can be, and warn where exponents of a row's blocks are too far apart.
         rounded: nvfp4 with such an act_fmt: weights are rounded to E4M3 times a factor of their
             row, in layout "tiles64e"; a warning says by how much that changed them, and so does
-            ``added_error``.  Few tokens are multiplied in 16 bits by the same rounded weights.
+            ``added_error``.  What multiplies in 16 bits takes the same rounded weights.
 
     Raises:
         TypeError, ValueError: an argument that does not fit, a scale that no kernel can multiply
