@@ -5,8 +5,10 @@
 A Llama and a Mixtral (8 experts, 2 of them a token) read Python's documentation for ``--seconds``
 each, as in the demo; topics that they have not read are then predicted with weights of each format
 and rows in bfloat16 or FP8, by the CPU kernels of `blockscale.linear` and `fused_moe` through
-transformers.  "nvfp4, rounded" has NVFP4's values rounded to E4M3 times a float32 scale of the row,
-which an FP8 tensor core could multiply; no kernel does, torch computes it here.
+transformers.  "nvfp4, rounded" has the weights that ``rounded=True`` makes of NVFP4's, E4M3 times a
+factor of the row (`blockscale.ops.moe.rounded`): no CPU kernel multiplies them, torch does it here.
+Beside the perplexities: by how much rounding changes each of these weights, and those of the demo's
+encoder (MiniLM) in NVFP4, relative to their norms.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -24,12 +27,13 @@ from torch import Tensor
 
 from bench.cpu.__main__ import machine
 from bench.measure import now
-from blockscale.demo.files import write_json
+from blockscale.demo.files import find_model, write_json
 from blockscale.demo.language import run, text, train
+from blockscale.demo.quantise import quantise_linear
+from blockscale.ops.moe import rounded
 
 FORMATS = ("nvfp4", "mxfp4", "int4")
 ROUNDED = "nvfp4, rounded"
-LARGEST = 448.0  # of E4M3
 MOE = {"hidden_size": 256, "intermediate_size": 512, "num_local_experts": 8}
 
 
@@ -64,14 +68,30 @@ def loaded(folder: Path, fmt: str | None, rows: str | None, dtype: torch.dtype) 
 
 
 def in_e4m3(rows: Tensor) -> Tensor:
-    """Return rows rounded to E4M3 times a float32 scale each."""
-    scale = rows.float().abs().amax(-1, keepdim=True) / LARGEST
+    """Return rows rounded to E4M3 times a float32 scale each, as "fp8" does."""
+    scale = rows.float().abs().amax(-1, keepdim=True) / 448.0
     ratio = torch.where(scale == 0, 0, rows.float() / scale)
     return (ratio.to(torch.float8_e4m3fn).float() * scale).to(rows.dtype)
 
 
-def rounded(folder: Path, out: Path) -> Any:
-    """Return a plain model whose quantised layers have NVFP4's values in E4M3, and FP8 rows."""
+def rounded_values(weight: Any) -> tuple[Tensor, float]:
+    """Return an NVFP4 weight of a checkpoint rounded to E4M3, and what that changed of its norm."""
+    exact = weight.dequantize(torch.float32)
+    codes = weight.packed.view(torch.uint8).flatten(0, -2)
+    scale = weight.block_scale.view(torch.uint8).flatten(0, -2)
+    of = rounded.rounded(codes, scale)
+    made = torch.ldexp(rounded.values(of), of.octaves[:, None]).view(exact.shape)
+    top = weight.global_scale
+    if top is not None:  # one, or one of each expert
+        made = made * top.float().view(-1, *[1] * (made.dim() - 1))
+    return made, float((made - exact).norm() / exact.norm())
+
+
+def with_rounded(folder: Path, out: Path, errors: dict[str, float]) -> Any:
+    """Return a plain model whose quantised layers have rounded weights, and FP8 rows.
+
+    ``errors`` takes what rounding changes, by weight.
+    """
     from safetensors.torch import save_file
     from transformers import AutoConfig
 
@@ -81,8 +101,11 @@ def rounded(folder: Path, out: Path) -> Any:
     ckpt = bs.checkpoints.open(out / "nvfp4")
     found = {}
     for name, entry in ckpt.entries.items():
-        value = ckpt.weight(name).dequantize(torch.float32)
-        found[name] = (in_e4m3(value) if entry.fmt == "nvfp4" else value).contiguous()
+        weight = ckpt.weight(name)
+        if entry.fmt == "nvfp4":
+            found[name], errors[name] = rounded_values(weight)
+        else:
+            found[name] = weight.dequantize(torch.float32).contiguous()
     AutoConfig.from_pretrained(folder).save_pretrained(out)
     save_file(found, out / "model.safetensors", metadata={"format": "pt"})
     model = loaded(out, None, None, torch.float32)
@@ -135,11 +158,40 @@ def measured(name: str, seconds: float, folder: Path) -> dict[str, Any]:
         roads[fmt] = partial(loaded, folder, fmt, None, torch.bfloat16)
         if fmt != "int4":  # whose linear layers, in a model, take rows as they are
             roads[f"{fmt} x fp8"] = partial(loaded, folder, fmt, "fp8", torch.bfloat16)
-    roads[f"{ROUNDED} x fp8"] = partial(rounded, folder, folder / "rounded")
+    errors: dict[str, float] = {}
+    roads[f"{ROUNDED} x fp8"] = partial(with_rounded, folder, folder / "rounded", errors)
     for road, make in roads.items():
         found[road] = perplexity(make(), held)
         print(f"{name:8} {road:24} perplexity {found[road]:.3f}", flush=True)
+    found["rounding"] = said(name, errors)
     return found
+
+
+def said(name: str, errors: dict[str, float]) -> dict[str, float]:
+    """Return, and print, the least, the median and the largest error of a model's weights."""
+    of = sorted(errors.values())
+    found = {"weights": len(of), "least": of[0], "median": median(of), "largest": of[-1]}
+    print(f"{name:8} rounding {found}", flush=True)
+    return found
+
+
+def encoder() -> dict[str, float]:
+    """Return the same of the demo's encoder, whose weights are quantised to NVFP4 here."""
+    from safetensors.torch import load_file
+
+    import blockscale as bs
+
+    errors = {}
+    for name, value in load_file(find_model().weights).items():
+        if value.dim() == 2 and "embeddings" not in name:
+            of, _ = quantise_linear(value.float())
+            made = bs.prepare_linear_weights(
+                of.packed, of.block_scale, global_scale=of.global_scale, layout="tiles64e",
+                act_fmt="fp8", rounded=True,
+            )  # fmt: skip
+            assert made.added_error is not None
+            errors[name] = made.added_error[0]
+    return said("MiniLM", errors)
 
 
 def main() -> None:
@@ -154,6 +206,7 @@ def main() -> None:
             rows.append(measured(name, given.seconds, Path(folder)))
     if given.out:
         result = {"date": now(), "machine": machine(), "seconds": given.seconds, "rows": rows}
+        result["encoder"] = encoder()
         write_json(given.out, result)
 
 

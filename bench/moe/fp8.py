@@ -1,15 +1,17 @@
 """Measure MoE layers with FP8 activations on this GPU: ``python -m bench.moe.fp8``.
 
-MXFP4 weights; four roads of ours in CUDA graphs that are replayed in turns:
+MXFP4 weights, or with ``--fmt nvfp4`` NVFP4's; four roads of ours in CUDA graphs that are replayed
+in turns:
 
 * "16 bits": rows of x as they are;
 * "fp8 in 16 bits": rows in E4M3 with a scale each, multiplied in 16 bits (layout "tiles64");
-* "fp8": the same numbers, many tokens multiplied in 8 bits (layout "tiles64e");
+* "fp8": the same numbers, but NVFP4's weights rounded to E4M3 (``rounded``), many tokens multiplied
+  in 8 bits (layout "tiles64e");
 * "fp8 fast": the same with ``fast_accum``.
 
 Of each the two GEMMs alone and the whole layer.  Errors are those of rows, of all but the first
 against a layer in float64 whose operands are quantised likewise; and by how much results in 8 bits
-differ from those in 16 bits of the same numbers.
+differ from those in 16 bits of the same rows.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ from bench.moe.data import Inputs, Weights
 from bench.moe.ours import keep_gemms
 from blockscale.specs import FusedMoe
 
-FORMAT = 2
-FMT = "mxfp4"
+FORMAT = 3
+FMTS = ("mxfp4", "nvfp4")
 TOKENS = (256, 512, 1024, 4096)
 ROADS = {
     "16 bits": ("tiles64", None, False),
@@ -49,16 +51,16 @@ GUESS = 300e6
 """FLOP a microsecond, for how many calls a graph has."""
 
 
-def spec_on(model: Model, road: str) -> FusedMoe:
+def spec_on(model: Model, road: str, fmt: str = FMTS[0]) -> FusedMoe:
     """Return the function of a road."""
     layout, act_fmt, fast = ROADS[road]
-    return replace(spec_of(model, FMT), layout=layout, act_fmt=act_fmt, fast_accum=fast)
+    return replace(spec_of(model, fmt), layout=layout, act_fmt=act_fmt, fast_accum=fast)
 
 
-def names(only: Sequence[str] | None = None) -> list[str]:
+def names(only: Sequence[str] | None = None, fmt: str = FMTS[0]) -> list[str]:
     """Return the functions to build."""
     keys = measure.chosen(MODELS, only)
-    return [spec_on(MODELS[key], road).name for key in keys for road in ROADS]
+    return [spec_on(MODELS[key], road, fmt).name for key in keys for road in ROADS]
 
 
 def prepared(weights: Weights, layout: str) -> Any:
@@ -66,9 +68,37 @@ def prepared(weights: Weights, layout: str) -> Any:
     from blockscale import prepare_moe_weights
 
     return prepare_moe_weights(
-        *(weights.w13, weights.w2), fmt=FMT, w13_scale=weights.w13_scale,
-        w2_scale=weights.w2_scale, activation=weights.model.activation, layout=layout,
+        *(weights.w13, weights.w2), fmt=weights.fmt, w13_scale=scales_of(weights, "w13"),
+        w2_scale=scales_of(weights, "w2"), w13_global_scale=weights.w13_global,
+        w2_global_scale=weights.w2_global, activation=weights.model.activation, layout=layout,
+        act_fmt="fp8", rounded=is_rounded(weights, layout),
     )  # fmt: skip
+
+
+def scales_of(weights: Weights, which: str) -> Tensor:
+    """Return block scales in a dtype of their format."""
+    scale: Tensor = getattr(weights, f"{which}_scale")
+    return scale.view(torch.float8_e4m3fn) if weights.fmt == "nvfp4" else scale
+
+
+def is_rounded(weights: Weights, layout: str) -> bool:
+    """Whether weights are rounded to E4M3 in a layout."""
+    return (weights.fmt, layout) == ("nvfp4", "tiles64e")
+
+
+def four_bits(values: Tensor) -> Tensor:
+    """Return numbers rounded to four bits, as E4M3 has them, to nearest, ties to even."""
+    fraction, exponent = torch.frexp(values)
+    return torch.ldexp((fraction * 16).round() / 16, exponent)
+
+
+def times(weights: Weights, which: str, expert: int, x: Tensor, rounded: bool) -> Tensor:
+    """Return `data.times`, of weights rounded to E4M3 where they are."""
+    factor = getattr(weights, f"{which}_global")
+    if not rounded:
+        return data.times(weights, which, expert, x)
+    values = data.dequantised(replace(weights, w13_global=None, w2_global=None), which, expert)
+    return (x.double() @ (four_bits(values) * factor[expert]).double().T).float()
 
 
 def quantised(x: Tensor) -> Tensor:
@@ -82,16 +112,16 @@ def row_scales(x: Tensor) -> Tensor:
     return x.float().abs().amax(-1, keepdim=True) / torch.full((1,), 448.0, device=x.device)
 
 
-def wanted(weights: Weights, inputs: Inputs, token: int) -> Tensor:
-    """Return a token's row of the layer whose operands are in FP8, float32 [H]."""
+def wanted(weights: Weights, inputs: Inputs, rounded: bool, token: int) -> Tensor:
+    """Return a token's row of the layer whose rows are in FP8, float32 [H]; see `times`."""
     x = quantised(inputs.x[token : token + 1])
     total = torch.zeros(weights.model.hidden, device=x.device)
     for expert, factor in zip(
         inputs.ids[token].tolist(), inputs.weights[token].tolist(), strict=True
     ):
-        y = data.times(weights, "w13", expert, x)
+        y = times(weights, "w13", expert, x, rounded)
         h = quantised(data.activated(weights.model, y).to(torch.bfloat16))
-        total += factor * data.times(weights, "w2", expert, h)[0]
+        total += factor * times(weights, "w2", expert, h, rounded)[0]
     return total
 
 
@@ -135,7 +165,9 @@ def case(weights: Weights, roads: Mapping[str, Road], tokens: int, replays: int)
         run()
         torch.cuda.synchronize()
         outs[name] = out.clone()
-        truth = partial(data.layer_of if road.spec.act_fmt is None else wanted, weights, inputs)
+        truth = partial(data.layer_of, weights, inputs)
+        if road.spec.act_fmt is not None:
+            truth = partial(wanted, weights, inputs, is_rounded(weights, road.spec.layout))
         errors[name] = spread([row_error(out[t], truth(t)) for t in data.some(tokens)])
         graphs[f"{name}, GEMMs"] = measure.capture([run], count, partial(keep_gemms, count=count))
         graphs[name] = measure.capture([run], count)
@@ -190,23 +222,26 @@ def line(found: Mapping[str, Any]) -> str:
 def main(given: Sequence[str] | None = None) -> int:
     """Run."""
     made: argparse.ArgumentParser = measure.parser("bench.moe.fp8", __doc__, replays=11)
+    made.add_argument("--fmt", choices=FMTS, default=FMTS[0], help="of the weights")
+    made.add_argument("--tokens", type=int, action="append", help="may be repeated")
     options = measure.parsed(made, given)
     if options.names:
-        print("\n".join(names(options.only)))
+        print("\n".join(names(options.only, options.fmt)))
         return 0
     if measure.refused("bench.moe.fp8"):
         return 1
-    session = measure.Session("moe-fp8", options, FORMAT)
+    session = measure.Session("moe-fp8", options, FORMAT, fmt=options.fmt)
     measure.warm_up()
     for key in measure.chosen(MODELS, options.only):
-        weights = data.random_weights(MODELS[key], FMT)
+        weights = data.random_weights(MODELS[key], options.fmt)
         tiles = {layout: prepared(weights, layout) for layout in ("tiles64", "tiles64e")}
         roads = {}
         for road, (layout, *_) in ROADS.items():
-            spec = spec_on(MODELS[key], road)
+            spec = spec_on(MODELS[key], road, options.fmt)
             roads[road] = Road(session.kernels[spec.name], spec, tiles[layout])
-        for tokens in TOKENS:
+        for tokens in options.tokens or TOKENS:
             found = case(weights, roads, tokens, options.replays)
+            found["added_error"] = tiles["tiles64e"].added_error
             session.add(found, line(found))
     session.end()
     return 0

@@ -1,4 +1,7 @@
-"""What `blockscale inspect` tells of a weight: the range of its values, the state of its scales."""
+"""What `blockscale inspect` tells of a weight: the range of its values, the state of its scales.
+
+Of NVFP4 also what rounding it to E4M3 would change (`blockscale.ops.moe.rounded`).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import torch
 from blockscale.base.formats import QUANTIZED
 from blockscale.base.sizes import ceil_div
 from blockscale.checkpoints.weight import E8M0_NAN, Weight
+from blockscale.ops.moe import rounded, tiles
 
 Tensor = torch.Tensor
 
@@ -21,6 +25,7 @@ _MAGNITUDES = 0x77
 """Bits of a byte of two E2M1 codes without their signs."""
 
 COUNTS = ("values", "not_finite", "blocks", "zero", "empty", "subnormal", "lost", "nan")
+SUMS = ("changed", "squares")
 
 
 @dataclass
@@ -30,7 +35,8 @@ class Stats:
     ``zero``, ``subnormal`` and ``lost`` are block scales: equal to zero; so small that they have
     lost bits (E8M0: 2^-127, where exponents were cut off); zero although codes are not.  Blocks
     without any code but zero count as ``zero`` only, and, if their scale is zero too, as ``empty``:
-    nothing was lost there.
+    nothing was lost there.  ``changed`` and ``squares``: of nvfp4, sums of squares of what rounding
+    would change, and of the values.
     """
 
     low: float = inf
@@ -43,11 +49,18 @@ class Stats:
     subnormal: int = 0
     lost: int = 0
     nan: int = 0
+    changed: float = 0.0
+    squares: float = 0.0
+
+    @property
+    def rounding(self) -> float | None:
+        """``||rounded - exact|| / ||exact||`` of nvfp4; None: it is of another format, or zero."""
+        return (self.changed / self.squares) ** 0.5 if self.squares else None
 
     def add(self, other: Stats) -> None:
         """Count the weights of ``other``, too."""
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
-        for name in COUNTS:
+        for name in (*COUNTS, *SUMS):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def warnings(self) -> list[str]:
@@ -85,10 +98,13 @@ def stats(weight: Weight) -> Stats:
     step = max(1, _ROW_VALUES // cols)
     for start in range(0, ceil_div(found.values, cols), step):
         some = slice(start, start + step)
-        _range(found, weight.rows(some.start, some.stop))
+        values = weight.rows(some.start, some.stop)
+        _range(found, values)
         if packed is not None and raw is not None:
-            codes = packed.reshape(-1, packed.shape[-1])[some]
-            _scales(found, weight.fmt, raw.reshape(-1, raw.shape[-1])[some], codes)
+            codes, scale = (value.reshape(-1, value.shape[-1])[some] for value in (packed, raw))
+            _scales(found, weight.fmt, scale, codes)
+            if weight.fmt == "nvfp4":
+                _rounding(found, codes, scale, values)
     if packed is None and raw is not None:
         assert weight.data is not None
         empty = not (weight.data.view(torch.uint8) & _E4M3_MAGNITUDE).any()
@@ -108,6 +124,17 @@ def _range(found: Stats, values: Tensor) -> None:
             return
         low, high = float(finite.min()), float(finite.max())
     found.low, found.high = min(found.low, low), max(found.high, high)
+
+
+def _rounding(found: Stats, packed: Tensor, raw: Tensor, values: Tensor) -> None:
+    """Add what rounding changes; nothing of rows with scales that no kernel takes."""
+    codes, scale = packed.view(torch.uint8), raw.view(torch.uint8)
+    if int(scale.amax()) > tiles.E4M3_LARGEST:
+        return
+    changed, squares = rounded.squares(rounded.rounded(codes, scale), codes, scale)
+    length = values.reshape(len(codes), -1).double().square().sum(-1)
+    found.changed += float((changed / squares.where(squares > 0, 1) * length).sum())
+    found.squares += float(length.sum())
 
 
 def _scales(

@@ -61,7 +61,8 @@ def inspect(path: Path, headers: bool, every: bool, as_json: bool) -> None:
     never loaded: this is safe with a library for another machine.
 
     Of a checkpoint (a folder, or a .safetensors file): weights, formats, bytes, ranges of values,
-    and the shares of block scales that are zero or subnormal, with a warning.
+    and the shares of block scales that are zero or subnormal, with a warning; of NVFP4 weights also
+    by how much rounding them to E4M3 (rounded=True) would change them.
 
     Example: blockscale inspect kernels.so --json
     """
@@ -115,13 +116,16 @@ def _read(found: Checkpoint, rows: list[_Row]) -> None:
 
 
 def _json(path: Path, found: Checkpoint, rows: list[_Row]) -> dict[str, Any]:
+    from blockscale.checkpoints.stats import COUNTS
+
     weights = []
     for row in rows:
         entry = row.entry
         facts: dict[str, Any] = {"name": row.name, "fmt": entry.fmt, "scheme": entry.scheme}
         facts |= {"shape": list(entry.shape), "group_size": entry.group, "bytes": row.nbytes}
         if row.stats is not None:
-            counts = {k: v for k, v in vars(row.stats).items() if k not in ("low", "high")}
+            counts = {name: getattr(row.stats, name) for name in COUNTS}
+            counts |= {} if entry.fmt != "nvfp4" else {"rounding_error": row.stats.rounding}
             ends = {k: v if isfinite(v) else None for k, v in _ends(row.stats).items()}
             facts |= {**ends, **counts, "warnings": row.warnings}
         weights.append(facts)
@@ -160,6 +164,9 @@ def _print(path: Path, found: Checkpoint, rows: list[_Row]) -> None:
         cells += [shape, _size(row.nbytes), *_stat_cells(row.stats)]
         table.add_row(*(Text(cell) for cell in cells))
     console().print(table)
+    for row in rows:
+        if row.stats is not None and row.stats.rounding is not None:
+            echo(f"{escaped(row.name)}: rounded=True would change it by {row.stats.rounding:.2%}")
     warned = [(row.name, warning) for row in rows for warning in row.warnings]
     for name, warning in warned:
         echo(f"warning: {escaped(name)}: {escaped(warning)}")

@@ -56,6 +56,7 @@ class Linear(Prepared):
         gated: bool = False,
         act_fmt: str | None = None,
         fast_accum: bool = False,
+        rounded: bool = False,
     ) -> None:
         """Take prepared weights, what `blockscale.quantize` makes, or a dense weight.
 
@@ -70,6 +71,7 @@ class Linear(Prepared):
             pre_quant_scale: [K], what x is multiplied with first; None: 1.
             activation, gated, act_fmt, fast_accum: as in `blockscale.linear`; a dense weight has no
                 act_fmt.
+            rounded: of codes, as in `blockscale.prepare_linear_weights`.
 
         Raises:
             TypeError, ValueError: an argument that does not fit, as `blockscale.linear` says.
@@ -81,7 +83,13 @@ class Linear(Prepared):
         meta: dict[str, Any] = {"fmt": fmt, "gated": gated}
         if packed is not None and not isinstance(packed, LinearWeights):
             given = Given(packed, block_scale, fmt, global_scale, bias, gated)
-            packed = prepared("Linear", given, torch.bfloat16, None, act_fmt)
+            packed = prepared("Linear", given, torch.bfloat16, None, act_fmt, rounded)
+        elif rounded:
+            what = "a prepared weight" if packed is not None else "no codes"
+            raise ValueError(
+                f"Linear: rounded=True is given with {what}, but codes are what is rounded; pass "
+                "them, or rounded=True to prepare_linear_weights()"
+            )
         if packed is not None:
             meta, tensors = packed.meta(), dict(packed.tensors())
             gated = packed.gated
@@ -127,6 +135,7 @@ class Linear(Prepared):
         layout: str | None = None,
         act_fmt: str | None = None,
         fast_accum: bool = False,
+        rounded: bool = False,
     ) -> Linear:
         """Return the layer ``name`` of a checkpoint, with its bias and its pre_quant_scale.
 
@@ -149,6 +158,7 @@ class Linear(Prepared):
             layout: of a 4-bit weight, "linear" or "tiles64"; None: that of the device and act_fmt.
             act_fmt, fast_accum: of the calls, as in `blockscale.linear`; an INT4 weight with an
                 act_fmt becomes a `Linear`.
+            rounded: of an NVFP4 weight, as in `blockscale.prepare_linear_weights`.
 
         Raises:
             CheckpointError: the checkpoint has no such weight (`UnknownNameError`), it is of
@@ -158,7 +168,7 @@ class Linear(Prepared):
         where = "Linear.from_checkpoint"
         device = checked_device(where, device)
         checks.choice(where, "activation", activation, ACTIVATIONS)
-        options = Options(fmt, dtype, activation, gated, layout, act_fmt, fast_accum)
+        options = Options(fmt, dtype, activation, gated, layout, act_fmt, fast_accum, rounded)
         made = load(opened(checkpoint), name, options, device)
         return made if device is None else made.to(device)
 
@@ -311,6 +321,7 @@ class Options(NamedTuple):
     layout: str | None = None
     act_fmt: str | None = None
     fast_accum: bool = False
+    rounded: bool = False
 
 
 def load(
@@ -330,6 +341,12 @@ def load(
         options = options._replace(gated=two)
     found = [_matrix(ckpt, name) for name in listed]
     bias = stacked_biases(ckpt, found)
+    kinds = {weight.fmt for weight in found} if options.fmt is None else {options.fmt}
+    if options.rounded and kinds != {"nvfp4"}:
+        raise ValueError(
+            f"Linear.from_checkpoint: rounded=True, but {', '.join(listed)} is "
+            f"{' and '.join(sorted(kinds))}, and nvfp4 alone is rounded; leave it out"
+        )
     if options.fmt is None and all(weight.fmt == "int4" for weight in found):
         return int4_layer(found, bias, options, device)
     parts = [_part(weight, options) for weight in found]
@@ -454,7 +471,8 @@ def _layer(part: _Part, bias: Tensor | None, options: Options, device: Device) -
     packed, scale, top, bias = moved
     given = Given(packed, scale, part.fmt, top, bias, gated)
     dtype = options.dtype or torch.bfloat16
-    made = prepared("Linear.from_checkpoint", given, dtype, options.layout, options.act_fmt)
+    how = options.layout, options.act_fmt, options.rounded
+    made = prepared("Linear.from_checkpoint", given, dtype, *how)
     return Linear(made, **to)
 
 

@@ -22,10 +22,13 @@ from blockscale.nn.prepared import Device, Prepared, checked_device, opened, own
 from blockscale.ops import checks
 from blockscale.ops.moe import layer as ops_moe
 from blockscale.ops.moe.layer import Options
-from blockscale.ops.moe.weights import TENSORS, MoeWeights, to_codes, with_biases
-from blockscale.specs.moe import ACTIVATIONS, GATED, SCORINGS
+from blockscale.ops.moe.weights import TENSORS, MoeWeights, to_codes, to_rounded, with_biases
+from blockscale.ops.weights import check_rounded
+from blockscale.specs.moe import ACTIVATIONS, BYTE_ACTS, GATED, SCORINGS
 
 Tensor = torch.Tensor
+
+WHERE = "FusedMoE.from_checkpoint"
 
 _ROUTERS = ("gate", "router", "router.layer", "router.linear", "router.classifier", "gate.wg")
 _CORRECTIONS = (
@@ -129,6 +132,7 @@ class FusedMoE(Prepared):
         dtype: torch.dtype = torch.bfloat16,
         fmt: str | None = None,
         layout: str | None = None,
+        rounded: bool = False,
         **options: Any,
     ) -> FusedMoE:
         """Return the MoE layer ``name`` of a checkpoint: experts, router and shared expert.
@@ -144,6 +148,7 @@ class FusedMoE(Prepared):
                 only, which are not rounded.
             layout: "linear", "tiles64" or "128x4", as in `prepare_moe_weights`; None: that of the
                 device.
+            rounded: of NVFP4 experts and an act_fmt among the options, as there.
             options: of the constructor, in place of what config.json says; ``router`` and
                 ``shared`` in place of the checkpoint's.
 
@@ -152,8 +157,9 @@ class FusedMoE(Prepared):
                 config.json does not say how they are chosen.
             ValueError: there is no such device.
         """
-        device = checked_device("FusedMoE.from_checkpoint", device)
-        return _load(opened(checkpoint), name, device, dtype, fmt, layout, options)
+        device = checked_device(WHERE, device)
+        how = layout, rounded
+        return _load(opened(checkpoint), name, device, dtype, fmt, how, options)
 
     @property
     def weights(self) -> MoeWeights:
@@ -315,10 +321,10 @@ def _load(
     device: Device,
     dtype: torch.dtype,
     fmt: str | None,
-    layout: str | None,
+    how: tuple[str | None, bool],
     options: dict[str, Any],
 ) -> FusedMoE:
-    """Return the MoE layer ``name``: experts, router and shared expert."""
+    """Return the MoE layer ``name``: experts, router, shared expert; ``how``: layout, rounded."""
     stem = name.rstrip(".").removesuffix(".experts")
     latent = next((k for k in _LATENT if f"{stem}.{k}.weight" in ckpt.entries), None)
     if latent is not None:
@@ -327,8 +333,12 @@ def _load(
             "does not; load the parts one by one"
         )
     cuda = device is not None and torch.device(device).type == "cuda"
-    layout = layout or ("tiles64" if cuda else "linear")
+    (layout, rounded), act_fmt = how, options.get("act_fmt")
     weights, experts = _tiled(ckpt, stem), None
+    if rounded and weights is not None:
+        check_rounded(WHERE, weights.fmt, BYTE_ACTS, (act_fmt, layout), not cuda)
+    elif not rounded:
+        layout = layout or ("tiles64" if cuda else "linear")
     if weights is None:
         experts = _experts(ckpt, stem, fmt)
         gated = experts.gated
@@ -337,12 +347,21 @@ def _load(
         weights = _with_biases(ckpt, weights, stem)
     said = moe_options(ckpt.configs.get("config.json", {}), gated, options, stem)
     if experts is not None:
-        weights = experts.prepare(dtype, layout, activation=said["activation"], device=device)
+        weights = experts.prepare(
+            dtype,
+            layout,
+            activation=said["activation"],
+            device=device,
+            act_fmt=act_fmt if rounded else None,
+            rounded=rounded,
+        )
     assert weights is not None
-    if layout != weights.layout:
+    if rounded and weights.layout != "tiles64e":
+        weights = to_rounded(WHERE, weights.to_linear(), dtype)
+    elif not rounded and layout != weights.layout:
         weights = weights.to_linear()
         if layout == "128x4":
-            weights = to_codes("FusedMoE.from_checkpoint", weights)
+            weights = to_codes(WHERE, weights)
     router = said.pop("router", None) or _router(ckpt, stem, weights.experts)
     shared = said.pop("shared", None) or _shared(ckpt, stem, said["activation"], device)
     if said.get("correction_bias") is None:

@@ -6,7 +6,8 @@ dtype of the activations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -41,11 +42,14 @@ class PreparedWeights:
         names: of the tensors, in the order of a kernel's parameters; the first is always there.
         described_by: names of all other attributes but dtype.
         dtype: that activations must have; None: any.
+        added_error: where weights are rounded (`blockscale.ops.moe.rounded`), of each weight
+            ``||rounded - exact|| / ||exact||``; None: nothing is rounded.
     """
 
     names: ClassVar[tuple[str, ...]]
     described_by: ClassVar[tuple[str, ...]]
     dtype: torch.dtype | None
+    added_error: tuple[float, ...] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -68,7 +72,10 @@ class PreparedWeights:
     def meta(self) -> dict[str, Any]:
         """Return everything but the tensors, as plain values."""
         values = {name: getattr(self, name) for name in self.described_by}
-        return {**values, "dtype": None if self.dtype is None else dtype_name(self.dtype)}
+        values["dtype"] = None if self.dtype is None else dtype_name(self.dtype)
+        if self.added_error is not None:
+            values["added_error"] = [*self.added_error]
+        return values
 
     @classmethod
     def of(cls, meta: Mapping[str, Any], tensors: Mapping[str, Tensor | None]) -> Self:
@@ -76,6 +83,8 @@ class PreparedWeights:
         found: dict[str, Any] = {name: tensors.get(name) for name in cls.names}
         found |= {name: meta[name] for name in cls.described_by}
         found["dtype"] = None if meta["dtype"] is None else getattr(torch, meta["dtype"])
+        if meta.get("added_error") is not None:
+            found["added_error"] = tuple(meta["added_error"])
         return cls(**found)
 
     def to(self, device: str | torch.device) -> Self:
@@ -152,6 +161,53 @@ def refused_scales(scale: Tensor, fmt: str, dtype: torch.dtype) -> tuple[int, st
     return number, (
         f"has the byte {bad:#x}, which is {what}; block scales must be finite and not negative, "
         "so quantise the weight again"
+    )
+
+
+# ---- Weights rounded to E4M3 --------------------------------------------------------------------
+
+
+def check_rounded(
+    where: str, fmt: str, acts: Sequence[str], options: tuple[str | None, str | None], on_cpu: bool
+) -> None:
+    """ValueError for ``rounded=True`` where there are no such weights.
+
+    Args:
+        where: what errors begin with.
+        fmt: of the weights.
+        acts: the formats of activations for which weights are rounded.
+        options: ``act_fmt`` and ``layout``.
+        on_cpu: whether the tensors are there.
+    """
+    act_fmt, layout = options
+    if fmt != "nvfp4":
+        raise ValueError(
+            f"{where}: rounded=True is for nvfp4 weights, which E4M3 does not hold exactly, not "
+            f"for {fmt}; leave it out"
+        )
+    if act_fmt not in acts:
+        raise ValueError(
+            f"{where}: rounded=True, but act_fmt={act_fmt!r} has no products of 8 bits, for which "
+            f"weights are rounded; pass act_fmt={' or '.join(map(repr, acts))}, or leave it out"
+        )
+    if layout not in (None, "tiles64e"):
+        raise ValueError(
+            f"{where}: rounded=True, but layout={layout!r} holds exact weights; leave one of them "
+            "out"
+        )
+    if layout is None and on_cpu:
+        raise ValueError(
+            f"{where}: rounded=True, but the tensors are on the CPU, whose kernels multiply exact "
+            "weights; leave it out, pass tensors on a GPU, or layout='tiles64e' for weights that "
+            "are to move to one"
+        )
+
+
+def say_rounded(where: str, names: Sequence[str], errors: Sequence[float]) -> None:
+    """Warn by how much weights of these names were changed."""
+    each = " and ".join(f"{n} by {error:.2%}" for n, error in zip(names, errors, strict=True))
+    warnings.warn(
+        f"{where}: rounding nvfp4 weights to E4M3 has changed {each} of their norm", stacklevel=5
     )
 
 

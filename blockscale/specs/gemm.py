@@ -84,6 +84,9 @@ TILE = 64
 TILED = ("tiles64", "tiles64e")
 """Layouts of a linear layer's weight that CUDA kernels decode."""
 
+BYTE_FORMATS = ("mxfp4", "nvfp4")
+"""Weights that become E4M3 in layout "tiles64e"; those of nvfp4 are rounded."""
+
 ACT_FORMATS = ("", "fp8")
 """What a linear layer's kernel rounds rows of x to: E4M3, each with a scale; "": nothing."""
 
@@ -111,8 +114,8 @@ class Linear(FormatSpec):
         group: elements of K that share a scale; 0: the only one of the format.
         zero: whether int4 codes have zero points.
         layout: of the weight: "linear" (CPU; gates, then ups), "tiles64" (CUDA), or "tiles64e"
-            (mxfp4 and "fp8"; `blockscale.ops.moe.rows`), which has a global scale for each row, and
-            many rows of which are multiplied as E4M3.
+            (`BYTE_FORMATS` and "fp8"; `blockscale.ops.moe.rows`, `.rounded`), which has a global
+            scale for each row, and many rows of which are multiplied as E4M3.
         activation: of `ACTIVATIONS`.
         gated, residual: see above.
         out_dtype: of y; "": that of x.
@@ -189,9 +192,11 @@ class Linear(FormatSpec):
         if self.tiled:
             check_choice(where, "dtype", self.dtype, ("bfloat16", "float16"))
             check_choice(where, "out_dtype", self.out_dtype, {self.dtype, "float32"})
-        if self.layout == "tiles64e" and ((self.fmt, self.act_fmt) != ("mxfp4", "fp8")):
+        by_bytes = self.fmt in BYTE_FORMATS and self.act_fmt == "fp8"
+        if self.layout == "tiles64e" and not by_bytes:
             raise ValueError(
-                f"{where}: layout='tiles64e' is for fmt='mxfp4' and act_fmt='fp8', not for "
+                f"{where}: layout='tiles64e' is for fmt "
+                f"{' or '.join(map(repr, BYTE_FORMATS))} and act_fmt='fp8', not for "
                 f"fmt={self.fmt!r} and act_fmt={self.act_fmt!r}; choose layout='tiles64'"
             )
         if self.fast_accum and self.layout != "tiles64e":

@@ -8,7 +8,7 @@ from typing import Any
 
 from blockscale.base import formats
 from blockscale.base.sizes import round_up
-from blockscale.specs.gemm import check_experts
+from blockscale.specs.gemm import BYTE_FORMATS, check_experts
 from blockscale.specs.plans.coded import ALIGNMENT, CODED_FORMATS, CodedRow
 from blockscale.specs.plans.launches import (
     CHUNK,
@@ -240,11 +240,12 @@ class FusedMoe(FormatSpec):
 
     def _check_bytes(self, where: str) -> None:
         """ValueError unless codes can become E4M3."""
-        form = self.fmt, self.dtype
-        if form != ("mxfp4", "bfloat16") or self.act_fmt not in (None, *BYTE_ACTS):
+        known = self.fmt in BYTE_FORMATS and self.dtype == "bfloat16"
+        if not known or self.act_fmt not in (None, *BYTE_ACTS):
             raise ValueError(
-                f"{where}: layout='tiles64e' is for fmt='mxfp4', dtype='bfloat16' and act_fmt "
-                f"{' or '.join(map(repr, (None, *BYTE_ACTS)))}, not for fmt={self.fmt!r}, "
+                f"{where}: layout='tiles64e' is for fmt {' or '.join(map(repr, BYTE_FORMATS))}, "
+                f"dtype='bfloat16' and act_fmt {' or '.join(map(repr, (None, *BYTE_ACTS)))}, not "
+                f"for fmt={self.fmt!r}, "
                 f"dtype={self.dtype!r}, act_fmt={self.act_fmt!r}; choose layout='tiles64'"
             )
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+
+import blockscale as bs
+from blockscale.ops.moe import rounded
 
 linear_fp8 = pytest.importorskip(
     "bench.gpu.linear_fp8", reason="bench/ is part of the checkout, not of the wheel"
@@ -22,13 +26,27 @@ class Session:
         self.cases.append(row | {"said": said})
 
 
-def test_names_are_those_of_the_roads(capsys: pytest.CaptureFixture[str]) -> None:
-    assert linear_fp8.main(["--names", "--only", "2880x2880"]) == 0
+@pytest.mark.parametrize("fmt", ["mxfp4", "nvfp4"])
+def test_names_are_those_of_the_roads(fmt: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert linear_fp8.main(["--names", "--fmt", fmt, "--only", "2880x2880"]) == 0
     found = [Spec.parse(name) for name in capsys.readouterr().out.split()]
-    assert found == [linear_fp8.spec_on(2880, 2880, road) for road in linear_fp8.ROADS]
+    assert found == [linear_fp8.spec_on(2880, 2880, road, fmt) for road in linear_fp8.ROADS]
+    assert {spec.fmt for spec in found} == {fmt}
 
 
-def test_all_contenders_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_rounds_as_kernels_do() -> None:
+    """Four bits of significand, of values whose scales do not shrink."""
+    made = torch.Generator().manual_seed(0)
+    packed, scale = bs.quantize(torch.randn(8, 64, generator=made), "nvfp4")
+    exact = bs.dequantize(packed, scale, "nvfp4", dtype=torch.float32)
+    of = rounded.rounded(packed.view(torch.uint8), scale.view(torch.uint8))
+    want = torch.ldexp(rounded.values(of), of.octaves[:, None])
+    assert not torch.equal(want, exact)
+    assert torch.equal(linear_fp8.four_bits(exact), want)
+
+
+@pytest.mark.parametrize("fmt", ["mxfp4", "nvfp4"])
+def test_all_contenders_are_run(fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every road is right against its own rows, and wrong against the other's."""
     made = {"16 bits": ("", False), "fp8": ("fp8", False), "fp8 fast": ("fp8", True)}
     roads = {road: ("linear", *acts) for road, acts in made.items()}
@@ -37,7 +55,7 @@ def test_all_contenders_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_fp8, "COLD_BYTES", 1)
     monkeypatch.setattr(linear_fp8, "microseconds", lambda calls: float(len([c() for c in calls])))
     session = Session()
-    linear_fp8.measured(96, 256, session, "cpu")
+    linear_fp8.measured(96, 256, session, fmt, "cpu")
     assert [row["rows"] for row in session.cases] == [1, 17]
     for row in session.cases:
         assert row["right"], row
@@ -45,6 +63,6 @@ def test_all_contenders_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
         assert row["us"]["fp8"] == row["us"]["fp8 fast"] == 1.0
         assert "96 x    256" in row["said"]
     monkeypatch.setattr(linear_fp8, "quantised", lambda x: x.float())
-    linear_fp8.measured(96, 256, session, "cpu")
+    linear_fp8.measured(96, 256, session, fmt, "cpu")
     assert not session.cases[-1]["right"]
     assert "WRONG" in session.cases[-1]["said"]

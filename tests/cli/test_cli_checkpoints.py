@@ -14,6 +14,7 @@ from tests.cli.test_cli import call
 from tests.kit import checkpoint_files as files
 from tests.kit.checkpoint_files import E4M3
 from tests.kit.paths import CHECKPOINTS as GOLDEN
+from tests.reference import core as ref
 
 MODELOPT = GOLDEN / "modelopt_qwen3moe_nvfp4_default_cfg"
 
@@ -39,6 +40,35 @@ def test_inspect_shows_weights_layer_by_layer(monkeypatch, capsys):
     cells = [cell.strip() for cell in lines[0].split("│")[2:-1]]
     assert cells == ["nvfp4 / 16", "4", "64 x 32", "4.5 KiB", "-0.185 .. 0.185", "0.0%", "0.0%"]
     assert "no scale is degraded" in out
+
+
+def test_inspect_says_what_rounding_to_e4m3_would_change(monkeypatch, capsys, tmp_path):
+    """Of each NVFP4 weight, of several of a name together; of no other."""
+    rng = np.random.default_rng(3)
+    tensors, apart, whole = {}, 0.0, 0.0
+    for e, top in enumerate((1.0, 4.0)):
+        packed = rng.integers(0, 256, (8, 32), dtype=np.uint8)
+        scale = rng.integers(0, 0x7F, (8, 4), dtype=np.uint8)
+        tensors[f"m.experts.{e}.p.weight"] = packed
+        tensors[f"m.experts.{e}.p.weight_scale"] = scale.view(E4M3)
+        tensors[f"m.experts.{e}.p.weight_scale_2"] = np.asarray(top, np.float32)
+        codes = ref.unpack(packed)
+        exact = ref.weight(codes, scale, "nvfp4") * top
+        apart += ((ref.rounded_weight(codes, scale) * top - exact) ** 2).sum()
+        whole += (exact**2).sum()
+        one = np.linalg.norm(ref.rounded_weight(codes, scale) * top - exact)
+        tensors[f"m.experts.{e}.q.weight"] = np.ones((8, 64), np.float32)
+    path = str(files.folder(tmp_path / "c", tensors))
+    _, out, _ = call(monkeypatch, capsys, "inspect", path, "--json")
+    found = {weight["name"]: weight for weight in json.loads(out)["weights"]}
+    assert found["m.experts.1.p.weight"]["rounding_error"] == pytest.approx(
+        one / np.linalg.norm(exact), rel=1e-5
+    )
+    assert "rounding_error" not in found["m.experts.1.q.weight"]
+    _, out, _ = call(monkeypatch, capsys, "inspect", path)
+    said = "m.experts.*.p.weight: rounded=True would change it by"
+    assert f"{said} {(apart / whole) ** 0.5:.2%}" in out
+    assert out.count("rounded=True") == 1
 
 
 def test_inspect_json_has_the_range_of_every_weight(monkeypatch, capsys):

@@ -92,6 +92,14 @@ CASES = {
     "mma, ctas": (spec(195, 1440, **FLOAT), mma(64, 8, 4, 1, 2), 8),
     "wgmma": (spec(320, 672, **FLOAT), wgmma(128, 40, 4), 77),
     "wgmma, ctas": (spec(128, 1024, "float16", activation="gelu_tanh"), wgmma(64, 32, 4, 2), 30),
+    "bytes, nvfp4": (spec(320, 720, fmt="nvfp4", **FLOAT), byte(256, 64), 70),
+    "bytes, nvfp4, gated": (
+        spec(330, 416, fmt="nvfp4", **GATED, **FLOAT, residual=True),
+        byte(128, 48, blocks=4, partial=256),
+        50,
+    ),
+    "mma, nvfp4": (spec(195, 1440, "float16", fmt="nvfp4", **FLOAT), mma(64, 8, 4, 1, 2), 8),
+    "wgmma, nvfp4": (spec(320, 656, fmt="nvfp4", **FLOAT), wgmma(128, 40, 4), 77),
     "16 bits of any format": (
         spec(128, 512, fmt="nvfp4", layout="tiles64", **FLOAT),
         mma(64, 8, 2, 2),
@@ -120,6 +128,18 @@ LATER = ("bytes, cols", "bytes, relu2", "mma, gated", "wgmma", "16 bits of any f
 def test_kernels_multiply(name: str) -> None:
     of, tile, rows = CASES[name]
     run(of, tile, rows).judge(LIMITS[of.out_dtype])
+
+
+@pytest.mark.parametrize("name", ["bytes, nvfp4", "mma, nvfp4"])
+def test_rounded_weights_of_any_scales(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scales from 2^-9 to 448 in a row, and blocks without any."""
+
+    def scales(rng: np.random.Generator, shape: tuple[int, ...], fmt: str, k: int) -> np.ndarray:
+        return rng.integers(0, 0x7F, shape, dtype=np.uint8)
+
+    monkeypatch.setattr(moe, "_scales", scales)
+    of, tile, rows = CASES[name]
+    run(of, tile, rows).judge(LIMITS["float32"])
 
 
 @pytest.mark.parametrize("name", ["bytes", "bytes, uneven ctas", "mma", "wgmma"])
@@ -194,8 +214,8 @@ def test_illegal_tiles(changes: dict[str, Any], said: str) -> None:
     ("options", "said"),
     [
         ({"layout": "tiles64", "fast_accum": True}, "fast_accum=True is for layout='tiles64e'"),
-        ({"fmt": "nvfp4"}, "'tiles64e' is for fmt='mxfp4' and act_fmt='fp8'"),
-        ({"act_fmt": ""}, "'tiles64e' is for fmt='mxfp4' and act_fmt='fp8'"),
+        ({"fmt": "int4"}, "'tiles64e' is for fmt 'mxfp4' or 'nvfp4' and act_fmt='fp8'"),
+        ({"act_fmt": ""}, "'tiles64e' is for fmt 'mxfp4' or 'nvfp4' and act_fmt='fp8'"),
         ({"by_row": True}, "each row has a global scale in any case"),
         ({"act_fmt": "int8"}, "act_fmt='int8' is not known"),
     ],

@@ -134,6 +134,62 @@ def test_rows_that_become_e4m3(apart, factors, gated, k):
     assert np.allclose(again, want, rtol=1e-6, atol=0)
 
 
+@pairs(
+    legal=lambda factors, gated, **_: (factors == 2) == gated,
+    factors=[1, 2, 70],
+    gated=[False, True],
+    k=[96, 336],
+)
+def test_rows_that_are_rounded(factors, gated, k):
+    """NVFP4 in layout tiles64e: every element, and back to what was rounded."""
+    rng = np.random.default_rng(factors + k)
+    packed = rng.integers(0, 256, (70, k // 2), dtype=np.uint8)
+    scale = rng.integers(0x18, 0x7F, (70, k // 16), dtype=np.uint8)
+    scale[:, 1] = 0
+    packed[5] = 0
+    gains = rng.uniform(0.5, 2, factors).astype(np.float32)
+    options = {"gated": gated, "global_scale": torch.from_numpy(gains), "act_fmt": "fp8"}
+    asked = {**options, "layout": "tiles64e", "rounded": True}
+    with pytest.warns(UserWarning, match=r"E4M3 has changed the weight by \d\.\d\d% of"):
+        tiles = bs.prepare_linear_weights(**given("nvfp4", packed, scale, None, **asked))
+    each = np.repeat(gains.astype(np.float64), 70 // factors)[:, None]
+    want = ref.rounded_weight(ref.unpack(packed), scale) * each
+    assert np.allclose(weight_of(tiles), want, rtol=1e-7, atol=0)  # a factor is rounded once
+    exact = dense("nvfp4", packed, scale, None, gains)
+    gap = np.linalg.norm(want - exact) / np.linalg.norm(exact)
+    assert np.allclose(tiles.added_error, (gap,), rtol=1e-5)
+    params = Linear(70, k, "nvfp4", "bfloat16", layout="tiles64e", act_fmt="fp8", gated=gated,
+                    activation="silu").params()  # fmt: skip
+    shapes = {param.name: param.shape for param in params}
+    for name, value in tiles.tensors():
+        assert shapes[name] == tuple(value.shape)
+    again = bs.LinearWeights.load_state_dict(tiles.state_dict())
+    assert again.added_error == tiles.added_error
+    assert again.facts == tiles.facts
+    back = again.to_linear()
+    assert (back.layout, back.added_error, back.global_scale.numel()) == ("linear", None, factors)
+    found = dense("nvfp4", back.packed.numpy(), back.block_scale.numpy(), None,
+                  back.global_scale.double().numpy())  # fmt: skip
+    tiny = np.repeat(scale < scale.max(1, keepdims=True) - 8 * 10, 16, 1)
+    assert np.allclose(found[~tiny], exact[~tiny], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rounded": False}, ["nvfp4 ones with rounded=True"]),
+        ({"layout": None}, ["rounded=True", "on the CPU", "layout='tiles64e'"]),
+        ({"act_fmt": "nvfp4"}, ["act_fmt='nvfp4' has no products of 8 bits", "act_fmt='fp8'"]),
+        ({"layout": "128x4"}, ["layout='128x4' holds exact weights"]),
+    ],
+)
+def test_weights_are_rounded_only_if_asked_for(changes, said):
+    packed, scale = np.zeros((8, 16), np.uint8), np.full((8, 2), 0x38, np.uint8)
+    options = {"layout": "tiles64e", "act_fmt": "fp8", "rounded": True, **changes}
+    with rejects(*said):
+        bs.prepare_linear_weights(**given("nvfp4", packed, scale, None, **options))
+
+
 def test_exponents_too_far_apart():
     """An error where the layout is asked for; else a warning, and the layout of 16 bits."""
     made = spread(70, 96, 12)

@@ -60,6 +60,7 @@ def weight(spec: Linear, seed: int) -> Weight:
         1, -(-spec.n // 128) * 128, spec.k, spec.fmt, group=spec.group, zeros=spec.zero,
         activation="relu2", scale_dtype=spec.dtype, seed=seed,
     )  # fmt: skip
+    layer.rounded = moe_harness.is_rounded(spec.fmt, spec.layout)
     overall = 1.0 if layer.w2_global_scale is None else float(layer.w2_global_scale[0])
     zero = None if layer.w2_zero is None else layer.w2_zero[0, : spec.n]
     value = layer.dense()[1][0, : spec.n] / overall
@@ -75,6 +76,8 @@ def prepared(spec: Linear, made: Weight, overall: np.ndarray) -> Any:
         fmt=spec.fmt, global_scale=torch.from_numpy(overall.astype(np.float32)), zero=zero,
         gated=spec.gated, dtype=getattr(torch, spec.dtype), layout=spec.layout,
         group_size=spec.group if spec.fmt == "int4" else None,
+        **({"rounded": True, "act_fmt": "fp8"}
+           if moe_harness.is_rounded(spec.fmt, spec.layout) else {}),
     )  # fmt: skip
 
 

@@ -228,7 +228,11 @@ def host(tensor: torch.Tensor) -> np.ndarray:
 
 
 def prepared(layer: moe.Layer, dtype: str, layout: str = "tiles64") -> Any:
-    """Return the layer's weights in a layout of CUDA kernels."""
+    """Return the weights in a layout of CUDA kernels; `layer.rounded` becomes what they are.
+
+    That is for references.
+    """
+    layer.rounded = is_rounded(layer.fmt, layout)
     names = ("w13_scale", "w2_scale", "w13_global_scale", "w2_global_scale", "w13_bias", "w2_bias",
              "w13_zero", "w2_zero")  # fmt: skip
     given = {name: getattr(layer, name) for name in names}
@@ -241,4 +245,10 @@ def prepared(layer: moe.Layer, dtype: str, layout: str = "tiles64") -> Any:
         torch.from_numpy(layer.w13), torch.from_numpy(layer.w2), fmt=layer.fmt, **tensors,
         activation=layer.activation, group_size=block if layer.fmt == "int4" else None,
         dtype=getattr(torch, dtype), layout=layout,
+        **({"rounded": True, "act_fmt": "fp8"} if layer.rounded else {}),
     )  # fmt: skip
+
+
+def is_rounded(fmt: str, layout: str) -> bool:
+    """Whether weights of a layout are rounded."""
+    return (fmt, layout) == ("nvfp4", "tiles64e")

@@ -80,6 +80,9 @@ def values_of(
     if fmt == "nvfp4":
         lanes = scale.reshape(*scale.shape[:2], 4, 32, 2)
         byte = lanes[row // 64, block, m, 4 * g + k % 64 // 16, high].astype(np.int64)
+        if layout == "tiles64e":  # rounded to E4M3, whose byte the scale is
+            exact = e2m1(codes) * e4m3(byte & 0x7F)
+            return exact.astype(ml_dtypes.float8_e4m3fn).astype(np.float64) * 2.0**-6
         factor = (1 + byte % 8 / 8) * 2.0 ** (byte // 8 - 13)
     elif fmt == "mxfp4":
         halves = scale.reshape(*scale.shape[:2], 4, 8, 2, 2)
@@ -93,8 +96,17 @@ def values_of(
         place = (row // 64, k // max(64, group), m, g, k % 64 // group if wide > 1 else 0 * k, high)
         zero = shaped[(*place, 1)] if zeros else 8.0
         return (codes - zero) * shaped[(*place, 0)]
-    sign = np.where(codes >= 8, -1.0, 1.0)
-    return sign * E2M1[codes % 8] * factor
+    return e2m1(codes) * factor
+
+
+def e2m1(codes: Array) -> NDArray[np.float64]:
+    """Return the values of codes."""
+    return np.where(codes >= 8, -1.0, 1.0) * E2M1[codes % 8]
+
+
+def e4m3(byte: Array) -> NDArray[np.float64]:
+    """Return the values of E4M3 bytes."""
+    return byte.astype(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
 
 
 def weight_of(weights: Any) -> NDArray[np.float64]:

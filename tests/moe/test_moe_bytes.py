@@ -51,7 +51,8 @@ BYTES: dict[str, Any] = {
 
 DECODE = """#include "moe_bytes.cuh"
 struct Form {{
-  static constexpr int FORMAT = BS_MOE_MXFP4, GROUP = 32, ZEROS = 0, BF16 = {bf16}, E4M3 = {e4m3};
+  static constexpr int FORMAT = BS_MOE_{fmt}, GROUP = {group}, ZEROS = 0;
+  static constexpr int BF16 = {bf16}, E4M3 = {e4m3};
 }};
 extern "C" __global__ void decode(const uint32_t *words, const uint32_t *pairs, uint32_t *out,
                                   int count) {{
@@ -62,11 +63,14 @@ extern "C" __global__ void decode(const uint32_t *words, const uint32_t *pairs, 
 """
 
 
-def decoded(words: np.ndarray, pairs: np.ndarray, dtype: str) -> np.ndarray:
+def decoded(
+    words: np.ndarray, pairs: np.ndarray, dtype: str, fmt: str = "MXFP4", group: int = 32
+) -> np.ndarray:
     """Return [words, slot a0..a3, k even or odd] of what device code makes of words, float64."""
     by_bytes = dtype == E4M3
     made = 2 if by_bytes else 4
-    text = DECODE.format(bf16=int(not by_bytes), e4m3=int(by_bytes), made=made)
+    form = {"bf16": int(not by_bytes), "e4m3": int(by_bytes), "fmt": fmt, "group": group}
+    text = DECODE.format(**form, made=made)
     out = np.zeros((len(words), made), np.uint32)
     code = compile_cuda_source(text, "sm_90a", ptx=True).image.decode()
     report = emulator.launch(
@@ -80,18 +84,23 @@ def decoded(words: np.ndarray, pairs: np.ndarray, dtype: str) -> np.ndarray:
     return taken.astype(np.float64).transpose(0, 3, 1, 2).reshape(-1, 4, 2)
 
 
-@pytest.mark.parametrize("dtype", [E4M3, "bfloat16"])
-def test_every_code_at_every_exponent_is_exact(dtype: str) -> None:
-    """All codes in all eight places of a word, rows of all pairs of scale bytes."""
-    least, most = moe_rows.LEAST, 237
-    codes = np.array([np.roll(np.arange(16), n)[:8] for n in range(16)])  # slot, odd
-    codes = codes.reshape(-1, 4, 2)
+def all_codes() -> tuple[np.ndarray, np.ndarray]:
+    """Return codes [16, slot, odd], each in every place once, and the words [16] that have them."""
+    codes = np.array([np.roll(np.arange(16), n)[:8] for n in range(16)]).reshape(-1, 4, 2)
     words = np.zeros(len(codes), np.uint32)
     for slot, places in BITS["e2m1e"].items():
         for bit, place in places.items():
             for odd in range(2):
                 field = (codes[:, slot, odd].astype(np.uint32) >> bit & 1) << (16 * odd + place)
                 words |= field.astype(np.uint32)
+    return codes, words
+
+
+@pytest.mark.parametrize("dtype", [E4M3, "bfloat16"])
+def test_every_code_at_every_exponent_is_exact(dtype: str) -> None:
+    """All codes in all eight places of a word, rows of all pairs of scale bytes."""
+    least, most = moe_rows.LEAST, 237
+    codes, words = all_codes()
     low, high = np.meshgrid(np.arange(least, most + 1), np.arange(least, most + 1))
     pairs = (high << 8 | low).reshape(-1).astype(np.uint32)
     found = decoded(np.repeat(words, len(pairs)), np.tile(pairs, len(words)), dtype)
@@ -186,7 +195,7 @@ def test_act_fmt_alone_asks_for_nothing_on_a_cpu() -> None:
     with pytest.raises(ValueError, match="act_fmt='e4m3' is not known"):
         bs.prepare_moe_weights(**given(layer, act_fmt="e4m3"))
     nvfp4 = given(moe.random_layer(2, 64, 64, "nvfp4"), layout="tiles64e")
-    with pytest.raises(ValueError, match="is for mxfp4 weights"):
+    with pytest.raises(ValueError, match="is for mxfp4 weights, and nvfp4 ones with rounded=True"):
         bs.prepare_moe_weights(**nvfp4)
 
 
@@ -306,8 +315,8 @@ def test_where_8_bits_are_multiplied() -> None:
         found = catalog_moe.bodies(spec, level, {})
         made = [derive(pair[1]).by_bytes for pair in found]
         assert made == [False] * (5 - count) + [True] * count
-    with pytest.raises(ValueError, match="layout='tiles64e' is for fmt='mxfp4'"):
-        FusedMoe(8, 128, 128, 2, "nvfp4", act_fmt="fp8", layout="tiles64e")
+    with pytest.raises(ValueError, match="layout='tiles64e' is for fmt 'mxfp4' or 'nvfp4', dtype"):
+        FusedMoe(8, 128, 128, 2, "int4", act_fmt="fp8", layout="tiles64e")
 
 
 # ---- Rows of codes ------------------------------------------------------------------------------
@@ -321,9 +330,14 @@ def source(name: str) -> str:
     return small.HEADER + small.requantize_bytes_source(name, "bfloat16", "fp8")
 
 
-@pytest.mark.parametrize("cols", [64, 192, 4160])
-def test_rows_between_become_codes(cols: int) -> None:
-    """Of as many rows as the table says; more chunks than a lane holds; a row of zeros."""
+@pytest.mark.parametrize(
+    ("cols", "ctas"), [(64, 2), (192, 2), (4160, 2), (576, 11), (4160, 3), (16448, 3)]
+)
+def test_rows_between_become_codes(cols: int, ctas: int) -> None:
+    """Of as many rows as the table says; more chunks than a lane holds; a row of zeros.
+
+    Of two CTAs each warp makes a row, of more each CTA.
+    """
     rng, rows = np.random.default_rng(cols), 11
     h = ref.round_to(rng.standard_normal((rows + 1, cols)), "bfloat16")
     h[3] = 0
@@ -331,7 +345,7 @@ def test_rows_between_become_codes(cols: int) -> None:
     scale, codes = np.full(rows + 1, -1, np.float32), np.full((rows + 1, cols), 0x5A, np.uint8)
     count = np.array([1, rows], np.int32)
     args = [np.ascontiguousarray(stored), None, scale, count, codes, cols]
-    launch(source("between"), "between", 2, 256, args)
+    launch(source("between"), "between", ctas, 256, args)
     found = np.empty((rows + 1, cols // 64, 64), np.uint8)
     found[:, :, list(BYTE_ORDER)] = codes.reshape(rows + 1, -1, 64)
     got = ref.e4m3_decode(found.reshape(rows + 1, cols)) * scale[:, None].astype(np.float64)

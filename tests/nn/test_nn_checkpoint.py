@@ -192,6 +192,60 @@ def test_tiles64_is_what_prepare_makes(tmp_path):
             assert torch.equal(got, wanted), key
 
 
+ROUNDED = {"layout": "tiles64e", "act_fmt": "fp8", "rounded": True}
+
+
+@pytest.mark.filterwarnings("ignore:.*rounding nvfp4 weights to E4M3")
+@pytest.mark.parametrize("stored", ["as given", "tiles64"])
+def test_experts_are_rounded_where_asked(tmp_path, stored):
+    """Those of the checkpoint, and those of a converted one, become what prepare makes of them."""
+    source = bs.checkpoints.open(GOLDEN / "modelopt_qwen3moe_nvfp4_default_cfg")
+    folder = source
+    if stored == "tiles64":
+        convert(source, tmp_path / "out", target="sm_90a")
+        folder = tmp_path / "out"
+    module = nn.FusedMoE.from_checkpoint(folder, MLP, **ROUNDED)
+    plain = nn.FusedMoE.from_checkpoint(source, MLP).weights
+    want = bs.prepare_moe_weights(
+        plain.w13, plain.w2, w13_scale=plain.w13_scale, w2_scale=plain.w2_scale,
+        w13_global_scale=plain.w13_global, w2_global_scale=plain.w2_global, **ROUNDED,
+    )  # fmt: skip
+    made = module.weights
+    assert made.added_error == pytest.approx(want.added_error)
+    assert 0.01 < made.added_error[0] < 0.03
+    for (key, got), (_, wanted) in zip(made.tensors(), want.tensors(), strict=True):
+        if key.endswith("global"):
+            assert torch.allclose(got, wanted, rtol=1e-6, atol=0)
+        else:
+            assert torch.equal(got, wanted), key
+    with pytest.raises(ValueError, match="rounded=True, but the tensors are on the CPU"):
+        nn.FusedMoE.from_checkpoint(folder, MLP, act_fmt="fp8", rounded=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*rounding nvfp4 weights to E4M3")
+def test_a_linear_layer_is_rounded_where_asked():
+    source = bs.checkpoints.open(GOLDEN / "modelopt_qwen3moe_nvfp4_default_cfg")
+    name = "model.layers.0.self_attn.q_proj"
+    made = nn.Linear.from_checkpoint(source, name, **ROUNDED).weights
+    weight = source.weight(name)
+    want = bs.prepare_linear_weights(
+        weight.packed, weight.block_scale, global_scale=weight.global_scale, **ROUNDED
+    )
+    assert made.added_error == want.added_error
+    for (key, got), (_, wanted) in zip(made.tensors(), want.tensors(), strict=True):
+        assert torch.equal(got, wanted), key
+    plain = weight.packed, weight.block_scale
+    assert nn.Linear(want).weights.added_error == want.added_error
+    with pytest.raises(ValueError, match="rounded=True is given with a prepared weight"):
+        nn.Linear(want, rounded=True)
+    with pytest.raises(ValueError, match="Linear: rounded=True, but the tensors are on the CPU"):
+        nn.Linear(*plain, act_fmt="fp8", rounded=True)
+    source = bs.checkpoints.open(GOLDEN / "gptoss_mxfp4")
+    name = next(name for name, entry in source.entries.items() if entry.fmt != "nvfp4")
+    with pytest.raises(ValueError, match=f"rounded=True, but {name} is .*, and nvfp4 alone"):
+        nn.Linear.from_checkpoint(source, name, **ROUNDED)
+
+
 @pytest.mark.parametrize("stored", ["as given", "tiles64"])
 def test_codes_for_tensor_cores(tmp_path, stored):
     """Layout "128x4" is made of what is stored, and holds the same values."""

@@ -237,6 +237,35 @@ def weight(codes: Array, byte: Array, fmt: str, global_scale: float = 1.0) -> ND
     return e2m1_decode(codes) * np.repeat(scale, BLOCK[fmt], axis=-1)
 
 
+E4M3_STEP = 2.0**-5
+"""The least scale of a block of which kernels make weights rounded to E4M3 (`rounded_weight`)."""
+
+
+def rounded_weight(codes: Array, byte: Array) -> NDArray[np.float64]:
+    """Return NVFP4 weights [N, K] rounded to E4M3 times a power of two of their row, in float64.
+
+    One is the largest with which six times the largest scale of the row's blocks that are not all
+    zeros is at most 448.  Blocks whose scale is then less than 2^-5 have it doubled until it is
+    not, and their codes halved as often, then rounded to the nearest ones.
+    """
+    scale, codes = scale_value(byte, "nvfp4"), np.asarray(codes).copy()
+    out = np.zeros(codes.shape)
+    for row, scales in enumerate(scale):
+        live = [b for b in range(len(scales))
+                if scales[b] and (codes[row, 16 * b : 16 * b + 16] & 7).any()]  # fmt: skip
+        if not live:
+            continue
+        power = np.floor(np.log2(448 / (6 * max(scales[b] for b in live))))
+        for b in live:
+            at = slice(16 * b, 16 * b + 16)
+            value, one = e2m1_decode(codes[row, at]), scales[b] * 2.0**power
+            while one < E4M3_STEP:
+                one, value = 2 * one, value / 2
+            value = e2m1_decode(e2m1_encode(value))
+            out[row, at] = e4m3_decode(e4m3_encode(value * one)) * 2.0**-power
+    return out
+
+
 def linear(x: Array, w: Array, bias: Array | None = None) -> NDArray[np.float64]:
     """Return x [..., K] times w [N, K] transposed, plus bias [N], in float64."""
     y = np.asarray(x, dtype=np.float64) @ np.asarray(w, dtype=np.float64).T

@@ -47,7 +47,13 @@ def expert_weight(
     packed: Array, scale: Array, fmt: str, zero: Array | None, factor: Array | None
 ) -> NDArray[np.float64]:
     """Return [E, rows, K]; ``factor`` (global scale): [E], or [E, 2] of both halves of the rows."""
-    w = int4_weight(packed, scale, zero) if fmt == "int4" else block_weight(packed, scale, fmt)
+    if fmt == "nvfp4, rounded":
+        pairs = zip(packed, scale, strict=True)
+        w = np.stack([ref.rounded_weight(ref.unpack(codes), byte) for codes, byte in pairs])
+    elif fmt == "int4":
+        w = int4_weight(packed, scale, zero)
+    else:
+        w = block_weight(packed, scale, fmt)
     if factor is None:
         return w
     factor = np.asarray(factor, np.float64)
@@ -230,6 +236,7 @@ class Layer:
     act_fmt: str | None = None
     a1_scale: float | None = None  # of fp8_tensor, or the global scale of nvfp4
     a2_scale: float | None = None
+    rounded: bool = False  # weights of nvfp4 become E4M3 with a factor for each row
     about: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -239,8 +246,9 @@ class Layer:
 
     def dense(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return w13 [E, R, H] and w2 [E, H, I] in float64, global scales included."""
-        first = (self.w13, self.w13_scale, self.fmt, self.w13_zero, self.w13_global_scale)
-        second = (self.w2, self.w2_scale, self.fmt, self.w2_zero, self.w2_global_scale)
+        fmt = "nvfp4, rounded" if self.rounded else self.fmt
+        first = (self.w13, self.w13_scale, fmt, self.w13_zero, self.w13_global_scale)
+        second = (self.w2, self.w2_scale, fmt, self.w2_zero, self.w2_global_scale)
         return expert_weight(*first), expert_weight(*second)
 
 

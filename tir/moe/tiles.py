@@ -16,9 +16,10 @@ tiles of 16 rows are 8 of gate, then 8 of up; `natural` and `column` say which c
 layout become.
 
 Of layout "tiles64e" (`MoeGemm.bytewise`) words have their bits elsewhere (`bytewise_code`), a row's
-scales are relative to its largest, and each row has a factor.  Their weights may become E4M3, with
-x in E4M3 (`MoeGemm.operand`): then word j has positions 16 j + 4 t to 16 j + 4 t + 3, of which 1
-and 2 are the channels 2 and 1 of the thread's four.
+scales are relative to its largest, and each row has a factor.  Weights of nvfp4 are rounded to E4M3
+there (`bytewise_weight`).  They may become E4M3, with x in E4M3 (`MoeGemm.operand`): then word j
+has positions 16 j + 4 t to 16 j + 4 t + 3, of which 1 and 2 are the channels 2 and 1 of the
+thread's four.
 
 Slots are padded: those of an expert to tiles of `TOKEN_TILE`.  A padding slot's order is the
 number of slots: it reads the row behind the last one of x (zeros), and writes the row behind the
@@ -152,6 +153,23 @@ def weight(
     return tirx.Cast(dtype, value if left == 1.0 else value * tirx.const(1 / left, "float32"))
 
 
+def bytewise_weight(
+    fmt: str, dtype: str, number: PrimExpr, scale: PrimExpr, left: float
+) -> PrimExpr:
+    """The same of layout "tiles64e"; nvfp4 is rounded to E4M3 (`blockscale.ops.moe.rounded`).
+
+    Bit 7 of a scale's byte says how, and is no part of the scale.
+    """
+    if fmt != "nvfp4":
+        return weight(fmt, dtype, number, scale, None, left)
+    units = left_over(fmt, 0, E4M3_DTYPE)
+    value = number * _power_scale(fmt, scale & tirx.const(0x7F, "uint8"))
+    byte = tirx.Cast(E4M3_DTYPE, value * tirx.const(1 / units, "float32"))
+    if dtype == E4M3_DTYPE:
+        return byte
+    return tirx.Cast(dtype, f32(byte) * tirx.const(units / left, "float32"))
+
+
 def _power_scale(fmt: str, byte: PrimExpr) -> PrimExpr:
     """Float32 scale of a stored byte: of E4M3 (exponent + 13, 3 bits), of UE8M0 2^(byte - 237)."""
     bits = tirx.Cast("int32", byte)
@@ -208,12 +226,11 @@ def decoded(
         of_scale = sixteen * i64(scale_count(fmt, group, zeros)) + of_scale
     bits = words[(*of_block, of_word)]
     zero = scales[(*of_scales, of_scale + i64(1))] if zeros else None
-    if order == "bytes":
-        number = bytewise_code(bits, high, pair, odd)
-    else:
-        number = code(fmt, bits, high, pair, odd)
     left = left_over(fmt, zeros, dtype)
     scale = scales[(*of_scales, of_scale)]
+    if order == "bytes":
+        return bytewise_weight(fmt, dtype, bytewise_code(bits, high, pair, odd), scale, left)
+    number = code(fmt, bits, high, pair, odd)
     return weight(fmt, dtype, number, scale, zero, left, term=zeros == TERM)
 
 

@@ -123,6 +123,8 @@ class Experts:
         *,
         activation: str | None = None,
         device: str | torch.device | None = None,
+        act_fmt: str | None = None,
+        rounded: bool = False,
     ) -> MoeWeights:
         """Return the weights as kernels load them, by `blockscale.prepare_moe_weights`.
 
@@ -131,6 +133,7 @@ class Experts:
             layout: "linear" or "tiles64"; None: that of the device.
             activation: None: "swiglu" if gated, else "relu2".
             device: where they go, and are converted; None: the CPU.
+            act_fmt, rounded: of the calls that are to follow, and of nvfp4, as there.
 
         Raises:
             CheckpointError: the format is none of the kernels', or a weight has smoothing or
@@ -166,6 +169,8 @@ class Experts:
             group_size=up.group_size if up.fmt == "int4" else None,
             dtype=dtype,
             layout=layout,
+            act_fmt=act_fmt,
+            rounded=rounded,
         )
 
     def __repr__(self) -> str:

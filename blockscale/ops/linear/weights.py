@@ -7,8 +7,9 @@ is what `blockscale.linear` and `blockscale.nn.Linear` run on.  Layouts:
   zeros, as terms (8 - point) * scale that are added to (code - 8) * scale.
 * "tiles64" (CUDA): `moe.tiles`, with words as `in_steps` and `turned` say; rows in `natural_order`,
   gated in `gated_order`.
-* "tiles64e" (CUDA, mxfp4 whose blocks' exponents allow it): `moe.rows`, rows in the same order;
-  for ``act_fmt="fp8"``, which multiplies many rows of x as E4M3.
+* "tiles64e" (CUDA, mxfp4 whose blocks' exponents allow it, and nvfp4 that is asked to be rounded):
+  `moe.rows`, `moe.rounded`, rows in the same order; for ``act_fmt="fp8"``, which multiplies many
+  rows of x as E4M3.
 * "128x4": codes as given, scales in the 128x4 layout, for ``act_fmt="nvfp4"``.
 """
 
@@ -26,6 +27,7 @@ from torch.compiler import is_compiling
 from blockscale.base.formats import QUANTIZED
 from blockscale.ops import checks
 from blockscale.ops.int4.weight import Int4Weight
+from blockscale.ops.moe import rounded as moe_rounded
 from blockscale.ops.moe import rows as moe_rows
 from blockscale.ops.moe import tiles as moe_tiles
 from blockscale.ops.quant import swizzle_scales, unswizzle_scales
@@ -34,11 +36,13 @@ from blockscale.ops.weights import (
     SCALES,
     PreparedWeights,
     back,
+    check_rounded,
     check_zeros,
     plain_codes,
     plain_scales,
     power,
     refused_scales,
+    say_rounded,
     tiled,
     untiled,
 )
@@ -96,6 +100,8 @@ class LinearWeights(PreparedWeights):
         layout: "linear", "tiles64", "tiles64e" or "128x4".
         dtype: of int4 scales in layout "tiles64", so that x must have it too; else None.
         by_row: whether each row was given a global scale of its own.
+        added_error: of nvfp4 in layout "tiles64e" (one number), what rounding changed, relative to
+            the weight's norm; else None.
     """
 
     packed: Tensor
@@ -112,6 +118,7 @@ class LinearWeights(PreparedWeights):
     layout: str
     dtype: torch.dtype | None = None
     by_row: bool = False
+    added_error: tuple[float, ...] | None = None
     names: ClassVar[tuple[str, ...]] = TENSORS
     described_by: ClassVar[tuple[str, ...]] = _META
 
@@ -128,11 +135,16 @@ class LinearWeights(PreparedWeights):
     @property
     def facts(self) -> Facts:
         """Everything but the tensors, by which calls find their kernel."""
-        return Facts(**self.meta()) if is_compiling() else self._facts
+        return self._told() if is_compiling() else self._facts
 
     @cached_property
     def _facts(self) -> Facts:  # a lock guards it, which torch.compile does not trace
-        return Facts(**self.meta())
+        return self._told()
+
+    def _told(self) -> Facts:
+        return Facts(
+            **{name: value for name, value in self.meta().items() if name in Facts._fields}
+        )
 
     @property
     def product(self) -> Int4Weight:
@@ -158,7 +170,9 @@ class LinearWeights(PreparedWeights):
         """Return weights of the same values in layout "linear", on the same device.
 
         Codes under a scale of zero come back from "tiles64" as zero.  Scales of mxfp4 may be others
-        whose products with the global scale are the same.
+        whose products with the global scale are the same.  A rounded weight comes back as it was
+        before it was rounded to E4M3: 1.5, 3 and 6 times a scale are exact again, and only blocks
+        of tiny scales stay as `moe.rounded` changed them.
         """
         return self if self.layout == "linear" else _to_linear(self)
 
@@ -191,6 +205,7 @@ def prepare_linear_weights(
     dtype: torch.dtype = torch.bfloat16,
     layout: str | None = None,
     act_fmt: str | None = None,
+    rounded: bool = False,
 ) -> LinearWeights:
     """Return the weight as kernels load it; keep it, and pass it in place of ``packed``.
 
@@ -210,11 +225,15 @@ def prepare_linear_weights(
         int4_signed: int4 codes are two's complement, from -8 to 7, instead of 0 to 15.
         dtype: of the activations: on CUDA int4 scales are rounded to it.
         layout: "linear" or "tiles64"; None: that of the tensors' device.  "128x4": nvfp4, for
-            ``linear(..., act_fmt="nvfp4")``.  "tiles64e": mxfp4, for ``linear(..., act_fmt="fp8")``
-            on GPUs with wgmma (sm_90a), which multiply many rows in 8 bits.
+            ``linear(..., act_fmt="nvfp4")``.  "tiles64e": mxfp4, or nvfp4 with ``rounded``, for
+            ``linear(..., act_fmt="fp8")`` on GPUs with wgmma (sm_90a), which multiply many rows in
+            8 bits.
         act_fmt: of the calls that are to follow; "fp8" makes mxfp4 "tiles64e" on CUDA where the
             weight can be, and warns where exponents of a row's blocks are too far apart; "nvfp4"
             makes it "128x4".
+        rounded: nvfp4 with act_fmt="fp8": the weight is rounded to E4M3 times a factor of its row,
+            in layout "tiles64e"; a warning says by how much that changed it, and so does
+            ``added_error``.  Few rows are multiplied in 16 bits by the same rounded weight.
 
     Raises:
         TypeError, ValueError: an argument that does not fit, a scale that no kernel can multiply
@@ -225,7 +244,7 @@ def prepare_linear_weights(
         *(packed, block_scale, fmt, global_scale, bias, bool(gated), group_size, zero),
         int4_signed=int4_signed,
     )
-    return prepared(WHERE, given, dtype, layout, act_fmt)
+    return prepared(WHERE, given, dtype, layout, act_fmt, rounded)
 
 
 def prepared(
@@ -234,6 +253,7 @@ def prepared(
     dtype: torch.dtype,
     layout: str | None,
     act_fmt: str | None = None,
+    rounded: bool = False,
 ) -> LinearWeights:
     """Return the weight of ``given``; errors begin with ``where``."""
     sizes = check_weight(where, given)
@@ -241,6 +261,9 @@ def prepared(
     if act_fmt is not None:
         checks.choice(where, "act_fmt", act_fmt, ACTS)
     on_cpu = given.packed.device.type == "cpu"
+    if rounded:
+        check_rounded(where, given.fmt, ("fp8",), (act_fmt, layout), on_cpu)
+        layout = "tiles64e"
     layout, if_it_can = _layout(given.fmt, act_fmt, layout, on_cpu)
     checks.choice(where, "layout", layout, LAYOUTS)
     plain = _plain(given, sizes)
@@ -249,6 +272,8 @@ def prepared(
     if layout == "128x4":
         return _to_128x4(where, plain)
     checks.activation(where, "dtype", dtype, checks.SIXTEEN_BIT, "has no kernel on CUDA")
+    if rounded:
+        return _to_rounded(where, plain)
     if layout == "tiles64e":
         made = _to_rows(where, plain, must=not if_it_can)
         if made is not None:
@@ -467,8 +492,8 @@ def _to_rows(where: str, plain: LinearWeights, *, must: bool) -> LinearWeights |
     """
     if plain.fmt != "mxfp4":
         raise ValueError(
-            f"{where}: layout='tiles64e' is for mxfp4 weights, not for {plain.fmt}; leave layout "
-            "out"
+            f"{where}: layout='tiles64e' is for mxfp4 weights, and nvfp4 ones with rounded=True, "
+            f"not for {plain.fmt}; leave layout out"
         )
     _check_scales(where, plain, torch.bfloat16)
     top, least = moe_rows.ranges(plain.packed, plain.block_scale)
@@ -486,13 +511,35 @@ def _to_rows(where: str, plain: LinearWeights, *, must: bool) -> LinearWeights |
         return None
     order = _order(plain)
     packed, scale = moe_rows.pack(plain.packed, plain.block_scale, top, order)
-    each = plain.global_scale.repeat_interleave(plain.n // plain.global_scale.numel())
     return replace(
         plain,
         packed=packed,
         block_scale=scale,
-        global_scale=moe_rows.factors(each, top, order),
+        global_scale=moe_rows.factors(_of_rows(plain), top, order),
         layout="tiles64e",
+    )
+
+
+def _of_rows(plain: LinearWeights) -> Tensor:
+    """Return the global scale of each row [N]."""
+    return plain.global_scale.repeat_interleave(plain.n // plain.global_scale.numel())
+
+
+def _to_rounded(where: str, plain: LinearWeights) -> LinearWeights:
+    """Return an nvfp4 weight of `_plain` in "tiles64e", after a warning of what it changed."""
+    _check_scales(where, plain, torch.bfloat16)
+    exact, order, each = (plain.packed, plain.block_scale), _order(plain), _of_rows(plain)
+    of = moe_rounded.rounded(*exact)
+    error = moe_rounded.relative(*moe_rounded.squares(of, *exact), each)
+    say_rounded(where, ("the weight",), (error,))
+    packed, scale = moe_rounded.pack(of, order)
+    return replace(
+        plain,
+        packed=packed,
+        block_scale=scale,
+        global_scale=moe_rounded.factors(each, of.octaves, order),
+        layout="tiles64e",
+        added_error=(error,),
     )
 
 
@@ -537,17 +584,20 @@ def _to_linear(weights: LinearWeights) -> LinearWeights:
 
 def _from_rows(weights: LinearWeights) -> LinearWeights:
     """Return a weight of layout "tiles64e" in layout "linear"."""
+    kind: Any = moe_rounded if weights.fmt == "nvfp4" else moe_rows
     n, k, order = weights.n, weights.k, _order(weights)
-    codes, byte = moe_rows.unpack(weights.packed, weights.block_scale)
+    codes, byte = kind.unpack(weights.packed, weights.block_scale)
     codes, byte = back(codes, order, n)[:, : k // 2], back(byte, order, n)[:, : k // weights.group]
     factor = back(weights.global_scale[:, None], order, n)[:, 0]
-    if weights.by_row:
+    if weights.by_row and weights.fmt == "nvfp4":
+        byte, factor = moe_rounded.by_row(byte, factor)
+    elif weights.by_row:
         byte = byte - (moe_tiles.E8M0_TOP - E8M0_BIAS)
     else:
         halves = zip(
             *(value.chunk(2 if weights.gated else 1) for value in (byte, factor)), strict=True
         )
-        scales, factors = zip(*(moe_rows.linear(*half) for half in halves), strict=True)
+        scales, factors = zip(*(kind.linear(*half) for half in halves), strict=True)
         byte, factor = torch.cat(scales), torch.stack(factors)
     return replace(
         weights,
@@ -555,4 +605,5 @@ def _from_rows(weights: LinearWeights) -> LinearWeights:
         block_scale=byte.contiguous(),
         global_scale=factor,
         layout="linear",
+        added_error=None,
     )

@@ -270,20 +270,20 @@ def pack_fp4(codes: Tensor, scale: Tensor, top: int | None, order: Tensor) -> tu
 
 
 def pack_bytes(codes: Tensor, byte: Tensor, order: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    """Return codes and scales of a matrix of E2M1 codes with a scale byte for 32, as they are.
+    """Return codes and scales of a matrix of E2M1 codes with a scale byte a block, as they are.
 
     Args:
         codes: [rows, K / 2] uint8.
-        byte: [rows, K / 32] uint8; of padding 0.
+        byte: [rows, K / block] uint8; of padding 0.
         order: the matrix's row at each row of the layout; -1: padding.
         kind: of `CODE_BITS`.
     """
-    depth = round_up(2 * codes.shape[1], TILE)
+    block, depth = 2 * codes.shape[1] // byte.shape[1], round_up(2 * codes.shape[1], TILE)
     outs = []
     for part in _parts(order, depth):
         plain = _padded(codes, part, depth // 2, 0)
-        scales = _padded(byte, part, depth // 32, 0)
-        outs.append((pack_codes(plain, kind), pack_scales(scales, 32)))
+        scales = _padded(byte, part, depth // block, 0)
+        outs.append((pack_codes(plain, kind), pack_scales(scales, block)))
     return _joined(outs)
 
 

@@ -5,12 +5,13 @@ is what `blockscale.fused_moe` and `blockscale.nn.FusedMoE` run on.  Layouts:
 
 * "linear" (CPU): the tensors as given, scales of int4 as float32.
 * "tiles64" (CUDA): `moe.tiles`, docs/moe.md.  Experts are converted one after the other.
-* "tiles64e" (CUDA, mxfp4 whose blocks' exponents allow it): `moe.rows`; many tokens are multiplied
-  as FP8, if they are asked for in it.
+* "tiles64e" (CUDA, mxfp4 whose blocks' exponents allow it, and nvfp4 that is asked to be rounded):
+  `moe.rows`, `moe.rounded`; many tokens are multiplied as FP8, if they are asked for in it.
 * "128x4" (GPUs whose tensor cores multiply codes): codes as given, rows of w13 as
   `interleave_gate_up` orders them, scales of each expert in the 128x4 layout.
 
-All hold the same values, up to the rounding of int4 scales to the dtype of the activations.
+All hold the same values, up to the rounding of int4 scales to the dtype of the activations, and of
+rounded weights.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from blockscale.base.formats import MOE
 from blockscale.base.sizes import round_up
 from blockscale.ops import checks
 from blockscale.ops.gemm_act import interleave_gate_up
+from blockscale.ops.moe import rounded as moe_rounded
 from blockscale.ops.moe import rows as moe_rows
 from blockscale.ops.moe import tiles as moe_tiles
 from blockscale.ops.quant import swizzle_scales, unswizzle_scales
@@ -34,11 +36,13 @@ from blockscale.ops.weights import (
     SCALES,
     PreparedWeights,
     back,
+    check_rounded,
     check_zeros,
     plain_codes,
     plain_scales,
     power,
     refused_scales,
+    say_rounded,
     tiled,
     untiled,
 )
@@ -81,6 +85,8 @@ class MoeWeights(PreparedWeights):
         zero: whether int4 codes have zeros other than 8.
         layout: "linear", "tiles64", "tiles64e" or "128x4".
         dtype: of int4 scales in layout "tiles64", so that activations must have it too; else None.
+        added_error: of nvfp4 in layout "tiles64e", of w13 and of w2, what rounding changed,
+            relative to their norms over all experts; else None.
     """
 
     w13: Tensor
@@ -102,6 +108,7 @@ class MoeWeights(PreparedWeights):
     zero: bool
     layout: str
     dtype: torch.dtype | None = None
+    added_error: tuple[float, ...] | None = None
     names: ClassVar[tuple[str, ...]] = TENSORS
     described_by: ClassVar[tuple[str, ...]] = _META
 
@@ -119,7 +126,9 @@ class MoeWeights(PreparedWeights):
         """Return weights of the same values in layout "linear", on the same device.
 
         Codes under a scale of zero come back as zero.  Scales of mxfp4 may be others whose products
-        with the global scale are the same.
+        with the global scale are the same.  Rounded weights come back as they were before they
+        were rounded to E4M3: 1.5, 3 and 6 times a scale are exact again, and only blocks of tiny
+        scales stay as `moe.rounded` changed them.
         """
         if self.layout == "linear":
             return self
@@ -147,6 +156,7 @@ def prepare_moe_weights(
     dtype: torch.dtype = torch.bfloat16,
     layout: str | None = None,
     act_fmt: str | None = None,
+    rounded: bool = False,
 ) -> MoeWeights:
     """Return the weights as kernels load them; keep it, and pass it in place of ``w13``.
 
@@ -171,10 +181,14 @@ def prepare_moe_weights(
         dtype: of the activations: on CUDA int4 scales are rounded to it.
         layout: "linear" or "tiles64"; None: that of the tensors' device.  "128x4": nvfp4 or
             mxfp4, for `fused_moe` with an ``act_fmt`` on GPUs whose tensor cores multiply codes
-            (sm_100a).  "tiles64e": mxfp4 for bfloat16, for `fused_moe` with act_fmt "fp8" or
-            "fp8_tensor" on GPUs with wgmma (sm_90a), which multiply many tokens in 8 bits.
+            (sm_100a).  "tiles64e": mxfp4, or nvfp4 with ``rounded``, for bfloat16, for `fused_moe`
+            with act_fmt "fp8" or "fp8_tensor" on GPUs with wgmma (sm_90a), which multiply many
+            tokens in 8 bits, of nvfp4 any number.
         act_fmt: of the calls that are to follow; "fp8" and "fp8_tensor" make it "tiles64e" on CUDA
             where the weight can be, and warn where exponents of a row's blocks are too far apart.
+        rounded: nvfp4 with such an act_fmt: weights are rounded to E4M3 times a factor of their
+            row, in layout "tiles64e"; a warning says by how much that changed them, and so does
+            ``added_error``.  What multiplies in 16 bits takes the same rounded weights.
 
     Raises:
         TypeError, ValueError: an argument that does not fit, a scale that no kernel can multiply
@@ -184,7 +198,7 @@ def prepare_moe_weights(
         *(w13, w2, fmt, w13_scale, w2_scale, w13_global_scale, w2_global_scale),
         *(w13_bias, w2_bias, activation, group_size, w13_zero, w2_zero, int4_signed),
     )
-    return prepared("prepare_moe_weights", given, dtype, layout, act_fmt)
+    return prepared("prepare_moe_weights", given, dtype, layout, act_fmt, rounded)
 
 
 def prepared(
@@ -193,20 +207,27 @@ def prepared(
     dtype: torch.dtype,
     layout: str | None,
     act_fmt: str | None = None,
+    rounded: bool = False,
 ) -> MoeWeights:
     """Return the weights of ``given``; errors begin with ``where``."""
     sizes = check_weights(where, given)
     checks.activation(where, "dtype", dtype)
     if act_fmt is not None:
         checks.choice(where, "act_fmt", act_fmt, ACT_FORMATS)
-    wanted = layout is None and act_fmt in BYTE_ACTS and given.w13.device.type != "cpu"
+    on_cpu = given.w13.device.type == "cpu"
+    if rounded:
+        check_rounded(where, given.fmt, BYTE_ACTS, (act_fmt, layout), on_cpu)
+        layout = "tiles64e"
+    wanted = layout is None and act_fmt in BYTE_ACTS and not on_cpu
     by_rows = wanted and (given.fmt, dtype) == ("mxfp4", torch.bfloat16)
-    layout = layout or ("linear" if given.w13.device.type == "cpu" else "tiles64")
+    layout = layout or ("linear" if on_cpu else "tiles64")
     checks.choice(where, "layout", layout, LAYOUTS)
     plain = _plain(given, sizes)
     if layout == "linear":
         return plain
     checks.activation(where, "dtype", dtype, checks.SIXTEEN_BIT, "has no kernel on CUDA")
+    if rounded:
+        return to_rounded(where, plain, dtype)
     if by_rows or layout == "tiles64e":
         made = _to_rows(where, plain, dtype, must=not by_rows)
         if made is not None:
@@ -558,8 +579,8 @@ def _to_rows(where: str, plain: MoeWeights, dtype: torch.dtype, *, must: bool) -
     """
     if (plain.fmt, dtype) != ("mxfp4", torch.bfloat16):
         raise ValueError(
-            f"{where}: layout='tiles64e' is for mxfp4 weights and dtype=torch.bfloat16, not for "
-            f"{plain.fmt} and {dtype}; leave layout out"
+            f"{where}: layout='tiles64e' is for mxfp4 weights, and nvfp4 ones with rounded=True, "
+            f"and dtype=torch.bfloat16, not for {plain.fmt} and {dtype}; leave layout out"
         )
     _check_scales(where, plain, dtype)
     found = {name: _ranges(plain, name) for name in ("w13", "w2")}
@@ -592,6 +613,32 @@ def _to_rows(where: str, plain: MoeWeights, dtype: torch.dtype, *, must: bool) -
     return replace(plain, **made, layout="tiles64e")  # type: ignore[arg-type]
 
 
+def to_rounded(where: str, plain: MoeWeights, dtype: torch.dtype) -> MoeWeights:
+    """Return linear weights of nvfp4 in layout "tiles64e", after a warning of what it changed."""
+    if dtype != torch.bfloat16:
+        raise ValueError(
+            f"{where}: rounded=True is for dtype=torch.bfloat16, not for {dtype}; leave it out"
+        )
+    _check_scales(where, plain, dtype)
+    made: dict[str, Tensor | None] = {}
+    errors = []
+    for name, order in _orders(plain):
+        codes, scale = getattr(plain, name), getattr(plain, f"{name}_scale")
+        factor = _of_rows(getattr(plain, f"{name}_global"), codes.shape[1])
+        outs: list[tuple[Tensor, ...]] = []
+        for one in zip(codes, scale, factor, strict=True):
+            of = moe_rounded.rounded(*one[:2])
+            own = moe_rounded.factors(one[2], of.octaves, order)
+            squares = moe_rounded.squares(of, *one[:2])
+            outs.append((*moe_rounded.pack(of, order), own, *squares))
+        packed, scales, factors, changed, whole = map(torch.stack, zip(*outs, strict=True))
+        errors.append(moe_rounded.relative(changed, whole, factor))
+        made |= {name: packed, f"{name}_scale": scales, f"{name}_global": factors}
+        made |= {f"{name}_bias": _ordered(getattr(plain, f"{name}_bias"), order)}
+    say_rounded(where, ("w13", "w2"), errors)
+    return replace(plain, **made, layout="tiles64e", added_error=tuple(errors))  # type: ignore[arg-type]
+
+
 def _ranges(plain: MoeWeights, name: str) -> tuple[Tensor, Tensor]:
     """Return `moe.rows.ranges` [E, rows] of one of the weights, expert by expert."""
     pairs = zip(getattr(plain, name), getattr(plain, f"{name}_scale"), strict=True)
@@ -608,6 +655,7 @@ def _of_rows(factor: Tensor, rows: int) -> Tensor:
 
 def _from_rows(tiles: MoeWeights) -> MoeWeights:
     """Return weights in layout "tiles64e" in layout "linear"."""
+    kind: Any = moe_rounded if tiles.fmt == "nvfp4" else moe_rows
     made: dict[str, Tensor | None] = {}
     halves = 2 if tiles.gated else 1
     for (name, order), rows, cols, parts in zip(
@@ -616,16 +664,14 @@ def _from_rows(tiles: MoeWeights) -> MoeWeights:
     ):  # fmt: skip
         codes, scales, factors = [], [], []
         for e in range(tiles.experts):
-            packed, byte = moe_rows.unpack(
-                getattr(tiles, name)[e], getattr(tiles, f"{name}_scale")[e]
-            )
+            packed, byte = kind.unpack(getattr(tiles, name)[e], getattr(tiles, f"{name}_scale")[e])
             plain = [
                 back(value, order, rows)
-                for value in (packed[:, : cols // 2], byte[:, : cols // 32])
+                for value in (packed[:, : cols // 2], byte[:, : cols // tiles.group])
             ]
             own = back(getattr(tiles, f"{name}_global")[e][:, None], order, rows)[:, 0]
             pairs = [
-                moe_rows.linear(*some)
+                kind.linear(*some)
                 for some in zip(plain[1].chunk(parts), own.chunk(parts), strict=True)
             ]
             codes.append(plain[0])
@@ -639,7 +685,7 @@ def _from_rows(tiles: MoeWeights) -> MoeWeights:
         made |= {name: torch.stack(codes), f"{name}_scale": torch.stack(scales)}
         made[f"{name}_global"] = factor
         made[f"{name}_bias"] = _unordered(getattr(tiles, f"{name}_bias"), order, rows)
-    return replace(tiles, **made, layout="linear")  # type: ignore[arg-type]
+    return replace(tiles, **made, layout="linear", added_error=None)  # type: ignore[arg-type]
 
 
 # ---- Codes as they are --------------------------------------------------------------------------

@@ -83,8 +83,7 @@ static int prepare(const Pass *p) {
   set_integer(&v, BS_PREPARE_PITCH, moe->padded_hidden);
   set_integer(&v, BS_PREPARE_TOKENS1, bucket->gemm1.tokens);
   set_integer(&v, BS_PREPARE_TOKENS2, bucket->gemm2.tokens);
-  int64_t quantizers = bucket->by_bytes ? 32 : BS_TEAM;
-  int64_t threads = p->tokens * (moe->requantize ? quantizers : moe->padded_hidden / 8);
+  int64_t threads = p->tokens * (moe->requantize ? BS_TEAM : moe->padded_hidden / 8);
   int64_t others = least(ceil_div(threads, BS_SORT_THREADS), p->call->device->multiprocessors - ctas);
   int64_t grid = ctas + up(others < 1 ? 1 : others, ctas);
   return launch_shared(p->call, kernel, &v, grid, BS_SORT_THREADS, sort_bytes(moe, many));
@@ -150,7 +149,7 @@ static int requantize_bytes(const Pass *p) {
   set_pointer(&v, BS_REQUANTIZE_BYTES_CODES, p->at[BS_MOE_WS_Y1_CODES]);
   set_integer(&v, BS_REQUANTIZE_BYTES_PITCH, p->moe->padded_intermediate);
   int64_t resident = 4 * (int64_t)p->call->device->multiprocessors;
-  return launch(p->call, kernel, &v, least(ceil_div(p->slots, BS_TEAM / 32), resident), BS_TEAM);
+  return launch(p->call, kernel, &v, least(p->slots, resident), BS_TEAM);
 }
 
 static int combine(const Pass *p) {

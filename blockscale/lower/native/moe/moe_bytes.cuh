@@ -1,4 +1,4 @@
-// MXFP4 weights of the layout tiles64e to A fragments of bytes (E4M3) or of bfloat16, in registers.
+// Weights of the layout tiles64e to A fragments of bytes (E4M3) or of bfloat16, in registers.
 //
 // Word j of a thread holds the same codes as in tiles64 (moe_decode.cuh): rows g and g + 8, k_i = 16 t
 // + 4 j + i.  In each half, the low one of k_0 and k_2, the high one of k_1 and k_3, four nibbles have
@@ -8,8 +8,14 @@
 //
 // and the signs of row g are bits 7 and 15, those of row g + 8 bits 3 and 11.  So two bytes of a word
 // select four of a table's eight, and signs are in place, or four bits below it.  A register of bytes
-// is k_0, k_2, k_1, k_3.  Scales are relative to the row's largest, whose byte is 237, at least 226:
-// code * 2^(byte - 231) is a normal number of E4M3, 0.5 * 2^-5 to 6 * 2^6.
+// is k_0, k_2, k_1, k_3.  Scales are relative to the row's largest.
+//
+// MXFP4: the largest byte is 237, the least 226: code * 2^(byte - 231) is a normal number of E4M3, 0.5 *
+// 2^-5 to 6 * 2^6.
+//
+// NVFP4 (ops/moe/rounded.py): the low seven bits are the scale's own byte A of E4M3, 16 to 105.  So
+// bytes of 0.5, 1, 2, 4 times it are A - 8, A, A + 8, A + 16, and of 1.5, 3, 6 times it, rounded to
+// E4M3, B, B + 8, B + 16; B is A + 5, but A + 4 where bit 7 is set.
 #pragma once
 #include "moe_decode.cuh"
 
@@ -19,18 +25,35 @@ BS_INLINE uint32_t bs_prmt2(uint32_t low, uint32_t high, uint32_t select) {
   return d;
 }
 
+// Bits of a where the mask has them, else of b.
+BS_INLINE uint32_t bs_select(uint32_t a, uint32_t mask, uint32_t b) {
+  uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xE2;" : "=r"(d) : "r"(a), "r"(mask), "r"(b));
+  return d;
+}
+
+// a & mask, which nvcc does not exchange with a shift that follows: it would mask once more.
+BS_INLINE uint32_t bs_mask(uint32_t a, uint32_t mask) {
+  uint32_t d;
+  asm("and.b32 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(mask));
+  return d;
+}
+
 template <class P>
 struct BsDecodeBytes {
-  static constexpr bool E4M3 = P::E4M3;
-  // Of rows g and g + 8: E4M3 of 0, 0.5, 1, 1.5 and of 2, 3, 4, 6 times the scale; or scales in pairs.
+  static constexpr bool E4M3 = P::E4M3, NVFP4 = P::FORMAT == BS_MOE_NVFP4;
+  // Of rows g and g + 8: E4M3 of 0, 0.5, 1, 1.5 and of 2, 3, 4, 6 times the scale, of NVFP4 with
+  // anything in sign bits; or scales in pairs, of NVFP4 17 and -16 times them.
   uint32_t low[2], high[2];
 
   static BS_INLINE uint2 load(uint32_t at, int lane) {
+    if constexpr (NVFP4) return {bs_load_scales<2>(at + 2 * lane), 0};
     return {bs_load_scales<2>(at + 4 * (lane / 4) + 2 * (lane % 4 / 2)), 0};
   }
 
   BS_INLINE explicit BsDecodeBytes(uint2 bytes) {
-    of_row(bytes.x & 0xFF, 0), of_row(bytes.x >> 8, 1);
+    if constexpr (NVFP4) rounded(bytes.x, 0, 0), rounded(bytes.x, 1, 0x1111);
+    else of_row(bytes.x & 0xFF, 0), of_row(bytes.x >> 8, 1);
   }
 
   // 0x30, .. are E4M3 of 0.5, 1, 1.5, .. at byte 231; each more adds one to exponents, 8 to a byte.
@@ -43,21 +66,42 @@ struct BsDecodeBytes {
     }
   }
 
+  // Bit 7 of a byte, s, is subtracted from bytes of the tables: prmt copies it to eight bits, and s *
+  // -(2^16) and s * -(2^8 - 2^16 + 2^24), times 1 in each byte, are -(2^16 + 2^24) and -(2^8 + 2^24).
+  BS_INLINE void rounded(uint32_t pair, int row, uint32_t second) {
+    if constexpr (E4M3) {
+      low[row] = bs_prmt(pair, 0x8840 + (second & 0x1101)) * 0x01010100u + 0x04FFF800u;
+      high[row] = bs_prmt(pair, 0x8480 + (second & 0x1011)) * 0x01010101u + 0x15100D08u;
+    } else {
+      uint32_t scale = bs_prmt(pair & 0x7F7Fu, 0x4040 + (second & 0x0101)) * 16u + 0x70007000u;
+      low[row] = bs_mul2<true>(scale, 0x41884188u);
+      high[row] = scale + 0x82008200u;
+    }
+  }
+
   // E4M3: registers a[0] of row g, a[1] of row g + 8; bfloat16: those of a k16 step.
   BS_INLINE void decode(uint32_t w, uint32_t *a) const {
     if constexpr (E4M3) {
       constexpr uint32_t SIGNS = 0x80808080u;
       uint32_t magnitudes = w & 0x77777777u;
-      a[0] = bs_and_or(w, SIGNS, bs_prmt2(low[0], high[0], bs_prmt(magnitudes, 0x4420)));
-      a[1] = bs_and_or(w * 16, SIGNS, bs_prmt2(low[1], high[1], bs_prmt(magnitudes, 0x4431)));
+      a[0] = bs_select(w, SIGNS, bs_prmt2(low[0], high[0], bs_prmt(magnitudes, 0x4420)));
+      a[1] = bs_select(w * 16, SIGNS, bs_prmt2(low[1], high[1], bs_prmt(magnitudes, 0x4431)));
     } else {
-      constexpr uint32_t SIGNS = 0x80008000u, REST = 0x01C001C0u;
-      a[0] = bs_and_or(w * 64, REST, (w * 256) & SIGNS);
-      a[1] = bs_and_or(w >> 2, REST, (w * 4096) & SIGNS);
-      a[2] = bs_and_or(w * 4, REST, w & SIGNS);
-      a[3] = bs_and_or(w >> 6, REST, (w * 16) & SIGNS);
+      // Of two signs of a row one moves to bit 15, the other to bit 7, where magnitudes are.
+      constexpr uint32_t REST = 0x01C001C0u;
+      uint32_t even = bs_mask(w, 0x80808080u), odd = bs_mask(w, 0x08080808u);
+      a[0] = bs_select(w * 64, REST, even * 256);
+      a[1] = bs_select(w >> 2, REST, odd * 4096);
+      a[2] = bs_select(w * 4, REST, even);
+      a[3] = bs_select(w >> 6, REST, odd * 16);
+      // p = code * scale has up to 6 bits of significand, 17 p rounded to 8 less 16 p four, to nearest
+      // even: 17 p < 32 where p is from 1 to 2, as it is 1.875 at most (15 / 8, or 45 / 32, ..).
 #pragma unroll
-      for (int i = 0; i < 4; ++i) a[i] = bs_mul2<true>(a[i], low[i % 2]);
+      for (int i = 0; i < 4; ++i) {
+        uint32_t code = a[i];
+        a[i] = bs_mul2<true>(code, low[i % 2]);
+        if constexpr (NVFP4) a[i] = bs_fma2<true>(code, high[i % 2], a[i]);
+      }
     }
   }
 };

@@ -91,8 +91,17 @@ BS_INLINE void bs_qdq_mx(uint32_t (&w)[4]) {
   }
 }
 
-// Largest magnitude of the row of a team, as bits of a 16-bit float.  `most` [warps of the team];
-// another one for the next row.
+// Largest number of a team's threads.  `most` [warps of the team]; another one for the next row.
+BS_INLINE uint32_t bs_team_most(uint32_t own, int team, uint32_t *most) {
+  own = __reduce_max_sync(~0u, own);
+  if (threadIdx.x % 32 == 0) most[threadIdx.x % BS_TEAM / 32] = own;
+  bs_named_barrier(1 + team, BS_TEAM);
+#pragma unroll
+  for (int i = 0; i < BS_TEAM_WARPS; ++i) own = max(own, most[i]);
+  return own;
+}
+
+// Largest magnitude of the row of a team, as bits of a 16-bit float.
 template <class R>
 BS_INLINE uint32_t bs_row_most(const R &from, int chunks, int team, uint32_t *most) {
   uint32_t own = 0;
@@ -102,12 +111,7 @@ BS_INLINE uint32_t bs_row_most(const R &from, int chunks, int team, uint32_t *mo
 #pragma unroll
     for (int q = 0; q < 4; ++q) own = max(own, bs_word_most(w[q]));
   }
-  own = __reduce_max_sync(~0u, own);
-  if (threadIdx.x % 32 == 0) most[threadIdx.x % BS_TEAM / 32] = own;
-  bs_named_barrier(1 + team, BS_TEAM);
-#pragma unroll
-  for (int i = 0; i < BS_TEAM_WARPS; ++i) own = max(own, most[i]);
-  return own;
+  return bs_team_most(own, team, most);
 }
 
 // One row of a team, quantised to `to`; returns its factor.
@@ -236,9 +240,18 @@ BS_INLINE void bs_moe_requantize(void *y, const float *scale, float *row_scale, 
 // ---- Codes of bytes -------------------------------------------------------------------------------
 //
 // GEMMs in 8 bits (moe_bytes.cuh) want the E4M3 codes themselves: position 16 j + 4 t + b holds channel
-// 16 t + 4 j + i, i = 0, 2, 1, 3 for b = 0, 1, 2, 3.  A lane makes 16 positions of a row, a warp the row.
+// 16 t + 4 j + i, i = 0, 2, 1, 3 for b = 0, 1, 2, 3.  A lane makes 16 positions of a row, a warp the row;
+// of few wide rows a team: a warp took 20 us for 14,336 channels on an H200.
 
 constexpr int BS_HELD_CHUNKS = 4;  // of a lane, which are read once
+
+// Whether teams have fewer turns of rows, times turns of a row's chunks, than warps.
+BS_INLINE bool bs_teams_pay(int rows, int chunks, int warps) {
+  int teams = warps / BS_TEAM_WARPS;
+  int of_warps = (rows + warps - 1) / warps * ((chunks + 31) / 32);
+  int of_teams = (rows + teams - 1) / teams * ((chunks + BS_TEAM - 1) / BS_TEAM);
+  return of_teams < of_warps;
+}
 
 // Words 2 t and 2 t + 1 of a chunk: channels 16 t + 4 j, + 1 and + 2, + 3.
 struct BsNaturalBytes {
@@ -275,14 +288,15 @@ BS_INLINE void bs_store_codes(uint4 *to, const uint32_t (&w)[8], float scale) {
   bs_store<16, BS_KEEP>(to, codes);
 }
 
-// One row of a warp to `to`, `chunks` of 16 positions; returns its factor.
-template <class F, int ACT, class R>
-BS_INLINE float bs_quantize_bytes(const R &from, uint4 *to, int chunks, float given) {
-  int lane = threadIdx.x % 32;
+// One row of a warp, or of a team (LANES), to `to`, `chunks` of 16 positions; returns its factor.
+template <class F, int ACT, int LANES = 32, class R>
+BS_INLINE float bs_quantize_bytes(const R &from, uint4 *to, int chunks, float given, int team = 0,
+                                  uint32_t *most = nullptr) {
+  int lane = threadIdx.x % LANES;
   uint32_t held[BS_HELD_CHUNKS][8], other[8], own = 0;
 #pragma unroll
   for (int a = 0; a < BS_HELD_CHUNKS; ++a) {
-    int c = lane + 32 * a;
+    int c = lane + LANES * a;
     if (c < chunks) from.load(held[a], c);
   }
   float factor = given;
@@ -291,23 +305,25 @@ BS_INLINE float bs_quantize_bytes(const R &from, uint4 *to, int chunks, float gi
     for (int a = 0; a < BS_HELD_CHUNKS; ++a) {
 #pragma unroll
       for (int q = 0; q < 8; ++q) {
-        if (lane + 32 * a < chunks) own = max(own, bs_word_most(held[a][q]));
+        if (lane + LANES * a < chunks) own = max(own, bs_word_most(held[a][q]));
       }
     }
 #pragma unroll 2
-    for (int c = lane + 32 * BS_HELD_CHUNKS; c < chunks; c += 32) {
+    for (int c = lane + LANES * BS_HELD_CHUNKS; c < chunks; c += LANES) {
       from.load(other, c);
 #pragma unroll
       for (int q = 0; q < 8; ++q) own = max(own, bs_word_most(other[q]));
     }
-    factor = __fdiv_rn(F::lo(__reduce_max_sync(~0u, own)), 448.0f);
+    if constexpr (LANES == 32) own = __reduce_max_sync(~0u, own);
+    else own = bs_team_most(own, team, most);
+    factor = __fdiv_rn(F::lo(own), 448.0f);
   }
 #pragma unroll
   for (int a = 0; a < BS_HELD_CHUNKS; ++a) {
-    if (lane + 32 * a < chunks) bs_store_codes<F>(to + lane + 32 * a, held[a], factor);
+    if (lane + LANES * a < chunks) bs_store_codes<F>(to + lane + LANES * a, held[a], factor);
   }
 #pragma unroll 2
-  for (int c = lane + 32 * BS_HELD_CHUNKS; c < chunks; c += 32) {
+  for (int c = lane + LANES * BS_HELD_CHUNKS; c < chunks; c += LANES) {
     from.load(other, c);
     bs_store_codes<F>(to + c, other, factor);
   }
@@ -329,28 +345,50 @@ BS_INLINE void bs_permute_codes(const BsMoePrepare &p, int cta, int ctas) {
   }
 }
 
+// All rows of hidden, by CTAs of BS_SORT_THREADS; LANES as above.
+template <class F, int ACT, int LANES>
+BS_INLINE void bs_quantize_hidden(const BsMoePrepare &p, int cta, int ctas, uint32_t *most) {
+  constexpr int TEAMS = BS_SORT_THREADS / LANES;
+  int team = threadIdx.x / LANES, parity = 0;
+  float given = bs_given_scale(p.scale);
+  for (int row = cta * TEAMS + team; row < p.rows; row += ctas * TEAMS, parity ^= 1) {
+    size_t at = static_cast<size_t>(row) * (p.cols / 2);
+    BsNaturalBytes from = {static_cast<const uint32_t *>(p.hidden) + at, p.cols / 2};
+    uint4 *to = static_cast<uint4 *>(p.x) + static_cast<size_t>(row) * (p.pitch / 16);
+    uint32_t *own = LANES == 32 ? nullptr : most + (parity * TEAMS + team) * BS_TEAM_WARPS;
+    float factor = bs_quantize_bytes<F, ACT, LANES>(from, to, p.pitch / 16, given, team, own);
+    if (threadIdx.x % LANES == 0) p.row_scale[row] = factor;
+  }
+}
+
 // As bs_moe_prepare, to codes [rows, pitch] of a byte.
 template <class F, int ACT, int CTAS, bool CODED = false>
 BS_INLINE void bs_moe_prepare_bytes(const BsMoePrepare &p) {
   extern __shared__ __align__(16) char bs_prepare_shared[];
+  __shared__ uint32_t most[2 * BS_SORT_WARPS];
   bs_grid_wait();
   bs_grid_launch();
-  int cta = blockIdx.x - CTAS, warps = (gridDim.x - CTAS) * (BS_SORT_THREADS / 32);
-  if (cta < 0) {
-    bs_moe_sort<CTAS>(p.sort, bs_prepare_shared);
-    return;
-  }
-  if constexpr (CODED) {
-    bs_permute_codes<F>(p, cta, gridDim.x - CTAS);
-    return;
-  }
-  float given = bs_given_scale(p.scale);
-  for (int row = cta * (BS_SORT_THREADS / 32) + threadIdx.x / 32; row < p.rows; row += warps) {
-    size_t at = static_cast<size_t>(row) * (p.cols / 2);
-    BsNaturalBytes from = {static_cast<const uint32_t *>(p.hidden) + at, p.cols / 2};
-    uint4 *to = static_cast<uint4 *>(p.x) + static_cast<size_t>(row) * (p.pitch / 16);
-    float factor = bs_quantize_bytes<F, ACT>(from, to, p.pitch / 16, given);
-    if (threadIdx.x % 32 == 0) p.row_scale[row] = factor;
+  int cta = blockIdx.x - CTAS, ctas = gridDim.x - CTAS;
+  bool teams = bs_teams_pay(p.rows, p.pitch / 16, ctas * BS_SORT_WARPS);
+  if (cta < 0) bs_moe_sort<CTAS>(p.sort, bs_prepare_shared);
+  else if constexpr (CODED) bs_permute_codes<F>(p, cta, ctas);
+  else if (teams) bs_quantize_hidden<F, ACT, BS_TEAM>(p, cta, ctas, most);
+  else bs_quantize_hidden<F, ACT, 32>(p, cta, ctas, most);
+}
+
+// Rows that were permuted for GEMMs of 16 bits, by CTAs of BS_TEAM threads; LANES as above.
+template <class F, int ACT, int LANES>
+BS_INLINE void bs_requantize_rows(const void *y, float given, float *row_scale, int rows, void *codes,
+                                  int pitch, uint32_t *most) {
+  constexpr int TEAMS = BS_TEAM / LANES;
+  int parity = 0;
+  for (int row = blockIdx.x * TEAMS + threadIdx.x / LANES; row < rows;
+       row += gridDim.x * TEAMS, parity ^= 1) {
+    BsPermutedBytes from = {static_cast<const uint32_t *>(y) + static_cast<size_t>(row) * (pitch / 2)};
+    uint4 *to = static_cast<uint4 *>(codes) + static_cast<size_t>(row) * (pitch / 16);
+    uint32_t *own = most + parity * BS_TEAM_WARPS;
+    float factor = bs_quantize_bytes<F, ACT, LANES>(from, to, pitch / 16, given, 0, own);
+    if (threadIdx.x % LANES == 0) row_scale[row] = factor;
   }
 }
 
@@ -358,15 +396,15 @@ BS_INLINE void bs_moe_prepare_bytes(const BsMoePrepare &p) {
 template <class F, int ACT>
 BS_INLINE void bs_moe_requantize_bytes(const void *y, const float *scale, float *row_scale,
                                        const int *count, void *codes, int pitch) {
+  __shared__ uint32_t most[2 * BS_TEAM_WARPS];
   bs_grid_wait();
   bs_grid_launch();
   float given = bs_given_scale(scale);
-  int rows = static_cast<int>(bs_load4<BS_KEEP>(count + 1)), warps = BS_TEAM / 32;
-  for (int row = blockIdx.x * warps + threadIdx.x / 32; row < rows; row += gridDim.x * warps) {
-    BsPermutedBytes from = {static_cast<const uint32_t *>(y) + static_cast<size_t>(row) * (pitch / 2)};
-    uint4 *to = static_cast<uint4 *>(codes) + static_cast<size_t>(row) * (pitch / 16);
-    float factor = bs_quantize_bytes<F, ACT>(from, to, pitch / 16, given);
-    if (threadIdx.x % 32 == 0) row_scale[row] = factor;
+  int rows = static_cast<int>(bs_load4<BS_KEEP>(count + 1));
+  if (bs_teams_pay(rows, pitch / 16, static_cast<int>(gridDim.x) * BS_TEAM_WARPS)) {
+    bs_requantize_rows<F, ACT, BS_TEAM>(y, given, row_scale, rows, codes, pitch, most);
+  } else {
+    bs_requantize_rows<F, ACT, 32>(y, given, row_scale, rows, codes, pitch, most);
   }
 }
 
