@@ -32,6 +32,7 @@ from blockscale.lower.warp.derive import derive
 from blockscale.lower.warp.kernel import Kernel
 from blockscale.schedules.moe import codes as codes_schedules
 from blockscale.schedules.moe import cpu, wgmma
+from blockscale.schedules.moe.wgmma_tiles import expected_tokens
 from blockscale.schedules.steps import Sketch
 from blockscale.specs import FusedMoe, MoeRoute
 from blockscale.specs.plans.moe import E4M3, MoeGemm, MoeTile
@@ -56,19 +57,19 @@ WORKSPACE_ALIGNMENT = 16
 """Of the memory that a function divides: all its kernels load 16 bytes at a time."""
 
 
-BYTE_ROWS = {"mxfp4": 256, "nvfp4": 1}
-"""Tokens from which a bucket multiplies in 8 bits, where a layer can, by format of the weights.
+BYTE_TOKENS = {"mxfp4": 5.0, "nvfp4": 0.0}
+"""Tokens of an expert from which a layer that can multiplies in 8 bits, by format of the weights.
 
-Of rounded nvfp4 all: decoding eight weights to 16 bits takes nine instructions more than exact ones
-need, and GEMMs of up to 64 tokens took 1.1 to 1.8 times as long as in 8 bits on an H200.
+On an H200 8 bits took 0.65 to 0.89 of the time of 16 from 8 tokens an expert on, with 6 tokens 0.89
+to 1.03, with fewer 0.97 to 1.11.  To decode eight rounded weights of nvfp4 to 16 bits takes nine
+instructions more than eight exact ones: up to 1.8 times the time of 8 bits.
 """
 
 
 def gemm_of(spec: FusedMoe, part: int | None, rows: int = 0, level: str = "sm_90a") -> MoeGemm:
     """Return GEMM ``part`` of a layer, in the bucket that is tuned at ``rows`` tokens."""
-    first, wgmma = part == 1, WGMMA in GPU_TARGETS[level].features
-    by_bytes = spec.by_bytes and wgmma and rows >= BYTE_ROWS[spec.fmt]
-    return MoeGemm(
+    first = part == 1
+    gemm = MoeGemm(
         fmt=spec.fmt,
         group=spec.group,
         zeros=spec.zero,
@@ -80,9 +81,11 @@ def gemm_of(spec: FusedMoe, part: int | None, rows: int = 0, level: str = "sm_90
         top_k=spec.top_k,
         cols=0 if first else spec.hidden,
         bytewise=spec.layout == "tiles64e",
-        operand=E4M3 if by_bytes else "",
-        fast=by_bytes and spec.fast_accum,
     )
+    able = spec.by_bytes and rows > 0 and WGMMA in GPU_TARGETS[level].features
+    if able and expected_tokens(gemm, rows) >= BYTE_TOKENS[spec.fmt]:
+        return replace(gemm, operand=E4M3, fast=spec.fast_accum)
+    return gemm
 
 
 def bodies(spec: FusedMoe, level: str, traces: Mapping[str, Trace | None]) -> list[kernel.Pair]:
