@@ -1,7 +1,8 @@
 """The grouped GEMM of an MoE layer in whole tiles, compiled as it is for the CPU, against float64.
 
-Weights are those of `prepare_moe_weights` in layout tiles64, or tiles64e.  Decoded weights are exact
-but for int4's, which are rounded to 16 bits once, as is the output: half a step of bfloat16 is 2^-9.
+Weights are those of `prepare_moe_weights` in layout tiles64, or tiles64e.  Decoded weights are
+exact but for int4's, which are rounded to 16 bits once, as is the output: half a step of bfloat16
+is 2^-9.
 """
 
 import numpy as np
