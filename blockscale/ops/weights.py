@@ -206,8 +206,9 @@ def check_rounded(
 def say_rounded(where: str, names: Sequence[str], errors: Sequence[float]) -> None:
     """Warn by how much weights of these names were changed."""
     each = " and ".join(f"{n} by {error:.2%}" for n, error in zip(names, errors, strict=True))
+    norm = "their norms" if len(names) > 1 else "its norm"
     warnings.warn(
-        f"{where}: rounding nvfp4 weights to E4M3 has changed {each} of their norm", stacklevel=5
+        f"{where}: rounding nvfp4 weights to E4M3 has changed {each} of {norm}", stacklevel=5
     )
 
 

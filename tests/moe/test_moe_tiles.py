@@ -1,7 +1,8 @@
 """The grouped GEMM of an MoE layer in whole tiles, compiled as it is for the CPU, against float64.
 
-Weights are those of `prepare_moe_weights` in layout tiles64.  Decoded weights are exact but for
-int4's, which are rounded to 16 bits once, as is the output: half a step of bfloat16 is 2^-9.
+Weights are those of `prepare_moe_weights` in layout tiles64, or tiles64e.  Decoded weights are
+exact but for int4's, which are rounded to 16 bits once, as is the output: half a step of bfloat16
+is 2^-9.
 """
 
 import numpy as np
@@ -34,6 +35,8 @@ CASES = [
     ("mxfp4", 32, False, "float16", "none"),
     ("int4", 32, False, "bfloat16", "none"),
     ("int4", 64, True, "bfloat16", "none"),
+    ("mxfp4", 32, False, "bfloat16", "none", "tiles64e"),
+    ("nvfp4", 16, False, "bfloat16", "swiglu", "tiles64e"),
 ]
 
 
@@ -67,22 +70,23 @@ def operands(gemm, made):
     return (
         padded(words, EXPERTS, rows // 64, k // 64, 512),
         padded(stored, EXPERTS, rows // 64, depth, count),
-        factor,
+        padded(factor, EXPERTS, rows) if gemm.bytewise else factor,
         padded(bias, EXPERTS, rows),
     )
 
 
+@pytest.mark.filterwarnings("ignore:.*rounding nvfp4 weights to E4M3")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_against_float64(case):
     """Random routing with an expert of two tiles and one without tokens; bias and row scales."""
-    fmt, group, zeros, dtype, activation = case
+    fmt, group, zeros, dtype, activation, *layout = case
     hidden, inner = 256 if group == 128 else 192, INTERMEDIATE
     first = activation != "none"
     layer = moe.random_layer(
         EXPERTS, hidden, inner, fmt, group=group, zeros=zeros, bias=True,
         activation=activation if first else "swiglu", scale_dtype=dtype, seed=3,
     )  # fmt: skip
-    made = prepared(layer, dtype)
+    made = prepared(layer, dtype, *layout)
     ids = np.array([[0, 2]] * 9 + [[2, 0]] * 3, np.int32)
     slots, experts = tables(ids)
     gated = 2 if first and activation != "relu2" else 1
@@ -91,7 +95,9 @@ def test_against_float64(case):
         if first
         else (round_up(hidden, 64), round_up(inner, 64))
     )
-    gemm = MoeGemm(fmt, group, zeros, dtype, activation, EXPERTS, rows, k, TOP_K)
+    gemm = MoeGemm(
+        fmt, group, zeros, dtype, activation, EXPERTS, rows, k, TOP_K, bytewise=bool(layout)
+    )
     columns = hidden if first else inner
     count = len(ids) if first else ids.size
     x = moe.random_hidden(count, columns, dtype, 5)

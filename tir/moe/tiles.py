@@ -162,12 +162,18 @@ def bytewise_weight(
     """
     if fmt != "nvfp4":
         return weight(fmt, dtype, number, scale, None, left)
-    units = left_over(fmt, 0, E4M3_DTYPE)
-    value = number * _power_scale(fmt, scale & tirx.const(0x7F, "uint8"))
-    byte = tirx.Cast(E4M3_DTYPE, value * tirx.const(1 / units, "float32"))
-    if dtype == E4M3_DTYPE:
-        return byte
-    return tirx.Cast(dtype, f32(byte) * tirx.const(units / left, "float32"))
+    value = _four_bits(number * _power_scale(fmt, scale & tirx.const(0x7F, "uint8")))
+    return tirx.Cast(dtype, value * tirx.const(1 / left, "float32"))
+
+
+def _four_bits(value: PrimExpr) -> PrimExpr:
+    """Round float32 to four bits of significand, to nearest, ties to even: as E4M3 does.
+
+    A cast to E4M3 and back is not that everywhere: TVM computes float8 in wider types on a CPU.
+    """
+    bits = formats.bits_of(value)
+    up = tirx.const(0x7FFFF, "int32") + ((bits >> 20) & tirx.const(1, "int32"))
+    return formats.from_bits((bits + up) & tirx.const(-0x100000, "int32"))
 
 
 def _power_scale(fmt: str, byte: PrimExpr) -> PrimExpr:
