@@ -353,14 +353,14 @@ def test_buckets_of_a_layer():
     assert [int(n) or None for n in listed] == kept != limits
 
 
-@each(gemm=GEMMS, rows=[b.rows for b in catalog_moe.MOE_BUCKETS])
-def test_tiles_hold_what_most_experts_get(gemm, rows):
+def test_tiles_hold_what_most_experts_get():
     """An expert whose tokens fill a second tile has its weights decoded twice."""
-    tile, wanted = sm90_tiles.legal_tiles(gemm, rows)[0], sm90_tiles.expected_tokens(gemm, rows)
-    if tile.unit == "wgmma" and wanted <= 126:
-        assert wanted <= tile.tokens <= max(24, 1.5 * wanted)
-    elif tile.unit == "wgmma":
-        assert tile.tokens == 152
+    deepseek_v2 = replace(QWEN1, experts=160, top_k=6)
+    for gemm, bucket in product([*GEMMS, deepseek_v2], catalog_moe.MOE_BUCKETS):
+        tile = sm90_tiles.legal_tiles(gemm, bucket.rows)[0]
+        wanted = sm90_tiles.expected_tokens(gemm, bucket.rows)
+        if tile.unit == "wgmma":
+            assert min(wanted, 152) <= tile.tokens <= max(24, 1.3 * wanted)
 
 
 def test_a_trace_wins_over_the_default():
