@@ -14,7 +14,7 @@ from blockscale.base.sizes import ceil_div, round_up
 from blockscale.base.targets import BULK_COPIES, CTA_RESERVED, GPU_TARGETS, WGMMA, Gpu
 from blockscale.specs import Linear
 from blockscale.specs.plans.linear import LinearTile
-from blockscale.specs.plans.moe import BYTE_SUMS
+from blockscale.specs.plans.moe import byte_sums
 
 SMS = GPU_TARGETS["sm_90a"].sms
 """Of an H100 SXM or H200; cards of other architectures have about as many, and fewer."""
@@ -169,9 +169,11 @@ def _of_bytes(spec: Linear, rows: int, arch: Gpu) -> list[LinearTile]:
             *("wgmma", height, tokens, warps, 1, ctas, blocks, raster),
             by_bytes=True,
             partial=part,
+            held=held,
         )
         for height, warps, ctas in BYTE_SHAPES
-        for blocks, part in BYTE_SUMS[spec.fast_accum]
+        for blocks, part in byte_sums(spec.fmt, spec.group, spec.fast_accum)
+        for held in ((1, 2) if spec.fmt == "int4" else (1,))
         for tokens in BYTE_WIDTHS
         if tokens <= max(rows, 64)
         for raster in (("rows", "cols") if rows > 256 else ("rows",))

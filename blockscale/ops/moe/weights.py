@@ -52,6 +52,7 @@ from blockscale.specs.moe import (
     LAYOUTS,
     PRODUCTS,
 )
+from blockscale.specs.plans.moe import BYTE_GROUPS
 
 Tensor = torch.Tensor
 
@@ -171,10 +172,12 @@ def prepare_moe_weights(
         dtype: of the activations: on CUDA int4 scales are rounded to it.
         layout: "linear" or "tiles64"; None: that of the tensors' device.  "128x4": nvfp4 or
             mxfp4, for `fused_moe` with an ``act_fmt`` on GPUs whose tensor cores multiply codes
-            (sm_100a).  "tiles64e": mxfp4 for bfloat16, for `fused_moe` with act_fmt "fp8" or
-            "fp8_tensor" on GPUs with wgmma (sm_90a), which multiply many tokens in 8 bits.
-        act_fmt: of the calls that are to follow; "fp8" and "fp8_tensor" make it "tiles64e" on CUDA
-            where the weight can be, and warn where exponents of a row's blocks are too far apart.
+            (sm_100a).  "tiles64e": mxfp4, or int4 in groups of 64 or 128, for bfloat16, for
+            `fused_moe` with act_fmt "fp8" or "fp8_tensor" on GPUs with wgmma (sm_90a), which
+            multiply many tokens in 8 bits.
+        act_fmt: of the calls that are to follow; "fp8" and "fp8_tensor" make such weights
+            "tiles64e" on CUDA, and warn where exponents of a row's blocks of mxfp4 are too far
+            apart.
 
     Raises:
         TypeError, ValueError: an argument that does not fit, a scale that no kernel can multiply
@@ -200,7 +203,8 @@ def prepared(
     if act_fmt is not None:
         checks.choice(where, "act_fmt", act_fmt, ACT_FORMATS)
     wanted = layout is None and act_fmt in BYTE_ACTS and given.w13.device.type != "cpu"
-    by_rows = wanted and (given.fmt, dtype) == ("mxfp4", torch.bfloat16)
+    known = sizes.group in BYTE_GROUPS.get(given.fmt, ()) and dtype == torch.bfloat16
+    by_rows = wanted and known
     layout = layout or ("linear" if given.w13.device.type == "cpu" else "tiles64")
     checks.choice(where, "layout", layout, LAYOUTS)
     plain = _plain(given, sizes)
@@ -556,11 +560,18 @@ def _to_rows(where: str, plain: MoeWeights, dtype: torch.dtype, *, must: bool) -
 
     ``must``: then it is an error.
     """
-    if (plain.fmt, dtype) != ("mxfp4", torch.bfloat16):
+    moe_rows.check_form(where, plain.fmt, plain.group)
+    if dtype != torch.bfloat16:
         raise ValueError(
-            f"{where}: layout='tiles64e' is for mxfp4 weights and dtype=torch.bfloat16, not for "
-            f"{plain.fmt} and {dtype}; leave layout out"
+            f"{where}: layout='tiles64e' is for dtype=torch.bfloat16, not for {dtype}; leave "
+            "layout out"
         )
+    if plain.fmt == "int4":
+        made = to_tiles(where, plain, moe_rows.SCALES)
+        return replace(
+            *(made,), w13_global=_laid_out(plain, "w13"), w2_global=_laid_out(plain, "w2"),
+            layout="tiles64e",
+        )  # fmt: skip
     _check_scales(where, plain, dtype)
     found = {name: _ranges(plain, name) for name in ("w13", "w2")}
     for name, (top, least) in found.items():
@@ -600,6 +611,13 @@ def _ranges(plain: MoeWeights, name: str) -> tuple[Tensor, Tensor]:
     return top, least
 
 
+def _laid_out(plain: MoeWeights, name: str) -> Tensor:
+    """Return the global scales of one of int4's weights [E, rows of the layout]."""
+    order = dict(_orders(plain))[name]
+    each = _of_rows(getattr(plain, f"{name}_global"), getattr(plain, name).shape[1])
+    return torch.stack([moe_rows.factors(factor, None, order) for factor in each])
+
+
 def _of_rows(factor: Tensor, rows: int) -> Tensor:
     """Return the global scale of each row [E, rows] of global scales [E] or [E, 2]."""
     wide = factor.view(len(factor), -1)
@@ -608,6 +626,8 @@ def _of_rows(factor: Tensor, rows: int) -> Tensor:
 
 def _from_rows(tiles: MoeWeights) -> MoeWeights:
     """Return weights in layout "tiles64e" in layout "linear"."""
+    if tiles.fmt == "int4":
+        return _from_int4_rows(tiles)
     made: dict[str, Tensor | None] = {}
     halves = 2 if tiles.gated else 1
     for (name, order), rows, cols, parts in zip(
@@ -640,6 +660,16 @@ def _from_rows(tiles: MoeWeights) -> MoeWeights:
         made[f"{name}_global"] = factor
         made[f"{name}_bias"] = _unordered(getattr(tiles, f"{name}_bias"), order, rows)
     return replace(tiles, **made, layout="linear")  # type: ignore[arg-type]
+
+
+def _from_int4_rows(tiles: MoeWeights) -> MoeWeights:
+    """The same of int4, whose rows have the global scale of the matrix, or of their half."""
+    (_, paired), (_, natural) = _orders(tiles)
+    ups = tiles.rows - tiles.intermediate  # the first up row; without gates the first row
+    first, last = (int((paired == row).nonzero()[0]) for row in (0, ups))
+    w13 = tiles.w13_global[:, [first, last]]
+    w2 = tiles.w2_global[:, int((natural == 0).nonzero()[0])]
+    return to_linear(replace(tiles, w13_global=w13, w2_global=w2))
 
 
 # ---- Codes as they are --------------------------------------------------------------------------

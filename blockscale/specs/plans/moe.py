@@ -56,6 +56,9 @@ BYTE_BLOCKS = (2, 4)
 BYTE_SUMS = {False: ((4, 256), (2, 128)), True: ((4, 0), (2, 0))}
 """Blocks of 64 k of a stage and `MoeTile.partial` that are tried, without and with fast sums."""
 
+BYTE_GROUPS = {"mxfp4": (32,), "int4": (64, 128)}
+"""Weights that layout "tiles64e" holds, and their groups: of int4 those of whole blocks of 64 k,
+whose products MMAs of 8 bits sum up."""
 
 TERM = 2
 """Kind of zeros of int4 weights that are added to products; 1: subtracted from codes; 0: none."""
@@ -142,6 +145,11 @@ class MoeGemm:
         return self.cols or (self.rows // 2 if self.gated else self.rows)
 
     @property
+    def scaled_sums(self) -> bool:
+        """Whether scales are multiplied with sums of groups; see `tir.moe.tiles.scaled_sums`."""
+        return self.fmt == "int4" and bool(self.operand)
+
+    @property
     def scale_dtype(self) -> str:
         """Of the scales: those of int4 are numbers."""
         return self.dtype if self.fmt == "int4" else "uint8"
@@ -164,15 +172,36 @@ def scale_bytes(fmt: str, group: int, zeros: int) -> int:
     return 4 * scale_count(fmt, group, zeros) * (2 if fmt == "int4" else 1)
 
 
-def illegal_bytes(blocks_k: int, partial: int, tiles_m: int, tokens: int) -> str | None:
+def byte_sums(fmt: str, group: int, fast: bool) -> tuple[tuple[int, int], ...]:
+    """Return `BYTE_SUMS` of a weight: of int4 those of its groups, fast sums or not."""
+    return ((4, group), (2, group)) if fmt == "int4" else BYTE_SUMS[fast]
+
+
+def illegal_bytes(
+    blocks_k: int, partial: int, tiles_m: int, tokens: int, held: int = 1
+) -> str | None:
     """Return why a tile of 8-bit operands has no kernel, or None; see `MoeTile`."""
     if blocks_k not in BYTE_BLOCKS:
         return f"a stage of operands of 8 bits has {' or '.join(map(str, BYTE_BLOCKS))} blocks of K"
     if partial % TILE_K or (partial and blocks_k % (partial // TILE_K)):
         return f"{partial} channels do not divide the {blocks_k * TILE_K} of a stage"
-    sums = (tiles_m + bool(partial)) * tokens // 2
+    sums = (tiles_m + held * bool(partial)) * tokens // 2
     if sums > PARTIAL_REGISTERS:
         return f"{sums} sums of a thread are more than {PARTIAL_REGISTERS}"
+    return None
+
+
+def illegal_groups(
+    fmt: str, group: int, blocks_k: int, partial: int, tiles_m: int, held: int
+) -> str | None:
+    """Return why there are no such sums of 8-bit operands, or None; see `MoeTile`."""
+    if fmt != "int4":
+        return None if held == 1 else "sums apart that are not of groups are held one at a time"
+    if group not in BYTE_GROUPS[fmt] or partial != group:
+        return f"8-bit products of int4 in groups of {group} are not summed up by {partial}"
+    runs = blocks_k * TILE_K // group * tiles_m
+    if held not in (1, tiles_m, runs):
+        return f"a warp of {tiles_m} tiles and {runs} sums of a stage does not hold {held} of them"
     return None
 
 
@@ -188,6 +217,7 @@ class MoeTile:
         blocks_k: blocks of 64 k in a stage; a multiple of slices.
         partial: operands of 8 bits: channels whose products the MMA, whose sums have some 14 bits,
             sums up by themselves before float32 registers add them; 0: those of all.
+        held: of int4, how many of these sums a warp holds, in turn; see `warps.group_stages`.
     """
 
     unit: str
@@ -196,6 +226,7 @@ class MoeTile:
     slices: int
     blocks_k: int
     partial: int = field(default=0, kw_only=True)
+    held: int = field(default=1, kw_only=True)
 
     # ---- Warps ------------------------------------------------------------------------------
 
@@ -282,7 +313,9 @@ class MoeTile:
         """The same of operands of 8 bits, of which only wgmma multiplies tiles of MoE layers."""
         if self.unit != "wgmma" or self.consumers != 8 or self.tiles_m > 2:
             return "operands of 8 bits are multiplied by eight warps of wgmma, 128 or 256 rows"
-        reason = illegal_bytes(self.blocks_k, self.partial, self.tiles_m, self.tokens)
+        sums = self.blocks_k, self.partial, self.tiles_m
+        reason = illegal_bytes(*sums, self.tokens, self.held)
+        reason = reason or illegal_groups(gemm.fmt, gemm.group, *sums, self.held)
         return reason or self._too_large(gemm)
 
     def _too_large(self, gemm: MoeGemm) -> str | None:
