@@ -49,6 +49,13 @@ def wgmma(rows: int, tokens: int, warps: int, ctas: int = 1) -> LinearTile:
     return LinearTile("wgmma", rows, tokens, warps, 1, ctas, 2)
 
 
+def groups(
+    rows: int, tokens: int, group: int, held: int, blocks: int = 2, raster: str = "rows"
+) -> LinearTile:
+    sizes = rows, tokens, min(8, rows // 16), 1, 1, blocks, raster
+    return LinearTile("wgmma", *sizes, by_bytes=True, partial=group, held=held)
+
+
 def byte(
     rows: int,
     tokens: int,
@@ -63,6 +70,7 @@ def byte(
 
 GATED = {"activation": "silu", "gated": True}
 FLOAT = {"out_dtype": "float32"}
+INT4 = {"fmt": "int4", "group": 128}
 CASES = {
     "bytes": (spec(320, 704, **FLOAT), byte(256, 64), 70),
     "bytes, 16 bits out": (spec(195, 512, residual=True), byte(128, 32), 41),
@@ -87,6 +95,17 @@ CASES = {
     ),
     "bytes, gated": (spec(330, 416, **GATED, **FLOAT, residual=True), byte(256, 48), 50),
     "bytes, relu2": (spec(129, 96, activation="relu2"), byte(128, 80), 81),
+    "groups": (spec(320, 640, **INT4, **FLOAT, residual=True), groups(256, 64, 128, 1), 70),
+    "groups, two held": (spec(200, 896, **INT4, zero=True, **FLOAT), groups(256, 24, 128, 2, 4), 37),
+    "groups of 64": (
+        spec(195, 704, "float16", fmt="int4", group=64, zero=True, residual=True),
+        groups(128, 48, 64, 2, raster="cols"),
+        100,
+    ),
+    "groups, four warps": (spec(64, 512, **INT4, **FLOAT), groups(64, 40, 128, 1), 41),
+    "groups, gated": (spec(330, 384, **INT4, **GATED, **FLOAT), groups(256, 48, 128, 2, 4), 50),
+    "mma, groups": (spec(192, 512, **INT4, zero=True), mma(64, 8, 2, 2), 5),
+    "wgmma, groups": (spec(320, 640, **INT4), wgmma(128, 40, 4), 77),
     "mma": (spec(192, 512, **FLOAT), mma(64, 8, 2, 2), 5),
     "mma, gated": (spec(66, 672, "float16", **GATED, residual=True), mma(64, 16, 2, 2), 13),
     "mma, ctas": (spec(195, 1440, **FLOAT), mma(64, 8, 4, 1, 2), 8),
@@ -110,7 +129,7 @@ CASES = {
 }
 
 
-LATER = ("bytes, cols", "bytes, relu2", "mma, gated", "wgmma", "16 bits of any format")
+LATER = ("groups", "groups, gated", "wgmma, groups", "bytes, cols", "bytes, relu2", "mma, gated", "wgmma", "16 bits of any format")
 """Of parts that others have, too: exhaustive."""
 
 
@@ -194,8 +213,10 @@ def test_illegal_tiles(changes: dict[str, Any], said: str) -> None:
     ("options", "said"),
     [
         ({"layout": "tiles64", "fast_accum": True}, "fast_accum=True is for layout='tiles64e'"),
-        ({"fmt": "nvfp4"}, "'tiles64e' is for fmt='mxfp4' and act_fmt='fp8'"),
-        ({"act_fmt": ""}, "'tiles64e' is for fmt='mxfp4' and act_fmt='fp8'"),
+        ({"fmt": "nvfp4"}, "'tiles64e' is for act_fmt='fp8' and fmt='mxfp4' or 'int4'"),
+        ({"fmt": "int4", "group": 32}, "with groups of 64 or 128, not for fmt='int4', group=32"),
+        ({"act_fmt": ""}, "'tiles64e' is for act_fmt='fp8' and fmt='mxfp4'"),
+        ({"fmt": "int4", "fast_accum": True}, "sums of int4 are those of groups"),
         ({"by_row": True}, "each row has a global scale in any case"),
         ({"act_fmt": "int8"}, "act_fmt='int8' is not known"),
     ],

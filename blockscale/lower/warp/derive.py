@@ -518,6 +518,12 @@ class _Derivation:
         for loop in site.loops:
             if any(loop.var.same_as(other.var) for other in self.mma.loops):
                 held //= loop.extent
+        if held > 2 or blocks // each * tiles_m % 2:
+            raise LoweringError(
+                f"{self.mma.where}: {blocks // each * tiles_m} sums of a stage, of which a warp "
+                f"holds {held}; their fragments lie in two banks, so that the first number is even "
+                "and the second at most 2"
+            )
         return GroupSums(each, held, site, first, own, tuple(steps))
 
     def _check_update(self, site: Site, point: Any, groups: int, tiles_m: int) -> None:

@@ -477,26 +477,28 @@ class Products(Frame):
         and waits for one of them.
         """
         k = self.kernel
-        final = k.blocks // of.blocks * k.tiles_m - 1
+        whole, final = self.whole_stages(), k.blocks // of.blocks * k.tiles_m - 1
         add_final = ["bs_wgmma_wait<0>();", *self._add(final % of.held, final % k.tiles_m)]
         release = ["__syncwarp();", "if (before && lane == 0) bs_mbar_arrive(before);"]
 
         def stage(blocks: int, last: bool) -> list[str]:
             runs = [(group, i) for group in range(blocks // of.blocks) for i in range(k.tiles_m)]
-            lines = [self.at(), f"bs_mbar_wait({self.full}, parity);", *self._rows_fence()]
+            lines = [self.at()]
+            if last:
+                lines += [f"bs_mbar_wait({self.full}, parity);", *self._ahead(of, *runs[0])]
+            lines += self._rows_fence()
             for number, (group, i) in enumerate(runs):
                 held, bank = number % of.held, number % 2
-                decode = self._decoded(of, number, group, i, bank)
-                if last:
+                decode = self._decoded(of, bank)
+                if number + 1 < len(runs):
+                    decode += self._ahead(of, *runs[number + 1])
+                if last or 0 < number < of.held:
                     lines += decode
-                elif number == 0:
+                elif number == 0 or of.held == 1:
                     # Without the fence ptxas decodes when the products are done.
-                    lines += [*decode, "bs_wgmma_fence();", *add_final, *release]
-                elif of.held == 1:
+                    lines += [*decode, "bs_wgmma_fence();"]
                     done = ["bs_wgmma_wait<0>();", *self._add(0, runs[number - 1][1])]
-                    lines += [*decode, "bs_wgmma_fence();", *done]
-                elif number < of.held:
-                    lines += decode
+                    lines += done if number else [*add_final, *release]
                 else:
                     before = runs[number - of.held][1]
                     lines += ["bs_wgmma_wait<1>();", *self._add(held, before), *decode]
@@ -505,10 +507,21 @@ class Products(Frame):
                 lines.append("bs_wgmma_commit();")
                 if last:
                     lines += ["bs_wgmma_wait<0>();", *self._add(held, i)]
-            if of.held > 1 and not last:
+            if last:
+                return [*lines, f"before = {self.empty};", self.next()]
+            lines += [
+                f"before = {self.empty};",
+                "const uint32_t own = stage, own_parity = parity;",
+                self.next(),
+                # Of no further stage they are loaded from this one: a branch between products
+                # makes ptxas serialise them.
+                f"const bool more = k + 1 < {whole};",
+                *self._first_codes(of, "more ? stage : own", "more ? parity : own_parity"),
+            ]
+            if of.held > 1:
                 number = len(runs) - of.held
                 lines += ["bs_wgmma_wait<1>();", *self._add(number % of.held, runs[number][1])]
-            return [*lines, f"before = {self.empty};", self.next()]
+            return lines
 
         # Before a stage with fewer blocks, whose products are waited for one run after the other.
         ended = self._parts()[1] > 0
@@ -518,10 +531,35 @@ class Products(Frame):
             f"for (int q = 0; q < {of.held * k.rows_tile // 2}; ++q) (&part[0][0])[q] = 0.f;",
             "#pragma unroll",
             f"for (int q = 0; q < {2 * of.held}; ++q) (&group_scale[0][0])[q] = 0.f;",
+            *(self._first_codes(of, "stage", "parity") if whole != "0" else []),
         ]
-        declared = [f"float part[{of.held}][{k.rows_tile // 2}], group_scale[{of.held}][2];"]
+        declared = [
+            f"float part[{of.held}][{k.rows_tile // 2}], group_scale[{of.held}][2];",
+            f"uint4 code[{of.blocks}];",
+            "[[maybe_unused]] uint2 zero{};",
+        ]
         products = [*zeros, *self.stages(stage, before=before), *([] if ended else add_final)]
         return self._asynchronous(declared, products, banks=2, size=8 * of.blocks)
+
+    def _first_codes(self, of: GroupSums, stage: str, parity: str) -> list[str]:
+        """Wait for a stage, and load codes of its first run."""
+        wait = self.full.replace("stage", f"({stage})")
+        at = self.at().replace("stage", f"({stage})")
+        lines = [at, f"bs_mbar_wait({wait}, {parity});", *self._ahead(of, 0, 0)]
+        return ["{", *indented(lines), "}"]
+
+    def _ahead(self, of: GroupSums, group: int, i: int) -> list[str]:
+        """Load codes of a run, and zeros: long before they are decoded, as MMAs read memory too."""
+        k = self.kernel
+        first = group * of.blocks
+        lines = [
+            f"code[{b}] = bs_load16_shared(at + codes_at + {self._place(k.codes, first + b, i)});"
+            for b in range(of.blocks)
+        ]
+        if k.factors is not None:
+            at = self._place(k.factors, first, i)
+            lines.append(f"zero = {self.decoder}::load(at + scales_at + {at}, lane);")
+        return lines
 
     def _add(self, held: int, i: int) -> list[str]:
         """What the function makes of a group's sums, whose products are done, and of the tile's."""
@@ -565,39 +603,33 @@ class Products(Frame):
             for h, offset in enumerate((low, high))
         ]
 
-    def _decoded(self, of: GroupSums, number: int, group: int, i: int, bank: int) -> list[str]:
-        """Decode a run's weights: those of a group, of the ``i``-th tile."""
-        k, lines = self.kernel, []
-        blocks = range(group * of.blocks, (group + 1) * of.blocks)
-        for b in blocks:
-            codes = self._place(k.codes, b, i)
-            lines.append(f"const uint4 code{number}_{b} = bs_load16_shared(at + codes_at + {codes});")
-        start = "uint2{}"
-        if k.factors is not None:
-            at = self._place(k.factors, blocks[0], i)
-            start = f"{self.decoder}::load(at + scales_at + {at}, lane)"
-        lines += [
-            f"const {self.decoder} points{number}({start});",
+    def _decoded(self, of: GroupSums, bank: int) -> list[str]:
+        """Decode a run's weights, whose codes are loaded."""
+        lines = [
             "#pragma unroll",
             f"for (int q = 0; q < {8 * of.blocks}; ++q) "
             f'asm volatile("" : "+r"(bank{bank}[q]));',
+            "{",
+            f"  const {self.decoder} points(zero);",
         ]
-        for b, (j, c) in product(blocks, enumerate("xyzw")):
-            place = 8 * (b - blocks[0]) + 2 * j
-            lines.append(f"points{number}.decode(code{number}_{b}.{c}, bank{bank} + {place});")
-        return lines
+        for b, (j, c) in product(range(of.blocks), enumerate("xyzw")):
+            lines.append(f"  points.decode(code[{b}].{c}, bank{bank} + {8 * b + 2 * j});")
+        return [*lines, "}"]
 
     def _run(self, of: GroupSums, group: int, i: int, held: int, bank: int) -> list[str]:
         """Products of a run, whose fragments are in a bank."""
         k = self.kernel
-        issue = f"BsWgmma<{OPERANDS[k.form.dtype]}, {k.rows_tile}>::run"
+        issue = f"BsWgmma<{OPERANDS[k.form.dtype]}, {k.rows_tile}>"
+        # Of one tile of 16 rows nvcc copies sums that a run takes, and ptxas serialises products;
+        # of two sums that a run does not take are copied, and spilled.
+        begin = "first" if k.tiles_m == 1 else "run<0>"
         lines = []
         for own, j in product(range(of.blocks), range(2)):
             at = self._place(k.tokens, group * of.blocks + own, 0)
             x = f"bs_wgmma_rows64(at + rows_at + {at})"
-            first = "<0>" if own == 0 and j == 0 else ""
+            do = "run" if own or j else begin
             fragment = f"bank{bank} + {8 * own + 4 * j}"
-            lines.append(f"{issue}{first}(part[{held}], {fragment}, {x} + {2 * j});")
+            lines.append(f"{issue}::{do}(part[{held}], {fragment}, {x} + {2 * j});")
         return lines
 
 
@@ -617,6 +649,17 @@ def wgmma(dtype: str, n: int) -> str:
     sums = ", ".join(f"%{i}" for i in range(count))
     outs = ", ".join(f'"+f"(c[{i}])' for i in range(count))
     a = ", ".join(f"%{count + i}" for i in range(4))
+    first = ""
+    if dtype == E4M3:  # of which sums of groups begin anew
+        made = outs.replace("+f", "=f")
+        first = f"""
+  static BS_INLINE void first(float *c, const uint32_t *a, uint64_t b) {{
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n{n}k{deep}.f32.{name}.{name} {{{sums}}}, {{{a}}}, "
+        "%{count + 4}, 0, 1, 1{transposed};"
+        : {made}
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  }}"""
     return f"""#ifndef {guard}
 #define {guard}
 template <>
@@ -628,6 +671,6 @@ struct BsWgmma<{OPERANDS[dtype]}, {n}> {{
         "%{count + 4}, %{count + 5}, 1, 1{transposed};"
         : {outs}
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADD));
-  }}
+  }}{first}
 }};
 #endif"""

@@ -31,7 +31,7 @@ MMA_TOKENS = (8, 16, 24, 32, 48, 64)
 """Tokens of a tile, unit mma."""
 
 WGMMA_TOKENS = (
-    *(8, 16, 24, 32, 40, 48, 64, 80, 96, 104, 112, 128),
+    *(8, 16, 24, 32, 40, 48, 64, 72, 80, 96, 104, 112, 128),
     *(136, 144, 152, 160, 176, 192, 208, 224, 256),
 )
 """Tokens of a tile, unit wgmma."""
@@ -200,7 +200,9 @@ def illegal_groups(
     if group not in BYTE_GROUPS[fmt] or partial != group:
         return f"8-bit products of int4 in groups of {group} are not summed up by {partial}"
     runs = blocks_k * TILE_K // group * tiles_m
-    if held not in (1, tiles_m, runs):
+    if runs % 2:
+        return "a stage has an even number of sums of groups, whose fragments lie in two banks"
+    if held not in (1, tiles_m, runs) or held > 2:
         return f"a warp of {tiles_m} tiles and {runs} sums of a stage does not hold {held} of them"
     return None
 
