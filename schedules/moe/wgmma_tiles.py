@@ -136,7 +136,10 @@ def tiles(gemm: MoeGemm, tokens: int, arch: Gpu = HOPPER) -> dict[MoeTile, str |
 def _of_bytes(gemm: MoeGemm, wanted: float, arch: Gpu) -> dict[MoeTile, str | None]:
     """Return `tiles` of operands of 8 bits."""
     found: dict[MoeTile, str | None] = {}
-    table, sums = FAST_TOKENS if gemm.fast else BYTE_TOKENS, byte_sums(gemm.fmt, gemm.group, gemm.fast)
+    table, sums = (
+        FAST_TOKENS if gemm.fast else BYTE_TOKENS,
+        byte_sums(gemm.fmt, gemm.group, gemm.fast),
+    )
     shapes = next(shapes for limit, shapes in table if wanted <= limit)
     if gemm.fast and wanted > FEW_BYTES[-1][0]:  # wide tiles with long stages: 0.93 of the speed
         sums = sums[::-1]

@@ -1,4 +1,4 @@
-"""INT4 weights that become E4M3 (layout "tiles64e"): words, GEMMs whose sums of groups are scaled."""
+"""INT4 weights that become E4M3 (layout "tiles64e"): words, and GEMMs that scale groups' sums."""
 
 from __future__ import annotations
 
@@ -307,9 +307,10 @@ def test_layers_are_those_of_their_operands(monkeypatch: pytest.MonkeyPatch) -> 
     road = replace(catalog_moe.DECODING, bodies=lambda spec, arch, traces: bodies_of(spec))
     monkeypatch.setattr(catalog_moe, "DECODING", road)
     built = library([spec], "sm_90a", repr(BYTES))
-    for tokens, tail in ((3, "requantize"), (60, "requantize_bytes")):
+    # In 16 bits weights are rounded, so that codes of h become their neighbours.
+    for tokens, tail, bound in ((3, "requantize", 0.02), (60, "requantize_bytes", 1e-3)):
         call = Call(spec, tokens, "half_dropped")(built)
         names = [launch.kernel.removeprefix(f"{spec.name}_") for launch in call.run.launches]
         assert names[2] == tail
-        call.judge(0.08, 0.006)
+        call.judge(0.08, bound)
         assert call.out.abs().sum() > 0

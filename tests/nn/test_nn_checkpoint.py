@@ -522,6 +522,14 @@ def test_int4_weights(tmp_path):
     same(other(torch.from_numpy(x)), layer(torch.from_numpy(x)))
     with pytest.raises(ValueError, match="Int4Linear: it has no weight yet"):
         nn.Int4Linear()(torch.from_numpy(x))
+    layer.act_fmt = "fp8"  # of a model that is loaded: the same as a Linear that was asked for it
+    near(layer, x, moe.qdq(x, "fp8") @ expected.T + shift)
+    asked = nn.Linear.from_checkpoint(ckpt, ["q", "k", "v"], act_fmt="fp8")
+    same(layer(torch.from_numpy(x)), asked(torch.from_numpy(x)))
+    ordered = nn.Linear.from_checkpoint(ckpt, "o")
+    ordered.act_fmt = "fp8"
+    with pytest.raises(ValueError, match=r"act-order.*set act_fmt to None"):
+        ordered(torch.from_numpy(x))
     near(nn.Linear.from_checkpoint(ckpt, "o"), x, x.astype(np.float64) @ made["o"][1].T)
     with pytest.raises(CheckpointError, match="differ in group_index, so their rows cannot be one"):
         nn.Linear.from_checkpoint(ckpt, ["q", "o"])

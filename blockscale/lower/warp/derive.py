@@ -527,7 +527,7 @@ class _Derivation:
         return GroupSums(each, held, site, first, own, tuple(steps))
 
     def _check_update(self, site: Site, point: Any, groups: int, tiles_m: int) -> None:
-        """It reads the sum that it writes, and the one that MMAs made of the same rows and group."""
+        """It reads the sum that it writes, and the one that MMAs made of its rows and group."""
         body, made = site.body, self.mma.operands["D"]
         assert body is not None
         own: list[Sequence[PrimExpr]] = []
@@ -554,9 +554,7 @@ class _Derivation:
         for group, tile in product(range(groups), range(tiles_m)):
             at = [substituted(own[0][i], point(group, tile, 0)) for i in (0, -1)]
             wanted = tuple(
-                self.numbers(value, sample)
-                for value in at
-                for sample in self._samples()
+                self.numbers(value, sample) for value in at for sample in self._samples()
             )
             if wanted not in places:
                 raise LoweringError(f"{site.where} reads a sum that no MMA of the stage makes")

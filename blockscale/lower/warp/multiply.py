@@ -465,7 +465,6 @@ class Products(Frame):
             "}",
         ]
 
-
     # ---- Sums of groups ---------------------------------------------------------------------
 
     def _wgmma_groups(self, of: GroupSums) -> list[str]:
@@ -607,8 +606,7 @@ class Products(Frame):
         """Decode a run's weights, whose codes are loaded."""
         lines = [
             "#pragma unroll",
-            f"for (int q = 0; q < {8 * of.blocks}; ++q) "
-            f'asm volatile("" : "+r"(bank{bank}[q]));',
+            f'for (int q = 0; q < {8 * of.blocks}; ++q) asm volatile("" : "+r"(bank{bank}[q]));',
             "{",
             f"  const {self.decoder} points(zero);",
         ]

@@ -8,7 +8,7 @@ is what `blockscale.linear` and `blockscale.nn.Linear` run on.  Layouts:
 * "tiles64" (CUDA): `moe.tiles`, with words as `in_steps` and `turned` say; rows in `natural_order`,
   gated in `gated_order`.
 * "tiles64e" (CUDA, mxfp4 whose blocks' exponents allow it, and int4 in groups of 64 and 128):
-  `moe.rows`, rows in the same order; for ``act_fmt="fp8"``, which multiplies many rows of x as E4M3.
+  `moe.rows`, rows in the same order; for ``act_fmt="fp8"``: many rows of x are multiplied as E4M3.
 * "128x4": codes as given, scales in the 128x4 layout, for ``act_fmt="nvfp4"``.
 """
 
