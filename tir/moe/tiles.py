@@ -221,8 +221,9 @@ def decoded(
     own = scaled_sums(fmt, dtype)
     at = scale_place(fmt, group, zeros, row, quad, tile, block)
     behind = 0 if own and tile is None else 1  # what reads zeros alone begins with the first one
-    zero = scales[(*at[:-1], at[-1] + i64(behind))] if zeros else None
-    scale = None if own else scales[at]
+    numbers: Any = scales
+    zero = numbers[(*at[:-1], at[-1] + i64(behind))] if zeros else None
+    scale = None if own else numbers[at]
     left = left_over(fmt, zeros, dtype)
     return weight(fmt, dtype, number, scale, zero, left, term=zeros == TERM)
 

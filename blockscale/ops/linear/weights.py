@@ -556,11 +556,11 @@ def _from_rows(weights: LinearWeights) -> LinearWeights:
             *(weights.fmt, weights.packed, weights.block_scale, order, sizes, weights.zeros),
             moe_rows.SCALES,
         )
-        halves = back(weights.global_scale[:, None], order, n)[:, 0].view(1 + weights.gated, -1)
+        each = back(weights.global_scale[:, None], order, n)[:, 0].view(1 + weights.gated, -1)
         return _terms(
             replace(
                 *(weights,), packed=codes.contiguous(), block_scale=scale.contiguous(), zero=zero,
-                global_scale=halves[:, 0].contiguous(), layout="linear",
+                global_scale=each[:, 0].contiguous(), layout="linear",
             )
         )  # fmt: skip
     codes, byte = moe_rows.unpack(weights.packed, weights.block_scale)

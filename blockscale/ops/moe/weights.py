@@ -567,9 +567,9 @@ def _to_rows(where: str, plain: MoeWeights, dtype: torch.dtype, *, must: bool) -
             "layout out"
         )
     if plain.fmt == "int4":
-        made = to_tiles(where, plain, moe_rows.SCALES)
+        tiles = to_tiles(where, plain, moe_rows.SCALES)
         return replace(
-            *(made,), w13_global=_laid_out(plain, "w13"), w2_global=_laid_out(plain, "w2"),
+            *(tiles,), w13_global=_laid_out(plain, "w13"), w2_global=_laid_out(plain, "w2"),
             layout="tiles64e",
         )  # fmt: skip
     _check_scales(where, plain, dtype)
