@@ -494,8 +494,7 @@ class Products(Frame):
                 if last or 0 < number < of.held:
                     lines += decode
                 elif number == 0 or of.held == 1:
-                    # Without the fence ptxas decodes when the products are done.
-                    lines += [*decode, "bs_wgmma_fence();"]
+                    lines += [*decode, f"bs_decoded(bank{bank}, smem);"]
                     done = ["bs_wgmma_wait<0>();", *self._add(0, runs[number - 1][1])]
                     lines += done if number else [*add_final, *release]
                 else:

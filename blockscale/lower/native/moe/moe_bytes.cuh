@@ -120,6 +120,17 @@ struct BsDecodeBytes<P, true, true> {
   }
 };
 
+// What is before it decodes such bytes, not what follows: ptxas would decode after the next wait for
+// products.  `smem`: where that is never stored whose condition needs them; bits 5 and 6 are never set.
+template <int COUNT>
+BS_INLINE void bs_decoded(const uint32_t (&a)[COUNT], uint32_t smem) {
+  uint32_t any = 0;
+#pragma unroll
+  for (int q = 0; q < COUNT; ++q) any |= a[q];
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %0, 0; @p st.shared.b32 [%1], %0;}"
+               :: "r"(any & 0x60606060u), "r"(smem) : "memory");
+}
+
 BS_INLINE float bs_load_bf16(uint32_t from) {
   return __uint_as_float(bs_load_scales<2>(from) << 16);
 }
