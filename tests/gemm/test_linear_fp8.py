@@ -106,7 +106,7 @@ CASES = {
         groups(128, 48, 64, 2, raster="cols"),
         100,
     ),
-    "groups, four warps": (spec(64, 512, **INT4, **FLOAT), groups(64, 40, 128, 1), 41),
+    "groups, four warps": (spec(64, 512, **INT4, **FLOAT), groups(64, 40, 128, 1, 4), 41),
     "groups, gated": (spec(330, 384, **INT4, **GATED, **FLOAT), groups(256, 48, 128, 2, 4), 50),
     "mma, groups": (spec(192, 512, **INT4, zero=True), mma(64, 8, 2, 2), 5),
     "wgmma, groups": (spec(320, 640, **INT4), wgmma(128, 40, 4), 77),
