@@ -94,8 +94,7 @@ def _adopt(sch: Schedule, own: Workload, level: str, of: PrimFunc) -> None:
 def tile_of(made: Kernel) -> MoeTile:
     """Return the shape of a kernel's tile."""
     sizes = made.cols_tile, made.rows_tile, made.slices, made.blocks
-    partial, held = made.apart
-    return MoeTile(made.unit, *sizes, partial=partial, held=held)
+    return MoeTile(made.unit, *sizes, partial=made.apart)
 
 
 def _kin(spec: FusedMoe, part: int | None) -> list[FusedMoe]:

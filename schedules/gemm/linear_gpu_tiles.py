@@ -169,11 +169,9 @@ def _of_bytes(spec: Linear, rows: int, arch: Gpu) -> list[LinearTile]:
             *("wgmma", height, tokens, warps, 1, ctas, blocks, raster),
             by_bytes=True,
             partial=part,
-            held=held,
         )
         for height, warps, ctas in BYTE_SHAPES
         for blocks, part in byte_sums(spec.fmt, spec.group, spec.fast_accum)
-        for held in ((1, 2) if spec.fmt == "int4" else (1,))
         for tokens in BYTE_WIDTHS
         if tokens <= max(rows, 64)
         for raster in (("rows", "cols") if rows > 256 else ("rows",))

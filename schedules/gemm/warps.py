@@ -60,10 +60,6 @@ class Tile(Protocol):
     def blocks_k(self) -> int:
         """Blocks of 64 k in a stage."""
 
-    @property
-    def held(self) -> int:
-        """Sums of groups that a warp holds at a time, of a tile of 16 rows each."""
-
 
 class Weight(NamedTuple):
     """What a weight's codes and scales are."""
@@ -177,9 +173,8 @@ def group_stages(
 ) -> tuple[LoopRV, LoopRV]:
     """The same where groups have sums of their own: ``sums``, which ``total`` scales and adds up.
 
-    They are computed where a warp holds `Tile.held` of them: that of a tile of 16 rows, or those of
-    all its tiles, or these of all groups of a stage.  Returns the loop over stages, and the one
-    over blocks in which weights are decoded.
+    A warp holds those of one tile of 16 rows.  Returns the loop over stages, and the one over
+    blocks in which weights are decoded.
     """
     unit, token, row, group = last_loops(sch, total, 4)
     groups = tile.blocks_k * MMA_K // weight.group
@@ -187,8 +182,7 @@ def group_stages(
     own, sixteen, row_in = sch.split(row, [tile.warps, None, 16])
     sch.reorder(unit, stage, own, group, sixteen, token, row_in)
     sch.bind(own, ROW_WARPS)
-    places = {groups * tile.tiles_m: own, tile.tiles_m: group, 1: sixteen}
-    sch.compute_at(sums, places[tile.held], preserve_unit_loops=True)
+    sch.compute_at(sums, sixteen, preserve_unit_loops=True)
     *_, token, row, group, deep, position = last_loops(sch, sums, 6)
     row, row_in = sch.split(row, [None, 16])
     step, position = sch.split(position, [None, warp.wgmma_k(weight.dtype)])

@@ -50,10 +50,10 @@ def wgmma(rows: int, tokens: int, warps: int, ctas: int = 1) -> LinearTile:
 
 
 def groups(
-    rows: int, tokens: int, group: int, held: int, blocks: int = 2, raster: str = "rows"
+    rows: int, tokens: int, group: int, blocks: int = 2, raster: str = "rows"
 ) -> LinearTile:
     sizes = rows, tokens, min(8, rows // 16), 1, 1, blocks, raster
-    return LinearTile("wgmma", *sizes, by_bytes=True, partial=group, held=held)
+    return LinearTile("wgmma", *sizes, by_bytes=True, partial=group)
 
 
 def byte(
@@ -95,19 +95,19 @@ CASES = {
     ),
     "bytes, gated": (spec(330, 416, **GATED, **FLOAT, residual=True), byte(256, 48), 50),
     "bytes, relu2": (spec(129, 96, activation="relu2"), byte(128, 80), 81),
-    "groups": (spec(320, 640, **INT4, **FLOAT, residual=True), groups(256, 64, 128, 1), 70),
-    "groups, two held": (
+    "groups": (spec(320, 640, **INT4, **FLOAT, residual=True), groups(256, 64, 128), 70),
+    "groups, long stages": (
         spec(200, 896, **INT4, zero=True, **FLOAT),
-        groups(256, 24, 128, 2, 4),
+        groups(256, 24, 128, 4),
         37,
     ),
     "groups of 64": (
         spec(195, 704, "float16", fmt="int4", group=64, zero=True, residual=True),
-        groups(128, 48, 64, 2, raster="cols"),
+        groups(128, 48, 64, 4, raster="cols"),
         100,
     ),
-    "groups, four warps": (spec(64, 512, **INT4, **FLOAT), groups(64, 40, 128, 1, 4), 41),
-    "groups, gated": (spec(330, 384, **INT4, **GATED, **FLOAT), groups(256, 48, 128, 2, 4), 50),
+    "groups, four warps": (spec(64, 512, **INT4, **FLOAT), groups(64, 40, 128, 4), 41),
+    "groups, gated": (spec(330, 384, **INT4, **GATED, **FLOAT), groups(256, 48, 128, 4), 50),
     "mma, groups": (spec(192, 512, **INT4, zero=True), mma(64, 8, 2, 2), 5),
     "wgmma, groups": (spec(320, 640, **INT4), wgmma(128, 40, 4), 77),
     "mma": (spec(192, 512, **FLOAT), mma(64, 8, 2, 2), 5),

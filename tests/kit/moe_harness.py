@@ -52,7 +52,6 @@ class Of:
     operand: str = ""
     partial: int = 0
     fast: bool = False
-    held: int = 1
 
     @property
     def gather(self) -> bool:
@@ -63,7 +62,7 @@ class Of:
     def tile(self) -> MoeTile:
         """The tile's shape."""
         sizes = self.rows, self.tokens, self.slices, self.blocks_k
-        return MoeTile(self.unit, *sizes, partial=self.partial, held=self.held)
+        return MoeTile(self.unit, *sizes, partial=self.partial)
 
     def gemm(self, experts: int, rows: int, k: int, top_k: int, cols: int = 0) -> MoeGemm:
         """The GEMM of these sizes."""

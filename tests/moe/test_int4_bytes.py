@@ -147,8 +147,8 @@ def right(of: Of, ids: np.ndarray, limit: float = 4e-3, **options: Any) -> None:
     moe_harness.run(of, ids, **options).judge(limit)
 
 
-FORMS = [(256, 2, 1), (256, 2, 2), (256, 4, 1), (256, 4, 2), (128, 4, 2), (128, 4, 1)]
-"""Rows, blocks of 64 k in a stage, and sums of groups that a warp holds."""
+FORMS = [(256, 2), (256, 4), (128, 4)]
+"""Rows, and blocks of 64 k in a stage."""
 
 
 @each(
@@ -157,12 +157,10 @@ FORMS = [(256, 2, 1), (256, 2, 2), (256, 4, 1), (256, 4, 2), (128, 4, 2), (128, 
     kind=[(128, 0), (128, 1), (64, 0), (64, 1)],
     k=[128, 384, 640],
 )
-def test_sums_of_groups(activation: str, form: tuple[int, int, int], kind: Any, k: int) -> None:
+def test_sums_of_groups(activation: str, form: tuple[int, int], kind: Any, k: int) -> None:
     """K that ends within a stage, rows within a tile, several tiles and stages in a small ring."""
-    (rows, blocks, held), (group, zeros) = form, kind
-    if (rows, group, blocks) == (128, 64, 4) and held == 2:
-        blocks = 2
-    sums = {"partial": group, "group": group, "zeros": zeros, "held": held, "stages": 2}
+    (rows, blocks), (group, zeros) = form, kind
+    sums = {"partial": group, "group": group, "zeros": zeros, "stages": 2}
     of = plan(**BYTES | sums | {"rows": rows, "blocks_k": blocks, "activation": activation})
     hidden, intermediate = (k, 128) if of.gather else (256, k)
     if group == 64:
@@ -170,12 +168,9 @@ def test_sums_of_groups(activation: str, form: tuple[int, int, int], kind: Any, 
     right(of, ids_of(60), hidden=hidden, intermediate=intermediate, bias=True, scaled=True)
 
 
-@pytest.mark.parametrize(
-    ("rows", "tokens", "held"), [(256, 8, 2), (256, 80, 2), (256, 112, 1), (128, 152, 1)]
-)
-def test_widths(rows: int, tokens: int, held: int) -> None:
-    blocks = 2 if rows == 256 else 4
-    of = plan(**BYTES | {"rows": rows, "tokens": tokens, "held": held, "blocks_k": blocks})
+@pytest.mark.parametrize(("rows", "tokens"), [(256, 8), (256, 80), (256, 112), (128, 152)])
+def test_widths(rows: int, tokens: int) -> None:
+    of = plan(**BYTES | {"rows": rows, "tokens": tokens, "blocks_k": 2 if rows == 256 else 4})
     right(of, ids_of(170), hidden=256, intermediate=128)
 
 
@@ -221,21 +216,28 @@ def test_updates_that_are_not_lowered(old: str, new: str, said: str) -> None:
         derive(tvm.script.from_source(edited))
 
 
-@pytest.mark.parametrize("held", [1, 2])
-def test_the_place_of_sums_says_how_many_are_held(held: int) -> None:
-    of = plan(**BYTES | {"held": held})
+@pytest.mark.parametrize("blocks", [2, 4])
+def test_sums_of_groups_are_those_that_the_text_says(blocks: int) -> None:
+    of = plan(**BYTES | {"blocks_k": blocks})
     made = derive(moe_harness.scheduled(of, of.gemm(3, 256, 512, 2)))
-    assert made.apart == (128, held)
-    assert f"float part[{held}][12]" in emit(made, "moe")
+    assert made.apart == 128
+    assert emit(made, "moe").count("bs_decoded(bank") == blocks
+
+
+def test_an_odd_number_of_sums_of_a_stage_is_not_lowered() -> None:
+    """Its fragments would be decoded into those that the stage before multiplies."""
+    of = plan(**BYTES | {"rows": 128})
+    with pytest.raises(LoweringError, match="1 sums of a stage, whose fragments lie in two banks"):
+        derive(moe_harness.scheduled(of, of.gemm(3, 256, 512, 2)))
 
 
 @pytest.mark.parametrize(
     "form",
     [
-        {"tokens": 104, "held": 1},
-        {"tokens": 80, "held": 2, "blocks_k": 4},
-        {"tokens": 80, "held": 2, "blocks_k": 4, "zeros": 1},
-        {"tokens": 80, "held": 2, "group": 64, "partial": 64},
+        {"tokens": 104},
+        {"tokens": 104, "blocks_k": 4},
+        {"tokens": 96, "zeros": 1},
+        {"tokens": 96, "group": 64, "partial": 64},
     ],
 )
 def test_products_run_beside_decoding(form: dict[str, Any]) -> None:
@@ -254,9 +256,8 @@ def test_products_run_beside_decoding(form: dict[str, Any]) -> None:
     [
         ({"partial": 64}, "int4 in groups of 128 are not summed up by 64"),
         ({"group": 32, "partial": 64}, "int4 in groups of 32 are not summed up by 64"),
-        ({"held": 3}, "of 2 tiles and 2 sums of a stage does not hold 3"),
-        ({"tokens": 96, "held": 2}, "192 sums of a thread are more than 168"),
-        ({"fmt": "mxfp4", "group": 32, "held": 2}, "are held one at a time"),
+        ({"tokens": 128}, "192 sums of a thread are more than 168"),
+        ({"rows": 128}, "a stage with sums of groups has four blocks of K"),
     ],
 )
 def test_illegal_tiles(changes: dict[str, Any], said: str) -> None:
@@ -295,7 +296,7 @@ def bodies_of(spec: FusedMoe) -> list[Pair]:
         pair = []
         for part in catalog_moe.PARTS:
             own = {"group": spec.group, "zeros": spec.zero}
-            own |= {"partial": spec.group, "held": 2} if form is BYTES else {}
+            own |= {"partial": spec.group} if form is BYTES else {}
             of = plan(**form | own, activation=spec.activation if part == 1 else "none")
             pair.append(moe_harness.scheduled(of, catalog_moe.gemm_of(spec, part, rows)))
         made.append(Pair(limit, *pair))

@@ -518,13 +518,18 @@ class _Derivation:
         for loop in site.loops:
             if any(loop.var.same_as(other.var) for other in self.mma.loops):
                 held //= loop.extent
-        if held > 2 or blocks // each * tiles_m % 2:
+        if held > 1:
             raise LoweringError(
-                f"{self.mma.where}: {blocks // each * tiles_m} sums of a stage, of which a warp "
-                f"holds {held}; their fragments lie in two banks, so that the first number is even "
-                "and the second at most 2"
+                f"{self.mma.where}: a warp holds {held} sums of groups of its rows at a time; one "
+                "is lowered, of a tile of 16 rows"
             )
-        return GroupSums(each, held, site, first, own, tuple(steps))
+        if blocks // each * tiles_m % 2:
+            raise LoweringError(
+                f"{self.mma.where}: {blocks // each * tiles_m} sums of a stage, whose fragments "
+                "lie in two banks; an odd number would decode the next stage's into the bank that "
+                "is being multiplied"
+            )
+        return GroupSums(each, site, first, own, tuple(steps))
 
     def _check_update(self, site: Site, point: Any, groups: int, tiles_m: int) -> None:
         """It reads the sum that it writes, and the one that MMAs made of its rows and group."""

@@ -132,8 +132,6 @@ class GroupSums:
 
     Attributes:
         blocks: of 64 k in a group.
-        held: of them that a warp has at a time; the run of MMAs number n of a stage has those of
-            number n % held.
         update: the block: of a sum, that of a group, and a scale.
         scale: offset in bytes of the first scale that a lane reads in a stage, in warp and `own`.
         own: the lane's row among 8.
@@ -142,7 +140,6 @@ class GroupSums:
     """
 
     blocks: int
-    held: int
     update: Site
     scale: PrimExpr
     own: Var
@@ -229,11 +226,9 @@ class Kernel:
         return self.form.dtype == E4M3
 
     @property
-    def apart(self) -> tuple[int, int]:
-        """Channels that MMAs sum up by themselves, or 0, and how many such sums a warp holds."""
-        if self.groups is None:
-            return self.partial, 1
-        return 64 * self.groups.blocks, self.groups.held
+    def apart(self) -> int:
+        """Channels that MMAs sum up by themselves, or 0."""
+        return self.partial if self.groups is None else 64 * self.groups.blocks
 
     @property
     def consumers(self) -> int:

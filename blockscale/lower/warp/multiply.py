@@ -470,14 +470,12 @@ class Products(Frame):
     def _wgmma_groups(self, of: GroupSums) -> list[str]:
         """The same where each group of K has sums of its own, a run of MMAs.
 
-        With `GroupSums.held` 1 the next run's weights are decoded while its products run; then its
-        sums are scaled and added to the tile's.  With 2 another run's products go on meanwhile, but
-        for the last of a stage: ptxas serialises products where a loop carries those of two runs,
-        and waits for one of them.
+        The next run's weights are decoded while its products run; then its sums are scaled and
+        added to the tile's, while another warp group's products run.
         """
         k = self.kernel
-        whole, final = self.whole_stages(), k.blocks // of.blocks * k.tiles_m - 1
-        add_final = ["bs_wgmma_wait<0>();", *self._add(final % of.held, final % k.tiles_m)]
+        whole, count = self.whole_stages(), k.rows_tile // 2
+        add_final = ["bs_wgmma_wait<0>();", *self._add(k.tiles_m - 1)]
         release = ["__syncwarp();", "if (before && lane == 0) bs_mbar_arrive(before);"]
 
         def stage(blocks: int, last: bool) -> list[str]:
@@ -487,27 +485,23 @@ class Products(Frame):
                 lines += [f"bs_mbar_wait({self.full}, parity);", *self._ahead(of, *runs[0])]
             lines += self._rows_fence()
             for number, (group, i) in enumerate(runs):
-                held, bank = number % of.held, number % 2
-                decode = self._decoded(of, bank)
+                bank = number % 2
+                lines += self._decoded(of, bank)
                 if number + 1 < len(runs):
-                    decode += self._ahead(of, *runs[number + 1])
-                if last or 0 < number < of.held:
-                    lines += decode
-                elif number == 0 or of.held == 1:
-                    lines += [*decode, f"bs_decoded(bank{bank}, smem);"]
-                    done = ["bs_wgmma_wait<0>();", *self._add(0, runs[number - 1][1])]
+                    lines += self._ahead(of, *runs[number + 1])
+                if not last:
+                    lines.append(f"bs_decoded(bank{bank}, smem);")
+                    done = ["bs_wgmma_wait<0>();", *self._add(runs[number - 1][1])]
                     lines += done if number else [*add_final, *release]
-                else:
-                    before = runs[number - of.held][1]
-                    lines += ["bs_wgmma_wait<1>();", *self._add(held, before), *decode]
-                lines += self._scales(of, held, group, i)
-                lines += ["bs_wgmma_fence();", *self._run(of, group, i, held, bank)]
+                lines += self._scales(of, group, i)
+                lines += ["bs_wgmma_fence();", *self._run(of, group, i, bank)]
                 lines.append("bs_wgmma_commit();")
                 if last:
-                    lines += ["bs_wgmma_wait<0>();", *self._add(held, i)]
+                    lines += ["bs_wgmma_wait<0>();", *self._add(i)]
             if last:
                 return [*lines, f"before = {self.empty};", self.next()]
-            lines += [
+            return [
+                *lines,
                 f"before = {self.empty};",
                 "const uint32_t own = stage, own_parity = parity;",
                 self.next(),
@@ -516,23 +510,18 @@ class Products(Frame):
                 f"const bool more = k + 1 < {whole};",
                 *self._first_codes(of, "more ? stage : own", "more ? parity : own_parity"),
             ]
-            if of.held > 1:
-                number = len(runs) - of.held
-                lines += ["bs_wgmma_wait<1>();", *self._add(number % of.held, runs[number][1])]
-            return lines
 
         # Before a stage with fewer blocks, whose products are waited for one run after the other.
         ended = self._parts()[1] > 0
         before = [*add_final, *release] if ended else []
         zeros = [
             "#pragma unroll",
-            f"for (int q = 0; q < {of.held * k.rows_tile // 2}; ++q) (&part[0][0])[q] = 0.f;",
-            "#pragma unroll",
-            f"for (int q = 0; q < {2 * of.held}; ++q) (&group_scale[0][0])[q] = 0.f;",
+            f"for (int q = 0; q < {count}; ++q) part[q] = 0.f;",
+            "group_scale[0] = group_scale[1] = 0.f;",
             *(self._first_codes(of, "stage", "parity") if whole != "0" else []),
         ]
         declared = [
-            f"float part[{of.held}][{k.rows_tile // 2}], group_scale[{of.held}][2];",
+            f"float part[{count}], group_scale[2];",
             f"uint4 code[{of.blocks}];",
             "[[maybe_unused]] uint2 zero{};",
         ]
@@ -559,7 +548,7 @@ class Products(Frame):
             lines.append(f"zero = {self.decoder}::load(at + scales_at + {at}, lane);")
         return lines
 
-    def _add(self, held: int, i: int) -> list[str]:
+    def _add(self, i: int) -> list[str]:
         """What the function makes of a group's sums, whose products are done, and of the tile's."""
         k, of = self.kernel, self.kernel.groups
         assert of is not None
@@ -573,14 +562,14 @@ class Products(Frame):
                 if str(buffer.name) == str(body.buffer.name):
                     return f"c[{i}]{place}"
                 if self._is_scale(buffer):
-                    return f"group_scale[{held}][{high}]"
-                return f"part[{held}]{place}"
+                    return f"group_scale[{high}]"
+                return f"part{place}"
 
             lines.append(f"  c[{i}]{place} = {Text({}, load)(body.value)};")
         count = k.rows_tile // 2
         return [
             "#pragma unroll",
-            f'for (int q = 0; q < {count}; ++q) asm volatile("" : "+f"(part[{held}][q]));',
+            f'for (int q = 0; q < {count}; ++q) asm volatile("" : "+f"(part[q]));',
             "#pragma unroll",
             f"for (int n = 0; n < {k.rows_tile // 8}; ++n) {{",
             *lines,
@@ -590,14 +579,14 @@ class Products(Frame):
     def _is_scale(self, buffer: Any) -> bool:
         return str(buffer.name) == str(self.kernel.scales.slot.buffer.name)  # type: ignore[attr-defined]
 
-    def _scales(self, of: GroupSums, held: int, group: int, i: int) -> list[str]:
+    def _scales(self, of: GroupSums, group: int, i: int) -> list[str]:
         """Load the scales of a group of rows g and g + 8 of the ``i``-th tile."""
         low, high = of.steps[group][i]
         if high - low == 2:
             pair = f"bs_load4_shared(at + groups_at + {low})"
-            return [f"bs_bf16_pair({pair}, group_scale[{held}]);"]
+            return [f"bs_bf16_pair({pair}, group_scale);"]
         return [
-            f"group_scale[{held}][{h}] = bs_load_bf16(at + groups_at + {offset});"
+            f"group_scale[{h}] = bs_load_bf16(at + groups_at + {offset});"
             for h, offset in enumerate((low, high))
         ]
 
@@ -613,20 +602,17 @@ class Products(Frame):
             lines.append(f"  points.decode(code[{b}].{c}, bank{bank} + {8 * b + 2 * j});")
         return [*lines, "}"]
 
-    def _run(self, of: GroupSums, group: int, i: int, held: int, bank: int) -> list[str]:
+    def _run(self, of: GroupSums, group: int, i: int, bank: int) -> list[str]:
         """Products of a run, whose fragments are in a bank."""
         k = self.kernel
         issue = f"BsWgmma<{OPERANDS[k.form.dtype]}, {k.rows_tile}>"
-        # Of one tile of 16 rows nvcc copies sums that a run takes, and ptxas serialises products;
-        # of two sums that a run does not take are copied, and spilled.
-        begin = "first" if k.tiles_m == 1 else "run<0>"
         lines = []
         for own, j in product(range(of.blocks), range(2)):
             at = self._place(k.tokens, group * of.blocks + own, 0)
             x = f"bs_wgmma_rows64(at + rows_at + {at})"
-            do = "run" if own or j else begin
+            do = "run" if own or j else "run<0>"
             fragment = f"bank{bank} + {8 * own + 4 * j}"
-            lines.append(f"{issue}::{do}(part[{held}], {fragment}, {x} + {2 * j});")
+            lines.append(f"{issue}::{do}(part, {fragment}, {x} + {2 * j});")
         return lines
 
 
@@ -646,17 +632,6 @@ def wgmma(dtype: str, n: int) -> str:
     sums = ", ".join(f"%{i}" for i in range(count))
     outs = ", ".join(f'"+f"(c[{i}])' for i in range(count))
     a = ", ".join(f"%{count + i}" for i in range(4))
-    first = ""
-    if dtype == E4M3:  # of which sums of groups begin anew
-        made = outs.replace("+f", "=f")
-        first = f"""
-  static BS_INLINE void first(float *c, const uint32_t *a, uint64_t b) {{
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n{n}k{deep}.f32.{name}.{name} {{{sums}}}, {{{a}}}, "
-        "%{count + 4}, 0, 1, 1{transposed};"
-        : {made}
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-  }}"""
     return f"""#ifndef {guard}
 #define {guard}
 template <>
@@ -668,6 +643,6 @@ struct BsWgmma<{OPERANDS[dtype]}, {n}> {{
         "%{count + 4}, %{count + 5}, 1, 1{transposed};"
         : {outs}
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADD));
-  }}{first}
+  }}
 }};
 #endif"""

@@ -42,8 +42,7 @@ class LinearTile:
         raster: along which tiles follow each other, "rows" (of x) or "cols" (rows of the weight).
         copies: to shared memory, "bulk" (of rows of x for wgmma by TMA) or "async" (cp.async).
         by_bytes: whether operands are E4M3.
-        partial, held: then, how many channels' products are summed up by themselves, and how many
-            such sums a warp holds; see `MoeTile`.
+        partial: then, how many channels' products are summed up by themselves; see `MoeTile`.
     """
 
     unit: str
@@ -57,7 +56,6 @@ class LinearTile:
     copies: str = "bulk"
     by_bytes: bool = False
     partial: int = 0
-    held: int = 1
 
     @property
     def tiles_m(self) -> int:
@@ -154,5 +152,4 @@ class LinearTile:
         if spec.fmt == "int4" and self.ctas > 1:
             return "sums of groups are those of one CTA"
         sums = self.blocks_k, self.partial, self.tiles_m
-        reason = illegal_bytes(*sums, self.tokens, self.held)
-        return reason or illegal_groups(spec.fmt, spec.group, *sums, self.held)
+        return illegal_bytes(*sums, self.tokens) or illegal_groups(spec.fmt, spec.group, *sums)

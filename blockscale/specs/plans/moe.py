@@ -177,33 +177,28 @@ def byte_sums(fmt: str, group: int, fast: bool) -> tuple[tuple[int, int], ...]:
     return ((4, group), (2, group)) if fmt == "int4" else BYTE_SUMS[fast]
 
 
-def illegal_bytes(
-    blocks_k: int, partial: int, tiles_m: int, tokens: int, held: int = 1
-) -> str | None:
+def illegal_bytes(blocks_k: int, partial: int, tiles_m: int, tokens: int) -> str | None:
     """Return why a tile of 8-bit operands has no kernel, or None; see `MoeTile`."""
     if blocks_k not in BYTE_BLOCKS:
         return f"a stage of operands of 8 bits has {' or '.join(map(str, BYTE_BLOCKS))} blocks of K"
     if partial % TILE_K or (partial and blocks_k % (partial // TILE_K)):
         return f"{partial} channels do not divide the {blocks_k * TILE_K} of a stage"
-    sums = (tiles_m + held * bool(partial)) * tokens // 2
+    sums = (tiles_m + bool(partial)) * tokens // 2
     if sums > PARTIAL_REGISTERS:
         return f"{sums} sums of a thread are more than {PARTIAL_REGISTERS}"
     return None
 
 
-def illegal_groups(
-    fmt: str, group: int, blocks_k: int, partial: int, tiles_m: int, held: int
-) -> str | None:
+def illegal_groups(fmt: str, group: int, blocks_k: int, partial: int, tiles_m: int) -> str | None:
     """Return why there are no such sums of 8-bit operands, or None; see `MoeTile`."""
     if fmt != "int4":
-        return None if held == 1 else "sums apart that are not of groups are held one at a time"
+        return None
     if group not in BYTE_GROUPS[fmt] or partial != group:
         return f"8-bit products of int4 in groups of {group} are not summed up by {partial}"
-    runs = blocks_k * TILE_K // group * tiles_m
-    if runs % 2:
-        return "a stage has an even number of sums of groups, whose fragments lie in two banks"
-    if held not in (1, tiles_m, runs) or held > 2:
-        return f"a warp of {tiles_m} tiles and {runs} sums of a stage does not hold {held} of them"
+    # Of one tile and two blocks a group of 128 makes one run of products of a stage, which would be
+    # decoded into the fragments that the stage before multiplies; groups of 64 ptxas serialises.
+    if tiles_m == 1 and blocks_k < 4:
+        return "of one tile of 16 rows of a warp, a stage with sums of groups has four blocks of K"
     return None
 
 
@@ -219,7 +214,6 @@ class MoeTile:
         blocks_k: blocks of 64 k in a stage; a multiple of slices.
         partial: operands of 8 bits: channels whose products the MMA, whose sums have some 14 bits,
             sums up by themselves before float32 registers add them; 0: those of all.
-        held: of int4, how many of these sums a warp holds, in turn; see `warps.group_stages`.
     """
 
     unit: str
@@ -228,7 +222,6 @@ class MoeTile:
     slices: int
     blocks_k: int
     partial: int = field(default=0, kw_only=True)
-    held: int = field(default=1, kw_only=True)
 
     # ---- Warps ------------------------------------------------------------------------------
 
@@ -316,8 +309,8 @@ class MoeTile:
         if self.unit != "wgmma" or self.consumers != 8 or self.tiles_m > 2:
             return "operands of 8 bits are multiplied by eight warps of wgmma, 128 or 256 rows"
         sums = self.blocks_k, self.partial, self.tiles_m
-        reason = illegal_bytes(*sums, self.tokens, self.held)
-        reason = reason or illegal_groups(gemm.fmt, gemm.group, *sums, self.held)
+        reason = illegal_bytes(*sums, self.tokens)
+        reason = reason or illegal_groups(gemm.fmt, gemm.group, *sums)
         return reason or self._too_large(gemm)
 
     def _too_large(self, gemm: MoeGemm) -> str | None:
