@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import tvm
+from tvm.s_tir import Schedule
 
 import blockscale as bs
 from blockscale import emulator
@@ -19,8 +20,10 @@ from blockscale.lower.moe.kernel import Pair
 from blockscale.lower.nvcc import compile_cuda_source
 from blockscale.lower.warp.derive import derive
 from blockscale.lower.warp.emit import emit
+from blockscale.schedules.moe import wgmma
 from blockscale.specs import FusedMoe
 from blockscale.specs.plans.moe import E4M3
+from blockscale.tir.moe.tiles import moe_tiles
 from tests.kit import moe_harness
 from tests.kit.gpu_library import library
 from tests.kit.moe_harness import Of, plan
@@ -227,8 +230,11 @@ def test_sums_of_groups_are_those_that_the_text_says(blocks: int) -> None:
 def test_an_odd_number_of_sums_of_a_stage_is_not_lowered() -> None:
     """Its fragments would be decoded into those that the stage before multiplies."""
     of = plan(**BYTES | {"rows": 128})
+    gemm = of.gemm(3, 256, 512, 2)
+    sch = Schedule(tvm.IRModule({"main": moe_tiles(gemm)}))
+    wgmma.decided(sch, gemm, of.tile, of.stages)
     with pytest.raises(LoweringError, match="1 sums of a stage, whose fragments lie in two banks"):
-        derive(moe_harness.scheduled(of, of.gemm(3, 256, 512, 2)))
+        derive(sch.mod["main"])
 
 
 @pytest.mark.parametrize(
