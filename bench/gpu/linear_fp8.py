@@ -34,7 +34,7 @@ from bench.gpu.linear import BOUND, CALLS, COLD_BYTES, SIZES, microseconds
 from bench.moe.fp8 import quantised, row_scales
 from blockscale.specs import Linear
 
-FORMAT = 2
+FORMAT = 3
 
 
 class Kind(NamedTuple):

@@ -34,7 +34,7 @@ from bench.moe.data import Inputs, Weights
 from bench.moe.ours import keep_gemms
 from blockscale.specs import FusedMoe
 
-FORMAT = 3
+FORMAT = 4
 FORMATS = ("mxfp4", "int4")
 TOKENS = (256, 512, 1024, 4096)
 ROADS = {

@@ -322,7 +322,7 @@ class Int4Linear(Linear):
                     "another order (act-order), which kernels with an act_fmt do not have; set "
                     "act_fmt to None"
                 )
-            given = Given(rows.packed, rows.scale, "int4", None, rows.bias, zero=rows.zero)
+            given = Given(rows.packed, rows.scale, "int4", None, rows.bias, zero=_points(rows.zero))
             wide = torch.bfloat16 if dtype == torch.float32 else dtype
             made = prepared("Int4Linear", given, wide, None, self.act_fmt)
             packed = self._buffers["packed"]
@@ -521,7 +521,8 @@ def int4_layer(
             moved = [None if value is None else value.to(device) for value in (*tensors, bias)]
             *tensors, bias = moved
         packed, scale, zero = tensors
-        part = Given(packed, scale, "int4", None, bias, bool(options.gated), zero=zero)
+        given = packed, scale, "int4", None, bias, bool(options.gated)
+        part = Given(*given, zero=_points(zero))
         made = prepared("Linear.from_checkpoint", part, dtype, options.layout, options.act_fmt)
         to: dict[str, Any] = {"activation": options.activation, "act_fmt": options.act_fmt}
         return Linear(made, **to, fast_accum=options.fast_accum, pre_quant_scale=smooth)
@@ -537,6 +538,11 @@ def int4_layer(
             target=None if device is None else torch.device(device).type,
         )
     )
+
+
+def _points(zero: Tensor | None) -> Tensor | None:
+    """Return zero points; None: all are 8, that of symmetric codes, whose kernels are faster."""
+    return None if zero is None or bool((zero == 8).all()) else zero
 
 
 def stacked_biases(ckpt: Checkpoint, weights: Sequence[Weight]) -> Tensor | None:

@@ -49,9 +49,7 @@ def wgmma(rows: int, tokens: int, warps: int, ctas: int = 1) -> LinearTile:
     return LinearTile("wgmma", rows, tokens, warps, 1, ctas, 2)
 
 
-def groups(
-    rows: int, tokens: int, group: int, blocks: int = 2, raster: str = "rows"
-) -> LinearTile:
+def groups(rows: int, tokens: int, group: int, blocks: int = 2, raster: str = "rows") -> LinearTile:
     sizes = rows, tokens, min(8, rows // 16), 1, 1, blocks, raster
     return LinearTile("wgmma", *sizes, by_bytes=True, partial=group)
 

@@ -44,7 +44,7 @@ from blockscale.ops.weights import (
 )
 from blockscale.specs.gemm import LINEAR_FORMATS, check_gemm
 from blockscale.specs.int4 import TILE_GROUPS
-from blockscale.specs.plans.moe import BYTE_GROUPS
+from blockscale.specs.plans.moe import PREFERRED
 
 Tensor = torch.Tensor
 
@@ -244,7 +244,8 @@ def prepared(
         checks.choice(where, "act_fmt", act_fmt, ACTS)
     on_cpu = given.packed.device.type == "cpu"
     plain = _plain(given, sizes)
-    layout, if_it_can = _layout((plain.fmt, plain.group), act_fmt, layout, on_cpu)
+    form = plain.fmt, plain.group, plain.zero is not None
+    layout, if_it_can = _layout(form, act_fmt, layout, on_cpu)
     checks.choice(where, "layout", layout, LAYOUTS)
     if layout == "linear":
         return _terms(plain)
@@ -259,11 +260,11 @@ def prepared(
 
 
 def _layout(
-    form: tuple[str, int], act_fmt: str | None, layout: str | None, on_cpu: bool
+    form: tuple[str, int, bool], act_fmt: str | None, layout: str | None, on_cpu: bool
 ) -> tuple[str, bool]:
     """Return the layout to make, and whether "tiles64" takes its place where it cannot be.
 
-    ``form``: the weight's format, and the group that kernels have of it.
+    ``form``: the weight's format, its group as kernels have it, and whether it has zero points.
     """
     if layout is not None:
         return layout, False
@@ -271,8 +272,7 @@ def _layout(
         return "128x4", False
     if on_cpu:
         return "linear", False
-    fmt, group = form
-    bytewise = act_fmt == "fp8" and group in BYTE_GROUPS.get(fmt, ())
+    bytewise = act_fmt == "fp8" and form in PREFERRED
     return ("tiles64e", True) if bytewise else ("tiles64", False)
 
 

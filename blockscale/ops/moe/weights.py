@@ -52,7 +52,7 @@ from blockscale.specs.moe import (
     LAYOUTS,
     PRODUCTS,
 )
-from blockscale.specs.plans.moe import BYTE_GROUPS
+from blockscale.specs.plans.moe import PREFERRED
 
 Tensor = torch.Tensor
 
@@ -203,8 +203,8 @@ def prepared(
     if act_fmt is not None:
         checks.choice(where, "act_fmt", act_fmt, ACT_FORMATS)
     wanted = layout is None and act_fmt in BYTE_ACTS and given.w13.device.type != "cpu"
-    known = sizes.group in BYTE_GROUPS.get(given.fmt, ()) and dtype == torch.bfloat16
-    by_rows = wanted and known
+    form = given.fmt, sizes.group, given.w13_zero is not None
+    by_rows = wanted and form in PREFERRED and dtype == torch.bfloat16
     layout = layout or ("linear" if given.w13.device.type == "cpu" else "tiles64")
     checks.choice(where, "layout", layout, LAYOUTS)
     plain = _plain(given, sizes)
