@@ -36,7 +36,7 @@ from blockscale.specs import FusedMoe
 
 FORMAT = 4
 FORMATS = ("mxfp4", "int4")
-TOKENS = (256, 512, 1024, 4096)
+TOKENS = (64, 256, 512, 1024, 4096)
 ROADS = {
     "16 bits": ("tiles64", None, False),
     "fp8 in 16 bits": ("tiles64", "fp8", False),
