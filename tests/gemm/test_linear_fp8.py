@@ -24,7 +24,7 @@ from blockscale.lower.warp.derive import derive
 from blockscale.lower.warp.emit import emit
 from blockscale.runtime.function_cuda import PROGRAMMATIC
 from blockscale.schedules.gemm import linear as schedules
-from blockscale.schedules.gemm.linear_gpu_tiles import legal_tiles
+from blockscale.schedules.gemm.linear_gpu_tiles import legal_tiles, multiplies_bytes
 from blockscale.specs import Linear
 from blockscale.specs.plans.linear import LinearTile
 from blockscale.tir.gemm.linear_tiles import linear_tiles
@@ -197,6 +197,28 @@ def test_where_8_bits_are_multiplied() -> None:
         registry.road(of, "sm_80")
     plain = replace(of, layout="tiles64")
     assert not any(tile.by_bytes for tile in legal_tiles(plain, 4096, GPU_TARGETS["sm_90a"]))
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "rows", "options", "want"),
+    [
+        (4096, 4096, 1024, {}, False),
+        (4096, 4096, 4096, {}, True),
+        (14336, 4096, 256, {}, False),
+        (14336, 4096, 1024, {}, True),
+        (8192, 8192, 1024, {}, True),
+        (8192, 8192, 1024, {"zero": True}, False),
+        (8192, 8192, 4096, {"group": 64}, False),
+    ],
+)
+def test_where_int4_is_multiplied_in_8_bits(
+    n: int, k: int, rows: int, options: dict[str, Any], want: bool
+) -> None:
+    """Where an H200 was faster."""
+    of, arch = spec(n, k, **INT4 | options), GPU_TARGETS["sm_90a"]
+    assert multiplies_bytes(of, rows, arch) == want
+    first = legal_tiles(of, rows, arch)[0]
+    assert (first.partial, first.rows) == ((128, 128) if want else (0, first.rows))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from blockscale.lower.moe.kernel import Pair
 from blockscale.lower.nvcc import compile_cuda_source
 from blockscale.lower.warp.derive import derive
 from blockscale.lower.warp.emit import emit
+from blockscale.ops.moe import weights as weights_of_moe
 from blockscale.schedules.moe import wgmma
 from blockscale.specs import FusedMoe
 from blockscale.specs.plans.moe import E4M3
@@ -127,6 +128,25 @@ def test_values_are_those_of_the_weight(activation: str, group: int, zeros: bool
     for (name, value), (other, wanted) in zip(back.tensors(), plain.tensors(), strict=True):
         assert name == other
         assert torch.equal(value, wanted), name
+
+
+@pytest.mark.parametrize(
+    ("form", "dtype", "act_fmt", "want"),
+    [
+        (("int4", 128, False), torch.bfloat16, "fp8", True),
+        (("int4", 128, False), torch.bfloat16, "fp8_tensor", True),
+        (("int4", 128, False), torch.bfloat16, None, False),
+        (("int4", 128, False), torch.float16, "fp8", False),
+        (("int4", 128, True), torch.bfloat16, "fp8", False),
+        (("int4", 64, False), torch.bfloat16, "fp8", False),
+        (("mxfp4", 32, False), torch.bfloat16, "fp8", True),
+    ],
+)
+def test_which_weights_act_fmt_brings_into_it(
+    form: tuple[str, int, bool], dtype: torch.dtype, act_fmt: str | None, want: bool
+) -> None:
+    """On a GPU, of which 8 bits are faster."""
+    assert weights_of_moe._prefers_bytes(form, dtype, act_fmt) == want
 
 
 @pytest.mark.parametrize(
