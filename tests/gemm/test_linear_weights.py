@@ -195,18 +195,14 @@ def test_exponents_too_far_apart():
         ("nvfp4", "fp8", None, False, ("tiles64", False)),
         ("int4", "fp8", None, False, ("tiles64e", True)),
         ("int4 64", "fp8", None, False, ("tiles64", False)),
-        ("int4 zero", "fp8", None, False, ("tiles64", False)),
-        ("int4 zero", "fp8", "tiles64e", False, ("tiles64e", False)),
+        ("int4 64", "fp8", "tiles64e", False, ("tiles64e", False)),
         ("int4", None, None, False, ("tiles64", False)),
     ],
 )
 def test_act_fmt_asks_for_a_layout(fmt, act_fmt, layout, on_cpu, want):
     """Of a CPU for none but that of nvfp4; elsewhere of what 8 bits are faster of."""
-    form = {
-        "int4": ("int4", 128, False),
-        "int4 64": ("int4", 64, False),
-        "int4 zero": ("int4", 128, True),
-    }.get(fmt, (fmt, {"mxfp4": 32, "nvfp4": 16}.get(fmt, 0), False))
+    group = {"mxfp4": 32, "nvfp4": 16, "int4": 128, "int4 64": 64}[fmt]
+    form = fmt.removesuffix(" 64"), group
     assert weights_of_linear._layout(form, act_fmt, layout, on_cpu) == want
     if on_cpu:
         assert prepare(fmt, 8, 2, layout, act_fmt=act_fmt).layout == want[0]

@@ -131,22 +131,22 @@ def test_values_are_those_of_the_weight(activation: str, group: int, zeros: bool
 
 
 @pytest.mark.parametrize(
-    ("form", "dtype", "act_fmt", "want"),
+    ("form", "zeros", "dtype", "act_fmt", "want"),
     [
-        (("int4", 128, False), torch.bfloat16, "fp8", True),
-        (("int4", 128, False), torch.bfloat16, "fp8_tensor", True),
-        (("int4", 128, False), torch.bfloat16, None, False),
-        (("int4", 128, False), torch.float16, "fp8", False),
-        (("int4", 128, True), torch.bfloat16, "fp8", False),
-        (("int4", 64, False), torch.bfloat16, "fp8", False),
-        (("mxfp4", 32, False), torch.bfloat16, "fp8", True),
+        (("int4", 128), False, torch.bfloat16, "fp8", True),
+        (("int4", 128), False, torch.bfloat16, "fp8_tensor", True),
+        (("int4", 128), False, torch.bfloat16, None, False),
+        (("int4", 128), False, torch.float16, "fp8", False),
+        (("int4", 128), True, torch.bfloat16, "fp8", False),
+        (("int4", 64), False, torch.bfloat16, "fp8", False),
+        (("mxfp4", 32), False, torch.bfloat16, "fp8", True),
     ],
 )
 def test_which_weights_act_fmt_brings_into_it(
-    form: tuple[str, int, bool], dtype: torch.dtype, act_fmt: str | None, want: bool
+    form: tuple[str, int], zeros: bool, dtype: torch.dtype, act_fmt: str | None, want: bool
 ) -> None:
     """On a GPU, of which 8 bits are faster."""
-    assert weights_of_moe._prefers_bytes(form, dtype, act_fmt) == want
+    assert weights_of_moe._prefers_bytes(form, zeros, dtype, act_fmt) == want
 
 
 @pytest.mark.parametrize(

@@ -244,8 +244,7 @@ def prepared(
         checks.choice(where, "act_fmt", act_fmt, ACTS)
     on_cpu = given.packed.device.type == "cpu"
     plain = _plain(given, sizes)
-    form = plain.fmt, plain.group, plain.zero is not None
-    layout, if_it_can = _layout(form, act_fmt, layout, on_cpu)
+    layout, if_it_can = _layout((plain.fmt, plain.group), act_fmt, layout, on_cpu)
     checks.choice(where, "layout", layout, LAYOUTS)
     if layout == "linear":
         return _terms(plain)
@@ -260,11 +259,11 @@ def prepared(
 
 
 def _layout(
-    form: tuple[str, int, bool], act_fmt: str | None, layout: str | None, on_cpu: bool
+    form: tuple[str, int], act_fmt: str | None, layout: str | None, on_cpu: bool
 ) -> tuple[str, bool]:
     """Return the layout to make, and whether "tiles64" takes its place where it cannot be.
 
-    ``form``: the weight's format, its group as kernels have it, and whether it has zero points.
+    ``form``: the weight's format, and the group that kernels have of it.
     """
     if layout is not None:
         return layout, False
