@@ -244,7 +244,10 @@ def test_sums_of_groups_are_those_that_the_text_says(blocks: int) -> None:
     of = plan(**BYTES | {"blocks_k": blocks})
     made = derive(moe_harness.scheduled(of, of.gemm(3, 256, 512, 2)))
     assert made.apart == 128
-    assert emit(made, "moe").count("bs_decoded(bank") == blocks
+    text = emit(made, "moe")
+    assert text.count("bs_decoded(bank") == blocks  # before each wait for products but the last
+    assert text.count("bs_wgmma_wait<0>") == blocks + 1
+    assert "bs_wgmma_wait<1>" not in text
 
 
 def test_an_odd_number_of_sums_of_a_stage_is_not_lowered() -> None:

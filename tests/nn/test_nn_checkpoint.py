@@ -535,6 +535,26 @@ def test_int4_weights(tmp_path):
         nn.Linear.from_checkpoint(ckpt, ["q", "o"])
 
 
+def test_rows_of_fp8_of_int4_weights():
+    """Scales of channels come before rows are rounded; another weight makes another copy."""
+    rng, layer = np.random.default_rng(4), nn.Int4Linear()
+    x, smooth = tokens(), np.linspace(0.5, 2, H)
+    for points in (np.full((24, H // 32), 8), rng.integers(0, 16, (24, H // 32))):
+        code = rng.integers(0, 16, (24, H))
+        scale = rng.uniform(0.1, 1, (24, H // 32)).astype(np.float32)
+        packed = torch.from_numpy((code[:, ::2] | code[:, 1::2] << 4).astype(np.uint8))
+        zero = torch.from_numpy(points.astype(np.uint8))
+        made = bs.int4.prepare(
+            packed, torch.from_numpy(scale), zero, group_size=32, layout="rows",
+            pre_quant_scale=torch.from_numpy(smooth).float(), dtype=torch.float32,
+        )  # fmt: skip
+        layer.load_state_dict(nn.Int4Linear(made).state_dict())
+        layer.act_fmt = "fp8"
+        value = (code - points.repeat(32, 1).astype(np.float64)) * scale.repeat(32, 1)
+        near(layer, x, moe.qdq((x * smooth).astype(np.float32), "fp8") @ value.T)
+        assert layer._of_codes(torch.float32).zeros == bool((points != 8).any())
+
+
 def test_rows_of_several_weights(tmp_path):
     """One global scale, or one for each row, so that nothing is rounded; formats are one."""
     rng = np.random.default_rng(11)

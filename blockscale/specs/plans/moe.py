@@ -61,8 +61,8 @@ BYTE_GROUPS = {"mxfp4": (32,), "int4": (64, 128)}
 whose products MMAs of 8 bits sum up."""
 
 PREFERRED = {("mxfp4", 32), ("int4", 128)}
-"""Formats and groups of weights that are in it once act_fmt is told; other ones if the layout is: of
-groups of 64 8 bits were slower than 16 on an H200."""
+"""Formats and groups of weights that are in it once act_fmt is told; other ones if the layout is:
+of int4 in groups of 64 8 bits were slower than 16 on an H200."""
 
 TERM = 2
 """Kind of zeros of int4 weights that are added to products; 1: subtracted from codes; 0: none."""
