@@ -311,6 +311,10 @@ class Int4Linear(Linear):
         y = products.linear(x, self.prepared)
         return y if residual is None else y + residual
 
+    def _hold(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor | None]) -> None:
+        self._quantising = None  # a state may be copied to buffers that stay
+        super()._hold(meta, tensors)
+
     def _of_codes(self, dtype: torch.dtype) -> LinearWeights:
         """The weight as a `Linear` has it, made when it is needed first."""
         held = self._quantising

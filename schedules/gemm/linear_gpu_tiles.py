@@ -187,9 +187,9 @@ def _of_words(spec: Linear, rows: int, arch: Gpu) -> list[LinearTile]:
 
 def _of_bytes(spec: Linear, rows: int, arch: Gpu) -> list[LinearTile]:
     """Return the tiles of operands of 8 bits: of each shape and order those of least `_cost`."""
-    shapes, widths = BYTE_SHAPES, BYTE_WIDTHS
-    if spec.fmt == "int4":
-        shapes, widths = GROUP_SHAPES, GROUP_WIDTHS
+    groups = spec.fmt == "int4"
+    shapes: Sequence[tuple[int, int, int]] = GROUP_SHAPES if groups else BYTE_SHAPES
+    widths: Sequence[int] = GROUP_WIDTHS if groups else BYTE_WIDTHS
     made = [
         LinearTile(
             *("wgmma", height, tokens, warps, 1, ctas, blocks, raster),
