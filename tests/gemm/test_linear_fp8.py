@@ -28,6 +28,7 @@ from blockscale.schedules.gemm.linear_gpu_tiles import legal_tiles, multiplies_b
 from blockscale.specs import Linear
 from blockscale.specs.plans.linear import LinearTile
 from blockscale.tir.gemm.linear_tiles import linear_tiles
+from tests.kit import linear_harness
 from tests.kit.gpu_library import library as gpu_library
 from tests.kit.linear_harness import ACT, kernel, prepared, rows_of, run, weight
 from tests.kit.pairwise import exhaustive, few
@@ -144,6 +145,23 @@ LATER = (
 def test_kernels_multiply(name: str) -> None:
     of, tile, rows = CASES[name]
     run(of, tile, rows).judge(LIMITS[of.out_dtype])
+
+
+@pytest.mark.parametrize("name", ["groups, long stages", "groups of 64"])
+def test_small_integers_are_exact(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows whose scale is 1, scales that are powers of two: every sum is a float32 number."""
+    of, tile, rows = CASES[name]
+    of = replace(of, dtype="bfloat16", out_dtype="float32", residual=False)
+    rng, made = np.random.default_rng(0), weight(of, 0)
+    old = np.asarray(made.scale, np.float64).repeat(of.group, 1)
+    scale = np.exp2(rng.integers(-2, 3, made.scale.shape)).astype(made.scale.dtype)
+    value = np.round(made.value / old) * scale.astype(np.float64).repeat(of.group, 1)
+    known = replace(made, scale=scale, value=value)
+    x = rng.choice([-64.0, -8, 0, 8, 64], (rows, of.k))
+    x[:, rng.integers(of.k)] = 448
+    monkeypatch.setattr(linear_harness, "weight", lambda spec, seed: known)
+    monkeypatch.setattr(linear_harness.moe, "random_hidden", lambda *_: x)
+    run(of, tile, rows, bias=False).judge(0)
 
 
 @pytest.mark.parametrize("name", ["bytes", "bytes, uneven ctas", "mma", "wgmma"])
