@@ -13,6 +13,8 @@ import click
 from bench import emulator
 from bench.cpu import report as cpu_report
 from bench.cpu.report import FORMAT
+from bench.gpu import linear_fp8
+from bench.moe import fp8 as moe_fp8
 from bench.report import Results, fill_page, markdown_table, read, relative, render, us_text
 from blockscale.building.records import META
 from blockscale.demo.tables import disturbed
@@ -25,6 +27,17 @@ def demo_section(result: Results, source: str = "") -> str:
     """Return one row for each way in which the demo ran the model, and the conditions."""
     busy = disturbed(result["latency"])
     return render("pages/demo.md.j2", r=result, labels=LABELS, weights=_BYTES, disturbed=busy)
+
+
+def linear_fp8_section(result: Results, source: str = "") -> str:
+    """Return a row for each weight and number of rows of a linear layer with FP8 rows."""
+    wrong = sum(not row["right"] for row in result["rows"])
+    return render("pages/linear_fp8.md.j2", r=result, source=source, wrong=wrong)
+
+
+def moe_fp8_section(result: Results, source: str = "") -> str:
+    """Return a row for each layer and number of tokens of MoE layers with FP8 rows."""
+    return render("pages/moe_fp8.md.j2", r=result, source=source)
 
 
 TUNED_HEADINGS = (
@@ -62,6 +75,8 @@ SECTIONS: dict[str, tuple[str, int, Callable[[Results, str], str]]] = {
     "bench": ("docs/cpu.md", FORMAT, cpu_report.section),
     "demo": ("docs/demo.md", 1, demo_section),
     "emulator": ("docs/emulator.md", emulator.FORMAT, emulator.section),
+    "linear_fp8": ("docs/linear.md", linear_fp8.FORMAT, linear_fp8_section),
+    "moe_fp8": ("docs/moe.md", moe_fp8.FORMAT, moe_fp8_section),
 }
 """By marker: page, the results' format, and what makes the text of them and of their path."""
 TUNED = "docs/tuning.md"
@@ -77,6 +92,8 @@ def _results(option: str, about: str) -> Callable[[Callable[..., None]], Callabl
 @_results("--bench", "Results of `python -m bench.cpu --out`; keep them in bench/results.")
 @_results("--demo", "Figures of the demo, dist/minilm-nvfp4.json.")
 @_results("--emulator", "Results of `python -m bench.emulator --out`; keep them in bench/results.")
+@_results("--linear-fp8", "Results of `python -m bench.gpu.linear_fp8`, of INT4 weights.")
+@_results("--moe-fp8", "Results of `python -m bench.moe.fp8`, of INT4 weights.")
 @_results("--tuned", "Folder of logs: tuning_logs.")
 def main(page: Path | None, tuned: Path | None, **files: Path | None) -> None:
     """Replace the measured tables of PAGE (else of the pages of docs/) by those of result files.
@@ -86,7 +103,7 @@ def main(page: Path | None, tuned: Path | None, **files: Path | None) -> None:
     given = {marker: path for marker, path in files.items() if path is not None}
     if not given and tuned is None:
         raise click.UsageError(
-            "neither --bench, --demo, --emulator nor --tuned is given: there is nothing to fill in"
+            "no results are given, neither of a bench nor --tuned: there is nothing to fill in"
         )
     try:
         contents: dict[Path, dict[str, str]] = {}

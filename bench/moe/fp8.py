@@ -1,13 +1,13 @@
 """Measure MoE layers with FP8 activations on this GPU: ``python -m bench.moe.fp8``.
 
-MXFP4 weights, or with ``--fmt nvfp4`` NVFP4's; four roads of ours in CUDA graphs that are replayed
-in turns:
+MXFP4 and NVFP4 weights, and INT4 in groups of 128; four roads of ours in CUDA graphs that are
+replayed in turns:
 
 * "16 bits": rows of x as they are;
 * "fp8 in 16 bits": rows in E4M3 with a scale each, multiplied in 16 bits (layout "tiles64");
 * "fp8": the same numbers, but NVFP4's weights rounded to E4M3 (``rounded``), many tokens multiplied
   in 8 bits (layout "tiles64e");
-* "fp8 fast": the same with ``fast_accum``.
+* "fp8 fast": the same with ``fast_accum``; not of INT4, whose sums are those of groups.
 
 Of each the two GEMMs alone and the whole layer.  Errors are those of rows, of all but the first
 against a layer in float64 whose operands are quantised likewise; and by how much results in 8 bits
@@ -30,14 +30,14 @@ from torch import Tensor
 from bench import measure
 from bench.measure import Captured, bound, row_error
 from bench.moe import data
-from bench.moe.cases import MODELS, Model, spec_of, uniform_ids
+from bench.moe.cases import GROUP, MODELS, Model, spec_of, uniform_ids
 from bench.moe.data import Inputs, Weights
 from bench.moe.ours import keep_gemms
 from blockscale.specs import FusedMoe
 
-FORMAT = 3
-FMTS = ("mxfp4", "nvfp4")
-TOKENS = (256, 512, 1024, 4096)
+FORMAT = 4
+FORMATS = ("mxfp4", "nvfp4", "int4")
+TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)
 ROADS = {
     "16 bits": ("tiles64", None, False),
     "fp8 in 16 bits": ("tiles64", "fp8", False),
@@ -51,16 +51,32 @@ GUESS = 300e6
 """FLOP a microsecond, for how many calls a graph has."""
 
 
-def spec_on(model: Model, road: str, fmt: str = FMTS[0]) -> FusedMoe:
+def spec_on(model: Model, fmt: str, road: str) -> FusedMoe:
     """Return the function of a road."""
     layout, act_fmt, fast = ROADS[road]
     return replace(spec_of(model, fmt), layout=layout, act_fmt=act_fmt, fast_accum=fast)
 
 
-def names(only: Sequence[str] | None = None, fmt: str = FMTS[0]) -> list[str]:
+def roads_of(fmt: str) -> list[str]:
+    """Return the roads that there are of a format of weights."""
+    return [road for road, (*_, fast) in ROADS.items() if fmt != "int4" or not fast]
+
+
+def cases() -> dict[str, tuple[Model, str]]:
+    """Return models and formats of weights whose sizes have whole groups."""
+    return {
+        f"{key} {fmt}": (model, fmt)
+        for fmt in FORMATS
+        for key, model in MODELS.items()
+        if not (model.hidden % GROUP[fmt] or model.intermediate % GROUP[fmt])
+    }
+
+
+def names(only: Sequence[str] | None = None) -> list[str]:
     """Return the functions to build."""
-    keys = measure.chosen(MODELS, only)
-    return [spec_on(MODELS[key], road, fmt).name for key in keys for road in ROADS]
+    found = cases()
+    chosen = [found[key] for key in measure.chosen(found, only)]
+    return [spec_on(model, fmt, road).name for model, fmt in chosen for road in roads_of(fmt)]
 
 
 def prepared(weights: Weights, layout: str) -> Any:
@@ -175,8 +191,9 @@ def case(weights: Weights, roads: Mapping[str, Road], tokens: int, replays: int)
     apart = {name: apart_of(out, base) for name, out in outs.items() if base is not None}
     times = measure.interleaved(graphs, replays)
     return {
-        "name": f"{model.key} T={tokens}",
+        "name": f"{model.key} {weights.fmt} T={tokens}",
         "model": model.key,
+        "weights": weights.fmt,
         "tokens": tokens,
         "flop": flop,
         "times": {name: timing.to_json() for name, timing in times.items()},
@@ -222,27 +239,27 @@ def line(found: Mapping[str, Any]) -> str:
 def main(given: Sequence[str] | None = None) -> int:
     """Run."""
     made: argparse.ArgumentParser = measure.parser("bench.moe.fp8", __doc__, replays=11)
-    made.add_argument("--fmt", choices=FMTS, default=FMTS[0], help="of the weights")
     made.add_argument("--tokens", type=int, action="append", help="may be repeated")
     options = measure.parsed(made, given)
     if options.names:
-        print("\n".join(names(options.only, options.fmt)))
+        print("\n".join(names(options.only)))
         return 0
     if measure.refused("bench.moe.fp8"):
         return 1
-    session = measure.Session("moe-fp8", options, FORMAT, fmt=options.fmt)
+    session = measure.Session("moe-fp8", options, FORMAT)
     measure.warm_up()
-    for key in measure.chosen(MODELS, options.only):
-        weights = data.random_weights(MODELS[key], options.fmt)
+    found = cases()
+    for key in measure.chosen(found, options.only):
+        model, fmt = found[key]
+        weights = data.random_weights(model, fmt)
         tiles = {layout: prepared(weights, layout) for layout in ("tiles64", "tiles64e")}
         roads = {}
-        for road, (layout, *_) in ROADS.items():
-            spec = spec_on(MODELS[key], road, options.fmt)
-            roads[road] = Road(session.kernels[spec.name], spec, tiles[layout])
+        for road in roads_of(fmt):
+            spec = spec_on(model, fmt, road)
+            roads[road] = Road(session.kernels[spec.name], spec, tiles[spec.layout])
         for tokens in options.tokens or TOKENS:
-            found = case(weights, roads, tokens, options.replays)
-            found["added_error"] = tiles["tiles64e"].added_error
-            session.add(found, line(found))
+            row = case(weights, roads, tokens, options.replays)
+            session.add(row | {"added_error": tiles["tiles64e"].added_error}, line(row))
     session.end()
     return 0
 

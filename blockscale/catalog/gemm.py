@@ -128,7 +128,7 @@ def _linear_adopt(sch: Schedule, own: Workload, level: str, of: PrimFunc) -> Non
     made = derive(of)
     tile = LinearTile(
         *(made.unit, made.cols_tile, made.rows_tile, made.warps, made.slices, made.ctas),
-        *(made.blocks, made.fastest, made.copies, made.by_bytes, made.partial),
+        *(made.blocks, made.fastest, made.copies, made.by_bytes, made.apart),
     )
     assert isinstance(own.spec, Linear)
     gpu_linear.decided(sch, own.spec, tile, made.stages)

@@ -268,10 +268,13 @@ def _quantised(where: str, weight: object, fmt: str) -> tuple[Tensor, Tensor, st
 class Int4Linear(Linear):
     """``y = x' @ w + bias`` of a prepared weight; see `blockscale.int4.linear`.
 
-    The weight is in the layout of the device that it was prepared for, and moves there alone.
+    The weight is in the layout of the device that it was prepared for, and moves there alone.  With
+    ``act_fmt`` set to "fp8" calls are those of a `Linear` on the same weight, of which the first
+    makes a second copy; `Linear.from_checkpoint` with an act_fmt has that one alone.
     """
 
     _names = Int4Weight.names
+    _quantising: tuple[Tensor, LinearWeights] | None = None
 
     def __init__(self, weight: Int4Weight | None = None) -> None:
         """Take what `blockscale.int4.prepare` makes of one weight; None: to be loaded."""
@@ -304,8 +307,42 @@ class Int4Linear(Linear):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return [..., N] of x [..., K], in the dtype of x; ``residual`` is added to it."""
-        y = products.linear(x.contiguous(), self.prepared)
+        x = x.contiguous()
+        if self.act_fmt is not None:
+            smooth = self._buffers["pre_quant_scale"]
+            if smooth is not None:
+                x = (x.float() * smooth[0].float()).to(x.dtype)
+            return linear(
+                *(x, self._of_codes(x.dtype)),
+                residual=residual,
+                act_fmt=self.act_fmt,
+                fast_accum=self.fast_accum,
+            )
+        y = products.linear(x, self.prepared)
         return y if residual is None else y + residual
+
+    def _hold(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor | None]) -> None:
+        self._quantising = None  # a state may be copied to buffers that stay
+        super()._hold(meta, tensors)
+
+    def _of_codes(self, dtype: torch.dtype) -> LinearWeights:
+        """The weight as a `Linear` has it, made when it is needed first."""
+        held = self._quantising
+        if held is None or held[0] is not self._buffers["packed"]:
+            rows = self.prepared.to_rows()
+            if rows.group_index is not None:
+                raise ValueError(
+                    f"Int4Linear: act_fmt={self.act_fmt!r}, but the weight has its groups in "
+                    "another order (act-order), which kernels with an act_fmt do not have; set "
+                    "act_fmt to None"
+                )
+            given = Given(rows.packed, rows.scale, "int4", None, rows.bias, zero=_points(rows.zero))
+            wide = torch.bfloat16 if dtype == torch.float32 else dtype
+            made = prepared("Int4Linear", given, wide, None, self.act_fmt)
+            packed = self._buffers["packed"]
+            assert packed is not None, "prepared is refused without"
+            held = self._quantising = packed, made
+        return held[1]
 
 
 # ---- From a checkpoint --------------------------------------------------------------------------
@@ -502,12 +539,13 @@ def int4_layer(
                 "activation or an act_fmt do not have; leave both out, and apply an activation to "
                 "the result"
             )
+        if device is not None:  # whose layout it gets
+            moved = [None if value is None else value.to(device) for value in (*tensors, bias)]
+            *tensors, bias = moved
         packed, scale, zero = tensors
-        part = Given(packed, scale, "int4", None, bias, bool(options.gated), zero=zero)
-        layout = options.layout
-        if layout is None and device is not None and torch.device(device).type == "cuda":
-            layout = "tiles64"
-        made = prepared("Linear.from_checkpoint", part, dtype, layout, options.act_fmt)
+        given = packed, scale, "int4", None, bias, bool(options.gated)
+        part = Given(*given, zero=_points(zero))
+        made = prepared("Linear.from_checkpoint", part, dtype, options.layout, options.act_fmt)
         to: dict[str, Any] = {"activation": options.activation, "act_fmt": options.act_fmt}
         return Linear(made, **to, fast_accum=options.fast_accum, pre_quant_scale=smooth)
     return Int4Linear(
@@ -522,6 +560,11 @@ def int4_layer(
             target=None if device is None else torch.device(device).type,
         )
     )
+
+
+def _points(zero: Tensor | None) -> Tensor | None:
+    """Return zero points; None: all are 8, that of symmetric codes, whose kernels are faster."""
+    return None if zero is None or bool((zero == 8).all()) else zero
 
 
 def stacked_biases(ckpt: Checkpoint, weights: Sequence[Weight]) -> Tensor | None:

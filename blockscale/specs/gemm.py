@@ -13,7 +13,7 @@ from blockscale.base import formats
 from blockscale.base.sizes import ceil_div, round_up
 from blockscale.specs.fused import SIXTEEN_BIT, SWIGLU_DEFAULTS, ActQuantize
 from blockscale.specs.plans.launches import LINEAR_PARTS, Part, workspace_bytes
-from blockscale.specs.plans.moe import scale_bytes
+from blockscale.specs.plans.moe import BYTE_FORMS, BYTE_GROUPS, scale_bytes
 from blockscale.specs.spec import (
     DTYPE_SUFFIX,
     GLOBAL_SCALE,
@@ -84,9 +84,6 @@ TILE = 64
 TILED = ("tiles64", "tiles64e")
 """Layouts of a linear layer's weight that CUDA kernels decode."""
 
-BYTE_FORMATS = ("mxfp4", "nvfp4")
-"""Weights that become E4M3 in layout "tiles64e"; those of nvfp4 are rounded."""
-
 ACT_FORMATS = ("", "fp8")
 """What a linear layer's kernel rounds rows of x to: E4M3, each with a scale; "": nothing."""
 
@@ -114,8 +111,8 @@ class Linear(FormatSpec):
         group: elements of K that share a scale; 0: the only one of the format.
         zero: whether int4 codes have zero points.
         layout: of the weight: "linear" (CPU; gates, then ups), "tiles64" (CUDA), or "tiles64e"
-            (`BYTE_FORMATS` and "fp8"; `blockscale.ops.moe.rows`, `.rounded`), which has a global
-            scale for each row, and many rows of which are multiplied as E4M3.
+            ("fp8", and weights of `BYTE_GROUPS`; `blockscale.ops.moe.rows`, `.rounded`), which has
+            a global scale for each row, and many rows of which are multiplied as E4M3.
         activation: of `ACTIVATIONS`.
         gated, residual: see above.
         out_dtype: of y; "": that of x.
@@ -123,7 +120,8 @@ class Linear(FormatSpec):
             have; not gated, and not int4.
         act_fmt: of `ACT_FORMATS`.
         fast_accum: in layout "tiles64e", MMAs of 8 bits may sum up all of K, in some 14 bits
-            (Hopper); what is multiplied in 16 bits is the same.
+            (Hopper); what is multiplied in 16 bits is the same.  Not of int4, whose sums are those
+            of groups.
     """
 
     n: int
@@ -146,6 +144,7 @@ class Linear(FormatSpec):
         "{fast_accum}{layout}[_to_{out_dtype}]_{dtype}",
         *("linear_nvfp4_n384_k1536_bf16", "linear_mxfp4_n5632_k1024_silu_gated_tiles64_bf16"),
         "linear_mxfp4_n4096_k4096_fp8_tiles64e_bf16",
+        "linear_int4g128_n4096_k4096_fp8_tiles64e_bf16",
         texts={
             "fmt": LINEAR_FORMATS,
             "dtype": DTYPE_SUFFIX,
@@ -192,12 +191,16 @@ class Linear(FormatSpec):
         if self.tiled:
             check_choice(where, "dtype", self.dtype, ("bfloat16", "float16"))
             check_choice(where, "out_dtype", self.out_dtype, {self.dtype, "float32"})
-        by_bytes = self.fmt in BYTE_FORMATS and self.act_fmt == "fp8"
-        if self.layout == "tiles64e" and not by_bytes:
+        known = self.group in BYTE_GROUPS.get(self.fmt, ())
+        if self.layout == "tiles64e" and not (known and self.act_fmt == "fp8"):
             raise ValueError(
-                f"{where}: layout='tiles64e' is for fmt "
-                f"{' or '.join(map(repr, BYTE_FORMATS))} and act_fmt='fp8', not for "
-                f"fmt={self.fmt!r} and act_fmt={self.act_fmt!r}; choose layout='tiles64'"
+                f"{where}: layout='tiles64e' is for act_fmt='fp8' and {BYTE_FORMS}, not for fmt="
+                f"{self.fmt!r}, group={self.group} and act_fmt={self.act_fmt!r}; choose "
+                "layout='tiles64'"
+            )
+        if self.fast_accum and self.fmt == "int4":
+            raise ValueError(
+                f"{where}: fast_accum=True, but sums of int4 are those of groups; leave it out"
             )
         if self.fast_accum and self.layout != "tiles64e":
             raise ValueError(

@@ -8,7 +8,7 @@ from typing import Any
 
 from blockscale.base import formats
 from blockscale.base.sizes import round_up
-from blockscale.specs.gemm import BYTE_FORMATS, check_experts
+from blockscale.specs.gemm import check_experts
 from blockscale.specs.plans.coded import ALIGNMENT, CODED_FORMATS, CodedRow
 from blockscale.specs.plans.launches import (
     CHUNK,
@@ -20,7 +20,7 @@ from blockscale.specs.plans.launches import (
     most_tiles,
     workspace_bytes,
 )
-from blockscale.specs.plans.moe import scale_bytes
+from blockscale.specs.plans.moe import BYTE_FORMS, BYTE_GROUPS, scale_bytes
 from blockscale.specs.spec import (
     DTYPE_SUFFIX,
     FormatSpec,
@@ -125,7 +125,8 @@ class FusedMoe(FormatSpec):
             out, anything. There are no weights then.
         coded: hidden [T, bytes] holds rows that ``act_fmt`` has coded already (`CodedRow`).
         fast_accum: in layout "tiles64e", MMAs of 8 bits may sum up all of K, in some 14 bits
-            (Hopper); what is multiplied in 16 bits is the same.
+            (Hopper); what is multiplied in 16 bits is the same.  Not of int4, whose sums are those
+            of groups.
     """
 
     experts: int
@@ -193,6 +194,10 @@ class FusedMoe(FormatSpec):
             self._check_bytes(where)
         if self.coded:
             self._check_coded(where)
+        if self.fast_accum and self.fmt == "int4":
+            raise ValueError(
+                f"{where}: fast_accum=True, but sums of int4 are those of groups; leave it out"
+            )
         if self.fast_accum and not self.by_bytes:
             raise ValueError(
                 f"{where}: fast_accum=True is for layout='tiles64e' and act_fmt "
@@ -240,13 +245,13 @@ class FusedMoe(FormatSpec):
 
     def _check_bytes(self, where: str) -> None:
         """ValueError unless codes can become E4M3."""
-        known = self.fmt in BYTE_FORMATS and self.dtype == "bfloat16"
+        known = self.group in BYTE_GROUPS.get(self.fmt, ()) and self.dtype == "bfloat16"
         if not known or self.act_fmt not in (None, *BYTE_ACTS):
             raise ValueError(
-                f"{where}: layout='tiles64e' is for fmt {' or '.join(map(repr, BYTE_FORMATS))}, "
-                f"dtype='bfloat16' and act_fmt {' or '.join(map(repr, (None, *BYTE_ACTS)))}, not "
-                f"for fmt={self.fmt!r}, "
-                f"dtype={self.dtype!r}, act_fmt={self.act_fmt!r}; choose layout='tiles64'"
+                f"{where}: layout='tiles64e' is for {BYTE_FORMS}, dtype='bfloat16' and act_fmt "
+                f"{' or '.join(map(repr, (None, *BYTE_ACTS)))}, not for fmt={self.fmt!r}, group="
+                f"{self.group}, dtype={self.dtype!r}, act_fmt={self.act_fmt!r}; choose "
+                "layout='tiles64'"
             )
 
     @property

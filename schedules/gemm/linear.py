@@ -57,7 +57,7 @@ def shape(sch: Schedule, spec: Linear, tile: LinearTile) -> LoopRV:
     weight = warps.Weight(spec.fmt, spec.group, spec.zero, operand_of(spec, tile.by_bytes))
     total = sch.get_sblock("gemm")
     sch.set_scope(total, 0, fragments.LOCAL)
-    product = warps.parts(sch, total, tile)
+    product = warps.own_sums(sch, total, weight, tile)
     for name in ("weights", "scales"):
         sch.set_scope(sch.get_sblock(name), 0, fragments.SMEM)
     sch.set_scope(sch.get_sblock("decode"), 0, fragments.LOCAL)
@@ -74,9 +74,7 @@ def shape(sch: Schedule, spec: Linear, tile: LinearTile) -> LoopRV:
     tiles = warps.tiles(
         sch, tile, lambda group, token, row: (row, group, token) if by_rows else (group, token, row)
     )
-    for block in (total, *([product] if product is not total else [])):
-        sch.compute_at(block, tiles, preserve_unit_loops=True)
-    stages, block, sixteen, cta = warps.stages(sch, product, total, tile, weight.dtype)
+    stages, block, sixteen, cta = warps.in_tiles(sch, (product, total), weight, tile, tiles)
     sch.compute_at(sch.get_sblock("decode"), sixteen, preserve_unit_loops=True)
     if fragment is not None:
         sch.compute_at(fragment, block, preserve_unit_loops=True)
@@ -92,7 +90,7 @@ def shape(sch: Schedule, spec: Linear, tile: LinearTile) -> LoopRV:
         order, load = "bytes", warp.matrices
     names = (warp.decode(*weight, order), load(weight.dtype) if tile.unit == "mma" else "")
     warps.tensorize_product(sch, weight, tile, (product, total, fragment), stages, names)
-    if tile.partial:
+    if tile.partial and not weight.scaled_sums:  # groups' sums are blocks of their own
         sch.annotate(stages, f"{PREFIX}partial", tile.partial)
     return stages
 

@@ -14,7 +14,7 @@ from blockscale.base.sizes import ceil_div, round_up
 from blockscale.base.targets import BULK_COPIES, CTA_RESERVED, GPU_TARGETS, WGMMA, Gpu
 from blockscale.specs import Linear
 from blockscale.specs.plans.linear import LinearTile
-from blockscale.specs.plans.moe import BYTE_SUMS
+from blockscale.specs.plans.moe import byte_sums
 
 SMS = GPU_TARGETS["sm_90a"].sms
 """Of an H100 SXM or H200; cards of other architectures have about as many, and fewer."""
@@ -119,6 +119,27 @@ an H200 a stage of 256 rows and 128 k took some 1,750, whatever the number of to
 FAST_DECODING = 2.0
 """The same where MMAs sum up all of K: 1,540 of a stage with 152 tokens, of which MMAs 1,216."""
 
+GROUP_ROWS = 512
+"""The same of int4, whose groups have sums of their own: of 256 rows 8 bits took 1.16 times as long
+as 16 bits on an H200, or more."""
+
+GROUP_SHAPES = ((128, 8, 1),)
+GROUP_WIDTHS = (128, 112, 96, 80, 64)
+"""Rows of w, warps and CTAs of theirs, and rows of x.  Of 8192 x 8192 and 512 to 4096 rows tiles of
+256 x 104 took 1.05 to 1.5 times as long as 128 x 128 on an H200, other ones of 256 longer."""
+
+GROUP_CLOCKS = {(128, False): 1.3, (128, True): 1.6, (64, False): 2.1, (64, True): 2.4}
+"""Clocks for each row of w and 64 k in which an SM decodes, scales sums and adds them up, by group
+and zero points (groups of 64 with them: not measured).  On an H200 none of it hid behind products:
+calls of 8192 x 8192 took 0.84 of the time without decoding, 0.86 without scaling, 0.71 without
+either."""
+
+GROUP_WAITING = 70
+"""Of those, instead of `WAITING`."""
+
+QUANTISING = (12000, 1.5e-3)
+"""Clocks of the kernel that quantises rows, and for each element: 7 us, and bytes from memory."""
+
 BYTE_TRIED = 8
 """Of these tiles are tried, those of least `_cost`."""
 
@@ -128,11 +149,13 @@ BYTE_WIDTHS = (160, 152, 144, 128, 112, 96, 80, 64, 48, 32)
 
 def multiplies_bytes(spec: Linear, rows: int, arch: Gpu) -> bool:
     """Whether about ``rows`` rows are multiplied as E4M3: by `_cost` it takes no longer."""
-    if spec.layout != "tiles64e" or rows < BYTE_ROWS:
+    groups = spec.fmt == "int4"
+    if spec.layout != "tiles64e" or rows < (GROUP_ROWS if groups else BYTE_ROWS):
         return False
     eight, sixteen = _of_bytes(spec, rows, arch), _of_words(spec, rows, arch)
     words = [_cost(spec, tile, rows) for tile in sixteen if tile.unit == "wgmma"]
-    return bool(eight) and _cost(spec, eight[0], rows) <= min(words)
+    before = QUANTISING[0] + QUANTISING[1] * rows * spec.k if groups else 0
+    return bool(eight) and before + _cost(spec, eight[0], rows) <= min(words)
 
 
 def legal_tiles(spec: Linear, rows: int, arch: Gpu) -> list[LinearTile]:
@@ -164,15 +187,18 @@ def _of_words(spec: Linear, rows: int, arch: Gpu) -> list[LinearTile]:
 
 def _of_bytes(spec: Linear, rows: int, arch: Gpu) -> list[LinearTile]:
     """Return the tiles of operands of 8 bits: of each shape and order those of least `_cost`."""
+    groups = spec.fmt == "int4"
+    shapes: Sequence[tuple[int, int, int]] = GROUP_SHAPES if groups else BYTE_SHAPES
+    widths: Sequence[int] = GROUP_WIDTHS if groups else BYTE_WIDTHS
     made = [
         LinearTile(
             *("wgmma", height, tokens, warps, 1, ctas, blocks, raster),
             by_bytes=True,
             partial=part,
         )
-        for height, warps, ctas in BYTE_SHAPES
-        for blocks, part in BYTE_SUMS[spec.fast_accum]
-        for tokens in BYTE_WIDTHS
+        for height, warps, ctas in shapes
+        for blocks, part in byte_sums(spec.fmt, spec.group, spec.fast_accum)
+        for tokens in widths
         if tokens <= max(rows, 64)
         for raster in (("rows", "cols") if rows > 256 else ("rows",))
     ]
@@ -234,12 +260,17 @@ def _cost(spec: Linear, tile: LinearTile, rows: int) -> float:
     """Clocks of a tile with wgmma, about; of 130 tiles on an H200 the least was within 5 %."""
     blocks = ceil_div(spec.padded_k, 64 * tile.ctas)
     product, decoding = tile.rows * tile.tokens / 32, DECODING * tile.rows
-    if tile.by_bytes:
+    waiting = WAITING
+    if tile.by_bytes and spec.fmt == "int4":
+        product, waiting = product / 2, GROUP_WAITING
+        product += GROUP_CLOCKS[spec.group, spec.zero] * tile.rows
+        decoding = 0
+    elif tile.by_bytes:
         clocks = BYTE_DECODING if tile.partial else FAST_DECODING
         product, decoding = product / 2, clocks * tile.rows
         if tile.rows < 256:  # in MoE layers on an H200 neither hid behind the other
             product += decoding
-    time = blocks * (max(product, decoding) + WAITING)
+    time = blocks * (max(product, decoding) + waiting)
     if tile.ctas > 1:
         time += CLUSTER[0] + CLUSTER[1] * tile.rows * tile.tokens * (tile.ctas - 1)
     return ceil_div(ctas(spec, tile, rows), SMS) * time

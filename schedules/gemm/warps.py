@@ -16,7 +16,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from blockscale.schedules.steps import last_loops
 from blockscale.specs.plans.moe import scale_count
 from blockscale.tir.intrin import fragments, warp
-from blockscale.tir.moe.tiles import WORDS
+from blockscale.tir.moe.tiles import WORDS, scaled_sums
 
 MMA_K = 64
 """K of what the intrinsic of mma.sync multiplies."""
@@ -72,8 +72,14 @@ class Weight(NamedTuple):
     @property
     def scales(self) -> tuple[int, str]:
         """Numbers of 16 rows and 64 k, and their dtype."""
-        dtype = self.dtype if self.fmt == "int4" else "uint8"
-        return scale_count(self.fmt, self.group, self.zeros), dtype
+        dtype = "bfloat16" if self.scaled_sums else self.dtype
+        count = scale_count(self.fmt, self.group, self.zeros)
+        return count, dtype if self.fmt == "int4" else "uint8"
+
+    @property
+    def scaled_sums(self) -> bool:
+        """Whether scales are multiplied with sums of groups, which have a buffer of their own."""
+        return scaled_sums(self.fmt, self.dtype)
 
 
 def parts(sch: Schedule, block: SBlockRV, tile: Tile) -> SBlockRV:
@@ -87,6 +93,15 @@ def parts(sch: Schedule, block: SBlockRV, tile: Tile) -> SBlockRV:
     own = sch.rfactor(sch.fuse(cta, part), 0)
     sch.set_scope(own, 0, fragments.LOCAL)
     return own
+
+
+def own_sums(sch: Schedule, total: SBlockRV, weight: Weight, tile: Tile) -> SBlockRV:
+    """Return the block that multiplies: groups, or else slices and CTAs, have sums of their own."""
+    if not weight.scaled_sums:
+        return parts(sch, total, tile)
+    sums = sch.get_sblock("partial")
+    sch.set_scope(sums, 0, fragments.LOCAL)
+    return sums
 
 
 def tiles(
@@ -136,6 +151,45 @@ def stages(
     return stage, inner, sixteen, bound[0] if bound else None
 
 
+def in_tiles(
+    sch: Schedule, sums: tuple[SBlockRV, SBlockRV], weight: Weight, tile: Tile, last: LoopRV
+) -> tuple[LoopRV, LoopRV, LoopRV, LoopRV | None]:
+    """Compute sums within ``last``, the innermost loop over tiles; see `stages`.
+
+    ``sums``: the block that multiplies, and the one that adds up parts of K.
+    """
+    product, total = sums
+    if weight.scaled_sums:
+        sch.compute_at(total, last, preserve_unit_loops=True)
+        stage, deep = group_stages(sch, product, total, weight, tile)
+        return stage, deep, deep, None
+    for block in dict.fromkeys((total, product)):
+        sch.compute_at(block, last, preserve_unit_loops=True)
+    return stages(sch, product, total, tile, weight.dtype)
+
+
+def group_stages(
+    sch: Schedule, sums: SBlockRV, total: SBlockRV, weight: Weight, tile: Tile
+) -> tuple[LoopRV, LoopRV]:
+    """The same where groups have sums of their own: ``sums``, which ``total`` scales and adds up.
+
+    A warp holds those of one tile of 16 rows.  Returns the loop over stages, and the one over
+    blocks in which weights are decoded.
+    """
+    unit, token, row, group = last_loops(sch, total, 4)
+    groups = tile.blocks_k * MMA_K // weight.group
+    stage, group = sch.split(group, [None, groups])
+    own, sixteen, row_in = sch.split(row, [tile.warps, None, 16])
+    sch.reorder(unit, stage, own, group, sixteen, token, row_in)
+    sch.bind(own, ROW_WARPS)
+    sch.compute_at(sums, sixteen, preserve_unit_loops=True)
+    *_, token, row, group, deep, position = last_loops(sch, sums, 6)
+    row, row_in = sch.split(row, [None, 16])
+    step, position = sch.split(position, [None, warp.wgmma_k(weight.dtype)])
+    sch.reorder(group, row, deep, step, token, row_in, position)
+    return stage, deep
+
+
 def tensorize_weights(
     sch: Schedule, weight: Weight, tile: Tile, run: Callable[[int, int, str], str]
 ) -> None:
@@ -171,11 +225,14 @@ def tensorize_product(
         token = last_loops(sch, fragment, 2)[0]
         _, token = sch.split(token, [None, 8])
         sch.tensorize(sch.blockize(token), load)
+    if weight.scaled_sums:
+        sch.decompose_reduction(total, stage)
+        stage = last_loops(sch, product, 8)[0]
     sch.decompose_reduction(product, stage)
     block = sch.blockize(last_loops(sch, product, 3)[0], preserve_unit_iters=False)
     wgmma = tile.unit == "wgmma"
     sch.tensorize(block, warp.wgmma(tile.tokens, weight.dtype) if wgmma else warp.mma(weight.dtype))
-    if product is not total:
+    if product is not total and not weight.scaled_sums:
         sch.decompose_reduction(total, last_loops(sch, total, 4)[0])
 
 
@@ -195,7 +252,7 @@ def by_rows(
     """
     total = sch.get_sblock("gemm")
     sch.set_scope(total, 0, fragments.LOCAL)
-    product = parts(sch, total, tile)
+    product = own_sums(sch, total, weight, tile)
     for name in ("weights", "scales", "tokens"):
         sch.set_scope(sch.get_sblock(name), 0, fragments.SMEM)
     sch.set_scope(sch.get_sblock("decode"), 0, fragments.LOCAL)
@@ -203,10 +260,8 @@ def by_rows(
     last = tiles(
         sch, tile, lambda group, token, row: (group, row, token) if table else (row, group, token)
     )
-    for block in (total, *([product] if product is not total else [])):
-        sch.compute_at(block, last, preserve_unit_loops=True)
     fragment = matrices(sch, product) if tile.unit == "mma" else None
-    stage, block, sixteen, _ = stages(sch, product, total, tile, weight.dtype)
+    stage, block, sixteen, _ = in_tiles(sch, (product, total), weight, tile, last)
     sch.compute_at(sch.get_sblock("decode"), sixteen, preserve_unit_loops=True)
     if fragment is not None:
         sch.compute_at(fragment, block, preserve_unit_loops=True)

@@ -51,6 +51,6 @@ def shape(sch: Schedule, gemm: MoeGemm, tile: MoeTile) -> LoopRV:
     """Schedule all that names instructions; return the loop over stages."""
     weight = warps.Weight(gemm.fmt, gemm.group, gemm.zeros, gemm.multiplied)
     k_loop = warps.by_rows(sch, weight, tile, gathered=gemm.gather, order=gemm.order)
-    if tile.partial:
+    if tile.partial and not weight.scaled_sums:  # groups' sums are blocks of their own
         sch.annotate(k_loop, f"{PREFIX}partial", tile.partial)
     return k_loop

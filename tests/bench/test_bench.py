@@ -258,3 +258,33 @@ def test_a_row_of_tuned_workloads():
     modelled = {"modelled": True, "date": "2026-01-02", "best_modelled_us": 5.0}
     told = readme.tuned_row({"op": "x", "level": "sm_100a", "workloads": {"a": modelled}})
     assert told[1:] == ["sm_100a: the model of a B200, 2026-01-02", "1", *[""] * 5]
+
+
+def test_tables_of_fp8_rows():
+    """Of linear layers what is right, and how many results are not; of MoE layers all."""
+    head = {
+        "machine": {"gpu": "GPU", "driver_version": "1"},
+        "versions": {"CUDA": "13", "torch": "2"},
+        "date": "2026-01-02T03",
+    }
+    us = {"16 bits": 90.0, "fp8 in 16 bits": 95.0, "fp8": 60.0, "torch": 80.0, "_scaled_mm": 50.0}
+    row = {"weight": "int4g128", "n": 64, "k": 128, "rows": 512, "us": us, "right": True}
+    row["errors"] = {"fp8": 1.7e-3}
+    text = readme.linear_fp8_section(head | {"rows": [row, {"right": False}]}, "r.json")
+    assert (
+        "| int4g128 | 64 x 128 | 512 | 90.0 | 95.0 | 60.0 | 1.50 | 80.0 | 50.0 | 1.7e-03 |" in text
+    )
+    assert "1 results were wrong" in text
+    times = {
+        f"{road}{part}": {"us": value}
+        for part, more in (("", 10.0), (", GEMMs", 0.0))
+        for road, value in (
+            ("16 bits", 300 + more),
+            ("fp8 in 16 bits", 310 + more),
+            ("fp8", 250 + more),
+        )
+    }
+    case = {"model": "m", "weights": "int4", "tokens": 64, "times": times}
+    case["errors"] = {"fp8": {"median": 2e-3, "worst": 4e-3}}
+    text = readme.moe_fp8_section(head | {"cases": [case]}, "r.json")
+    assert "| m | int4 | 64 | 300 | 310 | 250 | 1.20 | 310 | 260 | 2.0e-03 (4e-03) |" in text

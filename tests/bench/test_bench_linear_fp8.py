@@ -26,12 +26,13 @@ class Session:
         self.cases.append(row | {"said": said})
 
 
-@pytest.mark.parametrize("fmt", ["mxfp4", "nvfp4"])
-def test_names_are_those_of_the_roads(fmt: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert linear_fp8.main(["--names", "--fmt", fmt, "--only", "2880x2880"]) == 0
+def test_names_are_those_of_the_roads(capsys: pytest.CaptureFixture[str]) -> None:
+    assert linear_fp8.main(["--names", "--only", "2880x2880"]) == 0
     found = [Spec.parse(name) for name in capsys.readouterr().out.split()]
-    assert found == [linear_fp8.spec_on(2880, 2880, road, fmt) for road in linear_fp8.ROADS]
-    assert {spec.fmt for spec in found} == {fmt}
+    kinds = [linear_fp8.KINDS[key] for key in ("mxfp4", "nvfp4", "int4g64")]  # of K 2880
+    every = [(kind, road) for kind in kinds for road in linear_fp8.roads_of(kind)]
+    assert found == [linear_fp8.spec_on(kind, 2880, 2880, road) for kind, road in every]
+    assert len(found) == 11
 
 
 def test_the_reference_rounds_as_kernels_do() -> None:
@@ -45,24 +46,26 @@ def test_the_reference_rounds_as_kernels_do() -> None:
     assert torch.equal(linear_fp8.four_bits(exact), want)
 
 
-@pytest.mark.parametrize("fmt", ["mxfp4", "nvfp4"])
-def test_all_contenders_are_run(fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("key", ["mxfp4", "nvfp4", "int4g64", "int4g128z"])
+def test_all_contenders_are_run(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every road is right against its own rows, and wrong against the other's."""
     made = {"16 bits": ("", False), "fp8": ("fp8", False), "fp8 fast": ("fp8", True)}
+    if key.startswith("int4"):
+        del made["fp8 fast"]
     roads = {road: ("linear", *acts) for road, acts in made.items()}
     monkeypatch.setattr(linear_fp8, "ROADS", roads)
     monkeypatch.setattr(linear_fp8, "ROWS", (1, 17))
     monkeypatch.setattr(linear_fp8, "COLD_BYTES", 1)
     monkeypatch.setattr(linear_fp8, "microseconds", lambda calls: float(len([c() for c in calls])))
     session = Session()
-    linear_fp8.measured(96, 256, session, fmt, "cpu")
+    linear_fp8.measured(key, 96, 256, session, "cpu")
     assert [row["rows"] for row in session.cases] == [1, 17]
     for row in session.cases:
         assert row["right"], row
         assert list(row["us"]) == [*roads, "torch", "_scaled_mm"]
-        assert row["us"]["fp8"] == row["us"]["fp8 fast"] == 1.0
+        assert {row["us"][road] for road in roads} == {1.0}
         assert "96 x    256" in row["said"]
     monkeypatch.setattr(linear_fp8, "quantised", lambda x: x.float())
-    linear_fp8.measured(96, 256, session, fmt, "cpu")
+    linear_fp8.measured(key, 96, 256, session, "cpu")
     assert not session.cases[-1]["right"]
     assert "WRONG" in session.cases[-1]["said"]

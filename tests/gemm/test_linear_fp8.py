@@ -24,10 +24,11 @@ from blockscale.lower.warp.derive import derive
 from blockscale.lower.warp.emit import emit
 from blockscale.runtime.function_cuda import PROGRAMMATIC
 from blockscale.schedules.gemm import linear as schedules
-from blockscale.schedules.gemm.linear_gpu_tiles import legal_tiles
+from blockscale.schedules.gemm.linear_gpu_tiles import legal_tiles, multiplies_bytes
 from blockscale.specs import Linear
 from blockscale.specs.plans.linear import LinearTile
 from blockscale.tir.gemm.linear_tiles import linear_tiles
+from tests.kit import linear_harness
 from tests.kit.gpu_library import library as gpu_library
 from tests.kit.linear_harness import ACT, kernel, prepared, rows_of, run, weight
 from tests.kit.pairwise import exhaustive, few
@@ -49,6 +50,11 @@ def wgmma(rows: int, tokens: int, warps: int, ctas: int = 1) -> LinearTile:
     return LinearTile("wgmma", rows, tokens, warps, 1, ctas, 2)
 
 
+def groups(rows: int, tokens: int, group: int, blocks: int = 2, raster: str = "rows") -> LinearTile:
+    sizes = rows, tokens, min(8, rows // 16), 1, 1, blocks, raster
+    return LinearTile("wgmma", *sizes, by_bytes=True, partial=group)
+
+
 def byte(
     rows: int,
     tokens: int,
@@ -63,6 +69,7 @@ def byte(
 
 GATED = {"activation": "silu", "gated": True}
 FLOAT = {"out_dtype": "float32"}
+INT4 = {"fmt": "int4", "group": 128}
 CASES = {
     "bytes": (spec(320, 704, **FLOAT), byte(256, 64), 70),
     "bytes, 16 bits out": (spec(195, 512, residual=True), byte(128, 32), 41),
@@ -87,6 +94,21 @@ CASES = {
     ),
     "bytes, gated": (spec(330, 416, **GATED, **FLOAT, residual=True), byte(256, 48), 50),
     "bytes, relu2": (spec(129, 96, activation="relu2"), byte(128, 80), 81),
+    "groups": (spec(320, 640, **INT4, **FLOAT, residual=True), groups(256, 64, 128), 70),
+    "groups, long stages": (
+        spec(200, 896, **INT4, zero=True, **FLOAT),
+        groups(256, 24, 128, 4),
+        37,
+    ),
+    "groups of 64": (
+        spec(195, 704, "float16", fmt="int4", group=64, zero=True, residual=True),
+        groups(128, 48, 64, 4, raster="cols"),
+        100,
+    ),
+    "groups, four warps": (spec(64, 512, **INT4, **FLOAT), groups(64, 40, 128, 4), 41),
+    "groups, gated": (spec(330, 384, **INT4, **GATED, **FLOAT), groups(256, 48, 128, 4), 50),
+    "mma, groups": (spec(192, 512, **INT4, zero=True), mma(64, 8, 2, 2), 5),
+    "wgmma, groups": (spec(320, 640, **INT4), wgmma(128, 40, 4), 77),
     "mma": (spec(192, 512, **FLOAT), mma(64, 8, 2, 2), 5),
     "mma, gated": (spec(66, 672, "float16", **GATED, residual=True), mma(64, 16, 2, 2), 13),
     "mma, ctas": (spec(195, 1440, **FLOAT), mma(64, 8, 4, 1, 2), 8),
@@ -118,7 +140,10 @@ CASES = {
 }
 
 
-LATER = ("bytes, cols", "bytes, relu2", "mma, gated", "wgmma", "16 bits of any format")
+LATER = (
+    *("groups", "groups, gated", "wgmma, groups", "bytes, cols", "bytes, relu2", "mma, gated"),
+    *("wgmma", "16 bits of any format"),
+)
 """Of parts that others have, too: exhaustive."""
 
 
@@ -140,6 +165,23 @@ def test_rounded_weights_of_any_scales(name: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(moe, "_scales", scales)
     of, tile, rows = CASES[name]
     run(of, tile, rows).judge(LIMITS["float32"])
+
+
+@pytest.mark.parametrize("name", ["groups, long stages", "groups of 64"])
+def test_small_integers_are_exact(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows whose scale is 1, scales that are powers of two: every sum is a float32 number."""
+    of, tile, rows = CASES[name]
+    of = replace(of, dtype="bfloat16", out_dtype="float32", residual=False)
+    rng, made = np.random.default_rng(0), weight(of, 0)
+    old = np.asarray(made.scale, np.float64).repeat(of.group, 1)
+    scale = np.exp2(rng.integers(-2, 3, made.scale.shape)).astype(made.scale.dtype)
+    value = np.round(made.value / old) * scale.astype(np.float64).repeat(of.group, 1)
+    known = replace(made, scale=scale, value=value)
+    x = rng.choice([-64.0, -8, 0, 8, 64], (rows, of.k))
+    x[:, rng.integers(of.k)] = 448
+    monkeypatch.setattr(linear_harness, "weight", lambda spec, seed: known)
+    monkeypatch.setattr(linear_harness.moe, "random_hidden", lambda *_: x)
+    run(of, tile, rows, bias=False).judge(0)
 
 
 @pytest.mark.parametrize("name", ["bytes", "bytes, uneven ctas", "mma", "wgmma"])
@@ -196,6 +238,29 @@ def test_where_8_bits_are_multiplied() -> None:
 
 
 @pytest.mark.parametrize(
+    ("n", "k", "rows", "options", "want"),
+    [
+        (4096, 4096, 1024, {}, False),
+        (4096, 4096, 4096, {}, True),
+        (8192, 8192, 256, {}, False),
+        (14336, 4096, 1024, {}, True),
+        (8192, 8192, 1024, {}, True),
+        (8192, 8192, 1024, {"zero": True}, False),
+        (8192, 8192, 4096, {"zero": True}, True),
+        (8192, 8192, 4096, {"group": 64}, False),
+    ],
+)
+def test_where_int4_is_multiplied_in_8_bits(
+    n: int, k: int, rows: int, options: dict[str, Any], want: bool
+) -> None:
+    """Where an H200 was faster."""
+    of, arch = spec(n, k, **INT4 | options), GPU_TARGETS["sm_90a"]
+    assert multiplies_bytes(of, rows, arch) == want
+    first = legal_tiles(of, rows, arch)[0]
+    assert (first.partial, first.rows) == ((128, 128) if want else (0, first.rows))
+
+
+@pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"unit": "mma", "warps": 4}, "wgmma multiplies operands of 8 bits"),
@@ -214,8 +279,9 @@ def test_illegal_tiles(changes: dict[str, Any], said: str) -> None:
     ("options", "said"),
     [
         ({"layout": "tiles64", "fast_accum": True}, "fast_accum=True is for layout='tiles64e'"),
-        ({"fmt": "int4"}, "'tiles64e' is for fmt 'mxfp4' or 'nvfp4' and act_fmt='fp8'"),
-        ({"act_fmt": ""}, "'tiles64e' is for fmt 'mxfp4' or 'nvfp4' and act_fmt='fp8'"),
+        ({"fmt": "int4", "group": 32}, "with groups of 64 or 128, not for fmt='int4', group=32"),
+        ({"act_fmt": ""}, "'tiles64e' is for act_fmt='fp8' and fmt='mxfp4'"),
+        ({"fmt": "int4", "fast_accum": True}, "sums of int4 are those of groups"),
         ({"by_row": True}, "each row has a global scale in any case"),
         ({"act_fmt": "int8"}, "act_fmt='int8' is not known"),
     ],

@@ -190,6 +190,45 @@ def test_weights_are_rounded_only_if_asked_for(changes, said):
         bs.prepare_linear_weights(**given("nvfp4", packed, scale, None, **options))
 
 
+@pairs(group=[64, 128], zeros=[False, True], gated=[False, True], dtype=["bfloat16", "float16"])
+def test_int4_rows_that_become_e4m3(group, zeros, gated, dtype):
+    """Layout tiles64e: every element, scales in bfloat16 whatever x is, and back."""
+    rng, (n, k) = np.random.default_rng(group), (70, 384)
+    codes = torch.from_numpy(rng.integers(0, 256, (n, k // 2)).astype(np.uint8))
+    scale = torch.from_numpy(rng.uniform(-1, 1, (n, k // group)).astype(np.float32))
+    zero = torch.from_numpy(rng.integers(0, 17, (n, k // group))) if zeros else None
+    gains = torch.tensor([0.5, 3.0][: 1 + gated])
+    made = bs.prepare_linear_weights(
+        codes, scale, fmt="int4", zero=zero, gated=gated, global_scale=gains,
+        dtype=getattr(torch, dtype), layout="tiles64e",
+    )  # fmt: skip
+    assert (made.layout, made.dtype) == ("tiles64e", None)
+    plain = torch.stack((codes & 15, codes >> 4), -1).view(n, -1, group).double()
+    points = 8 if zero is None else zero[..., None].double()
+    value = ((plain - points) * scale.bfloat16().double()[..., None]).view(n, k)
+    value *= gains.double().repeat_interleave(n // len(gains))[:, None]
+    assert (weight_of(made) == value.numpy()).all()
+    params = Linear(n, k, "int4", dtype, group, zeros, "tiles64e", act_fmt="fp8", gated=gated,
+                    activation="silu" if gated else "none").params()  # fmt: skip
+    shapes = {param.name: param.shape for param in params}
+    for name, held in made.tensors():
+        assert shapes[name] == tuple(held.shape)
+    back = bs.LinearWeights.load_state_dict(made.state_dict()).to_linear()
+    want = bs.prepare_linear_weights(
+        codes, scale.bfloat16(), fmt="int4", zero=zero, gated=gated, global_scale=gains,
+        layout="linear",
+    )  # fmt: skip
+    for (name, held), (other, wanted) in zip(back.tensors(), want.tensors(), strict=True):
+        assert name == other
+        assert torch.equal(held, wanted), name
+
+
+def test_int4_that_it_does_not_hold():
+    codes, scale = torch.zeros((8, 64), dtype=torch.uint8), torch.ones((8, 4))
+    with rejects("not for int4 in groups of 32", "leave layout out"):
+        bs.prepare_linear_weights(codes, scale, fmt="int4", layout="tiles64e")
+
+
 def test_exponents_too_far_apart():
     """An error where the layout is asked for; else a warning, and the layout of 16 bits."""
     made = spread(70, 96, 12)
@@ -210,11 +249,17 @@ def test_exponents_too_far_apart():
         ("mxfp4", "fp8", "tiles64", False, ("tiles64", False)),
         ("mxfp4", None, None, False, ("tiles64", False)),
         ("nvfp4", "fp8", None, False, ("tiles64", False)),
+        ("int4", "fp8", None, False, ("tiles64e", True)),
+        ("int4 64", "fp8", None, False, ("tiles64", False)),
+        ("int4 64", "fp8", "tiles64e", False, ("tiles64e", False)),
+        ("int4", None, None, False, ("tiles64", False)),
     ],
 )
 def test_act_fmt_asks_for_a_layout(fmt, act_fmt, layout, on_cpu, want):
-    """Of a CPU for none but that of nvfp4; elsewhere of mxfp4, unless a layout is given."""
-    assert weights_of_linear._layout(fmt, act_fmt, layout, on_cpu) == want
+    """Of a CPU for none but that of nvfp4; elsewhere of what 8 bits are faster of."""
+    group = {"mxfp4": 32, "nvfp4": 16, "int4": 128, "int4 64": 64}[fmt]
+    form = fmt.removesuffix(" 64"), group
+    assert weights_of_linear._layout(form, act_fmt, layout, on_cpu) == want
     if on_cpu:
         assert prepare(fmt, 8, 2, layout, act_fmt=act_fmt).layout == want[0]
 

@@ -56,9 +56,10 @@ class Weight:
 
 def weight(spec: Linear, seed: int) -> Weight:
     """Return a random weight: w2 of a layer of one expert."""
+    scales = "bfloat16" if spec.layout == "tiles64e" else spec.dtype
     layer = moe.random_layer(
         1, -(-spec.n // 128) * 128, spec.k, spec.fmt, group=spec.group, zeros=spec.zero,
-        activation="relu2", scale_dtype=spec.dtype, seed=seed,
+        activation="relu2", scale_dtype=scales, seed=seed,
     )  # fmt: skip
     layer.rounded = moe_harness.is_rounded(spec.fmt, spec.layout)
     overall = 1.0 if layer.w2_global_scale is None else float(layer.w2_global_scale[0])

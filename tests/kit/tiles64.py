@@ -72,7 +72,7 @@ def values_of(
     Without global scale.
     """
     if layout == "tiles64e":
-        codes = codes_of(packed, "e2m1e")
+        codes = codes_of(packed, "int4" if fmt == "int4" else "e2m1e")
     else:
         codes = codes_of(packed, "int4" if fmt == "int4" else "e2m1", linear=True)
     row, k = np.indices(codes.shape)
@@ -113,6 +113,7 @@ def weight_of(weights: Any) -> NDArray[np.float64]:
     """Return [N, K] of a `LinearWeights` in a layout of tiles, global scales included."""
     w = weights
     dtype = None if w.dtype is None else str(w.dtype).removeprefix("torch.")
+    dtype = "bfloat16" if w.layout == "tiles64e" else dtype
     whole = values_of(
         w.packed.numpy(), w.block_scale.numpy(), w.fmt, w.group, w.zeros, dtype, w.layout
     )  # fmt: skip

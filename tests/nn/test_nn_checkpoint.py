@@ -576,9 +576,37 @@ def test_int4_weights(tmp_path):
     same(other(torch.from_numpy(x)), layer(torch.from_numpy(x)))
     with pytest.raises(ValueError, match="Int4Linear: it has no weight yet"):
         nn.Int4Linear()(torch.from_numpy(x))
+    layer.act_fmt = "fp8"  # of a model that is loaded: the same as a Linear that was asked for it
+    near(layer, x, moe.qdq(x, "fp8") @ expected.T + shift)
+    asked = nn.Linear.from_checkpoint(ckpt, ["q", "k", "v"], act_fmt="fp8")
+    same(layer(torch.from_numpy(x)), asked(torch.from_numpy(x)))
+    ordered = nn.Linear.from_checkpoint(ckpt, "o")
+    ordered.act_fmt = "fp8"
+    with pytest.raises(ValueError, match=r"act-order.*set act_fmt to None"):
+        ordered(torch.from_numpy(x))
     near(nn.Linear.from_checkpoint(ckpt, "o"), x, x.astype(np.float64) @ made["o"][1].T)
     with pytest.raises(CheckpointError, match="differ in group_index, so their rows cannot be one"):
         nn.Linear.from_checkpoint(ckpt, ["q", "o"])
+
+
+def test_rows_of_fp8_of_int4_weights():
+    """Scales of channels come before rows are rounded; another weight makes another copy."""
+    rng, layer = np.random.default_rng(4), nn.Int4Linear()
+    x, smooth = tokens(), np.exp2(rng.integers(-1, 2, H))
+    for points in (np.full((24, H // 32), 8), rng.integers(0, 16, (24, H // 32))):
+        code = rng.integers(0, 16, (24, H))
+        scale = rng.uniform(0.1, 1, (24, H // 32)).astype(np.float32)
+        packed = torch.from_numpy((code[:, ::2] | code[:, 1::2] << 4).astype(np.uint8))
+        zero = torch.from_numpy(points.astype(np.uint8))
+        made = bs.int4.prepare(
+            packed, torch.from_numpy(scale), zero, group_size=32, layout="rows",
+            pre_quant_scale=torch.from_numpy(smooth).float(), dtype=torch.float32,
+        )  # fmt: skip
+        layer.load_state_dict(nn.Int4Linear(made).state_dict())
+        layer.act_fmt = "fp8"
+        value = (code - points.repeat(32, 1).astype(np.float64)) * scale.repeat(32, 1)
+        near(layer, x, moe.qdq((x * smooth).astype(np.float32), "fp8") @ value.T)
+        assert layer._of_codes(torch.float32).zeros == bool((points != 8).any())
 
 
 def test_rows_of_several_weights(tmp_path):

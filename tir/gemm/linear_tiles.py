@@ -43,6 +43,7 @@ from blockscale.tir.moe.tiles import (
     left_over,
     natural,
     relu2,
+    summed,
 )
 
 WEIGHT = ("packed", "block_scale")
@@ -77,6 +78,11 @@ def operand_of(spec: Linear, by_bytes: bool) -> str:
     if spec.layout == "tiles64e":
         return E4M3 if by_bytes else "bfloat16"
     return spec.dtype
+
+
+def scale_dtype(spec: Linear) -> str:
+    """Return the dtype of block scales as kernels read them."""
+    return operand_of(spec, by_bytes=False) if spec.fmt == "int4" else "uint8"
 
 
 def after(shapes: Iterable[str]) -> list[str]:
@@ -134,9 +140,10 @@ def _products(spec: Linear, dtype: str) -> Any:
     """Steps from x and the weight to sums C [tiles, rows of a tile, rows of w], of ``dtype``."""
     R, RB, KB, SB, SN = _sizes(spec)
     N = i64(TOKEN_TILE)
-    numbers = dtype if spec.fmt == "int4" else "uint8"
+    numbers = scale_dtype(spec)
     order = "bytes" if spec.layout == "tiles64e" else ""
     decode = partial(decoded, spec.fmt, spec.group, spec.zero, dtype, order=order)
+    multiply = summed(spec.fmt, spec.group, spec.zero, dtype, _sizes(spec), TOKEN_TILE)
 
     @T.inline
     def steps(x, packed, block_scale, C, tiles):
@@ -160,12 +167,14 @@ def _products(spec: Linear, dtype: str) -> Any:
             with T.sblock("decode"):
                 vk, vr, vp = T.axis.remap("SSS", [k, r, p])
                 A[vk, vr, vp] = decode(W, S, vr, vp, (vr // i64(64),), vk)
-        for t, i, r, k, p in T.grid(tiles, N, R, KB, i64(64)):
-            with T.sblock("gemm"):
-                vt, vi, vr, vk, vp = T.axis.remap("SSSRR", [t, i, r, k, p])
-                with T.init():
-                    C[vt, vi, vr] = T.float32(0)
-                C[vt, vi, vr] = C[vt, vi, vr] + f32(A[vk, vr, vp]) * f32(X[vt, vk, vi, vp])
+        multiply(
+            lambda t, k, r, p: A[k, r, p],
+            lambda t, k, i, p: X[t, k, i, p],
+            lambda t, r: (r // i64(64),),
+            S,
+            C,
+            tiles,
+        )
 
     return steps
 
@@ -192,7 +201,7 @@ def _plain(spec: Linear, operand: str) -> PrimFunc:
     """The layer whose rows of w are columns of y."""
     R, RB, KB, SB, SN = _sizes(spec)
     N, dtype, out_dtype = i64(TOKEN_TILE), spec.dtype, spec.out_dtype
-    numbers = operand if spec.fmt == "int4" else "uint8"
+    numbers = scale_dtype(spec)
     multiply, act = _products(spec, operand), partial(activated, spec.activation)
     factors, factor = _factors(spec, operand)
 
@@ -237,7 +246,7 @@ def _gated(spec: Linear, operand: str) -> PrimFunc:
     """The layer whose rows of w are gates and ups, 8 of each in turn."""
     R, RB, KB, SB, SN = _sizes(spec)
     N, dtype, out_dtype, two = i64(TOKEN_TILE), spec.dtype, spec.out_dtype, i64(2)
-    numbers = operand if spec.fmt == "int4" else "uint8"
+    numbers = scale_dtype(spec)
     multiply, act = _products(spec, operand), partial(activated, spec.activation)
     factors, factor = _factors(spec, operand)
     half, eight, sixteen = R // two, i64(8), i64(16)

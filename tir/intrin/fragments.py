@@ -15,7 +15,7 @@ from blockscale.base.formats import MOE
 from blockscale.specs.plans.moe import E4M3, scale_count
 from blockscale.tir.common import i64
 from blockscale.tir.intrin.operands import Operand, describe
-from blockscale.tir.moe.tiles import WORDS, decoded, f32
+from blockscale.tir.moe.tiles import WORDS, decoded, f32, scaled_sums
 
 SMEM, LOCAL = "shared.dyn", "local"
 
@@ -32,7 +32,8 @@ def decoding(
 ) -> str:
     """Register and name: 16 rows x 64 k of a weight become the A fragments of four MMAs.
 
-    What `tir.moe.tiles.left_over` says is left to the epilogue.
+    What `tir.moe.tiles.left_over` says is left to the epilogue.  Where scales are of sums it reads
+    codes and zeros, without zeros codes alone.
 
     Args:
         name: of the intrinsic.
@@ -52,15 +53,27 @@ def decoding(
                 vr, vp = T.axis.remap("SS", [r, p])
                 A[vr, vp] = decoded(fmt, group, zeros, dtype, W, S, vr, vp, order=order)
 
+    @T.inline
+    def of_codes(W, A):
+        for r, p in T.grid(M, K):
+            with T.sblock("decode"):
+                vr, vp = T.axis.remap("SS", [r, p])
+                A[vr, vp] = decoded(fmt, group, zeros, dtype, W, None, vr, vp, order=order)
+
     def impl(W: T.Buffer, S: T.Buffer, A: T.Buffer) -> PrimExpr:
         return call(A.access_ptr("w"), W.access_ptr("r"), S.access_ptr("r"), *numbers)
 
-    operands = (
-        Operand("W", (N,), "uint32", scope=SMEM),
-        Operand("S", (B,), dtype if fmt == "int4" else "uint8", scope=SMEM),
-        Operand("A", (M, K), dtype, "w", LOCAL),
-    )
-    return describe(name, operands, desc, impl)
+    def impl_of_codes(W: T.Buffer, A: T.Buffer) -> PrimExpr:
+        return call(A.access_ptr("w"), W.access_ptr("r"), *numbers)
+
+    own = scaled_sums(fmt, dtype)
+    codes = Operand("W", (N,), "uint32", scope=SMEM)
+    made = Operand("A", (M, K), dtype, "w", LOCAL)
+    if own and not zeros:
+        return describe(name, (codes, made), of_codes, impl_of_codes)
+    kind = "uint8" if fmt != "int4" else "bfloat16" if own else dtype
+    scales = Operand("S", (B - i64(own),), kind, scope=SMEM)
+    return describe(name, (codes, scales, made), desc, impl)
 
 
 def product(

@@ -124,26 +124,37 @@ def scale_index(group: int, zeros: int, row: PrimExpr, quad: PrimExpr, high: Pri
 def left_over(fmt: str, zeros: int, dtype: str) -> float:
     """What instructions that decode leave to be multiplied after the sum, a power of two."""
     if dtype == E4M3_DTYPE:
-        return 2.0**-6
+        return 2.0**9 if fmt == "int4" else 2.0**-6
     if fmt == "int4":
         return 2.0**21 if dtype == "bfloat16" and not zeros else 1.0
     return 2.0**16 if dtype == "bfloat16" else 2.0**7 if fmt == "nvfp4" else 1.0
+
+
+def scaled_sums(fmt: str, dtype: str) -> bool:
+    """Whether a group's scale is multiplied with its sum of products, not with its weights.
+
+    Those of int4 are numbers that E4M3 could not hold; differences of codes and zeros it does.
+    """
+    return fmt == "int4" and dtype == E4M3_DTYPE
 
 
 def weight(
     fmt: str,
     dtype: str,
     number: PrimExpr,
-    scale: PrimExpr,
+    scale: PrimExpr | None,
     zero: PrimExpr | None,
     left: float,
     term: bool = False,
 ) -> PrimExpr:
     """A weight / ``left``, rounded to ``dtype``: of its code's value and of its stored scale.
 
-    ``term``: ``zero`` is added to the product; else it is what codes are counted from.
+    ``scale``: None: it is not the weight's (`scaled_sums`).  ``term``: ``zero`` is added to the
+    product; else it is what codes are counted from.
     """
-    if fmt != "int4":
+    if scale is None:
+        value = number - (tirx.const(8.0, "float32") if zero is None else f32(zero))
+    elif fmt != "int4":
         value = number * _power_scale(fmt, scale)
     elif term:
         value = T.fma(number - T.float32(8), f32(scale), f32(zero))
@@ -191,7 +202,7 @@ def decoded(
     zeros: int,
     dtype: str,
     words: T.Buffer,
-    scales: T.Buffer,
+    scales: T.Buffer | None,
     row: PrimExpr,
     position: PrimExpr,
     tile: tuple[PrimExpr, ...] | None = None,
@@ -202,7 +213,8 @@ def decoded(
     """The weight of ``row`` and ``position`` of a block of 64 k, without what is `left_over`.
 
     Of buffers of 16 rows and such a block; or of all of them with ``tile``, indices of the block of
-    64 rows, and ``block``, its number along K.
+    64 rows, and ``block``, its number along K.  With `scaled_sums` it has no scale: ``scales`` of
+    16 rows begin with the first zero, and may be None where there are no zeros.
 
     ``order``: "positions" and "bytes" (layout "tiles64e"): of MMAs' K; else that of a linear
     layer: ``position`` is the channel, each thread has 16 neighbouring ones, and the words of a
@@ -221,23 +233,39 @@ def decoded(
     if order not in ("positions", "bytes"):
         quad, word = position // i64(16), position % i64(8) // i64(2)
         turned = (quad + lane_row // i64(2)) % i64(4)
-    of_scale = scale_index(group, zeros, lane_row, quad, high)
     of_word = lane_row * i64(16) + turned * i64(4) + word
     of_block: tuple[PrimExpr, ...] = ()
-    of_scales: tuple[PrimExpr, ...] = ()
     if tile is not None:
-        sixteen = row % i64(64) // i64(16)
-        of_block, of_word = (*tile, block), sixteen * i64(WORDS) + of_word
-        of_scales = (*tile, block if group <= 64 else block // i64(group // 64))
-        of_scale = sixteen * i64(scale_count(fmt, group, zeros)) + of_scale
+        of_block, of_word = (*tile, block), row % i64(64) // i64(16) * i64(WORDS) + of_word
     bits = words[(*of_block, of_word)]
-    zero = scales[(*of_scales, of_scale + i64(1))] if zeros else None
+    own = scaled_sums(fmt, dtype)
+    at = scale_place(fmt, group, zeros, row, quad, tile, block)
+    behind = 0 if own and tile is None else 1  # what reads zeros alone begins with the first one
+    numbers: Any = scales
+    zero = numbers[(*at[:-1], at[-1] + i64(behind))] if zeros else None
+    scale = None if own else numbers[at]
     left = left_over(fmt, zeros, dtype)
-    scale = scales[(*of_scales, of_scale)]
-    if order == "bytes":
+    if order == "bytes" and fmt != "int4":
         return bytewise_weight(fmt, dtype, bytewise_code(bits, high, pair, odd), scale, left)
     number = code(fmt, bits, high, pair, odd)
     return weight(fmt, dtype, number, scale, zero, left, term=zeros == TERM)
+
+
+def scale_place(
+    fmt: str,
+    group: int,
+    zeros: int,
+    row: PrimExpr,
+    quad: PrimExpr,
+    tile: tuple[PrimExpr, ...] | None,
+    block: PrimExpr | None,
+) -> tuple[PrimExpr, ...]:
+    """Indices of the scale of ``row`` for the channels of thread ``quad``; see `decoded`."""
+    at = scale_index(group, zeros, row % i64(8), quad, row % i64(16) // i64(8))
+    if tile is None:
+        return (at,)
+    at = row % i64(64) // i64(16) * i64(scale_count(fmt, group, zeros)) + at
+    return (*tile, block if group <= 64 else block // i64(group // 64), at)
 
 
 def approximate_sigmoid(value: PrimExpr) -> PrimExpr:
@@ -373,6 +401,8 @@ def products(gemm: MoeGemm, token_tile: int) -> Any:
     N, dtype = i64(token_tile), gemm.multiplied
     decode = partial(decoded, gemm.fmt, gemm.group, gemm.zeros, dtype, order=gemm.order)
 
+    multiply = summed(gemm.fmt, gemm.group, gemm.zeros, dtype, sizes(gemm)[1:], token_tile)
+
     @T.inline
     def steps(read, expert, w, scales, C, tiles):
         W = T.sblock_alloc_buffer((tiles, RB, KB, i64(BLOCK_WORDS)), "uint32")
@@ -395,14 +425,68 @@ def products(gemm: MoeGemm, token_tile: int) -> Any:
             with T.sblock("decode"):
                 vt, vk, vr, vp = T.axis.remap("SSSS", [t, k, r, p])
                 A[vt, vk, vr, vp] = decode(W, S, vr, vp, (vt, vr // i64(64)), vk)
+        multiply(
+            lambda t, k, r, p: A[t, k, r, p],
+            lambda t, k, i, p: X[t, k, i, p],
+            lambda t, r: (t, r // i64(64)),
+            S,
+            C,
+            tiles,
+        )
+
+    return steps
+
+
+def summed(
+    fmt: str,
+    group: int,
+    zeros: int,
+    dtype: str,
+    sizes: tuple[PrimExpr, ...],
+    token_tile: int,
+) -> Any:
+    """Step from operands of ``dtype`` to sums C [tiles, slots, rows].
+
+    It takes what returns an element of the weight and one of x, what returns the indices of a
+    row's scales but the last two, the scales, and C.  With `scaled_sums` there are sums P of each
+    group, C adds up its scale times each.
+    """
+    R, _, KB, *_ = sizes
+    N, each = i64(token_tile), i64(max(1, group // 64))
+    groups = KB // each
+
+    @T.inline
+    def products(weight, x, tile, S, C, tiles):
         for t, i, r, k, p in T.grid(tiles, N, R, KB, i64(64)):
             with T.sblock("gemm"):
                 vt, vi, vr, vk, vp = T.axis.remap("SSSRR", [t, i, r, k, p])
                 with T.init():
                     C[vt, vi, vr] = T.float32(0)
-                C[vt, vi, vr] = C[vt, vi, vr] + f32(A[vt, vk, vr, vp]) * f32(X[vt, vk, vi, vp])
+                C[vt, vi, vr] = C[vt, vi, vr] + f32(weight(vt, vk, vr, vp)) * f32(x(vt, vk, vi, vp))
 
-    return steps
+    @T.inline
+    def scaled(weight, x, tile, S, C, tiles):
+        P = T.sblock_alloc_buffer((groups, tiles, N, R), "float32")
+        for t, i, r, g, k, p in T.grid(tiles, N, R, groups, each, i64(64)):
+            with T.sblock("partial"):
+                vt, vi, vr, vg, vk, vp = T.axis.remap("SSSSRR", [t, i, r, g, k, p])
+                with T.init():
+                    P[vg, vt, vi, vr] = T.float32(0)
+                P[vg, vt, vi, vr] = P[vg, vt, vi, vr] + f32(
+                    weight(vt, vg * each + vk, vr, vp)
+                ) * f32(x(vt, vg * each + vk, vi, vp))
+        for t, i, r, g in T.grid(tiles, N, R, groups):
+            with T.sblock("gemm"):
+                vt, vi, vr, vg = T.axis.remap("SSSR", [t, i, r, g])
+                with T.init():
+                    C[vt, vi, vr] = T.float32(0)
+                C[vt, vi, vr] = T.fma(
+                    f32(S[scale_place(fmt, group, zeros, vr, i64(0), tile(vt, vr), vg * each)]),
+                    P[vg, vt, vi, vr],
+                    C[vt, vi, vr],
+                )
+
+    return scaled if scaled_sums(fmt, dtype) else products
 
 
 def factors_of(gemm: MoeGemm) -> tuple[PrimExpr, ...]:

@@ -218,6 +218,16 @@ def _carry_mad(base: str, types: tuple[str, ...], mods: Mods) -> Alu:
     return Alu((dtype,), (dtype,) * 3, fn, reads_cc=reads, writes_cc=writes)
 
 
+def _differences(base: str, types: tuple[str, ...], mods: Mods) -> Alu:
+    """vabsdiff4 (PTX ISA 9.7.17.9) of all four bytes, without a second operation: c is not read."""
+
+    def fn(a: Any, b: Any, c: Any) -> Any:
+        x, y = (lanes(np.asarray(v, "u4"), "u1").astype("i4") for v in np.broadcast_arrays(a, b))
+        return packed(np.abs(x - y).astype("u1"), "u4")
+
+    return Alu(("u4",), ("u4", "u4", "u4"), fn)
+
+
 def _register() -> None:
     form("add", ALL, "", _low(np.add))
     form("sub", ALL, "", _low(np.subtract))
@@ -239,6 +249,7 @@ def _register() -> None:
     form("mul24 mad24", "u32 s32", "hilo", _product24)
     form("mad24", "s32", "hi sat", _product24)
     form("sad", ALL, "", _sad)
+    form("vabsdiff4", "u32.u32.u32", "", _differences)
     form("div rem", ALL, "", _divide)
     form("abs", "s16 s32 s64", "", _unary(np.abs))
     form("neg", "s16 s32 s64", "", _unary(np.negative))

@@ -14,10 +14,10 @@ from tvm.tirx import PrimFunc
 from blockscale.base.errors import LoweringError
 from blockscale.base.formats import MOE
 from blockscale.base.sizes import round_up
-from blockscale.lower.pipe.read import Operand, Site, View, box, substituted
+from blockscale.lower.pipe.read import Operand, Site, View, box, substituted, var
 from blockscale.lower.pipe.text import loads, variables
-from blockscale.lower.warp.kernel import Format, Kernel, Place, Rows, Runs, Slot
-from blockscale.lower.warp.read import ORDER, Numbers, WarpReader, replaced
+from blockscale.lower.warp.kernel import Format, GroupSums, Kernel, Place, Rows, Runs, Slot
+from blockscale.lower.warp.read import ORDER, Numbers, WarpReader, is_zero, replaced
 from blockscale.specs.plans import PREFIX
 from blockscale.specs.plans.moe import E4M3, FAST
 from blockscale.tir.common import i64
@@ -67,7 +67,8 @@ class _Derivation:
             self.fragment, x = self.mma, self.mma.operands["X"]
         self.weights = self._writer(self.decode.operands["W"].buffer, *COPIES)
         copy = self.weights.what
-        self.scales = self._writer(self.decode.operands["S"].buffer, copy)
+        self.update = self._update()
+        self.scales = self._writer(self._scale_buffer(), copy)
         whole = copy if self.unit == "mma" else "warp_tma"
         self.loader = self._writer(x.buffer, *(("warp_row", "warp_tma") if by_rows else (whole,)))
 
@@ -90,6 +91,36 @@ class _Derivation:
         if not any(loop.same_as(self.reader.k_loop) for loop in found[0].outer):
             raise LoweringError(f"{found[0].where} is not inside of the loop over stages of K")
         return found[0]
+
+    def _update(self) -> Site | None:
+        """The block that adds up sums of groups; None: MMAs add to sums that are no group's."""
+        sums = self.mma.operands["D"].buffer
+        found = [
+            site
+            for site in self.sites
+            if site.body is not None
+            and any(loop.same_as(self.reader.k_loop) for loop in site.outer)
+            and any(load.source.same_as(sums) for load in loads(site.body.value))
+        ]
+        if len(found) > 1:
+            names = ", ".join(site.where for site in found)
+            raise LoweringError(f"{names} read the sums {sums.name} of a stage; one is lowered")
+        return found[0] if found else None
+
+    def _scale_buffer(self) -> Any:
+        """The buffer of scales in shared memory."""
+        if self.update is None:
+            return self.decode.operands["S"].buffer
+        body = self.update.body
+        assert body is not None
+        known = (self.mma.operands["D"].buffer, body.buffer)
+        others = [n for n in loads(body.value) if not any(n.source.same_as(k) for k in known)]
+        if len(others) != 1:
+            raise LoweringError(
+                f"{self.update.where} reads {[str(n.source.name) for n in others]} beside sums; "
+                "one scale of a row and group is lowered"
+            )
+        return others[0].source
 
     def _scope(self, site: Site, operand: str, scope: str) -> None:
         found = site.operands[operand]
@@ -122,7 +153,7 @@ class _Derivation:
             (self.mma, "A", "local"),
             (self.mma, "D", "local"),
             (self.decode, "W", "shared.dyn"),
-            (self.decode, "S", "shared.dyn"),
+            *([(self.decode, "S", "shared.dyn")] if "S" in self.decode.operands else []),
             (self.loader, "D", "shared.dyn"),
         ):
             self._scope(site, operand, scope)
@@ -136,14 +167,19 @@ class _Derivation:
         at = round_up(weights.slot.bytes + scales.slot.bytes, 1024)
         rows = self._rows(at)
         blocks = rows.slot.shape[-2 if rows.how == "run" else -3]
-        self._check_partial(partial, blocks)
         tiles_m = size["cols"] // (16 * warps)
-        args = [int(arg) for arg in self.decode.call.args[4:7]]
+        groups = None if self.update is None else self._groups(scales.slot, blocks, tiles_m)
+        self._check_partial(partial, blocks)
+        numbers = [arg for arg in self.decode.call.args if type(arg).__name__ == "IntImm"]
+        args = [int(arg) for arg in numbers[-3:]]
         dtype = str(self.mma.operands["A"].buffer.dtype)
         form = Format([*MOE][args[0]], args[1], args[2], dtype, self.order)
         k_dim = next(d for d in weights.view.dims if d.axis == "k")
+        self.tiles_m = tiles_m
         codes = self._place(self.decode, "W", weights.slot, blocks // slices, tiles_m)
-        factors = self._place(self.decode, "S", scales.slot, blocks // slices, tiles_m)
+        factors = None
+        if "S" in self.decode.operands:
+            factors = self._place(self.decode, "S", scales.slot, blocks // slices, tiles_m)
         n8 = size["rows"] // 8 if self.unit == "mma" else 1
         tokens = self._place(
             self.fragment, "S" if self.unit == "mma" else "X", rows.slot, blocks // slices, n8
@@ -184,6 +220,7 @@ class _Derivation:
             codes=codes,
             factors=factors,
             tokens=tokens,
+            groups=groups,
             acc=acc,
             epilogue=epilogue,
         )
@@ -193,6 +230,7 @@ class _Derivation:
         stages, partial = f"{PREFIX}stages", f"{PREFIX}partial"
         found = {str(key): value for key, value in self.reader.k_loop.annotations.items()}
         by_bytes = str(self.mma.operands["A"].buffer.dtype) == E4M3
+        by_bytes = by_bytes and self.update is None  # sums of groups are blocks of their own
         known = {stages, partial} if by_bytes else {stages}
         if set(found) - known or stages not in found:
             raise LoweringError(
@@ -210,7 +248,7 @@ class _Derivation:
                 "channels of a stage into parts of whole blocks of 64"
             )
         by_bytes = str(self.mma.operands["A"].buffer.dtype) == E4M3
-        if by_bytes and not partial and not self.reader.fast:
+        if by_bytes and self.update is None and not partial and not self.reader.fast:
             raise LoweringError(
                 f"loop over K: without '{name}' MMAs of 8 bits sum up all of K in some 14 bits, "
                 f"but the function has no attribute '{FAST}'; annotate '{name}'"
@@ -374,13 +412,18 @@ class _Derivation:
         mins = site.operands[operand].mins
         linear = self._offset(mins, slot)
         inside = [loop for loop in site.loops if loop.extent > 1]
-        if site is self.mma:  # the same rows of x for all tiles of 16 rows, and steps of K
+        each = self._blocks_of_group(blocks)
+        extents = (blocks // each, self.tiles_m, each) if self.update else (blocks, tiles)
+        wanted = [extent for extent in extents if extent > 1]
+        if site is self.mma and self.update is None:
+            # the same rows of x for all tiles of 16 rows, and steps of K
             inside = inside[: 1 if blocks > 1 else 0]
-        wanted = [extent for extent in (blocks, tiles) if extent > 1]
+        elif site is self.mma:
+            inside = inside[: len(wanted)]
         if [loop.extent for loop in inside] != wanted:
             raise LoweringError(
                 f"{site.where}: loops of {[loop.extent for loop in inside]} inside of a stage, not "
-                f"{wanted}: blocks of 64 k, and tiles"
+                f"{wanted}: blocks of 64 k, or groups of them, and tiles"
             )
         zero = {loop.var: i64(0) for loop in site.loops}
         others = {v: i64(0) for v in (*self.at.tiles.values(), self.at.k, self.at.cta)}
@@ -391,7 +434,9 @@ class _Derivation:
         for block in range(blocks):
             line: list[int] = []
             for tile in range(tiles):
-                digits = [v for v, extent in ((block, blocks), (tile, tiles)) if extent > 1]
+                values = (block // each, tile, block % each) if self.update else (block, tile)
+                pairs = zip(values, extents, strict=True)
+                digits = [value for value, extent in pairs if extent > 1]
                 point = {loop.var: v for loop, v in zip(inside, digits, strict=True)}
                 found = {
                     self.numbers(linear, point | thread | sample) - self.numbers(first, thread)
@@ -406,15 +451,128 @@ class _Derivation:
             steps.append(tuple(line))
         return Place(first, tuple(steps))
 
+    # ---- Sums of groups ---------------------------------------------------------------------
+
+    def _blocks_of_group(self, blocks: int) -> int:
+        """Blocks of 64 k whose products are summed up; without sums of groups a stage's."""
+        if self.update is None:
+            return blocks
+        places = [self.mma.operands["D"].mins[0], self.mma.operands["A"].mins[-3]]
+        found: dict[int, set[int]] = {}
+        for point in self.mma.points():
+            group, block = (self.numbers(place, point) for place in places)
+            found.setdefault(group, set()).add(block)
+        sizes = {len(some) for some in found.values()}
+        if len(sizes) != 1 or len(found) * len(next(iter(found.values()))) != blocks:
+            raise LoweringError(f"{self.mma.where}: sums are not those of groups of whole blocks")
+        return sizes.pop()
+
+    def _groups(self, slot: Slot, blocks: int, tiles_m: int) -> GroupSums:
+        """What a block makes of the sums of groups, and where it reads their scales."""
+        site = self.update
+        assert site is not None
+        body = site.body
+        assert body is not None
+        each = self._blocks_of_group(blocks)
+        inside = [loop for loop in site.loops if loop.extent > 1]
+        extents = (blocks // each, tiles_m, self.reader.tile_size["rows"], 16)
+        if [loop.extent for loop in inside] != [extent for extent in extents if extent > 1]:
+            raise LoweringError(
+                f"{site.where}: loops of {[loop.extent for loop in inside]} inside of a stage, not "
+                f"{list(extents)}: groups, tiles of 16 rows, rows of x, and rows"
+            )
+        own, zero = var("own"), {loop.var: i64(0) for loop in site.loops}
+
+        def point(group: int, tile: int, high: int) -> dict[Any, Any]:
+            values = (i64(group), i64(tile), i64(0), own + i64(8 * high))
+            pairs = zip(values, extents, strict=True)
+            digits = [value for value, extent in pairs if extent > 1]
+            return zero | {loop.var: v for loop, v in zip(inside, digits, strict=True)}
+
+        self._check_update(site, point, blocks // each, tiles_m)
+        (scale,) = (n for n in loads(body.value) if n.source.same_as(self._scale_buffer()))
+        offset = self._offset(scale.indices, slot)
+        tiles = {v: i64(0) for v in (*self.at.tiles.values(), self.at.k, self.at.cta)}
+        first = substituted(substituted(offset, point(0, 0, 0)), tiles)
+        threads = [{self.at.warp: w, own: g} for w in range(self.counts[0]) for g in range(8)]
+        steps = []
+        for group in range(blocks // each):
+            line = []
+            for tile in range(tiles_m):
+                pair: list[int] = []
+                for high in range(2):
+                    at = substituted(offset, point(group, tile, high))
+                    found = {
+                        self.numbers(at, thread | sample) - self.numbers(first, thread)
+                        for thread, sample in product(threads, self._samples())
+                    }
+                    if len(found) != 1:
+                        raise LoweringError(
+                            f"{site.where}: its scales of {slot.buffer.name} differ between "  # type: ignore[attr-defined]
+                            "lanes or tiles by more than where these begin"
+                        )
+                    pair += found
+                line.append((pair[0], pair[1]))
+            steps.append(tuple(line))
+        held = blocks // each * tiles_m
+        for loop in site.loops:
+            if any(loop.var.same_as(other.var) for other in self.mma.loops):
+                held //= loop.extent
+        if held > 1:
+            raise LoweringError(
+                f"{self.mma.where}: a warp holds {held} sums of groups of its rows at a time; one "
+                "is lowered, of a tile of 16 rows"
+            )
+        if blocks // each * tiles_m % 2:
+            raise LoweringError(
+                f"{self.mma.where}: {blocks // each * tiles_m} sums of a stage, whose fragments "
+                "lie in two banks; an odd number would decode the next stage's into the bank that "
+                "is being multiplied"
+            )
+        return GroupSums(each, site, first, own, tuple(steps))
+
+    def _check_update(self, site: Site, point: Any, groups: int, tiles_m: int) -> None:
+        """It reads the sum that it writes, and the one that MMAs made of its rows and group."""
+        body, made = site.body, self.mma.operands["D"]
+        assert body is not None
+        own: list[Sequence[PrimExpr]] = []
+        for load in loads(body.value):
+            buffer, indices = site.element(load.source, load.indices)
+            if buffer.same_as(body.buffer):
+                pairs = zip(indices, body.indices, strict=True)
+                if any(not is_zero(a - b) for a, b in pairs):
+                    raise LoweringError(f"{site.where} reads another sum than it writes")
+            elif buffer.same_as(made.buffer):
+                own.append(indices)
+        if len(own) != 1 or any(
+            not is_zero(a - b) for a, b in zip(own[0][-3:], body.indices[-3:], strict=True)
+        ):
+            raise LoweringError(f"{site.where} does not add a group's sum to that of its rows")
+        places = {
+            tuple(
+                self.numbers(value, found | sample)
+                for value in (made.mins[0], made.mins[-1])
+                for sample in self._samples()
+            )
+            for found in self.mma.points()
+        }
+        for group, tile in product(range(groups), range(tiles_m)):
+            at = [substituted(own[0][i], point(group, tile, 0)) for i in (0, -1)]
+            wanted = tuple(
+                self.numbers(value, sample) for value in at for sample in self._samples()
+            )
+            if wanted not in places:
+                raise LoweringError(f"{site.where} reads a sum that no MMA of the stage makes")
+
     # ---- Products and what follows ----------------------------------------------------------
 
     def _check_product(self, size: Mapping[str, int], tiles_m: int, blocks: int) -> None:
         """Every product of the stage is there once, and adds to the sums of its part."""
         warps, slices, ctas = self.counts
         n = 8 if self.unit == "mma" else size["rows"]
+        each = self._blocks_of_group(blocks)
         wanted = [
-            blocks // slices,
-            tiles_m,
+            *((blocks // each, tiles_m, each) if self.update else (blocks // slices, tiles_m)),
             1 if n == 8 and self.unit == "mma" else 64 // self.mma.operands["A"].shape[-1],
             size["rows"] // n,
         ]
@@ -427,6 +585,10 @@ class _Derivation:
         if self.unit == "wgmma" and (slices > 1 or warps % 4):
             raise LoweringError(f"{self.mma.where}: warps of a wgmma are four, and have all of K")
         part = self.mma.operands["D"].mins[:-3]
+        if self.update is not None:
+            if slices * ctas > 1:
+                raise LoweringError(f"{self.mma.where}: sums of groups are those of one CTA")
+            return
         if slices * ctas == 1 and not part:
             return
         for s, c in product(range(slices), range(ctas)):
@@ -437,6 +599,8 @@ class _Derivation:
     def _epilogue(self) -> tuple[str, Site]:
         """The sums that are read at the end, and the block that stores."""
         sums = self.mma.operands["D"].buffer
+        if self.update is not None:
+            sums = self.update.writes()
         stores = [s for s in self.sites if s.body and str(s.writes().name) in self.reader.views]
         if len(stores) != 1:
             raise LoweringError(f"{len(stores)} blocks write parameters; one is lowered")
@@ -444,7 +608,7 @@ class _Derivation:
         total = sums
         for site in self.sites:
             body = site.body
-            if body is None or site is stores[0]:
+            if body is None or site is stores[0] or site is self.update:
                 continue
             zero = isinstance(body.value, tirx.FloatImm) and float(body.value) == 0
             adds = [load.source for load in loads(body.value)]

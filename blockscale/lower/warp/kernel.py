@@ -127,6 +127,26 @@ class Place:
 
 
 @dataclass(frozen=True, eq=False)
+class GroupSums:
+    """Sums of the products of a group, which a block multiplies with scales and adds to a tile's.
+
+    Attributes:
+        blocks: of 64 k in a group.
+        update: the block: of a sum, that of a group, and a scale.
+        scale: offset in bytes of the first scale that a lane reads in a stage, in warp and `own`.
+        own: the lane's row among 8.
+        steps: by how much offsets differ: of each group of a stage, of each tile of 16 rows, of
+            rows g and g + 8.
+    """
+
+    blocks: int
+    update: Site
+    scale: PrimExpr
+    own: Var
+    steps: tuple[tuple[tuple[int, int], ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
 class Format:
     """What is decoded.
 
@@ -162,7 +182,9 @@ class Kernel:
         k_stages: of a CTA, of K as it is padded.
         k_blocks: that there are.
         weights, scales, rows: loads.
-        codes, factors, tokens: where weights, scales and rows of x are read.
+        codes, factors, tokens: where weights, scales and rows of x are read; factors None:
+            decoding takes codes alone.
+        groups: sums of groups; None: MMAs add to the tile's, or to those that `partial` says.
         acc: the buffer of sums that the epilogue reads.
         epilogue: its block.
     """
@@ -192,8 +214,9 @@ class Kernel:
     scales: Runs
     rows: Rows
     codes: Place
-    factors: Place
+    factors: Place | None
     tokens: Place
+    groups: GroupSums | None
     acc: str
     epilogue: Site
 
@@ -201,6 +224,11 @@ class Kernel:
     def by_bytes(self) -> bool:
         """Whether operands have 8 bits."""
         return self.form.dtype == E4M3
+
+    @property
+    def apart(self) -> int:
+        """Channels that MMAs sum up by themselves, or 0."""
+        return self.partial if self.groups is None else 64 * self.groups.blocks
 
     @property
     def consumers(self) -> int:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import product
+from typing import Any
 
-from blockscale.lower.pipe.text import indented
+from blockscale.base.errors import LoweringError
+from blockscale.lower.pipe.text import Text, indented
 from blockscale.lower.warp.epilogue import Epilogue
 from blockscale.lower.warp.frame import Frame
-from blockscale.lower.warp.kernel import Place
+from blockscale.lower.warp.kernel import GroupSums, Place
 from blockscale.specs.plans.moe import E4M3
 from blockscale.tir.intrin.fragments import SHORT
 from blockscale.tir.intrin.warp import wgmma_k
@@ -34,6 +37,8 @@ class Products(Frame):
     def _products(self) -> list[str]:
         if self.kernel.unit == "mma":
             return self._mma()
+        if self.kernel.groups is not None:
+            return self._wgmma_groups(self.kernel.groups)
         return self._wgmma_bytes() if self.kernel.by_bytes else self._wgmma()
 
     def _first_reads(self) -> list[str]:
@@ -43,8 +48,13 @@ class Products(Frame):
         lane = own.get(k.form.order, "lane * 16")
         lines = [
             f"const uint32_t codes_at = {k.weights.slot.at} + {self.expr(k.codes.first)} + {lane};",
-            f"const uint32_t scales_at = {k.scales.slot.at} + {self.expr(k.factors.first)};",
         ]
+        if k.factors is not None:
+            first = self.expr(k.factors.first)
+            lines.append(f"const uint32_t scales_at = {k.scales.slot.at} + {first};")
+        if k.groups is not None:
+            first = self._lane_row(k.groups.own)(k.groups.scale)
+            lines.append(f"const uint32_t groups_at = {k.scales.slot.at} + {first};")
         rows = f"{k.rows.slot.at} + {self.expr(k.tokens.first)}"
         if k.unit == "mma" and k.rows.swizzled:  # its matrix's row, a piece of 16 bytes
             rows += " + lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16"
@@ -62,6 +72,14 @@ class Products(Frame):
             lines.append(f"const uint32_t turn[4] = {{{turns}}};")
         return lines
 
+    def _lane_row(self, own: Any) -> Text:
+        """What prints indices in which a variable is the lane's row among 8."""
+        names = {v: str(v.name) for v in self.kernel.at.all} | {own: "g"}
+        return Text(names, self._no_load)
+
+    def _no_load(self, buffer: Any, indices: Any) -> str:
+        raise LoweringError(f"an index reads {buffer.name}")
+
     @property
     def decoder(self) -> str:
         """What decodes."""
@@ -77,7 +95,8 @@ class Products(Frame):
         """What lets wgmma read rows that cp.async wrote."""
         return ["bs_fence_async();"] if self.kernel.rows.how == "row" else []
 
-    def _place(self, of: Place, block: int, tile: int) -> int:
+    def _place(self, of: Place | None, block: int, tile: int) -> int:
+        assert of is not None, "decoding takes codes alone"
         return of.steps[block][tile]
 
     def _end(self) -> list[str]:
@@ -445,6 +464,156 @@ class Products(Frame):
             f"  c[{i}][q] += part[q];",
             "}",
         ]
+
+    # ---- Sums of groups ---------------------------------------------------------------------
+
+    def _wgmma_groups(self, of: GroupSums) -> list[str]:
+        """The same where each group of K has sums of its own, a run of MMAs.
+
+        The next run's weights are decoded while its products run; then its sums are scaled and
+        added to the tile's, while another warp group's products run.
+        """
+        k = self.kernel
+        whole, count = self.whole_stages(), k.rows_tile // 2
+        add_final = ["bs_wgmma_wait<0>();", *self._add(k.tiles_m - 1)]
+        release = ["__syncwarp();", "if (before && lane == 0) bs_mbar_arrive(before);"]
+
+        def stage(blocks: int, last: bool) -> list[str]:
+            runs = [(group, i) for group in range(blocks // of.blocks) for i in range(k.tiles_m)]
+            lines = [self.at()]
+            if last:
+                lines += [f"bs_mbar_wait({self.full}, parity);", *self._ahead(of, *runs[0])]
+            lines += self._rows_fence()
+            for number, (group, i) in enumerate(runs):
+                bank = number % 2
+                lines += self._decoded(of, bank)
+                if number + 1 < len(runs):
+                    lines += self._ahead(of, *runs[number + 1])
+                if not last:
+                    lines.append(f"bs_decoded(bank{bank}, smem);")
+                    done = ["bs_wgmma_wait<0>();", *self._add(runs[number - 1][1])]
+                    lines += done if number else [*add_final, *release]
+                lines += self._scales(of, group, i)
+                lines += ["bs_wgmma_fence();", *self._run(of, group, i, bank)]
+                lines.append("bs_wgmma_commit();")
+                if last:
+                    lines += ["bs_wgmma_wait<0>();", *self._add(i)]
+            if last:
+                return [*lines, f"before = {self.empty};", self.next()]
+            return [
+                *lines,
+                f"before = {self.empty};",
+                "const uint32_t own = stage, own_parity = parity;",
+                self.next(),
+                # Of no further stage they are loaded from this one: a branch between products
+                # makes ptxas serialise them.
+                f"const bool more = k + 1 < {whole};",
+                *self._first_codes(of, "more ? stage : own", "more ? parity : own_parity"),
+            ]
+
+        # Before a stage with fewer blocks, whose products are waited for one run after the other.
+        ended = self._parts()[1] > 0
+        before = [*add_final, *release] if ended else []
+        zeros = [
+            "#pragma unroll",
+            f"for (int q = 0; q < {count}; ++q) part[q] = 0.f;",
+            "group_scale[0] = group_scale[1] = 0.f;",
+            *(self._first_codes(of, "stage", "parity") if whole != "0" else []),
+        ]
+        declared = [
+            f"float part[{count}], group_scale[2];",
+            f"uint4 code[{of.blocks}];",
+            "[[maybe_unused]] uint2 zero{};",
+        ]
+        products = [*zeros, *self.stages(stage, before=before), *([] if ended else add_final)]
+        return self._asynchronous(declared, products, banks=2, size=8 * of.blocks)
+
+    def _first_codes(self, of: GroupSums, stage: str, parity: str) -> list[str]:
+        """Wait for a stage, and load codes of its first run."""
+        wait = self.full.replace("stage", f"({stage})")
+        at = self.at().replace("stage", f"({stage})")
+        lines = [at, f"bs_mbar_wait({wait}, {parity});", *self._ahead(of, 0, 0)]
+        return ["{", *indented(lines), "}"]
+
+    def _ahead(self, of: GroupSums, group: int, i: int) -> list[str]:
+        """Load codes of a run, and zeros: long before they are decoded, as MMAs read memory too."""
+        k = self.kernel
+        first = group * of.blocks
+        lines = [
+            f"code[{b}] = bs_load16_shared(at + codes_at + {self._place(k.codes, first + b, i)});"
+            for b in range(of.blocks)
+        ]
+        if k.factors is not None:
+            at = self._place(k.factors, first, i)
+            lines.append(f"zero = {self.decoder}::load(at + scales_at + {at}, lane);")
+        return lines
+
+    def _add(self, i: int) -> list[str]:
+        """What the function makes of a group's sums, whose products are done, and of the tile's."""
+        k, of = self.kernel, self.kernel.groups
+        assert of is not None
+        body = of.update.body
+        assert body is not None
+        lines = []
+        for high, b in product(range(2), range(2)):
+            place = f"[4 * n + {2 * high + b}]"
+
+            def load(buffer: Any, indices: Any, high: int = high, place: str = place) -> str:
+                if str(buffer.name) == str(body.buffer.name):
+                    return f"c[{i}]{place}"
+                if self._is_scale(buffer):
+                    return f"group_scale[{high}]"
+                return f"part{place}"
+
+            lines.append(f"  c[{i}]{place} = {Text({}, load)(body.value)};")
+        count = k.rows_tile // 2
+        return [
+            "#pragma unroll",
+            f'for (int q = 0; q < {count}; ++q) asm volatile("" : "+f"(part[q]));',
+            "#pragma unroll",
+            f"for (int n = 0; n < {k.rows_tile // 8}; ++n) {{",
+            *lines,
+            "}",
+        ]
+
+    def _is_scale(self, buffer: Any) -> bool:
+        return str(buffer.name) == str(self.kernel.scales.slot.buffer.name)  # type: ignore[attr-defined]
+
+    def _scales(self, of: GroupSums, group: int, i: int) -> list[str]:
+        """Load the scales of a group of rows g and g + 8 of the ``i``-th tile."""
+        low, high = of.steps[group][i]
+        if high - low == 2:
+            pair = f"bs_load4_shared(at + groups_at + {low})"
+            return [f"bs_bf16_pair({pair}, group_scale);"]
+        return [
+            f"group_scale[{h}] = bs_load_bf16(at + groups_at + {offset});"
+            for h, offset in enumerate((low, high))
+        ]
+
+    def _decoded(self, of: GroupSums, bank: int) -> list[str]:
+        """Decode a run's weights, whose codes are loaded."""
+        lines = [
+            "#pragma unroll",
+            f'for (int q = 0; q < {8 * of.blocks}; ++q) asm volatile("" : "+r"(bank{bank}[q]));',
+            "{",
+            f"  const {self.decoder} points(zero);",
+        ]
+        for b, (j, c) in product(range(of.blocks), enumerate("xyzw")):
+            lines.append(f"  points.decode(code[{b}].{c}, bank{bank} + {8 * b + 2 * j});")
+        return [*lines, "}"]
+
+    def _run(self, of: GroupSums, group: int, i: int, bank: int) -> list[str]:
+        """Products of a run, whose fragments are in a bank."""
+        k = self.kernel
+        issue = f"BsWgmma<{OPERANDS[k.form.dtype]}, {k.rows_tile}>"
+        lines = []
+        for own, j in product(range(of.blocks), range(2)):
+            at = self._place(k.tokens, group * of.blocks + own, 0)
+            x = f"bs_wgmma_rows64(at + rows_at + {at})"
+            do = "run" if own or j else "run<0>"
+            fragment = f"bank{bank} + {8 * own + 4 * j}"
+            lines.append(f"{issue}::{do}(part, {fragment}, {x} + {2 * j});")
+        return lines
 
 
 BYTE_BANKS = 4

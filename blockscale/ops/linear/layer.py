@@ -281,7 +281,8 @@ def _check_call(
         *(facts.layout, activation, facts.gated, residual is not None, dtype_name(to)),
         by_row=facts.by_row and facts.layout != "tiles64e",
         act_fmt=act_fmt,
-        fast_accum=fast and facts.layout == "tiles64e",  # other layouts' sums are float32
+        # Sums of int4 are those of groups, those of other layouts float32.
+        fast_accum=fast and facts.layout == "tiles64e" and facts.fmt != "int4",
     )
     if residual is not None:
         wide = *x.shape[:-1], spec.cols

@@ -7,9 +7,9 @@ is what `blockscale.linear` and `blockscale.nn.Linear` run on.  Layouts:
   zeros, as terms (8 - point) * scale that are added to (code - 8) * scale.
 * "tiles64" (CUDA): `moe.tiles`, with words as `in_steps` and `turned` say; rows in `natural_order`,
   gated in `gated_order`.
-* "tiles64e" (CUDA, mxfp4 whose blocks' exponents allow it, and nvfp4 that is asked to be rounded):
-  `moe.rows`, `moe.rounded`, rows in the same order; for ``act_fmt="fp8"``, which multiplies many
-  rows of x as E4M3.
+* "tiles64e" (CUDA, mxfp4 whose blocks' exponents allow it, nvfp4 that is asked to be rounded, and
+  int4 in groups of 64 and 128): `moe.rows`, `moe.rounded`, rows in the same order; for
+  ``act_fmt="fp8"``, which multiplies many rows of x as E4M3.
 * "128x4": codes as given, scales in the 128x4 layout, for ``act_fmt="nvfp4"``.
 """
 
@@ -48,6 +48,7 @@ from blockscale.ops.weights import (
 )
 from blockscale.specs.gemm import LINEAR_FORMATS, check_gemm
 from blockscale.specs.int4 import TILE_GROUPS
+from blockscale.specs.plans.moe import PREFERRED
 
 Tensor = torch.Tensor
 
@@ -225,12 +226,12 @@ def prepare_linear_weights(
         int4_signed: int4 codes are two's complement, from -8 to 7, instead of 0 to 15.
         dtype: of the activations: on CUDA int4 scales are rounded to it.
         layout: "linear" or "tiles64"; None: that of the tensors' device.  "128x4": nvfp4, for
-            ``linear(..., act_fmt="nvfp4")``.  "tiles64e": mxfp4, or nvfp4 with ``rounded``, for
-            ``linear(..., act_fmt="fp8")`` on GPUs with wgmma (sm_90a), which multiply many rows in
-            8 bits.
-        act_fmt: of the calls that are to follow; "fp8" makes mxfp4 "tiles64e" on CUDA where the
-            weight can be, and warns where exponents of a row's blocks are too far apart; "nvfp4"
-            makes it "128x4".
+            ``linear(..., act_fmt="nvfp4")``.  "tiles64e": mxfp4, int4 in groups of 64 or 128, or
+            nvfp4 with ``rounded``, for ``linear(..., act_fmt="fp8")`` on GPUs with wgmma (sm_90a),
+            which multiply many rows in 8 bits.
+        act_fmt: of the calls that are to follow; "fp8" makes mxfp4, and int4 in groups of 128,
+            "tiles64e" on CUDA, and warns where exponents of a row's blocks of mxfp4 are too far
+            apart; "nvfp4" makes it "128x4".
         rounded: nvfp4 with act_fmt="fp8": the weight is rounded to E4M3 times a factor of its row,
             in layout "tiles64e"; a warning says by how much that changed it, and so does
             ``added_error``.  Few rows are multiplied in 16 bits by the same rounded weight.
@@ -264,9 +265,9 @@ def prepared(
     if rounded:
         check_rounded(where, given.fmt, ("fp8",), (act_fmt, layout), on_cpu)
         layout = "tiles64e"
-    layout, if_it_can = _layout(given.fmt, act_fmt, layout, on_cpu)
-    checks.choice(where, "layout", layout, LAYOUTS)
     plain = _plain(given, sizes)
+    layout, if_it_can = _layout((plain.fmt, plain.group), act_fmt, layout, on_cpu)
+    checks.choice(where, "layout", layout, LAYOUTS)
     if layout == "linear":
         return _terms(plain)
     if layout == "128x4":
@@ -281,15 +282,20 @@ def prepared(
     return _to_tiles(where, plain, dtype)
 
 
-def _layout(fmt: str, act_fmt: str | None, layout: str | None, on_cpu: bool) -> tuple[str, bool]:
-    """Return the layout to make, and whether "tiles64" takes its place where it cannot be."""
+def _layout(
+    form: tuple[str, int], act_fmt: str | None, layout: str | None, on_cpu: bool
+) -> tuple[str, bool]:
+    """Return the layout to make, and whether "tiles64" takes its place where it cannot be.
+
+    ``form``: the weight's format, and the group that kernels have of it.
+    """
     if layout is not None:
         return layout, False
     if act_fmt == "nvfp4":
         return "128x4", False
     if on_cpu:
         return "linear", False
-    bytewise = (fmt, act_fmt) == ("mxfp4", "fp8")
+    bytewise = act_fmt == "fp8" and form in PREFERRED
     return ("tiles64e", True) if bytewise else ("tiles64", False)
 
 
@@ -490,12 +496,18 @@ def _to_rows(where: str, plain: LinearWeights, *, must: bool) -> LinearWeights |
 
     ``must``: then it is an error.
     """
-    if plain.fmt != "mxfp4":
-        raise ValueError(
-            f"{where}: layout='tiles64e' is for mxfp4 weights, and nvfp4 ones with rounded=True, "
-            f"not for {plain.fmt}; leave layout out"
-        )
+    moe_rows.check_form(where, plain.fmt, plain.group)
     _check_scales(where, plain, torch.bfloat16)
+    order = _order(plain)
+    each = plain.global_scale.repeat_interleave(plain.n // plain.global_scale.numel())
+    if plain.fmt == "int4":
+        _check_points(where, plain.zero)
+        packed, scale = moe_rows.pack_int4(plain.packed, plain.block_scale, plain.zero, order)
+        factor = moe_rows.factors(each, None, order)
+        return replace(
+            *(plain,), packed=packed, block_scale=scale, zero=None, global_scale=factor,
+            layout="tiles64e",
+        )  # fmt: skip
     top, least = moe_rows.ranges(plain.packed, plain.block_scale)
     widest, row = (int(value) for value in (top - least).max(0))
     if widest > moe_rows.SPREAD:
@@ -509,7 +521,6 @@ def _to_rows(where: str, plain: LinearWeights, *, must: bool) -> LinearWeights |
             f"{said}; the weight is in layout 'tiles64', for products of 16 bits", stacklevel=4
         )
         return None
-    order = _order(plain)
     packed, scale = moe_rows.pack(plain.packed, plain.block_scale, top, order)
     return replace(
         plain,
@@ -586,6 +597,19 @@ def _from_rows(weights: LinearWeights) -> LinearWeights:
     """Return a weight of layout "tiles64e" in layout "linear"."""
     kind: Any = moe_rounded if weights.fmt == "nvfp4" else moe_rows
     n, k, order = weights.n, weights.k, _order(weights)
+    if weights.fmt == "int4":
+        sizes = n, k, weights.group
+        codes, scale, zero, _ = untiled(
+            *(weights.fmt, weights.packed, weights.block_scale, order, sizes, weights.zeros),
+            moe_rows.SCALES,
+        )
+        each = back(weights.global_scale[:, None], order, n)[:, 0].view(1 + weights.gated, -1)
+        return _terms(
+            replace(
+                *(weights,), packed=codes.contiguous(), block_scale=scale.contiguous(), zero=zero,
+                global_scale=each[:, 0].contiguous(), layout="linear",
+            )
+        )  # fmt: skip
     codes, byte = kind.unpack(weights.packed, weights.block_scale)
     codes, byte = back(codes, order, n)[:, : k // 2], back(byte, order, n)[:, : k // weights.group]
     factor = back(weights.global_scale[:, None], order, n)[:, 0]

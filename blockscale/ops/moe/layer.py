@@ -339,7 +339,8 @@ def check_call(
     sizes = w.experts, w.hidden, w.intermediate, int(ids.shape[1])
     modes = options.activation, dtype_name(hidden.dtype), options.act_fmt
     form = *sizes, w.fmt, w.group, *modes, w.zero, w.bias, w.layout
-    fast = options.fast_accum and w.layout == "tiles64e"  # other layouts' sums are float32
+    # Sums of int4 are those of groups, those of other layouts float32.
+    fast = options.fast_accum and w.layout == "tiles64e" and w.fmt != "int4"
     return FusedMoe(*form, fast_accum=fast)
 
 

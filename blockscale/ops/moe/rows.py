@@ -1,6 +1,10 @@
-"""MXFP4 matrices in the layout "tiles64e", whose codes kernels decode to E4M3 too.
+"""Matrices in the layout "tiles64e", whose codes kernels decode to E4M3 too: MXFP4, INT4.
 
-It is "tiles64" (`ops.moe.tiles`) but for three things:
+INT4 has the codes of "tiles64" (`ops.moe.tiles`, those of MoE layers) and its scales in bfloat16,
+groups of `BYTE_GROUPS`, and each row has a factor, its global scale: kernels multiply
+code - zero, which E4M3 holds, and sums of groups with scales.
+
+MXFP4 is "tiles64" but for three things:
 
 * Bits of the codes lie as `CODE_BITS` ["e2m1e"] says: two bytes of a word select four of eight
   numbers, and signs are in place (``native/moe/moe_bytes.cuh``).
@@ -20,8 +24,12 @@ from __future__ import annotations
 import torch
 
 from blockscale.ops.moe import tiles
+from blockscale.specs.plans.moe import BYTE_GROUPS
 
 Tensor = torch.Tensor
+
+SCALES = torch.bfloat16
+"""Dtype of scales and zeros of int4."""
 
 KIND = "e2m1e"
 """Of `tiles.CODE_BITS`."""
@@ -33,6 +41,24 @@ LEAST = tiles.E8M0_TOP - SPREAD
 """The least scale byte."""
 
 BLOCK = 32
+
+
+def check_form(where: str, fmt: str, group: int) -> None:
+    """ValueError unless the layout holds weights of this format and group that are not rounded."""
+    if fmt == "nvfp4" or group not in BYTE_GROUPS.get(fmt, ()):
+        what = f"int4 in groups of {group}" if fmt == "int4" else fmt
+        raise ValueError(
+            f"{where}: layout='tiles64e' is for mxfp4 weights, int4 in groups of 64 or 128, and "
+            f"nvfp4 ones with rounded=True, not for {what}; leave layout out"
+        )
+
+
+def pack_int4(
+    codes: Tensor, scale: Tensor, zero: Tensor | None, order: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return codes and scales of an int4 matrix as `tiles.pack_int4` does, in `SCALES`."""
+    zeros = None if zero is None else zero.to(SCALES)
+    return tiles.pack_int4(codes, scale.to(SCALES), zeros, order)
 
 
 def ranges(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,15 +95,16 @@ def unpack(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     return tiles.unpack_codes(codes, KIND), tiles.unpack_scales(scale, BLOCK)[..., 0]
 
 
-def factors(factor: Tensor, top: Tensor, order: Tensor) -> Tensor:
+def factors(factor: Tensor, top: Tensor | None, order: Tensor) -> Tensor:
     """Return the factors [R] float32 of a matrix's rows; of padding 1.
 
     Args:
         factor: the global scale of each row [rows].
-        top: the first of `ranges`.
+        top: the first of `ranges`; None: of int4.
         order: the matrix's row at each row of the layout; -1: padding.
     """
-    each = torch.ldexp(factor, top - 127).index_select(0, order.clamp(min=0))
+    value = factor if top is None else torch.ldexp(factor, top - 127)
+    each = value.index_select(0, order.clamp(min=0))
     return each.masked_fill_(order < 0, 1.0)
 
 

@@ -56,6 +56,7 @@ from blockscale.specs.moe import (
     LAYOUTS,
     PRODUCTS,
 )
+from blockscale.specs.plans.moe import PREFERRED
 
 Tensor = torch.Tensor
 
@@ -181,11 +182,12 @@ def prepare_moe_weights(
         dtype: of the activations: on CUDA int4 scales are rounded to it.
         layout: "linear" or "tiles64"; None: that of the tensors' device.  "128x4": nvfp4 or
             mxfp4, for `fused_moe` with an ``act_fmt`` on GPUs whose tensor cores multiply codes
-            (sm_100a).  "tiles64e": mxfp4, or nvfp4 with ``rounded``, for bfloat16, for `fused_moe`
-            with act_fmt "fp8" or "fp8_tensor" on GPUs with wgmma (sm_90a), which multiply many
-            tokens in 8 bits, of nvfp4 any number.
-        act_fmt: of the calls that are to follow; "fp8" and "fp8_tensor" make it "tiles64e" on CUDA
-            where the weight can be, and warn where exponents of a row's blocks are too far apart.
+            (sm_100a).  "tiles64e": mxfp4, int4 in groups of 64 or 128, or nvfp4 with ``rounded``,
+            for bfloat16, for `fused_moe` with act_fmt "fp8" or "fp8_tensor" on GPUs with wgmma
+            (sm_90a), which multiply many tokens in 8 bits, of nvfp4 any number.
+        act_fmt: of the calls that are to follow; "fp8" and "fp8_tensor" make mxfp4, and int4 in
+            groups of 128 without zeros, "tiles64e" on CUDA, and warn where exponents of a row's
+            blocks of mxfp4 are too far apart.
         rounded: nvfp4 with such an act_fmt: weights are rounded to E4M3 times a factor of their
             row, in layout "tiles64e"; a warning says by how much that changed them, and so does
             ``added_error``.  What multiplies in 16 bits takes the same rounded weights.
@@ -214,12 +216,12 @@ def prepared(
     checks.activation(where, "dtype", dtype)
     if act_fmt is not None:
         checks.choice(where, "act_fmt", act_fmt, ACT_FORMATS)
-    on_cpu = given.w13.device.type == "cpu"
+    form, on_cpu = (given.fmt, sizes.group), given.w13.device.type == "cpu"
     if rounded:
         check_rounded(where, given.fmt, BYTE_ACTS, (act_fmt, layout), on_cpu)
         layout = "tiles64e"
-    wanted = layout is None and act_fmt in BYTE_ACTS and not on_cpu
-    by_rows = wanted and (given.fmt, dtype) == ("mxfp4", torch.bfloat16)
+    on_gpu = layout is None and not on_cpu
+    by_rows = on_gpu and _prefers_bytes(form, given.w13_zero is not None, dtype, act_fmt)
     layout = layout or ("linear" if on_cpu else "tiles64")
     checks.choice(where, "layout", layout, LAYOUTS)
     plain = _plain(given, sizes)
@@ -233,6 +235,17 @@ def prepared(
         if made is not None:
             return made
     return to_codes(where, plain) if layout == "128x4" else to_tiles(where, plain, dtype)
+
+
+def _prefers_bytes(
+    form: tuple[str, int], zeros: bool, dtype: torch.dtype, act_fmt: str | None
+) -> bool:
+    """Whether weights are to be in layout "tiles64e" on CUDA; ``form``: of `PREFERRED`.
+
+    With zero points 8 bits were not measured in MoE layers.
+    """
+    known = form in PREFERRED and not zeros and dtype == torch.bfloat16
+    return known and act_fmt in BYTE_ACTS
 
 
 def _plain(given: Given, sizes: Sizes) -> MoeWeights:
@@ -577,11 +590,18 @@ def _to_rows(where: str, plain: MoeWeights, dtype: torch.dtype, *, must: bool) -
 
     ``must``: then it is an error.
     """
-    if (plain.fmt, dtype) != ("mxfp4", torch.bfloat16):
+    moe_rows.check_form(where, plain.fmt, plain.group)
+    if dtype != torch.bfloat16:
         raise ValueError(
-            f"{where}: layout='tiles64e' is for mxfp4 weights, and nvfp4 ones with rounded=True, "
-            f"and dtype=torch.bfloat16, not for {plain.fmt} and {dtype}; leave layout out"
+            f"{where}: layout='tiles64e' is for dtype=torch.bfloat16, not for {dtype}; leave "
+            "layout out"
         )
+    if plain.fmt == "int4":
+        tiles = to_tiles(where, plain, moe_rows.SCALES)
+        return replace(
+            *(tiles,), w13_global=_laid_out(plain, "w13"), w2_global=_laid_out(plain, "w2"),
+            layout="tiles64e",
+        )  # fmt: skip
     _check_scales(where, plain, dtype)
     found = {name: _ranges(plain, name) for name in ("w13", "w2")}
     for name, (top, least) in found.items():
@@ -647,6 +667,13 @@ def _ranges(plain: MoeWeights, name: str) -> tuple[Tensor, Tensor]:
     return top, least
 
 
+def _laid_out(plain: MoeWeights, name: str) -> Tensor:
+    """Return the global scales of one of int4's weights [E, rows of the layout]."""
+    order = dict(_orders(plain))[name]
+    each = _of_rows(getattr(plain, f"{name}_global"), getattr(plain, name).shape[1])
+    return torch.stack([moe_rows.factors(factor, None, order) for factor in each])
+
+
 def _of_rows(factor: Tensor, rows: int) -> Tensor:
     """Return the global scale of each row [E, rows] of global scales [E] or [E, 2]."""
     wide = factor.view(len(factor), -1)
@@ -655,6 +682,8 @@ def _of_rows(factor: Tensor, rows: int) -> Tensor:
 
 def _from_rows(tiles: MoeWeights) -> MoeWeights:
     """Return weights in layout "tiles64e" in layout "linear"."""
+    if tiles.fmt == "int4":
+        return _from_int4_rows(tiles)
     kind: Any = moe_rounded if tiles.fmt == "nvfp4" else moe_rows
     made: dict[str, Tensor | None] = {}
     halves = 2 if tiles.gated else 1
@@ -686,6 +715,16 @@ def _from_rows(tiles: MoeWeights) -> MoeWeights:
         made[f"{name}_global"] = factor
         made[f"{name}_bias"] = _unordered(getattr(tiles, f"{name}_bias"), order, rows)
     return replace(tiles, **made, layout="linear", added_error=None)  # type: ignore[arg-type]
+
+
+def _from_int4_rows(tiles: MoeWeights) -> MoeWeights:
+    """The same of int4, whose rows have the global scale of the matrix, or of their half."""
+    (_, paired), (_, natural) = _orders(tiles)
+    ups = tiles.rows - tiles.intermediate  # the first up row; without gates the first row
+    first, last = (int((paired == row).nonzero()[0]) for row in (0, ups))
+    w13 = tiles.w13_global[:, [first, last]]
+    w2 = tiles.w2_global[:, int((natural == 0).nonzero()[0])]
+    return to_linear(replace(tiles, w13_global=w13, w2_global=w2))
 
 
 # ---- Codes as they are --------------------------------------------------------------------------

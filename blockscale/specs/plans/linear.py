@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from blockscale.base.sizes import ceil_div, round_up
 from blockscale.base.targets import BULK_COPIES, WGMMA, Gpu
 from blockscale.specs.gemm import Linear
-from blockscale.specs.plans.moe import LOADER_REGISTERS, illegal_bytes, scale_bytes
+from blockscale.specs.plans.moe import (
+    LOADER_REGISTERS,
+    illegal_bytes,
+    illegal_groups,
+    scale_bytes,
+)
 
 TILE_K = 64
 """K of a block of weights, and of a row of x in shared memory."""
@@ -128,13 +133,13 @@ class LinearTile:
             return "a stage has whole groups of 128"
         if self.tiles_m * self.tokens > SUMS[self.unit]:
             return "accumulators do not fit into registers"
-        if reason := self._illegal_units():
+        if reason := self._illegal_units(spec):
             return reason
         if self.stages_in(spec, arch.cta_shared) < 2:
             return "two stages do not fit into shared memory"
         return None
 
-    def _illegal_units(self) -> str | None:
+    def _illegal_units(self, spec: Linear) -> str | None:
         """Why a stage is not divided into what wgmma multiplies, or None."""
         wgmma = self.unit == "wgmma"
         if wgmma and self.slices > 1:
@@ -144,4 +149,7 @@ class LinearTile:
             return "wgmma takes an even number of units in a stage" if odd else None
         if not wgmma or self.tiles_m > 2:
             return "wgmma multiplies operands of 8 bits, one or two tiles of 16 rows of a warp"
-        return illegal_bytes(self.blocks_k, self.partial, self.tiles_m, self.tokens)
+        if spec.fmt == "int4" and self.ctas > 1:
+            return "sums of groups are those of one CTA"
+        sums = self.blocks_k, self.partial, self.tiles_m
+        return illegal_bytes(*sums, self.tokens) or illegal_groups(spec.fmt, spec.group, *sums)

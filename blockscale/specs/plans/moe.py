@@ -31,7 +31,7 @@ MMA_TOKENS = (8, 16, 24, 32, 48, 64)
 """Tokens of a tile, unit mma."""
 
 WGMMA_TOKENS = (
-    *(8, 16, 24, 32, 40, 48, 64, 80, 96, 104, 112, 128),
+    *(8, 16, 24, 32, 40, 48, 64, 72, 80, 96, 104, 112, 128),
     *(136, 144, 152, 160, 176, 192, 208, 224, 256),
 )
 """Tokens of a tile, unit wgmma."""
@@ -56,6 +56,16 @@ BYTE_BLOCKS = (2, 4)
 BYTE_SUMS = {False: ((4, 256), (2, 128)), True: ((4, 0), (2, 0))}
 """Blocks of 64 k of a stage and `MoeTile.partial` that are tried, without and with fast sums."""
 
+BYTE_GROUPS = {"mxfp4": (32,), "nvfp4": (16,), "int4": (64, 128)}
+"""Weights that layout "tiles64e" holds, nvfp4 rounded, and their groups: of int4 those of whole
+blocks of 64 k, whose products MMAs of 8 bits sum up."""
+
+BYTE_FORMS = "fmt='mxfp4', 'nvfp4', or 'int4' with groups of 64 or 128"
+"""The same in words."""
+
+PREFERRED = {("mxfp4", 32), ("int4", 128)}
+"""Formats and groups of weights that are in it once act_fmt is told; other ones if the layout is:
+of int4 in groups of 64 8 bits were slower than 16 on an H200."""
 
 TERM = 2
 """Kind of zeros of int4 weights that are added to products; 1: subtracted from codes; 0: none."""
@@ -142,6 +152,11 @@ class MoeGemm:
         return self.cols or (self.rows // 2 if self.gated else self.rows)
 
     @property
+    def scaled_sums(self) -> bool:
+        """Whether scales are multiplied with sums of groups; see `tir.moe.tiles.scaled_sums`."""
+        return self.fmt == "int4" and bool(self.operand)
+
+    @property
     def scale_dtype(self) -> str:
         """Of the scales: those of int4 are numbers."""
         return self.dtype if self.fmt == "int4" else "uint8"
@@ -164,6 +179,11 @@ def scale_bytes(fmt: str, group: int, zeros: int) -> int:
     return 4 * scale_count(fmt, group, zeros) * (2 if fmt == "int4" else 1)
 
 
+def byte_sums(fmt: str, group: int, fast: bool) -> tuple[tuple[int, int], ...]:
+    """Return `BYTE_SUMS` of a weight: of int4 those of its groups, fast sums or not."""
+    return ((4, group), (2, group)) if fmt == "int4" else BYTE_SUMS[fast]
+
+
 def illegal_bytes(blocks_k: int, partial: int, tiles_m: int, tokens: int) -> str | None:
     """Return why a tile of 8-bit operands has no kernel, or None; see `MoeTile`."""
     if blocks_k not in BYTE_BLOCKS:
@@ -173,6 +193,19 @@ def illegal_bytes(blocks_k: int, partial: int, tiles_m: int, tokens: int) -> str
     sums = (tiles_m + bool(partial)) * tokens // 2
     if sums > PARTIAL_REGISTERS:
         return f"{sums} sums of a thread are more than {PARTIAL_REGISTERS}"
+    return None
+
+
+def illegal_groups(fmt: str, group: int, blocks_k: int, partial: int, tiles_m: int) -> str | None:
+    """Return why there are no such sums of 8-bit operands, or None; see `MoeTile`."""
+    if fmt != "int4":
+        return None
+    if group not in BYTE_GROUPS[fmt] or partial != group:
+        return f"8-bit products of int4 in groups of {group} are not summed up by {partial}"
+    # Of one tile and two blocks a group of 128 makes one run of products of a stage, which would be
+    # decoded into the fragments that the stage before multiplies; groups of 64 ptxas serialises.
+    if tiles_m == 1 and blocks_k < 4:
+        return "of one tile of 16 rows of a warp, a stage with sums of groups has four blocks of K"
     return None
 
 
@@ -282,7 +315,9 @@ class MoeTile:
         """The same of operands of 8 bits, of which only wgmma multiplies tiles of MoE layers."""
         if self.unit != "wgmma" or self.consumers != 8 or self.tiles_m > 2:
             return "operands of 8 bits are multiplied by eight warps of wgmma, 128 or 256 rows"
-        reason = illegal_bytes(self.blocks_k, self.partial, self.tiles_m, self.tokens)
+        sums = self.blocks_k, self.partial, self.tiles_m
+        reason = illegal_bytes(*sums, self.tokens)
+        reason = reason or illegal_groups(gemm.fmt, gemm.group, *sums)
         return reason or self._too_large(gemm)
 
     def _too_large(self, gemm: MoeGemm) -> str | None:

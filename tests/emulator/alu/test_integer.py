@@ -317,3 +317,13 @@ def test_dot_products():
             check(f"dp4a.{at}.{bt}", ("u32",) * 3, four)
             check(f"dp2a.lo.{at}.{bt}", ("u32",) * 3, low)
             check(f"dp2a.hi.{at}.{bt}", ("u32",) * 3, high)
+
+
+def test_differences_of_bytes():
+    """vabsdiff4 of all bytes: c, which masked bytes would come from, counts for nothing."""
+
+    def bytewise(a, b, c):
+        pairs = ((a >> i & 255, b >> i & 255) for i in (0, 8, 16, 24))
+        return sum(abs(x - y) << 8 * i for i, (x, y) in enumerate(pairs))
+
+    check("vabsdiff4.u32.u32.u32", ("u32",) * 3, bytewise)

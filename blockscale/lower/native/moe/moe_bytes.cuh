@@ -1,6 +1,6 @@
 // Weights of the layout tiles64e to A fragments of bytes (E4M3) or of bfloat16, in registers.
 //
-// Word j of a thread holds the same codes as in tiles64 (moe_decode.cuh): rows g and g + 8, k_i = 16 t
+// MXFP4: word j of a thread holds the same codes as in tiles64 (moe_decode.cuh): rows g and g + 8, k_i = 16 t
 // + 4 j + i.  In each half, the low one of k_0 and k_2, the high one of k_1 and k_3, four nibbles have
 // the magnitudes e e m of
 //
@@ -39,7 +39,8 @@ BS_INLINE uint32_t bs_mask(uint32_t a, uint32_t mask) {
   return d;
 }
 
-template <class P>
+// MXFP4 and NVFP4, and INT4 to bfloat16, whose words are those of tiles64.
+template <class P, bool INT4_BYTES = P::FORMAT == BS_MOE_INT4 && P::E4M3, bool INT4 = P::FORMAT == BS_MOE_INT4>
 struct BsDecodeBytes {
   static constexpr bool E4M3 = P::E4M3, NVFP4 = P::FORMAT == BS_MOE_NVFP4;
   // Of rows g and g + 8: E4M3 of 0, 0.5, 1, 1.5 and of 2, 3, 4, 6 times the scale, of NVFP4 with
@@ -105,3 +106,80 @@ struct BsDecodeBytes {
     }
   }
 };
+
+// (~a & mask) | b
+BS_INLINE uint32_t bs_not_and_or(uint32_t a, uint32_t mask, uint32_t b) {
+  uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xAE;" : "=r"(d) : "r"(a), "r"(mask), "r"(b));
+  return d;
+}
+
+template <class P>
+struct BsDecodeBytes<P, false, true> : BsDecode<P> {
+  using BsDecode<P>::BsDecode;
+};
+
+// |a - b| of four bytes (9.7.17.9 vabsdiff4); one instruction of sm_90 (VABSDIFF4).
+BS_INLINE uint32_t bs_absdiff4(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("vabsdiff4.u32.u32.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(0));
+  return d;
+}
+
+// INT4 to E4M3: code - zero, from -16 to 15, times 2^-9.  A byte n from 0 to 16 is n * 2^-9 as E4M3: up
+// to 7 they are its subnormal numbers, and 8 to 15 have the least exponent.  So a byte is |code - zero|
+// and the sign.  In a word (tiles64) the low nibbles are row g's, the high ones row g + 8's, bytes k_0,
+// k_2, k_1, k_3.
+template <class P>
+struct BsDecodeBytes<P, true, true> {
+  static constexpr uint32_t NIBBLES = 0x0F0F0F0Fu, SIGNS = 0x80808080u;
+  uint32_t zero[2];  // of rows g and g + 8, in four bytes
+
+  // `at`: where the zero of a tile's first row is, in [g 8][row 2][scale, zero].
+  static BS_INLINE uint2 load(uint32_t at, int lane) {
+    uint32_t mine = at + 8 * (lane / 4);
+    return {bs_load_scales<2>(mine), bs_load_scales<2>(mine + 4)};
+  }
+
+  // 128 + zero as bfloat16 has zero in its low bits.
+  BS_INLINE explicit BsDecodeBytes(uint2 zeros) {
+    if constexpr (P::ZEROS) {
+      zero[0] = bs_prmt(bs_add2<true>(zeros.x, 0x4300u) & 0x1F, 0);
+      zero[1] = bs_prmt(bs_add2<true>(zeros.y, 0x4300u) & 0x1F, 0);
+    } else {
+      zero[0] = zero[1] = 0x08080808u;
+    }
+  }
+
+  // Registers a[0] of row g, a[1] of row g + 8.
+  BS_INLINE void decode(uint32_t w, uint32_t *a) const {
+    uint32_t low = w & NIBBLES, high = (w >> 4) & NIBBLES;
+    if constexpr (P::ZEROS) {  // bit 7 of 128 + zero - code; 0 becomes -0
+      a[0] = bs_and_or(zero[0] + SIGNS - low, SIGNS, bs_absdiff4(low, zero[0]));
+      a[1] = bs_and_or(zero[1] + SIGNS - high, SIGNS, bs_absdiff4(high, zero[1]));
+    } else {  // bit 3 says that it is not negative
+      a[0] = bs_not_and_or(w << 4, SIGNS, bs_absdiff4(low, zero[0]));
+      a[1] = bs_not_and_or(w, SIGNS, bs_absdiff4(high, zero[1]));
+    }
+  }
+};
+
+// What is before it decodes such bytes, not what follows: ptxas would decode after the next wait for
+// products.  `smem`: where that is never stored whose condition needs them; bits 5 and 6 are never set.
+template <int COUNT>
+BS_INLINE void bs_decoded(const uint32_t (&a)[COUNT], uint32_t smem) {
+  uint32_t any = 0;
+#pragma unroll
+  for (int q = 0; q < COUNT; ++q) any |= a[q];
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %0, 0; @p st.shared.b32 [%1], %0;}"
+               :: "r"(any & 0x60606060u), "r"(smem) : "memory");
+}
+
+BS_INLINE float bs_load_bf16(uint32_t from) {
+  return __uint_as_float(bs_load_scales<2>(from) << 16);
+}
+
+// Two numbers of a word.
+BS_INLINE void bs_bf16_pair(uint32_t pair, float (&to)[2]) {
+  to[0] = __uint_as_float(pair << 16), to[1] = __uint_as_float(pair & 0xFFFF0000u);
+}
