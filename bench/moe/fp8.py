@@ -37,7 +37,7 @@ from blockscale.specs import FusedMoe
 
 FORMAT = 4
 FORMATS = ("mxfp4", "nvfp4", "int4")
-TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)
+TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 ROADS = {
     "16 bits": ("tiles64", None, False),
     "fp8 in 16 bits": ("tiles64", "fp8", False),

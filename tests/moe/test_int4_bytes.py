@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from blockscale.lower.warp.derive import derive
 from blockscale.lower.warp.emit import emit
 from blockscale.ops.moe import weights as weights_of_moe
 from blockscale.schedules.moe import wgmma
+from blockscale.schedules.moe.wgmma_tiles import expected_tokens
 from blockscale.specs import FusedMoe
 from blockscale.specs.plans.moe import E4M3
 from blockscale.tir.moe.tiles import moe_tiles
@@ -152,7 +154,7 @@ def test_which_weights_act_fmt_brings_into_it(
 @pytest.mark.parametrize(
     ("group", "dtype", "said"),
     [
-        (32, torch.bfloat16, "int4 in groups of 64 or 128, not for int4 in groups of 32"),
+        (32, torch.bfloat16, "not for int4 in groups of 32"),
         (128, torch.float16, "dtype=torch.bfloat16, not for torch.float16"),
     ],
 )
@@ -303,11 +305,15 @@ def spec_of(**more: Any) -> FusedMoe:
 
 
 def test_where_8_bits_are_multiplied() -> None:
-    """Many tokens on GPUs with wgmma, of rows in E4M3."""
-    for level, count in (("sm_90a", 2), ("sm_100a", 0)):
-        found = catalog_moe.bodies(spec_of(), level, {})
+    """Tokens of an expert on GPUs with wgmma, of rows in E4M3."""
+    spec = spec_of()
+    for level, least in (("sm_90a", catalog_moe.BYTE_TOKENS["int4"]), ("sm_100a", math.inf)):
+        found = catalog_moe.bodies(spec, level, {})
         made = [derive(pair[1]).by_bytes for pair in found]
-        assert made == [False] * (5 - count) + [True] * count
+        gemm = catalog_moe.gemm_of(spec, 1)
+        each = [expected_tokens(gemm, bucket.rows) for bucket in catalog_moe.MOE_BUCKETS]
+        assert made == [tokens >= least for tokens in each]
+        assert not made[0]
     for options, said in (
         ({"fast_accum": True}, "sums of int4 are those of groups"),
         ({"group": 32}, "groups of 64 or 128.*group=32"),

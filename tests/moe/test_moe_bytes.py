@@ -316,8 +316,10 @@ def test_where_8_bits_are_multiplied() -> None:
         found = catalog_moe.bodies(spec, level, {})
         made = [derive(pair[1]).by_bytes for pair in found]
         assert made == [bucket.rows >= least for bucket in catalog_moe.MOE_BUCKETS]
-    with pytest.raises(ValueError, match="layout='tiles64e' is for fmt 'mxfp4' or 'nvfp4', dtype"):
-        FusedMoe(8, 128, 128, 2, "int4", act_fmt="fp8", layout="tiles64e")
+    with pytest.raises(
+        ValueError, match="layout='tiles64e' is for fmt='mxfp4', 'nvfp4', or 'int4'"
+    ):
+        FusedMoe(8, 128, 128, 2, "int4", 32, act_fmt="fp8", layout="tiles64e")
 
 
 # ---- Rows of codes ------------------------------------------------------------------------------
