@@ -286,5 +286,12 @@ def test_tables_of_fp8_rows():
     }
     case = {"model": "m", "weights": "int4", "tokens": 64, "times": times}
     case["errors"] = {"fp8": {"median": 2e-3, "worst": 4e-3}}
-    text = readme.moe_fp8_section(head | {"cases": [case]}, "r.json")
-    assert "| m | int4 | 64 | 300 | 310 | 250 | 1.20 | 310 | 260 | 2.0e-03 (4e-03) |" in text
+    faster = case | {
+        "weights": "mxfp4",
+        "errors": case["errors"] | {"fp8 fast": {"median": 1e-2, "worst": 2e-2}},
+    }
+    faster["times"] = times | {"fp8 fast, GEMMs": {"us": 200.0}, "fp8 fast": {"us": 210.0}}
+    text = readme.moe_fp8_section(head | {"cases": [case, faster]}, "r.json")
+    assert "| m | int4 | 64 | 300 | 310 | 250 (1.20 x) |  | 310 | 260 |  | 2.0 (4) |  |" in text
+    fast = "| 250 (1.20 x) | 200 (1.50 x) | 310 | 260 | 210 | 2.0 (4) | 10.0 (20) |"
+    assert f"| m | mxfp4 | 64 | 300 | 310 {fast}" in text
