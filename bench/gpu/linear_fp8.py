@@ -3,8 +3,8 @@
     blockscale build --target sm_90a -o dist/fp8.so $(python -m bench.gpu.linear_fp8 --names)
     python -m bench.gpu.linear_fp8 --library dist/fp8.so --out linear-fp8.json
 
-The first where nvcc is, the second where the GPU is; ``--only nvfp4`` for both.  Roads of ours, each
-a whole call of `blockscale.linear`:
+The first where nvcc is, the second where the GPU is (``--only nvfp4`` for both).  Roads of ours,
+each a whole call of `blockscale.linear`:
 
 * "16 bits": rows of x as they are;
 * "fp8 in 16 bits": rows in E4M3 with a scale each, multiplied in 16 bits (layout "tiles64");
