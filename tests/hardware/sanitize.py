@@ -24,7 +24,7 @@ SIZES = (
 )
 """Values of the symbols in shapes: the smallest, and one that fills no tile."""
 
-MOE_ROWS = (1, 20, 130, 600, 1700)
+MOE_ROWS = (1, 5, 15, 30, 60, 90, 130, 200, 270, 400, 550, 800, 1100, 1700)
 """Tokens of MoE layers: each bucket's kernels run (catalog.moe)."""
 
 
