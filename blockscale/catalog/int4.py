@@ -8,6 +8,7 @@ from tvm.s_tir import Schedule
 from tvm.tirx import PrimFunc
 
 from blockscale.base.targets import BULK_COPIES
+from blockscale.catalog.gemm import GPU_ROWS
 from blockscale.catalog.moe import MOE_BUCKETS, WORKSPACE_ALIGNMENT, tile_of
 from blockscale.catalog.registry import Bucket, Road, Workload, register
 from blockscale.lower.int4 import kernel
@@ -24,9 +25,6 @@ from blockscale.tir.int4.tiles import int4_tiles
 ROWS = ((1, 1, 1), (8, 8, 4), (128, None, 8))
 """Rows of a weight, on average: tuned at, used up to, in tiles of."""
 
-
-LIMITS = (8, 16, 32, 64, 128, 256, 1024, None)
-"""On a GPU: rows up to which one weight has a kernel of its own; None: any number."""
 
 MANY_ROWS = 4096
 """Rows for which the kernel of any number is tuned."""
@@ -52,7 +50,7 @@ def _gpu_buckets(spec: Int4Mm) -> tuple[Bucket, ...]:
     """By rows: for one weight numbers up to which tiles differ, for experts as MoE layers do."""
     if spec.experts:
         return MOE_BUCKETS
-    return tuple(Bucket(most or MANY_ROWS, most) for most in LIMITS)
+    return (*(Bucket(rows, rows) for rows in GPU_ROWS), Bucket(MANY_ROWS, None))
 
 
 def _tiles(spec: Int4Mm, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:

@@ -55,6 +55,7 @@ def sources(
     codes = [
         KernelCode(b.name, kernel_params(b.kernel), launch, b.kernel.after is not None)
         for b in buckets
+        if b.text
     ]
     if prepare is not None:
         texts += [HEADER, _prepare_source(prepare, spec)]

@@ -81,11 +81,12 @@ def sources(
         KernelCode(bucket.name, host.kernel_params(bucket.kernel), host.LAUNCH)
         for buckets in gemms
         for bucket in buckets
+        if bucket.text
     ]
     codes += [
         KernelCode(bucket.name, host.phases_params(bucket.kernel), host.TOGETHER)
         for bucket in both
-        if bucket.kernel is not None
+        if bucket.text
     ]
     codes += [
         small.code_of(kernels["prepare"], launches.SORT, shared=True),

@@ -43,17 +43,22 @@ class Bucket(NamedTuple, Generic[K]):
 def merged(
     kernels: Iterable[tuple[int | None, K]], name: str, emit: Callable[[K, str], str]
 ) -> list[Bucket[K]]:
-    """Return the buckets of exported function ``name``; neighbours of the same text are one.
+    """Return the buckets of exported function ``name``; neighbours of the same kernel are one.
+
+    Others of the same kernel have its name, and no text.
 
     ``kernels``: each with the most rows that it is for, ascending; ``emit(kernel, name)``: a text.
     """
     buckets: list[Bucket[K]] = []
+    names: dict[str, str] = {}
     for limit, kernel in kernels:
-        if buckets and buckets[-1].text == emit(kernel, buckets[-1].name):
+        key = emit(kernel, name)
+        if buckets and buckets[-1].name == names.get(key):
             buckets[-1] = buckets[-1]._replace(limit=limit)
             continue
-        own = f"{name}_kernel{len(buckets)}"
-        buckets.append(Bucket(own, kernel, emit(kernel, own), limit))
+        own = names.setdefault(key, f"{name}_kernel{len(names)}")
+        known = any(bucket.name == own for bucket in buckets)
+        buckets.append(Bucket(own, kernel, "" if known else emit(kernel, own), limit))
     return buckets
 
 
@@ -89,7 +94,7 @@ def sources(
     kernels = ((limit, how.kernel(func)) for limit, func in bodies)
     buckets = merged(kernels, name, how.emit)
     device = "\n".join(bucket.text for bucket in buckets)
-    codes = tuple(KernelCode(b.name, kernel_params(b.kernel), LAUNCH) for b in buckets)
+    codes = tuple(KernelCode(b.name, kernel_params(b.kernel), LAUNCH) for b in buckets if b.text)
     return Source(host_code(symbol(name, arch), buckets, params), device, codes)
 
 

@@ -39,6 +39,7 @@ def sources(
     codes = tuple(
         KernelCode(b.name, kernel_params(b.kernel), LAUNCH, b.kernel.after is not None)
         for b in buckets
+        if b.text
     )
     text = "\n".join(bucket.text for bucket in buckets)
     return Source(table(symbol(name, arch), rows, known), text, codes)

@@ -52,7 +52,7 @@ def sources(
     names = {form: f"{name}_quantize_{form}" for form in dict.fromkeys(map(_form, buckets))}
     texts = [bucket.text for bucket in buckets]
     texts += [HEADER, *(_quantize_source(own, form, spec) for form, own in names.items())]
-    codes = [KernelCode(b.name, kernel_params(b.kernel), FOLLOWS) for b in buckets]
+    codes = [KernelCode(b.name, kernel_params(b.kernel), FOLLOWS) for b in buckets if b.text]
     codes += [code_of(own, LINEAR_QUANTIZE) for own in names.values()]
     host = _host_code(symbol(name, arch), spec, buckets, names, arch)
     return Source(host, "\n".join(texts), tuple(codes))
