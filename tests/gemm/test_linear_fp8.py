@@ -6,6 +6,7 @@ rows agree to 1e-3 where results are not rounded to 16 bits.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -216,21 +217,19 @@ def test_kernels_follow_the_function() -> None:
 def test_where_8_bits_are_multiplied() -> None:
     """Where the model says so; by mma.sync, where rows are few or there is no wgmma."""
     of, fast = spec(4096, 4096), spec(4096, 4096, fast_accum=True)
-    wide, others = ["wgmma"] * 4, ["mma"] * 5
-    for asked, arch, units in (
-        (of, "sm_90a", [*wide, "bytes"]),
-        (fast, "sm_90a", [*wide[:2], *["bytes"] * 3]),
-        (fast, "sm_100a", others),
+    for asked, arch, least in (
+        (of, "sm_90a", 1025),
+        (fast, "sm_90a", 129),
+        (fast, "sm_100a", math.inf),
     ):
-        found = []
         for workload in registry.workloads(asked, arch):
             sch = new_schedule(workload.symbolic(arch))
             workload.default(sch, arch)
             made = derive(sch.mod["main"])
             assert bool(made.partial) == (made.by_bytes and asked is of)
-            found.append("bytes" if made.by_bytes else made.unit)
-        assert found[-5:] == units
-        assert found[:2] == ["mma", "mma"]
+            assert made.by_bytes == (workload.rows >= least), workload.tag
+            if workload.rows <= 8 or arch == "sm_100a":
+                assert made.unit == "mma"
     with pytest.raises(TypeError, match="bulk copies"):
         registry.road(of, "sm_80")
     plain = replace(of, layout="tiles64")

@@ -37,12 +37,12 @@ def test_a_launch_follows_the_kernel(changes: dict[str, Any], wanted: dict[str, 
     assert small.items() >= (wanted | given | {"pointer_count": 3}).items()
 
 
-def test_neighbours_of_the_same_text_are_one_bucket() -> None:
-    """One that comes again later is a kernel of its own."""
+def test_kernels_of_the_same_text_are_one() -> None:
+    """Neighbours are one bucket, too."""
     given = [(1, "a"), (8, "a"), (16, "b"), (32, "b"), (None, "a")]
     made = merged(given, "f", lambda kernel, name: f"{name}: {kernel}")
     assert made == [
         Bucket("f_kernel0", "a", "f_kernel0: a", 8),
         Bucket("f_kernel1", "b", "f_kernel1: b", 32),
-        Bucket("f_kernel2", "a", "f_kernel2: a", None),
+        Bucket("f_kernel0", "a", "", None),
     ]
