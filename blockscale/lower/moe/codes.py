@@ -86,7 +86,7 @@ def sources(
     codes += [
         KernelCode(bucket.name, host.phases_params(bucket.kernel), host.TOGETHER)
         for bucket in both
-        if bucket.text
+        if bucket.kernel is not None and bucket.text
     ]
     codes += [
         small.code_of(kernels["prepare"], launches.SORT, shared=True),
