@@ -21,13 +21,24 @@ from blockscale.lower.warp.kernel import Kernel
 from blockscale.ops.moe.tiles import K_ORDER
 from blockscale.ops.moe.weights import prepare_moe_weights
 from blockscale.schedules.moe import wgmma
-from blockscale.specs.plans.moe import MoeGemm, MoeTile
+from blockscale.specs.plans.moe import E4M3, MoeGemm, MoeTile
 from blockscale.tir.moe.tiles import moe_tiles
 from tests.reference import core as ref
 from tests.reference import moe as moe
 
 BYTE_ORDER = tuple(16 * (p % 16 // 4) + 4 * (p // 16) + (0, 2, 1, 3)[p % 4] for p in range(64))
 """The channel at each position of a block's K, of rows of bytes."""
+
+BYTE_TILE: dict[str, Any] = {
+    "bytewise": True,
+    "operand": E4M3,
+    "unit": "wgmma",
+    "rows": 256,
+    "tokens": 24,
+    "slices": 1,
+    "partial": 128,
+}
+"""What a plan of 8-bit operands has beside its format."""
 
 UNWRITTEN = 0x7FC1
 """16 bits that no kernel writes: a NaN of bfloat16 and of float16."""

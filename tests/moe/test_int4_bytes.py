@@ -25,11 +25,10 @@ from blockscale.ops.moe import weights as weights_of_moe
 from blockscale.schedules.moe import wgmma
 from blockscale.schedules.moe.wgmma_tiles import expected_tokens
 from blockscale.specs import FusedMoe
-from blockscale.specs.plans.moe import E4M3
 from blockscale.tir.moe.tiles import moe_tiles
 from tests.kit import moe_harness
 from tests.kit.gpu_library import library
-from tests.kit.moe_harness import Of, plan
+from tests.kit.moe_harness import BYTE_TILE, Of, plan
 from tests.kit.pairwise import each
 from tests.kit.tiles64 import codes_of
 from tests.moe.test_moe_gemm import ids_of
@@ -38,15 +37,7 @@ from tests.moe.test_moe_weights import given, slow_order
 from tests.reference import moe as moe
 
 INT4: dict[str, Any] = {"fmt": "int4", "group": 128, "bytewise": True}
-BYTES: dict[str, Any] = {
-    **INT4,
-    "operand": E4M3,
-    "unit": "wgmma",
-    "rows": 256,
-    "tokens": 24,
-    "slices": 1,
-    "partial": 128,
-}
+BYTES: dict[str, Any] = INT4 | BYTE_TILE
 
 # ---- Decoding -----------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from blockscale.specs import FusedMoe
 from blockscale.specs.plans.moe import E4M3
 from tests.kit import moe_harness
 from tests.kit.gpu_library import library
-from tests.kit.moe_harness import BYTE_ORDER, Of, plan
+from tests.kit.moe_harness import BYTE_ORDER, BYTE_TILE, Of, plan
 from tests.kit.pairwise import each
 from tests.kit.tiles64 import BITS, E2M1, codes_of
 from tests.moe.test_moe_gemm import ids_of
@@ -38,15 +38,7 @@ from tests.reference import core as ref
 from tests.reference import moe as moe
 
 MXFP4 = {"fmt": "mxfp4", "group": 32, "bytewise": True}
-BYTES: dict[str, Any] = {
-    **MXFP4,
-    "operand": E4M3,
-    "unit": "wgmma",
-    "rows": 256,
-    "tokens": 24,
-    "slices": 1,
-    "partial": 128,
-}
+BYTES: dict[str, Any] = MXFP4 | BYTE_TILE
 
 # ---- Decoding -----------------------------------------------------------------------------------
 

@@ -195,15 +195,20 @@ def test_tiles64_is_what_prepare_makes(tmp_path):
 ROUNDED = {"layout": "tiles64e", "act_fmt": "fp8", "rounded": True}
 
 
+def as_stored(stored, tmp_path):
+    """Return a checkpoint of NVFP4 experts, and what to load: itself, or it in layout "tiles64"."""
+    source = bs.checkpoints.open(GOLDEN / "modelopt_qwen3moe_nvfp4_default_cfg")
+    if stored == "as given":
+        return source, source
+    convert(source, tmp_path / "out", target="sm_90a")
+    return source, tmp_path / "out"
+
+
 @pytest.mark.filterwarnings("ignore:.*rounding nvfp4 weights to E4M3")
 @pytest.mark.parametrize("stored", ["as given", "tiles64"])
 def test_experts_are_rounded_where_asked(tmp_path, stored):
     """Those of the checkpoint, and those of a converted one, become what prepare makes of them."""
-    source = bs.checkpoints.open(GOLDEN / "modelopt_qwen3moe_nvfp4_default_cfg")
-    folder = source
-    if stored == "tiles64":
-        convert(source, tmp_path / "out", target="sm_90a")
-        folder = tmp_path / "out"
+    source, folder = as_stored(stored, tmp_path)
     module = nn.FusedMoE.from_checkpoint(folder, MLP, **ROUNDED)
     plain = nn.FusedMoE.from_checkpoint(source, MLP).weights
     want = bs.prepare_moe_weights(
@@ -249,11 +254,7 @@ def test_a_linear_layer_is_rounded_where_asked():
 @pytest.mark.parametrize("stored", ["as given", "tiles64"])
 def test_codes_for_tensor_cores(tmp_path, stored):
     """Layout "128x4" is made of what is stored, and holds the same values."""
-    source = bs.checkpoints.open(GOLDEN / "modelopt_qwen3moe_nvfp4_default_cfg")
-    folder = source
-    if stored == "tiles64":
-        convert(source, tmp_path / "out", target="sm_90a")
-        folder = tmp_path / "out"
+    source, folder = as_stored(stored, tmp_path)
     made = nn.FusedMoE.from_checkpoint(folder, MLP, layout="128x4").weights
     assert made.layout == "128x4"
     want = nn.FusedMoE.from_checkpoint(source, MLP, layout="linear").weights

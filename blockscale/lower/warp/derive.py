@@ -437,19 +437,37 @@ class _Derivation:
                 values = (block // each, tile, block % each) if self.update else (block, tile)
                 pairs = zip(values, extents, strict=True)
                 digits = [value for value, extent in pairs if extent > 1]
-                point = {loop.var: v for loop, v in zip(inside, digits, strict=True)}
-                found = {
-                    self.numbers(linear, point | thread | sample) - self.numbers(first, thread)
-                    for thread, sample in product(own, self._samples())
-                }
-                if len(found) != 1:
-                    raise LoweringError(
-                        f"{site.where}: what it reads of {slot.buffer.name} differs between warps "  # type: ignore[attr-defined]
-                        "or tiles by more than where these begin"
-                    )
-                line += found
+                point = {loop.var: i64(v) for loop, v in zip(inside, digits, strict=True)}
+                at = substituted(linear, point)
+                line.append(self._beyond(at, first, own, (site, slot)))
             steps.append(tuple(line))
         return Place(first, tuple(steps))
+
+    def _beyond(
+        self,
+        at: PrimExpr,
+        first: PrimExpr,
+        threads: Sequence[dict[Any, Any]],
+        of: tuple[Site, Slot],
+    ) -> int:
+        """By how much ``at`` lies behind ``first``, which each thread has its own of.
+
+        ``of``: what reads there, and of which slot.
+
+        Raises:
+            LoweringError: threads, or tiles, differ by more than where they begin.
+        """
+        found = {
+            self.numbers(at, thread | sample) - self.numbers(first, thread)
+            for thread, sample in product(threads, self._samples())
+        }
+        if len(found) != 1:
+            site, slot = of
+            raise LoweringError(
+                f"{site.where}: what it reads of {slot.buffer.name} differs between warps, "  # type: ignore[attr-defined]
+                "lanes or tiles by more than where these begin"
+            )
+        return found.pop()
 
     # ---- Sums of groups ---------------------------------------------------------------------
 
@@ -502,16 +520,7 @@ class _Derivation:
                 pair: list[int] = []
                 for high in range(2):
                     at = substituted(offset, point(group, tile, high))
-                    found = {
-                        self.numbers(at, thread | sample) - self.numbers(first, thread)
-                        for thread, sample in product(threads, self._samples())
-                    }
-                    if len(found) != 1:
-                        raise LoweringError(
-                            f"{site.where}: its scales of {slot.buffer.name} differ between "  # type: ignore[attr-defined]
-                            "lanes or tiles by more than where these begin"
-                        )
-                    pair += found
+                    pair.append(self._beyond(at, first, threads, (site, slot)))
                 line.append((pair[0], pair[1]))
             steps.append(tuple(line))
         held = blocks // each * tiles_m

@@ -499,11 +499,10 @@ def _to_rows(where: str, plain: LinearWeights, *, must: bool) -> LinearWeights |
     moe_rows.check_form(where, plain.fmt, plain.group)
     _check_scales(where, plain, torch.bfloat16)
     order = _order(plain)
-    each = plain.global_scale.repeat_interleave(plain.n // plain.global_scale.numel())
     if plain.fmt == "int4":
         _check_points(where, plain.zero)
         packed, scale = moe_rows.pack_int4(plain.packed, plain.block_scale, plain.zero, order)
-        factor = moe_rows.factors(each, None, order)
+        factor = moe_rows.factors(_of_rows(plain), None, order)
         return replace(
             *(plain,), packed=packed, block_scale=scale, zero=None, global_scale=factor,
             layout="tiles64e",

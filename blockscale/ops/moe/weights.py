@@ -5,8 +5,9 @@ is what `blockscale.fused_moe` and `blockscale.nn.FusedMoE` run on.  Layouts:
 
 * "linear" (CPU): the tensors as given, scales of int4 as float32.
 * "tiles64" (CUDA): `moe.tiles`, docs/moe.md.  Experts are converted one after the other.
-* "tiles64e" (CUDA, mxfp4 whose blocks' exponents allow it, and nvfp4 that is asked to be rounded):
-  `moe.rows`, `moe.rounded`; many tokens are multiplied as FP8, if they are asked for in it.
+* "tiles64e" (CUDA, mxfp4 whose blocks' exponents allow it, nvfp4 that is asked to be rounded, and
+  int4 in groups of 64 and 128): `moe.rows`, `moe.rounded`; several tokens an expert are multiplied
+  as FP8, if they are asked for in it.
 * "128x4" (GPUs whose tensor cores multiply codes): codes as given, rows of w13 as
   `interleave_gate_up` orders them, scales of each expert in the 128x4 layout.
 

@@ -1,7 +1,7 @@
 // Weights of the layout tiles64e to A fragments of bytes (E4M3) or of bfloat16, in registers.
 //
-// MXFP4: word j of a thread holds the same codes as in tiles64 (moe_decode.cuh): rows g and g + 8, k_i = 16 t
-// + 4 j + i.  In each half, the low one of k_0 and k_2, the high one of k_1 and k_3, four nibbles have
+// MXFP4, NVFP4: word j of a thread holds the same codes as in tiles64 (moe_decode.cuh): rows g and g + 8,
+// k_i = 16 t + 4 j + i.  In each half, the low one of k_0 and k_2, the high one of k_1 and k_3, four nibbles have
 // the magnitudes e e m of
 //
 //   2..0: row g, k_0 (k_1)   6..4: row g, k_2 (k_3)   10..8: row g + 8, k_0 (k_1)   14..12: .., k_2 (k_3)
@@ -10,7 +10,7 @@
 // select four of a table's eight, and signs are in place, or four bits below it.  A register of bytes
 // is k_0, k_2, k_1, k_3.  Scales are relative to the row's largest.
 //
-// MXFP4: the largest byte is 237, the least 226: code * 2^(byte - 231) is a normal number of E4M3, 0.5 *
+// MXFP4's largest byte is 237, the least 226: code * 2^(byte - 231) is a normal number of E4M3, 0.5 *
 // 2^-5 to 6 * 2^6.
 //
 // NVFP4 (ops/moe/rounded.py): the low seven bits are the scale's own byte A of E4M3, 16 to 105.  So
