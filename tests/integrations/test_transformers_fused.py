@@ -385,6 +385,25 @@ def test_products_are_for_few_heads_of_keys(monkeypatch):
     assert not asked(1, long)
 
 
+@pytest.mark.parametrize("by_products", [False, True])
+@pytest.mark.parametrize("scaling", [None, 0.5])
+def test_scores_are_scaled(by_products, scaling, monkeypatch):
+    """As a model says, else by the root of a head's size."""
+    from blockscale.integrations import hf_attention
+
+    monkeypatch.setattr(hf_attention, "few", lambda rows, key: by_products)
+    made = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 4, 1, 16, generator=made)
+    key, value = torch.randn(2, 2, 2, 9, 16, generator=made)
+    mask = torch.ones(2, 1, 1, 9, dtype=torch.bool)
+    options = {} if scaling is None else {"scaling": scaling}
+    found, _ = hf_attention.attention(torch.nn.Module(), query, key, value, mask, **options)
+    keys, values = (part.double().repeat_interleave(2, 1) for part in (key, value))
+    scores = query.double() @ keys.mT * (scaling or 16**-0.5)
+    want = (scores.softmax(-1) @ values).transpose(1, 2)
+    assert torch.allclose(found.double(), want, atol=1e-5)
+
+
 def test_the_choice_breaks_no_graph():
     """A break in each layer cost a fourth of a step's time on an H200."""
     from blockscale.integrations import hf_attention
