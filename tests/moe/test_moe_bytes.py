@@ -31,7 +31,7 @@ from tests.kit.moe_harness import BYTE_ORDER, BYTE_TILE, Of, plan
 from tests.kit.pairwise import each
 from tests.kit.tiles64 import BITS, E2M1, codes_of
 from tests.moe.test_moe_gemm import ids_of
-from tests.moe.test_moe_kernels import bits, launch
+from tests.moe.test_moe_kernels import SORT_SHARED, bits, launch
 from tests.moe.test_moe_library import Call
 from tests.moe.test_moe_weights import given, slow_order
 from tests.reference import core as ref
@@ -345,6 +345,30 @@ def test_rows_between_become_codes(cols: int, ctas: int) -> None:
     found[:, :, list(BYTE_ORDER)] = codes.reshape(rows + 1, -1, 64)
     got = ref.e4m3_decode(found.reshape(rows + 1, cols)) * scale[:, None].astype(np.float64)
     assert (got[:rows] == moe.qdq(h[:rows], "fp8")).all()
+    assert (codes[rows:] == 0x5A).all()
+    assert scale[rows] == -1
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(100, 64), (9, 4160)])
+def test_rows_of_hidden_become_codes(rows: int, cols: int) -> None:
+    """By warps where they are many; few wide ones by teams of eight, one of which makes two."""
+    from blockscale.lower.moe import small
+
+    rng = np.random.default_rng(rows)
+    x = ref.round_to(rng.standard_normal((rows, cols)), "bfloat16")
+    ids, order = np.zeros((rows, 1), np.int32), np.zeros(rows, np.int32)
+    table, count = np.zeros((rows, 4), np.int32), np.zeros(4, np.int32)
+    codes, scale = np.full((rows + 1, cols), 0x5A, np.uint8), np.full(rows + 1, -1, np.float32)
+    args = [
+        *(ids, bits(x, "bfloat16"), None, order, table, count, None, None, codes, scale, 0, 1, 1),
+        *(rows, cols, cols, 64, 64),
+    ]
+    text = small.prepare_source("prepare", "bfloat16", "fp8", by_bytes=True)
+    launch(small.HEADER + text, "prepare", 3, 1024, args, dynamic_smem=SORT_SHARED + 4 * 32)
+    found = np.empty((rows + 1, cols // 64, 64), np.uint8)
+    found[:, :, list(BYTE_ORDER)] = codes.reshape(rows + 1, -1, 64)
+    got = ref.e4m3_decode(found.reshape(rows + 1, cols)) * scale[:, None].astype(np.float64)
+    assert (got[:rows] == moe.qdq(x, "fp8")).all()
     assert (codes[rows:] == 0x5A).all()
     assert scale[rows] == -1
 
