@@ -31,7 +31,7 @@ from torch.nn import functional
 
 import blockscale as bs
 from bench import measure
-from bench.gpu.linear import BOUND, CALLS, COLD_BYTES, SIZES, microseconds
+from bench.gpu.linear import BOUND, CALLS, COLD_BYTES, SIZES, WEIGHTS, microseconds
 from bench.moe.fp8 import four_bits, quantised, row_scales
 from blockscale.specs import Linear
 
@@ -201,6 +201,7 @@ def main(given: Sequence[str] | None = None) -> int:
     if options.names:
         for key, n, k in chosen:
             print("\n".join(spec_on(KINDS[key], n, k, road).name for road in roads_of(KINDS[key])))
+        print("\n".join(WEIGHTS))
         return 0
     if measure.refused("bench.gpu.linear_fp8"):
         return 2

@@ -40,8 +40,8 @@ def _up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def humming_config(fmt: str, experts: int, rows: int, k: int) -> Any:
-    """Return humming's LayerConfig of one GEMM, W4A16."""
+def humming_config(fmt: str, experts: int, rows: int, k: int, group: int = 0) -> Any:
+    """Return humming's LayerConfig of one GEMM, W4A16, of no expert: dense."""
     dtypes = import_module("humming.dtypes")
     code, scale = HUMMING_TYPES[fmt]
     return import_module("humming.config").LayerConfig(
@@ -54,7 +54,7 @@ def humming_config(fmt: str, experts: int, rows: int, k: int) -> Any:
         pad_shape_n=_up(rows, PAD_ROWS) - rows,
         pad_shape_k=_up(k, PAD_K) - k,
         num_experts=experts,
-        weight_scale_group_size=cases.GROUP[fmt],
+        weight_scale_group_size=group or cases.GROUP[fmt],
         weight_scale_type="group",
         weight_scale_2_type="tensor" if fmt == "nvfp4" else "none",
     )

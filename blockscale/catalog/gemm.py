@@ -37,7 +37,10 @@ from blockscale.tir.gemm.tiles import gemm_tiles
 LINEAR_BUCKETS = (Bucket(1, 1, 1), Bucket(4, 4, 4), Bucket(16, 48, 8), Bucket(128, None, 12))
 """On a CPU: decode (one row), a few rows, small batches, prefill."""
 
-GPU_ROWS = (8, 16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072)
+GPU_ROWS = (
+    *(8, 16, 32, 64, 128, 256, 320, 384, 512, 640, 768),
+    *(1024, 1280, 1536, 2048, 2560, 3072),
+)
 """Rows up to which a weight has a kernel of its own on a GPU: which tile fills the SMs well changes
 with them, and 512 rows of 4096 x 4096 took 42 us by the tile of 1024 rows, 256 rows 16.5 (an H200).
 Equal kernels are one.

@@ -296,11 +296,8 @@ class Products(Frame):
                 lines += load(inner, i)
             for number, (inner, i) in enumerate(units):
                 bank = f"bank{number % 2}"
-                lines += [
-                    "bs_wgmma_wait<1>();",
-                    "#pragma unroll",
-                    f'for (int q = 0; q < 16; ++q) asm volatile("" : "+r"({bank}[q]));',
-                ]
+                if not last or number > 1:  # all products before the last stage are done
+                    lines += ["bs_wgmma_wait<1>();", *self._held([number % 2], 16)]
                 if number == 1:  # after the reads of all lanes
                     lines += ["__syncwarp();", "if (before && lane == 0) bs_mbar_arrive(before);"]
                 if not early:
@@ -321,13 +318,15 @@ class Products(Frame):
                 ]
             if len(units) == 1:  # the stage before has not been given back
                 lines[2:2] = [
-                    "bs_wgmma_wait<0>();",
+                    *([] if last else ["bs_wgmma_wait<0>();"]),
                     "__syncwarp();",
                     "if (before && lane == 0) bs_mbar_arrive(before);",
                 ]
             return [*lines, f"before = {self.empty};", self.next()]
 
-        return self._asynchronous([], [*self.stages(stage), "bs_wgmma_wait<0>();"])
+        # Before a stage with fewer blocks: where a bank may be in flight, ptxas serialises all.
+        done = ["bs_wgmma_wait<0>();", *self._held(range(2), 16)]
+        return self._asynchronous([], [*self.stages(stage, before=done), "bs_wgmma_wait<0>();"])
 
     def _asynchronous(
         self, declared: list[str], products: list[str], banks: int = 2, size: int = 16
@@ -421,9 +420,9 @@ class Products(Frame):
         """Declare registers of fragments."""
         return ", ".join(f"bank{i}[{size}] = {{}}" for i in range(banks))
 
-    def _held(self, banks: Iterable[int]) -> list[str]:
+    def _held(self, banks: Iterable[int], size: int = 8) -> list[str]:
         """Keep fragments in their registers until here: products read them."""
-        lines = ["#pragma unroll", "for (int q = 0; q < 8; ++q) {"]
+        lines = ["#pragma unroll", f"for (int q = 0; q < {size}; ++q) {{"]
         return [*lines, *(f'  asm volatile("" : "+r"(bank{i}[q]));' for i in banks), "}"]
 
     def _done(self, i: int, banks: int) -> list[str]:
