@@ -197,7 +197,7 @@ def main(given: Sequence[str] | None = None) -> int:
         return 2
     about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     found = versions({peer.package: peer.package for peer in PEERS if not peer.missing()})
-    peers = {peer.name: found[peer.package] for peer in PEERS if peer.package in found}
+    peers = {peer.name: peer.of + found[peer.package] for peer in PEERS if peer.package in found}
     session = measure.Session("linear", options, FORMAT, rows="rows", peers=peers, **about)
     torch.manual_seed(0)
     if not Humming.missing():

@@ -32,7 +32,8 @@ from torch.nn import functional
 import blockscale as bs
 from bench import measure
 from bench.gpu.linear import BOUND, CALLS, COLD_BYTES, SIZES, WEIGHTS, microseconds
-from bench.moe.fp8 import four_bits, quantised, row_scales
+from bench.moe.data import row_scales
+from bench.moe.fp8 import four_bits, quantised
 from blockscale.specs import Linear
 
 FORMAT = 3

@@ -7,16 +7,19 @@ replayed in turns:
 * "fp8 in 16 bits": rows in E4M3 with a scale each, multiplied in 16 bits (layout "tiles64");
 * "fp8": the same numbers, but NVFP4's weights rounded to E4M3 (``rounded``), many tokens multiplied
   in 8 bits (layout "tiles64e");
-* "fp8 fast": the same with ``fast_accum``; not of INT4, whose sums are those of groups.
+* "fp8 fast": the same with ``fast_accum``; not of INT4, whose sums are those of groups;
+* "humming-kernels, ...": its W4A8 of rows that were quantised before, GEMMs alone, where it is
+  installed; NVFP4's weights are not rounded.
 
-Of each the two GEMMs alone and the whole layer.  Errors are those of rows, of all but the first
-against a layer in float64 whose operands are quantised likewise; and by how much results in 8 bits
-differ from those in 16 bits of the same rows.
+Of each of ours the two GEMMs alone and the whole layer.  Errors are those of rows, of all but the
+first against a layer in float64 whose operands are quantised likewise (of humming's: of each GEMM),
+and by how much results in 8 bits differ from those in 16 bits of the same rows.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,9 +33,11 @@ from torch import Tensor
 from bench import measure
 from bench.measure import Captured, bound, row_error
 from bench.moe import data
-from bench.moe.cases import GROUP, MODELS, Model, spec_of, uniform_ids
+from bench.moe.cases import GROUP, MODELS, Case, Model, spec_of, uniform_ids
 from bench.moe.data import Inputs, Weights
 from bench.moe.ours import keep_gemms
+from bench.peers.moe import Humming, compile_humming
+from blockscale.demo.timing import versions
 from blockscale.specs import FusedMoe
 
 FORMAT = 4
@@ -119,13 +124,8 @@ def times(weights: Weights, which: str, expert: int, x: Tensor, rounded: bool) -
 
 def quantised(x: Tensor) -> Tensor:
     """Return rows rounded as "fp8" says, float32."""
-    scale = row_scales(x)
+    scale = data.row_scales(x)
     return (x.float() / scale).to(torch.float8_e4m3fn).float() * scale
-
-
-def row_scales(x: Tensor) -> Tensor:
-    """Return the scales of "fp8", [rows, 1]; a quotient by a number would be a product on a GPU."""
-    return x.float().abs().amax(-1, keepdim=True) / torch.full((1,), 448.0, device=x.device)
 
 
 def wanted(weights: Weights, inputs: Inputs, rounded: bool, token: int) -> Tensor:
@@ -164,7 +164,13 @@ class Road:
         return lambda: self.kernel(*arguments), out
 
 
-def case(weights: Weights, roads: Mapping[str, Road], tokens: int, replays: int) -> dict[str, Any]:
+def case(
+    weights: Weights,
+    roads: Mapping[str, Road],
+    tokens: int,
+    replays: int,
+    peer: Humming | None = None,
+) -> dict[str, Any]:
     """Return the results of one number of tokens."""
     model = weights.model
     ids = uniform_ids(model, tokens, seed=0).to("cuda")
@@ -187,6 +193,18 @@ def case(weights: Weights, roads: Mapping[str, Road], tokens: int, replays: int)
         errors[name] = spread([row_error(out[t], truth(t)) for t in data.some(tokens)])
         graphs[f"{name}, GEMMs"] = measure.capture([run], count, partial(keep_gemms, count=count))
         graphs[name] = measure.capture([run], count)
+    failed: dict[str, str] = {}
+    for variant in Humming.variants if peer else ():
+        name = f"{Humming.name}, {variant}"
+        try:
+            assert peer is not None
+            call = peer.pair(Case(model, weights.fmt, tokens), inputs, variant)
+            call.run()
+            error = call.error()
+            errors[name] = {"median": error, "worst": error}
+            graphs[name] = measure.capture([call.run], count)
+        except Exception as error:  # of another's code: ours is measured all the same
+            failed[name] = measure.describe(error)
     base = outs.get("fp8 in 16 bits")
     apart = {name: apart_of(out, base) for name, out in outs.items() if base is not None}
     times = measure.interleaved(graphs, replays)
@@ -199,6 +217,7 @@ def case(weights: Weights, roads: Mapping[str, Road], tokens: int, replays: int)
         "times": {name: timing.to_json() for name, timing in times.items()},
         "errors": errors,
         "apart": apart,
+        "failed": failed,
     }
 
 
@@ -249,6 +268,16 @@ def main(given: Sequence[str] | None = None) -> int:
     session = measure.Session("moe-fp8", options, FORMAT)
     measure.warm_up()
     found = cases()
+    tokens_of = options.tokens or TOKENS
+    installed = importlib.util.find_spec("humming") is not None
+    if installed:
+        cells = [
+            Case(*found[key], tokens)
+            for key in measure.chosen(found, options.only)
+            for tokens in tokens_of
+        ]
+        session.note("not compiled", compile_humming(cells, by_bytes=True))
+        session.note("peers", versions({Humming.name: Humming.name}))
     for key in measure.chosen(found, options.only):
         model, fmt = found[key]
         weights = data.random_weights(model, fmt)
@@ -257,8 +286,14 @@ def main(given: Sequence[str] | None = None) -> int:
         for road in roads_of(fmt):
             spec = spec_on(model, fmt, road)
             roads[road] = Road(session.kernels[spec.name], spec, tiles[spec.layout])
-        for tokens in options.tokens or TOKENS:
-            row = case(weights, roads, tokens, options.replays)
+        peer = None
+        if installed:
+            try:
+                peer = Humming(weights, by_bytes=True)
+            except Exception as error:
+                session.note(f"{key} failed", f"{Humming.name}: {measure.describe(error)}")
+        for tokens in tokens_of:
+            row = case(weights, roads, tokens, options.replays, peer)
             session.add(row | {"added_error": tiles["tiles64e"].added_error}, line(row))
     session.end()
     return 0

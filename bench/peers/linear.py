@@ -36,6 +36,7 @@ class Humming:
     """humming-kernels, W4A16, with the kernel that its heuristics choose."""
 
     name = package = "humming-kernels"
+    of = ""
 
     @staticmethod
     def missing() -> str:
@@ -88,6 +89,7 @@ class Marlin:
     """Marlin of vLLM, W4A16.  The operators are registered by ``import vllm._custom_ops``."""
 
     name, package = "Marlin", "vllm"
+    of = "of vLLM "
     FLOAT4, UINT4 = 562949953487106, 1125899907892224
     """vLLM's numbers of the types: E2M1, and integers less 8."""
 

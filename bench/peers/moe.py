@@ -40,12 +40,14 @@ def _up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def humming_config(fmt: str, experts: int, rows: int, k: int, group: int = 0) -> Any:
-    """Return humming's LayerConfig of one GEMM, W4A16, of no expert: dense."""
+def humming_config(
+    fmt: str, experts: int, rows: int, k: int, group: int = 0, by_bytes: bool = False
+) -> Any:
+    """Return humming's LayerConfig of one GEMM, W4A16 or W4A8 (E4M3); of no expert: dense."""
     dtypes = import_module("humming.dtypes")
     code, scale = HUMMING_TYPES[fmt]
     return import_module("humming.config").LayerConfig(
-        a_dtype=dtypes.bfloat16,
+        a_dtype=dtypes.float8e4m3 if by_bytes else dtypes.bfloat16,
         b_dtype=dtypes.DataType.from_str(code),
         bs_dtype=dtypes.DataType.from_str(scale),
         c_dtype=dtypes.bfloat16,
@@ -60,11 +62,12 @@ def humming_config(fmt: str, experts: int, rows: int, k: int, group: int = 0) ->
     )
 
 
-def humming_configs(model: Model, fmt: str) -> tuple[Any, Any]:
+def humming_configs(model: Model, fmt: str, by_bytes: bool = False) -> tuple[Any, Any]:
     """Return the LayerConfigs of gemm1 and gemm2."""
+    first, second = (2 * model.intermediate, model.hidden), (model.hidden, model.intermediate)
     return (
-        humming_config(fmt, model.experts, 2 * model.intermediate, model.hidden),
-        humming_config(fmt, model.experts, model.hidden, model.intermediate),
+        humming_config(fmt, model.experts, *first, by_bytes=by_bytes),
+        humming_config(fmt, model.experts, *second, by_bytes=by_bytes),
     )
 
 
@@ -88,14 +91,14 @@ def humming_kernel(config: Any, slots: int, kind: str) -> HummingKernel:
     return HummingKernel(launch, tuning["block_shape"][0])
 
 
-def compile_humming(chosen: Iterable[Case]) -> dict[str, str]:
+def compile_humming(chosen: Iterable[Case], by_bytes: bool = False) -> dict[str, str]:
     """Compile what the cases need on all cores; return what failed, by case."""
     jobs = [(case, kind, index) for case in chosen for kind in HUMMING_KINDS for index in (0, 1)]
     failed: dict[str, str] = {}
 
     def job(case: Case, kind: str, index: int) -> None:
         try:
-            config = humming_configs(case.model, case.fmt)[index]
+            config = humming_configs(case.model, case.fmt, by_bytes)[index]
             humming_kernel(config, case.slots, kind)
         except Exception as error:  # of another's compiler
             failed[f"{case.name}, {kind}, gemm{index + 1}"] = describe(error)
@@ -104,6 +107,15 @@ def compile_humming(chosen: Iterable[Case]) -> dict[str, str]:
         for future in [pool.submit(job, *args) for args in jobs]:
             future.result()
     return failed
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Return a tensor of a dtype that can be gathered."""
+    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
+
+
+def _taken(tensor: Tensor, rows: Tensor) -> Tensor:
+    return _bits(tensor)[rows.long()].view(tensor.dtype)
 
 
 def _padded(tensor: Tensor, rows: int, columns: int, value: int = 0) -> Tensor:
@@ -130,9 +142,9 @@ class Humming:
 
     variants = HUMMING_KINDS
 
-    def __init__(self, weights: Weights) -> None:
-        self.weights = weights
-        self.configs = humming_configs(weights.model, weights.fmt)
+    def __init__(self, weights: Weights, by_bytes: bool = False) -> None:
+        self.weights, self.by_bytes = weights, by_bytes
+        self.configs = humming_configs(weights.model, weights.fmt, by_bytes)
         self.tensors = tuple(
             self._transformed(config, which)
             for config, which in zip(self.configs, ("w13", "w2"), strict=True)
@@ -175,14 +187,17 @@ class Humming:
             routes = [{"expert_layout": offsets, "valid_shape_m": case.slots}] * 2
             places = torch.argsort(order).tolist()
         rows = order // model.top_k
+        given, x, given_h, h = *self._given(x), *self._given(h)
         sorted_x = x if indexed else x[rows.long()]
+        moved = given if indexed else {name: _taken(t, rows) for name, t in given.items()}
 
         def run() -> None:
             if not indexed:
                 # This kind does not gather: x by expert is data, not metadata, so it counts.
-                torch.index_select(x, 0, rows, out=sorted_x)
-            self._launch(0, kernels[0], inputs=sorted_x, outputs=y1, **routes[0])
-            self._launch(1, kernels[1], inputs=h, outputs=y2, **routes[1])
+                for name, tensor in given.items():
+                    torch.index_select(_bits(tensor), 0, rows, out=_bits(moved[name]))
+            self._launch(0, kernels[0], outputs=y1, **moved, **routes[0])
+            self._launch(1, kernels[1], outputs=y2, **given_h, **routes[1])
 
         def error() -> float:
             def gathered(slot: int) -> Tensor:
@@ -196,6 +211,14 @@ class Humming:
             return max(first, gemm_error(weights, "w2", ids, placed(h), placed(y2)))
 
         return Pair(run, error)
+
+    def _given(self, x: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """Return rows as its kernels take them, quantised if they are, and their values."""
+        if not self.by_bytes:
+            return {"inputs": x}, x
+        scale = data.row_scales(x)
+        codes = (x.float() / scale).to(torch.float8_e4m3fn)
+        return {"inputs": codes, "input_scale": scale}, codes.float() * scale
 
     @staticmethod
     def _blocks(case: Case, inputs: Inputs, block: int) -> dict[str, Any]:
