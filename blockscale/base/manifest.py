@@ -26,6 +26,9 @@ FORMAT = 1
 BLOCKSCALE_ABI = 1
 """Version of the calling convention of exported functions; raised when it changes."""
 
+REPLAY = ("blockscale_replay", "blockscale_forget")
+"""What a CUDA library exports besides its functions: to do recorded launches, to free them."""
+
 MAGIC = b"\x89blockscale.so\r\n"
 MARKER = b"blockscale library, format "
 """What native/runtime.c leaves in every library, to tell a truncated one from a foreign one."""

@@ -10,7 +10,7 @@ import ctypes
 import math
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
@@ -259,6 +259,23 @@ def pack(value: Any) -> Any:
     if torch is not None and isinstance(value, torch.Tensor):
         return tvm_ffi.from_dlpack(value.detach())
     return tvm_ffi.from_dlpack(value) if isinstance(value, np.ndarray) else value
+
+
+def cuda_index(values: Sequence[Any]) -> int | None:
+    """Return the number of the device on which torch tensors are; None: they are not torch's."""
+    torch = torch_module()
+    if torch is None:
+        return None
+    found = [value for value in values if isinstance(value, torch.Tensor)]
+    return found[0].device.index if found and found[0].is_cuda else None
+
+
+def cuda_stream() -> Callable[[int], int]:
+    """Return torch's function from the number of a device to its current stream."""
+    torch = torch_module()
+    assert torch is not None, "there is a torch tensor"
+    current: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+    return current
 
 
 def honour_torch_threads(torch: ModuleType) -> None:

@@ -22,7 +22,7 @@ from tvm_ffi import libinfo
 from blockscale.base import files, shapes, words
 from blockscale.base.errors import LinkError
 from blockscale.base.files import HOST_C
-from blockscale.base.manifest import append_manifest, validate
+from blockscale.base.manifest import REPLAY, append_manifest, validate
 from blockscale.building.export import CFLAGS, check_folder, link, run
 from blockscale.lower.code import FunctionCode, KernelCode
 from blockscale.specs.spec import Param
@@ -97,7 +97,7 @@ def write_cuda_library(
         commands, objects = _commands(functions, contents, folder, cc)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(run, commands))
-        elf = link(objects, list(contents["functions"]), folder, cc)
+        elf = link(objects, [*contents["functions"], *REPLAY], folder, cc)
     files.write(out, append_manifest(elf, contents), 0o755)
     return out
 
@@ -251,6 +251,12 @@ def _tables(functions: Sequence[FunctionCode], manifest: Mapping[str, Any], fold
             f"  (void)self;\n  return blockscale_call(&functions[{number}], args, count, result);\n"
             "}"
         )
+    stubs += [
+        f'__attribute__((visibility("default"))) int __tvm_ffi_{name}(void *self, '
+        "const TVMFFIAny *args, int32_t count, TVMFFIAny *result) {\n"
+        f"  (void)self, (void)result;\n  return {name}(args, count);\n}}"
+        for name in REPLAY
+    ]
     parts.append("static const BsFunction functions[] = {" + ",\n".join(records) + "};")
     return "\n".join([*parts, *stubs, ""])
 

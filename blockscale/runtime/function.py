@@ -6,6 +6,7 @@ The checks run once per signature (shapes, dtypes, layout); a repeated signature
 from __future__ import annotations
 
 import difflib
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,9 @@ from blockscale.runtime.arguments import (
     solve_shapes,
 )
 from blockscale.specs.spec import Param
+
+RECORD = 2
+"""Launch flag: launches are kept, and the call returns their handle."""
 
 MAX_PLANS = 1024
 """Signatures that a function remembers; after that it forgets them all and starts again."""
@@ -57,6 +61,9 @@ class Function:
     """
 
     kind = "cpu"
+
+    replay: tuple[Callable[..., Any], ...] | None = None
+    """Of a CUDA library: what does recorded launches again, and what frees them."""
 
     def __init__(self, name: str, entry: Mapping[str, Any], compiled: Callable[..., Any]) -> None:
         self.name = name
@@ -342,12 +349,14 @@ class BoundKernel:
         self.results = results
         self.values = tuple(kept)  # none: every output is empty
         packed = [tensors.pack(value) for value in kept]
+        self._held = tuple(packed)
         if function.kind == "cuda" and kept:
             first = next(i for i, p in enumerate(function.params) if not p.scalar)
             packed[first] = kept[first]  # a torch tensor brings torch's current stream
             packed.append(flags)
         self._packed = tuple(packed)
-        self._tails = {0: self._packed}
+        self._tails: dict[int, tuple[Any, ...]] = {}
+        self._checked = function._compiled if function.kind == "cuda" else function.call
         self.run = self._runner()
 
     def _runner(self) -> Callable[[], Any]:
@@ -355,13 +364,27 @@ class BoundKernel:
         compiled, packed, torch = self.function._compiled, self._packed, tensors.torch_module()
         if not packed:
             return lambda: None
-        if self.function.kind == "cuda" or torch is None:
-            return partial(compiled, *packed)
+        if self.function.kind == "cuda":
+            return partial(compiled, *packed) if self.function.replay is None else self._recorded()
 
         def run() -> None:
-            tensors.honour_torch_threads(torch)
+            if torch is not None:
+                tensors.honour_torch_threads(torch)
             compiled(*packed)
 
+        return run
+
+    def _recorded(self) -> Callable[[], Any]:
+        """Return what does the launches of the call again: its arguments are checked once more."""
+        assert self.function.replay is not None, "there is what replays"
+        replay, forget = self.function.replay
+        handle = self.function._compiled(*self._packed[:-1], self._packed[-1] | RECORD)
+        held, device = self._held, tensors.cuda_index(self.values)
+        if device is None:
+            run = partial(_replayed, replay, handle, held)
+        else:
+            run = partial(_replayed_on, replay, handle, tensors.cuda_stream(), device, held)
+        weakref.finalize(run, forget, handle).atexit = False
         return run
 
     def __call__(self) -> Any:
@@ -374,8 +397,7 @@ class BoundKernel:
         tail = self._tails.get(len(first))
         if tail is None:
             tail = self._tails[len(first)] = self._tail(len(first))
-        run = self.function._compiled if self.function.kind == "cuda" else self.function.call
-        run(*first, *tail)
+        self._checked(*first, *tail)
 
     def _tail(self, count: int) -> tuple[Any, ...]:
         """Return the arguments that follow; outputs that are one of the first inputs: None."""
@@ -384,6 +406,16 @@ class BoundKernel:
             if j < count <= i:
                 tail[i - count] = None
         return tuple(tail)
+
+
+def _replayed(replay: Callable[..., Any], handle: int, held: Any) -> None:
+    replay(handle)
+
+
+def _replayed_on(
+    replay: Callable[..., Any], handle: int, stream: Callable[[int], int], device: int, held: Any
+) -> None:
+    replay(handle, stream(device))
 
 
 def _unflatten(

@@ -65,6 +65,9 @@ class Library:
             name: function(name, entry, _symbol(module, name, path))
             for name, entry in contents["functions"].items()
         }
+        replay = _replay(module) if self.kind == "cuda" else None
+        for found in self.functions.values():
+            found.replay = replay
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -218,6 +221,14 @@ def _symbol(module: Any, name: str, path: Path) -> Any:
         raise LibraryError(
             f"{path}: the manifest lists {name}, but the code has no such function; build it again"
         ) from None
+
+
+def _replay(module: Any) -> tuple[Any, ...] | None:
+    """Return a CUDA library's functions for recorded launches; None: an older one has none."""
+    try:
+        return tuple(module.get_function(name) for name in manifest.REPLAY)
+    except AttributeError:
+        return None
 
 
 def _check_abi(built: dict[str, Any], where: str) -> None:

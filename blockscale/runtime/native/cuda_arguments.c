@@ -295,7 +295,6 @@ static int fill_missing(const BsCall *call, Bound *b) {
 }
 
 int blockscale_call(const BsFunction *f, const TVMFFIAny *args, int32_t count, TVMFFIAny *result) {
-  (void)result; /* stays None */
   if (count != f->param_count && count != f->param_count + 1) {
     return blockscale_raise("TypeError", "%s: got %d arguments for %d parameters, and launch flags after these",
                             f->name, count, f->param_count);
@@ -316,5 +315,12 @@ int blockscale_call(const BsFunction *f, const TVMFFIAny *args, int32_t count, T
   if (entry == NULL) return -1;
   call.stream = TVMFFIEnvGetStream(kDLCUDA, ordinal);
   if (bound.missing != 0 && fill_missing(&call, &bound) != 0) return -1;
-  return blockscale_enter(&call, entry, bound.args);
+  if (!(call.flags & BS_FLAG_RECORD)) return blockscale_enter(&call, entry, bound.args); /* result stays None */
+  if ((call.record = blockscale_record(&call)) == NULL) return -1;
+  if (blockscale_enter(&call, entry, bound.args) != 0) {
+    blockscale_release(call.record);
+    return -1;
+  }
+  *result = (TVMFFIAny){.type_index = kTVMFFIInt, .v_int64 = (int64_t)(intptr_t)call.record};
+  return 0;
 }

@@ -99,7 +99,9 @@ typedef struct {
   int32_t param_count, entry_count;
 } BsFunction;
 
-enum { BS_FLAG_PROGRAMMATIC = 1 }; /* the optional last argument of every function */
+/* The optional last argument of every function. A recorded call launches nothing, and returns the handle of its
+ * launches (an int) for blockscale_replay and blockscale_forget. */
+enum { BS_FLAG_PROGRAMMATIC = 1, BS_FLAG_RECORD = 2 };
 
 /* ---- Functions ------------------------------------------------------------------------------ */
 
@@ -110,12 +112,15 @@ typedef struct {
   char name[96];
 } BsDevice;
 
+typedef struct BsRecord BsRecord; /* launches of one call, kept */
+
 /* What launches need to know of the call that they belong to. */
 typedef struct {
   const BsFunction *function;
   const BsDevice *device;
   void *stream;
   int64_t flags;
+  BsRecord *record; /* what keeps launches; NULL: they are done */
 } BsCall;
 
 /* How well code fits a device: the larger the better, negative: not at all. */
@@ -136,6 +141,19 @@ BS_HIDDEN int blockscale_enter(const BsCall *call, const BsEntry *entry, TVMFFIA
 /* The body of every exported stub. */
 BS_HIDDEN int blockscale_call(const BsFunction *function, const TVMFFIAny *args, int32_t count,
                               TVMFFIAny *result);
+
+/* What keeps the launches of a call; NULL, with an error raised, if there is no memory. */
+BS_HIDDEN BsRecord *blockscale_record(const BsCall *call);
+
+/* Frees it. */
+BS_HIDDEN void blockscale_release(BsRecord *record);
+
+/* The body of the exported blockscale_replay(handle, stream): does the launches of a recorded call, whose tensors must
+ * still be there, on a stream (an int); without one, on the environment's for the device. */
+BS_HIDDEN int blockscale_replay(const TVMFFIAny *args, int32_t count);
+
+/* The body of the exported blockscale_forget(handle): frees the launches of a recorded call. */
+BS_HIDDEN int blockscale_forget(const TVMFFIAny *args, int32_t count);
 
 /* What TVM's host code calls in place of TVMFFIFunctionCall: launches, on the stream of the call. */
 BS_HIDDEN int blockscale_launch(const BsCall *call, TVMFFIObjectHandle what, TVMFFIAny *args, int32_t count,

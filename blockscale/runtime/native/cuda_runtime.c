@@ -7,6 +7,8 @@
 #define _GNU_SOURCE
 #include "cuda_library.h"
 
+#include <tvm/ffi/extra/c_env_api.h>
+
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -343,6 +345,102 @@ static uint32_t add_attributes(const BsCall *call, const BsKernel *kernel, const
   return count;
 }
 
+/* ---- Launches that are kept ----------------------------------------------------------------- */
+
+enum { VALUE_BYTES = 64, ATTRIBUTES = 4 }; /* of a kernel's parameter; a tensor map takes two */
+
+typedef struct Launch {
+  struct Launch *next;
+  const BsKernel *kernel;
+  void *function, **values;
+  Config config; /* whose stream is that of the replay */
+  Attribute attributes[ATTRIBUTES];
+} Launch;
+
+struct BsRecord {
+  BsCall call;
+  Launch *first, **end;
+};
+
+BsRecord *blockscale_record(const BsCall *call) {
+  BsRecord *record = malloc(sizeof *record);
+  if (record == NULL) {
+    blockscale_raise("MemoryError", "%s: no memory to keep its launches", call->function->name);
+    return NULL;
+  }
+  *record = (BsRecord){.call = *call};
+  record->end = &record->first;
+  return record;
+}
+
+void blockscale_release(BsRecord *record) {
+  for (Launch *launch = record->first, *next; launch != NULL; launch = next) {
+    next = launch->next;
+    free(launch);
+  }
+  free(record);
+}
+
+/* Copies a launch with the values of its parameters, tensor maps included. */
+static int keep(const BsCall *call, const BsKernel *kernel, void *function, const Config *config, void **values) {
+  size_t head = (sizeof(Launch) + kernel->params * sizeof *values + VALUE_BYTES - 1) / VALUE_BYTES * VALUE_BYTES;
+  Launch *launch = aligned_alloc(VALUE_BYTES, head + kernel->params * sizeof(BsTensorMap));
+  if (launch == NULL) {
+    return blockscale_raise("MemoryError", "%s: no memory to keep its launches", call->function->name);
+  }
+  *launch = (Launch){.kernel = kernel, .function = function, .values = (void **)(launch + 1), .config = *config};
+  memcpy(launch->attributes, config->attributes, config->count * sizeof(Attribute));
+  launch->config.attributes = launch->attributes;
+  for (int i = 0; i < kernel->params; ++i) {
+    launch->values[i] = (char *)launch + head + (size_t)i * sizeof(BsTensorMap);
+    size_t bytes = kernel->kinds[i] == BS_BY_ADDRESS ? sizeof(BsTensorMap)
+                   : kernel->kinds[i] == BS_FLOAT32  ? sizeof(float)
+                                                     : sizeof(int64_t);
+    memcpy(launch->values[i], values[i], bytes);
+  }
+  *call->record->end = launch;
+  call->record->end = &launch->next;
+  return 0;
+}
+
+static BsRecord *record_of(const TVMFFIAny *args, int32_t count, int32_t most) {
+  int ints = count >= 1 && count <= most;
+  for (int i = 0; ints && i < count; ++i) ints = args[i].type_index == kTVMFFIInt;
+  if (ints && args[0].v_int64 != 0) return (BsRecord *)(intptr_t)args[0].v_int64;
+  blockscale_raise("TypeError", "blockscale: launches are kept under a handle; pass what a recorded call returned");
+  return NULL;
+}
+
+int blockscale_replay(const TVMFFIAny *args, int32_t count) {
+  const BsRecord *record = record_of(args, count, 2);
+  if (record == NULL) return -1;
+  const BsCall *call = &record->call;
+  void *stream = count > 1 ? (void *)(intptr_t)args[1].v_int64 : TVMFFIEnvGetStream(kDLCUDA, call->device->ordinal);
+  void *before = NULL;
+  int code = cu.cuCtxGetCurrent(&before);
+  int other = before != call->device->context;
+  if (code == 0 && other) code = cu.cuCtxPushCurrent_v2(call->device->context);
+  if (code != 0) return failed(call->function->name, "making the device's context current", code);
+  for (const Launch *launch = record->first; launch != NULL; launch = launch->next) {
+    Config config = launch->config;
+    config.stream = stream;
+    code = cu.cuLaunchKernelEx(&config, launch->function, launch->values, NULL);
+    if (code != 0) {
+      launch_failed(call, launch->kernel, &config, "launching", code);
+      break;
+    }
+  }
+  if (other) cu.cuCtxPopCurrent_v2(&before);
+  return code == 0 ? 0 : -1;
+}
+
+int blockscale_forget(const TVMFFIAny *args, int32_t count) {
+  BsRecord *record = record_of(args, count, 1);
+  if (record == NULL) return -1;
+  blockscale_release(record);
+  return 0;
+}
+
 int blockscale_launch(const BsCall *call, TVMFFIObjectHandle what, TVMFFIAny *args, int32_t count, TVMFFIAny *result) {
   (void)result;
   if (what == &set_device) return 0;
@@ -373,7 +471,7 @@ int blockscale_launch(const BsCall *call, TVMFFIObjectHandle what, TVMFFIAny *ar
       values[i] = args[i].v_ptr;
     }
   }
-  Attribute attributes[4];
+  Attribute attributes[ATTRIBUTES];
   Config config = {{sizes[0], sizes[1], sizes[2]}, {sizes[3], sizes[4], sizes[5]}, sizes[BS_SHARED],
                    call->stream, attributes, add_attributes(call, kernel, sizes, attributes)};
   void *function = load(call, kernel);
@@ -384,6 +482,7 @@ int blockscale_launch(const BsCall *call, TVMFFIObjectHandle what, TVMFFIAny *ar
     code = cu.cuKernelSetAttribute(NON_PORTABLE_CLUSTER, 1, function, call->device->ordinal);
   }
   if (code != 0) return launch_failed(call, kernel, &config, "allowing what is needed for", code);
+  if (call->record != NULL) return keep(call, kernel, function, &config, values);
   code = cu.cuLaunchKernelEx(&config, function, values, NULL);
   return code == 0 ? 0 : launch_failed(call, kernel, &config, "launching", code);
 }
