@@ -25,6 +25,8 @@ from typing import Any
 # the time of tests that emulate GEMMs).  Read when torch and numpy are loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Nor does a test need torch's AMX, which ends processes on some machines (blockscale.demo.timing).
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 import numpy as np
 import pytest
