@@ -177,7 +177,7 @@ def _of_bytes(gemm: MoeGemm, wanted: float, arch: Gpu) -> dict[MoeTile, str | No
         table = GROUP_TOKENS if gemm.scaled_sums else FAST_TOKENS
     shapes = next(shapes for limit, shapes in table if wanted <= limit)
     if not gemm.fast and TWO_TILES[0] < wanted <= TWO_TILES[1] and gemm.k >= DEEP:
-        shapes = ((128, 144), *(shape for shape in shapes if shape != (128, 144)))
+        shapes = ((128, 144), *shapes)
     if gemm.fast and wanted > FEW_BYTES[-1][0]:  # wide tiles with long stages: 0.93 of the speed
         sums = sums[::-1]
     for (rows, width), (blocks, part) in product(shapes, sums):
