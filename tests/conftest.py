@@ -2,8 +2,9 @@
 
 Kernels that tests build on demand are kept in ``.cache/blockscale-test`` of this checkout, never in
 the user's own cache, and stay there between runs: the first run builds, later ones are fast.  What
-compilers make of anything else lies in ``.cache/test-compiled`` (`tests.kit.compiled`).  ``make
-clean`` removes both; ``--fresh`` begins with empty ones.
+compilers make of anything else lies in ``.cache/test-compiled`` (`tests.kit.compiled`), and what
+emulated launches did (`tests.kit.emulated`).  ``make clean`` removes all; ``--fresh`` begins with
+empty caches.
 
 Tests marked ``exhaustive`` (full products of parameters, many seeds, long fuzzing) are left out
 without ``--exhaustive``.
@@ -32,7 +33,7 @@ import numpy as np
 import pytest
 
 import blockscale
-from tests.kit import compiled
+from tests.kit import compiled, emulated
 from tests.kit.paths import ROOT
 
 
@@ -87,6 +88,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out what is marked exhaustive, unless it is asked for."""
     compiled.install_tvm()  # the test modules have imported it by now, and the emulator
     compiled.install_emulator()
+    emulated.install()
     if config.getoption("--exhaustive"):
         return
     out = [item for item in items if item.get_closest_marker("exhaustive")]
