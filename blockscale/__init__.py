@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from blockscale.ops import distributed as distributed
     from blockscale.ops import int4 as int4
     from blockscale.ops import layouts as layouts
+    from blockscale.ops.bound import BoundCall, bind
     from blockscale.ops.fused.act import (
         gelu_tanh_and_mul_fp4quant,
         grouped_quantize,
@@ -50,11 +51,13 @@ if TYPE_CHECKING:
     from blockscale.tuning import tune
 
 __all__ = [
+    "BoundCall",
     "Library",
     "LinearWeights",
     "MoeWeights",
     "__version__",
     "add_rmsnorm_fp4quant",
+    "bind",
     "build",
     "dequantize",
     "fp8_scale_candidates",
@@ -105,6 +108,7 @@ _HOMES = {
         "swizzle_scales",
         "unswizzle_scales",
     ),
+    "ops.bound": ("BoundCall", "bind"),
     "ops.gemm": ("grouped_mm_fp4", "mm_fp4"),
     "ops.gemm_act": ("grouped_mm_act_fp4quant", "interleave_gate_up"),
     "ops.linear.layer": ("linear",),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from bench import measure
-from bench.gpu import host
+from bench.gpu import host, uses
 from bench.gpu.cases import FORMAT, all_cases
 from bench.gpu.contest import Settings, measured
 
@@ -71,7 +71,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
             found = measured(case, session.kernels, settings)
             session.add(found, line(found))
     if not given.no_host:
-        session.note("uses", host.uses())
+        session.note("uses", uses.uses())
     return session.end()
 
 

@@ -1,9 +1,16 @@
-"""What one call costs the host, and whether CUDA graphs and torch.compile take the functions."""
+"""What one call costs the host: ``python -m bench.gpu.host --library X --out bench/results``.
+
+A norm, a linear layer and an MoE layer of one row, each called in every way that there is, in turns
+on a stream that is never full.  `costs` takes the norm apart for `bench.gpu`.
+"""
 
 from __future__ import annotations
 
+import gc
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -11,9 +18,13 @@ import torch
 from torch import Tensor
 
 import blockscale as bs
+from bench import measure
 from bench.gpu import cases
 from bench.gpu.cases import Case
 from bench.measure import Call, Data, bound, describe, rotating
+from bench.moe import data as moe_data
+from bench.moe.cases import MODELS, spec_of
+from blockscale.specs import Linear
 
 CALLS, CHUNK = 10_000, 500  # calls between synchronisations: fewer than a stream's queue holds
 HIDDEN = 4096
@@ -33,14 +44,16 @@ def host_us(call: Call, synchronize: Call) -> float:
     return median(samples[1:])  # the first warms up
 
 
-def _data(case: Case, device: str) -> Data:
+def data_of(case: Case, device: str) -> Data:
+    """Return tensors of one call."""
     [data] = rotating(case.buffers, 1, device)
     return {**data, **case.shared()}
 
 
-def _without_rows(values: list[Any]) -> list[Any]:
+def _without_rows(kernel: Any, values: Sequence[Any]) -> list[Any]:
     return [
-        value[:0] if isinstance(value, Tensor) and value.dim() == 2 else value for value in values
+        value[:0] if isinstance(value, Tensor) and param.dims[0].symbol else value
+        for param, value in zip(kernel.params, values, strict=True)
     ]
 
 
@@ -50,10 +63,10 @@ def _empty(*args: object, **kwargs: object) -> None:
 
 def our_calls(kernel: Any, device: str) -> dict[str, Call]:
     """Return the calls by which ours is taken apart, from the outside in."""
-    d = _data(cases.norm(1, HIDDEN, device), device)
+    d = data_of(cases.norm(1, HIDDEN, device), device)
     arguments = bound(kernel, d)
     compiled = kernel.direct
-    no_rows = _without_rows(arguments)
+    no_rows = _without_rows(kernel, arguments)
     g = d["global_scale"]
     # Outputs as the function itself returns them, whatever dtypes it has for codes and scales.
     function = bs.add_rmsnorm_fp4quant
@@ -72,7 +85,7 @@ def other_calls(device: str) -> dict[str, Call]:
     """Return what other launches from Python cost: torch.add(out=), and Triton's for this op."""
     from bench.peers import triton_ops
 
-    d = _data(cases.norm(1, HIDDEN, device), device)
+    d = data_of(cases.norm(1, HIDDEN, device), device)
     out = torch.empty_like(d["input"])
     run = triton_ops.add_rmsnorm(4)
     names = ("input", "residual", "weight", "global_scale", "packed", "block_scale")
@@ -114,110 +127,243 @@ def costs(kernels: Mapping[str, Any], device: str = "cuda") -> dict[str, Any]:
     return found
 
 
-# ---- CUDA graphs and torch.compile ------------------------------------------------------------
+# ---- A table: three families, all ways of calling them -------------------------------------------
 
-Function = Callable[..., Any]
-"""Takes tensors, may update them; returns tensors."""
+FORMAT = 1
+ROUNDS, IN_A_ROW = 61, 100
+"""How often each call is measured, and calls of each time: a stream's queue holds 1024 launches."""
 
-ROWS, COLS = 16, 4096
+ADD = "torch.add(out=)"
+WAYS = {
+    "operator": "the operator that torch.compile sees, `torch.ops.blockscale`",
+    "function": "the function, outputs allocated",
+    "function, out": "the function, outputs given",
+    "kernel": 'the kernel object, `lib["..."]`',
+    "compiled": "the compiled function, `kernel.direct`",
+    "compiled, no launch": "the same without rows: its checks, no launch",
+    "bound, rows": "a bound call, rows given anew",
+    "bound": "a bound call",
+    "graph": "the replay of a CUDA graph of one call",
+}
+"""Ways of calling a function, from the dearest on."""
+
+LINEAR = Linear(4096, 4096, "nvfp4", "bfloat16", layout="tiles64")
+MOE_MODEL = MODELS["qwen3"]
 
 
-def functions(device: str) -> dict[str, tuple[Function, Callable[[], list[Tensor]]]]:
-    """Return each function and what makes new inputs for it."""
-    g = torch.tensor([0.0025], device=device)
+@dataclass
+class Family:
+    """What is called: a function with its arguments, with and without outputs, and its kernel.
 
-    def inputs(case: Case) -> Callable[[], list[Tensor]]:
-        given = [name for name, buffer in case.buffers.items() if buffer.fill is not None]
-        return lambda: [_data(case, device)[name] for name in given]
+    Attributes:
+        rows: how many of the first arguments of the kernel have rows.
+        operator: the same call of the function's operator.
+    """
 
-    weight = inputs(cases.quantise(ROWS, COLS, device))
+    name: str
+    function: Callable[..., Any]
+    given: tuple[Any, ...]
+    options: dict[str, Any]
+    outputs: dict[str, Tensor]
+    kernel: Any
+    arguments: list[Any]
+    rows: int
+    operator: Callable[[], object]
+    kept: list[object] = field(default_factory=list)
+
+    def calls(self) -> Iterator[tuple[str, Callable[[], Call]]]:
+        """Yield ways of calling it, each with what makes the call."""
+        function, given, options = self.function, self.given, self.options
+        full, compiled, arguments = {**options, **self.outputs}, self.kernel.direct, self.arguments
+        fresh = arguments[: self.rows]
+        no_rows = _without_rows(self.kernel, arguments)
+        yield "operator", lambda: self.operator
+        yield "function", lambda: lambda: function(*given, **options)
+        yield "function, out", lambda: lambda: function(*given, **full)
+        yield "kernel", lambda: lambda: self.kernel(*arguments)
+        yield "compiled", lambda: lambda: compiled(*arguments, 1)
+        yield "compiled, no launch", lambda: lambda: compiled(*no_rows, 1)
+        if hasattr(bs, "bind"):
+            made = bs.bind(function, *given, **full)
+            yield "bound, rows", lambda: lambda: made(*fresh)
+            yield "bound", lambda: made
+        yield "graph", lambda: self._replay(lambda: function(*given, **full))
+
+    def _replay(self, call: Call) -> Call:
+        captured = measure.capture([call], 1)
+        self.kept.append(captured)
+        return captured.graph.replay
+
+
+def norm_family(kernels: Mapping[str, Any], device: str) -> Family:
+    """Return add_rmsnorm_fp4quant."""
+    d = data_of(cases.norm(1, HIDDEN, device), device)
+    g = d["global_scale"]
+    x = d["input"], d["residual"], d["weight"]
+    codes, scale = bs.add_rmsnorm_fp4quant(*x, global_scale=g)[:2]
+    operator = torch.ops.blockscale.add_rmsnorm_fp4quant
+    return Family(
+        f"norm, {HIDDEN}",
+        bs.add_rmsnorm_fp4quant,
+        x,
+        {"global_scale": g},
+        {"y_fp4": codes, "block_scale": scale},
+        kernels[KERNEL],
+        bound(kernels[KERNEL], d),
+        2,
+        lambda: operator(*x, codes, scale, None, None, g),
+    )
+
+
+def linear_family(kernels: Mapping[str, Any], device: str) -> Family:
+    """Return linear."""
+    n, k = LINEAR.n, LINEAR.k
+    codes = torch.empty(n, k // 2, dtype=torch.uint8, device=device).random_(0, 256)
+    scale = torch.randint(0x30, 0x40, (n, k // 16), device=device, dtype=torch.uint8)
+    w = bs.prepare_linear_weights(codes, scale)
+    x, y = (
+        torch.randn(1, k, dtype=torch.bfloat16, device=device),
+        torch.empty(1, n, dtype=torch.bfloat16, device=device),
+    )
+    kernel = kernels[LINEAR.name]
+    data = {
+        "x": x,
+        "packed": w.packed,
+        "block_scale": w.block_scale,
+        "global_scale": w.global_scale,
+        "y": y,
+    }
+    operator = torch.ops.blockscale.linear
+    facts = w.facts
+    more = facts.n, facts.k, facts.group, facts.zeros, facts.layout, facts.dtype
+    weight = w.packed, w.block_scale, facts.fmt, w.global_scale
+    return Family(
+        f"linear, {n} x {k}",
+        bs.linear,
+        (x, w),
+        {},
+        {"out": y},
+        kernel,
+        bound(kernel, data),
+        1,
+        lambda: operator(x, *weight, None, None, "none", False, None, *more),
+    )
+
+
+def moe_family(kernels: Mapping[str, Any], device: str) -> Family:
+    """Return fused_moe."""
+    spec = spec_of(MOE_MODEL, "nvfp4")
+    held = moe_data.random_weights(MOE_MODEL, "nvfp4", device)
+    w = bs.prepare_moe_weights(
+        *(held.w13, held.w2),
+        w13_scale=held.w13_scale,
+        w2_scale=held.w2_scale,
+        w13_global_scale=held.w13_global,
+        w2_global_scale=held.w2_global,
+    )
+    x = torch.randn(1, spec.hidden, dtype=torch.bfloat16, device=device)
+    ids = torch.arange(spec.top_k, device=device, dtype=torch.int32).view(1, -1)
+    factors = torch.full((1, spec.top_k), 1 / spec.top_k, device=device)
+    out = torch.empty_like(x)
+    kernel = kernels[spec.name]
+    data = {
+        **{name: getattr(w, name) for name in ("w13", "w13_scale", "w13_global")},
+        **{name: getattr(w, name) for name in ("w2", "w2_scale", "w2_global")},
+        "hidden": x,
+        "topk_ids": ids,
+        "topk_weights": factors,
+        "out": out,
+        "workspace": torch.empty(spec.workspace_bytes(1), dtype=torch.uint8, device=device),
+    }
+    operator = torch.ops.blockscale.fused_moe
+    tensors = w.w13, w.w13_scale, None, w.w13_global, None, w.w2, w.w2_scale, None, w.w2_global
+    sizes = w.group, w.experts, w.hidden, w.intermediate, w.gated, w.zero, w.layout, None
+    how = "swiglu", None, None, None, False, None, None
+    return Family(
+        f"MoE, {MOE_MODEL.title}",
+        bs.fused_moe,
+        (x, w, ids, factors),
+        {},
+        {"out": out},
+        kernel,
+        bound(kernel, data),
+        3,
+        lambda: operator(x, ids, factors, *tensors, None, w.fmt, *sizes, *how, out),
+    )
+
+
+FAMILIES = norm_family, linear_family, moe_family
+
+
+def timed(calls: Mapping[str, Call], synchronize: Call) -> dict[str, dict[str, float]]:
+    """Return least and median microseconds of host time of each call, measured in turns."""
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(ROUNDS):
+            for name, call in calls.items():
+                synchronize()
+                start = time.perf_counter_ns()
+                for _ in range(IN_A_ROW):
+                    call()
+                samples[name].append((time.perf_counter_ns() - start) / 1e3 / IN_A_ROW)
+    finally:
+        gc.enable()
+    synchronize()
     return {
-        "add_rmsnorm_fp4quant": (
-            lambda a, r, weight: bs.add_rmsnorm_fp4quant(a, r, weight, global_scale=g),
-            inputs(cases.norm(ROWS, COLS, device)),
-        ),
-        "silu_and_mul_fp4quant": (
-            lambda a: bs.silu_and_mul_fp4quant(a, global_scale=g),
-            inputs(cases.silu(ROWS, COLS, device)),
-        ),
-        "quantize": (lambda a: bs.quantize(a, global_scale=g), weight),
-        "dequantize": (
-            lambda p, s: bs.dequantize(p, s, global_scale=g),
-            inputs(cases.dequantise(ROWS, COLS, device)),
-        ),
-        "swizzle_scales": (bs.swizzle_scales, inputs(cases.swizzle(200, 256, device))),
-        "unswizzle_scales": (
-            lambda s: bs.unswizzle_scales(s, 200, 256),
-            inputs(cases.swizzle(256, 256, device)),
-        ),
-        "nvfp4_fp8_scale_sweep": (
-            lambda a: bs.nvfp4_fp8_scale_sweep(a, torch.full_like(g, 5.5)),
-            weight,
-        ),
+        name: {"us": round(median(times), 3), "least": round(min(times), 3)}
+        for name, times in samples.items()
     }
 
 
-def _bytes(result: Any) -> list[Tensor]:
-    parts = result if isinstance(result, (tuple, list)) else [result]
-    return [part.contiguous().reshape(-1).view(torch.uint8) for part in parts if part is not None]
-
-
-def same(first: Any, second: Any) -> bool:
-    """Return whether two results have the same bytes."""
-    one, other = _bytes(first), _bytes(second)
-    pairs = zip(one, other, strict=False)
-    return len(one) == len(other) and all(bool(torch.equal(a, b)) for a, b in pairs)
-
-
-def _eager(function: Function, inputs: list[Tensor]) -> tuple[Any, list[Tensor]]:
-    copies = [tensor.clone() for tensor in inputs]
-    return function(*copies), copies
-
-
-def in_graph(function: Function, make: Callable[[], list[Tensor]]) -> bool:
-    """Return whether a replay on new inputs gives what an eager call gives, inputs included."""
-    static = make()
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        _eager(function, static)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = function(*static)
-    inputs = make()
-    for target, source in zip(static, inputs, strict=True):
-        target.copy_(source)
-    graph.replay()
-    truth, updated = _eager(function, inputs)
-    torch.cuda.synchronize()
-    return same(result, truth) and same(static, updated)
-
-
-def compiled(function: Function, make: Callable[[], list[Tensor]]) -> bool:
-    """Return whether torch.compile keeps the function in one graph and gives the same bytes."""
-
-    def around(*tensors: Tensor) -> Any:
-        result = function(*tensors)
-        parts = result if isinstance(result, (tuple, list)) else [result]
-        return [part for part in parts if part is not None]
-
-    torch._dynamo.reset()
-    inputs = make()
-    truth, updated = _eager(around, inputs)
-    result, compiled_inputs = _eager(torch.compile(around, fullgraph=True, dynamic=False), inputs)
-    return same(result, truth) and same(compiled_inputs, updated)
-
-
-def uses(device: str = "cuda") -> dict[str, dict[str, Any]]:
-    """Return for each function: "graph" and "compile" are true, false, or the error."""
-    found: dict[str, dict[str, Any]] = {}
-    for name, (function, make) in functions(device).items():
-        entry: dict[str, Any] = {}
-        for use, test in (("graph", in_graph), ("compile", compiled)):
+def table(
+    kernels: Mapping[str, Any], device: str, synchronize: Call, note: Callable[[str, Any], None]
+) -> None:
+    """Measure all families beside torch.add(out=); ``note`` gets each as a row."""
+    x = torch.randn(1, HIDDEN, dtype=torch.bfloat16, device=device)
+    out = torch.empty_like(x)
+    for make in FAMILIES:
+        failed: dict[str, str] = {}
+        calls: dict[str, Call] = {ADD: lambda: torch.add(x, x, out=out)}
+        try:
+            family = make(kernels, device)
+        except Exception as error:
+            note(make.__name__, {"us": {}, "failed": {"all": describe(error)}})
+            continue
+        for way, maker in family.calls():
             try:
-                entry[use] = test(function, make)
+                call = maker()
+                call()
+                calls[way] = call
             except Exception as error:
-                entry[use] = describe(error)
-        found[name] = entry
-    return found
+                failed[way] = describe(error)
+        note(family.name, {"us": timed(calls, synchronize), "failed": failed})
+
+
+@torch.no_grad()
+def main(given: Sequence[str] | None = None) -> int:
+    """Measure; return 1 when a call failed."""
+    made = measure.parser("bench.gpu.host", __doc__)
+    options = measure.parsed(made, given)
+    if options.names:
+        print(KERNEL, LINEAR.name, spec_of(MOE_MODEL, "nvfp4").name)
+        return 0
+    if measure.refused("bench.gpu.host"):
+        return 2
+    session = measure.Session("host", options, FORMAT, "families")
+    measure.warm_up()
+
+    def note(name: str, found: dict[str, Any]) -> None:
+        told = ", ".join(
+            f"{way} {us['us']:.2f} ({us['least']:.2f})" for way, us in found["us"].items()
+        )
+        session.add({"name": name, **found}, f"{name}: us {told}")
+
+    table(session.kernels, "cuda", torch.cuda.synchronize, note)
+    families = session.end()["families"]
+    return measure.status("bench.gpu.host", [f["name"] for f in families if f["failed"]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -253,6 +253,14 @@ def pass_numpy(array: np.ndarray[Any, Any]) -> tvm_ffi.Tensor:
     return tvm_ffi.from_dlpack(capsule)
 
 
+def pack(value: Any) -> Any:
+    """Return a view of a tensor that holds its memory, and costs less to pass; or the value."""
+    torch = torch_module()
+    if torch is not None and isinstance(value, torch.Tensor):
+        return tvm_ffi.from_dlpack(value.detach())
+    return tvm_ffi.from_dlpack(value) if isinstance(value, np.ndarray) else value
+
+
 def honour_torch_threads(torch: ModuleType) -> None:
     """Give this thread the OpenMP thread count of torch.set_num_threads(), once per thread.
 

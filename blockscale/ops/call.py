@@ -22,7 +22,8 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, NamedTuple, TypeVar
+from contextlib import contextmanager
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import is_grad_enabled
@@ -64,6 +65,27 @@ class _Operator(threading.local):
 
 
 _operator = _Operator()
+
+
+class Recorder(Protocol):
+    """Takes calls in place of kernels: `blockscale.bind`."""
+
+    def take(self, op: Op[Any], options: Any, given: Any) -> Any:
+        """Return what the call returns."""
+
+
+RECORDERS: dict[int, Recorder] = {}
+"""What takes the calls of a thread, by its identity."""
+
+
+@contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """Let a recorder take the calls of this thread, each after all checks."""
+    RECORDERS[threading.get_ident()] = recorder
+    try:
+        yield
+    finally:
+        del RECORDERS[threading.get_ident()]
 
 
 def each(given: Any) -> Iterator[torch.Tensor]:
@@ -139,7 +161,7 @@ class Op(Generic[Result]):
     def run(self, options: tuple[Any, ...], given: tuple[Any, ...]) -> Result:
         """Return the result of a call, whichever way it goes."""
         first = given[0]
-        if is_dynamo_compiling() or type(first) not in PLAIN or watched():
+        if RECORDERS or is_dynamo_compiling() or type(first) not in PLAIN or watched():
             return self._in_full(options, given, None)
         key = self, options, first.dtype, first.is_cuda, first.dim()
         try:
@@ -178,6 +200,8 @@ class Op(Generic[Result]):
 
     def _in_full(self, options: tuple[Any, ...], given: tuple[Any, ...], key: Any) -> Result:
         """Check everything, run the kernel, and keep it for calls like this one."""
+        if RECORDERS and threading.get_ident() in RECORDERS:
+            return RECORDERS[threading.get_ident()].take(self, options, given)
         if traced(*given):
             return self._seen(options, given)
         spec, arguments, result, enable_pdl = self.check(options, given)

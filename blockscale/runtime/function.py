@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,26 @@ class Function:
         """Run the kernel, unseen by torch: for callers who have asked `tensors.watcher`."""
         return self._checked(args, kwargs)
 
-    def _checked(self, args: Sequence[Any], kwargs: Mapping[str, Any], flags: int = 0) -> Any:
+    def bind(self, *args: Any) -> BoundKernel:
+        """Return the call with these arguments, by position as for `call`, to be made repeatedly.
+
+        Raises:
+            TypeError, ValueError: as `__call__`.
+        """
+        kept: list[Any] = []
+        count = self._count
+        flags = args[count] if len(args) == count + 1 else 0
+        results = self._checked(args[:count] if flags else args, {}, flags, kept)
+        return BoundKernel(self, kept, results, flags)
+
+    def _checked(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        flags: int = 0,
+        kept: list[Any] | None = None,
+    ) -> Any:
+        """Return the results of a call; with ``kept``, which gets what is passed, do not run it."""
         sizes: dict[str, int] = {}
         if kwargs or len(args) > self._count:
             values, sizes = self._bind(args, kwargs)
@@ -124,10 +144,16 @@ class Function:
                 if len(self._plans) >= MAX_PLANS:
                     self._plans.clear()
                 self._plans[key] = plan
-        return self._run(plan, values, given, torch, flags)
+        return self._run(plan, values, given, torch, flags, kept)
 
     def _run(
-        self, plan: _Plan, values: list[Any], given: list[Any] | None, torch: Any, flags: int
+        self,
+        plan: _Plan,
+        values: list[Any],
+        given: list[Any] | None,
+        torch: Any,
+        flags: int,
+        kept: list[Any] | None,
     ) -> Any:
         for i, address, mask, _ in plan.spans:
             if address(values[i]) & mask:
@@ -151,7 +177,10 @@ class Function:
                 values[i] = tensors.as_bytes(values[i])
             for i in plan.wraps:
                 values[i] = tensors.pass_numpy(values[i])
-            self._launch(values, torch, flags)
+            if kept is None:
+                self._launch(values, torch, flags)
+            else:
+                kept += values
         return results[0] if len(results) == 1 else tuple(results)
 
     def _launch(self, values: Sequence[Any], torch: Any, flags: int) -> None:
@@ -295,6 +324,66 @@ class Function:
                         "kernel may write an output before it has read every input; pass memory "
                         f"of its own for {name}"
                     )
+
+
+class BoundKernel:
+    """A kernel and the arguments of a call, checked, packed and held; call it without arguments.
+
+    What it holds is memory: of a tensor that gets other memory (``set_``, ``data``), the old one.
+
+    Attributes:
+        function: the kernel.
+        values: what the kernel gets.
+        results: of every call.
+    """
+
+    def __init__(self, function: Function, kept: list[Any], results: Any, flags: int) -> None:
+        self.function = function
+        self.results = results
+        self.values = tuple(kept)  # none: every output is empty
+        packed = [tensors.pack(value) for value in kept]
+        if function.kind == "cuda" and kept:
+            first = next(i for i, p in enumerate(function.params) if not p.scalar)
+            packed[first] = kept[first]  # a torch tensor brings torch's current stream
+            packed.append(flags)
+        self._packed = tuple(packed)
+        self._tails = {0: self._packed}
+        self.run = self._runner()
+
+    def _runner(self) -> Callable[[], Any]:
+        """Return what runs the kernel."""
+        compiled, packed, torch = self.function._compiled, self._packed, tensors.torch_module()
+        if not packed:
+            return lambda: None
+        if self.function.kind == "cuda" or torch is None:
+            return partial(compiled, *packed)
+
+        def run() -> None:
+            tensors.honour_torch_threads(torch)
+            compiled(*packed)
+
+        return run
+
+    def __call__(self) -> Any:
+        """Run the kernel and return `results`."""
+        self.run()
+        return self.results
+
+    def run_on(self, *first: Any) -> None:
+        """Run the kernel on other tensors in place of the first arguments, which are checked."""
+        tail = self._tails.get(len(first))
+        if tail is None:
+            tail = self._tails[len(first)] = self._tail(len(first))
+        run = self.function._compiled if self.function.kind == "cuda" else self.function.call
+        run(*first, *tail)
+
+    def _tail(self, count: int) -> tuple[Any, ...]:
+        """Return the arguments that follow; outputs that are one of the first inputs: None."""
+        tail = [*(self._packed if self.function.kind == "cuda" else self.values)][count:]
+        for i, j in self.function._alias.items():
+            if j < count <= i:
+                tail[i - count] = None
+        return tuple(tail)
 
 
 def _unflatten(

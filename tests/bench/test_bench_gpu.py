@@ -15,7 +15,7 @@ gpu = pytest.importorskip(
 import blockscale  # noqa: E402
 from bench import measure, reference  # noqa: E402
 from bench.gpu import cases as gpu_cases  # noqa: E402
-from bench.gpu import contest, host  # noqa: E402
+from bench.gpu import contest, host, uses  # noqa: E402
 from bench.gpu import report as gpu_report  # noqa: E402
 from bench.peers.ops import Peer  # noqa: E402
 from blockscale.specs import Spec  # noqa: E402
@@ -300,22 +300,22 @@ def test_host_costs(monkeypatch):
 
 def test_uses(monkeypatch):
     """Updated inputs count; an error is told, not raised."""
-    assert host.same((torch.zeros(2), None), [torch.zeros(2)])
-    assert not host.same(torch.zeros(2), -torch.zeros(2))
-    assert not host.same(torch.zeros(2), (torch.zeros(2), torch.zeros(2)))
+    assert uses.same((torch.zeros(2), None), [torch.zeros(2)])
+    assert not uses.same(torch.zeros(2), -torch.zeros(2))
+    assert not uses.same(torch.zeros(2), (torch.zeros(2), torch.zeros(2)))
 
     def made():
         return [torch.randn(4)]
 
     # Inductor would have C++ compiled, 8 s; test_torch_compile.py has what it makes of our calls.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    assert host.compiled(lambda x: x.add_(1), made)
+    assert uses.compiled(lambda x: x.add_(1), made)
 
     def broken(x):
         raise TypeError("no kernel")
 
-    monkeypatch.setattr(host, "functions", lambda device: {"broken": (broken, made)})
-    entry = host.uses("cpu")["broken"]
+    monkeypatch.setattr(uses, "functions", lambda device: {"broken": (broken, made)})
+    entry = uses.uses("cpu")["broken"]
     assert set(entry) == {"graph", "compile"}
     assert "no kernel" in entry["compile"]
 

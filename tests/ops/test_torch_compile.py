@@ -357,7 +357,7 @@ def test_opcheck(name):
 def test_every_function_is_an_operator():
     """Under its own name; FlashInfer's with a prefix."""
     public = {name for name in bs.__all__ if name.islower() and name[0] != "_"}
-    others = {"build", "fp8_scale_candidates", "load", "tune"}
+    others = {"bind", "build", "fp8_scale_candidates", "load", "tune"}
     others |= {"interleave_gate_up", "prepare_linear_weights", "prepare_moe_weights"}
     assert public - others <= set(call.NAMES)
     assert "flashinfer_fp4_quantize" in call.NAMES

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -182,7 +181,7 @@ def run_experts(
 ) -> Tensor:
     """Return `fused_moe` of prepared weights."""
     static = options.a1_scale is None, options.a2_scale is None, weights.bias
-    how = options[:MODES] + static + _flat(weights)
+    how = options[:MODES] + static + weights.facts
     given = hidden, topk_ids, topk_weights, weights, options, out
     return _EXPERTS.run((checks.last_size(topk_ids), how), given)
 
@@ -193,7 +192,7 @@ class _Experts(call.Op[Tensor]):
         made = torch.empty_like(hidden) if out is None else out
         tensors = [getattr(weights, name) for name in TENSORS]
         call.operator(self.name)(
-            hidden, topk_ids, topk_weights, *tensors, *_flat(weights), *choices, made
+            hidden, topk_ids, topk_weights, *tensors, *weights.facts, *choices, made
         )
         return made
 
@@ -201,7 +200,7 @@ class _Experts(call.Op[Tensor]):
         hidden, ids, factors, weights, choices, out = given
         if torch.is_grad_enabled() and getattr(factors, "requires_grad", False):
             return None
-        if not len(hidden) or ids.dtype != torch.int32:  # a tensor, as it has a last size
+        if not hidden.shape[0] or ids.dtype != torch.int32:  # a tensor, as it has a last size
             return None
         for scale in choices[MODES:]:
             if scale is not None and (type(scale) not in call.PLAIN or scale.numel() != 1):
@@ -239,7 +238,7 @@ def run_slots(
         coded: hidden [T, bytes] has rows of this dtype coded as ``act_fmt`` says (`CodedRow`).
     """
     static = options.a1_scale is None, options.a2_scale is None, weights.bias, coded
-    how = options[:MODES] + static + _flat(weights)
+    how = options[:MODES] + static + weights.facts
     return _SLOTS.run((checks.last_size(ids), how), (hidden, ids, weights, options, coded))
 
 
@@ -273,15 +272,6 @@ class _Slots(call.Op[Tensor]):
 
 
 _SLOTS = _Slots("fused_moe(ep=...)")
-_tensors = attrgetter(*TENSORS)
-
-
-def _flat(weights: MoeWeights) -> tuple[Any, ...]:
-    """Return everything but the tensors, as an operator takes it."""
-    w = weights
-    dtype = None if w.dtype is None else dtype_name(w.dtype)
-    sizes = w.group, w.experts, w.hidden, w.intermediate
-    return w.fmt, *sizes, w.gated, w.zero, w.layout, dtype
 
 
 def _arguments(
@@ -296,10 +286,14 @@ def _arguments(
     scales = [None if scale is None else scale.reshape(1) for scale in given]
     alpha = ALPHA.get(spec.activation, 1.0) if options.alpha is None else options.alpha
     limit = LIMIT.get(spec.activation, math.inf) if options.limit is None else options.limit
-    tensors = [value for value in _tensors(weights) if value is not None]
+    tensors = weights.passed
     if spec.layout == "linear":
         return (*rows, *tensors, *scales, alpha, limit, out)
-    size = spec.workspace_bytes(len(rows[0]))
+    tokens = rows[0].shape[0]
+    key = tokens, spec.top_k, spec.slots, spec.act_fmt
+    size = weights.workspaces.get(key)
+    if size is None:
+        size = weights.workspaces[key] = spec.workspace_bytes(tokens)
     workspace = torch.empty(size, dtype=torch.uint8, device=rows[0].device)
     return (*rows, *tensors, *scales, alpha, limit, out, workspace)
 

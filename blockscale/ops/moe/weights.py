@@ -20,14 +20,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch.compiler import is_compiling
 
 from blockscale.base.formats import MOE
 from blockscale.base.sizes import round_up
 from blockscale.ops import checks
+from blockscale.ops.checks import dtype_name
 from blockscale.ops.gemm_act import interleave_gate_up
 from blockscale.ops.moe import rounded as moe_rounded
 from blockscale.ops.moe import rows as moe_rows
@@ -123,6 +126,30 @@ class MoeWeights(PreparedWeights):
     def bias(self) -> bool:
         """Whether there are biases."""
         return self.w13_bias is not None
+
+    @property
+    def facts(self) -> tuple[Any, ...]:
+        """Everything but the tensors, as operators take it; calls find their kernel by it."""
+        return self._told() if is_compiling() else self._facts
+
+    @cached_property
+    def _facts(self) -> tuple[Any, ...]:  # a lock guards it, which torch.compile does not trace
+        return self._told()
+
+    def _told(self) -> tuple[Any, ...]:
+        dtype = None if self.dtype is None else dtype_name(self.dtype)
+        sizes = self.group, self.experts, self.hidden, self.intermediate
+        return self.fmt, *sizes, self.gated, self.zero, self.layout, dtype
+
+    @cached_property
+    def passed(self) -> tuple[Tensor, ...]:
+        """The tensors that there are, in the order of a kernel's parameters."""
+        return tuple(value for _, value in self.tensors())
+
+    @cached_property
+    def workspaces(self) -> dict[tuple[Any, ...], int]:
+        """What calls keep here: bytes of a workspace by all that the weights do not decide."""
+        return {}
 
     def to_linear(self) -> MoeWeights:
         """Return weights of the same values in layout "linear", on the same device.
