@@ -31,7 +31,7 @@ are in the attribute "blockscale.shapes".
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from typing import Any
 
 from tvm import tirx
@@ -304,7 +304,6 @@ def relu2(value: PrimExpr) -> PrimExpr:
 
 
 @cache
-@lru_cache(maxsize=8)  # the buckets of a spec schedule one function
 def moe_tiles(
     gemm: MoeGemm,
     tokens: int | None = None,
