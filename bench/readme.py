@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any
 
 import click
@@ -37,7 +37,57 @@ def linear_fp8_section(result: Results, source: str = "") -> str:
 
 def moe_fp8_section(result: Results, source: str = "") -> str:
     """Return a row for each layer and number of tokens of MoE layers with FP8 rows."""
-    return render("pages/moe_fp8.md.j2", r=result, source=source)
+    cases = [case | _beside(case["times"]) for case in result["cases"]]
+    tokens = sorted({case["tokens"] for case in cases})
+    means = []
+    for fmt in dict.fromkeys(case["weights"] for case in cases):
+        for what, above, below in MOE_FP8_MEANS:
+            found = [
+                _mean(
+                    case["times"][above]["us"] / case["times"][below]["us"]
+                    for case in cases
+                    if (case["weights"], case["tokens"]) == (fmt, number)
+                    and {above, below} <= case["times"].keys()
+                )
+                for number in tokens
+            ]
+            if any(found):
+                means.append((fmt, what, found))
+    return render(
+        "pages/moe_fp8.md.j2", r=result, source=source, cases=cases, tokens=tokens, means=means
+    )
+
+
+BEST_PEER = "humming-kernels"
+MOE_FP8_MEANS = (
+    ("8 bits, to 16 bits", "16 bits, GEMMs", "fp8, GEMMs"),
+    ("fast, to 16 bits", "16 bits, GEMMs", "fp8 fast, GEMMs"),
+    ("8 bits, to humming-kernels", BEST_PEER, "fp8, GEMMs"),
+    ("fast, to humming-kernels", BEST_PEER, "fp8 fast, GEMMs"),
+    ("whole layer, 8 bits, to 16 bits", "16 bits", "fp8"),
+    ("whole layer, fast, to 16 bits", "16 bits", "fp8 fast"),
+)
+"""What the table of means has, and the quotient of which times that is."""
+
+
+def _mean(quotients: Iterable[float]) -> float:
+    """Return the geometric mean; of nothing 0."""
+    found = [*quotients]
+    return geometric_mean(found) if found else 0.0
+
+
+def _beside(times: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the times with that of the peer's faster kind, and how ours compare with it."""
+    found = [row["us"] for name, row in times.items() if name.startswith(BEST_PEER)]
+    if not found:
+        return {"peer": None, "beside": []}
+    ours = [times[f"{road}, GEMMs"]["us"] for road in ("fp8", "fp8 fast") if road in times]
+    best = min(found)
+    return {
+        "peer": best,
+        "beside": [f"{best / us:.2f}" for us in ours],
+        "times": {**times, BEST_PEER: {"us": best}},
+    }
 
 
 TUNED_HEADINGS = (

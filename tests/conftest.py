@@ -2,8 +2,9 @@
 
 Kernels that tests build on demand are kept in ``.cache/blockscale-test`` of this checkout, never in
 the user's own cache, and stay there between runs: the first run builds, later ones are fast.  What
-compilers make of anything else lies in ``.cache/test-compiled`` (`tests.kit.compiled`).  ``make
-clean`` removes both; ``--fresh`` begins with empty ones.
+compilers make of anything else lies in ``.cache/test-compiled`` (`tests.kit.compiled`), and what
+emulated launches did (`tests.kit.emulated`).  ``make clean`` removes all; ``--fresh`` begins with
+empty caches.
 
 Tests marked ``exhaustive`` (full products of parameters, many seeds, long fuzzing) are left out
 without ``--exhaustive``.
@@ -25,12 +26,14 @@ from typing import Any
 # the time of tests that emulate GEMMs).  Read when torch and numpy are loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Nor does a test need torch's AMX, which ends processes on some machines (blockscale.demo.timing).
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 import numpy as np
 import pytest
 
 import blockscale
-from tests.kit import compiled
+from tests.kit import compiled, emulated
 from tests.kit.paths import ROOT
 
 
@@ -85,6 +88,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out what is marked exhaustive, unless it is asked for."""
     compiled.install_tvm()  # the test modules have imported it by now, and the emulator
     compiled.install_emulator()
+    emulated.install()
     if config.getoption("--exhaustive"):
         return
     out = [item for item in items if item.get_closest_marker("exhaustive")]

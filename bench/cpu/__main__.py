@@ -98,6 +98,8 @@ def main(
     Example: python -m bench.cpu --only "linear 4096" --repeats 7
     """
     console = Console(stderr=as_json)
+    if said := timing.avoid_broken_amx():
+        console.print(said)
     try:
         if library is not None:
             blockscale.load(library)

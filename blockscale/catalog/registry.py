@@ -6,9 +6,10 @@ function takes any number of rows; it holds one scheduled body per bucket and ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import tvm
@@ -292,20 +293,37 @@ def exported(spec: Spec, level: str, traces: Mapping[str, Trace | None]) -> tvm.
 def scheduled(spec: Spec, level: str, traces: Mapping[str, Trace | None]) -> list[Body]:
     """Return the bucket's limits and functions for any number of rows; see `exported`."""
     found = workloads(spec, level)
-    return [(work.limit(level), _body(work, level, traces.get(work.tag))) for work in found]
+    made: dict[Hashable, PrimFunc] = {}
+    return [(work.limit(level), _body(work, level, traces.get(work.tag), made)) for work in found]
 
 
-def _body(workload: Workload, level: str, trace: Trace | None) -> PrimFunc:
-    """Return the function in the schedule of a trace (the workload's or its kin's), or default."""
+def _body(
+    workload: Workload, level: str, trace: Trace | None, made: dict[Hashable, PrimFunc]
+) -> PrimFunc:
+    """Return the function in the schedule of a trace (the workload's or its kin's), or default.
+
+    ``made``: functions in default schedules, of which several buckets may have the same.
+    """
     if trace is None:
-        sch = Schedule(workload.symbolic(level))
-        workload.default(sch, level)
-        return sch.mod["main"]
+        mod, sketch = workload.symbolic(level), workload.sketches(level)[0]
+        key = mod["main"], _decided(sketch)
+        if key not in made:
+            sch = Schedule(mod)
+            sketch(sch, preferred)
+            made[key] = sch.mod["main"]
+        return made[key]
     *others, last = (workload, *workload.kin(level))
     for candidate in others:
         with suppress(ScheduleError):
             return _replayed(candidate, level, trace, workload)
     return _replayed(last, level, trace, workload)
+
+
+def _decided(sketch: Sketch) -> Hashable:
+    """Return what two sketches have in common that do the same."""
+    if not isinstance(sketch, partial):
+        return sketch
+    return sketch.func, repr(sketch.args), repr(sorted(sketch.keywords.items()))
 
 
 def _replayed(candidate: Workload, level: str, trace: Trace, own: Workload) -> PrimFunc:

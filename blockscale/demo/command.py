@@ -246,6 +246,8 @@ def main(seconds: float, language_seconds: float, out: Path, no_tune: bool, as_j
     Example: python -m blockscale.demo --seconds 120 --out dist
     """
     console = Console(stderr=as_json)
+    if said := timing.avoid_broken_amx():
+        console.print(said)
     try:
         demo = Demo(out, seconds, console)
         result = demo.run(not no_tune and seconds > 0, language_seconds)

@@ -10,6 +10,8 @@ import gc
 import math
 import os
 import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +23,7 @@ from statistics import median, quantiles
 from typing import Any
 
 import blockscale
-from blockscale.base.host import cpu_model
+from blockscale.base import host
 
 Call = Callable[[int], object]
 """One contender: takes the number of the call, by which it may choose a copy of its data."""
@@ -200,7 +202,7 @@ def busy_seconds(stat: Path = Path("/proc/stat")) -> float | None:
 def machine() -> dict[str, Any]:
     """Return the processor's name, the cores this process may use, and the load of a minute."""
     return {
-        "cpu": cpu_model(),
+        "cpu": host.cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "load": round(os.getloadavg()[0], 2),
     }
@@ -215,3 +217,27 @@ def versions(packages: Mapping[str, str]) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+ISA, BEFORE_AMX = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16"
+"""oneDNN's variable that limits its instructions, and the most that has no AMX."""
+
+_PRODUCT = "import torch; a = torch.ones(96, 96, dtype=torch.bfloat16); a @ a"
+
+
+def avoid_broken_amx() -> str:
+    """Keep torch, here and in processes begun later, from AMX that does not run; say so, or "".
+
+    A virtual machine may show these matrix units and not say what their tiles are: there oneDNN,
+    which torch multiplies bfloat16 with, raises or ends the process by an illegal instruction (seen
+    on an Intel Xeon of family 6, model 207, torch 2.13, 2026-11-24).
+    """
+    if "amx_bf16" not in host.features() or ISA in os.environ:
+        return ""
+    if not subprocess.run([sys.executable, "-c", _PRODUCT], capture_output=True).returncode:
+        return ""
+    os.environ[ISA] = BEFORE_AMX
+    return (
+        "torch cannot multiply bfloat16 on this machine's AMX, which is shown but does not run; "
+        f"it does so without, by {ISA}={BEFORE_AMX}"
+    )

@@ -75,13 +75,19 @@ BYTE_TOKENS = (
     *FEW_BYTES,
     (112.0, ((256, 112), (256, 96), (256, 80), (128, 152))),
     (152.0, ((128, 152), (128, 144), (128, 160), (256, 80))),
-    (float("inf"), ((256, 104), (256, 112), (256, 96), (128, 160), (128, 152))),
+    (float("inf"), ((256, 104), (256, 112), (256, 96), (128, 160), (128, 152), (128, 144))),
 )
 """Rows and tokens of a tile with operands of 8 bits; sums apart have registers of their own.
 
 On an H200 half the rows were faster where they save the experts a second tile; of 256 rows 104 and
 112 tokens were 1.06 times as fast as 96 in large layers, and 0.99 and 0.95 in Qwen3's.  For 16
 tokens an expert (NVFP4) 48 of a tile took 1.08 times as long as 32.
+"""
+
+TWO_TILES, DEEP = (256.0, 288.0), 4096
+"""Tokens of an expert that fill two tiles of 128 rows and 144 tokens, and K from which on these are
+the default: on an H200 Mixtral's GEMMs took 0.94 (MXFP4) and 0.93 (INT4) of the time of those of
+256 rows, those of DeepSeek-V3 0.97 and 0.99, Qwen3's, whose K is 2048 and 768, 1.06 (INT4).
 """
 
 FAST_TOKENS = (
@@ -95,14 +101,17 @@ FAST_TOKENS = (
 GROUP_TOKENS = (
     *FEW_BYTES,
     (112.0, ((256, 112), (256, 104), (256, 96), (128, 128))),
-    (152.0, ((256, 80), (256, 96), (256, 72), (128, 128))),
-    (288.0, ((256, 96), (256, 104), (128, 128))),
-    (float("inf"), ((256, 104), (256, 96), (128, 128))),
+    (152.0, ((128, 152), (128, 144), (256, 80), (256, 72))),
+    (288.0, ((256, 96), (128, 144), (256, 104), (128, 152))),
+    (600.0, ((256, 104), (128, 144), (256, 96), (128, 176))),
+    (float("inf"), ((128, 152), (256, 104), (128, 176), (256, 96))),
 )
 """The same of int4, whose groups have sums of their own.
 
-On an H200, for 4096 tokens of Mixtral, 104 tokens took 0.95 of the time of 96 and of 112, of Qwen3
-1.08 (of 96); for 256, 512 and 1024 of Mixtral 80 took 0.92, 0.92 and 1.15 of that of 96.
+On an H200 128 rows and 152 tokens took 0.81, 0.93 and 0.87 of the time of 256 and 80 with 128
+tokens an expert (Mixtral, Qwen3, DeepSeek-V3), 144 tokens 0.80, 0.97 and 0.92; with 1024 (Mixtral,
+DeepSeek-V3) 152 took 0.97 and 0.97 of that of 256 rows and 104 tokens, with 512 0.98 and 1.05.  Of
+256 rows 104 tokens took 0.95 of the time of 96 and of 112 (Mixtral, 4096), of Qwen3 1.08 (of 96).
 """
 
 HIGHER = ((1400, 64), (float("inf"), 128))
@@ -167,6 +176,8 @@ def _of_bytes(gemm: MoeGemm, wanted: float, arch: Gpu) -> dict[MoeTile, str | No
     if gemm.scaled_sums or gemm.fast:
         table = GROUP_TOKENS if gemm.scaled_sums else FAST_TOKENS
     shapes = next(shapes for limit, shapes in table if wanted <= limit)
+    if not gemm.fast and TWO_TILES[0] < wanted <= TWO_TILES[1] and gemm.k >= DEEP:
+        shapes = ((128, 144), *shapes)
     if gemm.fast and wanted > FEW_BYTES[-1][0]:  # wide tiles with long stages: 0.93 of the speed
         sums = sums[::-1]
     for (rows, width), (blocks, part) in product(shapes, sums):

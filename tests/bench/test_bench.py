@@ -2,6 +2,7 @@
 
 import json
 import re
+from copy import deepcopy
 from functools import partial
 
 import numpy as np
@@ -291,7 +292,15 @@ def test_tables_of_fp8_rows():
         "errors": case["errors"] | {"fp8 fast": {"median": 1e-2, "worst": 2e-2}},
     }
     faster["times"] = times | {"fp8 fast, GEMMs": {"us": 200.0}, "fp8 fast": {"us": 210.0}}
-    text = readme.moe_fp8_section(head | {"cases": [case, faster]}, "r.json")
-    assert "| m | int4 | 64 | 300 | 310 | 250 (1.20 x) |  | 310 | 260 |  | 2.0 (4) |  |" in text
-    fast = "| 250 (1.20 x) | 200 (1.50 x) | 310 | 260 | 210 | 2.0 (4) | 10.0 (20) |"
+    other = deepcopy(faster) | {"model": "n"}
+    other["times"]["16 bits, GEMMs"]["us"] = 600.0
+    other["times"] |= {"humming-kernels, a": {"us": 400.0}, "humming-kernels, b": {"us": 300.0}}
+    text = readme.moe_fp8_section(head | {"cases": [case, faster, other]}, "r.json")
+    assert "| m | int4 | 64 | 300 | 310 | 250 (1.20 x) |  |  | 310 | 260 |  | 2.0 (4) |  |" in text
+    fast = "| 250 (1.20 x) | 200 (1.50 x) |  | 310 | 260 | 210 | 2.0 (4) | 10.0 (20) |"
     assert f"| m | mxfp4 | 64 | 300 | 310 {fast}" in text
+    assert "| 200 (3.00 x) | 300 (1.20; 1.50) | 310 |" in text
+    assert "| int4 | 8 bits, to 16 bits | 1.20 |" in text
+    assert "| mxfp4 | 8 bits, to 16 bits | 1.70 |" in text  # the root of 1.2 * 2.4
+    assert "| mxfp4 | fast, to humming-kernels | 1.50 |" in text
+    assert "int4 | fast" not in text

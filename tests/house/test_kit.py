@@ -1,16 +1,19 @@
-"""The tests' own tools: what is kept of compilers' work, and which combinations run by default."""
+"""The tests' own tools: what is kept of compilers and the emulator, and what runs by default."""
 
 import itertools
 import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 import tvm
 from tvm.script import tirx as T
 
-from tests.kit import compiled, pairwise
+from blockscale import emulator
+from blockscale.emulator.launching import front_door
+from tests.kit import compiled, emulated, pairwise
 from tests.kit.paths import ROOT
 
 
@@ -257,3 +260,182 @@ def test_programs_of_the_emulator_are_kept_by_text_and_entry(tmp_path, monkeypat
             assert program.name == entry
         kept(text, "a")
     assert asked == ["a", "b", "a", "a"]
+
+
+# ---- Emulated launches ---------------------------------------------------------------------------
+
+ADDS = """
+.version 9.0
+.target sm_90a
+.address_size 64
+.visible .entry adds(.param .u64 at, .param .u32 number)
+{
+.reg .b32 %r<4>;
+.reg .b64 %rd<3>;
+ld.param.u64 %rd0, [at];
+ld.param.u32 %r0, [number];
+mov.u32 %r1, %tid.x;
+mad.wide.u32 %rd1, %r1, 4, %rd0;
+ld.global.u32 %r2, [%rd1];
+add.u32 %r2, %r2, %r0;
+st.global.u32 [%rd1], %r2;
+ret;
+}
+"""
+
+
+@pytest.fixture
+def emulations(monkeypatch, tmp_path):
+    """Return the names of kernels that were really emulated, in a folder with nothing kept."""
+    monkeypatch.setenv("BLOCKSCALE_TEST_CACHE", str(tmp_path / "kept"))
+    monkeypatch.setattr(emulated, "WORTH_S", 0.0)
+    made, real = [], emulated._execution
+
+    def execution(program, *rest):
+        made.append(program.name)
+        return real(program, *rest)
+
+    monkeypatch.setattr(emulated, "_execution", execution)
+    return made
+
+
+def added(x, number, ptx=ADDS, **options):
+    """Return ``x`` with ``number`` added by a kernel, and the launch's report."""
+    out = x.copy()
+    return out, emulator.launch(ptx, block=32, args=[out, number], **options)
+
+
+def test_a_launch_is_emulated_once(emulations):
+    """It changes the same bytes again, and says the same."""
+    x = np.arange(32, dtype=np.uint32)
+    first, again = added(x, 5), added(x, 5)
+    assert (first[0] == x + 5).all()
+    assert (again[0] == x + 5).all()
+    assert first[1] == again[1]
+    assert first[1].instructions["st.global.u32"] == 1
+    assert emulations == ["adds"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda x: added(x + (np.arange(32) == 31), 5),
+        lambda x: added(x, 6),
+        lambda x: added(x, 5, seed=1),
+        lambda x: added(x, 5, dynamic_smem=16),
+        lambda x: added(x, 5, max_instructions=10**6),
+        lambda x: added(x, 5, ADDS.replace("add.u32 %r2, %r2", "sub.u32 %r2, %r2")),
+        lambda x: added(np.append(x, x[:1]), 5),
+        lambda x: added(x, 5, progress=True),
+    ],
+    ids=["byte", "parameter", "seed", "memory", "limit", "kernel", "size", "progress"],
+)
+def test_what_decides_a_launch_is_in_its_key(emulations, other):
+    x = np.arange(32, dtype=np.uint32)
+    added(x, 5)
+    out, report = other(x)
+    assert len(emulations) == 2
+    assert (out[:31] != x[:31]).all()
+    assert report.instructions["st.global.u32"] == 1
+
+
+def test_an_edited_emulator_emulates_again(emulations, monkeypatch):
+    x = np.arange(32, dtype=np.uint32)
+    added(x, 5)
+    monkeypatch.setattr(compiled, "emulators_source", lambda: "another")
+    added(x, 5)
+    assert len(emulations) == 2
+
+
+def test_a_replaced_part_of_the_emulator_is_run(emulations, monkeypatch):
+    """A test that replaces a constant, a function or a method sees what that does."""
+    from blockscale.emulator.launching import execute
+    from blockscale.emulator.machine import memory
+
+    x = np.arange(32, dtype=np.uint32)
+    added(x, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(execute, "QUANTUM", 1)
+        added(x, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(memory.GlobalMemory, "offsets", lambda *_: np.zeros(32, np.int64))
+        added(x, 5)
+    assert len(emulations) == 3
+    added(x, 5)
+    assert len(emulations) == 3
+
+
+def test_an_error_is_raised_again(emulations):
+    """With its place, and what the kernel had stored before it."""
+    ptx = ADDS.replace("ret;", "ld.global.u32 %r3, [%rd1 + 4096];\nret;")
+    said = []
+    for _ in range(2):
+        x = np.arange(32, dtype=np.uint32)
+        with pytest.raises(emulator.IllegalOperation, match="past the end of argument 0") as error:
+            emulator.launch(ptx, block=32, args=[x, 5])
+        assert (x == np.arange(32) + 5).all()
+        said.append((str(error.value), error.value.rule, error.value.place, error.value.report))
+    assert said[0] == said[1]
+    assert emulations == ["adds"]
+
+
+def test_clocks_are_read(emulations):
+    """Whoever reads the time of day gets another one."""
+    ptx = ADDS.replace("mov.u32 %r1, %tid.x;", "mov.u32 %r1, %tid.x;\nmov.u64 %rd2, %globaltimer;")
+    for _ in range(2):
+        added(np.zeros(32, np.uint32), 5, ptx)
+    assert len(emulations) == 2
+
+
+CHASES = """
+.version 9.0
+.target sm_90a
+.address_size 64
+.visible .entry chases(.param .u64 table)
+{
+.reg .b32 %r<2>;
+.reg .b64 %rd<5>;
+ld.param.u64 %rd0, [table];
+ld.global.u64 %rd1, [%rd0];
+ld.global.u64 %rd2, [%rd0 + 8];
+ld.global.u32 %r0, [%rd1];
+add.u32 %r0, %r0, 1;
+st.global.u32 [%rd2], %r0;
+add.u64 %rd3, %rd2, 4;
+st.global.u64 [%rd0 + 16], %rd3;
+ret;
+}
+"""
+
+
+def chased(number, order, offset=0):
+    """Run a kernel that follows addresses in memory, of pieces of memory in some order."""
+    from blockscale.emulator.host.memory import address_of, aligned
+
+    pieces = sorted((aligned(64) for _ in range(3)), key=address_of)
+    table, source, target = (pieces[i] for i in order)
+    source.view(np.uint32)[:] = number
+    words = [address_of(source), address_of(target) + offset, 0]
+    table[:24] = np.array(words, np.uint64).view(np.uint8)
+    regions = [(address_of(piece), piece) for piece in pieces]
+    params = address_of(table).to_bytes(8, "little")
+    front_door.run(CHASES, "chases", 1, 1, 1, 0, params, regions)
+    assert target.view(np.uint32)[offset // 4] == number + 1
+    assert (np.delete(target.view(np.uint32), offset // 4) == 0xFFFFFFFF).all()
+    assert table[16:24].view(np.uint64)[0] == address_of(target) + offset + 4
+    assert (table[24:] == 0xFF).all()
+
+
+def test_addresses_of_a_process_are_no_part_of_a_launch(emulations):
+    """Those in parameters, in memory and stored by the kernel; but what they point to is."""
+    held = [np.zeros(1 << k, np.uint8) for k in range(12)]  # others move elsewhere
+    for order in itertools.permutations(range(3)):
+        chased(7, order)
+        held += [np.zeros(333, np.uint8)]
+    assert len(emulations) == 1
+    chased(8, (0, 1, 2))
+    assert len(emulations) == 2
+    chased(7, (0, 1, 2), offset=4)
+    assert len(emulations) == 3
+    chased(7, (2, 1, 0), offset=4)
+    assert len(emulations) == 3

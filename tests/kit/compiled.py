@@ -72,9 +72,14 @@ def lock(name: str) -> Iterator[None]:
         yield
 
 
+def place(key: str, suffix: str) -> Path:
+    """Return where the entry of ``key`` is, or will be."""
+    return folder() / key[:2] / f"{key}{suffix}"
+
+
 def kept(key: str, suffix: str, make: Callable[[Path], None]) -> Path:
     """Return the file of ``key``; ``make`` writes it to the path it gets if there is none yet."""
-    path = folder() / key[:2] / f"{key}{suffix}"
+    path = place(key, suffix)
     if not path.exists():
         with lock(key):
             if not path.exists():
@@ -328,7 +333,7 @@ LONG_PTX = 1 << 14
 
 
 @cache
-def _emulators_source() -> str:
+def emulators_source() -> str:
     """Return the digest of the emulator, and of what it imports."""
     package = Path(sys.modules["blockscale"].__file__ or "").parent
     files = (f for room in ("emulator", "base") for f in sorted((package / room).rglob("*.py")))
@@ -342,7 +347,7 @@ def _keeping_programs(linked: Callable[..., Any]) -> Callable[..., Any]:
     def kept_linked(ptx: str, entry: str | None) -> Any:
         if len(ptx) < LONG_PTX:
             return linked(ptx, entry)
-        key = digest("program", _emulators_source(), ptx, str(entry))
+        key = digest("program", emulators_source(), ptx, str(entry))
         made = kept(key, ".program", lambda path: _write_program(linked(ptx, entry), path))
         return pickle.loads(made.read_bytes())
 

@@ -155,6 +155,34 @@ def test_defaults():
             assert (plan.rows, plan.blocks_k) == (256, 2)
 
 
+BYTES = replace(QWEN1, fmt="mxfp4", group=32, bytewise=True, operand="float8_e4m3fn")
+"""GEMM 1 of Qwen3, whose 128 experts get 256 tokens each of 4096, in 8 bits."""
+INT4 = replace(BYTES, fmt="int4", group=128)
+DEEP = {"k": 4096}
+
+
+@pytest.mark.parametrize(
+    ("gemm", "tokens", "found"),
+    [
+        (BYTES, 2048, (128, 152)),  # 128 an expert: one tile
+        (BYTES, 4096, (256, 104)),
+        (replace(BYTES, **DEEP), 4096, (128, 144)),  # two tiles
+        (replace(BYTES, **DEEP, fast=True), 4096, (256, 152)),
+        (replace(BYTES, **DEEP), 8192, (256, 104)),
+        (INT4, 2048, (128, 152)),
+        (INT4, 4096, (256, 96)),
+        (replace(INT4, **DEEP), 4096, (128, 144)),
+        (INT4, 8192, (256, 104)),
+        (INT4, 16384, (128, 152)),
+    ],
+)
+def test_defaults_of_bytes(gemm, tokens, found):
+    """Half the rows where an expert's tokens fill a tile, or of deep GEMMs two, so far as known."""
+    first, *others = sm90_tiles.legal_tiles(gemm, tokens)
+    assert (first.rows, first.tokens) == found
+    assert first not in others
+
+
 def test_expected_tokens():
     """One token has experts of its own; many are spread over all."""
     assert sm90_tiles.busy_experts(QWEN1, 1) == pytest.approx(8)

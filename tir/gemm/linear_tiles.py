@@ -19,7 +19,7 @@ does x.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from tvm.ir import Expr as PrimExpr
@@ -50,6 +50,7 @@ WEIGHT = ("packed", "block_scale")
 """Parameters that are written once, long before."""
 
 
+@lru_cache(maxsize=8)  # the buckets of a spec schedule one function
 def linear_tiles(spec: Linear, rows: int | None = None, *, by_bytes: bool = False) -> PrimFunc:
     """Return the unscheduled layer in whole tiles.
 

@@ -18,7 +18,7 @@ from the offsets of the experts' rows.
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from tvm import tirx
@@ -75,6 +75,7 @@ class Sizes(NamedTuple):
         return Sizes(round_up(n, COL_TILE), round_up(k, K_TILE) // depth, depth)
 
 
+@lru_cache(maxsize=8)  # the buckets of a spec schedule one function
 def gemm_tiles(
     fmt: str,
     out_dtype: str,

@@ -8,6 +8,8 @@ layout, order of K, padding) whose rows keep their order.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from tvm import tirx
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
@@ -35,6 +37,7 @@ def gemm_of(spec: Int4Mm) -> MoeGemm:
     )
 
 
+@lru_cache(maxsize=8)  # the buckets of a spec schedule one function
 def int4_tiles(
     spec: Int4Mm, rows: int | None = None, token_tile: int = tiles.TOKEN_TILE
 ) -> PrimFunc:

@@ -18,6 +18,7 @@ gates and ups in turn, 16 of each, so that a thread has both of a block.  rows_o
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from tvm.ir import Expr as PrimExpr
@@ -48,6 +49,7 @@ def rule(spec: FusedMoe) -> ActQuantize | MxFp8Rule:
     return ActQuantize("none", row.block, row.scale.name, spec.dtype, "128x4", True)
 
 
+@lru_cache(maxsize=8)  # the buckets of a spec schedule one function
 def moe_codes_tiles(spec: FusedMoe, part: int, slots: int | None = None) -> PrimFunc:
     """Return GEMM ``part`` of ``spec``, unscheduled, for any number of rows, or tuned at ``slots``.
 

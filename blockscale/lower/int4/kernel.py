@@ -14,7 +14,7 @@ from blockscale.lower.code import KernelCode
 from blockscale.lower.cuda import Source, symbol
 from blockscale.lower.moe import small as moe_small
 from blockscale.lower.moe.host import initializer
-from blockscale.lower.pipe.host import Bucket, merged
+from blockscale.lower.pipe.host import Bucket, derived, merged
 from blockscale.lower.warp.derive import derive
 from blockscale.lower.warp.emit import emit
 from blockscale.lower.warp.host import kernel_params
@@ -49,7 +49,7 @@ def sources(
         LoweringError: a schedule is no such product; the message says where.
     """
     prepare = f"{name}_prepare" if spec.experts or spec.copies_rows else None
-    buckets = merged(((limit, derive(func)) for limit, func in bodies), name, emit)
+    buckets = merged(derived(bodies, derive), name, emit)
     texts = [bucket.text for bucket in buckets]
     launch = ALONE if prepare is None else FOLLOWS
     codes = [

@@ -24,11 +24,6 @@ Bodies = Sequence[tuple[int | None, tirx.PrimFunc]]
 """Scheduled functions, each with the most slots that it is for (None: any number), ascending."""
 
 
-def _kernels(bodies: Bodies, how: host.Lowering) -> list[tuple[int | None, Kernel]]:
-    """What is derived from scheduled functions."""
-    return [(limit, how.kernel(func)) for limit, func in bodies]
-
-
 def _joined(first: Kernel, second: Kernel) -> Phases | None:
     """Both GEMMs as one launch, if GEMM 2's schedule says so and they go together."""
     wanted = second.one_launch and apart(first, second) is None
@@ -54,7 +49,7 @@ def sources(
         LoweringError: a schedule is no such GEMM; the message says where.
     """
     name = spec.name
-    kernels1, kernels2 = _kernels(first, how), _kernels(second, how)
+    kernels1, kernels2 = (host.derived(bodies, how.kernel) for bodies in (first, second))
     gemms = [
         host.merged(own, f"{name}_{part}", how.emit)
         for part, own in (("gemm1", kernels1), ("gemm2", kernels2))

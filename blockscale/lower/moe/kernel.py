@@ -14,6 +14,7 @@ from blockscale.lower.code import KernelCode
 from blockscale.lower.cuda import Source, symbol
 from blockscale.lower.moe import small as moe_small
 from blockscale.lower.moe.host import Bucket, gemm_code, host_code, route_host_code
+from blockscale.lower.pipe.host import UNNAMED
 from blockscale.lower.warp.derive import derive
 from blockscale.lower.warp.emit import emit
 from blockscale.lower.warp.kernel import Kernel
@@ -46,7 +47,7 @@ def sources(pairs: Sequence[Pair], spec: FusedMoe, arch: str) -> Source:
     kernels = Kernels(f"{name}_gemm")
     found: list[Bucket] = []
     for limit, *gemms in pairs:
-        first, second = (kernels.add(derive(func)) for func in gemms)
+        first, second = map(kernels.add, gemms)
         if found and (found[-1].name1, found[-1].name2) == (first, second):
             found.pop()
         found.append(Bucket(limit, kernels.of[first], kernels.of[second], first, second))
@@ -109,15 +110,19 @@ class Kernels:
         self.of: dict[str, Kernel] = {}
         self.texts: list[str] = []
         self._names: dict[str, str] = {}
+        self._known: dict[PrimFunc, str] = {}
 
-    def add(self, kernel: Kernel) -> str:
-        """Return the name of ``kernel``."""
-        key = emit(kernel, self.name)
-        if key not in self._names:
-            own = self._names[key] = f"{self.name}{len(self._names)}"
-            self.of[own] = kernel
-            self.texts.append(emit(kernel, own))
-        return self._names[key]
+    def add(self, func: PrimFunc) -> str:
+        """Return the name of the kernel that a scheduled function makes."""
+        if func not in self._known:
+            kernel = derive(func)
+            key = emit(kernel, UNNAMED)
+            if key not in self._names:
+                own = self._names[key] = f"{self.name}{len(self._names)}"
+                self.of[own] = kernel
+                self.texts.append(key.replace(UNNAMED, own))
+            self._known[func] = self._names[key]
+        return self._known[func]
 
 
 def check_layout(spec: FusedMoe) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Generic, NamedTuple, TypeVar
 
 from tvm import tirx
@@ -40,6 +41,18 @@ class Bucket(NamedTuple, Generic[K]):
     limit: int | None
 
 
+def derived(
+    bodies: Iterable[tuple[int | None, tirx.PrimFunc]], derive: Callable[[tirx.PrimFunc], K]
+) -> list[tuple[int | None, K]]:
+    """Return limits and kernels of scheduled functions; one that several share is derived once."""
+    once = cache(derive)
+    return [(limit, once(func)) for limit, func in bodies]
+
+
+UNNAMED = "@kernel@"
+"""Stands for the name of a kernel in its text until it is known; in no text otherwise."""
+
+
 def merged(
     kernels: Iterable[tuple[int | None, K]], name: str, emit: Callable[[K, str], str]
 ) -> list[Bucket[K]]:
@@ -51,14 +64,17 @@ def merged(
     """
     buckets: list[Bucket[K]] = []
     names: dict[str, str] = {}
-    for limit, kernel in kernels:
-        key = emit(kernel, name)
+    known = [*kernels]
+    apart = {id(kernel): kernel for _, kernel in known}  # several limits may share one
+    printed = {own: emit(kernel, UNNAMED) for own, kernel in apart.items()}
+    for limit, kernel in known:
+        key = printed[id(kernel)]
         if buckets and buckets[-1].name == names.get(key):
             buckets[-1] = buckets[-1]._replace(limit=limit)
             continue
         own = names.setdefault(key, f"{name}_kernel{len(names)}")
-        known = any(bucket.name == own for bucket in buckets)
-        buckets.append(Bucket(own, kernel, "" if known else emit(kernel, own), limit))
+        there = any(bucket.name == own for bucket in buckets)
+        buckets.append(Bucket(own, kernel, "" if there else key.replace(UNNAMED, own), limit))
     return buckets
 
 
@@ -91,8 +107,7 @@ def sources(
     Raises:
         LoweringError: a schedule is no such GEMM; the message says where.
     """
-    kernels = ((limit, how.kernel(func)) for limit, func in bodies)
-    buckets = merged(kernels, name, how.emit)
+    buckets = merged(derived(bodies, how.kernel), name, how.emit)
     device = "\n".join(bucket.text for bucket in buckets)
     codes = tuple(KernelCode(b.name, kernel_params(b.kernel), LAUNCH) for b in buckets if b.text)
     return Source(host_code(symbol(name, arch), buckets, params), device, codes)

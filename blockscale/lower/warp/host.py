@@ -9,7 +9,7 @@ from tvm import tirx
 from blockscale.base.targets import GPU_TARGETS
 from blockscale.lower.code import KernelCode
 from blockscale.lower.cuda import Source, symbol
-from blockscale.lower.pipe.host import LAUNCH, Bucket, map_entry, merged, table
+from blockscale.lower.pipe.host import LAUNCH, Bucket, derived, map_entry, merged, table
 from blockscale.lower.warp.derive import derive
 from blockscale.lower.warp.emit import emit, pointers, tensor_maps
 from blockscale.lower.warp.kernel import Kernel
@@ -32,7 +32,7 @@ def sources(
     Raises:
         LoweringError: a schedule is no GEMM of warps; the message says where.
     """
-    buckets = merged(((limit, derive(func)) for limit, func in bodies), name, emit)
+    buckets = merged(derived(bodies, derive), name, emit)
     places = {param: i for i, param in enumerate(params)}
     rows = [entry(bucket, places, GPU_TARGETS[arch].sm_shared) for bucket in buckets]
     known = f".a = {places['x']}, .a_scale = -1"

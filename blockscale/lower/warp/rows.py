@@ -10,7 +10,7 @@ from blockscale.base.targets import GPU_TARGETS
 from blockscale.lower.code import KernelCode
 from blockscale.lower.cuda import Source, symbol
 from blockscale.lower.moe.small import code_of
-from blockscale.lower.pipe.host import LAUNCH, Bucket, merged
+from blockscale.lower.pipe.host import LAUNCH, Bucket, derived, merged
 from blockscale.lower.warp.derive import derive
 from blockscale.lower.warp.emit import emit
 from blockscale.lower.warp.host import entry, kernel_params
@@ -48,7 +48,7 @@ def sources(
     Raises:
         LoweringError: a schedule is no GEMM of warps; the message says where.
     """
-    buckets = merged(((limit, derive(func)) for limit, func in bodies), name, emit)
+    buckets = merged(derived(bodies, derive), name, emit)
     names = {form: f"{name}_quantize_{form}" for form in dict.fromkeys(map(_form, buckets))}
     texts = [bucket.text for bucket in buckets]
     texts += [HEADER, *(_quantize_source(own, form, spec) for form, own in names.items())]
