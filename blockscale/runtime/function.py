@@ -121,8 +121,9 @@ class Function:
         """
         kept: list[Any] = []
         count = self._count
-        flags = args[count] if len(args) == count + 1 else 0
-        results = self._checked(args[:count] if flags else args, {}, flags, kept)
+        flagged = self.kind == "cuda" and len(args) == count + 1
+        flags = args[count] if flagged else 0
+        results = self._checked(args[:count] if flagged else args, {}, flags, kept)
         return BoundKernel(self, kept, results, flags)
 
     def _checked(

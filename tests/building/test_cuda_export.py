@@ -14,6 +14,7 @@ from tvm_ffi import libinfo
 from blockscale.base import shapes
 from blockscale.base.errors import LibraryError, LinkError
 from blockscale.base.files import HOST_C
+from blockscale.base.manifest import REPLAY
 from blockscale.building import export_cuda
 from blockscale.building.export_cuda import CFLAGS, RUNTIME_SOURCES, write_cuda_library
 from blockscale.emulator import run_module

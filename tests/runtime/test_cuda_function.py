@@ -3,6 +3,7 @@
 Kernels run in the emulator; torch tensors that claim to be on a GPU are torch's fake tensors.
 """
 
+import gc
 from contextlib import contextmanager
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from blockscale.base import tensors
+from blockscale.base.manifest import REPLAY
 from blockscale.emulator.host.standin import open_file
 from blockscale.emulator.host.tensors import Arguments
 from blockscale.runtime.function_cuda import PROGRAMMATIC, CudaFunction
@@ -137,6 +139,85 @@ def test_tensors_elsewhere(place, sentence):
             function(compiled=np.ndarray)(place(x), codes, None, None, 1, 1, residual, output)
 
 
+# Bound calls ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def bound(*values, recorded=True):
+    """Return a bound call of mix, the tensors that the emulated GPU sees, and the driver."""
+    with emulated(*values) as (f, seen, driver):
+        if recorded:
+            module = open_file(library_file(), "sm_100a", None).module
+            f.replay = tuple(module.get_function(name) for name in REPLAY)
+        gx, gc, gr, go, gu = seen
+        yield f.bind(gx, gc, None, None, 0.5, 2, gr, go, gu, PROGRAMMATIC), seen, driver
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_bound_call(recorded):
+    """It launches when it is called, each time anew; older libraries check each time."""
+    x, codes, residual, out, updated = given()
+    with bound(x, codes, residual, out, updated, recorded=recorded) as (call, seen, driver):
+        assert not driver.launches
+        results = call()
+        assert results[0] is seen[3]
+        assert results[1] is seen[4]
+        call()
+        call.run()
+        assert [launch.programmatic for launch in driver.launches] == [True] * 3
+    assert torch.equal(out, x + codes)
+    assert torch.equal(updated, 0.5 * residual + 2)
+
+
+def test_a_bound_call_outlives_its_object():
+    """What runs holds what it runs on, and frees the launches with itself."""
+    x, codes, residual, out, updated = given()
+    freed = []
+    with bound(x, codes, residual, out, updated) as (call, _, driver):
+        forget = call.function.replay[1]
+        call.function.replay = call.function.replay[0], lambda handle: freed.append(handle)
+        run = call.function.bind(*call.values, 0).run
+        gc.collect()
+        run()
+        assert [launch.programmatic for launch in driver.launches] == [False]
+        assert not freed
+        del run
+        assert len(freed) == 1
+        forget(freed[0])
+    assert torch.equal(updated, 0.5 * residual + 2)
+
+
+def test_a_bound_call_with_tensors_anew():
+    """They are checked as always; a residual that is given anew is what is updated."""
+    x, codes, residual, out, _ = given()
+    other, short = torch.randint(-9, 9, x.shape).float(), torch.zeros(2, WIDTH)
+    with emulated(x, codes, residual, out, other, short) as (f, seen, driver):
+        gx, gc, gr, go, gx2, gs = seen
+        call = f.bind(gx, gc, None, None, 0.5, 2, gr, go, None)
+        call.run_on(gx2)
+        with pytest.raises(ValueError, match="mix"):
+            call.run_on(gs)
+        assert len(driver.launches) == 1
+    assert torch.equal(out, other + codes)
+
+
+def test_a_bound_call_is_checked():
+    x, codes, residual, out, updated = given()
+    with (
+        emulated(x, codes, residual, out, updated) as (f, (gx, gc, gr, _, gu), _),
+        pytest.raises(ValueError, match=r"mix: out overlaps x in memory.*memory of its own"),
+    ):
+        f.bind(gx, gc, None, None, 1, 1, gr, gx, gu)
+
+
+def test_what_is_no_handle():
+    module = open_file(library_file(), "sm_100a", None).module
+    replay, forget = (module.get_function(name) for name in REPLAY)
+    for call, given in ((replay, ()), (replay, (0,)), (replay, ("x",)), (forget, (1, 2))):
+        with pytest.raises(TypeError, match="launches are kept under a handle; pass what a recor"):
+            call(*given)
+
+
 # Torch tensors on a GPU -----------------------------------------------------------------------
 
 
@@ -233,3 +314,24 @@ def test_bytes_by_another_name_are_allowed(cuda):
 def test_nothing_to_do(cuda):
     out, _ = function()(*inputs(cuda, rows=0))
     assert out.shape == (0, WIDTH)
+
+
+def test_bound_launches_go_to_the_current_stream(cuda, monkeypatch):
+    """Of torch tensors: to that of their device, asked for in each call."""
+    streams, ran = [7, 9], []
+    monkeypatch.setattr(tensors, "pack", lambda value: value)
+    monkeypatch.setattr(tensors, "cuda_stream", lambda: lambda device: (device, streams.pop(0)))
+    f = function(compiled=lambda *values: values[-1] + 40)
+    f.replay = lambda *given: ran.append(given), lambda handle: None
+    given = [v.to("cuda:1") if isinstance(v, torch.Tensor) else v for v in inputs(cuda)]
+    call = f.bind(*given, None, None, PROGRAMMATIC)
+    assert call.results[0].device == torch.device("cuda:1")
+    assert not ran
+    call()
+    call()
+    assert ran == [(43, (1, 7)), (43, (1, 9))]
+
+
+def test_nothing_to_do_in_a_bound_call(cuda):
+    call = function().bind(*inputs(cuda, rows=0))
+    assert call()[0].shape == (0, WIDTH)
