@@ -13,7 +13,7 @@ import click
 from bench import emulator
 from bench.cpu import report as cpu_report
 from bench.cpu.report import FORMAT
-from bench.gpu import linear, linear_fp8, linear_report
+from bench.gpu import host, linear, linear_fp8, linear_report
 from bench.moe import fp8 as moe_fp8
 from bench.report import Results, fill_page, markdown_table, read, relative, render, us_text
 from blockscale.building.records import META
@@ -125,6 +125,7 @@ SECTIONS: dict[str, tuple[str, int, Callable[[Results, str], str]]] = {
     "bench": ("docs/cpu.md", FORMAT, cpu_report.section),
     "demo": ("docs/demo.md", 1, demo_section),
     "emulator": ("docs/emulator.md", emulator.FORMAT, emulator.section),
+    "host": ("docs/gpu.md", host.FORMAT, host.section),
     "linear": ("docs/linear.md", linear.FORMAT, linear_report.section),
     "linear_fp8": ("docs/linear.md", linear_fp8.FORMAT, linear_fp8_section),
     "moe_fp8": ("docs/moe.md", moe_fp8.FORMAT, moe_fp8_section),
@@ -143,6 +144,7 @@ def _results(option: str, about: str) -> Callable[[Callable[..., None]], Callabl
 @_results("--bench", "Results of `python -m bench.cpu --out`; keep them in bench/results.")
 @_results("--demo", "Figures of the demo, dist/minilm-nvfp4.json.")
 @_results("--emulator", "Results of `python -m bench.emulator --out`; keep them in bench/results.")
+@_results("--host", "Results of `python -m bench.gpu.host`.")
 @_results("--linear", "Results of `python -m bench.gpu.linear`.")
 @_results("--linear-fp8", "Results of `python -m bench.gpu.linear_fp8`, of INT4 weights.")
 @_results("--moe-fp8", "Results of `python -m bench.moe.fp8`, of INT4 weights.")

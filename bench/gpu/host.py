@@ -140,7 +140,8 @@ WAYS = {
     "function, out": "the function, outputs given",
     "kernel": 'the kernel object, `lib["..."]`',
     "compiled": "the compiled function, `kernel.direct`",
-    "compiled, no launch": "the same without rows: its checks, no launch",
+    "compiled, no launch": "the same without rows: checks of arguments alone",
+    "launch": "what the launches cost: the difference of these two",
     "bound, rows": "a bound call, rows given anew",
     "bound": "a bound call",
     "graph": "the replay of a CUDA graph of one call",
@@ -294,6 +295,45 @@ def moe_family(kernels: Mapping[str, Any], device: str) -> Family:
 
 FAMILIES = norm_family, linear_family, moe_family
 
+ASKED_US, ASKED_LINEAR_US = 4.5, 5.0
+"""Of a call, and of a linear layer, on a machine with an H200."""
+
+
+def cells(us: Mapping[str, Mapping[str, float]], way: str) -> tuple[float | None, float | None]:
+    """Return median and least microseconds of a way of calling, or None: it was not measured."""
+    if way == "launch":
+        if not {"compiled", "compiled, no launch"} <= us.keys():
+            return None, None
+        return us["compiled"]["us"] - us["compiled, no launch"]["us"], None
+    found = us.get(way, {})
+    return found.get("us"), found.get("least")
+
+
+def section(results: Mapping[str, Any], source: str = "") -> str:
+    """Return the table of all ways of calling beside torch.add(out=), and if goals are met."""
+    from bench.report import render
+
+    families = results["families"]
+    bound_us = {family["name"]: cells(family["us"], "bound")[0] for family in families[:2]}
+    met = [
+        us is not None and us <= asked
+        for us, asked in zip(bound_us.values(), (ASKED_US, ASKED_LINEAR_US), strict=True)
+    ]
+    return render(
+        "pages/host.md.j2",
+        r=results,
+        source=source,
+        families=families,
+        rows=[
+            (label, [cells(family["us"], way) for family in families])
+            for way, label in {ADD: ADD, **WAYS}.items()
+        ],
+        launches=4,
+        asked=ASKED_US,
+        asked_linear=ASKED_LINEAR_US,
+        verdict="take less" if all(met) else "miss this",
+    )
+
 
 def timed(calls: Mapping[str, Call], synchronize: Call) -> dict[str, dict[str, float]]:
     """Return least and median microseconds of host time of each call, measured in turns."""
@@ -351,7 +391,8 @@ def main(given: Sequence[str] | None = None) -> int:
         return 0
     if measure.refused("bench.gpu.host"):
         return 2
-    session = measure.Session("host", options, FORMAT, "families")
+    more = {"rounds": ROUNDS, "in_a_row": IN_A_ROW}
+    session = measure.Session("host", options, FORMAT, "families", **more)
     measure.warm_up()
 
     def note(name: str, found: dict[str, Any]) -> None:

@@ -1,10 +1,10 @@
-"""Names of the kernels that test_gpu_{ops,calls,limits,linear,flashinfer}.py use.
+"""Names of the kernels that test_gpu_{ops,calls,bound,limits,linear,flashinfer}.py use.
 
 Functions that a loaded library lacks are built when they are first called.  To build all of them
 at once, before the tests:
 
     blockscale build --target sm_90a -o all.so $(python -m tests.hardware.kernels)
-    pytest -m gpu --library all.so tests/hardware/test_gpu_{ops,calls,limits,linear,flashinfer}.py
+    pytest -m gpu --library all.so tests/hardware/test_gpu_{ops,calls,bound,limits,linear,flashinfer}.py
 """
 
 NORMS = (
