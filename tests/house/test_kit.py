@@ -439,3 +439,35 @@ def test_addresses_of_a_process_are_no_part_of_a_launch(emulations):
     assert len(emulations) == 3
     chased(7, (2, 1, 0), offset=4)
     assert len(emulations) == 3
+
+
+def test_launches_of_several_devices_are_emulated_once(emulations, monkeypatch):
+    """All together; another number, launch or device is another run."""
+    from blockscale.emulator.launching import world as machines
+
+    began, real = [], machines.World._begin
+    monkeypatch.setattr(emulated, "_replaced", lambda: False)  # but for this:
+    monkeypatch.setattr(machines.World, "_begin", lambda *own: began.append(own[1]) or real(*own))
+
+    def run(numbers, devices=2):
+        world = emulator.World(devices, seed=3)
+        x = [np.arange(32, dtype=np.uint32) for _ in range(devices)]
+        at = [world.add(device, x[device], "x") for device in range(devices)]
+        for device, number in numbers:
+            world.launch(device, ADDS, block=32, args=[at[device], number])
+        reports = world.run(max_instructions=10_000)
+        for device in range(devices):
+            added = sum(number for own, number in numbers if own == device)
+            assert (x[device] == np.arange(32) + added).all()
+            assert not world.devices[device].queue
+        return reports
+
+    for i, numbers in enumerate(([(0, 5), (1, 7)], [(0, 5), (1, 8)], [(1, 7), (0, 5), (0, 1)])):
+        began.clear()
+        first = run(numbers)
+        assert len(began) == len(numbers)
+        assert run(numbers) == first
+        assert len(began) == len(numbers)
+        assert [len(own) for own in first] == [1 + (i == 2), 1]
+    run(numbers, devices=3)
+    assert len(began) == 6

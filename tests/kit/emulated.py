@@ -16,11 +16,13 @@ while a test has replaced a part of the emulator.
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from operator import is_
 from typing import Any
@@ -39,6 +41,7 @@ FIXED = 1 << 40
 """Bytes of addresses that the emulator itself gives, from its `GLOBAL_BASE` on: always the same."""
 
 _CLOCK = "%globaltimer"
+_HEX = re.compile("0x[0-9a-f]+")
 
 
 # ---- Memory, wherever it lies --------------------------------------------------------------------
@@ -50,21 +53,21 @@ class Places:
     def __init__(self, memory: Any, params: bytes) -> None:
         from blockscale.emulator.machine.memory import GLOBAL_BASE
 
-        self.arena, self.regions = memory.arena, memory.regions
+        self.memory, self.regions = memory, memory.regions
         self.starts, self.ends = memory.starts, memory.ends
         self.fixed = [GLOBAL_BASE <= r.address < GLOBAL_BASE + FIXED for r in self.regions]
         moving = [r for r, fixed in zip(self.regions, self.fixed, strict=True) if not fixed]
         self.low = np.uint64(min((r.address for r in moving), default=0))
         self.high = np.uint64(max((r.address + r.size for r in moving), default=0))
-        self.params = np.frombuffer(params.ljust(-(-len(params) // WORD) * WORD, b"\0"), np.uint8)
+        self.params = np.frombuffer(_whole_words(params), np.uint8)
         self.order = [i for i, fixed in enumerate(self.fixed) if fixed]
         self.number = {i: n for n, i in enumerate(self.order)}
         self._visit(self.params)
-        for i in self.order:  # which grows
-            self._visit(self.content(i))
+        self._follow(0)
         lost = [i for i in range(len(self.regions)) if i not in self.number and self.owns(i)]
-        for i in sorted(lost, key=lambda i: compiled.digest(self.content(i).tobytes())):
+        for i in sorted(lost, key=self._told):
             self._take(i)
+        self._follow(len(self.order) - len(lost))
 
     def owns(self, i: int) -> bool:
         """Return whether a region is memory of its own, not another name for some."""
@@ -74,7 +77,22 @@ class Places:
     def content(self, i: int) -> np.ndarray:
         """Return the bytes of a region."""
         region = self.regions[i]
-        return self.arena[region.offset : region.offset + region.size]
+        return self.memory.arena[region.offset : region.offset + region.size]
+
+    def name(self, i: int) -> str:
+        """Return what a region is called, without the address that may be in its name."""
+        return _HEX.sub("", self.regions[i].name)
+
+    def _told(self, i: int) -> tuple[str, int, bytes]:
+        """Return what tells a region from others to which no address leads."""
+        return self.name(i), self.regions[i].size, self.content(i).tobytes()
+
+    def _follow(self, first: int) -> None:
+        """Take what addresses in the regions lead to, from a number on."""
+        for number in itertools.count(first):
+            if number >= len(self.order):
+                return
+            self._visit(self.content(self.order[number]))
 
     def _take(self, i: int) -> None:
         if i not in self.number:
@@ -123,8 +141,8 @@ class Places:
         yield from self.portable(self.params)
         for i in self.order:
             region = self.regions[i]
-            where = f"{region.name} {region.address}" if self.fixed[i] else region.address % 256
-            yield f"{where} {region.size} {self.owns(i)}"
+            address = region.address if self.fixed[i] else region.address % 256
+            yield f"{self.name(i)} {address} {region.size} {self.owns(i)}"
             yield from self.portable(self.content(i)) if self.owns(i) else (b"", b"")
 
 
@@ -141,43 +159,72 @@ class Launched:
 
     def run(self) -> Any:
         """Return the launch's report, its outcome in memory; raise what ended it."""
-        if self.program.text is None or self.ticker.next != float("inf") or _replaced():
+        if self.program.clock or self.ticker.next != float("inf") or _replaced():
             return self._emulated()
-        places = Places(self.memory, self.params)
-        key = compiled.digest(
-            *("launch", compiled.emulators_source(), np.__version__, self.program.text),
-            *(self.program.name, repr(self.launch), *places.parts()),
-        )
-        path = compiled.place(key, ".launch")
-        if path.exists():
-            os.utime(path)  # as `compiled.kept` does
-            return self._again(places, path.read_bytes())
-        before, began = self.memory.arena.copy(), time.perf_counter()
-        report = error = None
-        try:
-            report = self._emulated()
-        except _errors() as ended:
-            error = ended
-        if time.perf_counter() - began > WORTH_S:
-            entry = pickle.dumps((report, error, _changes(places, before)), pickle.HIGHEST_PROTOCOL)
-            compiled.kept(key, ".launch", lambda file: _write(file, entry))
-        if error is not None:
-            raise error
-        return report
+        said = "launch", self.program.text, self.program.name, repr(self.launch)
+        return _kept(said, self.memory, self.params, self._emulated)
 
     def _emulated(self) -> Any:
         machine = _execution(self.program, self.launch, self.memory, self.params, self.ticker)
         machine.places.update(self.places)
         return machine.run()
 
-    def _again(self, places: Places, data: bytes) -> Any:
-        report, error, changes = pickle.loads(_compression().decompress(data))
+
+def _keeping_worlds(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `World.run` with a memory; time passes there as launches go on."""
+
+    @wraps(run)
+    def kept_run(world: Any, *limit: int, **named: int) -> Any:
+        if _replaced() or world.steps or any(device.reports for device in world.devices):
+            return run(world, *limit, **named)
+        said, params = ["world", repr((len(world.devices), world.seed, limit, named))], b""
+        for device in world.devices:
+            for queued in device.queue:
+                sizes = queued.grid, queued.block, queued.cluster, queued.dynamic_smem
+                said += [queued.program.text, queued.program.name, repr((device.number, sizes))]
+                params += _whole_words(queued.params)
+        world.memory.commit()
+        try:
+            reports = _kept(said, world.memory, params, lambda: run(world, *limit, **named))
+        finally:
+            world.memory.write_back()
+        for device, own in zip(world.devices, reports, strict=True):
+            device.queue.clear()
+            device.reports = own
+        return reports
+
+    return kept_run
+
+
+def _whole_words(params: bytes) -> bytes:
+    return params.ljust(-(-len(params) // WORD) * WORD, b"\0")
+
+
+def _kept(said: Sequence[str], memory: Any, params: bytes, emulate: Callable[[], Any]) -> Any:
+    """Return what ``emulate`` does, of which ``said`` and the bytes decide; or raise it."""
+    places = Places(memory, params)
+    source = compiled.emulators_source(), np.__version__
+    key = compiled.digest(*source, *said, *places.parts())
+    path = compiled.place(key, ".launch")
+    if path.exists():
+        os.utime(path)  # as `compiled.kept` does
+        told, error, changes = pickle.loads(_compression().decompress(path.read_bytes()))
         for number, first, plain, moved in changes:
             new = places.local(plain, moved)
             places.content(places.order[number])[first : first + new.size] = new
-        if error is not None:
-            raise error
-        return report
+    else:
+        before, began = memory.arena.copy(), time.perf_counter()
+        told = error = None
+        try:
+            told = emulate()
+        except _errors() as ended:
+            error = ended
+        if time.perf_counter() - began > WORTH_S:
+            entry = pickle.dumps((told, error, _changes(places, before)), pickle.HIGHEST_PROTOCOL)
+            compiled.kept(key, ".launch", lambda file: _write(file, entry))
+    if error is not None:
+        raise error
+    return told
 
 
 def _write(path: Any, entry: bytes) -> None:
@@ -240,13 +287,13 @@ def _note(module: Any) -> None:
 
 
 def _with_text(linked: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `linked` whose programs say what their text is; None where time decides, too."""
+    """Return `linked` whose programs say what their text is, and whether they read the clock."""
 
     @wraps(linked)
     def noted(ptx: str, entry: str | None) -> Any:
         program = linked(ptx, entry)
         if not hasattr(program, "text"):
-            program.text = None if _CLOCK in ptx else compiled.digest(ptx)
+            program.text, program.clock = compiled.digest(ptx), _CLOCK in ptx
         return program
 
     return noted
@@ -260,4 +307,7 @@ def install() -> None:
         _execution = door.Execution  # type: ignore[attr-defined]
         door.Execution = Launched  # type: ignore[attr-defined]
         door.linked = _with_text(door.linked)  # type: ignore[attr-defined]
+        world = sys.modules["blockscale.emulator.launching.world"]
+        world.linked = _with_text(world.linked)  # type: ignore[attr-defined]
+        world.World.run = _keeping_worlds(world.World.run)  # type: ignore[attr-defined]
         _replaced()
