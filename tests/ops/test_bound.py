@@ -148,6 +148,19 @@ def test_tensors_that_are_not_like_those_bound(wrong, error, sentence):
         step(wrong(x))
 
 
+def test_gradients_reach_no_kernel(monkeypatch):
+    """A CUDA library knows of none."""
+    x, (packed, scale) = rows(4), weight()
+    step = bs.bind(bs.linear, x, packed, scale)
+    monkeypatch.setattr(step._kernel, "run_on", lambda *_: pytest.fail("was run"))
+    x = x.clone().requires_grad_()
+    with pytest.raises(ValueError, match="requires grad"):
+        step(x)
+    monkeypatch.undo()
+    with torch.no_grad():
+        assert torch.equal(step(x), bs.linear(x, packed, scale))
+
+
 def test_an_output_that_would_overlap():
     x, (packed, scale) = rows(4, k=N), bs.quantize(torch.randn(N, N))
     out = torch.empty(4, N, dtype=BF16)
