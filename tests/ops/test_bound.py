@@ -109,6 +109,8 @@ def test_memory_is_held():
     gc.collect()
     _ = [torch.full((N, K // 2), 0x55, dtype=torch.uint8) for _ in range(8)]
     assert torch.equal(step(), want)
+    x.set_(torch.zeros_like(x))  # what is bound is the memory that it had
+    assert torch.equal(step(), want)
     del step
     gc.collect()
     assert dead() is None
