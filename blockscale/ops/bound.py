@@ -6,7 +6,6 @@ kernel, checking tensors, and passing each of them to compiled code.  A bound ca
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -77,7 +76,7 @@ class BoundCall:
         self.result = result
         self._function, self._args, self._kwargs = function, args, kwargs
         self._kernel, self._run = kernel, kernel.run
-        self._rows = tuple(_rows(function, args, kwargs, kernel))
+        self._rows = tuple(_rows(args, kwargs, kernel))
         self._shapes = tuple(row.tensor.shape for row in self._rows)
         self._reshaped = kernel.function.kind == "cpu"
         self.rows = tuple(row.name for row in self._rows)
@@ -167,9 +166,7 @@ def _told(tensor: Tensor) -> str:
     return f"{dtype_name(tensor.dtype)} {list(tensor.shape)} on {tensor.device}{strided}"
 
 
-def _rows(
-    function: Callable[..., Any], args: Any, kwargs: Any, kernel: BoundKernel
-) -> Sequence[_Row]:
+def _rows(args: Any, kwargs: Any, kernel: BoundKernel) -> Sequence[_Row]:
     """Return the kernel's first parameters that have rows, and are tensors of the caller's."""
     found: list[_Row] = []
     given = [*enumerate(args), *kwargs.items()]
@@ -180,8 +177,7 @@ def _rows(
         if not same:
             break
         where, tensor = same[0]
-        name = where if isinstance(where, str) else _name(function, where)
-        found.append(_Row(name or param.name, where, tensor, tuple(passed.shape)))
+        found.append(_Row(param.name, where, tensor, tuple(passed.shape)))
     return found
 
 
@@ -190,15 +186,6 @@ def _is(value: Any, passed: Any) -> bool:
     if not isinstance(value, Tensor) or not isinstance(passed, Tensor):
         return False
     return value.data_ptr() == passed.data_ptr() and value.nbytes == passed.nbytes
-
-
-def _name(function: Callable[..., Any], position: int) -> str | None:
-    """Return the name of a function's parameter, if it has one there."""
-    try:
-        names = [*inspect.signature(function).parameters]
-    except ValueError:
-        return None
-    return names[position] if position < len(names) else None
 
 
 def bind(function: Callable[..., Any], *args: Any, **kwargs: Any) -> BoundCall:

@@ -298,6 +298,67 @@ def test_host_costs(monkeypatch):
     assert {values[2].shape[0] for values in kernel.seen} == {host.HIDDEN}
 
 
+def test_host_table(monkeypatch):
+    """Each way is called, one that fails is told, and a family that cannot be made as well."""
+    monkeypatch.setattr(host, "ROUNDS", 2)
+    monkeypatch.setattr(host, "IN_A_ROW", 3)
+    monkeypatch.setattr(host.measure, "capture", lambda calls, launches: 1 / 0)
+    kernel, seen = Direct(), []
+
+    def family(kernels, device):
+        x, y = torch.zeros(1, host.HIDDEN), torch.zeros(1)
+        weight = torch.ones(host.HIDDEN)
+        return host.Family(
+            *("norm", lambda *given, **options: seen.append(options), (x, x, weight)),
+            *({"global_scale": y}, {"y_fp4": y}, kernel, [x, x, weight, y, 1e-6, y, y, None], 2),
+            lambda: None,
+        )
+
+    def broken(kernels, device):
+        raise KeyError("no such kernel")
+
+    monkeypatch.setattr(host, "FAMILIES", (family, broken))
+    monkeypatch.setattr(blockscale, "bind", lambda *_, **__: lambda *rows: None, raising=False)
+    notes = {}
+    host.table({}, "cpu", lambda: None, notes.__setitem__)
+    found = notes["norm"]
+    measured = {host.ADD, *host.WAYS} - {"launch", "graph", "kernel"}
+    assert found["us"].keys() >= measured
+    assert all(0 < us["least"] <= us["us"] for us in found["us"].values())
+    assert "ZeroDivisionError" in found["failed"]["graph"]
+    assert {"global_scale", "y_fp4"} in [set(options) for options in seen]
+    assert {values[0].shape[0] for values in kernel.seen} == {0, 1}
+    assert "no such kernel" in notes["broken"]["failed"]["all"]
+
+
+def test_the_section_of_host_time():
+    """A launch is what a compiled call takes beyond one without; goals are judged."""
+
+    def family(name, bound):
+        ways = {"compiled": 4.75, "compiled, no launch": 1.25, "bound": bound}
+        return {
+            "name": name,
+            "us": {way: {"us": us, "least": us - 0.5} for way, us in ways.items()},
+        }
+
+    results = {
+        "families": [family("norm", 4.4), family("linear", 4.9), family("MoE", 13.0)],
+        "machine": {"gpu": "G", "driver_version": "1"},
+        "versions": {"CUDA": "13", "torch": "2"},
+        "date": "2026-11-24T00:00:00",
+        "rounds": 61,
+        "in_a_row": 100,
+    }
+    text = host.section(results, "x.json")
+    assert "| call | norm | linear | MoE |" in text
+    assert "| a bound call | 4.40 (3.90) | 4.90 (4.40) | 13.00 (12.50) |" in text
+    assert "the difference of these two | 3.50 | 3.50 | 3.50 |" in text
+    assert "`torch.ops.blockscale` |  |  |  |" in text
+    assert "bound calls take less." in text
+    results["families"][1] = family("linear", 5.1)
+    assert "bound calls miss this." in host.section(results, "x.json")
+
+
 def test_uses(monkeypatch):
     """Updated inputs count; an error is told, not raised."""
     assert uses.same((torch.zeros(2), None), [torch.zeros(2)])

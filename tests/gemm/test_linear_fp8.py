@@ -17,12 +17,16 @@ import tvm
 from tvm.s_tir import Schedule
 
 from blockscale import emulator
+from blockscale.base.manifest import REPLAY
 from blockscale.base.targets import GPU_TARGETS
 from blockscale.building.space import new_schedule
 from blockscale.catalog import registry
+from blockscale.emulator.host.standin import open_file
+from blockscale.emulator.host.tensors import Arguments
 from blockscale.lower.nvcc import compile_cuda_source
 from blockscale.lower.warp.derive import derive
 from blockscale.lower.warp.emit import emit
+from blockscale.runtime.function import RECORD
 from blockscale.runtime.function_cuda import PROGRAMMATIC
 from blockscale.schedules.gemm import linear as schedules
 from blockscale.schedules.gemm.linear_gpu_tiles import legal_tiles, multiplies_bytes
@@ -350,6 +354,27 @@ def test_a_call_quantises_and_multiplies(library: Any, of: Linear, rows: int) ->
     assert second.programmatic
     error = np.sqrt(((got - want) ** 2).sum(1) / (want**2).sum(1))
     assert error.max() < LIMITS[of.out_dtype]
+
+
+def test_recorded_launches_are_done_again(library: Any) -> None:
+    """Both, with the tensor maps and the numbers of the call that was recorded."""
+    rows, w = 3, prepared(SIXTEEN, weight(SIXTEEN, 0), np.ones(1))
+    x = torch.from_numpy(moe.random_hidden(rows, SIXTEEN.k, "float16", 1)).half()
+    y = torch.full((2, rows, SIXTEEN.cols), float("nan"), dtype=torch.float16)
+    workspace = torch.full((SIXTEEN.workspace_bytes(rows),), 0xFF, dtype=torch.uint8)
+    given = [x, w.packed, w.block_scale, w.global_scale, torch.zeros(SIXTEEN.n), *y, workspace]
+    emulated = open_file(library, "sm_90a", SMS)
+    with emulated.answering():
+        emulated.driver.begin()
+        run, replay = map(emulated.module.get_function, (SIXTEEN.name, REPLAY[0]))
+        with Arguments(given, emulated.driver.memory) as arguments:
+            *inputs, first, second, space = arguments.values
+            run(*inputs, first, space, PROGRAMMATIC)
+            handle = run(*inputs, second, space, PROGRAMMATIC | RECORD)
+            assert len(emulated.driver.launches) == 2
+            replay(handle)
+            assert len(emulated.driver.launches) == 4
+    assert torch.equal(y[0], y[1])
 
 
 def test_a_small_workspace_is_refused(library: Any) -> None:

@@ -4,7 +4,8 @@ Functions that a loaded library lacks are built when they are first called.  To 
 at once, before the tests:
 
     blockscale build --target sm_90a -o all.so $(python -m tests.hardware.kernels)
-    pytest -m gpu --library all.so tests/hardware/test_gpu_{ops,calls,bound,limits,linear,flashinfer}.py
+    cd tests/hardware
+    pytest -m gpu --library ../../all.so test_gpu_{ops,calls,bound,limits,linear,flashinfer}.py
 """
 
 NORMS = (

@@ -26,7 +26,9 @@ ROOTS = {  # top-level folder -> its place in the wheel
     "tuning_logs": "blockscale/tuning_logs",
 }
 PUBLIC = [
+    "BoundCall",
     "add_rmsnorm_fp4quant",
+    "bind",
     "dequantize",
     "fp8_scale_candidates",
     "fused_moe",

@@ -152,7 +152,7 @@ def test_moe_errors_are_those_of_the_file():
 
 def test_gpu_examples_compile():
     examples = [(code, name) for name in PAGES for code in blocks("python gpu", name)]
-    assert len(examples) == 4
+    assert len(examples) == 5
     for code, name in examples:
         compile(code, name, "exec")
 
@@ -211,7 +211,7 @@ def parse_other(words):
         bench_module(words[2]).arguments(words[3:])
     elif words[:2] == ["python", "-m"] and words[2] in (
         *("bench.int4", "bench.layouts", "bench.gpu.linear", "bench.gpu.engines", "bench.moe.fp8"),
-        "bench.gpu.linear_fp8",
+        *("bench.gpu.linear_fp8", "bench.gpu.host"),
     ):
         assert callable(bench_module(words[2]).main)
     elif words[0] == "vllm" or words[:3] == ["python", "-m", "sglang.launch_server"]:
@@ -325,6 +325,17 @@ def test_the_emulators_table_is_that_of_the_results():
     assert source is not None, "the page names no results; see `python -m bench.readme --help`"
     results = read(ROOT / "docs" / source[1], emulator.FORMAT)
     assert section == emulator.section(results, source[1]).strip()
+
+
+def test_the_table_of_host_time_is_that_of_the_results():
+    from bench.gpu import host
+    from bench.report import read
+
+    section = between("host", page("docs/gpu.md"))
+    source = re.search(r"\]\((\.\./bench/results/\S+\.json)\)", section)
+    assert source is not None, "the page names no results; see `python -m bench.readme --help`"
+    results = read(ROOT / "docs" / source[1], host.FORMAT)
+    assert section == host.section(results, source[1]).strip()
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/gpu.md"])

@@ -91,7 +91,7 @@ def test_several_tensors_with_rows():
 
     x, ids, factors = inputs()
     step = bs.bind(bs.fused_moe, x, w, ids, factors)
-    assert len(step.rows) == 3
+    assert step.rows == ("hidden", "topk_ids", "topk_weights")
     assert torch.equal(step(), bs.fused_moe(x, w, ids, factors))
     y, other, more = inputs()
     assert torch.equal(step(y, other, more), bs.fused_moe(y, w, other, more))
@@ -108,6 +108,8 @@ def test_memory_is_held():
     del packed, scale
     gc.collect()
     _ = [torch.full((N, K // 2), 0x55, dtype=torch.uint8) for _ in range(8)]
+    assert torch.equal(step(), want)
+    x.set_(torch.zeros_like(x))  # what is bound is the memory that it had
     assert torch.equal(step(), want)
     del step
     gc.collect()
@@ -146,6 +148,19 @@ def test_tensors_that_are_not_like_those_bound(wrong, error, sentence):
     step = bs.bind(bs.linear, x, packed, scale)
     with pytest.raises(error, match=sentence):
         step(wrong(x))
+
+
+def test_gradients_reach_no_kernel(monkeypatch):
+    """A CUDA library knows of none."""
+    x, (packed, scale) = rows(4), weight()
+    step = bs.bind(bs.linear, x, packed, scale)
+    monkeypatch.setattr(step._kernel, "run_on", lambda *_: pytest.fail("was run"))
+    x = x.clone().requires_grad_()
+    with pytest.raises(ValueError, match="requires grad"):
+        step(x)
+    monkeypatch.undo()
+    with torch.no_grad():
+        assert torch.equal(step(x), bs.linear(x, packed, scale))
 
 
 def test_an_output_that_would_overlap():

@@ -332,6 +332,17 @@ def test_bound_launches_go_to_the_current_stream(cuda, monkeypatch):
     assert ran == [(43, (1, 7)), (43, (1, 9))]
 
 
+def test_a_torch_tensor_brings_the_stream_to_libraries_that_record_nothing(cuda, monkeypatch):
+    """The others are passed as views, which cost less."""
+    monkeypatch.setattr(tensors, "pack", lambda value: ("view", value))
+    calls = Calls()
+    x, codes, *others, residual = inputs(cuda)
+    function(compiled=calls).bind(x, codes, *others, residual)()
+    assert calls[0][0] is x
+    assert calls[0][1] == ("view", codes)
+    assert calls[0][6] == ("view", residual)
+
+
 def test_nothing_to_do_in_a_bound_call(cuda):
     call = function().bind(*inputs(cuda, rows=0))
     assert call()[0].shape == (0, WIDTH)
