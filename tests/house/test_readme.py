@@ -316,26 +316,23 @@ def test_measured_tables_are_those_of_the_results():
     assert section == make(read(ROOT / "docs" / source[1], FORMAT), source[1]).strip()
 
 
-def test_the_emulators_table_is_that_of_the_results():
-    from bench import emulator
+@pytest.mark.parametrize("marker", ["emulator", "host", "linear", "moe_fp8"])
+def test_a_table_is_that_of_the_results(marker):
+    """Of the file that the page names."""
+    from bench import emulator, readme
+    from bench.gpu import host, linear, linear_report
+    from bench.moe import fp8
     from bench.report import read
 
-    section = between("emulator", page("docs/emulator.md"))
-    source = re.search(r"\]\((\.\./bench/results/\S+\.json)\)", section)
-    assert source is not None, "the page names no results; see `python -m bench.readme --help`"
-    results = read(ROOT / "docs" / source[1], emulator.FORMAT)
-    assert section == emulator.section(results, source[1]).strip()
-
-
-def test_the_table_of_host_time_is_that_of_the_results():
-    from bench.gpu import host
-    from bench.report import read
-
-    section = between("host", page("docs/gpu.md"))
-    source = re.search(r"\]\((\.\./bench/results/\S+\.json)\)", section)
-    assert source is not None, "the page names no results; see `python -m bench.readme --help`"
-    results = read(ROOT / "docs" / source[1], host.FORMAT)
-    assert section == host.section(results, source[1]).strip()
+    name, form, make = {
+        "emulator": ("docs/emulator.md", emulator.FORMAT, emulator.section),
+        "host": ("docs/gpu.md", host.FORMAT, host.section),
+        "linear": ("docs/linear.md", linear.FORMAT, linear_report.section),
+        "moe_fp8": ("docs/moe.md", fp8.FORMAT, readme.moe_fp8_section),
+    }[marker]
+    section = between(marker, page(name))
+    *_, source = re.findall(r"\]\((\.\./bench/results/\S+\.json)\)", section)
+    assert section == make(read(ROOT / "docs" / source, form), source).strip()
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/gpu.md"])
