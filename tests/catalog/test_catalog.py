@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import tvm
 from tvm.s_tir import Schedule
 
 from blockscale import catalog
@@ -115,3 +116,17 @@ def test_bad_input():
 
     with pytest.raises(TypeError, match=r"Unknown has no TensorIR; register its op in"):
         Workload(Unknown(), 1).mod("plain")
+
+
+def test_buckets_that_share_a_function_keep_their_own_schedules():
+    """Defaults are scheduled once for all that have the same; others are not among these."""
+    from blockscale.catalog import registry
+    from blockscale.specs import Spec
+
+    spec = Spec.parse("linear_nvfp4_n192_k512_tiles64_bf16")
+    bodies = registry.scheduled(spec, "sm_90a", {})
+    for number in (0, len(bodies) // 2, -1):
+        workload = registry.workloads(spec, "sm_90a")[number]
+        alone = Schedule(workload.symbolic("sm_90a"))
+        workload.default(alone, "sm_90a")
+        tvm.ir.assert_structural_equal(bodies[number][1], alone.mod["main"])
