@@ -20,58 +20,24 @@ from typing import Any
 import torch
 
 import blockscale
-from blockscale.ops.distributed import cpu, cuda
+from bench.ep.reference import EXPERTS, HIDDEN, TOP_K, Form, layer, routing, stand_in
+from blockscale.ops.distributed import cuda
 from blockscale.ops.distributed.config import DISPATCHES, Config, owners_of
-from blockscale.ops.moe.layer import Options, run_experts, run_slots
+from blockscale.ops.moe.layer import run_experts, run_slots
 from blockscale.specs.exchange import symmetric_bytes
-from blockscale.specs.plans.coded import CodedRow
 
 Tensor = torch.Tensor
 
-EXPERTS, HIDDEN, INTERMEDIATE, TOP_K, MOST = 32, 1024, 512, 4, 32
-"""Of the layer that is checked."""
+MOST = 32
+"""Tokens of a rank of the layer that is checked."""
+
+SHARES = [[*own] for own in owners_of(2, EXPERTS, None)]
+"""Experts of each rank."""
 
 TIMED = (256, 7168, 8)
 """Experts, hidden and top_k of what is timed."""
 
 TOKENS = (1, 8, 64, 128, 512, 4096)
-
-A1_SCALE = 0.013
-"""Static scale of nvfp4 rows."""
-
-
-class Form:
-    """What rows are sent as, and what that makes of them."""
-
-    def __init__(self, dispatch: str) -> None:
-        self.dispatch = dispatch
-        self.act_fmt = None if dispatch == "bf16" else dispatch
-        self.scale = torch.full((1,), A1_SCALE, device="cuda") if dispatch == "nvfp4" else None
-        self.options = Options(act_fmt=self.act_fmt, a1_scale=self.scale)
-        # Nothing may be copied to the GPU while one rank's kernel waits for the other's.
-        values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device="cuda")
-        self.values = torch.cat([values, -values])
-
-    def bytes(self, x: Tensor) -> Tensor:
-        """Return rows as the road of CPUs codes them."""
-        if self.act_fmt is None:
-            return x
-        return cpu.coded(x, CodedRow(self.act_fmt, x.shape[1]), self.scale)
-
-    def numbers(self, rows: Tensor) -> Tensor:
-        """Return what came as numbers of 16 bits."""
-        if self.act_fmt is None:
-            return rows
-        row = CodedRow(self.act_fmt, HIDDEN)
-        codes = rows[:, : row.codes]
-        scales = rows[:, row.codes : row.codes + row.scales].contiguous()
-        if self.act_fmt == "fp8":
-            made = codes.view(torch.float8_e4m3fn).float() * scales.view(torch.float32)
-            return made.bfloat16()
-        nibbles = torch.stack([codes & 15, codes >> 4], -1).flatten(1)
-        made = self.values[nibbles.long()]
-        factor = scales.view(torch.float8_e4m3fn).float() * A1_SCALE
-        return (made * factor.repeat_interleave(16, 1)).bfloat16()
 
 
 def group(
@@ -90,59 +56,13 @@ def group(
     ]
 
 
-def routing(made: torch.Generator, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return rows, ids (some dropped) and weights of a rank."""
-    x = torch.randn(count, HIDDEN, device="cuda", generator=made).bfloat16()
-    scores = torch.rand(count, EXPERTS + 1, device="cuda", generator=made)
-    ids = scores.topk(TOP_K, 1).indices.to(torch.int32)
-    weights = torch.rand(count, TOP_K, device="cuda", generator=made)
-    return x, torch.where(ids == EXPERTS, -1, ids), weights
-
-
-def layer() -> list[blockscale.MoeWeights]:
-    """Return weights of all experts, and of each of two ranks."""
-    made = torch.Generator().manual_seed(5)
-
-    def numbers(low: int, high: int, *shape: int) -> Tensor:
-        return torch.randint(low, high, shape, dtype=torch.uint8, generator=made)
-
-    w13 = numbers(0, 256, EXPERTS, 2 * INTERMEDIATE, HIDDEN // 2)
-    w2 = numbers(0, 256, EXPERTS, HIDDEN, INTERMEDIATE // 2)
-    s13 = numbers(30, 50, EXPERTS, 2 * INTERMEDIATE, HIDDEN // 16)
-    s2 = numbers(30, 50, EXPERTS, HIDDEN, INTERMEDIATE // 16)
-    found = []
-    for own in (slice(None), slice(0, EXPERTS // 2), slice(EXPERTS // 2, None)):
-        count = len(w13[own])
-        weights = blockscale.prepare_moe_weights(
-            w13[own], w2[own], fmt="nvfp4", w13_scale=s13[own], w2_scale=s2[own],
-            w13_global_scale=torch.full((count, 2), 0.01),
-            w2_global_scale=torch.full((count,), 0.01), layout="tiles64", dtype=torch.bfloat16,
-        )  # fmt: skip
-        found.append(weights.to("cuda"))
-    return found
-
-
-def simple(e: Tensor, x: Tensor) -> Tensor:
-    """Return what a stand-in for an expert makes of rows: exact in torch."""
-    return ((e.float() + 1) * x.float()).bfloat16()
-
-
-def reference(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-    """Return the sums of `simple`, each step rounded once to float32, as a fused multiply-add."""
-    total = torch.zeros(x.shape, device="cuda", dtype=torch.float32)
-    for j in range(TOP_K):
-        z = simple(ids[:, j, None], x).double()
-        added = (weights[:, j, None].double() * z + total.double()).float()
-        total = torch.where(ids[:, j, None] >= 0, added, total)
-    return total.bfloat16()
-
-
 class Pair:
     """Two ranks on two streams."""
 
     def __init__(self, form: Form) -> None:
         self.form = form
         self.streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+        self.own = torch.tensor(SHARES, device="cuda")
         self.ranks = group(2, EXPERTS, HIDDEN, TOP_K, MOST, form)
         alone, _ = group(2, EXPERTS, HIDDEN, TOP_K, MOST, form)
         # Loading a kernel may wait for those that run: load all while none waits for another.
@@ -178,20 +98,15 @@ class Pair:
             rank.check()
 
     def stand_in(self, rank: int, rows: Tensor, ids: Tensor) -> Tensor:
-        """Return [n, k, H] of `simple` experts of a rank."""
-        whole = torch.where(ids >= 0, ids + rank * EXPERTS // 2, -1)
-        return simple(whole[..., None], self.form.numbers(rows)[:, None])
-
-    def reference(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """Return the sums of `simple` of what is sent of x."""
-        return reference(self.form.numbers(self.form.bytes(x)), ids, weights)
+        """Return [n, k, H] of stand-ins for the experts of a rank."""
+        return stand_in(ids, self.form.numbers(rows), self.own[rank])
 
 
 def check_routings(pair: Pair, count: int) -> dict[str, Any]:
     """Return how many routings gave other bits than the references."""
     made = torch.Generator("cuda").manual_seed(1)
     sizes = torch.Generator().manual_seed(2)
-    whole, *shares = layer()
+    whole, *shares = layer(SHARES)
     wrong = torch.zeros(2, dtype=torch.int64, device="cuda")
     largest, form = torch.zeros((), device="cuda"), pair.form
     coded = None if form.act_fmt is None else torch.bfloat16
@@ -211,7 +126,7 @@ def check_routings(pair: Pair, count: int) -> dict[str, Any]:
         tokens = [int(torch.randint(0, bound + 1, (), generator=sizes)) for _ in range(2)]
         given = [routing(made, t) for t in tokens]
         truths = [
-            [pair.reference(*own) for own in given],
+            [form.reference(*own) for own in given],
             [run_experts(own[0], whole, *own[1:], form.options, None) for own in given],
         ]
         for which, expert in enumerate((pair.stand_in, experts)):
@@ -249,7 +164,7 @@ def check_graph(pair: Pair, replays: int = 1000) -> dict[str, Any]:
                 old.copy_(new)
         graph.replay()
         for own, y in zip(given, found, strict=True):
-            wrong += (y.view(torch.int16) != pair.reference(*own).view(torch.int16)).any()
+            wrong += (y.view(torch.int16) != pair.form.reference(*own).view(torch.int16)).any()
     pair.check()
     return {"replays": replays, "ranks with other bits": int(wrong)}
 
