@@ -1,7 +1,7 @@
 """Dispatch, combine and whole MoE layers on several GPUs, beside NCCL.
 
     torchrun --nproc-per-node 2 -m bench.ep [--library FILE] [--layers deepseek qwen gptoss]
-        [--forms bf16 fp8] [--halves] [--out FILE]
+        [--forms bf16 fp8] [--combines slots sums] [--halves] [--out FILE]
 
 Every rank needs a GPU; kernels are built on first use.  Times are medians of replays of CUDA
 graphs of `CALLS` calls, of the slowest rank.
@@ -41,7 +41,7 @@ import blockscale
 from bench import measure
 from blockscale.base.formats import MOE
 from blockscale.demo.files import write_json
-from blockscale.ops.distributed.config import DISPATCHES
+from blockscale.ops.distributed.config import COMBINES, DISPATCHES
 
 Tensor = torch.Tensor
 
@@ -162,22 +162,26 @@ def prepared(layer: Layer, count: int, intermediate: int, device: Any) -> blocks
     )
 
 
-def group(layer: Layer, tokens: int, form: str) -> Any:
+Form = tuple[str, str]
+"""What rows are sent as, and what results come back as."""
+
+
+def group(layer: Layer, tokens: int, form: Form) -> Any:
     """Return the `ExpertParallel` of a layer."""
-    sizes = layer.experts, layer.hidden, layer.top_k, tokens, form
-    return blockscale.distributed.ExpertParallel(None, *sizes)
+    sizes = layer.experts, layer.hidden, layer.top_k, tokens, form[0]
+    return blockscale.distributed.ExpertParallel(None, *sizes, combine=form[1])
 
 
 # ---- Rows there and back ------------------------------------------------------------------------
 
 
-def exchange(ranks: Ranks, tokens: int, forms: list[str]) -> dict[str, Any]:
+def exchange(ranks: Ranks, tokens: int, forms: list[Form]) -> dict[str, Any]:
     """Return the times of rows that go and come back, without experts."""
     layer = LAYERS[TIMED]
     batch = Batch(ranks, layer, tokens)
     found: dict[str, Any] = {"tokens": tokens, "rows": batch.rows, "slots": batch.slots}
     for form in forms:
-        found[form] = _directions(ranks, group(layer, tokens, form), batch)
+        found[", ".join(form)] = _directions(ranks, group(layer, tokens, form), batch)
     for size, dtype in ((2, torch.bfloat16), (1, torch.uint8)):
         rows = torch.zeros(ranks.count * tokens, layer.hidden, device=ranks.device, dtype=dtype)
         back = torch.empty_like(rows)
@@ -195,7 +199,7 @@ def _directions(ranks: Ranks, ep: Any, batch: Batch) -> dict[str, float]:
     out = torch.empty_like(batch.x)
 
     def pair(ids: Tensor, y: Tensor, sent: Any, back: Tensor) -> None:
-        _, kept = own.send(batch.x, ids, ep.bound, scale)
+        _, kept = own.send(batch.x, ids, batch.weights, ep.bound, scale)
         own.bring_back(y, kept if sent is None else sent, back, batch.weights, out)
 
     came = ep.dispatch(batch.x, batch.ids, batch.weights, scale)
@@ -263,7 +267,7 @@ class Others:
 class Halves:
     """A layer as two half batches, each on a stream of its own."""
 
-    def __init__(self, ranks: Ranks, layer: Layer, tokens: int, form: str) -> None:
+    def __init__(self, ranks: Ranks, layer: Layer, tokens: int, form: Form) -> None:
         self.eps = [group(layer, -(-tokens // 2), form) for _ in range(2)]
         self.streams = [torch.cuda.Stream() for _ in range(2)] if ranks.cuda else []
 
@@ -291,7 +295,7 @@ def one(
     layer: Layer,
     tokens: int,
     weights: tuple[blockscale.MoeWeights, blockscale.MoeWeights],
-    forms: list[str],
+    forms: list[Form],
     halves: bool,
 ) -> dict[str, Any]:
     """Return the times of a layer with so many tokens on each rank."""
@@ -316,13 +320,14 @@ def one(
 
         y = layer_call().float()
         error = (y - want).norm(dim=1) / want.norm(dim=1)
-        found[f"{form}, differs from all_gather by"] = round(float(error.max()), 5)
-        found[form] = ranks.us(layer_call)
+        name = ", ".join(form)
+        found[f"{name}: differs from all_gather by"] = round(float(error.max()), 5)
+        found[name] = ranks.us(layer_call)
         ep.check()
         if halves and tokens > 1:
             both = Halves(ranks, layer, tokens, form)
             both.load(mine, batch, how)
-            found[f"{form}, in halves"] = ranks.us(
+            found[f"{name}, in halves"] = ranks.us(
                 lambda both=both, how=how: both(mine, batch, how)  # type: ignore[misc]
             )
             for own in both.eps:
@@ -341,12 +346,16 @@ def main() -> None:
         "--forms", nargs="+", choices=DISPATCHES, default=["bf16"], help="what rows go as"
     )
     parser.add_argument(
+        "--combines", nargs="+", choices=COMBINES, default=COMBINES, help="what results come as"
+    )
+    parser.add_argument(
         "--halves", action="store_true", help="two half batches on two streams, too"
     )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     for library in args.library:
         blockscale.load(library)
+    forms = [(form, combine) for form in args.forms for combine in args.combines]
     ranks = Ranks()
     results: dict[str, Any] = {
         "format": FORMAT,
@@ -366,7 +375,7 @@ def main() -> None:
                 write_json(args.out, results)
 
     for tokens in args.tokens:
-        results["exchange"].append(exchange(ranks, tokens, args.forms))
+        results["exchange"].append(exchange(ranks, tokens, forms))
         say("exchange", results["exchange"][-1])
     for key in args.layers:
         layer = LAYERS[key]
@@ -376,7 +385,7 @@ def main() -> None:
         )
         results["layers"][key] = []
         for tokens in args.tokens:
-            found = one(ranks, layer, tokens, weights, args.forms, args.halves)
+            found = one(ranks, layer, tokens, weights, forms, args.halves)
             results["layers"][key].append(found)
             say(key, found)
         del weights

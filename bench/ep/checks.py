@@ -1,6 +1,7 @@
 """Expert parallelism on the GPUs of a host, checked: ``torchrun -m bench.ep.checks LIBRARY...``.
 
-    torchrun --nproc-per-node 2 -m bench.ep.checks LIBRARY... [--dispatch fp8] [--out FILE]
+    torchrun --nproc-per-node 2 -m bench.ep.checks LIBRARY... [--dispatch fp8] [--combine sums]
+        [--out FILE]
 
 Every rank checks its own results, bit for bit where rows are not rounded again:
 
@@ -34,8 +35,9 @@ import blockscale
 from bench.ep.reference import EXPERTS, HIDDEN, TOP_K, Form, layer, routing, stand_in
 from blockscale.base.sizes import ceil_div
 from blockscale.distributed import ExpertParallel
-from blockscale.ops.distributed.config import DISPATCHES
+from blockscale.ops.distributed.config import COMBINES, DISPATCHES
 from blockscale.ops.moe.layer import run_experts, run_slots
+from blockscale.specs.exchange import OWNER_BITS
 
 Tensor = torch.Tensor
 
@@ -52,7 +54,7 @@ DELAY = 20_000
 class Ranks:
     """This process among the ranks, and what it has found."""
 
-    def __init__(self, dispatch: str) -> None:
+    def __init__(self, dispatch: str, combine: str) -> None:
         self.cuda = torch.cuda.is_available()
         self.device: Any = torch.device("cpu")
         if self.cuda:
@@ -60,12 +62,13 @@ class Ranks:
             torch.cuda.set_device(self.device)
         dist.init_process_group("nccl" if self.cuda else "gloo", timeout=timedelta(seconds=120))
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
-        self.form = Form(dispatch, self.device)
+        self.form, self.combine = Form(dispatch, self.device), combine
 
     def group(self, **options: Any) -> ExpertParallel:
         """Return a new group of the layer of `bench.ep.reference`."""
         given: dict[str, Any] = {"experts": EXPERTS, "hidden": HIDDEN, "top_k": TOP_K}
         given |= {"max_tokens": MOST, "dispatch": self.form.dispatch, "device": self.device}
+        given["combine"] = self.combine
         return ExpertParallel(None, **(given | options))
 
     def made(self, seed: int) -> torch.Generator:
@@ -82,6 +85,16 @@ class Ranks:
         """Return the stand-ins for the experts of a rank."""
         own = torch.tensor(ep.local_experts, device=self.device)
         return lambda rows, ids: stand_in(ids, self.form.numbers(rows), own)
+
+    def truth(self, ep: ExpertParallel, given: Any) -> Tensor:
+        """Return what has to come back of the stand-ins, bit for bit."""
+        x, ids, weights = given
+        if not ep.config.sums:
+            return self.form.reference(x, ids, weights)
+        owner = ep.config.owner_table().to(self.device)
+        replica = (torch.arange(len(x), device=self.device) + self.rank) % owner.shape[1]
+        to = owner[ids.clamp(min=0).long(), replica[:, None]] >> OWNER_BITS
+        return self.form.reference(x, ids, weights, to, self.count)
 
     def together(self, found: dict[str, Any]) -> dict[str, Any]:
         """Return numbers of all ranks added up; the largest of those that are called so."""
@@ -130,7 +143,7 @@ def check_routings(ranks: Ranks, count: int) -> dict[str, Any]:
         ep.bound, tokens = bounds(sizes, ranks.count)
         given = routing(made, tokens[ranks.rank])
         y = ranks.call(ep, given, ranks.simple(ep))
-        wrong[0] += differ(y, form.reference(*given))
+        wrong[0] += differ(y, ranks.truth(ep, given))
         if number % 4 == 0 and len(y):
             truth = run_experts(given[0], whole, *given[1:], form.options, None)
         if number % 4 == 0:
@@ -164,7 +177,7 @@ def check_replicas(ranks: Ranks, count: int) -> dict[str, Any]:
         ep.bound, tokens = bounds(sizes, ranks.count)
         given = routing(made, tokens[ranks.rank])
         y = ranks.call(ep, given, ranks.simple(ep))
-        wrong += differ(y, ranks.form.reference(*given))
+        wrong += differ(y, ranks.truth(ep, given))
     ep.check()
     return ranks.together({"routings": count, "wrong": wrong})
 
@@ -181,7 +194,7 @@ def check_two_groups(ranks: Ranks, count: int) -> dict[str, Any]:
             kept.append((ep, given, ep.dispatch(*given, ranks.form.scale)))
         for ep, given, came in kept:
             y = ranks.simple(ep)(came.kept.rows, came.topk_ids)
-            wrong += differ(ep.combine(y, came), ranks.form.reference(*given))
+            wrong += differ(ep.combine(y, came), ranks.truth(ep, given))
     for ep in pair:
         ep.check()
     return ranks.together({"routings": 2 * count, "wrong": wrong})
@@ -203,7 +216,7 @@ def check_graph(ranks: Ranks, replays: int) -> dict[str, Any]:
         for old, new in zip(given, routing(made, len(given[0])), strict=True):
             old.copy_(new)
         graph.replay()
-        wrong += differ(y, ranks.form.reference(*given))
+        wrong += differ(y, ranks.truth(ep, given))
     ep.check()
     return ranks.together({"replays": replays, "wrong": wrong})
 
@@ -216,7 +229,7 @@ def check_many(ranks: Ranks, count: int) -> dict[str, Any]:
     calls = []
     for _ in range(GRAPHED):
         given = routing(made, int(torch.randint(0, ep.bound + 1, (), generator=sizes)))
-        calls.append((given, ranks.form.reference(*given)))
+        calls.append((given, ranks.truth(ep, given)))
     ranks.call(ep, calls[0][0], experts)
     wrong = torch.zeros((), dtype=torch.int64, device=ranks.device)
     torch.cuda.synchronize()
@@ -252,8 +265,8 @@ def check_failures(ranks: Ranks) -> dict[str, Any]:
             try:
                 if come:
                     ranks.call(ep, routing(made, tokens), experts)
-                ep.check()
-                ranks.call(ep, routing(made, 1), experts)  # raises what the one before did
+                    ep.check()
+                    ranks.call(ep, routing(made, 1), experts)  # raises what the one before did
             finally:
                 dist.barrier()
 
@@ -266,7 +279,7 @@ def check_failures(ranks: Ranks) -> dict[str, Any]:
     given = routing(ranks.made(10), 5)
     y = ranks.call(working, given, ranks.simple(working))
     working.check()
-    found["a new group after that works"] = not bool(differ(y, ranks.form.reference(*given)))
+    found["a new group after that works"] = not bool(differ(y, ranks.truth(working, given)))
     said: list[dict[str, Any]] = [{}] * ranks.count
     dist.all_gather_object(said, found)
     return {name: [own[name] for own in said] for name in found}
@@ -320,6 +333,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("libraries", nargs="*", type=Path)
     parser.add_argument("--dispatch", choices=DISPATCHES, default="bf16")
+    parser.add_argument("--combine", choices=COMBINES, default="slots")
     parser.add_argument("--routings", type=int, default=1000)
     parser.add_argument("--calls", type=int, default=100_000)
     parser.add_argument("--only", nargs="+")
@@ -327,7 +341,7 @@ def main() -> None:
     args = parser.parse_args()
     for library in args.libraries:
         blockscale.load(library)
-    ranks = Ranks(args.dispatch)
+    ranks = Ranks(args.dispatch, args.combine)
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "routings": lambda: check_routings(ranks, args.routings),
         "replicas": lambda: check_replicas(ranks, args.routings // 4),
@@ -342,7 +356,8 @@ def main() -> None:
         }
     name = torch.cuda.get_device_name() if ranks.cuda else "CPU"
     results: dict[str, Any] = {"ranks": ranks.count, "device": name, "torch": torch.__version__}
-    results["dispatch"], bad = args.dispatch, []
+    results |= {"dispatch": args.dispatch, "combine": args.combine}
+    bad: list[str] = []
     for key, part in parts.items():
         if args.only and key not in args.only:
             continue

@@ -68,7 +68,7 @@ class Pair:
         # Loading a kernel may wait for those that run: load all while none waits for another.
         alone.timeout, alone.check = 1e-3, lambda: None  # type: ignore[method-assign]
         x, ids, weights = routing(torch.Generator("cuda").manual_seed(0), MOST)
-        rows, landed = alone.send(x, ids, MOST, form.scale)
+        rows, landed = alone.send(x, ids, weights, MOST, form.scale)
         y = self.stand_in(0, rows, landed)
         alone.bring_back(y, landed, ids, weights, torch.empty_like(x))
         for rank in self.ranks:
@@ -84,7 +84,7 @@ class Pair:
             stream.wait_stream(start)
             with torch.cuda.stream(stream):
                 own = self.ranks[rank]
-                rows, landed = own.send(x, ids, bound, self.form.scale)
+                rows, landed = own.send(x, ids, weights, bound, self.form.scale)
                 y = expert(rank, rows, landed)
                 found.append(own.bring_back(y, landed, ids, weights, torch.empty_like(x)))
         for stream in self.streams:
@@ -178,14 +178,15 @@ def timings(form: Form) -> list[dict[str, Any]]:
         x = torch.randn(tokens, hidden, device="cuda").bfloat16()
         ids = torch.rand(tokens, experts, device="cuda").topk(top_k, 1).indices.to(torch.int32)
         weights, out = torch.rand(tokens, top_k, device="cuda"), torch.empty_like(x)
-        _, landed = own.send(x, ids, tokens, form.scale)
+        given = x, ids, weights, tokens, form.scale
+        _, landed = own.send(*given)
         y = torch.randn(tokens, top_k, hidden, device="cuda").bfloat16()
         own.bring_back(y, landed, ids, weights, out)
         torch.cuda.synchronize()
         own.check()
         row: dict[str, Any] = {"tokens": tokens}
         calls: dict[str, Any] = {
-            "dispatch": partial(own.send, x, ids, tokens, form.scale),
+            "dispatch": partial(own.send, *given),
             "combine": partial(own.bring_back, y, landed, ids, weights, out),
         }
         for name, call in calls.items():
@@ -212,8 +213,7 @@ def dies(form: Form) -> str:
     """Return what a rank says whose peer does not come."""
     own = group(2, EXPERTS, HIDDEN, TOP_K, MOST, form)[0]
     own.timeout = 0.2
-    x, ids, _ = routing(torch.Generator("cuda").manual_seed(4), 3)
-    own.send(x, ids, MOST, form.scale)
+    own.send(*routing(torch.Generator("cuda").manual_seed(4), 3), MOST, form.scale)
     torch.cuda.synchronize()
     try:
         own.check()

@@ -56,9 +56,21 @@ class Form:
         factor = scales.view(torch.float8_e4m3fn).float() * A1_SCALE
         return (made * factor.repeat_interleave(16, 1)).bfloat16()
 
-    def reference(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """Return the sums of `simple` of what is sent of x."""
-        return reference(self.numbers(self.bytes(x)), ids, weights)
+    def reference(
+        self, x: Tensor, ids: Tensor, weights: Tensor, to: Tensor | None = None, ranks: int = 1
+    ) -> Tensor:
+        """Return the sums of `simple` of what is sent of x.
+
+        ``to`` [T, k]: the rank of each slot, if each of ``ranks`` rounds the sum of its own.
+        """
+        rows = self.numbers(self.bytes(x))
+        if to is None:
+            return reference(rows, ids, weights).bfloat16()
+        total = torch.zeros_like(rows, dtype=torch.float32)
+        for rank in range(ranks):
+            own = torch.where(to == rank, ids, -1)
+            total += reference(rows, own, weights).bfloat16().float()
+        return total.bfloat16()
 
 
 def routing(made: torch.Generator, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -106,10 +118,10 @@ def stand_in(ids: Tensor, numbers: Tensor, own: Tensor) -> Tensor:
 
 
 def reference(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-    """Return the sums of `simple`, each step rounded once to float32, as a fused multiply-add."""
+    """Return sums of `simple` in float32, each step rounded once, as a fused multiply-add."""
     total = torch.zeros(x.shape, device=x.device, dtype=torch.float32)
     for j in range(ids.shape[1]):
         z = simple(ids[:, j, None], x).double()
         added = (weights[:, j, None].double() * z + total.double()).float()
         total = torch.where(ids[:, j, None] >= 0, added, total)
-    return total.bfloat16()
+    return total

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from tvm.tirx import PrimFunc
+
 from blockscale.base.targets import BULK_COPIES
 from blockscale.catalog.registry import Bucket, Road, register
 from blockscale.schedules.moe import exchange as schedules
-from blockscale.specs.exchange import CHUNK_ELEMENTS, EpCombine, EpDispatch, EpReduce
+from blockscale.specs.exchange import EpCombine, EpDispatch, EpReduce
 from blockscale.tir.moe import exchange as tir
 
 FEW = 132
@@ -16,19 +18,26 @@ FEW = 132
 
 BUCKETS = (Bucket(8, FEW, 512), Bucket(1024, None, 256))
 
+SENDING, WAITING = (FEW, 4 * FEW), (FEW, 2 * FEW)
+"""CTAs of a dispatch and of a combine, by bucket.  All of a combine wait for other ranks at the
+same time, so they fit the smallest Hopper GPU (78 SMs, of which each holds four or more)."""
 
-def _ahead(spec: EpDispatch, threads: int) -> int:
-    """Chunks of a thread whose loads come first: all of a row, at most four."""
-    return max(1, min(4, -(-spec.hidden // (CHUNK_ELEMENTS * threads))))
+
+def _dispatch(spec: EpDispatch, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:
+    few = bucket.limit is not None
+    return tir.dispatch(spec, bucket.tile, SENDING[not few], rows)
+
+
+def _combine(spec: EpCombine, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:
+    few = bucket.limit is not None
+    return tir.combine(spec, bucket.tile, WAITING[not few], 1 if few else spec.top_k, rows)
 
 
 register(
     EpDispatch,
     cuda=Road(
         buckets=lambda spec: BUCKETS,
-        body=lambda spec, bucket, level, rows: tir.dispatch(
-            spec, bucket.tile, _ahead(spec, bucket.tile), rows
-        ),
+        body=_dispatch,
         sketches=lambda spec, bucket, level: schedules.dispatch_sketches(),
         needs=frozenset({BULK_COPIES}),
     ),
@@ -37,9 +46,7 @@ register(
     EpCombine,
     cuda=Road(
         buckets=lambda spec: BUCKETS,
-        body=lambda spec, bucket, level, rows: tir.combine(
-            spec, bucket.tile, spec.top_k if bucket.limit is None else 1, rows
-        ),
+        body=_combine,
         sketches=lambda spec, bucket, level: schedules.combine_sketches(),
         needs=frozenset({BULK_COPIES}),
     ),

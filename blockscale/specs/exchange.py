@@ -12,7 +12,7 @@ from blockscale.base.sizes import round_up
 from blockscale.specs.gemm import MAX_EXPERTS
 from blockscale.specs.plans.coded import CODED_FORMATS, CodedRow
 from blockscale.specs.plans.launches import MAX_TOP_K
-from blockscale.specs.spec import DTYPE_SUFFIX, Name, Param, Spec, check_multiple
+from blockscale.specs.spec import DTYPE_SUFFIX, Name, Param, Spec, check_multiple, flag
 
 MAX_RANKS = 32
 """Ranks of a group: bits of the word that says which ranks a token goes to."""
@@ -26,7 +26,10 @@ CHUNK_ELEMENTS = 8
 ALIGNMENT = 256
 """Bytes of which the parts of a symmetric buffer begin at multiples."""
 
-FRAME = ("rank", "bound", "timeout", "status", "cells", "ids", "rows", "slots")
+PARTS = ("cells", "ids", "weights", "rows", "slots")
+"""Of a symmetric buffer, in order; see `symmetric`."""
+
+FRAME = ("rank", "bound", "timeout", "status", *PARTS)
 """What a group's table of int64 says before the ranks' addresses: own rank; rows of a source in
 this call; nanoseconds until a wait is given up; the address of the status record; bytes from the
 beginning of a symmetric buffer to its parts."""
@@ -54,20 +57,33 @@ def row_bytes(hidden: int, act_fmt: str | None) -> int:
     return 2 * hidden if act_fmt is None else CodedRow(act_fmt, hidden).bytes
 
 
+def returned(ranks: int, top_k: int, sums: bool) -> int:
+    """Return the rows that may come back for a token: one a slot, or the sum of each rank."""
+    return ranks if sums else top_k
+
+
 def symmetric(
-    ranks: int, capacity: int, top_k: int, hidden: int, act_fmt: str | None = None
+    ranks: int,
+    capacity: int,
+    top_k: int,
+    hidden: int,
+    act_fmt: str | None = None,
+    sums: bool = False,
 ) -> dict[str, tuple[int, int]]:
     """Return offset and bytes of each part of a rank's symmetric buffer.
 
-    cells [2, ranks] of 8 bytes; ids [ranks * capacity, top_k] of 4; rows [ranks * capacity] of
-    `row_bytes`: what other ranks send; slots [capacity * top_k, hidden] of 2: what comes back.
+    cells [2, ranks] of 8 bytes; ids and weights [ranks * capacity, top_k] of 4; rows [ranks *
+    capacity] of `row_bytes`: what other ranks send; slots [capacity * `returned`, hidden] of 2:
+    what comes back.
     """
     sizes = {
         "cells": len(STEPS) * ranks * 8,
         "ids": ranks * capacity * top_k * 4,
+        "weights": ranks * capacity * top_k * 4,
         "rows": ranks * capacity * row_bytes(hidden, act_fmt),
-        "slots": capacity * top_k * hidden * 2,
+        "slots": capacity * returned(ranks, top_k, sums) * hidden * 2,
     }
+    assert tuple(sizes) == PARTS
     found, at = {}, 0
     for name, size in sizes.items():
         found[name] = at, size
@@ -76,10 +92,15 @@ def symmetric(
 
 
 def symmetric_bytes(
-    ranks: int, capacity: int, top_k: int, hidden: int, act_fmt: str | None = None
+    ranks: int,
+    capacity: int,
+    top_k: int,
+    hidden: int,
+    act_fmt: str | None = None,
+    sums: bool = False,
 ) -> int:
     """Return the bytes of a rank's symmetric buffer."""
-    offset, size = symmetric(ranks, capacity, top_k, hidden, act_fmt)["slots"]
+    offset, size = symmetric(ranks, capacity, top_k, hidden, act_fmt, sums)[PARTS[-1]]
     return offset + round_up(size, ALIGNMENT)
 
 
@@ -119,6 +140,11 @@ class _Exchange(Spec):
         _check(self)
 
     @property
+    def owners(self) -> Param:
+        """Where each expert lies (`OWNER_BITS`)."""
+        return Param("owner", "int32", (self.experts, "replicas"))
+
+    @property
     def group(self) -> tuple[Param, ...]:
         """The table of the group, and the words that a rank keeps."""
         return (
@@ -133,10 +159,10 @@ ACT_TEXTS: dict[str | None, str] = {None: "", **{fmt: f"_a{fmt}" for fmt in CODE
 
 @dataclass(frozen=True)
 class EpDispatch(_Exchange):
-    """Sends each row of x to the ranks that own an expert of it, once, and ids to all ranks.
+    """Sends each row of x to the ranks that own an expert of it, once; ids and weights to all.
 
-    Row t of a source s comes to row ``s * bound + t`` of rows and ids of the receiver's symmetric
-    buffer, with an id for each slot: the receiver's own expert, or -1.
+    Row t of a source s comes to row ``s * bound + t`` of rows, ids and weights of the receiver's
+    symmetric buffer, with an id for each slot: the receiver's own expert, or -1.
 
     Attributes:
         act_fmt: None: rows come as they are; else as `CodedRow`, once quantised.
@@ -168,7 +194,8 @@ class EpDispatch(_Exchange):
             Param("x", self.dtype, ("rows", self.hidden)),
             *((A1_SCALE,) if self.act_fmt == "nvfp4" else ()),
             Param("topk_ids", "int32", ("rows", self.top_k)),
-            Param("owner", "int32", (self.experts, "replicas")),
+            Param("topk_weights", "float32", ("rows", self.top_k)),
+            self.owners,
             *self.group,
             Param("landed_ids", "int32", ("landed", self.top_k), output=True),
         )
@@ -176,25 +203,39 @@ class EpDispatch(_Exchange):
 
 @dataclass(frozen=True)
 class EpCombine(_Exchange):
-    """Sends each slot's result back to its token's rank, which adds them up.
+    """Sends results back to their tokens' ranks, which add them up.
 
     ``out[t] = sum over j, ascending, of topk_weights[t, j] * slot (t, j)``, float32, as `FusedMoe`.
+
+    Attributes:
+        sums: a rank adds up what it has of a token, in this order, and rounds; out is the sum over
+            ranks, ascending, of these.
     """
 
+    sums: bool = False
     op = "ep_combine"
     pattern = Name(
-        "ep_combine_r{ranks}_e{experts}_k{top_k}_h{hidden}_{dtype}",
+        "ep_combine_r{ranks}_e{experts}_k{top_k}_h{hidden}{sums}_{dtype}",
         "ep_combine_r4_e256_k8_h7168_bf16",
-        texts={"dtype": DTYPE_SUFFIX},
+        "ep_combine_r4_e256_k8_h7168_sums_bf16",
+        texts={"dtype": DTYPE_SUFFIX, "sums": flag("_sums")},
     )
 
     def params(self) -> tuple[Param, ...]:
-        """Results and ids of the rows that came; ids and weights of the own rows; the group."""
+        """Results, ids and weights of the rows that came; of the own rows, who has what; the group.
+
+        Weights are those of the rank that adds up slots.
+        """
+        ids = Param("topk_ids", "int32", ("rows", self.top_k))
+        own = (ids, self.owners) if self.sums else (
+            ids, Param("topk_weights", "float32", ("rows", self.top_k))
+        )  # fmt: skip
+        weights = Param("landed_weights", "float32", ("landed", self.top_k))
         return (
             Param("y", self.dtype, ("landed", self.top_k, self.hidden)),
             Param("landed_ids", "int32", ("landed", self.top_k)),
-            Param("topk_ids", "int32", ("rows", self.top_k)),
-            Param("topk_weights", "float32", ("rows", self.top_k)),
+            *((weights,) if self.sums else ()),
+            *own,
             Param("slots", self.dtype, ("most", self.hidden)),
             *self.group,
             Param("out", self.dtype, ("rows", self.hidden), output=True),

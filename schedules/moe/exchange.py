@@ -1,4 +1,4 @@
-"""Schedules of `blockscale.tir.moe.exchange`: a unit of work is a CTA, its parts are threads."""
+"""Schedules of `blockscale.tir.moe.exchange`: CTAs share rows, threads a row."""
 
 from __future__ import annotations
 
@@ -10,24 +10,19 @@ from blockscale.schedules.steps import Choose, Sketch, last_loops
 
 def dispatch_sketches() -> list[Sketch]:
     """The sketch of `blockscale.tir.moe.exchange.dispatch`."""
-
-    def threads(sch: Schedule, choose: Choose) -> None:
-        bind(sch, sch.get_loops(sch.get_sblock("send")), ("blockIdx.x", "threadIdx.x"))
-        source, group, part = sch.get_loops(sch.get_sblock("settle"))
-        bind(sch, (group, source, part), ("blockIdx.x", "blockIdx.y", "threadIdx.x"))
-
-    return [threads]
+    return [_threads("send")]
 
 
 def combine_sketches() -> list[Sketch]:
     """The sketch of `blockscale.tir.moe.exchange.combine`."""
+    return [_threads("combine")]
 
+
+def _threads(block: str) -> Sketch:
     def threads(sch: Schedule, choose: Choose) -> None:
-        row, group, part = sch.get_loops(sch.get_sblock("give_back"))
-        bind(sch, (sch.fuse(row, group), part), ("blockIdx.x", "threadIdx.x"))
-        bind(sch, sch.get_loops(sch.get_sblock("reduce")), ("blockIdx.x", "threadIdx.x"))
+        bind(sch, sch.get_loops(sch.get_sblock(block)), ("blockIdx.x", "threadIdx.x"))
 
-    return [threads]
+    return threads
 
 
 def reduce_sketches() -> list[Sketch]:

@@ -27,7 +27,7 @@ class Kernel:
 class Ranks:
     """Ranks of one group, of the class itself."""
 
-    def __init__(self, monkeypatch, count, timeout=2.0, dispatch="bf16"):
+    def __init__(self, monkeypatch, count, timeout=2.0, dispatch="bf16", combine="slots"):
         coded = dispatch != "bf16"
         built = [*kernels.CODED.values()] if coded else kernels.ALL
         hidden = kernels.CODED_HIDDEN if coded else kernels.HIDDEN
@@ -41,6 +41,7 @@ class Ranks:
         config = Config(
             *(count, kernels.EXPERTS, hidden, 2, MOST, dispatch, "bfloat16", "cuda"),
             owners_of(count, kernels.EXPERTS, None),
+            combine,
         )
         size = symmetric_bytes(*config.sizes)
         buffers = [torch.zeros(size, dtype=torch.uint8) for _ in range(count)]
@@ -89,16 +90,18 @@ def rows_of(given):
     return bits, torch.from_numpy(ids), torch.from_numpy(weights)
 
 
-@pytest.mark.parametrize("dispatch", ["bf16", "fp8", "nvfp4"])
-def test_calls_in_a_row(monkeypatch, dispatch):
-    ranks = Ranks(monkeypatch, 2, dispatch=dispatch)
+@pytest.mark.parametrize(
+    ("dispatch", "combine"), [("bf16", "sums"), ("fp8", "slots"), ("nvfp4", "slots")]
+)
+def test_calls_in_a_row(monkeypatch, dispatch, combine):
+    ranks = Ranks(monkeypatch, 2, dispatch=dispatch, combine=combine)
     form = None if dispatch == "bf16" else dispatch
     hidden = kernels.HIDDEN if form is None else kernels.CODED_HIDDEN
     scale = torch.tensor([kernels.A1_SCALE]) if dispatch == "nvfp4" else None
     for call, bound in enumerate((3, 2, 3)):
         numbers = kernels.routing(40 + call, 2, bound, none=(call,), hidden=hidden)
         given = [rows_of(own) for own in numbers]
-        came = ranks.all(lambda r, own, given=given, b=bound: own.send(*given[r][:2], b, scale))
+        came = ranks.all(lambda r, own, given=given, b=bound: own.send(*given[r], b, scale))
         results = []
         for r, (rows, ids) in enumerate(came):
             if form is not None:
@@ -111,7 +114,8 @@ def test_calls_in_a_row(monkeypatch, dispatch):
                 y[r], came[r][1], *given[r][1:], torch.full_like(given[r][0], float("nan"))
             )
         )
-        for out, truth in zip(outs, kernels.sums(numbers, form), strict=True):
+        owners = [(0, 1, 2), (3, 4, 5)] if combine == "sums" else None
+        for out, truth in zip(outs, kernels.sums(numbers, form, owners), strict=True):
             assert (out.view(torch.int16).numpy() == truth.view(np.int16)).all()
         for own in ranks.ranks:
             own.check()
@@ -124,21 +128,22 @@ def test_too_many_tokens_end_the_call_on_all_ranks(monkeypatch):
 
     def send(r, own):
         if r == 0:
-            return own.send(*given[r][:2], MOST)
+            return own.send(*given[r], MOST)
         with pytest.raises(ValueError, match="rank 1 has 4 tokens, but the bound is 3"):
-            own.send(x, torch.zeros(MOST + 1, 2, dtype=torch.int32), MOST)
+            ids = torch.zeros(MOST + 1, 2, dtype=torch.int32)
+            own.send(x, ids, ids.float(), MOST)
         return None
 
     ranks.all(send)
     said = r"ExpertParallel.dispatch: rank 1 is why call 1 was given up .*\(seen by rank 0\)"
     with pytest.raises(RuntimeError, match=said):
-        ranks.ranks[0].send(*given[0][:2], MOST)
+        ranks.ranks[0].send(*given[0], MOST)
     assert ranks.ranks[1].state[STATE.index("failed")] == 1
 
 
 def test_a_rank_that_does_not_come(monkeypatch):
     ranks = Ranks(monkeypatch, 2, timeout=3e-4)  # of the emulator's clock
     given = rows_of(kernels.routing(3, 2, 3)[0])
-    ranks.all(lambda r, own: own.send(*given[:2], MOST) if r == 0 else None)
+    ranks.all(lambda r, own: own.send(*given, MOST) if r == 0 else None)
     with pytest.raises(RuntimeError, match=r"rank 1 did not come to call 1 within 0.0003 s"):
         ranks.ranks[0].check()

@@ -38,12 +38,13 @@ CODED_HIDDEN = 96
 A1_SCALE = 0.013
 
 
-def specs(ranks, act_fmt=None, hidden=HIDDEN, dtype="bfloat16"):
+def specs(ranks, act_fmt=None, hidden=HIDDEN, dtype="bfloat16", sums=False):
     sizes = ranks, EXPERTS, 2, hidden, dtype
-    return [EpDispatch(*sizes, act_fmt=act_fmt), EpCombine(*sizes)]
+    return [EpDispatch(*sizes, act_fmt=act_fmt), EpCombine(*sizes, sums=sums)]
 
 
 ALL = [spec for ranks in (1, 2, 3, 4) for spec in specs(ranks)]
+ALL += [EpCombine(ranks, EXPERTS, 2, HIDDEN, sums=True) for ranks in (1, 2, 3, 4)]
 CODED = {
     spec.name: spec
     for act_fmt in ("fp8", "nvfp4")
@@ -77,16 +78,18 @@ class Group:
         hidden=HIDDEN,
         dtype="bfloat16",
         built=ALL,
+        sums=False,
     ):
         path = library(built, ARCH)
         self.world = emulator.LibraryWorld(path, ranks, target=ARCH, seed=seed, multiprocessors=4)
         self.n, self.capacity, self.k = ranks, capacity, 2
         self.act_fmt, self.hidden, self.dtype = act_fmt, hidden, np.dtype(dtype)
-        self.names = [spec.name for spec in specs(ranks, act_fmt, hidden, dtype)]
+        self.sums = sums
+        self.names = [spec.name for spec in specs(ranks, act_fmt, hidden, dtype, sums)]
         padding = {"nvfp4": -(hidden // 2 + hidden // 16) % 16}.get(act_fmt, 0)
         self.sent = row_bytes(hidden, act_fmt) - padding
-        self.parts = symmetric(ranks, capacity, self.k, hidden, act_fmt)
-        size = symmetric_bytes(ranks, capacity, self.k, hidden, act_fmt)
+        self.parts = symmetric(ranks, capacity, self.k, hidden, act_fmt, sums)
+        size = symmetric_bytes(ranks, capacity, self.k, hidden, act_fmt, sums)
         each = EXPERTS // ranks if EXPERTS % ranks == 0 else None
         self.owners = owners or [
             [e for e in range(EXPERTS) if (e // each if each else e % ranks) == r]
@@ -126,17 +129,18 @@ class Group:
         return self.ranks[r].buffer[at : at + size].view(dtype).reshape(shape)
 
     def dispatch(self, given, bounds, races=False):
-        for r, (x, ids, _) in enumerate(given):
+        for r, (x, ids, weights) in enumerate(given):
             if x is None:
                 continue
             own = self.ranks[r]
             landed = self.part(r, "ids", np.int32, self.n * bounds[r], self.k)
-            x, ids, _ = padded(x, ids, ids)
-            x, ids = self.world.tensor(r, x, "x"), self.world.tensor(r, ids, "ids")
+            rows = zip(padded(x, ids, weights), ("x", "ids", "weights"), strict=True)
+            x, ids, weights = (self.world.tensor(r, value, name) for value, name in rows)
             scale = self.world.tensor(r, np.full(1, A1_SCALE, np.float32), "scale")
             given = (x, scale) if self.act_fmt == "nvfp4" else (x,)
             frame = self.frame(r, bounds[r])
-            self.world.call(r, self.names[0], *given, ids, own.owner, frame, own.state, landed)
+            group = own.owner, frame, own.state
+            self.world.call(r, self.names[0], *given, ids, weights, *group, landed)
         reports = self.world.run()
         if not races:
             self.check(reports)
@@ -147,9 +151,13 @@ class Group:
             x, ids, weights = padded(*rows)
             own, new = self.ranks[r], self.world.tensor
             landed = self.part(r, "ids", np.int32, self.n * bounds[r], self.k)
-            slots = self.part(r, "slots", self.dtype, self.capacity * self.k, self.hidden)
+            most = self.capacity * (self.n if self.sums else self.k)
+            slots = self.part(r, "slots", self.dtype, most, self.hidden)
             out = new(r, np.full(x.shape, np.nan, self.dtype), "out")
             choice = new(r, ids, "ids"), new(r, weights, "weights")
+            if self.sums:
+                came = self.part(r, "weights", np.float32, self.n * bounds[r], self.k)
+                choice = came, choice[0], own.owner
             y = new(r, results[r], "y")
             frame = self.frame(r, bounds[r])
             self.world.call(r, self.names[1], y, landed, *choice, slots, frame, own.state, out)
@@ -224,17 +232,27 @@ def landed_truth(group, given, bound):
     return ids, rows
 
 
-def sums(given, act_fmt=None):
-    """Return the float32 sums, one rounding a step (a fused multiply-add), rounded to 16 bits."""
+def sums(given, act_fmt=None, owners=None):
+    """Return the float32 sums, one rounding a step (a fused multiply-add), rounded to 16 bits.
+
+    ``owners``: the experts of each rank, if each rounds its sum before these are added up.
+    """
     found = []
-    for x, ids, weights in given:
+    for source, (x, ids, weights) in enumerate(given):
         x = decoded(coded(x, act_fmt), act_fmt, x.shape[1], x.dtype)
-        total = np.zeros(x.shape, np.float32)
+        ranks = len(owners) if owners else 1
+        total = np.zeros((ranks, *x.shape), np.float32)
         for t, j in np.ndindex(*ids.shape):
             if 0 <= ids[t, j] < EXPERTS:
+                places = [r for r in range(ranks) if not owners or ids[t, j] in owners[r]]
+                r = places[(t + source) % len(places)]
                 z = expert(ids[t, j], x[t]).astype(np.float64)
-                total[t] = (np.float64(weights[t, j]) * z + total[t]).astype(np.float32)
-        found.append(total.astype(x.dtype))
+                total[r, t] = (np.float64(weights[t, j]) * z + total[r, t]).astype(np.float32)
+        rounded = total.astype(x.dtype)
+        if owners:
+            rounded = rounded.astype(np.float32)
+            rounded = np.add.accumulate(rounded, dtype=np.float32)[-1:].astype(x.dtype)
+        found.append(rounded[0])
     return found
 
 
@@ -257,13 +275,15 @@ def one_call(group, given, bound):
                 y[i, j] = expert(group.owners[r][landed[i, j]], hidden[i])
         results.append(y)
     sent_back = group.combine(given, bounds, results)
-    for out, truth in zip(sent_back, sums(given, group.act_fmt), strict=True):
+    truths = sums(given, group.act_fmt, group.owners if group.sums else None)
+    for out, truth in zip(sent_back, truths, strict=True):
         assert (out.view(np.uint16) == truth.view(np.uint16)).all()
 
 
+@pytest.mark.parametrize("sums", [False, True], ids=["slots", "sums"])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_rows_go_and_come_back(ranks):
-    group = Group(ranks, capacity=3, seed=ranks)
+def test_rows_go_and_come_back(ranks, sums):
+    group = Group(ranks, capacity=3, seed=ranks, sums=sums)
     for call, none in enumerate(((0,), (ranks - 1,), ())):  # epochs 1 to 3
         bound = 3 - call % 2
         one_call(group, routing(10 * ranks + call, ranks, bound, none=none), bound)
@@ -292,9 +312,10 @@ def test_threads_with_several_pieces_of_a_row(act_fmt, hidden):
     one_call(group, [(x, np.array([[5, 0], [1, -1]], np.int32), np.ones((2, 2), np.float32))], 2)
 
 
-def test_an_expert_on_several_ranks_shares_its_tokens():
+@pytest.mark.parametrize("sums", [False, True], ids=["slots", "sums"])
+def test_an_expert_on_several_ranks_shares_its_tokens(sums):
     owners = [[5, 0, 1, 2], [3, 0, 4], [0, 5]]
-    group = Group(3, capacity=3, seed=7, owners=owners)
+    group = Group(3, capacity=3, seed=7, owners=owners, sums=sums)
     for call in range(3):
         one_call(group, routing(70 + call, 3, 3), bound=3)
 
@@ -302,7 +323,7 @@ def test_an_expert_on_several_ranks_shares_its_tokens():
 @pytest.mark.parametrize(("step", "told"), [("dispatch", "timeout"), ("dispatch", "bound")])
 def test_who_does_not_come_is_named_by_all(step, told):
     """A rank is missing, or has another bound: all others report it, and send nothing more."""
-    group = Group(3, capacity=3, seed=5, timeout=400_000 if told == "timeout" else TIMEOUT)
+    group = Group(3, capacity=3, seed=5, timeout=2_000_000 if told == "timeout" else TIMEOUT)
     one_call(group, routing(1, 3, 3), bound=3)
     given, bounds = routing(2, 3, 2), [3, 3, 2]
     if told == "timeout":

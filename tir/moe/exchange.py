@@ -4,7 +4,9 @@
     dispatch:  row t goes once to every rank that has an expert of it; ids [t, j] to all ranks;
                with an act_fmt, as codes and scales (`CodedRow`) that are made once
     combine:   the result of slot (t, j) goes back to row t * k + j of its token's rank
-    reduce:    out[t] = round(sum over j, ascending, of topk_weights[t, j] * slot[t, j]), float32
+               out[t] = round(sum over j, ascending, of topk_weights[t, j] * slot[t, j]), float32
+    sums:      the rounded sum over the slots that rank r has of token t to row t * ranks + r
+               out[t] = round(sum over r, ascending, of these), float32
 
 Slots with an id outside [0, experts) are left out; a rank without tokens passes one row of such.
 Sums are as in `tir.moe.fused_moe` (CPU) and `native/moe/moe_rows.cuh` (CUDA, a fused multiply-add),
@@ -30,6 +32,7 @@ from blockscale.specs.exchange import (
     CHUNK_ELEMENTS,
     FRAME,
     OWNER_BITS,
+    PARTS,
     STATE,
     EpCombine,
     EpDispatch,
@@ -45,6 +48,9 @@ HEADER = '#include "fp4.cuh"\n#include "moe_coded.cuh"\n#include "moe_peers.cuh"
 WORDS = 4
 """Words of 32 bits that a thread moves at a time."""
 
+TOGETHER = 4
+"""Rows whose pieces of a thread are loaded before they are added up."""
+
 SCALES_BYTES = 2
 """Bytes of scales of the elements of 16 bytes of nvfp4 codes."""
 
@@ -55,7 +61,7 @@ def _call(name: str, *args: Any, dtype: str = "void") -> PrimExpr:
     return cuda_func_call(name, *args, source_code=HEADER, return_type=dtype)
 
 
-def _owner(spec: EpDispatch) -> Callable[..., PrimExpr]:
+def _owner(spec: EpDispatch | EpCombine) -> Callable[..., PrimExpr]:
     """The entry of the owner table for slot (t, j); -1 where there is none."""
 
     def owner_of(topk_ids: Any, owner: Any, frame: Any, rows: Any, replicas: Any, t: Any, j: Any):
@@ -68,158 +74,169 @@ def _owner(spec: EpDispatch) -> Callable[..., PrimExpr]:
     return owner_of
 
 
-def _whole_row(spec: EpDispatch, parts: int, ahead: int) -> Any:
-    """Step that stores row vt of x to the ranks whose bits ``goes`` has."""
-    R, P, A, chunk, words = map(i64, (spec.ranks, parts, ahead, CHUNK_ELEMENTS, WORDS))
-    chunks = i64(spec.hidden // CHUNK_ELEMENTS)
+def _put(size: int, part: str) -> Any:
+    """Step that stores ``size`` bytes to unit ``at`` of a part of each rank in ``goes``."""
+    number = T.int32(PARTS.index(part))
 
     @T.inline
-    def step(x, a1_scale, frame, goes, vt, vp):
-        raw = T.sblock_alloc_buffer((A, words), "uint32", scope="local")
-        for i in T.serial(tiles_of(chunks, parts * ahead)):
-            for a in T.unroll(A):
-                if goes[0] != 0 and (i * A + a) * P + vp < chunks:
-                    T.evaluate(
-                        _call(
-                            "bs_load<16, BS_KEEP>",
-                            raw.access_ptr("rw", offset=a * words),
-                            T.address_of(x[vt, ((i * A + a) * P + vp) * chunk]),
-                        )
-                    )
-            for r in T.unroll(R):
-                for a in T.unroll(A):
-                    if (goes[0] >> T.Cast("int32", r)) & 1 != 0 and (i * A + a) * P + vp < chunks:
-                        T.evaluate(
-                            _call(
-                                "bs_ep_put16",
-                                frame.access_ptr("r"),
-                                T.Cast("int32", r),
-                                T.int32(2),
-                                (frame[i64(0)] * frame[i64(1)] + vt) * chunks
-                                + (i * A + a) * P
-                                + vp,
-                                raw.access_ptr("rw", offset=a * words),
-                            )
-                        )
-
-    return step
-
-
-def _coded_row(spec: EpDispatch, parts: int) -> Any:
-    """Step that codes row vt of x, and stores it to the ranks whose bits ``goes`` has.
-
-    A thread holds all its pieces of the row, of which each makes 16 bytes of codes.
-    """
-    row, fp8, cast = spec.row, spec.act_fmt == "fp8", CAST[spec.dtype]
-    held = -(-row.cols // (row.step * parts))
-    R, P, U, chunk, words = map(i64, (spec.ranks, parts, held, CHUNK_ELEMENTS, WORDS))
-    loads, pieces = i64(row.step // CHUNK_ELEMENTS), i64(row.cols // row.step)
-    scales = {size: i64(row.codes // size) for size in (ALIGNMENT, SCALES_BYTES)}
-
-    @T.inline
-    def put(size, frame, goes, vt, place, value):
-        for r in T.unroll(R):
+    def put(ranks, frame, goes, at, value):
+        for r in T.unroll(ranks):
             if (goes[0] >> T.Cast("int32", r)) & 1 != 0:
                 T.evaluate(
                     _call(
                         f"bs_ep_put{size}",
                         frame.access_ptr("r"),
                         T.Cast("int32", r),
-                        T.int32(2),
-                        (frame[i64(0)] * frame[i64(1)] + vt) * i64(row.bytes // size) + place,
+                        number,
+                        at,
                         value,
                     )
                 )
 
-    @T.inline
-    def load(x, goes, raw, vt, vp):
-        for u in T.unroll(U):
-            for a in T.unroll(loads):
-                for w in T.unroll(words):
-                    raw[u, a * words + w] = T.uint32(0)
-                if goes[0] != 0 and u * P + vp < pieces:
+    return put
+
+
+class _Row:
+    """Steps that load row t of x, all pieces of a thread, and store it to the ranks in ``goes``.
+
+    A piece is what makes 16 bytes of what is sent: a chunk, or so many as `CodedRow.step` says.
+    """
+
+    def __init__(self, spec: EpDispatch, parts: int) -> None:
+        coded = spec.act_fmt is not None
+        step = spec.row.step if coded else CHUNK_ELEMENTS
+        cols = spec.row.cols if coded else spec.hidden
+        self.spec, self.held = spec, -(-cols // (step * parts))
+        P, U, chunk, words = map(i64, (parts, self.held, CHUNK_ELEMENTS, WORDS))
+        self.shape = (U, i64(step // CHUNK_ELEMENTS) * words)
+        loads, pieces = i64(step // CHUNK_ELEMENTS), i64(cols // step)
+        self.sizes = parts, pieces, loads
+
+        @T.inline
+        def load(x, raw, t, vp):
+            for u in T.unroll(U):
+                for a in T.unroll(loads):
+                    if coded:
+                        for w in T.unroll(words):
+                            raw[u, a * words + w] = T.uint32(0)
+                    if u * P + vp < pieces:
+                        T.evaluate(
+                            _call(
+                                "bs_load<16, BS_KEEP>",
+                                raw.access_ptr("rw", offset=(u * loads + a) * words),
+                                T.address_of(x[t, ((u * P + vp) * loads + a) * chunk]),
+                            )
+                        )
+
+        self.load = load
+        self.store = self._coded() if coded else self._whole()
+
+    def _whole(self) -> Any:
+        parts, pieces, _ = self.sizes
+        P, U, R, words = map(i64, (parts, self.held, self.spec.ranks, WORDS))
+        put = _put(16, "rows")
+
+        @T.inline
+        def store(raw, a1_scale, frame, goes, row, vp):
+            for u in T.unroll(U):
+                if u * P + vp < pieces:
+                    put(
+                        R,
+                        frame,
+                        goes,
+                        row * pieces + u * P + vp,
+                        raw.access_ptr("r", offset=u * words),
+                    )
+
+        return store
+
+    def _coded(self) -> Any:
+        spec, (parts, pieces, loads) = self.spec, self.sizes
+        row_of, fp8, cast = spec.row, spec.act_fmt == "fp8", CAST[spec.dtype]
+        P, U, R, words = map(i64, (parts, self.held, spec.ranks, WORDS))
+        puts = {size: _put(size, "rows") for size in (ALIGNMENT, SCALES_BYTES)}
+        put, put_scales = puts[ALIGNMENT], puts[SCALES_BYTES]
+        scales = {size: i64(row_of.codes // size) for size in puts}
+        pitch = {size: i64(row_of.bytes // size) for size in puts}
+
+        @T.inline
+        def rows_of_fp8(raw, a1_scale, frame, goes, row, vp):
+            codes = T.sblock_alloc_buffer((words,), "uint32", scope="local")
+            factor = T.sblock_alloc_buffer((words,), "float32", scope="local")
+            for w in T.unroll(words):
+                factor[w] = T.float32(0)
+            factor[0] = _call(
+                f"bs_coded_factor<{cast}, {self.held * row_of.step // 2}>",
+                raw.access_ptr("r"),
+                dtype="float32",
+            )
+            for u in T.unroll(U):
+                if u * P + vp < pieces:
                     T.evaluate(
                         _call(
-                            "bs_load<16, BS_KEEP>",
-                            raw.access_ptr("rw", offset=(u * loads + a) * words),
-                            T.address_of(x[vt, ((u * P + vp) * loads + a) * chunk]),
+                            f"bs_coded_fp8<{cast}>",
+                            codes.access_ptr("w"),
+                            raw.access_ptr("r", offset=u * loads * words),
+                            factor[0],
                         )
                     )
+                    at = T.meta_var(row * pitch[ALIGNMENT])
+                    put(R, frame, goes, at + u * P + vp, codes.access_ptr("r"))
+            if vp == 0:
+                at = T.meta_var(row * pitch[ALIGNMENT] + scales[ALIGNMENT])
+                put(R, frame, goes, at, factor.access_ptr("r"))
 
-    @T.inline
-    def rows_of_fp8(x, a1_scale, frame, goes, vt, vp):
-        raw = T.sblock_alloc_buffer((U, loads * words), "uint32", scope="local")
-        codes = T.sblock_alloc_buffer((words,), "uint32", scope="local")
-        factor = T.sblock_alloc_buffer((words,), "float32", scope="local")
-        load(x, goes, raw, vt, vp)
-        for w in T.unroll(words):
-            factor[w] = T.float32(0)
-        factor[0] = _call(
-            f"bs_coded_factor<{cast}, {held * row.step // 2}>",
-            raw.access_ptr("r"),
-            dtype="float32",
-        )
-        for u in T.unroll(U):
-            if u * P + vp < pieces:
-                T.evaluate(
-                    _call(
-                        f"bs_coded_fp8<{cast}>",
+        @T.inline
+        def rows_of_nvfp4(raw, a1_scale, frame, goes, row, vp):
+            codes = T.sblock_alloc_buffer((words,), "uint32", scope="local")
+            both = T.sblock_alloc_buffer((i64(1),), "int32", scope="local")
+            for u in T.unroll(U):
+                if u * P + vp < pieces:
+                    both[0] = _call(
+                        f"bs_coded_nvfp4<{cast}>",
                         codes.access_ptr("w"),
                         raw.access_ptr("r", offset=u * loads * words),
-                        factor[0],
+                        a1_scale[0],
+                        dtype="int32",
                     )
-                )
-                put(ALIGNMENT, frame, goes, vt, u * P + vp, codes.access_ptr("r"))
-        if vp == 0:
-            put(ALIGNMENT, frame, goes, vt, scales[ALIGNMENT], factor.access_ptr("r"))
+                    at = T.meta_var(row * pitch[ALIGNMENT])
+                    put(R, frame, goes, at + u * P + vp, codes.access_ptr("r"))
+                    of = T.meta_var(row * pitch[SCALES_BYTES] + scales[SCALES_BYTES])
+                    put_scales(R, frame, goes, of + u * P + vp, both[0])
 
-    @T.inline
-    def rows_of_nvfp4(x, a1_scale, frame, goes, vt, vp):
-        raw = T.sblock_alloc_buffer((U, loads * words), "uint32", scope="local")
-        codes = T.sblock_alloc_buffer((words,), "uint32", scope="local")
-        both = T.sblock_alloc_buffer((i64(1),), "int32", scope="local")
-        load(x, goes, raw, vt, vp)
-        for u in T.unroll(U):
-            if u * P + vp < pieces:
-                both[0] = _call(
-                    f"bs_coded_nvfp4<{cast}>",
-                    codes.access_ptr("w"),
-                    raw.access_ptr("r", offset=u * loads * words),
-                    a1_scale[0],
-                    dtype="int32",
-                )
-                put(ALIGNMENT, frame, goes, vt, u * P + vp, codes.access_ptr("r"))
-                put(SCALES_BYTES, frame, goes, vt, scales[SCALES_BYTES] + u * P + vp, both[0])
-
-    return rows_of_fp8 if fp8 else rows_of_nvfp4
+        return rows_of_fp8 if fp8 else rows_of_nvfp4
 
 
-def dispatch(spec: EpDispatch, parts: int, ahead: int, rows: int | None = None) -> PrimFunc:
-    """Return the kernels with the parameters of ``spec.params()``: "send", then "settle".
+def dispatch(spec: EpDispatch, parts: int, ctas: int, rows: int | None = None) -> PrimFunc:
+    """Return the kernel with the parameters of ``spec.params()``.
+
+    The CTA that has sent last waits for what other ranks send, and says which ids are none.
 
     Args:
         spec: of the exported function.
         parts: threads that share a row.
-        ahead: chunks of a thread whose loads come before their stores; of rows that are coded, all.
+        ctas: CTAs that share the rows, at most; each takes every ``ctas``-th.
         rows: of x; None: symbolic.
     """
-    H, k, R, E, P = map(i64, (spec.hidden, spec.top_k, spec.ranks, spec.experts, parts))
+    H, k, R, E, P, C = map(i64, (spec.hidden, spec.top_k, spec.ranks, spec.experts, parts, ctas))
     entries = i64(len(FRAME) + spec.ranks)
-    send_row = _whole_row(spec, parts, ahead) if spec.act_fmt is None else _coded_row(spec, parts)
+    row_of = _Row(spec, parts)
     states, owner_of = i64(len(STATE)), _owner(spec)
     shift, mask = tirx.const(OWNER_BITS), tirx.const((1 << OWNER_BITS) - 1)
     sent = f"bs_ep_sent<{spec.ranks}, BS_EP_DISPATCH>"
-    arrived = f"bs_ep_arrived<{spec.ranks}, BS_EP_DISPATCH>"
+    arrived = f"bs_ep_all_arrived<{spec.ranks}, BS_EP_DISPATCH>"
+    ids_part, weights_part = (T.int32(PARTS.index(part)) for part in ("ids", "weights"))
 
-    def used(x: Any, a1_scale: Any, topk_ids: Any, owner: Any, rows: Any, replicas: Any) -> Any:
+    def used(x: Any, a1_scale: Any, ids: Any, weights: Any, owner: Any, n: Any, m: Any) -> Any:
         scale = [a1_scale[0:1]] if spec.act_fmt == "nvfp4" else []
-        return [x[0:rows, 0:H], *scale, topk_ids[0:rows, 0:k], owner[0:E, 0:replicas]]
+        return [x[0:n, 0:H], *scale, ids[0:n, 0:k], weights[0:n, 0:k], owner[0:E, 0:m]]
 
     @T.prim_func(s_tir=True)
     def main(
         x_handle: T.handle,
         a1_scale: T.Buffer((i64(1),), "float32"),
         topk_ids_handle: T.handle,
+        topk_weights_handle: T.handle,
         owner_handle: T.handle,
         frame: T.Buffer((entries,), "int64"),
         state: T.Buffer((states,), "int32"),
@@ -229,187 +246,382 @@ def dispatch(spec: EpDispatch, parts: int, ahead: int, rows: int | None = None) 
         rows, replicas, landed = T.int64(), T.int64(), T.int64()
         x = T.match_buffer(x_handle, (rows, H), spec.dtype)
         topk_ids = T.match_buffer(topk_ids_handle, (rows, k), "int32")
+        topk_weights = T.match_buffer(topk_weights_handle, (rows, k), "float32")
         owner = T.match_buffer(owner_handle, (E, replicas), "int32")
         landed_ids = T.match_buffer(landed_ids_handle, (landed, k), "int32")
-        for t, p in T.grid(rows, P):
+        for c, p in T.grid(T.min(rows, C), P):
             with T.sblock("send"):
-                vt, vp = T.axis.remap("SS", [t, p])
-                T.reads(*used(x, a1_scale, topk_ids, owner, rows, replicas))
-                T.writes(state[0:states])
+                vc, vp = T.axis.remap("SS", [c, p])
+                T.reads(*used(x, a1_scale, topk_ids, topk_weights, owner, rows, replicas))
+                T.writes(state[0:states], landed_ids[0:landed, 0:k])
                 goes = T.sblock_alloc_buffer((i64(1),), "int32", scope="local")
                 own = T.sblock_alloc_buffer((i64(1),), "int32", scope="local")
-                if _call("bs_ep_takes_part", state.access_ptr("r"), dtype="bool"):
-                    goes[0] = 0
-                    for j in T.unroll(k):
-                        own[0] = owner_of(topk_ids, owner, frame, rows, replicas, vt, j)
-                        if own[0] >= 0:
-                            goes[0] = goes[0] | T.shift_left(T.int32(1), own[0] >> shift)
-                    for i in T.serial(tiles_of(R * k, parts)):
-                        if vt < rows and i * P + vp < R * k:
-                            rank = T.meta_var((i * P + vp) // k)
-                            own[0] = owner_of(
-                                topk_ids, owner, frame, rows, replicas, vt, (i * P + vp) % k
-                            )
-                            T.evaluate(
-                                _call(
-                                    "bs_ep_put4",
-                                    frame.access_ptr("r"),
-                                    T.Cast("int32", rank),
-                                    T.int32(1),
-                                    (frame[i64(0)] * frame[i64(1)] + vt) * k + (i * P + vp) % k,
-                                    T.if_then_else(
-                                        T.Cast("int64", own[0] >> shift) == rank, own[0] & mask, -1
-                                    ),
-                                )
-                            )
-                    send_row(x, a1_scale, frame, goes, vt, vp)
-                T.evaluate(
-                    _call(
-                        sent,
-                        frame.access_ptr("r"),
-                        state.access_ptr("rw"),
-                        T.Cast("int32", rows),
-                    )
-                )
-        for s, g, p in T.grid(R, tiles_of(T.floordiv(landed, R) * k, parts), P):
-            with T.sblock("settle"):
-                vs, vg, vp = T.axis.remap("SSS", [s, g, p])
-                T.reads()
-                T.writes(state[0:states], landed_ids[0:landed, 0:k])
+                raw = T.sblock_alloc_buffer(row_of.shape, "uint32", scope="local")
                 tokens = T.sblock_alloc_buffer((i64(1),), "int32", scope="local")
-                size = T.meta_var(T.floordiv(landed, R) * k)
-                at = T.meta_var(vg * P + vp)
-                tokens[0] = _call(
-                    arrived,
+                last = T.sblock_alloc_buffer((i64(1),), "bool", scope="local")
+                bound = T.meta_var(frame[i64(FRAME.index("bound"))])
+                if _call("bs_ep_takes_part", state.access_ptr("r"), dtype="bool"):
+                    for n in T.serial(tiles_of(rows, ctas)):
+                        t = T.meta_var(n * C + vc)
+                        first = T.meta_var(frame[i64(FRAME.index("rank"))] * bound + t)
+                        if t < rows:
+                            row_of.load(x, raw, t, vp)
+                            goes[0] = 0
+                            for j in T.unroll(k):
+                                own[0] = owner_of(topk_ids, owner, frame, rows, replicas, t, j)
+                                if own[0] >= 0:
+                                    goes[0] = goes[0] | T.shift_left(T.int32(1), own[0] >> shift)
+                            for i in T.serial(tiles_of(R * k, parts)):
+                                if i * P + vp < R * k:
+                                    rank = T.meta_var((i * P + vp) // k)
+                                    j = T.meta_var((i * P + vp) % k)
+                                    own[0] = owner_of(topk_ids, owner, frame, rows, replicas, t, j)
+                                    T.evaluate(
+                                        _call(
+                                            "bs_ep_put4",
+                                            frame.access_ptr("r"),
+                                            T.Cast("int32", rank),
+                                            ids_part,
+                                            first * k + j,
+                                            T.if_then_else(
+                                                T.Cast("int64", own[0] >> shift) == rank,
+                                                own[0] & mask,
+                                                -1,
+                                            ),
+                                        )
+                                    )
+                                    T.evaluate(
+                                        _call(
+                                            "bs_ep_put4",
+                                            frame.access_ptr("r"),
+                                            T.Cast("int32", rank),
+                                            weights_part,
+                                            first * k + j,
+                                            T.reinterpret("int32", topk_weights[t, j]),
+                                        )
+                                    )
+                            row_of.store(raw, a1_scale, frame, goes, first, vp)
+                last[0] = _call(
+                    sent,
                     frame.access_ptr("r"),
                     state.access_ptr("rw"),
-                    T.Cast("int32", vs),
-                    dtype="int32",
+                    T.Cast("int32", rows),
+                    dtype="bool",
                 )
-                if T.Cast("int64", T.max(tokens[0], 0)) * k <= at and at < size:
-                    landed_ids[T.floordiv(vs * size + at, k), T.floormod(vs * size + at, k)] = -1
+                if last[0]:
+                    T.evaluate(
+                        _call(arrived, frame.access_ptr("r"), state.access_ptr("rw"), dtype="bool")
+                    )
+                    for s in T.serial(R):
+                        tokens[0] = _call("bs_ep_tokens", T.Cast("int32", s), dtype="int32")
+                        none = T.meta_var((bound - T.Cast("int64", tokens[0])) * k)
+                        for i in T.serial(tiles_of(none, parts)):
+                            at = T.meta_var((s + 1) * bound * k - none + i * P + vp)
+                            if i * P + vp < none:
+                                landed_ids[T.floordiv(at, k), T.floormod(at, k)] = -1
 
     func = keep_params(main, [param.name for param in spec.params()])
     return func if rows is None else fix_shape(func, "x", (rows, spec.hidden))
 
 
-def combine(spec: EpCombine, parts: int, slots: int, rows: int | None = None) -> PrimFunc:
-    """Return the kernels with the parameters of ``spec.params()``: "give back", then "reduce".
+class _Steps:
+    """Steps of `combine`: what a CTA sends back of a row that came, and the sum of a token.
+
+    Of `TOGETHER` rows at a time all loads of a thread come before the additions.
+    """
+
+    def __init__(self, spec: EpCombine, parts: int, slots: int) -> None:
+        chunks = spec.hidden // CHUNK_ELEMENTS
+        self.spec, self.parts = spec, parts
+        self.chunks, self.held = i64(chunks), i64(-(-chunks // parts))
+        self.slots, self.units = slots, 1 if spec.sums else spec.top_k // slots
+        self.together = min(max(spec.top_k, spec.ranks), TOGETHER)
+        self.shape = (tirx.Max(self.held, i64(self.together)), i64(WORDS))
+        self.give = self._give_sum() if spec.sums else self._give_slots()
+        self.total = self._of_ranks() if spec.sums else self._of_slots()
+
+    def _add(self, raw: Any, a: Any, total: Any, weight: Any) -> PrimExpr:
+        return _call(
+            f"bs_ep_add<{CAST[self.spec.dtype]}>",
+            total.access_ptr("rw"),
+            raw.access_ptr("rw", offset=a * i64(WORDS)),
+            weight,
+        )
+
+    def _give_slots(self) -> Any:
+        k, S, P, U = map(i64, (self.spec.top_k, self.slots, self.parts, self.units))
+        chunk, words, chunks, held = i64(CHUNK_ELEMENTS), i64(WORDS), self.chunks, self.held
+        part = T.int32(PARTS.index("slots"))
+
+        @T.inline
+        def give(y, landed_ids, landed_weights, frame, raw, total, bound, u, vp):
+            n = T.meta_var(T.floordiv(u, U))
+            for i in T.serial(S):
+                j = T.meta_var(T.floormod(u, U) * S + i)
+                if landed_ids[n, j] >= 0:
+                    for h in T.unroll(held):
+                        if h * P + vp < chunks:
+                            T.evaluate(
+                                _call(
+                                    "bs_load<16, BS_STREAM>",
+                                    raw.access_ptr("rw", offset=h * words),
+                                    T.address_of(y[n, j, (h * P + vp) * chunk]),
+                                )
+                            )
+                    for h in T.unroll(held):
+                        if h * P + vp < chunks:
+                            T.evaluate(
+                                _call(
+                                    "bs_ep_put16",
+                                    frame.access_ptr("r"),
+                                    T.Cast("int32", T.floordiv(n, bound)),
+                                    part,
+                                    (T.floormod(n, bound) * k + j) * chunks + h * P + vp,
+                                    raw.access_ptr("r", offset=h * words),
+                                )
+                            )
+
+        return give
+
+    def _give_sum(self) -> Any:
+        spec, G = self.spec, i64(self.together)
+        k, R, P = map(i64, (spec.top_k, spec.ranks, self.parts))
+        chunk, words, chunks, held = i64(CHUNK_ELEMENTS), i64(WORDS), self.chunks, self.held
+        groups, add = tiles_of(k, self.together), self._add
+        part, put = T.int32(PARTS.index("slots")), f"bs_ep_put_rounded<{CAST[spec.dtype]}>"
+
+        @T.inline
+        def give(y, landed_ids, landed_weights, frame, raw, total, bound, u, vp):
+            here = T.sblock_alloc_buffer((i64(1),), "int32", scope="local")
+            here[0] = 0
+            for j in T.unroll(k):
+                if landed_ids[u, j] >= 0:
+                    here[0] = 1
+            if here[0] != 0:
+                for h in T.serial(held):
+                    if h * P + vp < chunks:
+                        for m in T.unroll(chunk):
+                            total[m] = T.float32(0)
+                        for g in T.unroll(groups):
+                            for a in T.unroll(G):
+                                if g * G + a < k and landed_ids[u, g * G + a] >= 0:
+                                    T.evaluate(
+                                        _call(
+                                            "bs_load<16, BS_STREAM>",
+                                            raw.access_ptr("rw", offset=a * words),
+                                            T.address_of(y[u, g * G + a, (h * P + vp) * chunk]),
+                                        )
+                                    )
+                            for a in T.unroll(G):
+                                if g * G + a < k and landed_ids[u, g * G + a] >= 0:
+                                    T.evaluate(add(raw, a, total, landed_weights[u, g * G + a]))
+                        T.evaluate(
+                            _call(
+                                put,
+                                frame.access_ptr("r"),
+                                T.Cast("int32", T.floordiv(u, bound)),
+                                part,
+                                (T.floormod(u, bound) * R + frame[i64(FRAME.index("rank"))])
+                                * chunks
+                                + h * P
+                                + vp,
+                                total.access_ptr("r"),
+                            )
+                        )
+
+        return give
+
+    def _of_slots(self) -> Any:
+        spec, G = self.spec, i64(self.together)
+        k, P = i64(spec.top_k), i64(self.parts)
+        chunk, words, chunks, held = i64(CHUNK_ELEMENTS), i64(WORDS), self.chunks, self.held
+        groups, add, store = tiles_of(k, self.together), self._add, self._store()
+
+        @T.inline
+        def total_of(ids, weights, owner, frame, came, out, raw, total, here, rows, reps, t, vp):
+            for h in T.serial(held):
+                if h * P + vp < chunks:
+                    for m in T.unroll(chunk):
+                        total[m] = T.Select(here[0], T.float32(0), T.float32(float("nan")))
+                    for g in T.unroll(groups):
+                        for a in T.unroll(G):
+                            j = T.meta_var(g * G + a)
+                            if j < k and ids[t, j] >= 0 and ids[t, j] < spec.experts:
+                                T.evaluate(
+                                    _call(
+                                        "bs_load<16, BS_INPLACE>",
+                                        raw.access_ptr("rw", offset=a * words),
+                                        T.address_of(came[t * k + j, (h * P + vp) * chunk]),
+                                    )
+                                )
+                        for a in T.unroll(G):
+                            j = T.meta_var(g * G + a)
+                            if j < k and ids[t, j] >= 0 and ids[t, j] < spec.experts:
+                                T.evaluate(add(raw, a, total, weights[t, j]))
+                    T.evaluate(store(out, t, (h * P + vp) * chunk, total))
+
+        return total_of
+
+    def _of_ranks(self) -> Any:
+        spec, G = self.spec, i64(self.together)
+        k, R, P = map(i64, (spec.top_k, spec.ranks, self.parts))
+        chunk, words, chunks, held = i64(CHUNK_ELEMENTS), i64(WORDS), self.chunks, self.held
+        groups, add, store = tiles_of(R, self.together), self._add, self._store()
+        owner_of, shift = _owner(spec), tirx.const(OWNER_BITS)
+
+        @T.inline
+        def total_of(ids, weights, owner, frame, came, out, raw, total, here, rows, reps, t, vp):
+            goes = T.sblock_alloc_buffer((i64(1),), "int32", scope="local")
+            own = T.sblock_alloc_buffer((i64(1),), "int32", scope="local")
+            goes[0] = 0
+            for j in T.unroll(k):
+                own[0] = owner_of(ids, owner, frame, rows, reps, t, j)
+                if own[0] >= 0:
+                    goes[0] = goes[0] | T.shift_left(T.int32(1), own[0] >> shift)
+            for h in T.serial(held):
+                if h * P + vp < chunks:
+                    for m in T.unroll(chunk):
+                        total[m] = T.Select(here[0], T.float32(0), T.float32(float("nan")))
+                    for g in T.unroll(groups):
+                        for a in T.unroll(G):
+                            r = T.meta_var(g * G + a)
+                            if r < R and (goes[0] >> T.Cast("int32", r)) & 1 != 0:
+                                T.evaluate(
+                                    _call(
+                                        "bs_load<16, BS_INPLACE>",
+                                        raw.access_ptr("rw", offset=a * words),
+                                        T.address_of(came[t * R + r, (h * P + vp) * chunk]),
+                                    )
+                                )
+                        for a in T.unroll(G):
+                            r = T.meta_var(g * G + a)
+                            if r < R and (goes[0] >> T.Cast("int32", r)) & 1 != 0:
+                                T.evaluate(add(raw, a, total, T.float32(1)))
+                    T.evaluate(store(out, t, (h * P + vp) * chunk, total))
+
+        return total_of
+
+    def _store(self) -> Callable[..., PrimExpr]:
+        name = f"bs_store_rounded<{CAST[self.spec.dtype]}, 8, BS_KEEP>"
+
+        def store(out: Any, t: PrimExpr, column: PrimExpr, total: Any) -> PrimExpr:
+            return _call(name, T.address_of(out[t, column]), total.access_ptr("r"))
+
+        return store
+
+
+def combine(
+    spec: EpCombine, parts: int, ctas: int, slots_each: int, rows: int | None = None
+) -> PrimFunc:
+    """Return the kernel with the parameters of ``spec.params()``.
+
+    Each CTA sends back its share of what came, waits for what other ranks send back, and adds up
+    its share of the tokens: all have to fit the GPU at a time.
 
     Args:
         spec: of the exported function.
         parts: threads that share a unit of work.
-        slots: of a received row that a CTA sends back, all or one.
+        ctas: CTAs that share the work, at most.
+        slots_each: of a received row that a CTA sends back at a time, all or one; of `sums` all.
         rows: of out; None: symbolic.
     """
-    H, k, R = i64(spec.hidden), i64(spec.top_k), i64(spec.ranks)
-    P, chunk, words = i64(parts), i64(CHUNK_ELEMENTS), i64(WORDS)
-    S, chunks = i64(slots), i64(spec.hidden // CHUNK_ELEMENTS)
+    H, k, R, E, P, C = map(i64, (spec.hidden, spec.top_k, spec.ranks, spec.experts, parts, ctas))
     entries, states = i64(len(FRAME) + spec.ranks), i64(len(STATE))
+    steps = _Steps(spec, parts, slots_each)
+    units = i64(steps.units)
     sent = f"bs_ep_sent<{spec.ranks}, BS_EP_COMBINE>"
     arrived = f"bs_ep_all_arrived<{spec.ranks}, BS_EP_COMBINE>"
-    add, store = (
-        f"bs_ep_add<{CAST[spec.dtype]}>",
-        f"bs_store_rounded<{CAST[spec.dtype]}, 8, BS_KEEP>",
-    )
+
+    def used(given: Any, own: Any, came: Any, m: Any, n: Any, most: Any, reps: Any) -> Any:
+        y, ids, weights = given
+        topk_ids, topk_weights, owner = own
+        found = [y[0:m, 0:k, 0:H], ids[0:m, 0:k], topk_ids[0:n, 0:k], came[0:most, 0:H]]
+        if spec.sums:
+            return [*found, weights[0:m, 0:k], owner[0:E, 0:reps]]
+        return [*found, topk_weights[0:n, 0:k]]
 
     @T.prim_func(s_tir=True)
     def main(
         y_handle: T.handle,
         landed_ids_handle: T.handle,
+        landed_weights_handle: T.handle,
         topk_ids_handle: T.handle,
         topk_weights_handle: T.handle,
+        owner_handle: T.handle,
         slots_handle: T.handle,
         frame: T.Buffer((entries,), "int64"),
         state: T.Buffer((states,), "int32"),
         out_handle: T.handle,
     ):
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
-        rows, landed, most = T.int64(), T.int64(), T.int64()
+        rows, landed, most, replicas = T.int64(), T.int64(), T.int64(), T.int64()
         y = T.match_buffer(y_handle, (landed, k, H), spec.dtype)
         landed_ids = T.match_buffer(landed_ids_handle, (landed, k), "int32")
+        landed_weights = T.match_buffer(landed_weights_handle, (landed, k), "float32")
         topk_ids = T.match_buffer(topk_ids_handle, (rows, k), "int32")
         topk_weights = T.match_buffer(topk_weights_handle, (rows, k), "float32")
-        came = T.match_buffer(slots_handle, (most, H), spec.dtype)
+        owner = T.match_buffer(owner_handle, (E, replicas), "int32")
+        slots = T.match_buffer(slots_handle, (most, H), spec.dtype)
         out = T.match_buffer(out_handle, (rows, H), spec.dtype)
-        for n, g, p in T.grid(landed, k // S, P):
-            with T.sblock("give_back"):
-                vn, vg, vp = T.axis.remap("SSS", [n, g, p])
-                T.reads(y[0:landed, 0:k, 0:H], landed_ids[0:landed, 0:k])
-                T.writes(state[0:states])
-                raw = T.sblock_alloc_buffer((words,), "uint32", scope="local")
+        for c, p in T.grid(T.min(landed * units, C), P):
+            with T.sblock("combine"):
+                vc, vp = T.axis.remap("SS", [c, p])
+                T.reads(
+                    *used(
+                        (y, landed_ids, landed_weights),
+                        (topk_ids, topk_weights, owner),
+                        slots,
+                        landed,
+                        rows,
+                        most,
+                        replicas,
+                    )
+                )
+                T.writes(state[0:states], out[0:rows, 0:H])
+                raw = T.sblock_alloc_buffer(steps.shape, "uint32", scope="local")
+                total = T.sblock_alloc_buffer((i64(CHUNK_ELEMENTS),), "float32", scope="local")
+                here = T.sblock_alloc_buffer((i64(1),), "bool", scope="local")
                 bound = T.meta_var(T.floordiv(landed, R))
                 if _call("bs_ep_takes_part", state.access_ptr("r"), dtype="bool"):
-                    for j in T.serial(S):
-                        if landed_ids[vn, vg * S + j] >= 0:
-                            for i in T.serial(tiles_of(chunks, parts)):
-                                if i * P + vp < chunks:
-                                    T.evaluate(
-                                        _call(
-                                            "bs_load<16, BS_STREAM>",
-                                            raw.access_ptr("w"),
-                                            T.address_of(y[vn, vg * S + j, (i * P + vp) * chunk]),
-                                        )
-                                    )
-                                    T.evaluate(
-                                        _call(
-                                            "bs_ep_put16",
-                                            frame.access_ptr("r"),
-                                            T.Cast("int32", T.floordiv(vn, bound)),
-                                            T.int32(3),
-                                            (T.floormod(vn, bound) * k + vg * S + j) * chunks
-                                            + i * P
-                                            + vp,
-                                            raw.access_ptr("r"),
-                                        )
-                                    )
+                    for i in T.serial(tiles_of(landed * units, ctas)):
+                        u = T.meta_var(i * C + vc)
+                        if u < landed * units:
+                            steps.give(
+                                y, landed_ids, landed_weights, frame, raw, total, bound, u, vp
+                            )
                 T.evaluate(
                     _call(
                         sent,
                         frame.access_ptr("r"),
                         state.access_ptr("rw"),
                         T.Cast("int32", rows),
+                        dtype="bool",
                     )
                 )
-        for g, p in T.grid(tiles_of(rows * chunks, parts), P):
-            with T.sblock("reduce"):
-                vg, vp = T.axis.remap("SS", [g, p])
-                T.reads(topk_ids[0:rows, 0:k], topk_weights[0:rows, 0:k], came[0:most, 0:H])
-                T.writes(state[0:states], out[0:rows, 0:H])
-                here = T.sblock_alloc_buffer((i64(1),), "bool", scope="local")
-                total = T.sblock_alloc_buffer((chunk,), "float32", scope="local")
-                raw = T.sblock_alloc_buffer((k, words), "uint32", scope="local")
-                at = T.meta_var(vg * P + vp)
-                t = T.meta_var(T.floordiv(at, chunks))
-                c = T.meta_var(T.floormod(at, chunks))
                 here[0] = _call(
                     arrived, frame.access_ptr("r"), state.access_ptr("rw"), dtype="bool"
                 )
-                if at < rows * chunks:
-                    for m in T.unroll(chunk):
-                        total[m] = T.Select(here[0], T.float32(0), T.float32(float("nan")))
-                    for j in T.unroll(k):
-                        if topk_ids[t, j] >= 0 and topk_ids[t, j] < spec.experts:
-                            T.evaluate(
-                                _call(
-                                    "bs_load<16, BS_INPLACE>",
-                                    raw.access_ptr("rw", offset=j * words),
-                                    T.address_of(came[t * k + j, c * chunk]),
-                                )
-                            )
-                    for j in T.unroll(k):
-                        if topk_ids[t, j] >= 0 and topk_ids[t, j] < spec.experts:
-                            T.evaluate(
-                                _call(
-                                    add,
-                                    total.access_ptr("rw"),
-                                    raw.access_ptr("rw", offset=j * words),
-                                    topk_weights[t, j],
-                                )
-                            )
-                    T.evaluate(_call(store, T.address_of(out[t, c * chunk]), total.access_ptr("r")))
+                for i in T.serial(tiles_of(rows, ctas)):
+                    t = T.meta_var(i * C + vc)
+                    if t < rows:
+                        steps.total(
+                            topk_ids,
+                            topk_weights,
+                            owner,
+                            frame,
+                            slots,
+                            out,
+                            raw,
+                            total,
+                            here,
+                            rows,
+                            replicas,
+                            t,
+                            vp,
+                        )
 
-    return main if rows is None else fix_shape(main, "out", (rows, spec.hidden))
+    func = keep_params(main, [param.name for param in spec.params()])
+    return func if rows is None else fix_shape(func, "out", (rows, spec.hidden))
 
 
 def reduce(spec: EpReduce, rows: int | None = None) -> PrimFunc:

@@ -20,6 +20,10 @@ DISPATCHES = ("bf16", *CODED_FORMATS)
 """What rows are sent as: "bf16", the 16 bits (on CPUs also 32) that they are; else codes and scales
 (`CodedRow`), those that a layer with this ``act_fmt`` makes of them."""
 
+COMBINES = ("slots", "sums")
+"""What results come back as: "slots", that of each slot, which a token's rank adds up in the order
+of one rank; "sums", of each rank the sum of what it has of a token, rounded: fewer bytes."""
+
 Owners = tuple[tuple[int, ...], ...]
 """The experts of each rank, in the order of its weights."""
 
@@ -37,11 +41,13 @@ class Config:
     dtype: str
     device: str
     owners: Owners
+    combine: str = "slots"
 
     def __post_init__(self) -> None:
         for name in ("experts", "hidden", "top_k", "max_tokens"):
             check_positive(WHERE, name, getattr(self, name))
         checks.choice(WHERE, "dispatch", self.dispatch, DISPATCHES)
+        checks.choice(WHERE, "combine", self.combine, COMBINES)
         if self.row is not None:
             self.row.check(WHERE)
         for name, most in (("max_tokens", MAX_TOKENS), ("ranks", MAX_RANKS)):
@@ -73,9 +79,14 @@ class Config:
         return row_bytes(self.hidden, self.act_fmt)
 
     @property
-    def sizes(self) -> tuple[int, int, int, int, str | None]:
+    def sums(self) -> bool:
+        """Whether each rank adds up what it has of a token."""
+        return self.combine == "sums"
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, str | None, bool]:
         """What the parts of a symmetric buffer depend on."""
-        return self.ranks, self.max_tokens, self.top_k, self.hidden, self.act_fmt
+        return self.ranks, self.max_tokens, self.top_k, self.hidden, self.act_fmt, self.sums
 
     def _check_owners(self) -> None:
         if len(self.owners) != self.ranks:

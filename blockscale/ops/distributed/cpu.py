@@ -23,12 +23,14 @@ class Sent(NamedTuple):
 
     Attributes:
         to: [T, k] the rank of each slot; -1: dropped.
-        landed_ids: [n, k] the own experts of the rows that came.
+        landed_ids, landed_weights: [n, k] the own experts of the rows that came; the weights of
+            their slots.
         came: of each source, how many rows.
     """
 
     to: Tensor
     landed_ids: Tensor
+    landed_weights: Tensor
     came: list[int]
 
 
@@ -63,7 +65,12 @@ class Exchange:
         self.epoch = 0
 
     def send(
-        self, x: Tensor, ids: Tensor, bound: int, a1_scale: Tensor | None = None
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        bound: int,
+        a1_scale: Tensor | None = None,
     ) -> tuple[Tensor, Sent]:
         """Return rows that came, [n, H], or coded ones [n, bytes], and what is kept."""
         self.epoch += 1
@@ -78,23 +85,27 @@ class Exchange:
         place = self._places(ids)
         to = torch.where(place < 0, -1, place >> OWNER_BITS)
         local = place & (1 << OWNER_BITS) - 1
-        rows, mine, counts = [], [], []
+        rows, mine, shares, counts = [], [], [], []
         for rank in range(self.config.ranks):
             there = to == rank
             picked = there.any(1)
             rows.append(given[picked])
             mine.append(torch.where(there, local, -1)[picked].to(torch.int32))
+            shares.append(weights[picked])
             counts.append(int(picked.sum()))
         came = self._swap_counts(counts)
         landed = self._swap(torch.cat(rows), counts, came)
         landed_ids = self._swap(torch.cat(mine), counts, came)
-        return landed, Sent(to, landed_ids, came)
+        landed_weights = self._swap(torch.cat(shares), counts, came)
+        return landed, Sent(to, landed_ids, landed_weights, came)
 
     def bring_back(
         self, y: Tensor, sent: Sent, ids: Tensor, weights: Tensor, out: Tensor
     ) -> Tensor:
         """Return out [T, H], the sums of the slots' results y [n, k, H] of all ranks."""
         self._meet("combine", len(ids), 0)
+        if self.config.sums:
+            return self._sums(y, sent, out)
         ours = sent.landed_ids >= 0
         back = [int(part.sum()) for part in ours.split(sent.came)]
         slots = y.new_empty((*ids.shape, y.shape[-1]))
@@ -102,11 +113,26 @@ class Exchange:
         results = self._swap(y[ours], back, counts)
         for rank, part in enumerate(results.split(counts)):
             slots[sent.to == rank] = part
+        self._add(slots, ids, weights, out)
+        return out
+
+    def _sums(self, y: Tensor, sent: Sent, out: Tensor) -> Tensor:
+        """Return out [T, H]: the sum over ranks of what each has added up of a token."""
+        own = y.new_empty((len(y), y.shape[-1]))
+        self._add(y, sent.landed_ids, sent.landed_weights, own)
+        there = [(sent.to == rank).any(1) for rank in range(self.config.ranks)]
+        counts = [int(rows.sum()) for rows in there]
+        total = torch.zeros((len(out), y.shape[-1]))
+        for rows, part in zip(there, self._swap(own, sent.came, counts).split(counts), strict=True):
+            total[rows] += part.float()
+        return out.copy_(total)
+
+    def _add(self, slots: Tensor, ids: Tensor, weights: Tensor, out: Tensor) -> None:
+        """Put the sums of slots [T, k, H] with valid ids, weighted, into out [T, H]."""
         c = self.config
         if len(ids):
-            spec = EpReduce(c.experts, c.top_k, c.hidden, dtype_name(y.dtype))
-            call.kernel(spec, y.device).call(slots, ids, weights, out)
-        return out
+            spec = EpReduce(c.experts, c.top_k, c.hidden, dtype_name(slots.dtype))
+            call.kernel(spec, slots.device).call(slots, ids, weights, out)
 
     def _places(self, ids: Tensor) -> Tensor:
         """Return entries of the owner table [T, k]; -1 where an id is none of an expert."""

@@ -71,9 +71,13 @@ class Exchange:
         self.status = torch.zeros(len(STATUS), dtype=torch.int64).pin_memory()
         self._status = self.status.numpy()
         sizes = config.ranks, config.experts, config.top_k, config.hidden, config.dtype
-        self.specs = EpDispatch(*sizes, act_fmt=config.act_fmt), EpCombine(*sizes)
+        self.specs = (
+            EpDispatch(*sizes, act_fmt=config.act_fmt),
+            EpCombine(*sizes, sums=config.sums),
+        )
         self.parts = symmetric(*config.sizes)
         self.frames: dict[int, Tensor] = {}
+        self.views: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         row = torch.zeros((1, config.hidden), dtype=getattr(torch, config.dtype), device=device)
         dropped = torch.full((1, config.top_k), -1, dtype=torch.int32, device=device)
         self.nothing = row, dropped, dropped.float()
@@ -96,21 +100,34 @@ class Exchange:
             self.frames[bound] = torch.tensor(values, device=self.state.device)
         return self.frames[bound]
 
-    def landed(self, bound: int) -> tuple[Tensor, Tensor]:
-        """Return views of the own buffer: rows [ranks * bound, H] and ids [ranks * bound, k].
+    def landed(self, bound: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return views of the own buffer: rows [ranks * bound, H]; ids and weights [.., k].
 
         Coded rows are bytes, [ranks * bound, bytes].
         """
-        c, count = self.config, self.config.ranks * bound
-        at, own = {name: offset for name, (offset, _) in self.parts.items()}, self.memory.own
-        rows = own[at["rows"] : at["rows"] + count * c.row_bytes].view(count, c.row_bytes)
-        ids = own[at["ids"] : at["ids"] + count * c.top_k * 4].view(torch.int32)
-        if c.row is None:
-            rows = rows.view(getattr(torch, c.dtype))
-        return rows, ids.view(count, c.top_k)
+        found = self.views.get(bound)
+        if found is None:
+            c, count = self.config, self.config.ranks * bound
+
+            def part(name: str, pitch: int, dtype: torch.dtype) -> Tensor:
+                at, _ = self.parts[name]
+                return self.memory.own[at : at + count * pitch].view(dtype).view(count, -1)
+
+            dtype = torch.uint8 if c.row is not None else getattr(torch, c.dtype)
+            found = self.views[bound] = (
+                part("rows", c.row_bytes, dtype),
+                part("ids", 4 * c.top_k, torch.int32),
+                part("weights", 4 * c.top_k, torch.float32),
+            )
+        return found
 
     def send(
-        self, x: Tensor, ids: Tensor, bound: int, a1_scale: Tensor | None = None
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        bound: int,
+        a1_scale: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return rows that came and their ids [ranks * bound, k], as `landed`."""
         self.check()
@@ -121,12 +138,13 @@ class Exchange:
                 f"{bound}; pass fewer at a time, or set a larger bound on all ranks"
             )
         if not len(x):  # kernels take no empty tensors: a row that goes nowhere
-            x, ids, _ = self.nothing
-        rows, landed_ids = self.landed(bound)
+            x, ids, weights = self.nothing
+        rows, landed_ids, _ = self.landed(bound)
         flags = call.launch_flags(True)
         kernel = call.kernel(self.specs[0], x.device)
         given = (x, a1_scale) if self.config.act_fmt == "nvfp4" else (x,)
-        kernel.call(*given, ids, self.owner, self.frame(bound), self.state, landed_ids, *flags)
+        group = self.owner, self.frame(bound), self.state
+        kernel.call(*given, ids, weights, *group, landed_ids, *flags)
         return rows, landed_ids
 
     def bring_back(
@@ -134,14 +152,18 @@ class Exchange:
     ) -> Tensor:
         """Return out [T, H], the sums of the slots' results y [ranks * bound, k, H]."""
         self.check()
-        frame = self.frame(len(y) // self.config.ranks)
+        bound = len(y) // self.config.ranks
+        frame = self.frame(bound)
         flags = call.launch_flags(True)
         kernel = call.kernel(self.specs[1], y.device)
         to = out
         if not len(out):
             row, ids, weights = self.nothing
             to = torch.empty_like(row)
-        kernel.call(y, landed_ids, ids, weights, self.slots, frame, self.state, to, *flags)
+        chosen = (ids, weights)
+        if self.config.sums:
+            chosen = (self.landed(bound)[2], ids, self.owner)
+        kernel.call(y, landed_ids, *chosen, self.slots, frame, self.state, to, *flags)
         return out
 
     def give_up(self, step: str) -> None:

@@ -81,6 +81,7 @@ class ExpertParallel:
         max_tokens: int,
         dispatch: str = "bf16",
         *,
+        combine: str = "slots",
         owners: Sequence[Sequence[int]] | None = None,
         device: str | torch.device | None = None,
         dtype: torch.dtype = torch.bfloat16,
@@ -97,6 +98,9 @@ class ExpertParallel:
             dispatch: what rows are sent as: "bf16", as they are; "fp8" or "nvfp4", codes and scales
                 of what `blockscale.fused_moe` with this ``act_fmt`` makes of them, at half or 28 %
                 of the bytes.
+            combine: what results come back as: "slots", that of each slot, added up as one rank
+                does, with its bits; "sums", each rank's sum of what it has of a token, rounded to
+                the dtype of the rows: fewer bytes where a token has several experts on a rank.
             owners: the experts of each rank; one may lie on several ranks, which then share its
                 tokens.  None: equal shares of neighbours.
             device: None: the current GPU if the group has NCCL, else the CPU.
@@ -115,7 +119,7 @@ class ExpertParallel:
         shares = owners_of(ranks, experts, owners)
         self.config = Config(
             *(ranks, experts, hidden, top_k, max_tokens, dispatch),
-            *(dtype_name(dtype), self.device.type, shares),
+            *(dtype_name(dtype), self.device.type, shares, combine),
         )
         self.dtype = dtype
         if not alone:
@@ -167,7 +171,7 @@ class ExpertParallel:
         self._check_scale("dispatch", a1_scale, x)
         scale = None if a1_scale is None else a1_scale.reshape(1)
         rows = x.contiguous(), topk_ids.contiguous(), topk_weights.contiguous()
-        landed, sent = self._step(self._exchange.send, rows[0], rows[1], self.bound, scale)
+        landed, sent = self._step(self._exchange.send, *rows, self.bound, scale)
         self._open = True
         ids = sent.landed_ids if isinstance(sent, cpu.Sent) else sent
         kept = Kept(sent, *rows[1:], landed)

@@ -5,6 +5,7 @@
 //
 //   sender:    stores of a CTA; bar.sync; fence.acq_rel.sys and a count of the CTAs that are through;
 //              the last one: fence.acq_rel.sys, bar.sync, st.release.sys of a cell of each rank
+//              (a fence at the system's scope waits for all stores to other GPUs: one a CTA)
 //   receiver:  ld.acquire.sys of the cell until it has the epoch; bar.sync; loads
 //
 // A cell of the other step acknowledges: who has seen all cells of combine n may overwrite what
@@ -16,12 +17,13 @@
 #pragma once
 #include "memory.cuh"
 
-enum BsEpFrame { BS_EP_RANK, BS_EP_BOUND, BS_EP_TIMEOUT, BS_EP_STATUS, BS_EP_PARTS, BS_EP_PEERS = 8 };
-enum BsEpPart { BS_EP_CELLS, BS_EP_IDS, BS_EP_ROWS, BS_EP_SLOTS };
+enum BsEpFrame { BS_EP_RANK, BS_EP_BOUND, BS_EP_TIMEOUT, BS_EP_STATUS, BS_EP_PARTS, BS_EP_PEERS = 9 };
+enum BsEpPart { BS_EP_CELLS, BS_EP_IDS, BS_EP_WEIGHTS, BS_EP_ROWS, BS_EP_SLOTS };
 enum BsEpState { BS_EP_EPOCH, BS_EP_DISPATCHED, BS_EP_COMBINED, BS_EP_FAILED };
 enum BsEpStep { BS_EP_DISPATCH, BS_EP_COMBINE };
 enum BsEpCode { BS_EP_TIMED_OUT = 1, BS_EP_GAVE_UP, BS_EP_OTHER_BOUND };
 
+constexpr int BS_EP_MAX_RANKS = 32;
 constexpr uint32_t BS_EP_ABORTED = 0xFFFFFFFFu;  // the epoch of a cell whose writer has given up
 
 BS_INLINE char *bs_ep_part(const int64_t *frame, int rank, int part) {
@@ -66,6 +68,15 @@ BS_INLINE void bs_ep_put4(const int64_t *frame, int rank, int part, int64_t at, 
   *reinterpret_cast<int *>(bs_ep_part(frame, rank, part) + 4 * at) = value;
 }
 
+// Eight sums, rounded to 16 bits: 16 bytes.
+template <class F>
+BS_INLINE void bs_ep_put_rounded(const int64_t *frame, int rank, int part, int64_t at, const float *sum) {
+  uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) words[i] = F::pack(sum[2 * i], sum[2 * i + 1]);
+  bs_ep_put16(frame, rank, part, at, words);
+}
+
 BS_INLINE void bs_ep_put2(const int64_t *frame, int rank, int part, int64_t at, int value) {
   *reinterpret_cast<uint16_t *>(bs_ep_part(frame, rank, part) + 2 * at) = static_cast<uint16_t>(value);
 }
@@ -88,9 +99,10 @@ BS_INLINE void bs_ep_fail(const int64_t *frame, int *state, int code, int step, 
   }
 }
 
-// At the end of a CTA of a kernel that sends: the last one tells all ranks that everything is there.
+// When a CTA has sent all it has: the last one tells all ranks that everything is there.  Returns
+// whether it is the last one.
 template <int RANKS, int STEP>
-BS_INLINE void bs_ep_sent(const int64_t *frame, int *state, int tokens) {
+BS_INLINE bool bs_ep_sent(const int64_t *frame, int *state, int tokens) {
   __shared__ int last;
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -101,7 +113,7 @@ BS_INLINE void bs_ep_sent(const int64_t *frame, int *state, int tokens) {
     if (last) *count = 0;
   }
   __syncthreads();
-  if (!last) return;
+  if (!last) return false;
   uint32_t epoch = state[BS_EP_EPOCH] + (STEP == BS_EP_DISPATCH ? 1 : 0);
   __syncthreads();
   if (STEP == BS_EP_DISPATCH && threadIdx.x == 0) state[BS_EP_EPOCH] = epoch;
@@ -110,6 +122,8 @@ BS_INLINE void bs_ep_sent(const int64_t *frame, int *state, int tokens) {
     uint64_t value = static_cast<uint64_t>(epoch) << 32 | frame[BS_EP_BOUND] << 16 | tokens;
     bs_ep_tell(bs_ep_cell(frame, RANKS, threadIdx.x, STEP, rank), value);
   }
+  __syncthreads();
+  return true;
 }
 
 // Tokens of rank `from`, once all that it sends in this step is there; -1 if that never comes.
@@ -139,21 +153,22 @@ BS_INLINE int bs_ep_wait(const int64_t *frame, int *state, int from) {
   return static_cast<int>(value & 0xFFFF);
 }
 
-// The same for all threads of a CTA.
-template <int RANKS, int STEP>
-BS_INLINE int bs_ep_arrived(const int64_t *frame, int *state, int from) {
-  __shared__ int tokens;
-  if (threadIdx.x == 0) tokens = bs_ep_wait<RANKS, STEP>(frame, state, from);
-  __syncthreads();
-  return tokens;
-}
+__shared__ int bs_ep_came[BS_EP_MAX_RANKS];  // tokens of each rank; of one that does not come, 0
 
 // Whether all ranks' rows have come, for all threads of a CTA.
 template <int RANKS, int STEP>
 BS_INLINE bool bs_ep_all_arrived(const int64_t *frame, int *state) {
-  int missing = threadIdx.x < RANKS && bs_ep_wait<RANKS, STEP>(frame, state, threadIdx.x) < 0;
+  int missing = 0;
+  if (threadIdx.x < RANKS) {
+    int tokens = bs_ep_wait<RANKS, STEP>(frame, state, threadIdx.x);
+    bs_ep_came[threadIdx.x] = max(tokens, 0);
+    missing = tokens < 0;
+  }
   return __syncthreads_or(missing) == 0;
 }
+
+// After that: how many tokens a rank has.
+BS_INLINE int bs_ep_tokens(int rank) { return bs_ep_came[rank]; }
 
 // Eight elements times a weight, added up: one rounding, as in bs_moe_combine.
 template <class F>
