@@ -14,23 +14,25 @@ from blockscale.specs.exchange import EpCombine, EpDispatch, EpReduce
 from blockscale.tir.moe import exchange as tir
 
 FEW = 132
-"""Rows that leave SMs of an H200 without any: more threads share one, a CTA sends back one slot."""
+"""Rows that leave SMs of an H200 without any: more threads share one, a CTA sends back one slot,
+and one kernel of so many CTAs gives back and adds up.  Its CTAs wait for each other, so they fit
+the smallest Hopper GPU: 78 SMs, of which each holds two."""
 
 BUCKETS = (Bucket(8, FEW, 512), Bucket(1024, None, 256))
 
-SENDING, WAITING = (FEW, 4 * FEW), (FEW, 2 * FEW)
-"""CTAs of a dispatch and of a combine, by bucket.  All of a combine wait for other ranks at the
-same time, so they fit the smallest Hopper GPU (78 SMs, of which each holds four or more)."""
+MANY = 8 * FEW
+"""CTAs of kernels for more rows."""
 
 
 def _dispatch(spec: EpDispatch, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:
     few = bucket.limit is not None
-    return tir.dispatch(spec, bucket.tile, SENDING[not few], rows)
+    return tir.dispatch(spec, bucket.tile, FEW if few else MANY, rows)
 
 
 def _combine(spec: EpCombine, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:
-    few = bucket.limit is not None
-    return tir.combine(spec, bucket.tile, WAITING[not few], 1 if few else spec.top_k, rows)
+    if bucket.limit is not None:
+        return tir.combine(spec, bucket.tile, (FEW, None), 1, rows)
+    return tir.combine(spec, bucket.tile, (MANY, MANY), spec.top_k, rows)
 
 
 register(
@@ -47,7 +49,7 @@ register(
     cuda=Road(
         buckets=lambda spec: BUCKETS,
         body=_combine,
-        sketches=lambda spec, bucket, level: schedules.combine_sketches(),
+        sketches=lambda spec, bucket, level: schedules.combine_sketches(bucket.limit is None),
         needs=frozenset({BULK_COPIES}),
     ),
 )

@@ -385,6 +385,7 @@ class FusedMoe(FormatSpec):
             *(static if self.static_scales else ()),
             Param("alpha", "float32", None, default=ALPHA.get(self.activation, 1.0)),
             Param("limit", "float32", None, default=LIMIT.get(self.activation, NO_LIMIT)),
+            *((Param("share", "float32", None, default=1.0),) if self.slots and on_gpu else ()),
             Param("out", self.dtype, out, output=True),
             *((Param("workspace", "uint8", ("workspace_bytes",), output=True),) if on_gpu else ()),
         )

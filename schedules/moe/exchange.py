@@ -10,17 +10,18 @@ from blockscale.schedules.steps import Choose, Sketch, last_loops
 
 def dispatch_sketches() -> list[Sketch]:
     """The sketch of `blockscale.tir.moe.exchange.dispatch`."""
-    return [_threads("send")]
+    return [_threads(["send"])]
 
 
-def combine_sketches() -> list[Sketch]:
-    """The sketch of `blockscale.tir.moe.exchange.combine`."""
-    return [_threads("combine")]
+def combine_sketches(both: bool) -> list[Sketch]:
+    """The sketch of `blockscale.tir.moe.exchange.combine`; ``both``: of two kernels."""
+    return [_threads(["give_back", "reduce"] if both else ["combine"])]
 
 
-def _threads(block: str) -> Sketch:
+def _threads(blocks: list[str]) -> Sketch:
     def threads(sch: Schedule, choose: Choose) -> None:
-        bind(sch, sch.get_loops(sch.get_sblock(block)), ("blockIdx.x", "threadIdx.x"))
+        for block in blocks:
+            bind(sch, sch.get_loops(sch.get_sblock(block)), ("blockIdx.x", "threadIdx.x"))
 
     return threads
 

@@ -129,8 +129,8 @@ def test_too_many_tokens_end_the_call_on_all_ranks(monkeypatch):
     def send(r, own):
         if r == 0:
             return own.send(*given[r], MOST)
+        ids = torch.zeros(MOST + 1, 2, dtype=torch.int32)
         with pytest.raises(ValueError, match="rank 1 has 4 tokens, but the bound is 3"):
-            ids = torch.zeros(MOST + 1, 2, dtype=torch.int32)
             own.send(x, ids, ids.float(), MOST)
         return None
 

@@ -167,20 +167,22 @@ def test_each_bucket(built, tokens, routing):
     assert [launch.programmatic for launch in call.run.launches] == [False, True, True, True]
 
 
-@pytest.mark.parametrize("tokens", [3, 41])
-def test_results_of_slots(built, tokens):
-    """Those that the layer adds up, of the same bits; nobody writes those of slots without one."""
+@pytest.mark.parametrize(("tokens", "share", "tile"), [(3, 1, 0), (41, 1, 2), (41, 0.5, 1)])
+def test_results_of_slots(built, tokens, share, tile):
+    """Those that the layer adds up, of the same bits; nobody writes those of slots without one.
+
+    The bucket is that of the slots that are expected to have an expert.
+    """
     spec = replace(PLAIN, slots=True)
     whole = Call(PLAIN, tokens, "random")(built(PLAIN))
     hidden, ids, weights, *others, _, _ = whole.arguments()
     out = torch.full((tokens, spec.top_k, spec.hidden), float("nan"), dtype=torch.bfloat16)
     workspace = torch.full((spec.workspace_bytes(tokens),), 0xFF, dtype=torch.uint8)
-    given = hidden, ids, *others, out, workspace
+    given = hidden, ids, *others, float(share), out, workspace
     run = emulator.run_module(built(spec), spec.name, *given, target="sm_90a", multiprocessors=SMS)
     run.check()
     names = [launch.kernel.removeprefix(f"{spec.name}_") for launch in run.launches]
-    assert len(names) == 3
-    assert names[0] == "prepare"
+    assert names == ["prepare", *(("gemm0", "gemm1"), ("gemm2", "gemm1"), ("gemm3", "gemm4"))[tile]]
     total = torch.zeros(tokens, spec.hidden, dtype=torch.float64)
     for j in range(spec.top_k):
         there = ((ids[:, j] >= 0) & (ids[:, j] < spec.experts))[:, None]

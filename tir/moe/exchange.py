@@ -62,14 +62,11 @@ def _call(name: str, *args: Any, dtype: str = "void") -> PrimExpr:
 
 
 def _owner(spec: EpDispatch | EpCombine) -> Callable[..., PrimExpr]:
-    """The entry of the owner table for slot (t, j); -1 where there is none."""
+    """The entry of the owner table for an id of token t; -1 where there is none."""
 
-    def owner_of(topk_ids: Any, owner: Any, frame: Any, rows: Any, replicas: Any, t: Any, j: Any):
-        def there(e: PrimExpr) -> PrimExpr:
-            own = owner[e, tirx.truncmod(t + frame[i64(FRAME.index("rank"))], replicas)]
-            return tirx.if_then_else(tirx.all(e >= 0, e < spec.experts), own, tirx.const(-1))
-
-        return tirx.if_then_else(t < rows, there(topk_ids[t, j]), tirx.const(-1))
+    def owner_of(e: Any, owner: Any, frame: Any, replicas: Any, t: Any) -> PrimExpr:
+        own = owner[e, tirx.truncmod(t + frame[i64(FRAME.index("rank"))], replicas)]
+        return tirx.if_then_else(tirx.all(e >= 0, e < spec.experts), own, tirx.const(-1))
 
     return owner_of
 
@@ -259,23 +256,29 @@ def dispatch(spec: EpDispatch, parts: int, ctas: int, rows: int | None = None) -
                 raw = T.sblock_alloc_buffer(row_of.shape, "uint32", scope="local")
                 tokens = T.sblock_alloc_buffer((i64(1),), "int32", scope="local")
                 last = T.sblock_alloc_buffer((i64(1),), "bool", scope="local")
+                takes_part = T.sblock_alloc_buffer((i64(1),), "bool", scope="local")
+                chosen = T.sblock_alloc_buffer((k,), "int32", scope="local")
                 bound = T.meta_var(frame[i64(FRAME.index("bound"))])
-                if _call("bs_ep_takes_part", state.access_ptr("r"), dtype="bool"):
-                    for n in T.serial(tiles_of(rows, ctas)):
-                        t = T.meta_var(n * C + vc)
-                        first = T.meta_var(frame[i64(FRAME.index("rank"))] * bound + t)
-                        if t < rows:
-                            row_of.load(x, raw, t, vp)
-                            goes[0] = 0
-                            for j in T.unroll(k):
-                                own[0] = owner_of(topk_ids, owner, frame, rows, replicas, t, j)
-                                if own[0] >= 0:
-                                    goes[0] = goes[0] | T.shift_left(T.int32(1), own[0] >> shift)
+                # What a row needs is loaded at once: each of these waits half a microsecond.
+                takes_part[0] = _call("bs_ep_takes_part", state.access_ptr("r"), dtype="bool")
+                for n in T.serial(tiles_of(rows, ctas)):
+                    t = T.meta_var(n * C + vc)
+                    first = T.meta_var(frame[i64(FRAME.index("rank"))] * bound + t)
+                    if t < rows:
+                        row_of.load(x, raw, t, vp)
+                        for j in T.unroll(k):
+                            chosen[j] = topk_ids[t, j]
+                        goes[0] = 0
+                        for j in T.unroll(k):
+                            own[0] = owner_of(chosen[j], owner, frame, replicas, t)
+                            if own[0] >= 0:
+                                goes[0] = goes[0] | T.shift_left(T.int32(1), own[0] >> shift)
+                        if takes_part[0]:
                             for i in T.serial(tiles_of(R * k, parts)):
                                 if i * P + vp < R * k:
                                     rank = T.meta_var((i * P + vp) // k)
                                     j = T.meta_var((i * P + vp) % k)
-                                    own[0] = owner_of(topk_ids, owner, frame, rows, replicas, t, j)
+                                    own[0] = owner_of(topk_ids[t, j], owner, frame, replicas, t)
                                     T.evaluate(
                                         _call(
                                             "bs_ep_put4",
@@ -324,6 +327,11 @@ def dispatch(spec: EpDispatch, parts: int, ctas: int, rows: int | None = None) -
     return func if rows is None else fix_shape(func, "x", (rows, spec.hidden))
 
 
+def _quotient(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    """a / b of numbers below 2^31, which takes a fifth of the instructions of one of 64 bits."""
+    return tirx.Cast("int64", tirx.truncdiv(tirx.Cast("int32", a), tirx.Cast("int32", b)))
+
+
 class _Steps:
     """Steps of `combine`: what a CTA sends back of a row that came, and the sum of a token.
 
@@ -354,11 +362,12 @@ class _Steps:
         part = T.int32(PARTS.index("slots"))
 
         @T.inline
-        def give(y, landed_ids, landed_weights, frame, raw, total, bound, u, vp):
-            n = T.meta_var(T.floordiv(u, U))
+        def give(y, landed_ids, landed_weights, frame, raw, total, takes_part, bound, u, vp):
+            n = T.meta_var(T.truncdiv(u, U))
+            source = T.meta_var(_quotient(n, bound))
             for i in T.serial(S):
-                j = T.meta_var(T.floormod(u, U) * S + i)
-                if landed_ids[n, j] >= 0:
+                j = T.meta_var(T.truncmod(u, U) * S + i)
+                if landed_ids[n, j] >= 0 and takes_part[0]:
                     for h in T.unroll(held):
                         if h * P + vp < chunks:
                             T.evaluate(
@@ -374,9 +383,9 @@ class _Steps:
                                 _call(
                                     "bs_ep_put16",
                                     frame.access_ptr("r"),
-                                    T.Cast("int32", T.floordiv(n, bound)),
+                                    T.Cast("int32", source),
                                     part,
-                                    (T.floormod(n, bound) * k + j) * chunks + h * P + vp,
+                                    ((n - source * bound) * k + j) * chunks + h * P + vp,
                                     raw.access_ptr("r", offset=h * words),
                                 )
                             )
@@ -391,13 +400,14 @@ class _Steps:
         part, put = T.int32(PARTS.index("slots")), f"bs_ep_put_rounded<{CAST[spec.dtype]}>"
 
         @T.inline
-        def give(y, landed_ids, landed_weights, frame, raw, total, bound, u, vp):
+        def give(y, landed_ids, landed_weights, frame, raw, total, takes_part, bound, u, vp):
+            source = T.meta_var(_quotient(u, bound))
             here = T.sblock_alloc_buffer((i64(1),), "int32", scope="local")
             here[0] = 0
             for j in T.unroll(k):
                 if landed_ids[u, j] >= 0:
                     here[0] = 1
-            if here[0] != 0:
+            if here[0] != 0 and takes_part[0]:
                 for h in T.serial(held):
                     if h * P + vp < chunks:
                         for m in T.unroll(chunk):
@@ -419,9 +429,9 @@ class _Steps:
                             _call(
                                 put,
                                 frame.access_ptr("r"),
-                                T.Cast("int32", T.floordiv(u, bound)),
+                                T.Cast("int32", source),
                                 part,
-                                (T.floormod(u, bound) * R + frame[i64(FRAME.index("rank"))])
+                                ((u - source * bound) * R + frame[i64(FRAME.index("rank"))])
                                 * chunks
                                 + h * P
                                 + vp,
@@ -475,7 +485,7 @@ class _Steps:
             own = T.sblock_alloc_buffer((i64(1),), "int32", scope="local")
             goes[0] = 0
             for j in T.unroll(k):
-                own[0] = owner_of(ids, owner, frame, rows, reps, t, j)
+                own[0] = owner_of(ids[t, j], owner, frame, reps, t)
                 if own[0] >= 0:
                     goes[0] = goes[0] | T.shift_left(T.int32(1), own[0] >> shift)
             for h in T.serial(held):
@@ -511,34 +521,68 @@ class _Steps:
 
 
 def combine(
-    spec: EpCombine, parts: int, ctas: int, slots_each: int, rows: int | None = None
+    spec: EpCombine, parts: int, ctas: tuple[int, int | None], slots_each: int, rows: int | None
 ) -> PrimFunc:
-    """Return the kernel with the parameters of ``spec.params()``.
+    """Return the kernels with the parameters of ``spec.params()``.
 
-    Each CTA sends back its share of what came, waits for what other ranks send back, and adds up
-    its share of the tokens: all have to fit the GPU at a time.
+    "give_back" sends back what came, "reduce" waits for what other ranks send back and adds up the
+    tokens.  Or "combine" does both: its CTAs wait for each other, so they have to fit the GPU.
 
     Args:
         spec: of the exported function.
         parts: threads that share a unit of work.
-        ctas: CTAs that share the work, at most.
+        ctas: CTAs that share the work, at most, of "give_back" and of "reduce"; None: of "combine".
         slots_each: of a received row that a CTA sends back at a time, all or one; of `sums` all.
         rows: of out; None: symbolic.
     """
-    H, k, R, E, P, C = map(i64, (spec.hidden, spec.top_k, spec.ranks, spec.experts, parts, ctas))
+    H, k, R, E, P, C = map(i64, (spec.hidden, spec.top_k, spec.ranks, spec.experts, parts, ctas[0]))
+    D, one = i64(ctas[1] or ctas[0]), ctas[1] is None
     entries, states = i64(len(FRAME) + spec.ranks), i64(len(STATE))
     steps = _Steps(spec, parts, slots_each)
     units = i64(steps.units)
     sent = f"bs_ep_sent<{spec.ranks}, BS_EP_COMBINE>"
     arrived = f"bs_ep_all_arrived<{spec.ranks}, BS_EP_COMBINE>"
 
-    def used(given: Any, own: Any, came: Any, m: Any, n: Any, most: Any, reps: Any) -> Any:
-        y, ids, weights = given
-        topk_ids, topk_weights, owner = own
-        found = [y[0:m, 0:k, 0:H], ids[0:m, 0:k], topk_ids[0:n, 0:k], came[0:most, 0:H]]
-        if spec.sums:
-            return [*found, weights[0:m, 0:k], owner[0:E, 0:reps]]
-        return [*found, topk_weights[0:n, 0:k]]
+    def came(y: Any, ids: Any, weights: Any, n: Any) -> list[Any]:
+        return [y[0:n, 0:k, 0:H], ids[0:n, 0:k], *([weights[0:n, 0:k]] if spec.sums else [])]
+
+    def own(ids: Any, weights: Any, owner: Any, slots: Any, n: Any, m: Any, most: Any) -> list[Any]:
+        if most is None:
+            return []
+        rest = [owner[0:E, 0:m]] if spec.sums else [weights[0:n, 0:k]]
+        return [ids[0:n, 0:k], *rest, slots[0:most, 0:H]]
+
+    @T.inline
+    def give_back(y, landed_ids, landed_weights, frame, state, raw, total, landed, rows, vc, vp):
+        takes_part = T.sblock_alloc_buffer((i64(1),), "bool", scope="local")
+        takes_part[0] = _call("bs_ep_takes_part", state.access_ptr("r"), dtype="bool")
+        bound = T.meta_var(_quotient(landed, R))
+        for i in T.serial(tiles_of(landed * units, ctas[0])):
+            u = T.meta_var(i * C + vc)
+            if u < landed * units:
+                steps.give(
+                    y, landed_ids, landed_weights, frame, raw, total, takes_part, bound, u, vp
+                )
+        T.evaluate(
+            _call(
+                sent,
+                frame.access_ptr("r"),
+                state.access_ptr("rw"),
+                T.Cast("int32", rows),
+                dtype="bool",
+            )
+        )
+
+    @T.inline
+    def add_up(ids, weights, owner, slots, frame, state, out, raw, total, rows, reps, vc, vp):
+        here = T.sblock_alloc_buffer((i64(1),), "bool", scope="local")
+        here[0] = _call(arrived, frame.access_ptr("r"), state.access_ptr("rw"), dtype="bool")
+        for i in T.serial(tiles_of(rows, ctas[1] or ctas[0])):
+            t = T.meta_var(i * D + vc)
+            if t < rows:
+                steps.total(
+                    ids, weights, owner, frame, slots, out, raw, total, here, rows, reps, t, vp
+                )
 
     @T.prim_func(s_tir=True)
     def main(
@@ -554,71 +598,45 @@ def combine(
         out_handle: T.handle,
     ):
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
-        rows, landed, most, replicas = T.int64(), T.int64(), T.int64(), T.int64()
+        rows, landed, most, reps = T.int64(), T.int64(), T.int64(), T.int64()
         y = T.match_buffer(y_handle, (landed, k, H), spec.dtype)
         landed_ids = T.match_buffer(landed_ids_handle, (landed, k), "int32")
         landed_weights = T.match_buffer(landed_weights_handle, (landed, k), "float32")
         topk_ids = T.match_buffer(topk_ids_handle, (rows, k), "int32")
         topk_weights = T.match_buffer(topk_weights_handle, (rows, k), "float32")
-        owner = T.match_buffer(owner_handle, (E, replicas), "int32")
+        owner = T.match_buffer(owner_handle, (E, reps), "int32")
         slots = T.match_buffer(slots_handle, (most, H), spec.dtype)
         out = T.match_buffer(out_handle, (rows, H), spec.dtype)
         for c, p in T.grid(T.min(landed * units, C), P):
-            with T.sblock("combine"):
+            with T.sblock("combine" if one else "give_back"):
                 vc, vp = T.axis.remap("SS", [c, p])
                 T.reads(
-                    *used(
-                        (y, landed_ids, landed_weights),
-                        (topk_ids, topk_weights, owner),
-                        slots,
-                        landed,
-                        rows,
-                        most,
-                        replicas,
-                    )
+                    *came(y, landed_ids, landed_weights, landed),
+                    *own(topk_ids, topk_weights, owner, slots, rows, reps, most if one else None),
                 )
-                T.writes(state[0:states], out[0:rows, 0:H])
+                T.writes(*[state[0:states], out[0:rows, 0:H]][: 2 if one else 1])
                 raw = T.sblock_alloc_buffer(steps.shape, "uint32", scope="local")
                 total = T.sblock_alloc_buffer((i64(CHUNK_ELEMENTS),), "float32", scope="local")
-                here = T.sblock_alloc_buffer((i64(1),), "bool", scope="local")
-                bound = T.meta_var(T.floordiv(landed, R))
-                if _call("bs_ep_takes_part", state.access_ptr("r"), dtype="bool"):
-                    for i in T.serial(tiles_of(landed * units, ctas)):
-                        u = T.meta_var(i * C + vc)
-                        if u < landed * units:
-                            steps.give(
-                                y, landed_ids, landed_weights, frame, raw, total, bound, u, vp
-                            )
-                T.evaluate(
-                    _call(
-                        sent,
-                        frame.access_ptr("r"),
-                        state.access_ptr("rw"),
-                        T.Cast("int32", rows),
-                        dtype="bool",
-                    )
+                give_back(
+                    y, landed_ids, landed_weights, frame, state, raw, total, landed, rows, vc, vp
                 )
-                here[0] = _call(
-                    arrived, frame.access_ptr("r"), state.access_ptr("rw"), dtype="bool"
-                )
-                for i in T.serial(tiles_of(rows, ctas)):
-                    t = T.meta_var(i * C + vc)
-                    if t < rows:
-                        steps.total(
-                            topk_ids,
-                            topk_weights,
-                            owner,
-                            frame,
-                            slots,
-                            out,
-                            raw,
-                            total,
-                            here,
-                            rows,
-                            replicas,
-                            t,
-                            vp,
-                        )
+                if one:
+                    add_up(
+                        topk_ids, topk_weights, owner, slots, frame, state, out, raw, total, rows,
+                        reps, vc, vp,
+                    )  # fmt: skip
+        if not one:
+            for c, p in T.grid(T.min(rows, D), P):
+                with T.sblock("reduce"):
+                    vc, vp = T.axis.remap("SS", [c, p])
+                    T.reads(*own(topk_ids, topk_weights, owner, slots, rows, reps, most))
+                    T.writes(state[0:states], out[0:rows, 0:H])
+                    raw = T.sblock_alloc_buffer(steps.shape, "uint32", scope="local")
+                    total = T.sblock_alloc_buffer((i64(CHUNK_ELEMENTS),), "float32", scope="local")
+                    add_up(
+                        topk_ids, topk_weights, owner, slots, frame, state, out, raw, total, rows,
+                        reps, vc, vp,
+                    )  # fmt: skip
 
     func = keep_params(main, [param.name for param in spec.params()])
     return func if rows is None else fix_shape(func, "out", (rows, spec.hidden))

@@ -79,6 +79,11 @@ class Config:
         return row_bytes(self.hidden, self.act_fmt)
 
     @property
+    def places(self) -> int:
+        """Experts of all ranks, replicas counted."""
+        return sum(map(len, self.owners))
+
+    @property
     def sums(self) -> bool:
         """Whether each rank adds up what it has of a token."""
         return self.combine == "sums"

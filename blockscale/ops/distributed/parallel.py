@@ -232,7 +232,8 @@ class ExpertParallel:
         sent = self.config.act_fmt == "nvfp4"
         came = self.dispatch(hidden, topk_ids, topk_weights, options.a1_scale if sent else None)
         coded = None if self.config.row is None else self.dtype
-        y = run_slots(came.kept.rows, weights, came.topk_ids, options, coded)
+        share = len(self.local_experts) / self.config.places
+        y = run_slots(came.kept.rows, weights, came.topk_ids, options, coded, share)
         made = self.combine(y, came, out)
         if added is None:
             return made

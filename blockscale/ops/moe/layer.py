@@ -229,6 +229,7 @@ def run_slots(
     ids: Tensor,
     options: Options,
     coded: torch.dtype | None = None,
+    share: float = 1.0,
 ) -> Tensor:
     """Return [T, k, H]: each slot's result of its expert, rounded and not weighted.
 
@@ -236,10 +237,12 @@ def run_slots(
         hidden, weights, options: as in `run_experts`.
         ids: [T, k] int32; of slots that others have than 0 to E - 1, the result is anything.
         coded: hidden [T, bytes] has rows of this dtype coded as ``act_fmt`` says (`CodedRow`).
+        share: of all slots, about how many have an expert here: GPU kernels differ in the rows of
+            an expert that they are fastest for.
     """
     static = options.a1_scale is None, options.a2_scale is None, weights.bias, coded
     how = options[:MODES] + static + weights.facts
-    return _SLOTS.run((checks.last_size(ids), how), (hidden, ids, weights, options, coded))
+    return _SLOTS.run((checks.last_size(ids), how), (hidden, ids, weights, options, coded, share))
 
 
 class _Slots(call.Op[Tensor]):
@@ -256,7 +259,7 @@ class _Slots(call.Op[Tensor]):
         return self._ready(spec, given)
 
     def check(self, options: Any, given: Any) -> Checked:
-        hidden, ids, weights, choices, coded = given
+        hidden, ids, weights, choices, coded, _ = given
         rows = hidden
         if coded is not None:  # what it was made of
             rows = hidden.new_empty((len(hidden), weights.hidden), dtype=coded)
@@ -266,9 +269,9 @@ class _Slots(call.Op[Tensor]):
         return Checked(spec if len(hidden) else None, arguments, y)
 
     def _ready(self, spec: FusedMoe, given: Any) -> tuple[tuple[Any, ...], Tensor]:
-        hidden, ids, weights, choices, coded = given
+        hidden, ids, weights, choices, coded, share = given
         y = hidden.new_empty((len(hidden), spec.top_k, spec.hidden), dtype=coded)
-        return _arguments(spec, (hidden, ids), weights, choices, y), y
+        return _arguments(spec, (hidden, ids), weights, choices, y, share), y
 
 
 _SLOTS = _Slots("fused_moe(ep=...)")
@@ -280,6 +283,7 @@ def _arguments(
     weights: MoeWeights,
     options: Options,
     out: Tensor,
+    share: float = 1.0,
 ) -> tuple[Any, ...]:
     """Return what the kernel takes."""
     given = (options.a1_scale, options.a2_scale) if spec.static_scales else ()
@@ -295,7 +299,8 @@ def _arguments(
     if size is None:
         size = weights.workspaces[key] = spec.workspace_bytes(tokens)
     workspace = torch.empty(size, dtype=torch.uint8, device=rows[0].device)
-    return (*rows, *tensors, *scales, alpha, limit, out, workspace)
+    more = (share,) if spec.slots else ()
+    return (*rows, *tensors, *scales, alpha, limit, *more, out, workspace)
 
 
 # ---- Checks -------------------------------------------------------------------------------------

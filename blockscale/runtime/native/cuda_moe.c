@@ -315,6 +315,7 @@ int blockscale_moe(const BsCall *call, const BsMoe *moe, TVMFFIAny *args) {
   if (blockscale_check_shapes(call, args, 0) != 0) return -1;
   const BsMoePlaces *at = &moe->at;
   int64_t rows = tensor(args, at->hidden)->shape[0], out_bytes = 2 * (int64_t)moe->hidden;
+  double share = at->share < 0 ? 1.0 : args[at->share].v_float64; /* of slots that have an expert here */
   if (moe->combine == NULL) out_bytes *= moe->top_k;
   Pass p = {.call = call, .moe = moe, .args = args, .tokens = least(rows, BS_CHUNK)};
   const DLTensor *workspace = tensor(args, at->workspace);
@@ -337,7 +338,7 @@ int blockscale_moe(const BsCall *call, const BsMoe *moe, TVMFFIAny *args) {
     if (at->topk_weights >= 0) p.weights = (const char *)tensor(args, at->topk_weights)->data + done * moe->top_k * 4;
     p.out = (char *)tensor(args, at->out)->data + done * out_bytes;
     if (moe->combine == NULL) p.at[BS_MOE_WS_Y2] = p.out;
-    while (chosen + 1 < moe->count && p.tokens > moe->buckets[chosen].limit) ++chosen;
+    while (chosen + 1 < moe->count && (double)p.tokens * share > (double)moe->buckets[chosen].limit) ++chosen;
     p.bucket = &moe->buckets[chosen];
     if (run(&p) != 0) return -1;
   }

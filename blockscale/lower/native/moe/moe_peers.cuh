@@ -4,7 +4,7 @@
 // high half, the call's bound and the sender's tokens in 16 bits each below.  Order of memory:
 //
 //   sender:    stores of a CTA; bar.sync; fence.acq_rel.sys and a count of the CTAs that are through;
-//              the last one: fence.acq_rel.sys, bar.sync, st.release.sys of a cell of each rank
+//              the last one: fence.acq_rel.sys, st.relaxed.sys of a cell of each rank
 //              (a fence at the system's scope waits for all stores to other GPUs: one a CTA)
 //   receiver:  ld.acquire.sys of the cell until it has the epoch; bar.sync; loads
 //
@@ -44,8 +44,9 @@ BS_INLINE uint64_t bs_ep_look(const uint64_t *cell) {
   return value;
 }
 
+// What comes before it has to be seen before it: after a fence.
 BS_INLINE void bs_ep_tell(uint64_t *cell, uint64_t value) {
-  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(cell), "l"(value) : "memory");
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(cell), "l"(value) : "memory");
 }
 
 BS_INLINE int bs_ep_read(const int *word) {
@@ -90,6 +91,7 @@ BS_INLINE void bs_ep_fail(const int64_t *frame, int *state, int code, int step, 
   if (atomicExch(state + BS_EP_FAILED, 1) != 0) return;
   int64_t *status = reinterpret_cast<int64_t *>(frame[BS_EP_STATUS]);
   status[1] = step, status[2] = rank, status[3] = epoch;
+  bs_ep_fence();
   bs_ep_tell(reinterpret_cast<uint64_t *>(status), code);
   uint64_t value = static_cast<uint64_t>(BS_EP_ABORTED) << 32 | step << 16 | rank;
   int own = static_cast<int>(frame[BS_EP_RANK]);
@@ -104,46 +106,56 @@ BS_INLINE void bs_ep_fail(const int64_t *frame, int *state, int code, int step, 
 template <int RANKS, int STEP>
 BS_INLINE bool bs_ep_sent(const int64_t *frame, int *state, int tokens) {
   __shared__ int last;
+  // Loaded while stores are under way.
+  uint32_t epoch = state[BS_EP_EPOCH] + (STEP == BS_EP_DISPATCH ? 1 : 0);
+  uint64_t value = static_cast<uint64_t>(epoch) << 32 | frame[BS_EP_BOUND] << 16 | tokens;
+  bool takes_part = bs_ep_takes_part(state);
   __syncthreads();
   if (threadIdx.x == 0) {
-    bs_ep_fence();
     int *count = state + (STEP == BS_EP_DISPATCH ? BS_EP_DISPATCHED : BS_EP_COMBINED);
-    last = atomicAdd(count, 1) == static_cast<int>(gridDim.x) - 1;
-    bs_ep_fence();
-    if (last) *count = 0;
+    last = 1;
+    if (gridDim.x > 1) {
+      bs_ep_fence();
+      last = atomicAdd(count, 1) == static_cast<int>(gridDim.x) - 1;
+    }
+    if (last) {
+      bs_ep_fence();
+      *count = 0;
+      if (STEP == BS_EP_DISPATCH) state[BS_EP_EPOCH] = epoch;
+      for (int r = 0; takes_part && r < RANKS; ++r) {
+        bs_ep_tell(bs_ep_cell(frame, RANKS, r, STEP, static_cast<int>(frame[BS_EP_RANK])), value);
+      }
+    }
   }
   __syncthreads();
-  if (!last) return false;
-  uint32_t epoch = state[BS_EP_EPOCH] + (STEP == BS_EP_DISPATCH ? 1 : 0);
-  __syncthreads();
-  if (STEP == BS_EP_DISPATCH && threadIdx.x == 0) state[BS_EP_EPOCH] = epoch;
-  if (threadIdx.x < RANKS && bs_ep_takes_part(state)) {
-    int rank = static_cast<int>(frame[BS_EP_RANK]);
-    uint64_t value = static_cast<uint64_t>(epoch) << 32 | frame[BS_EP_BOUND] << 16 | tokens;
-    bs_ep_tell(bs_ep_cell(frame, RANKS, threadIdx.x, STEP, rank), value);
-  }
-  __syncthreads();
-  return true;
+  return last;
 }
+
+constexpr int BS_EP_TURNS = 32;  // looks at a cell between looks at the clock, which takes longer
 
 // Tokens of rank `from`, once all that it sends in this step is there; -1 if that never comes.
 template <int RANKS, int STEP>
 BS_INLINE int bs_ep_wait(const int64_t *frame, int *state, int from) {
   uint32_t epoch = state[BS_EP_EPOCH];
   const uint64_t *cell = bs_ep_cell(frame, RANKS, static_cast<int>(frame[BS_EP_RANK]), STEP, from);
-  uint64_t began = bs_ep_now(), value = bs_ep_look(cell);
-  while (static_cast<uint32_t>(value >> 32) != epoch) {
-    if (!bs_ep_takes_part(state)) return -1;
+  uint64_t began = 0, value = bs_ep_look(cell);
+  for (int turn = 1; static_cast<uint32_t>(value >> 32) != epoch; ++turn) {
     if (static_cast<uint32_t>(value >> 32) == BS_EP_ABORTED) {
+      if (!bs_ep_takes_part(state)) return -1;
       int step = static_cast<int>(value >> 16 & 0xFF), rank = static_cast<int>(value & 0xFFFF);
       bs_ep_fail<RANKS>(frame, state, BS_EP_GAVE_UP, step, rank, epoch);  // passes the blame on
       return -1;
     }
-    if (bs_ep_now() - began > static_cast<uint64_t>(frame[BS_EP_TIMEOUT])) {
-      bs_ep_fail<RANKS>(frame, state, BS_EP_TIMED_OUT, STEP, from, epoch);
-      return -1;
+    if (turn % BS_EP_TURNS == 0) {
+      if (!bs_ep_takes_part(state)) return -1;
+      uint64_t now = bs_ep_now();
+      if (began == 0) began = now;
+      if (now - began > static_cast<uint64_t>(frame[BS_EP_TIMEOUT])) {
+        bs_ep_fail<RANKS>(frame, state, BS_EP_TIMED_OUT, STEP, from, epoch);
+        return -1;
+      }
+      if (turn > 8 * BS_EP_TURNS) __nanosleep(200);  // it is late: others may have the memory
     }
-    __nanosleep(20);
     value = bs_ep_look(cell);
   }
   if (static_cast<int64_t>(value >> 16 & 0xFFFF) != frame[BS_EP_BOUND]) {
