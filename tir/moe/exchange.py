@@ -48,8 +48,8 @@ HEADER = '#include "fp4.cuh"\n#include "moe_coded.cuh"\n#include "moe_peers.cuh"
 WORDS = 4
 """Words of 32 bits that a thread moves at a time."""
 
-TOGETHER = 4
-"""Rows whose pieces of a thread are loaded before they are added up."""
+TOGETHER = 8, 4
+"""Rows whose pieces of a thread are loaded before they are added up, of few rows and of many."""
 
 SCALES_BYTES = 2
 """Bytes of scales of the elements of 16 bytes of nvfp4 codes."""
@@ -335,15 +335,15 @@ def _quotient(a: PrimExpr, b: PrimExpr) -> PrimExpr:
 class _Steps:
     """Steps of `combine`: what a CTA sends back of a row that came, and the sum of a token.
 
-    Of `TOGETHER` rows at a time all loads of a thread come before the additions.
+    Of ``together`` rows at a time all loads of a thread come before the additions.
     """
 
-    def __init__(self, spec: EpCombine, parts: int, slots: int) -> None:
+    def __init__(self, spec: EpCombine, parts: int, slots: int, together: int) -> None:
         chunks = spec.hidden // CHUNK_ELEMENTS
         self.spec, self.parts = spec, parts
         self.chunks, self.held = i64(chunks), i64(-(-chunks // parts))
         self.slots, self.units = slots, 1 if spec.sums else spec.top_k // slots
-        self.together = min(max(spec.top_k, spec.ranks), TOGETHER)
+        self.together = min(max(spec.top_k, spec.ranks), together)
         self.shape = (tirx.Max(self.held, i64(self.together)), i64(WORDS))
         self.give = self._give_sum() if spec.sums else self._give_slots()
         self.total = self._of_ranks() if spec.sums else self._of_slots()
@@ -538,7 +538,7 @@ def combine(
     H, k, R, E, P, C = map(i64, (spec.hidden, spec.top_k, spec.ranks, spec.experts, parts, ctas[0]))
     D, one = i64(ctas[1] or ctas[0]), ctas[1] is None
     entries, states = i64(len(FRAME) + spec.ranks), i64(len(STATE))
-    steps = _Steps(spec, parts, slots_each)
+    steps = _Steps(spec, parts, slots_each, TOGETHER[not one])
     units = i64(steps.units)
     sent = f"bs_ep_sent<{spec.ranks}, BS_EP_COMBINE>"
     arrived = f"bs_ep_all_arrived<{spec.ranks}, BS_EP_COMBINE>"
