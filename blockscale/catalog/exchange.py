@@ -17,7 +17,8 @@ SMS = 132
 """Of an H200: up to as many rows, more threads share one."""
 
 MANY = 8 * SMS
-"""CTAs of kernels for more rows."""
+"""CTAs of kernels that send more rows.  Those of the kernel after such a one are on the GPU while it
+waits for other ranks, so they are few: what others wait for must find place beside them."""
 
 SENDING = (Bucket(8, SMS, 512), Bucket(1024, None, 256))
 
@@ -36,8 +37,9 @@ def _dispatch(spec: EpDispatch, bucket: Bucket, level: str, rows: int | None) ->
 
 def _combine(spec: EpCombine, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:
     if bucket.limit is not None:
-        return tir.combine(spec, bucket.tile, (TOGETHER, None), 1, rows)
-    return tir.combine(spec, bucket.tile, (MANY, MANY), spec.top_k, rows)
+        return tir.combine(spec, tir.Grid(TOGETHER, bucket.tile), None, 1, rows)
+    giving, adding = tir.Grid(MANY, bucket.tile), tir.Grid(2 * SMS, 2 * bucket.tile)
+    return tir.combine(spec, giving, adding, spec.top_k, rows)
 
 
 register(

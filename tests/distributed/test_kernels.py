@@ -289,6 +289,16 @@ def test_rows_go_and_come_back(ranks, sums):
         one_call(group, routing(10 * ranks + call, ranks, bound, none=none), bound)
 
 
+@pytest.mark.parametrize("sums", [False, True], ids=["slots", "sums"])
+def test_many_rows(sums):
+    """CTAs have several rows, two kernels return them; a rank with few has one kernel."""
+    group = Group(2, capacity=140, seed=9, sums=sums)
+    given = [routing(90 + r, 2, 140)[r] for r in range(2)]
+    given = [tuple(np.resize(part, (n, *part.shape[1:])) for part in own)
+             for own, n in zip(given, (140, 20), strict=True)]  # fmt: skip
+    one_call(group, given, bound=140)
+
+
 @each(ranks=[1, 2, 3, 4], act_fmt=["nvfp4", "fp8"])
 def test_coded_rows(act_fmt, ranks):
     """Quantised on the way, byte for byte; what their numbers make comes back."""

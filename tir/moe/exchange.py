@@ -20,7 +20,7 @@ docs/ep.md); TensorIR says which 16 bytes go where.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm import tirx
 from tvm.backend.cuda.op import cuda_func_call
@@ -332,16 +332,23 @@ def _quotient(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     return tirx.Cast("int64", tirx.truncdiv(tirx.Cast("int32", a), tirx.Cast("int32", b)))
 
 
+class Grid(NamedTuple):
+    """CTAs that share rows, at most, and threads that share a row."""
+
+    ctas: int
+    threads: int
+
+
 class _Steps:
     """Steps of `combine`: what a CTA sends back of a row that came, and the sum of a token.
 
     Of ``together`` rows at a time all loads of a thread come before the additions.
     """
 
-    def __init__(self, spec: EpCombine, parts: int, slots: int, together: int) -> None:
+    def __init__(self, spec: EpCombine, threads: int, slots: int, together: int) -> None:
         chunks = spec.hidden // CHUNK_ELEMENTS
-        self.spec, self.parts = spec, parts
-        self.chunks, self.held = i64(chunks), i64(-(-chunks // parts))
+        self.spec, self.parts = spec, threads
+        self.chunks, self.held = i64(chunks), i64(-(-chunks // threads))
         self.slots, self.units = slots, 1 if spec.sums else spec.top_k // slots
         self.together = min(max(spec.top_k, spec.ranks), together)
         self.shape = (tirx.Max(self.held, i64(self.together)), i64(WORDS))
@@ -521,25 +528,27 @@ class _Steps:
 
 
 def combine(
-    spec: EpCombine, parts: int, ctas: tuple[int, int | None], slots_each: int, rows: int | None
+    spec: EpCombine, giving: Grid, adding: Grid | None, slots_each: int, rows: int | None
 ) -> PrimFunc:
     """Return the kernels with the parameters of ``spec.params()``.
 
-    "give_back" sends back what came, "reduce" waits for what other ranks send back and adds up the
-    tokens.  Or "combine" does both: its CTAs wait for each other, so they have to fit the GPU.
+    "give_back" sends back what came; the CTA that is the last waits for what other ranks send back.
+    "reduce" adds up the tokens.  Or "combine" does both: its CTAs all wait, so they have to fit the
+    GPU beside whatever else waits there.
 
     Args:
         spec: of the exported function.
-        parts: threads that share a unit of work.
-        ctas: CTAs that share the work, at most, of "give_back" and of "reduce"; None: of "combine".
+        giving, adding: of "give_back" and of "reduce"; None: of "combine".
         slots_each: of a received row that a CTA sends back at a time, all or one; of `sums` all.
         rows: of out; None: symbolic.
     """
-    H, k, R, E, P, C = map(i64, (spec.hidden, spec.top_k, spec.ranks, spec.experts, parts, ctas[0]))
-    D, one = i64(ctas[1] or ctas[0]), ctas[1] is None
+    one, adding = adding is None, adding or giving
+    H, k, R, E = map(i64, (spec.hidden, spec.top_k, spec.ranks, spec.experts))
+    (C, P), (D, Q) = map(i64, giving), map(i64, adding)
     entries, states = i64(len(FRAME) + spec.ranks), i64(len(STATE))
-    steps = _Steps(spec, parts, slots_each, TOGETHER[not one])
-    units = i64(steps.units)
+    steps = _Steps(spec, giving.threads, slots_each, TOGETHER[not one])
+    sums = _Steps(spec, adding.threads, slots_each, TOGETHER[0])
+    units, shape = i64(steps.units), steps.shape
     sent = f"bs_ep_sent<{spec.ranks}, BS_EP_COMBINE>"
     arrived = f"bs_ep_all_arrived<{spec.ranks}, BS_EP_COMBINE>"
 
@@ -552,35 +561,43 @@ def combine(
         rest = [owner[0:E, 0:m]] if spec.sums else [weights[0:n, 0:k]]
         return [ids[0:n, 0:k], *rest, slots[0:most, 0:H]]
 
+    def wait(frame: Any, state: Any) -> PrimExpr:
+        return _call(arrived, frame.access_ptr("r"), state.access_ptr("rw"), dtype="bool")
+
     @T.inline
     def give_back(y, landed_ids, landed_weights, frame, state, raw, total, landed, rows, vc, vp):
         takes_part = T.sblock_alloc_buffer((i64(1),), "bool", scope="local")
         takes_part[0] = _call("bs_ep_takes_part", state.access_ptr("r"), dtype="bool")
         bound = T.meta_var(_quotient(landed, R))
-        for i in T.serial(tiles_of(landed * units, ctas[0])):
+        for i in T.serial(tiles_of(landed * units, giving.ctas)):
             u = T.meta_var(i * C + vc)
             if u < landed * units:
                 steps.give(
                     y, landed_ids, landed_weights, frame, raw, total, takes_part, bound, u, vp
                 )
-        T.evaluate(
-            _call(
-                sent,
-                frame.access_ptr("r"),
-                state.access_ptr("rw"),
-                T.Cast("int32", rows),
-                dtype="bool",
-            )
+        last = T.sblock_alloc_buffer((i64(1),), "bool", scope="local")
+        last[0] = _call(
+            sent,
+            frame.access_ptr("r"),
+            state.access_ptr("rw"),
+            T.Cast("int32", rows),
+            dtype="bool",
         )
+        if not one:
+            if last[0]:
+                T.evaluate(wait(frame, state))
 
     @T.inline
     def add_up(ids, weights, owner, slots, frame, state, out, raw, total, rows, reps, vc, vp):
         here = T.sblock_alloc_buffer((i64(1),), "bool", scope="local")
-        here[0] = _call(arrived, frame.access_ptr("r"), state.access_ptr("rw"), dtype="bool")
-        for i in T.serial(tiles_of(rows, ctas[1] or ctas[0])):
+        if one:
+            here[0] = wait(frame, state)
+        else:
+            here[0] = _call("bs_ep_takes_part", state.access_ptr("r"), dtype="bool")
+        for i in T.serial(tiles_of(rows, adding.ctas)):
             t = T.meta_var(i * D + vc)
             if t < rows:
-                steps.total(
+                sums.total(
                     ids, weights, owner, frame, slots, out, raw, total, here, rows, reps, t, vp
                 )
 
@@ -615,7 +632,7 @@ def combine(
                     *own(topk_ids, topk_weights, owner, slots, rows, reps, most if one else None),
                 )
                 T.writes(*[state[0:states], out[0:rows, 0:H]][: 2 if one else 1])
-                raw = T.sblock_alloc_buffer(steps.shape, "uint32", scope="local")
+                raw = T.sblock_alloc_buffer(shape, "uint32", scope="local")
                 total = T.sblock_alloc_buffer((i64(CHUNK_ELEMENTS),), "float32", scope="local")
                 give_back(
                     y, landed_ids, landed_weights, frame, state, raw, total, landed, rows, vc, vp
@@ -626,12 +643,12 @@ def combine(
                         reps, vc, vp,
                     )  # fmt: skip
         if not one:
-            for c, p in T.grid(T.min(rows, D), P):
+            for c, p in T.grid(T.min(rows, D), Q):
                 with T.sblock("reduce"):
                     vc, vp = T.axis.remap("SS", [c, p])
                     T.reads(*own(topk_ids, topk_weights, owner, slots, rows, reps, most))
                     T.writes(state[0:states], out[0:rows, 0:H])
-                    raw = T.sblock_alloc_buffer(steps.shape, "uint32", scope="local")
+                    raw = T.sblock_alloc_buffer(sums.shape, "uint32", scope="local")
                     total = T.sblock_alloc_buffer((i64(CHUNK_ELEMENTS),), "float32", scope="local")
                     add_up(
                         topk_ids, topk_weights, owner, slots, frame, state, out, raw, total, rows,
