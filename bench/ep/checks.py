@@ -36,7 +36,7 @@ from bench.ep.reference import EXPERTS, HIDDEN, TOP_K, Form, layer, routing, sta
 from blockscale.base.sizes import ceil_div
 from blockscale.distributed import ExpertParallel
 from blockscale.ops.distributed.config import COMBINES, DISPATCHES
-from blockscale.ops.moe.layer import run_experts, run_slots
+from blockscale.ops.moe.layer import run_experts
 from blockscale.specs.exchange import OWNER_BITS
 
 Tensor = torch.Tensor
@@ -131,14 +131,10 @@ def check_routings(ranks: Ranks, count: int) -> dict[str, Any]:
     ep, made, sizes = ranks.group(), ranks.made(1), torch.Generator().manual_seed(2)
     whole, mine = layer([[*ep.local_experts]], ranks.device)
     form = ranks.form
+    how = {"act_fmt": form.act_fmt, "a1_scale": form.scale, "ep": ep}
     wrong = torch.zeros(2, dtype=torch.int64, device=ranks.device)
     largest = torch.zeros((), device=ranks.device)
-    coded = None if form.act_fmt is None else torch.bfloat16
     beside = 0
-
-    def experts(rows: Tensor, ids: Tensor) -> Tensor:
-        return run_slots(rows, mine, ids, form.options, coded)
-
     for number in range(count):
         ep.bound, tokens = bounds(sizes, ranks.count)
         given = routing(made, tokens[ranks.rank])
@@ -147,7 +143,8 @@ def check_routings(ranks: Ranks, count: int) -> dict[str, Any]:
         if number % 4 == 0 and len(y):
             truth = run_experts(given[0], whole, *given[1:], form.options, None)
         if number % 4 == 0:
-            y = ranks.call(ep, given, experts)
+            x, ids, factors = given
+            y = blockscale.fused_moe(x, mine, ids, factors, **how)
         if number % 4 == 0 and len(y):
             beside += 1
             wrong[1] += differ(y, truth)

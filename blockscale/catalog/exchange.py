@@ -17,7 +17,7 @@ SMS = 132
 """Of an H200: up to as many rows, more threads share one."""
 
 MANY = 8 * SMS
-"""CTAs of kernels that send more rows.  Those of the kernel after such a one are on the GPU while it
+"""CTAs of kernels that send more rows.  Those of a kernel after such a one are on the GPU while it
 waits for other ranks, so they are few: what others wait for must find place beside them."""
 
 SENDING = (Bucket(8, SMS, 512), Bucket(1024, None, 256))
@@ -36,10 +36,21 @@ def _dispatch(spec: EpDispatch, bucket: Bucket, level: str, rows: int | None) ->
 
 
 def _combine(spec: EpCombine, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:
-    if bucket.limit is not None:
+    few = bucket.limit is not None
+    adding = tir.Grid(2 * SMS, 2 * bucket.tile)
+    if spec.stored:
+        return tir.collect(spec, tir.Grid(TOGETHER, bucket.tile) if few else adding, few, rows)
+    if few:
         return tir.combine(spec, tir.Grid(TOGETHER, bucket.tile), None, 1, rows)
-    giving, adding = tir.Grid(MANY, bucket.tile), tir.Grid(2 * SMS, 2 * bucket.tile)
+    giving = tir.Grid(MANY, bucket.tile)
     return tir.combine(spec, giving, adding, spec.top_k, rows)
+
+
+def _kernels(spec: EpCombine, bucket: Bucket) -> tuple[str, ...]:
+    """Return the names of a combine's kernels in TensorIR."""
+    if bucket.limit is not None:
+        return ("collect",) if spec.stored else ("combine",)
+    return ("tell" if spec.stored else "give_back", "reduce")
 
 
 register(
@@ -56,7 +67,7 @@ register(
     cuda=Road(
         buckets=lambda spec: RETURNING,
         body=_combine,
-        sketches=lambda spec, bucket, level: schedules.combine_sketches(bucket.limit is None),
+        sketches=lambda spec, bucket, level: schedules.combine_sketches(_kernels(spec, bucket)),
         needs=frozenset({BULK_COPIES}),
     ),
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Trace
@@ -82,6 +83,7 @@ def gemm_of(spec: FusedMoe, part: int | None, rows: int = 0, level: str = "sm_90
         top_k=spec.top_k,
         cols=0 if first else spec.hidden,
         bytewise=spec.layout == "tiles64e",
+        sent=spec.sent and not first,
     )
     able = spec.by_bytes and rows > 0 and WGMMA in GPU_TARGETS[level].features
     if able and expected_tokens(gemm, rows) >= BYTE_TOKENS[spec.fmt]:
@@ -111,6 +113,10 @@ def tile_of(made: Kernel) -> MoeTile:
     return MoeTile(made.unit, *sizes, partial=made.apart)
 
 
+_SAME: dict[str, Any] = {"slots": False, "coded": False, "sent": False}
+"""What layers may differ in that have the same GEMMs but for where results are stored."""
+
+
 def _kin(spec: FusedMoe, part: int | None) -> list[FusedMoe]:
     """Return the layers whose kernels are as fast as its own.
 
@@ -119,12 +125,12 @@ def _kin(spec: FusedMoe, part: int | None) -> list[FusedMoe]:
     """
     gates = ("swiglu", "swiglu_oai") if spec.gated else ()
     specs = [
-        replace(spec, dtype="bfloat16", activation=activation, slots=False, coded=False)
+        replace(spec, dtype="bfloat16", activation=activation, **_SAME)
         for activation in (spec.activation, *gates)
     ]
     same = spec.slots or spec.coded
     if same:
-        specs.insert(0, replace(spec, slots=False, coded=False))
+        specs.insert(0, replace(spec, **_SAME))
     own = gemm_of(spec, part)
     found = {gemm_of(spec, part): spec for spec in reversed(specs)}
     return [other for gemm, other in reversed(found.items()) if gemm != own or same]

@@ -210,16 +210,26 @@ class EpCombine(_Exchange):
     Attributes:
         sums: a rank adds up what it has of a token, in this order, and rounds; out is the sum over
             ranks, ascending, of these.
+        stored: results of slots have been stored where they belong, by `FusedMoe.sent`.
     """
 
     sums: bool = False
+    stored: bool = False
     op = "ep_combine"
     pattern = Name(
-        "ep_combine_r{ranks}_e{experts}_k{top_k}_h{hidden}{sums}_{dtype}",
+        "ep_combine_r{ranks}_e{experts}_k{top_k}_h{hidden}{sums}{stored}_{dtype}",
         "ep_combine_r4_e256_k8_h7168_bf16",
         "ep_combine_r4_e256_k8_h7168_sums_bf16",
-        texts={"dtype": DTYPE_SUFFIX, "sums": flag("_sums")},
+        texts={"dtype": DTYPE_SUFFIX, "sums": flag("_sums"), "stored": flag("_stored")},
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sums and self.stored:
+            raise ValueError(
+                "EpCombine: sums=True and stored=True, but only results of slots are stored by "
+                "their GEMM; leave one out"
+            )
 
     def params(self) -> tuple[Param, ...]:
         """Results, ids and weights of the rows that came; of the own rows, who has what; the group.
@@ -230,11 +240,13 @@ class EpCombine(_Exchange):
         own = (ids, self.owners) if self.sums else (
             ids, Param("topk_weights", "float32", ("rows", self.top_k))
         )  # fmt: skip
-        weights = Param("landed_weights", "float32", ("landed", self.top_k))
-        return (
+        came = (
             Param("y", self.dtype, ("landed", self.top_k, self.hidden)),
             Param("landed_ids", "int32", ("landed", self.top_k)),
-            *((weights,) if self.sums else ()),
+            *((Param("landed_weights", "float32", ("landed", self.top_k)),) if self.sums else ()),
+        )
+        return (
+            *(() if self.stored else came),
             *own,
             Param("slots", self.dtype, ("most", self.hidden)),
             *self.group,

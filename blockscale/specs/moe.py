@@ -123,6 +123,8 @@ class FusedMoe(FormatSpec):
             GPUs whose tensor cores multiply codes and block scales.
         slots: the result is that of each slot, unweighted, ``out[t, j]``; of slots that are left
             out, anything. There are no weights then.
+        sent: the result of a slot is stored to the address that it has, of at least ``hidden``
+            elements and a multiple of 16, in this GPU's memory or in one that it can store to.
         coded: hidden [T, bytes] holds rows that ``act_fmt`` has coded already (`CodedRow`).
         fast_accum: in layout "tiles64e", MMAs of 8 bits may sum up all of K, in some 14 bits
             (Hopper); what is multiplied in 16 bits is the same.  Not of int4, whose sums are those
@@ -144,10 +146,11 @@ class FusedMoe(FormatSpec):
     slots: bool = False
     coded: bool = False
     fast_accum: bool = False
+    sent: bool = False
     op = "fused_moe"
     pattern = Name(
         "fused_moe_{fmt}[g{group}{zero}]_e{experts}_k{top_k}_h{hidden}_i{intermediate}"
-        "_{activation}{act_fmt}{fast_accum}{bias}{layout}{slots}{coded}_{dtype}",
+        "_{activation}{act_fmt}{fast_accum}{bias}{layout}{slots}{sent}{coded}_{dtype}",
         "fused_moe_nvfp4_e8_k2_h1024_i2816_swiglu_bf16",
         "fused_moe_int4g128_e128_k8_h2048_i768_swiglu_tiles64_bf16",
         texts={
@@ -164,6 +167,7 @@ class FusedMoe(FormatSpec):
             "zero": flag("z"),
             "bias": flag("_bias"),
             "slots": flag("_slots"),
+            "sent": flag("_sent"),
             "coded": flag("_coded"),
             "fast_accum": flag("_fast"),
         },
@@ -194,6 +198,11 @@ class FusedMoe(FormatSpec):
             self._check_bytes(where)
         if self.coded:
             self._check_coded(where)
+        if self.sent and not (self.slots and self.tiled):
+            raise ValueError(
+                f"{where}: sent=True is for results of slots on GPUs, not for slots={self.slots}, "
+                f"layout={self.layout!r}; pass slots=True and layout='tiles64', or leave it out"
+            )
         if self.fast_accum and self.fmt == "int4":
             raise ValueError(
                 f"{where}: fast_accum=True, but sums of int4 are those of groups; leave it out"
@@ -386,7 +395,9 @@ class FusedMoe(FormatSpec):
             Param("alpha", "float32", None, default=ALPHA.get(self.activation, 1.0)),
             Param("limit", "float32", None, default=LIMIT.get(self.activation, NO_LIMIT)),
             *((Param("share", "float32", None, default=1.0),) if self.slots and on_gpu else ()),
-            Param("out", self.dtype, out, output=True),
+            Param("to", "int64", ("rows", self.top_k))
+            if self.sent
+            else Param("out", self.dtype, out, output=True),
             *((Param("workspace", "uint8", ("workspace_bytes",), output=True),) if on_gpu else ()),
         )
 

@@ -10,15 +10,15 @@ from blockscale.schedules.steps import Choose, Sketch, last_loops
 
 def dispatch_sketches() -> list[Sketch]:
     """The sketch of `blockscale.tir.moe.exchange.dispatch`."""
-    return [_threads(["send"])]
+    return [_threads(("send",))]
 
 
-def combine_sketches(both: bool) -> list[Sketch]:
-    """The sketch of `blockscale.tir.moe.exchange.combine`; ``both``: of two kernels."""
-    return [_threads(["give_back", "reduce"] if both else ["combine"])]
+def combine_sketches(kernels: tuple[str, ...]) -> list[Sketch]:
+    """The sketch of `blockscale.tir.moe.exchange.combine`, or of `collect`, by their kernels."""
+    return [_threads(kernels)]
 
 
-def _threads(blocks: list[str]) -> Sketch:
+def _threads(blocks: tuple[str, ...]) -> Sketch:
     def threads(sch: Schedule, choose: Choose) -> None:
         for block in blocks:
             bind(sch, sch.get_loops(sch.get_sblock(block)), ("blockIdx.x", "threadIdx.x"))

@@ -1,12 +1,15 @@
 """The class that runs on GPUs, over emulated ones: torch tensors of the CPU are their memory."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from blockscale import emulator
+from blockscale import emulator, prepare_moe_weights
 from blockscale.ops.distributed import cuda
 from blockscale.ops.distributed.config import Config, owners_of
+from blockscale.specs import EpCombine, FusedMoe
 from blockscale.specs.exchange import STATE, symmetric_bytes
 from tests.distributed import test_kernels as kernels
 from tests.kit.gpu_library import library
@@ -27,10 +30,13 @@ class Kernel:
 class Ranks:
     """Ranks of one group, of the class itself."""
 
-    def __init__(self, monkeypatch, count, timeout=2.0, dispatch="bf16", combine="slots"):
+    def __init__(
+        self, monkeypatch, count, timeout=2.0, dispatch="bf16", combine="slots", built=None,
+        hidden=None, most=MOST,
+    ):  # fmt: skip
         coded = dispatch != "bf16"
-        built = [*kernels.CODED.values()] if coded else kernels.ALL
-        hidden = kernels.CODED_HIDDEN if coded else kernels.HIDDEN
+        built = built or ([*kernels.CODED.values()] if coded else kernels.ALL)
+        hidden = hidden or (kernels.CODED_HIDDEN if coded else kernels.HIDDEN)
         self.world = emulator.LibraryWorld(
             library(built, kernels.ARCH), count, target=kernels.ARCH, multiprocessors=4
         )
@@ -39,7 +45,7 @@ class Ranks:
         monkeypatch.setattr(cuda.call, "kernel", lambda spec, device: Kernel(self, spec.name))
         monkeypatch.setattr(cuda.call, "launch_flags", lambda on: ())
         config = Config(
-            *(count, kernels.EXPERTS, hidden, 2, MOST, dispatch, "bfloat16", "cuda"),
+            *(count, kernels.EXPERTS, hidden, 2, most, dispatch, "bfloat16", "cuda"),
             owners_of(count, kernels.EXPERTS, None),
             combine,
         )
@@ -65,8 +71,8 @@ class Ranks:
     def call(self, name, args):
         given = []
         for tensor in args:
-            if tensor is None:
-                given.append(None)
+            if not isinstance(tensor, torch.Tensor):
+                given.append(tensor)
                 continue
             self.adopt(self.now, tensor)
             bits = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
@@ -82,6 +88,66 @@ class Ranks:
             found.append(function(rank, own))
         kernels.Group.check(self.world.run())
         return found
+
+
+WHOLE = FusedMoe(3, 128, 64, 2, layout="tiles64", slots=True)
+"""Experts of a rank."""
+
+
+def experts(rank):
+    """Return weights of the experts of a rank."""
+    made = torch.Generator().manual_seed(rank)
+
+    def numbers(low, high, *shape):
+        return torch.randint(low, high, (3, *shape), dtype=torch.uint8, generator=made)
+
+    return prepare_moe_weights(
+        numbers(0, 256, 128, 64), numbers(0, 256, 128, 32), fmt="nvfp4",
+        w13_scale=numbers(40, 56, 128, 8), w2_scale=numbers(40, 56, 128, 4),
+        w13_global_scale=torch.ones(3, 2), w2_global_scale=torch.ones(3), layout="tiles64",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("bound", [3, 40])
+def test_results_stored_by_the_last_gemm(monkeypatch, bound):
+    """Those of the same experts that are given back: the same bits."""
+    sent = replace(WHOLE, sent=True)
+    sizes = 2, kernels.EXPERTS, 2, WHOLE.hidden
+    built = [*kernels.specs(2, hidden=WHOLE.hidden), EpCombine(*sizes, stored=True), WHOLE, sent]
+    ranks = Ranks(monkeypatch, 2, built=built, hidden=WHOLE.hidden, most=bound)
+    numbers = kernels.routing(60, 2, bound, hidden=WHOLE.hidden)
+    given = [rows_of([np.resize(part, (n, *part.shape[1:])) for part in own])
+             for own, n in zip(numbers, (bound, 2), strict=True)]  # fmt: skip
+    weights = [experts(rank) for rank in range(2)]
+
+    def layer(r, spec, rows, ids, to):
+        workspace = torch.full((spec.workspace_bytes(len(rows)),), 0xFF, dtype=torch.uint8)
+        ranks.call(spec.name, (rows, ids, *weights[r].passed, 1.0, 1e30, 0.5, to, workspace))
+
+    def out(r):
+        return torch.full_like(given[r][0], float("nan"))
+
+    found = []
+    for spec in (WHOLE, sent):
+        came = ranks.all(lambda r, own: own.send(*given[r], bound))
+        to = [own.addresses(bound) for own in ranks.ranks]
+        if spec is WHOLE:
+            shape = *came[0][1].shape, WHOLE.hidden
+            to = [torch.full(shape, float("nan"), dtype=torch.bfloat16) for _ in range(2)]
+        ranks.all(lambda r, own, s=spec, came=came, to=to: layer(r, s, *came[r], to[r]))
+        if spec is WHOLE:
+            found.append(
+                ranks.all(
+                    lambda r, own, came=came, y=to: own.bring_back(
+                        y[r], came[r][1], *given[r][1:], out(r)
+                    )
+                )
+            )
+        else:
+            found.append(ranks.all(lambda r, own: own.collect(*given[r][1:], bound, out(r))))
+    for one, other in zip(*found, strict=True):
+        assert not one.isnan().any()
+        assert torch.equal(one, other)
 
 
 def rows_of(given):

@@ -48,6 +48,8 @@ HEADER = '#include "fp4.cuh"\n#include "moe_coded.cuh"\n#include "moe_peers.cuh"
 WORDS = 4
 """Words of 32 bits that a thread moves at a time."""
 
+WARP = 32
+
 TOGETHER = 8, 4
 """Rows whose pieces of a thread are loaded before they are added up, of few rows and of many."""
 
@@ -657,6 +659,79 @@ def combine(
 
     func = keep_params(main, [param.name for param in spec.params()])
     return func if rows is None else fix_shape(func, "out", (rows, spec.hidden))
+
+
+def collect(spec: EpCombine, grid: Grid, together: bool, rows: int | None) -> PrimFunc:
+    """Return the kernels with the parameters of ``spec.params()``, of results that are `stored`.
+
+    "tell" says that what this rank sends is there, and waits for the other ranks; "reduce" adds up
+    the tokens.  Or ``together``, "collect", does both, and all its CTAs wait.
+
+    Args:
+        spec: of the exported function.
+        grid: CTAs that share tokens, and their threads.
+        together: whether there is one kernel.
+        rows: of out; None: symbolic.
+    """
+    H, k, C, P = map(i64, (spec.hidden, spec.top_k, *grid))
+    entries, states = i64(len(FRAME) + spec.ranks), i64(len(STATE))
+    steps = _Steps(spec, grid.threads, 1, TOGETHER[0])
+    told = f"bs_ep_stored<{spec.ranks}, BS_EP_COMBINE>"
+    arrived = f"bs_ep_all_arrived<{spec.ranks}, BS_EP_COMBINE>"
+    none = i64(0)
+
+    def tell(frame: Any, state: Any, rows: Any) -> PrimExpr:
+        return _call(told, frame.access_ptr("r"), state.access_ptr("rw"), T.Cast("int32", rows))
+
+    def wait(frame: Any, state: Any) -> PrimExpr:
+        return _call(arrived, frame.access_ptr("r"), state.access_ptr("rw"), dtype="bool")
+
+    @T.prim_func(s_tir=True)
+    def main(
+        topk_ids_handle: T.handle,
+        topk_weights_handle: T.handle,
+        slots_handle: T.handle,
+        frame: T.Buffer((entries,), "int64"),
+        state: T.Buffer((states,), "int32"),
+        out_handle: T.handle,
+    ):
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        rows, most = T.int64(), T.int64()
+        topk_ids = T.match_buffer(topk_ids_handle, (rows, k), "int32")
+        topk_weights = T.match_buffer(topk_weights_handle, (rows, k), "float32")
+        slots = T.match_buffer(slots_handle, (most, H), spec.dtype)
+        out = T.match_buffer(out_handle, (rows, H), spec.dtype)
+        if not together:
+            for c, p in T.grid(i64(1), i64(WARP)):
+                with T.sblock("tell"):
+                    vc, vp = T.axis.remap("SS", [c, p])
+                    T.reads(frame[0:entries])
+                    T.writes(state[0:states])
+                    T.evaluate(tell(frame, state, rows))
+                    T.evaluate(wait(frame, state))
+        for c, p in T.grid(T.min(rows, C), P):
+            with T.sblock("collect" if together else "reduce"):
+                vc, vp = T.axis.remap("SS", [c, p])
+                T.reads(topk_ids[0:rows, 0:k], topk_weights[0:rows, 0:k], slots[0:most, 0:H])
+                T.writes(state[0:states], out[0:rows, 0:H])
+                raw = T.sblock_alloc_buffer(steps.shape, "uint32", scope="local")
+                total = T.sblock_alloc_buffer((i64(CHUNK_ELEMENTS),), "float32", scope="local")
+                here = T.sblock_alloc_buffer((i64(1),), "bool", scope="local")
+                if together:
+                    if vc == none:
+                        T.evaluate(tell(frame, state, rows))
+                    here[0] = wait(frame, state)
+                else:
+                    here[0] = _call("bs_ep_takes_part", state.access_ptr("r"), dtype="bool")
+                for i in T.serial(tiles_of(rows, grid.ctas)):
+                    t = T.meta_var(i * C + vc)
+                    if t < rows:
+                        steps.total(
+                            topk_ids, topk_weights, topk_ids, frame, slots, out, raw, total, here,
+                            rows, none, t, vp,
+                        )  # fmt: skip
+
+    return main if rows is None else fix_shape(main, "out", (rows, spec.hidden))
 
 
 def reduce(spec: EpReduce, rows: int | None = None) -> PrimFunc:

@@ -6,7 +6,8 @@ GEMM 1 gathers, multiplies, and applies the activation to pairs of rows (gate, u
     out[s, p] = round(act(fma(acc[gate of p], factor[e, 0] * f, bias), fma(acc[up of p], ..)))
 
 GEMM 2 reads what GEMM 1 wrote, and scatters: out[order[s], r] = round(fma(acc[r], factor[e] * f,
-bias[e, r])).  f is the row's scale (activations in FP8 or NVFP4), sums are float32.
+bias[e, r])).  f is the row's scale (activations in FP8 or NVFP4), sums are float32.  Rows of this
+out may lie anywhere (`ADDRESSED`): a kernel then has their addresses.
 
 Weights are "tiles64" (`moe.tiles`): [experts, rows / 64, K / 64, 4 tiles of 16 rows x
 32 lanes x 4 words] of 32 bits; K is in the order of positions, 16 to a step of the MMA.  Word j of
@@ -42,7 +43,15 @@ from tvm.tirx import PrimFunc
 
 from blockscale.base.formats import E4M3, MOE
 from blockscale.base.sizes import ceil_div, round_up
-from blockscale.specs.plans.moe import AFTER, ATTRIBUTE, FAST, TERM, MoeGemm, scale_count
+from blockscale.specs.plans.moe import (
+    ADDRESSED,
+    AFTER,
+    ATTRIBUTE,
+    FAST,
+    TERM,
+    MoeGemm,
+    scale_count,
+)
 from blockscale.specs.plans.moe import E4M3 as E4M3_DTYPE
 from blockscale.tir import formats
 from blockscale.tir.common import i64
@@ -334,6 +343,8 @@ def moe_tiles(
     func = func.with_attr(AFTER, ["x", "row_scale", *tables])
     if gemm.fast:
         func = func.with_attr(FAST, True)
+    if gemm.sent:
+        func = func.with_attr(ADDRESSED, ["out"])
     # Whole tiles are the same for several numbers of tokens, whose best schedules are not.
     return func if tokens is None else func.with_attr("blockscale.tokens", tokens)
 

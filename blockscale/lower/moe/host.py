@@ -20,7 +20,7 @@ _GEMM_LAUNCH = (
 _ROLES = (
     *("hidden", "topk_ids", "topk_weights", "w13", "w13_scale", "w13_global", "w13_bias"),
     *("w2", "w2_scale", "w2_global", "w2_bias", "a1_scale", "a2_scale", "alpha", "limit"),
-    *("share", "out", "workspace"),
+    *("share", "out", "to", "workspace"),
 )
 _ROUTE_ROLES = ("logits", "correction_bias", "scale", "topk_ids", "topk_weights")
 

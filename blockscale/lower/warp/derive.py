@@ -199,6 +199,7 @@ class _Derivation:
             grouped=reader.grouped,
             # GPUs that have no bulk copies let no kernel begin before the one before has ended.
             after=reader.after if COPIES[self.weights.what] == "bulk" else None,
+            addressed=reader.addressed,
             unit=self.unit,
             copies=COPIES[self.weights.what],
             form=form,

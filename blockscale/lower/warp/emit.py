@@ -107,6 +107,9 @@ class _Emitter(Frame):
             if name == EXPERT:  # blocks of rows, and how many there are
                 params += ["const int4 *blocks", "const int *n_blocks"]
                 continue
+            if name in k.addressed:
+                params.append(f"const int64_t *{name}")
+                continue
             kind = "uint8_t" if name in bulk else POINTERS[k.views[name].dtype]
             params.append(f"{'' if name == self.written else 'const '}{kind} *{name}")
         params += [f"float {scalar.name}" for scalar in k.scalars]

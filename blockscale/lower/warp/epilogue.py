@@ -424,7 +424,7 @@ class Epilogue:
         return gcd(gcd(self._run(registers), pitch), 4 * len(registers), 16)
 
     def _first(self, registers: Sequence[Register]) -> tuple[str, str]:
-        """Address of the first element of a run in y, and elements that are left of its row."""
+        """Address of the first element of a run in y, and its column; of `addressed` its row."""
         printer = self._printer(registers[0], self._no_load)
         row = self.t * i64(2)
         indices = [self._at(i, registers[0], self._stored_token(), row) for i in self.body.indices]
@@ -433,6 +433,9 @@ class Epilogue:
         if any(v.same_as(slot) for index in outer for v in variables(index)):
             row_of = f"const int {slot.name} = bs_slot(slots, n, 8 * n + g);"
             self.inner_level["slot"] = [row_of]
+        if self.view.name in self.kernel.addressed:
+            (index,) = outer
+            return printer(index), printer(column)
         parts = [
             f"int64_t({printer(index)}) * {pitch}"
             for index, pitch in zip(outer, self.view.pitches, strict=False)
@@ -447,8 +450,11 @@ class Epilogue:
         address, column = self._first(registers)
         self.row_level.append(f"const int {self._column_name(registers)} = {column};")
         limit = (self.view.dims[-1].extent or 0) * 2
+        to = f"{self.view.name} + ({address})"
+        if self.view.name in self.kernel.addressed:
+            to = f"bs_row_at({self.view.name}, {address}) + 2 * {self._column_name(registers)}"
         return [
-            f"if (8 * n + g < left) bs_store_run<{size}, {wide}>({self.view.name} + ({address}), "
+            f"if (8 * n + g < left) bs_store_run<{size}, {wide}>({to}, "
             f"words, {limit} - 2 * {self._column_name(registers)});"
         ]
 

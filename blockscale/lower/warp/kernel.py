@@ -167,7 +167,7 @@ class Kernel:
     """All of a kernel.
 
     Attributes:
-        at, views, optional, scalars, grouped, after: as `read.WarpReader` has them.
+        at, views, optional, scalars, grouped, after, addressed: as `read.WarpReader` has them.
         unit: "mma" or "wgmma".
         copies: "bulk", or "async" (cp.async).
         form: of weights.
@@ -195,6 +195,7 @@ class Kernel:
     scalars: tuple[Var, ...]
     grouped: bool
     after: tuple[str, ...] | None
+    addressed: tuple[str, ...]
     unit: str
     copies: str
     form: Format

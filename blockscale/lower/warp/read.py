@@ -14,7 +14,7 @@ from tvm.tirx import PrimFunc
 from blockscale.base.errors import LoweringError
 from blockscale.lower.pipe.read import Coordinates, Dim, Raw, Reader, Site, substituted, var
 from blockscale.lower.sites import called
-from blockscale.specs.plans.moe import AFTER, FAST
+from blockscale.specs.plans.moe import ADDRESSED, AFTER, FAST
 from blockscale.tir.common import i64
 from blockscale.tir.gemm.tiles import EXPERT
 
@@ -49,6 +49,7 @@ class WarpReader(Reader):
         padded: rows of x of a padded tile.
         after: what the kernel before it writes; None: it begins after that one.
         fast: whether sums of 8-bit operands may be those of MMAs.
+        addressed: parameters that are tables of addresses of rows.
     """
 
     MMA, LOADS = "mma", ("warp_bulk", "warp_async")
@@ -62,6 +63,7 @@ class WarpReader(Reader):
         after = (func.attrs or {}).get(AFTER)
         self.after = None if after is None else tuple(str(name) for name in after)
         self.fast = bool((func.attrs or {}).get(FAST, False))
+        self.addressed = tuple(str(name) for name in (func.attrs or {}).get(ADDRESSED, ()))
 
     @staticmethod
     def coordinates() -> WarpCoordinates:

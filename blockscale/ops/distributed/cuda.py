@@ -74,9 +74,11 @@ class Exchange:
         self.specs = (
             EpDispatch(*sizes, act_fmt=config.act_fmt),
             EpCombine(*sizes, sums=config.sums),
+            EpCombine(*sizes, stored=not config.sums),
         )
         self.parts = symmetric(*config.sizes)
         self.frames: dict[int, Tensor] = {}
+        self.places: dict[int, Tensor] = {}
         self.views: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         row = torch.zeros((1, config.hidden), dtype=getattr(torch, config.dtype), device=device)
         dropped = torch.full((1, config.top_k), -1, dtype=torch.int32, device=device)
@@ -164,6 +166,31 @@ class Exchange:
         if self.config.sums:
             chosen = (self.landed(bound)[2], ids, self.owner)
         kernel.call(y, landed_ids, *chosen, self.slots, frame, self.state, to, *flags)
+        return out
+
+    def addresses(self, bound: int) -> Tensor:
+        """Return [ranks * bound, k] int64: where the result of each slot that comes belongs.
+
+        Made at the first call with this bound; not with `Config.sums`.
+        """
+        if bound not in self.places:
+            c = self.config
+            at, _ = self.parts["slots"]
+            first = torch.tensor([peer.data_ptr() + at for peer in self.memory.peers])
+            row = torch.arange(bound * c.top_k) * (2 * c.hidden)
+            found = (first[:, None] + row).view(-1, c.top_k)
+            self.places[bound] = found.to(self.state.device)
+        return self.places[bound]
+
+    def collect(self, ids: Tensor, weights: Tensor, bound: int, out: Tensor) -> Tensor:
+        """Return out [T, H] as `bring_back`, of results stored at `addresses` of all ranks."""
+        self.check()
+        to = out
+        if not len(out):
+            row, ids, weights = self.nothing
+            to = torch.empty_like(row)
+        kernel, flags = call.kernel(self.specs[2], out.device), call.launch_flags(True)
+        kernel.call(ids, weights, self.slots, self.frame(bound), self.state, to, *flags)
         return out
 
     def give_up(self, step: str) -> None:

@@ -233,13 +233,39 @@ class ExpertParallel:
         came = self.dispatch(hidden, topk_ids, topk_weights, options.a1_scale if sent else None)
         coded = None if self.config.row is None else self.dtype
         share = len(self.local_experts) / self.config.places
-        y = run_slots(came.kept.rows, weights, came.topk_ids, options, coded, share)
-        made = self.combine(y, came, out)
+        made = self._results(came, weights, options, coded, share, out)
         if added is None:
             return made
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).wait_stream(self._beside)
         return made.add_(added)
+
+    def _results(
+        self,
+        came: Dispatched,
+        weights: MoeWeights,
+        options: Options,
+        coded: torch.dtype | None,
+        share: float,
+        out: Tensor | None,
+    ) -> Tensor:
+        """Return the sums of this rank's tokens, after its experts have computed.
+
+        On CUDA the experts' last GEMM stores results of slots in the memory of their ranks.
+        """
+        rows, ids = came.kept.rows, came.topk_ids
+        if self.device.type == "cpu" or self.config.sums:
+            y = run_slots(rows, weights, ids, options, coded, share)
+            return self.combine(y, came, out)
+        to = self._exchange.addresses(len(ids) // self.config.ranks)
+        self._step(run_slots, rows, weights, ids, options, coded, share, to)
+        own, factors = came.kept.topk_ids, came.kept.topk_weights
+        made = rows.new_empty((len(own), self.config.hidden), dtype=self.dtype)
+        made = made if out is None else out
+        bound = len(ids) // self.config.ranks
+        result: Tensor = self._step(self._exchange.collect, own, factors, bound, made)
+        self._open = False
+        return result
 
     def check_act_fmt(self, where: str, act_fmt: str | None) -> None:
         """ValueError unless a layer with this ``act_fmt`` takes the rows that come."""

@@ -230,6 +230,7 @@ def run_slots(
     options: Options,
     coded: torch.dtype | None = None,
     share: float = 1.0,
+    to: Tensor | None = None,
 ) -> Tensor:
     """Return [T, k, H]: each slot's result of its expert, rounded and not weighted.
 
@@ -239,10 +240,12 @@ def run_slots(
         coded: hidden [T, bytes] has rows of this dtype coded as ``act_fmt`` says (`CodedRow`).
         share: of all slots, about how many have an expert here: GPU kernels differ in the rows of
             an expert that they are fastest for.
+        to: [T, k] int64: the addresses where results are stored instead; it is returned.
     """
-    static = options.a1_scale is None, options.a2_scale is None, weights.bias, coded
+    static = options.a1_scale is None, options.a2_scale is None, weights.bias, coded, to is None
     how = options[:MODES] + static + weights.facts
-    return _SLOTS.run((checks.last_size(ids), how), (hidden, ids, weights, options, coded, share))
+    given = hidden, ids, weights, options, coded, share, to
+    return _SLOTS.run((checks.last_size(ids), how), given)
 
 
 class _Slots(call.Op[Tensor]):
@@ -259,18 +262,19 @@ class _Slots(call.Op[Tensor]):
         return self._ready(spec, given)
 
     def check(self, options: Any, given: Any) -> Checked:
-        hidden, ids, weights, choices, coded, _ = given
+        hidden, ids, weights, choices, coded, _, to = given
         rows = hidden
         if coded is not None:  # what it was made of
             rows = hidden.new_empty((len(hidden), weights.hidden), dtype=coded)
         spec = check_call(rows, weights, ids, ids.view(torch.float32), choices)
-        spec = replace(spec, slots=True, coded=coded is not None)
+        spec = replace(spec, slots=True, coded=coded is not None, sent=to is not None)
         arguments, y = self._ready(spec, given)
         return Checked(spec if len(hidden) else None, arguments, y)
 
     def _ready(self, spec: FusedMoe, given: Any) -> tuple[tuple[Any, ...], Tensor]:
-        hidden, ids, weights, choices, coded, share = given
-        y = hidden.new_empty((len(hidden), spec.top_k, spec.hidden), dtype=coded)
+        hidden, ids, weights, choices, coded, share, y = given
+        if y is None:
+            y = hidden.new_empty((len(hidden), spec.top_k, spec.hidden), dtype=coded)
         return _arguments(spec, (hidden, ids), weights, choices, y, share), y
 
 

@@ -316,7 +316,8 @@ int blockscale_moe(const BsCall *call, const BsMoe *moe, TVMFFIAny *args) {
   const BsMoePlaces *at = &moe->at;
   int64_t rows = tensor(args, at->hidden)->shape[0], out_bytes = 2 * (int64_t)moe->hidden;
   double share = at->share < 0 ? 1.0 : args[at->share].v_float64; /* of slots that have an expert here */
-  if (moe->combine == NULL) out_bytes *= moe->top_k;
+  const char *out = tensor(args, at->to < 0 ? at->out : at->to)->data;
+  if (moe->combine == NULL) out_bytes = moe->top_k * (at->to < 0 ? out_bytes : 8); /* addresses of rows */
   Pass p = {.call = call, .moe = moe, .args = args, .tokens = least(rows, BS_CHUNK)};
   const DLTensor *workspace = tensor(args, at->workspace);
   if (rows == 0) return 0;
@@ -336,7 +337,7 @@ int blockscale_moe(const BsCall *call, const BsMoe *moe, TVMFFIAny *args) {
     p.hidden = (const char *)tensor(args, at->hidden)->data + done * moe->row_bytes;
     p.ids = (const char *)tensor(args, at->topk_ids)->data + done * moe->top_k * 4;
     if (at->topk_weights >= 0) p.weights = (const char *)tensor(args, at->topk_weights)->data + done * moe->top_k * 4;
-    p.out = (char *)tensor(args, at->out)->data + done * out_bytes;
+    p.out = (char *)out + done * out_bytes;
     if (moe->combine == NULL) p.at[BS_MOE_WS_Y2] = p.out;
     while (chosen + 1 < moe->count && (double)p.tokens * share > (double)moe->buckets[chosen].limit) ++chosen;
     p.bucket = &moe->buckets[chosen];

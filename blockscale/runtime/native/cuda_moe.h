@@ -27,7 +27,7 @@ typedef struct {
 /* Which parameter of the function is what; -1: it has none. */
 typedef struct {
   int8_t hidden, topk_ids, topk_weights, w13, w13_scale, w13_global, w13_bias, w2, w2_scale, w2_global, w2_bias,
-      a1_scale, a2_scale, alpha, limit, share, out, workspace;
+      a1_scale, a2_scale, alpha, limit, share, out, to, workspace;
 } BsMoePlaces;
 
 /* A function fused_moe whose GEMMs multiply codes by codes (layout 128x4). */

@@ -81,6 +81,10 @@ AFTER = "blockscale.after"
 read before that one has ended; without the attribute all."""
 
 
+ADDRESSED = "blockscale.addressed"
+"""Function attribute: parameters given as addresses of their rows, which lie anywhere."""
+
+
 @dataclass(frozen=True)
 class MoeGemm:
     """One of the two GEMMs of an MoE layer; the true sizes, but rows and K multiples of 64.
@@ -89,7 +93,8 @@ class MoeGemm:
     products; ``rows``: of the weights of an expert, gate and up counted both; ``cols``: of out,
     where that has fewer than rows make; ``bytewise``: layout "tiles64e", words whose codes become
     bytes, and a factor for each row; ``operand``: dtype of x and of decoded weights, if it is not
-    ``dtype``: `E4M3`; ``fast``: whether sums of such operands may be those of MMAs (`FAST`).
+    ``dtype``: `E4M3`; ``fast``: whether sums of such operands may be those of MMAs (`FAST`);
+    ``sent``: whether rows of out are `ADDRESSED`, as those in other GPUs' memory are.
     """
 
     fmt: str
@@ -105,6 +110,7 @@ class MoeGemm:
     bytewise: bool = False
     operand: str = ""
     fast: bool = False
+    sent: bool = False
 
     @staticmethod
     def of(func: Any) -> MoeGemm:
@@ -113,12 +119,13 @@ class MoeGemm:
         text = {key: str(said[key]) for key in ("fmt", "dtype", "activation")}
         sizes = {key: int(said[key]) for key in ("group", "experts", "rows", "k", "top_k", "cols")}
         more: dict[str, Any] = {"bytewise": bool(said.get("bytewise", False))}
-        more |= {"operand": str(said.get("operand", "")), "fast": bool(said.get("fast", False))}
+        more |= {name: bool(said.get(name, False)) for name in ("fast", "sent")}
+        more["operand"] = str(said.get("operand", ""))
         return MoeGemm(**text, **sizes, **more, zeros=int(said["zeros"]))  # type: ignore[arg-type]
 
     def attribute(self) -> dict[str, Any]:
-        """Return its fields, but those that layouts other than "tiles64e" leave as they are."""
-        more = {"bytewise", "operand", "fast"}
+        """Return its fields, but those that most layers leave as they are."""
+        more = {"bytewise", "operand", "fast", "sent"}
         return {key: value for key, value in asdict(self).items() if key not in more or value}
 
     @property

@@ -58,6 +58,11 @@ BS_INLINE void bs_load_slots(int (&slots)[COUNT], const int *table, int rows, in
   for (int i = 0; i < COUNT; ++i) slots[i] = 32 * i + lane < rows ? __ldg(table + 32 * i + lane) : 0;
 }
 
+// A row that lies anywhere, also in another GPU's memory.
+BS_INLINE char *bs_row_at(const int64_t *table, int row) {
+  return reinterpret_cast<char *>(__ldg(reinterpret_cast<const long long *>(table) + row));
+}
+
 // All lanes: that of `row`, of the 8 from 8 n on.
 template <int COUNT>
 BS_INLINE int bs_slot(const int (&slots)[COUNT], int n, int row) {

@@ -131,6 +131,17 @@ BS_INLINE bool bs_ep_sent(const int64_t *frame, int *state, int tokens) {
   return last;
 }
 
+// A thread, where kernels before have stored all that this rank sends: tells all ranks.
+template <int RANKS, int STEP>
+BS_INLINE void bs_ep_stored(const int64_t *frame, int *state, int tokens) {
+  if (threadIdx.x != 0 || !bs_ep_takes_part(state)) return;
+  uint64_t value = static_cast<uint64_t>(state[BS_EP_EPOCH]) << 32 | frame[BS_EP_BOUND] << 16 | tokens;
+  bs_ep_fence();
+  for (int r = 0; r < RANKS; ++r) {
+    bs_ep_tell(bs_ep_cell(frame, RANKS, r, STEP, static_cast<int>(frame[BS_EP_RANK])), value);
+  }
+}
+
 constexpr int BS_EP_TURNS = 32;  // looks at a cell between looks at the clock, which takes longer
 
 // Tokens of rank `from`, once all that it sends in this step is there; -1 if that never comes.
