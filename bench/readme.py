@@ -13,6 +13,8 @@ import click
 from bench import emulator
 from bench.cpu import report as cpu_report
 from bench.cpu.report import FORMAT
+from bench.ep import __main__ as ep
+from bench.ep import scaling
 from bench.gpu import host, linear, linear_fp8, linear_report
 from bench.moe import fp8 as moe_fp8
 from bench.report import Results, fill_page, markdown_table, read, relative, render, us_text
@@ -56,6 +58,45 @@ def moe_fp8_section(result: Results, source: str = "") -> str:
     return render(
         "pages/moe_fp8.md.j2", r=result, source=source, cases=cases, tokens=tokens, means=means
     )
+
+
+EP_OTHERS = {
+    "all_to_all": "`all_to_all_single`, `fused_moe`",
+    "all_gather": "`all_gather`, `fused_moe`, `reduce_scatter`",
+    "tensor parallel": "a share of each expert, `all_reduce`",
+    "bf16, slots": "ours",
+    "bf16, sums": 'ours, `combine="sums"`',
+    "bf16, slots, in halves": "ours, two halves on two streams",
+    "bf16, sums, in halves": "sums, two halves on two streams",
+    "fp8, slots": 'ours, `dispatch="fp8"`',
+}
+"""What tables call the ways of a layer."""
+
+
+def ep_section(result: Results, source: str = "") -> str:
+    """Return rows there and back, whole layers, and more ranks on paper."""
+    rows = result["exchange"]
+    tokens = [row["tokens"] for row in rows]
+    sizes = ep.LAYERS[ep.TIMED]
+    exchange = [
+        (name, [row.get(form, {}).get(key) for row in rows])
+        for name, (form, key, _) in scaling.directions(sizes.hidden).items()
+        if any(form in row for row in rows)
+    ]
+    exchange += [
+        (f"NCCL, {size} an element", [row[f"nccl, {size}"] for row in rows])
+        for size in ("2 bytes", "1 bytes")
+    ]
+    layers = [
+        (key, said, [(row.get(name), row["all_to_all"]) for row in found])
+        for key, found in result["layers"].items()
+        for name, said in EP_OTHERS.items()
+        if any(name in row for row in found)
+    ]
+    predicted = scaling.predicted(rows, sizes.experts, sizes.hidden, sizes.top_k)
+    facts = {"tokens": tokens, "exchange": exchange, "layers": layers, "predicted": predicted}
+    facts |= {"counts": scaling.COUNTS, "ranks": scaling.RANKS}
+    return render("pages/ep.md.j2", r=result, source=source, **facts)
 
 
 BEST_PEER = "humming-kernels"
@@ -124,6 +165,7 @@ def tuned_section(logs: Path) -> str:
 SECTIONS: dict[str, tuple[str, int, Callable[[Results, str], str]]] = {
     "bench": ("docs/cpu.md", FORMAT, cpu_report.section),
     "demo": ("docs/demo.md", 1, demo_section),
+    "ep": ("docs/ep.md", ep.FORMAT, ep_section),
     "emulator": ("docs/emulator.md", emulator.FORMAT, emulator.section),
     "host": ("docs/gpu.md", host.FORMAT, host.section),
     "linear": ("docs/linear.md", linear.FORMAT, linear_report.section),
@@ -144,6 +186,7 @@ def _results(option: str, about: str) -> Callable[[Callable[..., None]], Callabl
 @_results("--bench", "Results of `python -m bench.cpu --out`; keep them in bench/results.")
 @_results("--demo", "Figures of the demo, dist/minilm-nvfp4.json.")
 @_results("--emulator", "Results of `python -m bench.emulator --out`; keep them in bench/results.")
+@_results("--ep", "Results of `torchrun -m bench.ep`.")
 @_results("--host", "Results of `python -m bench.gpu.host`.")
 @_results("--linear", "Results of `python -m bench.gpu.linear`.")
 @_results("--linear-fp8", "Results of `python -m bench.gpu.linear_fp8`, of INT4 weights.")
