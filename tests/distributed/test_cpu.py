@@ -126,6 +126,28 @@ def test_equals_the_layer_of_one_process(ranks, dispatch, tmp_path):
     assert found == {r: [True] * 10 for r in range(ranks)}
 
 
+def _sums(rank, ranks):
+    """Whether "sums" are those that each rank's experts make, rounded, added up by rank."""
+    weights, found = layer(), []
+    whole = prepared(weights, range(EXPERTS))
+    sizes = EXPERTS, HIDDEN, TOP_K, MOST
+    ep = bs.distributed.ExpertParallel(None, *sizes, combine="sums", device="cpu")
+    mine = prepared(weights, ep.local_experts)
+    for call, count in enumerate((MOST - rank, 0 if rank else 2, 4)):
+        x, ids, factors = tokens(20 + call, rank, count, torch.bfloat16)
+        total = torch.zeros(count, HIDDEN)
+        for other in range(ranks):
+            own = torch.where(ids // (EXPERTS // ranks) == other, ids, -1)
+            total += bs.fused_moe(x, whole, own, factors).float()
+        y = bs.fused_moe(x, mine, ids, factors, ep=ep)
+        found.append(torch.equal(y, total.bfloat16()))
+    return found
+
+
+def test_ranks_add_up_what_they_have(tmp_path):
+    assert group.run(2, tmp_path, _sums) == {0: [True] * 3, 1: [True] * 3}
+
+
 def _rows_that_came(rank, ranks, dispatch):
     """Return the numbers of the rows that came, and those that every rank has sent."""
     scale = None if dispatch == "fp8" else 0.0031
@@ -277,6 +299,7 @@ def alone(**values):
         ({"max_tokens": 70000}, "max_tokens=70000 is more than 65535"),
         ({"top_k": 9}, "top_k=9 is more than experts=8"),
         ({"dispatch": "bf8"}, "dispatch"),
+        ({"combine": "rows"}, "combine"),
         (
             {"dispatch": "fp8", "hidden": 72},
             "hidden=72 is not a multiple of 16, the elements whose",
