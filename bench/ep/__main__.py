@@ -1,7 +1,8 @@
 """Dispatch, combine and whole MoE layers on several GPUs, beside NCCL.
 
     torchrun --nproc-per-node 2 -m bench.ep [--library FILE] [--layers deepseek qwen gptoss]
-        [--forms bf16 fp8] [--combines slots sums] [--halves] [--out FILE]
+        [--forms bf16 fp8 nvfp4] [--layer-forms bf16 fp8] [--combines slots sums] [--halves]
+        [--out FILE]
 
 Every rank needs a GPU; kernels are built on first use.  Times are medians of replays of CUDA
 graphs of `CALLS` calls, of the slowest rank.
@@ -346,6 +347,9 @@ def main() -> None:
         "--forms", nargs="+", choices=DISPATCHES, default=["bf16"], help="what rows go as"
     )
     parser.add_argument(
+        "--layer-forms", nargs="+", choices=DISPATCHES, default=["bf16"], help="of whole layers"
+    )
+    parser.add_argument(
         "--combines", nargs="+", choices=COMBINES, default=COMBINES, help="what results come as"
     )
     parser.add_argument(
@@ -355,7 +359,10 @@ def main() -> None:
     args = parser.parse_args()
     for library in args.library:
         blockscale.load(library)
-    forms = [(form, combine) for form in args.forms for combine in args.combines]
+    forms, layer_forms = (
+        [(form, combine) for form in chosen for combine in args.combines]
+        for chosen in (args.forms, args.layer_forms)
+    )
     ranks = Ranks()
     results: dict[str, Any] = {
         "format": FORMAT,
@@ -385,7 +392,7 @@ def main() -> None:
         )
         results["layers"][key] = []
         for tokens in args.tokens:
-            found = one(ranks, layer, tokens, weights, forms, args.halves)
+            found = one(ranks, layer, tokens, weights, layer_forms, args.halves)
             results["layers"][key].append(found)
             say(key, found)
         del weights

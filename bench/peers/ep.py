@@ -12,8 +12,8 @@ Rows and routings are those of `bench.ep`'s "exchange": `TIMED`, 16 bits, both d
   hosts would get by RDMA goes through the same memory, here by NVLink alone.
 
 Microseconds are medians, of the slowest rank: "dispatch" (with its layout) and "combine" are calls
-of one direction in a row, which their kernels allow, "both" is the one after the other.  Results are
-checked with experts that return their input.
+of one direction in a row, which their kernels allow, "both" is the one after the other.  Results
+are checked with experts that return their input.
 
 A part has processes of its own, as the peer may abort, or wait forever; what failed is printed, a
 line each.  LOCAL_RANK 0 starts them all, other processes of torchrun return at once.
@@ -422,6 +422,8 @@ def run_part(name: str, every: list[int], sms: int, into: Path) -> int:
     try:
         ranks, part, layer = Ranks(), PARTS[name], LAYERS[TIMED]
         counts = [tokens for tokens in every if tokens <= part.most]
+        if ranks.rank == 0 and len(counts) < len(every):
+            _say(f"uccl, {name}: more than {part.most} tokens: not measured, buffers too large")
         doing = "buffers"
         sizes = layer.experts, layer.hidden, layer.top_k, max(counts, default=1)
         own = part.make(ranks, *sizes, sms=sms)
@@ -429,13 +431,20 @@ def run_part(name: str, every: list[int], sms: int, into: Path) -> int:
             doing = f"{tokens} tokens"
             found.append(_measured(ranks, own, part, tokens))
             if ranks.rank == 0:
-                print(f"uccl, {name}:", found[-1], flush=True)
+                _say(f"uccl, {name}: {found[-1]}")
                 into.write_text(json.dumps(found))
     except Exception as error:  # of another's library
         rank = os.environ["RANK"]
-        print(f"uccl, {name}, rank {rank}, {doing}: failed: {measure.describe(error)}", flush=True)
+        line = f"rank {rank}: {doing}: {measure.describe(error)}"
+        _say(f"uccl, {name}, {line}")
+        into.with_suffix(f".{rank}").write_text(line)
         return 1
     return 0
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")  # at once: ranks share the output
+    sys.stdout.flush()
 
 
 # ---- All parts ----------------------------------------------------------------------------------
@@ -509,9 +518,10 @@ def run_all(args: argparse.Namespace) -> None:
                 for one in processes:
                     one.kill()
             for line in wrong:
-                print(f"uccl, {name}, {line}", flush=True)
+                _say(f"uccl, {name}, {line}")
             results["parts"][name] = json.loads(into.read_text()) if into.exists() else []
-            results["failed"][name] = wrong
+            errors = [into.with_suffix(f".{rank}") for rank in range(count)]
+            results["failed"][name] = [one.read_text() for one in errors if one.exists()] + wrong
             if args.out is not None:
                 write_json(args.out, results)
 
@@ -528,7 +538,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.into is not None:
         status = run_part(args.parts[0], args.tokens, args.sms, args.into)
-        sys.stdout.flush()
+        ctypes.CDLL(None).fflush(None)  # what its C++ and its kernels printed
         os._exit(status)  # its destructors wait for the other ranks
     if int(os.environ.get("LOCAL_RANK", "0")) == 0:
         run_all(args)

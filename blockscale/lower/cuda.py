@@ -93,13 +93,16 @@ def sources(func: tirx.PrimFunc, name: str, arch: str) -> Source:
 
 
 DEPENDENCIES = """
-__device__ __forceinline__ void blockscale_after_predecessor() {
+__device__ __forceinline__ void blockscale_after_predecessor(bool lets_next_begin) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  if (lets_next_begin) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 """
+
+LETS_NEXT_BEGIN = "bs_let_next_begin"
+"""The device function by which a kernel says itself when the next one may be launched."""
 
 
 def _after_its_predecessor(mod: tvm.IRModule) -> tvm.IRModule:
@@ -107,11 +110,15 @@ def _after_its_predecessor(mod: tvm.IRModule) -> tvm.IRModule:
 
     Without the launch attribute of programmatic dependent launch both do nothing.  With it, a
     kernel is on the SMs before its predecessor has ended, and its successor likewise: that hides
-    the launch.  No kernel touches memory before the wait.
+    the launch.  No kernel touches memory before the wait.  One that calls `LETS_NEXT_BEGIN` waits
+    for others than its predecessor: successors that took the SMs meanwhile could keep them from
+    what these others wait for.
     """
-    wait = tirx.Evaluate(cuda_func_call("blockscale_after_predecessor", source_code=DEPENDENCIES))
     made = {}
     for variable, function in mod.functions.items():
+        early = tirx.const(LETS_NEXT_BEGIN not in function.script(), "bool")
+        name = "blockscale_after_predecessor"
+        wait = tirx.Evaluate(cuda_func_call(name, early, source_code=DEPENDENCIES))
         made[variable] = function.with_body(tirx.SeqStmt([wait, function.body]))
     return tvm.IRModule(made, attrs=mod.attrs)
 

@@ -45,6 +45,9 @@ from blockscale.tir.common import fix_shape, i64, keep_params, tiles_of, widen
 HEADER = '#include "fp4.cuh"\n#include "moe_coded.cuh"\n#include "moe_peers.cuh"\n'
 """What declares the device functions."""
 
+LETS_NEXT_BEGIN = "bs_let_next_begin"
+"""Device function of a kernel that says itself when the next one may be launched (`lower.cuda`)."""
+
 WORDS = 4
 """Words of 32 bits that a thread moves at a time."""
 
@@ -317,6 +320,7 @@ def dispatch(spec: EpDispatch, parts: int, ctas: int, rows: int | None = None) -
                     T.evaluate(
                         _call(arrived, frame.access_ptr("r"), state.access_ptr("rw"), dtype="bool")
                     )
+                    T.evaluate(_call(LETS_NEXT_BEGIN))
                     for s in T.serial(R):
                         tokens[0] = _call("bs_ep_tokens", T.Cast("int32", s), dtype="int32")
                         none = T.meta_var((bound - T.Cast("int64", tokens[0])) * k)
@@ -588,12 +592,14 @@ def combine(
         if not one:
             if last[0]:
                 T.evaluate(wait(frame, state))
+                T.evaluate(_call(LETS_NEXT_BEGIN))
 
     @T.inline
     def add_up(ids, weights, owner, slots, frame, state, out, raw, total, rows, reps, vc, vp):
         here = T.sblock_alloc_buffer((i64(1),), "bool", scope="local")
         if one:
             here[0] = wait(frame, state)
+            T.evaluate(_call(LETS_NEXT_BEGIN))
         else:
             here[0] = _call("bs_ep_takes_part", state.access_ptr("r"), dtype="bool")
         for i in T.serial(tiles_of(rows, adding.ctas)):
@@ -709,6 +715,7 @@ def collect(spec: EpCombine, grid: Grid, together: bool, rows: int | None) -> Pr
                     T.writes(state[0:states])
                     T.evaluate(tell(frame, state, rows))
                     T.evaluate(wait(frame, state))
+                    T.evaluate(_call(LETS_NEXT_BEGIN))
         for c, p in T.grid(T.min(rows, C), P):
             with T.sblock("collect" if together else "reduce"):
                 vc, vp = T.axis.remap("SS", [c, p])
@@ -721,6 +728,7 @@ def collect(spec: EpCombine, grid: Grid, together: bool, rows: int | None) -> Pr
                     if vc == none:
                         T.evaluate(tell(frame, state, rows))
                     here[0] = wait(frame, state)
+                    T.evaluate(_call(LETS_NEXT_BEGIN))
                 else:
                     here[0] = _call("bs_ep_takes_part", state.access_ptr("r"), dtype="bool")
                 for i in T.serial(tiles_of(rows, grid.ctas)):
