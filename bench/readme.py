@@ -72,6 +72,13 @@ EP_OTHERS = {
 }
 """What tables call the ways of a layer."""
 
+EP_PEERS = {
+    "low_latency": "UCCL-EP, low latency, rows of slots",
+    "worst": "UCCL-EP, normal, captured, sums",
+    "normal": "UCCL-EP, normal, with its host",
+}
+"""What tables call the parts of `bench.peers.ep`."""
+
 
 def ep_section(result: Results, source: str = "") -> str:
     """Return rows there and back, whole layers, and more ranks on paper."""
@@ -87,6 +94,14 @@ def ep_section(result: Results, source: str = "") -> str:
         (f"NCCL, {size} an element", [row[f"nccl, {size}"] for row in rows])
         for size in ("2 bytes", "1 bytes")
     ]
+    beside = result.get("beside") or {"parts": {}}
+    for part, said in EP_PEERS.items():
+        found = {row["tokens"]: row for row in beside["parts"].get(part, [])}
+        exchange += [
+            (f"{said}, {way}", [found.get(t, {}).get(way) for t in tokens])
+            for way in ("dispatch", "combine")
+            if found
+        ]
     layers = [
         (key, said, [(row.get(name), row["all_to_all"]) for row in found])
         for key, found in result["layers"].items()

@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 -m bench.ep [--library FILE] [--layers deepseek qwen gptoss]
         [--forms bf16 fp8 nvfp4] [--layer-forms bf16 fp8] [--combines slots sums] [--halves]
-        [--out FILE]
+        [--beside FILE] [--out FILE]
 
 Every rank needs a GPU; kernels are built on first use.  Times are medians of replays of CUDA
 graphs of `CALLS` calls, of the slowest rank.
@@ -27,6 +27,7 @@ its own.  On CPUs (gloo) it runs too, to try it out: those times mean nothing.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import time
 from collections.abc import Callable
@@ -355,6 +356,9 @@ def main() -> None:
     parser.add_argument(
         "--halves", action="store_true", help="two half batches on two streams, too"
     )
+    parser.add_argument(
+        "--beside", type=Path, help="results of bench.peers.ep on this machine, kept with these"
+    )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     for library in args.library:
@@ -371,6 +375,7 @@ def main() -> None:
         "versions": measure.gpu_versions(),
         "replays": REPLAYS,
         "ranks": ranks.count,
+        "beside": None if args.beside is None else json.loads(args.beside.read_text()),
         "exchange": [],
         "layers": {},
     }

@@ -1,6 +1,6 @@
 """A whole MoE layer on the ranks of a group: checked against one rank, timed.
 
-    torchrun --nproc-per-node 4 -m blockscale.demo.ep
+    torchrun --nproc-per-node 4 -m blockscale.demo.ep [--library FILE]
     python -m blockscale.demo.ep --device cpu
 
 Every rank has its share of the experts' random NVFP4 weights.  The check computes the same tokens
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -37,6 +38,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 64], help="of each rank")
     parser.add_argument("--dispatch", choices=DISPATCHES, default="bf16", help="what rows go as")
     parser.add_argument("--calls", type=int, default=20, help="that are timed")
+    parser.add_argument(
+        "--library", type=Path, action="append", default=[], help="kernels; else built at first use"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
     return parser.parse_args()
 
@@ -104,6 +108,8 @@ def main() -> None:
     args = options()
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     rank, ranks = join(device)
+    for library in args.library:
+        blockscale.load(library)
     most = max(args.tokens)
     ep = blockscale.distributed.ExpertParallel(
         *(None, args.experts, args.hidden, args.top_k, most, args.dispatch), device=device

@@ -27,7 +27,8 @@ def results(bandwidth=BANDWIDTH):
     machine = {"gpu": "made-up GPU", "driver_version": "1"}
     facts = {"ranks": 2, "date": "2026-11-25", "replays": 7, "machine": machine}
     facts["versions"] = {"CUDA": "13.0", "torch": "2.11.0"}
-    return facts | {"exchange": rows, "layers": {"qwen": layers}}
+    peer = {"parts": {"worst": [{"tokens": 1, "dispatch": 34.2, "combine": 31.1}]}}
+    return facts | {"exchange": rows, "layers": {"qwen": layers}, "beside": peer}
 
 
 def test_a_line_is_found_again():
@@ -54,5 +55,6 @@ def test_the_section_has_a_row_for_each_way():
     assert "| qwen | ours | 100 (2.00) | 100 (2.00) | 100 (2.00) |" in text
     assert '| qwen | ours, `combine="sums"` | 80.0 (2.50) |' in text
     assert "| NCCL, 2 bytes an element | 10.0 | 10.0 | 10.0 |" in text
+    assert "| UCCL-EP, normal, captured, sums, dispatch | 34.2 | | |" in text
     assert "2 x made-up GPU" in text
     assert "(figures.json)" in text
