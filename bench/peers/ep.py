@@ -47,6 +47,7 @@ from blockscale.demo.files import write_json
 Tensor = torch.Tensor
 
 FORMAT = 1
+UCCL = "0.1.1"  # the wheel whose calls these are
 SMS = 20  # UCCL's default; DeepEP's is 24
 SEND, RECEIVE = {"dispatch": 24, "combine": 10}, 256  # rows of a chunk, of a ring: for 2 ranks
 RDMA = 6, 128  # the same of other hosts: not used here
@@ -500,6 +501,7 @@ def run_all(args: argparse.Namespace) -> None:
         "date": measure.now(),
         "machine": measure.machine(),
         "versions": measure.gpu_versions(),
+        "uccl": UCCL,
         "ranks": count,
         "sms": args.sms,
         "calls": {"normal": TIMES, "graph": CALLS},

@@ -27,7 +27,7 @@ def results(bandwidth=BANDWIDTH):
     machine = {"gpu": "made-up GPU", "driver_version": "1"}
     facts = {"ranks": 2, "date": "2026-11-25", "replays": 7, "machine": machine}
     facts["versions"] = {"CUDA": "13.0", "torch": "2.11.0"}
-    peer = {"parts": {"worst": [{"tokens": 1, "dispatch": 34.2, "combine": 31.1}]}}
+    peer = {"uccl": "0.1.1", "parts": {"worst": [{"tokens": 1, "dispatch": 34.2, "combine": 31.1}]}}
     return facts | {"exchange": rows, "layers": {"qwen": layers}, "beside": peer}
 
 
