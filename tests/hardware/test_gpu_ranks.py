@@ -27,7 +27,7 @@ GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 def test_checks(ranks, dispatch, combine, tmp_path, pytestconfig):
     out = tmp_path / "found.json"
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
-    command += ["-m", "bench.ep.checks", *map(str, pytestconfig.getoption("--library"))]
+    command += ["-m", "bench.ep.checks", *map(os.path.abspath, pytestconfig.getoption("--library"))]
     command += ["--dispatch", dispatch, "--combine", combine, "--routings", "200"]
     command += ["--calls", "10000", "--out", str(out)]
     done = subprocess.run(

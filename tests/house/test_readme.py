@@ -214,6 +214,8 @@ def parse_other(words):
         *("bench.gpu.linear_fp8", "bench.gpu.host"),
     ):
         assert callable(bench_module(words[2]).main)
+    elif words[0] == "torchrun":
+        assert callable(bench_module(words[words.index("-m") + 1]).main)
     elif words[0] == "vllm" or words[:3] == ["python", "-m", "sglang.launch_server"]:
         assert "model" in words  # an engine's own command
     elif words[:3] == ["python", "-m", "blockscale.tuning.server"]:
@@ -316,20 +318,13 @@ def test_measured_tables_are_those_of_the_results():
     assert section == make(read(ROOT / "docs" / source[1], FORMAT), source[1]).strip()
 
 
-@pytest.mark.parametrize("marker", ["emulator", "host", "linear", "moe_fp8"])
+@pytest.mark.parametrize("marker", ["emulator", "ep", "host", "linear", "moe_fp8"])
 def test_a_table_is_that_of_the_results(marker):
     """Of the file that the page names."""
-    from bench import emulator, readme
-    from bench.gpu import host, linear, linear_report
-    from bench.moe import fp8
+    from bench.readme import SECTIONS
     from bench.report import read
 
-    name, form, make = {
-        "emulator": ("docs/emulator.md", emulator.FORMAT, emulator.section),
-        "host": ("docs/gpu.md", host.FORMAT, host.section),
-        "linear": ("docs/linear.md", linear.FORMAT, linear_report.section),
-        "moe_fp8": ("docs/moe.md", fp8.FORMAT, readme.moe_fp8_section),
-    }[marker]
+    name, form, make = SECTIONS[marker]
     section = between(marker, page(name))
     *_, source = re.findall(r"\]\((\.\./bench/results/\S+\.json)\)", section)
     assert section == make(read(ROOT / "docs" / source, form), source).strip()
