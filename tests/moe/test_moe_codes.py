@@ -367,14 +367,19 @@ def test_other_gpus() -> None:
 KINDS = [("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("mxfp4", "mxfp8")]
 
 
-def drawn(seed: int, arch: str = ARCH) -> tuple[FusedMoe, list[Schedule]]:
-    """A layer of random sizes, and a random point of the space of each of its GEMMs."""
-    rng = Random(seed)
+def layer_drawn(rng: Random, seed: int) -> FusedMoe:
+    """A layer of random sizes."""
     fmt, act_fmt = KINDS[seed % 3]
     step = 32 if fmt == "mxfp4" else 16
     sizes = rng.choice([2, 3, 4]), step * rng.randint(2, 20), step * rng.randint(2, 20)
     kind = {"fmt": fmt, "act_fmt": act_fmt, "bias": rng.random() < 0.5}
-    spec = spec_of(*sizes, rng.choice([1, 2]), activation=rng.choice(GATED), **kind)
+    return spec_of(*sizes, rng.choice([1, 2]), activation=rng.choice(GATED), **kind)
+
+
+def drawn(seed: int, arch: str = ARCH) -> tuple[FusedMoe, list[Schedule]]:
+    """A layer of random sizes, and a random point of the space of each of its GEMMs."""
+    rng = Random(seed)
+    spec = layer_drawn(rng, seed)
     found = []
     for part in PARTS:
         own = [workload for workload in workloads(spec, arch) if workload.part == part]
@@ -385,19 +390,25 @@ def drawn(seed: int, arch: str = ARCH) -> tuple[FusedMoe, list[Schedule]]:
     return spec, found
 
 
-def run_drawn(seed: int, arch: str = ARCH) -> None:
-    """Judge a call of the kernels that `drawn` gives."""
-    spec, found = drawn(seed, arch)
+def run_points(spec: FusedMoe, found: list[Schedule], seed: int, arch: str = ARCH) -> Call:
+    """Judge a call of the kernels of two scheduled GEMMs; return it."""
     first, second = ([(None, sch.mod["main"])] for sch in found)
     rng = Random(seed + 10**6)
     with pytest.MonkeyPatch.context() as patch:
         made = sources(first, second, spec, arch, lowering(arch))
-        patch.setattr(catalog_moe, "CODES", replace(catalog_moe.CODES, lower=lambda *_: made))
+        own = {"bodies": lambda *_: [], "lower": lambda *_: made}  # no default schedules
+        patch.setattr(catalog_moe, "CODES", replace(catalog_moe.CODES, **own))
         path = library([spec], arch, hashlib.sha256(made.device.encode()).hexdigest())
     call = Call(spec, rng.choice([1, 7, 40, 150]), rng.choice(["random", "half_dropped"]), seed)
     call(path, arch, rng.choice([1, 3, 8]))
     assert not [h for report in call.run.reports for h in report.hazards]
     Stages(call).judge()
+    return call
+
+
+def run_drawn(seed: int, arch: str = ARCH) -> None:
+    """Judge a call of the kernels that `drawn` gives."""
+    run_points(*drawn(seed, arch), seed, arch)
 
 
 @exhaustive

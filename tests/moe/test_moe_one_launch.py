@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -23,13 +24,23 @@ from blockscale.lower.pipe.check import checked
 from blockscale.lower.pipe.derive import derive
 from blockscale.lower.pipe.kernel import Kernel
 from blockscale.lower.pipe.phases import apart, emit_phases, joined
-from blockscale.schedules.steps import Choose, preferred
+from blockscale.schedules.steps import Choose, preferred, sampled
 from blockscale.specs import FusedMoe
 from blockscale.specs.plans.b200 import B200
 from blockscale.tuning import modelled
 from tests.kit.gpu_library import library
 from tests.kit.pairwise import exhaustive
-from tests.moe.test_moe_codes import ARCH, MXFP8, PLAIN, Stages, drawn, run_drawn, spec_of
+from tests.moe.test_moe_codes import (
+    ARCH,
+    MXFP8,
+    PLAIN,
+    Stages,
+    drawn,
+    layer_drawn,
+    run_drawn,
+    run_points,
+    spec_of,
+)
 from tests.moe.test_moe_library import Call
 
 Bodies = list[tuple[int | None, Any]]
@@ -110,6 +121,31 @@ def test_accumulators_that_overlap() -> None:
     assert kernels[1].one_launch
     assert apart(*kernels) is None
     run_drawn(seed)
+
+
+def drawn_together(seed: int) -> tuple[FusedMoe, list[Schedule]]:
+    """A random layer, and random points of its GEMMs that go into one launch."""
+    rng = Random(seed)
+    spec = layer_drawn(rng, seed)
+    while True:
+        found: list[Schedule] = []
+        for part in PARTS:
+            workload = rng.choice([w for w in workloads(spec, ARCH) if w.part == part])
+            sch = Schedule(workload.symbolic(ARCH), seed=rng.randint(1, 10**6))
+            rng.choice(workload.sketches(ARCH))(sch, sampled)
+            found.append(sch)
+        first, second = (derive(sch.mod["main"]) for sch in found)
+        if second.one_launch and apart(first, second) is None:
+            return spec, found
+
+
+@exhaustive
+@pytest.mark.parametrize("seed", range(100))
+def test_points_of_the_space(seed: int) -> None:
+    """Both plans at random, in one launch."""
+    call = run_points(*drawn_together(seed), seed)
+    names = [launch.kernel.removeprefix(f"{call.spec.name}_") for launch in call.run.launches]
+    assert names == ["prepare", "gather", "gemms_kernel0", "combine"]
 
 
 @exhaustive
