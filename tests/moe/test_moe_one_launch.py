@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 import tvm
 from tvm.s_tir import Schedule
 
@@ -112,6 +113,18 @@ def test_rows_are_waited_for(spec: FusedMoe, bucket: int, sketch: int) -> None:
         assert names == ["prepare", "gather", "gemms_kernel0", "combine"]
 
 
+def test_the_same_bits() -> None:
+    """As the same GEMMs in two launches."""
+    outs = []
+    for one_launch in (0, 1):
+        first = scheduled(PLAIN, 1, 0, 0)
+        second = second_for(PLAIN, first, 0, one_launch)
+        call = Call(PLAIN, 33)(built(PLAIN, [(None, first)], [(None, second)]), ARCH, 3)
+        assert len(call.run.launches) == 5 - one_launch
+        outs.append(call.out)
+    assert torch.equal(*outs)
+
+
 def test_accumulators_that_overlap() -> None:
     """They are given back before they have been read: GEMM 2 waits longer."""
     seed = 51
@@ -188,6 +201,22 @@ def test_what_does_not_go_together() -> None:
     single = scheduled(PLAIN, 1, 0, -1)  # and a pair
     path = built(PLAIN, [(None, single)], [(None, second_for(PLAIN, scheduled(PLAIN, 1, 0, 0), 0))])
     assert len(judged(PLAIN, path, 3, "random", 2)) == 5
+
+
+QWEN = spec_of(128, 2048, 768, 8)
+"""Two tables of 128 experts are 4 KiB."""
+
+
+def test_tables_of_many_experts() -> None:
+    """Rings that leave no room for both: two launches, and why; the largest tiles still fit."""
+    first, second = scheduled(QWEN, 1, 0, 0), scheduled(QWEN, 2, 0, 0)
+    message = "a table of 128 experts and barriers .* they take 2[0-9]{5} bytes .* fewer stages"
+    with pytest.raises(LoweringError, match=message):
+        joined(derive(first), derive(second))
+    made = sources([(None, first)], [(None, second)], QWEN, ARCH)
+    assert not [code.name for code in made.kernels if "_gemms" in code.name]
+    large = joined(derive(scheduled(QWEN, 1, -1, 0)), derive(scheduled(QWEN, 2, -1, 0)))
+    assert large.second.places["end"] <= large.launch_bytes <= 232448
 
 
 def test_shared_memory_is_shared() -> None:
