@@ -105,18 +105,20 @@ class Stages:
         self._between(left, *own)
         self._after(moe.coded(*own, spec.act_fmt, self.factor(2)))
 
-    def _products(self, left: np.ndarray, weight: np.ndarray, bias: Any) -> np.ndarray:
-        """Each expert's rows times its weight."""
-        made = [
-            left[first:end] @ weight[e].T + (0 if bias is None else bias[e].astype(np.float64))
-            for e, (first, end) in enumerate(pairwise(self.offsets))
-        ]
+    def _products(self, left: np.ndarray, weight: int, bias: Any) -> np.ndarray:
+        """Each expert's rows times its ``weight``: 0 is w13, 1 is w2."""
+        rows = self.call.layer.w13.shape[1] if weight == 0 else self.spec.hidden
+        made = [np.empty((0, rows))]
+        for e, (first, end) in enumerate(pairwise(self.offsets)):
+            if end > first:  # a real layer's experts fill the memory, all in float64
+                product = left[first:end] @ self.call.layer.expert(e).dense()[weight][0].T
+                made.append(product + (0 if bias is None else bias[e].astype(np.float64)))
         return np.concatenate(made)
 
     def _between(self, left: np.ndarray, codes: np.ndarray, byte: np.ndarray) -> None:
         """Codes of the activation: those of float64, but next to a tie."""
         layer, spec = self.call.layer, self.spec
-        product = self._products(left, layer.dense()[0], layer.w13_bias)
+        product = self._products(left, 0, layer.w13_bias)
         h = moe.activate(product, layer.activation, layer.alpha, layer.limit)
         h = ref.round_to(h, spec.dtype)
         want_codes, want_byte = moe.codes_of(h, spec.act_fmt, self.factor(2))
@@ -137,7 +139,7 @@ class Stages:
     def _after(self, middle: np.ndarray) -> None:
         """Rows of GEMM 2 within its rounding, and the sums of each token's rows."""
         call, layer, spec = self.call, self.call.layer, self.spec
-        want = self._products(middle, layer.dense()[1], layer.w2_bias)
+        want = self._products(middle, 1, layer.w2_bias)
         rows = len(self.order)
         stored = self.parts["y2"][: rows * spec.hidden * 2].view(np.uint16)
         got = values(stored.reshape(rows, spec.hidden), spec.dtype)

@@ -93,6 +93,29 @@ def judged(spec: FusedMoe, path: Path, tokens: int, routing: str, sms: int) -> l
     return [launch.kernel.removeprefix(f"{spec.name}_") for launch in call.run.launches]
 
 
+QWEN = spec_of(128, 2048, 768, 8)
+"""Two tables of 128 experts are 4 KiB."""
+
+REAL = [
+    pytest.param(QWEN, 16, id="Qwen3-30B-A3B"),
+    pytest.param(spec_of(8, 7168, 2048, 8), 2, id="DeepSeek-V3, 8 experts"),
+    pytest.param(
+        spec_of(32, 2880, 2880, 4, activation="swiglu_oai", bias=True, **MXFP8), 2, id="gpt-oss-20b"
+    ),
+]
+
+
+@exhaustive
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("spec", "tokens"), REAL)
+def test_real_layers(spec: FusedMoe, tokens: int) -> None:
+    """Layers that people have; minutes each, for they are 30,000 MMAs and more."""
+    first = scheduled(spec, 1, 0, 0)
+    path = built(spec, [(None, first)], [(None, second_for(spec, first, 0))])
+    names = judged(spec, path, tokens, "random", 8)
+    assert names == ["prepare", "gather", "gemms_kernel0", "combine"]
+
+
 CASES = [
     (PLAIN, 0, 0),  # a pair; few rows, which are columns of GEMM 2's MMA
     (PLAIN, 0, -1),  # one CTA
@@ -201,10 +224,6 @@ def test_what_does_not_go_together() -> None:
     single = scheduled(PLAIN, 1, 0, -1)  # and a pair
     path = built(PLAIN, [(None, single)], [(None, second_for(PLAIN, scheduled(PLAIN, 1, 0, 0), 0))])
     assert len(judged(PLAIN, path, 3, "random", 2)) == 5
-
-
-QWEN = spec_of(128, 2048, 768, 8)
-"""Two tables of 128 experts are 4 KiB."""
 
 
 def test_tables_of_many_experts() -> None:
