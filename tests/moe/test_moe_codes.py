@@ -25,7 +25,7 @@ from blockscale.catalog.gemm import lowering
 from blockscale.catalog.moe import PARTS
 from blockscale.lower.moe.codes import sources
 from blockscale.schedules.steps import sampled
-from blockscale.specs import FusedMoe, Spec
+from blockscale.specs import FusedMoe, GroupedMmFp4, Spec
 from blockscale.specs.moe import GATED
 from tests.kit.gpu_library import library
 from tests.kit.moe_harness import prepared, values
@@ -242,6 +242,41 @@ def test_many_slots() -> None:
     call(library([spec], ARCH), ARCH)
     assert call.run.launches[0].kernel.endswith("prepare_many")
     Stages(call).judge()
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """As a GPU approximates it in float32: __expf is a power of two, each step rounded."""
+    with np.errstate(over="ignore"):
+        power = np.exp2((-x * np.float32(1.4426950408889634)).astype(np.float64))
+    power = power.astype(np.float32)
+    return (1 / (np.float32(1) + power).astype(np.float64)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "act_fmt"), [("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), MXFP8.values()]
+)
+def test_codes_are_those_of_kernels_in_turn(fmt: str, act_fmt: str) -> None:
+    """Bit for bit: float32 sums of `grouped_mm_fp4`; factors, activation, rounding, quantising."""
+    spec = spec_of(3, 160, 96, 2, fmt=fmt, act_fmt=act_fmt)
+    call = run(spec, 40, "half_dropped")
+    stages, parts, made = Stages(call), parts_of(call), call.made
+    rows, n, k = len(stages.order), spec.padded_rows, spec.padded_hidden
+    gemm = GroupedMmFp4(spec.experts, n, k, spec.product, "float32")
+    x = parts["x"][: rows * k // (1 if act_fmt == "mxfp8" else 2)].reshape(rows, -1)
+    tiles = sum(-(-int(count) // 128) for count in np.diff(stages.offsets))
+    scales = parts["x_scale"][: tiles * 128 * k // spec.group].reshape(tiles * 128, -1)
+    d, ends = np.full((rows, n), np.nan, np.float32), stages.offsets.copy()
+    given = x, made.w13, scales, made.w13_scale, ends, None, d
+    emulator.run_module(library([gemm], ARCH), gemm.name, *given, target=ARCH).check()
+    found = d.reshape(rows, n // 32, 2, 16).transpose(2, 0, 1, 3).reshape(2, rows, n // 2)
+    expert = np.repeat(np.arange(spec.experts), np.diff(stages.offsets))
+    factors = made.w13_global.numpy()[expert] * np.float32(stages.factor(1))
+    gate, up = (half * factors[:, i, None] for i, half in enumerate(found))
+    h = ref.round_to(gate * sigmoid(gate) * up, spec.dtype)[:, : spec.intermediate]
+    want_codes, want_byte = moe.codes_of(h, act_fmt, stages.factor(2))
+    codes, byte = stages.operand("y1", spec.intermediate, spec.padded_intermediate)
+    np.testing.assert_array_equal(byte, want_byte)
+    np.testing.assert_array_equal(codes, want_codes)
 
 
 def test_numbers() -> None:
