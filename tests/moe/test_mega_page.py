@@ -48,8 +48,9 @@ def test_two_main_loops() -> None:
     """GEMM 1's comes first: each issues as many MMAs as its stage has."""
     made = mega.both(mega.LAYERS["gpt-oss-120b"], mega.MANY)
     text = mega.emit_phases(made, mega.ENTRY)
-    image = mega.nvcc.compile_cuda_source(text, mega.ARCH).image
-    turns = sass.disassemble(image, mega.ENTRY).main_loops()
+    compiled = mega.nvcc.compile_cuda_source(text, mega.ARCH)
+    assert compiled.resources[0]["spills"] == 0
+    turns = sass.disassemble(compiled.image, mega.ENTRY).main_loops()
     for turn, kernel in zip(turns, (made.first, made.second), strict=True):
         assert turn.mmas % len(kernel.whole.multiplies) == 0
     shown = next(row for row in table_of("mega_kernels") if "gpt-oss-120b | 256" in row)

@@ -19,11 +19,12 @@ from tvm.s_tir import Schedule
 
 import blockscale as bs
 from blockscale import emulator
+from blockscale.catalog import cuda_source, road, workloads
 from blockscale.catalog import moe as catalog_moe
-from blockscale.catalog import road, workloads
 from blockscale.catalog.gemm import lowering
 from blockscale.catalog.moe import PARTS
 from blockscale.lower.moe.codes import sources
+from blockscale.lower.nvcc import compile_cuda_source
 from blockscale.schedules.steps import sampled
 from blockscale.specs import FusedMoe, GroupedMmFp4, Spec
 from blockscale.specs.moe import GATED
@@ -397,6 +398,29 @@ def test_other_gpus() -> None:
     tags = [workload.tag for workload in workloads(PLAIN, ARCH)]
     assert tags[:2] == [f"{PLAIN.name}_gemm1_m64", f"{PLAIN.name}_gemm2_m64"]
     assert Spec.parse(PLAIN.name) == PLAIN
+
+
+LAYERS: list[Any] = [
+    FusedMoe(128, 2048, 768, 8, act_fmt="nvfp4", layout="128x4"),
+    spec_of(128, 2880, 2880, 4, activation="swiglu_oai", bias=True, **MXFP8),
+]
+
+
+@pytest.mark.parametrize(
+    ("spec", "arch"),
+    [
+        (LAYERS[0], "sm_100a"),
+        (LAYERS[1], "sm_103a"),
+        pytest.param(LAYERS[0], "sm_103a", marks=exhaustive),
+        pytest.param(LAYERS[1], "sm_100a", marks=exhaustive),
+    ],
+    ids=lambda value: str(getattr(value, "name", value)),
+)
+def test_real_layers_do_not_spill(spec: FusedMoe, arch: str) -> None:
+    """Default kernels of Qwen3-30B-A3B and gpt-oss-120b, all buckets."""
+    used = compile_cuda_source(cuda_source(spec, arch, {}).device, arch).resources
+    assert len([kernel for kernel in used if "gemm" in str(kernel["name"])]) >= 4
+    assert all(kernel["spills"] == 0 for kernel in used)
 
 
 # ---- Other schedules, other sizes ---------------------------------------------------------------
