@@ -294,7 +294,12 @@ def test_the_model_knows_of_it(tmp_path: Path) -> None:
 
 
 def test_every_part_has_the_choice() -> None:
-    """GEMM 2's space holds it, GEMM 1's does not."""
+    """GEMM 2's space holds it, GEMM 1's does not; by default there are two."""
     for part in PARTS:
         text = scheduled(PLAIN, part, 0, 0).script()
         assert ("blockscale.one_launch" in text) == (part == 2)
+    workload = next(w for w in workloads(PLAIN, ARCH) if w.part == 2)
+    sch = Schedule(workload.symbolic(ARCH))
+    workload.sketches(ARCH)[0](sch, preferred)
+    assert "blockscale.one_launch" in sch.mod["main"].script()
+    assert not derive(sch.mod["main"]).one_launch
