@@ -484,12 +484,23 @@ ROUTINGS, SEEDS = ["random", "one_expert", "half_dropped", "dropped"], range(5)
 VALUES: list[Any] = [TOKENS, EXPERTS, TOP_K, SIZES, SIZES, ROUTINGS, SEEDS, KINDS]
 
 
+def run_cell(cell: list[Any]) -> None:
+    """Judge a layer and a call of these values."""
+    tokens, experts, top_k, hidden, intermediate, routing, seed, (fmt, act_fmt) = cell
+    kind = {"fmt": fmt, "act_fmt": act_fmt}
+    run(spec_of(experts, hidden, intermediate, min(top_k, experts), **kind), tokens, routing, seed)
+
+
 @exhaustive
 @pytest.mark.parametrize("chosen", list(covering([len(v) for v in VALUES])))
 def test_sizes(chosen: tuple[int, ...]) -> None:
     """Every two values of tokens, experts, top k, sizes, routings and seeds meet."""
-    tokens, experts, top_k, hidden, intermediate, routing, seed, (fmt, act_fmt) = (
-        values_[i] for values_, i in zip(VALUES, chosen, strict=True)
-    )
-    kind = {"fmt": fmt, "act_fmt": act_fmt}
-    run(spec_of(experts, hidden, intermediate, min(top_k, experts), **kind), tokens, routing, seed)
+    run_cell([values_[i] for values_, i in zip(VALUES, chosen, strict=True)])
+
+
+@exhaustive
+@pytest.mark.parametrize("seed", range(80))
+def test_more_sizes(seed: int) -> None:
+    """Any of their product."""
+    rng = Random(seed)
+    run_cell([rng.choice(values_) for values_ in VALUES])
