@@ -147,8 +147,13 @@ class Code:
         Straight code, of a K that was unrolled whole, gives the part from the first to the last
         commit.
         """
-        turns = [self._turn(nodes, is_mma) for nodes in self._loops(is_mma, is_commit, is_wait)]
+        turns = self.main_loops()
         return max(turns, key=lambda turn: turn.mmas) if turns else self._straight()
+
+    def main_loops(self) -> list[Turn]:
+        """Return a turn of each such loop, in the order of the code."""
+        found = sorted(self._loops(is_mma, is_commit, is_wait), key=min)
+        return [self._turn(nodes, is_mma) for nodes in found]
 
     def load_loops(self) -> list[Turn]:
         """Return a turn of each innermost loop that waits and issues TMA loads."""

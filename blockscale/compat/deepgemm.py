@@ -15,6 +15,8 @@ What differs:
 * gate and up stay float32 until the activation's result is rounded to 16 bits, and top-k weights
   multiply rows of the second GEMM; DeepGEMM rounds gate and up to bfloat16, and multiplies weights
   in before it quantises (MXFP8);
+* between the GEMMs, a block of NVFP4 whose scale rounds to zero becomes zeros; the NVFP4 fork has
+  no scale below 2^-9;
 * transformed weights hold ours beside DeepGEMM's bytes; bytes from elsewhere are converted in every
   call;
 * ``fast_math`` changes nothing, and ``a2_scales`` of experts must be one number.

@@ -72,6 +72,7 @@ class FusedMoE(Prepared):
         scale: float = 1.0,
         router: torch.nn.Module | None = None,
         shared: torch.nn.Module | None = None,
+        shared_experts: int = 0,
         weight_on_input: bool = False,
         ep: Any = None,
     ) -> None:
@@ -87,6 +88,9 @@ class FusedMoE(Prepared):
             router: makes logits [T, E] of hidden; None: the caller passes logits, or ids and
                 weights.
             shared: what is added for every token: a module from [T, H] to [T, H].
+            shared_experts: of the weights' experts, the last so many have every token, with weight
+                1: shared experts in the same launches as the others.  The router knows the first
+                ones alone, and top_k counts these.
             weight_on_input: top_k=1 only: the weight multiplies the expert's input and not its
                 result, as in Llama 4.
             ep: `blockscale.distributed.ExpertParallel`: the weights are those of this rank's
@@ -116,7 +120,13 @@ class FusedMoE(Prepared):
             )
         if ep is not None:
             ep.check_act_fmt("FusedMoE", act_fmt)
+        if shared_experts and (weight_on_input or ep is not None):
+            raise ValueError(
+                f"FusedMoE: shared_experts={shared_experts} goes neither with weight_on_input nor "
+                "with ep, whose experts have other tokens; pass them as a module, shared="
+            )
         self.weight_on_input, self.ep = weight_on_input, ep
+        self.shared_experts = shared_experts
         self.register_buffer("correction_bias", correction_bias)
         self.register_buffer("a1_scale", a1_scale)
         self.register_buffer("a2_scale", a2_scale)
@@ -193,6 +203,8 @@ class FusedMoE(Prepared):
         elif topk_weights is not None:
             topk_ids = topk_ids.reshape(-1, topk_ids.shape[-1])
             topk_weights = topk_weights.reshape(-1, topk_weights.shape[-1])
+        if self.shared_experts and topk_ids is not None and topk_weights is not None:
+            topk_ids, topk_weights = self._with_shared(weights, topk_ids, topk_weights)
         options = Options(
             *(self.activation, self.alpha, self.limit, self.act_fmt, self.fast_accum),
             *(self.a1_scale, self.a2_scale),
@@ -223,6 +235,21 @@ class FusedMoE(Prepared):
             topk_group=self.topk_group,
             scale=self.scale,
         )
+
+    def _with_shared(
+        self, weights: MoeWeights, ids: Tensor, factors: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Ids and weights with a column for each shared expert; others have no token by an id."""
+        first = weights.experts - self.shared_experts
+        if not 0 < first < weights.experts:
+            raise ValueError(
+                f"FusedMoE: shared_experts={self.shared_experts} of {weights.experts} experts; "
+                f"pass 1 to {weights.experts - 1}, or 0 for none"
+            )
+        own = torch.arange(first, weights.experts, dtype=ids.dtype, device=ids.device)
+        ids = torch.where((ids >= 0) & (ids < first), ids, -1)
+        ones = factors.new_ones((len(factors), self.shared_experts))
+        return torch.cat((ids, own.expand(len(ids), -1)), 1), torch.cat((factors, ones), 1)
 
     def _logits(self, rows: Tensor) -> Tensor:
         if self.router is None:

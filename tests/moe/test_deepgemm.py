@@ -1,4 +1,4 @@
-"""DeepGEMM's mega MoE calls: bytes of transformed weights by loops, results against float64."""
+"""DeepGEMM's mega MoE calls: bytes of weights as its own code makes them, results in float64."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from blockscale.compat import deepgemm
 from blockscale.ops import layouts
+from tests.kit.helpers import golden
 from tests.reference import core as ref
 from tests.reference import moe
 
@@ -79,6 +80,29 @@ def test_bytes_of_transformed_weights(mma_type: str) -> None:
             at = 16 * (r % 128 % 32) + 4 * (r % 128 // 32)  # as in an atom of the 128x4 layout
             want = scales[e, r, 4 * w : 4 * w + 4]
             assert (got[e, w, r // 128, at : at + 4] == want).all()
+
+
+@pytest.mark.parametrize("words", [False, True])
+@pytest.mark.parametrize("mma_type", KINDS)
+def test_bytes_of_deepgemm(mma_type: str, words: bool) -> None:
+    """What its own transform_weights_for_mega_moe made of the same codes and scales."""
+    kept = golden("deepgemm_mega_moe_weights")
+
+    def stored(name: str) -> torch.Tensor:
+        return torch.from_numpy(kept[f"{mma_type}/{name}"])
+
+    given = []
+    for name in ("l1", "l2"):
+        sf = stored(f"{name}_sf")
+        sf = layouts.deepgemm_scales(sf, permute=False) if words else sf
+        given.append((stored(name).view(torch.int8), sf))
+    made = deepgemm.transform_weights_for_mega_moe(*given, mma_type=mma_type)
+    for name, (codes, sf) in zip(("l1", "l2"), made, strict=True):
+        assert torch.equal(codes.view(torch.uint8), stored(f"{name}_made"))
+        assert sf.dtype == torch.int32
+        _, rows, columns = sf.shape
+        assert sf.stride() == (rows * columns, 1, rows)
+        assert torch.equal(sf.transpose(1, 2), stored(f"{name}_sf_made"))
 
 
 @pytest.mark.parametrize("mma_type", KINDS)

@@ -19,13 +19,14 @@ from tvm.s_tir import Schedule
 
 import blockscale as bs
 from blockscale import emulator
+from blockscale.catalog import cuda_source, road, workloads
 from blockscale.catalog import moe as catalog_moe
-from blockscale.catalog import road, workloads
 from blockscale.catalog.gemm import lowering
 from blockscale.catalog.moe import PARTS
 from blockscale.lower.moe.codes import sources
+from blockscale.lower.nvcc import compile_cuda_source
 from blockscale.schedules.steps import sampled
-from blockscale.specs import FusedMoe, Spec
+from blockscale.specs import FusedMoe, GroupedMmFp4, Spec
 from blockscale.specs.moe import GATED
 from tests.kit.gpu_library import library
 from tests.kit.moe_harness import prepared, values
@@ -105,18 +106,20 @@ class Stages:
         self._between(left, *own)
         self._after(moe.coded(*own, spec.act_fmt, self.factor(2)))
 
-    def _products(self, left: np.ndarray, weight: np.ndarray, bias: Any) -> np.ndarray:
-        """Each expert's rows times its weight."""
-        made = [
-            left[first:end] @ weight[e].T + (0 if bias is None else bias[e].astype(np.float64))
-            for e, (first, end) in enumerate(pairwise(self.offsets))
-        ]
+    def _products(self, left: np.ndarray, weight: int, bias: Any) -> np.ndarray:
+        """Each expert's rows times its ``weight``: 0 is w13, 1 is w2."""
+        rows = self.call.layer.w13.shape[1] if weight == 0 else self.spec.hidden
+        made = [np.empty((0, rows))]
+        for e, (first, end) in enumerate(pairwise(self.offsets)):
+            if end > first:  # a real layer's experts fill the memory, all in float64
+                product = left[first:end] @ self.call.layer.expert(e).dense()[weight][0].T
+                made.append(product + (0 if bias is None else bias[e].astype(np.float64)))
         return np.concatenate(made)
 
     def _between(self, left: np.ndarray, codes: np.ndarray, byte: np.ndarray) -> None:
         """Codes of the activation: those of float64, but next to a tie."""
         layer, spec = self.call.layer, self.spec
-        product = self._products(left, layer.dense()[0], layer.w13_bias)
+        product = self._products(left, 0, layer.w13_bias)
         h = moe.activate(product, layer.activation, layer.alpha, layer.limit)
         h = ref.round_to(h, spec.dtype)
         want_codes, want_byte = moe.codes_of(h, spec.act_fmt, self.factor(2))
@@ -137,7 +140,7 @@ class Stages:
     def _after(self, middle: np.ndarray) -> None:
         """Rows of GEMM 2 within its rounding, and the sums of each token's rows."""
         call, layer, spec = self.call, self.call.layer, self.spec
-        want = self._products(middle, layer.dense()[1], layer.w2_bias)
+        want = self._products(middle, 1, layer.w2_bias)
         rows = len(self.order)
         stored = self.parts["y2"][: rows * spec.hidden * 2].view(np.uint16)
         got = values(stored.reshape(rows, spec.hidden), spec.dtype)
@@ -240,6 +243,41 @@ def test_many_slots() -> None:
     call(library([spec], ARCH), ARCH)
     assert call.run.launches[0].kernel.endswith("prepare_many")
     Stages(call).judge()
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """As a GPU approximates it in float32: __expf is a power of two, each step rounded."""
+    with np.errstate(over="ignore"):
+        power = np.exp2((-x * np.float32(1.4426950408889634)).astype(np.float64))
+    power = power.astype(np.float32)
+    return (1 / (np.float32(1) + power).astype(np.float64)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "act_fmt"), [("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), MXFP8.values()]
+)
+def test_codes_are_those_of_kernels_in_turn(fmt: str, act_fmt: str) -> None:
+    """Bit for bit: float32 sums of `grouped_mm_fp4`; factors, activation, rounding, quantising."""
+    spec = spec_of(3, 160, 96, 2, fmt=fmt, act_fmt=act_fmt)
+    call = run(spec, 40, "half_dropped")
+    stages, parts, made = Stages(call), parts_of(call), call.made
+    rows, n, k = len(stages.order), spec.padded_rows, spec.padded_hidden
+    gemm = GroupedMmFp4(spec.experts, n, k, spec.product, "float32")
+    x = parts["x"][: rows * k // (1 if act_fmt == "mxfp8" else 2)].reshape(rows, -1)
+    tiles = sum(-(-int(count) // 128) for count in np.diff(stages.offsets))
+    scales = parts["x_scale"][: tiles * 128 * k // spec.group].reshape(tiles * 128, -1)
+    d, ends = np.full((rows, n), np.nan, np.float32), stages.offsets.copy()
+    given = x, made.w13, scales, made.w13_scale, ends, None, d
+    emulator.run_module(library([gemm], ARCH), gemm.name, *given, target=ARCH).check()
+    found = d.reshape(rows, n // 32, 2, 16).transpose(2, 0, 1, 3).reshape(2, rows, n // 2)
+    expert = np.repeat(np.arange(spec.experts), np.diff(stages.offsets))
+    factors = made.w13_global.numpy()[expert] * np.float32(stages.factor(1))
+    gate, up = (half * factors[:, i, None] for i, half in enumerate(found))
+    h = ref.round_to(gate * sigmoid(gate) * up, spec.dtype)[:, : spec.intermediate]
+    want_codes, want_byte = moe.codes_of(h, act_fmt, stages.factor(2))
+    codes, byte = stages.operand("y1", spec.intermediate, spec.padded_intermediate)
+    np.testing.assert_array_equal(byte, want_byte)
+    np.testing.assert_array_equal(codes, want_codes)
 
 
 def test_numbers() -> None:
@@ -362,19 +400,47 @@ def test_other_gpus() -> None:
     assert Spec.parse(PLAIN.name) == PLAIN
 
 
+LAYERS: list[Any] = [
+    FusedMoe(128, 2048, 768, 8, act_fmt="nvfp4", layout="128x4"),
+    spec_of(128, 2880, 2880, 4, activation="swiglu_oai", bias=True, **MXFP8),
+]
+
+
+@pytest.mark.parametrize(
+    ("spec", "arch"),
+    [
+        (LAYERS[0], "sm_100a"),
+        (LAYERS[1], "sm_103a"),
+        pytest.param(LAYERS[0], "sm_103a", marks=exhaustive),
+        pytest.param(LAYERS[1], "sm_100a", marks=exhaustive),
+    ],
+    ids=lambda value: str(getattr(value, "name", value)),
+)
+def test_real_layers_do_not_spill(spec: FusedMoe, arch: str) -> None:
+    """Default kernels of Qwen3-30B-A3B and gpt-oss-120b, all buckets."""
+    used = compile_cuda_source(cuda_source(spec, arch, {}).device, arch).resources
+    assert len([kernel for kernel in used if "gemm" in str(kernel["name"])]) >= 4
+    assert all(kernel["spills"] == 0 for kernel in used)
+
+
 # ---- Other schedules, other sizes ---------------------------------------------------------------
 
 KINDS = [("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("mxfp4", "mxfp8")]
 
 
-def drawn(seed: int, arch: str = ARCH) -> tuple[FusedMoe, list[Schedule]]:
-    """A layer of random sizes, and a random point of the space of each of its GEMMs."""
-    rng = Random(seed)
+def layer_drawn(rng: Random, seed: int) -> FusedMoe:
+    """A layer of random sizes."""
     fmt, act_fmt = KINDS[seed % 3]
     step = 32 if fmt == "mxfp4" else 16
     sizes = rng.choice([2, 3, 4]), step * rng.randint(2, 20), step * rng.randint(2, 20)
     kind = {"fmt": fmt, "act_fmt": act_fmt, "bias": rng.random() < 0.5}
-    spec = spec_of(*sizes, rng.choice([1, 2]), activation=rng.choice(GATED), **kind)
+    return spec_of(*sizes, rng.choice([1, 2]), activation=rng.choice(GATED), **kind)
+
+
+def drawn(seed: int, arch: str = ARCH) -> tuple[FusedMoe, list[Schedule]]:
+    """A layer of random sizes, and a random point of the space of each of its GEMMs."""
+    rng = Random(seed)
+    spec = layer_drawn(rng, seed)
     found = []
     for part in PARTS:
         own = [workload for workload in workloads(spec, arch) if workload.part == part]
@@ -385,19 +451,25 @@ def drawn(seed: int, arch: str = ARCH) -> tuple[FusedMoe, list[Schedule]]:
     return spec, found
 
 
-def run_drawn(seed: int, arch: str = ARCH) -> None:
-    """Judge a call of the kernels that `drawn` gives."""
-    spec, found = drawn(seed, arch)
+def run_points(spec: FusedMoe, found: list[Schedule], seed: int, arch: str = ARCH) -> Call:
+    """Judge a call of the kernels of two scheduled GEMMs; return it."""
     first, second = ([(None, sch.mod["main"])] for sch in found)
     rng = Random(seed + 10**6)
     with pytest.MonkeyPatch.context() as patch:
         made = sources(first, second, spec, arch, lowering(arch))
-        patch.setattr(catalog_moe, "CODES", replace(catalog_moe.CODES, lower=lambda *_: made))
+        own = {"bodies": lambda *_: [], "lower": lambda *_: made}  # no default schedules
+        patch.setattr(catalog_moe, "CODES", replace(catalog_moe.CODES, **own))
         path = library([spec], arch, hashlib.sha256(made.device.encode()).hexdigest())
     call = Call(spec, rng.choice([1, 7, 40, 150]), rng.choice(["random", "half_dropped"]), seed)
     call(path, arch, rng.choice([1, 3, 8]))
     assert not [h for report in call.run.reports for h in report.hazards]
     Stages(call).judge()
+    return call
+
+
+def run_drawn(seed: int, arch: str = ARCH) -> None:
+    """Judge a call of the kernels that `drawn` gives."""
+    run_points(*drawn(seed, arch), seed, arch)
 
 
 @exhaustive
@@ -412,12 +484,23 @@ ROUTINGS, SEEDS = ["random", "one_expert", "half_dropped", "dropped"], range(5)
 VALUES: list[Any] = [TOKENS, EXPERTS, TOP_K, SIZES, SIZES, ROUTINGS, SEEDS, KINDS]
 
 
+def run_cell(cell: list[Any]) -> None:
+    """Judge a layer and a call of these values."""
+    tokens, experts, top_k, hidden, intermediate, routing, seed, (fmt, act_fmt) = cell
+    kind = {"fmt": fmt, "act_fmt": act_fmt}
+    run(spec_of(experts, hidden, intermediate, min(top_k, experts), **kind), tokens, routing, seed)
+
+
 @exhaustive
 @pytest.mark.parametrize("chosen", list(covering([len(v) for v in VALUES])))
 def test_sizes(chosen: tuple[int, ...]) -> None:
     """Every two values of tokens, experts, top k, sizes, routings and seeds meet."""
-    tokens, experts, top_k, hidden, intermediate, routing, seed, (fmt, act_fmt) = (
-        values_[i] for values_, i in zip(VALUES, chosen, strict=True)
-    )
-    kind = {"fmt": fmt, "act_fmt": act_fmt}
-    run(spec_of(experts, hidden, intermediate, min(top_k, experts), **kind), tokens, routing, seed)
+    run_cell([values_[i] for values_, i in zip(VALUES, chosen, strict=True)])
+
+
+@exhaustive
+@pytest.mark.parametrize("seed", range(80))
+def test_more_sizes(seed: int) -> None:
+    """Any of their product."""
+    rng = Random(seed)
+    run_cell([rng.choice(values_) for values_ in VALUES])

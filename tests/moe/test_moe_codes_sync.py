@@ -5,8 +5,6 @@ Stages are judged as those of tcgen05 (`test_moe_codes`).
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from tvm.s_tir import Schedule
 
@@ -16,7 +14,7 @@ from blockscale.lower.sync.emit import SCALED_MMA
 from blockscale.schedules.steps import preferred
 from blockscale.specs import FusedMoe
 from tests.kit.pairwise import exhaustive, few
-from tests.moe.test_moe_codes import MXFP8, PLAIN, SPECS, parts_of, run, run_drawn, spec_of
+from tests.moe.test_moe_codes import LAYERS, PLAIN, SPECS, parts_of, run, run_drawn
 
 ARCH = "sm_120a"
 ROOM = 99 << 10
@@ -53,12 +51,6 @@ def test_the_same_numbers_as_tcgen05(spec: FusedMoe) -> None:
     for name in ("offsets", "order", "x", "x_scale"):
         used = len(parts[0][name]) if name != "order" else 4 * int((outs[0].ids >= 0).sum())
         assert (parts[0][name][:used] == parts[1][name][:used]).all(), name
-
-
-LAYERS: list[Any] = [
-    FusedMoe(128, 2048, 768, 8, act_fmt="nvfp4", layout="128x4"),
-    spec_of(128, 2880, 2880, 4, activation="swiglu_oai", bias=True, **MXFP8),
-]
 
 
 @pytest.mark.parametrize("spec", LAYERS, ids=["Qwen3-30B-A3B", "gpt-oss-120b"])

@@ -7,9 +7,11 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+import torch
 import tvm
 from tvm.s_tir import Schedule
 
@@ -23,13 +25,23 @@ from blockscale.lower.pipe.check import checked
 from blockscale.lower.pipe.derive import derive
 from blockscale.lower.pipe.kernel import Kernel
 from blockscale.lower.pipe.phases import apart, emit_phases, joined
-from blockscale.schedules.steps import Choose, preferred
+from blockscale.schedules.steps import Choose, preferred, sampled
 from blockscale.specs import FusedMoe
 from blockscale.specs.plans.b200 import B200
 from blockscale.tuning import modelled
 from tests.kit.gpu_library import library
 from tests.kit.pairwise import exhaustive
-from tests.moe.test_moe_codes import ARCH, MXFP8, PLAIN, Stages, drawn, run_drawn, spec_of
+from tests.moe.test_moe_codes import (
+    ARCH,
+    MXFP8,
+    PLAIN,
+    Stages,
+    drawn,
+    layer_drawn,
+    run_drawn,
+    run_points,
+    spec_of,
+)
 from tests.moe.test_moe_library import Call
 
 Bodies = list[tuple[int | None, Any]]
@@ -81,6 +93,29 @@ def judged(spec: FusedMoe, path: Path, tokens: int, routing: str, sms: int) -> l
     return [launch.kernel.removeprefix(f"{spec.name}_") for launch in call.run.launches]
 
 
+QWEN = spec_of(128, 2048, 768, 8)
+"""Two tables of 128 experts are 4 KiB."""
+
+REAL = [
+    pytest.param(QWEN, 16, id="Qwen3-30B-A3B"),
+    pytest.param(spec_of(8, 7168, 2048, 8), 2, id="DeepSeek-V3, 8 experts"),
+    pytest.param(
+        spec_of(32, 2880, 2880, 4, activation="swiglu_oai", bias=True, **MXFP8), 2, id="gpt-oss-20b"
+    ),
+]
+
+
+@exhaustive
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("spec", "tokens"), REAL)
+def test_real_layers(spec: FusedMoe, tokens: int) -> None:
+    """Layers that people have; minutes each, for they are 30,000 MMAs and more."""
+    first = scheduled(spec, 1, 0, 0)
+    path = built(spec, [(None, first)], [(None, second_for(spec, first, 0))])
+    names = judged(spec, path, tokens, "random", 8)
+    assert names == ["prepare", "gather", "gemms_kernel0", "combine"]
+
+
 CASES = [
     (PLAIN, 0, 0),  # a pair; few rows, which are columns of GEMM 2's MMA
     (PLAIN, 0, -1),  # one CTA
@@ -101,6 +136,18 @@ def test_rows_are_waited_for(spec: FusedMoe, bucket: int, sketch: int) -> None:
         assert names == ["prepare", "gather", "gemms_kernel0", "combine"]
 
 
+def test_the_same_bits() -> None:
+    """As the same GEMMs in two launches."""
+    outs = []
+    for one_launch in (0, 1):
+        first = scheduled(PLAIN, 1, 0, 0)
+        second = second_for(PLAIN, first, 0, one_launch)
+        call = Call(PLAIN, 33)(built(PLAIN, [(None, first)], [(None, second)]), ARCH, 3)
+        assert len(call.run.launches) == 5 - one_launch
+        outs.append(call.out)
+    assert torch.equal(*outs)
+
+
 def test_accumulators_that_overlap() -> None:
     """They are given back before they have been read: GEMM 2 waits longer."""
     seed = 51
@@ -110,6 +157,31 @@ def test_accumulators_that_overlap() -> None:
     assert kernels[1].one_launch
     assert apart(*kernels) is None
     run_drawn(seed)
+
+
+def drawn_together(seed: int) -> tuple[FusedMoe, list[Schedule]]:
+    """A random layer, and random points of its GEMMs that go into one launch."""
+    rng = Random(seed)
+    spec = layer_drawn(rng, seed)
+    while True:
+        found: list[Schedule] = []
+        for part in PARTS:
+            workload = rng.choice([w for w in workloads(spec, ARCH) if w.part == part])
+            sch = Schedule(workload.symbolic(ARCH), seed=rng.randint(1, 10**6))
+            rng.choice(workload.sketches(ARCH))(sch, sampled)
+            found.append(sch)
+        first, second = (derive(sch.mod["main"]) for sch in found)
+        if second.one_launch and apart(first, second) is None:
+            return spec, found
+
+
+@exhaustive
+@pytest.mark.parametrize("seed", range(100))
+def test_points_of_the_space(seed: int) -> None:
+    """Both plans at random, in one launch."""
+    call = run_points(*drawn_together(seed), seed)
+    names = [launch.kernel.removeprefix(f"{call.spec.name}_") for launch in call.run.launches]
+    assert names == ["prepare", "gather", "gemms_kernel0", "combine"]
 
 
 @exhaustive
@@ -152,6 +224,18 @@ def test_what_does_not_go_together() -> None:
     single = scheduled(PLAIN, 1, 0, -1)  # and a pair
     path = built(PLAIN, [(None, single)], [(None, second_for(PLAIN, scheduled(PLAIN, 1, 0, 0), 0))])
     assert len(judged(PLAIN, path, 3, "random", 2)) == 5
+
+
+def test_tables_of_many_experts() -> None:
+    """Rings that leave no room for both: two launches, and why; the largest tiles still fit."""
+    first, second = scheduled(QWEN, 1, 0, 0), scheduled(QWEN, 2, 0, 0)
+    message = "a table of 128 experts and barriers .* they take 2[0-9]{5} bytes .* fewer stages"
+    with pytest.raises(LoweringError, match=message):
+        joined(derive(first), derive(second))
+    made = sources([(None, first)], [(None, second)], QWEN, ARCH)
+    assert not [code.name for code in made.kernels if "_gemms" in code.name]
+    large = joined(derive(scheduled(QWEN, 1, -1, 0)), derive(scheduled(QWEN, 2, -1, 0)))
+    assert large.second.places["end"] <= large.launch_bytes <= 232448
 
 
 def test_shared_memory_is_shared() -> None:
@@ -210,7 +294,12 @@ def test_the_model_knows_of_it(tmp_path: Path) -> None:
 
 
 def test_every_part_has_the_choice() -> None:
-    """GEMM 2's space holds it, GEMM 1's does not."""
+    """GEMM 2's space holds it, GEMM 1's does not; by default there are two."""
     for part in PARTS:
         text = scheduled(PLAIN, part, 0, 0).script()
         assert ("blockscale.one_launch" in text) == (part == 2)
+    workload = next(w for w in workloads(PLAIN, ARCH) if w.part == 2)
+    sch = Schedule(workload.symbolic(ARCH))
+    workload.sketches(ARCH)[0](sch, preferred)
+    assert "blockscale.one_launch" in sch.mod["main"].script()
+    assert not derive(sch.mod["main"]).one_launch

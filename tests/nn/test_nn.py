@@ -56,6 +56,30 @@ def test_router_and_shared_expert():
         same(layer(X), bs.fused_moe(X, WEIGHTS, *routed) + shared(X))
 
 
+@pytest.mark.parametrize("act_fmt", [None, "nvfp4"])
+def test_shared_experts_among_the_others(act_fmt):
+    """The last of the weights have every token, with weight 1, whatever the router says."""
+    count, routed = 2, EXPERTS - 2
+    layer = nn.FusedMoE(WEIGHTS, 1, shared_experts=count, act_fmt=act_fmt)
+    logits = LOGITS[:, :routed].contiguous()
+    ids, factors = bs.moe_route(logits, 1)
+    every = torch.tensor([[routed, routed + 1]], dtype=torch.int32).repeat(len(X), 1)
+    both = torch.cat((ids, every), 1), torch.cat((factors, torch.ones(len(X), count)), 1)
+    same(layer(X, logits), bs.fused_moe(X, WEIGHTS, *both, act_fmt=act_fmt))
+    given = layer(X, topk_ids=ids.long(), topk_weights=factors)
+    same(given, layer(X, logits))
+    dropped = torch.full_like(ids, routed)  # an id that the router does not have
+    alone = bs.fused_moe(X, WEIGHTS, every, torch.ones(len(X), count), act_fmt=act_fmt)
+    same(layer(X, topk_ids=dropped, topk_weights=factors), alone)
+
+
+def test_shared_experts_that_are_refused():
+    with rejects("FusedMoE", "shared_experts=1", "weight_on_input", "shared="):
+        nn.FusedMoE(WEIGHTS, 1, shared_experts=1, weight_on_input=True)
+    with rejects("FusedMoE", "shared_experts=4", "1 to 3"):
+        nn.FusedMoE(WEIGHTS, 1, shared_experts=4)(X, LOGITS)
+
+
 def test_routing_options():
     """They reach moe_route."""
     bias = normal(EXPERTS, seed=3)

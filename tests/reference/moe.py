@@ -11,7 +11,7 @@ Quantising activations (``act_fmt``) is defined by float32 steps, each a NumPy f
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -215,6 +215,10 @@ def moe_route(
 
 
 # ------------------------------------------------------------------------------------------ layer
+_PARTS = ("_scale", "_global_scale", "_bias", "_zero")
+"""Of names of what belongs to a weight."""
+
+
 @dataclass
 class Layer:
     """Arguments of a MoE layer as stored (bytes as uint8), all but hidden, ids and weights."""
@@ -243,6 +247,13 @@ class Layer:
     def experts(self) -> int:
         """Number of experts."""
         return len(self.w13)
+
+    def expert(self, number: int) -> Layer:
+        """The layer of one expert alone."""
+        names = [f"{w}{part}" for w in ("w13", "w2") for part in ("", *_PARTS)]
+        given = {name: getattr(self, name) for name in names}
+        own = {name: v[number : number + 1] for name, v in given.items() if v is not None}
+        return replace(self, **own)
 
     def dense(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return w13 [E, R, H] and w2 [E, H, I] in float64, global scales included."""

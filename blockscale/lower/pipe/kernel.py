@@ -376,6 +376,8 @@ class Kernel:
         an SM than into its tensor memory.
         """
         used = self.places["table"] + EXPERT_BYTES * self.experts + CONTROL_BYTES
+        if self.control_at:  # beside another one's
+            used = self.places["end"]
         one_too_many = SM100.tensor_columns // self.tmem_columns + 1
         return max(used, SM100.sm_shared // one_too_many - CTA_RESERVED + 16)
 

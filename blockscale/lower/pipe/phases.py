@@ -62,7 +62,19 @@ def apart(first: Kernel, second: Kernel) -> str | None:
         )
     if first.swap or first.epilogue.stores:
         return "the first one does not store its rows directly, each CTA 128 of them"
+    end = _placed(first, second)[1].places["end"]
+    if end > second.gpu.cta_shared:
+        return (
+            f"with a table of {first.experts} experts and barriers for each they take {end} bytes "
+            f"of shared memory, and {second.gpu.cta_shared} are the limit; take fewer stages"
+        )
     return None
+
+
+def _placed(first: Kernel, second: Kernel) -> tuple[Kernel, Kernel]:
+    """Rings on each other; behind both the first one's table and barriers, then the second's."""
+    first = replace(first, control_at=max(k.places["table"] for k in (first, second)))
+    return first, replace(second, control_at=round_up(first.places["end"], 16))
 
 
 def joined(first: Kernel, second: Kernel) -> Phases:
@@ -73,10 +85,7 @@ def joined(first: Kernel, second: Kernel) -> Phases:
     reason = apart(first, second)
     if reason is not None:
         raise LoweringError(f"two GEMMs in one launch: {reason}")
-    control = max(kernel.places["table"] for kernel in (first, second))
-    first = replace(first, control_at=control)
-    behind = round_up(first.places["end"], 16)
-    return Phases(checked(first), checked(replace(second, control_at=behind)))
+    return Phases(*(checked(kernel) for kernel in _placed(first, second)))
 
 
 def emit_phases(of: Phases, name: str) -> str:
