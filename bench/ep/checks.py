@@ -34,7 +34,7 @@ import torch.distributed as dist
 import blockscale
 from bench.ep.reference import EXPERTS, HIDDEN, TOP_K, Form, layer, routing, stand_in
 from blockscale.base.sizes import ceil_div
-from blockscale.distributed import ExpertParallel
+from blockscale.ops.distributed import ExpertParallel
 from blockscale.ops.distributed.config import COMBINES, DISPATCHES
 from blockscale.ops.moe.layer import run_experts
 from blockscale.specs.exchange import OWNER_BITS

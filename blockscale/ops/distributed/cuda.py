@@ -162,7 +162,7 @@ class Exchange:
         if not len(out):
             row, ids, weights = self.nothing
             to = torch.empty_like(row)
-        chosen = (ids, weights)
+        chosen: tuple[Tensor, ...] = (ids, weights)
         if self.config.sums:
             chosen = (self.landed(bound)[2], ids, self.owner)
         kernel.call(y, landed_ids, *chosen, self.slots, frame, self.state, to, *flags)
