@@ -131,7 +131,7 @@ def check_routings(ranks: Ranks, count: int) -> dict[str, Any]:
     ep, made, sizes = ranks.group(), ranks.made(1), torch.Generator().manual_seed(2)
     whole, mine = layer([[*ep.local_experts]], ranks.device)
     form = ranks.form
-    how = {"act_fmt": form.act_fmt, "a1_scale": form.scale, "ep": ep}
+    how: dict[str, Any] = {"act_fmt": form.act_fmt, "a1_scale": form.scale, "ep": ep}
     wrong = torch.zeros(2, dtype=torch.int64, device=ranks.device)
     largest = torch.zeros((), device=ranks.device)
     beside = 0
