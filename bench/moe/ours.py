@@ -115,15 +115,27 @@ class Driver:
         self._call("cuGraphGetNodes", ctypes.c_void_p(graph), found, ctypes.byref(count))
         return [int(node or 0) for node in found]
 
-    def edges(self, graph: int) -> list[tuple[int, int]]:
-        """Return all edges, of any kind."""
+    def edges(self, graph: int) -> dict[tuple[int, int], bytes]:
+        """Return all edges, of any kind, and their CUgraphEdgeData."""
         count = ctypes.c_size_t()
         handle, size = ctypes.c_void_p(graph), ctypes.byref(count)
         self._call("cuGraphGetEdges_v2", handle, None, None, None, size)
         starts, ends = (ctypes.c_void_p * count.value)(), (ctypes.c_void_p * count.value)()
         data_of_edges = (ctypes.c_ubyte * 8 * count.value)()  # CUgraphEdgeData
         self._call("cuGraphGetEdges_v2", handle, starts, ends, data_of_edges, size)
-        return [(int(a or 0), int(b or 0)) for a, b in zip(starts, ends, strict=True)]
+        return {
+            (int(a or 0), int(b or 0)): bytes(data)
+            for a, b, data in zip(starts, ends, data_of_edges, strict=True)
+        }
+
+    def disconnect(self, graph: int, start: int, end: int) -> None:
+        """Remove an edge."""
+        data = self.edges(graph)[start, end]
+        self._call(
+            "cuGraphRemoveDependencies_v2",
+            *(ctypes.c_void_p(graph), ctypes.byref(ctypes.c_void_p(start))),
+            *(ctypes.byref(ctypes.c_void_p(end)), data, ctypes.c_size_t(1)),
+        )
 
     def name(self, node: int) -> str | None:
         """Return the kernel's name; None of a node that is no kernel."""
@@ -153,8 +165,8 @@ class Driver:
         )
 
 
-def keep_kernels(driver: Any, graph: int, wanted: Callable[[str], bool]) -> list[str]:
-    """Take all other nodes out of a graph, chain those that stay; return their names in order."""
+def keep_kernels(driver: Any, graph: int, wanted: Callable[[str], bool]) -> list[tuple[int, str]]:
+    """Take all other nodes out of a graph, chain those that stay; return these in order."""
     edges = driver.edges(graph)
     order = TopologicalSorter(dict.fromkeys(driver.nodes(graph), ()))
     for start, end in edges:
@@ -170,14 +182,27 @@ def keep_kernels(driver: Any, graph: int, wanted: Callable[[str], bool]) -> list
     for (start, _), (end, _) in pairwise(kept):
         if (start, end) not in present:
             driver.connect(graph, start, end)
-    return [name for _, name in kept]
+    return kept
 
 
-def keep_gemms(graph: Any, count: int) -> None:
+def keep_gemms(graph: Any, count: int) -> list[int]:
     """Take out of a captured graph of ``count`` calls all kernels that are no GEMMs."""
-    names = keep_kernels(Driver(), graph.raw_cuda_graph(), lambda name: WORD in name)
-    if len(names) != 2 * count:
+    kept = keep_kernels(Driver(), graph.raw_cuda_graph(), lambda name: WORD in name)
+    if len(kept) != 2 * count:
         raise RuntimeError(
-            f"bench: {count} calls have {len(names)} kernels with {WORD!r} in their "
-            f"names ({sorted(set(names))}), not two each; correct ours.WORD"
+            f"bench: {count} calls have {len(kept)} kernels with {WORD!r} in their "
+            f"names ({sorted({name for _, name in kept})}), not two each; correct ours.WORD"
         )
+    return [node for node, _ in kept]
+
+
+def loose_gemms(graph: Any, count: int) -> None:
+    """The same, and GEMM 2 of a call waits for the call before, not for its own GEMM 1."""
+    driver, raw = Driver(), graph.raw_cuda_graph()
+    kept = keep_gemms(graph, count)
+    calls = list(zip(kept[::2], kept[1::2], strict=True))
+    for first, second in calls:
+        driver.disconnect(raw, first, second)
+    for (first, second), later in pairwise(calls):
+        for start, end in ((first, later[0]), (first, later[1]), (second, later[1])):
+            driver.connect(raw, start, end)

@@ -134,7 +134,13 @@ class Graph:
         return sorted(self.names, reverse=True)  # the driver promises no order
 
     def edges(self, graph):
-        return list(self.links)
+        return dict.fromkeys(self.links, b"")
+
+    def disconnect(self, graph, start, end):
+        self.links.remove((start, end))
+
+    def raw_cuda_graph(self):
+        return 0
 
     def name(self, node):
         return self.names[node]
@@ -151,9 +157,17 @@ def test_other_kernels_are_taken_out_of_a_graph():
     names = ["moe_sort", "moe_gemm1", "moe_gemm2", "moe_combine", None] * 2
     graph = Graph(names, [(i, i + 1) for i in range(1, 10)])
     kept = ours.keep_kernels(graph, 0, lambda name: ours.WORD in name)
-    assert kept == ["moe_gemm1", "moe_gemm2"] * 2
+    assert kept == [(2, "moe_gemm1"), (3, "moe_gemm2"), (7, "moe_gemm1"), (8, "moe_gemm2")]
     assert sorted(graph.names) == [2, 3, 7, 8]
     assert sorted(graph.links) == [(2, 3), (3, 7), (7, 8)]
+
+
+def test_gemms_of_a_call_side_by_side(monkeypatch):
+    """Both wait for both of the call before, and for nothing of their own."""
+    graph = Graph(["moe_gemm1", "moe_gemm2"] * 2, [(1, 2), (2, 3), (3, 4)])
+    monkeypatch.setattr(ours, "Driver", lambda: graph)
+    ours.loose_gemms(graph, 2)
+    assert sorted(graph.links) == [(1, 3), (1, 4), (2, 3), (2, 4)]
 
 
 def made_up():
