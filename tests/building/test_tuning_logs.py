@@ -124,7 +124,7 @@ def test_committed_traces_compute_the_right_numbers(level, spec):
         check(kernel, spec)
 
 
-LARGE = ("act_quantize", "fused_moe", "linear", "norm_quantize", "relayout")
+LARGE = ("act_quantize", "fused_moe", "int4_mm", "linear", "mm_fp4", "norm_quantize", "relayout")
 """Ops with many records, of which `test_entry_hits` replays the best ones."""
 
 

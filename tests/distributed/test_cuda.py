@@ -10,6 +10,7 @@ from blockscale.ops.distributed.config import Config, owners_of
 from blockscale.specs.exchange import STATE, symmetric_bytes
 from tests.distributed import test_kernels as kernels
 from tests.kit.gpu_library import library
+from tests.kit.pairwise import few
 
 MOST = 3
 
@@ -89,7 +90,7 @@ def rows_of(given):
     return bits, torch.from_numpy(ids), torch.from_numpy(weights)
 
 
-@pytest.mark.parametrize("dispatch", ["bf16", "fp8", "nvfp4"])
+@pytest.mark.parametrize("dispatch", few(["nvfp4", "bf16", "fp8"], every=3))
 def test_calls_in_a_row(monkeypatch, dispatch):
     ranks = Ranks(monkeypatch, 2, dispatch=dispatch)
     form = None if dispatch == "bf16" else dispatch
