@@ -29,7 +29,7 @@ from blockscale.tir.moe.tiles import moe_tiles
 from tests.kit import moe_harness
 from tests.kit.gpu_library import library
 from tests.kit.moe_harness import BYTE_TILE, Of, plan
-from tests.kit.pairwise import each
+from tests.kit.pairwise import each, few
 from tests.kit.tiles64 import codes_of
 from tests.moe.test_moe_gemm import ids_of
 from tests.moe.test_moe_library import Call
@@ -184,7 +184,7 @@ def test_sums_of_groups(activation: str, form: tuple[int, int], kind: Any, k: in
     right(of, ids_of(60), hidden=hidden, intermediate=intermediate, bias=True, scaled=True)
 
 
-@pytest.mark.parametrize(("rows", "tokens"), [(256, 8), (256, 80), (256, 112), (128, 152)])
+@pytest.mark.parametrize(("rows", "tokens"), few([(256, 8), (256, 80), (128, 152), (256, 112)]))
 def test_widths(rows: int, tokens: int) -> None:
     of = plan(**BYTES | {"rows": rows, "tokens": tokens, "blocks_k": 2 if rows == 256 else 4})
     right(of, ids_of(170), hidden=256, intermediate=128)

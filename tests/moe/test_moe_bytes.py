@@ -28,7 +28,7 @@ from blockscale.specs.plans.moe import E4M3
 from tests.kit import moe_harness
 from tests.kit.gpu_library import library
 from tests.kit.moe_harness import BYTE_ORDER, BYTE_TILE, Of, plan
-from tests.kit.pairwise import each
+from tests.kit.pairwise import each, few
 from tests.kit.tiles64 import BITS, E2M1, codes_of
 from tests.moe.test_moe_gemm import ids_of
 from tests.moe.test_moe_kernels import SORT_SHARED, bits, launch
@@ -214,7 +214,7 @@ def test_gemms_of_bytes(activation: str, form: tuple[int, int], sizes: tuple[int
     right(of, ids_of(60), hidden=hidden, intermediate=intermediate, bias=True, scaled=True)
 
 
-@pytest.mark.parametrize(("rows", "tokens"), [(256, 8), (256, 40), (256, 112), (128, 152)])
+@pytest.mark.parametrize(("rows", "tokens"), few([(256, 8), (256, 40), (128, 152), (256, 112)]))
 def test_widths(rows: int, tokens: int) -> None:
     of = plan(**BYTES | {"rows": rows, "tokens": tokens})
     right(of, ids_of(170), hidden=192, intermediate=64)
@@ -396,7 +396,7 @@ def bodies_of(spec: FusedMoe) -> list[Pair]:
     return made
 
 
-@pytest.mark.parametrize("spec", LAYERS, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", few(LAYERS), ids=lambda spec: spec.name)
 def test_layers_are_those_of_their_operands(
     spec: FusedMoe, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,7 +142,7 @@ def check(kernel, spec, tokens=TOKENS, kinds=moe.ROUTINGS, **options):
                 assert ref.row_error(y.reshape(1, -1), truth.reshape(1, -1)).max() < 1e-3
 
 
-@pytest.mark.parametrize("spec", [*few(SPECS, every=3), *few(QUANTISED)], **by_name)
+@pytest.mark.parametrize("spec", [*few(SPECS, every=4), *few(QUANTISED, every=4)], **by_name)
 def test_layer(spec):
     """This machine's level, all routings."""
     check(compiled(spec, host.level()), spec)
@@ -171,7 +171,7 @@ CODED = [
 ]
 
 
-@pytest.mark.parametrize("spec", CODED, **by_name)
+@pytest.mark.parametrize("spec", few(CODED), **by_name)
 def test_coded_rows(spec):
     """Rows that are codes and scales already: the bits of the layer that makes them itself."""
     layer, own = layer_of(spec), replace(spec, coded=True)
@@ -241,7 +241,7 @@ def kernel_of(spec):
     return KERNELS[spec]
 
 
-@pytest.mark.parametrize("spec", [SPECS[0], SPECS[3], SPECS[8]], **by_name)
+@pytest.mark.parametrize("spec", few([SPECS[0], SPECS[3], SPECS[8]]), **by_name)
 def test_every_weight_is_read_back(spec):
     """One-hot tokens: h is a column of w13, so each element counts in its own place."""
     spec = replace(spec, top_k=1, activation="relu2")
