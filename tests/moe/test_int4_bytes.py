@@ -295,14 +295,17 @@ def spec_of(**more: Any) -> FusedMoe:
     return FusedMoe(4, 256, 128, 2, "int4", **options | more)
 
 
-def test_where_8_bits_are_multiplied() -> None:
-    """Tokens of an expert on GPUs with wgmma, of rows in E4M3."""
-    spec = spec_of()
-    for level, least in (("sm_90a", catalog_moe.BYTE_TOKENS["int4"]), ("sm_100a", math.inf)):
+def test_where_8_bits_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens of an expert on GPUs with wgmma, of rows in E4M3; buckets beside the limit."""
+    spec, limit = spec_of(), catalog_moe.BYTE_TOKENS["int4"]
+    gemm, buckets = catalog_moe.gemm_of(spec, 1), catalog_moe.MOE_BUCKETS
+    few = sum(expected_tokens(gemm, bucket.rows) < limit for bucket in buckets)
+    chosen = (buckets[0], *buckets[few - 1 : few + 1], buckets[-1])
+    monkeypatch.setattr(catalog_moe, "MOE_BUCKETS", chosen)
+    for level, least in (("sm_90a", limit), ("sm_100a", math.inf)):
         found = catalog_moe.bodies(spec, level, {})
         made = [derive(pair[1]).by_bytes for pair in found]
-        gemm = catalog_moe.gemm_of(spec, 1)
-        each = [expected_tokens(gemm, bucket.rows) for bucket in catalog_moe.MOE_BUCKETS]
+        each = [expected_tokens(gemm, bucket.rows) for bucket in chosen]
         assert made == [tokens >= least for tokens in each]
         assert not made[0]
     for options, said in (

@@ -148,7 +148,7 @@ def test_layer(spec):
     check(compiled(spec, host.level()), spec)
 
 
-@pytest.mark.parametrize("act_fmt", ["mxfp4", "mxfp8"])
+@pytest.mark.parametrize("act_fmt", few(["mxfp8", "mxfp4"]))
 def test_small_numbers_beside_a_large_one(act_fmt):
     """What is left of them tells the scale of their block: E4M3 keeps them, E2M1 does not."""
     spec = spec_of(64, 64, "mxfp4", act_fmt=act_fmt)
