@@ -316,7 +316,7 @@ def chosen_sketch(sketches, name, wanted):
 
 @pytest.mark.parametrize(
     ("arch", "name", "rows", "sketch", "wanted"),
-    few(SKETCHES, every=4),
+    few(SKETCHES, every=3),
     ids=[f"{name}-{sketch}-{rows}" for _, name, rows, sketch, _ in SKETCHES],
 )
 def test_sketches_of_norms(monkeypatch, arch, name, rows, sketch, wanted):
