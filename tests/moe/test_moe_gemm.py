@@ -253,4 +253,4 @@ def test_every_bucket_has_a_plan_at_every_level(level: str, number: int) -> None
     found = catalog_moe.bodies(SPECS[number], level, {})
     assert found[-1][0] is None
     assert len(found) == len(catalog_moe.MOE_BUCKETS)
-            assert len(catalog.workloads(spec, level)) == 2 * len(found)
+    assert len(catalog.workloads(SPECS[number], level)) == 2 * len(found)
