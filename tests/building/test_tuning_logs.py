@@ -34,8 +34,9 @@ def entries():
 
 
 def later(kinds, level, entry):
-    """Return the marks of an entry; ``kinds`` are those before: all that a spec says but sizes."""
+    """Return the marks of an entry; ``kinds`` are those before: all but sizes and dtypes."""
     said = {k: v for k, v in entry["spec"].items() if type(v) is not int or k == "group"}
+    said.pop("dtype", None)
     kind = json.dumps([level, said, entry.get("part")], sort_keys=True)
     marks = exhaustive if kind in kinds else ()
     kinds.add(kind)

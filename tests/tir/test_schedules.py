@@ -55,7 +55,7 @@ SEARCHED = [
 
 searched = pytest.mark.parametrize(
     ("spec", "level"),
-    few([pytest.param(*case, id=f"{case[0].name}-{case[1]}") for case in SEARCHED], every=3),
+    few([pytest.param(*case, id=f"{case[0].name}-{case[1]}") for case in SEARCHED], every=4),
 )
 # The widest vectors, and the fewest registers
 EXTREMES = ("avx512bf16", "plain")
