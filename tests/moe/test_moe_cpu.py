@@ -171,7 +171,7 @@ CODED = [
 ]
 
 
-@pytest.mark.parametrize("spec", few([CODED[0], CODED[2], CODED[1]]), **by_name)
+@pytest.mark.parametrize("spec", few(CODED, every=3), **by_name)
 def test_coded_rows(spec):
     """Rows that are codes and scales already: the bits of the layer that makes them itself."""
     layer, own = layer_of(spec), replace(spec, coded=True)
