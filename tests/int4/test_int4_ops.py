@@ -657,7 +657,7 @@ def test_tiles_of_one_weight_fill_the_machine():
         assert wgmma.dense_tiles(own, rows, arch)[0].rows == high
 
 
-@pytest.mark.parametrize("level", ["sm_90a", "sm_120a"])
+@pytest.mark.parametrize("level", few(["sm_90a", "sm_120a"]))
 def test_every_sketch_is_lowered(level):
     """The kernel that is derived has the sketch's tile; a trace of it is replayed."""
     for spec in (
