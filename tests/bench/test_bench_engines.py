@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import blockscale as bs
-from tests.kit.pairwise import exhaustive
+from tests.kit.pairwise import exhaustive, few
 from tests.reference.core import e2m1_decode
 
 pytest.importorskip("transformers")
@@ -58,14 +58,18 @@ def test_headers_are_described(tmp_path):
     assert ckpt.entries["lm_head.weight"].fmt == "nvfp4"
 
 
-def test_tiny_models_are_right(tmp_path):
+@pytest.mark.parametrize("names", few([["tiny-llama"], [*engine_models.TINY]]))
+def test_tiny_models_are_right(tmp_path, monkeypatch, names):
     """The check that runs first on a GPU: logits, and those of steps with a static cache."""
+    tiny = {name: engine_models.TINY[name] for name in names}
+    monkeypatch.setattr(engines, "TINY", tiny)
     out = tmp_path / "check.json"
     given = ["--part", "tiny", "check", "--folder", str(tmp_path), "--out", str(out), *STEPS]
     assert engines.main([*given, "--context", "12"]) == 0
     found = json.loads(out.read_text())
     assert not engines.bad([found])
-    for name in engine_models.TINY:
+    assert {*tiny} <= {*found}
+    for name in tiny:
         assert 1e-4 < found[name]["error"] < engines.BOUND, "bfloat16 beside float32"
 
 

@@ -34,8 +34,9 @@ def entries():
 
 
 def later(kinds, level, entry):
-    """Return the marks of an entry; ``kinds`` are those before: all that a spec says but sizes."""
+    """Return the marks of an entry; ``kinds`` are those before: all but sizes and dtypes."""
     said = {k: v for k, v in entry["spec"].items() if type(v) is not int or k == "group"}
+    said.pop("dtype", None)
     kind = json.dumps([level, said, entry.get("part")], sort_keys=True)
     marks = exhaustive if kind in kinds else ()
     kinds.add(kind)
@@ -124,7 +125,7 @@ def test_committed_traces_compute_the_right_numbers(level, spec):
         check(kernel, spec)
 
 
-LARGE = ("act_quantize", "fused_moe", "linear", "norm_quantize", "relayout")
+LARGE = ("act_quantize", "fused_moe", "int4_mm", "linear", "mm_fp4", "norm_quantize", "relayout")
 """Ops with many records, of which `test_entry_hits` replays the best ones."""
 
 

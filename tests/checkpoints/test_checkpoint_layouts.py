@@ -274,7 +274,7 @@ def test_bytes_of_marlin(tmp_path, fmt):
 
 @pytest.mark.parametrize(
     ("target", "activation", "steps"),
-    [("sm_80", "a16", "full"), ("sm_90a", "a16", "full"), ("sm_90a", "a8", "transpose")],
+    few([("sm_80", "a16", "full"), ("sm_90a", "a16", "full"), ("sm_90a", "a8", "transpose")]),
 )
 def test_bytes_of_trtllm_experts(tmp_path, target, activation, steps):
     """[K, N] with the columns of up first; zeros are (8 - z) * scale in the scales' dtype."""

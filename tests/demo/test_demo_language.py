@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
@@ -179,10 +180,12 @@ def test_the_model_runs_through_transformers_without_tvm(made):
 
 
 def test_what_is_missing_is_named(made, tmp_path):
-    done = process("--folder", tmp_path, "--library", made / "kernels.so")
-    assert done.returncode == 1
-    assert "the language model's" in done.stderr
-    done = process("--folder", made, "--library", tmp_path / "no.so", "--out", tmp_path / "x.json")
-    assert done.returncode == 1
-    assert "no.so is not there; run `make demo`" in " ".join(done.stderr.split())
+    def said(*arguments: object) -> str:
+        done = CliRunner().invoke(run.main, [str(argument) for argument in arguments])
+        assert done.exit_code == 1
+        return " ".join(done.output.split())
+
+    assert "the language model's" in said("--folder", tmp_path, "--library", made / "kernels.so")
+    given = "--folder", made, "--library", tmp_path / "no.so", "--out", tmp_path / "x.json"
+    assert "no.so is not there; run `make demo`" in said(*given)
     assert not (tmp_path / "x.json").exists()

@@ -13,6 +13,7 @@ from blockscale.specs import EpCombine, FusedMoe
 from blockscale.specs.exchange import STATE, symmetric_bytes
 from tests.distributed import test_kernels as kernels
 from tests.kit.gpu_library import library
+from tests.kit.pairwise import few
 
 MOST = 3
 
@@ -157,7 +158,8 @@ def rows_of(given):
 
 
 @pytest.mark.parametrize(
-    ("dispatch", "combine"), [("bf16", "sums"), ("fp8", "slots"), ("nvfp4", "slots")]
+    ("dispatch", "combine"),
+    few([("bf16", "sums"), ("fp8", "slots"), ("nvfp4", "slots")]),
 )
 def test_calls_in_a_row(monkeypatch, dispatch, combine):
     ranks = Ranks(monkeypatch, 2, dispatch=dispatch, combine=combine)

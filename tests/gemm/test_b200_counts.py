@@ -20,7 +20,7 @@ PLANS = {
 }
 
 
-@pytest.mark.parametrize("name", few(list(PLANS)))
+@pytest.mark.parametrize("name", few(list(PLANS), every=6))
 def test_counts(name):
     """Bytes that TMA fetches, MMAs and copies of scales of whole tiles are exactly the model's."""
     of = harness.plan(**PLANS[name])

@@ -12,7 +12,7 @@ from blockscale.base.formats import GEMM
 from blockscale.specs.plans.b200 import B200, FITTED, epilogue_clocks, grid, time_us
 from blockscale.specs.plans.gemm import OUT_BYTES, GemmPlan
 from tests.kit.fake_workload import DECODE
-from tests.kit.pairwise import each
+from tests.kit.pairwise import each, exhaustive
 from tests.kit.paths import ROOT
 
 PLAN = GemmPlan(
@@ -237,6 +237,7 @@ def test_errors_stay_within_what_is_documented(compared):
     assert all(c.plan.illegal() is None for c in compared)
 
 
+@exhaustive
 def test_the_fit_is_at_its_optimum():
     """No fitted number is hand-picked: a step to either side errs as much, or more."""
     least = b200_model.spread(b200_model.compared(fitted_only=True))

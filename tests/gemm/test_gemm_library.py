@@ -57,7 +57,7 @@ def errors(got, want):
     return np.sqrt(((got - want) ** 2).sum(1) / (want**2).sum(1))
 
 
-@pytest.mark.parametrize("rows", few([1, 32, 40, 100, 200, 300]))
+@pytest.mark.parametrize("rows", [1, 32, 40, *few([200, 100, 300], every=3)])
 def test_each_bucket(library, rows):
     """Every kernel of the function computes alpha * a b^T + bias for the rows that are its own."""
     a, b = operands(PLAIN, [rows])

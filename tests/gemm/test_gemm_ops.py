@@ -13,7 +13,7 @@ from blockscale.building.builder import build
 from blockscale.specs import GroupedMmFp4, MmFp4, Spec
 from tests.kit.gemm_operands import FORMATS, grouped, operand, stored, tensor
 from tests.kit.helpers import DTYPES, fill_freed_memory, one, same, widen
-from tests.kit.pairwise import each
+from tests.kit.pairwise import each, few, those
 from tests.reference import core as ref
 
 ROWS = (0, 1, 7, 128, 200)
@@ -52,7 +52,11 @@ def test_rows(size, fmt):
         assert error.max(initial=0) < 1e-5
 
 
-@each(fmt=FORMATS, dtype=["bfloat16", "float16"])
+@those(
+    lambda fmt, dtype: (fmt, dtype) in ((FORMATS[0], "bfloat16"), (FORMATS[-1], "float16")),
+    fmt=FORMATS,
+    dtype=["bfloat16", "float16"],
+)
 def test_rounded_once(fmt, dtype):
     """16 bits are the float32 result rounded to nearest even, alpha and bias before that."""
     b, bias = operand(64, 128, fmt, "b"), torch.linspace(-9, 9, 64)
@@ -85,7 +89,14 @@ def test_activation_and_residual(activation, residual, fmt):
         assert error.max(initial=0) < 1e-5
 
 
-@each(activation=ACTIVATIONS, dtype=["bfloat16", "float16"], residual=[True, False])
+@those(
+    lambda **of: (
+        tuple(of.values()) in (("silu", "bfloat16", False), ("gelu_tanh", "float16", True))
+    ),
+    activation=ACTIVATIONS,
+    dtype=["bfloat16", "float16"],
+    residual=[True, False],
+)
 def test_activation_is_rounded_once(activation, dtype, residual):
     """With a residual of the output's dtype; the second call takes the short way."""
     a, b = operand(130, 128, "nvfp4", "a"), operand(64, 128, "nvfp4", "b")
@@ -112,8 +123,8 @@ def test_residual_has_leading_dimensions():
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations_of_what_is_not_finite(activation):
     """A NaN stays one; zeros of either sign, and the ends of float32, as the formula has them."""
-    a, b = operand(3, 32, "nvfp4", "a"), operand(8, 32, "nvfp4", "b")
-    bias = torch.tensor([np.nan, 0.0, -0.0, 1e30, -1e30, np.inf, 100.0, -100.0])
+    a, b = operand(3, 128, "nvfp4", "a"), operand(64, 128, "nvfp4", "b")  # a kernel used above
+    bias = torch.tensor([np.nan, 0.0, -0.0, 1e30, -1e30, np.inf, 100.0, -100.0]).repeat(8)
     d = run(a, b, "nvfp4", alpha=one(0.0), bias=bias, activation=activation)
     assert d[:, 0].isnan().all()
     assert (d[:, 1:3] == 0).all()
@@ -182,12 +193,12 @@ def test_every_code_and_scale_of_a_is_exact(fmt):
     assert a_scale.shape == (256, -(-96 // ref.GEMM[fmt][2] // 4) * 4)
 
 
-@each_format
+@pytest.mark.parametrize("fmt", few(FORMATS))
 def test_nan_stays_where_it_belongs(fmt):
     """A NaN scale of a spoils its row, of b its column; NaN in the padding spoils nothing."""
     block, scale = ref.GEMM[fmt][2:]
     nan = 0x7F if scale == "e4m3" else 255
-    a, b = operand(17, 96, fmt, "a"), operand(64, 96, fmt, "b")
+    a, b = operand(17, 96, fmt, "a"), operand(96, 96, fmt, "b")  # a kernel used above
     clean = run(a, b, fmt)
     a.byte[5, -1], b.byte[33, 0] = nan, nan
     scales = [np.full((128, -(-96 // block // 4) * 4), nan, np.uint8) for _ in "ab"]
@@ -195,7 +206,7 @@ def test_nan_stays_where_it_belongs(fmt):
         padded.reshape(-1)[ref.swizzle_offset(*byte.shape)] = byte
     given = (a.stored, b.stored, tensor(scales[0]), tensor(scales[1]))
     d = bs.mm_fp4(*given, fmt=fmt, out_dtype=torch.float32)
-    spoilt = torch.zeros(17, 64, dtype=torch.bool)
+    spoilt = torch.zeros(17, 96, dtype=torch.bool)
     spoilt[5], spoilt[:, 33] = True, True
     assert torch.equal(d.isnan(), spoilt)
     same(d[~spoilt].numpy(), clean[~spoilt].numpy())
@@ -287,7 +298,7 @@ def test_out():
 
 def test_of_quantised_tensors():
     """What `quantize` makes goes in as it is; global scales are multiplied in alpha."""
-    x, w = torch.randn(9, 256), torch.randn(64, 256)
+    x, w = torch.randn(9, 128), torch.randn(64, 128)
     for fmt in ("nvfp4", "mxfp4"):
         codes = [bs.quantize(t, fmt, one(g), "128x4") for t, g in ((x, 0.5), (w, 0.25))]
         (a, a_scale), (b, b_scale) = codes

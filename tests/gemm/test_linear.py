@@ -64,7 +64,7 @@ def run(x, codes, byte, fmt, **options):
     return y
 
 
-@pytest.mark.parametrize(("fmt", "n", "k", "dtype"), few(CASES))
+@pytest.mark.parametrize(("fmt", "n", "k", "dtype"), few(CASES, every=3))
 def test_rows(fmt, n, k, dtype):
     """Any number of rows, with bias and global scale and without either."""
     codes, byte = random_weight(n, k, fmt, seed=n + k)

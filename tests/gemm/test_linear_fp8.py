@@ -147,7 +147,7 @@ CASES = {
 
 LATER = (
     *("groups", "groups, gated", "wgmma, groups", "bytes, cols", "bytes, relu2", "mma, gated"),
-    *("wgmma", "16 bits of any format"),
+    *("wgmma", "16 bits of any format", "bytes, ctas", "bytes, fast, ctas", "groups, four warps"),
 )
 """Of parts that others have, too: exhaustive."""
 

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from tests.kit.pairwise import few
 from tests.kit.paths import ROOT
 
 SCRIPT = """
@@ -63,7 +64,7 @@ def started(tmp_path, config, device, method):
     return done.stdout
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork", "inherited"])
+@pytest.mark.parametrize("method", few(["spawn", "fork", "inherited"], every=3))
 def test_on_the_cpu(tmp_path, pytestconfig, method):
     """The script is right: every child works there."""
     said = started(tmp_path, pytestconfig, "cpu", method)

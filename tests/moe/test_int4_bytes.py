@@ -29,7 +29,7 @@ from blockscale.tir.moe.tiles import moe_tiles
 from tests.kit import moe_harness
 from tests.kit.gpu_library import library
 from tests.kit.moe_harness import BYTE_TILE, Of, plan
-from tests.kit.pairwise import each
+from tests.kit.pairwise import each, few
 from tests.kit.tiles64 import codes_of
 from tests.moe.test_moe_gemm import ids_of
 from tests.moe.test_moe_library import Call
@@ -184,7 +184,7 @@ def test_sums_of_groups(activation: str, form: tuple[int, int], kind: Any, k: in
     right(of, ids_of(60), hidden=hidden, intermediate=intermediate, bias=True, scaled=True)
 
 
-@pytest.mark.parametrize(("rows", "tokens"), [(256, 8), (256, 80), (256, 112), (128, 152)])
+@pytest.mark.parametrize(("rows", "tokens"), few([(256, 8), (256, 80), (128, 152), (256, 112)]))
 def test_widths(rows: int, tokens: int) -> None:
     of = plan(**BYTES | {"rows": rows, "tokens": tokens, "blocks_k": 2 if rows == 256 else 4})
     right(of, ids_of(170), hidden=256, intermediate=128)
@@ -295,14 +295,17 @@ def spec_of(**more: Any) -> FusedMoe:
     return FusedMoe(4, 256, 128, 2, "int4", **options | more)
 
 
-def test_where_8_bits_are_multiplied() -> None:
-    """Tokens of an expert on GPUs with wgmma, of rows in E4M3."""
-    spec = spec_of()
-    for level, least in (("sm_90a", catalog_moe.BYTE_TOKENS["int4"]), ("sm_100a", math.inf)):
+def test_where_8_bits_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens of an expert on GPUs with wgmma, of rows in E4M3; buckets beside the limit."""
+    spec, limit = spec_of(), catalog_moe.BYTE_TOKENS["int4"]
+    gemm, buckets = catalog_moe.gemm_of(spec, 1), catalog_moe.MOE_BUCKETS
+    few = sum(expected_tokens(gemm, bucket.rows) < limit for bucket in buckets)
+    chosen = (buckets[0], *buckets[few - 1 : few + 1], buckets[-1])
+    monkeypatch.setattr(catalog_moe, "MOE_BUCKETS", chosen)
+    for level, least in (("sm_90a", limit), ("sm_100a", math.inf)):
         found = catalog_moe.bodies(spec, level, {})
         made = [derive(pair[1]).by_bytes for pair in found]
-        gemm = catalog_moe.gemm_of(spec, 1)
-        each = [expected_tokens(gemm, bucket.rows) for bucket in catalog_moe.MOE_BUCKETS]
+        each = [expected_tokens(gemm, bucket.rows) for bucket in chosen]
         assert made == [tokens >= least for tokens in each]
         assert not made[0]
     for options, said in (

@@ -30,7 +30,7 @@ from blockscale.specs import FusedMoe, GroupedMmFp4, Spec
 from blockscale.specs.moe import GATED
 from tests.kit.gpu_library import library
 from tests.kit.moe_harness import prepared, values
-from tests.kit.pairwise import covering, exhaustive
+from tests.kit.pairwise import covering, exhaustive, few
 from tests.moe.test_moe_library import Call, layer_of
 from tests.reference import core as ref
 from tests.reference import moe as moe
@@ -216,7 +216,7 @@ SPECS = (
 )
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: getattr(spec, "name", None))
+@pytest.mark.parametrize("spec", few(SPECS), ids=lambda spec: getattr(spec, "name", None))
 def test_activations(spec: FusedMoe) -> None:
     """Biases, other dtypes, sizes that fill no tile."""
     run(spec, 40, "half_dropped")
@@ -320,7 +320,7 @@ def test_too_small_a_workspace() -> None:
     assert call.out.isnan().all()
 
 
-@pytest.mark.parametrize("spec", [PLAIN, SPECS[2]], ids=["nvfp4", "mxfp8"])
+@pytest.mark.parametrize("spec", few([PLAIN, SPECS[2]]), ids=["nvfp4", "mxfp8"])
 def test_a_cpu_gives_the_same_numbers(spec: FusedMoe) -> None:
     """From the same prepared weights, up to ties of the codes between GEMMs; float64 too."""
     call = run(spec, 33)

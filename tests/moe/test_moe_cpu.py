@@ -142,13 +142,13 @@ def check(kernel, spec, tokens=TOKENS, kinds=moe.ROUTINGS, **options):
                 assert ref.row_error(y.reshape(1, -1), truth.reshape(1, -1)).max() < 1e-3
 
 
-@pytest.mark.parametrize("spec", [*few(SPECS, every=3), *few(QUANTISED)], **by_name)
+@pytest.mark.parametrize("spec", [*few(SPECS, every=4), *few(QUANTISED, every=4)], **by_name)
 def test_layer(spec):
     """This machine's level, all routings."""
     check(compiled(spec, host.level()), spec)
 
 
-@pytest.mark.parametrize("act_fmt", ["mxfp4", "mxfp8"])
+@pytest.mark.parametrize("act_fmt", few(["mxfp8", "mxfp4"]))
 def test_small_numbers_beside_a_large_one(act_fmt):
     """What is left of them tells the scale of their block: E4M3 keeps them, E2M1 does not."""
     spec = spec_of(64, 64, "mxfp4", act_fmt=act_fmt)
@@ -171,7 +171,7 @@ CODED = [
 ]
 
 
-@pytest.mark.parametrize("spec", CODED, **by_name)
+@pytest.mark.parametrize("spec", few(CODED, every=3), **by_name)
 def test_coded_rows(spec):
     """Rows that are codes and scales already: the bits of the layer that makes them itself."""
     layer, own = layer_of(spec), replace(spec, coded=True)
@@ -241,7 +241,7 @@ def kernel_of(spec):
     return KERNELS[spec]
 
 
-@pytest.mark.parametrize("spec", [SPECS[0], SPECS[3], SPECS[8]], **by_name)
+@pytest.mark.parametrize("spec", few([SPECS[0], SPECS[3], SPECS[8]]), **by_name)
 def test_every_weight_is_read_back(spec):
     """One-hot tokens: h is a column of w13, so each element counts in its own place."""
     spec = replace(spec, top_k=1, activation="relu2")

@@ -11,7 +11,7 @@ import pytest
 from blockscale import emulator
 from blockscale.lower.moe import small as moe_small
 from blockscale.lower.nvcc import compile_cuda_source
-from tests.kit.pairwise import each, few, pairs
+from tests.kit.pairwise import each, few
 from tests.reference import core as ref
 from tests.reference import moe as moe
 
@@ -203,10 +203,10 @@ def test_bound_of_blocks():
 
 
 # ---------------------------------------------------------------------------------------- permute
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize(("tokens", "cols"), [(1, 64), (17, 2880), (5, 16), (200, 96)])
-def test_permute(tokens, cols, dtype):
+@each(sizes=[(1, 64), (17, 2880), (5, 16), (200, 96)], dtype=["bfloat16", "float16"])
+def test_permute(sizes, dtype):
     """Every channel is where its position says, padding is zero, nothing else is written."""
+    tokens, cols = sizes
     ids, _ = moe.random_routing(tokens, 4, 1)
     hidden = hidden_of(tokens, cols, dtype)
     got = Prepared(ids, hidden, 4, dtype=dtype)
@@ -235,7 +235,7 @@ def holds_scales(act_fmt, dtype, **_):
     return dtype == "bfloat16" or not act_fmt.startswith("mx")
 
 
-@pairs(
+@each(
     act_fmt=[*SCALES],
     sizes=[(1, 64), (7, 96), (6, 2880)],
     dtype=["bfloat16", "float16"],
@@ -258,7 +258,7 @@ def test_quantized_rows(act_fmt, sizes, dtype):
     assert (got.x[-1] == 0x5A5A).all()
 
 
-@pairs(
+@each(
     act_fmt=["fp8", "nvfp4"],
     sizes=[(1, 64), (7, 96), (6, 2880)],
     dtype=["bfloat16", "float16"],
@@ -277,7 +277,7 @@ def test_coded_rows(act_fmt, sizes, dtype):
     assert (got.x[-1] == 0x5A5A).all()
 
 
-@pairs(
+@each(
     act_fmt=[*SCALES],
     sizes=[(5, 64), (3, 2880)],
     dtype=["bfloat16", "float16"],
@@ -302,7 +302,7 @@ def test_requantized_rows(act_fmt, sizes, dtype):
 
 
 # ---------------------------------------------------------------------------------------- combine
-@pairs(
+@each(
     sizes=[(1, 1, 64), (17, 8, 96), (5, 11, 2880)],
     kind=["random", "half_dropped", "dropped"],
     dtype=["bfloat16", "float16"],

@@ -207,7 +207,7 @@ SPECS = (
 )
 
 
-@pytest.mark.parametrize("spec", few(SPECS), ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", few(SPECS, every=3), ids=lambda spec: spec.name)
 def test_formats_and_activations(built, spec):
     """Sizes that fill no tile, biases, zero points, groups, pairs and single rows."""
     for tokens in (3, 50):
@@ -224,7 +224,7 @@ QUANTIZED = (
 )
 
 
-@pytest.mark.parametrize("spec", few(QUANTIZED), ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", few(QUANTIZED, every=3), ids=lambda spec: spec.name)
 def test_quantized_activations(built, spec):
     """Both GEMMs' operands are rounded as act_fmt says: an intermediate one next to a tie may move.
 
@@ -237,7 +237,7 @@ def test_quantized_activations(built, spec):
         call.judge(0.08, 0.012)
 
 
-@pytest.mark.parametrize("spec", [QUANTIZED[0], QUANTIZED[2]], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", few([QUANTIZED[0], QUANTIZED[2]]), ids=lambda spec: spec.name)
 def test_coded_rows(built, spec):
     """Rows that are codes and scales already: the bits of the layer that makes them itself."""
     own = replace(spec, coded=True)

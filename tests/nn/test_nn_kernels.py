@@ -16,6 +16,7 @@ from blockscale.nn import FusedMoE, Linear
 from blockscale.nn.kernels import kernels_of
 from blockscale.ops import call
 from tests.kit import checkpoint_files as files
+from tests.kit.pairwise import few
 
 P, MLP = "model.layers.0.self_attn.q_proj", "model.layers.0.mlp"
 QWEN = {
@@ -51,7 +52,7 @@ def tensors(rng: np.random.Generator, store: Any, experts: int = 4) -> dict[str,
 
 @pytest.mark.parametrize(
     ("store", "dtype", "experts"),  # kernels that are known already are not looked up again
-    [(fp4, "float32", 5), (fp4, "bfloat16", 6), (awq, "float32", 7), (awq, "bfloat16", 9)],
+    few([(fp4, "float32", 5), (fp4, "bfloat16", 6), (awq, "bfloat16", 9), (awq, "float32", 7)]),
 )
 def test_modules_call_what_was_built(opened, rng, monkeypatch, store, dtype, experts):
     """Every kernel that is looked up is in the list; INT4 without zeros alone is one too many."""

@@ -203,7 +203,7 @@ def cloned(arguments):
 def by_default(name: str, backend: str) -> bool:
     """Inductor compiles C++ for seconds, around the same operators."""
     place = list(FUNCTIONS).index(name)
-    return place % {"aot_eager": 2, "eager": 5, "inductor": 7}[backend] == 0
+    return place % {"aot_eager": 3, "eager": 8, "inductor": 13}[backend] == 0
 
 
 @those(by_default, name=list(FUNCTIONS), backend=BACKENDS)

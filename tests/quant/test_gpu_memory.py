@@ -210,7 +210,7 @@ SPACE = [
 ]
 
 
-@pytest.mark.parametrize("name", SPACE)
+@pytest.mark.parametrize("name", few(SPACE))
 def test_space(request, name):
     """Sampled schedules are legal for static and for symbolic shapes, by the same trace."""
     workload = catalog.workloads(Spec.parse(name), "sm_90a")[-1]

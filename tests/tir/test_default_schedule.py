@@ -14,6 +14,7 @@ from blockscale import catalog
 from blockscale.base import host
 from blockscale.lower.cpu import compile_cpu
 from blockscale.specs import Spec
+from tests.kit.pairwise import few
 
 ROWS, COLS = 64, 2048
 NAMES = (
@@ -63,7 +64,7 @@ def best_time(run, values):
     return min(times)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", few(NAMES))
 def test_default_beats_plain_loops(name):
     """Measured here it wins by 2 to 150 times, so that a busy machine does not turn the result."""
     level, spec = host.level(), Spec.parse(name)

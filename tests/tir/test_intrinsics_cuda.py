@@ -14,7 +14,7 @@ from blockscale.lower import cuda, nvcc
 from blockscale.tir.intrin import operands
 from blockscale.tir.intrin.cuda import blocks as cuda_blocks
 from tests.kit.helpers import DTYPES, same, same_bytes
-from tests.kit.pairwise import those
+from tests.kit.pairwise import each, those
 from tests.reference import core as ref
 
 ARCHS = ("sm_80", "sm_90a", "sm_100a")
@@ -169,8 +169,7 @@ def test_scales_half_way(arch):
         assert made.item() == byte + byte % 2
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4"])
+@each(arch=ARCHS, fmt=["nvfp4", "mxfp4"])
 def test_divisor_of_every_byte(fmt, arch):
     """Subnormal numbers and NaN too."""
     g = torch.tensor([0.25])

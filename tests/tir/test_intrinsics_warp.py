@@ -21,6 +21,7 @@ from blockscale.tir.moe.tiles import left_over
 from tests.kit import fresh
 from tests.kit.half_tensors import fetch, tensor
 from tests.kit.moe_harness import bits, values
+from tests.kit.pairwise import each
 from tests.kit.tcgen05_kernels import call_text
 
 FORMATS = [
@@ -241,12 +242,14 @@ def stored_scales(rng, fmt, zeros, dtype, count):
     return bits(scale, dtype)
 
 
-@pytest.mark.parametrize("order", DECODE)
-@pytest.mark.parametrize(("fmt", "group", "zeros", "dtype"), FORMATS)
-def test_decode(fmt, group, zeros, dtype, order):
+@each(
+    legal=lambda order, form: form[2] != TERM or order == "positions",  # of INT4's products alone
+    order=list(DECODE),
+    form=[pytest.param(form, id="-".join(map(str, form))) for form in FORMATS],
+)
+def test_decode(order, form):
     """Every code in every place; what is left of powers of two is the kernels' FACTOR."""
-    if zeros == TERM and order != "positions":
-        pytest.skip("only products of INT4 weights have terms")
+    fmt, group, zeros, dtype = form
     name = warp.decode(fmt, group, zeros, dtype, order)
     call = call_text(name)
     numbers = f"{['nvfp4', 'mxfp4', 'int4'].index(fmt)}, {group}, {zeros}"

@@ -19,7 +19,7 @@ from blockscale.specs import (
     Unswizzle,
 )
 from tests.kit.kernels import LEVELS, check, compiled, needs
-from tests.kit.pairwise import few, those
+from tests.kit.pairwise import each, few, those
 
 LINEAR = [
     Linear(33, 80),  # no vector divides N; in K, vectors of codes but not of words of codes
@@ -55,11 +55,10 @@ SEARCHED = [
 
 searched = pytest.mark.parametrize(
     ("spec", "level"),
-    few([pytest.param(*case, id=f"{case[0].name}-{case[1]}") for case in SEARCHED]),
+    few([pytest.param(*case, id=f"{case[0].name}-{case[1]}") for case in SEARCHED], every=4),
 )
 # The widest vectors, and the fewest registers
 EXTREMES = ("avx512bf16", "plain")
-extremes = pytest.mark.parametrize("level", EXTREMES)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -102,13 +101,13 @@ def test_every_op_is_here():
     assert {spec.op for spec in EVERY} | elsewhere == set(SPECS)
 
 
-@those(
-    lambda spec, level: (
-        level == EXTREMES[0] or (EVERY.index(spec) - LEVELS.index(level)) % len(LEVELS) == 0
-    ),
-    spec=EVERY,
-    level=LEVELS,
-)
+def by_default(spec, level):
+    """Each op at one level, in turn; those of a level that few CPUs have also without vectors."""
+    own = LEVELS[EVERY.index(spec) % len(LEVELS)]
+    return level == own or (own, level) == EXTREMES
+
+
+@those(by_default, spec=EVERY, level=LEVELS)
 def test_default(spec, level):
     """Without search, on sizes at every bucket's edges."""
     compare(compiled(spec, level), spec, level)
@@ -122,8 +121,7 @@ def test_replay(spec, level):
         compare(compiled(spec, level, found), spec, level)
 
 
-@extremes
-@pytest.mark.parametrize("spec", [*LINEAR, *OTHERS], ids=lambda spec: spec.name)
+@each(spec=[*LINEAR, *OTHERS], level=EXTREMES)
 def test_static_workloads(spec, level):
     """What the tuner measures: every sketch compiles, linear is right at the workload's rows."""
     functions, rows = {}, {}
@@ -140,8 +138,7 @@ def test_static_workloads(spec, level):
             compare(module[name], spec, level, rows[name])
 
 
-@extremes
-@pytest.mark.parametrize("n", [1, 7, 33])
+@each(n=[1, 7, 33], level=EXTREMES)
 def test_decisions_divide_odd_sizes(n, level):
     """The smallest K, and an N that shares no divisor with a vector: every draw fits."""
     for spec in (Linear(n, 16), Linear(2 * n, 16, activation="silu", gated=True)):

@@ -7,6 +7,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
+import numpy as np
 from tvm import tirx
 from tvm.ir import Expr as PrimExpr
 from tvm.tirx import PrimFunc
@@ -286,6 +287,14 @@ class _Derivation:
             for r, c, k, cta in SAMPLES
         ]
 
+    def _places(self, site: Site) -> dict[Any, np.ndarray]:
+        """Values of a site's loops and of `_samples`: at each point of the loops, all samples."""
+        samples, extents = self._samples(), [loop.extent for loop in site.loops]
+        found = {v: np.tile([s[v] for s in samples], prod(extents)) for v in samples[0]}
+        for loop, values in zip(site.loops, np.indices(extents), strict=True):
+            found[loop.var] = np.repeat(values.reshape(-1), len(samples))
+        return found
+
     @staticmethod
     def _offset(mins: Sequence[PrimExpr], slot: Slot) -> PrimExpr:
         """Bytes of an element's place in a slot."""
@@ -298,9 +307,10 @@ class _Derivation:
         """First element of a stage, and extents of what the block writes in one."""
         zero = {loop.var: i64(0) for loop in site.loops}
         base = tuple(substituted(index, zero) for index in operand.mins)
-        places = [point | sample for point in site.points() for sample in self._samples()]
+        places = self._places(site)
+        column = self.numbers.column
         parts = [
-            {self.numbers(index, place) - self.numbers(first, place) for place in places}
+            {*np.unique(column(index, places) - column(first, places)).tolist()}
             for index, first in zip(operand.mins, base, strict=True)
         ]
         return base, box(site, operand, parts, prod(loop.extent for loop in site.loops))
@@ -370,13 +380,11 @@ class _Derivation:
         made = Rows(view, slot, row, first, slot.strides[of_row], slot.strides[of_block], how)
         # The copy of row i and block b is to that place in the slot, and from there in x.
         target = self._offset(site.operands["D"].mins, slot)
-        for point, sample in product(site.points(), self._samples()):
-            values = sample | point
-            number = self.numbers(own, values)
-            block = self.numbers(at_channel, values) - self.numbers(first, sample)
-            place = self.numbers(target, values)
-            if block % 64 or place != number * made.row_stride + block // 64 * made.block_stride:
-                raise LoweringError(f"{site.where}: rows of x are not copied in their order")
+        places, column = self._places(site), self.numbers.column
+        block = column(at_channel, places) - column(first, places)
+        wanted = column(own, places) * made.row_stride + block // 64 * made.block_stride
+        if np.any(block % 64) or np.any(column(target, places) != wanted):
+            raise LoweringError(f"{site.where}: rows of x are not copied in their order")
         whole = {"tma": rows, "run": slot.shape[of_block], "row": 1}[how]
         if prod(source.shape) != 64 * whole:
             raise LoweringError(
@@ -388,12 +396,11 @@ class _Derivation:
     def _row_of(self, site: Site, row: PrimExpr, place: PrimExpr) -> PrimExpr:
         """The row of x that is copied to ``place`` of a tile, in the number of a sorted row."""
         wanted = self.at.tiles["rows"] * i64(self.reader.tile_size["rows"]) + place
+        places = self._places(site)
 
         def check(found: PrimExpr) -> None:
-            for point, sample in product(site.points(), self._samples()):
-                values = sample | point
-                if self.numbers(found, values) != self.numbers(wanted, values):
-                    raise LoweringError(f"{site.where}: row {row} of x is not that of its place")
+            if np.any(self.numbers.column(found, places) != self.numbers.column(wanted, places)):
+                raise LoweringError(f"{site.where}: row {row} of x is not that of its place")
 
         def slot(load: Any) -> PrimExpr:
             if str(load.source.name) != ORDER:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from tvm import tirx
 from tvm.ir import Expr as PrimExpr
 from tvm.sym import Analyzer
@@ -128,18 +129,33 @@ class Numbers:
     """Evaluates index expressions for given values of their variables."""
 
     def __init__(self) -> None:
-        self._made: dict[Any, tuple[Callable[..., int], list[Any]]] = {}
+        self._made: dict[Any, tuple[Callable[..., Any], list[Any]]] = {}
+        self._columns: dict[Any, tuple[Callable[..., Any], list[Any]]] = {}
 
     def __call__(self, expr: PrimExpr, values: Mapping[Any, int]) -> int:
         """Return the value; variables that are not given are 0."""
         found = self._made.get(expr)
         if found is None:
-            names: dict[Any, str] = {}
-            text = _python(expr, names)
-            found = eval(f"lambda {', '.join(names.values())}: {text}"), [*names]
-            self._made[expr] = found
+            found = self._made[expr] = self._compiled(expr, {})
         function, variables = found
         return function(*(values.get(variable, 0) for variable in variables))
+
+    def column(self, expr: PrimExpr, columns: Mapping[Any, np.ndarray]) -> Any:
+        """Return the values where the variables have those of ``columns``; a number if all do."""
+        found = self._columns.get(expr)
+        if found is None:
+            functions = {"max": np.maximum, "min": np.minimum}
+            found = self._columns[expr] = self._compiled(expr, functions)
+        function, variables = found
+        return function(*(columns.get(variable, 0) for variable in variables))
+
+    @staticmethod
+    def _compiled(
+        expr: PrimExpr, functions: dict[str, Any]
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        names: dict[Any, str] = {}
+        text = _python(expr, names)
+        return eval(f"lambda {', '.join(names.values())}: {text}", functions), [*names]
 
 
 def _python(expr: Any, names: dict[Any, str]) -> str:
