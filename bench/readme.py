@@ -17,6 +17,7 @@ from bench.ep import __main__ as ep
 from bench.ep import scaling
 from bench.gpu import host, linear, linear_fp8, linear_report
 from bench.moe import fp8 as moe_fp8
+from bench.moe import loose
 from bench.report import Results, fill_page, markdown_table, read, relative, render, us_text
 from blockscale.building.records import META
 from blockscale.demo.tables import disturbed
@@ -114,6 +115,15 @@ def ep_section(result: Results, source: str = "") -> str:
     return render("pages/ep.md.j2", r=result, source=source, **facts)
 
 
+def moe_loose_section(result: Results, source: str = "") -> str:
+    """Return GEMMs of a layer in turn and side by side, by layer and tokens."""
+    tokens = sorted({case["tokens"] for case in result["cases"]})
+    layers: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for case in result["cases"]:
+        layers.setdefault(case["name"].rpartition(" ")[0], {})[case["tokens"]] = case
+    return render("pages/moe_loose.md.j2", r=result, source=source, tokens=tokens, layers=layers)
+
+
 BEST_PEER = "humming-kernels"
 MOE_FP8_MEANS = (
     ("8 bits, to 16 bits", "16 bits, GEMMs", "fp8, GEMMs"),
@@ -185,6 +195,7 @@ SECTIONS: dict[str, tuple[str, int, Callable[[Results, str], str]]] = {
     "host": ("docs/gpu.md", host.FORMAT, host.section),
     "linear": ("docs/linear.md", linear.FORMAT, linear_report.section),
     "linear_fp8": ("docs/linear.md", linear_fp8.FORMAT, linear_fp8_section),
+    "moe_loose": ("docs/mega_moe.md", loose.FORMAT, moe_loose_section),
     "moe_fp8": ("docs/moe.md", moe_fp8.FORMAT, moe_fp8_section),
 }
 """By marker: page, the results' format, and what makes the text of them and of their path."""
@@ -205,6 +216,7 @@ def _results(option: str, about: str) -> Callable[[Callable[..., None]], Callabl
 @_results("--host", "Results of `python -m bench.gpu.host`.")
 @_results("--linear", "Results of `python -m bench.gpu.linear`.")
 @_results("--linear-fp8", "Results of `python -m bench.gpu.linear_fp8`, of INT4 weights.")
+@_results("--moe-loose", "Results of `python -m bench.moe.loose`.")
 @_results("--moe-fp8", "Results of `python -m bench.moe.fp8`, of INT4 weights.")
 @_results("--tuned", "Folder of logs: tuning_logs.")
 def main(page: Path | None, tuned: Path | None, **files: Path | None) -> None:

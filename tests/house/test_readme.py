@@ -210,7 +210,14 @@ def parse_other(words):
     elif words[:2] == ["python", "-m"] and words[2] in ("bench.gpu", "bench.moe"):
         bench_module(words[2]).arguments(words[3:])
     elif words[:2] == ["python", "-m"] and words[2] in (
-        *("bench.int4", "bench.layouts", "bench.gpu.linear", "bench.gpu.engines", "bench.moe.fp8"),
+        *(
+            "bench.moe.loose",
+            "bench.int4",
+            "bench.layouts",
+            "bench.gpu.linear",
+            "bench.gpu.engines",
+            "bench.moe.fp8",
+        ),
         *("bench.gpu.linear_fp8", "bench.gpu.host"),
     ):
         assert callable(bench_module(words[2]).main)
@@ -318,7 +325,7 @@ def test_measured_tables_are_those_of_the_results():
     assert section == make(read(ROOT / "docs" / source[1], FORMAT), source[1]).strip()
 
 
-@pytest.mark.parametrize("marker", ["emulator", "ep", "host", "linear", "moe_fp8"])
+@pytest.mark.parametrize("marker", ["emulator", "ep", "host", "linear", "moe_fp8", "moe_loose"])
 def test_a_table_is_that_of_the_results(marker):
     """Of the file that the page names."""
     from bench.readme import SECTIONS
