@@ -43,6 +43,7 @@ class Ranks:
         )
         self.mine, self.now, self.spans = [], 0, []
         monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+        monkeypatch.setattr(cuda, "remembered", {})
         monkeypatch.setattr(cuda.call, "kernel", lambda spec, device: Kernel(self, spec.name))
         monkeypatch.setattr(cuda.call, "launch_flags", lambda on: ())
         config = Config(

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from blockscale.ops import call
 from blockscale.ops.distributed.config import WHERE, Config
+from blockscale.runtime.library import remembered
 from blockscale.specs.exchange import (
     CODES,
     FRAME,
@@ -76,6 +77,7 @@ class Exchange:
             EpCombine(*sizes, sums=config.sums),
             EpCombine(*sizes, stored=not config.sums),
         )
+        self._names = tuple(f"ep {spec.name}" for spec in self.specs)
         self.parts = symmetric(*config.sizes)
         self.frames: dict[int, Tensor] = {}
         self.places: dict[int, Tensor] = {}
@@ -86,6 +88,14 @@ class Exchange:
         at, size = self.parts["slots"]
         dtype = getattr(torch, config.dtype)
         self.slots = memory.own[at : at + size].view(dtype).view(-1, config.hidden)
+
+    def _kernel(self, which: int) -> Any:
+        """Return the function of `specs`, which loading a library may change."""
+        found = remembered.get(self._names[which])
+        if found is None:
+            found = call.kernel(self.specs[which], self.state.device)
+            remembered[self._names[which]] = found
+        return found
 
     def frame(self, bound: int) -> Tensor:
         """Return the table of the group for calls with this bound, made at the first of them."""
@@ -143,10 +153,9 @@ class Exchange:
             x, ids, weights = self.nothing
         rows, landed_ids, _ = self.landed(bound)
         flags = call.launch_flags(True)
-        kernel = call.kernel(self.specs[0], x.device)
         given = (x, a1_scale) if self.config.act_fmt == "nvfp4" else (x,)
         group = self.owner, self.frame(bound), self.state
-        kernel.call(*given, ids, weights, *group, landed_ids, *flags)
+        self._kernel(0).call(*given, ids, weights, *group, landed_ids, *flags)
         return rows, landed_ids
 
     def bring_back(
@@ -157,7 +166,6 @@ class Exchange:
         bound = len(y) // self.config.ranks
         frame = self.frame(bound)
         flags = call.launch_flags(True)
-        kernel = call.kernel(self.specs[1], y.device)
         to = out
         if not len(out):
             row, ids, weights = self.nothing
@@ -165,7 +173,8 @@ class Exchange:
         chosen: tuple[Tensor, ...] = (ids, weights)
         if self.config.sums:
             chosen = (self.landed(bound)[2], ids, self.owner)
-        kernel.call(y, landed_ids, *chosen, self.slots, frame, self.state, to, *flags)
+        group = self.slots, frame, self.state
+        self._kernel(1).call(y, landed_ids, *chosen, *group, to, *flags)
         return out
 
     def addresses(self, bound: int) -> Tensor:
@@ -189,8 +198,8 @@ class Exchange:
         if not len(out):
             row, ids, weights = self.nothing
             to = torch.empty_like(row)
-        kernel, flags = call.kernel(self.specs[2], out.device), call.launch_flags(True)
-        kernel.call(ids, weights, self.slots, self.frame(bound), self.state, to, *flags)
+        group = self.slots, self.frame(bound), self.state
+        self._kernel(2).call(ids, weights, *group, to, *call.launch_flags(True))
         return out
 
     def give_up(self, step: str) -> None:
