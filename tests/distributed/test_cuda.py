@@ -96,31 +96,43 @@ WHOLE = FusedMoe(3, 128, 64, 2, layout="tiles64", slots=True)
 """Experts of a rank."""
 
 
-def experts(rank):
+BYTES = replace(WHOLE, fmt="mxfp4", group=32, act_fmt="fp8", layout="tiles64e")
+"""The same, multiplied in 8 bits where tokens are many."""
+
+
+def experts(rank, spec):
     """Return weights of the experts of a rank."""
     made = torch.Generator().manual_seed(rank)
+    scales, ones = (
+        (40, 56),
+        {"w13_global_scale": torch.ones(3, 2), "w2_global_scale": torch.ones(3)},
+    )
+    if spec.fmt == "mxfp4":
+        scales, ones = (124, 130), {}
 
     def numbers(low, high, *shape):
         return torch.randint(low, high, (3, *shape), dtype=torch.uint8, generator=made)
 
     return prepare_moe_weights(
-        numbers(0, 256, 128, 64), numbers(0, 256, 128, 32), fmt="nvfp4",
-        w13_scale=numbers(40, 56, 128, 8), w2_scale=numbers(40, 56, 128, 4),
-        w13_global_scale=torch.ones(3, 2), w2_global_scale=torch.ones(3), layout="tiles64",
+        numbers(0, 256, 128, 64), numbers(0, 256, 128, 32), fmt=spec.fmt,
+        w13_scale=numbers(*scales, 128, 128 // spec.group),
+        w2_scale=numbers(*scales, 128, 64 // spec.group), layout=spec.layout, **ones,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("bound", [3, 40])
-def test_results_stored_by_the_last_gemm(monkeypatch, bound):
+@pytest.mark.parametrize(
+    ("plain", "bound"), [(WHOLE, 3), (WHOLE, 40), (BYTES, 40)], ids=["few", "many", "bytes"]
+)
+def test_results_stored_by_the_last_gemm(monkeypatch, plain, bound):
     """Those of the same experts that are given back: the same bits."""
-    sent = replace(WHOLE, sent=True)
-    sizes = 2, kernels.EXPERTS, 2, WHOLE.hidden
-    built = [*kernels.specs(2, hidden=WHOLE.hidden), EpCombine(*sizes, stored=True), WHOLE, sent]
-    ranks = Ranks(monkeypatch, 2, built=built, hidden=WHOLE.hidden, most=bound)
-    numbers = kernels.routing(60, 2, bound, hidden=WHOLE.hidden)
+    sent = replace(plain, sent=True)
+    sizes = 2, kernels.EXPERTS, 2, plain.hidden
+    built = [*kernels.specs(2, hidden=plain.hidden), EpCombine(*sizes, stored=True), plain, sent]
+    ranks = Ranks(monkeypatch, 2, built=built, hidden=plain.hidden, most=bound)
+    numbers = kernels.routing(60, 2, bound, hidden=plain.hidden)
     given = [rows_of([np.resize(part, (n, *part.shape[1:])) for part in own])
              for own, n in zip(numbers, (bound, 2), strict=True)]  # fmt: skip
-    weights = [experts(rank) for rank in range(2)]
+    weights = [experts(rank, plain) for rank in range(2)]
 
     def layer(r, spec, rows, ids, to):
         workspace = torch.full((spec.workspace_bytes(len(rows)),), 0xFF, dtype=torch.uint8)
@@ -130,14 +142,14 @@ def test_results_stored_by_the_last_gemm(monkeypatch, bound):
         return torch.full_like(given[r][0], float("nan"))
 
     found = []
-    for spec in (WHOLE, sent):
+    for spec in (plain, sent):
         came = ranks.all(lambda r, own: own.send(*given[r], bound))
         to = [own.addresses(bound) for own in ranks.ranks]
-        if spec is WHOLE:
-            shape = *came[0][1].shape, WHOLE.hidden
+        if spec is plain:
+            shape = *came[0][1].shape, plain.hidden
             to = [torch.full(shape, float("nan"), dtype=torch.bfloat16) for _ in range(2)]
         ranks.all(lambda r, own, s=spec, came=came, to=to: layer(r, s, *came[r], to[r]))
-        if spec is WHOLE:
+        if spec is plain:
             found.append(
                 ranks.all(
                     lambda r, own, came=came, y=to: own.bring_back(
