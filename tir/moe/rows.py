@@ -15,6 +15,7 @@ from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
 
 from blockscale.specs import FusedMoe
+from blockscale.specs.moe import MX_FORMATS
 from blockscale.specs.plans.coded import SCALE_BLOCK, CodedRow
 from blockscale.tir import formats
 from blockscale.tir.common import i64, tiles_of, widen
@@ -101,26 +102,28 @@ def rows_step(spec: FusedMoe, which: int, lanes: int) -> Any:
             given = widen(values[first + tirx.floordiv(tirx.Max(slot, zero), top_k), k])
         return tirx.if_then_else(slot >= zero, given, f0)
 
-    def factor_of(largest: PrimExpr, given: Any) -> PrimExpr:
+    # Numbers that formulas have many times are stored: as expressions they would make trees of
+    # thousands of nodes, of which TVM's passes take seconds.
+    def scale_byte(largest: PrimExpr, given: Any) -> PrimExpr:
+        if spec.act_fmt == "nvfp4":
+            return formats.e4m3_encode(largest / (tirx.const(FP4_MAX, "float32") * given[0]))
+        if spec.act_fmt in MX_FORMATS:
+            most = FP4_MAX if spec.act_fmt == "mxfp4" else FP8_MAX
+            return formats.ue8m0_encode_ceil(largest / tirx.const(most, "float32"))
+        return tirx.const(0, "int32")
+
+    def factor_of(largest: PrimExpr, given: Any, byte: PrimExpr) -> PrimExpr:
         if spec.act_fmt == "fp8":
             return largest / tirx.const(FP8_MAX, "float32")
         if spec.act_fmt == "fp8_tensor":
             return given[0]
         if spec.act_fmt != "nvfp4":
-            most = FP4_MAX if spec.act_fmt == "mxfp4" else FP8_MAX
-            power = formats.ue8m0_encode_ceil(largest / tirx.const(most, "float32"))
-            return tirx.Select(largest > f0, formats.ue8m0_decode(power), f0)
-        byte = formats.e4m3_encode(largest / (tirx.const(FP4_MAX, "float32") * given[0]))
-        scale = formats.e4m3_decode(byte)
-        return tirx.Select(largest > f0, scale * given[0], f0)
+            return tirx.Select(largest > f0, formats.ue8m0_decode(byte), f0)
+        return tirx.Select(largest > f0, formats.e4m3_decode(byte) * given[0], f0)
 
-    def quantised(x: PrimExpr, factor: PrimExpr) -> PrimExpr:
-        ratio = x / factor
-        if spec.act_fmt in ("nvfp4", "mxfp4"):
-            code = formats.e2m1_decode(formats.e2m1_encode(ratio))
-        else:
-            code = formats.e4m3_decode(formats.e4m3_encode(ratio))
-        return tirx.Select(factor == f0, f0, code * factor)
+    four_bits = spec.act_fmt in ("nvfp4", "mxfp4")
+    encode = formats.e2m1_encode if four_bits else formats.e4m3_encode
+    decoded = formats.e2m1_decode if four_bits else formats.e4m3_decode
 
     @T.inline
     def amax(values, source, largest, used, first, tiles, R):
@@ -141,7 +144,9 @@ def rows_step(spec: FusedMoe, which: int, lanes: int) -> Any:
             with T.sblock(f"factor{which}"):
                 vt, vi, vb = T.axis.remap("SSS", [t, i, b])
                 T.where(t < used[0])
-                factor[vt, vi, vb] = factor_of(largest[vt, vi, vb], given)
+                byte = T.sblock_alloc_buffer((i64(1),), "int32")
+                byte[0] = scale_byte(largest[vt, vi, vb], given)
+                factor[vt, vi, vb] = factor_of(largest[vt, vi, vb], given, byte[0])
 
     @T.inline
     def quantise(values, given, laid, source, used, first, tiles, R):
@@ -153,8 +158,14 @@ def rows_step(spec: FusedMoe, which: int, lanes: int) -> Any:
             with T.sblock(f"rows{which}"):
                 vt, vi, vk = T.axis.remap("SSS", [t, i, k])
                 T.where(t < used[0])
-                laid[vt, vk // deep, vi, vk % word, vk % deep // word] = quantised(
-                    value(values, source, first, vt, vi, vk), factor[vt, vi, vk // each]
+                ratio = T.sblock_alloc_buffer((i64(1),), "float32")
+                code = T.sblock_alloc_buffer((i64(1),), "int32")
+                ratio[0] = value(values, source, first, vt, vi, vk) / factor[vt, vi, vk // each]
+                code[0] = encode(ratio[0])
+                laid[vt, vk // deep, vi, vk % word, vk % deep // word] = T.Select(
+                    factor[vt, vi, vk // each] == f0,
+                    f0,
+                    decoded(code[0]) * factor[vt, vi, vk // each],
                 )
 
     @T.inline
