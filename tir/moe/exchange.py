@@ -359,7 +359,7 @@ class _Steps:
         self.together = min(max(spec.top_k, spec.ranks), together)
         self.shape = (tirx.Max(self.held, i64(self.together)), i64(WORDS))
         self.give = self._give_sum() if spec.sums else self._give_slots()
-        self.total = self._of_ranks() if spec.sums else self._of_slots()
+        self.total = self._total()
 
     def _add(self, raw: Any, a: Any, total: Any, weight: Any) -> PrimExpr:
         return _call(
@@ -454,72 +454,52 @@ class _Steps:
 
         return give
 
-    def _of_slots(self) -> Any:
+    def _total(self) -> Any:
+        """Step to a token's sum: of its slots, weighted, or of the sums of its ranks."""
         spec, G = self.spec, i64(self.together)
         k, P = i64(spec.top_k), i64(self.parts)
+        count = i64(spec.ranks) if spec.sums else k
         chunk, words, chunks, held = i64(CHUNK_ELEMENTS), i64(WORDS), self.chunks, self.held
-        groups, add, store = tiles_of(k, self.together), self._add, self._store()
-
-        @T.inline
-        def total_of(ids, weights, owner, frame, came, out, raw, total, here, rows, reps, t, vp):
-            for h in T.serial(held):
-                if h * P + vp < chunks:
-                    for m in T.unroll(chunk):
-                        total[m] = T.Select(here[0], T.float32(0), T.float32(float("nan")))
-                    for g in T.unroll(groups):
-                        for a in T.unroll(G):
-                            j = T.meta_var(g * G + a)
-                            if j < k and ids[t, j] >= 0 and ids[t, j] < spec.experts:
-                                T.evaluate(
-                                    _call(
-                                        "bs_load<16, BS_INPLACE>",
-                                        raw.access_ptr("rw", offset=a * words),
-                                        T.address_of(came[t * k + j, (h * P + vp) * chunk]),
-                                    )
-                                )
-                        for a in T.unroll(G):
-                            j = T.meta_var(g * G + a)
-                            if j < k and ids[t, j] >= 0 and ids[t, j] < spec.experts:
-                                T.evaluate(add(raw, a, total, weights[t, j]))
-                    T.evaluate(store(out, t, (h * P + vp) * chunk, total))
-
-        return total_of
-
-    def _of_ranks(self) -> Any:
-        spec, G = self.spec, i64(self.together)
-        k, R, P = map(i64, (spec.top_k, spec.ranks, self.parts))
-        chunk, words, chunks, held = i64(CHUNK_ELEMENTS), i64(WORDS), self.chunks, self.held
-        groups, add, store = tiles_of(R, self.together), self._add, self._store()
+        groups, add, store = tiles_of(count, self.together), self._add, self._store()
         owner_of, shift = _owner(spec), tirx.const(OWNER_BITS)
+
+        def there(ids: Any, goes: Any, t: PrimExpr, n: PrimExpr) -> PrimExpr:
+            if spec.sums:
+                return (goes[0] >> tirx.Cast("int32", n)) & 1 != 0
+            return tirx.all(ids[t, n] >= 0, ids[t, n] < spec.experts)
+
+        def weight(weights: Any, t: PrimExpr, n: PrimExpr) -> PrimExpr:
+            return tirx.const(1.0, "float32") if spec.sums else weights[t, n]
 
         @T.inline
         def total_of(ids, weights, owner, frame, came, out, raw, total, here, rows, reps, t, vp):
             goes = T.sblock_alloc_buffer((i64(1),), "int32", scope="local")
             own = T.sblock_alloc_buffer((i64(1),), "int32", scope="local")
-            goes[0] = 0
-            for j in T.unroll(k):
-                own[0] = owner_of(ids[t, j], owner, frame, reps, t)
-                if own[0] >= 0:
-                    goes[0] = goes[0] | T.shift_left(T.int32(1), own[0] >> shift)
+            if spec.sums:
+                goes[0] = 0
+                for j in T.unroll(k):
+                    own[0] = owner_of(ids[t, j], owner, frame, reps, t)
+                    if own[0] >= 0:
+                        goes[0] = goes[0] | T.shift_left(T.int32(1), own[0] >> shift)
             for h in T.serial(held):
                 if h * P + vp < chunks:
                     for m in T.unroll(chunk):
                         total[m] = T.Select(here[0], T.float32(0), T.float32(float("nan")))
                     for g in T.unroll(groups):
                         for a in T.unroll(G):
-                            r = T.meta_var(g * G + a)
-                            if r < R and (goes[0] >> T.Cast("int32", r)) & 1 != 0:
+                            n = T.meta_var(g * G + a)
+                            if n < count and there(ids, goes, t, n):
                                 T.evaluate(
                                     _call(
                                         "bs_load<16, BS_INPLACE>",
                                         raw.access_ptr("rw", offset=a * words),
-                                        T.address_of(came[t * R + r, (h * P + vp) * chunk]),
+                                        T.address_of(came[t * count + n, (h * P + vp) * chunk]),
                                     )
                                 )
                         for a in T.unroll(G):
-                            r = T.meta_var(g * G + a)
-                            if r < R and (goes[0] >> T.Cast("int32", r)) & 1 != 0:
-                                T.evaluate(add(raw, a, total, T.float32(1)))
+                            n = T.meta_var(g * G + a)
+                            if n < count and there(ids, goes, t, n):
+                                T.evaluate(add(raw, a, total, weight(weights, t, n)))
                     T.evaluate(store(out, t, (h * P + vp) * chunk, total))
 
         return total_of
