@@ -27,7 +27,8 @@ TOGETHER = 78
 than SMs of the smallest Hopper GPU."""
 
 RETURNING = (Bucket(8, 32, 512), Bucket(1024, None, 256))
-"""Of few rows one kernel returns all, a CTA a slot: that saves a launch, a sixth of the time."""
+"""By rows that came, or tokens whose results are stored already: few of them one kernel returns, a
+CTA a slot, which saves a launch."""
 
 
 def _dispatch(spec: EpDispatch, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from blockscale import emulator
+from blockscale.catalog import exchange
 from blockscale.specs import EpCombine, EpDispatch
 from blockscale.specs.exchange import (
     CODES,
@@ -38,8 +39,16 @@ CODED_HIDDEN = 96
 A1_SCALE = 0.013
 
 
-def specs(ranks, act_fmt=None, hidden=HIDDEN, dtype="bfloat16", sums=False):
-    sizes = ranks, EXPERTS, 2, hidden, dtype
+def few_ctas(monkeypatch):
+    """Let each CTA have several of few rows; return what was changed, for `library`."""
+    changed = {"SMS": 2, "MANY": 3, "TOGETHER": 2}
+    for name, count in changed.items():
+        monkeypatch.setattr(exchange, name, count)
+    return str(changed)
+
+
+def specs(ranks, act_fmt=None, hidden=HIDDEN, dtype="bfloat16", sums=False, top_k=2):
+    sizes = ranks, EXPERTS, top_k, hidden, dtype
     return [EpDispatch(*sizes, act_fmt=act_fmt), EpCombine(*sizes, sums=sums)]
 
 
@@ -79,13 +88,15 @@ class Group:
         dtype="bfloat16",
         built=ALL,
         sums=False,
+        top_k=2,
+        changed="",
     ):
-        path = library(built, ARCH)
+        path = library(built, ARCH, changed)
         self.world = emulator.LibraryWorld(path, ranks, target=ARCH, seed=seed, multiprocessors=4)
-        self.n, self.capacity, self.k = ranks, capacity, 2
+        self.n, self.capacity, self.k = ranks, capacity, top_k
         self.act_fmt, self.hidden, self.dtype = act_fmt, hidden, np.dtype(dtype)
         self.sums = sums
-        self.names = [spec.name for spec in specs(ranks, act_fmt, hidden, dtype, sums)]
+        self.names = [spec.name for spec in specs(ranks, act_fmt, hidden, dtype, sums, top_k)]
         padding = {"nvfp4": -(hidden // 2 + hidden // 16) % 16}.get(act_fmt, 0)
         self.sent = row_bytes(hidden, act_fmt) - padding
         self.parts = symmetric(ranks, capacity, self.k, hidden, act_fmt, sums)
@@ -106,7 +117,8 @@ class Group:
         for r in range(ranks):
             new = self.world.tensor
             buffer = new(r, np.zeros(size, np.uint8), "buffer")
-            buffer[self.parts["ids"][0] :] = 0xFF  # nobody may rely on what is not sent
+            at, ids = self.parts["ids"]  # nobody may rely on what is not sent: an expert, or NaN
+            buffer[at : at + ids], buffer[at + ids :] = 0, 0xFF
             state = new(r, np.zeros(len(STATE), np.int32), "state")
             status = new(r, np.zeros(len(STATUS), np.int64), "status")
             self.ranks.append(Rank(buffer, state, status, new(r, table, "owner"), {}))
@@ -293,13 +305,18 @@ def test_rows_go_and_come_back(ranks, sums):
 
 
 @pytest.mark.parametrize("sums", [False, True], ids=["slots", "sums"])
-def test_many_rows(sums):
-    """CTAs have several rows, two kernels return them; a rank with few has one kernel."""
-    group = Group(2, capacity=140, seed=9, sums=sums)
-    given = [routing(90 + r, 2, 140)[r] for r in range(2)]
-    given = [tuple(np.resize(part, (n, *part.shape[1:])) for part in own)
-             for own, n in zip(given, (140, 20), strict=True)]  # fmt: skip
-    one_call(group, given, bound=140)
+@pytest.mark.parametrize("bound", [3, 40])
+def test_many_rows(bound, sums, monkeypatch):
+    """CTAs have several rows, with more slots than are loaded together; two kernels return many."""
+    built = [*dict.fromkeys(specs(2, top_k=9) + specs(2, top_k=9, sums=True))]
+    form = {"sums": sums, "top_k": 9, "built": built, "changed": few_ctas(monkeypatch)}
+    group, made = Group(2, capacity=bound, seed=9, **form), np.random.default_rng(90)
+    given = []
+    for n in (bound, 2):
+        x = made.standard_normal((n, HIDDEN)).astype(BF16)
+        ids = made.integers(-1, EXPERTS + 1, (n, 9), np.int32)  # some twice
+        given.append((x, ids, made.random((n, 9), np.float32)))
+    one_call(group, given, bound)
 
 
 @those(
