@@ -22,7 +22,7 @@ waits for other ranks, so they are few: what others wait for must find place bes
 
 SENDING = (Bucket(8, SMS, 512), Bucket(1024, None, 256))
 
-TOGETHER = 78
+WAITING = 78
 """CTAs that give back and add up in one kernel.  They wait for each other, so there are no more
 than SMs of the smallest Hopper GPU."""
 
@@ -40,9 +40,9 @@ def _combine(spec: EpCombine, bucket: Bucket, level: str, rows: int | None) -> P
     few = bucket.limit is not None
     adding = tir.Grid(2 * SMS, 2 * bucket.tile)
     if spec.stored:
-        return tir.collect(spec, tir.Grid(TOGETHER, bucket.tile) if few else adding, few, rows)
+        return tir.collect(spec, tir.Grid(WAITING, bucket.tile) if few else adding, few, rows)
     if few:
-        return tir.combine(spec, tir.Grid(TOGETHER, bucket.tile), None, 1, rows)
+        return tir.combine(spec, tir.Grid(WAITING, bucket.tile), None, 1, rows)
     giving = tir.Grid(MANY, bucket.tile)
     return tir.combine(spec, giving, adding, spec.top_k, rows)
 

@@ -41,7 +41,7 @@ A1_SCALE = 0.013
 
 def few_ctas(monkeypatch):
     """Let each CTA have several of few rows; return what was changed, for `library`."""
-    changed = {"SMS": 2, "MANY": 3, "TOGETHER": 2}
+    changed = {"SMS": 2, "MANY": 3, "WAITING": 2}
     for name, count in changed.items():
         monkeypatch.setattr(exchange, name, count)
     return str(changed)

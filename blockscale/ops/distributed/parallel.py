@@ -255,17 +255,15 @@ class ExpertParallel:
 
         On CUDA the experts' last GEMM stores results of slots in the memory of their ranks.
         """
-        rows, ids = came.kept.rows, came.topk_ids
+        _, own, factors, rows = came.kept
+        given = rows, weights, came.topk_ids, options, coded, share
         if self.device.type == "cpu" or self.config.sums:
-            y = run_slots(rows, weights, ids, options, coded, share)
-            return self.combine(y, came, out)
-        to = self._exchange.addresses(len(ids) // self.config.ranks)
-        self._step(run_slots, rows, weights, ids, options, coded, share, to)
-        own, factors = came.kept.topk_ids, came.kept.topk_weights
-        made = rows.new_empty((len(own), self.config.hidden), dtype=self.dtype)
-        made = made if out is None else out
-        bound = len(ids) // self.config.ranks
-        result: Tensor = self._step(self._exchange.collect, own, factors, bound, made)
+            return self.combine(self._step(run_slots, *given), came, out)
+        bound = len(rows) // self.config.ranks
+        self._step(run_slots, *given, self._exchange.addresses(bound))
+        if out is None:
+            out = torch.empty((len(own), self.config.hidden), dtype=self.dtype, device=rows.device)
+        result: Tensor = self._step(self._exchange.collect, own, factors, bound, out)
         self._open = False
         return result
 

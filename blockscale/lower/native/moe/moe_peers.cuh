@@ -190,12 +190,12 @@ BS_INLINE bool bs_ep_all_arrived(const int64_t *frame, int *state) {
   return __syncthreads_or(missing) == 0;
 }
 
+// After bs_ep_all_arrived: how many tokens a rank has.
+BS_INLINE int bs_ep_tokens(int rank) { return bs_ep_came[rank]; }
+
 // The next kernel may be launched once all CTAs have said so, or have ended: not while one waits for
 // other ranks, as its CTAs would have the SMs meanwhile.
 BS_INLINE void bs_let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-
-// After that: how many tokens a rank has.
-BS_INLINE int bs_ep_tokens(int rank) { return bs_ep_came[rank]; }
 
 // Eight elements times a weight, added up: one rounding, as in bs_moe_combine.
 template <class F>
