@@ -11,6 +11,7 @@ from blockscale.ops.distributed import cuda
 from blockscale.ops.distributed.config import Config, owners_of
 from blockscale.specs import EpCombine, FusedMoe
 from blockscale.specs.exchange import STATE, symmetric_bytes
+from blockscale.specs.plans.launches import CHUNK
 from tests.distributed import test_kernels as kernels
 from tests.kit.gpu_library import library
 from tests.kit.pairwise import few
@@ -159,6 +160,26 @@ def test_results_stored_by_the_last_gemm(monkeypatch, plain, bound):
     for one, other in found:
         assert not one.isnan().any()
         assert torch.equal(one, other)
+
+
+def test_more_rows_than_a_pass(monkeypatch):
+    """Results of slots, and those stored at addresses, behind the 8192 rows of the first pass."""
+    sent, rows = replace(WHOLE, sent=True), CHUNK + 3
+    ranks = Ranks(monkeypatch, 1, built=[WHOLE, sent], hidden=WHOLE.hidden)
+    made = torch.Generator().manual_seed(5)
+    x = torch.randn(rows, WHOLE.hidden, generator=made).bfloat16()
+    ids, used = torch.full((rows, 2), -1, dtype=torch.int32), [0, 4000, CHUNK - 1, CHUNK, rows - 1]
+    ids[used] = torch.tensor([[0, 1], [2, -1], [1, 0], [0, 2], [-1, 1]], dtype=torch.int32)
+    weights, size = experts(0, WHOLE), WHOLE.workspace_bytes(CHUNK)
+    results = [torch.full((rows, 2, WHOLE.hidden), float("nan")).bfloat16() for _ in range(2)]
+    ranks.adopt(0, results[1])
+    to = results[1].data_ptr() + torch.arange(2 * rows).view(rows, 2) * 2 * WHOLE.hidden
+    for spec, out in ((WHOLE, results[0]), (sent, to)):
+        workspace = torch.full((size,), 0xFF, dtype=torch.uint8)
+        ranks.call(spec.name, (x, ids, *weights.passed, 1.0, 1e30, 1e-3, out, workspace))
+    kernels.Group.check(ranks.world.run())
+    assert (~results[0].isnan().all(2)).equal(ids >= 0)
+    assert torch.equal(*(result.view(torch.int16) for result in results))
 
 
 def rows_of(given):
