@@ -401,33 +401,41 @@ ld.global.u64 %rd2, [%rd0 + 8];
 ld.global.u32 %r0, [%rd1];
 add.u32 %r0, %r0, 1;
 st.global.u32 [%rd2], %r0;
-add.u64 %rd3, %rd2, 4;
+ld.global.u64 %rd3, [%rd0 + 16];
+add.u64 %rd3, %rd3, 0x10000000000;
 st.global.u64 [%rd0 + 16], %rd3;
 ret;
 }
 """
+FAR = 1 << 40
+"""What it adds to the third word: no address of a piece of memory before, maybe one after."""
 
 
-def chased(number, order, offset=0):
-    """Run a kernel that follows addresses in memory, of pieces of memory in some order."""
+def chased(number, order, offset=0, third=0, ptx=CHASES, pieces=None):
+    """Run a kernel that follows addresses in memory, of pieces of memory in some order.
+
+    Returns what it stored as the table's third word, and the address of the target.
+    """
     from blockscale.emulator.host.memory import address_of, aligned
 
-    pieces = sorted((aligned(64) for _ in range(3)), key=address_of)
+    pieces = sorted(pieces or (aligned(64) for _ in range(3)), key=address_of)
     table, source, target = (pieces[i] for i in order)
+    for piece in pieces:
+        piece[:] = 0xFF
     source.view(np.uint32)[:] = number
-    words = [address_of(source), address_of(target) + offset, 0]
+    words = [address_of(source), address_of(target) + offset, third]
     table[:24] = np.array(words, np.uint64).view(np.uint8)
     regions = [(address_of(piece), piece) for piece in pieces]
     params = address_of(table).to_bytes(8, "little")
-    front_door.run(CHASES, "chases", 1, 1, 1, 0, params, regions)
+    front_door.run(ptx, "chases", 1, 1, 1, 0, params, regions)
     assert target.view(np.uint32)[offset // 4] == number + 1
     assert (np.delete(target.view(np.uint32), offset // 4) == 0xFFFFFFFF).all()
-    assert table[16:24].view(np.uint64)[0] == address_of(target) + offset + 4
     assert (table[24:] == 0xFF).all()
+    return int(table[16:24].view(np.uint64)[0]), address_of(target) + offset
 
 
 def test_addresses_of_a_process_are_no_part_of_a_launch(emulations):
-    """Those in parameters, in memory and stored by the kernel; but what they point to is."""
+    """Those in parameters and in memory; but what they point to is."""
     held = [np.zeros(1 << k, np.uint8) for k in range(12)]  # others move elsewhere
     for order in itertools.permutations(range(3)):
         chased(7, order)
@@ -439,6 +447,29 @@ def test_addresses_of_a_process_are_no_part_of_a_launch(emulations):
     assert len(emulations) == 3
     chased(7, (2, 1, 0), offset=4)
     assert len(emulations) == 3
+
+
+def test_an_address_that_is_stored_is_one_of_this_process(emulations):
+    """A launch that stored one is emulated again."""
+    ptx = CHASES.replace("add.u64 %rd3, %rd3, 0x10000000000;", "add.u64 %rd3, %rd2, 4;")
+    held = []
+    for order in itertools.permutations(range(3)):
+        stored, target = chased(7, order, ptx=ptx)
+        assert stored == target + 4
+        held += [np.zeros(333, np.uint8)]
+    assert len(emulations) == 6
+
+
+def test_a_number_that_looks_like_an_address_stays_a_number(emulations):
+    """Wherever the memory of the process that reads it lies."""
+    from blockscale.emulator.host.memory import address_of, aligned
+
+    own, others = ([aligned(64) for _ in range(3)] for _ in range(2))
+    for number in map(address_of, own):
+        for pieces in (own, others, own):
+            stored, _ = chased(7, (0, 1, 2), third=number - FAR, pieces=pieces)
+            assert stored == number
+    assert len(emulations) == 6  # where it looks like one, each time
 
 
 def test_launches_of_several_devices_are_emulated_once(emulations, monkeypatch):

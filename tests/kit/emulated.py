@@ -8,10 +8,11 @@ schedule, the emulator or an operand has it emulated again.
 
 Tensors of a library's host code have other addresses in each process.  An address in the
 parameters, or in memory, counts as a place in a piece of memory: the number of the piece, in the
-order in which a kernel finds them, and the offset; what a launch stored is given back likewise.
+order in which a kernel finds them, and the offset.  Whether a word that a launch stored is an
+address or a number that looks like one, nothing tells: such a launch is not kept.
 
-Emulated for real is what is short, what reads the clock, what tells how far it is, and everything
-while a test has replaced a part of the emulator.
+Emulated for real is what is short, what reads the clock, what tells how far it is, what may have
+stored an address, and everything while a test has replaced a part of the emulator.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ WORD = 8
 
 FIXED = 1 << 40
 """Bytes of addresses that the emulator itself gives, from its `GLOBAL_BASE` on: always the same."""
+
+FORM = "2"
+"""Of entries; those of another form are not read."""
 
 _CLOCK = "%globaltimer"
 _HEX = re.compile("0x[0-9a-f]+")
@@ -126,16 +130,6 @@ class Places:
         numbers = np.array([self.number.get(int(i), -1) for i in which], np.int64)
         return plain.tobytes(), np.stack([at, numbers, offsets]).tobytes()
 
-    def local(self, plain: bytes, moved: bytes) -> np.ndarray:
-        """Return the bytes that `portable` was given, with the addresses of this process."""
-        data = np.frombuffer(plain, np.uint8).copy()
-        if moved:
-            at, numbers, offsets = np.frombuffer(moved, np.int64).reshape(3, -1)
-            starts = self.starts[np.array(self.order)[numbers]]
-            words = data[: data.size // WORD * WORD].view(np.uint64)
-            words[at] = starts + offsets.astype(np.uint64)
-        return data
-
     def parts(self) -> Iterator[str | bytes]:
         """Yield what decides, of the parameters and the memory."""
         yield from self.portable(self.params)
@@ -203,15 +197,16 @@ def _whole_words(params: bytes) -> bytes:
 def _kept(said: Sequence[str], memory: Any, params: bytes, emulate: Callable[[], Any]) -> Any:
     """Return what ``emulate`` does, of which ``said`` and the bytes decide; or raise it."""
     places = Places(memory, params)
-    source = compiled.emulators_source(), np.__version__
+    source = FORM, compiled.emulators_source(), np.__version__
     key = compiled.digest(*source, *said, *places.parts())
     path = compiled.place(key, ".launch")
     if path.exists():
         os.utime(path)  # as `compiled.kept` does
         told, error, changes = pickle.loads(_compression().decompress(path.read_bytes()))
-        for number, first, plain, moved in changes:
-            new = places.local(plain, moved)
-            places.content(places.order[number])[first : first + new.size] = new
+        for number, first, new in changes:
+            places.content(places.order[number])[first : first + len(new)] = np.frombuffer(
+                new, np.uint8
+            )
     else:
         before, began = memory.arena.copy(), time.perf_counter()
         told = error = None
@@ -219,8 +214,9 @@ def _kept(said: Sequence[str], memory: Any, params: bytes, emulate: Callable[[],
             told = emulate()
         except _errors() as ended:
             error = ended
-        if time.perf_counter() - began > WORTH_S:
-            entry = pickle.dumps((told, error, _changes(places, before)), pickle.HIGHEST_PROTOCOL)
+        slow = time.perf_counter() - began > WORTH_S
+        if slow and (changes := _changes(places, before)) is not None:
+            entry = pickle.dumps((told, error, changes), pickle.HIGHEST_PROTOCOL)
             compiled.kept(key, ".launch", lambda file: _write(file, entry))
     if error is not None:
         raise error
@@ -237,15 +233,20 @@ def _compression() -> Any:
     return zstandard
 
 
-def _changes(places: Places, before: np.ndarray) -> list[tuple[int, int, bytes, bytes]]:
-    """Return the bytes that changed: number of the region, first byte, and the bytes from there."""
+def _changes(places: Places, before: np.ndarray) -> list[tuple[int, int, bytes]] | None:
+    """Return the bytes that changed: number of the region, first byte, and the bytes from there.
+
+    None if a word of them may be an address, which another process would have elsewhere.
+    """
     found = []
     for number, i in enumerate(places.order):
         region, now = places.regions[i], places.content(i)
         changed = np.flatnonzero(now != before[region.offset : region.offset + region.size])
         if changed.size and places.owns(i):
             first, end = int(changed[0]) // WORD * WORD, -(-int(changed[-1] + 1) // WORD) * WORD
-            found.append((number, first, *places.portable(now[first:end])))
+            if len(places.pointers(now[first:end])[0]):
+                return None
+            found.append((number, first, now[first:end].tobytes()))
     return found
 
 
