@@ -467,7 +467,7 @@ def test_a_number_that_looks_like_an_address_stays_a_number(emulations):
     own, others = ([aligned(64) for _ in range(3)] for _ in range(2))
     for number in map(address_of, own):
         for pieces in (own, others, own):
-            stored, _ = chased(7, (0, 1, 2), third=number - FAR, pieces=pieces)
+            stored, _ = chased(7, (0, 1, 2), third=(number - FAR) % (1 << 64), pieces=pieces)
             assert stored == number
     assert len(emulations) == 6  # where it looks like one, each time
 
