@@ -45,7 +45,7 @@ register(
     cuda=Road(
         buckets=lambda spec: NORM_BUCKETS,
         body=lambda spec, bucket, level, rows: norm_rows(spec, rows, _late_weight(spec, bucket)),
-        sketches=lambda spec, bucket, level: gpu.norm_quantize_sketches(spec, bucket.rows),
+        sketches=lambda spec, bucket, level: gpu.norm_quantize_sketches(spec, bucket.rows, level),
     ),
 )
 register(

@@ -19,6 +19,7 @@ from tvm.tirx.build import split_host_device_mods
 from blockscale.base.targets import gpu
 from blockscale.lower import nvcc, roots
 from blockscale.lower.code import FunctionCode, KernelCode
+from blockscale.tir.intrin.cuda import blocks as cuda_blocks
 
 MAX_THREADS = 1024
 """Threads of a CTA, on every architecture."""
@@ -82,7 +83,7 @@ def sources(func: tirx.PrimFunc, name: str, arch: str) -> Source:
         passes, finish_host, finish_device = tirx.get_tir_pipeline("s_tir")
         host, devices = split_host_device_mods(passes(tirx.transform.BindTarget(kind)(mod)))
         [(device_target, device)] = devices.items()
-        device = _after_its_predecessor(finish_device()(device))
+        device = _between_its_neighbours(finish_device()(device))
         built = tvm.get_global_func("target.build.cuda")(device, device_target)
         host_built = tvm.get_global_func("target.build.c")(finish_host()(host), kind.host)
     return Source(
@@ -105,7 +106,11 @@ LETS_NEXT_BEGIN = "bs_let_next_begin"
 """The device function by which a kernel says itself when the next one may be launched."""
 
 
-def _after_its_predecessor(mod: tvm.IRModule) -> tvm.IRModule:
+STORED_ROWS = "bs_stored_rows"
+"""The device function that waits until bulk copies have read shared memory."""
+
+
+def _between_its_neighbours(mod: tvm.IRModule) -> tvm.IRModule:
     """Let every kernel wait for the kernel before it, then let the next one be launched.
 
     Without the launch attribute of programmatic dependent launch both do nothing.  With it, a
@@ -116,10 +121,14 @@ def _after_its_predecessor(mod: tvm.IRModule) -> tvm.IRModule:
     """
     made = {}
     for variable, function in mod.functions.items():
-        early = tirx.const(LETS_NEXT_BEGIN not in function.script(), "bool")
+        script = function.script()
+        early = tirx.const(LETS_NEXT_BEGIN not in script, "bool")
         name = "blockscale_after_predecessor"
         wait = tirx.Evaluate(cuda_func_call(name, early, source_code=DEPENDENCIES))
-        made[variable] = function.with_body(tirx.SeqStmt([wait, function.body]))
+        body = [wait, function.body]
+        if cuda_blocks.STORE_ROW in script:
+            body.append(tirx.Evaluate(cuda_blocks.call(STORED_ROWS)))
+        made[variable] = function.with_body(tirx.SeqStmt(body))
     return tvm.IRModule(made, attrs=mod.attrs)
 
 

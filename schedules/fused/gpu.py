@@ -13,6 +13,7 @@ from tvm.s_tir.schedule import ExprRV, LoopRV
 
 from blockscale.base.formats import NUMBERS, first_with
 from blockscale.base.sizes import ceil_div, round_up
+from blockscale.base.targets import BULK_COPIES, gpu
 from blockscale.schedules.gpu_steps import (
     BRANCH_FREE,
     MAX_THREADS,
@@ -31,6 +32,7 @@ from blockscale.tir.intrin.cuda import act as cuda_act
 from blockscale.tir.intrin.cuda import blocks as cuda_blocks
 from blockscale.tir.intrin.cuda import fused as cuda_fused
 from blockscale.tir.intrin.cuda import mxfp8 as cuda_mxfp8
+from blockscale.tir.intrin.cuda.blocks import BYTES
 
 MAX_ELEMENTS = 64
 """Elements of a row that a thread may hold: they take 128 registers."""
@@ -55,6 +57,16 @@ LARGE_BATCH = 1024
 128x4 scales one block 52.8, four 53.9; MXFP4 one block 52.3, two 54.3.
 """
 
+MAX_STAGED = (48 << 10) - 1024
+"""Bytes of a row that may be staged: a CTA has 48 KiB of static shared memory, sums included."""
+
+TWO_BLOCKS_HIDDEN = 4096
+"""Width from which a thread of a staged row of NVFP4 has two blocks, below it one.
+
+Rows of 2048, 4096, 7168, 8192 and 16384 in 128x4, on an H200 (2026-11-26), one block and two, 4096
+of them: 16.7 and 16.9 us, 31.0 and 30.4, 51.9 and 51.5, 59.3 and 58.4, 143 and 114.
+"""
+
 LARGEST_BATCH = 4096
 """Rows from which rows of NVFP4 with 128x4 scales are stored to stay in the cache, two blocks a
 thread.
@@ -71,10 +83,11 @@ def row_threads(blocks: int, block: int) -> list[int]:
     return sorted({round_up(ceil_div(blocks, part), WARP) for part in range(least, most + 1)})
 
 
-def _preferred_threads(spec: NormQuantize, rows: int) -> int:
+def _preferred_threads(spec: NormQuantize, rows: int, bulk: bool) -> int:
     every = round_up(spec.blocks, WARP)
-    if _stays(spec, rows):
-        return round_up(ceil_div(spec.blocks, 2), WARP)
+    if bulk or _stays(spec, rows):
+        two = spec.block == GROUP and spec.hidden >= TWO_BLOCKS_HIDDEN
+        return round_up(ceil_div(spec.blocks, 2), WARP) if two or not bulk else every
     small = rows < LARGE_BATCH or spec.layout != "linear" or spec.block > GROUP
     if rows <= SMALL_BATCH or (small and every <= ONE_BLOCK_THREADS):
         return every
@@ -86,39 +99,46 @@ def _stays(spec: NormQuantize, rows: int) -> bool:
     return spec.block == GROUP and spec.layout != "linear" and rows >= LARGEST_BATCH
 
 
-def norm_quantize_sketches(spec: NormQuantize, rows: int) -> list[Sketch]:
-    """Sketches of `fused.norm_quantize_threads`, tuned at ``rows``.
+def _in_bulk(spec: NormQuantize, arch: str) -> bool:
+    """Return whether a CTA can stage the row of residual_out and store it as a whole."""
+    staged = spec.hidden * BYTES[spec.dtype]
+    return spec.residual and BULK_COPIES in gpu(arch).features and staged <= MAX_STAGED
 
-    They differ in the cache hints of the stores, in which rows CTAs take one after the other, in
-    whether rstd is computed without branches, and in whether two lanes store each sector of what
-    has 16 bits; where a warp can hold a row, also CTAs of several rows.
+
+def norm_quantize_sketches(spec: NormQuantize, rows: int, arch: str) -> list[Sketch]:
+    """Sketches of `fused.norm_quantize_threads`, tuned at ``rows`` for ``arch``.
+
+    They differ in how residual_out is stored, by each thread or a row in bulk, in the cache hints
+    of the stores, in which rows CTAs take one after the other, and in whether rstd is computed
+    without branches; where a warp can hold a row, also CTAs of several rows.
     """
-    threads = _preferred_threads(spec, rows)
     keeps = spec.block != GROUP or _stays(spec, rows)
     hints = cuda_blocks.HINTS if keeps else cuda_blocks.HINTS[::-1]
-    tiled = spec.layout != "linear"
-    tiles = [("tiles", True, False), ("tiles", True, True)] if tiled else []
-    forms = [("rows", True, False), ("rows", False, False), ("rows", True, True)]
-    forms = [*forms, *tiles] if _stays(spec, rows) else [*tiles, *forms]
+    forms = [("rows", True), ("rows", False)]
+    if spec.layout != "linear":
+        forms.insert(len(forms) if _stays(spec, rows) else 0, ("tiles", True))
     sketches: list[Sketch] = [
         partial(
             norm_quantize,
             spec=spec,
             hint=hint,
-            prefer=threads,
+            prefer=_preferred_threads(spec, rows, bulk=False),
             order=order,
             branch_free=branch_free,
-            sectors=sectors,
         )
-        for order, branch_free, sectors in forms
+        for order, branch_free in forms
         for hint in hints
     ]
-    if ceil_div(spec.blocks, WARP) * spec.block <= MAX_ELEMENTS:
-        sketches += [
-            partial(norm_of_warps, spec=spec, hint=hint, sectors=sectors)
-            for sectors in (False, True)
-            for hint in hints
+    if _in_bulk(spec, arch):
+        prefer = _preferred_threads(spec, rows, bulk=True)
+        bulk: list[Sketch] = [
+            partial(norm_in_bulk, spec=spec, prefer=prefer, order=order)
+            for order, branch_free in forms
+            if branch_free
         ]
+        sketches = [*bulk, *sketches] if rows >= LARGE_BATCH else [*sketches, *bulk]
+    if ceil_div(spec.blocks, WARP) * spec.block <= MAX_ELEMENTS:
+        sketches += [partial(norm_of_warps, spec=spec, hint=hint) for hint in hints]
     return sketches
 
 
@@ -130,29 +150,43 @@ def norm_quantize(
     prefer: int,
     order: str,
     branch_free: bool,
-    sectors: bool,
 ) -> None:
     """A row: loads, h and the sum of its squares, a reduction in the CTA, y and its codes."""
+    threads = _row_a_cta(sch, choose, spec, prefer, order)
+    _norm_row(sch, spec, threads, hint)
+    if branch_free:
+        sch.annotate(sch.get_sblock("rstd"), BRANCH_FREE, 1)
+
+
+def norm_in_bulk(
+    sch: Schedule, choose: Choose, spec: NormQuantize, prefer: int, order: str
+) -> None:
+    """The same, residual_out from shared memory by one bulk copy: whole lines, not half sectors."""
+    threads = _row_a_cta(sch, choose, spec, prefer, order)
+    _norm_row(sch, spec, threads, "BS_KEEP", bulk=True)
+    sch.annotate(sch.get_sblock("rstd"), BRANCH_FREE, 1)
+
+
+def _row_a_cta(
+    sch: Schedule, choose: Choose, spec: NormQuantize, prefer: int, order: str
+) -> ExprRV:
+    """Bind rows to CTAs; return how many threads share one."""
     threads = choose(sch, row_threads(spec.blocks, spec.block), prefer)
     row = sch.get_loops(sch.get_sblock("row"))[0]
     if order == "tiles":
         row = _sector_after_sector(sch, row)
     sch.bind(row, "blockIdx.x")
-    _norm_row(sch, spec, threads, hint, sectors)
-    if branch_free:
-        sch.annotate(sch.get_sblock("rstd"), BRANCH_FREE, 1)
+    return threads
 
 
-def norm_of_warps(
-    sch: Schedule, choose: Choose, spec: NormQuantize, hint: str, sectors: bool
-) -> None:
+def norm_of_warps(sch: Schedule, choose: Choose, spec: NormQuantize, hint: str) -> None:
     """A row a warp, several a CTA: a sum of 32 lanes needs no barrier."""
     warps = choose(sch, list(ROW_WARPS), ROW_WARPS[-1])
     row = sch.get_loops(sch.get_sblock("row"))[0]
     if spec.layout != "linear":
         row = _sector_after_sector(sch, row)
     bind(sch, sch.split(row, [None, warps]), ("blockIdx.x", "threadIdx.y"))
-    _norm_row(sch, spec, WARP, hint, sectors)
+    _norm_row(sch, spec, WARP, hint)
     sch.annotate(sch.get_sblock("rstd"), BRANCH_FREE, 1)
 
 
@@ -168,16 +202,22 @@ def _sector_after_sector(sch: Schedule, row: LoopRV) -> LoopRV:
 
 
 def _norm_row(
-    sch: Schedule, spec: NormQuantize, threads: ExprRV | int, hint: str, sectors: bool
+    sch: Schedule, spec: NormQuantize, threads: ExprRV | int, hint: str, bulk: bool = False
 ) -> None:
-    """Divide a row among ``threads``; from the first load to the last store in registers."""
+    """Divide a row among ``threads``; from the first load to the last store in registers.
+
+    ``bulk``: residual_out is staged in shared memory.
+    """
     # BS_INPLACE: of the weight too, or ptxas sinks its loads below the reduction.
     loads = {"load_input": "BS_KEEP", "load_weight": "BS_INPLACE"}
     if spec.residual:
         loads["load_residual"] = "BS_INPLACE"
     late = len(sch.get_loops(sch.get_sblock("load_weight"))) == 1  # in the block "encode"
     shared = [name for name in loads if not (late and name == "load_weight")]
-    for name in (*shared, "h", "sum", "total", "encode"):
+    stored = ["residual"] if spec.residual else []
+    if spec.residual and not bulk:
+        sch.reverse_compute_inline(sch.get_sblock("store_residual"))
+    for name in (*shared, "h", *stored, "sum", "total", "encode"):
         _share(sch, name, threads)
     if spec.layout != "linear":
         _share(sch, "pad", threads)
@@ -189,10 +229,15 @@ def _norm_row(
         tensorize(sch, name, cuda_blocks.load(spec.dtype, spec.block, kind))
     _tensorize(sch, "gs", cuda_fused.factor(spec.convention))
     _norm_arithmetic(sch, spec)
-    store = cuda_blocks.store_sectors if sectors else cuda_blocks.store_rounded
-    rounded = store(spec.dtype, spec.block, hint)
-    for name in (*(["residual"] if spec.residual else []), *(["y_out"] if spec.y_out else [])):
-        _tensorize(sch, name, rounded)
+    rounded = cuda_blocks.store_rounded(spec.dtype, spec.block, hint)
+    if bulk:
+        sch.set_scope(sch.get_sblock("residual"), 0, "shared")
+        tensorize(sch, "residual", cuda_blocks.stage_rounded(spec.dtype, spec.block))
+        _tensorize(sch, "store_residual", cuda_blocks.store_row(spec.dtype, spec.hidden))
+    elif spec.residual:
+        tensorize(sch, "residual", rounded)
+    if spec.y_out:
+        _tensorize(sch, "y_out", rounded)
     _tensorize(sch, "store_codes", cuda_blocks.store("uint8", spec.block // 2, hint))
 
 

@@ -298,13 +298,15 @@ def test_space(monkeypatch, name, rows, blocks, pick):
 
 SKETCHES = [
     (SM90, "add_rmsnorm_nvfp4_h256_128x4_bf16", 130, "norm_quantize", {"order": "tiles"}),
-    (SM90, "add_rmsnorm_nvfp4_h2048_y_bf16", 5, "norm_of_warps", {"sectors": True}),
-    (SM90, "add_rmsnorm_nvfp4_h80_y_bf16", 3, "norm_quantize", {"sectors": True}),
-    (SM90, "rmsnorm_nvfp4_h80_128x4_fi_bf16", 131, "norm_of_warps", {"sectors": False}),
+    (SM90, "add_rmsnorm_nvfp4_h2048_y_bf16", 5, "norm_of_warps", {}),
+    (SM90, "add_rmsnorm_nvfp4_h80_y_bf16", 3, "norm_in_bulk", {"order": "rows"}),
+    (SM90, "rmsnorm_nvfp4_h80_128x4_fi_bf16", 131, "norm_of_warps", {}),
+    (SM90, "add_rmsnorm_nvfp4_h7168_128x4_bf16", 130, "norm_in_bulk", {"order": "tiles"}),
     (SM90, "add_rmsnorm_nvfp4_h256_128x4_bf16", 5, "norm_quantize", {"branch_free": False}),
     (SM100, "add_rmsnorm_mxfp4_h1536_both_y_f16", 5, "norm_quantize", {"order": "rows"}),
-    (SM100, "add_rmsnorm_mxfp4_h160_y_f16", 3, "norm_quantize", {"sectors": True}),
-    (SM100, "add_rmsnorm_mxfp4_h1536_both_bf16", 7, "norm_of_warps", {"sectors": True}),
+    (SM100, "add_rmsnorm_mxfp4_h160_y_f16", 3, "norm_in_bulk", {"order": "rows"}),
+    (SM100, "add_rmsnorm_mxfp4_h1536_both_bf16", 7, "norm_in_bulk", {"order": "tiles"}),
+    (SM100, "add_rmsnorm_mxfp4_h1536_both_bf16", 7, "norm_of_warps", {}),
 ]
 
 
@@ -346,7 +348,8 @@ def test_rows_of_a_sector():
 def test_warps_take_rows_that_fit():
     """A lane holds at most 64 elements: wider rows have no such sketch."""
     for hidden, there in ((2048, True), (2064, False), (64, True)):
-        sketches = gpu_fused.norm_quantize_sketches(Spec.parse(f"rmsnorm_nvfp4_h{hidden}_bf16"), 8)
+        spec = Spec.parse(f"rmsnorm_nvfp4_h{hidden}_bf16")
+        sketches = gpu_fused.norm_quantize_sketches(spec, 8, SM90)
         assert any(s.func is gpu_fused.norm_of_warps for s in sketches) == there
         assert not any(s.keywords.get("order") == "tiles" for s in sketches)
 
@@ -389,7 +392,7 @@ def test_a_row_waits_in_16_bits(branch_free):
     spec = Spec.parse("add_rmsnorm_nvfp4_h2048_bf16")
     [workload] = catalog.workloads(spec, SM90)
     sch = Schedule(workload.symbolic(SM90))
-    wanted = {"branch_free": branch_free, "sectors": False}
+    wanted = {"branch_free": branch_free}
     chosen_sketch(workload.sketches(SM90), "norm_quantize", wanted)(sch, preferred)
     device = cuda.sources(sch.mod["main"], spec.name, SM90).device
     [used] = nvcc.compile_cuda_source(device, SM90).resources
@@ -397,10 +400,12 @@ def test_a_row_waits_in_16_bits(branch_free):
 
 
 DEFAULTS = [
-    ("add_rmsnorm_nvfp4_h7168_bf16", [448, 448, 128, 128]),
-    ("add_rmsnorm_nvfp4_h2048_bf16", [128, 128, 32, 32]),
-    ("add_rmsnorm_nvfp4_h16384_bf16", [1024, 256, 256, 256]),
-    ("add_rmsnorm_nvfp4_h7168_128x4_bf16", [448, 448, 448, 224]),
+    ("rmsnorm_nvfp4_h7168_bf16", [448, 448, 128, 128]),
+    ("rmsnorm_nvfp4_h2048_bf16", [128, 128, 32, 32]),
+    ("rmsnorm_nvfp4_h16384_bf16", [1024, 256, 256, 256]),
+    ("rmsnorm_nvfp4_h7168_128x4_bf16", [448, 448, 448, 224]),
+    ("add_rmsnorm_nvfp4_h7168_128x4_bf16", [448, 448, 224, 224]),
+    ("add_rmsnorm_nvfp4_h2048_bf16", [128, 128, 128, 128]),
     ("add_rmsnorm_mxfp4_h7168_bf16", [224, 224, 224, 224]),
 ]
 
@@ -411,7 +416,7 @@ def test_default_threads(name, threads):
     spec = Spec.parse(name)
     found = []
     for rows in (8, 256, 1024, 8192):
-        prefer = gpu_fused.norm_quantize_sketches(spec, rows)[0].keywords["prefer"]
+        prefer = gpu_fused.norm_quantize_sketches(spec, rows, SM90)[0].keywords["prefer"]
         candidates = gpu_fused.row_threads(spec.blocks, spec.block)
         found.append(min(candidates, key=lambda threads, prefer=prefer: abs(threads - prefer)))
     assert found == threads
@@ -421,7 +426,7 @@ def test_default_stores():
     """Of many rows with 128x4 scales NVFP4 is stored as MXFP4 is: to stay in the cache."""
     hints = {
         (fmt, layout, rows): gpu_fused.norm_quantize_sketches(
-            Spec.parse(f"add_rmsnorm_{fmt}_h7168{layout}_bf16"), rows
+            Spec.parse(f"rmsnorm_{fmt}_h7168{layout}_bf16"), rows, SM90
         )[0].keywords["hint"]
         for fmt in ("nvfp4", "mxfp4")
         for layout in ("", "_128x4")
@@ -429,6 +434,21 @@ def test_default_stores():
     }
     gone = {case for case, hint in hints.items() if hint == "BS_STREAM"}
     assert gone == {("nvfp4", "", 1024), ("nvfp4", "", 4096), ("nvfp4", "_128x4", 1024)}
+
+
+def test_rows_stored_in_bulk():
+    """From 1024 rows on, where there are bulk copies and a row fits static shared memory."""
+    for arch, name, rows, first, there in [
+        (SM90, "add_rmsnorm_nvfp4_h7168_bf16", 1024, True, True),
+        (SM100, "add_rmsnorm_mxfp4_h16384_128x4_bf16", 8192, True, True),
+        (SM90, "add_rmsnorm_nvfp4_h7168_bf16", 256, False, True),
+        ("sm_89", "add_rmsnorm_nvfp4_h7168_bf16", 1024, False, False),
+        (SM90, "rmsnorm_nvfp4_h7168_bf16", 1024, False, False),
+        (SM90, "add_rmsnorm_nvfp4_h24576_bf16", 1024, False, False),
+    ]:
+        sketches = gpu_fused.norm_quantize_sketches(Spec.parse(name), rows, arch)
+        bulk = [sketch.func is gpu_fused.norm_in_bulk for sketch in sketches]
+        assert (bulk[0], any(bulk)) == (first, there), (arch, name, rows)
 
 
 @pytest.mark.parametrize("name", few(RESOURCES, every=4))

@@ -36,8 +36,8 @@ def _load_step(spec: NormQuantize, name: str) -> Any:
     return load
 
 
-def _sum_steps(spec: NormQuantize) -> tuple[Any, Any, Any]:
-    """Steps: h; residual_out and what a block adds to the sum of squares; the row's rstd."""
+def _sum_steps(spec: NormQuantize) -> tuple[Any, Any, Any, Any]:
+    """Steps: h; what is kept of it; what a block adds to the sum of squares; the row's rstd."""
     blocks, block, groups = i64(spec.blocks), i64(spec.block), i64(spec.block // GROUP)
 
     @T.inline
@@ -51,12 +51,14 @@ def _sum_steps(spec: NormQuantize) -> tuple[Any, Any, Any]:
                     h[vb, ve] = widen(x[vb, ve])
 
     @T.inline
-    def add_up(h, group_sum, residual_out, row, b):
-        if spec.residual:
-            for e in range(block):
-                with T.sblock("residual"):
-                    ve = T.axis.spatial(block, e)
-                    residual_out[row, b * block + ve] = formats.round_to(spec.dtype, h[b, ve])
+    def keep(h, kept):
+        for b, e in T.grid(blocks, block):
+            with T.sblock("residual"):
+                vb, ve = T.axis.remap("SS", [b, e])
+                kept[vb * block + ve] = formats.round_to(spec.dtype, h[vb, ve])
+
+    @T.inline
+    def add_up(h, group_sum, b):
         for g in range(groups):
             with T.sblock("square_sum"):
                 vg = T.axis.spatial(groups, g)
@@ -75,7 +77,7 @@ def _sum_steps(spec: NormQuantize) -> tuple[Any, Any, Any]:
                 T.Cast("float32", total[i64(0)]) / T.float32(spec.hidden) + eps
             )
 
-    return take, add_up, reduce
+    return take, keep, add_up, reduce
 
 
 def _scale_steps(spec: NormQuantize) -> tuple[Any, Any]:
@@ -123,8 +125,8 @@ def _scale_steps(spec: NormQuantize) -> tuple[Any, Any]:
     return take_factor, scale
 
 
-def _store_steps(spec: NormQuantize) -> tuple[Any, Any]:
-    """Steps: codes and y_out of a block; the padding of a row of scales."""
+def _store_steps(spec: NormQuantize) -> tuple[Any, Any, Any]:
+    """Steps: codes and y_out of a block; a row of residual_out; the padding of a row of scales."""
     blocks, block, half, two = i64(spec.blocks), i64(spec.block), i64(spec.block // 2), i64(2)
 
     @T.inline
@@ -148,6 +150,13 @@ def _store_steps(spec: NormQuantize) -> tuple[Any, Any]:
                 packed[row, b * half + vj] = pair[vj]
 
     @T.inline
+    def store_row(kept, residual_out, row):
+        for i in range(i64(spec.hidden)):
+            with T.sblock("store_residual"):
+                vi = T.axis.spatial(i64(spec.hidden), i)
+                residual_out[row, vi] = kept[vi]
+
+    @T.inline
     def pad(block_scale, r, rows):
         size = T.meta_var(scale_shape("128x4", rows, blocks))
         for b in range(size[1]):
@@ -160,7 +169,7 @@ def _store_steps(spec: NormQuantize) -> tuple[Any, Any]:
                 if vr >= rows or vb >= blocks:
                     block_scale[to[0], to[1]] = T.uint8(0)
 
-    return store, pad
+    return store, store_row, pad
 
 
 def norm_rows(spec: NormQuantize, rows: int | None = None, late_weight: bool = False) -> PrimFunc:
@@ -175,8 +184,8 @@ def norm_rows(spec: NormQuantize, rows: int | None = None, late_weight: bool = F
     load_input, load_residual, load_weight = (
         _load_step(spec, name) for name in ("load_input", "load_residual", "load_weight")
     )
-    (take, add_up, reduce), (take_factor, scale) = _sum_steps(spec), _scale_steps(spec)
-    store, pad = _store_steps(spec)
+    (take, keep, add_up, reduce), (take_factor, scale) = _sum_steps(spec), _scale_steps(spec)
+    store, store_row, pad = _store_steps(spec)
 
     @T.inline
     def body(given, global_scale, eps, made, rows):
@@ -203,10 +212,14 @@ def norm_rows(spec: NormQuantize, rows: int | None = None, late_weight: bool = F
                     load_weight(weight, w, None)
                 take_factor(global_scale, gs)
                 take(x, old, h)
+                if spec.residual:
+                    kept = T.sblock_alloc_buffer((hidden,), spec.dtype)
+                    keep(h, kept)
+                    store_row(kept, residual_out, vr)
                 for b in range(blocks):
                     with T.sblock("sum"):
                         vb = T.axis.spatial(blocks, b)
-                        add_up(h, group_sum, residual_out, vr, vb)
+                        add_up(h, group_sum, vb)
                 reduce(group_sum, total, rstd, eps)
                 for b in range(blocks):
                     with T.sblock("encode"):

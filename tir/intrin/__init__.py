@@ -27,6 +27,10 @@ def register_named(trace: str) -> None:
         x86_int4.register_named(trace)
     from blockscale.tir.intrin.operands import describing, registered
 
+    if "cuda_" in trace:
+        from blockscale.tir.intrin.cuda import blocks as cuda_blocks
+
+        cuda_blocks.register_rows(trace)
     with describing():
         describe_cpu()
         if "_dots_" in trace:

@@ -410,28 +410,9 @@ BS_INLINE void bs_store_rounded(void *to, const float *values) {
   }
 }
 
-// The same of N values (16 or 32) whose places lie beside each other from lane to lane: two lanes
-// store each sector of 32 bytes of both, 16 bytes each at once.  The last lane may lack its neighbour:
-// it takes its own half.
-template <class F, int N, int HINT>
-BS_INLINE void bs_store_sectors(void *to, const float *values) {
-  constexpr int BYTES = 2 * N;
-  uint32_t active = __activemask(), lane = threadIdx.x % 32, partner = lane ^ 1;
-  bool odd = lane % 2 != 0, alone = (active >> partner & 1) == 0;
-  char *own = static_cast<char *>(to), *first = own - (odd ? BYTES - 16 : 0);
-  char *second = alone ? own + 16 : first + BYTES;
-  partner = alone ? lane : partner;
-#pragma unroll
-  for (int sector = 0; sector < N / 16; ++sector) {
-    uint32_t mine[4], next[4];  // halves of the even lane's sector and of the odd lane's
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float *v = values + 16 * sector + 2 * i;
-      uint32_t low = F::pack(v[0], v[1]), high = F::pack(v[8], v[9]);
-      uint32_t other = __shfl_sync(active, odd ? low : high, partner);
-      mine[i] = odd ? other : low, next[i] = odd ? high : other;
-    }
-    bs_store<16, HINT>(first + 32 * sector, mine);
-    bs_store<16, HINT>(second + 32 * sector, next);
-  }
+// The same to shared memory, where a bulk copy may read it after a barrier of the CTA.
+template <class F, int N>
+BS_INLINE void bs_stage_rounded(void *to, const float *values) {
+  bs_store_rounded<F, N, BS_KEEP>(to, values);
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

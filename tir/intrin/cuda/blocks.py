@@ -8,6 +8,7 @@ block first names the buffers.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 
@@ -259,24 +260,44 @@ def store_rounded(dtype: str, count: int, hint: str) -> str:
 
 
 @intrinsic
-def store_sectors(dtype: str, count: int, hint: str) -> str:
-    """Register and name: the same, two lanes to a sector; a lane's place is after the one before's.
-
-    16 or 32 numbers, rounded to 16 bits; lanes are those of ``threadIdx.x``.
-    """
-    return _store_rounded("store_sectors", dtype, count, hint)
+def stage_rounded(dtype: str, count: int) -> str:
+    """Register and name: the same to shared memory, from where `store_row` takes it."""
+    return _store_rounded("stage_rounded", dtype, count, "shared")
 
 
-def _store_rounded(kind: str, dtype: str, count: int, hint: str) -> str:
-    function = f"bs_{kind}<{CLASS[dtype]}, {count}, {hint}>"
+def _store_rounded(kind: str, dtype: str, count: int, where: str) -> str:
+    """``where``: a cache hint, or shared memory."""
+    shared = where == "shared"
+    template = f"{CLASS[dtype]}, {count}" + ("" if shared else f", {where}")
     return mapped(
-        f"cuda_{kind}_{dtype}x{count}_{hint}",
+        f"cuda_{kind}_{dtype}x{count}" + ("" if shared else f"_{where}"),
         "out",
         [local("V", (i64(count),), "float32")],
-        Operand("D", (i64(count),), dtype, "w"),
+        Operand("D", (i64(count),), dtype, "w", "shared" if shared else "global"),
         lambda value: formats.round_to(dtype, value),
-        partial(call, function),
+        partial(call, f"bs_{kind}<{template}>"),
     )
+
+
+@intrinsic
+def store_row(dtype: str, count: int) -> str:
+    """Register and name: what a CTA has staged, ``count`` elements (16 bytes or a multiple).
+
+    After a barrier of the CTA thread 0 stores all of it in bulk; the lowering lets the kernel end
+    when shared memory has been read.
+    """
+
+    def move(target: T.Buffer, source: T.Buffer) -> PrimExpr:
+        T.evaluate(T.tvm_storage_sync("shared"))
+        return moved(f"{STORE_ROW}<{count * BYTES[dtype]}>", target, source)
+
+    return copy(f"{_STORE_ROW}{dtype}x{count}", (i64(count),), dtype, ("shared", "global"), move)
+
+
+STORE_ROW = "bs_store_row"
+"""The device function of `store_row`: a kernel that calls it has bulk copies to wait for."""
+
+_STORE_ROW = "cuda_store_row_"
 
 
 def mapped(
@@ -315,10 +336,9 @@ def register_all() -> tuple[str, ...]:
     """Register every intrinsic of this module; return the names, sorted."""
     names = [decode(8)]
     for dtype in CLASS:
+        names += [stage_rounded(dtype, count) for count in (16, 32)]
         for hint in HINTS:
             names += [store_rounded(dtype, count, hint) for count in (8, 16, 32)]
-            if dtype != "float32":
-                names += [store_sectors(dtype, count, hint) for count in (16, 32)]
         for hint in (*HINTS, "BS_INPLACE"):
             names += [load(dtype, count, hint) for count in (16, 32)]
         for fmt, row in QUANTIZED.items():
@@ -333,3 +353,9 @@ def register_all() -> tuple[str, ...]:
         names += [store("uint8", count, hint) for count in (8, 16)]
     names += [divisor_of(fmt, held) for fmt in QUANTIZED for held in (False, True)]
     return tuple(sorted(names))
+
+
+def register_rows(trace: str) -> None:
+    """Register the intrinsics that ``trace`` names and that there are for rows of any length."""
+    for dtype, count in re.findall(rf"\b{_STORE_ROW}([a-z0-9]+)x(\d+)\b", trace):
+        store_row(dtype, int(count))
