@@ -26,7 +26,12 @@ ROWS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 PEER_HIDDEN = (4096, 7168)
 SMALL = 64  # rows up to which a launch is short of work
 PEER_ROWS = (1, 16, 64)
-LARGE = 16 << 20  # bytes moved from which the copy's bandwidth is asked for
+BARS = ((4096, 0.95), (1024, 0.9), (256, 0.85))  # rows from which a part of the copy is asked
+WIDE, WIDE_US, SMALL_US = 7168, 8192, 3.2
+NORMS = {  # beside linear NVFP4
+    ("nvfp4", "128x4"): (2048, 4096, 7168, 8192, 16384),
+    ("mxfp4", "linear"): (4096, 7168),
+}
 CHUNK = 1 << 25  # elements whose reference is computed at a time: float64 of them take 0.25 GiB
 SWEEP_US, SWEEP_EXCESS, SWEEP_DIFFERENT = 2100.0, 1e-6, 1e-3
 SILU_TOLERATED = 2e-4  # each target has its own exp: products next to a tie round otherwise
@@ -112,12 +117,18 @@ def exact(expected: Expected, by_row: tuple[str, ...], outputs: tuple[str, ...])
     return judge
 
 
-def _with_bar(case: Case, bar: float | None = None) -> Case:
-    """Return the case with the part of the copy's bandwidth that is asked of its size."""
-    best = case.label.startswith(("8192x8192", "65536x4096"))
-    if bar is None and case.moved >= LARGE:
-        bar = 0.95 if best else 0.9
-    return replace(case, asked={**({} if bar is None else {"of_copy": bar}), **case.asked})
+def _with_bar(case: Case) -> Case:
+    """Return the case with what is asked of its rows: a part of the copy's bandwidth, or a time.
+
+    A part of 256 rows is asked where a row is wide, a time of few rows up to `WIDE_US`.
+    """
+    rows, width = case.shape["rows"], case.shape.get("hidden") or case.shape["cols"]
+    bar = next((bar for least, bar in BARS if rows >= least), None)
+    if bar is not None and (rows >= 1024 or width >= WIDE):
+        return replace(case, asked={"of_copy": bar, **case.asked})
+    if rows <= SMALL and width <= WIDE_US:
+        return replace(case, asked={"us": SMALL_US, **case.asked})
+    return case
 
 
 def dequantise(rows: int, cols: int, device: str, peers: bool = False) -> Case:
@@ -217,24 +228,26 @@ def norm(rows: int, hidden: int, device: str, fmt: str = "nvfp4", layout: str = 
     return _with_bar(case)
 
 
-def silu(rows: int, cols: int, device: str, peers: bool = False) -> Case:
+def silu(
+    rows: int, cols: int, device: str, layout: str = "linear", peers: bool = False
+) -> Case:
     """Return silu_and_mul_fp4quant of [rows, 2 * cols]."""
     g = _scalar(1 / 200)
 
     def expected(d: Data) -> dict[str, Tensor]:
-        return _in_layout(*reference.silu_and_mul(d["input"], d["global_scale"]), "linear")
+        return _in_layout(*reference.silu_and_mul(d["input"], d["global_scale"]), layout)
 
     case = Case(
         "silu_and_mul",
-        f"{rows}x{cols} nvfp4",
-        ActQuantize("silu", 16, "e4m3", "bfloat16").name,
+        f"{rows}x{cols} nvfp4{'' if layout == 'linear' else ' ' + layout}",
+        ActQuantize("silu", 16, "e4m3", "bfloat16", layout=layout).name,
         {"rows": rows, "cols": cols},
         {
             "input": Buffer((rows, 2 * cols), BF16, normal),
-            **_quantised(rows, cols, 16, "linear"),
+            **_quantised(rows, cols, 16, layout),
         },
         lambda: {"global_scale": g(device)},
-        exact(expected, ("input",), QUANTISED),
+        exact(expected, _rows_of(layout, "input"), QUANTISED),
         peers=PEERS["silu_and_mul"] if peers else (),
         tolerated=SILU_TOLERATED,
     )
@@ -262,7 +275,7 @@ def swizzle(rows: int, cols: int, device: str, back: bool = False) -> Case:
         exact(expected, (), ("out",)),
         peers=() if back else PEERS["swizzle"],
     )
-    return _with_bar(case, 0.85)
+    return _with_bar(case)
 
 
 def sweep(rows: int, cols: int, device: str) -> Case:
@@ -317,14 +330,17 @@ def all_cases(device: str = "cuda") -> Iterator[Case]:
     for rows, cols in ((8192, 8192), (65536, 4096), *((n, n) for n in (1024, 4096, 16384))):
         for layout in ("linear", "128x4"):
             yield quantise(rows, cols, device, layout, (rows, layout) == (8192, "linear"))
-    yield silu(4096, 14336, device, True)
+    yield silu(4096, 14336, device, peers=True)
+    yield silu(4096, 14336, device, "128x4")
     yield silu(8192, 8192, device)
     yield silu(65536, 4096, device)
     yield swizzle(229376, 256, device)
     yield swizzle(229376, 256, device, back=True)
     yield sweep(8192, 4096, device)
-    yield norm(4096, 7168, device, layout="128x4")
-    yield norm(4096, 7168, device, fmt="mxfp4")
+    for (fmt, layout), widths in NORMS.items():
+        for hidden in widths:
+            for rows in (1, 64, 256, 1024, 4096, 16384):
+                yield norm(rows, hidden, device, fmt, layout)
     for hidden in HIDDEN:
         for rows in ROWS:
             if hidden not in PEER_HIDDEN or rows not in (4096, *PEER_ROWS):

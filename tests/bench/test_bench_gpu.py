@@ -15,7 +15,7 @@ gpu = pytest.importorskip(
 import blockscale  # noqa: E402
 from bench import measure, reference  # noqa: E402
 from bench.gpu import cases as gpu_cases  # noqa: E402
-from bench.gpu import contest, host, uses  # noqa: E402
+from bench.gpu import contest, counters, host, uses  # noqa: E402
 from bench.gpu import report as gpu_report  # noqa: E402
 from bench.peers.ops import Peer  # noqa: E402
 from blockscale.specs import Spec  # noqa: E402
@@ -46,13 +46,18 @@ def test_bytes_and_bars():
     case = gpu_cases.norm(4096, 7168, "cpu")
     size = 4096 * 7168
     assert case.moved == 4 * size + 2 * 7168 + 2 * size + size // 2 + size // 16
-    assert case.asked == {"of_copy": 0.9}
-    assert gpu_cases.norm(16, 4096, "cpu").asked == {"of_compile": 0.7, "of_triton": 1.0}
-    assert gpu_cases.norm(4, 4096, "cpu").asked == {}
+    assert case.asked == {"of_copy": 0.95}
+    assert gpu_cases.norm(1024, 2048, "cpu", "mxfp4").asked == {"of_copy": 0.9}
+    assert gpu_cases.norm(256, 7168, "cpu").asked == {"of_copy": 0.85}
+    assert gpu_cases.norm(256, 5120, "cpu").asked == {}
+    assert gpu_cases.norm(64, 16384, "cpu").asked == {}
+    assert gpu_cases.norm(4, 4096, "cpu").asked == {"us": 3.2}
+    peers = {"of_compile": 0.7, "of_triton": 1.0}
+    assert gpu_cases.norm(16, 4096, "cpu").asked == {"us": 3.2, **peers}
     assert gpu_cases.dequantise(8192, 8192, "cpu").asked == {"of_copy": 0.95}
     assert gpu_cases.quantise(65536, 4096, "cpu").asked == {"of_copy": 0.95}
-    assert gpu_cases.dequantise(1024, 1024, "cpu").asked == {}
-    assert gpu_cases.swizzle(229376, 256, "cpu").asked == {"of_copy": 0.85}
+    assert gpu_cases.dequantise(1024, 1024, "cpu").asked == {"of_copy": 0.9}
+    assert gpu_cases.swizzle(229376, 256, "cpu").asked == {"of_copy": 0.95}
 
 
 def test_data_rotate():
@@ -392,3 +397,35 @@ def test_runs_where_only_the_runtime_is():
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 63
+
+
+NCU = """==PROF== Connected to process 7
+"ID","Kernel Name",{names}
+"","",{units}
+"0","norm",{first}
+"1","norm",{second}
+"""
+
+
+def test_counters_of_missed_cases():
+    """Cases below their part of the copy, and ncu's table of their launches."""
+    names = [*counters.COUNTERS.values()]
+    units = ["ns" if name.startswith("gpu__") else "%" for name in names]
+    first, second = ([f"{at + 1000 * k:,}" for at in range(len(names))] for k in (1, 2))
+    text = NCU.format(
+        names=",".join(f'"{name}"' for name in names),
+        units=",".join(f'"{unit}"' for unit in units),
+        first=",".join(f'"{value}"' for value in first),
+        second=",".join(f'"{value}"' for value in second),
+    )
+    one, two = counters.counted(text)
+    assert one["us"] == pytest.approx(1.0)
+    assert two["us"] == pytest.approx(2.0)
+    assert (one["dram"], two["all"]) == (1001, 2000 + len(names) - 1)
+    cases = [
+        {"name": "met", "times": {}, "asked": {"of_copy": 0.9}, "of_copy": 0.9},
+        {"name": "missed", "times": {}, "asked": {"of_copy": 0.9}, "of_copy": 0.89},
+        {"name": "slow", "times": {}, "asked": {"us": 3.0}, "of_copy": 0.1},
+        {"name": "failed", "asked": {"of_copy": 0.9}},
+    ]
+    assert counters.below({"cases": cases}) == ["missed"]
