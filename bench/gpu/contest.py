@@ -12,6 +12,7 @@ from bench import measure
 from bench.gpu.cases import Case, bytes_of
 from bench.measure import Captured, Data, bound, describe
 from bench.peers.ops import TOLERATED, Peer, Run
+from blockscale.runtime.function_cuda import PROGRAMMATIC
 
 
 @dataclass
@@ -120,8 +121,10 @@ def _in_turns(case: Case, kernel: Any, count: int, settings: Settings) -> dict[s
     launches = measure.launches_of(measure.guess_us(case.moved), count)
     verdicts = {"ours": checked(case, ours(kernel), sets[0], case.tolerated)}
     calls = [partial(kernel, *bound(kernel, data)) for data in sets]
+    early = [partial(call, flags=PROGRAMMATIC) for call in calls]  # as the functions launch it
     contenders = {
         "ours": clock.capture(calls, launches),
+        "early": clock.capture(early, launches),
         **measure.copies_of(case.moved, count, launches, settings.device, clock.capture),
     }
     variants: dict[str, Any] = {}

@@ -1,7 +1,7 @@
-"""Why a case misses what is asked: ``python -m bench.gpu.counters --library X --results R --out O``.
+"""Why a case misses what is asked: ``python -m bench.gpu.counters --library X --out RESULTS``.
 
 Runs NVIDIA's profiler (ncu) over one cold launch of each case of ``bench.gpu``'s results that is
-below its part of the copy's bandwidth, and keeps the counters that say what bounds it.
+below its part of the copy's bandwidth, and adds to the results the counters of what bounds it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
+import blockscale
 from bench import measure
 from bench.gpu.cases import all_cases
 from bench.gpu.host import data_of
 from bench.measure import bound
+from blockscale.demo.files import write_json
 
-FORMAT = 1
 COUNTERS = {
     "us": "gpu__time_duration.sum",
     "dram": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
@@ -39,8 +39,8 @@ COUNTERS = {
     "queue": "smsp__average_warps_issue_stalled_lg_throttle_per_issue_active.ratio",
     "all": "smsp__average_warp_latency_per_inst_issued.ratio",
 }
-"""ncu's names.  Percent, but for "us" (ncu prints nanoseconds), waves, registers, and the last four:
-warps that wait for memory, at a barrier, for room among loads and stores, and all, an instruction."""
+"""ncu's names.  Percent, but for "us", waves, registers, and the last four: warps that wait for
+memory, at a barrier, for room among loads and stores, and all, for each instruction issued."""
 
 
 def below(results: dict[str, Any]) -> list[str]:
@@ -98,24 +98,26 @@ def profile(libraries: Sequence[str], names: Sequence[str]) -> list[dict[str, fl
 def main(given: Sequence[str] | None = None) -> int:
     """Profile; with ``--launch`` be what is profiled."""
     parser = measure.parser("bench.gpu.counters", __doc__)
-    parser.add_argument("--results", type=Path, help="of bench.gpu")
     parser.add_argument("--launch", nargs="+", default=[], help="cases to launch, no more")
     options = measure.parsed(parser, given, ("library",))
-    session = measure.Session("counters", options, FORMAT)
+    libraries = [blockscale.load(path) for path in options.library]
     if options.launch:
-        launch(session.kernels, options.launch)
+        kernels = {n: f for library in libraries for n, f in library.functions.items()}
+        launch(kernels, options.launch)
         return 0
-    if not options.results or not options.out:
-        parser.error("name the results of bench.gpu and where to write: --results FILE --out FILE")
-    results = json.loads(options.results.read_text())
+    if not options.out or not options.out.is_file():
+        parser.error(f"--out: name the file with bench.gpu's results, not {options.out}")
+    results = json.loads(options.out.read_text())
     wanted = below(results)
-    names = [case.name for case in all_cases() if case.name in wanted]
     by_name = {case["name"]: case for case in results["cases"]}
+    names = [case.name for case in all_cases() if case.name in wanted]
+    results["counters"] = []
     for name, counters in zip(names, profile(options.library, names), strict=True):
         case = by_name[name]
         found = {"name": name, "asked": case["asked"]["of_copy"], "of_copy": case["of_copy"]}
-        session.add({**found, "counters": counters}, f"{name}: {counters}")
-    session.end()
+        results["counters"].append({**found, "counters": counters})
+        print(f"{name}: {counters}")
+    write_json(options.out, results)
     return 0
 
 

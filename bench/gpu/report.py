@@ -100,6 +100,7 @@ def page(results: Results, source: str) -> str:
     return render(
         "gpu/page.md.j2",
         r={"host": None, "uses": None, **results},
+        counters=results.get("counters", []),
         conditions=conditions(results),
         source=source,
         cases=_shown(results),

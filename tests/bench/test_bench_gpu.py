@@ -18,6 +18,7 @@ from bench.gpu import cases as gpu_cases  # noqa: E402
 from bench.gpu import contest, counters, host, uses  # noqa: E402
 from bench.gpu import report as gpu_report  # noqa: E402
 from bench.peers.ops import Peer  # noqa: E402
+from blockscale.runtime.function_cuda import PROGRAMMATIC  # noqa: E402
 from blockscale.specs import Spec  # noqa: E402
 from tests.kit.paths import ROOT  # noqa: E402
 
@@ -103,7 +104,8 @@ class Kernel:
     def __init__(self, name, run):
         self.name, self.params, self.run = name, Spec.parse(name).params(), run
 
-    def __call__(self, *args):
+    def __call__(self, *args, flags=0):
+        assert flags in (0, PROGRAMMATIC)
         values = dict(zip((p.name for p in self.params), args, strict=True))
         for name, result in self.run(values).items():
             values[name].copy_(result.view(values[name].shape))
@@ -178,7 +180,7 @@ def test_right_and_wrong_kernels(name, monkeypatch):
     assert found.get("failed") is None
     assert found["checks"]["ours"]["exact"]
     assert found["checks"]["ours"]["right"]
-    assert set(found["times"]) == {"ours", "copy", *measure.COPIES}
+    assert set(found["times"]) == {"ours", "early", "copy", *measure.COPIES}
 
     def wrong(values):
         results = {k: v.clone() for k, v in run(values).items()}

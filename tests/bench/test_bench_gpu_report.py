@@ -10,6 +10,7 @@ gpu = pytest.importorskip(
 )
 from bench.gpu import cases as gpu_cases  # noqa: E402
 from bench.gpu import report as gpu_report  # noqa: E402
+from bench.gpu.counters import COUNTERS  # noqa: E402
 
 
 def case_result(case, **us):
@@ -45,7 +46,7 @@ def results():
             **{"ours": 6.0, "copy": 5.0, "torch.compile": 14.0, "triton": 5.5},
         )
     )
-    large = case_result(gpu_cases.dequantise(8192, 8192, "cpu"), ours=45.0, copy=43.0)
+    large = case_result(gpu_cases.dequantise(8192, 8192, "cpu"), ours=45.0, early=44.0, copy=43.0)
     large["checks"]["ours"] = {"differ": 12, "of": 134217728, "exact": False, "right": False}
     return {
         "format": gpu.FORMAT,
@@ -70,6 +71,15 @@ def results():
             "us": {"function": 3.5, "empty": 0.2, "compiled": 2.5, "compiled, no rows": 1.0},
             "failed": {},
         },
+        "counters": [
+            {
+                "name": "add_rmsnorm 4096x7168 nvfp4 128x4",
+                "asked": 0.95,
+                "of_copy": 0.898,
+                "counters": dict.fromkeys(COUNTERS, 50.0)
+                | {"dram": 71.1, "waves": 7.76, "all": 200.0},
+            }
+        ],
         "uses": {"quantize": {"graph": True, "compile": "TypeError: no | fake"}},
     }
 
@@ -86,7 +96,7 @@ def test_report(results, tmp_path):
     assert page.startswith("a\n<!-- gpu:start -->\nNVIDIA H200 (capability 9.0, 132 multi")
     assert page.endswith("[r.json](r.json).\n<!-- gpu:end -->\nz\n")
     assert (
-        "| dequantize 8192x8192 nvfp4 | 164.0 | 45.0 | 3.82 | 43.0 | 95.6 % | "
+        "| dequantize 8192x8192 nvfp4 | 164.0 | 45.0 | 44.0 | 3.82 | 43.0 | 95.6 % | "
         "**all but 12 of 134,217,728** | >= 95% of the copy | yes |"
     ) in page
     assert "| 4 | 2.40 (98) | 2.40 (98) |  |" in page
@@ -98,6 +108,8 @@ def test_report(results, tmp_path):
     assert "The 3.50 us of our function (the goal of at most 4 us is met) are" in page
     assert "0.80 for finding the kernel and checking the arguments" in page
     assert "| quantize | yes | TypeError: no / fake |" in page
+    counted = "| 89.8 | 95 | 71 | 50 | 50 | 50 | 50 | 7.76 | 25 | 25 |"
+    assert f"| add_rmsnorm 4096x7168 nvfp4 128x4 {counted}" in page
     assert "* quantize 1x16: needs 999 GiB" in page
     assert (tmp_path / "gpu_copy.png").read_bytes().startswith(b"\x89PNG")
     drawn = (tmp_path / "gpu_copy.svg").read_bytes()
