@@ -228,9 +228,7 @@ def norm(rows: int, hidden: int, device: str, fmt: str = "nvfp4", layout: str = 
     return _with_bar(case)
 
 
-def silu(
-    rows: int, cols: int, device: str, layout: str = "linear", peers: bool = False
-) -> Case:
+def silu(rows: int, cols: int, device: str, layout: str = "linear", peers: bool = False) -> Case:
     """Return silu_and_mul_fp4quant of [rows, 2 * cols]."""
     g = _scalar(1 / 200)
 

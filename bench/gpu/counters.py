@@ -46,9 +46,7 @@ memory, at a barrier, for room among loads and stores, and all, for each instruc
 def below(results: dict[str, Any]) -> list[str]:
     """Return the names of the cases that miss their part of the copy's bandwidth."""
     timed = (case for case in results["cases"] if "times" in case)
-    return [
-        case["name"] for case in timed if case["of_copy"] < case["asked"].get("of_copy", 0.0)
-    ]
+    return [case["name"] for case in timed if case["of_copy"] < case["asked"].get("of_copy", 0.0)]
 
 
 def launch(kernels: Any, names: Sequence[str]) -> None:
