@@ -16,13 +16,16 @@ import torch
 
 import blockscale
 from blockscale.base.shapes import UnboundSymbolError
-from blockscale.specs import FusedMoe, Linear, Spec
+from blockscale.specs import FusedMoe, Linear, NormQuantize, Spec
 
 SIZES = (
     {"rows": 1, "cols": 64, "blocks": 5, "experts": 2, "count": 126},
     {"rows": 130, "cols": 1056, "blocks": 300, "experts": 3, "count": 126},
 )
 """Values of the symbols in shapes: the smallest, and one that fills no tile."""
+
+NORM_ROWS = (1, 130, 1030, 2050)
+"""Rows of norms: each bucket's kernels run (catalog.fused), those that store rows in bulk, too."""
 
 MOE_ROWS = (1, 5, 15, 30, 60, 90, 130, 200, 270, 400, 550, 800, 1100, 1700)
 """Tokens of MoE layers: each bucket's kernels run (catalog.moe)."""
@@ -63,6 +66,8 @@ def sizes_of(function):
     """Return the values of symbols to call ``function`` with."""
     if isinstance(Spec.parse(function.name), FusedMoe):
         return [{"rows": rows} for rows in MOE_ROWS]
+    if isinstance(Spec.parse(function.name), NormQuantize):
+        return [{"rows": rows} for rows in NORM_ROWS]
     return SIZES
 
 
