@@ -200,7 +200,7 @@ main = report_command(
     _plots,
     """Put the results of `python -m bench.gpu` into docs/gpu.md, a plot, and the README.
 
-    Example: python -m bench.gpu.report bench/results/gpu-nvidia-h200-2026-11-20.json
+    Example: python -m bench.gpu.report bench/results/gpu-nvidia-h200-2026-11-26.json
     """,
 )
 
