@@ -296,16 +296,18 @@ def test_space(monkeypatch, name, rows, blocks, pick):
         acts.check(spec, acts.inputs(spec, rows, blocks))
 
 
+BULK = [
+    (SM90, "add_rmsnorm_nvfp4_h80_y_bf16", 3, "norm_in_bulk", {"order": "rows"}),
+    (SM90, "add_rmsnorm_nvfp4_h2880_128x4_bf16", 130, "norm_in_bulk", {"order": "tiles"}),
+    (SM100, "add_rmsnorm_mxfp4_h1536_both_f16", 7, "norm_in_bulk", {"order": "rows"}),
+]
+
 SKETCHES = [
     (SM90, "add_rmsnorm_nvfp4_h256_128x4_bf16", 130, "norm_quantize", {"order": "tiles"}),
     (SM90, "add_rmsnorm_nvfp4_h2048_y_bf16", 5, "norm_of_warps", {}),
-    (SM90, "add_rmsnorm_nvfp4_h80_y_bf16", 3, "norm_in_bulk", {"order": "rows"}),
     (SM90, "rmsnorm_nvfp4_h80_128x4_fi_bf16", 131, "norm_of_warps", {}),
-    (SM90, "add_rmsnorm_nvfp4_h7168_128x4_bf16", 130, "norm_in_bulk", {"order": "tiles"}),
     (SM90, "add_rmsnorm_nvfp4_h256_128x4_bf16", 5, "norm_quantize", {"branch_free": False}),
     (SM100, "add_rmsnorm_mxfp4_h1536_both_y_f16", 5, "norm_quantize", {"order": "rows"}),
-    (SM100, "add_rmsnorm_mxfp4_h160_y_f16", 3, "norm_in_bulk", {"order": "rows"}),
-    (SM100, "add_rmsnorm_mxfp4_h1536_both_bf16", 7, "norm_in_bulk", {"order": "tiles"}),
     (SM100, "add_rmsnorm_mxfp4_h1536_both_bf16", 7, "norm_of_warps", {}),
 ]
 
@@ -318,8 +320,8 @@ def chosen_sketch(sketches, name, wanted):
 
 @pytest.mark.parametrize(
     ("arch", "name", "rows", "sketch", "wanted"),
-    few(SKETCHES, every=3),
-    ids=[f"{name}-{sketch}-{rows}" for _, name, rows, sketch, _ in SKETCHES],
+    [*BULK, *few(SKETCHES, every=3)],
+    ids=[f"{name}-{sketch}-{rows}" for _, name, rows, sketch, _ in [*BULK, *SKETCHES]],
 )
 def test_sketches_of_norms(monkeypatch, arch, name, rows, sketch, wanted):
     """Rows of padding, warps without a row; five blocks, of which the last has no neighbour."""
