@@ -70,6 +70,7 @@ def write_cuda_library(
     out: Path | str,
     *,
     cc: str = "gcc",
+    runtime: Path | None = None,
 ) -> Path:
     """Link ``functions`` into the library ``out``, append ``manifest``, and return the path.
 
@@ -82,6 +83,8 @@ def write_cuda_library(
         manifest: see `blockscale.base.manifest`; of target kind "cuda".
         out: where to write; the folder must exist.  The file appears complete or not at all.
         cc: the C compiler; it must understand GCC's options.
+        runtime: a folder that keeps the runtime's objects, which take half the time of a small
+            library, for the libraries of one session; they are made if it has none.
 
     Raises:
         ValueError: the manifest is wrong, or does not fit the functions, or a kernel wants what the
@@ -94,9 +97,11 @@ def write_cuda_library(
     check_folder(out)
     _check(functions, contents)
     with files.temporary_folder() as folder:
-        commands, objects = _commands(functions, contents, folder, cc)
+        commands, objects = _commands(functions, contents, folder, cc, runtime)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(run, commands))
+        if runtime is not None:
+            objects = [_kept(made, runtime) for made in objects]
         elf = link(objects, [*contents["functions"], *REPLAY], folder, cc)
     files.write(out, append_manifest(elf, contents), 0o755)
     return out
@@ -194,10 +199,28 @@ def _entry(code: FunctionCode) -> str:
     return f"__tvm_ffi_{code.name}__{code.arch}"
 
 
+def _kept(made: Path, runtime: Path) -> Path:
+    """Return the object ``made``, of the runtime as ``runtime`` keeps it."""
+    if made.with_suffix(".c").name not in RUNTIME_SOURCES:
+        return made
+    kept = runtime / made.name
+    if made.exists():
+        runtime.mkdir(parents=True, exist_ok=True)
+        files.write(kept, made.read_bytes())
+    return kept
+
+
 def _commands(
-    functions: Sequence[FunctionCode], manifest: Mapping[str, Any], folder: Path, cc: str
+    functions: Sequence[FunctionCode],
+    manifest: Mapping[str, Any],
+    folder: Path,
+    cc: str,
+    runtime: Path | None,
 ) -> tuple[list[list[str]], list[Path]]:
-    """Write the sources into ``folder``; return the commands that compile them, and the objects."""
+    """Write the sources into ``folder``; return the commands that compile them, and the objects.
+
+    What ``runtime`` keeps is not compiled.
+    """
     for i, code in enumerate(functions):
         (folder / f"host{i}.c").write_text(_host_code(code))
         (folder / f"image{i}").write_bytes(code.image)
@@ -208,6 +231,7 @@ def _commands(
     commands = [
         [cc, *CFLAGS, *include, "-c", str(source), "-o", str(made)]
         for source, made in zip(ours, objects, strict=True)
+        if runtime is None or not (runtime / made.name).exists()
     ]
     for i, _ in enumerate(functions):
         objects.append(folder / f"host{i}.o")

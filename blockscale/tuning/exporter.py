@@ -61,7 +61,8 @@ def export_cuda(module: Any, target: str, out: Path) -> None:
     params = [param.to_manifest() for param in spec.params()]
     target_of = {"kind": "cuda", "level": arch, "features": [], "archs": [arch]}
     contents = contents_of(target_of, {}, {"main": {"base": "main", "params": params}}, {})
-    write_cuda_library([compile_sources(source, "main", arch)], contents, out)
+    codes = [compile_sources(source, "main", arch)]
+    write_cuda_library(codes, contents, out, runtime=out.parent / "runtime")
 
 
 def source_of(func: Any, arch: str) -> tuple[Spec, Source]:

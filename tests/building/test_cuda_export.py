@@ -230,6 +230,22 @@ def test_host_code_that_does_not_compile(tmp_path):
         write_cuda_library([broken], manifest("pair", archs=("sm_90a",)), tmp_path / "l.so")
 
 
+def test_the_runtime_is_compiled_once(monkeypatch, tmp_path):
+    """Libraries that share its objects are, byte for byte, those that compile it themselves."""
+    compiled = []
+    run = export_cuda.run
+    monkeypatch.setattr(export_cuda, "run", lambda words: compiled.append(words) or run(words))
+    codes, contents = [tiny_cuda.code("pair", "sm_90a")], manifest("pair", archs=("sm_90a",))
+    made = []
+    for kept in (None, tmp_path / "kept", tmp_path / "kept"):
+        compiled.clear()
+        path = write_cuda_library(codes, contents, tmp_path / "l.so", runtime=kept)
+        made.append((len(compiled), path.read_bytes()))
+    own = len(RUNTIME_SOURCES)
+    assert [count for count, _ in made] == [2 + own, 2 + own, 2]
+    assert made[0][1] == made[1][1] == made[2][1]
+
+
 # With TVM's host code and nvcc ---------------------------------------------------------------
 
 
