@@ -63,7 +63,7 @@ def test_a_fleet_that_fails_leaves_the_other(tmp_path, monkeypatch, capsys):
     assert status == 1
     found = json.loads(place.read_text())
     assert [each["servers"] for each in found["runs"]] == [2, 1]
-    assert len(found["kernels"]) == 16
+    assert len(found["kernels"]) == 22
     assert "2 server(s): FAILED: RuntimeError: no GPU 1" in capsys.readouterr().out
 
 
