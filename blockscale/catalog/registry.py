@@ -225,8 +225,8 @@ class Workload:
         """Return what tells the decisions of a schedule; None if only its trace does."""
         return road(self.spec, level).facts(level)
 
-    def sizes(self, level: str) -> dict[str, int]:
-        """Return what symbols of the parameters' shapes are in the static instance.
+    def sizes(self, level: str, mod: tvm.IRModule) -> dict[str, int]:
+        """Return what symbols of the parameters' shapes are in the static instance ``mod``.
 
         Raises:
             TypeError: some depend on more than the rows of one rank.
@@ -234,7 +234,7 @@ class Workload:
         told = road(self.spec, level).sizes
         if told is not None:
             return dict(told(self.spec, self.rows))
-        pairs = zip(self.spec.params(), self.mod(level)["main"].params, strict=True)
+        pairs = zip(self.spec.params(), mod["main"].params, strict=True)
         dims = [pair for p, v in pairs if p.dims for pair in zip(p.dims, v.shape, strict=True)]
         if any(isinstance(size, tirx.Var) for _, size in dims):
             raise TypeError(

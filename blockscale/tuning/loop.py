@@ -226,6 +226,7 @@ class BestBet(PyTaskScheduler):
         """Return which context is next; -1: the session is over, and what runs is joined."""
         loop, workers = self._outer(), self._session.workers
         while not workers.over():
+            workers.step(0.0)  # what is there is built while the next task is prepared
             for number in range(len(self._turns)):
                 loop.touch_task(number)  # joins it if it has ended
             flying = [i for i, turn in enumerate(self._turns) if turn.flying]

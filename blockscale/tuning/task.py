@@ -149,7 +149,7 @@ class Task:
 
     def arguments(self) -> list[Argument]:
         """Return what the function takes, as its spec says, in the static instance's sizes."""
-        spec, sizes = self.workload.spec, self._sizes
+        spec, sizes = self.workload.spec, self.workload.sizes(self.level, self.mod)
         shapes = {p.name: tuple(d.evaluate(sizes) for d in p.dims) for p in spec.params()}
         first = next(iter(shapes.values()))
         numbers = {
@@ -164,11 +164,6 @@ class Task:
             told = (p.output, p.storage or self._tile_scales(p.name), p.alias, value)
             found.append(Argument(p.name, p.dtype, None if p.scalar else shapes[p.name], *told))
         return found
-
-    @cached_property
-    def _sizes(self) -> dict[str, int]:
-        """Kept, as the op's function is made for them, which takes 0.1 s."""
-        return self.workload.sizes(self.level)
 
     def _tile_scales(self, name: str) -> str | None:
         """Return how scales of a weight in whole tiles are stored; None for another parameter."""

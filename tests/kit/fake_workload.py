@@ -65,7 +65,7 @@ class FakeWorkload:
     def facts(self, level: str) -> None:
         return None
 
-    def sizes(self, level: str) -> dict[str, int]:
+    def sizes(self, level: str, mod: Any) -> dict[str, int]:
         return {"rows": self.rows}
 
     def mod(self, level: str) -> Any:

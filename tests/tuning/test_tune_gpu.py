@@ -23,6 +23,7 @@ from blockscale.building.space import replay, trace_json
 from blockscale.building.store import Store, folder_of, folders, level_of
 from blockscale.specs import Spec
 from blockscale.tuning import gpu, site, task, worker
+from blockscale.tuning.components.pool import Worker
 from blockscale.tuning.components.sketches import Sketches
 from blockscale.tuning.tuner import tune
 from blockscale.tuning.worker import Argument, Timing
@@ -175,6 +176,26 @@ def test_a_workload_without_arguments_ends_alone(tmp_path, monkeypatch, capfd):
     result = run([small(cols=256), small()], tmp_path, trials=2)
     assert [h["workload"] for h in result.history] == [small().tag] * 2
     assert "not tuned, since scheduling failed (TypeError: how many?)" in capfd.readouterr().err
+
+
+def test_the_first_build_waits_for_no_other_workload(tmp_path, monkeypatch):
+    """Builders begin with the first default schedule, while those of others are prepared."""
+    seen = []
+    baselines, send = task.Task.baselines, Worker.send
+
+    def prepare(tuning, most):
+        seen.append("prepared" if tuning.first is None else "later")
+        return baselines(tuning, most)
+
+    def sent(process, job):
+        seen.append(job.function.__name__)
+        return send(process, job)
+
+    monkeypatch.setattr(task.Task, "baselines", prepare)
+    monkeypatch.setattr(Worker, "send", sent)
+    run([small(cols=cols) for cols in (128, 256, 512)], tmp_path, trials_each=1)
+    assert seen.count("prepared") == 3
+    assert seen.index("build") < len(seen) - seen[::-1].index("prepared")
 
 
 def test_a_gpu_that_is_not_there_is_an_error(tmp_path, monkeypatch):
