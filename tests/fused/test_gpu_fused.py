@@ -406,6 +406,7 @@ DEFAULTS = [
     ("rmsnorm_nvfp4_h2048_bf16", [128, 128, 32, 32]),
     ("rmsnorm_nvfp4_h16384_bf16", [1024, 256, 256, 256]),
     ("rmsnorm_nvfp4_h7168_128x4_bf16", [448, 448, 448, 224]),
+    ("rmsnorm_mxfp4_h7168_bf16", [224, 224, 224, 224]),
     ("add_rmsnorm_nvfp4_h7168_128x4_bf16", [448, 448, 224, 224]),
     ("add_rmsnorm_nvfp4_h2048_bf16", [128, 128, 128, 128]),
     ("add_rmsnorm_mxfp4_h7168_bf16", [224, 224, 224, 224]),
