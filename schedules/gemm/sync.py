@@ -121,9 +121,9 @@ def shape(sch: Schedule, plan: SyncPlan, rule: tcgen05.Rule | None = None) -> tu
     sch.reorder(own, atom, step, *((row, inner) if plan.swap else (inner, col)), element)
     sch.bind(own, "threadIdx.y")
     sch.decompose_reduction(block, stages)
-    product = sch.blockize(last_loops(sch, block, 3)[0], preserve_unit_iters=False)
+    product = last_loops(sch, block, 3)[0]
     instruction = sync.Mma(plan.fmt, plan.mma_n, plan.row_bytes, plan.swap)
-    sch.tensorize(product, sync.mma(instruction))
+    sch.tensorize(product, sync.mma(instruction), preserve_unit_iters=False)
     return tiles, stages
 
 
@@ -140,11 +140,11 @@ def _read(
     chunk, _, row, column = last_loops(sch, read, 4)
     part, column = sch.split(column, [None, columns])
     sch.reorder(part, row, column)
-    sch.tensorize(sch.blockize(row), sync.row_of(columns))
+    sch.tensorize(row, sync.row_of(columns))
     sch.compute_at(staged, chunk)
     row, column = last_loops(sch, staged, 2)
     own, row = sch.split(row, [WARPS, WARP_ROWS])
     part, column = sch.split(column, [None, columns])
     sch.reorder(own, part, row, column)
     sch.bind(own, "threadIdx.y")
-    sch.tensorize(sch.blockize(row), sync.stage(columns))
+    sch.tensorize(row, sync.stage(columns))

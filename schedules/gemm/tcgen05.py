@@ -98,9 +98,9 @@ def shape(sch: Schedule, tile: GemmPlan, rule: Rule | None = None) -> tuple[Loop
         load_operand(sch, copies[side], stages, tile, side)
     load_scales(sch, copies, stages, tile, tcgen05.scale_copy(tile.cta_group))
     sch.decompose_reduction(block, stages)
-    inner = sch.blockize(last_loops(sch, block, 3)[0], preserve_unit_iters=False)
+    inner = last_loops(sch, block, 3)[0]
     instruction = tcgen05.Mma(tile.fmt, tile.mma_m, tile.mma_n, tile.row_bytes, tile.swap)
-    sch.tensorize(inner, tcgen05.mma(instruction))
+    sch.tensorize(inner, tcgen05.mma(instruction), preserve_unit_iters=False)
     return tiles, stages
 
 
@@ -165,7 +165,7 @@ def epilogue(
         sch.reverse_compute_at(store, warp)
         rows, cols = (tile.epi_cols, WARP) if tile.swap else (WARP, tile.epi_cols)
         row = last_loops(sch, store, 2)[0]
-        sch.tensorize(sch.blockize(row), tma.store(rows, cols, tile.out_dtype))
+        sch.tensorize(row, tma.store(rows, cols, tile.out_dtype))
 
 
 def act_epilogue(
@@ -217,7 +217,7 @@ def _read_accumulator(
     lane, columns = last_loops(sch, read, 2)
     part, column = sch.split(columns, [None, width])
     sch.reorder(part, lane, column)
-    sch.tensorize(sch.blockize(lane), tcgen05.read_accumulator(width))
+    sch.tensorize(lane, tcgen05.read_accumulator(width))
 
 
 def load_scales(
@@ -268,7 +268,7 @@ def load_operand(
         tile.cta_group,
         expert=side == "b" and tile.experts > 0,
     )
-    outer = sch.blockize(row_in)
-    sch.tensorize(outer, loaded)
+    name = sch.get(copy).name_hint
+    sch.tensorize(row_in, loaded)
     if is_x and tile.swap:
-        sch.annotate(outer, ONCE, 1)
+        sch.annotate(sch.get_sblock(f"{name}_o"), ONCE, 1)
