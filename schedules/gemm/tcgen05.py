@@ -165,7 +165,7 @@ def epilogue(
         sch.reverse_compute_at(store, warp)
         rows, cols = (tile.epi_cols, WARP) if tile.swap else (WARP, tile.epi_cols)
         row = last_loops(sch, store, 2)[0]
-        sch.tensorize(row, tma.store(rows, cols, tile.out_dtype))
+        sch.tensorize(sch.blockize(row), tma.store(rows, cols, tile.out_dtype))
 
 
 def act_epilogue(
@@ -217,7 +217,7 @@ def _read_accumulator(
     lane, columns = last_loops(sch, read, 2)
     part, column = sch.split(columns, [None, width])
     sch.reorder(part, lane, column)
-    sch.tensorize(lane, tcgen05.read_accumulator(width))
+    sch.tensorize(sch.blockize(lane), tcgen05.read_accumulator(width))
 
 
 def load_scales(
@@ -268,7 +268,7 @@ def load_operand(
         tile.cta_group,
         expert=side == "b" and tile.experts > 0,
     )
-    name = sch.get(copy).name_hint
-    sch.tensorize(row_in, loaded)
+    outer = sch.blockize(row_in)
+    sch.tensorize(outer, loaded)
     if is_x and tile.swap:
-        sch.annotate(sch.get_sblock(f"{name}_o"), ONCE, 1)
+        sch.annotate(outer, ONCE, 1)
