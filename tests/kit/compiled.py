@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib
 import json
 import os
 import pickle
@@ -411,19 +412,20 @@ def install() -> None:
 
 
 def install_emulator() -> None:
-    """Keep the programs that the emulator makes of PTX, if it is loaded."""
+    """Keep the programs that the emulator makes of PTX, and libraries' kernels, if it is loaded."""
+    if "blockscale.emulator.launching.front_door" not in sys.modules:
+        return
     made: dict[Any, Any] = {}
-    for name in ("launching.front_door", "host.launches"):
-        module = sys.modules.get(f"blockscale.emulator.{name}")
-        if module is not None and not hasattr(module.linked, "kept"):
+    for name in ("launching.front_door", "launching.world", "host.launches"):
+        module: Any = importlib.import_module(f"blockscale.emulator.{name}")
+        if not hasattr(module.linked, "kept"):
             plain = module.linked
             made.setdefault(plain, _keeping_programs(plain)).kept = plain
             module.linked = made[plain]
-    launches = sys.modules.get("blockscale.emulator.host.launches")
-    if launches is not None and not hasattr(launches.kernels_of, "kept"):
-        plain = launches.kernels_of
-        launches.kernels_of = _keeping_kernels(launches)  # type: ignore[attr-defined]
-        launches.kernels_of.kept = plain
+    if not hasattr(module.kernels_of, "kept"):
+        plain = module.kernels_of
+        module.kernels_of = _keeping_kernels(module)
+        module.kernels_of.kept = plain
 
 
 def install_tvm() -> None:
