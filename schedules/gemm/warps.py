@@ -216,6 +216,10 @@ def tensorize_product(
     ``blocks``: that multiplies, that adds up parts of K (the same one: there are none), and that
     makes fragments of rows of x (mma.sync); ``stage``: the loop over stages; ``names``: intrinsics
     that decode, and that make such fragments.
+
+    Here and in `tensorize_weights` loops become intrinsics without a block around them first, which
+    took TVM most of the time of a schedule.  It does not note who then reads what: no block may be
+    moved afterwards.
     """
     product, total, fragment = blocks
     decode, load = names

@@ -277,6 +277,7 @@ def test_kernels_of_libraries_are_kept_by_text(tmp_path, monkeypatch):
     text = ".version 9.0\n.target sm_90a\n.address_size 64\n.func none()\n{\nret;\n}\n"
     text += ".visible .entry a(.param .u32 n, .param .u64 at)\n.reqntid 64\n{\nret;\n}\n"
     long = text + "// " + "x" * compiled.LONG_PTX + "\n"
+    other = long.replace("entry a(", "entry b(")
     for _ in range(2):  # as two processes
         kernels = compiled._keeping_kernels(launches)
         found = kernels(long)
@@ -285,8 +286,9 @@ def test_kernels_of_libraries_are_kept_by_text(tmp_path, monkeypatch):
         assert found["a"].directive(".reqntid") == (64, 1, 1)
         assert found["a"].static_smem == real(long)["a"].static_smem
         assert kernels(long)["a"] is not found["a"]  # a host sets attributes of its own
+        assert list(kernels(other)) == ["b"]
         kernels(text)
-    assert asked == [long, text, text]
+    assert asked == [long, other, text, text]
 
 
 # ---- Emulated launches ---------------------------------------------------------------------------
