@@ -100,9 +100,8 @@ def _tensorize_rows(
 ) -> None:
     """Map the copies of rows of x onto bulk copies and TMA, or onto those of a warp."""
     if tile.unit == "wgmma" or spec.layout == "tiles64e":
-        copied = sch.blockize(last_loops(sch, rows, 2)[0])
-        sch.tensorize(copied, warp.tma(tile.tokens, dtype))
+        sch.tensorize(last_loops(sch, rows, 2)[0], warp.tma(tile.tokens, dtype))
         return
     run = warp.bulk if tile.copies == "bulk" else warp.run
     first = last_loops(sch, rows, 2)[tile.blocks_k == 1]
-    sch.tensorize(sch.blockize(first), run(tile.blocks_k, ROW, dtype))
+    sch.tensorize(first, run(tile.blocks_k, ROW, dtype))

@@ -121,9 +121,9 @@ def shape(sch: Schedule, plan: SyncPlan, rule: tcgen05.Rule | None = None) -> tu
     sch.reorder(own, atom, step, *((row, inner) if plan.swap else (inner, col)), element)
     sch.bind(own, "threadIdx.y")
     sch.decompose_reduction(block, stages)
-    product = sch.blockize(last_loops(sch, block, 3)[0], preserve_unit_iters=False)
+    product = last_loops(sch, block, 3)[0]
     instruction = sync.Mma(plan.fmt, plan.mma_n, plan.row_bytes, plan.swap)
-    sch.tensorize(product, sync.mma(instruction))
+    sch.tensorize(product, sync.mma(instruction), preserve_unit_iters=False)
     return tiles, stages
 
 

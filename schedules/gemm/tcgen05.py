@@ -98,9 +98,9 @@ def shape(sch: Schedule, tile: GemmPlan, rule: Rule | None = None) -> tuple[Loop
         load_operand(sch, copies[side], stages, tile, side)
     load_scales(sch, copies, stages, tile, tcgen05.scale_copy(tile.cta_group))
     sch.decompose_reduction(block, stages)
-    inner = sch.blockize(last_loops(sch, block, 3)[0], preserve_unit_iters=False)
+    inner = last_loops(sch, block, 3)[0]
     instruction = tcgen05.Mma(tile.fmt, tile.mma_m, tile.mma_n, tile.row_bytes, tile.swap)
-    sch.tensorize(inner, tcgen05.mma(instruction))
+    sch.tensorize(inner, tcgen05.mma(instruction), preserve_unit_iters=False)
     return tiles, stages
 
 

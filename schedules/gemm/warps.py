@@ -200,7 +200,7 @@ def tensorize_weights(
         blocks = int(sch.get(deep).extent) if sixteens == 4 else 1  # what is contiguous
         _, deep = sch.split(deep, [None, blocks])
         first = deep if blocks > 1 else last
-        sch.tensorize(sch.blockize(first), run(blocks, sixteens * count, dtype))
+        sch.tensorize(first, run(blocks, sixteens * count, dtype))
 
 
 def tensorize_product(
@@ -216,22 +216,27 @@ def tensorize_product(
     ``blocks``: that multiplies, that adds up parts of K (the same one: there are none), and that
     makes fragments of rows of x (mma.sync); ``stage``: the loop over stages; ``names``: intrinsics
     that decode, and that make such fragments.
+
+    Here and in `tensorize_weights` loops become intrinsics without a block around them first, which
+    took TVM most of the time of a schedule.  It does not note who then reads what: no block may be
+    moved afterwards.
     """
     product, total, fragment = blocks
     decode, load = names
     row, _ = last_loops(sch, sch.get_sblock("decode"), 2)
-    sch.tensorize(sch.blockize(row), decode)
+    sch.tensorize(row, decode)
     if fragment is not None:
         token = last_loops(sch, fragment, 2)[0]
         _, token = sch.split(token, [None, 8])
-        sch.tensorize(sch.blockize(token), load)
+        sch.tensorize(token, load)
     if weight.scaled_sums:
         sch.decompose_reduction(total, stage)
         stage = last_loops(sch, product, 8)[0]
     sch.decompose_reduction(product, stage)
-    block = sch.blockize(last_loops(sch, product, 3)[0], preserve_unit_iters=False)
+    inner = last_loops(sch, product, 3)[0]
     wgmma = tile.unit == "wgmma"
-    sch.tensorize(block, warp.wgmma(tile.tokens, weight.dtype) if wgmma else warp.mma(weight.dtype))
+    multiply = warp.wgmma(tile.tokens, weight.dtype) if wgmma else warp.mma(weight.dtype)
+    sch.tensorize(inner, multiply, preserve_unit_iters=False)
     if product is not total and not weight.scaled_sums:
         sch.decompose_reduction(total, last_loops(sch, total, 4)[0])
 
@@ -268,7 +273,7 @@ def by_rows(
     for name in ("tokens", "scales", "weights"):
         sch.compute_at(sch.get_sblock(name), stage, preserve_unit_loops=True)
     tensorize_weights(sch, weight, tile, partial(warp.bulk, table=table))
-    copied = sch.blockize(last_loops(sch, sch.get_sblock("tokens"), 1)[0])
+    copied = last_loops(sch, sch.get_sblock("tokens"), 1)[0]
     sch.tensorize(copied, warp.row(weight.dtype, gathered))
     load = warp.matrices(weight.dtype) if fragment is not None else ""
     names = (warp.decode(*weight, order), load)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from blockscale import emulator, prepare_moe_weights
+from blockscale.catalog import moe as catalog_moe
 from blockscale.ops.distributed import cuda
 from blockscale.ops.distributed.config import Config, owners_of
 from blockscale.specs import EpCombine, FusedMoe
@@ -101,6 +102,13 @@ BYTES = replace(WHOLE, fmt="mxfp4", group=32, act_fmt="fp8", layout="tiles64e")
 """The same, multiplied in 8 bits where tokens are many."""
 
 
+def few_kernels(monkeypatch):
+    """Let layers have a pair for few, some and many tokens; return what `kernels.few_ctas` does."""
+    buckets = tuple(b for b in catalog_moe.MOE_BUCKETS if b.rows in (8, 96, 4096))
+    monkeypatch.setattr(catalog_moe, "MOE_BUCKETS", buckets)
+    return repr(buckets)
+
+
 def experts(rank, spec):
     """Return weights of the experts of a rank."""
     made = torch.Generator().manual_seed(rank)
@@ -129,7 +137,7 @@ def test_results_stored_by_the_last_gemm(monkeypatch, plain, bound):
 
     Only kernels wait for other ranks: a run has two layers.
     """
-    changed = kernels.few_ctas(monkeypatch)
+    changed = kernels.few_ctas(monkeypatch) + few_kernels(monkeypatch)
     sent = replace(plain, sent=True)
     sizes = 2, kernels.EXPERTS, 2, plain.hidden
     built = [*kernels.specs(2, hidden=plain.hidden), EpCombine(*sizes, stored=True), plain, sent]
@@ -165,7 +173,8 @@ def test_results_stored_by_the_last_gemm(monkeypatch, plain, bound):
 def test_more_rows_than_a_pass(monkeypatch):
     """Results of slots, and those stored at addresses, behind the 8192 rows of the first pass."""
     sent, rows = replace(WHOLE, sent=True), CHUNK + 3
-    ranks = Ranks(monkeypatch, 1, built=[WHOLE, sent], hidden=WHOLE.hidden)
+    changed = few_kernels(monkeypatch)
+    ranks = Ranks(monkeypatch, 1, built=[WHOLE, sent], hidden=WHOLE.hidden, changed=changed)
     made = torch.Generator().manual_seed(5)
     x = torch.randn(rows, WHOLE.hidden, generator=made).bfloat16()
     ids, used = torch.full((rows, 2), -1, dtype=torch.int32), [0, 4000, CHUNK - 1, CHUNK, rows - 1]

@@ -262,6 +262,35 @@ def test_programs_of_the_emulator_are_kept_by_text_and_entry(tmp_path, monkeypat
     assert asked == ["a", "b", "a", "a"]
 
 
+def test_kernels_of_libraries_are_kept_by_text(tmp_path, monkeypatch):
+    """With parameters and directives, which a launch is checked by, and no instructions."""
+    from blockscale.emulator.host import launches
+
+    monkeypatch.setenv("BLOCKSCALE_TEST_CACHE", str(tmp_path))
+    real, asked = getattr(launches.kernels_of, "kept", launches.kernels_of), []
+
+    def counted(ptx):
+        asked.append(ptx)
+        return real(ptx)
+
+    monkeypatch.setattr(launches, "kernels_of", counted)
+    text = ".version 9.0\n.target sm_90a\n.address_size 64\n.func none()\n{\nret;\n}\n"
+    text += ".visible .entry a(.param .u32 n, .param .u64 at)\n.reqntid 64\n{\nret;\n}\n"
+    long = text + "// " + "x" * compiled.LONG_PTX + "\n"
+    other = long.replace("entry a(", "entry b(")
+    for _ in range(2):  # as two processes
+        kernels = compiled._keeping_kernels(launches)
+        found = kernels(long)
+        assert list(found) == ["a"]
+        assert found["a"].params == [(0, 4), (8, 8)]
+        assert found["a"].directive(".reqntid") == (64, 1, 1)
+        assert found["a"].static_smem == real(long)["a"].static_smem
+        assert kernels(long)["a"] is not found["a"]  # a host sets attributes of its own
+        assert list(kernels(other)) == ["b"]
+        kernels(text)
+    assert asked == [long, other, text, text]
+
+
 # ---- Emulated launches ---------------------------------------------------------------------------
 
 ADDS = """

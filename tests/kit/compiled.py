@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib
 import json
 import os
 import pickle
@@ -347,17 +348,59 @@ def _keeping_programs(linked: Callable[..., Any]) -> Callable[..., Any]:
     def kept_linked(ptx: str, entry: str | None) -> Any:
         if len(ptx) < LONG_PTX:
             return linked(ptx, entry)
-        key = digest("program", emulators_source(), ptx, str(entry))
+        key = digest("units apart", emulators_source(), ptx, str(entry))
         made = kept(key, ".program", lambda path: _write_program(linked(ptx, entry), path))
-        return pickle.loads(made.read_bytes())
+        return _read_program(made)
 
     return kept_linked
 
 
 def _write_program(program: Any, path: Path) -> None:
-    """Write a program; of its module a run needs the variables alone."""
+    """Write a program, its units apart; of its module a run needs the variables alone."""
     module = replace(program.module, functions={})
-    path.write_bytes(pickle.dumps(replace(program, module=module), pickle.HIGHEST_PROTOCOL))
+    with path.open("wb") as file:
+        pickle.dump(replace(program, module=module, units=[]), file, pickle.HIGHEST_PROTOCOL)
+        pickle.dump(program.units, file, pickle.HIGHEST_PROTOCOL)
+
+
+def _read_program(path: Path) -> Any:
+    """Return a program; its units, nearly all of it, are read when a launch is emulated."""
+    with path.open("rb") as file:
+        program = pickle.load(file)
+        program.kept = file.read()
+    del program.units
+    program.__class__ = _with_late_units(type(program))
+    return program
+
+
+@cache
+def _with_late_units(kind: type) -> type:
+    def read(program: Any, name: str) -> Any:
+        if name != "units":
+            raise AttributeError(name)
+        program.units = pickle.loads(program.__dict__.pop("kept"))
+        return program.units
+
+    return type(kind.__name__, (kind,), {"__getattr__": read})
+
+
+def _keeping_kernels(launches: Any) -> Callable[[str], Any]:
+    """Return the emulator's `kernels_of` with a memory: it parses a library's whole text."""
+    kernels_of = launches.kernels_of
+
+    def kept_kernels(ptx: str) -> dict[str, Any]:
+        if len(ptx) < LONG_PTX:
+            return kernels_of(ptx)
+
+        def write(path: Path) -> None:
+            found = [kernel.function for kernel in kernels_of(ptx).values()]
+            heads = [replace(f, body=[], regs={}, variables={}, tables={}) for f in found]
+            path.write_bytes(pickle.dumps(heads, pickle.HIGHEST_PROTOCOL))
+
+        made = kept(digest("kernels", emulators_source(), ptx), ".kernels", write)
+        return {f.name: launches.Kernel(f.name, ptx, f) for f in pickle.loads(made.read_bytes())}
+
+    return kept_kernels
 
 
 # ---- The doors -----------------------------------------------------------------------------------
@@ -369,14 +412,20 @@ def install() -> None:
 
 
 def install_emulator() -> None:
-    """Keep the programs that the emulator makes of PTX, if it is loaded."""
+    """Keep the programs that the emulator makes of PTX, and libraries' kernels, if it is loaded."""
+    if "blockscale.emulator.launching.front_door" not in sys.modules:
+        return
     made: dict[Any, Any] = {}
-    for name in ("launching.front_door", "host.launches"):
-        module = sys.modules.get(f"blockscale.emulator.{name}")
-        if module is not None and not hasattr(module.linked, "kept"):
+    for name in ("launching.front_door", "launching.world", "host.launches"):
+        module: Any = importlib.import_module(f"blockscale.emulator.{name}")
+        if not hasattr(module.linked, "kept"):
             plain = module.linked
             made.setdefault(plain, _keeping_programs(plain)).kept = plain
             module.linked = made[plain]
+    if not hasattr(module.kernels_of, "kept"):
+        plain = module.kernels_of
+        module.kernels_of = _keeping_kernels(module)
+        module.kernels_of.kept = plain
 
 
 def install_tvm() -> None:

@@ -248,22 +248,18 @@ def rounded_weight(codes: Array, byte: Array) -> NDArray[np.float64]:
     zeros is at most 448.  Blocks whose scale is then less than 2^-5 have it doubled until it is
     not, and their codes halved as often, then rounded to the nearest ones.
     """
-    scale, codes = scale_value(byte, "nvfp4"), np.asarray(codes).copy()
-    out = np.zeros(codes.shape)
-    for row, scales in enumerate(scale):
-        live = [b for b in range(len(scales))
-                if scales[b] and (codes[row, 16 * b : 16 * b + 16] & 7).any()]  # fmt: skip
-        if not live:
-            continue
-        power = np.floor(np.log2(448 / (6 * max(scales[b] for b in live))))
-        for b in live:
-            at = slice(16 * b, 16 * b + 16)
-            value, one = e2m1_decode(codes[row, at]), scales[b] * 2.0**power
-            while one < E4M3_STEP:
-                one, value = 2 * one, value / 2
-            value = e2m1_decode(e2m1_encode(value))
-            out[row, at] = e4m3_decode(e4m3_encode(value * one)) * 2.0**-power
-    return out
+    scale, codes = scale_value(byte, "nvfp4"), np.asarray(codes)
+    value = e2m1_decode(codes).reshape(*scale.shape, 16)
+    live = (scale != 0) & (value != 0).any(-1)
+    most = np.max(scale, axis=-1, keepdims=True, where=live, initial=0)
+    power = np.floor(np.log2(448 / (6 * np.where(most > 0, most, 1))))
+    one = np.where(live, scale * 2.0**power, 1)
+    while (small := one < E4M3_STEP).any():
+        one = np.where(small, 2 * one, one)
+        value = np.where(small[..., None], value / 2, value)
+    value = e2m1_decode(e2m1_encode(value)) * one[..., None]
+    rounded = e4m3_decode(e4m3_encode(value)) * 2.0 ** -power[..., None]
+    return np.where(live[..., None], rounded, 0).reshape(codes.shape)
 
 
 def linear(x: Array, w: Array, bias: Array | None = None) -> NDArray[np.float64]:
