@@ -336,7 +336,8 @@ def register_all() -> tuple[str, ...]:
     """Register every intrinsic of this module; return the names, sorted."""
     names = [decode(8)]
     for dtype in CLASS:
-        names += [stage_rounded(dtype, count) for count in (16, 32)]
+        if dtype != "float32":
+            names += [stage_rounded(dtype, count) for count in (16, 32)]
         for hint in HINTS:
             names += [store_rounded(dtype, count, hint) for count in (8, 16, 32)]
         for hint in (*HINTS, "BS_INPLACE"):
