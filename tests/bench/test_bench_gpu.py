@@ -103,9 +103,10 @@ class Kernel:
 
     def __init__(self, name, run):
         self.name, self.params, self.run = name, Spec.parse(name).params(), run
+        self.flags = set()
 
     def __call__(self, *args, flags=0):
-        assert flags in (0, PROGRAMMATIC)
+        self.flags.add(flags)
         values = dict(zip((p.name for p in self.params), args, strict=True))
         for name, result in self.run(values).items():
             values[name].copy_(result.view(values[name].shape))
@@ -176,8 +177,10 @@ def test_right_and_wrong_kernels(name, monkeypatch):
     """The reference itself is exact; one wrong byte is seen; rows are judged in chunks."""
     monkeypatch.setattr(gpu_cases, "CHUNK", 300)  # two rows or so
     case, run = SMALL[name]
-    found = contest.measured(case, {case.kernel: Kernel(case.kernel, run)}, settings())
+    kernel = Kernel(case.kernel, run)
+    found = contest.measured(case, {case.kernel: kernel}, settings())
     assert found.get("failed") is None
+    assert kernel.flags == {0, PROGRAMMATIC}
     assert found["checks"]["ours"]["exact"]
     assert found["checks"]["ours"]["right"]
     assert set(found["times"]) == {"ours", "early", "copy", *measure.COPIES}
