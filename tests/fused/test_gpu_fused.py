@@ -454,6 +454,15 @@ def test_rows_stored_in_bulk():
         assert (bulk[0], any(bulk)) == (first, there), (arch, name, rows)
 
 
+def test_rows_in_bulk_have_no_branches():
+    """Their roots are those of `test_a_row_waits_in_16_bits`."""
+    spec = Spec.parse("add_rmsnorm_nvfp4_h7168_bf16")
+    workload = catalog.workloads(spec, SM90)[-1]
+    sch = Schedule(workload.symbolic(SM90))
+    chosen_sketch(workload.sketches(SM90), "norm_in_bulk", {})(sch, preferred)
+    assert "bs_inverse_root(" in cuda.sources(sch.mod["main"], spec.name, SM90).device
+
+
 @pytest.mark.parametrize("name", few(RESOURCES, every=4))
 def test_registers(name):
     """Default schedules keep everything in registers, few enough for their threads."""
