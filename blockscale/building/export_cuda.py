@@ -100,8 +100,10 @@ def write_cuda_library(
         commands, objects = _commands(functions, contents, folder, cc, runtime)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(run, commands))
-        if runtime is not None:
-            objects = [_kept(made, runtime) for made in objects]
+        for made in objects:
+            if not made.exists():
+                made.parent.mkdir(exist_ok=True)
+                files.write(made, (folder / made.name).read_bytes())
         elf = link(objects, [*contents["functions"], *REPLAY], folder, cc)
     files.write(out, append_manifest(elf, contents), 0o755)
     return out
@@ -199,17 +201,6 @@ def _entry(code: FunctionCode) -> str:
     return f"__tvm_ffi_{code.name}__{code.arch}"
 
 
-def _kept(made: Path, runtime: Path) -> Path:
-    """Return the object ``made``, of the runtime as ``runtime`` keeps it."""
-    if made.with_suffix(".c").name not in RUNTIME_SOURCES:
-        return made
-    kept = runtime / made.name
-    if made.exists():
-        runtime.mkdir(parents=True, exist_ok=True)
-        files.write(kept, made.read_bytes())
-    return kept
-
-
 def _commands(
     functions: Sequence[FunctionCode],
     manifest: Mapping[str, Any],
@@ -219,7 +210,8 @@ def _commands(
 ) -> tuple[list[list[str]], list[Path]]:
     """Write the sources into ``folder``; return the commands that compile them, and the objects.
 
-    What ``runtime`` keeps is not compiled.
+    All are compiled into ``folder``; the runtime's are expected in ``runtime``, and are compiled
+    only if they are not there.
     """
     for i, code in enumerate(functions):
         (folder / f"host{i}.c").write_text(_host_code(code))
@@ -227,11 +219,12 @@ def _commands(
     (folder / "tables.c").write_text(_tables(functions, manifest, folder))
     include = [f"-I{path}" for path in (*_include_folders(), HOST_C)]
     ours = [*(HOST_C / name for name in RUNTIME_SOURCES), folder / "tables.c"]
-    objects = [folder / f"{source.stem}.o" for source in ours]
+    places = [runtime or folder] * len(RUNTIME_SOURCES) + [folder]
+    objects = [place / f"{source.stem}.o" for source, place in zip(ours, places, strict=True)]
     commands = [
-        [cc, *CFLAGS, *include, "-c", str(source), "-o", str(made)]
+        [cc, *CFLAGS, *include, "-c", str(source), "-o", str(folder / made.name)]
         for source, made in zip(ours, objects, strict=True)
-        if runtime is None or not (runtime / made.name).exists()
+        if not made.exists()
     ]
     for i, _ in enumerate(functions):
         objects.append(folder / f"host{i}.o")

@@ -106,10 +106,6 @@ LETS_NEXT_BEGIN = "bs_let_next_begin"
 """The device function by which a kernel says itself when the next one may be launched."""
 
 
-STORED_ROWS = "bs_stored_rows"
-"""The device function that waits until bulk copies have read shared memory."""
-
-
 def _between_its_neighbours(mod: tvm.IRModule) -> tvm.IRModule:
     """Let every kernel wait for the kernel before it, then let the next one be launched.
 
@@ -127,7 +123,7 @@ def _between_its_neighbours(mod: tvm.IRModule) -> tvm.IRModule:
         wait = tirx.Evaluate(cuda_func_call(name, early, source_code=DEPENDENCIES))
         body = [wait, function.body]
         if cuda_blocks.STORE_ROW in script:
-            body.append(tirx.Evaluate(cuda_blocks.call(STORED_ROWS)))
+            body.append(tirx.Evaluate(cuda_blocks.stored_rows()))
         made[variable] = function.with_body(tirx.SeqStmt(body))
     return tvm.IRModule(made, attrs=mod.attrs)
 

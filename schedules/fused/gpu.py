@@ -32,7 +32,6 @@ from blockscale.tir.intrin.cuda import act as cuda_act
 from blockscale.tir.intrin.cuda import blocks as cuda_blocks
 from blockscale.tir.intrin.cuda import fused as cuda_fused
 from blockscale.tir.intrin.cuda import mxfp8 as cuda_mxfp8
-from blockscale.tir.intrin.cuda.blocks import BYTES
 
 MAX_ELEMENTS = 64
 """Elements of a row that a thread may hold: they take 128 registers."""
@@ -54,7 +53,9 @@ LARGE_BATCH = 1024
 """Rows from which a thread of a row of NVFP4 with linear scales has several blocks: fewer sums.
 
 4096 rows of 7168 on an H200 (2026-11-23): one block 54.0 us, two 53.6, three 51.7, four 49.9; with
-128x4 scales one block 52.8, four 53.9; MXFP4 one block 52.3, two 54.3.
+128x4 scales one block 52.8, four 53.9; MXFP4 one block 52.3, two 54.3.  It is also the number of
+rows from which residual_out is stored in bulk: of two kernels written to try it on 256 rows of 7168
+the one in bulk took 6.5 us, the other 5.6 (2026-11-26).
 """
 
 MAX_STAGED = (48 << 10) - 1024
@@ -84,10 +85,11 @@ def row_threads(blocks: int, block: int) -> list[int]:
 
 
 def _preferred_threads(spec: NormQuantize, rows: int, bulk: bool) -> int:
-    every = round_up(spec.blocks, WARP)
-    if bulk or _stays(spec, rows):
-        two = spec.block == GROUP and spec.hidden >= TWO_BLOCKS_HIDDEN
-        return round_up(ceil_div(spec.blocks, 2), WARP) if two or not bulk else every
+    every, half = (round_up(ceil_div(spec.blocks, part), WARP) for part in (1, 2))
+    if bulk:
+        return half if spec.block == GROUP and spec.hidden >= TWO_BLOCKS_HIDDEN else every
+    if _stays(spec, rows):
+        return half
     small = rows < LARGE_BATCH or spec.layout != "linear" or spec.block > GROUP
     if rows <= SMALL_BATCH or (small and every <= ONE_BLOCK_THREADS):
         return every
@@ -101,7 +103,7 @@ def _stays(spec: NormQuantize, rows: int) -> bool:
 
 def _in_bulk(spec: NormQuantize, arch: str) -> bool:
     """Return whether a CTA can stage the row of residual_out and store it as a whole."""
-    staged = spec.hidden * BYTES[spec.dtype]
+    staged = spec.hidden * cuda_blocks.BYTES[spec.dtype]
     return spec.residual and BULK_COPIES in gpu(arch).features and staged <= MAX_STAGED
 
 

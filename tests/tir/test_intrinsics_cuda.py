@@ -46,18 +46,19 @@ def desc(name):
 @cache
 def impls(arch):
     """Return the PTX of all impls, and by intrinsic the kernel and the names of its parameters."""
-    head, texts, entries = "", [], {}
+    head, headers, texts, entries = "", {}, [], {}
     for number, name in enumerate(of_kind("")):
         function = in_memory(TensorIntrin.get(name).impl, bound=True)
         device = cuda.sources(function, f"f{number}", arch).device
         head, _, body = device.partition('extern "C"')
+        headers |= dict.fromkeys(re.findall(r'#include "[^"]+"', head))
         texts.append('extern "C"' + body)
         entry, params = re.search(r"(\w+)\(([^)]*)\);", body).groups()
         words = [re.findall(r"\w+", param)[-1] for param in params.split(",")]
         entries[name] = entry, [word.removesuffix("_ptr") for word in words]
     types = "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n"
-    image = nvcc.compile_cuda_source(types + head + "\n".join(texts), arch, ptx=True).image
-    return image.decode(), entries
+    source = "\n".join([types, head, *headers, *texts])
+    return nvcc.compile_cuda_source(source, arch, ptx=True).image.decode(), entries
 
 
 def random_floats(rng, size, dtype):

@@ -409,10 +409,3 @@ BS_INLINE void bs_store_rounded(void *to, const float *values) {
     bs_store<4 * N, HINT>(to, values);
   }
 }
-
-// The same to shared memory, where a bulk copy may read it after a barrier of the CTA.
-template <class F, int N>
-BS_INLINE void bs_stage_rounded(void *to, const float *values) {
-  bs_store_rounded<F, N, BS_KEEP>(to, values);
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}

@@ -98,21 +98,3 @@ BS_INLINE void bs_store(void *to, const void *from) {
     else *reinterpret_cast<uint32_t *>(at + BYTES - 4) = v;
   }
 }
-
-// 9.7.9.25.4.1 cp.async.bulk, shared to global, a group of its own: BYTES (a multiple of 16) that the
-// CTA has staged.  Thread 0 alone does it, and waits (bs_stored_rows) before it ends.
-template <int BYTES>
-BS_INLINE void bs_store_row(void *to, const void *from) {
-  if (threadIdx.x == 0) {
-    asm volatile(
-        "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
-        "cp.async.bulk.commit_group;" ::"l"(to),
-        "r"(static_cast<uint32_t>(__cvta_generic_to_shared(from))), "n"(BYTES)
-        : "memory");
-  }
-}
-
-// 9.7.9.25.3.2 cp.async.bulk.wait_group.read: shared memory of the thread's bulk copies is read.
-BS_INLINE void bs_stored_rows() {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-}

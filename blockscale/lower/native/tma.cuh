@@ -277,6 +277,13 @@ BS_INLINE void bs_tma_store_2d(const void *map, int x, int y, uint32_t from) {
                : "memory");
 }
 
+// 9.7.9.25.4.1 cp.async.bulk, shared to global, in the thread's bulk group; `bytes` are a multiple of 16.
+BS_INLINE void bs_bulk_store(void *to, uint32_t from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
+               "r"(bytes)
+               : "memory");
+}
+
 // 9.7.9.25.3.1 cp.async.bulk.commit_group.
 BS_INLINE void bs_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 

@@ -27,6 +27,9 @@ from blockscale.tir.quant.quantize import element_code, pack_codes, scale_byte
 HEADER = '#include "fp4.cuh"\n'
 """What declares the device functions; nvcc looks for it in blockscale/native."""
 
+STAGED = '#include "staged.cuh"\n'
+"""What declares those of rows that a CTA stages in shared memory."""
+
 CLASS = {"bfloat16": "BsBf16", "float16": "BsF16", "float32": "BsF32"}
 """Traits class of an element dtype in fp4.cuh."""
 
@@ -262,21 +265,28 @@ def store_rounded(dtype: str, count: int, hint: str) -> str:
 @intrinsic
 def stage_rounded(dtype: str, count: int) -> str:
     """Register and name: the same to shared memory, from where `store_row` takes it."""
-    return _store_rounded("stage_rounded", dtype, count, "shared")
+    return _store_rounded("stage_rounded", dtype, count)
 
 
-def _store_rounded(kind: str, dtype: str, count: int, where: str) -> str:
-    """``where``: a cache hint, or shared memory."""
-    shared = where == "shared"
-    template = f"{CLASS[dtype]}, {count}" + ("" if shared else f", {where}")
+def _store_rounded(kind: str, dtype: str, count: int, hint: str = "") -> str:
+    """``hint``: of the cache; without one the elements go to shared memory."""
+    template = ", ".join(filter(None, (CLASS[dtype], str(count), hint)))
+    scope, header = ("global", HEADER) if hint else ("shared", STAGED)
     return mapped(
-        f"cuda_{kind}_{dtype}x{count}" + ("" if shared else f"_{where}"),
+        "_".join(filter(None, (f"cuda_{kind}_{dtype}x{count}", hint))),
         "out",
         [local("V", (i64(count),), "float32")],
-        Operand("D", (i64(count),), dtype, "w", "shared" if shared else "global"),
+        Operand("D", (i64(count),), dtype, "w", scope),
         lambda value: formats.round_to(dtype, value),
-        partial(call, f"bs_{kind}<{template}>"),
+        partial(call, f"bs_{kind}<{template}>", header=header),
     )
+
+
+STORE_ROW = "bs_store_row"
+"""The device function of `store_row`: a kernel that calls it has bulk copies to wait for."""
+
+_OF_ROWS = "cuda_store_row_"
+"""What names of `store_row` begin with; dtype and number of elements follow."""
 
 
 @intrinsic
@@ -289,15 +299,14 @@ def store_row(dtype: str, count: int) -> str:
 
     def move(target: T.Buffer, source: T.Buffer) -> PrimExpr:
         T.evaluate(T.tvm_storage_sync("shared"))
-        return moved(f"{STORE_ROW}<{count * BYTES[dtype]}>", target, source)
+        return moved(f"{STORE_ROW}<{count * BYTES[dtype]}>", target, source, STAGED)
 
-    return copy(f"{_STORE_ROW}{dtype}x{count}", (i64(count),), dtype, ("shared", "global"), move)
+    return copy(f"{_OF_ROWS}{dtype}x{count}", (i64(count),), dtype, ("shared", "global"), move)
 
 
-STORE_ROW = "bs_store_row"
-"""The device function of `store_row`: a kernel that calls it has bulk copies to wait for."""
-
-_STORE_ROW = "cuda_store_row_"
+def stored_rows() -> PrimExpr:
+    """Call that returns when the thread's bulk copies have read shared memory."""
+    return call("bs_bulk_wait_read<0>", header=STAGED)
 
 
 def mapped(
@@ -358,5 +367,5 @@ def register_all() -> tuple[str, ...]:
 
 def register_rows(trace: str) -> None:
     """Register the intrinsics that ``trace`` names and that there are for rows of any length."""
-    for dtype, count in re.findall(rf"\b{_STORE_ROW}([a-z0-9]+)x(\d+)\b", trace):
+    for dtype, count in re.findall(rf"\b{_OF_ROWS}([a-z0-9]+)x(\d+)\b", trace):
         store_row(dtype, int(count))
