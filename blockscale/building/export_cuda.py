@@ -102,7 +102,7 @@ def write_cuda_library(
             list(pool.map(run, commands))
         for made in objects:
             if not made.exists():
-                made.parent.mkdir(exist_ok=True)
+                made.parent.mkdir(parents=True, exist_ok=True)
                 files.write(made, (folder / made.name).read_bytes())
         elf = link(objects, [*contents["functions"], *REPLAY], folder, cc)
     files.write(out, append_manifest(elf, contents), 0o755)
