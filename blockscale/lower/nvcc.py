@@ -19,8 +19,15 @@ from blockscale.base import files, formats
 from blockscale.base.errors import CompileError
 from blockscale.base.files import CUDA_HEADERS, HOST_C
 
-INCLUDES = (CUDA_HEADERS, CUDA_HEADERS / "gemm", CUDA_HEADERS / "moe", HOST_C)
-"""Folders of our device headers."""
+INCLUDES = (
+    *(CUDA_HEADERS / "nvcc", CUDA_HEADERS, CUDA_HEADERS / "gemm", CUDA_HEADERS / "moe"),
+    HOST_C,
+)
+"""Folders of our device headers; "nvcc" has short forms of headers of CUDA's, which they hide.
+
+nvcc includes cuda_runtime.h before a source, and TVM's sources include cuda.h, cuda_fp16.h and
+cuda_bf16.h.  A norm's kernel took 0.61 CPU seconds to compile with CUDA's own and takes 0.23 with
+these, to the same machine code (nvcc 13.0.88, AMD EPYC, 2026-11-27)."""
 
 FLAGS = (
     "-O3",

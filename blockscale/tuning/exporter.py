@@ -97,7 +97,7 @@ def compiled(text: str, arch: str, folder: Path) -> bytes:
 
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(f"{arch} {nvcc.version()} {formats.header()} {text}".encode())
-    for header in sorted(files.CUDA_HEADERS.rglob("*.cuh")):
+    for header in sorted(files.CUDA_HEADERS.rglob("*.*h")):
         digest.update(header.read_bytes())
     image = folder / f"{digest.hexdigest()[:24]}.cubin"
     if not image.exists():
