@@ -17,8 +17,8 @@ NCCL's is all_to_all_single of T rows to each rank, of 2 bytes or 1 an element.
 * "all_to_all": rows and results by all_to_all_single, ids and weights by all_gather, our fused_moe
   of the same experts, ranks' sums added up;
 * "all_gather": the same by all_gather and reduce_scatter;
-* "tensor parallel": all experts on each rank, with their share of the intermediate, of the tokens
-  of all ranks, which each of them has, and an all_reduce.
+* "tensor parallel": all experts on each rank, with their share of the intermediate, in whole blocks
+  of scales, of the tokens of all ranks, which each of them has, and an all_reduce.
 
 ``--halves``: also the layer as two half batches on two streams, each with an `ExpertParallel` of
 its own.  On CPUs (gloo) it runs too, to try it out: those times mean nothing.
@@ -42,6 +42,7 @@ import torch.distributed as dist
 import blockscale
 from bench import measure
 from blockscale.base.formats import MOE
+from blockscale.base.sizes import ceil_div, round_up
 from blockscale.demo.files import write_json
 from blockscale.ops.distributed.config import COMBINES, DISPATCHES
 
@@ -50,6 +51,8 @@ Tensor = torch.Tensor
 FORMAT = 1
 CALLS, REPLAYS = 20, 7
 TOKENS = (1, 8, 64, 128, 512, 4096)
+SHARE = 32
+"""A rank's share of an expert's intermediate is padded to whole blocks of the weights' scales."""
 
 
 @dataclass(frozen=True)
@@ -391,9 +394,10 @@ def main() -> None:
         say("exchange", results["exchange"][-1])
     for key in args.layers:
         layer = LAYERS[key]
+        share = round_up(ceil_div(layer.intermediate, ranks.count), SHARE)
         weights = (
             prepared(layer, layer.experts // ranks.count, layer.intermediate, ranks.device),
-            prepared(layer, layer.experts, layer.intermediate // ranks.count, ranks.device),
+            prepared(layer, layer.experts, share, ranks.device),
         )
         results["layers"][key] = []
         for tokens in args.tokens:

@@ -17,14 +17,13 @@ from tvm.s_tir.meta_schedule import TuneContext, _ffi_api
 from tvm.s_tir.meta_schedule.logging import get_logging_func
 from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate, PySearchStrategy
 from tvm.s_tir.meta_schedule.task_scheduler import PyTaskScheduler
-from tvm_ffi.serialization import from_json_graph_str
 
 from blockscale.building.records import median_us, sentence
 from blockscale.building.space import replay
 from blockscale.tuning.components.pool import OVER, Job, Workers
 from blockscale.tuning.site import Site
 from blockscale.tuning.task import Task, Trial
-from blockscale.tuning.worker import Illegal, Measurement, Unscheduled
+from blockscale.tuning.worker import Applied, Illegal, Measurement, Unscheduled
 
 _ILLEGAL = f"build: {Illegal.__name__}: "
 _POLL_S = 0.01
@@ -93,7 +92,7 @@ class Session:
         made = trial.task.to_build(trial)
         return made, (trial.key, made.shipped or made.module)
 
-    def job(self, library: str, args_info: Sequence[Any], built: str) -> Job:
+    def job(self, library: str, args_info: Sequence[Any], built: Applied | None) -> Job:
         """Return the job that measures a candidate, at the site.
 
         Workloads are its groups: their arguments and the default's results are where they were.
@@ -116,9 +115,8 @@ class Session:
         if error is not None and error.startswith(_ILLEGAL):
             task.refuse(trial, error.removeprefix(_ILLEGAL))
             return
-        applied = trial.built and from_json_graph_str(trial.built)
-        trace = applied or replay(task.mod, trial.trace).trace
-        if not task.is_new(trial, trace):
+        applied = trial.built or Applied.of(replay(task.mod, trial.trace).trace)
+        if not task.is_new(trial, applied.key):
             return
         times = () if error else result.run_secs
         us = median_us(times)
@@ -138,7 +136,7 @@ class Session:
         }
         if task.model is not None:
             line["model"] = task.model
-        task.store.append(task.entry, trace, times, task.target, line)
+        task.store.append(task.entry, applied.trace, times, task.target, line)
         self.history.append(line)
         try:
             self.report(task, line)
@@ -176,7 +174,7 @@ class Turns(PySearchStrategy):
         """Return the next candidates; None when the task has ended."""
         task, room = self.task, self._session.room(self.task)
         if task.first is None and not self._sketches.eager:
-            self._sketches.begin(self._session.workers)
+            self._sketches.begin(self._session.workers, task.modules[0])
         self._before_us = task.best_us
         if room <= 0 or task.ended:
             return None

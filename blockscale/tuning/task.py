@@ -16,7 +16,15 @@ from blockscale.building.records import trace_key
 from blockscale.building.space import new_schedule, replay, trace_json
 from blockscale.building.store import Store, argument_infos, with_model
 from blockscale.tuning import moe
-from blockscale.tuning.worker import TILE_SCALES, Argument, Timing, Unscheduled, packed
+from blockscale.tuning.worker import (
+    TILE_SCALES,
+    Applied,
+    Argument,
+    Timing,
+    Unscheduled,
+    packed,
+    unpacked,
+)
 
 if TYPE_CHECKING:
     from blockscale.catalog import Workload
@@ -34,6 +42,22 @@ _MOST_REFUSED = 64
 """Points in a row that TensorIR refuses before the search is given up."""
 
 
+Modules = tuple[bytes, bytes | None]
+"""The module that records know, and what is built in its place, both `packed`."""
+
+
+def made(workload: Workload, level: str) -> Modules:
+    """Return the modules of ``workload``; a worker makes them: parsing takes 0.1 s for each.
+
+    For a GPU the function for any sizes is built, which a library has: its bounds and indices cost
+    more than those of the static instance, and other schedules win.  Quantising 8192 x 8192 on an
+    H200: one block a thread 41.6 us static, 47.8 us for any sizes; two 42.0 and 44.0.
+    """
+    mod = workload.mod(level)
+    whole = is_gpu(level) and moe.gemm_of(mod) is None
+    return packed(mod), packed(workload.symbolic(level)) if whole else None
+
+
 @dataclass(eq=False)
 class Trial:
     """A candidate on its way through builder and runner."""
@@ -46,8 +70,8 @@ class Trial:
     key: str
     record: bool = True
     """Whether to write it down: a default that is known is run again only for its results."""
-    built: str = ""
-    """Its trace as it was applied (`worker.Unscheduled.scheduled`)."""
+    built: Applied | None = None
+    """Its trace as it was applied; None: it was not built."""
 
     def comparable(self) -> bool | None:
         """Return whether the default, which is compared with itself, has run; None: never."""
@@ -82,10 +106,13 @@ class Task:
     """The default schedule has run."""
     reference: str | None = None
     """Library of the default schedule."""
+    modules: Modules | None = None
+    """What `made` returns of it."""
 
     def __post_init__(self) -> None:
         """Take over what earlier sessions measured."""
-        self.mod = self.workload.mod(self.level)
+        self.modules = self.modules or made(self.workload, self.level)
+        self.mod = unpacked(self.modules[0])
         self.model = self.store.model
         self.target = with_model(self.workload.target(self.level), self.model)
         self.entry, self.known = self.store.open(self.workload, self.level, self.mod)
@@ -113,19 +140,6 @@ class Task:
     @cached_property
     def _default_key(self) -> str:
         return trace_key(trace_json(self._default.trace))
-
-    @cached_property
-    def _modules(self) -> tuple[bytes, bytes | None, str]:
-        """What `worker.Unscheduled` has beside a trace.
-
-        For a GPU it is the function for any sizes, which a library has: its bounds and indices cost
-        more than those of the static instance, and other schedules win.  Quantising 8192 x 8192 on
-        an H200: one block a thread 41.6 us static, 47.8 us for any sizes; two 42.0 and 44.0.
-        """
-        if not is_gpu(self.level) or self.gemm is not None:
-            return packed(self.mod), None, ""
-        shipped = packed(self.workload.symbolic(self.level))
-        return packed(self.mod), shipped, json.dumps(self.workload.spec.to_json())
 
     @property
     def tag(self) -> str:
@@ -207,11 +221,15 @@ class Task:
 
     def to_build(self, trial: Trial) -> Unscheduled:
         """Return what is built for ``trial``."""
-        return Unscheduled(trial.trace, *self._modules)
+        assert self.modules is not None
+        return Unscheduled(trial.trace, *self.modules, self._spec)
 
-    def is_new(self, trial: Trial, trace: Any) -> bool:
-        """Return whether the ``trace`` that was applied is no other trial's: TVM clips tiles."""
-        key = trace_key(trace_json(trace))
+    @cached_property
+    def _spec(self) -> str:
+        return json.dumps(self.workload.spec.to_json())
+
+    def is_new(self, trial: Trial, key: str) -> bool:
+        """Return whether the trace that was applied, of ``key``, is no other trial's."""
         known = key != trial.key and key in self._keys
         self._keys.add(key)
         return not known

@@ -33,7 +33,7 @@ from blockscale.building.store import Lock, Store, folder_of
 from blockscale.specs import Spec
 from blockscale.tuning.components.builder import WorkerBuilder
 from blockscale.tuning.components.features import cost_model as make_model
-from blockscale.tuning.components.pool import Worker, Workers
+from blockscale.tuning.components.pool import Job, Worker, Workers
 from blockscale.tuning.components.runner import WorkerRunner
 from blockscale.tuning.components.search import DecisionSearch
 from blockscale.tuning.components.sketches import Sketches
@@ -42,7 +42,7 @@ from blockscale.tuning.loop import BestBet, Context, Session, Turns
 from blockscale.tuning.modelled import stands_in
 from blockscale.tuning.progress import Display
 from blockscale.tuning.site import Site
-from blockscale.tuning.task import Task
+from blockscale.tuning.task import Task, made
 
 if TYPE_CHECKING:
     from blockscale.catalog import Workload
@@ -170,7 +170,7 @@ def tune(
                 progress(line)
 
         session = Session(crew, site, report, started, most, each, timeouts)
-        for task in _opened(chosen, level, work_dir, seed_logs, display.say, site.model):
+        for task in _opened(chosen, level, work_dir, seed_logs, site.model, crew):
             session.tasks.append(task)
             if crew.over() or time.monotonic() >= deadline:
                 break
@@ -295,22 +295,33 @@ def _opened(
     level: str,
     work_dir: Path,
     seed_logs: Sequence[Path | str],
-    say: Callable[[str], None],
     model: str | None,
+    crew: Workers,
 ) -> Iterator[Task]:
-    """Yield the tasks of ``chosen``, with what earlier sessions and logs know of them."""
+    """Yield the tasks of ``chosen``, with what earlier sessions and logs know of them.
+
+    Their modules are made by the crew.
+    """
     from blockscale.building import logs
 
     stores: dict[str, Store] = {}
-    for workload in chosen:
+    say, jobs = crew.say, [Job(made, (workload, level)) for workload in chosen]
+    crew.to_build += jobs
+    for workload, job in zip(chosen, jobs, strict=True):
+        if not crew.wait(job.done):
+            return
+        assert job.answer is not None
+        if job.answer.error is not None:  # an op that fails must not end the others' session
+            say(f"{workload.tag}: not tuned, since scheduling failed ({job.answer.error})")
+            continue
         try:
             if workload.op not in stores:
                 folder = folder_of(work_dir, workload.op, level)
                 stores[workload.op] = Store(folder, say, model)
             hits = [logs.find(workload, level, [d]) for d in seed_logs]
             seeds = [(hit.trace, hit.source) for hit in hits if hit]
-            yield Task(workload, level, stores[workload.op], seeds, say)
+            yield Task(workload, level, stores[workload.op], seeds, say, modules=job.answer.value)
         except LogError:
             raise
-        except Exception as error:  # an op that fails must not end the others' session
+        except Exception as error:
             say(f"{workload.tag}: not tuned, since scheduling failed ({sentence(error)})")

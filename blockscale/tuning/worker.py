@@ -17,14 +17,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from blockscale.base import files
 from blockscale.base.errors import LoweringError
 from blockscale.base.formats import E4M3, UE8M0
-from blockscale.building.records import median_us, sentence
+from blockscale.building.records import median_us, sentence, trace_key
 
 MAX_TURNED = 1e-3
 """Part of an output with ties that may differ from the default's: another order of sums turns them.
@@ -165,6 +165,36 @@ def packed(module: Any) -> bytes:
     return zlib.compress(pickle.dumps(module), 1)
 
 
+def unpacked(data: bytes) -> Any:
+    """Return the module that `packed` made ``data`` of."""
+    return pickle.loads(zlib.decompress(data))
+
+
+class Applied(NamedTuple):
+    """A trace as it was applied (TVM clips tiles), told by a worker: one costs the search 10 ms."""
+
+    graph: str
+    """As tvm_ffi's JSON."""
+    key: str
+    """`records.trace_key`."""
+
+    @staticmethod
+    def of(trace: Any) -> Applied:
+        """Return what is to be known of a TVM trace."""
+        from tvm_ffi.serialization import to_json_graph_str
+
+        from blockscale.building.space import trace_json
+
+        return Applied(to_json_graph_str(trace), trace_key(trace_json(trace)))
+
+    @property
+    def trace(self) -> Any:
+        """The TVM trace."""
+        from tvm_ffi.serialization import from_json_graph_str
+
+        return from_json_graph_str(self.graph)
+
+
 @dataclass(frozen=True)
 class Unscheduled:
     """A candidate that its builder schedules: that takes 0.1 s, and the search is one process.
@@ -178,29 +208,27 @@ class Unscheduled:
     shipped: bytes | None = None
     spec: str = ""
 
-    def scheduled(self) -> tuple[Any, str]:
-        """Return the module to build, and its trace as tvm_ffi's JSON.
+    def scheduled(self) -> tuple[Any, Applied]:
+        """Return the module to build, and the trace that was applied.
 
         Raises:
             Illegal: TensorIR refuses to schedule it so.
         """
-        from tvm_ffi.serialization import to_json_graph_str
-
         from blockscale.building.space import new_schedule, replay
 
         try:
-            sch = replay(pickle.loads(zlib.decompress(self.module)), self.trace)
+            sch = replay(unpacked(self.module), self.trace)
             mod = sch.mod
             if self.shipped is not None:
-                made = new_schedule(pickle.loads(zlib.decompress(self.shipped)))
+                made = new_schedule(unpacked(self.shipped))
                 sch.trace.apply_to_schedule(made, remove_postproc=False)
                 mod = type(mod)({"main": made.mod["main"].with_attr(SPEC, self.spec)})
         except Exception as error:  # e.g. the design has another number of loops for the decisions
             raise Illegal(sentence(error)) from error
-        return mod, to_json_graph_str(sch.trace)
+        return mod, Applied.of(sch.trace)
 
 
-def build(module: Any, target: str, exporter: str, out: str) -> str | None:
+def build(module: Any, target: str, exporter: str, out: str) -> Applied | None:
     """Compile a module into the shared library ``out``.
 
     One that is `Unscheduled` returns its trace, and leaves a copy of the library for others that

@@ -197,14 +197,15 @@ def test_each_task_has_a_model_which_learns_when_it_is_asked():
 def test_a_worker_draws_a_space(workers):
     """And the search does it itself where the worker could not."""
     own, far, lost = (Sketches(WORKLOAD, LEVEL) for _ in range(3))
-    far.begin(workers)
+    mod = packed(WORKLOAD.mod(LEVEL))
+    far.begin(workers, mod)
     [job] = workers.to_build
     assert far.space.all() == own.space.all()
     assert far.space is job.answer.value
     assert [far.space.trace(p) for p in far.space.all()] == list(
         map(own.space.trace, own.space.all())
     )
-    lost.begin(workers)
+    lost.begin(workers, mod)
     workers.to_build.pop().end(pool.Answer(None, "crashed with SIGSEGV"))
     assert lost.space.all() == own.space.all()
 

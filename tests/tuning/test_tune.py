@@ -31,7 +31,7 @@ from blockscale.tuning.components.sketches import Sketches
 from blockscale.tuning.loop import Context
 from blockscale.tuning.task import Task
 from blockscale.tuning.tuner import Interrupted, tune
-from blockscale.tuning.worker import Argument
+from blockscale.tuning.worker import Applied, Argument
 from tests.kit import fake_workload
 from tests.kit.fake_workload import COLS, EXPORTER, FakeSpec, FakeWorkload
 from tests.kit.paths import without_torch
@@ -519,10 +519,12 @@ def test_a_trace_that_another_trial_has_is_no_trial(tmp_path):
     made = MeasureCandidate(sch[0], [])
     [one], [two] = (tuning.trials_of("search", made, trace_json(s.trace)) for s in sch[:2])
     assert tuning.trials_of("search", made, one.trace) == []
-    assert tuning.is_new(one, sch[0].trace)
-    assert not tuning.is_new(two, sch[0].trace)
-    assert tuning.is_new(two, sch[2].trace)
-    assert not tuning.is_new(one, sch[2].trace)
+    keys = [Applied.of(s.trace).key for s in sch]
+    assert keys[:2] == [one.key, two.key]
+    assert tuning.is_new(one, keys[0])
+    assert not tuning.is_new(two, keys[0])
+    assert tuning.is_new(two, keys[2])
+    assert not tuning.is_new(one, keys[2])
 
 
 def test_the_limit_of_a_run_follows_the_default(tmp_path):

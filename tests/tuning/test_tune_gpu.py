@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from tvm.tirx import Var
-from tvm_ffi.serialization import from_json_graph_str
 
 from blockscale import catalog
 from blockscale.base.targets import runs_on
@@ -106,7 +105,8 @@ def test_what_is_measured_is_the_function_for_any_sizes(tmp_path):
         assert isinstance(rows, Var)
         assert isinstance(cols, Var)
         assert "threadIdx.x" in built.script()
-        assert trace_json(from_json_graph_str(applied)) == trial.trace
+        assert trace_json(applied.trace) == trial.trace
+        assert applied.key == trial.key
     assert tuning.arguments()[0].shape == (workload.rows, 8192)
 
 

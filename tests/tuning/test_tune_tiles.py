@@ -279,7 +279,7 @@ def test_what_is_compared_is_not_the_workspace(monkeypatch):
 @pytest.mark.parametrize(("name", "rows"), [(LINEAR, 8), (INT4, 16)])
 def test_the_cost_model_sees_what_the_kernel_is(name, rows):
     work = of(name, rows)
-    space = draw(work, ARCH, 0)
+    space = draw(work, ARCH, 0, work.mod(ARCH))
     rows_of = space.features(space.all())
     assert len({tuple(row) for row in rows_of}) == space.size  # it tells all points apart
     names = sorted({name for design in space.designs for name in design.facts})

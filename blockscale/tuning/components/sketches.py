@@ -14,14 +14,19 @@ from tvm.s_tir.meta_schedule.space_generator import PySpaceGenerator
 
 from blockscale.building.space import Point, Space, new_schedule, replay, trace_json
 from blockscale.tuning.components.pool import Job, Workers
+from blockscale.tuning.worker import unpacked
 
 _POINT = "int64"
 """Type of the only argument of a candidate that stands for a point."""
 
 
-def draw(workload: Any, level: str, seed: int, mod: Any = None) -> Space:
-    """Return the space of ``workload`` as data; ValueError where no sketch can be scheduled."""
-    mod = mod or workload.mod(level)
+def draw(workload: Any, level: str, seed: int, mod: Any) -> Space:
+    """Return the space of ``workload``, whose module is ``mod``, also `packed`, as data.
+
+    Raises:
+        ValueError: no sketch can be scheduled.
+    """
+    mod = unpacked(mod) if isinstance(mod, bytes) else mod
     return Space(mod, workload.space(level), seed, workload.facts(level))
 
 
@@ -43,9 +48,9 @@ class Sketches(PySpaceGenerator):
         self._points: list[Point] = []
         self._drawn: tuple[Workers, Job] | None = None
 
-    def begin(self, workers: Workers) -> None:
-        """Have one of ``workers`` draw the space."""
-        self._drawn = workers, Job(draw, (self.workload, self.level, self.seed))
+    def begin(self, workers: Workers, mod: bytes) -> None:
+        """Have one of ``workers`` draw the space of the module, which is `packed`."""
+        self._drawn = workers, Job(draw, (self.workload, self.level, self.seed, mod))
         workers.to_build.append(self._drawn[1])
 
     @cached_property
@@ -57,7 +62,8 @@ class Sketches(PySpaceGenerator):
             if job.answer is not None and job.answer.error is None:
                 found: Space = job.answer.value
                 return found
-        return draw(self.workload, self.level, self.seed, self._mod)
+        mod = self._mod or self.workload.mod(self.level)
+        return draw(self.workload, self.level, self.seed, mod)
 
     def stand_in(self, point: Point) -> MeasureCandidate:
         """Return a candidate that stands for ``point``, which nobody has scheduled.
