@@ -34,6 +34,9 @@ OVER = "not measured: the session's time was up"
 _MAX_JOBS = 200
 """Jobs before a worker is replaced: compiling leaks a little memory each time."""
 _START_TIMEOUT_S = 60.0
+_STARTING = max(2, (os.cpu_count() or 1) // 4)
+"""Builders that import TVM at the same time: 64 that did on 64 cores were all ready after 8 s, and
+what measures, which was to connect to its server, no earlier."""
 _KILL_TIMEOUT_S = 10.0
 _MAX_TRIES = 3
 """Servers that a job may lose before it is thought to be the cause."""
@@ -115,6 +118,8 @@ class Worker:
     place: str = ""
     """The machine far away for which it stands, and which is lost with it."""
     process: subprocess.Popen[bytes] | None = None
+    ready: bool = False
+    """Whether its process takes jobs, as far as is known."""
 
     def start(self) -> None:
         """Start the process unless it runs; returns before it is ready."""
@@ -252,7 +257,7 @@ class Workers:
         self._all = list(dict.fromkeys([*self.measurers, *self.builders]))
 
     def __enter__(self) -> Workers:
-        for worker in self._all:
+        for worker in [*self.measurers, *self.builders[:_STARTING]]:
             worker.start()
         return self
 
@@ -292,6 +297,8 @@ class Workers:
                 return
             if worker.job is not None or worker.dead is not None:
                 continue
+            if worker.process is None and not measures and self._starting() >= _STARTING:
+                return
             ready = {job: job.ready() for job in queue}
             for job in [job for job, may in ready.items() if may is None]:
                 queue.remove(job)
@@ -301,6 +308,10 @@ class Workers:
                 queue.remove(job)
                 worker.measures = measures
                 worker.send(job)
+
+    def _starting(self) -> int:
+        """Return how many builders have a job and cannot begin it yet."""
+        return sum(each.job is not None and not each.ready for each in self.builders)
 
     def _take(self, worker: Worker) -> None:
         """Take a worker's answer if it is there, and hand it on."""
