@@ -415,6 +415,20 @@ def test_a_default_that_seems_slow_is_measured_once_more(tmp_path, monkeypatch):
     assert result.default == {small().tag: min(line["us"] for line in result.history[:2])}
 
 
+def test_no_model_is_asked_for_the_order_of_what_few_batches_measure():
+    """Nor is one trained: it learns when it is asked."""
+    workload = small()
+    sketches = Sketches(workload, LEVEL)
+    search = DecisionSearch(sketches, seed=3)
+    Context(workload.mod(LEVEL), workload.target(LEVEL), "a", sketches, search)
+    search.pre_tuning(99, 1, [], None, None)  # with a model it would have to be one
+    for us in range(POINTS):
+        [candidate] = search.generate_measure_candidates()
+        search.notify_runner_results([candidate], [RunnerResult([(us + 1) * 1e-6], None)])
+    assert len(search.known) == POINTS
+    assert search.generate_measure_candidates() is None
+
+
 def test_the_search_finds_the_best_point_without_measuring_all():
     workload = FakeWorkload(rows=1 << 20)
     space = Space(workload.mod(LEVEL), workload.space(LEVEL))

@@ -24,6 +24,9 @@ _WARMUP = 8
 """Measured points before the model is asked; below, points are drawn at random."""
 _ENUMERATE = 4096
 """Spaces up to this size are ranked as a whole; larger ones are searched by evolution."""
+_LAST = 4
+"""Batches that measure what is left of a space, so that no model is asked for their order: training
+it takes 0.2 s, in which 64 cores build 20 norms."""
 _POPULATION = 192
 _GENERATIONS = 3
 _PARENTS = 12
@@ -131,8 +134,9 @@ class DecisionSearch(PySearchStrategy):
         self._all = space.all() if space.size <= _ENUMERATE else None
         if sum(math.isfinite(us) for us in self.known.values()) < _WARMUP:
             return self._fresh(self._draws(count * 8), count)
-        if self._all is not None and len(left := self._draws(count + 1)) <= count:
-            return self._fresh(left, count)  # whatever the model says
+        most = _LAST * count
+        if self._all is not None and len(left := self._draws(most + 1)) <= most:
+            return self._fresh(left, count)
         guess = round(count * (1 - _RANDOM_SHARE) + self._rng.random() - 0.5)
         chosen = self._fresh(self._ranked(), min(max(guess, 1), count))
         return chosen + self._fresh(self._draws(count * 8), count - len(chosen))
