@@ -82,7 +82,7 @@ EP_PEERS = {
 
 
 def ep_section(result: Results, source: str = "") -> str:
-    """Return rows there and back, whole layers, and more ranks on paper."""
+    """Return rows there and back, whole layers, and, from two ranks, more of them on paper."""
     rows = result["exchange"]
     tokens = [row["tokens"] for row in rows]
     sizes = ep.LAYERS[ep.TIMED]
@@ -109,7 +109,9 @@ def ep_section(result: Results, source: str = "") -> str:
         for name, said in EP_OTHERS.items()
         if any(name in row for row in found)
     ]
-    predicted = scaling.predicted(rows, sizes.experts, sizes.hidden, sizes.top_k)
+    predicted = {}
+    if result["ranks"] == 2:
+        predicted = scaling.predicted(rows, sizes.experts, sizes.hidden, sizes.top_k)
     facts = {"tokens": tokens, "exchange": exchange, "layers": layers, "predicted": predicted}
     facts |= {"counts": scaling.COUNTS, "ranks": scaling.RANKS}
     return render("pages/ep.md.j2", r=result, source=source, **facts)
@@ -191,6 +193,7 @@ SECTIONS: dict[str, tuple[str, int, Callable[[Results, str], str]]] = {
     "bench": ("docs/cpu.md", FORMAT, cpu_report.section),
     "demo": ("docs/demo.md", 1, demo_section),
     "ep": ("docs/ep.md", ep.FORMAT, ep_section),
+    "ep_four": ("docs/ep.md", ep.FORMAT, ep_section),
     "emulator": ("docs/emulator.md", emulator.FORMAT, emulator.section),
     "host": ("docs/gpu.md", host.FORMAT, host.section),
     "linear": ("docs/linear.md", linear.FORMAT, linear_report.section),
@@ -212,7 +215,8 @@ def _results(option: str, about: str) -> Callable[[Callable[..., None]], Callabl
 @_results("--bench", "Results of `python -m bench.cpu --out`; keep them in bench/results.")
 @_results("--demo", "Figures of the demo, dist/minilm-nvfp4.json.")
 @_results("--emulator", "Results of `python -m bench.emulator --out`; keep them in bench/results.")
-@_results("--ep", "Results of `torchrun -m bench.ep`.")
+@_results("--ep", "Results of `torchrun -m bench.ep` on two GPUs.")
+@_results("--ep-four", "The same on four.")
 @_results("--host", "Results of `python -m bench.gpu.host`.")
 @_results("--linear", "Results of `python -m bench.gpu.linear`.")
 @_results("--linear-fp8", "Results of `python -m bench.gpu.linear_fp8`, of INT4 weights.")
