@@ -325,7 +325,9 @@ def test_measured_tables_are_those_of_the_results():
     assert section == make(read(ROOT / "docs" / source[1], FORMAT), source[1]).strip()
 
 
-@pytest.mark.parametrize("marker", ["emulator", "ep", "ep_four", "host", "linear", "moe_fp8", "moe_loose"])
+@pytest.mark.parametrize(
+    "marker", ["emulator", "ep", "ep_four", "host", "linear", "moe_fp8", "moe_loose"]
+)
 def test_a_table_is_that_of_the_results(marker):
     """Of the file that the page names."""
     from bench.readme import SECTIONS
