@@ -107,6 +107,11 @@ HOPPER = (  # beginning of an opcode that no target before sm_90 has, part of it
 
 def check_target(units: list[Unit], target: str, kernel: str) -> None:
     """Refuse instructions that the module's .target does not have."""
+    if not target:
+        raise PtxError(
+            "the module has no .target (PTX ISA 11.1.2); write the architecture behind .version, "
+            "e.g. .target sm_90a"
+        ).at(Place(kernel=kernel))
     number = target.removeprefix("sm_")
     family, suffix = number.rstrip("af"), number[-1:] in ("a", "f")
     for ins in (i for u in units for i in u.everything):

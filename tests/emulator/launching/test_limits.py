@@ -100,6 +100,14 @@ def test_a_target_that_is_none_is_refused(target):
         emulator.launch(kit.ptx("", [], target=target), block=32)
 
 
+def test_a_module_without_a_target_is_refused():
+    text = kit.ptx("", [])
+    assert ".target sm_" in text
+    lines = [line for line in text.splitlines() if not line.startswith(".target")]
+    with pytest.raises(emulator.PtxError, match=r"has no \.target"):
+        emulator.launch("\n".join(lines), block=32)
+
+
 def test_more_targets_and_options_are_read():
     emulator.launch(kit.ptx("", [], target="sm_90, debug, texmode_unified"), block=32)
 
