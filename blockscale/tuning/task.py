@@ -106,12 +106,13 @@ class Task:
     """The default schedule has run."""
     reference: str | None = None
     """Library of the default schedule."""
-    modules: Modules | None = None
-    """What `made` returns of it."""
+    modules: Modules = b"", None
+    """What `made` returns of it; empty: nobody has called that yet."""
 
     def __post_init__(self) -> None:
         """Take over what earlier sessions measured."""
-        self.modules = self.modules or made(self.workload, self.level)
+        if not self.modules[0]:
+            self.modules = made(self.workload, self.level)
         self.mod = unpacked(self.modules[0])
         self.model = self.store.model
         self.target = with_model(self.workload.target(self.level), self.model)
@@ -221,7 +222,6 @@ class Task:
 
     def to_build(self, trial: Trial) -> Unscheduled:
         """Return what is built for ``trial``."""
-        assert self.modules is not None
         return Unscheduled(trial.trace, *self.modules, self._spec)
 
     @cached_property
