@@ -46,7 +46,7 @@ Modules = tuple[bytes, bytes | None]
 """The module that records know, and what is built in its place, both `packed`."""
 
 
-def made(workload: Workload, level: str) -> Modules:
+def modules_of(workload: Workload, level: str) -> Modules:
     """Return the modules of ``workload``; a worker makes them: parsing takes 0.1 s for each.
 
     For a GPU the function for any sizes is built, which a library has: its bounds and indices cost
@@ -107,12 +107,12 @@ class Task:
     reference: str | None = None
     """Library of the default schedule."""
     modules: Modules = b"", None
-    """What `made` returns of it; empty: nobody has called that yet."""
+    """What `modules_of` returns; empty: nobody has called that yet."""
 
     def __post_init__(self) -> None:
         """Take over what earlier sessions measured."""
         if not self.modules[0]:
-            self.modules = made(self.workload, self.level)
+            self.modules = modules_of(self.workload, self.level)
         self.mod = unpacked(self.modules[0])
         self.model = self.store.model
         self.target = with_model(self.workload.target(self.level), self.model)

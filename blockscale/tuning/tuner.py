@@ -42,7 +42,7 @@ from blockscale.tuning.loop import BestBet, Context, Session, Turns
 from blockscale.tuning.modelled import stands_in
 from blockscale.tuning.progress import Display
 from blockscale.tuning.site import Site
-from blockscale.tuning.task import Task, made
+from blockscale.tuning.task import Task, modules_of
 
 if TYPE_CHECKING:
     from blockscale.catalog import Workload
@@ -305,7 +305,7 @@ def _opened(
     from blockscale.building import logs
 
     stores: dict[str, Store] = {}
-    say, jobs = crew.say, [Job(made, (workload, level)) for workload in chosen]
+    say, jobs = crew.say, [Job(modules_of, (workload, level)) for workload in chosen]
     crew.to_build += jobs
     for workload, job in zip(chosen, jobs, strict=True):
         if not crew.wait(job.done):

@@ -166,6 +166,7 @@ def run(
     intermediate: int = 128,
     bias: bool = False,
     scaled: bool = False,
+    rounded: bool = False,
     limits: tuple[float, float] | None = None,
     ctas: int = 2,
     seed: int = 0,
@@ -173,7 +174,8 @@ def run(
 ) -> Outcome:
     """Run GEMM 1 (which gathers) or GEMM 2 of a random layer.
 
-    ``scaled``: rows have scales; ``limits``: alpha and limit of the activation.
+    ``scaled``: rows have scales; ``rounded``: weights are judged as the 16 bits that MMAs multiply,
+    where codes times scales need more (INT4); ``limits``: alpha and limit of the activation.
     """
     layer = moe.random_layer(
         experts, hidden, intermediate, of.fmt, group=of.group, zeros=of.zeros, bias=bias,
@@ -181,6 +183,8 @@ def run(
     )  # fmt: skip
     made = prepared(layer, of.dtype, "tiles64e" if of.bytewise else "tiles64")
     w13, w2 = layer.dense()
+    if rounded:
+        w13, w2 = (values(bits(w, of.dtype), of.dtype) for w in (w13, w2))
     order, blocks = blocks_of(ids, experts, of.tokens)
     top_k, slots = ids.shape[1], ids.size
     rng = np.random.default_rng(seed)

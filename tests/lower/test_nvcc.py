@@ -26,6 +26,18 @@ def sources_of(name: str, arch: str, tmp_path, monkeypatch) -> list[str]:
     return found
 
 
+def ptx(source: str, arch: str, includes, folder) -> str:
+    """Return the PTX that nvcc makes with ``includes``."""
+    assert nvcc.INCLUDES[0].name == "nvcc"
+    (folder / "formats.h").write_text(formats.header())
+    text, out, virtual = folder / "kernel.cu", folder / "kernel.ptx", arch.replace("sm", "compute")
+    text.write_text(source)
+    told = [*nvcc.FLAGS, *(f"-I{path}" for path in (*includes, folder)), "-ptx"]
+    told += ["-gencode", f"arch={virtual},code={virtual}", str(text), "-o", str(out)]
+    subprocess.run([str(nvcc.nvcc()), *told], check=True, capture_output=True)
+    return out.read_text()
+
+
 @pytest.mark.parametrize(
     ("name", "arch"),
     [
@@ -39,21 +51,49 @@ def sources_of(name: str, arch: str, tmp_path, monkeypatch) -> list[str]:
     ],
 )
 def test_ptx_is_that_of_cudas_headers(name, arch, tmp_path, monkeypatch):
-    """Conversions, comparisons, minima, shuffles, libdevice's functions and 64-bit atomics."""
-    (tmp_path / "formats.h").write_text(formats.header())
-    text, out = tmp_path / "kernel.cu", tmp_path / "kernel.ptx"
-    virtual = arch.replace("sm", "compute")
-    end = ["-ptx", "-gencode", f"arch={virtual},code={virtual}", str(text), "-o", str(out)]
-    assert nvcc.INCLUDES[0].name == "nvcc"
+    """Minima, shuffles, libdevice's functions, pairs of float16."""
     for source in sources_of(name, arch, tmp_path, monkeypatch):
-        text.write_text(source)
-        texts = []
-        for includes in (nvcc.INCLUDES, nvcc.INCLUDES[1:]):
-            folders = [f"-I{path}" for path in (*includes, tmp_path)]
-            command = [str(nvcc.nvcc()), *nvcc.FLAGS, *folders, *end]
-            subprocess.run(command, check=True, capture_output=True)
-            texts.append(out.read_text())
-        assert texts[0] == texts[1]
+        assert ptx(source, arch, nvcc.INCLUDES, tmp_path) == ptx(
+            source, arch, nvcc.INCLUDES[1:], tmp_path
+        )
+
+
+CONVERSIONS = """#include <{header}>
+extern "C" __global__ void k({dtype} *x, float *y) {{
+  y[0] = {widen}(x[0]);
+  y[1] = float(x[1]);
+  x[2] = {round}(y[2]);
+  x[3] = {round}_rn(y[3]);
+  x[4] = {dtype}(y[4]);
+}}"""
+
+
+@pytest.mark.parametrize("arch", [SM80, SM90])
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"header": "cuda_bf16.h", "dtype": "nv_bfloat16", "widen": "__bfloat162float",
+         "round": "__float2bfloat16"},
+        {"header": "cuda_fp16.h", "dtype": "half", "widen": "__half2float",
+         "round": "__float2half"},
+    ],
+    ids=["bf16", "fp16"],
+)  # fmt: skip
+def test_conversions_are_those_of_cudas_headers(names, arch, tmp_path):
+    """Which kernels' sources rarely have: most convert by instructions of their own."""
+    source = CONVERSIONS.format(**names)
+    own = ptx(source, arch, nvcc.INCLUDES, tmp_path)
+    assert own == ptx(source, arch, nvcc.INCLUDES[1:], tmp_path)
+
+
+@pytest.mark.parametrize("header", ["cuda_bf16.h", "cuda_fp16.h"])
+@pytest.mark.parametrize("sign", "+-*/")
+def test_arithmetic_of_16_bits_is_an_error_and_not_float32s(header, sign):
+    dtype = {"cuda_bf16.h": "nv_bfloat16", "cuda_fp16.h": "half"}[header]
+    body = f"x[0] = x[1] {sign} x[2];"
+    source = f'#include <{header}>\nextern "C" __global__ void k({dtype} *x) {{ {body} }}'
+    with pytest.raises(CompileError, match="deleted function"):
+        nvcc.compile_cuda_source(source, SM90)
 
 
 def test_a_function_that_is_not_there_is_an_error_of_the_compiler():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -209,6 +210,28 @@ def test_a_worker_draws_a_space(workers):
     lost.begin(workers, mod)
     workers.to_build.pop().end(pool.Answer(None, "crashed with SIGSEGV"))
     assert lost.space.all() == own.space.all()
+
+
+def waits(seconds):
+    time.sleep(seconds)
+    return os.getpid()
+
+
+def test_builders_start_a_few_at_a_time(tmp_path, monkeypatch):
+    """Those that begin their first job do not wait for those that still import TVM."""
+    monkeypatch.setattr(pool, "_STARTING", 2)
+    builders = [pool.Worker(tmp_path / "log", needs="json") for _ in range(5)]
+    with pool.Workers(builders, [pool.Worker(tmp_path / "log", needs="json")]) as own:
+        jobs = [pool.Job(waits, (1.0,)) for _ in builders]
+        own.to_build += jobs
+        own.step(0.0)
+        assert sum(each.process is not None for each in builders) == 2
+        most = 0
+        while not all(job.done() for job in jobs):
+            assert own.step(0.05)
+            most = max(most, sum(e.job is not None and not e.ready for e in builders))
+        assert most == 2
+        assert len({job.answer.value for job in jobs}) > 2
 
 
 def export_and_count(module, target, out):
