@@ -1,9 +1,10 @@
-"""Schedules of linear layers for mma.sync and wgmma: tiles, memories, threads, tensor intrinsics.
+"""Schedules of linear layers' GEMMs: tiles, memories, threads, tensor intrinsics.
 
 `blockscale.tir.gemm.linear_tiles` becomes loops over tiles (of rows of x, of rows of w), within
 them one over stages of K: copies of codes, scales and rows of x to shared memory, in bulk (for
 wgmma TMA loads rows of x) or, where the architecture cannot, by cp.async; then each warp decodes
-its tiles of 16 rows into registers and multiplies (`schedules.gemm.warps`).  The ring's depth is
+its tiles of 16 rows into registers and multiplies (`schedules.gemm.warps`), by mma.sync or wgmma; or
+stores them in tensor memory, where tcgen05 multiplies them.  The ring's depth is
 annotated, "blockscale.stages" on the loop over K, and of 8-bit operands how many channels' products
 are summed up by themselves, "blockscale.partial".  `blockscale.lower.warp` makes the kernel of it.
 """
@@ -56,6 +57,8 @@ def shape(sch: Schedule, spec: Linear, tile: LinearTile) -> LoopRV:
     """Schedule all that names instructions; return the loop over stages."""
     weight = warps.Weight(spec.fmt, spec.group, spec.zero, operand_of(spec, tile.by_bytes))
     total = sch.get_sblock("gemm")
+    if tile.tensor:
+        return _tensor_shape(sch, spec, tile, weight)
     sch.set_scope(total, 0, fragments.LOCAL)
     product = warps.own_sums(sch, total, weight, tile)
     for name in ("weights", "scales"):
@@ -69,11 +72,7 @@ def shape(sch: Schedule, spec: Linear, tile: LinearTile) -> LoopRV:
     else:
         sch.set_scope(tokens, 0, fragments.SMEM)
         fragment = warps.matrices(sch, product) if tile.unit == "mma" else None
-    # Where tiles of rows of x follow each other weights come once from memory, else rows of x.
-    by_rows = tile.raster == "rows"
-    tiles = warps.tiles(
-        sch, tile, lambda group, token, row: (row, group, token) if by_rows else (group, token, row)
-    )
+    tiles = _tiles(sch, tile)
     stages, block, sixteen, cta = warps.in_tiles(sch, (product, total), weight, tile, tiles)
     sch.compute_at(sch.get_sblock("decode"), sixteen, preserve_unit_loops=True)
     if fragment is not None:
@@ -95,11 +94,81 @@ def shape(sch: Schedule, spec: Linear, tile: LinearTile) -> LoopRV:
     return stages
 
 
+def _tiles(sch: Schedule, tile: LinearTile) -> LoopRV:
+    """Split what is stored into tiles; return the last loop over them.
+
+    Where tiles of rows of x follow each other weights come once from memory, else rows of x.
+    """
+    by_rows = tile.raster == "rows"
+    return warps.tiles(
+        sch, tile, lambda group, token, row: (row, group, token) if by_rows else (group, token, row)
+    )
+
+
+def _tensor_shape(
+    sch: Schedule, spec: Linear, tile: LinearTile, weight: warps.Weight
+) -> LoopRV:
+    """`shape` for tcgen05: decoded weights and sums are in tensor memory.
+
+    Slices of a stage's K are decoded by warps of their own.  Sums come back to registers some rows
+    of x at a time, parts that slices take in turn.
+    """
+    total, decode = sch.get_sblock("gemm"), sch.get_sblock("decode")
+    sch.set_scope(total, 0, fragments.TMEM)
+    sch.set_scope(decode, 0, fragments.LOCAL)
+    for name in ("weights", "scales", "tokens"):
+        sch.set_scope(sch.get_sblock(name), 0, fragments.SMEM)
+    stored = sch.cache_read(total, _read(sch, total, decode), fragments.TMEM)
+    epilogue = sch.get_sblock("epilogue")
+    sums = sch.cache_read(epilogue, _read(sch, epilogue, total), fragments.LOCAL)
+    tiles = _tiles(sch, tile)
+    _, _, _, _, token, *_ = sch.get_loops(epilogue)
+    _, part, _ = sch.split(token, [None, tile.slices, tile.part_rows])
+    sch.bind(part, warps.SLICES)
+    sch.compute_at(sums, part, preserve_unit_loops=True)
+    sch.compute_at(total, tiles, preserve_unit_loops=True)
+    unit, token, row, depth, position = last_loops(sch, total, 5)
+    stages, inner = sch.split(depth, [None, tile.blocks_k])
+    step, element = sch.split(position, [None, warp.TENSOR_K])
+    sch.reorder(unit, stages, inner, step, token, row, element)
+    sch.compute_at(stored, stages, preserve_unit_loops=True)
+    depth, row, position = last_loops(sch, stored, 3)
+    block, part = sch.split(depth, [None, tile.slices])
+    own, sixteen, row_in = sch.split(row, [tile.warps, None, 16])
+    sch.reorder(part, own, block, sixteen, row_in, position)
+    sch.bind(part, warps.SLICES)
+    sch.bind(own, warps.ROW_WARPS)
+    sch.compute_at(decode, sixteen, preserve_unit_loops=True)
+    rows = sch.get_sblock("tokens")
+    for loaded in (rows, sch.get_sblock("scales"), sch.get_sblock("weights")):
+        sch.compute_at(loaded, stages, preserve_unit_loops=True)
+    warps.tensorize_weights(sch, weight, tile, warp.bulk)
+    _tensorize_rows(sch, spec, tile, rows, weight.dtype)
+    order = "bytes" if spec.layout == "tiles64e" else "steps"
+    sch.tensorize(last_loops(sch, decode, 2)[0], warp.decode(*weight, order))
+    sch.tensorize(row_in, warp.store_fragment(weight.dtype))
+    sch.decompose_reduction(total, stages)
+    product = last_loops(sch, total, 3)[0]
+    instruction = warp.tcgen05(tile.tokens, weight.dtype)
+    sch.tensorize(product, instruction, preserve_unit_iters=False)
+    token, row = last_loops(sch, sums, 2)
+    sixteen, row_in = sch.split(row, [None, 16])
+    sch.reorder(sixteen, token, row_in)
+    sch.tensorize(token, warp.load_sums(tile.part_rows))
+    return stages
+
+
+def _read(sch: Schedule, reader: SBlockRV, writer: SBlockRV) -> int:
+    """Which of the buffers that ``reader`` reads is the one that ``writer`` writes."""
+    made = sch.get(writer).writes[0].source
+    return [region.source.same_as(made) for region in sch.get(reader).reads].index(True)
+
+
 def _tensorize_rows(
     sch: Schedule, spec: Linear, tile: LinearTile, rows: SBlockRV, dtype: str
 ) -> None:
     """Map the copies of rows of x onto bulk copies and TMA, or onto those of a warp."""
-    if tile.unit == "wgmma" or spec.layout == "tiles64e":
+    if tile.unit != "mma" or spec.layout == "tiles64e":
         sch.tensorize(last_loops(sch, rows, 2)[0], warp.tma(tile.tokens, dtype))
         return
     run = warp.bulk if tile.copies == "bulk" else warp.run

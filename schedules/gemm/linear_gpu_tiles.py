@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from blockscale.base.sizes import ceil_div, round_up
-from blockscale.base.targets import BULK_COPIES, CTA_RESERVED, GPU_TARGETS, WGMMA, Gpu
+from blockscale.base.targets import BULK_COPIES, CTA_RESERVED, GPU_TARGETS, TCGEN05, WGMMA, Gpu
+from blockscale.schedules.gemm import linear_tensor_tiles as tensor
 from blockscale.specs import Linear
 from blockscale.specs.plans.linear import LinearTile
 from blockscale.specs.plans.moe import byte_sums
@@ -31,7 +32,7 @@ WAITING = 120
 CLUSTER = (860, 0.6)
 """Clocks that CTAs need to meet, and for each sum of another."""
 
-MOST_STAGES = {"mma": 16, "wgmma": 8}
+MOST_STAGES = {"mma": 16, "wgmma": 8, "tcgen05": 8}
 """Of the ring; deeper gains nothing."""
 
 MMA = {
@@ -201,6 +202,10 @@ def _of_words(spec: Linear, rows: int, arch: Gpu) -> list[LinearTile]:
     legal = _legal(spec, rows, arch, found)
     first = _default(spec, rows, legal)
     more = _legal(spec, rows, arch, _more(widths, rows)) if wide else []
+    if TCGEN05 in arch.features:
+        more = _legal(spec, rows, arch, tensor.tensor_tiles(rows))
+        more = sorted(more, key=lambda tile: tensor.cost(spec, tile, rows, arch))[: tensor.TRIED]
+        first = min((first, *more), key=lambda tile: tensor.cost(spec, tile, rows, arch))
     return list(dict.fromkeys((first, *legal, *more)))
 
 
@@ -328,7 +333,7 @@ def depths(spec: Linear, tile: LinearTile, rows: int, arch: Gpu) -> list[int]:
     needed = round_up(spec.padded_k, 512) // (64 * tile.blocks_k * tile.ctas)
     wanted = ceil_div(ctas(spec, tile, rows), SMS)
     each = max(1, min(3, wanted))
-    if tile.consumer_registers:  # which take all of an SM's
+    if tile.consumer_registers or tile.tensor:  # which take all of an SM's, or of its tensor memory
         each = wanted = 1
     shares = (each, 2, 1, *(n for n in (3, 4) if n <= wanted))
     rooms = [arch.cta_shared if n == 1 else arch.sm_shared // n - CTA_RESERVED for n in shares]

@@ -30,7 +30,7 @@ class Tile(Protocol):
 
     @property
     def unit(self) -> str:
-        """What multiplies: "mma" or "wgmma"."""
+        """What multiplies: "mma", "wgmma" or, of a linear layer, "tcgen05"."""
 
     @property
     def rows(self) -> int:

@@ -1,4 +1,4 @@
-"""Linear layers by mma.sync and wgmma: what their TensorIR says is what their kernels do."""
+"""Linear layers by mma.sync, wgmma, tcgen05: what their TensorIR says is what their kernels do."""
 
 from __future__ import annotations
 
@@ -41,6 +41,10 @@ def wgmma(rows: int, tokens: int, warps: int, ctas: int = 1, blocks: int = 2) ->
     return LinearTile("wgmma", rows, tokens, warps, 1, ctas, blocks)
 
 
+def tensor(tokens: int, slices: int = 2, blocks: int = 2, raster: str = "rows") -> LinearTile:
+    return LinearTile("tcgen05", 128, tokens, 4, slices, 1, blocks, raster)
+
+
 GATED = {"activation": "silu", "gated": True}
 CASES = {
     # structures of mma.sync
@@ -67,6 +71,24 @@ CASES = {
     "wgmma, 128 tokens, ctas": (spec(128, 512), wgmma(64, 128, 4, 2), 190),
     "wgmma, odd stages": (spec(128, 704, "mxfp4"), wgmma(128, 16, 4), 10),
     "wgmma, half a stage": (spec(128, 704), wgmma(64, 24, 4), 30),
+    # structures of tcgen05
+    "tcgen05": (spec(320, 512, residual=True), tensor(64), 150),
+    "tcgen05, one slice": (spec(192, 512), tensor(64, 1), 70),
+    "tcgen05, 256 tokens": (spec(128, 512, "mxfp4", "float16"), tensor(256), 300),
+    "tcgen05, three parts": (spec(256, 512, residual=True), tensor(96, raster="cols"), 100),
+    "tcgen05, 16 tokens": (spec(256, 512, "mxfp4"), tensor(16, 1), 19),
+    "tcgen05, one block": (spec(128, 512), tensor(32, 1, 1), 30),
+    "tcgen05, four blocks": (spec(128, 1152), tensor(64, 2, 4), 30),
+    "tcgen05, odd stages": (spec(128, 704, "mxfp4"), tensor(32), 33),
+    "tcgen05, one block of K": (spec(128, 64), tensor(32), 33),
+    "tcgen05, odd k and n": (spec(195, 720, residual=True), tensor(64), 66),
+    "tcgen05, gated": (spec(256, 1088, "mxfp4", **GATED, residual=True), tensor(128), 130),
+    "tcgen05, by row": (spec(200, 512, "mxfp4", by_row=True), tensor(32), 35),
+    "tcgen05, gelu to float32": (
+        spec(196, 512, activation="gelu_tanh", out_dtype="float32", residual=True),
+        tensor(64),
+        70,
+    ),
     # epilogues
     "gated": (spec(192, 512, **GATED, residual=True), mma(64, 8, 2, 2), 9),
     "gelu, residual": (
@@ -100,6 +122,17 @@ CASES = {
     "odd k, a CTA with the last stage alone": (spec(196, 720), mma(64, 8, 2, 4, 2), 5),
     "wgmma, odd k": (spec(128, 720), wgmma(128, 16, 4, 1, 1), 10),
     "wgmma, odd k, ctas": (spec(128, 1520), wgmma(128, 16, 8, 2), 9),
+    **{
+        f"tcgen05, int4 {group}{', zeros' if zero else ''}": (
+            spec(128, 640, "int4", dtype, group=group, zero=zero),
+            tensor(32),
+            40,
+        )
+        for group, zero, dtype in (
+            *((32, False, "bfloat16"), (32, True, "float16"), (64, False, "float16")),
+            *((64, True, "bfloat16"), (128, False, "bfloat16"), (128, True, "float16")),
+        )
+    },
     # int4
     "int4": (spec(128, 512, "int4", group=128), mma(64, 8, 2, 2), 9),
     "int4, zeros": (spec(128, 704, "int4", "float16", group=64, zero=True), mma(64, 8, 2, 2), 9),
@@ -137,6 +170,16 @@ QUICK = (
         "int4, groups of 32",
         "wgmma, int4 32, zeros",
         "wgmma, int4 128",
+    ),
+    *(
+        "tcgen05",
+        "tcgen05, one slice",
+        "tcgen05, three parts",
+        "tcgen05, odd k and n",
+        "tcgen05, one block of K",
+        "tcgen05, gated",
+        "tcgen05, by row",
+        "tcgen05, int4 32, zeros",
     ),
 )
 
@@ -272,12 +315,12 @@ MORE_SIZES = [(4096, 4096), (2880, 2880), (100, 720), (28672, 4096)]
 @pytest.mark.exhaustive
 def test_every_tile_of_more_sizes_makes_the_kernel_that_it_says(monkeypatch):
     monkeypatch.setattr("tests.gemm.test_linear_kernel.SIZES", MORE_SIZES)
-    for arch in ("sm_90a", "sm_120a"):
+    for arch in ("sm_90a", "sm_100a", "sm_120a"):
         test_tiles_make_the_kernels_that_they_say(arch, "nvfp4", {}, 1)
 
 
 @pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_120a"])
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_120a"])
 @pytest.mark.parametrize(
     ("fmt", "more"),
     [

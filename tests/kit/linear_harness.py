@@ -38,8 +38,9 @@ def kernel(spec: Linear, tile: LinearTile, stages: int) -> Kernel:
 
 
 @cache
-def ptx(spec: Linear, tile: LinearTile, stages: int, arch: str = "sm_90a") -> str:
-    """Return the PTX of a kernel."""
+def ptx(spec: Linear, tile: LinearTile, stages: int, arch: str = "") -> str:
+    """Return the PTX of a kernel; without ``arch`` for one that has what the tile needs."""
+    arch = arch or ("sm_100a" if tile.tensor else "sm_90a")
     text = emit(kernel(spec, tile, stages), "linear")
     return compile_cuda_source(text, arch, ptx=True).image.decode()
 
@@ -131,7 +132,7 @@ def run(
     bias: bool = True,
     ctas: int = 2,
     seed: int = 0,
-    arch: str = "sm_90a",
+    arch: str = "",
     text: str | None = None,
 ) -> Outcome:
     """Run a random layer; ``ctas``: clusters of the grid, where tiles are taken in turn."""

@@ -17,7 +17,7 @@ from blockscale.tir.common import i64
 from blockscale.tir.intrin.operands import Operand, describe
 from blockscale.tir.moe.tiles import WORDS, decoded, f32, scaled_sums
 
-SMEM, LOCAL = "shared.dyn", "local"
+SMEM, LOCAL, TMEM = "shared.dyn", "local", "shared.tmem"
 
 SHORT = {"bfloat16": "bf16", "float16": "f16", E4M3: "e4m3"}
 """Dtypes of fragments in names of intrinsics."""
@@ -77,7 +77,12 @@ def decoding(
 
 
 def product(
-    name: str, shape: tuple[int, int, int], dtype: str, call: Callable[..., PrimExpr], scope: str
+    name: str,
+    shape: tuple[int, int, int],
+    dtype: str,
+    call: Callable[..., PrimExpr],
+    scope: str,
+    sums: str = LOCAL,
 ) -> str:
     """Register and name: d[token, row] += sum of a[row, k] * x[token, k], in float32.
 
@@ -86,7 +91,8 @@ def product(
         shape: rows, tokens, and elements of K.
         dtype: of a and x, a key of `SHORT`.
         call: the device function, of d, a and x.
-        scope: of x; a and d are in registers.
+        scope: of x.
+        sums: of d, and of a: registers, or tensor memory.
     """
     M, N, K = (i64(size) for size in shape)
 
@@ -101,8 +107,8 @@ def product(
         return call(D.access_ptr("rw"), A.access_ptr("r"), X.access_ptr("r"))
 
     operands = (
-        Operand("A", (M, K), dtype, scope=LOCAL),
+        Operand("A", (M, K), dtype, scope=sums),
         Operand("X", (N, K), dtype, scope=scope),
-        Operand("D", (N, M), "float32", "rw", LOCAL),
+        Operand("D", (N, M), "float32", "rw", sums),
     )
     return describe(name, operands, desc, impl)

@@ -1,10 +1,13 @@
-"""Tensor intrinsics of a GEMM whose 4-bit weights become fragments of warps: mma.sync and wgmma.
+"""Tensor intrinsics of a GEMM whose 4-bit weights become fragments of warps.
+
+They are multiplied by mma.sync or wgmma, or by tcgen05 once warps have stored them in tensor memory.
 
 Each is a *desc* in plain loops and an *impl* that names the device function of
 ``blockscale/lower/native/mma.cuh`` that issues the instruction, whose further arguments
 `blockscale.lower.warp` derives.  Scope "local" is registers: a fragment of 16 rows is spread over
 the lanes of a warp as MMAs want it (PTX ISA 9.7.14.5.8); four warps issue a wgmma together, and
-each has its own 16 of the 64 rows (9.7.15.5.2).
+each has its own 16 of the 64 rows (9.7.15.5.2).  Scope "shared.tmem" is tensor memory: rows of the
+weight are its lanes, of which a warp reaches 32, those of its number modulo 4.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from blockscale.base.formats import MOE
 from blockscale.specs.plans.moe import E4M3
 from blockscale.tir.common import i64
 from blockscale.tir.intrin.cuda import blocks as cuda_blocks
-from blockscale.tir.intrin.fragments import LOCAL, SHORT, SMEM, decoding, product
+from blockscale.tir.intrin.fragments import LOCAL, SHORT, SMEM, TMEM, decoding, product
 from blockscale.tir.intrin.operands import Operand, copy, describe, intrinsic
 
 HEADER = '#include "mma.cuh"\n'
@@ -53,6 +56,9 @@ def register_named(text: str) -> None:
         r"warp_matrices_(bf16|f16)": lambda m: matrices(_LONG[m[1]]),
         r"warp_mma_m16n8k64_(bf16|f16)": lambda m: mma(_LONG[m[1]]),
         r"warp_wgmma_m16n(\d+)k(?:16|32)_(bf16|f16|e4m3)": lambda m: wgmma(int(m[1]), _LONG[m[2]]),
+        r"warp_tcgen05_st_16x64_(bf16|f16)": lambda m: store_fragment(_LONG[m[1]]),
+        r"warp_tcgen05_m128n(\d+)k16_(bf16|f16)": lambda m: tcgen05(int(m[1]), _LONG[m[2]]),
+        r"warp_tcgen05_ld_(\d+)x16": lambda m: load_sums(int(m[1])),
     }
     for name in sorted(set(re.findall(r"\bwarp_\w+", text))):
         for pattern, make in makers.items():
@@ -223,3 +229,43 @@ def wgmma(tokens: int, dtype: str) -> str:
     deep = wgmma_k(dtype)
     name = f"warp_wgmma_m16n{tokens}k{deep}_{SHORT[dtype]}"
     return product(name, (16, tokens, deep), dtype, partial(call, f"bs_warp_wgmma<{tokens}>"), SMEM)
+
+
+# ---- Tensor memory ------------------------------------------------------------------------------
+
+TENSOR_ROWS = 128
+"""Rows of the weight of a tcgen05.mma: all lanes of tensor memory."""
+
+TENSOR_K = 16
+"""K of a tcgen05.mma of 16-bit operands."""
+
+
+@intrinsic
+def store_fragment(dtype: str) -> str:
+    """Register and name: a warp's A fragments of 16 rows x 64 k to tensor memory, 32 columns.
+
+    tcgen05.st.16x128b.x8 (PTX ISA 9.7.16.8.4): its registers are those of four MMAs.
+    """
+    name = f"warp_tcgen05_st_16x64_{SHORT[dtype]}"
+    shape = (i64(16), i64(ROW))
+    return copy(name, shape, dtype, (LOCAL, TMEM), _moves("bs_warp_tcgen05_st"))
+
+
+@intrinsic
+def tcgen05(tokens: int, dtype: str) -> str:
+    """Register and name: a tcgen05.mma, A and sums in tensor memory (PTX ISA 9.7.16.10.9.1)."""
+    shape = (TENSOR_ROWS, tokens, TENSOR_K)
+    name = f"warp_tcgen05_m{TENSOR_ROWS}n{tokens}k{TENSOR_K}_{SHORT[dtype]}"
+    issue = partial(call, f"bs_warp_tcgen05_mma<{tokens}>")
+    return product(name, shape, dtype, issue, SMEM, TMEM)
+
+
+@intrinsic
+def load_sums(tokens: int) -> str:
+    """Register and name: a warp's sums of 16 rows of the weight, as mma.sync leaves them.
+
+    tcgen05.ld.16x256b (PTX ISA 9.7.16.8.3) of 8 rows of x at a time.
+    """
+    name = f"warp_tcgen05_ld_{tokens}x16"
+    shape = (i64(tokens), i64(16))
+    return copy(name, shape, "float32", (TMEM, LOCAL), _moves("bs_warp_tcgen05_ld"))

@@ -20,6 +20,7 @@ from blockscale.lower.pipe.text import loads, variables
 from blockscale.lower.warp.kernel import Format, GroupSums, Kernel, Place, Rows, Runs, Slot
 from blockscale.lower.warp.read import ORDER, Numbers, WarpReader, is_zero, replaced
 from blockscale.specs.plans import PREFIX
+from blockscale.specs.plans.linear import TENSOR_ROWS, TENSOR_WARPS
 from blockscale.specs.plans.moe import E4M3, FAST
 from blockscale.tir.common import i64
 
@@ -31,6 +32,7 @@ COPIES = {"warp_bulk": "bulk", "warp_async": "async"}
 ORDERS = {
     "mma": ("warp_decode", "warp_decode_positions", "warp_decode_bytes"),
     "wgmma": ("warp_decode_steps", "warp_decode_positions", "warp_decode_bytes"),
+    "tcgen05": ("warp_decode_steps", "warp_decode_bytes"),
 }
 """Instructions that decode for each unit."""
 
@@ -56,13 +58,19 @@ class _Derivation:
         self.reader, self.at, self.numbers = reader, reader.at, Numbers()
         self.sites = reader.sites
         self.mma = self._one(lambda site: site.what.endswith("mma"), "multiplies")
-        self.unit = self.mma.what.removeprefix("warp_")
-        self.decode = self._writer(self.mma.operands["A"].buffer, *ORDERS[self.unit])
+        self.unit = self.mma.what.removeprefix("warp_").removesuffix("_mma")
+        made = self.mma.operands["A"].buffer
+        self.stored = self.sums = None
+        if self.unit == "tcgen05":  # through tensor memory, and back
+            self.stored = self._writer(made, "warp_tcgen05_st")
+            self.sums = self._one(lambda site: site.what == "warp_tcgen05_ld", "reads sums")
+            made = self.stored.operands["S"].buffer
+        self.decode = self._writer(made, *ORDERS[self.unit])
         self.order = self.decode.what.removeprefix("warp_decode").removeprefix("_")
         by_rows = self.order in ("positions", "bytes")
         if self.unit == "mma":
-            made = "warp_matrices" if by_rows else "warp_fragment"
-            self.fragment = self._writer(self.mma.operands["X"].buffer, made)
+            load = "warp_matrices" if by_rows else "warp_fragment"
+            self.fragment = self._writer(self.mma.operands["X"].buffer, load)
             x = self.fragment.operands["S"]
         else:
             self.fragment, x = self.mma, self.mma.operands["X"]
@@ -71,7 +79,8 @@ class _Derivation:
         self.update = self._update()
         self.scales = self._writer(self._scale_buffer(), copy)
         whole = copy if self.unit == "mma" else "warp_tma"
-        self.loader = self._writer(x.buffer, *(("warp_row", "warp_tma") if by_rows else (whole,)))
+        single = by_rows and self.stored is None
+        self.loader = self._writer(x.buffer, *(("warp_row", "warp_tma") if single else (whole,)))
 
     # ---- Finding ----------------------------------------------------------------------------
 
@@ -150,16 +159,19 @@ class _Derivation:
     def kernel(self) -> Kernel:
         """Put all of it together."""
         reader, size = self.reader, self.reader.tile_size
+        products = "local" if self.stored is None else "shared.tmem"
         for site, operand, scope in (
-            (self.mma, "A", "local"),
-            (self.mma, "D", "local"),
+            (self.mma, "A", products),
+            (self.mma, "D", products),
+            (self.decode, "A", "local"),
             (self.decode, "W", "shared.dyn"),
             *([(self.decode, "S", "shared.dyn")] if "S" in self.decode.operands else []),
             (self.loader, "D", "shared.dyn"),
         ):
             self._scope(site, operand, scope)
-        warps = self._extent("threadIdx.y", self.mma, self.decode, self.fragment)
-        slices = self._extent("threadIdx.z", self.mma, self.decode, self.fragment)
+        own = (self.mma, self.fragment) if self.stored is None else (self.stored,)
+        warps = self._extent("threadIdx.y", self.decode, *own)
+        slices = self._extent("threadIdx.z", self.decode, *own)
         ctas = self._extent("clusterCtaIdx.x", self.mma, self.loader, self.weights)
         self.counts = warps, slices, ctas
         stages, partial = self._annotated()
@@ -182,11 +194,13 @@ class _Derivation:
         if "S" in self.decode.operands:
             factors = self._place(self.decode, "S", scales.slot, blocks // slices, tiles_m)
         n8 = size["rows"] // 8 if self.unit == "mma" else 1
+        own_blocks = blocks // self._sum_slices
         tokens = self._place(
-            self.fragment, "S" if self.unit == "mma" else "X", rows.slot, blocks // slices, n8
+            self.fragment, "S" if self.unit == "mma" else "X", rows.slot, own_blocks, n8
         )
         self._check_product(size, tiles_m, blocks)
         acc, epilogue = self._epilogue()
+        part_rows = self._tensor(size)
         if ctas > 1 and (k_dim.extent or 0) // blocks <= (ctas - 1) * int(reader.k_loop.extent):
             raise LoweringError(
                 f"loop over K: {k_dim.extent} blocks of 64 k leave a CTA of {ctas} without a whole "
@@ -225,7 +239,13 @@ class _Derivation:
             groups=groups,
             acc=acc,
             epilogue=epilogue,
+            part_rows=part_rows,
         )
+
+    @property
+    def _sum_slices(self) -> int:
+        """Slices of a stage's K with sums of their own: those of tcgen05 are decoded alone."""
+        return self.counts[1] if self.stored is None else 1
 
     def _annotated(self) -> tuple[int, int]:
         """The ring's depth, and how many channels' products are summed up by themselves, or 0."""
@@ -585,11 +605,16 @@ class _Derivation:
 
     def _check_product(self, size: Mapping[str, int], tiles_m: int, blocks: int) -> None:
         """Every product of the stage is there once, and adds to the sums of its part."""
-        warps, slices, ctas = self.counts
+        warps, _, ctas = self.counts
+        slices = self._sum_slices
         n = 8 if self.unit == "mma" else size["rows"]
         each = self._blocks_of_group(blocks)
         wanted = [
-            *((blocks // each, tiles_m, each) if self.update else (blocks // slices, tiles_m)),
+            *(
+                (blocks // each, tiles_m, each)
+                if self.update
+                else (blocks // slices, tiles_m if self.stored is None else 1)
+            ),
             1 if n == 8 and self.unit == "mma" else 64 // self.mma.operands["A"].shape[-1],
             size["rows"] // n,
         ]
@@ -621,8 +646,13 @@ class _Derivation:
         stores = [s for s in self.sites if s.body and str(s.writes().name) in self.reader.views]
         if len(stores) != 1:
             raise LoweringError(f"{len(stores)} blocks write parameters; one is lowered")
-        warps, slices, ctas = self.counts
+        warps, _, ctas = self.counts
+        slices = self._sum_slices
         total = sums
+        if self.sums is not None:
+            if not self.sums.operands["S"].buffer.same_as(sums):
+                raise LoweringError(f"{self.sums.where} does not read the sums {sums.name}")
+            total = sums = self.sums.operands["D"].buffer
         for site in self.sites:
             body = site.body
             if body is None or site is stores[0] or site is self.update:
@@ -640,7 +670,75 @@ class _Derivation:
             raise LoweringError("parts of K have sums of their own, and no block adds them up")
         if self._extent("threadIdx.y", stores[0]) != warps:
             raise LoweringError(f"{stores[0].where}: it is not divided among {warps} warps")
+        if self.stored is not None and self._extent("threadIdx.z", stores[0]) != self.counts[1]:
+            raise LoweringError(f"{stores[0].where}: it is not divided among the slices' warps")
         read = [load.source for load in loads(stores[0].body.value)]  # type: ignore[union-attr]
         if not any(source.same_as(total) for source in read):
             raise LoweringError(f"{stores[0].where} does not read the sums {total.name}")
         return str(total.name), stores[0]
+
+    # ---- Tensor memory ----------------------------------------------------------------------
+
+    def _tensor(self, size: Mapping[str, int]) -> int:
+        """What goes through tensor memory keeps its place; return the rows of x that come back.
+
+        0: nothing does.
+        """
+        if self.stored is None or self.sums is None:
+            return 0
+        warps, slices, _ = self.counts
+        if (warps, size["cols"]) != (TENSOR_WARPS, TENSOR_ROWS):
+            raise LoweringError(
+                f"{self.decode.where}: {warps} warps decode {size['cols']} rows of w; lanes of "
+                f"tensor memory are {TENSOR_ROWS}, of which each of {TENSOR_WARPS} warps has 32"
+            )
+        decoded, stored = self.decode.operands["A"], self.stored.operands["S"]
+        for site, first, second in (
+            (self.stored, stored.mins, decoded.mins),
+            (self.stored, self.stored.operands["D"].mins, stored.mins),
+            (self.sums, self.sums.operands["D"].mins, self.sums.operands["S"].mins),
+        ):
+            if any(not is_zero(a - b) for a, b in zip(first, second, strict=True)):
+                raise LoweringError(f"{site.where} moves what it copies to another place")
+        a, x, d = (self.mma.operands[name].mins for name in "AXD")
+        pairs = ((a[-3], x[-3]), (a[-2], d[-1]), (a[-1], x[-1]))
+        for point, sample in product(self.mma.points(), self._samples()):
+            values = point | sample
+            if any(self.numbers(one, values) != self.numbers(other, values) for one, other in pairs):
+                raise LoweringError(
+                    f"{self.mma.where} multiplies other channels of x than of w, or adds to sums of "
+                    "other rows"
+                )
+        return self._part_rows(size, slices)
+
+    def _part_rows(self, size: Mapping[str, int], slices: int) -> int:
+        """Rows of x whose sums a warp reads at a time, parts that slices take in turn."""
+        site = self.sums
+        assert site is not None
+        read = site.operands["S"]
+        rows = read.shape[-2]
+        inside = [loop for loop in site.loops if loop.extent > 1]
+        extents = (size["rows"] // (rows * slices), self.tiles_m)
+        at = self.at
+        token = read.mins[-3] * read.buffer.shape[-2] + read.mins[-2]
+        part = tirx.Var("part", "int64"), tirx.Var("tile", "int64")
+        wanted_token = (
+            at.tiles["rows"] * i64(size["rows"]) + (part[0] * i64(slices) + at.slice) * i64(rows)
+        )
+        wanted_row = at.tiles["cols"] * i64(size["cols"])
+        wanted_row = wanted_row + (at.warp * i64(self.tiles_m) + part[1]) * i64(16)
+        right = [loop.extent for loop in inside] == [extent for extent in extents if extent > 1]
+        for numbers in product(*map(range, extents)) if right else ():
+            digits = [n for n, extent in zip(numbers, extents, strict=True) if extent > 1]
+            point = {loop.var: n for loop, n in zip(inside, digits, strict=True)}
+            point |= dict(zip(part, numbers, strict=True))
+            for sample, w, s in product(self._samples(), range(self.counts[0]), range(slices)):
+                values = point | sample | {at.warp: w, at.slice: s}
+                for found, wanted in ((token, wanted_token), (read.mins[-1], wanted_row)):
+                    right = right and self.numbers(found, values) == self.numbers(wanted, values)
+        if not right or prod(extents) * rows * slices != size["rows"] * self.tiles_m:
+            raise LoweringError(
+                f"{site.where}: warps do not read the sums of their rows of w, {rows} rows of x at a "
+                f"time, which {slices} slices take in turn"
+            )
+        return rows

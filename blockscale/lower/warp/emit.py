@@ -10,6 +10,7 @@ from blockscale.lower.warp.frame import Frame
 from blockscale.lower.warp.kernel import Kernel
 from blockscale.lower.warp.load import Loads
 from blockscale.lower.warp.multiply import Products, wgmma
+from blockscale.lower.warp.tensor import TensorProducts
 from blockscale.specs.plans.moe import E4M3, LOADER_REGISTERS
 from blockscale.tir.gemm.tiles import EXPERT
 
@@ -57,7 +58,8 @@ class _Emitter(Frame):
     def __init__(self, kernel: Kernel, name: str) -> None:
         super().__init__(kernel, name)
         self.name, self.written = name, str(kernel.epilogue.writes().name)
-        self.loads, self.products = Loads(kernel, name), Products(kernel, name)
+        self.loads = Loads(kernel, name)
+        self.products = (TensorProducts if kernel.tensor else Products)(kernel, name)
 
     def text(self) -> str:
         """All of it."""
@@ -71,17 +73,21 @@ class _Emitter(Frame):
             "if (threadIdx.x == 0) {",
             *indented(self._barriers()),
             "}",
+            *self._allocated(),
             "__syncthreads();",
+            *(["bs_tcgen05_fence_after();"] if k.tensor else []),
             *(["bs_cluster_arrive();"] if k.ctas > 1 else []),
             *(["bs_grid_wait();"] if self.waits_first() else []),
             *(["bs_grid_launch();"] if k.after is not None else []),
             *self._tiles(),
             f"if (warp_id < {k.consumers}) {{",
             *indented(self.products.lines()),
+            *self._issuer(),
             "} else {",
             *indented(self._fewer()),
             *indented(self._loader()),
             "}",
+            *self._freed(),
         ]
         bounds = f"{k.threads}, {self._together()}"
         return "\n".join(
@@ -95,6 +101,40 @@ class _Emitter(Frame):
                 "",
             ]
         )
+
+    def _allocated(self) -> list[str]:
+        """Tensor memory, by the warp that multiplies, which frees it, too."""
+        k = self.kernel
+        if not k.tensor:
+            return []
+        return [
+            f"if (warp_id == {k.consumers + 1}) {{",
+            f"  bs_tcgen05_alloc<1>(smem + {k.tmem_at}, {k.columns});",
+            "  bs_tcgen05_relinquish<1>();",
+            "  bs_tcgen05_fence_before();",
+            "}",
+        ]
+
+    def _issuer(self) -> list[str]:
+        """The warp that multiplies by tcgen05."""
+        if not isinstance(self.products, TensorProducts):
+            return []
+        number = self.kernel.consumers + 1
+        return [f"}} else if (warp_id == {number}) {{", *indented(self.products.issues())]
+
+    def _freed(self) -> list[str]:
+        k = self.kernel
+        if not k.tensor:
+            return []
+        return [
+            "__syncwarp();",
+            "bs_tcgen05_fence_before();",
+            "__syncthreads();",
+            f"if (warp_id == {k.consumers + 1}) {{",
+            "  bs_tcgen05_fence_after();",
+            f"  bs_tcgen05_dealloc<1>(bs_load4_shared(smem + {k.tmem_at}), {k.columns});",
+            "}",
+        ]
 
     def _params(self) -> list[str]:
         """Declarations of the parameters: tensor maps, pointers, numbers."""
@@ -138,7 +178,7 @@ class _Emitter(Frame):
         Not so many that sums, fragments and addresses have too few.
         """
         k = self.kernel
-        if k.unit == "wgmma" or k.has_first:
+        if k.unit != "mma" or k.has_first:
             return 1
         fragments = 16 * k.tiles_m + 16 if k.in_pairs else k.rows_tile
         registers = round_up(k.tiles_m * k.rows_tile // 2 + fragments + ADDRESSES, 8)
@@ -156,6 +196,7 @@ class _Emitter(Frame):
         own += ["moe_bytes"] if k.form.order == "bytes" else []
         own += ["warp_async"] if k.copies == "async" else []
         own += ["warp_groups"] if k.has_first else []
+        own += ["tensor_fragments"] if k.tensor else []
         named = [*(f'#include "{name}.cuh"' for name in own), *declarations(body.value)]
         lines = [*dict.fromkeys(named)]
         if k.unit == "wgmma":
@@ -182,9 +223,19 @@ class _Emitter(Frame):
         lines = [
             f"for (int i = 0; i < {k.stages}; ++i) {{",
             f"  bs_mbar_init(smem + 8 * i, {loads});",
-            f"  bs_mbar_init(smem + {8 * k.stages} + 8 * i, {k.consumers});",
+            f"  bs_mbar_init(smem + {8 * k.stages} + 8 * i, {1 if k.tensor else k.consumers});",
             "}",
         ]
+        if k.tensor:
+            decoded, free, sums, read = k.tensor_bars
+            lines += [
+                f"for (int i = 0; i < {2 * k.blocks}; ++i) {{",
+                f"  bs_mbar_init(smem + {decoded} + 8 * i, {k.warps});",
+                f"  bs_mbar_init(smem + {free} + 8 * i, 1);",
+                "}",
+                f"bs_mbar_init(smem + {sums}, 1);",
+                f"bs_mbar_init(smem + {read}, {k.consumers});",
+            ]
         # cp.async sees what the CTA's barrier orders; bulk copies belong to another proxy.
         return [*lines, *([] if k.copies == "async" else ["bs_mbar_init_fence();"])]
 

@@ -54,9 +54,11 @@ class Epilogue:
         self.b = var("b")
         self.first = var("first")
         self.row = var("row")
+        self.part = var("part")
+        self.rows = kernel.part_rows or kernel.rows_tile
         # What a table has for a row of x: of what a thread stores, and of any.
         self.slots = {"slot": var("slot"), "slots[i]": var("slots[i]")}
-        self.token_loop, self.row_loops = self._loops()
+        self.token_loop, self.part_loop, self.row_loops = self._loops()
         self.registers = self._registers()
         self.words = self.view.dtype in CLASS
         self.tile_level: list[str] = []
@@ -73,17 +75,25 @@ class Epilogue:
     def _step(self, index: PrimExpr, variable: Any) -> int:
         return self.numbers(index, {variable: 1}) - self.numbers(index, {})
 
-    def _loops(self) -> tuple[Any, list[tuple[int, Any]]]:
-        """The loop over rows of x, and those over rows of the weight with their steps."""
+    def _loops(self) -> tuple[Any, Any, list[tuple[int, Any]]]:
+        """The loop over rows of x, that over parts of them, those over rows of w with their steps.
+
+        There are parts, which a warp reads from tensor memory, or None.
+        """
         *_, token, row = self._sums()[0].indices
         tokens = [loop for loop in self.site.loops if self._step(token, loop.var)]
         rows = [(self._step(row, loop.var), loop) for loop in self.site.loops if loop not in tokens]
+        parts = [loop for loop in tokens if self._step(token, loop.var) > 1]
+        tokens = [loop for loop in tokens if loop not in parts]
+        step = self.rows * self.kernel.slices
+        if any(self._step(token, loop.var) != step or not self.kernel.tensor for loop in parts):
+            raise LoweringError(f"{self.site.where}: parts of rows of x are not those that are read")
         rows = sorted(((s, loop) for s, loop in rows if s or loop.extent > 1), key=lambda r: -r[0])
-        if len(tokens) != 1 or not rows or rows[-1][0] != 1:
+        if len(tokens) != 1 or len(parts) > 1 or not rows or rows[-1][0] != 1:
             raise LoweringError(
                 f"{self.site.where}: its loops are not one over rows of x and some over rows of w"
             )
-        return tokens[0], rows
+        return tokens[0], parts[0] if parts else None, rows
 
     def _registers(self) -> list[Register]:
         """Those whose first sum is that of the block, once for each of its iterations."""
@@ -109,7 +119,8 @@ class Epilogue:
         """An expression of the block in this register; ``row``: the lane's among 8."""
         ones = {loop.var: i64(0) for loop in self.site.loops if loop.extent == 1}
         values = {v: substituted(e, {self.own: row}) for v, e in register.loops.items()}
-        return substituted(value, ones | values | {self.token_loop.var: token})
+        part = {} if self.part_loop is None else {self.part_loop.var: self.part}
+        return substituted(value, ones | part | values | {self.token_loop.var: token})
 
     # ---- Text -------------------------------------------------------------------------------
 
@@ -124,7 +135,7 @@ class Epilogue:
             groups.append(self._group(self.registers[at : at + size]))
         rows = self.kernel.rows_tile
         before: list[str] = []
-        if not self.kernel.has_first:
+        if not self.kernel.has_first and not self.kernel.tensor:
             before.append(f"const int left = min({rows}, m - row_tile * {rows});")
         after: list[str] = []
         (before if ahead else after).extend(self.tile_level)
@@ -137,7 +148,7 @@ class Epilogue:
         return before, after
 
     def _printer(self, register: Register, load: Any, **more: str) -> Text:
-        own = (self.t, self.n, self.b, self.first, self.row)
+        own = (self.t, self.n, self.b, self.first, self.row, self.part)
         own = (*own, *self.slots.values(), *self.kernel.scalars)
         names = {v: str(v.name) for v in (*self.kernel.at.all, *own)}
         return Text(names | {self.own: "g"}, load)
@@ -174,7 +185,7 @@ class Epilogue:
         first = [line for lines in self.inner_level.values() for line in lines]
         return row_level, [
             "#pragma unroll",
-            f"for (int n = 0; n < {self.kernel.rows_tile // 8}; ++n) {{",
+            f"for (int n = 0; n < {self.rows // 8}; ++n) {{",
             "  if (8 * n >= left) break;",
             *indented([*first, *inner]),
             "}",
@@ -245,7 +256,7 @@ class Epilogue:
             self.values[f"{view.name}_of"] = view.name
             printer = self._printer(self.registers[0], self._no_load)
             address = self._address(view, indices, printer)  # which may need slots
-            count = -(-self.kernel.rows_tile // 32)
+            count = -(-self.rows // 32)
             there = (
                 f"{view.name} && row < left" if view.name in self.kernel.optional else "row < left"
             )
@@ -275,6 +286,10 @@ class Epilogue:
         moved = {tile: i64(0) for tile in at.tiles.values()}
         offset = self.analyzer.simplify(substituted(row, moved) - first - self.own)
         own = substituted(self._token(), {self.b: i64(b)})
+        if k.tensor:
+            parts = i64(0) if self.part_loop is None else self.part * i64(k.slices)
+            parts = parts + at.slice if k.slices > 1 else parts
+            own = own + parts * i64(self.rows)
         same = self.analyzer.simplify(substituted(token, moved) - own)
         cols = at.tiles["cols"]
         if k.col_tiles > 1 and self.numbers(row, {cols: 1}) - self.numbers(row, {}) != k.cols_tile:

@@ -21,5 +21,6 @@ def decisions(sch: Schedule) -> dict[str, float]:
     """
     kernel = derive(sch.mod["main"])
     found = {name: float(getattr(kernel, name)) for name in _NAMES}
-    found |= {"wgmma": float(kernel.unit == "wgmma"), "by_rows": float(kernel.fastest == "rows")}
+    found |= {unit: float(kernel.unit == unit) for unit in ("wgmma", "tcgen05")}
+    found |= {"by_rows": float(kernel.fastest == "rows")}
     return {f"{PREFIX}{name}": value for name, value in found.items()}

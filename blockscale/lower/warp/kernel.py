@@ -17,6 +17,7 @@ from tvm.tirx import Var
 from blockscale.base.sizes import round_up
 from blockscale.lower.pipe.read import Site, View
 from blockscale.lower.warp.read import WarpCoordinates
+from blockscale.specs.plans.linear import ALONE, FRAGMENT_COLUMNS
 from blockscale.specs.plans.moe import E4M3
 
 CONTROL_BYTES = 1024
@@ -168,7 +169,7 @@ class Kernel:
 
     Attributes:
         at, views, optional, scalars, grouped, after, addressed: as `read.WarpReader` has them.
-        unit: "mma" or "wgmma".
+        unit: "mma", "wgmma" or "tcgen05".
         copies: "bulk", or "async" (cp.async).
         form: of weights.
         rows_tile, cols_tile: rows of x and of the weight of a tile.
@@ -187,6 +188,8 @@ class Kernel:
         groups: sums of groups; None: MMAs add to the tile's, or to those that `partial` says.
         acc: the buffer of sums that the epilogue reads.
         epilogue: its block.
+        part_rows: rows of x whose sums a warp reads from tensor memory at a time, which slices take
+            in turn; 0: sums are registers.
     """
 
     at: WarpCoordinates
@@ -220,6 +223,32 @@ class Kernel:
     groups: GroupSums | None
     acc: str
     epilogue: Site
+    part_rows: int
+
+    @property
+    def tensor(self) -> bool:
+        """Whether decoded weights and sums are in tensor memory."""
+        return self.unit == "tcgen05"
+
+    @property
+    def tensor_bars(self) -> tuple[int, int, int, int]:
+        """Where mbarriers of tensor memory lie: of banks decoded and free, of sums, made and read.
+
+        Those of stages come first.
+        """
+        first, banks = 16 * self.stages, 2 * self.blocks
+        return first, first + 8 * banks, first + 16 * banks, first + 16 * banks + 8
+
+    @property
+    def tmem_at(self) -> int:
+        """Where the address of tensor memory lies."""
+        return self.tensor_bars[-1] + 8
+
+    @property
+    def columns(self) -> int:
+        """Of tensor memory that are allocated, a power of two: sums, and banks of two stages."""
+        used = self.rows_tile + 2 * self.blocks * FRAGMENT_COLUMNS
+        return 1 << max(5, (used - 1).bit_length())
 
     @property
     def by_bytes(self) -> bool:
@@ -258,8 +287,11 @@ class Kernel:
 
     @property
     def loaders(self) -> int:
-        """Warps that do not multiply: registers move between groups of four."""
-        return 4 if self.moves_registers else 1 + self.row_loaders
+        """Warps that do not multiply, or decode for tcgen05, whose products another one issues.
+
+        Registers move between groups of four.
+        """
+        return 4 if self.moves_registers else 1 + self.row_loaders + self.tensor
 
     @property
     def threads(self) -> int:
@@ -295,9 +327,10 @@ class Kernel:
     @property
     def gathered_at(self) -> int:
         """Where sums of other CTAs lie."""
-        return self.sums_at + (self.slices - 1) * self.sum_bytes
+        return self.sums_at + (0 if self.tensor else self.slices - 1) * self.sum_bytes
 
     @property
     def shared(self) -> int:
         """Dynamic shared memory, with room to begin at a multiple of 1024."""
-        return self.gathered_at + (self.ctas - 1) * self.sum_bytes + 1024
+        found = self.gathered_at + (self.ctas - 1) * self.sum_bytes + 1024
+        return max(found, ALONE) if self.tensor else found

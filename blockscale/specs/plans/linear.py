@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from blockscale.base.sizes import ceil_div, round_up
-from blockscale.base.targets import BULK_COPIES, WGMMA, Gpu
+from blockscale.base.targets import BULK_COPIES, GPU_TARGETS, TCGEN05, WGMMA, Gpu
 from blockscale.specs.gemm import Linear
 from blockscale.specs.plans.moe import (
     LOADER_REGISTERS,
@@ -26,17 +26,33 @@ MAX_CLUSTER = 8
 SUMS = {"mma": 256, "wgmma": 320}
 """The most accumulators of a thread, times two."""
 
+TENSOR_ROWS = 128
+"""Rows of the weight of a tile of tcgen05: lanes of tensor memory."""
+
+TENSOR_WARPS = 4
+"""Warps that reach all lanes."""
+
+FRAGMENT_COLUMNS = TILE_K // 2
+"""Columns of tensor memory that decoded weights of a block of 64 k take."""
+
+PART_ROWS = (64, 32, 16)
+"""Rows of x whose sums a warp reads from tensor memory at a time, if they divide a tile."""
+
+ALONE = GPU_TARGETS["sm_100a"].sm_shared // 2
+"""Shared memory with which a CTA has an SM, and so its tensor memory, to itself."""
+
 
 @dataclass(frozen=True)
 class LinearTile:
     """One shape.
 
     Attributes:
-        unit: "mma" (mma.sync) or "wgmma".
+        unit: "mma" (mma.sync), "wgmma" or "tcgen05".
         rows: of the weight in a CTA's tile.
         tokens: the most rows of x of a tile.
         warps: that share the rows; of a wgmma each four.
-        slices: of a stage's K, multiplied by other warps, which add up at the end.
+        slices: of a stage's K, multiplied by other warps, which add up at the end; of tcgen05
+            decoded by other warps.
         ctas: of a cluster, which share K and add up at the end.
         blocks_k: blocks of 64 k in a stage.
         raster: along which tiles follow each other, "rows" (of x) or "cols" (rows of the weight).
@@ -69,8 +85,27 @@ class LinearTile:
 
     @property
     def loaders(self) -> int:
-        """Warps that do not multiply; one loads, and registers move between groups of four."""
-        return 4 if self.moves_registers else 1
+        """Warps that do not multiply; one loads, and registers move between groups of four.
+
+        Of tcgen05 another one issues the products.
+        """
+        return 4 if self.moves_registers else 1 + self.tensor
+
+    @property
+    def tensor(self) -> bool:
+        """Whether decoded weights and sums are in tensor memory."""
+        return self.unit == "tcgen05"
+
+    @property
+    def part_rows(self) -> int:
+        """Rows of x whose sums a warp reads from tensor memory at a time; 0: none."""
+        whole = (rows for rows in PART_ROWS if self.tokens % (rows * self.slices) == 0)
+        return next(whole, 0) if self.tensor else 0
+
+    @property
+    def columns(self) -> int:
+        """Of tensor memory: sums, and decoded weights of two stages."""
+        return self.tokens + 2 * self.blocks_k * FRAGMENT_COLUMNS
 
     @property
     def moves_registers(self) -> bool:
@@ -100,11 +135,13 @@ class LinearTile:
 
     def sum_bytes(self) -> int:
         """Shared memory in which slices and CTAs add up."""
-        return (self.slices + self.ctas - 2) * self.rows * self.tokens * 4
+        parts = self.ctas - 1 if self.tensor else self.slices + self.ctas - 2
+        return parts * self.rows * self.tokens * 4
 
     def shared(self, spec: Linear, stages: int) -> int:
         """Dynamic shared memory of a CTA."""
-        return CONTROL_BYTES + 1024 + stages * self.stage_bytes(spec) + self.sum_bytes()
+        found = CONTROL_BYTES + 1024 + stages * self.stage_bytes(spec) + self.sum_bytes()
+        return max(found, ALONE) if self.tensor and stages else found
 
     def stages_in(self, spec: Linear, room: int) -> int:
         """The most stages in so many bytes."""
@@ -120,8 +157,10 @@ class LinearTile:
             return "the architecture has no bulk copies"
         if self.ctas > 1 and BULK_COPIES not in arch.features:
             return "the architecture has no clusters, whose CTAs could share K"
-        if self.copies == "async" and (wgmma or spec.layout == "tiles64e"):
-            return "wgmma, and weights of tiles64e, take rows of x as TMA stores them"
+        if self.copies == "async" and (wgmma or self.tensor or spec.layout == "tiles64e"):
+            return "wgmma, tcgen05, and weights of tiles64e, take rows of x as TMA stores them"
+        if self.tensor and (reason := self._illegal_tensor(arch)):
+            return reason
         if self.warps % per or self.rows % (16 * self.warps):
             return f"{self.rows} rows are not divided among {self.warps} warps"
         if self.blocks_k % self.slices or blocks % (self.blocks_k * self.ctas):
@@ -131,12 +170,26 @@ class LinearTile:
             return "a CTA has no whole stage of K"
         if spec.group == 128 and self.blocks_k % 2 and blocks > 1:
             return "a stage has whole groups of 128"
-        if self.tiles_m * self.tokens > SUMS[self.unit]:
+        if not self.tensor and self.tiles_m * self.tokens > SUMS[self.unit]:
             return "accumulators do not fit into registers"
         if reason := self._illegal_units(spec):
             return reason
         if self.stages_in(spec, arch.cta_shared) < 2:
             return "two stages do not fit into shared memory"
+        return None
+
+    def _illegal_tensor(self, arch: Gpu) -> str | None:
+        """Why there is no such tile of tcgen05, or None."""
+        if TCGEN05 not in arch.features:
+            return "the architecture has no tcgen05"
+        if (self.rows, self.warps, self.ctas) != (TENSOR_ROWS, TENSOR_WARPS, 1):
+            return f"tcgen05 takes {TENSOR_ROWS} rows of {TENSOR_WARPS} warps, and all of K"
+        if self.by_bytes or self.slices > 2:
+            return "tcgen05 takes operands of 16 bits, which one or two groups of warps decode"
+        if self.tokens > 256 or not self.part_rows:
+            return f"{self.tokens} rows of x are not parts of {PART_ROWS} for each group of warps"
+        if self.columns > arch.tensor_columns:
+            return f"{self.columns} columns of tensor memory, of {arch.tensor_columns}"
         return None
 
     def _illegal_units(self, spec: Linear) -> str | None:

@@ -1,0 +1,74 @@
+"""Which tiles of tcgen05 a linear layer may have, and what a model says that they take.
+
+No such GPU has been measured.  The model has the data sheet's rate of tensor cores, and takes what
+an H200's SM takes to decode; `blockscale tune` on a GPU decides better.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from blockscale.base.sizes import ceil_div
+from blockscale.base.targets import Gpu
+from blockscale.specs import Linear
+from blockscale.specs.plans.linear import TENSOR_ROWS, TENSOR_WARPS, LinearTile
+
+FEWEST_ROWS = 32
+"""Rows of x from which on these tiles are tried: fewer are bound by the weight's bytes, which more
+CTAs of mma.sync load, with K divided among them."""
+
+WIDTHS = (256, 224, 192, 160, 128, 96, 64, 32)
+"""Rows of x of a tile."""
+
+TRIED = 6
+"""Of these tiles, those of least `cost`."""
+
+DECODING = 4.2
+"""Clocks in which eight warps of an SM decode 64 k of a row of w, as on an H200."""
+
+FEWER_WARPS = 1.5
+"""By how much longer four warps take, which wait more."""
+
+WAITING = 120
+"""Clocks for each 64 k that hide behind neither."""
+
+MACS = {"tcgen05": 4096, "mma": 1024}
+"""Products of 16-bit numbers of an SM in a clock; of mma.sync those of an A100's."""
+
+CLUSTER = (860, 0.6)
+"""Clocks that CTAs need to meet, and for each sum of another, as on an H200."""
+
+STORING = 0.15
+"""Clocks for each sum of a tile that come back from tensor memory and are stored."""
+
+
+def tensor_tiles(rows: int) -> list[LinearTile]:
+    """Return the tiles for about ``rows`` rows of x, some of which may be illegal."""
+    if rows < FEWEST_ROWS:
+        return []
+    narrowest = next((width for width in WIDTHS[::-1] if width >= rows), WIDTHS[0])
+    made = [
+        LinearTile("tcgen05", TENSOR_ROWS, width, TENSOR_WARPS, slices, 1, 2)
+        for width in WIDTHS
+        if width <= narrowest
+        for slices in (2, 1)
+    ]
+    if rows <= WIDTHS[0]:
+        return made
+    return [replace(tile, raster=raster) for tile in made for raster in ("rows", "cols")]
+
+
+def cost(spec: Linear, tile: LinearTile, rows: int, arch: Gpu) -> float:
+    """Clocks of all tiles, about."""
+    blocks = ceil_div(spec.padded_k, 64 * tile.ctas)
+    product = tile.rows * tile.tokens * 64 / MACS[tile.unit]
+    decoding = DECODING * tile.rows
+    if tile.tensor:  # MMAs run by themselves
+        decoding *= 1 if tile.slices == 2 else FEWER_WARPS
+        time = blocks * (max(product, decoding) + WAITING) + STORING * tile.rows * tile.tokens
+    else:
+        time = blocks * (product + decoding + WAITING)
+    if tile.ctas > 1:
+        time += CLUSTER[0] + CLUSTER[1] * tile.rows * tile.tokens * (tile.ctas - 1)
+    tiles = ceil_div(rows, tile.tokens) * ceil_div(spec.padded_n, tile.rows) * tile.ctas
+    return ceil_div(tiles, arch.sms) * time
