@@ -3,8 +3,8 @@
 `blockscale.tir.gemm.linear_tiles` becomes loops over tiles (of rows of x, of rows of w), within
 them one over stages of K: copies of codes, scales and rows of x to shared memory, in bulk (for
 wgmma TMA loads rows of x) or, where the architecture cannot, by cp.async; then each warp decodes
-its tiles of 16 rows into registers and multiplies (`schedules.gemm.warps`), by mma.sync or wgmma; or
-stores them in tensor memory, where tcgen05 multiplies them.  The ring's depth is
+its tiles of 16 rows into registers and multiplies (`schedules.gemm.warps`), by mma.sync or wgmma;
+or stores them in tensor memory, where tcgen05 multiplies them.  The ring's depth is
 annotated, "blockscale.stages" on the loop over K, and of 8-bit operands how many channels' products
 are summed up by themselves, "blockscale.partial".  `blockscale.lower.warp` makes the kernel of it.
 """
@@ -105,9 +105,7 @@ def _tiles(sch: Schedule, tile: LinearTile) -> LoopRV:
     )
 
 
-def _tensor_shape(
-    sch: Schedule, spec: Linear, tile: LinearTile, weight: warps.Weight
-) -> LoopRV:
+def _tensor_shape(sch: Schedule, spec: Linear, tile: LinearTile, weight: warps.Weight) -> LoopRV:
     """`shape` for tcgen05: decoded weights and sums are in tensor memory.
 
     Slices of a stage's K are decoded by warps of their own.  Sums come back to registers some rows

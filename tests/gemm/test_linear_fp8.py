@@ -232,8 +232,10 @@ def test_where_8_bits_are_multiplied() -> None:
             made = derive(sch.mod["main"])
             assert bool(made.partial) == (made.by_bytes and asked is of)
             assert made.by_bytes == (workload.rows >= least), workload.tag
-            if workload.rows <= 8 or arch == "sm_100a":
+            if workload.rows <= 8:
                 assert made.unit == "mma"
+            if workload.rows > 256:
+                assert made.unit == {"sm_90a": "wgmma", "sm_100a": "tcgen05"}[arch]
     with pytest.raises(TypeError, match="bulk copies"):
         registry.road(of, "sm_80")
     plain = replace(of, layout="tiles64")

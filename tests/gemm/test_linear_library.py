@@ -63,6 +63,18 @@ def test_each_bucket(library, spec, rows):
     assert error.max() < (4e-3 if spec.dtype == "bfloat16" else 1e-3)
 
 
+def test_blackwell_multiplies_few_rows_by_warps_and_many_by_tcgen05():
+    """One row and 300: a CTA of tcgen05 has an SM, and so its tensor memory, to itself."""
+    built = gpu_library([PLAIN], "sm_100a")
+    half = GPU_TARGETS["sm_100a"].sm_shared // 2 - CTA_RESERVED
+    for rows, alone in ((1, False), (300, True)):
+        [launch], got, want = call(built, PLAIN, rows, target="sm_100a")
+        error = np.sqrt(((got - want) ** 2).sum(1) / (want**2).sum(1))
+        assert error.max() < 4e-3
+        assert launch.programmatic
+        assert (launch.dynamic_smem > half) == alone
+
+
 def test_few_rows_and_many_have_kernels_of_their_own(library):
     first, second = (call(library, PLAIN, rows)[0][0] for rows in (1, 40))
     assert first.kernel != second.kernel

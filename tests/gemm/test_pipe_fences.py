@@ -1,7 +1,7 @@
 """Waits, arrivals and fences of emitted kernels, in order: golden lists for each kind of channel.
 
-The emulator cannot miss all of them: it makes barriers visible when they are initialised, runs what
-one thread issued in order, and knows no proxies of tensor memory.  Each list is read against the
+The emulator cannot miss all of them: it makes barriers visible when they are initialised, and runs
+what one thread issued in order.  Each list is read against the
 PTX manual (9.7.13 mbarrier, 9.7.9.27 bulk copies, 9.7.16.6 tcgen05 memory consistency).
 """
 

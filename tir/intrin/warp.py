@@ -1,6 +1,6 @@
 """Tensor intrinsics of a GEMM whose 4-bit weights become fragments of warps.
 
-They are multiplied by mma.sync or wgmma, or by tcgen05 once warps have stored them in tensor memory.
+These are multiplied by mma.sync or wgmma, or by tcgen05 once they are in tensor memory.
 
 Each is a *desc* in plain loops and an *impl* that names the device function of
 ``blockscale/lower/native/mma.cuh`` that issues the instruction, whose further arguments

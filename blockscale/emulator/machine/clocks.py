@@ -5,7 +5,8 @@ for tcgen05.st, one per CTA for its tensor pipe (tcgen05.mma, .cp and .shift run
 warp for bulk copies in groups (waited for in order), then one per other bulk copy in flight.
 ``know[c, a, b]`` is the last clock of agent b that agent a of cluster c has synchronised with;
 ``fenced`` is the same for what a's asynchronous operations may see (PTX ISA 8: memory consistency
-model, and 9.7.13 fence.proxy): it takes over `know` at every fence.proxy.async.
+model, and 9.7.13 fence.proxy): it takes over `know` at every fence.proxy.async.  What a's accesses
+of tensor memory build on, where other threads made it, is `ordered` by tcgen05.fence (9.7.16.6.5).
 
 Races found this way do not depend on the order in which the emulator happens to run warps.
 """
@@ -37,6 +38,11 @@ class Clocks:
         shape = (clusters, self.agents, self.agents)
         self.know = np.zeros(shape, np.int32)
         self.fenced = np.zeros(shape, np.int32)
+        # Of each agent its clock at its last fence::before_thread_sync, of each warp what it knew
+        # at its last fence::after_thread_sync, of each tensor pipe the warp that issues to it.
+        self.before = np.zeros((clusters, self.agents), np.int32)
+        self.after = np.zeros((clusters, warps, self.agents), np.int32)
+        self.issuer = np.full((clusters, ctas), NEVER)
         self.used = [self.bulk] * clusters
         for cluster in range(clusters):
             self.reset(cluster)
@@ -45,6 +51,8 @@ class Clocks:
         """Make cluster slot `cluster` new: nobody knows anything but his own beginning."""
         self.know[cluster] = 0
         self.fenced[cluster] = 0
+        self.before[cluster] = self.after[cluster] = 0
+        self.issuer[cluster] = NEVER
         diagonal = np.arange(self.agents)
         self.know[cluster, diagonal, diagonal] = 1
         self.used[cluster] = self.bulk
@@ -56,6 +64,11 @@ class Clocks:
             array = getattr(self, name)
             new = np.zeros((array.shape[0], self.agents, self.agents), np.int32)
             new[:, :old, :old] = array
+            setattr(self, name, new)
+        for name in ("before", "after"):
+            array = getattr(self, name)
+            new = np.zeros((*array.shape[:-1], self.agents), np.int32)
+            new[..., :old] = array
             setattr(self, name, new)
         extra = np.arange(old, self.agents)
         self.know[:, extra, extra] = 1
@@ -87,6 +100,38 @@ class Clocks:
         """fence.proxy.async: what `agents` know, their asynchronous operations may see from now."""
         self.fenced[cluster, agents] = self.know[cluster, agents]
         self.release(cluster, agents)
+
+    def fence_before(self, cluster: int, agent: int) -> None:
+        """tcgen05.fence::before_thread_sync: what a warp did may be told to other threads."""
+        for own in (agent, self.tcgen05_st + agent):
+            self.before[cluster, own] = self.know[cluster, agent, own]
+        self.release(cluster, agent)
+
+    def fence_after(self, cluster: int, agent: int) -> None:
+        """tcgen05.fence::after_thread_sync: a warp may build on what other threads told it."""
+        self.after[cluster, agent] = self.know[cluster, agent]
+
+    def issues(self, cluster: int, agent: int, rank: int) -> None:
+        """Note that a warp issues to a tensor pipe."""
+        if self.issuer[cluster, rank] not in (NEVER, agent):
+            agent = NOBODY
+        self.issuer[cluster, rank] = agent
+
+    def ordered(self, cluster: int, agent: int, know: np.ndarray, pipe: bool) -> np.ndarray:
+        """Return what accesses of tensor memory by a warp that knows ``know`` are ordered after.
+
+        Its own, those of a pipe that it alone issues to, and what fences of both sides cover;
+        ``pipe``: work of a tensor pipe, which runs in order.  A commit covers what it tells of.
+        """
+        known = np.minimum(know, self.after[cluster, agent, : len(know)])
+        for first in (0, self.tcgen05_st):
+            others = slice(first, first + self.warps)
+            known[others] = np.minimum(known[others], self.before[cluster, others])
+            known[first + agent] = know[first + agent]
+        pipes = slice(self.tensor, self.store)
+        mine = (self.issuer[cluster] == agent) | pipe
+        known[pipes] = np.where(mine, know[pipes], known[pipes])
+        return known
 
     def learn(self, cluster: int, agent: int, other: int, clock: int) -> None:
         """Let `agent` know what `other` has done up to `clock`."""
@@ -149,7 +194,8 @@ class Access(NamedTuple):
 class Shadow:
     """Who wrote and who read each cell of a memory last, and at which clock.
 
-    `read`, `write`, `check_write` and `look` return None or the first conflict (`Found`); kinds:
+    `read`, `write`, `check_read`, `check_write` and `look` return None or the first conflict
+    (`Found`); kinds:
     "write-write", "read-write" (a read that this write does not wait for), "write-read", "proxy"
     (ordered, but no fence.proxy.async between).  `dirty` cells have been initialised.
     """
@@ -203,7 +249,7 @@ class Shadow:
         self, cells: np.ndarray, by: Access, clock: np.ndarray | int, line: int
     ) -> Found | None:
         """Check and record a read of `cells`; see the class."""
-        found = self._after_writer(cells, by, "write-read")
+        found = self.check_read(cells, by)
         row = self.row(by.agent)
         self.r_clock[row, cells] = clock
         self.r_line[cells] = line
@@ -216,6 +262,10 @@ class Shadow:
         found = self.check_write(cells, by)
         self.record_write(cells, by.agent, clock, line)
         return found
+
+    def check_read(self, cells: np.ndarray, by: Access) -> Found | None:
+        """Return the first conflict of a read with what was recorded."""
+        return self._after_writer(cells, by, "write-read")
 
     def check_write(self, cells: np.ndarray, by: Access) -> Found | None:
         """Return the first conflict of a write with what was recorded."""

@@ -196,6 +196,28 @@ class Hazards:
                 name = "doubtful order"
         self.add(name, severity, text, line=line, warp=warp, other=words, other_line=other)
 
+    def unordered(self, found: Found, what: str, memory: str, line: int, warp: int | None) -> None:
+        """Report an access of tensor memory that waited for another thread's, but without fences.
+
+        A warning: what Triton 3.9 makes has no such fence, and hardware forgives that.
+        """
+        kind, _, agent, other = found
+        key = ("tcgen05.fence", kind, line)
+        if key in self.known:
+            return
+        self.known.add(key)
+        cls, words = self.agent_name(agent, other)
+        verb, did = VERBS[kind]
+        before = "" if cls == "tensor" else "tcgen05.fence::before_thread_sync behind that, and "
+        self.add(
+            "missing tcgen05 fence",
+            "warning",
+            f"{what} {verb} {memory} that {words} {did} in another thread, and waits for that, but "
+            f"without a fence (PTX ISA 9.7.16.6.4); execute {before}"
+            "tcgen05.fence::after_thread_sync behind the wait",
+            line=line, warp=warp, other=words, other_line=other,
+        )  # fmt: skip
+
     # generic accesses -------------------------------------------------------------------------
     def shared(
         self,

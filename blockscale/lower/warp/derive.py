@@ -704,10 +704,12 @@ class _Derivation:
         pairs = ((a[-3], x[-3]), (a[-2], d[-1]), (a[-1], x[-1]))
         for point, sample in product(self.mma.points(), self._samples()):
             values = point | sample
-            if any(self.numbers(one, values) != self.numbers(other, values) for one, other in pairs):
+            if any(
+                self.numbers(one, values) != self.numbers(other, values) for one, other in pairs
+            ):
                 raise LoweringError(
-                    f"{self.mma.where} multiplies other channels of x than of w, or adds to sums of "
-                    "other rows"
+                    f"{self.mma.where} multiplies other channels of x than of w, or adds to sums "
+                    "of other rows"
                 )
         return self._part_rows(size, slices)
 
@@ -722,9 +724,9 @@ class _Derivation:
         at = self.at
         token = read.mins[-3] * read.buffer.shape[-2] + read.mins[-2]
         part = tirx.Var("part", "int64"), tirx.Var("tile", "int64")
-        wanted_token = (
-            at.tiles["rows"] * i64(size["rows"]) + (part[0] * i64(slices) + at.slice) * i64(rows)
-        )
+        wanted_token = at.tiles["rows"] * i64(size["rows"]) + (
+            part[0] * i64(slices) + at.slice
+        ) * i64(rows)
         wanted_row = at.tiles["cols"] * i64(size["cols"])
         wanted_row = wanted_row + (at.warp * i64(self.tiles_m) + part[1]) * i64(16)
         right = [loop.extent for loop in inside] == [extent for extent in extents if extent > 1]
@@ -738,7 +740,7 @@ class _Derivation:
                     right = right and self.numbers(found, values) == self.numbers(wanted, values)
         if not right or prod(extents) * rows * slices != size["rows"] * self.tiles_m:
             raise LoweringError(
-                f"{site.where}: warps do not read the sums of their rows of w, {rows} rows of x at a "
-                f"time, which {slices} slices take in turn"
+                f"{site.where}: warps do not read the sums of their rows of w, {rows} rows of x at "
+                f"a time, which {slices} slices take in turn"
             )
         return rows

@@ -87,7 +87,9 @@ class Epilogue:
         tokens = [loop for loop in tokens if loop not in parts]
         step = self.rows * self.kernel.slices
         if any(self._step(token, loop.var) != step or not self.kernel.tensor for loop in parts):
-            raise LoweringError(f"{self.site.where}: parts of rows of x are not those that are read")
+            raise LoweringError(
+                f"{self.site.where}: parts of rows of x are not those that are read"
+            )
         rows = sorted(((s, loop) for s, loop in rows if s or loop.extent > 1), key=lambda r: -r[0])
         if len(tokens) != 1 or len(parts) > 1 or not rows or rows[-1][0] != 1:
             raise LoweringError(

@@ -2,15 +2,14 @@
 
 A stage's blocks of 64 k have banks of 32 columns of tensor memory, and two stages have banks: while
 the MMAs of one read theirs, warps decode the next one's.  Slices take blocks of a stage in turn,
-and then parts of the tile's rows of x.  Four barriers of mbarriers: a bank is decoded, a bank is free
-(its MMAs are done), sums are there, sums have been read.  MMAs done also free the stage's memory,
-for they came after all that warps read of it.
+and then parts of the tile's rows of x.  Mbarriers tell that a bank is decoded, that it is free (its
+MMAs are done), that sums are there, that they have been read.  MMAs that are done also free the
+stage's memory, for they came after all that warps read of it.
 """
 
 from __future__ import annotations
 
 from blockscale.lower.pipe.text import indented
-from blockscale.lower.warp.epilogue import Epilogue
 from blockscale.lower.warp.kernel import Kernel
 from blockscale.lower.warp.multiply import Products
 from blockscale.specs.plans.linear import FRAGMENT_COLUMNS, TENSOR_ROWS
@@ -53,8 +52,8 @@ class TensorProducts(Products):
             stored += [f"uint32_t fragment{i}[16];", "{", *indented(self._decode(i, codes, scales))]
             stored.append("}")
         columns = f"{k.rows_tile} + {FRAGMENT_COLUMNS} * own"
-        wait = [f"bs_mbar_wait({self.free} + 8 * own, bank_parity ^ 1);", "bs_tcgen05_fence_after();"]
-        stored += wait
+        wait = f"bs_mbar_wait({self.free} + 8 * own, bank_parity ^ 1);"
+        stored += [wait, "bs_tcgen05_fence_after();"]
         stored += [
             f"bs_tcgen05_st_fragments(lanes + {16 * i << 16} + {columns}, fragment{i});"
             for i in range(k.tiles_m)
@@ -65,7 +64,7 @@ class TensorProducts(Products):
             stored = [
                 f"if ({first} + slice < {blocks}) {{",
                 *indented(stored),
-                f"}} else {wait[0]}",
+                f"}} else {wait}",
             ]
         return [
             f"const uint32_t own = bank + {first} + slice;",
@@ -81,10 +80,7 @@ class TensorProducts(Products):
             return [
                 f"const uint4 code = bs_load_steps(at + codes_at + {codes}, turn);",
                 f"const BsStepScales<{self.format}> scale(at + scales_at + {scales}, g);",
-                *(
-                    f"scale.of({at // 4}).decode(code.{c}, fragment{i} + {at});"
-                    for c, at in words
-                ),
+                *(f"scale.of({at // 4}).decode(code.{c}, fragment{i} + {at});" for c, at in words),
             ]
         return [
             f"const uint4 code = bs_load16_shared(at + codes_at + {codes});",
@@ -167,11 +163,14 @@ class TensorProducts(Products):
     def _mmas(self, block: int) -> list[str]:
         """Products of a stage's block."""
         k = self.kernel
+        rows = f"at + rows_at + {self._place(k.tokens, block, 0)}"
         lines = [
-            f"const uint64_t x = bs_matrix_desc<128>(at + rows_at + {self._place(k.tokens, block, 0)});",
+            f"const uint64_t x = bs_matrix_desc<128>({rows});",
             f"const uint32_t w = tmem + {k.rows_tile} + {FRAGMENT_COLUMNS} * (bank + {block});",
         ]
         for j in range(4):
             more = "1" if block or j else "k > 0"
-            lines.append(f"bs_tcgen05_mma_f16(tmem, w + {self.step * j}, x + {2 * j}, kind, {more});")
+            lines.append(
+                f"bs_tcgen05_mma_f16(tmem, w + {self.step * j}, x + {2 * j}, kind, {more});"
+            )
         return lines

@@ -16,6 +16,7 @@ from tests.emulator.kit.async_ptx import (
     bulk,
     caught,
     init,
+    lines,
     refused,
     silent,
     wait,
@@ -58,7 +59,10 @@ FULL = wait("%r9")
 MMA = f"""{LEADER} mov.u32 %r62, {idesc()}; setp.ne.u32 %p4, %x, %x;
     @%p0 tcgen05.mma.cta_group::1.kind::f16 [%r41], %d20, %d21, %r62, %p4;"""
 COMMIT = "@%p0 tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r8];"
-DONE = wait("%r8")
+BEFORE = "tcgen05.fence::before_thread_sync;"
+AFTER = "tcgen05.fence::after_thread_sync;"
+DONE = wait("%r8") + AFTER
+TOLD = f"{WAIT_ST} {BEFORE} {SYNC} {AFTER}"
 REGS = ", ".join(f"%s{i}" for i in range(16))
 SHOW = f"""tcgen05.ld.sync.aligned.32x32b.x16.b32 {{{REGS}}}, [%r41]; {WAIT_LD}
     mad.wide.u32 %d1, %t, 64, %a2;""" + "".join(
@@ -204,7 +208,7 @@ TMEM_A = GEMM.replace("32;", "64;", 0).replace(
     MMA,
     """mad.wide.u32 %d2, %t, 32, %a3; add.u32 %r50, %r41, 16;"""
     + "".join(f"ld.global.b32 %s{i}, [%d2 + {4 * i}];" for i in range(8))
-    + f"""tcgen05.st.sync.aligned.32x32b.x8.b32 [%r50], {{{A_REGS}}}; {WAIT_ST} {SYNC}"""
+    + f"""tcgen05.st.sync.aligned.32x32b.x8.b32 [%r50], {{{A_REGS}}}; {TOLD}"""
     + MMA.replace("%d20", "[%r50]"),
 )
 
@@ -222,7 +226,7 @@ def test_operand_a_in_tensor_memory():
 
     check(body, tmem_args, judge, seeds=range(6))
     caught("unwaited tcgen05.st", body.replace(WAIT_ST, ""), tmem_args)
-    caught("race|unwaited", without(body, WAIT_ST + " " + SYNC, WAIT_ST), tmem_args)
+    caught("race|unwaited", without(body, f"{BEFORE} {SYNC}"), tmem_args)
 
 
 @pytest.mark.parametrize(
@@ -240,6 +244,20 @@ def test_rules(pattern, part, by):
     body = GEMM.replace("mov.u32 %r62", "add.u32 %r63, %r41, 480; mov.u32 %r62")
     error = refused(pattern, without(body, part, by), args)
     assert error.place.line is not None
+
+
+@pytest.mark.parametrize(
+    ("body", "part", "make"),
+    [(GEMM, AFTER, args), (TMEM_A, BEFORE, tmem_args), (TMEM_A, AFTER, tmem_args)],
+    ids=["mma before ld", "st before", "st after"],
+)
+def test_work_of_other_threads_needs_fences(body, part, make):
+    """A warning, also where everything waits: what Triton makes has no such fences."""
+    report = kit.run(lines(without(body, part)), *make(), block=128)
+    assert {(h.kind, h.severity) for h in report.hazards} == {("missing tcgen05 fence", "warning")}
+    first = report.hazards[0]
+    assert "tcgen05.fence::after_thread_sync behind the wait" in first.message
+    assert ("before_thread_sync" in first.message) == (body is TMEM_A)
 
 
 # a pair of CTAs -------------------------------------------------------------------------------
@@ -295,7 +313,7 @@ def test_pair():
 def test_shift_in_order_with_the_pipe():
     """tcgen05.shift.down: rows 1 to 31 come one up, in order with the commit."""
     eight = ", ".join(["%t"] * 8)
-    put = f"tcgen05.st.sync.aligned.32x32b.x8.b32 [%r41], {{{eight}}}; {WAIT_ST} {SYNC}"
+    put = f"tcgen05.st.sync.aligned.32x32b.x8.b32 [%r41], {{{eight}}}; {TOLD}"
     body = (
         HEAD + init("%r8") + alloc(32) + put + LEADER
         + "@%p0 tcgen05.shift.cta_group::1.down [%r41];" + COMMIT + DONE

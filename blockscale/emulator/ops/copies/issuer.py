@@ -69,9 +69,15 @@ class Issuer:
         self.ins: Instr = g.ins
         self.line = g.ins.line
         self.early: set[tuple[int, int]] = set()  # (agent, line) of accesses before the issue
+        self.ordered: np.ndarray | None = None  # what its accesses of tensor memory build on
         clocks = g.machine.clocks
         pipes = np.arange(clocks.tensor, clocks.store)
         self.pipes = clocks.know[self.cluster.slot, pipes, pipes]  # what they had been given
+
+    def orders(self, pipe: bool) -> None:
+        """Note what accesses of tensor memory are ordered after; ``pipe``: of a tensor pipe."""
+        clocks = self.machine.clocks
+        self.ordered = clocks.ordered(self.cluster.slot, self.warp.agent, self.know, pipe)
 
     def asynchronous(self, agent: int) -> Access:
         """Return the access of an operation, as agent `agent`, through the async proxy."""

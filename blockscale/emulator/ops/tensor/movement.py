@@ -53,11 +53,19 @@ def touch(who: Issuer, agent: int, clock: int, cells: np.ndarray, write: bool, w
             "written; write all of it first, or correct the address",
             line=line, warp=who.warp.index,
         )  # fmt: skip
+    unordered = None
+    if who.ordered is not None:
+        check = shadow.check_write if write else shadow.check_read
+        unordered = check(flat, Access(agent, who.ordered))
     found = (shadow.write if write else shadow.read)(flat, Access(agent, who.know), clock, line)
+    if found is None and unordered is None:
+        return
+    at = int(flat[(found or unordered)[1]]) % CELLS  # type: ignore[index]
+    where = f"tensor memory lane {at // COLUMNS}, column {at % COLUMNS}"
     if found is not None:
-        at = int(flat[found[1]]) % CELLS
-        where = f"tensor memory lane {at // COLUMNS}, column {at % COLUMNS}"
         tell_at(who, agent, found, what, where, 0, "error")
+    elif unordered is not None:
+        machine.hazards.unordered(unordered, what, where, line, who.warp.index)
 
 
 @dataclass
@@ -130,6 +138,7 @@ def ld(c: Operands, ins: Instr) -> Callable[..., Any]:
             spot = cells_of(warp.cta, lanes, columns)
             who = Issuer(g, w * LANES)
             who.early = EARLIER
+            who.orders(pipe=False)
             touch(who, warp.agent, int(who.know[warp.agent]), spot, False, ins.opcode)
             machine.report.operated("tcgen05.ld", 4 * raw.size)
             machine.report.moved("tmem", read=4 * raw.size)
@@ -182,6 +191,7 @@ def start(
     clock = warp.st_sequence + 1
     clocks.know[cluster, agent, agent] = clock
     spot = cells_of(warp.cta, lanes, columns)
+    who.orders(pipe=False)
     assert machine.tmem_shadow is not None
     who.look_at(machine.tmem_shadow, spot.reshape(-1))
 

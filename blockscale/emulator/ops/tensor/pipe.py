@@ -46,6 +46,8 @@ class PipeIssuer(Issuer):
         clocks = self.machine.clocks
         first = self.pair[0]  # the pipes of a pair work as one, in order of issue
         self.agent = clocks.tensor + first.rank
+        clocks.issues(first.cluster.slot, self.warp.agent, first.rank)
+        self.orders(pipe=True)
         self.stream = ("tensor", first.slot)
         know = clocks.know[self.cluster.slot, self.agent]
         know[self.agent] += 1

@@ -96,7 +96,21 @@ def getctarank(c: Operands, ins: Instr) -> Callable[..., None]:
     return lambda g, m: put(g, m, ((get(g) >> np.uint64(24)) & np.uint64(0xFF)).astype(np.uint32))
 
 
-@register("membar", "fence", "tcgen05.fence", "wgmma.fence", operands=(0, 2))
+@register("tcgen05.fence", operands=0)
+def tensor_fence(c: Operands, ins: Instr) -> Callable[..., None]:
+    """tcgen05.fence (9.7.16.11.1): orders accesses of tensor memory with those of other threads."""
+    clocks = c.machine.clocks
+    before = ins.opcode.endswith("::before_thread_sync")
+    act = clocks.fence_before if before else clocks.fence_after
+
+    def run(g: Gang, m: np.ndarray | None) -> None:
+        for w in g.active_warps(m):
+            act(int(g.w_cluster[w]), int(g.w_agent[w]))
+
+    return run
+
+
+@register("membar", "fence", "wgmma.fence", operands=(0, 2))
 def fence(c: Operands, ins: Instr) -> Callable[..., None]:
     """Fences (9.7.13.4): of one device, only fence.proxy.async changes what the model tracks."""
     if "proxy" not in ins.mods or not any(m.startswith("async") for m in ins.mods):
