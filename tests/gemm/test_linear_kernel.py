@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -292,6 +293,50 @@ def test_what_cannot_be_lowered_says_where():
         derive(sch.mod["main"])
     with pytest.raises(LoweringError, match="MMA"):
         derive(linear_tiles(of))
+
+
+@pytest.mark.parametrize(
+    ("buffer", "old", "new", "words"),
+    [
+        ("D = T.match_buffer(A_local_shared_tmem", "v0_o", "(T.int64(7) - v0_o)", "another place"),
+        ("S = T.match_buffer(C_shared_tmem[", "v1_o", "(v1_o + T.int64(1))", "another place"),
+        ("A = T.match_buffer(A_local_shared_tmem", "vp_o", "(T.int64(3) - vp_o)", "other channels"),
+        ("A = T.match_buffer(A_local_shared_tmem", "vr_o", "(vr_o + T.int64(1))", "other rows"),
+        ("C_shared_tmem", "i_0 * T.int64(2) + i_1_1", "i_0 * T.int64(2)", "rows of x at a time"),
+    ],
+)
+def test_what_goes_through_tensor_memory_keeps_its_place(buffer, old, new, words):
+    of = spec(256, 512)
+    sch = new_schedule(tvm.IRModule({"main": linear_tiles(of)}))
+    schedules.decided(sch, of, tensor(128), 3)
+    lines = sch.mod["main"].script().splitlines()
+    if "i_1_1" in old:
+        changed = [line.replace(old, new) for line in lines]
+    else:
+        changed = [line.replace(old, new) if buffer in line else line for line in lines]
+    assert changed != lines
+    derive(sch.mod["main"])
+    with pytest.raises(LoweringError, match=words):
+        derive(tvm.script.from_source("\n".join(changed)))
+
+
+@pytest.mark.parametrize(
+    ("tile", "arch", "words"),
+    [
+        (tensor(64), "sm_90a", "no tcgen05"),
+        (tensor(64), "sm_120a", "no tcgen05"),
+        (replace(tensor(64), rows=256, warps=8), "sm_100a", "128 rows"),
+        (replace(tensor(64), ctas=2), "sm_100a", "all of K"),
+        (tensor(48), "sm_100a", "are not parts"),
+        (tensor(288), "sm_100a", "are not parts"),
+        (tensor(256, blocks=8), "sm_100a", "768 columns"),
+        (replace(tensor(64), copies="async"), "sm_100a", "as TMA stores them"),
+        (tensor(256), "sm_100a", None),
+    ],
+)
+def test_tiles_of_tensor_memory_that_there_are_not_say_why(tile, arch, words):
+    reason = tile.illegal(spec(4096, 4096), GPU_TARGETS[arch])
+    assert reason is None if words is None else words in reason
 
 
 def test_kernels_follow_the_schedule():
