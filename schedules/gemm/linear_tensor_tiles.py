@@ -20,7 +20,10 @@ CTAs of mma.sync load, with K divided among them."""
 WIDTHS = (256, 224, 192, 160, 128, 96, 64, 32)
 """Rows of x of a tile."""
 
-TRIED = 6
+CTAS = (1, 2, 4, 8)
+"""Of a cluster, which divide K."""
+
+TRIED = 8
 """Of these tiles, those of least `cost`."""
 
 DECODING = 4.2
@@ -48,10 +51,11 @@ def tensor_tiles(rows: int) -> list[LinearTile]:
         return []
     narrowest = next((width for width in WIDTHS[::-1] if width >= rows), WIDTHS[0])
     made = [
-        LinearTile("tcgen05", TENSOR_ROWS, width, TENSOR_WARPS, slices, 1, 2)
+        LinearTile("tcgen05", TENSOR_ROWS, width, TENSOR_WARPS, slices, ctas, 2)
         for width in WIDTHS
         if width <= narrowest
         for slices in (2, 1)
+        for ctas in CTAS
     ]
     if rows <= WIDTHS[0]:
         return made

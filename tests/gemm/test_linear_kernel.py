@@ -42,8 +42,10 @@ def wgmma(rows: int, tokens: int, warps: int, ctas: int = 1, blocks: int = 2) ->
     return LinearTile("wgmma", rows, tokens, warps, 1, ctas, blocks)
 
 
-def tensor(tokens: int, slices: int = 2, blocks: int = 2, raster: str = "rows") -> LinearTile:
-    return LinearTile("tcgen05", 128, tokens, 4, slices, 1, blocks, raster)
+def tensor(
+    tokens: int, slices: int = 2, blocks: int = 2, raster: str = "rows", ctas: int = 1
+) -> LinearTile:
+    return LinearTile("tcgen05", 128, tokens, 4, slices, ctas, blocks, raster)
 
 
 GATED = {"activation": "silu", "gated": True}
@@ -81,6 +83,10 @@ CASES = {
     "tcgen05, one block": (spec(128, 512), tensor(32, 1, 1), 30),
     "tcgen05, four blocks": (spec(128, 1152), tensor(64, 2, 4), 30),
     "tcgen05, odd stages": (spec(128, 704, "mxfp4"), tensor(32), 33),
+    "tcgen05, ctas": (spec(256, 1024, residual=True), tensor(64, ctas=2), 100),
+    "tcgen05, uneven ctas": (spec(195, 2880, residual=True), tensor(32, ctas=4), 40),
+    "tcgen05, 128 tokens, ctas": (spec(128, 1024, "mxfp4", **GATED), tensor(128, ctas=2), 130),
+    "tcgen05, one slice, ctas": (spec(128, 1024), tensor(64, 1, ctas=4), 70),
     "tcgen05, one block of K": (spec(128, 64), tensor(32), 33),
     "tcgen05, odd k and n": (spec(195, 720, residual=True), tensor(64), 66),
     "tcgen05, gated": (spec(256, 1088, "mxfp4", **GATED, residual=True), tensor(128), 130),
@@ -176,6 +182,7 @@ QUICK = (
         "tcgen05",
         "tcgen05, one slice",
         "tcgen05, three parts",
+        "tcgen05, uneven ctas",
         "tcgen05, odd k and n",
         "tcgen05, one block of K",
         "tcgen05, gated",
@@ -205,6 +212,13 @@ def test_results_do_not_differ_from_run_to_run():
     of, tile, rows = CASES["4 ctas"]
     first, second = (run(of, tile, rows, seed=7) for _ in range(2))
     assert np.array_equal(first.got, second.got)
+
+
+@pytest.mark.parametrize("name", ["4 ctas", "wgmma, uneven ctas", "tcgen05, uneven ctas"])
+def test_one_cta_of_a_cluster_stores(name):
+    """The others would store parts of the sums, which it may or may not overwrite."""
+    of, tile, rows = CASES[name]
+    assert run(of, tile, rows).report.bytes["global"]["written"] == rows * of.cols * 2
 
 
 # ---- Kernels follow the function ----------------------------------------------------------------
@@ -299,16 +313,17 @@ def test_what_cannot_be_lowered_says_where():
     ("buffer", "old", "new", "words"),
     [
         ("D = T.match_buffer(A_local_shared_tmem", "v0_o", "(T.int64(7) - v0_o)", "another place"),
-        ("S = T.match_buffer(C_shared_tmem[", "v1_o", "(v1_o + T.int64(1))", "another place"),
+        ("S = T.match_buffer(C_local_rf", "v2_o", "(v2_o + T.int64(1))", "another place"),
+        ("T.match_buffer(C_local_rf", "v0_o", "(T.int64(1) - v0_o)", "rows of x at a time"),
         ("A = T.match_buffer(A_local_shared_tmem", "vp_o", "(T.int64(3) - vp_o)", "other channels"),
         ("A = T.match_buffer(A_local_shared_tmem", "vr_o", "(vr_o + T.int64(1))", "other rows"),
-        ("C_shared_tmem", "i_0 * T.int64(2) + i_1_1", "i_0 * T.int64(2)", "rows of x at a time"),
+        ("C_local_rf", "i_0 * T.int64(2) + i_1_1", "i_0 * T.int64(2)", "rows of x at a time"),
     ],
 )
 def test_what_goes_through_tensor_memory_keeps_its_place(buffer, old, new, words):
-    of = spec(256, 512)
+    of = spec(256, 1024)
     sch = new_schedule(tvm.IRModule({"main": linear_tiles(of)}))
-    schedules.decided(sch, of, tensor(128), 3)
+    schedules.decided(sch, of, tensor(128, ctas=2), 3)
     lines = sch.mod["main"].script().splitlines()
     if "i_1_1" in old:
         changed = [line.replace(old, new) for line in lines]
@@ -326,12 +341,13 @@ def test_what_goes_through_tensor_memory_keeps_its_place(buffer, old, new, words
         (tensor(64), "sm_90a", "no tcgen05"),
         (tensor(64), "sm_120a", "no tcgen05"),
         (replace(tensor(64), rows=256, warps=8), "sm_100a", "128 rows"),
-        (replace(tensor(64), ctas=2), "sm_100a", "all of K"),
+        (tensor(256, ctas=2), "sm_100a", "in registers at once"),
         (tensor(48), "sm_100a", "are not parts"),
         (tensor(288), "sm_100a", "are not parts"),
         (tensor(256, blocks=8), "sm_100a", "768 columns"),
         (replace(tensor(64), copies="async"), "sm_100a", "as TMA stores them"),
         (tensor(256), "sm_100a", None),
+        (tensor(128, ctas=2), "sm_100a", None),
     ],
 )
 def test_tiles_of_tensor_memory_that_there_are_not_say_why(tile, arch, words):

@@ -723,6 +723,7 @@ class _Derivation:
         extents = (size["rows"] // (rows * slices), self.tiles_m)
         at = self.at
         token = read.mins[-3] * read.buffer.shape[-2] + read.mins[-2]
+        of_cta = read.mins[0] if len(read.mins) > 3 else at.cta
         part = tirx.Var("part", "int64"), tirx.Var("tile", "int64")
         wanted_token = at.tiles["rows"] * i64(size["rows"]) + (
             part[0] * i64(slices) + at.slice
@@ -736,7 +737,8 @@ class _Derivation:
             point |= dict(zip(part, numbers, strict=True))
             for sample, w, s in product(self._samples(), range(self.counts[0]), range(slices)):
                 values = point | sample | {at.warp: w, at.slice: s}
-                for found, wanted in ((token, wanted_token), (read.mins[-1], wanted_row)):
+                pairs = (token, wanted_token), (read.mins[-1], wanted_row), (of_cta, at.cta)
+                for found, wanted in pairs:
                     right = right and self.numbers(found, values) == self.numbers(wanted, values)
         if not right or prod(extents) * rows * slices != size["rows"] * self.tiles_m:
             raise LoweringError(

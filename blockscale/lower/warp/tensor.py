@@ -98,16 +98,26 @@ class TensorProducts(Products):
         k = self.kernel
         rows = k.part_rows
         first = f"(part * {k.slices} + slice) * {rows}"
+        stored = self.after
+        if k.ctas > 1:  # all warps have one part
+            sums = f"smem + {k.gathered_at}, cta, warp_id, &c[0][0], lane"
+            count = k.tiles_m * rows // 2
+            stored = [
+                f"bs_add_ctas<{k.ctas}, {k.consumers}, {count}>({sums});",
+                "if (cta == 0) {",
+                *indented(stored),
+                "}",
+            ]
         part = [
             f"const int left = min({rows}, m - row_tile * {k.rows_tile} - {first});",
-            "if (left <= 0) break;",
+            *(["if (left <= 0) break;"] if k.ctas == 1 else []),
             f"float c[{k.tiles_m}][{rows // 2}];",
             *(
                 f"bs_tcgen05_ld_sums<{rows}>(c[{i}], lanes + {16 * i << 16} + {first});"
                 for i in range(k.tiles_m)
             ),
             "bs_tcgen05_wait_ld();",
-            *self.after,
+            *stored,
         ]
         return [
             f"bs_mbar_wait({self.sums}, tile_parity);",
@@ -158,6 +168,7 @@ class TensorProducts(Products):
             f"const uint32_t rows_at = {k.rows.slot.at} + {self.expr(k.tokens.first)};",
             "uint32_t stage = 0, parity = 0, bank = 0, bank_parity = 0, tile_parity = 0;",
             *self.tiles(tile),
+            *(["bs_no_sums();"] if k.ctas > 1 else []),
         ]
 
     def _mmas(self, block: int) -> list[str]:

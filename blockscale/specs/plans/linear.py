@@ -182,12 +182,14 @@ class LinearTile:
         """Why there is no such tile of tcgen05, or None."""
         if TCGEN05 not in arch.features:
             return "the architecture has no tcgen05"
-        if (self.rows, self.warps, self.ctas) != (TENSOR_ROWS, TENSOR_WARPS, 1):
-            return f"tcgen05 takes {TENSOR_ROWS} rows of {TENSOR_WARPS} warps, and all of K"
+        if (self.rows, self.warps) != (TENSOR_ROWS, TENSOR_WARPS):
+            return f"tcgen05 takes {TENSOR_ROWS} rows of {TENSOR_WARPS} warps"
         if self.by_bytes or self.slices > 2:
             return "tcgen05 takes operands of 16 bits, which one or two groups of warps decode"
         if self.tokens > 256 or not self.part_rows:
             return f"{self.tokens} rows of x are not parts of {PART_ROWS} for each group of warps"
+        if self.ctas > 1 and self.tokens != self.part_rows * self.slices:
+            return "CTAs add up what warps have in registers at once"
         if self.columns > arch.tensor_columns:
             return f"{self.columns} columns of tensor memory, of {arch.tensor_columns}"
         return None
