@@ -12,7 +12,7 @@ import tvm
 from tvm.s_tir import Schedule
 
 from blockscale.base.errors import LoweringError
-from blockscale.base.targets import GPU_TARGETS
+from blockscale.base.targets import GPU_TARGETS, TCGEN05, having
 from blockscale.building.space import new_schedule
 from blockscale.lower.nvcc import compile_cuda_source
 from blockscale.lower.warp.derive import derive
@@ -212,6 +212,15 @@ def test_results_do_not_differ_from_run_to_run():
     of, tile, rows = CASES["4 ctas"]
     first, second = (run(of, tile, rows, seed=7) for _ in range(2))
     assert np.array_equal(first.got, second.got)
+
+
+@pytest.mark.parametrize("arch", having(TCGEN05))
+def test_kernels_of_tcgen05_keep_their_registers(arch):
+    """Two banks of fragments, or the sums of a part, beside addresses: nothing is spilled."""
+    of = spec(256, 512, "int4", "float16", group=64, zero=True)
+    text = emit(kernel(of, tensor(128, ctas=2), 3), "linear")
+    [found] = compile_cuda_source(text, arch).resources
+    assert (found["stack"], found["spills"]) == (0, 0)
 
 
 @pytest.mark.parametrize("name", ["4 ctas", "wgmma, uneven ctas", "tcgen05, uneven ctas"])
