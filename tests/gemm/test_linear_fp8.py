@@ -55,6 +55,10 @@ def wgmma(rows: int, tokens: int, warps: int, ctas: int = 1) -> LinearTile:
     return LinearTile("wgmma", rows, tokens, warps, 1, ctas, 2)
 
 
+def tensor(tokens: int, ctas: int = 1) -> LinearTile:
+    return LinearTile("tcgen05", 128, tokens, 4, 2, ctas, 2)
+
+
 def groups(rows: int, tokens: int, group: int, blocks: int = 2, raster: str = "rows") -> LinearTile:
     sizes = rows, tokens, min(8, rows // 16), 1, 1, blocks, raster
     return LinearTile("wgmma", *sizes, by_bytes=True, partial=group)
@@ -119,6 +123,14 @@ CASES = {
     "mma, ctas": (spec(195, 1440, **FLOAT), mma(64, 8, 4, 1, 2), 8),
     "wgmma": (spec(320, 672, **FLOAT), wgmma(128, 40, 4), 77),
     "wgmma, ctas": (spec(128, 1024, "float16", activation="gelu_tanh"), wgmma(64, 32, 4, 2), 30),
+    "tcgen05": (spec(200, 672, **FLOAT, residual=True), tensor(64), 77),
+    "tcgen05, ctas, int4": (spec(128, 1024, **INT4, zero=True), tensor(128, 2), 130),
+    "tcgen05, nvfp4": (spec(256, 656, fmt="nvfp4", **GATED, **FLOAT), tensor(32), 33),
+    "16 bits, tcgen05": (
+        spec(195, 720, "float16", fmt="nvfp4", layout="tiles64", by_row=True, **FLOAT),
+        tensor(96),
+        99,
+    ),
     "bytes, nvfp4": (spec(320, 720, fmt="nvfp4", **FLOAT), byte(256, 64), 70),
     "bytes, nvfp4, gated": (
         spec(330, 416, fmt="nvfp4", **GATED, **FLOAT, residual=True),
@@ -148,6 +160,7 @@ CASES = {
 LATER = (
     *("groups", "groups, gated", "wgmma, groups", "bytes, cols", "bytes, relu2", "mma, gated"),
     *("wgmma", "16 bits of any format", "bytes, ctas", "bytes, fast, ctas", "groups, four warps"),
+    *("tcgen05, nvfp4", "tcgen05, ctas, int4"),
 )
 """Of parts that others have, too: exhaustive."""
 
