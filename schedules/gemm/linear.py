@@ -58,7 +58,14 @@ def shape(sch: Schedule, spec: Linear, tile: LinearTile) -> LoopRV:
     weight = warps.Weight(spec.fmt, spec.group, spec.zero, operand_of(spec, tile.by_bytes))
     total = sch.get_sblock("gemm")
     if tile.tensor:
-        return _tensor_shape(sch, spec, tile, weight)
+        order = "bytes" if spec.layout == "tiles64e" else "steps"
+
+        def rows_by_tma(block: SBlockRV) -> None:
+            _tensorize_rows(sch, spec, tile, block, weight.dtype)
+
+        return warps.in_tensor_memory(
+            sch, weight, tile, (_order(tile), warp.bulk, rows_by_tma), order
+        )
     sch.set_scope(total, 0, fragments.LOCAL)
     product = warps.own_sums(sch, total, weight, tile)
     for name in ("weights", "scales"):
@@ -72,7 +79,7 @@ def shape(sch: Schedule, spec: Linear, tile: LinearTile) -> LoopRV:
     else:
         sch.set_scope(tokens, 0, fragments.SMEM)
         fragment = warps.matrices(sch, product) if tile.unit == "mma" else None
-    tiles = _tiles(sch, tile)
+    tiles = warps.tiles(sch, tile, _order(tile))
     stages, block, sixteen, cta = warps.in_tiles(sch, (product, total), weight, tile, tiles)
     sch.compute_at(sch.get_sblock("decode"), sixteen, preserve_unit_loops=True)
     if fragment is not None:
@@ -94,86 +101,13 @@ def shape(sch: Schedule, spec: Linear, tile: LinearTile) -> LoopRV:
     return stages
 
 
-def _tiles(sch: Schedule, tile: LinearTile) -> LoopRV:
-    """Split what is stored into tiles; return the last loop over them.
+def _order(tile: LinearTile) -> warps.Order:
+    """How tiles follow each other.
 
     Where tiles of rows of x follow each other weights come once from memory, else rows of x.
     """
     by_rows = tile.raster == "rows"
-    return warps.tiles(
-        sch, tile, lambda group, token, row: (row, group, token) if by_rows else (group, token, row)
-    )
-
-
-def _tensor_shape(sch: Schedule, spec: Linear, tile: LinearTile, weight: warps.Weight) -> LoopRV:
-    """`shape` for tcgen05: decoded weights and sums are in tensor memory.
-
-    Slices of a stage's K are decoded by warps of their own.  Sums come back to registers some rows
-    of x at a time, parts that slices take in turn; CTAs that divide K add them up there.
-    """
-    total, decode = sch.get_sblock("gemm"), sch.get_sblock("decode")
-    product = total
-    if tile.ctas > 1:
-        sch.set_scope(total, 0, fragments.LOCAL)
-        *_, depth, _ = sch.get_loops(total)
-        product = sch.rfactor(sch.split(depth, [tile.ctas, None])[0], 0)
-    sch.set_scope(product, 0, fragments.TMEM)
-    sch.set_scope(decode, 0, fragments.LOCAL)
-    for name in ("weights", "scales", "tokens"):
-        sch.set_scope(sch.get_sblock(name), 0, fragments.SMEM)
-    stored = sch.cache_read(product, _read(sch, product, decode), fragments.TMEM)
-    epilogue = sch.get_sblock("epilogue")
-    reader = epilogue if product is total else total
-    sums = sch.cache_read(reader, _read(sch, reader, product), fragments.LOCAL)
-    tiles = _tiles(sch, tile)
-    _, _, _, _, token, *_ = sch.get_loops(epilogue)
-    _, part, _ = sch.split(token, [None, tile.slices, tile.part_rows])
-    sch.bind(part, warps.SLICES)
-    if product is not total:
-        sch.compute_at(total, part, preserve_unit_loops=True)
-    sch.compute_at(sums, part, preserve_unit_loops=True)
-    sch.compute_at(product, tiles, preserve_unit_loops=True)
-    *_, unit, token, row, depth, position = sch.get_loops(product)
-    cta = last_loops(sch, product, 6)[:1] if product is not total else []
-    stages, inner = sch.split(depth, [None, tile.blocks_k])
-    step, element = sch.split(position, [None, warp.TENSOR_K])
-    sch.reorder(unit, *cta, stages, inner, step, token, row, element)
-    sch.compute_at(stored, stages, preserve_unit_loops=True)
-    depth, row, position = last_loops(sch, stored, 3)
-    block, part = sch.split(depth, [None, tile.slices])
-    own, sixteen, row_in = sch.split(row, [tile.warps, None, 16])
-    sch.reorder(part, own, block, sixteen, row_in, position)
-    sch.bind(part, warps.SLICES)
-    sch.bind(own, warps.ROW_WARPS)
-    sch.compute_at(decode, sixteen, preserve_unit_loops=True)
-    rows = sch.get_sblock("tokens")
-    for loaded in (rows, sch.get_sblock("scales"), sch.get_sblock("weights")):
-        sch.compute_at(loaded, stages, preserve_unit_loops=True)
-    if cta:  # bound earlier, it would make TVM load the parts of all CTAs
-        sch.bind(cta[0], warps.CTAS)
-        sch.bind(last_loops(sch, sums, 4)[0], warps.CTAS)
-    warps.tensorize_weights(sch, weight, tile, warp.bulk)
-    _tensorize_rows(sch, spec, tile, rows, weight.dtype)
-    order = "bytes" if spec.layout == "tiles64e" else "steps"
-    sch.tensorize(last_loops(sch, decode, 2)[0], warp.decode(*weight, order))
-    sch.tensorize(row_in, warp.store_fragment(weight.dtype))
-    sch.decompose_reduction(product, stages)
-    first = last_loops(sch, product, 3)[0]
-    instruction = warp.tcgen05(tile.tokens, weight.dtype)
-    sch.tensorize(first, instruction, preserve_unit_iters=False)
-    if product is not total:
-        sch.decompose_reduction(total, last_loops(sch, total, 4)[0])
-    token, row = last_loops(sch, sums, 2)
-    sixteen, row_in = sch.split(row, [None, 16])
-    sch.reorder(sixteen, token, row_in)
-    sch.tensorize(token, warp.load_sums(tile.part_rows))
-    return stages
-
-
-def _read(sch: Schedule, reader: SBlockRV, writer: SBlockRV) -> int:
-    """Which of the buffers that ``reader`` reads is the one that ``writer`` writes."""
-    made = sch.get(writer).writes[0].source
-    return [region.source.same_as(made) for region in sch.get(reader).reads].index(True)
+    return lambda group, token, row: (row, group, token) if by_rows else (group, token, row)
 
 
 def _tensorize_rows(

@@ -11,7 +11,8 @@ from dataclasses import replace
 from blockscale.base.sizes import ceil_div
 from blockscale.base.targets import Gpu
 from blockscale.specs import Linear
-from blockscale.specs.plans.linear import TENSOR_ROWS, TENSOR_WARPS, LinearTile
+from blockscale.specs.plans import tensor_memory
+from blockscale.specs.plans.linear import LinearTile
 
 FEWEST_ROWS = 32
 """Rows of x from which on these tiles are tried: fewer are bound by the weight's bytes, which more
@@ -51,7 +52,7 @@ def tensor_tiles(rows: int) -> list[LinearTile]:
         return []
     narrowest = next((width for width in WIDTHS[::-1] if width >= rows), WIDTHS[0])
     made = [
-        LinearTile("tcgen05", TENSOR_ROWS, width, TENSOR_WARPS, slices, ctas, 2)
+        LinearTile("tcgen05", tensor_memory.ROWS, width, tensor_memory.WARPS, slices, ctas, 2)
         for width in WIDTHS
         if width <= narrowest
         for slices in (2, 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -61,6 +61,19 @@ class Tile(Protocol):
         """Blocks of 64 k in a stage."""
 
 
+class TensorTile(Tile, Protocol):
+    """One of tcgen05; see `specs.plans.tensor_memory`."""
+
+    @property
+    def part_rows(self) -> int:
+        """Rows of x whose sums a warp reads at a time."""
+
+
+Order = Callable[[LoopRV, LoopRV, LoopRV], Sequence[LoopRV]]
+"""Loops over padded tiles of rows of x, tiles in these, and tiles of rows of w, as they are to
+follow each other."""
+
+
 class Weight(NamedTuple):
     """What a weight's codes and scales are."""
 
@@ -104,14 +117,8 @@ def own_sums(sch: Schedule, total: SBlockRV, weight: Weight, tile: Tile) -> SBlo
     return sums
 
 
-def tiles(
-    sch: Schedule, tile: Tile, order: Callable[[LoopRV, LoopRV, LoopRV], Sequence[LoopRV]]
-) -> LoopRV:
-    """Split what is stored into tiles and these among warps; return the last loop over tiles.
-
-    ``order``: the loops over padded tiles of rows of x, tiles in these, and tiles of rows of w, as
-    they are to follow each other.
-    """
+def tiles(sch: Schedule, tile: Tile, order: Order) -> LoopRV:
+    """Split what is stored into tiles and these among warps; return the last loop over tiles."""
     group, token, row, *rest = sch.get_loops(sch.get_sblock("epilogue"))
     token_tile, token_in = sch.split(token, [None, tile.tokens])
     # Rows of a gated layer are tiles of 16 and positions in them.
@@ -241,6 +248,87 @@ def tensorize_product(
         sch.decompose_reduction(total, last_loops(sch, total, 4)[0])
 
 
+def in_tensor_memory(
+    sch: Schedule,
+    weight: Weight,
+    tile: TensorTile,
+    loads: tuple[Order, Callable[[int, int, str], str], Callable[[SBlockRV], None]],
+    positions: str,
+) -> LoopRV:
+    """Schedule a GEMM for tcgen05: decoded weights and sums are in tensor memory.
+
+    Slices of a stage's K are decoded by warps of their own.  Sums come back to registers some rows
+    of x at a time, parts that slices take in turn; CTAs that divide K add them up there.
+
+    Returns the loop over stages.  ``loads``: the order of tiles, the intrinsic that copies codes
+    and scales, and what tensorizes the copies of rows of x; ``positions``: the order of K, see
+    `intrin.warp.decode`.
+    """
+    order, run, load_rows = loads
+    total, decode = sch.get_sblock("gemm"), sch.get_sblock("decode")
+    product = total
+    if tile.ctas > 1:
+        sch.set_scope(total, 0, fragments.LOCAL)
+        *_, depth, _ = sch.get_loops(total)
+        product = sch.rfactor(sch.split(depth, [tile.ctas, None])[0], 0)
+    sch.set_scope(product, 0, fragments.TMEM)
+    sch.set_scope(decode, 0, fragments.LOCAL)
+    for name in ("weights", "scales", "tokens"):
+        sch.set_scope(sch.get_sblock(name), 0, fragments.SMEM)
+    stored = sch.cache_read(product, _read(sch, product, decode), fragments.TMEM)
+    epilogue = sch.get_sblock("epilogue")
+    reader = epilogue if product is total else total
+    sums = sch.cache_read(reader, _read(sch, reader, product), fragments.LOCAL)
+    last = tiles(sch, tile, order)
+    _, _, _, _, token, *_ = sch.get_loops(epilogue)
+    _, part, _ = sch.split(token, [None, tile.slices, tile.part_rows])
+    sch.bind(part, SLICES)
+    if product is not total:
+        sch.compute_at(total, part, preserve_unit_loops=True)
+    sch.compute_at(sums, part, preserve_unit_loops=True)
+    sch.compute_at(product, last, preserve_unit_loops=True)
+    *_, unit, token, row, depth, position = sch.get_loops(product)
+    cta = last_loops(sch, product, 6)[:1] if product is not total else []
+    stage, inner = sch.split(depth, [None, tile.blocks_k])
+    step, element = sch.split(position, [None, warp.TENSOR_K])
+    sch.reorder(unit, *cta, stage, inner, step, token, row, element)
+    sch.compute_at(stored, stage, preserve_unit_loops=True)
+    depth, row, position = last_loops(sch, stored, 3)
+    block, part = sch.split(depth, [None, tile.slices])
+    own, sixteen, row_in = sch.split(row, [tile.warps, None, 16])
+    sch.reorder(part, own, block, sixteen, row_in, position)
+    sch.bind(part, SLICES)
+    sch.bind(own, ROW_WARPS)
+    sch.compute_at(decode, sixteen, preserve_unit_loops=True)
+    rows = sch.get_sblock("tokens")
+    for loaded in (rows, sch.get_sblock("scales"), sch.get_sblock("weights")):
+        sch.compute_at(loaded, stage, preserve_unit_loops=True)
+    if cta:  # bound earlier, it would make TVM load the parts of all CTAs
+        sch.bind(cta[0], CTAS)
+        sch.bind(last_loops(sch, sums, 4)[0], CTAS)
+    tensorize_weights(sch, weight, tile, run)
+    load_rows(rows)
+    sch.tensorize(last_loops(sch, decode, 2)[0], warp.decode(*weight, positions))
+    sch.tensorize(row_in, warp.store_fragment(weight.dtype))
+    sch.decompose_reduction(product, stage)
+    first = last_loops(sch, product, 3)[0]
+    instruction = warp.tcgen05(tile.tokens, weight.dtype)
+    sch.tensorize(first, instruction, preserve_unit_iters=False)
+    if product is not total:
+        sch.decompose_reduction(total, last_loops(sch, total, 4)[0])
+    token, row = last_loops(sch, sums, 2)
+    sixteen, row_in = sch.split(row, [None, 16])
+    sch.reorder(sixteen, token, row_in)
+    sch.tensorize(token, warp.load_sums(tile.part_rows))
+    return stage
+
+
+def _read(sch: Schedule, reader: SBlockRV, writer: SBlockRV) -> int:
+    """Which of the buffers that ``reader`` reads is the one that ``writer`` writes."""
+    made = sch.get(writer).writes[0].source
+    return [region.source.same_as(made) for region in sch.get(reader).reads].index(True)
+
+
 def by_rows(
     sch: Schedule,
     weight: Weight,
@@ -255,16 +343,26 @@ def by_rows(
     ``gathered``: a table says which row; ``table``: one says which expert a tile's rows have;
     ``order``: of K, see `intrin.warp.decode`.
     """
+
+    def of_tiles(group: LoopRV, token: LoopRV, row: LoopRV) -> Sequence[LoopRV]:
+        # In tiles of an expert those of its rows follow each other: weights come once from memory.
+        return (group, row, token) if table else (row, group, token)
+
+    run = partial(warp.bulk, table=table)
+
+    def row_by_row(block: SBlockRV) -> None:
+        sch.tensorize(last_loops(sch, block, 1)[0], warp.row(weight.dtype, gathered))
+
+    if tile.unit == "tcgen05":
+        loads = of_tiles, run, row_by_row
+        return in_tensor_memory(sch, weight, cast(TensorTile, tile), loads, order)
     total = sch.get_sblock("gemm")
     sch.set_scope(total, 0, fragments.LOCAL)
     product = own_sums(sch, total, weight, tile)
     for name in ("weights", "scales", "tokens"):
         sch.set_scope(sch.get_sblock(name), 0, fragments.SMEM)
     sch.set_scope(sch.get_sblock("decode"), 0, fragments.LOCAL)
-    # In tiles of an expert those of its rows follow each other: weights come once from memory.
-    last = tiles(
-        sch, tile, lambda group, token, row: (group, row, token) if table else (row, group, token)
-    )
+    last = tiles(sch, tile, of_tiles)
     fragment = matrices(sch, product) if tile.unit == "mma" else None
     stage, block, sixteen, _ = in_tiles(sch, (product, total), weight, tile, last)
     sch.compute_at(sch.get_sblock("decode"), sixteen, preserve_unit_loops=True)
@@ -272,9 +370,8 @@ def by_rows(
         sch.compute_at(fragment, block, preserve_unit_loops=True)
     for name in ("tokens", "scales", "weights"):
         sch.compute_at(sch.get_sblock(name), stage, preserve_unit_loops=True)
-    tensorize_weights(sch, weight, tile, partial(warp.bulk, table=table))
-    copied = last_loops(sch, sch.get_sblock("tokens"), 1)[0]
-    sch.tensorize(copied, warp.row(weight.dtype, gathered))
+    tensorize_weights(sch, weight, tile, run)
+    row_by_row(sch.get_sblock("tokens"))
     load = warp.matrices(weight.dtype) if fragment is not None else ""
     names = (warp.decode(*weight, order), load)
     tensorize_product(sch, weight, tile, (product, total, fragment), stage, names)

@@ -13,6 +13,7 @@ from math import sqrt
 
 from blockscale.base import targets
 from blockscale.base.targets import CTA_RESERVED, GPU_TARGETS, Gpu
+from blockscale.specs.plans import tensor_memory
 from blockscale.specs.plans.moe import MoeGemm, MoeTile, byte_sums
 
 HOPPER = GPU_TARGETS["sm_90a"]
@@ -114,6 +115,16 @@ DeepSeek-V3) 152 took 0.97 and 0.97 of that of 256 rows and 104 tokens, with 512
 256 rows 104 tokens took 0.95 of the time of 96 and of 112 (Mixtral, 4096), of Qwen3 1.08 (of 96).
 """
 
+TENSOR_WIDTHS = (32, 64, 96, 128, 160, 192, 224, 256)
+"""Tokens of a tile of tcgen05; the first that holds what most experts get is the default."""
+
+TENSOR_LEAST = 24.0
+"""Tokens of an expert from which on tiles of tcgen05 are tried, and one is the default.
+
+Not measured: by the model of `schedules.gemm.linear_tensor_tiles` mma.sync takes longer from 16 on,
+and its CTAs share SMs, which hides what few tokens wait for.
+"""
+
 HIGHER = ((1400, 64), (float("inf"), 128))
 """Rows of the default with mma.sync, up to so many tiles of 64 rows of all experts, on an H200."""
 FEW = 4.0
@@ -140,7 +151,7 @@ def depths(gemm: MoeGemm, tile: MoeTile, arch: Gpu = HOPPER) -> tuple[int, ...]:
     not be deep.
     """
     deepest = tile.stages_in(gemm, arch.cta_shared)
-    if tile.unit == "wgmma" and tile.consumers == 8:
+    if tile.tensor or (tile.unit == "wgmma" and tile.consumers == 8):
         found = [min(n, deepest) for n in (WGMMA_STAGES, 4, 3)]
     else:
         shares = [arch.sm_shared // ctas - CTA_RESERVED for ctas in (3, 4, 5, 2, 1)]
@@ -155,6 +166,8 @@ def tiles(gemm: MoeGemm, tokens: int, arch: Gpu = HOPPER) -> dict[MoeTile, str |
     if gemm.operand:
         return _of_bytes(gemm, wanted, arch)
     few, many = next((few, many) for limit, few, many in TOKENS if wanted <= limit)
+    if targets.TCGEN05 in arch.features and wanted >= TENSOR_LEAST:
+        return _of_tensor_memory(gemm, wanted, arch)
     if targets.WGMMA not in arch.features:
         many = ()
     elif few and few[0] >= 64:
@@ -164,6 +177,17 @@ def tiles(gemm: MoeGemm, tokens: int, arch: Gpu = HOPPER) -> dict[MoeTile, str |
     found: dict[MoeTile, str | None] = {}
     for unit, width, rows, slices, blocks in shapes:
         tile = MoeTile(unit, rows, width, slices, blocks)
+        fits = None if depths(gemm, tile, arch) else "no ring of it fits"
+        found[tile] = tile.illegal(gemm) or fits
+    return found
+
+
+def _of_tensor_memory(gemm: MoeGemm, wanted: float, arch: Gpu) -> dict[MoeTile, str | None]:
+    """Return `tiles` of tcgen05: two widths, decoded by eight warps or by four."""
+    widths = [width for width in TENSOR_WIDTHS if width >= wanted] or [TENSOR_WIDTHS[-1]]
+    found: dict[MoeTile, str | None] = {}
+    for width, slices in product(widths[:2], (2, 1)):
+        tile = MoeTile("tcgen05", tensor_memory.ROWS, width, slices, 2)
         fits = None if depths(gemm, tile, arch) else "no ring of it fits"
         found[tile] = tile.illegal(gemm) or fits
     return found

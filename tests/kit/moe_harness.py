@@ -97,8 +97,9 @@ def scheduled(of: Of, gemm: MoeGemm) -> PrimFunc:
 
 
 @cache
-def kernel(of: Of, gemm: MoeGemm, arch: str = "sm_90a") -> tuple[Kernel, str]:
-    """Return the kernel of a scheduled GEMM, and its PTX."""
+def kernel(of: Of, gemm: MoeGemm, arch: str = "") -> tuple[Kernel, str]:
+    """Return the kernel of a scheduled GEMM, and its PTX, for what has its instructions."""
+    arch = arch or ("sm_100a" if of.tile.tensor else "sm_90a")
     made = derive(scheduled(of, gemm))
     return made, compile_cuda_source(emit(made, "moe"), arch, ptx=True).image.decode()
 
@@ -170,7 +171,7 @@ def run(
     limits: tuple[float, float] | None = None,
     ctas: int = 2,
     seed: int = 0,
-    arch: str = "sm_90a",
+    arch: str = "",
 ) -> Outcome:
     """Run GEMM 1 (which gathers) or GEMM 2 of a random layer.
 

@@ -31,6 +31,7 @@ INT4_LIMIT = {"bfloat16": 6e-3, "float16": 8e-4}
 UNITS: dict[str, dict[str, Any]] = {
     "mma": {"unit": "mma", "rows": 64, "tokens": 16, "slices": 2, "blocks_k": 2},
     "wgmma": {"unit": "wgmma", "rows": 128, "tokens": 16, "slices": 1, "blocks_k": 2},
+    "tcgen05": {"unit": "tcgen05", "rows": 128, "tokens": 32, "slices": 2, "blocks_k": 2},
 }
 KINDS = [(fmt, group, False) for fmt in MOE for group in MOE[fmt].blocks] + [
     ("int4", group, True) for group in MOE["int4"].blocks
@@ -80,7 +81,7 @@ def test_ragged_sizes(unit: str, sizes: tuple[int, int], activation: str) -> Non
           intermediate=intermediate, bias=True)  # fmt: skip
 
 
-@each(activation=["swiglu", "none"], unit=UNITS)
+@each(activation=["swiglu", "none"], unit=["mma", "wgmma"])
 def test_ragged_sizes_of_neighbouring_tiles(unit: str, activation: str) -> None:
     """A thread that stores 16 bytes of two tiles at once stores none beyond a row's end."""
     of = plan(**UNITS[unit] | {"rows": 256, "tokens": 8, "slices": 1}, activation=activation)
@@ -114,6 +115,25 @@ def test_mma_tiles(tile: tuple[int, ...], activation: str) -> None:
     m = 3 * rows  # of the outputs: a few tiles are as good as many
     hidden, intermediate = (320, min(m, 192)) if of.gather else (min(m, 320), 192)
     right(of, ids_of(40, seed=1), hidden=hidden, intermediate=intermediate, ctas=3)
+
+
+@each(
+    tile=[(32, 1, 1), (64, 1, 2), (96, 2, 2), (128, 2, 4), (256, 2, 2)],
+    activation=["swiglu", "none"],
+)
+def test_tcgen05_tiles(tile: tuple[int, int, int], activation: str) -> None:
+    tokens, slices, blocks_k = tile
+    of = plan(
+        unit="tcgen05",
+        activation=activation,
+        rows=128,
+        tokens=tokens,
+        slices=slices,
+        blocks_k=blocks_k,
+        stages=2,
+    )
+    ids = ids_of(2 * tokens, seed=1)
+    right(of, ids, hidden=320, intermediate=192, ctas=3, scaled=True, bias=True)
 
 
 @those(

@@ -257,9 +257,22 @@ def test_numbers(built):
 
 @pytest.mark.parametrize("arch", few(["sm_120a", "sm_100a"]))
 def test_other_architectures(built, arch):
-    """Without wgmma, mma multiplies for any number of tokens."""
+    """Without wgmma, mma may multiply for any number of tokens."""
     for tokens in (2, 17, 60):
         Call(PLAIN, tokens, "half_dropped")(built(PLAIN, arch), arch).judge()
+
+
+def test_many_tokens_by_tcgen05(tmp_path):
+    """Default schedules for a B200: mma.sync for few tokens of an expert, tcgen05 for many."""
+    spec = FusedMoe(3, 64, 64, 2, "nvfp4", layout="tiles64")
+    build([spec], tmp_path / "k.so", level="sm_100a", logs_dirs=[], ptx=True)
+    threads = []
+    for tokens in (2, 200):
+        call = Call(spec, tokens, "half_dropped")(tmp_path / "k.so", "sm_100a")
+        call.judge()
+        threads.append([launch.block[0] for launch in call.run.launches[1:3]])
+    decode, load, issue = 8, 4, 1
+    assert threads[1] == [32 * (decode + load + issue)] * 2 != threads[0]
 
 
 @pytest.mark.parametrize("arch", few(["sm_90a", "sm_120a"]))

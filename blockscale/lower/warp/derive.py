@@ -19,8 +19,7 @@ from blockscale.lower.pipe.read import Operand, Site, View, box, substituted, va
 from blockscale.lower.pipe.text import loads, variables
 from blockscale.lower.warp.kernel import Format, GroupSums, Kernel, Place, Rows, Runs, Slot
 from blockscale.lower.warp.read import ORDER, Numbers, WarpReader, is_zero, replaced
-from blockscale.specs.plans import PREFIX
-from blockscale.specs.plans.linear import TENSOR_ROWS, TENSOR_WARPS
+from blockscale.specs.plans import PREFIX, tensor_memory
 from blockscale.specs.plans.moe import E4M3, FAST
 from blockscale.tir.common import i64
 
@@ -32,7 +31,7 @@ COPIES = {"warp_bulk": "bulk", "warp_async": "async"}
 ORDERS = {
     "mma": ("warp_decode", "warp_decode_positions", "warp_decode_bytes"),
     "wgmma": ("warp_decode_steps", "warp_decode_positions", "warp_decode_bytes"),
-    "tcgen05": ("warp_decode_steps", "warp_decode_bytes"),
+    "tcgen05": ("warp_decode_steps", "warp_decode_positions", "warp_decode_bytes"),
 }
 """Instructions that decode for each unit."""
 
@@ -79,8 +78,7 @@ class _Derivation:
         self.update = self._update()
         self.scales = self._writer(self._scale_buffer(), copy)
         whole = copy if self.unit == "mma" else "warp_tma"
-        single = by_rows and self.stored is None
-        self.loader = self._writer(x.buffer, *(("warp_row", "warp_tma") if single else (whole,)))
+        self.loader = self._writer(x.buffer, *(("warp_row", "warp_tma") if by_rows else (whole,)))
 
     # ---- Finding ----------------------------------------------------------------------------
 
@@ -687,10 +685,10 @@ class _Derivation:
         if self.stored is None or self.sums is None:
             return 0
         warps, slices, _ = self.counts
-        if (warps, size["cols"]) != (TENSOR_WARPS, TENSOR_ROWS):
+        if (warps, size["cols"]) != (tensor_memory.WARPS, tensor_memory.ROWS):
             raise LoweringError(
-                f"{self.decode.where}: {warps} warps decode {size['cols']} rows of w; lanes of "
-                f"tensor memory are {TENSOR_ROWS}, of which each of {TENSOR_WARPS} warps has 32"
+                f"{self.decode.where}: {warps} warps decode {size['cols']} rows; tensor memory "
+                f"has {tensor_memory.ROWS} lanes, 32 for each of {tensor_memory.WARPS} warps"
             )
         decoded, stored = self.decode.operands["A"], self.stored.operands["S"]
         for site, first, second in (

@@ -108,7 +108,7 @@ class _Emitter(Frame):
         if not k.tensor:
             return []
         return [
-            f"if (warp_id == {k.consumers + 1}) {{",
+            f"if (warp_id == {k.issuer}) {{",
             f"  bs_tcgen05_alloc<1>(smem + {k.tmem_at}, {k.columns});",
             "  bs_tcgen05_relinquish<1>();",
             "  bs_tcgen05_fence_before();",
@@ -119,7 +119,7 @@ class _Emitter(Frame):
         """The warp that multiplies by tcgen05."""
         if not isinstance(self.products, TensorProducts):
             return []
-        number = self.kernel.consumers + 1
+        number = self.kernel.issuer
         return [f"}} else if (warp_id == {number}) {{", *indented(self.products.issues())]
 
     def _freed(self) -> list[str]:
@@ -130,7 +130,7 @@ class _Emitter(Frame):
             "__syncwarp();",
             "bs_tcgen05_fence_before();",
             "__syncthreads();",
-            f"if (warp_id == {k.consumers + 1}) {{",
+            f"if (warp_id == {k.issuer}) {{",
             "  bs_tcgen05_fence_after();",
             f"  bs_tcgen05_dealloc<1>(bs_load4_shared(smem + {k.tmem_at}), {k.columns});",
             "}",

@@ -122,6 +122,8 @@ class Epilogue:
         ones = {loop.var: i64(0) for loop in self.site.loops if loop.extent == 1}
         values = {v: substituted(e, {self.own: row}) for v, e in register.loops.items()}
         part = {} if self.part_loop is None else {self.part_loop.var: self.part}
+        if self.kernel.tensor and self.kernel.has_first:  # `first` is that of the part
+            part = {variable: i64(0) for variable in (*part, self.kernel.at.slice)}
         return substituted(value, ones | part | values | {self.token_loop.var: token})
 
     # ---- Text -------------------------------------------------------------------------------
@@ -288,7 +290,7 @@ class Epilogue:
         moved = {tile: i64(0) for tile in at.tiles.values()}
         offset = self.analyzer.simplify(substituted(row, moved) - first - self.own)
         own = substituted(self._token(), {self.b: i64(b)})
-        if k.tensor:
+        if k.tensor and not k.has_first:
             parts = i64(0) if self.part_loop is None else self.part * i64(k.slices)
             parts = parts + at.slice if k.slices > 1 else parts
             own = own + parts * i64(self.rows)
@@ -335,7 +337,7 @@ class Epilogue:
         for own, token in zip(self.slots.values(), tokens, strict=True):
             if is_zero(place - token):
                 if not any("bs_load_slots" in line for line in self.tile_level):
-                    count = -(-self.kernel.rows_tile // 32)
+                    count = -(-self.rows // 32)
                     self.tile_level += [
                         f"int slots[{count}];",
                         f"bs_load_slots(slots, {ORDER} + first, left, lane);",

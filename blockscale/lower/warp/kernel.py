@@ -17,7 +17,7 @@ from tvm.tirx import Var
 from blockscale.base.sizes import round_up
 from blockscale.lower.pipe.read import Site, View
 from blockscale.lower.warp.read import WarpCoordinates
-from blockscale.specs.plans.linear import ALONE, FRAGMENT_COLUMNS
+from blockscale.specs.plans import tensor_memory
 from blockscale.specs.plans.moe import E4M3
 
 CONTROL_BYTES = 1024
@@ -247,7 +247,7 @@ class Kernel:
     @property
     def columns(self) -> int:
         """Of tensor memory that are allocated, a power of two: sums, and banks of two stages."""
-        used = self.rows_tile + 2 * self.blocks * FRAGMENT_COLUMNS
+        used = tensor_memory.columns(self.rows_tile, self.blocks)
         return 1 << max(5, (used - 1).bit_length())
 
     @property
@@ -278,7 +278,7 @@ class Kernel:
     @property
     def row_loaders(self) -> int:
         """Warps that copy rows of x one by one, beside the one that loads weights."""
-        return 0 if self.rows.how != "row" else 3 if self.unit == "wgmma" else 1
+        return 0 if self.rows.how != "row" else 1 if self.unit == "mma" else 3
 
     @property
     def has_first(self) -> bool:
@@ -292,6 +292,11 @@ class Kernel:
         Registers move between groups of four.
         """
         return 4 if self.moves_registers else 1 + self.row_loaders + self.tensor
+
+    @property
+    def issuer(self) -> int:
+        """The warp that issues products by tcgen05, behind those that load."""
+        return self.consumers + 1 + self.row_loaders
 
     @property
     def threads(self) -> int:
@@ -333,4 +338,4 @@ class Kernel:
     def shared(self) -> int:
         """Dynamic shared memory, with room to begin at a multiple of 1024."""
         found = self.gathered_at + (self.ctas - 1) * self.sum_bytes + 1024
-        return max(found, ALONE) if self.tensor else found
+        return max(found, tensor_memory.ALONE) if self.tensor else found

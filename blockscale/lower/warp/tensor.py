@@ -12,7 +12,7 @@ from __future__ import annotations
 from blockscale.lower.pipe.text import indented
 from blockscale.lower.warp.kernel import Kernel
 from blockscale.lower.warp.multiply import Products
-from blockscale.specs.plans.linear import FRAGMENT_COLUMNS, TENSOR_ROWS
+from blockscale.specs.plans import tensor_memory
 from blockscale.tir.intrin.warp import TENSOR_K
 
 
@@ -51,7 +51,7 @@ class TensorProducts(Products):
             codes, scales = (self._place(p, inner, i) for p in (k.codes, k.factors))
             stored += [f"uint32_t fragment{i}[16];", "{", *indented(self._decode(i, codes, scales))]
             stored.append("}")
-        columns = f"{k.rows_tile} + {FRAGMENT_COLUMNS} * own"
+        columns = f"{k.rows_tile} + {tensor_memory.FRAGMENT_COLUMNS} * own"
         wait = f"bs_mbar_wait({self.free} + 8 * own, bank_parity ^ 1);"
         stored += [wait, "bs_tcgen05_fence_after();"]
         stored += [
@@ -108,8 +108,12 @@ class TensorProducts(Products):
                 *indented(stored),
                 "}",
             ]
+        whole, left = [], f"m - row_tile * {k.rows_tile}"
+        if k.has_first:
+            whole, left = ["const int all = left, begin = first;"], "all"
         part = [
-            f"const int left = min({rows}, m - row_tile * {k.rows_tile} - {first});",
+            f"const int left = min({rows}, {left} - {first});",
+            *([f"[[maybe_unused]] const int first = begin + {first};"] if k.has_first else []),
             *(["if (left <= 0) break;"] if k.ctas == 1 else []),
             f"float c[{k.tiles_m}][{rows // 2}];",
             *(
@@ -120,6 +124,7 @@ class TensorProducts(Products):
             *stored,
         ]
         return [
+            *whole,
             f"bs_mbar_wait({self.sums}, tile_parity);",
             "tile_parity ^= 1;",
             "bs_tcgen05_fence_after();",
@@ -140,7 +145,7 @@ class TensorProducts(Products):
         bf16 = str(k.form.dtype == "bfloat16").lower()
 
         def stage(blocks: int, last: bool) -> list[str]:
-            lines = [self.at(), f"bs_mbar_wait({self.full}, parity);"]
+            lines = [self.at(), f"bs_mbar_wait({self.full}, parity);", *self._rows_fence()]
             for block in range(k.blocks):
                 lines += [
                     f"bs_mbar_wait({self.decoded} + 8 * (bank + {block}), bank_parity);",
@@ -164,7 +169,7 @@ class TensorProducts(Products):
         ]
         return [
             f"const uint32_t tmem = bs_load4_shared(smem + {k.tmem_at});",
-            f"constexpr uint32_t kind = bs_half_desc({bf16}, {TENSOR_ROWS}, {k.rows_tile});",
+            f"constexpr uint32_t kind = bs_half_desc({bf16}, {tensor_memory.ROWS}, {k.rows_tile});",
             f"const uint32_t rows_at = {k.rows.slot.at} + {self.expr(k.tokens.first)};",
             "uint32_t stage = 0, parity = 0, bank = 0, bank_parity = 0, tile_parity = 0;",
             *self.tiles(tile),
@@ -175,9 +180,10 @@ class TensorProducts(Products):
         """Products of a stage's block."""
         k = self.kernel
         rows = f"at + rows_at + {self._place(k.tokens, block, 0)}"
+        columns = f"{k.rows_tile} + {tensor_memory.FRAGMENT_COLUMNS} * (bank + {block})"
         lines = [
             f"const uint64_t x = bs_matrix_desc<128>({rows});",
-            f"const uint32_t w = tmem + {k.rows_tile} + {FRAGMENT_COLUMNS} * (bank + {block});",
+            f"const uint32_t w = tmem + {columns};",
         ]
         for j in range(4):
             more = "1" if block or j else "k > 0"

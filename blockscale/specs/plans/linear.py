@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from blockscale.base.sizes import ceil_div, round_up
-from blockscale.base.targets import BULK_COPIES, GPU_TARGETS, TCGEN05, WGMMA, Gpu
+from blockscale.base.targets import BULK_COPIES, TCGEN05, WGMMA, Gpu
 from blockscale.specs.gemm import Linear
+from blockscale.specs.plans import tensor_memory
 from blockscale.specs.plans.moe import (
     LOADER_REGISTERS,
     illegal_bytes,
@@ -25,21 +26,6 @@ MAX_CLUSTER = 8
 
 SUMS = {"mma": 256, "wgmma": 320}
 """The most accumulators of a thread, times two."""
-
-TENSOR_ROWS = 128
-"""Rows of the weight of a tile of tcgen05: lanes of tensor memory."""
-
-TENSOR_WARPS = 4
-"""Warps that reach all lanes."""
-
-FRAGMENT_COLUMNS = TILE_K // 2
-"""Columns of tensor memory that decoded weights of a block of 64 k take."""
-
-PART_ROWS = (64, 32, 16)
-"""Rows of x whose sums a warp reads from tensor memory at a time, if they divide a tile."""
-
-ALONE = GPU_TARGETS["sm_100a"].sm_shared // 2
-"""Shared memory with which a CTA has an SM, and so its tensor memory, to itself."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +85,7 @@ class LinearTile:
     @property
     def part_rows(self) -> int:
         """Rows of x whose sums a warp reads from tensor memory at a time; 0: none."""
-        whole = (rows for rows in PART_ROWS if self.tokens % (rows * self.slices) == 0)
-        return next(whole, 0) if self.tensor else 0
-
-    @property
-    def columns(self) -> int:
-        """Of tensor memory: sums, and decoded weights of two stages."""
-        return self.tokens + 2 * self.blocks_k * FRAGMENT_COLUMNS
+        return tensor_memory.part_rows(self.tokens, self.slices) if self.tensor else 0
 
     @property
     def moves_registers(self) -> bool:
@@ -141,7 +121,7 @@ class LinearTile:
     def shared(self, spec: Linear, stages: int) -> int:
         """Dynamic shared memory of a CTA."""
         found = CONTROL_BYTES + 1024 + stages * self.stage_bytes(spec) + self.sum_bytes()
-        return max(found, ALONE) if self.tensor and stages else found
+        return max(found, tensor_memory.ALONE) if self.tensor and stages else found
 
     def stages_in(self, spec: Linear, room: int) -> int:
         """The most stages in so many bytes."""
@@ -182,17 +162,12 @@ class LinearTile:
         """Why there is no such tile of tcgen05, or None."""
         if TCGEN05 not in arch.features:
             return "the architecture has no tcgen05"
-        if (self.rows, self.warps) != (TENSOR_ROWS, TENSOR_WARPS):
-            return f"tcgen05 takes {TENSOR_ROWS} rows of {TENSOR_WARPS} warps"
-        if self.by_bytes or self.slices > 2:
-            return "tcgen05 takes operands of 16 bits, which one or two groups of warps decode"
-        if self.tokens > 256 or not self.part_rows:
-            return f"{self.tokens} rows of x are not parts of {PART_ROWS} for each group of warps"
+        if self.by_bytes:
+            return "tcgen05 takes operands of 16 bits"
         if self.ctas > 1 and self.tokens != self.part_rows * self.slices:
             return "CTAs add up what warps have in registers at once"
-        if self.columns > arch.tensor_columns:
-            return f"{self.columns} columns of tensor memory, of {arch.tensor_columns}"
-        return None
+        sizes = self.rows, self.tokens, self.warps, self.slices, self.blocks_k
+        return tensor_memory.illegal(*sizes)
 
     def _illegal_units(self, spec: Linear) -> str | None:
         """Why a stage is not divided into what wgmma multiplies, or None."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from blockscale.base.sizes import ceil_div, round_up
 from blockscale.base.targets import GPU_TARGETS
+from blockscale.specs.plans import tensor_memory
 
 SMEM_BYTES = GPU_TARGETS["sm_90a"].cta_shared
 """Shared memory that one CTA may use on sm_90."""
@@ -221,10 +222,11 @@ class MoeTile:
     """The shape of a tile of a grouped GEMM.
 
     Attributes:
-        unit: "mma" (mma.sync, warps share K) or "wgmma" (warpgroups of 64 rows).
+        unit: "mma" (mma.sync, warps share K), "wgmma" (warpgroups of 64 rows) or "tcgen05".
         rows: of weights in a CTA's tile.
         tokens: the most of a tile.
-        slices: of a stage's K, each multiplied by other warps (mma), which add up at the end.
+        slices: of a stage's K, each multiplied by other warps (mma), which add up at the end; of
+            tcgen05 decoded by other warps.
         blocks_k: blocks of 64 k in a stage; a multiple of slices.
         partial: operands of 8 bits: channels whose products the MMA, whose sums have some 14 bits,
             sums up by themselves before float32 registers add them; 0: those of all.
@@ -240,8 +242,20 @@ class MoeTile:
     # ---- Warps ------------------------------------------------------------------------------
 
     @property
+    def tensor(self) -> bool:
+        """Whether decoded weights and sums are in tensor memory."""
+        return self.unit == "tcgen05"
+
+    @property
+    def part_rows(self) -> int:
+        """Tokens whose sums a warp reads from tensor memory at a time; 0: none."""
+        return tensor_memory.part_rows(self.tokens, self.slices) if self.tensor else 0
+
+    @property
     def tiles_m(self) -> int:
         """Tiles of 16 rows of a warp."""
+        if self.tensor:
+            return self.rows // (WARP_ROWS * tensor_memory.WARPS)
         if self.unit == "wgmma":
             return max(1, self.rows // 128)
         return max(1, self.rows * self.slices // (WARP_ROWS * 8))
@@ -279,11 +293,12 @@ class MoeTile:
 
     def reduce_bytes(self) -> int:
         """Shared memory in which slices add up: fp32 of all but the first."""
-        return (self.slices - 1) * self.rows * self.tokens * 4
+        return 0 if self.tensor else (self.slices - 1) * self.rows * self.tokens * 4
 
     def shared(self, gemm: MoeGemm, stages: int) -> int:
         """Dynamic shared memory of a CTA."""
-        return CTRL_BYTES + 1024 + stages * self.stage_bytes(gemm) + self.reduce_bytes()
+        found = CTRL_BYTES + 1024 + stages * self.stage_bytes(gemm) + self.reduce_bytes()
+        return max(found, tensor_memory.ALONE) if self.tensor and stages else found
 
     def stages_in(self, gemm: MoeGemm, room: int) -> int:
         """The most stages with which a CTA takes at most ``room`` bytes."""
@@ -294,8 +309,10 @@ class MoeTile:
     def illegal(self, gemm: MoeGemm) -> str | None:
         """Return why there is no such kernel with a ring of two stages, or None."""
         wgmma = self.unit == "wgmma"
+        if self.tensor:
+            return self._illegal_tensor(gemm)
         if self.unit not in ("mma", "wgmma"):
-            return f"unit {self.unit!r} is neither mma nor wgmma"
+            return f"unit {self.unit!r} is neither mma, wgmma nor tcgen05"
         if self.tokens not in (WGMMA_TOKENS if wgmma else MMA_TOKENS):
             return f"no {self.unit} kernel of {self.tokens} tokens"
         if wgmma and (self.rows not in (64, 128, 256) or self.slices != 1):
@@ -317,6 +334,15 @@ class MoeTile:
         if wgmma and self.blocks_k > 2:
             return "a stage of wgmma has one or two blocks of 64 k"
         return self._too_large(gemm)
+
+    def _illegal_tensor(self, gemm: MoeGemm) -> str | None:
+        """The same of tcgen05."""
+        if gemm.operand:
+            return "tcgen05 takes operands of 16 bits"
+        if gemm.group == 128 and self.blocks_k % 2:
+            return "a stage has whole groups of 128"
+        sizes = self.rows, self.tokens, self.warps, self.slices, self.blocks_k
+        return tensor_memory.illegal(*sizes) or self._too_large(gemm)
 
     def _illegal_bytes(self, gemm: MoeGemm) -> str | None:
         """The same of operands of 8 bits, of which only wgmma multiplies tiles of MoE layers."""
