@@ -12,7 +12,7 @@ import tvm
 
 from blockscale import catalog
 from blockscale.base.errors import LoweringError
-from blockscale.base.targets import GPU_TARGETS, WGMMA
+from blockscale.base.targets import GPU_TARGETS, TCGEN05, WGMMA
 from blockscale.building.space import new_schedule, replay, trace_json
 from blockscale.catalog import moe as catalog_moe
 from blockscale.catalog.moe import tile_of
@@ -92,7 +92,8 @@ def test_every_point_is_legal(gemm, tokens):
         most = min(SMEM_BYTES, room.cta_shared)
         assert all(stages >= 2 and tile.shared(gemm, stages) <= most for tile, stages in found)
         if WGMMA not in room.features:
-            assert {tile.unit for tile, _ in found} == {"mma"}
+            many = TCGEN05 in room.features and sm90_tiles.expected_tokens(gemm, tokens) >= 24
+            assert {tile.unit for tile, _ in found} == {"tcgen05" if many else "mma"}
 
 
 def test_there_are_few_kernels():
