@@ -175,6 +175,32 @@ def test_operands_by_cp_async():
     caught("unwaited cp.async", without(body, "cp.async.wait_all;"), args)
 
 
+@pytest.mark.parametrize("fence", [FENCE, ""], ids=["fence", "no fence"])
+def test_operands_that_an_mbarrier_tells_of(fence):
+    """cp.async.mbarrier.arrive: who has waited still needs the fence."""
+    body = GENERIC.replace("st.shared.v4.b32 [%r20", "cp.async.cg.shared.global [%r20")
+    for register, base, guard in (
+        ("%d2", "", ""),
+        ("%d2 + 2048", " + 2048", ""),
+        ("%d3", f" + {A_BYTES}", "@%p5 "),
+    ):
+        values = "{%r24, %r25, %r26, %r27}"
+        body = without(body, f"{guard}ld.global.v4.b32 {values}, [{register}];")
+        body = without(
+            body,
+            f"cp.async.cg.shared.global [%r20{base}], {values};",
+            f"cp.async.cg.shared.global [%r20{base}], [{register}], 16;",
+        )
+    told = "cp.async.mbarrier.arrive.noinc.shared.b64 [%r8];" + wait("%r8")
+    body = without(body, f"{FENCE} {SYNC}", f"{told} {fence} {SYNC}")
+    body = body.replace(COMMIT + DONE, COMMIT.replace("%r8", "%r9") + wait("%r9") + AFTER)
+    body = without(body, init("%r8"), init("%r8", 128) + init("%r9"))
+    if fence:
+        check(body, args, right)
+    else:
+        caught("missing proxy fence", body, args)
+
+
 def test_accumulate_and_disabled_lanes():
     """A second MMA adds; lanes whose bit is set keep what they had."""
     off = "mov.u32 %r32, 0; mov.u32 %r33, 0xf; mov.u32 %r34, 0; mov.u32 %r35, 0x80000000;"

@@ -202,6 +202,7 @@ def arrive(c: Operands, ins: Instr, noinc: bool) -> Callable[..., None]:
             both = machine.clocks.both(cluster, warp.agent)
             machine.clocks.release(cluster, warp.agent)
             vector = machine.clocks.ended(both, agent, warp.cp_sequence + 1)
+            vector[1][agent] = both[1][agent]  # writes of the generic proxy, which no fence covers
 
             def happen(
                 op: Op, mine: list[tuple[int, MBarrier]] = mine, vector: Any = vector
