@@ -11,13 +11,13 @@ from functools import partial
 from tvm.s_tir import Schedule
 
 from blockscale.base.sizes import ceil_div
-from blockscale.base.targets import GPU_TARGETS, WGMMA, Gpu
+from blockscale.base.targets import GPU_TARGETS, TCGEN05, WGMMA, Gpu
 from blockscale.schedules.gemm import warps
 from blockscale.schedules.moe import wgmma_tiles
 from blockscale.schedules.moe.wgmma_tiles import HOPPER, WGMMA_STAGES
 from blockscale.schedules.steps import Choose, Sketch
 from blockscale.specs.int4 import Int4Mm
-from blockscale.specs.plans import PREFIX
+from blockscale.specs.plans import PREFIX, tensor_memory
 from blockscale.specs.plans.moe import MMA_TOKENS, WGMMA_TOKENS, MoeGemm, MoeTile
 from blockscale.tir.int4.tiles import gemm_of
 
@@ -77,9 +77,17 @@ def int4_mm(
 def dense_tiles(gemm: MoeGemm, rows: int, arch: Gpu) -> list[MoeTile]:
     """Return the tiles that are tried for one weight, the default's first.
 
-    Up to `MMA_ROWS`: mma.sync, the highest tiles that fill the SMs.  More: wgmma, least `_cost`.
+    Up to `MMA_ROWS`: mma.sync, the highest tiles that fill the SMs.  More: wgmma, least `_cost`; or
+    tcgen05, the widest tiles that fill the SMs.
     """
     hopper = WGMMA in arch.features
+    if TCGEN05 in arch.features and rows > MMA_ROWS:
+        widths = [t for t in wgmma_tiles.TENSOR_WIDTHS[::-1] if t <= max(rows, 32)]
+        many = [MoeTile("tcgen05", tensor_memory.ROWS, width, 2, 2) for width in widths]
+        found = _legal(gemm, many, arch)
+        full = [t for t in found if _tiles(t, gemm, rows) >= FILLED * arch.sms]
+        if full:
+            return list(dict.fromkeys((full[0], *found)))
     if rows <= MMA_ROWS or not hopper:
         shapes, filled = (FEW_SHAPES, FEW_FILLED) if hopper else (MMA_SHAPES, FILLED)
         tokens = next((t for t in MMA_TOKENS if t >= rows), MMA_TOKENS[-1])

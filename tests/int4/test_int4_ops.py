@@ -526,6 +526,7 @@ def test_no_kernel_there():
 # ---- Hopper, emulated ----------------------------------------------------------------------------
 
 MMA, WGMMA = ("mma", 8, 32, 4, 4, 2), ("wgmma", 64, 64, 1, 2, 3)
+TCGEN05 = ("tcgen05", 64, 128, 2, 2, 3)
 
 
 def emulated(monkeypatch, weight, layout, dtype, m, shape, ends=None, **more):
@@ -540,13 +541,14 @@ def emulated(monkeypatch, weight, layout, dtype, m, shape, ends=None, **more):
     )
 
     unit, tokens, high, slices, blocks, stages = shape
+    arch = "sm_100a" if unit == "tcgen05" else "sm_90a"
     tile = MoeTile(unit, high, tokens, slices, blocks)
     sch = Schedule(tvm.IRModule({"main": int4_tiles(spec)}))
     wgmma.int4_mm(sch, preferred, spec, tile, (stages,))
     body = sch.mod["main"]
-    one = replace(catalog.road(spec, "sm_90a"), bodies=lambda *_: [(None, body)])
+    one = replace(catalog.road(spec, arch), bodies=lambda *_: [(None, body)])
     monkeypatch.setitem(registry.ROADS, (Int4Mm, "cuda"), one)
-    library = gpu_library([spec], "sm_90a", repr(shape))
+    library = gpu_library([spec], arch, repr(shape))
     x = rows_of(m, weight.k, dtype)
     out = torch.full((m, weight.n), float("nan"), dtype=DTYPES[dtype])
     size = spec.workspace_bytes(m)
@@ -555,9 +557,9 @@ def emulated(monkeypatch, weight, layout, dtype, m, shape, ends=None, **more):
     pre = () if made.pre_quant_scale is None else (made.pre_quant_scale,)
     inputs = (x, *offsets, made.packed, made.scale, *pre, made.alpha, made.bias, out)
     with pytest.raises(ValueError, match=rf"workspace has {size - 1} bytes, but {size} are needed"):
-        emulator.run_module(library, spec.name, *inputs, guarded[: size - 1], target="sm_90a")
+        emulator.run_module(library, spec.name, *inputs, guarded[: size - 1], target=arch)
     run = emulator.run_module(
-        library, spec.name, *inputs, guarded[:size], target="sm_90a", multiprocessors=3
+        library, spec.name, *inputs, guarded[:size], target=arch, multiprocessors=3
     )
     run.check()
     for report in run.reports:  # tiles multiply rows that they lack, and store none
@@ -578,6 +580,7 @@ ROUNDED = {"bfloat16": 5e-3, "float16": 7e-4}
         ("rows", 128, "bfloat16", "term", WGMMA),
         pytest.param("int4_a16_columns", 128, "float16", "term", MMA, marks=exhaustive),
         ("plain", 256, "bfloat16", "point", WGMMA),  # groups of two blocks of scales
+        ("rows", 128, "float16", "term", TCGEN05),
     ],
 )
 def test_emulated_dense(monkeypatch, layout, group, dtype, zero, shape):
@@ -597,6 +600,7 @@ def test_emulated_dense(monkeypatch, layout, group, dtype, zero, shape):
     [
         (32, "bfloat16", "term", MMA, 96, "a16", True),  # x is permuted, K padded
         (128, "float16", "point", WGMMA, 256, "a8", False),
+        (64, "bfloat16", "term", TCGEN05, 192, "a16", False),
         (64, "bfloat16", None, MMA, 128, "a8", True),
     ],
 )
@@ -640,7 +644,8 @@ def test_tiles_are_legal():
                     for tile, sketch in zip(tiles, sketches, strict=True)
                     for depth in sketch.keywords["stages"]
                 )
-                assert arch == "sm_90a" or all(tile.unit == "mma" for tile in tiles)
+                others = {"sm_90a": {"mma", "wgmma"}, "sm_100a": {"mma", "tcgen05"}}
+                assert {tile.unit for tile in tiles} <= others.get(arch, {"mma"})
 
 
 def test_tiles_of_one_weight_fill_the_machine():
@@ -657,7 +662,7 @@ def test_tiles_of_one_weight_fill_the_machine():
         assert wgmma.dense_tiles(own, rows, arch)[0].rows == high
 
 
-@pytest.mark.parametrize("level", few(["sm_90a", "sm_120a"]))
+@pytest.mark.parametrize("level", few(["sm_90a", "sm_120a", "sm_100a"]))
 def test_every_sketch_is_lowered(level):
     """The kernel that is derived has the sketch's tile; a trace of it is replayed."""
     for spec in (
