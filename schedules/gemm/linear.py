@@ -25,7 +25,7 @@ from blockscale.specs import Linear
 from blockscale.specs.plans import PREFIX
 from blockscale.specs.plans.linear import LinearTile
 from blockscale.tir.gemm.linear_tiles import operand_of
-from blockscale.tir.intrin import fragments, warp
+from blockscale.tir.intrin import fragments, tma, warp
 
 ROW = 64
 """Channels of a block of a row of x."""
@@ -69,15 +69,15 @@ def shape(sch: Schedule, spec: Linear, tile: LinearTile) -> LoopRV:
     sch.set_scope(total, 0, fragments.LOCAL)
     product = warps.own_sums(sch, total, weight, tile)
     for name in ("weights", "scales"):
-        sch.set_scope(sch.get_sblock(name), 0, fragments.SMEM)
+        sch.set_scope(sch.get_sblock(name), 0, tma.SMEM)
     sch.set_scope(sch.get_sblock("decode"), 0, fragments.LOCAL)
     rows = tokens = sch.get_sblock("tokens")
     fragment = None
     if tile.unit == "mma" and spec.layout == "tiles64":
-        rows, fragment = sch.cache_read(tokens, 0, fragments.SMEM), tokens
+        rows, fragment = sch.cache_read(tokens, 0, tma.SMEM), tokens
         sch.set_scope(tokens, 0, fragments.LOCAL)
     else:
-        sch.set_scope(tokens, 0, fragments.SMEM)
+        sch.set_scope(tokens, 0, tma.SMEM)
         fragment = warps.matrices(sch, product) if tile.unit == "mma" else None
     tiles = warps.tiles(sch, tile, _order(tile))
     stages, block, sixteen, cta = warps.in_tiles(sch, (product, total), weight, tile, tiles)

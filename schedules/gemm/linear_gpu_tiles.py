@@ -13,6 +13,7 @@ from dataclasses import replace
 from blockscale.base.sizes import ceil_div, round_up
 from blockscale.base.targets import BULK_COPIES, CTA_RESERVED, GPU_TARGETS, TCGEN05, WGMMA, Gpu
 from blockscale.schedules.gemm import linear_tensor_tiles as tensor
+from blockscale.schedules.gemm.linear_clocks import DECODING, WAITING, ctas, meeting
 from blockscale.specs import Linear
 from blockscale.specs.plans.linear import LinearTile
 from blockscale.specs.plans.moe import byte_sums
@@ -22,15 +23,6 @@ SMS = GPU_TARGETS["sm_90a"].sms
 
 FILLED = 0.8
 """CTAs for each SM that the default has at least, where there is such a tile."""
-
-DECODING = 4.2
-"""Clocks in which an SM decodes 64 k of a row of w, and does what else does not overlap."""
-
-WAITING = 120
-"""Clocks for each 64 k that hide behind neither."""
-
-CLUSTER = (860, 0.6)
-"""Clocks that CTAs need to meet, and for each sum of another."""
 
 MOST_STAGES = {"mma": 16, "wgmma": 8, "tcgen05": 8}
 """Of the ring; deeper gains nothing."""
@@ -309,20 +301,13 @@ def _cost(spec: Linear, tile: LinearTile, rows: int) -> float:
         if tile.rows < 256:  # in MoE layers on an H200 neither hid behind the other
             product += decoding
     time = blocks * (max(product, decoding) + waiting)
-    if tile.ctas > 1:
-        time += CLUSTER[0] + CLUSTER[1] * tile.rows * tile.tokens * (tile.ctas - 1)
-    return ceil_div(ctas(spec, tile, rows), SMS) * time
+    return ceil_div(ctas(spec, tile, rows), SMS) * (time + meeting(tile))
 
 
 def _shaped(
     of: LinearTile, rows: int, warps: int, slices: int, ctas: int, blocks: int
 ) -> LinearTile:
     return replace(of, rows=rows, warps=warps, slices=slices, ctas=ctas, blocks_k=blocks)
-
-
-def ctas(spec: Linear, tile: LinearTile, rows: int) -> int:
-    """CTAs that all tiles make."""
-    return ceil_div(rows, tile.tokens) * ceil_div(spec.padded_n, tile.rows) * tile.ctas
 
 
 def depths(spec: Linear, tile: LinearTile, rows: int, arch: Gpu) -> list[int]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from blockscale.base.sizes import ceil_div
 from blockscale.base.targets import Gpu
+from blockscale.schedules.gemm.linear_clocks import DECODING, WAITING, ctas, meeting
 from blockscale.specs import Linear
 from blockscale.specs.plans import tensor_memory
 from blockscale.specs.plans.linear import LinearTile
@@ -27,20 +28,11 @@ CTAS = (1, 2, 4, 8)
 TRIED = 8
 """Of these tiles, those of least `cost`."""
 
-DECODING = 4.2
-"""Clocks in which eight warps of an SM decode 64 k of a row of w, as on an H200."""
-
 FEWER_WARPS = 1.5
-"""By how much longer four warps take, which wait more."""
-
-WAITING = 120
-"""Clocks for each 64 k that hide behind neither."""
+"""By how much longer four warps decode than eight, for they wait more."""
 
 MACS = {"tcgen05": 4096, "mma": 1024}
 """Products of 16-bit numbers of an SM in a clock; of mma.sync those of an A100's."""
-
-CLUSTER = (860, 0.6)
-"""Clocks that CTAs need to meet, and for each sum of another, as on an H200."""
 
 STORING = 0.15
 """Clocks for each sum of a tile that come back from tensor memory and are stored."""
@@ -73,7 +65,4 @@ def cost(spec: Linear, tile: LinearTile, rows: int, arch: Gpu) -> float:
         time = blocks * (max(product, decoding) + WAITING) + STORING * tile.rows * tile.tokens
     else:
         time = blocks * (product + decoding + WAITING)
-    if tile.ctas > 1:
-        time += CLUSTER[0] + CLUSTER[1] * tile.rows * tile.tokens * (tile.ctas - 1)
-    tiles = ceil_div(rows, tile.tokens) * ceil_div(spec.padded_n, tile.rows) * tile.ctas
-    return ceil_div(tiles, arch.sms) * time
+    return ceil_div(ctas(spec, tile, rows), arch.sms) * (time + meeting(tile))

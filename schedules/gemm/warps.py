@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
 
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from blockscale.schedules.steps import last_loops
 from blockscale.specs.plans.moe import scale_count
-from blockscale.tir.intrin import fragments, warp
+from blockscale.tir.intrin import fragments, tma, warp
 from blockscale.tir.moe.tiles import WORDS, scaled_sums
 
 MMA_K = 64
@@ -30,7 +30,7 @@ class Tile(Protocol):
 
     @property
     def unit(self) -> str:
-        """What multiplies: "mma", "wgmma" or, of a linear layer, "tcgen05"."""
+        """What multiplies: "mma", "wgmma" or "tcgen05"."""
 
     @property
     def rows(self) -> int:
@@ -60,13 +60,13 @@ class Tile(Protocol):
     def blocks_k(self) -> int:
         """Blocks of 64 k in a stage."""
 
-
-class TensorTile(Tile, Protocol):
-    """One of tcgen05; see `specs.plans.tensor_memory`."""
+    @property
+    def tensor(self) -> bool:
+        """Whether decoded weights and sums are in tensor memory: of tcgen05."""
 
     @property
     def part_rows(self) -> int:
-        """Rows of x whose sums a warp reads at a time."""
+        """Then, rows of x whose sums a warp reads at a time."""
 
 
 Order = Callable[[LoopRV, LoopRV, LoopRV], Sequence[LoopRV]]
@@ -251,7 +251,7 @@ def tensorize_product(
 def in_tensor_memory(
     sch: Schedule,
     weight: Weight,
-    tile: TensorTile,
+    tile: Tile,
     loads: tuple[Order, Callable[[int, int, str], str], Callable[[SBlockRV], None]],
     positions: str,
 ) -> LoopRV:
@@ -271,11 +271,11 @@ def in_tensor_memory(
         sch.set_scope(total, 0, fragments.LOCAL)
         *_, depth, _ = sch.get_loops(total)
         product = sch.rfactor(sch.split(depth, [tile.ctas, None])[0], 0)
-    sch.set_scope(product, 0, fragments.TMEM)
+    sch.set_scope(product, 0, tma.TMEM)
     sch.set_scope(decode, 0, fragments.LOCAL)
     for name in ("weights", "scales", "tokens"):
-        sch.set_scope(sch.get_sblock(name), 0, fragments.SMEM)
-    stored = sch.cache_read(product, _read(sch, product, decode), fragments.TMEM)
+        sch.set_scope(sch.get_sblock(name), 0, tma.SMEM)
+    stored = sch.cache_read(product, _read(sch, product, decode), tma.TMEM)
     epilogue = sch.get_sblock("epilogue")
     reader = epilogue if product is total else total
     sums = sch.cache_read(reader, _read(sch, reader, product), fragments.LOCAL)
@@ -353,14 +353,13 @@ def by_rows(
     def row_by_row(block: SBlockRV) -> None:
         sch.tensorize(last_loops(sch, block, 1)[0], warp.row(weight.dtype, gathered))
 
-    if tile.unit == "tcgen05":
-        loads = of_tiles, run, row_by_row
-        return in_tensor_memory(sch, weight, cast(TensorTile, tile), loads, order)
+    if tile.tensor:
+        return in_tensor_memory(sch, weight, tile, (of_tiles, run, row_by_row), order)
     total = sch.get_sblock("gemm")
     sch.set_scope(total, 0, fragments.LOCAL)
     product = own_sums(sch, total, weight, tile)
     for name in ("weights", "scales", "tokens"):
-        sch.set_scope(sch.get_sblock(name), 0, fragments.SMEM)
+        sch.set_scope(sch.get_sblock(name), 0, tma.SMEM)
     sch.set_scope(sch.get_sblock("decode"), 0, fragments.LOCAL)
     last = tiles(sch, tile, of_tiles)
     fragment = matrices(sch, product) if tile.unit == "mma" else None

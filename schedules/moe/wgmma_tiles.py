@@ -1,4 +1,4 @@
-"""What a grouped GEMM of an MoE layer may be on Hopper: tiles for a number of tokens.
+"""What a grouped GEMM of an MoE layer may be on Hopper and later: tiles for a number of tokens.
 
 A `MoeTile` is a sketch of its own, for it names tensor intrinsics; the depth of its ring is left
 to choose.  Which tiles make sense depends on the tokens that an expert gets; `MoeTile.illegal` says

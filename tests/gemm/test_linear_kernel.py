@@ -18,7 +18,8 @@ from blockscale.lower.nvcc import compile_cuda_source
 from blockscale.lower.warp.derive import derive
 from blockscale.lower.warp.emit import emit
 from blockscale.schedules.gemm import linear as schedules
-from blockscale.schedules.gemm.linear_gpu_tiles import ctas, depths, legal_tiles
+from blockscale.schedules.gemm.linear_clocks import ctas
+from blockscale.schedules.gemm.linear_gpu_tiles import depths, legal_tiles
 from blockscale.specs import Linear
 from blockscale.specs.plans.linear import LinearTile
 from blockscale.tir.gemm.linear_tiles import linear_tiles

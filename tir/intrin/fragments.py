@@ -15,9 +15,10 @@ from blockscale.base.formats import MOE
 from blockscale.specs.plans.moe import E4M3, scale_count
 from blockscale.tir.common import i64
 from blockscale.tir.intrin.operands import Operand, describe
+from blockscale.tir.intrin.tma import SMEM
 from blockscale.tir.moe.tiles import WORDS, decoded, f32, scaled_sums
 
-SMEM, LOCAL, TMEM = "shared.dyn", "local", "shared.tmem"
+LOCAL = "local"
 
 SHORT = {"bfloat16": "bf16", "float16": "f16", E4M3: "e4m3"}
 """Dtypes of fragments in names of intrinsics."""

@@ -20,11 +20,13 @@ from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
 
 from blockscale.base.formats import MOE
+from blockscale.specs.plans import tensor_memory
 from blockscale.specs.plans.moe import E4M3
 from blockscale.tir.common import i64
 from blockscale.tir.intrin.cuda import blocks as cuda_blocks
-from blockscale.tir.intrin.fragments import LOCAL, SHORT, SMEM, TMEM, decoding, product
+from blockscale.tir.intrin.fragments import LOCAL, SHORT, decoding, product
 from blockscale.tir.intrin.operands import Operand, copy, describe, intrinsic
+from blockscale.tir.intrin.tma import SMEM, TMEM
 
 HEADER = '#include "mma.cuh"\n'
 """What declares the device functions."""
@@ -233,9 +235,6 @@ def wgmma(tokens: int, dtype: str) -> str:
 
 # ---- Tensor memory ------------------------------------------------------------------------------
 
-TENSOR_ROWS = 128
-"""Rows of the weight of a tcgen05.mma: all lanes of tensor memory."""
-
 TENSOR_K = 16
 """K of a tcgen05.mma of 16-bit operands."""
 
@@ -254,8 +253,8 @@ def store_fragment(dtype: str) -> str:
 @intrinsic
 def tcgen05(tokens: int, dtype: str) -> str:
     """Register and name: a tcgen05.mma, A and sums in tensor memory (PTX ISA 9.7.16.10.9.1)."""
-    shape = (TENSOR_ROWS, tokens, TENSOR_K)
-    name = f"warp_tcgen05_m{TENSOR_ROWS}n{tokens}k{TENSOR_K}_{SHORT[dtype]}"
+    shape = (tensor_memory.ROWS, tokens, TENSOR_K)
+    name = f"warp_tcgen05_m{tensor_memory.ROWS}n{tokens}k{TENSOR_K}_{SHORT[dtype]}"
     issue = partial(call, f"bs_warp_tcgen05_mma<{tokens}>")
     return product(name, shape, dtype, issue, SMEM, TMEM)
 

@@ -6,7 +6,7 @@ warp for bulk copies in groups (waited for in order), then one per other bulk co
 ``know[c, a, b]`` is the last clock of agent b that agent a of cluster c has synchronised with;
 ``fenced`` is the same for what a's asynchronous operations may see (PTX ISA 8: memory consistency
 model, and 9.7.13 fence.proxy): it takes over `know` at every fence.proxy.async.  What a's accesses
-of tensor memory build on, where other threads made it, is `ordered` by tcgen05.fence (9.7.16.6.5).
+of tensor memory build on, where other threads made it, is `ordered` by tcgen05.fence (9.7.16.6).
 
 Races found this way do not depend on the order in which the emulator happens to run warps.
 """
@@ -120,8 +120,9 @@ class Clocks:
     def ordered(self, cluster: int, agent: int, know: np.ndarray, pipe: bool) -> np.ndarray:
         """Return what accesses of tensor memory by a warp that knows ``know`` are ordered after.
 
-        Its own, those of a pipe that it alone issues to, and what fences of both sides cover;
-        ``pipe``: work of a tensor pipe, which runs in order.  A commit covers what it tells of.
+        Its own, those of a pipe that it alone issues to, and what fences of both sides cover: a
+        clock for each agent, as ``know`` [agents].  ``pipe``: work of a tensor pipe, which runs in
+        order.  A commit covers what it tells of.
         """
         known = np.minimum(know, self.after[cluster, agent, : len(know)])
         for first in (0, self.tcgen05_st):

@@ -213,7 +213,7 @@ class Hazards:
             "missing tcgen05 fence",
             "warning",
             f"{what} {verb} {memory} that {words} {did} in another thread, and waits for that, but "
-            f"without a fence (PTX ISA 9.7.16.6.4); execute {before}"
+            f"without a fence (PTX ISA 9.7.16.6); execute {before}"
             "tcgen05.fence::after_thread_sync behind the wait",
             line=line, warp=warp, other=words, other_line=other,
         )  # fmt: skip

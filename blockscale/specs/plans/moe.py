@@ -1,4 +1,4 @@
-"""A grouped GEMM of an MoE layer on Hopper: its sizes, and the shapes that its tiles may have.
+"""A grouped GEMM of an MoE layer on a GPU: its sizes, and the shapes that its tiles may have.
 
 Weights are the rows of the MMA (its M), tokens its columns (its N): `y[token, row] = x[token, k] *
 w[row, k]`.

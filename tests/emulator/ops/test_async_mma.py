@@ -152,8 +152,8 @@ def test_operands_by_ordinary_stores():
     check(kit_ok, args, right, seeds=range(3))  # everybody fences after the barrier: also right
 
 
-def test_operands_by_cp_async():
-    """cp.async writes through the generic proxy: the MMA needs the fence."""
+def by_cp_async():
+    """Return `GENERIC` with cp.async in place of loads and stores."""
     body = GENERIC
     for register, base, guard in (
         ("%d2", "", ""),
@@ -167,7 +167,12 @@ def test_operands_by_cp_async():
             f"{guard}st.shared.v4.b32 [%r20{base}], {values};",
             f"{guard}cp.async.cg.shared.global [%r20{base}], [{register}], 16;",
         )
-    body = without(body, FENCE, "cp.async.wait_all; " + FENCE)
+    return body
+
+
+def test_operands_by_cp_async():
+    """cp.async writes through the generic proxy: the MMA needs the fence."""
+    body = without(by_cp_async(), FENCE, "cp.async.wait_all; " + FENCE)
     check(body, args, right)
     outs = caught("missing proxy fence", without(body, FENCE), args)
     assert all((c == WANT).all() for _, _, c in outs)
@@ -178,21 +183,8 @@ def test_operands_by_cp_async():
 @pytest.mark.parametrize("fence", [FENCE, ""], ids=["fence", "no fence"])
 def test_operands_that_an_mbarrier_tells_of(fence):
     """cp.async.mbarrier.arrive: who has waited still needs the fence."""
-    body = GENERIC.replace("st.shared.v4.b32 [%r20", "cp.async.cg.shared.global [%r20")
-    for register, base, guard in (
-        ("%d2", "", ""),
-        ("%d2 + 2048", " + 2048", ""),
-        ("%d3", f" + {A_BYTES}", "@%p5 "),
-    ):
-        values = "{%r24, %r25, %r26, %r27}"
-        body = without(body, f"{guard}ld.global.v4.b32 {values}, [{register}];")
-        body = without(
-            body,
-            f"cp.async.cg.shared.global [%r20{base}], {values};",
-            f"cp.async.cg.shared.global [%r20{base}], [{register}], 16;",
-        )
     told = "cp.async.mbarrier.arrive.noinc.shared.b64 [%r8];" + wait("%r8")
-    body = without(body, f"{FENCE} {SYNC}", f"{told} {fence} {SYNC}")
+    body = without(by_cp_async(), f"{FENCE} {SYNC}", f"{told} {fence} {SYNC}")
     body = body.replace(COMMIT + DONE, COMMIT.replace("%r8", "%r9") + wait("%r9") + AFTER)
     body = without(body, init("%r8"), init("%r8", 128) + init("%r9"))
     if fence:
