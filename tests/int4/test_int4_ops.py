@@ -662,6 +662,16 @@ def test_tiles_of_one_weight_fill_the_machine():
         assert wgmma.dense_tiles(own, rows, arch)[0].rows == high
 
 
+@pytest.mark.parametrize(
+    ("rows", "unit", "tokens"), [(8, "mma", 8), (64, "mma", 64), (4096, "tcgen05", 256)]
+)
+def test_tiles_of_one_weight_on_blackwell(rows, unit, tokens):
+    """tcgen05 where its tiles fill the SMs."""
+    own = gemm_of(Int4Mm(4096, 4096, 128, layout="tiles64"))
+    first = wgmma.dense_tiles(own, rows, GPU_TARGETS["sm_100a"])[0]
+    assert (first.unit, first.tokens) == (unit, tokens)
+
+
 @pytest.mark.parametrize("level", few(["sm_90a", "sm_120a", "sm_100a"]))
 def test_every_sketch_is_lowered(level):
     """The kernel that is derived has the sketch's tile; a trace of it is replayed."""
