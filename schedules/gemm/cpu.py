@@ -115,7 +115,7 @@ def gemm_panels(
     lanes, pair = width.lanes, 2 if compute == "bfloat16" else 1
     matmul, epilogue = sch.get_sblock("matmul"), sch.get_sblock("epilogue")
     decode, scale, copy = (sch.get_sblock(b) for b in ("decode", "block_scale", "b_bytes"))
-    task, step = cpu.panel_tiles(sch, choose, (matmul, epilogue), spec.n, lanes, row_tile, pair)
+    task, step = cpu.panel_tiles(sch, choose, (matmul, epilogue), spec.n, width, row_tile, pair)
 
     sch.compute_at(decode, task if staged else step, preserve_unit_loops=True)
     for block in (scale, copy):

@@ -24,6 +24,17 @@ from blockscale.tir.intrin.x86 import width as x86
 LOOP_REGISTERS = 6
 """Vector registers that a micro kernel needs besides its accumulators: operands, table, scale."""
 
+MANY_REGISTERS = 32
+"""From so many vector registers on, AVX-512's, the default schedule has larger tiles.
+
+On 16 cores of a Xeon two columns a tile of 2 to 4 rows took 0.83 of the time of one (0.74 to 0.97;
+18 matrices, NVFP4 and MXFP4), and tasks of two tiles of one row 0.92 of that of four (0.69 to 1.01;
+2026-11-27).  With AVX2's 16, on two cores of an AMD EPYC, two columns took 1.0 to 1.7 of one's
+time, and tiles of 8 rows 1.38 to 1.52 of that of 4, since 16 accumulators do not fit."""
+
+FEW_ROWS_SUMS = 8
+"""Accumulators of a tile of few rows."""
+
 
 def divisors(value: int, candidates: tuple[int, ...]) -> list[int]:
     """Return those of ``candidates`` that divide ``value``."""
@@ -118,9 +129,11 @@ def linear_rows(
     sums = 2 if spec.gated else 1
     most = max(1, (width.registers - LOOP_REGISTERS) // (row_tile * sums))
     widths = [c for c in divisors(spec.cols, (1, 2, 4, 8)) if c <= most]
-    columns = choose(sch, widths, 4 // sums if row_tile == 1 else 1)
+    many = width.registers >= MANY_REGISTERS
+    few_rows = FEW_ROWS_SUMS // (row_tile * sums) if many else 1
+    columns = choose(sch, widths, 4 // sums if row_tile == 1 else few_rows)
     # Every pair of decisions divides n: a partial tile needs predicates, which do not tensorise.
-    task_size = choose(sch, divisors(spec.cols // max(widths), (1, 2, 4, 8, 16)), 4)
+    task_size = choose(sch, divisors(spec.cols // max(widths), (1, 2, 4, 8, 16)), 2 if many else 4)
     t, i, n = sch.get_loops(epilogue)
     tile, column = sch.split(n, [None, columns])
     task, tile = sch.split(tile, [None, task_size])
@@ -224,23 +237,25 @@ def panel_tiles(
     choose: Choose,
     blocks: tuple[SBlockRV, SBlockRV],
     columns: int,
-    lanes: int,
+    width: x86.Width,
     row_tile: int,
     pair: int,
     spec: Linear | None = None,
 ) -> tuple[LoopRV, LoopRV]:
     """Tile matmul and epilogue, ``blocks``; return the parallel loop and that over steps of K.
 
-    A task is some vectors of ``lanes`` of all ``columns``; in it, tiles of rows.  A step is
+    A task is some vectors, as wide as ``width`` says, of all ``columns``; in it, tiles of rows.  A step is
     `x86_panels.BLOCK_CODES` elements of K, ``pair`` at a time.  ``spec``: of a linear layer, which
     may have an activation, and two sums for each column.
     """
     matmul, epilogue = blocks
+    lanes = width.lanes
     two = spec is not None and spec.gated
     vectors = choose(
         sch, divisors(columns // lanes, (1, 2) if two else (1, 2, 3, 4)), 1 if two else 2
     )
-    rows = choose(sch, divisors(row_tile, (4, 6, 8, 12, 16)) or [row_tile], 8)
+    fit = 8 if width.registers >= MANY_REGISTERS else 4
+    rows = choose(sch, divisors(row_tile, (4, 6, 8, 12, 16)) or [row_tile], fit)
     t, i, n = sch.get_loops(epilogue)
     task, vector, lane = sch.split(n, [None, vectors, lanes])
     tile, row = sch.split(i, [None, rows])
@@ -274,7 +289,7 @@ def linear_panels(
     matmul, epilogue = sch.get_sblock("matmul"), sch.get_sblock("epilogue")
     decode, scale, widen = (sch.get_sblock(b) for b in ("decode", "block_scale", "widen"))
     blocks = matmul, epilogue
-    task, step = panel_tiles(sch, choose, blocks, spec.cols, lanes, row_tile, pair, spec)
+    task, step = panel_tiles(sch, choose, blocks, spec.cols, width, row_tile, pair, spec)
     if spec.act_fmt:
         _quantise_rows(sch, spec, lanes)
 
