@@ -15,7 +15,7 @@ from blockscale.specs.exchange import STATE, symmetric_bytes
 from blockscale.specs.plans.launches import CHUNK
 from tests.distributed import test_kernels as kernels
 from tests.kit.gpu_library import library
-from tests.kit.pairwise import few
+from tests.kit.pairwise import exhaustive, few
 
 MOST = 3
 
@@ -130,7 +130,13 @@ def experts(rank, spec):
 
 
 @pytest.mark.parametrize(
-    ("plain", "bound"), [(WHOLE, 3), (WHOLE, 40), (BYTES, 40)], ids=["few", "many", "bytes"]
+    ("plain", "bound"),
+    [
+        pytest.param(WHOLE, 3, id="few"),
+        pytest.param(BYTES, 3, id="bytes"),
+        pytest.param(WHOLE, 40, id="many", marks=exhaustive),
+        pytest.param(BYTES, 40, id="many bytes", marks=exhaustive),
+    ],
 )
 def test_results_stored_by_the_last_gemm(monkeypatch, plain, bound):
     """Those of the same experts that are given back: the same bits.

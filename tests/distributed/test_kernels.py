@@ -24,7 +24,7 @@ from blockscale.specs.exchange import (
     symmetric_bytes,
 )
 from tests.kit.gpu_library import library
-from tests.kit.pairwise import those
+from tests.kit.pairwise import exhaustive, those
 from tests.reference import moe as moe
 
 ARCH, HIDDEN, EXPERTS = "sm_90a", 24, 6
@@ -304,8 +304,7 @@ def test_rows_go_and_come_back(ranks, sums):
         one_call(group, routing(10 * ranks + call, ranks, bound, none=none), bound)
 
 
-@pytest.mark.parametrize("sums", [False, True], ids=["slots", "sums"])
-@pytest.mark.parametrize("bound", [3, 40])
+@those(lambda bound, sums: sums == (bound > 3), bound=[3, 40], sums=[False, True])
 def test_many_rows(bound, sums, monkeypatch):
     """CTAs have several rows, with more slots than are loaded together; two kernels return many."""
     built = [*dict.fromkeys(specs(2, top_k=9) + specs(2, top_k=9, sums=True))]
@@ -346,7 +345,7 @@ def test_threads_with_several_pieces_of_a_row(act_fmt, hidden):
     one_call(group, [(x, np.array([[5, 0], [1, -1]], np.int32), np.ones((2, 2), np.float32))], 2)
 
 
-@pytest.mark.parametrize("sums", [False, True], ids=["slots", "sums"])
+@pytest.mark.parametrize("sums", [pytest.param(False, marks=exhaustive), True])
 def test_an_expert_on_several_ranks_shares_its_tokens(sums):
     owners = [[5, 0, 1, 2], [3, 0, 4], [0, 5]]
     group = Group(3, capacity=3, seed=7, owners=owners, sums=sums)

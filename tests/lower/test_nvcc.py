@@ -8,6 +8,7 @@ from blockscale.base import formats
 from blockscale.base.errors import CompileError
 from blockscale.building.builder import build
 from blockscale.lower import nvcc
+from tests.kit.pairwise import few
 
 SM80, SM90, SM120 = "sm_80", "sm_90a", "sm_120a"
 
@@ -40,15 +41,17 @@ def ptx(source: str, arch: str, includes, folder) -> str:
 
 @pytest.mark.parametrize(
     ("name", "arch"),
-    [
-        ("add_rmsnorm_nvfp4_h512_both_y_bf16", SM90),
-        ("add_rmsnorm_mxfp4_h256_128x4_y_f16", SM80),
-        ("silu_and_mul_nvfp4_128x4_bf16", SM120),
-        ("quantize_mxfp4_f32", SM80),
-        ("dequantize_nvfp4_128x4_f16", SM90),
-        ("edgellm_down_h64_i64_silu_f16", SM90),
-        ("moe_route_e8_k2_softmax_bf16", SM90),
-    ],
+    few(
+        [
+            ("add_rmsnorm_mxfp4_h256_128x4_y_f16", SM80),
+            ("add_rmsnorm_nvfp4_h512_both_y_bf16", SM90),
+            ("silu_and_mul_nvfp4_128x4_bf16", SM120),
+            ("quantize_mxfp4_f32", SM80),
+            ("dequantize_nvfp4_128x4_f16", SM90),
+            ("edgellm_down_h64_i64_silu_f16", SM90),
+            ("moe_route_e8_k2_softmax_bf16", SM90),
+        ]
+    ),
 )
 def test_ptx_is_that_of_cudas_headers(name, arch, tmp_path, monkeypatch):
     """Minima, shuffles, libdevice's functions, pairs of float16."""

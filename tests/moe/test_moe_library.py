@@ -303,7 +303,7 @@ FEW = ("prepare", "gemm0", "gemm1", "combine")
 """Kernels of three tokens."""
 
 
-@pytest.mark.parametrize("act_fmt", [None, "fp8"])
+@pytest.mark.parametrize("act_fmt", few(["fp8", None]))
 def test_chunks(built, act_fmt):
     """More than 8192 tokens are so many passes in the workspace of 8192; a cluster sorts them."""
     coded = act_fmt is not None

@@ -117,7 +117,8 @@ def test_real_layers(spec: FusedMoe, tokens: int) -> None:
 
 
 CASES = [
-    (PLAIN, 0, 0),  # a pair; few rows, which are columns of GEMM 2's MMA
+    # a pair; few rows, which are columns of GEMM 2's MMA: as where accumulators overlap
+    pytest.param(PLAIN, 0, 0, marks=exhaustive),
     (PLAIN, 0, -1),  # one CTA
     (spec_of(3, 160, 96, 2, activation="swiglu_oai", bias=True, **MXFP8), 0, 0),  # spreads codes
     (PLAIN, 2, 0),  # a pair; rows are rows of both
