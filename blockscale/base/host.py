@@ -41,11 +41,21 @@ def features(cpuinfo: str | None = None) -> frozenset[str]:
     return _features(_cpuinfo() if cpuinfo is None else cpuinfo)
 
 
-def level(flags: Iterable[str] | None = None) -> str:
-    """Return the widest vector level that a CPU with ``flags`` (default: this one's) can run."""
+def vendor(cpuinfo: str | None = None) -> str:
+    """Return who made the CPU ("GenuineIntel"); empty where the system does not tell."""
+    return _field(_cpuinfo() if cpuinfo is None else cpuinfo, "vendor_id")
+
+
+def level(flags: Iterable[str] | None = None, made_by: str | None = None) -> str:
+    """Return the vector level that kernels are built for unless another one is asked for.
+
+    It is the widest that a CPU with ``flags``, ``made_by`` this vendor, can run and is not slower
+    with than with the next (`targets.Cpu.slow_on`).  Default: this machine's.
+    """
     present = features() if flags is None else frozenset(flags)
+    maker = made_by if made_by is not None else vendor() if flags is None else ""
     for name, row in CPU_TARGETS.items():
-        if present.issuperset(row.features):
+        if present.issuperset(row.features) and maker not in row.slow_on:
             return name
     raise AssertionError("level 'plain' needs nothing")
 

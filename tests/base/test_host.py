@@ -32,6 +32,16 @@ def test_level_is_the_widest_that_is_complete(flags: str, level: str):
     assert host.level(host.features(cpuinfo(flags))) == level
 
 
+@pytest.mark.parametrize(
+    ("made_by", "level"),
+    [("AuthenticAMD", "avx512bf16"), ("GenuineIntel", "avx512"), ("", "avx512bf16")],
+)
+def test_bfloat16_dots_are_for_those_that_are_fast(made_by: str, level: str):
+    text = f"vendor_id\t: {made_by}\n{cpuinfo(f'{AVX512} avx512_bf16')}"
+    assert host.level(host.features(text), host.vendor(text)) == level
+    assert host.level([], host.vendor(text)) == "plain"
+
+
 def test_level_of_this_machine_is_among_its_features():
     assert host.features() >= set(CPU_TARGETS[host.level()].features)
 

@@ -98,7 +98,7 @@ def trained(
 
 def has_bfloat16() -> bool:
     """Return whether this CPU multiplies bfloat16 numbers, which makes a step 1.5 times as fast."""
-    return "avx512_bf16" in targets.cpu(host.level()).features
+    return targets.BF16_DOTS in host.features()
 
 
 def loss_of(model: Any, rows: Tensor) -> Tensor:
