@@ -244,7 +244,7 @@ def panel_tiles(
 ) -> tuple[LoopRV, LoopRV]:
     """Tile matmul and epilogue, ``blocks``; return the parallel loop and that over steps of K.
 
-    A task is some vectors, as wide as ``width`` says, of all ``columns``; in it, tiles of rows.  A step is
+    A task is some vectors of ``width`` of all ``columns``; in it, tiles of rows.  A step is
     `x86_panels.BLOCK_CODES` elements of K, ``pair`` at a time.  ``spec``: of a linear layer, which
     may have an activation, and two sums for each column.
     """
