@@ -60,6 +60,11 @@ def level(flags: Iterable[str] | None = None, made_by: str | None = None) -> str
     raise AssertionError("level 'plain' needs nothing")
 
 
+def runs(name: str) -> bool:
+    """Return whether this machine's CPU has the features of the CPU level ``name``."""
+    return features().issuperset(CPU_TARGETS[name].features)
+
+
 def cpu_model(cpuinfo: str | None = None) -> str:
     """Return the CPU's name, or its architecture where the system does not tell the name."""
     text = _cpuinfo() if cpuinfo is None else cpuinfo
