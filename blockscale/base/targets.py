@@ -89,7 +89,10 @@ An AMD EPYC multiplies twice as many numbers with it as with FMA (128 rows of 40
 
 CPU_TARGETS = {
     "avx512bf16": Cpu(
-        *((*_X86_64_V4, BF16_DOTS), "avx512", 3, {**_V4, "mattr": ["+avx512bf16"]}),
+        (*_X86_64_V4, BF16_DOTS),
+        width="avx512",
+        lane_bits=3,
+        llvm={**_V4, "mattr": ["+avx512bf16"]},
         slow_on=("GenuineIntel",),
     ),
     "avx512": Cpu(_X86_64_V4, "avx512", 3, {**_V4}),
