@@ -29,7 +29,8 @@ MANY_REGISTERS = 32
 
 On 16 cores of a Xeon two columns a tile of 2 to 4 rows took 0.83 of the time of one (0.74 to 0.97;
 18 matrices, NVFP4 and MXFP4), and tasks of two tiles of one row 0.92 of that of four (0.69 to 1.01;
-2026-11-27).  With AVX2's 16, on two cores of an AMD EPYC, two columns took 1.0 to 1.7 of one's
+2026-11-27); it is also what the committed logs of an AMD EPYC found for 2 to 4 rows (0.38 to 0.95).
+With AVX2's 16, on two cores of an AMD EPYC, two columns took 1.0 to 1.7 of one's
 time, and tiles of 8 rows 1.38 to 1.52 of that of 4, since 16 accumulators do not fit."""
 
 FEW_ROWS_SUMS = 8
