@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from blockscale.base.targets import CPU_TARGETS, GPU_TARGETS
+from blockscale.base.targets import CPU_TARGETS, GPU_TARGETS, cpu
 
 
 @cache
@@ -60,9 +60,13 @@ def level(flags: Iterable[str] | None = None, made_by: str | None = None) -> str
     raise AssertionError("level 'plain' needs nothing")
 
 
-def runs(name: str) -> bool:
-    """Return whether this machine's CPU has the features of the CPU level ``name``."""
-    return features().issuperset(CPU_TARGETS[name].features)
+def lacking(name: str) -> list[str]:
+    """Return the features that the CPU level ``name`` needs and this machine's CPU lacks, sorted.
+
+    Raises:
+        ValueError: there is no such level.
+    """
+    return sorted(set(cpu(name).features) - features())
 
 
 def cpu_model(cpuinfo: str | None = None) -> str:

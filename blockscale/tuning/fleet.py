@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from blockscale.base import host
-from blockscale.base.targets import cpu, is_gpu
+from blockscale.base.targets import is_gpu
 from blockscale.base.version import VERSION
 from blockscale.building.records import sentence
 from blockscale.tuning import gpu
@@ -212,10 +212,9 @@ def describe(level: str) -> dict[str, Any]:
     Raises:
         RuntimeError: it lacks features of ``level``.
     """
-    missing = set(cpu(level).features) - host.features()
-    if missing:
+    if missing := host.lacking(level):
         raise RuntimeError(
-            f"its CPU ({host.cpu_model()}) lacks {', '.join(sorted(missing))}, which {level} "
+            f"its CPU ({host.cpu_model()}) lacks {', '.join(missing)}, which {level} "
             "needs; tune for a level that it has"
         )
     return {"cpu": host.cpu_model(), "cores": os.cpu_count()}

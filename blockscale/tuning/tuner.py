@@ -26,7 +26,7 @@ from tvm.s_tir.meta_schedule.measure_callback import AddToDatabase, UpdateCostMo
 from tvm.s_tir.meta_schedule.search_strategy import SearchStrategy
 
 from blockscale.base import host
-from blockscale.base.targets import cpu, kind
+from blockscale.base.targets import kind
 from blockscale.building.records import LogError, sentence
 from blockscale.building.space import replay
 from blockscale.building.store import Lock, Store, folder_of
@@ -264,10 +264,9 @@ def _checked_level(level: str | None, tracker: str | None) -> str:
         return own
     if kind(level) == "cuda" or tracker is not None:  # what measures is asked
         return level
-    missing = set(cpu(level).features) - host.features()
-    if missing:
+    if missing := host.lacking(level):
         raise ValueError(
-            f"tune: level={level!r} needs the CPU features {', '.join(sorted(missing))}, which "
+            f"tune: level={level!r} needs the CPU features {', '.join(missing)}, which "
             f"this machine lacks; tune for level={own!r} here, or on another machine"
         )
     return level

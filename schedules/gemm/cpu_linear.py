@@ -27,11 +27,11 @@ LOOP_REGISTERS = 6
 MANY_REGISTERS = 32
 """From so many vector registers on, AVX-512's, the default schedule has larger tiles.
 
-On 16 cores of a Xeon two columns a tile of 2 to 4 rows took 0.83 of the time of one (0.74 to 0.97;
-18 matrices, NVFP4 and MXFP4), and tasks of two tiles of one row 0.92 of that of four (0.69 to 1.01;
-2026-11-27); it is also what the committed logs of an AMD EPYC found for 2 to 4 rows (0.38 to 0.95).
-With AVX2's 16, on two cores of an AMD EPYC, two columns took 1.0 to 1.7 of one's
-time, and tiles of 8 rows 1.38 to 1.52 of that of 4, since 16 accumulators do not fit."""
+On 16 cores of a Xeon (2026-11-27; NVFP4 and MXFP4) tiles of two columns of 2 to 4 rows took 0.83 of
+the time of one column (0.74 to 0.97 in 18 cases), as the committed logs of an AMD EPYC had found
+(0.38 to 0.95), and of one row tasks of two tiles 0.92 of the time of four (0.69 to 1.01 in 17).
+On two cores of an AMD EPYC, with AVX2's 16, two columns took 0.9 to 1.7 times as long as one, and
+tiles of 8 rows 1.38 to 1.52 times as long as of 4: their 16 accumulators leave no register."""
 
 FEW_ROWS_SUMS = 8
 """Accumulators of a tile of few rows."""

@@ -95,9 +95,9 @@ def function(spec, level):
     return compiled(spec, level)
 
 
-LEVELS = sorted(  # avx512 has the code of avx512bf16; first those that this machine has
-    ("avx512bf16", "avx2", "plain"), key=lambda level: not host.runs(level)
-)
+LEVELS = ("avx512bf16", "avx2", "plain")  # avx512 has the code of avx512bf16
+LEVELS = (*(v for v in LEVELS if not host.lacking(v)), *filter(host.lacking, LEVELS))
+"""Those that this machine has come first."""
 SIZES = [(64, 64), (320, 192)]
 """One tile; several.  A task has 8 of the strips of 64 columns, the last one of 1088 has one."""
 

@@ -44,8 +44,7 @@ def needs(level):
     """Skip the test where the machine lacks what ``level`` needs, and say what."""
     if device == "cuda" and level != host.level():
         pytest.skip("CPU levels make no difference to a GPU")
-    missing = sorted(set(CPU_TARGETS[level].features) - host.features())
-    if missing:
+    if missing := host.lacking(level):
         pytest.skip(f"this CPU lacks {', '.join(missing)}, which level {level} needs")
 
 
