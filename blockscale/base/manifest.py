@@ -23,8 +23,9 @@ from blockscale.base.errors import LibraryError
 FORMAT = 1
 """Version of the manifest's schema; a reader refuses newer ones."""
 
-BLOCKSCALE_ABI = 1
-"""Version of the calling convention of exported functions; raised when it changes."""
+BLOCKSCALE_ABI = 2
+"""Version of the calling convention of exported functions, layouts of weights included; raised when
+it changes.  2: revision 2 of "tiles64" (`blockscale.ops.moe.tiles`)."""
 
 REPLAY = ("blockscale_replay", "blockscale_forget")
 """What a CUDA library exports besides its functions: to do recorded launches, to free them."""

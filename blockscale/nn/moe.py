@@ -21,6 +21,7 @@ from blockscale.nn.config import moe_options
 from blockscale.nn.prepared import Device, Prepared, checked_device, opened, own
 from blockscale.ops import checks
 from blockscale.ops.moe import layer as ops_moe
+from blockscale.ops.moe import tiles
 from blockscale.ops.moe.layer import Options
 from blockscale.ops.moe.weights import TENSORS, MoeWeights, to_codes, to_rounded, with_biases
 from blockscale.ops.weights import check_rounded
@@ -442,7 +443,8 @@ def _tiled(ckpt: Checkpoint, stem: str) -> MoeWeights | None:
     dtype = str(DTYPES[facts["scale_dtype"]]).removeprefix("torch.") if int4 else None
     names = ("fmt", "group", "experts", "hidden", "intermediate", "gated")
     meta = {name: facts[name] for name in names}
-    return MoeWeights.of({**meta, "zero": int4, "layout": "tiles64", "dtype": dtype}, tensors)
+    meta |= {"zero": int4, "layout": "tiles64", "revision": tiles.REVISION, "dtype": dtype}
+    return MoeWeights.of(meta, tensors)
 
 
 def _with_biases(ckpt: Checkpoint, weights: MoeWeights, stem: str) -> MoeWeights:

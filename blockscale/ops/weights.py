@@ -75,11 +75,24 @@ class PreparedWeights:
         values["dtype"] = None if self.dtype is None else dtype_name(self.dtype)
         if self.added_error is not None:
             values["added_error"] = [*self.added_error]
+        if values["layout"] == "tiles64" and values.get("fmt", "int4") != "int4":
+            values["revision"] = moe_tiles.REVISION
         return values
 
     @classmethod
     def of(cls, meta: Mapping[str, Any], tensors: Mapping[str, Tensor | None]) -> Self:
-        """Return the weights of which `meta` and `tensors` are these."""
+        """Return the weights of which `meta` and `tensors` are these.
+
+        Raises:
+            ValueError: they were stored when the layout "tiles64" was another one.
+        """
+        fmt, revision = meta.get("fmt", "int4"), meta.get("revision", 1)
+        if moe_tiles.outdated(fmt, meta["layout"], revision):
+            raise ValueError(
+                f"weights of {fmt} are in revision {revision} of layout "
+                f"'tiles64', but kernels read revision {moe_tiles.REVISION}; prepare them again "
+                "from the checkpoint"
+            )
         found: dict[str, Any] = {name: tensors.get(name) for name in cls.names}
         found |= {name: meta[name] for name in cls.described_by}
         found["dtype"] = None if meta["dtype"] is None else getattr(torch, meta["dtype"])

@@ -21,22 +21,31 @@ from blockscale.specs.plans.moe import byte_sums
 SMS = GPU_TARGETS["sm_90a"].sms
 """Of an H100 SXM or H200; cards of other architectures have about as many, and fewer."""
 
-FILLED = 0.8
-"""CTAs for each SM that the default has at least, where there is such a tile."""
+FILLED = 0.6
+"""CTAs for each SM that the default with mma.sync has at least; and at most one, where there is
+such a tile: of 160 CTAs of 5120 x 2880 some SMs had two, and one row took 1.3 times as long as of
+80."""
 
 MOST_STAGES = {"mma": 16, "wgmma": 8, "tcgen05": 8}
 """Of the ring; deeper gains nothing."""
 
 MMA = {
     8: (
-        *((128, 2, 2, 1, 4), (128, 4, 2, 1, 4), (64, 1, 8, 1, 8), (64, 1, 8, 2, 8)),
+        *((256, 2, 8, 1, 8), (128, 2, 4, 1, 8), (64, 2, 4, 1, 8), (64, 1, 8, 2, 8)),
         *((64, 2, 4, 2, 4), (32, 1, 4, 4, 4), (64, 2, 2, 4, 4), (64, 2, 2, 8, 2)),
+        (128, 2, 2, 1, 4),
     ),
     16: ((128, 2, 2, 1, 4), (64, 2, 2, 2, 4), (64, 2, 2, 4, 4), (64, 2, 2, 8, 2)),
     32: ((128, 4, 2, 1, 2), (64, 2, 2, 2, 4), (64, 2, 2, 4, 4)),
     64: ((128, 4, 2, 1, 2), (64, 4, 2, 2, 2), (64, 4, 2, 4, 2)),
 }
 """Rows of w, warps, slices, CTAs and blocks of 64 k with mma.sync, by rows of x; highest first."""
+
+ONE_WAVE = ((128, 2, 4, 2, 8), (64, 1, 8, 2, 8))
+"""The same of 9 to 16 rows of x beside wgmma, where the SMs take all CTAs at once, and each has
+`ONE_WAVE_STAGES` stages of K: 0.86 to 0.95 of wgmma's time on an H200."""
+
+ONE_WAVE_STAGES = 4
 
 MMA_ALONE = {
     8: ((128, 2, 2, 1, 4), (128, 4, 2, 1, 4), (64, 1, 8, 1, 8), (32, 1, 8, 1, 8), (16, 1, 8, 1, 8)),
@@ -60,15 +69,13 @@ Of this table and `MMA`, the best of some 1,000 tiles on an H200 for 1 to 4096 r
 
 MORE_MMA = {
     8: (
-        *((128, 8, 1, 1, 2), (128, 4, 4, 1, 4), (128, 2, 4, 1, 8), (128, 4, 2, 2, 4)),
-        *((64, 4, 2, 1, 4), (64, 2, 4, 1, 4)),
-        *((64, 2, 4, 1, 8), (64, 4, 2, 2, 4), (64, 2, 4, 4, 4), (32, 2, 4, 1, 8)),
-        *((32, 1, 8, 1, 8), (32, 1, 8, 2, 8), (32, 2, 4, 2, 4), (16, 1, 8, 1, 8)),
-        *((16, 1, 8, 2, 8), (16, 1, 4, 4, 4)),
+        *((256, 4, 4, 1, 4), (128, 2, 4, 2, 8), (128, 4, 2, 1, 4)),
+        *((128, 4, 2, 2, 4), (128, 4, 4, 1, 4), (64, 1, 8, 1, 8), (64, 2, 4, 1, 4)),
+        *((64, 2, 8, 2, 8), (64, 4, 2, 1, 4), (64, 4, 2, 2, 4), (32, 1, 8, 2, 8)),
     ),
     16: (
-        *((128, 4, 2, 1, 4), (128, 8, 2, 1, 2), (128, 4, 2, 2, 4), (64, 4, 2, 1, 4)),
-        *((64, 2, 4, 1, 4), (64, 2, 4, 2, 4), (32, 2, 4, 1, 8), (32, 2, 4, 2, 4)),
+        *((128, 2, 2, 1, 4), (128, 2, 8, 1, 8), (128, 2, 8, 2, 8), (128, 4, 2, 2, 4)),
+        *((64, 2, 8, 2, 8), (64, 2, 2, 4, 4)),
     ),
 }
 MORE_WGMMA = {
@@ -189,8 +196,9 @@ def _of_words(spec: Linear, rows: int, arch: Gpu) -> list[LinearTile]:
         many = _with_wgmma(tokens, WGMMA_SHAPES)
         if not wide or tokens == 8:
             found += [*mma, *(many if wide and rows > 1 else [])]
-        else:  # mma.sync is as fast up to 16 rows, where K is not divided
-            found += [*(mma[:1] if tokens == 16 else []), *many]
+        else:
+            fewest = ONE_WAVE if tokens == 16 else ()
+            found += [*(_shaped(few, *shape) for shape in fewest), *many]
     legal = _legal(spec, rows, arch, found)
     first = _default(spec, rows, legal)
     more = _legal(spec, rows, arch, _more(widths, rows)) if wide else []
@@ -275,15 +283,26 @@ def _legal(spec: Linear, rows: int, arch: Gpu, tiles: Iterable[LinearTile]) -> l
 
 
 def _default(spec: Linear, rows: int, legal: Sequence[LinearTile]) -> LinearTile:
-    """Return the highest tile of mma.sync with which CTAs fill the SMs; else the least `_cost`."""
+    """Return the highest tile of mma.sync with which CTAs fill the SMs; else the least `_cost`.
+
+    Beside wgmma, of more than 8 rows, that is a tile of `ONE_WAVE`.
+    """
     few = [tile for tile in legal if tile.unit == "mma"]
-    full = [tile for tile in few if ctas(spec, tile, rows) >= FILLED * SMS]
     many = [tile for tile in legal if tile.unit == "wgmma"]
-    if full:
-        return full[0]
+    full = [tile for tile in few if ctas(spec, tile, rows) >= FILLED * SMS]
+    once = [tile for tile in full if ctas(spec, tile, rows) <= SMS]
     if rows > 8 and many:
+        once, full = [tile for tile in once if _deep_enough(spec, tile)], []
+    if found := once or full:
+        return found[0]
+    if rows > 1 and many:
         return min(many, key=lambda tile: (_cost(spec, tile, rows), tile.tokens))
     return max(few, key=lambda tile: (ctas(spec, tile, rows), tile.ctas))
+
+
+def _deep_enough(spec: Linear, tile: LinearTile) -> bool:
+    """Whether a CTA of `ONE_WAVE` has enough stages of K."""
+    return spec.padded_k >= 64 * tile.blocks_k * tile.ctas * ONE_WAVE_STAGES
 
 
 def _cost(spec: Linear, tile: LinearTile, rows: int) -> float:
@@ -313,11 +332,13 @@ def _shaped(
 def depths(spec: Linear, tile: LinearTile, rows: int, arch: Gpu) -> list[int]:
     """Return the depths of the ring that are tried, the preferred one first.
 
-    As deep as lets the CTAs that there are share SMs; no deeper than a CTA's stages of K.
+    As deep as lets the CTAs that there are share SMs, of up to 8 rows also one of the next launch,
+    which begins early; no deeper than a CTA's stages of K.
     """
     needed = round_up(spec.padded_k, 512) // (64 * tile.blocks_k * tile.ctas)
     wanted = ceil_div(ctas(spec, tile, rows), SMS)
-    each = max(1, min(3, wanted))
+    beside = tile.unit == "mma" and tile.tokens == 8 and tile.copies == "bulk"
+    each = max(1, min(3, wanted + beside))
     if tile.consumer_registers or tile.tensor:  # which take all of an SM's, or of its tensor memory
         each = wanted = 1
     shares = (each, 2, 1, *(n for n in (3, 4) if n <= wanted))

@@ -501,6 +501,7 @@ def test_broken_layouts_are_refused(tmp_path):
         refused("are described as .* which is none of ours", names, changed)
     refused("none of ours", names, ours | {"layout": "other"})
     refused("none of ours", names, ours | {"experts": {EXPERTS: None}})
+    refused("in version 1 of layout tiles64, .* convert .* again", names, ours | {"version": 1})
     refused(
         "w13 is U8 .*, but must be U8",
         names,

@@ -16,7 +16,7 @@ import pytest
 
 from blockscale import specs
 from blockscale.base import abi, host
-from blockscale.base.manifest import append_manifest
+from blockscale.base.manifest import BLOCKSCALE_ABI, append_manifest
 from blockscale.cli import command as cli
 from blockscale.cli import common
 from blockscale.tuning.tuner import Interrupted, TuneResult
@@ -60,7 +60,7 @@ def manifest() -> dict:
     return {
         "format": 1,
         "blockscale": "0.1.0",
-        "abi": {"tvm_ffi": "0.1.14.post0", "facts": abi.declared(), "blockscale": 1},
+        "abi": {"tvm_ffi": "0.1.14.post0", "facts": abi.declared(), "blockscale": BLOCKSCALE_ABI},
         "target": {"kind": "cpu", "level": "avx512", "features": ["avx512f"]},
         "built": {"date": "2026-01-01"},
         "functions": {NAME: entry},

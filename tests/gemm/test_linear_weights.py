@@ -392,3 +392,15 @@ def test_refused(number):
     made, words = REFUSED[number]
     with rejects("prepare_linear_weights", *words):
         made()
+
+
+@pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4"])
+def test_weights_of_the_layouts_first_revision_are_refused(fmt):
+    """Codes of e2m1 lay otherwise: they would be read as other numbers."""
+    values = torch.randn(64, 64)
+    weight = bs.prepare_linear_weights(*bs.quantize(values, fmt), fmt=fmt, layout="tiles64")
+    state = weight.state_dict()
+    assert bs.LinearWeights.load_state_dict(state).meta() == weight.meta()
+    state["meta"].pop("revision")
+    with pytest.raises(ValueError, match=r"revision 1 of layout 'tiles64', .* prepare them again"):
+        bs.LinearWeights.load_state_dict(state)

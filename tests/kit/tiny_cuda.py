@@ -15,6 +15,7 @@ from typing import Any
 import tvm_ffi
 
 from blockscale.base import abi
+from blockscale.base.manifest import BLOCKSCALE_ABI
 from blockscale.building.export_cuda import write_cuda_library
 from blockscale.lower.code import FunctionCode, KernelCode
 
@@ -197,7 +198,11 @@ def manifest(*names: str, archs: tuple[str, ...] = ARCHS) -> dict[str, Any]:
     contents = {
         "format": 1,
         "blockscale": "0.1.0",
-        "abi": {"tvm_ffi": tvm_ffi.__version__, "facts": abi.declared(), "blockscale": 1},
+        "abi": {
+            "tvm_ffi": tvm_ffi.__version__,
+            "facts": abi.declared(),
+            "blockscale": BLOCKSCALE_ABI,
+        },
         "target": {"kind": "cuda", "level": "+".join(archs), "features": [], "archs": list(archs)},
         "built": {},
         "functions": functions,

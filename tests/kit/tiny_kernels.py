@@ -14,7 +14,7 @@ import tvm_ffi
 from tvm.script import tirx as T
 
 from blockscale.base import abi
-from blockscale.base.manifest import append_manifest
+from blockscale.base.manifest import BLOCKSCALE_ABI, append_manifest
 from blockscale.building.export import write_library
 
 WIDTH = 64
@@ -149,7 +149,11 @@ def manifest() -> dict[str, Any]:
     contents = {
         "format": 1,
         "blockscale": "0.1.0",
-        "abi": {"tvm_ffi": tvm_ffi.__version__, "facts": abi.declared(), "blockscale": 1},
+        "abi": {
+            "tvm_ffi": tvm_ffi.__version__,
+            "facts": abi.declared(),
+            "blockscale": BLOCKSCALE_ABI,
+        },
         "target": {"kind": "cpu", "level": "plain", "features": []},
         "built": {"tvm": tvm.__version__},
         "functions": functions,

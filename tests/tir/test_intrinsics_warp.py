@@ -171,8 +171,8 @@ DECODE = {
   for (int j = 0; j < 4; ++j) turn[j] = (lane / 4 / 2 + j) % 4 * 16;
   uint4 codes = bs_load_steps(W + lane / 4 * 64 + lane % 4 * 4, turn);
   BsStepScales<P> scales(S, lane / 4);
-  scales.of(0).decode(codes.x, A), scales.of(1).decode(codes.y, A + 4);
-  scales.of(2).decode(codes.z, A + 8), scales.of(3).decode(codes.w, A + 12);""",
+  scales.of<0>().decode(codes.x, A), scales.of<1>().decode(codes.y, A + 4);
+  scales.of<2>().decode(codes.z, A + 8), scales.of<3>().decode(codes.w, A + 12);""",
 }
 """How kernels decode in each order of K."""
 

@@ -144,8 +144,8 @@ def tma(rows: int, dtype: str) -> str:
 def fragment(dtype: str) -> str:
     """Register and name: 8 rows of 64 channels to the B fragments of four MMAs, in registers.
 
-    A thread has 16 channels that are neighbours, of which MMA j takes 2 j, 2 j + 1, 2 j + 8 and
-    2 j + 9: those of the thread's word j of codes.
+    A thread has 16 channels that are neighbours, of which each MMA takes four: of a word of codes,
+    or of half of two words.
     """
     N, K, one = i64(8), i64(ROW), i64(1)
 

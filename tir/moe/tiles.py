@@ -78,8 +78,8 @@ def code(fmt: str, word: PrimExpr, high: PrimExpr, pair: PrimExpr, odd: PrimExpr
     """Value in ``word``: row g + 8 if ``high``, positions 8, 9 if ``pair``, the odd one if ``odd``.
 
     It is float32.  The fields of e2m1 lie where a shift and an AND make 16-bit numbers of them: of
-    the fragment's registers a0 to a3 sign bits are 15, 12, 9, 14, and the others 8..6, 5..3, 2..0
-    and (11..10, 13).
+    the fragment's registers a0 to a3 sign bits are 15, 12, 9, 13, and the others 8..6, 5..3, 2..0
+    and (11..10, 14).
     """
     register = tirx.Cast("uint32", high + pair * i64(2))
     start = tirx.Cast("uint32", odd) * _u32(16)
@@ -91,8 +91,8 @@ def code(fmt: str, word: PrimExpr, high: PrimExpr, pair: PrimExpr, odd: PrimExpr
         step = tirx.Select(register < _u32(3), _u32(first) - register * _u32(3), _u32(of_last))
         return (word >> (start + step)) & _u32((1 << width) - 1)
 
-    bits = (field(15, 14, 1) << _u32(31)) | (field(7, 10, 2) << _u32(23))
-    tiny = tirx.reinterpret("float32", bits | (field(6, 13, 1) << _u32(22)))
+    bits = (field(15, 13, 1) << _u32(31)) | (field(7, 10, 2) << _u32(23))
+    tiny = tirx.reinterpret("float32", bits | (field(6, 14, 1) << _u32(22)))
     return tiny * tirx.const(2.0**126, "float32")  # also of the subnormal 0.5
 
 

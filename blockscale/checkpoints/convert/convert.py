@@ -38,6 +38,7 @@ from blockscale.checkpoints.files.safetensors import read
 from blockscale.checkpoints.schemes.layout import LINEAR, lay_scales, lay_trtllm
 from blockscale.checkpoints.schemes.tiles import Matrices, lay_expert
 from blockscale.checkpoints.weight import Weight
+from blockscale.ops.moe import tiles as moe_tiles
 
 Tensor = torch.Tensor
 
@@ -265,7 +266,9 @@ def _quantization(plan: Plan) -> dict[str, Any]:
     if plan.options.chosen != LINEAR:
         options = plan.options
         heads = {s.bundle.head: s.facts for s in codes if s.bundle is not None}
-        ours: dict[str, Any] = {"layout": options.chosen, "version": 1, "target": options.target}
+        version = moe_tiles.REVISION if options.chosen == "tiles64" else 1
+        ours: dict[str, Any] = {"layout": options.chosen, "version": version}
+        ours["target"] = options.target
         if options.chosen == "trtllm":
             ours.update(sm=options.kernel.sm, activation=options.kernel.activation)
         said = {"quant_method": "blockscale", "blockscale": {**ours, "experts": heads}}

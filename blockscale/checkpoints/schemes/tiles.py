@@ -201,6 +201,11 @@ def find(tensors: Tensors, said: Mapping[str, Any]) -> Iterator[Laid]:
                 f"{where} are described as {shown(facts)} in layout {shown(layout)}, which is "
                 "none of ours; convert the checkpoint again"
             )
+        if moe_tiles.outdated(facts["fmt"], layout, said.get("version")):
+            raise CheckpointError(
+                f"{where} are in version {shown(said.get('version'))} of layout tiles64, but "
+                f"kernels read version {moe_tiles.REVISION}; convert the checkpoint again"
+            )
         facts = {**facts, "kernel": kernel_of(said)}
         wanted = specs(layout, facts, facts["kernel"])
         parts = {}

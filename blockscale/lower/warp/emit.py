@@ -29,6 +29,9 @@ LARGEST = {"bulk": "sm_90a", "async": "sm_80"}
 ADDRESSES = 44
 """Registers of a thread for addresses, barriers, scales and what is decoded."""
 
+MANY_TILES = 4
+"""Of 16 rows, of a warp: their codes and scales take registers, too, besides what is decoded."""
+
 
 def pointers(kernel: Kernel) -> list[str]:
     """Return the parameters that a kernel takes as pointers, in order."""
@@ -181,10 +184,13 @@ class _Emitter(Frame):
         if k.unit != "mma" or k.has_first:
             return 1
         fragments = 16 * k.tiles_m + 16 if k.in_pairs else k.rows_tile
+        many = k.tiles_m >= MANY_TILES
+        plain = k.rows_tile == 8 and k.form.dtype == "bfloat16" and not k.form.zeros
+        fragments += 2 * k.tiles_m if many and not plain else 0
         registers = round_up(k.tiles_m * k.rows_tile // 2 + fragments + ADDRESSES, 8)
         room = GPU_TARGETS[LARGEST[k.copies]].sm_shared // (k.shared + CTA_RESERVED)
         threads = 65536 // registers
-        if k.copies == "async":  # of whole warps of a quarter of an SM; bulk copies: as measured
+        if k.copies == "async" or many:  # of whole warps of a quarter of an SM; others: as measured
             threads = 16384 // (32 * registers) * 128
         return max(1, min(room, threads // k.threads))
 

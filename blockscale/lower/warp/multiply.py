@@ -187,30 +187,30 @@ class Products(Frame):
             "#pragma unroll",
             f"for (int i = 0; i < {k.tiles_m}; ++i) {{",
             f"  const {self.decoder} scales(scale[i]);",
-            "  const uint32_t word[4] = {code[i].x, code[i].y, code[i].z, code[i].w};",
             "#pragma unroll",
-            "  for (int j = 0; j < 4; ++j) {",
-            "    uint32_t a[4];",
-            "    scales.decode(word[j], a);",
+            "  for (int j = 0; j < 4; j += 2) {",
+            "    uint32_t a[2][4];",
+            "    bs_decode_two(scales, code[i], j, a);",
             "#pragma unroll",
             f"    for (int n = 0; n < {n8}; ++n)",
-            f"      bs_mma16816<{self.bf16}>(c[i] + 4 * n, a, bs_word(x[n][0], j),",
-            "                         bs_word(x[n][1], j));",
+            f"      bs_mma_two<{self.bf16}>(c[i] + 4 * n, a, x[n], j);",
             "  }",
             "}",
         ]
 
     def _in_pairs(self, inner: int) -> list[str]:
-        """Decoded weights are in registers while rows of x come, 16 at a time."""
+        """Decoded weights are in registers while rows of x come, 16 at a time.
+
+        By words: two words' fragments at once take 20 registers more, and spill.
+        """
         k = self.kernel
         lines = [
             f"uint32_t a[{k.tiles_m}][4][4];",
             "#pragma unroll",
             f"for (int i = 0; i < {k.tiles_m}; ++i) {{",
             f"  const {self.decoder} scales(scale[i]);",
-            "  const uint32_t word[4] = {code[i].x, code[i].y, code[i].z, code[i].w};",
             "#pragma unroll",
-            "  for (int j = 0; j < 4; ++j) scales.decode(word[j], a[i][j]);",
+            "  for (int j = 0; j < 4; ++j) scales.decode(bs_word(code[i], j), a[i][j]);",
             "}",
         ]
         for first in range(0, k.rows_tile // 8, 2):
@@ -303,7 +303,7 @@ class Products(Frame):
                 if not early:
                     lines += load(inner, i)
                 x = f"bs_wgmma_rows128(at + rows_at + {self._place(k.tokens, inner, 0)})"
-                of = f"scale{number}.of({{}})"
+                of = f"scale{number}.of<{{}}>()"
                 if not steps:
                     lines.append(f"const {self.decoder} scales{number}(scale{number});")
                     of = f"scales{number}"

@@ -80,7 +80,10 @@ class TensorProducts(Products):
             return [
                 f"const uint4 code = bs_load_steps(at + codes_at + {codes}, turn);",
                 f"const BsStepScales<{self.format}> scale(at + scales_at + {scales}, g);",
-                *(f"scale.of({at // 4}).decode(code.{c}, fragment{i} + {at});" for c, at in words),
+                *(
+                    f"scale.of<{at // 4}>().decode(code.{c}, fragment{i} + {at});"
+                    for c, at in words
+                ),
             ]
         return [
             f"const uint4 code = bs_load16_shared(at + codes_at + {codes});",

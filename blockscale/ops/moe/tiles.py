@@ -35,8 +35,11 @@ CODES = 2048
 AT_ONCE = 1 << 24
 """Codes that are converted in one go: temporary memory is about 12 bytes per code."""
 
+REVISION = 2
+"""Of the layout.  Before 2026-11-27, in 1, code a3 of e2m1 had bit 3 in 14, and bit 0 in 13."""
+
 CODE_BITS = {
-    "e2m1": ((15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (14, 11, 10, 13)),
+    "e2m1": ((15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (13, 11, 10, 14)),
     "int4": ((3, 2, 1, 0), (7, 6, 5, 4), (11, 10, 9, 8), (15, 14, 13, 12)),
     "e2m1e": ((7, 2, 1, 0), (3, 10, 9, 8), (15, 6, 5, 4), (11, 14, 13, 12)),
 }
@@ -52,6 +55,11 @@ whose codes are then all zero; the byte of the largest finite E4M3 value."""
 
 E8M0_TOP = 237
 """Scale byte of mxfp4 of an expert's largest scale: 2^0; less by one is half of it; 0 is zero."""
+
+
+def outdated(fmt: str, layout: str, revision: object) -> bool:
+    """Whether weights that were stored are in an earlier revision of the layout, and differ."""
+    return layout == "tiles64" and fmt != "int4" and revision != REVISION
 
 
 def _k_order() -> tuple[int, ...]:

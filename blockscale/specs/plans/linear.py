@@ -152,11 +152,18 @@ class LinearTile:
             return "a stage has whole groups of 128"
         if not self.tensor and self.tiles_m * self.tokens > SUMS[self.unit]:
             return "accumulators do not fit into registers"
+        if self._tight and (spec.fmt == "int4" or spec.dtype != "bfloat16"):
+            return "decoding takes more registers than 17 warps have"
         if reason := self._illegal_units(spec):
             return reason
         if self.stages_in(spec, arch.cta_shared) < 2:
             return "two stages do not fit into shared memory"
         return None
+
+    @property
+    def _tight(self) -> bool:
+        """Whether 96 registers of a thread, of 17 warps, are sums of 128 rows of the weight."""
+        return self.unit == "mma" and self.tiles_m >= 8 and self.warps * self.slices >= 16
 
     def _illegal_tensor(self, arch: Gpu) -> str | None:
         """Why there is no such tile of tcgen05, or None."""

@@ -4,6 +4,7 @@
 // those of 2 j, 2 j + 1, 2 j + 8 and 2 j + 9.  They are the 16 bytes (t + g / 2) % 4 of the quad's 64,
 // so that words of MMA j, one of each thread, lie in different banks.
 #pragma once
+#include "mma.cuh"
 #include "moe_decode.cuh"
 
 BS_INLINE uint32_t bs_word(uint4 v, int j) { return j == 0 ? v.x : j == 1 ? v.y : j == 2 ? v.z : v.w; }
@@ -18,6 +19,29 @@ BS_INLINE uint2 bs_load8_shared(uint32_t from) {
   uint2 v;
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(from) : "memory");
   return v;
+}
+
+// A fragments of two MMAs, of words j and j + 1 (j even): the first has the thread's channels 2 j to
+// 2 j + 3, the second those 8 further on.
+template <class D>
+BS_INLINE void bs_decode_two(const D &scales, uint4 codes, int j, uint32_t (*a)[4]) {
+  uint32_t first[4], second[4];
+  scales.decode(bs_word(codes, j), first);
+  scales.decode(bs_word(codes, j + 1), second);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    a[half][0] = first[2 * half], a[half][1] = first[2 * half + 1];
+    a[half][2] = second[2 * half], a[half][3] = second[2 * half + 1];
+  }
+}
+
+// Their products with a row of x, of which x[half] is the thread's half: a B fragment is two registers
+// of one load.  Of one word of codes it would be one of each load, which ptxas moves together first.
+template <bool BF16>
+BS_INLINE void bs_mma_two(float *c, const uint32_t (*a)[4], const uint4 (&x)[2], int j) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    bs_mma16816<BF16>(c, a[half], bs_word(x[half], j), bs_word(x[half], j + 1));
 }
 
 // Word t of each of a quad's four threads: that of thread j has channels 16 j + 2 t, ... of MMA j.
@@ -49,11 +73,12 @@ struct BsStepScales {
   }
 
   // Those of MMA j.
-  BS_INLINE D of(int j) const {
-    if constexpr (QUARTERS) return D(uint2{(j < 2 ? v[0].x : v[0].y) >> (j % 2 * 16), 0});
-    else if constexpr (!D::INT4) return D(uint2{j < 2 ? v[0].x & 0xFFFFu : v[0].x >> 16, 0});
-    else if constexpr (HALVES && ZEROS) return D(v[j / 2]);
-    else if constexpr (HALVES) return D(uint2{j < 2 ? v[0].x : v[0].y, 0});
+  template <int J>
+  BS_INLINE D of() const {
+    if constexpr (QUARTERS) return D(uint2{J < 2 ? v[0].x : v[0].y, 0}, BsIndex<J % 2>());
+    else if constexpr (!D::INT4) return D(v[0], BsIndex<J / 2>());
+    else if constexpr (HALVES && ZEROS) return D(v[J / 2]);
+    else if constexpr (HALVES) return D(uint2{J < 2 ? v[0].x : v[0].y, 0});
     else return D(v[0]);
   }
 };

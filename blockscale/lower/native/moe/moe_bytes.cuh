@@ -19,12 +19,6 @@
 #pragma once
 #include "moe_decode.cuh"
 
-BS_INLINE uint32_t bs_prmt2(uint32_t low, uint32_t high, uint32_t select) {
-  uint32_t d;
-  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(low), "r"(high), "r"(select));
-  return d;
-}
-
 // Bits of a where the mask has them, else of b.
 BS_INLINE uint32_t bs_select(uint32_t a, uint32_t mask, uint32_t b) {
   uint32_t d;

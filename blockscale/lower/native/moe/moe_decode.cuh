@@ -5,12 +5,12 @@
 // k_i = 16 t + 4 j + i; the first k of a pair in the low half.  In each half (blockscale/ops/moe/weights.py)
 //
 //   e2m1 (s e e m)   a0: s 15, eem 8..6   a1: s 12, eem 5..3   a2: s 9, eem 2..0
-//                    a3: s 14, ee 11..10, m 13
+//                    a3: m 14, s 13, ee 11..10
 //   int4 (unsigned)  a0: 3..0   a1: 7..4   a2: 11..8   a3: 15..12
 //
 // e2m1 as bfloat16: s at 15 and eem at 8..6 are the exponent's low bits and the mantissa's high bit,
 // that is value * 2^-126, also for the subnormal 0.5; times the scale * 2^110 it is exact (6 bits).
-// Three codes are a shift and an AND away.  int4 as bfloat16: an integer in bits 7..0 is the (sub-)
+// Three codes are a shift and an AND away, that of a3 a product more (`decode_e2m1`).  int4 as bfloat16: an integer in bits 7..0 is the (sub-)
 // normal number of value * 2^-133, so one FMA subtracts 8 and scales, with a single rounding.
 // What is left of the powers of two (BsDecode::FACTOR) is multiplied after the sum over k.
 #pragma once
@@ -55,6 +55,24 @@ BS_INLINE uint32_t bs_prmt(uint32_t a, uint32_t select) {
   return d;
 }
 
+BS_INLINE uint32_t bs_prmt2(uint32_t a, uint32_t b, uint32_t select) {
+  uint32_t d;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(select));
+  return d;
+}
+
+// One of two numbers of 16 bits, twice.  Moved so, and not by prmt, it is what ptxas makes a modifier of
+// the instruction that takes it (.H0_H0, .H1_H1).
+BS_INLINE uint32_t bs_both(uint32_t pair, int high) {
+  uint32_t d;
+  if (high) asm("{.reg .b16 lo, hi; mov.b32 {lo, hi}, %1; mov.b32 %0, {hi, hi};}" : "=r"(d) : "r"(pair));
+  else asm("{.reg .b16 lo, hi; mov.b32 {lo, hi}, %1; mov.b32 %0, {lo, lo};}" : "=r"(d) : "r"(pair));
+  return d;
+}
+
+template <int I>
+struct BsIndex {};
+
 // (a & mask) | b
 BS_INLINE uint32_t bs_and_or(uint32_t a, uint32_t mask, uint32_t b) {
   uint32_t d;
@@ -75,7 +93,7 @@ BS_INLINE uint32_t bs_load_scales(uint32_t from) {
   return v;
 }
 
-// Constants of a format, in pairs of 16 bits.
+// Constants of a format.
 template <class P>
 struct BsDecode {
   static constexpr bool BF16 = P::BF16, INT4 = P::FORMAT == BS_MOE_INT4;
@@ -86,8 +104,8 @@ struct BsDecode {
                                   : BF16 ? 65536.f
                                   : NVFP4 ? 128.f : 1.f;
 
-  // Scales of rows g and g + 8 for the thread's 16 k; int4 needs three numbers of each.
-  uint32_t s[2], s16[2], c[2], c16[2];
+  // Scales of rows g (low half) and g + 8 for the thread's 16 k; int4 needs three numbers of each.
+  uint32_t s, s16, c, c16;
 
   // The bytes of a thread's scales, of an m16 tile and a block of 64 k at shared address `at`.
   static BS_INLINE uint2 load(uint32_t at, int lane) {
@@ -104,48 +122,43 @@ struct BsDecode {
     }
   }
 
-  BS_INLINE explicit BsDecode(uint2 bytes) {
-    uint32_t pair = bytes.x;
-    if constexpr (NVFP4) {
+  // FIRST: which bytes of e2m1's scales, `bytes.x`, is that of row g; the next one is that of row g + 8.
+  template <int FIRST = 0>
+  BS_INLINE explicit BsDecode(uint2 bytes, BsIndex<FIRST> = {}) {
+    if constexpr (!INT4) {
+      uint32_t pair = bs_prmt(bytes.x, FIRST ? 0x4342 : 0x4140);
       // Byte 5 bits of exponent, 3 of mantissa: bits 11..4 of bfloat16 below 0x7000, 14..7 of float16.
-      s[0] = bs_prmt(pair, 0x4040) * (BF16 ? 16u : 128u) + (BF16 ? 0x70007000u : 0x24002400u);
-      s[1] = bs_prmt(pair, 0x4141) * (BF16 ? 16u : 128u) + (BF16 ? 0x70007000u : 0x24002400u);
-    } else if constexpr (!INT4) {
-      s[0] = power(pair & 0xFF), s[1] = power(pair >> 8);
+      if constexpr (NVFP4) s = pair * (BF16 ? 16u : 128u) + (BF16 ? 0x70007000u : 0x24002400u);
+      else if constexpr (BF16) s = pair * 128u;  // 2^(byte - 127)
+      else s = power(pair & 0xFFFFu) | power(pair >> 16) << 16;
     } else if constexpr (P::ZEROS) {
-      with_zero(bytes.x, 0), with_zero(bytes.y, 1);
+      with_zero(bs_prmt2(bytes.x, bytes.y, 0x5410), bs_prmt2(bytes.x, bytes.y, 0x7632));
     } else {
-      symmetric(bs_prmt(pair, 0x1010), 0);
-      symmetric(bs_prmt(pair, 0x3232), 1);
+      symmetric(bytes.x);
     }
   }
 
-  // 2^(byte - 127) twice; float16: 2^(byte - 223), or 0 below its exponents.
-  static BS_INLINE uint32_t power(uint32_t byte) {
-    if (BF16) return byte * 0x00800080u;
-    int field = max(static_cast<int>(byte) - 208, 0);
-    return field * 0x04000400u;
-  }
+  // 2^(byte - 223) as float16, or 0 below its exponents.
+  static BS_INLINE uint32_t power(uint32_t byte) { return max(static_cast<int>(byte) - 208, 0) << 10; }
 
-  BS_INLINE void symmetric(uint32_t scale, int row) {
-    s[row] = scale;
+  BS_INLINE void symmetric(uint32_t scale) {
+    s = scale;
     if (BF16) {
-      s[row] = bs_mul2<true>(scale, 0x77807780u);    // 2^112
-      s16[row] = bs_mul2<true>(scale, 0x75807580u);  // 2^108
-      c[row] = bs_mul2<true>(scale, 0xB680B680u);    // -2^-18
+      s = bs_mul2<true>(scale, 0x77807780u);    // 2^112
+      s16 = bs_mul2<true>(scale, 0x75807580u);  // 2^108
+      c = bs_mul2<true>(scale, 0xB680B680u);    // -2^-18
     }
   }
 
-  BS_INLINE void with_zero(uint32_t pair, int row) {
-    s[row] = bs_prmt(pair, 0x1010);
-    uint32_t zero = bs_prmt(pair, 0x3232) ^ 0x80008000u;
+  BS_INLINE void with_zero(uint32_t scale, uint32_t zero) {
+    s = scale;
     if (TERM) {
-      c[row] = zero ^ 0x80008000u;
+      c = zero;
     } else if (BF16) {
-      c[row] = bs_add2<true>(zero, 0xC300C300u);  // -(128 + zero)
+      c = bs_add2<true>(zero ^ 0x80008000u, 0xC300C300u);  // -(128 + zero)
     } else {
-      c[row] = bs_add2<false>(zero, 0xE400E400u);    // -(1024 + zero)
-      c16[row] = bs_add2<false>(zero, 0xD400D400u);  // -(64 + zero)
+      c = bs_add2<false>(zero ^ 0x80008000u, 0xE400E400u);    // -(1024 + zero)
+      c16 = bs_add2<false>(zero ^ 0x80008000u, 0xD400D400u);  // -(64 + zero)
     }
   }
 
@@ -159,25 +172,26 @@ struct BsDecode {
     if constexpr (BF16) {
       constexpr uint32_t M = 0x81C081C0u;
       a[0] = w & M, a[1] = (w * 8) & M, a[2] = (w * 64) & M;
-      a[3] = bs_and_or(w >> 7, 0x00400040u, bs_and_or(w >> 3, 0x01800180u, (w * 2) & 0x80008000u));
+      // Bits 0, 1, 4 and 3 go to 7, 8, 6 and 15; no two other summands have the same bit.
+      a[3] = ((w >> 10) & 0x001B001Bu) * (1 << 7 | 1 << 2 | 1 << 12) & M;
     } else {
       constexpr uint32_t S = 0x80008000u, M = 0x0E000E00u;
       a[0] = bs_and_or(w * 8, M, w & S);
       a[1] = bs_and_or(w * 64, M, (w * 8) & S);
       a[2] = bs_and_or(w * 512, M, (w * 64) & S);
-      a[3] = bs_and_or(w >> 4, 0x02000200u, bs_and_or(w, 0x0C000C00u, (w * 2) & S));
+      a[3] = bs_and_or(w >> 5, 0x02000200u, bs_and_or(w, 0x0C000C00u, (w * 4) & S));
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) a[i] = bs_mul2<BF16>(a[i], s[i % 2]);
+    for (int i = 0; i < 4; ++i) a[i] = bs_mul2<BF16>(a[i], bs_both(s, i % 2));
   }
 
   // Integers in bits 3..0 or 7..4 are subnormal numbers.
   BS_INLINE void decode_int4(uint32_t w, uint32_t *a) const {
     uint32_t v = w >> 8;
-    a[0] = bs_fma2<true>(w & 0x000F000Fu, s[0], c[0]);
-    a[1] = bs_fma2<true>(w & 0x00F000F0u, s16[1], c[1]);
-    a[2] = bs_fma2<true>(v & 0x000F000Fu, s[0], c[0]);
-    a[3] = bs_fma2<true>(v & 0x00F000F0u, s16[1], c[1]);
+    a[0] = bs_fma2<true>(w & 0x000F000Fu, bs_both(s, 0), bs_both(c, 0));
+    a[1] = bs_fma2<true>(w & 0x00F000F0u, bs_both(s16, 1), bs_both(c, 1));
+    a[2] = bs_fma2<true>(v & 0x000F000Fu, bs_both(s, 0), bs_both(c, 0));
+    a[3] = bs_fma2<true>(v & 0x00F000F0u, bs_both(s16, 1), bs_both(c, 1));
   }
 
   // Integers below the leading bit of 128 (bfloat16) or 1024 (float16); zero is subtracted exactly.
@@ -186,7 +200,7 @@ struct BsDecode {
     uint32_t v = w >> 8;
     if constexpr (BF16) {
       constexpr uint32_t LEAD = 0x43004300u, EIGHT = 0xC308C308u;  // 128, -(128 + 8)
-      uint32_t even = TERM ? EIGHT : c[0], odd = TERM ? EIGHT : c[1];
+      uint32_t even = TERM ? EIGHT : bs_both(c, 0), odd = TERM ? EIGHT : bs_both(c, 1);
       a[0] = bs_add2<true>(bs_and_or(w, LOW, LEAD), even);
       a[1] = bs_add2<true>(bs_and_or(w >> 4, LOW, LEAD), odd);
       a[2] = bs_add2<true>(bs_and_or(v, LOW, LEAD), even);
@@ -194,7 +208,7 @@ struct BsDecode {
     } else {
       constexpr uint32_t LEAD = 0x64006400u, SIXTEENTH = 0x2C002C00u;
       constexpr bool POINT = P::ZEROS == 1;
-      uint32_t low = POINT ? c[0] : 0xE408E408u, high = POINT ? c16[1] : 0xD480D480u;
+      uint32_t low = POINT ? bs_both(c, 0) : 0xE408E408u, high = POINT ? bs_both(c16, 1) : 0xD480D480u;
       a[0] = bs_add2<false>(bs_and_or(w, LOW, LEAD), low);
       a[1] = bs_fma2<false>(bs_and_or(w, HIGH, LEAD), SIXTEENTH, high);
       a[2] = bs_add2<false>(bs_and_or(v, LOW, LEAD), low);
@@ -202,6 +216,7 @@ struct BsDecode {
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      a[i] = TERM ? bs_fma2<BF16>(a[i], s[i % 2], c[i % 2]) : bs_mul2<BF16>(a[i], s[i % 2]);
+      a[i] = TERM ? bs_fma2<BF16>(a[i], bs_both(s, i % 2), bs_both(c, i % 2))
+                  : bs_mul2<BF16>(a[i], bs_both(s, i % 2));
   }
 };
