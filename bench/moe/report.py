@@ -308,7 +308,7 @@ main = report_command(
     lambda found: {"moe_speed.svg": _speed(found), "moe_floor.svg": _floor(found)},
     """Put the results of `python -m bench.moe` into docs/moe.md, and two plots.
 
-    Example: python -m bench.moe.report bench/results/moe-nvidia-h200-2026-11-24.json
+    Example: python -m bench.moe.report bench/results/moe-nvidia-h200-2026-11-27.json
     """,
 )
 
