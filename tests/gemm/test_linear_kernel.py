@@ -500,3 +500,32 @@ def _roles(text):
     begin = text.index("if (warp_id <")
     end = text.index("\n  } else {\n", begin)
     return text[begin:end], text[end:]
+
+
+@pytest.mark.parametrize(
+    ("fmt", "n", "k", "rows", "shape", "stages"),
+    [
+        ("nvfp4", 28672, 4096, 1, ("mma", 256, 2, 8, 1, 8), 2),
+        ("int4", 28672, 4096, 8, ("mma", 128, 2, 4, 1, 8), 2),
+        ("nvfp4", 14336, 4096, 8, ("mma", 128, 2, 4, 1, 8), 2),
+        ("mxfp4", 8192, 8192, 8, ("mma", 64, 2, 4, 1, 8), 4),
+        ("nvfp4", 5120, 2880, 1, ("mma", 64, 2, 4, 1, 8), 4),
+        ("nvfp4", 4096, 14336, 8, ("mma", 64, 1, 8, 2, 8), 3),
+        ("nvfp4", 2880, 2880, 8, ("mma", 64, 1, 8, 2, 8), 3),
+        ("nvfp4", 512, 7168, 8, ("wgmma", 64, 4, 1, 8, 2), 7),
+        ("mxfp4", 8192, 8192, 16, ("mma", 128, 2, 4, 2, 8), 3),
+        ("nvfp4", 4096, 4096, 16, ("mma", 64, 1, 8, 2, 8), 4),
+        ("nvfp4", 7168, 2048, 16, ("wgmma", 64, 4, 1, 2, 2), 8),
+        ("nvfp4", 14336, 4096, 16, ("wgmma", 128, 4, 1, 1, 2), 8),
+    ],
+)
+def test_defaults_of_few_rows_are_those_that_were_fast_on_an_h200(fmt, n, k, rows, shape, stages):
+    """Among some 10,000 tiles of 2026-11-27: docs/linear.md, tuning_logs/linear/sm_90a."""
+    of, arch = (
+        Linear(n, k, fmt, "bfloat16", 128 if fmt == "int4" else 0, layout="tiles64"),
+        "sm_90a",
+    )
+    tile = legal_tiles(of, rows, GPU_TARGETS[arch])[0]
+    found = tile.unit, tile.rows, tile.warps, tile.slices, tile.ctas, tile.blocks_k
+    assert found == shape
+    assert depths(of, tile, rows, GPU_TARGETS[arch])[0] == stages
