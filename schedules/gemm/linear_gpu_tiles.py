@@ -64,7 +64,8 @@ WGMMA_SHAPES = {
 }
 """Rows of w, warps and CTAs with wgmma, by rows of x of a tile up to 256; highest first.
 
-Of this table and `MMA`, the best of some 1,000 tiles on an H200 for 1 to 4096 rows of four shapes.
+Of this table and `MMA`, the best of some 1,000 tiles on an H200 for 1 to 4096 rows of four shapes;
+`MMA` of 8 rows, and `ONE_WAVE`, of 10,000 for 1 to 64 rows of 36 matrices (2026-11-27).
 """
 
 MORE_MMA = {

@@ -267,8 +267,11 @@ def _quantization(plan: Plan) -> dict[str, Any]:
         options = plan.options
         heads = {s.bundle.head: s.facts for s in codes if s.bundle is not None}
         version = moe_tiles.REVISION if options.chosen == "tiles64" else 1
-        ours: dict[str, Any] = {"layout": options.chosen, "version": version}
-        ours["target"] = options.target
+        ours: dict[str, Any] = {
+            "layout": options.chosen,
+            "version": version,
+            "target": options.target,
+        }
         if options.chosen == "trtllm":
             ours.update(sm=options.kernel.sm, activation=options.kernel.activation)
         said = {"quant_method": "blockscale", "blockscale": {**ours, "experts": heads}}

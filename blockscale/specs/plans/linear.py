@@ -162,7 +162,7 @@ class LinearTile:
 
     @property
     def _tight(self) -> bool:
-        """Whether 96 registers of a thread, of 17 warps, are sums of 128 rows of the weight."""
+        """Whether 17 warps, whose threads have 96 registers each, decode 128 rows of the weight."""
         return self.unit == "mma" and self.tiles_m >= 8 and self.warps * self.slices >= 16
 
     def _illegal_tensor(self, arch: Gpu) -> str | None:

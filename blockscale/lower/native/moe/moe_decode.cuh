@@ -49,21 +49,17 @@ BS_INLINE uint32_t bs_add2(uint32_t a, uint32_t b) {
   return d;
 }
 
-BS_INLINE uint32_t bs_prmt(uint32_t a, uint32_t select) {
-  uint32_t d;
-  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(d) : "r"(a), "r"(select));
-  return d;
-}
-
 BS_INLINE uint32_t bs_prmt2(uint32_t a, uint32_t b, uint32_t select) {
   uint32_t d;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(select));
   return d;
 }
 
+BS_INLINE uint32_t bs_prmt(uint32_t a, uint32_t select) { return bs_prmt2(a, 0, select); }
+
 // One of two numbers of 16 bits, twice.  Moved so, and not by prmt, it is what ptxas makes a modifier of
 // the instruction that takes it (.H0_H0, .H1_H1).
-BS_INLINE uint32_t bs_both(uint32_t pair, int high) {
+BS_INLINE uint32_t bs_twice(uint32_t pair, int high) {
   uint32_t d;
   if (high) asm("{.reg .b16 lo, hi; mov.b32 {lo, hi}, %1; mov.b32 %0, {hi, hi};}" : "=r"(d) : "r"(pair));
   else asm("{.reg .b16 lo, hi; mov.b32 {lo, hi}, %1; mov.b32 %0, {lo, lo};}" : "=r"(d) : "r"(pair));
@@ -122,11 +118,11 @@ struct BsDecode {
     }
   }
 
-  // FIRST: which bytes of e2m1's scales, `bytes.x`, is that of row g; the next one is that of row g + 8.
-  template <int FIRST = 0>
-  BS_INLINE explicit BsDecode(uint2 bytes, BsIndex<FIRST> = {}) {
+  // Of e2m1 `bytes.x` has the scales of rows g and g + 8 in bytes 0 and 1, or with SECOND in 2 and 3.
+  template <int SECOND = 0>
+  BS_INLINE explicit BsDecode(uint2 bytes, BsIndex<SECOND> = {}) {
     if constexpr (!INT4) {
-      uint32_t pair = bs_prmt(bytes.x, FIRST ? 0x4342 : 0x4140);
+      uint32_t pair = bs_prmt(bytes.x, SECOND ? 0x4342 : 0x4140);
       // Byte 5 bits of exponent, 3 of mantissa: bits 11..4 of bfloat16 below 0x7000, 14..7 of float16.
       if constexpr (NVFP4) s = pair * (BF16 ? 16u : 128u) + (BF16 ? 0x70007000u : 0x24002400u);
       else if constexpr (BF16) s = pair * 128u;  // 2^(byte - 127)
@@ -182,16 +178,16 @@ struct BsDecode {
       a[3] = bs_and_or(w >> 5, 0x02000200u, bs_and_or(w, 0x0C000C00u, (w * 4) & S));
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) a[i] = bs_mul2<BF16>(a[i], bs_both(s, i % 2));
+    for (int i = 0; i < 4; ++i) a[i] = bs_mul2<BF16>(a[i], bs_twice(s, i % 2));
   }
 
   // Integers in bits 3..0 or 7..4 are subnormal numbers.
   BS_INLINE void decode_int4(uint32_t w, uint32_t *a) const {
     uint32_t v = w >> 8;
-    a[0] = bs_fma2<true>(w & 0x000F000Fu, bs_both(s, 0), bs_both(c, 0));
-    a[1] = bs_fma2<true>(w & 0x00F000F0u, bs_both(s16, 1), bs_both(c, 1));
-    a[2] = bs_fma2<true>(v & 0x000F000Fu, bs_both(s, 0), bs_both(c, 0));
-    a[3] = bs_fma2<true>(v & 0x00F000F0u, bs_both(s16, 1), bs_both(c, 1));
+    a[0] = bs_fma2<true>(w & 0x000F000Fu, bs_twice(s, 0), bs_twice(c, 0));
+    a[1] = bs_fma2<true>(w & 0x00F000F0u, bs_twice(s16, 1), bs_twice(c, 1));
+    a[2] = bs_fma2<true>(v & 0x000F000Fu, bs_twice(s, 0), bs_twice(c, 0));
+    a[3] = bs_fma2<true>(v & 0x00F000F0u, bs_twice(s16, 1), bs_twice(c, 1));
   }
 
   // Integers below the leading bit of 128 (bfloat16) or 1024 (float16); zero is subtracted exactly.
@@ -200,7 +196,7 @@ struct BsDecode {
     uint32_t v = w >> 8;
     if constexpr (BF16) {
       constexpr uint32_t LEAD = 0x43004300u, EIGHT = 0xC308C308u;  // 128, -(128 + 8)
-      uint32_t even = TERM ? EIGHT : bs_both(c, 0), odd = TERM ? EIGHT : bs_both(c, 1);
+      uint32_t even = TERM ? EIGHT : bs_twice(c, 0), odd = TERM ? EIGHT : bs_twice(c, 1);
       a[0] = bs_add2<true>(bs_and_or(w, LOW, LEAD), even);
       a[1] = bs_add2<true>(bs_and_or(w >> 4, LOW, LEAD), odd);
       a[2] = bs_add2<true>(bs_and_or(v, LOW, LEAD), even);
@@ -208,7 +204,7 @@ struct BsDecode {
     } else {
       constexpr uint32_t LEAD = 0x64006400u, SIXTEENTH = 0x2C002C00u;
       constexpr bool POINT = P::ZEROS == 1;
-      uint32_t low = POINT ? bs_both(c, 0) : 0xE408E408u, high = POINT ? bs_both(c16, 1) : 0xD480D480u;
+      uint32_t low = POINT ? bs_twice(c, 0) : 0xE408E408u, high = POINT ? bs_twice(c16, 1) : 0xD480D480u;
       a[0] = bs_add2<false>(bs_and_or(w, LOW, LEAD), low);
       a[1] = bs_fma2<false>(bs_and_or(w, HIGH, LEAD), SIXTEENTH, high);
       a[2] = bs_add2<false>(bs_and_or(v, LOW, LEAD), low);
@@ -216,7 +212,7 @@ struct BsDecode {
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      a[i] = TERM ? bs_fma2<BF16>(a[i], bs_both(s, i % 2), bs_both(c, i % 2))
-                  : bs_mul2<BF16>(a[i], bs_both(s, i % 2));
+      a[i] = TERM ? bs_fma2<BF16>(a[i], bs_twice(s, i % 2), bs_twice(c, i % 2))
+                  : bs_mul2<BF16>(a[i], bs_twice(s, i % 2));
   }
 };
