@@ -105,9 +105,10 @@ def compile_cuda_source(source: str, arch: str, *, ptx: bool = False) -> Compile
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             lines = (done.stderr or done.stdout).replace(f"{folder}/", "").strip().splitlines()
+            first = next((i for i, line in enumerate(lines) if "error" in line), 0)  # no warning
             raise CompileError(
                 f"nvcc: ended with status {done.returncode} for {arch}; it said\n"
-                + "\n".join(lines[:20])
+                + "\n".join(lines[first : first + 20])
             )
         said = done.stdout + done.stderr
         losses = tuple(line for line in said.splitlines() if "Potential Performance Loss" in line)

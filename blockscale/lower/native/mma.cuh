@@ -45,11 +45,12 @@ BS_INLINE void bs_cp_async_arrive(uint32_t bar) {
 
 BS_INLINE void bs_cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// 9.7.9.11 st.shared::cluster: 16 bytes to any CTA of the cluster.
-BS_INLINE void bs_store16_cluster(uint32_t to, uint4 v) {
-  asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y),
-               "r"(v.z), "r"(v.w)
-               : "memory");
+// 9.7.9.13 st.async: 16 bytes to any CTA of the cluster, which `bar` of that CTA counts.
+BS_INLINE void bs_store16_async(uint32_t to, uint4 v, uint32_t bar) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];"
+      ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(bar)
+      : "memory");
 }
 
 // ---- mma.sync -----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from math import prod
 from typing import Any
@@ -17,6 +18,7 @@ from blockscale.base.formats import MOE
 from blockscale.base.sizes import round_up
 from blockscale.lower.pipe.read import Operand, Site, View, box, substituted, var
 from blockscale.lower.pipe.text import loads, variables
+from blockscale.lower.warp.epilogue import Epilogue
 from blockscale.lower.warp.kernel import Format, GroupSums, Kernel, Place, Rows, Runs, Slot
 from blockscale.lower.warp.read import ORDER, Numbers, WarpReader, is_zero, replaced
 from blockscale.specs.plans import PREFIX, tensor_memory
@@ -204,7 +206,7 @@ class _Derivation:
                 f"loop over K: {k_dim.extent} blocks of 64 k leave a CTA of {ctas} without a whole "
                 f"stage of {blocks}; divide K among fewer CTAs"
             )
-        return Kernel(
+        kernel = Kernel(
             at=self.at,
             views=reader.views,
             optional=reader.optional,
@@ -239,6 +241,7 @@ class _Derivation:
             epilogue=epilogue,
             part_rows=part_rows,
         )
+        return replace(kernel, unit_tiles=Epilogue(kernel).unit_tiles())
 
     @property
     def _sum_slices(self) -> int:

@@ -174,7 +174,7 @@ class _Emitter(Frame):
         lines, k = self.loads.lines(), self.kernel
         if k.moves_registers and not k.row_loaders:
             lines = [f"if (warp_id == {k.consumers}) {{", *indented(lines), "}"]
-        return [*lines, *(["__syncwarp();", "bs_no_sums();"] if k.ctas > 1 else [])]
+        return [*lines, *(["__syncwarp();", "bs_cluster_wait();"] if k.ctas > 1 else [])]
 
     def _together(self) -> int:
         """CTAs of an SM for which registers are divided: those that share its memory.
@@ -242,6 +242,11 @@ class _Emitter(Frame):
                 "}",
                 f"bs_mbar_init(smem + {sums}, 1);",
                 f"bs_mbar_init(smem + {read}, {k.consumers});",
+            ]
+        if k.ctas > 1:
+            lines += [
+                f"bs_mbar_init(smem + {k.sums_bar}, 1);",
+                f"bs_mbar_expect(smem + {k.sums_bar}, {k.sums_type}::bytes(cta));",
             ]
         # cp.async sees what the CTA's barrier orders; bulk copies belong to another proxy.
         return [*lines, *([] if k.copies == "async" else ["bs_mbar_init_fence();"])]

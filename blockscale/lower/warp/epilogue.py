@@ -191,9 +191,40 @@ class Epilogue:
             "#pragma unroll",
             f"for (int n = 0; n < {self.rows // 8}; ++n) {{",
             "  if (8 * n >= left) break;",
+            *self._unless_mine(registers),
             *indented([*first, *inner]),
             "}",
         ]
+
+    def _unless_mine(self, registers: Sequence[Register]) -> list[str]:
+        """Go on where another warp or CTA has added up the sums of these registers."""
+        k = self.kernel
+        if not k.shared_sums:
+            return []
+        unit = min(self._tiles_of(registers)) // k.unit_tiles * self.rows // 8
+        cta, own = "cta" if k.ctas > 1 else "0", "slice" if k.own_slices > 1 else "0"
+        return [f"  if (!Sums::mine({unit} + n, {cta}, {own})) continue;"]
+
+    # ---- Which sums are stored together -------------------------------------------------------
+
+    def unit_tiles(self) -> int:
+        """Tiles of 16 rows whose sums a warp needs to store what lies together."""
+        size = self._together()
+        groups = [self.registers[i : i + size] for i in range(0, len(self.registers), size)]
+        most = max(len(self._tiles_of(group)) for group in groups)
+        for count in range(most, self.kernel.tiles_m):
+            units = [{m // count for m in self._tiles_of(group)} for group in groups]
+            if self.kernel.tiles_m % count == 0 and all(len(unit) == 1 for unit in units):
+                return count
+        return self.kernel.tiles_m
+
+    def _tiles_of(self, registers: Sequence[Register]) -> set[int]:
+        """Tiles of 16 rows whose sums the values of registers are made of."""
+        token = substituted(self._token(), {self.b: i64(0)})
+        return {
+            self._register_of([self._at(i, register, token, self.own) for i in load.indices], 0)[0]
+            for register, load in product(registers, self._sums())
+        }
 
     def _value(self, register: Register, b: int) -> str:
         """The float32 of one element before it is rounded."""
@@ -284,6 +315,11 @@ class Epilogue:
 
     def _sum(self, indices: Sequence[PrimExpr], b: int) -> str:
         """A register of the sums."""
+        m, h = self._register_of(indices, b)
+        return f"c[{m}][4 * n + {2 * h + b}]"
+
+    def _register_of(self, indices: Sequence[PrimExpr], b: int) -> tuple[int, int]:
+        """Tile of 16 rows, and half of it, of a sum that a thread has."""
         k, at = self.kernel, self.kernel.at
         *_, token, row = indices
         first = at.warp * i64(16 * k.tiles_m) if k.warps > 1 else i64(0)
@@ -303,8 +339,7 @@ class Epilogue:
                 f"{self.site.where}: sum {list(indices)} is another thread's than the one that "
                 "needs it; a thread has rows of w that are 8 apart"
             )
-        m, h = int(offset) // 16, int(offset) % 16 // 8
-        return f"c[{m}][4 * n + {2 * h + b}]"
+        return int(offset) // 16, int(offset) % 16 // 8
 
     # ---- Parameters -------------------------------------------------------------------------
 

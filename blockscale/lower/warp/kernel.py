@@ -190,6 +190,7 @@ class Kernel:
         epilogue: its block.
         part_rows: rows of x whose sums a warp reads from tensor memory at a time, which slices take
             in turn; 0: sums are registers.
+        unit_tiles: tiles of 16 rows of a warp that are stored together.
     """
 
     at: WarpCoordinates
@@ -224,6 +225,7 @@ class Kernel:
     acc: str
     epilogue: Site
     part_rows: int
+    unit_tiles: int = 1
 
     @property
     def tensor(self) -> bool:
@@ -332,10 +334,39 @@ class Kernel:
     @property
     def gathered_at(self) -> int:
         """Where sums of other CTAs lie."""
-        return self.sums_at + (0 if self.tensor else self.slices - 1) * self.sum_bytes
+        return self.sums_at + (self.own_slices - 1) * self.sum_bytes
+
+    @property
+    def own_slices(self) -> int:
+        """Slices that have sums of their own; warps of tcgen05 read parts of the same."""
+        return 1 if self.tensor else self.slices
+
+    @property
+    def shared_sums(self) -> bool:
+        """Whether sums are those of several slices or CTAs, which add them up and store them."""
+        return self.own_slices * self.ctas > 1
+
+    @property
+    def units(self) -> int:
+        """Parts of a warp's sums, each stored by one warp of one CTA."""
+        return self.tiles_m // self.unit_tiles * (self.part_rows or self.rows_tile) // 8
+
+    @property
+    def sums_type(self) -> str:
+        """What adds them up."""
+        warps = self.consumers if self.tensor else self.warps
+        rows = self.part_rows or self.rows_tile
+        sizes = self.ctas, self.own_slices, warps, self.tiles_m, rows, self.unit_tiles
+        return f"BsSums<{', '.join(map(str, sizes))}>"
+
+    @property
+    def sums_bar(self) -> int:
+        """Where the mbarrier lies that counts sums of other CTAs."""
+        return self.tmem_at + 8 if self.tensor else 16 * self.stages
 
     @property
     def shared(self) -> int:
         """Dynamic shared memory, with room to begin at a multiple of 1024."""
-        found = self.gathered_at + (self.ctas - 1) * self.sum_bytes + 1024
+        unit = self.sum_bytes // self.units
+        found = self.gathered_at + (self.ctas - 1) * -(-self.units // self.ctas) * unit + 1024
         return max(found, tensor_memory.ALONE) if self.tensor else found

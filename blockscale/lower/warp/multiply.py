@@ -27,6 +27,7 @@ class Products(Frame):
         return [
             *([f"bs_more_registers<{more}>();"] if more else []),
             *(["bs_grid_wait();"] if k.after is not None and not self.waits_first() else []),
+            *(["bs_cluster_wait();  // all CTAs have begun"] if k.ctas > 1 else []),
             f"[[maybe_unused]] const int warp = warp_id % {k.warps}, slice = warp_id / {k.warps};",
             "const int g = lane / 4, t = lane % 4;",
             "uint32_t stage = 0, parity = 0;",
@@ -101,25 +102,21 @@ class Products(Frame):
 
     def _end(self) -> list[str]:
         """Sums of slices and CTAs, then the epilogue."""
-        k = self.kernel
-        store = self.after
-        count = k.tiles_m * k.rows_tile // 2
-        lines = []
-        holds = []
-        if k.slices > 1:
-            lines += [
-                f"bs_add_slices<{k.slices}, {k.warps}, {count}>(smem + {k.sums_at}, slice, warp, "
-                "&c[0][0], lane);",
-            ]
-            holds.append("slice == 0")
+        return ["{", *indented([*self.added("slice", "warp"), *self.after]), "}"]
+
+    def added(self, slice_: str, warp: str) -> list[str]:
+        """What adds up sums of slices and CTAs, in the warps and CTAs that store them."""
+        k, lines = self.kernel, []
+        if k.shared_sums:
+            lines.append(f"using Sums = {k.sums_type};")
+        if k.own_slices > 1:
+            lines.append(f"Sums::add_slices(smem + {k.sums_at}, {slice_}, {warp}, c, lane);")
         if k.ctas > 1:
-            arguments = f"smem + {k.gathered_at}, cta, warp, &c[0][0], lane"
-            add = f"bs_add_ctas<{k.ctas}, {k.warps}, {count}>({arguments});"
-            lines += [f"if (slice == 0) {add}", "else bs_no_sums();"] if k.slices > 1 else [add]
-            holds.append("cta == 0")
-        if holds:
-            return [*lines, f"if ({' && '.join(holds)}) {{", *indented(store), "}"]
-        return ["{", *indented(store), "}"]
+            lines.append(
+                f"Sums::add_ctas(smem + {k.gathered_at}, smem + {k.sums_bar}, cta, {slice_}, "
+                f"{warp}, c, lane);"
+            )
+        return lines
 
     def _block(self, inner: int) -> list[str]:
         """Products of a block of 64 k, of the slice's ``inner`` one."""

@@ -101,16 +101,6 @@ class TensorProducts(Products):
         k = self.kernel
         rows = k.part_rows
         first = f"(part * {k.slices} + slice) * {rows}"
-        stored = self.after
-        if k.ctas > 1:  # all warps have one part
-            sums = f"smem + {k.gathered_at}, cta, warp_id, &c[0][0], lane"
-            count = k.tiles_m * rows // 2
-            stored = [
-                f"bs_add_ctas<{k.ctas}, {k.consumers}, {count}>({sums});",
-                "if (cta == 0) {",
-                *indented(stored),
-                "}",
-            ]
         whole, left = [], f"m - row_tile * {k.rows_tile}"
         if k.has_first:
             whole, left = ["const int all = left, begin = first;"], "all"
@@ -124,7 +114,8 @@ class TensorProducts(Products):
                 for i in range(k.tiles_m)
             ),
             "bs_tcgen05_wait_ld();",
-            *stored,
+            *self.added("0", "warp_id"),  # all warps of CTAs of a cluster have one part
+            *self.after,
         ]
         return [
             *whole,
@@ -176,7 +167,7 @@ class TensorProducts(Products):
             f"const uint32_t rows_at = {k.rows.slot.at} + {self.expr(k.tokens.first)};",
             "uint32_t stage = 0, parity = 0, bank = 0, bank_parity = 0, tile_parity = 0;",
             *self.tiles(tile),
-            *(["bs_no_sums();"] if k.ctas > 1 else []),
+            *(["bs_cluster_wait();"] if k.ctas > 1 else []),
         ]
 
     def _mmas(self, block: int) -> list[str]:

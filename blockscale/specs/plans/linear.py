@@ -113,14 +113,23 @@ class LinearTile:
         item = 1 if self.by_bytes else 2
         return round_up(weights + scales, 1024) + self.tokens * TILE_K * item * self.blocks_k
 
-    def sum_bytes(self) -> int:
-        """Shared memory in which slices and CTAs add up."""
-        parts = self.ctas - 1 if self.tensor else self.slices + self.ctas - 2
-        return parts * self.rows * self.tokens * 4
+    def units(self, spec: Linear) -> int:
+        """Parts of a warp's sums, each stored by one warp of one CTA: 16 rows, or 32, and 8 of x.
+
+        32 of 16-bit numbers, which are stored 16 bytes at a time.
+        """
+        together = 1 if spec.out_dtype == "float32" or self.tiles_m % 2 else 2
+        return self.tiles_m // together * (self.part_rows or self.tokens) // 8
+
+    def sum_bytes(self, spec: Linear) -> int:
+        """Shared memory in which slices and CTAs add up: a CTA has its own units of the others."""
+        tile, units = self.rows * self.tokens * 4, self.units(spec)
+        slices = 0 if self.tensor else (self.slices - 1) * tile
+        return slices + (self.ctas - 1) * ceil_div(units, self.ctas) * (tile // units)
 
     def shared(self, spec: Linear, stages: int) -> int:
         """Dynamic shared memory of a CTA."""
-        found = CONTROL_BYTES + 1024 + stages * self.stage_bytes(spec) + self.sum_bytes()
+        found = CONTROL_BYTES + 1024 + stages * self.stage_bytes(spec) + self.sum_bytes(spec)
         return max(found, tensor_memory.ALONE) if self.tensor and stages else found
 
     def stages_in(self, spec: Linear, room: int) -> int:
