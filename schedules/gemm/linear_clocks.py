@@ -12,14 +12,14 @@ DECODING = 4.2
 WAITING = 120
 """Clocks for each 64 k that hide behind neither."""
 
-CLUSTER = (500, 0.5)
-"""Clocks that CTAs need to meet, and for each sum of the others that each of them adds up."""
+CLUSTER = (860, 0.6)
+"""Clocks that CTAs need to meet, and for each sum of another."""
 
 
 def meeting(tile: LinearTile) -> float:
     """Return the clocks in which the CTAs of a cluster add up; 0: there is one."""
     others = tile.ctas - 1
-    return CLUSTER[0] + CLUSTER[1] * tile.rows * tile.tokens * others / tile.ctas if others else 0.0
+    return CLUSTER[0] + CLUSTER[1] * tile.rows * tile.tokens * others if others else 0.0
 
 
 def ctas(spec: Linear, tile: LinearTile, rows: int) -> int:
