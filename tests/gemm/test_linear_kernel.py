@@ -64,6 +64,8 @@ CASES = {
     "128 rows, 8 warps": (spec(192, 512, "mxfp4"), mma(128, 16, 8, 2, 1, 2), 13),
     "16 rows, 8 slices, 2 ctas": (spec(72, 1024), mma(16, 8, 1, 8, 2, 8), 3),
     "32 rows, 4 slices, 2 ctas": (spec(72, 1024, residual=True), mma(32, 16, 2, 4, 2), 12),
+    "4 units, 4 slices": (spec(128, 512), mma(64, 16, 1, 4, 1, 4), 13),
+    "4 units, 4 slices, 2 ctas": (spec(64, 1024, residual=True), mma(64, 16, 1, 4, 2, 4), 13),
     # structures of wgmma
     "wgmma": (spec(320, 512), wgmma(256, 64, 8), 70),
     "wgmma, 64 rows": (spec(192, 576, dtype="float16", residual=True), wgmma(64, 32, 4), 33),
