@@ -165,6 +165,8 @@ QUICK = (
         "by row",
         "wgmma, by row",
         "slices",
+        "4 units, 4 slices",
+        "4 units, 4 slices, 2 ctas",
         "uneven ctas",
         "16 rows",
         "128 rows",
