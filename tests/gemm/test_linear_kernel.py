@@ -349,6 +349,15 @@ def test_what_goes_through_tensor_memory_keeps_its_place(buffer, old, new, words
         derive(tvm.script.from_source("\n".join(changed)))
 
 
+def test_ctas_of_a_cluster_add_up_one_part_of_a_tile():
+    """Three parts, of which two slices have one or two, would come to the same memory."""
+    of = spec(128, 1024)
+    sch = new_schedule(tvm.IRModule({"main": linear_tiles(of)}))
+    schedules.decided(sch, of, tensor(96, ctas=2), 3)
+    with pytest.raises(LoweringError, match="add up once"):
+        derive(sch.mod["main"])
+
+
 @pytest.mark.parametrize(
     ("tile", "arch", "words"),
     [

@@ -150,7 +150,7 @@ BS_INLINE void bs_mbar_wait(uint32_t bar, uint32_t parity) {
 #endif
 }
 
-// The same where threads of other CTAs arrive.  Not for TMA and tcgen05.commit, which need no
+// The same where threads of other CTAs arrive, or their st.async.  Not for TMA and tcgen05.commit, which need no
 // acquire at cluster scope: it invalidates the L1 cache at every wait.
 BS_INLINE void bs_mbar_wait_cluster(uint32_t bar, uint32_t parity) {
   asm volatile(

@@ -746,4 +746,10 @@ class _Derivation:
                 f"{site.where}: warps do not read the sums of their rows of w, {rows} rows of x at "
                 f"a time, which {slices} slices take in turn"
             )
+        if self.counts[2] > 1 and rows * slices != size["rows"]:
+            raise LoweringError(
+                f"{site.where}: CTAs of a cluster add up once, and {slices} slices read the sums "
+                f"of {size['rows']} rows of x in {extents[0]} parts; divide K among no CTAs, or "
+                "take tiles of which each slice has one part"
+            )
         return rows

@@ -116,7 +116,7 @@ class LinearTile:
     def units(self, spec: Linear) -> int:
         """Parts of a warp's sums, each stored by one warp of one CTA: 16 rows, or 32, and 8 of x.
 
-        32 of 16-bit numbers, which are stored 16 bytes at a time.
+        32 of 16-bit numbers, of which a thread stores 16 bytes at a time, or 8 of gated pairs.
         """
         together = 1 if spec.out_dtype == "float32" or self.tiles_m % 2 else 2
         return self.tiles_m // together * (self.part_rows or self.tokens) // 8

@@ -20,8 +20,8 @@ BS_INLINE void bs_add4(float *c, uint4 v) {
 
 // WARPS hold a tile's rows of w, TILES of 16 each, with TOKENS rows of x; SLICES of such warps, and
 // CTAs of a cluster, have parts of K.  A unit is PER tiles with 8 rows of x: what is stored together.
-// Units are divided, so that all warps and CTAs add up, and store what they added up.  Parts are
-// added in their order, those of a CTA first: results do not differ from run to run.
+// Units are divided among slices and CTAs, as far as there are enough: each adds up and stores its
+// own.  Parts are added in their order, those of a CTA first: results do not differ from run to run.
 template <int CTAS, int SLICES, int WARPS, int TILES, int TOKENS, int PER>
 struct BsSums {
   static constexpr int EIGHTS = TOKENS / 8, UNITS = TILES / PER * EIGHTS;
