@@ -248,8 +248,8 @@ class _Emitter(Frame):
                 f"bs_mbar_init(smem + {k.sums_bar}, 1);",
                 f"bs_mbar_expect(smem + {k.sums_bar}, {k.sums_type}::bytes(cta));",
             ]
-        # cp.async sees what the CTA's barrier orders; not so bulk copies, of another proxy, and CTAs
-        # of a cluster.
+        # cp.async sees what the CTA's barrier orders; bulk copies belong to another proxy, and
+        # others of a cluster are not in its barrier.
         alone = k.copies == "async" and k.ctas == 1
         return [*lines, *([] if alone else ["bs_mbar_init_fence();"])]
 
