@@ -18,6 +18,20 @@ BS_INLINE void bs_add4(float *c, uint4 v) {
   c[2] += __uint_as_float(v.z), c[3] += __uint_as_float(v.w);
 }
 
+// PARTS of four sums, in their order: one of them is in `sum`, the others lie in shared memory from
+// `at` on, `pitch` bytes apart.
+template <int PARTS>
+BS_INLINE void bs_add_parts(float *sum, uint32_t at, uint32_t pitch, int own) {
+  const uint4 held = bs_word4(sum);
+#pragma unroll
+  for (int s = 0; s < PARTS; ++s) {
+    uint4 part = held;
+    if (s != own) part = bs_load16_shared(at + (s - (s > own)) * pitch);
+    if (s) bs_add4(sum, part);
+    else bs_set4(sum, part);
+  }
+}
+
 // WARPS hold a tile's rows of w, TILES of 16 each, with TOKENS rows of x; SLICES of such warps, and
 // CTAs of a cluster, have parts of K.  A unit is PER tiles with 8 rows of x: what is stored together.
 // Units are divided among slices and CTAs, as far as there are enough: each adds up and stores its
@@ -67,17 +81,8 @@ struct BsSums {
       const int to = adder(u);
       if (slice != to) continue;
 #pragma unroll
-      for (int i = 0; i < PER; ++i) {
-        float *sum = chunk(c, u, i);
-        const uint4 held = bs_word4(sum);
-#pragma unroll
-        for (int s = 0; s < SLICES; ++s) {
-          uint4 part = held;
-          if (s != to) part = bs_load16_shared(own + (s - (s > to)) * PART + (u * PER + i) * CHUNK);
-          if (s) bs_add4(sum, part);
-          else bs_set4(sum, part);
-        }
-      }
+      for (int i = 0; i < PER; ++i)
+        bs_add_parts<SLICES>(chunk(c, u, i), own + (u * PER + i) * CHUNK, PART, to);
     }
     if constexpr (CTAS == 1) bs_named_barrier(2, SLICES * WARPS * 32);  // they may be overwritten
   }
@@ -106,18 +111,8 @@ struct BsSums {
     for (int u = 0; u < UNITS; ++u) {
       if (!mine(u, cta, slice)) continue;
 #pragma unroll
-      for (int i = 0; i < PER; ++i) {
-        float *sum = chunk(c, u, i);
-        const uint4 held = bs_word4(sum);
-#pragma unroll
-        for (int s = 0; s < CTAS; ++s) {
-          uint4 part = held;
-          if (s != cta)
-            part = bs_load16_shared(own + (s - (s > cta)) * PART + (u / CTAS * PER + i) * CHUNK);
-          if (s) bs_add4(sum, part);
-          else bs_set4(sum, part);
-        }
-      }
+      for (int i = 0; i < PER; ++i)
+        bs_add_parts<CTAS>(chunk(c, u, i), own + (u / CTAS * PER + i) * CHUNK, PART, cta);
     }
   }
 };
