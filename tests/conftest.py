@@ -7,7 +7,8 @@ emulated launches did (`tests.kit.emulated`).  ``make clean`` removes all; ``--f
 empty caches.
 
 Tests marked ``exhaustive`` (full products of parameters, many seeds, long fuzzing) are left out
-without ``--exhaustive``.
+without ``--exhaustive``; so are those that a room's ``exhaustive.txt`` names, because cheaper ones
+run the same code (`tests.kit.cover` measures, chooses and writes them).
 """
 
 import gc
@@ -18,7 +19,7 @@ import shutil
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ import numpy as np
 import pytest
 
 import blockscale
-from tests.kit import compiled, emulated
+from tests.kit import compiled, cover, emulated
 from tests.kit.paths import ROOT
 
 
@@ -44,6 +45,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     parser.addoption("--device", choices=["cpu", "cuda"], default="cpu", help="where kernels run")
     parser.addoption("--library", action="append", default=[], help="kernel library to load first")
     parser.addoption("--exhaustive", action="store_true", help="run what is marked exhaustive, too")
+    parser.addoption("--listed", action="store_true", help="run what exhaustive.txt names, too")
     parser.addoption("--fresh", action="store_true", help="compile all: begin with empty caches")
 
 
@@ -83,12 +85,27 @@ def pytest_report_header() -> list[str]:
     ]
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked exhaustive, unless it is asked for."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None]:
+    """Leave out what is marked exhaustive, or listed so, unless it is asked for."""
     compiled.install_tvm()  # the test modules have imported it by now, and the emulator
     compiled.install_emulator()
     emulated.install()
+    listed, found = set() if config.getoption("--listed") else cover.listed(), set()
+    for item in items:
+        if names := listed & {item.nodeid, cover.function(item.nodeid)}:
+            found |= names
+            item.add_marker(pytest.mark.exhaustive)
+    files = {item.nodeid.partition("::")[0] for item in items}
+    stale = [name for name in sorted(listed - found) if name.partition("::")[0] in files]
+    if stale and not any("::" in argument for argument in config.args):
+        raise pytest.UsageError(
+            f"{stale[0]}: exhaustive.txt of this room names it, and it is not there; remove or "
+            f"mend the line ({len(stale)} such), or run python -m tests.kit.cover"
+        )
+    yield
     if config.getoption("--exhaustive"):
         return
     out = [item for item in items if item.get_closest_marker("exhaustive")]

@@ -201,6 +201,7 @@ def test_a_run_cut_before_any_write_or_rename_gives_the_same_bytes(tmp_path, mon
     assert contents(out) == whole
 
 
+@pytest.mark.always
 def test_a_killed_process_is_finished_by_the_next(tmp_path):
     path = plain(tmp_path / "in", layers=12, rows=1024, cols=1024)
     command = [

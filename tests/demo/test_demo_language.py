@@ -158,6 +158,7 @@ def process(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.exhaustive
 def test_the_model_runs_through_transformers_without_tvm(made):
     done = process(
         "--folder", made, "--library", made / "kernels.so", "--seconds", "0.02", "--json"

@@ -122,6 +122,7 @@ def _same_as_one(rank, ranks, dispatch):
     return found
 
 
+@pytest.mark.always
 @pytest.mark.parametrize(
     ("ranks", "dispatch"),
     few([(2, "bf16"), (1, "bf16"), (4, "fp8"), (4, "bf16"), (2, "nvfp4"), (1, "nvfp4")]),

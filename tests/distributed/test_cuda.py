@@ -133,7 +133,7 @@ def experts(rank, spec):
     ("plain", "bound"),
     [
         pytest.param(WHOLE, 3, id="few"),
-        pytest.param(BYTES, 3, id="bytes"),
+        pytest.param(BYTES, 3, id="bytes", marks=exhaustive),
         pytest.param(WHOLE, 40, id="many", marks=exhaustive),
         pytest.param(BYTES, 40, id="many bytes", marks=exhaustive),
     ],
@@ -176,6 +176,7 @@ def test_results_stored_by_the_last_gemm(monkeypatch, plain, bound):
         assert torch.equal(one, other)
 
 
+@exhaustive
 def test_more_rows_than_a_pass(monkeypatch):
     """Results of slots, and those stored at addresses, behind the 8192 rows of the first pass."""
     sent, rows = replace(WHOLE, sent=True), CHUNK + 3
@@ -205,7 +206,7 @@ def rows_of(given):
 
 @pytest.mark.parametrize(
     ("dispatch", "combine"),
-    few([("bf16", "sums"), ("fp8", "slots"), ("nvfp4", "slots")]),
+    few([("bf16", "sums"), ("fp8", "slots"), ("nvfp4", "slots")], every=3),
 )
 def test_calls_in_a_row(monkeypatch, dispatch, combine):
     ranks = Ranks(monkeypatch, 2, dispatch=dispatch, combine=combine)

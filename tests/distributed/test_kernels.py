@@ -304,6 +304,7 @@ def test_rows_go_and_come_back(ranks, sums):
         one_call(group, routing(10 * ranks + call, ranks, bound, none=none), bound)
 
 
+@pytest.mark.always
 @those(lambda bound, sums: sums == (bound > 3), bound=[3, 40], sums=[False, True])
 def test_many_rows(bound, sums, monkeypatch):
     """CTAs have several rows, with more slots than are loaded together; two kernels return many."""
@@ -353,6 +354,7 @@ def test_an_expert_on_several_ranks_shares_its_tokens(sums):
         one_call(group, routing(70 + call, 3, 3), bound=3)
 
 
+@pytest.mark.always
 @pytest.mark.parametrize(("step", "told"), [("dispatch", "timeout"), ("dispatch", "bound")])
 def test_who_does_not_come_is_named_by_all(step, told):
     """A rank is missing, or has another bound: all others report it, and send nothing more."""

@@ -49,6 +49,7 @@ print("right")
 """
 
 
+@pytest.mark.always
 @pytest.mark.parametrize("cases", few(["nvfp4-13", "mxfp8-29", "nvfp4-3"], every=3))
 def test_nothing_is_read_beyond_a_tensor(cases):
     """Formats and rows."""

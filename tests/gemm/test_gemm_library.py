@@ -72,6 +72,7 @@ def test_each_bucket(library, rows):
     assert errors(d.numpy().astype(np.float64), want).max() < 1e-5
 
 
+@pytest.mark.always
 def test_persistent_grid(library):
     """Clusters are as many as the device holds, and no more than tiles."""
     a, b = operands(PLAIN, [300])
@@ -235,6 +236,7 @@ def split():
     return gpu_library([SPLIT, SPLIT_GROUPED], "sm_100a")
 
 
+@pytest.mark.always
 def test_split_k(split):
     """Where CTAs of a cluster share K, there is a cluster for each tile, resident or not."""
     a, b = operands(SPLIT, [7])

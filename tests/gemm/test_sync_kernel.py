@@ -113,6 +113,7 @@ GROUPED: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.always
 @pytest.mark.parametrize("number", few(range(len(GROUPED))))
 def test_grouped(number: int) -> None:
     """Experts with 0, 1, 128 and 300 rows, an alpha each."""

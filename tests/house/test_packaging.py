@@ -133,6 +133,7 @@ def test_wheel_metadata(wheel: zipfile.ZipFile):
     assert "blockscale = blockscale.cli:main" in wheel.read(info + "entry_points.txt").decode()
 
 
+@pytest.mark.always
 def test_wheel_imports_by_itself(wheel: zipfile.ZipFile, tmp_path: Path):
     """Unpacked elsewhere, every package comes from there, with the checkout out of sight."""
     target = tmp_path / "target"

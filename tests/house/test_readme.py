@@ -70,32 +70,46 @@ def run_example(code, folder, environ=None):
     return run.stdout.splitlines()
 
 
-def test_python_examples_run(tmp_path):
-    """Tune and build, then call, multiply and emulate; 15 s: processes import torch or tvm."""
-    examples = [example(word, "README.md") for word in ("bs.tune", "bs.build", '"kernels.so")\nw')]
-    examples += [example(word, "docs/gemm.md") for word in ("bs.mm_fp4", "bs.grouped_mm_act")]
-    examples += [example("launch", "docs/emulator.md")]
-    examples += [example("prepare_linear_weights", "docs/linear.md")]
-    examples += [example("mxfp8", "docs/moe_codes.md")]
-    for word in SMALLER:
-        assert any(word in code for code in examples), f"{word} is in no example any more"
+def smaller(examples):
     for long, short in SMALLER.items():
+        assert any(long in code for code in examples), f"{long} is in no example any more"
         examples = [code.replace(long, short) for code in examples]
-    tune, build, *others = examples
-    compiled = run_example(f"{tune}\n{build}", tmp_path, without_torch())
-    called, multiplied, activated, emulated, *more = others
-    together = "\n".join((multiplied, activated, *more))  # one process that imports torch
-    called, together, emulated = (
-        run_example(f"{code}\nimport sys\nprint('tvm' in sys.modules)", tmp_path)
-        for code in (called, together, emulated)
+    return examples
+
+
+def with_imports(code):
+    return f"{code}\nimport sys\nprint('tvm' in sys.modules)"
+
+
+@pytest.mark.always
+def test_python_examples_run(tmp_path):
+    """Tune, build and call, in two processes; 8 s: they import tvm, and torch."""
+    tune, build, called = smaller(
+        [example(word, "README.md") for word in ("bs.tune", "bs.build", '"kernels.so")\nw')]
     )
+    compiled = run_example(f"{tune}\n{build}", tmp_path, without_torch())
+    printed = run_example(with_imports(called), tmp_path)
     assert sum(line.startswith("linear_nvfp4_n64_k64_") for line in compiled) == 4 + 3
     assert "scale_sweep_b16_f32" in compiled
-    assert called[-1] == "False", "the calling process imported tvm"
-    assert emulated == ["20 [0. 2. 4. 6.]", "False"]
+    assert printed[-1] == "False", "the calling process imported tvm"
+    assert 0.05 < float(re.search(r"relative error (\S+)", printed[0])[1]) < 0.15
+
+
+def test_the_example_of_the_emulator_runs(tmp_path):
+    code = example("launch", "docs/emulator.md")
+    assert run_example(with_imports(code), tmp_path) == ["20 [0. 2. 4. 6.]", "False"]
+
+
+@pytest.mark.exhaustive
+def test_examples_of_other_pages_run(tmp_path):
+    """In one process that imports torch; 10 s: kernels are built on first use."""
+    examples = [example(word, "docs/gemm.md") for word in ("bs.mm_fp4", "bs.grouped_mm_act")]
+    examples += [example("prepare_linear_weights", "docs/linear.md")]
+    examples += [example("mxfp8", "docs/moe_codes.md")]
+    printed = run_example("\n".join(examples), tmp_path)
     # of one product of two 4-bit operands, and of three
-    for printed, most in ((called[0], 0.15), (together[0], 0.15), (together[1], 0.3)):
-        assert 0.05 < float(re.search(r"relative error (\S+)", printed)[1]) < most
+    for line, most in zip(printed[:2], (0.15, 0.3), strict=True):
+        assert 0.05 < float(re.search(r"relative error (\S+)", line)[1]) < most
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +129,7 @@ def on_this_machine(code):
     return code if torch.cuda.is_available() else code.replace('device="cuda"', 'device="cpu"')
 
 
+@pytest.mark.exhaustive
 @NEEDS_NVCC
 def test_the_gpu_example_runs(gpu_library):
     """A library for two architectures, then calls, on the CPU where no GPU is; 10 s: nvcc."""

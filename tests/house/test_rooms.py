@@ -77,6 +77,7 @@ def room(name: str) -> str:
     return rest[0] if first == "blockscale" and rest else first
 
 
+@pytest.mark.always
 def test_rooms_import_what_lies_below_them():
     wrong = defaultdict(list)
     for name, targets in graph().items():

@@ -26,7 +26,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from tests.kit import compiled
+from tests.kit import compiled, cover
 from tests.kit.paths import ROOT, TESTS
 
 SOURCES = ("tir/**/*", "schedules/**/*", "blockscale/**/*")
@@ -77,31 +77,31 @@ def left_out(folder: str, names: list[str]) -> set[str]:
     return LEFT_OUT(folder, names) | (MADE & set(names) if Path(folder) == ROOT else set())
 
 
-def killer(root: Path, tests: Sequence[str], exhaustive: bool) -> str | None:
+def killer(root: Path, tests: Sequence[str], options: Sequence[str] = ()) -> str | None:
     """Return the first test that fails in the copy ``root``; None if all pass."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    command += ["--exhaustive"] if exhaustive else []
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+    command += [*options, *tests]
     environ = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")])),
         # By content: what the copy has in common with this checkout is compiled once.
         "BLOCKSCALE_TEST_CACHE": str(compiled.folder()),
     }
-    options = {"cwd": root, "env": environ, "capture_output": True, "text": True}
+    given = {"cwd": root, "env": environ, "capture_output": True, "text": True}
     try:
-        done = subprocess.run(command, timeout=TIMEOUT_S, **options)  # type: ignore[call-overload]
+        done = subprocess.run(command, timeout=TIMEOUT_S, **given)  # type: ignore[call-overload]
     except subprocess.TimeoutExpired:
         return LATE
     if done.returncode == 0:
         return None
     if done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED and any("[" in name for name in tests):
-        return killer(root, [name.partition("[")[0] for name in tests], exhaustive)  # others do run
+        return killer(root, [cover.function(name) for name in tests], options)  # others do run
     if done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED or "ERROR: not found:" in done.stderr:
         raise ValueError(f"the list names tests that are not there: {' '.join(tests)}")
-    failed = re.search(r"^(?:FAILED|ERROR) (?:tests/)?(\S+)", done.stdout, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (tests/\S.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
     return failed[1] if failed else f"ended with status {done.returncode}"
 
 
-def judged(mutation: Mutation, root: Path, exhaustive: bool) -> str:
+def judged(mutation: Mutation, root: Path, options: Sequence[str] = ()) -> str:
     """Return what becomes of ``mutation`` in the copy ``root``."""
     if mutation.path is None:
         return UNFIT
@@ -109,7 +109,7 @@ def judged(mutation: Mutation, root: Path, exhaustive: bool) -> str:
     source = path.read_text()
     path.write_text(source.replace(mutation.old, mutation.new))
     try:
-        by = killer(root, mutation.tests, exhaustive)
+        by = killer(root, mutation.tests, options)
     finally:
         path.write_text(source)
     return SURVIVED if by is None else f"{KILLED} by {by}"
@@ -118,6 +118,9 @@ def judged(mutation: Mutation, root: Path, exhaustive: bool) -> str:
 def chosen(options: argparse.Namespace) -> list[Mutation]:
     """Return the mutations that hold one of the texts (or all), or a sample of these."""
     found = [m for m in mutations() if not options.text or any(t in str(m) for t in options.text)]
+    if options.killers:
+        known = cover.known_killers(cover.FOLDER)
+        found = [mutation for mutation in found if str(mutation) not in known]
     if options.sample is None or options.sample >= len(found):
         return found
     return random.Random(options.seed).sample(found, options.sample)
@@ -133,8 +136,17 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="so many at a time")
     parser.add_argument("--exhaustive", action="store_true", help="run the tests of make test-all")
+    parser.add_argument(
+        "--killers",
+        action="store_true",
+        help="find the cheapest test that kills each, for tests.kit.cover; goes on where it ended",
+    )
     options = parser.parse_args(arguments)
     started, counts = time.monotonic(), Counter[str]()
+    given = ["--exhaustive"] if options.exhaustive else []
+    if options.killers:
+        given = ["--listed", "-p", cover.__name__]
+        os.environ["COVER_ORDER"] = str(cover.FOLDER)
     with tempfile.TemporaryDirectory(prefix="blockscale-mutations-") as folder:
         copies: SimpleQueue[Path] = SimpleQueue()
         for i in range(options.jobs):
@@ -144,7 +156,7 @@ def main(arguments: Sequence[str]) -> int:
         def result(mutation: Mutation) -> str:
             root = copies.get()
             try:
-                return judged(mutation, root, options.exhaustive)
+                return judged(mutation, root, given)
             finally:
                 copies.put(root)
 
@@ -154,6 +166,9 @@ def main(arguments: Sequence[str]) -> int:
                 print(f"{mutation}\n    {said}", flush=True)
                 counts[said.partition(" ")[0]] += 1
                 counts[LATE] += said.endswith(LATE)
+                by = said.removeprefix(f"{KILLED} by ")
+                if options.killers and by.startswith("tests/"):
+                    cover.note_killer(cover.FOLDER, str(mutation), by)
     total, killed = len(wanted), counts[KILLED]
     share = 100 * killed / total if total else 100
     print(

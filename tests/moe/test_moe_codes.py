@@ -222,6 +222,7 @@ def test_activations(spec: FusedMoe) -> None:
     run(spec, 40, "half_dropped")
 
 
+@pytest.mark.always
 def test_experts_without_rows() -> None:
     """One of several has none, another exactly a tile; and there is only one."""
     call = Call(PLAIN, 129)

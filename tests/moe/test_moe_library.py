@@ -207,6 +207,7 @@ SPECS = (
 )
 
 
+@pytest.mark.always
 @pytest.mark.parametrize("spec", few(SPECS, every=3), ids=lambda spec: spec.name)
 def test_formats_and_activations(built, spec):
     """Sizes that fill no tile, biases, zero points, groups, pairs and single rows."""

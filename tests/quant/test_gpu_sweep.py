@@ -143,6 +143,7 @@ def data(dtype, g, unit=None):
         return tensor(np.concatenate(parts), dtype)
 
 
+@pytest.mark.always
 @those(
     lambda dtype, arch: (dtype, arch) in (("float32", ARCHS[0]), ("bfloat16", ARCHS[1])),
     dtype=list(DTYPES),

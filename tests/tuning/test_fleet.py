@@ -135,6 +135,7 @@ def harmed(tracker, ports, key, work_dir, workloads, after, **options):
     return result
 
 
+@pytest.mark.always
 def test_of_three_servers_one_is_killed_and_one_hangs(tracker, tmp_path, capfd, monkeypatch):
     """The task ends, nothing that was measured is lost, and the message says which server."""
     monkeypatch.setattr(fleet, "SLACK_S", 3.0)

@@ -1,0 +1,154 @@
+"""What `make test` leaves to `make test-all`: how it is chosen, written, and obeyed."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+import tests.conftest
+from tests.kit import cover, mutations
+
+A, B = "tests/gemm/test_a.py", "tests/moe/test_b.py"
+
+
+def ran(node, cpu_s, lines, always=False):
+    return node, cpu_s, {"tir/x.py": lines}, always
+
+
+def measured(folder, *given):
+    costs = {node: {"cpu_s": s, "always": always} for node, s, _, always in given}
+    lines = {node: {"lines": made} for node, _, made, _ in given}
+    (folder / "costs-1.json").write_text(json.dumps(costs | {"": {}}))
+    (folder / "lines-1.json").write_text(json.dumps(lines))
+    return cover.Tests(folder)
+
+
+@pytest.fixture
+def no_mutations(monkeypatch):
+    monkeypatch.setattr(mutations, "mutations", list)
+
+
+@pytest.mark.usefixtures("no_mutations")
+def test_what_stays(tmp_path):
+    cover.note_killer(tmp_path, "a mutation", f"{A}::test_killer")
+    tests = measured(
+        tmp_path,
+        ran(f"{A}::test_cheap", 0.1, [1]),
+        ran(f"{A}::test_variants[1]", 0.9, [1]),  # the cheapest of the function
+        ran(f"{A}::test_variants[2]", 3.0, [1]),
+        ran(f"{A}::test_variants[3]", 3.0, [2]),  # a line that no cheaper test runs
+        ran(f"{A}::test_long", 9.0, [1, 2]),
+        ran(f"{A}::test_long_of_its_own", 9.0, [1, 2, 3]),
+        ran(f"{A}::test_same_line", 8.0, [1, 3]),  # the most new lines a second
+        ran(f"{A}::test_killer", 9.0, [1]),
+        ran(f"{B}::test_always[1]", 9.0, [1], always=True),
+        ran(f"{B}::test_always[2]", 8.0, [1], always=True),
+        ran("tests/emulator/ops/test_c.py::test_kept_launches", 5.0, []),
+    )
+    assert cover.chosen(tests) == {
+        f"{A}::test_cheap",
+        f"{A}::test_variants[1]",
+        f"{A}::test_variants[3]",
+        f"{A}::test_same_line",
+        f"{A}::test_killer",
+        f"{B}::test_always[2]",
+        "tests/emulator/ops/test_c.py::test_kept_launches",
+    }
+
+
+def test_the_most_new_lines_a_second_come_first(tmp_path, no_mutations):
+    tests = measured(
+        tmp_path,
+        ran(f"{A}::test_all", 10.0, [*range(100)]),
+        ran(f"{A}::test_half", 9.0, [*range(50)]),
+        ran(f"{A}::test_other_half", 9.0, [*range(50, 100)]),
+    )
+    assert cover.chosen(tests) == {f"{A}::test_all"}
+
+
+def test_who_may_kill_a_mutation_stays(tmp_path, monkeypatch):
+    """Known killers; else what the list names by name, and who runs the line in its files."""
+    path, old = "tests/kit/cover.py", "Measure or choose; return"
+    line = (cover.ROOT / path).read_text().partition(old)[0].count("\n") + 1
+    listed = (f"{A}::test_named[x]", f"{A}::test_function", B)
+    mutated = mutations.Mutation(listed, old, "", path)
+    monkeypatch.setattr(mutations, "mutations", lambda: [mutated])
+    given = [(f"{A}::test_cheap", 0.1), (f"{A}::test_named[x]", 9.0), (f"{A}::test_named[y]", 2.0)]
+    given += [(f"{A}::test_function[1]", 9.0), (f"{A}::test_function[2]", 8.0)]
+    given += [(f"{B}::test_line", 9.0), (f"{B}::test_line_twice", 9.5)]
+    costs = {node: {"cpu_s": s, "always": False} for node, s in given}
+    lines = {node: {"lines": {path: [line]}} for node, _ in given}
+    (tmp_path / "costs-1.json").write_text(json.dumps(costs))
+    (tmp_path / "lines-1.json").write_text(json.dumps(lines))
+    stay = {f"{A}::test_cheap", f"{A}::test_named[x]", f"{A}::test_function[2]"}
+    assert cover.chosen(cover.Tests(tmp_path)) == stay
+    cover.note_killer(tmp_path, str(mutated), f"{B}::test_line_twice")
+    stay = {f"{A}::test_cheap", f"{B}::test_line_twice"}
+    assert cover.chosen(cover.Tests(tmp_path)) == stay
+
+
+def test_measurements_that_are_not_there(tmp_path):
+    with pytest.raises(SystemExit, match="has no measurements: run python"):
+        cover.Tests(tmp_path)
+
+
+@pytest.mark.usefixtures("no_mutations")
+def test_lists_are_written_by_room(tmp_path, monkeypatch):
+    monkeypatch.setattr(cover, "ROOT", tmp_path)
+    monkeypatch.setattr(cover, "TESTS", tmp_path / "tests")
+    for room in ("gemm", "moe", "tir"):
+        (tmp_path / "tests" / room).mkdir(parents=True)
+    (tmp_path / "tests" / "tir" / cover.LIST).write_text("test_of_before.py::test\n")
+    names = [f"{A}::test_all[1]", f"{A}::test_all[2]", f"{A}::test_some[1]", f"{A}::test_some[2]"]
+    tests = measured(tmp_path, *(ran(name, 9.0, [1]) for name in (*names, f"{B}::test_one")))
+    cover.write(tests, {f"{A}::test_some[1]"})
+    assert cover.listed() == {f"{A}::test_all", f"{A}::test_some[2]", f"{B}::test_one"}
+    assert (tmp_path / "tests/gemm" / cover.LIST).read_text().startswith("# Left to make test-all")
+    assert not (tmp_path / "tests/tir" / cover.LIST).exists()
+
+
+class Item:
+    """A test as pytest collects it."""
+
+    def __init__(self, node):
+        self.nodeid, self.marks = node, []
+
+    def add_marker(self, mark):
+        self.marks.append(mark.name)
+
+    def get_closest_marker(self, name):
+        return name if name in self.marks else None
+
+
+def collected(nodes, lists, monkeypatch, arguments=("tests",), **options):
+    """Return what is run of the tests ``nodes``, and what is not."""
+    monkeypatch.setattr(cover, "listed", lambda: set(lists))
+    items, out = [*map(Item, nodes)], []
+    hook = SimpleNamespace(pytest_deselected=lambda items: out.extend(i.nodeid for i in items))
+    config = SimpleNamespace(
+        getoption=lambda name: options.get(name[2:]), args=arguments, hook=hook
+    )
+    hook = tests.conftest.pytest_collection_modifyitems(config, items)
+    next(hook)
+    with pytest.raises(StopIteration):
+        next(hook)
+    return [item.nodeid for item in items], out
+
+
+def test_what_is_listed_is_left_out(monkeypatch):
+    nodes = [f"{A}::test_all[1]", f"{A}::test_all[2]", f"{A}::test_some[1]", f"{A}::test_some[2]"]
+    listed = [f"{A}::test_all", f"{A}::test_some[2]", f"{B}::test_of_another_room"]
+    kept, out = nodes[2:3], [*nodes[:2], nodes[3]]
+    assert collected(nodes, listed, monkeypatch) == (kept, out)
+    assert collected(nodes, listed, monkeypatch, exhaustive=True) == (nodes, [])
+    assert collected(nodes, listed, monkeypatch, listed=True) == (nodes, [])
+
+
+def test_a_line_that_names_no_test_is_an_error(monkeypatch):
+    nodes, listed = [f"{A}::test_all[1]"], [f"{A}::test_gone", f"{A}::test_all[3]"]
+    with pytest.raises(pytest.UsageError, match=r"test_all\[3\]: exhaustive.txt .* \(2 such\)"):
+        collected(nodes, listed, monkeypatch)
+    assert collected(nodes, listed, monkeypatch, arguments=nodes) == (
+        nodes,
+        [],
+    )  # not all of a file

@@ -1,0 +1,293 @@
+"""Which tests `make test` leaves to `make test-all`: ``python -m tests.kit.cover measure|choose``.
+
+``measure`` runs what `make test` would run without lists, twice: with empty caches for what each
+test costs, then for the lines of the product that it runs.  ``python -m tests.kit.mutations
+--killers`` adds which test is the cheapest to kill each mutation; it takes hours, and may be
+stopped and gone on with.
+
+``choose`` keeps every test that is cheap, every known killer, and the cheapest variant of each
+function of tests that does not cost much; of a mutation without known killer, what its list names
+by name.  Then, the most new lines a second first, it keeps whatever adds a line, or runs a mutated
+one.  The others go into the ``exhaustive.txt`` of their room.  What no line tells
+(what processes do to each other, what a machine does to a kernel) is marked ``always``: of such a
+function a variant stays, whatever it costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.paths import ROOT, TESTS
+
+LIST = "exhaustive.txt"
+KILLERS = "killers.jsonl"
+FOLDER = ROOT / ".cache" / "cover"
+PRODUCT = ("blockscale", "schedules", "tir")
+HEAD = "# Left to make test-all: cheaper tests run the same code (python -m tests.kit.cover).\n"
+CHEAP_S = 0.15
+"""CPU seconds below which a test always stays."""
+VARIANT_S = 1.0
+"""CPU seconds up to which a function of tests keeps its cheapest variant."""
+
+UNTOLD = "tests/emulator/"
+"""Tests whose lines tell nothing: most launches are kept between runs, not emulated again."""
+
+
+def function(node: str) -> str:
+    """Return the name of a test without its parameters."""
+    return node.partition("[")[0]
+
+
+def listed() -> set[str]:
+    """Return the tests, or functions of tests, that the rooms' lists name."""
+    return {
+        f"{path.parent.relative_to(ROOT).as_posix()}/{line}"
+        for path in TESTS.glob(f"*/{LIST}")
+        for line in path.read_text().splitlines()
+        if line and not line.startswith("#")
+    }
+
+
+# ---- Measuring: a plugin of pytest ---------------------------------------------------------------
+
+
+def _cpu_s() -> float:
+    return sum(os.times()[:4])
+
+
+class Measured:
+    """What a worker's tests cost, and what they run."""
+
+    def __init__(self, folder: Path, lines: bool) -> None:
+        self.out = folder / f"{'lines' if lines else 'costs'}-{os.getpid()}.json"
+        self.tests: dict[str, dict[str, Any]] = {}
+        self.node = ""
+        self.coverage: Any = None
+        if lines:
+            import coverage
+
+            self.coverage = coverage.Coverage(data_file=None, source=[*PRODUCT], messages=False)
+            self.coverage.start()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[Any]:
+        """Measure one test, with its fixtures."""
+        self.node, began = item.nodeid, _cpu_s()
+        if self.coverage:
+            self.coverage.switch_context(self.node)
+        done = yield
+        test = self.tests.setdefault(self.node, {})
+        test["cpu_s"] = round(_cpu_s() - began, 3)
+        test["always"] = item.get_closest_marker("always") is not None
+        return done
+
+    def pytest_unconfigure(self) -> None:
+        """Write all down."""
+        if self.coverage:
+            self.coverage.stop()
+            data = self.coverage.get_data()
+            for path in data.measured_files():
+                name = Path(path).relative_to(ROOT).as_posix()
+                for line, nodes in data.contexts_by_lineno(path).items():
+                    for node in filter(self.tests.__contains__, nodes):
+                        self.tests[node].setdefault("lines", {}).setdefault(name, []).append(line)
+        self.out.write_text(json.dumps(self.tests))
+
+
+class Ordered:
+    """Cheapest tests first; those that were never measured last."""
+
+    def __init__(self, folder: Path) -> None:
+        self.cpu_s = costs(folder)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Sort what was collected."""
+        items.sort(key=lambda item: self.cpu_s.get(item.nodeid, {}).get("cpu_s", float("inf")))
+
+
+def costs(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what each test costs, and whether it always stays."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(folder.glob("costs-*.json")):
+        found |= json.loads(path.read_text())
+    found.pop("", None)
+    return found
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure in workers, or order tests, when this module is a plugin (``-p tests.kit.cover``)."""
+    if "COVER_ORDER" in os.environ:
+        config.pluginmanager.register(Ordered(Path(os.environ["COVER_ORDER"])))
+    elif hasattr(config, "workerinput"):
+        folder, lines = Path(os.environ["COVER_FOLDER"]), os.environ["COVER_LINES"] == "1"
+        config.pluginmanager.register(Measured(folder, lines))
+
+
+def measure(folder: Path, arguments: Sequence[str]) -> None:
+    """Run all tests twice and leave what they cost and run in ``folder``."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for lines in (False, True):
+        command = [sys.executable, "-m", "pytest", "-n", "logical", "--dist", "worksteal", "-q"]
+        command += ["-p", "tests.kit.cover", "--listed", *([] if lines else ["--fresh"])]
+        environ = os.environ | {"COVER_FOLDER": str(folder), "COVER_LINES": str(int(lines))}
+        subprocess.run([*command, *arguments], cwd=ROOT, env=environ, check=True)
+
+
+# ---- Choosing ------------------------------------------------------------------------------------
+
+
+def known_killers(folder: Path) -> dict[str, str]:
+    """Return the cheapest test that kills each mutation, as far as ``tests.kit.mutations`` ran."""
+    path = folder / KILLERS
+    lines = path.read_text().splitlines() if path.exists() else []
+    return dict(map(json.loads, lines))
+
+
+def note_killer(folder: Path, mutation: str, node: str) -> None:
+    """Remember a test that kills a mutation."""
+    with (folder / KILLERS).open("a") as file:
+        file.write(json.dumps([mutation, node]) + "\n")
+
+
+@dataclass
+class Test:
+    """A test, what it costs, and the numbers of what it runs."""
+
+    node: str
+    cpu_s: float
+    always: bool
+    runs: set[int] = field(default_factory=set)
+
+
+class Tests:
+    """All tests that were measured, and which are known, or said, to kill a mutation."""
+
+    def __init__(self, folder: Path) -> None:
+        self.numbers: dict[Any, int] = {}
+        self.killers = known_killers(folder)
+        found = {
+            node: Test(node, test["cpu_s"], test["always"]) for node, test in costs(folder).items()
+        }
+        for path in sorted(folder.glob("lines-*.json")):
+            for node, test in json.loads(path.read_text()).items():
+                if node in found:
+                    found[node].runs = self._runs(test)
+        if not found:
+            raise SystemExit(f"{folder} has no measurements: run python -m tests.kit.cover measure")
+        self.all = list(found.values())
+        self._mutated()
+
+    def _number(self, key: Any) -> int:
+        return self.numbers.setdefault(key, len(self.numbers))
+
+    def _runs(self, test: dict[str, Any]) -> set[int]:
+        lines = {(name, line) for name, all_ in test.get("lines", {}).items() for line in all_}
+        return {self._number(key) for key in lines}
+
+    def _mutated(self) -> None:
+        """Let what a mutation of the lists changes be something that its tests run."""
+        from tests.kit import mutations
+
+        self.named: set[str] = set()
+        for mutation in mutations.mutations():
+            if mutation.path is None or str(mutation) in self.killers:
+                continue
+            self.named.update(name for name in mutation.tests if "::" in name)
+            source = (ROOT / str(mutation.path)).read_text()
+            first = source.count("\n", 0, source.index(mutation.old)) + 1
+            keys = [(mutation.path, first + i) for i in range(mutation.old.count("\n") + 1)]
+            lines = {self.numbers[key] for key in keys if key in self.numbers}
+            own, names = self._number(str(mutation)), tuple(map(function, mutation.tests))
+            for test in self.all:
+                if not lines.isdisjoint(test.runs) and test.node.startswith(names):
+                    test.runs.add(own)
+
+
+def chosen(tests: Tests) -> set[str]:
+    """Return the tests that stay."""
+    killers = set(tests.killers.values())
+    kept = [
+        test
+        for test in tests.all
+        if test.cpu_s < CHEAP_S
+        or test.node in killers | tests.named
+        or test.node.startswith(UNTOLD)
+    ]
+    functions: dict[str, list[Test]] = defaultdict(list)
+    for test in tests.all:
+        functions[function(test.node)].append(test)
+    for name, variants in functions.items():
+        cheapest = min(variants, key=lambda test: test.cpu_s)
+        stays = cheapest.cpu_s < VARIANT_S or cheapest.always or name in tests.named
+        if stays and not any(test.node in killers for test in variants):
+            kept.append(cheapest)
+    stay = {test.node for test in kept}
+    run = {number for test in kept for number in test.runs}
+    rest = [test for test in tests.all if test.node not in stay]
+    heap = [(-len(test.runs - run) / test.cpu_s, i) for i, test in enumerate(rest)]
+    heapq.heapify(heap)
+    while heap:
+        _, i = heapq.heappop(heap)
+        worth = len(rest[i].runs - run) / rest[i].cpu_s
+        if worth and heap and worth < -heap[0][0]:
+            heapq.heappush(heap, (-worth, i))
+        elif worth:
+            stay.add(rest[i].node)
+            run |= rest[i].runs
+    return stay
+
+
+def write(tests: Tests, stay: set[str]) -> None:
+    """Write the lists of all rooms."""
+    count = Counter(function(test.node) for test in tests.all)
+    out = [test.node for test in tests.all if test.node not in stay]
+    gone = Counter(map(function, out))
+    lines: dict[Path, set[str]] = defaultdict(set)
+    for node in out:
+        whole = function(node)
+        name = whole if gone[whole] == count[whole] else node
+        room = TESTS / name.split("/")[1]
+        lines[room].add(name.removeprefix(f"{room.relative_to(ROOT).as_posix()}/"))
+    for path in TESTS.glob(f"*/{LIST}"):
+        path.unlink()
+    for room, names in lines.items():
+        (room / LIST).write_text(HEAD + "".join(f"{name}\n" for name in sorted(names)))
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Measure or choose; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("what", choices=["measure", "choose"])
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="of the measurements")
+    options, more = parser.parse_known_args(given)
+    began = time.monotonic()
+    if options.what == "measure":
+        measure(options.folder.resolve(), more)
+        print(f"measured in {time.monotonic() - began:.0f} s")
+        return 0
+    tests = Tests(options.folder)
+    stay = chosen(tests)
+    write(tests, stay)
+    total = sum(test.cpu_s for test in tests.all)
+    kept = sum(test.cpu_s for test in tests.all if test.node in stay)
+    print(f"{len(stay)} of {len(tests.all)} tests stay: {kept:.0f} of {total:.0f} CPU seconds")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
