@@ -1,6 +1,7 @@
 """What `make test` leaves to `make test-all`: how it is chosen, written, and obeyed."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -36,10 +37,11 @@ def test_what_stays(tmp_path):
         ran(f"{A}::test_cheap", 0.1, [1]),
         ran(f"{A}::test_variants[1]", 0.9, [1]),  # the cheapest of the function
         ran(f"{A}::test_variants[2]", 3.0, [1]),
-        ran(f"{A}::test_variants[3]", 3.0, [2]),  # a line that no cheaper test runs
-        ran(f"{A}::test_long", 9.0, [1, 2]),
-        ran(f"{A}::test_long_of_its_own", 9.0, [1, 2, 3]),
-        ran(f"{A}::test_same_line", 8.0, [1, 3]),  # the most new lines a second
+        ran(f"{A}::test_variants[3]", 3.0, [*range(10, 20)]),  # lines that no cheaper test runs
+        ran(f"{A}::test_long", 9.0, [*range(1, 20)]),
+        ran(f"{A}::test_long_of_its_own", 15.0, [*range(1, 50)]),
+        ran(f"{A}::test_same_lines", 8.0, [1, *range(20, 50)]),  # the most new lines a second
+        ran(f"{A}::test_few_lines", 9.0, [*range(50, 75)]),
         ran(f"{A}::test_killer", 9.0, [1]),
         ran(f"{B}::test_always[1]", 9.0, [1], always=True),
         ran(f"{B}::test_always[2]", 8.0, [1], always=True),
@@ -49,7 +51,7 @@ def test_what_stays(tmp_path):
         f"{A}::test_cheap",
         f"{A}::test_variants[1]",
         f"{A}::test_variants[3]",
-        f"{A}::test_same_line",
+        f"{A}::test_same_lines",
         f"{A}::test_killer",
         f"{B}::test_always[2]",
         "tests/emulator/ops/test_c.py::test_kept_launches",
@@ -75,13 +77,16 @@ def test_who_may_kill_a_mutation_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(mutations, "mutations", lambda: [mutated])
     given = [(f"{A}::test_cheap", 0.1), (f"{A}::test_named[x]", 9.0), (f"{A}::test_named[y]", 2.0)]
     given += [(f"{A}::test_function[1]", 9.0), (f"{A}::test_function[2]", 8.0)]
-    given += [(f"{B}::test_line", 9.0), (f"{B}::test_line_twice", 9.5)]
+    given += [(f"{B}::test_line", 0.2), (f"{B}::test_line_twice", 9.5)]
+    monkeypatch.setattr(cover, "VARIANT_S", 0.1)
     costs = {node: {"cpu_s": s, "always": False} for node, s in given}
     lines = {node: {"lines": {path: [line]}} for node, _ in given}
     (tmp_path / "costs-1.json").write_text(json.dumps(costs))
     (tmp_path / "lines-1.json").write_text(json.dumps(lines))
     stay = {f"{A}::test_cheap", f"{A}::test_named[x]", f"{A}::test_function[2]"}
     assert cover.chosen(cover.Tests(tmp_path)) == stay
+    monkeypatch.setattr(mutations, "mutations", lambda: [replace(mutated, tests=(B,))])
+    assert cover.chosen(cover.Tests(tmp_path)) == {f"{A}::test_cheap", f"{B}::test_line"}
     cover.note_killer(tmp_path, str(mutated), f"{B}::test_line_twice")
     stay = {f"{A}::test_cheap", f"{B}::test_line_twice"}
     assert cover.chosen(cover.Tests(tmp_path)) == stay

@@ -7,8 +7,8 @@ stopped and gone on with.
 
 ``choose`` keeps every test that is cheap, every known killer, and the cheapest variant of each
 function of tests that does not cost much; of a mutation without known killer, what its list names
-by name.  Then, the most new lines a second first, it keeps whatever adds a line, or runs a mutated
-one.  The others go into the ``exhaustive.txt`` of their room.  What no line tells
+by name.  Then, the most new lines a second first, it keeps what adds lines, or runs mutated ones,
+in good number.  The others go into the ``exhaustive.txt`` of their room.  What no line tells
 (what processes do to each other, what a machine does to a kernel) is marked ``always``: of such a
 function a variant stays, whatever it costs.
 """
@@ -42,6 +42,8 @@ CHEAP_S = 0.15
 """CPU seconds below which a test always stays."""
 VARIANT_S = 1.0
 """CPU seconds up to which a function of tests keeps its cheapest variant."""
+WORTH = 3
+"""New lines that a CPU second must run, in what nothing else keeps."""
 
 UNTOLD = "tests/emulator/"
 """Tests whose lines tell nothing: most launches are kept between runs, not emulated again."""
@@ -244,9 +246,11 @@ def chosen(tests: Tests) -> set[str]:
     while heap:
         _, i = heapq.heappop(heap)
         worth = len(rest[i].runs - run) / rest[i].cpu_s
-        if worth and heap and worth < -heap[0][0]:
+        if worth < WORTH:
+            continue
+        if heap and worth < -heap[0][0]:
             heapq.heappush(heap, (-worth, i))
-        elif worth:
+        else:
             stay.add(rest[i].node)
             run |= rest[i].runs
     return stay
