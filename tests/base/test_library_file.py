@@ -325,6 +325,7 @@ os._exit(0)  # the mapped pages are gone: not even the library's own exit code c
 """
 
 
+@pytest.mark.always
 def test_overwritten_file_is_refused(tmp_path):
     """In a process of its own: truncating a loaded file takes its memory away."""
     path = variant(tmp_path / "kernels.so", edit("meta", {"n": 1}))

@@ -263,6 +263,7 @@ ENTRY = st.fixed_dictionaries(
 NAMES = st.sampled_from(SUFFIXES).map(lambda s: "p" + s) | st.text(max_size=9)
 
 
+@pytest.mark.always
 @fuzz(200)
 @given(st.dictionaries(NAMES, ENTRY | JSON, max_size=4) | JSON, st.binary(max_size=64), JSON)
 def test_headers_of_anything_are_refused_or_read(header, data, config):

@@ -158,6 +158,7 @@ def test_special_values(use, arch, name):
     norms.test_special_values(name)
 
 
+@pytest.mark.always
 @pytest.mark.parametrize(
     ("arch", "fmt"), few([(SM90, "e4m316"), (SM90, "e4m332"), (SM100, "ue8m032")])
 )
@@ -168,6 +169,7 @@ def test_golden(use, arch, fmt):
     norms.test_golden(fmt, "nogs")
 
 
+@pytest.mark.always
 @pytest.mark.parametrize(("arch", "case"), [(SM90, "e4m316_gs672"), (SM100, "ue8m032_gs1")])
 def test_golden_edges(use, arch, case):
     use(arch)

@@ -164,6 +164,7 @@ def every_code(fmt, which):
     return code, codes.astype(np.uint8), byte.astype(np.uint8)
 
 
+@pytest.mark.always
 @each_format
 def test_every_code_and_scale_of_b_is_exact(fmt):
     """One-hot rows of a read each element of b back."""
@@ -177,6 +178,7 @@ def test_every_code_and_scale_of_b_is_exact(fmt):
         assert (d.numpy() == ref.operand(codes, byte, fmt, "b").T[:rows]).all()
 
 
+@pytest.mark.always
 @each_format
 def test_every_code_and_scale_of_a_is_exact(fmt):
     """One-hot rows of b do for a; b may hold the codes of a in formats of one code."""

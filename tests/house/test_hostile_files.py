@@ -7,6 +7,7 @@ from tests.kit import fuzz
 FEW = {"ptx": 40, "logs": 12, "checkpoints": 30}
 
 
+@pytest.mark.always
 @pytest.mark.parametrize("kind", fuzz.TARGETS)
 def test_hostile_files_are_refused_or_read(kind):
     result = fuzz.run(kind, count=FEW[kind])

@@ -27,6 +27,7 @@ BATCHES = (
 )
 
 
+@pytest.mark.always
 @pytest.mark.parametrize(("seed", "count"), BATCHES)
 def test_mutated_libraries(seed, count):
     """In a process with 2 GiB to spare; a crash or a hang names its mutation in the last line."""

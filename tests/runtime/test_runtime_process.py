@@ -163,6 +163,7 @@ def test_set_num_threads():
     )
 
 
+@pytest.mark.always
 @each(by=["kernel", "torch", "numpy"], loaded=["before", "after"])
 def test_fork_after_threads_ran(by, loaded):
     """libgomp's threads do not survive a fork; a child that waited for them would hang.
