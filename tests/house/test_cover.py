@@ -32,6 +32,7 @@ def no_mutations(monkeypatch):
 @pytest.mark.usefixtures("no_mutations")
 def test_what_stays(tmp_path):
     cover.note_killer(tmp_path, "a mutation", f"{A}::test_killer")
+    cover.note_killer(tmp_path, "another", f"{A}::test_minus[a")  # as pytest's line is cut
     tests = measured(
         tmp_path,
         ran(f"{A}::test_cheap", 0.1, [1]),
@@ -43,6 +44,8 @@ def test_what_stays(tmp_path):
         ran(f"{A}::test_same_lines", 8.0, [1, *range(20, 50)]),  # the most new lines a second
         ran(f"{A}::test_few_lines", 9.0, [*range(50, 75)]),
         ran(f"{A}::test_killer", 9.0, [1]),
+        ran(f"{A}::test_minus[a - b]", 9.0, [1]),
+        ran(f"{A}::test_minus[ab]", 9.0, [1]),
         ran(f"{B}::test_always[1]", 9.0, [1], always=True),
         ran(f"{B}::test_always[2]", 8.0, [1], always=True),
         ran("tests/emulator/ops/test_c.py::test_kept_launches", 5.0, []),
@@ -53,6 +56,7 @@ def test_what_stays(tmp_path):
         f"{A}::test_variants[3]",
         f"{A}::test_same_lines",
         f"{A}::test_killer",
+        f"{A}::test_minus[a - b]",
         f"{B}::test_always[2]",
         "tests/emulator/ops/test_c.py::test_kept_launches",
     }

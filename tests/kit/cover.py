@@ -192,6 +192,9 @@ class Tests:
         if not found:
             raise SystemExit(f"{folder} has no measurements: run python -m tests.kit.cover measure")
         self.all = list(found.values())
+        known = set(self.killers.values())
+        cut = tuple(f"{node} - " for node in known)  # where pytest's line begins to say why
+        self.known = {t.node for t in self.all if t.node in known or t.node.startswith(cut)}
         self._mutated()
 
     def _number(self, key: Any) -> int:
@@ -222,12 +225,11 @@ class Tests:
 
 def chosen(tests: Tests) -> set[str]:
     """Return the tests that stay."""
-    killers = set(tests.killers.values())
     kept = [
         test
         for test in tests.all
         if test.cpu_s < CHEAP_S
-        or test.node in killers | tests.named
+        or test.node in tests.known | tests.named
         or test.node.startswith(UNTOLD)
     ]
     functions: dict[str, list[Test]] = defaultdict(list)
@@ -236,7 +238,7 @@ def chosen(tests: Tests) -> set[str]:
     for name, variants in functions.items():
         cheapest = min(variants, key=lambda test: test.cpu_s)
         stays = cheapest.cpu_s < VARIANT_S or cheapest.always or name in tests.named
-        if stays and not any(test.node in killers for test in variants):
+        if stays and not any(test.node in tests.known for test in variants):
             kept.append(cheapest)
     stay = {test.node for test in kept}
     run = {number for test in kept for number in test.runs}
