@@ -217,7 +217,6 @@ def waits(seconds):
     return os.getpid()
 
 
-@pytest.mark.exhaustive
 def test_builders_start_a_few_at_a_time(tmp_path, monkeypatch):
     """Those that begin their first job do not wait for those that still import TVM."""
     monkeypatch.setattr(pool, "_STARTING", 2)
