@@ -73,27 +73,17 @@ def test_the_most_new_lines_a_second_come_first(tmp_path, no_mutations):
 
 
 def test_who_may_kill_a_mutation_stays(tmp_path, monkeypatch):
-    """Known killers; else what the list names by name, and who runs the line in its files."""
-    path, old = "tests/kit/cover.py", "Measure or choose; return"
-    line = (cover.ROOT / path).read_text().partition(old)[0].count("\n") + 1
-    listed = (f"{A}::test_named[x]", f"{A}::test_function", B)
-    mutated = mutations.Mutation(listed, old, "", path)
-    monkeypatch.setattr(mutations, "mutations", lambda: [mutated])
-    given = [(f"{A}::test_cheap", 0.1), (f"{A}::test_named[x]", 9.0), (f"{A}::test_named[y]", 2.0)]
-    given += [(f"{A}::test_function[1]", 9.0), (f"{A}::test_function[2]", 8.0)]
-    given += [(f"{B}::test_line", 0.2), (f"{B}::test_line_twice", 9.5)]
-    monkeypatch.setattr(cover, "VARIANT_S", 0.1)
-    costs = {node: {"cpu_s": s, "always": False} for node, s in given}
-    lines = {node: {"lines": {path: [line]}} for node, _ in given}
-    (tmp_path / "costs-1.json").write_text(json.dumps(costs))
-    (tmp_path / "lines-1.json").write_text(json.dumps(lines))
-    stay = {f"{A}::test_cheap", f"{A}::test_named[x]", f"{A}::test_function[2]"}
-    assert cover.chosen(cover.Tests(tmp_path)) == stay
-    monkeypatch.setattr(mutations, "mutations", lambda: [replace(mutated, tests=(B,))])
-    assert cover.chosen(cover.Tests(tmp_path)) == {f"{A}::test_cheap", f"{B}::test_line"}
-    cover.note_killer(tmp_path, str(mutated), f"{B}::test_line_twice")
-    stay = {f"{A}::test_cheap", f"{B}::test_line_twice"}
-    assert cover.chosen(cover.Tests(tmp_path)) == stay
+    """The known killer; as long as there is none, all tests of the mutation's list."""
+    mutated = mutations.Mutation((f"{A}::test_named[x]", f"{A}::test_function", B), "", "", "x.py")
+    unfit = replace(mutated, tests=(f"{A}::test_unfit",), path=None)
+    monkeypatch.setattr(mutations, "mutations", lambda: [mutated, unfit])
+    names = [f"{A}::test_named[{i}]" for i in "xy"] + [f"{A}::test_function[{i}]" for i in "12"]
+    names += [f"{A}::test_unfit", f"{B}::test_one", f"{B}::test_other"]
+    tests = [ran(name, 9.0, [1]) for name in names]
+    out = {names[1], names[4]}
+    assert cover.chosen(measured(tmp_path, *tests)) == {*names} - out
+    cover.note_killer(tmp_path, str(mutated), f"{B}::test_other")
+    assert cover.chosen(measured(tmp_path, *tests)) == {f"{B}::test_other"}
 
 
 def test_measurements_that_are_not_there(tmp_path):

@@ -5,12 +5,12 @@ test costs, then for the lines of the product that it runs.  ``python -m tests.k
 --killers`` adds which test is the cheapest to kill each mutation; it takes hours, and may be
 stopped and gone on with.
 
-``choose`` keeps every test that is cheap, every known killer, and the cheapest variant of each
-function of tests that does not cost much; of a mutation without known killer, what its list names
-by name.  Then, the most new lines a second first, it keeps what adds lines, or runs mutated ones,
-in good number.  The others go into the ``exhaustive.txt`` of their room.  What no line tells
-(what processes do to each other, what a machine does to a kernel) is marked ``always``: of such a
-function a variant stays, whatever it costs.
+``choose`` keeps every test that is cheap, every known killer, all tests of the lists of mutations
+without known killer, and the cheapest variant of each function of tests that does not cost much.
+Then, the most new lines a second first, it keeps what adds lines in good number.  The others go
+into the ``exhaustive.txt`` of their room.  What no line tells (what processes do to each other,
+what a machine does to a kernel) is marked ``always``: of such a function a variant stays, whatever
+it costs.
 """
 
 from __future__ import annotations
@@ -205,43 +205,31 @@ class Tests:
         return {self._number(key) for key in lines}
 
     def _mutated(self) -> None:
-        """Let what a mutation of the lists changes be something that its tests run."""
+        """Find all tests of the lists of mutations of which no killer is known."""
         from tests.kit import mutations
 
-        self.named: set[str] = set()
-        for mutation in mutations.mutations():
-            if mutation.path is None or str(mutation) in self.killers:
-                continue
-            self.named.update(name for name in mutation.tests if "::" in name)
-            source = (ROOT / str(mutation.path)).read_text()
-            first = source.count("\n", 0, source.index(mutation.old)) + 1
-            keys = [(mutation.path, first + i) for i in range(mutation.old.count("\n") + 1)]
-            lines = {self.numbers[key] for key in keys if key in self.numbers}
-            own, names = self._number(str(mutation)), tuple(map(function, mutation.tests))
-            for test in self.all:
-                if not lines.isdisjoint(test.runs) and test.node.startswith(names):
-                    test.runs.add(own)
+        names = {
+            name
+            for mutation in mutations.mutations()
+            if mutation.path is not None and str(mutation) not in self.killers
+            for name in mutation.tests
+        }
+        self.may_kill = {test.node for test in self.all if test.node.startswith(tuple(names))}
 
 
 def chosen(tests: Tests) -> set[str]:
     """Return the tests that stay."""
-    kept = [
-        test
-        for test in tests.all
-        if test.cpu_s < CHEAP_S
-        or test.node in tests.known | tests.named
-        or test.node.startswith(UNTOLD)
-    ]
+    stay = tests.known | tests.may_kill
+    stay |= {t.node for t in tests.all if t.cpu_s < CHEAP_S or t.node.startswith(UNTOLD)}
     functions: dict[str, list[Test]] = defaultdict(list)
     for test in tests.all:
         functions[function(test.node)].append(test)
-    for name, variants in functions.items():
+    for variants in functions.values():
         cheapest = min(variants, key=lambda test: test.cpu_s)
-        stays = cheapest.cpu_s < VARIANT_S or cheapest.always or name in tests.named
-        if stays and not any(test.node in tests.known for test in variants):
-            kept.append(cheapest)
-    stay = {test.node for test in kept}
-    run = {number for test in kept for number in test.runs}
+        stays = cheapest.cpu_s < VARIANT_S or cheapest.always
+        if stays and not any(test.node in stay for test in variants):
+            stay.add(cheapest.node)
+    run = {number for test in tests.all if test.node in stay for number in test.runs}
     rest = [test for test in tests.all if test.node not in stay]
     heap = [(-len(test.runs - run) / test.cpu_s, i) for i, test in enumerate(rest)]
     heapq.heapify(heap)
