@@ -24,6 +24,11 @@ def measured(folder, *given):
     return cover.Tests(folder)
 
 
+@pytest.fixture(autouse=True)
+def no_killers(monkeypatch, tmp_path):
+    monkeypatch.setattr(cover, "KILLERS", tmp_path / "killers.jsonl")
+
+
 @pytest.fixture
 def no_mutations(monkeypatch):
     monkeypatch.setattr(mutations, "mutations", list)
@@ -31,8 +36,8 @@ def no_mutations(monkeypatch):
 
 @pytest.mark.usefixtures("no_mutations")
 def test_what_stays(tmp_path):
-    cover.note_killer(tmp_path, "a mutation", f"{A}::test_killer")
-    cover.note_killer(tmp_path, "another", f"{A}::test_minus[a")  # as pytest's line is cut
+    cover.note_killer("a mutation", f"{A}::test_killer")
+    cover.note_killer("another", f"{A}::test_minus[a")  # as pytest's line is cut
     tests = measured(
         tmp_path,
         ran(f"{A}::test_cheap", 0.1, [1]),
@@ -82,7 +87,9 @@ def test_who_may_kill_a_mutation_stays(tmp_path, monkeypatch):
     tests = [ran(name, 9.0, [1]) for name in names]
     out = {names[1], names[4]}
     assert cover.chosen(measured(tmp_path, *tests)) == {*names} - out
-    cover.note_killer(tmp_path, str(mutated), f"{B}::test_other")
+    cover.note_killer(str(mutated), f"{B}::test_that_is_gone")
+    assert cover.chosen(measured(tmp_path, *tests)) == {*names} - out
+    cover.note_killer(str(mutated), f"{B}::test_other")
     assert cover.chosen(measured(tmp_path, *tests)) == {f"{B}::test_other"}
 
 
@@ -119,18 +126,16 @@ class Item:
         return name if name in self.marks else None
 
 
-def collected(nodes, lists, monkeypatch, arguments=("tests",), **options):
+def collected(nodes, lists, monkeypatch, **options):
     """Return what is run of the tests ``nodes``, and what is not."""
     monkeypatch.setattr(cover, "listed", lambda: set(lists))
     items, out = [*map(Item, nodes)], []
     hook = SimpleNamespace(pytest_deselected=lambda items: out.extend(i.nodeid for i in items))
-    config = SimpleNamespace(
-        getoption=lambda name: options.get(name[2:]), args=arguments, hook=hook
-    )
-    hook = tests.conftest.pytest_collection_modifyitems(config, items)
-    next(hook)
+    config = SimpleNamespace(getoption=lambda name: options.get(name[2:]), hook=hook)
+    run = tests.conftest.pytest_collection_modifyitems(config, items)
+    next(run)
     with pytest.raises(StopIteration):
-        next(hook)
+        next(run)
     return [item.nodeid for item in items], out
 
 
@@ -143,11 +148,10 @@ def test_what_is_listed_is_left_out(monkeypatch):
     assert collected(nodes, listed, monkeypatch, listed=True) == (nodes, [])
 
 
-def test_a_line_that_names_no_test_is_an_error(monkeypatch):
-    nodes, listed = [f"{A}::test_all[1]"], [f"{A}::test_gone", f"{A}::test_all[3]"]
-    with pytest.raises(pytest.UsageError, match=r"test_all\[3\]: exhaustive.txt .* \(2 such\)"):
-        collected(nodes, listed, monkeypatch)
-    assert collected(nodes, listed, monkeypatch, arguments=nodes) == (
-        nodes,
-        [],
-    )  # not all of a file
+def test_lists_name_functions_that_there_are():
+    """Of parameters that there are no more nothing is left out: that does no harm."""
+    names = {cover.function(name) for name in cover.listed()}
+    assert len(names) > 50
+    for name in sorted(names):
+        file, _, function = name.partition("::")
+        assert f"def {function}(" in (cover.ROOT / file).read_text(), f"{name} is no test any more"

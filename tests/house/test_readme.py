@@ -77,7 +77,8 @@ def smaller(examples):
     return examples
 
 
-def with_imports(code):
+def and_says_tvm(code):
+    """Return the code, which then prints whether it has imported tvm."""
     return f"{code}\nimport sys\nprint('tvm' in sys.modules)"
 
 
@@ -88,7 +89,7 @@ def test_python_examples_run(tmp_path):
         [example(word, "README.md") for word in ("bs.tune", "bs.build", '"kernels.so")\nw')]
     )
     compiled = run_example(f"{tune}\n{build}", tmp_path, without_torch())
-    printed = run_example(with_imports(called), tmp_path)
+    printed = run_example(and_says_tvm(called), tmp_path)
     assert sum(line.startswith("linear_nvfp4_n64_k64_") for line in compiled) == 4 + 3
     assert "scale_sweep_b16_f32" in compiled
     assert printed[-1] == "False", "the calling process imported tvm"
@@ -97,7 +98,7 @@ def test_python_examples_run(tmp_path):
 
 def test_the_example_of_the_emulator_runs(tmp_path):
     code = example("launch", "docs/emulator.md")
-    assert run_example(with_imports(code), tmp_path) == ["20 [0. 2. 4. 6.]", "False"]
+    assert run_example(and_says_tvm(code), tmp_path) == ["20 [0. 2. 4. 6.]", "False"]
 
 
 @pytest.mark.exhaustive

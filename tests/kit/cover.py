@@ -34,10 +34,11 @@ import pytest
 from tests.kit.paths import ROOT, TESTS
 
 LIST = "exhaustive.txt"
-KILLERS = "killers.jsonl"
+KILLERS = TESTS / "kit" / "killers.jsonl"
+"""Mutations, and the test that kills each: hours of work, so part of the repository."""
 FOLDER = ROOT / ".cache" / "cover"
 PRODUCT = ("blockscale", "schedules", "tir")
-HEAD = "# Left to make test-all: cheaper tests run the same code (python -m tests.kit.cover).\n"
+HEAD = "# Left to make test-all: other tests tell as much (python -m tests.kit.cover).\n"
 CHEAP_S = 0.15
 """CPU seconds below which a test always stays."""
 VARIANT_S = 1.0
@@ -139,7 +140,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Measured(folder, lines))
 
 
-def measure(folder: Path, arguments: Sequence[str]) -> None:
+def measure(folder: Path) -> None:
     """Run all tests twice and leave what they cost and run in ``folder``."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -147,22 +148,22 @@ def measure(folder: Path, arguments: Sequence[str]) -> None:
         command = [sys.executable, "-m", "pytest", "-n", "logical", "--dist", "worksteal", "-q"]
         command += ["-p", "tests.kit.cover", "--listed", *([] if lines else ["--fresh"])]
         environ = os.environ | {"COVER_FOLDER": str(folder), "COVER_LINES": str(int(lines))}
-        subprocess.run([*command, *arguments], cwd=ROOT, env=environ, check=True)
+        if subprocess.run(command, cwd=ROOT, env=environ).returncode:
+            raise SystemExit("tests failed (above): mend them, and measure again")
 
 
 # ---- Choosing ------------------------------------------------------------------------------------
 
 
-def known_killers(folder: Path) -> dict[str, str]:
+def known_killers() -> dict[str, str]:
     """Return the cheapest test that kills each mutation, as far as ``tests.kit.mutations`` ran."""
-    path = folder / KILLERS
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = KILLERS.read_text().splitlines() if KILLERS.exists() else []
     return dict(map(json.loads, lines))
 
 
-def note_killer(folder: Path, mutation: str, node: str) -> None:
+def note_killer(mutation: str, node: str) -> None:
     """Remember a test that kills a mutation."""
-    with (folder / KILLERS).open("a") as file:
+    with KILLERS.open("a") as file:
         file.write(json.dumps([mutation, node]) + "\n")
 
 
@@ -177,11 +178,10 @@ class Test:
 
 
 class Tests:
-    """All tests that were measured, and which are known, or said, to kill a mutation."""
+    """All tests that were measured: ``known`` ones kill a mutation, and others ``may_kill`` one."""
 
     def __init__(self, folder: Path) -> None:
-        self.numbers: dict[Any, int] = {}
-        self.killers = known_killers(folder)
+        self.numbers: dict[tuple[str, int], int] = {}
         found = {
             node: Test(node, test["cpu_s"], test["always"]) for node, test in costs(folder).items()
         }
@@ -192,29 +192,29 @@ class Tests:
         if not found:
             raise SystemExit(f"{folder} has no measurements: run python -m tests.kit.cover measure")
         self.all = list(found.values())
-        known = set(self.killers.values())
-        cut = tuple(f"{node} - " for node in known)  # where pytest's line begins to say why
-        self.known = {t.node for t in self.all if t.node in known or t.node.startswith(cut)}
-        self._mutated()
+        killed = {m: self._named(by) for m, by in known_killers().items()}
+        self.known = set().union(*killed.values())
+        self.may_kill = self._may_kill({mutation for mutation, by in killed.items() if by})
 
-    def _number(self, key: Any) -> int:
-        return self.numbers.setdefault(key, len(self.numbers))
+    def _named(self, by: str) -> set[str]:
+        """Return the tests that pytest's line may mean, which is cut where a name has `` - ``."""
+        return {t.node for t in self.all if t.node == by or t.node.startswith(f"{by} - ")}
 
     def _runs(self, test: dict[str, Any]) -> set[int]:
-        lines = {(name, line) for name, all_ in test.get("lines", {}).items() for line in all_}
-        return {self._number(key) for key in lines}
+        lines = ((name, line) for name, all_ in test.get("lines", {}).items() for line in all_)
+        return {self.numbers.setdefault(key, len(self.numbers)) for key in lines}
 
-    def _mutated(self) -> None:
-        """Find all tests of the lists of mutations of which no killer is known."""
+    def _may_kill(self, judged: set[str]) -> set[str]:
+        """Return all tests of the lists of mutations but those that are ``judged``."""
         from tests.kit import mutations
 
         names = {
             name
             for mutation in mutations.mutations()
-            if mutation.path is not None and str(mutation) not in self.killers
+            if mutation.path is not None and str(mutation) not in judged
             for name in mutation.tests
         }
-        self.may_kill = {test.node for test in self.all if test.node.startswith(tuple(names))}
+        return {test.node for test in self.all if test.node.startswith(tuple(names))}
 
 
 def chosen(tests: Tests) -> set[str]:
@@ -268,10 +268,10 @@ def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("what", choices=["measure", "choose"])
     parser.add_argument("--folder", type=Path, default=FOLDER, help="of the measurements")
-    options, more = parser.parse_known_args(given)
+    options = parser.parse_args(given)
     began = time.monotonic()
     if options.what == "measure":
-        measure(options.folder.resolve(), more)
+        measure(options.folder.resolve())
         print(f"measured in {time.monotonic() - began:.0f} s")
         return 0
     tests = Tests(options.folder)

@@ -121,7 +121,7 @@ def chosen(options: argparse.Namespace) -> list[Mutation]:
     """Return the mutations that hold one of the texts (or all), or a sample of these."""
     found = [m for m in mutations() if not options.text or any(t in str(m) for t in options.text)]
     if options.killers:
-        known = cover.known_killers(cover.FOLDER)
+        known = cover.known_killers()
         found = [mutation for mutation in found if str(mutation) not in known]
     if options.sample is None or options.sample >= len(found):
         return found
@@ -170,7 +170,7 @@ def main(arguments: Sequence[str]) -> int:
                 counts[LATE] += said.endswith(LATE)
                 by = said.removeprefix(f"{KILLED} by ")
                 if options.killers and by.startswith("tests/"):
-                    cover.note_killer(cover.FOLDER, str(mutation), by)
+                    cover.note_killer(str(mutation), by)
     total, killed = len(wanted), counts[KILLED]
     share = 100 * killed / total if total else 100
     print(
