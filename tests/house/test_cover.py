@@ -91,6 +91,8 @@ def test_who_may_kill_a_mutation_stays(tmp_path, monkeypatch):
     assert cover.chosen(measured(tmp_path, *tests)) == {*names} - out
     cover.note_killer(str(mutated), f"{B}::test_other")
     assert cover.chosen(measured(tmp_path, *tests)) == {f"{B}::test_other"}
+    cover.note_killer(str(mutated), None)  # none of them kills it: they stay for other reasons only
+    assert cover.chosen(measured(tmp_path, *tests)) == set()
 
 
 def test_measurements_that_are_not_there(tmp_path):

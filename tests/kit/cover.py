@@ -98,8 +98,8 @@ class Measured:
         test["always"] = item.get_closest_marker("always") is not None
         return done
 
-    def pytest_unconfigure(self) -> None:
-        """Write all down."""
+    def pytest_sessionfinish(self) -> None:
+        """Write all down; once the session has ended, a worker has ten seconds to live."""
         if self.coverage:
             self.coverage.stop()
             data = self.coverage.get_data()
@@ -155,14 +155,17 @@ def measure(folder: Path) -> None:
 # ---- Choosing ------------------------------------------------------------------------------------
 
 
-def known_killers() -> dict[str, str]:
-    """Return the cheapest test that kills each mutation, as far as ``tests.kit.mutations`` ran."""
+def known_killers() -> dict[str, str | None]:
+    """Return the cheapest test that kills each mutation, as far as ``tests.kit.mutations`` ran.
+
+    None if all tests of its list were run, and none killed it.
+    """
     lines = KILLERS.read_text().splitlines() if KILLERS.exists() else []
     return dict(map(json.loads, lines))
 
 
-def note_killer(mutation: str, node: str) -> None:
-    """Remember a test that kills a mutation."""
+def note_killer(mutation: str, node: str | None) -> None:
+    """Remember a test that kills a mutation, or that none does."""
     with KILLERS.open("a") as file:
         file.write(json.dumps([mutation, node]) + "\n")
 
@@ -192,9 +195,11 @@ class Tests:
         if not found:
             raise SystemExit(f"{folder} has no measurements: run python -m tests.kit.cover measure")
         self.all = list(found.values())
-        killed = {m: self._named(by) for m, by in known_killers().items()}
+        killers = known_killers()
+        killed = {m: self._named(by) for m, by in killers.items() if by is not None}
         self.known = set().union(*killed.values())
-        self.may_kill = self._may_kill({mutation for mutation, by in killed.items() if by})
+        survived = {mutation for mutation, by in killers.items() if by is None}
+        self.may_kill = self._may_kill(survived | {m for m, by in killed.items() if by})
 
     def _named(self, by: str) -> set[str]:
         """Return the tests that pytest's line may mean, which is cut where a name has `` - ``."""

@@ -169,8 +169,8 @@ def main(arguments: Sequence[str]) -> int:
                 counts[said.partition(" ")[0]] += 1
                 counts[LATE] += said.endswith(LATE)
                 by = said.removeprefix(f"{KILLED} by ")
-                if options.killers and by.startswith("tests/"):
-                    cover.note_killer(str(mutation), by)
+                if options.killers and (said == SURVIVED or by.startswith("tests/")):
+                    cover.note_killer(str(mutation), None if said == SURVIVED else by)
     total, killed = len(wanted), counts[KILLED]
     share = 100 * killed / total if total else 100
     print(
