@@ -36,6 +36,7 @@ MADE = {"build", "dist", "typings"}
 """Folders at the top of a checkout that hold what was built."""
 TIMEOUT_S = 300
 LATE = f"the limit of {TIMEOUT_S} s"
+UNPROVEN = "SURVIVED where tests were skipped"
 KILLED, SURVIVED, UNFIT = "killed", "SURVIVED", "DOES NOT FIT: the source has it not once"
 
 
@@ -78,7 +79,10 @@ def left_out(folder: str, names: list[str]) -> set[str]:
 
 
 def killer(root: Path, tests: Sequence[str], options: Sequence[str] = ()) -> str | None:
-    """Return the first test that fails in the copy ``root``; None if all pass."""
+    """Return the first test that fails in the copy ``root``; None if all pass.
+
+    UNPROVEN if those that ran pass, and others were skipped, for what this machine is.
+    """
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
     command += [*options, *tests]
     environ = os.environ | {
@@ -92,7 +96,7 @@ def killer(root: Path, tests: Sequence[str], options: Sequence[str] = ()) -> str
     except subprocess.TimeoutExpired:
         return LATE
     if done.returncode == 0:
-        return None
+        return UNPROVEN if re.search(r"\d skipped\b", done.stdout) else None
     if done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED and any("[" in name for name in tests):
         return killer(root, [cover.function(name) for name in tests], options)  # others do run
     if done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED and "deselected" in done.stdout:
@@ -114,7 +118,9 @@ def judged(mutation: Mutation, root: Path, options: Sequence[str] = ()) -> str:
         by = killer(root, mutation.tests, options)
     finally:
         path.write_text(source)
-    return SURVIVED if by is None else f"{KILLED} by {by}"
+    if by is None or by == UNPROVEN:
+        return by or SURVIVED
+    return f"{KILLED} by {by}"
 
 
 def chosen(options: argparse.Namespace) -> list[Mutation]:

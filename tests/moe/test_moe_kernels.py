@@ -237,7 +237,7 @@ def holds_scales(act_fmt, dtype, **_):
 
 @each(
     act_fmt=[*SCALES],
-    sizes=[(1, 64), (7, 96), (6, 2880)],
+    sizes=[(6, 2880), (1, 64), (7, 96)],
     dtype=["bfloat16", "float16"],
     legal=holds_scales,
 )
@@ -260,7 +260,7 @@ def test_quantized_rows(act_fmt, sizes, dtype):
 
 @each(
     act_fmt=["fp8", "nvfp4"],
-    sizes=[(1, 64), (7, 96), (6, 2880)],
+    sizes=[(7, 96), (6, 2880), (1, 64)],
     dtype=["bfloat16", "float16"],
 )
 def test_coded_rows(act_fmt, sizes, dtype):
@@ -303,7 +303,7 @@ def test_requantized_rows(act_fmt, sizes, dtype):
 
 # ---------------------------------------------------------------------------------------- combine
 @each(
-    sizes=[(1, 1, 64), (17, 8, 96), (5, 11, 2880)],
+    sizes=[(1, 1, 64), (17, 11, 96), (5, 8, 2880)],
     kind=["random", "half_dropped", "dropped"],
     dtype=["bfloat16", "float16"],
     placed=[False, True],
