@@ -31,6 +31,7 @@ from typing import Any
 
 import pytest
 
+from blockscale.base import files
 from tests.kit.paths import ROOT, TESTS
 
 LIST = "exhaustive.txt"
@@ -165,9 +166,9 @@ def known_killers() -> dict[str, str | None]:
 
 
 def note_killer(mutation: str, node: str | None) -> None:
-    """Remember a test that kills a mutation, or that none does."""
-    with KILLERS.open("a") as file:
-        file.write(json.dumps([mutation, node]) + "\n")
+    """Remember a test that kills a mutation, or that none does, in place of what was known."""
+    lines = map(json.dumps, (known_killers() | {mutation: node}).items())
+    files.write(KILLERS, "".join(f"{line}\n" for line in lines))
 
 
 @dataclass

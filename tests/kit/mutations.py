@@ -128,7 +128,7 @@ def chosen(options: argparse.Namespace) -> list[Mutation]:
     found = [m for m in mutations() if not options.text or any(t in str(m) for t in options.text)]
     if options.killers:
         known = cover.known_killers()
-        found = [mutation for mutation in found if str(mutation) not in known]
+        found = [mutation for mutation in found if known.get(str(mutation)) is None]
     if options.sample is None or options.sample >= len(found):
         return found
     return random.Random(options.seed).sample(found, options.sample)

@@ -216,7 +216,7 @@ def test_formats_and_activations(built, spec):
 
 
 QUANTIZED = (
-    FusedMoe(3, 128, 96, 2, "mxfp4", act_fmt="fp8", layout="tiles64"),
+    FusedMoe(3, 128, 160, 2, "mxfp4", act_fmt="fp8", layout="tiles64"),
     FusedMoe(3, 128, 96, 2, act_fmt="fp8_tensor", dtype="float16", layout="tiles64"),
     FusedMoe(3, 96, 80, 2, act_fmt="nvfp4", activation="swiglu_oai", bias=True, layout="tiles64"),
     FusedMoe(3, 64, 64, 2, "int4", group=64, act_fmt="fp8", activation="relu2", layout="tiles64"),
