@@ -18,7 +18,7 @@ from tests.quant.test_gpu_memory import call
 from tests.reference import edgellm as ref
 
 SPECS = {
-    "sm_90a": (EdgeUp(1088, 64), EdgeUp(64, 192, "nvfp4"), EdgeDown(128, 192, "silu", "bfloat16")),
+    "sm_90a": (EdgeUp(1088, 64, "nvfp4"), EdgeUp(64, 192), EdgeDown(128, 192, "silu", "bfloat16")),
     "sm_100a": (EdgeUp(192, 64, "bfloat16"), EdgeDown(64, 64)),
 }
 """Several trips (68 blocks) with a part of the last one idle; one block for some groups only."""
