@@ -1,7 +1,8 @@
 """Which tests `make test` leaves to `make test-all`: ``python -m tests.kit.cover measure|choose``.
 
 ``measure`` runs what `make test` would run without lists, twice: with empty caches for what each
-test costs, then for the lines of the product that it runs.  ``python -m tests.kit.mutations
+test costs, then for the lines of the product that it runs (the emulator's tests with empty caches
+again, as launches that are kept run none).  ``python -m tests.kit.mutations
 --killers`` adds which test is the cheapest to kill each mutation; it takes hours, and may be
 stopped and gone on with.
 
@@ -47,8 +48,8 @@ VARIANT_S = 1.0
 WORTH = 3
 """New lines that a CPU second must run, in what nothing else keeps."""
 
-UNTOLD = "tests/emulator/"
-"""Tests whose lines tell nothing: most launches are kept between runs, not emulated again."""
+EMULATOR = "tests/emulator"
+"""Tests whose lines are those of the emulator itself."""
 
 
 def function(node: str) -> str:
@@ -145,10 +146,11 @@ def measure(folder: Path) -> None:
     """Run all tests twice and leave what they cost and run in ``folder``."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    for lines in (False, True):
+    others = f"--ignore={EMULATOR}"
+    for lines, options in ((0, ["--fresh"]), (1, [others]), (1, ["--fresh", EMULATOR])):
         command = [sys.executable, "-m", "pytest", "-n", "logical", "--dist", "worksteal", "-q"]
-        command += ["-p", "tests.kit.cover", "--listed", *([] if lines else ["--fresh"])]
-        environ = os.environ | {"COVER_FOLDER": str(folder), "COVER_LINES": str(int(lines))}
+        command += ["-p", "tests.kit.cover", "--listed", *options]
+        environ = os.environ | {"COVER_FOLDER": str(folder), "COVER_LINES": str(lines)}
         if subprocess.run(command, cwd=ROOT, env=environ).returncode:
             raise SystemExit("tests failed (above): mend them, and measure again")
 
@@ -167,8 +169,16 @@ def known_killers() -> dict[str, str | None]:
 
 def note_killer(mutation: str, node: str | None) -> None:
     """Remember a test that kills a mutation, or that none does, in place of what was known."""
-    lines = map(json.dumps, (known_killers() | {mutation: node}).items())
-    files.write(KILLERS, "".join(f"{line}\n" for line in lines))
+    _write_killers(known_killers() | {mutation: node})
+
+
+def forget_killer(mutation: str) -> None:
+    """Forget what was known of a mutation."""
+    _write_killers({m: by for m, by in known_killers().items() if m != mutation})
+
+
+def _write_killers(known: dict[str, str | None]) -> None:
+    files.write(KILLERS, "".join(f"{json.dumps(item)}\n" for item in known.items()))
 
 
 @dataclass
@@ -203,8 +213,9 @@ class Tests:
         self.may_kill = self._may_kill(survived | {m for m, by in killed.items() if by})
 
     def _named(self, by: str) -> set[str]:
-        """Return the tests that pytest's line may mean, which is cut where a name has `` - ``."""
-        return {t.node for t in self.all if t.node == by or t.node.startswith(f"{by} - ")}
+        """Return the test of this name; of a module that cannot be imported, the cheapest one."""
+        found = [t for t in self.all if t.node == by or t.node.startswith(f"{by}::")]
+        return {min(found, key=lambda test: test.cpu_s).node} if found else set()
 
     def _runs(self, test: dict[str, Any]) -> set[int]:
         lines = ((name, line) for name, all_ in test.get("lines", {}).items() for line in all_)
@@ -226,7 +237,7 @@ class Tests:
 def chosen(tests: Tests) -> set[str]:
     """Return the tests that stay."""
     stay = tests.known | tests.may_kill
-    stay |= {t.node for t in tests.all if t.cpu_s < CHEAP_S or t.node.startswith(UNTOLD)}
+    stay |= {t.node for t in tests.all if t.cpu_s < CHEAP_S}
     functions: dict[str, list[Test]] = defaultdict(list)
     for test in tests.all:
         functions[function(test.node)].append(test)

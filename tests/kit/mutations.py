@@ -9,6 +9,7 @@ line holds it; ``--sample``: so many of them, drawn at random.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import re
@@ -20,13 +21,16 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from subprocess import PIPE
+from typing import Any
 
 import pytest
 
-from tests.kit import compiled, cover
+from tests.kit import compiled, cover, forked
 from tests.kit.paths import ROOT, TESTS
 
 SOURCES = ("tir/**/*", "schedules/**/*", "blockscale/**/*")
@@ -78,57 +82,83 @@ def left_out(folder: str, names: list[str]) -> set[str]:
     return LEFT_OUT(folder, names) | (MADE & set(names) if Path(folder) == ROOT else set())
 
 
-def killer(root: Path, tests: Sequence[str], options: Sequence[str] = ()) -> str | None:
-    """Return the first test that fails in the copy ``root``; None if all pass.
+class Checkout:
+    """A copy of this checkout below ``folder``, and a process that runs pytest in it."""
 
-    UNPROVEN if those that ran pass, and others were skipped, for what this machine is.
+    def __init__(self, folder: Path) -> None:
+        shutil.copytree(ROOT, folder, ignore=left_out)
+        self.root = folder
+        paths = filter(None, [str(folder), os.environ.get("PYTHONPATH")])
+        self.environ = os.environ | {
+            "PYTHONPATH": os.pathsep.join(paths),
+            # By content: what the copy has in common with this checkout is compiled once.
+            "BLOCKSCALE_TEST_CACHE": str(compiled.folder()),
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, forked.__file__], stdin=PIPE, stdout=PIPE, text=True
+        )
+
+    def pytest(self, arguments: Sequence[str]) -> dict[str, Any]:
+        """Return what `forked` answers."""
+        given = {"cwd": str(self.root), "environ": dict(self.environ), "limit_s": TIMEOUT_S}
+        asked, said = self.process.stdin, self.process.stdout
+        assert asked
+        assert said
+        asked.write(json.dumps(given | {"arguments": list(arguments)}) + "\n")
+        asked.flush()
+        answer: dict[str, Any] = json.loads(said.readline())
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.communicate()
+
+
+def verdict(
+    copy: Checkout, tests: Sequence[str], options: Sequence[str] = ()
+) -> tuple[str, str | None]:
+    """Return what becomes of what is changed in the ``copy``, and the first test that tells.
+
+    UNPROVEN if the tests that ran pass, and others were skipped, for what this machine is.
     """
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-    command += [*options, *tests]
-    environ = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")])),
-        # By content: what the copy has in common with this checkout is compiled once.
-        "BLOCKSCALE_TEST_CACHE": str(compiled.folder()),
-    }
-    given = {"cwd": root, "env": environ, "capture_output": True, "text": True}
-    try:
-        done = subprocess.run(command, timeout=TIMEOUT_S, **given)  # type: ignore[call-overload]
-    except subprocess.TimeoutExpired:
-        return LATE
-    if done.returncode == 0:
-        return UNPROVEN if re.search(r"\d skipped\b", done.stdout) else None
-    if done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED and any("[" in name for name in tests):
-        return killer(root, [cover.function(name) for name in tests], options)  # others do run
-    if done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED and "deselected" in done.stdout:
-        return None  # all of them are exhaustive
-    if done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED or "ERROR: not found:" in done.stderr:
+    ended = copy.pytest(["-x", "-q", "-p", "no:cacheprovider", *options, *tests])
+    status, output, test = ended["status"], ended["output"], ended["test"]
+    if status == 0:
+        return UNPROVEN if ended["skipped"] else SURVIVED, None
+    none = status == pytest.ExitCode.NO_TESTS_COLLECTED
+    if none and any("[" in name for name in tests):
+        return verdict(copy, [cover.function(name) for name in tests], options)  # others do run
+    if none and "deselected" in output:
+        return SURVIVED, None  # all of them are exhaustive
+    if none or "ERROR: not found:" in output:
         raise ValueError(f"the list names tests that are not there: {' '.join(tests)}")
-    failed = re.search(r"^(?:FAILED|ERROR) (tests/\S.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
-    return failed[1] if failed else f"ended with status {done.returncode}"
+    if status is None:
+        return f"{KILLED} by {test}, {LATE}", test
+    told = status in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED)
+    return f"{KILLED} by {test}{'' if told else f', ended with status {status}'}", test
 
 
-def judged(mutation: Mutation, root: Path, options: Sequence[str] = ()) -> str:
-    """Return what becomes of ``mutation`` in the copy ``root``."""
+def judged(
+    mutation: Mutation, copy: Checkout, tests: Sequence[str], options: Sequence[str] = ()
+) -> tuple[str, str | None]:
+    """Return what becomes of ``mutation`` in the ``copy``, and which of ``tests`` tells."""
     if mutation.path is None:
-        return UNFIT
-    path = root / mutation.path
+        return UNFIT, None
+    path = copy.root / mutation.path
     source = path.read_text()
     path.write_text(source.replace(mutation.old, mutation.new))
     try:
-        by = killer(root, mutation.tests, options)
+        return verdict(copy, tests, options)
     finally:
         path.write_text(source)
-    if by is None or by == UNPROVEN:
-        return by or SURVIVED
-    return f"{KILLED} by {by}"
 
 
 def chosen(options: argparse.Namespace) -> list[Mutation]:
     """Return the mutations that hold one of the texts (or all), or a sample of these."""
     found = [m for m in mutations() if not options.text or any(t in str(m) for t in options.text)]
-    if options.killers:
+    if options.killers or options.verify:
         known = cover.known_killers()
-        found = [mutation for mutation in found if known.get(str(mutation)) is None]
+        found = [m for m in found if (known.get(str(m)) is None) == options.killers]
     if options.sample is None or options.sample >= len(found):
         return found
     return random.Random(options.seed).sample(found, options.sample)
@@ -149,34 +179,45 @@ def main(arguments: Sequence[str]) -> int:
         action="store_true",
         help="find the cheapest test that kills each, for tests.kit.cover; goes on where it ended",
     )
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="run only the test that is known to kill each, and forget it where it does not",
+    )
     options = parser.parse_args(arguments)
     started, counts = time.monotonic(), Counter[str]()
     given = ["--exhaustive"] if options.exhaustive else []
+    known = cover.known_killers() if options.verify else {}
+    if options.killers or options.verify:
+        given = ["--listed"]
     if options.killers:
-        given = ["--listed", "-p", cover.__name__]
+        given += ["-p", cover.__name__]
         os.environ["COVER_ORDER"] = str(cover.FOLDER)
-    with tempfile.TemporaryDirectory(prefix="blockscale-mutations-") as folder:
-        copies: SimpleQueue[Path] = SimpleQueue()
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="blockscale-mutations-"))
+        copies: SimpleQueue[Checkout] = SimpleQueue()
         for i in range(options.jobs):
-            shutil.copytree(ROOT, Path(folder) / f"checkout{i}", ignore=left_out)
-            copies.put(Path(folder) / f"checkout{i}")
+            copy = Checkout(Path(folder) / f"checkout{i}")
+            stack.callback(copy.close)
+            copies.put(copy)
 
-        def result(mutation: Mutation) -> str:
-            root = copies.get()
+        def result(mutation: Mutation) -> tuple[str, str | None]:
+            by, copy = known.get(str(mutation)), copies.get()
             try:
-                return judged(mutation, root, given)
+                return judged(mutation, copy, [by] if by else mutation.tests, given)
             finally:
-                copies.put(root)
+                copies.put(copy)
 
         wanted = chosen(options)
         with ThreadPoolExecutor(options.jobs) as pool:
-            for mutation, said in zip(wanted, pool.map(result, wanted), strict=True):
+            for mutation, (said, by) in zip(wanted, pool.map(result, wanted), strict=True):
                 print(f"{mutation}\n    {said}", flush=True)
                 counts[said.partition(" ")[0]] += 1
                 counts[LATE] += said.endswith(LATE)
-                by = said.removeprefix(f"{KILLED} by ")
-                if options.killers and (said == SURVIVED or by.startswith("tests/")):
-                    cover.note_killer(str(mutation), None if said == SURVIVED else by)
+                if options.killers and (by or said == SURVIVED):
+                    cover.note_killer(str(mutation), by)
+                if options.verify and not by:
+                    cover.forget_killer(str(mutation))
     total, killed = len(wanted), counts[KILLED]
     share = 100 * killed / total if total else 100
     print(
