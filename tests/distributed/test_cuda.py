@@ -38,8 +38,9 @@ class Ranks:
         hidden=None, most=MOST, changed="",
     ):  # fmt: skip
         coded = dispatch != "bf16"
-        built = built or ([*kernels.CODED.values()] if coded else kernels.ALL)
         hidden = hidden or (kernels.CODED_HIDDEN if coded else kernels.HIDDEN)
+        act_fmt = dispatch if coded else None
+        built = built or kernels.specs(count, act_fmt, hidden, sums=combine == "sums")
         self.world = emulator.LibraryWorld(
             library(built, kernels.ARCH, changed), count, target=kernels.ARCH, multiprocessors=4
         )

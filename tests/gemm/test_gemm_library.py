@@ -26,9 +26,9 @@ SPLIT_GROUPED = GroupedMmFp4(3, 64, 1024, "nvfp4", "float32")
 SMS = 4
 
 
-@pytest.fixture(scope="module")
-def library():
-    return gpu_library([PLAIN, MIXED, GROUPED], "sm_100a")
+def library(of):
+    """Return the library that has this function."""
+    return gpu_library([of], "sm_100a")
 
 
 def operands(spec, groups):
@@ -47,8 +47,10 @@ def scales(operand, experts=None):
     return found if experts is None else found.reshape(experts, -1, along * 4)
 
 
-def call(library, spec, *args, sms=SMS):
-    run = emulator.run_module(library, spec.name, *args, target="sm_100a", multiprocessors=sms)
+def call(spec, *args, sms=SMS, built=None):
+    run = emulator.run_module(
+        built or library(spec), spec.name, *args, target="sm_100a", multiprocessors=sms
+    )
     run.check()
     return run
 
@@ -58,13 +60,13 @@ def errors(got, want):
 
 
 @pytest.mark.parametrize("rows", [1, 32, 40, *few([200, 100, 300], every=3)])
-def test_each_bucket(library, rows):
+def test_each_bucket(rows):
     """Every kernel of the function computes alpha * a b^T + bias for the rows that are its own."""
     a, b = operands(PLAIN, [rows])
     alpha, bias = torch.tensor([0.375]), torch.arange(PLAIN.n, dtype=torch.float32) * 16
     d = torch.full((rows, PLAIN.n), float("nan"))
     stored = (torch.from_numpy(a.stored), torch.from_numpy(b.stored))
-    run = call(library, PLAIN, *stored, scales(a), scales(b), alpha, bias, d)
+    run = call(PLAIN, *stored, scales(a), scales(b), alpha, bias, d)
     [launch] = run.launches
     number = [32, 64, 128, 256, 1024].index(next(x for x in (32, 64, 128, 256, 1024) if rows <= x))
     assert launch.kernel.endswith(f"kernel{number}")
@@ -73,14 +75,14 @@ def test_each_bucket(library, rows):
 
 
 @pytest.mark.always
-def test_persistent_grid(library):
+def test_persistent_grid():
     """Clusters are as many as the device holds, and no more than tiles."""
     a, b = operands(PLAIN, [300])
     stored = (torch.from_numpy(a.stored), torch.from_numpy(b.stored))
     grids = []
     for sms in (2, 64):
         d = torch.full((300, PLAIN.n), float("nan"))
-        run = call(library, PLAIN, *stored, scales(a), scales(b), None, None, d, sms=sms)
+        run = call(PLAIN, *stored, scales(a), scales(b), None, None, d, sms=sms)
         grids.append(run.launches[0].grid[0])
         assert errors(d.numpy().astype(np.float64), a.value @ b.value.T).max() < 1e-5
     assert grids[0] == 2
@@ -88,19 +90,19 @@ def test_persistent_grid(library):
 
 
 @pytest.mark.parametrize("rows", [3, 130])
-def test_mixed_formats(library, rows):
+def test_mixed_formats(rows):
     """E4M3 activations with E2M1 weights, rounded once to bfloat16."""
     a, b = operands(MIXED, [rows])
     d = torch.full((rows, MIXED.n), float("nan"), dtype=torch.bfloat16)
     stored = (torch.from_numpy(a.stored), torch.from_numpy(b.stored))
-    call(library, MIXED, *stored, scales(a), scales(b), None, None, d)
+    call(MIXED, *stored, scales(a), scales(b), None, None, d)
     want = torch.from_numpy(a.value @ b.value.T).to(torch.bfloat16).float().numpy()
     assert errors(d.float().numpy(), want).max() < 1e-3  # float32 sums: ties of bfloat16 only
     assert (d.float().numpy() == want).mean() > 0.999
 
 
 @pytest.mark.parametrize("groups", [(0, 1, 128, 300), (5, 0, 0, 9), (0, 0, 0, 2)])
-def test_grouped(library, groups):
+def test_grouped(groups):
     """Each expert's rows meet its own weights and alpha; empty experts cost and write nothing."""
     a, b = operands(GROUPED, groups)
     ends = np.cumsum([0, *groups]).astype(np.int32)
@@ -108,7 +110,6 @@ def test_grouped(library, groups):
     d = torch.full((ends[-1], GROUPED.n), float("nan"))
     weights = torch.from_numpy(b.stored).reshape(4, GROUPED.n, -1)
     call(
-        library,
         GROUPED,
         *(torch.from_numpy(a.stored), weights, scales(a), scales(b, 4)),
         *(torch.from_numpy(ends), alpha, d),
@@ -122,13 +123,13 @@ def test_grouped(library, groups):
     assert errors(d.numpy().astype(np.float64), want).max() < 1e-5
 
 
-def test_no_rows(library):
+def test_no_rows():
     """Without rows nothing is launched."""
     _, b = operands(PLAIN, [1])
     empty = torch.empty((0, PLAIN.k // 2), dtype=torch.uint8)
     no_scales, d = torch.empty((0, 28), dtype=torch.uint8), torch.empty((0, PLAIN.n))
     weights = torch.from_numpy(b.stored)
-    run = call(library, PLAIN, empty, weights, no_scales, scales(b), None, None, d)
+    run = call(PLAIN, empty, weights, no_scales, scales(b), None, None, d)
     assert run.launches == []
 
 
@@ -142,18 +143,18 @@ def test_no_rows(library):
         (6, (6, 384), r"d has size 6 in dimension 0, but 5 is expected"),
     ],
 )
-def test_wrong_shapes(library, which, shape, message):
+def test_wrong_shapes(which, shape, message):
     a, b = operands(PLAIN, [5])
     d = torch.zeros((5, PLAIN.n))
     stored = (torch.from_numpy(a.stored), torch.from_numpy(b.stored))
     args = [*stored, scales(a), scales(b), None, None, d]
     args[which] = torch.zeros(shape, dtype=args[which].dtype)
     with pytest.raises(ValueError, match=message):
-        call(library, PLAIN, *args)
+        call(PLAIN, *args)
     assert (d == 0).all()
 
 
-def test_ragged_scale_rows(library):
+def test_ragged_scale_rows():
     """Scales of grouped rows come in whole tiles of 128 rows."""
     a, b = operands(GROUPED, (1, 1, 1, 1))
     d = torch.zeros((4, GROUPED.n))
@@ -162,7 +163,6 @@ def test_ragged_scale_rows(library):
     a_scale = scales(a)[:-1].contiguous()
     with pytest.raises(ValueError, match="a_scale has 511 rows, no multiple of 128"):
         call(
-            library,
             GROUPED,
             *(torch.from_numpy(a.stored), weights, a_scale, scales(b, 4), ends, None, d),
         )
@@ -201,7 +201,7 @@ def test_without_tensorize(tmp_path, monkeypatch):
     assert not (tmp_path / "k.so").exists()
 
 
-def test_codes_that_tma_spreads_are_aligned(library):
+def test_codes_that_tma_spreads_are_aligned():
     """TMA spreads 4-bit codes from addresses that are multiples of 32 bytes; others are refused."""
     a, b = operands(MIXED, [2])
     room = torch.zeros(b.stored.size + 16, dtype=torch.uint8)
@@ -211,7 +211,7 @@ def test_codes_that_tma_spreads_are_aligned(library):
     with pytest.raises(
         ValueError, match=r"b lies at address .*, which is not a multiple of 32 byte"
     ):
-        call(library, MIXED, torch.from_numpy(a.stored), moved, scales(a), scales(b), None, None, d)
+        call(MIXED, torch.from_numpy(a.stored), moved, scales(a), scales(b), None, None, d)
 
 
 def test_build_of_specs(tmp_path):
@@ -226,34 +226,29 @@ def test_build_of_specs(tmp_path):
     d = torch.full((3, spec.n), float("nan"), dtype=torch.bfloat16)
     ends = torch.tensor([0, 1, 3], dtype=torch.int32)
     stored = (torch.from_numpy(a.stored), weights, scales(a), scales(b, 2))
-    call(tmp_path / "k.so", spec, *stored, ends, None, d)
+    call(spec, *stored, ends, None, d, built=tmp_path / "k.so")
     want = np.concatenate([a.value[:1] @ b.value[:64].T, a.value[1:] @ b.value[64:].T])
     assert errors(d.float().numpy().astype(np.float64), want).max() < 2**-8
 
 
-@pytest.fixture(scope="module")
-def split():
-    return gpu_library([SPLIT, SPLIT_GROUPED], "sm_100a")
-
-
 @pytest.mark.always
-def test_split_k(split):
+def test_split_k():
     """Where CTAs of a cluster share K, there is a cluster for each tile, resident or not."""
     a, b = operands(SPLIT, [7])
     d = torch.full((7, SPLIT.n), float("nan"))
     stored = (torch.from_numpy(a.stored), torch.from_numpy(b.stored))
-    run = call(split, SPLIT, *stored, scales(a), scales(b), None, None, d)
+    run = call(SPLIT, *stored, scales(a), scales(b), None, None, d)
     assert run.launches[0].grid[0] == 3 * 4  # tiles of 128 columns, quarters of K
     assert errors(d.numpy().astype(np.float64), a.value @ b.value.T).max() < 1e-5
 
 
-def test_grouped_split_k(split):
+def test_grouped_split_k():
     """Each expert's rows begin a tile, which is known on the device alone."""
     a, b = operands(SPLIT_GROUPED, (1, 2, 1))
     weights, d = torch.from_numpy(b.stored).reshape(3, 64, -1), torch.full((4, 64), float("nan"))
     ends = torch.tensor([0, 1, 3, 4], dtype=torch.int32)
     given = (torch.from_numpy(a.stored), weights, scales(a), scales(b, 3), ends, None, d)
-    run = call(split, SPLIT_GROUPED, *given)
+    run = call(SPLIT_GROUPED, *given)
     assert run.launches[0].grid[0] > SMS
     want = np.concatenate(
         [a.value[ends[e] : ends[e + 1]] @ b.value[64 * e : 64 * e + 64].T for e in range(3)]
@@ -262,7 +257,7 @@ def test_grouped_split_k(split):
 
 
 @pytest.mark.parametrize(("active", "sms"), [(1, 62), (99, 3)])  # of no other test: asked once
-def test_no_more_clusters_than_run_at_a_time(library, monkeypatch, active, sms):
+def test_no_more_clusters_than_run_at_a_time(monkeypatch, active, sms):
     """SMs that no cluster fits on are not counted: the driver is asked how many run.
 
     Where it says that several CTAs of a kernel fit on an SM, one of them is launched.
@@ -273,6 +268,6 @@ def test_no_more_clusters_than_run_at_a_time(library, monkeypatch, active, sms):
     stored = (torch.from_numpy(a.stored), torch.from_numpy(b.stored))
     d = torch.full((300, PLAIN.n), float("nan"))
     monkeypatch.setattr(launches, "active_clusters", lambda *_: active)
-    run = call(library, PLAIN, *stored, scales(a), scales(b), None, None, d, sms=sms)
+    run = call(PLAIN, *stored, scales(a), scales(b), None, None, d, sms=sms)
     assert run.launches[0].grid[0] == run.launches[0].cluster[0] > 1
     assert errors(d.numpy().astype(np.float64), a.value @ b.value.T).max() < 1e-5

@@ -277,20 +277,15 @@ def test_defaults_do_not_spill():
 PLAIN = Linear(192, 512, "nvfp4", "bfloat16", layout="tiles64")
 
 
-@pytest.fixture(scope="module")
-def library():
-    return gpu_library([PLAIN], "sm_80")
-
-
 @pytest.mark.parametrize(
     ("rows", "device"), [(1, "sm_80"), (20, "sm_86"), (70, "sm_89"), (70, "sm_90a")]
 )
-def test_a_library_for_sm_80_serves_all_of_them(library, rows, device):
+def test_a_library_for_sm_80_serves_all_of_them(rows, device):
     """Its launches ask for no clusters of two, and for no more shared memory than the least have.
 
     Nor do they begin early, not even on a GPU that could let them: its code waits for no kernel.
     """
-    [launch], got, want = call(library, PLAIN, rows, device)
+    [launch], got, want = call(PLAIN, rows, device, arch="sm_80")
     assert (launch.cluster, launch.programmatic) == ((1, 1, 1), False)
     assert launch.asks_for_clusters == (device == "sm_90a")  # of one CTA
     assert launch.dynamic_smem <= 99 << 10
@@ -298,11 +293,19 @@ def test_a_library_for_sm_80_serves_all_of_them(library, rows, device):
     assert error.max() < LIMITS["bfloat16"]
 
 
-def test_no_rows_are_no_launch(library):
+def test_no_rows_are_no_launch():
     w = prepared(PLAIN, weight(PLAIN, 0), np.ones(1))
     x, y = (torch.zeros((0, size), dtype=torch.bfloat16) for size in (512, 192))
     made = emulator.run_module(
-        library, PLAIN.name, x, w.packed, w.block_scale, w.global_scale, None, y, target="sm_80"
+        gpu_library([PLAIN], "sm_80"),
+        PLAIN.name,
+        x,
+        w.packed,
+        w.block_scale,
+        w.global_scale,
+        None,
+        y,
+        target="sm_80",
     )
     made.check()
     assert not made.launches

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -317,12 +318,12 @@ SIXTEEN = spec(136, 480, "float16", fmt="nvfp4", layout="tiles64", activation="r
 SMS = 4
 
 
-@pytest.fixture(scope="module")
-def library() -> Any:
-    return gpu_library([PLAIN, FULL, SIXTEEN], "sm_90a")
+def library(of: Linear) -> Path:
+    """Return the library that has this function."""
+    return gpu_library([of], "sm_90a")
 
 
-def call(library: Any, of: Linear, rows: int, flags: int = PROGRAMMATIC) -> Any:
+def call(of: Linear, rows: int, flags: int = PROGRAMMATIC) -> Any:
     """Return the launches, y and what it should be, of rows one of which is zeros."""
     made, gains = weight(of, rows), np.array([0.5, 1.5][: 1 + of.gated])
     w = prepared(of, made, gains)
@@ -335,7 +336,7 @@ def call(library: Any, of: Linear, rows: int, flags: int = PROGRAMMATIC) -> Any:
     workspace = torch.full((of.workspace_bytes(rows),), 0xFF, dtype=torch.uint8)
     given = [w.packed, w.block_scale, w.global_scale, bias, *residual[: of.residual], y, workspace]
     ran = emulator.run_module(
-        library, of.name, torch.from_numpy(x).to(dtype), *given, flags, target="sm_90a",
+        library(of), of.name, torch.from_numpy(x).to(dtype), *given, flags, target="sm_90a",
         multiprocessors=SMS,
     )  # fmt: skip
     ran.check()
@@ -359,9 +360,9 @@ def call(library: Any, of: Linear, rows: int, flags: int = PROGRAMMATIC) -> Any:
         ]
     ),
 )
-def test_a_call_quantises_and_multiplies(library: Any, of: Linear, rows: int) -> None:
+def test_a_call_quantises_and_multiplies(of: Linear, rows: int) -> None:
     flags = PROGRAMMATIC if rows > 1 else 0
-    launches, got, want = call(library, of, rows, flags)
+    launches, got, want = call(of, rows, flags)
     first, second = launches
     assert first.programmatic == bool(flags)
     form = "natural" if of is SIXTEEN else "bytes" if rows > 128 else "permuted"
@@ -371,14 +372,14 @@ def test_a_call_quantises_and_multiplies(library: Any, of: Linear, rows: int) ->
     assert error.max() < LIMITS[of.out_dtype]
 
 
-def test_recorded_launches_are_done_again(library: Any) -> None:
+def test_recorded_launches_are_done_again() -> None:
     """Both, with the tensor maps and the numbers of the call that was recorded."""
     rows, w = 3, prepared(SIXTEEN, weight(SIXTEEN, 0), np.ones(1))
     x = torch.from_numpy(moe.random_hidden(rows, SIXTEEN.k, "float16", 1)).half()
     y = torch.full((2, rows, SIXTEEN.cols), float("nan"), dtype=torch.float16)
     workspace = torch.full((SIXTEEN.workspace_bytes(rows),), 0xFF, dtype=torch.uint8)
     given = [x, w.packed, w.block_scale, w.global_scale, torch.zeros(SIXTEEN.n), *y, workspace]
-    emulated = open_file(library, "sm_90a", SMS)
+    emulated = open_file(library(SIXTEEN), "sm_90a", SMS)
     with emulated.answering():
         emulated.driver.begin()
         run, replay = map(emulated.module.get_function, (SIXTEEN.name, REPLAY[0]))
@@ -392,18 +393,18 @@ def test_recorded_launches_are_done_again(library: Any) -> None:
     assert torch.equal(y[0], y[1])
 
 
-def test_a_small_workspace_is_refused(library: Any) -> None:
+def test_a_small_workspace_is_refused() -> None:
     w = prepared(PLAIN, weight(PLAIN, 0), np.ones(1))
     x = torch.zeros((3, 544)).bfloat16()
     residual, y = (torch.zeros((3, 195)).bfloat16() for _ in range(2))
     workspace = torch.zeros(PLAIN.workspace_bytes(3) - 1, dtype=torch.uint8)
     with pytest.raises(Exception, match=r"workspace has \d+ bytes, but \d+ are needed for 3"):
         emulator.run_module(
-            library, PLAIN.name, x, w.packed, w.block_scale, w.global_scale, None, residual, y,
-            workspace, target="sm_90a", multiprocessors=SMS,
+            library(PLAIN), PLAIN.name, x, w.packed, w.block_scale, w.global_scale, None, residual,
+            y, workspace, target="sm_90a", multiprocessors=SMS,
         )  # fmt: skip
 
 
-def test_no_rows(library: Any) -> None:
-    launches, got, _ = call(library, PLAIN, 0)
+def test_no_rows() -> None:
+    launches, got, _ = call(PLAIN, 0)
     assert (len(launches), got.shape) == (0, (0, 195))

@@ -23,13 +23,13 @@ FULL = Linear(
 SMS = 4
 
 
-@pytest.fixture(scope="module")
-def library():
-    return gpu_library([PLAIN, FULL], "sm_90a")
+def library(of, arch="sm_90a"):
+    """Return the library that has this function."""
+    return gpu_library([of], arch)
 
 
-def call(library, spec, rows, target="sm_90a", flags=PROGRAMMATIC, sms=SMS):
-    """Return the launches, y and what it should be."""
+def call(spec, rows, target="sm_90a", flags=PROGRAMMATIC, sms=SMS, arch=None):
+    """Return the launches, y and what it should be; ``arch``: what it is built for."""
     made, gains = weight(spec, rows), np.array([0.5, 1.5][: 1 + spec.gated])
     w = prepared(spec, made, gains)
     dtype = getattr(torch, spec.dtype)
@@ -39,7 +39,13 @@ def call(library, spec, rows, target="sm_90a", flags=PROGRAMMATIC, sms=SMS):
     y = torch.full((rows, spec.cols), float("nan"), dtype=dtype)
     given = [w.packed, w.block_scale, w.global_scale, bias, *residual[: spec.residual], y]
     run = emulator.run_module(
-        library, spec.name, x.to(dtype), *given, flags, target=target, multiprocessors=sms
+        library(spec, arch or target),
+        spec.name,
+        x.to(dtype),
+        *given,
+        flags,
+        target=target,
+        multiprocessors=sms,
     )
     run.check()
     hazards = [hazard.kind for report in run.reports for hazard in report.hazards]
@@ -53,8 +59,8 @@ def call(library, spec, rows, target="sm_90a", flags=PROGRAMMATIC, sms=SMS):
 
 
 @pytest.mark.parametrize(("spec", "rows"), few([(PLAIN, 1), (PLAIN, 20), (FULL, 40), (FULL, 3)]))
-def test_each_bucket(library, spec, rows):
-    launches, got, want = call(library, spec, rows)
+def test_each_bucket(spec, rows):
+    launches, got, want = call(spec, rows)
     [launch] = launches
     assert launch.programmatic
     limits = [bucket.limit for bucket in LINEAR_GPU_BUCKETS]
@@ -65,11 +71,10 @@ def test_each_bucket(library, spec, rows):
 
 def test_blackwell_multiplies_few_rows_by_warps_and_many_by_tcgen05():
     """One row and 300: a CTA of tcgen05 has an SM, and so its tensor memory, to itself."""
-    built = gpu_library([PLAIN], "sm_100a")
     half = GPU_TARGETS["sm_100a"].sm_shared // 2 - CTA_RESERVED
     kernels = []
     for rows in (1, 300):
-        [launch], got, want = call(built, PLAIN, rows, target="sm_100a")
+        [launch], got, want = call(PLAIN, rows, target="sm_100a")
         error = np.sqrt(((got - want) ** 2).sum(1) / (want**2).sum(1))
         assert error.max() < 4e-3
         assert launch.programmatic
@@ -78,16 +83,16 @@ def test_blackwell_multiplies_few_rows_by_warps_and_many_by_tcgen05():
     assert launch.dynamic_smem > half
 
 
-def test_few_rows_and_many_have_kernels_of_their_own(library):
-    first, second = (call(library, PLAIN, rows)[0][0] for rows in (1, 40))
+def test_few_rows_and_many_have_kernels_of_their_own():
+    first, second = (call(PLAIN, rows)[0][0] for rows in (1, 40))
     assert first.kernel != second.kernel
     assert (first.grid[0], second.grid[0]) != (0, 0)
 
 
 @pytest.mark.parametrize(("sms", "alone"), [(6, True), (5, False)])
-def test_ctas_have_an_sm_each_where_all_fit(library, sms, alone):
+def test_ctas_have_an_sm_each_where_all_fit(sms, alone):
     """Else those of a kernel that begins early would share the SMs which become free first."""
-    [launch], got, want = call(library, PLAIN, 16, sms=sms)
+    [launch], got, want = call(PLAIN, 16, sms=sms)
     assert launch.cluster[0] > 1
     assert launch.grid[0] == 6
     half = GPU_TARGETS["sm_90a"].sm_shared // 2 - CTA_RESERVED
@@ -95,12 +100,12 @@ def test_ctas_have_an_sm_each_where_all_fit(library, sms, alone):
     assert np.abs(got - want).max() < 4e-3 * np.abs(want).max()
 
 
-def test_wrong_shapes_are_refused(library):
+def test_wrong_shapes_are_refused():
     x = torch.zeros((3, 500), dtype=torch.bfloat16)
     w = prepared(PLAIN, weight(PLAIN, 0), np.ones(1))
     y = torch.zeros((3, 192), dtype=torch.bfloat16)
     with pytest.raises(Exception, match="512"):
         emulator.run_module(
-            library, PLAIN.name, x, w.packed, w.block_scale, w.global_scale, None, y,
+            library(PLAIN), PLAIN.name, x, w.packed, w.block_scale, w.global_scale, None, y,
             target="sm_90a", multiprocessors=SMS,
         )  # fmt: skip
