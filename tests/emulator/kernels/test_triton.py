@@ -119,6 +119,7 @@ def run_scaled(name, tile, rng, *, exact, seed, arch=tk.BLACKWELL):
     return c, left, right
 
 
+@pytest.mark.always
 @pytest.mark.parametrize(("name", "tile"), each_once([*FORMATS], TILES))
 def test_scaled_product_is_exact(name, tile, rng):
     """Bit for bit, whichever moment the machine chooses for asynchronous work."""

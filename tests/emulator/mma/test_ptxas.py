@@ -117,6 +117,7 @@ def mma_opcodes():
     yield "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32.xor.popc"
 
 
+@pytest.mark.always
 def test_mma_of_all_architectures():
     opcodes = list(dict.fromkeys(mma_opcodes()))
     others = compare(lookup, mma_text, opcodes, "sm_90a")
@@ -143,6 +144,7 @@ def scaled_opcodes():
     yield "mma.sync.aligned.m16n8k32.row.col.block_scale.f32.e4m3.e4m3.f32.ue8m0"
 
 
+@pytest.mark.always
 def test_mma_of_sm_120a():
     opcodes = list(scaled_opcodes())
     others = compare(lookup, mma_text, opcodes, "sm_120a")
@@ -209,6 +211,7 @@ def wgmma_opcodes():
     yield "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3.satfinite"
 
 
+@pytest.mark.always
 def test_wgmma():
     opcodes = list(dict.fromkeys(wgmma_opcodes()))
     for in_registers in (False, True):

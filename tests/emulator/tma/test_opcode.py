@@ -202,6 +202,7 @@ def test_ptxas_takes_every_legal_opcode():
     assert [lines[number] for number in refused(lines)] == []
 
 
+@pytest.mark.always
 def test_ptxas_refuses_every_illegal_opcode():
     """Each with operands of a right neighbour, so that the modifiers are what is wrong."""
     right = {opcode: instruction(opcode).partition(" ")[2] for opcode in LEGAL}
