@@ -259,10 +259,13 @@ KINDS = [
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("of", KINDS, ids=lambda of: of.name)
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(
+    ("of", "arch"),
+    [(of, ARCHS[(i + i // 3) % 3]) for i, of in enumerate(KINDS)],
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_nothing_spills(of, arch):
-    """ptxas takes every tile that is tried, and keeps all of it in registers; 5 s a spec."""
+    """ptxas takes every tile that is tried, and keeps all of it in registers; 14 s a spec."""
     for resource in compiled(of, arch):
         assert (resource["spills"], resource["stack"]) == (0, 0), resource
 

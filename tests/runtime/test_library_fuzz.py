@@ -22,7 +22,7 @@ BATCHES = (
     if LONG
     else [
         ("quick", 60),
-        *(pytest.param(f"{i}", BATCH, marks=pytest.mark.exhaustive) for i in range(40)),
+        *(pytest.param(f"{i}", BATCH, marks=pytest.mark.exhaustive) for i in range(15)),
     ]
 )
 
