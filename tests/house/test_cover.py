@@ -43,11 +43,11 @@ def test_what_stays(tmp_path):
         ran(f"{A}::test_cheap", 0.1, [1]),
         ran(f"{A}::test_variants[1]", 0.9, [1]),  # the cheapest of the function
         ran(f"{A}::test_variants[2]", 3.0, [1]),
-        ran(f"{A}::test_variants[3]", 3.0, [*range(10, 20)]),  # lines that no cheaper test runs
-        ran(f"{A}::test_long", 9.0, [*range(1, 20)]),
-        ran(f"{A}::test_long_of_its_own", 15.0, [*range(1, 50)]),
-        ran(f"{A}::test_same_lines", 8.0, [1, *range(20, 50)]),  # the most new lines a second
-        ran(f"{A}::test_few_lines", 9.0, [*range(50, 75)]),
+        ran(f"{A}::test_variants[3]", 1.5, [*range(10, 20)]),  # lines that no cheaper test runs
+        ran(f"{A}::test_long", 4.5, [*range(1, 20)]),
+        ran(f"{A}::test_long_of_its_own", 7.5, [*range(1, 50)]),
+        ran(f"{A}::test_same_lines", 4.0, [1, *range(20, 50)]),  # the most new lines a second
+        ran(f"{A}::test_few_lines", 4.5, [*range(50, 75)]),
         ran(f"{A}::test_killer", 9.0, [1]),
         ran(f"{C}::test_minus[a]", 9.0, [1]),
         ran(f"{C}::test_minus[b]", 9.5, [1]),

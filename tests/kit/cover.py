@@ -45,7 +45,7 @@ CHEAP_S = 0.15
 """CPU seconds below which a test always stays."""
 VARIANT_S = 1.0
 """CPU seconds up to which a function of tests keeps its cheapest variant."""
-WORTH = 3
+WORTH = 6
 """New lines that a CPU second must run, in what nothing else keeps."""
 
 EMULATOR = "tests/emulator"

@@ -182,7 +182,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="run only the test that is known to kill each, and forget it where it does not",
+        help="run only the test that is known to kill each, and forget it where it passes",
     )
     options = parser.parse_args(arguments)
     started, counts = time.monotonic(), Counter[str]()
@@ -216,7 +216,7 @@ def main(arguments: Sequence[str]) -> int:
                 counts[LATE] += said.endswith(LATE)
                 if options.killers and (by or said == SURVIVED):
                     cover.note_killer(str(mutation), by)
-                if options.verify and not by:
+                if options.verify and said == SURVIVED:
                     cover.forget_killer(str(mutation))
     total, killed = len(wanted), counts[KILLED]
     share = 100 * killed / total if total else 100
