@@ -21,7 +21,7 @@ def copy(tmp_path_factory):
     """Return a checkout of one line."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shutil, "copytree", lambda _, folder, ignore: folder.mkdir())
-        made = mutations.Checkout(tmp_path_factory.mktemp("mutated") / "checkout")
+        made = mutations.Checkout(tmp_path_factory.mktemp("mutated") / "checkout", ())
     (made.root / "tests").mkdir()
     (made.root / "pytest.ini").write_text("[pytest]\n")  # not the options of this checkout
     (made.root / "x.py").write_text("one = 1\n")

@@ -6,6 +6,7 @@ again, as launches that are kept run none).  ``python -m tests.kit.mutations
 --killers`` adds which test is the cheapest to kill each mutation; it takes hours, and may be
 stopped and gone on with.
 
+A test costs what it does itself, and what compilers make for it and for no other test that stays.
 ``choose`` keeps every test that is cheap, every known killer, all tests of the lists of mutations
 without known killer, and the cheapest variant of each function of tests that does not cost much.
 Then, the most new lines a second first, it keeps what adds lines in good number.  The others go
@@ -25,7 +26,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from typing import Any
 import pytest
 
 from blockscale.base import files
+from tests.kit import compiled, emulated
 from tests.kit.paths import ROOT, TESTS
 
 LIST = "exhaustive.txt"
@@ -81,6 +83,11 @@ class Measured:
         self.out = folder / f"{'lines' if lines else 'costs'}-{os.getpid()}.json"
         self.tests: dict[str, dict[str, Any]] = {}
         self.node = ""
+        self.keys: set[str] = set()
+        self.made: dict[str, float] = {}
+        self.inner_s = 0.0
+        compiled.kept = self._noting(compiled.kept)
+        emulated._kept = self._noting_launches(emulated._kept)
         self.coverage: Any = None
         if lines:
             import coverage
@@ -92,13 +99,59 @@ class Measured:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[Any]:
         """Measure one test, with its fixtures."""
         self.node, began = item.nodeid, _cpu_s()
+        self.keys, self.made = set(), {}
         if self.coverage:
             self.coverage.switch_context(self.node)
         done = yield
         test = self.tests.setdefault(self.node, {})
         test["cpu_s"] = round(_cpu_s() - began, 3)
         test["always"] = item.get_closest_marker("always") is not None
+        test["keys"], test["made"] = sorted(self.keys), self.made
         return done
+
+    def _timed(self, name: str, make: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``make`` that notes what it costs, without what else is made meanwhile."""
+
+        def timed(*given: Any) -> Any:
+            began, outer_s, self.inner_s = _cpu_s(), self.inner_s, 0.0
+            try:
+                return make(*given)
+            finally:
+                whole_s = _cpu_s() - began
+                self.made[name] = round(whole_s - self.inner_s, 3)
+                self.inner_s = outer_s + whole_s
+
+        return timed
+
+    def _noting(self, kept: Callable[..., Path]) -> Callable[..., Path]:
+        """Return `compiled.kept` that notes what a test needs, and what it costs to make."""
+
+        def noted(key: str, suffix: str, make: Callable[[Path], None]) -> Path:
+            self.keys.add(key[:24])
+            return kept(key, suffix, self._timed(key[:24], make))
+
+        return noted
+
+    def _noting_launches(self, kept: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what keeps emulated launches, and notes them in the same way."""
+        place = compiled.place
+
+        def noted(said: Any, memory: Any, params: bytes, emulate: Callable[[], Any]) -> Any:
+            name = ""
+
+            def placed(key: str, suffix: str) -> Path:
+                nonlocal name
+                name = name or key[:24]
+                self.keys.add(name)
+                return place(key, suffix)
+
+            compiled.place = placed
+            try:
+                return kept(said, memory, params, lambda: self._timed(name, emulate)())
+            finally:
+                compiled.place = place
+
+        return noted
 
     def pytest_sessionfinish(self) -> None:
         """Write all down; once the session has ended, a worker has ten seconds to live."""
@@ -183,11 +236,12 @@ def _write_killers(known: dict[str, str | None]) -> None:
 
 @dataclass
 class Test:
-    """A test, what it costs, and the numbers of what it runs."""
+    """A test, what it costs for itself, what it needs that others may need too, what it runs."""
 
     node: str
     cpu_s: float
     always: bool
+    keys: frozenset[str] = frozenset()
     runs: set[int] = field(default_factory=set)
 
 
@@ -196,8 +250,19 @@ class Tests:
 
     def __init__(self, folder: Path) -> None:
         self.numbers: dict[tuple[str, int], int] = {}
+        measured = costs(folder)
+        self.made: dict[str, float] = {}
+        """CPU seconds of what compilers made."""
+        for test in measured.values():
+            self.made |= test.get("made", {})
         found = {
-            node: Test(node, test["cpu_s"], test["always"]) for node, test in costs(folder).items()
+            node: Test(
+                node,
+                test["cpu_s"] - sum(test.get("made", {}).values()),
+                test["always"],
+                frozenset(test.get("keys", ())),
+            )
+            for node, test in measured.items()
         }
         for path in sorted(folder.glob("lines-*.json")):
             for node, test in json.loads(path.read_text()).items():
@@ -234,33 +299,76 @@ class Tests:
         return {test.node for test in self.all if test.node.startswith(tuple(names))}
 
 
+class Stay:
+    """The tests that stay, and what these make and run."""
+
+    def __init__(self, tests: Tests) -> None:
+        self.tests = tests
+        self.nodes: set[str] = set()
+        self.keys: set[str] = set()
+        self.runs: set[int] = set()
+
+    def add(self, test: Test) -> None:
+        """Let one more stay."""
+        self.nodes.add(test.node)
+        self.keys |= test.keys
+        self.runs |= test.runs
+
+    def cpu_s(self, test: Test) -> float:
+        """Return what a test costs beside those that stay."""
+        made = self.tests.made
+        return test.cpu_s + sum(made.get(key, 0.0) for key in test.keys - self.keys)
+
+    def worth(self, test: Test) -> float:
+        """Return the new lines that a test runs in a CPU second."""
+        return len(test.runs - self.runs) / max(self.cpu_s(test), 0.001)
+
+    def add_cheap(self) -> None:
+        """Add what costs next to nothing, the cheapest first."""
+        for test in sorted(self.tests.all, key=self.cpu_s):
+            if self.cpu_s(test) < CHEAP_S:
+                self.add(test)
+
+    def add_variants(self) -> None:
+        """Add the cheapest variant of functions that have none, if it does not cost much."""
+        functions: dict[str, list[Test]] = defaultdict(list)
+        for test in self.tests.all:
+            functions[function(test.node)].append(test)
+        for variants in functions.values():
+            cheapest = min(variants, key=self.cpu_s)
+            stays = self.cpu_s(cheapest) < VARIANT_S or cheapest.always
+            if stays and not any(test.node in self.nodes for test in variants):
+                self.add(cheapest)
+
+    def add_lines(self) -> bool:
+        """Add what runs new lines in good number, the most a second first; return whether any."""
+        rest = [test for test in self.tests.all if test.node not in self.nodes]
+        heap = [(-self.worth(test), i) for i, test in enumerate(rest)]
+        heapq.heapify(heap)
+        before = len(self.nodes)
+        while heap:
+            _, i = heapq.heappop(heap)
+            worth = self.worth(rest[i])
+            if worth < WORTH:
+                continue
+            if heap and worth < -heap[0][0]:
+                heapq.heappush(heap, (-worth, i))
+            else:
+                self.add(rest[i])
+        return len(self.nodes) > before
+
+
 def chosen(tests: Tests) -> set[str]:
     """Return the tests that stay."""
-    stay = tests.known | tests.may_kill
-    stay |= {t.node for t in tests.all if t.cpu_s < CHEAP_S}
-    functions: dict[str, list[Test]] = defaultdict(list)
+    stay = Stay(tests)
     for test in tests.all:
-        functions[function(test.node)].append(test)
-    for variants in functions.values():
-        cheapest = min(variants, key=lambda test: test.cpu_s)
-        stays = cheapest.cpu_s < VARIANT_S or cheapest.always
-        if stays and not any(test.node in stay for test in variants):
-            stay.add(cheapest.node)
-    run = {number for test in tests.all if test.node in stay for number in test.runs}
-    rest = [test for test in tests.all if test.node not in stay]
-    heap = [(-len(test.runs - run) / test.cpu_s, i) for i, test in enumerate(rest)]
-    heapq.heapify(heap)
-    while heap:
-        _, i = heapq.heappop(heap)
-        worth = len(rest[i].runs - run) / rest[i].cpu_s
-        if worth < WORTH:
-            continue
-        if heap and worth < -heap[0][0]:
-            heapq.heappush(heap, (-worth, i))
-        else:
-            stay.add(rest[i].node)
-            run |= rest[i].runs
-    return stay
+        if test.node in tests.known | tests.may_kill:
+            stay.add(test)
+    stay.add_cheap()
+    stay.add_variants()
+    while stay.add_lines():  # the more stay, the cheaper are those that need the same kernels
+        pass
+    return stay.nodes
 
 
 def write(tests: Tests, stay: set[str]) -> None:
@@ -294,8 +402,11 @@ def main(given: Sequence[str] | None = None) -> int:
     tests = Tests(options.folder)
     stay = chosen(tests)
     write(tests, stay)
-    total = sum(test.cpu_s for test in tests.all)
-    kept = sum(test.cpu_s for test in tests.all if test.node in stay)
+    total, kept = (
+        sum(test.cpu_s for test in some)
+        + sum(tests.made.get(key, 0.0) for key in set().union(*(test.keys for test in some)))
+        for some in (tests.all, [test for test in tests.all if test.node in stay])
+    )
     print(f"{len(stay)} of {len(tests.all)} tests stay: {kept:.0f} of {total:.0f} CPU seconds")
     return 0
 

@@ -38,6 +38,8 @@ SUFFIXES = (".py", ".c", ".h", ".cuh")
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.so")
 MADE = {"build", "dist", "typings"}
 """Folders at the top of a checkout that hold what was built."""
+LOADED = ("numpy", "torch", "tvm", "tvm.s_tir", "hypothesis")
+"""What nearly all tests import, and no mutation changes."""
 TIMEOUT_S = 300
 LATE = f"the limit of {TIMEOUT_S} s"
 UNPROVEN = "SURVIVED where tests were skipped"
@@ -85,7 +87,7 @@ def left_out(folder: str, names: list[str]) -> set[str]:
 class Checkout:
     """A copy of this checkout below ``folder``, and a process that runs pytest in it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, loaded: Sequence[str] = LOADED) -> None:
         shutil.copytree(ROOT, folder, ignore=left_out)
         self.root = folder
         paths = filter(None, [str(folder), os.environ.get("PYTHONPATH")])
@@ -95,7 +97,7 @@ class Checkout:
             "BLOCKSCALE_TEST_CACHE": str(compiled.folder()),
         }
         self.process = subprocess.Popen(
-            [sys.executable, forked.__file__], stdin=PIPE, stdout=PIPE, text=True
+            [sys.executable, forked.__file__, *loaded], stdin=PIPE, stdout=PIPE, text=True
         )
 
     def pytest(self, arguments: Sequence[str]) -> dict[str, Any]:
