@@ -75,6 +75,22 @@ def test_the_most_new_lines_a_second_come_first(tmp_path, no_mutations):
     assert cover.chosen(tests) == {f"{A}::test_all"}
 
 
+def test_who_needs_what_others_made_does_not_pay_for_it(tmp_path, no_mutations):
+    """What stays pays for what it needs, whoever made it when it was measured."""
+    costs = {
+        f"{A}::test_first": {"cpu_s": 8.9, "keys": ["kernel"], "made": {"kernel": 8.0}},
+        f"{A}::test_second": {"cpu_s": 0.1, "keys": ["kernel"], "made": {}},
+        f"{B}::test_killer": {"cpu_s": 9.0, "keys": ["other"], "made": {"other": 8.0}},
+        f"{B}::test_beside_it": {"cpu_s": 0.1, "keys": ["other"], "made": {}},
+    }
+    costs = {node: test | {"always": False} for node, test in costs.items()}
+    (tmp_path / "costs-1.json").write_text(json.dumps(costs))
+    assert cover.chosen(cover.Tests(tmp_path)) == set()  # no test is cheap with its kernel
+    cover.note_killer("a mutation", f"{B}::test_killer")
+    stay = {f"{B}::test_killer", f"{B}::test_beside_it"}
+    assert cover.chosen(cover.Tests(tmp_path)) == stay
+
+
 def test_who_may_kill_a_mutation_stays(tmp_path, monkeypatch):
     """The known killer; as long as there is none, all tests of the mutation's list."""
     mutated = mutations.Mutation((f"{A}::test_named[x]", f"{A}::test_function", B), "", "", "x.py")

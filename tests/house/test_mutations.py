@@ -9,8 +9,6 @@ from tests.kit import mutations
 PASSES = "def test_passes(): pass\n"
 SKIPS = "import pytest\ndef test_skips(): pytest.skip('this CPU lacks avx512')\n"
 FAILS = "def test_fails(): assert not 'value - with a dash'\n"
-
-
 CRASHES = "import os\ndef test_crashes(): os.abort()\n"
 HANGS = "import time\ndef test_hangs(): time.sleep(60)\n"
 TEST = "tests/test_a.py"

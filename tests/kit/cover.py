@@ -1,10 +1,10 @@
 """Which tests `make test` leaves to `make test-all`: ``python -m tests.kit.cover measure|choose``.
 
-``measure`` runs what `make test` would run without lists, twice: with empty caches for what each
-test costs, then for the lines of the product that it runs (the emulator's tests with empty caches
-again, as launches that are kept run none).  ``python -m tests.kit.mutations
---killers`` adds which test is the cheapest to kill each mutation; it takes hours, and may be
-stopped and gone on with.
+``measure`` runs what `make test` would run without lists: with empty caches for what each test
+costs, then for the lines of the product that it runs (the emulator's tests with empty caches again,
+as launches that are kept run none).  ``python -m tests.kit.mutations --killers`` adds which test is
+the cheapest to kill each mutation; it takes hours, and may be stopped and gone on with.
+``--verify`` runs each killer again, which takes an hour: whoever changed tests may have lost some.
 
 A test costs what it does itself, and what compilers make for it and for no other test that stays.
 ``choose`` keeps every test that is cheap, every known killer, all tests of the lists of mutations
@@ -199,7 +199,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def measure(folder: Path) -> None:
-    """Run all tests twice and leave what they cost and run in ``folder``."""
+    """Run all tests and leave what they cost, in CPU seconds, and run in ``folder``."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     others = f"--ignore={EMULATOR}"
@@ -239,7 +239,10 @@ def _write_killers(known: dict[str, str | None]) -> None:
 
 @dataclass
 class Test:
-    """A test, what it costs for itself, what it needs that others may need too, what it runs."""
+    """A test: what it costs for itself, keys of what it needs that others may need, too, and lines.
+
+    ``cpu_s``: CPU seconds, children's included; ``runs``: numbers of lines of the product.
+    """
 
     node: str
     cpu_s: float
@@ -255,7 +258,7 @@ class Tests:
         self.numbers: dict[tuple[str, int], int] = {}
         measured = costs(folder)
         self.made: dict[str, float] = {}
-        """CPU seconds of what compilers made."""
+        """CPU seconds of what compilers made, and of emulated launches, by their keys."""
         for test in measured.values():
             self.made |= test.get("made", {})
         found = {
@@ -318,7 +321,7 @@ class Stay:
         self.runs |= test.runs
 
     def cpu_s(self, test: Test) -> float:
-        """Return what a test costs beside those that stay."""
+        """Return the CPU seconds that a test costs beside those that stay."""
         made = self.tests.made
         return test.cpu_s + sum(made.get(key, 0.0) for key in test.keys - self.keys)
 

@@ -74,7 +74,7 @@ def _test(cwd: str, arguments: list[str], environ: dict[str, str], out: int, tol
 def answered(
     cwd: str, arguments: list[str], environ: dict[str, str], limit_s: float
 ) -> dict[str, Any]:
-    """Run pytest in a fork; return how it ended and what it wrote."""
+    """Run pytest in a fork, for at most ``limit_s`` seconds; return what the module says."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as told:
         pid = os.fork()
         if not pid:
