@@ -1,24 +1,29 @@
-"""TVMScript's parser without its three slow habits: kernels are built in half the time.
+"""TVMScript's parser without its slow habits: kernels are built in a third of the time.
 
 TVM 0.27 asks `inspect` for the whole stack, with a line of source of each frame, at every call of
 an inlined function (each looks through all loaded modules), reads the text of a function anew for
-every use, and compiles each step of an expression with Python's compiler.  What the parser makes is
-the same: tests/tir/test_script.py compares.
+every use, names the value of each step of an expression, to compile the next step with Python's
+compiler, and notes where each step is written, which nothing here reads.  But for those notes
+(spans) what the parser makes is the same: tests/tir/test_script.py compares.
 """
 
 from __future__ import annotations
 
 import builtins
+import contextlib
+import copy
 import functools
 import inspect
 import linecache
 import sys
-from types import FrameType, ModuleType
+from collections.abc import Callable
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from tvm.script.parser.core import diagnostics, doc, evaluator, parser
 from tvm.tirx.script.builder import ir
 from tvm.tirx.script.parser import entry
+from tvm.tirx.script.parser import parser as statements
 
 NEAR = 4
 """Frames of which the parser may look at the source: is the function a member of a class?"""
@@ -50,45 +55,175 @@ _CALL = compile("function(*items, **given)", "<ast>", "eval")
 
 
 class _Unknown(Exception):
-    """A step of an expression that `_value` leaves to TVM."""
+    """A step of an expression that `_parts` leaves to TVM."""
 
 
-def _value(node: Any, names: dict[str, Any]) -> Any:
-    """Return the value of a step of an expression, whose parts have names or are constants."""
+def _value(self: evaluator.ExprEvaluator, node: Any) -> Any:
+    """Return the value of an expression, whose parts are worked out first, in their order."""
     kind = type(node)
     if kind is doc.Name:
-        if node.id in names:
-            return names[node.id]
+        if node.id in self.value_table:
+            return self.value_table[node.id]
         if hasattr(builtins, node.id):
             return getattr(builtins, node.id)
-        raise NameError(f"name {node.id!r} is not defined")
+        raise evaluator.ParserError(node, f"Undefined variable: {node.id}")
     if kind is doc.Constant:
         return node.value
+    try:
+        parts = _parts(self, node, kind)
+    except _Unknown:
+        found = _visited(self, node)
+        return found.value if type(found) is doc.Constant else self.value_table[found.id]
+    try:
+        return _made(self, node, kind, parts)
+    except Exception as error:  # any, as in TVM: it says where
+        self.parser.report_error(node, error)
+
+
+def _parts(self: evaluator.ExprEvaluator, node: Any, kind: type) -> list[Any]:
+    """Return the values that a step needs."""
     if kind is doc.Attribute:
-        return getattr(_value(node.value, names), node.attr)
+        return [_value(self, node.value)]
     if kind is doc.Subscript:
-        return _value(node.value, names)[_value(node.slice, names)]
+        return [_value(self, node.value), _value(self, node.slice)]
+    if kind is doc.Slice:
+        ends = (node.lower, node.upper, node.step)
+        return [None if end is None else _value(self, end) for end in ends]
     if kind is doc.Tuple or kind is doc.List:
-        items = _items(node.elts, names)
-        return tuple(items) if kind is doc.Tuple else items
-    if kind is doc.Call:
-        if any(keyword.arg is None for keyword in node.keywords):
-            raise _Unknown
-        function, items = _value(node.func, names), _items(node.args, names)
-        given = {keyword.arg: _value(keyword.value, names) for keyword in node.keywords}
-        # Inlined functions look for the parser among the globals of their callers.
-        return eval(_CALL, names, {"function": function, "items": items, "given": given})
-    raise _Unknown
+        return _items(self, node.elts)
+    if kind is doc.Call and all(keyword.arg is not None for keyword in node.keywords):
+        _give_steps(node.args)
+        function, items = _value(self, node.func), _items(self, node.args)
+        return [function, items, {k.arg: _value(self, k.value) for k in node.keywords}]
+    if kind is doc.JoinedStr and all(map(_is_plain, node.values)):
+        texts = (part if type(part) is doc.Constant else part.value for part in node.values)
+        return [_value(self, text) for text in texts]
+    if kind is doc.BinOp:
+        operands = [node.left, node.right]
+    elif kind is doc.UnaryOp:
+        operands = [node.operand]
+    elif kind is doc.Compare and len(node.ops) == 1:
+        operands = [node.left, node.comparators[0]]
+    else:
+        raise _Unknown
+    _give_steps(operands)
+    return [_value(self, operand) for operand in operands]
 
 
-def _items(nodes: list[Any], names: dict[str, Any]) -> list[Any]:
+def _is_plain(part: Any) -> bool:
+    """Return whether a part of an f-string is text, or a value without format."""
+    kind = type(part)
+    return kind is doc.Constant or (part.conversion == -1 and part.format_spec is None)
+
+
+def _give_steps(operands: list[Any]) -> None:
+    """Give slices among the operands a step, in place, as TVM does: they are regions of buffers."""
+    for node in operands:
+        if type(node) is not doc.Subscript:
+            continue
+        for part in node.slice.elts if type(node.slice) is doc.Tuple else [node.slice]:
+            if type(part) is doc.Slice and part.lower and part.upper and not part.step:
+                end = part.upper
+                place = (end.lineno, end.end_col_offset + 1, end.lineno, end.end_col_offset + 2)
+                part.step = doc.Constant(1, None, *place)
+
+
+def _items(self: evaluator.ExprEvaluator, nodes: list[Any]) -> list[Any]:
     found: list[Any] = []
     for node in nodes:
         if type(node) is doc.Starred:
-            found += _value(node.value, names)
+            found += _value(self, node.value)
         else:
-            found.append(_value(node, names))
+            found.append(_value(self, node))
     return found
+
+
+def _made(self: evaluator.ExprEvaluator, node: Any, kind: type, parts: list[Any]) -> Any:
+    """Return the value of a step whose parts are known."""
+    if kind is doc.Attribute:
+        return getattr(parts[0], node.attr)
+    if kind is doc.Subscript:
+        return parts[0][parts[1]]
+    if kind is doc.Slice:
+        return slice(*parts)
+    if kind is doc.Tuple:
+        return tuple(parts)
+    if kind is doc.JoinedStr:
+        return "".join(map(format, parts))
+    if kind is doc.List:
+        return parts
+    if kind is doc.Call:
+        # Inlined functions look for the parser among the globals of their callers.
+        names = dict(zip(("function", "items", "given"), parts, strict=True))
+        return eval(_CALL, self.value_table, names)
+    return evaluator._eval_op(node.ops[0] if kind is doc.Compare else node.op, parts)
+
+
+_visited = evaluator.ExprEvaluator._visit_node
+
+
+def _visit(self: evaluator.ExprEvaluator, node: Any) -> Any:
+    """Do what TVM's `ExprEvaluator._visit` does: return a node that stands for the value."""
+    if isinstance(node, list | tuple):
+        return type(node)(_visit(self, part) for part in node)
+    if isinstance(node, doc.expr | doc.Slice) and type(node) not in (
+        *(doc.Name, doc.Constant, doc.Starred),
+    ):
+        return self._add_intermediate_result(_value(self, node))
+    return _visited(self, node)
+
+
+def _evaluated(parser: Any, value_table: dict[str, Any], node: Any) -> Any:
+    """Do what TVM's `ExprEvaluator.eval` does."""
+    return _value(evaluator.ExprEvaluator(parser, value_table), node)
+
+
+def _computing(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return TVM's `_eval_expr` that runs no Python program to look up a name."""
+
+    def computed(node: Any, names: Any) -> Any:
+        if type(node) is doc.Name and node.id in names:
+            return names[node.id]
+        return node.value if type(node) is doc.Constant else compute(node, names)
+
+    return computed
+
+
+def _reading(read: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """Return TVM's `Source.__init__` that reads the text of a function once."""
+    found: dict[CodeType, dict[str, Any]] = {}
+
+    def source(self: Any, program: Any) -> None:
+        code = getattr(program, "__code__", None)
+        if code is None:
+            read(self, program)
+            return
+        if code not in found:
+            read(self, program)
+            found[code] = dict(vars(self))
+        vars(self).update(found[code])
+
+    return source
+
+
+def _assigning(assign: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return TVM's `_eval_assign` that runs no Python program to give a name a value."""
+
+    def assigned(target: Any, source: Any) -> Any:
+        if type(target) is doc.Name:
+            return {target.id: source}
+        if type(target) is doc.Tuple and all(type(name) is doc.Name for name in target.elts):
+            source = list(source)
+            if len(source) == len(target.elts):
+                return {name.id: value for name, value in zip(target.elts, source, strict=True)}
+        return assign(target, source)
+
+    return assigned
+
+
+def _copied(node: Any) -> Any:
+    """Return a copy, to change which context a name has, of all that may be changed in it."""
+    return copy.copy(node) if type(node) is doc.Name else copy.deepcopy(node)
 
 
 def install() -> None:
@@ -99,16 +234,15 @@ def install() -> None:
     for module in (parser, ir, entry):
         module.inspect = quick
     tree = functools.cache(doc.parse)  # the parser makes nodes of its own and changes none
+    diagnostics.Source.__init__ = _reading(diagnostics.Source.__init__)
     diagnostics.Source.as_ast = lambda self: tree(self.source)
-    evaluated = evaluator._eval_expr
-
-    def step(node: Any, names: dict[str, Any] | None) -> Any:
-        try:
-            return _value(node, names or {})
-        except _Unknown:
-            return evaluated(node, names)
-
-    evaluator._eval_expr = step
+    parser.Parser.with_source_span = lambda self, node: contextlib.nullcontext()
+    parser.Parser.annotate_current_source_span = lambda self, value: value
+    evaluator.ExprEvaluator.eval = staticmethod(_evaluated)
+    evaluator.ExprEvaluator._visit = _visit
+    evaluator._eval_expr = _computing(evaluator._eval_expr)
+    evaluator._eval_assign = _assigning(evaluator._eval_assign)
+    statements.deepcopy = _copied
     definition = parser.ScriptMacro.get_macro_def
 
     def kept(self: Any) -> Any:

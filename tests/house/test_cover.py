@@ -1,6 +1,7 @@
 """What `make test` leaves to `make test-all`: how it is chosen, written, and obeyed."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -89,6 +90,32 @@ def test_who_needs_what_others_made_does_not_pay_for_it(tmp_path, no_mutations):
     cover.note_killer("a mutation", f"{B}::test_killer")
     stay = {f"{B}::test_killer", f"{B}::test_beside_it"}
     assert cover.chosen(cover.Tests(tmp_path)) == stay
+
+
+def test_a_few_mutations_are_left_whose_killers_cost_the_most(tmp_path, no_mutations):
+    """Two of 100: a killer of many is kept, and one whose kernel another one needs, too."""
+    costs = {
+        f"{A}::test_long": {"cpu_s": 20.0},
+        f"{A}::test_of_three": {"cpu_s": 27.0},
+        f"{B}::test_shared[1]": {"cpu_s": 22.0, "keys": ["kernel"], "made": {"kernel": 20.0}},
+        f"{B}::test_shared[2]": {"cpu_s": 2.0, "keys": ["kernel"]},
+        f"{B}::test_next": {"cpu_s": 9.5, "keys": ["other"], "made": {"other": 9.0}},
+        f"{B}::test_short": {"cpu_s": 9.0},
+        f"{C}::test_cheap": {"cpu_s": 0.1},
+    }
+    costs = {node: test | {"always": False} for node, test in costs.items()}
+    (tmp_path / "costs-1.json").write_text(json.dumps(costs))
+    killed = Counter(dict.fromkeys(costs, 1)) + Counter({f"{A}::test_of_three": 2})
+    killed[f"{C}::test_cheap"] = 92
+    for node, count in killed.items():
+        for i in range(count):
+            cover.note_killer(f"{node} {i}", node)
+    assert sum(killed.values()) == 100
+    out = {f"{A}::test_long", f"{B}::test_next"}
+    assert cover.chosen(cover.Tests(tmp_path)) == {*costs} - out
+    cover.note_killer("one more", f"{B}::test_next")  # of two now, 5 seconds for each
+    out = {f"{A}::test_long"}  # the next in price kills three, and one is left
+    assert cover.chosen(cover.Tests(tmp_path)) == {*costs} - out
 
 
 def test_who_may_kill_a_mutation_stays(tmp_path, monkeypatch):

@@ -7,9 +7,9 @@ the cheapest to kill each mutation; it takes hours, and may be stopped and gone 
 ``--verify`` runs each killer again, which takes an hour: whoever changed tests may have lost some.
 
 A test costs what it does itself, and what compilers make for it and for no other test that stays.
-``choose`` keeps every test that is cheap, every known killer, all tests of the lists of mutations
+``choose`` keeps every test that is cheap, the known killers, all tests of the lists of mutations
 without known killer, and the cheapest variant of each function of tests that does not cost much.
-Then, the most new lines a second first, it keeps what adds lines in good number.  The others go
+It leaves a few mutations to ``make test-all``: those whose killers cost the most for each.  Then, the most new lines a second first, it keeps what adds lines in good number.  The others go
 into the ``exhaustive.txt`` of their room.  What no line tells (what processes do to each other,
 what a machine does to a kernel) is marked ``always``: of such a function a variant stays, whatever
 it costs.
@@ -48,6 +48,8 @@ CHEAP_S = 0.15
 """CPU seconds below which a test always stays."""
 VARIANT_S = 1.0
 """CPU seconds up to which a function of tests keeps its cheapest variant."""
+LEFT = 0.02
+"""Share of the mutations with a known killer that only `make test-all` has to kill."""
 WORTH = 6
 """New lines that a CPU second must run, in what nothing else keeps."""
 
@@ -166,7 +168,7 @@ class Measured:
                 for line, nodes in data.contexts_by_lineno(path).items():
                     for node in filter(self.tests.__contains__, nodes):
                         self.tests[node].setdefault("lines", {}).setdefault(name, []).append(line)
-        self.out.write_text(json.dumps(self.tests))
+        files.write(self.out, json.dumps(self.tests))
 
 
 class Ordered:
@@ -252,7 +254,7 @@ class Test:
 
 
 class Tests:
-    """All tests that were measured: ``known`` ones kill a mutation, and others ``may_kill`` one."""
+    """All tests that were measured: how many mutations each ``kills``, and who ``may_kill`` one."""
 
     def __init__(self, folder: Path) -> None:
         self.numbers: dict[tuple[str, int], int] = {}
@@ -279,7 +281,7 @@ class Tests:
         self.all = list(found.values())
         killers = known_killers()
         killed = {m: self._named(by) for m, by in killers.items() if by is not None}
-        self.known = set().union(*killed.values())
+        self.kills = Counter(node for found in killed.values() for node in found)
         survived = {mutation for mutation, by in killers.items() if by is None}
         self.may_kill = self._may_kill(survived | {m for m, by in killed.items() if by})
 
@@ -335,6 +337,27 @@ class Stay:
             if self.cpu_s(test) < CHEAP_S:
                 self.add(test)
 
+    def add_killers(self) -> None:
+        """Add known killers, but for a few mutations those that cost the most for each."""
+        by = {test.node: test for test in self.tests.all}
+        rest = {node for node in self.tests.kills if node not in self.nodes}
+        needed = Counter(key for node in rest for key in by[node].keys - self.keys)
+
+        def price(node: str) -> float:
+            made = (self.tests.made.get(key, 0.0) for key in by[node].keys if needed[key] == 1)
+            return (by[node].cpu_s + sum(made)) / self.tests.kills[node]
+
+        left = int(LEFT * self.tests.kills.total())
+        while rest:
+            dearest = max(sorted(rest), key=price)
+            left -= self.tests.kills[dearest]
+            if left < 0:
+                break
+            needed.subtract(by[dearest].keys - self.keys)
+            rest.remove(dearest)
+        for node in rest:
+            self.add(by[node])
+
     def add_variants(self) -> None:
         """Add the cheapest variant of functions that have none, if it does not cost much."""
         functions: dict[str, list[Test]] = defaultdict(list)
@@ -368,9 +391,10 @@ def chosen(tests: Tests) -> set[str]:
     """Return the tests that stay."""
     stay = Stay(tests)
     for test in tests.all:
-        if test.node in tests.known | tests.may_kill:
+        if test.node in tests.may_kill:
             stay.add(test)
     stay.add_cheap()
+    stay.add_killers()
     stay.add_variants()
     while stay.add_lines():  # the more stay, the cheaper are those that need the same kernels
         pass
