@@ -54,10 +54,6 @@ class _Inspect(ModuleType):
 _CALL = compile("function(*items, **given)", "<ast>", "eval")
 
 
-class _Unknown(Exception):
-    """A step of an expression that `_parts` leaves to TVM."""
-
-
 def _value(self: evaluator.ExprEvaluator, node: Any) -> Any:
     """Return the value of an expression, whose parts are worked out first, in their order."""
     kind = type(node)
@@ -69,9 +65,8 @@ def _value(self: evaluator.ExprEvaluator, node: Any) -> Any:
         raise evaluator.ParserError(node, f"Undefined variable: {node.id}")
     if kind is doc.Constant:
         return node.value
-    try:
-        parts = _parts(self, node, kind)
-    except _Unknown:
+    parts = _parts(self, node, kind)
+    if parts is None:
         found = _visited(self, node)
         return found.value if type(found) is doc.Constant else self.value_table[found.id]
     try:
@@ -80,8 +75,8 @@ def _value(self: evaluator.ExprEvaluator, node: Any) -> Any:
         self.parser.report_error(node, error)
 
 
-def _parts(self: evaluator.ExprEvaluator, node: Any, kind: type) -> list[Any]:
-    """Return the values that a step needs."""
+def _parts(self: evaluator.ExprEvaluator, node: Any, kind: type) -> list[Any] | None:
+    """Return the values that a step needs; None if it is one that TVM has to work out."""
     if kind is doc.Attribute:
         return [_value(self, node.value)]
     if kind is doc.Subscript:
@@ -105,7 +100,7 @@ def _parts(self: evaluator.ExprEvaluator, node: Any, kind: type) -> list[Any]:
     elif kind is doc.Compare and len(node.ops) == 1:
         operands = [node.left, node.comparators[0]]
     else:
-        raise _Unknown
+        return None
     _give_steps(operands)
     return [_value(self, operand) for operand in operands]
 

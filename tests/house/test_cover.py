@@ -30,6 +30,12 @@ def no_killers(monkeypatch, tmp_path):
     monkeypatch.setattr(cover, "KILLERS", tmp_path / "killers.jsonl")
 
 
+@pytest.fixture(autouse=True)
+def worth(monkeypatch):
+    monkeypatch.setattr(cover, "WORTH", 6)
+    monkeypatch.setattr(cover, "LEFT", 0.02)
+
+
 @pytest.fixture
 def no_mutations(monkeypatch):
     monkeypatch.setattr(mutations, "mutations", list)

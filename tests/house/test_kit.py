@@ -127,7 +127,6 @@ def test_kernels_of_tvm_are_found_wherever_their_text_stands(monkeypatch, tmp_pa
     monkeypatch.setenv("BLOCKSCALE_TEST_CACHE", str(tmp_path))
     text = adds(3).script()
     for moved in (text, f"\n\n{text}"):
-        assert '"line":' in tvm.ir.save_json(tvm.script.from_source(moved))
         x = torch.zeros(4, dtype=torch.int32)
         tvm.compile(tvm.script.from_source(moved), target="llvm")(x)
         assert x.tolist() == [3] * 4

@@ -289,17 +289,6 @@ def tvm_version() -> str:
     return f"{tvm.__version__} {[(stat.st_size, stat.st_mtime_ns) for stat in stats]}"
 
 
-_PLACE = re.compile(r'("type":"ir\.S(?:ourceName","data":|pan","data":{"source_name":\d+))[^}]*')
-
-
-def without_places(text: str) -> str:
-    """Return TensorIR as JSON without the files and lines that it is written in.
-
-    Of these no instruction depends, but other checkouts have other paths, and lines move.
-    """
-    return _PLACE.sub(r"\1", text)
-
-
 def _keeping(build: Callable[..., Any]) -> Callable[..., Any]:
     """Return `tvm.tirx.build` with a memory."""
     import tvm
@@ -314,7 +303,7 @@ def _keeping(build: Callable[..., Any]) -> Callable[..., Any]:
             return real()
         context = tvm.transform.PassContext.current()
         passes = f"{context.opt_level} {dict(context.config)}"
-        key = digest(tvm_version(), str(found), passes, without_places(tvm.ir.save_json(mod)))
+        key = digest(tvm_version(), str(found), passes, tvm.ir.save_json(mod))
         return Kernels(key, real)
 
     return kept_build

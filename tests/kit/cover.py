@@ -9,10 +9,11 @@ the cheapest to kill each mutation; it takes hours, and may be stopped and gone 
 A test costs what it does itself, and what compilers make for it and for no other test that stays.
 ``choose`` keeps every test that is cheap, the known killers, all tests of the lists of mutations
 without known killer, and the cheapest variant of each function of tests that does not cost much.
-It leaves a few mutations to ``make test-all``: those whose killers cost the most for each.  Then, the most new lines a second first, it keeps what adds lines in good number.  The others go
-into the ``exhaustive.txt`` of their room.  What no line tells (what processes do to each other,
-what a machine does to a kernel) is marked ``always``: of such a function a variant stays, whatever
-it costs.
+It leaves a few mutations to ``make test-all``: those whose killers cost the most for each.  Then,
+the most new lines a second first, it keeps what adds lines in good number.  The others go into the
+``exhaustive.txt`` of their room.  What no line tells (what processes do to each other, what a
+machine does to a kernel) is marked ``always``: of such a function a variant stays, whatever it
+costs.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ CHEAP_S = 0.15
 """CPU seconds below which a test always stays."""
 VARIANT_S = 1.0
 """CPU seconds up to which a function of tests keeps its cheapest variant."""
-LEFT = 0.02
+LEFT = 0.025
 """Share of the mutations with a known killer that only `make test-all` has to kill."""
-WORTH = 6
+WORTH = 12
 """New lines that a CPU second must run, in what nothing else keeps."""
 
 EMULATOR = "tests/emulator"
