@@ -87,7 +87,6 @@ def _parts(self: evaluator.ExprEvaluator, node: Any, kind: type) -> list[Any] | 
     if kind is doc.Tuple or kind is doc.List:
         return _items(self, node.elts)
     if kind is doc.Call and all(keyword.arg is not None for keyword in node.keywords):
-        _give_steps(node.args)
         function, items = _value(self, node.func), _items(self, node.args)
         return [function, items, {k.arg: _value(self, k.value) for k in node.keywords}]
     if kind is doc.JoinedStr and all(map(_is_plain, node.values)):
@@ -101,7 +100,6 @@ def _parts(self: evaluator.ExprEvaluator, node: Any, kind: type) -> list[Any] | 
         operands = [node.left, node.comparators[0]]
     else:
         return None
-    _give_steps(operands)
     return [_value(self, operand) for operand in operands]
 
 
@@ -111,23 +109,15 @@ def _is_plain(part: Any) -> bool:
     return kind is doc.Constant or (part.conversion == -1 and part.format_spec is None)
 
 
-def _give_steps(operands: list[Any]) -> None:
-    """Give slices among the operands a step, in place, as TVM does: they are regions of buffers."""
-    for node in operands:
-        if type(node) is not doc.Subscript:
-            continue
-        for part in node.slice.elts if type(node.slice) is doc.Tuple else [node.slice]:
-            if type(part) is doc.Slice and part.lower and part.upper and not part.step:
-                end = part.upper
-                place = (end.lineno, end.end_col_offset + 1, end.lineno, end.end_col_offset + 2)
-                part.step = doc.Constant(1, None, *place)
-
-
 def _items(self: evaluator.ExprEvaluator, nodes: list[Any]) -> list[Any]:
     found: list[Any] = []
     for node in nodes:
         if type(node) is doc.Starred:
-            found += _value(self, node.value)
+            values = _value(self, node.value)
+            try:
+                found += values
+            except TypeError as error:
+                self.parser.report_error(node, error)
         else:
             found.append(_value(self, node))
     return found

@@ -79,24 +79,25 @@ def test_no_function_says_where_it_is_written():
 
 
 @pytest.mark.parametrize(
-    ("expression", "said"),
+    ("expression", "said", "column"),
     [
-        ("nothing", "Undefined variable: nothing"),
-        ("x[0] + nothing", "Undefined variable: nothing"),
-        ("x[0].nothing", "has no attribute 'nothing'"),
-        ("T.nothing(x[0])", "has no attribute 'nothing'"),
-        ("min(x[0], *1)", "not iterable"),
-        ("1 // 0", "division"),
+        ("nothing", "Undefined variable: nothing", 21),
+        ("x[0] + nothing", "Undefined variable: nothing", 21),
+        ("x[0].nothing", "has no attribute 'nothing'", 21),
+        ("T.nothing(x[0])", "has no attribute 'nothing'", 21),
+        ("min(x[0], *1)", "not iterable", 31),
+        ("x[0:4:2]", "non-unit step", 21),
+        ("1 // 0", "division", 21),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(expression, said):
+def test_what_is_wrong_is_said_with_its_place(expression, said, column):
     text = f"""
 @T.prim_func(s_tir=True)
 def main(x: T.Buffer((4,), "int32")):
-    x[1] = {expression}
+    x[1] = T.max(1, {expression})
 """
     with pytest.raises(Exception, match=said) as failed:
         tvm.script.from_source(text, {"T": T})
     if "Undefined" not in said:
         assert isinstance(failed.value, DiagnosticError)
-        assert "--> <str>:4:" in str(failed.value)
+        assert f"--> <str>:4:{column}\n" in str(failed.value)
