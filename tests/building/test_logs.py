@@ -250,6 +250,13 @@ def test_a_record_has_the_key_of_its_trace(tmp_path):
     assert again.key == records.trace_key(trace_json(sch.trace))
 
 
+def test_records_are_added_by_a_database_that_has_read_none(tmp_path):
+    record(tmp_path, [9.0, 5.0])
+    assert not list(Store(folder(tmp_path), print).database.get_all_tuning_records())
+    record(tmp_path, [7.0])
+    assert times(tmp_path) == [9.0, 5.0, 7.0]
+
+
 def test_a_commit_takes_no_record_that_does_not_apply(committed, tmp_path):
     record(tmp_path / "new", [1.0, 4.0])
     gone(tmp_path / "new", 1)

@@ -156,6 +156,14 @@ def test_an_engine_that_is_not_there_is_named():
         engine.module("no_such_engine.layers")
 
 
+def test_a_module_of_an_engine_that_lacks_the_one_above_it_is_named():
+    engine = interfaces.Engine("json", "3.0", "install another")
+    said = r"json [\d.]+ has no json\.nothing\.more, but must have what 3\.0 have"
+    with pytest.raises(ImportError, match=said) as failed:
+        engine.module("json.nothing.more")
+    assert type(failed.value) is ImportError
+
+
 # ---- Parameters of layers of the engines --------------------------------------------------------
 
 LINEAR = [

@@ -359,6 +359,12 @@ def test_what_cannot_be_lowered_says_where(old, new, message):
 NAME = "fused_moe_nvfp4_e128_k8_h2048_i768_swiglu_tiles64_bf16"
 
 
+def test_buckets_end_an_eighth_beyond_what_they_are_tuned_at():
+    rows = [bucket.rows for bucket in catalog_moe.MOE_BUCKETS]
+    limits = [bucket.limit for bucket in catalog_moe.MOE_BUCKETS]
+    assert limits == [2, 9, *(n * 9 // 8 for n in rows[2:-1]), None]
+
+
 def test_buckets_of_a_layer():
     """Both GEMMs of each; the plans of neighbours are one bucket where they are equal."""
     spec = Spec.parse(NAME)

@@ -104,6 +104,16 @@ def test_names_for_a_gpu(opened, rng, store, wanted):
     assert sorted(spec.name for spec in kernels_of(ckpt, cuda=True)) == wanted
 
 
+def test_names_for_a_cpu(opened, rng):
+    ckpt = opened(tensors(rng, awq), {}, **QWEN, dtype="float32")
+    assert sorted(spec.name for spec in kernels_of(ckpt, cuda=False)) == [
+        "fused_moe_int4g32_e4_k2_h64_i32_swiglu_f32",
+        "fused_moe_int4g32z_e4_k2_h64_i32_swiglu_f32",
+        "int4_mm_rows_n96_k64_g32t_a16_f32",
+        "moe_route_e4_k2_softmax_norm_f32",
+    ]
+
+
 @pytest.mark.parametrize(
     ("store", "act", "wanted"),
     [

@@ -25,7 +25,7 @@ from blockscale.tuning import gpu, site, task, worker
 from blockscale.tuning.components.pool import Worker
 from blockscale.tuning.components.sketches import Sketches
 from blockscale.tuning.tuner import tune
-from blockscale.tuning.worker import Argument, Timing
+from blockscale.tuning.worker import Argument, Timing, unpacked
 from tests.kit import fake_gpu
 from tests.kit.fake_workload import EXPORTER, FakeSpec, FakeWorkload, from_meta
 
@@ -108,6 +108,13 @@ def test_what_is_measured_is_the_function_for_any_sizes(tmp_path):
         assert trace_json(applied.trace) == trial.trace
         assert applied.key == trial.key
     assert tuning.arguments()[0].shape == (workload.rows, 8192)
+
+
+def test_what_is_built_is_the_function_for_any_sizes():
+    workload = catalog.workloads(Spec.parse("quantize_nvfp4_128x4_bf16"), ARCH)[0]
+    known, built = map(unpacked, task.modules_of(workload, ARCH))
+    assert known["main"].params[0].shape[0] == workload.rows
+    assert isinstance(built["main"].params[0].shape[0], Var)
 
 
 def test_limits_of_trials_and_resuming(tmp_path):

@@ -14,6 +14,7 @@ from tvm import tirx
 from tvm.ir import Expr as PrimExpr
 from tvm.script import tirx as T
 
+from blockscale.base.formats import GEMM
 from blockscale.specs import FusedMoe
 from blockscale.specs.moe import MX_FORMATS
 from blockscale.specs.plans.coded import SCALE_BLOCK, CodedRow
@@ -21,9 +22,6 @@ from blockscale.tir import formats
 from blockscale.tir.common import i64, tiles_of, widen
 
 FP8_MAX, FP4_MAX = 448.0, 6.0
-
-ACT_BLOCKS = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
-"""Elements that share a scale, of formats in which a row has several."""
 
 
 def sort_step(spec: FusedMoe, row_tile: int) -> Any:
@@ -90,7 +88,7 @@ def rows_step(spec: FusedMoe, which: int, lanes: int) -> Any:
     Element k of row i is at [k / (8 lanes), i, k % 8, k % (8 lanes) / 8].  Rows of no slot: zeros.
     """
     size = spec.hidden if which == 1 else spec.intermediate
-    block = ACT_BLOCKS.get(spec.act_fmt or "", size)
+    block = GEMM[spec.act_fmt].block if spec.act_fmt in GEMM else size
     K, blocks, each, deep, word = map(i64, (size, size // block, block, 8 * lanes, 8))
     top_k, zero, f0 = i64(spec.top_k), i64(0), tirx.const(0.0, "float32")
 
