@@ -148,15 +148,15 @@ def _made(self: evaluator.ExprEvaluator, node: Any, kind: type, parts: list[Any]
 
 
 _visited = evaluator.ExprEvaluator._visit_node
+_NODES = (doc.Name, doc.Constant, doc.Starred)
+"""Expressions that stand for themselves."""
 
 
 def _visit(self: evaluator.ExprEvaluator, node: Any) -> Any:
     """Do what TVM's `ExprEvaluator._visit` does: return a node that stands for the value."""
     if isinstance(node, list | tuple):
         return type(node)(_visit(self, part) for part in node)
-    if isinstance(node, doc.expr | doc.Slice) and type(node) not in (
-        *(doc.Name, doc.Constant, doc.Starred),
-    ):
+    if isinstance(node, doc.expr | doc.Slice) and type(node) not in _NODES:
         return self._add_intermediate_result(_value(self, node))
     return _visited(self, node)
 
@@ -178,18 +178,22 @@ def _computing(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _reading(read: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """Return TVM's `Source.__init__` that reads the text of a function once."""
-    found: dict[CodeType, dict[str, Any]] = {}
+    """Return TVM's `Source.__init__` that reads the text of a function once.
+
+    Code is told apart by identity: equal code may have other annotations, in another file or after
+    a module was loaded again.
+    """
+    found: dict[int, tuple[CodeType, dict[str, Any]]] = {}
 
     def source(self: Any, program: Any) -> None:
         code = getattr(program, "__code__", None)
         if code is None:
             read(self, program)
             return
-        if code not in found:
+        if id(code) not in found:
             read(self, program)
-            found[code] = dict(vars(self))
-        vars(self).update(found[code])
+            found[id(code)] = code, dict(vars(self))  # the code stays, and so does its number
+        vars(self).update(found[id(code)][1])
 
     return source
 

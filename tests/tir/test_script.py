@@ -1,5 +1,6 @@
 """The quick parser makes what TVM's own makes."""
 
+import runpy
 import subprocess
 import sys
 
@@ -72,6 +73,17 @@ def test_same_functions():
     made = [str(catalog.exported(Spec.parse(name), host.level(), {})) for name in NAMES]
     made.append(f"{odd(True)} {odd(False, (4, 5))}")
     assert done.stdout == "\n".join([*made, ""])
+
+
+def test_equal_code_may_have_other_annotations(tmp_path):
+    """In files whose functions differ in nothing else, down to the lines."""
+    for size in (4, 8):
+        (tmp_path / f"of_{size}.py").write_text(
+            "from tvm.script import tirx as T\n\n\n@T.prim_func(s_tir=True)\n"
+            f'def main(x: T.Buffer(({size},), "int32")):\n    x[1] = 0\n'
+        )
+        found = runpy.run_path(str(tmp_path / f"of_{size}.py"))["main"]
+        assert list(found.params[0].ty.shape) == [size]
 
 
 def test_no_function_says_where_it_is_written():
