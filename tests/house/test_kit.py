@@ -13,6 +13,7 @@ from tvm.script import tirx as T
 
 from blockscale import emulator
 from blockscale.emulator.launching import front_door
+from blockscale.tir import script
 from tests.kit import compiled, emulated, pairwise
 from tests.kit.paths import ROOT
 
@@ -123,7 +124,8 @@ def test_kernels_of_tvm_are_kept_by_their_text(monkeypatch, tmp_path):
 
 
 def test_kernels_of_tvm_are_found_wherever_their_text_stands(monkeypatch, tmp_path):
-    """In another file, or further down in it."""
+    """In another file, or further down in it: the product's parser notes no places."""
+    script.install()
     monkeypatch.setenv("BLOCKSCALE_TEST_CACHE", str(tmp_path))
     text = adds(3).script()
     for moved in (text, f"\n\n{text}"):

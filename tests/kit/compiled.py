@@ -95,6 +95,22 @@ def kept(key: str, suffix: str, make: Callable[[Path], None]) -> Path:
     return path
 
 
+def text(make: Callable[[], str], *parts: str) -> str:
+    """Return the text that ``make`` makes of ``parts``, which are all that it depends on."""
+
+    def write(path: Path) -> None:
+        path.write_text(make())
+
+    return kept(digest("text", *parts), ".txt", write).read_text()
+
+
+@cache
+def version(program: str) -> str:
+    """Return what a program of the CUDA toolkit says of itself, and what it takes from outside."""
+    told = _run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    return "\n".join([program, told, *(os.environ.get(name, "") for name in ENVIRONMENT)])
+
+
 def trim(limit: int = LIMIT_BYTES) -> None:
     """Remove the entries that were not used for longest until ``limit`` bytes are left."""
     files = [(path, path.stat()) for path in folder().glob("??/*") if path.is_file()]

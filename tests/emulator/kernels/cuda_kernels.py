@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from blockscale import emulator
-from tests.emulator.kit import compiled, tools
+from tests.emulator.kit import tools
 
 FOLDER = Path(__file__).resolve().parent / "cuda"
 ARCHITECTURE = {"hopper": "sm_90a", "sm120": "sm_120a"}  # all others: sm_100a
@@ -36,15 +36,11 @@ def ptx(name: str, broken: str | None = None) -> str:
     flags += [f"-DBROKEN={broken}"] if broken else []
     source = FOLDER / f"{name}.cu"
 
-    def compile_it() -> str:
-        with tempfile.TemporaryDirectory(prefix="blockscale-kernels-") as folder:
-            out = Path(folder) / "kernel.ptx"
-            command = [tools.nvcc(), *flags, "-o", str(out), str(source)]
-            subprocess.run(command, check=True, capture_output=True)
-            return out.read_text()
-
-    texts = [path.read_text() for path in (source, *sorted(FOLDER.glob("*.cuh")))]
-    return compiled.kept(compile_it, compiled.version(tools.nvcc()), *flags, *texts)
+    with tempfile.TemporaryDirectory(prefix="blockscale-kernels-") as folder:
+        out = Path(folder) / "kernel.ptx"
+        command = [tools.nvcc(), *flags, "-o", str(out), str(source)]
+        subprocess.run(command, check=True, capture_output=True)
+        return out.read_text()
 
 
 @dataclass

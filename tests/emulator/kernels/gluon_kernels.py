@@ -24,7 +24,8 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 )
 
 from tests.emulator.kernels import triton_kernels as tk
-from tests.emulator.kit.compiled import ROOT, kept
+from tests.kit.compiled import text
+from tests.kit.paths import ROOT
 
 
 @gluon.jit
@@ -85,7 +86,7 @@ def build(k: int, m: int, n: int, *, pair: bool) -> tk.Compiled:
         return done.stdout
 
     sources = [Path(module).read_text() for module in (__file__, tk.__file__)]
-    fields = json.loads(kept(in_child, triton.__version__, *sources, *sizes))
+    fields = json.loads(text(in_child, triton.__version__, *sources, *sizes))
     return tk.Compiled(**fields | {"descriptors": tuple(fields["descriptors"])})
 
 

@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tests.emulator.kit.compiled import FOLDER
+from tests.kit.compiled import folder
 
 BLACKWELL = 100
 PTX_VERSION = 90  # what CUDA 13.0's ptxas reads; the instructions do not depend on it
@@ -230,7 +230,7 @@ def build(  # a kernel is named by the function, its pointer types and its const
 def compiled(source: Any, target: GPUTarget, options: dict[str, Any]) -> Compiled:
     """Return the PTX of ``source``; Triton keeps it in the checkout, not in the user's cache."""
     with triton.knobs.cache.scope():
-        triton.knobs.cache.dir = str(FOLDER / "triton")
+        triton.knobs.cache.dir = str(folder() / "triton")
         made = triton.compile(source, target=target, options=options)
     about = made.metadata
     descriptors = tuple(getattr(about, "tensordesc_meta", None) or ())

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.emulator.kit import compiled
+from tests.kit import compiled
 
 RELEASE = (13, 0)  # the oldest whose ptxas reads PTX ISA 9.0
 INSTALL = "install the CUDA toolkit 13.0 (nvcc, ptxas, headers) and g++, and put both on PATH"
@@ -94,7 +94,7 @@ def assemble(text: str, arch: str, *flags: str) -> subprocess.CompletedProcess[s
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         return json.dumps([done.returncode, done.stdout, done.stderr])
 
-    said = json.loads(compiled.kept(ask, compiled.version(command[0]), *command, text))
+    said = json.loads(compiled.text(ask, compiled.version(command[0]), *command, text))
     return subprocess.CompletedProcess(command, *said)
 
 
