@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import gcd
-from typing import Protocol
+from typing import Any, Protocol
 
 from tvm.ir import IRModule
 from tvm.s_tir import Schedule
@@ -30,6 +30,56 @@ def unshared(mod: IRModule) -> IRModule:
 def last_loops(sch: Schedule, block: SBlockRV, count: int) -> list[LoopRV]:
     """Return the ``count`` innermost loops of ``block``."""
     return list(sch.get_loops(block))[-count:]
+
+
+class Drawing(Schedule):
+    """A schedule that knows whether a sketch may have looked at what it drew.
+
+    Where none did, another draw takes the same branches, and shows no other design.  A loop's
+    extent tells of a draw, and so does which loops are left where those of one iteration go.
+    """
+
+    __slots__ = ("drawn", "looked")
+
+    def __init__(self, mod: IRModule, seed: int) -> None:
+        super().__init__(mod, seed=seed, debug_mask="none", error_render_level="fast")
+        self.drawn = self.looked = False
+
+    def _look(self) -> None:
+        self.looked = self.drawn
+
+    def sample_categorical(self, *given: Any, **options: Any) -> ExprRV:
+        """Draw one of several candidates."""
+        self.drawn = True
+        return super().sample_categorical(*given, **options)
+
+    def sample_perfect_tile(self, *given: Any, **options: Any) -> list[ExprRV]:
+        """Draw the factors of a loop."""
+        self.drawn = True
+        return super().sample_perfect_tile(*given, **options)
+
+    def get(self, rand_var_or_sref: Any) -> Any:
+        """Return the value of a variable."""
+        self._look()
+        return super().get(rand_var_or_sref)
+
+    @property
+    def mod(self) -> IRModule:
+        """The module as it is scheduled so far."""
+        self._look()
+        return super().mod
+
+    def compute_at(self, *given: Any, **options: Any) -> None:
+        """Move a producer under a loop."""
+        if not options.get("preserve_unit_loops"):
+            self._look()
+        super().compute_at(*given, **options)
+
+    def reverse_compute_at(self, *given: Any, **options: Any) -> None:
+        """Move a consumer under a loop."""
+        if not options.get("preserve_unit_loops"):
+            self._look()
+        super().reverse_compute_at(*given, **options)
 
 
 class Choose(Protocol):

@@ -19,13 +19,13 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Trace
 
 from blockscale.building.records import canonical, sentence
-from blockscale.schedules.steps import unshared
+from blockscale.schedules.steps import Drawing, unshared
 
 Decision = int | tuple[int, ...]
 Point = tuple[int, tuple[Decision, ...]]
 
 _SEEDS = 8
-"""Draws of the space function: each branch that it takes shows up as a design of its own."""
+"""Draws of a space function that looks at what it draws: each branch is a design of its own."""
 
 
 def plain(value: Any) -> Any:
@@ -173,9 +173,10 @@ class Space:
             except Exception as failure:
                 error = failure
                 continue
-            for item in drawn if isinstance(drawn, list) else [sch]:
+            made = drawn if isinstance(drawn, list) else [sch]
+            for item in made:
                 self._add(trace_json(item.trace), facts and facts(item))
-            if facts is not None:
+            if facts is not None or all(isinstance(s, Drawing) and not s.looked for s in made):
                 break
         if not self.designs:
             raise ValueError(

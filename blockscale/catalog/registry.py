@@ -25,7 +25,7 @@ from tvm.tirx.buffer import BufferType
 from blockscale.base.targets import gpu, having, is_gpu
 from blockscale.lower import cpu as lower_cpu
 from blockscale.lower import cuda as lower_cuda
-from blockscale.schedules.steps import Sketch, preferred, sampled, unshared
+from blockscale.schedules.steps import Drawing, Sketch, preferred, sampled, unshared
 from blockscale.specs import Spec
 
 
@@ -250,12 +250,7 @@ class Workload:
         def space(sch: Schedule) -> list[Schedule]:
             results = []
             for sketch in sketches:
-                candidate = Schedule(
-                    unshared(sch.mod),
-                    seed=sch.fork_seed(),
-                    debug_mask="none",
-                    error_render_level="fast",
-                )
+                candidate = Drawing(unshared(sch.mod), sch.fork_seed())
                 sketch(candidate, sampled)
                 results.append(candidate)
             return results

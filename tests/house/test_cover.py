@@ -34,6 +34,7 @@ def no_killers(monkeypatch, tmp_path):
 def worth(monkeypatch):
     monkeypatch.setattr(cover, "WORTH", 6)
     monkeypatch.setattr(cover, "LEFT", 0.02)
+    monkeypatch.setattr(cover, "VARIANT_S", 1.0)
 
 
 @pytest.fixture

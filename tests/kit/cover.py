@@ -47,11 +47,11 @@ PRODUCT = ("blockscale", "schedules", "tir")
 HEAD = "# Left to make test-all: other tests tell as much (python -m tests.kit.cover).\n"
 CHEAP_S = 0.15
 """CPU seconds below which a test always stays."""
-VARIANT_S = 1.0
+VARIANT_S = 0.5
 """CPU seconds up to which a function of tests keeps its cheapest variant."""
 LEFT = 0.02
 """Share of the mutations with a known killer that only `make test-all` has to kill."""
-WORTH = 12
+WORTH = 25
 """New lines that a CPU second must run, in what nothing else keeps."""
 
 EMULATOR = "tests/emulator"
