@@ -7,6 +7,7 @@ once the runtime of `native/cuda_library.h`, which finds the driver when a funct
 from __future__ import annotations
 
 import copy
+import hashlib
 import importlib.util
 import os
 import re
@@ -83,8 +84,8 @@ def write_cuda_library(
         manifest: see `blockscale.base.manifest`; of target kind "cuda".
         out: where to write; the folder must exist.  The file appears complete or not at all.
         cc: the C compiler; it must understand GCC's options.
-        runtime: a folder that keeps the runtime's objects, which take half the time of a small
-            library, for the libraries of one session; they are made if it has none.
+        runtime: a folder that keeps objects for the libraries of one session: the runtime's, which
+            take half the time of a small library, and those of host code that many candidates have.
 
     Raises:
         ValueError: the manifest is wrong, or does not fit the functions, or a kernel wants what the
@@ -210,35 +211,35 @@ def _commands(
 ) -> tuple[list[list[str]], list[Path]]:
     """Write the sources into ``folder``; return the commands that compile them, and the objects.
 
-    All are compiled into ``folder``; the runtime's are expected in ``runtime``, and are compiled
-    only if they are not there.
+    All are compiled into ``folder``.  Those of which libraries of one session have the same, the
+    runtime and TVM's host code, are expected in ``runtime``, and are compiled only if they are not
+    there.
     """
-    for i, code in enumerate(functions):
-        (folder / f"host{i}.c").write_text(_host_code(code))
-        (folder / f"image{i}").write_bytes(code.image)
+    shared = runtime or folder
     (folder / "tables.c").write_text(_tables(functions, manifest, folder))
-    include = [f"-I{path}" for path in (*_include_folders(), HOST_C)]
-    ours = [*(HOST_C / name for name in RUNTIME_SOURCES), folder / "tables.c"]
-    places = [runtime or folder] * len(RUNTIME_SOURCES) + [folder]
-    objects = [place / f"{source.stem}.o" for source, place in zip(ours, places, strict=True)]
-    commands = [
-        [cc, *CFLAGS, *include, "-c", str(source), "-o", str(folder / made.name)]
-        for source, made in zip(ours, objects, strict=True)
-        if not made.exists()
+    made: list[tuple[Path, Path, tuple[str, ...]]] = [
+        (HOST_C / name, shared / f"{Path(name).stem}.o", CFLAGS) for name in RUNTIME_SOURCES
     ]
-    for i, _ in enumerate(functions):
-        objects.append(folder / f"host{i}.o")
+    made.append((folder / "tables.c", folder / "tables.o", CFLAGS))
+    for i, code in enumerate(functions):
+        (folder / f"image{i}").write_bytes(code.image)
+        source, text = folder / f"host{i}.c", _host_code(code)
+        source.write_text(text)
         renamed = {
             "TVMFFIEnvModLookupFromImports": f"blockscale_lookup_{i}",
             "__tvm_ffi_main": f"blockscale_main_{i}",
             "__tvm_ffi__library_ctx": f"blockscale_context_{i}",
         }
-        defines = [f"-D{old}={new}" for old, new in renamed.items()]
-        source = str(folder / f"host{i}.c")
-        commands.append(
-            [cc, *HOST_CFLAGS, *defines, *include, "-c", source, "-o", str(objects[-1])]
-        )
-    return commands, objects
+        defines = tuple(f"-D{old}={new}" for old, new in renamed.items())
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        made.append((source, shared / f"host{i}-{digest[:24]}.o", (*HOST_CFLAGS, *defines)))
+    include = [f"-I{path}" for path in (*_include_folders(), HOST_C)]
+    commands = [
+        [cc, *flags, *include, "-c", str(source), "-o", str(folder / out.name)]
+        for source, out, flags in made
+        if not out.exists()
+    ]
+    return commands, [out for _, out, _ in made]
 
 
 def _include_folders() -> list[str]:

@@ -4,6 +4,7 @@ import ctypes
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -230,20 +231,25 @@ def test_host_code_that_does_not_compile(tmp_path):
         write_cuda_library([broken], manifest("pair", archs=("sm_90a",)), tmp_path / "l.so")
 
 
-def test_the_runtime_is_compiled_once(monkeypatch, tmp_path):
-    """Libraries that share its objects are, byte for byte, those that compile it themselves."""
+def test_what_libraries_share_is_compiled_once(monkeypatch, tmp_path):
+    """The runtime and host code.  They are, byte for byte, those that compile it themselves."""
     compiled = []
     run = export_cuda.run
     monkeypatch.setattr(export_cuda, "run", lambda words: compiled.append(words) or run(words))
-    codes, contents = [tiny_cuda.code("pair", "sm_90a")], manifest("pair", archs=("sm_90a",))
-    made = []
-    for kept in (None, tmp_path / "kept", tmp_path / "kept"):
+    code, contents = tiny_cuda.code("pair", "sm_90a"), manifest("pair", archs=("sm_90a",))
+    other_code = replace(code, host_c=code.host_c.replace("int32_t", "/* other */ int32_t", 1))
+    other_image = replace(code, image=code.image + b"\0")
+
+    def made(code, kept):
         compiled.clear()
-        path = write_cuda_library(codes, contents, tmp_path / "l.so", runtime=kept)
-        made.append((len(compiled), path.read_bytes()))
-    own = len(RUNTIME_SOURCES)
-    assert [count for count, _ in made] == [2 + own, 2 + own, 2]
-    assert made[0][1] == made[1][1] == made[2][1]
+        path = write_cuda_library([code], contents, tmp_path / "l.so", runtime=kept)
+        return len(compiled), path.read_bytes()
+
+    kept, own, codes = tmp_path / "kept", len(RUNTIME_SOURCES), (code, other_image, other_code)
+    alone = [made(each, None) for each in codes]
+    assert [count for count, _ in alone] == [2 + own] * 3
+    assert [made(each, kept)[0] for each in codes] == [2 + own, 1, 2]
+    assert [made(each, kept) for each in codes] == [(1, library) for _, library in alone]
 
 
 # With TVM's host code and nvcc ---------------------------------------------------------------
