@@ -27,7 +27,7 @@ from blockscale.base.version import VERSION
 from blockscale.building.records import sentence
 from blockscale.tuning import gpu
 from blockscale.tuning.components.pool import Job, Lost, Worker, Workers
-from blockscale.tuning.site import Measuring, Site
+from blockscale.tuning.site import MEASUREMENTS, Measuring, Site
 from blockscale.tuning.task import Task
 from blockscale.tuning.worker import Measurement
 
@@ -228,7 +228,7 @@ def serve(request: bytes) -> bytes:
     path = tvm_ffi.get_global_func("tvm.rpc.server.workpath")
     told = [str(path(a)) if isinstance(a, _File) else a for a in arguments]
     if not _crew:
-        _crew.append(Workers([], [Worker(Path(str(path("worker.log"))), needs)]))
+        _crew.append(Workers([], [Worker(Path(str(path("worker.log"))), needs, MEASUREMENTS)]))
     job = Job(function, told, timeout)
     _crew[0].to_measure.append(job)
     _crew[0].wait(job.done)

@@ -19,7 +19,7 @@ _START_S = 120.0
 """For what measures to find its GPU, or to answer from far away."""
 _GPU_NEEDS = "torch"
 """The module that a process imports which measures on a GPU."""
-_MEASUREMENTS = 5000
+MEASUREMENTS = 5000
 """After so many a process that measures on a GPU is replaced: candidates stay loaded in it."""
 
 
@@ -42,7 +42,7 @@ class Site:
     def measurers(self, log: Path) -> list[Worker]:
         """Return the processes that measure; none: the last builder, while the others idle."""
         needs_own = is_gpu(self.level) and self.model is None
-        return [Worker(log, _GPU_NEEDS, _MEASUREMENTS)] if needs_own else []
+        return [Worker(log, _GPU_NEEDS, MEASUREMENTS)] if needs_own else []
 
     def measuring(self, task: Task, library: str, limit_s: float) -> Measuring:
         """Return the job that measures a candidate of ``task`` within ``limit_s``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -25,11 +26,12 @@ from blockscale.tuning.components.features import (
     PerTask,
     decision_model,
 )
+from blockscale.tuning.components.nursery import Nursery
 from blockscale.tuning.components.runner import WorkerRunner
 from blockscale.tuning.components.search import DecisionSearch
 from blockscale.tuning.components.sketches import Sketches
 from blockscale.tuning.loop import Context
-from blockscale.tuning.worker import Unscheduled, packed
+from blockscale.tuning.worker import Measurement, Unscheduled, packed
 from tests.kit.fake_workload import EXPORTER, FakeSpec, FakeWorkload
 
 LEVEL = host.level()
@@ -217,21 +219,115 @@ def waits(seconds):
     return os.getpid()
 
 
-def test_builders_start_a_few_at_a_time(tmp_path, monkeypatch):
-    """Those that begin their first job do not wait for those that still import TVM."""
-    monkeypatch.setattr(pool, "_STARTING", 2)
-    builders = [pool.Worker(tmp_path / "log", needs="json") for _ in range(3)]
-    with pool.Workers(builders, [pool.Worker(tmp_path / "log", needs="json")]) as own:
-        jobs = [pool.Job(waits, (1.0,)) for _ in builders]
-        own.to_build += jobs
+def parent():
+    """Return the process that forked this one, and how many threads it has."""
+    nursery = os.getppid()
+    return nursery, len(os.listdir(f"/proc/{nursery}/task"))
+
+
+def dies(way):
+    if way == "hangs":
+        time.sleep(60)
+    if way == "crashes":
+        os.abort()
+    return Measurement((), "run: no context", broken=way == "is broken")
+
+
+def one_measurer(folder):
+    return pool.Workers([pool.Worker(folder / "log")], [pool.Worker(folder / "log")], False)
+
+
+def all_done(own, jobs):
+    assert own.wait(lambda: all(job.done() for job in jobs))
+    return [job.answer for job in jobs]
+
+
+@pytest.mark.parametrize("needs", ["tvm", "torch"])
+def test_workers_are_forks_of_one_process_that_has_one_thread(tmp_path, needs):
+    """With more it may not fork."""
+    builders = [pool.Worker(tmp_path / "log", needs) for _ in range(3)]
+    with pool.Workers(builders, []) as own:
+        own.to_build += (jobs := [pool.Job(parent, ()) for _ in builders])
+        [(nursery, threads)] = {answer.value for answer in all_done(own, jobs)}
+        assert threads == 1
+        assert nursery != os.getpid()
+
+
+def test_a_nursery_that_died_is_followed_by_another(tmp_path, monkeypatch):
+    monkeypatch.setattr(pool, "Nursery", Nursery)  # of its own
+    with one_measurer(tmp_path) as own:
+        own.to_build.append(asked := pool.Job(parent, ()))
+        [answer] = all_done(own, [asked])
+        own.to_build.append(killed := pool.Job(waits, (60.0,)))
         own.step(0.0)
-        assert sum(each.process is not None for each in builders) == 2
-        most = 0
+        os.kill(answer.value[0], signal.SIGKILL)
+        own.to_build.append(again := pool.Job(parent, ()))
+        killed, answer_again = all_done(own, [killed, again])
+        assert killed.error == "crashed"
+        assert answer_again.value[0] != answer.value[0]
+
+
+def test_processes_end_with_their_session(tmp_path, monkeypatch):
+    monkeypatch.setattr(pool, "Nursery", Nursery)
+    with one_measurer(tmp_path) as own:
+        own.to_build.append(asked := pool.Job(parent, ()))
+        own.to_measure.append(at_work := pool.Job(waits, (0.0,)))
+        nursery, worker = (answer.value for answer in all_done(own, [asked, at_work]))
+    for pid in (nursery[0], worker):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_who_measures_goes_on_while_nobody_looks(tmp_path):
+    """The search takes answers when it has time."""
+    with one_measurer(tmp_path) as own:
+        own.to_measure.append(first := pool.Job(waits, (0.0,)))
+        [answer] = all_done(own, [first])
+        own.to_measure += (jobs := [pool.Job(touches, (str(tmp_path / f"{i}"),)) for i in range(3)])
+        own.step(0.0)
+        deadline = time.monotonic() + 10
+        while not (tmp_path / "1").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert (tmp_path / "1").exists()
+        assert not (tmp_path / "2").exists()
+        assert [each.value for each in all_done(own, jobs)] == [answer.value] * 3
+
+
+def touches(path):
+    Path(path).touch()
+    return os.getpid()
+
+
+def test_nothing_is_sent_ahead_where_the_search_is_in_the_way(tmp_path):
+    """A CPU has one measurement at a time, and nothing beside it."""
+    with pool.Workers([pool.Worker(tmp_path / "log")], []) as own:
+        own.to_measure += (jobs := [pool.Job(waits, (0.0,)) for _ in range(3)])
         while not all(job.done() for job in jobs):
             assert own.step(0.05)
-            most = max(most, sum(e.job is not None and not e.ready for e in builders))
-        assert most == 2
-        assert len({job.answer.value for job in jobs}) == 3
+            assert own.measurers[0].following is None
+
+
+@pytest.mark.parametrize("way", ["hangs", "crashes", "is broken"])
+def test_what_was_sent_ahead_survives_what_came_before(tmp_path, way):
+    with one_measurer(tmp_path) as own:
+        own.to_measure.append(first := pool.Job(waits, (0.0,)))
+        [answer] = all_done(own, [first])
+        bad, good = pool.Job(dies, (way,), 0.5), pool.Job(waits, (0.0,), 30.0)
+        own.to_measure += [bad, good]
+        own.step(0.0)
+        assert own.measurers[0].following is good
+        wrong, right = all_done(own, [bad, good])
+        said = {"hangs": "timeout: killed after 0.5 s", "crashes": "crashed with SIGABRT"}
+        assert wrong.error == said.get(way)
+        assert right.value not in (None, answer.value)
+
+
+def test_the_time_of_what_was_sent_ahead_begins_when_it_does(tmp_path):
+    with one_measurer(tmp_path) as own:
+        own.to_measure.append(first := pool.Job(waits, (0.0,)))
+        all_done(own, [first])
+        own.to_measure += (jobs := [pool.Job(waits, (0.7,), 1.0) for _ in range(2)])
+        assert [each.error for each in all_done(own, jobs)] == [None, None]
 
 
 def export_and_count(module, target, out):

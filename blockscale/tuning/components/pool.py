@@ -8,15 +8,9 @@ does so in a worker and not in the tuner.
 
 from __future__ import annotations
 
-import ctypes
-import gc
-import importlib
 import math
-import os
 import pickle
 import signal
-import subprocess
-import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -27,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from blockscale.building.records import sentence
+from blockscale.tuning.components.nursery import Child, Nursery
 
 OVER = "not measured: the session's time was up"
 """Error of a result that is none: nothing is known of the candidate."""
@@ -34,26 +29,9 @@ OVER = "not measured: the session's time was up"
 _MAX_JOBS = 200
 """Jobs before a worker is replaced: compiling leaks a little memory each time."""
 _START_TIMEOUT_S = 60.0
-_STARTING = max(2, (os.cpu_count() or 1) // 4)
-"""Builders that import TVM at the same time: 64 that did on 64 cores were all ready after 8 s, and
-what measures, which was to connect to its server, no earlier."""
 _KILL_TIMEOUT_S = 10.0
 _MAX_TRIES = 3
 """Servers that a job may lose before it is thought to be the cause."""
-
-_PR_SET_PDEATHSIG = 1
-
-_SPIN_COUNT = "100000"
-"""Rounds that an idle OpenMP thread of a measurement spins before it sleeps (GOMP_SPINCOUNT).
-
-Seen on 2 shared cores of an AMD EPYC, kernels of 6 to 90 us: with 2000 and with 20000 stretches of
-candidates took 110 us and 1 ms, threads falling asleep in every run; with 100000 and with libgomp's
-default that was gone.  Under a load of 4 the default once gave 16 ms for a kernel of 9 us."""
-
-_START = (
-    "import sys; sys.path[:] = {path!r}; "
-    "from blockscale.tuning.components.pool import main; main({pipe}, {parent}, {needs!r})"
-)
 
 
 @dataclass(frozen=True)
@@ -106,10 +84,11 @@ class Worker:
     log: Path
     """Where its output goes."""
     needs: str = "tvm"
-    """The module that its jobs use, "tvm" or "torch": importing it takes seconds, while the tuner
-    prepares its search spaces."""
+    """The module that its jobs use, "tvm" or "torch"."""
     max_jobs: int = _MAX_JOBS
     job: Job | None = None
+    following: Job | None = None
+    """What it goes on with, and has been sent, so that it waits for nobody in between."""
     group: str = ""
     dead: str | None = None
     """Why it is given no more jobs."""
@@ -117,7 +96,9 @@ class Worker:
     """Whether its job is a measurement."""
     place: str = ""
     """The machine far away for which it stands, and which is lost with it."""
-    process: subprocess.Popen[bytes] | None = None
+    nursery: Nursery | None = None
+    """Whose fork its process is."""
+    process: Child | None = None
     ready: bool = False
     """Whether its process takes jobs, as far as is known."""
 
@@ -125,19 +106,10 @@ class Worker:
         """Start the process unless it runs; returns before it is ready."""
         if self.process is not None:
             return
+        self.nursery = self.nursery or Nursery(self.needs)
         self.pipe, theirs = Pipe()
-        path = [os.path.abspath(p) for p in sys.path]
-        told = {"path": path, "pipe": theirs.fileno(), "parent": os.getpid(), "needs": self.needs}
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", _START.format(**told)],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={"GOMP_SPINCOUNT": _SPIN_COUNT, **os.environ},
-                start_new_session=True,
-            )
+            self.process = self.nursery.fork(main, theirs.fileno(), log.fileno())
         theirs.close()
         self.jobs, self.ready = 0, False
 
@@ -146,9 +118,29 @@ class Worker:
         if self.process is not None and self.jobs >= self.max_jobs:
             self.kill()
         self.start()
-        self.jobs += 1
-        self.job, self.group = job, job.group
+        self.job = job
         self._begin()
+        self._hand_over(job)
+
+    def send_ahead(self, job: Job) -> None:
+        """Hand over what comes after the job that it has."""
+        self.following = job
+        self._hand_over(job)
+
+    def advance(self) -> None:
+        """Go on with what was sent ahead, whose time begins."""
+        self.job, self.following = self.following, None
+        if self.job is not None:
+            self._begin()
+
+    def may_go_on(self) -> bool:
+        """Return whether it has one job, and its process will take another."""
+        one = self.job is not None and self.following is None
+        return one and self.ready and self.jobs < self.max_jobs
+
+    def _hand_over(self, job: Job) -> None:
+        self.jobs += 1
+        self.group = job.group
         with suppress(BrokenPipeError, ConnectionResetError):  # it died: poll() says so
             self.pipe.send((job.function, tuple(job.arguments)))
 
@@ -178,39 +170,24 @@ class Worker:
 
     def _death(self) -> str:
         assert self.process is not None
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(5)
-        code = self.process.returncode
+        code = self.process.wait(5)
         if code is not None and code < 0:
             with suppress(ValueError):
                 return f"crashed with {signal.Signals(-code).name}"
-        return f"crashed with exit code {code}"
+        return "crashed" if code is None else f"crashed with exit code {code}"
 
     def kill(self) -> None:
         """End the process and everything it started."""
         if self.process is None:
             return
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):  # a driver may hold it until a kernel ends
-            self.process.wait(_KILL_TIMEOUT_S)
+        self.process.kill()
+        self.process.wait(_KILL_TIMEOUT_S)  # a driver may hold it until a kernel ends
         self.pipe.close()
         self.process = None
 
 
-def main(pipe: int, parent: int, needs: str) -> None:
+def main(pipe: int) -> None:
     """Serve ``(function, arguments)`` jobs in a worker until the tuner closes the pipe."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # the tuner's ``kill -9`` too
-    if os.getppid() != parent:
-        os._exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if needs != "torch":  # or tvm_ffi would import torch first, which takes 1.5 s
-        sys.modules["torch"] = None  # type: ignore[assignment]
-    gc.disable()  # or it takes a fifth of what follows, and of every build
-    with suppress(ModuleNotFoundError):  # a job that needs it says so
-        importlib.import_module(needs)
-    gc.freeze()
-    gc.enable()
     jobs = Connection(pipe)
     jobs.send(None)  # ready
     with suppress(EOFError):
@@ -255,15 +232,20 @@ class Workers:
         """Let a builder measure where nobody else does."""
         self.measurers = self.measurers or self.builders[-1:]
         self._all = list(dict.fromkeys([*self.measurers, *self.builders]))
+        self._nurseries = {needs: Nursery(needs) for needs in {each.needs for each in self._all}}
+        for worker in self._all:
+            worker.nursery = self._nurseries[worker.needs]
 
     def __enter__(self) -> Workers:
-        for worker in [*self.measurers, *self.builders[:_STARTING]]:
+        for worker in self._all:
             worker.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         for worker in self._all:
             worker.kill()
+        for nursery in self._nurseries.values():
+            nursery.close()
 
     def over(self) -> bool:
         """Return whether no answer will come any more."""
@@ -289,7 +271,11 @@ class Workers:
         return bool(busy)
 
     def _start(self, queue: list[Job], own: list[Worker]) -> None:
-        """Give every idle worker of ``own`` a job of ``queue``, if possible one of its group."""
+        """Give every idle worker of ``own`` a job of ``queue``, if possible one of its group.
+
+        Who measures gets another one ahead, unless it shares this machine's CPU: the search, which
+        is busy most of the time, would be what it waits for.
+        """
         measures = queue is self.to_measure
         for worker in own:
             busy = {each.measures for each in self._all if each.job is not None}
@@ -297,32 +283,41 @@ class Workers:
                 return
             if worker.job is not None or worker.dead is not None:
                 continue
-            if worker.process is None and not measures and self._starting() >= _STARTING:
-                return
-            ready = {job: job.ready() for job in queue}
-            for job in [job for job, may in ready.items() if may is None]:
-                queue.remove(job)
-                job.end(Answer(None, OVER))
-            if fit := [job for job, may in ready.items() if may]:
-                job = next((each for each in fit if each.group == worker.group), fit[0])
-                queue.remove(job)
+            if (job := self._fitting(queue, worker)) is not None:
                 worker.measures = measures
                 worker.send(job)
+        for worker in own if measures and not self.exclusive else ():
+            if worker.may_go_on() and (job := self._fitting(queue, worker)) is not None:
+                worker.send_ahead(job)
 
-    def _starting(self) -> int:
-        """Return how many builders have a job and cannot begin it yet."""
-        return sum(each.job is not None and not each.ready for each in self.builders)
+    @staticmethod
+    def _fitting(queue: list[Job], worker: Worker) -> Job | None:
+        """Take a job that may start off the queue, if possible one of the worker's group."""
+        ready = {job: job.ready() for job in queue}
+        for job in [job for job, may in ready.items() if may is None]:
+            queue.remove(job)
+            job.end(Answer(None, OVER))
+        fit = [job for job, may in ready.items() if may]
+        if not fit:
+            return None
+        found = next((each for each in fit if each.group == worker.group), fit[0])
+        queue.remove(found)
+        return found
 
     def _take(self, worker: Worker) -> None:
         """Take a worker's answer if it is there, and hand it on."""
         answer, job = worker.poll(), worker.job
         if answer is None or job is None:
             return
-        worker.job = None
-        if answer.lost and worker.place:
+        lost, broken = answer.lost and worker.place, getattr(answer.value, "broken", False)
+        if worker.following is not None and (lost or broken or worker.process is None):
+            self.to_measure.insert(0, worker.following)  # nobody has begun it
+            worker.following = None
+        worker.advance()
+        if lost:
             self._lose(worker, job, str(answer.error))
             return
-        if getattr(answer.value, "broken", False):
+        if broken:
             worker.kill()
             worker.start()
         job.end(answer)

@@ -1,0 +1,222 @@
+"""Processes that are there at once: forks of one that has imported what they need.
+
+Importing TVM takes 2 s of CPU time, and 64 processes that did at once on 64 cores were ready after
+8 s.  A nursery imports it once a session, and no thread of it runs: forking is safe.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+PRELOADED = {
+    "tvm": ("blockscale.tuning.exporter", "blockscale.tuning.fleet", "blockscale.tuning.modelled"),
+    "torch": ("blockscale.tuning.gpu", "blockscale.tuning.moe"),
+}
+"""Modules to import after the one that workers need, for their jobs."""
+
+_PR_SET_PDEATHSIG = 1
+_MESSAGE = 4096
+_POLL_S = 0.002
+
+_SPIN_COUNT = "100000"
+"""Rounds that an idle OpenMP thread of a measurement spins before it sleeps (GOMP_SPINCOUNT).
+
+Seen on 2 shared cores of an AMD EPYC, kernels of 6 to 90 us: with 2000 and with 20000 stretches of
+candidates took 110 us and 1 ms, threads falling asleep in every run; with 100000 and with libgomp's
+default that was gone.  Under a load of 4 the default once gave 16 ms for a kernel of 9 us."""
+
+_START = (
+    "import sys; sys.path[:] = {path!r}; "
+    "from blockscale.tuning.components.nursery import main; main({asked}, {parent}, {modules!r})"
+)
+
+
+class Nursery:
+    """Forks processes that have imported the module ``needs``; its own starts with the first."""
+
+    def __init__(self, needs: str) -> None:
+        self.needs = needs
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._waiting: list[Callable[[Any], None]] = []
+
+    def start(self) -> None:
+        """Start the process that forks, unless it runs; returns before it is ready."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.close()
+        self._socket, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        path = [os.path.abspath(p) for p in sys.path]
+        modules = [self.needs, *PRELOADED.get(self.needs, ())]
+        told = {"path": path, "asked": theirs.fileno(), "parent": os.getpid(), "modules": modules}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _START.format(**told)],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env={"GOMP_SPINCOUNT": _SPIN_COUNT, **os.environ},
+            start_new_session=True,
+        )
+        theirs.close()
+
+    def fork(self, function: Callable[[int], None], pipe: int, log: int) -> Child:
+        """Return a process that calls ``function`` with its copy of the descriptor ``pipe``.
+
+        Its output goes to the descriptor ``log``.  Returns before it is there.
+        """
+        self.start()
+        child = Child(self)
+        place = f"{function.__module__}:{function.__qualname__}"
+        self._ask({"fork": place}, [pipe, log], child.born)
+        return child
+
+    def end(self, pid: int) -> list[int] | None:
+        """Return the exit code of a process that it forked; [] if nobody knows; None: it runs."""
+        found: list[list[int] | None] = []
+        self._ask({"end": pid}, [], found.append)
+        self.answer(lambda: bool(found))
+        return found[0] if found else []
+
+    def _ask(self, what: Any, descriptors: Sequence[int], then: Callable[[Any], None]) -> None:
+        assert self._socket is not None
+        with suppress(BrokenPipeError, ConnectionResetError):  # it died: no answer will come
+            socket.send_fds(self._socket, [json.dumps(what).encode()], descriptors)
+            self._waiting.append(then)
+
+    def answer(self, done: Callable[[], bool]) -> None:
+        """Take answers, which come in the order of the questions, until ``done()`` or the end."""
+        while not done() and self._socket is not None and self._waiting:
+            try:
+                said = self._socket.recv(_MESSAGE)
+            except ConnectionResetError:
+                said = b""
+            if not said:
+                self._waiting.clear()
+                return
+            self._waiting.pop(0)(json.loads(said))
+
+    def close(self) -> None:
+        """End it, and what it has forked."""
+        if self._process is None or self._socket is None:
+            return
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+        self._process = self._socket = None
+        self._waiting.clear()
+
+
+class Child:
+    """A process that a nursery forks."""
+
+    def __init__(self, nursery: Nursery) -> None:
+        self._nursery = nursery
+        self._pid: int | None = None
+        self._ended = False
+        self.returncode: int | None = None
+
+    def born(self, pid: int) -> None:
+        """Take note of the process."""
+        self._pid = pid
+
+    @property
+    def pid(self) -> int | None:
+        """The process; waits until it is there.  None: its nursery died before."""
+        self._nursery.answer(lambda: self._pid is not None)
+        return self._pid
+
+    def kill(self) -> None:
+        """Kill it, and everything that it started."""
+        if self.pid is not None and not self._ended:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def wait(self, seconds: float) -> int | None:
+        """Return its exit code.
+
+        None: it did not end within so many seconds, or nobody knows, as its nursery has died.
+        """
+        deadline = time.monotonic() + seconds
+        while self.pid is not None and not self._ended and time.monotonic() < deadline:
+            found = self._nursery.end(self.pid)
+            if found is None:
+                time.sleep(_POLL_S)
+            else:
+                self._ended = True
+                self.returncode = found[0] if found else None
+        return self.returncode
+
+
+def _die_with(parent: int) -> None:
+    """End with the parent, its ``kill -9`` too."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def main(asked: int, parent: int, modules: Sequence[str]) -> None:
+    """Import ``modules``, fork when asked to, until nobody asks any more."""
+    _die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if modules[0] != "torch":  # or tvm_ffi would import torch first, which takes 1.5 s
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    gc.disable()  # or it takes a fifth of what follows, and of every build
+    for name in modules:
+        with suppress(ModuleNotFoundError):  # a job that needs it says so
+            importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
+    questions, own = socket.socket(fileno=asked), os.getpid()
+    while True:
+        said, descriptors, _, _ = socket.recv_fds(questions, _MESSAGE, 2)
+        if not said:
+            return
+        what = json.loads(said)
+        if "end" in what:
+            questions.send(json.dumps(_end(what["end"])).encode())
+            continue
+        pid = os.fork()
+        if not pid:
+            questions.close()
+            _child(what["fork"], own, *descriptors)
+        with suppress(PermissionError, ProcessLookupError):
+            os.setpgid(pid, pid)  # whoever is first: it may be killed as a group now
+        for each in descriptors:
+            os.close(each)
+        questions.send(json.dumps(pid).encode())
+
+
+def _end(pid: int) -> list[int] | None:
+    try:
+        found, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return []
+    return [os.waitstatus_to_exitcode(status)] if found else None
+
+
+def _child(place: str, parent: int, pipe: int, log: int) -> None:
+    code = 1
+    try:
+        _die_with(parent)
+        os.setpgid(0, 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        where, _, name = place.partition(":")
+        getattr(importlib.import_module(where), name)(pipe)
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
