@@ -219,12 +219,6 @@ def waits(seconds):
     return os.getpid()
 
 
-def parent():
-    """Return the process that forked this one, and how many threads it has."""
-    nursery = os.getppid()
-    return nursery, len(os.listdir(f"/proc/{nursery}/task"))
-
-
 def dies(way):
     if way == "hangs":
         time.sleep(60)
@@ -242,40 +236,58 @@ def all_done(own, jobs):
     return [job.answer for job in jobs]
 
 
+THREADS = "(lambda os: len(os.listdir(f'/proc/{os.getppid()}/task')))(__import__('os'))"
+IMPORTED = "[name in __import__('sys').modules for name in ('torch', 'tvm_ffi')]"
+
+
 @pytest.mark.parametrize("needs", ["tvm", "torch"])
 def test_workers_are_forks_of_one_process_that_has_one_thread(tmp_path, needs):
     """With more it may not fork."""
     builders = [pool.Worker(tmp_path / "log", needs) for _ in range(3)]
     with pool.Workers(builders, []) as own:
-        own.to_build += (jobs := [pool.Job(parent, ()) for _ in builders])
-        [(nursery, threads)] = {answer.value for answer in all_done(own, jobs)}
-        assert threads == 1
+        own.to_build += (jobs := [pool.Job(os.getppid, ()) for _ in builders])
+        own.to_build += (threads := [pool.Job(eval, (THREADS,))])
+        [nursery] = {answer.value for answer in all_done(own, jobs)}
         assert nursery != os.getpid()
+        assert [answer.value for answer in all_done(own, threads)] == [1]
 
 
-def test_a_nursery_that_died_is_followed_by_another(tmp_path, monkeypatch):
-    monkeypatch.setattr(pool, "Nursery", Nursery)  # of its own
-    with one_measurer(tmp_path) as own:
-        own.to_build.append(asked := pool.Job(parent, ()))
+def test_cuda_is_left_to_the_forks(tmp_path):
+    """Where tvm_ffi was imported before the fork, torch has looked for GPUs: it refuses them."""
+    with pool.Workers([], [pool.Worker(tmp_path / "log", "torch")]) as own:
+        own.to_measure.append(asked := pool.Job(eval, (IMPORTED,)))
+        assert [answer.value for answer in all_done(own, [asked])] == [[True, False]]
+
+
+@pytest.fixture
+def light(tmp_path, monkeypatch):
+    """Return workers of a nursery of their own."""
+    monkeypatch.setattr(pool, "Nursery", Nursery)
+    own = [pool.Worker(tmp_path / "log", "json") for _ in range(2)]
+    return pool.Workers(own[:1], own[1:], False)
+
+
+def test_a_nursery_that_died_is_followed_by_another(light):
+    with light as own:
+        own.to_build.append(asked := pool.Job(os.getppid, ()))
         [answer] = all_done(own, [asked])
-        own.to_build.append(killed := pool.Job(waits, (60.0,)))
+        own.to_build.append(killed := pool.Job(time.sleep, (60.0,)))
         own.step(0.0)
-        os.kill(answer.value[0], signal.SIGKILL)
-        own.to_build.append(again := pool.Job(parent, ()))
+        os.kill(answer.value, signal.SIGKILL)
+        own.to_build.append(again := pool.Job(os.getppid, ()))
         killed, answer_again = all_done(own, [killed, again])
         assert killed.error == "crashed"
-        assert answer_again.value[0] != answer.value[0]
+        assert answer_again.value != answer.value
 
 
-def test_processes_end_with_their_session(tmp_path, monkeypatch):
-    monkeypatch.setattr(pool, "Nursery", Nursery)
-    with one_measurer(tmp_path) as own:
-        own.to_build.append(asked := pool.Job(parent, ()))
-        own.to_measure.append(at_work := pool.Job(waits, (0.0,)))
-        nursery, worker = (answer.value for answer in all_done(own, [asked, at_work]))
-    for pid in (nursery[0], worker):
+def test_processes_end_with_their_session(light):
+    with light as own:
+        own.to_build.append(nursery := pool.Job(os.getppid, ()))
+        own.to_measure.append(at_work := pool.Job(os.getpid, ()))
+        answers = all_done(own, [nursery, at_work])
+    for answer in answers:
         with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
+            os.kill(answer.value, 0)
 
 
 def test_who_measures_goes_on_while_nobody_looks(tmp_path):

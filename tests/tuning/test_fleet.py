@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import tvm_ffi
 
 from blockscale.base import host
 from blockscale.building import records
@@ -162,6 +164,16 @@ def test_every_task_ends_when_servers_do_not(tracker, tmp_path, capfd):
     assert "server 127.0.0.1:19196: does not answer" in told
     assert result.trials == 75
     assert result.failed == {workload.tag: 0 for workload in workloads}
+
+
+def test_a_server_measures_in_one_process(tmp_path, monkeypatch):
+    """A new one takes seconds to find its GPU, and measures nothing meanwhile."""
+    monkeypatch.setattr(fleet, "_crew", [])
+    monkeypatch.setattr(tvm_ffi, "get_global_func", lambda name: tmp_path.joinpath)
+    request = pickle.dumps((os.getpid, (), 60.0, "tvm"))
+    assert len({pickle.loads(fleet.serve(request)).value for _ in range(300)}) == 1
+    [crew] = fleet._crew
+    crew.__exit__()
 
 
 def test_who_is_no_server_is_named(tracker, tmp_path):

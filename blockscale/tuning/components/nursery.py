@@ -22,7 +22,7 @@ from typing import Any
 
 PRELOADED = {
     "tvm": ("blockscale.tuning.exporter", "blockscale.tuning.fleet", "blockscale.tuning.modelled"),
-    "torch": ("blockscale.tuning.gpu", "blockscale.tuning.moe"),
+    "torch": (),  # tvm_ffi asks torch for GPUs when it is imported: CUDA would be lost to forks
 }
 """Modules to import after the one that workers need, for their jobs."""
 
