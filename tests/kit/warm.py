@@ -22,10 +22,6 @@ class Kept(nursery.Nursery):
     def close(self) -> None:
         """Stay."""
 
-    def at_last(self) -> None:
-        """End at last."""
-        super().close()
-
 
 _nurseries: dict[str, Kept] = {}
 
@@ -34,7 +30,7 @@ def kept(needs: str) -> Kept:
     """Return the nursery of all sessions."""
     if needs not in _nurseries:
         _nurseries[needs] = Kept(needs)
-        atexit.register(_nurseries[needs].at_last)
+        atexit.register(_nurseries[needs].end)
     return _nurseries[needs]
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from tvm.s_tir.meta_schedule.search_strategy import PySearchStrategy
 from tvm.s_tir.meta_schedule.space_generator import PySpaceGenerator, ScheduleFn
 
 from blockscale.base import host
-from blockscale.tuning.components import pool, search
+from blockscale.tuning.components import nursery, pool, search
 from blockscale.tuning.components.builder import WorkerBuilder
 from blockscale.tuning.components.features import (
     DecisionFeatures,
@@ -220,11 +222,16 @@ def waits(seconds):
 
 
 def dies(way):
-    if way == "hangs":
-        time.sleep(60)
+    time.sleep(60 if way == "hangs" else 0.3)
     if way == "crashes":
         os.abort()
     return Measurement((), "run: no context", broken=way == "is broken")
+
+
+def runs(path):
+    with Path(path).open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    return os.getpid()
 
 
 def one_measurer(folder):
@@ -247,8 +254,8 @@ def test_workers_are_forks_of_one_process_that_has_one_thread(tmp_path, needs):
     with pool.Workers(builders, []) as own:
         own.to_build += (jobs := [pool.Job(os.getppid, ()) for _ in builders])
         own.to_build += (threads := [pool.Job(eval, (THREADS,))])
-        [nursery] = {answer.value for answer in all_done(own, jobs)}
-        assert nursery != os.getpid()
+        [forker] = {answer.value for answer in all_done(own, jobs)}
+        assert forker != os.getpid()
         assert [answer.value for answer in all_done(own, threads)] == [1]
 
 
@@ -282,12 +289,75 @@ def test_a_nursery_that_died_is_followed_by_another(light):
 
 def test_processes_end_with_their_session(light):
     with light as own:
-        own.to_build.append(nursery := pool.Job(os.getppid, ()))
+        own.to_build.append(forker := pool.Job(os.getppid, ()))
         own.to_measure.append(at_work := pool.Job(os.getpid, ()))
-        answers = all_done(own, [nursery, at_work])
+        answers = all_done(own, [forker, at_work])
     for answer in answers:
         with pytest.raises(ProcessLookupError):
             os.kill(answer.value, 0)
+
+
+def test_a_worker_that_died_idle_loses_no_job(light):
+    with light as own:
+        own.to_measure.append(first := pool.Job(os.getpid, ()))
+        [answer] = all_done(own, [first])
+        os.kill(answer.value, signal.SIGKILL)
+        own.measurers[0].pipe.poll(10)
+        own.to_measure.append(second := pool.Job(os.getpid, ()))
+        [again] = all_done(own, [second])
+        assert again.error is None
+        assert again.value != answer.value
+
+
+def test_a_nursery_that_hangs_keeps_nobody(light):
+    """As an import from a file system that does not answer."""
+    began = time.monotonic()
+    with light as own:
+        os.kill(own.builders[0].nursery._process.pid, signal.SIGSTOP)
+        own.to_build.append(pool.Job(os.getpid, ()))
+        own.step(0.0)
+    assert time.monotonic() - began < 5
+
+
+def test_a_nursery_is_not_asked_more_than_its_socket_holds(monkeypatch, tmp_path):
+    monkeypatch.setattr(nursery, "_MOST_WAITING", 2)
+    monkeypatch.setattr(pool, "Nursery", Nursery)
+    own = [pool.Worker(tmp_path / "log", "json") for _ in range(4)]
+    with pool.Workers(own, []):
+        assert len(own[0].nursery._waiting) == 2
+
+
+def test_no_memory_for_a_fork_fails_a_worker(monkeypatch, capfd):
+    monkeypatch.setattr(os, "fork", lambda: os.open("/no/such/file", 0))
+    assert nursery._fork() is None
+    assert "/no/such/file" in capfd.readouterr().err
+    child = nursery.Child(Nursery("json"))
+    child.born(None)
+    assert (child.pid, child.wait(5.0)) == (None, None)
+
+
+def test_openmp_runs_in_forks(light):
+    """Nothing of it ran in the nursery, of whose threads they would have none."""
+    lost = "__import__('blockscale.base.forks', fromlist=['forks']).threads_lost"
+    with light as own:
+        own.to_build.append(asked := pool.Job(eval, (f"(__import__('tvm_ffi'), {lost})[1]",)))
+        assert [answer.value for answer in all_done(own, [asked])] == [False]
+
+
+def leaves(folder):
+    started = subprocess.Popen(["sleep", "60"])
+    Path(folder, "left").write_text(str(started.pid))
+    os.abort()
+
+
+def test_what_a_crashed_worker_had_started_is_killed(workers, tmp_path):
+    workers.to_measure.append(job := pool.Job(leaves, (str(tmp_path),)))
+    assert all_done(workers, [job])[0].error == "crashed with SIGABRT"
+    left, deadline = int((tmp_path / "left").read_text()), time.monotonic() + 5
+    with suppress(FileNotFoundError):
+        while "(sleep) Z" not in Path(f"/proc/{left}/stat").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
 def test_who_measures_goes_on_while_nobody_looks(tmp_path):
@@ -310,6 +380,19 @@ def touches(path):
     return os.getpid()
 
 
+def test_what_another_may_soon_begin_is_not_sent_ahead(tmp_path):
+    """It would wait as long as a candidate that hangs."""
+    both = [pool.Worker(tmp_path / "log") for _ in range(2)]
+    with pool.Workers([pool.Worker(tmp_path / "log")], both, False) as own:
+        own.to_measure += (firsts := [pool.Job(os.getpid, ()) for _ in range(2)])
+        all_done(own, firsts)
+        own.to_measure += [pool.Job(waits, (60.0,)), pool.Job(waits, (1.0,))]
+        own.to_measure += [third := pool.Job(os.getpid, ()), fourth := pool.Job(os.getpid, ())]
+        own.step(0.0)
+        assert [each.following for each in both] == [third, None]
+        assert own.to_measure == [fourth]
+
+
 def test_nothing_is_sent_ahead_where_the_search_is_in_the_way(tmp_path):
     """A CPU has one measurement at a time, and nothing beside it."""
     with pool.Workers([pool.Worker(tmp_path / "log")], []) as own:
@@ -324,14 +407,17 @@ def test_what_was_sent_ahead_survives_what_came_before(tmp_path, way):
     with one_measurer(tmp_path) as own:
         own.to_measure.append(first := pool.Job(waits, (0.0,)))
         [answer] = all_done(own, [first])
-        bad, good = pool.Job(dies, (way,), 0.5), pool.Job(waits, (0.0,), 30.0)
+        path = tmp_path / "runs"
+        bad, good = pool.Job(dies, (way,), 0.5), pool.Job(runs, (str(path),), 30.0)
         own.to_measure += [bad, good]
         own.step(0.0)
         assert own.measurers[0].following is good
+        time.sleep(0.8)  # the search is busy
         wrong, right = all_done(own, [bad, good])
         said = {"hangs": "timeout: killed after 0.5 s", "crashes": "crashed with SIGABRT"}
         assert wrong.error == said.get(way)
-        assert right.value not in (None, answer.value)
+        assert right.value != answer.value
+        assert path.read_text() == f"{right.value}\n"
 
 
 def test_the_time_of_what_was_sent_ahead_begins_when_it_does(tmp_path):

@@ -1,7 +1,7 @@
 """Processes that are there at once: forks of one that has imported what they need.
 
 Importing TVM takes 2 s of CPU time, and 64 processes that did at once on 64 cores were ready after
-8 s.  A nursery imports it once a session, and no thread of it runs: forking is safe.
+8 s.  A nursery imports it once a session, and has one thread: forking is safe.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
+
+from blockscale.base import forks
 
 PRELOADED = {
     "tvm": ("blockscale.tuning.exporter", "blockscale.tuning.fleet", "blockscale.tuning.modelled"),
@@ -29,6 +32,8 @@ PRELOADED = {
 _PR_SET_PDEATHSIG = 1
 _MESSAGE = 4096
 _POLL_S = 0.002
+_MOST_WAITING = 64
+"""Questions without an answer; with some hundred both sides would wait for room in the socket."""
 
 _SPIN_COUNT = "100000"
 """Rounds that an idle OpenMP thread of a measurement spins before it sleeps (GOMP_SPINCOUNT).
@@ -51,12 +56,14 @@ class Nursery:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._waiting: list[Callable[[Any], None]] = []
+        self.ready = False
+        """Whether it has answered."""
 
     def start(self) -> None:
         """Start the process that forks, unless it runs; returns before it is ready."""
         if self._process is not None and self._process.poll() is None:
             return
-        self.close()
+        self.end()
         self._socket, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         path = [os.path.abspath(p) for p in sys.path]
         modules = [self.needs, *PRELOADED.get(self.needs, ())]
@@ -65,7 +72,7 @@ class Nursery:
             [sys.executable, "-c", _START.format(**told)],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            env={"GOMP_SPINCOUNT": _SPIN_COUNT, **os.environ},
+            env={"GOMP_SPINCOUNT": _SPIN_COUNT, "OPENBLAS_NUM_THREADS": "1", **os.environ},
             start_new_session=True,
         )
         theirs.close()
@@ -81,7 +88,7 @@ class Nursery:
         self._ask({"fork": place}, [pipe, log], child.born)
         return child
 
-    def end(self, pid: int) -> list[int] | None:
+    def end_of(self, pid: int) -> list[int] | None:
         """Return the exit code of a process that it forked; [] if nobody knows; None: it runs."""
         found: list[list[int] | None] = []
         self._ask({"end": pid}, [], found.append)
@@ -89,24 +96,36 @@ class Nursery:
         return found[0] if found else []
 
     def _ask(self, what: Any, descriptors: Sequence[int], then: Callable[[Any], None]) -> None:
-        assert self._socket is not None
+        self.answer(lambda: len(self._waiting) < _MOST_WAITING)
+        if self._socket is None:
+            return
         with suppress(BrokenPipeError, ConnectionResetError):  # it died: no answer will come
             socket.send_fds(self._socket, [json.dumps(what).encode()], descriptors)
             self._waiting.append(then)
 
-    def answer(self, done: Callable[[], bool]) -> None:
-        """Take answers, which come in the order of the questions, until ``done()`` or the end."""
+    def answer(self, done: Callable[[], bool], flags: int = 0) -> None:
+        """Take answers, which come in the order of the questions, until ``done()`` or the end.
+
+        With ``socket.MSG_DONTWAIT`` only what is there.
+        """
         while not done() and self._socket is not None and self._waiting:
             try:
-                said = self._socket.recv(_MESSAGE)
+                said = self._socket.recv(_MESSAGE, flags)
+            except BlockingIOError:
+                return
             except ConnectionResetError:
                 said = b""
             if not said:
                 self._waiting.clear()
                 return
+            self.ready = True
             self._waiting.pop(0)(json.loads(said))
 
     def close(self) -> None:
+        """End the session's use of it."""
+        self.end()
+
+    def end(self) -> None:
         """End it, and what it has forked."""
         if self._process is None or self._socket is None:
             return
@@ -115,6 +134,7 @@ class Nursery:
         self._process.wait()
         self._process = self._socket = None
         self._waiting.clear()
+        self.ready = False
 
 
 class Child:
@@ -126,21 +146,26 @@ class Child:
         self._ended = False
         self.returncode: int | None = None
 
-    def born(self, pid: int) -> None:
-        """Take note of the process."""
-        self._pid = pid
+    def born(self, pid: int | None) -> None:
+        """Take note of the process; None: there is none."""
+        self._pid, self._ended = pid, pid is None
 
     @property
     def pid(self) -> int | None:
-        """The process; waits until it is there.  None: its nursery died before."""
-        self._nursery.answer(lambda: self._pid is not None)
+        """The process; waits until it is there.  None: it never will be."""
+        self._nursery.answer(lambda: self._pid is not None or self._ended)
         return self._pid
 
     def kill(self) -> None:
-        """Kill it, and everything that it started."""
-        if self.pid is not None and not self._ended:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+        """Kill it, and everything that it started.
+
+        Where its nursery is not ready (it may never be), that is ended: it has forked nothing.
+        """
+        self._nursery.answer(lambda: self._nursery.ready, socket.MSG_DONTWAIT)
+        if not self._nursery.ready:
+            self._nursery.end()
+        elif self.pid is not None and not self._ended:
+            _kill_group(self.pid)
 
     def wait(self, seconds: float) -> int | None:
         """Return its exit code.
@@ -149,11 +174,13 @@ class Child:
         """
         deadline = time.monotonic() + seconds
         while self.pid is not None and not self._ended and time.monotonic() < deadline:
-            found = self._nursery.end(self.pid)
+            found = self._nursery.end_of(self.pid)
             if found is None:
                 time.sleep(_POLL_S)
             else:
                 self._ended = True
+                if not found:
+                    _kill_group(self.pid)
                 self.returncode = found[0] if found else None
         return self.returncode
 
@@ -186,15 +213,24 @@ def main(asked: int, parent: int, modules: Sequence[str]) -> None:
         if "end" in what:
             questions.send(json.dumps(_end(what["end"])).encode())
             continue
-        pid = os.fork()
-        if not pid:
+        pid = _fork()
+        if pid == 0:
             questions.close()
             _child(what["fork"], own, *descriptors)
-        with suppress(PermissionError, ProcessLookupError):
-            os.setpgid(pid, pid)  # whoever is first: it may be killed as a group now
+        if pid is not None:
+            with suppress(PermissionError, ProcessLookupError):
+                os.setpgid(pid, pid)  # whoever is first: it may be killed as a group now
         for each in descriptors:
             os.close(each)
         questions.send(json.dumps(pid).encode())
+
+
+def _fork() -> int | None:
+    try:
+        return os.fork()
+    except OSError:  # no memory, or too many processes: that of one worker fails
+        traceback.print_exc()
+        return None
 
 
 def _end(pid: int) -> list[int] | None:
@@ -202,7 +238,15 @@ def _end(pid: int) -> list[int] | None:
         found, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
         return []
-    return [os.waitstatus_to_exitcode(status)] if found else None
+    if not found:
+        return None
+    _kill_group(pid)  # compilers that it had started
+    return [os.waitstatus_to_exitcode(status)]
+
+
+def _kill_group(pid: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _child(place: str, parent: int, pipe: int, log: int) -> None:
@@ -212,6 +256,7 @@ def _child(place: str, parent: int, pipe: int, log: int) -> None:
         os.setpgid(0, 0)
         os.dup2(log, 1)
         os.dup2(log, 2)
+        forks.threads_lost = False  # a nursery has run nothing in parallel
         where, _, name = place.partition(":")
         getattr(importlib.import_module(where), name)(pipe)
         code = 0

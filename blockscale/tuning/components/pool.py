@@ -106,7 +106,7 @@ class Worker:
         """Start the process unless it runs; returns before it is ready."""
         if self.process is not None:
             return
-        self.nursery = self.nursery or Nursery(self.needs)
+        assert self.nursery is not None, "a worker of no `Workers`"
         self.pipe, theirs = Pipe()
         with self.log.open("ab") as log:
             self.process = self.nursery.fork(main, theirs.fileno(), log.fileno())
@@ -115,12 +115,16 @@ class Worker:
 
     def send(self, job: Job) -> None:
         """Hand over a job; its timeout does not count the start of the process."""
-        if self.process is not None and self.jobs >= self.max_jobs:
+        if self.process is not None and (self.jobs >= self.max_jobs or self._is_gone()):
             self.kill()
         self.start()
         self.job = job
         self._begin()
         self._hand_over(job)
+
+    def _is_gone(self) -> bool:
+        """Return whether its process, which has no job, has died."""
+        return self.ready and self.pipe.poll()
 
     def send_ahead(self, job: Job) -> None:
         """Hand over what comes after the job that it has."""
@@ -192,7 +196,9 @@ def main(pipe: int) -> None:
     jobs.send(None)  # ready
     with suppress(EOFError):
         while True:
-            jobs.send(_answer(jobs.recv_bytes()))
+            jobs.send(answer := _answer(jobs.recv_bytes()))
+            if answer.lost or getattr(answer.value, "broken", False):
+                return  # what was sent ahead is another's
 
 
 def _answer(data: bytes) -> Answer:
@@ -286,8 +292,12 @@ class Workers:
             if (job := self._fitting(queue, worker)) is not None:
                 worker.measures = measures
                 worker.send(job)
+        alive = sum(worker.dead is None for worker in own)
         for worker in own if measures and not self.exclusive else ():
-            if worker.may_go_on() and (job := self._fitting(queue, worker)) is not None:
+            # What another could soon begin is not to wait for one that may hang.
+            if len(queue) < alive or not worker.may_go_on():
+                continue
+            if (job := self._fitting(queue, worker)) is not None:
                 worker.send_ahead(job)
 
     @staticmethod
@@ -311,7 +321,7 @@ class Workers:
             return
         lost, broken = answer.lost and worker.place, getattr(answer.value, "broken", False)
         if worker.following is not None and (lost or broken or worker.process is None):
-            self.to_measure.insert(0, worker.following)  # nobody has begun it
+            self.to_measure.insert(0, worker.following)
             worker.following = None
         worker.advance()
         if lost:
