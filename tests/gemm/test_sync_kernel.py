@@ -189,6 +189,14 @@ def test_shared_memory_is_that_of_the_plan() -> None:
             assert harness.kernel(replace(plan, stages=deep[-1])).smem_bytes <= 99 << 10
 
 
+@pytest.mark.parametrize(("size", "legal"), [(99 << 10, True), ((99 << 10) + 1, False)])
+def test_the_limit_of_shared_memory(monkeypatch: Any, size: int, legal: bool) -> None:
+    """Of a CTA on SM 12.0 (CUDA C++ Programming Guide, compute capabilities): 99 KiB."""
+    plan = harness.sync_plan(fmt="nvfp4", stages=2)
+    monkeypatch.setattr(SyncPlan, "smem_bytes", property(lambda self: size))
+    assert (plan.illegal() is None) == legal
+
+
 # ---- Libraries ----------------------------------------------------------------------------------
 
 
