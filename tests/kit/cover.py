@@ -49,7 +49,7 @@ CHEAP_S = 0.15
 """CPU seconds below which a test always stays."""
 VARIANT_S = 0.5
 """CPU seconds up to which a function of tests keeps its cheapest variant."""
-LEFT = 0.015
+LEFT = 0.005
 """Share of the mutations with a known killer that only `make test-all` has to kill."""
 WORTH = 25
 """New lines that a CPU second must run, in what nothing else keeps."""
