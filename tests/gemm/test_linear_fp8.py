@@ -372,6 +372,12 @@ def test_a_call_quantises_and_multiplies(of: Linear, rows: int) -> None:
     assert error.max() < LIMITS[of.out_dtype]
 
 
+def test_a_gemm_begins_early_whatever_its_caller_says() -> None:
+    """It waits for the kernel before it, of its own call; that may begin early only if told so."""
+    first, second = call(SIXTEEN, 9, 0)[0]
+    assert (first.programmatic, second.programmatic) == (False, True)
+
+
 def test_recorded_launches_are_done_again() -> None:
     """Both, with the tensor maps and the numbers of the call that was recorded."""
     rows, w = 3, prepared(SIXTEEN, weight(SIXTEEN, 0), np.ones(1))

@@ -59,8 +59,11 @@ class Nursery:
         self.ready = False
         """Whether it has answered."""
 
-    def start(self) -> None:
-        """Start the process that forks, unless it runs; returns before it is ready."""
+    def start(self, log: int) -> None:
+        """Start the process that forks, unless it runs; returns before it is ready.
+
+        What imports say goes to the descriptor ``log``.
+        """
         if self._process is not None and self._process.poll() is None:
             return
         self.end()
@@ -72,6 +75,8 @@ class Nursery:
             [sys.executable, "-c", _START.format(**told)],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
             env={"GOMP_SPINCOUNT": _SPIN_COUNT, "OPENBLAS_NUM_THREADS": "1", **os.environ},
             start_new_session=True,
         )
@@ -82,7 +87,7 @@ class Nursery:
 
         Its output goes to the descriptor ``log``.  Returns before it is there.
         """
-        self.start()
+        self.start(log)
         child = Child(self)
         place = f"{function.__module__}:{function.__qualname__}"
         self._ask({"fork": place}, [pipe, log], child.born)
