@@ -79,8 +79,8 @@ def shape(sch: Schedule, spec: Linear, tile: LinearTile) -> LoopRV:
     else:
         sch.set_scope(tokens, 0, tma.SMEM)
         fragment = warps.matrices(sch, product) if tile.unit == "mma" else None
-    tiles = warps.tiles(sch, tile, _order(tile))
-    stages, block, sixteen, cta = warps.in_tiles(sch, (product, total), weight, tile, tiles)
+    last = warps.tiles(sch, tile, _order(tile), tile.multicast)
+    stages, block, sixteen, cta = warps.in_tiles(sch, (product, total), weight, tile, last)
     sch.compute_at(sch.get_sblock("decode"), sixteen, preserve_unit_loops=True)
     if fragment is not None:
         sch.compute_at(fragment, block, preserve_unit_loops=True)
@@ -88,6 +88,8 @@ def shape(sch: Schedule, spec: Linear, tile: LinearTile) -> LoopRV:
         sch.compute_at(loaded, stages, preserve_unit_loops=True)
     if cta is not None:  # bound earlier, it would make TVM load the parts of all CTAs
         sch.bind(cta, warps.CTAS)
+    if tile.multicast > 1:  # likewise
+        sch.bind(last, warps.MULTICAST)
     run = warp.bulk if tile.copies == "bulk" else warp.run
     warps.tensorize_weights(sch, weight, tile, run)
     _tensorize_rows(sch, spec, tile, rows, weight.dtype)

@@ -1,7 +1,8 @@
 """Steps that schedules of GEMMs whose weights become fragments of warps have in common.
 
 What divides a tile is bound: warps with rows of their own to "threadIdx.y", warps with slices of K
-to "threadIdx.z", CTAs of a cluster with parts of K to "clusterCtaIdx.x".
+to "threadIdx.z", CTAs of a cluster with parts of K to "clusterCtaIdx.x", those with neighbouring
+tiles of the weight, which have rows of x in common, to "clusterCtaIdx.y".
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ MMA_K = 64
 
 ROW_WARPS, SLICES, CTAS = "threadIdx.y", "threadIdx.z", "clusterCtaIdx.x"
 """What loops over parts of a tile are bound to."""
+
+MULTICAST = "clusterCtaIdx.y"
+"""What a loop over tiles is bound to whose CTAs load rows of x for each other."""
 
 
 class Tile(Protocol):
@@ -117,14 +121,18 @@ def own_sums(sch: Schedule, total: SBlockRV, weight: Weight, tile: Tile) -> SBlo
     return sums
 
 
-def tiles(sch: Schedule, tile: Tile, order: Order) -> LoopRV:
-    """Split what is stored into tiles and these among warps; return the last loop over tiles."""
+def tiles(sch: Schedule, tile: Tile, order: Order, multicast: int = 1) -> LoopRV:
+    """Split what is stored into tiles and these among warps; return the last loop over tiles.
+
+    ``multicast``: how many neighbours along rows of the weight are a loop of their own, the last.
+    """
     group, token, row, *rest = sch.get_loops(sch.get_sblock("epilogue"))
     token_tile, token_in = sch.split(token, [None, tile.tokens])
     # Rows of a gated layer are tiles of 16 and positions in them.
     height = tile.tiles_m if rest else 16 * tile.tiles_m
-    row_tile, own, row_in = sch.split(row, [None, tile.warps, height])
-    ordered = order(group, token_tile, row_tile)
+    mates = [multicast] if multicast > 1 else []
+    row_tile, *mate, own, row_in = sch.split(row, [None, *mates, tile.warps, height])
+    ordered = [*order(group, token_tile, row_tile), *mate]
     sch.reorder(*ordered, own, token_in, row_in, *rest)
     sch.bind(own, ROW_WARPS)
     return ordered[-1]

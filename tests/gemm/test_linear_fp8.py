@@ -72,9 +72,10 @@ def byte(
     raster: str = "rows",
     blocks: int = 2,
     partial: int = 128,
+    multicast: int = 1,
 ) -> LinearTile:
     sizes = rows, tokens, rows // 32, 1, ctas, blocks, raster
-    return LinearTile("wgmma", *sizes, by_bytes=True, partial=partial)
+    return LinearTile("wgmma", *sizes, by_bytes=True, partial=partial, multicast=multicast)
 
 
 GATED = {"activation": "silu", "gated": True}
@@ -101,6 +102,11 @@ CASES = {
         spec(128, 2880, **FLOAT, fast_accum=True),
         byte(128, 16, 4, blocks=4, partial=0),
         17,
+    ),
+    "bytes, four CTAs' rows": (
+        spec(512, 704, **FLOAT, residual=True, fast_accum=True),
+        byte(128, 40, blocks=4, partial=0, multicast=4),
+        100,
     ),
     "bytes, gated": (spec(330, 416, **GATED, **FLOAT, residual=True), byte(256, 48), 50),
     "bytes, relu2": (spec(129, 96, activation="relu2"), byte(128, 80), 81),

@@ -39,8 +39,10 @@ def mma(
     return LinearTile("mma", rows, tokens, warps, slices, ctas, blocks)
 
 
-def wgmma(rows: int, tokens: int, warps: int, ctas: int = 1, blocks: int = 2) -> LinearTile:
-    return LinearTile("wgmma", rows, tokens, warps, 1, ctas, blocks)
+def wgmma(
+    rows: int, tokens: int, warps: int, ctas: int = 1, blocks: int = 2, **more: Any
+) -> LinearTile:
+    return LinearTile("wgmma", rows, tokens, warps, 1, ctas, blocks, **more)
 
 
 def tensor(
@@ -77,6 +79,12 @@ CASES = {
     "wgmma, 128 tokens, ctas": (spec(128, 512), wgmma(64, 128, 4, 2), 190),
     "wgmma, odd stages": (spec(128, 704, "mxfp4"), wgmma(128, 16, 4), 10),
     "wgmma, half a stage": (spec(128, 704), wgmma(64, 24, 4), 30),
+    "wgmma, multicast": (spec(512, 704, residual=True), wgmma(128, 32, 8, multicast=2), 70),
+    "wgmma, multicast, cols": (
+        spec(440, 512, "mxfp4", residual=True),
+        wgmma(256, 64, 8, raster="cols", multicast=2),
+        130,
+    ),
     # structures of tcgen05
     "tcgen05": (spec(320, 512, residual=True), tensor(64), 150),
     "tcgen05, one slice": (spec(192, 512), tensor(64, 1), 70),
@@ -172,6 +180,8 @@ QUICK = (
         "128 rows",
         "wgmma",
         "wgmma, uneven ctas",
+        "wgmma, multicast",
+        "wgmma, multicast, cols",
     ),
     *(
         "wgmma, gated",
@@ -359,6 +369,86 @@ def test_ctas_of_a_cluster_add_up_one_part_of_a_tile():
 
 
 @pytest.mark.parametrize(
+    ("tile", "words"),
+    [
+        (replace(mma(64, 8, 4), multicast=2), "by TMA, for wgmma"),
+        (wgmma(64, 32, 4, 2, multicast=2), "do not divide K"),
+        (wgmma(64, 32, 4, blocks=1, multicast=2), "share neither 1 blocks"),
+        (wgmma(64, 32, 4, multicast=2), "nor 3 tiles of rows of w evenly"),
+    ],
+)
+def test_ctas_that_cannot_load_rows_for_each_other_say_why(tile, words):
+    of = spec(192, 1024)
+    sch = new_schedule(tvm.IRModule({"main": linear_tiles(of)}))
+    schedules.decided(sch, of, tile, 3)
+    with pytest.raises(LoweringError, match=words):
+        derive(sch.mod["main"])
+    assert tile.illegal(of, GPU_TARGETS["sm_90a"]) is not None
+
+
+def test_ctas_that_load_rows_for_each_other_have_the_same_and_neighbouring_tiles():
+    of = spec(512, 512)
+    sch = new_schedule(tvm.IRModule({"main": linear_tiles(of)}))
+    schedules.decided(sch, of, wgmma(64, 32, 4, multicast=2), 3)
+    text = sch.mod["main"].script()
+    [bound] = re.findall(r"for (\w+) in T.thread_binding\(.*clusterCtaIdx.y", text)
+    lines = text.splitlines()
+    [at] = [i for i, line in enumerate(lines) if "T.match_buffer(x[" in line]
+    name = next(i for i in range(at, 0, -1) if "vi_o = " in lines[i])
+    pad = lines[name][: lines[name].index("vi_o")]
+    changed = lines[at].replace("vi_o * T.int64(32)", "(vi_o + vc) * T.int64(32)")
+    assert changed != lines[at]
+    lines[at] = changed
+    lines.insert(name, f"{pad}vc = T.axis.spatial(T.int64(2), {bound})")
+    with pytest.raises(LoweringError, match="the same rows of x"):
+        derive(tvm.script.from_source("\n".join(lines)))
+    for inner, outer in ((128, 64), (2, 1), (8, 4)):  # a CTA's tiles follow each other
+        old = f"r_0 * T.int64({inner}) + {bound}" + (f" * T.int64({outer})" if outer > 1 else "")
+        assert old in text
+        text = text.replace(old, f"r_0 * T.int64({outer}) + {bound} * T.int64({4 * outer})")
+    with pytest.raises(LoweringError, match="not the innermost"):
+        derive(tvm.script.from_source(text))
+
+
+def test_no_stage_is_overwritten_before_both_ctas_have_read_it():
+    """Also where loads are far ahead of one of them: rings of two stages, four interleavings."""
+    of, tile, rows = CASES["wgmma, multicast"]
+    for seed in range(4):
+        run(of, tile, rows, seed=seed, stages=2, ctas=1).judge(LIMITS[of.dtype])
+
+
+def test_many_rows_are_multicast_and_the_smaller_operand_stays_in_the_cache():
+    """As measured on an H200: docs/linear.md, "Many rows"."""
+    room = GPU_TARGETS["sm_90a"]
+    for n, k, rows, multicast, raster in (
+        (4096, 4096, 1536, 1, "rows"),
+        (4096, 4096, 2048, 2, "rows"),
+        (4096, 14336, 3072, 2, "rows"),
+        (4096, 14336, 4096, 2, "cols"),
+        (14336, 4096, 4096, 2, "cols"),
+        (28672, 4096, 4096, 2, "rows"),
+        (2880, 2880, 2048, 1, "rows"),
+    ):
+        tiles = legal_tiles(spec(n, k), rows, room)
+        assert (tiles[0].multicast, tiles[0].raster) == (multicast, raster)
+        assert {tile.multicast for tile in tiles} == ({1} if n == 2880 else {1, 2})
+        assert {tile.raster for tile in tiles} == {"rows", "cols"}
+    more = {"layout": "tiles64e", "act_fmt": "fp8", "fast_accum": True}
+    fp8 = Linear(8192, 8192, "mxfp4", "bfloat16", **more)
+    for of, multicast in ((fp8, 2), (replace(fp8, fast_accum=False), 1)):
+        first = legal_tiles(of, 4096, room)[0]
+        assert first.by_bytes
+        assert (first.multicast, first.raster) == (multicast, "rows")  # of 1 byte x is smaller
+
+
+def test_weights_that_are_read_again_stay_in_the_cache():
+    of = spec(512, 512)
+    for raster, once in (("rows", "true"), ("cols", "false")):
+        text = emit(kernel(of, wgmma(64, 32, 4, raster=raster), 3), "linear")
+        assert f"const uint64_t policy = bs_policy({once});" in text
+
+
+@pytest.mark.parametrize(
     ("tile", "arch", "words"),
     [
         (tensor(64), "sm_90a", "no tcgen05"),
@@ -371,6 +461,11 @@ def test_ctas_of_a_cluster_add_up_one_part_of_a_tile():
         (replace(tensor(64), copies="async"), "sm_100a", "as TMA stores them"),
         (tensor(256), "sm_100a", None),
         (tensor(128, ctas=2), "sm_100a", None),
+        (wgmma(128, 256, 8, multicast=2), "sm_90a", None),
+        (wgmma(128, 128, 8, 2, multicast=2), "sm_90a", "none of which divide K"),
+        (wgmma(256, 64, 8, blocks=1, multicast=2), "sm_90a", "1 blocks of a stage"),
+        (wgmma(256, 128, 8, multicast=3), "sm_90a", "2 blocks of a stage"),
+        (replace(tensor(64), multicast=2), "sm_100a", "for wgmma"),
     ],
 )
 def test_tiles_of_tensor_memory_that_there_are_not_say_why(tile, arch, words):
@@ -433,6 +528,7 @@ def test_tiles_make_the_kernels_that_they_say(arch, fmt, more, step):
                     tile.slices,
                     tile.ctas,
                 )
+                assert (made.multicast, made.fastest) == (tile.multicast, tile.raster)
 
 
 def test_the_default_fills_the_machine_where_a_tile_can():

@@ -167,8 +167,8 @@ def run(
             swizzle=f"{each.swizzle}B",
         )
     report = emulator.launch(
-        text or ptx(spec, tile, stages, arch), entry="linear", grid=grid * of.ctas, cluster=of.ctas,
-        block=of.threads, dynamic_smem=of.shared,
+        text or ptx(spec, tile, stages, arch), entry="linear", grid=grid * of.cluster,
+        cluster=of.cluster, block=of.threads, dynamic_smem=of.shared,
         args=[of_x, *(() if row_scale is None else (row_scale,)), codes, scale, factor, shift,
               None if other is None else bits(other, spec.dtype), y, np.int32(m)],
         seed=seed,

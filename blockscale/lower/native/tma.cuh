@@ -124,6 +124,12 @@ BS_INLINE void bs_mbar_arrive_cluster(uint32_t bar) {
                : "memory");
 }
 
+// The same of a thread that has read what TMA may then overwrite, and has written nothing that others read:
+// a release at cluster scope waits for all memory.
+BS_INLINE void bs_mbar_arrive_read(uint32_t bar) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+
 // 9.7.13.16.13 mbarrier.arrive.expect_tx: arrive, and the phase also waits for `bytes`.
 BS_INLINE void bs_mbar_expect(uint32_t bar, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)

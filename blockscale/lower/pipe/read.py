@@ -220,6 +220,8 @@ class Reader:
     """What is in the names of instructions that multiply."""
     LOADS: tuple[str, ...] = ("tma_load_2d",)
     """Names of those that load an operand."""
+    TILE_THREADS: tuple[str, ...] = ()
+    """What loops over tiles may be bound to: CTAs of a cluster with tiles of their own."""
     INTRINSICS = "blockscale.tir.intrin.tcgen05"
 
     at: Coordinates
@@ -292,7 +294,8 @@ class Reader:
                 f"loads and MMAs are inside of {len(common)} common loops; they have loops over "
                 "tiles and one over stages of K around them"
             )
-        return [loop for loop in common[:-1] if loop.thread_binding is None], common[-1]
+        known = (None, *self.TILE_THREADS)
+        return [loop for loop in common[:-1] if thread_of(loop) in known], common[-1]
 
     def _axes(self, raw: Sequence[Raw]) -> dict[str, int]:
         """Find which axis each loop over tiles runs along; return the sizes of tiles.
@@ -439,6 +442,12 @@ def _accumulates(block: Any) -> bool:
     written = [region.source for region in block.writes]
     reads = (region.source for region in block.reads)
     return block.init is not None or any(r.same_as(w) for r in reads for w in written)
+
+
+def thread_of(loop: Any) -> str | None:
+    """What a loop is bound to."""
+    bound = loop.thread_binding
+    return None if bound is None else str(bound.thread_tag)
 
 
 def _once(loop: Any) -> bool:

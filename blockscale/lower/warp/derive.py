@@ -16,11 +16,11 @@ from tvm.tirx import PrimFunc
 from blockscale.base.errors import LoweringError
 from blockscale.base.formats import MOE
 from blockscale.base.sizes import round_up
-from blockscale.lower.pipe.read import Operand, Site, View, box, substituted, var
+from blockscale.lower.pipe.read import Operand, Site, View, box, substituted, thread_of, var
 from blockscale.lower.pipe.text import loads, variables
 from blockscale.lower.warp.epilogue import Epilogue
 from blockscale.lower.warp.kernel import Format, GroupSums, Kernel, Place, Rows, Runs, Slot
-from blockscale.lower.warp.read import ORDER, Numbers, WarpReader, is_zero, replaced
+from blockscale.lower.warp.read import MULTICAST, ORDER, Numbers, WarpReader, is_zero, replaced
 from blockscale.specs.plans import PREFIX, tensor_memory
 from blockscale.specs.plans.moe import E4M3, FAST
 from blockscale.tir.common import i64
@@ -173,6 +173,7 @@ class _Derivation:
         warps = self._extent("threadIdx.y", self.decode, *own)
         slices = self._extent("threadIdx.z", self.decode, *own)
         ctas = self._extent("clusterCtaIdx.x", self.mma, self.loader, self.weights)
+        multicast = self._extent(MULTICAST, self.mma, self.loader, self.weights)
         self.counts = warps, slices, ctas
         stages, partial = self._annotated()
         weights = self._runs(self.weights, 0)
@@ -224,6 +225,7 @@ class _Derivation:
             warps=warps,
             slices=slices,
             ctas=ctas,
+            multicast=multicast,
             tiles_m=tiles_m,
             blocks=blocks,
             stages=stages,
@@ -241,7 +243,34 @@ class _Derivation:
             epilogue=epilogue,
             part_rows=part_rows,
         )
+        self._check_multicast(kernel)
         return replace(kernel, unit_tiles=Epilogue(kernel).unit_tiles())
+
+    def _check_multicast(self, kernel: Kernel) -> None:
+        """CTAs that load rows of x for each other have the same, and a part of a stage each."""
+        many, reader = kernel.multicast, self.reader
+        if many == 1:
+            return
+        where = f"loop bound to {MULTICAST}"
+        (loop,) = (loop for loop in reader.tile_loops if thread_of(loop) == MULTICAST)
+        place = reader.placed.get(loop.loop_var)
+        cols = self.at.tiles["cols"]
+        numbers = range(kernel.col_tiles)
+        if place is None or any(self.numbers(place, {cols: c}) != c % many for c in numbers):
+            raise LoweringError(f"{where}: it is not the innermost over tiles of rows of w")
+        read = (v for index in (kernel.rows.row, kernel.rows.channel) for v in variables(index))
+        if any(v.same_as(cols) for v in read):
+            raise LoweringError(f"{where}: its CTAs do not have the same rows of x")
+        if not kernel.rows.tma or kernel.unit != "wgmma" or kernel.ctas > 1 or kernel.grouped:
+            raise LoweringError(
+                f"{where}: rows of x are multicast by TMA, for wgmma, in clusters whose CTAs do "
+                "not divide K"
+            )
+        if kernel.blocks % many or kernel.col_tiles % many:
+            raise LoweringError(
+                f"{where}: {many} CTAs share neither {kernel.blocks} blocks of 64 k of a stage nor "
+                f"{kernel.col_tiles} tiles of rows of w evenly"
+            )
 
     @property
     def _sum_slices(self) -> int:
@@ -280,6 +309,8 @@ class _Derivation:
     def _fastest(self) -> str:
         """The axis of the innermost loop over tiles."""
         for loop in reversed(self.reader.tile_loops):
+            if thread_of(loop) is not None:
+                continue
             for axis, variable in self.at.tiles.items():
                 value = self.reader.placed.get(loop.loop_var)
                 if value is not None and any(v.same_as(variable) for v in variables(value)):

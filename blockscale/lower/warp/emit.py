@@ -74,13 +74,14 @@ class _Emitter(Frame):
             "const int warp_id = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);",
             "const int lane = threadIdx.x % 32;",
             *(["const int cta = bs_cluster_rank();"] if k.ctas > 1 else []),
+            *(["const int mate = bs_cluster_rank();"] if k.multicast > 1 else []),
             "if (threadIdx.x == 0) {",
             *indented(self._barriers()),
             "}",
             *self._allocated(),
             "__syncthreads();",
             *(["bs_tcgen05_fence_after();"] if k.tensor else []),
-            *(["bs_cluster_arrive();"] if k.ctas > 1 else []),
+            *(["bs_cluster_arrive();"] if k.cluster > 1 else []),
             *(["bs_grid_wait();"] if self.waits_first() else []),
             *(["bs_grid_launch();"] if k.after is not None else []),
             *self._tiles(),
@@ -92,6 +93,8 @@ class _Emitter(Frame):
             *indented(self._loader()),
             "}",
             *self._freed(),
+            # No CTA ends while others of its cluster load into it, or arrive at its mbarriers.
+            *(["__syncwarp();", "bs_cluster_sync();"] if k.multicast > 1 else []),
         ]
         bounds = f"{k.threads}, {self._together()}"
         return "\n".join(
@@ -166,7 +169,7 @@ class _Emitter(Frame):
             return [f"const int tiles = __ldg(n_blocks) * {k.col_tiles};"]
         return [
             f"const int row_tiles = (m + {k.rows_tile - 1}) / {k.rows_tile};",
-            f"const int tiles = row_tiles * {k.col_tiles};",
+            f"const int tiles = row_tiles * {k.tile_groups};",
         ]
 
     def _loader(self) -> list[str]:
@@ -174,6 +177,8 @@ class _Emitter(Frame):
         lines, k = self.loads.lines(), self.kernel
         if k.moves_registers and not k.row_loaders:
             lines = [f"if (warp_id == {k.consumers}) {{", *indented(lines), "}"]
+            if k.multicast > 1:
+                lines[-1:] = ["} else {", "  bs_cluster_wait();", "}"]
         return [*lines, *(["__syncwarp();", "bs_cluster_wait();"] if k.ctas > 1 else [])]
 
     def _together(self) -> int:
@@ -227,10 +232,11 @@ class _Emitter(Frame):
     def _barriers(self) -> list[str]:
         k = self.kernel
         loads = 32 if k.copies == "async" else 1 + 32 * k.row_loaders  # lanes that arrive
+        free = 1 if k.tensor else k.consumers * k.multicast
         lines = [
             f"for (int i = 0; i < {k.stages}; ++i) {{",
             f"  bs_mbar_init(smem + 8 * i, {loads});",
-            f"  bs_mbar_init(smem + {8 * k.stages} + 8 * i, {1 if k.tensor else k.consumers});",
+            f"  bs_mbar_init(smem + {8 * k.stages} + 8 * i, {free});",
             "}",
         ]
         if k.tensor:

@@ -21,9 +21,11 @@ class Frame:
         """``body`` for every tile of this CTA or cluster, or for its first one."""
         k = self.kernel
         first, step = ("blockIdx.x", "gridDim.x")
-        if k.ctas > 1:
-            first, step = f"blockIdx.x / {k.ctas}", f"gridDim.x / {k.ctas}"
-        place = ["const int row_tile = tile % row_tiles, col_tile = tile / row_tiles;"]
+        if k.cluster > 1:
+            first, step = f"blockIdx.x / {k.cluster}", f"gridDim.x / {k.cluster}"
+        # Neighbouring tiles of rows of w are those of a cluster that shares rows of x.
+        mate = f" * {k.multicast} + mate" if k.multicast > 1 else ""
+        place = [f"const int row_tile = tile % row_tiles, col_tile = tile / row_tiles{mate};"]
         if k.grouped:
             place = [
                 f"const BsGroupTile at_tile = bs_group_tile(blocks, tile, {k.col_tiles});",
@@ -31,7 +33,8 @@ class Frame:
                 "[[maybe_unused]] const int first = at_tile.first, left = at_tile.left;",
             ]
         elif k.fastest == "cols":
-            place = [f"const int row_tile = tile / {k.col_tiles}, col_tile = tile % {k.col_tiles};"]
+            groups = k.tile_groups
+            place = [f"const int row_tile = tile / {groups}, col_tile = tile % {groups}{mate};"]
         if k.has_first and not k.grouped:
             place += [
                 f"[[maybe_unused]] const int first = row_tile * {k.rows_tile};",

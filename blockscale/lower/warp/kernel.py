@@ -175,6 +175,7 @@ class Kernel:
         rows_tile, cols_tile: rows of x and of the weight of a tile.
         fastest: the axis along which tiles follow each other.
         warps, slices, ctas: that divide a tile's rows of the weight, a stage's K, and all of K.
+        multicast: CTAs with neighbouring tiles of the weight, which load rows of x for each other.
         tiles_m: tiles of 16 rows of a warp.
         blocks: of 64 k in a stage.
         stages: of the ring.
@@ -209,6 +210,7 @@ class Kernel:
     warps: int
     slices: int
     ctas: int
+    multicast: int
     tiles_m: int
     blocks: int
     stages: int
@@ -314,6 +316,16 @@ class Kernel:
     def col_tiles(self) -> int:
         """Tiles of rows of the weight."""
         return -(-self.bands * 64 // self.cols_tile)
+
+    @property
+    def cluster(self) -> int:
+        """CTAs that begin together: those of a tile, or those that share rows of x."""
+        return self.ctas * self.multicast
+
+    @property
+    def tile_groups(self) -> int:
+        """Tiles of rows of the weight, those of a cluster counted once."""
+        return self.col_tiles // self.multicast
 
     @property
     def bands(self) -> int:

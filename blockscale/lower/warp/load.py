@@ -20,15 +20,18 @@ class Loads(Frame):
         if rows.how == "row":
             return self._divided()
         body = [*self._first_weights(), *self._first_rows()]
-        first = ["uint32_t stage = 0, parity = 0;", "const uint64_t policy = bs_policy(true);"]
+        # Where tiles of rows of w follow each other, those of the next rows of x read w again.
+        once = "true" if k.fastest == "rows" else "false"
+        first = ["uint32_t stage = 0, parity = 0;", f"const uint64_t policy = bs_policy({once});"]
         if k.copies == "async":  # none may be on its way when the warp ends
             tiles = self.tiles([*body, *self.stages(self._async_stage)])
             return [*first, *tiles, "bs_cp_async_wait_all();"]
         keep = [] if rows.tma else ["const uint64_t keep = bs_policy(false);"]
         loop = self.tiles([*body, *self.stages(self._bulk_stage)])
+        begun = ["bs_cluster_wait();  // all CTAs have begun"] if k.multicast > 1 else []
         if k.after is None:
-            return [*first, *keep, *loop]
-        return [*first, *keep, *self._ahead(), "bs_grid_wait();", *loop]
+            return [*first, *keep, *begun, *loop]
+        return [*first, *keep, *self._ahead(), *begun, "bs_grid_wait();", *loop]
 
     def _ahead(self) -> list[str]:
         """Codes and scales of the first tile's first stages: no kernel before writes them."""
@@ -194,11 +197,7 @@ class Loads(Frame):
         k, rows = self.kernel, self.kernel.rows
         if rows.tma:
             box = k.rows_tile * rows.box_row
-            loads = [
-                f"bs_tma_load_2d<1>(at + {rows.slot.at + b * rows.block_stride}, "
-                f"&map_{rows.view.name}, channel + (k * {k.blocks} + {b}) * 64, row, {self.full});"
-                for b in range(blocks)
-            ]
+            loads = [self._box(b) for b in range(blocks)]
             return [], loads, [], str(blocks * box)
         extent, channels = self.channels, 64 * blocks
         before: list[str] = []
@@ -212,6 +211,16 @@ class Loads(Frame):
             f"{self.full}, keep);",
         ]
         return before, [], copies, f"left * {2 * channels}"
+
+    def _box(self, block: int) -> str:
+        """The copy of a block of rows of x; of CTAs that share them, each copies some for all."""
+        k, rows = self.kernel, self.kernel.rows
+        to, channel = rows.slot.at + block * rows.block_stride, f"(k * {k.blocks} + {block}) * 64"
+        args = f"at + {to}, &map_{rows.view.name}, channel + {channel}, row, {self.full}"
+        if k.multicast == 1:
+            return f"bs_tma_load_2d<1>({args});"
+        turn = f"if (mate == {block % k.multicast}) "
+        return f"{turn}bs_tma_load_2d_multicast<1>({args}, {(1 << k.multicast) - 1}u);"
 
     def _zeros(self, blocks: int, rest: int) -> list[str]:
         """Zeros in the channels of the last block that x does not have: a NaN times 0 is no 0."""

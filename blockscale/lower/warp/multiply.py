@@ -27,7 +27,7 @@ class Products(Frame):
         return [
             *([f"bs_more_registers<{more}>();"] if more else []),
             *(["bs_grid_wait();"] if k.after is not None and not self.waits_first() else []),
-            *(["bs_cluster_wait();  // all CTAs have begun"] if k.ctas > 1 else []),
+            *(["bs_cluster_wait();  // all CTAs have begun"] if k.cluster > 1 else []),
             f"[[maybe_unused]] const int warp = warp_id % {k.warps}, slice = warp_id / {k.warps};",
             "const int g = lane / 4, t = lane % 4;",
             "uint32_t stage = 0, parity = 0;",
@@ -91,6 +91,13 @@ class Products(Frame):
     def bf16(self) -> str:
         """Whether the 16-bit numbers are bfloat16."""
         return str(self.kernel.form.dtype == "bfloat16").lower()
+
+    def release(self, bar: str, guard: str = "") -> str:
+        """Give a stage back, to each CTA that loads into it."""
+        many = self.kernel.multicast
+        if many == 1:
+            return f"if ({guard}lane == 0) bs_mbar_arrive({bar});"
+        return f"if ({guard}lane < {many}) bs_mbar_arrive_read(bs_map_rank({bar}, lane));"
 
     def _rows_fence(self) -> list[str]:
         """What lets wgmma read rows that cp.async wrote."""
@@ -296,7 +303,7 @@ class Products(Frame):
                 if not last or number > 1:  # all products before the last stage are done
                     lines += ["bs_wgmma_wait<1>();", *self._held([number % 2], 16)]
                 if number == 1:  # after the reads of all lanes
-                    lines += ["__syncwarp();", "if (before && lane == 0) bs_mbar_arrive(before);"]
+                    lines += ["__syncwarp();", self.release("before", "before && ")]
                 if not early:
                     lines += load(inner, i)
                 x = f"bs_wgmma_rows128(at + rows_at + {self._place(k.tokens, inner, 0)})"
@@ -317,7 +324,7 @@ class Products(Frame):
                 lines[2:2] = [
                     *([] if last else ["bs_wgmma_wait<0>();"]),
                     "__syncwarp();",
-                    "if (before && lane == 0) bs_mbar_arrive(before);",
+                    self.release("before", "before && "),
                 ]
             return [*lines, f"before = {self.empty};", self.next()]
 
@@ -346,7 +353,7 @@ class Products(Frame):
                     f"for (int q = 0; q < {k.tiles_m * count}; ++q) (&c[0][0])[q] = 0.f;",
                     *products,
                     "__syncwarp();",
-                    "if (lane == 0) bs_mbar_arrive(before);",
+                    self.release("before"),
                     *self._end(),
                 ]
             ),
@@ -394,7 +401,7 @@ class Products(Frame):
                     *(["bs_wgmma_fence();", *taken] if taken else []),
                 ]
                 if number == release:
-                    lines += ["__syncwarp();", "if (before && lane == 0) bs_mbar_arrive(before);"]
+                    lines += ["__syncwarp();", self.release("before", "before && ")]
                 lines += [
                     "bs_wgmma_fence();",
                     *self._byte_products(i, b, f"bank{bank}"),
@@ -472,7 +479,7 @@ class Products(Frame):
         k = self.kernel
         whole, count = self.whole_stages(), k.rows_tile // 2
         add_final = ["bs_wgmma_wait<0>();", *self._add(k.tiles_m - 1)]
-        release = ["__syncwarp();", "if (before && lane == 0) bs_mbar_arrive(before);"]
+        release = ["__syncwarp();", self.release("before", "before && ")]
 
         def stage(blocks: int, last: bool) -> list[str]:
             runs = [(group, i) for group in range(blocks // of.blocks) for i in range(k.tiles_m)]

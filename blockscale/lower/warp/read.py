@@ -19,6 +19,9 @@ from blockscale.specs.plans.moe import ADDRESSED, AFTER, FAST
 from blockscale.tir.common import i64
 from blockscale.tir.gemm.tiles import EXPERT
 
+MULTICAST = "clusterCtaIdx.y"
+"""CTAs with neighbouring tiles, which load rows of x for each other."""
+
 ORDER = "order"
 """Parameter of tables of rows: the number of a sorted row."""
 
@@ -54,6 +57,7 @@ class WarpReader(Reader):
     """
 
     MMA, LOADS = "mma", ("warp_bulk", "warp_async")
+    TILE_THREADS = (MULTICAST,)
     INTRINSICS = "blockscale.tir.intrin.warp"
 
     at: WarpCoordinates

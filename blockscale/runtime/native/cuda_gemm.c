@@ -63,7 +63,7 @@ static int64_t grid(const BsCall *call, const BsGemm *gemm, BsKernel *kernel, in
     int clusters = blockscale_active_clusters(call, kernel, gemm->cluster, gemm->threads, gemm->shared);
     if (clusters < 0) return -1;
     if (gemm->sm_shared) {
-      int64_t each = least(ceil_div(tiles, sms), clusters / sms);
+      int64_t each = least(ceil_div(tiles * gemm->cluster, sms), clusters * (int64_t)gemm->cluster / sms);
       *shared = spread(gemm->sm_shared, gemm->shared, each);
       resident = clusters;
     } else if (clusters < resident) {

@@ -45,6 +45,8 @@ class LinearTile:
         copies: to shared memory, "bulk" (of rows of x for wgmma by TMA) or "async" (cp.async).
         by_bytes: whether operands are E4M3.
         partial: then, how many channels' products are summed up by themselves; see `MoeTile`.
+        multicast: CTAs of a cluster that have neighbouring tiles of the weight and load rows of x
+            for each other.
     """
 
     unit: str
@@ -58,6 +60,7 @@ class LinearTile:
     copies: str = "bulk"
     by_bytes: bool = False
     partial: int = 0
+    multicast: int = 1
 
     @property
     def tiles_m(self) -> int:
@@ -163,10 +166,22 @@ class LinearTile:
             return "accumulators do not fit into registers"
         if self._tight and (spec.fmt == "int4" or spec.dtype != "bfloat16"):
             return "decoding takes more registers than 17 warps have"
-        if reason := self._illegal_units(spec):
+        if reason := self._illegal_units(spec) or self._illegal_multicast(spec):
             return reason
         if self.stages_in(spec, arch.cta_shared) < 2:
             return "two stages do not fit into shared memory"
+        return None
+
+    def _illegal_multicast(self, spec: Linear) -> str | None:
+        """Why CTAs cannot load rows of x for each other, or None."""
+        if self.multicast == 1:
+            return None
+        if self.unit != "wgmma" or self.ctas > 1 or self.multicast > MAX_CLUSTER:
+            return "rows of x are multicast for wgmma, to 8 CTAs, none of which divide K"
+        if self.blocks_k % self.multicast:
+            return f"{self.multicast} CTAs do not share the {self.blocks_k} blocks of a stage"
+        if ceil_div(round_up(spec.n, TILE_K), self.rows) % self.multicast:
+            return f"tiles of {self.rows} rows of the weight do not come in {self.multicast}s"
         return None
 
     @property
