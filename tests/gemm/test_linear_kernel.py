@@ -369,16 +369,16 @@ def test_ctas_of_a_cluster_add_up_one_part_of_a_tile():
 
 
 @pytest.mark.parametrize(
-    ("tile", "words"),
+    ("n", "tile", "words"),
     [
-        (replace(mma(64, 8, 4), multicast=2), "by TMA, for wgmma"),
-        (wgmma(64, 32, 4, 2, multicast=2), "do not divide K"),
-        (wgmma(64, 32, 4, blocks=1, multicast=2), "share neither 1 blocks"),
-        (wgmma(64, 32, 4, multicast=2), "nor 3 tiles of rows of w evenly"),
+        (256, replace(mma(64, 8, 4), multicast=2), "by TMA, for wgmma"),
+        (256, wgmma(64, 32, 4, 2, multicast=2), "do not divide K"),
+        (256, wgmma(64, 32, 4, blocks=1, multicast=2), "share neither 1 blocks"),
+        (192, wgmma(64, 32, 4, multicast=2), "nor 3 tiles of rows of w evenly"),
     ],
 )
-def test_ctas_that_cannot_load_rows_for_each_other_say_why(tile, words):
-    of = spec(192, 1024)
+def test_ctas_that_cannot_load_rows_for_each_other_say_why(n, tile, words):
+    of = spec(n, 1024)
     sch = new_schedule(tvm.IRModule({"main": linear_tiles(of)}))
     schedules.decided(sch, of, tile, 3)
     with pytest.raises(LoweringError, match=words):

@@ -74,6 +74,7 @@ def enter(m: Machine, slot: int, number: int) -> np.ndarray:
         cta = Cta(index, rank, at, cluster)
         m.slot_coords[index] = at
         m.slot_cluster[index] = inside
+        m.slot_ended[index] = False
         for w in range(m.cta_warps):
             i = index * m.cta_warps + w
             cta.warps.append(Warp(i, w, cta, rank * m.cta_warps + w))
@@ -124,6 +125,7 @@ def unread_stores(m: Machine, cta: Cta) -> None:
 
 def cta_exits(m: Machine, cta: Cta, ins: Instr | None) -> None:
     """Check that no CTA may still use the shared memory of one that ends (PTX ISA 9.7.13.3)."""
+    m.slot_ended[cta.slot] = True
     unread_stores(m, cta)
     shadow = m.shared_shadow
     if shadow is None or m.cluster_ctas == 1:

@@ -129,6 +129,7 @@ class State:
         self.warps: list[Warp | None] = [None] * len(index)
         self.slot_coords = np.zeros((count, 3), np.uint32)
         self.slot_cluster = np.zeros((count, 3), np.uint32)
+        self.slot_ended = np.zeros(count, bool)  # others may no longer use its shared memory
 
     def warp(self, index: int | np.integer) -> Warp:
         """Return the resident warp with an index of the warp table."""

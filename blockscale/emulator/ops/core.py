@@ -200,7 +200,21 @@ def shared_offsets(
                 lane=int(lanes[at]),
             )
         raise bad_rank(int(addresses[at]), machine.cluster_ctas, int(lanes[at]))
-    return low + (g.lane_slot0[lanes] + rank) * machine.shared.stride
+    slots = g.lane_slot0[lanes] + rank
+    ended = machine.slot_ended[slots]
+    if ended.any():
+        at = int(np.flatnonzero(ended)[0])
+        raise has_ended(int(rank[at]), int(lanes[at]))
+    return low + slots * machine.shared.stride
+
+
+def has_ended(rank: int, lane: int) -> IllegalOperation:
+    """Return the error for shared memory of a CTA of the cluster that is no longer there."""
+    return IllegalOperation(
+        f"CTA rank {rank} of the cluster, whose shared memory this uses, has ended; it must be "
+        "there until the access is done (PTX ISA 9.7.13.3): end with a cluster barrier",
+        lane=lane,
+    )
 
 
 def at_lane(error: IllegalOperation, lanes: np.ndarray) -> IllegalOperation:

@@ -119,6 +119,44 @@ def test_bulk_reductions_into_one_cta():
     caught("unwaited bulk copy", lost, clusters, grid=2, cluster=2)
 
 
+AFTER = (
+    STAGE
+    + RANK
+    + init("%r9")
+    + f"""{MEET} {LEADER}
+    mapa.shared::cluster.u32 %r21, %r0, %r31; mapa.shared::cluster.u32 %r22, %r9, %r31;
+    setp.eq.u32 %p1, %r30, 1; @%p1 bra OUT;
+    mov.u32 %r20, 400;
+    AGAIN: sub.u32 %r20, %r20, 1; setp.ne.u32 %p1, %r20, 0; @%p1 bra AGAIN;
+    mov.b16 %b0, 3;
+    USE
+    OUT:"""
+)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "@%p0 mbarrier.arrive.shared::cluster.b64 _, [%r22];",
+        "@%p0 st.shared::cluster.u32 [%r21], %r20;",
+        "@%p0 ld.shared::cluster.u32 %r20, [%r21];",
+        "@%p0 st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r21], %r20, [%r22];",
+        """@%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster
+            [%r0], [%a0], 512, [%r9], %b0;""",
+        """@%p0 cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes
+            [%r21], [%r0], 512, [%r22];""",
+    ],
+)
+def test_a_cta_that_has_ended_has_no_shared_memory(use):
+    options = {"grid": 2, "cluster": 2}
+    refused("rank 1 .* has ended", AFTER.replace("USE", use), clusters, **options)
+
+
+def test_a_cta_is_there_until_a_cluster_barrier():
+    use = "@%p0 mbarrier.arrive.shared::cluster.b64 _, [%r22];"
+    silent(AFTER.replace("USE", use) + MEET, clusters, lambda x, y: None, grid=2, cluster=2)
+
+
 # st.async and kin -----------------------------------------------------------------------------
 @pytest.mark.parametrize(("vector", "size"), [("", 4), (".v2", 8), (".v4", 16)])
 def test_st_async(vector, size):
