@@ -130,9 +130,9 @@ of which not all have a multiple of them.  128 CTAs in clusters of four took 9.9
 one of them (64 rows, 2048 x 4096, a ring of eight stages), and 6.6 us where it held two."""
 
 MULTICAST_ROWS = 2048
-"""Rows of x from which two CTAs load them for each other.  On an H200, NVFP4, five sizes: 0.96 of
-the time with 2048 rows (geometric mean), 0.97 with 3072 and 4096, 0.95 with 8192; 0.99 with 1024
-and 1536, and 1.02 to 1.07 times as long with up to 512."""
+"""Rows of x from which two CTAs load them for each other.  On H200s, NVFP4, five sizes: 0.98 of the
+time with 2048 rows (geometric mean), 0.99 with 3072, 0.97 with 4096, 0.95 with 8192; 1.00 and 0.99
+with 1024 and 1536, and 1.01 to 1.07 times as long with up to 512."""
 
 COLS_ROWS = 4096
 """Rows of x from which tiles of rows of w may follow each other; see `_rasters`."""
@@ -262,9 +262,9 @@ def _rasters(spec: Linear, rows: int, item: int) -> tuple[str, str]:
     """Return along which tiles follow each other, the better one first.
 
     What they have in common comes once from memory; the other operand does if it stays in the L2
-    cache, where it is to be the smaller one.  Of 4096 and 8192 rows, five sizes in NVFP4, this took
-    0.95 and 0.91 of the time of "rows" without multicast on an H200, with "rows" for all 0.97 and
-    0.95; up to 3072 rows "cols" took 0.98 to 1.03 times as long as "rows".
+    cache, where it is to be the smaller one.  Of 4096 and 8192 rows, five sizes in NVFP4, "cols" with
+    multicast took 0.95 and 0.91 of the time of "rows" without on an H200, "rows" with it 0.97 and
+    0.95; up to 3072 rows "cols" took 0.99 to 1.03 times as long as "rows".
 
     Args:
         spec: layer.
