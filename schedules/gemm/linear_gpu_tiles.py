@@ -262,9 +262,9 @@ def _rasters(spec: Linear, rows: int, item: int) -> tuple[str, str]:
     """Return along which tiles follow each other, the better one first.
 
     What they have in common comes once from memory; the other operand does if it stays in the L2
-    cache, where it is to be the smaller one.  Of 4096 and 8192 rows, five sizes in NVFP4, "cols" with
-    multicast took 0.95 and 0.91 of the time of "rows" without on an H200, "rows" with it 0.97 and
-    0.95; up to 3072 rows "cols" took 0.99 to 1.03 times as long as "rows".
+    cache, where it is to be the smaller one.  Of 4096 and 8192 rows, five sizes in NVFP4, "cols"
+    with multicast took 0.95 and 0.91 of the time of "rows" without on an H200, "rows" with it 0.97
+    and 0.95; up to 3072 rows "cols" took 0.99 to 1.03 times as long as "rows".
 
     Args:
         spec: layer.
