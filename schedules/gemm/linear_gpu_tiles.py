@@ -14,7 +14,14 @@ from math import ceil
 from blockscale.base.sizes import ceil_div, round_up
 from blockscale.base.targets import BULK_COPIES, CTA_RESERVED, GPU_TARGETS, TCGEN05, WGMMA, Gpu
 from blockscale.schedules.gemm import linear_tensor_tiles as tensor
-from blockscale.schedules.gemm.linear_clocks import DECODING, WAITING, ctas, meeting
+from blockscale.schedules.gemm.linear_clocks import (
+    CLUSTER,
+    DECODING,
+    FEW_CLUSTER,
+    WAITING,
+    ctas,
+    meeting,
+)
 from blockscale.specs import Linear
 from blockscale.specs.plans.linear import TILE_K, LinearTile
 from blockscale.specs.plans.moe import byte_sums, scale_bytes
@@ -116,10 +123,7 @@ others, tiles of two stages took 1.5 times their `_cost`."""
 
 
 FEW_ROWS, FEW_TOKENS = 128, 64
-"""Rows of x, and those of a tile, up to which `_cost_of_few` tells tiles with wgmma apart."""
-
-FEW_MEETING = (400, 0.1)
-"""What `linear_clocks.CLUSTER` is with these: CTAs take turns in adding up."""
+"""Rows of x, and those of a tile, up to which `_cost` lets CTAs with wgmma share SMs."""
 
 FEW_IDLE = 0.25
 """The part of SMs without a CTA, in the last wave, that is lost."""
@@ -377,9 +381,12 @@ def _deep_enough(spec: Linear, tile: LinearTile) -> bool:
 
 
 def _cost(spec: Linear, tile: LinearTile, rows: int) -> float:
-    """Clocks of a tile with wgmma, about; of 130 tiles on an H200 the least was within 5 %."""
-    if rows <= FEW_ROWS and tile.tokens <= FEW_TOKENS and not tile.by_bytes:
-        return _cost_of_few(spec, tile, rows)
+    """Clocks of a tile with wgmma, about; of 130 tiles on an H200 the least was within 5 %.
+
+    Of few rows CTAs of four warps share an SM, and begin as others end. With this, and with
+    `FEW_CLUSTER`, the default of 16, 32, 64 and 128 rows of 13 matrices is the tile that was the
+    fastest on an H200 in 34 of 49 cases where that is one with wgmma; without both in 23.
+    """
     blocks = ceil_div(spec.padded_k, 64 * tile.ctas)
     product, decoding = tile.rows * tile.tokens / 32, DECODING * tile.rows
     waiting = WAITING
@@ -393,23 +400,12 @@ def _cost(spec: Linear, tile: LinearTile, rows: int) -> float:
         if tile.rows < 256:  # in MoE layers on an H200 neither hid behind the other
             product += decoding
     time = blocks * (max(product, decoding) + waiting)
-    return ceil_div(ctas(spec, tile, rows), SMS) * (time + meeting(tile))
-
-
-def _cost_of_few(spec: Linear, tile: LinearTile, rows: int) -> float:
-    """The same of few rows: CTAs of four warps share an SM, and begin as others end.
-
-    With this the default of 16, 32, 64 and 128 rows of 13 matrices is the tile that was the fastest
-    on an H200 in 34 of 49 cases where that is one with wgmma, with what is left of `_cost` in 23.
-    """
-    blocks = ceil_div(spec.padded_k, 64 * tile.ctas)
-    time = blocks * (max(tile.rows * tile.tokens / 32, DECODING * tile.rows) + WAITING)
-    if tile.ctas > 1:
-        time += FEW_MEETING[0] + FEW_MEETING[1] * tile.rows * tile.tokens * (tile.ctas - 1)
+    few = rows <= FEW_ROWS and tile.tokens <= FEW_TOKENS and not tile.by_bytes
     shares = ctas(spec, tile, rows) / SMS
-    if tile.warps != 4:
-        return ceil(shares) * time
-    return max(1.0, shares + FEW_IDLE * (ceil(shares) - shares)) * time
+    waves = float(ceil(shares))
+    if few and tile.warps == 4:
+        waves = max(1.0, shares + FEW_IDLE * (waves - shares))
+    return waves * (time + meeting(tile, FEW_CLUSTER if few else CLUSTER))
 
 
 def _shaped(

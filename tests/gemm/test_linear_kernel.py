@@ -17,6 +17,7 @@ from blockscale.building.space import new_schedule
 from blockscale.lower.nvcc import compile_cuda_source
 from blockscale.lower.warp.derive import derive
 from blockscale.lower.warp.emit import emit
+from blockscale.lower.warp.facts import decisions
 from blockscale.schedules.gemm import linear as schedules
 from blockscale.schedules.gemm.linear_clocks import ctas
 from blockscale.schedules.gemm.linear_gpu_tiles import depths, legal_tiles
@@ -439,6 +440,15 @@ def test_many_rows_are_multicast_and_the_smaller_operand_stays_in_the_cache():
         first = legal_tiles(of, 4096, room)[0]
         assert first.by_bytes
         assert (first.multicast, first.raster) == (multicast, "rows")  # of 1 byte x is smaller
+
+
+def test_the_cost_model_tells_who_loads_rows():
+    facts = []
+    for multicast in (1, 2):
+        sch = new_schedule(tvm.IRModule({"main": linear_tiles(spec(512, 512))}))
+        schedules.decided(sch, spec(512, 512), wgmma(64, 32, 4, multicast=multicast), 3)
+        facts.append(decisions(sch))
+    assert facts[0] != facts[1]
 
 
 def test_weights_that_are_read_again_stay_in_the_cache():

@@ -8,7 +8,7 @@ from blockscale.lower.warp.derive import derive
 from blockscale.specs.plans import PREFIX
 
 _NAMES = (
-    *("rows_tile", "cols_tile", "slices", "ctas", "stages", "blocks", "consumers"),
+    *("rows_tile", "cols_tile", "slices", "ctas", "multicast", "stages", "blocks", "consumers"),
     *("stage_bytes", "shared"),
 )
 
