@@ -24,13 +24,13 @@ from blockscale.base.errors import CheckpointError
 from blockscale.base.files import PARTIAL
 from blockscale.checkpoints.checkpoint import Checkpoint
 from blockscale.checkpoints.convert.plan import SHARD_BYTES, Options, Plan, Step, make_plan
-from blockscale.checkpoints.convert.quantize import Source
+from blockscale.checkpoints.convert.quantize import Source, rows_of
 from blockscale.checkpoints.convert.writer import (
     Output,
     ShardWriter,
     header_bytes,
 )
-from blockscale.checkpoints.entry import NAMES
+from blockscale.checkpoints.entry import NAMES, Entry
 from blockscale.checkpoints.experts.modules import Bundle, one
 from blockscale.checkpoints.experts.stack import gate_and_up
 from blockscale.checkpoints.files.folder import CONFIGS, INDEX, RECORD
@@ -178,8 +178,7 @@ def _write_shard(
 def _pieces(source: Source, step: Step) -> Iterator[tuple[str, Tensor, int]]:
     """Yield pieces of the outputs of a step: role, values, and after how many bytes they begin."""
     if step.action == "copy":
-        for role, part in step.entries[0].parts.items():
-            yield role, read(part), 0
+        yield from _copied(step.entries[0])
     elif step.bundle is not None:
         yield from _experts(source, step, step.bundle)
     else:
@@ -193,6 +192,19 @@ def _pieces(source: Source, step: Step) -> Iterator[tuple[str, Tensor, int]]:
                 each = out.shape[:1] == (experts,) and len(entry.shape) == 3
                 if each or e == 0:
                     yield role, value, e * (out.nbytes // experts) if each else 0
+
+
+def _copied(entry: Entry) -> Iterator[tuple[str, Tensor, int]]:
+    """Yield a weight as it is stored; experts [E, K, N] beside codes as [E, N, K]."""
+    if not entry.transposed:
+        for role, part in entry.parts.items():
+            yield role, read(part), 0
+        return
+    at = 0
+    for e in range(entry.shape[0]):
+        for rows in rows_of(one(entry, e)):
+            yield "data", rows, at
+            at += rows.nbytes
 
 
 def _experts(source: Source, step: Step, bundle: Bundle) -> Iterator[tuple[str, Tensor, int]]:

@@ -40,7 +40,7 @@ TARGETS = {
 }
 """Layouts that have a meaning on a target; the first is the one that our kernels read there."""
 _ANY = Kernel()
-_FORMAT_VERSION = 2
+_FORMAT_VERSION = 3
 """Goes up when the bytes change that the same checkpoint is converted to."""
 _SHARED = re.compile(
     r"(?P<head>.*[._]|)(?:(?P<qkv>[qkv]_proj)|(?P<gate_up>gate_proj|up_proj)|(?P<w13>w1|w3))"
@@ -204,6 +204,10 @@ class _Planner:
         self.stacked = {e.name: e for b in self.bundles.values() for e in b.entries}
         self.done = any(entry.fmt in CODES for entry in entries)
         self.actions = {entry.name: self._action(entry) for entry in entries}
+        for bundle in self.bundles.values():
+            if all(self.actions[e.name] == "copy" for e in bundle.entries):
+                for e in bundle.entries:  # nothing beside it says that it is turned
+                    del self.stacked[e.name]
         self.shared: dict[str, list[Entry]] = {}
         for entry in entries:
             if self.actions[entry.name] == "quantize":
@@ -262,7 +266,9 @@ class _Planner:
     def _step(self, entry: Entry) -> Step:
         action, fmt = self.actions[entry.name], self._fmt(entry)
         if action == "copy":
-            copied = {r: Output(p.name, p.dtype, p.shape) for r, p in entry.parts.items()}
+            shape = entry.shape if entry.transposed else None
+            parts = entry.parts.items()
+            copied = {role: Output(p.name, p.dtype, shape or p.shape) for role, p in parts}
             return Step((entry,), action, copied, fmt)
         layout = self.options.chosen
         *lead, rows, inner = entry.shape
