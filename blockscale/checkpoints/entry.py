@@ -62,9 +62,9 @@ class Facts:
     """What decides how data are read, beyond names and shapes.
 
     ``gptq_v2``: zeros of GPTQ are stored as they are, and not less one.  ``gptq_words``: one was
-    taken from the eight zeros of a word by one subtraction, which borrows.  ``interleaved``: the
-    model is gpt-oss, whose gate and up rows alternate.  ``model`` and ``hidden``: the model's type
-    and the width of its layers, where the configuration says them.
+    taken from the eight zeros of a word by one subtraction, which borrows.  ``interleaved``: gate
+    and up rows alternate, as the model is gpt-oss, or as `blockscale convert` wrote.  ``model`` and
+    ``hidden``: the model's type and the width of its layers, where the configuration says them.
     """
 
     gptq_v2: bool = False

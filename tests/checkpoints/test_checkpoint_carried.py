@@ -10,10 +10,9 @@ import pytest
 import torch
 
 import blockscale as bs
-from blockscale.base.errors import CheckpointError
 from blockscale.checkpoints.convert.convert import convert
 from tests.kit import checkpoint_files as files
-from tests.kit.checkpoint_files import BF16, E4M3
+from tests.kit.checkpoint_files import BF16
 
 EXPERTS = "model.layers.0.mlp.experts"
 E = 3
@@ -67,3 +66,21 @@ def test_experts_that_all_stay_are_copied_as_they_lie(opened, rng, tmp_path):
     source = opened(dict.fromkeys(names, value), model_type="gpt_oss")
     result = made(source, tmp_path / "out", keep=("*experts*",))
     assert torch.equal(result.weight(names[0]).data, source.weight(names[0]).data)
+
+
+@pytest.mark.parametrize("layout", ["linear", "128x4", "tiles64"])
+def test_the_order_of_gate_and_up_is_known_without_the_model(opened, rng, tmp_path, layout):
+    """Names of gpt-oss's blocks say that rows alternate; ModelOpt's, which are written, do not."""
+    tensors = {}
+    for leaf, rows, inner in (("gate_up_proj", 128, 64), ("down_proj", 64, 64)):
+        codes, scale, _ = files.mxfp4(rng, E, rows, inner)
+        packed = files.nibbles(codes).reshape(E, rows, inner // 32, 16)
+        tensors |= {f"{EXPERTS}.{leaf}_blocks": packed, f"{EXPERTS}.{leaf}_scales": scale}
+        tensors[f"{EXPERTS}.{leaf}_bias"] = rng.standard_normal((E, rows)).astype(BF16)
+    source = opened(tensors)
+    result = made(source, tmp_path / "out", layout=layout)
+    for new, old in zip(result[EXPERTS].dequantize(), source[EXPERTS].dequantize(), strict=True):
+        assert torch.equal(new, old)
+    assert torch.equal(result[EXPERTS].gate_up_bias, source[EXPERTS].gate_up_bias)
+    assert result.weight(f"{EXPERTS}.gate_up_proj").gate_up == "interleaved"
+    assert said(tmp_path / "out")["gate_up"] == "interleaved"

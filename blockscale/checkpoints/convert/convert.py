@@ -30,7 +30,7 @@ from blockscale.checkpoints.convert.writer import (
     ShardWriter,
     header_bytes,
 )
-from blockscale.checkpoints.entry import NAMES, Entry
+from blockscale.checkpoints.entry import NAMES, Entry, alternates
 from blockscale.checkpoints.experts.modules import Bundle, one
 from blockscale.checkpoints.experts.stack import gate_and_up
 from blockscale.checkpoints.files.folder import CONFIGS, INDEX, RECORD
@@ -257,7 +257,7 @@ def _finish(ckpt: Checkpoint, output: Path, plan: Plan) -> None:
         files.write(output / INDEX, json.dumps(index, indent=1))
     config = {**ckpt.configs.get("config.json", {})}
     config.pop("quantization_config", None)
-    said = _quantization(plan)
+    said = _quantization(ckpt, plan)
     if said:
         config["quantization_config"] = said
     if config:
@@ -265,11 +265,14 @@ def _finish(ckpt: Checkpoint, output: Path, plan: Plan) -> None:
     _record(output, plan, "complete")
 
 
-def _quantization(plan: Plan) -> dict[str, Any]:
+def _quantization(ckpt: Checkpoint, plan: Plan) -> dict[str, Any]:
     """Return what config.json says on the weights that were written."""
     codes = [step for step in plan.steps if step.action != "copy"]
     if not codes:
         return {}
+    more: dict[str, Any] = {}
+    if any(alternates(entry, ckpt.facts) for step in codes for entry in step.entries):
+        more["gate_up"] = "interleaved"
     formats = {step.fmt for step in codes}
     groups = {e.group_in(step.fmt) for step in codes for e in step.entries}
     ignored = [s.entries[0].name.removesuffix(".weight") for s in plan.steps if s.action == "copy"]
@@ -288,10 +291,10 @@ def _quantization(plan: Plan) -> dict[str, Any]:
             ours.update(sm=options.kernel.sm, activation=options.kernel.activation)
         said = {"quant_method": "blockscale", "blockscale": {**ours, "experts": heads}}
     elif only == "int4":
-        return {"quant_method": "blockscale", "bits": 4, **_one_group(groups)}
+        return {"quant_method": "blockscale", "bits": 4, **_one_group(groups), **more}
     else:
         said = {"quant_method": "modelopt"}
-    return {**said, "quant_algo": algo, "ignore": ignored, **_one_group(groups)}
+    return {**said, "quant_algo": algo, "ignore": ignored, **_one_group(groups), **more}
 
 
 def _one_group(groups: set[int]) -> dict[str, int]:

@@ -93,7 +93,7 @@ def facts(folder: Folder) -> Facts:
     return Facts(
         gptq_v2=v2,
         gptq_words=any(str(q).startswith("gptqmodel") for q in _quantizers(said)),
-        interleaved=any(name in _INTERLEAVED for name in names),
+        interleaved=any(n in _INTERLEAVED for n in names) or said.get("gate_up") == "interleaved",
         model=next((m for m in reversed(models) if isinstance(m, str)), ""),
         hidden=next((s for s in sizes if type(s) is int and s > 0), 0),
     )
