@@ -14,6 +14,7 @@ import math
 import os
 import pickle
 import platform
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from blockscale.base.targets import is_gpu
 from blockscale.base.version import VERSION
 from blockscale.building.records import sentence
 from blockscale.tuning import gpu
+from blockscale.tuning.components.nursery import die_with
 from blockscale.tuning.components.pool import Job, Lost, Worker, Workers
 from blockscale.tuning.site import MEASUREMENTS, Measuring, Site
 from blockscale.tuning.task import Task
@@ -199,9 +201,10 @@ _crew: list[Workers] = []
 
 
 def place() -> str:
-    """Return which server this is, and its version."""
+    """Return which server this is, and its version; from now on its session ends with it."""
     from tvm.rpc.server import PopenRPCServerState
 
+    die_with(os.getppid())
     state = PopenRPCServerState.current
     return f"{state.custom_addr or platform.node()}:{state.port} {VERSION}"
 
@@ -238,9 +241,20 @@ def serve(request: bytes) -> bytes:
     return pickle.dumps(answer)
 
 
-def register() -> None:
-    """Let TVM's RPC call `serve` and `place` in this process and those that it forks."""
+def register(parent: int) -> None:
+    """Let TVM's RPC call `serve` and `place` in this process and those that it forks.
+
+    It ends with ``parent``, and with the thread that listens, which no session that was killed
+    may leave behind: nobody would serve, and nobody know.
+    """
     import tvm_ffi
 
+    die_with(parent)
+    threading.excepthook = _end
     tvm_ffi.register_global_func(SERVE, serve, override=True)
     tvm_ffi.register_global_func(PLACE, place, override=True)
+
+
+def _end(told: threading.ExceptHookArgs) -> None:
+    threading.__excepthook__(told)
+    os._exit(1)

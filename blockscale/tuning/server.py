@@ -7,6 +7,9 @@ which it listens are open to everybody who can connect: use it in a network of y
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+from functools import partial
 
 from tvm import rpc
 
@@ -26,19 +29,24 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Serve until it is killed."""
+    """Serve until it is killed, and what serves with it."""
     args = arguments()
     where, _, port = args.tracker.rpartition(":")
-    server = rpc.Server(
-        args.host,
-        args.port,
-        args.port_end,
-        tracker_addr=(where, int(port)),
-        key=args.key,
-        custom_addr=args.custom_addr,
-        server_init_callback=fleet.register,
-    )
-    server.proc.join()
+    while True:
+        server = rpc.Server(
+            args.host,
+            args.port,
+            args.port_end,
+            tracker_addr=(where, int(port)),
+            key=args.key,
+            custom_addr=args.custom_addr,
+            server_init_callback=partial(fleet.register, os.getpid()),
+        )
+        server.proc.join()
+        why = "what serves has ended (a session's process was killed, or no tracker answers)"
+        print(
+            f"server {args.key!r}, tracker {args.tracker}: {why}; it starts anew", file=sys.stderr
+        )
 
 
 if __name__ == "__main__":

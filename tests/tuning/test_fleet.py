@@ -166,6 +166,30 @@ def test_every_task_ends_when_servers_do_not(tracker, tmp_path, capfd):
     assert result.failed == {workload.tag: 0 for workload in workloads}
 
 
+def test_a_server_outlives_its_sessions_and_leaves_nothing(tracker):
+    """One that was killed, as for want of memory, ended the service; the server's end did not."""
+    from tvm import rpc
+
+    where, port = tracker.split(":")
+    seen: set[int] = set()
+    with started(server(tracker, 19198, "one")) as [own]:
+        for _ in range(2):
+            registered(tracker, 1, "one")
+            session = rpc.connect_tracker(where, int(port)).request("one")
+            assert session.get_function(fleet.PLACE)().split()[0] == "127.0.0.1:19198"
+            left = _descendants(own.pid)
+            assert len(left) == 2
+            assert not seen & set(left)
+            if not seen:
+                with_signal(left[1], signal.SIGKILL)
+                seen |= set(left)
+        own.terminate()
+        deadline = time.monotonic() + 5
+        while any(Path(f"/proc/{pid}").exists() for pid in left):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
 def test_a_server_measures_in_one_process(tmp_path, monkeypatch):
     """A new one takes seconds to find its GPU, and measures nothing meanwhile."""
     monkeypatch.setattr(fleet, "_crew", [])

@@ -190,7 +190,7 @@ class Child:
         return self.returncode
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """End with the parent, its ``kill -9`` too."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -199,7 +199,7 @@ def _die_with(parent: int) -> None:
 
 def main(asked: int, parent: int, modules: Sequence[str]) -> None:
     """Import ``modules``, fork when asked to, until nobody asks any more."""
-    _die_with(parent)
+    die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if modules[0] != "torch":  # or tvm_ffi would import torch first, which takes 1.5 s
         sys.modules["torch"] = None  # type: ignore[assignment]
@@ -257,7 +257,7 @@ def _kill_group(pid: int) -> None:
 def _child(place: str, parent: int, pipe: int, log: int) -> None:
     code = 1
     try:
-        _die_with(parent)
+        die_with(parent)
         os.setpgid(0, 0)
         os.dup2(log, 1)
         os.dup2(log, 2)
