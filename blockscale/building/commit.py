@@ -40,9 +40,9 @@ class _Log:
         log = _Log()
         if not folder.is_dir() or not any(folder.glob("*.json")):
             return log
-        workloads = records.read_workloads(folder)
+        workloads, found = records.read(folder)
         log.modules = dict(workloads)
-        for record in records.read_records(folder):
+        for record in found:
             log.records.setdefault(workloads[record.workload][0], []).append(record)
         log.meta = records.read_meta(folder)
         return log
@@ -76,6 +76,7 @@ def commit(work_dir: Path | str, logs_dir: Path | str, top_k: int = 3) -> dict[s
         raise ValueError(f"commit: {work_dir} is not a folder; name the work folder of a tuning")
     with Lock(work_dir, "tuning"), _turn(logs_dir):
         for source in folders(work_dir):
+            records.repair_tail(source, records.LOGGER.warning)
             target = logs_dir / source.parent.name / source.name
             log = _Log.read(target)
             changed, better = _merge(log, source, top_k)

@@ -66,8 +66,8 @@ class _Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.digests = [digest for digest, _ in records.read_workloads(path)]
-        self.records = records.read_records(path)
+        workloads, self.records = records.read(path)
+        self.digests = [digest for digest, _ in workloads]
         self._by_digest: dict[str, list[Record]] = {digest: [] for digest in self.digests}
         for record in self.records:
             self._by_digest[self.digests[record.workload]].append(record)
@@ -93,23 +93,14 @@ def _read(path: str, _stamp: tuple[int, ...]) -> _Folder:
 def _folder(path: Path) -> _Folder | None:
     """Return the log in ``path``, kept in memory until its files change; None without one."""
     stamps: list[int] = []
-    workloads = records.workloads_path(path)
-    for file in (workloads, path / records.RECORDS):
+    for name in (records.PACKED_WORKLOADS, records.WORKLOADS, records.RECORDS):
         try:
-            stat = file.stat()
+            stat = (path / name).stat()
         except (FileNotFoundError, NotADirectoryError):
             stamps += [0, 0, 0]
             continue
         stamps += [stat.st_mtime_ns, stat.st_size, stat.st_ino]
-    if not any(stamps):
-        return None
-    if 0 in stamps[::3]:
-        missing = path / (records.PACKED_WORKLOADS if stamps[0] == 0 else records.RECORDS)
-        raise LogError(
-            f"{missing}: the file is missing; restore the folder from version control, or "
-            "delete it and tune again"
-        )
-    return _read(str(path), tuple(stamps))
+    return _read(str(path), tuple(stamps)) if any(stamps) else None
 
 
 def workload_digest(mod: Any) -> str:
@@ -237,9 +228,8 @@ def _check_folder(path: Path, make: Callable[[dict[str, Any]], Workload]) -> Ite
             yield Problem(f"{path / records.META}", f"'{tag}' describes {workload.tag}")
         hits = folder.of(mod)
         if not hits:
-            yield Problem(
-                f"{path}", f"no record hits '{tag}': the IR of the op has changed; tune it again"
-            )
+            why = "it has none" if workload_digest(mod) in folder.digests else "its IR has changed"
+            yield Problem(f"{path}", f"no record hits '{tag}': {why}; tune it again")
         for record in hits:
             yield from _check_record(folder, record, workload, level, mod, target)
             if (record.model is not None) != bool(entry.get("modelled")):

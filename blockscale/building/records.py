@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import lzma
 import math
 import statistics
@@ -16,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+LOGGER = logging.getLogger("blockscale")
 
 WORKLOADS = "database_workload.json"
 PACKED_WORKLOADS = f"{WORKLOADS}.xz"
@@ -118,17 +121,14 @@ def trace_key(trace: list[Any]) -> str:
     return json.dumps(trace, separators=(",", ":"))
 
 
-def workloads_path(folder: Path) -> Path:
-    """Return the file of the workloads in ``folder``: packed in committed logs."""
-    packed = folder / PACKED_WORKLOADS
-    return packed if packed.exists() else folder / WORKLOADS
-
-
-def _read(path: Path) -> bytes:
+def _read(path: Path) -> bytes | None:
+    """Return what a file holds, unpacked; None without one."""
     opened = lzma.open if path.suffix == ".xz" else open
     try:
         with opened(path, "rb") as file:
             data: bytes = file.read(MOST_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except (OSError, EOFError, lzma.LZMAError) as error:
         raise _damaged(path, f"is damaged ({sentence(error)})") from error
     if len(data) > MOST_BYTES:
@@ -142,14 +142,24 @@ def _damaged(path: Path, what: str) -> LogError:
     )
 
 
-def _lines(path: Path) -> Iterator[tuple[int, Any]]:
-    for number, raw in enumerate(_read(path).splitlines(), 1):
+def _lines(path: Path, data: bytes, grows: bool) -> Iterator[tuple[int, Any]]:
+    """Yield the lines and their numbers; ``grows``: a tuner adds lines, so the last may be torn."""
+    lines = data.splitlines()
+    torn = len(lines) if grows and not data.endswith(b"\n") else None
+    for number, raw in enumerate(lines, 1):
         if not raw.strip():
             continue
         try:
             yield number, parse(raw)
         except ValueError as error:
-            raise _broken(path, number, f"is not JSON ({error})") from error
+            if number != torn:
+                raise _broken(path, number, f"is not JSON ({error})") from error
+            LOGGER.warning(
+                "%s:%d: passed over: the last line is torn; the next 'blockscale tune' there "
+                "drops it",
+                path,
+                number,
+            )
 
 
 def _broken(path: Path, number: int, what: str) -> LogError:
@@ -159,25 +169,64 @@ def _broken(path: Path, number: int, what: str) -> LogError:
     )
 
 
+def read(folder: Path) -> tuple[list[tuple[str, str]], list[Record]]:
+    """Return the workloads in ``folder``, ``(structural hash, module)``, and the records of these.
+
+    Both files are of one moment, whoever replaces the folder or adds lines meanwhile.  A work
+    folder has no records before its first trial has ended.
+
+    Raises:
+        LogError: names the file and line that is damaged, or the file that is missing.
+    """
+    while True:
+        before = _entries(folder)
+        found = _read(folder / RECORDS)  # first: a tuner adds a workload before its records
+        packed = _read(folder / PACKED_WORKLOADS)
+        grown = _read(folder / WORKLOADS) if packed is None else None
+        if _entries(folder) == before:
+            break
+    workloads = grown if packed is None else packed
+    if workloads is None and found is None:
+        return [], []
+    if workloads is None:
+        raise _damaged(folder / WORKLOADS, f"the file is missing, as is {PACKED_WORKLOADS}")
+    if found is None and packed is not None:
+        raise _damaged(folder / RECORDS, "the file is missing")
+    path = folder / (WORKLOADS if packed is None else PACKED_WORKLOADS)
+    known = list(_workloads(path, workloads, packed is None))
+    return known, list(_records(folder / RECORDS, found or b"", packed is None, len(known)))
+
+
+def _entries(folder: Path) -> tuple[int, ...] | None:
+    """Return numbers that change with the files that a folder has, but not with added lines."""
+    try:
+        stat = folder.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns
+
+
 def read_workloads(folder: Path) -> list[tuple[str, str]]:
-    """Return ``(structural hash, module)`` of every workload in ``folder``; LogError if damaged."""
-    path = workloads_path(folder)
-    found = []
-    for number, item in _lines(path):
-        match item:
-            case [str() as digest, str() as module]:
-                found.append((digest, module))
-            case _:
-                raise _broken(path, number, "is not [hash, module]")
-    return found
+    """Return the workloads that `read` finds."""
+    return read(folder)[0]
 
 
 def read_records(folder: Path) -> list[Record]:
-    """Return every record in ``folder``; LogError names the file and line that is damaged."""
-    path = folder / RECORDS
-    known = len(read_workloads(folder))
-    found = []
-    for number, item in _lines(path):
+    """Return the records that `read` finds."""
+    return read(folder)[1]
+
+
+def _workloads(path: Path, data: bytes, grows: bool) -> Iterator[tuple[str, str]]:
+    for number, item in _lines(path, data, grows):
+        match item:
+            case [str() as digest, str() as module]:
+                yield digest, module
+            case _:
+                raise _broken(path, number, "is not [hash, module]")
+
+
+def _records(path: Path, data: bytes, grows: bool, known: int) -> Iterator[Record]:
+    for number, item in _lines(path, data, grows):
         match item:
             case [
                 int() as index,
@@ -193,10 +242,9 @@ def read_records(folder: Path) -> list[Record]:
                     dict(parse(target) if isinstance(target, str) else target)
                 except (ValueError, TypeError, OverflowError) as error:
                     raise _broken(path, number, f"is no record ({sentence(error)})") from error
-                found.append(Record(index, trace, times, target, args, number))
+                yield Record(index, trace, times, target, args, number)
             case _:
                 raise _broken(path, number, "is not [workload, [trace, times, target, arguments]]")
-    return found
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
@@ -239,7 +287,7 @@ def repair_tail(folder: Path, say: Callable[[str], None]) -> None:
         if not last.strip():
             continue
         with suppress(ValueError, UnicodeDecodeError):
-            json.loads(last)
+            parse(last)
             with path.open("ab") as file:  # whole line, only its newline is missing
                 file.write(b"\n")
             continue

@@ -131,9 +131,9 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.model, self._say = folder, model, say
         records.repair_tail(folder, say)
-        self._known = self._read()
+        workloads, self._known = self._read()
+        self._digests = [digest for digest, _ in workloads]
         self.database = self._appending()
-        self._digests = self._listed()
         with suppress(FileNotFoundError):
             self._cut_history()
 
@@ -161,15 +161,13 @@ class Store:
         link.symlink_to(records.RECORDS)
         return made
 
-    def _read(self) -> list[records.Record]:
+    def _read(self) -> tuple[list[tuple[str, str]], list[records.Record]]:
         if (self.folder / records.PACKED_WORKLOADS).exists():
             raise LogError(
                 f"{self.folder / records.PACKED_WORKLOADS}: is of committed logs, which a database "
                 "does not go on with; tune in a work folder of its own"
             )
-        if (self.folder / records.RECORDS).exists():
-            return records.read_records(self.folder)
-        return []
+        return records.read(self.folder)
 
     def _set_aside(self) -> None:
         """Move the records that no longer apply to another file."""
@@ -189,7 +187,7 @@ class Store:
         files.write(path, kept)
         count = unfit.count("\n")
         self._say(f"{path}: records that no longer apply: {count}; moved to {path.name}.unfit")
-        self._known = self._read()
+        self._known = records.read_records(self.folder)
 
     def _cut_history(self) -> None:
         path = self.folder / HISTORY
@@ -228,15 +226,6 @@ class Store:
             self._set_aside()
         own = (r for r in self._known if r.workload == number)
         return entry, [r for r in own if r.model == self.model]
-
-    def _listed(self) -> list[str]:
-        """Return the digests of the database's workloads, in their order.
-
-        A workload is 0.3 MB: the file is read once, and not again for each that comes to it.
-        """
-        if not self._size():
-            return []
-        return [digest for digest, _ in records.read_workloads(self.folder)]
 
     def _size(self) -> int:
         path = self.folder / records.WORKLOADS

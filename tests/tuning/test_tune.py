@@ -417,16 +417,16 @@ def test_a_default_that_seems_slow_is_measured_once_more(tmp_path, monkeypatch):
 
 def test_workers_parse_and_the_workloads_are_read_once(tmp_path, monkeypatch):
     """What each takes of the search's only process is what a fleet waits for."""
-    read, reads = records.read_workloads, []
-    monkeypatch.setattr(records, "read_workloads", lambda f: (reads.append(f), read(f))[1])
+    read, reads = records.read, []
+    monkeypatch.setattr(records, "read", lambda f: (reads.append(f), read(f))[1])
     monkeypatch.setattr(FakeWorkload, "mod", None)  # in workers it is as it was
     both = [FakeWorkload(rows=rows) for rows in (4, 8)]
     options = {"seconds": 60.0, "trials": 4, "progress": False, "exporter": EXPORTER}
     for trials in (4, 8):
         result = tune(both, work_dir=tmp_path, trials_each=trials, **options)
         assert [line["error"] for line in result.history] == [None] * 4
-        assert len(reads) == {4: 0, 8: 2}[trials]  # a folder that exists: workloads, and records
-    digests = [digest for digest, _ in read(database(tmp_path))]
+        assert len(reads) == {4: 1, 8: 2}[trials]
+    digests = [digest for digest, _ in read(database(tmp_path))[0]]
     assert len(digests) == len(set(digests)) == 2
     assert {r.workload for r in records.read_records(database(tmp_path))} == {0, 1}
 
