@@ -23,7 +23,7 @@ from blockscale.lower.warp.derive import derive
 from blockscale.schedules.gemm import cpu, cpu_linear, sync, tcgen05
 from blockscale.schedules.gemm import linear as gpu_linear
 from blockscale.schedules.gemm.linear_gpu_tiles import multiplies_bytes
-from blockscale.schedules.steps import Sketch
+from blockscale.schedules.steps import Sketch, preferred
 from blockscale.specs import GroupedMmActFp4Quant, GroupedMmFp4, Linear, MmFp4
 from blockscale.specs.plans.linear import LinearTile
 from blockscale.tir.gemm.gated_tiles import gated_tiles
@@ -129,14 +129,17 @@ def _linear_kin(spec: Linear, part: int | None) -> list[Linear]:
 
 
 def _linear_adopt(sch: Schedule, own: Workload, level: str, of: PrimFunc) -> None:
-    """Schedule the layer as another one is."""
+    """Schedule the layer as another one is; where it has no such tile, in its default schedule."""
     made = derive(of)
     tile = LinearTile(
         *(made.unit, made.cols_tile, made.rows_tile, made.warps, made.slices, made.ctas),
-        *(made.blocks, made.fastest, made.copies, made.by_bytes, made.apart),
+        *(made.blocks, made.fastest, made.copies, made.by_bytes, made.apart, made.multicast),
     )
     assert isinstance(own.spec, Linear)
-    gpu_linear.decided(sch, own.spec, tile, made.stages)
+    if tile.illegal(own.spec, GPU_TARGETS[level]) is None:
+        gpu_linear.decided(sch, own.spec, tile, made.stages)
+    else:
+        own.sketches(level)[0](sch, preferred)
 
 
 def _mm(spec: Gemm, bucket: Bucket, level: str, rows: int | None) -> PrimFunc:

@@ -29,9 +29,10 @@ def kernels_of(ckpt: Checkpoint, *, cuda: bool, dtype: str | None = None) -> lis
     """Return the kernels that `Linear`, `Int4Linear` and `FusedMoE` of its 4-bit weights call.
 
     Layers whose weights are rows of one where models run in an engine (q, k and v; gate and up) are
-    there apart and as one; other lists of names, and other activations, are not.  Experts of INT4
-    with zeros are there with and without: those that are all 8 need
-    none, which only the data say.
+    there apart and as one, gates with their activation and without; other lists of names, and other
+    activations, are not.  INT4 weights with zeros are there with and without: those that are all 8
+    need none, which only the data say.  On GPUs they are those of `Int4Linear` and, for engines, of
+    `Linear`.
 
     Args:
         ckpt: the checkpoint; no data are read.
@@ -54,8 +55,8 @@ def kernels_of(ckpt: Checkpoint, *, cuda: bool, dtype: str | None = None) -> lis
             found |= {spec.name: spec for spec in _experts(ckpt, name, group, cuda, dtype)}
     for entry in ckpt.entries.values():
         if entry.fmt in CODES and len(entry.shape) == 2 and entry.name not in members:
-            spec = _linear(entry, cuda, dtype)
-            found.setdefault(spec.name, spec)
+            for spec in _linear(entry, cuda, dtype):
+                found.setdefault(spec.name, spec)
     for entries in _joined(ckpt, members):
         found |= {spec.name: spec for spec in _merged(ckpt, entries, cuda, dtype)}
     if not found:
@@ -100,27 +101,30 @@ def _merged(ckpt: Checkpoint, entries: list[Entry], cuda: bool, dtype: str) -> I
     first, rows = entries[0], sum(entry.shape[0] for entry in entries)
     fmt, gates = first.fmt, first.name.endswith(f".{GATES[0]}.weight")
     if fmt not in QUANTIZED:
-        yield _linear(first, cuda, dtype, rows)
+        yield from _linear(first, cuda, dtype, rows)
         return
     k, layout = first.shape[1], _layout(cuda)
     act = dense_activation(ckpt.configs.get("config.json", {})) if gates else None
     if act is not None:
         yield Linear(rows, k, fmt, dtype, layout=layout, activation=act, gated=True)
-        return
     for by_row in (False, True) if fmt == "nvfp4" else (False,):
         yield Linear(rows, k, fmt, dtype, layout=layout, by_row=by_row)
 
 
-def _linear(entry: Entry, cuda: bool, dtype: str, rows: int | None = None) -> Spec:
+def _linear(entry: Entry, cuda: bool, dtype: str, rows: int | None = None) -> Iterator[Spec]:
     n, k = rows or entry.shape[0], entry.shape[1]
     if entry.fmt in QUANTIZED:
-        return Linear(n, k, entry.fmt, dtype, layout=_layout(cuda))
+        yield Linear(n, k, entry.fmt, dtype, layout=_layout(cuda))
+        return
     group = entry.group
     if not cuda:
-        return Int4Mm(n, k, group, dtype, dtype, layout="rows", zero="term")
+        yield Int4Mm(n, k, group, dtype, dtype, layout="rows", zero="term")
+        return
     fit = next((size for size in TILE_GROUPS if group % size == 0), group)
     smooth = "pre_quant_scale" in entry.parts
-    return Int4Mm(n, k, fit, dtype, dtype, layout="tiles64", zero="point", pre_quant=smooth)
+    yield Int4Mm(n, k, fit, dtype, dtype, layout="tiles64", zero="point", pre_quant=smooth)
+    for zero in (False, True) if "zero" in entry.parts else (False,):
+        yield Linear(n, k, "int4", dtype, fit, zero, layout="tiles64")
 
 
 def _experts(ckpt: Checkpoint, name: str, group: Group, cuda: bool, dtype: str) -> Iterator[Spec]:

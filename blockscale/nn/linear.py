@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import is_
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,7 +82,9 @@ class Linear(Prepared):
         checks.choice("Linear", "activation", activation, ACTIVATIONS)
         tensors: dict[str, Tensor | None] = {"weight": weight, "bias": bias}
         meta: dict[str, Any] = {"fmt": fmt, "gated": gated}
-        if packed is not None and not isinstance(packed, LinearWeights):
+        if isinstance(packed, LinearWeights):
+            _nothing_beside(packed, fmt, gated, block_scale, global_scale, bias, weight)
+        elif packed is not None:
             given = Given(packed, block_scale, fmt, global_scale, bias, gated)
             packed = prepared("Linear", given, torch.bfloat16, None, act_fmt, rounded)
         elif rounded:
@@ -109,6 +112,12 @@ class Linear(Prepared):
                 "it out"
             )
         self.activation, self.act_fmt, self.fast_accum = activation, act_fmt, fast_accum
+        if weight is not None and bias is not None:
+            checks.sized("Linear", "bias", bias, [weight.shape[:1]], "; pass one number a row")
+        if pre_quant_scale is not None and (weight is not None or packed is not None):
+            k = meta["k"] if weight is None else weight.shape[1]
+            rest = "; pass one number for each column of x"
+            checks.sized("Linear", "pre_quant_scale", pre_quant_scale, [(k,)], rest)
         tensors |= {"pre_quant_scale": pre_quant_scale}
         self._hold(meta, {k: None if v is None else v.detach() for k, v in tensors.items()})
 
@@ -220,7 +229,11 @@ class Linear(Prepared):
             )
         bias = None if self.bias is None else self.bias.to(x.dtype)
         y = torch.nn.functional.linear(x, weight.to(x.dtype), bias)
-        if self.activation == "none" and residual is None:
+        if residual is not None:
+            wide = *x.shape[:-1], self.out_features
+            checks.like("Linear", "residual", residual, (x.dtype,), "x", x, wide)
+            residual = residual.view(wide)
+        elif self.activation == "none":
             return y
         return finished(y, self.activation, self.gated, residual, x.dtype)
 
@@ -251,6 +264,18 @@ class Linear(Prepared):
         return f"{sizes}, activation={self.activation}{', gated' if self.gated else ''}"
 
 
+def _nothing_beside(weights: LinearWeights, fmt: str, gated: bool, *given: Tensor | None) -> None:
+    """Raise ValueError if more is given than a prepared weight, which has all."""
+    names = "block_scale", "global_scale", "bias", "weight"
+    more = [name for name, value in zip(names, given, strict=True) if value is not None]
+    more += ["fmt"] * (fmt not in ("nvfp4", weights.fmt)) + ["gated"] * (gated > weights.gated)
+    if more:
+        raise ValueError(
+            f"Linear: the weight is prepared, but {', '.join(more)} is given too; leave it out, or "
+            "pass it to prepare_linear_weights()"
+        )
+
+
 def _quantised(where: str, weight: object, fmt: str) -> tuple[Tensor, Tensor, str, Tensor | None]:
     """Return codes, block scales, format and global scale of a weight [N, K]."""
     checks.choice(where, "fmt", fmt, QUANTIZED)
@@ -274,7 +299,8 @@ class Int4Linear(Linear):
     """
 
     _names = Int4Weight.names
-    _quantising: tuple[Tensor, LinearWeights] | None = None
+    _quantising: tuple[torch.dtype, list[int], list[Tensor], LinearWeights] | None = None
+    """What calls with an act_fmt multiply; before it what it was made of, to see it changed."""
 
     def __init__(self, weight: Int4Weight | None = None) -> None:
         """Take what `blockscale.int4.prepare` makes of one weight; None: to be loaded."""
@@ -327,8 +353,10 @@ class Int4Linear(Linear):
 
     def _of_codes(self, dtype: torch.dtype) -> LinearWeights:
         """The weight as a `Linear` has it, made when it is needed first."""
+        buffers = [tensor for tensor in self._buffers.values() if tensor is not None]
+        changes = [0 if tensor.is_inference() else tensor._version for tensor in buffers]
         held = self._quantising
-        if held is None or held[0] is not self._buffers["packed"]:
+        if held is None or held[:2] != (dtype, changes) or not all(map(is_, held[2], buffers)):
             rows = self.prepared.to_rows()
             if rows.group_index is not None:
                 raise ValueError(
@@ -339,10 +367,8 @@ class Int4Linear(Linear):
             given = Given(rows.packed, rows.scale, "int4", None, rows.bias, zero=_points(rows.zero))
             wide = torch.bfloat16 if dtype == torch.float32 else dtype
             made = prepared("Int4Linear", given, wide, None, self.act_fmt)
-            packed = self._buffers["packed"]
-            assert packed is not None, "prepared is refused without"
-            held = self._quantising = packed, made
-        return held[1]
+            held = self._quantising = dtype, changes, buffers, made
+        return held[-1]
 
 
 # ---- From a checkpoint --------------------------------------------------------------------------

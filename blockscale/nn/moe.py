@@ -261,6 +261,13 @@ class FusedMoE(Prepared):
         made: Tensor = self.router(rows)
         return made
 
+    def _take(self, meta: dict[str, Any], state: Mapping[str, Any], prefix: str) -> None:
+        super()._take(meta, state, prefix)
+        for name in ("correction_bias", "a1_scale", "a2_scale"):
+            given = state.get(prefix + name)
+            if given is not None and self._buffers[name] is None:
+                self.register_buffer(name, torch.empty_like(given, device=self.weights.w13.device))
+
     def _check_meta(self, meta: Mapping[str, Any]) -> None:
         if meta.get("gated") != self._meta["gated"]:
             raise ValueError(

@@ -118,7 +118,8 @@ def kernel(spec: Spec, device: torch.device) -> Function:
 def launch_flags(cuda: bool, enable_pdl: bool | None = None) -> tuple[int, ...]:
     """Return the arguments that follow a function's parameters: none on the CPU.
 
-    None is on: every kernel waits for its predecessor before it touches memory.
+    None is on: every kernel waits for its predecessor before it touches memory, but that those
+    of linear layers load codes and scales of the weight, which nothing writes just before a call.
     """
     if not cuda:
         return ()
@@ -315,6 +316,11 @@ def copied(given: torch.Tensor | None, made: torch.Tensor) -> torch.Tensor:
     if given is None:
         return made
     if given.dtype != made.dtype:
+        if not given.itemsize == made.itemsize == 1:
+            raise TypeError(
+                f"an output has dtype {given.dtype}, but must be {made.dtype}; pass a tensor of "
+                "that, or leave it out to have it allocated"
+            )
         copied(given.view(torch.uint8), made.view(torch.uint8))
         return given
     if given.numel() != made.numel():

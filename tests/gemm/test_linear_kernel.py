@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from tvm.ir import assert_structural_equal
 from tvm.s_tir import Schedule
 
 from blockscale.base.errors import LoweringError
 from blockscale.base.targets import GPU_TARGETS, TCGEN05, having
 from blockscale.building.space import new_schedule
+from blockscale.catalog import road, workloads
 from blockscale.lower.nvcc import compile_cuda_source
 from blockscale.lower.warp.derive import derive
 from blockscale.lower.warp.emit import emit
@@ -191,6 +193,7 @@ QUICK = (
         "odd k, ctas",
         "odd k, a CTA with the last stage alone",
         "int4, groups of 32",
+        "wgmma, int4 32",
         "wgmma, int4 32, zeros",
         "wgmma, int4 128",
     ),
@@ -657,3 +660,35 @@ def test_defaults_of_few_rows_are_those_that_were_fast_on_an_h200(fmt, n, k, row
     found = tile.unit, tile.rows, tile.warps, tile.slices, tile.ctas, tile.blocks_k
     assert found == shape
     assert depths(of, tile, rows, GPU_TARGETS[arch])[0] == stages
+
+
+@pytest.mark.parametrize("activation", ["none", "silu"])
+def test_kin_takes_over_the_tile(activation):
+    """Of a tuned layer, whose CTAs load rows for each other."""
+    of, tile = spec(256, 512), wgmma(64, 128, 4, multicast=2)
+    own = next(w for w in workloads(replace(of, activation=activation), "sm_90a") if w.rows == 2048)
+    sch, adopted = Schedule(linear_tiles(of)), Schedule(own.symbolic("sm_90a"))
+    schedules.decided(sch, of, tile, 4)
+    road(own.spec, "sm_90a").adopt(adopted, own, "sm_90a", sch.mod["main"])
+    made = derive(adopted.mod["main"])
+    assert (made.multicast, made.cols_tile, made.rows_tile, made.stages) == (2, 64, 128, 4)
+
+
+def test_kin_without_such_a_tile_keeps_its_default():
+    """17 warps decode 128 rows of the weight into bfloat16 alone."""
+    of, tile = spec(256, 1024), mma(256, 8, 2, 8, 1, 8)
+    assert tile.illegal(of, GPU_TARGETS["sm_90a"]) is None
+    half = replace(of, dtype="float16", out_dtype="float16")
+    assert tile.illegal(half, GPU_TARGETS["sm_90a"]) is not None
+    own = workloads(half, "sm_90a")[0]
+    sch, adopted, plain = (Schedule(m) for m in (linear_tiles(of), *[own.symbolic("sm_90a")] * 2))
+    schedules.decided(sch, of, tile, 2)
+    road(half, "sm_90a").adopt(adopted, own, "sm_90a", sch.mod["main"])
+    own.default(plain, "sm_90a")
+    assert_structural_equal(adopted.mod, plain.mod)
+
+
+def test_gates_are_padded_before_tiles_are_counted():
+    """130 rows of gates and ups are 4 tiles of 64, which come in pairs."""
+    of = spec(130, 512, **GATED)
+    assert wgmma(64, 128, 4, multicast=2).illegal(of, GPU_TARGETS["sm_90a"]) is None

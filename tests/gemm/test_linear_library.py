@@ -83,10 +83,10 @@ def test_blackwell_multiplies_few_rows_by_warps_and_many_by_tcgen05():
     assert launch.dynamic_smem > half
 
 
-def test_few_rows_and_many_have_kernels_of_their_own():
-    first, second = (call(PLAIN, rows)[0][0] for rows in (1, 40))
-    assert first.kernel != second.kernel
-    assert (first.grid[0], second.grid[0]) != (0, 0)
+def test_a_bucket_ends_with_its_last_row():
+    assert [bucket.limit for bucket in LINEAR_GPU_BUCKETS[:2]] == [1, 8]
+    kernels = [call(PLAIN, rows)[0][0].kernel for rows in (1, 2, 8, 9)]
+    assert [name[-1] for name in kernels] == list("0112")
 
 
 @pytest.mark.parametrize(("sms", "alone"), [(6, True), (5, False)])

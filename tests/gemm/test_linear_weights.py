@@ -404,3 +404,14 @@ def test_weights_of_the_layouts_first_revision_are_refused(fmt):
     state["meta"].pop("revision")
     with pytest.raises(ValueError, match=r"revision 1 of layout 'tiles64', .* prepare them again"):
         bs.LinearWeights.load_state_dict(state)
+
+
+@pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4"])
+@pytest.mark.parametrize("gain", [3.0, -2.0])
+def test_the_sign_of_a_global_scale_comes_back(fmt, gain):
+    codes, scale = bs.quantize(torch.randn(64, 128), fmt)
+    told = {"fmt": fmt, "global_scale": torch.tensor([gain])}
+    asked = {"layout": "tiles64e", "act_fmt": "fp8", "rounded": fmt == "nvfp4"}
+    rows = bs.prepare_linear_weights(codes, scale, **told, **asked)
+    x, plain = torch.randn(3, 128), bs.prepare_linear_weights(codes, scale, **told)
+    assert torch.equal(bs.linear(x, rows.to_linear()), bs.linear(x, plain))

@@ -124,6 +124,25 @@ def test_calls_of_the_engine_fit_its_parameters(engine):
     assert calls >= 3
 
 
+def test_int4_in_act_order_is_left_to_vllm(monkeypatch):
+    """Its groups' scales are not those of neighbouring channels."""
+    with engine_facts.standing_in("vllm") as stand:
+        linear, experts = stand.module("linear"), stand.module("experts")
+        monkeypatch.setattr(linear, "fits_device", lambda: (True, None))
+        monkeypatch.setattr(linear, "scalar_types", SimpleNamespace(uint4b8=8, uint4=0))
+        monkeypatch.setattr(linear, "current_platform", SimpleNamespace(is_cpu=lambda: True))
+        config = {"weight_type": 8, "zero_points": False, "act_type": torch.bfloat16}
+        config |= {"out_type": None, "group_size": 32, "partition_weight_shape": (128, 64)}
+        can = linear.BlockscaleInt4LinearKernel.can_implement
+        assert can(SimpleNamespace(**config, has_g_idx=False)) == (True, None)
+        fits, reason = can(SimpleNamespace(**config, has_g_idx=True))
+        assert not fits
+        assert "act-order" in reason
+        method = {"num_bits": 4, "group_size": 32}
+        for order, fits in (None, True), ("static", True), ("group", False):
+            assert experts._int4_fits("ct-int4", SimpleNamespace(**method, actorder=order)) == fits
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_entry_point_names_a_function_that_needs_no_engine_to_be_imported(engine):
     group = {"vllm": "vllm.general_plugins", "sglang": "sglang.srt.plugins"}[engine]

@@ -269,6 +269,7 @@ def test_int4_that_no_kernel_has_is_left_to_vllm():
     config = SimpleNamespace(
         weight_type=vllm_linear.scalar_types.uint4b8,
         zero_points=False,
+        has_g_idx=False,
         act_type=torch.bfloat16,
         out_type=None,
         group_size=32,
@@ -279,6 +280,7 @@ def test_int4_that_no_kernel_has_is_left_to_vllm():
     for name, value, word in [
         ("weight_type", vllm_linear.scalar_types.uint8b128, "INT4"),
         ("zero_points", True, "zero points"),
+        ("has_g_idx", True, "act-order"),
         ("act_type", torch.float8_e4m3fn, "activations"),
         ("group_size", 48, "multiples of 32"),
         ("partition_weight_shape", (144, 64), "divide K=144"),

@@ -101,9 +101,9 @@ def test_state_dict(tmp_path):
     torch.save(layer.state_dict(), tmp_path / "layer.pt")
     state = torch.load(tmp_path / "layer.pt", weights_only=True)
     assert all(isinstance(value, torch.Tensor) for value in state.values())
-    others = prepared(seed=1), None
-    for weights in others:
-        other = nn.FusedMoE(weights, TOP_K, correction_bias=torch.ones(EXPERTS))
+    others = (prepared(seed=1), torch.ones(EXPERTS)), (None, torch.ones(EXPERTS)), (None, None)
+    for weights, bias in others:
+        other = nn.FusedMoE(weights, TOP_K, correction_bias=bias)
         assert other.load_state_dict(state) == ([], [])
         same(other(X, LOGITS), EXPECTED)
         assert other.weights.meta() == WEIGHTS.meta()
@@ -345,3 +345,54 @@ def test_rows_of_fp8():
         nn.Linear(fmt="dense", weight=normal(32, 64), act_fmt="fp8")
     with rejects("Linear: fast_accum=True", "act_fmt=None"):
         nn.Linear(weights, fast_accum=True)
+
+
+# ---- What does not fit together -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("bias", torch.ones(64)),
+        ("global_scale", torch.ones(1)),
+        ("block_scale", torch.ones(64, 4)),
+        ("weight", torch.ones(64, 64)),
+        ("fmt", "mxfp4"),
+        ("gated", True),
+    ],
+)
+def test_nothing_goes_beside_a_prepared_weight(name, value):
+    weights = nn.Linear.from_float(normal(64, HIDDEN)).weights
+    with rejects(f"but {name} is given too", "prepare_linear_weights"):
+        nn.Linear(weights, activation="silu", **{name: value})
+
+
+def test_numbers_of_another_count_are_refused():
+    """Broadcast they would make results of another shape."""
+    weight, one_row = normal(96, HIDDEN), normal(HIDDEN)
+    with rejects(r"pre_quant_scale has shape \[5, 1\]", f"have .{HIDDEN}"):
+        nn.Linear(fmt="dense", weight=weight, pre_quant_scale=normal(5, 1))
+    weights = nn.Linear.from_float(weight).weights
+    with rejects(r"pre_quant_scale has shape \[63\]", f"have .{HIDDEN}"):
+        nn.Linear(weights, pre_quant_scale=one_row[1:])
+    with rejects(r"bias has shape \[1\]", "have .96"):
+        nn.Linear(fmt="dense", weight=weight, bias=one_row[:1])
+    layer = nn.Linear(fmt="dense", weight=weight)
+    same(layer(X, normal(5, 96)), layer(X) + normal(5, 96))
+    for residual in (normal(1), normal(7, 5, 96), normal(5, 96).half()):
+        with pytest.raises((TypeError, ValueError), match="residual has"):
+            layer(X, residual)
+
+
+def test_rows_of_fp8_see_a_changed_weight():
+    """Calls with an act_fmt multiply a second copy, made anew once the first is another."""
+    codes = torch.randint(0, 256, (96, 32), dtype=torch.uint8)
+    weight = bs.int4.prepare(codes, torch.rand(96, 2), layout="rows", group_size=32)
+    layer = nn.Int4Linear(weight)
+    layer.act_fmt = "fp8"
+    before = layer(X)
+    assert torch.equal(layer(X), before)
+    layer.scale.mul_(2)
+    same(layer(X), 2 * before)
+    layer.packed = layer.packed.clone().fill_(0)
+    assert not torch.equal(layer(X), 2 * before)

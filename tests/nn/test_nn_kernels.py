@@ -94,6 +94,8 @@ def test_modules_call_what_was_built(opened, rng, monkeypatch, store, dtype, exp
                 "fused_moe_int4g32_e4_k2_h64_i32_swiglu_tiles64_bf16",
                 "fused_moe_int4g32z_e4_k2_h64_i32_swiglu_tiles64_bf16",
                 "int4_mm_tiles64_n96_k64_g32z_a16_bf16",
+                "linear_int4g32_n96_k64_tiles64_bf16",
+                "linear_int4g32z_n96_k64_tiles64_bf16",
                 "moe_route_e4_k2_softmax_norm_f32",
             ],
         ),
@@ -123,7 +125,9 @@ def test_names_for_a_cpu(opened, rng):
             [
                 "linear_nvfp4_n160_k64_byrow_tiles64_bf16",
                 "linear_nvfp4_n160_k64_tiles64_bf16",
+                "linear_nvfp4_n192_k64_byrow_tiles64_bf16",
                 "linear_nvfp4_n192_k64_silu_gated_tiles64_bf16",
+                "linear_nvfp4_n192_k64_tiles64_bf16",
             ],
         ),
         (
@@ -142,6 +146,11 @@ def test_names_for_a_cpu(opened, rng):
             [
                 "int4_mm_tiles64_n160_k64_g32z_a16_bf16",
                 "int4_mm_tiles64_n192_k64_g32z_a16_bf16",
+                *(
+                    f"linear_int4g32{zero}_n{n}_k64_tiles64_bf16"
+                    for zero in ("", "z")
+                    for n in (160, 192)
+                ),
             ],
         ),
     ],
@@ -159,7 +168,8 @@ def test_layers_that_engines_have_as_one(opened, rng, store, act, wanted):
     ckpt = opened(found, {}, model_type="llama", hidden_act=act)
     names = [spec.name for spec in kernels_of(ckpt, cuda=True)]
     assert sorted(n for n in names if "n160" in n or "n192" in n) == wanted
-    assert len([n for n in names if "n96" in n or "n32" in n]) == 3, "and each by itself"
+    alone = [n for n in names if "n96" in n or "n32" in n]
+    assert len(alone) == (9 if store is awq else 3), "and each by itself"
 
 
 def test_gpt_oss_and_deepseek(opened, rng):

@@ -362,3 +362,32 @@ def test_every_function_is_an_operator():
     assert public - others <= set(call.NAMES)
     assert "flashinfer_fp4_quantize" in call.NAMES
     assert len(set(call.NAMES)) == len(call.NAMES)
+
+
+@pytest.mark.parametrize(
+    ("out", "error"),
+    [
+        (torch.empty(5, 8, dtype=torch.float16), TypeError),
+        (torch.empty(8, 5, dtype=torch.bfloat16), ValueError),
+        (torch.empty(5, 8, dtype=torch.bfloat16), None),
+    ],
+    ids=["dtype", "shape", "right"],
+)
+def test_outputs_are_checked_while_tracing(out, error):
+    """Bits of one dtype are none of another's, though they are as many."""
+    weights, x = bs.prepare_linear_weights(CODES, quantized(8, 128, seed=3)[1]), normal(5, 128)
+    traced = torch.compile(lambda x, out: bs.linear(x, weights, out=out), backend="eager")
+    if error is None:
+        assert traced(x, out) is out
+        assert torch.equal(out, bs.linear(x, weights))
+        return
+    with pytest.raises(error, match="out has"):
+        traced(x, out)
+
+
+def test_bytes_are_copied_to_bytes_alone():
+    made = torch.zeros(4, dtype=torch.bfloat16)
+    with pytest.raises(TypeError, match=r"must be torch\.bfloat16"):
+        call.copied(torch.zeros(4, dtype=torch.float16), made)
+    codes = torch.arange(4, dtype=torch.uint8)
+    assert call.copied(fresh(4).view(torch.float8_e4m3fn), codes).view(torch.uint8).equal(codes)

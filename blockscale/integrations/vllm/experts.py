@@ -258,7 +258,8 @@ def fits(method: Any) -> Fit:
     if activation_of(config) is None:
         return Fit(None, f"activation {config.activation} has no kernel")
     if fmt == "int4" and not _int4_fits(kind, method):
-        return Fit(None, "only INT4 in groups of 32, 64 or 128 has a kernel, GPTQ without points")
+        why = "only INT4 in groups of 32, 64 or 128 in order has a kernel, GPTQ without points"
+        return Fit(None, why)
     for size in (config.hidden_dim, config.intermediate_size_per_partition):
         if size % _BLOCKS[fmt]:
             return Fit(None, f"{size} is not a multiple of {_BLOCKS[fmt]}")
@@ -267,7 +268,8 @@ def fits(method: Any) -> Fit:
 
 def _int4_fits(kind: str, method: Any) -> bool:
     if kind == "ct-int4":
-        return method.num_bits == 4 and method.group_size in (32, 64, 128)
+        plain = method.num_bits == 4 and method.actorder != "group"
+        return plain and method.group_size in (32, 64, 128)
     config = method.quant_config
     bits = config.weight_bits if kind == "awq" else config.quant_type.size_bits
     plain = config.zero_point if kind == "awq" else config.is_sym and not config.desc_act

@@ -138,6 +138,8 @@ class BlockscaleInt4LinearKernel(MPLinearKernel):
         kinds = (scalar_types.uint4b8, scalar_types.uint4)
         if c.weight_type not in kinds or c.zero_points != (c.weight_type == scalar_types.uint4):
             return False, f"weights must be INT4, with zero points as uint4, not {c.weight_type}"
+        if c.has_g_idx:
+            return False, "weights whose groups are in another order (act-order) have no kernel"
         dtypes = (*_SIXTEEN_BIT, torch.float32) if current_platform.is_cpu() else _SIXTEEN_BIT
         if c.act_type not in dtypes or c.out_type not in (None, c.act_type):
             return False, f"activations must be one of {dtypes}, not {c.act_type}"

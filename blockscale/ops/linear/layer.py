@@ -171,6 +171,8 @@ def _converted(x: Tensor, given: Given, act_fmt: str | None) -> LinearWeights:
     if isinstance(given.packed, torch.Tensor):
         checks.same_device(WHERE, "packed", given.packed, "x", x)
     layout = None if act_fmt in (None, "fp8") else "128x4"
+    if layout is None and x.is_cuda:
+        _check_sixteen(x)
     return prepared(WHERE, given, x.dtype, layout, act_fmt)
 
 
@@ -191,6 +193,8 @@ class _Linear(call.Op[Tensor]):
             *(x, packed, block_scale, fmt, g, bias, residual, activation, gated, out_dtype),
             *(n, k, group, zeros, layout, scale_dtype, *acts),
         )
+        if out is not None:
+            checks.like(WHERE, "out", out, (made.dtype,), "x", x, made.shape, output=True)
         return call.copied(out, made)
 
     def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
@@ -319,15 +323,20 @@ def _check_layout(x: Tensor, facts: Facts) -> None:
             f"{wanted!r}; prepare_linear_weights(layout={wanted!r}) makes it, and to_linear() the "
             "linear one"
         )
-    if facts.layout in TILED and x.dtype == torch.float32:
-        raise TypeError(
-            f"{WHERE}: x has dtype float32, but CUDA kernels take bfloat16 or float16; pass "
-            "x.to(torch.bfloat16)"
-        )
+    if facts.layout in TILED:
+        _check_sixteen(x)
     if facts.dtype not in (None, dtype_name(x.dtype)):
         raise TypeError(
             f"{WHERE}: x has dtype {dtype_name(x.dtype)}, but the weight was prepared for "
             f"{facts.dtype}; pass dtype=x.dtype to prepare_linear_weights()"
+        )
+
+
+def _check_sixteen(x: Tensor) -> None:
+    if x.dtype == torch.float32:
+        raise TypeError(
+            f"{WHERE}: x has dtype float32, but CUDA kernels take bfloat16 or float16; pass "
+            "x.to(torch.bfloat16)"
         )
 
 

@@ -192,7 +192,7 @@ def linear(byte: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
     Those of weights that `rounded` has not changed are the exact ones, up to a power of two that
     the global scale takes.  Factors [rows] are powers of two times one number.
     """
-    most = factor.abs().amax()
+    most = factor[factor.abs().argmax()]
     _, exponent = torch.frexp(factor)
     _, largest = torch.frexp(most)
     level = (byte & BYTE).int() + OCTAVE * (exponent - largest)[:, None]

@@ -113,7 +113,7 @@ def linear(scale: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
 
     Factors [rows] are powers of two times one number, at most 2^110 apart.
     """
-    most = factor.abs().amax()
+    most = factor[factor.abs().argmax()]
     _, exponent = torch.frexp(factor)
     _, largest = torch.frexp(most)
     below = (exponent - largest)[:, None]

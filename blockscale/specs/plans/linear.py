@@ -180,7 +180,7 @@ class LinearTile:
             return "rows of x are multicast for wgmma, to 8 CTAs, none of which divide K"
         if self.blocks_k % self.multicast:
             return f"{self.multicast} CTAs do not share the {self.blocks_k} blocks of a stage"
-        if ceil_div(round_up(spec.n, TILE_K), self.rows) % self.multicast:
+        if ceil_div(spec.padded_n, self.rows) % self.multicast:
             return f"tiles of {self.rows} rows of the weight do not come in {self.multicast}s"
         return None
 
