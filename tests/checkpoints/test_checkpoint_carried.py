@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import blockscale as bs
+from blockscale.base.errors import CheckpointError
 from blockscale.checkpoints.convert.convert import convert
 from tests.kit import checkpoint_files as files
 from tests.kit.checkpoint_files import BF16
@@ -84,3 +85,55 @@ def test_the_order_of_gate_and_up_is_known_without_the_model(opened, rng, tmp_pa
     assert torch.equal(result[EXPERTS].gate_up_bias, source[EXPERTS].gate_up_bias)
     assert result.weight(f"{EXPERTS}.gate_up_proj").gate_up == "interleaved"
     assert said(tmp_path / "out")["gate_up"] == "interleaved"
+
+
+@pytest.mark.parametrize("layout", ["linear", "128x4", "marlin", "deepgemm", "tiles64"])
+@pytest.mark.parametrize(("scheme", "model"), [("modelopt", "gpt_oss"), ("ct", "qwen3_moe")])
+def test_global_scales_of_gate_and_up_stay_apart(opened, rng, tmp_path, layout, scheme, model):
+    """[E, 2] of experts in one tensor, multiplied or divided by: every value is what it was."""
+    tensors = {}
+    for leaf, rows, inner in (("gate_up_proj", 256, 128), ("down_proj", 128, 128)):
+        codes, scale, _, _ = files.nvfp4(rng, E, rows, inner)
+        top = rng.uniform(1e-5, 1e-3, (E, 2) if rows == 256 else E).astype(np.float32)
+        tails = ("", "_weight_scale", "_weight_scale_2")
+        if scheme == "ct":
+            tails, top = ("_packed", "_scale", "_global_scale"), 1 / top
+        values = files.nibbles(codes), scale, top
+        tensors |= {f"{EXPERTS}.{leaf}{t}": v for t, v in zip(tails, values, strict=True)}
+    source = opened(tensors, model_type=model)
+    result = made(source, tmp_path / "out", layout=layout)
+    assert source.weight(f"{EXPERTS}.gate_up_proj").gate_up == (
+        "interleaved" if model == "gpt_oss" else "halves"
+    )
+    for name in source:
+        new, old = result.weight(name), source.weight(name)
+        assert torch.equal(new.dequantize(), old.dequantize())
+        assert torch.equal(new.global_scale, old.global_scale)
+        assert (new.global_divisor is None) == (old.global_divisor is None)
+    for new, old in zip(result[EXPERTS].dequantize(), source[EXPERTS].dequantize(), strict=True):
+        assert torch.equal(new, old)
+
+
+@pytest.mark.parametrize("layout", ["linear", "deepgemm", "tiles64"])
+def test_what_compressed_tensors_divide_by_is_kept(opened, rng, tmp_path, layout):
+    """A reciprocal is rounded: multiplied by, some values would be others."""
+    tensors, leaves = {}, ("gate_proj", "up_proj", "down_proj")
+    for name in (f"{EXPERTS}.{e}.{leaf}.weight" for e in range(E) for leaf in leaves):
+        codes, scale, _, _ = files.nvfp4(rng, 128, 128)
+        tensors |= {f"{name}_packed": files.nibbles(codes), f"{name}_scale": scale}
+        tensors[f"{name}_global_scale"] = rng.uniform(1e3, 1e5, 1).astype(np.float32)
+    source = opened(tensors)
+    result = made(source, tmp_path / "out", layout=layout)
+    assert len(source) == 3 * E
+    for name in source:
+        new, old = result.weight(name), source.weight(name)
+        assert torch.equal(new.dequantize(), old.dequantize())
+        assert (new.global_scale, new.global_divisor) == (old.global_scale, old.global_divisor)
+    assert torch.equal(result[EXPERTS].dequantize().gate_up, source[EXPERTS].dequantize().gate_up)
+    mixed = {n.replace("_packed", ""): v for n, v in tensors.items() if f"{EXPERTS}.1.up" in n}
+    top = f"{EXPERTS}.1.up_proj.weight_global_scale"
+    mixed[f"{EXPERTS}.1.up_proj.weight_scale_2"] = 1 / mixed.pop(top)
+    rest = {n: v for n, v in tensors.items() if f"{EXPERTS}.1.up" not in n}
+    if layout != "linear":
+        with pytest.raises(CheckpointError, match="or divides where others multiply, which layout"):
+            convert(opened(rest | mixed), tmp_path / "mixed", layout=layout)

@@ -295,15 +295,18 @@ class _Planner:
         entries = bundle.entries
         first, action, fmt = entries[0], self.actions[entries[0].name], self._fmt(entries[0])
         group = first.group_in(fmt)
+        divides = "global_divisor" in first.parts
         bad = [
             e.name
             for e in entries
-            if {"pre_quant_scale", "group_index"} & e.parts.keys() or e.group_in(fmt) != group
+            if {"pre_quant_scale", "group_index"} & e.parts.keys()
+            or (e.group_in(fmt), "global_divisor" in e.parts) != (group, divides)
         ]
         if bad:
             raise CheckpointError(
-                f"{bad[0]} is in act-order, or has a pre_quant_scale or groups of its own, which "
-                f"layout {layout!r} cannot hold; choose layout linear, or leave the experts: --keep"
+                f"{bad[0]} is in act-order, or has a pre_quant_scale or groups of its own, or "
+                f"divides where others multiply, which layout {layout!r} cannot hold; choose "
+                "layout linear, or leave the experts: --keep"
             )
         dtype = _scale_dtype(first, fmt)
         if layout == "tiles64" and fmt == "int4" and dtype not in tiles.HALVES:
@@ -311,7 +314,8 @@ class _Planner:
                 f"{first.name} has scales of {dtype}, but layout 'tiles64' holds those of 16 bits "
                 "only, and scales are not rounded; choose layout linear"
             )
-        facts = _facts(bundle, fmt, group, dtype, alternates(first, self.ckpt.facts))
+        facts = _facts(bundle, fmt, group, dtype)
+        facts |= {"interleaved": alternates(first, self.ckpt.facts), "divides": divides}
         inner, hidden = facts["intermediate"], facts["hidden"]
         rows = inner * (2 if bundle.gated else 1)
         for size in ((rows, hidden, hidden // group), (hidden, inner, inner // group)):
@@ -333,9 +337,7 @@ class _Planner:
         return Step(members, action, outputs, fmt, layout, members, bundle, facts, kernel)
 
 
-def _facts(
-    bundle: Bundle, fmt: str, group: int, scale_dtype: str, interleaved: bool
-) -> dict[str, Any]:
+def _facts(bundle: Bundle, fmt: str, group: int, scale_dtype: str) -> dict[str, Any]:
     """Return what config.json says on the experts of a layer."""
     *_, hidden, intermediate = bundle.roles["down"][0].shape
     names = {role: _name(bundle, found) for role, found in bundle.roles.items()}
@@ -349,7 +351,6 @@ def _facts(
         "names": names,
         "zero": fmt == "int4",
         "scale_dtype": scale_dtype,
-        "interleaved": interleaved,
     }
 
 
@@ -431,4 +432,6 @@ def _experts(entry: Entry) -> tuple[int, ...]:
 
 def _stored(entry: Entry, role: str) -> tuple[int, ...]:
     count = entry.parts[role].nbytes // 4
+    if len(entry.shape) == 3 and count == 2 * entry.shape[0]:
+        return entry.shape[0], 2
     return (count,) if count > 1 else ()

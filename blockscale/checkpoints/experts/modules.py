@@ -242,6 +242,7 @@ def one(entry: Entry, e: int) -> Entry:
 def _part(role: str, part: TensorInfo, experts: int, e: int) -> TensorInfo:
     if role in ROWS or role.startswith(_LAID):
         return part.piece(e, e + 1, experts, (1, *part.shape[1:]))
-    if role in _PER_EXPERT and prod(part.shape) == experts:
-        return part.piece(e, e + 1, experts, (1,))
+    if role in _PER_EXPERT and prod(part.shape) in (experts, 2 * experts):
+        each = prod(part.shape) // experts  # 2: of gate and of up
+        return part.piece(e, e + 1, experts, (1, each))
     return part

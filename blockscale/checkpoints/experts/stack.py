@@ -20,7 +20,8 @@ Tensor = torch.Tensor
 
 _SAME = ("fmt", "shape", "group_size", "block")
 _ALIKE = ("fmt", "group_size", "block")
-_SINGLE = ("global_scale", "global_divisor", "input_scale")
+_TOPS = ("global_scale", "global_divisor")
+_SINGLE = (*_TOPS, "input_scale")
 _OF_K = ("group_index", "pre_quant_scale")
 _PARTS = ("gate", "up")
 
@@ -176,10 +177,13 @@ def gate_and_up(weight: Weight) -> tuple[Weight, Weight]:
     if weight.gate_up == "interleaved":
         gate, up = slice(0, None, 2), slice(1, None, 2)
     shape = (inner, *weight.shape[1:])
-    return (
-        weight.moved(lambda value: value[gate], shape=shape, gate_up=None),
-        weight.moved(lambda value: value[up], shape=shape, gate_up=None),
-    )
+    made = []
+    for part, rows in enumerate((gate, up)):
+        found = {name: getattr(weight, name) for name in _TOPS}
+        tops = {k: v.flatten()[part] for k, v in found.items() if v is not None and v.numel() == 2}
+        one = weight.moved(lambda value, rows=rows: value[rows], shape=shape, gate_up=None, **tops)
+        made.append(one)
+    return made[0], made[1]
 
 
 def turned(weight: Weight) -> Weight:
@@ -211,6 +215,6 @@ def gate_first(weight: Weight) -> Weight:
 def each(weight: Weight) -> Weight:
     """Return the weight with one global scale of each expert, also where one serves all."""
     experts = weight.shape[0]
-    found = {name: getattr(weight, name) for name in ("global_scale", "global_divisor")}
+    found = {name: getattr(weight, name) for name in _TOPS}
     single = {k: v.repeat(experts) for k, v in found.items() if v is not None and not v.dim()}
     return replace(weight, **single)

@@ -21,7 +21,7 @@ from blockscale.checkpoints.entry import FLOATS, Entry, Facts, Tensors, alternat
 from blockscale.checkpoints.files.folder import Folder
 from blockscale.checkpoints.files.safetensors import TensorInfo, read, shown
 from blockscale.checkpoints.schemes import fp4, fp8, int4, layout, tiles
-from blockscale.checkpoints.schemes.layout import Laid
+from blockscale.checkpoints.schemes.layout import Laid, of_experts
 from blockscale.checkpoints.weight import Weight
 
 Tensor = torch.Tensor
@@ -334,7 +334,7 @@ def _smoothing(entry: Entry, scale: Tensor | None) -> Tensor | None:
 def _global(entry: Entry, parts: dict[str, Tensor], role: str) -> Tensor | None:
     if role not in parts:
         return None
-    value = parts[role].float().flatten()
+    value = parts[role].float()
     lowest = 0.0 if role.endswith("divisor") else -1.0
     bad = ~(value.isfinite() & (value > lowest) & (value >= 0))
     if bad.any():
@@ -343,10 +343,7 @@ def _global(entry: Entry, parts: dict[str, Tensor], role: str) -> Tensor | None:
             f"must be finite and {'above' if lowest == 0 else 'not below'} zero; convert the "
             "checkpoint again"
         )
-    if value.numel() == 1:
-        return value[0]
-    experts = entry.shape[0]
-    return value.view(experts, 2) if value.numel() == 2 * experts else value
+    return of_experts(value, entry.shape)
 
 
 def _gate_up(entry: Entry, facts: Facts) -> str | None:

@@ -341,7 +341,9 @@ def undo(entry: Laid) -> Weight:
     scale = torch.stack(plain).view(*entry.shape[:-1], blocks)
     if entry.fmt != "mxfp4":
         scale = scale.view(torch.float8_e4m3fn if entry.fmt == "nvfp4" else laid.dtype)
-    single: Any = {role: _scalar(parts[role]) for role in _ONE_NUMBER if role in parts}
+    single: Any = {
+        role: of_experts(parts[role], entry.shape) for role in _ONE_NUMBER if role in parts
+    }
     return Weight(
         *(entry.name, entry.fmt, entry.shape, None, parts["packed"], scale),
         zero=parts.get("zero"),
@@ -352,5 +354,8 @@ def undo(entry: Laid) -> Weight:
     )
 
 
-def _scalar(value: Tensor) -> Tensor:
-    return value.flatten() if value.numel() > 1 else value.flatten()[0]
+def of_experts(value: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return a global scale of a weight [..., N, K] as [], [E], or [E, 2] of gate and up."""
+    if value.numel() == 1:
+        return value.reshape(())
+    return value.reshape(-1, 2) if value.numel() == 2 * shape[0] else value.flatten()

@@ -7,7 +7,8 @@ Under ``<module>.<layout>.``, w13 has gate and up of every expert, w2 its down:
   permutation, [E, K / block / 4, N] as `schemes.layout` says.
 * "trtllm": INT4 as `schemes.layout` says; w13 has the up columns first, as TensorRT-LLM does.
 
-Global scales are float32, w13 [E, 2] (gate, up) and w2 [E].  What else a checkpoint says (names,
+Global scales are float32, w13 [E, 2] (gate, up) and w2 [E]; where the source divides, what it
+divides by is beside them, as their reciprocals are rounded.  What else a checkpoint says (names,
 the order of rows) is in config.json: reading gives the weights under the names that they had.
 """
 
@@ -77,10 +78,16 @@ def specs(layout: str, facts: Mapping[str, Any], kernel: Kernel) -> Spec:
             found = trtllm_spec(rows, inner, groups, facts["scale_dtype"], kernel, True)
             one = {"" if k == "codes" else f"_{k}": spec for k, spec in found.items()}
         made.update({name + k: (dtype, (experts, *shape)) for k, (dtype, shape) in one.items()})
-    if facts["fmt"] == "nvfp4" or (facts["fmt"] == "mxfp4" and layout == "tiles64"):
-        made["w13_global"] = ("F32", (experts, 2))
-        made["w2_global"] = ("F32", (experts,))
+    for name in _tops(facts, layout):
+        made[f"w13_{name}"] = ("F32", (experts, 2))
+        made[f"w2_{name}"] = ("F32", (experts,))
     return made
+
+
+def _tops(facts: Mapping[str, Any], layout: str) -> list[str]:
+    """Return what there is one number of for the gate, the up and the down of an expert."""
+    scaled = facts["fmt"] == "nvfp4" or (facts["fmt"] == "mxfp4" and layout == "tiles64")
+    return ["global"] * scaled + ["divisor"] * bool(facts.get("divides"))
 
 
 def _sizes(facts: Mapping[str, Any], name: str) -> tuple[int, int]:
@@ -134,9 +141,13 @@ def lay_expert(
             one = {"" if k == "codes" else f"_{k}": value for k, value in found.items()}
         for key, value in one.items():
             yield name + key, value
-    if facts["fmt"] == "nvfp4" or (facts["fmt"] == "mxfp4" and layout == "tiles64"):
-        yield "w13_global", torch.stack(tops[:2])
-        yield "w2_global", tops[2]
+    numbers: dict[str, Any] = {
+        "global": tops,
+        "divisor": [w.global_divisor for w in (gate or up, up, down)],
+    }
+    for name in _tops(facts, layout):
+        yield f"w13_{name}", torch.stack(numbers[name][:2])
+        yield f"w2_{name}", numbers[name][2]
 
 
 def _joined(parts: list[Weight], name: str) -> Any:
@@ -239,7 +250,7 @@ def _sane(facts: Any, layout: str) -> bool:
         and facts["fmt"] in CODES
         and facts.get("scale_dtype") in DTYPES
         and (layout, facts["fmt"], facts["scale_dtype"] in HALVES) != ("tiles64", "int4", False)
-        and type(facts.get("gated")) is bool
+        and type(facts.get("gated")) is type(facts.get("divides", False)) is bool
         and isinstance(names, dict)
         and set(names) in roles
         and all(isinstance(n, str) and n.count("{}") <= 1 for n in names.values())
@@ -281,19 +292,29 @@ def undo(entry: Laid) -> Weight:
     packed, scale, zero = stacked
     if facts["fmt"] == "nvfp4" and scale is not None:
         scale = scale.view(torch.float8_e4m3fn)
-    tops = parts.get("_global") if facts["fmt"] == "nvfp4" else None
-    if tops is not None and stem == "w13":
-        tops = tops[:, 1 if role == "up" else 0].contiguous()
+    single = "{}" in facts["names"][role]
+    tops: Any = {}
+    for field, leaf in (("global_scale", "_global"), ("global_divisor", "_divisor")):
+        if leaf in parts and facts["fmt"] == "nvfp4":
+            top = _role_of(parts[leaf], role)
+            tops[field] = top[0] if single else top
     inputs = parts.get("input_scale")
     return Weight(
         *(entry.name, entry.fmt, entry.shape),
         packed=packed,
         block_scale=scale,
         zero=zero,
-        global_scale=tops[0] if tops is not None and count == 1 else tops,
         group_size=entry.group,
         input_scale=inputs[0] if inputs is not None and count == 1 else inputs,
+        **tops,
     )
+
+
+def _role_of(top: Tensor, role: str) -> Tensor:
+    """Return [E] of one role, or [E, 2] where gate and up are one weight and differ."""
+    if role == "gate_up" and not torch.equal(top[:, 0], top[:, 1]):
+        return top
+    return top[:, 1 if role == "up" else 0].contiguous() if role != "down" else top
 
 
 def _undone(entry: Laid, parts: Mapping[str, Tensor], stem: str) -> tuple[Tensor | None, ...]:
