@@ -1,4 +1,4 @@
-"""Folders of this package and of the user, and the one way to write a file whole or not at all."""
+"""Folders of this package and of the user, and how files are written: whole, or not at all."""
 
 from __future__ import annotations
 
@@ -102,6 +102,21 @@ def write(path: Path, data: bytes | str, mode: int = 0o666) -> None:
     """Write all of a file, text as UTF-8, as `NewFile` does."""
     with NewFile(path, mode) as file:
         file.write(data.encode() if isinstance(data, str) else data)
+
+
+def append(path: Path, data: bytes) -> None:
+    """Add bytes to the end of a file, all of them or, where that raises OSError, none."""
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        size = os.fstat(handle).st_size
+        try:
+            while data:  # a short write does not say why, but the next one does
+                data = data[os.write(handle, data) :]
+        except OSError:
+            os.ftruncate(handle, size)
+            raise
+    finally:
+        os.close(handle)
 
 
 def remove_partial(folder: Path) -> None:

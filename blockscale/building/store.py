@@ -7,10 +7,12 @@ trial that was running.  `meta.json` says which workload of the database is whic
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
     from blockscale.catalog import Workload
 
 HISTORY = "history.jsonl"
-_APPENDED = ".records"
-"""Link to the records, for a database that only adds to them."""
 
 _CPU = "cpu-"
 
@@ -118,6 +118,44 @@ class Lock:
             os.close(self._file)
 
 
+class _Lines:
+    """A file of a database: TVM adds lines to one in memory, ``name``, and `save` to that on disk.
+
+    TVM says nothing of a disk that is full, and its next line would follow half a one.
+    """
+
+    def __init__(self, path: Path, known: bytes = b"") -> None:
+        """Let TVM read ``known``, until the first `take`."""
+        self._path, self._memory = path, os.memfd_create(path.name)
+        weakref.finalize(self, os.close, self._memory)
+        self.name = f"/proc/self/fd/{self._memory}"
+        Path(self.name).write_bytes(known)
+
+    def take(self) -> bytes:
+        """Return what is in memory, and empty it."""
+        data = Path(self.name).read_bytes()
+        os.ftruncate(self._memory, 0)
+        return data
+
+    def save(self) -> bool:
+        """Append what TVM has added; return whether there is something."""
+        data = self.take()
+        _append(self._path, data)
+        return bool(data)
+
+
+def _append(path: Path, lines: bytes) -> None:
+    try:
+        if lines and not lines.endswith(b"\n"):  # no memory for all of it
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        files.append(path, lines)
+    except OSError as error:
+        raise RuntimeError(
+            f"{path}: a line cannot be added ({error.strerror}), and no part of it is there; make "
+            "room, and tune again: trials before it are kept"
+        ) from error
+
+
 class Store:
     """The records of one op at one level, in a tuner's work folder (which it has locked)."""
 
@@ -131,14 +169,17 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.model, self._say = folder, model, say
         records.repair_tail(folder, say)
-        workloads, self._known = self._read()
-        self._digests = [digest for digest, _ in workloads]
-        self.database = self._appending()
+        found, self._known = self._read()
+        self._digests = [digest for digest, _ in found]
+        path = folder / records.WORKLOADS
+        self._workloads = _Lines(path, path.read_bytes() if found else b"")
+        self._records = _Lines(folder / records.RECORDS)
+        self.database = self._adding()
         with suppress(FileNotFoundError):
             self._cut_history()
 
-    def _appending(self) -> Any:
-        """Return a database that adds to the records, and has read none of them.
+    def _adding(self) -> Any:
+        """Return a database that has read the workloads, and none of the records.
 
         TVM's would apply all of them, in several threads, to modules that they share.  Schedules
         change some statements in place (`unshared`): a folder with two records of a norm or of
@@ -146,19 +187,14 @@ class Store:
         """
         from tvm.s_tir.meta_schedule.database import JSONDatabase
 
-        link = self.folder / _APPENDED
-        link.unlink(missing_ok=True)
-        link.symlink_to(os.devnull)
         try:
-            made = JSONDatabase(str(self.folder / records.WORKLOADS), str(link))
+            made = JSONDatabase(self._workloads.name, self._records.name)
         except Exception as error:  # of a damaged workload
             raise LogError(
                 f"{self.folder}: no database opens it ({records.sentence(error)}); delete the "
                 "folder and tune again"
             ) from error
-        finally:
-            link.unlink()
-        link.symlink_to(records.RECORDS)
+        self._workloads.take()
         return made
 
     def _read(self) -> tuple[list[tuple[str, str]], list[records.Record]]:
@@ -190,11 +226,9 @@ class Store:
         self._known = records.read_records(self.folder)
 
     def _cut_history(self) -> None:
+        """Drop a torn last line."""
         path = self.folder / HISTORY
-        data = path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) != len(data):
-            path.write_bytes(whole)
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
     def open(
         self, workload: Workload, level: str, mod: Any = None
@@ -207,17 +241,16 @@ class Store:
         from blockscale.building.space import replays
 
         mod = mod or workload.mod(level)
-        before = self._size()
         entry = self.database.commit_workload(mod)
-        digest = self._digest(entry)
-        self._name(workload, level, digest)
-        if self._size() > before:
+        digest = str(entry.as_json()[0])
+        if self._workloads.save():
             self._digests.append(digest)
         if digest not in self._digests:  # tvm compares modules, and has found this one
             raise LogError(
                 f"{self.folder / records.WORKLOADS}: has {workload.tag} under another hash than "
                 f"{digest}, its own; delete the folder and tune again"
             )
+        self._name(workload, level, digest)
         number = self._digests.index(digest)
         best = min(
             (r for r in self._known if r.workload == number), key=lambda r: r.us, default=None
@@ -226,14 +259,6 @@ class Store:
             self._set_aside()
         own = (r for r in self._known if r.workload == number)
         return entry, [r for r in own if r.model == self.model]
-
-    def _size(self) -> int:
-        path = self.folder / records.WORKLOADS
-        return path.stat().st_size if path.exists() else 0
-
-    @staticmethod
-    def _digest(entry: Any) -> str:
-        return str(entry.as_json()[0])
 
     def _name(self, workload: Workload, level: str, digest: str) -> None:
         """Enter in `meta.json` which workload of the database this is."""
@@ -264,13 +289,14 @@ class Store:
         arguments = argument_infos(entry.mod)
         times = list(run_secs) or [records.FAILED_S]
         self.database.commit_tuning_record(TuningRecord(trace, entry, times, target, arguments))
+        saved = self._records.save()
+        assert saved, "TVM has written the record"
         self.note(line)
 
     def note(self, line: dict[str, Any]) -> None:
         """Append ``line`` to the history alone (a trial without a trace)."""
         safe = {k: None if isinstance(v, float) and math.isinf(v) else v for k, v in line.items()}
-        with (self.folder / HISTORY).open("a") as file:
-            file.write(json.dumps(safe) + "\n")
+        _append(self.folder / HISTORY, json.dumps(safe).encode() + b"\n")
 
 
 def argument_infos(mod: Any) -> Any:

@@ -6,7 +6,10 @@ import json
 import lzma
 import math
 import re
+import resource
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +19,7 @@ from blockscale.building import logs, records
 from blockscale.building.commit import commit
 from blockscale.building.logs import LogError
 from blockscale.building.space import Space, new_schedule, replay, trace_json
-from blockscale.building.store import Store, folder_of
+from blockscale.building.store import HISTORY, Store, folder_of, read_history
 from tests.kit.fake_workload import FakeSpec, FakeWorkload, from_meta
 
 LEVEL = "avx2"
@@ -256,6 +259,78 @@ def test_records_are_added_by_a_database_that_has_read_none(tmp_path):
     assert not list(Store(folder(tmp_path), print).database.get_all_tuning_records())
     record(tmp_path, [7.0])
     assert times(tmp_path) == [9.0, 5.0, 7.0]
+
+
+def test_the_files_are_what_tvm_writes(tmp_path):
+    """Byte for byte; TVM's database goes on with them."""
+    from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
+
+    record(tmp_path, [9.0, 5.0])
+    record(tmp_path, [7.0], FakeWorkload(FakeSpec(cols=256), rows=4))
+    (tmp_path / "tvm").mkdir()
+    theirs = JSONDatabase(work_dir=str(tmp_path / "tvm"))
+    for each in JSONDatabase(work_dir=str(folder(tmp_path))).get_all_tuning_records():
+        entry = theirs.commit_workload(each.workload.mod)
+        made = TuningRecord(each.trace, entry, each.run_secs, each.target, each.args_info)
+        theirs.commit_tuning_record(made)
+    for name in (records.WORKLOADS, records.RECORDS):
+        ours = (folder(tmp_path) / name).read_bytes().splitlines(keepends=True)
+        assert sorted(ours) == sorted((tmp_path / "tvm" / name).read_bytes().splitlines(True))
+
+
+@contextmanager
+def full(size: int) -> Iterator[None]:
+    """Let no file grow beyond so many bytes, as on a disk that has no more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_is_an_error_and_leaves_no_part_of_a_line(tmp_path):
+    record(tmp_path, [9.0])
+    path = folder(tmp_path) / records.RECORDS
+    size = path.stat().st_size
+    history = path.with_name(HISTORY).read_bytes()
+    store = Store(path.parent, print)
+    entry, _ = store.open(WORKLOAD, LEVEL)
+    trace = new_schedule(WORKLOAD.mod(LEVEL)).trace
+    trial = entry, trace, [1e-6], WORKLOAD.target(LEVEL), {"workload": WORKLOAD.tag}
+    sentence = (
+        r"record\.json: a line cannot be added \(File too large\), and no part of it is there"
+    )
+    with full(size + 50), pytest.raises(RuntimeError, match=sentence):
+        store.append(*trial)
+    assert path.stat().st_size == size
+    assert path.with_name(HISTORY).read_bytes() == history
+    store.append(*trial)  # there is room again
+    assert times(tmp_path) == [9.0, 1.0]
+
+
+def test_a_workload_that_a_full_disk_does_not_take(tmp_path):
+    path = folder(tmp_path) / records.WORKLOADS
+    with (
+        full(300),
+        pytest.raises(RuntimeError, match=r"workload\.json: a line cannot be added"),
+    ):
+        Store(path.parent, print).open(WORKLOAD, LEVEL)
+    assert not path.exists() or not path.read_bytes()
+    record(tmp_path, [9.0])
+    assert times(tmp_path) == [9.0]
+
+
+def test_a_torn_history_is_cut_and_not_written_again(tmp_path):
+    """Who is killed in between has lost none of it."""
+    record(tmp_path, [9.0])
+    path = folder(tmp_path) / HISTORY
+    whole = path.read_bytes() * 4000
+    path.write_bytes(whole + b'{"workl')
+    with full(len(whole) // 2):  # no such file could be written
+        Store(folder(tmp_path), print)
+    assert path.read_bytes() == whole
+    assert len(read_history(folder(tmp_path))) == 4000
 
 
 def test_a_commit_takes_no_record_that_does_not_apply(committed, tmp_path):
