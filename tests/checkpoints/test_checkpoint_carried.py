@@ -13,7 +13,7 @@ import blockscale as bs
 from blockscale.base.errors import CheckpointError
 from blockscale.checkpoints.convert.convert import convert
 from tests.kit import checkpoint_files as files
-from tests.kit.checkpoint_files import BF16
+from tests.kit.checkpoint_files import BF16, E4M3
 
 EXPERTS = "model.layers.0.mlp.experts"
 E = 3
@@ -137,3 +137,45 @@ def test_what_compressed_tensors_divide_by_is_kept(opened, rng, tmp_path, layout
     if layout != "linear":
         with pytest.raises(CheckpointError, match="or divides where others multiply, which layout"):
             convert(opened(rest | mixed), tmp_path / "mixed", layout=layout)
+
+
+def blocks_of(rng, rows: int, high: int, wide: int) -> dict[str, np.ndarray]:
+    """FP8 [rows, rows] under scales of blocks."""
+    scale = rng.uniform(0.1, 1, (-(-rows // high), -(-rows // wide))).astype(np.float32)
+    return {"weight": rng.standard_normal((rows, rows)).astype(E4M3), "weight_scale_inv": scale}
+
+
+def test_the_blocks_of_fp8_are_known_after_a_conversion(opened, rng, tmp_path):
+    """200 rows have two scales under blocks of 100 and of 128: only the configuration tells."""
+    a, b = blocks_of(rng, 200, 100, 100), blocks_of(rng, 200, 50, 100)
+    more = {"o.weight": rng.standard_normal((64, 64)).astype(BF16)}
+    one = {f"a.{name}": value for name, value in a.items()} | more
+    two = one | {f"b.{name}": value for name, value in b.items()}
+    groups = {str(i): {"weights": {"block_structure": [n, 100]}} for i, n in enumerate((50, 100))}
+    for i, (tensors, told) in enumerate(
+        (
+            (one, {"quant_method": "fp8", "weight_block_size": [100, 100]}),
+            (two, {"quant_method": "compressed-tensors", "config_groups": groups}),
+        )
+    ):
+        source = opened(tensors, told)
+        result = made(source, tmp_path / f"out{i}")
+        assert result["o"].fmt == "nvfp4"
+        for name in tensors.keys() & {"a.weight", "b.weight"}:
+            assert result[name].block == source[name].block == (100 if name[0] == "a" else 50, 100)
+            assert torch.equal(result[name].dequantize(), source[name].dequantize())
+    assert said(tmp_path / "out0")["weight_block_size"] == [100, 100]
+
+
+@pytest.mark.parametrize("file", ["config.json", "hf_quant_config.json"])
+def test_what_is_said_of_a_checkpoint_stays_where_nothing_is_quantised(rng, tmp_path, file):
+    told = {"quant_method": "fp8", "weight_block_size": [100, 100]}
+    config = {"model_type": "llama", "quantization_config": told}
+    if file != "config.json":
+        config = {"quantization": {"quant_algo": "FP8", "weight_block_size": [100, 100]}}
+    files.folder(tmp_path / "in", {f"a.{n}": v for n, v in blocks_of(rng, 200, 100, 100).items()})
+    (tmp_path / "in" / file).write_text(json.dumps(config))
+    source = bs.checkpoints.open(tmp_path / "in")
+    result = made(source, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / file).read_text()) == config
+    assert torch.equal(result["a"].dequantize(), source["a"].dequantize())

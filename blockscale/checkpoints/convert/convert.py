@@ -33,8 +33,9 @@ from blockscale.checkpoints.convert.writer import (
 from blockscale.checkpoints.entry import NAMES, Entry, alternates
 from blockscale.checkpoints.experts.modules import Bundle, one
 from blockscale.checkpoints.experts.stack import gate_and_up
-from blockscale.checkpoints.files.folder import CONFIGS, INDEX, RECORD
+from blockscale.checkpoints.files.folder import CONFIGS, INDEX, RECORD, quantization_of
 from blockscale.checkpoints.files.safetensors import read
+from blockscale.checkpoints.schemes import fp8
 from blockscale.checkpoints.schemes.layout import LINEAR, lay_scales, lay_trtllm
 from blockscale.checkpoints.schemes.tiles import Matrices, lay_expert
 from blockscale.checkpoints.weight import Weight
@@ -255,13 +256,12 @@ def _finish(ckpt: Checkpoint, output: Path, plan: Plan) -> None:
         weight_map = {out.name: name for out, name in outputs}
         index = {"metadata": {"total_size": size}, "weight_map": weight_map}
         files.write(output / INDEX, json.dumps(index, indent=1))
-    config = {**ckpt.configs.get("config.json", {})}
-    config.pop("quantization_config", None)
-    said = _quantization(ckpt, plan)
-    if said:
-        config["quantization_config"] = said
-    if config:
-        files.write(output / "config.json", json.dumps(config, indent=1))
+    configs, said = ckpt.configs, _quantization(ckpt, plan)
+    if said:  # else all is as it was, and so is what the source says of it
+        config = {**configs.get("config.json", {}), "quantization_config": said}
+        configs = {"config.json": config}
+    for name, config in configs.items():
+        files.write(output / name, json.dumps(config, indent=1))
     _record(output, plan, "complete")
 
 
@@ -270,12 +270,15 @@ def _quantization(ckpt: Checkpoint, plan: Plan) -> dict[str, Any]:
     codes = [step for step in plan.steps if step.action != "copy"]
     if not codes:
         return {}
+    copies = [step for step in plan.steps if step.action == "copy"]
     more: dict[str, Any] = {}
+    if any(step.fmt == "fp8" for step in copies):
+        more |= fp8.told(quantization_of(ckpt.configs))
     if any(alternates(entry, ckpt.facts) for step in codes for entry in step.entries):
         more["gate_up"] = "interleaved"
     formats = {step.fmt for step in codes}
     groups = {e.group_in(step.fmt) for step in codes for e in step.entries}
-    ignored = [s.entries[0].name.removesuffix(".weight") for s in plan.steps if s.action == "copy"]
+    ignored = [step.entries[0].name.removesuffix(".weight") for step in copies]
     only = formats.pop() if len(formats) == 1 else "mixed"
     algo = "MIXED_PRECISION" if only == "mixed" else only.upper()
     if plan.options.chosen != LINEAR:

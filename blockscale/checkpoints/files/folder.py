@@ -40,10 +40,11 @@ class Folder:
     @property
     def quantization(self) -> dict[str, Any]:
         """Return what the configuration says on quantisation, from whichever file has it."""
-        return _quantization(self.configs)
+        return quantization_of(self.configs)
 
 
-def _quantization(configs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def quantization_of(configs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return what JSON files, by name, say on quantisation; {}: nothing."""
     config = configs.get("config.json", {})
     text = config.get("text_config")
     places = [config, text if isinstance(text, dict) else {}]
@@ -70,7 +71,7 @@ def quantization_in(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: one of them is damaged.
     """
-    return _quantization(_configs(path))
+    return quantization_of(_configs(path))
 
 
 def read_folder(path: Path) -> Folder:

@@ -62,6 +62,15 @@ def _block(config: dict[str, Any], shape: tuple[int, ...], one: tuple[int, ...])
     return None
 
 
+def told(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what says the sizes of blocks in a configuration of whichever form."""
+    sizes = [[*size] for size in _said(config)]
+    if len(sizes) == 1:
+        return {"weight_block_size": sizes[0]}
+    groups = {f"fp8_{i}": {"weights": {"block_structure": size}} for i, size in enumerate(sizes)}
+    return {"config_groups": groups} if groups else {}
+
+
 def _said(config: dict[str, Any]) -> list[tuple[int, int]]:
     """Return the sizes of blocks that the configuration names."""
     found = [config.get("weight_block_size")]
