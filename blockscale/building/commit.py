@@ -20,7 +20,7 @@ from typing import Any
 from blockscale.base import host
 from blockscale.building import records
 from blockscale.building.records import LogError, Record
-from blockscale.building.store import Lock, folders, module_of, read_history
+from blockscale.building.store import Lock, folders, level_of, module_of, read_history
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -75,6 +75,7 @@ def commit(work_dir: Path | str, logs_dir: Path | str, top_k: int = 3) -> dict[s
     if not work_dir.is_dir():
         raise ValueError(f"commit: {work_dir} is not a folder; name the work folder of a tuning")
     with Lock(work_dir, "tuning"), _turn(logs_dir):
+        _remove_fresh(logs_dir)
         for source in folders(work_dir):
             records.repair_tail(source, records.LOGGER.warning)
             target = logs_dir / source.parent.name / source.name
@@ -96,6 +97,13 @@ def _turn(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def _remove_fresh(logs_dir: Path) -> None:
+    """Remove what was left of `_replace` by processes that were killed: nobody else has a turn."""
+    for path in logs_dir.glob("*/.*.*"):
+        if path.suffix[1:].isdecimal() and level_of(Path(path.stem[1:])) is not None:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _merge(log: _Log, source: Path, top_k: int) -> tuple[bool, dict[str, float]]:

@@ -145,10 +145,10 @@ def _digest(target: str) -> str:
 
 
 def _sources() -> list[Path]:
-    """Every source that decides what is compiled, and the tuning logs."""
+    """Every source that decides what is compiled, and the tuning logs, but for half-made ones."""
     found: set[Path] = set()
-    for root in source_folders():
-        for room in ROOMS:
-            for suffix in SUFFIXES:
-                found.update((root / room).rglob(f"*.{suffix}"))
+    for room in (root / room for root in source_folders() for room in ROOMS):
+        for path in (path for suffix in SUFFIXES for path in room.rglob(f"*.{suffix}")):
+            if not any(part.startswith(".") for part in path.relative_to(room).parts):
+                found.add(path)
     return sorted(found)

@@ -127,6 +127,15 @@ def test_digest_depends_on_sources_and_level(monkeypatch, tmp_path):
     assert len(digests) == 5
 
 
+def test_half_made_logs_decide_nothing(monkeypatch, tmp_path):
+    """A commit that was killed leaves such folders."""
+    for name in ("cpu-plain", ".cpu-plain.4711"):
+        (tmp_path / "tuning_logs" / "swizzle" / name).mkdir(parents=True)
+        (tmp_path / "tuning_logs" / "swizzle" / name / "meta.json").write_text("{}")
+    monkeypatch.setattr(jit, "source_folders", lambda: (tmp_path,))
+    assert jit._sources() == [tmp_path / "tuning_logs" / "swizzle" / "cpu-plain" / "meta.json"]
+
+
 def test_sources_of_machine_code():
     """All that the builder imports decides the digest, and so does the C and CUDA that it compiles.
 

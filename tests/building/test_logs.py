@@ -179,6 +179,17 @@ def test_a_failing_commit_leaves_the_log_as_it_was(committed, tmp_path, monkeypa
     assert logs.check([committed], from_meta) == []
 
 
+def test_a_commit_removes_what_a_killed_one_left(committed, tmp_path):
+    left = folder(committed).with_name(f".{folder(committed).name}.4711")
+    others = [left.with_name(name) for name in (".cpu-avx2", ".notes.4711", "cpu-avx2.4711")]
+    for path in (left, *others):
+        path.mkdir()
+        (path / records.RECORDS).write_text("[0, [[")
+    assert commit(tmp_path / "work", committed) == {}
+    assert not left.exists()
+    assert all(path.exists() for path in others)
+
+
 @pytest.mark.parametrize(
     ("name", "damage", "sentence"),
     [
