@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from blockscale.cli.common import JSON, counted, echo, print_json
+from blockscale.cli.common import JSON, counted, echo, escaped, print_json
 
 if TYPE_CHECKING:
     from blockscale.checkpoints.convert.plan import Step
@@ -122,6 +122,7 @@ def convert(
                 "weights": dict(count),
                 "layout": options.chosen,
                 "rounded": rounded,
+                "notes": found.notes,
             }
         )
         return
@@ -129,6 +130,8 @@ def convert(
         f"{output}: {counted(len(planned.names), 'file')}, {size / _MIB:.1f} MiB, from "
         f"{checkpoint} ({found.kind})"
     )
+    for note in found.notes:
+        echo(f"note: {escaped(note)}")
     echo(
         f"{count['quantize']} weights quantised to {fmt}, {count['repack']} re-packed, "
         f"{count['copy']} copied"

@@ -179,3 +179,19 @@ def test_what_is_said_of_a_checkpoint_stays_where_nothing_is_quantised(rng, tmp_
     result = made(source, tmp_path / "out")
     assert json.loads((tmp_path / "out" / file).read_text()) == config
     assert torch.equal(result["a"].dequantize(), source["a"].dequantize())
+
+
+def test_learned_parameters_named_like_scales_of_a_cache_are_copied(opened, rng, tmp_path):
+    names = ("layers.0.attn.q_scale", "layers.0.attn.output_scale", "layers.0.attn.k_proj.k_bias")
+    tensors = {name: rng.standard_normal(64).astype(BF16) for name in names}
+    plain = opened(tensors | {"layers.0.attn.k_scale": np.float32(2)})
+    eight = {f"a.{name}": value for name, value in blocks_of(rng, 128, 128, 128).items()}
+    source = opened(tensors | eight | {"layers.0.attn.k_scale": np.float32(2)})
+    assert "layers.0.attn.k_scale" not in source
+    for i, ckpt in enumerate((source, plain)):
+        result = made(ckpt, tmp_path / f"out{i}")
+        assert result.names == ckpt.names
+        for name in names:
+            assert torch.equal(result[name].data, ckpt[name].data)
+    assert plain["layers.0.attn.k_scale"].data == 2
+    assert not [note for note in plain.notes if "ignored" in note]

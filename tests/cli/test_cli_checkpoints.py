@@ -214,8 +214,10 @@ def test_convert_tells_what_it_did(monkeypatch, capsys, tmp_path):
     assert (code, err) == (0, "")
     assert "out: 1 file, 0.1 MiB, from" in out
     assert "0 weights quantised to nvfp4, 2 re-packed, 18 copied" in out
+    assert "note: 1 files are left out, since there is model.safetensors" in out
     code, out, _ = call(monkeypatch, capsys, *arguments, "--json")
     assert json.loads(out)["weights"] == {"copy": 18, "repack": 2}
+    assert json.loads(out)["notes"][0].startswith("1 files are left out")
     code, _, err = call(monkeypatch, capsys, *arguments, "--shard-mib", "0")
     assert code == 2
     assert "--shard-mib" in err

@@ -17,7 +17,15 @@ import torch
 
 from blockscale.base.errors import CheckpointError
 from blockscale.base.formats import QUANTIZED
-from blockscale.checkpoints.entry import FLOATS, Entry, Facts, Tensors, alternates, weight_groups
+from blockscale.checkpoints.entry import (
+    FLOATS,
+    Entry,
+    Facts,
+    Tensors,
+    alternates,
+    ones_dropped,
+    weight_groups,
+)
 from blockscale.checkpoints.files.folder import Folder
 from blockscale.checkpoints.files.safetensors import TensorInfo, read, shown
 from blockscale.checkpoints.schemes import fp4, fp8, int4, layout, tiles
@@ -58,7 +66,8 @@ def find_entries(folder: Folder) -> tuple[str, list[Entry], list[str]]:
     free = [info for info in folder.tensors.values() if info.name not in tensors.used]
     entries += [e for info in free if (e := _quantized(tensors, info))]
     rest = [info for name, info in folder.tensors.items() if name not in tensors.used]
-    ignored = [i.name for i in rest if i.name.endswith(_KV_ENDS) and _KV.fullmatch(i.name)]
+    quantised = bool(entries or folder.quantization)
+    ignored = [i.name for i in rest if quantised and _of_cache(i)]
     skipped = set(ignored)
     entries += [_plain(tensors, info) for info in rest if info.name not in skipped]
     for entry in entries:
@@ -73,6 +82,12 @@ def find_entries(folder: Folder) -> tuple[str, list[Entry], list[str]]:
         notes.append(f"{len(ignored)} scales of an FP8 KV cache are ignored, e.g. {ignored[0]}")
     _check_groups(entries, folder)
     return kind, entries, notes
+
+
+def _of_cache(info: TensorInfo) -> bool:
+    """Return whether a tensor is a scale of an FP8 KV cache: a learned parameter is no number."""
+    one = not ones_dropped(info.shape)
+    return one and info.name.endswith(_KV_ENDS) and _KV.fullmatch(info.name) is not None
 
 
 def facts(folder: Folder) -> Facts:
