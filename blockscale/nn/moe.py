@@ -12,7 +12,7 @@ from blockscale.base.errors import CheckpointError
 from blockscale.checkpoints.checkpoint import Checkpoint
 from blockscale.checkpoints.entry import CODES
 from blockscale.checkpoints.experts.experts import Experts, biases_of
-from blockscale.checkpoints.experts.modules import Group
+from blockscale.checkpoints.experts.modules import ROUTERS, Group
 from blockscale.checkpoints.experts.stack import split_rows
 from blockscale.checkpoints.files.safetensors import DTYPES, read
 from blockscale.checkpoints.schemes.layout import Laid
@@ -31,7 +31,6 @@ Tensor = torch.Tensor
 
 WHERE = "FusedMoE.from_checkpoint"
 
-_ROUTERS = ("gate", "router", "router.layer", "router.linear", "router.classifier", "gate.wg")
 _CORRECTIONS = (
     *("gate.e_score_correction_bias", "e_score_correction_bias"),
     *("router.e_score_correction_bias", "moe_statics.e_score_correction_bias"),
@@ -472,7 +471,7 @@ def _interleaved(group: Group) -> bool:
 
 
 def _router(ckpt: Checkpoint, stem: str, experts: int) -> Router | None:
-    for leaf in _ROUTERS:
+    for leaf in ROUTERS:
         if f"{stem}.{leaf}.weight" in ckpt.entries:
             weight = ckpt.weight(f"{stem}.{leaf}.weight")
             if len(weight.shape) != 2 or weight.shape[0] != experts:

@@ -195,3 +195,14 @@ def test_learned_parameters_named_like_scales_of_a_cache_are_copied(opened, rng,
             assert torch.equal(result[name].data, ckpt[name].data)
     assert plain["layers.0.attn.k_scale"].data == 2
     assert not [note for note in plain.notes if "ignored" in note]
+
+
+def test_embeddings_heads_and_routers_of_every_name_are_copied(opened, rng, tmp_path):
+    kept = ("model.embed_tokens", "transformer.wte", "transformer.wpe", "shared", "output", "head")
+    kept += ("model.shared", "lm_head", "transformer.output_layer", "m.mlp.shared_expert_gate")
+    kept += tuple(f"m.mlp.{leaf}" for leaf in ("gate", "gate.wg", "router.classifier"))
+    others = ("m.mlp.gate_proj", "blocks.0.attention.output", "m.mlp.shared.gate_up", "m.head.q")
+    value = rng.standard_normal((64, 64)).astype(BF16)
+    source = opened({f"{name}.weight": value for name in (*kept, *others)})
+    result = made(source, tmp_path / "out")
+    assert {n for n in result if result[n].fmt == "bf16"} == {f"{name}.weight" for name in kept}

@@ -21,13 +21,17 @@ from blockscale.base.formats import QUANTIZED
 from blockscale.checkpoints.checkpoint import Checkpoint
 from blockscale.checkpoints.convert.writer import Output
 from blockscale.checkpoints.entry import CODES, PLAIN, Entry, alternates, named
-from blockscale.checkpoints.experts.modules import Bundle, bundles
+from blockscale.checkpoints.experts.modules import ROUTERS, Bundle, bundles
 from blockscale.checkpoints.files.safetensors import file_dtype
 from blockscale.checkpoints.schemes import layout as layout_of_one
 from blockscale.checkpoints.schemes import tiles
 from blockscale.checkpoints.schemes.layout import LAYOUTS, LINEAR, OF_EXPERTS, Kernel
 
-KEPT = ("*embed*", "*lm_head*", "*norm*", "*router*", "*.gate.weight", "*shared_expert_gate*")
+KEPT = (
+    *("*embed*", "*wte.weight", "*wpe.weight", "shared.weight", "*.shared.weight"),  # GPT-2, T5
+    *("*lm_head*", "output.weight", "*.output_layer.weight", "head.weight"),  # Llama's own, GLM
+    *("*norm*", "*router*", "*shared_expert_gate*", *(f"*.{leaf}.weight" for leaf in ROUTERS)),
+)
 """Weights that are never quantised: few bytes, or much loss."""
 FORMATS = tuple(QUANTIZED)
 SHARD_BYTES = 4 << 30

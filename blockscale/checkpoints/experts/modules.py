@@ -20,6 +20,8 @@ from blockscale.checkpoints.weight import ROWS, Weight
 ALL = -1
 """In place of an expert's number: one tensor has all of them."""
 
+ROUTERS = ("gate", "router", "router.layer", "router.linear", "router.classifier", "gate.wg")
+"""What a router is called, beside the experts."""
 _LEAVES = {
     "gate": ("gate_proj", "w1", "gate"),
     "up": ("up_proj", "w3", "up"),
