@@ -43,9 +43,10 @@ def main() -> None:
             server_init_callback=partial(fleet.register, os.getpid()),
         )
         server.proc.join()
-        why = "what serves has ended (a session's process was killed, or no tracker answers)"
         print(
-            f"server {args.key!r}, tracker {args.tracker}: {why}; it starts anew", file=sys.stderr
+            f"server {args.key!r} at tracker {args.tracker}: what serves has ended (a session was "
+            "killed, or no tracker answers); it starts anew",
+            file=sys.stderr,
         )
 
 

@@ -274,17 +274,59 @@ def light(tmp_path, monkeypatch):
     return pool.Workers(own[:1], own[1:], False)
 
 
-def test_a_nursery_that_died_is_followed_by_another(light):
+WAITS_ONCE = "path.exists() or (path.touch(), __import__('time').sleep(60))"
+ENDS_ITS_NURSERY = (
+    "(lambda os: os.kill(os.getppid(), 9) or __import__('time').sleep(9))(__import__('os'))"
+)
+
+
+def begun(own, path):
+    deadline = time.monotonic() + 10
+    while not path.exists() and time.monotonic() < deadline:
+        own.step(0.01)
+    assert path.exists()
+
+
+def test_a_nursery_that_died_is_followed_by_another(light, tmp_path):
+    """Which does the same job: the candidate is not to blame."""
     with light as own:
         own.to_build.append(asked := pool.Job(os.getppid, ()))
         [answer] = all_done(own, [asked])
-        own.to_build.append(killed := pool.Job(time.sleep, (60.0,)))
-        own.step(0.0)
+        own.to_build.append(killed := pool.Job(eval, (WAITS_ONCE, {"path": tmp_path / "begun"})))
+        own.to_build.append(asked := pool.Job(os.getppid, ()))
+        begun(own, tmp_path / "begun")
         os.kill(answer.value, signal.SIGKILL)
-        own.to_build.append(again := pool.Job(os.getppid, ()))
-        killed, answer_again = all_done(own, [killed, again])
-        assert killed.error == "crashed"
-        assert answer_again.value != answer.value
+        done, again = all_done(own, [killed, asked])
+        assert done == pool.Answer(True)
+        assert again.value != answer.value
+
+
+def test_who_ends_every_nursery_is_to_blame(light):
+    with light as own:
+        own.to_build.append(job := pool.Job(eval, (ENDS_ITS_NURSERY,)))
+        assert all_done(own, [job])[0].error == "crashed"
+        own.to_build.append(other := pool.Job(os.getpid, ()))
+        assert all_done(own, [other])[0].error is None
+
+
+@pytest.mark.parametrize("then", [signal.SIGSTOP, None], ids=["twice", "once"])
+def test_a_nursery_that_hangs_when_it_is_ready_is_followed_by_another(light, monkeypatch, then):
+    """Nobody waits for ever: not for how a candidate ended, not for a session's end."""
+    monkeypatch.setattr(nursery, "_ANSWER_S", 0.5)
+    began = time.monotonic()
+    with light as own:
+        own.to_build.append(asked := pool.Job(os.getppid, ()))
+        [answer] = all_done(own, [asked])
+        os.kill(answer.value, signal.SIGSTOP)
+        own.to_build.append(late := pool.Job(time.sleep, (60.0,), 0.1))
+        [ended] = all_done(own, [late])
+        assert ended.error == "timeout: killed after 0.1 s"
+        own.to_build.append(asked := pool.Job(os.getppid, ()))
+        [again] = all_done(own, [asked])
+        assert again.value != answer.value
+        if then:
+            os.kill(again.value, then)
+    assert time.monotonic() - began < 10
 
 
 def test_processes_end_with_their_session(light):

@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from multiprocessing.connection import wait
 from typing import Any
 
 from blockscale.base import forks
@@ -31,6 +32,9 @@ PRELOADED = {
 
 _PR_SET_PDEATHSIG = 1
 _MESSAGE = 4096
+START_TIMEOUT_S = 60.0
+_ANSWER_S = 10.0
+"""For a nursery that is ready to answer a question, and for one that was killed to end."""
 _POLL_S = 0.002
 _MOST_WAITING = 64
 """Questions without an answer; with some hundred both sides would wait for room in the socket."""
@@ -80,6 +84,7 @@ class Nursery:
             env={"GOMP_SPINCOUNT": _SPIN_COUNT, "OPENBLAS_NUM_THREADS": "1", **os.environ},
             start_new_session=True,
         )
+        self._started = time.monotonic()
         theirs.close()
 
     def fork(self, function: Callable[[int], None], pipe: int, log: int) -> Child:
@@ -111,17 +116,20 @@ class Nursery:
     def answer(self, done: Callable[[], bool], flags: int = 0) -> None:
         """Take answers, which come in the order of the questions, until ``done()`` or the end.
 
-        With ``socket.MSG_DONTWAIT`` only what is there.
+        With ``socket.MSG_DONTWAIT`` only what is there; else a nursery that hangs is ended.
         """
         while not done() and self._socket is not None and self._waiting:
+            said = b""
+            left = _ANSWER_S if self.ready else self._started + START_TIMEOUT_S - time.monotonic()
             try:
-                said = self._socket.recv(_MESSAGE, flags)
+                if flags or wait([self._socket], max(0.0, left)):
+                    said = self._socket.recv(_MESSAGE, flags)
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                said = b""
+                pass
             if not said:
-                self._waiting.clear()
+                self.end()
                 return
             self.ready = True
             self._waiting.pop(0)(json.loads(said))
@@ -131,15 +139,18 @@ class Nursery:
         self.end()
 
     def end(self) -> None:
-        """End it, and what it has forked."""
+        """End it, and what it has forked: who waits for a process hears that there is none."""
         if self._process is None or self._socket is None:
             return
         self._socket.close()
         self._process.kill()
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_ANSWER_S)
         self._process = self._socket = None
-        self._waiting.clear()
         self.ready = False
+        lost, self._waiting = self._waiting, []
+        for then in lost:
+            then(None)
 
 
 class Child:
@@ -167,7 +178,7 @@ class Child:
         Where its nursery is not ready (it may never be), that is ended: it has forked nothing.
         """
         self._nursery.answer(lambda: self._nursery.ready, socket.MSG_DONTWAIT)
-        if not self._nursery.ready:
+        if not (self._nursery.ready or self._pid or self._ended):
             self._nursery.end()
         elif self.pid is not None and not self._ended:
             _kill_group(self.pid)

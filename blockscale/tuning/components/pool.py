@@ -21,17 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from blockscale.building.records import sentence
-from blockscale.tuning.components.nursery import Child, Nursery
+from blockscale.tuning.components.nursery import START_TIMEOUT_S, Child, Nursery
 
 OVER = "not measured: the session's time was up"
 """Error of a result that is none: nothing is known of the candidate."""
 
 _MAX_JOBS = 200
 """Jobs before a worker is replaced: compiling leaks a little memory each time."""
-_START_TIMEOUT_S = 60.0
 _KILL_TIMEOUT_S = 10.0
 _MAX_TRIES = 3
-"""Servers that a job may lose before it is thought to be the cause."""
+"""Servers, or processes of which nobody knows how they ended, that a job may lose before it is
+thought to be the cause."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Worker:
 
     def _begin(self) -> None:
         assert self.job is not None
-        self._limit = self.job.timeout if self.ready else _START_TIMEOUT_S
+        self._limit = self.job.timeout if self.ready else START_TIMEOUT_S
         self.deadline = time.monotonic() + self._limit
 
     def poll(self) -> Answer | None:
@@ -164,21 +164,15 @@ class Worker:
                 self._begin()
             if time.monotonic() < self.deadline:
                 return None
-            why = f"timeout: killed after {self._limit:.1f} s"
+            why, lost = f"timeout: killed after {self._limit:.1f} s", not self.ready
         except (EOFError, ConnectionResetError):
-            why = self._death()
+            assert self.process is not None
+            code = self.process.wait(5)
+            why, lost = _death(code), code is None
         self.kill()
         if self.place:
             return Answer(None, f"{self.place}: does not answer ({why})", lost=True)
-        return Answer(None, why)
-
-    def _death(self) -> str:
-        assert self.process is not None
-        code = self.process.wait(5)
-        if code is not None and code < 0:
-            with suppress(ValueError):
-                return f"crashed with {signal.Signals(-code).name}"
-        return "crashed" if code is None else f"crashed with exit code {code}"
+        return Answer(None, why, lost)
 
     def kill(self) -> None:
         """End the process and everything it started."""
@@ -188,6 +182,13 @@ class Worker:
         self.process.wait(_KILL_TIMEOUT_S)  # a driver may hold it until a kernel ends
         self.pipe.close()
         self.process = None
+
+
+def _death(code: int | None) -> str:
+    if code is not None and code < 0:
+        with suppress(ValueError):
+            return f"crashed with {signal.Signals(-code).name}"
+    return "crashed" if code is None else f"crashed with exit code {code}"
 
 
 def main(pipe: int) -> None:
@@ -326,6 +327,10 @@ class Workers:
         worker.advance()
         if lost:
             self._lose(worker, job, str(answer.error))
+            return
+        if answer.lost and worker.process is None and job.tries + 1 < _MAX_TRIES:
+            job.tries += 1  # its nursery has died, or never came to be
+            worker.send(job)
             return
         if broken:
             worker.kill()
