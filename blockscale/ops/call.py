@@ -35,7 +35,7 @@ from blockscale.ops import checks
 from blockscale.runtime import jit
 from blockscale.runtime.function import Function
 from blockscale.runtime.function_cuda import PROGRAMMATIC
-from blockscale.runtime.library import remembered
+from blockscale.runtime.library import generation, remembered
 from blockscale.specs import Spec
 
 Result = TypeVar("Result")
@@ -205,6 +205,7 @@ class Op(Generic[Result]):
             return RECORDERS[threading.get_ident()].take(self, options, given)
         if traced(*given):
             return self._seen(options, given)
+        before = generation()
         spec, arguments, result, enable_pdl = self.check(options, given)
         if spec is None:
             return result
@@ -216,6 +217,8 @@ class Op(Generic[Result]):
         if key is not None and self.keeps and (flat or first.shape == passed.shape):
             # a CUDA library checks arguments by itself, but cannot allocate outputs
             remembered[key] = getattr(function, "direct", function.call), spec, flags
+            if generation() != before:
+                remembered.pop(key, None)
         return made if result is None else result
 
     def _seen(self, options: tuple[Any, ...], given: tuple[Any, ...]) -> Result:

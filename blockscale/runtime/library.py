@@ -128,6 +128,15 @@ def load(path: str | os.PathLike[str], *, cpu_features: Collection[str] | None =
     return library
 
 
+def generation() -> int:
+    """Return a number that `load` changes before it forgets what is `remembered`.
+
+    Who remembers what it found asks before it looks, and again after: a load between the two may
+    have come too early to forget it.
+    """
+    return len(_in_use)
+
+
 def loaded_function(name: str, kind: str = "cpu") -> Function | None:
     """Return the function called ``name`` of the library for ``kind`` loaded last that has it."""
     libraries = (lib for lib in _in_use if lib.kind == kind and name in lib.functions)

@@ -1,6 +1,7 @@
 """The class that runs on GPUs, over emulated ones: torch tensors of the CPU are their memory."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from blockscale import emulator, prepare_moe_weights
 from blockscale.catalog import moe as catalog_moe
 from blockscale.ops.distributed import cuda
 from blockscale.ops.distributed.config import Config, owners_of
+from blockscale.runtime import library as runtime
 from blockscale.specs import EpCombine, FusedMoe
 from blockscale.specs.exchange import STATE, symmetric_bytes
 from blockscale.specs.plans.launches import CHUNK
@@ -263,3 +265,21 @@ def test_a_rank_that_does_not_come(monkeypatch):
     ranks.all(lambda r, own: own.send(*given, MOST) if r == 0 else None)
     with pytest.raises(RuntimeError, match=r"rank 1 did not come to call 1 within 0.0003 s"):
         ranks.ranks[0].check()
+
+
+def test_a_library_that_is_loaded_while_a_kernel_is_looked_up(monkeypatch):
+    """It forgets what is remembered before the old kernel would be."""
+    monkeypatch.setattr(cuda, "remembered", {})
+    monkeypatch.setattr(runtime, "_in_use", [])
+    looked_up = []
+
+    def kernel(spec, device):
+        looked_up.append(spec)
+        if len(looked_up) == 1:
+            runtime._in_use.insert(0, None)
+            cuda.remembered.clear()
+        return len(looked_up)
+
+    monkeypatch.setattr(cuda.call, "kernel", kernel)
+    own = SimpleNamespace(_names=("ep",), specs=("ep",), state=torch.zeros(1))
+    assert [cuda.Exchange._kernel(own, 0) for _ in range(3)] == [1, 2, 2]

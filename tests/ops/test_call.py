@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from blockscale.ops import call
-from blockscale.runtime import jit
+from blockscale.runtime import jit, library
 from blockscale.specs import Swizzle
 
 X = torch.zeros(2, 4)
@@ -56,6 +56,22 @@ def test_rows_that_a_kernel_does_not_take(kernel):
     op = Probe()
     for _ in range(2):
         op.run((), (X.view(2, 2, 2),))
+    assert op.ways == ["in full", "in full"]
+
+
+def test_a_library_that_is_loaded_during_a_call(kernel, monkeypatch):
+    """It forgets what is remembered before the call would remember its kernel, the old one."""
+    monkeypatch.setattr(library, "_in_use", [])
+
+    class Kernel:
+        def call(self, *_):
+            library._in_use.insert(0, None)
+            call.remembered.clear()
+
+    monkeypatch.setattr(jit, "function", lambda *_: Kernel())
+    op = Probe()
+    for _ in range(2):
+        op.run((), (X,))
     assert op.ways == ["in full", "in full"]
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from blockscale.ops import call
 from blockscale.ops.distributed.config import WHERE, Config
-from blockscale.runtime.library import remembered
+from blockscale.runtime.library import generation, remembered
 from blockscale.specs.exchange import (
     CODES,
     FRAME,
@@ -93,8 +93,11 @@ class Exchange:
         """Return the function of `specs`, which loading a library may change."""
         found = remembered.get(self._names[which])
         if found is None:
+            before = generation()
             found = call.kernel(self.specs[which], self.state.device)
             remembered[self._names[which]] = found
+            if generation() != before:
+                remembered.pop(self._names[which], None)
         return found
 
     def frame(self, bound: int) -> Tensor:
