@@ -206,3 +206,11 @@ def test_embeddings_heads_and_routers_of_every_name_are_copied(opened, rng, tmp_
     source = opened({f"{name}.weight": value for name in (*kept, *others)})
     result = made(source, tmp_path / "out")
     assert {n for n in result if result[n].fmt == "bf16"} == {f"{name}.weight" for name in kept}
+
+
+def test_weights_without_values_are_copied(opened, tmp_path):
+    shapes = {"a.weight": (0, 64), "b.weight": (64, 0), f"{EXPERTS}.up_proj": (0, 64, 64)}
+    shapes |= {f"{EXPERTS}.down_proj": (0, 64, 64)}
+    source = opened({name: np.zeros(shape, BF16) for name, shape in shapes.items()})
+    result = made(source, tmp_path / "out")
+    assert {name: result.entries[name].shape for name in result} == shapes

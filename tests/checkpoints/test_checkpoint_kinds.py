@@ -245,6 +245,20 @@ def test_compressed_tensors_mixed_formats_with_extras(opened, rng, shape):
             "a weight of bitsandbytes",
         ),
         (
+            {"p.weight": np.zeros((4, 64), np.int8), "p.SCB": np.ones(4, "f4")},
+            r"a weight of bitsandbytes \(INT8\)",
+        ),
+        (
+            {"p.weight": np.zeros((4, 8), np.uint8), "p.weight_scale": np.ones((4, 1), E4M3)}
+            | {"p.weight_scale_2": np.float32(1), "p.comfy_quant": np.zeros(20, np.uint8)},
+            "a weight of ComfyUI, which orders block scales",
+        ),
+        (
+            {"p.weight": np.ones((4, 64), E4M3), "p.weight_scale": np.full((4, 2), 127, np.uint8)}
+            | {"p.comfy_quant": np.zeros(20, np.uint8)},
+            "a weight of ComfyUI, which orders block scales",
+        ),
+        (
             {"p.weight_packed": np.zeros((4, 8), np.uint8), "p.weight_scale": np.ones((4, 1), E4M3)}
             | {"p.weight_global_scale": np.ones(1, "f4"), "p.weight_zero_point": np.ones(1, "i1")},
             "codes of E2M1 have no zero points",
@@ -271,6 +285,20 @@ def test_compressed_tensors_mixed_formats_with_extras(opened, rng, shape):
 def test_other_weights_are_refused_in_words(opened, tensors, sentence):
     with pytest.raises(CheckpointError, match=sentence):
         opened(tensors)
+
+
+def test_integers_are_refused_where_the_configuration_names_bitsandbytes(opened):
+    tensors = {"p.weight": np.zeros((4, 64), np.int8)}
+    assert opened(tensors)["p"].fmt == "i8"
+    with pytest.raises(CheckpointError, match=r"a weight of bitsandbytes \(INT8\)"):
+        opened(tensors, {"quant_method": "bitsandbytes", "load_in_8bit": True})
+
+
+def test_fp8_of_comfyui_with_one_scale_is_read(opened, rng):
+    values = rng.standard_normal((4, 64)).astype(E4M3)
+    tensors = {"p.weight": values, "p.weight_scale": np.float32(0.5)}
+    weight = opened(tensors | {"p.comfy_quant": np.zeros(20, np.uint8)})["p"]
+    same(weight.dequantize(), values.astype(float) / 2)
 
 
 # names and files

@@ -172,8 +172,8 @@ def make_plan(ckpt: Checkpoint, options: Options) -> Plan:
         CheckpointError: a weight that the layout cannot hold.
     """
     steps = _Planner(ckpt, options).steps()
-    shards: list[list[Step]] = []
-    size = options.shard_bytes
+    shards: list[list[Step]] = [[]]
+    size = 0
     for step in steps:
         if size + step.nbytes > options.shard_bytes and size:
             shards.append([])
@@ -254,8 +254,9 @@ class _Planner:
         keep = ("*",) if self.done else (*KEPT, *self.options.keep)
         found = self.stacked.get(entry.name, entry)
         linear = entry.name.endswith(".weight") and len(entry.shape) == 2
-        inner = found.shape[-1] if found.shape else 0
-        fits = entry.fmt in PLAIN and inner > 0 and inner % QUANTIZED[self.options.fmt].block == 0
+        block = QUANTIZED[self.options.fmt].block
+        some = bool(found.shape) and 0 not in found.shape
+        fits = entry.fmt in PLAIN and some and found.shape[-1] % block == 0
         stacked = entry.name in self.stacked and len(entry.shape) == 3
         if fits and (linear or stacked) and not any(fnmatchcase(entry.name, r) for r in keep):
             return "quantize"

@@ -131,7 +131,11 @@ def _quantized(tensors: Tensors, info: TensorInfo) -> Entry | None:
     """Return the quantised weight whose codes are in ``info``, if any."""
     name = info.name
     if name.endswith(".weight"):
-        return _weight(tensors, info, name.removesuffix("weight"))
+        base = name.removesuffix("weight")
+        found = _weight(tensors, info, base)
+        if found is not None and base + "comfy_quant" in tensors and "block_scale" in found.parts:
+            raise _unknown(info, "of ComfyUI, which orders block scales in a way of its own")
+        return found
     if name.endswith("_packed"):
         stem = name.removesuffix("_packed")
         if stem.endswith(".weight") or stem + "_scale" in tensors:
@@ -166,6 +170,8 @@ def _weight(tensors: Tensors, info: TensorInfo, base: str) -> Entry | None:
         return int4.ours(tensors, info, base)
     scale = tensors.by_name.get(tensors.first(base + "weight_scale", base + "scale"))
     if info.dtype == "I8" and scale is None:
+        if base + "SCB" in tensors or tensors.config.get("quant_method") == "bitsandbytes":
+            raise _unknown(info, "of bitsandbytes (INT8)")
         return None
     if scale is not None and scale.dtype in FLOATS and info.dtype != "F4":
         found = int4.modelopt(tensors, info, base)
