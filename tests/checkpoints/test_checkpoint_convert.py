@@ -244,6 +244,22 @@ def test_values_that_no_format_holds_and_bad_options_are_refused(tmp_path):
         convert(source, tmp_path / "other", shard_bytes=0)
 
 
+def test_files_of_the_model_are_copied(tmp_path):
+    """All small ones of a folder; beside a single file, that may lie anywhere, only a model's."""
+    source = plain(tmp_path / "in", layers=1)
+    own = {"modeling_x.py", "configuration_x.py", "merges.txt", "generation_config.json"}
+    other = {"diary.txt", "photos.json", "utils.py", "vocab.bpe"}
+    for name in own | other:
+        (source / name).write_text("{}")
+    (source / "old.safetensors.index.json").write_text("{}")
+    convert(bs.checkpoints.open(source / "model.safetensors"), str(tmp_path / "one"))
+    written = {"model.safetensors", "config.json", "blockscale_convert.json", "tokenizer.json"}
+    assert contents(tmp_path / "one").keys() == written | own | {"vocab.bpe"}
+    (source / "old.safetensors.index.json").unlink()
+    convert(bs.checkpoints.open(source), tmp_path / "all")
+    assert contents(tmp_path / "all").keys() == written | own | other
+
+
 def test_a_weight_of_zeros_stays_zero(tmp_path):
     source = files.folder(tmp_path / "in", {"p.weight": np.zeros((4, 64), np.float32)})
     convert(bs.checkpoints.open(source), tmp_path / "out")

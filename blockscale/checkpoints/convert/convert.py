@@ -43,13 +43,27 @@ from blockscale.ops.moe import tiles as moe_tiles
 
 Tensor = torch.Tensor
 
-_OTHER_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
+_OTHER_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.bpe", "*.py")
+"""Of a model in a folder of its own, beside the weights: tokenizer, templates, code of auto_map."""
+_OF_A_MODEL = (
+    *(
+        "generation_config.json",
+        "tokenizer*.json",
+        "*.model",
+        "*.tiktoken",
+        "vocab.*",
+        "merges.txt",
+    ),
+    *("special_tokens_map.json", "added_tokens.json", "chat_template.*", "*processor_config.json"),
+    *("configuration_*.py", "modeling_*.py", "tokenization_*.py", "processing_*.py"),
+)
+"""The same, of a single file, whose folder may hold anything."""
 _MAX_OTHER = 1 << 28
 
 
 def convert(
     ckpt: Checkpoint,
-    output: Path,
+    output: str | Path,
     fmt: str = "nvfp4",
     *,
     keep: tuple[str, ...] = (),
@@ -71,7 +85,7 @@ def convert(
             infinite, or a layout cannot hold one of them.
     """
     options = Options(fmt, keep, shard_bytes, layout, target, activation)
-    return run(ckpt, output, make_plan(ckpt, options), progress)
+    return run(ckpt, Path(output), make_plan(ckpt, options), progress)
 
 
 def run(
@@ -306,12 +320,12 @@ def _one_group(groups: set[int]) -> dict[str, int]:
 
 def _copy_others(ckpt: Checkpoint, output: Path) -> None:
     """Copy the tokenizer and the like: small files that say nothing on weights."""
-    source = ckpt.path if ckpt.path.is_dir() else ckpt.path.parent
-    for pattern in _OTHER_FILES:
-        for path in sorted(source.glob(pattern)):
-            name = path.name
-            skipped = name in (*CONFIGS, RECORD) or name.endswith(".index.json")
-            if skipped or not path.is_file() or path.stat().st_size > _MAX_OTHER:
-                continue
-            with path.open("rb") as old, files.NewFile(output / name) as new:
-                shutil.copyfileobj(old, new)
+    whole = ckpt.path.is_dir()
+    source, patterns = (ckpt.path, _OTHER_FILES) if whole else (ckpt.path.parent, _OF_A_MODEL)
+    for path in sorted({path for pattern in patterns for path in source.glob(pattern)}):
+        name = path.name
+        skipped = name in (*CONFIGS, RECORD) or name.endswith(".index.json")
+        if skipped or not path.is_file() or path.stat().st_size > _MAX_OTHER:
+            continue
+        with path.open("rb") as old, files.NewFile(output / name) as new:
+            shutil.copyfileobj(old, new)
