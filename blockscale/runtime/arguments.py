@@ -254,6 +254,10 @@ def _size(
     return size
 
 
+WORKSPACE = "workspace"
+"""Name of an output that no caller reads, and that may be as large as another call needs it."""
+
+
 def check_not_empty(
     function: str, params: Sequence[Param], shape: Sequence[tuple[int, ...]]
 ) -> None:

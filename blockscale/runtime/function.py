@@ -17,6 +17,7 @@ import numpy as np
 from blockscale.base import tensors
 from blockscale.base.tensors import Described, numel
 from blockscale.runtime.arguments import (
+    WORKSPACE,
     brief,
     check_not_empty,
     check_one,
@@ -45,7 +46,7 @@ class _Plan:
     overlaps: bool  # the caller gave outputs, which could overlap
     views: tuple[int, ...]  # to be passed as bytes
     wraps: tuple[int, ...]  # NumPy arrays that tvm_ffi does not take as they are
-    launch: bool  # False: every output is empty
+    launch: bool  # False: every output is empty, a workspace aside
 
 
 class Function:
@@ -246,7 +247,7 @@ class Function:
         missing = [i for i, d in enumerate(given) if d is None and not params[i].scalar]
         present = [(i, d) for i, d in enumerate(given) if d is not None]
         overlaps = any(params[i].output for i, _ in present)
-        launch = any(numel(shape[i]) for i in self._outputs)
+        launch = any(numel(shape[i]) for i in self._outputs if params[i].name != WORKSPACE)
         if launch:
             check_not_empty(self.name, params, shape)
         aliases = tuple((i, self._alias[i]) for i in missing if i in self._alias)

@@ -339,7 +339,7 @@ def call(of: Linear, rows: int, flags: int = PROGRAMMATIC) -> Any:
     bias = torch.linspace(-1, 1, of.n)
     residual = [torch.linspace(-3, 3, rows * of.cols).view(rows, of.cols).to(dtype)]
     y = torch.full((rows, of.cols), float("nan"), dtype=getattr(torch, of.out_dtype))
-    workspace = torch.full((of.workspace_bytes(rows),), 0xFF, dtype=torch.uint8)
+    workspace = torch.full((of.workspace_bytes(rows or 3),), 0xFF, dtype=torch.uint8)
     given = [w.packed, w.block_scale, w.global_scale, bias, *residual[: of.residual], y, workspace]
     ran = emulator.run_module(
         library(of), of.name, torch.from_numpy(x).to(dtype), *given, flags, target="sm_90a",
@@ -418,5 +418,6 @@ def test_a_small_workspace_is_refused() -> None:
 
 
 def test_no_rows() -> None:
+    """Nor is anything written to the workspace, which is another call's."""
     launches, got, _ = call(PLAIN, 0)
     assert (len(launches), got.shape) == (0, (0, 195))

@@ -16,6 +16,7 @@ from blockscale.base.manifest import REPLAY
 from blockscale.emulator.host.standin import open_file
 from blockscale.emulator.host.tensors import Arguments
 from blockscale.runtime.function_cuda import PROGRAMMATIC, CudaFunction
+from blockscale.specs import Param
 from tests.kit.tiny_cuda import WIDTH, library_file, manifest
 
 NAN = float("nan")
@@ -314,6 +315,16 @@ def test_bytes_by_another_name_are_allowed(cuda):
 def test_nothing_to_do(cuda):
     out, _ = function()(*inputs(cuda, rows=0))
     assert out.shape == (0, WIDTH)
+
+
+def test_nothing_to_do_with_the_workspace_of_another_call(cuda):
+    entry = manifest()["functions"]["mix"]
+    entry["params"].append(Param("workspace", "uint8", ("bytes",), output=True).to_manifest())
+    f = CudaFunction("mix", entry, unexpected)
+    workspace = cuda(512, dtype=torch.uint8)
+    out, _, last = f(*inputs(cuda, rows=0), None, None, workspace)
+    assert out.shape == (0, WIDTH)
+    assert last is workspace
 
 
 def test_bound_launches_go_to_the_current_stream(cuda, monkeypatch):
