@@ -19,7 +19,6 @@ from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate, PySearchSt
 from tvm.s_tir.meta_schedule.task_scheduler import PyTaskScheduler
 
 from blockscale.building.records import median_us, sentence
-from blockscale.building.space import replay
 from blockscale.tuning.components.pool import OVER, Job, Workers
 from blockscale.tuning.site import Site
 from blockscale.tuning.task import Task, Trial
@@ -115,8 +114,8 @@ class Session:
         if error is not None and error.startswith(_ILLEGAL):
             task.refuse(trial, error.removeprefix(_ILLEGAL))
             return
-        applied = trial.built or Applied.of(replay(task.mod, trial.trace).trace)
-        if not task.is_new(trial, applied.key):
+        applied = trial.built
+        if not task.is_new(trial, applied.key if applied else trial.key):
             return
         times = () if error else result.run_secs
         us = median_us(times)
@@ -136,7 +135,10 @@ class Session:
         }
         if task.model is not None:
             line["model"] = task.model
-        task.store.append(task.entry, applied.trace, times, task.target, line)
+        if applied is None:
+            task.append_unapplied(trial, line)
+        else:
+            task.store.append(task.entry, applied.trace, times, task.target, line)
         self.history.append(line)
         try:
             self.report(task, line)

@@ -221,7 +221,8 @@ def _run(session: Session, builder: Any, strategy: str, cost_model: str, seed: i
         else:
             inner = SearchStrategy.create(strategy)
             entry = known.commit_workload(task.mod)
-            for r in sorted(task.known, key=lambda r: r.us)[:_PARENTS]:
+            sound = [r for r in task.known if math.isfinite(r.us)]
+            for r in sorted(sound, key=lambda r: r.us)[:_PARENTS]:
                 trace = replay(task.mod, r.trace).trace
                 known.commit_tuning_record(TuningRecord(trace, entry, [*r.run_secs], task.target))
         for _ in range(1 if exclusive or not decisions else _TURNS):

@@ -28,10 +28,10 @@ from blockscale.tuning import task, worker
 from blockscale.tuning.components.features import decision_model
 from blockscale.tuning.components.search import DecisionSearch
 from blockscale.tuning.components.sketches import Sketches
-from blockscale.tuning.loop import Context
+from blockscale.tuning.loop import Context, Session
 from blockscale.tuning.task import Task
 from blockscale.tuning.tuner import Interrupted, tune
-from blockscale.tuning.worker import Applied, Argument
+from blockscale.tuning.worker import Applied, Argument, Measurement
 from tests.kit import fake_workload
 from tests.kit.fake_workload import COLS, EXPORTER, FakeSpec, FakeWorkload
 from tests.kit.paths import without_torch
@@ -555,6 +555,27 @@ def test_a_trace_that_another_trial_has_is_no_trial(tmp_path):
     assert not tuning.is_new(two, keys[0])
     assert tuning.is_new(two, keys[2])
     assert not tuning.is_new(one, keys[2])
+    one.kind = "default"  # without whose end no other candidate begins
+    assert tuning.is_new(one, keys[2])
+
+
+def test_what_crashed_a_builder_is_never_applied_by_the_tuner(tmp_path):
+    """Its trace is written down as it was proposed."""
+    store = Store(tmp_path, print)
+    store.open(FakeWorkload(rows=8), LEVEL)
+    tuning = Task(FakeWorkload(), LEVEL, store, [], print)
+    [default] = tuning.baselines(1)
+    store.append(tuning.entry, default.candidate.sch.trace, (1e-6,), tuning.target, {})
+    trace = json.loads(json.dumps(default.trace).replace("row_sum", "no_such_block"))
+    [trial] = tuning.trials_of("search", default.candidate, trace)
+    session = Session(None, None, lambda *_: None, 0.0, math.inf, math.inf, (30.0, 10.0))
+    session._by_library["a.so"] = trial
+    session.finish("a.so", Measurement((), "build: crashed with SIGKILL"))
+    assert [line["error"] for line in session.history] == ["build: crashed with SIGKILL"]
+    _, record = records.read_records(tmp_path)
+    assert (record.workload, record.trace, record.us) == (1, trace, math.inf)
+    again = Task(FakeWorkload(), LEVEL, Store(tmp_path, print), [], print)
+    assert (again.trials, again.failed) == (2, 1)
 
 
 def test_the_limit_of_a_run_follows_the_default(tmp_path):
