@@ -190,7 +190,7 @@ OF_CUDA: tuple[tuple[str, Make, str | None, str | None], ...] = (
     ("tensor maps without the descriptors' swizzle", pair_swizzle, None, r"(?i)swizzle"),
     ("last rows of B with the scale columns of others", pair, "SCALE_COLUMN", r"(?i)column|scale"),
     ("pair: tensor memory never freed", pair, "DEALLOC", r"(?i)dealloc"),
-    ("last cluster barrier dropped", cluster, "EXIT_BARRIER", r"the end of CTA"),
+    ("last cluster barrier dropped", cluster, "EXIT_BARRIER", r"the end of CTA|has ended"),
     ("wait for the other CTAs' sums dropped", cluster, "READY_WAIT", RACE),
     ("wait for the multicast dropped", cluster, "FULL_WAIT", RACE),
     ("multicast: expect_tx too small", cluster, "TX_SMALL", r"(?i)tx"),
