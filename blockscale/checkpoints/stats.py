@@ -141,8 +141,8 @@ def _scales(
     found: Stats, fmt: str, raw: Tensor, packed: Tensor | None, empty: bool = False
 ) -> None:
     # zeros of int4 need not be the code 8: every block may be in use, as are those of fp8
-    used, known = torch.ones(raw.shape, dtype=torch.bool), fmt in QUANTIZED
-    nothing = torch.full(raw.shape, empty)
+    used, known = torch.ones_like(raw, dtype=torch.bool), fmt in QUANTIZED
+    nothing = torch.full_like(raw, empty, dtype=torch.bool)
     if packed is not None:
         codes = packed.view(*raw.shape, -1)
         nothing = (codes == codes[..., :1]).all(-1)  # one value, which may be zero

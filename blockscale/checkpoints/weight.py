@@ -75,7 +75,7 @@ class Weight:
         if self.packed is None and not self.scaled:
             assert self.data is not None
             return self.data.to(dtype)
-        out = torch.empty(self.shape, dtype=dtype)
+        out = torch.empty(self.shape, dtype=dtype, device="cpu")
         cols = self.shape[-1] if self.shape else 1
         rows = out.view(-1, cols)
         step = max(1, _CHUNK // max(1, cols))
@@ -96,7 +96,8 @@ class Weight:
             assert self.zero is not None
             index = self.group_index.long()
             if index.dim() == 2:  # of each expert
-                index = index[torch.arange(start, start + len(codes)) // self.shape[-2]]
+                rows = torch.arange(start, start + len(codes), device="cpu")
+                index = index[rows // self.shape[-2]]
             index = index.expand(codes.shape)
             zero = self.zero.reshape(-1, self.zero.shape[-1])[start:stop].float()
             return (codes - zero.gather(1, index)) * scale.gather(1, index)
@@ -133,7 +134,7 @@ class Weight:
         if top.numel() == 1:
             return top.reshape(())
         total = prod(self.shape[:-1])
-        rows = torch.arange(start, min(stop, total))
+        rows = torch.arange(start, min(stop, total), device="cpu")
         if self.gate_up == "interleaved" and top.dim() == 2:
             index = rows // self.shape[-2] * 2 + rows % 2
         else:
@@ -142,14 +143,14 @@ class Weight:
 
     def _factors(self, start: int, stop: int) -> Tensor:
         """Return what data of FP8 are multiplied by, [rows, K] or what broadcasts to it."""
-        factor = torch.ones(())
+        factor = torch.ones((), dtype=torch.float32, device="cpu")
         if self.global_scale is not None:
             factor = self._top(self.global_scale, start, stop)
         if self.block_scale is None or self.block is None:
             return factor
         high, wide = self.block
         count, cols = self.shape[-2:]
-        rows = torch.arange(start, min(stop, prod(self.shape[:-1])))
+        rows = torch.arange(start, min(stop, prod(self.shape[:-1])), device="cpu")
         blocks = ceil_div(count, high)
         index = rows // count * blocks + rows % count // high
         scale = self.block_scale.reshape(-1, self.block_scale.shape[-1])[index]
@@ -168,7 +169,7 @@ _TABLES = {
     **dict.fromkeys(QUANTIZED, _pairs([*E2M1.values, *(-v for v in E2M1.values)])),
     "int4": _pairs([float(v) for v in range(16)]),
 }
-_POWERS = torch.tensor(UE8M0.values, dtype=torch.float32)
+_POWERS = torch.tensor(UE8M0.values, dtype=torch.float32, device="cpu")
 
 
 def _decoded(packed: Tensor, fmt: str) -> Tensor:

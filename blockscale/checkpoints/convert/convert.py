@@ -46,15 +46,9 @@ Tensor = torch.Tensor
 _OTHER_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.bpe", "*.py")
 """Of a model in a folder of its own, beside the weights: tokenizer, templates, code of auto_map."""
 _OF_A_MODEL = (
-    *(
-        "generation_config.json",
-        "tokenizer*.json",
-        "*.model",
-        "*.tiktoken",
-        "vocab.*",
-        "merges.txt",
-    ),
-    *("special_tokens_map.json", "added_tokens.json", "chat_template.*", "*processor_config.json"),
+    *("generation_config.json", "chat_template.*", "*processor_config.json", "tokenizer*.json"),
+    *("special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
+    *("*.model", "*.tiktoken"),
     *("configuration_*.py", "modeling_*.py", "tokenization_*.py", "processing_*.py"),
 )
 """The same, of a single file, whose folder may hold anything."""
@@ -254,7 +248,9 @@ def _laid(step: Step, weight: Weight) -> Iterator[tuple[str, Tensor]]:
             continue
         value = getattr(weight, role)
         if role == "group_index" and value is None:  # it was given, but says nothing
-            value = torch.arange(weight.shape[-1], dtype=torch.int32) // weight.group_size
+            value = (
+                torch.arange(weight.shape[-1], dtype=torch.int32, device="cpu") // weight.group_size
+            )
         assert value is not None, role
         yield role, value
 

@@ -122,8 +122,8 @@ def quantized(entry: Entry, fmt: str, amax: float) -> Weight:
     """
     shape, top = entry.shape[-2:], None
     if fmt == "nvfp4":
-        ratio = torch.tensor([amax], dtype=torch.float32) / (_E2M1_MAX * _E4M3_MAX)
-        top = ratio if float(ratio) > 0 else torch.ones(1)
+        ratio = torch.tensor([amax], dtype=torch.float32, device="cpu") / (_E2M1_MAX * _E4M3_MAX)
+        top = ratio if float(ratio) > 0 else torch.ones_like(ratio)
 
     def pieces() -> Iterator[tuple[int, Tensor, Tensor | None]]:
         start = 0

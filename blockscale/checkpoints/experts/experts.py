@@ -306,7 +306,7 @@ def _check_prepared(made: Experts, weight: Weight) -> None:
 
 def _quantized(weight: Weight, fmt: str, parts: int) -> Weight:
     experts, rows, _ = weight.shape
-    tops = torch.ones((experts, parts))
+    tops = torch.ones((experts, parts), dtype=torch.float32, device="cpu")
     step = rows // parts
 
     def pieces() -> Iterator[tuple[int, Tensor, Tensor | None]]:

@@ -119,7 +119,7 @@ def _rows(name: str, field: str, experts: Sequence[tuple[Weight, ...]]) -> Tenso
             f"experts must have one; read them one by one, {experts[0][0].name!r}"
         )
     count = sum(len(v) for v in values[0])
-    out = torch.empty((len(values), count, *like.shape[1:]), dtype=like.dtype)
+    out = torch.empty((len(values), count, *like.shape[1:]), dtype=like.dtype, device="cpu")
     flat = as_bytes(out)
     for e, parts in enumerate(values):
         at = 0
@@ -173,17 +173,18 @@ def flat(weight: Weight) -> Weight:
 def gate_and_up(weight: Weight) -> tuple[Weight, Weight]:
     """Return gate and up of a matrix that holds both, in whichever order."""
     inner = weight.shape[0] // 2
-    gate, up = slice(0, inner), slice(inner, None)
+    halves = slice(0, inner), slice(inner, None)
     if weight.gate_up == "interleaved":
-        gate, up = slice(0, None, 2), slice(1, None, 2)
+        halves = slice(0, None, 2), slice(1, None, 2)
     shape = (inner, *weight.shape[1:])
-    made = []
-    for part, rows in enumerate((gate, up)):
-        found = {name: getattr(weight, name) for name in _TOPS}
-        tops = {k: v.flatten()[part] for k, v in found.items() if v is not None and v.numel() == 2}
-        one = weight.moved(lambda value, rows=rows: value[rows], shape=shape, gate_up=None, **tops)
-        made.append(one)
-    return made[0], made[1]
+    tops = {name: getattr(weight, name) for name in _TOPS}
+    pairs = {k: v.flatten() for k, v in tops.items() if v is not None and v.numel() == 2}
+
+    def part(p: int) -> Weight:
+        own = {name: pair[p] for name, pair in pairs.items()}
+        return weight.moved(lambda value: value[halves[p]], shape=shape, gate_up=None, **own)
+
+    return part(0), part(1)
 
 
 def turned(weight: Weight) -> Weight:

@@ -253,7 +253,7 @@ def read(info: TensorInfo, *, mapped: bool = True) -> torch.Tensor:
     """
     dtype = DTYPES[info.dtype]
     if not info.nbytes:
-        return torch.empty(info.shape, dtype=dtype)
+        return torch.empty(info.shape, dtype=dtype, device="cpu")
     raw = torch.from_numpy(_bytes(info, mapped))
     if raw.data_ptr() % dtype.itemsize:  # the header's length need not be a multiple of 8
         raw = raw.clone()

@@ -172,9 +172,10 @@ def quantized(
     A piece is the number of its first row, its values [rows, K], and their global scale.
     """
     *lead, cols = shape
-    packed = torch.empty((prod(lead), cols // 2), dtype=torch.uint8)
+    packed = torch.empty((prod(lead), cols // 2), dtype=torch.uint8, device="cpu")
     dtype = getattr(torch, QUANTIZED[fmt].scale.dtypes[0])
-    scale = torch.empty((prod(lead), cols // QUANTIZED[fmt].block), dtype=dtype)
+    blocks = cols // QUANTIZED[fmt].block
+    scale = torch.empty((prod(lead), blocks), dtype=dtype, device="cpu")
     for start, rows, top in pieces:
         at = slice(start, start + len(rows))
         quantize(rows, fmt, top, packed=packed[at], block_scale=scale[at])

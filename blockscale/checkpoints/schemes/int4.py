@@ -236,7 +236,7 @@ def values(entry: Entry, parts: dict[str, Tensor], facts: Facts) -> dict[str, An
     else:
         packed = parts["packed"]
     if zero is None:
-        zero = torch.full(scale.shape, _MIDDLE, dtype=torch.uint8)
+        zero = torch.full_like(scale, _MIDDLE, dtype=torch.uint8)
     index = _group_index(entry, parts.get("group_index"))
     return {"packed": packed, "block_scale": scale, "zero": zero, "group_index": index}
 
@@ -274,7 +274,7 @@ def _nibbles(words: Tensor) -> Tensor:
 def _awq_codes(words: Tensor) -> Tensor:
     """Return [N, K / 2] of AWQ's [K, N / 8], a strip of columns at a time."""
     inner, count = words.shape
-    packed = torch.empty((count * _WORD, inner // 2), dtype=torch.uint8)
+    packed = torch.empty((count * _WORD, inner // 2), dtype=torch.uint8, device="cpu")
     for start in range(0, count, _AWQ_COLUMNS // _WORD):
         strip = _nibbles(words[:, start : start + _AWQ_COLUMNS // _WORD])
         codes = strip[..., list(np.argsort(_AWQ_ORDER))].flatten(1).T.contiguous()
@@ -302,7 +302,7 @@ def _modelopt_codes(raw: Tensor) -> Tensor:
     """Return codes + 8 as [..., N, K / 2] of signed ones [..., N / 2, K], two outputs a byte."""
     *lead, half, inner = raw.shape
     flat = raw.reshape(-1, half, inner)
-    packed = torch.empty((len(flat), half, 2, inner // 2), dtype=torch.uint8)
+    packed = torch.empty((len(flat), half, 2, inner // 2), dtype=torch.uint8, device="cpu")
     for e, one in enumerate(flat):
         for start in range(0, half, _ROWS):
             rows = one[start : start + _ROWS]
@@ -339,5 +339,5 @@ def _group_index(entry: Entry, index: Tensor | None) -> Tensor | None:
             f"{entry.parts['group_index'].path}: {entry.parts['group_index'].name} has values from "
             f"{low} to {high}, but there are {groups} groups; copy the checkpoint again"
         )
-    linear = torch.arange(inner) // entry.group
+    linear = torch.arange(inner, device="cpu") // entry.group
     return None if torch.equal(index, linear) else index.int()

@@ -96,13 +96,15 @@ def lay_scales(layout: str, scale: Tensor, permute: bool = False) -> Tensor:
     """Return block scales [rows, blocks] as a layout has them."""
     rows, blocks = scale.shape
     if layout == "128x4":
-        wide = torch.zeros(round_up(rows, _ROWS), round_up(blocks, _WORD), dtype=torch.uint8)
+        shape = round_up(rows, _ROWS), round_up(blocks, _WORD)
+        wide = torch.zeros(shape, dtype=torch.uint8, device="cpu")
         wide[:rows, :blocks] = scale.view(torch.uint8)
         tiles = wide.view(-1, 4, 32, wide.shape[1] // _WORD, _WORD).permute(0, 3, 2, 1, 4)
         return tiles.reshape(wide.shape).view(scale.dtype)
     if layout == "deepgemm":
         words = layouts.deepgemm_scales(scale, permute=permute).T
-        wide = torch.zeros(words.shape[0], round_up(rows, _WORD), dtype=torch.int32)
+        shape = words.shape[0], round_up(rows, _WORD)
+        wide = torch.zeros(shape, dtype=torch.int32, device="cpu")
         wide[:, :rows] = words
         return wide
     if layout == "marlin":
@@ -140,7 +142,7 @@ def _order(across: Tensor) -> str:
 def turned(packed: Tensor) -> Tensor:
     """Return codes [N, K / 2] as [K, N / 2], or the reverse: two neighbours to a byte."""
     rows, half = packed.shape
-    out = torch.empty((2 * half, rows // 2), dtype=torch.uint8)
+    out = torch.empty((2 * half, rows // 2), dtype=torch.uint8, device="cpu")
     for start in range(0, rows, _STRIP):
         strip = packed[start : start + _STRIP]
         codes = torch.stack((strip & 15, strip >> 4), -1).view(len(strip), -1).T
@@ -172,13 +174,13 @@ def lay_trtllm(
     Columns are converted a strip at a time, of which each is one piece of the result.
     """
     rows, half = packed.shape
-    codes = torch.empty(2 * half * (rows // 2), dtype=torch.uint8)
+    codes = torch.empty(2 * half * (rows // 2), dtype=torch.uint8, device="cpu")
     for start in range(0, rows, _STRIP):
         strip = turned(packed[start : start + _STRIP]) ^ 0x88
         view = strip[None] if moe else strip
         made = preprocess_weights(view, sm=kernel.sm, activation=kernel.activation, moe=moe)
         codes[start * half : start * half + made.numel()] = made.reshape(-1)
-    points = torch.full(scale.shape, 8, dtype=torch.uint8) if zero is None else zero
+    points = torch.full_like(scale, 8, dtype=torch.uint8) if zero is None else zero
     laid = scale.T.contiguous()
     point = points.T.contiguous()
     found = {

@@ -127,7 +127,8 @@ def lay_expert(
             parts.reverse()
         codes, scale, zero = (_joined(parts, field) for field in ("packed", "block_scale", "zero"))
         if layout == "tiles64":
-            power, one = _tiled(facts, name, codes, scale, zero)
+            with torch.device("cpu"):  # tables of tiles are made where torch makes tensors
+                power, one = _tiled(facts, name, codes, scale, zero)
             for i in (0, 1) if name == "w13" else (2,):
                 tops[i] = tops[i] * power
         elif layout == "deepgemm":
@@ -157,7 +158,7 @@ def _joined(parts: list[Weight], name: str) -> Any:
 
 def _top(weight: Weight) -> Tensor:
     top = weight.global_scale
-    return torch.ones(()) if top is None else top.reshape(())
+    return torch.ones((), dtype=torch.float32, device="cpu") if top is None else top.reshape(())
 
 
 def _tiled(
@@ -185,7 +186,7 @@ def _tiled(
     made = []
     for rows in order.split(step):
         taken = rows.clamp(min=0)
-        local = torch.where(rows < 0, -1, torch.arange(len(rows)))
+        local = torch.where(rows < 0, -1, torch.arange(len(rows), device="cpu"))
         some = codes.index_select(0, taken), scale.index_select(0, taken)
         if fmt == "int4":
             zeros = None if zero is None else zero.index_select(0, taken).to(scale.dtype)
@@ -322,7 +323,8 @@ def _undone(entry: Laid, parts: Mapping[str, Tensor], stem: str) -> tuple[Tensor
     facts, layout = entry.facts, entry.layout
     rows, inner = _sizes(facts, stem)
     if layout == "tiles64":
-        found = _untiled(facts, parts, stem)
+        with torch.device("cpu"):
+            found = _untiled(facts, parts, stem)
     elif layout == "deepgemm":
         scale = plain_scales(layout, parts["_scale"], rows, inner // facts["group"], permute=True)
         codes = parts[""]
