@@ -167,6 +167,14 @@ def test_the_blocks_of_fp8_are_known_after_a_conversion(opened, rng, tmp_path):
     assert said(tmp_path / "out0")["weight_block_size"] == [100, 100]
 
 
+def test_plain_fp8_is_still_read_beside_what_was_quantised(opened, rng, tmp_path):
+    value = rng.standard_normal((64, 64))
+    source = opened({"a.weight": value.astype(E4M3), "b.weight": value.astype(BF16)})
+    result = made(source, tmp_path / "out")
+    assert (result["a"].fmt, result["b"].fmt) == ("f8_e4m3", "nvfp4")
+    assert torch.equal(result["a"].dequantize(), source["a"].dequantize())
+
+
 @pytest.mark.parametrize("file", ["config.json", "hf_quant_config.json"])
 def test_what_is_said_of_a_checkpoint_stays_where_nothing_is_quantised(rng, tmp_path, file):
     told = {"quant_method": "fp8", "weight_block_size": [100, 100]}

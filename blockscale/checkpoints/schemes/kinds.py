@@ -199,6 +199,8 @@ def _plain(tensors: Tensors, info: TensorInfo) -> Entry:
         orphan = lead is None or lead.dtype not in FLOATS
     method = tensors.config.get("quant_method")
     bare = info.dtype.startswith("F8_E") and info.name.endswith(".weight") and method
+    left = tensors.config.get("ignore")  # what was quantised by nobody has no scales
+    bare = bare and not (isinstance(left, list) and info.name.removesuffix(".weight") in left)
     if orphan or bare or info.dtype == "F4":
         why = "belongs to a quantised weight, which is not there"
         if not orphan:
