@@ -14,6 +14,7 @@ import math
 import os
 import pickle
 import platform
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,8 @@ SERVE, PLACE = "blockscale.tuning.serve", "blockscale.tuning.place"
 """Names of `serve` and `place` among the functions that TVM's RPC calls."""
 SLACK_S = 20.0
 """Beside the time of a candidate, for its way to the server and back."""
+_TRACKER_S = 20.0
+"""For the tracker to answer."""
 _START_S = 100.0
 """For a server's worker to start and to describe its machine."""
 
@@ -58,12 +61,14 @@ class Fleet(Site):
         if not key:
             raise ValueError(f"tune: tracker={tracker!r} needs a key; name that of its servers")
         self._address, self._key = (where, int(port)), key
+        self._tracker, self._known = f"tracker {tracker}", list[str]()
 
     def measurers(self, log: Path) -> list[Worker]:
         """Return a process for each server that is free now."""
         from tvm import rpc
 
-        where = f"tracker {self._address[0]}:{self._address[1]}"
+        where, usual_s = self._tracker, socket.getdefaulttimeout()
+        socket.setdefaulttimeout(_TRACKER_S)  # TVM has none
         try:
             told = rpc.connect_tracker(*self._address).summary()
         except Exception as error:
@@ -71,18 +76,27 @@ class Fleet(Site):
                 f"tune: {where} does not answer ({sentence(error)}); start it with "
                 "python -m tvm.exec.rpc_tracker"
             ) from error
+        finally:
+            socket.setdefaulttimeout(usual_s)
         free = told["queue_info"].get(self._key, {}).get("free", 0)
+        own = (each for each in told["server_info"] if each["key"] == f"server:{self._key}")
+        self._known = [":".join(map(str, each["addr"])) for each in own]
         if not free:
-            known = sum(each["key"] == f"server:{self._key}" for each in told["server_info"])
             raise RuntimeError(
-                f"tune: {where} knows no free server of key {self._key!r} ({known} in use); start "
-                "some with python -m blockscale.tuning.server"
+                f"tune: {where} knows no free server of key {self._key!r} ({len(self._known)} in "
+                "use); start some with python -m blockscale.tuning.server"
             )
         return [Worker(log, max_jobs=1 << 30) for _ in range(free)]
 
     def measuring(self, task: Task, library: str, limit_s: float) -> Measuring:
         """Return the job that has a candidate measured by a server."""
         return measure, (*super().measuring(task, library, limit_s), limit_s)
+
+    def unheard(self, workers: Workers) -> str:
+        """Return the servers that the tracker knew, without those that have answered."""
+        heard = {each.place for each in workers.measurers}
+        names = (name for name in self._known if f"server {name}" not in heard)
+        return f"{', '.join(names)} (key {self._key!r} at {self._tracker})"
 
     def describing(self) -> Measuring:
         """Return the job that connects to a server and describes its machine."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,8 @@ Measuring = tuple[Callable[..., Any], tuple[Any, ...]]
 
 _START_S = 120.0
 """For what measures to find its GPU, or to answer from far away."""
+_GRACE_S = 5.0
+"""For the others to answer when one has: the session begins."""
 _GPU_NEEDS = "torch"
 """The module that a process imports which measures on a GPU."""
 MEASUREMENTS = 5000
@@ -60,16 +65,18 @@ class Site:
 
     def ask(self, workers: Workers) -> None:
         """Have what measures describe itself, which takes seconds; for `describe`."""
-        asked = self.describing()
-        self._asked = [Job(*asked, timeout=_START_S) for _ in workers.measurers] if asked else []
-        for each, job in zip(workers.measurers, self._asked, strict=False):
+        self._asked, self._late, self._machine = dict[Worker, Job](), math.inf, dict[str, Any]()
+        if asked := self.describing():
+            self._asked = {each: Job(*asked, timeout=_START_S) for each in workers.measurers}
+        for each, job in self._asked.items():
             each.send(job)
 
     def describe(self, workers: Workers) -> dict[str, Any] | None:
         """Return what logs say of what measures; None: it is this machine's CPU.
 
+        Or the session is over, also because nothing there runs code for the level.
+
         Raises:
-            RuntimeError: nothing there runs code for the level.
             CompileError: there is no nvcc.
         """
         import tvm
@@ -82,33 +89,61 @@ class Site:
             found = {"nvcc": nvcc.version()}
         if self.model is not None:
             return {"modelled": True, "model": self.model, **found}
-        if not self._asked:
+        if not self._asked or not workers.wait(self._enough):
             return None
-        if workers.wait(lambda: all(job.done() for job in self._asked)):
-            found |= self.judged(workers, [job.answer for job in self._asked if job.answer])
+        found |= self.judged(workers)
+        if workers.over():
+            return None
         return found | {"tvm": tvm.__version__, "tvm_ffi": tvm_ffi.__version__}
 
-    def judged(self, workers: Workers, answers: Sequence[Answer]) -> dict[str, Any]:
-        """Return what the machines of all measurers are; do without those that differ."""
+    def _enough(self) -> bool:
+        """Return whether all have answered, or one has and the others had `_GRACE_S` since then."""
+        answers = [job.answer for job in self._asked.values()]
+        if any(answer and answer.error is None for answer in answers):
+            self._late = min(self._late, time.monotonic() + _GRACE_S)
+        return all(answers) or time.monotonic() >= self._late
+
+    def judged(self, workers: Workers) -> dict[str, Any]:
+        """Return what the machines of all measurers are; do without those that differ.
+
+        Who has not answered is judged when it does.
+        """
         name = "gpu" if is_gpu(self.level) else "cpu"
-        kinds = Counter(a.value[name] for a in answers if a.error is None)
+        answers = [job.answer for job in self._asked.values()]
+        kinds = Counter(a.value[name] for a in answers if a and a.error is None)
         usual = kinds.most_common(1)[0][0] if kinds else None
-        found: dict[str, Any] = {}
-        for each, answer in zip(workers.measurers, answers, strict=True):
-            why, told = answer.error, dict(answer.value or {})
-            if why is None:
-                each.place = f"server {told.pop('server')}" if "server" in told else ""
-                if told[name] == usual:
-                    found = found or told
-                    continue
-                why = (
-                    f"{each.place}: has a {told[name]}, and most others a {usual}, whose times "
-                    "do not compare"
-                )
-            each.dead = why.removeprefix("RuntimeError: ")
-            each.kill()
-            if len(answers) > 1:
-                workers.say(f"not used: {each.dead}")
-        if not found:
-            raise RuntimeError(f"tune: level={self.level!r}: {each.dead}")
-        return found
+        for each, job in self._asked.items():
+            job.then = partial(self._judge, workers, each, name, usual)
+            if job.answer:
+                job.then(job.answer)
+        if late := answers.count(None):
+            workers.say(
+                f"not used before they answer: {late} of the servers {self.unheard(workers)}"
+            )
+        return self._machine
+
+    def unheard(self, workers: Workers) -> str:
+        """Return the names of who may not have answered."""
+        return ""
+
+    def _judge(
+        self, workers: Workers, each: Worker, name: str, usual: str | None, answer: Answer
+    ) -> None:
+        why, told = answer.error, dict(answer.value or {})
+        if why is None:
+            each.place = f"server {told.pop('server')}" if "server" in told else ""
+            if told[name] == usual:
+                self._machine = self._machine or told
+                return
+            why = (
+                f"{each.place}: has a {told[name]}, and most others a {usual}, whose times "
+                "do not compare"
+            )
+        elif not answer.lost and (names := self.unheard(workers)):
+            why = f"one of the servers {names}: {why}"
+        each.dead = why.removeprefix("RuntimeError: ")
+        each.kill()
+        if len(workers.measurers) > 1:
+            workers.say(f"not used: {each.dead}")
+        if all(other.dead for other in workers.measurers):
+            workers.abandon(RuntimeError(f"tune: level={self.level!r}: {each.dead}"))

@@ -185,9 +185,9 @@ def tune(
             display.say(_MODELLED.format(level=level, model=site.model))
         for task in session.tasks:
             task.store.measured_on(machine)
-        display.start()
         told = (exporter or site.exporter, folder, timeouts[0], session.module)
         if session.tasks and not crew.over():
+            display.start()
             _run(session, WorkerBuilder(crew, *told, ahead=True), strategy, cost_model, seed)
     result = TuneResult(
         history=session.history,

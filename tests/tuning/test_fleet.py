@@ -20,7 +20,7 @@ import tvm_ffi
 from blockscale.base import host
 from blockscale.building import records
 from blockscale.building.store import folder_of
-from blockscale.tuning import fleet, task
+from blockscale.tuning import fleet, site, task
 from blockscale.tuning.components import pool
 from blockscale.tuning.tuner import tune
 from blockscale.tuning.worker import Measurement
@@ -33,8 +33,12 @@ KEY = "cpu"
 
 @pytest.fixture(autouse=True)
 def _no_rechecks(monkeypatch):
-    """A default is measured again when it seems slow: the machine's load must not decide here."""
+    """A default is measured again when it seems slow: the machine's load must not decide here.
+
+    Nor which server is late.
+    """
     monkeypatch.setattr(task, "_SUSPECT", math.inf)
+    monkeypatch.setattr(site, "_GRACE_S", 300.0)
 
 
 @contextmanager
@@ -262,6 +266,13 @@ def test_a_machine_without_the_level_is_refused(monkeypatch):
         fleet.describe("avx2")
 
 
+def asks(far, workers, jobs):
+    """Have each of the workers do one of ``jobs`` to describe itself."""
+    far.describing = lambda: None
+    far.ask(workers)
+    far._asked = dict(zip(workers.measurers, jobs, strict=True))
+
+
 def test_servers_of_another_machine_are_not_used(monkeypatch):
     told: list[str] = []
 
@@ -272,11 +283,64 @@ def test_servers_of_another_machine_are_not_used(monkeypatch):
             pass
 
     workers = SimpleNamespace(measurers=[Process(), Process(), Process()], say=told.append)
-    site = fleet.Fleet(LEVEL, "127.0.0.1:1", KEY)
+    far = fleet.Fleet(LEVEL, "127.0.0.1:1", KEY)
     cpus = {"a:1": "Epyc", "b:2": "Xeon", "c:3": "Epyc"}
     answers = [pool.Answer({"server": s, "cpu": c}) for s, c in cpus.items()]
-    assert site.judged(workers, answers) == {"cpu": "Epyc"}
+    asks(far, workers, [pool.Job(len, (), answer=answer) for answer in answers])
+    assert far.judged(workers) == {"cpu": "Epyc"}
     assert [each.dead is None for each in workers.measurers] == [True, False, True]
     assert told == [
         "not used: server b:2: has a Xeon, and most others a Epyc, whose times do not compare"
     ]
+
+
+@pytest.fixture
+def three(tmp_path):
+    """Return a fleet, three workers of it and what they say."""
+    told: list[str] = []
+    measurers = [pool.Worker(tmp_path / "log", "json") for _ in range(3)]
+    far = fleet.Fleet(LEVEL, "127.0.0.1:1", KEY)
+    far._known = ["a:1", "b:2", "c:3"]
+    with pool.Workers([], measurers, False, say=told.append) as own:
+        yield far, own, told
+
+
+def test_a_server_that_hangs_is_not_waited_for(three, monkeypatch, tmp_path):
+    """The session begins with who is there; one that comes late joins, and the third is named."""
+    monkeypatch.setattr(site, "_GRACE_S", 0.1)
+    far, own, told = three
+    late = "([_ for _ in iter(lambda: path.exists() or sleep(0.01), True)], b)[1]"
+    names = {"path": tmp_path / "go", "sleep": time.sleep, "b": {"server": "b:2", "cpu": "Epyc"}}
+    jobs = [pool.Job(eval, ("{'server': 'a:1', 'cpu': 'Epyc'}",))]
+    jobs += [pool.Job(eval, (late, names)), pool.Job(time.sleep, (60.0,))]
+    asks(far, own, jobs)
+    for worker, job in far._asked.items():
+        worker.send(job)
+    assert far.describe(own)["cpu"] == "Epyc"
+    where = "(key 'cpu' at tracker 127.0.0.1:1)"
+    assert told == [f"not used before they answer: 2 of the servers b:2, c:3 {where}"]
+    (tmp_path / "go").touch()
+    assert own.wait(lambda: jobs[1].done() and own.measurers[2].ready)
+    own.measurers[2].deadline = 0.0
+    assert own.wait(jobs[2].done)
+    assert [each.place for each in own.measurers[:2]] == ["server a:1", "server b:2"]
+    assert [each.dead is None for each in own.measurers] == [True, True, False]
+    assert told[1:] == [f"not used: one of the servers c:3 {where}: {jobs[2].answer.error}"]
+    assert jobs[2].answer.error.startswith("timeout")
+
+
+def test_nothing_is_known_of_machines_that_were_not_waited_for(three):
+    """A folder keeps what it says of those of before Ctrl-C."""
+    far, own, _ = three
+    asks(far, own, [pool.Job(len, ("",)) for _ in own.measurers])
+    own.abandon(KeyboardInterrupt())
+    assert far.describe(own) is None
+
+
+def test_a_tracker_that_hangs_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(fleet, "_TRACKER_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        where = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(RuntimeError, match=f"tracker {where} does not answer .*timed out"):
+            fleet.Fleet(LEVEL, where, KEY).measurers(tmp_path / "log")
+    assert socket.getdefaulttimeout() is None
