@@ -157,8 +157,8 @@ def tune(
         site = (
             Site(level, stands_in(level, chosen)) if tracker is None else Fleet(level, tracker, key)
         )
-        builders = [Worker(log) for _ in range(width)]
-        crew = Workers(builders, site.measurers(log), site.exclusive, say=display.say)
+        both = [Worker(log) for _ in range(width)], site.measurers(log)
+        crew = Workers(*both, site.exclusive, say=display.say, folder=folder)
         stack.enter_context(crew)
         stack.callback(display.stop)
         _catch_interrupts(crew, stack)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -35,6 +36,7 @@ from blockscale.tuning.components.sketches import Sketches
 from blockscale.tuning.loop import Context
 from blockscale.tuning.worker import Measurement, Unscheduled, packed
 from tests.kit.fake_workload import EXPORTER, FakeSpec, FakeWorkload
+from tests.kit.paths import without_torch
 
 LEVEL = host.level()
 WORKLOAD = FakeWorkload(FakeSpec(), rows=4)
@@ -400,6 +402,42 @@ def test_what_a_crashed_worker_had_started_is_killed(workers, tmp_path):
         while "(sleep) Z" not in Path(f"/proc/{left}/stat").read_text():
             assert time.monotonic() < deadline
             time.sleep(0.01)
+
+
+COMPILES = """
+import sys
+from pathlib import Path
+from blockscale.tuning.components import pool
+starts = "__import__('subprocess').run(['sh', '-c', 'echo $$ > {0}; exec sleep 60'])"
+with pool.Workers([pool.Worker(Path("{0}.log"), "json")], []) as own:
+    own.to_build.append(job := pool.Job(eval, (starts,)))
+    own.wait(job.done)
+"""
+
+
+def test_what_workers_had_started_ends_with_the_tuner(tmp_path):
+    """Its `kill -9` too."""
+    path = tmp_path / "compiler"
+    tuner = subprocess.Popen([sys.executable, "-c", COMPILES.format(path)], env=without_torch())
+    deadline = time.monotonic() + 60
+    while not (path.exists() and path.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    tuner.kill()
+    tuner.wait()
+    left = Path(f"/proc/{int(path.read_text())}/stat")
+    with suppress(FileNotFoundError):
+        while "(sleep) Z" not in left.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_temporary_files_lie_where_the_session_removes_them(light, tmp_path):
+    """A compiler, which is told by the environment, leaves some when it is killed."""
+    own = pool.Workers(light.builders, light.measurers, folder=tmp_path)
+    asks = "[__import__('tempfile').gettempdir(), __import__('os').environ['TMPDIR']]"
+    with own:
+        own.to_build.append(job := pool.Job(eval, (asks,)))
+        assert all_done(own, [job]) == [pool.Answer([str(tmp_path)] * 2)]
 
 
 def test_who_measures_goes_on_while_nobody_looks(tmp_path):

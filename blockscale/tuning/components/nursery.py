@@ -15,11 +15,13 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 from blockscale.base import forks
@@ -87,15 +89,19 @@ class Nursery:
         self._started = time.monotonic()
         theirs.close()
 
-    def fork(self, function: Callable[[int], None], pipe: int, log: int) -> Child:
+    def fork(
+        self, function: Callable[[int], None], pipe: int, log: int, folder: Path | None = None
+    ) -> Child:
         """Return a process that calls ``function`` with its copy of the descriptor ``pipe``.
 
-        Its output goes to the descriptor ``log``.  Returns before it is there.
+        Its output goes to the descriptor ``log``, its temporary files to ``folder``: it may be
+        killed.  Returns before it is there.
         """
         self.start(log)
         child = Child(self)
         place = f"{function.__module__}:{function.__qualname__}"
-        self._ask({"fork": place}, [pipe, log], child.born)
+        what = {"fork": place, "folder": folder and str(folder)}
+        self._ask(what, [pipe, log], child.born)
         return child
 
     def end_of(self, pid: int) -> list[int] | None:
@@ -201,9 +207,9 @@ class Child:
         return self.returncode
 
 
-def die_with(parent: int) -> None:
-    """End with the parent, its ``kill -9`` too."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with(parent: int, number: int = signal.SIGKILL) -> None:
+    """End with the parent, its ``kill -9`` too; 0: no more."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
 
@@ -220,25 +226,33 @@ def main(asked: int, parent: int, modules: Sequence[str]) -> None:
             importlib.import_module(name)
     gc.freeze()
     gc.enable()
-    questions, own = socket.socket(fileno=asked), os.getpid()
-    while True:
-        said, descriptors, _, _ = socket.recv_fds(questions, _MESSAGE, 2)
-        if not said:
-            return
-        what = json.loads(said)
-        if "end" in what:
-            questions.send(json.dumps(_end(what["end"])).encode())
-            continue
-        pid = _fork()
-        if pid == 0:
-            questions.close()
-            _child(what["fork"], own, *descriptors)
-        if pid is not None:
-            with suppress(PermissionError, ProcessLookupError):
-                os.setpgid(pid, pid)  # whoever is first: it may be killed as a group now
-        for each in descriptors:
-            os.close(each)
-        questions.send(json.dumps(pid).encode())
+    die_with(parent, 0)  # what it has forked, and compilers that those started, end first
+    questions, own, forked = socket.socket(fileno=asked), os.getpid(), set[int]()
+    try:
+        while True:
+            said, descriptors, _, _ = socket.recv_fds(questions, _MESSAGE, 2)
+            if not said:
+                return
+            what = json.loads(said)
+            if "end" in what:
+                if (found := _end(what["end"])) is not None:
+                    forked.discard(what["end"])
+                questions.send(json.dumps(found).encode())
+                continue
+            pid = _fork()
+            if pid == 0:
+                questions.close()
+                _child(what["fork"], own, what["folder"], *descriptors)
+            if pid is not None:
+                forked.add(pid)
+                with suppress(PermissionError, ProcessLookupError):
+                    os.setpgid(pid, pid)  # whoever is first: it may be killed as a group now
+            for each in descriptors:
+                os.close(each)
+            questions.send(json.dumps(pid).encode())
+    finally:
+        for pid in forked:
+            _kill_group(pid)
 
 
 def _fork() -> int | None:
@@ -265,13 +279,15 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _child(place: str, parent: int, pipe: int, log: int) -> None:
+def _child(place: str, parent: int, folder: str | None, pipe: int, log: int) -> None:
     code = 1
     try:
         die_with(parent)
         os.setpgid(0, 0)
         os.dup2(log, 1)
         os.dup2(log, 2)
+        if folder is not None:
+            tempfile.tempdir = os.environ["TMPDIR"] = folder
         forks.threads_lost = False  # a nursery has run nothing in parallel
         where, _, name = place.partition(":")
         getattr(importlib.import_module(where), name)(pipe)

@@ -96,6 +96,8 @@ class Worker:
     """Whether its job is a measurement."""
     place: str = ""
     """The machine far away for which it stands, and which is lost with it."""
+    folder: Path | None = None
+    """Where its temporary files go; None: where the system has them."""
     nursery: Nursery | None = None
     """Whose fork its process is."""
     process: Child | None = None
@@ -109,7 +111,8 @@ class Worker:
         assert self.nursery is not None, "a worker of no `Workers`"
         self.pipe, theirs = Pipe()
         with self.log.open("ab") as log:
-            self.process = self.nursery.fork(main, theirs.fileno(), log.fileno())
+            told = theirs.fileno(), log.fileno(), self.folder
+            self.process = self.nursery.fork(main, *told)
         theirs.close()
         self.jobs, self.ready = 0, False
 
@@ -230,6 +233,8 @@ class Workers:
     failure: BaseException | None = None
     """Why everything is abandoned now."""
     say: Callable[[str], None] = print
+    folder: Path | None = None
+    """Where temporary files of all of them go."""
     to_build: list[Job] = field(default_factory=list)
     to_measure: list[Job] = field(default_factory=list)
     builds: dict[str, Job] = field(default_factory=dict)
@@ -241,7 +246,7 @@ class Workers:
         self._all = list(dict.fromkeys([*self.measurers, *self.builders]))
         self._nurseries = {needs: Nursery(needs) for needs in {each.needs for each in self._all}}
         for worker in self._all:
-            worker.nursery = self._nurseries[worker.needs]
+            worker.nursery, worker.folder = self._nurseries[worker.needs], self.folder
 
     def __enter__(self) -> Workers:
         for worker in self._all:
