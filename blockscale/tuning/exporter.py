@@ -96,7 +96,8 @@ def compiled(text: str, arch: str, folder: Path) -> bytes:
     from blockscale.lower import nvcc
 
     folder.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256(f"{arch} {nvcc.version()} {formats.header()} {text}".encode())
+    told = arch, nvcc.version(), *nvcc.FLAGS, formats.header(), text
+    digest = hashlib.sha256(" ".join(told).encode())
     for header in sorted(files.CUDA_HEADERS.rglob("*.*h")):
         digest.update(header.read_bytes())
     image = folder / f"{digest.hexdigest()[:24]}.cubin"

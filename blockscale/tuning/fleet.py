@@ -32,7 +32,7 @@ from blockscale.tuning.components.nursery import die_with
 from blockscale.tuning.components.pool import Job, Lost, Worker, Workers
 from blockscale.tuning.site import MEASUREMENTS, Measuring, Site
 from blockscale.tuning.task import Task
-from blockscale.tuning.worker import Measurement
+from blockscale.tuning.worker import Measurement, need_openmp
 
 SERVE, PLACE = "blockscale.tuning.serve", "blockscale.tuning.place"
 """Names of `serve` and `place` among the functions that TVM's RPC calls."""
@@ -227,13 +227,14 @@ def describe(level: str) -> dict[str, Any]:
     """Return this machine's CPU.
 
     Raises:
-        RuntimeError: it lacks features of ``level``.
+        RuntimeError: it lacks features of ``level``, or libgomp.
     """
     if missing := host.lacking(level):
         raise RuntimeError(
             f"its CPU ({host.cpu_model()}) lacks {', '.join(missing)}, which {level} "
             "needs; tune for a level that it has"
         )
+    need_openmp()
     return {"cpu": host.cpu_model(), "cores": os.cpu_count()}
 
 

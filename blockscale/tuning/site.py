@@ -68,6 +68,8 @@ class Site:
         self._asked, self._late, self._machine = dict[Worker, Job](), math.inf, dict[str, Any]()
         if asked := self.describing():
             self._asked = {each: Job(*asked, timeout=_START_S) for each in workers.measurers}
+        elif not is_gpu(self.level):
+            worker.need_openmp()
         for each, job in self._asked.items():
             each.send(job)
 

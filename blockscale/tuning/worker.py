@@ -5,6 +5,7 @@ A candidate may crash, hang or exhaust memory; it does so here and not in the tu
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib
 import math
@@ -330,6 +331,17 @@ def count_wrong(xp: Any, got: Any, wanted: Any) -> tuple[int, int]:
         wrong += int((~same).sum())
         broken += int((~same & ~xp.isfinite(is_)).sum())
     return wrong, broken
+
+
+def need_openmp() -> None:
+    """Raise RuntimeError where kernels find no libgomp: they would run serially, silently."""
+    try:
+        ctypes.CDLL("libgomp.so.1")
+    except OSError:
+        raise RuntimeError(
+            "this machine has no libgomp.so.1, without which kernels run on one core; install it "
+            "(Debian: libgomp1)"
+        ) from None
 
 
 def measure(library: str, arguments: list[Argument], timing: Timing, reference: str) -> Measurement:

@@ -266,6 +266,19 @@ def test_a_machine_without_the_level_is_refused(monkeypatch):
         fleet.describe("avx2")
 
 
+def test_a_machine_without_openmp_is_refused(monkeypatch):
+    """Its times would be those of one core."""
+
+    def missing(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr("ctypes.CDLL", missing)
+    with pytest.raises(RuntimeError, match=r"no libgomp.so.1, .* install it \(Debian: libgomp1\)"):
+        fleet.describe(LEVEL)
+    with pytest.raises(RuntimeError, match="this machine has no libgomp"):
+        site.Site(LEVEL).ask(pool.Workers([], []))
+
+
 def asks(far, workers, jobs):
     """Have each of the workers do one of ``jobs`` to describe itself."""
     far.describing = lambda: None

@@ -121,6 +121,9 @@ def test_a_kernel_is_compiled_once(tmp_path, monkeypatch):
         assert code == b"code"
     assert len([*(tmp_path / "kernels").glob("*.cubin")]) == 2
     assert len(calls) == 2
+    monkeypatch.setattr("blockscale.lower.nvcc.FLAGS", ("-O1",))
+    exporter._export_moe(func, ARCH, out)
+    assert len(calls) == 3
 
 
 # ---- Operands -----------------------------------------------------------------------------------
