@@ -344,7 +344,7 @@ def _values(where: str, kind: MmaType, buffer: SymmBuffer, rows: int) -> Tensor:
     """The first rows of x as bfloat16, which holds each code times its scale."""
     scales = buffer.x_sf[:rows].contiguous().view(torch.uint8)
     if kind.per_byte == 1:
-        factor = torch.exp2(scales.float() - BIAS)
+        factor = torch.where(scales == 255, torch.nan, torch.exp2(scales.float() - BIAS))
         values = buffer.x[:rows].float()
     else:
         factor = scales.view(torch.float8_e4m3fn).float()

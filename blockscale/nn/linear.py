@@ -82,17 +82,18 @@ class Linear(Prepared):
         checks.choice("Linear", "activation", activation, ACTIVATIONS)
         tensors: dict[str, Tensor | None] = {"weight": weight, "bias": bias}
         meta: dict[str, Any] = {"fmt": fmt, "gated": gated}
+        whole = isinstance(packed, LinearWeights)
+        if rounded and (whole or packed is None):
+            what = "a prepared weight" if whole else "no codes"
+            raise ValueError(
+                f"Linear: rounded=True is given with {what}, but codes are what is rounded; pass "
+                "them, or rounded=True to prepare_linear_weights()"
+            )
         if isinstance(packed, LinearWeights):
             _nothing_beside(packed, fmt, gated, block_scale, global_scale, bias, weight)
         elif packed is not None:
             given = Given(packed, block_scale, fmt, global_scale, bias, gated)
             packed = prepared("Linear", given, torch.bfloat16, None, act_fmt, rounded)
-        elif rounded:
-            what = "a prepared weight" if packed is not None else "no codes"
-            raise ValueError(
-                f"Linear: rounded=True is given with {what}, but codes are what is rounded; pass "
-                "them, or rounded=True to prepare_linear_weights()"
-            )
         if packed is not None:
             meta, tensors = packed.meta(), dict(packed.tensors())
             gated = packed.gated

@@ -23,7 +23,7 @@ from blockscale.ops import checks
 from blockscale.ops.moe import layer as ops_moe
 from blockscale.ops.moe import tiles
 from blockscale.ops.moe.layer import Options
-from blockscale.ops.moe.weights import TENSORS, MoeWeights, to_codes, to_rounded, with_biases
+from blockscale.ops.moe.weights import LAYOUTS, TENSORS, MoeWeights, laid_out, with_biases
 from blockscale.ops.weights import check_rounded
 from blockscale.specs.moe import ACTIVATIONS, BYTE_ACTS, GATED, SCORINGS
 
@@ -156,8 +156,7 @@ class FusedMoE(Prepared):
             dtype: of the activations.
             fmt: "nvfp4" or "mxfp4": what experts of more bits are quantised to; None: 4-bit ones
                 only, which are not rounded.
-            layout: "linear", "tiles64" or "128x4", as in `prepare_moe_weights`; None: that of the
-                device.
+            layout: as in `prepare_moe_weights`; None: that of the device.
             rounded: of NVFP4 experts and an act_fmt among the options, as there.
             options: of the constructor, in place of what config.json says; ``router`` and
                 ``shared`` in place of the checkpoint's.
@@ -168,6 +167,7 @@ class FusedMoE(Prepared):
             ValueError: there is no such device.
         """
         device = checked_device(WHERE, device)
+        checks.choice(WHERE, "layout", layout, (None, *LAYOUTS))
         how = layout, rounded
         return _load(opened(checkpoint), name, device, dtype, fmt, how, options)
 
@@ -199,6 +199,13 @@ class FusedMoE(Prepared):
         rows = hidden.reshape(-1, hidden.shape[-1])
         if topk_ids is None:
             logits = self._logits(rows) if logits is None else logits
+            experts = weights.experts if self.ep is None else self.ep.config.experts
+            experts -= self.shared_experts
+            if 0 < experts != logits.shape[-1]:
+                raise ValueError(
+                    f"FusedMoE: logits has {logits.shape[-1]} columns, but the layer has {experts} "
+                    "experts to choose from; pass one for each"
+                )
             topk_ids, topk_weights = self.route(logits.reshape(-1, logits.shape[-1]))
         elif topk_weights is not None:
             topk_ids = topk_ids.reshape(-1, topk_ids.shape[-1])
@@ -211,6 +218,11 @@ class FusedMoE(Prepared):
         )
         inputs = rows
         if self.weight_on_input and topk_weights is not None:
+            if topk_weights.shape[-1] != 1:
+                raise ValueError(
+                    f"FusedMoE: topk_weights has {topk_weights.shape[-1]} columns, but with "
+                    "weight_on_input a token has one expert; pass [..., 1]"
+                )
             inputs = (rows.float() * topk_weights.float()).to(rows.dtype)
             topk_weights = torch.ones_like(topk_weights)
         shared = self.shared
@@ -220,7 +232,7 @@ class FusedMoE(Prepared):
             return y.reshape(hidden.shape)
         y = ops_moe.run_experts(inputs, weights, topk_ids, topk_weights, options, None)
         if self.shared is not None:
-            y = y + self.shared(rows)
+            y.add_(self.shared(rows))
         return y.reshape(hidden.shape)
 
     def route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -390,12 +402,9 @@ def _load(
             rounded=rounded,
         )
     assert weights is not None
-    if rounded and weights.layout != "tiles64e":
-        weights = to_rounded(WHERE, weights.to_linear(), dtype)
-    elif not rounded and layout != weights.layout:
-        weights = weights.to_linear()
-        if layout == "128x4":
-            weights = to_codes(WHERE, weights)
+    wanted = "tiles64e" if rounded or layout is None else layout
+    if weights.layout != wanted:
+        weights = laid_out(WHERE, weights.to_linear(), dtype, wanted, rounded)
     router = said.pop("router", None) or _router(ckpt, stem, weights.experts)
     shared = said.pop("shared", None) or _shared(ckpt, stem, said["activation"], device)
     if said.get("correction_bias") is None:

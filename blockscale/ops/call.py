@@ -53,6 +53,9 @@ REFUSED = (TypeError, ValueError)
 
 NAMESPACE = "blockscale"
 
+BYTES = tuple({*checks.PACKED, *checks.SCALE_BYTES})
+"""Dtypes of codes and of block scales."""
+
 NAMES: list[str] = []
 """Every registered operator."""
 
@@ -314,22 +317,20 @@ def operator(name: str) -> Callable[..., Any]:
     return found
 
 
-def copied(given: torch.Tensor | None, made: torch.Tensor) -> torch.Tensor:
-    """Return the caller's tensor, after copying ``made`` to it; ``made`` if there is none."""
+def copied(
+    where: str, name: str, given: torch.Tensor | None, made: torch.Tensor, flat: bool = False
+) -> torch.Tensor:
+    """Return the caller's output ``name``, after copying ``made`` to it; ``made`` if it is None.
+
+    One that holds bytes may have any dtype that does; ``flat``: it may also have one dimension.
+    """
     if given is None:
         return made
-    if given.dtype != made.dtype:
-        if not given.itemsize == made.itemsize == 1:
-            raise TypeError(
-                f"an output has dtype {given.dtype}, but must be {made.dtype}; pass a tensor of "
-                "that, or leave it out to have it allocated"
-            )
-        copied(given.view(torch.uint8), made.view(torch.uint8))
-        return given
-    if given.numel() != made.numel():
-        raise ValueError(
-            f"an output has shape {list(given.shape)}, but must have {list(made.shape)}; pass a "
-            "tensor of this shape, or leave it out to have it allocated"
-        )
-    given.view(made.shape).copy_(made)
+    dtypes = BYTES if made.itemsize == 1 else (made.dtype,)
+    shapes = made.shape, *([(made.numel(),)] if flat else [])
+    checks.like(where, name, given, dtypes, "the result", made, *shapes, output=True)
+    if given.dtype == made.dtype:
+        given.view(made.shape).copy_(made)
+    else:
+        given.view(torch.uint8).view(made.shape).copy_(made.view(torch.uint8))
     return given

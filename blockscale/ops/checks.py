@@ -38,6 +38,9 @@ PACKED = dtypes_of(E2M1)
 SCALES = {name: dtypes_of(row.scale) for name, row in QUANTIZED.items()}
 """Dtypes of block scales, the one that we return first."""
 
+SCALE_BYTES = tuple(dict.fromkeys(dtype for held in SCALES.values() for dtype in held))
+"""Those of block scales of any format."""
+
 
 FP4: torch.dtype = getattr(torch, "float4_e2m1fn_x2", torch.uint8)
 """What the fused ops return codes as: torch's own dtype, or bytes where torch has none."""

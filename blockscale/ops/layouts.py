@@ -342,7 +342,7 @@ class _Relayout(call.Op[Tensor]):
     def recorded(self, options: Any, given: Any) -> Tensor:
         layout, shape, inverse = options
         made = call.operator(self.name)(given[0], layout, list(shape), inverse)
-        return call.copied(given[1], made)
+        return call.copied(self.name, "out", given[1], made)
 
     def check(self, options: Any, given: Any) -> call.Checked:
         (layout, shape, inverse), (source, out) = options, given

@@ -16,7 +16,7 @@ import torch
 from blockscale.base.formats import QUANTIZED
 from blockscale.ops import call, checks
 from blockscale.ops.call import Checked
-from blockscale.ops.checks import SCALES, dtype_name, padded_shape
+from blockscale.ops.checks import SCALE_BYTES, SCALES, dtype_name, padded_shape
 from blockscale.specs import Dequantize, Quantize, ScaleSweep, Swizzle, Unswizzle
 from blockscale.specs.quant import check_rounding
 
@@ -24,8 +24,6 @@ Tensor = torch.Tensor
 
 LAYOUTS = ("linear", "128x4")
 ROUNDINGS = ("ceil", "floor")
-
-_BYTES = tuple(dict.fromkeys(dtype for pair in SCALES.values() for dtype in pair))
 
 
 def quantize(
@@ -69,7 +67,10 @@ class _Quantize(call.Op[tuple[Tensor, Tensor]]):
         fmt, layout, rounding, _ = options
         x, global_scale, block_amax, packed, block_scale = given
         made = call.operator(self.name)(x, fmt, global_scale, layout, block_amax, rounding)
-        return call.copied(packed, made[0]), call.copied(block_scale, made[1])
+        return (
+            call.copied(self.name, "packed", packed, made[0]),
+            call.copied(self.name, "block_scale", block_scale, made[1], layout != "linear"),
+        )
 
     def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
         x, global_scale, block_amax, packed, block_scale = given
@@ -191,7 +192,7 @@ class _Dequantize(call.Op[Tensor]):
         fmt, layout, dtype = options
         packed, block_scale, global_scale, out = given
         made = call.operator(self.name)(packed, block_scale, fmt, global_scale, layout, dtype)
-        return call.copied(out, made)
+        return call.copied(self.name, "out", out, made)
 
     def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
         packed, _, _, out = given
@@ -261,7 +262,8 @@ def swizzle_scales(block_scale: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 class _Swizzle(call.Op[Tensor]):
     def recorded(self, options: Any, given: Any) -> Tensor:
-        return call.copied(given[1], call.operator(self.name)(given[0]))
+        made = call.operator(self.name)(given[0])
+        return call.copied(self.name, "out", given[1], made, flat=True)
 
     def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
         block_scale, out = given
@@ -270,13 +272,13 @@ class _Swizzle(call.Op[Tensor]):
         return (block_scale, out), out
 
     def check(self, options: Any, given: Any) -> Checked:
-        scale = checks.tensor(self.name, "block_scale", given[0], _BYTES, dims=2)
+        scale = checks.tensor(self.name, "block_scale", given[0], SCALE_BYTES, dims=2)
         *lead, cols = scale.shape
         rows = prod(lead)
         padded = padded_shape(rows, cols)
         made = _swizzled(scale) if given[1] is None else given[1]
         shapes = padded, (prod(padded),)
-        checks.like(self.name, "out", made, _BYTES, "block_scale", scale, *shapes, output=True)
+        checks.like(self.name, "out", made, SCALE_BYTES, "block_scale", scale, *shapes, output=True)
         as_bytes = scale.view(torch.uint8).view(rows, cols)
         return Checked(Swizzle(), (as_bytes, made.view(torch.uint8).view(padded)), made)
 
@@ -310,7 +312,7 @@ def unswizzle_scales(
 
 class _Unswizzle(call.Op[Tensor]):
     def recorded(self, options: Any, given: Any) -> Tensor:
-        return call.copied(given[3], call.operator(self.name)(*given[:3]))
+        return call.copied(self.name, "out", given[3], call.operator(self.name)(*given[:3]))
 
     def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
         swizzled, rows, cols, out = given
@@ -324,7 +326,7 @@ class _Unswizzle(call.Op[Tensor]):
         swizzled, rows, cols, _ = given
         made = _unswizzled(*given)
         shape = rows, cols
-        checks.like(self.name, "out", made, _BYTES, "swizzled", swizzled, shape, output=True)
+        checks.like(self.name, "out", made, SCALE_BYTES, "swizzled", swizzled, shape, output=True)
         scale = swizzled.view(torch.uint8).view(padded_shape(rows, cols))
         return Checked(Unswizzle(), (scale, made.view(torch.uint8).view(rows, cols)), made)
 
@@ -335,7 +337,7 @@ _UNSWIZZLE = _Unswizzle("unswizzle_scales")
 def _unswizzled(swizzled: Tensor, rows: int, cols: int, out: Tensor | None = None) -> Tensor:
     """Return where the scales go, after the checks of the sizes."""
     where = "unswizzle_scales"
-    checks.tensor(where, "swizzled", swizzled, _BYTES)
+    checks.tensor(where, "swizzled", swizzled, SCALE_BYTES)
     for name, size in (("rows", rows), ("cols", cols)):
         if not isinstance(size, (int, torch.SymInt)) or size < 0:
             raise ValueError(f"{where}: {name}={size!r} is not a size; pass the unpadded {name}")
@@ -370,7 +372,9 @@ def _fake_dequantize(packed: Tensor, *given: Any) -> Tensor:
 
 
 def _fake_swizzle(block_scale: Tensor) -> Tensor:
-    return _swizzled(checks.tensor("swizzle_scales", "block_scale", block_scale, _BYTES, dims=2))
+    return _swizzled(
+        checks.tensor("swizzle_scales", "block_scale", block_scale, SCALE_BYTES, dims=2)
+    )
 
 
 call.define(

@@ -164,6 +164,8 @@ class Function:
         flags: int,
         kept: list[Any] | None,
     ) -> Any:
+        for i, j in plan.aliases:
+            values[i] = values[j]
         for i, address, mask, _ in plan.spans:
             if address(values[i]) & mask:
                 raise self._misaligned(i, mask + 1, address(values[i]))
@@ -173,8 +175,6 @@ class Function:
             values[i] = constant
         for i, allocate in plan.allocations:
             values[i] = allocate()
-        for i, j in plan.aliases:
-            values[i] = values[j]
         results = values[self._inputs :]
         if given is not None:  # foreign tensors were replaced by views: return what the caller gave
             for i, j in plan.aliases:
@@ -246,13 +246,14 @@ class Function:
         first = next((d for d in given if d is not None), None)
         missing = [i for i, d in enumerate(given) if d is None and not params[i].scalar]
         present = [(i, d) for i, d in enumerate(given) if d is not None]
-        overlaps = any(params[i].output for i, _ in present)
         launch = any(numel(shape[i]) for i in self._outputs if params[i].name != WORKSPACE)
         if launch:
             check_not_empty(self.name, params, shape)
         aliases = tuple((i, self._alias[i]) for i in missing if i in self._alias)
         for i, j in aliases:
             self._check_writable(i, j, given[j])
+        placed = [*present, *((i, d) for i, j in aliases if (d := given[j]) is not None)]
+        overlaps = any(params[i].output for i, _ in placed)
         allocated = [i for i in missing if params[i].output and i not in self._alias]
         views = [i for i, d in present if d.dtype != params[i].dtype]
         wraps = [i for i, d in present if _needs_wrap(d)]
@@ -269,7 +270,7 @@ class Function:
             ),
             spans=tuple(
                 (i, tensors.address_of(d), params[i].alignment - 1, size)
-                for i, d in present
+                for i, d in placed
                 if (size := numel(shape[i]) * params[i].itemsize)
                 and (overlaps or params[i].alignment > 1)
             ),

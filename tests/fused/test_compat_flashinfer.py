@@ -406,6 +406,9 @@ def test_recipes():
     x = normal(4, 64)
     assert fi.make_nvfp4_global_scale(x, False, 3.0).item() == 3.0
     assert fi.make_nvfp4_global_scale(x, False).item() == pytest.approx(2688 / x.abs().max().item())
+    assert fi.make_nvfp4_global_scale(torch.tensor([1, torch.nan]), False).isnan()
+    codes = torch.full((2, 16), 3.0).to(torch.float8_e4m3fn)
+    assert fi.make_nvfp4_global_scale(codes, False).item() == 2688 / 3
     zeros = fi.make_nvfp4_global_scale(torch.zeros(2, 16), False)
     assert zeros.item() == torch.finfo(torch.float32).max
 
@@ -475,6 +478,7 @@ def test_interleave_into_a_buffer():
 
 
 X, G = normal(4, 64), one(1)
+CODES = torch.zeros(2, 16, dtype=torch.uint8)
 RECIPE = fi.NVFP44Over6Config()
 
 
@@ -482,6 +486,36 @@ RECIPE = fi.NVFP44Over6Config()
     ("call", "error", "words"),
     [
         (lambda: fi.fp4_quantize(X), ValueError, "global_scale is missing"),
+        (
+            lambda: fi.mxfp4_dequantize_host(CODES, torch.ones(2, 1)),
+            TypeError,
+            "scale has dtype float32",
+        ),
+        (
+            lambda: fi.e2m1_and_ufp8sf_scale_to_float(CODES, torch.ones(2, 1), one(1)),
+            TypeError,
+            "ufp8_scale_tensor has dtype float32",
+        ),
+        (
+            lambda: fi.e2m1_and_ufp8sf_scale_to_float(CODES, None, one(1)),
+            TypeError,
+            "ufp8_scale_tensor is missing",
+        ),
+        (
+            lambda: fi.nvfp4_batched_quantize(X[None], "1"),
+            TypeError,
+            "a_global_sf is a str; pass a tensor or a number",
+        ),
+        (
+            lambda: fi.silu_and_mul_nvfp4_quantize(None, one(1)),
+            TypeError,
+            "input is missing",
+        ),
+        (
+            lambda: fi.make_nvfp4_global_scale(X[:0], False),
+            ValueError,
+            "input_tensor has no elements",
+        ),
         (lambda: fi.fp4_quantize(X, G, 8), NotImplementedError, "sf_vec_size=8"),
         (lambda: fi.fp4_quantize(X, G, 32), ValueError, "sf_use_ue8m0"),
         (lambda: fi.fp4_quantize(X, torch.ones(3)), ValueError, r"shape \[3\]"),
@@ -545,7 +579,7 @@ RECIPE = fi.NVFP44Over6Config()
         ),
         (lambda: fi.block_scale_interleave(X.float()), TypeError, "float32"),
         (
-            lambda: fi.e2m1_and_ufp8sf_scale_to_float(X.view(torch.uint8), G, G),
+            lambda: fi.e2m1_and_ufp8sf_scale_to_float(X.view(torch.uint8), CODES, G),
             ValueError,
             "elements",
         ),

@@ -406,6 +406,26 @@ def test_equal_choices():
     np.testing.assert_allclose(weights.sum(1), 1, 1e-6)
 
 
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("groups", [(1, 1), (4, 4)])
+def test_logits_that_are_no_finite_numbers(scoring, groups):
+    """NaN, of either sign, is the lowest number, infinities the largest; as on a CPU."""
+    logits = np.zeros((4, 16), np.float32)
+    logits[0, 3], logits[1, [2, 5]] = np.nan, (-np.inf, 1)
+    logits[2:] = np.array([0xFFFFFFFF], np.uint32).view(np.float32)
+    logits[3, 5] = np.inf
+    ids, weights = route(logits, 4, scoring=scoring, groups=groups)
+    assert (ids == [[0, 1, 2, 4], [5, 0, 1, 3], [0, 1, 2, 3], [5, 0, 1, 2]]).all()
+    np.testing.assert_allclose(weights[0], 0.25, rtol=1e-6)
+    np.testing.assert_allclose(weights[2], 0.25 if scoring == "softmax" else 0, rtol=1e-6)
+    np.testing.assert_allclose(weights[3], [1, 0, 0, 0], atol=1e-6)
+    shift = np.zeros(16, np.float32)
+    shift[[1, 7]] = np.nan, np.inf
+    ids, _ = route(logits[:1], 15, scoring=scoring, bias=shift)
+    assert ids[0, 0] == 7
+    assert 1 not in ids
+
+
 def test_groups_with_bias_count_their_two_best():
     """One large choice in a group is less than two good ones."""
     logits, bias = np.zeros((1, 32)), np.zeros(32)

@@ -396,3 +396,30 @@ def test_rows_of_fp8_see_a_changed_weight():
     same(layer(X), 2 * before)
     layer.packed = layer.packed.clone().fill_(0)
     assert not torch.equal(layer(X), 2 * before)
+
+
+def test_logits_are_of_the_experts():
+    """Slots of experts that there are not would be dropped, silently."""
+    layer = nn.FusedMoE(WEIGHTS, TOP_K)
+    for wrong in (2, 16):
+        with rejects(f"logits has {wrong} columns", f"{EXPERTS} experts"):
+            layer(X, normal(5, wrong))
+    layer = nn.FusedMoE(WEIGHTS, 1, weight_on_input=True)
+    with rejects("topk_weights has 2 columns", "one expert"):
+        layer(X, topk_ids=ROUTED[0], topk_weights=ROUTED[1])
+
+
+def test_what_is_shared_keeps_the_dtype():
+    shared = torch.nn.Linear(HIDDEN, HIDDEN)
+
+    def wide(rows):
+        return shared(rows.float())
+
+    with torch.no_grad():
+        rows = X.to(torch.bfloat16)
+        layer = nn.FusedMoE(WEIGHTS, TOP_K)
+        layer.shared = wide
+        y = layer(rows, LOGITS)
+        assert y.dtype == rows.dtype
+        expected = bs.fused_moe(rows, WEIGHTS, *ROUTED).float() + wide(rows)
+        torch.testing.assert_close(y.float(), expected, rtol=1e-2, atol=1e-2)

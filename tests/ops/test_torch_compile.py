@@ -387,7 +387,21 @@ def test_outputs_are_checked_while_tracing(out, error):
 
 def test_bytes_are_copied_to_bytes_alone():
     made = torch.zeros(4, dtype=torch.bfloat16)
-    with pytest.raises(TypeError, match=r"must be torch\.bfloat16"):
-        call.copied(torch.zeros(4, dtype=torch.float16), made)
+    with pytest.raises(TypeError, match="must have bfloat16"):
+        call.copied("f", "y", torch.zeros(4, dtype=torch.float16), made)
     codes = torch.arange(4, dtype=torch.uint8)
-    assert call.copied(fresh(4).view(torch.float8_e4m3fn), codes).view(torch.uint8).equal(codes)
+    out = fresh(4).view(torch.float8_e4m3fn)
+    assert call.copied("f", "y", out, codes).view(torch.uint8).equal(codes)
+
+
+def test_outputs_of_quantisers_are_checked_while_tracing():
+    """As eager calls do it: two rows are not four, and bytes alone hold codes."""
+    x, fake = normal(4, 256), FakeTensorMode()
+    for packed in (fresh(2, 256), fresh(4, 128).view(torch.int8), fresh(4, 256)[:, ::2]):
+        with fake, pytest.raises((TypeError, ValueError), match="packed"):
+            bs.quantize(fake.from_tensor(x), packed=fake.from_tensor(packed))
+        with pytest.raises((TypeError, ValueError), match="packed"):
+            bs.quantize(x, packed=packed)
+    with fake:
+        out = fake.from_tensor(fresh(4, 128))
+        assert bs.quantize(fake.from_tensor(x), packed=out)[0] is out

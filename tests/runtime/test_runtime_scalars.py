@@ -89,6 +89,17 @@ def test_in_place():
             assert torch.equal(y, want)
 
 
+def test_what_is_updated_in_place_overlaps_no_other():
+    """Whether the output is given or left out: rows would be written before they are read."""
+    f, both = library()["blend"], torch.zeros(4, WIDTH, dtype=torch.bfloat16)
+    for given in (None, both[1:]):
+        for x in (both[:3], both[1:]):
+            for _ in range(2):
+                with pytest.raises(ValueError, match="blend: y_out overlaps x in memory"):
+                    f(x, 2.0, 0, both[1:], None, given)
+    assert not both.any()
+
+
 def test_in_place_in_numpy():
     x, y, _ = (t.float().numpy().astype(ml_dtypes.bfloat16) for t in data())
     want = x.astype("f4") + y.astype("f4") * 2

@@ -7,7 +7,7 @@ import torch
 from blockscale.compat.flashinfer import recipes
 from blockscale.compat.flashinfer.errors import public
 from blockscale.compat.flashinfer.recipes import UNSET, NVFP44Over6Config
-from blockscale.compat.flashinfer.scales import DTYPES, contiguous
+from blockscale.compat.flashinfer.scales import DTYPES, contiguous, float32
 from blockscale.ops import checks
 from blockscale.ops.fused.act import ActOp
 
@@ -31,12 +31,11 @@ def _run(
 def _per_expert(where: str, global_scale: Tensor, x: Tensor) -> Tensor:
     """Return one global scale per expert, as float32 on the device of ``x``."""
     checks.tensor(where, "a", contiguous(x), DTYPES, dims=3)
-    if global_scale.numel() not in (1, x.shape[0]):
+    g = float32(where, "a_global_sf", global_scale, x)
+    if g.numel() not in (1, x.shape[0]):
         raise ValueError(
-            f"{where}: a_global_sf has {global_scale.numel()} elements; pass one per expert, "
-            f"{x.shape[0]}"
+            f"{where}: a_global_sf has {g.numel()} elements; pass one per expert, {x.shape[0]}"
         )
-    g = global_scale.to(device=x.device, dtype=torch.float32).reshape(-1)
     return g.expand(x.shape[0]).contiguous()
 
 

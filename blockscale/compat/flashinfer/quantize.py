@@ -288,6 +288,7 @@ def silu_and_mul_nvfp4_quantize(
     layout = "linear"
     if is_sf_swizzled_layout:
         layout = "8x4" if is_sf_8x4_layout else "128x4"
+    checks.tensor(_SILU.name, "input", contiguous(input), DTYPES)
     recipe = recipes.of_call(_SILU.name, nvfp4_4over6, input)
     g = float32(_SILU.name, "global_scale", global_scale, input)
     options = 16, None, layout, enable_pdl, "one", recipes.searched(recipe)

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from blockscale.compat.flashinfer.errors import public
+
 _HERE = __name__.rpartition(".")[0]
 _SWITCH = "FLASHINFER_NVFP4_4OVER6"
 _E2M1_MAX = 6.0
@@ -187,6 +189,7 @@ def check_base(where: str, base: float, config: NVFP44Over6Config | None) -> Non
         )
 
 
+@public
 def make_nvfp4_global_scale(
     input_tensor: torch.Tensor,
     per_token_activation: bool,
@@ -206,8 +209,13 @@ def make_nvfp4_global_scale(
     elif global_scale is not None:
         scale = global_scale
     else:
-        amax = input_tensor.abs().max().to(torch.float32)
+        if not input_tensor.numel():
+            raise ValueError(
+                "flashinfer.make_nvfp4_global_scale: input_tensor has no elements, so no largest "
+                "magnitude; pass global_scale"
+            )
+        amax = input_tensor.float().abs().max()
         largest = torch.full_like(amax, torch.finfo(torch.float32).max)
-        found = torch.where(amax > 0, span(nvfp4_4over6_config) / amax, largest)
+        found = torch.where(amax == 0, largest, span(nvfp4_4over6_config) / amax)
         return found.reshape(1)
     return torch.tensor([scale], dtype=torch.float32, device=input_tensor.device)

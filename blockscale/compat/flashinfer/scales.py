@@ -33,6 +33,11 @@ def float32(where: str, name: str, scale: Tensor | float, x: Tensor) -> Tensor:
     return torch.full((1,), float(scale), dtype=torch.float32, device=x.device)
 
 
+def _bytes(where: str, name: str, scale: Tensor) -> Tensor:
+    """Return the bytes of scales of either format."""
+    return checks.tensor(where, name, scale, checks.SCALE_BYTES).view(_U8)
+
+
 def contiguous(x: Tensor) -> Tensor:
     """Return ``x``, or a contiguous copy."""
     return x.contiguous() if isinstance(x, Tensor) and not x.is_contiguous() else x
@@ -58,7 +63,8 @@ def mxfp4_dequantize_host(weight: Tensor, scale: Tensor, group_size: int = 32) -
         raise NotImplementedError(
             f"flashinfer.mxfp4_dequantize_host: group_size={group_size}; MXFP4 has 32"
         )
-    return ops.dequantize(weight, scale.view(_U8), "mxfp4", dtype=torch.float32)
+    bytes_ = _bytes("flashinfer.mxfp4_dequantize_host", "scale", scale)
+    return ops.dequantize(weight, bytes_, "mxfp4", dtype=torch.float32)
 
 
 @public
@@ -100,7 +106,7 @@ def e2m1_and_ufp8sf_scale_to_float(
     if ufp8_type == 1 and global_scale_tensor is not None:
         g = float32(where, "global_scale_tensor", global_scale_tensor, codes)
         checks.one_element(where, "global_scale_tensor", g, "e2m1_tensor", codes)
-    scale = ufp8_scale_tensor.view(_U8)
+    scale = _bytes(where, "ufp8_scale_tensor", ufp8_scale_tensor)
     rows, blocks = prod(codes.shape[:-1]), 2 * codes.shape[-1] // sf_vec_size
     swizzled = is_sf_swizzled_layout and not is_sf_8x4_layout
     tile = 128 if swizzled else 8 if is_sf_swizzled_layout else 1

@@ -343,9 +343,8 @@ def dequantize(
         if form is not None and plain is not None:
             relayout(expert[None], form.map_name, plain[None].shape, True, plain[None])
             expert = plain
-        _dequantize(
-            expert, scales[i], None if zeros is None else zeros[i], group_size, bits, out[i]
-        )
+        zero = None if zeros is None else zeros[i].detach()
+        _dequantize(expert, scales[i].detach(), zero, group_size, bits, out[i])
     return out.view(*packed.shape[:-1], n)
 
 

@@ -193,9 +193,7 @@ class _Linear(call.Op[Tensor]):
             *(x, packed, block_scale, fmt, g, bias, residual, activation, gated, out_dtype),
             *(n, k, group, zeros, layout, scale_dtype, *acts),
         )
-        if out is not None:
-            checks.like(WHERE, "out", out, (made.dtype,), "x", x, made.shape, output=True)
-        return call.copied(out, made)
+        return call.copied(WHERE, "out", out, made)
 
     def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
         x, _, _, g, bias, residual, out = given
@@ -407,7 +405,7 @@ def _int4(
         sums = sums * weights.global_scale.repeat_interleave(n)
         sums = sums if weights.bias is None else sums + weights.bias
     y = finished(sums, activation, weights.gated, residual, to)
-    return y if out is None else call.copied(out, y)
+    return call.copied(WHERE, "out", out, y)
 
 
 def _rounded(x: Tensor) -> Tensor:

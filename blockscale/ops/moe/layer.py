@@ -538,7 +538,10 @@ class _Route(call.Op[tuple[Tensor, Tensor]]):
         top_k, scoring, renormalize, groups, kept, *_ = options
         modes = top_k, scoring, renormalize, bias, groups, kept, scale
         ids, weights = call.operator(self.name)(logits, *modes)
-        return call.copied(outputs[0], ids), call.copied(outputs[1], weights)
+        return (
+            call.copied(self.name, "topk_ids", outputs[0], ids),
+            call.copied(self.name, "topk_weights", outputs[1], weights),
+        )
 
     def ready(self, spec: Any, options: Any, given: Any) -> call.Ready:
         logits, bias, scale, ids, weights = given

@@ -253,15 +253,23 @@ def prepared(
     layout = layout or ("linear" if on_cpu else "tiles64")
     checks.choice(where, "layout", layout, LAYOUTS)
     plain = _plain(given, sizes)
+    made = _to_rows(where, plain, dtype, must=False) if by_rows else None
+    return laid_out(where, plain, dtype, layout, rounded) if made is None else made
+
+
+def laid_out(
+    where: str, plain: MoeWeights, dtype: torch.dtype, layout: str, rounded: bool = False
+) -> MoeWeights:
+    """Return linear weights in ``layout``, rounded for it or not; errors begin with ``where``."""
     if layout == "linear":
         return plain
     checks.activation(where, "dtype", dtype, checks.SIXTEEN_BIT, "has no kernel on CUDA")
     if rounded:
-        return to_rounded(where, plain, dtype)
-    if by_rows or layout == "tiles64e":
-        made = _to_rows(where, plain, dtype, must=not by_rows)
-        if made is not None:
-            return made
+        return _to_rounded(where, plain, dtype)
+    if layout == "tiles64e":
+        made = _to_rows(where, plain, dtype, must=True)
+        assert made is not None, "it raises where there is none"
+        return made
     return to_codes(where, plain) if layout == "128x4" else to_tiles(where, plain, dtype)
 
 
@@ -661,7 +669,7 @@ def _to_rows(where: str, plain: MoeWeights, dtype: torch.dtype, *, must: bool) -
     return replace(plain, **made, layout="tiles64e")  # type: ignore[arg-type]
 
 
-def to_rounded(where: str, plain: MoeWeights, dtype: torch.dtype) -> MoeWeights:
+def _to_rounded(where: str, plain: MoeWeights, dtype: torch.dtype) -> MoeWeights:
     """Return linear weights of nvfp4 in layout "tiles64e", after a warning of what it changed."""
     if dtype != torch.bfloat16:
         raise ValueError(

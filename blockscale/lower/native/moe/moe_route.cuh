@@ -26,6 +26,7 @@ struct BsRoute {
   static constexpr int GROUP = P::EXPERTS / P::GROUPS;
   static constexpr bool BY_LOGIT = !P::BIAS;  // scores rise with logits, and do not round to equals
   static constexpr int NONE = 0x7FFFFFFF;
+  static constexpr float MOST = 0x1.fffffep127f;  // of finite numbers
 
   const void *logits;  // of this token
   const float *bias;
@@ -33,16 +34,19 @@ struct BsRoute {
   float most = 0, sum = 1;  // of the softmax
   uint32_t key[N];
 
+  // One that is not a number is the lowest.
   BS_INLINE float logit(int e) const {
+    float x;
     if constexpr (P::Logit::IS_16) {
       uint16_t code;
       asm volatile("ld.global.nc.u16 %0, [%1];"
                    : "=h"(code)
                    : "l"(static_cast<const uint16_t *>(logits) + e));
-      return P::Logit::lo(code);
+      x = P::Logit::lo(code);
     } else {
-      return __uint_as_float(bs_load4<BS_KEEP>(static_cast<const float *>(logits) + e));
+      x = __uint_as_float(bs_load4<BS_KEEP>(static_cast<const float *>(logits) + e));
     }
+    return fminf(fmaxf(x, -MOST), MOST);
   }
 
   BS_INLINE float score(float x) const {
@@ -75,7 +79,7 @@ struct BsRoute {
     if (!P::SIGMOID) reduce(x);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      float choice = BY_LOGIT ? x[i] : score(x[i]) + shift[i];
+      float choice = BY_LOGIT ? x[i] : fmaxf(score(x[i]) + shift[i], -MOST);
       key[i] = 32 * i + lane < P::EXPERTS ? bs_route_key(choice) : 0;
     }
   }
