@@ -23,9 +23,9 @@ from blockscale.ops import checks
 from blockscale.ops.moe import layer as ops_moe
 from blockscale.ops.moe import tiles
 from blockscale.ops.moe.layer import Options
-from blockscale.ops.moe.weights import LAYOUTS, TENSORS, MoeWeights, laid_out, with_biases
+from blockscale.ops.moe.weights import TENSORS, MoeWeights, laid_out, with_biases
 from blockscale.ops.weights import check_rounded
-from blockscale.specs.moe import ACTIVATIONS, BYTE_ACTS, GATED, SCORINGS
+from blockscale.specs.moe import ACTIVATIONS, BYTE_ACTS, GATED, LAYOUTS, SCORINGS
 
 Tensor = torch.Tensor
 
