@@ -43,11 +43,8 @@ def main() -> None:
             server_init_callback=partial(fleet.register, os.getpid()),
         )
         server.proc.join()
-        print(
-            f"server {args.key!r} at tracker {args.tracker}: what serves has ended (a session was "
-            "killed, or no tracker answers); it starts anew",
-            file=sys.stderr,
-        )
+        why = f"a session was killed, or no tracker answers at {args.tracker}"
+        print(f"server of key {args.key!r} starts anew: {why}", file=sys.stderr)
 
 
 if __name__ == "__main__":

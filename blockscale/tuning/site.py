@@ -93,10 +93,8 @@ class Site:
             return {"modelled": True, "model": self.model, **found}
         if not self._asked or not workers.wait(self._enough):
             return None
-        found |= self.judged(workers)
-        if workers.over():
-            return None
-        return found | {"tvm": tvm.__version__, "tvm_ffi": tvm_ffi.__version__}
+        found |= self.judged(workers) | {"tvm": tvm.__version__, "tvm_ffi": tvm_ffi.__version__}
+        return None if workers.over() else found
 
     def _enough(self) -> bool:
         """Return whether all have answered, or one has and the others had `_GRACE_S` since then."""
@@ -119,9 +117,8 @@ class Site:
             if job.answer:
                 job.then(job.answer)
         if late := answers.count(None):
-            workers.say(
-                f"not used before they answer: {late} of the servers {self.unheard(workers)}"
-            )
+            names = self.unheard(workers)
+            workers.say(f"not used before they answer: {late} of the servers {names}")
         return self._machine
 
     def unheard(self, workers: Workers) -> str:

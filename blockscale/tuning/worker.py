@@ -338,10 +338,8 @@ def need_openmp() -> None:
     try:
         ctypes.CDLL("libgomp.so.1")
     except OSError:
-        raise RuntimeError(
-            "this machine has no libgomp.so.1, without which kernels run on one core; install it "
-            "(Debian: libgomp1)"
-        ) from None
+        why = "this machine has no libgomp.so.1, without which kernels run on one core"
+        raise RuntimeError(f"{why}; install it (Debian: libgomp1)") from None
 
 
 def measure(library: str, arguments: list[Argument], timing: Timing, reference: str) -> Measurement:

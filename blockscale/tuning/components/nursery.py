@@ -119,21 +119,19 @@ class Nursery:
             socket.send_fds(self._socket, [json.dumps(what).encode()], descriptors)
             self._waiting.append(then)
 
-    def answer(self, done: Callable[[], bool], flags: int = 0) -> None:
+    def answer(self, done: Callable[[], bool], waits: bool = True) -> None:
         """Take answers, which come in the order of the questions, until ``done()`` or the end.
 
-        With ``socket.MSG_DONTWAIT`` only what is there; else a nursery that hangs is ended.
+        ``waits=False``: only what is there.  A nursery that hangs is ended.
         """
         while not done() and self._socket is not None and self._waiting:
-            said = b""
             left = _ANSWER_S if self.ready else self._started + START_TIMEOUT_S - time.monotonic()
-            try:
-                if flags or wait([self._socket], max(0.0, left)):
-                    said = self._socket.recv(_MESSAGE, flags)
-            except BlockingIOError:
+            there = wait([self._socket], max(0.0, left) if waits else 0.0)
+            if not there and not waits:
                 return
-            except ConnectionResetError:
-                pass
+            said = b""
+            with suppress(ConnectionResetError):
+                said = self._socket.recv(_MESSAGE) if there else said
             if not said:
                 self.end()
                 return
@@ -183,7 +181,7 @@ class Child:
 
         Where its nursery is not ready (it may never be), that is ended: it has forked nothing.
         """
-        self._nursery.answer(lambda: self._nursery.ready, socket.MSG_DONTWAIT)
+        self._nursery.answer(lambda: self._nursery.ready, waits=False)
         if not (self._nursery.ready or self._pid or self._ended):
             self._nursery.end()
         elif self.pid is not None and not self._ended:
