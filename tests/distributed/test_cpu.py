@@ -330,6 +330,16 @@ def test_bad_arguments(values, match):
         alone(**values)
 
 
+@pytest.mark.parametrize("bound", [0, MOST + 1, -1, True, 2.0, None])
+def test_bounds_that_buffers_do_not_hold(bound):
+    ep = alone()
+    with pytest.raises(ValueError, match=f"bound={bound} is not an integer from 1 to max_tokens=6"):
+        ep.bound = bound
+    assert ep.bound == MOST
+    ep.bound = 1
+    assert ep.bound == 1
+
+
 def test_calls_out_of_order():
     ep = alone(dtype=torch.float32)
     x, ids, factors = tokens(0, 0, 2, torch.float32)

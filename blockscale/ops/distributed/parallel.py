@@ -68,8 +68,8 @@ class ExpertParallel:
         config: what all ranks have agreed upon.
         rank: of this process in the group.
         local_experts: the experts whose weights this rank has to have, in this order.
-        bound: most tokens of a rank in the calls that follow, the same on all ranks; time on CUDA
-            grows with it.  At first ``max_tokens``.
+        bound: most tokens of a rank in the calls that follow, the same on all ranks, up to
+            ``max_tokens``, as it is at first; time on CUDA grows with it.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class ExpertParallel:
         self.dtype = dtype
         if not alone:
             agree(self.config, group)
-        self.bound = max_tokens
+        self._bound = max_tokens
         self.local_experts = self.config.owners[self.rank]
         self._open = False
         self._failed: Exception | None = None
@@ -135,6 +135,21 @@ class ExpertParallel:
             self._beside = torch.cuda.Stream(self.device)
         else:
             self._exchange = cpu.Exchange(self.config, self.rank, group, timeout)
+
+    @property
+    def bound(self) -> int:
+        """Most tokens of a rank in the calls that follow."""
+        return self._bound
+
+    @bound.setter
+    def bound(self, value: int) -> None:
+        most = self.config.max_tokens  # the buffers of all ranks are for so many
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise ValueError(
+                f"{WHERE}: bound={value!r} is not an integer from 1 to max_tokens={most}; set "
+                "one of these, or construct it with more max_tokens"
+            )
+        self._bound = value
 
     @property
     def buffer_bytes(self) -> int:
@@ -173,7 +188,7 @@ class ExpertParallel:
             self._check_scale("dispatch", a1_scale, x)
         scale = None if a1_scale is None else a1_scale.reshape(1)
         rows = x.contiguous(), topk_ids.contiguous(), topk_weights.contiguous()
-        landed, sent = self._step(self._exchange.send, *rows, self.bound, scale)
+        landed, sent = self._step(self._exchange.send, *rows, self._bound, scale)
         self._open = True
         ids = sent.landed_ids if isinstance(sent, cpu.Sent) else sent
         kept = Kept(sent, *rows[1:], landed)
