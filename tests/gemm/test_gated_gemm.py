@@ -167,11 +167,11 @@ def test_the_space(fmt: str, rows: int) -> None:
 
 
 @exhaustive
-@pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4"])
-def test_every_tile(fmt: str) -> None:
+@pytest.mark.parametrize(("fmt", "every"), [("nvfp4", 1), ("mxfp4", 4)])
+def test_every_tile(fmt: str, every: int) -> None:
     """Makes a kernel without spills; ptxas takes seconds for each."""
     spec, found = sketches(fmt, 2048)
-    for sketch in found:
+    for sketch in found[::every]:
         again = new_schedule(function(spec))
         sketch(again, preferred)
         (used,) = compile_cuda_source(emit(derive(again.mod["main"]), "gemm"), SM100).resources

@@ -67,9 +67,13 @@ def each(
     return _marked(legal, values, 1)
 
 
-def those(default: Callable[..., bool], **values: Sequence[Any]) -> Callable[[Any], Any]:
+def those(
+    default: Callable[..., bool],
+    legal: Callable[..., bool] = lambda **_: True,
+    **values: Sequence[Any],
+) -> Callable[[Any], Any]:
     """Return a mark like that of `pairs`, by the combinations that ``default`` picks."""
-    return _marked(lambda **_: True, values, 0, default)
+    return _marked(legal, values, 0, default)
 
 
 def _marked(
