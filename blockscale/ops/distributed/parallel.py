@@ -174,8 +174,10 @@ class ExpertParallel:
         Raises:
             ValueError, TypeError: an argument does not fit; too many tokens; or the last dispatch
                 has had no combine.
-            RuntimeError: a rank did not come in time; every later call raises the same.
+            RuntimeError: a rank did not come in time.  Every later call raises the same, as it
+                does what else a call has failed with after rows were sent.
         """
+        self._check_alive()
         if not self._plain(x, topk_ids, topk_weights):
             self._check_rows("dispatch", x, topk_ids, topk_weights)
         if self._open:
@@ -208,6 +210,7 @@ class ExpertParallel:
         Raises:
             ValueError, TypeError, RuntimeError: as `dispatch`.
         """
+        self._check_alive()
         if not self._open:
             raise ValueError(f"{WHERE}.combine: there is no open dispatch; call dispatch() first")
         sent, ids, weights, _ = dispatched.kept
@@ -239,6 +242,7 @@ class ExpertParallel:
 
         ``beside``: makes what is added, such as shared experts; on CUDA on a stream of its own.
         """
+        self._check_alive()
         if weights.experts != len(self.local_experts):
             raise ValueError(
                 f"{WHERE}: the weights are of {weights.experts} experts, but rank {self.rank} has "
@@ -306,9 +310,12 @@ class ExpertParallel:
         made.record_stream(torch.cuda.current_stream(self.device))
         return made
 
-    def _step(self, function: Callable[..., Any], *given: Any) -> Any:
+    def _check_alive(self) -> None:
+        """Raise again what a call has failed with."""
         if self._failed is not None:
             raise type(self._failed)(*self._failed.args)
+
+    def _step(self, function: Callable[..., Any], *given: Any) -> Any:
         try:
             return function(*given)
         except Exception as error:
