@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -73,6 +74,15 @@ def cpu_model(cpuinfo: str | None = None) -> str:
     """Return the CPU's name, or its architecture where the system does not tell the name."""
     text = _cpuinfo() if cpuinfo is None else cpuinfo
     return _field(text, "model name", "Processor", "cpu model") or platform.machine() or "unknown"
+
+
+def capability() -> tuple[int, int] | None:
+    """Return the compute capability of torch's current GPU; None: there is none, or no torch."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    return major, minor
 
 
 def local(kind: str) -> str:

@@ -19,6 +19,7 @@ import tvm_ffi
 
 from blockscale.base import abi, forks, host, manifest
 from blockscale.base.errors import LibraryError
+from blockscale.base.targets import runs_on
 from blockscale.runtime.function import Function, Overloads
 from blockscale.runtime.function_cuda import CudaFunction
 from blockscale.specs.spec import Param
@@ -138,9 +139,18 @@ def generation() -> int:
 
 
 def loaded_function(name: str, kind: str = "cpu") -> Function | None:
-    """Return the function called ``name`` of the library for ``kind`` loaded last that has it."""
-    libraries = (lib for lib in _in_use if lib.kind == kind and name in lib.functions)
-    return next((lib.functions[name] for lib in libraries), None)
+    """Return the function called ``name`` of the library for ``kind`` loaded last that has it.
+
+    Libraries with machine code for the current GPU come before others, whose calls say what they
+    have and what the GPU is.
+    """
+    found = [lib for lib in _in_use if lib.kind == kind and name in lib.functions]
+    gpu = host.capability() if len(found) > 1 and kind == "cuda" else None
+    if gpu is not None:
+        found.sort(
+            key=lambda lib: not any(runs_on(a, *gpu) for a in lib.manifest["target"]["archs"])
+        )
+    return found[0].functions[name] if found else None
 
 
 def open_library(

@@ -3,6 +3,7 @@
 import re
 import struct
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from blockscale.emulator.host.kernels import EmulatedDriver
 from blockscale.emulator.host.memory import Memory
 from blockscale.emulator.host.results import Refusal, Result
 from blockscale.emulator.host.tensors import Arguments
+from blockscale.runtime import library as runtime_library
 from blockscale.runtime.library import load, loaded_function, open_library
 from tests.kit import tiny_cuda
 from tests.kit.tiny_cuda import WIDTH, library_file
@@ -255,6 +257,20 @@ def test_libraries_of_both_kinds_are_told_apart():
     assert loaded_function("mix") is None
     assert loaded_function("mix", "cuda").kind == "cuda"
     assert repr(load(library_file())).endswith("cuda sm_90a+sm_100a, 2 of 2 tuned: mix, pair>")
+
+
+@pytest.mark.parametrize(("gpu", "chosen"), [((9, 0), 1), ((10, 0), 0), ((8, 0), 0), (None, 0)])
+def test_of_libraries_that_of_the_gpu_is_used(monkeypatch, gpu, chosen):
+    """Each architecture may have a file; where none is the GPU's, the last one says what it has."""
+
+    def made(arch):
+        manifest = {"target": {"archs": [arch]}}
+        return SimpleNamespace(kind="cuda", functions={"mix": arch}, manifest=manifest)
+
+    libraries = [made("sm_100a"), made("sm_90a"), made("sm_90a")]
+    monkeypatch.setattr(runtime_library, "_in_use", libraries)
+    monkeypatch.setattr(runtime_library.host, "capability", lambda: gpu)
+    assert loaded_function("mix", "cuda") == libraries[chosen].functions["mix"]
 
 
 def test_a_forked_process(monkeypatch):
